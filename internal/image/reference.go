@@ -17,7 +17,7 @@ type Reference struct {
 }
 
 // ParseReference reads a reference as Docker's command line does: "nginx" is
-// docker.io/library/nginx:latest.
+// docker.io/library/nginx:latest. Of a tag and a digest, the digest stays.
 func ParseReference(s string) (Reference, error) {
 	n, err := reference.ParseDockerRef(s)
 	if err != nil {
@@ -35,6 +35,9 @@ func ParseReference(s string) (Reference, error) {
 
 // String gives the reference in full, as containerd names images.
 func (r Reference) String() string {
+	if r == (Reference{}) {
+		return ""
+	}
 	s := r.Host + "/" + r.Path
 	if r.Tag != "" {
 		s += ":" + r.Tag
@@ -43,4 +46,30 @@ func (r Reference) String() string {
 		s += "@" + r.Dgst.String()
 	}
 	return s
+}
+
+// Object is what a registry's manifest endpoint is asked for: the digest if
+// there is one, else the tag.
+func (r Reference) Object() string {
+	if r.Dgst != "" {
+		return r.Dgst.String()
+	}
+	return r.Tag
+}
+
+// MarshalText gives String.
+func (r Reference) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote; "" is the zero Reference.
+func (r *Reference) UnmarshalText(b []byte) error {
+	if len(b) == 0 {
+		*r = Reference{}
+		return nil
+	}
+	p, err := ParseReference(string(b))
+	if err != nil {
+		return err
+	}
+	*r = p
+	return nil
 }
