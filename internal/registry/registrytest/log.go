@@ -1,0 +1,110 @@
+package registrytest
+
+import (
+	"io"
+	"log"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// quiet swallows what net/http says of the connections that faults break.
+var quiet = log.New(io.Discard, "", 0)
+
+// Request is one request that the registry answered, or began to.
+type Request struct {
+	Time   time.Time
+	Method string
+	Path   string // with the query
+	Range  string // the Range header
+	Auth   string // the Authorization header
+	Header http.Header
+	Digest digest.Digest // of the blob asked for, if it was one
+	Status int
+	Bytes  int64 // of the body that were sent
+}
+
+// Requests gives the log, oldest first. A request enters it when its answer
+// has ended.
+func (s *Server) Requests() []Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]Request(nil), s.log...)
+}
+
+// Count is the number of requests in the log whose path contains part.
+func (s *Server) Count(part string) int {
+	n := 0
+	for _, r := range s.Requests() {
+		if strings.Contains(r.Path, part) {
+			n++
+		}
+	}
+	return n
+}
+
+// Ranges gives the Range headers of the blob's GET requests, "" for none.
+func (s *Server) Ranges(d digest.Digest) []string {
+	var out []string
+	for _, r := range s.Requests() {
+		if r.Digest == d && r.Method == http.MethodGet {
+			out = append(out, r.Range)
+		}
+	}
+	return out
+}
+
+// Served is the number of bytes of the blob that were sent so far, by all
+// requests, those under way included.
+func (s *Server) Served(d digest.Digest) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.served[d]
+}
+
+// Total is the sum of Served over all blobs.
+func (s *Server) Total() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var n int64
+	for _, b := range s.served {
+		n += b
+	}
+	return n
+}
+
+// Peak is the largest number of blobs that were being sent at one time.
+func (s *Server) Peak() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.peak
+}
+
+// Forget empties the log and the counters.
+func (s *Server) Forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log, s.peak = nil, 0
+	clear(s.served)
+}
+
+func (s *Server) sending(by int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.busy += by
+	s.peak = max(s.peak, s.busy)
+}
+
+func (s *Server) count(d digest.Digest, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.served[d] += int64(n)
+}
+
+func (s *Server) record(r Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log = append(s.log, r)
+}
