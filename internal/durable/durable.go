@@ -1,4 +1,8 @@
 // Package durable writes files that survive a power cut, or are not there.
+//
+// The order is always the same: content into a temporary file, fsync, rename,
+// fsync of the directory. Every fsync of the daemon goes through this package,
+// so that a test can kill the process at each of them in turn (see OnSync).
 package durable
 
 import (
@@ -6,24 +10,66 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 )
+
+var onSync atomic.Pointer[func(path string)]
+
+// OnSync has fn called before every fsync with the path concerned, nil takes
+// it away. It exists for tests of crash consistency.
+func OnSync(fn func(path string)) {
+	if fn == nil {
+		onSync.Store(nil)
+		return
+	}
+	onSync.Store(&fn)
+}
+
+func syncing(path string) {
+	if fn := onSync.Load(); fn != nil {
+		(*fn)(path)
+	}
+}
+
+// Sync makes the content and the length of f durable (fdatasync(2)).
+func Sync(f *os.File) error {
+	syncing(f.Name())
+	for {
+		err := unix.Fdatasync(int(f.Fd()))
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
+		}
+		return nil
+	}
+}
 
 // WriteFile puts data at path so that, whenever the machine stops, path holds
 // either its old content or all of data. Once WriteFile returns nil the new
 // content survives a power cut. Its leftovers, after a crash, end in ".tmp".
 // Concurrent writers of one path must exclude each other.
 func WriteFile(path string, data []byte, mode os.FileMode) error {
+	return Commit(path, mode, func(f *os.File) error {
+		_, err := f.Write(data)
+		return err
+	})
+}
+
+// Commit is WriteFile for content that write produces.
+func Commit(path string, mode os.FileMode, write func(*os.File) error) error {
 	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	f, err := os.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, mode)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
+	if err = write(f); err == nil {
+		err = Sync(f)
 	}
-	err = errors.Join(err, f.Close())
-	if err != nil {
+	if err = errors.Join(err, f.Close()); err != nil {
 		os.Remove(tmp)
 		return fmt.Errorf("write %s: %w", path, err)
 	}
@@ -41,6 +87,7 @@ func Rename(old, new string) error {
 
 // SyncDir makes the entries of a directory durable.
 func SyncDir(path string) error {
+	syncing(path)
 	d, err := os.Open(path)
 	if err != nil {
 		return err

@@ -1,0 +1,197 @@
+// Package config reads the node's configuration: one TOML file, every key
+// optional. A key that is not known is an error that names it, since a
+// misspelt limit is worse than none.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// Config is the configuration file. The zero value is the default of every key.
+type Config struct {
+	Registry   map[string]Registry `toml:"registry"` // by host, as written in image references
+	Registries Registries          `toml:"registries"`
+	Engine     Engine              `toml:"engine"`
+	Cache      Cache               `toml:"cache"`
+	Limits     Limits              `toml:"limits"`
+	Link       Link                `toml:"link"`
+	Node       Node                `toml:"node"`
+}
+
+// Registry is what is to be known of one registry.
+type Registry struct {
+	PlainHTTP bool `toml:"plain_http"`
+}
+
+// Registries is what holds for all registries.
+type Registries struct {
+	HostsDirs    []string `toml:"hosts_dirs"`    // containerd's hosts.toml directories
+	DockerConfig string   `toml:"docker_config"` // file; "" is ~/.docker/config.json of who runs dewd
+	StallTimeout Duration `toml:"stall_timeout"` // a read without a byte for so long is cut; 0 is 30s
+}
+
+// Engine is the containerd that runs containers.
+type Engine struct {
+	Containerd string `toml:"containerd"` // the private one's binary; "" looks beside dewd, then in PATH
+	Namespace  string `toml:"namespace"`  // "" is "dewpoint"
+	Subnet     string `toml:"subnet"`     // of --net bridge
+	CNI        string `toml:"cni"`        // directory of the CNI plugins
+}
+
+// Cache bounds what is kept though nothing uses it.
+type Cache struct {
+	MaxBytes Size `toml:"max_bytes"` // of all layers; 0 keeps until the disk is nearly full
+}
+
+// Limits refuses what would hurt the node.
+type Limits struct {
+	LayerBytes Size `toml:"layer_bytes"` // a layer may inflate to so much; 0 is 64GiB
+	Memory     Size `toml:"memory"`      // dewd's own Go heap aims below it; 0 is 40MiB
+}
+
+// Link bounds what the registries' link is used for.
+type Link struct {
+	Limit Rate `toml:"limit"` // 0 is none
+}
+
+// Node says who this node is.
+type Node struct {
+	Name  string `toml:"name"`  // "" is the host name
+	Mount string `toml:"mount"` // erofs, loop, tree; "" is found out
+}
+
+// Load reads the file at path. An empty path gives the defaults.
+func Load(path string) (Config, error) {
+	if path == "" {
+		return Config{}, nil
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, err
+	}
+	c, err := Parse(b)
+	if err != nil {
+		return Config{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Parse reads a configuration.
+func Parse(b []byte) (Config, error) {
+	var c Config
+	d := toml.NewDecoder(bytes.NewReader(b)).DisallowUnknownFields()
+	if err := d.Decode(&c); err != nil {
+		return Config{}, explain(err)
+	}
+	return c, c.validate()
+}
+
+// explain gives the line of what is wrong.
+func explain(err error) error {
+	var strict *toml.StrictMissingError
+	if errors.As(err, &strict) && len(strict.Errors) > 0 {
+		e := strict.Errors[0]
+		row, _ := e.Position()
+		return fmt.Errorf("line %d: no such key: %s", row, strings.Join(e.Key(), "."))
+	}
+	var de *toml.DecodeError
+	if errors.As(err, &de) {
+		row, col := de.Position()
+		return fmt.Errorf("line %d, column %d: %s", row, col, strings.TrimPrefix(de.Error(), "toml: "))
+	}
+	return err
+}
+
+func (c Config) validate() error {
+	switch c.Node.Mount {
+	case "", "erofs", "loop", "tree":
+	default:
+		return fmt.Errorf("node.mount = %q: it is erofs, loop or tree", c.Node.Mount)
+	}
+	for host := range c.Registry {
+		if strings.Contains(host, "/") {
+			return fmt.Errorf("registry %q: give the host (and port) alone, as image references have it", host)
+		}
+	}
+	return nil
+}
+
+// Size is a number of bytes: "10GB", "512MiB", "1048576".
+type Size int64
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *Size) UnmarshalText(b []byte) error {
+	n, err := ParseSize(string(b))
+	*s = Size(n)
+	return err
+}
+
+var sizeUnits = []struct {
+	suffix string
+	factor float64
+}{
+	{"kib", 1 << 10}, {"mib", 1 << 20}, {"gib", 1 << 30}, {"tib", 1 << 40},
+	{"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12},
+	{"k", 1 << 10}, {"m", 1 << 20}, {"g", 1 << 30}, {"t", 1 << 40}, {"b", 1}, {"", 1},
+}
+
+// ParseSize reads a number of bytes. Units: B, KB, MB, GB, TB by thousands;
+// KiB, MiB, GiB, TiB and, as docker has them, k, m, g, t by 1024.
+func ParseSize(s string) (int64, error) {
+	low := strings.ToLower(strings.TrimSpace(s))
+	for _, u := range sizeUnits {
+		num, ok := strings.CutSuffix(low, u.suffix)
+		if !ok {
+			continue
+		}
+		v, err := strconv.ParseFloat(strings.TrimSpace(num), 64)
+		if err != nil || v < 0 || v*u.factor >= 1<<63 {
+			break
+		}
+		return int64(v * u.factor), nil
+	}
+	return 0, fmt.Errorf("%q is not a size such as 512MiB or 10GB", s)
+}
+
+// Rate is bytes a second, written in bits as links are: "20Mbit", "512kbit".
+type Rate int64
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (r *Rate) UnmarshalText(b []byte) error {
+	s := strings.ToLower(strings.TrimSpace(string(b)))
+	s = strings.TrimSuffix(s, "/s")
+	for _, u := range []struct {
+		suffix string
+		factor float64
+	}{{"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}, {"bit", 1}} {
+		if num, ok := strings.CutSuffix(s, u.suffix); ok {
+			v, err := strconv.ParseFloat(strings.TrimSpace(num), 64)
+			if err == nil && v > 0 {
+				*r = Rate(v * u.factor / 8)
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("%q is not a rate such as 20Mbit", b)
+}
+
+// Duration is a time.Duration as Go writes it: "30s".
+type Duration time.Duration
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Duration) UnmarshalText(b []byte) error {
+	v, err := time.ParseDuration(string(b))
+	if err != nil {
+		return fmt.Errorf("%q is not a duration such as 30s", b)
+	}
+	*d = Duration(v)
+	return nil
+}

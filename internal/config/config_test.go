@@ -1,0 +1,60 @@
+package config
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParse(t *testing.T) {
+	c, err := Parse([]byte(`
+[registry."10.77.255.1:5000"]
+plain_http = true
+[registries]
+stall_timeout = "5s"
+[cache]
+max_bytes = "10GB"
+[limits]
+layer_bytes = "2GiB"
+[link]
+limit = "20Mbit"
+[node]
+name = "n1"
+mount = "loop"
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !c.Registry["10.77.255.1:5000"].PlainHTTP || c.Cache.MaxBytes != 10e9 || c.Limits.LayerBytes != 2<<30 ||
+		c.Link.Limit != 2_500_000 || time.Duration(c.Registries.StallTimeout) != 5*time.Second || c.Node.Mount != "loop" {
+		t.Fatalf("read as %+v", c)
+	}
+}
+
+func TestWhatIsWrongIsNamed(t *testing.T) {
+	for text, want := range map[string]string{
+		"[cache]\nmax_byte = \"1GB\"":              "line 2: no such key: cache.max_byte",
+		"[cache]\nmax_bytes = \"many\"":            "is not a size",
+		"[link]\nlimit = \"20\"":                   "is not a rate",
+		"[node]\nmount = \"btrfs\"":                "erofs, loop or tree",
+		"[registry.\"http://h\"]\nplain_http=true": "give the host",
+		"[node": "line 1",
+	} {
+		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q in it", text, err, want)
+		}
+	}
+}
+
+func TestParseSize(t *testing.T) {
+	for s, want := range map[string]int64{"0": 0, "64m": 64 << 20, "1.5GiB": 3 << 29, "10 GB": 10e9, "7b": 7} {
+		if n, err := ParseSize(s); err != nil || n != want {
+			t.Errorf("ParseSize(%q) = %d, %v; want %d", s, n, err, want)
+		}
+	}
+	for _, s := range []string{"", "-1", "1xb", "1e40TB", "GB"} {
+		if n, err := ParseSize(s); err == nil {
+			t.Errorf("ParseSize(%q) = %d, want an error", s, n)
+		}
+	}
+}

@@ -1,0 +1,304 @@
+package fetch
+
+import (
+	"context"
+	"io"
+	"runtime"
+	"sync"
+	"time"
+
+	"dewpoint/internal/layer"
+)
+
+// Order is how the layers that wait share the link.
+type Order string
+
+const (
+	// Measured lets the measurement decide, at every moment of a pull.
+	Measured Order = ""
+	// Layers fetches one layer after the other (Docker-pi, section IV-A).
+	Layers Order = "layers"
+	// Parallel fetches as many at once as there are inflaters.
+	Parallel Order = "parallel"
+)
+
+// LinkConfig bounds what the link is used for. The zero value measures.
+type LinkConfig struct {
+	Order     Order
+	Inflaters int   // layers filled at once at most; 0 is the number of processors
+	Limit     int64 // bytes a second; 0 is none
+}
+
+// Link is the node's one way to the registries. It decides which layers are
+// fetched now and which wait, for all deployments of the node together.
+//
+// Layers start in the order in which they were asked for. Another one starts
+// while some are being fetched only for one of three reasons, each of them
+// measured on the fills themselves:
+//
+//   - the node is the limit: for a quarter of the time or more, what arrived
+//     had to wait for the inflater. A further layer uses the other processors.
+//   - the link is the limit but one connection does not fill it: a further
+//     connection was tried for a moment and the total rate rose by a fifth.
+//     If it did not rise, the further one is held until its turn comes.
+//   - what is being fetched is almost here: the request for the next layer
+//     crosses the link meanwhile, so that the link is never idle for a round trip.
+//
+// So a slow link carries one layer after the other, as Docker-pi does, and a
+// fast one keeps all processors busy. Link is safe for concurrent use.
+type Link struct {
+	cfg    LinkConfig
+	bucket *bucket
+
+	mu      sync.Mutex
+	queue   []*turn // not started, in order
+	active  []*turn // started, in order
+	ticking bool
+
+	probe probe
+}
+
+const (
+	tick       = 10 * time.Millisecond
+	window     = 30 * time.Millisecond  // over which the node's limit is judged
+	settle     = 400 * time.Millisecond // over which a link's rate is judged
+	retryProbe = 3 * time.Second
+	nodeLimit  = 0.25 // share of time blocked from which on the node is the limit
+	riseNeeded = 1.2
+	endgame    = 150 * time.Millisecond // of fetching left, when the next request goes out
+	maxConns   = 6                      // connections tried at most to fill the link
+)
+
+// NewLink returns a link that nothing crosses yet.
+func NewLink(cfg LinkConfig) *Link {
+	if cfg.Inflaters <= 0 {
+		cfg.Inflaters = runtime.NumCPU()
+	}
+	return &Link{cfg: cfg, bucket: newBucket(cfg.Limit)}
+}
+
+// turn is one layer's place on the link. Its fields are guarded by the link.
+type turn struct {
+	start chan struct{} // closed when it may begin
+	held  chan struct{} // not nil while it must pause; closed to let it go on
+	stats func() layer.Progress
+	size  int64
+	link  *Link
+	order Order
+	limit int
+	began time.Time
+	last  layer.Progress // at the last look
+	lastT time.Time
+	rate  float64 // bytes a second lately
+	stuck float64 // share of the time that the node made the link wait lately
+}
+
+// enter queues a layer. leave must follow.
+func (l *Link) enter(size int64, order Order, inflaters int, stats func() layer.Progress) *turn {
+	t := &turn{start: make(chan struct{}), size: size, link: l, stats: stats, order: order, limit: inflaters}
+	if t.order == Measured {
+		t.order = l.cfg.Order
+	}
+	if t.limit <= 0 {
+		t.limit = l.cfg.Inflaters
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queue = append(l.queue, t)
+	l.admit(time.Now())
+	if !l.ticking {
+		l.ticking = true
+		go l.run()
+	}
+	return t
+}
+
+// leave ends a turn, begun or not.
+func (l *Link) leave(t *turn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queue = without(l.queue, t)
+	l.active = without(l.active, t)
+	l.probe.forget(t)
+	l.admit(time.Now())
+}
+
+func without(ts []*turn, t *turn) []*turn {
+	for i, x := range ts {
+		if x == t {
+			return append(ts[:i:i], ts[i+1:]...)
+		}
+	}
+	return ts
+}
+
+// run looks at the fills as long as there are any.
+func (l *Link) run() {
+	for range time.Tick(tick) {
+		l.mu.Lock()
+		if len(l.queue)+len(l.active) == 0 {
+			l.ticking = false
+			l.mu.Unlock()
+			return
+		}
+		now := time.Now()
+		for _, t := range l.active {
+			t.look(now)
+		}
+		l.admit(now)
+		l.mu.Unlock()
+	}
+}
+
+// look updates what is known of a turn, once a window.
+func (t *turn) look(now time.Time) {
+	dt := now.Sub(t.lastT)
+	if dt < window {
+		return
+	}
+	p := t.stats()
+	waited, blocked := p.Waiting-t.last.Waiting, p.Blocked-t.last.Blocked
+	if sum := waited + blocked; sum > 0 {
+		t.stuck = float64(blocked) / float64(sum)
+	} else if p.Received == t.last.Received && p.Received > 0 {
+		// Neither counter moves while one long wait lasts: bytes that do not
+		// come are the link's doing, unless the node has not taken the last ones.
+		t.stuck = stuckNow(p, t.last)
+	}
+	r := float64(p.Received-t.last.Received) / dt.Seconds()
+	if t.rate == 0 {
+		t.rate = r
+	} else {
+		t.rate += (r - t.rate) * min(1, dt.Seconds()/0.3)
+	}
+	t.last, t.lastT = p, now
+}
+
+// stuckNow judges a window in which no wait ended: the node is the limit if
+// it had compressed bytes to work on, that is if its output grew.
+func stuckNow(p, last layer.Progress) float64 {
+	if p.Written > last.Written {
+		return 1
+	}
+	return 0
+}
+
+// admit starts what may start. It is called with mu held.
+func (l *Link) admit(now time.Time) {
+	for len(l.queue) > 0 && l.mayStart(l.queue[0], now) {
+		l.begin(l.queue[0], now)
+	}
+	l.probe.judge(l, now)
+}
+
+func (l *Link) begin(t *turn, now time.Time) {
+	l.queue = without(l.queue, t)
+	t.began, t.lastT, t.last = now, now, t.stats()
+	l.active = append(l.active, t)
+	close(t.start)
+}
+
+func (l *Link) mayStart(next *turn, now time.Time) bool {
+	n := len(l.active)
+	switch {
+	case n == 0:
+		return true
+	case next.order == Layers:
+		return false
+	case next.order == Parallel:
+		return n < next.limit
+	case l.ending():
+		return n < maxConns
+	case l.nodeIsLimit():
+		return n < next.limit
+	}
+	return l.probe.tryNow(l, now)
+}
+
+// ending reports whether all that is being fetched is about to be here.
+func (l *Link) ending() bool {
+	for _, t := range l.active {
+		left := float64(t.size - t.last.Fetched)
+		if t.held == nil && left > 0 && left > t.rate*endgame.Seconds() {
+			return false
+		}
+	}
+	return true
+}
+
+// nodeIsLimit reports whether every fill under way makes the link wait.
+func (l *Link) nodeIsLimit() bool {
+	for _, t := range l.active {
+		if t.held == nil && t.stuck < nodeLimit {
+			return false
+		}
+	}
+	return true
+}
+
+func (l *Link) rate() float64 {
+	var r float64
+	for _, t := range l.active {
+		r += t.rate
+	}
+	return r
+}
+
+// open waits for the turn and then opens the stream that takes it. The turn
+// ends when the stream is closed, or at once if it cannot be opened.
+func (t *turn) open(ctx context.Context, open func() (io.ReadCloser, error)) (io.ReadCloser, error) {
+	select {
+	case <-t.start:
+	case <-ctx.Done():
+		t.link.leave(t)
+		return nil, context.Cause(ctx)
+	}
+	r, err := open()
+	if err != nil {
+		t.link.leave(t)
+		return nil, err
+	}
+	return &reader{body: r, ctx: ctx, turn: t}, nil
+}
+
+// reader is a stream under the link's control.
+type reader struct {
+	body io.ReadCloser
+	ctx  context.Context
+	turn *turn
+	once sync.Once
+}
+
+func (r *reader) Read(b []byte) (int, error) {
+	if err := r.turn.wait(r.ctx); err != nil {
+		return 0, err
+	}
+	b, err := r.turn.link.bucket.take(r.ctx, b)
+	if err != nil {
+		return 0, err
+	}
+	n, err := r.body.Read(b)
+	r.turn.link.bucket.giveBack(len(b) - n)
+	return n, err
+}
+
+func (r *reader) Close() error {
+	r.once.Do(func() { r.turn.link.leave(r.turn) })
+	return r.body.Close()
+}
+
+// wait blocks while the turn is held.
+func (t *turn) wait(ctx context.Context) error {
+	t.link.mu.Lock()
+	held := t.held
+	t.link.mu.Unlock()
+	if held == nil {
+		return nil
+	}
+	select {
+	case <-held:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

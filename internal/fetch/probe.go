@@ -1,0 +1,65 @@
+package fetch
+
+import "time"
+
+// probe finds out whether one connection more fills a link better. Its fields
+// are guarded by the link.
+type probe struct {
+	extra  *turn     // being tried, or held because it did not help
+	since  time.Time // when extra was let go
+	before float64   // the link's rate until then
+	failed time.Time // when the last try did not help
+}
+
+// tryNow reports whether a further connection is worth a try: the link is the
+// limit, its rate is known, and no try has failed lately.
+func (p *probe) tryNow(l *Link, now time.Time) bool {
+	if p.extra != nil || len(l.active) >= maxConns || now.Sub(p.failed) < retryProbe {
+		return false
+	}
+	for _, t := range l.active {
+		if now.Sub(t.began) < settle || t.rate == 0 {
+			return false
+		}
+	}
+	p.extra, p.since, p.before = l.queue[0], now, l.rate()
+	return true
+}
+
+// judge ends a try whose time is over: what did not help is held until the
+// layers before it are here.
+func (p *probe) judge(l *Link, now time.Time) {
+	t := p.extra
+	if t == nil {
+		return
+	}
+	if t.held != nil {
+		if len(l.active) > 0 && l.active[0] == t || l.ending() {
+			close(t.held)
+			t.held = nil
+			p.extra = nil
+		}
+		return
+	}
+	if now.Sub(p.since) < settle {
+		return
+	}
+	if l.rate() >= p.before*riseNeeded {
+		p.extra = nil
+		return
+	}
+	p.failed = now
+	t.held = make(chan struct{})
+}
+
+// forget lets go of a turn that has ended.
+func (p *probe) forget(t *turn) {
+	if p.extra != t {
+		return
+	}
+	if t.held != nil {
+		close(t.held)
+		t.held = nil
+	}
+	p.extra = nil
+}

@@ -1,0 +1,303 @@
+// Package fetch brings images to the node: it resolves them, decides what
+// crosses the link when (see Link), and fills the layers.
+//
+// A pull is: manifest and configuration, from the catalog or the registry; a
+// fill for each layer that the store lacks, shared with every other pull that
+// wants it; and two moments to wait for, when all layers are readable and when
+// all are complete. The fills belong to the contexts of those who wait: when
+// the last one is gone a fill ends, and its progress stays for the next.
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/mount"
+	"dewpoint/internal/registry"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// Config names the parts that a Puller works with. All but Log are required.
+type Config struct {
+	Registry *registry.Client
+	Layers   *layer.Store
+	Catalog  *Catalog
+	Link     *Link
+	Log      *slog.Logger // nil discards
+}
+
+// Puller pulls images. It is safe for concurrent use.
+type Puller struct {
+	cfg Config
+
+	mu       sync.Mutex
+	sessions map[digest.Digest]*session // by manifest, for clients that ask layer by layer
+}
+
+// NewPuller returns a Puller. Close ends what it does in the background.
+func NewPuller(cfg Config) *Puller {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}}
+}
+
+// Options are what one pull may differ in.
+type Options struct {
+	PlainHTTP bool
+	// Local takes what the reference was last resolved to, without asking the
+	// registry, if all its layers are here.
+	Local     bool
+	Order     Order // for experiments
+	Inflaters int   // for experiments; 0 is the node's own number
+}
+
+// Pull is one image on its way. It is safe for concurrent use.
+type Pull struct {
+	Image *image.Image
+	Local bool // nothing had to be fetched
+
+	fills []*layer.Fill // one a distinct layer, bottom first
+}
+
+// Pull resolves ref and begins to fill its layers. They go on as long as ctx
+// lives.
+func (p *Puller) Pull(ctx context.Context, ref image.Reference, o Options) (*Pull, error) {
+	img, err := p.resolve(ctx, ref, o)
+	if err != nil {
+		return nil, err
+	}
+	return p.fill(ctx, img, o), nil
+}
+
+func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options) (*image.Image, error) {
+	known := p.cfg.Catalog.Get(ref)
+	if known != nil && (ref.Dgst != "" || o.Local && p.have(known)) {
+		return known, nil
+	}
+	img, err := p.cfg.Registry.Resolve(ctx, ref, registry.ResolveOptions{PlainHTTP: o.PlainHTTP})
+	if err != nil {
+		return nil, err
+	}
+	return img, p.cfg.Catalog.Put(img)
+}
+
+func (p *Puller) have(img *image.Image) bool {
+	for _, l := range img.Layers {
+		if _, err := p.cfg.Layers.Get(l.DiffID); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// fill begins the fills of an image's layers, in their order.
+func (p *Puller) fill(ctx context.Context, img *image.Image, o Options) *Pull {
+	pull := &Pull{Image: img, Local: p.have(img)}
+	for _, l := range img.Unique() {
+		pull.fills = append(pull.fills, p.cfg.Layers.Fill(ctx, l, &blob{p: p, img: img, l: l, o: o}))
+	}
+	return pull
+}
+
+// Wait blocks until every layer is readable.
+func (p *Pull) Wait(ctx context.Context) error { return p.each(ctx, (*layer.Fill).Wait) }
+
+// WaitComplete blocks until every layer is on disk.
+func (p *Pull) WaitComplete(ctx context.Context) error {
+	return p.each(ctx, (*layer.Fill).WaitComplete)
+}
+
+func (p *Pull) each(ctx context.Context, wait func(*layer.Fill, context.Context) (*layer.Layer, error)) error {
+	for _, f := range p.fills {
+		if _, err := wait(f, ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// LayerProgress is how far one layer of a pull has come.
+type LayerProgress struct {
+	Layer image.Layer
+	layer.Progress
+}
+
+// Progress tells how far each layer has come, bottom first.
+func (p *Pull) Progress() []LayerProgress {
+	all := make([]LayerProgress, len(p.fills))
+	for i, f := range p.fills {
+		all[i] = LayerProgress{f.Layer, f.Progress()}
+	}
+	return all
+}
+
+// blob is a layer's blob in its registry, as a layer.Source that takes its
+// turn on the link from the first Open until it has ended.
+type blob struct {
+	p   *Puller
+	img *image.Image
+	l   image.Layer
+	o   Options
+}
+
+// Open implements layer.Source.
+func (b *blob) Open(ctx context.Context, f *layer.Fill, offset int64) (io.ReadCloser, error) {
+	t := b.p.cfg.Link.enter(b.l.Size, b.o.Order, b.o.Inflaters, f.Progress)
+	return t.open(ctx, func() (io.ReadCloser, error) {
+		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1, registry.OpenOptions{PlainHTTP: b.o.PlainHTTP})
+	})
+}
+
+// Chain returns the diffIDs, bottom first, of a chain whose layers are all
+// readable, else an error that wraps layer.ErrUnknown.
+func (p *Puller) Chain(_ context.Context, chain digest.Digest) ([]digest.Digest, error) {
+	ids := p.cfg.Catalog.Chain(chain)
+	if ids == nil {
+		return nil, fmt.Errorf("chain %s: %w", chain, layer.ErrUnknown)
+	}
+	for _, id := range ids {
+		if _, err := p.cfg.Layers.Get(id); err != nil {
+			return nil, err
+		}
+	}
+	return ids, nil
+}
+
+// Files says where a layer lies. A layer that was readable but not complete
+// when the node stopped is filled again first, which may take as long as ctx lives.
+func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, error) {
+	l, err := p.cfg.Layers.Get(id)
+	if errors.Is(err, layer.ErrUnknown) {
+		img, want := p.cfg.Catalog.WithLayer(id)
+		if img == nil {
+			return mount.Files{}, err
+		}
+		l, err = p.cfg.Layers.Fill(ctx, want, &blob{p: p, img: img, l: want}).Wait(ctx)
+	}
+	if err != nil {
+		return mount.Files{}, err
+	}
+	return l.Files(), nil
+}
+
+// Import turns the blob that open gives into a layer and returns it when it is readable.
+func (p *Puller) Import(ctx context.Context, l image.Layer, src layer.Source) (*layer.Layer, error) {
+	return p.cfg.Layers.Import(ctx, l, src).Wait(ctx)
+}
+
+// session keeps the fills of an image going between the calls of a client
+// that asks for one layer after the other, as containerd does.
+type session struct {
+	pull  *Pull
+	end   context.CancelFunc
+	users int         // calls under way; guarded by the puller
+	idle  *time.Timer // runs while there are none
+}
+
+// sessionIdle is how long an image's fills go on after the last call that wanted one.
+const sessionIdle = time.Minute
+
+// Want names one layer of an image as containerd's snapshot labels do.
+type Want struct {
+	Ref      image.Reference
+	Manifest digest.Digest
+	Layer    digest.Digest // of the blob
+}
+
+// Fetch makes one layer of an image readable and returns its diffID. The
+// image's other layers fill meanwhile.
+func (p *Puller) Fetch(ctx context.Context, w Want) (digest.Digest, error) {
+	s, err := p.join(ctx, w)
+	if err != nil {
+		return "", err
+	}
+	defer p.part(s)
+	for _, f := range s.pull.fills {
+		if f.Layer.Digest == w.Layer {
+			l, err := f.Wait(ctx)
+			if err != nil {
+				return "", err
+			}
+			return l.DiffID, nil
+		}
+	}
+	return "", fmt.Errorf("image %s has no layer %s", w.Ref, w.Layer)
+}
+
+// join finds or begins the session of the image that w names. part must follow.
+func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
+	img := p.cfg.Catalog.Manifest(w.Manifest)
+	if img == nil {
+		ref := w.Ref
+		if w.Manifest != "" {
+			ref.Dgst = w.Manifest
+		}
+		var err error
+		if img, err = p.resolve(ctx, ref, Options{}); err != nil {
+			return nil, err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.sessions[img.Desc.Digest]
+	if s == nil || s.pull.failed() {
+		run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		s = &session{pull: p.fill(run, img, Options{}), end: cancel}
+		s.idle = time.AfterFunc(sessionIdle, func() { p.endIdle(img.Desc.Digest, s) })
+		p.sessions[img.Desc.Digest] = s
+	}
+	s.users++
+	s.idle.Stop()
+	return s, nil
+}
+
+func (p *Puller) part(s *session) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.users--; s.users == 0 {
+		s.idle.Reset(sessionIdle)
+	}
+}
+
+func (p *Puller) endIdle(d digest.Digest, s *session) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.users > 0 {
+		return
+	}
+	s.end()
+	if p.sessions[d] == s {
+		delete(p.sessions, d)
+	}
+}
+
+// failed reports whether a fill of the pull has erred.
+func (p *Pull) failed() bool {
+	for _, f := range p.fills {
+		if f.Progress().State == layer.Failed {
+			return true
+		}
+	}
+	return false
+}
+
+// Close ends the fills that clients left running.
+func (p *Puller) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for d, s := range p.sessions {
+		s.idle.Stop()
+		s.end()
+		delete(p.sessions, d)
+	}
+	return nil
+}

@@ -1,0 +1,281 @@
+package layer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/inflate"
+	"dewpoint/internal/toc"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// Source gives the bytes of one blob as the registry serves them.
+type Source interface {
+	// Open returns the bytes from offset to the end for the fill f, whose
+	// Progress tells how fast they are taken. It may be called again after
+	// what it returned was closed. Reads may block; they end when ctx does.
+	Open(ctx context.Context, f *Fill, offset int64) (io.ReadCloser, error)
+}
+
+// State is where a fill stands.
+type State int32
+
+const (
+	Waiting  State = iota // for its turn on the link
+	Filling               // bytes arrive
+	Readable              // verified, may be mounted
+	Complete              // and on disk
+	Failed
+)
+
+func (s State) String() string {
+	return [...]string{"waiting", "filling", "verified", "complete", "failed"}[s]
+}
+
+// Fill is the making of one layer. All who want the layer share it; it lives
+// as long as the context of any of them. It is safe for concurrent use.
+type Fill struct {
+	Layer image.Layer // DiffID is empty for imports until it is readable
+
+	store   *Store
+	dir     string
+	source  Source
+	cancel  context.CancelCauseFunc
+	users   int             // guarded by store.mu
+	settled <-chan struct{} // of the newest run
+
+	state    atomic.Int32
+	fetched  atomic.Int64 // compressed bytes that need not be fetched again
+	received atomic.Int64 // of them, those that this fill read from its source
+	written  atomic.Int64 // uncompressed bytes
+	waiting  atomic.Int64 // nanoseconds spent waiting for the source
+	blocked  atomic.Int64 // nanoseconds the source spent waiting for us
+
+	readable chan struct{} // closed when readable or failed
+	ended    chan struct{} // closed when complete or failed
+	mu       sync.Mutex
+	layer    *Layer
+	err      error
+}
+
+// errUnwanted ends a fill that nobody waits for any more.
+var errUnwanted = errors.New("nobody waits for the layer any more")
+
+// Fill makes the layer l readable and then complete, from what earlier fills
+// left and from src. If the store has the layer, it returns an ended fill; if
+// a fill of it is running, it joins that one and src is not used. The fill is
+// given up, its progress kept, when ctx and those of all who joined are done.
+func (s *Store) Fill(ctx context.Context, l image.Layer, src Source) *Fill {
+	return s.start(ctx, l.DiffID, l, src)
+}
+
+// Import is Fill for a blob whose diffID is not known before it is inflated.
+// It does not resume.
+func (s *Store) Import(ctx context.Context, l image.Layer, src Source) *Fill {
+	l.DiffID = ""
+	return s.start(ctx, l.Digest, l, src)
+}
+
+func (s *Store) start(ctx context.Context, key digest.Digest, l image.Layer, src Source) *Fill {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.fills[key]
+	for f != nil && f.users == 0 { // given up, but not gone
+		s.mu.Unlock()
+		<-f.ended
+		s.mu.Lock()
+		f = s.fills[key]
+	}
+	if have := s.layers[l.DiffID]; have != nil && f == nil {
+		have.touch()
+		return endedFill(l, have)
+	}
+	if f == nil {
+		f = &Fill{Layer: l, store: s, source: src,
+			readable: make(chan struct{}), ended: make(chan struct{})}
+		var run context.Context
+		run, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+		s.fills[key] = f
+		go f.run(run, key)
+	}
+	f.users++
+	context.AfterFunc(ctx, func() { f.leave() })
+	return f
+}
+
+func endedFill(l image.Layer, have *Layer) *Fill {
+	f := &Fill{Layer: l, layer: have, readable: make(chan struct{}), ended: make(chan struct{})}
+	f.fetched.Store(l.Size)
+	f.written.Store(have.Size)
+	f.state.Store(int32(Complete))
+	close(f.readable)
+	close(f.ended)
+	return f
+}
+
+// leave is called once for each context that wanted the fill.
+func (f *Fill) leave() {
+	f.store.mu.Lock()
+	f.users--
+	last := f.users == 0
+	f.store.mu.Unlock()
+	if last {
+		f.cancel(errUnwanted)
+	}
+}
+
+// Wait blocks until the layer is readable.
+func (f *Fill) Wait(ctx context.Context) (*Layer, error) { return f.await(ctx, f.readable) }
+
+// WaitComplete blocks until the layer is complete.
+func (f *Fill) WaitComplete(ctx context.Context) (*Layer, error) { return f.await(ctx, f.ended) }
+
+func (f *Fill) await(ctx context.Context, ch <-chan struct{}) (*Layer, error) {
+	select {
+	case <-ch:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return nil, f.err
+	}
+	return f.layer, nil
+}
+
+// Progress is a snapshot of a fill's counters. Two of them tell what limited
+// the fill between them: Blocked grows when the link is faster than this node.
+type Progress struct {
+	State    State
+	Fetched  int64         // compressed bytes here, those of earlier fills included
+	Received int64         // compressed bytes read from the source by this fill
+	Written  int64         // uncompressed bytes in data
+	Waiting  time.Duration // the node waited for the source
+	Blocked  time.Duration // the source waited for the node
+}
+
+// Progress returns the fill's counters now.
+func (f *Fill) Progress() Progress {
+	return Progress{
+		State: State(f.state.Load()), Fetched: f.fetched.Load(), Received: f.received.Load(), Written: f.written.Load(),
+		Waiting: time.Duration(f.waiting.Load()), Blocked: time.Duration(f.blocked.Load()),
+	}
+}
+
+// run carries the fill to its end. Bytes that do not verify are thrown away;
+// if some of them came from an earlier fill, which may be what was wrong, the
+// layer is fetched once more from the start.
+func (f *Fill) run(ctx context.Context, key digest.Digest) {
+	defer f.cancel(nil)
+	l, err := f.fill(ctx)
+	if damaged(err) {
+		resumed := f.fetched.Load() > f.received.Load()
+		err = errors.Join(err, f.store.discard(f.dir))
+		if resumed {
+			f.store.cfg.Log.Warn("what an earlier fill left does not verify; fetching the layer anew", "layer", f.Layer.Digest, "err", err)
+			if l, err = f.fill(ctx); damaged(err) {
+				err = errors.Join(err, f.store.discard(f.dir))
+			}
+		}
+	}
+	if err == nil {
+		f.becomeReadable(l)
+		err = f.complete(l)
+	}
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	f.finish(key, explain(err))
+}
+
+// damaged tells errors that no resumed fill can get over.
+func damaged(err error) bool {
+	for _, d := range []error{ErrMismatch, ErrTooLarge, inflate.ErrCorrupt, io.ErrUnexpectedEOF, toc.ErrCorrupt, toc.ErrUnsafe} {
+		if errors.Is(err, d) {
+			return true
+		}
+	}
+	return false
+}
+
+// becomeReadable shows the layer to those who wait and to Get.
+func (f *Fill) becomeReadable(l *Layer) {
+	f.store.mu.Lock()
+	if have := f.store.layers[l.DiffID]; have != nil {
+		l = have
+	} else {
+		f.store.layers[l.DiffID] = l
+	}
+	f.store.mu.Unlock()
+	f.mu.Lock()
+	f.layer = l
+	f.mu.Unlock()
+	f.state.Store(int32(Readable))
+	close(f.readable)
+}
+
+func (f *Fill) finish(key digest.Digest, err error) {
+	f.mu.Lock()
+	f.err = err
+	shown := f.layer
+	f.mu.Unlock()
+	f.store.mu.Lock()
+	delete(f.store.fills, key)
+	if err != nil && shown != nil && !shown.Complete() {
+		delete(f.store.layers, shown.DiffID)
+	}
+	f.store.mu.Unlock()
+	if err != nil {
+		f.state.Store(int32(Failed))
+		if shown == nil {
+			close(f.readable)
+		}
+	} else {
+		f.state.Store(int32(Complete))
+	}
+	close(f.ended)
+}
+
+// explain adds what an operator can do where the kernel's word alone does not say.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("disk full: free some space (\"dew prune\" removes what nothing uses) and pull again; what has arrived is kept: %w", err)
+	case errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("the store is on a read-only file system: %w", err)
+	}
+	return err
+}
+
+// complete makes a readable layer durable and then says so on disk.
+func (f *Fill) complete(l *Layer) error {
+	<-f.settled
+	if l.Complete() {
+		return nil
+	}
+	if err := l.sync(); err != nil {
+		return err
+	}
+	if err := l.record(); err != nil {
+		return err
+	}
+	if l.Tree {
+		os.Remove(filepath.Join(l.dir, "data"))
+	}
+	l.mu.Lock()
+	l.complete = true
+	l.mu.Unlock()
+	removeLeftovers(l.dir)
+	return nil
+}

@@ -1,0 +1,145 @@
+package layer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+
+	"dewpoint/internal/durable"
+	"dewpoint/internal/erofs"
+	"dewpoint/internal/toc"
+	"dewpoint/internal/tree"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+)
+
+// index reads a layer's table of contents while the layer is being filled and
+// then builds the EROFS index from it. Where the kernel has no EROFS it
+// unpacks the layer instead.
+type index struct {
+	table *toc.TOC
+	data  *os.File
+}
+
+// arriving reads data, waiting for bytes that have not been written yet.
+type arriving struct {
+	ctx context.Context
+	p   *pipeline
+}
+
+func (a arriving) ReadAt(b []byte, off int64) (int, error) {
+	n, err := a.p.has.wait(a.ctx, off, int64(len(b)))
+	if err != nil {
+		return 0, err
+	}
+	m, err := a.p.data.ReadAt(b[:n], off)
+	if err == nil && m < len(b) {
+		err = io.EOF
+	}
+	return m, err
+}
+
+// index follows the fill to the end of the tar.
+func (p *pipeline) index(ctx context.Context) (*index, error) {
+	data := arriving{ctx, p}
+	if p.f.store.cfg.Tree {
+		return &index{}, p.unpack(data)
+	}
+	t, err := toc.Read(data)
+	if err != nil {
+		return nil, err
+	}
+	return &index{table: t, data: p.data}, nil
+}
+
+// unpack writes the tree anew; what an earlier fill unpacked is not trusted.
+func (p *pipeline) unpack(data io.ReaderAt) error {
+	tmp := filepath.Join(p.f.dir, "tree.tmp")
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
+	if err := os.Mkdir(tmp, 0o755); err != nil {
+		return err
+	}
+	x, err := tree.New(tmp, data)
+	if err != nil {
+		return err
+	}
+	scan := toc.NewScanner(data)
+	for {
+		e, err := scan.Next()
+		if err == io.EOF {
+			return x.Finish()
+		}
+		if err == nil {
+			err = x.Add(e)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// build writes the index beside the verified data, or shows the verified
+// tree, and returns the index's size. None of it is durable yet.
+func (x *index) build(dir string, id digest.Digest, size int64) (int64, error) {
+	if x.table == nil {
+		if err := os.RemoveAll(filepath.Join(dir, "tree")); err != nil {
+			return 0, err
+		}
+		return 0, os.Rename(filepath.Join(dir, "tree.tmp"), filepath.Join(dir, "tree"))
+	}
+	tmp := filepath.Join(dir, "index.tmp")
+	f, err := os.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	if err := erofs.Build(f, x.table, erofs.Options{DiffID: id, DataSize: size, Data: x.data}); err != nil {
+		return 0, errors.Join(err, os.Remove(tmp))
+	}
+	fi, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return fi.Size(), os.Rename(tmp, filepath.Join(dir, "index"))
+}
+
+// sync makes the layer's files durable.
+func (l *Layer) sync() error {
+	if l.Tree {
+		d, err := os.Open(l.dir)
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		return unix.Syncfs(int(d.Fd()))
+	}
+	for _, name := range []string{"data", "index"} {
+		f, err := os.Open(filepath.Join(l.dir, name))
+		if err != nil {
+			return err
+		}
+		err = durable.Sync(f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
+	return durable.SyncDir(l.dir)
+}
+
+// record declares the layer complete.
+func (l *Layer) record() error {
+	b, err := json.Marshal(l)
+	if err != nil {
+		return err
+	}
+	if err := durable.WriteFile(filepath.Join(l.dir, layerFile), b, 0o600); err != nil {
+		return err
+	}
+	return durable.SyncDir(filepath.Dir(l.dir))
+}

@@ -1,0 +1,503 @@
+package layer
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/inflate"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+)
+
+// The sizes and numbers of the buffers between the stages bound the memory of
+// a fill: at most depth+stages buffers of each kind are alive, about 6 MiB,
+// whatever the size of the layer.
+const (
+	chunkBytes = 256 << 10 // of the compressed stream
+	chunkDepth = 4
+	pieceBytes = 512 << 10 // of the uncompressed stream
+	pieceDepth = 2
+	kickBytes  = 8 << 20 // write-back is started every so many bytes
+)
+
+var (
+	chunkPool = sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }}
+	piecePool = sync.Pool{New: func() any { b := make([]byte, pieceBytes); return &b }}
+)
+
+// chunk is some compressed bytes on their way.
+type chunk struct {
+	buf  *[]byte
+	n    int
+	at   int64  // offset of the first byte in the blob
+	hash []byte // state of the blob's hash before that byte
+}
+
+// piece is some uncompressed bytes on their way.
+type piece struct {
+	buf   *[]byte
+	n     int
+	at    int64
+	draft *progress // where a fill may go on after this piece, or nil
+}
+
+// pipeline is one run of a fill: download | hash | inflate | hash | write,
+// with the table of contents read and progress recorded behind the writer.
+type pipeline struct {
+	f    *Fill
+	from *progress // where this run begins; never nil
+	data *os.File
+	kept *os.File // compressed bytes kept for streams without restart points, or nil
+	has  *presence
+
+	blobHash, dataHash hash.Hash
+	size               int64 // of data, once inflated
+	keep               keeper
+}
+
+// fill makes the layer's files and verifies them. It leaves them in f.dir.
+// Until f.settled is closed it may still write to the progress there.
+func (f *Fill) fill(ctx context.Context) (*Layer, error) {
+	p, err := f.prepare()
+	if err != nil {
+		return nil, err
+	}
+	f.settled = p.keep.settled
+	defer func() {
+		go func() {
+			<-p.keep.settled
+			p.close()
+		}()
+	}()
+	f.state.Store(int32(Filling))
+	chunks := make(chan chunk, chunkDepth)
+	hashed := make(chan chunk, chunkDepth)
+	pieces := make(chan piece, pieceDepth)
+	summed := make(chan piece, pieceDepth)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return thenClose(chunks, p.download(ctx, chunks)) })
+	g.Go(func() error { return thenClose(hashed, p.hashBlob(ctx, chunks, hashed)) })
+	g.Go(func() error { return thenClose(pieces, p.inflate(ctx, hashed, pieces)) })
+	g.Go(func() error { return thenClose(summed, p.hashData(ctx, pieces, summed)) })
+	g.Go(func() error { defer p.keep.stop(); return p.write(ctx, summed) })
+	g.Go(func() error { return p.keep.run(p) })
+	var idx *index
+	g.Go(func() (err error) { idx, err = p.index(ctx); return err })
+	err = g.Wait()
+	var l *Layer
+	if err == nil {
+		l, err = p.verified(idx)
+	}
+	if err != nil {
+		<-f.settled
+		return nil, fmt.Errorf("layer %s: %w", f.Layer.Digest, err)
+	}
+	return l, nil
+}
+
+// prepare opens the layer's files and finds where to begin.
+func (f *Fill) prepare() (*pipeline, error) {
+	f.dir = f.store.dir(f.Layer.DiffID)
+	if f.Layer.DiffID == "" {
+		f.dir = filepath.Join(f.store.cfg.Dir, importPrefix+f.Layer.Digest.Encoded())
+	}
+	if err := os.MkdirAll(f.dir, 0o755); err != nil {
+		return nil, err
+	}
+	p := &pipeline{f: f, has: newPresence(), blobHash: sha256.New(), dataHash: sha256.New()}
+	p.from = loadProgress(f.dir, f.Layer.Digest)
+	if p.from != nil && p.restore() != nil {
+		p.from = nil
+	}
+	var err error
+	if p.from == nil {
+		p.blobHash.Reset()
+		p.dataHash.Reset()
+		p.from = &progress{Version: progressVersion, Blob: f.Layer.Digest}
+		if p.from.BlobHash, err = state(p.blobHash); err != nil {
+			return nil, err
+		}
+		if p.from.DataHash, err = state(p.dataHash); err != nil {
+			return nil, err
+		}
+	}
+	p.data, err = os.OpenFile(filepath.Join(f.dir, "data"), os.O_RDWR|os.O_CREATE, 0o644)
+	if err == nil && keeps(f.Layer) {
+		err = p.openKept()
+	}
+	if err == nil {
+		err = p.from.saveBoot(f.dir)
+	}
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	p.keep.start(p.from)
+	p.has.add(0, p.from.Point.Out)
+	f.received.Store(0)
+	f.fetched.Store(max(p.from.BlobAt, p.from.Kept))
+	f.written.Store(p.from.Point.Out)
+	return p, nil
+}
+
+// keeps tells streams that usually have no restart point but their start.
+func keeps(l image.Layer) bool { return l.Compression() == image.Zstd }
+
+func (p *pipeline) restore() error {
+	fi, err := os.Stat(filepath.Join(p.f.dir, "data"))
+	if err != nil {
+		return err
+	}
+	if fi.Size() < p.from.Point.Out {
+		return io.ErrUnexpectedEOF
+	}
+	return errors.Join(setState(p.blobHash, p.from.BlobHash), setState(p.dataHash, p.from.DataHash))
+}
+
+// openKept opens the kept blob and forgets what of it is not certain.
+func (p *pipeline) openKept() error {
+	var err error
+	p.kept, err = os.OpenFile(filepath.Join(p.f.dir, "blob"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	fi, err := p.kept.Stat()
+	if err != nil {
+		return err
+	}
+	if p.from.Boot != "" { // written in this boot: the page cache has it all
+		p.from.Kept = fi.Size()
+	}
+	p.from.Kept = min(p.from.Kept, fi.Size(), p.f.Layer.Size)
+	if p.from.Kept < p.from.BlobAt {
+		return p.kept.Truncate(0)
+	}
+	return p.kept.Truncate(p.from.Kept)
+}
+
+func (p *pipeline) close() {
+	for _, f := range []*os.File{p.data, p.kept} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+func state(h hash.Hash) ([]byte, error) { return h.(encoding.BinaryMarshaler).MarshalBinary() }
+
+func setState(h hash.Hash, b []byte) error { return h.(encoding.BinaryUnmarshaler).UnmarshalBinary(b) }
+
+// send passes v on unless ctx ends first.
+func send[T any](ctx context.Context, ch chan<- T, v T) error {
+	select {
+	case ch <- v:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// receive returns the next value, false after the last.
+func receive[T any](ctx context.Context, ch <-chan T) (T, bool, error) {
+	select {
+	case v, ok := <-ch:
+		return v, ok, nil
+	case <-ctx.Done():
+		var none T
+		return none, false, context.Cause(ctx)
+	}
+}
+
+// thenClose ends the stage's output, but not after an error: the next stage
+// must not take a failure for the end of the stream.
+func thenClose[T any](ch chan T, err error) error {
+	if err == nil {
+		close(ch)
+	}
+	return err
+}
+
+// download reads the kept part of the blob from disk and the rest from the source.
+func (p *pipeline) download(ctx context.Context, out chan<- chunk) error {
+	at := p.from.BlobAt
+	if p.kept != nil && p.from.Kept > at {
+		r := io.NewSectionReader(p.kept, at, p.from.Kept-at)
+		n, err := p.pump(ctx, r, at, out, false)
+		if err != nil {
+			return err
+		}
+		at += n
+	}
+	if at == p.f.Layer.Size {
+		return nil
+	}
+	r, err := p.f.source.Open(ctx, p.f, at)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	n, err := p.pump(ctx, r, at, out, true)
+	if err == nil && at+n != p.f.Layer.Size {
+		err = fmt.Errorf("%d bytes of %d arrived: %w", at+n, p.f.Layer.Size, io.ErrUnexpectedEOF)
+	}
+	return err
+}
+
+// pump cuts r into chunks. It counts how long it waited for either side.
+func (p *pipeline) pump(ctx context.Context, r io.Reader, at int64, out chan<- chunk, remote bool) (int64, error) {
+	begin := at
+	for {
+		buf := chunkPool.Get().(*[]byte)
+		t0 := time.Now()
+		n, err := p.readChunk(r, *buf, remote)
+		t1 := time.Now()
+		p.f.waiting.Add(int64(t1.Sub(t0)))
+		if n > 0 {
+			if err := send(ctx, out, chunk{buf: buf, n: n, at: at}); err != nil {
+				return at - begin, err
+			}
+			p.f.blocked.Add(int64(time.Since(t1)))
+			at += int64(n)
+		}
+		if err == io.EOF {
+			return at - begin, nil
+		}
+		if err != nil {
+			return at - begin, err
+		}
+	}
+}
+
+// readChunk fills b, or less if what has arrived has been waiting for long:
+// over a slow link a full chunk would take seconds.
+func (p *pipeline) readChunk(r io.Reader, b []byte, remote bool) (int, error) {
+	n, start := 0, time.Now()
+	for n < len(b) {
+		m, err := r.Read(b[n:])
+		n += m
+		if remote {
+			p.f.received.Add(int64(m))
+			p.f.fetched.Add(int64(m))
+		}
+		if err != nil {
+			return n, err
+		}
+		if time.Since(start) > 20*time.Millisecond {
+			break
+		}
+	}
+	return n, nil
+}
+
+// hashBlob hashes the compressed bytes and keeps them where need be.
+func (p *pipeline) hashBlob(ctx context.Context, in <-chan chunk, out chan<- chunk) error {
+	for {
+		c, ok, err := receive(ctx, in)
+		if !ok {
+			return err
+		}
+		if c.hash, err = state(p.blobHash); err != nil {
+			return err
+		}
+		b := (*c.buf)[:c.n]
+		p.blobHash.Write(b)
+		if p.kept != nil && c.at+int64(c.n) > p.from.Kept {
+			if _, err := p.kept.WriteAt(b, c.at); err != nil {
+				return err
+			}
+			p.keep.keptTo(c.at + int64(c.n))
+		}
+		if err := send(ctx, out, c); err != nil {
+			return err
+		}
+	}
+}
+
+// inflate cuts the uncompressed stream into pieces, so that one ends wherever
+// a restart point was found.
+func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piece) error {
+	src := &chunkReader{ctx: ctx, in: in, skip: p.from.Point.In - p.from.BlobAt}
+	var from *inflate.Point
+	if p.from.Point.In > 0 {
+		from = &p.from.Point
+	}
+	in, err := p.sniff(src)
+	if err != nil {
+		return err
+	}
+	r, err := inflate.NewReader(in, p.from.Compression, from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	at, marked := p.from.Point.Out, p.from.Point.In
+	for {
+		if consumed := r.In(); consumed-marked >= p.f.store.cfg.Interval {
+			marked = consumed
+			r.Mark()
+		}
+		pc := piece{buf: piecePool.Get().(*[]byte), at: at}
+		pc.n, pc.draft, err = p.inflatePiece(r, src, *pc.buf)
+		if err != nil && err != io.EOF {
+			return err
+		}
+		at += int64(pc.n)
+		if at > p.f.store.cfg.MaxBytes {
+			return fmt.Errorf("it inflates past %d bytes (limits.layer_bytes in the configuration): %w", p.f.store.cfg.MaxBytes, ErrTooLarge)
+		}
+		if pc.n > 0 || pc.draft != nil {
+			if err := send(ctx, out, pc); err != nil {
+				return err
+			}
+		}
+		if err == io.EOF {
+			p.size = at
+			return src.drain()
+		}
+	}
+}
+
+// sniff finds out how the stream is compressed, whatever its media type says,
+// unless the fill goes on in the middle of it.
+func (p *pipeline) sniff(src io.Reader) (io.Reader, error) {
+	if p.from.Point.In > 0 {
+		return src, nil
+	}
+	head := make([]byte, image.SniffLen)
+	n, err := io.ReadFull(src, head)
+	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+		return nil, err
+	}
+	p.from.Compression = image.Sniff(head[:n])
+	return io.MultiReader(bytes.NewReader(head[:n]), src), nil
+}
+
+func (p *pipeline) inflatePiece(r inflate.Reader, src *chunkReader, b []byte) (int, *progress, error) {
+	n := 0
+	for n < len(b) {
+		m, err := r.Read(b[n:])
+		n += m
+		if pt, ok := r.Point(); ok && err == nil {
+			at, h := src.stateAt(pt.In)
+			return n, &progress{Version: progressVersion, Blob: p.f.Layer.Digest, Point: pt, BlobAt: at, BlobHash: h, Compression: p.from.Compression}, nil
+		}
+		if err != nil {
+			return n, nil, err
+		}
+	}
+	return n, nil, nil
+}
+
+func (p *pipeline) hashData(ctx context.Context, in <-chan piece, out chan<- piece) error {
+	for {
+		pc, ok, err := receive(ctx, in)
+		if !ok {
+			return err
+		}
+		p.dataHash.Write((*pc.buf)[:pc.n])
+		if pc.draft != nil {
+			if pc.draft.DataHash, err = state(p.dataHash); err != nil {
+				return err
+			}
+		}
+		if err := send(ctx, out, pc); err != nil {
+			return err
+		}
+	}
+}
+
+// write puts the pieces into data and tells who waits for them.
+func (p *pipeline) write(ctx context.Context, in <-chan piece) error {
+	kicked := p.from.Point.Out
+	end := kicked
+	for {
+		pc, ok, err := receive(ctx, in)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			p.has.end(end)
+			return nil
+		}
+		if _, err := p.data.WriteAt((*pc.buf)[:pc.n], pc.at); err != nil {
+			return err
+		}
+		end = pc.at + int64(pc.n)
+		piecePool.Put(pc.buf)
+		p.has.add(pc.at, end)
+		p.f.written.Store(end)
+		if pc.draft != nil {
+			p.keep.offer(pc.draft)
+		}
+		if end-kicked >= kickBytes {
+			// Only a start of write-back: an error shows at the fsync.
+			_ = unix.SyncFileRange(int(p.data.Fd()), kicked, end-kicked, unix.SYNC_FILE_RANGE_WRITE)
+			kicked = end
+		}
+	}
+}
+
+// verified checks the two digests and gives the layer its final shape.
+func (p *pipeline) verified(idx *index) (*Layer, error) {
+	f := p.f
+	if got := digest.NewDigest(digest.SHA256, p.blobHash); got != f.Layer.Digest {
+		return nil, fmt.Errorf("the registry's bytes hash to %s, the manifest says %s: %w", got, f.Layer.Digest, ErrMismatch)
+	}
+	got := digest.NewDigest(digest.SHA256, p.dataHash)
+	if f.Layer.DiffID != "" && got != f.Layer.DiffID {
+		return nil, fmt.Errorf("it unpacks to %s, the image's configuration says %s: %w", got, f.Layer.DiffID, ErrMismatch)
+	}
+	if err := p.data.Truncate(p.size); err != nil {
+		return nil, err
+	}
+	l := &Layer{DiffID: got, Size: p.size, Blob: f.Layer.Digest, BlobSz: f.Layer.Size, Tree: f.store.cfg.Tree, dir: f.dir, used: time.Now()}
+	var err error
+	if l.Index, err = idx.build(f.dir, got, p.size); err != nil {
+		return nil, err
+	}
+	if f.Layer.DiffID == "" {
+		return f.adopt(l)
+	}
+	return l, nil
+}
+
+// adopt moves an imported layer to the place that its diffID names, or drops
+// it for the one that is there.
+func (f *Fill) adopt(l *Layer) (*Layer, error) {
+	<-f.settled
+	s := f.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for other := s.fills[l.DiffID]; other != nil; other = s.fills[l.DiffID] {
+		s.mu.Unlock()
+		<-other.ended
+		s.mu.Lock()
+	}
+	if have := s.layers[l.DiffID]; have != nil {
+		return have, os.RemoveAll(f.dir)
+	}
+	dir := s.dir(l.DiffID)
+	if err := s.discard(dir); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(f.dir, dir); err != nil {
+		return nil, err
+	}
+	f.Layer.DiffID = l.DiffID
+	f.dir, l.dir = dir, dir
+	s.layers[l.DiffID] = l
+	return l, nil
+}

@@ -1,0 +1,108 @@
+package layer
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"dewpoint/internal/durable"
+	"dewpoint/internal/image"
+	"dewpoint/internal/inflate"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// progress says how far the fill of a layer has come, so that it can go on
+// there: data is whole up to Point.Out, the blob has been hashed up to BlobAt.
+//
+// It is kept twice. "progress" is written after an fsync of the data and holds
+// for ever. "progress.boot" is written without one; what it says is true as
+// long as the page cache lives, that is until the machine stops, so it counts
+// only in the boot that wrote it.
+type progress struct {
+	Version  int           `json:"version"`
+	Blob     digest.Digest `json:"blob"`
+	Point    inflate.Point `json:"point"`
+	BlobAt   int64         `json:"blob_at"` // not after Point.In
+	BlobHash []byte        `json:"blob_hash"`
+	DataHash []byte        `json:"data_hash"` // over data up to Point.Out
+	Kept     int64         `json:"kept"`      // length of the kept blob that is durable; 0 if none is kept
+	Boot     string        `json:"boot,omitempty"`
+
+	Compression image.Compression `json:"compression,omitempty"` // as found in the stream
+}
+
+const (
+	progressVersion = 1
+	progressFile    = "progress"
+	bootFile        = "progress.boot"
+)
+
+// bootID names this boot of the kernel (random(4), boot_id).
+var bootID = sync.OnceValue(func() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+})
+
+// loadProgress returns the newest record in dir that holds for blob, or nil.
+func loadProgress(dir string, blob digest.Digest) *progress {
+	var best *progress
+	for _, name := range []string{bootFile, progressFile} {
+		p, err := readProgress(filepath.Join(dir, name))
+		if err != nil || p.Blob != blob || p.Version != progressVersion {
+			continue
+		}
+		if name == bootFile && (p.Boot == "" || p.Boot != bootID()) {
+			continue
+		}
+		if best == nil || p.Point.Out > best.Point.Out || p.Kept > best.Kept {
+			best = p
+		}
+	}
+	return best
+}
+
+func readProgress(path string) (*progress, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	p := new(progress)
+	if err := json.Unmarshal(b, p); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	if p.Point.In < 0 || p.Point.Out < 0 || p.BlobAt < 0 || p.BlobAt > p.Point.In || p.Kept < 0 {
+		return nil, fmt.Errorf("read %s: impossible offsets", path)
+	}
+	return p, nil
+}
+
+// saveBoot writes the record for the rest of this boot.
+func (p progress) saveBoot(dir string) error {
+	p.Boot = bootID()
+	b, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, bootFile)
+	if err := os.WriteFile(path+".tmp", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".tmp", path)
+}
+
+// save writes the record for good. The data must be durable already.
+func (p progress) save(dir string) error {
+	p.Boot = ""
+	b, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	return durable.WriteFile(filepath.Join(dir, progressFile), b, 0o600)
+}
