@@ -1,0 +1,56 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+
+	"dewpoint/internal/bench/testbed"
+	"dewpoint/internal/demo"
+)
+
+// Main runs one command of the benchmark: "pull" and "docker-pi" are the
+// experiments, "images" builds what they pull, "registry" serves it.
+func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
+		"images": buildImages, "registry": serveRegistry,
+	}
+	if len(args) == 0 || commands[args[0]] == nil {
+		return errors.New("usage: bench pull|docker-pi|images|registry [-h]")
+	}
+	return commands[args[0]](ctx, args[1:], stdout, stderr)
+}
+
+func flags(name string, stderr io.Writer) *flag.FlagSet {
+	f := flag.NewFlagSet(name, flag.ContinueOnError)
+	f.SetOutput(stderr)
+	return f
+}
+
+func buildImages(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	f := flags("images", stderr)
+	dir := f.String("dir", demo.Dir, "OCI `layout` to build into")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	return demo.Build(ctx, demo.Config{Dir: *dir, Names: f.Args(), Log: stdout})
+}
+
+func serveRegistry(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	f := flags("registry", stderr)
+	dir := f.String("dir", demo.Dir, "OCI `layout` to serve")
+	listen := f.String("listen", "127.0.0.1:5000", "`address`")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", *listen)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(stdout, "registry: %s\n", strings.TrimSpace(l.Addr().String()))
+	return testbed.Serve(ctx, *dir, l)
+}
