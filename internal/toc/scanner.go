@@ -1,6 +1,7 @@
 package toc
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -22,7 +23,7 @@ type Scanner struct {
 	err  error  // sticky
 
 	head    int64  // where the current header lies, and
-	name    string // its entry's name, for errors
+	name    []byte // its entry's name, for errors
 	pend    pending
 	scratch []byte
 	entries int
@@ -73,7 +74,7 @@ func (s *Scanner) advance() (*Entry, error) {
 			return nil, err
 		}
 		var h header
-		if s.name = ""; !h.parse(b, &s.scratch) {
+		if !h.parse(b, &s.scratch) {
 			return nil, s.fail(ErrCorrupt, "bad header")
 		}
 		s.data = s.head + blockSize
@@ -95,7 +96,7 @@ func (s *Scanner) advance() (*Entry, error) {
 
 // header returns the next header block, or io.EOF at the archive's end.
 func (s *Scanner) header() (block, error) {
-	s.head, s.name = s.next, ""
+	s.head, s.name = s.next, nil
 	b, err := s.at(s.head, blockSize)
 	if err == io.EOF {
 		return nil, s.checkEnd()
@@ -104,7 +105,7 @@ func (s *Scanner) header() (block, error) {
 		return b, err
 	}
 	if b, err = s.at(s.head+blockSize, blockSize); err != nil {
-		return nil, err
+		return nil, err // io.EOF: one zero block will do
 	}
 	if !block(b).zero() {
 		return nil, s.fail(ErrCorrupt, "data after a zero block")
@@ -130,7 +131,7 @@ func (s *Scanner) checkEnd() error {
 }
 
 // at returns n bytes of the archive, valid until the next call. It gives io.EOF
-// itself if the archive ends exactly at or before off.
+// itself if the archive ends at or before off.
 func (s *Scanner) at(off int64, n int) ([]byte, error) {
 	if end := s.off + int64(len(s.win)); off < s.off || off+int64(n) > end {
 		if err := s.fill(off, n, end); err != nil {
@@ -158,15 +159,25 @@ func (s *Scanner) fill(off int64, n int, end int64) error {
 		return s.fail(io.ErrNoProgress, "")
 	case err != io.EOF:
 		return s.fail(err, "")
-	case got == 0 && off == s.next:
+	case got == 0:
 		return io.EOF
 	}
 	return s.fail(errTruncated, "")
 }
 
+// take returns the next n bytes of the current entry's data area.
+func (s *Scanner) take(n int) ([]byte, error) {
+	b, err := s.at(s.data, n)
+	if err == io.EOF {
+		err = s.fail(errTruncated, "")
+	}
+	s.data += int64(n)
+	return b, err
+}
+
 // fail makes the Error for the current entry.
 func (s *Scanner) fail(err error, why string) error {
-	return &Error{Name: s.name, Offset: s.head, Why: why, Err: err}
+	return &Error{Name: string(s.name[:min(len(s.name), MaxName)]), Offset: s.head, Why: why, Err: err}
 }
 
 // finish sets where the current entry's contents end and the next header lies.
@@ -235,7 +246,7 @@ func (s *Scanner) entry(h *header, b block) (*Entry, error) {
 	if len(s.pend.longLink) > 0 {
 		h.link = s.pend.longLink
 	}
-	s.name = string(h.name[:min(len(h.name), MaxName)])
+	s.name = h.name
 	t, ok := entryType(h)
 	if !ok {
 		return nil, s.fail(ErrCorrupt, fmt.Sprintf("unknown entry type %q", h.typeflag))
@@ -358,8 +369,9 @@ func userID(n int64) (uint32, bool) {
 // boundTime gives the epoch for times before it or after the year 2262, as
 // containerd does.
 func boundTime(sec, nsec int64) time.Time {
-	const last = math.MaxInt64
-	if sec < 0 || nsec < 0 || sec > last/1e9 || sec == last/1e9 && nsec > last%1e9 {
+	const second = int64(time.Second)
+	const lastSec, lastNsec = math.MaxInt64 / second, math.MaxInt64 % second
+	if sec < 0 || nsec < 0 || sec > lastSec || sec == lastSec && nsec > lastNsec {
 		sec, nsec = 0, 0
 	}
 	return time.Unix(sec, nsec).UTC()
@@ -473,7 +485,6 @@ func (s *Scanner) clean(raw []byte) (string, error) {
 	return s.mem.string(out), nil
 }
 
-
 var errClimbs = fmt.Errorf("%w: leaves the layer's root", ErrUnsafe)
 var errLong = errors.New("component of a name too long")
 
@@ -492,7 +503,7 @@ func cleanName(out, raw []byte) ([]byte, error) {
 			if len(out) == 0 {
 				return nil, errClimbs
 			}
-			out = out[:max(strings.LastIndexByte(string(out), '/'), 0)]
+			out = out[:max(bytes.LastIndexByte(out, '/'), 0)]
 		case i > MaxBaseName:
 			return nil, fmt.Errorf("%w: %w", ErrCorrupt, errLong)
 		default:

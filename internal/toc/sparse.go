@@ -14,6 +14,7 @@ type segment struct{ off, len int64 }
 // the map takes of the archive. ok is false if the map is not well formed.
 func (s *Scanner) sparse(h *header, b block, p *pax) (size int64, segs []segment, found bool, err error) {
 	if h.typeflag == 'S' {
+		s.detach(h)
 		size, segs, err = s.sparseGNU(h, b)
 		return size, segs, true, err
 	}
@@ -37,12 +38,18 @@ func (s *Scanner) sparse(h *header, b block, p *pax) (size int64, segs []segment
 			return 0, nil, true, s.fail(ErrCorrupt, "bad sparse size")
 		}
 	}
-	if v1 {
+	if s.detach(h); v1 {
 		segs, err = s.sparse1x0(h)
 	} else if segs, found = sparse0x1(p); !found {
 		err = s.fail(ErrCorrupt, "bad sparse map")
 	}
 	return size, segs, true, err
+}
+
+// detach copies the names, which may lie in the window, before it moves.
+func (s *Scanner) detach(h *header) {
+	h.name, h.link = bytes.Clone(h.name), bytes.Clone(h.link)
+	s.name = h.name
 }
 
 func firstOf(a, b string) string {
@@ -77,11 +84,10 @@ func (s *Scanner) sparseGNU(h *header, b block) (int64, []segment, error) {
 		if total >= MaxHeader {
 			return 0, nil, s.fail(ErrLimit, "sparse map too long")
 		}
-		ext, err := s.at(s.data, blockSize)
+		ext, err := s.take(blockSize)
 		if err != nil {
 			return 0, nil, err
 		}
-		s.data += blockSize
 		table, more = ext[:504], ext[504]
 	}
 }
@@ -122,13 +128,12 @@ func (r *lineReader) number() (int64, bool) {
 		if r.left < blockSize || r.read >= MaxHeader {
 			return 0, false
 		}
-		b, err := r.s.at(r.s.data, blockSize)
+		b, err := r.s.take(blockSize)
 		if err != nil {
 			r.err = err
 			return 0, false
 		}
 		r.buf = append(r.buf, b...)
-		r.s.data += blockSize
 		r.left -= blockSize
 		r.read += blockSize
 		i = bytes.IndexByte(r.buf, '\n')
