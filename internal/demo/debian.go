@@ -108,7 +108,8 @@ func (b *builder) baseTree(ctx context.Context) (*tree, error) {
 		return nil, err
 	}
 	dir := filepath.Join(b.work, "base")
-	args := []string{"--quiet", "--mode=root", "--variant=minbase", "--format=directory"}
+	args := []string{"--quiet", "--mode=root", "--variant=minbase", "--format=directory",
+		"--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr", "--include=usr-is-merged"} // else usrmerge brings perl
 	for _, path := range []string{"/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*"} {
 		args = append(args, "--dpkgopt=path-exclude="+path)
 	}

@@ -118,20 +118,26 @@ func packFile(tw *tar.Writer, path, name string) error {
 	return err
 }
 
-// hostFiles hands out the regular files of /usr/bin, /usr/lib and /usr/share,
-// each once; when all are given it starts again.
+// hostFiles hands out the regular files of /usr/bin, /usr/lib and /usr/share
+// of up to maxFile bytes, each once; when all are given it starts again.
 type hostFiles struct {
 	paths []string
 	next  int
 }
 
+// maxFile keeps a layer from overshooting its size by one large file.
+const maxFile = 4 << 20
+
 func (h *hostFiles) scan() error {
 	for _, root := range []string{"/usr/bin", "/usr/lib", "/usr/share"} {
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.Type().IsRegular() && !strings.HasPrefix(path, "/usr/share/doc/") {
+			if err != nil || !d.Type().IsRegular() || strings.HasPrefix(path, "/usr/share/doc/") {
+				return nil // what vanishes while we walk is not missed
+			}
+			if info, err := d.Info(); err == nil && info.Size() <= maxFile {
 				h.paths = append(h.paths, path)
 			}
-			return nil // what vanishes while we walk is not missed
+			return nil
 		})
 		if err != nil {
 			return err
