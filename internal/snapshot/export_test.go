@@ -1,0 +1,31 @@
+package snapshot
+
+import (
+	"context"
+
+	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/opencontainers/go-digest"
+)
+
+// Upper returns the writable directory of an active snapshot.
+func (s *Snapshotter) Upper(ctx context.Context, key string) (dir string, err error) {
+	err = s.view(ctx, func(ctx context.Context) error {
+		id, _, _, err := storage.GetInfo(ctx, key)
+		dir = s.upper(id)
+		return err
+	})
+	return dir, err
+}
+
+// Mark is what Diff.Apply does after an import, whatever the chain.
+func (s *Snapshotter) Mark(ctx context.Context, key string, diffID digest.Digest) error {
+	x := extracting{key: key}
+	err := s.view(ctx, func(ctx context.Context) (err error) {
+		x.id, _, _, err = storage.GetInfo(ctx, key)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return s.mark(ctx, x, diffID)
+}

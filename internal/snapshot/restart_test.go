@@ -1,0 +1,185 @@
+package snapshot_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+
+	"dewpoint/internal/snapshot"
+	"dewpoint/internal/snapshot/snapshottest"
+)
+
+func TestReboot(t *testing.T) {
+	b := newBed(t)
+	used, idle := b.layer("a", "used"), b.layer("a", "idle")
+	top := b.pull(used)
+	b.pull(idle)
+	b.written("c", top, "b", "mine")
+	b.reboot()
+	if b.mounted() != 1 {
+		t.Errorf("%d layers are mounted at start, want the one in use", b.mounted())
+	}
+	m, err := b.Mounts(background, "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := b.mount(m)
+	b.want(filepath.Join(dir, "a"), "used")
+	b.want(filepath.Join(dir, "b"), "mine")
+	b.unmount(dir)
+	dir = b.mount(b.prepare("d", idle.String()))
+	b.want(filepath.Join(dir, "a"), "idle")
+	b.unmount(dir)
+	if len(b.InUse()) != 2 {
+		t.Errorf("in use: %v", b.InUse())
+	}
+}
+
+// A restart of dewd alone finds its mounts and leaves them.
+func TestRestartKeepsMounts(t *testing.T) {
+	b := newBed(t)
+	m := b.prepare("c", b.pull(b.layer("a", "x"), b.layer("b", "y")))
+	dir := b.mount(m)
+	before := b.backend.Mounted.Load()
+	b.Close()
+	b.open()
+	again, err := b.Mounts(background, "c")
+	if err != nil || again[0].Options[2] != m[0].Options[2] {
+		t.Errorf("%v, %v; want %v", again, err, m)
+	}
+	if b.backend.Mounted.Load() != before || b.backend.Unmounted.Load() != 0 {
+		t.Error("layers were mounted again")
+	}
+	b.want(filepath.Join(dir, "a"), "x")
+	b.unmount(dir)
+}
+
+// What dewd may leave when it is killed between two steps.
+func TestLeftovers(t *testing.T) {
+	b := newBed(t)
+	id := b.layer("a", "x")
+	b.pull(id)
+	b.Close()
+	stray := filepath.Join(b.root(), "m", "2")
+	orphan := filepath.Join(b.root(), "snapshots", "77", "fs", "dir")
+	for _, dir := range []string{stray, orphan} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, err := b.store.Files(id)
+	if err == nil {
+		err = b.backend.Mount(background, f, stray)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.open()
+	for _, dir := range []string{stray, filepath.Join(b.root(), "snapshots", "77")} {
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("%s: %v, want it gone", dir, err)
+		}
+	}
+	other := b.layer("a", "other")
+	dir := b.mount(b.prepare("c", b.pull(other)))
+	b.want(filepath.Join(dir, "a"), "other")
+	b.unmount(dir)
+}
+
+// The directory of an id that was used in a transaction that never ended.
+func TestReusedID(t *testing.T) {
+	b := newBed(t)
+	if err := os.MkdirAll(filepath.Join(b.root(), "snapshots", "1", "fs", "old"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	m := b.prepare("c", "")
+	if left, err := os.ReadDir(m[0].Source); err != nil || len(left) != 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
+func TestMissingLayerSaysSo(t *testing.T) {
+	b := newBed(t)
+	id := b.layer("a", "x")
+	b.prepare("c", b.pull(id))
+	b.shut()
+	if err := b.store.Forget(id); err != nil {
+		t.Fatal(err)
+	}
+	b.open()
+	if _, err := b.Mounts(background, "c"); !errors.Is(err, snapshot.ErrNotHere) {
+		t.Errorf("mounts: %v", err)
+	}
+	if _, err := b.Prepare(background, "d", id.String()); !errors.Is(err, snapshot.ErrNotHere) {
+		t.Errorf("prepare: %v", err)
+	}
+	if _, err := b.Stat(background, "d"); err == nil {
+		t.Error("a snapshot that cannot be mounted stays")
+	}
+}
+
+func TestSecondProcess(t *testing.T) {
+	b := newBed(t)
+	_, err := snapshot.New(background, snapshot.Config{
+		Root: b.root(), Layers: b.store, Backend: b.backend, LockWait: 50 * time.Millisecond,
+	})
+	if !errors.Is(err, snapshot.ErrInUse) {
+		t.Errorf("second snapshotter: %v", err)
+	}
+}
+
+func TestLabelsOfImageLayersStay(t *testing.T) {
+	b := newBed(t)
+	id := b.layer("a", "x")
+	top := b.pull(id)
+	info, err := b.Update(background, snapshots.Info{Name: top, Labels: map[string]string{
+		"mine": "1", snapshot.LabelLayer: "sha256:forged",
+	}})
+	if err != nil || info.Labels[snapshot.LabelLayer] != id.String() || info.Labels["mine"] != "1" {
+		t.Errorf("%v, %v", info, err)
+	}
+	if _, err := b.Update(background, info, "labels."+snapshot.LabelLayer); err == nil {
+		t.Error("the label of an image layer was changed")
+	}
+	b.prepare("forged", "", snapshots.WithLabels(map[string]string{snapshot.LabelLayer: id.String()}))
+	info, err = b.Stat(background, "forged")
+	if err != nil || info.Labels[snapshot.LabelLayer] != "" {
+		t.Errorf("%v, %v", info, err)
+	}
+	b.reboot()
+	if !b.InUse()[id] {
+		t.Error("the layer was lost")
+	}
+}
+
+// A mount that cannot be undone now is undone later, and its number is not
+// given to another layer meanwhile.
+func TestBusyMount(t *testing.T) {
+	b := newBed(t)
+	top := b.pull(b.layer("a", "x"))
+	busy, err := os.Open(filepath.Join(b.root(), "m", "1", "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Remove(background, top); err != nil {
+		t.Fatal(err)
+	}
+	if b.mounted() != 1 || len(b.InUse()) != 0 {
+		t.Errorf("%d mounts, in use %v", b.mounted(), b.InUse())
+	}
+	dir := b.mount(b.prepare("c", b.pull(b.layer("a", "other"))))
+	b.want(filepath.Join(dir, "a"), "other")
+	b.unmount(dir)
+	busy.Close()
+	if err := b.Cleanup(background); err != nil {
+		t.Error(err)
+	}
+	under, err := snapshottest.MountsUnder(filepath.Join(b.root(), "m"))
+	if err != nil || len(under) != 1 || filepath.Base(under[0]) != "2" {
+		t.Errorf("%v, %v", under, err)
+	}
+}

@@ -1,0 +1,75 @@
+package snapshot
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	diffapi "github.com/containerd/containerd/api/services/diff/v1"
+	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
+	"github.com/containerd/containerd/v2/contrib/diffservice"
+	"github.com/containerd/containerd/v2/contrib/snapshotservice"
+	"github.com/containerd/containerd/v2/defaults"
+	"google.golang.org/grpc"
+)
+
+// stopWait is how long calls under way may take when Serve is to end.
+const stopWait = 3 * time.Second
+
+// Serve answers containerd on a Unix socket until ctx ends, then lets calls
+// under way finish for a few seconds and returns nil. Only root may connect.
+// A socket that a dead process left is replaced. d may be nil: then the
+// socket carries no diff service.
+func Serve(ctx context.Context, socket string, s *Snapshotter, d *Diff) error {
+	l, err := listen(socket)
+	if err != nil {
+		return fmt.Errorf("serve snapshotter: %w", err)
+	}
+	defer os.Remove(socket)
+	server := grpc.NewServer(
+		grpc.MaxRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
+		grpc.MaxSendMsgSize(defaults.DefaultMaxSendMsgSize),
+	)
+	snapshotsapi.RegisterSnapshotsServer(server, snapshotservice.FromSnapshotter(s))
+	if d != nil {
+		diffapi.RegisterDiffServer(server, diffservice.FromApplierAndComparer(d, d))
+	}
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		abort := time.AfterFunc(stopWait, server.Stop)
+		defer abort.Stop()
+		server.GracefulStop()
+	})
+	err = server.Serve(l)
+	if !stop() {
+		<-stopped
+		return nil
+	}
+	return fmt.Errorf("serve snapshotter: %w", err)
+}
+
+// listen makes the socket with mode 0600 from the first moment that its name
+// can be seen.
+func listen(socket string) (net.Listener, error) {
+	made := socket + ".new"
+	if err := os.Remove(made); err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: made, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(made, 0o600); err != nil {
+		l.Close()
+		return nil, err
+	}
+	if err := os.Rename(made, socket); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}

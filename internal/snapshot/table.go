@@ -1,0 +1,214 @@
+package snapshot
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+
+	"dewpoint/internal/mount"
+)
+
+// table is the set of layers in use, each with its mount.
+type table struct {
+	dir     string // ROOT/m
+	backend mount.Backend
+	files   func(digest.Digest) (mount.Files, error)
+
+	mu      sync.Mutex
+	layers  map[digest.Digest]*layer // guarded by mu
+	numbers map[int]*layer           // the same ones by n; guarded by mu
+}
+
+// layer is one layer in use. Its mount point is named by n.
+type layer struct {
+	id   digest.Digest
+	n    int // changes only before anything is mounted there
+	refs int // snapshots that stand for it, and calls under way; guarded by table.mu
+
+	busy    sync.Mutex // held while mounting and unmounting
+	mounted bool       // guarded by busy
+}
+
+func newTable(dir string, backend mount.Backend, files func(digest.Digest) (mount.Files, error)) *table {
+	return &table{
+		dir: dir, backend: backend, files: files,
+		layers: make(map[digest.Digest]*layer), numbers: make(map[int]*layer),
+	}
+}
+
+func (t *table) path(l *layer) string { return filepath.Join(t.dir, strconv.Itoa(l.n)) }
+
+// hold counts one more use of the layer, under the smallest free number if it
+// had none. Every hold needs its release.
+func (t *table) hold(id digest.Digest) *layer { return t.holdAs(id, 0) }
+
+// holdAs is hold with a wish for a number that is honoured when it is free.
+func (t *table) holdAs(id digest.Digest, n int) *layer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l := t.layers[id]
+	if l == nil {
+		l = &layer{id: id, n: t.number(n)}
+		t.layers[id], t.numbers[l.n] = l, l
+	}
+	l.refs++
+	return l
+}
+
+func (t *table) number(wish int) int {
+	if wish > 0 && t.numbers[wish] == nil {
+		return wish
+	}
+	n := 1
+	for t.numbers[n] != nil {
+		n++
+	}
+	return n
+}
+
+// again counts one more use of a layer that the caller holds.
+func (t *table) again(l *layer) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l.refs++
+}
+
+// ensure mounts the layer, which the caller holds, unless it is.
+func (t *table) ensure(ctx context.Context, l *layer) error {
+	l.busy.Lock()
+	defer l.busy.Unlock()
+	if l.mounted {
+		return nil
+	}
+	files, err := t.files(l.id)
+	if err != nil {
+		return fmt.Errorf("mount layer %s: %w", l.id, err)
+	}
+	if err := os.Mkdir(t.path(l), 0o700); err != nil && !os.IsExist(err) {
+		return err
+	}
+	if err := t.backend.Mount(ctx, files, t.path(l)); err != nil {
+		return fmt.Errorf("mount layer %s at %s: %w", l.id, t.path(l), err)
+	}
+	l.mounted = true
+	return nil
+}
+
+// release undoes one hold. The last one unmounts; when that fails the number
+// stays taken, and sweep tries again.
+func (t *table) release(l *layer) error {
+	t.mu.Lock()
+	l.refs--
+	idle := l.refs == 0
+	t.mu.Unlock()
+	if !idle {
+		return nil
+	}
+	return t.retire(l)
+}
+
+// retire unmounts a layer that nobody holds. Who holds it meanwhile waits in
+// ensure, or finds it under the same number.
+func (t *table) retire(l *layer) error {
+	l.busy.Lock()
+	defer l.busy.Unlock()
+	if !t.idle(l) {
+		return nil
+	}
+	if err := t.clear(t.path(l)); err != nil {
+		return err
+	}
+	l.mounted = false
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if l.refs == 0 && t.layers[l.id] == l {
+		delete(t.layers, l.id)
+		delete(t.numbers, l.n)
+	}
+	return nil
+}
+
+func (t *table) idle(l *layer) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return l.refs == 0 && t.layers[l.id] == l
+}
+
+// clear unmounts and removes one mount point.
+func (t *table) clear(path string) error {
+	if err := t.backend.Unmount(path); err != nil {
+		return fmt.Errorf("unmount layer: %w", err)
+	}
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		return fmt.Errorf("remove mount point: %w", err)
+	}
+	return nil
+}
+
+// sweep retires the layers whose unmounting failed earlier, and clears mount
+// points that belong to no layer. It returns the first error and goes on.
+func (t *table) sweep() error {
+	var first error
+	note := func(err error) {
+		if first == nil {
+			first = err
+		}
+	}
+	for _, l := range t.idlers() {
+		note(t.retire(l))
+	}
+	entries, err := os.ReadDir(t.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		note(t.clearStranger(e.Name()))
+	}
+	return first
+}
+
+func (t *table) idlers() []*layer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var idle []*layer
+	for _, l := range t.layers {
+		if l.refs == 0 {
+			idle = append(idle, l)
+		}
+	}
+	return idle
+}
+
+// clearStranger clears ROOT/m/NAME unless a layer owns it. The table is locked
+// meanwhile, so that the number is not given away; it never is when clearing
+// fails, for what is mounted there would pass for another layer.
+func (t *table) clearStranger(name string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n, _ := strconv.Atoi(name)
+	if t.numbers[n] != nil {
+		return nil
+	}
+	err := t.clear(filepath.Join(t.dir, name))
+	if err != nil && n > 0 {
+		t.numbers[n] = &layer{n: n}
+	}
+	return err
+}
+
+func (t *table) inUse() map[digest.Digest]bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	used := make(map[digest.Digest]bool, len(t.layers))
+	for id, l := range t.layers {
+		if l.refs > 0 {
+			used[id] = true
+		}
+	}
+	return used
+}
