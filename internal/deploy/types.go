@@ -2,90 +2,12 @@
 // application serves, and records when each stage was reached.
 package deploy
 
-import "time"
+import "dewpoint/internal/deployment"
 
-// Request is one instruction to deploy. The zero value of a field is its default.
-type Request struct {
-	Image        string
-	Name         string // "" means one is made up
-	Entrypoint   []string
-	Cmd          []string
-	Env          []string // KEY=VALUE
-	Net          string   // host (default), bridge, none
-	Ports        []Port
-	Volumes      []Volume
-	Memory       int64         // bytes, 0 is unlimited
-	CPUs         float64       // 0 is unlimited
-	Ready        string        // tcp:PORT, http:PORT/PATH, cmd:…, log:RE, none; "" is the image's health check, else none
-	ReadyTimeout time.Duration // 0 is the node's default
-	Lazy         string        // auto, never
-	Restore      string        // auto, never, always
-	PlainHTTP    bool
-	Remove       bool // remove the container when it exits
-	// Experiments; "" or 0 is the node's own choice.
-	Mount     string // erofs, loop, tree
-	Order     string // layers, parallel
-	Inflaters int
-}
-
-// Port publishes the container's TCP or UDP port on the host (bridge only).
-type Port struct {
-	HostIP    string
-	Host      uint16
-	Container uint16
-	Protocol  string // tcp, udp
-}
-
-// Volume binds a host directory or file into the container.
-type Volume struct {
-	Source, Target string
-	ReadOnly       bool
-}
-
-// Record is what is known of one deployment. Stage times are seconds from
-// the instruction; what did not happen is absent.
-type Record struct {
-	Name   string             `json:"name"`
-	Image  string             `json:"image"`
-	Digest string             `json:"digest,omitempty"`
-	Node   string             `json:"node"`
-	Stages map[string]float64 `json:"stages"`
-	Bytes  Bytes              `json:"bytes"`
-	Way    Way                `json:"way"`
-	Error  string             `json:"error,omitempty"`
-}
-
-// The stages, in the order in which a deployment passes them.
-const (
-	Resolved = "resolved" // manifest and config are here
-	Tables   = "tables"   // the layers' tables of contents are here (lazy)
-	Mounted  = "mounted"  // the image's tree can be read
-	Created  = "created"  // the container and its task exist
-	Started  = "started"  // its first process runs
-	Restored = "restored" // its processes run, from a checkpoint
-	Ready    = "ready"    // it serves
-	Complete = "complete" // every layer is verified and on disk
+// What a deployment is asked, shows and leaves behind; see package deployment.
+type (
+	Request       = deployment.Request
+	Record        = deployment.Record
+	Watch         = deployment.Watch
+	LayerProgress = deployment.LayerProgress
 )
-
-// Bytes counts compressed bytes by where they came from.
-type Bytes struct {
-	Registry int64 `json:"registry"`
-	PoP      int64 `json:"pop"`
-	Local    int64 `json:"local"`
-}
-
-// Way says how the image and the processes came about.
-type Way struct {
-	Pull  string   `json:"pull"`  // lazy, whole, local, pop
-	Start string   `json:"start"` // boot, restore
-	Why   []string `json:"why,omitempty"`
-}
-
-// LayerProgress is the state of one layer that is being filled.
-type LayerProgress struct {
-	Digest  string  `json:"digest"`
-	Size    int64   `json:"size"`    // compressed bytes
-	Fetched int64   `json:"fetched"` // compressed bytes here
-	State   string  `json:"state"`   // waiting, filling, verified, complete
-	Rate    float64 `json:"rate"`    // compressed bytes a second, lately
-}
