@@ -65,7 +65,7 @@ type Image struct {
 func New(ref Reference, target ocispec.Descriptor, index []byte, desc ocispec.Descriptor, manifest, config []byte) (*Image, error) {
 	img := &Image{Ref: ref, Target: target, Index: index, Desc: desc, Manifest: manifest, Config: config}
 	if err := img.parse(); err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
+		return nil, err
 	}
 	return img, nil
 }

@@ -31,7 +31,7 @@ func (i *Image) UnmarshalJSON(b []byte) error {
 	}
 	img, err := New(r.Ref, r.Target, r.Index, r.Desc, r.Manifest, r.Config)
 	if err != nil {
-		return fmt.Errorf("image record: %w", err)
+		return fmt.Errorf("image record of %s: %w", r.Ref, err)
 	}
 	*i = *img
 	return nil

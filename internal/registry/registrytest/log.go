@@ -3,6 +3,7 @@ package registrytest
 import (
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -23,15 +24,19 @@ type Request struct {
 	Header http.Header
 	Digest digest.Digest // of the blob asked for, if it was one
 	Status int
-	Bytes  int64 // of the body that were sent
+	Bytes  int64 // of the body, sent so far
 }
 
-// Requests gives the log, oldest first. A request enters it when its answer
-// has ended.
+// Requests gives the log, oldest first. A request enters it when it arrives;
+// Status and Bytes follow.
 func (s *Server) Requests() []Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return append([]Request(nil), s.log...)
+	out := make([]Request, len(s.log))
+	for n, r := range s.log {
+		out[n] = *r
+	}
+	return out
 }
 
 // Count is the number of requests in the log whose path contains part.
@@ -82,12 +87,34 @@ func (s *Server) Peak() int {
 	return s.peak
 }
 
+// Connections is the number of connections that clients opened.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conns
+}
+
+func (s *Server) connState(_ net.Conn, state http.ConnState) {
+	if state == http.StateNew {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.conns++
+	}
+}
+
 // Forget empties the log and the counters.
 func (s *Server) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.log, s.peak = nil, 0
+	s.log, s.peak, s.conns = nil, 0, 0
 	clear(s.served)
+}
+
+func (s *Server) enter(by int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.under += by
+	s.idle.Broadcast()
 }
 
 func (s *Server) sending(by int) {
@@ -97,14 +124,18 @@ func (s *Server) sending(by int) {
 	s.peak = max(s.peak, s.busy)
 }
 
-func (s *Server) count(d digest.Digest, n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.served[d] += int64(n)
+func (a *answer) count(n int) {
+	a.s.mu.Lock()
+	defer a.s.mu.Unlock()
+	a.entry.Bytes += int64(n)
+	if a.serving {
+		a.s.served[a.digest] += int64(n)
+	}
 }
 
-func (s *Server) record(r Request) {
+func (s *Server) record(r Request) *Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.log = append(s.log, r)
+	s.log = append(s.log, &r)
+	return &r
 }

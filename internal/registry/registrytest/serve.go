@@ -14,17 +14,18 @@ import (
 
 // serve answers one request and logs it.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	s.enter(1)
+	defer s.enter(-1)
 	a := &answer{ResponseWriter: w, s: s, r: r, faults: s.befall(r)}
-	if _, d, ok := split(r.URL.Path, "/blobs/"); ok {
-		a.digest = digest.Digest(d)
+	for _, at := range []string{"/blobs/", "/storage/"} {
+		if _, d, ok := split(r.URL.Path, at); ok {
+			a.digest = digest.Digest(d)
+		}
 	}
-	start := time.Now()
-	defer func() {
-		s.record(Request{
-			Time: start, Method: r.Method, Path: r.URL.RequestURI(), Range: r.Header.Get("Range"),
-			Auth: r.Header.Get("Authorization"), Header: r.Header, Digest: a.digest, Status: a.status, Bytes: a.sent,
-		})
-	}()
+	a.entry = s.record(Request{
+		Time: time.Now(), Method: r.Method, Path: r.URL.RequestURI(), Range: r.Header.Get("Range"),
+		Auth: r.Header.Get("Authorization"), Header: r.Header, Digest: a.digest,
+	})
 	if a.faults.has(Hang) {
 		<-r.Context().Done()
 		panic(http.ErrAbortHandler)
@@ -47,8 +48,7 @@ type answer struct {
 	faults  faults
 	digest  digest.Digest // of the blob asked for
 	serving bool          // what is sent is the blob
-	status  int
-	sent    int64
+	entry   *Request      // in the log
 }
 
 func (a *answer) route() {
@@ -57,8 +57,7 @@ func (a *answer) route() {
 		a.token()
 		return
 	}
-	if repo, d, ok := split(path, "/storage/"); ok && repo == "" {
-		a.digest = digest.Digest(d)
+	if strings.HasPrefix(path, "/storage/") {
 		a.blob() // where Redirect leads: no authentication, as with signed URLs
 		return
 	}
@@ -142,16 +141,18 @@ func (a *answer) fail(status int, code, message string) {
 
 // WriteHeader keeps the status for the log.
 func (a *answer) WriteHeader(status int) {
-	a.status = status
+	a.s.mu.Lock()
+	a.entry.Status = status
+	a.s.mu.Unlock()
 	a.ResponseWriter.WriteHeader(status)
 }
 
 // send writes b; a client that has gone ends the request.
 func (a *answer) send(b []byte) {
+	a.count(len(b)) // before the client can have them
 	n, err := a.Write(b)
-	a.sent += int64(n)
-	if a.serving {
-		a.s.count(a.digest, n)
+	if n < len(b) {
+		a.count(n - len(b))
 	}
 	if err != nil {
 		panic(http.ErrAbortHandler)
@@ -187,6 +188,9 @@ func (a *answer) blob() {
 		from = min(from+f.At, to)
 	}
 	a.head(b, from, to, partial)
+	if a.faults.has(Chunked) {
+		a.flush() // else net/http finds out the length of a short body
+	}
 	if a.r.Method == http.MethodHead {
 		return
 	}

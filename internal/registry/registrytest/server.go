@@ -54,10 +54,13 @@ type Server struct {
 	auth   Auth
 	tokens map[string]token
 	faults []*Fault
-	log    []Request
+	log    []*Request
 	served map[digest.Digest]int64
 	busy   int // blob bodies being sent now
 	peak   int // the most that ever were at once
+	conns  int // connections accepted
+	under  int // handlers under way
+	idle   *sync.Cond
 }
 
 // New starts a registry for the test and closes it with the test.
@@ -85,6 +88,7 @@ func NewConfig(tb testing.TB, cfg Config) *Server {
 // Start starts a registry outside a test. Errors of its Push methods panic.
 func Start(cfg Config) (*Server, error) {
 	s := &Server{cfg: cfg, Store: cfg.Store, addr: cfg.Addr, tokens: map[string]token{}, served: map[digest.Digest]int64{}}
+	s.idle = sync.NewCond(&s.mu)
 	if s.addr == "" {
 		s.addr = "127.0.0.1:0"
 	}
@@ -119,6 +123,7 @@ func (s *Server) Up() error {
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ReadHeaderTimeout: 10 * time.Second,
 		ErrorLog:          quiet,
+		ConnState:         s.connState,
 	}
 	go func(srv *http.Server, done chan struct{}) {
 		defer close(done)
@@ -127,7 +132,8 @@ func (s *Server) Up() error {
 	return nil
 }
 
-// Close cuts all connections and stops listening. The images stay.
+// Close cuts all connections and stops listening, and waits until all requests have
+// ended. The images stay.
 func (s *Server) Close() {
 	s.mu.Lock()
 	srv, stop, done := s.srv, s.stop, s.done
@@ -139,6 +145,11 @@ func (s *Server) Close() {
 	stop()
 	srv.Close()
 	<-done
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.under > 0 {
+		s.idle.Wait()
+	}
 }
 
 // Host is the registry's host and port, as image references name it.

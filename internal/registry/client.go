@@ -1,0 +1,220 @@
+// Package registry fetches images from registries that speak the OCI
+// distribution protocol: it resolves references to image.Image values and
+// opens blobs as streams that mend themselves.
+//
+// A Client asks the endpoints that are configured for a reference's host: the
+// mirrors of its hosts.toml in their order, then the registry. Each request
+// passes through small layers, outermost first:
+//
+//	resume   carries a blob's stream over failures, from the position reached
+//	mirrors  tries the host's endpoints until one answers
+//	exact    insists on the bytes asked for, and no others
+//	watch    cuts what stalls while somebody waits
+//	follow   follows redirects, without telling others our credentials
+//	authority answers challenges, and keeps tokens until they expire
+//	http     connections, one request at a time each (HTTP/1.1)
+//
+// HTTP/2 is not used: a stream that its reader holds back would share one
+// connection's fate and windows with the streams that must not wait.
+//
+// Plain HTTP is spoken only where Host.PlainHTTP, an http:// address in
+// hosts.toml or the caller's PlainHTTP option says so. A registry that is
+// asked over HTTPS may redirect to HTTPS only.
+//
+// Documents (indexes, manifests, configs) are verified here. Blobs are not:
+// the bytes of a Stream are as many as asked for and begin where asked for,
+// but whether they hash to the digest is for the reader to find out. Memory
+// does not depend on the size of a blob.
+package registry
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/docker/cli/cli/config/configfile"
+	"github.com/google/go-containerregistry/pkg/authn"
+)
+
+// Config is what a Client needs to know. The zero value of each field means
+// its default.
+type Config struct {
+	Hosts     map[string]Host // by host, as references name it
+	HostsDirs []string        // containerd's certs.d layout; the first that knows the host decides
+	// DockerConfig is the file with the logins; "" is $DOCKER_CONFIG/config.json
+	// or .docker/config.json in the home directory. A file that is not there
+	// holds no logins. It is read anew whenever a login is needed.
+	DockerConfig string
+
+	DialTimeout  time.Duration // for a connection, TLS included; 10 s
+	StallTimeout time.Duration // for the next byte while a reader waits; 30 s
+
+	// Retries is how often a stream is taken up again before it fails. The
+	// count begins anew whenever the stream has moved on by 64 KiB. 8; below 0
+	// is none.
+	Retries int
+	// ResolveRetries is the same for documents. 3.
+	ResolveRetries int
+	// Backoff is the wait before the first retry; it doubles up to MaxBackoff.
+	// 200 ms and 15 s. Half of each wait is random.
+	Backoff, MaxBackoff time.Duration
+
+	MaxIdle   int // idle connections kept per host; 16
+	UserAgent string
+
+	// Observe, if set, is called after each read with the number of payload
+	// bytes that crossed the wire, discarded ones included. It must be fast
+	// and safe for concurrent use.
+	Observe func(n int)
+	// Wait, if set, is called after each read of n payload bytes and may delay
+	// the stream, as a rate limiter does; its error ends the stream.
+	Wait func(ctx context.Context, n int) error
+
+	Log *slog.Logger // nil discards
+}
+
+// Host is what is configured for one registry host.
+type Host struct {
+	PlainHTTP bool // speak HTTP without TLS
+}
+
+// Client speaks to registries. It is safe for concurrent use.
+type Client struct {
+	cfg       Config
+	transport *http.Transport // of endpoints with no TLS settings of their own
+
+	mu    sync.Mutex // guards hosts
+	hosts map[hostKey]*hostEntry
+
+	bytes, discarded, retries atomic.Int64
+}
+
+// New makes a Client. It does not touch the network.
+func New(cfg Config) (*Client, error) {
+	cfg = cfg.defaults()
+	for _, d := range cfg.HostsDirs {
+		if !filepath.IsAbs(d) {
+			return nil, fmt.Errorf("registry: hosts directory %q is not an absolute path", d)
+		}
+	}
+	return &Client{cfg: cfg, transport: newTransport(cfg, &tls.Config{}, cfg.DialTimeout), hosts: map[hostKey]*hostEntry{}}, nil
+}
+
+// Close ends idle connections. Streams that are open go on.
+func (c *Client) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.transport.CloseIdleConnections()
+	for _, e := range c.hosts {
+		e.close(c.transport)
+	}
+}
+
+// Stats counts since the Client was made.
+type Stats struct {
+	Bytes     int64 // payload of documents and blobs that crossed the wire
+	Discarded int64 // of them, bytes before an offset whose Range was ignored
+	Retries   int64
+}
+
+// Stats gives the counters.
+func (c *Client) Stats() Stats {
+	return Stats{Bytes: c.bytes.Load(), Discarded: c.discarded.Load(), Retries: c.retries.Load()}
+}
+
+func (cfg Config) defaults() Config {
+	def(&cfg.DialTimeout, 10*time.Second)
+	def(&cfg.StallTimeout, 30*time.Second)
+	def(&cfg.Retries, 8)
+	def(&cfg.ResolveRetries, 3)
+	def(&cfg.Backoff, 200*time.Millisecond)
+	def(&cfg.MaxBackoff, 15*time.Second)
+	def(&cfg.MaxIdle, 16)
+	def(&cfg.UserAgent, "dewpoint")
+	if cfg.DockerConfig == "" {
+		cfg.DockerConfig = dockerConfig()
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return cfg
+}
+
+func def[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// dockerConfig is where docker keeps the logins of the user who runs us.
+func dockerConfig() string {
+	if d := os.Getenv("DOCKER_CONFIG"); d != "" {
+		return filepath.Join(d, "config.json")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "" // no home, no logins
+	}
+	return filepath.Join(home, ".docker", "config.json")
+}
+
+// login looks up the credentials for a host, asking a credential helper if
+// one is configured. No credentials are the zero AuthConfig. A helper that
+// hangs is left behind when ctx ends.
+func (c *Client) login(ctx context.Context, host string) (authn.AuthConfig, error) {
+	type result struct {
+		auth authn.AuthConfig
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		auth, err := readLogin(c.cfg.DockerConfig, host)
+		done <- result{auth, err}
+	}()
+	select {
+	case r := <-done:
+		return r.auth, r.err
+	case <-ctx.Done():
+		return authn.AuthConfig{}, context.Cause(ctx)
+	}
+}
+
+func readLogin(file, host string) (none authn.AuthConfig, err error) {
+	b, err := os.ReadFile(file)
+	if file == "" || os.IsNotExist(err) || err == nil && len(b) == 0 {
+		return none, nil
+	}
+	if err != nil {
+		return none, fmt.Errorf("read logins: %w", err)
+	}
+	cf, err := parseLogins(file, b)
+	if err != nil {
+		return none, fmt.Errorf("read logins of %s: %w", file, err)
+	}
+	a, err := cf.GetAuthConfig(loginKey(host))
+	if err != nil {
+		return none, fmt.Errorf("login for %s in %s: %w", host, file, err)
+	}
+	return authn.AuthConfig{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}, nil
+}
+
+func parseLogins(file string, b []byte) (*configfile.ConfigFile, error) {
+	cf := configfile.New(file)
+	return cf, cf.LoadFromReader(bytesReader(b))
+}
+
+// loginKey is under which key docker keeps the login of a host.
+func loginKey(host string) string {
+	if host == dockerHubEndpoint || host == dockerHub {
+		return authn.DefaultAuthKey
+	}
+	return host
+}
