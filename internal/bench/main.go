@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"slices"
 	"strings"
 
 	"dewpoint/internal/bench/testbed"
@@ -16,13 +18,27 @@ import (
 // Main runs one command of the benchmark: "pull" and "docker-pi" are the
 // experiments, "images" builds what they pull, "registry" serves it.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	self := ourselves(args)
 	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
 		"images": buildImages, "registry": serveRegistry,
+		"pull": func(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+			return comparePull(ctx, args, stdout, stderr, self)
+		},
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
 		return errors.New("usage: bench pull|docker-pi|images|registry [-h]")
 	}
 	return commands[args[0]](ctx, args[1:], stdout, stderr)
+}
+
+// ourselves is the command line that leads to Main: what stands before its
+// arguments, so that the registry can be the same program in another process.
+func ourselves(args []string) []string {
+	self := slices.Clone(os.Args[:max(1, len(os.Args)-len(args))])
+	if exe, err := os.Executable(); err == nil {
+		self[0] = exe
+	}
+	return self
 }
 
 func flags(name string, stderr io.Writer) *flag.FlagSet {

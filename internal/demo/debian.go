@@ -3,6 +3,7 @@ package demo
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -11,8 +12,8 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/pkg/archive"
-	"github.com/containerd/continuity/fs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 )
 
 // app is an application installed from Debian packages over the base.
@@ -97,17 +98,40 @@ func (a app) layers(ctx context.Context, b *builder) ([]layer, error) {
 	return []layer{base.layer, top}, err
 }
 
-// baseTree bootstraps the smallest Debian with apt, without documentation and
-// translations.
+// baseTree is the smallest Debian with apt, without documentation and
+// translations. It stays beside the layout: images that are built later share it.
 func (b *builder) baseTree(ctx context.Context) (*tree, error) {
 	if b.base != nil {
 		return b.base, nil
 	}
-	sources, codename, err := aptSources(ctx)
+	dir := filepath.Join(b.store.dir, "base")
+	base := &tree{dir: filepath.Join(dir, "tree")}
+	raw, err := os.ReadFile(filepath.Join(dir, "layer.json"))
+	if err == nil {
+		b.base = base
+		return base, json.Unmarshal(raw, &base.layer)
+	}
+	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)); err != nil {
+		return nil, err
+	}
+	if err := bootstrap(ctx, base.dir); err != nil {
+		return nil, err
+	}
+	base.layer, err = b.store.pack(ocispec.MediaTypeImageLayerGzip, gzip6, func(l *layerWriter) error {
+		return archive.WriteDiff(ctx, l, "", base.dir)
+	})
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(b.work, "base")
+	b.base = base
+	return base, b.store.writeJSON("base/layer.json", base.layer)
+}
+
+func bootstrap(ctx context.Context, dir string) error {
+	sources, codename, err := aptSources(ctx)
+	if err != nil {
+		return err
+	}
 	args := []string{"--quiet", "--mode=root", "--variant=minbase", "--format=directory",
 		"--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr", "--include=usr-is-merged"} // else usrmerge brings perl
 	for _, path := range []string{"/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*"} {
@@ -120,17 +144,7 @@ func (b *builder) baseTree(ctx context.Context) (*tree, error) {
 		`--customize-hook=rm -f "$1"/etc/apt/apt.conf.d/99mmdebstrap && : > "$1/etc/resolv.conf" && : > "$1/etc/hostname"`,
 		`--customize-hook=printf '#!/bin/sh\nexit 101\n' > "$1/usr/sbin/policy-rc.d" && chmod 755 "$1/usr/sbin/policy-rc.d"`,
 		codename, dir)
-	if err := run(exec.CommandContext(ctx, "mmdebstrap", append(args, sources...)...)); err != nil {
-		return nil, err
-	}
-	l, err := b.store.pack(ocispec.MediaTypeImageLayerGzip, gzip6, func(l *layerWriter) error {
-		return archive.WriteDiff(ctx, l, "", dir)
-	})
-	if err != nil {
-		return nil, err
-	}
-	b.base = &tree{dir: dir, layer: l}
-	return b.base, nil
+	return run(exec.CommandContext(ctx, "mmdebstrap", append(args, sources...)...))
 }
 
 // installScript runs in a mount namespace of its own, so that its mounts end with it.
@@ -168,11 +182,14 @@ func (b *builder) install(ctx context.Context, base *tree, a app) (layer, error)
 	if err := run(cmd); err != nil {
 		return layer{}, err
 	}
-	upper := filepath.Join(top, "upper")
+	merged := filepath.Join(top, "tree")
+	options := "lowerdir=" + filepath.Join(top, "upper") + ":" + base.dir
+	if err := unix.Mount("overlay", merged, "overlay", unix.MS_RDONLY, options); err != nil {
+		return layer{}, fmt.Errorf("mount overlay %s: %w", options, err)
+	}
+	defer unix.Unmount(merged, unix.MNT_DETACH)
 	return b.store.pack(ocispec.MediaTypeImageLayerGzip, gzip6, func(l *layerWriter) error {
-		w := archive.NewChangeWriter(l, upper)
-		err := fs.DiffDirChanges(ctx, base.dir, upper, fs.DiffSourceOverlayFS, w.HandleChange)
-		return errors.Join(err, w.Close())
+		return archive.WriteDiff(ctx, l, base.dir, merged)
 	})
 }
 

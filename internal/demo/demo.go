@@ -152,7 +152,7 @@ func (b *builder) build(ctx context.Context, name string, known map[string]recip
 	}
 	var packed, unpacked int64
 	for _, l := range layers {
-		packed, unpacked = packed+l.desc.Size, unpacked+l.size
+		packed, unpacked = packed+l.Desc.Size, unpacked+l.Size
 	}
 	fmt.Fprintf(b.log, "image %s: %d layers, %.1f MB compressed, %.1f MB unpacked, built in %.0f s\n",
 		name, len(layers), float64(packed)/1e6, float64(unpacked)/1e6, time.Since(start).Seconds())

@@ -23,9 +23,9 @@ type store struct{ dir string }
 
 // layer is a blob of the layout with what the image's configuration says of it.
 type layer struct {
-	desc   ocispec.Descriptor
-	diffID digest.Digest
-	size   int64 // of the tar
+	Desc   ocispec.Descriptor
+	DiffID digest.Digest
+	Size   int64 // of the tar
 }
 
 func (s store) init() error {
@@ -86,8 +86,8 @@ func (s store) add(name string, img ocispec.Image, layers []layer) error {
 	manifest := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
 	img.RootFS.Type = "layers"
 	for _, l := range layers {
-		img.RootFS.DiffIDs = append(img.RootFS.DiffIDs, l.diffID)
-		manifest.Layers = append(manifest.Layers, l.desc)
+		img.RootFS.DiffIDs = append(img.RootFS.DiffIDs, l.DiffID)
+		manifest.Layers = append(manifest.Layers, l.Desc)
 	}
 	var err error
 	if manifest.Config, err = s.putJSON(ocispec.MediaTypeImageConfig, img); err != nil {
@@ -197,7 +197,7 @@ func (l *layerWriter) commit() (layer, error) {
 	}
 	desc := ocispec.Descriptor{MediaType: l.media, Digest: l.packed.digest(), Size: l.packed.n}
 	err := os.Rename(l.file.Name(), Blob(l.store.dir, desc.Digest))
-	return layer{desc: desc, diffID: l.unpacked.digest(), size: l.unpacked.n}, err
+	return layer{Desc: desc, DiffID: l.unpacked.digest(), Size: l.unpacked.n}, err
 }
 
 // pack makes a layer of what write writes.

@@ -1,0 +1,302 @@
+// Package testbed is the ground on which engines are compared: two network
+// namespaces joined by one cable, a registry in one, an engine in the other.
+//
+// The registry is a process of its own whose blobs are hot, so that it costs
+// every engine the same little; the cable can be narrowed on the registry's
+// side (tc's token bucket). Engines run as groups: every process that one
+// starts is counted and, in the end, found and killed by its cgroup, and
+// mounts and directories go with it. Nothing outside the two namespaces and the
+// bed's directory is touched. It needs root, cgroup v2 (mounted anywhere, as it
+// is beside v1) and iproute2.
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"dewpoint/internal/demo"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Address is where the registry listens, seen from the node.
+const Address = "10.77.255.1:5000"
+
+// Config says what a bed is made of.
+type Config struct {
+	Images   string   // the OCI layout that the registry serves
+	Dir      string   // where engines keep their files; it is emptied
+	Registry []string // command that serves Images, to which -dir and -listen are added
+	Log      *slog.Logger
+}
+
+// Bed is one testbed. Its methods are for one goroutine, but Get, Dial and
+// Received may run beside the others.
+type Bed struct {
+	cfg            Config
+	node, registry string // network namespaces
+	server         *Group
+}
+
+// New builds the bed and starts its registry. Close takes it down again; what
+// a killed process left behind is taken down first.
+func New(ctx context.Context, cfg Config) (*Bed, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("the benchmark needs root: network namespaces and mounts are real")
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	removeStale(cfg.Log)
+	b := &Bed{cfg: cfg, node: fmt.Sprintf("dwp%dn", os.Getpid()), registry: fmt.Sprintf("dwp%dr", os.Getpid())}
+	if err := errors.Join(clean(cfg.Dir), os.MkdirAll(cfg.Dir, 0o755)); err != nil {
+		return nil, err
+	}
+	if err := b.connect(ctx); err != nil {
+		b.Close()
+		return nil, err
+	}
+	if err := b.serve(ctx); err != nil {
+		b.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+func (b *Bed) connect(ctx context.Context) error {
+	for _, line := range []string{
+		"netns add " + b.node,
+		"netns add " + b.registry,
+		"-n " + b.node + " link add eth0 type veth peer name eth0 netns " + b.registry,
+		"-n " + b.node + " addr add 10.77.255.2/24 dev eth0",
+		"-n " + b.registry + " addr add 10.77.255.1/24 dev eth0",
+		"-n " + b.node + " link set lo up",
+		"-n " + b.registry + " link set lo up",
+		"-n " + b.node + " link set eth0 up",
+		"-n " + b.registry + " link set eth0 up",
+	} {
+		if err := command(ctx, "ip", strings.Fields(line)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *Bed) serve(ctx context.Context) error {
+	var err error
+	if b.server, err = NewGroup("registry"); err != nil {
+		return err
+	}
+	args := append(b.cfg.Registry[1:len(b.cfg.Registry):len(b.cfg.Registry)], "-dir", b.cfg.Images, "-listen", Address)
+	cmd := enter(ctx, b.registry, b.cfg.Registry[0], args...)
+	cmd.Stderr = os.Stderr
+	if err := b.server.Start(cmd); err != nil {
+		return fmt.Errorf("registry: %w", err)
+	}
+	return b.Wait(ctx, 10*time.Second, func(ctx context.Context) error { return b.Get(ctx, "http://"+Address+"/v2/") })
+}
+
+// Close stops the registry and removes the namespaces and the directory.
+func (b *Bed) Close() error {
+	var errs []error
+	if b.server != nil {
+		errs = append(errs, b.server.Close())
+	}
+	for _, ns := range []string{b.node, b.registry} {
+		if _, err := os.Stat("/run/netns/" + ns); err == nil {
+			errs = append(errs, command(context.Background(), "ip", "netns", "del", ns))
+		}
+	}
+	return errors.Join(append(errs, clean(b.cfg.Dir))...)
+}
+
+// Rate narrows the link towards the node to so many Mbit/s; 0 is the whole link.
+func (b *Bed) Rate(ctx context.Context, mbit float64) error {
+	if mbit == 0 {
+		command(ctx, "tc", "-n", b.registry, "qdisc", "del", "dev", "eth0", "root") // fails when there is none
+		return nil
+	}
+	return command(ctx, "tc", "-n", b.registry, "qdisc", "replace", "dev", "eth0", "root",
+		"tbf", "rate", fmt.Sprintf("%gmbit", mbit), "burst", "64kb", "latency", "100ms")
+}
+
+// Dir is a fresh directory for an engine.
+func (b *Bed) Dir(name string) (string, error) {
+	dir := filepath.Join(b.cfg.Dir, name)
+	return dir, errors.Join(clean(dir), os.MkdirAll(dir, 0o711))
+}
+
+// Clean unmounts and removes an engine's directory.
+func (b *Bed) Clean(name string) error { return clean(filepath.Join(b.cfg.Dir, name)) }
+
+// Command runs in the node's network namespace.
+func (b *Bed) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	return enter(ctx, b.node, name, args...)
+}
+
+// enter keeps /sys as it is, unlike "ip netns exec", whose remount hides the cgroups.
+func enter(ctx context.Context, ns, name string, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + ns, name}, args...)...)
+}
+
+// Dial connects from the node.
+func (b *Bed) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		return nil, err
+	}
+	defer home.Close()
+	away, err := netns.GetFromName(b.node)
+	if err != nil {
+		return nil, err
+	}
+	defer away.Close()
+	if err := netns.Set(away); err != nil {
+		return nil, err
+	}
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, network, address)
+	if back := netns.Set(home); back != nil {
+		return conn, errors.Join(err, back) // the thread stays locked and ends with its goroutine
+	}
+	runtime.UnlockOSThread()
+	return conn, err
+}
+
+// Get succeeds when a URL, asked from the node, answers 200.
+func (b *Bed) Get(ctx context.Context, url string) error {
+	client := http.Client{Transport: &http.Transport{DialContext: b.Dial, DisableKeepAlives: true}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, resp.Status)
+	}
+	_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<20))
+	return err
+}
+
+// Wait asks until the answer is nil, every few milliseconds, at most for limit.
+func (b *Bed) Wait(ctx context.Context, limit time.Duration, ask func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		one, stop := context.WithTimeout(ctx, 2*time.Second)
+		err := ask(one)
+		stop()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("no answer in %s: %w", limit, err)
+		case <-time.After(3 * time.Millisecond):
+		}
+	}
+}
+
+// Received counts the bytes that have reached the node over the link, frames and all.
+func (b *Bed) Received() (int64, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/dev", b.server.main.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(raw)) {
+		if name, rest, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "eth0" {
+			return strconv.ParseInt(strings.Fields(rest)[8], 10, 64) // what the registry's end has sent
+		}
+	}
+	return 0, errors.New("the link is gone")
+}
+
+// Cool empties the page cache and warms the image's blobs again: a cold node
+// beside a hot registry.
+func (b *Bed) Cool(image string) error {
+	unix.Sync()
+	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
+		return err
+	}
+	m, err := demo.Manifest(b.cfg.Images, image)
+	if err != nil {
+		return err
+	}
+	for _, d := range append(m.Layers, m.Config) {
+		if err := read(demo.Blob(b.cfg.Images, d.Digest)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func read(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(struct{ io.Writer }{io.Discard}, f)
+	return err
+}
+
+// clean unmounts what is mounted below a directory, last first, and removes it.
+func clean(dir string) error {
+	if dir == "" || dir == "/" {
+		return fmt.Errorf("clean %q: refused", dir)
+	}
+	raw, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	for i := len(lines) - 1; i >= 0; i-- {
+		if f := strings.Fields(lines[i]); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			unix.Unmount(f[4], unix.MNT_DETACH)
+		}
+	}
+	return os.RemoveAll(dir)
+}
+
+// removeStale deletes the namespaces of beds whose process is gone.
+func removeStale(log *slog.Logger) {
+	entries, err := os.ReadDir("/run/netns")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		log.Warn("list network namespaces", "err", err)
+	}
+	for _, e := range entries {
+		var pid int
+		var end rune
+		if n, _ := fmt.Sscanf(e.Name(), "dwp%d%c", &pid, &end); n == 2 && unix.Kill(pid, 0) == unix.ESRCH {
+			log.Info("remove stale network namespace", "name", e.Name())
+			command(context.Background(), "ip", "netns", "del", e.Name())
+		}
+	}
+}
+
+func command(ctx context.Context, name string, args ...string) error {
+	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
