@@ -183,3 +183,15 @@ func TestBusyMount(t *testing.T) {
 		t.Errorf("%v, %v", under, err)
 	}
 }
+
+// Somebody unmounts a layer behind our back.
+func TestLostMountComesBack(t *testing.T) {
+	b := newBed(t)
+	top := b.pull(b.layer("a", "x"))
+	if err := snapshottest.UnmountAll(b.root()); err != nil {
+		t.Fatal(err)
+	}
+	dir := b.mount(b.prepare("c", top))
+	defer b.unmount(dir)
+	b.want(filepath.Join(dir, "a"), "x")
+}

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/mount"
 )
@@ -78,11 +79,13 @@ func (t *table) again(l *layer) {
 	l.refs++
 }
 
-// ensure mounts the layer, which the caller holds, unless it is.
+// ensure mounts the layer, which the caller holds, unless it is mounted. That
+// it is gets looked up each time: a container without one of its layers would
+// be worse than a system call.
 func (t *table) ensure(ctx context.Context, l *layer) error {
 	l.busy.Lock()
 	defer l.busy.Unlock()
-	if l.mounted {
+	if l.mounted && isMountRoot(t.path(l)) {
 		return nil
 	}
 	files, err := t.files(l.id)
@@ -97,6 +100,16 @@ func (t *table) ensure(ctx context.Context, l *layer) error {
 	}
 	l.mounted = true
 	return nil
+}
+
+// isMountRoot says whether something is mounted at path. Kernels before 5.8
+// cannot say, and then it is true.
+func isMountRoot(path string) bool {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st); err != nil {
+		return false
+	}
+	return st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 || st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
 }
 
 // release undoes one hold. The last one unmounts; when that fails the number

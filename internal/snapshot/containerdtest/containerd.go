@@ -1,0 +1,167 @@
+// Package containerdtest runs containerds of a test's own, with the
+// snapshotter plugged in, and ctr against them.
+package containerdtest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Version is a containerd that tests run against.
+type Version string
+
+// Debian's package, and the one that is built from its module.
+const (
+	V16 Version = "1.6"
+	V24 Version = "2.4"
+)
+
+// Dir is where the programs of a version lie: the directory that
+// DEWPOINT_TOOLS names (default /var/cache/dewpoint/tools) has those that
+// scripts build.
+func (v Version) Dir() string {
+	if v == V16 {
+		return "/usr/bin"
+	}
+	tools := os.Getenv("DEWPOINT_TOOLS")
+	if tools == "" {
+		tools = "/var/cache/dewpoint/tools"
+	}
+	return filepath.Join(tools, "containerd-2.4.2")
+}
+
+// Containerd is a running one. Its methods fail the test on errors.
+type Containerd struct {
+	Address string // its socket
+	Version Version
+	t       testing.TB
+	dir     string
+	cmd     *exec.Cmd
+}
+
+// Start starts containerd in dir, with the snapshotter "dewpoint" (and, where
+// containerd has those, its diff plugin) at socket, and waits until it
+// answers. It is stopped when the test ends.
+func Start(t testing.TB, v Version, dir, socket string) *Containerd {
+	t.Helper()
+	program := filepath.Join(v.Dir(), "containerd")
+	if _, err := os.Stat(program); err != nil {
+		t.Fatalf("containerd %s is missing: %v (scripts/ install it; DEWPOINT_TOOLS names another place)", v, err)
+	}
+	c := &Containerd{Address: filepath.Join(dir, "c.sock"), Version: v, t: t, dir: dir}
+	config := filepath.Join(dir, "config.toml")
+	if err := os.WriteFile(config, []byte(c.config(socket)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(dir, "containerd.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	c.cmd = exec.Command(program, "--config", config)
+	c.cmd.Stdout, c.cmd.Stderr, c.cmd.Env = log, log, c.environ()
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread() // Pdeathsig is the thread's
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.stop)
+	c.wait()
+	return c
+}
+
+func (c *Containerd) environ() []string {
+	return append(os.Environ(), "PATH="+c.Version.Dir()+":"+os.Getenv("PATH"))
+}
+
+func (c *Containerd) config(socket string) string {
+	var b strings.Builder
+	format := 2
+	disabled := []string{"io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.devmapper", "io.containerd.internal.v1.opt"}
+	if c.Version == V24 {
+		format = 3
+		disabled = append(disabled, "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.nri.v1.nri")
+	}
+	fmt.Fprintf(&b, "version = %d\nroot = %q\nstate = %q\n", format, filepath.Join(c.dir, "root"), filepath.Join(c.dir, "state"))
+	fmt.Fprintf(&b, "disabled_plugins = [\"%s\"]\n[grpc]\n  address = %q\n", strings.Join(disabled, `", "`), c.Address)
+	fmt.Fprintf(&b, "[proxy_plugins.dewpoint]\n  type = \"snapshot\"\n  address = %q\n", socket)
+	if c.Version == V24 {
+		fmt.Fprintf(&b, proxies24, socket, runtime.GOARCH)
+	}
+	return b.String()
+}
+
+// proxies24 goes on in the table proxy_plugins.dewpoint.
+const proxies24 = `  capabilities = ["remap-ids"]
+  [proxy_plugins.dewpoint.exports]
+    enable_remote_snapshot_annotations = "true"
+[proxy_plugins.dewpoint-diff]
+  type = "diff"
+  address = %q
+[plugins."io.containerd.service.v1.diff-service"]
+  default = ["dewpoint-diff", "walking"]
+[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "linux/%s"
+  snapshotter = "dewpoint"
+  differ = "dewpoint-diff"
+`
+
+func (c *Containerd) wait() {
+	c.t.Helper()
+	for range 400 {
+		if conn, err := net.Dial("unix", c.Address); err == nil {
+			conn.Close()
+			return
+		}
+		time.Sleep(25 * time.Millisecond)
+	}
+	c.t.Fatalf("containerd does not answer:\n%s", c.Log())
+}
+
+func (c *Containerd) stop() {
+	c.cmd.Process.Signal(syscall.SIGTERM)
+	kill := time.AfterFunc(10*time.Second, func() { c.cmd.Process.Kill() })
+	defer kill.Stop()
+	c.cmd.Wait()
+	if c.t.Failed() {
+		c.t.Logf("containerd's log:\n%s", c.Log())
+	}
+}
+
+// Log returns the end of containerd's log.
+func (c *Containerd) Log() string {
+	text, _ := os.ReadFile(filepath.Join(c.dir, "containerd.log"))
+	return string(text[max(0, len(text)-8000):])
+}
+
+// Try runs ctr and returns what it printed.
+func (c *Containerd) Try(ctx context.Context, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(c.Version.Dir(), "ctr"), append([]string{"--address", c.Address}, args...)...)
+	cmd.Env = c.environ()
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	return out.String(), err
+}
+
+// Ctr is Try that must succeed.
+func (c *Containerd) Ctr(args ...string) string {
+	c.t.Helper()
+	out, err := c.Try(c.t.Context(), args...)
+	if err != nil {
+		c.t.Fatalf("ctr %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
