@@ -26,8 +26,9 @@ func (e *Extractor) attributes(fd, parent int, base string, t *toc.Entry) error 
 			return err
 		}
 	}
-	// Symbolic links have no mode of their own; nothing else here is one.
-	if t.Type != toc.Symlink && t.Mode&(0o7000|e.umask) != 0 {
+	// Symbolic links have no mode of their own; nothing else here is one. An
+	// access control list may have changed the mode.
+	if t.Type != toc.Symlink && (t.Mode&(0o7000|e.umask) != 0 || t.Xattrs != nil) {
 		if err := unix.Fchmodat(parent, base, t.Mode&0o7777, 0); err != nil {
 			return os.NewSyscallError("fchmodat", err)
 		}
@@ -35,24 +36,23 @@ func (e *Extractor) attributes(fd, parent int, base string, t *toc.Entry) error 
 	return setTimes(parent, base, timespec(t.ModTime))
 }
 
-// relabel gives an existing file the attributes of a hard link's entry.
+// relabel gives an existing file the attributes of a hard link's entry. The
+// owner is set even if it is right already: as with containerd, that takes the
+// file's capabilities away.
 func (e *Extractor) relabel(parent int, base string, t *toc.Entry) error {
+	if err := unix.Fchownat(parent, base, int(t.UID), int(t.GID), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return os.NewSyscallError("fchownat", err)
+	}
 	var st unix.Stat_t
 	if err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return os.NewSyscallError("fstatat", err)
-	}
-	if st.Uid != t.UID || st.Gid != t.GID {
-		if err := unix.Fchownat(parent, base, int(t.UID), int(t.GID), unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return os.NewSyscallError("fchownat", err)
-		}
-		st.Mode &^= 0o7000 // what chown clears, chmod restores
 	}
 	for k, v := range t.Xattrs {
 		if err := setXattr(-1, parent, base, k, v, kind(st.Mode)); err != nil {
 			return err
 		}
 	}
-	if kind(st.Mode) != toc.Symlink && st.Mode&0o7777 != t.Mode&0o7777 {
+	if kind(st.Mode) != toc.Symlink && (st.Mode&0o7777 != t.Mode&0o7777 || t.Xattrs != nil) {
 		if err := unix.Fchmodat(parent, base, t.Mode&0o7777, 0); err != nil {
 			return os.NewSyscallError("fchmodat", err)
 		}

@@ -53,7 +53,7 @@ func (s *source) fill(fd int, t *toc.Entry) error {
 	end := int64(0)
 	for _, r := range t.Ranges {
 		if r.File < end || r.Length < 0 || r.Data < 0 || r.Length > t.Size-r.File {
-			return fmt.Errorf("%w: range %+v of a file of %d bytes", ErrInvalid, r, t.Size)
+			return refuse(toc.ErrCorrupt, "range %+v of a file of %d bytes", r, t.Size)
 		}
 		end = r.File + r.Length
 		if err := s.copy(fd, r); err != nil {

@@ -36,11 +36,8 @@ func (e *Extractor) directory(t *toc.Entry) error {
 }
 
 func (d *dir) set(t *toc.Entry) {
-	d.time = timespec(t.ModTime)
-	if d.name == "" {
-		return // root:root 0755 whatever the tar says, as in containerd's snapshots
-	}
 	d.mode, d.uid, d.gid = t.Mode&0o7777, t.UID, t.GID
+	d.time = timespec(t.ModTime)
 	for k, v := range t.Xattrs {
 		if d.xattrs == nil {
 			d.xattrs = make(map[string]string, len(t.Xattrs))
@@ -75,21 +72,33 @@ func (e *Extractor) ensure(name string) (*dir, error) {
 		}
 	}
 	if err != nil {
-		return nil, err
+		return nil, os.NewSyscallError("mkdirat", err)
 	}
 	return e.note(name), nil
 }
 
+// note remembers a directory that was made. One that was whited out before
+// shows nothing of the layers below.
 func (e *Extractor) note(name string) *dir {
-	d := &dir{name: name, mode: 0o755}
+	d := &dir{name: name, mode: 0o755, opaque: e.hides[name]}
 	e.dirs[name] = d
 	e.order = append(e.order, d)
 	return d
 }
 
-// imply makes a directory that something lies in but that had no entry yet.
+// imply makes a directory that something lies in but that had no entry yet,
+// in place of a whiteout if there is one.
 func (e *Extractor) imply(parent int, base, name string) error {
-	if err := unix.Mkdirat(parent, base, making); err != nil {
+	err := unix.Mkdirat(parent, base, making)
+	if err == unix.EEXIST {
+		if !e.hides[name] || !isWhiteout(parent, base) {
+			return unix.ENOTDIR
+		}
+		if err = unix.Unlinkat(parent, base, 0); err == nil {
+			err = unix.Mkdirat(parent, base, making)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	d := e.note(name)
@@ -99,6 +108,31 @@ func (e *Extractor) imply(parent int, base, name string) error {
 		}
 	}
 	return nil
+}
+
+// whiteout hides name in the layers below. What this layer itself has there
+// stays, a directory cut off from those it would be merged with.
+func (e *Extractor) whiteout(name string) error {
+	e.hides[name] = true
+	if d := e.dirs[name]; d != nil {
+		d.opaque = true
+		return nil
+	}
+	parent, base, err := e.walk.parent(name)
+	if err != nil {
+		return err
+	}
+	err = unix.Mknodat(parent, base, unix.S_IFCHR, 0)
+	if err == unix.EEXIST {
+		return nil
+	}
+	return os.NewSyscallError("mknodat", err)
+}
+
+func isWhiteout(parent int, base string) bool {
+	var st unix.Stat_t
+	err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW)
+	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0
 }
 
 // finishDir gives d its attributes, its times last.
@@ -116,7 +150,7 @@ func (e *Extractor) finishDir(d *dir) error {
 	if err := d.setXattrs(fd); err != nil {
 		return err
 	}
-	if d.mode != making || e.umask&making != 0 {
+	if d.mode != making || e.umask&making != 0 || d.xattrs != nil {
 		if err := unix.Fchmod(fd, d.mode); err != nil {
 			return os.NewSyscallError("fchmod", err)
 		}
@@ -156,20 +190,24 @@ func (e *Extractor) openDir(name string) (int, error) {
 // nearly always those that it has.
 func (e *Extractor) link(parent int, base string, t *toc.Entry) error {
 	if t.Link == t.Name {
-		return fmt.Errorf("%w: hard link to itself", ErrInvalid)
+		return refuse(toc.ErrCorrupt, "hard link to itself")
 	}
 	from, target, err := e.links.parent(t.Link)
+	if err == nil && e.hides[t.Link] && isWhiteout(from, target) {
+		err = unix.ENOENT
+	}
 	if err == nil {
 		err = unix.Linkat(from, target, parent, base, 0)
 	}
-	if err == unix.EEXIST {
+	switch {
+	case err == nil:
+		return e.relabel(parent, base, t)
+	case err == unix.EEXIST:
 		return err
+	case errors.Is(err, unix.ENOENT):
+		return refuse(toc.ErrCorrupt, "hard link to %q, which the layer does not have before it", t.Link)
+	case errors.Is(err, unix.EPERM):
+		return refuse(toc.ErrCorrupt, "hard link to the directory %q", t.Link)
 	}
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: no file %q to link to", ErrInvalid, t.Link)
-	}
-	if err != nil {
-		return fmt.Errorf("link to %q: %w", t.Link, err)
-	}
-	return e.relabel(parent, base, t)
+	return fmt.Errorf("link to %q: %w", t.Link, err)
 }

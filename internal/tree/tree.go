@@ -5,8 +5,9 @@
 // leaves a directory that overlayfs can stack: whiteouts are character devices
 // 0/0, opaque directories carry trusted.overlay.opaque, names, types, modes,
 // owners, times, extended attributes, hard links and contents are those that
-// containerd's applier gives them, and the last of several entries of one name
-// wins. Parent directories that have no entry of their own are made.
+// containerd's applier gives them. What several entries of one name come to, and
+// which entries are refused, is what the rules of toc.Tree say, so that a layer
+// is the same unpacked and as an EROFS index.
 //
 // Three habits keep it fast. The way to the directory last used is held open
 // (type walk), so that an entry costs no path lookup; small contents come out of
@@ -31,15 +32,6 @@ import (
 	"dewpoint/internal/toc"
 )
 
-var (
-	// ErrUnsafe is wrapped by errors about names that lead out of the layer:
-	// ".." and empty components, absolute names, ways through symbolic links.
-	ErrUnsafe = errors.New("unsafe name")
-	// ErrInvalid is wrapped by errors about entries that contradict each other
-	// or the data.
-	ErrInvalid = errors.New("invalid layer")
-)
-
 // Extractor unpacks one layer. It is not safe for concurrent use. Whoever made
 // it calls Finish or, to give up, Close; what Close leaves behind is for the
 // caller to remove.
@@ -56,7 +48,8 @@ type Extractor struct {
 	walk  walk // to the directory of the entry at hand
 	links walk // to the directory of a hard link's target
 	dirs  map[string]*dir
-	order []*dir // dirs as they were made, dead ones included
+	order []*dir          // dirs as they were made, dead ones included
+	hides map[string]bool // names that a whiteout hides in the layers below
 	umask uint32
 	chown bool // a new file's owner may be other than 0:0
 }
@@ -69,7 +62,7 @@ func New(path string, data io.ReaderAt) (*Extractor, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	e := &Extractor{root: root, src: newSource(data), dirs: map[string]*dir{}}
+	e := &Extractor{root: root, src: newSource(data), dirs: map[string]*dir{}, hides: map[string]bool{}}
 	e.walk = walk{root: root, missing: e.imply}
 	e.links = walk{root: root}
 	if err := e.inspect(); err != nil {
@@ -110,13 +103,23 @@ func umask() uint32 {
 	return mask
 }
 
-// Add unpacks the next entry of the tar. After an error the Extractor is only
-// good for Close.
+// Add unpacks the next entry of the tar. What is wrong with the layer gives a
+// *toc.Error. After an error the Extractor is only good for Close.
 func (e *Extractor) Add(t *toc.Entry) error {
-	if err := e.add(t); err != nil {
+	err := e.add(t)
+	if bad := (*toc.Error)(nil); errors.As(err, &bad) {
+		bad.Name = t.Name
+		return bad
+	}
+	if err != nil {
 		return fmt.Errorf("unpack %q: %w", t.Name, err)
 	}
 	return nil
+}
+
+// refuse is an error about the entry at hand, which Add names.
+func refuse(err error, why string, args ...any) error {
+	return &toc.Error{Offset: -1, Err: err, Why: fmt.Sprintf(why, args...)}
 }
 
 func (e *Extractor) add(t *toc.Entry) error {
@@ -125,8 +128,10 @@ func (e *Extractor) add(t *toc.Entry) error {
 		return e.opaque(t.Name)
 	case t.Type == toc.Directory:
 		return e.directory(t)
+	case t.Type == toc.Whiteout:
+		return e.whiteout(t.Name)
 	case t.Name == "":
-		return fmt.Errorf("%w: the layer's root is not a directory", ErrInvalid)
+		return refuse(toc.ErrCorrupt, "the root is no %v", t.Type)
 	}
 	parent, base, err := e.walk.parent(t.Name)
 	if err != nil {
@@ -157,10 +162,8 @@ func (e *Extractor) create(parent int, base string, t *toc.Entry) error {
 		return e.node(parent, base, t, unix.S_IFBLK, unix.Mkdev(t.Major, t.Minor))
 	case toc.Fifo:
 		return e.node(parent, base, t, unix.S_IFIFO, 0)
-	case toc.Whiteout:
-		return unix.Mknodat(parent, base, unix.S_IFCHR, 0)
 	}
-	return fmt.Errorf("%w: entry of type %d", ErrInvalid, t.Type)
+	return refuse(toc.ErrCorrupt, "its type is %v", t.Type)
 }
 
 func (e *Extractor) node(parent int, base string, t *toc.Entry, kind uint32, dev uint64) error {
@@ -197,6 +200,11 @@ func (e *Extractor) forget(name string) {
 			delete(e.dirs, n)
 		}
 	}
+	for n := range e.hides {
+		if n != name && within(n, name) {
+			delete(e.hides, n)
+		}
+	}
 }
 
 // Finish sets the directories' attributes and makes the whole tree durable
@@ -204,6 +212,13 @@ func (e *Extractor) forget(name string) {
 // the Extractor, whatever it returns.
 func (e *Extractor) Finish() error {
 	defer e.Close()
+	if err := e.finishDirs(); err != nil {
+		return err
+	}
+	return e.sync()
+}
+
+func (e *Extractor) finishDirs() error {
 	for _, d := range e.order {
 		if d.dead {
 			continue
@@ -212,7 +227,7 @@ func (e *Extractor) Finish() error {
 			return fmt.Errorf("unpack %q: %w", d.name, err)
 		}
 	}
-	return e.sync()
+	return nil
 }
 
 func (e *Extractor) sync() error {

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/toc"
 )
 
 // maxOpen bounds the descriptors that a walk holds open.
@@ -17,7 +19,8 @@ const maxOpen = 64
 type walk struct {
 	root int
 	// missing makes the directory base in parent, whose name in the layer is
-	// name; nil: a missing directory is an error.
+	// name, or returns ENOTDIR if there is something else that stays; nil: a
+	// missing directory is an error.
 	missing func(parent int, base, name string) error
 
 	path string // the directory that the last of open is, "" is root
@@ -33,6 +36,9 @@ type step struct{ end, fd int }
 // The descriptor is the walk's, good until its next call.
 func (w *walk) parent(name string) (fd int, base string, err error) {
 	dir, base := split(name)
+	if name != "" && name[0] == '/' {
+		return -1, "", refuse(toc.ErrUnsafe, "it is absolute")
+	}
 	if err := check(base); err != nil {
 		return -1, "", err
 	}
@@ -77,7 +83,7 @@ func (w *walk) enter(parent int, base, name string) (int, error) {
 	}
 	const how = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(parent, base, how, 0)
-	if err == unix.ENOENT && w.missing != nil {
+	if (err == unix.ENOENT || err == unix.ENOTDIR) && w.missing != nil {
 		if err = w.missing(parent, base, name); err == nil {
 			fd, err = unix.Openat(parent, base, how, 0)
 		}
@@ -96,9 +102,9 @@ func notDirectory(parent int, base, name string) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
-		return fmt.Errorf("%w: it leads through the symbolic link %q", ErrUnsafe, name)
+		return refuse(toc.ErrUnsafe, "its path goes through the symbolic link %q", name)
 	}
-	return fmt.Errorf("%w: %q is no directory", ErrInvalid, name)
+	return refuse(toc.ErrCorrupt, "its parent %q is no directory", name)
 }
 
 func (w *walk) top() int {
@@ -166,10 +172,10 @@ func split(name string) (dir, base string) {
 func check(component string) error {
 	switch component {
 	case "", ".", "..":
-		return fmt.Errorf("%w: component %q", ErrUnsafe, component)
+		return refuse(toc.ErrUnsafe, "component %q", component)
 	}
 	if strings.IndexByte(component, 0) >= 0 {
-		return fmt.Errorf("%w: it holds a zero byte", ErrUnsafe)
+		return refuse(toc.ErrUnsafe, "it holds a zero byte")
 	}
 	return nil
 }
