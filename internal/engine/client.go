@@ -1,0 +1,150 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	contentapi "github.com/containerd/containerd/api/services/content/v1"
+	eventsapi "github.com/containerd/containerd/api/services/events/v1"
+	imagesapi "github.com/containerd/containerd/api/services/images/v1"
+	introapi "github.com/containerd/containerd/api/services/introspection/v1"
+	leasesapi "github.com/containerd/containerd/api/services/leases/v1"
+	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	versionapi "github.com/containerd/containerd/api/services/version/v1"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// callTimeout bounds a call whose context has no deadline, so that a dead
+// containerd cannot hang its callers. Waiting calls are exempt.
+const (
+	callTimeout = 2 * time.Minute
+	waitMethod  = "/containerd.services.tasks.v1.Tasks/Wait"
+)
+
+// readsOnly says that a call may be repeated when containerd died under it.
+func readsOnly(method string) bool {
+	switch method[strings.LastIndexByte(method, '/')+1:] {
+	case "Get", "List", "Stat", "Mounts", "Version", "Plugins", "Wait":
+		return true
+	}
+	return false
+}
+
+// client is the part of containerd's API that the engine uses, by the bare
+// generated stubs: the client library costs megabytes and extra round trips.
+// Calls carry the namespace, wait while containerd is being restarted, and
+// give errors of package errdefs.
+type client struct {
+	conn       *grpc.ClientConn
+	containers containersapi.ContainersClient
+	content    contentapi.ContentClient
+	events     eventsapi.EventsClient
+	images     imagesapi.ImagesClient
+	intro      introapi.IntrospectionClient
+	leases     leasesapi.LeasesClient
+	snapshots  snapshotsapi.SnapshotsClient
+	tasks      tasksapi.TasksClient
+	version    versionapi.VersionClient
+}
+
+func dial(socket, namespace string) (*client, error) {
+	withNS := func(ctx context.Context) context.Context {
+		return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
+	}
+	unary := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if _, ok := ctx.Deadline(); !ok && method != waitMethod {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, callTimeout)
+			defer cancel()
+		}
+		ctx = withNS(ctx)
+		for {
+			err := errgrpc.ToNative(invoke(ctx, method, req, reply, cc, opts...))
+			if !errdefs.IsUnavailable(err) || !readsOnly(method) || !sleep(ctx, 10*time.Millisecond) {
+				return err
+			}
+		}
+	}
+	stream := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := streamer(withNS(ctx), desc, cc, method, opts...)
+		return s, errgrpc.ToNative(err)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", addr)
+		}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6, MaxDelay: time.Second},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(64<<20)),
+		grpc.WithUnaryInterceptor(unary), grpc.WithStreamInterceptor(stream),
+		grpc.WithReadBufferSize(8<<10), grpc.WithWriteBufferSize(8<<10),
+		grpc.WithIdleTimeout(0), grpc.WithDisableServiceConfig())
+	if err != nil {
+		return nil, fmt.Errorf("containerd at %s: %w", socket, err)
+	}
+	return &client{
+		conn:       conn,
+		containers: containersapi.NewContainersClient(conn),
+		content:    contentapi.NewContentClient(conn),
+		events:     eventsapi.NewEventsClient(conn),
+		images:     imagesapi.NewImagesClient(conn),
+		intro:      introapi.NewIntrospectionClient(conn),
+		leases:     leasesapi.NewLeasesClient(conn),
+		snapshots:  snapshotsapi.NewSnapshotsClient(conn),
+		tasks:      tasksapi.NewTasksClient(conn),
+		version:    versionapi.NewVersionClient(conn),
+	}, nil
+}
+
+// alive returns the version of a containerd that answers.
+func (c *client) alive(ctx context.Context) (string, error) {
+	v, err := c.version.Version(ctx, &emptypb.Empty{})
+	if err != nil {
+		return "", err
+	}
+	return v.Version, nil
+}
+
+// SnapshotterMissingError says that a containerd which is not ours does not
+// know the snapshotter. Its text shows what to add to the configuration.
+type SnapshotterMissingError struct {
+	Snapshotter, Address, Socket string
+}
+
+func (e *SnapshotterMissingError) Error() string {
+	return fmt.Sprintf("containerd at %s has no snapshotter %q; add to /etc/containerd/config.toml:\n\n%s\nand restart containerd",
+		e.Address, e.Snapshotter, proxySnippet(e.Snapshotter, e.Socket))
+}
+
+func proxySnippet(name, socket string) string {
+	return fmt.Sprintf("[proxy_plugins.%s]\n  type = \"snapshot\"\n  address = %q\n", name, socket)
+}
+
+func (c *client) requireSnapshotter(ctx context.Context, cfg Config) error {
+	r, err := c.intro.Plugins(ctx, &introapi.PluginsRequest{
+		Filters: []string{"type==io.containerd.snapshotter.v1,id==" + cfg.Snapshotter},
+	})
+	if err != nil {
+		return fmt.Errorf("list containerd's plugins: %w", err)
+	}
+	for _, p := range r.Plugins {
+		if p.ID == cfg.Snapshotter && p.InitErr == nil {
+			return nil
+		}
+	}
+	return &SnapshotterMissingError{cfg.Snapshotter, cfg.Address, cfg.SnapshotterSocket}
+}

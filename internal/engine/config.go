@@ -1,0 +1,104 @@
+package engine
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// disabled1 and disabled2 are the plugins that a private containerd 1.x and
+// 2.x do without: Kubernetes, other snapshotters, metrics of its own.
+var (
+	disabled1 = []string{
+		"io.containerd.grpc.v1.cri", "io.containerd.nri.v1.nri",
+		"io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
+		"io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
+		"io.containerd.internal.v1.restart", "io.containerd.internal.v1.opt",
+		"io.containerd.monitor.v1.cgroups",
+	}
+	disabled2 = []string{
+		"io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime",
+		"io.containerd.nri.v1.nri", "io.containerd.podsandbox.controller.v1.podsandbox",
+		"io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.btrfs",
+		"io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.erofs",
+		"io.containerd.snapshotter.v1.zfs", "io.containerd.differ.v1.erofs", "io.containerd.mount-handler.v1.erofs",
+		"io.containerd.monitor.container.v1.restart", "io.containerd.internal.v1.opt",
+		"io.containerd.image-verifier.v1.bindir", "io.containerd.monitor.task.v1.cgroups",
+		"io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing",
+		"io.containerd.metrics.v1.grpc-prometheus", "io.containerd.metrics.v1.grpc-otel",
+		"io.containerd.http.v1.pprof",
+	}
+)
+
+// containerdVersion is what `containerd --version` says.
+type containerdVersion struct{ major, minor int }
+
+func (v containerdVersion) atLeast(major, minor int) bool {
+	return v.major > major || v.major == major && v.minor >= minor
+}
+
+// parseVersion reads lines such as
+//
+//	containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3
+//	containerd github.com/containerd/containerd/v2 v2.4.2 8a1e…
+func parseVersion(line string) (containerdVersion, error) {
+	f := strings.Fields(line)
+	if len(f) < 3 {
+		return containerdVersion{}, fmt.Errorf("containerd's version %q is not understood", strings.TrimSpace(line))
+	}
+	major, rest, _ := strings.Cut(strings.TrimPrefix(f[2], "v"), ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	v := containerdVersion{}
+	var err error
+	if v.major, err = strconv.Atoi(major); err != nil {
+		return v, fmt.Errorf("containerd's version %q: %w", f[2], err)
+	}
+	v.minor, _ = strconv.Atoi(minor)
+	if !v.atLeast(1, 6) {
+		return v, fmt.Errorf("containerd %s is too old: 1.6 or newer is needed", f[2])
+	}
+	return v, nil
+}
+
+// privateConfig is the configuration of a private containerd. Version 3 is
+// what 2.x introduced; newer ones still read it.
+func privateConfig(cfg Config, v containerdVersion, root, state, socket string) string {
+	var b strings.Builder
+	format, off := 2, disabled1
+	if v.major >= 2 {
+		format, off = 3, disabled2
+	}
+	fmt.Fprintf(&b, "version = %d\nroot = %q\nstate = %q\n", format, root, state)
+	fmt.Fprintf(&b, "disabled_plugins = [%s]\nimports = []\n\n[grpc]\n  address = %q\n\n", quoted(off), socket)
+	if !builtin[cfg.Snapshotter] {
+		b.WriteString(proxySnippet(cfg.Snapshotter, cfg.SnapshotterSocket))
+		if v.major >= 2 {
+			fmt.Fprintf(&b, "  [proxy_plugins.%s.exports]\n    enable_remote_snapshot_annotations = \"true\"\n", cfg.Snapshotter)
+			writeTransfer(&b, cfg.Snapshotter)
+		}
+		b.WriteByte('\n')
+	}
+	if cfg.DiffSocket != "" && v.atLeast(1, 7) {
+		name := cfg.Snapshotter + "-diff"
+		fmt.Fprintf(&b, "[proxy_plugins.%s]\n  type = \"diff\"\n  address = %q\n\n", name, cfg.DiffSocket)
+		fmt.Fprintf(&b, "[plugins.\"io.containerd.service.v1.diff-service\"]\n  default = [%q, \"walking\"]\n", name)
+	}
+	return b.String()
+}
+
+// writeTransfer lets the transfer service (ctr and nerdctl of 2.x) unpack into
+// the snapshotter.
+func writeTransfer(b *strings.Builder, snapshotter string) {
+	fmt.Fprintf(b, "\n[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n  platform = \"linux\"\n  snapshotter = %q\n", snapshotter)
+}
+
+// builtin are containerd's own snapshotters, which need no proxy plugin.
+var builtin = map[string]bool{"overlayfs": true, "native": true}
+
+func quoted(s []string) string {
+	q := make([]string, len(s))
+	for i, v := range s {
+		q[i] = strconv.Quote(v)
+	}
+	return strings.Join(q, ", ")
+}

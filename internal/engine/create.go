@@ -1,0 +1,291 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types"
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/errdefs"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"dewpoint/internal/engine/network"
+)
+
+const (
+	runtimeName = "io.containerd.runc.v2"
+	typePrefix  = "types.containerd.io/opencontainers/runtime-spec/1/"
+	undoTimeout = 30 * time.Second
+)
+
+// undo is the way back from a creation that fails, last step first.
+type undo []func(context.Context) error
+
+func (u *undo) add(f func(context.Context) error) { *u = append(*u, f) }
+
+// run returns err joined with what went wrong on the way back.
+func (u undo) run(ctx context.Context, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	for i := len(u) - 1; i >= 0; i-- {
+		if uerr := u[i](ctx); uerr != nil && !errdefs.IsNotFound(uerr) {
+			err = errors.Join(err, fmt.Errorf("undo: %w", uerr))
+		}
+	}
+	return err
+}
+
+// Create makes the container and its task, which waits for Start: snapshot,
+// network and namespaces are there, the first process is not. The image must
+// be registered. If Create fails nothing of the container is left. A name that
+// is taken gives ErrExists.
+func (e *Engine) Create(ctx context.Context, s Spec) (*Info, error) {
+	if err := s.validate(); err != nil {
+		return nil, err
+	}
+	defer e.names.lock(s.Name)()
+	var back undo
+	info, err := e.create(ctx, &s, &back)
+	if err != nil {
+		return nil, back.run(ctx, fmt.Errorf("create container %s: %w", s.Name, err))
+	}
+	return info, nil
+}
+
+func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error) {
+	mounts, err := e.reserve(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	back.add(func(ctx context.Context) error { return e.removeSnapshot(ctx, s.Name) })
+	if err := e.ports.Claim(s.Name, s.Ports, true); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrPortTaken, err)
+	}
+	back.add(func(context.Context) error { e.ports.Release(s.Name); return nil })
+	if err := os.MkdirAll(e.cfg.dir(s.Name), 0o711); err != nil {
+		return nil, err
+	}
+	back.add(func(context.Context) error { return os.RemoveAll(e.cfg.dir(s.Name)) })
+	if err := makeSources(s.Volumes); err != nil {
+		return nil, err
+	}
+
+	// The record and the network are made at once; what each has to take
+	// back is known before it begins.
+	rec := record{name: s.Name, net: s.Net, ports: s.Ports}
+	back.add(func(ctx context.Context) error { return e.disconnect(ctx, rec) })
+	g, gctx := errgroup.WithContext(ctx)
+	var addr netip.Addr
+	g.Go(func() (err error) {
+		addr, err = e.network(gctx, rec)
+		return err
+	})
+	var made bool
+	g.Go(func() (err error) {
+		made, err = e.putRecord(gctx, s, mounts)
+		return err
+	})
+	err = g.Wait()
+	if made {
+		back.add(func(ctx context.Context) error { return e.deleteRecord(ctx, s.Name) })
+	}
+	if err != nil {
+		return nil, err
+	}
+	back.add(func(ctx context.Context) error { return e.killTask(ctx, s.Name) })
+	pid, err := e.newTask(ctx, s.Name, mounts)
+	if err != nil {
+		return nil, err
+	}
+	info := e.info(rec)
+	info.Image, info.Digest, info.Labels = s.Image.Ref.String(), s.Image.Target.Digest, s.labels()
+	info.Created, info.Status, info.Pid, info.Addr = time.Now(), Created, pid, addr
+	return info, nil
+}
+
+// reserve takes the name by making the snapshot under it. What a crash has
+// left under the name is removed.
+func (e *Engine) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
+	req := &snapshotsapi.PrepareSnapshotRequest{
+		Snapshotter: e.cfg.Snapshotter, Key: s.Name, Parent: ChainID(s.Image),
+		Labels: map[string]string{labelGCRoot: time.Now().UTC().Format(time.RFC3339)},
+	}
+	r, err := e.c.snapshots.Prepare(ctx, req)
+	if errdefs.IsAlreadyExists(err) {
+		_, gerr := e.getRecord(ctx, s.Name)
+		if gerr == nil {
+			return nil, ErrExists
+		}
+		if !errdefs.IsNotFound(gerr) {
+			return nil, gerr
+		}
+		if err := e.removeRemains(ctx, s.Name); err != nil {
+			return nil, err
+		}
+		r, err = e.c.snapshots.Prepare(ctx, req)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("snapshot: %w", err)
+	}
+	return r.Mounts, nil
+}
+
+func makeSources(volumes []Volume) error {
+	for _, v := range volumes {
+		if _, err := os.Stat(v.Source); errors.Is(err, os.ErrNotExist) {
+			if err := os.MkdirAll(v.Source, 0o755); err != nil {
+				return fmt.Errorf("volume: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// network makes the namespace and the files, and connects the bridge. It
+// takes nothing back itself.
+func (e *Engine) network(ctx context.Context, r record) (netip.Addr, error) {
+	var addr netip.Addr
+	ns := e.cfg.netns(r.name)
+	if r.net != NetHost && !network.IsNS(ns) {
+		if err := network.RemoveNS(ns); err != nil {
+			return addr, err
+		}
+		if err := network.NewNS(ns); err != nil {
+			return addr, err
+		}
+	}
+	if r.net == NetBridge {
+		var err error
+		if addr, err = e.bridge.Add(ctx, r.name, ns, r.ports); err != nil {
+			return addr, err
+		}
+		if err := os.WriteFile(e.addrFile(r.name), []byte(addr.String()), 0o644); err != nil {
+			return addr, err
+		}
+	}
+	return addr, network.FilesIn(e.cfg.dir(r.name)).Write(r.name, r.net == NetHost, addr)
+}
+
+func (e *Engine) addrFile(name string) string { return filepath.Join(e.cfg.dir(name), "address") }
+
+// disconnect undoes network, whatever of it was done.
+func (e *Engine) disconnect(ctx context.Context, r record) error {
+	if r.net == NetHost {
+		return nil
+	}
+	ns := e.cfg.netns(r.name)
+	var err error
+	if r.net == NetBridge {
+		err = e.bridge.Remove(ctx, r.name, ns, r.ports)
+	}
+	return errors.Join(err, network.RemoveNS(ns))
+}
+
+// putRecord says whether the record was made.
+func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) (bool, error) {
+	u, err := e.resolveUser(ctx, s, mounts)
+	if err != nil {
+		return false, err
+	}
+	o, err := e.ociSpec(s, u)
+	if err != nil {
+		return false, err
+	}
+	spec, err := jsonAny("Spec", o)
+	if err != nil {
+		return false, err
+	}
+	opts, err := anypb.New(e.runcOptions())
+	if err != nil {
+		return false, err
+	}
+	opts.TypeUrl = strings.TrimPrefix(opts.TypeUrl, "type.googleapis.com/")
+	_, err = e.c.containers.Create(ctx, &containersapi.CreateContainerRequest{Container: &containersapi.Container{
+		ID: s.Name, Image: s.Image.Ref.String(), Labels: s.labels(),
+		Runtime:     &containersapi.Container_Runtime{Name: runtimeName, Options: opts},
+		Spec:        spec,
+		Snapshotter: e.cfg.Snapshotter, SnapshotKey: s.Name,
+	}})
+	if errdefs.IsAlreadyExists(err) {
+		return false, ErrExists
+	}
+	// A call that failed otherwise may have been heard.
+	return true, wrap(err, "record")
+}
+
+// runcOptions keep runc's state in a directory of the engine's own, so that a
+// container of another containerd on this machine may have the same name.
+func (e *Engine) runcOptions() *options.Options {
+	return &options.Options{BinaryName: e.cfg.Runc, Root: e.cfg.runcRoot()}
+}
+
+func jsonAny(kind string, v any) (*anypb.Any, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	return &anypb.Any{TypeUrl: typePrefix + kind, Value: b}, nil
+}
+
+func parseSpec(a *anypb.Any) (*specs.Spec, error) {
+	var o specs.Spec
+	if a.GetTypeUrl() != typePrefix+"Spec" {
+		return nil, fmt.Errorf("container specification of type %q", a.GetTypeUrl())
+	}
+	return &o, json.Unmarshal(a.Value, &o)
+}
+
+// newTask starts the shim, which mounts the snapshot, has runc make the
+// container, and copies its output to the two files whoever else lives.
+func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount) (uint32, error) {
+	stdout, stderr := e.logFiles(name)
+	for _, p := range []string{stdout, stderr} {
+		f, err := os.OpenFile(p, os.O_CREATE|os.O_WRONLY, 0o640)
+		if err != nil {
+			return 0, err
+		}
+		f.Close()
+	}
+	r, err := e.c.tasks.Create(ctx, &tasksapi.CreateTaskRequest{
+		ContainerID: name, Rootfs: mounts, Stdout: stdout, Stderr: stderr,
+	})
+	if err != nil {
+		return 0, fmt.Errorf("task: %w", err)
+	}
+	return r.Pid, nil
+}
+
+// logFiles are plain paths, not file: URIs, with which the shims of 1.6 and
+// 2.x alike write standard output and standard error to one file.
+func (e *Engine) logFiles(name string) (stdout, stderr string) {
+	d := e.cfg.dir(name)
+	return filepath.Join(d, "stdout.log"), filepath.Join(d, "stderr.log")
+}
+
+func (e *Engine) removeSnapshot(ctx context.Context, key string) error {
+	_, err := e.c.snapshots.Remove(ctx, &snapshotsapi.RemoveSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return wrap(err, "remove snapshot %s", key)
+}
+
+func (e *Engine) deleteRecord(ctx context.Context, name string) error {
+	_, err := e.c.containers.Delete(ctx, &containersapi.DeleteContainerRequest{ID: name})
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return wrap(err, "delete record %s", name)
+}

@@ -1,0 +1,271 @@
+// Package engine runs containers through containerd.
+//
+// # The model
+//
+// An Engine is one containerd and the part of it that is ours: one containerd
+// namespace, one snapshotter, one runc state directory, one parent cgroup, one
+// bridge. The containerd is either the system's, found at a socket, or a
+// private one that the engine starts under its own directories and keeps
+// alive. A private containerd is a session of its own: it outlives the daemon,
+// as shims and containers outlive both, and the next daemon adopts it by its
+// socket and pid file. Close lets go of everything, Shutdown also stops the
+// private containerd; neither touches a container.
+//
+// A container is known by its name, which is containerd's ID. It consists of
+//
+//   - a containerd record (labels "dewpoint.…", OCI spec),
+//   - a snapshot whose key is the name,
+//   - a directory ROOT/containers/NAME: hosts, hostname, resolv.conf and the
+//     output files stdout.log and stderr.log, which the shim writes itself,
+//   - unless it uses the host's network, a network namespace at
+//     STATE/netns/NAME and, for the bridge, an address,
+//   - a task, from Create until Remove.
+//
+// The record is the truth: Create makes the snapshot first, so that its key
+// reserves the name, and the record next; Remove takes the record away last.
+// Whatever has no record is left from a crash and is removed by Start, or by
+// the next Create of that name. So every step may be repeated.
+//
+// All methods are safe for concurrent use. Those that change a container are
+// serialised by its name. Errors wrap ErrExists, ErrNotFound, ErrRunning,
+// ErrNotRunning or ErrPortTaken where these apply.
+package engine
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"time"
+
+	"dewpoint/internal/engine/network"
+)
+
+// Private as an address asks for a containerd of the engine's own.
+const Private = "private"
+
+var (
+	ErrExists     = errors.New("container name is taken")
+	ErrNotFound   = errors.New("no such container")
+	ErrRunning    = errors.New("container is running")
+	ErrNotRunning = errors.New("container is not running")
+	ErrPortTaken  = errors.New("port is taken")
+	// ErrMissing says that a program the engine needs is not installed.
+	ErrMissing = errors.New("program is missing")
+)
+
+// Config says which containerd to use and where the engine's files lie.
+type Config struct {
+	Address           string // Private (default), or the path of a containerd's socket
+	Root              string // kept over a reboot; default /var/lib/dewpoint
+	State             string // gone after a reboot; default /run/dewpoint
+	Namespace         string // containerd's; default "dewpoint"
+	Snapshotter       string // default "dewpoint"
+	SnapshotterSocket string // of the proxy plugin Snapshotter; default STATE/snapshotter.sock
+	DiffSocket        string // of the diff proxy plugin, used where containerd has those; "" is none
+	Containerd        string // private containerd's program; default beside this program, then in PATH
+	Runc              string // default "runc" in containerd's PATH
+	CgroupParent      string // default /dewpoint, with a suffix when State is not the default
+	Unconfined        bool   // no seccomp filter
+	CNI               network.Config
+	Log               *slog.Logger
+}
+
+const (
+	defaultRoot  = "/var/lib/dewpoint"
+	defaultState = "/run/dewpoint"
+)
+
+func (c *Config) defaults() error {
+	c.Address = cmp.Or(c.Address, Private)
+	c.Root = cmp.Or(c.Root, defaultRoot)
+	c.State = cmp.Or(c.State, defaultState)
+	c.Namespace = cmp.Or(c.Namespace, "dewpoint")
+	c.Snapshotter = cmp.Or(c.Snapshotter, "dewpoint")
+	c.SnapshotterSocket = cmp.Or(c.SnapshotterSocket, filepath.Join(c.State, "snapshotter.sock"))
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	for _, d := range []string{c.Root, c.State} {
+		if !filepath.IsAbs(d) {
+			return fmt.Errorf("engine directory %q is not absolute", d)
+		}
+	}
+	suffix := ""
+	if filepath.Clean(c.State) != defaultState {
+		h := sha256.Sum256([]byte(filepath.Clean(c.State)))
+		suffix = hex.EncodeToString(h[:4])
+	}
+	if c.CgroupParent == "" {
+		c.CgroupParent = "/dewpoint"
+		if suffix != "" {
+			c.CgroupParent += "-" + suffix
+		}
+	}
+	if c.CNI.Bridge == "" {
+		c.CNI.Bridge = "dewpoint0"
+		if suffix != "" {
+			c.CNI.Bridge = "dew-" + suffix
+		}
+	}
+	c.CNI.Dir = cmp.Or(c.CNI.Dir, filepath.Join(c.State, "cni"))
+	c.CNI.Log = c.Log
+	return nil
+}
+
+// Engine is a connection to one containerd. See the package comment.
+type Engine struct {
+	cfg     Config
+	log     *slog.Logger
+	c       *client
+	private *supervisor // nil when containerd is not ours
+	bridge  *network.Bridge
+	ports   network.Ports
+	names   keyed
+	version string
+}
+
+// Start connects to containerd, starting or adopting a private one where the
+// configuration asks for it, and removes what crashed creations have left. It
+// needs root. The engine does not depend on ctx once Start has returned.
+func Start(ctx context.Context, cfg Config) (*Engine, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("engine needs root: run the daemon with sudo or as a system service")
+	}
+	if err := cfg.defaults(); err != nil {
+		return nil, err
+	}
+	for _, d := range []string{cfg.containersDir(), cfg.netnsDir(), cfg.execDir()} {
+		if err := os.MkdirAll(d, 0o711); err != nil {
+			return nil, err
+		}
+	}
+	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI)}
+	if err := e.connect(ctx); err != nil {
+		e.Close()
+		return nil, err
+	}
+	if err := e.reconcile(ctx); err != nil {
+		e.Close()
+		return nil, fmt.Errorf("reconcile containers: %w", err)
+	}
+	return e, nil
+}
+
+func (e *Engine) connect(ctx context.Context) error {
+	socket := e.cfg.Address
+	if socket == Private {
+		p, err := startPrivate(ctx, e.cfg)
+		if err != nil {
+			return err
+		}
+		e.private, socket = p, p.socket
+	}
+	c, err := dial(socket, e.cfg.Namespace)
+	if err != nil {
+		return err
+	}
+	e.c = c
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	if e.version, err = c.alive(ctx); err != nil {
+		return fmt.Errorf("containerd at %s does not answer (is it running? is this its socket?): %w", socket, err)
+	}
+	if e.private == nil {
+		return c.requireSnapshotter(ctx, e.cfg)
+	}
+	return nil
+}
+
+// Close ends the connection. containerd, private or not, and all containers
+// go on.
+func (e *Engine) Close() error {
+	if e.private != nil {
+		e.private.release()
+	}
+	if e.c != nil {
+		return e.c.conn.Close()
+	}
+	return nil
+}
+
+// Shutdown is Close, and stops a private containerd. Containers go on.
+func (e *Engine) Shutdown(ctx context.Context) error {
+	var err error
+	if e.private != nil {
+		err = e.private.stop(ctx)
+	}
+	return errors.Join(err, e.Close())
+}
+
+// Version is containerd's.
+func (e *Engine) Version() string { return e.version }
+
+// Socket is the path of containerd's socket, for other clients.
+func (e *Engine) Socket() string {
+	if e.private != nil {
+		return e.private.socket
+	}
+	return e.cfg.Address
+}
+
+func (c *Config) containersDir() string { return filepath.Join(c.Root, "containers") }
+func (c *Config) netnsDir() string      { return filepath.Join(c.State, "netns") }
+func (c *Config) execDir() string       { return filepath.Join(c.State, "exec") }
+func (c *Config) runcRoot() string      { return filepath.Join(c.State, "runc") }
+
+func (c *Config) dir(name string) string   { return filepath.Join(c.containersDir(), name) }
+func (c *Config) netns(name string) string { return filepath.Join(c.netnsDir(), name) }
+
+var nameRE = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
+
+// ValidName says whether a container may bear the name: 1 to 63 letters,
+// digits, '_', '.' and '-', the first a letter or a digit.
+func ValidName(s string) error {
+	if !nameRE.MatchString(s) {
+		return fmt.Errorf("container name %q: want 1 to 63 of a-z A-Z 0-9 _ . -, beginning with a letter or digit", s)
+	}
+	return nil
+}
+
+// keyed is a set of locks by name. The zero value is ready.
+type keyed struct {
+	mu sync.Mutex
+	m  map[string]*keyedLock // guarded by mu
+}
+
+type keyedLock struct {
+	sync.Mutex
+	users int // guarded by keyed.mu
+}
+
+// lock takes the lock of key and returns what releases it.
+func (k *keyed) lock(key string) func() {
+	k.mu.Lock()
+	if k.m == nil {
+		k.m = make(map[string]*keyedLock)
+	}
+	l := k.m[key]
+	if l == nil {
+		l = new(keyedLock)
+		k.m[key] = l
+	}
+	l.users++
+	k.mu.Unlock()
+	l.Lock()
+	return func() {
+		l.Unlock()
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if l.users--; l.users == 0 {
+			delete(k.m, key)
+		}
+	}
+}

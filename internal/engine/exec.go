@@ -1,0 +1,258 @@
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/fifo"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// ExecSpec is a process to run in a running container.
+type ExecSpec struct {
+	Args       []string
+	Env        []string // KEY=VALUE, added to the container's
+	User       string   // default the container's
+	WorkingDir string   // default the container's
+	TTY        bool     // Stderr is not used then
+	Stdin      io.Reader
+	Stdout     io.Writer
+	Stderr     io.Writer
+	Resize     <-chan WinSize // of the terminal; may be nil
+}
+
+// WinSize is a terminal's size in characters.
+type WinSize struct{ Width, Height uint32 }
+
+// Exec runs a process in the container and returns its exit status once it
+// has ended and its output has been copied. When ctx ends first the process
+// is killed. The caller ends Stdin: Exec does not wait for a Read that blocks.
+func (e *Engine) Exec(ctx context.Context, name string, s ExecSpec) (int, error) {
+	if len(s.Args) == 0 {
+		return 0, errors.New("exec: no command")
+	}
+	status, err := e.exec(ctx, name, s)
+	return status, wrap(err, "exec in container %s", name)
+}
+
+func (e *Engine) exec(ctx context.Context, name string, s ExecSpec) (int, error) {
+	p, err := e.execProcess(ctx, name, s)
+	if err != nil {
+		return 0, err
+	}
+	spec, err := jsonAny("Process", p)
+	if err != nil {
+		return 0, err
+	}
+	io, err := e.openStreams(ctx, &s)
+	if err != nil {
+		return 0, err
+	}
+	defer io.close()
+	id := "exec-" + rand.Text()
+	_, err = e.c.tasks.Exec(ctx, &tasksapi.ExecProcessRequest{
+		ContainerID: name, ExecID: id, Terminal: s.TTY, Spec: spec,
+		Stdin: io.stdin, Stdout: io.stdout, Stderr: io.stderr,
+	})
+	if err != nil {
+		return 0, notRunning(err)
+	}
+	defer e.endExec(context.WithoutCancel(ctx), name, id)
+	if _, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name, ExecID: id}); err != nil {
+		return 0, notRunning(err)
+	}
+	return e.attend(ctx, name, id, s, io)
+}
+
+// attend waits for the started process.
+func (e *Engine) attend(ctx context.Context, name, id string, s ExecSpec, io *streams) (int, error) {
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(done)
+	wg.Go(func() {
+		select {
+		case <-io.stdinEnd:
+			_, _ = e.c.tasks.CloseIO(ctx, &tasksapi.CloseIORequest{ContainerID: name, ExecID: id, Stdin: true})
+		case <-done:
+		}
+	})
+	wg.Go(func() {
+		for {
+			select {
+			case z, ok := <-s.Resize:
+				if !ok {
+					return
+				}
+				_, _ = e.c.tasks.ResizePty(ctx, &tasksapi.ResizePtyRequest{ContainerID: name, ExecID: id, Width: z.Width, Height: z.Height})
+			case <-done:
+				return
+			}
+		}
+	})
+	x, err := e.waitProcess(ctx, name, id)
+	if err != nil {
+		return 0, err
+	}
+	io.drain(ctx)
+	return x.Status, nil
+}
+
+// endExec kills the process if it still runs, and forgets it.
+func (e *Engine) endExec(ctx context.Context, name, id string) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	del := func() error {
+		_, err := e.c.tasks.DeleteProcess(ctx, &tasksapi.DeleteProcessRequest{ContainerID: name, ExecID: id})
+		return err
+	}
+	err := del()
+	if err == nil || errdefs.IsNotFound(err) {
+		return
+	}
+	_, _ = e.c.tasks.Kill(ctx, &tasksapi.KillRequest{ContainerID: name, ExecID: id, Signal: uint32(unix.SIGKILL)})
+	_, _ = e.waitProcess(ctx, name, id)
+	if err := del(); err != nil && !errdefs.IsNotFound(err) {
+		e.log.Warn("end exec", "container", name, "err", err)
+	}
+}
+
+// execProcess is the container's own process with other arguments.
+func (e *Engine) execProcess(ctx context.Context, name string, s ExecSpec) (*specs.Process, error) {
+	r, err := e.c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
+	if err != nil {
+		return nil, notFound(err)
+	}
+	o, err := parseSpec(r.Container.Spec)
+	if err != nil {
+		return nil, err
+	}
+	p := o.Process
+	p.Args, p.Terminal = s.Args, s.TTY
+	p.Env = append(p.Env, s.Env...)
+	if s.TTY {
+		p.Env = append(p.Env, "TERM=xterm")
+	}
+	if s.WorkingDir != "" {
+		p.Cwd = s.WorkingDir
+	}
+	if s.User == "" {
+		return p, nil
+	}
+	st, err := e.taskState(ctx, name)
+	if err != nil {
+		return nil, notRunning(err)
+	}
+	u, err := lookupUser(s.User, func(file string) ([]byte, error) {
+		return readUnder(fmt.Sprintf("/proc/%d/root", st.Pid), file, unix.RESOLVE_IN_ROOT)
+	})
+	p.User = specs.User{UID: u.uid, GID: u.gid, AdditionalGids: u.groups}
+	return p, err
+}
+
+func notRunning(err error) error {
+	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
+		return fmt.Errorf("%w (%w)", ErrNotRunning, err)
+	}
+	return err
+}
+
+// streams are the FIFOs between the shim and Exec's readers and writers.
+type streams struct {
+	dir                   string
+	stdin, stdout, stderr string // paths, "" if not wanted
+	open                  []io.ReadWriteCloser
+	copies                sync.WaitGroup // of output
+	stdinEnd              chan struct{}  // closed when Stdin is at its end
+	cancel                context.CancelFunc
+}
+
+func (e *Engine) openStreams(ctx context.Context, s *ExecSpec) (*streams, error) {
+	dir, err := os.MkdirTemp(e.cfg.execDir(), "")
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	t := &streams{dir: dir, stdinEnd: make(chan struct{}), cancel: cancel}
+	if err := t.connect(ctx, s); err != nil {
+		t.close()
+		return nil, err
+	}
+	return t, nil
+}
+
+func (t *streams) connect(ctx context.Context, s *ExecSpec) error {
+	if s.Stdin != nil {
+		f, err := t.fifo(ctx, "stdin", unix.O_WRONLY, &t.stdin)
+		if err != nil {
+			return err
+		}
+		go func() {
+			_, _ = io.Copy(f, s.Stdin)
+			f.Close()
+			close(t.stdinEnd)
+		}()
+	}
+	if err := t.output(ctx, "stdout", s.Stdout, &t.stdout); err != nil {
+		return err
+	}
+	if s.TTY {
+		return nil
+	}
+	return t.output(ctx, "stderr", s.Stderr, &t.stderr)
+}
+
+// output copies what the process writes to w, or away.
+func (t *streams) output(ctx context.Context, name string, w io.Writer, path *string) error {
+	if w == nil {
+		w = io.Discard
+	}
+	f, err := t.fifo(ctx, name, unix.O_RDONLY, path)
+	if err != nil {
+		return err
+	}
+	t.copies.Go(func() { _, _ = io.Copy(w, f) })
+	return nil
+}
+
+func (t *streams) fifo(ctx context.Context, name string, flag int, path *string) (io.ReadWriteCloser, error) {
+	*path = filepath.Join(t.dir, name)
+	f, err := fifo.OpenFifo(ctx, *path, flag|unix.O_CREAT|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	t.open = append(t.open, f)
+	return f, nil
+}
+
+// drain waits for the end of the output, which a process left behind by the
+// one that ended may hold open: not longer than a moment then.
+func (t *streams) drain(ctx context.Context) {
+	done := make(chan struct{})
+	go func() { t.copies.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	case <-time.After(2 * time.Second):
+	}
+}
+
+func (t *streams) close() {
+	t.cancel()
+	for _, f := range t.open {
+		f.Close()
+	}
+	t.copies.Wait()
+	os.RemoveAll(t.dir)
+}

@@ -1,0 +1,249 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/engine/network"
+)
+
+// Exit is how a process ended. A process killed by signal N has status 128+N.
+type Exit struct {
+	Status int
+	At     time.Time
+}
+
+// Start runs the first process of a container that was created, or anew one
+// that has ended, also after a reboot. ErrRunning if it runs.
+func (e *Engine) Start(ctx context.Context, name string) error {
+	defer e.names.lock(name)()
+	_, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
+	if err == nil {
+		return nil
+	}
+	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsUnknown(err) {
+		err = e.restart(ctx, name, err)
+	}
+	return wrap(err, "start container %s", name)
+}
+
+// restart makes the task anew where the old one is over; why is what starting
+// the old one said.
+func (e *Engine) restart(ctx context.Context, name string, why error) error {
+	r, err := e.getRecord(ctx, name)
+	if err != nil {
+		return notFound(err)
+	}
+	p, err := e.taskState(ctx, name)
+	switch {
+	case errdefs.IsNotFound(err):
+	case err != nil:
+		return err
+	case p.Status == task.Status_RUNNING || p.Status == task.Status_PAUSED:
+		return ErrRunning
+	case p.Status == task.Status_CREATED:
+		return why
+	default:
+		if err := e.deleteTask(ctx, name); err != nil {
+			return err
+		}
+	}
+	if err := e.reconnect(ctx, r); err != nil {
+		return err
+	}
+	m, err := e.c.snapshots.Mounts(ctx, &snapshotsapi.MountsRequest{Snapshotter: e.cfg.Snapshotter, Key: name})
+	if err != nil {
+		return err
+	}
+	if _, err := e.newTask(ctx, name, m.Mounts); err != nil {
+		return err
+	}
+	_, err = e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
+	return err
+}
+
+// reconnect gives a stopped container its network back after a reboot.
+func (e *Engine) reconnect(ctx context.Context, r record) error {
+	if r.net == NetHost || network.IsNS(e.cfg.netns(r.name)) {
+		return nil
+	}
+	if _, err := e.network(ctx, r); err != nil {
+		return errors.Join(err, e.disconnect(context.WithoutCancel(ctx), r))
+	}
+	return nil
+}
+
+// Kill sends a signal to the container's first process, SIGKILL to all.
+// ErrNotRunning if it does not run.
+func (e *Engine) Kill(ctx context.Context, name string, sig unix.Signal) error {
+	_, err := e.c.tasks.Kill(ctx, &tasksapi.KillRequest{ContainerID: name, Signal: uint32(sig), All: sig == unix.SIGKILL})
+	if errdefs.IsNotFound(err) {
+		err = ErrNotRunning
+	}
+	return wrap(err, "kill container %s", name)
+}
+
+// Stop sends the image's stop signal, SIGTERM by default, and SIGKILL when
+// the container still runs after grace. It returns when the container has
+// ended, at once if it does not run.
+func (e *Engine) Stop(ctx context.Context, name string, grace time.Duration) error {
+	r, err := e.getRecord(ctx, name)
+	if err != nil {
+		return fmt.Errorf("stop container %s: %w", name, notFound(err))
+	}
+	if err := e.Kill(ctx, name, r.stopSignal()); err != nil {
+		if errors.Is(err, ErrNotRunning) {
+			return nil
+		}
+		return err
+	}
+	soft, cancel := context.WithTimeout(ctx, grace)
+	_, err = e.Wait(soft, name)
+	cancel()
+	if err == nil || errors.Is(err, ErrNotRunning) {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err := e.Kill(ctx, name, unix.SIGKILL); err != nil && !errors.Is(err, ErrNotRunning) {
+		return err
+	}
+	if _, err = e.Wait(ctx, name); errors.Is(err, ErrNotRunning) {
+		return nil
+	}
+	return err
+}
+
+// Wait returns when the container's first process has ended, at once if that
+// is so already. ErrNotRunning if there is no task whose end could be told,
+// as after a reboot. It outlasts restarts of containerd.
+func (e *Engine) Wait(ctx context.Context, name string) (Exit, error) {
+	return e.waitProcess(ctx, name, "")
+}
+
+func (e *Engine) waitProcess(ctx context.Context, name, exec string) (Exit, error) {
+	r, err := e.c.tasks.Wait(ctx, &tasksapi.WaitRequest{ContainerID: name, ExecID: exec})
+	switch {
+	case err == nil:
+		return Exit{int(r.ExitStatus), r.ExitedAt.AsTime()}, nil
+	case ctx.Err() != nil:
+		return Exit{}, ctx.Err()
+	case errdefs.IsNotFound(err):
+		return Exit{}, fmt.Errorf("wait for container %s: %w", name, ErrNotRunning)
+	}
+	return Exit{}, fmt.Errorf("wait for container %s: %w", name, err)
+}
+
+// Remove takes the container away with all that belongs to it. A running one
+// gives ErrRunning unless force is set, which kills it. What a failed or
+// interrupted Remove has left, the next one removes. ErrNotFound if there is
+// no such container, and then nothing of it either.
+func (e *Engine) Remove(ctx context.Context, name string, force bool) error {
+	if err := ValidName(name); err != nil {
+		return err
+	}
+	defer e.names.lock(name)()
+	r, err := e.getRecord(ctx, name)
+	if errdefs.IsNotFound(err) {
+		return errors.Join(fmt.Errorf("remove container %s: %w", name, ErrNotFound), e.removeRemains(ctx, name))
+	}
+	if err == nil {
+		err = e.remove(ctx, r, force)
+	}
+	return wrap(err, "remove container %s", name)
+}
+
+func (e *Engine) remove(ctx context.Context, r record, force bool) error {
+	err := e.deleteTask(ctx, r.name)
+	if err != nil && !force {
+		if p, serr := e.taskState(ctx, r.name); serr == nil && p.Status != task.Status_STOPPED {
+			return ErrRunning
+		}
+		return err
+	}
+	if err != nil {
+		if err := e.killTask(ctx, r.name); err != nil {
+			return err
+		}
+	}
+	if err := e.disconnect(ctx, r); err != nil {
+		return err
+	}
+	e.ports.Release(r.name)
+	if err := e.removeSnapshot(ctx, r.name); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(e.cfg.dir(r.name)); err != nil {
+		return err
+	}
+	return e.deleteRecord(ctx, r.name)
+}
+
+// removeRemains removes what a container without a record has left.
+func (e *Engine) removeRemains(ctx context.Context, name string) error {
+	e.ports.Release(name)
+	return errors.Join(
+		e.disconnect(ctx, record{name: name, net: NetBridge}),
+		e.removeSnapshot(ctx, name),
+		os.RemoveAll(e.cfg.dir(name)))
+}
+
+// deleteTask ends a task whose process is not running, and its shim.
+func (e *Engine) deleteTask(ctx context.Context, name string) error {
+	_, err := e.c.tasks.Delete(ctx, &tasksapi.DeleteTaskRequest{ContainerID: name})
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// killTask ends a task in whatever state it is.
+func (e *Engine) killTask(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
+	defer cancel()
+	if err := e.Kill(ctx, name, unix.SIGKILL); err == nil {
+		if _, err := e.Wait(ctx, name); err != nil && !errors.Is(err, ErrNotRunning) {
+			return err
+		}
+	} else if !errors.Is(err, ErrNotRunning) {
+		e.log.Debug("kill", "container", name, "err", err)
+	}
+	return e.deleteTask(ctx, name)
+}
+
+func notFound(err error) error {
+	if errdefs.IsNotFound(err) {
+		return ErrNotFound
+	}
+	return err
+}
+
+// ParseSignal reads "TERM", "SIGTERM" or "15", and Linux's "RTMIN+3".
+func ParseSignal(s string) (unix.Signal, error) {
+	if n, err := strconv.Atoi(s); err == nil && n > 0 && n < 65 {
+		return unix.Signal(n), nil
+	}
+	name := "SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG")
+	if sig := unix.SignalNum(name); sig != 0 {
+		return sig, nil
+	}
+	if off, ok := strings.CutPrefix(name, "SIGRTMIN"); ok {
+		n, err := strconv.Atoi("0" + strings.TrimPrefix(off, "+"))
+		if err == nil && n <= 30 {
+			return unix.Signal(34 + n), nil
+		}
+	}
+	return 0, fmt.Errorf("signal %q is unknown", s)
+}

@@ -1,0 +1,54 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sync/errgroup"
+
+	"dewpoint/internal/engine/logfile"
+)
+
+// LogOptions choose what Logs copies.
+type LogOptions struct {
+	Follow bool
+	Tail   int // lines of each stream to begin with; 0 is all, below 0 none
+	Stdout io.Writer
+	Stderr io.Writer // nil leaves a stream out
+}
+
+// Logs copies what the container has written; with Follow also what it writes,
+// until it has ended and all of it is copied, or ctx has ended. The writers
+// are called from two goroutines.
+func (e *Engine) Logs(ctx context.Context, name string, o LogOptions) error {
+	if err := ValidName(name); err != nil {
+		return err
+	}
+	stdout, stderr := e.logFiles(name)
+	if _, err := os.Stat(e.cfg.dir(name)); err != nil {
+		return fmt.Errorf("logs of container %s: %w", name, ErrNotFound)
+	}
+	ended := make(chan struct{})
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer close(ended)
+		if !o.Follow {
+			return nil
+		}
+		if _, err := e.Wait(gctx, name); err != nil && !errors.Is(err, ErrNotRunning) {
+			return err
+		}
+		return nil
+	})
+	stream := func(path string, w io.Writer) {
+		if w != nil {
+			g.Go(func() error { return logfile.Copy(gctx, path, w, o.Tail, ended) })
+		}
+	}
+	stream(stdout, o.Stdout)
+	stream(stderr, o.Stderr)
+	return wrap(g.Wait(), "logs of container %s", name)
+}

@@ -1,0 +1,406 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/engine/logfile"
+)
+
+const (
+	startTimeout   = 30 * time.Second // until a new containerd's socket answers
+	stopTimeout    = 15 * time.Second // for SIGTERM, before SIGKILL
+	minBackoff     = 50 * time.Millisecond
+	maxBackoff     = 10 * time.Second
+	steadyAfter    = 30 * time.Second // alive for so long, the backoff starts anew
+	maxLog         = 8 << 20          // bytes of containerd.log before it is begun anew
+	maxSocketPath  = 107 - len(".ttrpc")
+	installRemedy  = "install the package containerd (apt-get install containerd runc), or name the program in the configuration"
+	containerdProg = "containerd"
+)
+
+// supervisor keeps one private containerd alive.
+type supervisor struct {
+	log     *slog.Logger
+	program string
+	dir     string // STATE/containerd
+	config  string // path of the configuration file
+	socket  string
+
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the supervising goroutine has ended
+
+	mu   sync.Mutex
+	proc *process // guarded by mu
+}
+
+// startPrivate adopts the containerd that a former daemon left running, unless
+// its program or configuration differ from what is wanted now, else starts one.
+func startPrivate(ctx context.Context, cfg Config) (*supervisor, error) {
+	program, err := findContainerd(cfg.Containerd)
+	if err != nil {
+		return nil, err
+	}
+	s := &supervisor{log: cfg.Log, program: program, dir: filepath.Join(cfg.State, "containerd"), done: make(chan struct{})}
+	s.socket = filepath.Join(s.dir, "containerd.sock")
+	s.config = filepath.Join(s.dir, "config.toml")
+	if len(s.socket) > maxSocketPath {
+		return nil, fmt.Errorf("socket path %s is longer than %d bytes: choose a shorter state directory", s.socket, maxSocketPath)
+	}
+	if err := os.MkdirAll(s.dir, 0o711); err != nil {
+		return nil, err
+	}
+	changed, err := s.configure(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.adoptOrLaunch(ctx, changed); err != nil {
+		return nil, err
+	}
+	run, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	go s.supervise(run)
+	return s, nil
+}
+
+// findContainerd looks beside this program, then in PATH.
+func findContainerd(configured string) (string, error) {
+	if configured != "" {
+		if _, err := exec.LookPath(configured); err != nil {
+			return "", fmt.Errorf("%w: containerd: %w; %s", ErrMissing, err, installRemedy)
+		}
+		return filepath.Abs(configured)
+	}
+	if self, err := os.Executable(); err == nil {
+		if p := filepath.Join(filepath.Dir(self), containerdProg); executable(p) {
+			return p, nil
+		}
+	}
+	p, err := exec.LookPath(containerdProg)
+	if err != nil {
+		return "", fmt.Errorf("%w: containerd: %w; %s", ErrMissing, err, installRemedy)
+	}
+	return filepath.Abs(p)
+}
+
+func executable(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0
+}
+
+// configure writes the configuration file and says whether it differs from
+// the one that was there. The program's identity is part of it.
+func (s *supervisor) configure(ctx context.Context, cfg Config) (bool, error) {
+	out, err := exec.CommandContext(ctx, s.program, "--version").Output()
+	if err != nil {
+		return false, fmt.Errorf("%s --version: %w", s.program, err)
+	}
+	v, err := parseVersion(string(out))
+	if err != nil {
+		return false, err
+	}
+	text := fmt.Sprintf("# %s: %s\n", s.program, strings.TrimSpace(string(out))) +
+		privateConfig(cfg, v, filepath.Join(cfg.Root, "containerd"), filepath.Join(s.dir, "state"), s.socket)
+	old, err := os.ReadFile(s.config)
+	if err == nil && string(old) == text {
+		return false, nil
+	}
+	return true, os.WriteFile(s.config, []byte(text), 0o600)
+}
+
+func (s *supervisor) adoptOrLaunch(ctx context.Context, changed bool) error {
+	if p := s.running(); p != nil {
+		if !changed && s.awaitSocket(ctx, p) == nil {
+			s.log.Info("adopted containerd", "pid", p.pid)
+			s.proc = p
+			return nil
+		}
+		s.log.Info("restarting containerd", "pid", p.pid, "changed", changed)
+		if err := p.terminate(ctx); err != nil {
+			return err
+		}
+	}
+	return s.launch(ctx)
+}
+
+// running finds the process that the pid file names, nil if it is gone.
+func (s *supervisor) running() *process {
+	b, err := os.ReadFile(s.pidFile())
+	if err != nil {
+		return nil
+	}
+	var pid int
+	var start uint64
+	if _, err := fmt.Sscanf(string(b), "%d %d", &pid, &start); err != nil {
+		return nil
+	}
+	p, err := openProcess(pid)
+	if err != nil {
+		return nil
+	}
+	if got, err := startTime(pid); err != nil || got != start {
+		p.close()
+		return nil
+	}
+	return p
+}
+
+func (s *supervisor) pidFile() string { return filepath.Join(s.dir, "containerd.pid") }
+func (s *supervisor) logFile() string { return filepath.Join(s.dir, "containerd.log") }
+
+// launch starts containerd in a session of its own and returns once its
+// socket answers.
+func (s *supervisor) launch(ctx context.Context) error {
+	logf, err := s.openLog()
+	if err != nil {
+		return err
+	}
+	defer logf.Close()
+	cmd := exec.Command(s.program, "--config", s.config)
+	cmd.Stdout, cmd.Stderr = logf, logf
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), "PATH="+searchPath(filepath.Dir(s.program)))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start containerd: %w", err)
+	}
+	p, err := openProcess(cmd.Process.Pid)
+	if err != nil {
+		return err
+	}
+	p.cmd = cmd
+	start, err := startTime(p.pid)
+	if err == nil {
+		err = os.WriteFile(s.pidFile(), fmt.Appendf(nil, "%d %d\n", p.pid, start), 0o600)
+	}
+	if err == nil {
+		err = s.awaitSocket(ctx, p)
+	}
+	if err != nil {
+		_ = p.terminate(context.WithoutCancel(ctx))
+		return fmt.Errorf("start containerd: %w; the end of %s:\n%s", err, s.logFile(), logfile.Tail(s.logFile(), 5))
+	}
+	s.mu.Lock()
+	s.proc = p
+	s.mu.Unlock()
+	s.log.Info("started containerd", "pid", p.pid, "program", s.program)
+	return nil
+}
+
+func (s *supervisor) openLog() (*os.File, error) {
+	flags := os.O_CREATE | os.O_APPEND | os.O_WRONLY
+	if st, err := os.Stat(s.logFile()); err == nil && st.Size() > maxLog {
+		flags |= os.O_TRUNC
+	}
+	return os.OpenFile(s.logFile(), flags, 0o640)
+}
+
+// searchPath puts containerd's directory first, so that it finds the shim of
+// its own version, and makes sure that runc and iptables are found.
+func searchPath(dir string) string {
+	return strings.Join([]string{dir, os.Getenv("PATH"), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, ":")
+}
+
+// awaitSocket returns nil once the socket accepts, an error if p dies before.
+func (s *supervisor) awaitSocket(ctx context.Context, p *process) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for {
+		c, err := net.Dial("unix", s.socket)
+		if err == nil {
+			return c.Close()
+		}
+		if p.exited(2 * time.Millisecond) {
+			return errors.New("containerd exited")
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("containerd's socket: %w", err)
+		}
+	}
+}
+
+// supervise restarts containerd until ctx ends.
+func (s *supervisor) supervise(ctx context.Context) {
+	defer close(s.done)
+	delay := minBackoff
+	for {
+		began := time.Now()
+		if !s.proc.wait(ctx) {
+			return
+		}
+		s.log.Error("containerd died", "pid", s.proc.pid, "log", logfile.Tail(s.logFile(), 1))
+		if time.Since(began) > steadyAfter {
+			delay = minBackoff
+		}
+		for {
+			if !sleep(ctx, delay) {
+				return
+			}
+			delay = min(2*delay, maxBackoff)
+			err := s.launch(ctx)
+			if err == nil {
+				break
+			}
+			s.log.Error("restart containerd", "err", err)
+		}
+	}
+}
+
+// release ends the supervision, not containerd.
+func (s *supervisor) release() {
+	s.cancel()
+	<-s.done
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.proc.detach()
+}
+
+// stop ends containerd, not its containers.
+func (s *supervisor) stop(ctx context.Context) error {
+	s.cancel()
+	<-s.done
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return errors.Join(s.proc.terminate(ctx), os.Remove(s.pidFile()))
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// process is a running process, ours or adopted, held by a pidfd.
+type process struct {
+	pid int
+	fd  int       // pidfd, -1 once closed
+	cmd *exec.Cmd // nil if adopted
+}
+
+func openProcess(pid int) (*process, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("pidfd_open", err)
+	}
+	return &process{pid: pid, fd: fd}, nil
+}
+
+// exited waits up to d for the process to end.
+func (p *process) exited(d time.Duration) bool {
+	if p.fd < 0 {
+		return true
+	}
+	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, int(d.Milliseconds()))
+	return err == nil && n > 0
+}
+
+// wait returns true when the process has ended, false when ctx has.
+func (p *process) wait(ctx context.Context) bool {
+	pipe := make([]int, 2)
+	if err := unix.Pipe2(pipe, unix.O_CLOEXEC); err != nil {
+		return false
+	}
+	woken := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { unix.Close(pipe[1]); close(woken) })
+	defer func() {
+		if stop() {
+			unix.Close(pipe[1])
+		} else {
+			<-woken
+		}
+		unix.Close(pipe[0])
+	}()
+	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}, {Fd: int32(pipe[0]), Events: unix.POLLIN}}
+	for {
+		if _, err := unix.Poll(fds, -1); err != nil && err != unix.EINTR {
+			return false
+		}
+		if fds[0].Revents != 0 {
+			p.close()
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+	}
+}
+
+// terminate sends SIGTERM, after stopTimeout or the end of ctx SIGKILL, and
+// reaps the process.
+func (p *process) terminate(ctx context.Context) error {
+	if p.fd < 0 {
+		return nil
+	}
+	defer p.close()
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	_ = unix.PidfdSendSignal(p.fd, unix.SIGTERM, nil, 0)
+	for !p.exited(5 * time.Millisecond) {
+		if ctx.Err() == nil {
+			continue
+		}
+		_ = unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0)
+		if !p.exited(5 * time.Second) {
+			return fmt.Errorf("process %d survives SIGKILL", p.pid)
+		}
+	}
+	return nil
+}
+
+// close releases the pidfd and reaps a child that has ended.
+func (p *process) close() {
+	if p.fd < 0 {
+		return
+	}
+	unix.Close(p.fd)
+	p.fd = -1
+	if p.cmd != nil {
+		_ = p.cmd.Wait()
+	}
+}
+
+// detach releases what is held of a process that goes on.
+func (p *process) detach() {
+	if p.fd < 0 {
+		return
+	}
+	unix.Close(p.fd)
+	p.fd = -1
+	if p.cmd != nil {
+		_ = p.cmd.Process.Release()
+	}
+}
+
+// startTime is field 22 of /proc/PID/stat, which with the pid names a process
+// for as long as the machine is up.
+func startTime(pid int) (uint64, error) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, err
+	}
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(f) < 20 {
+		return 0, fmt.Errorf("/proc/%d/stat is short", pid)
+	}
+	return strconv.ParseUint(f[19], 10, 64)
+}

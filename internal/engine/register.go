@@ -1,0 +1,242 @@
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	contentapi "github.com/containerd/containerd/api/services/content/v1"
+	imagesapi "github.com/containerd/containerd/api/services/images/v1"
+	leasesapi "github.com/containerd/containerd/api/services/leases/v1"
+	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
+	"github.com/containerd/containerd/api/types"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/metadata"
+
+	"dewpoint/internal/image"
+)
+
+// Labels that containerd's garbage collector and remote snapshotters read.
+const (
+	labelGCRoot     = "containerd.io/gc.root"
+	labelGCExpire   = "containerd.io/gc.expire"
+	labelGCContent  = "containerd.io/gc.ref.content."
+	labelGCSnapshot = "containerd.io/gc.ref.snapshot."
+	labelSource     = "containerd.io/distribution.source."
+	labelRef        = "containerd.io/snapshot.ref"
+	labelImageRef   = "containerd.io/snapshot/cri.image-ref"
+	labelManifest   = "containerd.io/snapshot/cri.manifest-digest"
+	labelLayer      = "containerd.io/snapshot/cri.layer-digest"
+	labelRegistered = "dewpoint.registered" // on an image: the snapshotter that has its chain
+)
+
+const leaseTime = time.Hour // of a registration; only a crash lets it run out
+
+// NotRemoteError says that the snapshotter has not got a layer that it was
+// asked to show: the layers must be complete or mounted before Register.
+type NotRemoteError struct{ Snapshotter, ChainID string }
+
+func (e *NotRemoteError) Error() string {
+	return fmt.Sprintf("snapshotter %s does not have the chain %s", e.Snapshotter, e.ChainID)
+}
+
+// ChainID names the snapshot of the whole image.
+func ChainID(img *image.Image) string {
+	return identity.ChainID(img.Spec.RootFS.DiffIDs).String()
+}
+
+// Register makes the image known to containerd under its reference, as if it
+// were pulled and unpacked: its documents are content, its layers are
+// snapshots that the snapshotter provides, and no layer blob is there. It is
+// idempotent; when nothing is to be done it costs two calls at once.
+func (e *Engine) Register(ctx context.Context, img *image.Image) error {
+	if e.registered(ctx, img) {
+		return nil
+	}
+	if err := e.register(ctx, img); err != nil {
+		return fmt.Errorf("register %s: %w", img.Ref, err)
+	}
+	return nil
+}
+
+func (e *Engine) registered(ctx context.Context, img *image.Image) bool {
+	var named, unpacked bool
+	var g errgroup.Group
+	g.Go(func() error {
+		r, err := e.c.images.Get(ctx, &imagesapi.GetImageRequest{Name: img.Ref.String()})
+		named = err == nil && r.Image.Target.Digest == img.Target.Digest.String() &&
+			r.Image.Labels[labelRegistered] == e.cfg.Snapshotter
+		return nil
+	})
+	g.Go(func() error {
+		unpacked = e.hasSnapshot(ctx, ChainID(img))
+		return nil
+	})
+	_ = g.Wait()
+	return named && unpacked
+}
+
+func (e *Engine) hasSnapshot(ctx context.Context, key string) bool {
+	_, err := e.c.snapshots.Stat(ctx, &snapshotsapi.StatSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
+	return err == nil
+}
+
+func (e *Engine) register(ctx context.Context, img *image.Image) error {
+	ctx, release, err := e.lease(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	g, gctx := errgroup.WithContext(ctx)
+	for _, b := range e.documents(img) {
+		g.Go(func() error { return e.writeContent(gctx, b) })
+	}
+	g.Go(func() error { return e.prepareChain(gctx, img) })
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return e.putImage(ctx, img)
+}
+
+// lease keeps what is made under the returned context from being collected
+// until release.
+func (e *Engine) lease(ctx context.Context) (context.Context, func(), error) {
+	id := "dewpoint-" + rand.Text()
+	_, err := e.c.leases.Create(ctx, &leasesapi.CreateRequest{
+		ID:     id,
+		Labels: map[string]string{labelGCExpire: time.Now().Add(leaseTime).UTC().Format(time.RFC3339)},
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("lease: %w", err)
+	}
+	release := func() {
+		if _, err := e.c.leases.Delete(context.WithoutCancel(ctx), &leasesapi.DeleteRequest{ID: id}); err != nil {
+			e.log.Warn("delete lease", "id", id, "err", err)
+		}
+	}
+	return metadata.AppendToOutgoingContext(ctx, "containerd-lease", id), release, nil
+}
+
+// document is one blob with the labels that say what it keeps alive.
+type document struct {
+	dgst   digest.Digest
+	data   []byte
+	labels map[string]string
+}
+
+func (e *Engine) documents(img *image.Image) []document {
+	source := func(m map[string]string) map[string]string {
+		if img.Ref.Host != "" && img.Ref.Path != "" {
+			m[labelSource+img.Ref.Host] = img.Ref.Path
+		}
+		return m
+	}
+	manifest := source(map[string]string{labelGCContent + "config": img.ConfigD.Digest.String()})
+	for i, l := range img.Layers {
+		manifest[labelGCContent+"l."+strconv.Itoa(i)] = l.Digest.String()
+	}
+	config := source(map[string]string{labelGCSnapshot + e.cfg.Snapshotter: ChainID(img)})
+	docs := []document{
+		{img.ConfigD.Digest, img.Config, config},
+		{img.Desc.Digest, img.Manifest, manifest},
+	}
+	if img.Index != nil {
+		docs = append(docs, document{img.Target.Digest, img.Index,
+			source(map[string]string{labelGCContent + "m.0": img.Desc.Digest.String()})})
+	}
+	return docs
+}
+
+// writeContent puts a blob into the content store in one message, and makes
+// sure of its labels where the blob is there already.
+func (e *Engine) writeContent(ctx context.Context, d document) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	s, err := e.c.content.Write(ctx)
+	if err == nil {
+		err = s.Send(&contentapi.WriteContentRequest{
+			Action: contentapi.WriteAction_COMMIT, Ref: "dewpoint-" + rand.Text(),
+			Total: int64(len(d.data)), Expected: d.dgst.String(), Data: d.data, Labels: d.labels,
+		})
+	}
+	if err == nil {
+		_ = s.CloseSend()
+		_, err = s.Recv()
+	}
+	if err = toNative(err); !errdefs.IsAlreadyExists(err) {
+		return wrap(err, "write %s", d.dgst)
+	}
+	paths := make([]string, 0, len(d.labels))
+	for k := range d.labels {
+		paths = append(paths, "labels."+k)
+	}
+	_, err = e.c.content.Update(ctx, &contentapi.UpdateRequest{
+		Info:       &contentapi.Info{Digest: d.dgst.String(), Labels: d.labels},
+		UpdateMask: fieldMask(paths),
+	})
+	return wrap(err, "label %s", d.dgst)
+}
+
+// prepareChain asks for one snapshot per layer, bottom first, naming the
+// chain ID it wants: the snapshotter answers that it exists already.
+func (e *Engine) prepareChain(ctx context.Context, img *image.Image) error {
+	chains := identity.ChainIDs(append([]digest.Digest(nil), img.Spec.RootFS.DiffIDs...))
+	parent := ""
+	for i, c := range chains {
+		labels := map[string]string{
+			labelRef: c.String(), labelImageRef: img.Ref.String(), labelManifest: img.Desc.Digest.String(),
+		}
+		if i < len(img.Layers) {
+			labels[labelLayer] = img.Layers[i].Digest.String()
+		}
+		if err := e.prepareLayer(ctx, c.String(), parent, labels); err != nil {
+			return err
+		}
+		parent = c.String()
+	}
+	return nil
+}
+
+func (e *Engine) prepareLayer(ctx context.Context, chain, parent string, labels map[string]string) error {
+	key := "extract-" + rand.Text() + " " + chain
+	_, err := e.c.snapshots.Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{
+		Snapshotter: e.cfg.Snapshotter, Key: key, Parent: parent, Labels: labels,
+	})
+	if errdefs.IsAlreadyExists(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("prepare %s: %w", chain, err)
+	}
+	undo := e.removeSnapshot(context.WithoutCancel(ctx), key)
+	if e.hasSnapshot(ctx, chain) {
+		return undo // an ordinary snapshotter whose chain is there
+	}
+	return errors.Join(&NotRemoteError{e.cfg.Snapshotter, chain}, undo)
+}
+
+func (e *Engine) putImage(ctx context.Context, img *image.Image) error {
+	rec := &imagesapi.Image{
+		Name:   img.Ref.String(),
+		Target: descriptor(img.Target),
+		Labels: map[string]string{labelRegistered: e.cfg.Snapshotter},
+	}
+	_, err := e.c.images.Create(ctx, &imagesapi.CreateImageRequest{Image: rec})
+	if errdefs.IsAlreadyExists(err) {
+		_, err = e.c.images.Update(ctx, &imagesapi.UpdateImageRequest{
+			Image: rec, UpdateMask: fieldMask([]string{"target", "labels." + labelRegistered}),
+		})
+	}
+	return err
+}
+
+func descriptor(d ocispec.Descriptor) *types.Descriptor {
+	return &types.Descriptor{MediaType: d.MediaType, Digest: d.Digest.String(), Size: d.Size, Annotations: d.Annotations}
+}

@@ -1,0 +1,275 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/contrib/seccomp"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/engine/network"
+	"dewpoint/internal/image"
+)
+
+// Spec is the order for one container. The zero value of a field is its default.
+type Spec struct {
+	Name       string
+	Image      *image.Image // registered
+	Entrypoint []string     // replaces the image's, and its command too
+	Cmd        []string
+	Env        []string // KEY=VALUE; KEY alone removes the image's
+	User       string   // USER[:GROUP], names or numbers; default the image's
+	WorkingDir string
+	Net        string // host (default), bridge, none
+	Ports      []network.Port
+	Volumes    []Volume
+	Memory     int64   // bytes, 0 is unlimited
+	CPUs       float64 // 0 is unlimited
+	Labels     map[string]string
+}
+
+// Volume binds a directory or file of the host into the container. A source
+// that does not exist becomes a directory.
+type Volume struct {
+	Source, Target string
+	ReadOnly       bool
+}
+
+// The networks of a container.
+const (
+	NetHost   = "host"
+	NetBridge = "bridge"
+	NetNone   = "none"
+)
+
+func (s *Spec) validate() error {
+	if err := ValidName(s.Name); err != nil {
+		return err
+	}
+	if s.Image == nil {
+		return errors.New("container has no image")
+	}
+	switch s.Net {
+	case "":
+		s.Net = NetHost
+	case NetHost, NetNone, NetBridge:
+	default:
+		return fmt.Errorf("network %q: want host, bridge or none", s.Net)
+	}
+	if len(s.Ports) > 0 && s.Net != NetBridge {
+		return fmt.Errorf("ports are published with the bridge network only, not with %q", s.Net)
+	}
+	if s.Memory < 0 || s.CPUs < 0 || s.CPUs > 4096 || math.IsNaN(s.CPUs) {
+		return fmt.Errorf("limits: memory %d, cpus %g", s.Memory, s.CPUs)
+	}
+	for _, v := range s.Volumes {
+		if !filepath.IsAbs(v.Source) || !path.IsAbs(v.Target) || path.Clean(v.Target) == "/" {
+			return fmt.Errorf("volume %s:%s: both paths must be absolute, and the target not /", v.Source, v.Target)
+		}
+	}
+	_, err := s.args()
+	return err
+}
+
+// args follows Docker: a given entrypoint replaces the image's and drops the
+// image's command, a given command replaces the image's.
+func (s *Spec) args() ([]string, error) {
+	entry, cmd := s.Image.Spec.Config.Entrypoint, s.Image.Spec.Config.Cmd
+	if s.Entrypoint != nil {
+		entry, cmd = s.Entrypoint, nil
+		if len(entry) == 1 && entry[0] == "" {
+			entry = nil
+		}
+	}
+	if len(s.Cmd) > 0 {
+		cmd = s.Cmd
+	}
+	args := slices.Concat(entry, cmd)
+	if len(args) == 0 {
+		return nil, errors.New("no command: the image has neither entrypoint nor command; name one after the image")
+	}
+	return args, nil
+}
+
+const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// env is PATH and HOSTNAME, then the image's, then the order's; later wins.
+func (s *Spec) env(hostname string) []string {
+	var out []string
+	at := make(map[string]int)
+	for _, kv := range slices.Concat([]string{defaultPath, "HOSTNAME=" + hostname}, s.Image.Spec.Config.Env, s.Env) {
+		k, _, set := strings.Cut(kv, "=")
+		i, have := at[k]
+		switch {
+		case have && set:
+			out[i] = kv
+		case have:
+			out[i] = ""
+		case set:
+			at[k] = len(out)
+			out = append(out, kv)
+		}
+	}
+	return slices.DeleteFunc(out, func(s string) bool { return s == "" })
+}
+
+// capabilities are those that Docker leaves to root in a container.
+var capabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID",
+	"CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
+}
+
+var maskedPaths = []string{
+	"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+	"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi",
+	"/sys/devices/virtual/powercap", "/sys/firmware",
+}
+
+var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+
+// ociSpec is the OCI runtime specification of the container. It mentions the
+// files and the namespace of the container's network, which may come later.
+func (e *Engine) ociSpec(s *Spec, u user) (*specs.Spec, error) {
+	args, err := s.args()
+	if err != nil {
+		return nil, err
+	}
+	hostname := s.Name
+	if s.Net == NetHost {
+		if hostname, err = os.Hostname(); err != nil {
+			return nil, err
+		}
+	}
+	o := &specs.Spec{
+		Version:  "1.0.2",
+		Process:  s.process(args, hostname, u),
+		Root:     &specs.Root{Path: "rootfs"},
+		Hostname: hostname,
+		Mounts:   e.mounts(s),
+		Linux: &specs.Linux{
+			CgroupsPath:   e.cgroup(s.Name),
+			Namespaces:    e.namespaces(s),
+			Resources:     resources(s),
+			MaskedPaths:   maskedPaths,
+			ReadonlyPaths: readonlyPaths,
+		},
+	}
+	if !e.cfg.Unconfined {
+		o.Linux.Seccomp = seccomp.DefaultProfile(o)
+	}
+	return o, nil
+}
+
+func (s *Spec) process(args []string, hostname string, u user) *specs.Process {
+	cwd := s.WorkingDir
+	if cwd == "" {
+		cwd = s.Image.Spec.Config.WorkingDir
+	}
+	return &specs.Process{
+		Args: args,
+		Env:  s.env(hostname),
+		Cwd:  path.Join("/", cwd),
+		User: specs.User{UID: u.uid, GID: u.gid, AdditionalGids: u.groups},
+		Capabilities: &specs.LinuxCapabilities{
+			Bounding: capabilities, Permitted: capabilities, Effective: capabilities,
+		},
+	}
+}
+
+func (e *Engine) namespaces(s *Spec) []specs.LinuxNamespace {
+	n := []specs.LinuxNamespace{
+		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
+	}
+	if s.Net != NetHost {
+		n = append(n, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: e.cfg.netns(s.Name)})
+	}
+	if unifiedCgroup() {
+		n = append(n, specs.LinuxNamespace{Type: specs.CgroupNamespace})
+	}
+	return n
+}
+
+// unifiedCgroup says whether the machine has cgroup v2 alone.
+func unifiedCgroup() bool {
+	var st unix.Statfs_t
+	return unix.Statfs("/sys/fs/cgroup", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
+}
+
+func (e *Engine) cgroup(name string) string { return path.Join(e.cfg.CgroupParent, name) }
+
+const cfsPeriod = 100_000 // microseconds
+
+func resources(s *Spec) *specs.LinuxResources {
+	r := &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
+	if s.Memory > 0 {
+		r.Memory = &specs.LinuxMemory{Limit: &s.Memory}
+	}
+	if s.CPUs > 0 {
+		period, quota := uint64(cfsPeriod), max(int64(s.CPUs*cfsPeriod), 1000)
+		r.CPU = &specs.LinuxCPU{Period: &period, Quota: &quota}
+	}
+	return r
+}
+
+func (e *Engine) mounts(s *Spec) []specs.Mount {
+	m := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}},
+	}
+	f := network.FilesIn(e.cfg.dir(s.Name))
+	bind := []string{"rbind", "rprivate"}
+	m = append(m,
+		specs.Mount{Destination: "/etc/hostname", Type: "bind", Source: f.Hostname, Options: bind},
+		specs.Mount{Destination: "/etc/hosts", Type: "bind", Source: f.Hosts, Options: bind},
+		specs.Mount{Destination: "/etc/resolv.conf", Type: "bind", Source: f.Resolv, Options: bind})
+	for _, v := range s.Volumes {
+		mode := "rw"
+		if v.ReadOnly {
+			mode = "ro"
+		}
+		target := path.Clean(v.Target)
+		m = slices.DeleteFunc(m, func(o specs.Mount) bool { return o.Destination == target })
+		m = append(m, specs.Mount{Destination: target, Type: "bind", Source: v.Source, Options: []string{"rbind", "rprivate", mode}})
+	}
+	return m
+}
+
+// Labels of our containers' records.
+const (
+	labelNet    = "dewpoint.net"
+	labelPorts  = "dewpoint.ports"
+	labelDigest = "dewpoint.image-digest"
+	labelStop   = "dewpoint.stop-signal"
+)
+
+func (s *Spec) labels() map[string]string {
+	l := maps.Clone(s.Labels)
+	if l == nil {
+		l = make(map[string]string)
+	}
+	l[labelNet] = s.Net
+	l[labelDigest] = s.Image.Target.Digest.String()
+	if len(s.Ports) > 0 {
+		l[labelPorts] = formatPorts(s.Ports)
+	}
+	if sig := stopSignal(s.Image.Spec.Config); sig != "" {
+		l[labelStop] = sig
+	}
+	return l
+}
+
+func stopSignal(c ocispec.ImageConfig) string { return c.StopSignal }
