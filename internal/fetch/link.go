@@ -134,20 +134,28 @@ func without(ts []*turn, t *turn) []*turn {
 
 // run looks at the fills as long as there are any.
 func (l *Link) run() {
-	for range time.Tick(tick) {
-		l.mu.Lock()
-		if len(l.queue)+len(l.active) == 0 {
-			l.ticking = false
-			l.mu.Unlock()
+	clock := time.NewTicker(tick)
+	defer clock.Stop()
+	for now := range clock.C {
+		if !l.step(now) {
 			return
 		}
-		now := time.Now()
-		for _, t := range l.active {
-			t.look(now)
-		}
-		l.admit(now)
-		l.mu.Unlock()
 	}
+}
+
+// step is one look. It reports whether another one is needed.
+func (l *Link) step(now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.queue)+len(l.active) == 0 {
+		l.ticking = false
+		return false
+	}
+	for _, t := range l.active {
+		t.look(now)
+	}
+	l.admit(now)
+	return true
 }
 
 // look updates what is known of a turn, once a window.
@@ -207,8 +215,10 @@ func (l *Link) mayStart(next *turn, now time.Time) bool {
 		return false
 	case next.order == Parallel:
 		return n < next.limit
+	case l.probe.holding():
+		return false // that one is next
 	case l.ending():
-		return n < maxConns
+		return n < next.limit || n < maxConns && !l.nodeIsLimit()
 	case l.nodeIsLimit():
 		return n < next.limit
 	}

@@ -52,6 +52,8 @@ func (p *probe) judge(l *Link, now time.Time) {
 	t.held = make(chan struct{})
 }
 
+func (p *probe) holding() bool { return p.extra != nil && p.extra.held != nil }
+
 // forget lets go of a turn that has ended.
 func (p *probe) forget(t *turn) {
 	if p.extra != t {

@@ -40,6 +40,9 @@ type Puller struct {
 
 	mu       sync.Mutex
 	sessions map[digest.Digest]*session // by manifest, for clients that ask layer by layer
+
+	holdMu sync.Mutex
+	holds  map[*Pull]bool // pulls whose layers must stay
 }
 
 // NewPuller returns a Puller. Close ends what it does in the background.
@@ -47,7 +50,7 @@ func NewPuller(cfg Config) *Puller {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}}
+	return &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, holds: map[*Pull]bool{}}
 }
 
 // Options are what one pull may differ in.
@@ -68,8 +71,8 @@ type Pull struct {
 	fills []*layer.Fill // one a distinct layer, bottom first
 }
 
-// Pull resolves ref and begins to fill its layers. They go on as long as ctx
-// lives.
+// Pull resolves ref and begins to fill its layers. They go on, and stay in
+// the store, as long as ctx lives.
 func (p *Puller) Pull(ctx context.Context, ref image.Reference, o Options) (*Pull, error) {
 	img, err := p.resolve(ctx, ref, o)
 	if err != nil {
@@ -105,6 +108,7 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options) *Pull {
 	for _, l := range img.Unique() {
 		pull.fills = append(pull.fills, p.cfg.Layers.Fill(ctx, l, &blob{p: p, img: img, l: l, o: o}))
 	}
+	p.hold(ctx, pull)
 	return pull
 }
 

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"dewpoint/internal/erofs"
 	"dewpoint/internal/image"
 	"dewpoint/internal/inflate"
 	"dewpoint/internal/toc"
@@ -201,7 +202,7 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 
 // damaged tells errors that no resumed fill can get over.
 func damaged(err error) bool {
-	for _, d := range []error{ErrMismatch, ErrTooLarge, inflate.ErrCorrupt, io.ErrUnexpectedEOF, toc.ErrCorrupt, toc.ErrUnsafe} {
+	for _, d := range []error{ErrMismatch, ErrTooLarge, inflate.ErrCorrupt, io.ErrUnexpectedEOF, toc.ErrCorrupt, toc.ErrUnsafe, toc.ErrLimit, erofs.ErrTooLarge} {
 		if errors.Is(err, d) {
 			return true
 		}

@@ -99,7 +99,7 @@ func (x *index) build(dir string, id digest.Digest, size int64) (int64, error) {
 		return 0, err
 	}
 	defer f.Close()
-	if err := erofs.Build(f, x.table, erofs.Options{DiffID: id, DataSize: size, Data: x.data}); err != nil {
+	if err := erofs.Build(f, x.table, erofs.Options{UUID: erofs.UUID(id.String()), DataSize: size, Data: x.data}); err != nil {
 		return 0, errors.Join(err, os.Remove(tmp))
 	}
 	fi, err := f.Stat()

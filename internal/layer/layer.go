@@ -50,8 +50,6 @@ var (
 	ErrTooLarge = errors.New("layer is larger than the node allows")
 	// ErrLocked says that another process has the store open.
 	ErrLocked = errors.New("the store is in use by another dewd")
-	// ErrInUse says that a layer cannot be removed now.
-	ErrInUse = errors.New("layer is in use")
 )
 
 // Config says where and how layers are kept. Dir is required.
@@ -212,17 +210,23 @@ func (s *Store) Layers() []*Layer {
 	return all
 }
 
-// Remove deletes a complete layer. Who calls it makes sure that nothing has
-// it mounted. It returns an error that wraps ErrInUse while the layer is
-// being filled.
-func (s *Store) Remove(id digest.Digest) error {
+// Remove deletes a complete layer if unused says so, and reports whether it
+// did. unused is asked while no Get can answer, so a layer that somebody was
+// given a moment ago is seen as such; it must not call the store.
+func (s *Store) Remove(id digest.Digest, unused func(*Layer) bool) (bool, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fills[id] != nil {
-		return fmt.Errorf("%s: %w", id, ErrInUse)
+	l := s.layers[id]
+	if l == nil || s.fills[id] != nil || !l.Complete() || !unused(l) {
+		s.mu.Unlock()
+		return false, nil
 	}
 	delete(s.layers, id)
-	return s.discard(s.dir(id))
+	trash, err := s.hide(l.dir)
+	s.mu.Unlock()
+	if err != nil {
+		return false, err
+	}
+	return true, os.RemoveAll(trash)
 }
 
 // RemovePartial deletes what is left of fills that are not running, and
@@ -254,17 +258,23 @@ const (
 
 // discard takes dir out of sight in one step and deletes it.
 func (s *Store) discard(dir string) error {
-	trash := filepath.Join(s.cfg.Dir, trashPrefix+filepath.Base(dir))
-	if err := os.RemoveAll(trash); err != nil {
-		return err
-	}
-	switch err := durable.Rename(dir, trash); {
-	case errors.Is(err, os.ErrNotExist):
-		return nil
-	case err != nil:
+	trash, err := s.hide(dir)
+	if err != nil {
 		return err
 	}
 	return os.RemoveAll(trash)
+}
+
+// hide renames dir, if it is there, to where the next Open would delete it.
+func (s *Store) hide(dir string) (string, error) {
+	trash := filepath.Join(s.cfg.Dir, trashPrefix+filepath.Base(dir))
+	if err := os.RemoveAll(trash); err != nil {
+		return "", err
+	}
+	if err := durable.Rename(dir, trash); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", err
+	}
+	return trash, nil
 }
 
 func (s *Store) dir(id digest.Digest) string {

@@ -64,7 +64,8 @@ type pipeline struct {
 	has  *presence
 
 	blobHash, dataHash hash.Hash
-	size               int64 // of data, once inflated
+	size               int64             // of data, once inflated
+	format             image.Compression // as found in the stream
 	keep               keeper
 }
 
@@ -110,9 +111,10 @@ func (f *Fill) fill(ctx context.Context) (*Layer, error) {
 
 // prepare opens the layer's files and finds where to begin.
 func (f *Fill) prepare() (*pipeline, error) {
-	f.dir = f.store.dir(f.Layer.DiffID)
 	if f.Layer.DiffID == "" {
 		f.dir = filepath.Join(f.store.cfg.Dir, importPrefix+f.Layer.Digest.Encoded())
+	} else {
+		f.dir = f.store.dir(f.Layer.DiffID)
 	}
 	if err := os.MkdirAll(f.dir, 0o755); err != nil {
 		return nil, err
@@ -334,11 +336,11 @@ func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piec
 	if p.from.Point.In > 0 {
 		from = &p.from.Point
 	}
-	in, err := p.sniff(src)
+	body, err := p.sniff(src)
 	if err != nil {
 		return err
 	}
-	r, err := inflate.NewReader(in, p.from.Compression, from)
+	r, err := inflate.NewReader(body, p.format, from)
 	if err != nil {
 		return err
 	}
@@ -374,6 +376,7 @@ func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piec
 // unless the fill goes on in the middle of it.
 func (p *pipeline) sniff(src io.Reader) (io.Reader, error) {
 	if p.from.Point.In > 0 {
+		p.format = p.from.Compression
 		return src, nil
 	}
 	head := make([]byte, image.SniffLen)
@@ -381,7 +384,7 @@ func (p *pipeline) sniff(src io.Reader) (io.Reader, error) {
 	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 		return nil, err
 	}
-	p.from.Compression = image.Sniff(head[:n])
+	p.format = image.Sniff(head[:n])
 	return io.MultiReader(bytes.NewReader(head[:n]), src), nil
 }
 
@@ -392,7 +395,7 @@ func (p *pipeline) inflatePiece(r inflate.Reader, src *chunkReader, b []byte) (i
 		n += m
 		if pt, ok := r.Point(); ok && err == nil {
 			at, h := src.stateAt(pt.In)
-			return n, &progress{Version: progressVersion, Blob: p.f.Layer.Digest, Point: pt, BlobAt: at, BlobHash: h, Compression: p.from.Compression}, nil
+			return n, &progress{Version: progressVersion, Blob: p.f.Layer.Digest, Point: pt, BlobAt: at, BlobHash: h, Compression: p.format}, nil
 		}
 		if err != nil {
 			return n, nil, err

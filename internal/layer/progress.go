@@ -52,20 +52,18 @@ var bootID = sync.OnceValue(func() string {
 
 // loadProgress returns the newest record in dir that holds for blob, or nil.
 func loadProgress(dir string, blob digest.Digest) *progress {
-	var best *progress
-	for _, name := range []string{bootFile, progressFile} {
-		p, err := readProgress(filepath.Join(dir, name))
-		if err != nil || p.Blob != blob || p.Version != progressVersion {
-			continue
-		}
-		if name == bootFile && (p.Boot == "" || p.Boot != bootID()) {
-			continue
-		}
-		if best == nil || p.Point.Out > best.Point.Out || p.Kept > best.Kept {
-			best = p
-		}
+	p, err := readProgress(filepath.Join(dir, bootFile))
+	if err == nil && p.Boot != "" && p.Boot == bootID() && p.fits(blob) {
+		return p
 	}
-	return best
+	if p, err = readProgress(filepath.Join(dir, progressFile)); err == nil && p.fits(blob) {
+		return p
+	}
+	return nil
+}
+
+func (p *progress) fits(blob digest.Digest) bool {
+	return p.Version == progressVersion && p.Blob == blob
 }
 
 func readProgress(path string) (*progress, error) {
