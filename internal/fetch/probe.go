@@ -12,13 +12,15 @@ type probe struct {
 }
 
 // tryNow reports whether a further connection is worth a try: the link is the
-// limit, its rate is known, and no try has failed lately.
+// limit, its rate is known, nothing ends before a
+// try would, and none has failed lately.
 func (p *probe) tryNow(l *Link, now time.Time) bool {
 	if p.extra != nil || len(l.active) >= maxConns || now.Sub(p.failed) < retryProbe {
 		return false
 	}
 	for _, t := range l.active {
-		if now.Sub(t.began) < settle || t.rate == 0 {
+		left := float64(t.size - t.last.Fetched)
+		if now.Sub(t.began) < settle || t.rate == 0 || left < 2*t.rate*settle.Seconds() {
 			return false
 		}
 	}
