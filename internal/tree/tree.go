@@ -207,18 +207,9 @@ func (e *Extractor) forget(name string) {
 	}
 }
 
-// Finish sets the directories' attributes and makes the whole tree durable
-// (syncfs(2), so all else that was written to that file system too). It closes
-// the Extractor, whatever it returns.
-func (e *Extractor) Finish() error {
-	defer e.Close()
-	if err := e.finishDirs(); err != nil {
-		return err
-	}
-	return e.sync()
-}
-
-func (e *Extractor) finishDirs() error {
+// Seal sets the directories' attributes. After it the tree is whole and can be
+// used, but would not survive a power cut.
+func (e *Extractor) Seal() error {
 	for _, d := range e.order {
 		if d.dead {
 			continue
@@ -228,6 +219,16 @@ func (e *Extractor) finishDirs() error {
 		}
 	}
 	return nil
+}
+
+// Finish seals the tree and makes it durable (syncfs(2), so all else that was
+// written to that file system too). It closes the Extractor, whatever it returns.
+func (e *Extractor) Finish() error {
+	defer e.Close()
+	if err := e.Seal(); err != nil {
+		return err
+	}
+	return e.sync()
 }
 
 func (e *Extractor) sync() error {

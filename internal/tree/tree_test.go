@@ -37,7 +37,7 @@ func extract(dir string, data io.ReaderAt) error {
 	if err := feed(x, data); err != nil {
 		return err
 	}
-	return x.finishDirs()
+	return x.Seal()
 }
 
 func feed(x *Extractor, data io.ReaderAt) error {
@@ -310,7 +310,7 @@ func TestShortReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.Close()
-	if err := errors.Join(feed(x, bytes.NewReader(layer)), x.finishDirs()); err != nil {
+	if err := errors.Join(feed(x, bytes.NewReader(layer)), x.Seal()); err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range treetest.Diff(applied(t, layer), snapshot(t, dir), func(path, _ string) bool { return path == "." }) {
@@ -339,7 +339,7 @@ func FuzzExtract(f *testing.F) {
 		}
 		defer x.Close()
 		if feed(x, bytes.NewReader(layer)) == nil {
-			if err := x.finishDirs(); err != nil && !errors.As(err, new(unix.Errno)) {
+			if err := x.Seal(); err != nil && !errors.As(err, new(unix.Errno)) {
 				t.Fatal(err)
 			}
 		}

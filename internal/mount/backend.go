@@ -1,0 +1,151 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// layerFlags are the flags of every layer's mount.
+const layerFlags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOATIME
+
+// backend is all that the three have in common: attach differs.
+type backend struct {
+	name   string
+	attach func(f Files, target string) error
+	locks  [32]sync.Mutex // by target: looking and mounting is not one step for the kernel
+}
+
+var seed = maphash.MakeSeed()
+
+func (b *backend) lock(target string) *sync.Mutex {
+	return &b.locks[maphash.String(seed, target)%uint64(len(b.locks))]
+}
+
+func (b *backend) Name() string { return b.name }
+
+func (b *backend) Mount(ctx context.Context, f Files, target string) error {
+	l := b.lock(target)
+	l.Lock()
+	defer l.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	there, err := Mounted(target)
+	if err != nil {
+		return err
+	}
+	if there {
+		return b.recognize(f, target)
+	}
+	if err := b.attach(f, target); err != nil {
+		return fmt.Errorf("mount layer at %s: %w", target, err)
+	}
+	return nil
+}
+
+// recognize returns nil if what is mounted at target is f.
+func (b *backend) recognize(f Files, target string) error {
+	in, err := lookup(target)
+	if err != nil {
+		return err
+	}
+	same := false
+	switch {
+	case b.name == Tree:
+		same = sameFile(f.Tree, target)
+	case in.Type == "erofs":
+		same = sameFile(f.Index, in.Backing())
+	}
+	if !same {
+		return fmt.Errorf("mount layer at %s: %w (%s from %s)", target, ErrOccupied, in.Type, in.Source)
+	}
+	return nil
+}
+
+func sameFile(a, b string) bool {
+	x, err1 := os.Stat(a)
+	y, err2 := os.Stat(b)
+	return err1 == nil && err2 == nil && os.SameFile(x, y)
+}
+
+func (b *backend) Unmount(target string) error {
+	l := b.lock(target)
+	l.Lock()
+	defer l.Unlock()
+	return Unmount(target)
+}
+
+// Unmount takes away every mount at target, whichever backend made it. What is
+// in use goes from the tree at once and from the kernel when its last user does.
+func Unmount(target string) error {
+	for {
+		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
+		if err == unix.EBUSY {
+			err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		}
+		switch {
+		case err == nil:
+			continue // there may be another below
+		case err == unix.ENOENT:
+			return nil
+		case err == unix.EINVAL:
+			if there, merr := Mounted(target); merr != nil || !there {
+				return merr
+			}
+		}
+		return &os.PathError{Op: "unmount", Path: target, Err: err}
+	}
+}
+
+// attachFile mounts the index file directly. The kernel opens the tar by the
+// name in device=.
+func attachFile(f Files, target string) error {
+	return withPath(f.Data, func(data string) error {
+		return mountErofs(f.Index, data, target)
+	})
+}
+
+func mountErofs(index, data, target string) error {
+	options := ""
+	if data != "" {
+		options = "device=" + data
+	}
+	if err := unix.Mount(index, target, "erofs", layerFlags, options); err != nil {
+		return &os.SyscallError{Syscall: "mount erofs", Err: err}
+	}
+	return nil
+}
+
+// withPath calls use with a name of path that can stand in mount options,
+// where a comma ends a value.
+func withPath(path string, use func(string) error) error {
+	if !strings.Contains(path, ",") {
+		return use(path)
+	}
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	return use("/proc/self/fd/" + strconv.Itoa(fd))
+}
+
+// attachTree binds the unpacked directory. A bind mount takes its flags only
+// when it is remounted.
+func attachTree(f Files, target string) error {
+	if err := unix.Mount(f.Tree, target, "", unix.MS_BIND, ""); err != nil {
+		return &os.SyscallError{Syscall: "mount bind", Err: err}
+	}
+	if err := unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_BIND|layerFlags, ""); err != nil {
+		return errors.Join(&os.SyscallError{Syscall: "mount remount", Err: err}, Unmount(target))
+	}
+	return nil
+}
