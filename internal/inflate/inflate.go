@@ -64,7 +64,7 @@ func (p *Point) check(c image.Compression) error {
 	unit := p.Bit == 0 && p.CRC == 0 && p.Length == 0 && len(p.Window) == 0
 	ok := p.In >= 0 && p.Out >= 0 && p.Bit < 8 && len(p.Window) <= windowSize && int64(len(p.Window)) <= p.Out
 	switch {
-	case !ok, c != image.Gzip && !unit, c == image.Plain && p.In != p.Out:
+	case !ok, !unit && (c != image.Gzip || p.startsUnit()), c == image.Plain && p.In != p.Out:
 		return fmt.Errorf("restart at %d: impossible point: %w", p.In, ErrCorrupt)
 	}
 	return nil

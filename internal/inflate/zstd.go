@@ -22,7 +22,9 @@ type zstdReader struct {
 	in      input
 	frame   *frame // the frame being decoded, nil between frames
 	dec     *zstd.Decoder
-	low     bool // dec saves memory
+	low     bool    // dec saves memory
+	carry   [1]byte // decoded and not yet read, if carried
+	carried bool
 	out     int64
 	began   bool // a frame has been seen
 	marked  bool
@@ -110,21 +112,43 @@ func (z *zstdReader) decoder(low bool) (err error) {
 	return err
 }
 
-// decode reads output of the frame. At the frame's end frame becomes nil.
-func (z *zstdReader) decode(p []byte) (int, error) {
-	n, err := z.dec.Read(p)
+// decode reads output of the frame. Once the frame's bytes are used up, it
+// reads until the decoder says so too, if need be one byte more than fits, so
+// that the frame's last bytes come with its end. Then frame becomes nil.
+func (z *zstdReader) decode(p []byte) (n int, err error) {
+	if z.carried {
+		n, z.carried = copy(p, z.carry[:]), false
+	}
+	for err == nil && n < len(p) && (n == 0 || z.frame.done()) {
+		var k int
+		k, err = z.dec.Read(p[n:])
+		n += k
+	}
+	if err == nil && n == len(p) && z.frame.done() {
+		var k int
+		k, err = z.dec.Read(z.carry[:])
+		z.carried = k > 0
+	}
+	if err == io.EOF && z.carried {
+		err = nil // comes again
+	}
+	return n, z.verdict(err)
+}
+
+// verdict makes of the decoder's error the reader's.
+func (z *zstdReader) verdict(err error) error {
 	switch {
 	case err == nil:
+		return nil
 	case z.frame.err != nil:
-		err = z.frame.err
+		return z.frame.err
 	case err == io.EOF && z.frame.done():
-		z.frame, err = nil, nil
+		z.frame = nil
+		return nil
 	case err == io.EOF:
-		err = fmt.Errorf("zstd: %w at byte %d", corrupt("frame goes on behind its end"), z.in.pos())
-	default:
-		err = fmt.Errorf("zstd: %w at byte %d", corrupt(err.Error()), z.in.pos())
+		return z.refuse("frame goes on behind its end")
 	}
-	return n, err
+	return z.refuse(err.Error())
 }
 
 // stopAtFrame makes the current position the point that Mark asked for, if
