@@ -96,7 +96,7 @@ func (i *Image) parse() error {
 // or the manifest itself.
 func (i *Image) checkTarget() error {
 	if i.Index == nil {
-		if i.Target.Digest != i.Desc.Digest {
+		if i.Target.Digest != i.Desc.Digest || i.Target.Size != i.Desc.Size {
 			return fmt.Errorf("%w: target %s is not the manifest %s", ErrInvalid, i.Target.Digest, i.Desc.Digest)
 		}
 		return nil
