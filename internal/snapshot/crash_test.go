@@ -13,7 +13,6 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/opencontainers/go-digest"
 
-	"dewpoint/internal/mount"
 	"dewpoint/internal/snapshot"
 	"dewpoint/internal/snapshot/snapshottest"
 )
@@ -117,7 +116,7 @@ func (b *bed) consistent(ids []digest.Digest) {
 func crashChild(dir string) {
 	store, ids := crashStore(filepath.Join(dir, "layers"))
 	s, err := snapshot.New(background, snapshot.Config{
-		Root: filepath.Join(dir, "r"), Layers: store, Backend: new(snapshottest.Bind),
+		Root: filepath.Join(dir, "r"), Layers: store, Backend: new(snapshottest.Backend),
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -164,7 +163,7 @@ func crashStore(dir string) (*snapshottest.Store, []digest.Digest) {
 		id := digest.Digest(strings.Replace(filepath.Base(name), "-", ":", 1))
 		content, _ := os.ReadFile(filepath.Join(name, "tree", "file"))
 		byContent[string(content)] = id
-		store.Put(id, mount.Files{Data: filepath.Join(name, "data"), Tree: filepath.Join(name, "tree")})
+		store.Put(id, snapshottest.FilesIn(name))
 	}
 	var ids []digest.Digest
 	for i := range len(byContent) {

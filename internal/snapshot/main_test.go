@@ -38,7 +38,7 @@ type bed struct {
 	t       *testing.T
 	dir     string
 	store   *snapshottest.Store
-	backend *snapshottest.Bind
+	backend *snapshottest.Backend
 }
 
 func newBed(t *testing.T) *bed {
@@ -47,7 +47,7 @@ func newBed(t *testing.T) *bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{t: t, dir: dir, backend: new(snapshottest.Bind)}
+	b := &bed{t: t, dir: dir, backend: new(snapshottest.Backend)}
 	if err := os.Mkdir(filepath.Join(dir, "layers"), 0o700); err != nil {
 		t.Fatal(err)
 	}

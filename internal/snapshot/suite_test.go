@@ -42,7 +42,7 @@ func suiteOf(t *testing.T, overlay []string, layers bool) testsuite.SnapshotterF
 		dir := t.TempDir()
 		store := snapshottest.New(dir)
 		s, err := snapshot.New(ctx, snapshot.Config{
-			Root: root, Layers: store, Backend: new(snapshottest.Bind), Overlay: overlay,
+			Root: root, Layers: store, Backend: new(snapshottest.Backend), Overlay: overlay,
 		})
 		if err != nil {
 			return nil, nil, err
@@ -112,7 +112,8 @@ func layerOf(upper string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return buf.Bytes(), w.Close()
+	err = w.Close()
+	return buf.Bytes(), err
 }
 
 func entry(w *tar.Writer, path, name string, links map[uint64]string) error {

@@ -62,7 +62,7 @@ func newNode(t *testing.T, v containerdtest.Version) *node {
 	t.Cleanup(n.remove)
 	n.store = snapshottest.New(filepath.Join(dir, "layers"))
 	n.snap, err = snapshot.New(t.Context(), snapshot.Config{
-		Root: filepath.Join(dir, "r"), Layers: n.store, Backend: new(snapshottest.Bind),
+		Root: filepath.Join(dir, "r"), Layers: n.store, Backend: new(snapshottest.Backend),
 		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {

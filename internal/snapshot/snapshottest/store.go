@@ -20,11 +20,14 @@ import (
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"dewpoint/internal/erofs"
 	"dewpoint/internal/mount"
 	"dewpoint/internal/snapshot"
+	"dewpoint/internal/toc"
 )
 
-// Store implements snapshot.Layers. Each layer is DIR/ALGORITHM-HEX/{data,tree}.
+// Store implements snapshot.Layers. Each layer is
+// DIR/ALGORITHM-HEX/{data,index,tree}, so that any mount backend can be used.
 // It is safe for concurrent use.
 type Store struct {
 	dir string
@@ -88,11 +91,31 @@ func (s *Store) Add(ctx context.Context, tar io.Reader) (digest.Digest, int64, e
 	if err != nil {
 		return "", 0, err
 	}
+	id := digest.NewDigest(digest.SHA256, hash)
+	if err := index(data, size, id, filepath.Join(tmp, "index")); err != nil {
+		return "", 0, err
+	}
 	if err := unpack(ctx, data, filepath.Join(tmp, "tree")); err != nil {
 		return "", 0, err
 	}
-	id := digest.NewDigest(digest.SHA256, hash)
 	return id, size, s.install(id, tmp)
+}
+
+func index(data *os.File, size int64, id digest.Digest, path string) error {
+	table, err := toc.Read(data)
+	if err != nil {
+		return err
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	o := erofs.Options{UUID: erofs.UUID(id.String()), DataSize: size, Data: data}
+	if err := erofs.Build(f, table, o); err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 func unpack(ctx context.Context, data *os.File, tree string) error {
@@ -116,8 +139,15 @@ func (s *Store) install(id digest.Digest, tmp string) error {
 	if err := os.Rename(tmp, dir); err != nil {
 		return err
 	}
-	s.layers[id] = mount.Files{Data: filepath.Join(dir, "data"), Tree: filepath.Join(dir, "tree")}
+	s.layers[id] = FilesIn(dir)
 	return nil
+}
+
+// FilesIn is where a layer lies whose directory is dir.
+func FilesIn(dir string) mount.Files {
+	return mount.Files{
+		Index: filepath.Join(dir, "index"), Data: filepath.Join(dir, "data"), Tree: filepath.Join(dir, "tree"),
+	}
 }
 
 // AddChain makes the chains of these layers, bottom first, known, and returns

@@ -13,30 +13,39 @@ import (
 	"dewpoint/internal/mount"
 )
 
-// Bind is a mount.Backend that bind-mounts a layer's Tree. It counts.
-type Bind struct {
+// Backend is a mount.Backend for Linux 6.12 and newer that counts.
+type Backend struct {
+	Trees              bool // bind the unpacked layer instead of mounting the index
 	Mounted, Unmounted atomic.Int64
 }
 
-var _ mount.Backend = (*Bind)(nil)
+var _ mount.Backend = (*Backend)(nil)
 
 // Name implements mount.Backend.
-func (b *Bind) Name() string { return "tree" }
+func (b *Backend) Name() string {
+	if b.Trees {
+		return "tree"
+	}
+	return "erofs"
+}
 
 // Mount implements mount.Backend.
-func (b *Bind) Mount(_ context.Context, f mount.Files, target string) error {
+func (b *Backend) Mount(_ context.Context, f mount.Files, target string) error {
 	if there, err := IsMounted(target); err != nil || there {
 		return err
+	}
+	b.Mounted.Add(1)
+	if !b.Trees {
+		return unix.Mount(f.Index, target, "erofs", unix.MS_RDONLY, "device="+f.Data)
 	}
 	if err := unix.Mount(f.Tree, target, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind %s: %w", f.Tree, err)
 	}
-	b.Mounted.Add(1)
 	return unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")
 }
 
 // Unmount implements mount.Backend.
-func (b *Bind) Unmount(target string) error {
+func (b *Backend) Unmount(target string) error {
 	err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 		return nil
