@@ -1,8 +1,4 @@
-// Package deployment holds what is said about one deployment: the instruction
-// (Request), what is seen while it goes on (Watch) and what is known afterwards
-// (Record). Values, no I/O, and no other part of the module: the daemon, the
-// API and its clients share it.
-package deployment
+package node
 
 import "time"
 
@@ -22,7 +18,7 @@ type Request struct {
 	ReadyTimeout time.Duration // 0 is the node's default
 	Lazy         string        // auto, never
 	Restore      string        // auto, never, always
-	PlainHTTP    bool
+	PlainHTTP    bool          // the registry may be asked over plain HTTP
 	Remove       bool // remove the container when it exits; see Watch.Hold
 	// Experiments; "" or 0 is the node's own choice.
 	Mount     string // erofs, loop, tree

@@ -1,0 +1,96 @@
+// Package api is how a node is spoken to: the service of node.proto, as a
+// handler around a Node, and as a client.
+//
+// # The model
+//
+// A Node is the daemon in terms of package node. NewHandler speaks Connect,
+// gRPC and JSON over HTTP for it; Serve puts the handler on a listener, with
+// HTTP/1.1 and HTTP/2 in clear on the same socket; a Client is the other end.
+// Whoever may open the socket may do everything: the socket's mode is the
+// access control. Roles are a matter of an interceptor (Config.Interceptors).
+//
+// Calls are of three kinds. Short ones (List, Images, Version, …) have a
+// deadline of the handler's. Deployments and pulls stream what happens; what
+// is shown is the newest state, so a slow reader misses intermediate steps of
+// a layer but no stage, and never holds the deployment up. Output (Logs, Exec,
+// an attached Deploy) is never dropped: there the reader sets the pace.
+//
+// # Errors
+//
+// A Node returns plain errors. They become an Error once, at the edge, by
+// Config.Classify: a code that programs test, a line that people read, a
+// remedy and an exit code. The Error travels as a detail of the Connect error,
+// and Client returns it as it was.
+package api
+
+//go:generate ../../api/generate
+
+import (
+	"context"
+	"time"
+
+	"dewpoint/internal/node"
+)
+
+// Node is what the handler serves. All methods are called concurrently; ctx
+// ends when the client goes away or the daemon stops.
+type Node interface {
+	Deployer
+	Containers
+	Images
+	Observer
+}
+
+// Deployer brings images and containers onto the node.
+type Deployer interface {
+	// Deploy returns when the container is ready. When ctx ends before, it
+	// undoes what it has done. The Record says how far it came, also beside
+	// an error; it is empty if nothing was begun.
+	Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error)
+	// Pull returns when the image's layers are complete, or with Lazy "auto"
+	// as soon as a container could be started from them.
+	Pull(ctx context.Context, req node.PullRequest, w node.Watch) (node.Record, error)
+}
+
+// Containers are known by their names.
+type Containers interface {
+	// List gives the containers that run, or all, the oldest first.
+	List(ctx context.Context, all bool) ([]node.Container, error)
+	// Logs calls emit with the container's output, one call at a time. An
+	// error of emit ends it and is returned. It gives all there was, also
+	// when the container is removed while it follows.
+	Logs(ctx context.Context, name string, opt node.LogOptions, emit func(node.LogChunk) error) error
+	// Exec runs a process in a running container and returns its exit status.
+	// When ctx ends the process is killed.
+	Exec(ctx context.Context, name string, req node.ExecRequest, io node.ExecIO) (int, error)
+	// Stop asks the container's process to end, by the image's stop signal,
+	// and kills it after the timeout; below 0 is the node's default, 0 kills
+	// at once. It returns when the process has ended, with nil if it had
+	// before. A second Stop of the container may run beside the first.
+	Stop(ctx context.Context, name string, timeout time.Duration) error
+	// Remove removes a container that does not run or, with force, any.
+	Remove(ctx context.Context, name string, force bool) error
+	// Wait returns the exit status once the container's process has ended,
+	// also when the container is removed meanwhile.
+	Wait(ctx context.Context, name string) (int, error)
+}
+
+// Images are known by their references.
+type Images interface {
+	Images(ctx context.Context) ([]node.Image, error)
+	// RemoveImage forgets an image and, once no other image and no container
+	// needs them, its layers.
+	RemoveImage(ctx context.Context, name string) error
+	// Prune removes what nothing uses.
+	Prune(ctx context.Context, opt node.PruneOptions) (node.PruneReport, error)
+}
+
+// Observer says what the node is and what happens on it.
+type Observer interface {
+	Doctor(ctx context.Context) ([]node.Finding, error)
+	Version(ctx context.Context) (node.Version, error)
+	// Events calls emit with what happens until ctx ends, one call at a time:
+	// first what is still known of the events after number *after, if it is
+	// not nil. An error of emit ends it and is returned.
+	Events(ctx context.Context, after *uint64, emit func(node.Event) error) error
+}

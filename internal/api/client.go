@@ -1,0 +1,353 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "dewpoint/internal/api/gen/dewpoint/v1"
+	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
+	"dewpoint/internal/node"
+)
+
+// DefaultHost is where dewd listens when nothing else is said.
+const DefaultHost = "unix:///run/dewpoint/dewd.sock"
+
+const maxAnswer = 64 << 20 // bytes of one message from a node
+
+// Client is a Node that a daemon serves. Every error it returns is an *Error.
+// Safe for concurrent use.
+type Client struct {
+	rpc       dewpointv1connect.NodeClient
+	transport *http.Transport
+	socket    string
+}
+
+var _ Node = (*Client)(nil)
+
+// Dial prepares a Client for the daemon at host, unix:///PATH. Nothing is
+// connected before the first call.
+func Dial(host string) (*Client, error) {
+	u, err := url.Parse(host)
+	if err != nil || u.Scheme != "unix" || u.Host != "" || !strings.HasPrefix(u.Path, "/") {
+		return nil, New(BadRequest, fmt.Sprintf("%q is not the address of a daemon; want unix:///PATH", host))
+	}
+	c := &Client{socket: u.Path}
+	c.transport = &http.Transport{
+		Protocols:          new(http.Protocols),
+		DisableCompression: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", c.socket)
+		},
+	}
+	c.transport.Protocols.SetUnencryptedHTTP2(true)
+	c.rpc = dewpointv1connect.NewNodeClient(&http.Client{Transport: c.transport}, "http://dewd",
+		connect.WithReadMaxBytes(maxAnswer),
+		connect.WithAcceptCompression("gzip", nil, nil))
+	return c, nil
+}
+
+// Close closes idle connections.
+func (c *Client) Close() { c.transport.CloseIdleConnections() }
+
+// problem makes an Error of what a call returned.
+func (c *Client) problem(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	var e *Error
+	if errors.As(err, &e) {
+		return e
+	}
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		if e := unwire(ce); e != nil {
+			return e
+		}
+	}
+	if ctx.Err() != nil {
+		return Classify(ctx.Err())
+	}
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return New(Permission, fmt.Sprintf("no permission to open %s", c.socket))
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOTSOCK):
+		return New(NoDaemon, fmt.Sprintf("dewd does not run at %s", c.socket))
+	}
+	return c.strange(ce, err)
+}
+
+// strange is an error that no Node made: the connection's, or an answer that
+// does not come from a dewd.
+func (c *Client) strange(ce *connect.Error, err error) error {
+	if ce == nil {
+		return New(NoDaemon, oneLine(fmt.Sprintf("the connection to dewd at %s broke: %v", c.socket, err)))
+	}
+	switch ce.Code() {
+	case connect.CodeUnavailable, connect.CodeUnknown, connect.CodeCanceled, connect.CodeInternal:
+		return New(NoDaemon, oneLine(fmt.Sprintf("the connection to dewd at %s broke: %s", c.socket, ce.Message())))
+	case connect.CodeUnimplemented:
+		return New(Unsupported, "this dewd does not know the command: its version is another")
+	}
+	return New(Internal, oneLine(ce.Message()))
+}
+
+// Deploy implements Deployer. Of the Watch, Hold is of no use here: see Run.
+func (c *Client) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
+	record, _, err := c.deploy(ctx, &pb.DeployRequest{Spec: specOf(req)}, w, nil)
+	return record, err
+}
+
+// Run deploys, passes on the container's output, and returns its exit status.
+// An error of code StatusUnknown says that the connection was lost while
+// the container ran.
+func (c *Client) Run(ctx context.Context, req node.Request, w node.Watch, emit func(node.LogChunk) error) (node.Record, int, error) {
+	return c.deploy(ctx, &pb.DeployRequest{Spec: specOf(req), Attach: true}, w, emit)
+}
+
+func (c *Client) deploy(ctx context.Context, req *pb.DeployRequest, w node.Watch, emit func(node.LogChunk) error) (record node.Record, status int, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.rpc.Deploy(ctx, connect.NewRequest(req))
+	if err != nil {
+		return record, 0, c.problem(ctx, err)
+	}
+	defer stream.Close()
+	ended := false
+	for stream.Receive() {
+		switch s := stream.Msg().Step.(type) {
+		case *pb.DeployResponse_Stage:
+			tellStage(w, s.Stage)
+		case *pb.DeployResponse_Layers:
+			tellLayers(w, s.Layers)
+		case *pb.DeployResponse_Record:
+			record = recordFrom(s.Record)
+			ended = !req.Attach
+		case *pb.DeployResponse_Output:
+			if err := emit(chunkFrom(s.Output)); err != nil {
+				return record, 0, err
+			}
+		case *pb.DeployResponse_Exit:
+			status, ended = int(s.Exit.Status), true
+		}
+	}
+	err = c.problem(ctx, stream.Err())
+	if err == nil && !ended {
+		err = New(NoDaemon, "dewd ended the call early")
+	}
+	return record, status, c.lost(err, req.Attach && record.Image != "" && record.Error == "")
+}
+
+// lost says of a connection that broke while a container ran that its status
+// is unknown.
+func (c *Client) lost(err error, running bool) error {
+	var e *Error
+	if running && errors.As(err, &e) && (e.Code == NoDaemon || e.Code == Stopping) {
+		return New(StatusUnknown, e.Message+"; the container goes on")
+	}
+	return err
+}
+
+func tellStage(w node.Watch, s *pb.Stage) {
+	if w.Reached != nil {
+		w.Reached(s.GetName(), s.GetStage(), s.GetAt())
+	}
+}
+
+func tellLayers(w node.Watch, l *pb.Layers) {
+	if w.Layer == nil {
+		return
+	}
+	for _, l := range l.GetLayers() {
+		w.Layer(layerFrom(l))
+	}
+}
+
+// Pull implements Deployer.
+func (c *Client) Pull(ctx context.Context, req node.PullRequest, w node.Watch) (record node.Record, err error) {
+	stream, err := c.rpc.Pull(ctx, connect.NewRequest(pullOf(req)))
+	if err != nil {
+		return record, c.problem(ctx, err)
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		switch s := stream.Msg().Step.(type) {
+		case *pb.PullResponse_Stage:
+			tellStage(w, s.Stage)
+		case *pb.PullResponse_Layers:
+			tellLayers(w, s.Layers)
+		case *pb.PullResponse_Record:
+			record = recordFrom(s.Record)
+		}
+	}
+	return record, c.problem(ctx, stream.Err())
+}
+
+// List implements Containers.
+func (c *Client) List(ctx context.Context, all bool) ([]node.Container, error) {
+	r, err := c.rpc.List(ctx, connect.NewRequest(&pb.ListRequest{All: all}))
+	if err != nil {
+		return nil, c.problem(ctx, err)
+	}
+	return each(r.Msg.Containers, containerFrom), nil
+}
+
+// Logs implements Containers.
+func (c *Client) Logs(ctx context.Context, name string, opt node.LogOptions, emit func(node.LogChunk) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.rpc.Logs(ctx, connect.NewRequest(&pb.LogsRequest{Name: name, Follow: opt.Follow, Tail: int32(opt.Tail)}))
+	if err != nil {
+		return c.problem(ctx, err)
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if err := emit(chunkFrom(stream.Msg().Output)); err != nil {
+			return err
+		}
+	}
+	return c.problem(ctx, stream.Err())
+}
+
+// Stop implements Containers.
+func (c *Client) Stop(ctx context.Context, name string, timeout time.Duration) error {
+	req := &pb.StopRequest{Name: name}
+	if timeout >= 0 {
+		req.Timeout = durationpb.New(timeout)
+	}
+	_, err := c.rpc.Stop(ctx, connect.NewRequest(req))
+	return c.problem(ctx, err)
+}
+
+// Remove implements Containers.
+func (c *Client) Remove(ctx context.Context, name string, force bool) error {
+	_, err := c.rpc.Remove(ctx, connect.NewRequest(&pb.RemoveRequest{Name: name, Force: force}))
+	return c.problem(ctx, err)
+}
+
+// Wait implements Containers.
+func (c *Client) Wait(ctx context.Context, name string) (int, error) {
+	r, err := c.rpc.Wait(ctx, connect.NewRequest(&pb.WaitRequest{Name: name}))
+	if err != nil {
+		return 0, c.problem(ctx, err)
+	}
+	return int(r.Msg.Status), nil
+}
+
+// Images implements Images.
+func (c *Client) Images(ctx context.Context) ([]node.Image, error) {
+	r, err := c.rpc.Images(ctx, connect.NewRequest(&pb.ImagesRequest{}))
+	if err != nil {
+		return nil, c.problem(ctx, err)
+	}
+	return each(r.Msg.Images, imageFrom), nil
+}
+
+// RemoveImage implements Images.
+func (c *Client) RemoveImage(ctx context.Context, name string) error {
+	_, err := c.rpc.RemoveImage(ctx, connect.NewRequest(&pb.RemoveImageRequest{Name: name}))
+	return c.problem(ctx, err)
+}
+
+// Prune implements Images.
+func (c *Client) Prune(ctx context.Context, opt node.PruneOptions) (node.PruneReport, error) {
+	r, err := c.rpc.Prune(ctx, connect.NewRequest(&pb.PruneRequest{Images: opt.Images}))
+	if err != nil {
+		return node.PruneReport{}, c.problem(ctx, err)
+	}
+	return node.PruneReport{Images: r.Msg.Images, Layers: r.Msg.Layers, Bytes: r.Msg.Bytes}, nil
+}
+
+// Doctor implements Observer.
+func (c *Client) Doctor(ctx context.Context) ([]node.Finding, error) {
+	r, err := c.rpc.Doctor(ctx, connect.NewRequest(&pb.DoctorRequest{}))
+	if err != nil {
+		return nil, c.problem(ctx, err)
+	}
+	return each(r.Msg.Findings, findingFrom), nil
+}
+
+// Version implements Observer.
+func (c *Client) Version(ctx context.Context) (node.Version, error) {
+	r, err := c.rpc.Version(ctx, connect.NewRequest(&pb.VersionRequest{}))
+	if err != nil {
+		return node.Version{}, c.problem(ctx, err)
+	}
+	return versionFrom(r.Msg), nil
+}
+
+// Events implements Observer.
+func (c *Client) Events(ctx context.Context, after *uint64, emit func(node.Event) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.rpc.Events(ctx, connect.NewRequest(&pb.EventsRequest{After: after}))
+	if err != nil {
+		return c.problem(ctx, err)
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if err := emit(eventFrom(stream.Msg().Event)); err != nil {
+			return err
+		}
+	}
+	return c.problem(ctx, stream.Err())
+}
+
+// Exec implements Containers.
+func (c *Client) Exec(ctx context.Context, name string, req node.ExecRequest, std node.ExecIO) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream := c.rpc.Exec(ctx)
+	defer func() {
+		_ = stream.CloseRequest()
+		_ = stream.CloseResponse()
+	}()
+	s := &execSender{stream: stream, ctx: ctx}
+	start := &pb.ExecRequest_Start_{Start: execOf(name, req, std.Stdin != nil)}
+	// Whatever is wrong with the call is told by Receive.
+	_ = s.send(&pb.ExecRequest{Message: start})
+	if std.Stdin != nil {
+		go s.copy(std.Stdin)
+	}
+	if std.Resize != nil {
+		go s.resize(std.Resize)
+	}
+	for {
+		m, err := stream.Receive()
+		if errors.Is(err, io.EOF) {
+			return 0, New(NoDaemon, "dewd ended the call early")
+		}
+		if err != nil {
+			return 0, c.problem(ctx, err)
+		}
+		switch m := m.Message.(type) {
+		case *pb.ExecResponse_Exit:
+			return int(m.Exit.Status), nil
+		case *pb.ExecResponse_Output:
+			if err := write(std, m.Output); err != nil {
+				return 0, err
+			}
+		}
+	}
+}
+
+func write(std node.ExecIO, o *pb.Output) error {
+	w := std.Stdout
+	if o.GetStream() == pb.Output_STREAM_STDERR {
+		w = std.Stderr
+	}
+	_, err := w.Write(o.GetData())
+	return err
+}

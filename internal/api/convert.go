@@ -1,0 +1,244 @@
+package api
+
+import (
+	"math"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pb "dewpoint/internal/api/gen/dewpoint/v1"
+	"dewpoint/internal/node"
+)
+
+func each[A, B any](in []A, f func(A) B) []B {
+	if in == nil {
+		return nil
+	}
+	out := make([]B, len(in))
+	for i, v := range in {
+		out[i] = f(v)
+	}
+	return out
+}
+
+func specOf(r node.Request) *pb.Spec {
+	return &pb.Spec{
+		Image: r.Image, Name: r.Name, Entrypoint: r.Entrypoint, Cmd: r.Cmd, Env: r.Env,
+		Net: r.Net, Ports: each(r.Ports, portOf), Volumes: each(r.Volumes, volumeOf),
+		Memory: r.Memory, Cpus: r.CPUs, Ready: r.Ready, ReadyTimeout: durationOf(r.ReadyTimeout),
+		Lazy: r.Lazy, Restore: r.Restore, PlainHttp: r.PlainHTTP, Remove: r.Remove,
+		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters),
+	}
+}
+
+func requestFrom(s *pb.Spec) node.Request {
+	return node.Request{
+		Image: s.GetImage(), Name: s.GetName(), Entrypoint: s.GetEntrypoint(), Cmd: s.GetCmd(), Env: s.GetEnv(),
+		Net: s.GetNet(), Ports: each(s.GetPorts(), portFrom), Volumes: each(s.GetVolumes(), volumeFrom),
+		Memory: s.GetMemory(), CPUs: s.GetCpus(), Ready: s.GetReady(), ReadyTimeout: s.GetReadyTimeout().AsDuration(),
+		Lazy: s.GetLazy(), Restore: s.GetRestore(), PlainHTTP: s.GetPlainHttp(), Remove: s.GetRemove(),
+		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()),
+	}
+}
+
+func portOf(p node.Port) *pb.Port {
+	return &pb.Port{HostIp: p.HostIP, Host: uint32(p.Host), Container: uint32(p.Container), Protocol: p.Protocol}
+}
+
+func portFrom(p *pb.Port) node.Port {
+	return node.Port{HostIP: p.GetHostIp(), Host: uint16(p.GetHost()), Container: uint16(p.GetContainer()), Protocol: p.GetProtocol()}
+}
+
+func volumeOf(v node.Volume) *pb.Volume {
+	return &pb.Volume{Source: v.Source, Target: v.Target, ReadOnly: v.ReadOnly}
+}
+
+func volumeFrom(v *pb.Volume) node.Volume {
+	return node.Volume{Source: v.GetSource(), Target: v.GetTarget(), ReadOnly: v.GetReadOnly()}
+}
+
+func pullOf(r node.PullRequest) *pb.PullRequest {
+	return &pb.PullRequest{
+		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, PlainHttp: r.PlainHTTP, Order: r.Order, Inflaters: int32(r.Inflaters),
+	}
+}
+
+func pullFrom(r *pb.PullRequest) node.PullRequest {
+	return node.PullRequest{
+		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, PlainHTTP: r.PlainHttp, Order: r.Order, Inflaters: int(r.Inflaters),
+	}
+}
+
+func recordOf(r node.Record) *pb.Record {
+	return &pb.Record{
+		Name: r.Name, Image: r.Image, Digest: r.Digest, Node: r.Node, Stages: r.Stages,
+		Bytes: &pb.Bytes{Registry: r.Bytes.Registry, Pop: r.Bytes.PoP, Local: r.Bytes.Local},
+		Way:   &pb.Way{Pull: r.Way.Pull, Start: r.Way.Start, Why: r.Way.Why},
+		Error: r.Error,
+	}
+}
+
+func recordFrom(r *pb.Record) node.Record {
+	stages := r.GetStages()
+	if stages == nil {
+		stages = map[string]float64{}
+	}
+	return node.Record{
+		Name: r.GetName(), Image: r.GetImage(), Digest: r.GetDigest(), Node: r.GetNode(), Stages: stages,
+		Bytes: node.Bytes{Registry: r.GetBytes().GetRegistry(), PoP: r.GetBytes().GetPop(), Local: r.GetBytes().GetLocal()},
+		Way:   node.Way{Pull: r.GetWay().GetPull(), Start: r.GetWay().GetStart(), Why: r.GetWay().GetWhy()},
+		Error: r.GetError(),
+	}
+}
+
+func layerOf(l node.LayerProgress) *pb.LayerProgress {
+	return &pb.LayerProgress{Digest: l.Digest, Size: l.Size, Fetched: l.Fetched, State: l.State, Rate: l.Rate}
+}
+
+func layerFrom(l *pb.LayerProgress) node.LayerProgress {
+	return node.LayerProgress{Digest: l.GetDigest(), Size: l.GetSize(), Fetched: l.GetFetched(), State: l.GetState(), Rate: l.GetRate()}
+}
+
+func outputOf(c node.LogChunk) *pb.Output {
+	o := &pb.Output{Stream: pb.Output_STREAM_STDOUT, Data: c.Data}
+	if c.Stream == node.Stderr {
+		o.Stream = pb.Output_STREAM_STDERR
+	}
+	return o
+}
+
+func chunkFrom(o *pb.Output) node.LogChunk {
+	c := node.LogChunk{Stream: node.Stdout, Data: o.GetData()}
+	if o.GetStream() == pb.Output_STREAM_STDERR {
+		c.Stream = node.Stderr
+	}
+	return c
+}
+
+func containerOf(c node.Container) *pb.Container {
+	return &pb.Container{
+		Name: c.Name, Image: c.Image, Digest: c.Digest, Status: c.Status, ExitCode: int32(c.ExitCode), Pid: int32(c.PID),
+		Ip: c.IP, Ports: each(c.Ports, portOf), Created: timeOf(c.Created), Node: c.Node,
+	}
+}
+
+func containerFrom(c *pb.Container) node.Container {
+	return node.Container{
+		Name: c.GetName(), Image: c.GetImage(), Digest: c.GetDigest(), Status: c.GetStatus(), ExitCode: int(c.GetExitCode()), PID: int(c.GetPid()),
+		IP: c.GetIp(), Ports: each(c.GetPorts(), portFrom), Created: timeFrom(c.GetCreated()), Node: c.GetNode(),
+	}
+}
+
+func imageOf(i node.Image) *pb.Image {
+	return &pb.Image{Name: i.Name, Digest: i.Digest, Size: i.Size, Disk: i.Disk, Created: timeOf(i.Created), Layers: each(i.Layers, imageLayerOf)}
+}
+
+func imageFrom(i *pb.Image) node.Image {
+	layers := each(i.GetLayers(), imageLayerFrom)
+	if layers == nil {
+		layers = []node.Layer{}
+	}
+	return node.Image{Name: i.GetName(), Digest: i.GetDigest(), Size: i.GetSize(), Disk: i.GetDisk(), Created: timeFrom(i.GetCreated()), Layers: layers}
+}
+
+func imageLayerOf(l node.Layer) *pb.Layer {
+	return &pb.Layer{Digest: l.Digest, DiffId: l.DiffID, Size: l.Size, Disk: l.Disk, State: l.State}
+}
+
+func imageLayerFrom(l *pb.Layer) node.Layer {
+	return node.Layer{Digest: l.GetDigest(), DiffID: l.GetDiffId(), Size: l.GetSize(), Disk: l.GetDisk(), State: l.GetState()}
+}
+
+func findingOf(f node.Finding) *pb.Finding {
+	return &pb.Finding{What: f.What, Level: f.Level, Detail: f.Detail, Remedy: f.Remedy}
+}
+
+func findingFrom(f *pb.Finding) node.Finding {
+	return node.Finding{What: f.GetWhat(), Level: f.GetLevel(), Detail: f.GetDetail(), Remedy: f.GetRemedy()}
+}
+
+func versionOf(v node.Version) *pb.VersionResponse {
+	return &pb.VersionResponse{
+		Version: v.Version, Node: v.Node, Engine: v.Engine, Mount: v.Mount, Inflater: v.Inflater, Kernel: v.Kernel, Go: v.Go,
+	}
+}
+
+func versionFrom(v *pb.VersionResponse) node.Version {
+	return node.Version{
+		Version: v.Version, Node: v.Node, Engine: v.Engine, Mount: v.Mount, Inflater: v.Inflater, Kernel: v.Kernel, Go: v.Go,
+	}
+}
+
+func eventOf(e node.Event) *pb.Event {
+	p := &pb.Event{Seq: e.Seq, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image, Stage: e.Stage, At: e.At}
+	if e.ExitCode != nil {
+		code := int32(*e.ExitCode)
+		p.ExitCode = &code
+	}
+	if e.Record != nil {
+		p.Record = recordOf(*e.Record)
+	}
+	return p
+}
+
+func eventFrom(p *pb.Event) node.Event {
+	e := node.Event{
+		Seq: p.GetSeq(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(), Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(),
+	}
+	if p != nil && p.ExitCode != nil {
+		code := int(p.GetExitCode())
+		e.ExitCode = &code
+	}
+	if p.GetRecord() != nil {
+		r := recordFrom(p.GetRecord())
+		e.Record = &r
+	}
+	return e
+}
+
+func execOf(name string, r node.ExecRequest, stdin bool) *pb.ExecRequest_Start {
+	return &pb.ExecRequest_Start{
+		Name: name, Args: r.Args, Env: r.Env, User: r.User, Dir: r.Dir, Tty: r.TTY, Stdin: stdin, Size: sizeOf(r.Size),
+	}
+}
+
+func execFrom(s *pb.ExecRequest_Start) node.ExecRequest {
+	return node.ExecRequest{
+		Args: s.GetArgs(), Env: s.GetEnv(), User: s.GetUser(), Dir: s.GetDir(), TTY: s.GetTty(), Size: sizeFrom(s.GetSize()),
+	}
+}
+
+func sizeOf(s node.Size) *pb.Size {
+	if s == (node.Size{}) {
+		return nil
+	}
+	return &pb.Size{Rows: uint32(s.Rows), Cols: uint32(s.Cols)}
+}
+
+func sizeFrom(s *pb.Size) node.Size {
+	return node.Size{Rows: uint16(min(s.GetRows(), math.MaxUint16)), Cols: uint16(min(s.GetCols(), math.MaxUint16))}
+}
+
+// durationOf leaves 0, the default, unset.
+func durationOf(d time.Duration) *durationpb.Duration {
+	if d == 0 {
+		return nil
+	}
+	return durationpb.New(d)
+}
+
+// timeOf leaves the zero time unset.
+func timeOf(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+func timeFrom(t *timestamppb.Timestamp) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.AsTime()
+}

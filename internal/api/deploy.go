@@ -1,0 +1,258 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pb "dewpoint/internal/api/gen/dewpoint/v1"
+	"dewpoint/internal/node"
+)
+
+// follow runs work, which tells f, and sends what it is told until work has
+// returned. A send that fails ends work's context.
+func follow(ctx context.Context, f *feed, work func(context.Context) error, send func([]*pb.Stage, []*pb.LayerProgress) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	done := make(chan error, 1)
+	go func() { done <- work(ctx) }()
+	var sent error
+	flush := func() {
+		if sent != nil {
+			return
+		}
+		if sent = send(f.take()); sent != nil {
+			cancel(sent)
+		}
+	}
+	for {
+		select {
+		case <-f.wake:
+			flush()
+		case err := <-done:
+			flush()
+			return errors.Join(err, sent)
+		}
+	}
+}
+
+func (h *handler) Pull(ctx context.Context, req *connect.Request[pb.PullRequest], stream *connect.ServerStream[pb.PullResponse]) error {
+	r := pullFrom(req.Msg)
+	if err := r.Validate(); err != nil {
+		return bad(err)
+	}
+	f := newFeed()
+	var record node.Record
+	err := follow(ctx, f, func(ctx context.Context) error {
+		return h.guard("Pull", func() (err error) {
+			record, err = h.node.Pull(ctx, r, node.Watch{Reached: f.reached, Layer: f.layer})
+			return err
+		})
+	}, func(stages []*pb.Stage, layers []*pb.LayerProgress) error {
+		return sendPull(stream, stages, layers)
+	})
+	if record.Image != "" {
+		err = errors.Join(err, stream.Send(&pb.PullResponse{Step: &pb.PullResponse_Record{Record: recordOf(record)}}))
+	}
+	return h.fail(ctx, err)
+}
+
+func sendPull(stream *connect.ServerStream[pb.PullResponse], stages []*pb.Stage, layers []*pb.LayerProgress) error {
+	if len(layers) > 0 {
+		if err := stream.Send(&pb.PullResponse{Step: &pb.PullResponse_Layers{Layers: &pb.Layers{Layers: layers}}}); err != nil {
+			return err
+		}
+	}
+	for _, s := range stages {
+		if err := stream.Send(&pb.PullResponse{Step: &pb.PullResponse_Stage{Stage: s}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *handler) Deploy(ctx context.Context, req *connect.Request[pb.DeployRequest], stream *connect.ServerStream[pb.DeployResponse]) error {
+	for _, p := range req.Msg.GetSpec().GetPorts() {
+		if p.GetHost() > 65535 || p.GetContainer() > 65535 {
+			return bad(errors.New("a port is at most 65535"))
+		}
+	}
+	r := requestFrom(req.Msg.GetSpec())
+	if err := r.Validate(); err != nil {
+		return bad(err)
+	}
+	d := &deploying{h: h, req: r, feed: newFeed(), stream: stream}
+	if req.Msg.Attach {
+		d.attached = newAttached(ctx, d)
+		defer d.attached.close()
+	}
+	record, err := d.run(ctx)
+	if record.Image != "" {
+		err = errors.Join(err, d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Record{Record: recordOf(record)}}))
+	}
+	if d.attached != nil {
+		err = d.attached.end(record.Name, err)
+	}
+	return h.fail(ctx, err)
+}
+
+// deploying is one call of Deploy.
+type deploying struct {
+	h        *handler
+	req      node.Request
+	feed     *feed
+	attached *attached // or nil
+
+	mu     sync.Mutex
+	stream *connect.ServerStream[pb.DeployResponse] // guarded by mu
+}
+
+func (d *deploying) send(m *pb.DeployResponse) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.stream.Send(m)
+}
+
+func (d *deploying) run(ctx context.Context) (record node.Record, err error) {
+	w := node.Watch{Reached: d.feed.reached, Layer: d.feed.layer}
+	if d.attached != nil {
+		w.Hold, w.Reached = d.attached.hold, d.attached.reached
+	}
+	err = follow(ctx, d.feed, func(ctx context.Context) error {
+		return d.h.guard("Deploy", func() (err error) {
+			record, err = d.h.node.Deploy(ctx, d.req, w)
+			return err
+		})
+	}, d.progress)
+	return record, err
+}
+
+func (d *deploying) progress(stages []*pb.Stage, layers []*pb.LayerProgress) error {
+	if len(layers) > 0 {
+		if err := d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Layers{Layers: &pb.Layers{Layers: layers}}}); err != nil {
+			return err
+		}
+	}
+	for _, s := range stages {
+		if err := d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Stage{Stage: s}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attached is the part of a Deploy that stays with the container: from its
+// creation on it sends its output, and waits for its status. The container is
+// held until that is done.
+type attached struct {
+	d      *deploying
+	ctx    context.Context
+	cancel context.CancelFunc
+	hold   chan struct{}
+	free   func() // closes hold, once
+
+	once   sync.Once // begin, or never
+	output pending
+	exit   pending
+}
+
+// pending is what a goroutine will find out; its fields hold once done is closed.
+type pending struct {
+	done   chan struct{}
+	status int
+	err    error
+}
+
+func (p *pending) run(f func() (int, error)) {
+	defer close(p.done)
+	p.status, p.err = f()
+}
+
+func newAttached(ctx context.Context, d *deploying) *attached {
+	a := &attached{d: d, hold: make(chan struct{})}
+	a.output.done, a.exit.done = make(chan struct{}), make(chan struct{})
+	a.free = sync.OnceFunc(func() { close(a.hold) })
+	a.ctx, a.cancel = context.WithCancel(ctx)
+	return a
+}
+
+// reached is the Watch's. The container exists from Created on.
+func (a *attached) reached(name, stage string, at float64) {
+	if stage == node.Created {
+		a.begin(name)
+	}
+	a.d.feed.reached(name, stage, at)
+}
+
+func (a *attached) begin(name string) {
+	a.once.Do(func() {
+		go a.output.run(func() (int, error) {
+			return 0, a.d.h.guard("Logs", func() error {
+				return a.d.h.node.Logs(a.ctx, name, node.LogOptions{Follow: true}, a.emit)
+			})
+		})
+		go a.exit.run(func() (status int, err error) {
+			err = a.d.h.guard("Wait", func() (err error) {
+				status, err = a.d.h.node.Wait(a.ctx, name)
+				return err
+			})
+			return status, err
+		})
+	})
+}
+
+// never keeps begin from beginning, if it has not.
+func (a *attached) never() {
+	a.once.Do(func() {
+		close(a.output.done)
+		close(a.exit.done)
+	})
+}
+
+func (a *attached) emit(c node.LogChunk) error {
+	return a.d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Output{Output: outputOf(c)}})
+}
+
+// lastWords is how long the output of a container that failed to become ready
+// is waited for.
+const lastWords = time.Second
+
+// end stays until the container has exited, sends its status and, when it was
+// to be removed, does that first. A deployment that has failed with err
+// sends the output that is there.
+func (a *attached) end(name string, err error) error {
+	if err != nil {
+		a.never()
+		select {
+		case <-a.output.done:
+		case <-time.After(lastWords):
+		}
+		return err
+	}
+	a.begin(name)
+	<-a.output.done
+	<-a.exit.done
+	if err := errors.Join(a.exit.err, a.output.err); err != nil {
+		return err
+	}
+	a.free()
+	if a.d.req.Remove {
+		// The node removes it too; whoever comes second finds nothing.
+		if err := a.d.h.node.Remove(a.ctx, name, true); err != nil && a.d.h.classify(err).Code != NotFound {
+			return err
+		}
+	}
+	return a.d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Exit{Exit: &pb.Exit{Status: int32(a.exit.status)}}})
+}
+
+// close lets go of the container, and returns when nothing uses the stream.
+func (a *attached) close() {
+	a.never()
+	a.cancel()
+	a.free()
+	<-a.output.done
+	<-a.exit.done
+}

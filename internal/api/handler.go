@@ -1,0 +1,182 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pb "dewpoint/internal/api/gen/dewpoint/v1"
+	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
+	"dewpoint/internal/node"
+)
+
+// Config of the handler. The zero value is a working one.
+type Config struct {
+	Log          *slog.Logger          // of panics; default none
+	Classify     func(error) *Error    // default Classify
+	Interceptors []connect.Interceptor // outermost first
+}
+
+const (
+	maxMessage = 1 << 20 // bytes of one message from a client
+
+	shortCall = 30 * time.Second // deadline of a call that asks
+	longCall  = 10 * time.Minute // deadline of a call that changes something
+)
+
+// handler implements dewpointv1connect.NodeHandler.
+type handler struct {
+	node     Node
+	log      *slog.Logger
+	classify func(error) *Error
+}
+
+// NewHandler serves a Node. What the Node panics with is logged and becomes
+// the error of the call.
+func NewHandler(n Node, cfg Config) http.Handler {
+	h := &handler{node: n, log: cfg.Log, classify: cfg.Classify}
+	if h.log == nil {
+		h.log = slog.New(slog.DiscardHandler)
+	}
+	if h.classify == nil {
+		h.classify = Classify
+	}
+	mux := http.NewServeMux()
+	mux.Handle(dewpointv1connect.NewNodeHandler(h,
+		connect.WithInterceptors(cfg.Interceptors...),
+		connect.WithReadMaxBytes(maxMessage),
+		connect.WithRecover(func(_ context.Context, s connect.Spec, _ http.Header, v any) error {
+			return h.panicked(s.Procedure, v).wire()
+		}),
+	))
+	return mux
+}
+
+func (h *handler) panicked(where string, v any) *Error {
+	h.log.Error("panic", "in", where, "value", v, "stack", string(debug.Stack()))
+	return New(Internal, fmt.Sprintf("dewd has a defect: panic in %s; its log has the details", where))
+}
+
+// guard runs f in a goroutine that is not net/http's.
+func (h *handler) guard(where string, f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = h.panicked(where, v)
+		}
+	}()
+	return f()
+}
+
+// fail makes what a handler returns of what the Node returned. When the daemon
+// stops, that is the reason of whatever failed then.
+func (h *handler) fail(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	var stop *Error
+	if errors.As(context.Cause(ctx), &stop) {
+		return stop.wire()
+	}
+	return h.classify(err).wire()
+}
+
+func bad(err error) error { return New(BadRequest, oneLine(err.Error())).wire() }
+
+// answer runs one short call.
+func answer[A any](ctx context.Context, h *handler, limit time.Duration, f func(context.Context) (*A, error)) (*connect.Response[A], error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	a, err := f(ctx)
+	if err != nil {
+		return nil, h.fail(ctx, err)
+	}
+	return connect.NewResponse(a), nil
+}
+
+func (h *handler) List(ctx context.Context, req *connect.Request[pb.ListRequest]) (*connect.Response[pb.ListResponse], error) {
+	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.ListResponse, error) {
+		list, err := h.node.List(ctx, req.Msg.All)
+		return &pb.ListResponse{Containers: each(list, containerOf)}, err
+	})
+}
+
+func (h *handler) Stop(ctx context.Context, req *connect.Request[pb.StopRequest]) (*connect.Response[pb.StopResponse], error) {
+	timeout := time.Duration(-1)
+	if t := req.Msg.Timeout; t != nil {
+		timeout = max(0, t.AsDuration())
+	}
+	return answer(ctx, h, longCall+max(0, timeout), func(ctx context.Context) (*pb.StopResponse, error) {
+		return &pb.StopResponse{}, h.node.Stop(ctx, req.Msg.Name, timeout)
+	})
+}
+
+func (h *handler) Remove(ctx context.Context, req *connect.Request[pb.RemoveRequest]) (*connect.Response[pb.RemoveResponse], error) {
+	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.RemoveResponse, error) {
+		return &pb.RemoveResponse{}, h.node.Remove(ctx, req.Msg.Name, req.Msg.Force)
+	})
+}
+
+func (h *handler) Wait(ctx context.Context, req *connect.Request[pb.WaitRequest]) (*connect.Response[pb.WaitResponse], error) {
+	status, err := h.node.Wait(ctx, req.Msg.Name)
+	if err != nil {
+		return nil, h.fail(ctx, err)
+	}
+	return connect.NewResponse(&pb.WaitResponse{Status: int32(status)}), nil
+}
+
+func (h *handler) Images(ctx context.Context, _ *connect.Request[pb.ImagesRequest]) (*connect.Response[pb.ImagesResponse], error) {
+	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.ImagesResponse, error) {
+		list, err := h.node.Images(ctx)
+		return &pb.ImagesResponse{Images: each(list, imageOf)}, err
+	})
+}
+
+func (h *handler) RemoveImage(ctx context.Context, req *connect.Request[pb.RemoveImageRequest]) (*connect.Response[pb.RemoveImageResponse], error) {
+	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.RemoveImageResponse, error) {
+		return &pb.RemoveImageResponse{}, h.node.RemoveImage(ctx, req.Msg.Name)
+	})
+}
+
+func (h *handler) Prune(ctx context.Context, req *connect.Request[pb.PruneRequest]) (*connect.Response[pb.PruneResponse], error) {
+	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.PruneResponse, error) {
+		r, err := h.node.Prune(ctx, node.PruneOptions{Images: req.Msg.Images})
+		return &pb.PruneResponse{Images: r.Images, Layers: r.Layers, Bytes: r.Bytes}, err
+	})
+}
+
+func (h *handler) Doctor(ctx context.Context, _ *connect.Request[pb.DoctorRequest]) (*connect.Response[pb.DoctorResponse], error) {
+	return answer(ctx, h, 2*shortCall, func(ctx context.Context) (*pb.DoctorResponse, error) {
+		list, err := h.node.Doctor(ctx)
+		return &pb.DoctorResponse{Findings: each(list, findingOf)}, err
+	})
+}
+
+func (h *handler) Version(ctx context.Context, _ *connect.Request[pb.VersionRequest]) (*connect.Response[pb.VersionResponse], error) {
+	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.VersionResponse, error) {
+		v, err := h.node.Version(ctx)
+		return versionOf(v), err
+	})
+}
+
+func (h *handler) Logs(ctx context.Context, req *connect.Request[pb.LogsRequest], stream *connect.ServerStream[pb.LogsResponse]) error {
+	opt := node.LogOptions{Follow: req.Msg.Follow, Tail: int(req.Msg.Tail)}
+	return h.fail(ctx, h.node.Logs(ctx, req.Msg.Name, opt, func(c node.LogChunk) error {
+		return stream.Send(&pb.LogsResponse{Output: outputOf(c)})
+	}))
+}
+
+func (h *handler) Events(ctx context.Context, req *connect.Request[pb.EventsRequest], stream *connect.ServerStream[pb.EventsResponse]) error {
+	// The headers tell the client that it is listening.
+	if err := stream.Send(nil); err != nil {
+		return err
+	}
+	return h.fail(ctx, h.node.Events(ctx, req.Msg.After, func(e node.Event) error {
+		return stream.Send(&pb.EventsResponse{Event: eventOf(e)})
+	}))
+}
