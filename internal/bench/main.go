@@ -16,19 +16,26 @@ import (
 )
 
 // Main runs one command of the benchmark: "pull" and "docker-pi" are the
-// experiments, "images" builds what they pull, "registry" serves it.
+// experiments, "demo" shows one deployment after the other, "images" builds what
+// they pull, "registry" serves it, and "web" is the server that a pull disturbs.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	self := ourselves(args)
 	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
-		"images": buildImages, "registry": serveRegistry,
-		"pull": func(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-			return comparePull(ctx, args, stdout, stderr, self)
-		},
+		"images": buildImages, "registry": serveRegistry, "web": serveWeb,
+		"pull":      experiment(comparePull, self),
+		"docker-pi": experiment(dockerPi, self),
+		"demo":      experiment(demonstrate, self),
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("usage: bench pull|docker-pi|images|registry [-h]")
+		return errors.New("usage: bench pull|docker-pi|demo|images|registry [-h]")
 	}
 	return commands[args[0]](ctx, args[1:], stdout, stderr)
+}
+
+func experiment(run func(context.Context, []string, io.Writer, io.Writer, []string) error, self []string) func(context.Context, []string, io.Writer, io.Writer) error {
+	return func(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+		return run(ctx, args, stdout, stderr, self)
+	}
 }
 
 // ourselves is the command line that leads to Main: what stands before its

@@ -24,6 +24,7 @@ type Sample struct {
 	Idle       int64            `json:"idle"`    // bytes, resident before the instruction
 	PerProgram map[string]int64 `json:"per_program"`
 	Wire       int64            `json:"wire"` // bytes that came over the link, frames included
+	Web        *Latency         `json:"web,omitempty"`
 }
 
 // The two instructions that are timed.
@@ -68,8 +69,12 @@ func pong(conn net.Conn) error {
 	return nil
 }
 
+// watcher looks on while an instruction is carried out, until the function
+// that it returns is called.
+type watcher func(*session) (stop func())
+
 // measure gives one instruction to a cold engine.
-func measure(ctx context.Context, bed *testbed.Bed, e engine, image, what string, watch func(*session) func()) (Sample, error) {
+func measure(ctx context.Context, bed *testbed.Bed, e engine, image, what string, watch watcher) (Sample, error) {
 	s, err := open(ctx, bed, e)
 	if err != nil {
 		return Sample{}, err
@@ -81,7 +86,7 @@ func measure(ctx context.Context, bed *testbed.Bed, e engine, image, what string
 	return sample, err
 }
 
-func measureIn(ctx context.Context, s *session, e engine, image, what string, watch func(*session) func()) (Sample, error) {
+func measureIn(ctx context.Context, s *session, e engine, image, what string, watch watcher) (Sample, error) {
 	sample := Sample{Engine: e.name(), Image: image, What: what}
 	if err := s.bed.Cool(image); err != nil {
 		return sample, err

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -28,10 +29,17 @@ type options struct {
 	bin     string
 	tools   string
 	out     string
+	set     []string // flags that were given
 }
 
-func (o *options) parse(name string, args []string, stderr io.Writer, images string) error {
+func (o *options) asked(flag string) bool { return slices.Contains(o.set, flag) }
+
+// parse reads the flags; more adds those of one experiment.
+func (o *options) parse(name string, args []string, stderr io.Writer, images string, more func(*flag.FlagSet)) error {
 	f := flags(name, stderr)
+	if more != nil {
+		more(f)
+	}
 	list := func(target *[]string, name, value, usage string) {
 		*target = strings.Split(value, ",")
 		f.Func(name, usage+" (default "+value+")", func(s string) error { *target = strings.Split(s, ","); return nil })
@@ -50,6 +58,7 @@ func (o *options) parse(name string, args []string, stderr io.Writer, images str
 	if err := f.Parse(args); err != nil {
 		return err
 	}
+	f.Visit(func(f *flag.Flag) { o.set = append(o.set, f.Name) })
 	for _, r := range rates {
 		mbit, err := strconv.ParseFloat(r, 64)
 		if err != nil {
@@ -75,12 +84,16 @@ func toolsDir() string {
 	return "/var/cache/dewpoint/tools"
 }
 
+func (o *options) build(ctx context.Context, stderr io.Writer) error {
+	return demo.Build(ctx, demo.Config{Dir: o.layout, Names: o.images, Log: stderr})
+}
+
 // bed builds the images and the testbed.
 func (o *options) bed(ctx context.Context, stderr io.Writer, self []string) (*testbed.Bed, error) {
-	if err := demo.Build(ctx, demo.Config{Dir: o.layout, Names: o.images, Log: stderr}); err != nil {
+	if err := o.build(ctx, stderr); err != nil {
 		return nil, err
 	}
-	return testbed.New(ctx, testbed.Config{Images: o.layout, Dir: o.dir, Registry: append(self, "registry"),
+	return testbed.New(ctx, testbed.Config{Images: o.layout, Dir: o.dir, Self: self,
 		Log: slog.New(slog.NewTextHandler(stderr, nil))})
 }
 
@@ -114,7 +127,7 @@ func (o *options) chosen(all []engine, stdout io.Writer) ([]engine, error) {
 // comparePull times a cold pull and a cold first answer on each engine.
 func comparePull(ctx context.Context, args []string, stdout, stderr io.Writer, self []string) error {
 	var o options
-	if err := o.parse("pull", args, stderr, "python:1,nginx:1"); err != nil {
+	if err := o.parse("pull", args, stderr, "python:1,nginx:1", nil); err != nil {
 		return err
 	}
 	tools := o.containerd()

@@ -37,8 +37,9 @@ func (r *report) header(engines []engine) {
 	fmt.Fprintln(r.out)
 }
 
+// commit is that of the tree in which the program lies, as "make build" leaves it.
 func commit() string {
-	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
+	out, err := exec.Command("git", "-C", besideUs(), "describe", "--always", "--dirty").Output()
 	if err != nil {
 		return "unknown"
 	}

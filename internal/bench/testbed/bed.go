@@ -23,6 +23,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,10 +39,10 @@ const Address = "10.77.255.1:5000"
 
 // Config says what a bed is made of.
 type Config struct {
-	Images   string   // the OCI layout that the registry serves
-	Dir      string   // where engines keep their files; it is emptied
-	Registry []string // command that serves Images, to which -dir and -listen are added
-	Log      *slog.Logger
+	Images string   // the OCI layout that the registry serves
+	Dir    string   // where engines keep their files; it is emptied
+	Self   []string // this program up to its command, so that "registry" can run as another process
+	Log    *slog.Logger
 }
 
 // Bed is one testbed. Its methods are for one goroutine, but Get, Dial and
@@ -101,13 +102,21 @@ func (b *Bed) serve(ctx context.Context) error {
 	if b.server, err = NewGroup("registry"); err != nil {
 		return err
 	}
-	args := append(b.cfg.Registry[1:len(b.cfg.Registry):len(b.cfg.Registry)], "-dir", b.cfg.Images, "-listen", Address)
-	cmd := enter(ctx, b.registry, b.cfg.Registry[0], args...)
+	args := append(slices.Clone(b.cfg.Self[1:]), "registry", "-dir", b.cfg.Images, "-listen", Address)
+	cmd := enter(ctx, b.registry, b.cfg.Self[0], args...)
 	cmd.Stderr = os.Stderr
 	if err := b.server.Start(cmd); err != nil {
 		return fmt.Errorf("registry: %w", err)
 	}
 	return b.Wait(ctx, 10*time.Second, func(ctx context.Context) error { return b.Get(ctx, "http://"+Address+"/v2/") })
+}
+
+// Reload starts the registry again, so that it knows what the layout has now.
+func (b *Bed) Reload(ctx context.Context) error {
+	if err := b.server.Close(); err != nil {
+		return err
+	}
+	return b.serve(ctx)
 }
 
 // Close stops the registry and removes the namespaces and the directory.
@@ -146,6 +155,11 @@ func (b *Bed) Clean(name string) error { return clean(filepath.Join(b.cfg.Dir, n
 // Command runs in the node's network namespace.
 func (b *Bed) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	return enter(ctx, b.node, name, args...)
+}
+
+// Self runs this program in the node's network namespace.
+func (b *Bed) Self(ctx context.Context, args ...string) *exec.Cmd {
+	return enter(ctx, b.node, b.cfg.Self[0], append(slices.Clone(b.cfg.Self[1:]), args...)...)
 }
 
 // enter keeps /sys as it is, unlike "ip netns exec", whose remount hides the cgroups.
@@ -228,6 +242,22 @@ func (b *Bed) Received() (int64, error) {
 		}
 	}
 	return 0, errors.New("the link is gone")
+}
+
+// Disk counts the bytes read from and written to the device under the bed's directory.
+func (b *Bed) Disk() (read, written int64) {
+	var st unix.Stat_t
+	if unix.Stat(b.cfg.Dir, &st) != nil {
+		return 0, 0
+	}
+	raw, _ := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/stat", unix.Major(st.Dev), unix.Minor(st.Dev)))
+	f := strings.Fields(string(raw))
+	if len(f) < 7 { // a file system without a device of its own
+		return 0, 0
+	}
+	read, _ = strconv.ParseInt(f[2], 10, 64)
+	written, _ = strconv.ParseInt(f[6], 10, 64)
+	return read * 512, written * 512
 }
 
 // Cool empties the page cache and warms the image's blobs again: a cold node

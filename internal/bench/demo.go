@@ -1,0 +1,122 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"dewpoint/internal/bench/testbed"
+	"dewpoint/internal/demo"
+)
+
+// readiness is what the demonstration tells dew to wait for.
+var readiness = map[string]string{"nginx": "http:80/", "python": "http:8000/", "redis": "tcp:6379"}
+
+// demonstrate deploys each image cold, by dew and by containerd, and prints
+// dew's stage times beside containerd's.
+func demonstrate(ctx context.Context, args []string, stdout, stderr io.Writer, self []string) error {
+	var o options
+	if err := o.parse("demo", args, stderr, strings.Join(demo.Default, ","), nil); err != nil {
+		return err
+	}
+	d := dewd{bin: o.bin, tools: o.containerd()}
+	c := containerd{tools: o.containerd(), snapshotter: "overlayfs"}
+	if why := d.missing() + c.missing(); why != "" {
+		return errors.New(why)
+	}
+	bed, err := o.bed(ctx, stderr, self)
+	if err != nil {
+		return err
+	}
+	defer bed.Close()
+	if err := bed.Rate(ctx, o.mbit[0]); err != nil {
+		return err
+	}
+	for _, image := range o.images {
+		if err := compareOne(ctx, bed, d, c, o.layout, image, o.mbit[0], stdout); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func compareOne(ctx context.Context, bed *testbed.Bed, d dewd, c containerd, layout, image string, mbit float64, out io.Writer) error {
+	m, err := demo.Manifest(layout, image)
+	if err != nil {
+		return err
+	}
+	var size int64
+	for _, l := range m.Layers {
+		size += l.Size
+	}
+	name, _, _ := strings.Cut(image, ":")
+	fmt.Fprintf(out, "\n%s: %.1f MB compressed in %d layers, cold, link %s Mbit/s\n", image, float64(size)/1e6, len(m.Layers), rate(mbit))
+	fmt.Fprintf(out, "  $ dew run -d --net host --ready %s %s/%s\n", readiness[name], testbed.Address, image)
+	ours, err := show(ctx, bed, d, image, readiness[name], out)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "  $ ctr images pull … && ctr run --detach --net-host …   (containerd, overlayfs, inflater %s)\n", c.inflater())
+	theirs, err := measure(ctx, bed, c, image, firstAnswer, nil)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "    first answer %.2f s\n  dew: %.2f of containerd's time\n", theirs.Seconds, ours/theirs.Seconds)
+	return nil
+}
+
+// show deploys by dew and prints the stages of its record, with the first
+// answer as the harness saw it, whose seconds it returns.
+func show(ctx context.Context, bed *testbed.Bed, d dewd, image, ready string, out io.Writer) (float64, error) {
+	s, err := open(ctx, bed, d)
+	if err != nil {
+		return 0, err
+	}
+	seconds, err := showIn(ctx, s, d, image, ready, out)
+	return seconds, errors.Join(err, s.close(d))
+}
+
+func showIn(ctx context.Context, s *session, d dewd, image, ready string, out io.Writer) (float64, error) {
+	if err := s.bed.Cool(image); err != nil {
+		return 0, err
+	}
+	name, _, _ := strings.Cut(image, ":")
+	start := time.Now()
+	raw, err := d.dew(ctx, s, "run", "-d", "--net", "host", "--ready", ready, "--name", "demo-"+name, testbed.Address+"/"+image)
+	if err != nil {
+		return 0, err
+	}
+	if err := s.bed.Wait(ctx, time.Minute, func(ctx context.Context) error { return probes[name](s.bed, ctx) }); err != nil {
+		return 0, err
+	}
+	seconds := time.Since(start).Seconds()
+	var record struct{ Stages map[string]float64 }
+	if err := json.Unmarshal(raw, &record); err != nil {
+		return 0, fmt.Errorf("dew's record: %w: %s", err, raw)
+	}
+	fmt.Fprintf(out, "    %s; first answer %.2f s\n", stages(record.Stages), seconds)
+	return seconds, d.remove(ctx, s, "demo-"+name)
+}
+
+// stages lists stage times in the order in which they were reached.
+func stages(times map[string]float64) string {
+	var names, parts []string
+	for n := range times {
+		names = append(names, n)
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		if times[a] < times[b] || (times[a] == times[b] && a < b) {
+			return -1
+		}
+		return 1
+	})
+	for _, n := range names {
+		parts = append(parts, fmt.Sprintf("%s %.2f", n, times[n]))
+	}
+	return strings.Join(parts, ", ")
+}
