@@ -112,10 +112,7 @@ func TestDaemonRestart(t *testing.T) {
 // plantRemains leaves what a crash in the middle of Create would.
 func (b *bed) plantRemains() {
 	b.t.Helper()
-	c, err := dial(b.cfg.Address, b.cfg.Namespace)
-	if b.cfg.Address == Private {
-		c, err = dial(b.private.socket, b.cfg.Namespace)
-	}
+	c, err := dial(b.private.socket, b.cfg.Namespace)
 	if err != nil {
 		b.t.Fatal(err)
 	}

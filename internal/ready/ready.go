@@ -23,6 +23,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // Kind is the way of a check.
@@ -97,6 +98,9 @@ func ImageHealthcheck(config []byte) (*Healthcheck, error) {
 func Parse(spec string, hc *Healthcheck) (Check, error) {
 	if spec == "" {
 		return fromImage(hc)
+	}
+	if !utf8.ValidString(spec) {
+		return Check{}, fmt.Errorf("readiness check %q is not UTF-8", spec)
 	}
 	kind, arg, _ := strings.Cut(spec, ":")
 	c := Check{Kind: Kind(kind)}

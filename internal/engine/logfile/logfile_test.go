@@ -1,0 +1,99 @@
+package logfile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// buffer is a bytes.Buffer for two goroutines.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) { b.mu.Lock(); defer b.mu.Unlock(); return b.b.Write(p) }
+func (b *buffer) String() string              { b.mu.Lock(); defer b.mu.Unlock(); return b.b.String() }
+
+func closed() <-chan struct{} { c := make(chan struct{}); close(c); return c }
+
+func TestFollow(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var got buffer
+	ended := make(chan struct{})
+	done := make(chan error, 1)
+	go func() { done <- Copy(context.Background(), path, &got, 0, ended) }()
+	for _, s := range []string{"one\n", "two\n"} {
+		if _, err := f.WriteString(s); err != nil {
+			t.Fatal(err)
+		}
+		for began := time.Now(); !strings.HasSuffix(got.String(), s); time.Sleep(time.Millisecond) {
+			if time.Since(began) > 5*time.Second {
+				t.Fatalf("got %q", got.String())
+			}
+		}
+	}
+	close(ended)
+	time.Sleep(20 * time.Millisecond)
+	if _, err := f.WriteString("after the end"); err != nil { // the writer is still there
+		t.Fatal(err)
+	}
+	f.Close()
+	if err := <-done; err != nil || got.String() != "one\ntwo\nafter the end" {
+		t.Errorf("got %q, %v", got.String(), err)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	var b bytes.Buffer
+	if err := Copy(ctx, path, &b, 0, make(chan struct{})); !errors.Is(err, context.DeadlineExceeded) || b.String() != "x" {
+		t.Errorf("%q, %v", b.String(), err)
+	}
+}
+
+func TestTail(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	long := strings.Repeat("a line of some length\n", 10_000)
+	for text, want := range map[string]string{"": "", "a": "a", "a\n": "a\n", "a\nb\nc\n": "b\nc\n", "a\nb\nc": "b\nc", "\n\n\n": "\n\n", long: "a line of some length\na line of some length\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if err := Copy(t.Context(), path, &b, 2, closed()); err != nil || b.String() != want {
+			t.Errorf("tail of %.20q is %q, %v", text, b.String(), err)
+		}
+		if got := Tail(path, 2); got != strings.TrimRight(want, "\n") {
+			t.Errorf("Tail of %.20q is %q", text, got)
+		}
+	}
+}
+
+func TestAbsent(t *testing.T) {
+	if err := Copy(t.Context(), filepath.Join(t.TempDir(), "none"), &bytes.Buffer{}, 0, closed()); err != nil {
+		t.Error(err)
+	}
+	if s := Tail("/nonexistent", 3); s != "" {
+		t.Error(s)
+	}
+}

@@ -1,0 +1,204 @@
+package network
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestParsePort(t *testing.T) {
+	for s, want := range map[string]Port{
+		"80:8080":             {netip.Addr{}, 80, 8080, "tcp"},
+		"53:53/udp":           {netip.Addr{}, 53, 53, "udp"},
+		"127.0.0.1:1:2":       {netip.MustParseAddr("127.0.0.1"), 1, 2, "tcp"},
+		"0.0.0.0:65535:1/tcp": {netip.MustParseAddr("0.0.0.0"), 65535, 1, "tcp"},
+	} {
+		if got, err := ParsePort(s); err != nil || got != want {
+			t.Errorf("%s is %v, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"", "80", "0:1", "1:0", "1:65536", "a:1", "1:2/sctp", "x:1:2", "[::1]:1:2", "1:2:3:4"} {
+		if got, err := ParsePort(s); err == nil {
+			t.Errorf("%q is %v", s, got)
+		}
+	}
+}
+
+func FuzzParsePort(f *testing.F) {
+	f.Add("127.0.0.1:80:8080/tcp")
+	f.Fuzz(func(t *testing.T, s string) {
+		p, err := ParsePort(s)
+		if err != nil {
+			return
+		}
+		if again, err := ParsePort(p.String()); err != nil || again != p {
+			t.Errorf("%q is %v, whose text is %v, %v", s, p, again, err)
+		}
+	})
+}
+
+func TestClaim(t *testing.T) {
+	var ports Ports
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	busy := uint16(l.Addr().(*net.TCPAddr).Port)
+	one := []Port{{Host: 40001, Container: 1, Protocol: "tcp"}}
+	if err := ports.Claim("a", one, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := ports.Claim("a", one, false); err != nil {
+		t.Errorf("again by its owner: %v", err)
+	}
+	local := []Port{{HostIP: netip.MustParseAddr("127.0.0.1"), Host: 40001, Container: 1, Protocol: "tcp"}}
+	if err := ports.Claim("b", local, false); err == nil {
+		t.Error("an address of a port that is published on all")
+	}
+	if err := ports.Claim("b", []Port{{Host: 40001, Container: 1, Protocol: "udp"}}, false); err != nil {
+		t.Errorf("another protocol: %v", err)
+	}
+	if err := ports.Claim("c", []Port{{Host: busy, Container: 1, Protocol: "tcp"}}, true); err == nil {
+		t.Error("a port that the host listens on")
+	}
+	ports.Release("a")
+	if err := ports.Claim("c", one, false); err != nil {
+		t.Errorf("after release: %v", err)
+	}
+}
+
+func TestNS(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ns")
+	if err := NewNS(path); err != nil {
+		t.Fatal(err)
+	}
+	if !IsNS(path) || IsNS(t.TempDir()) {
+		t.Error("IsNS is wrong")
+	}
+	if err := NewNS(path); err == nil {
+		t.Error("a namespace over another")
+	}
+	before, _ := os.Readlink("/proc/thread-self/ns/net")
+	err := Do(path, func() error {
+		inside, err := os.Readlink("/proc/thread-self/ns/net")
+		if inside == before {
+			t.Error("not inside")
+		}
+		l, lerr := net.Listen("tcp4", "127.0.0.1:1") // lo is up and nobody else is there
+		if lerr == nil {
+			l.Close()
+		}
+		return errors.Join(err, lerr)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		if err := RemoveNS(path); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(path); err == nil {
+		t.Error("the file stays")
+	}
+}
+
+// TestBridge runs in a namespace of its own, in the place of a host.
+func TestBridge(t *testing.T) {
+	if os.Getenv("NETWORK_TEST_INSIDE") == "" {
+		host := filepath.Join(t.TempDir(), "host")
+		if err := NewNS(host); err != nil {
+			t.Fatal(err)
+		}
+		defer RemoveNS(host)
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("nsenter", "--net="+host, self, "-test.run=^TestBridge$", "-test.v")
+		cmd.Env = append(os.Environ(), "NETWORK_TEST_INSIDE=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	dir := t.TempDir()
+	b := NewBridge(Config{Dir: dir + "/cni", Bridge: "dew-test"})
+	ns := dir + "/ns"
+	if err := NewNS(ns); err != nil {
+		t.Fatal(err)
+	}
+	defer RemoveNS(ns)
+	addr, err := b.Add(t.Context(), "c", ns, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !netip.MustParsePrefix("10.88.240.0/20").Contains(addr) {
+		t.Errorf("address %s", addr)
+	}
+	var l net.Listener
+	if err := Do(ns, func() (err error) { l, err = net.Listen("tcp4", ":5000"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", netip.AddrPortFrom(addr, 5000).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if !b.allocated("c") {
+		t.Error("the allocation is not found")
+	}
+	for range 2 {
+		if err := b.Remove(t.Context(), "c", ns, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	if b.allocated("c") {
+		t.Error("the allocation stays")
+	}
+	if err := b.Destroy(); err != nil {
+		t.Error(err)
+	}
+	if out, _ := exec.Command("iptables-save").Output(); strings.Contains(string(out), "dew-test") {
+		t.Errorf("rules stay: %s", out)
+	}
+}
+
+func TestFreeSubnet(t *testing.T) {
+	used := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("10.88.0.0/16"), netip.MustParsePrefix("10.89.255.0/24")}
+	p, err := freeSubnet(used)
+	if err != nil || p.String() != "10.90.240.0/20" {
+		t.Errorf("got %s, %v", p, err)
+	}
+	if p, err := freeSubnet([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); err == nil {
+		t.Errorf("got %s", p)
+	}
+	if p, ok := parseRoute("eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"); !ok || p.String() != "192.0.2.0/24" {
+		t.Errorf("route %s, %v", p, ok)
+	}
+}
+
+func TestFiles(t *testing.T) {
+	f := FilesIn(t.TempDir())
+	if err := f.Write("web", false, netip.MustParseAddr("10.88.240.2")); err != nil {
+		t.Fatal(err)
+	}
+	hosts, _ := os.ReadFile(f.Hosts)
+	if !strings.HasSuffix(string(hosts), "10.88.240.2\tweb\n") {
+		t.Errorf("hosts: %s", hosts)
+	}
+	if r, _ := os.ReadFile(f.Resolv); !strings.Contains(string(r), "nameserver") {
+		t.Errorf("resolv.conf: %s", r)
+	}
+	got := string(withoutLoopback([]byte("search a\nnameserver 127.0.0.53\nnameserver 192.0.2.1\noptions x\n")))
+	if got != "search a\nnameserver 192.0.2.1\noptions x\n" {
+		t.Errorf("got %q", got)
+	}
+}

@@ -1,0 +1,222 @@
+package engine
+
+import (
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/api/types"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/image"
+)
+
+func TestParseVersion(t *testing.T) {
+	for line, want := range map[string]containerdVersion{
+		"containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3": {1, 6},
+		"containerd github.com/containerd/containerd/v2 2.4.2+unknown \n":             {2, 4},
+		"containerd containerd.io v1.7.27 05044ec0a9a75232cad458027ca83437aae3f4da":   {1, 7},
+	} {
+		if got, err := parseVersion(line); err != nil || got != want {
+			t.Errorf("%q is %v, %v", line, got, err)
+		}
+	}
+	for _, line := range []string{"", "containerd x", "containerd x vfoo", "containerd x 1.4.3 abc"} {
+		if v, err := parseVersion(line); err == nil {
+			t.Errorf("%q is %v", line, v)
+		}
+	}
+}
+
+func TestPrivateConfig(t *testing.T) {
+	cfg := Config{Root: "/r", State: "/s", DiffSocket: "/s/diff.sock"}
+	if err := cfg.defaults(); err != nil {
+		t.Fatal(err)
+	}
+	one := privateConfig(cfg, containerdVersion{1, 6}, "/r/c", "/s/c", "/s/c.sock")
+	two := privateConfig(cfg, containerdVersion{2, 4}, "/r/c", "/s/c", "/s/c.sock")
+	for _, want := range []string{"version = 2", "[proxy_plugins.dewpoint]", `address = "/s/snapshotter.sock"`} {
+		if !strings.Contains(one, want) {
+			t.Errorf("1.6 lacks %q", want)
+		}
+	}
+	if strings.Contains(one, "diff") {
+		t.Error("1.6 has no diff proxy plugins")
+	}
+	for _, want := range []string{"version = 3", `default = ["dewpoint-diff", "walking"]`, "enable_remote_snapshot_annotations", "unpack_config"} {
+		if !strings.Contains(two, want) {
+			t.Errorf("2.4 lacks %q", want)
+		}
+	}
+}
+
+func TestArgs(t *testing.T) {
+	img := ocispec.ImageConfig{Entrypoint: []string{"/entry"}, Cmd: []string{"cmd"}}
+	for want, s := range map[string]Spec{
+		"/entry cmd":    {},
+		"/entry other":  {Cmd: []string{"other"}},
+		"/mine":         {Entrypoint: []string{"/mine"}},
+		"/mine other":   {Entrypoint: []string{"/mine"}, Cmd: []string{"other"}},
+		"/direct":       {Entrypoint: []string{""}, Cmd: []string{"/direct"}},
+		"/entry a b c":  {Cmd: []string{"a", "b", "c"}},
+		"/mine x other": {Entrypoint: []string{"/mine", "x"}, Cmd: []string{"other"}},
+	} {
+		s.Image = &image.Image{Spec: ocispec.Image{Config: img}}
+		if got, err := s.args(); err != nil || strings.Join(got, " ") != want {
+			t.Errorf("got %q, %v; want %q", got, err, want)
+		}
+	}
+	s := Spec{Entrypoint: []string{""}, Image: &image.Image{Spec: ocispec.Image{Config: img}}}
+	if got, err := s.args(); err == nil {
+		t.Errorf("nothing to run gives %q", got)
+	}
+}
+
+func TestEnv(t *testing.T) {
+	s := Spec{Env: []string{"A=2", "PATH", "C=1=2"}, Image: &image.Image{Spec: ocispec.Image{Config: ocispec.ImageConfig{Env: []string{"A=1", "B=1", "EMPTY="}}}}}
+	if got, want := s.env("h"), []string{"HOSTNAME=h", "A=2", "B=1", "EMPTY=", "C=1=2"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestParseSignal(t *testing.T) {
+	for s, want := range map[string]unix.Signal{"SIGQUIT": unix.SIGQUIT, "term": unix.SIGTERM, "9": unix.SIGKILL, "SIGRTMIN+3": 37, "RTMIN": 34} {
+		if got, err := ParseSignal(s); err != nil || got != want {
+			t.Errorf("%s is %v, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"", "0", "65", "SIGNOTHING", "RTMIN+99", "RTMIN-1"} {
+		if got, err := ParseSignal(s); err == nil {
+			t.Errorf("%q is %v", s, got)
+		}
+	}
+}
+
+func TestValidName(t *testing.T) {
+	for _, s := range []string{"a", "web-1", "A.b_c", strings.Repeat("x", 63)} {
+		if err := ValidName(s); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, s := range []string{"", "-a", ".", "..", "a/b", "a b", "ä", "a\n", strings.Repeat("x", 64)} {
+		if ValidName(s) == nil {
+			t.Errorf("%q is valid", s)
+		}
+	}
+}
+
+// overlayDirs makes layers, topmost first, and says how they are mounted.
+func overlayDirs(t *testing.T, n int) ([]string, []*types.Mount) {
+	t.Helper()
+	var dirs []string
+	for i := range n {
+		d := filepath.Join(t.TempDir(), hex.EncodeToString([]byte{byte(i)}))
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, d)
+	}
+	opts := []string{"upperdir=" + dirs[0], "lowerdir=" + strings.Join(dirs[1:], ":"), "workdir=/none"}
+	return dirs, []*types.Mount{{Type: "overlay", Options: opts}}
+}
+
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRootReader(t *testing.T) {
+	const name = "etc/passwd"
+	cases := map[string]struct {
+		make func(t *testing.T, d []string)
+		want string
+	}{
+		"none":   {func(*testing.T, []string) {}, ""},
+		"lowest": {func(t *testing.T, d []string) { put(t, d[2]+"/"+name, "low") }, "low"},
+		"topmost": {func(t *testing.T, d []string) {
+			put(t, d[2]+"/"+name, "low")
+			put(t, d[1]+"/"+name, "high")
+		}, "high"},
+		"whiteout": {func(t *testing.T, d []string) {
+			put(t, d[2]+"/"+name, "low")
+			put(t, d[1]+"/etc/x", "")
+			if err := unix.Mknod(d[1]+"/"+name, unix.S_IFCHR, 0); err != nil {
+				t.Fatal(err)
+			}
+		}, ""},
+		"whiteout of the directory": {func(t *testing.T, d []string) {
+			put(t, d[2]+"/"+name, "low")
+			if err := unix.Mknod(d[1]+"/etc", unix.S_IFCHR, 0); err != nil {
+				t.Fatal(err)
+			}
+		}, ""},
+		"opaque": {func(t *testing.T, d []string) {
+			put(t, d[2]+"/"+name, "low")
+			put(t, d[1]+"/etc/x", "")
+			if err := unix.Setxattr(d[1]+"/etc", "trusted.overlay.opaque", []byte("y"), 0); err != nil {
+				t.Fatal(err)
+			}
+		}, ""},
+		"link into another layer": {func(t *testing.T, d []string) {
+			put(t, d[2]+"/usr/accounts", "linked")
+			put(t, d[1]+"/etc/x", "")
+			if err := os.Symlink("/usr/accounts", d[1]+"/"+name); err != nil {
+				t.Fatal(err)
+			}
+		}, "linked"},
+		"linked directory": {func(t *testing.T, d []string) {
+			put(t, d[2]+"/real/passwd", "linked")
+			if err := os.Symlink("real", d[1]+"/etc"); err != nil {
+				t.Fatal(err)
+			}
+		}, "linked"},
+	}
+	for what, c := range cases {
+		t.Run(what, func(t *testing.T) {
+			dirs, mounts := overlayDirs(t, 3)
+			c.make(t, dirs)
+			got, err := rootReader(t.TempDir(), mounts)(name)
+			if err != nil || string(got) != c.want {
+				t.Errorf("got %q, %v; want %q", got, err, c.want)
+			}
+		})
+	}
+}
+
+// TestRootReaderStaysInside has a link that leads out of the container.
+func TestRootReaderStaysInside(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir+"/outside", "secret")
+	root := dir + "/root"
+	if err := os.MkdirAll(root+"/etc", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../../outside", root+"/etc/passwd"); err != nil {
+		t.Fatal(err)
+	}
+	b, err := rootReader(dir, []*types.Mount{{Type: "bind", Source: root}})("etc/passwd")
+	if err != nil || len(b) > 0 {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+func FuzzAccounts(f *testing.F) {
+	f.Add("web:app", "root:x:0:0::/:\nweb:x:33:33::/:\n", "app:x:40:web\n")
+	f.Fuzz(func(t *testing.T, spec, passwd, group string) {
+		_, _ = lookupUser(spec, func(name string) ([]byte, error) {
+			if name == "etc/passwd" {
+				return []byte(passwd), nil
+			}
+			return []byte(group), nil
+		})
+	})
+}
