@@ -262,12 +262,16 @@ func (s *Scanner) entry(h *header, b block) (*Entry, error) {
 	if s.entries++; s.entries > MaxEntries {
 		return nil, s.fail(ErrLimit, "too many entries")
 	}
-	if err := s.describe(e, h); err != nil {
+	if keep, err := s.identify(e, h); err != nil || !keep {
 		return nil, err
 	}
-	keep, err := s.identify(e, h)
-	if err != nil || !keep {
+	if e.Type == Whiteout || e.Type == Opaque {
+		*e = Entry{Name: e.Name, Type: e.Type}
+	} else if err := s.describe(e, h); err != nil {
 		return nil, err
+	}
+	if s.meta += int64(len(e.Name) + len(e.Link)); s.meta > MaxMetadata {
+		return nil, s.fail(ErrLimit, "too much metadata")
 	}
 	return e, nil
 }
@@ -432,7 +436,7 @@ func (s *Scanner) identify(e *Entry, h *header) (bool, error) {
 	dir, base := splitName(name)
 	switch {
 	case base == opaqueMarker:
-		*e = Entry{Name: dir, Type: Opaque, ModTime: e.ModTime}
+		e.Name, e.Type = dir, Opaque
 	case strings.HasPrefix(base, whiteoutPrefix+whiteoutPrefix):
 		return false, nil
 	case strings.HasPrefix(base, whiteoutPrefix):
@@ -440,16 +444,12 @@ func (s *Scanner) identify(e *Entry, h *header) (bool, error) {
 		if hidden == "" || hidden == "." || hidden == ".." {
 			return false, s.fail(ErrUnsafe, "whiteout of no name")
 		}
-		*e = Entry{Name: joinName(dir, hidden), Type: Whiteout, UID: e.UID, GID: e.GID, ModTime: e.ModTime}
+		e.Name, e.Type = joinName(dir, hidden), Whiteout
 	case name == "" && e.Type != Directory:
 		return false, nil
 	default:
 		e.Name = name
 		err = s.setLink(e, h)
-	}
-	s.meta += int64(len(e.Name) + len(e.Link))
-	if err == nil && s.meta > MaxMetadata {
-		err = s.fail(ErrLimit, "too much metadata")
 	}
 	return true, err
 }

@@ -69,7 +69,8 @@ func (t Type) String() string {
 // Data bytes into the layer's tar. Bytes of a file in no Range are zero.
 type Range struct{ File, Data, Length int64 }
 
-// Entry is one entry of a layer, in tar order.
+// Entry is one entry of a layer, in tar order. Of a Whiteout and an Opaque only
+// the name and type are set.
 type Entry struct {
 	Name     string // cleaned, relative, "" is the root; any bytes but NUL
 	Type     Type
@@ -86,7 +87,7 @@ type Entry struct {
 
 // TOC is a layer's whole table of contents.
 type TOC struct {
-	Entries []Entry
+	Entries []*Entry
 	// End is how many bytes of the tar the entries and their contents take,
 	// without the end-of-archive marker.
 	End int64
@@ -105,6 +106,6 @@ func Read(r io.ReaderAt) (*TOC, error) {
 		if err != nil {
 			return nil, err
 		}
-		t.Entries = append(t.Entries, *e)
+		t.Entries = append(t.Entries, e)
 	}
 }

@@ -58,8 +58,12 @@ type Node struct {
 }
 
 // NewTree returns a tree of an empty root directory.
-func NewTree() *Tree {
-	t := &Tree{index: make(map[string]int32)}
+func NewTree() *Tree { return newTree(0) }
+
+// newTree makes room for n entries and some implied directories.
+func newTree(n int) *Tree {
+	n += n/16 + 1
+	t := &Tree{Names: make([]Name, 0, n), Nodes: make([]Node, 0, n), index: make(map[string]int32, n)}
 	t.Names = append(t.Names, Name{Parent: 0, First: -1, Next: -1, Node: 0})
 	t.Nodes = append(t.Nodes, Node{Type: Directory, Implied: true, Mode: 0o755})
 	return t
@@ -67,9 +71,9 @@ func NewTree() *Tree {
 
 // Tree makes the tree of all entries.
 func (t *TOC) Tree() (*Tree, error) {
-	tree := NewTree()
-	for i := range t.Entries {
-		if err := tree.Add(&t.Entries[i]); err != nil {
+	tree := newTree(len(t.Entries))
+	for _, e := range t.Entries {
+		if err := tree.Add(e); err != nil {
 			return nil, err
 		}
 	}
