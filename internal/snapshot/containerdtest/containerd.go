@@ -33,11 +33,14 @@ func (v Version) Dir() string {
 	if v == V16 {
 		return "/usr/bin"
 	}
-	tools := os.Getenv("DEWPOINT_TOOLS")
-	if tools == "" {
-		tools = "/var/cache/dewpoint/tools"
+	return filepath.Join(tools(), "containerd-2.4.2")
+}
+
+func tools() string {
+	if dir := os.Getenv("DEWPOINT_TOOLS"); dir != "" {
+		return dir
 	}
-	return filepath.Join(tools, "containerd-2.4.2")
+	return "/var/cache/dewpoint/tools"
 }
 
 // Containerd is a running one. Its methods fail the test on errors.
@@ -146,9 +149,29 @@ func (c *Containerd) Log() string {
 
 // Try runs ctr and returns what it printed.
 func (c *Containerd) Try(ctx context.Context, args ...string) (string, error) {
+	return c.run(ctx, filepath.Join(c.Version.Dir(), "ctr"), append([]string{"--address", c.Address}, args...)...)
+}
+
+// Nerdctl runs nerdctl with the snapshotter, in containerd's namespace
+// "default", and returns what it printed. It must succeed.
+func (c *Containerd) Nerdctl(args ...string) string {
+	c.t.Helper()
+	program := filepath.Join(tools(), "nerdctl-2.3.5", "nerdctl")
+	all := []string{
+		"--address", c.Address, "--snapshotter", "dewpoint", "--namespace", "default",
+		"--data-root", filepath.Join(c.dir, "nerdctl"), "--cni-netconfpath", filepath.Join(c.dir, "cni"),
+	}
+	out, err := c.run(c.t.Context(), program, append(all, args...)...)
+	if err != nil {
+		c.t.Fatalf("nerdctl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+func (c *Containerd) run(ctx context.Context, program string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(c.Version.Dir(), "ctr"), append([]string{"--address", c.Address}, args...)...)
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = c.environ()
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
