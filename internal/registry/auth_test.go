@@ -247,3 +247,31 @@ func FuzzReadToken(f *testing.F) {
 		}
 	})
 }
+
+// A registry behind a path prefix has scopes that only it knows.
+func TestScopeOfTheChallenge(t *testing.T) {
+	reg := registrytest.New(t)
+	p := reg.PushImage("proxy/a:1", someLayers, registrytest.Options{})
+	reg.Require(registrytest.Auth{Mode: registrytest.Bearer, Anonymous: true})
+	root := t.TempDir()
+	write(t, filepath.Join(root, "example.com", "hosts.toml"), fmt.Sprintf("[host.%q]\noverride_path = true\n", reg.URL()+"/v2/proxy"))
+	c := client(t, Config{HostsDirs: []string{root}})
+	img, err := c.Resolve(t.Context(), parse(t, "example.com/a:1"), ResolveOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if img.Desc.Digest != p.Digest {
+		t.Fatal("another image")
+	}
+}
+
+func TestLongRetryAfterIsNotWaitedFor(t *testing.T) {
+	b := newBed(t, 1000)
+	b.reg.Fail(registrytest.Fault{Do: registrytest.Status, Status: 429, RetryAfter: "7200"})
+	start := time.Now()
+	_, _, err := b.read(t, client(t, Config{}, b.reg), 0, -1)
+	wantKind(t, err, RateLimited, "2h0m0s")
+	if time.Since(start) > 5*time.Second {
+		t.Error("waited")
+	}
+}

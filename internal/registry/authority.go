@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,6 +43,7 @@ type authority struct {
 // whoever reads or fetches it, so that one fetches for all who wait.
 type token struct {
 	sem     chan struct{}
+	asked   string // the scope that the endpoint's challenge named, "" if none
 	value   string
 	expires time.Time
 }
@@ -58,7 +60,7 @@ func (a *authority) authorization(ctx context.Context, scope string) (string, er
 	if realm == "" {
 		return basic, nil
 	}
-	return a.bearer(ctx, scope, "")
+	return a.bearer(ctx, scope, "", "")
 }
 
 // challenged learns from a 401 and gives the header to try again with. sent is
@@ -70,7 +72,7 @@ func (a *authority) challenged(ctx context.Context, h http.Header, scope, sent s
 			if err := a.learn(ch.Parameters); err != nil {
 				return "", err
 			}
-			return a.bearer(ctx, scope, sent)
+			return a.bearer(ctx, scope, ch.Parameters["scope"], sent)
 		case auth.BasicAuth:
 			return a.useBasic(ctx, sent)
 		}
@@ -102,13 +104,13 @@ func (a *authority) badLogin(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return &Error{Kind: BadConfig, Host: a.ep.base.Host, Op: "log in", Err: err}
+	return &Error{Kind: BadConfig, Host: a.ep.base.Host, Op: opLogin, Err: err}
 }
 
 // learn keeps a bearer challenge after judging its realm.
 func (a *authority) learn(params map[string]string) error {
 	if err := a.checkRealm(params["realm"]); err != nil {
-		return &Error{Kind: Protocol, Host: a.ep.base.Host, Op: "log in", Err: fmt.Errorf("token server %q: %w", params["realm"], err)}
+		return &Error{Kind: Protocol, Host: a.ep.base.Host, Op: opLogin, Err: fmt.Errorf("token server %q: %w", params["realm"], err)}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -144,8 +146,9 @@ func private(host string) bool {
 }
 
 // bearer gives a token for scope: the one at hand if it is still good and not
-// the refused one, else a new one.
-func (a *authority) bearer(ctx context.Context, scope, refused string) (string, error) {
+// the refused one, else a new one. asked is the scope in the endpoint's own
+// words, if it has named one: behind a path prefix its names differ from ours.
+func (a *authority) bearer(ctx context.Context, scope, asked, refused string) (string, error) {
 	t := a.slot(scope)
 	select {
 	case t.sem <- struct{}{}:
@@ -157,7 +160,10 @@ func (a *authority) bearer(ctx context.Context, scope, refused string) (string, 
 		return h, nil
 	}
 	t.value = ""
-	value, life, err := a.fetchToken(ctx, scope)
+	if asked != "" {
+		t.asked = asked
+	}
+	value, life, err := a.fetchToken(ctx, cmp.Or(t.asked, scope))
 	if err != nil {
 		return "", err
 	}
@@ -192,12 +198,12 @@ func (a *authority) fetchToken(ctx context.Context, scope string) (string, time.
 	defer cancel()
 	req, err := tokenRequest(ctx, realm, service, scope, login)
 	if err != nil {
-		return "", 0, &Error{Kind: Protocol, Host: a.ep.base.Host, Op: "log in", Err: err}
+		return "", 0, &Error{Kind: Protocol, Host: a.ep.base.Host, Op: opLogin, Err: err}
 	}
 	req.Header.Set("User-Agent", a.c.cfg.UserAgent)
 	res, err := a.ep.transport.RoundTrip(req)
 	if err != nil {
-		return "", 0, broken(ctx, err, req.URL.Host, "log in")
+		return "", 0, broken(ctx, err, req.URL.Host, opLogin)
 	}
 	if res.StatusCode != http.StatusOK {
 		return "", 0, a.denied(res)
@@ -205,7 +211,7 @@ func (a *authority) fetchToken(ctx context.Context, scope string) (string, time.
 	defer res.Body.Close()
 	value, life, err := readToken(res.Body)
 	if err != nil {
-		return "", 0, broken(ctx, &Error{Kind: Protocol, Host: req.URL.Host, Op: "log in", Err: err}, "", "")
+		return "", 0, broken(ctx, &Error{Kind: Protocol, Host: req.URL.Host, Op: opLogin, Err: err}, "", "")
 	}
 	return value, life, nil
 }
@@ -213,7 +219,7 @@ func (a *authority) fetchToken(ctx context.Context, scope string) (string, time.
 // denied reads a token server's refusal: whatever it is of the client's
 // making, it is the login.
 func (a *authority) denied(res *http.Response) error {
-	err := refused(res, a.ep.base.Host, "log in")
+	err := refused(res, a.ep.base.Host, opLogin)
 	var e *Error
 	if errors.As(err, &e) && e.Status >= 400 && e.Status < 500 && e.Kind != RateLimited {
 		e.Kind = Unauthorized

@@ -28,6 +28,7 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -208,7 +209,7 @@ func readLogin(file, host string) (none authn.AuthConfig, err error) {
 
 func parseLogins(file string, b []byte) (*configfile.ConfigFile, error) {
 	cf := configfile.New(file)
-	return cf, cf.LoadFromReader(bytesReader(b))
+	return cf, cf.LoadFromReader(bytes.NewReader(b))
 }
 
 // loginKey is under which key docker keeps the login of a host.

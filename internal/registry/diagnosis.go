@@ -3,7 +3,6 @@ package registry
 import (
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -16,11 +15,7 @@ const maxErrorBody = 64 << 10 // bytes read of an error's document
 
 // diagnosis is what the registry itself says of its refusal; nil if nothing
 // that could be shown.
-func diagnosis(res *http.Response) error {
-	body, err := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
-	if err != nil || len(body) == 0 {
-		return nil
-	}
+func diagnosis(h http.Header, body []byte) error {
 	var doc transport.Error
 	if json.Unmarshal(body, &doc) == nil && len(doc.Errors) > 0 {
 		d := doc.Errors[0]
@@ -29,10 +24,10 @@ func diagnosis(res *http.Response) error {
 		}
 		return errors.New(d.Message)
 	}
-	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/html") {
+	line, _, _ := strings.Cut(strings.TrimSpace(string(body)), "\n")
+	if line == "" || strings.HasPrefix(h.Get("Content-Type"), "text/html") {
 		return nil
 	}
-	line, _, _ := strings.Cut(strings.TrimSpace(string(body)), "\n")
 	return errors.New(line)
 }
 

@@ -99,7 +99,7 @@ func (c *Client) endpoints(host string, plain bool) ([]*endpoint, error) {
 	plain = plain || c.cfg.Hosts[host].PlainHTTP
 	dir, err := hostDir(c.cfg.HostsDirs, host)
 	if err != nil {
-		return nil, &Error{Kind: BadConfig, Host: host, Op: "read hosts directory", Err: err}
+		return nil, &Error{Kind: BadConfig, Host: host, Op: opHosts, Err: err}
 	}
 	key, now := hostKey{host, plain}, takeStamp(dir)
 	c.mu.Lock()
@@ -110,7 +110,7 @@ func (c *Client) endpoints(host string, plain bool) ([]*endpoint, error) {
 	}
 	eps, err := c.makeEndpoints(host, dir, plain)
 	if err != nil {
-		return nil, &Error{Kind: BadConfig, Host: host, Op: "read hosts directory", Err: err}
+		return nil, &Error{Kind: BadConfig, Host: host, Op: opHosts, Err: err}
 	}
 	if old != nil {
 		old.close(c.transport)
@@ -151,7 +151,7 @@ func (c *Client) makeEndpoint(host string, h hostConfig, plain bool) (*endpoint,
 	} else {
 		ep.namespace = host
 	}
-	if !h.plain() {
+	if !h.ordinary() {
 		t, err := h.tlsConfig()
 		if err != nil {
 			return nil, err

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -47,7 +48,7 @@ type Error struct {
 func (e *Error) Error() string {
 	s := e.Op
 	if e.Host != "" {
-		s += " from " + e.Host
+		s += preposition(e.Op) + e.Host
 	}
 	s += ": " + oneLine(e.cause())
 	if a := e.advice(); a != "" {
@@ -55,6 +56,23 @@ func (e *Error) Error() string {
 	}
 	return s
 }
+
+func preposition(op string) string {
+	switch op {
+	case opLogin:
+		return " to "
+	case opPing, opHosts:
+		return " "
+	}
+	return " from "
+}
+
+// What is done besides "resolve IMAGE" and "fetch DIGEST".
+const (
+	opLogin = "log in"
+	opPing  = "ping"
+	opHosts = "read hosts directory for"
+)
 
 func (e *Error) cause() string {
 	switch {
@@ -76,12 +94,15 @@ func (e *Error) advice() string {
 	case Stalled:
 		return "check the link; what has arrived is kept, pull again to go on"
 	case Unauthorized:
-		return fmt.Sprintf("the image does not exist, or the login is missing or wrong: `docker login %s` for the user who runs dewd", e.Host)
+		return fmt.Sprintf("the image does not exist, or the login is missing or wrong: `docker login%s` for the user who runs dewd", loginName(e.Host))
 	case Forbidden:
 		return "the login has no right to pull this image"
 	case NotFound:
 		return "check the image's name and tag"
 	case RateLimited:
+		if e.after > 0 {
+			return fmt.Sprintf("wait for %s, or log in for a higher limit", e.after)
+		}
 		return "wait, or log in for a higher limit"
 	case ServerFault:
 		return "the registry is in trouble, try again later"
@@ -99,6 +120,14 @@ func (e *Error) advice() string {
 	return ""
 }
 
+// loginName is what follows "docker login".
+func loginName(host string) string {
+	if host == dockerHubEndpoint {
+		return ""
+	}
+	return " " + host
+}
+
 func (e *Error) Unwrap() error { return e.Err }
 
 // Temporary reports whether the same request may succeed later. The Client has
@@ -109,7 +138,7 @@ func (e *Error) Temporary() bool {
 		var dns *net.DNSError
 		return !errors.As(e.Err, &dns) || !dns.IsNotFound
 	case Stalled, RateLimited, ServerFault:
-		return true
+		return e.after <= maxAfter
 	}
 	return false
 }
@@ -161,8 +190,12 @@ func alerted(err error) bool {
 func refused(res *http.Response, host, op string) error {
 	defer res.Body.Close()
 	e := &Error{Kind: kindOfStatus(res.StatusCode), Host: host, Op: op, Status: res.StatusCode, after: retryAfter(res.Header)}
-	e.Err = diagnosis(res)
-	if res.StatusCode == http.StatusBadRequest && res.Request.URL.Scheme == "http" && e.Err != nil && strings.Contains(e.Err.Error(), "HTTPS") {
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
+	if err != nil {
+		return e // the status has been heard, the rest is an extra
+	}
+	e.Err = diagnosis(res.Header, body)
+	if res.StatusCode == http.StatusBadRequest && res.Request.URL.Scheme == "http" && bytes.Contains(body, []byte("HTTPS")) {
 		e.Kind, e.Status, e.Err = PlainHTTP, 0, errWantsTLS
 	}
 	return e

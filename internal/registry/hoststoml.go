@@ -35,8 +35,8 @@ type hostConfig struct {
 	dialTimeout time.Duration
 }
 
-// plain reports that nothing of the endpoint's connections is special.
-func (h hostConfig) plain() bool {
+// ordinary reports that nothing of the endpoint's connections is special.
+func (h hostConfig) ordinary() bool {
 	return len(h.ca) == 0 && len(h.client) == 0 && !h.skipVerify && h.dialTimeout == 0
 }
 
@@ -277,7 +277,7 @@ func hostDir(roots []string, host string) (string, error) {
 }
 
 // loadHosts reads a host's directory: its hosts.toml, or else certificates in
-// Docker's manner. stamp changes when the directory's content does.
+// Docker's manner.
 func loadHosts(dir string) ([]hostConfig, error) {
 	file := filepath.Join(dir, "hosts.toml")
 	b, err := os.ReadFile(file)

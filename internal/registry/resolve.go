@@ -219,10 +219,10 @@ func (c *Client) Ping(ctx context.Context, host string, plainHTTP bool) error {
 	if err != nil {
 		return err
 	}
-	return c.mirrors(ctx, eps, canPull, "ping", func(ep *endpoint) error {
+	return c.mirrors(ctx, eps, canPull, opPing, func(ep *endpoint) error {
 		w := newWatch(ctx, c.cfg.StallTimeout)
 		defer w.end()
-		res, err := ep.send(w.ctx, c.cfg.UserAgent, ask{op: "ping", accept: acceptAny}, ep.url("/"), "")
+		res, err := ep.send(w.ctx, c.cfg.UserAgent, ask{op: opPing, accept: acceptAny}, ep.url("/"), "")
 		if err != nil {
 			return err
 		}
@@ -230,6 +230,6 @@ func (c *Client) Ping(ctx context.Context, host string, plainHTTP bool) error {
 			drain(res)
 			return nil
 		}
-		return refused(res, ep.base.Host, "ping")
+		return refused(res, ep.base.Host, opPing)
 	})
 }

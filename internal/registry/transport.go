@@ -1,18 +1,14 @@
 package registry
 
 import (
-	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
 	"time"
 )
-
-func bytesReader(b []byte) io.Reader { return bytes.NewReader(b) }
 
 // newTransport makes the connections for endpoints with one TLS
 // configuration. Readers that ask for ReadBufferSize bytes or more read

@@ -51,6 +51,7 @@ type Pushed struct {
 	Desc     ocispec.Descriptor // of the document that Ref names
 	Config   digest.Digest      // of an image
 	Layers   []image.Layer      // of an image, bottom first
+	Images   []Pushed           // of an index, in its order; Ref is unset
 }
 
 // PushImage stores an image under ref, REPOSITORY:TAG or REPOSITORY alone.
@@ -77,19 +78,23 @@ func (s *Server) PushIndex(ref string, images []PlatformImage, o Options) Pushed
 	if o.Docker {
 		idx.MediaType = image.DockerManifestList
 	}
+	var pushed Pushed
 	for _, img := range images {
 		p, err := image.ParsePlatform(img.Platform)
 		s.must(err)
 		o.Platform = p
-		m, _, err := s.build(img.Layers, o)
+		m, one, err := s.build(img.Layers, o)
 		s.must(err)
 		d := s.Store.putManifest(repo, "", m.MediaType, s.json(m))
 		d.Platform = &p
 		idx.Manifests = append(idx.Manifests, d)
+		one.Desc, one.Digest = d, d.Digest
+		one.ByDigest = fmt.Sprintf("%s/%s@%s", s.Host(), repo, d.Digest)
+		pushed.Images = append(pushed.Images, one)
 	}
 	idx.Manifests = append(idx.Manifests, s.attestation(repo))
-	d := s.Store.putManifest(repo, tag, idx.MediaType, s.json(idx))
-	return s.named(Pushed{Desc: d}, repo, tag)
+	pushed.Desc = s.Store.putManifest(repo, tag, idx.MediaType, s.json(idx))
+	return s.named(pushed, repo, tag)
 }
 
 // PushManifest stores any document as a manifest.
