@@ -16,6 +16,9 @@ import (
 // layerFlags are the flags of every layer's mount.
 const layerFlags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOATIME
 
+// sector is the block size of our EROFS images.
+const sector = 512
+
 // backend is all that the three have in common: attach differs.
 type backend struct {
 	name   string
@@ -45,10 +48,23 @@ func (b *backend) Mount(ctx context.Context, f Files, target string) error {
 	if there {
 		return b.recognize(f, target)
 	}
-	if err := b.attach(f, target); err != nil {
+	if err := b.mount(f, target); err != nil {
 		return fmt.Errorf("mount layer at %s: %w", target, err)
 	}
 	return nil
+}
+
+func (b *backend) mount(f Files, target string) error {
+	if b.name != Tree {
+		st, err := os.Stat(f.Data)
+		if err != nil {
+			return err
+		}
+		if st.Mode().IsRegular() && st.Size()%sector != 0 {
+			return fmt.Errorf("%s of %d bytes: %w", f.Data, st.Size(), ErrUnpadded)
+		}
+	}
+	return b.attach(f, target)
 }
 
 // recognize returns nil if what is mounted at target is f.
@@ -114,11 +130,7 @@ func attachFile(f Files, target string) error {
 }
 
 func mountErofs(index, data, target string) error {
-	options := ""
-	if data != "" {
-		options = "device=" + data
-	}
-	if err := unix.Mount(index, target, "erofs", layerFlags, options); err != nil {
+	if err := unix.Mount(index, target, "erofs", layerFlags, "device="+data); err != nil {
 		return &os.SyscallError{Syscall: "mount erofs", Err: err}
 	}
 	return nil

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,7 +47,8 @@ var meanings = []meaning{
 	{Loop, stepLayer, unix.EACCES, "the loop devices may not be opened", "allow dewd the block devices 7:* and /dev/loop-control"},
 	{"", "", unix.EACCES, "mounting is not permitted", asRoot},
 	{EROFS, stepLayer, unix.ENODEV, "the kernel has no EROFS", "modprobe erofs; else " + newKernel},
-	{EROFS, stepLayer, unix.ENOTBLK, "the kernel mounts EROFS from block devices only", newKernel},
+	{EROFS, stepLayer, unix.ENOTBLK, "the kernel mounts EROFS from block devices only, or not from files of this file system",
+		newKernel + "; " + plainStore},
 	{EROFS, stepLayer, unix.EINVAL, "the kernel's EROFS does not take blocks of 512 bytes, or no files of this file system",
 		newKernel + "; " + plainStore},
 	{Loop, stepLayer, unix.ENODEV, "the kernel has no EROFS or no loop devices", "modprobe -a erofs loop; else a kernel with CONFIG_EROFS_FS and CONFIG_BLK_DEV_LOOP"},
@@ -88,9 +87,4 @@ func errnoName(e unix.Errno) string {
 		return n
 	}
 	return fmt.Sprintf("errno %d", int(e))
-}
-
-// stripDir takes the probe's own directory out of a message.
-func stripDir(msg, dir string) string {
-	return strings.ReplaceAll(msg, dir+string(os.PathSeparator), "")
 }

@@ -13,7 +13,6 @@ import (
 
 const (
 	loopControl = "/dev/loop-control"
-	loopSector  = 512 // the block size of our EROFS images
 	// loopTries bounds how often a free device may be snatched away by another
 	// process before we give up.
 	loopTries = 128
@@ -27,9 +26,6 @@ func attachLoop(f Files, target string) error {
 		return err
 	}
 	defer index.Close()
-	if f.Data == "" {
-		return mountErofs(index.Name(), "", target)
-	}
 	data, err := newLoop(f.Data)
 	if err != nil {
 		return err
@@ -78,7 +74,7 @@ func takeLoop(control, backing *os.File) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: loopSector}
+	c := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: sector}
 	c.Info.Flags = unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR
 	copy(c.Info.File_name[:len(c.Info.File_name)-1], backing.Name())
 	if err := unix.IoctlLoopConfigure(int(dev.Fd()), &c); err != nil {
