@@ -60,3 +60,22 @@ func BenchmarkHTTP(b *testing.B) {
 		res.Body.Close()
 	}
 }
+
+// BenchmarkResolve resolves an image over loopback: two requests.
+func BenchmarkResolve(b *testing.B) {
+	reg := registrytest.New(b)
+	p := reg.PushImage("a:1", someLayers, registrytest.Options{})
+	c, err := New(Config{DockerConfig: "/none", Hosts: map[string]Host{reg.Host(): {PlainHTTP: true}}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	ref := image.Reference{Host: reg.Host(), Path: "a", Tag: "1"}
+	b.ReportAllocs()
+	for b.Loop() {
+		img, err := c.Resolve(b.Context(), ref, ResolveOptions{})
+		if err != nil || img.Desc.Digest != p.Digest {
+			b.Fatal(err)
+		}
+	}
+}

@@ -67,8 +67,9 @@ func preposition(op string) string {
 	return " from "
 }
 
-// What is done besides "resolve IMAGE" and "fetch DIGEST".
+// What is done besides "resolve IMAGE".
 const (
+	opFetch = "fetch "
 	opLogin = "log in"
 	opPing  = "ping"
 	opHosts = "read hosts directory for"
@@ -98,12 +99,19 @@ func (e *Error) advice() string {
 	case Forbidden:
 		return "the login has no right to pull this image"
 	case NotFound:
+		if strings.HasPrefix(e.Op, opFetch) {
+			return "the registry lacks a part of the image, push the image again"
+		}
 		return "check the image's name and tag"
 	case RateLimited:
 		if e.after > 0 {
 			return fmt.Sprintf("wait for %s, or log in for a higher limit", e.after)
 		}
 		return "wait, or log in for a higher limit"
+	case Protocol, Mismatch:
+		if e.Op != opLogin {
+			return "the registry, or a proxy before it, answers wrongly: pull again, or push the image again"
+		}
 	case ServerFault:
 		return "the registry is in trouble, try again later"
 	case PlainHTTP:
@@ -145,6 +153,7 @@ func (e *Error) Temporary() bool {
 
 var (
 	errStalled  = errors.New("nothing arrived in time")
+	errNoTLS    = errors.New("the registry was asked over HTTPS, and answered without encryption")
 	errWantsTLS = errors.New("the registry speaks HTTPS, and was asked over plain HTTP")
 )
 
@@ -164,14 +173,18 @@ func broken(ctx context.Context, err error, host, op string) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
 		err = errors.New("the connection ended early")
 	}
-	return &Error{Kind: kindOf(err), Host: host, Op: op, Err: err}
+	k := kindOf(err)
+	if k == PlainHTTP {
+		err = errNoTLS
+	}
+	return &Error{Kind: k, Host: host, Op: op, Err: err}
 }
 
 func kindOf(err error) Kind {
 	var record tls.RecordHeaderError
 	var cert *tls.CertificateVerificationError
 	switch {
-	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, &record):
+	case errors.As(err, &record):
 		return PlainHTTP
 	case errors.As(err, &cert), alerted(err):
 		return Certificate

@@ -75,7 +75,7 @@ func parseHosts(dir string, b []byte) ([]hostConfig, error) {
 	}
 	server, err := file.hostTable.parse(dir, file.Server)
 	if err != nil {
-		return nil, fmt.Errorf("server %q: %w", file.Server, err)
+		return nil, fmt.Errorf("server: %w", err)
 	}
 	return append(out, server), nil
 }

@@ -47,7 +47,7 @@ var (
 // The stream ends with io.EOF after exactly the bytes asked for. That they are
 // the blob's is for the caller to verify against its digest.
 func (c *Client) Open(ctx context.Context, ref image.Reference, b Blob, offset, length int64, o OpenOptions) (*Stream, error) {
-	op := "fetch " + b.Digest.String()
+	op := opFetch + b.Digest.String()
 	if length < 0 {
 		length = b.Size - offset
 	}

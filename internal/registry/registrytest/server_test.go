@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -149,6 +150,32 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if res, _ := get(t, "http://"+host+"/v2/x/manifests/latest"); res.StatusCode != 200 {
+		t.Fatal(res.Status)
+	}
+}
+
+func TestSlowAndWrong(t *testing.T) {
+	reg := New(t)
+	blob := bytes.Repeat([]byte("0123456789"), 2000)
+	url := fmt.Sprintf("%s/v2/x/blobs/%s", reg.URL(), reg.PushBlob(blob))
+	reg.Fail(Fault{Do: Slow, At: 100_000, Times: 1})
+	start := time.Now()
+	if _, b := get(t, url); !bytes.Equal(b, blob) || time.Since(start) < 150*time.Millisecond {
+		t.Fatalf("20 kB at 100 kB/s took %s", time.Since(start))
+	}
+	reg.Fail(Fault{Do: WrongBytes, Times: 1})
+	if res, b := get(t, url, "Range", "bytes=5-7"); res.Header.Get("Content-Range") != "bytes 5-7/20000" || string(b) != "012" {
+		t.Fatalf("%s %q", res.Header.Get("Content-Range"), b)
+	}
+	reg.Fail(Fault{Do: Extra, At: 3, Times: 1})
+	if _, b := get(t, url); len(b) != 20003 {
+		t.Fatal(len(b))
+	}
+	reg.Fail(Fault{Do: IgnoreRange, Times: 1})
+	if res, b := get(t, url, "Range", "bytes=5-7"); res.StatusCode != 200 || len(b) != 20000 {
+		t.Fatal(res.Status, len(b))
+	}
+	if res, _ := get(t, url, "Range", "bytes=20000-"); res.StatusCode != http.StatusRequestedRangeNotSatisfiable {
 		t.Fatal(res.Status)
 	}
 }
