@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/opencontainers/go-digest"
 
+	"dewpoint/internal/mount"
 	"dewpoint/internal/snapshot"
 	"dewpoint/internal/snapshot/snapshottest"
 )
@@ -115,9 +116,11 @@ func (b *bed) consistent(ids []digest.Digest) {
 // goroutines does meanwhile is no order.
 func crashChild(dir string) {
 	store, ids := crashStore(filepath.Join(dir, "layers"))
-	s, err := snapshot.New(background, snapshot.Config{
-		Root: filepath.Join(dir, "r"), Layers: store, Backend: new(snapshottest.Backend),
-	})
+	backend, err := mount.New(mount.EROFS)
+	var s *snapshot.Snapshotter
+	if err == nil {
+		s, err = snapshot.New(background, snapshot.Config{Root: filepath.Join(dir, "r"), Layers: store, Backend: backend})
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -11,8 +11,10 @@ import (
 
 // A container in a user namespace sees files of the image as its own, and
 // nothing is copied up for it.
-func TestUserNamespace(t *testing.T) {
-	b := newBed(t)
+func TestUserNamespace(t *testing.T) { onEach(t, userNamespace) }
+
+func userNamespace(b *bed) {
+	t := b.t
 	mapped := snapshots.WithLabels(map[string]string{
 		snapshots.LabelSnapshotUIDMapping: "0:100000:65536",
 		snapshots.LabelSnapshotGIDMapping: "0:200000:65536",

@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"go.uber.org/goleak"
 
+	layermount "dewpoint/internal/mount"
 	"dewpoint/internal/snapshot"
 	"dewpoint/internal/snapshot/snapshottest"
 )
@@ -43,11 +44,26 @@ type bed struct {
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
+	return newBedOn(t, layermount.EROFS)
+}
+
+// onEach runs a test on every mount backend.
+func onEach(t *testing.T, test func(b *bed)) {
+	for _, name := range layermount.Names() {
+		t.Run(name, func(t *testing.T) { test(newBedOn(t, name)) })
+	}
+}
+
+func newBedOn(t *testing.T, backend string) *bed {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "snap")
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{t: t, dir: dir, backend: new(snapshottest.Backend)}
+	b := &bed{t: t, dir: dir}
+	if b.backend, err = snapshottest.NewBackend(backend); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Mkdir(filepath.Join(dir, "layers"), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -17,8 +17,9 @@ import (
 	"dewpoint/internal/snapshot"
 )
 
-func TestRemoteLayersAreMountedOnce(t *testing.T) {
-	b := newBed(t)
+func TestRemoteLayersAreMountedOnce(t *testing.T) { onEach(t, mountedOnce) }
+
+func mountedOnce(b *bed) {
 	low, high := b.layer("a", "low", "b", "low"), b.layer("b", "high")
 	top := b.pull(low, high)
 	for _, key := range []string{"c1", "c2"} {
@@ -27,15 +28,15 @@ func TestRemoteLayersAreMountedOnce(t *testing.T) {
 		b.want(filepath.Join(dir, "b"), "high")
 		b.unmount(dir)
 	}
-	if b.backend.Mounted.Load() != 2 || b.mounted() != 2 {
-		t.Errorf("%d mounts made, %d there, want 2", b.backend.Mounted.Load(), b.mounted())
+	if b.mounted() != 2 {
+		b.t.Errorf("%d mounts are there, want 2", b.mounted())
 	}
 	if used := b.InUse(); len(used) != 2 || !used[low] || !used[high] {
-		t.Errorf("in use: %v", used)
+		b.t.Errorf("in use: %v", used)
 	}
 	info, err := b.Stat(background, top)
 	if err != nil || info.Labels[snapshot.LabelLayer] != high.String() {
-		t.Errorf("%v, %v", info, err)
+		b.t.Errorf("%v, %v", info, err)
 	}
 }
 

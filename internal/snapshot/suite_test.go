@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots/testsuite"
 	"github.com/containerd/continuity/sysx"
 
+	"dewpoint/internal/mount"
 	"dewpoint/internal/snapshot"
 	"dewpoint/internal/snapshot/snapshottest"
 )
@@ -41,9 +42,11 @@ func suiteOf(t *testing.T, overlay []string, layers bool) testsuite.SnapshotterF
 	return func(ctx context.Context, root string) (snapshots.Snapshotter, func() error, error) {
 		dir := t.TempDir()
 		store := snapshottest.New(dir)
-		s, err := snapshot.New(ctx, snapshot.Config{
-			Root: root, Layers: store, Backend: new(snapshottest.Backend), Overlay: overlay,
-		})
+		backend, err := mount.New(mount.EROFS)
+		if err != nil {
+			return nil, nil, err
+		}
+		s, err := snapshot.New(ctx, snapshot.Config{Root: root, Layers: store, Backend: backend, Overlay: overlay})
 		if err != nil {
 			return nil, nil, err
 		}

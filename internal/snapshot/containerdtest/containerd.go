@@ -62,25 +62,32 @@ func Start(t testing.TB, v Version, dir, socket string) *Containerd {
 		t.Fatalf("containerd %s is missing: %v (scripts/ install it; DEWPOINT_TOOLS names another place)", v, err)
 	}
 	c := &Containerd{Address: filepath.Join(dir, "c.sock"), Version: v, t: t, dir: dir}
-	config := filepath.Join(dir, "config.toml")
-	if err := os.WriteFile(config, []byte(c.config(socket)), 0o600); err != nil {
+	if err := os.WriteFile(c.file(), []byte(c.config(socket)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	log, err := os.Create(filepath.Join(dir, "containerd.log"))
+	t.Cleanup(c.Stop)
+	c.Up()
+	return c
+}
+
+func (c *Containerd) file() string { return filepath.Join(c.dir, "config.toml") }
+
+// Up starts containerd again after Stop.
+func (c *Containerd) Up() {
+	c.t.Helper()
+	log, err := os.OpenFile(filepath.Join(c.dir, "containerd.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
 	defer log.Close()
-	c.cmd = exec.Command(program, "--config", config)
+	c.cmd = exec.Command(filepath.Join(c.Version.Dir(), "containerd"), "--config", c.file())
 	c.cmd.Stdout, c.cmd.Stderr, c.cmd.Env = log, log, c.environ()
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	runtime.LockOSThread() // Pdeathsig is the thread's
 	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
-	t.Cleanup(c.stop)
 	c.wait()
-	return c
 }
 
 func (c *Containerd) environ() []string {
@@ -131,11 +138,16 @@ func (c *Containerd) wait() {
 	c.t.Fatalf("containerd does not answer:\n%s", c.Log())
 }
 
-func (c *Containerd) stop() {
+// Stop ends containerd; containers go on.
+func (c *Containerd) Stop() {
+	if c.cmd == nil {
+		return
+	}
 	c.cmd.Process.Signal(syscall.SIGTERM)
 	kill := time.AfterFunc(10*time.Second, func() { c.cmd.Process.Kill() })
 	defer kill.Stop()
 	c.cmd.Wait()
+	c.cmd = nil
 	if c.t.Failed() {
 		c.t.Logf("containerd's log:\n%s", c.Log())
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/opencontainers/go-digest"
 
+	"dewpoint/internal/mount"
 	"dewpoint/internal/registry/registrytest"
 	"dewpoint/internal/snapshot"
 	"dewpoint/internal/snapshot/containerdtest"
@@ -42,6 +43,7 @@ type node struct {
 	registry *registrytest.Server
 	image    registrytest.Pushed
 	tars     [][]byte
+	down     func() // ends the plugins' server and closes the snapshotter
 }
 
 func newNode(t *testing.T, v containerdtest.Version) *node {
@@ -61,42 +63,56 @@ func newNode(t *testing.T, v containerdtest.Version) *node {
 	}
 	t.Cleanup(n.remove)
 	n.store = snapshottest.New(filepath.Join(dir, "layers"))
-	n.snap, err = snapshot.New(t.Context(), snapshot.Config{
-		Root: filepath.Join(dir, "r"), Layers: n.store, Backend: new(snapshottest.Backend),
-		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { n.snap.Close() })
-	socket := n.serve()
-	n.Containerd = containerdtest.Start(t, v, filepath.Join(dir, "c"), socket)
+	n.up()
+	t.Cleanup(func() { n.down() })
+	n.Containerd = containerdtest.Start(t, v, filepath.Join(dir, "c"), n.socket())
 	n.push()
 	return n
 }
 
-// serve starts the plugins' server. It reads blobs from a containerd that
-// starts later.
-func (n *node) serve() string {
+func (n *node) socket() string { return filepath.Join(n.dir, "s.sock") }
+
+// up opens the snapshotter and serves it, as dewd does.
+func (n *node) up() {
+	n.t.Helper()
+	backend, err := mount.New(mount.EROFS)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.snap, err = snapshot.New(n.t.Context(), snapshot.Config{
+		Root: filepath.Join(n.dir, "r"), Layers: n.store, Backend: backend,
+		Log: slog.New(slog.NewTextHandler(n.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	stop := n.serve()
+	n.down = func() {
+		stop()
+		n.snap.Close()
+	}
+}
+
+// serve starts the plugins' server and returns what ends it. It reads blobs
+// from a containerd that starts later.
+func (n *node) serve() (stop func()) {
 	n.t.Helper()
 	client, err := containerd.New(filepath.Join(n.dir, "c", "c.sock"), containerd.WithTimeout(0))
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	socket := filepath.Join(n.dir, "s.sock")
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- snapshot.Serve(ctx, socket, n.snap, snapshot.NewDiff(n.snap, client.ContentStore()))
+		done <- snapshot.Serve(ctx, n.socket(), n.snap, snapshot.NewDiff(n.snap, client.ContentStore()))
 	}()
-	n.t.Cleanup(func() {
+	return func() {
 		cancel()
 		if err := <-done; err != nil {
 			n.t.Error(err)
 		}
 		client.Close()
-	})
-	return socket
+	}
 }
 
 func (n *node) remove() {
@@ -115,7 +131,7 @@ func (n *node) push() {
 	n.tars = [][]byte{
 		tarOf(n.t, libraries(n.t, "/bin/cat")),
 		tarOf(n.t, map[string][]byte{"cat": read(n.t, "/bin/cat"), "hidden": []byte("x")}),
-		tarOf(n.t, map[string][]byte{"greeting": []byte("hello\n"), ".wh.hidden": nil}),
+		tarOf(n.t, map[string][]byte{"greeting": []byte("hello\n"), ".wh.hidden": nil, "fifo": nil}),
 	}
 	var layers []registrytest.Layer
 	for _, tar := range n.tars {
@@ -162,7 +178,11 @@ func tarOf(t testing.TB, files map[string][]byte) []byte {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	for name, content := range files {
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content))}); err != nil {
+		h := &tar.Header{Name: name, Mode: 0o755, Size: int64(len(content))}
+		if name == "fifo" {
+			h.Typeflag = tar.TypeFifo
+		}
+		if err := w.WriteHeader(h); err != nil {
 			t.Fatal(err)
 		}
 		w.Write(content)
@@ -182,7 +202,7 @@ func (n *node) pull(args ...string) {
 // greet runs a container of the image and checks what it prints.
 func (n *node) greet(image string, args ...string) {
 	n.t.Helper()
-	id := fmt.Sprintf("snap-%d-%s", os.Getpid(), digest.FromString(n.t.Name()+fmt.Sprint(args)).Encoded()[:12])
+	id := fmt.Sprintf("snap-%d-%s", os.Getpid(), digest.FromString(n.t.Name() + fmt.Sprint(args)).Encoded()[:12])
 	all := append([]string{"run", "--rm", "--snapshotter", "dewpoint"}, args...)
 	out := n.Ctr(append(all, image, id, "/cat", "/greeting")...)
 	if !strings.Contains(out, "hello") {
@@ -252,4 +272,3 @@ func (n *node) archive() string {
 	n.Ctr("images", "export", "--platform", "linux/"+runtime.GOARCH, file, n.image.Ref)
 	return file
 }
-

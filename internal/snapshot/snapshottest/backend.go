@@ -1,70 +1,46 @@
 package snapshottest
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
-	"sync/atomic"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/mount"
 )
 
-// Backend is a mount.Backend for Linux 6.12 and newer that counts.
+// Backend is a real mount.Backend whose Unmount fails on command.
 type Backend struct {
-	Trees              bool // bind the unpacked layer instead of mounting the index
-	Mounted, Unmounted atomic.Int64
+	mount.Backend
+
+	mu   sync.Mutex
+	fail error
 }
 
-var _ mount.Backend = (*Backend)(nil)
-
-// Name implements mount.Backend.
-func (b *Backend) Name() string {
-	if b.Trees {
-		return "tree"
-	}
-	return "erofs"
+// NewBackend returns the backend of that name.
+func NewBackend(name string) (*Backend, error) {
+	b, err := mount.New(name)
+	return &Backend{Backend: b}, err
 }
 
-// Mount implements mount.Backend.
-func (b *Backend) Mount(_ context.Context, f mount.Files, target string) error {
-	if there, err := IsMounted(target); err != nil || there {
-		return err
-	}
-	b.Mounted.Add(1)
-	if !b.Trees {
-		return unix.Mount(f.Index, target, "erofs", unix.MS_RDONLY, "device="+f.Data)
-	}
-	if err := unix.Mount(f.Tree, target, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("bind %s: %w", f.Tree, err)
-	}
-	return unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")
+// FailUnmount makes Unmount return err from now on; nil makes it work again.
+func (b *Backend) FailUnmount(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fail = err
 }
 
 // Unmount implements mount.Backend.
 func (b *Backend) Unmount(target string) error {
-	err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-		return nil
+	b.mu.Lock()
+	err := b.fail
+	b.mu.Unlock()
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		b.Unmounted.Add(1)
-	}
-	return err
-}
-
-// IsMounted says whether something is mounted at exactly this path.
-func IsMounted(path string) (bool, error) {
-	all, err := MountsUnder(path)
-	for _, m := range all {
-		if m == path {
-			return true, err
-		}
-	}
-	return false, err
+	return b.Backend.Unmount(target)
 }
 
 // MountsUnder lists the mount points at and below a directory whose name needs
