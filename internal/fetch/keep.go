@@ -17,8 +17,8 @@ const fresh = 2 * time.Second
 
 // Freed says what a collection removed.
 type Freed struct {
-	Layers int
-	Bytes  int64 // of disk
+	Layers []string // their diffIDs
+	Bytes  int64    // of disk
 }
 
 // Collect removes layers that nothing uses, those not asked for the longest
@@ -50,7 +50,7 @@ func (p *Puller) Collect(ctx context.Context, budget int64, inUse func(digest.Di
 		errs = errors.Join(errs, err)
 		if ok {
 			total -= size[l.DiffID]
-			freed.Layers++
+			freed.Layers = append(freed.Layers, l.DiffID.String())
 			freed.Bytes += size[l.DiffID]
 		}
 	}

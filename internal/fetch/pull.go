@@ -155,11 +155,18 @@ type blob struct {
 
 // Open implements layer.Source.
 func (b *blob) Open(ctx context.Context, f *layer.Fill, offset int64) (io.ReadCloser, error) {
-	t := b.p.cfg.Link.enter(b.l.Size, b.o.Order, b.o.Inflaters, f.Progress)
+	return b.open(ctx, f.Progress, offset)
+}
+
+func (b *blob) open(ctx context.Context, stats func() layer.Progress, offset int64) (io.ReadCloser, error) {
+	t := b.p.cfg.Link.enter(b.l.Size, b.o.Order, b.o.Inflaters, stats)
 	return t.open(ctx, func() (io.ReadCloser, error) {
 		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1, registry.OpenOptions{PlainHTTP: b.o.PlainHTTP})
 	})
 }
+
+// nothing is the progress of a stream that no fill takes.
+func nothing() layer.Progress { return layer.Progress{} }
 
 // Chain returns the diffIDs, bottom first, of a chain whose layers are all
 // readable, else an error that wraps layer.ErrUnknown.

@@ -199,6 +199,16 @@ func (s *Store) Get(id digest.Digest) (*Layer, error) {
 	return l, nil
 }
 
+// Peek is Get for who only looks: the layer does not count as used.
+func (s *Store) Peek(id digest.Digest) (*Layer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.layers[id]; l != nil {
+		return l, nil
+	}
+	return nil, fmt.Errorf("%s: %w", id, ErrUnknown)
+}
+
 // Layers returns all readable layers, in no order.
 func (s *Store) Layers() []*Layer {
 	s.mu.Lock()

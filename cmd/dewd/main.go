@@ -1,0 +1,92 @@
+// Dewd is the node daemon: it keeps image layers, mounts them for containerd,
+// and deploys containers. docs/flow.md follows one deployment through it.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"syscall"
+
+	"dewpoint/internal/config"
+	"dewpoint/internal/daemon"
+)
+
+// version is set by the linker.
+var version = "unknown"
+
+const (
+	defaultConfig = "/etc/dewpoint/dewd.toml"
+	exitUsage     = 2
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	// A small heap is worth more on a small node than the collector's time.
+	debug.SetGCPercent(50)
+	err := run(ctx, os.Args[1:], os.Stderr)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "dewd:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, stderr io.Writer) error {
+	cfg := daemon.Config{Version: version}
+	flags := flag.NewFlagSet("dewd", flag.ContinueOnError)
+	file := flags.String("config", "", "configuration `file` (default "+defaultConfig+", if it is there)")
+	flags.StringVar(&cfg.Root, "root", "/var/lib/dewpoint", "`directory` for what survives a reboot")
+	flags.StringVar(&cfg.State, "state", "/run/dewpoint", "`directory` for sockets and what need not survive")
+	flags.StringVar(&cfg.Containerd, "containerd", "private", "`socket` of the containerd to use, or private: dewd starts its own")
+	flags.StringVar(&cfg.HTTP, "http", "", "`address` for metrics (none by default)")
+	verbose := flags.Bool("debug", false, "log more")
+	showVersion := flags.Bool("version", false, "print the version and end")
+	if err := flags.Parse(args); err != nil {
+		if err == flag.ErrHelp {
+			return nil
+		}
+		os.Exit(exitUsage)
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q; see dewd --help", flags.Arg(0))
+	}
+	if *showVersion {
+		fmt.Println("dewd", version)
+		return nil
+	}
+	level := slog.LevelInfo
+	if *verbose {
+		level = slog.LevelDebug
+	}
+	cfg.Log = slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	if *file == "" {
+		if _, err := os.Stat(defaultConfig); err == nil {
+			*file = defaultConfig
+		}
+	}
+	var err error
+	if cfg.File, err = config.Load(*file); err != nil {
+		return err
+	}
+	for _, p := range []*string{&cfg.Root, &cfg.State} {
+		if *p, err = filepath.Abs(*p); err != nil {
+			return err
+		}
+	}
+	started := make(chan struct{})
+	go func() {
+		select {
+		case <-started:
+			cfg.Log.Info("dewd serves", "socket", filepath.Join(cfg.State, "dewd.sock"))
+		case <-ctx.Done():
+		}
+	}()
+	return daemon.Run(ctx, cfg, started)
+}

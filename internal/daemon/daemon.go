@@ -1,0 +1,255 @@
+// Package daemon is dewd: it builds the node's parts in the order of their
+// dependence, serves containerd and the API, and carries API calls to the
+// parts.
+//
+//	store of layers ─ catalog ─ link ─ puller ──┐
+//	registry client ─────────────┘              │
+//	mount backend ─ snapshotter + diff plugin ──┤ STATE/snapshotter.sock
+//	engine (containerd) ────────────────────────┤
+//	deployer ───────────────────────────────────┘ STATE/dewd.sock
+//
+// A daemon may be killed at any moment: containers, shims and a private
+// containerd live on, mounts stay, and the next daemon takes them over.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"dewpoint/internal/api"
+	"dewpoint/internal/config"
+	"dewpoint/internal/deploy"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/engine/network"
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/mount"
+	"dewpoint/internal/node"
+	"dewpoint/internal/registry"
+	"dewpoint/internal/snapshot"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Config is what dewd's command line says.
+type Config struct {
+	File       config.Config
+	Root       string // what survives a reboot
+	State      string // what need not
+	Containerd string // "private", or the path of a containerd's socket
+	HTTP       string // address of metrics; "" is none
+	Version    string
+	Log        *slog.Logger
+}
+
+// Daemon is a running dewd.
+type Daemon struct {
+	cfg      Config
+	log      *slog.Logger
+	name     string
+	layers   *layer.Store
+	registry *registry.Client
+	catalog  *fetch.Catalog
+	link     *fetch.Link
+	puller   *fetch.Puller
+	backend  mount.Backend
+	backends []mount.Finding
+	snaps    *snapshot.Snapshotter
+	engine   *engine.Engine
+	deployer *deploy.Deployer
+	events   *events
+}
+
+// defaultMemory is what dewd's Go heap aims below.
+const defaultMemory = 40 << 20
+
+// Run runs a daemon until ctx ends. It closes started when the API answers.
+func Run(ctx context.Context, cfg Config, started chan<- struct{}) error {
+	if os.Geteuid() != 0 {
+		return errors.New("dewd mounts file systems and runs containers, so it needs root: run it with sudo or as a system service")
+	}
+	limit := int64(cfg.File.Limits.Memory)
+	if limit == 0 {
+		limit = defaultMemory
+	}
+	debug.SetMemoryLimit(limit)
+	d, err := open(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	return d.serve(ctx, started)
+}
+
+// open builds the parts that serve nothing yet.
+func open(ctx context.Context, cfg Config) (*Daemon, error) {
+	d := &Daemon{cfg: cfg, log: cfg.Log, name: cfg.File.Node.Name, events: newEvents()}
+	if d.name == "" {
+		d.name, _ = os.Hostname()
+	}
+	steps := []func(context.Context) error{d.makeDirs, d.chooseBackend, d.openLayers, d.openRegistry, d.openSnapshotter}
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			d.close()
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+func (d *Daemon) makeDirs(context.Context) error {
+	for _, dir := range []string{d.cfg.Root, d.cfg.State} {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("directory %q is not absolute", dir)
+		}
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Daemon) chooseBackend(ctx context.Context) error {
+	var err error
+	d.backend, d.backends, err = mount.Probe(ctx, mount.Config{Dir: d.cfg.Root, Force: d.cfg.File.Node.Mount, Log: d.log})
+	return err
+}
+
+func (d *Daemon) openLayers(context.Context) error {
+	var err error
+	d.layers, err = layer.Open(layer.Config{Dir: filepath.Join(d.cfg.Root, "layers"), Tree: d.backend.Name() == mount.Tree,
+		MaxBytes: int64(d.cfg.File.Limits.LayerBytes), Log: d.log})
+	return err
+}
+
+func (d *Daemon) openRegistry(context.Context) error {
+	hosts := map[string]registry.Host{}
+	for name, r := range d.cfg.File.Registry {
+		hosts[name] = registry.Host{PlainHTTP: r.PlainHTTP}
+	}
+	var err error
+	d.registry, err = registry.New(registry.Config{Hosts: hosts, HostsDirs: d.cfg.File.Registries.HostsDirs,
+		DockerConfig: d.cfg.File.Registries.DockerConfig, StallTimeout: time.Duration(d.cfg.File.Registries.StallTimeout),
+		UserAgent: "dewpoint/" + d.cfg.Version, Log: d.log})
+	if err != nil {
+		return err
+	}
+	if d.catalog, err = fetch.OpenCatalog(filepath.Join(d.cfg.Root, "images"), d.log); err != nil {
+		return err
+	}
+	d.link = fetch.NewLink(fetch.LinkConfig{Limit: int64(d.cfg.File.Link.Limit)})
+	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog, Link: d.link, Log: d.log})
+	return nil
+}
+
+func (d *Daemon) openSnapshotter(ctx context.Context) error {
+	var err error
+	d.snaps, err = snapshot.New(ctx, snapshot.Config{Root: filepath.Join(d.cfg.Root, "snapshotter"),
+		Layers: layers{d.puller}, Backend: d.backend, Log: d.log})
+	return err
+}
+
+// close gives up what open and serve made, last first. Parts that were not
+// made are nil.
+func (d *Daemon) close() {
+	if d.deployer != nil {
+		d.deployer.Close()
+	}
+	if d.puller != nil {
+		d.puller.Close()
+	}
+	if d.engine != nil {
+		d.engine.Close()
+	}
+	if d.snaps != nil {
+		d.snaps.Close()
+	}
+	if d.registry != nil {
+		d.registry.Close()
+	}
+	if d.layers != nil {
+		d.layers.Close()
+	}
+}
+
+// serve answers containerd first, since the engine needs the snapshotter, and
+// then the API.
+func (d *Daemon) serve(ctx context.Context, started chan<- struct{}) error {
+	g, ctx := errgroup.WithContext(ctx)
+	socket := filepath.Join(d.cfg.State, "snapshotter.sock")
+	blobs := &blobs{}
+	defer blobs.close()
+	g.Go(func() error { return snapshot.Serve(ctx, socket, d.snaps, snapshot.NewDiff(d.snaps, blobs)) })
+	g.Go(func() error {
+		if err := d.startEngine(ctx, socket, blobs); err != nil {
+			return err
+		}
+		l, err := listen(filepath.Join(d.cfg.State, "dewd.sock"))
+		if err != nil {
+			return err
+		}
+		if d.cfg.HTTP != "" {
+			g.Go(func() error { return d.serveMetrics(ctx, d.cfg.HTTP) })
+		}
+		g.Go(func() error { return d.watchEngine(ctx) })
+		g.Go(func() error { return d.keepHouse(ctx) })
+		close(started)
+		return api.Serve(ctx, l, api.NewHandler(d, api.Config{Classify: classify, Log: d.log}))
+	})
+	err := g.Wait()
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error {
+	f := d.cfg.File.Engine
+	subnet, err := netip.ParsePrefix(f.Subnet)
+	if f.Subnet != "" && err != nil {
+		return fmt.Errorf("engine.subnet: %w", err)
+	}
+	d.engine, err = engine.Start(ctx, engine.Config{Address: d.cfg.Containerd, Root: filepath.Join(d.cfg.Root, "engine"),
+		State: d.cfg.State, Namespace: f.Namespace, SnapshotterSocket: socket, DiffSocket: socket,
+		Containerd: f.Containerd, CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.log})
+	if err != nil {
+		return err
+	}
+	b.dial(d.engine.Socket())
+	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Node: d.name, Log: d.log, Done: d.done})
+	return d.deployer.RemoveAtExit(ctx)
+}
+
+// listen makes the API's socket with mode 0600 from the first moment on.
+func listen(path string) (net.Listener, error) {
+	made := path + ".new"
+	os.Remove(made)
+	l, err := net.Listen("unix", made)
+	if err != nil {
+		return nil, err
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(made, 0o600), os.Rename(made, path)); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// done logs the record of a deployment or pull and tells the event stream.
+func (d *Daemon) done(r node.Record) {
+	d.log.Info("deployment", "record", r)
+	kind := node.EventRecord
+	if r.Name == "" {
+		kind = node.EventPulled
+	}
+	d.events.add(node.Event{Kind: kind, Name: r.Name, Image: r.Image, Record: &r})
+}

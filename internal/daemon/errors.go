@@ -1,0 +1,90 @@
+package daemon
+
+import (
+	"errors"
+	"syscall"
+
+	"dewpoint/internal/api"
+	"dewpoint/internal/deploy"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/image"
+	"dewpoint/internal/inflate"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/ready"
+	"dewpoint/internal/registry"
+	"dewpoint/internal/toc"
+
+	"github.com/containerd/errdefs"
+)
+
+// sentinels are the errors of the parts as the surfaces know them, the most
+// telling first.
+var sentinels = []struct {
+	err  error
+	code api.Code
+}{
+	{syscall.ENOSPC, api.DiskFull},
+	{syscall.EDQUOT, api.DiskFull},
+	{deploy.ErrRequest, api.BadRequest},
+	{layer.ErrMismatch, api.Mismatch},
+	{inflate.ErrCorrupt, api.Mismatch},
+	{layer.ErrTooLarge, api.BadImage},
+	{toc.ErrUnsafe, api.BadImage},
+	{toc.ErrCorrupt, api.BadImage},
+	{toc.ErrLimit, api.BadImage},
+	{image.ErrInvalid, api.BadImage},
+	{image.ErrUnsupported, api.BadImage},
+	{errImageInUse, api.InUse},
+	{engine.ErrExists, api.NameInUse},
+	{engine.ErrNotFound, api.NotFound},
+	{engine.ErrPortTaken, api.PortInUse},
+	{engine.ErrNotRunning, api.NotRunning},
+	{engine.ErrRunning, api.Running},
+	{engine.ErrMissing, api.Unsupported},
+	{errdefs.ErrNotFound, api.NotFound},
+}
+
+var kinds = map[registry.Kind]api.Code{
+	registry.Unreachable:  api.Unreachable,
+	registry.Stalled:      api.Unreachable,
+	registry.Unauthorized: api.Unauthorized,
+	registry.Forbidden:    api.Forbidden,
+	registry.NotFound:     api.NotFound,
+	registry.RateLimited:  api.RateLimited,
+	registry.ServerFault:  api.RegistryFault,
+	registry.Protocol:     api.RegistryFault,
+	registry.Mismatch:     api.Mismatch,
+	registry.PlainHTTP:    api.Unreachable,
+	registry.Certificate:  api.Unreachable,
+	registry.BadConfig:    api.BadRequest,
+	registry.BadImage:     api.BadImage,
+}
+
+// classify says to the API what went wrong.
+func classify(err error) *api.Error {
+	var known *api.Error
+	var exited *ready.ExitError
+	var unready *ready.NotReadyError
+	var taken *ready.TakenError
+	var re *registry.Error
+	switch {
+	case errors.As(err, &known):
+		return known
+	case errors.As(err, &exited):
+		return api.Of(api.Exited, err)
+	case errors.As(err, &unready):
+		return api.Of(api.NotReady, err)
+	case errors.As(err, &taken):
+		return api.Of(api.PortInUse, err)
+	case errors.As(err, &re):
+		e := api.Of(kinds[re.Kind], err)
+		e.Remedy = "" // its text has one
+		return e
+	}
+	for _, s := range sentinels {
+		if errors.Is(err, s.err) {
+			return api.Of(s.code, err)
+		}
+	}
+	return api.Classify(err)
+}

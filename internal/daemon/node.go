@@ -1,0 +1,319 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"dewpoint/internal/deploy"
+	"dewpoint/internal/doctor"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/image"
+	"dewpoint/internal/inflate"
+	"dewpoint/internal/node"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+)
+
+// defaultStop is how long a container may take to end when it is asked to.
+const defaultStop = 10 * time.Second
+
+// Deploy implements api.Deployer.
+func (d *Daemon) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
+	if req.Mount != "" && req.Mount != d.backend.Name() {
+		return node.Record{}, fmt.Errorf("%w: --mount %s: this dewd mounts by %s; start it with node.mount = %q",
+			deploy.ErrRequest, req.Mount, d.backend.Name(), req.Mount)
+	}
+	return d.deployer.Deploy(ctx, req, d.watched(req.Image, w))
+}
+
+// Pull implements api.Deployer.
+func (d *Daemon) Pull(ctx context.Context, req node.PullRequest, w node.Watch) (node.Record, error) {
+	return d.deployer.Pull(ctx, req, d.watched(req.Image, w))
+}
+
+// watched tells the event stream what w is told.
+func (d *Daemon) watched(img string, w node.Watch) node.Watch {
+	tell := w.Reached
+	w.Reached = func(name, stage string, at float64) {
+		d.events.add(node.Event{Kind: node.EventStage, Name: name, Image: img, Stage: stage, At: at})
+		if tell != nil {
+			tell(name, stage, at)
+		}
+	}
+	return w
+}
+
+// List implements api.Containers.
+func (d *Daemon) List(ctx context.Context, all bool) ([]node.Container, error) {
+	infos, err := d.engine.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := []node.Container{}
+	for _, i := range infos {
+		if all || i.Status != engine.Stopped {
+			out = append(out, d.container(i))
+		}
+	}
+	slices.SortStableFunc(out, func(a, b node.Container) int { return a.Created.Compare(b.Created) })
+	return out, nil
+}
+
+func (d *Daemon) container(i *engine.Info) node.Container {
+	c := node.Container{Name: i.Name, Image: i.Image, Digest: i.Digest.String(), Status: string(i.Status), PID: int(i.Pid), Created: i.Created, Node: d.name}
+	if i.Status == engine.Stopped {
+		c.Status = node.StatusExited
+		if i.Exit != nil {
+			c.ExitCode = i.Exit.Status
+		}
+	}
+	if i.Addr.IsValid() {
+		c.IP = i.Addr.String()
+	}
+	for _, p := range i.Ports {
+		np := node.Port{Host: p.Host, Container: p.Container, Protocol: p.Protocol}
+		if p.HostIP.IsValid() {
+			np.HostIP = p.HostIP.String()
+		}
+		c.Ports = append(c.Ports, np)
+	}
+	return c
+}
+
+// Logs implements api.Containers.
+func (d *Daemon) Logs(ctx context.Context, name string, o node.LogOptions, emit func(node.LogChunk) error) error {
+	var mu sync.Mutex
+	stream := func(s string) chunks { return chunks{&mu, s, emit} }
+	return d.engine.Logs(ctx, name, engine.LogOptions{Follow: o.Follow, Tail: o.Tail, Stdout: stream(node.Stdout), Stderr: stream(node.Stderr)})
+}
+
+// chunks passes what is written to it to emit, one call at a time.
+type chunks struct {
+	mu     *sync.Mutex
+	stream string
+	emit   func(node.LogChunk) error
+}
+
+func (c chunks) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.emit(node.LogChunk{Stream: c.stream, Data: b}); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// Exec implements api.Containers.
+func (d *Daemon) Exec(ctx context.Context, name string, req node.ExecRequest, io node.ExecIO) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	sizes := make(chan engine.WinSize, 1)
+	if req.Size != (node.Size{}) {
+		sizes <- engine.WinSize{Width: uint32(req.Size.Cols), Height: uint32(req.Size.Rows)}
+	}
+	if io.Resize != nil {
+		go forward(ctx, io.Resize, sizes)
+	}
+	return d.engine.Exec(ctx, name, engine.ExecSpec{Args: req.Args, Env: req.Env, User: req.User, WorkingDir: req.Dir,
+		TTY: req.TTY, Stdin: io.Stdin, Stdout: io.Stdout, Stderr: io.Stderr, Resize: sizes})
+}
+
+func forward(ctx context.Context, in <-chan node.Size, out chan<- engine.WinSize) {
+	for {
+		select {
+		case s, ok := <-in:
+			if !ok {
+				return
+			}
+			select {
+			case out <- engine.WinSize{Width: uint32(s.Cols), Height: uint32(s.Rows)}:
+			case <-ctx.Done():
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Stop implements api.Containers.
+func (d *Daemon) Stop(ctx context.Context, name string, timeout time.Duration) error {
+	if timeout < 0 {
+		timeout = defaultStop
+	}
+	err := d.engine.Stop(ctx, name, timeout)
+	if errors.Is(err, engine.ErrNotRunning) {
+		return nil
+	}
+	return err
+}
+
+// Remove implements api.Containers.
+func (d *Daemon) Remove(ctx context.Context, name string, force bool) error {
+	return d.engine.Remove(ctx, name, force)
+}
+
+// Wait implements api.Containers.
+func (d *Daemon) Wait(ctx context.Context, name string) (int, error) {
+	e, err := d.engine.Wait(ctx, name)
+	return e.Status, err
+}
+
+// Images implements api.Images.
+func (d *Daemon) Images(ctx context.Context) ([]node.Image, error) {
+	infos, err := d.engine.Images(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]node.Image, 0, len(infos))
+	for _, i := range infos {
+		out = append(out, d.image(ctx, i))
+	}
+	return out, nil
+}
+
+func (d *Daemon) image(ctx context.Context, i engine.ImageInfo) node.Image {
+	out := node.Image{Name: i.Name, Digest: i.Digest.String(), Created: i.Created, Layers: []node.Layer{}}
+	img := d.known(ctx, i)
+	if img == nil {
+		return out
+	}
+	for _, l := range img.Layers {
+		n := node.Layer{Digest: l.Digest.String(), DiffID: l.DiffID.String(), Size: l.Size, State: "absent"}
+		if have, err := d.layers.Peek(l.DiffID); err == nil {
+			n.Disk, n.State = have.DiskUse(), "verified"
+			if have.Complete() {
+				n.State = "complete"
+			}
+		}
+		out.Size += n.Size
+		out.Disk += n.Disk
+		out.Layers = append(out.Layers, n)
+	}
+	return out
+}
+
+// known finds the documents of an image that containerd lists.
+func (d *Daemon) known(ctx context.Context, i engine.ImageInfo) *image.Image {
+	if img := d.catalog.Manifest(i.Digest); img != nil {
+		return img
+	}
+	ref, err := image.ParseReference(i.Name)
+	if err != nil {
+		return nil
+	}
+	img, err := d.engine.LocalImage(ctx, ref)
+	if err != nil {
+		return nil
+	}
+	return img
+}
+
+// RemoveImage implements api.Images.
+func (d *Daemon) RemoveImage(ctx context.Context, name string) error {
+	ref, err := image.ParseReference(name)
+	if err != nil {
+		return fmt.Errorf("%w: %w", deploy.ErrRequest, err)
+	}
+	users, err := d.usersOf(ctx, ref.String())
+	if err != nil {
+		return err
+	}
+	if len(users) > 0 {
+		return fmt.Errorf("image %s: %w: %v", ref, errImageInUse, users)
+	}
+	err = d.engine.RemoveImage(ctx, ref.String(), true)
+	if err := errors.Join(err, d.catalog.Forget(ref)); err != nil {
+		return err
+	}
+	d.events.add(node.Event{Kind: node.EventDeleted, Image: ref.String()})
+	return nil
+}
+
+var errImageInUse = errors.New("containers use it")
+
+func (d *Daemon) usersOf(ctx context.Context, ref string) ([]string, error) {
+	all, err := d.engine.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, c := range all {
+		if c.Image == ref {
+			names = append(names, c.Name)
+		}
+	}
+	return names, nil
+}
+
+// Prune implements api.Images.
+func (d *Daemon) Prune(ctx context.Context, o node.PruneOptions) (node.PruneReport, error) {
+	var r node.PruneReport
+	if o.Images {
+		infos, err := d.engine.Images(ctx)
+		if err != nil {
+			return r, err
+		}
+		for _, i := range infos {
+			err := d.RemoveImage(ctx, i.Name)
+			switch {
+			case err == nil:
+				r.Images = append(r.Images, i.Name)
+			case !errors.Is(err, errImageInUse):
+				return r, err
+			}
+		}
+	}
+	freed, err := d.puller.Prune(ctx, d.inUse)
+	r.Layers, r.Bytes = freed.Layers, freed.Bytes
+	return r, err
+}
+
+func (d *Daemon) inUse(id digest.Digest) bool { return d.snaps.InUse()[id] }
+
+// Doctor implements api.Observer.
+func (d *Daemon) Doctor(ctx context.Context) ([]node.Finding, error) {
+	out := doctor.Examine(ctx, doctor.Config{Root: d.cfg.Root, CNI: pluginDirs(d.cfg.File.Engine.CNI)})
+	out = append(out, node.Finding{What: "containerd", Level: node.LevelOK, Detail: d.engine.Version() + " at " + d.engine.Socket()})
+	return append(out, d.mountFindings()...), nil
+}
+
+func (d *Daemon) mountFindings() []node.Finding {
+	var out []node.Finding
+	for _, f := range d.backends {
+		n := node.Finding{What: "mount by " + f.Backend, Level: node.LevelOK, Detail: "works", Remedy: f.Remedy}
+		if f.Backend == d.backend.Name() {
+			n.Detail = "in use: the best that works here"
+			if d.cfg.File.Node.Mount != "" {
+				n.Detail = "in use: node.mount says so"
+			}
+		}
+		if !f.Works {
+			n.Level, n.Detail = node.LevelNote, f.Reason
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// Version implements api.Observer.
+func (d *Daemon) Version(context.Context) (node.Version, error) {
+	var u unix.Utsname
+	unix.Uname(&u)
+	return node.Version{Version: d.cfg.Version, Node: d.name, Engine: "containerd " + d.engine.Version(), Mount: d.backend.Name(),
+		Inflater: inflate.Engine(), Kernel: unix.ByteSliceToString(u.Release[:]), Go: runtime.Version()}, nil
+}
+
+// pluginDirs are the directories to look for CNI plugins in.
+func pluginDirs(configured string) []string {
+	if configured != "" {
+		return []string{configured}
+	}
+	return []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
+}

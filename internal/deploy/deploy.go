@@ -1,0 +1,414 @@
+// Package deploy carries one deployment from the instruction until the
+// application serves, and records when each stage was reached.
+//
+// Deployer.deploy is the deployment, first line to last. It alone records the
+// stage times, so every surface shows the same ones. The image's layers go on
+// to their completion when the container is ready already; Settle waits for
+// that.
+package deploy
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"dewpoint/internal/engine"
+	"dewpoint/internal/engine/network"
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/image"
+	"dewpoint/internal/node"
+	"dewpoint/internal/ready"
+	"dewpoint/internal/registry"
+
+	"github.com/containerd/errdefs"
+)
+
+// ErrRequest is wrapped by errors about the request itself.
+var ErrRequest = errors.New("bad request")
+
+// Config names the parts that a Deployer works with. Puller and Engine are required.
+type Config struct {
+	Puller       *fetch.Puller
+	Engine       *engine.Engine
+	Node         string        // this node's name, for records
+	ReadyTimeout time.Duration // where a request says none; 0 is a minute
+	Log          *slog.Logger  // nil discards
+	// Done is told of every deployment and pull that ended, once all its
+	// layers are complete or it failed. May be nil; must not block.
+	Done func(node.Record)
+}
+
+// Deployer deploys. It is safe for concurrent use.
+type Deployer struct {
+	cfg  Config
+	life context.Context
+	stop context.CancelFunc
+	bg   sync.WaitGroup // what goes on behind deployments that are ready
+}
+
+// New returns a Deployer. Close must follow.
+func New(cfg Config) *Deployer {
+	if cfg.ReadyTimeout == 0 {
+		cfg.ReadyTimeout = time.Minute
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	d := &Deployer{cfg: cfg}
+	d.life, d.stop = context.WithCancel(context.Background())
+	return d
+}
+
+// Close ends what goes on in the background. Containers are not touched, and
+// fills keep their progress.
+func (d *Deployer) Close() {
+	d.stop()
+	d.bg.Wait()
+}
+
+// LabelRemove marks containers that are removed when they exit.
+const LabelRemove = "dewpoint.remove"
+
+// Deploy carries req until the container is ready. If ctx ends before, or
+// anything fails before the container has started, nothing of it is left. A
+// container that starts and is not ready in time, or exits before, is kept for
+// inspection, unless req.Remove.
+func (d *Deployer) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
+	o, err := d.parse(req)
+	if err != nil {
+		return node.Record{}, err
+	}
+	r := d.begin(o.ref.String(), o.name, w)
+	err = d.deploy(ctx, o, r)
+	return r.end(err), err
+}
+
+// deploy is one deployment.
+func (d *Deployer) deploy(ctx context.Context, o *order, r *run) error {
+	img, err := d.fetch(ctx, o, r)
+	if err != nil {
+		return err
+	}
+	check, err := d.check(o, img)
+	if err != nil {
+		return err
+	}
+	if err := d.cfg.Engine.Register(ctx, img); err != nil {
+		return err
+	}
+	r.reached(node.Mounted)
+	if err := o.conflict(check); err != nil {
+		return err
+	}
+	c, err := d.cfg.Engine.Create(ctx, o.spec(img))
+	if err != nil {
+		return err
+	}
+	r.reached(node.Created)
+	if err := d.cfg.Engine.Start(ctx, o.name); err != nil {
+		return errors.Join(err, d.remove(o.name))
+	}
+	r.rec.Way.Start = "boot"
+	r.reached(node.Started)
+	if o.Remove {
+		d.removeAtExit(o.name, r.watch.Hold)
+	}
+	if err := d.await(ctx, o, check, c); err != nil {
+		return d.unready(ctx, o, err)
+	}
+	r.reached(node.Ready)
+	return nil
+}
+
+// Pull brings an image here whole and registers it, without a container.
+func (d *Deployer) Pull(ctx context.Context, req node.PullRequest, w node.Watch) (node.Record, error) {
+	o, err := d.parse(node.Request{Image: req.Image, Lazy: req.Lazy, PlainHTTP: req.PlainHTTP, Order: req.Order, Inflaters: req.Inflaters})
+	if err != nil {
+		return node.Record{}, err
+	}
+	o.pull = true
+	r := d.begin(o.ref.String(), "", w)
+	err = d.pull(ctx, o, r, req.Blobs)
+	return r.end(err), err
+}
+
+func (d *Deployer) pull(ctx context.Context, o *order, r *run, blobs bool) error {
+	img, err := d.fetch(ctx, o, r)
+	if err != nil {
+		return err
+	}
+	if err := d.cfg.Engine.Register(ctx, img); err != nil {
+		return err
+	}
+	r.reached(node.Mounted)
+	if blobs {
+		if err := d.cfg.Puller.CopyBlobs(ctx, img, o.options(), d.cfg.Engine.WriteBlob); err != nil {
+			return err
+		}
+	}
+	return r.settle(ctx)
+}
+
+// fetch makes the image's layers readable.
+func (d *Deployer) fetch(ctx context.Context, o *order, r *run) (*image.Image, error) {
+	pull, err := d.cfg.Puller.Pull(r.life, o.ref, o.options())
+	if err != nil {
+		return d.local(ctx, o, r, err)
+	}
+	r.follow(pull)
+	r.reached(node.Resolved)
+	return pull.Image, pull.Wait(ctx)
+}
+
+// local falls back on an image that containerd has though no registry gives
+// it: one that was built or imported here.
+func (d *Deployer) local(ctx context.Context, o *order, r *run, cause error) (*image.Image, error) {
+	var re *registry.Error
+	if o.pull || !errors.As(cause, &re) {
+		return nil, cause
+	}
+	img, err := d.cfg.Engine.LocalImage(ctx, o.ref)
+	if err != nil {
+		if !errdefs.IsNotFound(err) {
+			d.cfg.Log.Warn("look for the image in containerd", "image", o.ref, "err", err)
+		}
+		return nil, cause
+	}
+	r.rec.Digest = img.Target.Digest.String()
+	r.rec.Way = node.Way{Pull: "local", Why: []string{"the registry does not give it, containerd has it: " + cause.Error()}}
+	r.reached(node.Resolved)
+	return img, nil
+}
+
+func (d *Deployer) check(o *order, img *image.Image) (ready.Check, error) {
+	hc, err := ready.ImageHealthcheck(img.Config)
+	if err != nil {
+		return ready.Check{}, err
+	}
+	c, err := ready.Parse(o.Ready, hc)
+	if err != nil {
+		return ready.Check{}, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	return c, nil
+}
+
+// await blocks until the container serves.
+func (d *Deployer) await(ctx context.Context, o *order, check ready.Check, c *engine.Info) error {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	return ready.Wait(ctx, check, ready.Target{
+		Host: c.Net == engine.NetHost, Addr: c.Addr, NetNS: nsOf(c), Pid: int(c.Pid),
+		Logs: []string{c.Stdout, c.Stderr}, Runner: runner{d.cfg.Engine, o.name},
+		Exited: func(ctx context.Context) (int, error) {
+			e, err := d.cfg.Engine.Wait(ctx, o.name)
+			return e.Status, err
+		},
+	})
+}
+
+// nsOf is the namespace to connect from: a bridge's addresses are reached
+// from the host, a container with no network only from inside.
+func nsOf(c *engine.Info) string {
+	if c.Net == engine.NetNone {
+		return c.NetNS
+	}
+	return ""
+}
+
+// unready decides what becomes of a container that does not serve.
+func (d *Deployer) unready(ctx context.Context, o *order, err error) error {
+	if ctx.Err() != nil || o.Remove {
+		return errors.Join(err, d.remove(o.name))
+	}
+	return err
+}
+
+// remove takes a container away whatever becomes of the caller.
+func (d *Deployer) remove(name string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.life), 30*time.Second)
+	defer cancel()
+	if err := d.cfg.Engine.Remove(ctx, name, true); err != nil && !errors.Is(err, engine.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
+// RemoveAtExit takes up the containers with LabelRemove that an earlier
+// daemon has left.
+func (d *Deployer) RemoveAtExit(ctx context.Context) error {
+	all, err := d.cfg.Engine.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, c := range all {
+		if c.Labels[LabelRemove] != "" {
+			d.removeAtExit(c.Name, nil)
+		}
+	}
+	return nil
+}
+
+func (d *Deployer) removeAtExit(name string, hold <-chan struct{}) {
+	d.bg.Go(func() {
+		if _, err := d.cfg.Engine.Wait(d.life, name); err != nil && !errors.Is(err, engine.ErrNotRunning) {
+			return
+		}
+		if hold != nil {
+			select {
+			case <-hold:
+			case <-d.life.Done():
+				return
+			}
+		}
+		if err := d.remove(name); err != nil {
+			d.cfg.Log.Error("remove a container that has exited", "name", name, "err", err)
+		}
+	})
+}
+
+// order is a request that was understood.
+type order struct {
+	node.Request
+	ref     image.Reference
+	name    string
+	ports   []network.Port
+	timeout time.Duration
+	pull    bool
+}
+
+func (d *Deployer) parse(req node.Request) (*order, error) {
+	ref, err := image.ParseReference(req.Image)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	o := &order{Request: req, ref: ref, name: req.Name, timeout: req.ReadyTimeout}
+	if o.name == "" {
+		o.name = madeUpName(ref)
+	}
+	if err := engine.ValidName(o.name); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	if o.timeout <= 0 {
+		o.timeout = d.cfg.ReadyTimeout
+	}
+	if o.Net == "" && len(req.Ports) > 0 {
+		o.Net = engine.NetBridge
+	}
+	for _, f := range []struct {
+		flag, value string
+		allowed     []string
+	}{
+		{"lazy", req.Lazy, []string{"", "auto", "never"}},
+		{"restore", req.Restore, []string{"", "auto", "never"}},
+		{"order", req.Order, []string{"", "layers", "parallel"}},
+		{"net", o.Net, []string{"", engine.NetHost, engine.NetBridge, engine.NetNone}},
+	} {
+		if !contains(f.allowed, f.value) {
+			return nil, fmt.Errorf("%w: --%s %s: want one of%s", ErrRequest, f.flag, f.value, strings.Join(f.allowed, " "))
+		}
+	}
+	o.ports, err = ports(req.Ports)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	return o, nil
+}
+
+func contains(all []string, s string) bool {
+	for _, x := range all {
+		if x == s {
+			return true
+		}
+	}
+	return false
+}
+
+func ports(in []node.Port) ([]network.Port, error) {
+	var out []network.Port
+	for _, p := range in {
+		n := network.Port{Host: p.Host, Container: p.Container, Protocol: p.Protocol}
+		if n.Protocol == "" {
+			n.Protocol = "tcp"
+		}
+		if p.HostIP != "" {
+			var err error
+			if n.HostIP, err = netip.ParseAddr(p.HostIP); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// madeUpName is the last part of the repository and some random digits.
+func madeUpName(ref image.Reference) string {
+	base := ref.Path[strings.LastIndexByte(ref.Path, '/')+1:]
+	b := make([]byte, 3)
+	rand.Read(b)
+	return base + "-" + hex.EncodeToString(b)
+}
+
+// options are those of the order's pull. A container takes the image that is
+// here, as docker run does; a pull asks the registry.
+func (o *order) options() fetch.Options {
+	return fetch.Options{PlainHTTP: o.PlainHTTP, Local: !o.pull, Order: fetch.Order(o.Order), Inflaters: o.Inflaters}
+}
+
+func (o *order) spec(img *image.Image) engine.Spec {
+	s := engine.Spec{Name: o.name, Image: img, Entrypoint: o.Entrypoint, Cmd: o.Cmd, Env: o.Env, Net: o.Net,
+		Ports: o.ports, Memory: o.Memory, CPUs: o.CPUs}
+	for _, v := range o.Volumes {
+		s.Volumes = append(s.Volumes, engine.Volume(v))
+	}
+	if o.Remove {
+		s.Labels = map[string]string{LabelRemove: "true"}
+	}
+	return s
+}
+
+// conflict refuses a check that another process of the host would pass.
+func (o *order) conflict(c ready.Check) error {
+	if o.Net != "" && o.Net != engine.NetHost {
+		return nil
+	}
+	return c.Conflict()
+}
+
+// runner runs a health check in the container.
+type runner struct {
+	e    *engine.Engine
+	name string
+}
+
+// maxOutput bounds what is kept of a health check's output.
+const maxOutput = 4 << 10
+
+func (r runner) Run(ctx context.Context, args []string) (int, []byte, error) {
+	out := &tail{}
+	status, err := r.e.Exec(ctx, r.name, engine.ExecSpec{Args: args, Stdout: out, Stderr: out})
+	return status, out.b, err
+}
+
+// tail keeps the end of what is written to it. Safe for concurrent use.
+type tail struct {
+	mu sync.Mutex
+	b  []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.b = append(t.b, p...)
+	if n := len(t.b) - maxOutput; n > 0 {
+		t.b = append(t.b[:0], t.b[n:]...)
+	}
+	return len(p), nil
+}

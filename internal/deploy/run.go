@@ -1,0 +1,150 @@
+package deploy
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync"
+	"time"
+
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/node"
+)
+
+// watchEvery is the time between two looks at the layers for who watches.
+const watchEvery = 150 * time.Millisecond
+
+// run is one deployment or pull that is under way: its clock and its record.
+type run struct {
+	d       *Deployer
+	begun   time.Time
+	watch   node.Watch
+	life    context.Context // of the image's fills
+	release context.CancelFunc
+	pull    *fetch.Pull
+	seen    chan struct{} // closed to end the watching of the layers
+	gone    sync.WaitGroup
+
+	mu  sync.Mutex
+	rec node.Record // guarded by mu once the image is resolved
+}
+
+func (d *Deployer) begin(ref, name string, w node.Watch) *run {
+	r := &run{d: d, begun: time.Now(), watch: w, seen: make(chan struct{})}
+	r.life, r.release = context.WithCancel(d.life)
+	r.rec = node.Record{Name: name, Image: ref, Node: d.cfg.Node, Stages: map[string]float64{}}
+	return r
+}
+
+// reached records a stage and tells who watches.
+func (r *run) reached(stage string) {
+	at := time.Since(r.begun).Seconds()
+	r.mu.Lock()
+	r.rec.Stages[stage] = at
+	r.mu.Unlock()
+	if r.watch.Reached != nil {
+		r.watch.Reached(r.rec.Name, stage, at)
+	}
+}
+
+// follow takes the pull into the record and shows its layers.
+func (r *run) follow(p *fetch.Pull) {
+	r.pull = p
+	r.rec.Digest = p.Image.Target.Digest.String()
+	r.rec.Way.Pull = "whole"
+	if p.Local {
+		r.rec.Way.Pull = "local"
+	}
+	if r.watch.Layer != nil {
+		r.gone.Go(r.show)
+	}
+}
+
+// show reports the layers' progress until seen is closed.
+func (r *run) show() {
+	last := map[string]node.LayerProgress{}
+	at := time.Now()
+	for {
+		dt := time.Since(at).Seconds()
+		at = time.Now()
+		for _, l := range r.pull.Progress() {
+			p := node.LayerProgress{Digest: l.Layer.Digest.String(), Size: l.Layer.Size, Fetched: l.Fetched, State: l.State.String()}
+			was, known := last[p.Digest]
+			if known && dt > 0 && p.Fetched > was.Fetched {
+				p.Rate = float64(p.Fetched-was.Fetched) / dt
+			}
+			if !known || p != was {
+				r.watch.Layer(p)
+			}
+			last[p.Digest] = p
+		}
+		select {
+		case <-r.seen:
+			return
+		case <-time.After(watchEvery):
+		}
+	}
+}
+
+// settle blocks until every layer is complete.
+func (r *run) settle(ctx context.Context) error {
+	if r.pull == nil {
+		return nil
+	}
+	if err := r.pull.WaitComplete(ctx); err != nil {
+		return err
+	}
+	r.reached(node.Complete)
+	return nil
+}
+
+// end closes the record of a run that ended with err. After a success the
+// layers that are not complete yet go on, and Config.Done gets the record with
+// the moment when they are; after a failure they are given up.
+func (r *run) end(err error) node.Record {
+	close(r.seen)
+	r.gone.Wait()
+	r.watch.Reached = nil
+	rec := r.snapshot(err)
+	if _, done := rec.Stages[node.Complete]; done || err != nil {
+		r.finish(rec)
+		return rec
+	}
+	r.d.bg.Go(func() {
+		err := r.settle(r.life)
+		if errors.Is(err, context.Canceled) {
+			r.release()
+			return
+		}
+		if err != nil {
+			r.d.cfg.Log.Error("the image runs but is not whole on disk", "image", r.rec.Image, "err", err)
+		}
+		r.finish(r.snapshot(err))
+	})
+	return rec
+}
+
+func (r *run) finish(rec node.Record) {
+	r.release()
+	if r.d.cfg.Done != nil {
+		r.d.cfg.Done(rec)
+	}
+}
+
+// snapshot is the record as it stands.
+func (r *run) snapshot(err error) node.Record {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rec := r.rec
+	rec.Stages = maps.Clone(rec.Stages)
+	if r.pull != nil {
+		for _, l := range r.pull.Progress() {
+			rec.Bytes.Registry += l.Received
+			rec.Bytes.Local += l.Fetched - l.Received
+		}
+	}
+	if err != nil {
+		rec.Error = err.Error()
+	}
+	return rec
+}
