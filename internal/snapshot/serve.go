@@ -18,16 +18,25 @@ import (
 // stopWait is how long calls under way may take when Serve is to end.
 const stopWait = 3 * time.Second
 
-// Serve answers containerd on a Unix socket until ctx ends, then lets calls
-// under way finish for a few seconds and returns nil. Only root may connect.
-// A socket that a dead process left is replaced. d may be nil: then the
-// socket carries no diff service.
+// Serve is ServeOn a Unix socket that only root may connect to. A socket that
+// a dead process left is replaced.
+//
+// While nobody listens, containerd answers its clients with "unavailable", and
+// for up to 3 s longer, since it tries to connect again after growing pauses.
 func Serve(ctx context.Context, socket string, s *Snapshotter, d *Diff) error {
 	l, err := listen(socket)
 	if err != nil {
 		return fmt.Errorf("serve snapshotter: %w", err)
 	}
 	defer os.Remove(socket)
+	return ServeOn(ctx, l, s, d)
+}
+
+// ServeOn answers containerd on l until ctx ends, then lets calls under way
+// finish for a few seconds, closes l and returns nil. d may be nil: then there
+// is no diff service. On a listener that outlives the process (systemd keeps
+// those), containerd's calls wait for the next process instead of failing.
+func ServeOn(ctx context.Context, l net.Listener, s *Snapshotter, d *Diff) error {
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(defaults.DefaultMaxRecvMsgSize),
 		grpc.MaxSendMsgSize(defaults.DefaultMaxSendMsgSize),
@@ -43,7 +52,7 @@ func Serve(ctx context.Context, socket string, s *Snapshotter, d *Diff) error {
 		defer abort.Stop()
 		server.GracefulStop()
 	})
-	err = server.Serve(l)
+	err := server.Serve(l)
 	if !stop() {
 		<-stopped
 		return nil

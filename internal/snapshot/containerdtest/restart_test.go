@@ -26,8 +26,10 @@ func TestRestarts(t *testing.T) {
 			n.execs(id, "2")
 			n.up()
 			n.execs(id, "3")
+			n.reconnected()
 			n.greet(n.image.Ref)
 			n.reboot(id)
+			n.reconnected()
 			n.Ctr("task", "start", "-d", id)
 			n.execs(id, "4")
 			n.end(id)
@@ -42,6 +44,20 @@ func (n *node) execs(id, exec string) {
 	if out := n.Ctr("task", "exec", "--exec-id", "e"+exec, id, "/cat", "/greeting"); !strings.Contains(out, "hello") {
 		n.t.Errorf("the container says %q", out)
 	}
+}
+
+// reconnected waits until containerd has found the snapshotter again, which it
+// looks for after pauses of up to 3 s.
+func (n *node) reconnected() {
+	n.t.Helper()
+	for range 100 {
+		if _, err := n.Try(n.t.Context(), "snapshots", "--snapshotter", "dewpoint", "prepare", "probe"); err == nil {
+			n.Ctr("snapshots", "--snapshotter", "dewpoint", "rm", "probe")
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	n.t.Fatal("containerd does not find the snapshotter again")
 }
 
 // reboot ends the container and everything else, unmounts all, and starts
