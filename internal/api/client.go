@@ -24,6 +24,9 @@ import (
 // DefaultHost is where dewd listens when nothing else is said.
 const DefaultHost = "unix:///run/dewpoint/dewd.sock"
 
+// DefaultTimeout as the timeout of Stop is the node's own.
+const DefaultTimeout time.Duration = -1
+
 const maxAnswer = 64 << 20 // bytes of one message from a node
 
 // Client is a Node that a daemon serves. Every error it returns is an *Error.

@@ -19,7 +19,7 @@ type Request struct {
 	Lazy         string        // auto, never
 	Restore      string        // auto, never, always
 	PlainHTTP    bool          // the registry may be asked over plain HTTP
-	Remove       bool // remove the container when it exits; see Watch.Hold
+	Remove       bool          // remove the container when it exits; see Watch.Hold
 	// Experiments; "" or 0 is the node's own choice.
 	Mount     string // erofs, loop, tree
 	Order     string // layers, parallel
@@ -96,11 +96,19 @@ type Watch struct {
 	Hold <-chan struct{}
 }
 
+// The states of a layer.
+const (
+	StateWaiting  = "waiting"  // nothing is fetched now
+	StateFilling  = "filling"  // its bytes arrive
+	StateVerified = "verified" // it has hashed to its digests
+	StateComplete = "complete" // and is on disk for good
+)
+
 // LayerProgress is the state of one layer that is being filled.
 type LayerProgress struct {
 	Digest  string  `json:"digest"`
 	Size    int64   `json:"size"`    // compressed bytes
 	Fetched int64   `json:"fetched"` // compressed bytes here
-	State   string  `json:"state"`   // waiting, filling, verified, complete
+	State   string  `json:"state"`   // one of the states above
 	Rate    float64 `json:"rate"`    // compressed bytes a second, lately
 }

@@ -1,0 +1,257 @@
+// Package cli is the dew command: it reads the command line, asks a daemon
+// through package api, and shows what it answers.
+//
+// # The model
+//
+// A command is a line in commands: a name, a usage and a function. It gets a
+// call, which has the arguments, the standard streams and a client. What is
+// asked for goes to standard output, as a table or, with --json, as one JSON
+// document; progress and errors go to standard error. A command that fails
+// returns an error. It becomes one line and an exit code in Main, and only
+// there; docs/cli.md lists the codes.
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"dewpoint/internal/api"
+)
+
+// HostVariable names the environment variable that -H overrides.
+const HostVariable = "DEWPOINT_HOST"
+
+// Config of a run of the command.
+type Config struct {
+	Version string
+	Stdin   *os.File
+	Stdout  io.Writer
+	Stderr  io.Writer
+	Extra   []Extra // commands that need no daemon's client
+}
+
+// Extra is a command that lives elsewhere. It parses its own arguments.
+type Extra struct {
+	Name    string
+	Summary string
+	Run     func(ctx context.Context, args []string, stdout, stderr io.Writer) error
+}
+
+// command is one word after dew.
+type command struct {
+	name    string
+	args    string // usage of what follows the flags
+	summary string
+	before  bool // flags end at the first argument: what follows is another command's
+	flags   func(*call)
+	run     func(context.Context, *call) error
+}
+
+func commands() []command {
+	return []command{
+		{name: "run", args: "IMAGE [CMD…]", summary: "run a container", before: true, flags: runFlags, run: run},
+		{name: "deploy", args: "IMAGE [CMD…]", summary: "run several containers in the background", before: true, flags: deployFlags, run: deploy},
+		{name: "pull", args: "IMAGE", summary: "bring an image onto the node", flags: pullFlags, run: pull},
+		{name: "ps", summary: "list containers", flags: psFlags, run: ps},
+		{name: "logs", args: "NAME", summary: "show a container's output", flags: logsFlags, run: logs},
+		{name: "exec", args: "NAME CMD…", summary: "run a command in a container", before: true, flags: execFlags, run: exec},
+		{name: "stop", args: "NAME…", summary: "stop containers", flags: stopFlags, run: stop},
+		{name: "rm", args: "NAME…", summary: "remove containers", flags: rmFlags, run: rm},
+		{name: "images", summary: "list images", run: images},
+		{name: "rmi", args: "IMAGE…", summary: "remove images", run: rmi},
+		{name: "prune", summary: "remove what nothing uses", flags: pruneFlags, run: prune},
+		{name: "events", summary: "show what happens on the node", flags: eventsFlags, run: events},
+		{name: "doctor", summary: "say what this node can do and what it lacks", run: doctor},
+		{name: "version", summary: "show the versions of dew and dewd", run: version},
+	}
+}
+
+// call is one invocation of a command.
+type call struct {
+	cfg     Config
+	command command
+	flags   *pflag.FlagSet
+	args    []string // after the flags
+
+	host string
+	json bool
+	opt  options
+
+	client *api.Client
+}
+
+// Main runs the command line args, without the program's name, and returns its
+// exit code.
+func Main(ctx context.Context, args []string, cfg Config) int {
+	err := dispatch(ctx, args, cfg)
+	var status exitStatus
+	if errors.As(err, &status) {
+		return int(status)
+	}
+	if err == nil || errors.Is(err, pflag.ErrHelp) {
+		return 0
+	}
+	e := verdict(err)
+	fmt.Fprintf(cfg.Stderr, "dew: %s\n", e.Error())
+	return e.Exit
+}
+
+// exitStatus is the error of a command that has said all and exits with a
+// status that is not its own.
+type exitStatus int
+
+func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// verdict is what is wrong, for people. Errors that are of this program's own
+// making, say a file that cannot be read, carry no more than their text.
+func verdict(err error) *api.Error {
+	var e *api.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	e = api.Classify(err)
+	if e.Code == api.Permission || e.Code == api.DiskFull {
+		e.Remedy = ""
+	}
+	return e
+}
+
+// misuse is a command line that cannot be understood.
+func misuse(c *call, format string, a ...any) error {
+	e := api.New(api.BadRequest, fmt.Sprintf(format, a...))
+	e.Remedy = "see \"dew --help\""
+	if c != nil {
+		e.Remedy = fmt.Sprintf("see \"dew %s --help\"", c.command.name)
+	}
+	return e
+}
+
+func dispatch(ctx context.Context, args []string, cfg Config) error {
+	c := &call{cfg: cfg}
+	global := c.newFlags("dew")
+	global.SetInterspersed(false)
+	show := global.Bool("version", false, "show the versions of dew and dewd")
+	if err := global.Parse(args); err != nil {
+		return c.parsed(err, func() { overview(cfg, global) })
+	}
+	args = global.Args()
+	if *show {
+		args = []string{"version"}
+	}
+	if len(args) == 0 {
+		overview(cfg, global)
+		return misuse(nil, "no command is given")
+	}
+	if args[0] == "help" {
+		return help(cfg, global, args[1:])
+	}
+	for _, x := range cfg.Extra {
+		if x.Name == args[0] {
+			return x.Run(ctx, args[1:], cfg.Stdout, cfg.Stderr)
+		}
+	}
+	for _, cmd := range commands() {
+		if cmd.name == args[0] {
+			c.command = cmd
+			return c.do(ctx, args[1:])
+		}
+	}
+	return misuse(nil, "%q is not a command", args[0])
+}
+
+// newFlags has the flags that stand before and after the command. What is set
+// before holds after.
+func (c *call) newFlags(name string) *pflag.FlagSet {
+	f := pflag.NewFlagSet(name, pflag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	f.Usage = func() {}
+	f.SortFlags = false
+	host := cmp.Or(c.host, os.Getenv(HostVariable), api.DefaultHost)
+	f.StringVarP(&c.host, "host", "H", host, "the daemon's `socket`; also $"+HostVariable)
+	f.BoolVar(&c.json, "json", c.json, "print JSON")
+	return f
+}
+
+// parsed tells a request for help, which usage answers, from a mistake.
+func (c *call) parsed(err error, usage func()) error {
+	if errors.Is(err, pflag.ErrHelp) {
+		usage()
+		return err
+	}
+	cc := c
+	if c.command.name == "" {
+		cc = nil
+	}
+	return misuse(cc, "%v", err)
+}
+
+func (c *call) do(ctx context.Context, args []string) error {
+	c.flags = c.newFlags(c.command.name)
+	c.flags.SetInterspersed(!c.command.before)
+	if c.command.flags != nil {
+		c.command.flags(c)
+	}
+	if err := c.flags.Parse(args); err != nil {
+		return c.parsed(err, func() { c.usage(c.cfg.Stdout) })
+	}
+	c.args = c.flags.Args()
+	client, err := api.Dial(c.host)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	c.client = client
+	return c.command.run(ctx, c)
+}
+
+// one is the single argument that the command wants.
+func (c *call) one(what string) (string, error) {
+	switch len(c.args) {
+	case 0:
+		return "", misuse(c, "no %s is named", what)
+	case 1:
+		return c.args[0], nil
+	}
+	return "", misuse(c, "one %s is wanted, not %d: %q", what, len(c.args), c.args)
+}
+
+// none makes sure that there are no arguments.
+func (c *call) none() error {
+	if len(c.args) > 0 {
+		return misuse(c, "%q is not wanted here", c.args[0])
+	}
+	return nil
+}
+
+// each does f to every argument, though some fail. It says what went wrong with
+// all but the last that failed, and returns that.
+func (c *call) each(what string, f func(name string) error) error {
+	if len(c.args) == 0 {
+		return misuse(c, "no %s is named", what)
+	}
+	var failed error
+	for _, name := range c.args {
+		err := f(name)
+		if err == nil {
+			continue
+		}
+		if failed != nil {
+			fmt.Fprintf(c.cfg.Stderr, "dew: %s\n", verdict(failed).Error())
+		}
+		failed = err
+	}
+	return failed
+}
+
+// interruptible ends the context on the signals that end a program.
+func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+}

@@ -1,0 +1,204 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"dewpoint/internal/api"
+	"dewpoint/internal/node"
+)
+
+// print writes one JSON document on one line.
+func (c *call) print(v any) error {
+	e := json.NewEncoder(c.cfg.Stdout)
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// list prints an array, also if there is nothing in it.
+func list[T any](c *call, items []T) error {
+	if items == nil {
+		items = []T{}
+	}
+	return c.print(items)
+}
+
+// table prints rows under a head, in columns.
+func table(w io.Writer, head string, rows [][]string) error {
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(t, strings.ReplaceAll(head, " ", "\t"))
+	for _, r := range rows {
+		fmt.Fprintln(t, strings.Join(r, "\t"))
+	}
+	return t.Flush()
+}
+
+func psFlags(c *call) {
+	c.flags.BoolVarP(&c.opt.all, "all", "a", false, "also those that do not run")
+}
+
+func ps(ctx context.Context, c *call) error {
+	if err := c.none(); err != nil {
+		return err
+	}
+	all, err := c.client.List(ctx, c.opt.all)
+	if err != nil {
+		return err
+	}
+	if c.json {
+		return list(c, all)
+	}
+	var rows [][]string
+	for _, v := range all {
+		rows = append(rows, []string{v.Name, v.Image, status(v), dash(v.IP), dash(ports(v.Ports)), age(v.Created)})
+	}
+	return table(c.cfg.Stdout, "NAME IMAGE STATUS ADDRESS PORTS AGE", rows)
+}
+
+func status(v node.Container) string {
+	if v.Status == node.StatusExited {
+		return fmt.Sprintf("%s (%d)", v.Status, v.ExitCode)
+	}
+	return v.Status
+}
+
+func ports(list []node.Port) string {
+	var s []string
+	for _, p := range list {
+		one := fmt.Sprintf("%d→%d/%s", p.Host, p.Container, p.Protocol)
+		if p.HostIP != "" {
+			one = p.HostIP + ":" + one
+		}
+		s = append(s, one)
+	}
+	return strings.Join(s, ",")
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func logsFlags(c *call) {
+	c.flags.BoolVarP(&c.opt.follow, "follow", "f", false, "go on until the container exits")
+	c.flags.StringVarP(&c.opt.tail, "tail", "n", "all", "begin with the last `lines`")
+}
+
+func logs(ctx context.Context, c *call) error {
+	name, err := c.one("container")
+	if err != nil {
+		return err
+	}
+	opt := node.LogOptions{Follow: c.opt.follow}
+	if c.opt.tail != "all" {
+		n, err := strconv.ParseInt(c.opt.tail, 10, 31)
+		if err != nil || n < 0 {
+			return misuse(c, "--tail %s: want a number of lines, or all", c.opt.tail)
+		}
+		if opt.Tail = int(n); n == 0 {
+			opt.Tail = -1
+		}
+	}
+	ctx, stop := interruptible(ctx)
+	defer stop()
+	err = c.client.Logs(ctx, name, opt, c.chunk)
+	if c.opt.follow && ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// chunk prints a container's output, each part on its own stream.
+func (c *call) chunk(l node.LogChunk) error {
+	if c.json {
+		return c.print(struct {
+			Stream string `json:"stream"`
+			Data   string `json:"data"`
+		}{l.Stream, string(l.Data)})
+	}
+	w := c.cfg.Stdout
+	if l.Stream == node.Stderr {
+		w = c.cfg.Stderr
+	}
+	_, err := w.Write(l.Data)
+	return err
+}
+
+func stopFlags(c *call) {
+	c.flags.StringVarP(&c.opt.timeout, "time", "t", "", "seconds, or a `time` such as 500ms, until it is killed")
+}
+
+func stop(ctx context.Context, c *call) error {
+	timeout := api.DefaultTimeout
+	if s := c.opt.timeout; s != "" {
+		if _, err := strconv.Atoi(s); err == nil {
+			s += "s"
+		}
+		d, err := time.ParseDuration(s)
+		if err != nil || d < 0 {
+			return misuse(c, "--time %s: want seconds, or a time such as 500ms", c.opt.timeout)
+		}
+		timeout = d
+	}
+	return c.names("container", func(name string) error { return c.client.Stop(ctx, name, timeout) })
+}
+
+func rmFlags(c *call) {
+	c.flags.BoolVarP(&c.opt.force, "force", "f", false, "also if it runs; no error if there is none")
+}
+
+func rm(ctx context.Context, c *call) error {
+	return c.names("container", func(name string) error {
+		err := c.client.Remove(ctx, name, c.opt.force)
+		if err != nil && c.opt.force && verdict(err).Code == api.NotFound {
+			return nil
+		}
+		return err
+	})
+}
+
+// names does f to every argument and prints those that it was done to.
+func (c *call) names(what string, f func(string) error) error {
+	done := []string{}
+	err := c.each(what, func(name string) error {
+		if err := f(name); err != nil {
+			return err
+		}
+		if !c.json {
+			fmt.Fprintln(c.cfg.Stdout, name)
+		}
+		done = append(done, name)
+		return nil
+	})
+	if c.json && len(c.args) > 0 {
+		if err := list(c, done); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// age is how long ago something was, roughly.
+func age(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	switch d := max(0, time.Since(t)); {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	default:
+		return fmt.Sprintf("%dd", int(d.Hours()/24))
+	}
+}

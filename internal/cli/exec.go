@@ -1,0 +1,111 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/term"
+
+	"dewpoint/internal/node"
+)
+
+func execFlags(c *call) {
+	f := c.flags
+	f.BoolVarP(&c.opt.interactive, "interactive", "i", false, "pass on standard input")
+	f.BoolVarP(&c.opt.tty, "tty", "t", false, "give the command a terminal")
+	f.StringArrayVarP(&c.opt.env, "env", "e", nil, "set an environment variable: `KEY=VALUE`, or KEY to pass on this one's")
+	f.StringVarP(&c.opt.user, "user", "u", "", "run as `USER[:GROUP]`")
+	f.StringVarP(&c.opt.dir, "workdir", "w", "", "run in this `directory`")
+}
+
+func exec(ctx context.Context, c *call) error {
+	if len(c.args) < 2 {
+		return misuse(c, "a container and a command are wanted")
+	}
+	req := node.ExecRequest{
+		Args: c.args[1:], Env: environment(c.opt.env), User: c.opt.user, Dir: c.opt.dir, TTY: c.opt.tty,
+	}
+	std := node.ExecIO{Stdout: c.cfg.Stdout, Stderr: c.cfg.Stderr}
+	if c.opt.interactive {
+		std.Stdin = c.cfg.Stdin
+	}
+	ctx, stop := interruptible(ctx)
+	defer stop()
+	restore := func() {}
+	if c.opt.tty {
+		var err error
+		if restore, err = c.terminal(ctx, &req, &std); err != nil {
+			return err
+		}
+	}
+	status, err := c.client.Exec(ctx, c.args[0], req, std)
+	restore()
+	if err != nil {
+		return err
+	}
+	if status != 0 {
+		return exitStatus(status)
+	}
+	return nil
+}
+
+// terminal makes the command's terminal this one: as large, now and later, and
+// with every key passed on unless there is no input. The function it returns
+// undoes that.
+func (c *call) terminal(ctx context.Context, req *node.ExecRequest, std *node.ExecIO) (func(), error) {
+	fd := int(c.cfg.Stdin.Fd())
+	if !term.IsTerminal(fd) {
+		return nil, misuse(c, "-t needs a terminal as standard input")
+	}
+	var old *term.State
+	if std.Stdin != nil {
+		var err error
+		if old, err = term.MakeRaw(fd); err != nil {
+			return nil, fmt.Errorf("set up the terminal: %w", err)
+		}
+	}
+	req.Size = terminalSize(fd)
+	changes := make(chan os.Signal, 1)
+	signal.Notify(changes, syscall.SIGWINCH)
+	ctx, cancel := context.WithCancel(ctx)
+	sizes, done := make(chan node.Size), make(chan struct{})
+	std.Resize = sizes
+	go func() {
+		defer close(done)
+		resizes(ctx, fd, changes, sizes)
+	}()
+	return func() {
+		signal.Stop(changes)
+		cancel()
+		<-done
+		if old != nil {
+			_ = term.Restore(fd, old)
+		}
+	}, nil
+}
+
+func terminalSize(fd int) node.Size {
+	cols, rows, err := term.GetSize(fd)
+	if err != nil {
+		return node.Size{}
+	}
+	return node.Size{Rows: uint16(rows), Cols: uint16(cols)}
+}
+
+func resizes(ctx context.Context, fd int, changes <-chan os.Signal, sizes chan<- node.Size) {
+	for {
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case sizes <- terminalSize(fd):
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"dewpoint/internal/node"
+)
+
+func images(ctx context.Context, c *call) error {
+	if err := c.none(); err != nil {
+		return err
+	}
+	all, err := c.client.Images(ctx)
+	if err != nil {
+		return err
+	}
+	if c.json {
+		return list(c, all)
+	}
+	var rows [][]string
+	for _, i := range all {
+		rows = append(rows, []string{
+			i.Name, short(i.Digest), strconv.Itoa(len(i.Layers)), size(i.Size), size(i.Disk), age(i.Created),
+		})
+	}
+	return table(c.cfg.Stdout, "IMAGE DIGEST LAYERS COMPRESSED DISK AGE", rows)
+}
+
+func rmi(ctx context.Context, c *call) error {
+	return c.names("image", func(name string) error { return c.client.RemoveImage(ctx, name) })
+}
+
+func pruneFlags(c *call) {
+	c.flags.BoolVarP(&c.opt.all, "all", "a", false, "also images that no container uses")
+}
+
+func prune(ctx context.Context, c *call) error {
+	if err := c.none(); err != nil {
+		return err
+	}
+	r, err := c.client.Prune(ctx, node.PruneOptions{Images: c.opt.all})
+	if err != nil {
+		return err
+	}
+	if c.json {
+		r.Images, r.Layers = append([]string{}, r.Images...), append([]string{}, r.Layers...)
+		return c.print(r)
+	}
+	for _, i := range r.Images {
+		fmt.Fprintln(c.cfg.Stdout, i)
+	}
+	fmt.Fprintf(c.cfg.Stdout, "%d images and %d layers removed, %s freed\n", len(r.Images), len(r.Layers), size(r.Bytes))
+	return nil
+}
+
+// short is a digest for a table.
+func short(digest string) string {
+	_, hex, ok := strings.Cut(digest, ":")
+	if !ok {
+		return dash(digest)
+	}
+	return hex[:min(12, len(hex))]
+}
+
+// size is a number of bytes in three digits.
+func size(n int64) string {
+	if n < 1000 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, unit := float64(n)/1e3, 0
+	for v >= 999.5 && unit < 3 {
+		v /= 1e3
+		unit++
+	}
+	digits := 0
+	if v < 99.95 {
+		digits = 1
+	}
+	return fmt.Sprintf("%.*f %cB", digits, v, "kMGT"[unit])
+}

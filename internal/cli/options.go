@@ -1,0 +1,174 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"dewpoint/internal/config"
+	"dewpoint/internal/node"
+)
+
+// options are the values of all commands' flags.
+type options struct {
+	detach, remove, quiet           bool
+	name, entrypoint, memory        string
+	publish, env, volumes           []string
+	request                         node.Request // what needs no parsing of ours
+	pull                            node.PullRequest
+	count, parallel                 int
+	all, force, follow, interactive bool
+	tty                             bool
+	tail, user, dir, timeout        string
+	after                           uint64
+}
+
+// containerFlags are those of an instruction to deploy.
+func containerFlags(c *call) {
+	f, o, r := c.flags, &c.opt, &c.opt.request
+	f.StringVar(&r.Name, "name", "", "`name` of the container; made up if not given")
+	f.StringVar(&o.entrypoint, "entrypoint", "", "`program` to run instead of the image's")
+	f.StringVar(&r.Net, "net", "", "`network`: host (default), bridge, or none")
+	f.StringVar(&r.Net, "network", "", "the same as --net")
+	_ = f.MarkHidden("network")
+	f.StringArrayVarP(&o.publish, "publish", "p", nil, "publish a port on the host: `[IP:]HOST:CONTAINER[/udp]` (bridge only)")
+	f.StringArrayVarP(&o.env, "env", "e", nil, "set an environment variable: `KEY=VALUE`, or KEY to pass on this one's")
+	f.StringArrayVarP(&o.volumes, "volume", "v", nil, "bind a directory or file of the host: `SOURCE:TARGET[:ro]`")
+	f.StringVarP(&o.memory, "memory", "m", "", "memory limit, such as 256m or 1GiB: `size`")
+	f.Float64Var(&r.CPUs, "cpus", 0, "CPU limit, such as 0.5: `number`")
+	f.StringVar(&r.Ready, "ready", "", "when it serves: `how`: tcp:PORT, http:PORT/PATH, cmd:COMMAND, log:REGEXP or none")
+	f.DurationVar(&r.ReadyTimeout, "ready-timeout", 0, "longest `time` to become ready; the node's default if 0")
+	f.StringVar(&r.Restore, "restore", "", "start from a checkpoint: `when`: auto, never or always")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
+	imageFlags(f, &r.Lazy, &r.PlainHTTP, &r.Order, &r.Inflaters)
+	f.StringVar(&r.Mount, "mount", "", "mount layers by `backend`: erofs, loop or tree")
+	_ = f.MarkHidden("mount")
+}
+
+// imageFlags are those of everything that fetches an image.
+func imageFlags(f *pflag.FlagSet, lazy *string, plain *bool, order *string, inflaters *int) {
+	f.StringVar(lazy, "lazy", "", "start before the image is here: `when`: auto or never")
+	f.BoolVar(plain, "plain-http", false, "the registry may be asked over plain HTTP")
+	f.StringVar(order, "order", "", "fill layers by `order`: layers or parallel")
+	f.IntVar(inflaters, "inflaters", 0, "inflate this `number` of layers at once")
+	_ = f.MarkHidden("order")
+	_ = f.MarkHidden("inflaters")
+}
+
+// instruction is the request that the flags and arguments make.
+func (c *call) instruction() (node.Request, error) {
+	r := c.opt.request
+	if len(c.args) == 0 {
+		return r, misuse(c, "no image is named")
+	}
+	r.Image = c.args[0]
+	if len(c.args) > 1 {
+		r.Cmd = c.args[1:]
+	}
+	if c.flags.Changed("entrypoint") {
+		r.Entrypoint = []string{c.opt.entrypoint}
+	}
+	if c.opt.memory != "" {
+		n, err := config.ParseSize(c.opt.memory)
+		if err != nil {
+			return r, misuse(c, "--memory: %v", err)
+		}
+		r.Memory = n
+	}
+	for _, s := range c.opt.publish {
+		p, err := parsePort(s)
+		if err != nil {
+			return r, misuse(c, "-p %s: %v", s, err)
+		}
+		r.Ports = append(r.Ports, p)
+	}
+	for _, s := range c.opt.volumes {
+		v, err := parseVolume(s)
+		if err != nil {
+			return r, misuse(c, "-v %s: %v", s, err)
+		}
+		r.Volumes = append(r.Volumes, v)
+	}
+	r.Env = environment(c.opt.env)
+	r.Remove = c.opt.remove
+	if err := r.Validate(); err != nil {
+		return r, misuse(c, "%v", err)
+	}
+	return r, nil
+}
+
+// environment completes KEY from this process; a KEY that is not set here is
+// left out.
+func environment(list []string) []string {
+	var env []string
+	for _, e := range list {
+		if !strings.Contains(e, "=") {
+			v, ok := os.LookupEnv(e)
+			if !ok && e != "" {
+				continue
+			}
+			e += "=" + v
+		}
+		env = append(env, e)
+	}
+	return env
+}
+
+// parsePort reads [IP:]HOST:CONTAINER[/PROTOCOL]; PORT alone is PORT:PORT.
+func parsePort(s string) (node.Port, error) {
+	s, proto, ok := strings.Cut(s, "/")
+	if !ok {
+		proto = "tcp"
+	}
+	p := node.Port{Protocol: proto}
+	if proto != "tcp" && proto != "udp" {
+		return p, fmt.Errorf("the protocol is tcp or udp, not %q", proto)
+	}
+	host, container := s, s
+	if i := strings.LastIndexByte(s, ':'); i >= 0 {
+		host, container = s[:i], s[i+1:]
+	}
+	if i := strings.LastIndexByte(host, ':'); i >= 0 {
+		p.HostIP, host = strings.Trim(host[:i], "[]"), host[i+1:]
+	}
+	var err error
+	if p.Host, err = parsePortNumber(host); err != nil {
+		return p, err
+	}
+	p.Container, err = parsePortNumber(container)
+	return p, err
+}
+
+func parsePortNumber(s string) (uint16, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("%q is not a port; want [IP:]HOST:CONTAINER[/tcp|udp]", s)
+	}
+	return uint16(n), nil
+}
+
+// parseVolume reads SOURCE:TARGET[:ro|rw]. A relative source is one of the
+// current directory.
+func parseVolume(s string) (node.Volume, error) {
+	parts := strings.Split(s, ":")
+	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" {
+		return node.Volume{}, fmt.Errorf("want SOURCE:TARGET[:ro]")
+	}
+	v := node.Volume{Source: parts[0], Target: parts[1]}
+	if len(parts) == 3 {
+		if parts[2] != "ro" && parts[2] != "rw" {
+			return v, fmt.Errorf("%q is not ro or rw", parts[2])
+		}
+		v.ReadOnly = parts[2] == "ro"
+	}
+	source, err := filepath.Abs(v.Source)
+	if err != nil {
+		return v, err
+	}
+	v.Source = source
+	return v, nil
+}

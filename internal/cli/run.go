@@ -1,0 +1,242 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sync/errgroup"
+
+	"dewpoint/internal/api"
+	"dewpoint/internal/node"
+)
+
+func runFlags(c *call) {
+	c.flags.BoolVarP(&c.opt.detach, "detach", "d", false, "return when the container is ready, and print its name")
+	c.flags.BoolVar(&c.opt.remove, "rm", false, "remove the container when it exits")
+	containerFlags(c)
+}
+
+func run(ctx context.Context, c *call) error {
+	req, err := c.instruction()
+	if err != nil {
+		return err
+	}
+	if c.opt.detach {
+		return c.background(ctx, req)
+	}
+	f := &foreground{c: c, show: c.progress(req.Image), ready: make(chan string, 1)}
+	return f.run(ctx, req)
+}
+
+// background deploys and prints the name or the record.
+func (c *call) background(ctx context.Context, req node.Request) error {
+	ctx, stop := interruptible(ctx)
+	defer stop()
+	show := c.progress(req.Image)
+	record, err := c.client.Deploy(ctx, req, show.watch())
+	show.finish(record, err)
+	if c.json && record.Image != "" {
+		return errors.Join(err, c.print(record))
+	}
+	if err == nil {
+		fmt.Fprintln(c.cfg.Stdout, record.Name)
+	}
+	return err
+}
+
+// foreground is a run that stays with its container.
+type foreground struct {
+	c     *call
+	show  *progress
+	ready chan string // the container's name, once it can be stopped
+
+	spoken bool // the container has written something
+	inLine bool // and its last output on stdout did not end the line
+}
+
+func (f *foreground) run(ctx context.Context, req node.Request) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	var tending sync.WaitGroup
+	tending.Go(func() { f.tend(ctx, signals, cancel) })
+
+	record, status, err := f.c.client.Run(ctx, req, f.watch(), f.output)
+	var signalled exitStatus
+	if errors.As(context.Cause(ctx), &signalled) {
+		err = signalled
+	}
+	cancel(nil)
+	tending.Wait()
+	f.show.finish(record, err)
+	if f.c.json && record.Image != "" {
+		if f.inLine {
+			fmt.Fprintln(f.c.cfg.Stdout)
+		}
+		err = errors.Join(err, f.c.print(record))
+	}
+	if err != nil {
+		return err
+	}
+	if status != 0 {
+		return exitStatus(status)
+	}
+	return nil
+}
+
+// watch also learns the container's name. It is ready, and from then on
+// stopped instead of undone, when the stage says so.
+func (f *foreground) watch() node.Watch {
+	w := f.show.watch()
+	reached := w.Reached
+	w.Reached = func(name, stage string, at float64) {
+		reached(name, stage, at)
+		if stage == node.Ready {
+			select {
+			case f.ready <- name:
+			default:
+			}
+		}
+	}
+	return w
+}
+
+// output passes on what the container writes, after progress is off the screen.
+func (f *foreground) output(c node.LogChunk) error {
+	if !f.spoken {
+		f.spoken = true
+		f.show.silence()
+	}
+	var w io.Writer = f.c.cfg.Stdout
+	if c.Stream == node.Stderr {
+		w = f.c.cfg.Stderr
+	} else if len(c.Data) > 0 {
+		f.inLine = c.Data[len(c.Data)-1] != '\n'
+	}
+	_, err := w.Write(c.Data)
+	return err
+}
+
+// tend turns signals into stops: the first asks the container to end, the
+// second kills it, the third leaves it. Before the container is ready a signal
+// cancels the deployment.
+func (f *foreground) tend(ctx context.Context, signals <-chan os.Signal, cancel context.CancelCauseFunc) {
+	var name string
+	var stops sync.WaitGroup
+	defer stops.Wait()
+	for n := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case name = <-f.ready:
+		case s := <-signals:
+			n++
+			if name == "" || n > 2 {
+				cancel(exitStatus(128 + int(s.(syscall.Signal))))
+				return
+			}
+			timeout := api.DefaultTimeout
+			if n == 2 {
+				timeout = 0
+			}
+			stops.Go(func() {
+				if err := f.c.client.Stop(ctx, name, timeout); err != nil && ctx.Err() == nil {
+					fmt.Fprintf(f.c.cfg.Stderr, "dew: %s\n", verdict(err).Error())
+				}
+			})
+		}
+	}
+}
+
+func deployFlags(c *call) {
+	c.flags.IntVar(&c.opt.count, "count", 1, "`number` of containers")
+	c.flags.IntVar(&c.opt.parallel, "parallel", 4, "`number` of deployments at once")
+	c.flags.BoolVar(&c.opt.remove, "rm", false, "remove the containers when they exit")
+	containerFlags(c)
+}
+
+// deploy starts several containers. With --name N they are N-1, N-2 and so on.
+func deploy(ctx context.Context, c *call) error {
+	req, err := c.instruction()
+	if err != nil {
+		return err
+	}
+	if c.opt.count < 1 || c.opt.parallel < 1 {
+		return misuse(c, "--count and --parallel are at least 1")
+	}
+	if c.opt.count == 1 {
+		return c.background(ctx, req)
+	}
+	ctx, stop := interruptible(ctx)
+	defer stop()
+	var mu sync.Mutex
+	var g errgroup.Group
+	g.SetLimit(c.opt.parallel)
+	for i := range c.opt.count {
+		r := req
+		if r.Name != "" {
+			r.Name = fmt.Sprintf("%s-%d", req.Name, i+1)
+		}
+		g.Go(func() error {
+			record, err := c.client.Deploy(ctx, r, node.Watch{})
+			mu.Lock()
+			defer mu.Unlock()
+			return c.deployed(record, err)
+		})
+	}
+	return g.Wait()
+}
+
+// deployed prints one of many deployments as soon as it has ended.
+func (c *call) deployed(record node.Record, err error) error {
+	if c.json && record.Image != "" {
+		return errors.Join(err, c.print(record))
+	}
+	if err == nil {
+		fmt.Fprintln(c.cfg.Stdout, record.Name)
+		return nil
+	}
+	if record.Name != "" {
+		fmt.Fprintf(c.cfg.Stderr, "%s: %s\n", record.Name, verdict(err).Error())
+	}
+	return err
+}
+
+func pullFlags(c *call) {
+	p := &c.opt.pull
+	c.flags.BoolVar(&p.Blobs, "blobs", false, "also put the original blobs into containerd's content store")
+	c.flags.BoolVarP(&c.opt.quiet, "quiet", "q", false, "show no progress")
+	imageFlags(c.flags, &p.Lazy, &p.PlainHTTP, &p.Order, &p.Inflaters)
+}
+
+func pull(ctx context.Context, c *call) error {
+	image, err := c.one("image")
+	if err != nil {
+		return err
+	}
+	req := c.opt.pull
+	req.Image = image
+	if err := req.Validate(); err != nil {
+		return misuse(c, "%v", err)
+	}
+	ctx, stop := interruptible(ctx)
+	defer stop()
+	show := c.progress(image)
+	record, err := c.client.Pull(ctx, req, show.watch())
+	show.finish(record, err)
+	if c.json && record.Image != "" {
+		return errors.Join(err, c.print(record))
+	}
+	if err == nil {
+		fmt.Fprintln(c.cfg.Stdout, record.Digest)
+	}
+	return err
+}
