@@ -133,7 +133,8 @@ type Engine struct {
 }
 
 // Start connects to containerd, starting or adopting a private one where the
-// configuration asks for it, and removes what crashed creations have left. It
+// configuration asks for it, and removes what crashed creations have left. The
+// snapshotter must be serving already, since containerd asks it then. Start
 // needs root. The engine does not depend on ctx once Start has returned.
 func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	if os.Geteuid() != 0 {

@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 
 // containerds are the programs every test runs with: the system's, and a 2.x
 // named by DEWPOINT_CONTAINERD2 or found where scripts/ builds it.
-func containerds(t *testing.T) map[string]string {
+func containerds(t testing.TB) map[string]string {
 	t.Helper()
 	two := os.Getenv("DEWPOINT_CONTAINERD2")
 	if two == "" {
@@ -83,11 +83,11 @@ func eachContainerd(t *testing.T, f func(t *testing.T, b *bed)) {
 // bed is an engine on directories of its own, with one image.
 type bed struct {
 	*Engine
-	t   *testing.T
+	t   testing.TB
 	img *image.Image
 }
 
-func newBed(t *testing.T, prog string) *bed {
+func newBed(t testing.TB, prog string) *bed {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "eng")
 	if err != nil {
@@ -184,7 +184,7 @@ func (b *bed) noProcesses() {
 	b.t.Errorf("leaked processes: %q", left)
 }
 
-type testWriter struct{ t *testing.T }
+type testWriter struct{ t testing.TB }
 
 func (w testWriter) Write(p []byte) (int, error) {
 	w.t.Log(strings.TrimSpace(string(p)))
@@ -204,7 +204,7 @@ func (b *bed) makeImage() *image.Image {
 	return img
 }
 
-func testImage(t *testing.T, diff digest.Digest) *image.Image {
+func testImage(t testing.TB, diff digest.Digest) *image.Image {
 	t.Helper()
 	marshal := func(v any) []byte {
 		j, err := json.Marshal(v)

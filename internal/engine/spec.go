@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/containerd/containerd/v2/contrib/seccomp"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -164,10 +165,20 @@ func (e *Engine) ociSpec(s *Spec, u user) (*specs.Spec, error) {
 		},
 	}
 	if !e.cfg.Unconfined {
-		o.Linux.Seccomp = seccomp.DefaultProfile(o)
+		o.Linux.Seccomp = filter()
 	}
 	return o, nil
 }
+
+// filter is containerd's default seccomp profile for our capabilities. It is
+// shared and not to be changed. The x32 system calls are left out, since each
+// kind costs runc several milliseconds of compiling for every container.
+var filter = sync.OnceValue(func() *specs.LinuxSeccomp {
+	caps := &specs.LinuxCapabilities{Bounding: capabilities}
+	f := seccomp.DefaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: caps}, Linux: &specs.Linux{}})
+	f.Architectures = slices.DeleteFunc(f.Architectures, func(a specs.Arch) bool { return a == specs.ArchX32 })
+	return f
+})
 
 func (s *Spec) process(args []string, hostname string, u user) *specs.Process {
 	cwd := s.WorkingDir

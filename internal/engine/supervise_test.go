@@ -203,6 +203,7 @@ func TestCreateFails(t *testing.T) {
 			}
 			b.checkLeaks()
 		}
+		defer func(own *network.Bridge) { b.bridge = own }(b.bridge)
 		b.bridge = network.NewBridge(network.Config{Bin: []string{t.TempDir()}, Dir: b.cfg.CNI.Dir, Bridge: b.cfg.CNI.Bridge})
 		if _, err := b.Create(ctx, bridge); !errors.Is(err, network.ErrMissing) {
 			t.Errorf("without plugins: %v", err)

@@ -343,8 +343,10 @@ func iptables(rule []string, verb string) error {
 func (b *Bridge) Destroy() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.cni == nil {
-		return nil
+	if !b.subnet.IsValid() {
+		if err := b.chooseSubnet(); err != nil {
+			return err
+		}
 	}
 	b.ruled = false
 	var errs []error
