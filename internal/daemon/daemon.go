@@ -22,6 +22,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"dewpoint/internal/api"
@@ -66,6 +67,7 @@ type Daemon struct {
 	engine   *engine.Engine
 	deployer *deploy.Deployer
 	events   *events
+	work     atomic.Int64 // counts what was done, to see when nothing is
 }
 
 // defaultMemory is what dewd's Go heap aims below.
@@ -246,6 +248,7 @@ func listen(path string) (net.Listener, error) {
 
 // done logs the record of a deployment or pull and tells the event stream.
 func (d *Daemon) done(r node.Record) {
+	d.work.Add(1)
 	d.log.Info("deployment", "record", r)
 	kind := node.EventRecord
 	if r.Name == "" {

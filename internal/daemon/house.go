@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,28 +16,42 @@ import (
 
 const (
 	houseEvery = time.Minute
+	quietAfter = 3 * time.Second
 	// keepFree is the share of the disk that unused layers are not to fill.
 	keepFree = 0.10
 )
 
 // keepHouse removes layers that nothing uses as the cache's bound and the
-// disk demand.
+// disk demand, and gives memory back when a burst of work is over.
 func (d *Daemon) keepHouse(ctx context.Context) error {
-	clock := time.NewTicker(houseEvery)
-	defer clock.Stop()
+	collect, quiet := time.NewTicker(houseEvery), time.NewTicker(quietAfter)
+	defer collect.Stop()
+	defer quiet.Stop()
+	var seen, freed int64
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-clock.C:
+		case <-quiet.C:
+			work := d.work.Load()
+			if work == seen && work != freed {
+				debug.FreeOSMemory()
+				freed = work
+			}
+			seen = work
+		case <-collect.C:
+			d.collect(ctx)
 		}
-		freed, err := d.puller.Collect(ctx, d.budget(), d.inUse)
-		if err != nil {
-			d.log.Error("remove unused layers", "err", err)
-		}
-		if len(freed.Layers) > 0 {
-			d.log.Info("unused layers removed", "layers", len(freed.Layers), "bytes", freed.Bytes)
-		}
+	}
+}
+
+func (d *Daemon) collect(ctx context.Context) {
+	freed, err := d.puller.Collect(ctx, d.budget(), d.inUse)
+	if err != nil {
+		d.log.Error("remove unused layers", "err", err)
+	}
+	if len(freed.Layers) > 0 {
+		d.log.Info("unused layers removed", "layers", len(freed.Layers), "bytes", freed.Bytes)
 	}
 }
 
