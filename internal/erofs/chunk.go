@@ -10,7 +10,8 @@ import (
 // A file is cut into chunks of one size, a power of two. A chunk lies wholly in
 // the tar, wholly in a hole, or its bytes are copied into the image. Chunks are
 // as large as a file without holes needs, up to a GiB, which 32-bit kernels
-// still count.
+// still count. A tar may end with its last contents, unpadded; the kernel reads
+// whole blocks, so the chunk in which that happens is copied.
 const maxChunkBits = 30
 
 // chunks chooses the chunk size of a file that is not empty and takes data
@@ -23,7 +24,7 @@ func (p *plan) chunks(pl *place, n *toc.Node) (refs int64, err error) {
 	}
 	most := min(max(bits.Len64(uint64(n.Size-1)), blockBits), maxChunkBits)
 	best, copied := most, int64(0)
-	if !contiguous(n) {
+	if !p.contiguous(n) {
 		best, copied = p.bestChunks(n, most)
 	}
 	refs = chunkCount(n.Size, best)
@@ -39,15 +40,20 @@ func (p *plan) chunks(pl *place, n *toc.Node) (refs int64, err error) {
 func chunkCount(size int64, bits int) int64 { return (size-1)>>bits + 1 }
 
 // contiguous reports whether a file needs no more than one kind of chunk.
-func contiguous(n *toc.Node) bool {
+func (p *plan) contiguous(n *toc.Node) bool {
 	switch len(n.Ranges) {
 	case 0:
 		return true
 	case 1:
 		r := n.Ranges[0]
-		return r.File == 0 && r.Length == n.Size && r.Data%blockSize == 0
+		return r.File == 0 && r.Length == n.Size && r.Data%blockSize == 0 && p.padded(&r)
 	}
 	return false
+}
+
+// padded reports whether the last block of a range is whole in the tar.
+func (p *plan) padded(r *toc.Range) bool {
+	return align(r.Data+r.Length, blockSize) <= p.opts.DataSize
 }
 
 // bestChunks finds the chunk size for which references and copies together take
@@ -55,7 +61,7 @@ func contiguous(n *toc.Node) bool {
 func (p *plan) bestChunks(n *toc.Node, most int) (best int, copied int64) {
 	least := int64(-1)
 	for b := most; b >= blockBits; b-- {
-		c := copiedBytes(n, b)
+		c := p.copiedBytes(n, b)
 		if cost := c + 8*chunkCount(n.Size, b); least < 0 || cost < least {
 			best, copied, least = b, c, cost
 		}
@@ -64,7 +70,7 @@ func (p *plan) bestChunks(n *toc.Node, most int) (best int, copied int64) {
 }
 
 // copiedBytes is what must be copied of a file for a chunk size.
-func copiedBytes(n *toc.Node, bits int) int64 {
+func (p *plan) copiedBytes(n *toc.Node, bits int) int64 {
 	var total int64
 	last := int64(-1)               // chunk that was counted last
 	count := func(from, to int64) { // chunks from..to-1
@@ -79,7 +85,7 @@ func copiedBytes(n *toc.Node, bits int) int64 {
 	for i := range n.Ranges {
 		r := &n.Ranges[i]
 		first, end := r.File>>bits, (r.File+r.Length-1)>>bits+1
-		lo, hi := wholeChunks(r, n.Size, bits)
+		lo, hi := p.wholeChunks(r, n.Size, bits)
 		if (r.Data-r.File)%blockSize != 0 || lo >= hi {
 			count(first, end)
 			continue
@@ -92,10 +98,10 @@ func copiedBytes(n *toc.Node, bits int) int64 {
 
 // wholeChunks gives the chunks lo..hi-1 that lie in a range altogether. The last
 // chunk of a file does if the range reaches the file's end.
-func wholeChunks(r *toc.Range, size int64, bits int) (lo, hi int64) {
+func (p *plan) wholeChunks(r *toc.Range, size int64, bits int) (lo, hi int64) {
 	lo = (r.File + 1<<bits - 1) >> bits
 	hi = (r.File + r.Length) >> bits
-	if r.File+r.Length == size {
+	if r.File+r.Length == size && p.padded(r) {
 		hi = chunkCount(size, bits)
 	}
 	return lo, hi
@@ -117,6 +123,7 @@ const (
 
 // chunkWalk goes through the chunks of a file, in order.
 type chunkWalk struct {
+	p    *plan
 	n    *toc.Node
 	bits int
 	pos  int64
@@ -134,7 +141,9 @@ func (w *chunkWalk) next() (ref chunkRef, from, to int64) {
 		return chunkRef{kind: hole}, from, to
 	}
 	r := &w.n.Ranges[w.i]
-	if at := r.Data + from - r.File; r.File <= from && r.File+r.Length >= to && at%blockSize == 0 {
+	at := r.Data + from - r.File
+	inside := r.File <= from && r.File+r.Length >= to
+	if inside && at%blockSize == 0 && align(at+to-from, blockSize) <= w.p.opts.DataSize {
 		return chunkRef{direct, at}, from, to
 	}
 	return chunkRef{kind: copied}, from, to

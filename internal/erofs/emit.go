@@ -158,7 +158,7 @@ func (e *emitter) references(b []byte, n *toc.Node, pl *place) {
 	for len(b)%8 != 0 {
 		b = append(b, 0)
 	}
-	w := chunkWalk{n: n, bits: int(pl.bits)}
+	w := chunkWalk{p: e.plan, n: n, bits: int(pl.bits)}
 	next := uint32(0)
 	if pl.blocks > 0 {
 		next = e.blockAddr(pl)
@@ -244,7 +244,7 @@ func (e *emitter) target(d *directory, id int32) (nid uint64, ft byte) {
 
 // copyChunks writes the chunks of a file that cannot be referred to.
 func (e *emitter) copyChunks(n *toc.Node, pl *place) {
-	w := chunkWalk{n: n, bits: int(pl.bits)}
+	w := chunkWalk{p: e.plan, n: n, bits: int(pl.bits)}
 	for w.pos < n.Size && e.err == nil {
 		if c, from, to := w.next(); c.kind == copied {
 			e.copyChunk(n, w.i, from, to)
