@@ -74,12 +74,12 @@ func privateConfig(cfg Config, v containerdVersion, root, state, socket string) 
 		b.WriteString(proxySnippet(cfg.Snapshotter, cfg.SnapshotterSocket))
 		if v.major >= 2 {
 			fmt.Fprintf(&b, "  [proxy_plugins.%s.exports]\n    enable_remote_snapshot_annotations = \"true\"\n", cfg.Snapshotter)
-			writeTransfer(&b, cfg.Snapshotter)
+			writeTransfer(&b, cfg)
 		}
 		b.WriteByte('\n')
 	}
 	if cfg.DiffSocket != "" && v.atLeast(1, 7) {
-		name := cfg.Snapshotter + "-diff"
+		name := diffName(cfg)
 		fmt.Fprintf(&b, "[proxy_plugins.%s]\n  type = \"diff\"\n  address = %q\n\n", name, cfg.DiffSocket)
 		fmt.Fprintf(&b, "[plugins.\"io.containerd.service.v1.diff-service\"]\n  default = [%q, \"walking\"]\n", name)
 	}
@@ -88,9 +88,16 @@ func privateConfig(cfg Config, v containerdVersion, root, state, socket string) 
 
 // writeTransfer lets the transfer service (ctr and nerdctl of 2.x) unpack into
 // the snapshotter.
-func writeTransfer(b *strings.Builder, snapshotter string) {
-	fmt.Fprintf(b, "\n[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n  platform = \"linux\"\n  snapshotter = %q\n", snapshotter)
+func writeTransfer(b *strings.Builder, cfg Config) {
+	differ := "walking"
+	if cfg.DiffSocket != "" {
+		differ = diffName(cfg)
+	}
+	fmt.Fprintf(b, "\n[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n  platform = \"linux\"\n  snapshotter = %q\n  differ = %q\n",
+		cfg.Snapshotter, differ)
 }
+
+func diffName(cfg Config) string { return cfg.Snapshotter + "-diff" }
 
 // builtin are containerd's own snapshotters, which need no proxy plugin.
 var builtin = map[string]bool{"overlayfs": true, "native": true}

@@ -78,6 +78,9 @@ func (e *Engine) reconnect(ctx context.Context, r record) error {
 	if r.net == NetHost || network.IsNS(e.cfg.netns(r.name)) {
 		return nil
 	}
+	if err := e.disconnect(ctx, r); err != nil { // what the state directory remembers
+		return err
+	}
 	if _, err := e.network(ctx, r); err != nil {
 		return errors.Join(err, e.disconnect(context.WithoutCancel(ctx), r))
 	}

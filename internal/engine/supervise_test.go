@@ -212,6 +212,39 @@ func TestCreateFails(t *testing.T) {
 	})
 }
 
+// TestNetworkLost starts a stopped container whose namespace is gone, as after
+// a reboot.
+func TestNetworkLost(t *testing.T) {
+	eachContainerd(t, func(t *testing.T, b *bed) {
+		ctx := t.Context()
+		port := freePort(t)
+		b.run(Spec{Name: "web", Net: NetBridge, Cmd: []string{"serve", ":80"}, Ports: []network.Port{{Host: port, Container: 80, Protocol: "tcp"}}})
+		if err := b.Stop(ctx, "web", time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.deleteTask(ctx, "web"); err != nil {
+			t.Fatal(err)
+		}
+		if err := network.RemoveNS(b.cfg.netns("web")); err != nil {
+			t.Fatal(err)
+		}
+		if i, err := b.Inspect(ctx, "web"); err != nil || i.Status != Stopped || i.Exit != nil {
+			t.Errorf("without a task: %+v, %v", i, err)
+		}
+		stdout, _ := b.logFiles("web")
+		if err := os.Truncate(stdout, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Engine.Start(ctx, "web"); err != nil {
+			t.Fatal(err)
+		}
+		b.awaitLog("web", "serving")
+		if body, err := get(fmt.Sprintf("127.0.0.1:%d", port)); err != nil {
+			t.Errorf("%q %v", body, err)
+		}
+	})
+}
+
 func TestVolumes(t *testing.T) {
 	b := newBed(t, containerds(t)["2.x"])
 	dir := t.TempDir()
