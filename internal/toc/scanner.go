@@ -396,7 +396,7 @@ func (s *Scanner) setXattrs(e *Entry, all map[string]string) error {
 			e.Xattrs = make(map[string]string)
 		}
 		e.Xattrs[k] = v
-		s.meta += int64(len(k) + len(v))
+		s.meta += int64(len(k)+len(v)) + 64
 	}
 	return nil
 }

@@ -53,7 +53,8 @@ type Node struct {
 	Sec          int64 // modification time since 1970, never negative
 	Size         int64
 	Link         string
-	Xattrs       map[string]string // not to be written: shared with the Entry
+	Xattrs       map[string]string // not to be written: may be the Entry's
+	ownXattrs    bool              // they are the tree's
 	Ranges       []Range
 }
 
@@ -125,7 +126,7 @@ func (t *Tree) Add(e *Entry) error {
 		node := &t.Nodes[n.Node]
 		describe(node, e)
 		node.Implied = false
-		node.Xattrs = merged(node.Xattrs, e.Xattrs)
+		node.addXattrs(e.Xattrs)
 		return nil
 	case i == 0:
 		return refuse(e, ErrCorrupt, "the root is no "+e.Type.String())
@@ -155,16 +156,24 @@ func describe(n *Node, e *Entry) {
 	n.Sec, n.Nsec = e.ModTime.Unix(), uint32(e.ModTime.Nanosecond())
 }
 
-func merged(a, b map[string]string) map[string]string {
-	if len(a) == 0 || len(b) == 0 {
-		if len(a) == 0 {
-			return b
-		}
-		return a
+// own makes the attributes the node's, so that they may be changed.
+func (n *Node) own() {
+	if !n.ownXattrs {
+		n.Xattrs, n.ownXattrs = maps.Clone(n.Xattrs), true
 	}
-	a = maps.Clone(a)
-	maps.Copy(a, b)
-	return a
+	if n.Xattrs == nil {
+		n.Xattrs = make(map[string]string)
+	}
+}
+
+// addXattrs sets those attributes that an inode of the node's type can have.
+func (n *Node) addXattrs(add map[string]string) {
+	for k, v := range add {
+		if keep, _ := xattrKept(k, n.Type); keep {
+			n.own()
+			n.Xattrs[k] = v
+		}
+	}
 }
 
 // link makes name i one more of the target's node.
@@ -183,29 +192,13 @@ func (t *Tree) link(i int32, e *Entry) error {
 	if describe(node, e); node.Type == Symlink {
 		node.Mode = 0o777
 	}
-	node.Xattrs = linkXattrs(node, e.Xattrs)
+	const caps = "security.capability" // lost with the change of owner
+	if _, has := node.Xattrs[caps]; has {
+		node.own()
+		delete(node.Xattrs, caps)
+	}
+	node.addXattrs(e.Xattrs)
 	return nil
-}
-
-// linkXattrs are the attributes of a node after a hard link's entry was applied
-// to it. The change of owner takes the file's capabilities away.
-func linkXattrs(n *Node, add map[string]string) map[string]string {
-	const caps = "security.capability"
-	old := n.Xattrs
-	if _, has := old[caps]; has {
-		old = maps.Clone(old)
-		delete(old, caps)
-	}
-	kept := make(map[string]string, len(add))
-	for k, v := range add {
-		if keep, _ := xattrKept(k, n.Type); keep {
-			kept[k] = v
-		}
-	}
-	if old = merged(old, kept); len(old) == 0 {
-		return nil
-	}
-	return old
 }
 
 func (t *Tree) noTarget(e *Entry) error {
