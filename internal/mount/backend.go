@@ -48,23 +48,10 @@ func (b *backend) Mount(ctx context.Context, f Files, target string) error {
 	if there {
 		return b.recognize(f, target)
 	}
-	if err := b.mount(f, target); err != nil {
+	if err := b.attach(f, target); err != nil {
 		return fmt.Errorf("mount layer at %s: %w", target, err)
 	}
 	return nil
-}
-
-func (b *backend) mount(f Files, target string) error {
-	if b.name != Tree {
-		st, err := os.Stat(f.Data)
-		if err != nil {
-			return err
-		}
-		if st.Mode().IsRegular() && st.Size()%sector != 0 {
-			return fmt.Errorf("%s of %d bytes: %w", f.Data, st.Size(), ErrUnpadded)
-		}
-	}
-	return b.attach(f, target)
 }
 
 // recognize returns nil if what is mounted at target is f.

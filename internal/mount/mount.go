@@ -37,11 +37,6 @@ var ErrUnusable = errors.New("mount backend does not work here")
 // ErrOccupied is wrapped by Mount's error if something else is mounted at target.
 var ErrOccupied = errors.New("something else is mounted there")
 
-// ErrUnpadded is wrapped by Mount's error if a layer's data ends within a block
-// of 512 bytes: the kernel gives EIO for contents there. The tar was written
-// without its last padding; whoever keeps it appends zeros.
-var ErrUnpadded = errors.New("data ends within a block")
-
 // Files is where a layer lies. Paths are absolute.
 type Files struct {
 	Index string // EROFS image whose external device is Data; always there
