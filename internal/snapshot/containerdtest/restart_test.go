@@ -20,7 +20,7 @@ func TestRestarts(t *testing.T) {
 			n.pull()
 			id := fmt.Sprintf("snap-r-%d-%s", os.Getpid(), strings.ReplaceAll(string(v), ".", ""))
 			n.Ctr("run", "-d", "--snapshotter", "dewpoint", n.image.Ref, id, "/cat", "/fifo")
-			defer n.Try(t.Context(), "task", "kill", "-s", "KILL", id)
+			defer n.Try(t.Context(), "task", "rm", "-f", id) // when the test failed
 			n.execs(id, "1")
 			n.down()
 			n.execs(id, "2")
