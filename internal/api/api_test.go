@@ -1,0 +1,399 @@
+package api_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"dewpoint/internal/api"
+	"dewpoint/internal/api/apitest"
+	"dewpoint/internal/node"
+)
+
+var nginx = node.Image{
+	Name: "nginx:1", Digest: "sha256:" + strings.Repeat("ab", 32), Size: 3000, Disk: 9000, Created: time.Unix(1700000000, 5).UTC(),
+	Layers: []node.Layer{
+		{Digest: "sha256:" + strings.Repeat("01", 32), DiffID: "sha256:" + strings.Repeat("02", 32), Size: 1000, Disk: 3000, State: node.StateComplete},
+		{Digest: "sha256:" + strings.Repeat("03", 32), DiffID: "sha256:" + strings.Repeat("04", 32), Size: 2000, Disk: 6000, State: node.StateComplete},
+	},
+}
+
+// newNode is a node with one image, its server and a client.
+func newNode(t *testing.T) (*apitest.Node, *apitest.Server, *api.Client) {
+	t.Helper()
+	n := &apitest.Node{}
+	n.Add(nginx)
+	t.Cleanup(n.Close)
+	s := apitest.Serve(t, n)
+	return n, s, s.Dial(t)
+}
+
+func wantCode(t *testing.T, err error, code api.Code, exit int) {
+	t.Helper()
+	var e *api.Error
+	if !errors.As(err, &e) {
+		t.Fatalf("error %v, want an api.Error", err)
+	}
+	if e.Code != code || e.Exit != exit {
+		t.Fatalf("error %q of code %s, exit %d; want %s, exit %d", e, e.Code, e.Exit, code, exit)
+	}
+}
+
+// transcript is what a client is told, in order.
+type transcript struct {
+	mu     sync.Mutex
+	stages []string
+	layers map[string]node.LayerProgress
+	states []string
+	out    bytes.Buffer
+}
+
+func (s *transcript) watch() node.Watch {
+	return node.Watch{
+		Reached: func(name, stage string, _ float64) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.stages = append(s.stages, stage)
+		},
+		Layer: func(l node.LayerProgress) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.layers == nil {
+				s.layers = map[string]node.LayerProgress{}
+			}
+			s.layers[l.Digest] = l
+			s.states = append(s.states, l.State)
+		},
+	}
+}
+
+func (s *transcript) emit(c node.LogChunk) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintf(&s.out, "%s:%s", c.Stream, c.Data)
+	return nil
+}
+
+func TestDeployStreamsStagesAndTheNewestOfEachLayer(t *testing.T) {
+	_, _, c := newNode(t)
+	var seen transcript
+	r, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, seen.watch())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Name != "web" || r.Node != "fake" || r.Bytes.Registry != 3000 || r.Way.Start != "boot" || r.Stages[node.Ready] == 0 {
+		t.Errorf("record %+v", r)
+	}
+	if want := []string{node.Resolved, node.Mounted, node.Created, node.Started, node.Ready}; !reflect.DeepEqual(seen.stages, want) {
+		t.Errorf("stages %v, want %v", seen.stages, want)
+	}
+	for _, l := range nginx.Layers {
+		if got := seen.layers[l.Digest]; got.State != node.StateComplete || got.Fetched != l.Size {
+			t.Errorf("layer %+v, want it complete", got)
+		}
+	}
+	if n := len(seen.states); n > 10 {
+		t.Errorf("%d reports of 2 layers came though the pull was instant", n)
+	}
+}
+
+func TestDeployFailsWithItsRecord(t *testing.T) {
+	n, _, c := newNode(t)
+	n.Fail("Deploy", fmt.Errorf("write layer: %w", syscall.ENOSPC))
+	r, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1"}, node.Watch{})
+	wantCode(t, err, api.DiskFull, api.ExitDiskFull)
+	if !strings.Contains(err.Error(), "dew prune") {
+		t.Errorf("%q has no remedy", err)
+	}
+	if r.Error == "" {
+		t.Errorf("the record %+v does not tell the error", r)
+	}
+}
+
+func TestDeployIsValidatedAtTheEdge(t *testing.T) {
+	_, _, c := newNode(t)
+	for _, r := range []node.Request{
+		{}, {Image: "i", Net: "moon"}, {Image: "i", Ready: "tcp"}, {Image: "i", Memory: -1},
+		{Image: "i", Ports: []node.Port{{Host: 1, Container: 1}}}, {Image: "i", Inflaters: -1},
+		{Image: "i", Volumes: []node.Volume{{Source: "a", Target: "/b"}}}, {Image: "i", Env: []string{"=x"}},
+	} {
+		_, err := c.Deploy(t.Context(), r, node.Watch{})
+		wantCode(t, err, api.BadRequest, api.ExitUsage)
+	}
+}
+
+func TestClientThatGoesAwayCancelsTheDeployment(t *testing.T) {
+	_, _, c := newNode(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	w := node.Watch{Reached: func(_, stage string, _ float64) {
+		if stage == node.Started {
+			cancel()
+		}
+	}}
+	_, err := c.Deploy(ctx, node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}, Ready: "log:never"}, w)
+	wantCode(t, err, api.Canceled, api.ExitInterrupted)
+	eventually(t, "the container is undone", func() bool {
+		list, err := c.List(t.Context(), true)
+		return err == nil && len(list) == 0
+	})
+}
+
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not in time: %s", what)
+		}
+	}
+}
+
+func TestRunGivesOutputAndStatusThenRemoves(t *testing.T) {
+	_, _, c := newNode(t)
+	for i := range 50 {
+		var seen transcript
+		req := node.Request{Image: "nginx:1", Name: "job", Remove: true, Cmd: strings.Fields("echo hello warn careful exit 7")}
+		r, status, err := c.Run(t.Context(), req, seen.watch(), seen.emit)
+		if err != nil || status != 7 || r.Name != "job" {
+			t.Fatalf("run %d: record %+v, status %d, error %v", i, r, status, err)
+		}
+		if got := seen.out.String(); got != "stdout:hello\nstderr:careful\n" {
+			t.Fatalf("run %d: output %q", i, got)
+		}
+	}
+	if list, err := c.List(t.Context(), true); err != nil || len(list) != 0 {
+		t.Errorf("left: %v, %v", list, err)
+	}
+}
+
+func TestRunTellsTheLastWordsOfWhatDidNotBecomeReady(t *testing.T) {
+	_, _, c := newNode(t)
+	var seen transcript
+	req := node.Request{Image: "nginx:1", Cmd: strings.Fields("warn no configuration exit 3"), Ready: "log:never"}
+	_, _, err := c.Run(t.Context(), req, seen.watch(), seen.emit)
+	wantCode(t, err, api.Exited, api.ExitNotReady)
+	if got := seen.out.String(); got != "stderr:no configuration\n" {
+		t.Errorf("output %q", got)
+	}
+}
+
+func TestRunThatIsCutLeavesTheContainer(t *testing.T) {
+	n, s, c := newNode(t)
+	w := node.Watch{Reached: func(_, stage string, _ float64) {
+		if stage == node.Ready {
+			go s.Stop()
+		}
+	}}
+	_, _, err := c.Run(t.Context(), node.Request{Image: "nginx:1", Name: "web", Remove: true, Cmd: []string{"sleep"}}, w, new(transcript).emit)
+	wantCode(t, err, api.StatusUnknown, api.ExitUnknown)
+	list, err := n.List(t.Context(), false)
+	if err != nil || len(list) != 1 {
+		t.Fatalf("running: %v, %v", list, err)
+	}
+}
+
+func TestStoppingDaemonEndsCalls(t *testing.T) {
+	_, s, c := newNode(t)
+	if _, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error, 2)
+	go func() { _, err := c.Wait(t.Context(), "web"); failed <- err }()
+	go func() {
+		failed <- c.Logs(t.Context(), "web", node.LogOptions{Follow: true}, new(transcript).emit)
+	}()
+	time.Sleep(20 * time.Millisecond)
+	begin := time.Now()
+	s.Stop()
+	for range 2 {
+		wantCode(t, <-failed, api.Stopping, api.ExitNoDaemon)
+	}
+	if d := time.Since(begin); d > 4*time.Second {
+		t.Errorf("stopping took %v", d)
+	}
+	_, err := c.List(t.Context(), false)
+	wantCode(t, err, api.NoDaemon, api.ExitNoDaemon)
+}
+
+func TestPanicIsAnErrorOfTheCall(t *testing.T) {
+	_, s, _ := newNode(t)
+	p := apitest.Serve(t, panicking{})
+	for name, call := range map[string]func(*api.Client) error{
+		"unary":  func(c *api.Client) error { _, err := c.Doctor(t.Context()); return err },
+		"deploy": func(c *api.Client) error { _, err := c.Deploy(t.Context(), node.Request{Image: "i"}, node.Watch{}); return err },
+		"pull":   func(c *api.Client) error { _, err := c.Pull(t.Context(), node.PullRequest{Image: "i"}, node.Watch{}); return err },
+		"stream": func(c *api.Client) error {
+			return c.Logs(t.Context(), "web", node.LogOptions{}, new(transcript).emit)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := call(p.Dial(t))
+			wantCode(t, err, api.Internal, api.ExitFailure)
+			if !strings.Contains(err.Error(), "defect") {
+				t.Errorf("error %q", err)
+			}
+		})
+	}
+	_ = s
+}
+
+// panicking is a node all of whose methods are defects.
+type panicking struct{ api.Node }
+
+func TestPullTwice(t *testing.T) {
+	_, _, c := newNode(t)
+	for _, way := range []string{"whole", "local"} {
+		r, err := c.Pull(t.Context(), node.PullRequest{Image: "nginx:1"}, node.Watch{})
+		if err != nil || r.Way.Pull != way {
+			t.Fatalf("record %+v, %v; want %s", r, err, way)
+		}
+	}
+	_, err := c.Pull(t.Context(), node.PullRequest{Image: "apache"}, node.Watch{})
+	wantCode(t, err, api.NotFound, api.ExitNotFound)
+	images, err := c.Images(t.Context())
+	if err != nil || !reflect.DeepEqual(images, []node.Image{nginx}) {
+		t.Errorf("images %+v, %v", images, err)
+	}
+}
+
+func TestContainersRoundTrip(t *testing.T) {
+	_, _, c := newNode(t)
+	port := node.Port{HostIP: "127.0.0.1", Host: 65535, Container: 80, Protocol: "tcp"}
+	req := node.Request{Image: "nginx:1", Name: "web", Net: "bridge", Ports: []node.Port{port}, Cmd: strings.Fields("echo one echo two sleep")}
+	if _, err := c.Deploy(t.Context(), req, node.Watch{}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.List(t.Context(), false)
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	got := list[0]
+	if got.Ports[0] != port || got.Status != node.StatusRunning || got.PID == 0 || time.Since(got.Created) > time.Minute {
+		t.Errorf("container %+v", got)
+	}
+	wantCode(t, c.Remove(t.Context(), "web", false), api.Running, api.ExitConflict)
+	wantCode(t, c.RemoveImage(t.Context(), "nginx:1"), api.InUse, api.ExitConflict)
+	if err := c.Stop(t.Context(), "web", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if status, err := c.Wait(t.Context(), "web"); err != nil || status != 143 {
+		t.Errorf("status %d, %v", status, err)
+	}
+	var seen transcript
+	if err := c.Logs(t.Context(), "web", node.LogOptions{Tail: 1}, seen.emit); err != nil || seen.out.String() != "stdout:two\n" {
+		t.Errorf("logs %q, %v", seen.out.String(), err)
+	}
+	if err := c.Remove(t.Context(), "web", false); err != nil {
+		t.Fatal(err)
+	}
+	report, err := c.Prune(t.Context(), node.PruneOptions{Images: true})
+	if err != nil || report.Bytes != 9000 || len(report.Images) != 1 || len(report.Layers) != 2 {
+		t.Errorf("pruned %+v, %v", report, err)
+	}
+}
+
+func TestStopTimeouts(t *testing.T) {
+	_, _, c := newNode(t)
+	for _, timeout := range []time.Duration{0, 10 * time.Millisecond} {
+		if _, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "mule", Cmd: []string{"stubborn"}}, node.Watch{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Stop(t.Context(), "mule", timeout); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Remove(t.Context(), "mule", false); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestEventsGoOnWhereTheyWere(t *testing.T) {
+	_, _, c := newNode(t)
+	for _, name := range []string{"a", "b"} {
+		if _, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: name, Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	enough := errors.New("enough")
+	after := uint64(1)
+	var got []node.Event
+	err := c.Events(t.Context(), &after, func(e node.Event) error {
+		got = append(got, e)
+		return enough
+	})
+	if !errors.Is(err, enough) || got[0].Seq != 2 || got[0].Record == nil || got[0].Record.Name != "b" || got[0].ExitCode != nil {
+		t.Errorf("events %+v, %v", got, err)
+	}
+}
+
+func TestJSONOverHTTP1(t *testing.T) {
+	_, s, _ := newNode(t)
+	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", s.Socket)
+	}}
+	defer tr.CloseIdleConnections()
+	h := http.Client{Transport: tr}
+	post := func(method, body string) (int, string) {
+		t.Helper()
+		res, err := h.Post("http://dewd/dewpoint.v1.Node/"+method, "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		b, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.StatusCode, string(b)
+	}
+	if code, body := post("Version", "{}"); code != 200 || !strings.Contains(body, `"v0.0-test"`) {
+		t.Errorf("version: %d %s", code, body)
+	}
+	if code, body := post("Stop", `{"name":"none"}`); code != 404 || !strings.Contains(body, "not_found") {
+		t.Errorf("stop: %d %s", code, body)
+	}
+	if code, _ := post("Stop", `{"name":"`+strings.Repeat("x", 2<<20)+`"}`); code != 429 && code != 413 {
+		t.Errorf("an overlong request got %d", code)
+	}
+}
+
+func TestListen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	for range 2 {
+		// A socket that nobody serves, as a killed daemon leaves it.
+		l, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.(*net.UnixListener).SetUnlinkOnClose(false)
+		l.Close()
+		a, err := api.Listen(path, 0o660)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st, err := os.Stat(path); err != nil || st.Mode() != os.ModeSocket|0o660 {
+			t.Errorf("mode %v, %v", st.Mode(), err)
+		}
+		if _, err := api.Listen(path, 0o660); err == nil || !strings.Contains(err.Error(), "another") {
+			t.Errorf("a second listener: %v", err)
+		}
+		a.Close()
+		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the socket is left: %v", err)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".dewd-*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}

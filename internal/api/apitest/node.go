@@ -1,0 +1,545 @@
+// Package apitest has a node for tests that speak its API: in memory, without
+// images or processes, and failing on command.
+//
+// A container's command is a little script of words: "echo WORD…" and "warn
+// WORD…" write a line to standard output or error, "exit N" ends, "sleep" lives
+// until it is stopped, "stubborn" until it is killed, "panic" is a defect of the
+// daemon. Anything else ends at once with status 0.
+//
+// An image exists when it has been added. Its layers "arrive" in ten steps of
+// Node.Step each.
+package apitest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"dewpoint/internal/api"
+	"dewpoint/internal/node"
+)
+
+// Node implements api.Node. The zero value is an empty node.
+type Node struct {
+	Step time.Duration // between two reports of a layer
+
+	processes sync.WaitGroup
+
+	mu         sync.Mutex
+	changed    chan struct{}         // guarded by mu; closed when something below changes
+	images     map[string]node.Image // guarded by mu
+	pulled     map[string]bool       // guarded by mu
+	containers map[string]*container // guarded by mu
+	failures   map[string][]failure  // guarded by mu
+	events     []node.Event          // guarded by mu
+	made       int                   // guarded by mu: names made up
+}
+
+type container struct {
+	node.Container
+	req    node.Request
+	output []node.LogChunk
+	stop   string // "", "term", "kill"
+	gone   bool
+}
+
+type failure struct {
+	err   error
+	after bool
+}
+
+var _ api.Node = (*Node)(nil)
+
+// Close kills what runs and waits until it has ended.
+func (n *Node) Close() {
+	unlock := n.lock()
+	for _, c := range n.containers {
+		c.stop = "kill"
+	}
+	unlock()
+	n.processes.Wait()
+}
+
+// Add makes an image known to the registry that this node would ask.
+func (n *Node) Add(images ...node.Image) {
+	defer n.lock()()
+	for _, i := range images {
+		n.images[i.Name] = i
+	}
+}
+
+// Fail lets the next call of a method return err instead of doing anything.
+func (n *Node) Fail(method string, err error) {
+	defer n.lock()()
+	n.failures[method] = append(n.failures[method], failure{err: err})
+}
+
+// FailAfter lets the next call of a method do its work and then return err.
+func (n *Node) FailAfter(method string, err error) {
+	defer n.lock()()
+	n.failures[method] = append(n.failures[method], failure{err, true})
+}
+
+// lock returns what unlocks, and wakes who waits for a change.
+func (n *Node) lock() func() {
+	n.mu.Lock()
+	if n.changed == nil {
+		n.changed = make(chan struct{})
+		n.images, n.pulled = map[string]node.Image{}, map[string]bool{}
+		n.containers, n.failures = map[string]*container{}, map[string][]failure{}
+	}
+	return func() {
+		close(n.changed)
+		n.changed = make(chan struct{})
+		n.mu.Unlock()
+	}
+}
+
+// await calls f, with the node locked, until it returns true.
+func (n *Node) await(ctx context.Context, f func() bool) error {
+	for {
+		unlock := n.lock()
+		ok, changed := f(), n.changed
+		if ok {
+			unlock()
+			return nil
+		}
+		n.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// fault returns what a call of the method returns now, and what it returns
+// after its work.
+func (n *Node) fault(method string) (now, after error) {
+	defer n.lock()()
+	queue := n.failures[method]
+	if len(queue) == 0 {
+		return nil, nil
+	}
+	n.failures[method] = queue[1:]
+	if queue[0].after {
+		return nil, queue[0].err
+	}
+	return queue[0].err, nil
+}
+
+// happened is called with mu held.
+func (n *Node) happened(e node.Event) {
+	e.Seq, e.Time = uint64(len(n.events)+1), time.Now()
+	n.events = append(n.events, e)
+}
+
+// find is called with mu held.
+func (n *Node) find(name string) (*container, error) {
+	if c, ok := n.containers[name]; ok {
+		return c, nil
+	}
+	return nil, api.New(api.NotFound, fmt.Sprintf("there is no container %s", name))
+}
+
+// fetch lets an image's layers arrive, unless they are here.
+func (n *Node) fetch(ctx context.Context, name string, w node.Watch) (node.Image, bool, error) {
+	unlock := n.lock()
+	img, known := n.images[name]
+	here := n.pulled[name]
+	unlock()
+	if !known {
+		return img, false, api.New(api.NotFound, fmt.Sprintf("there is no image %s", name))
+	}
+	for _, l := range img.Layers {
+		p := node.LayerProgress{Digest: l.Digest, Size: l.Size, Fetched: l.Size, State: node.StateComplete}
+		for i := range int64(10) {
+			if here || w.Layer == nil {
+				break
+			}
+			w.Layer(node.LayerProgress{Digest: l.Digest, Size: l.Size, Fetched: l.Size * i / 10, State: node.StateFilling, Rate: float64(l.Size)})
+			select {
+			case <-time.After(n.Step):
+			case <-ctx.Done():
+				return img, false, context.Cause(ctx)
+			}
+		}
+		if w.Layer != nil {
+			w.Layer(p)
+		}
+	}
+	defer n.lock()()
+	n.pulled[name] = true
+	return img, here, nil
+}
+
+// Pull implements api.Deployer.
+func (n *Node) Pull(ctx context.Context, req node.PullRequest, w node.Watch) (node.Record, error) {
+	now, after := n.fault("Pull")
+	if now != nil {
+		return node.Record{}, now
+	}
+	r := node.Record{Image: req.Image, Node: "fake", Stages: map[string]float64{}, Way: node.Way{Pull: "whole"}}
+	img, here, err := n.fetch(ctx, req.Image, w)
+	if err == nil {
+		err = after
+	}
+	if err != nil {
+		r.Error = err.Error()
+		return r, err
+	}
+	r.Digest = img.Digest
+	if here {
+		r.Way.Pull = "local"
+	} else {
+		r.Bytes.Registry = img.Size
+	}
+	reach(r, w, "", node.Resolved, node.Complete)
+	defer n.lock()()
+	n.happened(node.Event{Kind: node.EventPulled, Image: req.Image})
+	return r, nil
+}
+
+func reach(r node.Record, w node.Watch, name string, stages ...string) {
+	for _, s := range stages {
+		at := 0.01 * float64(len(r.Stages)+1)
+		r.Stages[s] = at
+		if w.Reached != nil {
+			w.Reached(name, s, at)
+		}
+	}
+}
+
+// Deploy implements api.Deployer.
+func (n *Node) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
+	now, after := n.fault("Deploy")
+	r := node.Record{Name: req.Name, Image: req.Image, Node: "fake", Stages: map[string]float64{}, Way: node.Way{Pull: "whole", Start: "boot"}}
+	if now != nil {
+		r.Error = now.Error()
+		return r, now
+	}
+	img, here, err := n.fetch(ctx, req.Image, w)
+	if err != nil {
+		r.Error = err.Error()
+		return r, err
+	}
+	if r.Digest = img.Digest; here {
+		r.Way.Pull = "local"
+	} else {
+		r.Bytes.Registry = img.Size
+	}
+	reach(r, w, "", node.Resolved, node.Mounted)
+	c, err := n.create(req, img)
+	if err != nil {
+		r.Error = err.Error()
+		return r, err
+	}
+	r.Name = c.Name
+	reach(r, w, c.Name, node.Created)
+	n.processes.Go(func() { n.live(c, w.Hold) })
+	reach(r, w, c.Name, node.Started)
+	if err := n.serve(ctx, c); err != nil {
+		if ctx.Err() != nil {
+			n.undo(c)
+		}
+		r.Error = err.Error()
+		return r, err
+	}
+	reach(r, w, c.Name, node.Ready)
+	defer n.lock()()
+	n.happened(node.Event{Kind: node.EventRecord, Name: c.Name, Image: c.Image, Record: &r})
+	return r, after
+}
+
+func (n *Node) undo(c *container) {
+	defer n.lock()()
+	c.stop = "kill"
+	n.drop(c)
+}
+
+func (n *Node) create(req node.Request, img node.Image) (*container, error) {
+	defer n.lock()()
+	if req.Name == "" {
+		n.made++
+		req.Name = fmt.Sprintf("dew-%d", n.made)
+	}
+	if _, taken := n.containers[req.Name]; taken {
+		return nil, api.New(api.NameInUse, fmt.Sprintf("the name %s is taken", req.Name))
+	}
+	c := &container{req: req, Container: node.Container{
+		Name: req.Name, Image: req.Image, Digest: img.Digest, Status: node.StatusRunning, PID: 100 + len(n.containers),
+		Ports: req.Ports, Created: time.Now(), Node: "fake",
+	}}
+	n.containers[c.Name] = c
+	return c, nil
+}
+
+// serve waits until the container is ready: with log:TEXT when it has written
+// that, else at once.
+func (n *Node) serve(ctx context.Context, c *container) error {
+	text, ok := strings.CutPrefix(c.req.Ready, "log:")
+	if !ok {
+		return nil
+	}
+	timeout := cmp.Or(c.req.ReadyTimeout, time.Minute)
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, api.New(api.NotReady, fmt.Sprintf("%s was not ready after %v", c.Name, timeout)))
+	defer cancel()
+	exited := false
+	err := n.await(ctx, func() bool {
+		exited = c.Status == node.StatusExited
+		return exited || slices.ContainsFunc(c.output, func(l node.LogChunk) bool { return strings.Contains(string(l.Data), text) })
+	})
+	if err == nil && exited {
+		return api.New(api.Exited, fmt.Sprintf("%s exited with status %d before it was ready", c.Name, c.ExitCode))
+	}
+	return err
+}
+
+// live is the container's process.
+func (n *Node) live(c *container, hold <-chan struct{}) {
+	status := n.script(context.Background(), c, c.req.Cmd, func(stream, line string) {
+		defer n.lock()()
+		c.output = append(c.output, node.LogChunk{Stream: stream, Data: []byte(line)})
+	})
+	unlock := n.lock()
+	c.Status, c.ExitCode, c.PID = node.StatusExited, status, 0
+	n.happened(node.Event{Kind: node.EventExited, Name: c.Name, ExitCode: &status})
+	unlock()
+	if !c.req.Remove {
+		return
+	}
+	if hold != nil {
+		<-hold
+	}
+	defer n.lock()()
+	n.drop(c)
+}
+
+// drop is called with mu held.
+func (n *Node) drop(c *container) {
+	if !c.gone {
+		c.gone = true
+		delete(n.containers, c.Name)
+		n.happened(node.Event{Kind: node.EventRemoved, Name: c.Name})
+	}
+}
+
+// script runs the words of a command; see the package comment.
+func (n *Node) script(ctx context.Context, c *container, words []string, print func(stream, line string)) int {
+	verbs := []string{"echo", "warn", "exit", "sleep", "stubborn"}
+	for len(words) > 0 {
+		verb, rest := words[0], words[1:]
+		end := slices.IndexFunc(rest, func(s string) bool { return slices.Contains(verbs, s) })
+		if end < 0 {
+			end = len(rest)
+		}
+		args := rest[:end]
+		words = rest[end:]
+		switch verb {
+		case "echo":
+			print(node.Stdout, strings.Join(args, " ")+"\n")
+		case "warn":
+			print(node.Stderr, strings.Join(args, " ")+"\n")
+		case "exit":
+			status, _ := strconv.Atoi(strings.Join(args, ""))
+			return status
+		case "sleep":
+			if n.await(ctx, func() bool { return c.stop != "" }) != nil || c.stop == "kill" {
+				return 137
+			}
+			return 143
+		case "stubborn":
+			_ = n.await(ctx, func() bool { return c.stop == "kill" })
+			return 137
+		}
+	}
+	return 0
+}
+
+// List implements api.Containers.
+func (n *Node) List(_ context.Context, all bool) ([]node.Container, error) {
+	if now, _ := n.fault("List"); now != nil {
+		return nil, now
+	}
+	defer n.lock()()
+	var list []node.Container
+	for _, name := range slices.Sorted(maps.Keys(n.containers)) {
+		if c := n.containers[name]; all || c.Status == node.StatusRunning {
+			list = append(list, c.Container)
+		}
+	}
+	return list, nil
+}
+
+// Logs implements api.Containers.
+func (n *Node) Logs(ctx context.Context, name string, opt node.LogOptions, emit func(node.LogChunk) error) error {
+	if now, _ := n.fault("Logs"); now != nil {
+		return now
+	}
+	unlock := n.lock()
+	c, err := n.find(name)
+	seen := 0
+	if err == nil && opt.Tail != 0 {
+		seen = len(c.output) - min(len(c.output), max(0, opt.Tail))
+	}
+	unlock()
+	for err == nil {
+		var news []node.LogChunk
+		over := false
+		err = n.await(ctx, func() bool {
+			news = c.output[seen:]
+			over = c.Status == node.StatusExited || !opt.Follow
+			return over || len(news) > 0
+		})
+		for _, l := range news {
+			if err := emit(l); err != nil {
+				return err
+			}
+		}
+		seen += len(news)
+		if over {
+			return err
+		}
+	}
+	return err
+}
+
+// Exec implements api.Containers. Beside the words of a container, "cat" copies
+// its input, "size" prints the terminal's sizes until its input ends, and
+// "missing" cannot be run.
+func (n *Node) Exec(ctx context.Context, name string, req node.ExecRequest, std node.ExecIO) (int, error) {
+	if now, _ := n.fault("Exec"); now != nil {
+		return 0, now
+	}
+	unlock := n.lock()
+	c, err := n.find(name)
+	if err == nil && c.Status != node.StatusRunning {
+		err = api.New(api.NotRunning, fmt.Sprintf("%s does not run", name))
+	}
+	unlock()
+	if err != nil {
+		return 0, err
+	}
+	switch req.Args[0] {
+	case "missing":
+		return 0, api.New(api.CommandMissing, "missing: no such program")
+	case "panic":
+		panic("as asked")
+	case "env":
+		_, err := fmt.Fprintln(std.Stdout, strings.Join(req.Env, " "), req.User, req.Dir, req.TTY)
+		return 0, err
+	case "cat":
+		if std.Stdin == nil {
+			return 0, nil
+		}
+		_, err := io.Copy(std.Stdout, std.Stdin)
+		return 0, err
+	case "size":
+		return 0, sizes(req, std)
+	}
+	status := n.script(ctx, c, req.Args, func(stream, line string) {
+		w := std.Stdout
+		if stream == node.Stderr {
+			w = std.Stderr
+		}
+		_, _ = io.WriteString(w, line)
+	})
+	return status, context.Cause(ctx)
+}
+
+func sizes(req node.ExecRequest, std node.ExecIO) error {
+	fmt.Fprintf(std.Stdout, "%dx%d\r\n", req.Size.Cols, req.Size.Rows)
+	over := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, std.Stdin)
+		over <- err
+	}()
+	for {
+		select {
+		case s := <-std.Resize:
+			fmt.Fprintf(std.Stdout, "%dx%d\r\n", s.Cols, s.Rows)
+		case err := <-over:
+			return err
+		}
+	}
+}
+
+// Stop implements api.Containers.
+func (n *Node) Stop(ctx context.Context, name string, timeout time.Duration) error {
+	now, after := n.fault("Stop")
+	if now != nil {
+		return now
+	}
+	unlock := n.lock()
+	c, err := n.find(name)
+	if err == nil {
+		c.stop = "term"
+		if timeout == 0 {
+			c.stop = "kill"
+		}
+	}
+	unlock()
+	if err != nil {
+		return err
+	}
+	patient, cancel := ctx, context.CancelFunc(func() {})
+	if timeout > 0 {
+		patient, cancel = context.WithTimeout(ctx, timeout)
+	}
+	defer cancel()
+	ended := func() bool { return c.Status == node.StatusExited }
+	if err := n.await(patient, ended); errors.Is(err, context.DeadlineExceeded) {
+		unlock := n.lock()
+		c.stop = "kill"
+		unlock()
+	}
+	return errors.Join(n.await(ctx, ended), after)
+}
+
+// Remove implements api.Containers.
+func (n *Node) Remove(ctx context.Context, name string, force bool) error {
+	now, after := n.fault("Remove")
+	if now != nil {
+		return now
+	}
+	unlock := n.lock()
+	c, err := n.find(name)
+	running := err == nil && c.Status == node.StatusRunning
+	unlock()
+	switch {
+	case err != nil:
+		return err
+	case running && !force:
+		return api.New(api.Running, fmt.Sprintf("%s runs", name))
+	case running:
+		if err := n.Stop(ctx, name, 0); err != nil {
+			return err
+		}
+	}
+	defer n.lock()()
+	n.drop(c)
+	return after
+}
+
+// Wait implements api.Containers.
+func (n *Node) Wait(ctx context.Context, name string) (int, error) {
+	if now, _ := n.fault("Wait"); now != nil {
+		return 0, now
+	}
+	unlock := n.lock()
+	c, err := n.find(name)
+	unlock()
+	if err != nil {
+		return 0, err
+	}
+	err = n.await(ctx, func() bool { return c.Status == node.StatusExited })
+	return c.ExitCode, err
+}
