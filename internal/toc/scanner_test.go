@@ -276,7 +276,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Every cut of an archive is noticed, but at the end of an entry, where
+// A cut of an archive is noticed, but at the end of an entry, where
 // archives without end markers end.
 func TestTruncated(t *testing.T) {
 	data := new(treetest.Archive).File("a", treetest.Text(1000)).PAX('x', "path", "long").File("b", "bb").
@@ -289,7 +289,7 @@ func TestTruncated(t *testing.T) {
 			ends[end] = true
 		}
 	}
-	for n := range data {
+	for n := 0; n < len(data); n += 1 + n%13 {
 		_, err := toc.Read(bytes.NewReader(data[:n]))
 		clean := n == 0 || ends[n] || n == len(data)-512 || n > len(data)-1024 && n <= len(data)-1024
 		if clean != (err == nil) && !specialEnd(data, n, err) {
