@@ -1,6 +1,7 @@
 package ready
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,8 +119,8 @@ func poll(ctx context.Context, pause, most time.Duration, try func() error) (las
 		if err == nil {
 			return nil, nil
 		}
-		if ctx.Err() != nil {
-			return last, ctx.Err()
+		if over(ctx) {
+			return cmp.Or(last, err), ctx.Err()
 		}
 		last = err
 		timer.Reset(pause)
@@ -130,6 +131,15 @@ func poll(ctx context.Context, pause, most time.Duration, try func() error) (las
 		}
 		pause = min(pause+pause/8+1, most)
 	}
+}
+
+// over says whether ctx has ended. Dialers see its deadline pass a little
+// before it ends; what they say then is no news of the container.
+func over(ctx context.Context) bool {
+	if d, ok := ctx.Deadline(); ok && !time.Now().Before(d) {
+		<-ctx.Done()
+	}
+	return ctx.Err() != nil
 }
 
 // dial connects from where the target can be reached, and makes sure that it
