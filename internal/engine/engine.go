@@ -153,6 +153,10 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 		e.Close()
 		return nil, err
 	}
+	if err := e.awaitSnapshotter(ctx); err != nil {
+		e.Close()
+		return nil, err
+	}
 	if err := e.reconcile(ctx); err != nil {
 		e.Close()
 		return nil, fmt.Errorf("reconcile containers: %w", err)
@@ -183,6 +187,21 @@ func (e *Engine) connect(ctx context.Context) error {
 		return c.requireSnapshotter(ctx, e.cfg)
 	}
 	return nil
+}
+
+// awaitSnapshotter waits until containerd has found the snapshotter again: a
+// containerd that outlived the daemon tries its socket seconds apart. Only a
+// listing is certain to ask the snapshotter itself, and containerd 1.6 gives
+// its errors no code, so any error is worth another try.
+func (e *Engine) awaitSnapshotter(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	for {
+		err := e.strandedSnapshots(ctx, map[string]bool{})
+		if err == nil || !sleep(ctx, 20*time.Millisecond) {
+			return wrap(err, "ask the snapshotter %s through containerd", e.cfg.Snapshotter)
+		}
+	}
 }
 
 // Close ends the connection. containerd, private or not, and all containers
