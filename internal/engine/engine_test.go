@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -57,18 +58,16 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// containerds are the programs every test runs with: the system's, and a 2.x
-// named by DEWPOINT_CONTAINERD2 or found where scripts/ builds it.
+// containerds are the programs every test runs with: the system's, and the
+// 2.x in the directory that DEWPOINT_TOOLS names.
 func containerds(t testing.TB) map[string]string {
 	t.Helper()
-	two := os.Getenv("DEWPOINT_CONTAINERD2")
-	if two == "" {
-		two = "/var/cache/dewpoint/tools/containerd-2.4.2/containerd"
-	}
+	tools := cmp.Or(os.Getenv("DEWPOINT_TOOLS"), "/var/cache/dewpoint/tools")
+	two := filepath.Join(tools, "containerd-2.4.2", "containerd")
 	out := map[string]string{"system": "/usr/bin/containerd", "2.x": two}
 	for name, p := range out {
 		if !executable(p) {
-			t.Fatalf("containerd %s is not at %s: run the scripts that install the test's needs, or set DEWPOINT_CONTAINERD2", name, p)
+			t.Fatalf("containerd %s is not at %s: run the scripts that install what the tests need, or set DEWPOINT_TOOLS", name, p)
 		}
 	}
 	return out
