@@ -32,7 +32,7 @@ func containerFlags(c *call) {
 	f, o, r := c.flags, &c.opt, &c.opt.request
 	f.StringVar(&r.Name, "name", "", "`name` of the container; made up if not given")
 	f.StringVar(&o.entrypoint, "entrypoint", "", "`program` to run instead of the image's")
-	f.StringVar(&r.Net, "net", "", "`network`: host (default), bridge, or none")
+	f.StringVar(&r.Net, "net", "", "`network`: host (default; bridge with -p), bridge, or none")
 	f.StringVar(&r.Net, "network", "", "the same as --net")
 	_ = f.MarkHidden("network")
 	f.StringArrayVarP(&o.publish, "publish", "p", nil, "publish a port on the host: `[IP:]HOST:CONTAINER[/udp]` (bridge only)")

@@ -9,7 +9,7 @@ type Request struct {
 	Entrypoint   []string
 	Cmd          []string
 	Env          []string // KEY=VALUE
-	Net          string   // host (default), bridge, none
+	Net          string   // host, bridge, none; "" is bridge with Ports, else host
 	Ports        []Port
 	Volumes      []Volume
 	Memory       int64         // bytes, 0 is unlimited
@@ -28,10 +28,10 @@ type Request struct {
 
 // Port publishes the container's TCP or UDP port on the host (bridge only).
 type Port struct {
-	HostIP    string
-	Host      uint16
-	Container uint16
-	Protocol  string // tcp, udp
+	HostIP    string `json:"host_ip,omitempty"`
+	Host      uint16 `json:"host"`
+	Container uint16 `json:"container"`
+	Protocol  string `json:"protocol"` // tcp, udp
 }
 
 // Volume binds a host directory or file into the container.

@@ -19,8 +19,8 @@ func (r Request) Validate() error {
 		return fmt.Errorf("%v is not a number of CPUs", r.CPUs)
 	case r.ReadyTimeout < 0:
 		return fmt.Errorf("the time to become ready, %v, is below zero", r.ReadyTimeout)
-	case len(r.Ports) > 0 && r.Net != "bridge":
-		return fmt.Errorf("ports are published on the bridge only: add --net bridge, or leave out -p")
+	case len(r.Ports) > 0 && r.Net != "" && r.Net != "bridge":
+		return fmt.Errorf("ports are published on the bridge only: leave out --net %s, or -p", r.Net)
 	}
 	for _, e := range r.Env {
 		if strings.IndexByte(e, 0) >= 0 || strings.HasPrefix(e, "=") || e == "" {
