@@ -230,9 +230,15 @@ func TestPanicIsAnErrorOfTheCall(t *testing.T) {
 	_, s, _ := newNode(t)
 	p := apitest.Serve(t, panicking{})
 	for name, call := range map[string]func(*api.Client) error{
-		"unary":  func(c *api.Client) error { _, err := c.Doctor(t.Context()); return err },
-		"deploy": func(c *api.Client) error { _, err := c.Deploy(t.Context(), node.Request{Image: "i"}, node.Watch{}); return err },
-		"pull":   func(c *api.Client) error { _, err := c.Pull(t.Context(), node.PullRequest{Image: "i"}, node.Watch{}); return err },
+		"unary": func(c *api.Client) error { _, err := c.Doctor(t.Context()); return err },
+		"deploy": func(c *api.Client) error {
+			_, err := c.Deploy(t.Context(), node.Request{Image: "i"}, node.Watch{})
+			return err
+		},
+		"pull": func(c *api.Client) error {
+			_, err := c.Pull(t.Context(), node.PullRequest{Image: "i"}, node.Watch{})
+			return err
+		},
 		"stream": func(c *api.Client) error {
 			return c.Logs(t.Context(), "web", node.LogOptions{}, new(transcript).emit)
 		},

@@ -292,13 +292,14 @@ func (n *Node) serve(ctx context.Context, c *container) error {
 	timeout := cmp.Or(c.req.ReadyTimeout, time.Minute)
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, api.New(api.NotReady, fmt.Sprintf("%s was not ready after %v", c.Name, timeout)))
 	defer cancel()
-	exited := false
+	said, status := false, 0
 	err := n.await(ctx, func() bool {
-		exited = c.Status == node.StatusExited
-		return exited || slices.ContainsFunc(c.output, func(l node.LogChunk) bool { return strings.Contains(string(l.Data), text) })
+		said = slices.ContainsFunc(c.output, func(l node.LogChunk) bool { return strings.Contains(string(l.Data), text) })
+		status = c.ExitCode
+		return said || c.Status == node.StatusExited
 	})
-	if err == nil && exited {
-		return api.New(api.Exited, fmt.Sprintf("%s exited with status %d before it was ready", c.Name, c.ExitCode))
+	if err == nil && !said {
+		return api.New(api.Exited, fmt.Sprintf("%s exited with status %d before it was ready", c.Name, status))
 	}
 	return err
 }
@@ -540,6 +541,10 @@ func (n *Node) Wait(ctx context.Context, name string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	err = n.await(ctx, func() bool { return c.Status == node.StatusExited })
-	return c.ExitCode, err
+	status := 0
+	err = n.await(ctx, func() bool {
+		status = c.ExitCode
+		return c.Status == node.StatusExited
+	})
+	return status, err
 }

@@ -1,0 +1,313 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/api/apitest"
+	"dewpoint/internal/node"
+)
+
+// terminal is a pseudo-terminal: a program's end, and what arrives at ours.
+type terminal struct {
+	master, slave *os.File
+
+	mu  sync.Mutex
+	got bytes.Buffer // guarded by mu
+}
+
+func newTerminal(t *testing.T, cols, rows uint16) *terminal {
+	t.Helper()
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &terminal{master: os.NewFile(uintptr(fd), "ptmx")}
+	if p.slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
+		t.Fatal(err)
+	}
+	p.resize(t, cols, rows)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 4096)
+		for {
+			n, err := p.master.Read(buf)
+			p.mu.Lock()
+			p.got.Write(buf[:n])
+			p.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		p.slave.Close()
+		p.master.Close()
+		<-done
+	})
+	t.Setenv("TERM", "xterm")
+	return p
+}
+
+func (p *terminal) resize(t *testing.T, cols, rows uint16) {
+	t.Helper()
+	if err := unix.IoctlSetWinsize(int(p.slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: cols, Row: rows}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *terminal) text() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.got.String()
+}
+
+// screen is what is seen after all that was written: a terminal that knows the
+// few sequences that dew uses.
+func (p *terminal) screen(t *testing.T, cols int) []string {
+	t.Helper()
+	lines, row, col := []string{""}, 0, 0
+	seq := regexp.MustCompile(`^\x1b\[(\d*)([AKJ])`)
+	for s := p.text(); s != ""; {
+		if m := seq.FindStringSubmatch(s); m != nil {
+			switch m[2] {
+			case "A":
+				var n int
+				fmt.Sscan(m[1], &n)
+				if row -= n; row < 0 {
+					t.Fatalf("the cursor left the screen")
+				}
+			case "K":
+				lines[row] = lines[row][:min(col, len(lines[row]))]
+			case "J":
+				lines = lines[:row+1]
+				lines[row] = lines[row][:min(col, len(lines[row]))]
+			}
+			s = s[len(m[0]):]
+			continue
+		}
+		switch r := s[0]; r {
+		case '\r':
+			col = 0
+		case '\n':
+			if row++; row == len(lines) {
+				lines = append(lines, "")
+			}
+		default:
+			for len(lines[row]) <= col {
+				lines[row] += " "
+			}
+			lines[row] = lines[row][:col] + string(r) + lines[row][col+1:]
+			if col++; col > cols {
+				t.Fatalf("line %q is wider than %d", lines[row], cols)
+			}
+		}
+		s = s[1:]
+	}
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " \x00")
+	}
+	for len(lines) > 0 && lines[len(lines)-1] == "" {
+		lines = lines[:len(lines)-1]
+	}
+	return lines
+}
+
+func (p *terminal) await(t *testing.T, text string) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !strings.Contains(p.text(), text); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("no %q in %q", text, p.text())
+		}
+	}
+}
+
+// dew runs a command line against a node, with standard error a terminal.
+func dew(t *testing.T, n *apitest.Node, p *terminal, out io.Writer, args ...string) int {
+	t.Helper()
+	s := apitest.Serve(t, n)
+	t.Setenv(HostVariable, s.Host)
+	code := Main(t.Context(), args, Config{Version: "v0", Stdin: p.slave, Stdout: out, Stderr: p.slave})
+	fmt.Fprint(p.slave, "\r\n\x00")
+	p.await(t, "\x00")
+	return code
+}
+
+func TestTerminalShowsBarsThenTheStages(t *testing.T) {
+	n := &apitest.Node{Step: 30 * time.Millisecond}
+	defer n.Close()
+	n.Add(image("nginx:1"))
+	p := newTerminal(t, 200, 24)
+	var out bytes.Buffer
+	if code := dew(t, n, p, &out, "run", "-d", "--name", "web", "nginx:1", "sleep"); code != 0 {
+		t.Fatalf("exit code %d: %s", code, p.text())
+	}
+	if !regexp.MustCompile(`333333333333  \[=+> +\]  +\d.*/  3.0 MB    3.0 MB/s +1s`).MatchString(p.text()) {
+		t.Errorf("no moving bar in %q", p.text())
+	}
+	got := p.screen(t, 200)
+	want := []string{
+		"111111111111  [" + strings.Repeat("=", 40) + "]    100 kB /  100 kB  complete",
+		"333333333333  [" + strings.Repeat("=", 40) + "]    3.0 MB /  3.0 MB  complete",
+		"web: ready in 0.05 s (resolved 0.01, mounted 0.02, created 0.03, started 0.04, ready 0.05), 3.1 MB from the registry",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("screen:\n%s", strings.Join(got, "\n"))
+	}
+	if out.String() != "web\n" {
+		t.Errorf("standard output %q", out.String())
+	}
+}
+
+func TestForegroundOutputComesAloneOnTheScreen(t *testing.T) {
+	n := &apitest.Node{Step: 15 * time.Millisecond}
+	defer n.Close()
+	n.Add(image("nginx:1"))
+	p := newTerminal(t, 80, 24)
+	code := dew(t, n, p, p.slave, "run", "--ready", "log:serving", "nginx:1", "echo", "one", "echo", "serving", "exit", "6")
+	if got := strings.Join(p.screen(t, 80), "\n"); code != 6 || got != "one\nserving" {
+		t.Errorf("exit code %d, screen:\n%s", code, got)
+	}
+	if !strings.Contains(p.text(), "[=") {
+		t.Error("there was no progress")
+	}
+}
+
+func TestErrorComesAloneOnTheScreen(t *testing.T) {
+	n := &apitest.Node{Step: 15 * time.Millisecond}
+	defer n.Close()
+	n.Add(image("nginx:1"))
+	n.FailAfter("Pull", fmt.Errorf("write: %w", syscall.ENOSPC))
+	p := newTerminal(t, 200, 24)
+	code := dew(t, n, p, io.Discard, "pull", "nginx:1")
+	got := p.screen(t, 200)
+	if code != 8 || len(got) == 0 || !strings.HasPrefix(got[0], "dew: write: no space left") {
+		t.Errorf("exit code %d, screen %q", code, got)
+	}
+}
+
+func TestBarsFitTheTerminal(t *testing.T) {
+	p := newTerminal(t, 80, 10)
+	pr := &progress{w: p.slave, term: p.slave, at: map[string]int{}}
+	for i := range 30 {
+		l := node.LayerProgress{Digest: fmt.Sprintf("sha256:%064d", i), Size: 999_999_999_999, Fetched: 123_456_789_000, Rate: 1, State: node.StateFilling}
+		if i%2 == 0 {
+			l.State = node.StateComplete
+		}
+		pr.layers = append(pr.layers, l)
+	}
+	for _, cols := range []uint16{200, 80, 60, 40, 20, 3} {
+		p.resize(t, cols, 10)
+		lines := pr.lines()
+		if len(lines) > 8 {
+			t.Errorf("%d lines on 10", len(lines))
+		}
+		for _, l := range lines {
+			if len(l) >= int(cols) {
+				t.Errorf("%d columns: %q", cols, l)
+			}
+		}
+	}
+}
+
+func TestExecOnATerminal(t *testing.T) {
+	n := &apitest.Node{}
+	defer n.Close()
+	n.Add(image("nginx:1"))
+	if _, err := n.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+		t.Fatal(err)
+	}
+	p := newTerminal(t, 80, 24)
+	before, err := unix.IoctlGetTermios(int(p.slave.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := make(chan int)
+	s := apitest.Serve(t, n)
+	t.Setenv(HostVariable, s.Host)
+	go func() {
+		code <- Main(context.Background(), []string{"exec", "-it", "web", "cat"}, Config{Stdin: p.slave, Stdout: p.slave, Stderr: p.slave})
+	}()
+	// Raw: Ctrl-C and the end-of-file key are the container's.
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if now, err := unix.IoctlGetTermios(int(p.slave.Fd()), unix.TCGETS); err == nil && now.Lflag&unix.ISIG == 0 {
+			break
+		}
+	}
+	if _, err := p.master.WriteString("a\x03b\x04"); err != nil {
+		t.Fatal(err)
+	}
+	p.await(t, "a\x03b\x04")
+	if err := n.Stop(t.Context(), "web", 0); err != nil {
+		t.Fatal(err)
+	}
+	s.Stop()
+	if got := <-code; got != 3 {
+		t.Errorf("exit code %d of an exec whose daemon stopped", got)
+	}
+	after, err := unix.IoctlGetTermios(int(p.slave.Fd()), unix.TCGETS)
+	if err != nil || *after != *before {
+		t.Errorf("the terminal is left changed: %+v, %v", after, err)
+	}
+	// The reader of standard input ends with the next key.
+	_, _ = p.master.WriteString("x")
+}
+
+func TestSignalsDecideTheStatus(t *testing.T) {
+	for _, c := range []struct {
+		command string
+		signals []syscall.Signal
+		ready   string
+		status  int
+	}{
+		{"sleep", []syscall.Signal{syscall.SIGTERM}, "", 143},
+		{"stubborn", []syscall.Signal{syscall.SIGINT, syscall.SIGINT}, "", 137},
+		{"sleep", []syscall.Signal{syscall.SIGINT}, "log:never", 130},
+		{"sleep", []syscall.Signal{syscall.SIGHUP}, "log:never", 129},
+	} {
+		t.Run(fmt.Sprint(c.command, c.signals, c.ready), func(t *testing.T) {
+			n := &apitest.Node{}
+			defer n.Close()
+			n.Add(image("nginx:1"))
+			s := apitest.Serve(t, n)
+			t.Setenv(HostVariable, s.Host)
+			code := make(chan int)
+			go func() {
+				code <- Main(context.Background(), []string{"run", "-q", "--name", "web", "--ready", c.ready, "nginx:1", c.command},
+					Config{Stdin: os.Stdin, Stdout: io.Discard, Stderr: io.Discard})
+			}()
+			for list, _ := n.List(t.Context(), false); len(list) == 0; list, _ = n.List(t.Context(), false) {
+				time.Sleep(2 * time.Millisecond)
+			}
+			for _, sig := range c.signals {
+				time.Sleep(200 * time.Millisecond)
+				if err := syscall.Kill(os.Getpid(), sig); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := <-code; got != c.status {
+				t.Errorf("status %d, want %d", got, c.status)
+			}
+		})
+	}
+}
