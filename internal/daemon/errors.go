@@ -35,6 +35,8 @@ var sentinels = []struct {
 	{image.ErrInvalid, api.BadImage},
 	{image.ErrUnsupported, api.BadImage},
 	{errImageInUse, api.InUse},
+	{engine.ErrNoCommand, api.CommandMissing},
+	{engine.ErrNotExecutable, api.NotExecutable},
 	{engine.ErrExists, api.NameInUse},
 	{engine.ErrNotFound, api.NotFound},
 	{engine.ErrPortTaken, api.PortInUse},

@@ -41,6 +41,10 @@ func readsOnly(method string) bool {
 	return false
 }
 
+// undelivered tells a call that containerd could not pass on to the
+// snapshotter: after a restart of the daemon it tries the socket seconds apart.
+func undelivered(err error) bool { return strings.Contains(err.Error(), "Error while dialing") }
+
 // client is the part of containerd's API that the engine uses, by the bare
 // generated stubs: the client library costs megabytes and extra round trips.
 // Calls carry the namespace, wait while containerd is being restarted, and
@@ -71,7 +75,7 @@ func dial(socket, namespace string) (*client, error) {
 		ctx = withNS(ctx)
 		for {
 			err := errgrpc.ToNative(invoke(ctx, method, req, reply, cc, opts...))
-			if !errdefs.IsUnavailable(err) || !readsOnly(method) || !sleep(ctx, 10*time.Millisecond) {
+			if !errdefs.IsUnavailable(err) || !readsOnly(method) && !undelivered(err) || !sleep(ctx, 10*time.Millisecond) {
 				return err
 			}
 		}

@@ -262,9 +262,25 @@ func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount
 		ContainerID: name, Rootfs: mounts, Stdout: stdout, Stderr: stderr,
 	})
 	if err != nil {
-		return 0, fmt.Errorf("task: %w", err)
+		return 0, fmt.Errorf("task: %w", badCommand(err))
 	}
 	return r.Pid, nil
+}
+
+// badCommand finds in runc's words that the command itself is at fault.
+func badCommand(err error) error {
+	_, why, ok := strings.Cut(err.Error(), "unable to start container process: exec: ")
+	if !ok {
+		return err
+	}
+	why = strings.TrimSuffix(why, ": unknown")
+	switch {
+	case strings.Contains(why, "no such file or directory"), strings.Contains(why, "not found"):
+		return fmt.Errorf("%w: %s", ErrNoCommand, why)
+	case strings.Contains(why, "permission denied"), strings.Contains(why, "exec format error"), strings.Contains(why, "is a directory"):
+		return fmt.Errorf("%w: %s", ErrNotExecutable, why)
+	}
+	return err
 }
 
 // logFiles are plain paths, not file: URIs, with which the shims of 1.6 and

@@ -57,6 +57,10 @@ var (
 	ErrRunning    = errors.New("container is running")
 	ErrNotRunning = errors.New("container is not running")
 	ErrPortTaken  = errors.New("port is taken")
+	// ErrNoCommand and ErrNotExecutable say that the container has no such
+	// program, or cannot run it.
+	ErrNoCommand     = errors.New("command not found in the container")
+	ErrNotExecutable = errors.New("command cannot be executed")
 	// ErrMissing says that a program the engine needs is not installed.
 	ErrMissing = errors.New("program is missing")
 )

@@ -70,7 +70,7 @@ func (e *Engine) exec(ctx context.Context, name string, s ExecSpec) (int, error)
 	}
 	defer e.endExec(context.WithoutCancel(ctx), name, id)
 	if _, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name, ExecID: id}); err != nil {
-		return 0, notRunning(err)
+		return 0, badCommand(notRunning(err))
 	}
 	return e.attend(ctx, name, id, s, io)
 }

@@ -1,0 +1,247 @@
+package test
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"dewpoint/internal/registry/registrytest"
+
+	"golang.org/x/sys/unix"
+)
+
+// What can go wrong with a registry gives one clear line and its exit code,
+// leaves nothing visible, and the next pull succeeds.
+func TestRegistryFaults(t *testing.T) {
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 3<<20), appOptions())
+	big := img.Layers[2]
+	m := newMachine(t, reg).start()
+	for name, c := range map[string]struct {
+		fault registrytest.Fault
+		auth  registrytest.Auth
+		code  int // 0: dewd gets over it
+		says  string
+	}{
+		"401":           {fault: registrytest.Fault{Do: registrytest.Status, Status: 401, Path: registrytest.Anywhere}, code: 5, says: "docker login"},
+		"403":           {fault: registrytest.Fault{Do: registrytest.Status, Status: 403, Path: registrytest.Anywhere}, code: 5, says: "no right"},
+		"404":           {fault: registrytest.Fault{Do: registrytest.Status, Status: 404, Path: "/manifests/"}, code: 4, says: "name and tag"},
+		"404 blob":      {fault: registrytest.Fault{Do: registrytest.Status, Status: 404, Digest: big.Digest}, code: 4},
+		"429 once":      {fault: registrytest.Fault{Do: registrytest.Status, Status: 429, RetryAfter: "1", Digest: big.Digest, Times: 1}},
+		"503 twice":     {fault: registrytest.Fault{Do: registrytest.Status, Status: 503, Path: registrytest.Anywhere, Times: 2}},
+		"cut":           {fault: registrytest.Fault{Do: registrytest.Cut, At: 1 << 20, Digest: big.Digest, Times: 2}},
+		"stall":         {fault: registrytest.Fault{Do: registrytest.Stall, At: 1 << 20, Digest: big.Digest, Times: 1}},
+		"short":         {fault: registrytest.Fault{Do: registrytest.Short, At: 1000, Digest: big.Digest}, code: 6, says: "where"},
+		"ignores Range": {fault: registrytest.Fault{Do: registrytest.IgnoreRange, Digest: big.Digest}},
+		"flipped bit":   {fault: registrytest.Fault{Do: registrytest.Flip, At: 1 << 20, Digest: big.Digest}, code: 7},
+		"wrong digest":  {fault: registrytest.Fault{Do: registrytest.Garbage, At: 500, Path: "/manifests/"}, code: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m.t = t
+			reg.Fail(c.fault)
+			r := m.dew("pull", img.Ref)
+			switch {
+			case c.code >= 0 && r.code != c.code, c.code < 0 && r.code == 0:
+				t.Errorf("exit %d, want %d: %s", r.code, c.code, r.err)
+			case !strings.Contains(r.err, c.says):
+				t.Errorf("%q does not say %q", r.err, c.says)
+			case r.code != 0 && len(errorLines(r.err)) != 1:
+				t.Errorf("not one line:\n%s", r.err)
+			}
+			reg.Heal()
+			if r := m.dew("run", "--rm", img.Ref, "cat", "/etc/motd"); r.out != "above\n" {
+				t.Errorf("afterwards: %+v", r)
+			}
+			m.must("rmi", img.Ref)
+			m.must("prune")
+		})
+	}
+	m.t = t
+}
+
+func errorLines(s string) []string {
+	var out []string
+	for line := range strings.Lines(s) {
+		if strings.HasPrefix(line, "dew: ") || strings.HasPrefix(line, "\t") {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+func TestUnreachableRegistry(t *testing.T) {
+	m := newMachine(t, nil).start()
+	host := "127.0.0.1:" + freePort(t)
+	r := m.dew("pull", "--plain-http", host+"/app:1")
+	if r.code != 6 || !strings.Contains(r.err, host) {
+		t.Errorf("%+v", r)
+	}
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
+	if r := m.dew("pull", img.Ref); r.code != 6 || !strings.Contains(r.err, "--plain-http") {
+		t.Errorf("plain HTTP that is not configured: %+v", r)
+	}
+}
+
+// kill -9 of dewd in the middle of a pull costs at most 8 MiB fetched again.
+func TestKilledPullResumes(t *testing.T) {
+	reg := registrytest.New(t)
+	layers := appLayers(t, 48<<20)
+	img := reg.PushImage("app:1", layers, appOptions())
+	big := img.Layers[2]
+	m := newMachine(t, reg).start()
+	reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 12 << 20, Digest: big.Digest})
+	pull := exec.Command(filepath.Join(programs, "dew"), "-H", "unix://"+m.state+"/dewd.sock", "pull", img.Ref)
+	if err := pull.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); reg.Served(big.Digest) < big.Size*2/3; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the pull does not get on")
+		}
+	}
+	m.kill()
+	pull.Wait()
+	reg.Heal()
+	m.start()
+	m.must("pull", img.Ref)
+	if again := reg.Served(big.Digest) - big.Size; again > 8<<20 {
+		t.Errorf("%d bytes were fetched again", again)
+	}
+	if r := m.dew("run", "--rm", img.Ref, "cat", "/etc/motd"); r.out != "above\n" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A registry that goes away in the middle and comes back is waited for.
+func TestRegistryRestart(t *testing.T) {
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 24<<20), appOptions())
+	big := img.Layers[2]
+	m := newMachine(t, reg).start()
+	reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 12 << 20, Digest: big.Digest})
+	pull := exec.Command(filepath.Join(programs, "dew"), "-H", "unix://"+m.state+"/dewd.sock", "pull", img.Ref)
+	if err := pull.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); reg.Served(big.Digest) < big.Size/3 && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	reg.Close()
+	time.Sleep(time.Second)
+	if err := reg.Up(); err != nil {
+		t.Fatal(err)
+	}
+	reg.Heal()
+	if err := pull.Wait(); err != nil {
+		t.Errorf("the pull: %v", err)
+	}
+	if again := reg.Served(big.Digest) - big.Size; again > 8<<20 {
+		t.Errorf("%d bytes were fetched again", again)
+	}
+}
+
+func TestDiskFull(t *testing.T) {
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 48<<20), appOptions())
+	m := newMachine(t, reg)
+	if err := os.MkdirAll(m.root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", m.root, "tmpfs", 0, "size=40m"); err != nil {
+		t.Fatal(err)
+	}
+	m.start()
+	r := m.dew("pull", img.Ref)
+	if r.code != 8 || !strings.Contains(r.err, "disk full") || !strings.Contains(r.err, "dew prune") {
+		t.Errorf("%+v", r)
+	}
+	if err := unix.Mount("tmpfs", m.root, "tmpfs", unix.MS_REMOUNT, "size=200m"); err != nil {
+		t.Fatal(err)
+	}
+	if r := m.dew("run", "--rm", img.Ref, "cat", "/etc/motd"); r.out != "above\n" {
+		t.Errorf("with room again: %+v", r)
+	}
+}
+
+func TestSecondDewd(t *testing.T) {
+	m := newMachine(t, nil).start()
+	other := exec.Command(filepath.Join(programs, "dewd"), "--root", m.root, "--state", m.state+"2")
+	r := m.run(other)
+	if r.code == 0 || !strings.Contains(r.err, "in use by another dewd") {
+		t.Errorf("%+v", r)
+	}
+	m.must("ps")
+	os.RemoveAll(m.state + "2")
+}
+
+func TestUnprivileged(t *testing.T) {
+	m := newMachine(t, nil)
+	if err := os.Chmod(programs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(programs, "dewd"), "--root", m.root, "--state", m.state)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if r := m.run(cmd); r.code == 0 || !strings.Contains(r.err, "sudo") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestContainerFaults(t *testing.T) {
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
+	m := newMachine(t, reg).start()
+	port := freePort(t)
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"exits before it is ready": {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, img.Ref, "exit", "3"}, 9, "status 3"},
+		"not ready in time":        {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, "--ready-timeout", "300ms", img.Ref, "serve", freePort(t)}, 9, "not ready"},
+		"no such command":          {[]string{"run", "--rm", "--entrypoint", "/none", img.Ref}, 127, "/none"},
+		"no such image":            {[]string{"run", "--rm", reg.Host() + "/none:1"}, 4, "none"},
+		"bad reference":            {[]string{"run", "--rm", "UPPER/Case:1"}, 2, "UPPER"},
+		"bad readiness":            {[]string{"run", "--rm", "--ready", "smtp:25", img.Ref}, 2, "smtp"},
+		"no such container":        {[]string{"logs", "nobody"}, 4, "nobody"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m.t = t
+			if r := m.dew(c.args...); r.code != c.code || !strings.Contains(r.err, c.says) {
+				t.Errorf("exit %d, want %d: %s", r.code, c.code, r.err)
+			}
+		})
+	}
+	m.t = t
+	m.must("run", "-d", "--name", "one", img.Ref, "serve", port)
+	if r := m.dew("run", "-d", "--name", "one", img.Ref, "serve", port); r.code != 10 || !strings.Contains(r.err, "one") {
+		t.Errorf("a name twice: %+v", r)
+	}
+	if r := m.dew("rmi", img.Ref); r.code == 0 || !strings.Contains(r.err, "one") {
+		t.Errorf("an image in use was removed: %+v", r)
+	}
+	m.must("rm", "-f", "one")
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
+}
+
+// What is no registry at all does not make dewd hang or crash.
+func TestNotARegistry(t *testing.T) {
+	m := newMachine(t, nil).start()
+	l := freePort(t)
+	srv := &http.Server{Addr: "127.0.0.1:" + l, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "<html>hello") })}
+	go srv.ListenAndServe()
+	t.Cleanup(func() { srv.Close() })
+	time.Sleep(50 * time.Millisecond)
+	r := m.dew("pull", "--plain-http", "127.0.0.1:"+l+"/app:1")
+	if r.code == 0 || len(errorLines(r.err)) != 1 {
+		t.Errorf("%+v", r)
+	}
+}
