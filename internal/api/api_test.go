@@ -126,7 +126,7 @@ func TestDeployIsValidatedAtTheEdge(t *testing.T) {
 	_, _, c := newNode(t)
 	for _, r := range []node.Request{
 		{}, {Image: "i", Net: "moon"}, {Image: "i", Ready: "tcp"}, {Image: "i", Memory: -1},
-		{Image: "i", Ports: []node.Port{{Host: 1, Container: 1}}}, {Image: "i", Inflaters: -1},
+		{Image: "i", Net: "none", Ports: []node.Port{{Host: 1, Container: 1}}}, {Image: "i", Inflaters: -1},
 		{Image: "i", Volumes: []node.Volume{{Source: "a", Target: "/b"}}}, {Image: "i", Env: []string{"=x"}},
 	} {
 		_, err := c.Deploy(t.Context(), r, node.Watch{})

@@ -168,7 +168,33 @@ func Classify(err error) *Error {
 	case errors.Is(err, context.DeadlineExceeded):
 		return Of(Deadline, err)
 	}
+	if e := unstartable(err); e != nil {
+		return e
+	}
 	return Of(Internal, err)
+}
+
+// unstartable knows by its words, as it has nothing else, the error of a
+// container runtime that could not run a command: "… exec: "nginx": executable
+// file not found in $PATH: unknown".
+func unstartable(err error) *Error {
+	s := err.Error()
+	i := strings.LastIndex(s, "exec: \"")
+	if i < 0 {
+		return nil
+	}
+	s = oneLine(strings.TrimSuffix(s[i:], ": unknown"))
+	var e *Error
+	switch {
+	case strings.Contains(s, "not found in $PATH"), strings.Contains(s, "no such file or directory"):
+		e = New(CommandMissing, s)
+	case strings.Contains(s, "permission denied"), strings.Contains(s, "exec format error"), strings.Contains(s, "is a directory"):
+		e = New(NotExecutable, s)
+	default:
+		return nil
+	}
+	e.Err = err
+	return e
 }
 
 // wire makes a Connect error with the Error as its detail.

@@ -38,6 +38,9 @@ func TestClassify(t *testing.T) {
 		{context.Canceled, Canceled, ExitInterrupted},
 		{context.DeadlineExceeded, Deadline, ExitFailure},
 		{errors.New("anything"), Internal, ExitFailure},
+		{errors.New(`OCI runtime create failed: runc create failed: unable to start container process: exec: "x": executable file not found in $PATH: unknown`), CommandMissing, ExitNoCommand},
+		{errors.New(`OCI runtime exec failed: exec failed: unable to start container process: exec: "/x": stat /x: no such file or directory: unknown`), CommandMissing, ExitNoCommand},
+		{errors.New(`unable to start container process: exec: "/etc/passwd": permission denied: unknown`), NotExecutable, ExitNotExec},
 	} {
 		e := Classify(c.err)
 		if e.Code != c.code || e.Exit != c.exit {

@@ -67,6 +67,8 @@ func newInput(ctx context.Context, stream *execStream, wanted bool) *input {
 	if !wanted {
 		w.Close()
 	}
+	// The stream's end may come late when it is the daemon that ends the call.
+	context.AfterFunc(ctx, func() { _ = w.CloseWithError(context.Cause(ctx)) })
 	go in.receive(ctx, stream, w)
 	return in
 }

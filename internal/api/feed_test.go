@@ -1,0 +1,55 @@
+package api
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"dewpoint/internal/node"
+)
+
+// A pull that reports each chunk must cost its reader, and itself, next to nothing.
+func TestFeedKeepsTheNewestAndAllStages(t *testing.T) {
+	f := newFeed()
+	var wg sync.WaitGroup
+	for _, digest := range []string{"a", "b", "c", "d"} {
+		wg.Go(func() {
+			for i := range int64(10_000) {
+				f.layer(node.LayerProgress{Digest: digest, Size: 10_000, Fetched: i + 1})
+			}
+		})
+	}
+	for _, s := range []string{node.Resolved, node.Mounted, node.Ready} {
+		f.reached("web", s, 1)
+	}
+	wg.Wait()
+	<-f.wake
+	stages, layers := f.take()
+	if len(stages) != 3 || stages[2].Stage != node.Ready {
+		t.Errorf("stages %v", stages)
+	}
+	if len(layers) != 4 {
+		t.Errorf("%d reports of 4 layers", len(layers))
+	}
+	for _, l := range layers {
+		if l.Fetched != 10_000 {
+			t.Errorf("layer %v is not the newest", l)
+		}
+	}
+	if stages, layers := f.take(); stages != nil || layers != nil {
+		t.Errorf("taken twice: %v, %v", stages, layers)
+	}
+	f.layer(node.LayerProgress{Digest: "a"})
+	select {
+	case <-f.wake:
+	case <-time.After(10 * time.Second):
+		t.Error("a layer was not announced")
+	}
+}
+
+func BenchmarkFeedLayer(b *testing.B) {
+	f := newFeed()
+	for b.Loop() {
+		f.layer(node.LayerProgress{Digest: "a", Size: 10_000, Fetched: 1, State: node.StateFilling})
+	}
+}
