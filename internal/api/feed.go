@@ -18,10 +18,10 @@ type feed struct {
 	wake chan struct{} // has one element when there is something to take
 
 	mu     sync.Mutex
-	stages []*pb.Stage         // guarded by mu
-	layers []*pb.LayerProgress // guarded by mu; changed since the last take
-	at     map[string]int      // guarded by mu; a layer's place in layers
-	armed  bool                // guarded by mu; layers will be announced
+	stages []*pb.Stage          // guarded by mu
+	layers []node.LayerProgress // guarded by mu; changed since the last take
+	at     map[string]int       // guarded by mu; a layer's place in layers
+	armed  bool                 // guarded by mu; layers will be announced
 }
 
 func newFeed() *feed {
@@ -39,10 +39,10 @@ func (f *feed) layer(l node.LayerProgress) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if i, ok := f.at[l.Digest]; ok {
-		f.layers[i] = layerOf(l)
+		f.layers[i] = l
 	} else {
 		f.at[l.Digest] = len(f.layers)
-		f.layers = append(f.layers, layerOf(l))
+		f.layers = append(f.layers, l)
 	}
 	if !f.armed {
 		f.armed = true
@@ -64,5 +64,5 @@ func (f *feed) take() ([]*pb.Stage, []*pb.LayerProgress) {
 	stages, layers := f.stages, f.layers
 	f.stages, f.layers, f.armed = nil, nil, false
 	clear(f.at)
-	return stages, layers
+	return stages, each(layers, layerOf)
 }
