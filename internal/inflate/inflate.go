@@ -19,7 +19,7 @@
 // its position. Layers written by zstd are mostly one frame, which then offers
 // no point.
 //
-// Memory: a gzip reader holds 256 KiB of input, 40 KiB (Go) or 130 KiB (ISA-L,
+// Memory: a gzip reader holds 256 KiB of input, 72 KiB (Go) or 120 KiB (ISA-L,
 // C memory) of decoder, and 256 KiB more once a Read asks for less than 64 KiB;
 // it stays under 1 MiB. A zstd reader holds the frame's window, which MaxWindow
 // bounds, and about 1 MiB. A plain reader holds nothing.
