@@ -227,9 +227,13 @@ func unwire(ce *connect.Error) *Error {
 	return nil
 }
 
-// oneLine keeps an error from spreading over a terminal.
+// oneLine keeps an error from spreading over a terminal. Of several lines, as
+// when an error ends with a program's output, the first and the last stay.
 func oneLine(s string) string {
 	s = strings.ToValidUTF8(strings.TrimSpace(s), "?")
+	if i, j := strings.IndexByte(s, '\n'), strings.LastIndexByte(s, '\n'); i >= 0 {
+		s = s[:i] + " " + s[j+1:]
+	}
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
 			return ' '

@@ -58,6 +58,9 @@ func TestErrorIsOneLineWithOneRemedy(t *testing.T) {
 	if got := e.Error(); strings.Count(got, "ask somebody else") != 1 {
 		t.Errorf("%q", got)
 	}
+	if got := Of(Exited, errors.New("exited; its last lines:\nstarting\nno such user\n")).Message; got != "exited; its last lines: no such user" {
+		t.Errorf("%q", got)
+	}
 	if got := Of(Internal, errors.New(strings.Repeat("ä", 5000))).Message; len(got) > 1100 {
 		t.Errorf("%d bytes", len(got))
 	}

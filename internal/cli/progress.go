@@ -30,7 +30,9 @@ type progress struct {
 	layers []node.LayerProgress // guarded by mu, in order of appearance
 	at     map[string]int       // guarded by mu
 	drawn  int                  // guarded by mu: lines on the screen
+	last   string               // guarded by mu: what they say
 	over   bool                 // guarded by mu: nothing more is shown
+	stage  string               // guarded by mu: the last that was reached
 	stop   chan struct{}        // guarded by mu: ends the ticker; nil if none runs
 	ticker sync.WaitGroup
 }
@@ -44,7 +46,13 @@ func (c *call) progress(title string) *progress {
 }
 
 func (p *progress) watch() node.Watch {
-	return node.Watch{Layer: p.layer, Reached: func(string, string, float64) {}}
+	return node.Watch{Layer: p.layer, Reached: p.reached}
+}
+
+func (p *progress) reached(_, stage string, _ float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stage = stage
 }
 
 func (p *progress) layer(l node.LayerProgress) {
@@ -126,24 +134,32 @@ func (p *progress) lines() []string {
 	hidden := 0
 	for i, l := range p.layers {
 		// Finished layers make room first.
-		if len(p.layers)-hidden > height-3 && l.State == node.StateComplete && i < len(p.layers)-1 {
+		if len(p.layers)-hidden > height-4 && l.State == node.StateComplete && i < len(p.layers)-1 {
 			hidden++
 			continue
 		}
 		lines = append(lines, bar(l, width-1))
 	}
-	if most := max(1, height-3); len(lines) > most {
+	if most := max(1, height-4); len(lines) > most {
 		hidden += len(lines) - most
 		lines = lines[:most]
 	}
 	if hidden > 0 {
 		lines = append(lines, clip(fmt.Sprintf("and %d more layers", hidden), width-1))
 	}
+	if p.stage == node.Started || p.stage == node.Restored {
+		lines = append(lines, clip("started, not ready yet", width-1))
+	}
 	return lines
 }
 
 // draw replaces the picture on the screen. It is called with mu held.
 func (p *progress) draw(lines []string) {
+	now := strings.Join(lines, "\n")
+	if now == p.last && p.drawn == len(lines) {
+		return
+	}
+	p.last = now
 	var b bytes.Buffer
 	if p.drawn > 0 {
 		fmt.Fprintf(&b, "\x1b[%dA", p.drawn)
