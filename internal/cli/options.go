@@ -16,7 +16,7 @@ import (
 // options are the values of all commands' flags.
 type options struct {
 	detach, remove, quiet           bool
-	name, entrypoint, memory        string
+	entrypoint, memory              string
 	publish, env, volumes           []string
 	request                         node.Request // what needs no parsing of ours
 	pull                            node.PullRequest

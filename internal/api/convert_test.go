@@ -1,0 +1,129 @@
+package api
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "dewpoint/internal/api/gen/dewpoint/v1"
+	"dewpoint/internal/node"
+)
+
+// filled is a T in which every field has a value of its own, so that a field
+// that a conversion forgets is seen.
+func filled[T any]() T {
+	var v T
+	n := 0
+	fill(reflect.ValueOf(&v).Elem(), &n)
+	return v
+}
+
+func fill(v reflect.Value, n *int) {
+	*n++
+	if v.Type() == reflect.TypeFor[time.Time]() {
+		v.Set(reflect.ValueOf(time.Unix(int64(1_700_000_000+*n), 7).UTC()))
+		return
+	}
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(fmt.Sprint("s", *n))
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int64:
+		v.SetInt(int64(*n))
+	case reflect.Uint16, reflect.Uint64:
+		v.SetUint(uint64(*n))
+	case reflect.Float64:
+		v.SetFloat(float64(*n) + 0.5)
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem(), n)
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		for i := range v.Len() {
+			fill(v.Index(i), n)
+		}
+	case reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+		k, e := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+		fill(k, n)
+		fill(e, n)
+		v.SetMapIndex(k, e)
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(v.Field(i), n)
+		}
+	default:
+		panic("no value for " + v.Type().String())
+	}
+}
+
+// roundTrip sends a T over the wire.
+func roundTrip[T any, P proto.Message](t *testing.T, to func(T) P, from func(P) T) {
+	t.Helper()
+	for _, want := range []T{filled[T](), *new(T)} {
+		b, err := proto.Marshal(to(want))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := to(want).ProtoReflect().New().Interface().(P)
+		if err := proto.Unmarshal(b, m); err != nil {
+			t.Fatal(err)
+		}
+		if got := from(m); fmt.Sprintf("%+v", deref(got)) != fmt.Sprintf("%+v", deref(want)) {
+			t.Errorf("%T:\n got %+v\nwant %+v", want, got, want)
+		}
+	}
+}
+
+// deref shows what the pointers of an Event point to.
+func deref(v any) any {
+	e, ok := v.(node.Event)
+	if !ok || e.ExitCode == nil {
+		return v
+	}
+	code, record := *e.ExitCode, *e.Record
+	e.ExitCode, e.Record = nil, nil
+	return []any{e, code, record}
+}
+
+func TestNothingIsForgotten(t *testing.T) {
+	roundTrip(t, specOf, requestFrom)
+	roundTrip(t, pullOf, pullFrom)
+	roundTrip(t, recordOf, recordFrom)
+	roundTrip(t, layerOf, layerFrom)
+	roundTrip(t, containerOf, containerFrom)
+	roundTrip(t, imageOf, imageFrom)
+	roundTrip(t, findingOf, findingFrom)
+	roundTrip(t, versionOf, versionFrom)
+	roundTrip(t, eventOf, eventFrom)
+	roundTrip(t, sizeOf, sizeFrom)
+	exec := func(r node.ExecRequest) *pb.ExecRequest_Start { return execOf("web", r, true) }
+	roundTrip(t, exec, execFrom)
+}
+
+func FuzzDeployRequest(f *testing.F) {
+	b, err := proto.Marshal(&pb.DeployRequest{Spec: specOf(filled[node.Request]())})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m := new(pb.DeployRequest)
+		if proto.Unmarshal(b, m) != nil {
+			return
+		}
+		r := requestFrom(m.GetSpec())
+		if r.Validate() != nil {
+			return
+		}
+		again := requestFrom(specOf(r))
+		if fmt.Sprintf("%+v", again) != fmt.Sprintf("%+v", r) {
+			t.Errorf("%+v became %+v", r, again)
+		}
+	})
+}
