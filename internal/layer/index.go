@@ -17,12 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// index reads a layer's table of contents while the layer is being filled and
-// then builds the EROFS index from it. Where the kernel has no EROFS it
-// unpacks the layer instead.
+// index is what a layer's entries come to, gathered while the layer is being
+// filled; the EROFS index is built from it. Where the kernel has no EROFS the
+// layer is unpacked meanwhile instead, and tree knows names and types alone.
 type index struct {
-	table *toc.TOC
-	data  *os.File
+	tree     *toc.Tree
+	unpacked bool
+	data     *os.File
 }
 
 // arriving reads data, waiting for bytes that have not been written yet.
@@ -45,19 +46,34 @@ func (a arriving) ReadAt(b []byte, off int64) (int, error) {
 
 // index follows the fill to the end of the tar.
 func (p *pipeline) index(ctx context.Context) (*index, error) {
+	x := &index{tree: toc.NewTree(), unpacked: p.f.store.cfg.Tree, data: p.data}
 	data := arriving{ctx, p}
-	if p.f.store.cfg.Tree {
-		return &index{}, p.unpack(data)
+	if x.unpacked {
+		return x, p.unpack(data, x.tree)
 	}
-	t, err := toc.Read(data)
-	if err != nil {
-		return nil, err
+	return x, each(data, x.tree.Add)
+}
+
+// each calls do for every entry of the tar in data, in order.
+func each(data io.ReaderAt, do func(*toc.Entry) error) error {
+	scan := toc.NewScanner(data)
+	for {
+		e, err := scan.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err == nil {
+			err = do(e)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return &index{table: t, data: p.data}, nil
 }
 
 // unpack writes the tree anew; what an earlier fill unpacked is not trusted.
-func (p *pipeline) unpack(data io.ReaderAt) error {
+// Layer.sync makes it durable.
+func (p *pipeline) unpack(data io.ReaderAt, names *toc.Tree) error {
 	tmp := filepath.Join(p.f.dir, "tree.tmp")
 	if err := os.RemoveAll(tmp); err != nil {
 		return err
@@ -69,25 +85,33 @@ func (p *pipeline) unpack(data io.ReaderAt) error {
 	if err != nil {
 		return err
 	}
-	scan := toc.NewScanner(data)
-	for {
-		e, err := scan.Next()
-		if err == io.EOF {
-			return x.Finish()
-		}
-		if err == nil {
-			err = x.Add(e)
-		}
-		if err != nil {
+	defer x.Close()
+	err = each(data, func(e *toc.Entry) error {
+		if err := x.Add(e); err != nil {
 			return err
 		}
+		return names.Add(&toc.Entry{Name: e.Name, Type: e.Type, Link: e.Link})
+	})
+	if err != nil {
+		return err
 	}
+	return x.Seal()
+}
+
+// implied lists the directories that the layer does not describe, without the
+// root, parents first.
+func (x *index) implied() names {
+	all := names(x.tree.Implied())
+	if len(all) > 0 && all[0] == "" {
+		all = all[1:]
+	}
+	return all
 }
 
 // build writes the index beside the verified data, or shows the verified
 // tree, and returns the index's size. None of it is durable yet.
 func (x *index) build(dir string, id digest.Digest, size int64) (int64, error) {
-	if x.table == nil {
+	if x.unpacked {
 		if err := os.RemoveAll(filepath.Join(dir, "tree")); err != nil {
 			return 0, err
 		}
@@ -99,7 +123,7 @@ func (x *index) build(dir string, id digest.Digest, size int64) (int64, error) {
 		return 0, err
 	}
 	defer f.Close()
-	if err := erofs.Build(f, x.table, erofs.Options{UUID: erofs.UUID(id.String()), DataSize: size, Data: x.data}); err != nil {
+	if err := erofs.Write(f, x.tree, erofs.Options{UUID: erofs.UUID(id.String()), DataSize: size, Data: x.data}); err != nil {
 		return 0, errors.Join(err, os.Remove(tmp))
 	}
 	fi, err := f.Stat()

@@ -42,6 +42,11 @@ type Files struct {
 	Index string // EROFS image whose external device is Data; always there
 	Data  string // the layer's tar; absent once Tree is complete
 	Tree  string // directory with the unpacked layer; "" unless the backend is Tree
+	// Implied are the directories that the layer has entries in and does not
+	// describe, parents first, without the root. The mount shows made-up
+	// attributes for them (0755, root's); where a layer below has the
+	// directory, tree.Parents makes what puts that right. Not to be written.
+	Implied []string
 }
 
 // Backend mounts layers in one way. Its methods are safe for concurrent use,
