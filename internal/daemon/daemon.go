@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -194,7 +193,7 @@ func (d *Daemon) serve(ctx context.Context, started chan<- struct{}) error {
 		if err := d.startEngine(ctx, socket, blobs); err != nil {
 			return err
 		}
-		l, err := listen(filepath.Join(d.cfg.State, "dewd.sock"))
+		l, err := api.Listen(filepath.Join(d.cfg.State, "dewd.sock"), 0o600)
 		if err != nil {
 			return err
 		}
@@ -228,22 +227,6 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 	b.dial(d.engine.Socket())
 	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Node: d.name, Log: d.log, Done: d.done})
 	return d.deployer.RemoveAtExit(ctx)
-}
-
-// listen makes the API's socket with mode 0600 from the first moment on.
-func listen(path string) (net.Listener, error) {
-	made := path + ".new"
-	os.Remove(made)
-	l, err := net.Listen("unix", made)
-	if err != nil {
-		return nil, err
-	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(made, 0o600), os.Rename(made, path)); err != nil {
-		l.Close()
-		return nil, err
-	}
-	return l, nil
 }
 
 // done logs the record of a deployment or pull and tells the event stream.

@@ -78,8 +78,8 @@ const LabelRemove = "dewpoint.remove"
 
 // Deploy carries req until the container is ready. If ctx ends before, or
 // anything fails before the container has started, nothing of it is left. A
-// container that starts and is not ready in time, or exits before, is kept for
-// inspection, unless req.Remove.
+// container that starts and is not ready in time is stopped; it, or one that
+// exits before, is kept for inspection, unless req.Remove.
 func (d *Deployer) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
 	o, err := d.parse(req)
 	if err != nil {
@@ -222,13 +222,23 @@ func nsOf(c *engine.Info) string {
 	return ""
 }
 
-// unready decides what becomes of a container that does not serve.
+// unready decides what becomes of a container that does not serve: it is
+// stopped and kept, so that its logs can be read; nothing of it stays if the
+// caller has gone or wanted it removed.
 func (d *Deployer) unready(ctx context.Context, o *order, err error) error {
 	if ctx.Err() != nil || o.Remove {
 		return errors.Join(err, d.remove(o.name))
 	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*stopGrace)
+	defer cancel()
+	if serr := d.cfg.Engine.Stop(stop, o.name, stopGrace); serr != nil && !errors.Is(serr, engine.ErrNotRunning) {
+		d.cfg.Log.Warn("stop a container that is not ready", "name", o.name, "err", serr)
+	}
 	return err
 }
+
+// stopGrace is how long a container that is not ready in time may take to end.
+const stopGrace = 5 * time.Second
 
 // remove takes a container away whatever becomes of the caller.
 func (d *Deployer) remove(name string) error {

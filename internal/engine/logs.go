@@ -31,18 +31,18 @@ func (e *Engine) Logs(ctx context.Context, name string, o LogOptions) error {
 	if _, err := os.Stat(e.cfg.dir(name)); err != nil {
 		return fmt.Errorf("logs of container %s: %w", name, ErrNotFound)
 	}
-	ended := make(chan struct{})
+	var ended chan struct{}
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		defer close(ended)
-		if !o.Follow {
+	if o.Follow {
+		ended = make(chan struct{})
+		g.Go(func() error {
+			defer close(ended)
+			if _, err := e.Wait(gctx, name); err != nil && !errors.Is(err, ErrNotRunning) {
+				return err
+			}
 			return nil
-		}
-		if _, err := e.Wait(gctx, name); err != nil && !errors.Is(err, ErrNotRunning) {
-			return err
-		}
-		return nil
-	})
+		})
+	}
 	stream := func(path string, w io.Writer) {
 		if w != nil {
 			g.Go(func() error { return logfile.Copy(gctx, path, w, o.Tail, ended) })

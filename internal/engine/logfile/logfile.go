@@ -22,8 +22,8 @@ const (
 
 // Copy writes the file to w from its last tail lines on (0 is the whole file,
 // below 0 only what comes), and what is appended, until ended is closed, no
-// writer has the file open any more and all is copied, or ctx ends. A file
-// that is not there counts as empty.
+// writer has the file open any more and all is copied, or ctx ends. With a nil
+// ended it copies what is there now. A file that is not there counts as empty.
 func Copy(ctx context.Context, path string, w io.Writer, tail int, ended <-chan struct{}) error {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -38,12 +38,29 @@ func Copy(ctx context.Context, path string, w io.Writer, tail int, ended <-chan 
 			return err
 		}
 	}
+	if ended == nil {
+		return copyNow(f, w)
+	}
 	watch, err := newWatch(path)
 	if err != nil {
 		return err
 	}
 	defer watch.Close()
 	return follow(ctx, f, w, watch, ended)
+}
+
+// copyNow copies to the end that the file has now, however fast it grows.
+func copyNow(f *os.File, w io.Writer) error {
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	at, err := f.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(w, io.LimitReader(f, fi.Size()-at))
+	return err
 }
 
 func follow(ctx context.Context, f *os.File, w io.Writer, watch *os.File, ended <-chan struct{}) error {
