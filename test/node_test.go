@@ -67,24 +67,6 @@ func build() error {
 	return nil
 }
 
-// tools is where scripts/install puts what Debian does not have.
-func tools() string {
-	if d := os.Getenv("DEWPOINT_TOOLS"); d != "" {
-		return d
-	}
-	return "/var/cache/dewpoint/tools"
-}
-
-// containerds are the programs that every client test runs with.
-func containerds(t *testing.T) map[string]string {
-	t.Helper()
-	newer, _ := filepath.Glob(filepath.Join(tools(), "containerd-2.*", "containerd"))
-	if len(newer) == 0 {
-		t.Fatalf("no containerd 2 in %s: run scripts/install test", tools())
-	}
-	return map[string]string{"1.6": "/usr/bin/containerd", "2": newer[len(newer)-1]}
-}
-
 // machine is one node: a dewd with directories of its own.
 type machine struct {
 	t      *testing.T

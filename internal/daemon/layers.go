@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync/atomic"
+	"time"
 
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
@@ -46,8 +47,14 @@ func (l layers) Fetch(ctx context.Context, w snapshot.Want) (digest.Digest, erro
 	return l.p.Fetch(ctx, fetch.Want{Ref: ref, Manifest: w.Manifest, Layer: w.Layer})
 }
 
+// refillWait is how long a mount waits for a layer that a power cut has left
+// incomplete. The layer goes on filling behind it.
+const refillWait = 20 * time.Second
+
 func (l layers) Files(id digest.Digest) (mount.Files, error) {
-	f, err := l.p.Files(context.Background(), id)
+	ctx, cancel := context.WithTimeout(context.Background(), refillWait)
+	defer cancel()
+	f, err := l.p.Files(ctx, id)
 	return f, notHere(err)
 }
 

@@ -36,7 +36,9 @@ type Config struct {
 
 // Puller pulls images. It is safe for concurrent use.
 type Puller struct {
-	cfg Config
+	cfg  Config
+	life context.Context // of fills that no caller owns
+	end  context.CancelFunc
 
 	mu       sync.Mutex
 	sessions map[digest.Digest]*session // by manifest, for clients that ask layer by layer
@@ -50,7 +52,9 @@ func NewPuller(cfg Config) *Puller {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, holds: map[*Pull]bool{}}
+	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, holds: map[*Pull]bool{}}
+	p.life, p.end = context.WithCancel(context.Background())
+	return p
 }
 
 // Options are what one pull may differ in.
@@ -184,7 +188,8 @@ func (p *Puller) Chain(_ context.Context, chain digest.Digest) ([]digest.Digest,
 }
 
 // Files says where a layer lies. A layer that was readable but not complete
-// when the node stopped is filled again first, which may take as long as ctx lives.
+// when the node stopped is filled again first. Files waits for that as long as
+// ctx lives; the fill goes on until Close.
 func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, error) {
 	l, err := p.cfg.Layers.Get(id)
 	if errors.Is(err, layer.ErrUnknown) {
@@ -192,7 +197,7 @@ func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, erro
 		if img == nil {
 			return mount.Files{}, err
 		}
-		l, err = p.cfg.Layers.Fill(ctx, want, &blob{p: p, img: img, l: want}).Wait(ctx)
+		l, err = p.cfg.Layers.Fill(p.life, want, &blob{p: p, img: img, l: want}).Wait(ctx)
 	}
 	if err != nil {
 		return mount.Files{}, err
@@ -303,6 +308,7 @@ func (p *Pull) failed() bool {
 
 // Close ends the fills that clients left running.
 func (p *Puller) Close() error {
+	p.end()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for d, s := range p.sessions {

@@ -15,7 +15,6 @@ type presence struct {
 	mu    sync.Mutex
 	spans []span        // ascending, neither touching nor overlapping
 	whole int64         // the data's size once known, else -1
-	err   error         // why no more will come
 	more  chan struct{} // closed and replaced at every change; nil if nobody waits
 }
 
@@ -46,15 +45,6 @@ func (p *presence) end(size int64) {
 	p.wake()
 }
 
-// fail makes all who wait, now or later, return err. A nil err lets them wait
-// again.
-func (p *presence) fail(err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.err = err
-	p.wake()
-}
-
 func (p *presence) wake() {
 	if p.more != nil {
 		close(p.more)
@@ -63,8 +53,7 @@ func (p *presence) wake() {
 }
 
 // wait blocks until the bytes [off, off+n) are there, as far as the data
-// reaches, and returns how many of them that is. It returns early with the
-// error of fail or of ctx.
+// reaches, and returns how many of them that is, or until ctx ends.
 func (p *presence) wait(ctx context.Context, off, n int64) (int64, error) {
 	for {
 		p.mu.Lock()
@@ -72,10 +61,6 @@ func (p *presence) wait(ctx context.Context, off, n int64) (int64, error) {
 		if ok {
 			p.mu.Unlock()
 			return got, nil
-		}
-		if p.err != nil {
-			defer p.mu.Unlock()
-			return 0, p.err
 		}
 		if p.more == nil {
 			p.more = make(chan struct{})

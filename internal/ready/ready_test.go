@@ -44,7 +44,7 @@ func play(role, arg string) {
 				w.WriteHeader(503)
 			}
 		})
-		http.HandleFunc("/moved", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/never", 302) })
+		http.HandleFunc("/moved", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/never", http.StatusFound) })
 		http.HandleFunc("/bad", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) })
 		fmt.Println(http.ListenAndServe(addr, nil))
 	case "die":
