@@ -29,6 +29,9 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	}
 	if l := s.forget(id); l != nil {
 		s.drop(l)
+		if err := s.fixes.remove(id); err != nil {
+			s.log.Warn("correction of a snapshot stays", "key", key, "err", err)
+		}
 	}
 	return nil
 }
@@ -64,7 +67,7 @@ func (s *Snapshotter) orphans(ctx context.Context) (dirs []string, err error) {
 				dirs = append(dirs, s.dir(e.Name()))
 			}
 		}
-		return nil
+		return s.fixes.sweep(keys)
 	})
 	return dirs, err
 }

@@ -1,6 +1,7 @@
 package snapshot_test
 
 import (
+	"archive/tar"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"dewpoint/internal/mount"
 	"dewpoint/internal/snapshot"
 	"dewpoint/internal/snapshot/snapshottest"
+	"dewpoint/internal/toc/treetest"
 )
 
 // crashEnv names the directory in which a child of the test works until it is
@@ -43,7 +45,14 @@ func TestKilled(t *testing.T) {
 func crashLayers(b *bed) []digest.Digest {
 	var ids []digest.Digest
 	for i := range 4 {
-		ids = append(ids, b.layer("file", fmt.Sprint(i)))
+		var a treetest.Archive
+		a.File("file", fmt.Sprint(i))
+		if i == 0 {
+			a.Add(tar.Header{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o1777}, "")
+		} else {
+			a.File("tmp/x", "") // the upper layers only pass through tmp
+		}
+		ids = append(ids, b.archive(&a))
 		b.store.AddChain(ids...)
 	}
 	return ids
@@ -97,6 +106,12 @@ func (b *bed) consistent(ids []digest.Digest) {
 	if len(b.InUse()) != len(layers) || b.mounted() > len(layers) {
 		b.t.Errorf("%d layers recorded, %d in use, %d mounted", len(layers), len(b.InUse()), b.mounted())
 	}
+	known, err := b.IDs(background)
+	for _, name := range b.corrected() {
+		if known[name] == "" {
+			b.t.Errorf("correction %s belongs to no snapshot, %v", name, err)
+		}
+	}
 	for i := range ids {
 		top := b.store.AddChain(ids[:i+1]...).String()
 		if _, err := b.Stat(background, top); err != nil {
@@ -105,6 +120,9 @@ func (b *bed) consistent(ids []digest.Digest) {
 		key := fmt.Sprint("check", i, rand.Int())
 		dir := b.mount(b.prepare(key, top))
 		b.want(filepath.Join(dir, "file"), fmt.Sprint(i))
+		if fi, err := os.Stat(filepath.Join(dir, "tmp")); err != nil || fi.Mode() != os.ModeDir|os.ModeSticky|0o777 {
+			b.t.Errorf("tmp of layer %d: %v, %v", i, fi, err)
+		}
 		b.unmount(dir)
 		if err := b.Remove(background, key); err != nil {
 			b.t.Error(err)
@@ -166,7 +184,11 @@ func crashStore(dir string) (*snapshottest.Store, []digest.Digest) {
 		id := digest.Digest(strings.Replace(filepath.Base(name), "-", ":", 1))
 		content, _ := os.ReadFile(filepath.Join(name, "tree", "file"))
 		byContent[string(content)] = id
-		store.Put(id, snapshottest.FilesIn(name))
+		files := snapshottest.FilesIn(name)
+		if string(content) != "0" {
+			files.Implied = []string{"tmp"}
+		}
+		store.Put(id, files)
 	}
 	var ids []digest.Digest
 	for i := range len(byContent) {

@@ -29,3 +29,15 @@ func (s *Snapshotter) Mark(ctx context.Context, key string, diffID digest.Digest
 	}
 	return s.mark(ctx, x, diffID)
 }
+
+// Mountable tells whether an overlay's options fit.
+func Mountable(options, lowers []string) error { return mountable(options, lowers) }
+
+// IDs returns the snapshots' names by id.
+func (s *Snapshotter) IDs(ctx context.Context) (ids map[string]string, err error) {
+	err = s.view(ctx, func(ctx context.Context) error {
+		ids, err = idMap(ctx)
+		return err
+	})
+	return ids, err
+}

@@ -2,11 +2,16 @@ package snapshot
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"path"
+	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/containerd/errdefs"
 )
 
 // Mounts returns what to mount for an active snapshot or view, having mounted
@@ -27,27 +32,79 @@ func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, er
 	if err := s.ensure(ctx, snap); err != nil {
 		return nil, err
 	}
-	return s.mounts(snap, info.Labels), nil
+	return s.mounts(snap, info.Labels)
 }
 
 // mounts is one bind mount where overlayfs has nothing to stack, else one
 // overlay.
-func (s *Snapshotter) mounts(snap storage.Snapshot, labels map[string]string) []mount.Mount {
+func (s *Snapshotter) mounts(snap storage.Snapshot, labels map[string]string) ([]mount.Mount, error) {
 	options := s.idmapOptions(labels)
 	lowers := s.lowers(snap)
 	active := snap.Kind == snapshots.KindActive
 	switch {
 	case active && len(lowers) == 0:
-		return bind(s.upper(snap.ID), append(options, "rw"))
+		return bind(s.upper(snap.ID), append(options, "rw")), nil
 	case !active && len(lowers) == 0:
-		return bind(s.upper(snap.ID), append(options, "ro"))
+		return bind(s.upper(snap.ID), append(options, "ro")), nil
 	case !active && len(lowers) == 1:
-		return bind(lowers[0], append(options, "ro"))
+		return bind(lowers[0], append(options, "ro")), nil
 	case active:
 		options = append(options, "workdir="+s.work(snap.ID), "upperdir="+s.upper(snap.ID))
 	}
 	options = append(options, "lowerdir="+strings.Join(lowers, ":"))
-	return []mount.Mount{{Type: "overlay", Source: "overlay", Options: append(options, s.options...)}}
+	options = append(options, s.options...)
+	if err := mountable(options, lowers); err != nil {
+		return nil, fmt.Errorf("snapshot %s: %w", snap.ID, err)
+	}
+	return []mount.Mount{{Type: "overlay", Source: "overlay", Options: options}}, nil
+}
+
+// What an overlay mount takes. containerd mounts by mount(2), whose options
+// are cut after a page less one byte; it makes the lower directories relative
+// to their common parent when the options come near to that.
+const (
+	maxLowers = 500 // the kernel's OVL_MAX_STACK
+	nearly    = 512 // bytes less than a page that containerd calls near
+)
+
+// mountable returns an error that wraps errdefs.ErrResourceExhausted if
+// containerd's mount could not mount an overlay with these options, lowerdir
+// among them.
+func mountable(options, lowers []string) error {
+	if len(lowers) > maxLowers {
+		return fmt.Errorf("%d layers to stack, overlayfs takes %d: %w", len(lowers), maxLowers, errdefs.ErrResourceExhausted)
+	}
+	size, data := 0, -1
+	for _, o := range options {
+		size += len(o)
+		if !strings.HasPrefix(o, "uidmap=") && !strings.HasPrefix(o, "gidmap=") {
+			data += len(o) + len(",")
+		}
+	}
+	page := os.Getpagesize()
+	if size < page-nearly {
+		return nil
+	}
+	if parent := commonParent(lowers); parent != "/" {
+		data -= len(lowers) * (len(parent) + len("/"))
+	}
+	if data >= page {
+		return fmt.Errorf("%d layers to stack take %d bytes of mount options, the kernel takes %d: %w",
+			len(lowers), data, page-1, errdefs.ErrResourceExhausted)
+	}
+	return nil
+}
+
+func commonParent(dirs []string) string {
+	if len(dirs) < 2 {
+		return "/" // containerd leaves a single one as it is
+	}
+	first, last := slices.Min(dirs), slices.Max(dirs)
+	n := 0
+	for n < len(first) && n < len(last) && first[n] == last[n] {
+		n++
+	}
+	return path.Dir(first[:n])
 }
 
 func bind(dir string, options []string) []mount.Mount {
@@ -67,28 +124,11 @@ func (s *Snapshotter) idmapOptions(labels map[string]string) (options []string) 
 	return options
 }
 
-// lowers returns the directories below a snapshot, top first. A layer that
-// occurs more than once in an image (the empty layer often does) shows once,
-// at the top: overlayfs refuses one directory twice, and whatever the lower
-// occurrence holds, the upper one holds above it.
+// lowers returns the directories below a snapshot, top first; an active one
+// that a layer was imported for shows that, too.
 func (s *Snapshotter) lowers(snap storage.Snapshot) []string {
-	dirs := make([]string, 0, len(snap.ParentIDs)+1)
-	seen := make(map[*layer]bool, len(snap.ParentIDs))
-	add := func(l *layer) {
-		if !seen[l] {
-			seen[l] = true
-			dirs = append(dirs, s.table.path(l))
-		}
+	if s.layerOf(snap.ID) == nil {
+		return s.stack(snap.ParentIDs)
 	}
-	if l := s.layerOf(snap.ID); l != nil {
-		add(l)
-	}
-	for _, id := range snap.ParentIDs {
-		if l := s.layerOf(id); l != nil {
-			add(l)
-		} else {
-			dirs = append(dirs, s.upper(id))
-		}
-	}
-	return dirs
+	return s.stack(append([]string{snap.ID}, snap.ParentIDs...))
 }

@@ -184,9 +184,12 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 		return s.makeDirs(snap)
 	})
 	if err == nil {
-		err = s.furnish(ctx, snap, base.Labels)
+		var m []mount.Mount
+		if err = s.furnish(ctx, snap, base.Labels); err == nil {
+			m, err = s.mounts(snap, base.Labels)
+		}
 		if err == nil {
-			return s.mounts(snap, base.Labels), nil
+			return m, nil
 		}
 		s.undo(ctx, key)
 	}
@@ -257,8 +260,8 @@ func (s *Snapshotter) furnish(ctx context.Context, snap storage.Snapshot, labels
 	return os.Lchown(s.upper(snap.ID), uid, gid)
 }
 
-// ensure mounts the image layers that a snapshot stands on. The record of the
-// snapshot keeps them held.
+// ensure mounts the image layers that a snapshot stands on and makes their
+// corrections. The record of the snapshot keeps them held.
 func (s *Snapshotter) ensure(ctx context.Context, snap storage.Snapshot) error {
 	for _, id := range snap.ParentIDs {
 		if l := s.layerOf(id); l != nil {
@@ -268,7 +271,9 @@ func (s *Snapshotter) ensure(ctx context.Context, snap storage.Snapshot) error {
 		}
 	}
 	if l := s.layerOf(snap.ID); l != nil {
-		return s.table.ensure(ctx, l)
+		if err := s.table.ensure(ctx, l); err != nil {
+			return err
+		}
 	}
-	return nil
+	return s.correct(snap)
 }

@@ -17,6 +17,11 @@
 //
 // Active snapshots have ROOT/snapshots/ID/{fs,work}; views have fs alone.
 //
+// An image layer with entries in directories that it does not describe would
+// show those with made-up attributes; a tree of the directories as they are
+// below, ROOT/f/ID, stands above its mount where the chain needs it (type
+// corrections).
+//
 // An image layer comes about in one of three ways. The remote-snapshot
 // protocol: Prepare carries the chain's name in the label
 // containerd.io/snapshot.ref, and when the layer is here or can be fetched
@@ -129,6 +134,7 @@ type Snapshotter struct {
 	log     *slog.Logger
 	ms      *storage.MetaStore
 	table   *table
+	fixes   *corrections
 	options []string // of every overlay mount
 	remap   bool     // the kernel can mount overlays with mapped ids
 
@@ -162,6 +168,10 @@ func New(ctx context.Context, cfg Config) (*Snapshotter, error) {
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
+	}
+	if s.fixes, err = openCorrections(filepath.Join(root, "f")); err != nil {
+		ms.Close()
+		return nil, fmt.Errorf("open snapshotter %s: %w", root, err)
 	}
 	s.table = newTable(filepath.Join(root, "m"), cfg.Backend, cfg.Layers.Files)
 	s.options, s.remap = s.overlayOptions()

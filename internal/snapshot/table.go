@@ -33,6 +33,13 @@ type layer struct {
 
 	busy    sync.Mutex // held while mounting and unmounting
 	mounted bool       // guarded by busy
+	implied []string   // mount.Files.Implied, known once it was mounted; guarded by busy
+}
+
+func (l *layer) impliedDirs() []string {
+	l.busy.Lock()
+	defer l.busy.Unlock()
+	return l.implied
 }
 
 func newTable(dir string, backend mount.Backend, files func(digest.Digest) (mount.Files, error)) *table {
@@ -98,7 +105,7 @@ func (t *table) ensure(ctx context.Context, l *layer) error {
 	if err := t.backend.Mount(ctx, files, t.path(l)); err != nil {
 		return fmt.Errorf("mount layer %s at %s: %w", l.id, t.path(l), err)
 	}
-	l.mounted = true
+	l.mounted, l.implied = true, files.Implied
 	return nil
 }
 

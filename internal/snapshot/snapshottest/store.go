@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/containerd/containerd/v2/pkg/archive"
@@ -92,30 +93,37 @@ func (s *Store) Add(ctx context.Context, tar io.Reader) (digest.Digest, int64, e
 		return "", 0, err
 	}
 	id := digest.NewDigest(digest.SHA256, hash)
-	if err := index(data, size, id, filepath.Join(tmp, "index")); err != nil {
+	implied, err := index(data, size, id, filepath.Join(tmp, "index"))
+	if err != nil {
 		return "", 0, err
 	}
 	if err := unpack(ctx, data, filepath.Join(tmp, "tree")); err != nil {
 		return "", 0, err
 	}
-	return id, size, s.install(id, tmp)
+	return id, size, s.install(id, tmp, implied)
 }
 
-func index(data *os.File, size int64, id digest.Digest, path string) error {
+// index writes the layer's index and returns the directories that it implies.
+func index(data *os.File, size int64, id digest.Digest, path string) ([]string, error) {
 	table, err := toc.Read(data)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	tree, err := table.Tree()
+	if err != nil {
+		return nil, err
 	}
 	f, err := os.Create(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer f.Close()
 	o := erofs.Options{UUID: erofs.UUID(id.String()), DataSize: size, Data: data}
-	if err := erofs.Build(f, table, o); err != nil {
-		return err
+	if err := erofs.Write(f, tree, o); err != nil {
+		return nil, err
 	}
-	return f.Close()
+	root := func(name string) bool { return name == "" }
+	return slices.DeleteFunc(tree.Implied(), root), f.Close()
 }
 
 func unpack(ctx context.Context, data *os.File, tree string) error {
@@ -129,7 +137,7 @@ func unpack(ctx context.Context, data *os.File, tree string) error {
 	return err
 }
 
-func (s *Store) install(id digest.Digest, tmp string) error {
+func (s *Store) install(id digest.Digest, tmp string, implied []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.layers[id]; ok {
@@ -139,11 +147,13 @@ func (s *Store) install(id digest.Digest, tmp string) error {
 	if err := os.Rename(tmp, dir); err != nil {
 		return err
 	}
-	s.layers[id] = FilesIn(dir)
+	f := FilesIn(dir)
+	f.Implied = implied
+	s.layers[id] = f
 	return nil
 }
 
-// FilesIn is where a layer lies whose directory is dir.
+// FilesIn is where a layer lies whose directory is dir and that implies none.
 func FilesIn(dir string) mount.Files {
 	return mount.Files{
 		Index: filepath.Join(dir, "index"), Data: filepath.Join(dir, "data"), Tree: filepath.Join(dir, "tree"),
