@@ -49,6 +49,7 @@ type LinkConfig struct {
 type Link struct {
 	cfg    LinkConfig
 	bucket *bucket
+	clock  func() time.Time // time.Now, but for tests
 
 	mu      sync.Mutex
 	queue   []*turn // not started, in order
@@ -62,7 +63,8 @@ const (
 	tick       = 10 * time.Millisecond
 	window     = 30 * time.Millisecond  // over which the node's limit is judged
 	settle     = 400 * time.Millisecond // over which a link's rate is judged
-	retryProbe = 3 * time.Second
+	firstPause = 3 * time.Second        // after a try that did not help, before the next
+	lastPause  = time.Minute
 	nodeLimit  = 0.25 // share of time blocked from which on the node is the limit
 	riseNeeded = 1.2
 	endgame    = 150 * time.Millisecond // of fetching left, when the next request goes out
@@ -74,7 +76,7 @@ func NewLink(cfg LinkConfig) *Link {
 	if cfg.Inflaters <= 0 {
 		cfg.Inflaters = runtime.NumCPU()
 	}
-	return &Link{cfg: cfg, bucket: newBucket(cfg.Limit)}
+	return &Link{cfg: cfg, bucket: newBucket(cfg.Limit), clock: time.Now}
 }
 
 // turn is one layer's place on the link. Its fields are guarded by the link.
@@ -105,7 +107,7 @@ func (l *Link) enter(size int64, order Order, inflaters int, stats func() layer.
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.queue = append(l.queue, t)
-	l.admit(time.Now())
+	l.admit(l.clock())
 	if !l.ticking {
 		l.ticking = true
 		go l.run()
@@ -119,8 +121,9 @@ func (l *Link) leave(t *turn) {
 	defer l.mu.Unlock()
 	l.queue = without(l.queue, t)
 	l.active = without(l.active, t)
-	l.probe.forget(t)
-	l.admit(time.Now())
+	now := l.clock()
+	l.probe.forget(t, now)
+	l.admit(now)
 }
 
 func without(ts []*turn, t *turn) []*turn {
@@ -134,9 +137,9 @@ func without(ts []*turn, t *turn) []*turn {
 
 // run looks at the fills as long as there are any.
 func (l *Link) run() {
-	clock := time.NewTicker(tick)
-	defer clock.Stop()
-	for now := range clock.C {
+	look := time.NewTicker(tick)
+	defer look.Stop()
+	for now := range look.C {
 		if !l.step(now) {
 			return
 		}
@@ -203,6 +206,7 @@ func (l *Link) begin(t *turn, now time.Time) {
 	l.queue = without(l.queue, t)
 	t.began, t.lastT, t.last = now, now, t.stats()
 	l.active = append(l.active, t)
+	l.probe.moved = now
 	close(t.start)
 }
 

@@ -25,6 +25,7 @@ type rig struct {
 func newRig(cfg LinkConfig, layers int, size, perConn, total, node float64) *rig {
 	r := &rig{link: NewLink(cfg), now: time.Now(), size: size, perConn: perConn, total: total, node: node}
 	r.link.ticking = true // the rig is the clock
+	r.link.clock = func() time.Time { return r.now }
 	for i := range layers {
 		r.got = append(r.got, 0)
 		r.waiting = append(r.waiting, 0)
