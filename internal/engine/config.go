@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/containerd/containerd/v2/plugins/snapshots/overlay/overlayutils"
 )
 
 // disabled1 and disabled2 are the plugins that a private containerd 1.x and
@@ -31,11 +33,25 @@ var (
 )
 
 // containerdVersion is what `containerd --version` says.
-type containerdVersion struct{ major, minor int }
+type containerdVersion struct{ major, minor, patch int }
 
-func (v containerdVersion) atLeast(major, minor int) bool {
-	return v.major > major || v.major == major && v.minor >= minor
+func (v containerdVersion) atLeast(major, minor, patch int) bool {
+	if v.major != major {
+		return v.major > major
+	}
+	if v.minor != minor {
+		return v.minor > minor
+	}
+	return v.patch >= patch
 }
+
+// diffs says whether proxy plugins may be diff plugins; older ones do not
+// start with one in their configuration.
+func (v containerdVersion) diffs() bool { return v.atLeast(1, 7, 4) }
+
+// remaps says whether containerd asks what a proxy plugin can do; older ones
+// overlook the key.
+func (v containerdVersion) remaps() bool { return v.atLeast(1, 7, 23) }
 
 // parseVersion reads lines such as
 //
@@ -47,17 +63,27 @@ func parseVersion(line string) (containerdVersion, error) {
 		return containerdVersion{}, fmt.Errorf("containerd's version %q is not understood", strings.TrimSpace(line))
 	}
 	major, rest, _ := strings.Cut(strings.TrimPrefix(f[2], "v"), ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	v := containerdVersion{}
+	minor, rest, _ := strings.Cut(rest, ".")
+	v := containerdVersion{patch: leadingNumber(rest)}
 	var err error
 	if v.major, err = strconv.Atoi(major); err != nil {
 		return v, fmt.Errorf("containerd's version %q: %w", f[2], err)
 	}
 	v.minor, _ = strconv.Atoi(minor)
-	if !v.atLeast(1, 6) {
+	if !v.atLeast(1, 6, 0) {
 		return v, fmt.Errorf("containerd %s is too old: 1.6 or newer is needed", f[2])
 	}
 	return v, nil
+}
+
+// leadingNumber reads 20 of "20~ds1"; without one it is 0.
+func leadingNumber(s string) int {
+	end := strings.IndexFunc(s, func(r rune) bool { return r < '0' || r > '9' })
+	if end >= 0 {
+		s = s[:end]
+	}
+	n, _ := strconv.Atoi(s)
+	return n
 }
 
 // privateConfig is the configuration of a private containerd. Version 3 is
@@ -72,13 +98,16 @@ func privateConfig(cfg Config, v containerdVersion, root, state, socket string) 
 	fmt.Fprintf(&b, "disabled_plugins = [%s]\nimports = []\n\n[grpc]\n  address = %q\n\n", quoted(off), socket)
 	if !builtin[cfg.Snapshotter] {
 		b.WriteString(proxySnippet(cfg.Snapshotter, cfg.SnapshotterSocket))
+		if v.remaps() && kernelRemaps() {
+			b.WriteString("  capabilities = [\"remap-ids\"]\n")
+		}
 		if v.major >= 2 {
 			fmt.Fprintf(&b, "  [proxy_plugins.%s.exports]\n    enable_remote_snapshot_annotations = \"true\"\n", cfg.Snapshotter)
 			writeTransfer(&b, cfg)
 		}
 		b.WriteByte('\n')
 	}
-	if cfg.DiffSocket != "" && v.atLeast(1, 7) {
+	if cfg.DiffSocket != "" && v.diffs() {
 		name := diffName(cfg)
 		fmt.Fprintf(&b, "[proxy_plugins.%s]\n  type = \"diff\"\n  address = %q\n\n", name, cfg.DiffSocket)
 		fmt.Fprintf(&b, "[plugins.\"io.containerd.service.v1.diff-service\"]\n  default = [%q, \"walking\"]\n", name)
@@ -86,15 +115,25 @@ func privateConfig(cfg Config, v containerdVersion, root, state, socket string) 
 	return b.String()
 }
 
+// kernelRemaps says whether overlayfs takes id-mapped mounts, without which the
+// snapshotter does not map ids and containerd has to change owners.
+func kernelRemaps() bool {
+	ok, err := overlayutils.SupportsIDMappedMounts()
+	return err == nil && ok
+}
+
 // writeTransfer lets the transfer service (ctr and nerdctl of 2.x) unpack into
-// the snapshotter.
+// the snapshotter and, since the list replaces containerd's own, into overlayfs
+// as ever.
 func writeTransfer(b *strings.Builder, cfg Config) {
 	differ := "walking"
 	if cfg.DiffSocket != "" {
 		differ = diffName(cfg)
 	}
-	fmt.Fprintf(b, "\n[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n  platform = \"linux\"\n  snapshotter = %q\n  differ = %q\n",
-		cfg.Snapshotter, differ)
+	for _, u := range [][2]string{{cfg.Snapshotter, differ}, {"overlayfs", "walking"}} {
+		fmt.Fprintf(b, "\n[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n  platform = \"linux\"\n  snapshotter = %q\n  differ = %q\n",
+			u[0], u[1])
+	}
 }
 
 func diffName(cfg Config) string { return cfg.Snapshotter + "-diff" }

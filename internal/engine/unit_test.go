@@ -17,9 +17,11 @@ import (
 
 func TestParseVersion(t *testing.T) {
 	for line, want := range map[string]containerdVersion{
-		"containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3": {1, 6},
-		"containerd github.com/containerd/containerd/v2 2.4.2+unknown \n":             {2, 4},
-		"containerd containerd.io v1.7.27 05044ec0a9a75232cad458027ca83437aae3f4da":   {1, 7},
+		"containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3": {1, 6, 20},
+		"containerd github.com/containerd/containerd/v2 2.4.2+unknown \n":             {2, 4, 2},
+		"containerd containerd.io v1.7.27 05044ec0a9a75232cad458027ca83437aae3f4da":   {1, 7, 27},
+		"containerd x 2.5.0-rc.1 abc":                                                 {2, 5, 0},
+		"containerd x 2.5 abc":                                                        {2, 5, 0},
 	} {
 		if got, err := parseVersion(line); err != nil || got != want {
 			t.Errorf("%q is %v, %v", line, got, err)
@@ -37,17 +39,28 @@ func TestPrivateConfig(t *testing.T) {
 	if err := cfg.defaults(); err != nil {
 		t.Fatal(err)
 	}
-	one := privateConfig(cfg, containerdVersion{1, 6}, "/r/c", "/s/c", "/s/c.sock")
-	two := privateConfig(cfg, containerdVersion{2, 4}, "/r/c", "/s/c", "/s/c.sock")
+	written := func(major, minor, patch int) string {
+		return privateConfig(cfg, containerdVersion{major, minor, patch}, "/r/c", "/s/c", "/s/c.sock")
+	}
+	const diff, remap = `default = ["dewpoint-diff", "walking"]`, `capabilities = ["remap-ids"]`
+	one, two := written(1, 6, 20), written(2, 4, 2)
 	for _, want := range []string{"version = 2", "[proxy_plugins.dewpoint]", `address = "/s/snapshotter.sock"`} {
 		if !strings.Contains(one, want) {
 			t.Errorf("1.6 lacks %q", want)
 		}
 	}
-	if strings.Contains(one, "diff") {
-		t.Error("1.6 has no diff proxy plugins")
+	for _, c := range []struct {
+		text, what string
+		want       bool
+	}{
+		{one, "diff", false}, {written(1, 7, 3), "diff", false}, {written(1, 7, 4), diff, true}, {two, diff, true},
+		{one, remap, false}, {written(1, 7, 22), remap, false}, {written(1, 7, 23), remap, true}, {two, remap, true},
+	} {
+		if strings.Contains(c.text, c.what) != c.want {
+			t.Errorf("%q is to be there: %v, in\n%s", c.what, c.want, c.text)
+		}
 	}
-	for _, want := range []string{"version = 3", `default = ["dewpoint-diff", "walking"]`, "enable_remote_snapshot_annotations", "unpack_config"} {
+	for _, want := range []string{"version = 3", "enable_remote_snapshot_annotations", `snapshotter = "dewpoint"`, `snapshotter = "overlayfs"`} {
 		if !strings.Contains(two, want) {
 			t.Errorf("2.4 lacks %q", want)
 		}
