@@ -49,9 +49,10 @@ func (v containerdVersion) atLeast(major, minor, patch int) bool {
 // start with one in their configuration.
 func (v containerdVersion) diffs() bool { return v.atLeast(1, 7, 4) }
 
-// remaps says whether containerd asks what a proxy plugin can do; older ones
-// overlook the key.
-func (v containerdVersion) remaps() bool { return v.atLeast(1, 7, 23) }
+// remaps says whether containerd can mount what a snapshotter that remaps ids
+// returns. 1.7.23 and newer ask for the capability, but their mounts know no
+// uidmap; older ones overlook the key.
+func (v containerdVersion) remaps() bool { return v.atLeast(2, 0, 0) }
 
 // parseVersion reads lines such as
 //

@@ -54,7 +54,7 @@ func TestPrivateConfig(t *testing.T) {
 		want       bool
 	}{
 		{one, "diff", false}, {written(1, 7, 3), "diff", false}, {written(1, 7, 4), diff, true}, {two, diff, true},
-		{one, remap, false}, {written(1, 7, 22), remap, false}, {written(1, 7, 23), remap, true}, {two, remap, true},
+		{one, remap, false}, {written(1, 7, 29), remap, false}, {written(2, 0, 0), remap, true}, {two, remap, true},
 	} {
 		if strings.Contains(c.text, c.what) != c.want {
 			t.Errorf("%q is to be there: %v, in\n%s", c.what, c.want, c.text)

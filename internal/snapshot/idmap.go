@@ -34,6 +34,39 @@ func (s *Snapshotter) rootOwner(snap storage.Snapshot, labels map[string]string)
 	return int(st.Uid), int(st.Gid), nil
 }
 
+// idmapOptions are those by which containerd maps ids for a snapshot whose
+// labels say so.
+func (s *Snapshotter) idmapOptions(snap storage.Snapshot, labels map[string]string) (options []string) {
+	uids, mapU := labels[snapshots.LabelSnapshotUIDMapping]
+	gids, mapG := labels[snapshots.LabelSnapshotGIDMapping]
+	if !s.remap || !mapU && !mapG || s.remapped(snap, labels) {
+		return nil
+	}
+	if mapU {
+		options = append(options, "uidmap="+uids)
+	}
+	if mapG {
+		options = append(options, "gidmap="+gids)
+	}
+	return options
+}
+
+// remapped says whether everything below a snapshot belongs to the ids that its
+// labels map to already. A containerd that was not told that the snapshotter
+// remaps ids makes such a copy of the image first, and passes the labels still.
+func (s *Snapshotter) remapped(snap storage.Snapshot, labels map[string]string) bool {
+	if len(snap.ParentIDs) == 0 || s.layerOf(snap.ParentIDs[0]) != nil {
+		return false
+	}
+	uid, gid, err := s.rootOwner(snap, labels)
+	if err != nil || uid == 0 && gid == 0 {
+		return false
+	}
+	var st syscall.Stat_t
+	err = syscall.Lstat(s.upper(snap.ParentIDs[0]), &st)
+	return err == nil && int(st.Uid) == uid && int(st.Gid) == gid
+}
+
 // mappedRoot returns the host id of id 0 in mappings of the form
 // CONTAINER:HOST:SIZE, separated by commas; without mappings it is 0.
 func mappedRoot(mappings string) (int, error) {

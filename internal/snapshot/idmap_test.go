@@ -3,6 +3,7 @@ package snapshot_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -50,6 +51,41 @@ func TestBadMapping(t *testing.T) {
 		}
 		if _, err := b.Stat(background, "c"+m); err == nil && m != "" {
 			t.Errorf("mapping %q left a snapshot", m)
+		}
+	}
+}
+
+// containerd 1.x, or one that was not told of remap-ids, changes the owners
+// itself and stands the container on the result.
+func TestRemappedByContainerd(t *testing.T) {
+	b := newBed(t)
+	top := b.pull(b.layer("a", "x"), b.layer("b", "y"))
+	dir := b.mount(b.prepare("remap", top))
+	for _, path := range []string{dir, filepath.Join(dir, "a"), filepath.Join(dir, "b")} {
+		if err := os.Lchown(path, 100000, 200000); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.unmount(dir)
+	b.commit("remapped", "remap")
+	m := b.prepare("c", "remapped", snapshots.WithLabels(map[string]string{
+		snapshots.LabelSnapshotUIDMapping: "0:100000:65536",
+		snapshots.LabelSnapshotGIDMapping: "0:200000:65536",
+	}))
+	for _, o := range m[0].Options {
+		if strings.Contains(o, "map=") {
+			t.Errorf("%s: mapped twice", o)
+		}
+	}
+	dir = b.mount(m)
+	defer b.unmount(dir)
+	for _, path := range []string{dir, filepath.Join(dir, "a")} {
+		fi, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := fi.Sys().(*syscall.Stat_t); st.Uid != 100000 || st.Gid != 200000 {
+			t.Errorf("%s belongs to %d:%d", path, st.Uid, st.Gid)
 		}
 	}
 }

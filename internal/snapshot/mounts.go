@@ -38,7 +38,7 @@ func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, er
 // mounts is one bind mount where overlayfs has nothing to stack, else one
 // overlay.
 func (s *Snapshotter) mounts(snap storage.Snapshot, labels map[string]string) ([]mount.Mount, error) {
-	options := s.idmapOptions(labels)
+	options := s.idmapOptions(snap, labels)
 	lowers := s.lowers(snap)
 	active := snap.Kind == snapshots.KindActive
 	switch {
@@ -109,19 +109,6 @@ func commonParent(dirs []string) string {
 
 func bind(dir string, options []string) []mount.Mount {
 	return []mount.Mount{{Type: "bind", Source: dir, Options: append(options, "rbind")}}
-}
-
-func (s *Snapshotter) idmapOptions(labels map[string]string) (options []string) {
-	if !s.remap {
-		return nil
-	}
-	if v, ok := labels[snapshots.LabelSnapshotUIDMapping]; ok {
-		options = append(options, "uidmap="+v)
-	}
-	if v, ok := labels[snapshots.LabelSnapshotGIDMapping]; ok {
-		options = append(options, "gidmap="+v)
-	}
-	return options
 }
 
 // lowers returns the directories below a snapshot, top first; an active one
