@@ -62,6 +62,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 
 	"dewpoint/internal/mount"
 )
@@ -213,7 +214,7 @@ func openStore(file string, wait time.Duration) (*storage.MetaStore, error) {
 		return nil, err
 	}
 	_, tx, err := ms.TransactionContext(context.Background(), false)
-	if errors.Is(err, bolt.ErrTimeout) {
+	if errors.Is(err, berrors.ErrTimeout) {
 		return nil, fmt.Errorf("%s: %w", file, ErrInUse)
 	}
 	if err != nil {
