@@ -51,6 +51,7 @@ type Bed struct {
 	cfg            Config
 	node, registry string // network namespaces
 	server         *Group
+	lock           *os.File // of the scratch directory
 }
 
 // New builds the bed and starts its registry. Close takes it down again; what
@@ -64,6 +65,10 @@ func New(ctx context.Context, cfg Config) (*Bed, error) {
 	}
 	removeStale(cfg.Log)
 	b := &Bed{cfg: cfg, node: fmt.Sprintf("dwp%dn", os.Getpid()), registry: fmt.Sprintf("dwp%dr", os.Getpid())}
+	var err error
+	if b.lock, err = takeLock(cfg.Dir + ".lock"); err != nil {
+		return nil, err
+	}
 	if err := errors.Join(clean(cfg.Dir), os.MkdirAll(cfg.Dir, 0o755)); err != nil {
 		return nil, err
 	}
@@ -76,6 +81,20 @@ func New(ctx context.Context, cfg Config) (*Bed, error) {
 		return nil, err
 	}
 	return b, nil
+}
+
+// takeLock keeps a second benchmark from emptying the scratch directory of one
+// that runs. The lock ends with the process.
+func takeLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("another benchmark uses %s: wait for it, or give another -dir", strings.TrimSuffix(path, ".lock"))
+	}
+	return f, nil
 }
 
 func (b *Bed) connect(ctx context.Context) error {
@@ -130,7 +149,9 @@ func (b *Bed) Close() error {
 			errs = append(errs, command(context.Background(), "ip", "netns", "del", ns))
 		}
 	}
-	return errors.Join(append(errs, clean(b.cfg.Dir))...)
+	errs = append(errs, clean(b.cfg.Dir))
+	os.Remove(b.lock.Name())
+	return errors.Join(append(errs, b.lock.Close())...)
 }
 
 // Rate narrows the link towards the node to so many Mbit/s; 0 is the whole link.
