@@ -13,17 +13,16 @@ import (
 	"dewpoint/internal/toc"
 	"dewpoint/internal/tree"
 
-	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 )
 
-// index is what a layer's entries come to, gathered while the layer is being
-// filled; the EROFS index is built from it. Where the kernel has no EROFS the
-// layer is unpacked meanwhile instead, and tree knows names and types alone.
+// index reads a layer's table of contents while the layer is being filled and
+// then builds the EROFS index from it. Where the kernel has no EROFS it
+// unpacks the layer instead.
 type index struct {
-	tree     *toc.Tree
-	unpacked bool
-	data     *os.File
+	table *toc.TOC
+	data  *os.File
+	dirs  directories // of an unpacked layer
 }
 
 // arriving reads data, waiting for bytes that have not been written yet.
@@ -46,34 +45,21 @@ func (a arriving) ReadAt(b []byte, off int64) (int, error) {
 
 // index follows the fill to the end of the tar.
 func (p *pipeline) index(ctx context.Context) (*index, error) {
-	x := &index{tree: toc.NewTree(), unpacked: p.f.store.cfg.Tree, data: p.data}
 	data := arriving{ctx, p}
-	if x.unpacked {
-		return x, p.unpack(data, x.tree)
+	if p.f.store.cfg.Tree {
+		x := &index{dirs: directories{}}
+		return x, p.unpack(data, x.dirs)
 	}
-	return x, each(data, x.tree.Add)
-}
-
-// each calls do for every entry of the tar in data, in order.
-func each(data io.ReaderAt, do func(*toc.Entry) error) error {
-	scan := toc.NewScanner(data)
-	for {
-		e, err := scan.Next()
-		if err == io.EOF {
-			return nil
-		}
-		if err == nil {
-			err = do(e)
-		}
-		if err != nil {
-			return err
-		}
+	t, err := toc.Read(data)
+	if err != nil {
+		return nil, err
 	}
+	return &index{table: t, data: p.data}, nil
 }
 
 // unpack writes the tree anew; what an earlier fill unpacked is not trusted.
 // Layer.sync makes it durable.
-func (p *pipeline) unpack(data io.ReaderAt, names *toc.Tree) error {
+func (p *pipeline) unpack(data io.ReaderAt, dirs directories) error {
 	tmp := filepath.Join(p.f.dir, "tree.tmp")
 	if err := os.RemoveAll(tmp); err != nil {
 		return err
@@ -86,51 +72,53 @@ func (p *pipeline) unpack(data io.ReaderAt, names *toc.Tree) error {
 		return err
 	}
 	defer x.Close()
-	err = each(data, func(e *toc.Entry) error {
-		if err := x.Add(e); err != nil {
+	scan := toc.NewScanner(data)
+	for {
+		e, err := scan.Next()
+		if err == io.EOF {
+			return x.Seal()
+		}
+		if err == nil {
+			err = x.Add(e)
+		}
+		if err != nil {
 			return err
 		}
-		return names.Add(&toc.Entry{Name: e.Name, Type: e.Type, Link: e.Link})
-	})
-	if err != nil {
-		return err
+		dirs.add(e)
 	}
-	return x.Seal()
-}
-
-// implied lists the directories that the layer does not describe, without the
-// root, parents first.
-func (x *index) implied() names {
-	all := names(x.tree.Implied())
-	if len(all) > 0 && all[0] == "" {
-		all = all[1:]
-	}
-	return all
 }
 
 // build writes the index beside the verified data, or shows the verified
-// tree, and returns the index's size. None of it is durable yet.
-func (x *index) build(dir string, id digest.Digest, size int64) (int64, error) {
-	if x.unpacked {
-		if err := os.RemoveAll(filepath.Join(dir, "tree")); err != nil {
-			return 0, err
+// tree, and notes in l the index's size and what the layer implies. None of it
+// is durable yet.
+func (x *index) build(l *Layer) error {
+	if x.table == nil {
+		l.Implied = x.dirs.implied()
+		if err := os.RemoveAll(filepath.Join(l.dir, "tree")); err != nil {
+			return err
 		}
-		return 0, os.Rename(filepath.Join(dir, "tree.tmp"), filepath.Join(dir, "tree"))
+		return os.Rename(filepath.Join(l.dir, "tree.tmp"), filepath.Join(l.dir, "tree"))
 	}
-	tmp := filepath.Join(dir, "index.tmp")
+	names, err := x.table.Tree()
+	if err != nil {
+		return err
+	}
+	l.Implied = withoutRoot(names.Implied())
+	tmp := filepath.Join(l.dir, "index.tmp")
 	f, err := os.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer f.Close()
-	if err := erofs.Write(f, x.tree, erofs.Options{UUID: erofs.UUID(id.String()), DataSize: size, Data: x.data}); err != nil {
-		return 0, errors.Join(err, os.Remove(tmp))
+	if err := erofs.Write(f, names, erofs.Options{UUID: erofs.UUID(l.DiffID.String()), DataSize: l.Size, Data: x.data}); err != nil {
+		return errors.Join(err, os.Remove(tmp))
 	}
 	fi, err := f.Stat()
 	if err != nil {
-		return 0, err
+		return err
 	}
-	return fi.Size(), os.Rename(tmp, filepath.Join(dir, "index"))
+	l.Index = fi.Size()
+	return os.Rename(tmp, filepath.Join(l.dir, "index"))
 }
 
 // sync makes the layer's files durable.

@@ -466,10 +466,8 @@ func (p *pipeline) verified(idx *index) (*Layer, error) {
 	if err := p.data.Truncate(p.size); err != nil {
 		return nil, err
 	}
-	l := &Layer{DiffID: got, Size: p.size, Blob: f.Layer.Digest, BlobSz: f.Layer.Size, Tree: f.store.cfg.Tree,
-		Implied: idx.implied(), dir: f.dir, used: time.Now()}
-	var err error
-	if l.Index, err = idx.build(f.dir, got, p.size); err != nil {
+	l := &Layer{DiffID: got, Size: p.size, Blob: f.Layer.Digest, BlobSz: f.Layer.Size, Tree: f.store.cfg.Tree, dir: f.dir, used: time.Now()}
+	if err := idx.build(l); err != nil {
 		return nil, err
 	}
 	if f.Layer.DiffID == "" {
