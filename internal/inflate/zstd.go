@@ -11,7 +11,7 @@ import (
 const (
 	// smallWindow is the largest window for which a decoder may hold twice its
 	// size, which saves it from moving the window down often.
-	smallWindow = 8 << 20
+	smallWindow = 2 << 20
 	// zstdRead bounds a read, so that bytes do not wait for many more blocks.
 	zstdRead = 128 << 10
 )
