@@ -1,12 +1,20 @@
 package mount_test
 
 import (
+	"cmp"
+	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/match"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
 
 	"dewpoint/internal/mount/mounttest"
 	"dewpoint/internal/toc/treetest"
@@ -83,26 +91,56 @@ func withParents(t *testing.T, parts []string) []string {
 	return append(append(args, "--recursion"), here...)
 }
 
-// TestImages compares the layers of real images: DEWPOINT_TEST_LAYERS names
-// directories, separated by colons, each of which holds the uncompressed layers
-// of one image, named so that their order is the names'. Without it a stack of
-// three layers of the shapes that images have stands in.
+// TestShape compares a stack of three layers of the shapes that images have.
+func TestShape(t *testing.T) { mounttest.Compare(t, likeAnImage(t)) }
+
+// TestImages compares real images, which lie in the OCI layout directory that
+// DEWPOINT_IMAGES names.
 func TestImages(t *testing.T) {
-	env := os.Getenv("DEWPOINT_TEST_LAYERS")
-	if env == "" {
-		mounttest.Compare(t, likeAnImage(t))
-		return
+	dir := cmp.Or(os.Getenv("DEWPOINT_IMAGES"), "/var/cache/dewpoint/images")
+	all, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		t.Fatalf("the images to compare are missing: %v (\"make images\" builds them; DEWPOINT_IMAGES names another place)", err)
 	}
-	for _, dir := range strings.Split(env, ":") {
-		t.Run(filepath.Base(dir), func(t *testing.T) {
-			layers, err := filepath.Glob(filepath.Join(dir, "*"))
-			if err != nil || len(layers) == 0 {
-				t.Fatalf("no layers in %s: %v", dir, err)
-			}
-			slices.Sort(layers)
-			mounttest.Compare(t, layers)
-		})
+	for _, image := range []string{"nginx:1", "redis:1", "python:1"} {
+		t.Run(image, func(t *testing.T) { mounttest.Compare(t, layersOf(t, all, image)) })
 	}
+}
+
+// layersOf inflates the layers of an image to files, bottom first.
+func layersOf(t *testing.T, all v1.ImageIndex, name string) []string {
+	t.Helper()
+	found, err := partial.FindImages(all, match.Name(name))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("%d images %s (\"make images\" builds them): %v", len(found), name, err)
+	}
+	layers, err := found[0].Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	var files []string
+	for i, l := range layers {
+		files = append(files, filepath.Join(dir, string(rune('a'+i))))
+		if err := inflate(files[i], l); err != nil {
+			t.Fatalf("inflate layer %d of %s: %v", i, name, err)
+		}
+	}
+	return files
+}
+
+func inflate(path string, l v1.Layer) error {
+	r, err := l.Uncompressed()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(w, r)
+	return errors.Join(err, w.Close())
 }
 
 func likeAnImage(t *testing.T) []string {
