@@ -140,7 +140,7 @@ func (r *run) snapshot(err error) node.Record {
 	if r.pull != nil {
 		for _, l := range r.pull.Progress() {
 			rec.Bytes.Registry += l.Received
-			rec.Bytes.Local += l.Fetched - l.Received
+			rec.Bytes.Local += max(0, l.Fetched-l.Received) // less after bytes that did not verify
 		}
 	}
 	if err != nil {

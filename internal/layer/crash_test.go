@@ -21,7 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const crashEnv = "DEWPOINT_TEST_CRASH" // the number of the fsync to die at
+const (
+	crashEnv = "DEWPOINT_TEST_CRASH" // the number of the fsync to die at
+	treeEnv  = "DEWPOINT_TEST_TREE"  // not empty: unpack
+)
 
 // crashChild pulls the sample of the directory given and kills itself at the
 // fsync that the environment names.
@@ -42,7 +45,7 @@ func crashChild() int {
 		fmt.Println(err)
 		return 3
 	}
-	s, err := layer.Open(layer.Config{Dir: filepath.Join(dir, "store"), Interval: 256 << 10})
+	s, err := layer.Open(layer.Config{Dir: filepath.Join(dir, "store"), Interval: 256 << 10, Tree: os.Getenv(treeEnv) != ""})
 	if err != nil {
 		fmt.Println(err)
 		return 3
@@ -60,11 +63,25 @@ func crashChild() int {
 func TestKilledAtEachSync(t *testing.T) {
 	tarball := makeTar(t, 4<<20, 12)
 	for _, c := range []image.Compression{image.Gzip, image.Zstd} {
-		t.Run(string(c), func(t *testing.T) { killAtEachSync(t, pack(t, tarball, c)) })
+		t.Run(string(c), func(t *testing.T) { killAtEachSync(t, pack(t, tarball, c), false) })
 	}
+	t.Run("tree", func(t *testing.T) { killAtEachSync(t, pack(t, tarball, image.Gzip), true) })
 }
 
-func killAtEachSync(t *testing.T, want sample) {
+func killAtEachSync(t *testing.T, want sample, tree bool) {
+	check := func(l *layer.Layer) {
+		t.Helper()
+		if !tree {
+			checkData(t, l, want)
+			return
+		}
+		if fi, err := os.Stat(filepath.Join(l.Files().Tree, "d0", "f0")); err != nil || fi.Size() == 0 {
+			t.Fatalf("the tree: %v", err)
+		}
+		if _, err := os.Stat(l.Files().Data); l.Complete() && !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("the tar lies beside the complete tree: %v", err)
+		}
+	}
 	killed := 0
 	for at := 1; ; at++ {
 		dir := t.TempDir()
@@ -74,18 +91,21 @@ func killAtEachSync(t *testing.T, want sample) {
 		}
 		cmd := exec.Command(os.Args[0], dir)
 		cmd.Env = append(os.Environ(), crashEnv+"="+strconv.Itoa(at))
+		if tree {
+			cmd.Env = append(cmd.Env, treeEnv+"=1")
+		}
 		out, err := cmd.CombinedOutput()
 		var exit *exec.ExitError
 		if err != nil && (!errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL) {
 			t.Fatalf("the child failed of itself: %v\n%s", err, out)
 		}
-		s := open(t, filepath.Join(dir, "store"), layer.Config{})
+		s := open(t, filepath.Join(dir, "store"), layer.Config{Tree: tree})
 		if l, gerr := s.Get(want.layer.DiffID); gerr == nil {
-			checkData(t, l, want)
+			check(l)
 		} else if err == nil {
 			t.Fatalf("the child had finished, yet: %v", gerr)
 		}
-		checkData(t, mustComplete(t, s, want.layer, &source{blob: want.blob}), want)
+		check(mustComplete(t, s, want.layer, &source{blob: want.blob}))
 		s.Close()
 		if err == nil {
 			break

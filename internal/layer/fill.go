@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -53,7 +51,8 @@ type Fill struct {
 	source  Source
 	cancel  context.CancelCauseFunc
 	users   int             // guarded by store.mu
-	settled <-chan struct{} // of the newest run
+	settled <-chan struct{} // of the newest run: its progress is not written any more
+	resumed bool            // the newest run went on from an earlier fill's bytes
 
 	state    atomic.Int32
 	fetched  atomic.Int64 // compressed bytes that need not be fetched again
@@ -99,28 +98,35 @@ func (s *Store) start(ctx context.Context, key digest.Digest, l image.Layer, src
 	}
 	if have := s.layers[l.DiffID]; have != nil && f == nil {
 		have.touch()
-		return endedFill(l, have)
+		return s.have(l, have)
 	}
 	if f == nil {
 		f = &Fill{Layer: l, store: s, source: src,
 			readable: make(chan struct{}), ended: make(chan struct{})}
 		var run context.Context
-		run, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+		run, f.cancel = context.WithCancelCause(s.life)
 		s.fills[key] = f
-		go f.run(run, key)
+		s.work.Go(func() { f.run(run, key) })
 	}
 	f.users++
 	context.AfterFunc(ctx, func() { f.leave() })
 	return f
 }
 
-func endedFill(l image.Layer, have *Layer) *Fill {
-	f := &Fill{Layer: l, layer: have, readable: make(chan struct{}), ended: make(chan struct{})}
+// have is the fill of a layer that is there; it ends when that is complete.
+// It is called with mu held.
+func (s *Store) have(l image.Layer, have *Layer) *Fill {
+	f := &Fill{Layer: l, store: s, layer: have, readable: make(chan struct{}), ended: make(chan struct{})}
 	f.fetched.Store(l.Size)
 	f.written.Store(have.Size)
-	f.state.Store(int32(Complete))
 	close(f.readable)
-	close(f.ended)
+	if have.Complete() {
+		f.state.Store(int32(Complete))
+		close(f.ended)
+		return f
+	}
+	f.state.Store(int32(Readable))
+	s.work.Go(func() { f.conclude(have.settle()) })
 	return f
 }
 
@@ -136,7 +142,18 @@ func (f *Fill) leave() {
 }
 
 // Wait blocks until the layer is readable.
-func (f *Fill) Wait(ctx context.Context) (*Layer, error) { return f.await(ctx, f.readable) }
+func (f *Fill) Wait(ctx context.Context) (*Layer, error) {
+	if _, err := f.await(ctx, f.readable); err != nil && f.shown() == nil {
+		return nil, err
+	}
+	return f.shown(), nil
+}
+
+func (f *Fill) shown() *Layer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.layer
+}
 
 // WaitComplete blocks until the layer is complete.
 func (f *Fill) WaitComplete(ctx context.Context) (*Layer, error) { return f.await(ctx, f.ended) }
@@ -181,9 +198,8 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 	defer f.cancel(nil)
 	l, err := f.fill(ctx)
 	if damaged(err) {
-		resumed := f.fetched.Load() > f.received.Load()
 		err = errors.Join(err, f.store.discard(f.dir))
-		if resumed {
+		if f.resumed {
 			f.store.cfg.Log.Warn("what an earlier fill left does not verify; fetching the layer anew", "layer", f.Layer.Digest, "err", err)
 			if l, err = f.fill(ctx); damaged(err) {
 				err = errors.Join(err, f.store.discard(f.dir))
@@ -191,18 +207,25 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 		}
 	}
 	if err == nil {
+		err = l.declare()
+	}
+	if err == nil {
 		f.becomeReadable(l)
-		err = f.complete(l)
+		<-f.settled
+		err = l.settle()
 	}
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
-	f.finish(key, explain(err))
+	f.store.mu.Lock()
+	delete(f.store.fills, key)
+	f.store.mu.Unlock()
+	f.conclude(err)
 }
 
 // damaged tells errors that no resumed fill can get over.
 func damaged(err error) bool {
-	for _, d := range []error{ErrMismatch, ErrTooLarge, inflate.ErrCorrupt, io.ErrUnexpectedEOF, toc.ErrCorrupt, toc.ErrUnsafe, toc.ErrLimit, erofs.ErrTooLarge} {
+	for _, d := range []error{ErrMismatch, ErrTooLarge, inflate.ErrCorrupt, toc.ErrCorrupt, toc.ErrUnsafe, toc.ErrLimit, erofs.ErrTooLarge} {
 		if errors.Is(err, d) {
 			return true
 		}
@@ -226,17 +249,13 @@ func (f *Fill) becomeReadable(l *Layer) {
 	close(f.readable)
 }
 
-func (f *Fill) finish(key digest.Digest, err error) {
+// conclude ends the fill. A layer that became readable stays so, whatever err
+// says: it may be mounted. The next Fill tries again to complete it.
+func (f *Fill) conclude(err error) {
 	f.mu.Lock()
-	f.err = err
+	f.err = explain(err)
 	shown := f.layer
 	f.mu.Unlock()
-	f.store.mu.Lock()
-	delete(f.store.fills, key)
-	if err != nil && shown != nil && !shown.Complete() {
-		delete(f.store.layers, shown.DiffID)
-	}
-	f.store.mu.Unlock()
 	if err != nil {
 		f.state.Store(int32(Failed))
 		if shown == nil {
@@ -252,31 +271,9 @@ func (f *Fill) finish(key digest.Digest, err error) {
 func explain(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("disk full: free some space (\"dew prune\" removes what nothing uses) and pull again; what has arrived is kept: %w", err)
+		return fmt.Errorf("disk full: free some space (\"dew prune\" removes what nothing uses) and pull again: %w", err)
 	case errors.Is(err, syscall.EROFS):
 		return fmt.Errorf("the store is on a read-only file system: %w", err)
 	}
 	return err
-}
-
-// complete makes a readable layer durable and then says so on disk.
-func (f *Fill) complete(l *Layer) error {
-	<-f.settled
-	if l.Complete() {
-		return nil
-	}
-	if err := l.sync(); err != nil {
-		return err
-	}
-	if err := l.record(); err != nil {
-		return err
-	}
-	if l.Tree {
-		os.Remove(filepath.Join(l.dir, "data"))
-	}
-	l.mu.Lock()
-	l.complete = true
-	l.mu.Unlock()
-	removeLeftovers(l.dir)
-	return nil
 }

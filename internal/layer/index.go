@@ -7,13 +7,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"dewpoint/internal/durable"
 	"dewpoint/internal/erofs"
 	"dewpoint/internal/toc"
 	"dewpoint/internal/tree"
-
-	"golang.org/x/sys/unix"
 )
 
 // index reads a layer's table of contents while the layer is being filled and
@@ -124,12 +123,7 @@ func (x *index) build(l *Layer) error {
 // sync makes the layer's files durable.
 func (l *Layer) sync() error {
 	if l.Tree {
-		d, err := os.Open(l.dir)
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		return unix.Syncfs(int(d.Fd()))
+		return durable.SyncFS(l.dir)
 	}
 	for _, name := range []string{"data", "index"} {
 		f, err := os.Open(filepath.Join(l.dir, name))
@@ -144,8 +138,36 @@ func (l *Layer) sync() error {
 	return durable.SyncDir(l.dir)
 }
 
-// record declares the layer complete.
-func (l *Layer) record() error {
+// declare says on disk that the layer is readable, for the rest of this boot.
+// From here on its files are not touched any more.
+func (l *Layer) declare() error {
+	if l.Complete() {
+		return nil
+	}
+	l.Boot = bootID()
+	b, err := json.Marshal(l)
+	l.Boot = ""
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(l.dir, readyFile)
+	if err := os.WriteFile(path+".tmp", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".tmp", path)
+}
+
+// settle makes a readable layer complete: durable, and then said to be so on
+// disk. It may be called by many, and again after an error.
+func (l *Layer) settle() error {
+	l.settling.Lock()
+	defer l.settling.Unlock()
+	if l.Complete() {
+		return nil
+	}
+	if err := l.sync(); err != nil {
+		return err
+	}
 	b, err := json.Marshal(l)
 	if err != nil {
 		return err
@@ -153,5 +175,12 @@ func (l *Layer) record() error {
 	if err := durable.WriteFile(filepath.Join(l.dir, layerFile), b, 0o600); err != nil {
 		return err
 	}
-	return durable.SyncDir(filepath.Dir(l.dir))
+	if err := durable.SyncDir(filepath.Dir(l.dir)); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.complete, l.noted = true, time.Now()
+	l.mu.Unlock()
+	removeLeftovers(l.dir)
+	return nil
 }

@@ -1,6 +1,7 @@
 package layer
 
 import (
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -20,7 +21,9 @@ type keeper struct {
 	draft *progress // the newest restart point
 	kept  int64     // compressed bytes written to the kept blob
 	done  bool
+	whole bool // with done: the stream ended well, the layer itself will be made durable
 
+	rooted  bool // used by saveHard alone
 	wake    chan struct{}
 	stopped chan struct{} // closed by stop
 	settled chan struct{} // closed when nothing will be written any more
@@ -48,9 +51,11 @@ func (k *keeper) keptTo(n int64) {
 	k.nudge()
 }
 
-func (k *keeper) stop() {
+// stop ends the keeping. After a stream that did not end well the newest
+// record is saved durably before settled is closed.
+func (k *keeper) stop(whole bool) {
 	k.mu.Lock()
-	k.done = true
+	k.done, k.whole = true, whole
 	k.mu.Unlock()
 	close(k.stopped)
 	k.nudge()
@@ -63,12 +68,12 @@ func (k *keeper) nudge() {
 	}
 }
 
-func (k *keeper) newest() (progress, bool) {
+func (k *keeper) newest() (d progress, done, whole bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	d := *k.draft
+	d = *k.draft
 	d.Kept = k.kept
-	return d, k.done
+	return d, k.done, k.whole
 }
 
 // run saves progress until stop. Two savers run side by side, since the
@@ -92,17 +97,14 @@ func (k *keeper) saveBoot(p *pipeline, hard chan progress) error {
 	last := *p.from
 	offered := last
 	for range k.wake {
-		d, done := k.newest()
+		d, done, whole := k.newest()
 		if d.Point.Out > last.Point.Out {
 			if err := d.saveBoot(p.f.dir); err != nil {
 				return err
 			}
 			last = d
 		}
-		if done {
-			return nil
-		}
-		if max(d.Point.In, d.Kept)-max(offered.Point.In, offered.Kept) >= p.f.store.cfg.Interval {
+		if ahead := d.here() - offered.here(); ahead >= p.f.store.cfg.Interval || done && !whole && ahead > 0 {
 			offered = d
 			select {
 			case <-hard: // overtaken
@@ -110,17 +112,26 @@ func (k *keeper) saveBoot(p *pipeline, hard chan progress) error {
 			}
 			hard <- d
 		}
+		if done {
+			return nil
+		}
 	}
 	return nil
 }
 
-// saveHard makes data, kept blob and then the record durable. It leaves the
-// last record when the fill has ended meanwhile: the layer is about to be
+// here is how many compressed bytes the record spares the next fill.
+func (p progress) here() int64 { return max(p.Point.In, p.Kept) }
+
+// saveHard makes data, kept blob and then the record durable. It leaves what
+// is left when the fill has ended well meanwhile: the layer is about to be
 // made durable as a whole.
 func (k *keeper) saveHard(p *pipeline, in <-chan progress) error {
 	for d := range in {
-		if _, done := k.newest(); done {
+		if _, _, whole := k.newest(); whole {
 			return nil
+		}
+		if err := k.syncParent(p); err != nil {
+			return err
 		}
 		if err := durable.Sync(p.data); err != nil {
 			return err
@@ -139,4 +150,13 @@ func (k *keeper) saveHard(p *pipeline, in <-chan progress) error {
 		}
 	}
 	return nil
+}
+
+// syncParent makes the layer's directory itself durable, once.
+func (k *keeper) syncParent(p *pipeline) error {
+	if k.rooted {
+		return nil
+	}
+	k.rooted = true
+	return durable.SyncDir(filepath.Dir(p.f.dir))
 }

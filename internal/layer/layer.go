@@ -7,23 +7,28 @@
 //
 //	DIR/<sha256 of data>/data           the tar
 //	                     index          EROFS metadata, data is its external device
-//	                     tree/          the unpacked layer instead, where the kernel has no EROFS
 //	                     layer.json     written last: the layer is complete
+//	                     layer.boot     the layer is readable, for this boot only
 //	                     progress       how far the fill has come, durable
 //	                     progress.boot  the same, newer, for this boot only
 //	                     blob           compressed bytes, kept where the stream has no restart points
+//	DIR/<sha256 of data>-tree/tree/     the unpacked layer instead, where the kernel has no EROFS
 //
 // A layer is filled once, whoever wants it (see Fill). It passes three
 // states: filling; readable, when every byte is there, both digests are right
 // and the index is built, so that it may be mounted; complete, when all of
-// that has reached the disk. Only a complete layer survives a restart as such;
-// the others go on where their progress says.
+// that has reached the disk. A readable layer may be mounted for the rest of
+// the boot, so nothing writes to its files any more, also when the process is
+// killed before it is complete: layer.boot tells the next one, which completes
+// it. After a power cut only a complete layer is one; the others go on where
+// their progress says.
 //
 // A tree layer gives up its data when the tree is complete, so that nothing is
 // stored twice.
 package layer
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -66,6 +71,10 @@ type Store struct {
 	cfg  Config
 	lock *os.File
 
+	life context.Context // of all fills
+	end  context.CancelFunc
+	work sync.WaitGroup // fills and completions
+
 	mu     sync.Mutex
 	layers map[digest.Digest]*Layer
 	fills  map[digest.Digest]*Fill // by diffID, or by blob digest for imports
@@ -83,13 +92,23 @@ type Layer struct {
 	// as the layer has names.
 	Implied names `json:"implied,omitempty"`
 
+	// Boot names the boot in which the layer became readable; in layer.boot only.
+	Boot string `json:"boot,omitempty"`
+
 	dir      string
-	mu       sync.Mutex
+	settling sync.Mutex // held while the layer is made complete
+
+	mu       sync.Mutex // guards what follows
 	used     time.Time
+	noted    time.Time // the time of use that is on disk
 	complete bool
 }
 
-const layerFile = "layer.json"
+const (
+	layerFile = "layer.json"
+	readyFile = "layer.boot"
+	treeForm  = "-tree" // ends the directories of unpacked layers
+)
 
 // Open opens the store in cfg.Dir, making it if need be, and takes its lock.
 // Leftovers that no fill can go on from are removed. It returns an error that
@@ -112,11 +131,26 @@ func Open(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{cfg: cfg, lock: lock, layers: map[digest.Digest]*Layer{}, fills: map[digest.Digest]*Fill{}}
+	s.life, s.end = context.WithCancel(context.Background())
 	if err := s.scan(); err != nil {
 		lock.Close()
 		return nil, err
 	}
+	for _, l := range s.layers {
+		if !l.complete {
+			s.completeLater(l)
+		}
+	}
 	return s, nil
+}
+
+// completeLater takes up what an earlier process could not end.
+func (s *Store) completeLater(l *Layer) {
+	s.work.Go(func() {
+		if err := l.settle(); err != nil {
+			s.cfg.Log.Error("layer can be read but not made durable", "layer", l.DiffID, "err", err)
+		}
+	})
 }
 
 func lockFile(path string) (*os.File, error) {
@@ -131,8 +165,13 @@ func lockFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Close gives up the lock. Fills must have ended.
-func (s *Store) Close() error { return s.lock.Close() }
+// Close ends the fills, which keep their progress, waits for them and gives
+// up the lock. No fill may be started after it.
+func (s *Store) Close() error {
+	s.end()
+	s.work.Wait()
+	return s.lock.Close()
+}
 
 // scan reads what is on disk. It is called before the store is shared.
 func (s *Store) scan() error {
@@ -155,13 +194,21 @@ func (s *Store) scan() error {
 	return nil
 }
 
+// load makes known the layer in dir, if it is complete, or was readable
+// already in this boot.
 func (s *Store) load(dir string) {
-	l := &Layer{dir: dir, complete: true}
-	b, err := os.ReadFile(filepath.Join(dir, layerFile))
-	if err == nil {
-		err = json.Unmarshal(b, l)
+	id, ok := s.idOf(filepath.Base(dir))
+	if !ok {
+		return // of the other form, or nobody's: RemovePartial knows what to do
 	}
-	if err == nil && l.DiffID.Encoded() != filepath.Base(dir) {
+	l, err := readLayer(dir, layerFile)
+	complete := err == nil
+	if errors.Is(err, os.ErrNotExist) {
+		if l, err = readLayer(dir, readyFile); err == nil && (l.Boot == "" || l.Boot != bootID()) {
+			return // a power cut lies between: the progress says what there is
+		}
+	}
+	if err == nil && l.DiffID != id {
 		err = fmt.Errorf("it names %s", l.DiffID)
 	}
 	switch {
@@ -172,16 +219,39 @@ func (s *Store) load(dir string) {
 		os.Remove(filepath.Join(dir, layerFile))
 		return
 	}
+	l.complete = complete
 	if fi, err := os.Stat(filepath.Join(dir, layerFile)); err == nil {
-		l.used = fi.ModTime()
+		l.used, l.noted = fi.ModTime(), fi.ModTime()
 	}
-	removeLeftovers(dir)
+	if complete {
+		removeLeftovers(dir)
+	}
 	s.layers[l.DiffID] = l
 }
 
-// removeLeftovers deletes what only a fill needs.
+func readLayer(dir, name string) (*Layer, error) {
+	b, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		return nil, err
+	}
+	l := &Layer{dir: dir}
+	return l, json.Unmarshal(b, l)
+}
+
+// idOf is the layer that a directory of this store's form is named for.
+func (s *Store) idOf(name string) (digest.Digest, bool) {
+	hex, tree := strings.CutSuffix(name, treeForm)
+	id := digest.NewDigestFromEncoded(digest.SHA256, hex)
+	return id, tree == s.cfg.Tree && id.Validate() == nil
+}
+
+// removeLeftovers deletes what a complete layer does without.
 func removeLeftovers(dir string) {
-	for _, name := range []string{progressFile, bootFile, "blob"} {
+	names := []string{progressFile, bootFile, readyFile, "blob"}
+	if strings.HasSuffix(dir, treeForm) {
+		names = append(names, "data")
+	}
+	for _, name := range names {
 		os.Remove(filepath.Join(dir, name))
 	}
 	tmps, _ := filepath.Glob(filepath.Join(dir, "*.tmp"))
@@ -243,25 +313,44 @@ func (s *Store) Remove(id digest.Digest, unused func(*Layer) bool) (bool, error)
 }
 
 // RemovePartial deletes what is left of fills that are not running, and
-// returns how many bytes of disk that gave back.
-func (s *Store) RemovePartial() (int64, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// layers of the form that this store does not use, if nothing has happened to
+// them for so long and inUse, which must not call the store, does not claim
+// them. It returns how many bytes of disk that gave back.
+func (s *Store) RemovePartial(inUse func(digest.Digest) bool, olderThan time.Duration) (int64, error) {
 	ents, err := os.ReadDir(s.cfg.Dir)
 	if err != nil {
 		return 0, err
 	}
 	var freed int64
 	for _, e := range ents {
-		id := digest.NewDigestFromEncoded(digest.SHA256, e.Name())
-		if !e.IsDir() || s.layers[id] != nil || s.fills[id] != nil || strings.HasPrefix(e.Name(), importPrefix) {
+		fi, serr := e.Info()
+		if serr != nil || !e.IsDir() || strings.HasPrefix(e.Name(), importPrefix) || time.Since(fi.ModTime()) < olderThan {
 			continue
 		}
-		dir := filepath.Join(s.cfg.Dir, e.Name())
-		freed += diskUse(dir)
-		err = errors.Join(err, s.discard(dir))
+		n, rerr := s.removePartial(e.Name(), inUse)
+		freed += n
+		err = errors.Join(err, rerr)
 	}
 	return freed, err
+}
+
+func (s *Store) removePartial(name string, inUse func(digest.Digest) bool) (int64, error) {
+	dir := filepath.Join(s.cfg.Dir, name)
+	s.mu.Lock()
+	hex, _ := strings.CutSuffix(name, treeForm)
+	id := digest.NewDigestFromEncoded(digest.SHA256, hex)
+	_, ours := s.idOf(name)
+	if s.fills[id] != nil || ours && s.layers[id] != nil || inUse(id) {
+		s.mu.Unlock()
+		return 0, nil
+	}
+	n := diskUse(dir)
+	trash, err := s.hide(dir)
+	s.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	return n, os.RemoveAll(trash)
 }
 
 const (
@@ -291,6 +380,9 @@ func (s *Store) hide(dir string) (string, error) {
 }
 
 func (s *Store) dir(id digest.Digest) string {
+	if s.cfg.Tree {
+		return filepath.Join(s.cfg.Dir, id.Encoded()+treeForm)
+	}
 	return filepath.Join(s.cfg.Dir, id.Encoded())
 }
 
@@ -317,10 +409,17 @@ func (l *Layer) Used() time.Time {
 	return l.used
 }
 
+// noteEvery is how exactly the time of use is known after a restart.
+const noteEvery = time.Minute
+
 func (l *Layer) touch() {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.used = time.Now()
-	l.mu.Unlock()
+	if l.complete && l.used.Sub(l.noted) > noteEvery {
+		l.noted = l.used
+		_ = os.Chtimes(filepath.Join(l.dir, layerFile), l.used, l.used)
+	}
 }
 
 // DiskUse is the bytes that the layer takes on disk.

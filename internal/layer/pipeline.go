@@ -83,7 +83,6 @@ func (f *Fill) fill(ctx context.Context) (*Layer, error) {
 			p.close()
 		}()
 	}()
-	f.state.Store(int32(Filling))
 	chunks := make(chan chunk, chunkDepth)
 	hashed := make(chan chunk, chunkDepth)
 	pieces := make(chan piece, pieceDepth)
@@ -93,7 +92,11 @@ func (f *Fill) fill(ctx context.Context) (*Layer, error) {
 	g.Go(func() error { return thenClose(hashed, p.hashBlob(ctx, chunks, hashed)) })
 	g.Go(func() error { return thenClose(pieces, p.inflate(ctx, hashed, pieces)) })
 	g.Go(func() error { return thenClose(summed, p.hashData(ctx, pieces, summed)) })
-	g.Go(func() error { defer p.keep.stop(); return p.write(ctx, summed) })
+	g.Go(func() error {
+		err := p.write(ctx, summed)
+		p.keep.stop(err == nil)
+		return err
+	})
 	g.Go(func() error { return p.keep.run(p) })
 	var idx *index
 	g.Go(func() (err error) { idx, err = p.index(ctx); return err })
@@ -149,7 +152,7 @@ func (f *Fill) prepare() (*pipeline, error) {
 	}
 	p.keep.start(p.from)
 	p.has.add(0, p.from.Point.Out)
-	f.received.Store(0)
+	f.resumed = p.from.Point.In > 0 || p.from.Kept > 0
 	f.fetched.Store(max(p.from.BlobAt, p.from.Kept))
 	f.written.Store(p.from.Point.Out)
 	return p, nil
@@ -252,10 +255,15 @@ func (p *pipeline) download(ctx context.Context, out chan<- chunk) error {
 	}
 	defer r.Close()
 	n, err := p.pump(ctx, r, at, out, true)
-	if err == nil && at+n != p.f.Layer.Size {
-		err = fmt.Errorf("%d bytes of %d arrived: %w", at+n, p.f.Layer.Size, io.ErrUnexpectedEOF)
+	switch {
+	case err != nil:
+		return err
+	case at+n > p.f.Layer.Size:
+		return fmt.Errorf("the registry sent more than the %d bytes that the manifest says: %w", p.f.Layer.Size, ErrMismatch)
+	case at+n < p.f.Layer.Size:
+		return fmt.Errorf("%d bytes of %d arrived: %w", at+n, p.f.Layer.Size, io.ErrUnexpectedEOF)
 	}
-	return err
+	return nil
 }
 
 // pump cuts r into chunks. It counts how long it waited for either side.
@@ -268,6 +276,7 @@ func (p *pipeline) pump(ctx context.Context, r io.Reader, at int64, out chan<- c
 		t1 := time.Now()
 		p.f.waiting.Add(int64(t1.Sub(t0)))
 		if n > 0 {
+			p.f.state.CompareAndSwap(int32(Waiting), int32(Filling))
 			if err := send(ctx, out, chunk{buf: buf, n: n, at: at}); err != nil {
 				return at - begin, err
 			}
@@ -353,6 +362,9 @@ func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piec
 		}
 		pc := piece{buf: piecePool.Get().(*[]byte), at: at}
 		pc.n, pc.draft, err = p.inflatePiece(r, src, *pc.buf)
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			err = fmt.Errorf("%w: it ends early", inflate.ErrCorrupt)
+		}
 		if err != nil && err != io.EOF {
 			return err
 		}
