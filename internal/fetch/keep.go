@@ -65,7 +65,7 @@ func (p *Puller) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Fre
 		return Freed{}, ctx.Err()
 	}
 	freed, err := p.Collect(ctx, 0, inUse)
-	n, perr := p.cfg.Layers.RemovePartial()
+	n, perr := p.cfg.Layers.RemovePartial(inUse, 0)
 	freed.Bytes += n
 	return freed, errors.Join(err, perr)
 }
