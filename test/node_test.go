@@ -261,6 +261,7 @@ func (m *machine) destroy() {
 	m.kill()
 	m.endContainers()
 	m.unmount()
+	m.clean()
 }
 
 // result is what a command gave.

@@ -13,6 +13,8 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/node"
 	"dewpoint/internal/registry/registrytest"
+
+	"golang.org/x/sys/unix"
 )
 
 // A deployment from instruction to answer, by each mount backend, and its end.
@@ -52,28 +54,15 @@ func TestRun(t *testing.T) {
 			if out := m.must("logs", "web"); !strings.Contains(out, "serving on "+port) {
 				t.Errorf("logs gave %q", out)
 			}
+			if len(m.cgroups("/web")) == 0 || len(m.strangers()) == 0 || (len(m.loops()) > 0) != (backend == "loop") {
+				t.Errorf("a container has cgroups %v, processes %v, loop devices %v", m.cgroups("/web"), m.strangers(), m.loops())
+			}
 			m.must("stop", "web")
 			m.must("rm", "web")
 			m.must("rmi", img.Ref)
 			m.must("prune")
 			checkNothingLeft(t, m)
 		})
-	}
-}
-
-func checkNothingLeft(t *testing.T, m *machine) {
-	t.Helper()
-	if left := m.mounts(); len(left) > 0 {
-		t.Errorf("mounts left: %v", left)
-	}
-	if left, _ := filepath.Glob(filepath.Join(m.root, "layers", "*", "*")); len(left) > 0 {
-		t.Errorf("layers left: %v", left)
-	}
-	if left, _ := filepath.Glob(filepath.Join(m.root, "snapshotter", "snapshots", "*")); len(left) > 0 {
-		t.Errorf("snapshots left: %v", left)
-	}
-	if left, _ := filepath.Glob(filepath.Join(m.state, "netns", "*")); len(left) > 0 {
-		t.Errorf("network namespaces left: %v", left)
 	}
 }
 
@@ -102,12 +91,19 @@ func TestNetworksAndLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	port := freePort(t)
-	m.must("run", "-d", "--name", "b", "-p", port+":80", "-v", host+":/data", "--memory", "64m", "--cpus", "0.5", "--ready", "http:80/", img.Ref)
+	bridged := fmt.Sprintf("b%d", os.Getpid())
+	m.must("run", "-d", "--name", bridged, "-p", port+":80", "-v", host+":/data", "--memory", "64m", "--cpus", "0.5", "--ready", "http:80/", img.Ref)
 	if got := get(t, "http://127.0.0.1:"+port+"/cat?/data/f"); got != "from the host" {
 		t.Errorf("the volume's file reads %q", got)
 	}
 	m.must("run", "-d", "--name", "n", "--net", "none", "--ready", "tcp:80", img.Ref)
-	m.must("rm", "-f", "b", "n")
+	if len(rulesOf(t, bridged)) == 0 || len(m.connected()) != 1 || len(m.addresses()) != 1 {
+		t.Errorf("a container on the bridge has rules %v, devices %v, addresses %v", rulesOf(t, bridged), m.connected(), m.addresses())
+	}
+	m.must("rm", "-f", bridged, "n")
+	if left := rulesOf(t, bridged); len(left) > 0 {
+		t.Errorf("rules left: %v", left)
+	}
 	m.must("rmi", img.Ref)
 	m.must("prune")
 	checkNothingLeft(t, m)
@@ -208,11 +204,48 @@ func TestContainersOutliveDewd(t *testing.T) {
 	}
 }
 
+// dewd that is told to end does so at once and in order: containers and
+// containerd go on, and the next dewd takes them over.
 func TestDaemonEndsInOrder(t *testing.T) {
-	m := newMachine(t, nil).start()
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
+	m := newMachine(t, reg).start()
+	port := freePort(t)
+	m.must("run", "-d", "--name", "web", "--ready", "http:"+port+"/", img.Ref, "serve", port)
+	containerd := m.privateContainerd()
 	begin := time.Now()
-	m.stop()
+	m.stop() // wants status 0
 	if d := time.Since(begin); d > 10*time.Second {
 		t.Errorf("dewd took %s to end", d)
+	}
+	if left, _ := filepath.Glob(filepath.Join(m.state, "*.sock")); len(left) > 0 {
+		t.Errorf("sockets left: %v", left)
+	}
+	if containerd == 0 || unix.Kill(containerd, 0) != nil {
+		t.Errorf("containerd, process %d, has ended with dewd", containerd)
+	}
+	get(t, "http://127.0.0.1:"+port+"/")
+
+	m.start()
+	if now := m.privateContainerd(); now != containerd {
+		t.Errorf("containerd is process %d, was %d", now, containerd)
+	}
+	m.must("exec", "web", "/app", "cat", "/etc/motd")
+	m.must("rm", "-f", "web")
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
+	m.stop()
+	if left := m.cgroups(""); len(left) > 0 {
+		t.Errorf("cgroups left: %v", left)
+	}
+	log, err := os.ReadFile(m.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{"panic:", "fatal error:", "DATA RACE", "level=ERROR"} {
+		if strings.Contains(string(log), bad) {
+			t.Errorf("dewd's log has %q", bad)
+		}
 	}
 }

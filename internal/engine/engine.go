@@ -45,6 +45,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"dewpoint/internal/engine/network"
 )
 
@@ -209,8 +211,9 @@ func (e *Engine) awaitSnapshotter(ctx context.Context) error {
 }
 
 // Close ends the connection. containerd, private or not, and all containers
-// go on.
+// go on. Where there are none, their parent cgroup goes.
 func (e *Engine) Close() error {
+	e.removeCgroups()
 	if e.private != nil {
 		e.private.release()
 	}
@@ -227,6 +230,19 @@ func (e *Engine) Shutdown(ctx context.Context) error {
 		err = e.private.stop(ctx)
 	}
 	return errors.Join(err, e.Close())
+}
+
+// removeCgroups removes the parent cgroup from every hierarchy where no
+// container is in it: the kernel refuses to remove one with children. It must
+// not run beside Create.
+func (e *Engine) removeCgroups() {
+	roots := []string{"/sys/fs/cgroup"}
+	if !unifiedCgroup() {
+		roots, _ = filepath.Glob("/sys/fs/cgroup/*")
+	}
+	for _, r := range roots {
+		unix.Rmdir(filepath.Join(r, e.cfg.CgroupParent))
+	}
 }
 
 // Version is containerd's.

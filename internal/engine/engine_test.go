@@ -125,9 +125,10 @@ func (b *bed) tearDown(dir string) {
 	if err := b.Shutdown(ctx); err != nil {
 		b.t.Error(err)
 	}
-	os.Remove("/sys/fs/cgroup/pids" + b.cfg.CgroupParent)
-	for _, c := range []string{"cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "systemd", "unified", "hugetlb", "net_cls", "net_prio", "perf_event"} {
-		os.Remove("/sys/fs/cgroup/" + c + b.cfg.CgroupParent)
+	for _, pattern := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		if left, _ := filepath.Glob(pattern + b.cfg.CgroupParent); len(left) > 0 {
+			b.t.Errorf("leaked cgroups: %v", left)
+		}
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		b.t.Error(err)

@@ -1,0 +1,156 @@
+package test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"dewpoint/internal/engine/network"
+
+	"golang.org/x/sys/unix"
+)
+
+// checkNothingLeft asserts that a node whose containers and images were
+// removed has no more of them than one on which none ever were: only dewd, its
+// containerd, the parent cgroup and the bridge stay.
+func checkNothingLeft(t *testing.T, m *machine) {
+	t.Helper()
+	files := func(pattern ...string) func() []string {
+		return func() []string {
+			left, _ := filepath.Glob(filepath.Join(pattern...))
+			return left
+		}
+	}
+	for what, left := range map[string]func() []string{
+		"mounts":             m.mounts,
+		"layers":             files(m.root, "layers", "*", "*"),
+		"image records":      files(m.root, "images", "*"),
+		"snapshots":          files(m.root, "snapshotter", "snapshots", "*"),
+		"container files":    files(m.root, "engine", "containers", "*"),
+		"network namespaces": files(m.state, "netns", "*"),
+		"runc's state":       files(m.state, "runc", "*", "*"),
+		"processes":          m.strangers,
+		"cgroups":            func() []string { return m.cgroups("/*") },
+		"loop devices":       m.loops,
+		"bridge devices":     m.connected,
+		"bridge addresses":   m.addresses,
+	} {
+		if got := gone(left); len(got) > 0 {
+			t.Errorf("%s left: %v", what, got)
+		}
+	}
+}
+
+// gone waits a moment for nothing to be left, since the kernel, shims and
+// containerd clean up behind what they have answered, and returns what is.
+func gone(left func() []string) []string {
+	for range 60 {
+		if len(left()) == 0 {
+			return nil
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return left()
+}
+
+// strangers are the node's processes but for dewd and its containerd.
+func (m *machine) strangers() []string {
+	var out []string
+	for _, pid := range m.processes() {
+		if pid == m.privateContainerd() || m.cmd != nil && pid == m.cmd.Process.Pid {
+			continue
+		}
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err == nil {
+			out = append(out, fmt.Sprintf("%d %s", pid, strings.ReplaceAll(string(line), "\x00", " ")))
+		}
+	}
+	return out
+}
+
+// suffix is that of everything that must differ between the nodes of a machine.
+func (m *machine) suffix() string {
+	h := sha256.Sum256([]byte(m.state))
+	return hex.EncodeToString(h[:4])
+}
+
+// cgroups are the directories of the node's parent cgroup, or, with a pattern
+// for what is below, of its containers, in every hierarchy.
+func (m *machine) cgroups(below string) []string {
+	var dirs []string
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		all, _ := filepath.Glob(root + "/dewpoint-" + m.suffix() + below)
+		for _, d := range all {
+			if st, err := os.Stat(d); err == nil && st.IsDir() {
+				dirs = append(dirs, d)
+			}
+		}
+	}
+	return dirs
+}
+
+// loops are the loop devices over the node's files.
+func (m *machine) loops() []string {
+	var out []string
+	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, f := range files {
+		if b, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(b), filepath.Dir(m.root)+"/") {
+			out = append(out, strings.Split(f, "/")[3]+" "+strings.TrimSpace(string(b)))
+		}
+	}
+	return out
+}
+
+func (m *machine) bridge() string { return "dew-" + m.suffix() }
+
+// connected are the devices on the node's bridge.
+func (m *machine) connected() []string {
+	devices, _ := filepath.Glob("/sys/class/net/" + m.bridge() + "/brif/*")
+	return devices
+}
+
+// addresses are the files in which CNI keeps who has which address.
+func (m *machine) addresses() []string {
+	files, _ := filepath.Glob(filepath.Join(m.state, "cni", "ipam", "*", "*.*.*.*"))
+	return files
+}
+
+// rulesOf are the machine's iptables rules that name the container.
+func rulesOf(t *testing.T, name string) []string {
+	t.Helper()
+	out, err := exec.Command("iptables-save").Output()
+	if err != nil {
+		t.Fatalf("iptables-save: %v", err)
+	}
+	var rules []string
+	for line := range strings.Lines(string(out)) {
+		if strings.Contains(line, name) {
+			rules = append(rules, strings.TrimSpace(line))
+		}
+	}
+	return rules
+}
+
+// clean takes away what a node leaves on the machine on purpose, or when it
+// was killed: its bridge and its cgroups.
+func (m *machine) clean() {
+	if _, err := os.Stat("/sys/class/net/" + m.bridge()); err == nil {
+		if err := network.NewBridge(network.Config{Dir: filepath.Join(m.state, "cni"), Bridge: m.bridge()}).Destroy(); err != nil {
+			m.t.Errorf("the bridge: %v", err)
+		}
+	}
+	for _, below := range []string{"/*/*", "/*", ""} {
+		for _, d := range m.cgroups(below) {
+			unix.Rmdir(d)
+		}
+	}
+	if left := gone(func() []string { return m.cgroups("") }); len(left) > 0 {
+		m.t.Errorf("cgroups left: %v", left)
+	}
+}
