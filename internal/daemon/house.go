@@ -3,9 +3,12 @@ package daemon
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net"
 	"net/http"
+	"path/filepath"
 	"runtime/debug"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -46,30 +49,45 @@ func (d *Daemon) keepHouse(ctx context.Context) error {
 }
 
 func (d *Daemon) collect(ctx context.Context) {
-	freed, err := d.puller.Collect(ctx, d.budget(), d.inUse)
+	freed, err := d.puller.Collect(ctx, d.excess(), d.inUse)
 	if err != nil {
 		d.log.Error("remove unused layers", "err", err)
 	}
-	if len(freed.Layers) > 0 {
-		d.log.Info("unused layers removed", "layers", len(freed.Layers), "bytes", freed.Bytes)
+	if freed.Bytes > 0 || len(freed.Layers) > 0 {
+		d.log.Info("unused layers and what cut pulls left removed", "layers", len(freed.Layers), "bytes", freed.Bytes)
 	}
 }
 
-// budget is how many bytes of layers may stay; negative is any number.
-func (d *Daemon) budget() int64 {
-	if n := int64(d.cfg.File.Cache.MaxBytes); n > 0 {
-		return n
+// excess is how many bytes the layers' store takes beyond the cache's bound,
+// or lacks of the share of the disk that is to stay free; 0 or less is none.
+func (d *Daemon) excess() int64 {
+	var want int64
+	if most := int64(d.cfg.File.Cache.MaxBytes); most > 0 {
+		want = diskUse(filepath.Join(d.cfg.Root, "layers")) - most
 	}
 	var s unix.Statfs_t
-	if err := unix.Statfs(d.cfg.Root, &s); err != nil || float64(s.Bavail) > keepFree*float64(s.Blocks) {
-		return -1
+	if unix.Statfs(d.cfg.Root, &s) == nil {
+		want = max(want, int64(keepFree*float64(s.Blocks)-float64(s.Bavail))*s.Bsize)
 	}
-	short := int64(keepFree*float64(s.Blocks)-float64(s.Bavail)) * s.Bsize
-	var have int64
-	for _, l := range d.layers.Layers() {
-		have += l.DiskUse()
-	}
-	return max(0, have-short)
+	return want
+}
+
+// diskUse is the bytes that everything below dir takes, abandoned fills and
+// those under way included.
+func diskUse(dir string) int64 {
+	var sum int64
+	filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return nil // gone meanwhile
+		}
+		if fi, err := e.Info(); err == nil {
+			if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+				sum += st.Blocks * 512
+			}
+		}
+		return nil
+	})
+	return sum
 }
 
 // serveMetrics serves Prometheus's text format at /metrics.

@@ -201,10 +201,10 @@ func (d *Daemon) image(ctx context.Context, i engine.ImageInfo) node.Image {
 
 // known finds the documents of an image that containerd lists.
 func (d *Daemon) known(ctx context.Context, i engine.ImageInfo) *image.Image {
-	if img := d.catalog.Manifest(i.Digest); img != nil {
+	ref, err := image.ParseReference(i.Name)
+	if img := d.catalog.Manifest(ref, i.Digest); img != nil {
 		return img
 	}
-	ref, err := image.ParseReference(i.Name)
 	if err != nil {
 		return nil
 	}

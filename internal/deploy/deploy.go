@@ -149,7 +149,9 @@ func (d *Deployer) pull(ctx context.Context, o *order, r *run, blobs bool) error
 	}
 	r.reached(node.Mounted)
 	if blobs {
-		if err := d.cfg.Puller.CopyBlobs(ctx, img, o.options(), d.cfg.Engine.WriteBlob); err != nil {
+		n, err := d.cfg.Puller.CopyBlobs(ctx, img, o.options(), d.cfg.Engine.WriteBlob)
+		r.fetched(n)
+		if err != nil {
 			return err
 		}
 	}

@@ -86,6 +86,13 @@ func (r *run) show() {
 	}
 }
 
+// fetched adds bytes that came from the registry beside the layers' fills.
+func (r *run) fetched(n int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rec.Bytes.Registry += n
+}
+
 // settle blocks until every layer is complete.
 func (r *run) settle(ctx context.Context) error {
 	if r.pull == nil {

@@ -9,7 +9,10 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"dewpoint/internal/durable"
 	"dewpoint/internal/image"
@@ -26,6 +29,7 @@ type Catalog struct {
 
 	mu     sync.Mutex
 	refs   map[string]*image.Image
+	asked  map[string]time.Time              // by reference, when it was last put or given
 	chains map[digest.Digest][]digest.Digest // diffIDs, bottom first
 }
 
@@ -34,7 +38,7 @@ func OpenCatalog(dir string, log *slog.Logger) (*Catalog, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	c := &Catalog{dir: dir, refs: map[string]*image.Image{}, chains: map[digest.Digest][]digest.Digest{}}
+	c := &Catalog{dir: dir, refs: map[string]*image.Image{}, asked: map[string]time.Time{}, chains: map[digest.Digest][]digest.Digest{}}
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {
 		return nil, err
@@ -58,6 +62,11 @@ func OpenCatalog(dir string, log *slog.Logger) (*Catalog, error) {
 // learn is called with mu held, or before the catalog is shared.
 func (c *Catalog) learn(img *image.Image) {
 	c.refs[img.Ref.String()] = img
+	c.asked[img.Ref.String()] = time.Now()
+	c.learnChains(img)
+}
+
+func (c *Catalog) learnChains(img *image.Image) {
 	ids := make([]digest.Digest, len(img.Layers))
 	for i, l := range img.Layers {
 		ids[i] = l.DiffID
@@ -71,7 +80,8 @@ func (c *Catalog) learn(img *image.Image) {
 func (c *Catalog) Put(img *image.Image) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if have := c.refs[img.Ref.String()]; have != nil && have.Desc.Digest == img.Desc.Digest {
+	if have := c.refs[img.Ref.String()]; have != nil && have.Desc.Digest == img.Desc.Digest && have.Target.Digest == img.Target.Digest {
+		c.asked[img.Ref.String()] = time.Now()
 		return nil
 	}
 	b, err := json.Marshal(img)
@@ -94,39 +104,53 @@ func (c *Catalog) file(ref string) string {
 func (c *Catalog) Get(ref image.Reference) *image.Image {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.refs[ref.String()]
+	return c.give(c.refs[ref.String()])
+}
+
+// give notes that img, which may be nil, was asked for.
+func (c *Catalog) give(img *image.Image) *image.Image {
+	if img != nil {
+		c.asked[img.Ref.String()] = time.Now()
+	}
+	return img
 }
 
 // Manifest returns an image whose platform manifest, or whose index, has that
-// digest, or nil.
-func (c *Catalog) Manifest(d digest.Digest) *image.Image {
-	return c.find(func(img *image.Image) bool { return img.Desc.Digest == d || img.Target.Digest == d })
-}
-
-// WithLayer returns an image that has the layer and that layer, or nil.
-func (c *Catalog) WithLayer(diffID digest.Digest) (*image.Image, image.Layer) {
-	var found image.Layer
-	img := c.find(func(img *image.Image) bool {
-		for _, l := range img.Layers {
-			if l.DiffID == diffID {
-				found = l
-				return true
-			}
-		}
-		return false
-	})
-	return img, found
-}
-
-func (c *Catalog) find(match func(*image.Image) bool) *image.Image {
+// digest, or nil. The image is one of ref's repository: if it is known from
+// another one only, as a copy by that reference.
+func (c *Catalog) Manifest(ref image.Reference, d digest.Digest) *image.Image {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	var found *image.Image
 	for _, img := range c.refs {
-		if match(img) {
-			return img
+		if img.Desc.Digest != d && img.Target.Digest != d {
+			continue
+		}
+		if img.Ref.Host == ref.Host && img.Ref.Path == ref.Path {
+			return c.give(img)
+		}
+		found = img
+	}
+	if c.give(found) == nil {
+		return nil
+	}
+	moved := *found
+	moved.Ref = ref
+	return &moved
+}
+
+// WithLayer returns the images that have the layer, by reference.
+func (c *Catalog) WithLayer(diffID digest.Digest) []*image.Image {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var found []*image.Image
+	for _, img := range c.refs {
+		if slices.ContainsFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == diffID }) {
+			found = append(found, c.give(img))
 		}
 	}
-	return nil
+	slices.SortFunc(found, func(a, b *image.Image) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
+	return found
 }
 
 // Chain returns the diffIDs of a chain, bottom first, or nil.
@@ -140,19 +164,47 @@ func (c *Catalog) Chain(chain digest.Digest) []digest.Digest {
 func (c *Catalog) Forget(ref image.Reference) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	img := c.refs[ref.String()]
-	if img == nil {
+	if c.refs[ref.String()] == nil {
 		return nil
 	}
-	delete(c.refs, ref.String())
-	for _, chain := range img.ChainIDs() {
-		delete(c.chains, chain)
+	err := c.drop(ref.String())
+	c.relearn()
+	return err
+}
+
+// sweepAfter is how long a record stays after it was last asked for: who asked
+// is about to fill its layers.
+const sweepAfter = time.Minute
+
+// Sweep drops the records of images that are gone, and the chains that no
+// record has any more. gone must not call the catalog.
+func (c *Catalog) Sweep(gone func(*image.Image) bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var errs error
+	for ref, img := range c.refs {
+		if time.Since(c.asked[ref]) >= sweepAfter && gone(img) {
+			errs = errors.Join(errs, c.drop(ref))
+		}
 	}
-	for _, other := range c.refs {
-		c.learn(other)
-	}
-	if err := os.Remove(c.file(ref.String())); err != nil && !errors.Is(err, os.ErrNotExist) {
+	c.relearn()
+	return errs
+}
+
+// drop is called with mu held; relearn must follow.
+func (c *Catalog) drop(ref string) error {
+	delete(c.refs, ref)
+	delete(c.asked, ref)
+	if err := os.Remove(c.file(ref)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil
+}
+
+// relearn makes the chains anew. It is called with mu held.
+func (c *Catalog) relearn() {
+	clear(c.chains)
+	for _, img := range c.refs {
+		c.learnChains(img)
+	}
 }

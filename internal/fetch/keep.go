@@ -3,9 +3,11 @@ package fetch
 import (
 	"context"
 	"errors"
+	"math"
 	"sort"
 	"time"
 
+	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 
 	"github.com/opencontainers/go-digest"
@@ -15,46 +17,76 @@ import (
 // refers to it yet: a client that was told of it is about to.
 const fresh = 2 * time.Second
 
+// partialAges are the ages from which on abandoned fills are removed: the
+// first one anyway, the others one after the other while bytes are wanted. One
+// that was cut a moment ago is likely to be taken up again.
+var partialAges = []time.Duration{24 * time.Hour, 6 * time.Hour, time.Hour, 10 * time.Minute, time.Minute}
+
 // Freed says what a collection removed.
 type Freed struct {
 	Layers []string // their diffIDs
-	Bytes  int64    // of disk
+	Bytes  int64    // of disk, those of abandoned fills included
 }
 
-// Collect removes layers that nothing uses, those not asked for the longest
-// first, until all layers together take at most budget bytes; a negative
-// budget collects nothing. inUse is asked what must stay; it must not call
-// the puller. Pulls under way are known here.
-func (p *Puller) Collect(ctx context.Context, budget int64, inUse func(digest.Digest) bool) (Freed, error) {
-	if budget < 0 {
-		return Freed{}, nil
-	}
-	var total int64
-	all := p.cfg.Layers.Layers()
-	size := map[digest.Digest]int64{}
-	for _, l := range all {
-		size[l.DiffID] = l.DiskUse()
-		total += size[l.DiffID]
-	}
-	sort.Slice(all, func(i, j int) bool { return all[i].Used().Before(all[j].Used()) })
-	held := p.held()
+// Collect gives back at least want bytes of disk if that much is unused: what
+// cut pulls left, oldest first, and then layers, those not asked for the
+// longest first. What was left a day ago goes in any case, and so do records
+// of images of which nothing is here. inUse is asked what must stay; it must
+// not call the puller. Pulls under way are known here.
+func (p *Puller) Collect(ctx context.Context, want int64, inUse func(digest.Digest) bool) (Freed, error) {
 	var freed Freed
 	var errs error
-	for _, l := range all {
-		if total <= budget || ctx.Err() != nil {
+	for i, age := range partialAges {
+		if ctx.Err() != nil || i > 0 && freed.Bytes >= want {
 			break
 		}
+		n, err := p.cfg.Layers.RemovePartial(p.claimed(inUse), age)
+		freed.Bytes += n
+		errs = errors.Join(errs, err)
+	}
+	errs = errors.Join(errs, p.collectLayers(ctx, want, inUse, &freed))
+	return freed, errors.Join(errs, p.cfg.Catalog.Sweep(func(img *image.Image) bool { return p.gone(img, inUse) }))
+}
+
+func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(digest.Digest) bool, freed *Freed) error {
+	if freed.Bytes >= want {
+		return nil
+	}
+	claimed := p.claimed(inUse)
+	all := p.cfg.Layers.Layers()
+	sort.Slice(all, func(i, j int) bool { return all[i].Used().Before(all[j].Used()) })
+	var errs error
+	for _, l := range all {
+		if freed.Bytes >= want || ctx.Err() != nil {
+			break
+		}
+		size := l.DiskUse()
 		ok, err := p.cfg.Layers.Remove(l.DiffID, func(l *layer.Layer) bool {
-			return !held[l.DiffID] && !inUse(l.DiffID) && time.Since(l.Used()) >= fresh
+			return time.Since(l.Used()) >= fresh && !claimed(l.DiffID)
 		})
 		errs = errors.Join(errs, err)
 		if ok {
-			total -= size[l.DiffID]
 			freed.Layers = append(freed.Layers, l.DiffID.String())
-			freed.Bytes += size[l.DiffID]
+			freed.Bytes += size
 		}
 	}
-	return freed, errs
+	return errs
+}
+
+// claimed is inUse with the pulls under way. It is called with the store locked.
+func (p *Puller) claimed(inUse func(digest.Digest) bool) func(digest.Digest) bool {
+	return func(id digest.Digest) bool { return p.isHeld(id) || inUse(id) }
+}
+
+// gone reports whether no layer of img is here or wanted here. An image
+// without layers is never gone.
+func (p *Puller) gone(img *image.Image, inUse func(digest.Digest) bool) bool {
+	for _, l := range img.Layers {
+		if _, err := p.cfg.Layers.Peek(l.DiffID); err == nil || p.isHeld(l.DiffID) || inUse(l.DiffID) {
+			return false
+		}
+	}
+	return len(img.Layers) > 0
 }
 
 // Prune removes every layer that nothing uses, and what cut pulls left.
@@ -64,10 +96,10 @@ func (p *Puller) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Fre
 	case <-ctx.Done():
 		return Freed{}, ctx.Err()
 	}
-	freed, err := p.Collect(ctx, 0, inUse)
-	n, perr := p.cfg.Layers.RemovePartial(inUse, 0)
+	n, perr := p.cfg.Layers.RemovePartial(p.claimed(inUse), 0)
+	freed, err := p.Collect(ctx, math.MaxInt64, inUse)
 	freed.Bytes += n
-	return freed, errors.Join(err, perr)
+	return freed, errors.Join(perr, err)
 }
 
 // hold keeps the layers of a pull from being collected until its context ends.
@@ -82,14 +114,15 @@ func (p *Puller) hold(ctx context.Context, pull *Pull) {
 	})
 }
 
-func (p *Puller) held() map[digest.Digest]bool {
+func (p *Puller) isHeld(id digest.Digest) bool {
 	p.holdMu.Lock()
 	defer p.holdMu.Unlock()
-	ids := map[digest.Digest]bool{}
 	for pull := range p.holds {
-		for _, f := range pull.fills {
-			ids[f.Layer.DiffID] = true
+		for _, l := range pull.layers {
+			if l.DiffID == id {
+				return true
+			}
 		}
 	}
-	return ids
+	return false
 }

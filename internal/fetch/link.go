@@ -5,6 +5,7 @@ import (
 	"io"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"dewpoint/internal/layer"
@@ -45,7 +46,12 @@ type LinkConfig struct {
 //     crosses the link meanwhile, so that the link is never idle for a round trip.
 //
 // So a slow link carries one layer after the other, as Docker-pi does, and a
-// fast one keeps all processors busy. Link is safe for concurrent use.
+// fast one keeps all processors busy.
+//
+// A layer whose registry has been silent for a second holds no other one up:
+// until it is heard of again it does not count. What waits for another host
+// goes first then, so that a registry that hangs delays only its own images.
+// Link is safe for concurrent use.
 type Link struct {
 	cfg    LinkConfig
 	bucket *bucket
@@ -68,7 +74,8 @@ const (
 	nodeLimit  = 0.25 // share of time blocked from which on the node is the limit
 	riseNeeded = 1.2
 	endgame    = 150 * time.Millisecond // of fetching left, when the next request goes out
-	maxConns   = 6                      // connections tried at most to fill the link
+	maxConns   = 6                      // connections tried at most to fill the link, or to a host that is silent
+	silence    = time.Second            // after which a turn is idle
 )
 
 // NewLink returns a link that nothing crosses yet.
@@ -84,20 +91,25 @@ type turn struct {
 	start chan struct{} // closed when it may begin
 	held  chan struct{} // not nil while it must pause; closed to let it go on
 	stats func() layer.Progress
+	host  string // of the registry
 	size  int64
 	link  *Link
 	order Order
 	limit int
 	began time.Time
+	heard time.Time      // when bytes last came, or could first have
+	first time.Time      // when the first bytes came; zero until then
 	last  layer.Progress // at the last look
 	lastT time.Time
 	rate  float64 // bytes a second lately
 	stuck float64 // share of the time that the node made the link wait lately
+
+	working atomic.Bool // the node has bytes in hand and does not wait for more
 }
 
-// enter queues a layer. leave must follow.
-func (l *Link) enter(size int64, order Order, inflaters int, stats func() layer.Progress) *turn {
-	t := &turn{start: make(chan struct{}), size: size, link: l, stats: stats, order: order, limit: inflaters}
+// enter queues a layer of the registry host. leave must follow.
+func (l *Link) enter(host string, size int64, order Order, inflaters int, stats func() layer.Progress) *turn {
+	t := &turn{start: make(chan struct{}), host: host, size: size, link: l, stats: stats, order: order, limit: inflaters}
 	if t.order == Measured {
 		t.order = l.cfg.Order
 	}
@@ -168,13 +180,22 @@ func (t *turn) look(now time.Time) {
 		return
 	}
 	p := t.stats()
+	if p.Received > t.last.Received || t.working.Load() {
+		t.heard = now
+	}
+	if p.Received > t.last.Received && t.first.IsZero() {
+		t.first = now
+	}
 	waited, blocked := p.Waiting-t.last.Waiting, p.Blocked-t.last.Blocked
 	if sum := waited + blocked; sum > 0 {
 		t.stuck = float64(blocked) / float64(sum)
 	} else if p.Received == t.last.Received && p.Received > 0 {
 		// Neither counter moves while one long wait lasts: bytes that do not
 		// come are the link's doing, unless the node has not taken the last ones.
-		t.stuck = stuckNow(p, t.last)
+		t.stuck = 0
+		if t.working.Load() || p.Written > t.last.Written {
+			t.stuck = 1
+		}
 	}
 	r := float64(p.Received-t.last.Received) / dt.Seconds()
 	if t.rate == 0 {
@@ -185,33 +206,68 @@ func (t *turn) look(now time.Time) {
 	t.last, t.lastT = p, now
 }
 
-// stuckNow judges a window in which no wait ended: the node is the limit if
-// it had compressed bytes to work on, that is if its output grew.
-func stuckNow(p, last layer.Progress) float64 {
-	if p.Written > last.Written {
-		return 1
+// idle reports whether the turn waits for a registry that is silent.
+func (t *turn) idle(now time.Time) bool { return t.held == nil && now.Sub(t.heard) > silence }
+
+// live are the turns that count, held ones included, in order.
+func (l *Link) live(now time.Time) []*turn {
+	ts := make([]*turn, 0, len(l.active))
+	for _, t := range l.active {
+		if !t.idle(now) {
+			ts = append(ts, t)
+		}
 	}
-	return 0
+	return ts
 }
 
 // admit starts what may start. It is called with mu held.
 func (l *Link) admit(now time.Time) {
-	for len(l.queue) > 0 && l.mayStart(l.queue[0], now) {
-		l.begin(l.queue[0], now)
+	for {
+		live := l.live(now)
+		next := l.next(len(live), now)
+		if next == nil || !l.mayStart(next, live, now) {
+			l.probe.judge(live, now)
+			return
+		}
+		l.begin(next, now)
 	}
-	l.probe.judge(l, now)
+}
+
+// next is the layer that is to start next, or nil. Layers of a host that is
+// silent are last, and not many of them are tried.
+func (l *Link) next(live int, now time.Time) *turn {
+	if len(l.queue) == 0 {
+		return nil
+	}
+	if live == len(l.active) {
+		return l.queue[0]
+	}
+	silent := map[string]int{}
+	for _, t := range l.active {
+		if t.idle(now) {
+			silent[t.host]++
+		}
+	}
+	var best *turn
+	for _, t := range l.queue {
+		if n := silent[t.host]; n < maxConns && (best == nil || n < silent[best.host]) {
+			best = t
+		}
+	}
+	return best
 }
 
 func (l *Link) begin(t *turn, now time.Time) {
 	l.queue = without(l.queue, t)
-	t.began, t.lastT, t.last = now, now, t.stats()
+	t.began, t.heard, t.lastT, t.last = now, now, now, t.stats()
 	l.active = append(l.active, t)
 	l.probe.moved = now
 	close(t.start)
 }
 
-func (l *Link) mayStart(next *turn, now time.Time) bool {
-	n := len(l.active)
+// mayStart reports whether next may start beside the live turns.
+func (l *Link) mayStart(next *turn, live []*turn, now time.Time) bool {
+	n := len(live)
 	switch {
 	case n == 0:
 		return true
@@ -221,17 +277,17 @@ func (l *Link) mayStart(next *turn, now time.Time) bool {
 		return n < next.limit
 	case l.probe.holding():
 		return false // that one is next
-	case l.ending():
-		return n < next.limit || n < maxConns && !l.nodeIsLimit()
-	case l.nodeIsLimit():
+	case ending(live):
+		return n < next.limit || n < maxConns && !nodeIsLimit(live)
+	case nodeIsLimit(live):
 		return n < next.limit
 	}
-	return l.probe.tryNow(l, now)
+	return l.probe.tryNow(next, live, now)
 }
 
 // ending reports whether all that is being fetched is about to be here.
-func (l *Link) ending() bool {
-	for _, t := range l.active {
+func ending(live []*turn) bool {
+	for _, t := range live {
 		left := float64(t.size - t.last.Fetched)
 		if t.held == nil && left > 0 && left > t.rate*endgame.Seconds() {
 			return false
@@ -241,8 +297,8 @@ func (l *Link) ending() bool {
 }
 
 // nodeIsLimit reports whether every fill under way makes the link wait.
-func (l *Link) nodeIsLimit() bool {
-	for _, t := range l.active {
+func nodeIsLimit(live []*turn) bool {
+	for _, t := range live {
 		if t.held == nil && t.stuck < nodeLimit {
 			return false
 		}
@@ -250,9 +306,9 @@ func (l *Link) nodeIsLimit() bool {
 	return true
 }
 
-func (l *Link) rate() float64 {
+func rate(live []*turn) float64 {
 	var r float64
-	for _, t := range l.active {
+	for _, t := range live {
 		r += t.rate
 	}
 	return r
@@ -284,6 +340,8 @@ type reader struct {
 }
 
 func (r *reader) Read(b []byte) (int, error) {
+	r.turn.working.Store(false)
+	defer r.turn.working.Store(true)
 	if err := r.turn.wait(r.ctx); err != nil {
 		return 0, err
 	}

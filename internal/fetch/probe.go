@@ -6,7 +6,6 @@ import "time"
 // are guarded by the link.
 type probe struct {
 	extra  *turn         // being tried, or held because it did not help
-	since  time.Time     // when extra was let go
 	before float64       // the link's rate until then
 	failed time.Time     // when the last try did not help
 	pause  time.Duration // before the next one, longer each time
@@ -14,45 +13,55 @@ type probe struct {
 }
 
 // tryNow reports whether a further connection is worth a try: the link is the
-// limit, its rate has settled, nothing ends before a
-// try would, and none has failed lately.
-func (p *probe) tryNow(l *Link, now time.Time) bool {
-	if p.extra != nil || len(l.active) >= maxConns || now.Sub(p.failed) < p.pause || now.Sub(p.moved) < 2*settle {
+// limit, its rate has settled, nothing ends before a try would, and none has
+// failed lately. If so, next is that try.
+func (p *probe) tryNow(next *turn, live []*turn, now time.Time) bool {
+	if p.extra != nil || len(live) >= maxConns || now.Sub(p.failed) < p.pause || now.Sub(p.moved) < 2*settle {
 		return false
 	}
-	for _, t := range l.active {
+	for _, t := range live {
 		left := float64(t.size - t.last.Fetched)
 		if now.Sub(t.began) < settle || t.rate == 0 || left < 2*t.rate*settle.Seconds() {
 			return false
 		}
 	}
-	p.extra, p.since, p.before = l.queue[0], now, l.rate()
+	p.extra, p.before = next, rate(live)
 	return true
 }
 
 // judge ends a try whose time is over: what did not help is held until the
-// layers before it are here.
-func (p *probe) judge(l *Link, now time.Time) {
+// live turns before it are here. A try's time begins with its first byte; one
+// that stays silent says nothing of the link.
+func (p *probe) judge(live []*turn, now time.Time) {
 	t := p.extra
 	if t == nil {
 		return
 	}
 	if t.held != nil {
-		if len(l.active) > 0 && l.active[0] == t || l.ending() {
+		if live[0] == t || ending(live) {
 			p.forget(t, now)
 		}
 		return
 	}
-	if now.Sub(p.since) < settle {
+	if t.idle(now) {
+		p.defeat(now)
+		p.extra = nil
+		return
+	}
+	if t.first.IsZero() || now.Sub(t.first) < settle {
 		return
 	}
 	p.moved = now
-	if l.rate() >= p.before*riseNeeded {
+	if rate(live) >= p.before*riseNeeded {
 		p.extra, p.pause = nil, 0
 		return
 	}
-	p.failed, p.pause = now, min(max(2*p.pause, firstPause), lastPause)
+	p.defeat(now)
 	t.held = make(chan struct{})
+}
+
+func (p *probe) defeat(now time.Time) {
+	p.failed, p.pause = now, min(max(2*p.pause, firstPause), lastPause)
 }
 
 func (p *probe) holding() bool { return p.extra != nil && p.extra.held != nil }
@@ -65,7 +74,7 @@ func (p *probe) forget(t *turn, now time.Time) {
 	}
 	if t.held != nil {
 		close(t.held)
-		t.held = nil
+		t.held, t.heard = nil, now
 	}
 	p.extra = nil
 }

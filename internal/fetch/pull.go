@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	"dewpoint/internal/registry"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/errgroup"
 )
 
 // Config names the parts that a Puller works with. All but Log are required.
@@ -43,7 +45,9 @@ type Puller struct {
 	mu       sync.Mutex
 	sessions map[digest.Digest]*session // by manifest, for clients that ask layer by layer
 
-	holdMu sync.Mutex
+	sessionIdle time.Duration // how long fills go on after the last call that wanted them; constant
+
+	holdMu sync.Mutex     // nothing is locked while it is held
 	holds  map[*Pull]bool // pulls whose layers must stay
 }
 
@@ -52,7 +56,7 @@ func NewPuller(cfg Config) *Puller {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, holds: map[*Pull]bool{}}
+	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, holds: map[*Pull]bool{}, sessionIdle: time.Minute}
 	p.life, p.end = context.WithCancel(context.Background())
 	return p
 }
@@ -72,7 +76,10 @@ type Pull struct {
 	Image *image.Image
 	Local bool // nothing had to be fetched
 
-	fills []*layer.Fill // one a distinct layer, bottom first
+	layers []image.Layer // each distinct one, bottom first
+	// fills are those of layers. One that another image began may know the
+	// layer as another blob, with the same contents.
+	fills []*layer.Fill
 }
 
 // Pull resolves ref and begins to fill its layers. They go on, and stay in
@@ -108,11 +115,12 @@ func (p *Puller) have(img *image.Image) bool {
 
 // fill begins the fills of an image's layers, in their order.
 func (p *Puller) fill(ctx context.Context, img *image.Image, o Options) *Pull {
-	pull := &Pull{Image: img, Local: p.have(img)}
-	for _, l := range img.Unique() {
+	pull := &Pull{Image: img, layers: img.Unique()}
+	p.hold(ctx, pull)
+	pull.Local = p.have(img)
+	for _, l := range pull.layers {
 		pull.fills = append(pull.fills, p.cfg.Layers.Fill(ctx, l, &blob{p: p, img: img, l: l, o: o}))
 	}
-	p.hold(ctx, pull)
 	return pull
 }
 
@@ -124,13 +132,16 @@ func (p *Pull) WaitComplete(ctx context.Context) error {
 	return p.each(ctx, (*layer.Fill).WaitComplete)
 }
 
+// each waits for all fills. The first error, whichever layer's, ends it.
 func (p *Pull) each(ctx context.Context, wait func(*layer.Fill, context.Context) (*layer.Layer, error)) error {
+	g, ctx := errgroup.WithContext(ctx)
 	for _, f := range p.fills {
-		if _, err := wait(f, ctx); err != nil {
+		g.Go(func() error {
+			_, err := wait(f, ctx)
 			return err
-		}
+		})
 	}
-	return nil
+	return g.Wait()
 }
 
 // LayerProgress is how far one layer of a pull has come.
@@ -143,7 +154,7 @@ type LayerProgress struct {
 func (p *Pull) Progress() []LayerProgress {
 	all := make([]LayerProgress, len(p.fills))
 	for i, f := range p.fills {
-		all[i] = LayerProgress{f.Layer, f.Progress()}
+		all[i] = LayerProgress{p.layers[i], f.Progress()}
 	}
 	return all
 }
@@ -163,14 +174,11 @@ func (b *blob) Open(ctx context.Context, f *layer.Fill, offset int64) (io.ReadCl
 }
 
 func (b *blob) open(ctx context.Context, stats func() layer.Progress, offset int64) (io.ReadCloser, error) {
-	t := b.p.cfg.Link.enter(b.l.Size, b.o.Order, b.o.Inflaters, stats)
+	t := b.p.cfg.Link.enter(b.img.Ref.Host, b.l.Size, b.o.Order, b.o.Inflaters, stats)
 	return t.open(ctx, func() (io.ReadCloser, error) {
 		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1, registry.OpenOptions{PlainHTTP: b.o.PlainHTTP})
 	})
 }
-
-// nothing is the progress of a stream that no fill takes.
-func nothing() layer.Progress { return layer.Progress{} }
 
 // Chain returns the diffIDs, bottom first, of a chain whose layers are all
 // readable, else an error that wraps layer.ErrUnknown.
@@ -193,11 +201,13 @@ func (p *Puller) Chain(_ context.Context, chain digest.Digest) ([]digest.Digest,
 func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, error) {
 	l, err := p.cfg.Layers.Get(id)
 	if errors.Is(err, layer.ErrUnknown) {
-		img, want := p.cfg.Catalog.WithLayer(id)
-		if img == nil {
-			return mount.Files{}, err
+		for _, img := range p.cfg.Catalog.WithLayer(id) {
+			want := img.Layers[slices.IndexFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == id })]
+			l, err = p.cfg.Layers.Fill(p.life, want, &blob{p: p, img: img, l: want}).Wait(ctx)
+			if err == nil || ctx.Err() != nil {
+				break
+			}
 		}
-		l, err = p.cfg.Layers.Fill(p.life, want, &blob{p: p, img: img, l: want}).Wait(ctx)
 	}
 	if err != nil {
 		return mount.Files{}, err
@@ -213,14 +223,12 @@ func (p *Puller) Import(ctx context.Context, l image.Layer, src layer.Source) (*
 // session keeps the fills of an image going between the calls of a client
 // that asks for one layer after the other, as containerd does.
 type session struct {
+	made  chan struct{} // closed when pull is there
 	pull  *Pull
 	end   context.CancelFunc
 	users int         // calls under way; guarded by the puller
-	idle  *time.Timer // runs while there are none
+	idle  *time.Timer // runs while there are none; guarded by the puller
 }
-
-// sessionIdle is how long an image's fills go on after the last call that wanted one.
-const sessionIdle = time.Minute
 
 // Want names one layer of an image as containerd's snapshot labels do.
 type Want struct {
@@ -236,14 +244,14 @@ func (p *Puller) Fetch(ctx context.Context, w Want) (digest.Digest, error) {
 	if err != nil {
 		return "", err
 	}
-	defer p.part(s)
-	for _, f := range s.pull.fills {
-		if f.Layer.Digest == w.Layer {
-			l, err := f.Wait(ctx)
+	defer p.part(s.pull.Image.Desc.Digest, s)
+	for i, l := range s.pull.layers {
+		if l.Digest == w.Layer {
+			got, err := s.pull.fills[i].Wait(ctx)
 			if err != nil {
 				return "", err
 			}
-			return l.DiffID, nil
+			return got.DiffID, nil
 		}
 	}
 	return "", fmt.Errorf("image %s has no layer %s", w.Ref, w.Layer)
@@ -251,7 +259,7 @@ func (p *Puller) Fetch(ctx context.Context, w Want) (digest.Digest, error) {
 
 // join finds or begins the session of the image that w names. part must follow.
 func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
-	img := p.cfg.Catalog.Manifest(w.Manifest)
+	img := p.cfg.Catalog.Manifest(w.Ref, w.Manifest)
 	if img == nil {
 		ref := w.Ref
 		if w.Manifest != "" {
@@ -262,25 +270,53 @@ func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
 			return nil, err
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := p.sessions[img.Desc.Digest]
-	if s == nil || s.pull.failed() {
-		run, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		s = &session{pull: p.fill(run, img, Options{}), end: cancel}
-		s.idle = time.AfterFunc(sessionIdle, func() { p.endIdle(img.Desc.Digest, s) })
-		p.sessions[img.Desc.Digest] = s
+	s, run, err := p.enlist(img.Desc.Digest)
+	if err != nil {
+		return nil, err
 	}
-	s.users++
-	s.idle.Stop()
-	return s, nil
+	if run != nil { // nobody else makes it
+		s.pull = p.fill(run, img, Options{})
+		close(s.made)
+	}
+	select {
+	case <-s.made:
+		return s, nil
+	case <-ctx.Done():
+		p.part(img.Desc.Digest, s)
+		return nil, context.Cause(ctx)
+	}
 }
 
-func (p *Puller) part(s *session) {
+// enlist counts the caller in the session of a manifest. If there was none it
+// returns the context of a new one, whose pull the caller must make.
+func (p *Puller) enlist(d digest.Digest) (s *session, run context.Context, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if s.users--; s.users == 0 {
-		s.idle.Reset(sessionIdle)
+	if p.life.Err() != nil {
+		return nil, nil, errClosed
+	}
+	s = p.sessions[d]
+	if s == nil || s.failed() {
+		s = &session{made: make(chan struct{})}
+		run, s.end = context.WithCancel(p.life)
+		p.sessions[d] = s
+	}
+	s.users++
+	if s.idle != nil {
+		s.idle.Stop()
+	}
+	return s, run, nil
+}
+
+// errClosed is what clients get while the node stops.
+var errClosed = errors.New("no more fetches: the node stops")
+
+// part ends what join began.
+func (p *Puller) part(d digest.Digest, s *session) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.users--; s.users == 0 && p.life.Err() == nil {
+		s.idle = time.AfterFunc(p.sessionIdle, func() { p.endIdle(d, s) })
 	}
 }
 
@@ -293,6 +329,16 @@ func (p *Puller) endIdle(d digest.Digest, s *session) {
 	s.end()
 	if p.sessions[d] == s {
 		delete(p.sessions, d)
+	}
+}
+
+// failed reports whether a fill of the session has erred.
+func (s *session) failed() bool {
+	select {
+	case <-s.made:
+		return s.pull.failed()
+	default:
+		return false
 	}
 }
 
@@ -311,10 +357,11 @@ func (p *Puller) Close() error {
 	p.end()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for d, s := range p.sessions {
-		s.idle.Stop()
-		s.end()
-		delete(p.sessions, d)
+	for _, s := range p.sessions {
+		if s.idle != nil {
+			s.idle.Stop()
+		}
 	}
+	clear(p.sessions)
 	return nil
 }
