@@ -7,6 +7,7 @@ import (
 	"dewpoint/internal/api"
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
+	"dewpoint/internal/erofs"
 	"dewpoint/internal/image"
 	"dewpoint/internal/inflate"
 	"dewpoint/internal/layer"
@@ -29,6 +30,7 @@ var sentinels = []struct {
 	{layer.ErrMismatch, api.Mismatch},
 	{inflate.ErrCorrupt, api.Mismatch},
 	{layer.ErrTooLarge, api.BadImage},
+	{erofs.ErrTooLarge, api.BadImage},
 	{toc.ErrUnsafe, api.BadImage},
 	{toc.ErrCorrupt, api.BadImage},
 	{toc.ErrLimit, api.BadImage},

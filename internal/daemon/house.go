@@ -67,9 +67,15 @@ func (d *Daemon) excess() int64 {
 	}
 	var s unix.Statfs_t
 	if unix.Statfs(d.cfg.Root, &s) == nil {
-		want = max(want, int64(keepFree*float64(s.Blocks)-float64(s.Bavail))*s.Bsize)
+		want = max(want, shortOf(&s))
 	}
 	return want
+}
+
+// shortOf is how many bytes the file system lacks to have keepFree of its
+// size free; not above 0 if it has.
+func shortOf(s *unix.Statfs_t) int64 {
+	return int64(keepFree*float64(s.Blocks)-float64(s.Bavail)) * s.Bsize
 }
 
 // diskUse is the bytes that everything below dir takes, abandoned fills and

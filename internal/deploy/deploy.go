@@ -360,9 +360,11 @@ func ports(in []node.Port) ([]network.Port, error) {
 	return out, nil
 }
 
-// madeUpName is the last part of the repository and some random digits.
+// madeUpName is the last part of the repository, cut to what a name may have,
+// and some random digits.
 func madeUpName(ref image.Reference) string {
 	base := ref.Path[strings.LastIndexByte(ref.Path, '/')+1:]
+	base = base[:min(len(base), 56)]
 	b := make([]byte, 3)
 	rand.Read(b)
 	return base + "-" + hex.EncodeToString(b)
