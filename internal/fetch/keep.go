@@ -13,10 +13,6 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// fresh is how long a layer that was just asked for is kept though nothing
-// refers to it yet: a client that was told of it is about to.
-const fresh = 2 * time.Second
-
 // partialAges are the ages from which on abandoned fills are removed: the
 // first one anyway, the others one after the other while bytes are wanted. One
 // that was cut a moment ago is likely to be taken up again.
@@ -62,7 +58,7 @@ func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(diges
 		}
 		size := l.DiskUse()
 		ok, err := p.cfg.Layers.Remove(l.DiffID, func(l *layer.Layer) bool {
-			return time.Since(l.Used()) >= fresh && !claimed(l.DiffID)
+			return time.Since(l.Used()) >= p.fresh && !claimed(l.DiffID)
 		})
 		errs = errors.Join(errs, err)
 		if ok {
@@ -92,7 +88,7 @@ func (p *Puller) gone(img *image.Image, inUse func(digest.Digest) bool) bool {
 // Prune removes every layer that nothing uses, and what cut pulls left.
 func (p *Puller) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Freed, error) {
 	select { // let the freshest become collectable
-	case <-time.After(fresh):
+	case <-time.After(p.fresh):
 	case <-ctx.Done():
 		return Freed{}, ctx.Err()
 	}

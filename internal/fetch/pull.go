@@ -46,6 +46,9 @@ type Puller struct {
 	sessions map[digest.Digest]*session // by manifest, for clients that ask layer by layer
 
 	sessionIdle time.Duration // how long fills go on after the last call that wanted them; constant
+	// fresh is how long a layer that was just asked for is kept though nothing
+	// refers to it yet: a client that was told of it is about to. It is constant.
+	fresh time.Duration
 
 	holdMu sync.Mutex     // nothing is locked while it is held
 	holds  map[*Pull]bool // pulls whose layers must stay
@@ -56,7 +59,7 @@ func NewPuller(cfg Config) *Puller {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, holds: map[*Pull]bool{}, sessionIdle: time.Minute}
+	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, holds: map[*Pull]bool{}, sessionIdle: time.Minute, fresh: 2 * time.Second}
 	p.life, p.end = context.WithCancel(context.Background())
 	return p
 }

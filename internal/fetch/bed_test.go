@@ -1,0 +1,123 @@
+package fetch
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/registry"
+	"dewpoint/internal/registry/registrytest"
+
+	"github.com/opencontainers/go-digest"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bed is a puller with a real store, before one or more real registries.
+type bed struct {
+	*Puller
+	t      *testing.T
+	reg    *registrytest.Server
+	layers *layer.Store
+	dir    string // of the store
+}
+
+func newBed(t *testing.T, more ...*registrytest.Server) *bed {
+	t.Helper()
+	b := &bed{t: t, reg: registrytest.New(t), dir: filepath.Join(t.TempDir(), "layers")}
+	hosts := map[string]registry.Host{}
+	for _, r := range append(more, b.reg) {
+		hosts[r.Host()] = registry.Host{PlainHTTP: true}
+	}
+	client, err := registry.New(registry.Config{Hosts: hosts, DockerConfig: filepath.Join(t.TempDir(), "none"),
+		Backoff: time.Millisecond, StallTimeout: 1500 * time.Millisecond})
+	b.must(err)
+	t.Cleanup(client.Close)
+	b.layers, err = layer.Open(layer.Config{Dir: b.dir})
+	b.must(err)
+	t.Cleanup(func() { b.must(b.layers.Close()) })
+	catalog, err := OpenCatalog(t.TempDir(), nil)
+	b.must(err)
+	b.Puller = NewPuller(Config{Registry: client, Layers: b.layers, Catalog: catalog, Link: NewLink(LinkConfig{Inflaters: 1})})
+	b.fresh = 0
+	t.Cleanup(func() { b.must(b.Close()) })
+	return b
+}
+
+func (b *bed) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// push makes an image of one layer for each seed.
+func (b *bed) push(name string, seeds ...uint64) registrytest.Pushed {
+	return pushTo(b.reg, name, image.Gzip, seeds...)
+}
+
+func pushTo(reg *registrytest.Server, name string, c image.Compression, seeds ...uint64) registrytest.Pushed {
+	var ls []registrytest.Layer
+	for _, s := range seeds {
+		ls = append(ls, registrytest.Layer{Tar: registrytest.RandomTar(s, 4, 200<<10), Compression: c})
+	}
+	return reg.PushImage(name, ls, registrytest.Options{})
+}
+
+func (b *bed) ref(s string) image.Reference {
+	b.t.Helper()
+	r, err := image.ParseReference(s)
+	b.must(err)
+	return r
+}
+
+// pull brings a whole image and lets go of it.
+func (b *bed) pull(p registrytest.Pushed) *image.Image {
+	b.t.Helper()
+	ctx, cancel := context.WithCancel(b.t.Context())
+	defer cancel()
+	pull, err := b.Pull(ctx, b.ref(p.Ref), Options{})
+	b.must(err)
+	b.must(pull.WaitComplete(ctx))
+	return pull.Image
+}
+
+func (b *bed) has(id digest.Digest) bool {
+	_, err := b.layers.Peek(id)
+	return err == nil
+}
+
+// leave makes what a pull that was cut so long ago would have left.
+func (b *bed) leave(id digest.Digest, size int, age time.Duration) string {
+	b.t.Helper()
+	dir := filepath.Join(b.dir, id.Encoded())
+	b.must(os.Mkdir(dir, 0o755))
+	b.must(os.WriteFile(filepath.Join(dir, "data"), make([]byte, size), 0o600))
+	then := time.Now().Add(-age)
+	b.must(os.Chtimes(dir, then, then))
+	return dir
+}
+
+func there(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func (b *bed) want(p registrytest.Pushed, layer int) Want {
+	return Want{Ref: b.ref(p.Ref), Manifest: p.Digest, Layer: p.Layers[layer].Digest}
+}
+
+// eventually waits for what happens in the background.
+func (b *bed) eventually(what string, ok func() bool) {
+	b.t.Helper()
+	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			b.t.Fatalf("%s: not within 5 s", what)
+		}
+	}
+}

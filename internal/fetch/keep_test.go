@@ -1,0 +1,122 @@
+package fetch
+
+import (
+	"context"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+func nobody(digest.Digest) bool { return false }
+
+// backdate makes the catalog forget that its records were asked for lately.
+func (c *Catalog) backdate() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for ref := range c.asked {
+		c.asked[ref] = time.Now().Add(-sweepAfter)
+	}
+}
+
+func TestCollectTakesTheOldestFirst(t *testing.T) {
+	b := newBed(t)
+	first, second := b.pull(b.push("a", 1)).Layers[0].DiffID, b.pull(b.push("b", 2)).Layers[0].DiffID
+	if _, err := b.layers.Get(first); err != nil { // the first is the newer one now
+		t.Fatal(err)
+	}
+	if freed, err := b.Collect(t.Context(), 0, nobody); err != nil || freed.Bytes != 0 || len(freed.Layers) != 0 {
+		t.Fatal(freed, err)
+	}
+	freed, err := b.Collect(t.Context(), 1, nobody)
+	if err != nil || len(freed.Layers) != 1 || freed.Bytes < 200<<10 {
+		t.Fatal(freed, err)
+	}
+	if !b.has(first) || b.has(second) {
+		t.Error("the layer that was asked for last went first")
+	}
+}
+
+func TestCollectKeepsWhatIsWanted(t *testing.T) {
+	b := newBed(t)
+	used, held, loose := b.push("used", 1), b.push("held", 2), b.push("loose", 3)
+	usedID, looseID := b.pull(used).Layers[0].DiffID, b.pull(loose).Layers[0].DiffID
+	ctx, release := context.WithCancel(t.Context())
+	defer release()
+	pull, err := b.Pull(ctx, b.ref(held.Ref), Options{})
+	b.must(err)
+	b.must(pull.WaitComplete(ctx))
+	heldID := pull.Image.Layers[0].DiffID
+
+	inUse := func(id digest.Digest) bool { return id == usedID }
+	b.fresh = time.Hour
+	if freed, err := b.Collect(t.Context(), math.MaxInt64, inUse); err != nil || len(freed.Layers) != 0 {
+		t.Errorf("fresh layers went: %v, %v", freed, err)
+	}
+	b.fresh = 0
+	b.cfg.Catalog.backdate()
+	if _, err = b.Collect(t.Context(), math.MaxInt64, inUse); err != nil {
+		t.Fatal(err)
+	}
+	if !b.has(usedID) || !b.has(heldID) || b.has(looseID) {
+		t.Errorf("used %t, held %t, loose %t", b.has(usedID), b.has(heldID), b.has(looseID))
+	}
+	if b.cfg.Catalog.Get(b.ref(used.Ref)) == nil || b.cfg.Catalog.Get(b.ref(held.Ref)) == nil {
+		t.Error("a record of an image that is here was swept")
+	}
+	if b.cfg.Catalog.Get(b.ref(loose.Ref)) != nil {
+		t.Error("the record of an image that is gone stays")
+	}
+	release()
+	b.eventually("the end of the pull's hold", func() bool { return !b.isHeld(heldID) })
+	if freed, err := b.Collect(t.Context(), math.MaxInt64, inUse); err != nil || len(freed.Layers) != 1 || b.has(heldID) {
+		t.Error(freed, err)
+	}
+}
+
+// A pull that begins while layers are being collected keeps its own.
+func TestCollectAsksForHoldsEachTime(t *testing.T) {
+	b := newBed(t)
+	a, c := b.push("a", 1), b.push("c", 2)
+	first, second := b.pull(a).Layers[0].DiffID, b.pull(c)
+	ctx, release := context.WithCancel(t.Context())
+	defer release()
+	inUse := func(id digest.Digest) bool {
+		if id == first { // the moment between the first and the second
+			b.hold(ctx, &Pull{layers: second.Layers})
+		}
+		return false
+	}
+	if _, err := b.Collect(t.Context(), math.MaxInt64, inUse); err != nil {
+		t.Fatal(err)
+	}
+	if b.has(first) || !b.has(second.Layers[0].DiffID) {
+		t.Error("the layer of a pull that had begun was removed")
+	}
+}
+
+func TestCollectTakesAbandonedFillsFirst(t *testing.T) {
+	b := newBed(t)
+	whole := b.pull(b.push("a", 1)).Layers[0].DiffID
+	id := func(s string) digest.Digest { return digest.FromString(s) }
+	stale := b.leave(id("stale"), 100<<10, 25*time.Hour)
+	old := b.leave(id("old"), 100<<10, 7*time.Hour)
+	recent := b.leave(id("recent"), 100<<10, 2*time.Hour)
+	used := b.leave(id("used"), 100<<10, 48*time.Hour)
+	cut := b.leave(id("cut"), 100<<10, 0)
+	inUse := func(d digest.Digest) bool { return d == id("used") }
+
+	if freed, err := b.Collect(t.Context(), 0, inUse); err != nil || freed.Bytes < 100<<10 || there(stale) || !there(old) {
+		t.Fatalf("a day later: %v, %v, stale %t, old %t", freed, err, there(stale), there(old))
+	}
+	if freed, err := b.Collect(t.Context(), 1, inUse); err != nil || freed.Bytes < 100<<10 || there(old) || !there(recent) || !b.has(whole) {
+		t.Fatalf("little wanted: %v, %v, old %t, recent %t", freed, err, there(old), there(recent))
+	}
+	if _, err := b.Collect(t.Context(), math.MaxInt64, inUse); err != nil || there(recent) || b.has(whole) || !there(cut) || !there(used) {
+		t.Fatalf("all wanted: %v, recent %t, cut %t, used %t", err, there(recent), there(cut), there(used))
+	}
+	if freed, err := b.Prune(t.Context(), inUse); err != nil || freed.Bytes < 100<<10 || there(cut) || !there(used) {
+		t.Fatalf("prune: %v, %v, cut %t, used %t", freed, err, there(cut), there(used))
+	}
+}
