@@ -43,7 +43,7 @@ test:
 
 lint:
 	go vet $(if $(ISAL),-tags isal) ./...
-	@test -z "$$(gofmt -l cmd demo internal | tee /dev/stderr)"
+	@test -z "$$(gofmt -l api cmd demo internal test | tee /dev/stderr)"
 	$(DEWPOINT_TOOLS)/staticcheck-*/staticcheck $(if $(ISAL),-tags isal) ./...
 
 # make bench ARGS='pull -rates 20 -images nginx:1'
