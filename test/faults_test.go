@@ -245,3 +245,35 @@ func TestNotARegistry(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// A dewd that shares only the state directory with another touches nothing of it.
+func TestSecondDewdOnOneState(t *testing.T) {
+	m := newMachine(t, nil).start()
+	pid := m.privateContainerd()
+	r := m.run(exec.Command(filepath.Join(programs, "dewd"), "--root", m.root+"2", "--state", m.state))
+	if r.code == 0 || !strings.Contains(r.err, "in use by another dewd") {
+		t.Errorf("%+v", r)
+	}
+	if now := m.privateContainerd(); now != pid {
+		t.Errorf("containerd was %d, is %d", pid, now)
+	}
+	m.must("ps")
+	m.must("doctor")
+	os.RemoveAll(m.root + "2")
+}
+
+// A containerd whose socket is gone is found out by doctor and started anew.
+func TestContainerdWithoutSocket(t *testing.T) {
+	m := newMachine(t, nil).start()
+	pid := m.privateContainerd()
+	if err := os.Remove(filepath.Join(m.state, "containerd", "containerd.sock")); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); m.privateContainerd() == pid || m.dew("doctor").code != 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("containerd was not started anew")
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	m.must("ps")
+}

@@ -15,6 +15,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -155,7 +156,10 @@ func dispatch(ctx context.Context, args []string, cfg Config) error {
 	}
 	for _, x := range cfg.Extra {
 		if x.Name == args[0] {
-			return x.Run(ctx, args[1:], cfg.Stdout, cfg.Stderr)
+			if err := x.Run(ctx, args[1:], cfg.Stdout, cfg.Stderr); !errors.Is(err, flag.ErrHelp) {
+				return err
+			}
+			return nil
 		}
 	}
 	for _, cmd := range commands() {

@@ -37,6 +37,7 @@ import (
 	"dewpoint/internal/snapshot"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 // Config is what dewd's command line says.
@@ -66,6 +67,7 @@ type Daemon struct {
 	engine   *engine.Engine
 	deployer *deploy.Deployer
 	events   *events
+	lock     *os.File     // of State
 	work     atomic.Int64 // counts what was done, to see when nothing is
 }
 
@@ -115,6 +117,21 @@ func (d *Daemon) makeDirs(context.Context) error {
 			return err
 		}
 	}
+	return d.lockState()
+}
+
+// lockState keeps two dewds from sharing a state directory, whatever their
+// roots: its sockets and its containerd are one's alone.
+func (d *Daemon) lockState() error {
+	f, err := os.OpenFile(filepath.Join(d.cfg.State, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return fmt.Errorf("%s is in use by another dewd: end that one, or give this one another --state and --root", d.cfg.State)
+	}
+	d.lock = f
 	return nil
 }
 
@@ -178,6 +195,9 @@ func (d *Daemon) close() {
 	}
 	if d.layers != nil {
 		d.layers.Close()
+	}
+	if d.lock != nil {
+		d.lock.Close()
 	}
 }
 

@@ -280,8 +280,20 @@ func (d *Daemon) inUse(id digest.Digest) bool { return d.snaps.InUse()[id] }
 // Doctor implements api.Observer.
 func (d *Daemon) Doctor(ctx context.Context) ([]node.Finding, error) {
 	out := doctor.Examine(ctx, doctor.Config{Root: d.cfg.Root, CNI: pluginDirs(d.cfg.File.Engine.CNI)})
-	out = append(out, node.Finding{What: "containerd", Level: node.LevelOK, Detail: d.engine.Version() + " at " + d.engine.Socket()})
+	out = append(out, d.engineFinding(ctx))
 	return append(out, d.mountFindings()...), nil
+}
+
+// engineFinding asks containerd for the snapshotter: only then is it certain
+// that a container could start.
+func (d *Daemon) engineFinding(ctx context.Context) node.Finding {
+	f := node.Finding{What: "containerd", Level: node.LevelOK, Detail: d.engine.Version() + " at " + d.engine.Socket()}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if err := d.engine.Check(ctx); err != nil {
+		f.Level, f.Detail, f.Remedy = node.LevelBad, err.Error(), "see its log ("+d.cfg.State+"/containerd/containerd.log of a private one); restart it, or dewd"
+	}
+	return f
 }
 
 func (d *Daemon) mountFindings() []node.Finding {

@@ -225,17 +225,19 @@ func nsOf(c *engine.Info) string {
 }
 
 // unready decides what becomes of a container that does not serve: it is
-// stopped and kept, so that its logs can be read; nothing of it stays if the
+// stopped, behind the caller's back, and kept, so that its logs can be read; nothing of it stays if the
 // caller has gone or wanted it removed.
 func (d *Deployer) unready(ctx context.Context, o *order, err error) error {
 	if ctx.Err() != nil || o.Remove {
 		return errors.Join(err, d.remove(o.name))
 	}
-	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*stopGrace)
-	defer cancel()
-	if serr := d.cfg.Engine.Stop(stop, o.name, stopGrace); serr != nil && !errors.Is(serr, engine.ErrNotRunning) {
-		d.cfg.Log.Warn("stop a container that is not ready", "name", o.name, "err", serr)
-	}
+	d.bg.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(d.life), 2*stopGrace)
+		defer cancel()
+		if serr := d.cfg.Engine.Stop(ctx, o.name, stopGrace); serr != nil && !errors.Is(serr, engine.ErrNotRunning) && !errors.Is(serr, engine.ErrNotFound) {
+			d.cfg.Log.Warn("stop a container that is not ready", "name", o.name, "err", serr)
+		}
+	})
 	return err
 }
 
@@ -326,12 +328,18 @@ func (d *Deployer) parse(req node.Request) (*order, error) {
 			return nil, fmt.Errorf("%w: --%s %s: want one of%s", ErrRequest, f.flag, f.value, strings.Join(f.allowed, " "))
 		}
 	}
+	if req.Memory != 0 && req.Memory < minMemory {
+		return nil, fmt.Errorf("%w: --memory %d: a container needs at least %d MiB", ErrRequest, req.Memory, minMemory>>20)
+	}
 	o.ports, err = ports(req.Ports)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
 	return o, nil
 }
+
+// minMemory is what runc itself takes in a container's cgroup (as docker has it).
+const minMemory = 6 << 20
 
 func contains(all []string, s string) bool {
 	for _, x := range all {

@@ -63,7 +63,7 @@ func (r *run) follow(p *fetch.Pull) {
 // show reports the layers' progress until seen is closed.
 func (r *run) show() {
 	last := map[string]node.LayerProgress{}
-	at := time.Now()
+	at, ended := time.Now(), false
 	for {
 		dt := time.Since(at).Seconds()
 		at = time.Now()
@@ -78,9 +78,12 @@ func (r *run) show() {
 			}
 			last[p.Digest] = p
 		}
+		if ended {
+			return
+		}
 		select {
 		case <-r.seen:
-			return
+			ended = true // one more look: who watches is to see the end
 		case <-time.After(watchEvery):
 		}
 	}

@@ -210,6 +210,14 @@ func (e *Engine) awaitSnapshotter(ctx context.Context) error {
 	}
 }
 
+// Check reports whether containerd answers and reaches the snapshotter.
+func (e *Engine) Check(ctx context.Context) error {
+	if _, err := e.c.alive(ctx); err != nil {
+		return fmt.Errorf("containerd at %s does not answer: %w", e.Socket(), err)
+	}
+	return wrap(e.strandedSnapshots(ctx, map[string]bool{}), "ask the snapshotter %s through containerd", e.cfg.Snapshotter)
+}
+
 // Close ends the connection. containerd, private or not, and all containers
 // go on. Where there are none, their parent cgroup goes.
 func (e *Engine) Close() error {

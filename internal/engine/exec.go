@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -162,7 +163,7 @@ func (e *Engine) execProcess(ctx context.Context, name string, s ExecSpec) (*spe
 }
 
 func notRunning(err error) error {
-	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
+	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) || strings.Contains(err.Error(), "in a stopped state") {
 		return fmt.Errorf("%w (%w)", ErrNotRunning, err)
 	}
 	return err

@@ -239,7 +239,13 @@ func (s *supervisor) supervise(ctx context.Context) {
 	delay := minBackoff
 	for {
 		began := time.Now()
-		if !s.proc.wait(ctx) {
+		gctx, stop := context.WithCancel(ctx)
+		guarded := make(chan struct{})
+		go func() { defer close(guarded); s.guard(gctx, s.proc) }()
+		died := s.proc.wait(ctx)
+		stop()
+		<-guarded
+		if !died {
 			return
 		}
 		s.log.Error("containerd died", "pid", s.proc.pid, "log", logfile.Tail(s.logFile(), 1))
@@ -257,6 +263,33 @@ func (s *supervisor) supervise(ctx context.Context) {
 			}
 			s.log.Error("restart containerd", "err", err)
 		}
+	}
+}
+
+const (
+	guardEvery = 5 * time.Second
+	deafAfter  = 3 // refused connections in a row
+)
+
+// guard ends a containerd that lives but cannot be reached, as when its socket
+// was removed, so that it is started anew.
+func (s *supervisor) guard(ctx context.Context, p *process) {
+	for refused := 0; sleep(ctx, guardEvery); {
+		c, err := net.DialTimeout("unix", s.socket, guardEvery)
+		if err == nil {
+			c.Close()
+			refused = 0
+			continue
+		}
+		if refused++; refused < deafAfter {
+			continue
+		}
+		s.log.Error("containerd cannot be reached, ending it", "pid", p.pid, "err", err)
+		_ = unix.PidfdSendSignal(p.fd, unix.SIGTERM, nil, 0)
+		if sleep(ctx, stopTimeout) { // ctx ends when it is gone
+			_ = unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0)
+		}
+		return
 	}
 }
 
