@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -117,8 +118,39 @@ func (c Config) validate() error {
 		return fmt.Errorf("node.mount = %q: it is erofs, loop or tree", c.Node.Mount)
 	}
 	for host := range c.Registry {
-		if strings.Contains(host, "/") {
+		if host == "" || strings.ContainsAny(host, "/ ") {
 			return fmt.Errorf("registry %q: give the host (and port) alone, as image references have it", host)
+		}
+	}
+	if d := c.Registries.StallTimeout; d != 0 && time.Duration(d) < time.Second {
+		return fmt.Errorf("registries.stall_timeout = %q: at least 1s", time.Duration(d))
+	}
+	if m := c.Limits.Memory; m != 0 && m < 16<<20 {
+		return fmt.Errorf("limits.memory: %d bytes are too few: at least 16MiB", m)
+	}
+	if n := c.Engine.Namespace; strings.ContainsAny(n, "/ ") {
+		return fmt.Errorf("engine.namespace = %q: letters, digits and - . _", n)
+	}
+	return c.validatePaths()
+}
+
+// validatePaths checks what is named and must be there.
+func (c Config) validatePaths() error {
+	if n := c.Engine.Subnet; n != "" {
+		if p, err := netip.ParsePrefix(n); err != nil || !p.Addr().Is4() || p.Bits() > 28 {
+			return fmt.Errorf("engine.subnet = %q: an IPv4 subnet of /28 or larger, such as 10.88.240.0/20", n)
+		}
+	}
+	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig, "engine.containerd": c.Engine.Containerd, "engine.cni": c.Engine.CNI}
+	for i, d := range c.Registries.HostsDirs {
+		paths[fmt.Sprintf("registries.hosts_dirs[%d]", i)] = d
+	}
+	for key, path := range paths {
+		if path == "" {
+			continue
+		}
+		if _, err := os.Stat(path); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
 		}
 	}
 	return nil

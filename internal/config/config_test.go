@@ -38,7 +38,12 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"[link]\nlimit = \"20\"":                   "is not a rate",
 		"[node]\nmount = \"btrfs\"":                "erofs, loop or tree",
 		"[registry.\"http://h\"]\nplain_http=true": "give the host",
-		"[node": "line 1",
+		"[registries]\nstall_timeout = \"-3s\"":    "at least 1s",
+		"[limits]\nmemory = \"1KiB\"":              "at least 16MiB",
+		"[engine]\nnamespace = \"a/b\"":            "engine.namespace",
+		"[engine]\nsubnet = \"10.0.0.0/30\"":       "/28 or larger",
+		"[engine]\ncni = \"/nope\"":                "engine.cni",
+		"[node":                                    "line 1",
 	} {
 		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q in it", text, err, want)
