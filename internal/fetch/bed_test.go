@@ -84,6 +84,12 @@ func (b *bed) pull(p registrytest.Pushed) *image.Image {
 	pull, err := b.Pull(ctx, b.ref(p.Ref), Options{})
 	b.must(err)
 	b.must(pull.WaitComplete(ctx))
+	cancel()
+	b.eventually("the end of the pull's hold", func() bool {
+		b.holdMu.Lock()
+		defer b.holdMu.Unlock()
+		return !b.holds[pull]
+	})
 	return pull.Image
 }
 

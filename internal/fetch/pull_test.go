@@ -136,7 +136,6 @@ func TestOneLayerPackedInTwoWays(t *testing.T) {
 
 func TestSessionGoesOnBetweenCalls(t *testing.T) {
 	b := newBed(t)
-	b.sessionIdle = 100 * time.Millisecond
 	p := b.push("a", 1, 2, 3)
 	if _, err := b.Fetch(t.Context(), b.want(p, 0)); err != nil {
 		t.Fatal(err)
@@ -148,6 +147,7 @@ func TestSessionGoesOnBetweenCalls(t *testing.T) {
 	if n := b.reg.Count("/manifests/"); n > 2 {
 		t.Errorf("%d requests for a manifest", n)
 	}
+	b.sessionIdle = 10 * time.Millisecond
 	if id, err := b.Fetch(t.Context(), b.want(p, 1)); err != nil || id != p.Layers[1].DiffID {
 		t.Error(id, err)
 	}
