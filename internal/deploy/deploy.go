@@ -92,7 +92,7 @@ func (d *Deployer) Deploy(ctx context.Context, req node.Request, w node.Watch) (
 
 // deploy is one deployment.
 func (d *Deployer) deploy(ctx context.Context, o *order, r *run) error {
-	img, err := d.fetch(ctx, o, r)
+	img, err := d.resolve(ctx, o, r)
 	if err != nil {
 		return err
 	}
@@ -100,10 +100,9 @@ func (d *Deployer) deploy(ctx context.Context, o *order, r *run) error {
 	if err != nil {
 		return err
 	}
-	if err := d.cfg.Engine.Register(ctx, img); err != nil {
+	if err := d.mount(ctx, img, r); err != nil {
 		return err
 	}
-	r.reached(node.Mounted)
 	if err := o.conflict(check); err != nil {
 		return err
 	}
@@ -140,14 +139,13 @@ func (d *Deployer) Pull(ctx context.Context, req node.PullRequest, w node.Watch)
 }
 
 func (d *Deployer) pull(ctx context.Context, o *order, r *run, blobs bool) error {
-	img, err := d.fetch(ctx, o, r)
+	img, err := d.resolve(ctx, o, r)
 	if err != nil {
 		return err
 	}
-	if err := d.cfg.Engine.Register(ctx, img); err != nil {
+	if err := d.mount(ctx, img, r); err != nil {
 		return err
 	}
-	r.reached(node.Mounted)
 	if blobs {
 		n, err := d.cfg.Puller.CopyBlobs(ctx, img, o.options(), d.cfg.Engine.WriteBlob)
 		r.fetched(n)
@@ -158,15 +156,40 @@ func (d *Deployer) pull(ctx context.Context, o *order, r *run, blobs bool) error
 	return r.settle(ctx)
 }
 
-// fetch makes the image's layers readable.
-func (d *Deployer) fetch(ctx context.Context, o *order, r *run) (*image.Image, error) {
+// resolve finds out what the image is and lets its layers begin to fill.
+func (d *Deployer) resolve(ctx context.Context, o *order, r *run) (*image.Image, error) {
 	pull, err := d.cfg.Puller.Pull(r.life, o.ref, o.options())
 	if err != nil {
 		return d.local(ctx, o, r, err)
 	}
 	r.follow(pull)
 	r.reached(node.Resolved)
-	return pull.Image, pull.Wait(ctx)
+	return pull.Image, nil
+}
+
+// mount shows the image to containerd, layer by layer as they become
+// readable. An error of any layer ends it at once.
+func (d *Deployer) mount(ctx context.Context, img *image.Image, r *run) error {
+	if r.pull == nil { // containerd has it
+		return r.mounted(d.cfg.Engine.Register(ctx, img, nil))
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var filling sync.WaitGroup
+	defer filling.Wait()
+	defer cancel(nil)
+	filling.Go(func() {
+		if err := r.pull.Wait(ctx); err != nil {
+			cancel(err)
+		}
+	})
+	err := d.cfg.Engine.Register(ctx, img, r.pull.WaitLayer)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	if err == nil {
+		err = r.pull.Wait(ctx) // also what containerd had of an earlier time is here
+	}
+	return r.mounted(err)
 }
 
 // local falls back on an image that containerd has though no registry gives

@@ -47,6 +47,14 @@ func (r *run) reached(stage string) {
 	}
 }
 
+// mounted records the stage unless err says that it was not reached.
+func (r *run) mounted(err error) error {
+	if err == nil {
+		r.reached(node.Mounted)
+	}
+	return err
+}
+
 // follow takes the pull into the record and shows its layers.
 func (r *run) follow(p *fetch.Pull) {
 	r.pull = p

@@ -198,7 +198,7 @@ func (b *bed) makeImage() *image.Image {
 	diff := digest.FromString("probe layer")
 	b.unpack(diff.String())
 	img := testImage(b.t, diff)
-	if err := b.Register(b.t.Context(), img); err != nil {
+	if err := b.Register(b.t.Context(), img, nil); err != nil {
 		b.t.Fatal(err)
 	}
 	return img

@@ -37,7 +37,7 @@ const (
 	labelRegistered = "dewpoint.registered" // on an image: the snapshotter that has its chain
 )
 
-const leaseTime = time.Hour // of a registration; only a crash lets it run out
+const leaseTime = 24 * time.Hour // of a registration, pulling included; only a crash lets it run out
 
 // NotRemoteError says that the snapshotter has not got a layer that it was
 // asked to show: the layers must be complete or mounted before Register.
@@ -56,11 +56,15 @@ func ChainID(img *image.Image) string {
 // were pulled and unpacked: its documents are content, its layers are
 // snapshots that the snapshotter provides, and no layer blob is there. It is
 // idempotent; when nothing is to be done it costs two calls at once.
-func (e *Engine) Register(ctx context.Context, img *image.Image) error {
+//
+// ready, unless nil, blocks until the layer number i, from the bottom, can be
+// shown: what containerd has to store for the layers before it, each with its
+// fsyncs, is then done while the others still arrive.
+func (e *Engine) Register(ctx context.Context, img *image.Image, ready func(ctx context.Context, i int) error) error {
 	if e.registered(ctx, img) {
 		return nil
 	}
-	if err := e.register(ctx, img); err != nil {
+	if err := e.register(ctx, img, ready); err != nil {
 		return fmt.Errorf("register %s: %w", img.Ref, err)
 	}
 	return nil
@@ -88,7 +92,7 @@ func (e *Engine) hasSnapshot(ctx context.Context, key string) bool {
 	return err == nil
 }
 
-func (e *Engine) register(ctx context.Context, img *image.Image) error {
+func (e *Engine) register(ctx context.Context, img *image.Image, ready func(context.Context, int) error) error {
 	ctx, release, err := e.lease(ctx)
 	if err != nil {
 		return err
@@ -98,7 +102,7 @@ func (e *Engine) register(ctx context.Context, img *image.Image) error {
 	for _, b := range e.documents(img) {
 		g.Go(func() error { return e.writeContent(gctx, b) })
 	}
-	g.Go(func() error { return e.prepareChain(gctx, img) })
+	g.Go(func() error { return e.prepareChain(gctx, img, ready) })
 	if err := g.Wait(); err != nil {
 		return err
 	}
@@ -186,12 +190,17 @@ func (e *Engine) writeContent(ctx context.Context, d document) error {
 
 // prepareChain asks for one snapshot per layer, bottom first, naming the
 // chain ID it wants: the snapshotter answers that it exists already.
-func (e *Engine) prepareChain(ctx context.Context, img *image.Image) error {
+func (e *Engine) prepareChain(ctx context.Context, img *image.Image, ready func(context.Context, int) error) error {
 	chains := identity.ChainIDs(append([]digest.Digest(nil), img.Spec.RootFS.DiffIDs...))
 	parent := ""
 	for i, c := range chains {
 		labels := map[string]string{
 			labelRef: c.String(), labelImageRef: img.Ref.String(), labelManifest: img.Desc.Digest.String(),
+		}
+		if ready != nil {
+			if err := ready(ctx, i); err != nil {
+				return err
+			}
 		}
 		if i < len(img.Layers) {
 			labels[labelLayer] = img.Layers[i].Digest.String()

@@ -280,7 +280,7 @@ func TestClients(t *testing.T) {
 		if err != nil || fmt.Sprintf("%+v", *back) != fmt.Sprintf("%+v", *b.img) {
 			t.Errorf("local image: %+v\nwant %+v, %v", back, b.img, err)
 		}
-		if err := b.Register(t.Context(), b.img); err != nil {
+		if err := b.Register(t.Context(), b.img, nil); err != nil {
 			t.Error(err)
 		}
 		if err := b.RemoveImage(t.Context(), b.img.Ref.String(), true); err != nil {
@@ -289,14 +289,14 @@ func TestClients(t *testing.T) {
 		if _, err := b.LocalImage(t.Context(), b.img.Ref); err == nil {
 			t.Error("the removed image is here")
 		}
-		if err := b.Register(t.Context(), b.img); err != nil {
+		if err := b.Register(t.Context(), b.img, nil); err != nil {
 			t.Error(err)
 		}
 		other := *b.img
 		other.Spec.RootFS.DiffIDs = append(other.Spec.RootFS.DiffIDs[:0:0], "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")
 		other.Ref = image.Reference{Host: "h", Path: "p", Tag: "t"}
 		var nr *NotRemoteError
-		if err := b.Register(t.Context(), &other); !errors.As(err, &nr) {
+		if err := b.Register(t.Context(), &other, nil); !errors.As(err, &nr) {
 			t.Errorf("layers that are not here: %v", err)
 		}
 	})

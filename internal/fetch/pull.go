@@ -130,6 +130,17 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options) *Pull {
 // Wait blocks until every layer is readable.
 func (p *Pull) Wait(ctx context.Context) error { return p.each(ctx, (*layer.Fill).Wait) }
 
+// WaitLayer blocks until the image's layer number i, from the bottom, is readable.
+func (p *Pull) WaitLayer(ctx context.Context, i int) error {
+	for n, l := range p.layers {
+		if l.DiffID == p.Image.Layers[i].DiffID {
+			_, err := p.fills[n].Wait(ctx)
+			return err
+		}
+	}
+	return nil
+}
+
 // WaitComplete blocks until every layer is on disk.
 func (p *Pull) WaitComplete(ctx context.Context) error {
 	return p.each(ctx, (*layer.Fill).WaitComplete)
