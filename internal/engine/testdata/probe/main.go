@@ -4,6 +4,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -39,8 +40,13 @@ func serve(a []string) {
 	}
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "hello from %s", r.RemoteAddr) })
 	http.HandleFunc("/bad", func(w http.ResponseWriter, r *http.Request) { http.Error(w, "no", 503) })
-	fmt.Println("serving")
-	fmt.Println(http.ListenAndServe(a[0], nil))
+	l, err := net.Listen("tcp", a[0])
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(9)
+	}
+	fmt.Println("serving") // from here on connections are accepted
+	fmt.Println(http.Serve(l, nil))
 	os.Exit(9)
 }
 
