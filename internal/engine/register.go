@@ -102,11 +102,35 @@ func (e *Engine) register(ctx context.Context, img *image.Image, ready func(cont
 	for _, b := range e.documents(img) {
 		g.Go(func() error { return e.writeContent(gctx, b) })
 	}
-	g.Go(func() error { return e.prepareChain(gctx, img, ready) })
+	g.Go(func() error { return e.keepChain(gctx, img, ready) })
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return e.putImage(ctx, img)
+	if err := e.putImage(ctx, img); err != nil {
+		return err
+	}
+	// From here on the image keeps the chain.
+	if e.hasSnapshot(ctx, ChainID(img)) {
+		return nil
+	}
+	return e.keepChain(ctx, img, nil)
+}
+
+// collections is how often the garbage collector may get in the way of one
+// registration.
+const collections = 5
+
+// keepChain is prepareChain over again when a snapshot went that was there
+// already: those that another registration gave up are not kept by our lease,
+// and containerd may be about to collect them. What is made anew is kept.
+func (e *Engine) keepChain(ctx context.Context, img *image.Image, ready func(context.Context, int) error) error {
+	for n := 1; ; n++ {
+		err := e.prepareChain(ctx, img, ready)
+		if !errdefs.IsNotFound(err) || n == collections || ctx.Err() != nil {
+			return err
+		}
+		e.log.Info("a snapshot of the image was collected, making it again", "image", img.Ref, "err", err)
+	}
 }
 
 // lease keeps what is made under the returned context from being collected
