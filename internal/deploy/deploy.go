@@ -3,8 +3,8 @@
 //
 // Deployer.deploy is the deployment, first line to last. It alone records the
 // stage times, so every surface shows the same ones. The image's layers go on
-// to their completion when the container is ready already; Settle waits for
-// that.
+// to their completion when the container is ready already; Config.Done gets
+// the record with that moment.
 package deploy
 
 import (

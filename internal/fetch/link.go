@@ -34,7 +34,7 @@ type LinkConfig struct {
 // fetched now and which wait, for all deployments of the node together.
 //
 // Layers start in the order in which they were asked for. Another one starts
-// while some are being fetched only for one of three reasons, each of them
+// while some are being fetched only for one of these reasons, each of them
 // measured on the fills themselves:
 //
 //   - the node is the limit: for a quarter of the time or more, what arrived
