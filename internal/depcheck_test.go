@@ -15,9 +15,9 @@ import (
 // those before it. Packages in one row are equals and do not import each other.
 var order = [][]string{
 	{"durable", "node", "image"},
-	{"config", "inflate", "toc"},
+	{"config", "inflate", "presence", "toc"},
 	{"registry", "erofs", "tree"},
-	{"mount"},
+	{"mount", "pack", "datafs", "profile"},
 	{"layer"},
 	{"fetch"},
 	{"snapshot"},
