@@ -1,0 +1,101 @@
+package profile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Clean removes what recordings of dead processes have left behind: their
+// instances, and, by the journals in dir (Config.Dir), the read-ahead that
+// they had switched off. Recordings that run are not touched.
+func Clean(dir string) error {
+	return errors.Join(cleanJournals(dirOf(dir)), cleanInstances())
+}
+
+func cleanJournals(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if name, ok := strings.CutSuffix(e.Name(), journalSuffix); ok && dead(name) {
+			errs = append(errs, replay(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// cleanInstances is content where there is no tracing: nothing can be left.
+func cleanInstances() error {
+	t, err := openTracing()
+	if errors.Is(err, ErrUnsupported) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	entries, err := os.ReadDir(filepath.Join(t.path, "instances"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if !dead(e.Name()) {
+			continue
+		}
+		// The kernel refuses to remove what has readers, such as the
+		// instance of a process that is not visible from here.
+		err := unix.Rmdir(filepath.Join(t.path, "instances", e.Name()))
+		if err != nil && err != unix.EBUSY && err != unix.ENOENT {
+			errs = append(errs, &os.PathError{Op: "remove the instance of tracing", Path: e.Name(), Err: err})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// dead reports whether name is one of an instance whose process is gone.
+func dead(name string) bool {
+	var pid int
+	var start, n uint64
+	rest, ok := strings.CutPrefix(name, prefix)
+	if !ok {
+		return false
+	}
+	if _, err := fmt.Sscanf(rest, "%d-%d-%d", &pid, &start, &n); err != nil {
+		return false
+	}
+	now, err := identity(pid)
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
+	}
+	return now != fmt.Sprintf("%d-%d", pid, start)
+}
+
+// identity names a process: its number, and when it started in clock ticks
+// since boot.
+func identity(pid int) (string, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	const startTime = 22 - 3 // of the fields behind the name
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	if len(fields) <= startTime {
+		return "", fmt.Errorf("/proc/%d/stat: too short", pid)
+	}
+	return fmt.Sprintf("%d-%s", pid, fields[startTime]), nil
+}
