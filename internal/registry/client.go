@@ -1,6 +1,7 @@
 // Package registry fetches images from registries that speak the OCI
 // distribution protocol: it resolves references to image.Image values and
-// opens blobs as streams that mend themselves.
+// opens blobs as streams that mend themselves. It also finds and pushes what
+// refers to an image.
 //
 // A Client asks the endpoints that are configured for a reference's host: the
 // mirrors of its hosts.toml in their order, then the registry. Each request
@@ -20,6 +21,10 @@
 // Plain HTTP is spoken only where Host.PlainHTTP, an http:// address in
 // hosts.toml or the caller's PlainHTTP option says so. A registry that is
 // asked over HTTPS may redirect to HTTPS only.
+//
+// What refers to an image, such as a startup pack, is found by Referrers and
+// put there by PushArtifact: through the registry's API for it, or where there
+// is none by a tag that clients agree on. Pushes pass the mirrors by.
 //
 // Documents (indexes, manifests, configs) are verified here. Blobs are not:
 // the bytes of a Stream are as many as asked for and begin where asked for,

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -25,6 +26,7 @@ type endpoint struct {
 	authority *authority
 	redirects locations
 	down      atomic.Int64 // unix nanoseconds until which others are asked first
+	mute      atomic.Int64 // unix nanoseconds until which it is not asked for referrers
 }
 
 // sick is how long a mirror that failed is asked last.
@@ -32,6 +34,18 @@ const sick = 30 * time.Second
 
 func (e *endpoint) failed()       { e.down.Store(time.Now().Add(sick).UnixNano()) }
 func (e *endpoint) healthy() bool { return time.Now().UnixNano() >= e.down.Load() }
+
+// address is where the request goes.
+func (e *endpoint) address(q ask) *url.URL {
+	if q.at != nil {
+		return q.at
+	}
+	u := e.url(q.path)
+	if q.query != "" {
+		u.RawQuery = strings.Trim(u.RawQuery+"&"+q.query, "&")
+	}
+	return u
+}
 
 // url is the address of a path below the API root.
 func (e *endpoint) url(path string) *url.URL {
@@ -120,7 +134,7 @@ func (c *Client) endpoints(host string, plain bool) ([]*endpoint, error) {
 }
 
 func (c *Client) makeEndpoints(host, dir string, plain bool) ([]*endpoint, error) {
-	configs := []hostConfig{{caps: canPull | canResolve}}
+	configs := []hostConfig{{caps: canAll}}
 	if dir != "" {
 		var err error
 		if configs, err = loadHosts(dir); err != nil {

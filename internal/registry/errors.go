@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
 // Kind sorts what can go wrong by what can be done about it.
@@ -42,13 +44,14 @@ type Error struct {
 	Status int    // HTTP status, 0 if there was none
 	Err    error
 
-	after time.Duration // Retry-After
+	after time.Duration       // Retry-After
+	code  transport.ErrorCode // the registry's own, "" if it gave none
 }
 
 func (e *Error) Error() string {
 	s := e.Op
 	if e.Host != "" {
-		s += preposition(e.Op) + e.Host
+		s += e.preposition() + e.Host
 	}
 	s += ": " + oneLine(e.cause())
 	if a := e.advice(); a != "" {
@@ -57,18 +60,26 @@ func (e *Error) Error() string {
 	return s
 }
 
-func preposition(op string) string {
-	switch op {
+func (e *Error) preposition() string {
+	switch e.Op {
 	case opLogin:
 		return " to "
 	case opPing, opHosts:
 		return " "
 	}
+	if e.pushing() {
+		return " to "
+	}
 	return " from "
 }
 
+// pushing reports whether the operation was one of PushArtifact's.
+func (e *Error) pushing() bool { return strings.HasPrefix(e.Op, opPush) }
+
 // What is done besides "resolve IMAGE".
 const (
+	opPush  = "push "
+	opList  = "list what refers to "
 	opFetch = "fetch "
 	opLogin = "log in"
 	opPing  = "ping"
@@ -89,6 +100,9 @@ func (e *Error) cause() string {
 
 // advice is what the reader can do.
 func (e *Error) advice() string {
+	if a := e.pushAdvice(); a != "" {
+		return a
+	}
 	switch e.Kind {
 	case Unreachable:
 		return "check the network and the registry's address"
@@ -124,6 +138,24 @@ func (e *Error) advice() string {
 			return fmt.Sprintf("if it wants a client's certificate, name one as `client` in the hosts.toml of %s", e.Host)
 		}
 		return fmt.Sprintf("name its authority as `ca` in the hosts.toml of %s", e.Host)
+	}
+	return ""
+}
+
+// pushAdvice is what differs where something was pushed.
+func (e *Error) pushAdvice() string {
+	if !e.pushing() {
+		return ""
+	}
+	switch e.Kind {
+	case Unauthorized, Forbidden:
+		return fmt.Sprintf("a push needs a login that may write to the repository: `docker login%s` for the user who runs dewd", loginName(e.Host))
+	case Stalled:
+		return "check the link, and push again"
+	case NotFound, Protocol:
+		return "the registry takes no push to this repository, or a proxy before it answers wrongly"
+	case Mismatch:
+		return "push again"
 	}
 	return ""
 }
@@ -207,7 +239,7 @@ func refused(res *http.Response, host, op string) error {
 	if err != nil {
 		return e // the status has been heard, the rest is an extra
 	}
-	e.Err = diagnosis(res.Header, body)
+	e.code, e.Err = diagnosis(res.Header, body)
 	if res.StatusCode == http.StatusBadRequest && res.Request.URL.Scheme == "http" && bytes.Contains(body, []byte("HTTPS")) {
 		e.Kind, e.Status, e.Err = PlainHTTP, 0, errWantsTLS
 	}

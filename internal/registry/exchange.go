@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,19 +15,23 @@ import (
 
 const maxRedirects = 8
 
-// ask is one GET below an endpoint's API root.
+// ask is one request below an endpoint's API root.
 type ask struct {
-	op     string // for errors
-	path   string // "/library/nginx/manifests/latest"
-	scope  string // of the token it needs
+	op     string   // for errors
+	method string   // "" is GET
+	path   string   // "/library/nginx/manifests/latest"
+	query  string   // "artifactType=x", "" for none
+	at     *url.URL // in place of path and query, where the registry said so
+	scope  string   // of the token it needs
 	accept []string
 	rng    string        // Range header, "" for none
 	blob   digest.Digest // set if the answer may lie elsewhere for a while
+	body   *upload       // of a push, nil for none
 }
 
-// get sends the request, answers one challenge and follows redirects. It
+// do sends the request, answers one challenge and follows redirects. It
 // returns a success (2xx), whose body the caller must close, or an error.
-func (e *endpoint) get(ctx context.Context, ua string, q ask) (*http.Response, error) {
+func (e *endpoint) do(ctx context.Context, ua string, q ask) (*http.Response, error) {
 	if u := e.redirects.get(q.blob); u != nil {
 		res, err := e.send(ctx, ua, q, u, "")
 		if err == nil && res.StatusCode < 300 {
@@ -56,9 +61,9 @@ func (e *endpoint) authorized(ctx context.Context, ua string, q ask) (*http.Resp
 	if err != nil {
 		return nil, err
 	}
-	u := e.url(q.path)
+	u := e.address(q)
 	res, err := e.send(ctx, ua, q, u, header)
-	if err != nil || res.StatusCode != http.StatusUnauthorized {
+	if err != nil || res.StatusCode != http.StatusUnauthorized || !e.same(u) {
 		return res, err
 	}
 	again, err := e.authority.challenged(ctx, res.Header, q.scope, header)
@@ -96,9 +101,12 @@ func (e *endpoint) follow(ctx context.Context, ua string, q ask, res *http.Respo
 	return res, nil
 }
 
+// redirect reports whether the same request is to be made elsewhere.
 func redirect(res *http.Response) bool {
 	switch res.StatusCode {
-	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther:
+		return res.Request.Method == http.MethodGet || res.Request.Method == http.MethodHead
+	case http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
 		return true
 	}
 	return false
@@ -118,11 +126,13 @@ func (e *endpoint) target(res *http.Response) (*url.URL, error) {
 
 // send is one round trip. header is the Authorization, sent to the endpoint only.
 func (e *endpoint) send(ctx context.Context, ua string, q ask, u *url.URL, header string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, cmp.Or(q.method, http.MethodGet), u.String(), nil)
 	if err != nil {
 		return nil, &Error{Kind: Protocol, Host: u.Host, Op: q.op, Err: err}
 	}
-	req.Header["Accept"] = q.accept
+	if q.accept != nil {
+		req.Header["Accept"] = q.accept
+	}
 	req.Header.Set("User-Agent", ua)
 	if q.rng != "" {
 		req.Header.Set("Range", q.rng)
@@ -134,6 +144,9 @@ func (e *endpoint) send(ctx context.Context, ua string, q ask, u *url.URL, heade
 		if header != "" {
 			req.Header.Set("Authorization", header)
 		}
+	}
+	if err := q.body.attach(req); err != nil {
+		return nil, err
 	}
 	res, err := e.transport.RoundTrip(req)
 	if err != nil {

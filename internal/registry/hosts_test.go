@@ -207,8 +207,8 @@ dial_timeout = "3s"
 	want := []string{
 		"http://b.example:5000/v2 3 [] [[/d/c.cert /d/c.key] [/d/d.cert /d/d.key]] false map[] 0s",
 		"https://a.example/v2 1 [] [] true map[X-A:[1]] 0s",
-		"https://c.example/api/registry 3 [] [] false map[] 0s",
-		"https://registry.example/sub/v2 3 [/abs/ca.pem] [] false map[] 3s",
+		"https://c.example/api/registry 7 [] [] false map[] 0s",
+		"https://registry.example/sub/v2 7 [/abs/ca.pem] [] false map[] 3s",
 	}
 	if !reflect.DeepEqual(s, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(s, "\n"), strings.Join(want, "\n"))

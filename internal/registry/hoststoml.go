@@ -22,6 +22,9 @@ type capability int
 const (
 	canPull capability = 1 << iota
 	canResolve
+	canReferrers // list what refers to an image
+
+	canAll = canPull | canResolve | canReferrers
 )
 
 // hostConfig is one endpoint as a hosts directory describes it.
@@ -165,7 +168,7 @@ func parseAddress(s string, override bool) (*url.URL, error) {
 
 func parseCapabilities(names []string) (capability, error) {
 	if len(names) == 0 {
-		return canPull | canResolve, nil
+		return canAll, nil
 	}
 	var c capability
 	for _, n := range names {
@@ -174,7 +177,9 @@ func parseCapabilities(names []string) (capability, error) {
 			c |= canPull
 		case "resolve":
 			c |= canResolve
-		case "push", "referrers": // not ours to use
+		case "referrers":
+			c |= canReferrers
+		case "push": // goes to the registry itself, whatever is configured
 		default:
 			return 0, fmt.Errorf("unknown capability %q", n)
 		}
@@ -297,7 +302,7 @@ func loadHosts(dir string) ([]hostConfig, error) {
 // loadCerts reads Docker's layout: *.crt are authorities, *.cert with *.key a
 // client's certificates.
 func loadCerts(dir string) ([]hostConfig, error) {
-	h := hostConfig{caps: canPull | canResolve}
+	h := hostConfig{caps: canAll}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err

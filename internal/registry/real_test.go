@@ -96,3 +96,31 @@ func TestForeignRegistry(t *testing.T) {
 	_, err := c.Resolve(t.Context(), parse(t, host+"/none:1"), ResolveOptions{})
 	wantKind(t, err, NotFound)
 }
+
+// Somebody else's registry takes our artifacts and lists them: by the tag where
+// it has no referrers API, and by its API, which knows neither types nor
+// annotations, where it has.
+func TestForeignArtifacts(t *testing.T) {
+	for _, api := range []bool{false, true} {
+		ours := registrytest.New(t)
+		p := ours.PushImage("a/b:1", someLayers, registrytest.Options{})
+		srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0)), registry.WithReferrersSupport(api)))
+		defer srv.Close()
+		copyTo(t, ours, p, srv.URL, "a/b", "1")
+		host := strings.TrimPrefix(srv.URL, "http://")
+		c := client(t, Config{Hosts: map[string]Host{host: {PlainHTTP: true}}})
+		defer c.Close()
+		p.Ref = host + "/a/b:1"
+		for _, body := range []string{"old", "new"} {
+			d := push(t, c, p.Ref, artifact(p.Desc, packType, body))
+			checkArtifact(t, c, p, d, body)
+		}
+		list, err := c.Referrers(t.Context(), parse(t, p.Ref), p.Digest, "", ResolveOptions{})
+		if want := map[bool]int{false: 1, true: 2}[api]; err != nil || len(list) != want {
+			t.Errorf("%d artifacts listed, want %d; %v", len(list), want, err)
+		}
+		if !api && bodies(t, c, p.Ref, p.Digest, packType) != "new" {
+			t.Error("the new artifact did not take the old one's place")
+		}
+	}
+}

@@ -138,52 +138,65 @@ func (r *resolver) config(d ocispec.Descriptor, o ResolveOptions) ([]byte, error
 // manifest fetches a document by tag or digest and verifies it; it gives the
 // media type that it was served under too. Temporary failures are retried.
 func (r *resolver) manifest(object string, d digest.Digest, want capability) (doc []byte, served string, err error) {
-	q := ask{op: r.op, path: "/" + r.ref.Path + "/manifests/" + object, scope: pullScope(r.ref), accept: acceptManifests}
-	b := backoff{first: r.c.cfg.Backoff, most: r.c.cfg.MaxBackoff, retries: r.c.cfg.ResolveRetries}
-	for {
-		err := r.c.mirrors(r.ctx, r.eps, want, r.op, func(ep *endpoint) (err error) {
-			doc, served, err = r.c.document(r.ctx, ep, q, d)
+	q := ask{op: r.op, path: manifestPath(r.ref, object), scope: pullScope(r.ref), accept: acceptManifests}
+	err = r.c.retried(r.ctx, r.op, func() error {
+		return r.c.mirrors(r.ctx, r.eps, want, r.op, func(ep *endpoint) error {
+			body, h, err := r.c.document(r.ctx, ep, q, d)
+			doc, served = body, h.Get("Content-Type")
 			return err
 		})
+	})
+	return doc, served, err
+}
+
+func manifestPath(ref image.Reference, object string) string {
+	return "/" + ref.Path + "/manifests/" + object
+}
+
+// retried calls try until it succeeds or fails for good.
+func (c *Client) retried(ctx context.Context, op string, try func() error) error {
+	b := backoff{first: c.cfg.Backoff, most: c.cfg.MaxBackoff, retries: c.cfg.ResolveRetries}
+	for {
+		err := try()
 		if err == nil {
-			return doc, served, nil
+			return nil
 		}
-		if err := b.again(r.ctx, err); err != nil {
-			return nil, "", err
+		if err := b.again(ctx, err); err != nil {
+			return err
 		}
-		r.c.retries.Add(1)
-		r.c.cfg.Log.Info("retry", "op", r.op, "failures", b.failures, "error", err)
+		c.retries.Add(1)
+		c.cfg.Log.Info("retry", "op", op, "failures", b.failures, "error", err)
 	}
 }
 
-// document fetches a manifest from one endpoint. It must hash to d, if given,
-// and to what the endpoint says it hashes to.
-func (c *Client) document(ctx context.Context, ep *endpoint, q ask, d digest.Digest) ([]byte, string, error) {
+// document fetches a manifest from one endpoint, and the header it came with.
+// It must hash to d, if given, and to what the endpoint says it hashes to.
+func (c *Client) document(ctx context.Context, ep *endpoint, q ask, d digest.Digest) ([]byte, http.Header, error) {
 	w := newWatch(ctx, c.cfg.StallTimeout)
 	defer w.end()
-	res, err := ep.get(w.ctx, c.cfg.UserAgent, q)
+	res, err := ep.do(w.ctx, c.cfg.UserAgent, q)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
 	host := res.Request.URL.Host
 	body := &wire{body: res.Body, w: w, c: c, host: host, op: q.op}
 	defer body.Close()
 	doc, err := io.ReadAll(io.LimitReader(body, image.MaxManifest+1))
 	if err != nil {
-		return nil, "", broken(w.ctx, err, host, q.op)
+		return nil, nil, broken(w.ctx, err, host, q.op)
 	}
 	if len(doc) > image.MaxManifest {
-		return nil, "", &Error{Kind: BadImage, Host: host, Op: q.op, Err: image.ErrTooLarge}
+		return nil, nil, &Error{Kind: BadImage, Host: host, Op: q.op, Err: image.ErrTooLarge}
 	}
 	if res.ContentLength > int64(len(doc)) {
-		return nil, "", broken(w.ctx, io.ErrUnexpectedEOF, host, q.op)
+		return nil, nil, broken(w.ctx, io.ErrUnexpectedEOF, host, q.op)
 	}
 	for _, want := range []digest.Digest{d, digest.Digest(res.Header.Get("Docker-Content-Digest"))} {
 		if err := hashesTo(doc, want); err != nil {
-			return nil, "", &Error{Kind: Mismatch, Host: host, Op: q.op, Err: err}
+			return nil, nil, &Error{Kind: Mismatch, Host: host, Op: q.op, Err: err}
 		}
 	}
-	return doc, res.Header.Get("Content-Type"), nil
+	return doc, res.Header, nil
 }
 
 // hashesTo verifies a digest; "" is none to verify.

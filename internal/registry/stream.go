@@ -217,7 +217,7 @@ func (s *Stream) connect(ep *endpoint) error {
 		q.rng = fmt.Sprintf("bytes=%d-%d", s.pos, s.end-1)
 	}
 	w := newWatch(s.ctx, s.c.cfg.StallTimeout)
-	res, err := ep.get(w.ctx, s.c.cfg.UserAgent, q)
+	res, err := ep.do(w.ctx, s.c.cfg.UserAgent, q)
 	w.rest()
 	if err != nil {
 		w.end()

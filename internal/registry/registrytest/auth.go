@@ -107,13 +107,18 @@ func (a *answer) challenge(auth Auth) string {
 // scope is what the request needs: "" for the API's root.
 func (a *answer) scope() string {
 	path := strings.TrimPrefix(a.r.URL.Path, "/v2/")
-	for _, at := range []string{"/manifests/", "/blobs/"} {
-		if repo, _, ok := split(path, at); ok {
+	for _, at := range []string{"/manifests/", "/blobs/uploads/", "/blobs/", "/referrers/"} {
+		if repo, _, ok := split(path, at); ok && writes(a.r) {
+			return "repository:" + repo + ":pull" + push
+		} else if ok {
 			return "repository:" + repo + ":pull"
 		}
 	}
 	return ""
 }
+
+// push ends the scope of those who may.
+const push = ",push"
 
 func (a *answer) bearerOK() bool {
 	id, ok := strings.CutPrefix(a.r.Header.Get("Authorization"), "Bearer ")
@@ -128,7 +133,7 @@ func (a *answer) bearerOK() bool {
 		return false
 	}
 	for _, s := range t.scopes {
-		if s == need {
+		if s == need || s == need+push {
 			return true
 		}
 	}
@@ -167,6 +172,9 @@ func (a *answer) login(auth Auth) ([]string, bool) {
 	scopes := allScopes(a.r.URL.Query())
 	user, password, ok := a.r.BasicAuth()
 	if !ok {
+		for n := range scopes {
+			scopes[n] = strings.TrimSuffix(scopes[n], push)
+		}
 		return scopes, auth.Anonymous
 	}
 	return scopes, user == auth.User && password == auth.Password

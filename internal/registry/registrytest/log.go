@@ -50,6 +50,26 @@ func (s *Server) Count(part string) int {
 	return n
 }
 
+// Kinds counts the requests in the log by what they are: "GET manifests",
+// "HEAD blobs", "POST uploads", "PUT manifests", "GET referrers", "GET token"
+// and so on.
+func (s *Server) Kinds() map[string]int {
+	out := map[string]int{}
+	for _, r := range s.Requests() {
+		out[r.Method+" "+kind(r.Path)]++
+	}
+	return out
+}
+
+func kind(path string) string {
+	for _, k := range []string{"manifests", "referrers", "uploads", "blobs", "storage"} {
+		if strings.Contains(path, "/"+k+"/") {
+			return k
+		}
+	}
+	return strings.Trim(strings.SplitN(path, "?", 2)[0], "/") // "token", "v2"
+}
+
 // Ranges gives the Range headers of the blob's GET requests, "" for none.
 func (s *Server) Ranges(d digest.Digest) []string {
 	var out []string

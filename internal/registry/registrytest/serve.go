@@ -22,6 +22,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 			a.digest = digest.Digest(d)
 		}
 	}
+	if a.digest.Validate() != nil {
+		a.digest = "" // an upload
+	}
 	a.entry = s.record(Request{
 		Time: time.Now(), Method: r.Method, Path: r.URL.RequestURI(), Range: r.Header.Get("Range"),
 		Auth: r.Header.Get("Authorization"), Header: r.Header, Digest: a.digest,
@@ -61,7 +64,7 @@ func (a *answer) route() {
 		a.blob() // where Redirect leads: no authentication, as with signed URLs
 		return
 	}
-	if !a.authorized() {
+	if !a.authorized() || !a.writable() {
 		return
 	}
 	if path == "/v2/" || path == "/v2" {
@@ -73,8 +76,14 @@ func (a *answer) route() {
 		a.fail(http.StatusNotFound, "NOT_FOUND", "no such path")
 		return
 	}
-	if repo, object, ok := split(rest, "/manifests/"); ok {
+	if repo, object, ok := split(rest, "/manifests/"); ok && a.r.Method == http.MethodPut {
+		a.putManifest(repo, object)
+	} else if ok {
 		a.manifest(repo, object)
+	} else if repo, subject, ok := split(rest, "/referrers/"); ok {
+		a.referrers(repo, subject)
+	} else if repo, id, ok := split(rest, "/blobs/uploads/"); ok {
+		a.upload(repo, id)
 	} else if _, _, ok := split(rest, "/blobs/"); ok {
 		a.blobOrRedirect()
 	} else {

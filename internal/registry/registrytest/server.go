@@ -8,8 +8,10 @@
 //	reg.Served(img.Layers[0].Digest)
 //
 // It speaks what clients need to pull: manifests and blobs by GET and HEAD,
-// ranges, and the three ways to authenticate. Images are put in by PushImage
-// and its like, not over HTTP. Faults are the ways in which registries, and
+// ranges, the list of what refers to an image, and the three ways to
+// authenticate. Blobs and manifests may also be pushed over HTTP, by POST and
+// PUT; images are put in by PushImage and its like. Quirks are ways in which
+// registries differ. Faults are the ways in which registries, and
 // what lies between them and a node, are known to misbehave; they apply to the
 // requests they match, in the order in which they were added. Every request is
 // kept in a log. Everything is safe for concurrent use.
@@ -46,21 +48,23 @@ type Server struct {
 	tb    testing.TB
 	certs *certs // nil without TLS
 
-	mu     sync.Mutex // guards what follows
-	srv    *http.Server
-	addr   string // where it listens or listened last
-	done   chan struct{}
-	stop   context.CancelFunc
-	auth   Auth
-	tokens map[string]token
-	faults []*Fault
-	log    []*Request
-	served map[digest.Digest]int64
-	busy   int // blob bodies being sent now
-	peak   int // the most that ever were at once
-	conns  int // connections accepted
-	under  int // handlers under way
-	idle   *sync.Cond
+	mu      sync.Mutex // guards what follows
+	srv     *http.Server
+	addr    string // where it listens or listened last
+	done    chan struct{}
+	stop    context.CancelFunc
+	auth    Auth
+	quirks  Quirks
+	tokens  map[string]token
+	uploads map[string]bool // begun, by REPOSITORY/ID
+	faults  []*Fault
+	log     []*Request
+	served  map[digest.Digest]int64
+	busy    int // blob bodies being sent now
+	peak    int // the most that ever were at once
+	conns   int // connections accepted
+	under   int // handlers under way
+	idle    *sync.Cond
 }
 
 // New starts a registry for the test and closes it with the test.
@@ -87,7 +91,7 @@ func NewConfig(tb testing.TB, cfg Config) *Server {
 
 // Start starts a registry outside a test. Errors of its Push methods panic.
 func Start(cfg Config) (*Server, error) {
-	s := &Server{cfg: cfg, Store: cfg.Store, addr: cfg.Addr, tokens: map[string]token{}, served: map[digest.Digest]int64{}}
+	s := &Server{cfg: cfg, Store: cfg.Store, addr: cfg.Addr, tokens: map[string]token{}, uploads: map[string]bool{}, served: map[digest.Digest]int64{}}
 	s.idle = sync.NewCond(&s.mu)
 	if s.addr == "" {
 		s.addr = "127.0.0.1:0"
