@@ -83,9 +83,12 @@ func (x *Index) inode(nid uint64) (inode, error) {
 type File struct {
 	Size int64
 	x    *Index
-	refs int64 // where its chunk references lie; 0 if it has none
-	bits uint  // of the chunk size
+	refs int64  // where its chunk references lie; 0 if it has none
+	bits uint   // of the chunk size
+	few  []byte // the references, unless they are many
 }
+
+const fewRefs = 64
 
 // File returns the regular file whose inode number is nid, or nil if that
 // inode is something else.
@@ -95,24 +98,28 @@ func (x *Index) File(nid uint64) (*File, error) {
 		return nil, err
 	}
 	f := &File{Size: i.size, x: x}
-	if i.layout == layoutChunks {
-		f.refs, f.bits = align(i.after, 8), uint(i.union&0x1f)+blockBits
+	if i.layout != layoutChunks || i.size == 0 {
+		return f, nil
 	}
-	return f, nil
+	f.refs, f.bits = align(i.after, 8), uint(i.union&0x1f)+blockBits
+	if n := (i.size-1)>>f.bits + 1; n <= fewRefs {
+		f.few, err = f.references(0, n)
+	}
+	return f, err
 }
 
 // Ranges returns where the file's bytes from..to-1 lie in the tar, in order.
 // Bytes beyond the file's end, in holes, and such as the index holds a copy of
-// are left out.
+// are left out. It takes memory for each chunk between from and to.
 func (f *File) Ranges(from, to int64) ([]toc.Range, error) {
 	from, to = max(from, 0), min(to, f.Size)
 	if f.refs == 0 || from >= to {
 		return nil, nil
 	}
 	first := from >> f.bits
-	refs := make([]byte, ((to-1)>>f.bits-first+1)*8)
-	if _, err := f.x.r.ReadAt(refs, f.refs+first*8); err != nil {
-		return nil, fmt.Errorf("read chunk references: %w", err)
+	refs, err := f.references(first, (to-1)>>f.bits+1)
+	if err != nil {
+		return nil, err
 	}
 	var out []toc.Range
 	for ; len(refs) > 0; refs = refs[8:] {
@@ -126,6 +133,18 @@ func (f *File) Ranges(from, to int64) ([]toc.Range, error) {
 		out = appendRange(out, toc.Range{File: lo, Data: data, Length: hi - lo})
 	}
 	return out, nil
+}
+
+// references returns those of the chunks from..to-1.
+func (f *File) references(from, to int64) ([]byte, error) {
+	if f.few != nil {
+		return f.few[from*8 : to*8], nil
+	}
+	b := make([]byte, (to-from)*8)
+	if _, err := f.x.r.ReadAt(b, f.refs+from*8); err != nil {
+		return nil, fmt.Errorf("read chunk references: %w", err)
+	}
+	return b, nil
 }
 
 func appendRange(out []toc.Range, r toc.Range) []toc.Range {

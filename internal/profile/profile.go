@@ -66,7 +66,7 @@ type Config struct {
 	Dir string       // private state directory; "" is DefaultDir
 	Log *slog.Logger // nil is slog.Default
 
-	bufferKB int           // of each CPU; 0 is a share of maxBufferKB
+	bufferKB int           // of each CPU; 0 is the default
 	every    time.Duration // between two looks at the buffers; 0 is drainEvery
 }
 
@@ -160,6 +160,10 @@ func dirOf(dir string) string {
 // Start switches the layers' read-ahead off and begins to record. The
 // recording goes on until Stop is called or ctx is done; Stop must be called
 // in either case. When Start fails everything is as it was.
+//
+// Start waits some tens of milliseconds for the kernel, Add hardly at all: who
+// is in a hurry starts without layers while they are being mounted, then adds
+// them.
 func Start(ctx context.Context, cfg Config, layers []Layer) (*Recording, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -98,8 +98,7 @@ type instance struct {
 
 const (
 	prefix      = "dewpoint-"
-	minBufferKB = 256
-	maxBufferKB = 1024
+	minBufferKB = 256     // of each CPU
 	allBufferKB = 8 << 10 // of all CPUs together, where that leaves each the least
 )
 
@@ -163,11 +162,8 @@ func (i *instance) prepare(bufferKB int) error {
 	for _, c := range cpus {
 		i.cpus = append(i.cpus, c.Name())
 	}
-	if bufferKB == 0 {
-		bufferKB = min(max(allBufferKB/max(len(cpus), 1), minBufferKB), maxBufferKB)
-	}
 	if err := errors.Join(
-		i.set(strconv.Itoa(bufferKB), "buffer_size_kb"),
+		i.resize(bufferKB),
 		i.set(clock, "trace_clock"),
 		i.set("0", "options/overwrite"),
 	); err != nil {
@@ -182,6 +178,23 @@ func (i *instance) prepare(bufferKB int) error {
 		i.pipes = append(i.pipes, fd)
 	}
 	return nil
+}
+
+// resize gives each CPU a buffer of kb KiB. If kb is 0 it leaves the kernel's
+// own size, for to change it takes time, unless there are many CPUs.
+func (i *instance) resize(kb int) error {
+	if kb == 0 {
+		b, err := os.ReadFile(i.in("instances", i.name, "buffer_size_kb"))
+		if err != nil {
+			return err
+		}
+		now, err := strconv.Atoi(strings.TrimSpace(string(b)))
+		if err == nil && now >= minBufferKB && now*len(i.cpus) <= allBufferKB {
+			return nil
+		}
+		kb = max(allBufferKB/max(len(i.cpus), 1), minBufferKB)
+	}
+	return i.set(strconv.Itoa(kb), "buffer_size_kb")
 }
 
 // enable begins or ends the recording of events.
