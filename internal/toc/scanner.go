@@ -29,6 +29,7 @@ type Scanner struct {
 	entries int
 	meta    int64
 	mem     arena
+	seen    func(from, to int64) // told of the bytes that headers and sparse maps take; nil but for MakeTable
 }
 
 // pending is what special entries say of the entry that follows them.
@@ -102,6 +103,7 @@ func (s *Scanner) header() (block, error) {
 		return nil, s.checkEnd()
 	}
 	if err != nil || !block(b).zero() {
+		s.note(s.head, blockSize)
 		return b, err
 	}
 	if b, err = s.at(s.head+blockSize, blockSize); err != nil {
@@ -171,8 +173,16 @@ func (s *Scanner) take(n int) ([]byte, error) {
 	if err == io.EOF {
 		err = s.fail(errTruncated, "")
 	}
+	s.note(s.data, int64(n))
 	s.data += int64(n)
 	return b, err
+}
+
+// note tells of n bytes of the archive that entries are made of.
+func (s *Scanner) note(off, n int64) {
+	if s.seen != nil {
+		s.seen(off, off+n)
+	}
 }
 
 // fail makes the Error for the current entry.
@@ -201,6 +211,7 @@ func (s *Scanner) special(h *header) error {
 	if h.size > MaxHeader {
 		return s.fail(ErrLimit, "extended header too long")
 	}
+	s.note(s.data, h.size)
 	buf := make([]byte, h.size)
 	if n, err := s.readAt(buf, s.data); n < len(buf) {
 		if err == io.EOF || err == nil {
