@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,6 +25,8 @@ type Config struct {
 	Cache      Cache               `toml:"cache"`
 	Limits     Limits              `toml:"limits"`
 	Link       Link                `toml:"link"`
+	Pack       Pack                `toml:"pack"`
+	Lazy       Lazy                `toml:"lazy"`
 	Node       Node                `toml:"node"`
 }
 
@@ -60,7 +63,48 @@ type Limits struct {
 
 // Link bounds what the registries' link is used for.
 type Link struct {
-	Limit Rate `toml:"limit"` // 0 is none
+	Limit      Rate `toml:"limit"`      // 0 is none
+	Background Rate `toml:"background"` // of Limit, for what nobody waits for; 0 is all
+}
+
+// Pack says which startup packs are believed and whether they are learned.
+type Pack struct {
+	Trust string   `toml:"trust"` // pop, signed, repository; "" is repository for tags, signed for digests
+	Key   string   `toml:"key"`   // file: the public key of signed packs, PEM
+	Learn string   `toml:"learn"` // auto (an image's first start is recorded), never; "" is auto
+	After Duration `toml:"after"` // a recorded start lasts until the container has been ready for so long; 0 is 5s
+	// Lied is what becomes of a container whose pack lied: keep or stop; "" is keep.
+	Lied string `toml:"lied"`
+}
+
+// Lazy says how images run that are not whole yet.
+type Lazy struct {
+	Never bool     `toml:"never"` // pull every image whole
+	Wait  Duration `toml:"wait"`  // a read waits so long for bytes that do not come, then it fails; 0 is 60s
+	Delay Duration `toml:"delay"` // between a start and the completion of its layers
+	Off   bool     `toml:"off"`   // do not complete layers
+	Hours string   `toml:"hours"` // complete layers only then, in local time: "22:00-06:00"
+}
+
+// Between reports whether t lies within the hours; always, if none are given.
+func (l Lazy) Between(t time.Time) bool {
+	from, to, ok := parseHours(l.Hours)
+	if !ok {
+		return true
+	}
+	m := t.Hour()*60 + t.Minute()
+	if from <= to {
+		return m >= from && m < to
+	}
+	return m >= from || m < to
+}
+
+// parseHours reads "HH:MM-HH:MM" as minutes of the day.
+func parseHours(s string) (from, to int, ok bool) {
+	a, b, _ := strings.Cut(s, "-")
+	x, err1 := time.Parse("15:04", strings.TrimSpace(a))
+	y, err2 := time.Parse("15:04", strings.TrimSpace(b))
+	return x.Hour()*60 + x.Minute(), y.Hour()*60 + y.Minute(), err1 == nil && err2 == nil
 }
 
 // Node says who this node is.
@@ -131,7 +175,34 @@ func (c Config) validate() error {
 	if n := c.Engine.Namespace; strings.ContainsAny(n, "/ ") {
 		return fmt.Errorf("engine.namespace = %q: letters, digits and - . _", n)
 	}
+	if err := c.validateLazy(); err != nil {
+		return err
+	}
 	return c.validatePaths()
+}
+
+func (c Config) validateLazy() error {
+	for _, k := range []struct {
+		key, value string
+		of         []string
+	}{
+		{"pack.trust", c.Pack.Trust, []string{"", "pop", "signed", "repository"}},
+		{"pack.learn", c.Pack.Learn, []string{"", "auto", "never"}},
+		{"pack.lied", c.Pack.Lied, []string{"", "keep", "stop"}},
+	} {
+		if !slices.Contains(k.of, k.value) {
+			return fmt.Errorf("%s = %q: it is %s", k.key, k.value, strings.Join(k.of[1:], " or "))
+		}
+	}
+	if c.Lazy.Hours != "" {
+		if _, _, ok := parseHours(c.Lazy.Hours); !ok {
+			return fmt.Errorf("lazy.hours = %q: give times of the day, as in 22:00-06:00", c.Lazy.Hours)
+		}
+	}
+	if c.Pack.Trust == "signed" && c.Pack.Key == "" {
+		return errors.New("pack.trust = \"signed\": pack.key is missing, the file of the public key")
+	}
+	return nil
 }
 
 // validatePaths checks what is named and must be there.
@@ -141,7 +212,7 @@ func (c Config) validatePaths() error {
 			return fmt.Errorf("engine.subnet = %q: an IPv4 subnet of /28 or larger, such as 10.88.240.0/20", n)
 		}
 	}
-	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig, "engine.containerd": c.Engine.Containerd, "engine.cni": c.Engine.CNI}
+	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig, "engine.containerd": c.Engine.Containerd, "engine.cni": c.Engine.CNI, "pack.key": c.Pack.Key}
 	for i, d := range c.Registries.HostsDirs {
 		paths[fmt.Sprintf("registries.hosts_dirs[%d]", i)] = d
 	}

@@ -123,6 +123,7 @@ func (d *Deployer) deploy(ctx context.Context, o *order, r *run) error {
 		return d.unready(ctx, o, err)
 	}
 	r.reached(node.Ready)
+	r.started()
 	return nil
 }
 
@@ -162,13 +163,13 @@ func (d *Deployer) resolve(ctx context.Context, o *order, r *run) (*image.Image,
 	if err != nil {
 		return d.local(ctx, o, r, err)
 	}
+	r.reachedAt(node.Resolved, pull.Resolved)
 	r.follow(pull)
-	r.reached(node.Resolved)
 	return pull.Image, nil
 }
 
-// mount shows the image to containerd, layer by layer as they become
-// readable. An error of any layer ends it at once.
+// mount shows the image to containerd, layer by layer as they can be mounted:
+// at once in a lazy start, else when they are readable. An error of any layer ends it at once.
 func (d *Deployer) mount(ctx context.Context, img *image.Image, r *run) error {
 	if r.pull == nil { // containerd has it
 		return r.mounted(d.cfg.Engine.Register(ctx, img, nil))
@@ -178,7 +179,7 @@ func (d *Deployer) mount(ctx context.Context, img *image.Image, r *run) error {
 	defer filling.Wait()
 	defer cancel(nil)
 	filling.Go(func() {
-		if err := r.pull.Wait(ctx); err != nil {
+		if err := r.pull.WaitMountable(ctx); err != nil {
 			cancel(err)
 		}
 	})
@@ -187,7 +188,7 @@ func (d *Deployer) mount(ctx context.Context, img *image.Image, r *run) error {
 		err = cause
 	}
 	if err == nil {
-		err = r.pull.Wait(ctx) // also what containerd had of an earlier time is here
+		err = r.pull.WaitMountable(ctx) // also what containerd had of an earlier time is here
 	}
 	return r.mounted(err)
 }
@@ -404,7 +405,7 @@ func madeUpName(ref image.Reference) string {
 // options are those of the order's pull. A container takes the image that is
 // here, as docker run does; a pull asks the registry.
 func (o *order) options() fetch.Options {
-	return fetch.Options{PlainHTTP: o.PlainHTTP, Local: !o.pull, Order: fetch.Order(o.Order), Inflaters: o.Inflaters}
+	return fetch.Options{PlainHTTP: o.PlainHTTP, Local: !o.pull, Lazy: !o.pull && o.Lazy != "never", Order: fetch.Order(o.Order), Inflaters: o.Inflaters}
 }
 
 func (o *order) spec(img *image.Image) engine.Spec {

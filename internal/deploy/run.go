@@ -37,8 +37,10 @@ func (d *Deployer) begin(ref, name string, w node.Watch) *run {
 }
 
 // reached records a stage and tells who watches.
-func (r *run) reached(stage string) {
-	at := time.Since(r.begun).Seconds()
+func (r *run) reached(stage string) { r.reachedAt(stage, time.Now()) }
+
+func (r *run) reachedAt(stage string, t time.Time) {
+	at := t.Sub(r.begun).Seconds()
 	r.mu.Lock()
 	r.rec.Stages[stage] = at
 	r.mu.Unlock()
@@ -59,9 +61,18 @@ func (r *run) mounted(err error) error {
 func (r *run) follow(p *fetch.Pull) {
 	r.pull = p
 	r.rec.Digest = p.Image.Target.Digest.String()
-	r.rec.Way.Pull = "whole"
-	if p.Local {
+	switch {
+	case p.Local:
 		r.rec.Way.Pull = "local"
+	case p.Lazy != nil:
+		r.rec.Way.Pull = "lazy"
+		r.rec.Way.Pack = p.Lazy.Trust
+		r.reached(node.Tables)
+	default:
+		r.rec.Way.Pull = "whole"
+	}
+	if p.Why != "" {
+		r.rec.Way.Why = append(r.rec.Way.Why, "whole: "+p.Why)
 	}
 	if r.watch.Layer != nil {
 		r.gone.Go(r.show)
@@ -97,6 +108,13 @@ func (r *run) show() {
 	}
 }
 
+// started lets what the start did without come now.
+func (r *run) started() {
+	if r.pull != nil {
+		r.pull.Background()
+	}
+}
+
 // fetched adds bytes that came from the registry beside the layers' fills.
 func (r *run) fetched(n int64) {
 	r.mu.Lock()
@@ -122,6 +140,7 @@ func (r *run) settle(ctx context.Context) error {
 func (r *run) end(err error) node.Record {
 	close(r.seen)
 	r.gone.Wait()
+	r.started()
 	r.watch.Reached = nil
 	rec := r.snapshot(err)
 	if _, done := rec.Stages[node.Complete]; done || err != nil {
@@ -159,6 +178,9 @@ func (r *run) snapshot(err error) node.Record {
 		for _, l := range r.pull.Progress() {
 			rec.Bytes.Registry += l.Received
 			rec.Bytes.Local += max(0, l.Fetched-l.Received) // less after bytes that did not verify
+		}
+		if r.pull.Lazy != nil {
+			rec.Bytes.Registry += r.pull.Lazy.Bytes()
 		}
 	}
 	if err != nil {

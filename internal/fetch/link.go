@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,11 +24,24 @@ const (
 	Parallel Order = "parallel"
 )
 
+// Class says who waits for what crosses the link. A lower one goes first: while
+// it moves, the higher ones are held.
+type Class int32
+
+const (
+	Demand     Class = iota // a process in a container waits for these bytes
+	Startup                 // a deployment does: packs, and layers that are pulled whole
+	Background              // nobody does: the rest of layers that are mounted already
+)
+
 // LinkConfig bounds what the link is used for. The zero value measures.
 type LinkConfig struct {
 	Order     Order
 	Inflaters int   // layers filled at once at most; 0 is the number of processors
 	Limit     int64 // bytes a second; 0 is none
+	// Background is what Class Background may take of it, in bytes a second; 0
+	// is all.
+	Background int64
 }
 
 // Link is the node's one way to the registries. It decides which layers are
@@ -51,16 +65,22 @@ type LinkConfig struct {
 // A layer whose registry has been silent for a second holds no other one up:
 // until it is heard of again it does not count. What waits for another host
 // goes first then, so that a registry that hangs delays only its own images.
+//
+// All this is among layers of one class. What is of a lower class (see Class)
+// holds those of higher ones between two of their reads, as long as it moves.
 // Link is safe for concurrent use.
 type Link struct {
 	cfg    LinkConfig
 	bucket *bucket
+	slow   *bucket          // of Class Background
 	clock  func() time.Time // time.Now, but for tests
 
 	mu      sync.Mutex
 	queue   []*turn // not started, in order
 	active  []*turn // started, in order
 	ticking bool
+	claims  map[*claim]bool // transfers that take no turn
+	freed   chan struct{}   // closed when a claim or an active turn goes; nil if nobody waits
 
 	probe probe
 }
@@ -83,7 +103,7 @@ func NewLink(cfg LinkConfig) *Link {
 	if cfg.Inflaters <= 0 {
 		cfg.Inflaters = runtime.NumCPU()
 	}
-	return &Link{cfg: cfg, bucket: newBucket(cfg.Limit), clock: time.Now}
+	return &Link{cfg: cfg, bucket: newBucket(cfg.Limit), slow: newBucket(cfg.Background), clock: time.Now, claims: map[*claim]bool{}}
 }
 
 // turn is one layer's place on the link. Its fields are guarded by the link.
@@ -104,12 +124,25 @@ type turn struct {
 	rate  float64 // bytes a second lately
 	stuck float64 // share of the time that the node made the link wait lately
 
-	working atomic.Bool // the node has bytes in hand and does not wait for more
+	working  atomic.Bool // the node has bytes in hand and does not wait for more
+	yielding atomic.Bool // it waits for a lower class
+
+	class Class
 }
 
-// enter queues a layer of the registry host. leave must follow.
-func (l *Link) enter(host string, size int64, order Order, inflaters int, stats func() layer.Progress) *turn {
-	t := &turn{start: make(chan struct{}), host: host, size: size, link: l, stats: stats, order: order, limit: inflaters}
+// entry is what the link is told of a layer.
+type entry struct {
+	host      string // of the registry
+	size      int64  // compressed bytes
+	class     Class
+	order     Order
+	inflaters int
+	stats     func() layer.Progress
+}
+
+// enter queues a layer. leave must follow.
+func (l *Link) enter(e entry) *turn {
+	t := &turn{start: make(chan struct{}), host: e.host, size: e.size, link: l, stats: e.stats, order: e.order, limit: e.inflaters, class: e.class}
 	if t.order == Measured {
 		t.order = l.cfg.Order
 	}
@@ -118,7 +151,7 @@ func (l *Link) enter(host string, size int64, order Order, inflaters int, stats 
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.queue = append(l.queue, t)
+	l.enqueue(t)
 	l.admit(l.clock())
 	if !l.ticking {
 		l.ticking = true
@@ -127,12 +160,38 @@ func (l *Link) enter(host string, size int64, order Order, inflaters int, stats 
 	return t
 }
 
+// enqueue puts a turn behind those of its class. It is called with mu held.
+func (l *Link) enqueue(t *turn) {
+	at := len(l.queue)
+	for at > 0 && l.queue[at-1].class > t.class {
+		at--
+	}
+	l.queue = slices.Insert(l.queue, at, t)
+}
+
+// raise gives a turn a lower class.
+func (l *Link) raise(t *turn, c Class) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c >= t.class {
+		return
+	}
+	t.class = c
+	if slices.Contains(l.queue, t) {
+		l.queue = without(l.queue, t)
+		l.enqueue(t)
+	}
+	l.free()
+	l.admit(l.clock())
+}
+
 // leave ends a turn, begun or not.
 func (l *Link) leave(t *turn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.queue = without(l.queue, t)
 	l.active = without(l.active, t)
+	l.free()
 	now := l.clock()
 	l.probe.forget(t, now)
 	l.admit(now)
@@ -180,7 +239,7 @@ func (t *turn) look(now time.Time) {
 		return
 	}
 	p := t.stats()
-	if p.Received > t.last.Received || t.working.Load() {
+	if p.Received > t.last.Received || t.working.Load() || t.yielding.Load() {
 		t.heard = now
 	}
 	if p.Received > t.last.Received && t.first.IsZero() {
@@ -225,12 +284,17 @@ func (l *Link) admit(now time.Time) {
 	for {
 		live := l.live(now)
 		next := l.next(len(live), now)
-		if next == nil || !l.mayStart(next, live, now) {
+		if next == nil || !l.mayStart(next, upTo(next.class, live), now) {
 			l.probe.judge(live, now)
 			return
 		}
 		l.begin(next, now)
 	}
+}
+
+// upTo are the turns of class c and lower ones: the others will be held.
+func upTo(c Class, ts []*turn) []*turn {
+	return slices.DeleteFunc(slices.Clone(ts), func(t *turn) bool { return t.class > c })
 }
 
 // next is the layer that is to start next, or nil. Layers of a host that is
@@ -345,13 +409,11 @@ func (r *reader) Read(b []byte) (int, error) {
 	if err := r.turn.wait(r.ctx); err != nil {
 		return 0, err
 	}
-	b, err := r.turn.link.bucket.take(r.ctx, b)
+	class, err := r.turn.yield(r.ctx)
 	if err != nil {
 		return 0, err
 	}
-	n, err := r.body.Read(b)
-	r.turn.link.bucket.giveBack(len(b) - n)
-	return n, err
+	return r.turn.link.read(r.ctx, class, r.body, b)
 }
 
 func (r *reader) Close() error {

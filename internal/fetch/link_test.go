@@ -46,10 +46,10 @@ func newRigOf(cfg LinkConfig, layers int, size, perConn, total, node float64, ho
 		r.stall = append(r.stall, -1)
 		r.since = append(r.since, time.Time{})
 		r.ended = append(r.ended, 0)
-		r.turns = append(r.turns, r.link.enter(host(i), int64(size), Measured, 0, func() layer.Progress {
+		r.turns = append(r.turns, r.link.enter(entry{host: host(i), size: int64(size), class: Startup, stats: func() layer.Progress {
 			return layer.Progress{Received: int64(r.got[i]), Fetched: int64(r.got[i]), Written: int64(r.got[i]),
 				Waiting: r.waiting[i], Blocked: r.blocked[i]}
-		}))
+		}}))
 	}
 	return r
 }

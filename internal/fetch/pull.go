@@ -25,14 +25,18 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 )
 
-// Config names the parts that a Puller works with. All but Log are required.
+// Config names the parts that a Puller works with. Registry, Layers,
+// Catalog and Link are required.
 type Config struct {
 	Registry *registry.Client
 	Layers   *layer.Store
 	Catalog  *Catalog
 	Link     *Link
+	Packs    PackConfig
+	Lazy     LazyConfig
 	Log      *slog.Logger // nil discards
 }
 
@@ -44,6 +48,12 @@ type Puller struct {
 
 	mu       sync.Mutex
 	sessions map[digest.Digest]*session // by manifest, for clients that ask layer by layer
+	origins  map[digest.Digest]*origin  // by layer: where partial ones get their bytes
+	wants    map[want]bool              // being served
+
+	work  sync.WaitGroup      // what goes on behind starts that are over
+	slots *semaphore.Weighted // of fetches for readers who wait
+	bad   quarantine
 
 	sessionIdle time.Duration // how long fills go on after the last call that wanted them; constant
 	// fresh is how long a layer that was just asked for is kept though nothing
@@ -59,7 +69,8 @@ func NewPuller(cfg Config) *Puller {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, holds: map[*Pull]bool{}, sessionIdle: time.Minute, fresh: 2 * time.Second}
+	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, origins: map[digest.Digest]*origin{}, wants: map[want]bool{}, holds: map[*Pull]bool{}, sessionIdle: time.Minute, fresh: 2 * time.Second}
+	p.slots = semaphore.NewWeighted(atOnce)
 	p.life, p.end = context.WithCancel(context.Background())
 	return p
 }
@@ -70,6 +81,7 @@ type Options struct {
 	// Local takes what the reference was last resolved to, without asking the
 	// registry, if all its layers are here.
 	Local     bool
+	Lazy      bool  // mount before the layers are whole, if that is faster
 	Order     Order // for experiments
 	Inflaters int   // for experiments; 0 is the node's own number
 }
@@ -78,6 +90,13 @@ type Options struct {
 type Pull struct {
 	Image *image.Image
 	Local bool // nothing had to be fetched
+	// Resolved is when the image was known, before anything of it was here.
+	Resolved time.Time
+
+	// Lazy is set if the image can be mounted before it is whole; else Why may
+	// say why not.
+	Lazy *Start
+	Why  string
 
 	layers []image.Layer // each distinct one, bottom first
 	// fills are those of layers. One that another image began may know the
@@ -86,7 +105,9 @@ type Pull struct {
 }
 
 // Pull resolves ref and begins to fill its layers. They go on, and stay in
-// the store, as long as ctx lives.
+// the store, as long as ctx lives. With Options.Lazy it returns once the
+// layers can be mounted, if there is a pack that makes that worthwhile, and the
+// layers fill when Background has been called.
 func (p *Puller) Pull(ctx context.Context, ref image.Reference, o Options) (*Pull, error) {
 	img, err := p.resolve(ctx, ref, o)
 	if err != nil {
@@ -107,38 +128,84 @@ func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options) (*
 	return img, p.cfg.Catalog.Put(img)
 }
 
+// have reports whether every layer can be mounted without asking a registry first.
 func (p *Puller) have(img *image.Image) bool {
 	for _, l := range img.Layers {
-		if _, err := p.cfg.Layers.Get(l.DiffID); err != nil {
+		if !p.mountable(l.DiffID) {
 			return false
 		}
 	}
 	return true
 }
 
+func (p *Puller) mountable(id digest.Digest) bool {
+	_, err := p.cfg.Layers.Get(id)
+	return err == nil || p.cfg.Layers.Partial(id) != nil
+}
+
 // fill begins the fills of an image's layers, in their order.
 func (p *Puller) fill(ctx context.Context, img *image.Image, o Options) *Pull {
-	pull := &Pull{Image: img, layers: img.Unique()}
+	pull := &Pull{Image: img, Resolved: time.Now(), layers: img.Unique()}
 	p.hold(ctx, pull)
 	pull.Local = p.have(img)
+	if o.Lazy && !pull.Local {
+		pull.Lazy, pull.Why = p.startLazily(ctx, img, o)
+	}
 	for _, l := range pull.layers {
-		pull.fills = append(pull.fills, p.cfg.Layers.Fill(ctx, l, &blob{p: p, img: img, l: l, o: o}))
+		pull.fills = append(pull.fills, p.begin(ctx, img, l, o, pull.Lazy))
 	}
 	return pull
+}
+
+// begin begins the fill of one layer, or joins the one there is. One that
+// waits for nobody goes to the front when somebody waits for it now.
+func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o Options, lazy *Start) *layer.Fill {
+	b := &blob{p: p, img: img, l: l, o: o, class: Startup}
+	if p.cfg.Layers.Partial(l.DiffID) != nil {
+		b.class = Background
+		if lazy != nil {
+			b.gate = lazy.background
+		}
+	}
+	f := p.cfg.Layers.Fill(ctx, l, b)
+	if joined, ok := f.Source().(*blob); ok && joined != b {
+		joined.raise(b.class, b.gate == nil)
+	}
+	return f
 }
 
 // Wait blocks until every layer is readable.
 func (p *Pull) Wait(ctx context.Context) error { return p.each(ctx, (*layer.Fill).Wait) }
 
-// WaitLayer blocks until the image's layer number i, from the bottom, is readable.
+// WaitMountable blocks until every layer can be mounted, whole or not.
+func (p *Pull) WaitMountable(ctx context.Context) error {
+	return p.each(ctx, waitMountable)
+}
+
+func waitMountable(f *layer.Fill, ctx context.Context) (*layer.Layer, error) {
+	if f.Partial() {
+		return nil, nil
+	}
+	return f.Wait(ctx)
+}
+
+// WaitLayer blocks until the image's layer number i, from the bottom, can be mounted.
 func (p *Pull) WaitLayer(ctx context.Context, i int) error {
 	for n, l := range p.layers {
 		if l.DiffID == p.Image.Layers[i].DiffID {
-			_, err := p.fills[n].Wait(ctx)
+			_, err := waitMountable(p.fills[n], ctx)
 			return err
 		}
 	}
 	return nil
+}
+
+// Background lets the layers of a lazy pull fill: the start is over. It may be
+// called more than once.
+func (p *Pull) Background() {
+	if p.Lazy != nil {
+		p.Lazy.release()
+	}
 }
 
 // WaitComplete blocks until every layer is on disk.
@@ -180,30 +247,85 @@ type blob struct {
 	img *image.Image
 	l   image.Layer
 	o   Options
+
+	mu     sync.Mutex
+	class  Class
+	gate   <-chan struct{} // unless nil, nothing is fetched before it is closed
+	passed chan struct{}   // closed by raise, to pass the gate; nil until somebody waits there
+	turn   *turn           // the newest
 }
 
 // Open implements layer.Source.
 func (b *blob) Open(ctx context.Context, f *layer.Fill, offset int64) (io.ReadCloser, error) {
+	if err := b.pass(ctx); err != nil {
+		return nil, err
+	}
 	return b.open(ctx, f.Progress, offset)
 }
 
+// pass waits at the gate.
+func (b *blob) pass(ctx context.Context) error {
+	b.mu.Lock()
+	gate := b.gate
+	if gate == nil {
+		b.mu.Unlock()
+		return nil
+	}
+	if b.passed == nil {
+		b.passed = make(chan struct{})
+	}
+	open := b.passed
+	b.mu.Unlock()
+	select {
+	case <-gate:
+		return nil
+	case <-open:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// raise says that the layer is of class c for somebody else too, who waits for
+// it at no gate if ungated.
+func (b *blob) raise(c Class, ungated bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if ungated {
+		b.gate = nil
+		if b.passed != nil {
+			close(b.passed)
+			b.passed = nil
+		}
+	}
+	if c < b.class {
+		b.class = c
+		if b.turn != nil {
+			b.p.cfg.Link.raise(b.turn, c)
+		}
+	}
+}
+
 func (b *blob) open(ctx context.Context, stats func() layer.Progress, offset int64) (io.ReadCloser, error) {
-	t := b.p.cfg.Link.enter(b.img.Ref.Host, b.l.Size, b.o.Order, b.o.Inflaters, stats)
+	b.mu.Lock()
+	t := b.p.cfg.Link.enter(entry{host: b.img.Ref.Host, size: b.l.Size, class: b.class, order: b.o.Order, inflaters: b.o.Inflaters, stats: stats})
+	b.turn = t
+	b.mu.Unlock()
 	return t.open(ctx, func() (io.ReadCloser, error) {
 		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1, registry.OpenOptions{PlainHTTP: b.o.PlainHTTP})
 	})
 }
 
-// Chain returns the diffIDs, bottom first, of a chain whose layers are all
-// readable, else an error that wraps layer.ErrUnknown.
+// Chain returns the diffIDs, bottom first, of a chain whose layers can all be
+// mounted, else an error that wraps layer.ErrUnknown.
 func (p *Puller) Chain(_ context.Context, chain digest.Digest) ([]digest.Digest, error) {
 	ids := p.cfg.Catalog.Chain(chain)
 	if ids == nil {
 		return nil, fmt.Errorf("chain %s: %w", chain, layer.ErrUnknown)
 	}
 	for _, id := range ids {
-		if _, err := p.cfg.Layers.Get(id); err != nil {
-			return nil, err
+		if !p.mountable(id) {
+			return nil, fmt.Errorf("%s: %w", id, layer.ErrUnknown)
 		}
 	}
 	return ids, nil
@@ -214,10 +336,13 @@ func (p *Puller) Chain(_ context.Context, chain digest.Digest) ([]digest.Digest,
 // ctx lives; the fill goes on until Close.
 func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, error) {
 	l, err := p.cfg.Layers.Get(id)
+	if part := p.cfg.Layers.Partial(id); part != nil && err != nil {
+		return part.Files(), nil
+	}
 	if errors.Is(err, layer.ErrUnknown) {
 		for _, img := range p.cfg.Catalog.WithLayer(id) {
-			want := img.Layers[slices.IndexFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == id })]
-			l, err = p.cfg.Layers.Fill(p.life, want, &blob{p: p, img: img, l: want}).Wait(ctx)
+			missing := img.Layers[slices.IndexFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == id })]
+			l, err = p.cfg.Layers.Fill(p.life, missing, &blob{p: p, img: img, l: missing, class: Startup}).Wait(ctx)
 			if err == nil || ctx.Err() != nil {
 				break
 			}
@@ -244,6 +369,10 @@ type session struct {
 	idle  *time.Timer // runs while there are none; guarded by the puller
 }
 
+// clientStart is how long the start of a container may take that some other
+// client of containerd runs: dewd does not see when it is ready.
+const clientStart = 10 * time.Second
+
 // Want names one layer of an image as containerd's snapshot labels do.
 type Want struct {
 	Ref      image.Reference
@@ -259,13 +388,9 @@ func (p *Puller) Fetch(ctx context.Context, w Want) (digest.Digest, error) {
 		return "", err
 	}
 	defer p.part(s.pull.Image.Desc.Digest, s)
-	for i, l := range s.pull.layers {
+	for i, l := range s.pull.Image.Layers {
 		if l.Digest == w.Layer {
-			got, err := s.pull.fills[i].Wait(ctx)
-			if err != nil {
-				return "", err
-			}
-			return got.DiffID, nil
+			return l.DiffID, s.pull.WaitLayer(ctx, i)
 		}
 	}
 	return "", fmt.Errorf("image %s has no layer %s", w.Ref, w.Layer)
@@ -289,7 +414,8 @@ func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
 		return nil, err
 	}
 	if run != nil { // nobody else makes it
-		s.pull = p.fill(run, img, Options{})
+		s.pull = p.fill(run, img, Options{Lazy: !p.cfg.Lazy.Never})
+		time.AfterFunc(clientStart, s.pull.Background)
 		close(s.made)
 	}
 	select {
@@ -369,6 +495,7 @@ func (p *Pull) failed() bool {
 // Close ends the fills that clients left running.
 func (p *Puller) Close() error {
 	p.end()
+	p.work.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.sessions {

@@ -17,6 +17,7 @@ package image
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
@@ -134,6 +135,11 @@ func (i *Image) Size() int64 {
 		sum += l.Size
 	}
 	return sum
+}
+
+// Has reports whether the image has the layer of that diffID.
+func (i *Image) Has(diffID digest.Digest) bool {
+	return slices.ContainsFunc(i.Layers, func(l Layer) bool { return l.DiffID == diffID })
 }
 
 // Unique gives the layers in order, each blob once.

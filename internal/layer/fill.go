@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -172,6 +174,14 @@ func (f *Fill) await(ctx context.Context, ch <-chan struct{}) (*Layer, error) {
 	return f.layer, nil
 }
 
+// Source is what the fill reads from: that of its first user. It is nil if
+// nothing had to be filled.
+func (f *Fill) Source() Source { return f.source }
+
+// Partial reports whether the layer can be mounted, though it may not be
+// readable yet.
+func (f *Fill) Partial() bool { return f.store.Partial(f.Layer.DiffID) != nil }
+
 // Progress is a snapshot of a fill's counters. Two of them tell what limited
 // the fill between them: Blocked grows when the link is faster than this node.
 type Progress struct {
@@ -198,12 +208,19 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 	defer f.cancel(nil)
 	l, err := f.fill(ctx)
 	if damaged(err) {
-		err = errors.Join(err, f.store.discard(f.dir))
+		err = errors.Join(err, f.reject())
 		if f.resumed {
 			f.store.cfg.Log.Warn("what an earlier fill left does not verify; fetching the layer anew", "layer", f.Layer.Digest, "err", err)
 			if l, err = f.fill(ctx); damaged(err) {
-				err = errors.Join(err, f.store.discard(f.dir))
+				err = errors.Join(err, f.reject())
 			}
+		}
+	}
+	liar := f.store.Partial(f.Layer.DiffID)
+	lied := liar != nil && errors.Is(err, ErrLied)
+	if lied {
+		if err = f.store.expel(liar, err); err == nil {
+			l, err = f.fill(ctx)
 		}
 	}
 	if err == nil {
@@ -214,6 +231,9 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 		<-f.settled
 		err = l.settle()
 	}
+	if lied && err == nil {
+		err = liar.repair(l)
+	}
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -221,6 +241,22 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 	delete(f.store.fills, key)
 	f.store.mu.Unlock()
 	f.conclude(err)
+}
+
+// reject throws away what does not verify. A layer that is mounted already
+// keeps what was verified by itself; its stream begins anew.
+func (f *Fill) reject() error {
+	p := f.store.Partial(f.Layer.DiffID)
+	if p == nil {
+		return f.store.discard(f.dir)
+	}
+	p.resume(0)
+	for _, name := range []string{bootFile, progressFile, "blob"} {
+		if err := os.Remove(filepath.Join(f.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // damaged tells errors that no resumed fill can get over.
@@ -242,6 +278,9 @@ func (f *Fill) becomeReadable(l *Layer) {
 		f.store.layers[l.DiffID] = l
 	}
 	f.store.mu.Unlock()
+	if p := f.store.Partial(l.DiffID); p != nil {
+		p.become()
+	}
 	f.mu.Lock()
 	f.layer = l
 	f.mu.Unlock()

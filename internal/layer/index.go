@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -22,6 +23,8 @@ type index struct {
 	table *toc.TOC
 	data  *os.File
 	dirs  directories // of an unpacked layer
+
+	partial *Partial // the same layer, mounted already, or nil
 }
 
 // arriving reads data, waiting for bytes that have not been written yet.
@@ -46,14 +49,14 @@ func (a arriving) ReadAt(b []byte, off int64) (int, error) {
 func (p *pipeline) index(ctx context.Context) (*index, error) {
 	data := arriving{ctx, p}
 	if p.f.store.cfg.Tree {
-		x := &index{dirs: directories{}}
+		x := &index{dirs: directories{}, partial: p.partial}
 		return x, p.unpack(data, x.dirs)
 	}
 	t, err := toc.Read(data)
 	if err != nil {
 		return nil, err
 	}
-	return &index{table: t, data: p.data}, nil
+	return &index{table: t, data: p.data, partial: p.partial}, nil
 }
 
 // unpack writes the tree anew; what an earlier fill unpacked is not trusted.
@@ -117,7 +120,20 @@ func (x *index) build(l *Layer) error {
 		return err
 	}
 	l.Index = fi.Size()
-	return os.Rename(tmp, filepath.Join(l.dir, "index"))
+	return x.show(tmp, filepath.Join(l.dir, "index"))
+}
+
+// show gives the index its name. One that is mounted already stays; it has to
+// be the same.
+func (x *index) show(tmp, path string) error {
+	if x.partial == nil || x.partial.files.Served != "" {
+		return os.Rename(tmp, path)
+	}
+	same, err := sameFile(tmp, path)
+	if err == nil && !same {
+		err = fmt.Errorf("the table gives another index: %w", ErrLied)
+	}
+	return errors.Join(err, os.Remove(tmp))
 }
 
 // sync makes the layer's files durable.
@@ -181,6 +197,6 @@ func (l *Layer) settle() error {
 	l.mu.Lock()
 	l.complete, l.noted = true, time.Now()
 	l.mu.Unlock()
-	removeLeftovers(l.dir)
+	l.store.removeLeftovers(l.DiffID, l.dir)
 	return nil
 }

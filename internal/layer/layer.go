@@ -64,6 +64,12 @@ type Config struct {
 	MaxBytes int64        // a layer may inflate to so many bytes; 0 is 64 GiB
 	Interval int64        // compressed bytes between progress records; 0 is 4 MiB
 	Log      *slog.Logger // nil discards
+	// Server shows partial layers. Without one there are none.
+	Server   Server
+	LazyTree bool // partial layers are mounted as trees that the server shows
+	// Lied is told of partial layers whose early bytes turned out wrong. The
+	// layer is filled anew; mounts of the partial one go on. May be nil.
+	Lied func(p *Partial, why error)
 }
 
 // Store is the layers of one node. It is safe for concurrent use.
@@ -78,6 +84,11 @@ type Store struct {
 	mu     sync.Mutex
 	layers map[digest.Digest]*Layer
 	fills  map[digest.Digest]*Fill // by diffID, or by blob digest for imports
+	// partials are the layers that may be mounted through the server, whole
+	// ones included as long as such mounts may exist.
+	partials map[digest.Digest]*Partial
+
+	beginning sync.Mutex // held by Begin
 }
 
 // Layer is a readable or complete layer.
@@ -95,6 +106,7 @@ type Layer struct {
 	// Boot names the boot in which the layer became readable; in layer.boot only.
 	Boot string `json:"boot,omitempty"`
 
+	store    *Store
 	dir      string
 	settling sync.Mutex // held while the layer is made complete
 
@@ -130,7 +142,7 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, lock: lock, layers: map[digest.Digest]*Layer{}, fills: map[digest.Digest]*Fill{}}
+	s := &Store{cfg: cfg, lock: lock, layers: map[digest.Digest]*Layer{}, fills: map[digest.Digest]*Fill{}, partials: map[digest.Digest]*Partial{}}
 	s.life, s.end = context.WithCancel(context.Background())
 	if err := s.scan(); err != nil {
 		lock.Close()
@@ -201,6 +213,9 @@ func (s *Store) load(dir string) {
 	if !ok {
 		return // of the other form, or nobody's: RemovePartial knows what to do
 	}
+	if p := s.revive(dir); p != nil {
+		s.partials[id] = p
+	}
 	l, err := readLayer(dir, layerFile)
 	complete := err == nil
 	if errors.Is(err, os.ErrNotExist) {
@@ -219,12 +234,12 @@ func (s *Store) load(dir string) {
 		os.Remove(filepath.Join(dir, layerFile))
 		return
 	}
-	l.complete = complete
+	l.store, l.complete = s, complete
 	if fi, err := os.Stat(filepath.Join(dir, layerFile)); err == nil {
 		l.used, l.noted = fi.ModTime(), fi.ModTime()
 	}
 	if complete {
-		removeLeftovers(dir)
+		s.removeLeftovers(id, dir)
 	}
 	s.layers[l.DiffID] = l
 }
@@ -245,10 +260,11 @@ func (s *Store) idOf(name string) (digest.Digest, bool) {
 	return id, tree == s.cfg.Tree && id.Validate() == nil
 }
 
-// removeLeftovers deletes what a complete layer does without.
-func removeLeftovers(dir string) {
+// removeLeftovers deletes what a complete layer does without. What its mounts
+// of a partial time need goes with Release.
+func (s *Store) removeLeftovers(id digest.Digest, dir string) {
 	names := []string{progressFile, bootFile, readyFile, "blob"}
-	if strings.HasSuffix(dir, treeForm) {
+	if s.Partial(id) == nil && s.cfg.Tree {
 		names = append(names, "data")
 	}
 	for _, name := range names {

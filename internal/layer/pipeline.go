@@ -61,7 +61,9 @@ type pipeline struct {
 	from *progress // where this run begins; never nil
 	data *os.File
 	kept *os.File // compressed bytes kept for streams without restart points, or nil
-	has  *presence
+	has  *arrival
+
+	partial *Partial // the same layer, mounted already, or nil
 
 	blobHash, dataHash hash.Hash
 	size               int64             // of data, once inflated
@@ -122,7 +124,7 @@ func (f *Fill) prepare() (*pipeline, error) {
 	if err := os.MkdirAll(f.dir, 0o755); err != nil {
 		return nil, err
 	}
-	p := &pipeline{f: f, has: newPresence(), blobHash: sha256.New(), dataHash: sha256.New()}
+	p := &pipeline{f: f, has: newArrival(), partial: f.store.Partial(f.Layer.DiffID), blobHash: sha256.New(), dataHash: sha256.New()}
 	p.from = loadProgress(f.dir, f.Layer.Digest)
 	if p.from != nil && p.restore() != nil {
 		p.from = nil
@@ -149,6 +151,9 @@ func (f *Fill) prepare() (*pipeline, error) {
 	if err != nil {
 		p.close()
 		return nil, err
+	}
+	if p.partial != nil {
+		p.partial.resume(p.from.Point.Out)
 	}
 	p.keep.start(p.from)
 	p.has.add(0, p.from.Point.Out)
@@ -447,7 +452,7 @@ func (p *pipeline) write(ctx context.Context, in <-chan piece) error {
 			p.has.end(end)
 			return nil
 		}
-		if _, err := p.data.WriteAt((*pc.buf)[:pc.n], pc.at); err != nil {
+		if err := p.put((*pc.buf)[:pc.n], pc.at); err != nil {
 			return err
 		}
 		end = pc.at + int64(pc.n)
@@ -465,6 +470,15 @@ func (p *pipeline) write(ctx context.Context, in <-chan piece) error {
 	}
 }
 
+// put writes what comes next of the stream.
+func (p *pipeline) put(b []byte, at int64) error {
+	if p.partial != nil {
+		return p.partial.pass(at, b)
+	}
+	_, err := p.data.WriteAt(b, at)
+	return err
+}
+
 // verified checks the two digests and gives the layer its final shape.
 func (p *pipeline) verified(idx *index) (*Layer, error) {
 	f := p.f
@@ -475,10 +489,15 @@ func (p *pipeline) verified(idx *index) (*Layer, error) {
 	if f.Layer.DiffID != "" && got != f.Layer.DiffID {
 		return nil, fmt.Errorf("it unpacks to %s, the image's configuration says %s: %w", got, f.Layer.DiffID, ErrMismatch)
 	}
+	if p.partial != nil {
+		if err := p.partial.check(p.size); err != nil {
+			return nil, err
+		}
+	}
 	if err := p.data.Truncate(p.size); err != nil {
 		return nil, err
 	}
-	l := &Layer{DiffID: got, Size: p.size, Blob: f.Layer.Digest, BlobSz: f.Layer.Size, Tree: f.store.cfg.Tree, dir: f.dir, used: time.Now()}
+	l := &Layer{store: f.store, DiffID: got, Size: p.size, Blob: f.Layer.Digest, BlobSz: f.Layer.Size, Tree: f.store.cfg.Tree, dir: f.dir, used: time.Now()}
 	if err := idx.build(l); err != nil {
 		return nil, err
 	}

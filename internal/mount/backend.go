@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -48,10 +49,71 @@ func (b *backend) Mount(ctx context.Context, f Files, target string) error {
 	if there {
 		return b.recognize(f, target)
 	}
-	if err := b.attach(f, target); err != nil {
+	if err := b.show(f, target); err != nil {
 		return fmt.Errorf("mount layer at %s: %w", target, err)
 	}
 	return nil
+}
+
+// show mounts the layer in the way that it can be mounted now.
+func (b *backend) show(f Files, target string) error {
+	if f.Served != "" {
+		return attachDir(f.Served, target)
+	}
+	return b.attach(f, target)
+}
+
+// Replace puts the new mount beneath the old one and takes that away (Linux
+// 6.5, MOVE_MOUNT_BENEATH), so that the path shows the layer at every moment.
+// Where the kernel cannot, the new mount covers the old one, which then stays
+// until Unmount.
+func (b *backend) Replace(ctx context.Context, f Files, target string) error {
+	l := b.lock(target)
+	l.Lock()
+	defer l.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	aside, err := os.MkdirTemp(filepath.Dir(target), asidePrefix)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(aside)
+	if err := b.show(f, aside); err != nil {
+		return fmt.Errorf("mount layer anew for %s: %w", target, err)
+	}
+	err = slipBeneath(aside, target)
+	if uerr := Unmount(aside); err == nil {
+		err = uerr
+	}
+	if err == nil {
+		return nil
+	}
+	if err := b.show(f, target); err != nil {
+		return fmt.Errorf("mount layer over %s: %w", target, err)
+	}
+	return nil
+}
+
+// asidePrefix begins the names of mount points that are about to go.
+const asidePrefix = "aside-"
+
+// moveMountBeneath is MOVE_MOUNT_BENEATH of linux/mount.h.
+const moveMountBeneath = 0x200
+
+// slipBeneath moves a copy of the mount at from beneath the one at target, and
+// takes that one away.
+func slipBeneath(from, target string) error {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("open_tree", err)
+	}
+	defer unix.Close(fd)
+	err = unix.MoveMount(fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH|moveMountBeneath)
+	if err != nil {
+		return os.NewSyscallError("move_mount", err)
+	}
+	return os.NewSyscallError("umount2", unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH))
 }
 
 // recognize returns nil if what is mounted at target is f.
@@ -62,6 +124,8 @@ func (b *backend) recognize(f Files, target string) error {
 	}
 	same := false
 	switch {
+	case f.Served != "":
+		same = sameFile(f.Served, target)
 	case b.name == Tree:
 		same = sameFile(f.Tree, target)
 	case in.Type == "erofs":
@@ -137,10 +201,13 @@ func withPath(path string, use func(string) error) error {
 	return use("/proc/self/fd/" + strconv.Itoa(fd))
 }
 
-// attachTree binds the unpacked directory. A bind mount takes its flags only
-// when it is remounted.
-func attachTree(f Files, target string) error {
-	if err := unix.Mount(f.Tree, target, "", unix.MS_BIND, ""); err != nil {
+// attachTree binds the unpacked directory.
+func attachTree(f Files, target string) error { return attachDir(f.Tree, target) }
+
+// attachDir binds a directory. A bind mount takes its flags only when it is
+// remounted.
+func attachDir(dir, target string) error {
+	if err := unix.Mount(dir, target, "", unix.MS_BIND, ""); err != nil {
 		return &os.SyscallError{Syscall: "mount bind", Err: err}
 	}
 	if err := unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_BIND|layerFlags, ""); err != nil {

@@ -42,6 +42,9 @@ type Files struct {
 	Index string // EROFS image whose external device is Data; always there
 	Data  string // the layer's tar; absent once Tree is complete
 	Tree  string // directory with the unpacked layer; "" unless the backend is Tree
+	// Served is a directory in which a layer that is not whole yet can be seen
+	// already; "" unless the backend cannot mount its Index over Data then.
+	Served string
 	// Implied are the directories that the layer has entries in and does not
 	// describe, parents first, without the root. The mount shows made-up
 	// attributes for them (0755, root's); where a layer below has the
@@ -57,6 +60,10 @@ type Backend interface {
 	// Mount makes the layer visible, read-only, at the existing directory
 	// target. Mounting what is mounted there already is not an error.
 	Mount(ctx context.Context, f Files, target string) error
+	// Replace mounts the layer anew at target, where it is mounted already, in
+	// the way that f says now. Whoever looks at the path meanwhile sees the
+	// layer; what uses the old mount keeps it.
+	Replace(ctx context.Context, f Files, target string) error
 	// Unmount undoes Mount; it is not an error if nothing is mounted there.
 	// What still uses the mount (a stack above it, an open file) keeps working.
 	Unmount(target string) error

@@ -74,8 +74,9 @@ type Bytes struct {
 
 // Way says how the image and the processes came about.
 type Way struct {
-	Pull  string   `json:"pull"`  // lazy, whole, local, pop
-	Start string   `json:"start"` // boot, restore
+	Pull  string   `json:"pull"`           // lazy, whole, local, pop
+	Pack  string   `json:"pack,omitempty"` // why the pack was believed, of a lazy pull: pop, signed, repository
+	Start string   `json:"start"`          // boot, restore
 	Why   []string `json:"why,omitempty"`
 }
 

@@ -150,6 +150,7 @@ const (
 	EventExited  = "exited"  // a container's process ended: ExitCode
 	EventRemoved = "removed" // a container is gone
 	EventDeleted = "deleted" // an image is gone
+	EventLied    = "lied"    // bytes that an image ran with are not the layer's: Error
 )
 
 // Event is something that happened on the node. Which fields are set depends
@@ -163,5 +164,6 @@ type Event struct {
 	Stage    string    `json:"stage,omitempty"`
 	At       float64   `json:"at,omitempty"` // seconds from the instruction
 	ExitCode *int      `json:"exit_code,omitempty"`
+	Error    string    `json:"error,omitempty"`
 	Record   *Record   `json:"record,omitempty"`
 }

@@ -247,6 +247,12 @@ func (s *Snapshotter) Close() error { return s.ms.Close() }
 // about to: those must stay in the store. The caller owns the map.
 func (s *Snapshotter) InUse() map[digest.Digest]bool { return s.table.inUse() }
 
+// Renew mounts a layer anew, from where Layers.Files says that it lies now. What
+// runs already keeps its mount. It does nothing if the layer is not mounted.
+func (s *Snapshotter) Renew(ctx context.Context, id digest.Digest) error {
+	return s.table.renew(ctx, id)
+}
+
 // layerOf returns the image layer that the snapshot with this id stands for.
 func (s *Snapshotter) layerOf(id string) *layer {
 	s.mu.RLock()

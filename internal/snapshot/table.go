@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -102,10 +103,37 @@ func (t *table) ensure(ctx context.Context, l *layer) error {
 	if err := os.Mkdir(t.path(l), 0o700); err != nil && !os.IsExist(err) {
 		return err
 	}
-	if err := t.backend.Mount(ctx, files, t.path(l)); err != nil {
+	err = t.backend.Mount(ctx, files, t.path(l))
+	if errors.Is(err, mount.ErrOccupied) { // by what the layer was mounted from before it was whole: the number is its own
+		err = t.backend.Replace(ctx, files, t.path(l))
+	}
+	if err != nil {
 		return fmt.Errorf("mount layer %s at %s: %w", l.id, t.path(l), err)
 	}
 	l.mounted, l.implied = true, files.Implied
+	return nil
+}
+
+// renew mounts the layer id anew, if it is mounted, from where it lies now.
+func (t *table) renew(ctx context.Context, id digest.Digest) error {
+	t.mu.Lock()
+	l := t.layers[id]
+	t.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	l.busy.Lock()
+	defer l.busy.Unlock()
+	if !l.mounted || !isMountRoot(t.path(l)) {
+		return nil
+	}
+	files, err := t.files(id)
+	if err == nil {
+		err = t.backend.Replace(ctx, files, t.path(l))
+	}
+	if err != nil {
+		return fmt.Errorf("mount layer %s anew: %w", id, err)
+	}
 	return nil
 }
 

@@ -6,22 +6,21 @@ import (
 	"sync"
 )
 
-// span is the bytes [From, To) of a layer's data.
 type span struct{ From, To int64 }
 
-// presence knows which bytes of a layer's data are there, and lets readers
+// arrival knows which bytes of a layer's data a fill has written, and lets readers
 // wait for those that are not. It is safe for concurrent use.
-type presence struct {
+type arrival struct {
 	mu    sync.Mutex
-	spans []span        // ascending, neither touching nor overlapping
+	spans []Span        // ascending, neither touching nor overlapping
 	whole int64         // the data's size once known, else -1
 	more  chan struct{} // closed and replaced at every change; nil if nobody waits
 }
 
-func newPresence() *presence { return &presence{whole: -1} }
+func newArrival() *arrival { return &arrival{whole: -1} }
 
 // add records that [from, to) has been written.
-func (p *presence) add(from, to int64) {
+func (p *arrival) add(from, to int64) {
 	if from >= to {
 		return
 	}
@@ -33,19 +32,19 @@ func (p *presence) add(from, to int64) {
 		from, to = min(from, p.spans[j].From), max(to, p.spans[j].To)
 		j++
 	}
-	p.spans = append(p.spans[:i], append([]span{{from, to}}, p.spans[j:]...)...)
+	p.spans = append(p.spans[:i], append([]Span{{from, to}}, p.spans[j:]...)...)
 	p.wake()
 }
 
 // end records the data's size: nothing is missing behind it.
-func (p *presence) end(size int64) {
+func (p *arrival) end(size int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.whole = size
 	p.wake()
 }
 
-func (p *presence) wake() {
+func (p *arrival) wake() {
 	if p.more != nil {
 		close(p.more)
 		p.more = nil
@@ -54,7 +53,7 @@ func (p *presence) wake() {
 
 // wait blocks until the bytes [off, off+n) are there, as far as the data
 // reaches, and returns how many of them that is, or until ctx ends.
-func (p *presence) wait(ctx context.Context, off, n int64) (int64, error) {
+func (p *arrival) wait(ctx context.Context, off, n int64) (int64, error) {
 	for {
 		p.mu.Lock()
 		got, ok := p.have(off, n)
@@ -76,7 +75,7 @@ func (p *presence) wait(ctx context.Context, off, n int64) (int64, error) {
 }
 
 // have is called with mu held.
-func (p *presence) have(off, n int64) (int64, bool) {
+func (p *arrival) have(off, n int64) (int64, bool) {
 	to := off + n
 	if p.whole >= 0 {
 		to = min(to, p.whole)

@@ -1,0 +1,377 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"dewpoint/internal/layer"
+	"dewpoint/internal/pack"
+	"dewpoint/internal/presence"
+	"dewpoint/internal/registry"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/errgroup"
+)
+
+// origin is where a partial layer gets its bytes when they are read.
+type origin struct {
+	s    *Start
+	n    int // in the pack's header; -1 without a pack
+	part *layer.Partial
+
+	mu     sync.Mutex // held while points are fetched
+	points *pack.Points
+	where  []place // what the pack's chunks hold of the layer, ascending; made by places
+}
+
+// place is a stretch of a layer that a chunk holds.
+type place struct {
+	from, to int64
+	chunk    int
+}
+
+// want is a stretch of a layer that somebody waits for.
+type want struct {
+	id       digest.Digest
+	from, to int64
+}
+
+// atOnce is how many ranges are fetched at once for those who wait.
+const atOnce = 6
+
+// Want sees to it that the absent bytes of [from, to) of a partial layer come,
+// or that who waits for them gets an error after the configured time. It
+// returns at once; a want that is being served already changes nothing.
+func (p *Puller) Want(id digest.Digest, from, to int64) {
+	w := want{id, from, to}
+	p.mu.Lock()
+	if p.wants[w] || p.life.Err() != nil {
+		p.mu.Unlock()
+		return
+	}
+	p.wants[w] = true
+	p.mu.Unlock()
+	p.work.Go(func() {
+		p.serve(w)
+		p.mu.Lock()
+		delete(p.wants, w)
+		p.mu.Unlock()
+	})
+}
+
+// serve brings what is wanted. Errors are retried as long as a reader may wait.
+func (p *Puller) serve(w want) {
+	ctx, cancel := context.WithTimeout(p.life, p.wait())
+	defer cancel()
+	var last error
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		part := p.cfg.Layers.Partial(w.id)
+		if part == nil {
+			return // expelled, and repaired from the true layer; or nothing reads it any more
+		}
+		from, to := part.Absent(w.from, w.to)
+		if from >= w.to {
+			return
+		}
+		err := p.bring(ctx, w.id, from, min(to, w.to))
+		if at, _ := part.Absent(w.from, w.to); err == nil && at > from {
+			pause = 50 * time.Millisecond
+			continue
+		}
+		if err != nil && ctx.Err() == nil {
+			last = err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			if p.life.Err() == nil {
+				p.cfg.Log.Error("bytes that a container waits for do not come; it gets an I/O error",
+					"layer", w.id, "from", from, "to", to, "after", p.wait(), "err", last)
+				part.Fail(w.from, w.to)
+			}
+			return
+		}
+	}
+}
+
+// bring makes some of [from, to), all of it absent, present.
+func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) error {
+	p.mu.Lock()
+	o := p.origins[id]
+	p.mu.Unlock()
+	if o == nil {
+		return errors.New("nothing is known of where it comes from")
+	}
+	if k, ok := o.chunkAt(from); ok {
+		return o.bringChunk(ctx, k)
+	}
+	points, err := o.getPoints(ctx)
+	if err != nil {
+		p.cfg.Log.Warn("no random access into a layer", "layer", id, "err", err)
+	}
+	if points == nil {
+		return o.follow(ctx, from, to)
+	}
+	return o.bringSegments(ctx, points, from, to)
+}
+
+// chunkAt returns the chunk of the pack that holds the byte at off and has not
+// been put yet.
+func (o *origin) chunkAt(off int64) (int, bool) {
+	if o.n < 0 {
+		return 0, false
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.where == nil {
+		o.where = o.places()
+	}
+	i, found := slices.BinarySearchFunc(o.where, off, func(p place, off int64) int {
+		switch {
+		case p.to <= off:
+			return -1
+		case p.from > off:
+			return 1
+		}
+		return 0
+	})
+	if !found {
+		return 0, false
+	}
+	return o.where[i].chunk, true
+}
+
+func (o *origin) places() []place {
+	all := []place{}
+	for k, c := range o.s.head.Chunks {
+		for _, r := range c.Ranges {
+			if r.Layer == o.n {
+				all = append(all, place{r.Offset, r.Offset + r.Length, k})
+			}
+		}
+		for _, r := range c.Copies {
+			if r.Layer == o.n {
+				all = append(all, place{r.Offset, r.Offset + r.Length, k})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b place) int { return int(min(1, max(-1, a.from-b.from))) })
+	return all
+}
+
+// aheadOfStream is how many chunks the pack's stream may be away from one that
+// is waited for: it brings it sooner than a request of its own.
+const aheadOfStream = 2
+
+// bringChunk waits for the pack's stream if that is about to bring the chunk,
+// and else fetches the chunk by itself.
+func (o *origin) bringChunk(ctx context.Context, k int) error {
+	for {
+		o.s.mu.Lock()
+		next := o.s.next
+		o.s.mu.Unlock()
+		select {
+		case <-o.s.done:
+			return o.fetchChunk(ctx, k)
+		default:
+		}
+		if next > k {
+			return nil
+		}
+		if k-next > aheadOfStream {
+			return o.fetchChunk(ctx, k)
+		}
+		select {
+		case <-o.s.done:
+		case <-time.After(2 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (o *origin) fetchChunk(ctx context.Context, k int) error {
+	stored, err := o.s.fetch(ctx, Demand, o.s.head.ChunkSpan(k))
+	if err != nil {
+		return err
+	}
+	data, err := o.s.head.DecodeChunk(k, stored, nil)
+	if err != nil {
+		return err
+	}
+	return o.s.putChunk(k, data)
+}
+
+// fetch reads a part of the pack.
+func (s *Start) fetch(ctx context.Context, c Class, at pack.Span) ([]byte, error) {
+	if err := s.p.slots.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer s.p.slots.Release(1)
+	k := s.p.cfg.Link.claim(c)
+	defer k.release()
+	r, err := s.open(ctx, k, at)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	b := make([]byte, at.Length)
+	_, err = io.ReadFull(r, b)
+	return b, err
+}
+
+// getPoints returns the layer's restart points, or nil if it has none.
+func (o *origin) getPoints(ctx context.Context) (*pack.Points, error) {
+	if o.n < 0 || o.s.head.Layers[o.n].Points == nil {
+		return nil, nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.points != nil {
+		return o.points, nil
+	}
+	stored, err := o.s.fetch(ctx, Demand, o.s.head.PointsSpan(o.n))
+	if err != nil {
+		return nil, err
+	}
+	o.points, err = o.s.head.DecodePoints(o.n, stored)
+	return o.points, err
+}
+
+// bringSegments brings the segments that [from, to) touches, whole: what lies
+// beside the bytes that are waited for costs nothing more.
+func (o *origin) bringSegments(ctx context.Context, points *pack.Points, from, to int64) error {
+	i, j := points.Segment(from), points.Segment(to-1)
+	sums := make([]layer.Sum, 0, j-i+1)
+	for k := i; k <= j; k++ {
+		a, b := points.Data(k)
+		sums = append(sums, layer.Sum{Span: layer.Span{From: a, To: b}, SHA256: points.Sum(k)})
+	}
+	if there, err := o.part.Vouch(sums); there || err != nil {
+		return err
+	}
+	var blob, windows []byte
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		a, _ := points.Blob(i)
+		_, b := points.Blob(j)
+		blob, err = o.fetchBlob(gctx, a, b)
+		return err
+	})
+	g.Go(func() (err error) {
+		if at := o.windows(points, i, j); at.Length > 0 {
+			windows, err = o.s.fetch(gctx, Demand, at)
+		}
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return o.inflate(points, i, j, blob, windows)
+}
+
+// windows is where the pack has the windows of the points i to j.
+func (o *origin) windows(points *pack.Points, i, j int) pack.Span {
+	first, last := points.Window(i), points.Window(j)
+	return pack.Span{Offset: o.s.head.WindowsSpan(o.n).Offset + first.Offset, Length: last.Offset + last.Length - first.Offset}
+}
+
+// fetchBlob reads the compressed bytes [from, to) of the layer.
+func (o *origin) fetchBlob(ctx context.Context, from, to int64) ([]byte, error) {
+	s := o.s
+	if err := s.p.slots.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer s.p.slots.Release(1)
+	k := s.p.cfg.Link.claim(Demand)
+	defer k.release()
+	l := o.part.Layer
+	r, err := s.p.cfg.Registry.Open(ctx, s.img.Ref, registry.Blob{Digest: l.Digest, Size: l.Size}, from, to-from, registry.OpenOptions{PlainHTTP: s.o.PlainHTTP})
+	if err != nil {
+		return nil, err
+	}
+	body := k.reader(ctx, &counted{ReadCloser: r, n: &s.got})
+	defer body.Close()
+	b := make([]byte, to-from)
+	_, err = io.ReadFull(body, b)
+	return b, err
+}
+
+// inflate inflates the segments i to j and puts the pages that lie wholly
+// within them.
+func (o *origin) inflate(points *pack.Points, i, j int, blob, windows []byte) error {
+	blobAt, _ := points.Blob(i)
+	windowAt := points.Window(i).Offset
+	var buf []byte // what follows the last page that was put
+	var at int64   // of buf[0]
+	for k := i; k <= j; k++ {
+		from, to := points.Data(k)
+		if k == i {
+			at = from
+		}
+		have := len(buf)
+		buf = slices.Grow(buf, int(to-from))[:have+int(to-from)]
+		inFrom, inTo := points.Blob(k)
+		w := points.Window(k)
+		var window []byte
+		if w.Length > 0 {
+			window = windows[w.Offset-windowAt:][:w.Length]
+		}
+		if err := points.Inflate(k, bytes.NewReader(blob[inFrom-blobAt:inTo-blobAt]), window, buf[have:]); err != nil {
+			return fmt.Errorf("layer %s at %d: %w", o.part.Layer.Digest, from, err)
+		}
+		n, err := o.putPages(at, buf, to == o.part.Size)
+		if err != nil {
+			return err
+		}
+		buf = append(buf[:0], buf[n:]...)
+		at += int64(n)
+	}
+	return nil
+}
+
+// putPages puts the whole pages of b, which lies at off, and returns how many
+// bytes of b are of no use any more.
+func (o *origin) putPages(off int64, b []byte, last bool) (int, error) {
+	skip := int((presence.Page - off%presence.Page) % presence.Page)
+	end := len(b)
+	if !last {
+		end -= int((off + int64(len(b))) % presence.Page)
+	}
+	if skip >= end {
+		return 0, nil
+	}
+	return end, o.s.p.putRoomy(o.part, off+int64(skip), b[skip:end])
+}
+
+// follow is for layers without random access: their stream goes to the front,
+// and what it has written is shown though it has not verified yet.
+func (o *origin) follow(ctx context.Context, from, to int64) error {
+	p := o.s.p
+	b := &blob{p: p, img: o.s.img, l: o.part.Layer, o: o.s.o, class: Demand}
+	fill := p.cfg.Layers.Fill(ctx, o.part.Layer, b)
+	if joined, ok := fill.Source().(*blob); ok && joined != b {
+		joined.raise(Demand, true)
+	}
+	for {
+		o.part.Show()
+		if at, _ := o.part.Absent(from, to); at > from {
+			return nil
+		}
+		if fill.Progress().State == layer.Failed {
+			_, err := fill.Wait(ctx)
+			return err
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

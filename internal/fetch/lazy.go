@@ -1,0 +1,428 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/pack"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// LazyConfig bounds what is mounted before it is whole. The zero value waits
+// for absent bytes for a minute and completes layers as soon as it can.
+type LazyConfig struct {
+	Never bool          // every layer is pulled whole
+	Wait  time.Duration // a reader waits so long for absent bytes, then it gets EIO; 0 is a minute
+	// Delay is the time between a start and the completion of its layers.
+	Delay time.Duration
+	// Hours, unless nil, says at what times layers are completed.
+	Hours func(time.Time) bool
+	// Off leaves layers as they are: only what is read is fetched.
+	Off bool
+	// Whole is told of every layer that has become complete and may have been
+	// mounted before. May be nil.
+	Whole func(digest.Digest)
+	// Room is asked to free some bytes of disk. May be nil.
+	Room func(ctx context.Context, bytes int64)
+}
+
+const (
+	defaultWait = time.Minute
+	// smallImage is what is fetched whole whatever a pack says: the round trips
+	// of a lazy start cost as much.
+	smallImage = 512 << 10
+	// packShare of an image's absent bytes is the most that a pack may have.
+	packShare = 0.7
+	// hoursEvery is how often it is looked whether the hours allow filling.
+	hoursEvery = time.Minute
+)
+
+// Start is an image that runs before it is whole: its pack streams in, in the
+// order of first use, and is put into the layers. It is safe for concurrent use.
+type Start struct {
+	Trust string // why the pack is believed: pop, signed, repository
+
+	p    *Puller
+	img  *image.Image
+	o    Options
+	pack *packFile
+	head *pack.Header
+
+	partials   []*layer.Partial // by the pack's layers; nil where the layer is not partial
+	background chan struct{}    // closed when the layers may fill
+	once       sync.Once
+	done       chan struct{} // closed when the pack has been read, or given up
+	got        atomic.Int64  // compressed bytes that came beside the layers' fills
+
+	mu   sync.Mutex
+	next int // chunks before it are here
+}
+
+// Bytes is how many compressed bytes came for the start beside the layers' own
+// streams: the pack, and what was read on demand.
+func (s *Start) Bytes() int64 { return s.got.Load() }
+
+// startLazily begins an image by its pack. It returns nil, and why, if the
+// image is better pulled whole, or cannot be begun otherwise.
+func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options) (*Start, string) {
+	if p.cfg.Lazy.Never {
+		return nil, ""
+	}
+	absent := p.absent(img)
+	if absent < smallImage {
+		return nil, fmt.Sprintf("only %d bytes are to be fetched", absent)
+	}
+	f, err := p.findPack(ctx, img, o)
+	if err != nil {
+		if !errors.Is(err, errNoPack) {
+			p.cfg.Log.Warn("no startup pack can be used", "image", img.Ref, "why", err)
+		}
+		return nil, err.Error()
+	}
+	if f.size > int64(packShare*float64(absent)) {
+		return nil, fmt.Sprintf("its pack has %d bytes, all that is absent %d", f.size, absent)
+	}
+	s, err := p.openStart(ctx, img, o, f)
+	if err != nil {
+		p.cfg.Log.Warn("a startup pack cannot be used; the image is pulled whole", "image", img.Ref, "err", err)
+		return nil, err.Error()
+	}
+	return s, ""
+}
+
+// absent is the compressed bytes of the layers that cannot be mounted.
+func (p *Puller) absent(img *image.Image) int64 {
+	var n int64
+	for _, l := range img.Unique() {
+		if !p.mountable(l.DiffID) {
+			n += l.Size
+		}
+	}
+	return n
+}
+
+// openStart reads the pack up to its tables and begins the layers.
+func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *packFile) (*Start, error) {
+	claim := p.cfg.Link.claim(Startup)
+	s := &Start{p: p, img: img, o: o, pack: f, background: make(chan struct{}), done: make(chan struct{})}
+	life, stop := context.WithCancel(p.life)
+	body, err := s.open(life, claim, pack.Span{Length: f.size})
+	if err != nil {
+		stop()
+		claim.release()
+		return nil, err
+	}
+	unhook := context.AfterFunc(ctx, stop) // until the tables are here, the caller may give up
+	stream, item, err := s.begin(body)
+	if !unhook() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		stop()
+		body.Close()
+		claim.release()
+		return nil, err
+	}
+	p.work.Go(func() {
+		defer stop()
+		defer claim.release()
+		defer body.Close()
+		defer close(s.done)
+		if err := s.put(stream, item); err != nil && life.Err() == nil {
+			p.cfg.Log.Warn("a startup pack ends early; what it lacks is fetched on demand", "image", img.Ref, "err", err)
+		}
+	})
+	for i, part := range s.partials {
+		if part != nil {
+			p.adopt(s, i, part)
+		}
+	}
+	return s, nil
+}
+
+// open opens a part of the pack; what is read of it counts as fetched.
+func (s *Start) open(ctx context.Context, c *claim, at pack.Span) (io.ReadCloser, error) {
+	r, err := s.pack.open(ctx, at)
+	if err != nil || s.pack.local {
+		return r, err
+	}
+	return c.reader(ctx, &counted{ReadCloser: r, n: &s.got}), nil
+}
+
+// counted counts what is read.
+type counted struct {
+	io.ReadCloser
+	n *atomic.Int64
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.ReadCloser.Read(b)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+// begin reads header and tables, checks them, and begins the layers. It returns
+// the first item that is no table.
+func (s *Start) begin(r io.Reader) (*pack.Stream, *pack.Item, error) {
+	stream, err := pack.Open(r)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.head = stream.Header
+	if err := s.fits(); err != nil {
+		return nil, nil, err
+	}
+	if s.Trust, err = s.p.trust(s.img, s.pack, stream.HeaderDigest); err != nil {
+		return nil, nil, err
+	}
+	s.partials = make([]*layer.Partial, len(s.head.Layers))
+	for {
+		item, err := stream.Next()
+		if err == io.EOF {
+			return stream, nil, s.useful()
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		if item.Kind != pack.KindTable {
+			return stream, &item, s.useful()
+		}
+		if err := s.beginLayer(item); err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+// fits checks that the pack is about this image's layers.
+func (s *Start) fits() error {
+	if s.head.Image != s.img.Desc.Digest {
+		return fmt.Errorf("it is the pack of %s: %w", s.head.Image, pack.ErrInvalid)
+	}
+	blobs := map[digest.Digest]image.Layer{}
+	for _, l := range s.img.Layers {
+		blobs[l.DiffID] = l
+	}
+	for _, l := range s.head.Layers {
+		if have, ok := blobs[l.DiffID]; !ok || have.Digest != l.Blob || have.Size != l.BlobSize {
+			return fmt.Errorf("its layer %s is not one of the image: %w", l.DiffID, pack.ErrInvalid)
+		}
+	}
+	return nil
+}
+
+func (s *Start) beginLayer(item pack.Item) error {
+	id := s.head.Layers[item.Layer].DiffID
+	for _, l := range s.img.Layers {
+		if l.DiffID != id {
+			continue
+		}
+		part, err := s.p.cfg.Layers.Begin(l, item.Data)
+		if err == nil && part.Size != s.head.Layers[item.Layer].Size {
+			err = fmt.Errorf("its table and its header differ: %w", pack.ErrInvalid)
+		}
+		if err == nil {
+			s.partials[item.Layer] = part
+			return nil
+		}
+		if errors.Is(err, layer.ErrBusy) {
+			return nil
+		}
+		return err
+	}
+	return nil
+}
+
+// useful is an error if no layer began.
+func (s *Start) useful() error {
+	for _, part := range s.partials {
+		if part != nil {
+			return nil
+		}
+	}
+	return errors.New("all its layers are here or on their way")
+}
+
+// put puts the chunks into the layers as they come.
+func (s *Start) put(stream *pack.Stream, item *pack.Item) error {
+	for item != nil && item.Kind == pack.KindChunk {
+		if err := s.putChunk(item.Chunk, item.Data); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		s.next = item.Chunk + 1
+		s.mu.Unlock()
+		next, err := stream.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		item = &next
+	}
+	return nil
+}
+
+func (s *Start) putChunk(k int, data []byte) error {
+	return s.head.Chunks[k].Each(data, func(l int, offset int64, b []byte) error {
+		if s.partials[l] == nil {
+			return nil
+		}
+		return s.p.putRoomy(s.partials[l], offset, b)
+	})
+}
+
+// putRoomy is Put that makes room once if the disk is full.
+func (p *Puller) putRoomy(part *layer.Partial, off int64, b []byte) error {
+	err := part.Put(off, b)
+	if errors.Is(err, syscall.ENOSPC) && p.cfg.Lazy.Room != nil {
+		p.cfg.Log.Warn("disk full while an image runs that is not whole: unused layers go", "layer", part.Layer.DiffID)
+		p.cfg.Lazy.Room(p.life, int64(len(b)))
+		err = part.Put(off, b)
+	}
+	return err
+}
+
+// release lets the layers fill, after the configured delay.
+func (s *Start) release() {
+	if s.p.cfg.Lazy.Off {
+		return
+	}
+	s.once.Do(func() {
+		s.p.work.Go(func() {
+			defer close(s.background)
+			select {
+			case <-s.done:
+			case <-s.p.life.Done():
+			}
+			select {
+			case <-time.After(s.p.cfg.Lazy.Delay):
+			case <-s.p.life.Done():
+			}
+		})
+	})
+}
+
+// adopt makes s the origin of a partial layer and sees to it that the layer
+// becomes whole one day.
+func (p *Puller) adopt(s *Start, n int, part *layer.Partial) {
+	p.mu.Lock()
+	p.origins[part.Layer.DiffID] = &origin{s: s, n: n, part: part}
+	p.mu.Unlock()
+	p.work.Go(func() { p.makeWhole(s, part) })
+}
+
+// makeWhole fills a partial layer, when that is allowed, and again after errors.
+func (p *Puller) makeWhole(s *Start, part *layer.Partial) {
+	id := part.Layer.DiffID
+	for pause := 5 * time.Second; ; pause = min(2*pause, 5*time.Minute) {
+		if !p.mayFill(s.background) || p.cfg.Layers.Partial(id) != part {
+			break
+		}
+		b := &blob{p: p, img: s.img, l: part.Layer, o: s.o, class: Background}
+		_, err := p.cfg.Layers.Fill(p.life, part.Layer, b).WaitComplete(p.life)
+		if err == nil {
+			if p.cfg.Lazy.Whole != nil {
+				p.cfg.Lazy.Whole(id)
+			}
+			break
+		}
+		if p.life.Err() != nil {
+			return
+		}
+		p.cfg.Log.Warn("a layer that runs already is not whole yet; trying again", "layer", part.Layer.Digest, "in", pause, "err", err)
+		if errors.Is(err, syscall.ENOSPC) && p.cfg.Lazy.Room != nil {
+			p.cfg.Lazy.Room(p.life, part.Size)
+		}
+		select {
+		case <-time.After(pause):
+		case <-p.life.Done():
+			return
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o := p.origins[id]; o != nil && o.s == s {
+		delete(p.origins, id)
+	}
+}
+
+// mayFill waits until the layers of a start may be completed. It is false if
+// the node stops before.
+func (p *Puller) mayFill(gate <-chan struct{}) bool {
+	select {
+	case <-gate:
+	case <-p.life.Done():
+		return false
+	}
+	for p.cfg.Lazy.Hours != nil && !p.cfg.Lazy.Hours(time.Now()) {
+		select {
+		case <-time.After(hoursEvery):
+		case <-p.life.Done():
+			return false
+		}
+	}
+	return p.life.Err() == nil
+}
+
+// Revive takes up the partial layers that an earlier process has left, so that
+// what reads them goes on. It returns at once.
+func (p *Puller) Revive() {
+	byImage := map[digest.Digest]*image.Image{}
+	for _, part := range p.cfg.Layers.Partials() {
+		if part.Whole() {
+			continue
+		}
+		for _, img := range p.cfg.Catalog.WithLayer(part.Layer.DiffID) {
+			byImage[img.Desc.Digest] = img
+			break
+		}
+	}
+	for _, img := range byImage {
+		p.work.Go(func() { p.reviveImage(img) })
+	}
+}
+
+// reviveImage finds the pack again, for its points; without one the layers are
+// filled from their streams.
+func (p *Puller) reviveImage(img *image.Image) {
+	s := &Start{p: p, img: img, background: make(chan struct{}), done: make(chan struct{})}
+	ctx, cancel := context.WithTimeout(p.life, p.wait())
+	defer cancel()
+	if f, err := p.findPack(ctx, img, Options{}); err == nil {
+		if again, err := p.openStart(ctx, img, Options{}, f); err == nil {
+			again.release()
+			s = again
+		} else {
+			p.cfg.Log.Warn("the startup pack of a running image cannot be read again", "image", img.Ref, "err", err)
+		}
+	}
+	if s.head == nil {
+		close(s.done)
+		s.release()
+	}
+	for _, part := range p.cfg.Layers.Partials() {
+		p.mu.Lock()
+		known := p.origins[part.Layer.DiffID] != nil
+		p.mu.Unlock()
+		if !known && !part.Whole() && img.Has(part.Layer.DiffID) {
+			p.adopt(s, -1, part)
+		}
+	}
+}
+
+func (p *Puller) wait() time.Duration {
+	if p.cfg.Lazy.Wait > 0 {
+		return p.cfg.Lazy.Wait
+	}
+	return defaultWait
+}

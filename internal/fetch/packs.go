@@ -1,0 +1,211 @@
+package fetch
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"dewpoint/internal/durable"
+	"dewpoint/internal/image"
+	"dewpoint/internal/pack"
+	"dewpoint/internal/registry"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// PackConfig says where packs come from and which of them are believed.
+type PackConfig struct {
+	Dir string // packs that were made here; "" is none
+	// Trust is the policy for packs of registries: "pop" uses none, "signed"
+	// those with a valid signature by Key, "repository" any that the image's
+	// repository has. "" is "repository" for images named by tag and "signed"
+	// for those named by digest.
+	Trust string
+	Key   ed25519.PublicKey // nil: no signature is valid
+}
+
+// The values of PackConfig.Trust, and of what a record says of a pack.
+const (
+	TrustPoP        = "pop"
+	TrustSigned     = "signed"
+	TrustRepository = "repository"
+)
+
+// errNoPack says that an image has no pack, as most have not.
+var errNoPack = errors.New("the image has no startup pack")
+
+// packFile is a pack that can be read.
+type packFile struct {
+	size   int64
+	local  bool
+	about  map[string]string // annotations
+	open   func(ctx context.Context, at pack.Span) (io.ReadCloser, error)
+	remedy string
+}
+
+// packLookup bounds the search for a pack in a registry: a start does not wait
+// longer for what it can do without.
+const packLookup = 5 * time.Second
+
+// findPack looks for an image's pack: here, then in its repository.
+func (p *Puller) findPack(ctx context.Context, img *image.Image, o Options) (*packFile, error) {
+	if why := p.quarantined(img.Desc.Digest); why != "" {
+		return nil, fmt.Errorf("its startup pack is quarantined: %s", why)
+	}
+	if f := p.localPack(img.Desc.Digest); f != nil {
+		return f, nil
+	}
+	if p.policy(img) == TrustPoP {
+		return nil, errNoPack
+	}
+	ctx, cancel := context.WithTimeout(ctx, packLookup)
+	defer cancel()
+	list, err := p.cfg.Registry.Referrers(ctx, img.Ref, img.Desc.Digest, pack.MediaType, registry.ResolveOptions{PlainHTTP: o.PlainHTTP})
+	if err != nil {
+		return nil, fmt.Errorf("look for a startup pack: %w", err)
+	}
+	for _, d := range list {
+		if f := p.remotePack(img, d, o); f != nil {
+			return f, nil
+		}
+	}
+	return nil, errNoPack
+}
+
+// remotePack is the pack that a descriptor is about, or nil if it says too little.
+func (p *Puller) remotePack(img *image.Image, d ocispec.Descriptor, o Options) *packFile {
+	blob, err := digest.Parse(d.Annotations[pack.AnnotationBlob])
+	size, serr := strconv.ParseInt(d.Annotations[pack.AnnotationSize], 10, 64)
+	if err != nil || serr != nil || size <= 0 {
+		return nil
+	}
+	return &packFile{size: size, about: d.Annotations, open: func(ctx context.Context, at pack.Span) (io.ReadCloser, error) {
+		return p.cfg.Registry.Open(ctx, img.Ref, registry.Blob{Digest: blob, Size: size}, at.Offset, at.Length, registry.OpenOptions{PlainHTTP: o.PlainHTTP})
+	}}
+}
+
+func (p *Puller) localPack(id digest.Digest) *packFile {
+	if p.cfg.Packs.Dir == "" {
+		return nil
+	}
+	path := p.PackPath(id)
+	fi, err := os.Stat(path)
+	if err != nil {
+		return nil
+	}
+	return &packFile{size: fi.Size(), local: true, open: func(_ context.Context, at pack.Span) (io.ReadCloser, error) {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		return struct {
+			io.Reader
+			io.Closer
+		}{io.NewSectionReader(f, at.Offset, at.Length), f}, nil
+	}}
+}
+
+// PackPath is where the pack of a manifest lies if it was made here.
+func (p *Puller) PackPath(id digest.Digest) string {
+	return filepath.Join(p.cfg.Packs.Dir, id.Encoded()+".pack")
+}
+
+// policy is what packs of the image's repository must be.
+func (p *Puller) policy(img *image.Image) string {
+	switch {
+	case p.cfg.Packs.Trust != "":
+		return p.cfg.Packs.Trust
+	case img.Ref.Dgst != "":
+		return TrustSigned
+	}
+	return TrustRepository
+}
+
+// trust says why a pack is believed, or an error if it is not.
+func (p *Puller) trust(img *image.Image, f *packFile, header digest.Digest) (string, error) {
+	if f.local {
+		return TrustPoP, nil
+	}
+	if want := f.about[pack.AnnotationHeader]; want != "" && want != header.String() {
+		return "", fmt.Errorf("its header hashes to %s, its annotation says %s: %w", header, want, pack.ErrInvalid)
+	}
+	signed := p.signed(img, f, header)
+	switch policy := p.policy(img); {
+	case signed == nil:
+		return TrustSigned, nil
+	case policy == TrustRepository:
+		return TrustRepository, nil
+	default:
+		return "", fmt.Errorf("the image's startup pack is not used, for packs have to be signed: %w", signed)
+	}
+}
+
+func (p *Puller) signed(img *image.Image, f *packFile, header digest.Digest) error {
+	if p.cfg.Packs.Key == nil {
+		return errors.New("no key is configured (pack.key)")
+	}
+	sig, err := base64.StdEncoding.DecodeString(f.about[pack.AnnotationSignature])
+	if err != nil || len(sig) == 0 {
+		return errors.New("it has no signature")
+	}
+	return pack.Verify(p.cfg.Packs.Key, img.Desc.Digest, header, sig)
+}
+
+// quarantine is about packs that lied, by manifest.
+type quarantine struct {
+	mu  sync.Mutex
+	why map[digest.Digest]string
+}
+
+// Quarantine keeps the pack of a manifest from being used again. It is kept on
+// disk; a pack that is built anew lifts it.
+func (p *Puller) Quarantine(id digest.Digest, why error) error {
+	p.bad.mu.Lock()
+	defer p.bad.mu.Unlock()
+	if p.bad.why == nil {
+		p.bad.why = map[digest.Digest]string{}
+	}
+	p.bad.why[id] = why.Error()
+	if p.cfg.Packs.Dir == "" {
+		return nil
+	}
+	return errors.Join(durable.WriteFile(p.PackPath(id)+".bad", []byte(why.Error()), 0o600), remove(p.PackPath(id)))
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Absolve lifts a quarantine.
+func (p *Puller) Absolve(id digest.Digest) error {
+	p.bad.mu.Lock()
+	defer p.bad.mu.Unlock()
+	delete(p.bad.why, id)
+	return remove(p.PackPath(id) + ".bad")
+}
+
+// quarantined says why a pack must not be used, or nothing.
+func (p *Puller) quarantined(id digest.Digest) string {
+	p.bad.mu.Lock()
+	defer p.bad.mu.Unlock()
+	if why := p.bad.why[id]; why != "" || p.cfg.Packs.Dir == "" {
+		return why
+	}
+	b, err := os.ReadFile(p.PackPath(id) + ".bad")
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}

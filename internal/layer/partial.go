@@ -1,0 +1,532 @@
+package layer
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"dewpoint/internal/erofs"
+	"dewpoint/internal/image"
+	"dewpoint/internal/mount"
+	"dewpoint/internal/presence"
+	"dewpoint/internal/toc"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// Server shows the data of partial layers to the kernel (datafs). Its methods
+// are safe for concurrent use. Adding what is there replaces its files.
+type Server interface {
+	// Add shows data, of which the presence file says what is there, as one
+	// file and returns its path. The files stay the caller's.
+	Add(id digest.Digest, data, present *os.File) (path string, err error)
+	// Tree shows a layer that was added as a directory, by its table.
+	Tree(id digest.Digest, table []byte) (path string, err error)
+	// Present says that [from, to) is there now.
+	Present(id digest.Digest, from, to int64)
+	// Fail ends the reads that wait for absent bytes in [from, to) with an error.
+	Fail(id digest.Digest, from, to int64)
+	// Remove forgets a layer as soon as no mount uses it.
+	Remove(id digest.Digest)
+}
+
+// ErrBusy says that a layer cannot be begun as a partial one: it is readable,
+// or being filled whole.
+var ErrBusy = errors.New("layer is not to be had as a partial one")
+
+// Partial is a layer that may be mounted though not all of it is here: its
+// index was built from its table, its data has holes, and a Server shows them
+// to the kernel. Bytes come in two ways. Put takes those whose digest was
+// checked, from anywhere. The layer's Fill takes the whole stream, writes what
+// is absent, and compares what is not: Early tells what came early and differs.
+//
+// What the stream has written is shown when the stream as a whole has
+// verified; until then Vouch shows a stretch of it against a digest, and Show
+// shows it without one, for layers that have none.
+//
+// A Partial lasts until Release, also when the layer has become complete:
+// mounts made before go on with it. It is safe for concurrent use.
+type Partial struct {
+	Layer image.Layer
+	Size  int64 // of data, bytes
+
+	store   *Store
+	dir     string
+	data    *os.File
+	present *presence.Map
+	files   mount.Files
+
+	mu      sync.Mutex // held while bytes are compared, written and shown
+	passed  int64      // the stream has written or compared everything before
+	differs []Span     // where early bytes and the stream's differ
+	early   atomic.Int64
+	gone    bool // expelled: the store has forgotten it
+}
+
+// Span is the bytes [From, To) of a layer's data.
+type Span struct{ From, To int64 }
+
+const (
+	partialFile = "partial.json"
+	presentFile = "present"
+	tableFile   = "table"
+)
+
+// partialRecord is what partial.json says.
+type partialRecord struct {
+	Layer   image.Layer `json:"layer"`
+	Implied names       `json:"implied,omitempty"`
+}
+
+// Begin makes a partial layer from its table, or returns the one there is. It
+// returns ErrBusy, wrapped, if the layer is readable or being filled whole, and
+// an error of package toc or erofs if the table is not a layer's.
+func (s *Store) Begin(l image.Layer, table []byte) (*Partial, error) {
+	if s.cfg.Server == nil {
+		return nil, fmt.Errorf("%w: nothing serves it here", ErrBusy)
+	}
+	s.beginning.Lock()
+	defer s.beginning.Unlock()
+	s.mu.Lock()
+	have, whole, fill := s.partials[l.DiffID], s.layers[l.DiffID], s.fills[l.DiffID]
+	s.mu.Unlock()
+	switch {
+	case whole != nil || have == nil && fill != nil:
+		return nil, fmt.Errorf("%s: %w", l.DiffID, ErrBusy)
+	case have != nil:
+		return have, nil
+	}
+	p := &Partial{Layer: l, store: s, dir: s.dir(l.DiffID)}
+	if err := p.make(table); err != nil {
+		p.close()
+		return nil, fmt.Errorf("begin layer %s: %w", l.DiffID, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fills[l.DiffID] != nil || s.layers[l.DiffID] != nil { // begun meanwhile, whole
+		s.cfg.Server.Remove(l.DiffID)
+		p.close()
+		return nil, fmt.Errorf("%s: %w", l.DiffID, ErrBusy)
+	}
+	s.partials[l.DiffID] = p
+	return p, nil
+}
+
+// make writes the files of a new partial layer. What an earlier fill left of
+// its data is taken over.
+func (p *Partial) make(table []byte) error {
+	t, err := toc.ParseTable(table)
+	if err != nil {
+		return err
+	}
+	p.Size = t.Size()
+	if p.Size > p.store.cfg.MaxBytes {
+		return fmt.Errorf("%d bytes (limits.layer_bytes in the configuration): %w", p.Size, ErrTooLarge)
+	}
+	if err := os.MkdirAll(p.dir, 0o755); err != nil {
+		return err
+	}
+	os.Remove(filepath.Join(p.dir, partialFile))
+	if p.data, err = os.OpenFile(filepath.Join(p.dir, "data"), os.O_RDWR|os.O_CREATE, 0o644); err != nil {
+		return err
+	}
+	if err := p.data.Truncate(p.Size); err != nil {
+		return err
+	}
+	if p.present, err = presence.Create(filepath.Join(p.dir, presentFile), p.Size); err != nil {
+		return err
+	}
+	if p.files.Implied, err = p.buildIndex(t); err != nil {
+		return err
+	}
+	if err := writeBoot(filepath.Join(p.dir, tableFile), table); err != nil {
+		return err
+	}
+	b, err := json.Marshal(partialRecord{Layer: p.Layer, Implied: p.files.Implied})
+	if err == nil {
+		err = writeBoot(filepath.Join(p.dir, partialFile), b)
+	}
+	if err != nil {
+		return err
+	}
+	return p.serve(table)
+}
+
+// buildIndex writes the index, and returns what the layer implies.
+func (p *Partial) buildIndex(t *toc.Table) (names, error) {
+	list, err := toc.Read(t)
+	if err != nil {
+		return nil, err
+	}
+	tree, err := list.Tree()
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(p.dir, "index.tmp"), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	err = erofs.Write(f, tree, erofs.Options{UUID: erofs.UUID(p.Layer.DiffID.String()), DataSize: p.Size, Data: t})
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), filepath.Join(p.dir, "index"))
+	}
+	return withoutRoot(tree.Implied()), err
+}
+
+// writeBoot writes a file that has to be whole but need not survive a power cut.
+func writeBoot(path string, b []byte) error {
+	if err := os.WriteFile(path+".tmp", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".tmp", path)
+}
+
+// serve hands the layer to the server.
+func (p *Partial) serve(table []byte) error {
+	path, err := p.store.cfg.Server.Add(p.Layer.DiffID, p.data, p.present.File())
+	if err != nil {
+		return err
+	}
+	p.files.Index, p.files.Data = filepath.Join(p.dir, "index"), path
+	if p.store.cfg.LazyTree {
+		p.files.Served, err = p.store.cfg.Server.Tree(p.Layer.DiffID, table)
+	}
+	return err
+}
+
+// revive takes up the partial layer that an earlier process of this boot has
+// left in dir. It returns nil if there is none.
+func (s *Store) revive(dir string) *Partial {
+	b, err := os.ReadFile(filepath.Join(dir, partialFile))
+	if err != nil {
+		return nil
+	}
+	var rec partialRecord
+	table, terr := os.ReadFile(filepath.Join(dir, tableFile))
+	p := &Partial{store: s, dir: dir}
+	if err := errors.Join(json.Unmarshal(b, &rec), terr); err == nil && s.cfg.Server != nil {
+		p.Layer, p.files.Implied = rec.Layer, rec.Implied
+		if p.present, err = presence.Open(filepath.Join(dir, presentFile)); err == nil {
+			p.Size = p.present.Size()
+			if p.data, err = os.OpenFile(filepath.Join(dir, "data"), os.O_RDWR, 0); err == nil {
+				err = p.serve(table)
+			}
+		}
+		if err == nil {
+			return p
+		}
+		if !errors.Is(err, presence.ErrStale) {
+			s.cfg.Log.Warn("a partial layer cannot be served any more", "dir", dir, "err", err)
+		}
+	}
+	p.close()
+	removePartialFiles(dir)
+	return nil
+}
+
+func removePartialFiles(dir string) {
+	for _, name := range []string{partialFile, presentFile, tableFile} {
+		os.Remove(filepath.Join(dir, name))
+	}
+}
+
+func (p *Partial) close() {
+	if p.present != nil {
+		p.present.Close()
+	}
+	if p.data != nil {
+		p.data.Close()
+	}
+}
+
+// Partial returns the partial layer id, or nil. It may have become whole.
+func (s *Store) Partial(id digest.Digest) *Partial {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.partials[id]
+}
+
+// Partials returns all partial layers, in no order.
+func (s *Store) Partials() []*Partial {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*Partial, 0, len(s.partials))
+	for _, p := range s.partials {
+		all = append(all, p)
+	}
+	return all
+}
+
+// Release forgets the partial layer id, which no mount uses any more. Of a
+// layer that is not whole its data stay, for the next fill.
+func (s *Store) Release(id digest.Digest) {
+	s.mu.Lock()
+	p := s.partials[id]
+	filling := s.fills[id] != nil
+	if p != nil && !filling {
+		delete(s.partials, id)
+	}
+	s.mu.Unlock()
+	if p == nil || filling {
+		return
+	}
+	s.cfg.Server.Remove(id)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	removePartialFiles(p.dir)
+	if p.store.cfg.Tree {
+		if _, err := os.Stat(filepath.Join(p.dir, layerFile)); err == nil {
+			os.Remove(filepath.Join(p.dir, "data"))
+		}
+	}
+	p.gone = true
+	p.close()
+}
+
+// Files says how the layer is mounted while it is partial.
+func (p *Partial) Files() mount.Files { return p.files }
+
+// Absent returns the first absent pages that [from, to) touches; see presence.Map.
+func (p *Partial) Absent(from, to int64) (int64, int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.gone {
+		return to, to
+	}
+	return p.present.Absent(from, to)
+}
+
+// Whole reports whether every byte is there.
+func (p *Partial) Whole() bool {
+	at, _ := p.Absent(0, p.Size)
+	return at >= p.Size
+}
+
+// Early is the number of bytes that Put has written.
+func (p *Partial) Early() int64 { return p.early.Load() }
+
+// Differs lists where bytes that were put early are not the stream's.
+func (p *Partial) Differs() []Span {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append([]Span(nil), p.differs...)
+}
+
+// Put writes b at off, as far as it is absent, and shows it. off is a multiple
+// of presence.Page, and so is the length unless b reaches the data's end. The
+// caller has verified b. Put does not wait for the disk.
+func (p *Partial) Put(off int64, b []byte) error {
+	end := off + int64(len(b))
+	if off < 0 || end > p.Size || off%presence.Page != 0 || end%presence.Page != 0 && end != p.Size {
+		return fmt.Errorf("put %d bytes at %d of layer %s, which has %d: %w", len(b), off, p.Layer.DiffID, p.Size, ErrMismatch)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.gone {
+		return nil
+	}
+	for at := off; at < end; {
+		from, to := p.present.Absent(at, end)
+		to = min(to, end)
+		if from >= end {
+			break
+		}
+		if _, err := p.data.WriteAt(b[from-off:to-off], from); err != nil {
+			return explain(err)
+		}
+		p.early.Add(to - from)
+		p.present.Add(from, to)
+		at = to
+	}
+	p.store.cfg.Server.Present(p.Layer.DiffID, off, end)
+	return nil
+}
+
+// pass takes the stream's bytes b at off, which follow those that it took
+// before: it writes the absent ones, not shown yet, and compares the others.
+func (p *Partial) pass(off int64, b []byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	end := off + int64(len(b))
+	if end > p.Size { // the table said less; verified decides who is right
+		p.differs = append(p.differs, Span{max(off, p.Size), end})
+		end = max(off, p.Size)
+	}
+	for at := off; at < end; {
+		from, to := p.present.Absent(at, end)
+		from, to = min(max(from, at), end), min(to, end)
+		if from > at {
+			if err := p.compare(at, b[at-off:from-off]); err != nil {
+				return err
+			}
+		}
+		if to > from {
+			if _, err := p.data.WriteAt(b[from-off:to-off], from); err != nil {
+				return err
+			}
+		}
+		at = max(from, to)
+	}
+	p.passed = end
+	return nil
+}
+
+// resume says where the stream goes on; what it finds is compared anew.
+func (p *Partial) resume(at int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.passed, p.differs = at, nil
+}
+
+// compare notes where the data differs from b. It is called with mu held.
+func (p *Partial) compare(off int64, b []byte) error {
+	have := piecePool.Get().(*[]byte)
+	defer piecePool.Put(have)
+	for len(b) > 0 {
+		n := min(len(b), presence.Page)
+		got := (*have)[:n]
+		if _, err := p.data.ReadAt(got, off); err != nil {
+			return err
+		}
+		if !bytes.Equal(got, b[:n]) {
+			p.differs = append(p.differs, Span{off, off + int64(n)})
+		}
+		off, b = off+int64(n), b[n:]
+	}
+	return nil
+}
+
+// Sum is a stretch of data and what it hashes to.
+type Sum struct {
+	Span
+	SHA256 digest.Digest
+}
+
+// Vouch shows the pages of parts, which follow each other, if the stream has
+// written them already and they hash as they are to. It reports whether it did.
+func (p *Partial) Vouch(parts []Sum) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.gone || len(parts) == 0 || parts[len(parts)-1].To > p.passed {
+		return false, nil
+	}
+	for _, s := range parts {
+		h := s.SHA256.Verifier()
+		if _, err := io.Copy(h, io.NewSectionReader(p.data, s.From, s.To-s.From)); err != nil {
+			return false, err
+		}
+		if !h.Verified() {
+			return false, nil
+		}
+	}
+	from, to := parts[0].From, parts[len(parts)-1].To
+	p.present.Add(from, to)
+	p.store.cfg.Server.Present(p.Layer.DiffID, from, to)
+	return true, nil
+}
+
+// Show shows what the stream has written so far, though the stream has not
+// verified yet. It is for layers of which nothing else vouches for a part.
+func (p *Partial) Show() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.gone || p.passed == 0 {
+		return
+	}
+	p.present.Add(0, p.passed)
+	p.store.cfg.Server.Present(p.Layer.DiffID, 0, p.passed)
+}
+
+// become shows everything: the stream has verified.
+func (p *Partial) become() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.gone {
+		return
+	}
+	p.present.Add(0, p.Size)
+	p.store.cfg.Server.Present(p.Layer.DiffID, 0, p.Size)
+}
+
+// Fail ends the reads that wait for absent bytes of [from, to) with an error.
+func (p *Partial) Fail(from, to int64) { p.store.cfg.Server.Fail(p.Layer.DiffID, from, to) }
+
+// ErrLied says that bytes of a partial layer that came early, its table or its
+// index are not what the layer, as a whole, has: the pack lied.
+var ErrLied = errors.New("what came early is not the layer's")
+
+// check compares a partial layer with what its stream, which has verified,
+// turned out to be: its size, and the index that was built from it. build puts
+// that beside the mounted one, which stays.
+func (p *Partial) check(size int64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if size != p.Size {
+		return fmt.Errorf("the table says %d bytes, the layer has %d: %w", p.Size, size, ErrLied)
+	}
+	if len(p.differs) > 0 {
+		return fmt.Errorf("%d ranges differ, the first at %d: %w", len(p.differs), p.differs[0].From, ErrLied)
+	}
+	return nil
+}
+
+// sameFile reports whether two files hold the same bytes.
+func sameFile(a, b string) (bool, error) {
+	x, err := os.ReadFile(a)
+	if err != nil {
+		return false, err
+	}
+	y, err := os.ReadFile(b)
+	return err == nil && bytes.Equal(x, y), err
+}
+
+// expel takes a partial layer that lied out of the store, which fills the layer
+// anew. Its mounts go on with its files; the next Open deletes what is left.
+func (s *Store) expel(p *Partial, why error) error {
+	s.mu.Lock()
+	delete(s.partials, p.Layer.DiffID)
+	trash, err := s.hide(p.dir)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.dir = trash
+	p.mu.Unlock()
+	if s.cfg.Lied != nil {
+		s.cfg.Lied(p, why)
+	}
+	return nil
+}
+
+// repair gives an expelled layer's mounts what they still lack.
+func (p *Partial) repair(whole *Layer) error {
+	f, err := os.Open(whole.Files().Data)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	buf := make([]byte, pieceBytes)
+	for at, end := p.Absent(0, p.Size); at < p.Size; at, end = p.Absent(end, p.Size) {
+		for at < end {
+			n := min(int64(len(buf)), end-at)
+			if m, err := f.ReadAt(buf[:n], at); int64(m) < n {
+				clear(buf[m:n]) // the true layer is shorter
+				if err != io.EOF {
+					return err
+				}
+			}
+			if err := p.Put(at, buf[:n]); err != nil {
+				return err
+			}
+			at += n
+		}
+	}
+	return nil
+}

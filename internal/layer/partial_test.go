@@ -1,0 +1,322 @@
+package layer_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/presence"
+	"dewpoint/internal/toc"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// shower is a layer.Server that shows nothing and remembers what it was told.
+type shower struct {
+	mu      sync.Mutex
+	added   map[digest.Digest]int
+	present map[digest.Digest][]layer.Span
+	removed []digest.Digest
+}
+
+func newShower() *shower {
+	return &shower{added: map[digest.Digest]int{}, present: map[digest.Digest][]layer.Span{}}
+}
+
+func (s *shower) Add(id digest.Digest, data, present *os.File) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.added[id]++
+	return data.Name(), nil
+}
+
+func (s *shower) Tree(id digest.Digest, _ []byte) (string, error) { return id.Encoded() + ".tree", nil }
+
+func (s *shower) Present(id digest.Digest, from, to int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.present[id] = append(s.present[id], layer.Span{From: from, To: to})
+}
+
+func (s *shower) Fail(digest.Digest, int64, int64) {}
+
+func (s *shower) Remove(id digest.Digest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.removed = append(s.removed, id)
+}
+
+func table(t *testing.T, tarball []byte) []byte {
+	t.Helper()
+	tab, err := toc.MakeTable(bytes.NewReader(tarball), int64(len(tarball)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := tab.MarshalBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// shown is the bytes of [from, to) as readers of the partial layer see them.
+func shown(t *testing.T, p *layer.Partial, from, to int64) []byte {
+	t.Helper()
+	if at, _ := p.Absent(from, to); at < to {
+		t.Fatalf("bytes %d to %d: %d is absent", from, to, at)
+	}
+	f, err := os.Open(p.Files().Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, to-from)
+	if _, err := f.ReadAt(b, from); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// A layer is begun, gets bytes early, is filled meanwhile, survives a restart
+// in between, and ends as any other layer.
+func TestPartial(t *testing.T) {
+	tarball := makeTar(t, 9<<20, 31)
+	for _, c := range []image.Compression{image.Gzip, image.Zstd, image.Plain} {
+		t.Run(string(c), func(t *testing.T) {
+			dir, want, srv := t.TempDir(), pack(t, tarball, c), newShower()
+			size := int64(len(tarball))
+			s := open(t, dir, layer.Config{Server: srv, Interval: 256 << 10})
+			p, err := s.Begin(want.layer, table(t, tarball))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again, err := s.Begin(want.layer, nil); again != p || err != nil {
+				t.Fatalf("begun twice: %v", err)
+			}
+			early := []layer.Span{{From: 5 * presence.Page, To: 9 * presence.Page}, {From: (size - 1) / presence.Page * presence.Page, To: size}}
+			for _, e := range early {
+				if err := p.Put(e.From, tarball[e.From:e.To]); err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(shown(t, p, e.From, e.To), tarball[e.From:e.To]) {
+					t.Fatal("what was put is not what is shown")
+				}
+			}
+			if at, to := p.Absent(0, size); at != 0 || to != early[0].From {
+				t.Errorf("absent: %d to %d", at, to)
+			}
+			// Half of the stream, then another process.
+			ctx, cancel := context.WithCancel(t.Context())
+			_, err = s.Fill(ctx, want.layer, &source{blob: want.blob, cut: int64(len(want.blob)) / 2}).Wait(ctx)
+			cancel()
+			if !errors.Is(err, errCut) {
+				t.Fatal(err)
+			}
+			s.Close()
+			s = open(t, dir, layer.Config{Server: srv})
+			defer func() { s.Close() }()
+			if p = s.Partial(want.layer.DiffID); p == nil || p.Whole() {
+				t.Fatal("the next process does not go on with the partial layer")
+			}
+			if srv.added[want.layer.DiffID] != 2 {
+				t.Error("the layer was not served again")
+			}
+			for _, e := range early {
+				if !bytes.Equal(shown(t, p, e.From, e.To), tarball[e.From:e.To]) {
+					t.Fatal("after a restart early bytes are wrong")
+				}
+			}
+			l := mustComplete(t, s, want.layer, &source{blob: want.blob})
+			checkData(t, l, want)
+			if !p.Whole() || !bytes.Equal(shown(t, p, 0, size), tarball) {
+				t.Error("what is mounted from before does not see the whole layer")
+			}
+			s.Release(want.layer.DiffID)
+			left, _ := filepath.Glob(filepath.Join(filepath.Dir(l.Files().Data), "*"))
+			if len(left) != 3 {
+				t.Errorf("left of a partial layer: %v", left)
+			}
+			if len(srv.removed) != 1 || s.Partial(want.layer.DiffID) != nil {
+				t.Errorf("not forgotten: %v", srv.removed)
+			}
+		})
+	}
+}
+
+// The index of a partial layer is that of the whole one, byte for byte.
+func TestPartialIndex(t *testing.T) {
+	want := pack(t, makeTar(t, 3<<20, 32), image.Gzip)
+	whole := open(t, t.TempDir(), layer.Config{})
+	defer whole.Close()
+	l := mustComplete(t, whole, want.layer, &source{blob: want.blob})
+	s := open(t, t.TempDir(), layer.Config{Server: newShower()})
+	defer s.Close()
+	p, err := s.Begin(want.layer, table(t, want.tar))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err1 := os.ReadFile(p.Files().Index)
+	b, err2 := os.ReadFile(l.Files().Index)
+	if err1 != nil || err2 != nil || !bytes.Equal(a, b) {
+		t.Errorf("indexes differ: %v, %v", err1, err2)
+	}
+}
+
+// Early bytes, or a table, that are not the layer's are found when the stream
+// has passed. The layer is then right, and what was mounted gets the rest of it.
+func TestPartialLie(t *testing.T) {
+	tarball := makeTar(t, 5<<20, 33)
+	other := append([]byte(nil), tarball...)
+	copy(other[257:], "xxxxx") // another header: the table lies
+	copy(other, "renamed")
+	longer := append(append([]byte(nil), tarball[:len(tarball)-1024]...), makeTar(t, 2<<20, 34)...)
+	for name, lie := range map[string]struct {
+		table []byte
+		spoil bool
+	}{"bytes": {tarball, true}, "shorter": {tarball[:len(tarball)-512], false}, "longer": {longer, false}} {
+		t.Run(name, func(t *testing.T) {
+			want := pack(t, tarball, image.Gzip)
+			var told *layer.Partial
+			var why error
+			s := open(t, t.TempDir(), layer.Config{Server: newShower(), Lied: func(p *layer.Partial, err error) { told, why = p, err }})
+			defer s.Close()
+			p, err := s.Begin(want.layer, table(t, lie.table))
+			if err != nil {
+				t.Fatal(err)
+			}
+			early := append([]byte(nil), tarball[:8*presence.Page]...)
+			if lie.spoil {
+				early[5000] ^= 1
+			}
+			if err := p.Put(0, early); err != nil {
+				t.Fatal(err)
+			}
+			l := mustComplete(t, s, want.layer, &source{blob: want.blob})
+			checkData(t, l, want)
+			if told != p || !errors.Is(why, layer.ErrLied) {
+				t.Fatalf("told: %v, %v", told, why)
+			}
+			if s.Partial(want.layer.DiffID) != nil {
+				t.Error("a layer that lied is still to be mounted")
+			}
+			if !p.Whole() {
+				t.Error("what is mounted waits for ever")
+			}
+		})
+	}
+}
+
+// A stream that does not verify leaves the early bytes as they are.
+func TestPartialSurvivesABadStream(t *testing.T) {
+	want := pack(t, makeTar(t, 5<<20, 35), image.Plain)
+	bad := append([]byte(nil), want.blob...)
+	bad[3<<20] ^= 1
+	bad[5100] ^= 1 // also where early bytes are
+	s := open(t, t.TempDir(), layer.Config{Server: newShower(), Lied: func(*layer.Partial, error) { t.Error("the pack did not lie") }})
+	defer s.Close()
+	p, err := s.Begin(want.layer, table(t, want.tar))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Put(4096, want.tar[4096:8192]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Fill(t.Context(), want.layer, &source{blob: bad}).Wait(t.Context()); !errors.Is(err, layer.ErrMismatch) {
+		t.Fatalf("a bad stream gave %v", err)
+	}
+	if !bytes.Equal(shown(t, p, 4096, 8192), want.tar[4096:8192]) {
+		t.Error("early bytes were overwritten")
+	}
+	if at, _ := p.Absent(0, p.Size); at != 0 {
+		t.Error("bytes of a bad stream are shown")
+	}
+	checkData(t, mustComplete(t, s, want.layer, &source{blob: want.blob}), want)
+	if !p.Whole() {
+		t.Error("not whole after a good stream")
+	}
+}
+
+// What the stream has written is shown before it verifies only against a digest.
+func TestVouch(t *testing.T) {
+	want := pack(t, makeTar(t, 5<<20, 36), image.Plain)
+	s := open(t, t.TempDir(), layer.Config{Server: newShower(), Interval: 64 << 10})
+	defer s.Close()
+	p, err := s.Begin(want.layer, table(t, want.tar))
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := int64(len(want.blob)) / 2
+	f := s.Fill(t.Context(), want.layer, stalling{want.blob[:half]})
+	for f.Progress().Written < half-1<<20 {
+		time.Sleep(time.Millisecond)
+	}
+	sum := func(from, to int64) layer.Sum {
+		h := sha256.Sum256(want.tar[from:to])
+		return layer.Sum{Span: layer.Span{From: from, To: to}, SHA256: digest.NewDigestFromBytes(digest.SHA256, h[:])}
+	}
+	wrong := sum(0, 100)
+	wrong.To = 101
+	for _, c := range []struct {
+		parts []layer.Sum
+		ok    bool
+	}{
+		{[]layer.Sum{wrong}, false},
+		{[]layer.Sum{sum(half, half + 1<<20)}, false}, // the stream has not come there
+		{[]layer.Sum{sum(1000, 70000), sum(70000, 100000)}, true},
+	} {
+		if ok, err := p.Vouch(c.parts); ok != c.ok || err != nil {
+			t.Errorf("Vouch(%v) = %v, %v", c.parts, ok, err)
+		}
+	}
+	if at, to := p.Absent(0, p.Size); at != 0 || to != 4096 {
+		t.Errorf("absent: %d to %d", at, to)
+	}
+	if !bytes.Equal(shown(t, p, 4096, 98304), want.tar[4096:98304]) {
+		t.Error("wrong bytes are shown")
+	}
+}
+
+// stalling gives some bytes and then nothing.
+type stalling struct{ blob []byte }
+
+func (s stalling) Open(ctx context.Context, _ *layer.Fill, off int64) (io.ReadCloser, error) {
+	return io.NopCloser(io.MultiReader(bytes.NewReader(s.blob[off:]), silent{ctx})), nil
+}
+
+type silent struct{ ctx context.Context }
+
+func (s silent) Read([]byte) (int, error) {
+	<-s.ctx.Done()
+	return 0, s.ctx.Err()
+}
+
+// Whole and partial exclude each other.
+func TestBeginBusy(t *testing.T) {
+	want := pack(t, makeTar(t, 1<<20, 37), image.Gzip)
+	s := open(t, t.TempDir(), layer.Config{Server: newShower()})
+	defer s.Close()
+	src := &source{blob: want.blob, gate: make(chan struct{})}
+	f := s.Fill(t.Context(), want.layer, src)
+	if _, err := s.Begin(want.layer, table(t, want.tar)); !errors.Is(err, layer.ErrBusy) {
+		t.Errorf("begun while it is filled: %v", err)
+	}
+	close(src.gate)
+	if _, err := f.WaitComplete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Begin(want.layer, table(t, want.tar)); !errors.Is(err, layer.ErrBusy) {
+		t.Errorf("begun though it is whole: %v", err)
+	}
+	if _, err := s.Begin(image.Layer{DiffID: digest.FromString("x"), Digest: digest.FromString("y")}, []byte("no table")); err == nil {
+		t.Error("begun from nonsense")
+	}
+}
