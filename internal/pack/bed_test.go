@@ -137,6 +137,18 @@ var packed = sync.OnceValue(func() *bed {
 	return b
 })
 
+// packedSmall is a pack of two layers, for tests that read it many times.
+var packedSmall = sync.OnceValue(func() *bed {
+	b := &bed{in: pack.Input{Image: digest.FromString("small")}}
+	tar := layerTar(50, 3<<20)
+	b.add(tar, gz(6, tar), image.Gzip)
+	tar = layerTar(51, 200_000)
+	b.add(tar, tar, image.Plain)
+	b.profile(2, 1<<20)
+	b.build()
+	return b
+})
+
 func (b *bed) add(tar, blob []byte, as image.Compression) {
 	b.tars, b.blobs = append(b.tars, tar), append(b.blobs, blob)
 	b.in.Layers = append(b.in.Layers, pack.InputLayer{

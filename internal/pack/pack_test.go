@@ -13,6 +13,7 @@ import (
 	"testing/iotest"
 
 	"dewpoint/internal/erofs"
+	"dewpoint/internal/image"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/toc"
 	"dewpoint/internal/toc/treetest"
@@ -247,6 +248,33 @@ func TestCopies(t *testing.T) {
 	}
 	if !bytes.Equal(f.data[0][:1<<21], tar[:1<<21]) || !bytes.Equal(f.data[1][:1<<21], other[:1<<21]) {
 		t.Error("wrong bytes")
+	}
+}
+
+// Whatever the profile and the layers' sizes are, the pack is valid and brings
+// exactly what was asked for.
+func TestPlans(t *testing.T) {
+	for seed := range uint64(12) {
+		rnd := rand.New(rand.NewPCG(seed, 11))
+		b := &bed{in: pack.Input{Image: digest.FromString("m")}}
+		shared := layerTar(seed, 100_000+rnd.IntN(600_000))
+		for i := range 1 + rnd.IntN(5) {
+			a := new(treetest.Archive).File("own", content(seed+uint64(i), 20_000*i+rnd.IntN(2000)))
+			tar := append(a.Bytes()[:len(a.Bytes())-1024], shared...)
+			end := content(seed*77+uint64(i), 1+rnd.IntN(9000)) // behind the end marker, unpadded
+			b.add(append(tar, end...), []byte(end), image.Plain)
+			b.in.Layers[i].Open = nil
+		}
+		b.profile(seed, rnd.Int64N(4<<20))
+		b.build()
+		f, h := newFilled(b), b.header(t)
+		for k := range h.Chunks {
+			data, err := h.DecodeChunk(k, b.part(h.ChunkSpan(k)), nil)
+			check(t, err)
+			check(t, h.Chunks[k].Each(data, f.put))
+		}
+		checkFilled(t, b, f)
+		check(t, drain(bytes.NewReader(b.pack)))
 	}
 }
 

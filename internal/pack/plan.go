@@ -143,7 +143,7 @@ func (p *plan) fill() []Chunk {
 	room := int64(0)
 	for _, r := range p.fresh {
 		for r.Length > 0 {
-			if room < Page {
+			if room == 0 {
 				out = append(out, Chunk{})
 				room = chunkSize(before)
 			}
@@ -153,7 +153,7 @@ func (p *plan) fill() []Chunk {
 			c.Ranges = append(c.Ranges, part)
 			c.Raw += part.Length
 			before += part.Length
-			room -= part.Length
+			room -= (part.Length + Page - 1) &^ (Page - 1)
 			r.Offset += part.Length
 			r.Length -= part.Length
 		}
