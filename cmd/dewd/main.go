@@ -16,6 +16,7 @@ import (
 
 	"dewpoint/internal/config"
 	"dewpoint/internal/daemon"
+	"dewpoint/internal/datafs"
 )
 
 // version is set by the linker.
@@ -31,7 +32,12 @@ func main() {
 	defer stop()
 	// A small heap is worth more on a small node than the collector's time.
 	debug.SetGCPercent(50)
-	err := run(ctx, os.Args[1:], os.Stderr)
+	var err error
+	if len(os.Args) > 1 && os.Args[1] == "datafs" { // a process of its own, started by dewd
+		err = datafs.Main(ctx, os.Args[2:], os.Stderr)
+	} else {
+		err = run(ctx, os.Args[1:], os.Stderr)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "dewd:", err)
 		os.Exit(1)

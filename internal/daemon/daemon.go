@@ -26,6 +26,7 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/config"
+	"dewpoint/internal/datafs"
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
@@ -68,6 +69,11 @@ type Daemon struct {
 	deployer *deploy.Deployer
 	events   *events
 	lock     *os.File     // of State
+	datafs   *datafs.Client  // nil where layers cannot be served before they are whole
+	lazyWhy  string          // why it is
+	opened   context.Context // ends when puller and snapshotter are there
+	open     context.CancelFunc
+	lies     atomic.Int64 // packs that lied
 	work     atomic.Int64 // counts what was done, to see when nothing is
 }
 
@@ -98,13 +104,16 @@ func open(ctx context.Context, cfg Config) (*Daemon, error) {
 	if d.name == "" {
 		d.name, _ = os.Hostname()
 	}
-	steps := []func(context.Context) error{d.makeDirs, d.chooseBackend, d.openLayers, d.openRegistry, d.openSnapshotter}
+	d.opened, d.open = context.WithCancel(context.Background())
+	steps := []func(context.Context) error{d.makeDirs, d.chooseBackend, d.openDatafs, d.openLayers, d.openRegistry, d.openSnapshotter}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			d.close()
 			return nil, err
 		}
 	}
+	d.open()
+	d.puller.Revive()
 	return d, nil
 }
 
@@ -144,7 +153,8 @@ func (d *Daemon) chooseBackend(ctx context.Context) error {
 func (d *Daemon) openLayers(context.Context) error {
 	var err error
 	d.layers, err = layer.Open(layer.Config{Dir: filepath.Join(d.cfg.Root, "layers"), Tree: d.backend.Name() == mount.Tree,
-		MaxBytes: int64(d.cfg.File.Limits.LayerBytes), Log: d.log})
+		MaxBytes: int64(d.cfg.File.Limits.LayerBytes), Server: d.server(), LazyTree: d.lazyTree(),
+		Lied: func(p *layer.Partial, why error) { d.onceOpen(func() { d.lied(p, why) }) }, Log: d.log})
 	return err
 }
 
@@ -163,8 +173,13 @@ func (d *Daemon) openRegistry(context.Context) error {
 	if d.catalog, err = fetch.OpenCatalog(filepath.Join(d.cfg.Root, "images"), d.log); err != nil {
 		return err
 	}
-	d.link = fetch.NewLink(fetch.LinkConfig{Limit: int64(d.cfg.File.Link.Limit)})
-	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog, Link: d.link, Log: d.log})
+	d.link = fetch.NewLink(fetch.LinkConfig{Limit: int64(d.cfg.File.Link.Limit), Background: int64(d.cfg.File.Link.Background)})
+	packs, err := d.packConfig()
+	if err != nil {
+		return err
+	}
+	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog, Link: d.link,
+		Packs: packs, Lazy: d.lazyConfig(), Log: d.log})
 	return nil
 }
 
@@ -195,6 +210,9 @@ func (d *Daemon) close() {
 	}
 	if d.layers != nil {
 		d.layers.Close()
+	}
+	if d.datafs != nil {
+		d.datafs.Close()
 	}
 	if d.lock != nil {
 		d.lock.Close()

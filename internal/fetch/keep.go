@@ -40,6 +40,7 @@ func (p *Puller) Collect(ctx context.Context, want int64, inUse func(digest.Dige
 		freed.Bytes += n
 		errs = errors.Join(errs, err)
 	}
+	p.retireUnused(inUse)
 	errs = errors.Join(errs, p.collectLayers(ctx, want, inUse, &freed))
 	return freed, errors.Join(errs, p.cfg.Catalog.Sweep(func(img *image.Image) bool { return p.gone(img, inUse) }))
 }
@@ -67,6 +68,16 @@ func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(diges
 		}
 	}
 	return errs
+}
+
+// retireUnused lets go of partial layers that nothing mounts or is about to.
+func (p *Puller) retireUnused(inUse func(digest.Digest) bool) {
+	claimed := p.claimed(inUse)
+	for _, part := range p.cfg.Layers.Partials() {
+		if id := part.Layer.DiffID; part.Age() >= p.fresh && !claimed(id) {
+			p.cfg.Layers.Retire(id)
+		}
+	}
 }
 
 // claimed is inUse with the pulls under way. It is called with the store locked.

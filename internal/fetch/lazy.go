@@ -331,9 +331,7 @@ func (p *Puller) makeWhole(s *Start, part *layer.Partial) {
 		b := &blob{p: p, img: s.img, l: part.Layer, o: s.o, class: Background}
 		_, err := p.cfg.Layers.Fill(p.life, part.Layer, b).WaitComplete(p.life)
 		if err == nil {
-			if p.cfg.Lazy.Whole != nil {
-				p.cfg.Lazy.Whole(id)
-			}
+			p.showWhole(id)
 			break
 		}
 		if p.life.Err() != nil {
@@ -354,6 +352,14 @@ func (p *Puller) makeWhole(s *Start, part *layer.Partial) {
 	if o := p.origins[id]; o != nil && o.s == s {
 		delete(p.origins, id)
 	}
+}
+
+// showWhole lets new mounts use a layer's own file. Those that are there go on.
+func (p *Puller) showWhole(id digest.Digest) {
+	if p.cfg.Lazy.Whole != nil {
+		p.cfg.Lazy.Whole(id)
+	}
+	p.cfg.Layers.Retire(id)
 }
 
 // mayFill waits until the layers of a start may be completed. It is false if
@@ -379,7 +385,8 @@ func (p *Puller) mayFill(gate <-chan struct{}) bool {
 func (p *Puller) Revive() {
 	byImage := map[digest.Digest]*image.Image{}
 	for _, part := range p.cfg.Layers.Partials() {
-		if part.Whole() {
+		if _, err := p.cfg.Layers.Peek(part.Layer.DiffID); err == nil {
+			p.showWhole(part.Layer.DiffID)
 			continue
 		}
 		for _, img := range p.cfg.Catalog.WithLayer(part.Layer.DiffID) {

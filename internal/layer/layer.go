@@ -356,7 +356,7 @@ func (s *Store) removePartial(name string, inUse func(digest.Digest) bool) (int6
 	hex, _ := strings.CutSuffix(name, treeForm)
 	id := digest.NewDigestFromEncoded(digest.SHA256, hex)
 	_, ours := s.idOf(name)
-	if s.fills[id] != nil || ours && s.layers[id] != nil || inUse(id) {
+	if s.fills[id] != nil || ours && s.layers[id] != nil || s.partials[id] != nil || inUse(id) {
 		s.mu.Unlock()
 		return 0, nil
 	}

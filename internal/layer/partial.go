@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"dewpoint/internal/erofs"
 	"dewpoint/internal/image"
@@ -26,13 +27,14 @@ type Server interface {
 	// Add shows data, of which the presence file says what is there, as one
 	// file and returns its path. The files stay the caller's.
 	Add(id digest.Digest, data, present *os.File) (path string, err error)
-	// Tree shows a layer that was added as a directory, by its table.
-	Tree(id digest.Digest, table []byte) (path string, err error)
+	// Tree shows a layer that was added as a directory, by its index.
+	Tree(id digest.Digest, index *os.File) (path string, err error)
 	// Present says that [from, to) is there now.
 	Present(id digest.Digest, from, to int64)
 	// Fail ends the reads that wait for absent bytes in [from, to) with an error.
 	Fail(id digest.Digest, from, to int64)
-	// Remove forgets a layer as soon as no mount uses it.
+	// Remove lets nothing new use the layer. When nothing does any more, the
+	// server says so: Store.Release is to be called then.
 	Remove(id digest.Digest)
 }
 
@@ -57,6 +59,7 @@ type Partial struct {
 	Size  int64 // of data, bytes
 
 	store   *Store
+	begun   time.Time // by this process
 	dir     string
 	data    *os.File
 	present *presence.Map
@@ -66,7 +69,8 @@ type Partial struct {
 	passed  int64      // the stream has written or compared everything before
 	differs []Span     // where early bytes and the stream's differ
 	early   atomic.Int64
-	gone    bool // expelled: the store has forgotten it
+	retired bool // nothing new is to use it; guarded by the store's mu
+	gone    bool // released: its files are closed
 }
 
 // Span is the bytes [From, To) of a layer's data.
@@ -75,7 +79,6 @@ type Span struct{ From, To int64 }
 const (
 	partialFile = "partial.json"
 	presentFile = "present"
-	tableFile   = "table"
 )
 
 // partialRecord is what partial.json says.
@@ -100,9 +103,9 @@ func (s *Store) Begin(l image.Layer, table []byte) (*Partial, error) {
 	case whole != nil || have == nil && fill != nil:
 		return nil, fmt.Errorf("%s: %w", l.DiffID, ErrBusy)
 	case have != nil:
-		return have, nil
+		return have, s.again(have)
 	}
-	p := &Partial{Layer: l, store: s, dir: s.dir(l.DiffID)}
+	p := &Partial{Layer: l, store: s, begun: time.Now(), dir: s.dir(l.DiffID)}
 	if err := p.make(table); err != nil {
 		p.close()
 		return nil, fmt.Errorf("begin layer %s: %w", l.DiffID, err)
@@ -145,9 +148,6 @@ func (p *Partial) make(table []byte) error {
 	if p.files.Implied, err = p.buildIndex(t); err != nil {
 		return err
 	}
-	if err := writeBoot(filepath.Join(p.dir, tableFile), table); err != nil {
-		return err
-	}
 	b, err := json.Marshal(partialRecord{Layer: p.Layer, Implied: p.files.Implied})
 	if err == nil {
 		err = writeBoot(filepath.Join(p.dir, partialFile), b)
@@ -155,7 +155,19 @@ func (p *Partial) make(table []byte) error {
 	if err != nil {
 		return err
 	}
-	return p.serve(table)
+	return p.serve()
+}
+
+// again serves a partial layer that was retired.
+func (s *Store) again(p *Partial) error {
+	s.mu.Lock()
+	was := p.retired
+	p.retired = false
+	s.mu.Unlock()
+	if !was {
+		return nil
+	}
+	return p.serve()
 }
 
 // buildIndex writes the index, and returns what the layer implies.
@@ -188,15 +200,21 @@ func writeBoot(path string, b []byte) error {
 }
 
 // serve hands the layer to the server.
-func (p *Partial) serve(table []byte) error {
+func (p *Partial) serve() error {
 	path, err := p.store.cfg.Server.Add(p.Layer.DiffID, p.data, p.present.File())
 	if err != nil {
 		return err
 	}
 	p.files.Index, p.files.Data = filepath.Join(p.dir, "index"), path
-	if p.store.cfg.LazyTree {
-		p.files.Served, err = p.store.cfg.Server.Tree(p.Layer.DiffID, table)
+	if !p.store.cfg.LazyTree {
+		return nil
 	}
+	index, err := os.Open(p.files.Index)
+	if err != nil {
+		return err
+	}
+	defer index.Close()
+	p.files.Served, err = p.store.cfg.Server.Tree(p.Layer.DiffID, index)
 	return err
 }
 
@@ -208,14 +226,13 @@ func (s *Store) revive(dir string) *Partial {
 		return nil
 	}
 	var rec partialRecord
-	table, terr := os.ReadFile(filepath.Join(dir, tableFile))
-	p := &Partial{store: s, dir: dir}
-	if err := errors.Join(json.Unmarshal(b, &rec), terr); err == nil && s.cfg.Server != nil {
+	p := &Partial{store: s, begun: time.Now(), dir: dir}
+	if err := json.Unmarshal(b, &rec); err == nil && s.cfg.Server != nil {
 		p.Layer, p.files.Implied = rec.Layer, rec.Implied
 		if p.present, err = presence.Open(filepath.Join(dir, presentFile)); err == nil {
 			p.Size = p.present.Size()
 			if p.data, err = os.OpenFile(filepath.Join(dir, "data"), os.O_RDWR, 0); err == nil {
-				err = p.serve(table)
+				err = p.serve()
 			}
 		}
 		if err == nil {
@@ -231,7 +248,7 @@ func (s *Store) revive(dir string) *Partial {
 }
 
 func removePartialFiles(dir string) {
-	for _, name := range []string{partialFile, presentFile, tableFile} {
+	for _, name := range []string{partialFile, presentFile} {
 		os.Remove(filepath.Join(dir, name))
 	}
 }
@@ -263,27 +280,38 @@ func (s *Store) Partials() []*Partial {
 	return all
 }
 
-// Release forgets the partial layer id, which no mount uses any more. Of a
-// layer that is not whole its data stay, for the next fill.
+// Retire lets nothing new use the partial layer id: it is whole, or unwanted.
+// What uses it goes on until Release.
+func (s *Store) Retire(id digest.Digest) {
+	s.mu.Lock()
+	p := s.partials[id]
+	if p != nil {
+		p.retired = true
+	}
+	s.mu.Unlock()
+	if s.cfg.Server != nil {
+		s.cfg.Server.Remove(id)
+	}
+}
+
+// Release forgets the partial layer id, unless somebody wanted it again since
+// it was retired: no mount uses it any more. Of a layer that is not whole the
+// data stay, for the next fill.
 func (s *Store) Release(id digest.Digest) {
 	s.mu.Lock()
 	p := s.partials[id]
-	filling := s.fills[id] != nil
-	if p != nil && !filling {
-		delete(s.partials, id)
-	}
-	s.mu.Unlock()
-	if p == nil || filling {
+	if p == nil || !p.retired {
+		s.mu.Unlock()
 		return
 	}
-	s.cfg.Server.Remove(id)
+	delete(s.partials, id)
+	whole := s.layers[id] != nil
+	s.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	removePartialFiles(p.dir)
-	if p.store.cfg.Tree {
-		if _, err := os.Stat(filepath.Join(p.dir, layerFile)); err == nil {
-			os.Remove(filepath.Join(p.dir, "data"))
-		}
+	if whole && s.cfg.Tree {
+		os.Remove(filepath.Join(p.dir, "data"))
 	}
 	p.gone = true
 	p.close()
@@ -307,6 +335,9 @@ func (p *Partial) Whole() bool {
 	at, _ := p.Absent(0, p.Size)
 	return at >= p.Size
 }
+
+// Age is how long this process has had the layer.
+func (p *Partial) Age() time.Duration { return time.Since(p.begun) }
 
 // Early is the number of bytes that Put has written.
 func (p *Partial) Early() int64 { return p.early.Load() }
@@ -353,6 +384,9 @@ func (p *Partial) Put(off int64, b []byte) error {
 func (p *Partial) pass(off int64, b []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.gone {
+		return errUnwanted
+	}
 	end := off + int64(len(b))
 	if end > p.Size { // the table said less; verified decides who is right
 		p.differs = append(p.differs, Span{max(off, p.Size), end})

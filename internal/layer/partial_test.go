@@ -39,7 +39,7 @@ func (s *shower) Add(id digest.Digest, data, present *os.File) (string, error) {
 	return data.Name(), nil
 }
 
-func (s *shower) Tree(id digest.Digest, _ []byte) (string, error) { return id.Encoded() + ".tree", nil }
+func (s *shower) Tree(id digest.Digest, _ *os.File) (string, error) { return id.Encoded() + ".tree", nil }
 
 func (s *shower) Present(id digest.Digest, from, to int64) {
 	s.mu.Lock()
@@ -140,6 +140,11 @@ func TestPartial(t *testing.T) {
 			if !p.Whole() || !bytes.Equal(shown(t, p, 0, size), tarball) {
 				t.Error("what is mounted from before does not see the whole layer")
 			}
+			s.Release(want.layer.DiffID) // not retired: nothing happens
+			if s.Partial(want.layer.DiffID) != p {
+				t.Error("forgotten though it is in use")
+			}
+			s.Retire(want.layer.DiffID)
 			s.Release(want.layer.DiffID)
 			left, _ := filepath.Glob(filepath.Join(filepath.Dir(l.Files().Data), "*"))
 			if len(left) != 3 {
