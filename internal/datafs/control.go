@@ -1,0 +1,185 @@
+package datafs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/presence"
+)
+
+// maxNumber bounds layers' numbers, so that inode numbers stay below 2^52.
+const maxNumber = 1 << 20
+
+// converse tells a dewd what there is, and does what it says until it goes. An
+// error says why it was cut off.
+func (s *server) converse(k *link) error {
+	s.greet(k)
+	var buf []byte // for reads that are answered here
+	for {
+		m, err := receiveMessage(k.conn)
+		if err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) {
+				return nil
+			}
+			return err
+		}
+		buf, err = s.obey(k, &m, buf)
+		closeFiles(m.files) // those that were not taken
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// greet tells a new dewd of the connection, the layers and the wants.
+func (s *server) greet(k *link) {
+	hello := message{kind: kindHello, from: int64(os.Getpid()), files: []*os.File{s.cfg.Device}}
+	if s.canResend.Load() {
+		hello.flags |= flagResend
+	}
+	if !s.begun() {
+		hello.flags |= flagIdle
+	}
+	k.send(hello)
+	for _, l := range s.all() {
+		l.mu.Lock()
+		have := message{kind: kindHave, id: l.id, number: l.number, flags: l.flags(), files: []*os.File{l.data, l.present.File()}}
+		if l.indexFile != nil {
+			have.flags |= flagTree
+			have.files = append(have.files, l.indexFile)
+		}
+		k.send(have)
+		for _, w := range l.wanted {
+			k.send(message{kind: kindWant, id: l.id, from: w.from, to: w.to})
+		}
+		l.mu.Unlock()
+	}
+	k.send(message{kind: kindReady})
+}
+
+// obey does what one message says. An error means that dewd is to be cut off.
+func (s *server) obey(k *link, m *message, buf []byte) ([]byte, error) {
+	switch m.kind {
+	case kindAdd:
+		err := s.add(m)
+		k.send(message{kind: kindAdd, id: m.id, number: m.number, from: errnoOf(err)})
+		return buf, nil
+	case kindShutdown:
+		return buf, s.shutdown(k)
+	case kindResend:
+		return buf, s.resume()
+	case kindTree, kindPresent, kindFail, kindRemove:
+	default:
+		return buf, fmt.Errorf("%w: kind %d", errMessage, m.kind)
+	}
+	l := s.byID(m.id)
+	if l == nil { // it went meanwhile
+		if m.kind == kindTree {
+			k.send(message{kind: kindTree, id: m.id, from: int64(unix.ENOENT)})
+		}
+		return buf, nil
+	}
+	switch m.kind {
+	case kindTree:
+		k.send(message{kind: kindTree, id: m.id, from: errnoOf(l.grow(m))})
+	case kindPresent:
+		for _, r := range l.arrived(span{m.from, m.to}) {
+			buf = s.answer(l, r, buf)
+		}
+	case kindFail:
+		for _, r := range l.failed(span{m.from, m.to}) {
+			s.dev.fail(r.unique, unix.EIO)
+		}
+	case kindRemove:
+		s.remove(l)
+	}
+	return buf, nil
+}
+
+// shutdown ends datafs if nothing uses it. dewd is told before the process can
+// end, which it does when the mount has gone.
+func (s *server) shutdown(k *link) error {
+	s.leaving.Store(true)
+	err := s.leave()
+	if err != nil {
+		s.leaving.Store(false)
+		k.send(message{kind: kindShutdown, from: errnoOf(err)})
+		return nil
+	}
+	defer s.end.Do(func() { close(s.ending) })
+	return sendMessage(k.conn, &message{kind: kindShutdown})
+}
+
+// add begins to serve a layer. One that is there already stays as it is.
+func (s *server) add(m *message) error {
+	if m.id == "" || m.number == 0 || m.number > maxNumber || len(m.files) != 2 {
+		return unix.EINVAL
+	}
+	if l := s.byID(m.id); l != nil {
+		l.mu.Lock()
+		l.removed = false
+		l.mu.Unlock()
+		return nil
+	}
+	if s.byNumber(m.number) != nil {
+		return unix.EEXIST
+	}
+	present, err := presence.View(m.files[1])
+	if err != nil {
+		s.log.Error("presence of a layer", "layer", m.id, "error", err)
+		return err
+	}
+	l := &layer{id: m.id, number: m.number, data: m.files[0], present: present, reads: map[uint64]*read{}}
+	l.uses[asFile].before = m.flags&flagHeldFile != 0
+	l.uses[asTree].before = m.flags&flagHeldTree != 0
+	l.removed = m.flags&flagRemoved != 0
+	m.files = nil
+	s.mu.Lock()
+	s.layers[l.number], s.ids[l.id] = l, l
+	s.mu.Unlock()
+	if l.removable() {
+		s.drop(l)
+	}
+	return nil
+}
+
+// grow gives the layer a tree.
+func (l *layer) grow(m *message) error {
+	if len(m.files) != 1 {
+		return unix.EINVAL
+	}
+	if l.index.Load() != nil {
+		return nil
+	}
+	fi, err := m.files[0].Stat()
+	if err != nil {
+		return err
+	}
+	x, err := openIndex(m.files[0], fi.Size())
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.indexFile = m.files[0]
+	l.mu.Unlock()
+	l.index.Store(x)
+	m.files = nil
+	return nil
+}
+
+// remove ends a layer: now, or when the kernel has forgotten it.
+func (s *server) remove(l *layer) {
+	l.mu.Lock()
+	l.removed = true
+	l.mu.Unlock()
+	s.dev.forgetName(l.id)
+	s.dev.forgetName(l.id + treeSuffix)
+	if l.removable() {
+		s.drop(l)
+	}
+}

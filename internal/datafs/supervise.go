@@ -1,0 +1,206 @@
+package datafs
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// run listens to datafs, and starts another when it has died, until the Client
+// is closed.
+func (c *Client) run(p *peer) {
+	defer close(c.done)
+	for p != nil {
+		ended := c.listen(p)
+		c.mu.Lock()
+		c.link = nil
+		closed := c.closed
+		c.mu.Unlock()
+		switch {
+		case ended:
+			reap(p.cmd, false)
+			p.release()
+			return
+		case closed:
+			p.release()
+			return
+		}
+		p.finish()
+		c.log.Warn("datafs has died: another takes its place")
+		p = c.revive()
+	}
+}
+
+// listen does what datafs's messages ask for until the connection ends. It
+// reports whether datafs has agreed to end.
+func (c *Client) listen(p *peer) (ended bool) {
+	var writer sync.WaitGroup
+	writer.Go(p.link.run)
+	defer writer.Wait()
+	defer p.close()
+	for {
+		m, err := receiveMessage(p.conn)
+		if err != nil {
+			return ended
+		}
+		closeFiles(m.files)
+		if m.kind == kindShutdown && m.from == 0 {
+			ended = true
+			c.mu.Lock()
+			c.closed = true
+			c.mu.Unlock()
+			c.cancel()
+		}
+		c.heed(&m)
+	}
+}
+
+func (c *Client) heed(m *message) {
+	switch m.kind {
+	case kindAdd, kindTree, kindShutdown:
+		c.answered(call{m.kind, m.id}, errorOf(m.from))
+	case kindKernel:
+		c.mu.Lock()
+		c.canResend = m.flags&flagResend != 0 && !c.cfg.noResend
+		c.mu.Unlock()
+	case kindWant:
+		c.wanted(m)
+	case kindHeld:
+		c.mu.Lock()
+		if e := c.layers[m.id]; e != nil {
+			e.flags = e.flags&flagRemoved | m.flags&(flagHeldFile|flagHeldTree)
+		}
+		c.mu.Unlock()
+	case kindReleased:
+		c.released(m.id)
+	}
+}
+
+func (c *Client) answered(to call, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, answer := range c.calls[to] {
+		answer <- err
+	}
+	delete(c.calls, to)
+	if e := c.layers[to.id]; err != nil && to.kind == kindAdd && e != nil {
+		e.close()
+		delete(c.layers, to.id)
+	}
+}
+
+// wanted notes a want and passes it on. What came while the want was on its way
+// is said to be there at once: Present did not know that someone waited.
+func (c *Client) wanted(m *message) {
+	c.mu.Lock()
+	e := c.layers[m.id]
+	if e == nil {
+		c.mu.Unlock()
+		return
+	}
+	s := span{m.from, m.to}
+	missing := absent(nil, e.present, s)
+	if len(missing) != 1 || missing[0] != s {
+		c.send(message{kind: kindPresent, id: e.id, from: s.from, to: s.to})
+	}
+	var fresh spans
+	for _, w := range missing {
+		fresh = append(fresh, e.wants.missing(w)...)
+		e.wants = e.wants.add(w)
+	}
+	mine := e.mine
+	c.mu.Unlock()
+	if !mine {
+		return
+	}
+	for _, w := range fresh {
+		c.want(digest.NewDigestFromEncoded(digest.SHA256, m.id), w)
+	}
+}
+
+func (c *Client) want(id digest.Digest, w span) {
+	if c.cfg.Want != nil {
+		c.cfg.Want(id, w.from, w.to)
+	}
+}
+
+func (c *Client) released(id string) {
+	c.mu.Lock()
+	e := c.layers[id]
+	if e == nil || e.flags&flagRemoved == 0 {
+		c.mu.Unlock()
+		return
+	}
+	e.close()
+	delete(c.layers, id)
+	c.mu.Unlock()
+	if c.cfg.Released != nil {
+		c.cfg.Released(digest.NewDigestFromEncoded(digest.SHA256, id))
+	}
+}
+
+// revive puts another datafs in the place of one that is dead. It returns nil
+// when the Client was closed.
+func (c *Client) revive() *peer {
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		p, err := c.replace()
+		if err == nil {
+			return p
+		}
+		c.log.Error("datafs does not start", "error", err, "next_try", pause)
+		select {
+		case <-c.ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (c *Client) replace() (*peer, error) {
+	c.mu.Lock()
+	over := c.canResend && c.device != nil
+	c.mu.Unlock()
+	if over {
+		return c.launch(c.ctx, true)
+	}
+	c.lose()
+	return c.begin(c.ctx)
+}
+
+// lose gives up a mount whose server has died. What uses it gets errors.
+func (c *Client) lose() {
+	c.mu.Lock()
+	if c.device == nil {
+		c.mu.Unlock()
+		return
+	}
+	c.device.Close()
+	c.device = nil
+	var lost, gone []digest.Digest
+	for id, e := range c.layers {
+		d := digest.NewDigestFromEncoded(digest.SHA256, id)
+		if e.flags&(flagHeldFile|flagHeldTree) != 0 {
+			lost = append(lost, d)
+		}
+		if e.flags&flagRemoved != 0 {
+			gone = append(gone, d)
+			e.close()
+			delete(c.layers, id)
+		}
+		e.flags, e.wants = 0, nil
+	}
+	c.mu.Unlock()
+	slices.Sort(lost)
+	c.log.Error("datafs has died and this kernel cannot hand its reads over: what is mounted of its layers gives errors", "layers", fmt.Sprint(lost))
+	if c.cfg.Lost != nil {
+		c.cfg.Lost(lost)
+	}
+	if c.cfg.Released != nil {
+		for _, d := range gone {
+			c.cfg.Released(d)
+		}
+	}
+}
