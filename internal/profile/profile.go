@@ -67,7 +67,7 @@ type Config struct {
 	Log *slog.Logger // nil is slog.Default
 
 	bufferKB int           // of each CPU; 0 is the default
-	every    time.Duration // between two looks at the buffers; 0 is drainEvery
+	every    time.Duration // between two looks at the buffers; 0 is what their size allows
 }
 
 // Read is one range that was read for the first time. Ranges are page-granular
@@ -126,9 +126,6 @@ func (s *source) Close() {
 }
 
 const (
-	// drainEvery is short enough for a CPU that adds pages as fast as it can
-	// not to fill its buffer meanwhile.
-	drainEvery = 20 * time.Millisecond
 	// maxEvents bounds the memory of a recording that is not stopped: 4 GiB of pages.
 	maxEvents = 1 << 20
 	// maxLayers is what a filter is sure to have room for.
@@ -176,9 +173,6 @@ func Start(ctx context.Context, cfg Config, layers []Layer) (*Recording, error) 
 	if r.log == nil {
 		r.log = slog.Default()
 	}
-	if r.every <= 0 {
-		r.every = drainEvery
-	}
 	if err := r.open(cfg, layers); err != nil {
 		return nil, fmt.Errorf("start recording: %w", errors.Join(err, r.release()))
 	}
@@ -194,6 +188,9 @@ func (r *Recording) open(cfg Config, layers []Layer) error {
 	var err error
 	if r.inst, err = newInstance(cfg.bufferKB); err != nil {
 		return err
+	}
+	if r.every <= 0 {
+		r.every = r.inst.fills()
 	}
 	if r.lower, err = newLowered(dir, r.inst.name); err != nil {
 		return err

@@ -52,6 +52,21 @@ func TestAvailable(t *testing.T) {
 	check(t, Available(t.TempDir()))
 }
 
+// A tracefs that the system has mounted is used as it is.
+func TestWithMountedTracefs(t *testing.T) {
+	check(t, unix.Mount("tracefs", usualTracing, "tracefs", 0, "")) // in this mount namespace only
+	t.Cleanup(func() { check(t, unix.Unmount(usualTracing, 0)) })
+	tr, err := openTracing()
+	check(t, err)
+	tr.Close()
+	if tr.path != usualTracing {
+		t.Errorf("tracefs is taken from %s", tr.path)
+	}
+	check(t, Available(t.TempDir()))
+	l := newLayer(t, mount.EROFS, sample())
+	want(t, pages(t, record(t, func() { readAt(t, l.path("d/big"), 9, 1) }, l), l), "d/big:9")
+}
+
 // What read asks for is what is recorded, in order, nothing before or behind it.
 func TestRead(t *testing.T) {
 	each(t, func(t *testing.T, backend string) {

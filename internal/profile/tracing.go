@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -94,6 +95,7 @@ type instance struct {
 	cpus   []string // names in per_cpu
 	pipes  []int
 	buf    []byte
+	kb     int // size of each CPU's buffer
 }
 
 const (
@@ -190,11 +192,19 @@ func (i *instance) resize(kb int) error {
 		}
 		now, err := strconv.Atoi(strings.TrimSpace(string(b)))
 		if err == nil && now >= minBufferKB && now*len(i.cpus) <= allBufferKB {
+			i.kb = now
 			return nil
 		}
 		kb = max(allBufferKB/max(len(i.cpus), 1), minBufferKB)
 	}
+	i.kb = kb
 	return i.set(strconv.Itoa(kb), "buffer_size_kb")
+}
+
+// fills is how long the buffers take to fill at the least: an event takes 48
+// bytes, and to read a page 2 µs.
+func (i *instance) fills() time.Duration {
+	return time.Duration(max(i.kb, 1)) << 10 / 48 * 2 * time.Microsecond
 }
 
 // enable begins or ends the recording of events.
