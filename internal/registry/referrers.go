@@ -37,7 +37,7 @@ var errNoAPI = errors.New("no referrers API")
 // An endpoint is asked by the referrers API, and where it has none, for the
 // tag that stands in for it. The two are asked one after the other: the second
 // goes over the connection of the first, where beside it a connection would
-// have to be made, which takes as many round trips and more; and registries
+// have to be made, which takes as many round trips or more; and registries
 // count requests for tags against their limits. That there is no API is
 // remembered, so that the price is paid once an hour.
 //

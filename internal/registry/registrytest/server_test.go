@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.uber.org/goleak"
 
@@ -177,5 +179,61 @@ func TestSlowAndWrong(t *testing.T) {
 	}
 	if res, _ := get(t, url, "Range", "bytes=20000-"); res.StatusCode != http.StatusRequestedRangeNotSatisfiable {
 		t.Fatal(res.Status)
+	}
+}
+
+func send(t *testing.T, method, url, contentType, body string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequest(method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", contentType)
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	return res
+}
+
+// What is pushed must be whole, and is then there as if PushImage had put it.
+func TestPushOverHTTP(t *testing.T) {
+	reg := New(t)
+	p := reg.PushImage("x:1", nil, Options{})
+	blob := digest.FromString("blob")
+	manifest := fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"artifactType":"a/b","config":{"digest":%q,"size":4},"layers":[],"subject":{"digest":%q}}`,
+		ocispec.MediaTypeImageManifest, blob, p.Digest)
+	put := func(object string) *http.Response {
+		return send(t, http.MethodPut, reg.URL()+"/v2/x/manifests/"+object, ocispec.MediaTypeImageManifest, manifest)
+	}
+	if res := put("t"); res.StatusCode != http.StatusBadRequest {
+		t.Errorf("a manifest without its blobs: %s", res.Status)
+	}
+	if res := send(t, http.MethodPut, reg.URL()+"/v2/x/blobs/uploads/none?digest="+blob.String(), "", "blob"); res.StatusCode != http.StatusNotFound {
+		t.Errorf("an upload that was not begun: %s", res.Status)
+	}
+	for body, want := range map[string]int{"bolb": http.StatusBadRequest, "blob": http.StatusCreated} {
+		at := send(t, http.MethodPost, reg.URL()+"/v2/x/blobs/uploads/", "", "").Header.Get("Location")
+		if res := send(t, http.MethodPut, reg.URL()+at+"&digest="+blob.String(), "", body); res.StatusCode != want {
+			t.Errorf("%s: %s", body, res.Status)
+		}
+	}
+	if res := put(p.Digest.String()); res.StatusCode != http.StatusBadRequest {
+		t.Errorf("a manifest under another's digest: %s", res.Status)
+	}
+	if res := put("t"); res.StatusCode != http.StatusCreated || res.Header.Get("OCI-Subject") != p.Digest.String() {
+		t.Errorf("%s %v", res.Status, res.Header)
+	}
+	if _, b := get(t, reg.URL()+"/v2/x/manifests/t"); string(b) != manifest {
+		t.Errorf("%s", b)
+	}
+	if got := reg.Artifacts("x", p.Digest); len(got) != 1 || got[0].ArtifactType != "a/b" {
+		t.Errorf("%+v", got)
+	}
+	reg.Be(Quirks{ReadOnly: true})
+	if res := put("t"); res.StatusCode != http.StatusMethodNotAllowed {
+		t.Error(res.Status)
 	}
 }
