@@ -29,7 +29,7 @@ type duplicate struct {
 // ones are a fraction of what came before.
 const (
 	firstChunk    = 256 << 10
-	chunkFraction = 8
+	chunkFraction = 4
 )
 
 func chunkSize(before int64) int64 {
