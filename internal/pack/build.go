@@ -10,6 +10,7 @@ import (
 
 	"dewpoint/internal/erofs"
 	"dewpoint/internal/image"
+	"dewpoint/internal/inflate"
 	"dewpoint/internal/toc"
 
 	"github.com/opencontainers/go-digest"
@@ -32,8 +33,12 @@ type InputLayer struct {
 	Compression    image.Compression // what Open's bytes say counts more
 	Data           io.ReaderAt       // the tar
 	// Open returns the blob, to find restart points. It is read to its end and
-	// closed. Without it the layer has no points.
+	// closed. Without it, and without Points, the layer has no points.
 	Open func() (io.ReadCloser, error)
+	// Points yields restart points of the blob that were found before, in
+	// order; it is used if there is no Open. They are believed: what a wrong one
+	// gives does not hash to its segment, and is not used.
+	Points func(yield func(inflate.Point) error) error
 }
 
 // Stats say what a pack came to.

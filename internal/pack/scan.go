@@ -38,9 +38,10 @@ type scan struct {
 	segment hash.Hash // since the last point
 	file    hash.Hash // of files[next], so far
 	next    int
-	every   int64 // bytes between points
-	useless bool  // a segment is longer than MaxSegment
-	window  int64 // bytes of windows so far
+	every   int64   // bytes between points
+	useless bool    // a segment is longer than MaxSegment
+	window  int64   // bytes of windows so far
+	known   []point // points to come, where they are known
 }
 
 // contiguous finds the files of one piece that are worth a digest.
@@ -61,10 +62,7 @@ func (s *scan) run() error {
 	s.whole, s.segment, s.file = sha256.New(), sha256.New(), sha256.New()
 	s.every = max(segmentSize, s.in.Size/(MaxPoints/4))
 	if s.in.Open == nil {
-		if err := s.read(io.NewSectionReader(s.in.Data, 0, s.in.Size), nil); err != nil {
-			return err
-		}
-		return s.check()
+		return s.data()
 	}
 	blob, err := s.in.Open()
 	if err != nil {
@@ -216,14 +214,9 @@ func (s *scan) point(r inflate.Reader) error {
 		return nil
 	}
 	s.endSegment()
-	q := point{in: p.In, out: p.Out, bit: p.Bit, crc: p.CRC, length: p.Length, window: s.window}
-	if len(p.Window) > 0 {
-		stored := s.enc.window(p.Window)
-		if _, err := s.windows.Write(stored); err != nil {
-			return err
-		}
-		q.windowLen = uint16(len(stored))
-		s.window += int64(len(stored))
+	q, err := s.store(p)
+	if err != nil {
+		return err
 	}
 	s.points = append(s.points, q)
 	return nil

@@ -189,6 +189,7 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 			m, err = s.mounts(snap, base.Labels)
 		}
 		if err == nil {
+			s.prepared(snap, key, base.Labels)
 			return m, nil
 		}
 		s.undo(ctx, key)

@@ -125,6 +125,10 @@ type Config struct {
 	Overlay []string
 	// LockWait bounds the wait for another process to close Root; 0 is 2 s.
 	LockWait time.Duration
+	// Prepared is told of a container's snapshot before its client can mount
+	// it: the diffIDs below, bottom first, if all are image layers. It is called
+	// with no lock held, and Prepare waits for it. May be nil.
+	Prepared func(layers []digest.Digest)
 }
 
 // Snapshotter implements containerd's snapshots.Snapshotter and Cleaner. It
@@ -136,8 +140,9 @@ type Snapshotter struct {
 	ms      *storage.MetaStore
 	table   *table
 	fixes   *corrections
-	options []string // of every overlay mount
-	remap   bool     // the kernel can mount overlays with mapped ids
+	options []string              // of every overlay mount
+	remap   bool                  // the kernel can mount overlays with mapped ids
+	tell    func([]digest.Digest) // Config.Prepared
 
 	mu  sync.RWMutex
 	ids map[string]*layer // by snapshot id, those that stand for an image layer; guarded by mu
@@ -164,7 +169,7 @@ func New(ctx context.Context, cfg Config) (*Snapshotter, error) {
 		return nil, err
 	}
 	s := &Snapshotter{
-		root: root, layers: cfg.Layers, log: cfg.Log, ms: ms,
+		root: root, layers: cfg.Layers, log: cfg.Log, ms: ms, tell: cfg.Prepared,
 		ids: make(map[string]*layer),
 	}
 	if s.log == nil {
