@@ -108,6 +108,28 @@ func TestSequentialReadStopsWhereItStops(t *testing.T) {
 	})
 }
 
+// Reads of many pages at once bring no more than these.
+func TestLargeReadsStopWhereTheyEnd(t *testing.T) {
+	each(t, func(t *testing.T, backend string) {
+		l := newLayer(t, backend, sample())
+		res := record(t, func() {
+			f, err := os.Open(l.path("d/big"))
+			check(t, err)
+			defer f.Close()
+			for range 3 {
+				_, err := f.Read(make([]byte, 8*pageSize))
+				check(t, err)
+			}
+			readAt(t, l.path("d/big"), 150, 33*pageSize)
+		}, l)
+		from := l.toc.Entries[1].Ranges[0].Data
+		if r := res.Reads; len(r) != 2 || r[0].Offset != from || r[0].Length != 24*pageSize ||
+			r[1].Offset != from+150*pageSize || r[1].Length != 33*pageSize {
+			t.Errorf("%+v", res)
+		}
+	})
+}
+
 func TestMmap(t *testing.T) {
 	each(t, func(t *testing.T, backend string) {
 		l := newLayer(t, backend, sample())
