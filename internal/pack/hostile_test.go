@@ -9,6 +9,7 @@ import (
 	"io"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 
@@ -83,14 +84,17 @@ func TestChanged(t *testing.T) {
 	}
 }
 
-// stored makes preamble and header of JSON.
-func stored(text []byte) []byte {
-	e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
+var plainEncoder = sync.OnceValue(func() *zstd.Encoder {
+	e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest))
 	if err != nil {
 		panic(err)
 	}
-	defer e.Close()
-	frame := e.EncodeAll(text, nil)
+	return e
+})
+
+// stored makes preamble and header of JSON.
+func stored(text []byte) []byte {
+	frame := plainEncoder().EncodeAll(text, nil)
 	b := binary.LittleEndian.AppendUint32([]byte("DEWPACK1"), uint32(len(frame)))
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(text)))
 	return append(b, frame...)
@@ -331,7 +335,7 @@ func rawPoints(list ...[6]uint64) []byte {
 func TestPointBounds(t *testing.T) {
 	// Layer 0 has 41,000 bytes, 20,000 compressed, and windows of 30,000.
 	first := [6]uint64{}
-	parse := func(compression string, raw []byte) error {
+	points := func(compression string, raw []byte) error {
 		h := small()
 		set(h, "layers 0 compression", compression)
 		if compression != "gzip" {
@@ -342,30 +346,30 @@ func TestPointBounds(t *testing.T) {
 		_, err = head.ParsePoints(0, raw)
 		return err
 	}
-	check(t, parse("gzip", rawPoints(first, [6]uint64{100, 3, 20_000, 1, 2, 30_000})))
-	check(t, parse("zstd", rawPoints(first, [6]uint64{100, 0, 20_000, 0, 0, 0})))
-	check(t, parse("plain", rawPoints(first, [6]uint64{9000, 0, 9000, 0, 0, 0})))
+	check(t, points("gzip", rawPoints(first, [6]uint64{100, 3, 20_000, 1, 2, 30_000})))
+	check(t, points("zstd", rawPoints(first, [6]uint64{100, 0, 20_000, 0, 0, 0})))
+	check(t, points("plain", rawPoints(first, [6]uint64{9000, 0, 9000, 0, 0, 0})))
 	for what, err := range map[string]error{
-		"nothing":          parse("gzip", nil),
-		"none":             parse("gzip", rawPoints()),
-		"too many":         parse("gzip", binary.AppendUvarint(nil, 1<<40)),
-		"more than bytes":  parse("gzip", append(binary.AppendUvarint(nil, 1000), make([]byte, 500)...)),
-		"cut":              parse("gzip", rawPoints(first, [6]uint64{100, 3, 20_000, 1, 2, 30_000})[:60]),
-		"bytes behind":     parse("zstd", append(rawPoints(first), 0)),
-		"first is late":    parse("zstd", rawPoints([6]uint64{1, 0, 1, 0, 0, 0})),
-		"first has window": parse("gzip", rawPoints([6]uint64{0, 0, 0, 0, 0, 30_000})),
-		"beyond blob":      parse("zstd", rawPoints(first, [6]uint64{20_000, 0, 100, 0, 0, 0})),
-		"beyond tar":       parse("zstd", rawPoints(first, [6]uint64{100, 0, 41_000, 0, 0, 0})),
-		"same place":       parse("zstd", rawPoints(first, [6]uint64{0, 0, 100, 0, 0, 0})),
-		"empty segment":    parse("zstd", rawPoints(first, [6]uint64{100, 0, 0, 0, 0, 0})),
-		"bit":              parse("gzip", rawPoints(first, [6]uint64{100, 8, 20_000, 1, 2, 30_000})),
-		"bit of zstd":      parse("zstd", rawPoints(first, [6]uint64{100, 1, 20_000, 0, 0, 0})),
-		"sum of zstd":      parse("zstd", rawPoints(first, [6]uint64{100, 0, 20_000, 1, 0, 0})),
-		"large sum":        parse("gzip", rawPoints(first, [6]uint64{100, 3, 20_000, 1 << 32, 2, 30_000})),
-		"window of zstd":   parse("zstd", rawPoints(first, [6]uint64{100, 0, 20_000, 0, 0, 5})),
-		"large window":     parse("gzip", rawPoints(first, [6]uint64{100, 3, 20_000, 1, 2, 40_000})),
-		"windows missing":  parse("gzip", rawPoints(first, [6]uint64{100, 3, 20_000, 1, 2, 20_000})),
-		"plain, elsewhere": parse("plain", rawPoints(first, [6]uint64{9000, 0, 9001, 0, 0, 0})),
+		"nothing":          points("gzip", nil),
+		"none":             points("gzip", rawPoints()),
+		"too many":         points("gzip", binary.AppendUvarint(nil, 1<<40)),
+		"more than bytes":  points("gzip", append(binary.AppendUvarint(nil, 1000), make([]byte, 500)...)),
+		"cut":              points("gzip", rawPoints(first, [6]uint64{100, 3, 20_000, 1, 2, 30_000})[:60]),
+		"bytes behind":     points("zstd", append(rawPoints(first), 0)),
+		"first is late":    points("zstd", rawPoints([6]uint64{1, 0, 1, 0, 0, 0})),
+		"first has window": points("gzip", rawPoints([6]uint64{0, 0, 0, 0, 0, 30_000})),
+		"beyond blob":      points("zstd", rawPoints(first, [6]uint64{20_000, 0, 100, 0, 0, 0})),
+		"beyond tar":       points("zstd", rawPoints(first, [6]uint64{100, 0, 41_000, 0, 0, 0})),
+		"same place":       points("zstd", rawPoints(first, [6]uint64{0, 0, 100, 0, 0, 0})),
+		"empty segment":    points("zstd", rawPoints(first, [6]uint64{100, 0, 0, 0, 0, 0})),
+		"bit":              points("gzip", rawPoints(first, [6]uint64{100, 8, 20_000, 1, 2, 30_000})),
+		"bit of zstd":      points("zstd", rawPoints(first, [6]uint64{100, 1, 20_000, 0, 0, 0})),
+		"sum of zstd":      points("zstd", rawPoints(first, [6]uint64{100, 0, 20_000, 1, 0, 0})),
+		"large sum":        points("gzip", rawPoints(first, [6]uint64{100, 3, 20_000, 1 << 32, 2, 30_000})),
+		"window of zstd":   points("zstd", rawPoints(first, [6]uint64{100, 0, 20_000, 0, 0, 5})),
+		"large window":     points("gzip", rawPoints(first, [6]uint64{100, 3, 20_000, 1, 2, 40_000})),
+		"windows missing":  points("gzip", rawPoints(first, [6]uint64{100, 3, 20_000, 1, 2, 20_000})),
+		"plain, elsewhere": points("plain", rawPoints(first, [6]uint64{9000, 0, 9001, 0, 0, 0})),
 	} {
 		if !errors.Is(err, pack.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
@@ -374,7 +378,7 @@ func TestPointBounds(t *testing.T) {
 	h := small()
 	set(h, "layers 0 size", 17<<20)
 	set(h, "layers 0 windows", 0)
-	head, err := parseAny(h)
+	head, err := parse(h)
 	check(t, err)
 	if _, err := head.ParsePoints(0, rawPoints(first)); !errors.Is(err, pack.ErrInvalid) {
 		t.Error("long segment:", err)
@@ -383,8 +387,6 @@ func TestPointBounds(t *testing.T) {
 		t.Error("long first segment:", err)
 	}
 }
-
-func parseAny(h any) (*pack.Header, error) { return parse(h) }
 
 func TestFileBounds(t *testing.T) {
 	h, err := parse(small())
