@@ -60,8 +60,8 @@ func (p *Puller) Want(id digest.Digest, from, to int64) {
 	p.work.Go(func() {
 		p.serve(w)
 		p.mu.Lock()
+		defer p.mu.Unlock()
 		delete(p.wants, w)
-		p.mu.Unlock()
 	})
 }
 
@@ -75,6 +75,7 @@ func (p *Puller) serve(w want) {
 		if part == nil {
 			return // expelled, and repaired from the true layer; or nothing reads it any more
 		}
+		w.to = min(w.to, part.Size)
 		from, to := part.Absent(w.from, w.to)
 		if from >= w.to {
 			return

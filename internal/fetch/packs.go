@@ -45,11 +45,10 @@ var errNoPack = errors.New("the image has no startup pack")
 
 // packFile is a pack that can be read.
 type packFile struct {
-	size   int64
-	local  bool
-	about  map[string]string // annotations
-	open   func(ctx context.Context, at pack.Span) (io.ReadCloser, error)
-	remedy string
+	size  int64
+	local bool
+	about map[string]string // annotations
+	open  func(ctx context.Context, at pack.Span) (io.ReadCloser, error)
 }
 
 // packLookup bounds the search for a pack in a registry: a start does not wait
@@ -73,12 +72,27 @@ func (p *Puller) findPack(ctx context.Context, img *image.Image, o Options) (*pa
 	if err != nil {
 		return nil, fmt.Errorf("look for a startup pack: %w", err)
 	}
-	for _, d := range list {
-		if f := p.remotePack(img, d, o); f != nil {
+	if best := p.choose(img, list); best != nil {
+		if f := p.remotePack(img, *best, o); f != nil {
 			return f, nil
 		}
 	}
 	return nil, errNoPack
+}
+
+// choose is the pack to use of those that a repository has: one whose signature
+// is valid before others, and the newest of them.
+func (p *Puller) choose(img *image.Image, list []ocispec.Descriptor) *ocispec.Descriptor {
+	var best *ocispec.Descriptor
+	var signed bool
+	for i, d := range list {
+		ok := p.signed(img, d.Annotations, digest.Digest(d.Annotations[pack.AnnotationHeader])) == nil
+		newer := best == nil || d.Annotations[ocispec.AnnotationCreated] > best.Annotations[ocispec.AnnotationCreated]
+		if best == nil || ok && !signed || ok == signed && newer {
+			best, signed = &list[i], ok
+		}
+	}
+	return best
 }
 
 // remotePack is the pack that a descriptor is about, or nil if it says too little.
@@ -138,7 +152,7 @@ func (p *Puller) trust(img *image.Image, f *packFile, header digest.Digest) (str
 	if want := f.about[pack.AnnotationHeader]; want != "" && want != header.String() {
 		return "", fmt.Errorf("its header hashes to %s, its annotation says %s: %w", header, want, pack.ErrInvalid)
 	}
-	signed := p.signed(img, f, header)
+	signed := p.signed(img, f.about, header)
 	switch policy := p.policy(img); {
 	case signed == nil:
 		return TrustSigned, nil
@@ -149,11 +163,11 @@ func (p *Puller) trust(img *image.Image, f *packFile, header digest.Digest) (str
 	}
 }
 
-func (p *Puller) signed(img *image.Image, f *packFile, header digest.Digest) error {
+func (p *Puller) signed(img *image.Image, about map[string]string, header digest.Digest) error {
 	if p.cfg.Packs.Key == nil {
 		return errors.New("no key is configured (pack.key)")
 	}
-	sig, err := base64.StdEncoding.DecodeString(f.about[pack.AnnotationSignature])
+	sig, err := base64.StdEncoding.DecodeString(about[pack.AnnotationSignature])
 	if err != nil || len(sig) == 0 {
 		return errors.New("it has no signature")
 	}

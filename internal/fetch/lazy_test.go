@@ -1,0 +1,430 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/pack"
+	"dewpoint/internal/registry"
+	"dewpoint/internal/registry/registrytest"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/opencontainers/go-digest"
+)
+
+// unmounted is a layer.Server that remembers which waits failed.
+type unmounted struct {
+	mu     sync.Mutex
+	failed []layer.Span
+	gone   map[digest.Digest]bool
+}
+
+func (n *unmounted) Add(_ digest.Digest, data, _ *os.File) (string, error) { return data.Name(), nil }
+func (n *unmounted) Tree(digest.Digest, *os.File) (string, error)          { return "", nil }
+func (n *unmounted) Present(digest.Digest, int64, int64)                   {}
+func (n *unmounted) Fail(_ digest.Digest, from, to int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.failed = append(n.failed, layer.Span{From: from, To: to})
+}
+func (n *unmounted) Remove(id digest.Digest) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gone == nil {
+		n.gone = map[digest.Digest]bool{}
+	}
+	n.gone[id] = true
+}
+
+// lazyBed is a bed with an image of two layers that has a pack.
+type lazyBed struct {
+	*bed
+	server *unmounted
+	tars   [][]byte
+	img    registrytest.Pushed
+	reads  []pack.Range // what the pack says is read
+	key    ed25519.PrivateKey
+	lied   chan error
+	whole  chan digest.Digest
+}
+
+func newLazyBed(t *testing.T, c image.Compression) *lazyBed {
+	t.Helper()
+	lb := &lazyBed{bed: newBed(t), server: &unmounted{}, lied: make(chan error, 4), whole: make(chan digest.Digest, 4)}
+	var ls []registrytest.Layer
+	for seed := range uint64(2) {
+		tar := mixedTar(seed+50)
+		lb.tars = append(lb.tars, tar)
+		ls = append(ls, registrytest.Layer{Tar: tar, Compression: c})
+	}
+	lb.img = lb.reg.PushImage("app:1", ls, registrytest.Options{})
+	lb.reads = []pack.Range{{Layer: 1, Offset: 8192, Length: 40960}, {Layer: 0, Offset: 4 << 20, Length: 300 << 10}, {Layer: 1, Offset: 1 << 20, Length: 4096}}
+	lb.restart(Config{})
+	return lb
+}
+
+// mixedTar is 12 MB of files of changing nature, so that deflate has reason to
+// begin blocks.
+func mixedTar(seed uint64) []byte {
+	r := rand.New(rand.NewPCG(seed, 1))
+	var files []registrytest.File
+	for i := range 48 {
+		b := make([]byte, 256<<10)
+		for j := range b {
+			b[j] = byte(r.IntN(2 + i*11%250)) + byte(i)
+		}
+		files = append(files, registrytest.File{Name: fmt.Sprintf("dir/f%d", i), Body: string(b)})
+	}
+	return registrytest.Tar(files...)
+}
+
+// restart gives the bed another store and puller, with the same registry.
+func (lb *lazyBed) restart(cfg Config) {
+	lb.t.Helper()
+	client := lb.cfg.Registry
+	lb.must(lb.Close())
+	lb.must(lb.layers.Close())
+	lb.open(client, cfg)
+}
+
+func (lb *lazyBed) open(client *registry.Client, cfg Config) {
+	var err error
+	lb.layers, err = layer.Open(layer.Config{Dir: lb.dir, Server: lb.server, Lied: func(_ *layer.Partial, why error) { lb.lied <- why }})
+	lb.must(err)
+	catalog, err := OpenCatalog(filepath.Join(lb.dir, "..", "images"), nil)
+	lb.must(err)
+	cfg.Registry, cfg.Layers, cfg.Catalog, cfg.Link = client, lb.layers, catalog, NewLink(LinkConfig{Inflaters: 1})
+	cfg.Lazy.Whole = func(id digest.Digest) { lb.whole <- id }
+	if cfg.Lazy.Wait == 0 {
+		cfg.Lazy.Wait = 5 * time.Second
+	}
+	lb.Puller = NewPuller(cfg)
+	lb.fresh = 0
+}
+
+// build makes the pack. spoil may change a layer's data before.
+func (lb *lazyBed) build(spoil func([][]byte)) (*bytes.Buffer, pack.Stats) {
+	lb.t.Helper()
+	in := pack.Input{Image: lb.img.Digest, Dir: lb.t.TempDir(), Profile: &pack.Profile{Version: 1, Image: lb.img.Digest, Reads: lb.reads}}
+	tars := [][]byte{bytes.Clone(lb.tars[0]), bytes.Clone(lb.tars[1])}
+	if spoil != nil {
+		spoil(tars)
+	}
+	for i, l := range lb.img.Layers {
+		in.Profile.Layers = append(in.Profile.Layers, l.DiffID)
+		il := pack.InputLayer{DiffID: l.DiffID, Blob: l.Digest, BlobSize: l.Size, Size: int64(len(tars[i])), Compression: l.Compression(),
+			Data: bytes.NewReader(tars[i])}
+		if spoil == nil {
+			il.Open = func() (io.ReadCloser, error) {
+				return lb.cfg.Registry.Open(lb.t.Context(), lb.ref(lb.img.Ref), registry.Blob{Digest: l.Digest, Size: l.Size}, 0, -1, registry.OpenOptions{})
+			}
+		} else {
+			il.DiffID = digest.FromBytes(tars[i]) // what Build insists on; put right below
+			in.Profile.Layers[i] = il.DiffID
+		}
+		in.Layers = append(in.Layers, il)
+	}
+	var out bytes.Buffer
+	stats, err := pack.Build(lb.t.Context(), &out, in)
+	lb.must(err)
+	return &out, stats
+}
+
+// publish pushes the pack beside the image.
+func (lb *lazyBed) publish(b []byte, header digest.Digest, sign bool) {
+	lb.t.Helper()
+	about := map[string]string{pack.AnnotationBlob: digest.FromBytes(b).String(), pack.AnnotationSize: strconv.Itoa(len(b)),
+		pack.AnnotationHeader: header.String()}
+	if sign {
+		about[pack.AnnotationSignature] = base64.StdEncoding.EncodeToString(pack.Sign(lb.key, lb.img.Digest, header))
+	}
+	_, err := lb.cfg.Registry.PushArtifact(lb.t.Context(), lb.ref(lb.img.Ref), registry.Artifact{Type: pack.MediaType, Subject: lb.img.Desc, Annotations: about,
+		Layers: []registry.ArtifactLayer{{MediaType: pack.MediaType, Digest: digest.FromBytes(b), Size: int64(len(b)),
+			Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}}}, registry.ResolveOptions{})
+	lb.must(err)
+}
+
+func (lb *lazyBed) start(ref string) *Pull {
+	lb.t.Helper()
+	pull, err := lb.Pull(lb.t.Context(), lb.ref(ref), Options{Lazy: true})
+	lb.must(err)
+	lb.must(pull.WaitMountable(lb.t.Context()))
+	return pull
+}
+
+// read is what a reader of a partial layer does: it waits until [from, to) is there.
+func (lb *lazyBed) read(n int, from, to int64) {
+	lb.t.Helper()
+	part := lb.layers.Partial(lb.img.Layers[n].DiffID)
+	if part == nil {
+		lb.t.Fatal("the layer is not partial")
+	}
+	lb.Want(part.Layer.DiffID, from, to)
+	lb.eventually("wanted bytes", func() bool { at, _ := part.Absent(from, to); return at >= to })
+	f, err := os.Open(part.Files().Data)
+	lb.must(err)
+	defer f.Close()
+	got := make([]byte, to-from)
+	_, err = f.ReadAt(got, from)
+	lb.must(err)
+	if !bytes.Equal(got, lb.tars[n][from:to]) {
+		lb.t.Fatalf("layer %d, %d to %d: wrong bytes", n, from, to)
+	}
+}
+
+func TestLazyStart(t *testing.T) {
+	for _, c := range []image.Compression{image.Gzip, image.Zstd, image.Plain} {
+		t.Run(string(c), func(t *testing.T) {
+			lb := newLazyBed(t, c)
+			b, stats := lb.build(nil)
+			lb.publish(b.Bytes(), stats.Header, false)
+			before := [2]int64{lb.reg.Served(lb.img.Layers[0].Digest), lb.reg.Served(lb.img.Layers[1].Digest)}
+			served := func(n int) int64 { return lb.reg.Served(lb.img.Layers[n].Digest) - before[n] }
+			pull := lb.start(lb.img.Ref)
+			if pull.Lazy == nil || pull.Lazy.Trust != TrustRepository {
+				t.Fatalf("not lazy: %q", pull.Why)
+			}
+			for _, r := range lb.reads {
+				lb.read(r.Layer, r.Offset, r.Offset+r.Length)
+			}
+			if n := served(0) + served(1); n != 0 {
+				t.Errorf("the start fetched %d bytes of layers", n)
+			}
+			// Something that no profile has seen.
+			lb.read(0, 2<<20, 2<<20+4096)
+			if c != image.Zstd { // whose one frame has to be fetched from its start
+				if n := served(0); n > 3<<20 {
+					t.Errorf("one page cost %d bytes", n)
+				}
+			}
+			pull.Background()
+			lb.must(pull.WaitComplete(t.Context()))
+			for range lb.img.Layers {
+				<-lb.whole
+			}
+			lb.eventually("partial layers are retired", func() bool {
+				lb.server.mu.Lock()
+				defer lb.server.mu.Unlock()
+				return len(lb.server.gone) == 2
+			})
+			for n, l := range lb.img.Layers {
+				got, err := lb.layers.Get(l.DiffID)
+				lb.must(err)
+				data, err := os.ReadFile(got.Files().Data)
+				lb.must(err)
+				if !bytes.Equal(data, lb.tars[n]) {
+					t.Errorf("layer %d is wrong", n)
+				}
+			}
+		})
+	}
+}
+
+// Whose packs are believed.
+func TestPackTrust(t *testing.T) {
+	pub, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lb := newLazyBed(t, image.Gzip)
+	lb.key = key
+	b, stats := lb.build(nil)
+	for _, c := range []struct {
+		name     string
+		cfg      PackConfig
+		signed   bool
+		byDigest bool
+		want     string // trust; "" is not lazy
+	}{
+		{"tag", PackConfig{}, false, false, TrustRepository},
+		{"digest", PackConfig{}, false, true, ""},
+		{"tag, signed wanted", PackConfig{Trust: TrustSigned, Key: pub}, false, false, ""},
+		{"digest, signed, no key", PackConfig{}, true, true, ""},
+		{"digest, signed", PackConfig{Key: pub}, true, true, TrustSigned},
+		{"tag, pop", PackConfig{Trust: TrustPoP, Key: pub}, true, false, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lb.publish(b.Bytes(), stats.Header, c.signed)
+			lb.restart(Config{Packs: c.cfg})
+			ref := lb.img.Ref
+			if c.byDigest {
+				ref = lb.img.ByDigest
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			pull, err := lb.Pull(ctx, lb.ref(ref), Options{Lazy: true})
+			lb.must(err)
+			got := ""
+			if pull.Lazy != nil {
+				got = pull.Lazy.Trust
+			} else if pull.Why == "" {
+				t.Error("no reason is given")
+			}
+			if got != c.want {
+				t.Errorf("trust %q, want %q (%s)", got, c.want, pull.Why)
+			}
+			cancel()
+			lb.restart(Config{})
+			lb.must(os.RemoveAll(lb.dir))
+		})
+	}
+}
+
+// An image without a pack, or with a broken one, is pulled whole.
+func TestLazyFallsBack(t *testing.T) {
+	lb := newLazyBed(t, image.Gzip)
+	b, stats := lb.build(nil)
+	for name, spoil := range map[string]func() ([]byte, digest.Digest){
+		"none":         nil,
+		"nonsense":     func() ([]byte, digest.Digest) { return bytes.Repeat([]byte("x"), 5000), stats.Header },
+		"other header": func() ([]byte, digest.Digest) { return b.Bytes(), digest.FromString("other") },
+		"cut":          func() ([]byte, digest.Digest) { return b.Bytes()[:200], stats.Header },
+	} {
+		t.Run(name, func(t *testing.T) {
+			if spoil != nil {
+				pack, header := spoil()
+				lb.publish(pack, header, false)
+			}
+			lb.restart(Config{})
+			pull := lb.start(lb.img.Ref)
+			if pull.Lazy != nil || pull.Why == "" {
+				t.Errorf("lazy %v, why %q", pull.Lazy, pull.Why)
+			}
+			lb.must(pull.WaitComplete(t.Context()))
+			lb.restart(Config{})
+			lb.must(os.RemoveAll(lb.dir))
+		})
+	}
+}
+
+// A killed dewd's partial layers are served by the next one.
+func TestRevive(t *testing.T) {
+	lb := newLazyBed(t, image.Gzip)
+	b, stats := lb.build(nil)
+	lb.publish(b.Bytes(), stats.Header, false)
+	lb.start(lb.img.Ref)
+	r := lb.reads[0]
+	lb.read(r.Layer, r.Offset, r.Offset+r.Length)
+	lb.restart(Config{Lazy: LazyConfig{Off: true}})
+	lb.Revive()
+	lb.read(r.Layer, r.Offset, r.Offset+r.Length)
+	lb.read(0, 3<<20, 3<<20+8192)
+	lb.restart(Config{})
+	lb.Revive()
+	for range lb.img.Layers {
+		<-lb.whole
+	}
+}
+
+// A registry that is away: absent reads wait, then fail; when it is back they come.
+func TestWantRegistryAway(t *testing.T) {
+	lb := newLazyBed(t, image.Gzip)
+	b, stats := lb.build(nil)
+	lb.publish(b.Bytes(), stats.Header, false)
+	lb.restart(Config{Lazy: LazyConfig{Wait: 700 * time.Millisecond}})
+	lb.start(lb.img.Ref)
+	lb.read(lb.reads[1].Layer, lb.reads[1].Offset, lb.reads[1].Offset+lb.reads[1].Length)
+	lb.read(0, 3<<20, 3<<20+8192) // the points are here
+	lb.reg.Close()
+	id := lb.img.Layers[0].DiffID
+	lb.Want(id, 0, 4096)
+	lb.eventually("the wait fails", func() bool {
+		lb.server.mu.Lock()
+		defer lb.server.mu.Unlock()
+		return len(lb.server.failed) == 1
+	})
+	if got := lb.server.failed[0]; got != (layer.Span{From: 0, To: 4096}) {
+		t.Errorf("failed: %v", got)
+	}
+	lb.must(lb.reg.Up())
+	lb.read(0, 0, 4096)
+}
+
+// A pack that lied is found out, told, and not used again.
+func TestPackLies(t *testing.T) {
+	lb := newLazyBed(t, image.Gzip)
+	honest := []image.Layer{lb.img.Layers[0], lb.img.Layers[1]}
+	b, _ := lb.build(func(tars [][]byte) { tars[1][20000] ^= 0xff })
+	// The liar names the honest layers.
+	lied, header := relabel(t, b.Bytes(), honest)
+	lb.publish(lied, header, false)
+	lb.restart(Config{Packs: PackConfig{Dir: t.TempDir()}})
+	pull := lb.start(lb.img.Ref)
+	if pull.Lazy == nil {
+		t.Fatalf("not lazy: %s", pull.Why)
+	}
+	<-pull.Lazy.done
+	pull.Background()
+	lb.must(pull.WaitComplete(t.Context()))
+	select {
+	case err := <-lb.lied:
+		if !errors.Is(err, layer.ErrLied) {
+			t.Errorf("told: %v", err)
+		}
+		lb.must(lb.Quarantine(lb.img.Digest, err))
+	case <-time.After(5 * time.Second):
+		t.Fatal("unmounted noticed")
+	}
+	if _, err := lb.findPack(t.Context(), pull.Image, Options{}); err == nil || !strings.Contains(err.Error(), "quarantined") {
+		t.Errorf("the pack is found again: %v", err)
+	}
+	for n, l := range honest {
+		got, err := lb.layers.Get(l.DiffID)
+		lb.must(err)
+		data, err := os.ReadFile(got.Files().Data)
+		lb.must(err)
+		if !bytes.Equal(data, lb.tars[n]) {
+			t.Errorf("layer %d is wrong", n)
+		}
+	}
+}
+
+// relabel makes the header of a pack name other layers.
+func relabel(t *testing.T, b []byte, layers []image.Layer) ([]byte, digest.Digest) {
+	t.Helper()
+	n, err := pack.HeaderSize(b[:pack.PreambleSize])
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, _ := zstd.NewReader(nil)
+	defer r.Close()
+	raw, err := r.DecodeAll(b[pack.PreambleSize:n], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var head map[string]any
+	if err := json.Unmarshal(raw, &head); err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range head["layers"].([]any) {
+		l.(map[string]any)["diff_id"] = layers[i].DiffID
+	}
+	raw, err = json.Marshal(head)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, _ := zstd.NewWriter(nil)
+	defer w.Close()
+	stored := w.EncodeAll(raw, nil)
+	out := binary.LittleEndian.AppendUint32(bytes.Clone(b[:8]), uint32(len(stored)))
+	out = binary.LittleEndian.AppendUint32(out, uint32(len(raw)))
+	out = append(out, stored...)
+	return append(out, b[n:]...), digest.FromBytes(out)
+}
