@@ -84,7 +84,18 @@ func (b *bed) end() {
 		return
 	}
 	var err error
-	wait(b.t, "datafs to be unused", func() bool { err = b.client.Shutdown(); return err == nil })
+	for range 200 {
+		if err = b.client.Shutdown(); err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err != nil {
+		b.t.Errorf("datafs stays in use: %v", err)
+		b.client.Close()
+		unix.Kill(b.serverPID(), unix.SIGKILL)
+		detach(filepath.Join(b.cfg.State, "datafs"))
+	}
 	log, _ := os.ReadFile(filepath.Join(b.cfg.State, logName))
 	if len(log) > 0 {
 		b.t.Logf("datafs said: %s", log)
@@ -153,7 +164,13 @@ func (b *bed) layer(raw []byte) *testLayer {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.t.Cleanup(func() { l.data.Close(); l.present.Close() })
+	b.t.Cleanup(func() {
+		if b.t.Failed() {
+			b.client.Abort(l.id)
+		}
+		l.data.Close()
+		l.present.Close()
+	})
 	return l
 }
 

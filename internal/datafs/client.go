@@ -61,14 +61,13 @@ type Client struct {
 
 // entry is a layer as dewd knows it.
 type entry struct {
-	id      string
-	number  uint32
-	data    *os.File
-	present *presence.Map
-	index   *os.File // nil without a tree
-	flags   uint8    // flagHeldFile, flagHeldTree, flagRemoved
-	mine    bool     // added by this process: its wants are told
-	wants   spans
+	id     string
+	number uint32
+	content
+	index *os.File // nil without a tree
+	flags uint8    // flagHeldFile, flagHeldTree, flagRemoved
+	mine  bool     // added by this process: its wants are told
+	wants spans
 }
 
 // call is a message that will be answered.
@@ -231,7 +230,7 @@ func (c *Client) learn(m message) {
 			c.log.Error("presence of a layer that datafs has", "layer", m.id, "error", err)
 			break
 		}
-		e := &entry{id: m.id, number: m.number, data: m.files[0], present: present, flags: m.flags & (flagHeldFile | flagHeldTree | flagRemoved)}
+		e := &entry{id: m.id, number: m.number, content: content{m.files[0], present}, flags: m.flags & (flagHeldFile | flagHeldTree | flagRemoved)}
 		if len(m.files) == 3 {
 			e.index = m.files[2]
 		}
@@ -255,8 +254,7 @@ func (c *Client) forgetAll() {
 }
 
 func (e *entry) close() {
-	e.data.Close()
-	e.present.Close()
+	e.content.close()
 	if e.index != nil {
 		e.index.Close()
 	}
@@ -277,8 +275,8 @@ func (c *Client) Layers() []digest.Digest {
 
 // Add serves the layer whose tar is data and whose presence file is present,
 // and returns the path of the file that shows it. The files stay the caller's.
-// Adding what is served already, also by a dewd before this one, is not an error
-// if it is the same data.
+// Adding what is served already, also by a dewd before this one, replaces its
+// files.
 func (c *Client) Add(id digest.Digest, data, present *os.File) (string, error) {
 	name := id.Encoded()
 	if id.Algorithm() != digest.SHA256 || !validID(name) {
@@ -300,37 +298,49 @@ func (c *Client) Add(id digest.Digest, data, present *os.File) (string, error) {
 
 // insert notes a layer, and returns the wants of one that was there.
 func (c *Client) insert(name string, data, present *os.File) (spans, error) {
+	own, err := copies(data, present)
+	if err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e := c.layers[name]; e != nil {
-		if !sameOpen(e.data, data) || !sameOpen(e.present.File(), present) {
-			return nil, errors.New("it is served from other files")
-		}
-		e.flags &^= flagRemoved
-		if e.mine {
-			return nil, nil
-		}
-		e.mine = true
-		return slices.Clone(e.wants), nil
+	e := c.layers[name]
+	if e == nil {
+		c.layers[name] = &entry{id: name, number: c.next, content: *own, mine: true}
+		c.next++
+		return nil, nil
 	}
-	e := &entry{id: name, number: c.next, mine: true}
-	var err error
-	if e.data, err = dup(data); err != nil {
-		return nil, err
+	if e.present.Size() != own.present.Size() {
+		own.close()
+		return nil, errors.New("it is served with another size")
 	}
-	own, err := dup(present)
-	if err == nil {
-		if e.present, err = presence.View(own); err != nil {
-			own.Close()
-		}
+	e.content.close()
+	e.content = *own
+	e.flags &^= flagRemoved
+	if e.mine {
+		return nil, nil
 	}
+	e.mine = true
+	return slices.Clone(e.wants), nil
+}
+
+// copies opens a layer's files once more.
+func copies(data, present *os.File) (*content, error) {
+	d, err := dup(data)
 	if err != nil {
-		e.data.Close()
 		return nil, err
 	}
-	c.layers[name] = e
-	c.next++
-	return nil, nil
+	p, err := dup(present)
+	if err != nil {
+		d.Close()
+		return nil, err
+	}
+	m, err := presence.View(p)
+	if err != nil {
+		closeFiles([]*os.File{d, p})
+		return nil, err
+	}
+	return &content{d, m}, nil
 }
 
 func sameOpen(a, b *os.File) bool {

@@ -48,7 +48,7 @@ func (s *server) greet(k *link) {
 	k.send(hello)
 	for _, l := range s.all() {
 		l.mu.Lock()
-		have := message{kind: kindHave, id: l.id, number: l.number, flags: l.flags(), files: []*os.File{l.data, l.present.File()}}
+		have := message{kind: kindHave, id: l.id, number: l.number, flags: l.flags(), files: []*os.File{l.from.Load().data, l.present().File()}}
 		if l.indexFile != nil {
 			have.flags |= flagTree
 			have.files = append(have.files, l.indexFile)
@@ -66,7 +66,15 @@ func (s *server) greet(k *link) {
 func (s *server) obey(k *link, m *message, buf []byte) ([]byte, error) {
 	switch m.kind {
 	case kindAdd:
-		err := s.add(m)
+		l, err := s.add(m)
+		if err == nil { // other files may have what waits
+			for _, r := range l.arrived(everything) {
+				buf = s.answer(l, r, buf)
+			}
+			if l.removable() {
+				s.drop(l)
+			}
+		}
 		k.send(message{kind: kindAdd, id: m.id, number: m.number, from: errnoOf(err)})
 		return buf, nil
 	case kindShutdown:
@@ -92,7 +100,7 @@ func (s *server) obey(k *link, m *message, buf []byte) ([]byte, error) {
 			buf = s.answer(l, r, buf)
 		}
 	case kindFail:
-		for _, r := range l.failed(span{m.from, m.to}) {
+		for _, r := range l.fail(span{m.from, m.to}) {
 			s.dev.fail(r.unique, unix.EIO)
 		}
 	case kindRemove:
@@ -115,36 +123,51 @@ func (s *server) shutdown(k *link) error {
 	return sendMessage(k.conn, &message{kind: kindShutdown})
 }
 
-// add begins to serve a layer. One that is there already stays as it is.
-func (s *server) add(m *message) error {
+// add begins to serve a layer, or takes other files for one that is there.
+func (s *server) add(m *message) (*layer, error) {
 	if m.id == "" || m.number == 0 || m.number > maxNumber || len(m.files) != 2 {
-		return unix.EINVAL
-	}
-	if l := s.byID(m.id); l != nil {
-		l.mu.Lock()
-		l.removed = false
-		l.mu.Unlock()
-		return nil
-	}
-	if s.byNumber(m.number) != nil {
-		return unix.EEXIST
+		return nil, unix.EINVAL
 	}
 	present, err := presence.View(m.files[1])
 	if err != nil {
 		s.log.Error("presence of a layer", "layer", m.id, "error", err)
-		return err
+		return nil, err
 	}
-	l := &layer{id: m.id, number: m.number, data: m.files[0], present: present, reads: map[uint64]*read{}}
+	c := &content{m.files[0], present}
+	m.files = nil
+	if l := s.byID(m.id); l != nil {
+		return l, l.replace(c, m.flags&flagRemoved != 0)
+	}
+	if s.byNumber(m.number) != nil {
+		c.close()
+		return nil, unix.EEXIST
+	}
+	l := &layer{id: m.id, number: m.number, reads: map[uint64]*read{}, removed: m.flags&flagRemoved != 0}
+	l.from.Store(c)
 	l.uses[asFile].before = m.flags&flagHeldFile != 0
 	l.uses[asTree].before = m.flags&flagHeldTree != 0
-	l.removed = m.flags&flagRemoved != 0
-	m.files = nil
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.layers[l.number], s.ids[l.id] = l, l
-	s.mu.Unlock()
-	if l.removable() {
-		s.drop(l)
+	return l, nil
+}
+
+// replace gives the layer other files of the same bytes.
+func (l *layer) replace(c *content, removed bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was := l.from.Load()
+	if was.present.Size() != c.present.Size() {
+		c.close()
+		return unix.EINVAL
 	}
+	l.removed = removed
+	if sameOpen(was.data, c.data) && sameOpen(was.present.File(), c.present.File()) {
+		c.close()
+		return nil
+	}
+	l.old = append(l.old, was)
+	l.from.Store(c)
 	return nil
 }
 
@@ -177,8 +200,7 @@ func (s *server) remove(l *layer) {
 	l.mu.Lock()
 	l.removed = true
 	l.mu.Unlock()
-	s.dev.forgetName(l.id)
-	s.dev.forgetName(l.id + treeSuffix)
+	s.forgetNames(l)
 	if l.removable() {
 		s.drop(l)
 	}

@@ -71,12 +71,13 @@ func (d device) resend() error {
 	return os.NewSyscallError("resend", d.write(b[:]))
 }
 
-// forgetName makes the kernel drop a name in the root directory. The kernel
+// forgetName makes the kernel drop a name in a directory, and what below it is
+// not in use. The kernel
 // takes locks for it that a LOOKUP under way may have: not to be called by who
 // has to answer that.
-func (d device) forgetName(name string) {
+func (d device) forgetName(dir uint64, name string) {
 	b := make([]byte, outHeaderSize, outHeaderSize+17+len(name))
-	b = native.AppendUint64(b, rootNode)
+	b = native.AppendUint64(b, dir)
 	b = native.AppendUint32(b, uint32(len(name)))
 	b = native.AppendUint32(b, 0)
 	b = append(append(b, name...), 0)

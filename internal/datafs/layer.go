@@ -14,11 +14,10 @@ import (
 
 // layer is one layer that datafs serves.
 type layer struct {
-	id      string
-	number  uint32 // upper half of its nodes' numbers; never given twice in one mount
-	data    *os.File
-	present *presence.Map
-	index   atomic.Pointer[index] // nil while no tree was asked for
+	id     string
+	number uint32 // upper half of its nodes' numbers; never given twice in one mount
+	from   atomic.Pointer[content]
+	index  atomic.Pointer[index] // nil while no tree was asked for
 	// indexFile is index's, to be passed on.
 	indexFile *os.File
 
@@ -27,6 +26,8 @@ type layer struct {
 	wanted  spans            // absent, and told to dewd
 	refused [16]refusal      // the last ones
 	oldest  int              // of refused
+	failing []refusal        // what Fail was called for, not long ago
+	old     []*content       // in place of which another came; a read may still use them
 	uses    [2]uses          // of the file's node and of the tree's top
 	removed bool
 }
@@ -37,7 +38,18 @@ const (
 	asTree = 1
 )
 
-// refusal is a request of several pages that was refused.
+// content is where a layer's bytes are.
+type content struct {
+	data    *os.File
+	present *presence.Map
+}
+
+func (c *content) close() {
+	c.data.Close()
+	c.present.Close()
+}
+
+// refusal is what was refused, and when.
 type refusal struct {
 	span
 	at time.Time
@@ -45,6 +57,10 @@ type refusal struct {
 
 // comesAgain is how soon the kernel asks again for what it was refused.
 const comesAgain = time.Second
+
+// failsFor is how long absent bytes stay failed: the kernel's layers each try
+// once more what failed in a read-ahead, and that must not wait again.
+const failsFor = 250 * time.Millisecond
 
 // uses says whether the kernel knows a node.
 type uses struct {
@@ -72,18 +88,21 @@ func (l *layer) lacks(r *read) spans {
 	var out spans
 	for _, p := range r.parts {
 		if p.from == fromData {
-			out = absent(out, l.present, span{p.off, p.off + int64(p.n)})
+			out = absent(out, l.present(), span{p.off, p.off + int64(p.n)})
 		}
 	}
 	return out
 }
 
-func (l *layer) data64() int64 { return l.present.Size() }
+func (l *layer) present() *presence.Map { return l.from.Load().present }
+
+// size is that of the data.
+func (l *layer) size() int64 { return l.present().Size() }
 
 // ready reports whether all that r needs is there.
 func (l *layer) ready(r *read) bool {
 	for _, p := range r.parts {
-		if p.from == fromData && !l.present.Has(p.off, p.off+int64(p.n)) {
+		if p.from == fromData && !l.present().Has(p.off, p.off+int64(p.n)) {
 			return false
 		}
 	}
@@ -112,6 +131,9 @@ func (r *read) whole() span {
 func (l *layer) wait(r *read) (wants spans, refuse, done bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.failed(l.lacks(r)) {
+		return nil, true, false
+	}
 	if r.size > page && !r.sticky && !l.again(r.whole()) {
 		return nil, true, false
 	}
@@ -164,12 +186,25 @@ func (l *layer) arrived(s span) []*read {
 	out := l.take(l.ready)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.wanted = settle(l.wanted, l.present, s)
+	l.wanted = settle(l.wanted, l.present(), s)
 	return out
 }
 
-// failed returns the waiting reads that need absent bytes of s.
-func (l *layer) failed(s span) []*read {
+// failed reports whether any of the absent bytes are those of a failure that is
+// not over. l.mu is held.
+func (l *layer) failed(lacks spans) bool {
+	now := time.Now()
+	l.failing = slices.DeleteFunc(l.failing, func(f refusal) bool { return now.Sub(f.at) > failsFor })
+	return slices.ContainsFunc(l.failing, func(f refusal) bool { return lacks.touches(f.span) })
+}
+
+// fail returns the waiting reads that need absent bytes of s, and has others of
+// the next moment fail.
+func (l *layer) fail(s span) []*read {
+	l.mu.Lock()
+	l.failed(nil) // forgets old ones
+	l.failing = append(l.failing, refusal{s, time.Now()})
+	l.mu.Unlock()
 	out := l.take(func(r *read) bool { return l.lacks(r).touches(s) })
 	l.mu.Lock()
 	l.wanted = l.wanted.without(s)
@@ -194,7 +229,7 @@ func (l *layer) fill(buf []byte, r *read) ([]byte, error) {
 				return nil, err
 			}
 		case fromData:
-			if _, err := l.data.ReadAt(b, p.off); err != nil {
+			if _, err := l.from.Load().data.ReadAt(b, p.off); err != nil {
 				return nil, err
 			}
 		}
@@ -210,7 +245,7 @@ func (l *layer) node(inode uint32) uint64 { return uint64(l.number)<<32 | uint64
 
 // fileAttr is what stat shows of the layer's file.
 func (l *layer) fileAttr() attr {
-	return attr{ino: l.node(0), size: l.data64(), mode: unix.S_IFREG | 0o400, nlink: 1}
+	return attr{ino: l.node(0), size: l.size(), mode: unix.S_IFREG | 0o400, nlink: 1}
 }
 
 // treeAttr is what stat shows of an inode of the layer's tree.
@@ -223,8 +258,9 @@ func (l *layer) treeAttr(n *inode) attr {
 }
 
 func (l *layer) close() {
-	l.data.Close()
-	l.present.Close()
+	for _, c := range append(l.old, l.from.Load()) {
+		c.close()
+	}
 	if l.indexFile != nil {
 		l.indexFile.Close()
 	}

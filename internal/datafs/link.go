@@ -2,6 +2,7 @@ package datafs
 
 import (
 	"net"
+	"os"
 	"sync"
 )
 
@@ -25,16 +26,17 @@ func newLink(c *net.UnixConn) *link {
 	return l
 }
 
-// send queues a message. Its files must stay open until the link has ended.
+// send queues a message. Its files stay the caller's.
 func (l *link) send(m message) {
+	m.files = dupAll(m.files)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.shut {
+		closeFiles(m.files)
 		return
 	}
 	if l.out = append(l.out, m); len(l.out) > maxQueue {
-		l.shut, l.out = true, nil
-		l.conn.Close()
+		l.end()
 	}
 	l.more.Signal()
 }
@@ -47,7 +49,10 @@ func (l *link) run() {
 			return
 		}
 		for i := range batch {
-			if sendMessage(l.conn, &batch[i]) != nil {
+			err := sendMessage(l.conn, &batch[i])
+			closeFiles(batch[i].files)
+			if err != nil {
+				closeMessages(batch[i+1:])
 				l.close()
 				return
 			}
@@ -66,11 +71,35 @@ func (l *link) next() ([]message, bool) {
 	return batch, !l.shut
 }
 
+// end drops what is queued. l.mu is held.
+func (l *link) end() {
+	closeMessages(l.out)
+	l.shut, l.out = true, nil
+	l.conn.Close()
+}
+
+func closeMessages(ms []message) {
+	for i := range ms {
+		closeFiles(ms[i].files)
+	}
+}
+
+// dupAll returns other descriptors of the open files. One that cannot be had is
+// missing, and the receiver refuses the message.
+func dupAll(files []*os.File) []*os.File {
+	var out []*os.File
+	for _, f := range files {
+		if own, err := dup(f); err == nil {
+			out = append(out, own)
+		}
+	}
+	return out
+}
+
 // close ends run and the connection.
 func (l *link) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.shut, l.out = true, nil
-	l.conn.Close()
+	l.end()
 	l.more.Signal()
 }

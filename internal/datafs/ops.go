@@ -428,7 +428,7 @@ func (w *worker) readFile(q *request) {
 // parts says where what a READ asks for lies.
 func (l *layer) parts(out []part, ino uint32, in readIn) ([]part, error) {
 	if ino == 0 {
-		if n := min(int64(in.size), l.data64()-in.off); n > 0 {
+		if n := min(int64(in.size), l.size()-in.off); n > 0 {
 			out = append(out, part{fromData, in.off, int(n)})
 		}
 		return out, nil

@@ -1,3 +1,0 @@
-package datafs
-
-func dewdProcess([]string) int { return 1 }
