@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -72,6 +73,17 @@ func gz(level int, parts ...[]byte) []byte {
 	return b.Bytes()
 }
 
+// command filters b through a program of the base system.
+func command(b []byte, name string, args ...string) []byte {
+	cmd := exec.Command(name, args...)
+	cmd.Stdin = bytes.NewReader(b)
+	out, err := cmd.Output()
+	if err != nil {
+		panic(fmt.Sprintf("%s %v: %v", name, args, err))
+	}
+	return out
+}
+
 func split(b []byte, n int) (parts [][]byte) {
 	for len(b) > n {
 		parts, b = append(parts, b[:n]), b[n:]
@@ -111,6 +123,8 @@ var compressors = []compressor{
 	{"gzip flushed", image.Gzip, false, func(b []byte) []byte { return gz(6, split(b, 30_000)...) }},
 	{"gzip members", image.Gzip, false, func(b []byte) []byte { return members(b, 300_000, func(b []byte) []byte { return gz(6, b) }) }},
 	{"gzip padded", image.Gzip, false, func(b []byte) []byte { return append(append(gz(6, b), gz(6)...), make([]byte, 5000)...) }},
+	{"gzip(1)", image.Gzip, false, func(b []byte) []byte { return command(b, "gzip", "-6") }},
+	{"gzip(1) rsyncable", image.Gzip, false, func(b []byte) []byte { return command(b, "gzip", "--rsyncable") }},
 	{"zstd", image.Zstd, true, zst},
 	{"zstd frames", image.Zstd, false, func(b []byte) []byte { return members(b, 700_000, zst) }},
 	{"plain", image.Plain, false, bytes.Clone},

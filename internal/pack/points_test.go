@@ -2,13 +2,19 @@ package pack_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
+	"hash/crc32"
 	"io"
 	"slices"
 	"testing"
 	"testing/iotest"
 
+	"dewpoint/internal/image"
 	"dewpoint/internal/pack"
+	"dewpoint/internal/toc/treetest"
+
+	"github.com/opencontainers/go-digest"
 )
 
 // segment inflates segment i of layer l from exactly the bytes that Blob says.
@@ -121,5 +127,60 @@ func TestSegmentOfOther(t *testing.T) {
 	}
 	if _, err := pack.DecodeWindow(zst(nil)); !errors.Is(err, pack.ErrInvalid) {
 		t.Errorf("empty window: %v", err)
+	}
+}
+
+// zeroMember is a gzip member of n zeros in one deflate block, n being 1 more
+// than a multiple of 258.
+func zeroMember(n int) []byte {
+	b := []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255}
+	var bits uint64
+	var have int
+	put := func(v uint64, n int) {
+		bits |= v << have
+		for have += n; have >= 8; have -= 8 {
+			b = append(b, byte(bits))
+			bits >>= 8
+		}
+	}
+	put(3, 3)    // last block, fixed codes
+	put(0x0c, 8) // the byte 0: code 00110000, first bit first
+	for range n / 258 {
+		put(0xa3, 8) // length 258: code 11000101
+		put(0, 5)    // distance 1
+	}
+	put(0, 7+7) // end of block, padding
+	b = binary.LittleEndian.AppendUint32(b, crc32.ChecksumIEEE(make([]byte, n)))
+	return binary.LittleEndian.AppendUint32(b, uint32(n))
+}
+
+// A layer that cannot be entered often enough has no points, and leaves no
+// windows behind.
+func TestLongSegment(t *testing.T) {
+	n := 258*70_000 + 1
+	head := new(treetest.Archive).File("text", content(1, 5<<20)).Bytes()
+	head = head[:len(head)-1024]
+	zeros := new(treetest.Archive).File("zeros", string(make([]byte, n))).Bytes()
+	tar := append(bytes.Clone(head), zeros...)
+	b := &bed{in: pack.Input{Image: digest.FromString("m")}}
+	from := len(head) + 512
+	b.add(tar, slices.Concat(gz(6, tar[:from]), zeroMember(n), gz(6, tar[from+n:])), image.Gzip)
+	framed := append(bytes.Clone(tar), 1)
+	b.add(framed, slices.Concat(zst(framed[:from]), zst(framed[from:from+n]), zst(framed[from+n:])), image.Zstd)
+	last := layerTar(3, 5<<20)
+	b.add(last, gz(6, last), image.Gzip)
+	b.profile(1, 1<<20)
+	b.build()
+	h := b.header(t)
+	for l := range 2 {
+		if h.Layers[l].Points != nil || h.Layers[l].Windows != 0 {
+			t.Errorf("layer %d has points", l)
+		}
+	}
+	p, err := h.DecodePoints(2, b.part(h.PointsSpan(2)))
+	check(t, err)
+	for i := range p.Len() {
+		_, err := segment(b, h, p, 2, i)
+		check(t, err)
 	}
 }
