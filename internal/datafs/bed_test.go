@@ -381,3 +381,16 @@ func readAs(how, path string, b []byte, off int64) error {
 	_, err = f.ReadAt(b, off)
 	return err
 }
+
+// memoryOf is the most memory in KiB that a process has had.
+func memoryOf(t testing.TB, pid int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := bytes.Cut(b, []byte("VmHWM:"))
+	n := 0
+	fmt.Sscan(string(rest), &n)
+	return n
+}

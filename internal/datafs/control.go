@@ -71,9 +71,7 @@ func (s *server) obey(k *link, m *message, buf []byte) ([]byte, error) {
 			for _, r := range l.arrived(everything) {
 				buf = s.answer(l, r, buf)
 			}
-			if l.removable() {
-				s.drop(l)
-			}
+			s.drop(l)
 		}
 		k.send(message{kind: kindAdd, id: m.id, number: m.number, from: errnoOf(err)})
 		return buf, nil
@@ -135,10 +133,12 @@ func (s *server) add(m *message) (*layer, error) {
 	}
 	c := &content{m.files[0], present}
 	m.files = nil
-	if l := s.byID(m.id); l != nil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.ids[m.id]; l != nil {
 		return l, l.replace(c, m.flags&flagRemoved != 0)
 	}
-	if s.byNumber(m.number) != nil {
+	if s.layers[m.number] != nil {
 		c.close()
 		return nil, unix.EEXIST
 	}
@@ -146,8 +146,6 @@ func (s *server) add(m *message) (*layer, error) {
 	l.from.Store(c)
 	l.uses[asFile].before = m.flags&flagHeldFile != 0
 	l.uses[asTree].before = m.flags&flagHeldTree != 0
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.layers[l.number], s.ids[l.id] = l, l
 	return l, nil
 }
@@ -201,7 +199,5 @@ func (s *server) remove(l *layer) {
 	l.removed = true
 	l.mu.Unlock()
 	s.forgetNames(l)
-	if l.removable() {
-		s.drop(l)
-	}
+	s.drop(l)
 }

@@ -30,6 +30,7 @@ type layer struct {
 	old     []*content       // in place of which another came; a read may still use them
 	uses    [2]uses          // of the file's node and of the tree's top
 	removed bool
+	gone    bool // its files are closed
 }
 
 // The two names of a layer.
@@ -131,7 +132,7 @@ func (r *read) whole() span {
 func (l *layer) wait(r *read) (wants spans, refuse, done bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.failed(l.lacks(r)) {
+	if l.gone || l.failed(l.lacks(r)) {
 		return nil, true, false
 	}
 	if r.size > page && !r.sticky && !l.again(r.whole()) {
@@ -170,6 +171,9 @@ func (l *layer) again(s span) bool {
 func (l *layer) take(pick func(*read) bool) []*read {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.gone {
+		return nil
+	}
 	var out []*read
 	for id, r := range l.reads {
 		if pick(r) {
@@ -186,6 +190,9 @@ func (l *layer) arrived(s span) []*read {
 	out := l.take(l.ready)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.gone {
+		return nil
+	}
 	l.wanted = settle(l.wanted, l.present(), s)
 	return out
 }

@@ -29,7 +29,12 @@ func Main(ctx context.Context, args []string, stderr io.Writer) error {
 	flags.StringVar(&cfg.Mountpoint, "mountpoint", "", "`directory` where the file system is mounted")
 	flags.BoolVar(&cfg.Adopted, "adopted", false, "another datafs served it before")
 	flags.DurationVar(&cfg.Idle, "idle", time.Minute, "`time` without use after which to end")
+	read := flags.String("read", "", "read a `file` and end (for Probe)")
 	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if *read != "" {
+		_, err := os.ReadFile(*read)
 		return err
 	}
 	if cfg.Mountpoint == "" || flags.NArg() > 0 {

@@ -395,9 +395,7 @@ func (w *worker) forgotten(node, lookups uint64) {
 		w.tell(message{kind: kindHeld, id: l.id, flags: l.flags()})
 	}
 	l.mu.Unlock()
-	if l.removable() {
-		w.drop(l)
-	}
+	w.drop(l)
 }
 
 // readFile answers READ, or leaves it to who brings the bytes.

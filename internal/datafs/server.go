@@ -350,24 +350,22 @@ func (s *server) answer(l *layer, r *read, buf []byte) []byte {
 	return buf
 }
 
-// drop forgets a layer that nothing uses any more.
+// drop forgets a layer that was removed if the kernel does not use it any more.
 func (s *server) drop(l *layer) {
 	s.mu.Lock()
-	known := s.layers[l.number] == l
-	delete(s.layers, l.number)
-	delete(s.ids, l.id)
+	l.mu.Lock()
+	gone := l.removed && !l.held() && s.layers[l.number] == l
+	if gone {
+		delete(s.layers, l.number)
+		delete(s.ids, l.id)
+		l.gone = true
+		l.close() // the kernel, which has forgotten it, reads nothing of it
+	}
+	l.mu.Unlock()
 	s.mu.Unlock()
-	if known {
-		l.close()
+	if gone {
 		s.tell(message{kind: kindReleased, id: l.id})
 	}
-}
-
-// removable reports whether the layer was removed and has no user.
-func (l *layer) removable() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.removed && !l.held()
 }
 
 const treeSuffix = ".tree"
