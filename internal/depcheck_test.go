@@ -21,6 +21,7 @@ var order = [][]string{
 	{"layer"},
 	{"fetch"},
 	{"snapshot"},
+	{"learn"},
 	{"engine/logfile", "engine/network"},
 	{"engine"},
 	{"ready"},

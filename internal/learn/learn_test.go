@@ -1,0 +1,401 @@
+package learn
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/inflate"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/mount"
+	"dewpoint/internal/node"
+	"dewpoint/internal/pack"
+	"dewpoint/internal/registry"
+	"dewpoint/internal/registry/registrytest"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/opencontainers/go-digest"
+)
+
+// The first start of an image becomes a pack of the pages that it read, and no
+// other start is recorded.
+func TestFirstStart(t *testing.T) {
+	for _, backend := range []string{mount.EROFS, mount.Loop} {
+		t.Run(backend, func(t *testing.T) {
+			b := newBed(t, backend, nil)
+			img := b.image("app:1")
+			r := b.Begin(img)
+			if r == nil {
+				t.Fatal("the first start is not recorded")
+			}
+			check(t, r.Watch(t.Context()))
+			b.start(b.overlay(img))
+			r.Ready()
+			b.wait()
+			b.holds(img, startReads)
+			if r := b.Begin(img); r != nil {
+				t.Error("a start is recorded though there is a pack")
+			}
+			b.empty()
+		})
+	}
+}
+
+// empty fails the test if recordings have left something.
+func (b *bed) empty() {
+	b.t.Helper()
+	b.eventually("the end of all recordings", func() bool {
+		b.Learner.mu.Lock()
+		defer b.Learner.mu.Unlock()
+		return len(b.running) == 0
+	})
+	if left, _ := filepath.Glob(filepath.Join(b.packs, "*.tmp")); len(left) > 0 {
+		b.t.Errorf("left: %v", left)
+	}
+	if left, _ := os.ReadDir(b.cfg.Dir); len(left) > 0 {
+		b.t.Errorf("left: %v", left)
+	}
+	if used := b.snaps.InUse(); len(used) > 0 {
+		b.t.Errorf("layers stay mounted: %v", used)
+	}
+}
+
+func (b *bed) eventually(what string, ok func() bool) {
+	b.t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			b.t.Fatalf("%s: not in time", what)
+		}
+	}
+}
+
+// A start that fails, or is never watched, leaves nothing, and the next one is recorded.
+func TestDrop(t *testing.T) {
+	b := newBed(t, mount.EROFS, nil)
+	img := b.image("app:1")
+	b.Begin(img).Drop()
+	r := b.Begin(img)
+	check(t, r.Watch(t.Context()))
+	b.start(b.overlay(img))
+	r.Drop()
+	r.Ready()
+	r.Drop()
+	b.empty()
+	if _, err := b.Profile(img.Desc.Digest); err == nil {
+		t.Error("a failed start has made a profile")
+	}
+	if r = b.Begin(img); r == nil {
+		t.Fatal("the start after a failed one is not recorded")
+	}
+	r.Drop()
+	var none *Recording
+	check(t, none.Watch(t.Context()))
+	none.Ready()
+	none.Drop()
+}
+
+// Recordings of images that share a layer exclude each other, and one that was
+// asked for goes first.
+func TestOneAtATime(t *testing.T) {
+	b := newBed(t, mount.EROFS, nil)
+	one, two := b.image("app:1"), b.image("app:2")
+	r := b.Begin(one)
+	if b.Begin(one) != nil || b.Begin(two) != nil {
+		t.Error("two recordings share layers")
+	}
+	asked, err := b.BeginAsked(two, "web")
+	check(t, err)
+	b.start(b.overlayAfter(asked, two))
+	if _, ok, _ := r.finish(); ok {
+		t.Error("the recording that nobody asked for goes on")
+	}
+	var busy *Error
+	if _, err := b.BeginAsked(one, "other"); !errors.As(err, &busy) || busy.Kind() != inUse {
+		t.Errorf("%v", err)
+	}
+	if _, err := b.End(node.ProfileEnd{Name: "other"}); !errors.As(err, &busy) || busy.Kind() != notFound {
+		t.Errorf("%v", err)
+	}
+	rep, err := b.End(node.ProfileEnd{Name: "web", Discard: true})
+	check(t, err)
+	if rep.Read != 4*page || rep.Files != 3 || rep.Largest[0].Path != "d/a" || rep.Largest[0].Read != 2*page || rep.Digest != two.Desc.Digest.String() {
+		t.Errorf("%+v", rep)
+	}
+	if exists(b.profilePath(two.Desc.Digest)) {
+		t.Error("a discarded recording has made a profile")
+	}
+	b.empty()
+}
+
+func (b *bed) overlayAfter(r *Recording, img *image.Image) string {
+	b.t.Helper()
+	check(b.t, r.Watch(b.t.Context()))
+	return b.overlay(img)
+}
+
+// Runs are merged when that is asked for, and the pack has all that they read.
+func TestMergeBuildInspect(t *testing.T) {
+	b := newBed(t, mount.EROFS, nil)
+	img := b.image("app:1")
+	var none *Error
+	if _, err := b.Build(t.Context(), img); !errors.As(err, &none) || none.Kind() != notFound || !strings.Contains(none.Remedy(), "dew profile") {
+		t.Errorf("build without a profile: %v", err)
+	}
+	read := func(merge bool, file string) {
+		r, err := b.BeginAsked(img, "web")
+		check(t, err)
+		root := b.overlayAfter(r, img)
+		_, err = os.ReadFile(filepath.Join(root, file))
+		check(t, err)
+		_, err = b.End(node.ProfileEnd{Name: "web", Merge: merge, Exercised: true})
+		check(t, err)
+	}
+	read(false, "d/a")
+	read(false, "both")
+	read(true, "b")
+	check(t, os.WriteFile(b.cfg.Packs.PackPath(img.Desc.Digest)+".bad", []byte("it lied"), 0o600))
+	if _, err := b.Inspect(t.Context(), img); !errors.As(err, &none) || !strings.Contains(err.Error(), "it lied") {
+		t.Errorf("inspect a quarantined pack: %v", err)
+	}
+	s, err := b.Build(t.Context(), img)
+	check(t, err)
+	if exists(b.cfg.Packs.PackPath(img.Desc.Digest) + ".bad") {
+		t.Error("the quarantine stands")
+	}
+	want := []fileRead{{1, "both", 0}}
+	for i := range int64(300) {
+		want = append(want, fileRead{1, "b", i})
+	}
+	b.holds(img, want)
+	p, err := b.Inspect(t.Context(), img)
+	check(t, err)
+	parts := p.Parts
+	sum := parts.Header + parts.Tables + parts.Chunks + parts.Points + parts.Windows + parts.Files
+	if p.Runs != 2 || !p.Exercised || p.Node != "n1" || p.Pack != s.Digest.String() || p.Size != s.Size || sum != p.Size ||
+		p.Files != 2 || p.Largest[0].Path != "b" || p.Largest[0].Read != 300*page || p.Largest[0].Size != 300*page || p.Share <= 0 || p.Trust != "pop" {
+		t.Errorf("%+v", p)
+	}
+	b.empty()
+}
+
+// A client of containerd that nobody tells of readiness is recorded for a fixed time.
+func TestOtherClients(t *testing.T) {
+	b := newBed(t, mount.EROFS, func(c *Config) { c.Others = 300 * time.Millisecond })
+	img := b.image("app:1")
+	parent := ""
+	for i, id := range img.ChainIDs() {
+		_, err := b.snaps.Prepare(t.Context(), fmt.Sprint("extract-", i, " ", id), parent, snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: id.String()}))
+		if err == nil {
+			t.Fatal("a layer is left to containerd")
+		}
+		parent = id.String()
+	}
+	if len(b.paths) > 0 {
+		t.Fatal("the pull is recorded")
+	}
+	_, err := b.snaps.Prepare(t.Context(), "k8s.io/7/container", parent)
+	check(t, err)
+	b.start(b.overlay(img))
+	b.wait()
+	b.holds(img, startReads)
+	clear(b.paths)
+	_, err = b.snaps.Prepare(t.Context(), "k8s.io/8/another", parent)
+	check(t, err)
+	if len(b.paths) > 0 {
+		t.Error("the second start is recorded")
+	}
+	for _, name := range []string{"k8s.io/7/container", "k8s.io/8/another", parent, img.ChainIDs()[0].String()} {
+		check(t, b.snaps.Remove(t.Context(), name))
+	}
+	check(t, b.snaps.Cleanup(t.Context()))
+	b.empty()
+}
+
+// Where nothing can be recorded a start goes on, and who asked is told why.
+func TestUnsupported(t *testing.T) {
+	b := newBed(t, mount.Tree, nil)
+	img := b.image("app:1")
+	r := b.Begin(img)
+	check(t, r.Watch(t.Context()))
+	r.Ready()
+	asked, err := b.BeginAsked(img, "web")
+	check(t, err)
+	var e *Error
+	if err := asked.Watch(t.Context()); !errors.As(err, &e) || e.Kind() != unsupported || !strings.Contains(err.Error(), "tree") {
+		t.Errorf("%v", err)
+	}
+	check(t, b.store(&pack.Profile{Version: 1, Image: img.Desc.Digest}, false))
+	if _, err := b.Build(t.Context(), img); !errors.As(err, &e) || e.Kind() != unsupported {
+		t.Errorf("%v", err)
+	}
+	b.empty()
+}
+
+func TestNever(t *testing.T) {
+	b := newBed(t, mount.EROFS, func(c *Config) { c.Never = true })
+	img := b.image("app:1")
+	if b.Begin(img) != nil {
+		t.Error("it records of its own accord")
+	}
+	r, err := b.BeginAsked(img, "web")
+	check(t, err)
+	r.Drop()
+}
+
+// Of an image that is not whole nothing is recorded.
+func TestMissingLayer(t *testing.T) {
+	b := newBed(t, mount.EROFS, func(c *Config) { c.Layers = without{c.Layers} })
+	img := b.image("app:1")
+	r := b.Begin(img)
+	check(t, r.Watch(t.Context()))
+	b.empty()
+	asked, err := b.BeginAsked(img, "web")
+	check(t, err)
+	if err := asked.Watch(t.Context()); err == nil {
+		t.Error("an image that is not here is recorded")
+	}
+	b.empty()
+}
+
+type without struct{ Layers }
+
+func (without) Peek(digest.Digest) (*layer.Layer, error) { return nil, layer.ErrUnknown }
+
+// The pack has the points that are known of the layers, each layer its own.
+func TestPoints(t *testing.T) {
+	b := newBed(t, mount.EROFS, func(c *Config) {
+		c.Points = func(l *layer.Layer) func(func(inflate.Point) error) error {
+			return func(yield func(inflate.Point) error) error {
+				for at := int64(2 << 20); at < l.Size; at += 2 << 20 {
+					if err := yield(inflate.Point{In: at, Out: at}); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+		}
+	})
+	p := b.reg.PushImage("app:1", []registrytest.Layer{
+		{Tar: registrytest.RandomTar(1, 3, 3<<20), Compression: image.Plain},
+		{Tar: registrytest.RandomTar(2, 1, 5<<20), Compression: image.Plain}}, registrytest.Options{})
+	img := b.pull(p.Ref)
+	check(t, b.store(&pack.Profile{Version: 1, Image: img.Desc.Digest}, false))
+	_, err := b.Build(t.Context(), img)
+	check(t, err)
+	f, err := b.open(img)
+	check(t, err)
+	defer f.Close()
+	h, _, err := pack.ReadHeader(f)
+	check(t, err)
+	for i, l := range h.Layers {
+		at := h.PointsSpan(i)
+		stored := make([]byte, at.Length)
+		_, err := f.ReadAt(stored, at.Offset)
+		check(t, err)
+		points, err := h.DecodePoints(i, stored)
+		check(t, err)
+		if want := int((l.Size - 1) >> 21); points.Len() < want {
+			t.Errorf("layer %d of %d bytes has %d points", i, l.Size, points.Len())
+		}
+	}
+}
+
+// A build that fails leaves nothing, says why, and the one before stays.
+func TestBuildFails(t *testing.T) {
+	b := newBed(t, mount.EROFS, nil)
+	img := b.image("app:1")
+	check(t, b.store(&pack.Profile{Version: 1, Image: img.Desc.Digest}, false))
+	_, err := b.Build(t.Context(), img)
+	check(t, err)
+	l, err := b.cfg.Layers.Peek(img.Layers[0].DiffID)
+	check(t, err)
+	f, err := os.OpenFile(l.Files().Data, os.O_WRONLY, 0)
+	check(t, err)
+	_, err = f.WriteAt([]byte("changed"), 2000)
+	check(t, errors.Join(err, f.Close()))
+	if _, err := b.Build(t.Context(), img); err == nil || !strings.Contains(err.Error(), "does not match its digest") {
+		t.Errorf("%v", err)
+	}
+	if _, err := b.Inspect(t.Context(), img); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.Build(ctx, img); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if err := (&outcome{Error: "write x: no space left on device", Full: true}).err(); !errors.Is(err, syscall.ENOSPC) {
+		t.Error(err)
+	}
+	b.empty()
+}
+
+func TestPush(t *testing.T) {
+	for _, q := range []registrytest.Quirks{{}, {NoReferrers: true}} {
+		b := newBed(t, mount.EROFS, nil)
+		b.reg.Be(q)
+		img := b.image("team/app:1")
+		if _, err := b.Push(t.Context(), img, node.PackPush{}); err == nil {
+			t.Error("a pack that is not there is pushed")
+		}
+		check(t, b.store(&pack.Profile{Version: 1, Image: img.Desc.Digest}, false))
+		_, err := b.Build(t.Context(), img)
+		check(t, err)
+		public, private, err := ed25519.GenerateKey(rand.Reader)
+		check(t, err)
+		der, err := x509.MarshalPKCS8PrivateKey(private)
+		check(t, err)
+		var e *Error
+		if _, err := b.Push(t.Context(), img, node.PackPush{Key: []byte("none")}); !errors.As(err, &e) || e.Kind() != badRequest {
+			t.Errorf("%v", err)
+		}
+		got, err := b.Push(t.Context(), img, node.PackPush{Key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})})
+		check(t, err)
+		client := b.cfg.Registry.(*registry.Client)
+		list, err := client.Referrers(t.Context(), img.Ref, img.Desc.Digest, pack.MediaType, registry.ResolveOptions{})
+		check(t, err)
+		if len(list) != 1 || list[0].Digest.String() != got.Manifest || !got.Signed {
+			t.Fatalf("%+v, %+v", list, got)
+		}
+		about := list[0].Annotations
+		sig, err := base64.StdEncoding.DecodeString(about[pack.AnnotationSignature])
+		check(t, err)
+		check(t, pack.Verify(public, img.Desc.Digest, digest.Digest(about[pack.AnnotationHeader]), sig))
+		if about[pack.AnnotationBlob] != got.Pack || about[pack.AnnotationSize] != fmt.Sprint(got.Size) {
+			t.Errorf("%v", about)
+		}
+	}
+}
+
+// What an earlier process left unfinished goes; profiles stay.
+func TestSweep(t *testing.T) {
+	b := newBed(t, mount.EROFS, nil)
+	img := b.image("app:1")
+	check(t, b.store(&pack.Profile{Version: 1, Image: img.Desc.Digest}, false))
+	check(t, os.WriteFile(filepath.Join(b.packs, "x.pack.123.tmp"), nil, 0o600))
+	b.Learner.Close()
+	if b.Begin(img) != nil {
+		t.Error("a closed Learner records")
+	}
+	b.Learner = New(b.cfg)
+	t.Cleanup(b.Learner.Close)
+	if left, _ := filepath.Glob(filepath.Join(b.packs, "*")); len(left) != 1 {
+		t.Errorf("left: %v", left)
+	}
+	if b.Begin(img) != nil {
+		t.Error("recorded though there is a profile")
+	}
+	b.wait() // of which the pack is made
+}
