@@ -140,7 +140,7 @@ func TestLazyRun(t *testing.T) {
 				t.Errorf("%d bytes came before it was ready, the pack has %d", n, len(li.pack))
 			}
 			li.read(t, port, "/data/f40")
-			if n := li.served(reg) - before; n > 4<<20 {
+			if n := li.served(reg) - before; n > 8<<20 { // two segments of a compressor that seldom begins a block
 				t.Errorf("one file cost %d bytes of the layer", n)
 			}
 			m.awaitComplete()

@@ -28,6 +28,42 @@ type origin struct {
 	mu     sync.Mutex // held while points are fetched
 	points *pack.Points
 	where  []place // what the pack's chunks hold of the layer, ascending; made by places
+
+	busyMu sync.Mutex
+	busy   map[int]chan struct{} // segments that are being fetched; closed when they are here, or are not to be had
+}
+
+// take reserves the segments i to j. If some are being fetched it waits for one
+// of them and returns nil: what is absent is to be looked at again.
+func (o *origin) take(ctx context.Context, i, j int) (release func(), err error) {
+	o.busyMu.Lock()
+	for k := i; k <= j; k++ {
+		if other := o.busy[k]; other != nil {
+			o.busyMu.Unlock()
+			select {
+			case <-other:
+				return nil, nil
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		}
+	}
+	defer o.busyMu.Unlock()
+	if o.busy == nil {
+		o.busy = map[int]chan struct{}{}
+	}
+	mine := make(chan struct{})
+	for k := i; k <= j; k++ {
+		o.busy[k] = mine
+	}
+	return func() {
+		o.busyMu.Lock()
+		defer o.busyMu.Unlock()
+		for k := i; k <= j; k++ {
+			delete(o.busy, k)
+		}
+		close(mine)
+	}, nil
 }
 
 // place is a stretch of a layer that a chunk holds.
@@ -81,7 +117,7 @@ func (p *Puller) serve(w want) {
 			return
 		}
 		err := p.bring(ctx, w.id, from, min(to, w.to))
-		if at, _ := part.Absent(w.from, w.to); err == nil && at > from {
+		if at, _ := part.Absent(w.from, w.to); err == errWaited || err == nil && at > from {
 			pause = 50 * time.Millisecond
 			continue
 		}
@@ -100,6 +136,9 @@ func (p *Puller) serve(w want) {
 		}
 	}
 }
+
+// errWaited says that somebody else has fetched, or tried to.
+var errWaited = errors.New("waited for another fetch")
 
 // bring makes some of [from, to), all of it absent, present.
 func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) error {
@@ -170,6 +209,9 @@ func (o *origin) places() []place {
 // is waited for: it brings it sooner than a request of its own.
 const aheadOfStream = 2
 
+// chunkKey is what a chunk is reserved under, beside the segments.
+func chunkKey(k int) int { return -1 - k }
+
 // bringChunk waits for the pack's stream if that is about to bring the chunk,
 // and else fetches the chunk by itself.
 func (o *origin) bringChunk(ctx context.Context, k int) error {
@@ -198,6 +240,14 @@ func (o *origin) bringChunk(ctx context.Context, k int) error {
 }
 
 func (o *origin) fetchChunk(ctx context.Context, k int) error {
+	release, err := o.take(ctx, chunkKey(k), chunkKey(k))
+	if err != nil {
+		return err
+	}
+	if release == nil {
+		return errWaited
+	}
+	defer release()
 	stored, err := o.s.fetch(ctx, Demand, o.s.head.ChunkSpan(k))
 	if err != nil {
 		return err
@@ -249,6 +299,14 @@ func (o *origin) getPoints(ctx context.Context) (*pack.Points, error) {
 // beside the bytes that are waited for costs nothing more.
 func (o *origin) bringSegments(ctx context.Context, points *pack.Points, from, to int64) error {
 	i, j := points.Segment(from), points.Segment(to-1)
+	release, err := o.take(ctx, i, j)
+	if err != nil {
+		return err
+	}
+	if release == nil {
+		return errWaited
+	}
+	defer release()
 	sums := make([]layer.Sum, 0, j-i+1)
 	for k := i; k <= j; k++ {
 		a, b := points.Data(k)
