@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // bdiDir has the kernel's backing devices, each with a read_ahead_kb.
@@ -69,6 +71,20 @@ func SetReadAhead(names []string, kib int) error {
 		}
 	}
 	return nil
+}
+
+// farAhead is how many KiB the kernel reads ahead of datafs's files, in one
+// request. A window with something absent in it costs a refusal and a request
+// for each page that is read of it.
+const farAhead = maxRead >> 10
+
+// readFarAhead sets the read-ahead of the FUSE mount at dir.
+func readFarAhead(dir string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	return SetReadAhead([]string{fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))}, farAhead)
 }
 
 func erofsDevices() (map[string]bool, error) {
