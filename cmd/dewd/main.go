@@ -17,6 +17,7 @@ import (
 	"dewpoint/internal/config"
 	"dewpoint/internal/daemon"
 	"dewpoint/internal/datafs"
+	"dewpoint/internal/learn"
 )
 
 // version is set by the linker.
@@ -33,9 +34,12 @@ func main() {
 	// A small heap is worth more on a small node than the collector's time.
 	debug.SetGCPercent(50)
 	var err error
-	if len(os.Args) > 1 && os.Args[1] == "datafs" { // a process of its own, started by dewd
+	switch append(os.Args, "")[1] { // processes of their own, started by dewd
+	case "datafs":
 		err = datafs.Main(ctx, os.Args[2:], os.Stderr)
-	} else {
+	case daemon.PackBuilder:
+		err = learn.Child(ctx, os.Stdin, os.Stdout)
+	default:
 		err = run(ctx, os.Args[1:], os.Stderr)
 	}
 	if err != nil {

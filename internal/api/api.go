@@ -38,6 +38,7 @@ type Node interface {
 	Deployer
 	Containers
 	Images
+	Packs
 	Observer
 }
 
@@ -83,6 +84,17 @@ type Images interface {
 	RemoveImage(ctx context.Context, name string) error
 	// Prune removes what nothing uses.
 	Prune(ctx context.Context, opt node.PruneOptions) (node.PruneReport, error)
+}
+
+// Packs are the startup packs of the node's images.
+type Packs interface {
+	// ProfileEnd ends the recording of a container that was deployed with
+	// Request.Record. The container goes on.
+	ProfileEnd(ctx context.Context, e node.ProfileEnd) (node.Profile, error)
+	// PackBuild makes the pack of an image's profile and layers, which are here.
+	PackBuild(ctx context.Context, image string) (node.Pack, error)
+	PackPush(ctx context.Context, p node.PackPush) (node.PackPushed, error)
+	PackInspect(ctx context.Context, image string) (node.Pack, error)
 }
 
 // Observer says what the node is and what happens on it.

@@ -28,7 +28,7 @@ func specOf(r node.Request) *pb.Spec {
 		Net: r.Net, Ports: each(r.Ports, portOf), Volumes: each(r.Volumes, volumeOf),
 		Memory: r.Memory, Cpus: r.CPUs, Ready: r.Ready, ReadyTimeout: durationOf(r.ReadyTimeout),
 		Lazy: r.Lazy, Restore: r.Restore, PlainHttp: r.PlainHTTP, Remove: r.Remove,
-		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters),
+		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters), Record: r.Record,
 	}
 }
 
@@ -38,7 +38,7 @@ func requestFrom(s *pb.Spec) node.Request {
 		Net: s.GetNet(), Ports: each(s.GetPorts(), portFrom), Volumes: each(s.GetVolumes(), volumeFrom),
 		Memory: s.GetMemory(), CPUs: s.GetCpus(), Ready: s.GetReady(), ReadyTimeout: s.GetReadyTimeout().AsDuration(),
 		Lazy: s.GetLazy(), Restore: s.GetRestore(), PlainHTTP: s.GetPlainHttp(), Remove: s.GetRemove(),
-		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()),
+		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()), Record: s.GetRecord(),
 	}
 }
 
@@ -74,7 +74,7 @@ func recordOf(r node.Record) *pb.Record {
 	return &pb.Record{
 		Name: r.Name, Image: r.Image, Digest: r.Digest, Node: r.Node, Stages: r.Stages,
 		Bytes: &pb.Bytes{Registry: r.Bytes.Registry, Pop: r.Bytes.PoP, Local: r.Bytes.Local},
-		Way:   &pb.Way{Pull: r.Way.Pull, Start: r.Way.Start, Why: r.Way.Why},
+		Way:   &pb.Way{Pull: r.Way.Pull, Pack: r.Way.Pack, Start: r.Way.Start, Why: r.Way.Why},
 		Error: r.Error,
 	}
 }
@@ -87,7 +87,7 @@ func recordFrom(r *pb.Record) node.Record {
 	return node.Record{
 		Name: r.GetName(), Image: r.GetImage(), Digest: r.GetDigest(), Node: r.GetNode(), Stages: stages,
 		Bytes: node.Bytes{Registry: r.GetBytes().GetRegistry(), PoP: r.GetBytes().GetPop(), Local: r.GetBytes().GetLocal()},
-		Way:   node.Way{Pull: r.GetWay().GetPull(), Start: r.GetWay().GetStart(), Why: r.GetWay().GetWhy()},
+		Way:   node.Way{Pull: r.GetWay().GetPull(), Pack: r.GetWay().GetPack(), Start: r.GetWay().GetStart(), Why: r.GetWay().GetWhy()},
 		Error: r.GetError(),
 	}
 }
@@ -171,7 +171,7 @@ func versionFrom(v *pb.VersionResponse) node.Version {
 }
 
 func eventOf(e node.Event) *pb.Event {
-	p := &pb.Event{Seq: e.Seq, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image, Stage: e.Stage, At: e.At}
+	p := &pb.Event{Seq: e.Seq, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image, Stage: e.Stage, At: e.At, Error: e.Error}
 	if e.ExitCode != nil {
 		code := int32(*e.ExitCode)
 		p.ExitCode = &code
@@ -184,7 +184,7 @@ func eventOf(e node.Event) *pb.Event {
 
 func eventFrom(p *pb.Event) node.Event {
 	e := node.Event{
-		Seq: p.GetSeq(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(), Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(),
+		Seq: p.GetSeq(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(), Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(), Error: p.GetError(),
 	}
 	if p != nil && p.ExitCode != nil {
 		code := int(p.GetExitCode())

@@ -28,6 +28,8 @@ func fill(v reflect.Value, n *int) {
 		return
 	}
 	switch v.Kind() {
+	case reflect.Uint8:
+		v.SetUint(uint64(*n % 256))
 	case reflect.String:
 		v.SetString(fmt.Sprint("s", *n))
 	case reflect.Bool:
@@ -101,6 +103,11 @@ func TestNothingIsForgotten(t *testing.T) {
 	roundTrip(t, versionOf, versionFrom)
 	roundTrip(t, eventOf, eventFrom)
 	roundTrip(t, sizeOf, sizeFrom)
+	roundTrip(t, profileEndOf, profileEndFrom)
+	roundTrip(t, profileOf, profileFrom)
+	roundTrip(t, packOf, packFrom)
+	roundTrip(t, packPushOf, packPushFrom)
+	roundTrip(t, packPushedOf, packPushedFrom)
 	exec := func(r node.ExecRequest) *pb.ExecRequest_Start { return execOf("web", r, true) }
 	roundTrip(t, exec, execFrom)
 }

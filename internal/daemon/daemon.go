@@ -32,6 +32,7 @@ import (
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/layer"
+	"dewpoint/internal/learn"
 	"dewpoint/internal/mount"
 	"dewpoint/internal/node"
 	"dewpoint/internal/registry"
@@ -66,9 +67,10 @@ type Daemon struct {
 	backends []mount.Finding
 	snaps    *snapshot.Snapshotter
 	engine   *engine.Engine
+	learner  *learn.Learner
 	deployer *deploy.Deployer
 	events   *events
-	lock     *os.File     // of State
+	lock     *os.File        // of State
 	datafs   *datafs.Client  // nil where layers cannot be served before they are whole
 	lazyWhy  string          // why it is
 	opened   context.Context // ends when puller and snapshotter are there
@@ -105,7 +107,7 @@ func open(ctx context.Context, cfg Config) (*Daemon, error) {
 		d.name, _ = os.Hostname()
 	}
 	d.opened, d.open = context.WithCancel(context.Background())
-	steps := []func(context.Context) error{d.makeDirs, d.chooseBackend, d.openDatafs, d.openLayers, d.openRegistry, d.openSnapshotter}
+	steps := []func(context.Context) error{d.makeDirs, d.chooseBackend, d.openDatafs, d.openLayers, d.openRegistry, d.openSnapshotter, d.openLearner}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			d.close()
@@ -186,7 +188,7 @@ func (d *Daemon) openRegistry(context.Context) error {
 func (d *Daemon) openSnapshotter(ctx context.Context) error {
 	var err error
 	d.snaps, err = snapshot.New(ctx, snapshot.Config{Root: filepath.Join(d.cfg.Root, "snapshotter"),
-		Layers: layers{d.puller}, Backend: d.backend, Log: d.log})
+		Layers: layers{d.puller}, Backend: d.backend, Prepared: d.prepared, Log: d.log})
 	return err
 }
 
@@ -195,6 +197,9 @@ func (d *Daemon) openSnapshotter(ctx context.Context) error {
 func (d *Daemon) close() {
 	if d.deployer != nil {
 		d.deployer.Close()
+	}
+	if d.learner != nil {
+		d.learner.Close()
 	}
 	if d.puller != nil {
 		d.puller.Close()
@@ -263,7 +268,7 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 		return err
 	}
 	b.dial(d.engine.Socket())
-	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Node: d.name, Log: d.log, Done: d.done})
+	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner, Node: d.name, Log: d.log, Done: d.done})
 	return d.deployer.RemoveAtExit(ctx)
 }
 

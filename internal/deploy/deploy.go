@@ -23,6 +23,7 @@ import (
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
+	"dewpoint/internal/learn"
 	"dewpoint/internal/node"
 	"dewpoint/internal/ready"
 	"dewpoint/internal/registry"
@@ -37,9 +38,10 @@ var ErrRequest = errors.New("bad request")
 type Config struct {
 	Puller       *fetch.Puller
 	Engine       *engine.Engine
-	Node         string        // this node's name, for records
-	ReadyTimeout time.Duration // where a request says none; 0 is a minute
-	Log          *slog.Logger  // nil discards
+	Node         string         // this node's name, for records
+	ReadyTimeout time.Duration  // where a request says none; 0 is a minute
+	Log          *slog.Logger   // nil discards
+	Learner      *learn.Learner // records starts; nil does not
 	// Done is told of every deployment and pull that ended, once all its
 	// layers are complete or it failed. May be nil; must not block.
 	Done func(node.Record)
@@ -100,7 +102,24 @@ func (d *Deployer) deploy(ctx context.Context, o *order, r *run) error {
 	if err != nil {
 		return err
 	}
+	rec, err := d.record(o, img, r)
+	if err != nil {
+		return err
+	}
+	if err := d.boot(ctx, o, r, img, check, rec); err != nil {
+		rec.Drop()
+		return err
+	}
+	rec.Ready()
+	return nil
+}
+
+// boot is what a recorded start may record.
+func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, rec *learn.Recording) error {
 	if err := d.mount(ctx, img, r); err != nil {
+		return err
+	}
+	if err := d.watch(ctx, o, r, rec); err != nil {
 		return err
 	}
 	if err := o.conflict(check); err != nil {
@@ -405,7 +424,7 @@ func madeUpName(ref image.Reference) string {
 // options are those of the order's pull. A container takes the image that is
 // here, as docker run does; a pull asks the registry.
 func (o *order) options() fetch.Options {
-	return fetch.Options{PlainHTTP: o.PlainHTTP, Local: !o.pull, Lazy: !o.pull && o.Lazy != "never", Order: fetch.Order(o.Order), Inflaters: o.Inflaters}
+	return fetch.Options{PlainHTTP: o.PlainHTTP, Local: !o.pull, Lazy: !o.pull && !o.Record && o.Lazy != "never", Order: fetch.Order(o.Order), Inflaters: o.Inflaters}
 }
 
 func (o *order) spec(img *image.Image) engine.Spec {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -152,7 +153,11 @@ func (r *Recording) Watch(ctx context.Context) error {
 	if r.asked {
 		return err
 	}
-	r.l.cfg.Log.Info("a start is not recorded", "image", r.img.Ref, "why", err)
+	level := slog.LevelWarn
+	if known := (*Error)(nil); errors.As(err, &known) {
+		level = slog.LevelDebug // this node, or an image that is not whole
+	}
+	r.l.cfg.Log.Log(ctx, level, "a start is not recorded", "image", r.img.Ref, "why", err)
 	return nil
 }
 

@@ -20,6 +20,7 @@ type Request struct {
 	Restore      string        // auto, never, always
 	PlainHTTP    bool          // the registry may be asked over plain HTTP
 	Remove       bool          // remove the container when it exits; see Watch.Hold
+	Record       bool          // record what is read of the image until ProfileEnd; it is pulled whole first
 	// Experiments; "" or 0 is the node's own choice.
 	Mount     string // erofs, loop, tree
 	Order     string // layers, parallel

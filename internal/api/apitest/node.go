@@ -41,6 +41,7 @@ type Node struct {
 	failures   map[string][]failure  // guarded by mu
 	events     []node.Event          // guarded by mu
 	made       int                   // guarded by mu: names made up
+	learned    map[string]*learned   // guarded by mu; by image
 }
 
 type container struct {
@@ -95,6 +96,7 @@ func (n *Node) lock() func() {
 		n.changed = make(chan struct{})
 		n.images, n.pulled = map[string]node.Image{}, map[string]bool{}
 		n.containers, n.failures = map[string]*container{}, map[string][]failure{}
+		n.learned = map[string]*learned{}
 	}
 	return func() {
 		close(n.changed)

@@ -167,9 +167,12 @@ type Spec struct {
 	PlainHttp    bool                   `protobuf:"varint,15,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"`
 	Remove       bool                   `protobuf:"varint,16,opt,name=remove,proto3" json:"remove,omitempty"` // when the container exits
 	// Experiments.
-	Mount         string `protobuf:"bytes,17,opt,name=mount,proto3" json:"mount,omitempty"` // erofs, loop, tree
-	Order         string `protobuf:"bytes,18,opt,name=order,proto3" json:"order,omitempty"` // layers, parallel
-	Inflaters     int32  `protobuf:"varint,19,opt,name=inflaters,proto3" json:"inflaters,omitempty"`
+	Mount     string `protobuf:"bytes,17,opt,name=mount,proto3" json:"mount,omitempty"` // erofs, loop, tree
+	Order     string `protobuf:"bytes,18,opt,name=order,proto3" json:"order,omitempty"` // layers, parallel
+	Inflaters int32  `protobuf:"varint,19,opt,name=inflaters,proto3" json:"inflaters,omitempty"`
+	// Record what is read of the image from the start on, until ProfileEnd. The
+	// image is then pulled whole first.
+	Record        bool `protobuf:"varint,20,opt,name=record,proto3" json:"record,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -335,6 +338,13 @@ func (x *Spec) GetInflaters() int32 {
 		return x.Inflaters
 	}
 	return 0
+}
+
+func (x *Spec) GetRecord() bool {
+	if x != nil {
+		return x.Record
+	}
+	return false
 }
 
 type Port struct {
@@ -998,6 +1008,7 @@ type Way struct {
 	Pull          string                 `protobuf:"bytes,1,opt,name=pull,proto3" json:"pull,omitempty"`   // lazy, whole, local, pop
 	Start         string                 `protobuf:"bytes,2,opt,name=start,proto3" json:"start,omitempty"` // boot, restore
 	Why           []string               `protobuf:"bytes,3,rep,name=why,proto3" json:"why,omitempty"`
+	Pack          string                 `protobuf:"bytes,4,opt,name=pack,proto3" json:"pack,omitempty"` // why the pack was believed: pop, signed, repository
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1051,6 +1062,13 @@ func (x *Way) GetWhy() []string {
 		return x.Why
 	}
 	return nil
+}
+
+func (x *Way) GetPack() string {
+	if x != nil {
+		return x.Pack
+	}
+	return ""
 }
 
 type Output struct {
@@ -2945,13 +2963,14 @@ type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	Time          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, removed, deleted
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, removed, deleted, lied
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	Image         string                 `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
 	Stage         string                 `protobuf:"bytes,6,opt,name=stage,proto3" json:"stage,omitempty"`
 	At            float64                `protobuf:"fixed64,7,opt,name=at,proto3" json:"at,omitempty"`
 	ExitCode      *int32                 `protobuf:"varint,8,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
 	Record        *Record                `protobuf:"bytes,9,opt,name=record,proto3" json:"record,omitempty"`
+	Error         string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3049,6 +3068,793 @@ func (x *Event) GetRecord() *Record {
 	return nil
 }
 
+func (x *Event) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type ProfileEndRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the container
+	Discard       bool                   `protobuf:"varint,2,opt,name=discard,proto3" json:"discard,omitempty"`
+	Merge         bool                   `protobuf:"varint,3,opt,name=merge,proto3" json:"merge,omitempty"`         // keep what earlier recordings of the image have, too
+	Exercised     bool                   `protobuf:"varint,4,opt,name=exercised,proto3" json:"exercised,omitempty"` // a script has exercised the container
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProfileEndRequest) Reset() {
+	*x = ProfileEndRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProfileEndRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProfileEndRequest) ProtoMessage() {}
+
+func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProfileEndRequest.ProtoReflect.Descriptor instead.
+func (*ProfileEndRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *ProfileEndRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ProfileEndRequest) GetDiscard() bool {
+	if x != nil {
+		return x.Discard
+	}
+	return false
+}
+
+func (x *ProfileEndRequest) GetMerge() bool {
+	if x != nil {
+		return x.Merge
+	}
+	return false
+}
+
+func (x *ProfileEndRequest) GetExercised() bool {
+	if x != nil {
+		return x.Exercised
+	}
+	return false
+}
+
+type ProfileEndResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Profile       *Profile               `protobuf:"bytes,1,opt,name=profile,proto3" json:"profile,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProfileEndResponse) Reset() {
+	*x = ProfileEndResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProfileEndResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProfileEndResponse) ProtoMessage() {}
+
+func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProfileEndResponse.ProtoReflect.Descriptor instead.
+func (*ProfileEndResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *ProfileEndResponse) GetProfile() *Profile {
+	if x != nil {
+		return x.Profile
+	}
+	return nil
+}
+
+type Profile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
+	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"` // of the platform's manifest
+	Read          int64                  `protobuf:"varint,4,opt,name=read,proto3" json:"read,omitempty"`    // bytes of the image's files, in whole pages
+	Files         int32                  `protobuf:"varint,5,opt,name=files,proto3" json:"files,omitempty"`
+	Total         int64                  `protobuf:"varint,6,opt,name=total,proto3" json:"total,omitempty"` // bytes of the image's layers, uncompressed
+	Lost          int64                  `protobuf:"varint,7,opt,name=lost,proto3" json:"lost,omitempty"`   // events that are missing
+	Largest       []*FileRead            `protobuf:"bytes,8,rep,name=largest,proto3" json:"largest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Profile) Reset() {
+	*x = Profile{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Profile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Profile) ProtoMessage() {}
+
+func (x *Profile) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Profile.ProtoReflect.Descriptor instead.
+func (*Profile) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *Profile) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Profile) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *Profile) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Profile) GetRead() int64 {
+	if x != nil {
+		return x.Read
+	}
+	return 0
+}
+
+func (x *Profile) GetFiles() int32 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
+func (x *Profile) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *Profile) GetLost() int64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *Profile) GetLargest() []*FileRead {
+	if x != nil {
+		return x.Largest
+	}
+	return nil
+}
+
+type FileRead struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Layer         string                 `protobuf:"bytes,2,opt,name=layer,proto3" json:"layer,omitempty"` // diffID
+	Read          int64                  `protobuf:"varint,3,opt,name=read,proto3" json:"read,omitempty"`
+	Size          int64                  `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"` // 0 if unknown
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileRead) Reset() {
+	*x = FileRead{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileRead) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileRead) ProtoMessage() {}
+
+func (x *FileRead) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileRead.ProtoReflect.Descriptor instead.
+func (*FileRead) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *FileRead) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileRead) GetLayer() string {
+	if x != nil {
+		return x.Layer
+	}
+	return ""
+}
+
+func (x *FileRead) GetRead() int64 {
+	if x != nil {
+		return x.Read
+	}
+	return 0
+}
+
+func (x *FileRead) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+type PackBuildRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Image         string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PackBuildRequest) Reset() {
+	*x = PackBuildRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PackBuildRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PackBuildRequest) ProtoMessage() {}
+
+func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PackBuildRequest.ProtoReflect.Descriptor instead.
+func (*PackBuildRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *PackBuildRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+type PackBuildResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pack          *Pack                  `protobuf:"bytes,1,opt,name=pack,proto3" json:"pack,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PackBuildResponse) Reset() {
+	*x = PackBuildResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PackBuildResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PackBuildResponse) ProtoMessage() {}
+
+func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PackBuildResponse.ProtoReflect.Descriptor instead.
+func (*PackBuildResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *PackBuildResponse) GetPack() *Pack {
+	if x != nil {
+		return x.Pack
+	}
+	return nil
+}
+
+type PackPushRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Image         string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	PlainHttp     bool                   `protobuf:"varint,2,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"`
+	Key           []byte                 `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"` // private key to sign with, PEM
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PackPushRequest) Reset() {
+	*x = PackPushRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PackPushRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PackPushRequest) ProtoMessage() {}
+
+func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PackPushRequest.ProtoReflect.Descriptor instead.
+func (*PackPushRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *PackPushRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *PackPushRequest) GetPlainHttp() bool {
+	if x != nil {
+		return x.PlainHttp
+	}
+	return false
+}
+
+func (x *PackPushRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type PackPushResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Image         string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	Manifest      string                 `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"` // digest of the artifact
+	Pack          string                 `protobuf:"bytes,3,opt,name=pack,proto3" json:"pack,omitempty"`         // digest of the pack
+	Size          int64                  `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"`
+	Signed        bool                   `protobuf:"varint,5,opt,name=signed,proto3" json:"signed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PackPushResponse) Reset() {
+	*x = PackPushResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PackPushResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PackPushResponse) ProtoMessage() {}
+
+func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PackPushResponse.ProtoReflect.Descriptor instead.
+func (*PackPushResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *PackPushResponse) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *PackPushResponse) GetManifest() string {
+	if x != nil {
+		return x.Manifest
+	}
+	return ""
+}
+
+func (x *PackPushResponse) GetPack() string {
+	if x != nil {
+		return x.Pack
+	}
+	return ""
+}
+
+func (x *PackPushResponse) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *PackPushResponse) GetSigned() bool {
+	if x != nil {
+		return x.Signed
+	}
+	return false
+}
+
+type PackInspectRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Image         string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PackInspectRequest) Reset() {
+	*x = PackInspectRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PackInspectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PackInspectRequest) ProtoMessage() {}
+
+func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PackInspectRequest.ProtoReflect.Descriptor instead.
+func (*PackInspectRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *PackInspectRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+type PackInspectResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pack          *Pack                  `protobuf:"bytes,1,opt,name=pack,proto3" json:"pack,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PackInspectResponse) Reset() {
+	*x = PackInspectResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PackInspectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PackInspectResponse) ProtoMessage() {}
+
+func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PackInspectResponse.ProtoReflect.Descriptor instead.
+func (*PackInspectResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *PackInspectResponse) GetPack() *Pack {
+	if x != nil {
+		return x.Pack
+	}
+	return nil
+}
+
+type Pack struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Image         string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // of the platform's manifest
+	Pack          string                 `protobuf:"bytes,3,opt,name=pack,proto3" json:"pack,omitempty"`     // its own digest
+	Size          int64                  `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"`    // bytes
+	Parts         *Pack_Parts            `protobuf:"bytes,5,opt,name=parts,proto3" json:"parts,omitempty"`
+	Chunks        int32                  `protobuf:"varint,6,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	Needed        int64                  `protobuf:"varint,7,opt,name=needed,proto3" json:"needed,omitempty"`                        // bytes that the profile says are read
+	Total         int64                  `protobuf:"varint,8,opt,name=total,proto3" json:"total,omitempty"`                          // bytes of the image's layers, uncompressed
+	ImageSize     int64                  `protobuf:"varint,9,opt,name=image_size,json=imageSize,proto3" json:"image_size,omitempty"` // compressed bytes of the image
+	Start         int64                  `protobuf:"varint,10,opt,name=start,proto3" json:"start,omitempty"`                         // bytes of the pack that a start waits for
+	Share         float64                `protobuf:"fixed64,11,opt,name=share,proto3" json:"share,omitempty"`                        // of image_size
+	Runs          int32                  `protobuf:"varint,12,opt,name=runs,proto3" json:"runs,omitempty"`
+	Exercised     bool                   `protobuf:"varint,13,opt,name=exercised,proto3" json:"exercised,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=created,proto3" json:"created,omitempty"`
+	Node          string                 `protobuf:"bytes,15,opt,name=node,proto3" json:"node,omitempty"`
+	Trust         string                 `protobuf:"bytes,16,opt,name=trust,proto3" json:"trust,omitempty"`
+	Unlazy        []string               `protobuf:"bytes,17,rep,name=unlazy,proto3" json:"unlazy,omitempty"` // layers (diffIDs) that it does not start lazily
+	Files         int32                  `protobuf:"varint,18,opt,name=files,proto3" json:"files,omitempty"`
+	Largest       []*FileRead            `protobuf:"bytes,19,rep,name=largest,proto3" json:"largest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pack) Reset() {
+	*x = Pack{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pack) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pack) ProtoMessage() {}
+
+func (x *Pack) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pack.ProtoReflect.Descriptor instead.
+func (*Pack) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *Pack) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *Pack) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Pack) GetPack() string {
+	if x != nil {
+		return x.Pack
+	}
+	return ""
+}
+
+func (x *Pack) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Pack) GetParts() *Pack_Parts {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *Pack) GetChunks() int32 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *Pack) GetNeeded() int64 {
+	if x != nil {
+		return x.Needed
+	}
+	return 0
+}
+
+func (x *Pack) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *Pack) GetImageSize() int64 {
+	if x != nil {
+		return x.ImageSize
+	}
+	return 0
+}
+
+func (x *Pack) GetStart() int64 {
+	if x != nil {
+		return x.Start
+	}
+	return 0
+}
+
+func (x *Pack) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *Pack) GetRuns() int32 {
+	if x != nil {
+		return x.Runs
+	}
+	return 0
+}
+
+func (x *Pack) GetExercised() bool {
+	if x != nil {
+		return x.Exercised
+	}
+	return false
+}
+
+func (x *Pack) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *Pack) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Pack) GetTrust() string {
+	if x != nil {
+		return x.Trust
+	}
+	return ""
+}
+
+func (x *Pack) GetUnlazy() []string {
+	if x != nil {
+		return x.Unlazy
+	}
+	return nil
+}
+
+func (x *Pack) GetFiles() int32 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
+func (x *Pack) GetLargest() []*FileRead {
+	if x != nil {
+		return x.Largest
+	}
+	return nil
+}
+
 type ExecRequest_Start struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3065,7 +3871,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3883,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3157,7 +3963,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3169,7 +3975,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3185,6 +3991,90 @@ func (*ExecRequest_EndOfInput) Descriptor() ([]byte, []int) {
 	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21, 1}
 }
 
+type Pack_Parts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Header        int64                  `protobuf:"varint,1,opt,name=header,proto3" json:"header,omitempty"`
+	Tables        int64                  `protobuf:"varint,2,opt,name=tables,proto3" json:"tables,omitempty"`
+	Chunks        int64                  `protobuf:"varint,3,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	Points        int64                  `protobuf:"varint,4,opt,name=points,proto3" json:"points,omitempty"`
+	Windows       int64                  `protobuf:"varint,5,opt,name=windows,proto3" json:"windows,omitempty"`
+	Files         int64                  `protobuf:"varint,6,opt,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pack_Parts) Reset() {
+	*x = Pack_Parts{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pack_Parts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pack_Parts) ProtoMessage() {}
+
+func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pack_Parts.ProtoReflect.Descriptor instead.
+func (*Pack_Parts) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56, 0}
+}
+
+func (x *Pack_Parts) GetHeader() int64 {
+	if x != nil {
+		return x.Header
+	}
+	return 0
+}
+
+func (x *Pack_Parts) GetTables() int64 {
+	if x != nil {
+		return x.Tables
+	}
+	return 0
+}
+
+func (x *Pack_Parts) GetChunks() int64 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *Pack_Parts) GetPoints() int64 {
+	if x != nil {
+		return x.Points
+	}
+	return 0
+}
+
+func (x *Pack_Parts) GetWindows() int64 {
+	if x != nil {
+		return x.Windows
+	}
+	return 0
+}
+
+func (x *Pack_Parts) GetFiles() int64 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
 var File_dewpoint_v1_node_proto protoreflect.FileDescriptor
 
 const file_dewpoint_v1_node_proto_rawDesc = "" +
@@ -3194,7 +4084,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\x8f\x04\n" +
+	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xa7\x04\n" +
 	"\x04Spec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1e\n" +
@@ -3218,7 +4108,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x06remove\x18\x10 \x01(\bR\x06remove\x12\x14\n" +
 	"\x05mount\x18\x11 \x01(\tR\x05mount\x12\x14\n" +
 	"\x05order\x18\x12 \x01(\tR\x05order\x12\x1c\n" +
-	"\tinflaters\x18\x13 \x01(\x05R\tinflaters\"m\n" +
+	"\tinflaters\x18\x13 \x01(\x05R\tinflaters\x12\x16\n" +
+	"\x06record\x18\x14 \x01(\bR\x06record\"m\n" +
 	"\x04Port\x12\x17\n" +
 	"\ahost_ip\x18\x01 \x01(\tR\x06hostIp\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\rR\x04host\x12\x1c\n" +
@@ -3265,11 +4156,12 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05Bytes\x12\x1a\n" +
 	"\bregistry\x18\x01 \x01(\x03R\bregistry\x12\x10\n" +
 	"\x03pop\x18\x02 \x01(\x03R\x03pop\x12\x14\n" +
-	"\x05local\x18\x03 \x01(\x03R\x05local\"A\n" +
+	"\x05local\x18\x03 \x01(\x03R\x05local\"U\n" +
 	"\x03Way\x12\x12\n" +
 	"\x04pull\x18\x01 \x01(\tR\x04pull\x12\x14\n" +
 	"\x05start\x18\x02 \x01(\tR\x05start\x12\x10\n" +
-	"\x03why\x18\x03 \x03(\tR\x03why\"\x98\x01\n" +
+	"\x03why\x18\x03 \x03(\tR\x03why\x12\x12\n" +
+	"\x04pack\x18\x04 \x01(\tR\x04pack\"\x98\x01\n" +
 	"\x06Output\x122\n" +
 	"\x06stream\x18\x01 \x01(\x0e2\x1a.dewpoint.v1.Output.StreamR\x06stream\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"F\n" +
@@ -3399,7 +4291,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05after\x18\x01 \x01(\x04H\x00R\x05after\x88\x01\x01B\b\n" +
 	"\x06_after\":\n" +
 	"\x0eEventsResponse\x12(\n" +
-	"\x05event\x18\x01 \x01(\v2\x12.dewpoint.v1.EventR\x05event\"\x8a\x02\n" +
+	"\x05event\x18\x01 \x01(\v2\x12.dewpoint.v1.EventR\x05event\"\xa0\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
@@ -3409,9 +4301,80 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05stage\x18\x06 \x01(\tR\x05stage\x12\x0e\n" +
 	"\x02at\x18\a \x01(\x01R\x02at\x12 \n" +
 	"\texit_code\x18\b \x01(\x05H\x00R\bexitCode\x88\x01\x01\x12+\n" +
-	"\x06record\x18\t \x01(\v2\x13.dewpoint.v1.RecordR\x06recordB\f\n" +
+	"\x06record\x18\t \x01(\v2\x13.dewpoint.v1.RecordR\x06record\x12\x14\n" +
+	"\x05error\x18\n" +
+	" \x01(\tR\x05errorB\f\n" +
 	"\n" +
-	"_exit_code2\xb6\a\n" +
+	"_exit_code\"u\n" +
+	"\x11ProfileEndRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\adiscard\x18\x02 \x01(\bR\adiscard\x12\x14\n" +
+	"\x05merge\x18\x03 \x01(\bR\x05merge\x12\x1c\n" +
+	"\texercised\x18\x04 \x01(\bR\texercised\"D\n" +
+	"\x12ProfileEndResponse\x12.\n" +
+	"\aprofile\x18\x01 \x01(\v2\x14.dewpoint.v1.ProfileR\aprofile\"\xd0\x01\n" +
+	"\aProfile\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04read\x18\x04 \x01(\x03R\x04read\x12\x14\n" +
+	"\x05files\x18\x05 \x01(\x05R\x05files\x12\x14\n" +
+	"\x05total\x18\x06 \x01(\x03R\x05total\x12\x12\n" +
+	"\x04lost\x18\a \x01(\x03R\x04lost\x12/\n" +
+	"\alargest\x18\b \x03(\v2\x15.dewpoint.v1.FileReadR\alargest\"\\\n" +
+	"\bFileRead\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05layer\x18\x02 \x01(\tR\x05layer\x12\x12\n" +
+	"\x04read\x18\x03 \x01(\x03R\x04read\x12\x12\n" +
+	"\x04size\x18\x04 \x01(\x03R\x04size\"(\n" +
+	"\x10PackBuildRequest\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\":\n" +
+	"\x11PackBuildResponse\x12%\n" +
+	"\x04pack\x18\x01 \x01(\v2\x11.dewpoint.v1.PackR\x04pack\"X\n" +
+	"\x0fPackPushRequest\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12\x1d\n" +
+	"\n" +
+	"plain_http\x18\x02 \x01(\bR\tplainHttp\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\"\x84\x01\n" +
+	"\x10PackPushResponse\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12\x1a\n" +
+	"\bmanifest\x18\x02 \x01(\tR\bmanifest\x12\x12\n" +
+	"\x04pack\x18\x03 \x01(\tR\x04pack\x12\x12\n" +
+	"\x04size\x18\x04 \x01(\x03R\x04size\x12\x16\n" +
+	"\x06signed\x18\x05 \x01(\bR\x06signed\"*\n" +
+	"\x12PackInspectRequest\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\"<\n" +
+	"\x13PackInspectResponse\x12%\n" +
+	"\x04pack\x18\x01 \x01(\v2\x11.dewpoint.v1.PackR\x04pack\"\xa7\x05\n" +
+	"\x04Pack\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04pack\x18\x03 \x01(\tR\x04pack\x12\x12\n" +
+	"\x04size\x18\x04 \x01(\x03R\x04size\x12-\n" +
+	"\x05parts\x18\x05 \x01(\v2\x17.dewpoint.v1.Pack.PartsR\x05parts\x12\x16\n" +
+	"\x06chunks\x18\x06 \x01(\x05R\x06chunks\x12\x16\n" +
+	"\x06needed\x18\a \x01(\x03R\x06needed\x12\x14\n" +
+	"\x05total\x18\b \x01(\x03R\x05total\x12\x1d\n" +
+	"\n" +
+	"image_size\x18\t \x01(\x03R\timageSize\x12\x14\n" +
+	"\x05start\x18\n" +
+	" \x01(\x03R\x05start\x12\x14\n" +
+	"\x05share\x18\v \x01(\x01R\x05share\x12\x12\n" +
+	"\x04runs\x18\f \x01(\x05R\x04runs\x12\x1c\n" +
+	"\texercised\x18\r \x01(\bR\texercised\x124\n" +
+	"\acreated\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x12\n" +
+	"\x04node\x18\x0f \x01(\tR\x04node\x12\x14\n" +
+	"\x05trust\x18\x10 \x01(\tR\x05trust\x12\x16\n" +
+	"\x06unlazy\x18\x11 \x03(\tR\x06unlazy\x12\x14\n" +
+	"\x05files\x18\x12 \x01(\x05R\x05files\x12/\n" +
+	"\alargest\x18\x13 \x03(\v2\x15.dewpoint.v1.FileReadR\alargest\x1a\x97\x01\n" +
+	"\x05Parts\x12\x16\n" +
+	"\x06header\x18\x01 \x01(\x03R\x06header\x12\x16\n" +
+	"\x06tables\x18\x02 \x01(\x03R\x06tables\x12\x16\n" +
+	"\x06chunks\x18\x03 \x01(\x03R\x06chunks\x12\x16\n" +
+	"\x06points\x18\x04 \x01(\x03R\x06points\x12\x18\n" +
+	"\awindows\x18\x05 \x01(\x03R\awindows\x12\x14\n" +
+	"\x05files\x18\x06 \x01(\x03R\x05files2\xf1\t\n" +
 	"\x04Node\x12C\n" +
 	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse0\x01\x12=\n" +
 	"\x04Pull\x12\x18.dewpoint.v1.PullRequest\x1a\x19.dewpoint.v1.PullResponse0\x01\x12@\n" +
@@ -3423,7 +4386,12 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04Wait\x12\x18.dewpoint.v1.WaitRequest\x1a\x19.dewpoint.v1.WaitResponse\x12F\n" +
 	"\x06Images\x12\x1a.dewpoint.v1.ImagesRequest\x1a\x1b.dewpoint.v1.ImagesResponse\"\x03\x90\x02\x01\x12P\n" +
 	"\vRemoveImage\x12\x1f.dewpoint.v1.RemoveImageRequest\x1a .dewpoint.v1.RemoveImageResponse\x12>\n" +
-	"\x05Prune\x12\x19.dewpoint.v1.PruneRequest\x1a\x1a.dewpoint.v1.PruneResponse\x12A\n" +
+	"\x05Prune\x12\x19.dewpoint.v1.PruneRequest\x1a\x1a.dewpoint.v1.PruneResponse\x12M\n" +
+	"\n" +
+	"ProfileEnd\x12\x1e.dewpoint.v1.ProfileEndRequest\x1a\x1f.dewpoint.v1.ProfileEndResponse\x12J\n" +
+	"\tPackBuild\x12\x1d.dewpoint.v1.PackBuildRequest\x1a\x1e.dewpoint.v1.PackBuildResponse\x12G\n" +
+	"\bPackPush\x12\x1c.dewpoint.v1.PackPushRequest\x1a\x1d.dewpoint.v1.PackPushResponse\x12U\n" +
+	"\vPackInspect\x12\x1f.dewpoint.v1.PackInspectRequest\x1a .dewpoint.v1.PackInspectResponse\"\x03\x90\x02\x01\x12A\n" +
 	"\x06Doctor\x12\x1a.dewpoint.v1.DoctorRequest\x1a\x1b.dewpoint.v1.DoctorResponse\x12I\n" +
 	"\aVersion\x12\x1b.dewpoint.v1.VersionRequest\x1a\x1c.dewpoint.v1.VersionResponse\"\x03\x90\x02\x01\x12C\n" +
 	"\x06Events\x12\x1a.dewpoint.v1.EventsRequest\x1a\x1b.dewpoint.v1.EventsResponse0\x01B2Z0dewpoint/internal/api/gen/dewpoint/v1;dewpointv1b\x06proto3"
@@ -3441,7 +4409,7 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Output_Stream)(0),             // 0: dewpoint.v1.Output.Stream
 	(*Error)(nil),                  // 1: dewpoint.v1.Error
@@ -3490,16 +4458,28 @@ var file_dewpoint_v1_node_proto_goTypes = []any{
 	(*EventsRequest)(nil),          // 44: dewpoint.v1.EventsRequest
 	(*EventsResponse)(nil),         // 45: dewpoint.v1.EventsResponse
 	(*Event)(nil),                  // 46: dewpoint.v1.Event
-	nil,                            // 47: dewpoint.v1.Record.StagesEntry
-	(*ExecRequest_Start)(nil),      // 48: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil), // 49: dewpoint.v1.ExecRequest.EndOfInput
-	(*durationpb.Duration)(nil),    // 50: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 51: google.protobuf.Timestamp
+	(*ProfileEndRequest)(nil),      // 47: dewpoint.v1.ProfileEndRequest
+	(*ProfileEndResponse)(nil),     // 48: dewpoint.v1.ProfileEndResponse
+	(*Profile)(nil),                // 49: dewpoint.v1.Profile
+	(*FileRead)(nil),               // 50: dewpoint.v1.FileRead
+	(*PackBuildRequest)(nil),       // 51: dewpoint.v1.PackBuildRequest
+	(*PackBuildResponse)(nil),      // 52: dewpoint.v1.PackBuildResponse
+	(*PackPushRequest)(nil),        // 53: dewpoint.v1.PackPushRequest
+	(*PackPushResponse)(nil),       // 54: dewpoint.v1.PackPushResponse
+	(*PackInspectRequest)(nil),     // 55: dewpoint.v1.PackInspectRequest
+	(*PackInspectResponse)(nil),    // 56: dewpoint.v1.PackInspectResponse
+	(*Pack)(nil),                   // 57: dewpoint.v1.Pack
+	nil,                            // 58: dewpoint.v1.Record.StagesEntry
+	(*ExecRequest_Start)(nil),      // 59: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil), // 60: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),             // 61: dewpoint.v1.Pack.Parts
+	(*durationpb.Duration)(nil),    // 62: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 63: google.protobuf.Timestamp
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	3,  // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
 	4,  // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	50, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	62, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
 	2,  // 3: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
 	7,  // 4: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
 	8,  // 5: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
@@ -3507,7 +4487,7 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	13, // 7: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
 	14, // 8: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
 	9,  // 9: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	47, // 10: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	58, // 10: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
 	11, // 11: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
 	12, // 12: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
 	0,  // 13: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
@@ -3516,55 +4496,70 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	10, // 16: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
 	19, // 17: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
 	3,  // 18: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	51, // 19: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	63, // 19: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
 	13, // 20: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	48, // 21: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	49, // 22: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	59, // 21: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	60, // 22: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
 	23, // 23: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
 	13, // 24: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
 	14, // 25: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	50, // 26: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	62, // 26: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
 	33, // 27: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	51, // 28: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	63, // 28: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
 	34, // 29: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
 	41, // 30: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
 	46, // 31: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	51, // 32: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	63, // 32: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
 	10, // 33: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
-	23, // 34: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	5,  // 35: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	15, // 36: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	17, // 37: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	20, // 38: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	22, // 39: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	25, // 40: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	27, // 41: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	29, // 42: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	31, // 43: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	35, // 44: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	37, // 45: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	39, // 46: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	42, // 47: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	44, // 48: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	6,  // 49: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	16, // 50: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	18, // 51: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	21, // 52: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	24, // 53: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	26, // 54: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	28, // 55: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	30, // 56: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	32, // 57: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	36, // 58: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	38, // 59: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	40, // 60: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	43, // 61: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	45, // 62: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	49, // [49:63] is the sub-list for method output_type
-	35, // [35:49] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	49, // 34: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
+	50, // 35: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
+	57, // 36: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
+	57, // 37: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
+	61, // 38: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	63, // 39: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	50, // 40: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
+	23, // 41: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
+	5,  // 42: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	15, // 43: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	17, // 44: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	20, // 45: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	22, // 46: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	25, // 47: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	27, // 48: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	29, // 49: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	31, // 50: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	35, // 51: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	37, // 52: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	47, // 53: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	51, // 54: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	53, // 55: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	55, // 56: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	39, // 57: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	42, // 58: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	44, // 59: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	6,  // 60: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	16, // 61: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	18, // 62: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	21, // 63: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	24, // 64: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	26, // 65: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	28, // 66: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	30, // 67: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	32, // 68: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	36, // 69: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	38, // 70: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	48, // 71: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	52, // 72: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	54, // 73: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	56, // 74: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	40, // 75: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	43, // 76: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	45, // 77: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	60, // [60:78] is the sub-list for method output_type
+	42, // [42:60] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_dewpoint_v1_node_proto_init() }
@@ -3602,7 +4597,7 @@ func file_dewpoint_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   49,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

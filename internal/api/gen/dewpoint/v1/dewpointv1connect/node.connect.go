@@ -61,6 +61,14 @@ const (
 	NodeRemoveImageProcedure = "/dewpoint.v1.Node/RemoveImage"
 	// NodePruneProcedure is the fully-qualified name of the Node's Prune RPC.
 	NodePruneProcedure = "/dewpoint.v1.Node/Prune"
+	// NodeProfileEndProcedure is the fully-qualified name of the Node's ProfileEnd RPC.
+	NodeProfileEndProcedure = "/dewpoint.v1.Node/ProfileEnd"
+	// NodePackBuildProcedure is the fully-qualified name of the Node's PackBuild RPC.
+	NodePackBuildProcedure = "/dewpoint.v1.Node/PackBuild"
+	// NodePackPushProcedure is the fully-qualified name of the Node's PackPush RPC.
+	NodePackPushProcedure = "/dewpoint.v1.Node/PackPush"
+	// NodePackInspectProcedure is the fully-qualified name of the Node's PackInspect RPC.
+	NodePackInspectProcedure = "/dewpoint.v1.Node/PackInspect"
 	// NodeDoctorProcedure is the fully-qualified name of the Node's Doctor RPC.
 	NodeDoctorProcedure = "/dewpoint.v1.Node/Doctor"
 	// NodeVersionProcedure is the fully-qualified name of the Node's Version RPC.
@@ -89,6 +97,14 @@ type NodeClient interface {
 	Images(context.Context, *connect.Request[v1.ImagesRequest]) (*connect.Response[v1.ImagesResponse], error)
 	RemoveImage(context.Context, *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error)
 	Prune(context.Context, *connect.Request[v1.PruneRequest]) (*connect.Response[v1.PruneResponse], error)
+	// ProfileEnd ends the recording of a container that was deployed with
+	// Spec.record, and keeps what it has seen as the image's profile.
+	ProfileEnd(context.Context, *connect.Request[v1.ProfileEndRequest]) (*connect.Response[v1.ProfileEndResponse], error)
+	// PackBuild makes the startup pack of an image's profile.
+	PackBuild(context.Context, *connect.Request[v1.PackBuildRequest]) (*connect.Response[v1.PackBuildResponse], error)
+	// PackPush publishes an image's pack in the image's repository.
+	PackPush(context.Context, *connect.Request[v1.PackPushRequest]) (*connect.Response[v1.PackPushResponse], error)
+	PackInspect(context.Context, *connect.Request[v1.PackInspectRequest]) (*connect.Response[v1.PackInspectResponse], error)
 	Doctor(context.Context, *connect.Request[v1.DoctorRequest]) (*connect.Response[v1.DoctorResponse], error)
 	Version(context.Context, *connect.Request[v1.VersionRequest]) (*connect.Response[v1.VersionResponse], error)
 	Events(context.Context, *connect.Request[v1.EventsRequest]) (*connect.ServerStreamForClient[v1.EventsResponse], error)
@@ -173,6 +189,31 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			connect.WithSchema(nodeMethods.ByName("Prune")),
 			connect.WithClientOptions(opts...),
 		),
+		profileEnd: connect.NewClient[v1.ProfileEndRequest, v1.ProfileEndResponse](
+			httpClient,
+			baseURL+NodeProfileEndProcedure,
+			connect.WithSchema(nodeMethods.ByName("ProfileEnd")),
+			connect.WithClientOptions(opts...),
+		),
+		packBuild: connect.NewClient[v1.PackBuildRequest, v1.PackBuildResponse](
+			httpClient,
+			baseURL+NodePackBuildProcedure,
+			connect.WithSchema(nodeMethods.ByName("PackBuild")),
+			connect.WithClientOptions(opts...),
+		),
+		packPush: connect.NewClient[v1.PackPushRequest, v1.PackPushResponse](
+			httpClient,
+			baseURL+NodePackPushProcedure,
+			connect.WithSchema(nodeMethods.ByName("PackPush")),
+			connect.WithClientOptions(opts...),
+		),
+		packInspect: connect.NewClient[v1.PackInspectRequest, v1.PackInspectResponse](
+			httpClient,
+			baseURL+NodePackInspectProcedure,
+			connect.WithSchema(nodeMethods.ByName("PackInspect")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
 		doctor: connect.NewClient[v1.DoctorRequest, v1.DoctorResponse](
 			httpClient,
 			baseURL+NodeDoctorProcedure,
@@ -208,6 +249,10 @@ type nodeClient struct {
 	images      *connect.Client[v1.ImagesRequest, v1.ImagesResponse]
 	removeImage *connect.Client[v1.RemoveImageRequest, v1.RemoveImageResponse]
 	prune       *connect.Client[v1.PruneRequest, v1.PruneResponse]
+	profileEnd  *connect.Client[v1.ProfileEndRequest, v1.ProfileEndResponse]
+	packBuild   *connect.Client[v1.PackBuildRequest, v1.PackBuildResponse]
+	packPush    *connect.Client[v1.PackPushRequest, v1.PackPushResponse]
+	packInspect *connect.Client[v1.PackInspectRequest, v1.PackInspectResponse]
 	doctor      *connect.Client[v1.DoctorRequest, v1.DoctorResponse]
 	version     *connect.Client[v1.VersionRequest, v1.VersionResponse]
 	events      *connect.Client[v1.EventsRequest, v1.EventsResponse]
@@ -268,6 +313,26 @@ func (c *nodeClient) Prune(ctx context.Context, req *connect.Request[v1.PruneReq
 	return c.prune.CallUnary(ctx, req)
 }
 
+// ProfileEnd calls dewpoint.v1.Node.ProfileEnd.
+func (c *nodeClient) ProfileEnd(ctx context.Context, req *connect.Request[v1.ProfileEndRequest]) (*connect.Response[v1.ProfileEndResponse], error) {
+	return c.profileEnd.CallUnary(ctx, req)
+}
+
+// PackBuild calls dewpoint.v1.Node.PackBuild.
+func (c *nodeClient) PackBuild(ctx context.Context, req *connect.Request[v1.PackBuildRequest]) (*connect.Response[v1.PackBuildResponse], error) {
+	return c.packBuild.CallUnary(ctx, req)
+}
+
+// PackPush calls dewpoint.v1.Node.PackPush.
+func (c *nodeClient) PackPush(ctx context.Context, req *connect.Request[v1.PackPushRequest]) (*connect.Response[v1.PackPushResponse], error) {
+	return c.packPush.CallUnary(ctx, req)
+}
+
+// PackInspect calls dewpoint.v1.Node.PackInspect.
+func (c *nodeClient) PackInspect(ctx context.Context, req *connect.Request[v1.PackInspectRequest]) (*connect.Response[v1.PackInspectResponse], error) {
+	return c.packInspect.CallUnary(ctx, req)
+}
+
 // Doctor calls dewpoint.v1.Node.Doctor.
 func (c *nodeClient) Doctor(ctx context.Context, req *connect.Request[v1.DoctorRequest]) (*connect.Response[v1.DoctorResponse], error) {
 	return c.doctor.CallUnary(ctx, req)
@@ -303,6 +368,14 @@ type NodeHandler interface {
 	Images(context.Context, *connect.Request[v1.ImagesRequest]) (*connect.Response[v1.ImagesResponse], error)
 	RemoveImage(context.Context, *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error)
 	Prune(context.Context, *connect.Request[v1.PruneRequest]) (*connect.Response[v1.PruneResponse], error)
+	// ProfileEnd ends the recording of a container that was deployed with
+	// Spec.record, and keeps what it has seen as the image's profile.
+	ProfileEnd(context.Context, *connect.Request[v1.ProfileEndRequest]) (*connect.Response[v1.ProfileEndResponse], error)
+	// PackBuild makes the startup pack of an image's profile.
+	PackBuild(context.Context, *connect.Request[v1.PackBuildRequest]) (*connect.Response[v1.PackBuildResponse], error)
+	// PackPush publishes an image's pack in the image's repository.
+	PackPush(context.Context, *connect.Request[v1.PackPushRequest]) (*connect.Response[v1.PackPushResponse], error)
+	PackInspect(context.Context, *connect.Request[v1.PackInspectRequest]) (*connect.Response[v1.PackInspectResponse], error)
 	Doctor(context.Context, *connect.Request[v1.DoctorRequest]) (*connect.Response[v1.DoctorResponse], error)
 	Version(context.Context, *connect.Request[v1.VersionRequest]) (*connect.Response[v1.VersionResponse], error)
 	Events(context.Context, *connect.Request[v1.EventsRequest], *connect.ServerStream[v1.EventsResponse]) error
@@ -383,6 +456,31 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		connect.WithSchema(nodeMethods.ByName("Prune")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeProfileEndHandler := connect.NewUnaryHandler(
+		NodeProfileEndProcedure,
+		svc.ProfileEnd,
+		connect.WithSchema(nodeMethods.ByName("ProfileEnd")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodePackBuildHandler := connect.NewUnaryHandler(
+		NodePackBuildProcedure,
+		svc.PackBuild,
+		connect.WithSchema(nodeMethods.ByName("PackBuild")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodePackPushHandler := connect.NewUnaryHandler(
+		NodePackPushProcedure,
+		svc.PackPush,
+		connect.WithSchema(nodeMethods.ByName("PackPush")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodePackInspectHandler := connect.NewUnaryHandler(
+		NodePackInspectProcedure,
+		svc.PackInspect,
+		connect.WithSchema(nodeMethods.ByName("PackInspect")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeDoctorHandler := connect.NewUnaryHandler(
 		NodeDoctorProcedure,
 		svc.Doctor,
@@ -426,6 +524,14 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodeRemoveImageHandler.ServeHTTP(w, r)
 		case NodePruneProcedure:
 			nodePruneHandler.ServeHTTP(w, r)
+		case NodeProfileEndProcedure:
+			nodeProfileEndHandler.ServeHTTP(w, r)
+		case NodePackBuildProcedure:
+			nodePackBuildHandler.ServeHTTP(w, r)
+		case NodePackPushProcedure:
+			nodePackPushHandler.ServeHTTP(w, r)
+		case NodePackInspectProcedure:
+			nodePackInspectHandler.ServeHTTP(w, r)
 		case NodeDoctorProcedure:
 			nodeDoctorHandler.ServeHTTP(w, r)
 		case NodeVersionProcedure:
@@ -483,6 +589,22 @@ func (UnimplementedNodeHandler) RemoveImage(context.Context, *connect.Request[v1
 
 func (UnimplementedNodeHandler) Prune(context.Context, *connect.Request[v1.PruneRequest]) (*connect.Response[v1.PruneResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Prune is not implemented"))
+}
+
+func (UnimplementedNodeHandler) ProfileEnd(context.Context, *connect.Request[v1.ProfileEndRequest]) (*connect.Response[v1.ProfileEndResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.ProfileEnd is not implemented"))
+}
+
+func (UnimplementedNodeHandler) PackBuild(context.Context, *connect.Request[v1.PackBuildRequest]) (*connect.Response[v1.PackBuildResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.PackBuild is not implemented"))
+}
+
+func (UnimplementedNodeHandler) PackPush(context.Context, *connect.Request[v1.PackPushRequest]) (*connect.Response[v1.PackPushResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.PackPush is not implemented"))
+}
+
+func (UnimplementedNodeHandler) PackInspect(context.Context, *connect.Request[v1.PackInspectRequest]) (*connect.Response[v1.PackInspectResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.PackInspect is not implemented"))
 }
 
 func (UnimplementedNodeHandler) Doctor(context.Context, *connect.Request[v1.DoctorRequest]) (*connect.Response[v1.DoctorResponse], error) {
