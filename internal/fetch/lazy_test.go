@@ -70,7 +70,7 @@ func newLazyBed(t *testing.T, c image.Compression) *lazyBed {
 	lb := &lazyBed{bed: newBed(t), server: &unmounted{}, lied: make(chan error, 4), whole: make(chan digest.Digest, 4)}
 	var ls []registrytest.Layer
 	for seed := range uint64(2) {
-		tar := mixedTar(seed+50)
+		tar := mixedTar(seed + 50)
 		lb.tars = append(lb.tars, tar)
 		ls = append(ls, registrytest.Layer{Tar: tar, Compression: c})
 	}
@@ -88,7 +88,7 @@ func mixedTar(seed uint64) []byte {
 	for i := range 48 {
 		b := make([]byte, 256<<10)
 		for j := range b {
-			b[j] = byte(r.IntN(2 + i*11%250)) + byte(i)
+			b[j] = byte(r.IntN(2+i*11%250)) + byte(i)
 		}
 		files = append(files, registrytest.File{Name: fmt.Sprintf("dir/f%d", i), Body: string(b)})
 	}

@@ -11,6 +11,7 @@
 //	                     layer.boot     the layer is readable, for this boot only
 //	                     progress       how far the fill has come, durable
 //	                     progress.boot  the same, newer, for this boot only
+//	                     points         where the compressed stream can be entered
 //	                     blob           compressed bytes, kept where the stream has no restart points
 //	DIR/<sha256 of data>-tree/tree/     the unpacked layer instead, where the kernel has no EROFS
 //
@@ -64,6 +65,7 @@ type Config struct {
 	MaxBytes int64        // a layer may inflate to so many bytes; 0 is 64 GiB
 	Interval int64        // compressed bytes between progress records; 0 is 4 MiB
 	Log      *slog.Logger // nil discards
+	Points   bool         // keep the restart points of layers, for packs
 	// Server shows partial layers. Without one there are none.
 	Server   Server
 	LazyTree bool // partial layers are mounted as trees that the server shows

@@ -69,6 +69,8 @@ type pipeline struct {
 	size               int64             // of data, once inflated
 	format             image.Compression // as found in the stream
 	keep               keeper
+	points             *pointKeeper // nil if none are kept
+	marked             int64        // In of the last point of progress
 }
 
 // fill makes the layer's files and verifies them. It leaves them in f.dir.
@@ -359,10 +361,16 @@ func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piec
 		return err
 	}
 	defer r.Close()
-	at, marked := p.from.Point.Out, p.from.Point.In
+	if p.f.store.cfg.Points && pointed(p.format) {
+		if p.points, err = keepPoints(p.f.dir, p.from.Point.Out); err != nil {
+			return err
+		}
+		defer p.points.close()
+	}
+	at := p.from.Point.Out
+	p.marked = p.from.Point.In
 	for {
-		if consumed := r.In(); consumed-marked >= p.f.store.cfg.Interval {
-			marked = consumed
+		if r.In()-p.marked >= p.f.store.cfg.Interval || p.points.due(at) {
 			r.Mark()
 		}
 		pc := piece{buf: piecePool.Get().(*[]byte), at: at}
@@ -411,6 +419,13 @@ func (p *pipeline) inflatePiece(r inflate.Reader, src *chunkReader, b []byte) (i
 		m, err := r.Read(b[n:])
 		n += m
 		if pt, ok := r.Point(); ok && err == nil {
+			if err := p.points.add(pt); err != nil {
+				return n, nil, err
+			}
+			if pt.In-p.marked < p.f.store.cfg.Interval {
+				continue
+			}
+			p.marked = pt.In
 			at, h := src.stateAt(pt.In)
 			return n, &progress{Version: progressVersion, Blob: p.f.Layer.Digest, Point: pt, BlobAt: at, BlobHash: h, Compression: p.format}, nil
 		}
