@@ -198,6 +198,7 @@ func (s *server) remove(l *layer) {
 	l.mu.Lock()
 	l.removed = true
 	l.mu.Unlock()
-	s.forgetNames(l)
+	s.dev.forgetName(rootNode, l.id)
+	s.dev.forgetName(rootNode, l.id+treeSuffix)
 	s.drop(l)
 }

@@ -175,57 +175,6 @@ func (s *server) leave() error {
 	return nil
 }
 
-// forgetNames makes the kernel forget a layer as far as it is not in use.
-func (s *server) forgetNames(l *layer) {
-	s.dev.forgetName(rootNode, l.id)
-	s.dev.forgetName(rootNode, l.id+treeSuffix)
-	s.prune(l)
-}
-
-// prune makes the kernel forget what it keeps of a tree without a use: a name
-// below the top, kept or used, keeps the top.
-func (s *server) prune(l *layer) {
-	x := l.index.Load()
-	if x == nil {
-		return
-	}
-	top, err := x.inode(x.root)
-	if err != nil {
-		return
-	}
-	x.list(&top, 0, func(_ uint32, _ uint64, _ byte, name string) bool {
-		if name != "." && name != ".." {
-			s.dev.forgetName(l.node(x.root), name)
-		}
-		return true
-	})
-}
-
-// pruneEvery is how often the kernel is asked about trees that were removed.
-const pruneEvery = time.Second
-
-// pruneRemoved has removed trees forgotten, bit by bit as they get out of use,
-// until ctx ends.
-func (s *server) pruneRemoved(ctx context.Context) {
-	tick := time.NewTicker(pruneEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		for _, l := range s.all() {
-			l.mu.Lock()
-			held := l.removed && l.uses[asTree].held()
-			l.mu.Unlock()
-			if held {
-				s.prune(l)
-			}
-		}
-	}
-}
-
 func (s *server) held() bool {
 	for _, l := range s.all() {
 		l.mu.Lock()
