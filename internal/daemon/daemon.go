@@ -156,7 +156,8 @@ func (d *Daemon) openLayers(context.Context) error {
 	var err error
 	d.layers, err = layer.Open(layer.Config{Dir: filepath.Join(d.cfg.Root, "layers"), Tree: d.backend.Name() == mount.Tree,
 		MaxBytes: int64(d.cfg.File.Limits.LayerBytes), Server: d.server(), LazyTree: d.lazyTree(),
-		Lied: func(p *layer.Partial, why error) { d.onceOpen(func() { d.lied(p, why) }) }, Log: d.log})
+		Points: d.cfg.File.Pack.Learn != "never",
+		Lied:   func(p *layer.Partial, why error) { d.onceOpen(func() { d.lied(p, why) }) }, Log: d.log})
 	return err
 }
 
