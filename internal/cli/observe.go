@@ -48,6 +48,9 @@ func (c *call) event(e node.Event) error {
 	if e.ExitCode != nil {
 		words = append(words, fmt.Sprintf("status %d", *e.ExitCode))
 	}
+	if e.Error != "" {
+		words = append(words, e.Error)
+	}
 	if e.Record != nil {
 		words = append(words, summary(*e.Record))
 	}

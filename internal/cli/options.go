@@ -25,6 +25,8 @@ type options struct {
 	tty                             bool
 	tail, user, dir, timeout        string
 	after                           uint64
+	profile                         profiling
+	key                             string
 }
 
 // containerFlags are those of an instruction to deploy.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,7 +41,11 @@ func (l *Learner) buildLater(img *image.Image) {
 		case l.life.Err() != nil:
 			return
 		case err != nil:
-			l.cfg.Log.Error("build a startup pack", "image", img.Ref, "err", err)
+			level := slog.LevelError
+			if known := (*Error)(nil); errors.As(err, &known) {
+				level = slog.LevelInfo // the image has gone meanwhile
+			}
+			l.cfg.Log.Log(l.life, level, "no startup pack is built", "image", img.Ref, "err", err)
 		default:
 			l.done(id)
 			l.cfg.Log.Info("startup pack built", "image", img.Ref, "bytes", s.Size, "needed", s.Needed)

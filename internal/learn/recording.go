@@ -224,10 +224,26 @@ func (r *Recording) hold(release func()) bool {
 }
 
 // Ready says that the container serves. A recording that nobody asked for ends
-// when it has settled, becomes a profile, and then a pack.
+// when it has settled, becomes a profile, and then a pack. From here on the
+// recording does not keep the layers mounted or in the store: the container does.
 func (r *Recording) Ready() {
-	if r != nil && !r.asked {
+	if r == nil {
+		return
+	}
+	r.release()
+	if !r.asked {
 		r.endAfter(r.l.cfg.After)
+	}
+}
+
+// release lets go of the mounts. The kernel keeps what is recorded.
+func (r *Recording) release() {
+	r.mu.Lock()
+	mounts := r.mounts
+	r.mounts = nil
+	r.mu.Unlock()
+	for _, release := range mounts {
+		release()
 	}
 }
 
@@ -272,7 +288,7 @@ func (r *Recording) Drop() {
 // finish ends the recording; ok is false if it has ended before, or begun never.
 func (r *Recording) finish() (res profile.Result, ok bool, err error) {
 	r.mu.Lock()
-	ended, mounts := r.ending, r.mounts
+	ended := r.ending
 	r.ending = true
 	r.mu.Unlock()
 	if ended {
@@ -284,9 +300,7 @@ func (r *Recording) finish() (res profile.Result, ok bool, err error) {
 	if r.kernel != nil {
 		res, err = r.kernel.Stop()
 	}
-	for _, release := range mounts {
-		release()
-	}
+	r.release()
 	return res, r.err == nil, err
 }
 
@@ -350,6 +364,7 @@ func (l *Learner) Prepared(layers []digest.Digest) {
 	ctx, cancel := context.WithTimeout(l.life, startLimit)
 	defer cancel()
 	r.Watch(ctx)
+	r.release()
 	r.endAfter(l.cfg.Others)
 }
 

@@ -1,0 +1,189 @@
+package test
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"dewpoint/internal/node"
+	"dewpoint/internal/pack"
+	"dewpoint/internal/registry/registrytest"
+)
+
+// profiled is what dew --json profile prints.
+type profiled struct {
+	Container string
+	Runs      []node.Profile
+	Pack      node.Pack
+}
+
+// readOf is how much of a file is in a list.
+func readOf(list []node.FileRead, path string) int64 {
+	for _, f := range list {
+		if f.Path == path {
+			return f.Read
+		}
+	}
+	return 0
+}
+
+// script writes an executable file.
+func script(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\nset -e\n"+text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A profile made by a script becomes a pack, which is published where another
+// node finds it and starts from it.
+func TestProfilePackPush(t *testing.T) {
+	reg := registrytest.New(t)
+	for _, q := range []registrytest.Quirks{{}, {NoReferrers: true}} {
+		t.Run(fmt.Sprintf("%+v", q), func(t *testing.T) {
+			reg.Be(q)
+			repo := fmt.Sprintf("app%v", q.NoReferrers)
+			img := reg.PushImage(repo+":1", appLayers(t, 8<<20), appOptions())
+			m := newMachine(t, reg)
+			m.config += "[pack]\nlearn = \"never\"\n"
+			m.start()
+			if r := m.dew("pack", "inspect", img.Ref); r.code != 4 || !strings.Contains(r.err, "not here") {
+				t.Errorf("inspect of an image that is not here: %+v", r)
+			}
+			port := freePort(t)
+			use := script(t, fmt.Sprintf("test \"$DEW_NAME $DEW_IP\" = 'p 127.0.0.1'\n%s/dew exec $DEW_NAME /app cat /etc/motd | grep -q above\n", programs))
+			var p profiled
+			out := m.must("--json", "profile", "--name", "p", "--runs", "2", "--settle", "100ms", "--exercise", use, "--ready", "http:"+port+"/", img.Ref, "serve", port)
+			if err := json.Unmarshal([]byte(out), &p); err != nil {
+				t.Fatal(err)
+			}
+			for i, r := range p.Runs {
+				if readOf(r.Largest, "etc/motd") == 0 || readOf(r.Largest, "app") < 100<<10 || r.Read > r.Total/2 || r.Lost != 0 {
+					t.Errorf("run %d: %+v", i, r)
+				}
+			}
+			if len(p.Runs) != 2 || p.Pack.Runs != 2 || !p.Pack.Exercised || p.Pack.Share <= 0 || p.Pack.Share > 0.5 || readOf(p.Pack.Largest, "app") == 0 {
+				t.Errorf("%+v", p)
+			}
+			if out := m.must("ps", "-a"); strings.Contains(out, "p ") {
+				t.Errorf("the container is left:\n%s", out)
+			}
+			key := filepath.Join(t.TempDir(), "key.pem")
+			writeKey(t, key)
+			m.must("pack", "push", "--plain-http", "--key", key, img.Ref)
+			list := reg.Artifacts(repo, img.Digest)
+			if len(list) != 1 || list[0].Annotations[pack.AnnotationBlob] != p.Pack.Pack || list[0].Annotations[pack.AnnotationSignature] == "" {
+				t.Errorf("%+v", list)
+			}
+			other := newMachine(t, reg).start()
+			rec := other.record("run", "-d", "--name", "web", "--ready", "http:"+port+"/", img.Ref, "serve", port)
+			if rec.Way.Pull != "lazy" || rec.Way.Pack != "repository" {
+				t.Errorf("another node started by %+v", rec.Way)
+			}
+			other.must("rm", "-f", "web")
+		})
+	}
+}
+
+func writeKey(t *testing.T, path string) {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A script that fails leaves neither container nor profile.
+func TestProfileScriptFails(t *testing.T) {
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
+	m := newMachine(t, reg)
+	m.config += "[pack]\nlearn = \"never\"\n"
+	m.start()
+	port := freePort(t)
+	r := m.dew("profile", "--settle", "0s", "--exercise", script(t, "exit 3"), "--ready", "http:"+port+"/", img.Ref, "serve", port)
+	if r.code != 9 || !strings.Contains(r.err, "exit status 3") {
+		t.Errorf("%+v", r)
+	}
+	if out := m.must("ps", "-a"); strings.Contains(out, "app-") {
+		t.Errorf("a container is left:\n%s", out)
+	}
+	if left, _ := filepath.Glob(filepath.Join(m.root, "packs", "*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if r := m.dew("pack", "build", img.Ref); r.code != 4 || !strings.Contains(r.err, "dew profile") {
+		t.Errorf("%+v", r)
+	}
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
+}
+
+// The first ordinary start becomes a pack, and the next ones are not recorded.
+func TestFirstStartIsLearned(t *testing.T) {
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 8<<20), appOptions())
+	for _, backend := range []string{"erofs", "loop"} {
+		t.Run(backend, func(t *testing.T) {
+			m := newMachine(t, reg)
+			m.config = strings.Replace(m.config, "[node]\n", fmt.Sprintf("[node]\nmount = %q\n", backend), 1) + "[pack]\nafter = \"200ms\"\n"
+			m.start()
+			port := freePort(t)
+			m.must("run", "-d", "--name", "web", "--ready", "http:"+port+"/", img.Ref, "serve", port)
+			file := filepath.Join(m.root, "packs", img.Digest.Encoded()+".pack")
+			b := await(t, file)
+			h, _, err := pack.ReadHeader(bytes.NewReader(b))
+			if err != nil || h.Image != img.Digest || h.Profile.Runs != 1 || h.Profile.Node != "n1" || h.Profile.Exercised || h.Needed < 100<<10 {
+				t.Errorf("%+v, %v", h, err)
+			}
+			m.must("rm", "-f", "web")
+			var p node.Pack
+			if err := json.Unmarshal([]byte(m.must("--json", "pack", "inspect", img.Ref)), &p); err != nil || p.Trust != "pop" || readOf(p.Largest, "app") == 0 {
+				t.Errorf("%+v, %v", p, err)
+			}
+			if readOf(p.Largest, "etc/motd") > 0 {
+				t.Error("it holds a file that the start did not read")
+			}
+			m.must("run", "--rm", img.Ref, "cat", "/etc/motd")
+			time.Sleep(400 * time.Millisecond)
+			if again, err := os.ReadFile(file); err != nil || !bytes.Equal(b, again) {
+				t.Errorf("the second start changed the pack, or %v", err)
+			}
+			m.must("rmi", img.Ref)
+			m.must("prune")
+			checkNothingLeft(t, m)
+			if out := m.must("doctor"); !strings.Contains(out, "recording of starts") {
+				t.Errorf("doctor is silent:\n%s", out)
+			}
+		})
+	}
+}
+
+func await(t *testing.T, file string) []byte {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if b, err := os.ReadFile(file); err == nil {
+			return b
+		}
+	}
+	t.Fatalf("%s does not come", file)
+	return nil
+}
