@@ -473,13 +473,18 @@ func (c *Client) Close() error {
 }
 
 // Shutdown ends datafs and takes the mount away. If something uses a layer it
-// does neither, and returns an error that wraps EBUSY; the Client goes on.
+// does neither, and returns an error that wraps EBUSY, or EAGAIN if datafs has
+// just died; the Client goes on.
 func (c *Client) Shutdown() error {
 	answer := make(chan error, 1)
 	c.mu.Lock()
-	if c.closed || c.link == nil {
+	if c.closed {
 		c.mu.Unlock()
 		return ErrClosed
+	}
+	if c.link == nil {
+		c.mu.Unlock()
+		return fmt.Errorf("datafs is being replaced: %w", unix.EAGAIN)
 	}
 	to := call{kind: kindShutdown}
 	c.calls[to] = append(c.calls[to], answer)

@@ -202,3 +202,48 @@ func TestHostileMessages(t *testing.T) {
 		})
 	}
 }
+
+// TestIdle is about a datafs that nobody needs any more, and one that is used.
+func TestIdle(t *testing.T) {
+	b := newBed(t)
+	b.cfg.Exec = append(b.cfg.Exec, "-idle", "200ms")
+	l := b.start().layer(tarOf(15, 64<<10)).mount()
+	l.putAll()
+	mountpoint := filepath.Join(b.cfg.State, "datafs")
+	pid := b.serverPID()
+	b.client.Close()
+	b.client = nil
+	time.Sleep(700 * time.Millisecond)
+	if got, err := os.ReadFile(l.file("f0")); err != nil || !bytes.Equal(got, l.content("f0")) {
+		t.Errorf("a mount whose dewd is gone: %d bytes, %v", len(got), err)
+	}
+	if err := unix.Unmount(l.target, 0); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "the unused datafs to end", func() bool {
+		var st unix.WaitStatus
+		got, _ := unix.Wait4(pid, &st, unix.WNOHANG, nil)
+		return got == pid
+	})
+	if entries, err := os.ReadDir(mountpoint); err != nil || len(entries) > 0 {
+		t.Errorf("its mount: %v, %v", entries, err)
+	}
+	b.start() // a new one takes the place
+}
+
+// TestOtherFiles adds a layer again whose bytes have come to other files, while
+// a read waits for them.
+func TestOtherFiles(t *testing.T) {
+	b := newBed(t).start()
+	raw := tarOf(16, 64<<10)
+	l := b.layer(raw).mount()
+	r := startReader(t, "read", l.file("f0"), 0, 64<<10)
+	wait(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
+	other := b.layer(raw)
+	r2 := startReader(t, "mmap", l.file("f0"), 0, 64<<10)
+	other.putAll()
+	r.right(t, l.content("f0"))
+	r2.right(t, l.content("f0"))
+	unix.Kill(b.serverPID(), unix.SIGKILL)
+	startReader(t, "read", l.file("f0"), 1, 60<<10).right(t, l.content("f0")[1:1+60<<10])
+}

@@ -18,6 +18,11 @@ type worker struct {
 func (s *server) read() error {
 	w := &worker{server: s, buf: make([]byte, outHeaderSize+maxRead)}
 	in := make([]byte, inBuffer)
+	for i := 0; i < len(in); i += page {
+		// If the process is killed while the kernel copies a request to a page
+		// that is not mapped yet, the request fails instead of being resent.
+		in[i] = 1
+	}
 	for {
 		n, err := s.dev.read(in)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // run listens to datafs, and starts another when it has died, until the Client
@@ -28,6 +29,7 @@ func (c *Client) run(p *peer) {
 			p.release()
 			return
 		}
+		c.answered(call{kind: kindShutdown}, unix.EAGAIN) // the next one is not to end
 		p.finish()
 		c.log.Warn("datafs has died: another takes its place")
 		p = c.revive()
