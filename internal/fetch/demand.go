@@ -121,7 +121,7 @@ func (p *Puller) serve(w want) {
 			pause = 50 * time.Millisecond
 			continue
 		}
-		if err != nil && ctx.Err() == nil {
+		if err != nil && (ctx.Err() == nil || last == nil) {
 			last = err
 		}
 		select {
