@@ -101,7 +101,7 @@ func newBed(t testing.TB, backend string, change func(*Config)) *bed {
 		DockerConfig: filepath.Join(dir, "none"), Backoff: time.Millisecond})
 	check(t, err)
 	t.Cleanup(client.Close)
-	layers, err := layer.Open(layer.Config{Dir: filepath.Join(dir, "layers"), Tree: backend == mount.Tree})
+	layers, err := layer.Open(layer.Config{Dir: filepath.Join(dir, "layers"), Tree: backend == mount.Tree, Points: true})
 	check(t, err)
 	t.Cleanup(func() { layers.Close() })
 	log := slog.New(slog.DiscardHandler)

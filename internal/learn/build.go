@@ -131,7 +131,8 @@ func (l *Learner) job(img *image.Image, p *pack.Profile) (job, []points, error) 
 			return j, nil, problem(unsupported, "layers are unpacked directories here (mount backend tree), of which no pack can be made", "build it on a node whose kernel has EROFS")
 		}
 		to := jobLayer{DiffID: want.DiffID, Blob: want.Digest, BlobSize: want.Size, Size: have.Size, Compression: want.Compression(), Data: have.Files().Data}
-		if found := l.points(have, want); found != nil {
+		var found points
+		if to.Compression, found = pointsOf(have, want); found != nil {
 			to.Points = true
 			all = append(all, found)
 		}
@@ -140,13 +141,27 @@ func (l *Learner) job(img *image.Image, p *pack.Profile) (job, []points, error) 
 	return j, all, nil
 }
 
-// points are those of the blob that the image has; a layer that came from
-// another blob has points that are of no use to others.
-func (l *Learner) points(have *layer.Layer, want image.Layer) points {
-	if l.cfg.Points == nil || have.Blob != want.Digest {
-		return nil
+// pointEvery is how far apart points of plain layers are made.
+const pointEvery = 2 << 20
+
+// pointsOf gives the points of the blob that the image has, and how it is
+// compressed. A layer that came from another blob has points that are of no
+// use for this one.
+func pointsOf(have *layer.Layer, want image.Layer) (image.Compression, points) {
+	switch {
+	case want.Digest == want.DiffID: // whatever its media type says
+		return image.Plain, func(yield func(inflate.Point) error) error {
+			for at := int64(pointEvery); at < have.Size; at += pointEvery {
+				if err := yield(inflate.Point{In: at, Out: at}); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	case have.Blob != want.Digest:
+		return want.Compression(), nil
 	}
-	return l.cfg.Points(have)
+	return want.Compression(), have.Points
 }
 
 // outcome is what a child says on its standard output.

@@ -36,7 +36,6 @@ import (
 	"time"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/inflate"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/profile"
@@ -76,9 +75,6 @@ type Config struct {
 	Registry Registry // for Push
 	// Images finds the images that have a layer; for Prepared.
 	Images func(diffID digest.Digest) []*image.Image
-	// Points returns the restart points of a layer's blob that are known; nil
-	// or a nil result mean none.
-	Points func(l *layer.Layer) func(yield func(inflate.Point) error) error
 	// Exec is the command line of a program that calls Child.
 	Exec []string
 
