@@ -74,9 +74,8 @@ const (
 	notifyInvalEntry = 3
 	notifyResend     = 7
 
-	// resent marks a request that another server had before. It belongs to the
-	// request's number in the reply and is no part of its identity.
-	resent = 1 << 63
+	// What the kernel sends again has bit 63 of its number set, which the
+	// answer repeats.
 
 	// maxBackground bounds the kernel's read-ahead requests under way. Readers
 	// that wait must not use it up, nor the reads of others.

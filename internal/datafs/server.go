@@ -157,8 +157,7 @@ func (s *server) abandoned() bool {
 // first.
 func (s *server) leave() error {
 	for _, l := range s.all() {
-		s.dev.forgetName(rootNode, l.id)
-		s.dev.forgetName(rootNode, l.id+treeSuffix)
+		s.forgetNames(l)
 	}
 	for range 20 {
 		if !s.held() {
