@@ -14,9 +14,6 @@ import (
 	"dewpoint/internal/demo"
 )
 
-// readiness is what the demonstration tells dew to wait for.
-var readiness = map[string]string{"nginx": "http:80/", "python": "http:8000/", "redis": "tcp:6379"}
-
 // demonstrate deploys each image cold, by dew and by containerd, and prints
 // dew's stage times beside containerd's.
 func demonstrate(ctx context.Context, args []string, stdout, stderr io.Writer, self []string) error {
@@ -54,10 +51,13 @@ func compareOne(ctx context.Context, bed *testbed.Bed, d dewd, c containerd, lay
 	for _, l := range m.Layers {
 		size += l.Size
 	}
-	name, _, _ := strings.Cut(image, ":")
+	app, err := applicationOf(image)
+	if err != nil {
+		return err
+	}
 	fmt.Fprintf(out, "\n%s: %.1f MB compressed in %d layers, cold, link %s Mbit/s\n", image, float64(size)/1e6, len(m.Layers), rate(mbit))
-	fmt.Fprintf(out, "  $ dew run -d --net host --ready %s %s/%s\n", readiness[name], testbed.Address, image)
-	ours, err := show(ctx, bed, d, image, readiness[name], out)
+	fmt.Fprintf(out, "  $ dew run -d --net host --ready %s %s/%s\n", app.ready, testbed.Address, image)
+	ours, err := show(ctx, bed, d, image, app, out)
 	if err != nil {
 		return err
 	}
@@ -72,26 +72,26 @@ func compareOne(ctx context.Context, bed *testbed.Bed, d dewd, c containerd, lay
 
 // show deploys by dew and prints the stages of its record, with the first
 // answer as the harness saw it, whose seconds it returns.
-func show(ctx context.Context, bed *testbed.Bed, d dewd, image, ready string, out io.Writer) (float64, error) {
+func show(ctx context.Context, bed *testbed.Bed, d dewd, image string, app application, out io.Writer) (float64, error) {
 	s, err := open(ctx, bed, d)
 	if err != nil {
 		return 0, err
 	}
-	seconds, err := showIn(ctx, s, d, image, ready, out)
+	seconds, err := showIn(ctx, s, d, image, app, out)
 	return seconds, errors.Join(err, s.close(d))
 }
 
-func showIn(ctx context.Context, s *session, d dewd, image, ready string, out io.Writer) (float64, error) {
+func showIn(ctx context.Context, s *session, d dewd, image string, app application, out io.Writer) (float64, error) {
 	if err := s.bed.Cool(image); err != nil {
 		return 0, err
 	}
 	name, _, _ := strings.Cut(image, ":")
 	start := time.Now()
-	raw, err := d.dew(ctx, s, "run", "-d", "--net", "host", "--ready", ready, "--name", "demo-"+name, testbed.Address+"/"+image)
+	raw, err := d.dew(ctx, s, "run", "-d", "--net", "host", "--ready", app.ready, "--name", "demo-"+name, testbed.Address+"/"+image)
 	if err != nil {
 		return 0, err
 	}
-	if err := s.bed.Wait(ctx, time.Minute, func(ctx context.Context) error { return probes[name](s.bed, ctx) }); err != nil {
+	if err := s.bed.Wait(ctx, time.Minute, func(ctx context.Context) error { return app.ask(ctx, s.bed.Dial) }); err != nil {
 		return 0, err
 	}
 	seconds := time.Since(start).Seconds()

@@ -50,6 +50,7 @@ type session struct {
 	group *testbed.Group
 	dir   string
 	log   *os.File // the engine's own output
+	said  []byte   // what dew said of the last run, JSON; of dewd only
 }
 
 // open starts e on empty directories.
@@ -218,7 +219,7 @@ func (d docker) missing() string {
 func (d docker) start(ctx context.Context, s *session) error {
 	args := []string{"--data-root", s.path("root"), "--exec-root", s.path("exec"), "--pidfile", s.path("pid"),
 		"--host", "unix://" + s.path("sock"), "--bridge=none", "--iptables=false", "--ip-forward=false",
-		"--storage-driver=overlay2", "--insecure-registry", testbed.Address, "--log-level=error"}
+		"--storage-driver=overlay2", "--insecure-registry", testbed.Address, "--insecure-registry", testbed.FarAddress, "--log-level=error"}
 	if d.downloads > 0 {
 		args = append(args, fmt.Sprintf("--max-concurrent-downloads=%d", d.downloads))
 	}
@@ -257,6 +258,8 @@ type dewd struct {
 	tools   string   // directory of containerd 2, put into PATH
 	variant string   // appended to the name
 	flags   []string // of dew pull and dew run
+	config  string   // more of dewd's configuration, TOML
+	bare    bool     // images come from the repositories that have no packs
 }
 
 func (d dewd) name() string     { return "dewd" + d.variant }
@@ -272,7 +275,7 @@ func (d dewd) missing() string {
 }
 
 func (d dewd) start(ctx context.Context, s *session) error {
-	config := fmt.Sprintf("[registry.%q]\nplain_http = true\n", testbed.Address)
+	config := fmt.Sprintf("[registry.%q]\nplain_http = true\n[registry.%q]\nplain_http = true\n%s", testbed.Address, testbed.FarAddress, d.config)
 	if err := os.WriteFile(s.path("config.toml"), []byte(config), 0o644); err != nil {
 		return err
 	}
@@ -296,8 +299,9 @@ func (d dewd) pull(ctx context.Context, s *session, ref string) error {
 }
 
 func (d dewd) run(ctx context.Context, s *session, ref, name string) error {
-	_, err := d.dew(ctx, s, "run", append(d.flags[:len(d.flags):len(d.flags)],
+	said, err := d.dew(ctx, s, "run", append(d.flags[:len(d.flags):len(d.flags)],
 		"-d", "--net", "host", "--ready", "none", "--name", name, ref)...)
+	s.said = said
 	return err
 }
 

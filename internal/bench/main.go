@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -15,19 +16,21 @@ import (
 	"dewpoint/internal/demo"
 )
 
-// Main runs one command of the benchmark: "pull" and "docker-pi" are the
+// Main runs one command of the benchmark: "pull", "docker-pi" and "lazy" are the
 // experiments, "demo" shows one deployment after the other, "images" builds what
-// they pull, "registry" serves it, and "web" is the server that a pull disturbs.
+// they pull, "registry" serves it, "web" is the server that a pull disturbs, and
+// "ask" exercises a container that is profiled.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	self := ourselves(args)
 	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
-		"images": buildImages, "registry": serveRegistry, "web": serveWeb,
+		"images": buildImages, "registry": serveRegistry, "web": serveWeb, "ask": askOnce,
 		"pull":      experiment(comparePull, self),
 		"docker-pi": experiment(dockerPi, self),
+		"lazy":      experiment(compareLazy, self),
 		"demo":      experiment(demonstrate, self),
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("usage: bench pull|docker-pi|demo|images|registry [-h]")
+		return errors.New("usage: bench pull|docker-pi|lazy|demo|images|registry [-h]")
 	}
 	return commands[args[0]](ctx, args[1:], stdout, stderr)
 }
@@ -67,6 +70,7 @@ func serveRegistry(ctx context.Context, args []string, stdout, stderr io.Writer)
 	f := flags("registry", stderr)
 	dir := f.String("dir", demo.Dir, "OCI `layout` to serve")
 	listen := f.String("listen", "127.0.0.1:5000", "`address`")
+	pushed := f.String("pushed", "", "`directory` for what is pushed (default that of -dir)")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -75,5 +79,5 @@ func serveRegistry(ctx context.Context, args []string, stdout, stderr io.Writer)
 		return err
 	}
 	fmt.Fprintf(stdout, "registry: %s\n", strings.TrimSpace(l.Addr().String()))
-	return testbed.Serve(ctx, *dir, l)
+	return testbed.Serve(ctx, *dir, cmp.Or(*pushed, *dir), l)
 }

@@ -3,8 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"net"
-	"strings"
 	"time"
 
 	"dewpoint/internal/bench/testbed"
@@ -23,7 +21,8 @@ type Sample struct {
 	Peak       int64            `json:"peak"`    // bytes, resident at one moment, all processes
 	Idle       int64            `json:"idle"`    // bytes, resident before the instruction
 	PerProgram map[string]int64 `json:"per_program"`
-	Wire       int64            `json:"wire"` // bytes that came over the link, frames included
+	Wire       int64            `json:"wire"`          // bytes that came over the link, frames included
+	Way        string           `json:"way,omitempty"` // of a start by dewd: how it pulled
 	Web        *Latency         `json:"web,omitempty"`
 }
 
@@ -32,42 +31,6 @@ const (
 	pullImage   = "pull"
 	firstAnswer = "answer"
 )
-
-// probes ask an image's application for its first answer.
-var probes = map[string]func(*testbed.Bed, context.Context) error{
-	"nginx":  get("http://127.0.0.1:80/"),
-	"python": get("http://127.0.0.1:8000/"),
-	"redis":  ping,
-}
-
-func get(url string) func(*testbed.Bed, context.Context) error {
-	return func(bed *testbed.Bed, ctx context.Context) error { return bed.Get(ctx, url) }
-}
-
-func ping(bed *testbed.Bed, ctx context.Context) error {
-	conn, err := bed.Dial(ctx, "tcp", "127.0.0.1:6379")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(time.Second))
-	return pong(conn)
-}
-
-func pong(conn net.Conn) error {
-	if _, err := conn.Write([]byte("PING\r\n")); err != nil {
-		return err
-	}
-	answer := make([]byte, 7)
-	n, err := conn.Read(answer)
-	if err != nil {
-		return err
-	}
-	if string(answer[:n]) != "+PONG\r\n" {
-		return fmt.Errorf("redis answered %q", answer[:n])
-	}
-	return nil
-}
 
 // watcher looks on while an instruction is carried out, until the function
 // that it returns is called.
@@ -87,10 +50,19 @@ func measure(ctx context.Context, bed *testbed.Bed, e engine, image, what string
 }
 
 func measureIn(ctx context.Context, s *session, e engine, image, what string, watch watcher) (Sample, error) {
-	sample := Sample{Engine: e.name(), Image: image, What: what}
 	if err := s.bed.Cool(image); err != nil {
-		return sample, err
+		return Sample{}, err
 	}
+	sample, err := timed(ctx, s, e, image, what, watch, func(ctx context.Context) error { return instruct(ctx, s, e, image, what) })
+	if err == nil && what == firstAnswer {
+		err = e.remove(ctx, s, containerName(e))
+	}
+	return sample, err
+}
+
+// timed measures one instruction, which has been carried out when give returns.
+func timed(ctx context.Context, s *session, e engine, image, what string, watch watcher, give func(context.Context) error) (Sample, error) {
+	sample := Sample{Engine: e.name(), Image: image, What: what}
 	wire, err := s.bed.Received()
 	if err != nil {
 		return sample, err
@@ -105,7 +77,7 @@ func measureIn(ctx context.Context, s *session, e engine, image, what string, wa
 		defer watch(s)()
 	}
 	start := time.Now()
-	err = instruct(ctx, s, e, image, what)
+	err = give(ctx)
 	sample.Seconds = time.Since(start).Seconds()
 	memory.Stop()
 	if err != nil {
@@ -115,9 +87,6 @@ func measureIn(ctx context.Context, s *session, e engine, image, what string, wa
 	sample.CPU, sample.Peak, sample.PerProgram = (used - cpu).Seconds(), memory.Peak, memory.PerOf
 	received, _ := s.bed.Received()
 	sample.Wire = received - wire
-	if what == firstAnswer {
-		return sample, e.remove(ctx, s, containerName(e))
-	}
 	return sample, err
 }
 
@@ -129,10 +98,14 @@ func instruct(ctx context.Context, s *session, e engine, image, what string) err
 	if what == pullImage {
 		return e.pull(ctx, s, ref)
 	}
-	name, _, _ := strings.Cut(image, ":")
-	probe := probes[name]
-	if probe == nil {
-		return fmt.Errorf("image %s has no probe", image)
+	return answer(ctx, s, e, ref, image)
+}
+
+// answer runs an image and returns once it answers.
+func answer(ctx context.Context, s *session, e engine, ref, image string) error {
+	app, err := applicationOf(image)
+	if err != nil {
+		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -144,7 +117,7 @@ func instruct(ctx context.Context, s *session, e engine, image, what string) err
 		}
 		ran <- err
 	}()
-	err := s.bed.Wait(ctx, 20*time.Minute, func(ctx context.Context) error { return probe(s.bed, ctx) })
+	err = s.bed.Wait(ctx, 20*time.Minute, func(ctx context.Context) error { return app.ask(ctx, s.bed.Dial) })
 	if runErr := <-ran; runErr != nil {
 		return runErr
 	}

@@ -66,8 +66,8 @@ func machine() string {
 func (r *report) add(s Sample) {
 	s.Experiment = r.experiment
 	r.samples = append(r.samples, s)
-	fmt.Fprintf(r.progress, "%-24s %-14s %5g Mbit/s %-6s %8.3f s  cpu %6.2f s  peak %4d MB  wire %.1f MB\n",
-		s.Engine, s.Image, s.Mbit, s.What, s.Seconds, s.CPU, s.Peak>>20, float64(s.Wire)/1e6)
+	fmt.Fprintf(r.progress, "%-24s %-14s %5g Mbit/s %-6s %8.3f s  cpu %6.2f s  peak %4d MB  wire %.1f MB  %s\n",
+		s.Engine, s.Image, s.Mbit, s.What, s.Seconds, s.CPU, s.Peak>>20, float64(s.Wire)/1e6, s.Way)
 }
 
 // key is what a row of the table stands for.
@@ -168,10 +168,10 @@ func (r *report) write() error {
 	if err := os.WriteFile(r.prefix+".json", raw, 0o644); err != nil {
 		return err
 	}
-	rows := [][]string{{"experiment", "engine", "image", "mbit", "round", "what", "seconds", "cpu", "peak", "idle", "wire"}}
+	rows := [][]string{{"experiment", "engine", "image", "mbit", "round", "what", "seconds", "cpu", "peak", "idle", "wire", "way"}}
 	for _, s := range r.samples {
 		rows = append(rows, []string{s.Experiment, s.Engine, s.Image, fmt.Sprint(s.Mbit), fmt.Sprint(s.Round), s.What,
-			fmt.Sprint(s.Seconds), fmt.Sprint(s.CPU), fmt.Sprint(s.Peak), fmt.Sprint(s.Idle), fmt.Sprint(s.Wire)})
+			fmt.Sprint(s.Seconds), fmt.Sprint(s.CPU), fmt.Sprint(s.Peak), fmt.Sprint(s.Idle), fmt.Sprint(s.Wire), s.Way})
 	}
 	return writeCSV(r.prefix+".csv", rows)
 }

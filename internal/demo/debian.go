@@ -19,6 +19,7 @@ import (
 // app is an application installed from Debian packages over the base.
 type app struct {
 	packages []string
+	before   string // shell, run in the tree before the packages are installed
 	setup    string // shell, run in the tree after the packages are there
 	config   ocispec.ImageConfig
 }
@@ -177,7 +178,7 @@ func (b *builder) install(ctx context.Context, base *tree, a app) (layer, error)
 	}
 	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--propagation", "private", "sh", "-ec", installScript)
 	cmd.Env = append(os.Environ(), "base="+base.dir, "top="+top, "inside="+
-		"apt-get -qq update\napt-get -qq install -y --no-install-recommends "+strings.Join(a.packages, " ")+"\n"+a.setup)
+		a.before+"\napt-get -qq update\napt-get -qq install -y --no-install-recommends "+strings.Join(a.packages, " ")+"\n"+a.setup)
 	cmd.Stdin = strings.NewReader(strings.Join(aptOptions(ctx), "\n"))
 	if err := run(cmd); err != nil {
 		return layer{}, err

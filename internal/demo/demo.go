@@ -56,10 +56,12 @@ func Names() []string {
 }
 
 func recipes() map[string]recipe {
-	all := map[string]recipe{}
-	for name, a := range apps {
-		all[name+":1"] = recipe{layers: a.layers, config: a.config}
-		all[name+":zstd"] = recipe{layers: recompressed(name + ":1"), config: a.config}
+	all := map[string]recipe{"goweb:1": website}
+	for _, some := range []map[string]app{apps, services} {
+		for name, a := range some {
+			all[name+":1"] = recipe{layers: a.layers, config: a.config}
+			all[name+":zstd"] = recipe{layers: recompressed(name + ":1"), config: a.config}
+		}
 	}
 	for name, s := range structures {
 		all[name] = recipe{layers: s.layers, config: sleeper}

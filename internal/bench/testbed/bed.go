@@ -22,7 +22,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,7 +29,6 @@ import (
 
 	"dewpoint/internal/demo"
 
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -51,6 +49,8 @@ type Bed struct {
 	cfg            Config
 	node, registry string // network namespaces
 	server         *Group
+	relay          *farAway
+	endRelay       func() error
 	lock           *os.File // of the scratch directory
 }
 
@@ -69,14 +69,14 @@ func New(ctx context.Context, cfg Config) (*Bed, error) {
 	if b.lock, err = takeLock(cfg.Dir + ".lock"); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(clean(cfg.Dir), os.MkdirAll(cfg.Dir, 0o755)); err != nil {
+	if err := errors.Join(clean(cfg.Dir), os.MkdirAll(cfg.Dir, 0o755), clean(b.pushed())); err != nil {
 		return nil, err
 	}
 	if err := b.connect(ctx); err != nil {
 		b.Close()
 		return nil, err
 	}
-	if err := b.serve(ctx); err != nil {
+	if err := errors.Join(b.serve(ctx), b.far(ctx)); err != nil {
 		b.Close()
 		return nil, err
 	}
@@ -116,12 +116,15 @@ func (b *Bed) connect(ctx context.Context) error {
 	return nil
 }
 
+// pushed is where the registry keeps what is pushed to it, until Close.
+func (b *Bed) pushed() string { return b.cfg.Dir + ".pushed" }
+
 func (b *Bed) serve(ctx context.Context) error {
 	var err error
 	if b.server, err = NewGroup("registry"); err != nil {
 		return err
 	}
-	args := append(slices.Clone(b.cfg.Self[1:]), "registry", "-dir", b.cfg.Images, "-listen", Address)
+	args := append(slices.Clone(b.cfg.Self[1:]), "registry", "-dir", b.cfg.Images, "-listen", Address, "-pushed", b.pushed())
 	cmd := enter(ctx, b.registry, b.cfg.Self[0], args...)
 	cmd.Stderr = os.Stderr
 	if err := b.server.Start(cmd); err != nil {
@@ -131,6 +134,7 @@ func (b *Bed) serve(ctx context.Context) error {
 }
 
 // Reload starts the registry again, so that it knows what the layout has now.
+// It forgets the manifests that were pushed.
 func (b *Bed) Reload(ctx context.Context) error {
 	if err := b.server.Close(); err != nil {
 		return err
@@ -141,6 +145,9 @@ func (b *Bed) Reload(ctx context.Context) error {
 // Close stops the registry and removes the namespaces and the directory.
 func (b *Bed) Close() error {
 	var errs []error
+	if b.endRelay != nil {
+		errs = append(errs, b.endRelay())
+	}
 	if b.server != nil {
 		errs = append(errs, b.server.Close())
 	}
@@ -149,7 +156,7 @@ func (b *Bed) Close() error {
 			errs = append(errs, command(context.Background(), "ip", "netns", "del", ns))
 		}
 	}
-	errs = append(errs, clean(b.cfg.Dir))
+	errs = append(errs, clean(b.cfg.Dir), clean(b.pushed()))
 	os.Remove(b.lock.Name())
 	return errors.Join(append(errs, b.lock.Close())...)
 }
@@ -183,6 +190,9 @@ func (b *Bed) Self(ctx context.Context, args ...string) *exec.Cmd {
 	return enter(ctx, b.node, b.cfg.Self[0], append(slices.Clone(b.cfg.Self[1:]), args...)...)
 }
 
+// Program is this program up to its command.
+func (b *Bed) Program() []string { return slices.Clone(b.cfg.Self) }
+
 // enter keeps /sys as it is, unlike "ip netns exec", whose remount hides the cgroups.
 func enter(ctx context.Context, ns, name string, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + ns, name}, args...)...)
@@ -190,27 +200,10 @@ func enter(ctx context.Context, ns, name string, args ...string) *exec.Cmd {
 
 // Dial connects from the node.
 func (b *Bed) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	runtime.LockOSThread()
-	home, err := netns.Get()
-	if err != nil {
-		return nil, err
-	}
-	defer home.Close()
-	away, err := netns.GetFromName(b.node)
-	if err != nil {
-		return nil, err
-	}
-	defer away.Close()
-	if err := netns.Set(away); err != nil {
-		return nil, err
-	}
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, network, address)
-	if back := netns.Set(home); back != nil {
-		return conn, errors.Join(err, back) // the thread stays locked and ends with its goroutine
-	}
-	runtime.UnlockOSThread()
-	return conn, err
+	return within(b.node, func() (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, network, address)
+	})
 }
 
 // Get succeeds when a URL, asked from the node, answers 200.
@@ -281,8 +274,8 @@ func (b *Bed) Disk() (read, written int64) {
 	return read * 512, written * 512
 }
 
-// Cool empties the page cache and warms the image's blobs again: a cold node
-// beside a hot registry.
+// Cool empties the page cache and warms the image's blobs again, and all that
+// was pushed: a cold node beside a hot registry.
 func (b *Bed) Cool(image string) error {
 	unix.Sync()
 	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
@@ -292,8 +285,13 @@ func (b *Bed) Cool(image string) error {
 	if err != nil {
 		return err
 	}
+	var paths []string
 	for _, d := range append(m.Layers, m.Config) {
-		if err := read(demo.Blob(b.cfg.Images, d.Digest)); err != nil {
+		paths = append(paths, demo.Blob(b.cfg.Images, d.Digest))
+	}
+	pushed, _ := filepath.Glob(filepath.Join(b.pushed(), "blobs", "sha256", "*"))
+	for _, path := range append(paths, pushed...) {
+		if err := read(path); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,11 +21,19 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
+// Bare begins the names of repositories that have the same images as those
+// without it, and nothing that others push beside them.
+const Bare = "bare/"
+
 // Serve is a registry over an OCI image layout: what the layout names can be
-// pulled, and more can be pushed; blobs that are pushed stay in the layout,
-// manifests last as long as the process. It returns when ctx ends.
-func Serve(ctx context.Context, dir string, l net.Listener) error {
-	handler, err := newRegistry(dir)
+// pulled, and more can be pushed; blobs that are pushed go to the directory
+// pushed, which may be the layout, manifests last as long as the process. It
+// returns when ctx ends.
+func Serve(ctx context.Context, dir, pushed string, l net.Listener) error {
+	if err := os.MkdirAll(filepath.Join(pushed, "blobs", "sha256"), 0o755); err != nil {
+		return err
+	}
+	handler, err := newRegistry(dir, pushed)
 	if err != nil {
 		return err
 	}
@@ -39,10 +48,10 @@ func Serve(ctx context.Context, dir string, l net.Listener) error {
 
 // newRegistry answers reads of blobs itself, with sendfile and ranges, and
 // leaves the rest of the protocol to go-containerregistry.
-func newRegistry(dir string) (http.Handler, error) {
+func newRegistry(dir, pushed string) (http.Handler, error) {
 	quiet := log.New(io.Discard, "", 0)
 	rest := registry.New(registry.Logger(quiet), registry.WithReferrersSupport(true),
-		registry.WithBlobHandler(blobs{dir}))
+		registry.WithBlobHandler(blobs{dir, pushed}))
 	if err := loadManifests(rest, dir); err != nil {
 		return nil, err
 	}
@@ -52,7 +61,7 @@ func newRegistry(dir string) (http.Handler, error) {
 			rest.ServeHTTP(w, r)
 			return
 		}
-		f, err := os.Open(filepath.Join(dir, "blobs", "sha256", filepath.Base(digest)))
+		f, err := os.Open(blobs{dir, pushed}.path(v1.Hash{Algorithm: "sha256", Hex: filepath.Base(digest)}))
 		if err != nil {
 			http.Error(w, `{"errors":[{"code":"BLOB_UNKNOWN"}]}`, http.StatusNotFound)
 			return
@@ -79,27 +88,35 @@ func loadManifests(h http.Handler, dir string) error {
 		if !ok {
 			continue
 		}
-		f, err := os.Open(demo.Blob(dir, d.Digest))
+		raw, err := os.ReadFile(demo.Blob(dir, d.Digest))
 		if err != nil {
 			return err
 		}
-		req := httptest.NewRequest(http.MethodPut, "/v2/"+name+"/manifests/"+tag, f)
-		req.Header.Set("Content-Type", d.MediaType)
-		resp := httptest.NewRecorder()
-		h.ServeHTTP(resp, req)
-		f.Close()
-		if resp.Code != http.StatusCreated {
-			return fmt.Errorf("manifest of %s:%s: %s", name, tag, resp.Body)
+		for _, repository := range []string{name, Bare + name} {
+			req := httptest.NewRequest(http.MethodPut, "/v2/"+repository+"/manifests/"+tag, bytes.NewReader(raw))
+			req.Header.Set("Content-Type", d.MediaType)
+			resp := httptest.NewRecorder()
+			h.ServeHTTP(resp, req)
+			if resp.Code != http.StatusCreated {
+				return fmt.Errorf("manifest of %s:%s: %s", repository, tag, resp.Body)
+			}
 		}
 	}
 	return nil
 }
 
-// blobs keeps pushed blobs beside those of the layout. What is there was
-// verified when it came, so a Stat reads nothing.
-type blobs struct{ dir string }
+// blobs are those of the layout, and those that were pushed. What is there
+// was verified when it came, so a Stat reads nothing.
+type blobs struct{ dir, pushed string }
 
-func (b blobs) path(h v1.Hash) string { return filepath.Join(b.dir, "blobs", h.Algorithm, h.Hex) }
+// path is where a blob is, or would be put.
+func (b blobs) path(h v1.Hash) string {
+	path := filepath.Join(b.dir, "blobs", h.Algorithm, h.Hex)
+	if _, err := os.Stat(path); err == nil {
+		return path
+	}
+	return filepath.Join(b.pushed, "blobs", h.Algorithm, h.Hex)
+}
 
 func (b blobs) Stat(_ context.Context, _ string, h v1.Hash) (int64, error) {
 	info, err := os.Stat(b.path(h))
@@ -114,7 +131,7 @@ func (b blobs) Get(_ context.Context, _ string, h v1.Hash) (io.ReadCloser, error
 }
 
 func (b blobs) Put(_ context.Context, _ string, h v1.Hash, r io.ReadCloser) error {
-	f, err := os.CreateTemp(filepath.Join(b.dir, "blobs"), ".push")
+	f, err := os.CreateTemp(filepath.Join(b.pushed, "blobs"), ".push")
 	if err != nil {
 		return err
 	}

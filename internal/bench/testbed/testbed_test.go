@@ -23,14 +23,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The registry of a Bed is this program: "registry -dir DIR -listen ADDRESS".
+// The registry of a Bed is this program: "registry -dir DIR -listen ADDRESS -pushed DIR".
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "registry" {
 		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 		defer stop()
 		l, err := net.Listen("tcp", os.Args[5])
 		if err == nil {
-			err = Serve(ctx, os.Args[3], l)
+			err = Serve(ctx, os.Args[3], os.Args[7], l)
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -151,7 +151,7 @@ func TestRunFailsWithTheOutput(t *testing.T) {
 func TestRegistryServesRanges(t *testing.T) {
 	dir := t.TempDir()
 	digest, content := putBlob(t, dir, 1<<16)
-	h, err := newRegistry(dir)
+	h, err := newRegistry(dir, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +185,7 @@ func TestRegistryServesRanges(t *testing.T) {
 func TestRegistryTakesPushes(t *testing.T) {
 	dir := t.TempDir()
 	putBlob(t, dir, 16)
-	h, err := newRegistry(dir)
+	h, err := newRegistry(dir, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
