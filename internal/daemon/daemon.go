@@ -21,12 +21,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/config"
-	"dewpoint/internal/datafs"
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
@@ -71,8 +71,8 @@ type Daemon struct {
 	deployer *deploy.Deployer
 	events   *events
 	lock     *os.File        // of State
-	datafs   *datafs.Client  // nil where layers cannot be served before they are whole
-	lazyWhy  string          // why it is
+	server   *server         // of partial layers; nil if there are to be none
+	bg       sync.WaitGroup  // what close waits for
 	opened   context.Context // ends when puller and snapshotter are there
 	open     context.CancelFunc
 	lies     atomic.Int64 // packs that lied
@@ -155,7 +155,7 @@ func (d *Daemon) chooseBackend(ctx context.Context) error {
 func (d *Daemon) openLayers(context.Context) error {
 	var err error
 	d.layers, err = layer.Open(layer.Config{Dir: filepath.Join(d.cfg.Root, "layers"), Tree: d.backend.Name() == mount.Tree,
-		MaxBytes: int64(d.cfg.File.Limits.LayerBytes), Server: d.server(), LazyTree: d.lazyTree(),
+		MaxBytes: int64(d.cfg.File.Limits.LayerBytes), Server: d.layerServer(), LazyTree: d.lazyTree(),
 		Points: d.cfg.File.Pack.Learn != "never",
 		Lied:   func(p *layer.Partial, why error) { d.onceOpen(func() { d.lied(p, why) }) }, Log: d.log})
 	return err
@@ -217,9 +217,10 @@ func (d *Daemon) close() {
 	if d.layers != nil {
 		d.layers.Close()
 	}
-	if d.datafs != nil {
-		d.datafs.Close()
+	if d.server != nil {
+		d.server.rest(true)
 	}
+	d.bg.Wait()
 	if d.lock != nil {
 		d.lock.Close()
 	}

@@ -5,8 +5,10 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"dewpoint/internal/datafs"
@@ -19,21 +21,30 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// openDatafs starts or takes over the process that serves partial layers. A
-// node on which it does not work pulls every image whole.
+// openDatafs takes over a datafs that an earlier dewd has left. Else one is
+// started when the first layer is to be served: a node without packs has none.
 func (d *Daemon) openDatafs(ctx context.Context) error {
 	if d.cfg.File.Lazy.Never {
-		d.lazyWhy = "lazy.never is set"
 		return nil
 	}
 	exe, err := os.Executable()
-	if err == nil {
-		d.datafs, err = datafs.Start(ctx, datafs.Config{State: d.cfg.State, Exec: []string{exe, "datafs"}, Log: d.log,
-			Want: d.want, Released: d.released})
-	}
 	if err != nil {
-		d.lazyWhy = err.Error()
-		d.log.Warn("images are pulled whole: layers cannot be served before they are", "err", err)
+		return err
+	}
+	d.server = &server{probed: make(chan struct{}), slow: map[digest.Digest][]string{}, log: d.log,
+		cfg: datafs.Config{State: d.cfg.State, Exec: []string{exe, "datafs"}, Log: d.log, Want: d.want, Released: d.released, Lost: d.lost}}
+	d.bg.Go(func() {
+		defer close(d.server.probed)
+		d.server.unusable = datafs.Probe(ctx, datafs.ProbeConfig{Dir: d.cfg.Root, Exec: d.server.cfg.Exec, Tree: d.lazyTree(), Log: d.log})
+		if d.server.unusable != nil && ctx.Err() == nil {
+			d.log.Warn("images are pulled whole: layers cannot be served before they are", "err", d.server.unusable)
+		}
+	})
+	if _, err := os.Stat(filepath.Join(d.cfg.State, "datafs.sock")); err != nil {
+		return nil
+	}
+	if _, err := d.server.running(); err != nil {
+		d.log.Error("the datafs of an earlier dewd cannot be taken over", "err", err)
 	}
 	return nil
 }
@@ -42,12 +53,148 @@ func (d *Daemon) openDatafs(ctx context.Context) error {
 // from a file only with the file-backed mount.
 func (d *Daemon) lazyTree() bool { return d.backend.Name() != mount.EROFS }
 
-// server is datafs as the layer store wants it; nil without it.
-func (d *Daemon) server() layer.Server {
-	if d.datafs == nil {
+// layerServer is datafs as the layer store wants it; nil without it.
+func (d *Daemon) layerServer() layer.Server {
+	if d.server == nil {
 		return nil
 	}
-	return d.datafs
+	return d.server
+}
+
+// server is datafs, started when it is needed, with what it needs of the mounts
+// over it. It is safe for concurrent use.
+type server struct {
+	cfg      datafs.Config
+	log      *slog.Logger
+	probed   chan struct{} // closed when unusable is set
+	unusable error         // why layers cannot be served here, or nil
+
+	mu     sync.Mutex
+	client *datafs.Client             // nil while there is no datafs
+	slow   map[digest.Digest][]string // mounts that do not read ahead, by layer
+}
+
+// startTime bounds how long it takes to start a datafs.
+const startTime = 30 * time.Second
+
+// running returns the datafs, which it starts if need be.
+func (s *server) running() (*datafs.Client, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.client != nil {
+		return s.client, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startTime)
+	defer cancel()
+	c, err := datafs.Start(ctx, s.cfg)
+	if err != nil {
+		return nil, err
+	}
+	s.client = c
+	return c, nil
+}
+
+// there is the datafs that runs, or nil.
+func (s *server) there() *datafs.Client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.client
+}
+
+// Add implements layer.Server.
+func (s *server) Add(id digest.Digest, data, present *os.File) (string, error) {
+	if <-s.probed; s.unusable != nil {
+		return "", s.unusable
+	}
+	c, err := s.running()
+	if err != nil {
+		return "", err
+	}
+	return c.Add(id, data, present)
+}
+
+// Tree implements layer.Server.
+func (s *server) Tree(id digest.Digest, index *os.File) (string, error) {
+	c, err := s.running()
+	if err != nil {
+		return "", err
+	}
+	return c.Tree(id, index)
+}
+
+// Present implements layer.Server.
+func (s *server) Present(id digest.Digest, from, to int64) {
+	if c := s.there(); c != nil {
+		c.Present(id, from, to)
+	}
+}
+
+// Fail implements layer.Server.
+func (s *server) Fail(id digest.Digest, from, to int64) {
+	if c := s.there(); c != nil {
+		c.Fail(id, from, to)
+	}
+}
+
+// Mounting implements layer.Server: the kernel must not read ahead into what is
+// absent, which readers of what is there would wait for.
+func (s *server) Mounting(id digest.Digest, mount func() error) error {
+	names, err := datafs.WithoutReadAhead(mount)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slow[id] = append(s.slow[id], names...)
+	return err
+}
+
+// usualReadAhead is the kernel's default, in KiB.
+const usualReadAhead = 128
+
+// Remove implements layer.Server. What is mounted of a layer that is whole may
+// read ahead from now on; of one that is not, nothing is mounted.
+func (s *server) Remove(id digest.Digest) {
+	s.mu.Lock()
+	names := s.slow[id]
+	delete(s.slow, id)
+	s.mu.Unlock()
+	_ = datafs.SetReadAhead(names, usualReadAhead) // those that are gone cannot be set
+	if c := s.there(); c != nil {
+		c.Remove(id)
+	}
+}
+
+// rest ends a datafs that serves nothing, and else leaves it to the next dewd.
+func (s *server) rest(last bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.client == nil {
+		return
+	}
+	err := s.client.Shutdown()
+	if err == nil {
+		s.client = nil
+		return
+	}
+	if last {
+		err = s.client.Close()
+		s.client = nil
+	}
+	if err != nil {
+		s.log.Debug("datafs stays", "why", err)
+	}
+}
+
+// lost is called by datafs when what is mounted of layers gives errors from now
+// on: new containers get new mounts.
+func (d *Daemon) lost(ids []digest.Digest) {
+	d.log.Error("datafs died and the kernel cannot resend what it left (before Linux 6.9): containers that run before their image is whole get I/O errors; start them again",
+		"layers", ids)
+	d.onceOpen(func() {
+		for _, id := range ids {
+			if err := d.snaps.Renew(context.Background(), id); err != nil {
+				d.log.Error("mount a layer anew", "layer", id, "err", err)
+			}
+		}
+	})
 }
 
 // want is called by datafs when something waits for bytes of a layer.
@@ -66,7 +213,12 @@ func (d *Daemon) onceOpen(f func()) {
 
 // released is called by datafs when nothing uses a layer any more that was removed.
 func (d *Daemon) released(id digest.Digest) {
-	d.onceOpen(func() { d.layers.Release(id) })
+	d.onceOpen(func() {
+		d.layers.Release(id)
+		if len(d.layers.Partials()) == 0 {
+			d.bg.Go(func() { d.server.rest(false) }) // not within the client's call
+		}
+	})
 }
 
 // packConfig is where packs come from.
@@ -97,7 +249,7 @@ func readKey(path string) (ed25519.PublicKey, error) {
 
 func (d *Daemon) lazyConfig() fetch.LazyConfig {
 	l := d.cfg.File.Lazy
-	c := fetch.LazyConfig{Never: d.datafs == nil, Wait: time.Duration(l.Wait), Delay: time.Duration(l.Delay), Off: l.Off,
+	c := fetch.LazyConfig{Never: d.server == nil, Wait: time.Duration(l.Wait), Delay: time.Duration(l.Delay), Off: l.Off,
 		Whole: d.whole, Room: d.room}
 	if l.Hours != "" {
 		c.Hours = l.Between

@@ -44,6 +44,8 @@ func (n *unmounted) Fail(_ digest.Digest, from, to int64) {
 	defer n.mu.Unlock()
 	n.failed = append(n.failed, layer.Span{From: from, To: to})
 }
+func (*unmounted) Mounting(_ digest.Digest, mount func() error) error { return mount() }
+
 func (n *unmounted) Remove(id digest.Digest) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -87,6 +87,8 @@ type Link struct {
 
 const (
 	tick       = 10 * time.Millisecond
+	slowTick   = 60 * time.Millisecond
+	fastLink   = 2.5e6                  // bytes a second of a layer from which on tick holds
 	window     = 30 * time.Millisecond  // over which the node's limit is judged
 	settle     = 400 * time.Millisecond // over which a link's rate is judged
 	firstPause = 3 * time.Second        // after a try that did not help, before the next
@@ -208,13 +210,28 @@ func without(ts []*turn, t *turn) []*turn {
 
 // run looks at the fills as long as there are any.
 func (l *Link) run() {
-	look := time.NewTicker(tick)
-	defer look.Stop()
-	for now := range look.C {
-		if !l.step(now) {
+	for {
+		time.Sleep(l.pause())
+		if !l.step(l.clock()) {
 			return
 		}
 	}
+}
+
+// pause is the time until the next look: short at the beginning of a layer and
+// where much happens at once, long on a slow link in the middle of one, where
+// looking would be most of the node's work.
+func (l *Link) pause() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.clock()
+	for _, t := range l.active {
+		left := float64(t.size - t.last.Fetched)
+		if now.Sub(t.began) < settle || t.rate > fastLink || left < t.rate*2*endgame.Seconds() {
+			return tick
+		}
+	}
+	return slowTick
 }
 
 // step is one look. It reports whether another one is needed.

@@ -9,6 +9,7 @@ import (
 // blob's hash at the start of those that a restart point may still lie in.
 type chunkReader struct {
 	ctx  context.Context
+	p    *pipeline
 	in   <-chan chunk
 	skip int64 // bytes that were hashed again but are not to be inflated again
 
@@ -42,6 +43,9 @@ func (r *chunkReader) next() error {
 	c, ok, err := receive(r.ctx, r.in)
 	if err != nil {
 		return err
+	}
+	if cut := r.p.cut.Load(); !ok && cut != nil {
+		return *cut
 	}
 	if !ok {
 		return io.EOF

@@ -39,7 +39,9 @@ func (s *shower) Add(id digest.Digest, data, present *os.File) (string, error) {
 	return data.Name(), nil
 }
 
-func (s *shower) Tree(id digest.Digest, _ *os.File) (string, error) { return id.Encoded() + ".tree", nil }
+func (s *shower) Tree(id digest.Digest, _ *os.File) (string, error) {
+	return id.Encoded() + ".tree", nil
+}
 
 func (s *shower) Present(id digest.Digest, from, to int64) {
 	s.mu.Lock()
@@ -48,6 +50,8 @@ func (s *shower) Present(id digest.Digest, from, to int64) {
 }
 
 func (s *shower) Fail(digest.Digest, int64, int64) {}
+
+func (*shower) Mounting(_ digest.Digest, mount func() error) error { return mount() }
 
 func (s *shower) Remove(id digest.Digest) {
 	s.mu.Lock()
@@ -275,7 +279,7 @@ func TestVouch(t *testing.T) {
 		ok    bool
 	}{
 		{[]layer.Sum{wrong}, false},
-		{[]layer.Sum{sum(half, half + 1<<20)}, false}, // the stream has not come there
+		{[]layer.Sum{sum(half, half+1<<20)}, false}, // the stream has not come there
 		{[]layer.Sum{sum(1000, 70000), sum(70000, 100000)}, true},
 	} {
 		if ok, err := p.Vouch(c.parts); ok != c.ok || err != nil {

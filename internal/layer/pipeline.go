@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"dewpoint/internal/image"
@@ -64,6 +65,11 @@ type pipeline struct {
 	has  *arrival
 
 	partial *Partial // the same layer, mounted already, or nil
+
+	// cut is why the source ended before its time. What it gave before passes
+	// all stages, so that none of it has to be fetched again; then it is the
+	// run's error. It is set before the chunks end.
+	cut atomic.Pointer[error]
 
 	blobHash, dataHash hash.Hash
 	size               int64             // of data, once inflated
@@ -263,6 +269,9 @@ func (p *pipeline) download(ctx context.Context, out chan<- chunk) error {
 	defer r.Close()
 	n, err := p.pump(ctx, r, at, out, true)
 	switch {
+	case err != nil && ctx.Err() == nil:
+		p.cut.Store(&err)
+		return nil
 	case err != nil:
 		return err
 	case at+n > p.f.Layer.Size:
@@ -276,11 +285,13 @@ func (p *pipeline) download(ctx context.Context, out chan<- chunk) error {
 // pump cuts r into chunks. It counts how long it waited for either side.
 func (p *pipeline) pump(ctx context.Context, r io.Reader, at int64, out chan<- chunk, remote bool) (int64, error) {
 	begin := at
+	var link pace
 	for {
 		buf := chunkPool.Get().(*[]byte)
 		t0 := time.Now()
-		n, err := p.readChunk(r, *buf, remote)
+		n, err := p.readChunk(r, *buf, remote, link.gather())
 		t1 := time.Now()
+		link.note(n, t1.Sub(t0))
 		p.f.waiting.Add(int64(t1.Sub(t0)))
 		if n > 0 {
 			p.f.state.CompareAndSwap(int32(Waiting), int32(Filling))
@@ -300,8 +311,9 @@ func (p *pipeline) pump(ctx context.Context, r io.Reader, at int64, out chan<- c
 }
 
 // readChunk fills b, or less if what has arrived has been waiting for long:
-// over a slow link a full chunk would take seconds.
-func (p *pipeline) readChunk(r io.Reader, b []byte, remote bool) (int, error) {
+// over a slow link a full chunk would take seconds. Between reads it lets bytes
+// gather.
+func (p *pipeline) readChunk(r io.Reader, b []byte, remote bool, gather time.Duration) (int, error) {
 	n, start := 0, time.Now()
 	for n < len(b) {
 		m, err := r.Read(b[n:])
@@ -313,11 +325,39 @@ func (p *pipeline) readChunk(r io.Reader, b []byte, remote bool) (int, error) {
 		if err != nil {
 			return n, err
 		}
-		if time.Since(start) > 20*time.Millisecond {
+		if time.Since(start) > 20*time.Millisecond+gather {
 			break
+		}
+		if gather > 0 && m < gatherBytes {
+			time.Sleep(gather)
 		}
 	}
 	return n, nil
+}
+
+// pace is how fast a source has been lately. Over a slow link every packet
+// would wake this process, and each of its stages: it pays to let some gather,
+// as long as they fit the least window that TCP begins with.
+type pace struct{ rate float64 } // bytes a second
+
+const (
+	slowLink    = 1.5e6    // bytes a second from which on nothing has to gather
+	gatherBytes = 24 << 10 // that are worth waking for
+	gatherMost  = 40 * time.Millisecond
+)
+
+func (p *pace) note(n int, took time.Duration) {
+	if took > time.Millisecond {
+		p.rate += (float64(n)/took.Seconds() - p.rate) * min(1, took.Seconds()/0.2)
+	}
+}
+
+// gather is how long to let bytes gather between two reads.
+func (p *pace) gather() time.Duration {
+	if p.rate == 0 || p.rate > slowLink {
+		return 0
+	}
+	return min(gatherMost, time.Duration(gatherBytes/p.rate*float64(time.Second)))
 }
 
 // hashBlob hashes the compressed bytes and keeps them where need be.
@@ -347,14 +387,14 @@ func (p *pipeline) hashBlob(ctx context.Context, in <-chan chunk, out chan<- chu
 // inflate cuts the uncompressed stream into pieces, so that one ends wherever
 // a restart point was found.
 func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piece) error {
-	src := &chunkReader{ctx: ctx, in: in, skip: p.from.Point.In - p.from.BlobAt}
+	src := &chunkReader{ctx: ctx, p: p, in: in, skip: p.from.Point.In - p.from.BlobAt}
 	var from *inflate.Point
 	if p.from.Point.In > 0 {
 		from = &p.from.Point
 	}
 	body, err := p.sniff(src)
 	if err != nil {
-		return err
+		return p.unlessCut(err)
 	}
 	r, err := inflate.NewReader(body, p.format, from)
 	if err != nil {
@@ -378,7 +418,8 @@ func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piec
 		if errors.Is(err, io.ErrUnexpectedEOF) {
 			err = fmt.Errorf("%w: it ends early", inflate.ErrCorrupt)
 		}
-		if err != nil && err != io.EOF {
+		ended := err == io.EOF || err != nil && p.unlessCut(err) == nil
+		if err != nil && !ended {
 			return err
 		}
 		at += int64(pc.n)
@@ -390,11 +431,19 @@ func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piec
 				return err
 			}
 		}
-		if err == io.EOF {
+		if ended {
 			p.size = at
-			return src.drain()
+			return p.unlessCut(src.drain())
 		}
 	}
+}
+
+// unlessCut is err, or nil if it comes of the source's.
+func (p *pipeline) unlessCut(err error) error {
+	if cut := p.cut.Load(); cut != nil && errors.Is(err, *cut) {
+		return nil
+	}
+	return err
 }
 
 // sniff finds out how the stream is compressed, whatever its media type says,
@@ -462,6 +511,9 @@ func (p *pipeline) write(ctx context.Context, in <-chan piece) error {
 		pc, ok, err := receive(ctx, in)
 		if err != nil {
 			return err
+		}
+		if cut := p.cut.Load(); !ok && cut != nil {
+			return *cut
 		}
 		if !ok {
 			p.has.end(end)

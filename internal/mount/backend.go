@@ -60,6 +60,9 @@ func (b *backend) show(f Files, target string) error {
 	if f.Served != "" {
 		return attachDir(f.Served, target)
 	}
+	if f.Around != nil {
+		return f.Around(func() error { return b.attach(f, target) })
+	}
 	return b.attach(f, target)
 }
 
