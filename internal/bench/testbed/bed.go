@@ -326,8 +326,10 @@ func clean(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// removeStale deletes the namespaces of beds whose process is gone.
+// removeStale deletes the namespaces of beds whose process is gone, after it
+// has killed what still runs in their groups.
 func removeStale(log *slog.Logger) {
+	killStale(log)
 	entries, err := os.ReadDir("/run/netns")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.Warn("list network namespaces", "err", err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,6 +40,24 @@ func NewGroup(name string) (*Group, error) {
 	}
 	g.dir, err = os.Open(g.path)
 	return g, err
+}
+
+// killStale ends the groups of processes that are gone.
+func killStale(log *slog.Logger) {
+	root, err := unified()
+	if err != nil {
+		return // NewGroup says it
+	}
+	groups, _ := filepath.Glob(filepath.Join(root, "dewpoint-*"))
+	for _, path := range groups {
+		var pid int
+		if _, err := fmt.Sscanf(filepath.Base(path), "dewpoint-%d-", &pid); err == nil && unix.Kill(pid, 0) == unix.ESRCH {
+			log.Info("end what a dead benchmark has left", "group", path)
+			if err := endGroup(path); err != nil {
+				log.Warn("it stays", "err", err)
+			}
+		}
+	}
 }
 
 func unified() (string, error) {
@@ -99,11 +118,16 @@ func (g *Group) Close() error {
 		case <-time.After(10 * time.Second):
 		}
 	}
-	os.WriteFile(filepath.Join(g.path, "cgroup.kill"), []byte("1"), 0)
 	g.dir.Close()
+	return endGroup(g.path)
+}
+
+// endGroup kills what is in a group and removes it.
+func endGroup(path string) error {
+	os.WriteFile(filepath.Join(path, "cgroup.kill"), []byte("1"), 0)
 	var err error
 	for range 200 { // the killed take a moment to leave
-		if err = removeGroup(g.path); err == nil {
+		if err = removeGroup(path); err == nil {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)

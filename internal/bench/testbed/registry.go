@@ -47,11 +47,11 @@ func Serve(ctx context.Context, dir, pushed string, l net.Listener) error {
 }
 
 // newRegistry answers reads of blobs itself, with sendfile and ranges, and
-// leaves the rest of the protocol to go-containerregistry.
+// lists referrers; it leaves the rest of the protocol to go-containerregistry.
 func newRegistry(dir, pushed string) (http.Handler, error) {
 	quiet := log.New(io.Discard, "", 0)
-	rest := registry.New(registry.Logger(quiet), registry.WithReferrersSupport(true),
-		registry.WithBlobHandler(blobs{dir, pushed}))
+	rest := &referrers{list: map[string][]ocispec.Descriptor{},
+		rest: registry.New(registry.Logger(quiet), registry.WithBlobHandler(blobs{dir, pushed}))}
 	if err := loadManifests(rest, dir); err != nil {
 		return nil, err
 	}
