@@ -73,7 +73,7 @@ func (s *Start) Bytes() int64 { return s.got.Load() }
 
 // startLazily begins an image by its pack. It returns nil, and why, if the
 // image is better pulled whole, or cannot be begun otherwise.
-func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options) (*Start, string) {
+func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, look *lookup) (*Start, string) {
 	if p.cfg.Lazy.Never {
 		return nil, ""
 	}
@@ -81,7 +81,7 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options) (
 	if absent < smallImage {
 		return nil, fmt.Sprintf("only %d bytes are to be fetched", absent)
 	}
-	f, err := p.findPack(ctx, img, o)
+	f, err := look.result(ctx, img)
 	if err != nil {
 		if !errors.Is(err, errNoPack) {
 			p.cfg.Log.Warn("no startup pack can be used", "image", img.Ref, "why", err)

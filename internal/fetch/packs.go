@@ -55,6 +55,65 @@ type packFile struct {
 // longer for what it can do without.
 const packLookup = 5 * time.Second
 
+// lookup is a search for a pack that begins while the image is still being
+// resolved: what crosses the link at the same time costs one round trip.
+type lookup struct {
+	p    *Puller
+	ctx  context.Context
+	ref  image.Reference
+	o    Options
+	done chan struct{} // closed when the search has ended; nil before begin
+
+	manifest digest.Digest
+	found    *packFile
+	err      error
+}
+
+// newLookup returns a lookup that does nothing yet, and never will if the pull
+// is not to be lazy. One goroutine uses it.
+func (p *Puller) newLookup(ctx context.Context, ref image.Reference, o Options) *lookup {
+	return &lookup{p: p, ctx: ctx, ref: ref, o: o}
+}
+
+func (l *lookup) wanted() bool { return l.o.Lazy && !l.p.cfg.Lazy.Never }
+
+// warm opens a second connection to the registry beside the one that fetches
+// the manifest, so that the search need not wait for a handshake.
+func (l *lookup) warm() {
+	if l.wanted() && l.p.cfg.Packs.Trust != TrustPoP {
+		l.p.work.Go(func() {
+			ctx, cancel := context.WithTimeout(l.ctx, packLookup)
+			defer cancel()
+			_ = l.p.cfg.Registry.Ping(ctx, l.ref.Host, l.o.PlainHTTP) // the manifest's request tells what is wrong
+		})
+	}
+}
+
+// begin starts the search for the pack of a manifest.
+func (l *lookup) begin(d ocispec.Descriptor) {
+	if !l.wanted() || l.done != nil {
+		return
+	}
+	l.done, l.manifest = make(chan struct{}), d.Digest
+	l.p.work.Go(func() {
+		defer close(l.done)
+		l.found, l.err = l.p.findPack(l.ctx, &image.Image{Ref: l.ref, Desc: d}, l.o)
+	})
+}
+
+// result waits for the search, which it begins if need be.
+func (l *lookup) result(ctx context.Context, img *image.Image) (*packFile, error) {
+	if l.done == nil || l.manifest != img.Desc.Digest {
+		return l.p.findPack(ctx, img, l.o)
+	}
+	select {
+	case <-l.done:
+		return l.found, l.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
 // findPack looks for an image's pack: here, then in its repository.
 func (p *Puller) findPack(ctx context.Context, img *image.Image, o Options) (*packFile, error) {
 	if why := p.quarantined(img.Desc.Digest); why != "" {

@@ -109,19 +109,23 @@ type Pull struct {
 // layers can be mounted, if there is a pack that makes that worthwhile, and the
 // layers fill when Background has been called.
 func (p *Puller) Pull(ctx context.Context, ref image.Reference, o Options) (*Pull, error) {
-	img, err := p.resolve(ctx, ref, o)
+	look := p.newLookup(ctx, ref, o)
+	img, err := p.resolve(ctx, ref, o, look)
 	if err != nil {
 		return nil, err
 	}
-	return p.fill(ctx, img, o), nil
+	return p.fill(ctx, img, o, look), nil
 }
 
-func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options) (*image.Image, error) {
+// resolve finds out what ref is. look is told of the manifest before all of the
+// image is known.
+func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, look *lookup) (*image.Image, error) {
 	known := p.cfg.Catalog.Get(ref)
 	if known != nil && (ref.Dgst != "" || o.Local && p.have(known)) {
 		return known, nil
 	}
-	img, err := p.cfg.Registry.Resolve(ctx, ref, registry.ResolveOptions{PlainHTTP: o.PlainHTTP})
+	look.warm()
+	img, err := p.cfg.Registry.Resolve(ctx, ref, registry.ResolveOptions{PlainHTTP: o.PlainHTTP, Manifest: look.begin})
 	if err != nil {
 		return nil, err
 	}
@@ -144,12 +148,12 @@ func (p *Puller) mountable(id digest.Digest) bool {
 }
 
 // fill begins the fills of an image's layers, in their order.
-func (p *Puller) fill(ctx context.Context, img *image.Image, o Options) *Pull {
+func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lookup) *Pull {
 	pull := &Pull{Image: img, Resolved: time.Now(), layers: img.Unique()}
 	p.hold(ctx, pull)
 	pull.Local = p.have(img)
 	if o.Lazy && !pull.Local {
-		pull.Lazy, pull.Why = p.startLazily(ctx, img, o)
+		pull.Lazy, pull.Why = p.startLazily(ctx, img, o, look)
 	}
 	for _, l := range pull.layers {
 		pull.fills = append(pull.fills, p.begin(ctx, img, l, o, pull.Lazy))
@@ -398,6 +402,8 @@ func (p *Puller) Fetch(ctx context.Context, w Want) (digest.Digest, error) {
 
 // join finds or begins the session of the image that w names. part must follow.
 func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
+	o := Options{Lazy: !p.cfg.Lazy.Never}
+	look := p.newLookup(ctx, w.Ref, o)
 	img := p.cfg.Catalog.Manifest(w.Ref, w.Manifest)
 	if img == nil {
 		ref := w.Ref
@@ -405,7 +411,7 @@ func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
 			ref.Dgst = w.Manifest
 		}
 		var err error
-		if img, err = p.resolve(ctx, ref, Options{}); err != nil {
+		if img, err = p.resolve(ctx, ref, o, look); err != nil {
 			return nil, err
 		}
 	}
@@ -414,7 +420,7 @@ func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
 		return nil, err
 	}
 	if run != nil { // nobody else makes it
-		s.pull = p.fill(run, img, Options{Lazy: !p.cfg.Lazy.Never})
+		s.pull = p.fill(run, img, o, look)
 		time.AfterFunc(clientStart, s.pull.Background)
 		close(s.made)
 	}

@@ -17,6 +17,9 @@ import (
 type ResolveOptions struct {
 	Platform  ocispec.Platform // zero is the node's own
 	PlainHTTP bool             // speak plain HTTP to the reference's host
+	// Manifest, if set, is called by Resolve as soon as the platform's manifest
+	// is known, before the config is fetched. It must not block.
+	Manifest func(ocispec.Descriptor)
 }
 
 var acceptManifests = []string{
@@ -76,6 +79,9 @@ func (r *resolver) resolve(o ResolveOptions) (*image.Image, error) {
 	m, err := image.ParseManifest(manifest)
 	if err != nil {
 		return nil, err
+	}
+	if o.Manifest != nil {
+		o.Manifest(desc)
 	}
 	config, err := r.config(m.Config, o)
 	if err != nil {

@@ -1,0 +1,132 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"dewpoint/internal/layer"
+)
+
+// body gives a byte for each read, at once.
+type body struct{ io.Reader }
+
+func (body) Close() error { return nil }
+
+func endless() body { return body{bytes.NewReader(make([]byte, 1<<20))} }
+
+func still() layer.Progress { return layer.Progress{} }
+
+// blocked reports whether a read of r waits.
+func blocked(r io.Reader) bool {
+	done := make(chan struct{})
+	go func() {
+		r.Read(make([]byte, 1))
+		close(done)
+	}()
+	synctest.Wait()
+	select {
+	case <-done:
+		return false
+	default:
+		return true
+	}
+}
+
+// What somebody waits for holds what nobody waits for, for as long as it moves.
+func TestClassesYield(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLink(LinkConfig{})
+		ctx, cancel := context.WithCancel(t.Context())
+		back := l.enter(entry{host: "a", size: 1 << 20, class: Background, stats: still})
+		r, err := back.open(ctx, func() (io.ReadCloser, error) { return endless(), nil })
+		if err != nil || blocked(r) {
+			t.Fatalf("alone: %v", err)
+		}
+		pack := l.claim(Startup)
+		if !blocked(r) {
+			t.Error("the background does not yield to a pack")
+		}
+		p := pack.reader(ctx, endless())
+		if blocked(p) {
+			t.Error("a pack waits though nothing is before it")
+		}
+		miss := l.claim(Demand)
+		if !blocked(p) {
+			t.Error("a pack does not yield to who waits for a page")
+		}
+		if blocked(miss.reader(ctx, endless())) {
+			t.Error("what is first waits")
+		}
+		// Silent for a second: it holds nobody up.
+		time.Sleep(2 * silence)
+		synctest.Wait()
+		if blocked(p) {
+			t.Error("a silent transfer holds others up")
+		}
+		miss.release()
+		pack.release()
+		time.Sleep(2 * recheck)
+		synctest.Wait()
+		if blocked(r) {
+			t.Error("the background waits for nobody")
+		}
+		cancel()
+		r.Close()
+		time.Sleep(time.Second)
+	})
+}
+
+// A layer that a deployment waits for starts at once, though one that nobody
+// waits for is under way, and overtakes those in the queue.
+func TestStartupOvertakesBackground(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLink(LinkConfig{Order: Layers})
+		enter := func(c Class) *turn { return l.enter(entry{host: "a", size: 1 << 20, class: c, stats: still}) }
+		first, second := enter(Background), enter(Background)
+		urgent := enter(Startup)
+		begun := func(t *turn) bool {
+			select {
+			case <-t.start:
+				return true
+			default:
+				return false
+			}
+		}
+		if !begun(first) || begun(second) || !begun(urgent) {
+			t.Errorf("begun: %v %v, and of who is waited for %v", begun(first), begun(second), begun(urgent))
+		}
+		l.raise(second, Demand)
+		if !begun(second) {
+			t.Error("a layer that was raised does not begin")
+		}
+		for _, x := range []*turn{first, second, urgent} {
+			l.leave(x)
+		}
+		time.Sleep(time.Second)
+	})
+}
+
+// The background keeps to its share.
+func TestBackgroundLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLink(LinkConfig{Background: 1000})
+		turn := l.enter(entry{host: "a", size: 1 << 20, class: Background, stats: still})
+		r, err := turn.open(t.Context(), func() (io.ReadCloser, error) { return endless(), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		if _, err := io.CopyN(io.Discard, r, 5000); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(begin); took < 4*time.Second || took > 6*time.Second {
+			t.Errorf("5,000 bytes at 1,000 a second took %v", took)
+		}
+		r.Close()
+		time.Sleep(time.Second)
+	})
+}
