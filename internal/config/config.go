@@ -69,10 +69,11 @@ type Link struct {
 
 // Pack says which startup packs are believed and whether they are learned.
 type Pack struct {
-	Trust string   `toml:"trust"` // pop, signed, repository; "" is repository for tags, signed for digests
-	Key   string   `toml:"key"`   // file: the public key of signed packs, PEM
-	Learn string   `toml:"learn"` // auto (an image's first start is recorded), never; "" is auto
-	After Duration `toml:"after"` // a recorded start lasts until the container has been ready for so long; 0 is 5s
+	Trust    string   `toml:"trust"`     // pop, signed, repository; "" is repository for tags, signed for digests
+	Key      string   `toml:"key"`       // file: the public key of signed packs, PEM
+	Learn    string   `toml:"learn"`     // auto (an image's first start is recorded), never; "" is auto
+	After    Duration `toml:"after"`     // a recorded start lasts until the container has been ready for so long; 0 is 5s
+	MaxBytes Size     `toml:"max_bytes"` // of all packs that were made here; 0 is 1GiB
 	// Lied is what becomes of a container whose pack lied: keep or stop; "" is keep.
 	Lied string `toml:"lied"`
 }

@@ -75,7 +75,6 @@ type Daemon struct {
 	bg       sync.WaitGroup  // what close waits for
 	opened   context.Context // ends when puller and snapshotter are there
 	open     context.CancelFunc
-	lies     atomic.Int64 // packs that lied
 	work     atomic.Int64 // counts what was done, to see when nothing is
 }
 

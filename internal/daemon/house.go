@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"dewpoint/internal/fetch"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -107,6 +109,7 @@ func (d *Daemon) serveMetrics(ctx context.Context, addr string) error {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dewpoint_layers", Help: "Layers in the store."},
 			func() float64 { return float64(len(d.layers.Layers())) }),
 	)
+	d.registerLazy(r)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
@@ -119,4 +122,23 @@ func (d *Daemon) serveMetrics(ctx context.Context, addr string) error {
 		return err
 	}
 	return nil
+}
+
+// registerLazy registers what is counted of images that run before they are whole.
+func (d *Daemon) registerLazy(r *prometheus.Registry) {
+	for _, c := range []struct {
+		name, help string
+		value      func(fetch.Stats) float64
+	}{
+		{"starts_total", "Images that ran before they were whole.", func(s fetch.Stats) float64 { return float64(s.Starts) }},
+		{"pack_bytes_total", "Bytes of startup packs from registries.", func(s fetch.Stats) float64 { return float64(s.PackBytes) }},
+		{"demand_bytes_total", "Bytes fetched because something waited for them.", func(s fetch.Stats) float64 { return float64(s.DemandBytes) }},
+		{"waits_total", "Stretches of layers that something waited for.", func(s fetch.Stats) float64 { return float64(s.Wants) }},
+		{"wait_seconds_total", "Time that something waited for them, together.", func(s fetch.Stats) float64 { return s.Waited.Seconds() }},
+		{"failed_waits_total", "Waits that ended in an I/O error.", func(s fetch.Stats) float64 { return float64(s.Failed) }},
+		{"lies_total", "Layers of which a startup pack had wrong bytes.", func(s fetch.Stats) float64 { return float64(s.Lies) }},
+	} {
+		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "dewpoint_lazy_" + c.name, Help: c.help},
+			func() float64 { return c.value(d.puller.Stats()) }))
+	}
 }

@@ -223,7 +223,7 @@ func (d *Daemon) released(id digest.Digest) {
 
 // packConfig is where packs come from.
 func (d *Daemon) packConfig() (fetch.PackConfig, error) {
-	c := fetch.PackConfig{Dir: filepath.Join(d.cfg.Root, "packs"), Trust: d.cfg.File.Pack.Trust}
+	c := fetch.PackConfig{Dir: filepath.Join(d.cfg.Root, "packs"), Trust: d.cfg.File.Pack.Trust, MaxBytes: int64(d.cfg.File.Pack.MaxBytes)}
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return c, err
 	}
@@ -281,7 +281,7 @@ func (d *Daemon) room(ctx context.Context, bytes int64) {
 // the layer's.
 func (d *Daemon) lied(p *layer.Partial, why error) {
 	id := p.Layer.DiffID
-	d.lies.Add(1)
+	d.puller.Lied(p, why)
 	for _, img := range d.catalog.WithLayer(id) {
 		d.log.Error("a startup pack lied, or the layer changed: it is quarantined", "image", img.Ref, "layer", id, "err", why)
 		if err := d.puller.Quarantine(img.Desc.Digest, why); err != nil {

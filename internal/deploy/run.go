@@ -154,7 +154,7 @@ func (r *run) end(err error) node.Record {
 			return
 		}
 		if err != nil {
-			r.d.cfg.Log.Error("the image runs but is not whole on disk", "image", r.rec.Image, "err", err)
+			r.d.cfg.Log.Error("the image runs, and not all is well", "image", r.rec.Image, "err", err)
 		}
 		r.finish(r.snapshot(err))
 	})

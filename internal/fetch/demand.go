@@ -93,8 +93,11 @@ func (p *Puller) Want(id digest.Digest, from, to int64) {
 	}
 	p.wants[w] = true
 	p.mu.Unlock()
+	p.stats.wants.Add(1)
+	begun := time.Now()
 	p.work.Go(func() {
 		p.serve(w)
+		p.stats.waited.Add(int64(time.Since(begun)))
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		delete(p.wants, w)
@@ -130,6 +133,7 @@ func (p *Puller) serve(w want) {
 			if p.life.Err() == nil {
 				p.cfg.Log.Error("bytes that a container waits for do not come; it gets an I/O error",
 					"layer", w.id, "from", from, "to", to, "after", p.wait(), "err", last)
+				p.stats.failed.Add(1)
 				part.Fail(w.from, w.to)
 			}
 			return
@@ -355,7 +359,7 @@ func (o *origin) fetchBlob(ctx context.Context, from, to int64) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	body := k.reader(ctx, &counted{ReadCloser: r, n: &s.got})
+	body := k.reader(ctx, &counted{ReadCloser: r, n: &s.got, total: &s.p.stats.demandBytes})
 	defer body.Close()
 	b := make([]byte, to-from)
 	_, err = io.ReadFull(body, b)

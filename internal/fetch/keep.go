@@ -42,6 +42,11 @@ func (p *Puller) Collect(ctx context.Context, want int64, inUse func(digest.Dige
 	}
 	p.retireUnused(inUse)
 	errs = errors.Join(errs, p.collectLayers(ctx, want, inUse, &freed))
+	if want < math.MaxInt64 { // packs make a start quick after everything else has been pruned
+		n, err := p.collectPacks(want - freed.Bytes)
+		freed.Bytes += n
+		errs = errors.Join(errs, err)
+	}
 	return freed, errors.Join(errs, p.cfg.Catalog.Sweep(func(img *image.Image) bool { return p.gone(img, inUse) }))
 }
 

@@ -40,6 +40,8 @@ const (
 	// smallImage is what is fetched whole whatever a pack says: the round trips
 	// of a lazy start cost as much.
 	smallImage = 512 << 10
+	// quickPull is how long a whole pull may take that is not worth a lazy start.
+	quickPull = 150 * time.Millisecond
 	// packShare of an image's absent bytes is the most that a pack may have.
 	packShare = 0.7
 	// hoursEvery is how often it is looked whether the hours allow filling.
@@ -64,7 +66,30 @@ type Start struct {
 	got        atomic.Int64  // compressed bytes that came beside the layers' fills
 
 	mu   sync.Mutex
-	next int // chunks before it are here
+	next int   // chunks before it are here
+	lied error // what of the pack turned out to be wrong
+}
+
+// Lied returns an error that wraps layer.ErrLied once something of the pack has
+// turned out to be wrong. Its bytes may have been used until then.
+func (s *Start) Lied() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lied
+}
+
+// Lied is to be called when a partial layer turns out to have had wrong bytes.
+func (p *Puller) Lied(part *layer.Partial, why error) {
+	p.mu.Lock()
+	o := p.origins[part.Layer.DiffID]
+	p.mu.Unlock()
+	p.stats.lies.Add(1)
+	if o == nil {
+		return
+	}
+	o.s.mu.Lock()
+	defer o.s.mu.Unlock()
+	o.s.lied = fmt.Errorf("the startup pack of %s lied, and the container has run with it: %w", o.s.img.Ref, why)
 }
 
 // Bytes is how many compressed bytes came for the start beside the layers' own
@@ -81,6 +106,9 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 	if absent < smallImage {
 		return nil, fmt.Sprintf("only %d bytes are to be fetched", absent)
 	}
+	if rate := p.cfg.Link.Fastest(); rate > 0 && float64(absent) < rate*quickPull.Seconds() {
+		return nil, fmt.Sprintf("%d bytes are to be fetched, and the link has carried %.0f Mbit/s", absent, rate*8/1e6)
+	}
 	f, err := look.result(ctx, img)
 	if err != nil {
 		if !errors.Is(err, errNoPack) {
@@ -96,6 +124,7 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 		p.cfg.Log.Warn("a startup pack cannot be used; the image is pulled whole", "image", img.Ref, "err", err)
 		return nil, err.Error()
 	}
+	p.stats.starts.Add(1)
 	return s, ""
 }
 
@@ -155,18 +184,23 @@ func (s *Start) open(ctx context.Context, c *claim, at pack.Span) (io.ReadCloser
 	if err != nil || s.pack.local {
 		return r, err
 	}
-	return c.reader(ctx, &counted{ReadCloser: r, n: &s.got}), nil
+	total := &s.p.stats.packBytes
+	if c.class == Demand {
+		total = &s.p.stats.demandBytes
+	}
+	return c.reader(ctx, &counted{ReadCloser: r, n: &s.got, total: total}), nil
 }
 
 // counted counts what is read.
 type counted struct {
 	io.ReadCloser
-	n *atomic.Int64
+	n, total *atomic.Int64
 }
 
 func (c *counted) Read(b []byte) (int, error) {
 	n, err := c.ReadCloser.Read(b)
 	c.n.Add(int64(n))
+	c.total.Add(int64(n))
 	return n, err
 }
 

@@ -13,6 +13,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -429,4 +430,32 @@ func relabel(t *testing.T, b []byte, layers []image.Layer) ([]byte, digest.Diges
 	out = binary.LittleEndian.AppendUint32(out, uint32(len(raw)))
 	out = append(out, stored...)
 	return append(out, b[n:]...), digest.FromBytes(out)
+}
+
+// Packs beyond the bound go, those that were used last stay.
+func TestCollectPacks(t *testing.T) {
+	b := newBed(t)
+	b.cfg.Packs = PackConfig{Dir: t.TempDir(), MaxBytes: 2500}
+	var ids []digest.Digest
+	for i := range 4 {
+		id := digest.FromString(fmt.Sprint(i))
+		ids = append(ids, id)
+		b.must(os.WriteFile(b.PackPath(id), make([]byte, 1000), 0o600))
+		at := time.Now().Add(time.Duration(i-10) * time.Hour)
+		b.must(os.Chtimes(b.PackPath(id), at, at))
+	}
+	if b.localPack(ids[0]) == nil { // now it was used last
+		t.Fatal("no pack")
+	}
+	freed, err := b.Collect(t.Context(), 0, func(digest.Digest) bool { return false })
+	b.must(err)
+	var left []int
+	for i, id := range ids {
+		if _, err := os.Stat(b.PackPath(id)); err == nil {
+			left = append(left, i)
+		}
+	}
+	if freed.Bytes != 2000 || !slices.Equal(left, []int{0, 3}) {
+		t.Errorf("freed %d, left %v", freed.Bytes, left)
+	}
 }

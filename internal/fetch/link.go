@@ -81,12 +81,15 @@ type Link struct {
 	ticking bool
 	claims  map[*claim]bool // transfers that take no turn
 	freed   chan struct{}   // closed when a claim or an active turn goes; nil if nobody waits
+	fastest float64         // bytes a second, the most that layers had together lately
+	fastAt  time.Time       // when
 
 	probe probe
 }
 
 const (
 	tick       = 10 * time.Millisecond
+	fastFor    = 10 * time.Minute // a rate is known for so long
 	slowTick   = 60 * time.Millisecond
 	fastLink   = 2.5e6                  // bytes a second of a layer from which on tick holds
 	window     = 30 * time.Millisecond  // over which the node's limit is judged
@@ -242,11 +245,27 @@ func (l *Link) step(now time.Time) bool {
 		l.ticking = false
 		return false
 	}
+	var sum float64
 	for _, t := range l.active {
 		t.look(now)
+		sum += t.rate
+	}
+	if sum >= l.fastest || now.Sub(l.fastAt) > fastFor {
+		l.fastest, l.fastAt = sum, now
 	}
 	l.admit(now)
 	return true
+}
+
+// Fastest is the most that the link has carried lately, in bytes a second, as
+// far as it is known; else 0.
+func (l *Link) Fastest() float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.clock().Sub(l.fastAt) > fastFor {
+		return 0
+	}
+	return l.fastest
 }
 
 // look updates what is known of a turn, once a window.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -31,6 +32,9 @@ type PackConfig struct {
 	// for those named by digest.
 	Trust string
 	Key   ed25519.PublicKey // nil: no signature is valid
+	// MaxBytes bounds the packs in Dir; 0 is 1 GiB. Those that were not used for
+	// the longest go first.
+	MaxBytes int64
 }
 
 // The values of PackConfig.Trust, and of what a record says of a pack.
@@ -175,6 +179,8 @@ func (p *Puller) localPack(id digest.Digest) *packFile {
 	if err != nil {
 		return nil
 	}
+	now := time.Now()
+	_ = os.Chtimes(path, now, now) // only the order of collection depends on it
 	return &packFile{size: fi.Size(), local: true, open: func(_ context.Context, at pack.Span) (io.ReadCloser, error) {
 		f, err := os.Open(path)
 		if err != nil {
@@ -281,4 +287,45 @@ func (p *Puller) quarantined(id digest.Digest) string {
 		return ""
 	}
 	return string(b)
+}
+
+const maxPacks = 1 << 30 // bytes, where PackConfig says none
+
+// collectPacks removes packs beyond the bound, and then while want bytes have
+// not been freed yet. It returns how many bytes of disk that gave.
+func (p *Puller) collectPacks(want int64) (int64, error) {
+	if p.cfg.Packs.Dir == "" {
+		return 0, nil
+	}
+	paths, err := filepath.Glob(filepath.Join(p.cfg.Packs.Dir, "*.pack"))
+	if err != nil {
+		return 0, err
+	}
+	type entry struct {
+		path string
+		size int64
+		used time.Time
+	}
+	var all []entry
+	var sum, freed int64
+	for _, path := range paths {
+		if fi, err := os.Stat(path); err == nil {
+			all = append(all, entry{path, fi.Size(), fi.ModTime()})
+			sum += fi.Size()
+		}
+	}
+	slices.SortFunc(all, func(a, b entry) int { return a.used.Compare(b.used) })
+	most := p.cfg.Packs.MaxBytes
+	if most == 0 {
+		most = maxPacks
+	}
+	var errs error
+	for _, e := range all {
+		if sum <= most && freed >= want {
+			break
+		}
+		errs = errors.Join(errs, remove(e.path))
+		sum, freed = sum-e.size, freed+e.size
+	}
+	return freed, errs
 }

@@ -54,6 +54,7 @@ type Puller struct {
 	work  sync.WaitGroup      // what goes on behind starts that are over
 	slots *semaphore.Weighted // of fetches for readers who wait
 	bad   quarantine
+	stats lazyStats
 
 	sessionIdle time.Duration // how long fills go on after the last call that wanted them; constant
 	// fresh is how long a layer that was just asked for is kept though nothing
@@ -212,9 +213,14 @@ func (p *Pull) Background() {
 	}
 }
 
-// WaitComplete blocks until every layer is on disk.
+// WaitComplete blocks until every layer is on disk. It returns an error that
+// wraps layer.ErrLied if all are, but a pack has given wrong bytes before.
 func (p *Pull) WaitComplete(ctx context.Context) error {
-	return p.each(ctx, (*layer.Fill).WaitComplete)
+	err := p.each(ctx, (*layer.Fill).WaitComplete)
+	if err == nil && p.Lazy != nil {
+		err = p.Lazy.Lied()
+	}
+	return err
 }
 
 // each waits for all fills. The first error, whichever layer's, ends it.
