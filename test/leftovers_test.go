@@ -1,12 +1,14 @@
 package test
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +20,8 @@ import (
 
 // checkNothingLeft asserts that a node whose containers and images were
 // removed has no more of them than one on which none ever were: only dewd, its
-// containerd, the parent cgroup and the bridge stay.
+// containerd, datafs with its mount and no file in it, the parent cgroup and
+// the bridge stay.
 func checkNothingLeft(t *testing.T, m *machine) {
 	t.Helper()
 	files := func(pattern ...string) func() []string {
@@ -28,7 +31,8 @@ func checkNothingLeft(t *testing.T, m *machine) {
 		}
 	}
 	for what, left := range map[string]func() []string{
-		"mounts":             m.mounts,
+		"mounts":             m.strangeMounts,
+		"datafs's files":     m.served,
 		"layers":             files(m.root, "layers", "*", "*"),
 		"image records":      files(m.root, "images", "*"),
 		"snapshots":          files(m.root, "snapshotter", "snapshots", "*"),
@@ -59,11 +63,41 @@ func gone(left func() []string) []string {
 	return left()
 }
 
-// strangers are the node's processes but for dewd and its containerd.
+// strangeMounts are the node's mounts but for datafs's.
+func (m *machine) strangeMounts() []string {
+	return slices.DeleteFunc(m.mounts(), func(at string) bool { return at == filepath.Join(m.state, "datafs") })
+}
+
+// datafs is the pid of the node's datafs, or 0. While one takes another's place
+// it is that of the newer one.
+func (m *machine) datafs() int {
+	newest := 0
+	for _, pid := range m.processes() {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if bytes.Contains(line, []byte("\x00datafs\x00")) {
+			newest = max(newest, pid)
+		}
+	}
+	return newest
+}
+
+// served are the files of layers that datafs has open.
+func (m *machine) served() []string {
+	var out []string
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", m.datafs()))
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err == nil && strings.HasPrefix(to, filepath.Join(m.root, "layers")+"/") {
+			out = append(out, to)
+		}
+	}
+	return out
+}
+
+// strangers are the node's processes but for dewd, its containerd and datafs.
 func (m *machine) strangers() []string {
 	var out []string
 	for _, pid := range m.processes() {
-		if pid == m.privateContainerd() || m.cmd != nil && pid == m.cmd.Process.Pid {
+		if pid == m.privateContainerd() || pid == m.datafs() || m.cmd != nil && pid == m.cmd.Process.Pid {
 			continue
 		}
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))

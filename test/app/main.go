@@ -1,22 +1,29 @@
 // App is what the system tests deploy: one static binary that serves HTTP and
 // shows what it sees of its container.
 //
-//	app serve PORT   answers with its arguments; /exit?N ends it, /cat?PATH gives a file
+//	app serve PORT   answers with its arguments; /exit?N ends it, /cat?PATH gives a file, /sum?PATH its sha256
 //	app cat PATH
+//	app sum PATH     the sha256 of a file, or why there is none
+//	app each PATH…   app sum for each, all at once
+//	app sleep TIME
 //	app exit STATUS
 package main
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"strconv"
+	"sync"
+	"time"
 )
 
 func main() {
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: app serve PORT | cat PATH | exit STATUS")
+		fmt.Fprintln(os.Stderr, "usage: app serve PORT | cat PATH | sum PATH | each PATH… | sleep TIME | exit STATUS")
 		os.Exit(2)
 	}
 	switch arg := os.Args[2]; os.Args[1] {
@@ -25,10 +32,18 @@ func main() {
 		http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, os.Args) })
 		http.HandleFunc("/exit", func(_ http.ResponseWriter, r *http.Request) { exit(r.URL.RawQuery) })
 		http.HandleFunc("/cat", func(w http.ResponseWriter, r *http.Request) { cat(w, r.URL.RawQuery) })
+		http.HandleFunc("/sum", func(w http.ResponseWriter, r *http.Request) { sum(w, r.URL.RawQuery) })
 		fmt.Fprintln(os.Stderr, http.ListenAndServe(":"+arg, nil))
 		os.Exit(1)
 	case "cat":
 		cat(os.Stdout, arg)
+	case "sum":
+		sum(os.Stdout, arg)
+	case "sleep":
+		d, _ := time.ParseDuration(arg)
+		time.Sleep(d)
+	case "each":
+		each(os.Args[2:])
 	case "exit":
 		exit(arg)
 	}
@@ -41,6 +56,34 @@ func cat(w io.Writer, path string) {
 		return
 	}
 	w.Write(b)
+}
+
+func sum(w io.Writer, path string) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		fmt.Fprintln(w, err)
+		return
+	}
+	fmt.Fprintf(w, "%x\n", sha256.Sum256(b))
+}
+
+// each runs one process for each path, and prints what they print in the
+// paths' order.
+func each(paths []string) {
+	out := make([][]byte, len(paths))
+	var all sync.WaitGroup
+	for i, path := range paths {
+		all.Go(func() {
+			var err error
+			if out[i], err = exec.Command(os.Args[0], "sum", path).CombinedOutput(); err != nil {
+				out[i] = append(out[i], err.Error()+"\n"...)
+			}
+		})
+	}
+	all.Wait()
+	for i, path := range paths {
+		fmt.Printf("%s %s", path, out[i])
+	}
 }
 
 func exit(s string) {

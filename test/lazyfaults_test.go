@@ -1,0 +1,168 @@
+package test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"dewpoint/internal/registry/registrytest"
+)
+
+// onBackends runs a test on each mount backend.
+func onBackends(t *testing.T, test func(*testing.T, string)) {
+	t.Parallel()
+	for _, backend := range backends {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			test(t, backend)
+		})
+	}
+}
+
+// While dewd is dead a container reads what is here, and what is not comes
+// with the next dewd: after a crash, and after an orderly end.
+func TestLazyDewdDies(t *testing.T) { onBackends(t, testLazyDewdDies) }
+
+func testLazyDewdDies(t *testing.T, backend string) {
+	b := newLazyBed(t, backend, off)
+	b.run()
+	b.reads(file(40))
+	near := b.untouched(file(40))
+	for n, end := range []func(){b.kill, b.stop} {
+		b.hang()
+		far := file(10 + 20*n)
+		got := b.held(far)
+		end()
+		b.reads(near, file(40))
+		b.waits(far, got)
+		b.reg.Heal()
+		b.start()
+		b.right(far, got)
+		b.reads(file(63 - n)) // and what is wanted first from the next dewd
+		near = b.untouched(file(40), near, far, file(63-n))
+	}
+	b.must("rm", "-f", "web")
+}
+
+// A datafs that is killed is replaced, also twice while something waits: reads
+// complete, and containers start.
+func TestLazyDatafsDies(t *testing.T) { onBackends(t, testLazyDatafsDies) }
+
+func testLazyDatafsDies(t *testing.T, backend string) {
+	b := newLazyBed(t, backend, off)
+	b.run()
+	b.reads(file(40))
+	near := b.untouched(file(40))
+	b.hang()
+	got := b.held(file(10))
+	for range 2 {
+		old := b.killDatafs()
+		if old == 0 {
+			t.Fatal("there is no datafs")
+		}
+		b.eventually("another datafs", func() bool { now := b.datafs(); return now != old && now != 0 })
+	}
+	b.reads(near)
+	b.waits(file(10), got)
+	b.reg.Heal()
+	b.right(file(10), got)
+	b.reads(file(60))
+
+	port := freePort(t)
+	b.record("run", "-d", "--name", "two", "--ready", "http:"+port+"/", b.li.Ref, "serve", port)
+	b.right(file(25), ask(port, file(25)))
+	b.must("rm", "-f", "web", "two")
+}
+
+// Without its registry, or without the right to it, a container reads what is
+// here, waits for the rest as long as it is told to, gets an error, lives on and
+// reads again when it can. Containers start from what is here.
+func TestLazyRegistryAway(t *testing.T) { onBackends(t, testLazyRegistryAway) }
+
+func testLazyRegistryAway(t *testing.T, backend string) {
+	b := newLazyBed(t, backend, off+"wait = \"2s\"\n")
+	b.run()
+	b.reads(file(40))
+	for n, away := range []struct {
+		begin, end func()
+		says       string
+	}{
+		{b.reg.Close, func() { b.reg.Up() }, "err="},
+		{func() { b.reg.Require(registrytest.Auth{Mode: registrytest.Basic, User: "u", Password: "p"}) },
+			func() { b.reg.Require(registrytest.Auth{}) }, "401"},
+	} {
+		away.begin()
+		far := file(10 + 20*n)
+		got := b.ask(far)
+		b.reads(b.untouched(file(40)))
+		if took := b.errs(far, got); took < 2*time.Second || took > 20*time.Second {
+			t.Errorf("the error came after %s", took)
+		}
+		b.eventually("dewd's word on it", func() bool { return b.says("level=ERROR", "bytes that a container waits for", away.says) })
+		if b.says("err=<nil>") {
+			t.Error("dewd does not say why bytes do not come")
+		}
+		if out := b.must("ps"); !strings.Contains(out, "web") {
+			t.Errorf("the container has not survived:\n%s", out)
+		}
+		port := freePort(t)
+		b.must("run", "-d", "--name", "two", "--ready", "http:"+port+"/", b.li.Ref, "serve", port)
+		b.right(file(40), ask(port, file(40)))
+		b.must("rm", "-f", "two")
+		away.end()
+		b.recovers(far)
+	}
+	b.must("rm", "-f", "web")
+}
+
+// Wrong bytes never become visible, whichever way a registry sends them: the
+// node asks again, and gives an error in the end.
+func TestLazyTampered(t *testing.T) {
+	t.Parallel()
+	b := newLazyBed(t, "erofs", off+"wait = \"1s\"\n")
+	b.run()
+	b.reads(file(40)) // the pack's points are here, which are not the fault's
+	for n, fault := range []registrytest.Fault{
+		{Do: registrytest.WrongBytes}, {Do: registrytest.LieRange, At: 1000}, {Do: registrytest.Short, At: 1000}, {Do: registrytest.IgnoreRange},
+		{Do: registrytest.Flip},
+	} {
+		path := file([]int{10, 18, 26, 50, 58}[n])
+		fault.Digest = b.big()
+		if fault.Do == registrytest.Flip {
+			fault.At = b.askedAt(path) + 1000
+		}
+		b.reg.Fail(fault)
+		before := len(b.reg.Ranges(b.big()))
+		got := b.ask(path)
+		if fault.Do == registrytest.IgnoreRange { // a client can skip what it has not asked for
+			b.right(path, got)
+		} else {
+			b.errs(path, got)
+			for len(b.reg.Ranges(b.big())) == before { // askedAt's failure still held
+				b.errs(path, b.ask(path))
+			}
+			if asked := len(b.reg.Ranges(b.big())) - before; asked < 2 {
+				t.Errorf("fault %d: %d requests", fault.Do, asked)
+			}
+		}
+		b.reg.Heal()
+		b.recovers(path)
+	}
+	b.must("rm", "-f", "web")
+}
+
+// askedAt is where in the big layer's blob the node looks for a file. The
+// file's read fails.
+func (b *lazyBed) askedAt(path string) int64 {
+	b.t.Helper()
+	b.reg.Fail(registrytest.Fault{Do: registrytest.Status, Status: 500, Digest: b.big()})
+	b.errs(path, b.ask(path))
+	b.reg.Heal()
+	ranges := b.reg.Ranges(b.big())
+	var at int64
+	if _, err := fmt.Sscanf(ranges[len(ranges)-1], "bytes=%d-", &at); err != nil {
+		b.t.Fatalf("a range %q: %v", ranges[len(ranges)-1], err)
+	}
+	return at
+}
