@@ -1,0 +1,257 @@
+package test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/node"
+	"dewpoint/internal/pack"
+	"dewpoint/internal/registry"
+	"dewpoint/internal/registry/registrytest"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+)
+
+// pushLiar pushes an image of whose pack the bytes of /etc/motd are others. The
+// layers have the digests that the image says.
+func pushLiar(t *testing.T, reg *registrytest.Server) *lazyImage {
+	t.Helper()
+	li := &lazyImage{files: map[string]string{}}
+	tars := []registrytest.Layer{{Tar: li.mixed(4 << 20), Compression: image.Gzip}}
+	tars = append(tars, appLayers(t, 0)...)
+	top := len(tars) - 1
+	li.Pushed = reg.PushImage("liar:1", tars, appOptions())
+	spoiled := bytes.Replace(tars[top].Tar, []byte("above\n"), []byte("a lie\n"), 1)
+	if bytes.Equal(spoiled, tars[top].Tar) {
+		t.Fatal("nothing to lie about")
+	}
+	profile := &pack.Profile{Version: 1, Image: li.Digest, Reads: []pack.Range{{Layer: top, Length: int64(len(spoiled))}}}
+	in := pack.Input{Image: li.Digest, Dir: t.TempDir(), Profile: profile}
+	client := registryClient(t, reg)
+	for i, l := range li.Layers {
+		il := pack.InputLayer{DiffID: l.DiffID, Blob: l.Digest, BlobSize: l.Size, Size: int64(len(tars[i].Tar)), Compression: l.Compression(),
+			Data: bytes.NewReader(tars[i].Tar), Open: func() (io.ReadCloser, error) {
+				return client.Open(t.Context(), reference(t, li.Ref), registry.Blob{Digest: l.Digest, Size: l.Size}, 0, -1, registry.OpenOptions{PlainHTTP: true})
+			}}
+		if i == top { // Build compares data and digest; relabel puts the digest right
+			il.DiffID, il.Data, il.Open = digest.FromBytes(spoiled), bytes.NewReader(spoiled), nil
+		}
+		profile.Layers = append(profile.Layers, il.DiffID)
+		in.Layers = append(in.Layers, il)
+	}
+	var b bytes.Buffer
+	if _, err := pack.Build(t.Context(), &b, in); err != nil {
+		t.Fatal(err)
+	}
+	lie, header := relabel(t, b.Bytes(), li.Layers)
+	li.pack = lie
+	li.publish(t, client, lie, header)
+	return li
+}
+
+// relabel makes the header of a pack name other layers. It returns the pack and
+// its header's digest.
+func relabel(t *testing.T, b []byte, layers []image.Layer) ([]byte, digest.Digest) {
+	t.Helper()
+	n, err := pack.HeaderSize(b[:pack.PreambleSize])
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, _ := zstd.NewReader(nil)
+	defer r.Close()
+	raw, err := r.DecodeAll(b[pack.PreambleSize:n], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var head map[string]any
+	if err := json.Unmarshal(raw, &head); err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range head["layers"].([]any) {
+		l.(map[string]any)["diff_id"] = layers[i].DiffID
+	}
+	if raw, err = json.Marshal(head); err != nil {
+		t.Fatal(err)
+	}
+	w, _ := zstd.NewWriter(nil)
+	defer w.Close()
+	stored := w.EncodeAll(raw, nil)
+	out := binary.LittleEndian.AppendUint32(bytes.Clone(b[:8]), uint32(len(stored)))
+	out = append(binary.LittleEndian.AppendUint32(out, uint32(len(raw))), stored...)
+	return append(out, b[n:]...), digest.FromBytes(out)
+}
+
+// A pack that lied is told of, is not used again, and leaves no trace in what
+// the layers are in the end. What becomes of the container is configured.
+func TestLazyPackLied(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []string{"keep", "stop"} {
+		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
+			testLazyPackLied(t, policy)
+		})
+	}
+}
+
+func testLazyPackLied(t *testing.T, policy string) {
+	reg := registrytest.New(t)
+	b := &lazyBed{reg: reg, li: pushLiar(t, reg), machine: newMachine(t, reg), port: freePort(t)}
+	b.config += "[lazy]\ndelay = \"1s\"\n[pack]\nlied = \"" + policy + "\"\n"
+	b.start()
+	b.run()
+	if got := get(t, "http://127.0.0.1:"+b.port+"/cat?/etc/motd"); got != "a lie\n" {
+		t.Fatalf("before the layer itself is here: %q", got)
+	}
+	if e := b.event(node.EventLied); e.Image != b.li.Ref || e.Error == "" {
+		t.Errorf("the event: %+v", e)
+	}
+	b.awaitComplete()
+	b.checkLayers()
+	switch policy {
+	case "keep":
+		get(t, "http://127.0.0.1:"+b.port+"/")
+		b.reads(file(9))
+	case "stop":
+		b.eventually("the container is stopped", func() bool {
+			_, err := http.Get("http://127.0.0.1:" + b.port + "/")
+			return err != nil
+		})
+		var ps []node.Container
+		if b.json(&ps, "ps", "-a"); len(ps) != 1 || ps[0].Status == node.StatusRunning {
+			t.Errorf("ps -a: %+v", ps)
+		}
+	}
+	if r := b.dew("run", "--rm", b.li.Ref, "cat", "/etc/motd"); r.out != "above\n" {
+		t.Errorf("a container after it: %+v", r)
+	}
+	b.must("rm", "-f", "web")
+	b.must("rmi", b.li.Ref)
+	b.must("prune")
+	checkNothingLeft(t, b.machine)
+
+	b.kill() // the next dewd knows it too
+	b.start()
+	rec := b.record("run", "-d", "--name", "web", "--ready", "http:"+b.port+"/", b.li.Ref, "serve", b.port)
+	if rec.Way.Pull != "whole" || !strings.Contains(strings.Join(rec.Way.Why, " "), "quarantined") {
+		t.Errorf("the way after quarantine: %+v", rec.Way)
+	}
+	b.must("rm", "-f", "web")
+}
+
+// event waits for an event of such a kind, also if it has been already.
+func (m *machine) event(kind string) node.Event {
+	m.t.Helper()
+	cmd := exec.Command(filepath.Join(programs, "dew"), "-H", "unix://"+m.state+"/dewd.sock", "--json", "events", "--after", "0")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	timer := time.AfterFunc(30*time.Second, func() { cmd.Process.Kill() })
+	defer timer.Stop()
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	for d := json.NewDecoder(out); ; {
+		var e node.Event
+		if err := d.Decode(&e); err != nil {
+			m.t.Fatalf("no event %q: %v", kind, err)
+		}
+		if e.Kind == kind {
+			return e
+		}
+	}
+}
+
+// On a disk that gets full while layers fill, the filling stops and says so;
+// what is read comes or fails, and nothing wrong is shown; with room again all
+// becomes whole.
+func TestLazyDiskFull(t *testing.T) {
+	t.Parallel()
+	b := newStillBed(t, "erofs", "[lazy]\nwait = \"2s\"\n")
+	b.diskOf(400 << 20)
+	b.start()
+	b.hang() // nothing fills before the disk is full
+	b.run()
+	ballast := filepath.Join(b.root, "ballast")
+	b.fillDisk(ballast, 6<<20)
+	b.reg.Heal()
+	b.eventually("dewd's word on it", func() bool { return b.says("no space left on device") || b.says("disk full") })
+	good := 0
+	for n := range 16 {
+		a := <-b.ask(file(4 * n))
+		switch {
+		case a.said == b.li.files[file(4*n)]:
+			good++
+		case !strings.Contains(a.said, "input/output error"):
+			t.Errorf("%s reads %q", file(4*n), a.said)
+		}
+	}
+	t.Logf("%d of 16 files could be read", good)
+	b.must("ps")
+	if out := b.must("exec", "web", "/app", "cat", "/etc/motd"); out != "above\n" {
+		t.Errorf("what is here reads %q", out)
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	for path := range b.li.files {
+		b.recovers(path)
+	}
+	b.awaitComplete()
+	b.checkLayers()
+	b.readsAll(b.port)
+	b.must("rm", "-f", "web")
+}
+
+// diskOf gives the node's root a file system of its own: ext4, for EROFS is not
+// mounted from files of a tmpfs.
+func (m *machine) diskOf(size int64) {
+	m.t.Helper()
+	image := m.root + ".ext4"
+	err := os.WriteFile(image, nil, 0o600)
+	if err == nil {
+		err = os.Truncate(image, size)
+	}
+	if err == nil {
+		err = os.MkdirAll(m.root, 0o755)
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, args := range [][]string{{"mkfs.ext4", "-q", "-m", "0", image}, {"mount", "-o", "loop", image, m.root}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			m.t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+}
+
+// fillDisk writes a file that leaves free bytes of the node's disk.
+func (m *machine) fillDisk(path string, free int64) {
+	m.t.Helper()
+	var s unix.Statfs_t
+	if err := unix.Statfs(m.root, &s); err != nil {
+		m.t.Fatal(err)
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, int64(s.Bavail)*s.Bsize-free); err != nil {
+		m.t.Fatal(err)
+	}
+}
