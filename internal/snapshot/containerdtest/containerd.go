@@ -49,7 +49,17 @@ type Containerd struct {
 	Version Version
 	t       testing.TB
 	dir     string
+	cri     *CRI
 	cmd     *exec.Cmd
+}
+
+// CRI is what a containerd with the interface for Kubernetes is told. Pods
+// have the host's network: there are no CNI plugins.
+type CRI struct {
+	Sandbox string // reference of the pods' own image
+	// Transfer lets version 2.4 pull by its transfer service, which is told of
+	// snapshot annotations by the proxy plugin, and not by CRI's own client.
+	Transfer bool
 }
 
 // Start starts containerd in dir, with the snapshotter "dewpoint" (and, where
@@ -57,11 +67,18 @@ type Containerd struct {
 // answers. It is stopped when the test ends.
 func Start(t testing.TB, v Version, dir, socket string) *Containerd {
 	t.Helper()
+	return StartCRI(t, v, dir, socket, nil)
+}
+
+// StartCRI is Start with CRI served at the same address, unless cri is nil. All
+// that it pulls and runs is in the snapshotter "dewpoint".
+func StartCRI(t testing.TB, v Version, dir, socket string, cri *CRI) *Containerd {
+	t.Helper()
 	program := filepath.Join(v.Dir(), "containerd")
 	if _, err := os.Stat(program); err != nil {
 		t.Fatalf("containerd %s is missing: %v (scripts/ install it; DEWPOINT_TOOLS names another place)", v, err)
 	}
-	c := &Containerd{Address: filepath.Join(dir, "c.sock"), Version: v, t: t, dir: dir}
+	c := &Containerd{Address: filepath.Join(dir, "c.sock"), Version: v, t: t, dir: dir, cri: cri}
 	if err := os.WriteFile(c.file(), []byte(c.config(socket)), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -97,10 +114,16 @@ func (c *Containerd) environ() []string {
 func (c *Containerd) config(socket string) string {
 	var b strings.Builder
 	format := 2
-	disabled := []string{"io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.devmapper", "io.containerd.internal.v1.opt"}
+	disabled := []string{"io.containerd.snapshotter.v1.devmapper", "io.containerd.internal.v1.opt"}
+	if c.cri == nil {
+		disabled = append(disabled, "io.containerd.grpc.v1.cri")
+	}
 	if c.Version == V24 {
 		format = 3
-		disabled = append(disabled, "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.nri.v1.nri")
+		disabled = append(disabled, "io.containerd.nri.v1.nri")
+	}
+	if c.Version == V24 && c.cri == nil {
+		disabled = append(disabled, "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime")
 	}
 	fmt.Fprintf(&b, "version = %d\nroot = %q\nstate = %q\n", format, filepath.Join(c.dir, "root"), filepath.Join(c.dir, "state"))
 	fmt.Fprintf(&b, "disabled_plugins = [\"%s\"]\n[grpc]\n  address = %q\n", strings.Join(disabled, `", "`), c.Address)
@@ -108,8 +131,49 @@ func (c *Containerd) config(socket string) string {
 	if c.Version == V24 {
 		fmt.Fprintf(&b, proxies24, socket, runtime.GOARCH)
 	}
+	switch cni := filepath.Join(c.dir, "cni"); {
+	case c.cri == nil:
+	case c.Version == V24:
+		fmt.Fprintf(&b, cri24, c.cri.Transfer, c.cri.Sandbox, cni, cni)
+	default:
+		fmt.Fprintf(&b, cri16, c.cri.Sandbox, cni, cni)
+	}
 	return b.String()
 }
+
+// Root in a test may lack CAP_SYS_RESOURCE, which negative OOM scores need.
+const (
+	cri16 = `[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = %q
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = "dewpoint"
+  disable_snapshot_annotations = false
+  default_runtime_name = "runc"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = %q
+  conf_dir = %q
+`
+	cri24 = `[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "dewpoint"
+  disable_snapshot_annotations = %t
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = %q
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+[plugins."io.containerd.cri.v1.runtime".containerd]
+  default_runtime_name = "runc"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.cri.v1.runtime".cni]
+  bin_dirs = [%q]
+  conf_dir = %q
+`
+)
 
 // proxies24 goes on in the table proxy_plugins.dewpoint.
 const proxies24 = `  capabilities = ["remap-ids"]
