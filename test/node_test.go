@@ -69,7 +69,7 @@ func build() error {
 
 // machine is one node: a dewd with directories of its own.
 type machine struct {
-	t      *testing.T
+	t      testing.TB
 	root   string // --root
 	state  string // --state
 	config string // of dewd, TOML
@@ -79,7 +79,7 @@ type machine struct {
 }
 
 // newMachine makes a node that trusts reg over plain HTTP. It is not started.
-func newMachine(t *testing.T, reg *registrytest.Server) *machine {
+func newMachine(t testing.TB, reg *registrytest.Server) *machine {
 	t.Helper()
 	dir, err := os.MkdirTemp("/var/tmp", "dew")
 	if err != nil {

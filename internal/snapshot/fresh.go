@@ -22,18 +22,29 @@ func (s *Snapshotter) Fresh(ctx context.Context, id digest.Digest) (path string,
 	return s.table.path(l), sync.OnceFunc(func() { s.drop(l) }), nil
 }
 
-// fresh mounts a layer that the caller holds, anew if it is mounted.
+// fresh mounts a layer that the caller holds, anew if someone may have read
+// from its mount.
 func (t *table) fresh(ctx context.Context, l *layer) error {
-	l.busy.Lock()
-	old := l.mounted
-	l.busy.Unlock()
-	if !old {
-		return t.ensure(ctx, l)
-	}
 	if err := t.ensure(ctx, l); err != nil {
 		return err
 	}
+	l.busy.Lock()
+	shown := l.shown
+	l.shown = true
+	l.busy.Unlock()
+	if !shown {
+		return nil
+	}
 	return t.renew(ctx, l.id)
+}
+
+// show is ensure for who hands out the mount.
+func (t *table) show(ctx context.Context, l *layer) error {
+	err := t.ensure(ctx, l)
+	l.busy.Lock()
+	defer l.busy.Unlock()
+	l.shown = true
+	return err
 }
 
 // prepared tells Config.Prepared of an active snapshot that a container is to

@@ -266,13 +266,13 @@ func (s *Snapshotter) furnish(ctx context.Context, snap storage.Snapshot, labels
 func (s *Snapshotter) ensure(ctx context.Context, snap storage.Snapshot) error {
 	for _, id := range snap.ParentIDs {
 		if l := s.layerOf(id); l != nil {
-			if err := s.table.ensure(ctx, l); err != nil {
+			if err := s.table.show(ctx, l); err != nil {
 				return err
 			}
 		}
 	}
 	if l := s.layerOf(snap.ID); l != nil {
-		if err := s.table.ensure(ctx, l); err != nil {
+		if err := s.table.show(ctx, l); err != nil {
 			return err
 		}
 	}

@@ -35,6 +35,7 @@ type layer struct {
 	busy    sync.Mutex // held while mounting and unmounting
 	mounted bool       // guarded by busy
 	implied []string   // mount.Files.Implied, known once it was mounted; guarded by busy
+	shown   bool       // who reads files may know the mount; guarded by busy
 }
 
 func (l *layer) impliedDirs() []string {
@@ -100,9 +101,11 @@ func (t *table) ensure(ctx context.Context, l *layer) error {
 	if err != nil {
 		return fmt.Errorf("mount layer %s: %w", l.id, err)
 	}
-	if err := os.Mkdir(t.path(l), 0o700); err != nil && !os.IsExist(err) {
+	err = os.Mkdir(t.path(l), 0o700)
+	if err != nil && !os.IsExist(err) {
 		return err
 	}
+	l.shown = err != nil // what is there may be an old mount
 	err = t.backend.Mount(ctx, files, t.path(l))
 	if errors.Is(err, mount.ErrOccupied) { // by what the layer was mounted from before it was whole: the number is its own
 		err = t.backend.Replace(ctx, files, t.path(l))
