@@ -16,7 +16,7 @@ import (
 // learn makes a pack of each image on a dewd of its own, by the commands that
 // a build pipeline would use, and pushes it beside the image.
 func (l *lazy) learn(ctx context.Context) error {
-	d := l.dewd("-learn", "", false)
+	d := dewd{bin: l.o.bin, tools: l.tools, variant: "-learn"}
 	if why := d.missing(); why != "" {
 		return errors.New(why)
 	}
