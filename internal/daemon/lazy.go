@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,13 +41,29 @@ func (d *Daemon) openDatafs(ctx context.Context) error {
 			d.log.Warn("images are pulled whole: layers cannot be served before they are", "err", d.server.unusable)
 		}
 	})
+	d.onceOpen(d.renewOrphans)
 	if _, err := os.Stat(filepath.Join(d.cfg.State, "datafs.sock")); err != nil {
 		return nil
 	}
-	if _, err := d.server.running(); err != nil {
+	c, err := d.server.running()
+	if err != nil {
 		d.log.Error("the datafs of an earlier dewd cannot be taken over", "err", err)
+		return nil
 	}
+	d.server.found = c.Layers()
 	return nil
+}
+
+// renewOrphans mounts those partial layers anew that no datafs served any more
+// when this dewd started: it died with the dewd before.
+func (d *Daemon) renewOrphans() {
+	var orphans []digest.Digest
+	for _, p := range d.layers.Partials() {
+		if !slices.Contains(d.server.found, p.Layer.DiffID) {
+			orphans = append(orphans, p.Layer.DiffID)
+		}
+	}
+	d.renew(orphans)
 }
 
 // lazyTree reports whether partial layers are shown as trees: EROFS reads them
@@ -66,8 +83,9 @@ func (d *Daemon) layerServer() layer.Server {
 type server struct {
 	cfg      datafs.Config
 	log      *slog.Logger
-	probed   chan struct{} // closed when unusable is set
-	unusable error         // why layers cannot be served here, or nil
+	probed   chan struct{}   // closed when unusable is set
+	unusable error           // why layers cannot be served here, or nil
+	found    []digest.Digest // what a datafs of an earlier dewd served; set before there are layers
 
 	mu     sync.Mutex
 	client *datafs.Client             // nil while there is no datafs
@@ -188,13 +206,16 @@ func (s *server) rest(last bool) {
 func (d *Daemon) lost(ids []digest.Digest) {
 	d.log.Error("datafs died and the kernel cannot resend what it left (before Linux 6.9): containers that run before their image is whole get I/O errors; start them again",
 		"layers", ids)
-	d.onceOpen(func() {
-		for _, id := range ids {
-			if err := d.snaps.Renew(context.Background(), id); err != nil {
-				d.log.Error("mount a layer anew", "layer", id, "err", err)
-			}
+	d.onceOpen(func() { d.renew(ids) })
+}
+
+// renew mounts layers anew, for containers that start from here on.
+func (d *Daemon) renew(ids []digest.Digest) {
+	for _, id := range ids {
+		if err := d.snaps.Renew(context.Background(), id); err != nil {
+			d.log.Error("mount a layer anew", "layer", id, "err", err)
 		}
-	})
+	}
 }
 
 // want is called by datafs when something waits for bytes of a layer.
