@@ -101,7 +101,12 @@ func overlap(a, b *image.Image) bool {
 
 func (l *Learner) begin(img *image.Image, name string, asked bool) (*Recording, error) {
 	r := &Recording{l: l, img: img, name: name, asked: asked, started: make(chan struct{})}
+	r.limit = time.AfterFunc(longest, func() {
+		l.cfg.Log.Warn("a recording went on for too long: nothing of it is kept", "image", img.Ref, "limit", longest)
+		r.Drop()
+	})
 	if err := l.enlist(r); err != nil {
+		r.limit.Stop()
 		return nil, err
 	}
 	ok := l.spawn(func() {
@@ -109,13 +114,11 @@ func (l *Learner) begin(img *image.Image, name string, asked bool) (*Recording, 
 		r.kernel, r.err = profile.Start(l.life, profile.Config{Dir: l.cfg.Dir, Log: l.cfg.Log}, nil)
 	})
 	if !ok {
-		l.strike(r)
-		return nil, problem(inUse, "dewd is stopping", "")
-	}
-	r.limit = time.AfterFunc(longest, func() {
-		l.cfg.Log.Warn("a recording went on for too long: nothing of it is kept", "image", img.Ref, "limit", longest)
+		r.err = problem(inUse, "dewd is stopping", "")
+		close(r.started)
 		r.Drop()
-	})
+		return nil, r.err
+	}
 	return r, nil
 }
 
