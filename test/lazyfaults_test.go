@@ -75,6 +75,42 @@ func testLazyDatafsDies(t *testing.T, backend string) {
 	b.must("rm", "-f", "web", "two")
 }
 
+// When dewd and datafs are both killed, nobody has the kernel's requests any
+// more: containers get errors, never wrong bytes, and those that start after the
+// next dewd are well.
+func TestLazyBothDie(t *testing.T) { onBackends(t, testLazyBothDie) }
+
+func testLazyBothDie(t *testing.T, backend string) {
+	b := newLazyBed(t, backend, off+"[pack]\nlearn = \"never\"\n")
+	b.run()
+	b.reads(file(40))
+	near := b.untouched(file(40))
+	b.hang()
+	got := b.held(file(10))
+	b.kill()
+	b.killDatafs()
+	failed := func(path string, got <-chan answer) {
+		if a := <-got; !strings.Contains(a.said, path+": ") {
+			t.Errorf("%s reads %q", path, a.said)
+		}
+	}
+	failed(file(10), got)
+	for _, path := range []string{file(50), near} {
+		failed(path, b.ask(path))
+	}
+	b.reg.Heal()
+	b.start()
+	port := freePort(t)
+	b.record("run", "-d", "--name", "two", "--ready", "http:"+port+"/", b.li.Ref, "serve", port)
+	for _, path := range []string{file(25), near, file(40)} {
+		b.right(path, ask(port, path))
+	}
+	b.must("rm", "-f", "web", "two")
+	b.must("rmi", b.li.Ref)
+	b.must("prune")
+	checkNothingLeft(t, b.machine)
+}
+
 // Without its registry, or without the right to it, a container reads what is
 // here, waits for the rest as long as it is told to, gets an error, lives on and
 // reads again when it can. Containers start from what is here.
