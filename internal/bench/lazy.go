@@ -59,6 +59,9 @@ func compareLazy(ctx context.Context, args []string, stdout, stderr io.Writer, s
 	if !o.asked("rates") {
 		o.mbit = []float64{0, 100, 20, 5}
 	}
+	if !o.asked("what") {
+		o.what = []string{firstAnswer, wholeImage}
+	}
 	l := &lazy{o: &o, tools: o.containerd(), packs: map[string]node.Pack{}, samples: map[string][]Sample{}, stdout: stdout, stderr: stderr}
 	for _, s := range strings.Split(rtts, ",") {
 		ms, err := strconv.ParseFloat(s, 64)

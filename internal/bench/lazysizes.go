@@ -16,6 +16,9 @@ func (l *lazy) sizes(ctx context.Context) error {
 	if err := l.bed.Rate(ctx, 0); err != nil {
 		return err
 	}
+	asked := l.o.what
+	l.o.what = []string{firstAnswer, wholeImage}
+	defer func() { l.o.what = asked }()
 	w := tabwriter.NewWriter(l.stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "image\timage MB\tprofile needs MB, raw\tchunks MB\ttables MB\theader MB\tbefore ready MB\t/ chunks\t/ image\tpack MB\twire MB at the answer\tin all\twhole\tin all / whole")
 	var shares, overheads []float64

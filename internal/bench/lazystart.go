@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -88,7 +89,7 @@ func (l *lazy) startIn(ctx context.Context, s *session, e engine, address, image
 		}
 		first.Way = wayOf(s)
 		add(first)
-		if _, ours := e.(dewd); !ours {
+		if !l.toTheEnd(e) {
 			return nil
 		}
 		return awaitComplete(ctx, s)
@@ -96,11 +97,8 @@ func (l *lazy) startIn(ctx context.Context, s *session, e engine, address, image
 	if err != nil {
 		return err
 	}
-	if err := e.remove(ctx, s, containerName(e)); err != nil {
+	if err := e.remove(ctx, s, containerName(e)); err != nil || !l.toTheEnd(e) {
 		return err
-	}
-	if _, ours := e.(dewd); !ours {
-		return nil
 	}
 	add(whole)
 	warm, err := timed(ctx, s, e, image, warmStart, nil, func(ctx context.Context) error { return answer(ctx, s, e, ref, image) })
@@ -110,6 +108,27 @@ func (l *lazy) startIn(ctx context.Context, s *session, e engine, address, image
 	warm.Way = wayOf(s)
 	add(warm)
 	return e.remove(ctx, s, containerName(e))
+}
+
+// toTheEnd reports whether a start is followed until the image is whole.
+func (l *lazy) toTheEnd(e engine) bool {
+	_, ours := e.(dewd)
+	return ours && slices.Contains(l.o.what, wholeImage)
+}
+
+// boot is the container's own time: the median of the warm starts by dewd,
+// whatever the link was then.
+func (l *lazy) boot(image string) float64 {
+	var all []float64
+	for _, s := range slices.Concat(l.report.samples, l.samples["sizes"]) {
+		if s.Image == image && s.What == warmStart && s.Engine == "dewd" {
+			all = append(all, s.Seconds)
+		}
+	}
+	if len(all) == 0 {
+		return math.NaN()
+	}
+	return median(all)
 }
 
 // wayOf says how dewd pulled what it ran last, and why; "" of another engine.
@@ -186,8 +205,7 @@ func (l *lazy) startTargets() {
 				continue
 			}
 			took := median(values(mine, seconds))
-			boot := median(values(l.report.of(key{image, mbit, warmStart}, "dewd"), seconds))
-			ideal := boot
+			ideal := l.boot(image)
 			if mbit > 0 {
 				ideal += float64(l.packs[image].Start) * 8 / 1e6 / mbit
 			}

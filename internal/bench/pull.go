@@ -47,7 +47,7 @@ func (o *options) parse(name string, args []string, stderr io.Writer, images str
 	var rates []string
 	list(&o.images, "images", images, "comma-separated `names`")
 	list(&rates, "rates", "0", "comma-separated `Mbit/s`; 0 is the whole link")
-	list(&o.what, "what", "pull,answer", "what to time: `pull,answer`")
+	list(&o.what, "what", "pull,answer", "what to time: `pull,answer`; of lazy answer,complete")
 	list(&o.engines, "engines", "dewd,containerd-overlayfs,containerd-erofs,docker", "comma-separated `names`")
 	f.IntVar(&o.rounds, "rounds", 5, "`rounds`, in each of which every engine has its turn")
 	f.StringVar(&o.layout, "layout", demo.Dir, "OCI `layout` with the images")
