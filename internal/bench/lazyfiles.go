@@ -167,7 +167,7 @@ func (t *tree) opens(names []string, exist bool) (float64, error) {
 			return 0, fmt.Errorf("open %s: %v", name, err)
 		}
 	}
-	return float64(time.Since(start).Microseconds()) / float64(max(1, len(names))), nil
+	return float64(time.Since(start).Nanoseconds()) / 1e3 / float64(max(1, len(names))), nil
 }
 
 // repeat takes a measurement n times after one that does not count.
@@ -305,7 +305,7 @@ func (l *lazy) firstReads(t *tree, names []string) ([]float64, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read %s: %w", name, err)
 		}
-		all = append(all, float64(took.Microseconds()))
+		all = append(all, float64(took.Nanoseconds())/1e3)
 	}
 	return all, nil
 }

@@ -8,18 +8,23 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"unsafe"
 
 	"dewpoint/internal/bench/testbed"
 
 	"golang.org/x/sys/unix"
 )
 
-// pages counts the page cache that a deployment takes, by cachestat(2) of every
-// file that could have any: the layers' own files (data, index), the files as
-// EROFS shows them, the files that datafs serves by FUSE, and the directories
-// of the other engines. So it is what the deployment has cached and nothing
-// else, the registry's copies not counted; anonymous memory is in the tables of
-// starts. It needs Linux 6.5.
+// pages counts the page cache that a deployment takes, file by file:
+//
+//	files   of the engine's directories: layers' data and index, unpacked trees, databases
+//	erofs   the image's files as EROFS shows them to the container
+//	fuse    the layers as datafs shows them to EROFS
+//
+// by cachestat(2) (Linux 6.5), and for EROFS by mincore(2) through the container's
+// root, since the mounts of a container that was started lazily may be out of
+// sight. So it is what the deployment has cached and nothing else, the
+// registry's copies not counted; memory of processes is in the tables of starts.
 func (l *lazy) pages(ctx context.Context) error {
 	engines, err := l.contenders(l.dewd("-partial", noBackground, false), l.dewd("", "", false),
 		l.dewd("-whole", "", false, "--lazy", "never"), containerd{tools: l.tools, snapshotter: "overlayfs"}, docker{})
@@ -27,7 +32,7 @@ func (l *lazy) pages(ctx context.Context) error {
 		return err
 	}
 	err = l.turns(engines, func(e engine, image string, _ int) error {
-		return l.container(ctx, e, image, func(s *session, _ int) error { return l.pagesOf(ctx, s, e, image) })
+		return l.container(ctx, e, image, func(s *session, process int) error { return l.pagesOf(ctx, s, e, image, process) })
 	})
 	tabulate(l.stdout, l.figures, "containerd-overlayfs")
 	return err
@@ -35,8 +40,8 @@ func (l *lazy) pages(ctx context.Context) error {
 
 // pagesOf counts after the start, and once more after a start of what is here
 // on an empty page cache.
-func (l *lazy) pagesOf(ctx context.Context, s *session, e engine, image string) error {
-	if err := l.countPages(s, e, image, "cold start"); err != nil {
+func (l *lazy) pagesOf(ctx context.Context, s *session, e engine, image string, process int) error {
+	if err := l.countPages(s, e, image, "cold start", process); err != nil {
 		return err
 	}
 	if strings.HasSuffix(e.name(), "-partial") {
@@ -51,16 +56,30 @@ func (l *lazy) pagesOf(ctx context.Context, s *session, e engine, image string) 
 	if err := answer(ctx, s, e, reference(e, testbed.Address, image), image); err != nil {
 		return err
 	}
-	return l.countPages(s, e, image, "later start")
+	process, err := pid(ctx, s, e)
+	if err != nil {
+		return err
+	}
+	return l.countPages(s, e, image, "later start", process)
 }
 
-func (l *lazy) countPages(s *session, e engine, image, when string) error {
+func (l *lazy) countPages(s *session, e engine, image, when string, process int) error {
 	n := map[string]int64{}
 	if err := cachedBelow(s.dir, n); err != nil {
 		return err
 	}
+	if _, ours := e.(dewd); ours {
+		t, err := openTree(process)
+		if err != nil {
+			return err
+		}
+		defer t.close()
+		if n["erofs"], err = t.cached(); err != nil {
+			return err
+		}
+	}
 	var sum int64
-	for _, kind := range []string{"file", "erofs", "fuse"} {
+	for _, kind := range []string{"files", "erofs", "fuse"} {
 		sum += n[kind]
 		l.figures = merge(l.figures, []figure{{image, e.name(), when + ": " + kind, "MB", []float64{float64(n[kind]) / 1e6}}})
 	}
@@ -68,24 +87,70 @@ func (l *lazy) countPages(s *session, e engine, image, when string) error {
 	return nil
 }
 
-// cachedBelow adds the cached bytes of the files below dir, by the kind of file
-// system. Overlayfs has no pages of its own.
+// cachedBelow adds the cached bytes of the files below dir, and of the layers
+// that datafs shows there. Overlayfs has no pages of its own.
 func cachedBelow(dir string, n map[string]int64) error {
+	if err := cachedOn(dir, n); err != nil {
+		return err
+	}
 	mounts, err := mountsBelow(dir)
 	if err != nil {
 		return err
 	}
-	for _, m := range append(mounts, mountpoint{dir, "file"}) {
-		switch m.kind {
-		case "file", "erofs", "fuse":
-		default:
-			continue
-		}
-		if err := cachedOn(m.path, n, m.kind); err != nil {
-			return err
+	layers, _ := filepath.Glob(filepath.Join(dir, "root", "layers", "*"))
+	for _, m := range mounts {
+		for _, layer := range layers { // datafs has no list of them
+			if m.kind != "fuse" {
+				continue
+			}
+			b, err := cached(filepath.Join(m.path, filepath.Base(layer)))
+			if err != nil {
+				return err
+			}
+			n["fuse"] += b
 		}
 	}
 	return nil
+}
+
+// cached is the bytes of the tree's files in the page cache. Overlayfs maps the
+// file below it, so these are the pages of that.
+func (t *tree) cached() (all int64, err error) {
+	for _, name := range t.files {
+		n, err := resident(int(t.dir.Fd()), name)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", name, err)
+		}
+		all += n
+	}
+	return all, nil
+}
+
+func resident(dir int, name string) (int64, error) {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Size == 0 {
+		return 0, err
+	}
+	m, err := unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Munmap(m)
+	page := int64(os.Getpagesize())
+	in := make([]byte, (st.Size+page-1)/page)
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&m[0])), uintptr(len(m)), uintptr(unsafe.Pointer(&in[0]))); errno != 0 {
+		return 0, errno
+	}
+	var n int64
+	for _, b := range in {
+		n += int64(b&1) * page
+	}
+	return n, nil
 }
 
 type mountpoint struct{ path, kind string }
@@ -107,7 +172,7 @@ func mountsBelow(dir string) (all []mountpoint, err error) {
 }
 
 // cachedOn walks one file system.
-func cachedOn(root string, n map[string]int64, kind string) error {
+func cachedOn(root string, n map[string]int64) error {
 	var st unix.Stat_t
 	if err := unix.Stat(root, &st); err != nil {
 		return fmt.Errorf("stat %s: %w", root, err)
@@ -128,7 +193,7 @@ func cachedOn(root string, n map[string]int64, kind string) error {
 		}
 		if d.Type().IsRegular() {
 			b, err := cached(path)
-			n[kind] += b
+			n["files"] += b
 			return err
 		}
 		return nil
