@@ -160,7 +160,7 @@ func (c *Client) begin(ctx context.Context) (*peer, error) {
 func (c *Client) awaitInit() error {
 	_, err := os.Lstat(filepath.Join(c.cfg.Mountpoint, "none"))
 	if errors.Is(err, os.ErrNotExist) {
-		return readFarAhead(c.cfg.Mountpoint)
+		return stopReadAhead(c.cfg.Mountpoint)
 	}
 	return fmt.Errorf("%w: look into the mount: %w", ErrUnusable, err)
 }

@@ -142,7 +142,7 @@ func (s *server) add(m *message) (*layer, error) {
 		c.close()
 		return nil, unix.EEXIST
 	}
-	l := &layer{id: m.id, number: m.number, reads: map[uint64]*read{}, removed: m.flags&flagRemoved != 0}
+	l := &layer{id: m.id, number: m.number, reads: map[uint64]*read{}, singles: &s.singles, removed: m.flags&flagRemoved != 0}
 	l.from.Store(c)
 	l.uses[asFile].before = m.flags&flagHeldFile != 0
 	l.uses[asTree].before = m.flags&flagHeldTree != 0

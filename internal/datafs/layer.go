@@ -24,6 +24,7 @@ type layer struct {
 	mu      sync.Mutex
 	reads   map[uint64]*read // those that wait, by number
 	wanted  spans            // absent, and told to dewd
+	singles *atomic.Bool     // of the server
 	refused [16]refusal      // the last ones
 	oldest  int              // of refused
 	failing []refusal        // what Fail was called for, not long ago
@@ -155,16 +156,41 @@ func (l *layer) wait(r *read) (wants spans, refuse, done bool) {
 // again reports whether a request of several pages was refused before as a part
 // of this or a larger one, and remembers it. Kernels whose page cache of this
 // file system has large folios ask for whole ones even when one reader needs
-// them: the second time is in earnest. l.mu is held.
+// them: the second time is in earnest. Those that have been seen to come again
+// for single pages never do that, and a read-ahead that is repeated must not
+// be taken for it: readers of what is there would wait for its neighbours.
+// l.mu is held.
 func (l *layer) again(s span) bool {
-	now := time.Now()
-	same := func(o refusal) bool { return o.from <= s.from && s.to <= o.to && now.Sub(o.at) < comesAgain }
-	if slices.ContainsFunc(l.refused[:], same) {
+	if l.singles.Load() {
+		return false
+	}
+	if l.wasRefused(s) {
 		return true
 	}
-	l.refused[l.oldest] = refusal{s, now}
+	l.refused[l.oldest] = refusal{s, time.Now()}
 	l.oldest = (l.oldest + 1) % len(l.refused)
 	return false
+}
+
+// wasRefused reports whether s, or more, was refused a moment ago. l.mu is held.
+func (l *layer) wasRefused(s span) bool {
+	now := time.Now()
+	return slices.ContainsFunc(l.refused[:], func(o refusal) bool {
+		return o.from <= s.from && s.to <= o.to && now.Sub(o.at) < comesAgain
+	})
+}
+
+// single learns from a request of one page whether it is what the kernel does
+// after a refusal.
+func (l *layer) single(r *read) {
+	if l.singles.Load() {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := r.whole(); s.from >= 0 && l.wasRefused(s) {
+		l.singles.Store(true)
+	}
 }
 
 // take removes and returns the waiting reads that pick chooses.

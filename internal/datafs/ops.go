@@ -421,6 +421,9 @@ func (w *worker) readFile(q *request) {
 	for _, p := range r.parts {
 		r.size += p.n
 	}
+	if r.size <= page {
+		l.single(&r)
+	}
 	if l.ready(&r) {
 		w.answer(l, &r, w.buf)
 		return

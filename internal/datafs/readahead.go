@@ -73,18 +73,16 @@ func SetReadAhead(names []string, kib int) error {
 	return nil
 }
 
-// farAhead is how many KiB the kernel reads ahead of datafs's files, in one
-// request. A window with something absent in it costs a refusal and a request
-// for each page that is read of it.
-const farAhead = maxRead >> 10
-
-// readFarAhead sets the read-ahead of the FUSE mount at dir.
-func readFarAhead(dir string) error {
+// stopReadAhead keeps the kernel from reading ahead in the FUSE mount at dir. A
+// read-ahead around pages that are cached already is cut into requests of single
+// pages, which look like those that a reader waits for: absent neighbours would
+// be fetched ahead of what is needed.
+func stopReadAhead(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
 		return &os.PathError{Op: "stat", Path: dir, Err: err}
 	}
-	return SetReadAhead([]string{fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))}, farAhead)
+	return SetReadAhead([]string{fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))}, 0)
 }
 
 func erofsDevices() (map[string]bool, error) {

@@ -36,7 +36,9 @@ type server struct {
 	log *slog.Logger
 	// canResend: the kernel has FUSE_NOTIFY_RESEND. noOpendir: it does without OPENDIR.
 	canResend, noOpendir atomic.Bool
-	signals              signals
+	// singles: after a refusal the kernel comes again for single pages.
+	singles atomic.Bool
+	signals signals
 
 	mu     sync.RWMutex
 	layers map[uint32]*layer // by number
