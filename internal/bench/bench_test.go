@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The registry and the web server are this program in another process.
+// The registry, the web server and what exercises a container are this program in another process.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "registry" || os.Args[1] == "web") {
+	if len(os.Args) > 1 && slices.Contains([]string{"registry", "web", "ask"}, os.Args[1]) {
 		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 		defer stop()
 		if err := Main(ctx, os.Args[1:], io.Discard, os.Stderr); err != nil {

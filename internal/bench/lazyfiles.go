@@ -66,17 +66,17 @@ func pid(ctx context.Context, s *session, e engine) (int, error) {
 type tree struct {
 	dir   *os.File
 	files []string // regular files of the image that are not empty, sorted
-	bytes int64
 }
 
-// notImage are the directories at the root that are not the image's.
-var notImage = []string{"proc", "sys", "dev", "run", "tmp"}
+// notImage are the directories that are not the image's, or that its services write to.
+var notImage = []string{"proc", "sys", "dev", "run", "tmp", "var/cache", "var/log", "var/run", "var/tmp", "var/lib/mysql"}
 
 // mountedIn are the files that engines mount into a container.
 var mountedIn = []string{"etc/resolv.conf", "etc/hosts", "etc/hostname"}
 
-func openTree(pid int) (*tree, error) {
-	root := fmt.Sprintf("/proc/%d/root", pid)
+func openTree(pid int) (*tree, error) { return treeAt(fmt.Sprintf("/proc/%d/root", pid)) }
+
+func treeAt(root string) (*tree, error) {
 	dir, err := os.OpenFile(root, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, err
@@ -87,11 +87,7 @@ func openTree(pid int) (*tree, error) {
 			return err
 		}
 		_, name, _ := strings.Cut(strings.TrimPrefix(path, "/proc/self/fd/"), "/")
-		if slices.Contains(notImage, name) {
-			return fs.SkipDir
-		}
-		// What a service writes is its own.
-		if strings.HasPrefix(name, "var/") && d.IsDir() && strings.Count(name, "/") == 1 && name != "var/lib" || name == "var/lib/mysql" {
+		if d.IsDir() && slices.Contains(notImage, name) {
 			return fs.SkipDir
 		}
 		if !d.Type().IsRegular() || slices.Contains(mountedIn, name) {
@@ -102,7 +98,7 @@ func openTree(pid int) (*tree, error) {
 			return err
 		}
 		if info.Size() > 0 {
-			t.files, t.bytes = append(t.files, name), t.bytes+info.Size()
+			t.files = append(t.files, name)
 		}
 		return nil
 	})
