@@ -147,6 +147,13 @@ func (s *server) Present(id digest.Digest, from, to int64) {
 	}
 }
 
+// Warm implements layer.Server.
+func (s *server) Warm(id digest.Digest, from, to int64) {
+	if c := s.there(); c != nil {
+		c.Warm(id, from, to)
+	}
+}
+
 // Fail implements layer.Server.
 func (s *server) Fail(id digest.Digest, from, to int64) {
 	if c := s.there(); c != nil {

@@ -420,6 +420,17 @@ func (c *Client) Present(id digest.Digest, from, to int64) {
 	c.send(message{kind: kindPresent, id: e.id, from: from, to: to})
 }
 
+// Warm says that the bytes [from, to) of a layer, which are there, are about to
+// be read: where that is possible they are put into the kernel's page cache at
+// once. from is a multiple of presence.Page.
+func (c *Client) Warm(id digest.Digest, from, to int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.layers[id.Encoded()]; e != nil {
+		c.send(message{kind: kindWarm, id: e.id, from: from, to: to})
+	}
+}
+
 // send sends to datafs if there is one. c.mu is held.
 func (c *Client) send(m message) {
 	if c.link != nil && !c.closed {

@@ -79,7 +79,7 @@ func (s *server) obey(k *link, m *message, buf []byte) ([]byte, error) {
 		return buf, s.shutdown(k)
 	case kindResend:
 		return buf, s.resume()
-	case kindTree, kindPresent, kindFail, kindRemove:
+	case kindTree, kindPresent, kindFail, kindRemove, kindWarm:
 	default:
 		return buf, fmt.Errorf("%w: kind %d", errMessage, m.kind)
 	}
@@ -103,6 +103,11 @@ func (s *server) obey(k *link, m *message, buf []byte) ([]byte, error) {
 		}
 	case kindRemove:
 		s.remove(l)
+	case kindWarm:
+		if m.from < 0 || m.from >= m.to || m.to > l.size() || m.from%page != 0 {
+			return buf, fmt.Errorf("%w: warm %d to %d", errMessage, m.from, m.to)
+		}
+		s.warm(l, span{m.from, m.to})
 	}
 	return buf, nil
 }

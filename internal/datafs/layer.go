@@ -28,6 +28,9 @@ type layer struct {
 	refused [16]refusal      // the last ones
 	oldest  int              // of refused
 	failing []refusal        // what Fail was called for, not long ago
+	early   spans            // to be stored in the kernel's page cache
+	stored  int64            // bytes of that, so far
+	open    bool             // the kernel has opened the file
 	old     []*content       // in place of which another came; a read may still use them
 	uses    [2]uses          // of the file's node and of the tree's top
 	removed bool

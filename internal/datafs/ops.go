@@ -63,6 +63,9 @@ func (w *worker) serve(r *request) {
 			err = nil
 		}
 	case opOpen:
+		if l, ino, nerr := w.node(r.node); nerr == nil && ino == 0 {
+			w.opens(l)
+		}
 		w.opened(openKeepCache)
 		err = nil
 	default:

@@ -72,6 +72,7 @@ const (
 	openCacheDir  = 1 << 3
 
 	notifyInvalEntry = 3
+	notifyStore      = 4
 	notifyResend     = 7
 
 	// What the kernel sends again has bit 63 of its number set, which the

@@ -48,6 +48,8 @@ type server struct {
 	link   *link     // to dewd; nil if none is here
 	alone  time.Time // since when
 
+	stores chan *layer // that have something to be stored
+
 	start chan struct{} // closed when requests are read
 	begin sync.Once
 	// leaving says that the mount goes because dewd wants it to; ending is
@@ -63,7 +65,7 @@ type server struct {
 // caller is to end the process. One Serve is all that a process is good for.
 func Serve(ctx context.Context, cfg ServerConfig) error {
 	s := &server{cfg: cfg, log: cfg.Log, layers: map[uint32]*layer{}, ids: map[string]*layer{},
-		start: make(chan struct{}), ending: make(chan struct{}), alone: time.Now()}
+		start: make(chan struct{}), ending: make(chan struct{}), alone: time.Now(), stores: make(chan *layer, 256)}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -91,6 +93,7 @@ func Serve(ctx context.Context, cfg ServerConfig) error {
 	group.Go(func() { s.accept() })
 	group.Go(func() { s.signals.watch(ctx, s) })
 	group.Go(func() { s.pruneRemoved(ctx) })
+	group.Go(func() { s.storeAll(ctx) })
 	err := s.supervise(ctx, gone)
 	cancel()
 	cfg.Listener.Close()

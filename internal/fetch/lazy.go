@@ -311,7 +311,11 @@ func (s *Start) putChunk(k int, data []byte) error {
 		if s.partials[l] == nil {
 			return nil
 		}
-		return s.p.putRoomy(s.partials[l], offset, b)
+		if err := s.p.putRoomy(s.partials[l], offset, b); err != nil {
+			return err
+		}
+		s.partials[l].Warm(offset, len(b))
+		return nil
 	})
 }
 

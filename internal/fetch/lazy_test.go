@@ -45,6 +45,8 @@ func (n *unmounted) Fail(_ digest.Digest, from, to int64) {
 	defer n.mu.Unlock()
 	n.failed = append(n.failed, layer.Span{From: from, To: to})
 }
+func (*unmounted) Warm(digest.Digest, int64, int64) {}
+
 func (*unmounted) Mounting(_ digest.Digest, mount func() error) error { return mount() }
 
 func (n *unmounted) Remove(id digest.Digest) {

@@ -31,6 +31,8 @@ type Server interface {
 	Tree(id digest.Digest, index *os.File) (path string, err error)
 	// Present says that [from, to) is there now.
 	Present(id digest.Digest, from, to int64)
+	// Warm says that [from, to), which is there, is about to be read.
+	Warm(id digest.Digest, from, to int64)
 	// Fail ends the reads that wait for absent bytes in [from, to) with an error.
 	Fail(id digest.Digest, from, to int64)
 	// Mounting calls mount, which mounts an index over a file that Add gave, and
@@ -381,6 +383,11 @@ func (p *Partial) Put(off int64, b []byte) error {
 	}
 	p.store.cfg.Server.Present(p.Layer.DiffID, off, end)
 	return nil
+}
+
+// Warm says that bytes which were put are about to be read.
+func (p *Partial) Warm(off int64, n int) {
+	p.store.cfg.Server.Warm(p.Layer.DiffID, off, off+int64(n))
 }
 
 // pass takes the stream's bytes b at off, which follow those that it took

@@ -51,6 +51,8 @@ func (s *shower) Present(id digest.Digest, from, to int64) {
 
 func (s *shower) Fail(digest.Digest, int64, int64) {}
 
+func (*shower) Warm(digest.Digest, int64, int64) {}
+
 func (*shower) Mounting(_ digest.Digest, mount func() error) error { return mount() }
 
 func (s *shower) Remove(id digest.Digest) {
