@@ -50,7 +50,8 @@ type Fill struct {
 
 	store   *Store
 	dir     string
-	source  Source
+	source  Source   // read from now; guarded by store.mu
+	others  []Source // of the same blob, of those who joined; guarded by store.mu
 	cancel  context.CancelCauseFunc
 	users   int             // guarded by store.mu
 	settled <-chan struct{} // of the newest run: its progress is not written any more
@@ -109,6 +110,9 @@ func (s *Store) start(ctx context.Context, key digest.Digest, l image.Layer, src
 		run, f.cancel = context.WithCancelCause(s.life)
 		s.fills[key] = f
 		s.work.Go(func() { f.run(run, key) })
+	}
+	if f.users > 0 && l.Digest == f.Layer.Digest {
+		f.others = append(f.others, src)
 	}
 	f.users++
 	context.AfterFunc(ctx, func() { f.leave() })
@@ -174,9 +178,13 @@ func (f *Fill) await(ctx context.Context, ch <-chan struct{}) (*Layer, error) {
 	return f.layer, nil
 }
 
-// Source is what the fill reads from: that of its first user. It is nil if
-// nothing had to be filled.
-func (f *Fill) Source() Source { return f.source }
+// Source is what the fill reads from: that of its first user, or, if that has
+// failed, of another one. It is nil if nothing had to be filled.
+func (f *Fill) Source() Source {
+	f.store.mu.Lock()
+	defer f.store.mu.Unlock()
+	return f.source
+}
 
 // Partial reports whether the layer can be mounted, though it may not be
 // readable yet.
@@ -206,12 +214,12 @@ func (f *Fill) Progress() Progress {
 // layer is fetched once more from the start.
 func (f *Fill) run(ctx context.Context, key digest.Digest) {
 	defer f.cancel(nil)
-	l, err := f.fill(ctx)
+	l, err := f.fetch(ctx)
 	if damaged(err) {
 		err = errors.Join(err, f.reject())
 		if f.resumed {
 			f.store.cfg.Log.Warn("what an earlier fill left does not verify; fetching the layer anew", "layer", f.Layer.Digest, "err", err)
-			if l, err = f.fill(ctx); damaged(err) {
+			if l, err = f.fetch(ctx); damaged(err) {
 				err = errors.Join(err, f.reject())
 			}
 		}
@@ -220,7 +228,7 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 	lied := liar != nil && errors.Is(err, ErrLied)
 	if lied {
 		if err = f.store.expel(liar, err); err == nil {
-			l, err = f.fill(ctx)
+			l, err = f.fetch(ctx)
 		}
 	}
 	if err == nil {
@@ -241,6 +249,33 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 	delete(f.store.fills, key)
 	f.store.mu.Unlock()
 	f.conclude(err)
+}
+
+// sourceError is an error of the source: another one may do better.
+type sourceError struct{ error }
+
+func (e *sourceError) Unwrap() error { return e.error }
+
+// fetch is fill from the sources of all who want the layer, one after the other.
+func (f *Fill) fetch(ctx context.Context) (*Layer, error) {
+	for {
+		l, err := f.fill(ctx)
+		var of *sourceError
+		if !errors.As(err, &of) || ctx.Err() != nil || !f.nextSource() {
+			return l, err
+		}
+		f.store.cfg.Log.Warn("a layer's source fails, another one is asked", "layer", f.Layer.Digest, "err", err)
+	}
+}
+
+func (f *Fill) nextSource() bool {
+	f.store.mu.Lock()
+	defer f.store.mu.Unlock()
+	if len(f.others) == 0 {
+		return false
+	}
+	f.source, f.others = f.others[0], f.others[1:]
+	return true
 }
 
 // reject throws away what does not verify. A layer that is mounted already

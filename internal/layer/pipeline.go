@@ -262,14 +262,15 @@ func (p *pipeline) download(ctx context.Context, out chan<- chunk) error {
 	if at == p.f.Layer.Size {
 		return nil
 	}
-	r, err := p.f.source.Open(ctx, p.f, at)
+	r, err := p.f.Source().Open(ctx, p.f, at)
 	if err != nil {
-		return err
+		return &sourceError{err}
 	}
 	defer r.Close()
 	n, err := p.pump(ctx, r, at, out, true)
 	switch {
 	case err != nil && ctx.Err() == nil:
+		err = &sourceError{err}
 		p.cut.Store(&err)
 		return nil
 	case err != nil:

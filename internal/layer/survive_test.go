@@ -169,3 +169,21 @@ func TestOtherForm(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A layer that two want does not depend on the source of the first.
+func TestAnotherSource(t *testing.T) {
+	want := pack(t, makeTar(t, 6<<20, 51), image.Gzip)
+	s := open(t, t.TempDir(), layer.Config{})
+	defer s.Close()
+	bad := &source{blob: want.blob, cut: int64(len(want.blob)) / 3, gate: make(chan struct{})}
+	first := s.Fill(t.Context(), want.layer, bad)
+	second := s.Fill(t.Context(), want.layer, &source{blob: want.blob})
+	close(bad.gate)
+	for _, f := range []*layer.Fill{first, second} {
+		l, err := f.WaitComplete(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkData(t, l, want)
+	}
+}
