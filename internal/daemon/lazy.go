@@ -66,6 +66,20 @@ func (d *Daemon) renewOrphans() {
 	d.renew(orphans)
 }
 
+// lazyFinding says whether images can run before they are whole.
+func (d *Daemon) lazyFinding() node.Finding {
+	f := node.Finding{What: "lazy starts", Level: node.LevelOK, Detail: "images with a startup pack run before they are here"}
+	if d.server == nil {
+		f.Level, f.Detail = node.LevelNote, "switched off (lazy.never in the configuration): images are pulled whole"
+		return f
+	}
+	if <-d.server.probed; d.server.unusable != nil {
+		f.Level, f.Detail = node.LevelNote, "images are pulled whole: "+d.server.unusable.Error()
+		f.Remedy = "a kernel with FUSE (/dev/fuse) is needed, for EROFS over it Linux 6.12"
+	}
+	return f
+}
+
 // lazyTree reports whether partial layers are shown as trees: EROFS reads them
 // from a file only with the file-backed mount.
 func (d *Daemon) lazyTree() bool { return d.backend.Name() != mount.EROFS }

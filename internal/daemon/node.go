@@ -280,7 +280,7 @@ func (d *Daemon) inUse(id digest.Digest) bool { return d.snaps.InUse()[id] }
 // Doctor implements api.Observer.
 func (d *Daemon) Doctor(ctx context.Context) ([]node.Finding, error) {
 	out := doctor.Examine(ctx, doctor.Config{Root: d.cfg.Root, CNI: pluginDirs(d.cfg.File.Engine.CNI)})
-	out = append(out, d.engineFinding(ctx), d.recordFinding())
+	out = append(out, d.engineFinding(ctx), d.lazyFinding(), d.recordFinding())
 	return append(out, d.mountFindings()...), nil
 }
 
