@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"dewpoint/internal/layer"
@@ -24,6 +25,8 @@ type origin struct {
 	s    *Start
 	n    int // in the pack's header; -1 without a pack
 	part *layer.Partial
+
+	useless atomic.Bool // the pack, for this layer
 
 	mu     sync.Mutex // held while points are fetched
 	points *pack.Points
@@ -105,23 +108,21 @@ func (p *Puller) Want(id digest.Digest, from, to int64) {
 	})
 }
 
-// serve brings what is wanted. Errors are retried as long as a reader may wait.
+// serve brings what is wanted. Errors are retried; when nothing at all has come
+// for the layer for the configured time, who waits gets an error.
 func (p *Puller) serve(w want) {
-	ctx, cancel := context.WithTimeout(p.life, p.wait())
+	ctx, cancel := context.WithCancel(p.life)
+	defer cancel()
+	watch := p.watchProgress(ctx, cancel, w.id)
+	defer watch.Wait()
 	defer cancel()
 	var last error
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
-		part := p.cfg.Layers.Partial(w.id)
-		if part == nil {
-			return // expelled, and repaired from the true layer; or nothing reads it any more
-		}
-		w.to = min(w.to, part.Size)
-		from, to := part.Absent(w.from, w.to)
-		if from >= w.to {
+		done, progress, err := p.attempt(ctx, w)
+		if done {
 			return
 		}
-		err := p.bring(ctx, w.id, from, min(to, w.to))
-		if at, _ := part.Absent(w.from, w.to); err == errWaited || err == nil && at > from {
+		if progress {
 			pause = 50 * time.Millisecond
 			continue
 		}
@@ -130,22 +131,80 @@ func (p *Puller) serve(w want) {
 		}
 		select {
 		case <-time.After(pause):
+			continue
 		case <-ctx.Done():
-			if p.life.Err() == nil {
-				p.cfg.Log.Error("bytes that a container waits for do not come; it gets an I/O error",
-					"layer", w.id, "from", from, "to", to, "after", p.wait(), "err", last)
-				p.stats.failed.Add(1)
-				part.Fail(w.from, w.to)
-			}
-			return
 		}
+		if p.life.Err() == nil {
+			p.cfg.Log.Error("bytes that a container waits for do not come; it gets an I/O error",
+				"layer", w.id, "from", w.from, "to", w.to, "after", p.wait(), "err", last)
+			p.stats.failed.Add(1)
+			p.cfg.Layers.FailReads(w.id, w.from, w.to)
+		}
+		return
 	}
+}
+
+// attempt tries once to bring some of what is wanted.
+func (p *Puller) attempt(ctx context.Context, w want) (done, progress bool, err error) {
+	part := p.cfg.Layers.Partial(w.id)
+	if part == nil { // expelled, and about to be repaired; or left by another time
+		return false, false, fmt.Errorf("%s: %w", w.id, layer.ErrUnknown)
+	}
+	end := min(w.to, part.Size)
+	from, to := part.Absent(w.from, end)
+	if from >= end {
+		return true, false, nil
+	}
+	err = p.bring(ctx, w.id, from, min(to, end))
+	at, _ := part.Absent(w.from, end)
+	return false, err == errWaited || err == nil && at > from, err
+}
+
+// watchProgress calls cancel when nothing has come for a layer for so long as
+// readers are to wait. It ends with ctx.
+func (p *Puller) watchProgress(ctx context.Context, cancel func(), id digest.Digest) *sync.WaitGroup {
+	var group sync.WaitGroup
+	group.Go(func() {
+		tick := time.NewTicker(p.wait() / 8)
+		defer tick.Stop()
+		seen, at := p.come(id), time.Now()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if n := p.come(id); n != seen {
+				seen, at = n, time.Now()
+			} else if time.Since(at) >= p.wait() {
+				cancel()
+				return
+			}
+		}
+	})
+	return &group
+}
+
+// come is a number that changes whenever bytes come for a partial layer.
+func (p *Puller) come(id digest.Digest) int64 {
+	var n int64
+	if part := p.cfg.Layers.Partial(id); part != nil {
+		n = part.Early() + part.Passed()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o := p.origins[id]; o != nil {
+		n += o.s.got.Load()
+	}
+	return n
 }
 
 // errWaited says that somebody else has fetched, or tried to.
 var errWaited = errors.New("waited for another fetch")
 
-// bring makes some of [from, to), all of it absent, present.
+// bring makes some of [from, to), all of it absent, present: by a chunk of the
+// pack, by the layer's segments, or by its stream. What the registry does not
+// have, or what does not verify, is not tried again.
 func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) error {
 	p.mu.Lock()
 	o := p.origins[id]
@@ -153,17 +212,35 @@ func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) er
 	if o == nil {
 		return errors.New("nothing is known of where it comes from")
 	}
-	if k, ok := o.chunkAt(from); ok {
-		return o.bringChunk(ctx, k)
+	if k, ok := o.chunkAt(from); ok && !o.useless.Load() {
+		if err := o.bringChunk(ctx, k); !o.giveUp(err) {
+			return err
+		}
 	}
-	points, err := o.getPoints(ctx)
-	if err != nil {
-		p.cfg.Log.Warn("no random access into a layer", "layer", id, "err", err)
+	if !o.useless.Load() {
+		points, err := o.getPoints(ctx)
+		if err == nil && points != nil {
+			err = o.bringSegments(ctx, points, from, to)
+		}
+		if (err != nil || points != nil) && !o.giveUp(err) {
+			return err
+		}
 	}
-	if points == nil {
-		return o.follow(ctx, from, to)
+	return o.follow(ctx, from, to)
+}
+
+// giveUp reports whether err says that the pack is of no use any more: it does
+// not verify, or the registry has it no longer. The layer's stream remains.
+func (o *origin) giveUp(err error) bool {
+	var re *registry.Error
+	lost := errors.As(err, &re) && (re.Kind == registry.NotFound || re.Kind == registry.Mismatch)
+	if !lost && !errors.Is(err, pack.ErrInvalid) {
+		return false
 	}
-	return o.bringSegments(ctx, points, from, to)
+	if !o.useless.Swap(true) {
+		o.s.p.cfg.Log.Warn("a startup pack is of no use any more: what is missing comes with the layer's stream", "layer", o.part.Layer.DiffID, "err", err)
+	}
+	return true
 }
 
 // chunkAt returns the chunk of the pack that holds the byte at off and has not

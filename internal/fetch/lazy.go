@@ -151,7 +151,7 @@ func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *
 		return nil, err
 	}
 	unhook := context.AfterFunc(ctx, stop) // until the tables are here, the caller may give up
-	stream, item, err := s.begin(body)
+	stream, err := s.begin(body)
 	if !unhook() && err == nil {
 		err = context.Cause(ctx)
 	}
@@ -159,6 +159,7 @@ func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *
 		stop()
 		body.Close()
 		claim.release()
+		s.abandon()
 		return nil, err
 	}
 	p.work.Go(func() {
@@ -166,7 +167,7 @@ func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *
 		defer claim.release()
 		defer body.Close()
 		defer close(s.done)
-		if err := s.put(stream, item); err != nil && life.Err() == nil {
+		if err := s.put(stream); err != nil && life.Err() == nil {
 			p.cfg.Log.Warn("a startup pack ends early; what it lacks is fetched on demand", "image", img.Ref, "err", err)
 		}
 	})
@@ -176,6 +177,25 @@ func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *
 		}
 	}
 	return s, nil
+}
+
+// abandon leaves the layers that have begun to their streams: they may be
+// mounted already, for somebody else.
+func (s *Start) abandon() {
+	bare := s.p.bareStart(s.img, s.o)
+	for _, part := range s.partials {
+		if part != nil {
+			s.p.adopt(bare, -1, part)
+		}
+	}
+	bare.release()
+}
+
+// bareStart is one without a pack.
+func (p *Puller) bareStart(img *image.Image, o Options) *Start {
+	s := &Start{p: p, img: img, o: o, background: make(chan struct{}), done: make(chan struct{})}
+	close(s.done)
+	return s
 }
 
 // open opens a part of the pack; what is read of it counts as fetched.
@@ -204,36 +224,33 @@ func (c *counted) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// begin reads header and tables, checks them, and begins the layers. It returns
-// the first item that is no table.
-func (s *Start) begin(r io.Reader) (*pack.Stream, *pack.Item, error) {
+// begin reads header and tables, checks them, and begins the layers.
+func (s *Start) begin(r io.Reader) (*pack.Stream, error) {
 	stream, err := pack.Open(r)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	s.head = stream.Header
 	if err := s.fits(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if s.Trust, err = s.p.trust(s.img, s.pack, stream.HeaderDigest); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	s.partials = make([]*layer.Partial, len(s.head.Layers))
-	for {
+	for _, l := range s.head.Layers {
+		if l.Table == nil {
+			continue
+		}
 		item, err := stream.Next()
-		if err == io.EOF {
-			return stream, nil, s.useful()
+		if err == nil {
+			err = s.beginLayer(item)
 		}
 		if err != nil {
-			return nil, nil, err
-		}
-		if item.Kind != pack.KindTable {
-			return stream, &item, s.useful()
-		}
-		if err := s.beginLayer(item); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
+	return stream, s.useful()
 }
 
 // fits checks that the pack is about this image's layers.
@@ -259,7 +276,7 @@ func (s *Start) beginLayer(item pack.Item) error {
 		if l.DiffID != id {
 			continue
 		}
-		part, err := s.p.cfg.Layers.Begin(l, item.Data)
+		part, err := s.p.cfg.Layers.Begin(l, item.Data, s.o.PlainHTTP)
 		if err == nil && part.Size != s.head.Layers[item.Layer].Size {
 			err = fmt.Errorf("its table and its header differ: %w", pack.ErrInvalid)
 		}
@@ -286,22 +303,18 @@ func (s *Start) useful() error {
 }
 
 // put puts the chunks into the layers as they come.
-func (s *Start) put(stream *pack.Stream, item *pack.Item) error {
-	for item != nil && item.Kind == pack.KindChunk {
+func (s *Start) put(stream *pack.Stream) error {
+	for range s.head.Chunks {
+		item, err := stream.Next()
+		if err != nil {
+			return err
+		}
 		if err := s.putChunk(item.Chunk, item.Data); err != nil {
 			return err
 		}
 		s.mu.Lock()
 		s.next = item.Chunk + 1
 		s.mu.Unlock()
-		next, err := stream.Next()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		item = &next
 	}
 	return nil
 }
@@ -440,21 +453,18 @@ func (p *Puller) Revive() {
 // reviveImage finds the pack again, for its points; without one the layers are
 // filled from their streams.
 func (p *Puller) reviveImage(img *image.Image) {
-	s := &Start{p: p, img: img, background: make(chan struct{}), done: make(chan struct{})}
+	o := Options{PlainHTTP: p.plain(img)}
+	s := p.bareStart(img, o)
 	ctx, cancel := context.WithTimeout(p.life, p.wait())
 	defer cancel()
-	if f, err := p.findPack(ctx, img, Options{}); err == nil {
-		if again, err := p.openStart(ctx, img, Options{}, f); err == nil {
-			again.release()
+	if f, err := p.findPack(ctx, img, o); err == nil {
+		if again, err := p.openStart(ctx, img, o, f); err == nil {
 			s = again
 		} else {
 			p.cfg.Log.Warn("the startup pack of a running image cannot be read again", "image", img.Ref, "err", err)
 		}
 	}
-	if s.head == nil {
-		close(s.done)
-		s.release()
-	}
+	s.release()
 	for _, part := range p.cfg.Layers.Partials() {
 		p.mu.Lock()
 		known := p.origins[part.Layer.DiffID] != nil
@@ -463,6 +473,16 @@ func (p *Puller) reviveImage(img *image.Image) {
 			p.adopt(s, -1, part)
 		}
 	}
+}
+
+// plain reports whether the partial layers of an image came over plain HTTP.
+func (p *Puller) plain(img *image.Image) bool {
+	for _, part := range p.cfg.Layers.Partials() {
+		if img.Has(part.Layer.DiffID) && part.PlainHTTP {
+			return true
+		}
+	}
+	return false
 }
 
 func (p *Puller) wait() time.Duration {

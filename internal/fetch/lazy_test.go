@@ -461,3 +461,27 @@ func TestCollectPacks(t *testing.T) {
 		t.Errorf("freed %d, left %v", freed.Bytes, left)
 	}
 }
+
+// A pack whose chunks are broken is given up for the layers' streams; what it
+// says is read comes all the same, and right.
+func TestBrokenChunk(t *testing.T) {
+	lb := newLazyBed(t, image.Gzip)
+	b, stats := lb.build(nil)
+	spoilt := bytes.Clone(b.Bytes())
+	h, err := pack.Open(bytes.NewReader(spoilt))
+	lb.must(err)
+	at := h.Header.ChunkSpan(0)
+	for i := range at.Length {
+		spoilt[at.Offset+i] ^= 0x55
+	}
+	lb.publish(spoilt, stats.Header, false)
+	pull := lb.start(lb.img.Ref)
+	if pull.Lazy == nil {
+		t.Fatalf("not lazy: %s", pull.Why)
+	}
+	for _, r := range lb.reads {
+		lb.read(r.Layer, r.Offset, r.Offset+r.Length)
+	}
+	pull.Background()
+	lb.must(pull.WaitComplete(t.Context()))
+}

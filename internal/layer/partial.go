@@ -62,6 +62,8 @@ var ErrBusy = errors.New("layer is not to be had as a partial one")
 type Partial struct {
 	Layer image.Layer
 	Size  int64 // of data, bytes
+	// PlainHTTP is what Begin was told: the layer's registry was asked so.
+	PlainHTTP bool
 
 	store   *Store
 	begun   time.Time // by this process
@@ -90,12 +92,13 @@ const (
 type partialRecord struct {
 	Layer   image.Layer `json:"layer"`
 	Implied names       `json:"implied,omitempty"`
+	Plain   bool        `json:"plain_http,omitempty"`
 }
 
-// Begin makes a partial layer from its table, or returns the one there is. It
-// returns ErrBusy, wrapped, if the layer is readable or being filled whole, and
+// Begin makes a partial layer from its table, or returns the one there is.
+// plainHTTP is remembered for who goes on with the layer. It returns ErrBusy, wrapped, if the layer is readable or being filled whole, and
 // an error of package toc or erofs if the table is not a layer's.
-func (s *Store) Begin(l image.Layer, table []byte) (*Partial, error) {
+func (s *Store) Begin(l image.Layer, table []byte, plainHTTP bool) (*Partial, error) {
 	if s.cfg.Server == nil {
 		return nil, fmt.Errorf("%w: nothing serves it here", ErrBusy)
 	}
@@ -110,7 +113,7 @@ func (s *Store) Begin(l image.Layer, table []byte) (*Partial, error) {
 	case have != nil:
 		return have, s.again(have)
 	}
-	p := &Partial{Layer: l, store: s, begun: time.Now(), dir: s.dir(l.DiffID)}
+	p := &Partial{Layer: l, PlainHTTP: plainHTTP, store: s, begun: time.Now(), dir: s.dir(l.DiffID)}
 	if err := p.make(table); err != nil {
 		p.close()
 		return nil, fmt.Errorf("begin layer %s: %w", l.DiffID, err)
@@ -153,7 +156,7 @@ func (p *Partial) make(table []byte) error {
 	if p.files.Implied, err = p.buildIndex(t); err != nil {
 		return err
 	}
-	b, err := json.Marshal(partialRecord{Layer: p.Layer, Implied: p.files.Implied})
+	b, err := json.Marshal(partialRecord{Layer: p.Layer, Implied: p.files.Implied, Plain: p.PlainHTTP})
 	if err == nil {
 		err = writeBoot(filepath.Join(p.dir, partialFile), b)
 	}
@@ -234,7 +237,7 @@ func (s *Store) revive(dir string) *Partial {
 	var rec partialRecord
 	p := &Partial{store: s, begun: time.Now(), dir: dir}
 	if err := json.Unmarshal(b, &rec); err == nil && s.cfg.Server != nil {
-		p.Layer, p.files.Implied = rec.Layer, rec.Implied
+		p.Layer, p.files.Implied, p.PlainHTTP = rec.Layer, rec.Implied, rec.Plain
 		if p.present, err = presence.Open(filepath.Join(dir, presentFile)); err == nil {
 			p.Size = p.present.Size()
 			if p.data, err = os.OpenFile(filepath.Join(dir, "data"), os.O_RDWR, 0); err == nil {
@@ -499,8 +502,20 @@ func (p *Partial) become() {
 	p.store.cfg.Server.Present(p.Layer.DiffID, 0, p.Size)
 }
 
-// Fail ends the reads that wait for absent bytes of [from, to) with an error.
-func (p *Partial) Fail(from, to int64) { p.store.cfg.Server.Fail(p.Layer.DiffID, from, to) }
+// Passed is up to where the stream has written or compared.
+func (p *Partial) Passed() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.passed
+}
+
+// FailReads ends the reads that wait for absent bytes of [from, to) of a layer
+// with an error, whether the store knows the layer or not.
+func (s *Store) FailReads(id digest.Digest, from, to int64) {
+	if s.cfg.Server != nil {
+		s.cfg.Server.Fail(id, from, to)
+	}
+}
 
 // ErrLied says that bytes of a partial layer that came early, its table or its
 // index are not what the layer, as a whole, has: the pack lied.
