@@ -22,21 +22,21 @@ func TestCRI(t *testing.T) {
 	for name, c := range map[string]struct {
 		version  containerdtest.Version
 		transfer bool
+		backend  string
 	}{
-		"1.6":          {containerdtest.V16, false},
-		"2.4":          {containerdtest.V24, false},
-		"2.4 transfer": {containerdtest.V24, true},
+		"1.6":          {containerdtest.V16, false, "loop"},
+		"2.4":          {containerdtest.V24, false, "erofs"},
+		"2.4 transfer": {containerdtest.V24, true, "tree"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			testCRI(t, c.version, c.transfer)
+			b, d := newClientBed(t, c.backend, anyPack, c.version, &containerdtest.CRI{Transfer: c.transfer})
+			testCRI(t, b, dialCRI(t, d.Address))
 		})
 	}
 }
 
-func testCRI(t *testing.T, v containerdtest.Version, transfer bool) {
-	b, c := newClientBed(t, v, &containerdtest.CRI{Transfer: transfer})
-	k := dialCRI(t, c.Address)
+func testCRI(t *testing.T, b *lazyBed, k *kubelet) {
 	before := b.li.served(b.reg)
 	pod := k.pod("lazy")
 	id := k.container(pod, b.li.Ref, "serve", b.port)

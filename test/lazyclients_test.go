@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"dewpoint/internal/image"
-	"dewpoint/internal/registry/registrytest"
 	"dewpoint/internal/snapshot/containerdtest"
 )
 
@@ -17,15 +15,18 @@ import (
 // layer belongs to, start an image with the pack alone.
 func TestLazyClients(t *testing.T) {
 	t.Parallel()
-	for name, run := range map[string]func(b *lazyBed, c *containerdtest.Containerd, id string) (end func()){
-		"nerdctl": func(b *lazyBed, c *containerdtest.Containerd, id string) func() {
+	for _, client := range []struct {
+		name, backend string
+		run           func(b *lazyBed, c *containerdtest.Containerd, id string) (end func())
+	}{
+		{"nerdctl", "tree", func(b *lazyBed, c *containerdtest.Containerd, id string) func() {
 			c.Nerdctl("run", "-d", "--net", "host", "--insecure-registry", "--name", id, b.li.Ref, "serve", b.port)
 			return func() {
 				c.Nerdctl("rm", "-f", id)
 				c.Nerdctl("rmi", b.li.Ref)
 			}
-		},
-		"ctr": func(b *lazyBed, c *containerdtest.Containerd, id string) func() {
+		}},
+		{"ctr", "loop", func(b *lazyBed, c *containerdtest.Containerd, id string) func() {
 			c.Ctr("images", "pull", "--plain-http", "--snapshotter", "dewpoint", b.li.Ref)
 			c.Ctr("run", "-d", "--net-host", "--snapshotter", "dewpoint", b.li.Ref, id, "/app", "serve", b.port)
 			return func() {
@@ -33,13 +34,13 @@ func TestLazyClients(t *testing.T) {
 				c.Ctr("container", "rm", id)
 				c.Ctr("images", "rm", "--sync", b.li.Ref)
 			}
-		},
+		}},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(client.name, func(t *testing.T) {
 			t.Parallel()
-			b, c := newClientBed(t, containerdtest.V24, nil)
+			b, c := newClientBed(t, client.backend, anyPack, containerdtest.V24, nil)
 			before := b.li.served(b.reg)
-			end := run(b, c, fmt.Sprintf("lazy%d%s", os.Getpid(), name))
+			end := client.run(b, c, fmt.Sprintf("lazy%d%s", os.Getpid(), client.name))
 			b.lazyThenWhole(before)
 			end()
 			b.nothingUsed()
@@ -52,7 +53,7 @@ func TestLazyClients(t *testing.T) {
 func TestLazyClientsTrust(t *testing.T) {
 	t.Skip("BUG: fetch.Puller.join puts the digest of the labels into the image's reference, and policy takes that for one pinned by digest: without pack.trust no client but dew starts lazily")
 	t.Parallel()
-	b, c := newClientBedOf(t, "", containerdtest.V24, nil)
+	b, c := newClientBed(t, "erofs", "", containerdtest.V24, nil)
 	before := b.li.served(b.reg)
 	c.Ctr("images", "pull", "--plain-http", "--snapshotter", "dewpoint", b.li.Ref)
 	if n := b.li.served(b.reg) - before; n > 0 {
@@ -62,24 +63,20 @@ func TestLazyClientsTrust(t *testing.T) {
 	b.nothingUsed()
 }
 
+// anyPack believes what the repository has; see TestLazyClientsTrust.
+const anyPack = noLearn + "trust = \"repository\"\n"
+
 // newClientBed starts a node on a containerd of its own, and a registry with the
 // lazy image and pods' own.
-func newClientBed(t *testing.T, v containerdtest.Version, cri *containerdtest.CRI) (*lazyBed, *containerdtest.Containerd) {
+func newClientBed(t *testing.T, backend, config string, v containerdtest.Version, cri *containerdtest.CRI) (*lazyBed, *containerdtest.Containerd) {
 	t.Helper()
-	return newClientBedOf(t, "[pack]\ntrust = \"repository\"\n", v, cri) // see TestLazyClientsTrust
-}
-
-func newClientBedOf(t *testing.T, config string, v containerdtest.Version, cri *containerdtest.CRI) (*lazyBed, *containerdtest.Containerd) {
-	t.Helper()
-	reg := registrytest.New(t)
-	b := &lazyBed{reg: reg, li: pushLazy(t, reg, "app:1", 16<<20, image.Gzip), machine: newMachine(t, reg), port: freePort(t)}
-	b.config += config
+	b := newStillBed(t, backend, config)
 	dir := filepath.Join(filepath.Dir(b.root), "c")
 	if err := errors.Join(os.MkdirAll(b.state, 0o755), os.MkdirAll(dir, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	if cri != nil {
-		cri.Sandbox = reg.PushImage("pause:1", appLayers(t, 0), appOptions("sleep", "10m")).Ref
+		cri.Sandbox = b.reg.PushImage("pause:1", appLayers(t, 0), appOptions("sleep", "10m")).Ref
 	}
 	c := containerdtest.StartCRI(t, v, dir, filepath.Join(b.state, "snapshotter.sock"), cri)
 	b.args = []string{"--containerd", c.Address}

@@ -173,20 +173,38 @@ func TestLazyOneFetch(t *testing.T) {
 	b.must("rm", "-f", "web")
 }
 
+// Layers that are not to be completed stay as they are when another container
+// starts from them.
+func TestLazyOffStaysOff(t *testing.T) {
+	t.Skip("BUG: fetch.Puller.begin fills a partial layer without a gate when the image is found here, whatever lazy.off, lazy.delay and lazy.hours say")
+	t.Parallel()
+	b := newLazyBed(t, "erofs", off)
+	b.run()
+	b.reads(file(40))
+	before := b.li.served(b.reg)
+	port := freePort(t)
+	b.must("run", "-d", "--name", "two", "--ready", "http:"+port+"/", b.li.Ref, "serve", port)
+	b.right(file(10), ask(port, file(10)))
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if n := b.li.served(b.reg) - before; n > 6<<20 {
+			t.Fatalf("%d bytes of the layer came for one file", n)
+		}
+	}
+	b.must("rm", "-f", "web", "two")
+}
+
 // A layer that has become whole is used from its own file by later containers,
 // while earlier ones go on; when these have ended datafs has nothing, and
 // neither dewd nor the machine needs a registry to start again.
 func TestLazyBecomesWhole(t *testing.T) { onBackends(t, testLazyBecomesWhole) }
 
 func testLazyBecomesWhole(t *testing.T, backend string) {
-	b := newLazyBed(t, backend, "[lazy]\ndelay = \"500ms\"\n")
+	b := newLazyBed(t, backend, "[lazy]\ndelay = \"500ms\"\n"+noLearn)
 	b.run()
 	b.reads(file(1))
 	b.awaitComplete()
 	b.reg.Close()
-	if backend != "tree" {
-		b.checkLayers()
-	}
+	b.checkLayers()
 	two := freePort(t)
 	rec := b.record("run", "-d", "--name", "two", "--ready", "http:"+two+"/", b.li.Ref, "serve", two)
 	if rec.Way.Pull != "local" {
@@ -215,7 +233,7 @@ func testLazyBecomesWhole(t *testing.T, backend string) {
 	b.start()
 	b.must("rm", "-f", "two")
 	b.port = freePort(t)
-	rec = b.record("run", "-d", "--name", "three", "--ready", "http:"+b.port+"/", b.li.Ref, "serve", b.port)
+	rec = b.runAfterRestart("three", b.port)
 	if rec.Way.Pull != "local" {
 		t.Errorf("the way of a container after a reboot: %+v", rec.Way)
 	}
@@ -252,7 +270,7 @@ func TestLazyReboot(t *testing.T) {
 				}
 			}
 			b.must("rm", "-f", "web")
-			b.must("run", "-d", "--name", "web", "--ready", "http:"+b.port+"/", b.li.Ref, "serve", b.port)
+			b.runAfterRestart("web", b.port)
 			b.readsAll(b.port)
 			b.awaitComplete()
 			b.checkLayers()
