@@ -29,6 +29,7 @@ import (
 type lazy struct {
 	o              *options
 	tools          string
+	runs           int // that a pack is learned from
 	rtts           []time.Duration
 	bed            *testbed.Bed
 	packs          map[string]node.Pack // by image
@@ -49,8 +50,10 @@ const rttMbit = 100
 func compareLazy(ctx context.Context, args []string, stdout, stderr io.Writer, self []string) error {
 	var o options
 	var parts, rtts string
+	var runs int
 	err := o.parse("lazy", args, stderr, lazyImages, func(f *flag.FlagSet) {
 		f.StringVar(&parts, "parts", "sizes,start,rtt,opens,pages,after", "comma-separated `parts` of the experiment")
+		f.IntVar(&runs, "runs", 1, "`runs` of each image that its pack is learned from")
 		f.StringVar(&rtts, "rtts", "0,50,150,300", "comma-separated round trips in `ms`")
 	})
 	if err != nil {
@@ -62,7 +65,7 @@ func compareLazy(ctx context.Context, args []string, stdout, stderr io.Writer, s
 	if !o.asked("what") {
 		o.what = []string{firstAnswer, wholeImage}
 	}
-	l := &lazy{o: &o, tools: o.containerd(), packs: map[string]node.Pack{}, samples: map[string][]Sample{}, stdout: stdout, stderr: stderr}
+	l := &lazy{o: &o, runs: runs, tools: o.containerd(), packs: map[string]node.Pack{}, samples: map[string][]Sample{}, stdout: stdout, stderr: stderr}
 	for _, s := range strings.Split(rtts, ",") {
 		ms, err := strconv.ParseFloat(s, 64)
 		if err != nil || ms < 0 {
