@@ -389,12 +389,7 @@ func (o *origin) bringSegments(ctx context.Context, points *pack.Points, from, t
 		return errWaited
 	}
 	defer release()
-	sums := make([]layer.Sum, 0, j-i+1)
-	for k := i; k <= j; k++ {
-		a, b := points.Data(k)
-		sums = append(sums, layer.Sum{Span: layer.Span{From: a, To: b}, SHA256: points.Sum(k)})
-	}
-	if there, err := o.part.Vouch(sums); there || err != nil {
+	if there, err := o.part.Vouch(sums(points, i, j)); there || err != nil {
 		return err
 	}
 	var blob, windows []byte
@@ -491,6 +486,34 @@ func (o *origin) putPages(off int64, b []byte, last bool) (int, error) {
 	return end, o.s.p.putRoomy(o.part, off+int64(skip), b[skip:end])
 }
 
+// sums are those of the segments i to j.
+func sums(points *pack.Points, i, j int) []layer.Sum {
+	all := make([]layer.Sum, 0, j-i+1)
+	for k := i; k <= j; k++ {
+		a, b := points.Data(k)
+		all = append(all, layer.Sum{Span: layer.Span{From: a, To: b}, SHA256: points.Sum(k)})
+	}
+	return all
+}
+
+// show shows what the stream has written of [from, to). Where the pack has
+// digests of the layer's segments it shows nothing without them: if they are not
+// to be had, readers wait until the whole stream has verified.
+func (o *origin) show(from, to int64) error {
+	if o.n < 0 || o.s.head.Layers[o.n].Points == nil {
+		o.part.Show()
+		return nil
+	}
+	o.mu.Lock()
+	points := o.points
+	o.mu.Unlock()
+	if points == nil {
+		return nil
+	}
+	_, err := o.part.Vouch(sums(points, points.Segment(from), points.Segment(to-1)))
+	return err
+}
+
 // follow is for layers without random access: their stream goes to the front,
 // and what it has written is shown though it has not verified yet.
 func (o *origin) follow(ctx context.Context, from, to int64) error {
@@ -501,7 +524,9 @@ func (o *origin) follow(ctx context.Context, from, to int64) error {
 		joined.raise(Demand, true)
 	}
 	for {
-		o.part.Show()
+		if err := o.show(from, to); err != nil {
+			return err
+		}
 		if at, _ := o.part.Absent(from, to); at > from {
 			return nil
 		}
