@@ -139,7 +139,7 @@ func (b *lazyBed) recovers(path string) {
 	b.eventually(path+" can be read again", func() bool {
 		a := <-b.ask(path)
 		if a.said != b.li.files[path] && !strings.Contains(a.said, "input/output error") {
-			b.t.Errorf("%s reads %q", path, a.said)
+			b.t.Fatalf("%s reads %q", path, a.said)
 		}
 		return a.said == b.li.files[path]
 	})
