@@ -51,7 +51,6 @@ func TestLazyClients(t *testing.T) {
 // By default the packs of a repository are believed for images that a client
 // names by tag, though it tells the manifest's digest too.
 func TestLazyClientsTrust(t *testing.T) {
-	t.Skip("BUG: fetch.Puller.join puts the digest of the labels into the image's reference, and policy takes that for one pinned by digest: without pack.trust no client but dew starts lazily")
 	t.Parallel()
 	b, c := newClientBed(t, "erofs", "", containerdtest.V24, nil)
 	before := b.li.served(b.reg)

@@ -155,8 +155,7 @@ func (d *Daemon) openLayers(context.Context) error {
 	var err error
 	d.layers, err = layer.Open(layer.Config{Dir: filepath.Join(d.cfg.Root, "layers"), Tree: d.backend.Name() == mount.Tree,
 		MaxBytes: int64(d.cfg.File.Limits.LayerBytes), Server: d.layerServer(), LazyTree: d.lazyTree(),
-		Points: d.cfg.File.Pack.Learn != "never",
-		Lied:   func(p *layer.Partial, why error) { d.onceOpen(func() { d.lied(p, why) }) }, Log: d.log})
+		Points: true, Lied: func(p *layer.Partial, why error) { d.onceOpen(func() { d.lied(p, why) }) }, Log: d.log})
 	return err
 }
 
@@ -188,7 +187,7 @@ func (d *Daemon) openRegistry(context.Context) error {
 func (d *Daemon) openSnapshotter(ctx context.Context) error {
 	var err error
 	d.snaps, err = snapshot.New(ctx, snapshot.Config{Root: filepath.Join(d.cfg.Root, "snapshotter"),
-		Layers: layers{d.puller}, Backend: d.backend, Prepared: d.prepared, Log: d.log})
+		Layers: layers{d.puller, time.Now()}, Backend: d.backend, Prepared: d.prepared, Log: d.log})
 	return err
 }
 
@@ -264,7 +263,7 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 	}
 	d.engine, err = engine.Start(ctx, engine.Config{Address: d.cfg.Containerd, Root: filepath.Join(d.cfg.Root, "engine"),
 		State: d.cfg.State, Namespace: f.Namespace, SnapshotterSocket: socket, DiffSocket: socket,
-		Containerd: f.Containerd, CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.log})
+		Containerd: f.Containerd, Unblock: d.unblock(), CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.log})
 	if err != nil {
 		return err
 	}

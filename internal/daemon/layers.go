@@ -24,7 +24,10 @@ import (
 )
 
 // layers is the puller as the snapshotter wants it.
-type layers struct{ p *fetch.Puller }
+type layers struct {
+	p     *fetch.Puller
+	begun time.Time // of the daemon
+}
 
 // notHere says in the snapshotter's words that a layer is missing.
 func notHere(err error) error {
@@ -47,12 +50,17 @@ func (l layers) Fetch(ctx context.Context, w snapshot.Want) (digest.Digest, erro
 	return l.p.Fetch(ctx, fetch.Want{Ref: ref, Manifest: w.Manifest, Layer: w.Layer})
 }
 
-// refillWait is how long a mount waits for a layer that a power cut has left
-// incomplete. The layer goes on filling behind it.
-const refillWait = 20 * time.Second
+// refillWait is how long after its start a daemon waits for layers that a power
+// cut has left incomplete, all together, before what stands on them can be
+// mounted; later mounts wait for refillLater each. The layers go on filling
+// behind it.
+const (
+	refillWait  = 20 * time.Second
+	refillLater = 2 * time.Second
+)
 
 func (l layers) Files(id digest.Digest) (mount.Files, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), refillWait)
+	ctx, cancel := context.WithTimeout(context.Background(), max(refillLater, time.Until(l.begun.Add(refillWait))))
 	defer cancel()
 	f, err := l.p.Files(ctx, id)
 	return f, notHere(err)

@@ -222,6 +222,18 @@ func (s *server) rest(last bool) {
 	}
 }
 
+// unblock ends the waits of a container that is to end; nil without a server.
+func (d *Daemon) unblock() func([]int) {
+	if d.server == nil {
+		return nil
+	}
+	return func(threads []int) {
+		if c := d.server.there(); c != nil {
+			c.Unblock(threads)
+		}
+	}
+}
+
 // lost is called by datafs when what is mounted of layers gives errors from now
 // on: new containers get new mounts.
 func (d *Daemon) lost(ids []digest.Digest) {

@@ -420,6 +420,18 @@ func (c *Client) Present(id digest.Digest, from, to int64) {
 	c.send(message{kind: kindPresent, id: e.id, from: from, to: to})
 }
 
+// Unblock gives an I/O error to the reads that these threads wait for: their
+// container is to end, and a signal that it handles would wait with them. What
+// they read later waits anew, and the kernel may try once more by itself: to be
+// called until they have gone.
+func (c *Client) Unblock(threads []int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, t := range threads {
+		c.send(message{kind: kindUnblock, number: uint32(t)})
+	}
+}
+
 // Warm says that the bytes [from, to) of a layer, which are there, are about to
 // be read: where that is possible they are put into the kernel's page cache at
 // once. from is a multiple of presence.Page.

@@ -79,6 +79,9 @@ func (s *server) obey(k *link, m *message, buf []byte) ([]byte, error) {
 		return buf, s.shutdown(k)
 	case kindResend:
 		return buf, s.resume()
+	case kindUnblock:
+		s.unblock(m.number)
+		return buf, nil
 	case kindTree, kindPresent, kindFail, kindRemove, kindWarm:
 	default:
 		return buf, fmt.Errorf("%w: kind %d", errMessage, m.kind)
@@ -110,6 +113,15 @@ func (s *server) obey(k *link, m *message, buf []byte) ([]byte, error) {
 		s.warm(l, span{m.from, m.to})
 	}
 	return buf, nil
+}
+
+// unblock gives an I/O error to the reads that a thread waits for.
+func (s *server) unblock(thread uint32) {
+	for _, l := range s.all() {
+		for _, r := range l.take(func(r *read) bool { return r.pid == thread }) {
+			s.dev.fail(r.unique, unix.EIO)
+		}
+	}
 }
 
 // shutdown ends datafs if nothing uses it. dewd is told before the process can

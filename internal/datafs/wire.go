@@ -25,6 +25,7 @@ const (
 	kindRemove
 	kindShutdown // answered when there is nothing left to serve, else refused
 	kindWarm     // from, to
+	kindUnblock  // number: the thread whose reads fail
 	kindResend   // all layers were added: ask the kernel for what was being served
 
 	// From datafs. Kind add, tree and shutdown come back as answers, with an error number in from.

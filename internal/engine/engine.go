@@ -81,7 +81,10 @@ type Config struct {
 	CgroupParent      string // default /dewpoint, with a suffix when State is not the default
 	Unconfined        bool   // no seccomp filter
 	CNI               network.Config
-	Log               *slog.Logger
+	// Unblock, unless nil, is called with the threads of a container that was told
+	// to end and has not: what keeps them from it is to be given up. More than once.
+	Unblock func(threads []int)
+	Log     *slog.Logger
 }
 
 const (

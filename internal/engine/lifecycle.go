@@ -112,8 +112,10 @@ func (e *Engine) Stop(ctx context.Context, name string, grace time.Duration) err
 		return err
 	}
 	soft, cancel := context.WithTimeout(ctx, grace)
+	unblocked := e.unblock(soft, name)
 	_, err = e.Wait(soft, name)
 	cancel()
+	unblocked()
 	if err == nil || errors.Is(err, ErrNotRunning) {
 		return nil
 	}

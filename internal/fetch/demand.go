@@ -518,10 +518,16 @@ func (o *origin) show(from, to int64) error {
 // and what it has written is shown though it has not verified yet.
 func (o *origin) follow(ctx context.Context, from, to int64) error {
 	p := o.s.p
-	b := &blob{p: p, img: o.s.img, l: o.part.Layer, o: o.s.o, class: Demand}
+	class := Demand
+	select {
+	case <-o.s.done:
+	default: // the pack is what the same container, and others, wait for too
+		class = Startup
+	}
+	b := &blob{p: p, img: o.s.img, l: o.part.Layer, o: o.s.o, class: class}
 	fill := p.cfg.Layers.Fill(ctx, o.part.Layer, b)
 	if joined, ok := fill.Source().(*blob); ok && joined != b {
-		joined.raise(Demand, true)
+		joined.raise(class, true)
 	}
 	for {
 		if err := o.show(from, to); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"sort"
 	"time"
 
@@ -85,6 +86,20 @@ func (p *Puller) retireUnused(inUse func(digest.Digest) bool) {
 	}
 }
 
+// releaseWait is how long it takes at most until the server has let go of
+// layers that nothing uses.
+const releaseWait = 2 * time.Second
+
+// awaitReleased waits until no unused layer is partial any more.
+func (p *Puller) awaitReleased(ctx context.Context, inUse func(digest.Digest) bool) {
+	claimed := p.claimed(inUse)
+	for deadline := time.Now().Add(releaseWait); time.Now().Before(deadline) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
+		if !slices.ContainsFunc(p.cfg.Layers.Partials(), func(part *layer.Partial) bool { return !claimed(part.Layer.DiffID) }) {
+			return
+		}
+	}
+}
+
 // claimed is inUse with the pulls under way. It is called with the store locked.
 func (p *Puller) claimed(inUse func(digest.Digest) bool) func(digest.Digest) bool {
 	return func(id digest.Digest) bool { return p.isHeld(id) || inUse(id) }
@@ -108,6 +123,8 @@ func (p *Puller) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Fre
 	case <-ctx.Done():
 		return Freed{}, ctx.Err()
 	}
+	p.retireUnused(inUse)
+	p.awaitReleased(ctx, inUse)
 	n, perr := p.cfg.Layers.RemovePartial(p.claimed(inUse), 0)
 	freed, err := p.Collect(ctx, math.MaxInt64, inUse)
 	freed.Bytes += n

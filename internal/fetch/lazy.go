@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -40,6 +41,8 @@ const (
 	// smallImage is what is fetched whole whatever a pack says: the round trips
 	// of a lazy start cost as much.
 	smallImage = 512 << 10
+	// smallBlind is the size of images of which one miss may fetch nearly all.
+	smallBlind = 8 << 20
 	// quickPull is how long a whole pull may take that is not worth a lazy start.
 	quickPull = 150 * time.Millisecond
 	// packShare of an image's absent bytes is the most that a pack may have.
@@ -120,6 +123,9 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 		return nil, fmt.Sprintf("its pack has %d bytes, all that is absent %d", f.size, absent)
 	}
 	s, err := p.openStart(ctx, img, o, f)
+	if errors.Is(err, errBlind) {
+		return nil, err.Error()
+	}
 	if err != nil {
 		p.cfg.Log.Warn("a startup pack cannot be used; the image is pulled whole", "image", img.Ref, "err", err)
 		return nil, err.Error()
@@ -143,21 +149,20 @@ func (p *Puller) absent(img *image.Image) int64 {
 func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *packFile) (*Start, error) {
 	claim := p.cfg.Link.claim(Startup)
 	s := &Start{p: p, img: img, o: o, pack: f, background: make(chan struct{}), done: make(chan struct{})}
-	life, stop := context.WithCancel(p.life)
-	body, err := s.open(life, claim, pack.Span{Length: f.size})
-	if err != nil {
-		stop()
-		claim.release()
-		return nil, err
-	}
+	life, cancel := context.WithCancelCause(p.life)
+	stop := func() { cancel(nil) }
 	unhook := context.AfterFunc(ctx, stop) // until the tables are here, the caller may give up
-	stream, err := s.begin(body)
+	heard := s.cutSilence(func() { cancel(errSilent) })
+	stream, body, err := s.openPack(life, claim)
+	heard()
 	if !unhook() && err == nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		stop()
-		body.Close()
+		if body != nil {
+			body.Close()
+		}
 		claim.release()
 		s.abandon()
 		return nil, err
@@ -177,6 +182,43 @@ func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *
 		}
 	}
 	return s, nil
+}
+
+// packSilence is how long a registry may be silent while a pack's tables are
+// awaited: whole layers may do better.
+const packSilence = 3 * time.Second
+
+var errSilent = fmt.Errorf("the registry gives nothing of the startup pack for %v", packSilence)
+
+// cutSilence calls stop if nothing comes of the pack for packSilence, until the
+// function that it returns is called.
+func (s *Start) cutSilence(stop func()) (heard func()) {
+	if s.pack.local {
+		return func() {}
+	}
+	done := make(chan struct{})
+	var group sync.WaitGroup
+	group.Go(func() {
+		tick := time.NewTicker(packSilence)
+		defer tick.Stop()
+		for seen := int64(0); ; {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+			}
+			if n := s.got.Load(); n != seen {
+				seen = n
+				continue
+			}
+			stop()
+			return
+		}
+	})
+	return func() {
+		close(done)
+		group.Wait()
+	}
 }
 
 // abandon leaves the layers that have begun to their streams: they may be
@@ -224,6 +266,19 @@ func (c *counted) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// openPack opens the pack and reads it up to its tables.
+func (s *Start) openPack(ctx context.Context, c *claim) (*pack.Stream, io.ReadCloser, error) {
+	body, err := s.open(ctx, c, pack.Span{Length: s.pack.size})
+	if err != nil {
+		return nil, nil, err
+	}
+	stream, err := s.begin(body)
+	if err != nil {
+		return nil, nil, errors.Join(err, body.Close())
+	}
+	return stream, body, nil
+}
+
 // begin reads header and tables, checks them, and begins the layers.
 func (s *Start) begin(r io.Reader) (*pack.Stream, error) {
 	stream, err := pack.Open(r)
@@ -235,6 +290,9 @@ func (s *Start) begin(r io.Reader) (*pack.Stream, error) {
 		return nil, err
 	}
 	if s.Trust, err = s.p.trust(s.img, s.pack, stream.HeaderDigest); err != nil {
+		return nil, err
+	}
+	if err := s.worthwhile(); err != nil {
 		return nil, err
 	}
 	s.partials = make([]*layer.Partial, len(s.head.Layers))
@@ -251,6 +309,24 @@ func (s *Start) begin(r io.Reader) (*pack.Stream, error) {
 		}
 	}
 	return stream, s.useful()
+}
+
+// errBlind says that a lazy start is not worth its risk.
+var errBlind = errors.New("the image is small, and its layers cannot be entered in the middle: a page that the pack lacks would cost as much as all")
+
+// worthwhile is an error for small images of which a miss fetches nearly all.
+func (s *Start) worthwhile() error {
+	var all, blind int64
+	for _, l := range s.head.Layers {
+		all += l.BlobSize
+		if l.Compression != image.Plain && l.Windows == 0 {
+			blind += l.BlobSize
+		}
+	}
+	if all <= smallBlind && s.pack.size+blind > all {
+		return errBlind
+	}
+	return nil
 }
 
 // fits checks that the pack is about this image's layers.
@@ -276,7 +352,7 @@ func (s *Start) beginLayer(item pack.Item) error {
 		if l.DiffID != id {
 			continue
 		}
-		part, err := s.p.cfg.Layers.Begin(l, item.Data, s.o.PlainHTTP)
+		part, err := s.p.cfg.Layers.Begin(l, item.Data, layer.Origin{Ref: s.img.Ref.String(), PlainHTTP: s.o.PlainHTTP})
 		if err == nil && part.Size != s.head.Layers[item.Layer].Size {
 			err = fmt.Errorf("its table and its header differ: %w", pack.ErrInvalid)
 		}
@@ -359,6 +435,7 @@ func (s *Start) release() {
 			case <-time.After(s.p.cfg.Lazy.Delay):
 			case <-s.p.life.Done():
 			}
+			s.p.awaitHours()
 		})
 	})
 }
@@ -421,6 +498,12 @@ func (p *Puller) mayFill(gate <-chan struct{}) bool {
 	case <-p.life.Done():
 		return false
 	}
+	return p.awaitHours()
+}
+
+// awaitHours waits until the hours allow layers to be completed. It is false if
+// the node stops before.
+func (p *Puller) awaitHours() bool {
 	for p.cfg.Lazy.Hours != nil && !p.cfg.Lazy.Hours(time.Now()) {
 		select {
 		case <-time.After(hoursEvery):
@@ -440,14 +523,29 @@ func (p *Puller) Revive() {
 			p.showWhole(part.Layer.DiffID)
 			continue
 		}
-		for _, img := range p.cfg.Catalog.WithLayer(part.Layer.DiffID) {
+		if img := p.imageOf(part); img != nil {
 			byImage[img.Desc.Digest] = img
-			break
 		}
 	}
 	for _, img := range byImage {
 		p.work.Go(func() { p.reviveImage(img) })
 	}
+}
+
+// imageOf is the image that a partial layer was begun for, by the reference that
+// was used then; or another one that has the layer, or nil.
+func (p *Puller) imageOf(part *layer.Partial) *image.Image {
+	all := p.cfg.Catalog.WithLayer(part.Layer.DiffID)
+	ref, err := image.ParseReference(part.Origin.Ref)
+	if err != nil || len(all) == 0 {
+		return slices.Concat(all, []*image.Image{nil})[0]
+	}
+	for _, img := range all {
+		if img.Ref.Host == ref.Host && img.Ref.Path == ref.Path {
+			return as(img, ref)
+		}
+	}
+	return all[0]
 }
 
 // reviveImage finds the pack again, for its points; without one the layers are
@@ -478,7 +576,7 @@ func (p *Puller) reviveImage(img *image.Image) {
 // plain reports whether the partial layers of an image came over plain HTTP.
 func (p *Puller) plain(img *image.Image) bool {
 	for _, part := range p.cfg.Layers.Partials() {
-		if img.Has(part.Layer.DiffID) && part.PlainHTTP {
+		if img.Has(part.Layer.DiffID) && part.Origin.PlainHTTP {
 			return true
 		}
 	}

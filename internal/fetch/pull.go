@@ -99,6 +99,7 @@ type Pull struct {
 	Lazy *Start
 	Why  string
 
+	lazy   bool          // partial layers will do
 	layers []image.Layer // each distinct one, bottom first
 	// fills are those of layers. One that another image began may know the
 	// layer as another blob, with the same contents.
@@ -150,7 +151,7 @@ func (p *Puller) mountable(id digest.Digest) bool {
 
 // fill begins the fills of an image's layers, in their order.
 func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lookup) *Pull {
-	pull := &Pull{Image: img, Resolved: time.Now(), layers: img.Unique()}
+	pull := &Pull{Image: img, Resolved: time.Now(), lazy: o.Lazy, layers: img.Unique()}
 	p.hold(ctx, pull)
 	pull.Local = p.have(img)
 	if o.Lazy && !pull.Local {
@@ -166,11 +167,8 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 // waits for nobody goes to the front when somebody waits for it now.
 func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o Options, lazy *Start) *layer.Fill {
 	b := &blob{p: p, img: img, l: l, o: o, class: Startup}
-	if p.cfg.Layers.Partial(l.DiffID) != nil {
-		b.class = Background
-		if lazy != nil {
-			b.gate = lazy.background
-		}
+	if o.Lazy && p.cfg.Layers.Partial(l.DiffID) != nil {
+		b.class, b.gate = Background, p.gateOf(l.DiffID, lazy)
 	}
 	f := p.cfg.Layers.Fill(ctx, l, b)
 	if joined, ok := f.Source().(*blob); ok && joined != b {
@@ -179,16 +177,31 @@ func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o O
 	return f
 }
 
+// gateOf is closed when a partial layer may fill: that of the start that began
+// it, or of this one. nil holds nothing.
+func (p *Puller) gateOf(id digest.Digest, lazy *Start) <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o := p.origins[id]; o != nil {
+		return o.s.background
+	}
+	if lazy != nil {
+		return lazy.background
+	}
+	return nil
+}
+
 // Wait blocks until every layer is readable.
 func (p *Pull) Wait(ctx context.Context) error { return p.each(ctx, (*layer.Fill).Wait) }
 
-// WaitMountable blocks until every layer can be mounted, whole or not.
+// WaitMountable blocks until every layer can be mounted: whole or not, unless
+// the pull is not to be lazy.
 func (p *Pull) WaitMountable(ctx context.Context) error {
-	return p.each(ctx, waitMountable)
+	return p.each(ctx, p.mountable)
 }
 
-func waitMountable(f *layer.Fill, ctx context.Context) (*layer.Layer, error) {
-	if f.Partial() {
+func (p *Pull) mountable(f *layer.Fill, ctx context.Context) (*layer.Layer, error) {
+	if p.lazy && f.Partial() {
 		return nil, nil
 	}
 	return f.Wait(ctx)
@@ -198,7 +211,7 @@ func waitMountable(f *layer.Fill, ctx context.Context) (*layer.Layer, error) {
 func (p *Pull) WaitLayer(ctx context.Context, i int) error {
 	for n, l := range p.layers {
 		if l.DiffID == p.Image.Layers[i].DiffID {
-			_, err := waitMountable(p.fills[n], ctx)
+			_, err := p.mountable(p.fills[n], ctx)
 			return err
 		}
 	}
@@ -421,6 +434,7 @@ func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
 			return nil, err
 		}
 	}
+	img = as(img, w.Ref)
 	s, run, err := p.enlist(img.Desc.Digest)
 	if err != nil {
 		return nil, err
@@ -437,6 +451,14 @@ func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
 		p.part(img.Desc.Digest, s)
 		return nil, context.Cause(ctx)
 	}
+}
+
+// as is the image by another reference: the one that a client named, which
+// may be a tag though the manifest was asked for by its digest.
+func as(img *image.Image, ref image.Reference) *image.Image {
+	named := *img
+	named.Ref = ref
+	return &named
 }
 
 // enlist counts the caller in the session of a manifest. If there was none it

@@ -60,10 +60,9 @@ var ErrBusy = errors.New("layer is not to be had as a partial one")
 // A Partial lasts until Release, also when the layer has become complete:
 // mounts made before go on with it. It is safe for concurrent use.
 type Partial struct {
-	Layer image.Layer
-	Size  int64 // of data, bytes
-	// PlainHTTP is what Begin was told: the layer's registry was asked so.
-	PlainHTTP bool
+	Layer  image.Layer
+	Size   int64  // of data, bytes
+	Origin Origin // what Begin was told
 
 	store   *Store
 	begun   time.Time // by this process
@@ -80,6 +79,13 @@ type Partial struct {
 	gone    bool // released: its files are closed
 }
 
+// Origin is where a layer comes from. The store remembers it for who goes on
+// with the layer.
+type Origin struct {
+	Ref       string `json:"ref,omitempty"`        // of the image
+	PlainHTTP bool   `json:"plain_http,omitempty"` // its registry is asked so
+}
+
 // Span is the bytes [From, To) of a layer's data.
 type Span struct{ From, To int64 }
 
@@ -92,13 +98,13 @@ const (
 type partialRecord struct {
 	Layer   image.Layer `json:"layer"`
 	Implied names       `json:"implied,omitempty"`
-	Plain   bool        `json:"plain_http,omitempty"`
+	Origin  Origin      `json:"origin"`
 }
 
 // Begin makes a partial layer from its table, or returns the one there is.
-// plainHTTP is remembered for who goes on with the layer. It returns ErrBusy, wrapped, if the layer is readable or being filled whole, and
+// It returns ErrBusy, wrapped, if the layer is readable or being filled whole, and
 // an error of package toc or erofs if the table is not a layer's.
-func (s *Store) Begin(l image.Layer, table []byte, plainHTTP bool) (*Partial, error) {
+func (s *Store) Begin(l image.Layer, table []byte, from Origin) (*Partial, error) {
 	if s.cfg.Server == nil {
 		return nil, fmt.Errorf("%w: nothing serves it here", ErrBusy)
 	}
@@ -113,7 +119,7 @@ func (s *Store) Begin(l image.Layer, table []byte, plainHTTP bool) (*Partial, er
 	case have != nil:
 		return have, s.again(have)
 	}
-	p := &Partial{Layer: l, PlainHTTP: plainHTTP, store: s, begun: time.Now(), dir: s.dir(l.DiffID)}
+	p := &Partial{Layer: l, Origin: from, store: s, begun: time.Now(), dir: s.dir(l.DiffID)}
 	if err := p.make(table); err != nil {
 		p.close()
 		return nil, fmt.Errorf("begin layer %s: %w", l.DiffID, err)
@@ -156,7 +162,7 @@ func (p *Partial) make(table []byte) error {
 	if p.files.Implied, err = p.buildIndex(t); err != nil {
 		return err
 	}
-	b, err := json.Marshal(partialRecord{Layer: p.Layer, Implied: p.files.Implied, Plain: p.PlainHTTP})
+	b, err := json.Marshal(partialRecord{Layer: p.Layer, Implied: p.files.Implied, Origin: p.Origin})
 	if err == nil {
 		err = writeBoot(filepath.Join(p.dir, partialFile), b)
 	}
@@ -237,7 +243,7 @@ func (s *Store) revive(dir string) *Partial {
 	var rec partialRecord
 	p := &Partial{store: s, begun: time.Now(), dir: dir}
 	if err := json.Unmarshal(b, &rec); err == nil && s.cfg.Server != nil {
-		p.Layer, p.files.Implied, p.PlainHTTP = rec.Layer, rec.Implied, rec.Plain
+		p.Layer, p.files.Implied, p.Origin = rec.Layer, rec.Implied, rec.Origin
 		if p.present, err = presence.Open(filepath.Join(dir, presentFile)); err == nil {
 			p.Size = p.present.Size()
 			if p.data, err = os.OpenFile(filepath.Join(dir, "data"), os.O_RDWR, 0); err == nil {

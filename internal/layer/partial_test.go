@@ -101,11 +101,11 @@ func TestPartial(t *testing.T) {
 			dir, want, srv := t.TempDir(), pack(t, tarball, c), newShower()
 			size := int64(len(tarball))
 			s := open(t, dir, layer.Config{Server: srv, Interval: 256 << 10})
-			p, err := s.Begin(want.layer, table(t, tarball), false)
+			p, err := s.Begin(want.layer, table(t, tarball), layer.Origin{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if again, err := s.Begin(want.layer, nil, false); again != p || err != nil {
+			if again, err := s.Begin(want.layer, nil, layer.Origin{}); again != p || err != nil {
 				t.Fatalf("begun twice: %v", err)
 			}
 			early := []layer.Span{{From: 5 * presence.Page, To: 9 * presence.Page}, {From: (size - 1) / presence.Page * presence.Page, To: size}}
@@ -171,7 +171,7 @@ func TestPartialIndex(t *testing.T) {
 	l := mustComplete(t, whole, want.layer, &source{blob: want.blob})
 	s := open(t, t.TempDir(), layer.Config{Server: newShower()})
 	defer s.Close()
-	p, err := s.Begin(want.layer, table(t, want.tar), false)
+	p, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func TestPartialLie(t *testing.T) {
 			var why error
 			s := open(t, t.TempDir(), layer.Config{Server: newShower(), Lied: func(p *layer.Partial, err error) { told, why = p, err }})
 			defer s.Close()
-			p, err := s.Begin(want.layer, table(t, lie.table), false)
+			p, err := s.Begin(want.layer, table(t, lie.table), layer.Origin{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -234,7 +234,7 @@ func TestPartialSurvivesABadStream(t *testing.T) {
 	bad[5100] ^= 1 // also where early bytes are
 	s := open(t, t.TempDir(), layer.Config{Server: newShower(), Lied: func(*layer.Partial, error) { t.Error("the pack did not lie") }})
 	defer s.Close()
-	p, err := s.Begin(want.layer, table(t, want.tar), false)
+	p, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +261,7 @@ func TestVouch(t *testing.T) {
 	want := pack(t, makeTar(t, 5<<20, 36), image.Plain)
 	s := open(t, t.TempDir(), layer.Config{Server: newShower(), Interval: 64 << 10})
 	defer s.Close()
-	p, err := s.Begin(want.layer, table(t, want.tar), false)
+	p, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,17 +317,17 @@ func TestBeginBusy(t *testing.T) {
 	defer s.Close()
 	src := &source{blob: want.blob, gate: make(chan struct{})}
 	f := s.Fill(t.Context(), want.layer, src)
-	if _, err := s.Begin(want.layer, table(t, want.tar), false); !errors.Is(err, layer.ErrBusy) {
+	if _, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{}); !errors.Is(err, layer.ErrBusy) {
 		t.Errorf("begun while it is filled: %v", err)
 	}
 	close(src.gate)
 	if _, err := f.WaitComplete(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Begin(want.layer, table(t, want.tar), false); !errors.Is(err, layer.ErrBusy) {
+	if _, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{}); !errors.Is(err, layer.ErrBusy) {
 		t.Errorf("begun though it is whole: %v", err)
 	}
-	if _, err := s.Begin(image.Layer{DiffID: digest.FromString("x"), Digest: digest.FromString("y")}, []byte("no table"), false); err == nil {
+	if _, err := s.Begin(image.Layer{DiffID: digest.FromString("x"), Digest: digest.FromString("y")}, []byte("no table"), layer.Origin{}); err == nil {
 		t.Error("begun from nonsense")
 	}
 }

@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 )
@@ -34,7 +35,7 @@ func (b *backoff) again(ctx context.Context, err error) error {
 	case <-t.C:
 		return nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return fmt.Errorf("%w, after: %w", context.Cause(ctx), err)
 	}
 }
 
