@@ -219,10 +219,11 @@ func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) er
 	}
 	if !o.useless.Load() {
 		points, err := o.getPoints(ctx)
-		if err == nil && points != nil {
+		enter := err == nil && points != nil && points.Enterable()
+		if enter {
 			err = o.bringSegments(ctx, points, from, to)
 		}
-		if (err != nil || points != nil) && !o.giveUp(err) {
+		if (err != nil || enter) && !o.giveUp(err) {
 			return err
 		}
 	}
@@ -496,14 +497,9 @@ func sums(points *pack.Points, i, j int) []layer.Sum {
 	return all
 }
 
-// show shows what the stream has written of [from, to). Where the pack has
-// digests of the layer's segments it shows nothing without them: if they are not
-// to be had, readers wait until the whole stream has verified.
+// show shows what the stream has written of [from, to), as far as the pack has
+// digests for it. Else readers wait until the whole stream has verified.
 func (o *origin) show(from, to int64) error {
-	if o.n < 0 || o.s.head.Layers[o.n].Points == nil {
-		o.part.Show()
-		return nil
-	}
 	o.mu.Lock()
 	points := o.points
 	o.mu.Unlock()
@@ -514,8 +510,7 @@ func (o *origin) show(from, to int64) error {
 	return err
 }
 
-// follow is for layers without random access: their stream goes to the front,
-// and what it has written is shown though it has not verified yet.
+// follow is for layers without random access: their stream goes to the front.
 func (o *origin) follow(ctx context.Context, from, to int64) error {
 	p := o.s.p
 	class := Demand

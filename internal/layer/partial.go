@@ -54,8 +54,7 @@ var ErrBusy = errors.New("layer is not to be had as a partial one")
 // is absent, and compares what is not: Early tells what came early and differs.
 //
 // What the stream has written is shown when the stream as a whole has
-// verified; until then Vouch shows a stretch of it against a digest, and Show
-// shows it without one, for layers that have none.
+// verified; until then Vouch shows a stretch of it against a digest.
 //
 // A Partial lasts until Release, also when the layer has become complete:
 // mounts made before go on with it. It is safe for concurrent use.
@@ -483,18 +482,6 @@ func (p *Partial) Vouch(parts []Sum) (bool, error) {
 	p.present.Add(from, to)
 	p.store.cfg.Server.Present(p.Layer.DiffID, from, to)
 	return true, nil
-}
-
-// Show shows what the stream has written so far, though the stream has not
-// verified yet. It is for layers of which nothing else vouches for a part.
-func (p *Partial) Show() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.gone || p.passed == 0 {
-		return
-	}
-	p.present.Add(0, p.passed)
-	p.store.cfg.Server.Present(p.Layer.DiffID, 0, p.passed)
 }
 
 // become shows everything: the stream has verified.

@@ -210,6 +210,9 @@ func (b *builder) layer(l InputLayer) error {
 		if err := b.windows.rewind(before); err != nil {
 			return err
 		}
+		if err := s.digests(); err != nil {
+			return err
+		}
 	}
 	to.Compression, to.Windows = s.in.Compression, b.windows.n-before
 	if len(s.points) > 0 {

@@ -349,6 +349,7 @@ func TestPointBounds(t *testing.T) {
 	check(t, points("gzip", rawPoints(first, [6]uint64{100, 3, 20_000, 1, 2, 30_000})))
 	check(t, points("zstd", rawPoints(first, [6]uint64{100, 0, 20_000, 0, 0, 0})))
 	check(t, points("plain", rawPoints(first, [6]uint64{9000, 0, 9000, 0, 0, 0})))
+	check(t, points("zstd", rawPoints(first, [6]uint64{0, 0, 9000, 0, 0, 0}, [6]uint64{0, 0, 9000, 0, 0, 0})))
 	for what, err := range map[string]error{
 		"nothing":          points("gzip", nil),
 		"none":             points("gzip", rawPoints()),
@@ -360,7 +361,10 @@ func TestPointBounds(t *testing.T) {
 		"first has window": points("gzip", rawPoints([6]uint64{0, 0, 0, 0, 0, 30_000})),
 		"beyond blob":      points("zstd", rawPoints(first, [6]uint64{20_000, 0, 100, 0, 0, 0})),
 		"beyond tar":       points("zstd", rawPoints(first, [6]uint64{100, 0, 41_000, 0, 0, 0})),
-		"same place":       points("zstd", rawPoints(first, [6]uint64{0, 0, 100, 0, 0, 0})),
+		"same place":       points("zstd", rawPoints(first, [6]uint64{100, 0, 100, 0, 0, 0}, [6]uint64{0, 0, 100, 0, 0, 0})),
+		"place after none": points("zstd", rawPoints(first, [6]uint64{0, 0, 100, 0, 0, 0}, [6]uint64{100, 0, 100, 0, 0, 0})),
+		"no place, bit":    points("gzip", rawPoints(first, [6]uint64{0, 1, 100, 0, 0, 30_000})),
+		"plain, no place":  points("plain", rawPoints(first, [6]uint64{0, 0, 9000, 0, 0, 0})),
 		"empty segment":    points("zstd", rawPoints(first, [6]uint64{100, 0, 0, 0, 0, 0})),
 		"bit":              points("gzip", rawPoints(first, [6]uint64{100, 8, 20_000, 1, 2, 30_000})),
 		"bit of zstd":      points("zstd", rawPoints(first, [6]uint64{100, 1, 20_000, 0, 0, 0})),

@@ -10,6 +10,8 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/inflate"
+
+	"github.com/opencontainers/go-digest"
 )
 
 // Points are the places at which a layer's blob can be entered. They cut its
@@ -134,6 +136,9 @@ func (p *Points) follows(i int, q *point) bool {
 	}
 	last := &p.list[i-1]
 	forward := q.in > last.in || q.in == last.in && q.bit > last.bit
+	if q.in == 0 || i > 1 && p.list[1].in == 0 { // digests alone: no point but the start
+		forward = unit && q.in == 0 && c != image.Plain
+	}
 	return forward && q.out > last.out && q.out-last.out <= MaxSegment
 }
 
@@ -151,6 +156,10 @@ func appendPoint(b []byte, last, q *point) []byte {
 // Len is the number of segments, at least 1.
 func (p *Points) Len() int { return len(p.list) }
 
+// Enterable reports whether the blob can be entered at the points. If not, they
+// have the digests of the segments and nothing else.
+func (p *Points) Enterable() bool { return len(p.list) == 1 || p.list[1].in > 0 }
+
 // Segment is the number of the segment that holds byte off of the tar, -1 if
 // the tar has no such byte.
 func (p *Points) Segment(off int64) int {
@@ -166,6 +175,11 @@ func (p *Points) Data(i int) (from, to int64) {
 		return p.list[i].out, p.list[i+1].out
 	}
 	return p.list[i].out, p.layer.Size
+}
+
+// Sum is what segment i hashes to.
+func (p *Points) Sum(i int) digest.Digest {
+	return digest.NewDigestFromBytes(digest.SHA256, p.list[i].sum[:])
 }
 
 // Blob is the range of the blob that segment i is inflated from.
@@ -209,6 +223,9 @@ func DecodeWindow(stored []byte) ([]byte, error) {
 // come back wrapped. It may read blob beyond what it needs.
 func (p *Points) Inflate(i int, blob io.Reader, storedWindow, dst []byte) error {
 	from, to := p.Data(i)
+	if i > 0 && !p.Enterable() {
+		return invalid("layer %s cannot be entered", p.layer.DiffID)
+	}
 	if int64(len(dst)) != to-from {
 		return fmt.Errorf("inflate segment %d: room for %d bytes, not %d", i, len(dst), to-from)
 	}

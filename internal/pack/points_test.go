@@ -38,9 +38,7 @@ func TestEverySegment(t *testing.T) {
 				t.Errorf("compression %s", h.Layers[l].Compression)
 			}
 			if c.few {
-				if h.Layers[l].Points != nil || h.Layers[l].Windows != 0 {
-					t.Error("it has points")
-				}
+				digestsAlone(t, b, h, l)
 				return
 			}
 			p, err := h.DecodePoints(l, b.part(h.PointsSpan(l)))
@@ -154,8 +152,8 @@ func zeroMember(n int) []byte {
 	return binary.LittleEndian.AppendUint32(b, uint32(n))
 }
 
-// A layer that cannot be entered often enough has no points, and leaves no
-// windows behind.
+// A layer that cannot be entered often enough has points for the digests alone,
+// and leaves no windows behind.
 func TestLongSegment(t *testing.T) {
 	n := 258*70_000 + 1
 	head := new(treetest.Archive).File("text", content(1, 5<<20)).Bytes()
@@ -173,14 +171,35 @@ func TestLongSegment(t *testing.T) {
 	b.build()
 	h := b.header(t)
 	for l := range 2 {
-		if h.Layers[l].Points != nil || h.Layers[l].Windows != 0 {
-			t.Errorf("layer %d has points", l)
-		}
+		digestsAlone(t, b, h, l)
 	}
 	p, err := h.DecodePoints(2, b.part(h.PointsSpan(2)))
 	check(t, err)
 	for i := range p.Len() {
 		_, err := segment(b, h, p, 2, i)
 		check(t, err)
+	}
+}
+
+// digestsAlone checks a layer that cannot be entered in the middle: its segments
+// have digests all the same, which are right.
+func digestsAlone(t *testing.T, b *bed, h *pack.Header, l int) {
+	t.Helper()
+	if h.Layers[l].Points == nil || h.Layers[l].Windows != 0 {
+		t.Fatalf("layer %d: points %v, windows of %d bytes", l, h.Layers[l].Points, h.Layers[l].Windows)
+	}
+	p, err := h.DecodePoints(l, b.part(h.PointsSpan(l)))
+	check(t, err)
+	if p.Len() > 1 && p.Enterable() {
+		t.Errorf("layer %d can be entered", l)
+	}
+	for i := range p.Len() {
+		from, to := p.Data(i)
+		if p.Sum(i) != digest.FromBytes(b.tars[l][from:to]) {
+			t.Errorf("layer %d: the digest of segment %d is wrong", l, i)
+		}
+		if i > 0 && p.Inflate(i, bytes.NewReader(nil), nil, make([]byte, to-from)) == nil {
+			t.Errorf("layer %d: segment %d was inflated", l, i)
+		}
 	}
 }
