@@ -92,6 +92,12 @@ func (s *Store) Import(ctx context.Context, l image.Layer, src Source) *Fill {
 func (s *Store) start(ctx context.Context, key digest.Digest, l image.Layer, src Source) *Fill {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for s.begins != "" && s.begins == key { // being made a partial one
+		s.mu.Unlock()
+		s.beginning.Lock()
+		s.beginning.Unlock()
+		s.mu.Lock()
+	}
 	f := s.fills[key]
 	for f != nil && f.users == 0 { // given up, but not gone
 		s.mu.Unlock()
@@ -111,13 +117,16 @@ func (s *Store) start(ctx context.Context, key digest.Digest, l image.Layer, src
 		s.fills[key] = f
 		s.work.Go(func() { f.run(run, key) })
 	}
-	if f.users > 0 && l.Digest == f.Layer.Digest {
+	if f.users > 0 && l.Digest == f.Layer.Digest && len(f.others) < maxSources {
 		f.others = append(f.others, src)
 	}
 	f.users++
 	context.AfterFunc(ctx, func() { f.leave() })
 	return f
 }
+
+// maxSources bounds the sources that a fill turns to when its own fails.
+const maxSources = 8
 
 // have is the fill of a layer that is there; it ends when that is complete.
 // It is called with mu held.

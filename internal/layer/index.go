@@ -126,7 +126,7 @@ func (x *index) build(l *Layer) error {
 // show gives the index its name. One that is mounted already stays; it has to
 // be the same.
 func (x *index) show(tmp, path string) error {
-	if x.partial == nil || x.partial.files.Served != "" {
+	if x.partial == nil {
 		return os.Rename(tmp, path)
 	}
 	same, err := sameFile(tmp, path)

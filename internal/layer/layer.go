@@ -90,7 +90,8 @@ type Store struct {
 	// ones included as long as such mounts may exist.
 	partials map[digest.Digest]*Partial
 
-	beginning sync.Mutex // held by Begin
+	beginning sync.Mutex    // held by Begin
+	begins    digest.Digest // the layer that Begin makes, or ""; guarded by mu
 }
 
 // Layer is a readable or complete layer.
@@ -237,6 +238,9 @@ func (s *Store) load(dir string) {
 		return
 	}
 	l.store, l.complete = s, complete
+	if p := s.partials[id]; p != nil {
+		p.become()
+	}
 	if fi, err := os.Stat(filepath.Join(dir, layerFile)); err == nil {
 		l.used, l.noted = fi.ModTime(), fi.ModTime()
 	}
@@ -265,7 +269,7 @@ func (s *Store) idOf(name string) (digest.Digest, bool) {
 // removeLeftovers deletes what a complete layer does without. What its mounts
 // of a partial time need goes with Release.
 func (s *Store) removeLeftovers(id digest.Digest, dir string) {
-	names := []string{progressFile, bootFile, readyFile, "blob"}
+	names := []string{progressFile, bootFile, readyFile, earlyFile, "blob"}
 	if s.Partial(id) == nil && s.cfg.Tree {
 		names = append(names, "data")
 	}

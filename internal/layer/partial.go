@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"dewpoint/internal/durable"
 	"dewpoint/internal/erofs"
 	"dewpoint/internal/image"
 	"dewpoint/internal/mount"
@@ -91,6 +92,7 @@ type Span struct{ From, To int64 }
 const (
 	partialFile = "partial.json"
 	presentFile = "present"
+	earlyFile   = "early" // bytes may have been put into data beside the stream
 )
 
 // partialRecord is what partial.json says.
@@ -111,7 +113,13 @@ func (s *Store) Begin(l image.Layer, table []byte, from Origin) (*Partial, error
 	defer s.beginning.Unlock()
 	s.mu.Lock()
 	have, whole, fill := s.partials[l.DiffID], s.layers[l.DiffID], s.fills[l.DiffID]
+	s.begins = l.DiffID // no fill of it starts until it is made
 	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.begins = ""
+		s.mu.Unlock()
+	}()
 	switch {
 	case whole != nil || have == nil && fill != nil:
 		return nil, fmt.Errorf("%s: %w", l.DiffID, ErrBusy)
@@ -125,11 +133,6 @@ func (s *Store) Begin(l image.Layer, table []byte, from Origin) (*Partial, error
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fills[l.DiffID] != nil || s.layers[l.DiffID] != nil { // begun meanwhile, whole
-		s.cfg.Server.Remove(l.DiffID)
-		p.close()
-		return nil, fmt.Errorf("%s: %w", l.DiffID, ErrBusy)
-	}
 	s.partials[l.DiffID] = p
 	return p, nil
 }
@@ -149,6 +152,9 @@ func (p *Partial) make(table []byte) error {
 		return err
 	}
 	os.Remove(filepath.Join(p.dir, partialFile))
+	if err := durable.WriteFile(filepath.Join(p.dir, earlyFile), nil, 0o600); err != nil {
+		return err
+	}
 	if p.data, err = os.OpenFile(filepath.Join(p.dir, "data"), os.O_RDWR|os.O_CREATE, 0o644); err != nil {
 		return err
 	}
@@ -184,7 +190,7 @@ func (s *Store) again(p *Partial) error {
 }
 
 // buildIndex writes the index, and returns what the layer implies.
-func (p *Partial) buildIndex(t *toc.Table) (names, error) {
+func (p *Partial) buildIndex(t io.ReaderAt) (names, error) {
 	list, err := toc.Read(t)
 	if err != nil {
 		return nil, err
@@ -378,15 +384,13 @@ func (p *Partial) Put(off int64, b []byte) error {
 	}
 	for at := off; at < end; {
 		from, to := p.present.Absent(at, end)
-		to = min(to, end)
 		if from >= end {
 			break
 		}
-		if _, err := p.data.WriteAt(b[from-off:to-off], from); err != nil {
+		to = min(to, end)
+		if err := p.putAbsent(from, b[from-off:to-off]); err != nil {
 			return explain(err)
 		}
-		p.early.Add(to - from)
-		p.present.Add(from, to)
 		at = to
 	}
 	p.store.cfg.Server.Present(p.Layer.DiffID, off, end)
@@ -396,6 +400,24 @@ func (p *Partial) Put(off int64, b []byte) error {
 // Warm says that bytes which were put are about to be read.
 func (p *Partial) Warm(off int64, n int) {
 	p.store.cfg.Server.Warm(p.Layer.DiffID, off, off+int64(n))
+}
+
+// putAbsent writes absent pages and shows them. Where the stream has been already
+// it compares instead, and shows what is the same; who is right about the rest
+// the stream's end decides. It is called with mu held.
+func (p *Partial) putAbsent(off int64, b []byte) error {
+	end := off + int64(len(b))
+	edge := min(max(p.passed, off), end)
+	known := len(p.differs)
+	if err := p.compare(off, b[:edge-off]); err != nil || len(p.differs) > known {
+		return err
+	}
+	if _, err := p.data.WriteAt(b[edge-off:], edge); err != nil {
+		return err
+	}
+	p.early.Add(end - edge)
+	p.present.Add(off, end)
+	return nil
 }
 
 // pass takes the stream's bytes b at off, which follow those that it took
@@ -529,6 +551,46 @@ func (p *Partial) check(size int64) error {
 	return nil
 }
 
+// checkEarly hashes data that bytes have been put into beside the stream, in this
+// process or an earlier one: the digest of the stream says nothing of them.
+func (p *pipeline) checkEarly(want digest.Digest) error {
+	if _, err := os.Stat(filepath.Join(p.f.dir, earlyFile)); errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	h := want.Algorithm().Hash()
+	if _, err := io.Copy(h, io.NewSectionReader(p.data, 0, p.size)); err != nil {
+		return err
+	}
+	switch got := digest.NewDigest(want.Algorithm(), h); {
+	case got == want:
+		return nil
+	case p.partial != nil:
+		return fmt.Errorf("with the bytes that came early it hashes to %s: %w", got, ErrLied)
+	default:
+		return fmt.Errorf("with bytes that came early once it hashes to %s, the image's configuration says %s: %w", got, want, ErrMismatch)
+	}
+}
+
+// checkIndex compares the index that was built from the table with what data
+// gives, for layers whose whole form has none.
+func (p *Partial) checkIndex(data io.ReaderAt) error {
+	whole := &Partial{Layer: p.Layer, Size: p.Size, dir: filepath.Join(p.dir, "check.tmp")}
+	if err := os.MkdirAll(whole.dir, 0o755); err != nil {
+		return err
+	}
+	defer os.RemoveAll(whole.dir)
+	if _, err := whole.buildIndex(io.NewSectionReader(data, 0, p.Size)); err != nil {
+		return err
+	}
+	same, err := sameFile(filepath.Join(whole.dir, "index"), p.files.Index)
+	if err == nil && !same {
+		err = fmt.Errorf("the table gives another index: %w", ErrLied)
+	}
+	return err
+}
+
 // sameFile reports whether two files hold the same bytes.
 func sameFile(a, b string) (bool, error) {
 	x, err := os.ReadFile(a)
@@ -550,7 +612,7 @@ func (s *Store) expel(p *Partial, why error) error {
 		return err
 	}
 	p.mu.Lock()
-	p.dir = trash
+	p.dir, p.passed = trash, 0
 	p.mu.Unlock()
 	if s.cfg.Lied != nil {
 		s.cfg.Lied(p, why)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -187,24 +188,34 @@ func TestPartialIndex(t *testing.T) {
 func TestPartialLie(t *testing.T) {
 	tarball := makeTar(t, 5<<20, 33)
 	other := append([]byte(nil), tarball...)
-	copy(other[257:], "xxxxx") // another header: the table lies
-	copy(other, "renamed")
+	copy(other[100:], "0004755") // the first file is setuid there
+	var sum int
+	copy(other[148:156], "        ")
+	for _, c := range other[:512] {
+		sum += int(c)
+	}
+	copy(other[148:], fmt.Sprintf("%06o\x00 ", sum))
 	longer := append(append([]byte(nil), tarball[:len(tarball)-1024]...), makeTar(t, 2<<20, 34)...)
 	for name, lie := range map[string]struct {
 		table []byte
 		spoil bool
-	}{"bytes": {tarball, true}, "shorter": {tarball[:len(tarball)-512], false}, "longer": {longer, false}} {
+		tree  bool // layers are served as trees
+	}{"bytes": {tarball, true, false}, "shorter": {tarball[:len(tarball)-512], false, false}, "longer": {longer, false, false},
+		"names": {other, false, false}, "names in a tree": {other, false, true}} {
 		t.Run(name, func(t *testing.T) {
 			want := pack(t, tarball, image.Gzip)
 			var told *layer.Partial
 			var why error
-			s := open(t, t.TempDir(), layer.Config{Server: newShower(), Lied: func(p *layer.Partial, err error) { told, why = p, err }})
+			s := open(t, t.TempDir(), layer.Config{Server: newShower(), LazyTree: lie.tree, Lied: func(p *layer.Partial, err error) { told, why = p, err }})
 			defer s.Close()
 			p, err := s.Begin(want.layer, table(t, lie.table), layer.Origin{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			early := append([]byte(nil), tarball[:8*presence.Page]...)
+			early := append([]byte(nil), lie.table[:8*presence.Page]...)
+			if !lie.spoil {
+				early = append([]byte(nil), tarball[:8*presence.Page]...)
+			}
 			if lie.spoil {
 				early[5000] ^= 1
 			}
@@ -329,5 +340,64 @@ func TestBeginBusy(t *testing.T) {
 	}
 	if _, err := s.Begin(image.Layer{DiffID: digest.FromString("x"), Digest: digest.FromString("y")}, []byte("no table"), layer.Origin{}); err == nil {
 		t.Error("begun from nonsense")
+	}
+}
+
+// A lie is found also when it was put where the stream had been, when the stream
+// was cut after it, and when the layer is not partial any more.
+func TestPartialLieIsNotForgotten(t *testing.T) {
+	want := pack(t, makeTar(t, 5<<20, 38), image.Plain)
+	lie := bytes.Clone(want.tar[:2*presence.Page])
+	lie[700] ^= 1
+	half := int64(len(want.blob)) / 2
+	begin := func(t *testing.T, dir string, told *int) (*layer.Store, *layer.Partial) {
+		s := open(t, dir, layer.Config{Server: newShower(), Interval: 64 << 10, Lied: func(*layer.Partial, error) { *told++ }})
+		p, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s, p
+	}
+	cut := func(t *testing.T, s *layer.Store) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if _, err := s.Fill(ctx, want.layer, &source{blob: want.blob, cut: half}).Wait(ctx); !errors.Is(err, errCut) {
+			t.Fatal(err)
+		}
+	}
+	for name, act := range map[string]func(*testing.T, *layer.Store, *layer.Partial, string) *layer.Store{
+		"put behind the stream": func(t *testing.T, s *layer.Store, p *layer.Partial, _ string) *layer.Store {
+			cut(t, s)
+			if err := p.Put(0, lie); err != nil {
+				t.Fatal(err)
+			}
+			return s
+		},
+		"cut after it": func(t *testing.T, s *layer.Store, p *layer.Partial, dir string) *layer.Store {
+			if err := p.Put(0, lie); err != nil {
+				t.Fatal(err)
+			}
+			cut(t, s)
+			s.Close()
+			return open(t, dir, layer.Config{Server: newShower(), Lied: func(*layer.Partial, error) {}})
+		},
+		"released": func(t *testing.T, s *layer.Store, p *layer.Partial, _ string) *layer.Store {
+			if err := p.Put(0, lie); err != nil {
+				t.Fatal(err)
+			}
+			cut(t, s)
+			s.Retire(want.layer.DiffID)
+			s.Release(want.layer.DiffID)
+			return s
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var told int
+			dir := t.TempDir()
+			s, p := begin(t, dir, &told)
+			s = act(t, s, p, dir)
+			defer s.Close()
+			checkData(t, mustComplete(t, s, want.layer, &source{blob: want.blob}), want)
+		})
 	}
 }

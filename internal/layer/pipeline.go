@@ -565,9 +565,17 @@ func (p *pipeline) verified(idx *index) (*Layer, error) {
 	if err := p.data.Truncate(p.size); err != nil {
 		return nil, err
 	}
+	if err := p.checkEarly(got); err != nil {
+		return nil, err
+	}
 	l := &Layer{store: f.store, DiffID: got, Size: p.size, Blob: f.Layer.Digest, BlobSz: f.Layer.Size, Tree: f.store.cfg.Tree, dir: f.dir, used: time.Now()}
 	if err := idx.build(l); err != nil {
 		return nil, err
+	}
+	if p.partial != nil && l.Tree {
+		if err := p.partial.checkIndex(p.data); err != nil {
+			return nil, err
+		}
 	}
 	if f.Layer.DiffID == "" {
 		return f.adopt(l)
