@@ -336,12 +336,12 @@ func (d *Daemon) room(ctx context.Context, bytes int64) {
 func (d *Daemon) lied(p *layer.Partial, why error) {
 	id := p.Layer.DiffID
 	d.puller.Lied(p, why)
-	for _, img := range d.catalog.WithLayer(id) {
-		d.log.Error("a startup pack lied, or the layer changed: it is quarantined", "image", img.Ref, "layer", id, "err", why)
-		if err := d.puller.Quarantine(img.Desc.Digest, why); err != nil {
-			d.log.Error("record a quarantine", "err", err)
-		}
-		d.events.add(node.Event{Kind: node.EventLied, Image: img.Ref.String(), Error: why.Error()})
+	d.log.Error("a startup pack lied, or the layer changed: it is quarantined", "image", p.Origin.Ref, "layer", id, "err", why)
+	if err := d.puller.Quarantine(p.Origin.Manifest, why); err != nil {
+		d.log.Error("record a quarantine", "err", err)
+	}
+	d.events.add(node.Event{Kind: node.EventLied, Image: p.Origin.Ref, Error: why.Error()})
+	for _, img := range d.catalog.WithLayer(id) { // they have run with its bytes, whosever pack it was
 		if d.cfg.File.Pack.Lied == "stop" {
 			go d.stopAll(img.Desc.Digest.String(), img.Target.Digest.String())
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 )
 
 // origin is where a partial layer gets its bytes when they are read.
@@ -28,9 +30,10 @@ type origin struct {
 
 	useless atomic.Bool // the pack, for this layer
 
+	where func() []place // what the pack's chunks hold of the layer, ascending
+
 	mu     sync.Mutex // held while points are fetched
-	points *pack.Points
-	where  []place // what the pack's chunks hold of the layer, ascending; made by places
+	points atomic.Pointer[pack.Points]
 
 	busyMu sync.Mutex
 	busy   map[int]chan struct{} // segments that are being fetched; closed when they are here, or are not to be had
@@ -81,8 +84,21 @@ type want struct {
 	from, to int64
 }
 
-// atOnce is how many ranges are fetched at once for those who wait.
+// atOnce is how many ranges are fetched at once of a registry for those who wait.
 const atOnce = 6
+
+// slot bounds the fetches of a registry, so that one that hangs delays only its
+// own images.
+func (p *Puller) slot(host string) *semaphore.Weighted {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.slots[host]
+	if s == nil {
+		s = semaphore.NewWeighted(atOnce)
+		p.slots[host] = s
+	}
+	return s
+}
 
 // Want sees to it that the absent bytes of [from, to) of a partial layer come,
 // or that who waits for them gets an error after the configured time. It
@@ -234,7 +250,7 @@ func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) er
 // not verify, or the registry has it no longer. The layer's stream remains.
 func (o *origin) giveUp(err error) bool {
 	var re *registry.Error
-	lost := errors.As(err, &re) && (re.Kind == registry.NotFound || re.Kind == registry.Mismatch)
+	lost := errors.As(err, &re) && (re.Kind == registry.NotFound || re.Kind == registry.Mismatch) || errors.Is(err, fs.ErrNotExist)
 	if !lost && !errors.Is(err, pack.ErrInvalid) {
 		return false
 	}
@@ -250,12 +266,8 @@ func (o *origin) chunkAt(off int64) (int, bool) {
 	if o.n < 0 {
 		return 0, false
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.where == nil {
-		o.where = o.places()
-	}
-	i, found := slices.BinarySearchFunc(o.where, off, func(p place, off int64) int {
+	where := o.where()
+	i, found := slices.BinarySearchFunc(where, off, func(p place, off int64) int {
 		switch {
 		case p.to <= off:
 			return -1
@@ -267,7 +279,7 @@ func (o *origin) chunkAt(off int64) (int, bool) {
 	if !found {
 		return 0, false
 	}
-	return o.where[i].chunk, true
+	return where[i].chunk, true
 }
 
 func (o *origin) places() []place {
@@ -344,10 +356,11 @@ func (o *origin) fetchChunk(ctx context.Context, k int) error {
 
 // fetch reads a part of the pack.
 func (s *Start) fetch(ctx context.Context, c Class, at pack.Span) ([]byte, error) {
-	if err := s.p.slots.Acquire(ctx, 1); err != nil {
+	slot := s.p.slot(s.img.Ref.Host)
+	if err := slot.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
-	defer s.p.slots.Release(1)
+	defer slot.Release(1)
 	k := s.p.cfg.Link.claim(c)
 	defer k.release()
 	r, err := s.open(ctx, k, at)
@@ -365,17 +378,23 @@ func (o *origin) getPoints(ctx context.Context) (*pack.Points, error) {
 	if o.n < 0 || o.s.head.Layers[o.n].Points == nil {
 		return nil, nil
 	}
+	if have := o.points.Load(); have != nil {
+		return have, nil
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.points != nil {
-		return o.points, nil
+	if have := o.points.Load(); have != nil {
+		return have, nil
 	}
 	stored, err := o.s.fetch(ctx, Demand, o.s.head.PointsSpan(o.n))
 	if err != nil {
 		return nil, err
 	}
-	o.points, err = o.s.head.DecodePoints(o.n, stored)
-	return o.points, err
+	points, err := o.s.head.DecodePoints(o.n, stored)
+	if err == nil {
+		o.points.Store(points)
+	}
+	return points, err
 }
 
 // bringSegments brings the segments that [from, to) touches, whole: what lies
@@ -422,10 +441,11 @@ func (o *origin) windows(points *pack.Points, i, j int) pack.Span {
 // fetchBlob reads the compressed bytes [from, to) of the layer.
 func (o *origin) fetchBlob(ctx context.Context, from, to int64) ([]byte, error) {
 	s := o.s
-	if err := s.p.slots.Acquire(ctx, 1); err != nil {
+	slot := s.p.slot(s.img.Ref.Host)
+	if err := slot.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
-	defer s.p.slots.Release(1)
+	defer slot.Release(1)
 	k := s.p.cfg.Link.claim(Demand)
 	defer k.release()
 	l := o.part.Layer
@@ -500,9 +520,7 @@ func sums(points *pack.Points, i, j int) []layer.Sum {
 // show shows what the stream has written of [from, to), as far as the pack has
 // digests for it. Else readers wait until the whole stream has verified.
 func (o *origin) show(from, to int64) error {
-	o.mu.Lock()
-	points := o.points
-	o.mu.Unlock()
+	points := o.points.Load()
 	if points == nil {
 		return nil
 	}
@@ -519,9 +537,10 @@ func (o *origin) follow(ctx context.Context, from, to int64) error {
 	default: // the pack is what the same container, and others, wait for too
 		class = Startup
 	}
-	b := &blob{p: p, img: o.s.img, l: o.part.Layer, o: o.s.o, class: class}
+	b := &blob{p: p, img: o.s.img, l: o.part.Layer, o: o.s.o, class: Background}
 	fill := p.cfg.Layers.Fill(ctx, o.part.Layer, b)
-	if joined, ok := fill.Source().(*blob); ok && joined != b {
+	if joined, ok := fill.Source().(*blob); ok {
+		defer joined.lower(joined.classNow())
 		joined.raise(class, true)
 	}
 	for {

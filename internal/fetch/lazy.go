@@ -138,7 +138,7 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 func (p *Puller) absent(img *image.Image) int64 {
 	var n int64
 	for _, l := range img.Unique() {
-		if !p.mountable(l.DiffID) {
+		if !p.mountable(img, l.DiffID) {
 			n += l.Size
 		}
 	}
@@ -346,21 +346,25 @@ func (s *Start) fits() error {
 	return nil
 }
 
+func (s *Start) origin() layer.Origin {
+	return layer.Origin{Ref: s.img.Ref.String(), Manifest: s.img.Desc.Digest, PlainHTTP: s.o.PlainHTTP, Trust: s.Trust}
+}
+
 func (s *Start) beginLayer(item pack.Item) error {
 	id := s.head.Layers[item.Layer].DiffID
 	for _, l := range s.img.Layers {
 		if l.DiffID != id {
 			continue
 		}
-		part, err := s.p.cfg.Layers.Begin(l, item.Data, layer.Origin{Ref: s.img.Ref.String(), PlainHTTP: s.o.PlainHTTP})
+		part, err := s.p.cfg.Layers.Begin(l, item.Data, s.origin())
 		if err == nil && part.Size != s.head.Layers[item.Layer].Size {
 			err = fmt.Errorf("its table and its header differ: %w", pack.ErrInvalid)
 		}
-		if err == nil {
+		if err == nil && s.p.accepts(s.img, part) {
 			s.partials[item.Layer] = part
 			return nil
 		}
-		if errors.Is(err, layer.ErrBusy) {
+		if err == nil || errors.Is(err, layer.ErrBusy) {
 			return nil
 		}
 		return err
@@ -444,7 +448,9 @@ func (s *Start) release() {
 // becomes whole one day.
 func (p *Puller) adopt(s *Start, n int, part *layer.Partial) {
 	p.mu.Lock()
-	p.origins[part.Layer.DiffID] = &origin{s: s, n: n, part: part}
+	o := &origin{s: s, n: n, part: part}
+	o.where = sync.OnceValue(o.places)
+	p.origins[part.Layer.DiffID] = o
 	p.mu.Unlock()
 	p.work.Go(func() { p.makeWhole(s, part) })
 }

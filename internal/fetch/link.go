@@ -190,6 +190,14 @@ func (l *Link) raise(t *turn, c Class) {
 	l.admit(l.clock())
 }
 
+// lower gives a turn that has begun a higher class.
+func (l *Link) lower(t *turn, c Class) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t.class = max(t.class, c)
+	l.free()
+}
+
 // leave ends a turn, begun or not.
 func (l *Link) leave(t *turn) {
 	l.mu.Lock()

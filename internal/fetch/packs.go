@@ -16,6 +16,7 @@ import (
 
 	"dewpoint/internal/durable"
 	"dewpoint/internal/image"
+	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/registry"
 
@@ -207,6 +208,18 @@ func (p *Puller) policy(img *image.Image) string {
 		return TrustSigned
 	}
 	return TrustRepository
+}
+
+// accepts reports whether a partial layer, which another image's pack may have
+// begun, will do for img.
+func (p *Puller) accepts(img *image.Image, part *layer.Partial) bool {
+	switch p.policy(img) {
+	case TrustRepository:
+		return true
+	case TrustSigned:
+		return part.Origin.Trust == TrustSigned || part.Origin.Trust == TrustPoP
+	}
+	return part.Origin.Trust == TrustPoP
 }
 
 // trust says why a pack is believed, or an error if it is not.

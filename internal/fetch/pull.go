@@ -51,8 +51,8 @@ type Puller struct {
 	origins  map[digest.Digest]*origin  // by layer: where partial ones get their bytes
 	wants    map[want]bool              // being served
 
-	work  sync.WaitGroup      // what goes on behind starts that are over
-	slots *semaphore.Weighted // of fetches for readers who wait
+	work  sync.WaitGroup                 // what goes on behind starts that are over
+	slots map[string]*semaphore.Weighted // by registry, of fetches for readers who wait; guarded by mu
 	bad   quarantine
 	stats lazyStats
 
@@ -71,7 +71,7 @@ func NewPuller(cfg Config) *Puller {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, origins: map[digest.Digest]*origin{}, wants: map[want]bool{}, holds: map[*Pull]bool{}, sessionIdle: time.Minute, fresh: 2 * time.Second}
-	p.slots = semaphore.NewWeighted(atOnce)
+	p.slots = map[string]*semaphore.Weighted{}
 	p.life, p.end = context.WithCancel(context.Background())
 	return p
 }
@@ -99,6 +99,7 @@ type Pull struct {
 	Lazy *Start
 	Why  string
 
+	puller *Puller
 	lazy   bool          // partial layers will do
 	layers []image.Layer // each distinct one, bottom first
 	// fills are those of layers. One that another image began may know the
@@ -137,21 +138,26 @@ func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, lo
 // have reports whether every layer can be mounted without asking a registry first.
 func (p *Puller) have(img *image.Image) bool {
 	for _, l := range img.Layers {
-		if !p.mountable(l.DiffID) {
+		if !p.mountable(img, l.DiffID) {
 			return false
 		}
 	}
 	return true
 }
 
-func (p *Puller) mountable(id digest.Digest) bool {
-	_, err := p.cfg.Layers.Get(id)
-	return err == nil || p.cfg.Layers.Partial(id) != nil
+// mountable reports whether the layer is readable, or partial in a way that
+// will do for img.
+func (p *Puller) mountable(img *image.Image, id digest.Digest) bool {
+	if _, err := p.cfg.Layers.Get(id); err == nil {
+		return true
+	}
+	part := p.cfg.Layers.Partial(id)
+	return part != nil && p.accepts(img, part)
 }
 
 // fill begins the fills of an image's layers, in their order.
 func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lookup) *Pull {
-	pull := &Pull{Image: img, Resolved: time.Now(), lazy: o.Lazy, layers: img.Unique()}
+	pull := &Pull{Image: img, Resolved: time.Now(), puller: p, lazy: o.Lazy, layers: img.Unique()}
 	p.hold(ctx, pull)
 	pull.Local = p.have(img)
 	if o.Lazy && !pull.Local {
@@ -167,7 +173,7 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 // waits for nobody goes to the front when somebody waits for it now.
 func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o Options, lazy *Start) *layer.Fill {
 	b := &blob{p: p, img: img, l: l, o: o, class: Startup}
-	if o.Lazy && p.cfg.Layers.Partial(l.DiffID) != nil {
+	if part := p.cfg.Layers.Partial(l.DiffID); o.Lazy && part != nil && p.accepts(img, part) {
 		b.class, b.gate = Background, p.gateOf(l.DiffID, lazy)
 	}
 	f := p.cfg.Layers.Fill(ctx, l, b)
@@ -201,7 +207,7 @@ func (p *Pull) WaitMountable(ctx context.Context) error {
 }
 
 func (p *Pull) mountable(f *layer.Fill, ctx context.Context) (*layer.Layer, error) {
-	if p.lazy && f.Partial() {
+	if part := p.puller.cfg.Layers.Partial(f.Layer.DiffID); p.lazy && part != nil && p.puller.accepts(p.Image, part) {
 		return nil, nil
 	}
 	return f.Wait(ctx)
@@ -329,6 +335,24 @@ func (b *blob) raise(c Class, ungated bool) {
 	}
 }
 
+func (b *blob) classNow() Class {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.class
+}
+
+// lower gives the layer its class back when nobody waits for it any more.
+func (b *blob) lower(c Class) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c > b.class {
+		b.class = c
+		if b.turn != nil {
+			b.p.cfg.Link.lower(b.turn, c)
+		}
+	}
+}
+
 func (b *blob) open(ctx context.Context, stats func() layer.Progress, offset int64) (io.ReadCloser, error) {
 	b.mu.Lock()
 	t := b.p.cfg.Link.enter(entry{host: b.img.Ref.Host, size: b.l.Size, class: b.class, order: b.o.Order, inflaters: b.o.Inflaters, stats: stats})
@@ -346,12 +370,26 @@ func (p *Puller) Chain(_ context.Context, chain digest.Digest) ([]digest.Digest,
 	if ids == nil {
 		return nil, fmt.Errorf("chain %s: %w", chain, layer.ErrUnknown)
 	}
+	strict := p.strictest(chain, ids)
 	for _, id := range ids {
-		if !p.mountable(id) {
+		if strict == nil || !p.mountable(strict, id) {
 			return nil, fmt.Errorf("%s: %w", id, layer.ErrUnknown)
 		}
 	}
 	return ids, nil
+}
+
+// strictest is the image with the strictest policy of those that have the chain,
+// for who asks for it may mean any of them. nil is none.
+func (p *Puller) strictest(chain digest.Digest, ids []digest.Digest) *image.Image {
+	var found *image.Image
+	rank := map[string]int{TrustRepository: 1, TrustSigned: 2, TrustPoP: 3}
+	for _, img := range p.cfg.Catalog.WithLayer(ids[len(ids)-1]) {
+		if slices.Contains(img.ChainIDs(), chain) && (found == nil || rank[p.policy(img)] > rank[p.policy(found)]) {
+			found = img
+		}
+	}
+	return found
 }
 
 // Files says where a layer lies. A layer that was readable but not complete
