@@ -114,6 +114,7 @@ func open(ctx context.Context, cfg Config) (*Daemon, error) {
 		}
 	}
 	d.open()
+	d.failOrphans()
 	d.puller.Revive()
 	return d, nil
 }

@@ -34,6 +34,20 @@ func (d *Daemon) openDatafs(ctx context.Context) error {
 	}
 	d.server = &server{probed: make(chan struct{}), slow: map[digest.Digest][]string{}, log: d.log,
 		cfg: datafs.Config{State: d.cfg.State, Exec: []string{exe, "datafs"}, Log: d.log, Want: d.want, Released: d.released, Lost: d.lost}}
+	d.onceOpen(d.renewOrphans)
+	if _, err := os.Stat(filepath.Join(d.cfg.State, "datafs.sock")); err == nil {
+		c, err := d.server.running()
+		if err == nil {
+			d.server.found = c.Layers()
+		}
+		if len(d.server.found) > 0 {
+			close(d.server.probed) // it works: containers read by it
+			return nil
+		}
+		if err != nil {
+			d.log.Error("the datafs of an earlier dewd cannot be taken over", "err", err)
+		}
+	}
 	d.bg.Go(func() {
 		defer close(d.server.probed)
 		d.server.unusable = datafs.Probe(ctx, datafs.ProbeConfig{Dir: d.cfg.Root, Exec: d.server.cfg.Exec, Tree: d.lazyTree(), Log: d.log})
@@ -41,16 +55,6 @@ func (d *Daemon) openDatafs(ctx context.Context) error {
 			d.log.Warn("images are pulled whole: layers cannot be served before they are", "err", d.server.unusable)
 		}
 	})
-	d.onceOpen(d.renewOrphans)
-	if _, err := os.Stat(filepath.Join(d.cfg.State, "datafs.sock")); err != nil {
-		return nil
-	}
-	c, err := d.server.running()
-	if err != nil {
-		d.log.Error("the datafs of an earlier dewd cannot be taken over", "err", err)
-		return nil
-	}
-	d.server.found = c.Layers()
 	return nil
 }
 
@@ -64,6 +68,25 @@ func (d *Daemon) renewOrphans() {
 		}
 	}
 	d.renew(orphans)
+}
+
+// failOrphans ends the reads of layers that datafs has and the store knows
+// nothing of: nobody will bring what they wait for.
+func (d *Daemon) failOrphans() {
+	if d.server == nil {
+		return
+	}
+	c := d.server.there()
+	if c == nil {
+		return
+	}
+	for _, id := range c.Layers() {
+		if d.layers.Partial(id) == nil {
+			d.log.Error("a layer that containers read by datafs is not known any more: what they lack of it gives I/O errors", "layer", id)
+			c.Abort(id)
+			c.Remove(id)
+		}
+	}
 }
 
 // lazyFinding says whether images can run before they are whole.

@@ -97,7 +97,7 @@ func Start(ctx context.Context, cfg Config) (*Client, error) {
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	p, err := c.adopt(ctx)
-	if err != nil {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) { // else a mount is in use that must not go
 		c.log.Debug("no datafs runs yet", "error", err)
 		p, err = c.begin(ctx)
 	}

@@ -21,8 +21,7 @@ var reading sync.Mutex
 // WithoutReadAhead calls mount, which mounts one EROFS image whose device is a
 // datafs file, and switches EROFS's own read-ahead of the new mount off. EROFS
 // reads ahead in the reader's name: it would wait for absent neighbours of what
-// is there, and want them. The FUSE file below it is read ahead, which waits for
-// nothing. It returns the names of the mount's backing devices for SetReadAhead.
+// is there, and want them. It returns the names of the mount's backing devices for SetReadAhead.
 //
 // The kernel does not say which backing device is whose, so those that come up
 // during mount are taken; another process's EROFS mount of the same moment would

@@ -18,8 +18,8 @@ const (
 	storeUnit = 256 << 10 // bytes stored in one write
 	// storeMost bounds what is stored of one layer, in bytes.
 	storeMost = 64 << 20
-	// storeSpare is how much memory must be available for each byte stored.
-	storeSpare = 8
+	// storeSpare is how many bytes of memory must be available.
+	storeSpare = 128 << 20
 )
 
 // warm notes that the bytes of s are likely to be read soon, and has them
@@ -80,8 +80,9 @@ func (s *server) storeEarly(l *layer, buf []byte) {
 		at.to = min(at.to, at.from+storeUnit)
 		l.early = l.early.without(at)
 		from := l.from.Load()
+		there := from.present.Has(at.from, at.to) // closed under the lock
 		l.mu.Unlock()
-		if !from.present.Has(at.from, at.to) || memoryAvailable() < storeSpare*(at.to-at.from) {
+		if !there || memoryAvailable() < storeSpare {
 			continue
 		}
 		b := buf[:outHeaderSize+storeHeader+int(at.to-at.from)]

@@ -24,8 +24,6 @@ const (
 	kindFail                    // from, to
 	kindRemove
 	kindShutdown // answered when there is nothing left to serve, else refused
-	kindWarm     // from, to
-	kindUnblock  // number: the thread whose reads fail
 	kindResend   // all layers were added: ask the kernel for what was being served
 
 	// From datafs. Kind add, tree and shutdown come back as answers, with an error number in from.
@@ -36,6 +34,10 @@ const (
 	kindReleased // nothing uses the layer any more, and it is gone
 	kindKernel   // flags: what the kernel can do, once that is known
 	kindHeld     // flags say which nodes the kernel knows
+
+	// From dewd, later additions.
+	kindWarm    // from, to
+	kindUnblock // number: the thread whose reads fail
 	lastKind
 )
 

@@ -143,7 +143,7 @@ func (r *run) end(err error) node.Record {
 	r.started()
 	r.watch.Reached = nil
 	rec := r.snapshot(err)
-	if _, done := rec.Stages[node.Complete]; done || err != nil {
+	if _, done := rec.Stages[node.Complete]; done || err != nil || r.pull != nil && r.pull.Deferred() {
 		r.finish(rec)
 		return rec
 	}

@@ -112,7 +112,7 @@ func (e *Engine) Stop(ctx context.Context, name string, grace time.Duration) err
 		return err
 	}
 	soft, cancel := context.WithTimeout(ctx, grace)
-	unblocked := e.unblock(soft, name)
+	unblocked := e.unblock(soft, name, r.stopSignal())
 	_, err = e.Wait(soft, name)
 	cancel()
 	unblocked()

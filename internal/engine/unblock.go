@@ -1,11 +1,13 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
@@ -18,9 +20,10 @@ const (
 	unblockEvery = 150 * time.Millisecond
 )
 
-// unblock has Config.Unblock called for a container's threads until ctx ends;
-// the function that it returns waits for the end of that.
-func (e *Engine) unblock(ctx context.Context, name string) (wait func()) {
+// unblock has Config.Unblock called for the threads of a container that have not
+// taken the signal sig, until ctx ends; the function that it returns waits for
+// the end of that. A process that handles the signal reads on in peace.
+func (e *Engine) unblock(ctx context.Context, name string, sig syscall.Signal) (wait func()) {
 	var group sync.WaitGroup
 	if e.cfg.Unblock == nil {
 		return group.Wait
@@ -32,7 +35,7 @@ func (e *Engine) unblock(ctx context.Context, name string) (wait func()) {
 			case <-ctx.Done():
 				return
 			}
-			threads, err := e.threads(ctx, name)
+			threads, err := e.threads(ctx, name, sig)
 			if err != nil {
 				return // it has ended
 			}
@@ -42,8 +45,8 @@ func (e *Engine) unblock(ctx context.Context, name string) (wait func()) {
 	return group.Wait
 }
 
-// threads are those of all processes of a container that runs.
-func (e *Engine) threads(ctx context.Context, name string) ([]int, error) {
+// threads are those of a container's processes for which sig is pending.
+func (e *Engine) threads(ctx context.Context, name string, sig syscall.Signal) ([]int, error) {
 	r, err := e.c.tasks.ListPids(ctx, &tasksapi.ListPidsRequest{ContainerID: name})
 	if err != nil {
 		return nil, err
@@ -55,10 +58,30 @@ func (e *Engine) threads(ctx context.Context, name string) ([]int, error) {
 			continue // gone meanwhile
 		}
 		for _, t := range tasks {
+			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", p.Pid, t.Name()))
+			if err != nil || !pending(status, sig) {
+				continue
+			}
 			if tid, err := strconv.Atoi(t.Name()); err == nil {
 				all = append(all, tid)
 			}
 		}
 	}
 	return all, nil
+}
+
+// pending reports whether a signal waits for a thread, or for any of its
+// process, by what proc(5) says of the thread.
+func pending(status []byte, sig syscall.Signal) bool {
+	for line := range bytes.Lines(status) {
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		if !bytes.Equal(name, []byte("SigPnd")) && !bytes.Equal(name, []byte("ShdPnd")) {
+			continue
+		}
+		mask, err := strconv.ParseUint(string(bytes.TrimSpace(value)), 16, 64)
+		if err == nil && mask&(1<<(sig-1)) != 0 {
+			return true
+		}
+	}
+	return false
 }

@@ -72,6 +72,12 @@ func (o *origin) take(ctx context.Context, i, j int) (release func(), err error)
 	}, nil
 }
 
+func newOrigin(s *Start, n int, part *layer.Partial) *origin {
+	o := &origin{s: s, n: n, part: part}
+	o.where = sync.OnceValue(o.places)
+	return o
+}
+
 // place is a stretch of a layer that a chunk holds.
 type place struct {
 	from, to int64

@@ -145,34 +145,19 @@ func (p *Puller) absent(img *image.Image) int64 {
 	return n
 }
 
-// openStart reads the pack up to its tables and begins the layers.
+// openStart reads the pack up to its tables, begins the layers, and lets the
+// chunks come.
 func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *packFile) (*Start, error) {
-	claim := p.cfg.Link.claim(Startup)
 	s := &Start{p: p, img: img, o: o, pack: f, background: make(chan struct{}), done: make(chan struct{})}
-	life, cancel := context.WithCancelCause(p.life)
-	stop := func() { cancel(nil) }
-	unhook := context.AfterFunc(ctx, stop) // until the tables are here, the caller may give up
-	heard := s.cutSilence(func() { cancel(errSilent) })
-	stream, body, err := s.openPack(life, claim)
-	heard()
-	if !unhook() && err == nil {
-		err = context.Cause(ctx)
-	}
+	stream, end, err := s.readTables(ctx)
 	if err != nil {
-		stop()
-		if body != nil {
-			body.Close()
-		}
-		claim.release()
 		s.abandon()
 		return nil, err
 	}
 	p.work.Go(func() {
-		defer stop()
-		defer claim.release()
-		defer body.Close()
+		defer end()
 		defer close(s.done)
-		if err := s.put(stream); err != nil && life.Err() == nil {
+		if err := s.put(stream); err != nil && p.life.Err() == nil {
 			p.cfg.Log.Warn("a startup pack ends early; what it lacks is fetched on demand", "image", img.Ref, "err", err)
 		}
 	})
@@ -182,6 +167,32 @@ func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *
 		}
 	}
 	return s, nil
+}
+
+// readTables opens the pack and begins its layers. ctx, and a registry that is
+// silent, end that; what follows in the stream goes on until end is called.
+func (s *Start) readTables(ctx context.Context) (stream *pack.Stream, end func(), err error) {
+	claim := s.p.cfg.Link.claim(Startup)
+	life, cancel := context.WithCancelCause(s.p.life)
+	unhook := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	heard := s.cutSilence(func() { cancel(errSilent) })
+	stream, body, err := s.openPack(life, claim)
+	heard()
+	if !unhook() && err == nil {
+		err = context.Cause(ctx)
+	}
+	end = func() {
+		if body != nil {
+			body.Close()
+		}
+		cancel(nil)
+		claim.release()
+	}
+	if err != nil {
+		end()
+		return nil, nil, err
+	}
+	return stream, end, nil
 }
 
 // packSilence is how long a registry may be silent while a pack's tables are
@@ -448,9 +459,7 @@ func (s *Start) release() {
 // becomes whole one day.
 func (p *Puller) adopt(s *Start, n int, part *layer.Partial) {
 	p.mu.Lock()
-	o := &origin{s: s, n: n, part: part}
-	o.where = sync.OnceValue(o.places)
-	p.origins[part.Layer.DiffID] = o
+	p.origins[part.Layer.DiffID] = newOrigin(s, n, part)
 	p.mu.Unlock()
 	p.work.Go(func() { p.makeWhole(s, part) })
 }
@@ -483,7 +492,7 @@ func (p *Puller) makeWhole(s *Start, part *layer.Partial) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if o := p.origins[id]; o != nil && o.s == s {
+	if o := p.origins[id]; o != nil && o.part == part {
 		delete(p.origins, id)
 	}
 }
@@ -554,29 +563,62 @@ func (p *Puller) imageOf(part *layer.Partial) *image.Image {
 	return all[0]
 }
 
-// reviveImage finds the pack again, for its points; without one the layers are
-// filled from their streams.
+// reviveImage lets the partial layers of an image be filled, and looks for the
+// pack again, for what is read meanwhile, until it is found or there is none.
 func (p *Puller) reviveImage(img *image.Image) {
 	o := Options{PlainHTTP: p.plain(img)}
+	bare := p.bareStart(img, o)
+	left := func() (parts []*layer.Partial) {
+		for _, part := range p.cfg.Layers.Partials() {
+			if !part.Whole() && img.Has(part.Layer.DiffID) {
+				parts = append(parts, part)
+			}
+		}
+		return parts
+	}
+	for _, part := range left() {
+		p.adopt(bare, -1, part)
+	}
+	bare.release()
+	for pause := reviveFirst; len(left()) > 0; pause = min(2*pause, time.Minute) {
+		err := p.reviveStart(img, o)
+		if err == nil || errors.Is(err, errNoPack) || errors.Is(err, pack.ErrInvalid) {
+			return
+		}
+		p.cfg.Log.Warn("the startup pack of a running image cannot be read again yet", "image", img.Ref, "err", err)
+		select {
+		case <-time.After(pause):
+		case <-p.life.Done():
+			return
+		}
+	}
+}
+
+// reviveFirst is the pause after the first search for a pack that failed.
+const reviveFirst = 2 * time.Second
+
+// reviveStart makes the pack of an image the origin of its partial layers again.
+// Its chunks are fetched when they are read: most are here.
+func (p *Puller) reviveStart(img *image.Image, o Options) error {
+	f, err := p.findPack(p.life, img, o)
+	if err != nil {
+		return err
+	}
 	s := p.bareStart(img, o)
-	ctx, cancel := context.WithTimeout(p.life, p.wait())
-	defer cancel()
-	if f, err := p.findPack(ctx, img, o); err == nil {
-		if again, err := p.openStart(ctx, img, o, f); err == nil {
-			s = again
-		} else {
-			p.cfg.Log.Warn("the startup pack of a running image cannot be read again", "image", img.Ref, "err", err)
+	s.pack = f
+	_, end, err := s.readTables(p.life)
+	if err != nil {
+		return err
+	}
+	end()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, part := range s.partials {
+		if part != nil && p.origins[part.Layer.DiffID] != nil {
+			p.origins[part.Layer.DiffID] = newOrigin(s, i, part)
 		}
 	}
-	s.release()
-	for _, part := range p.cfg.Layers.Partials() {
-		p.mu.Lock()
-		known := p.origins[part.Layer.DiffID] != nil
-		p.mu.Unlock()
-		if !known && !part.Whole() && img.Has(part.Layer.DiffID) {
-			p.adopt(s, -1, part)
-		}
-	}
+	return nil
 }
 
 // plain reports whether the partial layers of an image came over plain HTTP.

@@ -224,6 +224,13 @@ func (p *Pull) WaitLayer(ctx context.Context, i int) error {
 	return nil
 }
 
+// Deferred reports whether the pull's layers may stay partial for long, or for
+// ever: completion is off, or waits for its hours.
+func (p *Pull) Deferred() bool {
+	cfg := &p.puller.cfg.Lazy
+	return p.lazy && (cfg.Off || cfg.Hours != nil) && slices.ContainsFunc(p.fills, (*layer.Fill).Partial)
+}
+
 // Background lets the layers of a lazy pull fill: the start is over. It may be
 // called more than once.
 func (p *Pull) Background() {

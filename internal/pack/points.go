@@ -139,7 +139,7 @@ func (p *Points) follows(i int, q *point) bool {
 	if q.in == 0 || i > 1 && p.list[1].in == 0 { // digests alone: no point but the start
 		forward = unit && q.in == 0 && c != image.Plain
 	}
-	return forward && q.out > last.out && q.out-last.out <= MaxSegment
+	return forward && q.in-last.in <= mostStored(q.out-last.out)+pointSlack && q.out > last.out && q.out-last.out <= MaxSegment
 }
 
 // appendPoint encodes q, whose predecessor is last.
@@ -155,6 +155,10 @@ func appendPoint(b []byte, last, q *point) []byte {
 
 // Len is the number of segments, at least 1.
 func (p *Points) Len() int { return len(p.list) }
+
+// pointSlack is how many bytes more than its data a segment's compressed form may
+// have: headers of members, and blocks without any.
+const pointSlack = 64 << 10
 
 // Enterable reports whether the blob can be entered at the points. If not, they
 // have the digests of the segments and nothing else.
