@@ -109,15 +109,15 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 	if absent < smallImage {
 		return nil, fmt.Sprintf("only %d bytes are to be fetched", absent)
 	}
-	if rate := p.cfg.Link.Fastest(); rate > 0 && float64(absent) < rate*quickPull.Seconds() {
-		return nil, fmt.Sprintf("%d bytes are to be fetched, and the link has carried %.0f Mbit/s", absent, rate*8/1e6)
-	}
 	f, err := look.result(ctx, img)
 	if err != nil {
 		if !errors.Is(err, errNoPack) {
 			p.cfg.Log.Warn("no startup pack can be used", "image", img.Ref, "why", err)
 		}
 		return nil, err.Error()
+	}
+	if rate := p.cfg.Link.Fastest(); rate > 0 && float64(absent) < rate*quickPull.Seconds() {
+		return nil, fmt.Sprintf("%d bytes are to be fetched, and the link has carried %.0f Mbit/s", absent, rate*8/1e6)
 	}
 	if f.size > int64(packShare*float64(absent)) {
 		return nil, fmt.Sprintf("its pack has %d bytes, all that is absent %d", f.size, absent)
@@ -576,12 +576,17 @@ func (p *Puller) reviveImage(img *image.Image) {
 		}
 		return parts
 	}
+	err := p.reviveStart(img, o) // first: what is wanted meanwhile waits, and need not come by whole streams
 	for _, part := range left() {
-		p.adopt(bare, -1, part)
+		p.mu.Lock()
+		known := p.origins[part.Layer.DiffID] != nil
+		p.mu.Unlock()
+		if !known {
+			p.adopt(bare, -1, part)
+		}
 	}
 	bare.release()
 	for pause := reviveFirst; len(left()) > 0; pause = min(2*pause, time.Minute) {
-		err := p.reviveStart(img, o)
 		if err == nil || errors.Is(err, errNoPack) || errors.Is(err, pack.ErrInvalid) {
 			return
 		}
@@ -591,6 +596,7 @@ func (p *Puller) reviveImage(img *image.Image) {
 		case <-p.life.Done():
 			return
 		}
+		err = p.reviveStart(img, o)
 	}
 }
 
@@ -611,11 +617,19 @@ func (p *Puller) reviveStart(img *image.Image, o Options) error {
 		return err
 	}
 	end()
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	s.release()
 	for i, part := range s.partials {
-		if part != nil && p.origins[part.Layer.DiffID] != nil {
+		if part == nil {
+			continue
+		}
+		p.mu.Lock()
+		known := p.origins[part.Layer.DiffID] != nil
+		if known { // it is being made whole already
 			p.origins[part.Layer.DiffID] = newOrigin(s, i, part)
+		}
+		p.mu.Unlock()
+		if !known {
+			p.adopt(s, i, part)
 		}
 	}
 	return nil
