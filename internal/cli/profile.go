@@ -115,7 +115,24 @@ func (c *call) profileRun(ctx context.Context, req node.Request, i int) (p node.
 	case <-ctx.Done():
 		return p, ctx.Err()
 	}
+	if err := c.livesOrEnded(ctx, record.Name); err != nil {
+		return p, err
+	}
 	return c.client.ProfileEnd(ctx, node.ProfileEnd{Name: record.Name, Merge: o.merge || i > 0, Exercised: o.exercise != ""})
+}
+
+// livesOrEnded is an error if a container has failed: what it read is no start.
+func (c *call) livesOrEnded(ctx context.Context, name string) error {
+	all, err := c.client.List(ctx, true)
+	if err != nil {
+		return err
+	}
+	for _, one := range all {
+		if one.Name == name && one.Status == node.StatusExited && one.ExitCode != 0 {
+			return api.New(api.Exited, fmt.Sprintf("container %s exited with status %d: nothing is learned from that", name, one.ExitCode))
+		}
+	}
+	return nil
 }
 
 // cleanUp removes a container, and throws its recording away if it failed. It

@@ -59,6 +59,8 @@ const (
 	refillLater = 2 * time.Second
 )
 
+func (l layers) Has(id digest.Digest) bool { return l.p.Has(id) }
+
 func (l layers) Files(id digest.Digest) (mount.Files, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), max(refillLater, time.Until(l.begun.Add(refillWait))))
 	defer cancel()

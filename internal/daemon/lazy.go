@@ -67,6 +67,10 @@ func (d *Daemon) renewOrphans() {
 			orphans = append(orphans, p.Layer.DiffID)
 		}
 	}
+	if len(orphans) > 0 {
+		d.log.Error("datafs died together with dewd: containers that ran before their image was whole get I/O errors; start them again", "layers", orphans)
+		d.events.add(node.Event{Kind: node.EventLost, Error: "datafs died together with dewd: containers that ran before their image was whole get I/O errors"})
+	}
 	d.renew(orphans)
 }
 

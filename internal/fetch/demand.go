@@ -30,6 +30,7 @@ type origin struct {
 
 	useless atomic.Bool // the pack, for this layer
 
+	edges edges
 	where func() []place // what the pack's chunks hold of the layer, ascending
 
 	mu     sync.Mutex // held while points are fetched
@@ -406,7 +407,7 @@ func (o *origin) getPoints(ctx context.Context) (*pack.Points, error) {
 // bringSegments brings the segments that [from, to) touches, whole: what lies
 // beside the bytes that are waited for costs nothing more.
 func (o *origin) bringSegments(ctx context.Context, points *pack.Points, from, to int64) error {
-	i, j := points.Segment(from), points.Segment(to-1)
+	i, j := o.edges.narrow(points.Segment(from), points.Segment(to-1), from, to)
 	release, err := o.take(ctx, i, j)
 	if err != nil {
 		return err
@@ -489,6 +490,11 @@ func (o *origin) inflate(points *pack.Points, i, j int, blob, windows []byte) er
 		if err := points.Inflate(k, bytes.NewReader(blob[inFrom-blobAt:inTo-blobAt]), window, buf[have:]); err != nil {
 			return fmt.Errorf("layer %s at %d: %w", o.part.Layer.Digest, from, err)
 		}
+		if k == i {
+			if err := o.edges.right(o, i, from, buf); err != nil {
+				return err
+			}
+		}
 		n, err := o.putPages(at, buf, to == o.part.Size)
 		if err != nil {
 			return err
@@ -496,7 +502,7 @@ func (o *origin) inflate(points *pack.Points, i, j int, blob, windows []byte) er
 		buf = append(buf[:0], buf[n:]...)
 		at += int64(n)
 	}
-	return nil
+	return o.edges.left(o, j+1, at, buf)
 }
 
 // putPages puts the whole pages of b, which lies at off, and returns how many

@@ -16,6 +16,7 @@ import (
 	"dewpoint/internal/pack"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // LazyConfig bounds what is mounted before it is whole. The zero value waits
@@ -432,6 +433,27 @@ func (p *Puller) putRoomy(part *layer.Partial, off int64, b []byte) error {
 		err = part.Put(off, b)
 	}
 	return err
+}
+
+// spareRoom is what the completion of a layer that runs already leaves free of
+// the disk, in bytes: containers, and their removal, need some.
+const spareRoom = 64 << 20
+
+// roomFor is an error that wraps ENOSPC if the disk has not enough room to make
+// a partial layer whole. Others are filled as far as they go.
+func (p *Puller) roomFor(id digest.Digest) error {
+	part := p.cfg.Layers.Partial(id)
+	if part == nil {
+		return nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(part.Files().Index, &st); err != nil {
+		return err
+	}
+	if free, want := int64(st.Bavail)*st.Bsize, part.Size-part.Passed()-part.Early()+spareRoom; free < want {
+		return fmt.Errorf("%d bytes of disk are free, the rest of the layer, which runs already, takes %d: %w", free, want, syscall.ENOSPC)
+	}
+	return nil
 }
 
 // release lets the layers fill, after the configured delay.

@@ -99,9 +99,10 @@ type Pull struct {
 	Lazy *Start
 	Why  string
 
-	puller *Puller
-	lazy   bool          // partial layers will do
-	layers []image.Layer // each distinct one, bottom first
+	puller  *Puller
+	release context.CancelFunc // of the hold on the layers
+	lazy    bool               // partial layers will do
+	layers  []image.Layer      // each distinct one, bottom first
 	// fills are those of layers. One that another image began may know the
 	// layer as another blob, with the same contents.
 	fills []*layer.Fill
@@ -158,7 +159,9 @@ func (p *Puller) mountable(img *image.Image, id digest.Digest) bool {
 // fill begins the fills of an image's layers, in their order.
 func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lookup) *Pull {
 	pull := &Pull{Image: img, Resolved: time.Now(), puller: p, lazy: o.Lazy, layers: img.Unique()}
-	p.hold(ctx, pull)
+	holding, release := context.WithCancel(ctx)
+	pull.release = release
+	p.hold(holding, pull)
 	pull.Local = p.have(img)
 	if o.Lazy && !pull.Local {
 		pull.Lazy, pull.Why = p.startLazily(ctx, img, o, look)
@@ -237,6 +240,9 @@ func (p *Pull) Background() {
 	if p.Lazy != nil {
 		p.Lazy.release()
 	}
+	if p.lazy && slices.ContainsFunc(p.fills, (*layer.Fill).Partial) {
+		p.release() // who runs with the layers keeps them from here on
+	}
 }
 
 // WaitComplete blocks until every layer is on disk. It returns an error that
@@ -294,6 +300,9 @@ type blob struct {
 // Open implements layer.Source.
 func (b *blob) Open(ctx context.Context, f *layer.Fill, offset int64) (io.ReadCloser, error) {
 	if err := b.pass(ctx); err != nil {
+		return nil, err
+	}
+	if err := b.p.roomFor(b.l.DiffID); err != nil {
 		return nil, err
 	}
 	return b.open(ctx, f.Progress, offset)
@@ -397,6 +406,12 @@ func (p *Puller) strictest(chain digest.Digest, ids []digest.Digest) *image.Imag
 		}
 	}
 	return found
+}
+
+// Has reports whether a layer is readable.
+func (p *Puller) Has(id digest.Digest) bool {
+	_, err := p.cfg.Layers.Get(id)
+	return err == nil
 }
 
 // Files says where a layer lies. A layer that was readable but not complete

@@ -150,6 +150,7 @@ const (
 	EventExited  = "exited"  // a container's process ended: ExitCode
 	EventRemoved = "removed" // a container is gone
 	EventDeleted = "deleted" // an image is gone
+	EventLost    = "lost"    // containers get I/O errors, for what served their layers is gone: Error
 	EventLied    = "lied"    // bytes that an image ran with are not the layer's: Error
 )
 

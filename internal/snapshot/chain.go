@@ -87,7 +87,7 @@ func (s *Snapshotter) find(ctx context.Context, e extraction, fetch bool) (diges
 		return "", err
 	}
 	if id, ok := parseDigest(e.labels[snapshots.LabelSnapshotDiffID]); ok && e.fits(id) {
-		if _, err := s.layers.Files(id); err == nil {
+		if s.layers.Has(id) {
 			return id, nil
 		}
 	}

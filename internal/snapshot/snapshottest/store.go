@@ -205,6 +205,12 @@ func (s *Store) Chain(_ context.Context, chain digest.Digest) ([]digest.Digest, 
 }
 
 // Files implements snapshot.Layers.
+// Has implements snapshot.Layers.
+func (s *Store) Has(id digest.Digest) bool {
+	_, err := s.Files(id)
+	return err == nil
+}
+
 func (s *Store) Files(id digest.Digest) (mount.Files, error) {
 	if err := s.called("Files"); err != nil {
 		return mount.Files{}, err
