@@ -6,8 +6,6 @@ import (
 	"sync"
 )
 
-type span struct{ From, To int64 }
-
 // arrival knows which bytes of a layer's data a fill has written, and lets readers
 // wait for those that are not. It is safe for concurrent use.
 type arrival struct {

@@ -93,10 +93,7 @@ func (s *Store) start(ctx context.Context, key digest.Digest, l image.Layer, src
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.begins != "" && s.begins == key { // being made a partial one
-		s.mu.Unlock()
-		s.beginning.Lock()
-		s.beginning.Unlock()
-		s.mu.Lock()
+		s.begun.Wait()
 	}
 	f := s.fills[key]
 	for f != nil && f.users == 0 { // given up, but not gone

@@ -92,6 +92,7 @@ type Store struct {
 
 	beginning sync.Mutex    // held by Begin
 	begins    digest.Digest // the layer that Begin makes, or ""; guarded by mu
+	begun     *sync.Cond    // on mu: begins has changed
 }
 
 // Layer is a readable or complete layer.
@@ -146,6 +147,7 @@ func Open(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{cfg: cfg, lock: lock, layers: map[digest.Digest]*Layer{}, fills: map[digest.Digest]*Fill{}, partials: map[digest.Digest]*Partial{}}
+	s.begun = sync.NewCond(&s.mu)
 	s.life, s.end = context.WithCancel(context.Background())
 	if err := s.scan(); err != nil {
 		lock.Close()

@@ -120,6 +120,7 @@ func (s *Store) Begin(l image.Layer, table []byte, from Origin) (*Partial, error
 	defer func() {
 		s.mu.Lock()
 		s.begins = ""
+		s.begun.Broadcast()
 		s.mu.Unlock()
 	}()
 	switch {
