@@ -410,7 +410,7 @@ func (p *Puller) strictest(chain digest.Digest, ids []digest.Digest) *image.Imag
 
 // Has reports whether a layer is readable.
 func (p *Puller) Has(id digest.Digest) bool {
-	_, err := p.cfg.Layers.Get(id)
+	_, err := p.cfg.Layers.Peek(id)
 	return err == nil
 }
 
