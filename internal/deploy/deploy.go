@@ -142,7 +142,7 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 		return d.unready(ctx, o, err)
 	}
 	r.reached(node.Ready)
-	r.started()
+	r.started(check.Kind != ready.None && check.Kind != "")
 	return nil
 }
 

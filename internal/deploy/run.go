@@ -108,10 +108,15 @@ func (r *run) show() {
 	}
 }
 
-// started lets what the start did without come now.
-func (r *run) started() {
-	if r.pull != nil {
+// started lets what the start did without come: now, if the container is known
+// to be ready.
+func (r *run) started(ready bool) {
+	switch {
+	case r.pull == nil:
+	case ready:
 		r.pull.Background()
+	default:
+		r.pull.BackgroundSoon()
 	}
 }
 
@@ -140,7 +145,9 @@ func (r *run) settle(ctx context.Context) error {
 func (r *run) end(err error) node.Record {
 	close(r.seen)
 	r.gone.Wait()
-	r.started()
+	if err != nil {
+		r.started(true)
+	}
 	r.watch.Reached = nil
 	rec := r.snapshot(err)
 	if _, done := rec.Stages[node.Complete]; done || err != nil || r.pull != nil && r.pull.Deferred() {

@@ -452,9 +452,13 @@ type session struct {
 	idle  *time.Timer // runs while there are none; guarded by the puller
 }
 
-// clientStart is how long the start of a container may take that some other
-// client of containerd runs: dewd does not see when it is ready.
+// clientStart is how long the start of a container may take of which dewd does
+// not see when it is ready.
 const clientStart = 10 * time.Second
+
+// BackgroundSoon is Background for containers of which nobody knows when they
+// have started.
+func (p *Pull) BackgroundSoon() { time.AfterFunc(clientStart, p.Background) }
 
 // Want names one layer of an image as containerd's snapshot labels do.
 type Want struct {
@@ -501,7 +505,7 @@ func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
 	}
 	if run != nil { // nobody else makes it
 		s.pull = p.fill(run, img, o, look)
-		time.AfterFunc(clientStart, s.pull.Background)
+		s.pull.BackgroundSoon()
 		close(s.made)
 	}
 	select {
