@@ -42,8 +42,11 @@ const (
 	// smallImage is what is fetched whole whatever a pack says: the round trips
 	// of a lazy start cost as much.
 	smallImage = 512 << 10
-	// smallBlind is the size of images of which one miss may fetch nearly all.
-	smallBlind = 8 << 20
+	// fewSegments is the size of images that have so few segments that some pages
+	// which the pack lacks cost as much as all of them; smallShare of such an
+	// image is the most that a pack may have.
+	fewSegments = 8 << 20
+	smallShare  = 0.15
 	// quickPull is how long a whole pull may take that is not worth a lazy start.
 	quickPull = 150 * time.Millisecond
 	// packShare of an image's absent bytes is the most that a pack may have.
@@ -120,13 +123,14 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 	if rate := p.cfg.Link.Fastest(); rate > 0 && float64(absent) < rate*quickPull.Seconds() {
 		return nil, fmt.Sprintf("%d bytes are to be fetched, and the link has carried %.0f Mbit/s", absent, rate*8/1e6)
 	}
-	if f.size > int64(packShare*float64(absent)) {
+	share := packShare
+	if absent < fewSegments {
+		share = smallShare
+	}
+	if f.size > int64(share*float64(absent)) {
 		return nil, fmt.Sprintf("its pack has %d bytes, all that is absent %d", f.size, absent)
 	}
 	s, err := p.openStart(ctx, img, o, f)
-	if errors.Is(err, errBlind) {
-		return nil, err.Error()
-	}
 	if err != nil {
 		p.cfg.Log.Warn("a startup pack cannot be used; the image is pulled whole", "image", img.Ref, "err", err)
 		return nil, err.Error()
@@ -304,9 +308,6 @@ func (s *Start) begin(r io.Reader) (*pack.Stream, error) {
 	if s.Trust, err = s.p.trust(s.img, s.pack, stream.HeaderDigest); err != nil {
 		return nil, err
 	}
-	if err := s.worthwhile(); err != nil {
-		return nil, err
-	}
 	s.partials = make([]*layer.Partial, len(s.head.Layers))
 	for _, l := range s.head.Layers {
 		if l.Table == nil {
@@ -321,24 +322,6 @@ func (s *Start) begin(r io.Reader) (*pack.Stream, error) {
 		}
 	}
 	return stream, s.useful()
-}
-
-// errBlind says that a lazy start is not worth its risk.
-var errBlind = errors.New("the image is small, and its layers cannot be entered in the middle: a page that the pack lacks would cost as much as all")
-
-// worthwhile is an error for small images of which a miss fetches nearly all.
-func (s *Start) worthwhile() error {
-	var all, blind int64
-	for _, l := range s.head.Layers {
-		all += l.BlobSize
-		if l.Compression != image.Plain && l.Windows == 0 {
-			blind += l.BlobSize
-		}
-	}
-	if all <= smallBlind && s.pack.size+blind > all {
-		return errBlind
-	}
-	return nil
 }
 
 // fits checks that the pack is about this image's layers.
