@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"dewpoint/internal/durable"
 )
 
 // DurableSizes are the lengths of files that the durable progress in dir
@@ -27,7 +29,7 @@ func MakeIncomplete(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Boot = bootID()
+	l.Boot = durable.BootID()
 	b, err := json.Marshal(l)
 	err = errors.Join(err, os.WriteFile(filepath.Join(dir, readyFile), b, 0o600), os.Remove(filepath.Join(dir, layerFile)))
 	if err != nil {

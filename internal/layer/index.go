@@ -160,7 +160,7 @@ func (l *Layer) declare() error {
 	if l.Complete() {
 		return nil
 	}
-	l.Boot = bootID()
+	l.Boot = durable.BootID()
 	b, err := json.Marshal(l)
 	l.Boot = ""
 	if err != nil {

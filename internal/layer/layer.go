@@ -12,6 +12,7 @@
 //	                     progress       how far the fill has come, durable
 //	                     progress.boot  the same, newer, for this boot only
 //	                     points         where the compressed stream can be entered
+//	                     present, partial.json, early    of a layer that was mounted before it was whole (Partial)
 //	                     blob           compressed bytes, kept where the stream has no restart points
 //	DIR/<sha256 of data>-tree/tree/     the unpacked layer instead, where the kernel has no EROFS
 //
@@ -224,7 +225,7 @@ func (s *Store) load(dir string) {
 	l, err := readLayer(dir, layerFile)
 	complete := err == nil
 	if errors.Is(err, os.ErrNotExist) {
-		if l, err = readLayer(dir, readyFile); err == nil && (l.Boot == "" || l.Boot != bootID()) {
+		if l, err = readLayer(dir, readyFile); err == nil && (l.Boot == "" || l.Boot != durable.BootID()) {
 			return // a power cut lies between: the progress says what there is
 		}
 	}

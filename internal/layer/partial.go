@@ -52,7 +52,7 @@ var ErrBusy = errors.New("layer is not to be had as a partial one")
 // index was built from its table, its data has holes, and a Server shows them
 // to the kernel. Bytes come in two ways. Put takes those whose digest was
 // checked, from anywhere. The layer's Fill takes the whole stream, writes what
-// is absent, and compares what is not: Early tells what came early and differs.
+// is absent, and compares what is not; what came early and differs is a lie (ErrLied).
 //
 // What the stream has written is shown when the stream as a whole has
 // verified; until then Vouch shows a stretch of it against a digest.
@@ -364,13 +364,6 @@ func (p *Partial) Age() time.Duration { return time.Since(p.begun) }
 
 // Early is the number of bytes that Put has written.
 func (p *Partial) Early() int64 { return p.early.Load() }
-
-// Differs lists where bytes that were put early are not the stream's.
-func (p *Partial) Differs() []Span {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return append([]Span(nil), p.differs...)
-}
 
 // Put writes b at off, as far as it is absent, and shows it. off is a multiple
 // of presence.Page, and so is the length unless b reaches the data's end. The

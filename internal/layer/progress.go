@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
 
 	"dewpoint/internal/durable"
 	"dewpoint/internal/image"
@@ -41,19 +39,10 @@ const (
 	bootFile        = "progress.boot"
 )
 
-// bootID names this boot of the kernel (random(4), boot_id).
-var bootID = sync.OnceValue(func() string {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
-})
-
 // loadProgress returns the newest record in dir that holds for blob, or nil.
 func loadProgress(dir string, blob digest.Digest) *progress {
 	p, err := readProgress(filepath.Join(dir, bootFile))
-	if err == nil && p.Boot != "" && p.Boot == bootID() && p.fits(blob) {
+	if err == nil && p.Boot != "" && p.Boot == durable.BootID() && p.fits(blob) {
 		return p
 	}
 	if p, err = readProgress(filepath.Join(dir, progressFile)); err == nil && p.fits(blob) {
@@ -83,7 +72,7 @@ func readProgress(path string) (*progress, error) {
 
 // saveBoot writes the record for the rest of this boot.
 func (p progress) saveBoot(dir string) error {
-	p.Boot = bootID()
+	p.Boot = durable.BootID()
 	b, err := json.Marshal(p)
 	if err != nil {
 		return err

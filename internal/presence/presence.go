@@ -20,10 +20,10 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"dewpoint/internal/durable"
 
 	"golang.org/x/sys/unix"
 )
@@ -65,7 +65,7 @@ func Create(path string, size int64) (*Map, error) {
 	head := make([]byte, headerSize)
 	copy(head, magic)
 	binary.LittleEndian.PutUint64(head[sizeAt:], uint64(size))
-	copy(head[bootAt:bootAt+bootLen], bootID())
+	copy(head[bootAt:bootAt+bootLen], durable.BootID())
 	if _, err = f.Write(head); err == nil {
 		// Allocated, not sparse: on a full disk a store into a mapped hole kills the process.
 		err = allocate(f, fileSize(size))
@@ -121,7 +121,7 @@ func load(f *os.File, prot int) (*Map, error) {
 	if !bytes.HasPrefix(head, []byte(magic)) || size < 0 || size > maxSize {
 		return nil, ErrStale
 	}
-	if boot := bootID(); boot == "" || string(head[bootAt:bootAt+bootLen]) != boot {
+	if boot := durable.BootID(); len(boot) != bootLen || string(head[bootAt:bootAt+bootLen]) != boot {
 		return nil, ErrStale
 	}
 	fi, err := f.Stat()
@@ -229,12 +229,3 @@ func (m *Map) Close() error {
 	m.words = nil
 	return errors.Join(unix.Munmap(m.mem), m.file.Close())
 }
-
-// bootID names this boot of the kernel (random(4), boot_id).
-var bootID = sync.OnceValue(func() string {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil || len(strings.TrimSpace(string(b))) != bootLen {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
-})

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
 
+	"dewpoint/internal/durable"
 	"dewpoint/internal/tree"
 )
 
@@ -34,20 +36,16 @@ type corrections struct {
 }
 
 const (
-	bootFile  = "boot"
-	halfMade  = ".tmp"
-	bootIDSrc = "/proc/sys/kernel/random/boot_id"
+	bootFile = "boot"
+	halfMade = ".tmp"
 )
 
 // openCorrections makes dir, empty unless it is of this boot.
 func openCorrections(dir string) (*corrections, error) {
-	boot, err := os.ReadFile(bootIDSrc)
-	if err != nil {
-		return nil, err
-	}
+	boot := durable.BootID()
 	c := &corrections{dir: dir, needed: make(map[string]bool)}
 	marker := filepath.Join(dir, bootFile)
-	if b, err := os.ReadFile(marker); err == nil && string(b) == string(boot) {
+	if b, err := os.ReadFile(marker); err == nil && boot != "" && strings.TrimSpace(string(b)) == boot {
 		return c, nil
 	}
 	if err := os.RemoveAll(dir); err != nil {
@@ -56,7 +54,7 @@ func openCorrections(dir string) (*corrections, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return c, os.WriteFile(marker, boot, 0o600)
+	return c, os.WriteFile(marker, []byte(boot), 0o600)
 }
 
 func (c *corrections) path(id string) string { return filepath.Join(c.dir, id) }
