@@ -28,7 +28,7 @@ func pushLayout(b *testing.B, reg *registrytest.Server, dir, name string) string
 	var idx ocispec.Index
 	raw, err := os.ReadFile(filepath.Join(dir, "index.json"))
 	if err != nil {
-		b.Skipf("no images (make images): %v", err)
+		b.Fatalf("no images (make images): %v", err)
 	}
 	if err := json.Unmarshal(raw, &idx); err != nil {
 		b.Fatal(err)
@@ -47,7 +47,7 @@ func pushLayout(b *testing.B, reg *registrytest.Server, dir, name string) string
 		}
 		return reg.PushManifest(name, d.MediaType, body).Ref
 	}
-	b.Skipf("no image %s in %s (make images)", name, dir)
+	b.Fatalf("no image %s in %s (make images)", name, dir)
 	return ""
 }
 

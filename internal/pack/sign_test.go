@@ -76,7 +76,7 @@ func TestKeyFiles(t *testing.T) {
 // The keys are those that OpenSSL makes, and it verifies what they sign.
 func TestOpenSSL(t *testing.T) {
 	if _, err := exec.LookPath("openssl"); err != nil {
-		t.Skip("openssl is not installed")
+		t.Fatal("openssl is not installed: scripts/install test")
 	}
 	dir := t.TempDir()
 	run := func(args ...string) {
