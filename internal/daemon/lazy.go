@@ -368,10 +368,11 @@ func (d *Daemon) lied(p *layer.Partial, why error) {
 		d.log.Error("record a quarantine", "err", err)
 	}
 	d.events.add(node.Event{Kind: node.EventLied, Image: p.Origin.Ref, Error: why.Error()})
+	if d.cfg.File.Pack.Lied != "stop" {
+		return
+	}
 	for _, img := range d.catalog.WithLayer(id) { // they have run with its bytes, whosever pack it was
-		if d.cfg.File.Pack.Lied == "stop" {
-			go d.stopAll(img.Desc.Digest.String(), img.Target.Digest.String())
-		}
+		d.bg.Go(func() { d.stopAll(img.Desc.Digest.String(), img.Target.Digest.String()) })
 	}
 }
 

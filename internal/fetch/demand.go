@@ -267,8 +267,7 @@ func (o *origin) giveUp(err error) bool {
 	return true
 }
 
-// chunkAt returns the chunk of the pack that holds the byte at off and has not
-// been put yet.
+// chunkAt returns the chunk of the pack that holds the byte at off.
 func (o *origin) chunkAt(off int64) (int, bool) {
 	if o.n < 0 {
 		return 0, false

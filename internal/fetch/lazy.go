@@ -246,7 +246,7 @@ func (s *Start) abandon() {
 			s.p.adopt(bare, -1, part)
 		}
 	}
-	bare.release()
+	bare.letFill()
 }
 
 // bareStart is one without a pack.
@@ -439,8 +439,8 @@ func (p *Puller) roomFor(id digest.Digest) error {
 	return nil
 }
 
-// release lets the layers fill, after the configured delay.
-func (s *Start) release() {
+// letFill lets the layers fill, after the configured delay.
+func (s *Start) letFill() {
 	if s.p.cfg.Lazy.Off {
 		return
 	}
@@ -590,7 +590,7 @@ func (p *Puller) reviveImage(img *image.Image) {
 			p.adopt(bare, -1, part)
 		}
 	}
-	bare.release()
+	bare.letFill()
 	for pause := reviveFirst; len(left()) > 0; pause = min(2*pause, time.Minute) {
 		if err == nil || errors.Is(err, errNoPack) || errors.Is(err, pack.ErrInvalid) {
 			return
@@ -622,7 +622,7 @@ func (p *Puller) reviveStart(img *image.Image, o Options) error {
 		return err
 	}
 	end()
-	s.release()
+	s.letFill()
 	for i, part := range s.partials {
 		if part == nil {
 			continue

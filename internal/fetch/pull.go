@@ -99,10 +99,10 @@ type Pull struct {
 	Lazy *Start
 	Why  string
 
-	puller  *Puller
-	release context.CancelFunc // of the hold on the layers
-	lazy    bool               // partial layers will do
-	layers  []image.Layer      // each distinct one, bottom first
+	puller *Puller
+	unhold context.CancelFunc // ends the hold on the layers
+	lazy   bool               // partial layers will do
+	layers []image.Layer      // each distinct one, bottom first
 	// fills are those of layers. One that another image began may know the
 	// layer as another blob, with the same contents.
 	fills []*layer.Fill
@@ -159,8 +159,8 @@ func (p *Puller) mountable(img *image.Image, id digest.Digest) bool {
 // fill begins the fills of an image's layers, in their order.
 func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lookup) *Pull {
 	pull := &Pull{Image: img, Resolved: time.Now(), puller: p, lazy: o.Lazy, layers: img.Unique()}
-	holding, release := context.WithCancel(ctx)
-	pull.release = release
+	holding, unhold := context.WithCancel(ctx)
+	pull.unhold = unhold
 	p.hold(holding, pull)
 	pull.Local = p.have(img)
 	if o.Lazy && !pull.Local {
@@ -238,10 +238,10 @@ func (p *Pull) Deferred() bool {
 // called more than once.
 func (p *Pull) Background() {
 	if p.Lazy != nil {
-		p.Lazy.release()
+		p.Lazy.letFill()
 	}
 	if p.lazy && slices.ContainsFunc(p.fills, (*layer.Fill).Partial) {
-		p.release() // who runs with the layers keeps them from here on
+		p.unhold() // who runs with the layers keeps them from here on
 	}
 }
 
