@@ -2,7 +2,6 @@ package test
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -16,10 +15,10 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/node"
 	"dewpoint/internal/pack"
+	"dewpoint/internal/pack/packtest"
 	"dewpoint/internal/registry"
 	"dewpoint/internal/registry/registrytest"
 
-	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 )
@@ -55,42 +54,10 @@ func pushLiar(t *testing.T, reg *registrytest.Server) *lazyImage {
 	if _, err := pack.Build(t.Context(), &b, in); err != nil {
 		t.Fatal(err)
 	}
-	lie, header := relabel(t, b.Bytes(), li.Layers)
+	lie, header := packtest.Relabel(t, b.Bytes(), li.Layers)
 	li.pack = lie
 	li.publish(t, client, lie, header)
 	return li
-}
-
-// relabel makes the header of a pack name other layers. It returns the pack and
-// its header's digest.
-func relabel(t *testing.T, b []byte, layers []image.Layer) ([]byte, digest.Digest) {
-	t.Helper()
-	n, err := pack.HeaderSize(b[:pack.PreambleSize])
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, _ := zstd.NewReader(nil)
-	defer r.Close()
-	raw, err := r.DecodeAll(b[pack.PreambleSize:n], nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var head map[string]any
-	if err := json.Unmarshal(raw, &head); err != nil {
-		t.Fatal(err)
-	}
-	for i, l := range head["layers"].([]any) {
-		l.(map[string]any)["diff_id"] = layers[i].DiffID
-	}
-	if raw, err = json.Marshal(head); err != nil {
-		t.Fatal(err)
-	}
-	w, _ := zstd.NewWriter(nil)
-	defer w.Close()
-	stored := w.EncodeAll(raw, nil)
-	out := binary.LittleEndian.AppendUint32(bytes.Clone(b[:8]), uint32(len(stored)))
-	out = append(binary.LittleEndian.AppendUint32(out, uint32(len(raw))), stored...)
-	return append(out, b[n:]...), digest.FromBytes(out)
 }
 
 // A pack that lied is told of, is not used again, and leaves no trace in what

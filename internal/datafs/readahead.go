@@ -23,8 +23,7 @@ var reading sync.Mutex
 // reads ahead in the reader's name: it would wait for absent neighbours of what
 // is there, and want them. It returns the names of the mount's backing devices for SetReadAhead.
 //
-// The kernel does not say which backing device is whose, so those that come up
-// during mount are taken; another process's EROFS mount of the same moment would
+// The devices that come up during mount are taken for its own; another process's EROFS mount of the same moment would
 // lose its read-ahead too, and nothing else.
 func WithoutReadAhead(mount func() error) ([]string, error) {
 	reading.Lock()

@@ -5,8 +5,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"encoding/base64"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,10 +21,10 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
+	"dewpoint/internal/pack/packtest"
 	"dewpoint/internal/registry"
 	"dewpoint/internal/registry/registrytest"
 
-	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -383,7 +381,7 @@ func TestPackLies(t *testing.T) {
 	honest := []image.Layer{lb.img.Layers[0], lb.img.Layers[1]}
 	b, _ := lb.build(func(tars [][]byte) { tars[1][20000] ^= 0xff })
 	// The liar names the honest layers.
-	lied, header := relabel(t, b.Bytes(), honest)
+	lied, header := packtest.Relabel(t, b.Bytes(), honest)
 	lb.publish(lied, header, false)
 	lb.restart(Config{Packs: PackConfig{Dir: t.TempDir()}})
 	pull := lb.start(lb.img.Ref)
@@ -414,39 +412,6 @@ func TestPackLies(t *testing.T) {
 			t.Errorf("layer %d is wrong", n)
 		}
 	}
-}
-
-// relabel makes the header of a pack name other layers.
-func relabel(t *testing.T, b []byte, layers []image.Layer) ([]byte, digest.Digest) {
-	t.Helper()
-	n, err := pack.HeaderSize(b[:pack.PreambleSize])
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, _ := zstd.NewReader(nil)
-	defer r.Close()
-	raw, err := r.DecodeAll(b[pack.PreambleSize:n], nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var head map[string]any
-	if err := json.Unmarshal(raw, &head); err != nil {
-		t.Fatal(err)
-	}
-	for i, l := range head["layers"].([]any) {
-		l.(map[string]any)["diff_id"] = layers[i].DiffID
-	}
-	raw, err = json.Marshal(head)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, _ := zstd.NewWriter(nil)
-	defer w.Close()
-	stored := w.EncodeAll(raw, nil)
-	out := binary.LittleEndian.AppendUint32(bytes.Clone(b[:8]), uint32(len(stored)))
-	out = binary.LittleEndian.AppendUint32(out, uint32(len(raw)))
-	out = append(out, stored...)
-	return append(out, b[n:]...), digest.FromBytes(out)
 }
 
 // Packs beyond the bound go, those that were used last stay.
