@@ -14,7 +14,7 @@ import (
 // order is the packages as a deployment flows through them: each imports only
 // those before it. Packages in one row are equals and do not import each other.
 var order = [][]string{
-	{"durable", "node", "image"},
+	{"durable", "node", "image", "evict"},
 	{"config", "inflate", "presence", "toc"},
 	{"registry", "erofs", "tree"},
 	{"mount", "pack", "datafs", "profile"},
@@ -29,6 +29,7 @@ var order = [][]string{
 	{"api"},
 	{"doctor"},
 	{"daemon"},
+	{"simulate"},
 	{"cli", "demo"},
 	{"bench"},
 }

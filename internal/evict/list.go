@@ -1,0 +1,81 @@
+package evict
+
+import "math"
+
+// entry is one object with what the policies remember of it.
+type entry struct {
+	Object
+	prev, next *entry
+	in         *list
+	uses       uint32  // since it came; capped by the policy
+	value      float64 // gdsf
+	seq        uint64  // gdsf: breaks ties, oldest use first
+	at         int     // gdsf: place in the heap
+	named      bool    // Victim named it, and nothing has happened to it since
+}
+
+// set replaces what is known of the object by o, made sensible.
+func (e *entry) set(o Object) {
+	o.Size = max(o.Size, 0)
+	if !(o.Cost > 0) || math.IsInf(o.Cost, 0) {
+		o.Cost = float64(o.Size)
+	}
+	o.Images = max(o.Images, 1)
+	e.Object = o
+}
+
+// list is entries from the newest (front) to the oldest (back). An entry is in at most one list.
+type list struct {
+	front, back *entry
+	n           int
+	bytes       int64
+}
+
+func (l *list) pushFront(e *entry) {
+	e.in, e.prev, e.next = l, nil, l.front
+	if l.front != nil {
+		l.front.prev = e
+	} else {
+		l.back = e
+	}
+	l.front = e
+	l.n++
+	l.bytes += e.Size
+}
+
+func (l *list) remove(e *entry) {
+	if e.prev != nil {
+		e.prev.next = e.next
+	} else {
+		l.front = e.next
+	}
+	if e.next != nil {
+		e.next.prev = e.prev
+	} else {
+		l.back = e.prev
+	}
+	e.in, e.prev, e.next = nil, nil, nil
+	l.n--
+	l.bytes -= e.Size
+}
+
+func (l *list) toFront(e *entry) {
+	l.remove(e)
+	l.pushFront(e)
+}
+
+// update replaces what is known of an entry that is in a list.
+func update(e *entry, o Object) {
+	e.in.bytes -= e.Size
+	e.set(o)
+	e.in.bytes += e.Size
+}
+
+// save returns the entries from the oldest to the newest.
+func (l *list) save() []saved {
+	out := make([]saved, 0, l.n)
+	for e := l.back; e != nil; e = e.prev {
+		out = append(out, save(e))
+	}
+	return out
+}

@@ -1,0 +1,90 @@
+package evict
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+)
+
+// version is the snapshot format's. A snapshot of another is refused: order is all that is lost.
+const version = 1
+
+// state is a policy as it lies on disk, in JSON. Lists run from the oldest to the newest.
+type state struct {
+	Version int     `json:"version"`
+	Policy  string  `json:"policy"`
+	Clock   float64 `json:"clock,omitempty"` // gdsf: the inflation
+	Hand    string  `json:"hand,omitempty"`  // sieve: the key it points at
+	Objects []saved `json:"objects"`
+	Ghosts  []saved `json:"ghosts,omitempty"` // s3fifo
+}
+
+type saved struct {
+	Key    string  `json:"key"`
+	Size   int64   `json:"size"`
+	Cost   float64 `json:"cost,omitempty"`
+	Images int     `json:"images,omitempty"`
+	Uses   uint32  `json:"uses,omitempty"`
+	Value  float64 `json:"value,omitempty"` // gdsf
+	Main   bool    `json:"main,omitempty"`  // s3fifo: it is in the main queue
+}
+
+func save(e *entry) saved {
+	return saved{Key: e.Key, Size: e.Size, Cost: e.Cost, Images: e.Images, Uses: e.uses, Value: e.value}
+}
+
+func (s saved) entry() *entry {
+	e := &entry{uses: s.Uses, value: s.Value}
+	e.set(Object{Key: s.Key, Size: s.Size, Cost: s.Cost, Images: s.Images})
+	return e
+}
+
+func (s *state) encode(policy string) ([]byte, error) {
+	s.Version, s.Policy = version, policy
+	return json.Marshal(s)
+}
+
+// parse reads a snapshot of the named policy; what it returns has no object twice and no number that a policy could not have written.
+func parse(policy string, b []byte) (*state, error) {
+	var s state
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&s); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrSnapshot, err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%w: more after its end", ErrSnapshot)
+	}
+	if s.Version != version || s.Policy != policy {
+		return nil, fmt.Errorf("%w: version %d of %q", ErrSnapshot, s.Version, s.Policy)
+	}
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrSnapshot, err)
+	}
+	return &s, nil
+}
+
+func (s *state) check() error {
+	if s.Clock < 0 {
+		return fmt.Errorf("clock is %g", s.Clock)
+	}
+	seen := make(map[string]bool, len(s.Objects)+len(s.Ghosts))
+	var total int64
+	for _, o := range append(s.Objects[:len(s.Objects):len(s.Objects)], s.Ghosts...) {
+		if seen[o.Key] {
+			return fmt.Errorf("%q is there twice", o.Key)
+		}
+		seen[o.Key] = true
+		if o.Size < 0 || o.Cost < 0 || o.Images < 0 || o.Value < 0 {
+			return fmt.Errorf("%q has a negative number", o.Key)
+		}
+		if o.Size > math.MaxInt64-total {
+			return fmt.Errorf("more than %d bytes", int64(math.MaxInt64))
+		}
+		total += o.Size
+	}
+	return nil
+}
