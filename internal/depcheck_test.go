@@ -16,8 +16,10 @@ import (
 var order = [][]string{
 	{"durable", "node", "image", "evict"},
 	{"config", "inflate", "presence", "toc"},
-	{"registry", "erofs", "tree"},
+	{"bdi", "registry", "erofs", "tree"},
 	{"mount", "pack", "datafs", "profile"},
+	{"evict"},
+	{"pop"},
 	{"layer"},
 	{"fetch"},
 	{"snapshot"},
