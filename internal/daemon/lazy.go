@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"dewpoint/internal/bdi"
 	"dewpoint/internal/datafs"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/layer"
@@ -204,8 +205,8 @@ func (s *server) Fail(id digest.Digest, from, to int64) {
 
 // Mounting implements layer.Server: the kernel must not read ahead into what is
 // absent, which readers of what is there would wait for.
-func (s *server) Mounting(id digest.Digest, mount func() error) error {
-	names, err := datafs.WithoutReadAhead(mount)
+func (s *server) Mounting(id digest.Digest, target string, mount func() error) error {
+	names, err := bdi.Without(target, mount)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.slow[id] = append(s.slow[id], names...)
@@ -222,7 +223,9 @@ func (s *server) Remove(id digest.Digest) {
 	names := s.slow[id]
 	delete(s.slow, id)
 	s.mu.Unlock()
-	_ = datafs.SetReadAhead(names, usualReadAhead) // those that are gone cannot be set
+	for _, name := range names {
+		_ = bdi.SetReadAhead(name, usualReadAhead) // those that are gone cannot be set
+	}
 	if c := s.there(); c != nil {
 		c.Remove(id)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
+	"dewpoint/internal/bdi"
 	"dewpoint/internal/erofs"
 	"dewpoint/internal/presence"
 	"dewpoint/internal/toc"
@@ -193,7 +194,7 @@ func (l *testLayer) mount() *testLayer {
 	index := l.writeIndex()
 	l.target = filepath.Join(l.dir, "mnt")
 	os.Mkdir(l.target, 0o755)
-	_, err := WithoutReadAhead(func() error {
+	_, err := bdi.Without(l.target, func() error {
 		return unix.Mount(index, l.target, "erofs", unix.MS_RDONLY, "device="+l.path)
 	})
 	if err != nil {

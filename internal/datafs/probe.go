@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
+	"dewpoint/internal/bdi"
 	"dewpoint/internal/erofs"
 	"dewpoint/internal/presence"
 	"dewpoint/internal/toc"
@@ -163,7 +164,7 @@ func (p *probe) show() error {
 	if err := os.Mkdir(p.layer, 0o755); err != nil {
 		return err
 	}
-	_, err = WithoutReadAhead(func() error {
+	_, err = bdi.Without(p.layer, func() error {
 		const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
 		return os.NewSyscallError("mount erofs", unix.Mount(index.Name(), p.layer, "erofs", flags, "device="+path))
 	})

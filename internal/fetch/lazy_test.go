@@ -45,7 +45,7 @@ func (n *unmounted) Fail(_ digest.Digest, from, to int64) {
 }
 func (*unmounted) Warm(digest.Digest, int64, int64) {}
 
-func (*unmounted) Mounting(_ digest.Digest, mount func() error) error { return mount() }
+func (*unmounted) Mounting(_ digest.Digest, _ string, mount func() error) error { return mount() }
 
 func (n *unmounted) Remove(id digest.Digest) {
 	n.mu.Lock()

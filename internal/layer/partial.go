@@ -36,9 +36,9 @@ type Server interface {
 	Warm(id digest.Digest, from, to int64)
 	// Fail ends the reads that wait for absent bytes in [from, to) with an error.
 	Fail(id digest.Digest, from, to int64)
-	// Mounting calls mount, which mounts an index over a file that Add gave, and
-	// arranges for what such a mount needs.
-	Mounting(id digest.Digest, mount func() error) error
+	// Mounting calls mount, which mounts an index over a file that Add gave at
+	// target, and arranges for what such a mount needs.
+	Mounting(id digest.Digest, target string, mount func() error) error
 	// Remove lets nothing new use the layer. When nothing does any more, the
 	// server says so: Store.Release is to be called then.
 	Remove(id digest.Digest)
@@ -229,7 +229,9 @@ func (p *Partial) serve() error {
 	}
 	p.files.Index, p.files.Data = filepath.Join(p.dir, "index"), path
 	if !p.store.cfg.LazyTree {
-		p.files.Around = func(mount func() error) error { return p.store.cfg.Server.Mounting(p.Layer.DiffID, mount) }
+		p.files.Around = func(target string, mount func() error) error {
+			return p.store.cfg.Server.Mounting(p.Layer.DiffID, target, mount)
+		}
 		return nil
 	}
 	index, err := os.Open(p.files.Index)

@@ -54,7 +54,7 @@ func (s *shower) Fail(digest.Digest, int64, int64) {}
 
 func (*shower) Warm(digest.Digest, int64, int64) {}
 
-func (*shower) Mounting(_ digest.Digest, mount func() error) error { return mount() }
+func (*shower) Mounting(_ digest.Digest, _ string, mount func() error) error { return mount() }
 
 func (s *shower) Remove(id digest.Digest) {
 	s.mu.Lock()

@@ -61,7 +61,7 @@ func (b *backend) show(f Files, target string) error {
 		return attachDir(f.Served, target)
 	}
 	if f.Around != nil {
-		return f.Around(func() error { return b.attach(f, target) })
+		return f.Around(target, func() error { return b.attach(f, target) })
 	}
 	return b.attach(f, target)
 }

@@ -46,8 +46,8 @@ type Files struct {
 	// already; "" unless the backend cannot mount its Index over Data then.
 	Served string
 	// Around, unless nil, is called with what mounts a layer whose Data are
-	// served, and calls it.
-	Around func(mount func() error) error
+	// served at target, and calls it.
+	Around func(target string, mount func() error) error
 	// Implied are the directories that the layer has entries in and does not
 	// describe, parents first, without the root. The mount shows made-up
 	// attributes for them (0755, root's); where a layer below has the

@@ -2,13 +2,13 @@ package profile
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"dewpoint/internal/bdi"
 	"dewpoint/internal/mount"
 	"dewpoint/internal/toc/treetest"
 )
@@ -40,10 +40,10 @@ func BenchmarkCost(b *testing.B) {
 		m.run("plain", func() { readAll(b, l) })
 
 		again()
-		root, _, bdi, err := locate(l.Layer)
+		root, _, device, err := locate(l.Layer)
 		check(b, err)
 		root.Close()
-		check(b, os.WriteFile(readAheadFile(bdi), []byte(off), 0))
+		check(b, bdi.SetReadAhead(device, off))
 		m.run("noahead", func() { readAll(b, l) })
 
 		again()

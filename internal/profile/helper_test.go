@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
+	"dewpoint/internal/bdi"
 	"dewpoint/internal/mount"
 	"dewpoint/internal/mount/mounttest"
 	"dewpoint/internal/toc"
@@ -155,14 +156,14 @@ func touch(t testing.TB, path string, size int, pages ...int64) {
 }
 
 // readAhead is what the kernel reads ahead on a layer's mount, in KiB.
-func readAhead(t testing.TB, l *layer) string {
+func readAhead(t testing.TB, l *layer) int {
 	t.Helper()
-	root, _, bdi, err := locate(l.Layer)
+	root, _, device, err := locate(l.Layer)
 	check(t, err)
 	root.Close()
-	b, err := os.ReadFile(readAheadFile(bdi))
+	kib, err := bdi.ReadAhead(device)
 	check(t, err)
-	return strings.TrimSpace(string(b))
+	return kib
 }
 
 // instances lists the kernel's tracing instances of ours.

@@ -235,7 +235,7 @@ func (r *Recording) add(layers []Layer) (err error) {
 		}
 	}()
 	for _, l := range layers {
-		root, dev, bdi, err := locate(l)
+		root, dev, device, err := locate(l)
 		if err != nil {
 			return fmt.Errorf("layer %s: %w", l.DiffID, err)
 		}
@@ -248,10 +248,10 @@ func (r *Recording) add(layers []Layer) (err error) {
 		if s.index, err = os.Open(l.Index); err != nil {
 			return err
 		}
-		if err := r.lower.add(bdi); err != nil {
+		if err := r.lower.add(device); err != nil {
 			return err
 		}
-		names = append(names, bdi)
+		names = append(names, device)
 	}
 	if len(r.layers) > maxLayers {
 		return fmt.Errorf("%d layers: at most %d are recorded together", len(r.layers), maxLayers)

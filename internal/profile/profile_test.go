@@ -391,8 +391,8 @@ func TestTwoRecordings(t *testing.T) {
 		}
 		readAt(t, l.path("d/big"), 150, 1)
 		want(t, pages(t, stop(t, b), l, other), "d/big:50 d/big:50 d/big:150")
-		if got := readAhead(t, l) + " " + readAhead(t, other); got != before+" "+before {
-			t.Errorf("read-ahead was %s and is %s", before, got)
+		if got := [2]int{readAhead(t, l), readAhead(t, other)}; got != [2]int{before, before} {
+			t.Errorf("read-ahead was %d and is %d", before, got)
 		}
 		left(t, dir)
 	})
@@ -478,7 +478,7 @@ func TestClean(t *testing.T) {
 		listed := func() bool { return strings.Contains(strings.Join(instances(t), " "), name) }
 		check(t, Clean(dir))
 		if string(said[:n]) != "recording\n" || !listed() || readAhead(t, l) != off {
-			t.Errorf("the child says %q, instances %v, read-ahead %s", said[:n], instances(t), readAhead(t, l))
+			t.Errorf("the child says %q, instances %v, read-ahead %d", said[:n], instances(t), readAhead(t, l))
 		}
 		check(t, child.Process.Kill())
 		child.Wait()
@@ -487,7 +487,7 @@ func TestClean(t *testing.T) {
 		}
 		check(t, Clean(dir))
 		if listed() || readAhead(t, l) != before {
-			t.Errorf("instances %v, read-ahead %s", instances(t), readAhead(t, l))
+			t.Errorf("instances %v, read-ahead %d", instances(t), readAhead(t, l))
 		}
 		readAt(t, mine.path("d/big"), 3, 1)
 		want(t, pages(t, stop(t, r), mine), "d/big:3")

@@ -7,14 +7,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+
+	"dewpoint/internal/bdi"
 )
 
-// off is the value of read_ahead_kb while a mount is recorded.
-const off = "0"
-
-func readAheadFile(bdi string) string { return "/sys/class/bdi/" + bdi + "/read_ahead_kb" }
+// off is what is read ahead while a mount is recorded, in KiB.
+const off = 0
 
 // held are the mounts whose read-ahead is off, for all recordings of this
 // process: the last one of them restores it.
@@ -25,7 +26,7 @@ var held = struct {
 
 type hold struct {
 	users int
-	old   string
+	old   int
 }
 
 // lowered is what one recording has switched off. It is written to a journal
@@ -45,32 +46,32 @@ func newLowered(dir, name string) (*lowered, error) {
 	return &lowered{f, map[string]bool{}}, nil
 }
 
-// add switches the read-ahead of bdi off.
-func (l *lowered) add(bdi string) error {
-	if l.names[bdi] {
+// add switches the read-ahead of a backing device off.
+func (l *lowered) add(name string) error {
+	if l.names[name] {
 		return nil
 	}
 	held.Lock()
 	defer held.Unlock()
-	h := held.by[bdi]
+	h := held.by[name]
 	if h == nil {
-		b, err := os.ReadFile(readAheadFile(bdi))
+		old, err := bdi.ReadAhead(name)
 		if err != nil {
 			return err
 		}
-		h = &hold{old: strings.TrimSpace(string(b))}
+		h = &hold{old: old}
 	}
-	if _, err := fmt.Fprintln(l.journal, bdi, h.old); err != nil {
+	if _, err := fmt.Fprintln(l.journal, name, h.old); err != nil {
 		return err
 	}
 	if h.users == 0 {
-		if err := os.WriteFile(readAheadFile(bdi), []byte(off), 0); err != nil {
+		if err := bdi.SetReadAhead(name, off); err != nil {
 			return err
 		}
-		held.by[bdi] = h
+		held.by[name] = h
 	}
 	h.users++
-	l.names[bdi] = true
+	l.names[name] = true
 	return nil
 }
 
@@ -79,15 +80,15 @@ func (l *lowered) restore(names []string) error {
 	held.Lock()
 	defer held.Unlock()
 	var errs []error
-	for _, bdi := range names {
-		if !l.names[bdi] {
+	for _, name := range names {
+		if !l.names[name] {
 			continue
 		}
-		delete(l.names, bdi)
-		h := held.by[bdi]
+		delete(l.names, name)
+		h := held.by[name]
 		if h.users--; h.users == 0 {
-			delete(held.by, bdi)
-			errs = append(errs, setBack(bdi, h.old))
+			delete(held.by, name)
+			errs = append(errs, setBack(name, h.old))
 		}
 	}
 	return errors.Join(errs...)
@@ -95,10 +96,10 @@ func (l *lowered) restore(names []string) error {
 
 // setBack restores what is still as a recording has set it. A mount that is
 // gone needs nothing.
-func setBack(bdi, old string) error {
-	b, err := os.ReadFile(readAheadFile(bdi))
-	if err == nil && strings.TrimSpace(string(b)) == off {
-		err = os.WriteFile(readAheadFile(bdi), []byte(old), 0)
+func setBack(name string, old int) error {
+	now, err := bdi.ReadAhead(name)
+	if err == nil && now == off {
+		err = bdi.SetReadAhead(name, old)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -130,20 +131,20 @@ func replay(path string) error {
 	defer f.Close()
 	var errs []error
 	for s := bufio.NewScanner(f); s.Scan(); {
-		bdi, old, ok := strings.Cut(s.Text(), " ")
-		if ok && bdi != "" && !strings.Contains(bdi, "/") && bdi != ".." {
-			errs = append(errs, replayOne(bdi, old))
+		name, rest, _ := strings.Cut(s.Text(), " ")
+		if old, err := strconv.Atoi(rest); err == nil { // else the line was cut
+			errs = append(errs, replayOne(name, old))
 		}
 	}
 	return errors.Join(append(errs, os.Remove(path))...)
 }
 
-func replayOne(bdi, old string) error {
+func replayOne(name string, old int) error {
 	held.Lock()
 	defer held.Unlock()
-	if h := held.by[bdi]; h != nil { // recorded again since: let that one restore it
+	if h := held.by[name]; h != nil { // recorded again since: let that one restore it
 		h.old = old
 		return nil
 	}
-	return setBack(bdi, old)
+	return setBack(name, old)
 }
