@@ -80,6 +80,12 @@ func New(name string, snapshot []byte, capacity int64) (Policy, error) {
 	switch name {
 	case "lru":
 		p = newLRU()
+	case "gdsf":
+		p = newGDSF()
+	case "s3fifo":
+		p = newS3FIFO(capacity)
+	case "sieve":
+		p = newSieve()
 	default:
 		return nil, fmt.Errorf("%w %q: have %q", ErrUnknown, name, Names())
 	}

@@ -1,25 +1,29 @@
 package evict
 
-import "math"
+// No layer has a pebibyte and no fetch takes longer than the universe: greater numbers would only overflow.
+const (
+	maxSize = 1 << 50
+	maxCost = 1e18
+)
 
 // entry is one object with what the policies remember of it.
 type entry struct {
 	Object
 	prev, next *entry
 	in         *list
-	uses       uint32  // since it came; capped by the policy
+	uses       uint32  // since it came, as the policy counts them
 	value      float64 // gdsf
 	seq        uint64  // gdsf: breaks ties, oldest use first
 	at         int     // gdsf: place in the heap
-	named      bool    // Victim named it, and nothing has happened to it since
 }
 
 // set replaces what is known of the object by o, made sensible.
 func (e *entry) set(o Object) {
-	o.Size = max(o.Size, 0)
-	if !(o.Cost > 0) || math.IsInf(o.Cost, 0) {
+	o.Size = min(max(o.Size, 0), maxSize)
+	if !(o.Cost > 0) { // also not a number
 		o.Cost = float64(o.Size)
 	}
+	o.Cost = min(o.Cost, maxCost)
 	o.Images = max(o.Images, 1)
 	e.Object = o
 }

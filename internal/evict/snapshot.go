@@ -6,18 +6,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 )
 
 // version is the snapshot format's. A snapshot of another is refused: order is all that is lost.
 const version = 1
+
+// maxValue is more than any object's in a cache that has run for an age of the world.
+const maxValue = 1e300
 
 // state is a policy as it lies on disk, in JSON. Lists run from the oldest to the newest.
 type state struct {
 	Version int     `json:"version"`
 	Policy  string  `json:"policy"`
 	Clock   float64 `json:"clock,omitempty"` // gdsf: the inflation
-	Hand    string  `json:"hand,omitempty"`  // sieve: the key it points at
+	Hand    *string `json:"hand,omitempty"`  // sieve: the key it points at, if it is not at the oldest
 	Objects []saved `json:"objects"`
 	Ghosts  []saved `json:"ghosts,omitempty"` // s3fifo
 }
@@ -68,23 +70,18 @@ func parse(policy string, b []byte) (*state, error) {
 }
 
 func (s *state) check() error {
-	if s.Clock < 0 {
+	if s.Clock < 0 || s.Clock > maxValue {
 		return fmt.Errorf("clock is %g", s.Clock)
 	}
 	seen := make(map[string]bool, len(s.Objects)+len(s.Ghosts))
-	var total int64
 	for _, o := range append(s.Objects[:len(s.Objects):len(s.Objects)], s.Ghosts...) {
 		if seen[o.Key] {
 			return fmt.Errorf("%q is there twice", o.Key)
 		}
 		seen[o.Key] = true
-		if o.Size < 0 || o.Cost < 0 || o.Images < 0 || o.Value < 0 {
-			return fmt.Errorf("%q has a negative number", o.Key)
+		if o.Size < 0 || o.Cost < 0 || o.Images < 0 || o.Value < 0 || o.Value > maxValue {
+			return fmt.Errorf("%q has a number out of range", o.Key)
 		}
-		if o.Size > math.MaxInt64-total {
-			return fmt.Errorf("more than %d bytes", int64(math.MaxInt64))
-		}
-		total += o.Size
 	}
 	return nil
 }

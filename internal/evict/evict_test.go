@@ -1,0 +1,410 @@
+package evict
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t testing.TB, name string, snapshot []byte, capacity int64) Policy {
+	t.Helper()
+	p, err := New(name, snapshot, capacity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func each(t *testing.T, f func(t *testing.T, name string)) {
+	for _, name := range Names() {
+		t.Run(name, func(t *testing.T) { f(t, name) })
+	}
+}
+
+// drain evicts everything and returns it in that order.
+func drain(t testing.TB, p Policy) []string {
+	t.Helper()
+	var out []string
+	for {
+		key, ok := p.Victim(nil)
+		if !ok {
+			return out
+		}
+		if slices.Contains(out, key) {
+			t.Fatalf("%q is named after it was removed", key)
+		}
+		p.Remove(key)
+		out = append(out, key)
+	}
+}
+
+// cache drives a policy as a cache of capacity bytes would, and checks what it says against what is there.
+type cache struct {
+	t        testing.TB
+	p        Policy
+	there    map[string]int64
+	used     int64
+	capacity int64
+	busy     map[string]bool
+	victims  []string
+}
+
+func newCache(t testing.TB, p Policy, capacity int64) *cache {
+	return &cache{t: t, p: p, there: map[string]int64{}, capacity: capacity, busy: map[string]bool{}}
+}
+
+func (c *cache) get(o Object) (hit bool) {
+	if _, ok := c.there[o.Key]; ok {
+		c.p.Hit(o.Key)
+		return true
+	}
+	for c.used+o.Size > c.capacity && c.evict() {
+	}
+	if c.used+o.Size <= c.capacity {
+		c.p.Add(o)
+		c.there[o.Key] = o.Size
+		c.used += o.Size
+	}
+	return false
+}
+
+func (c *cache) free(key string) bool { return !c.busy[key] }
+
+func (c *cache) evict() bool {
+	c.t.Helper()
+	key, ok := c.p.Victim(c.free)
+	if !ok {
+		for k := range c.there {
+			if !c.busy[k] {
+				c.t.Fatalf("no victim, though %q may go", k)
+			}
+		}
+		return false
+	}
+	if _, there := c.there[key]; !there || c.busy[key] {
+		c.t.Fatalf("victim %q: there %v, busy %v", key, there, c.busy[key])
+	}
+	if again, _ := c.p.Victim(c.free); again != key {
+		c.t.Fatalf("named %q and, when asked again, %q", key, again)
+	}
+	c.drop(key)
+	c.victims = append(c.victims, key)
+	return true
+}
+
+func (c *cache) drop(key string) {
+	c.p.Remove(key)
+	c.used -= c.there[key]
+	delete(c.there, key)
+}
+
+// play is a random run: some keys are popular, sizes span four orders of magnitude, objects are leased, deleted and described anew.
+func play(c *cache, seed uint64, n int) {
+	r := rand.New(rand.NewPCG(seed, 7))
+	for range n {
+		k := int(math.Pow(r.Float64(), 3) * 400)
+		o := Object{Key: fmt.Sprint(k), Size: 1 + int64(k*k*7919%10000), Cost: float64(k % 17), Images: k % 5}
+		switch r.IntN(20) {
+		case 0:
+			c.busy[o.Key] = true
+		case 1, 2:
+			clear(c.busy)
+		case 3:
+			if !c.busy[o.Key] {
+				c.drop(o.Key)
+			}
+		case 4:
+			if size, ok := c.there[o.Key]; ok {
+				o.Size, o.Images = size, o.Images+1
+				c.p.Add(o)
+			}
+		default:
+			c.get(o)
+		}
+	}
+}
+
+func TestContract(t *testing.T) {
+	each(t, func(t *testing.T, name string) {
+		for seed := range uint64(30) {
+			c := newCache(t, must(t, name, nil, 100_000), 100_000)
+			play(c, seed, 3000)
+			if len(c.victims) < 100 {
+				t.Fatalf("seed %d evicted %d: it tests nothing", seed, len(c.victims))
+			}
+			for key := range c.there {
+				c.busy[key] = true
+			}
+			if key, ok := c.p.Victim(c.free); ok {
+				t.Fatalf("all are in use, and %q is named", key)
+			}
+			if got := drain(t, c.p); len(got) != len(c.there) {
+				t.Fatalf("%d of %d objects were evicted", len(got), len(c.there))
+			}
+		}
+	})
+}
+
+func TestSameCallsSameVictims(t *testing.T) {
+	each(t, func(t *testing.T, name string) {
+		a, b := newCache(t, must(t, name, nil, 50_000), 50_000), newCache(t, must(t, name, nil, 50_000), 50_000)
+		play(a, 1, 5000)
+		play(b, 1, 5000)
+		if !slices.Equal(a.victims, b.victims) {
+			t.Fatal("two runs of the same calls differ")
+		}
+	})
+}
+
+func TestSnapshotGoesOn(t *testing.T) {
+	each(t, func(t *testing.T, name string) {
+		for seed := range uint64(20) {
+			a := newCache(t, must(t, name, nil, 50_000), 50_000)
+			play(a, seed, 2000)
+			b, err := a.p.Snapshot()
+			if err != nil {
+				t.Fatal(err)
+			}
+			restored := newCache(t, must(t, name, b, 50_000), 50_000)
+			for k, v := range a.there {
+				restored.there[k] = v
+			}
+			restored.used = a.used
+			clear(a.busy)
+			a.victims = nil
+			play(a, seed+100, 2000)
+			play(restored, seed+100, 2000)
+			if !slices.Equal(a.victims, restored.victims) {
+				t.Fatalf("seed %d: the restored policy decides otherwise", seed)
+			}
+		}
+	})
+}
+
+func TestSnapshotsOfOthersAreRefused(t *testing.T) {
+	each(t, func(t *testing.T, name string) {
+		p := must(t, name, nil, 100)
+		p.Add(Object{Key: "a", Size: 1})
+		good, err := p.Snapshot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		bad := []string{"{}", "x", string(good) + "{}", `{"version":2,"policy":"` + name + `"}`,
+			`{"version":1,"policy":"` + name + `","objects":[{"key":"a"},{"key":"a"}]}`,
+			`{"version":1,"policy":"` + name + `","objects":[{"key":"a","size":-1}]}`,
+			`{"version":1,"policy":"` + name + `","clock":1e301}`}
+		for _, other := range Names() {
+			if other != name {
+				b, _ := must(t, other, nil, 100).Snapshot()
+				bad = append(bad, string(b))
+			}
+		}
+		for _, s := range bad {
+			if _, err := New(name, []byte(s), 100); !errors.Is(err, ErrSnapshot) {
+				t.Errorf("%s: %v", s, err)
+			}
+		}
+	})
+	if _, err := New("sieve", []byte(`{"version":1,"policy":"sieve","hand":"b"}`), 1); !errors.Is(err, ErrSnapshot) {
+		t.Errorf("a hand at nothing: %v", err)
+	}
+	if _, err := New("fifo", nil, 1); !errors.Is(err, ErrUnknown) {
+		t.Errorf("an unknown policy: %v", err)
+	}
+}
+
+// What a policy remembers is bounded by what is in the cache, not by what ever was.
+func TestMemoryIsBounded(t *testing.T) {
+	each(t, func(t *testing.T, name string) {
+		c := newCache(t, must(t, name, nil, 1000), 1000)
+		most := 0
+		for i := range 20_000 {
+			c.get(Object{Key: fmt.Sprint(i), Size: 10})
+			if i%1000 == 0 {
+				b, err := c.p.Snapshot()
+				if err != nil {
+					t.Fatal(err)
+				}
+				most = max(most, len(b))
+			}
+		}
+		if most > 30_000 {
+			t.Fatalf("100 objects take %d bytes of snapshot", most)
+		}
+	})
+}
+
+func TestNonsenseCountsAsTheNearestSense(t *testing.T) {
+	each(t, func(t *testing.T, name string) {
+		p := must(t, name, nil, -1)
+		for i, o := range []Object{{Size: -5}, {Cost: math.NaN()}, {Cost: math.Inf(1)}, {Size: math.MaxInt64, Cost: -1, Images: -3}, {Size: 1, Cost: math.MaxFloat64, Images: math.MaxInt}} {
+			o.Key = fmt.Sprint(i)
+			p.Add(o)
+			p.Hit(o.Key)
+		}
+		p.Hit("unknown")
+		p.Remove("unknown")
+		b, err := p.Snapshot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := drain(t, must(t, name, b, 0)); len(got) != 5 {
+			t.Fatalf("%q is what a snapshot kept of 5 objects", got)
+		}
+	})
+}
+
+func TestLRUNamesWhatWasUsedLongestAgo(t *testing.T) {
+	p := must(t, "lru", nil, 0)
+	for _, k := range []string{"a", "b", "c"} {
+		p.Add(Object{Key: k, Size: 1})
+	}
+	p.Hit("a")
+	p.Add(Object{Key: "b", Size: 2}) // no use
+	if got := drain(t, p); !slices.Equal(got, []string{"b", "c", "a"}) {
+		t.Fatal(got)
+	}
+}
+
+func TestGDSFNamesWhatSavesLeast(t *testing.T) {
+	p := must(t, "gdsf", nil, 0)
+	p.Add(Object{Key: "shared", Size: 100, Cost: 100, Images: 16})
+	p.Add(Object{Key: "plain", Size: 100, Cost: 100})
+	p.Add(Object{Key: "dear", Size: 100, Cost: 500})
+	p.Add(Object{Key: "large", Size: 1000, Cost: 100})
+	p.Add(Object{Key: "popular", Size: 100, Cost: 100})
+	for range 9 {
+		p.Hit("popular")
+	}
+	if got := drain(t, p); !slices.Equal(got, []string{"large", "plain", "shared", "dear", "popular"}) {
+		t.Fatal(got)
+	}
+}
+
+func TestGDSFForgetsFameByEvicting(t *testing.T) {
+	turnover := func(remove func(p Policy, key string)) string {
+		p := must(t, "gdsf", nil, 0)
+		p.Add(Object{Key: "famous", Size: 1})
+		for range 5 {
+			p.Hit("famous")
+		}
+		for i := range 10 {
+			p.Add(Object{Key: fmt.Sprint(i), Size: 1})
+			remove(p, fmt.Sprint(i))
+		}
+		p.Add(Object{Key: "new", Size: 1})
+		key, _ := p.Victim(nil)
+		return key
+	}
+	if got := turnover(func(p Policy, key string) { p.Victim(func(k string) bool { return k == key }); p.Remove(key) }); got != "famous" {
+		t.Errorf("after ten turnovers %q goes", got)
+	}
+	if got := turnover(func(p Policy, key string) { p.Remove(key) }); got != "new" {
+		t.Errorf("after ten objects were deleted %q goes", got)
+	}
+}
+
+func TestS3FIFOKeepsScansOut(t *testing.T) {
+	c := newCache(t, must(t, "s3fifo", nil, 100), 100)
+	for range 3 {
+		for i := range 8 {
+			c.get(Object{Key: fmt.Sprint("hot", i), Size: 10})
+		}
+	}
+	for i := range 100 {
+		c.get(Object{Key: fmt.Sprint("scan", i), Size: 10})
+	}
+	for i := range 8 {
+		if !c.get(Object{Key: fmt.Sprint("hot", i), Size: 10}) {
+			t.Errorf("hot%d went with a scan", i)
+		}
+	}
+}
+
+func TestS3FIFORemembersWhatItEvicted(t *testing.T) {
+	for _, deleted := range []bool{false, true} {
+		p := newS3FIFO(100)
+		p.Add(Object{Key: "a", Size: 10})
+		if !deleted {
+			p.Victim(nil)
+		}
+		p.Remove("a")
+		p.Add(Object{Key: "a", Size: 10})
+		if inMain := p.all["a"].in == &p.main; inMain == deleted {
+			t.Errorf("deleted %v: back in the main queue %v", deleted, inMain)
+		}
+	}
+}
+
+func TestSieveHandGoesOn(t *testing.T) {
+	p := must(t, "sieve", nil, 0)
+	for _, k := range []string{"a", "b", "c", "d"} {
+		p.Add(Object{Key: k, Size: 1, Images: 1 + b2i(k == "d")})
+	}
+	p.Hit("a")
+	p.Hit("c")
+	p.Hit("d")
+	// b has not been used; then the hand stands at c, whose use it takes, then d's two, and a's was taken before.
+	if got := drain(t, p); !slices.Equal(got, []string{"b", "a", "c", "d"}) {
+		t.Fatal(got)
+	}
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func FuzzSnapshot(f *testing.F) {
+	for _, name := range Names() {
+		c := newCache(f, must(f, name, nil, 20_000), 20_000)
+		play(c, 3, 300)
+		b, err := c.p.Snapshot()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, name := range Names() {
+			p, err := New(name, b, 1000)
+			if err != nil || len(b) == 0 {
+				continue
+			}
+			p.Add(Object{Key: "one more", Size: 10})
+			out, err := p.Snapshot()
+			if err != nil {
+				t.Fatalf("%s: what came from a snapshot makes none: %v", name, err)
+			}
+			if a, b := drain(t, p), drain(t, must(t, name, out, 1000)); !slices.Equal(a, b) {
+				t.Fatalf("%s: victims %q, after a restart %q", name, a, b)
+			}
+		}
+	})
+}
+
+func BenchmarkPolicy(b *testing.B) {
+	for _, name := range Names() {
+		b.Run(name, func(b *testing.B) {
+			c := newCache(b, must(b, name, nil, 1<<20), 1<<20)
+			r := rand.New(rand.NewPCG(1, 1))
+			keys := make([]string, 20_000)
+			for i := range keys {
+				keys[i] = fmt.Sprint(i)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				c.get(Object{Key: keys[int(math.Pow(r.Float64(), 3)*20_000)], Size: 100})
+			}
+		})
+	}
+}

@@ -1,0 +1,151 @@
+package evict
+
+import (
+	"cmp"
+	"container/heap"
+	"math"
+	"slices"
+)
+
+// maxUses bounds what past fame is worth: an object that nobody uses any more goes after as many turnovers of
+// the cache as it has uses, so that the layers of last month's release do not stay for a year.
+const maxUses = 64
+
+// gdsf names what saves least for its room: the lowest of clock + uses × cost × sharing / size, computed at the object's last use. The clock is
+// the value of the last victim, so what is used now is worth more than what was used as often before. All calls are
+// O(log n); Victim adds as much for each object that may refuses.
+type gdsf struct {
+	all   map[string]*entry
+	heap  byValue
+	clock float64
+	seq   uint64
+	named *entry // by the last Victim, unless it was used since
+}
+
+func newGDSF() *gdsf { return &gdsf{all: make(map[string]*entry)} }
+
+func (p *gdsf) Add(o Object) {
+	if e := p.all[o.Key]; e != nil {
+		old := p.worth(e)
+		e.set(o)
+		e.value = max(0, e.value-old+p.worth(e))
+		heap.Fix(&p.heap, e.at)
+		return
+	}
+	e := &entry{}
+	e.set(o)
+	p.all[o.Key] = e
+	p.use(e)
+	heap.Push(&p.heap, e)
+}
+
+func (p *gdsf) Hit(key string) {
+	e := p.all[key]
+	if e == nil {
+		return
+	}
+	p.use(e)
+	heap.Fix(&p.heap, e.at)
+	if p.named == e {
+		p.named = nil
+	}
+}
+
+func (p *gdsf) use(e *entry) {
+	p.seq++
+	e.uses, e.seq = min(e.uses+1, maxUses), p.seq
+	e.value = p.clock + p.worth(e)
+}
+
+// worth is what the object saves for each byte that it takes.
+func (p *gdsf) worth(e *entry) float64 {
+	return float64(e.uses) * e.Cost / float64(max(e.Size, 1)) * sharing(e.Images)
+}
+
+// sharing is the weight of being part of n images: each doubling counts once more. That it will be wanted by one that
+// has not asked yet is what the uses do not show.
+func sharing(n int) float64 { return 1 + math.Log2(float64(n))/4 }
+
+func (p *gdsf) Remove(key string) {
+	e := p.all[key]
+	if e == nil {
+		return
+	}
+	if p.named == e {
+		p.clock, p.named = max(p.clock, e.value), nil
+	}
+	heap.Remove(&p.heap, e.at)
+	delete(p.all, key)
+}
+
+func (p *gdsf) Victim(may func(string) bool) (string, bool) {
+	p.named = nil
+	var refused []*entry
+	for len(p.heap) > 0 {
+		e := p.heap[0]
+		if may == nil || may(e.Key) {
+			p.named = e
+			break
+		}
+		refused = append(refused, heap.Pop(&p.heap).(*entry))
+	}
+	for _, e := range refused {
+		heap.Push(&p.heap, e)
+	}
+	if p.named == nil {
+		return "", false
+	}
+	return p.named.Key, true
+}
+
+func (p *gdsf) Snapshot() ([]byte, error) {
+	order := slices.SortedFunc(slices.Values(p.heap), func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) })
+	s := state{Clock: p.clock, Objects: make([]saved, len(order))}
+	for i, e := range order {
+		s.Objects[i] = save(e)
+	}
+	return s.encode("gdsf")
+}
+
+func (p *gdsf) restore(s *state) error {
+	p.clock = s.Clock
+	for _, o := range s.Objects {
+		e := o.entry()
+		p.seq++
+		e.seq, e.uses = p.seq, min(e.uses, maxUses)
+		p.all[e.Key] = e
+		heap.Push(&p.heap, e)
+	}
+	return nil
+}
+
+// byValue is a heap with the least valuable object first; among equals, the one unused for longest.
+type byValue []*entry
+
+func (h byValue) Len() int { return len(h) }
+
+func (h byValue) Less(i, j int) bool {
+	if h[i].value != h[j].value {
+		return h[i].value < h[j].value
+	}
+	return h[i].seq < h[j].seq
+}
+
+func (h byValue) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].at, h[j].at = i, j
+}
+
+func (h *byValue) Push(x any) {
+	e := x.(*entry)
+	e.at = len(*h)
+	*h = append(*h, e)
+}
+
+func (h *byValue) Pop() any {
+	old := *h
+	e := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return e
+}
