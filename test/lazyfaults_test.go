@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/node"
 	"dewpoint/internal/registry/registrytest"
 )
 
@@ -156,6 +157,52 @@ func testLazyRegistryAway(t *testing.T, backend string) {
 		b.recovers(far)
 	}
 	b.must("rm", "-f", "web")
+}
+
+// Who asks for the containers, or for what is wrong with the node, hears that
+// reads fail, of which containers, and what to do.
+func TestLazyFailedReadsAreShown(t *testing.T) {
+	t.Parallel()
+	b := newLazyBed(t, "erofs", off+"wait = \"1s\"\n")
+	other := b.reg.PushImage("other:1", appLayers(t, 0), appOptions())
+	b.run()
+	b.must("run", "-d", "--name", "well", other.Ref, "sleep", "1h")
+	b.reads(file(40))
+	shown := func() map[string]string {
+		var all []node.Container
+		b.json(&all, "ps")
+		out := map[string]string{}
+		for _, c := range all {
+			out[c.Name] = c.ReadError
+		}
+		return out
+	}
+	if got := shown(); got["web"] != "" || strings.Contains(b.must("ps"), "reads fail") {
+		t.Errorf("nothing has failed: %q", got)
+	}
+	if out := b.must("doctor"); !strings.Contains(out, "none has failed") {
+		t.Errorf("doctor of a node that is well:\n%s", out)
+	}
+	b.reg.Close()
+	b.errs(file(10), b.ask(file(10)))
+	b.eventually("ps says that reads fail", func() bool { return strings.Contains(shown()["web"], "connection refused") })
+	for line := range strings.Lines(b.must("ps")) {
+		if marked := strings.Contains(line, "running (reads fail)"); marked != strings.HasPrefix(line, "web ") {
+			t.Errorf("of ps: %s", line)
+		}
+	}
+	r := b.dew("doctor")
+	for _, want := range []string{"lazy reads", b.li.Ref, "connection refused", "the registry " + b.reg.Host() + " can be reached"} {
+		if !strings.Contains(r.out, want) {
+			t.Errorf("doctor does not say %q:\n%s", want, r.out)
+		}
+	}
+	if r.code == 0 {
+		t.Error("doctor finds nothing bad")
+	}
+	b.reg.Up()
+	b.recovers(file(10))
+	b.must("rm", "-f", "web", "well")
 }
 
 // Wrong bytes never become visible, whichever way a registry sends them: who

@@ -119,14 +119,14 @@ func chunkFrom(o *pb.Output) node.LogChunk {
 func containerOf(c node.Container) *pb.Container {
 	return &pb.Container{
 		Name: c.Name, Image: c.Image, Digest: c.Digest, Status: c.Status, ExitCode: int32(c.ExitCode), Pid: int32(c.PID),
-		Ip: c.IP, Ports: each(c.Ports, portOf), Created: timeOf(c.Created), Node: c.Node,
+		Ip: c.IP, Ports: each(c.Ports, portOf), Created: timeOf(c.Created), Node: c.Node, ReadError: c.ReadError,
 	}
 }
 
 func containerFrom(c *pb.Container) node.Container {
 	return node.Container{
 		Name: c.GetName(), Image: c.GetImage(), Digest: c.GetDigest(), Status: c.GetStatus(), ExitCode: int(c.GetExitCode()), PID: int(c.GetPid()),
-		IP: c.GetIp(), Ports: each(c.GetPorts(), portFrom), Created: timeFrom(c.GetCreated()), Node: c.GetNode(),
+		IP: c.GetIp(), Ports: each(c.GetPorts(), portFrom), Created: timeFrom(c.GetCreated()), Node: c.GetNode(), ReadError: c.GetReadError(),
 	}
 }
 

@@ -62,8 +62,11 @@ func ps(ctx context.Context, c *call) error {
 }
 
 func status(v node.Container) string {
-	if v.Status == node.StatusExited {
+	switch {
+	case v.Status == node.StatusExited:
 		return fmt.Sprintf("%s (%d)", v.Status, v.ExitCode)
+	case v.ReadError != "":
+		return v.Status + " (reads fail)"
 	}
 	return v.Status
 }

@@ -61,6 +61,7 @@ func (d *Daemon) List(ctx context.Context, all bool) ([]node.Container, error) {
 			out = append(out, d.container(i))
 		}
 	}
+	d.markFailedReads(out)
 	slices.SortStableFunc(out, func(a, b node.Container) int { return a.Created.Compare(b.Created) })
 	return out, nil
 }
@@ -281,6 +282,7 @@ func (d *Daemon) inUse(id digest.Digest) bool { return d.snaps.InUse()[id] }
 func (d *Daemon) Doctor(ctx context.Context) ([]node.Finding, error) {
 	out := doctor.Examine(ctx, doctor.Config{Root: d.cfg.Root, CNI: pluginDirs(d.cfg.File.Engine.CNI)})
 	out = append(out, d.engineFinding(ctx), d.lazyFinding(), d.recordFinding())
+	out = append(out, d.readFindings()...)
 	return append(out, d.mountFindings()...), nil
 }
 

@@ -161,6 +161,7 @@ func (p *Puller) serve(w want) {
 			p.cfg.Log.Error("bytes that a container waits for do not come; it gets an I/O error",
 				"layer", w.id, "from", w.from, "to", w.to, "after", p.wait(), "err", last)
 			p.stats.failed.Add(1)
+			p.failures.add(w.id, last)
 			p.cfg.Layers.FailReads(w.id, w.from, w.to)
 		}
 		return

@@ -371,6 +371,13 @@ func TestWantRegistryAway(t *testing.T) {
 	if got := lb.server.failed[0]; got != (layer.Span{From: 0, To: 4096}) {
 		t.Errorf("failed: %v", got)
 	}
+	lb.eventually("the failure is known", func() bool { return len(lb.FailedReads(time.Time{})) == 1 })
+	if f := lb.FailedReads(time.Time{})[0]; f.Layer != id || f.Count != 1 || f.Err == nil {
+		t.Errorf("known: %+v", f)
+	}
+	if f := lb.FailedReads(time.Now()); len(f) != 0 {
+		t.Errorf("since now: %+v", f)
+	}
 	lb.must(lb.reg.Up())
 	lb.read(0, 0, 4096)
 }

@@ -51,10 +51,11 @@ type Puller struct {
 	origins  map[digest.Digest]*origin  // by layer: where partial ones get their bytes
 	wants    map[want]bool              // being served
 
-	work  sync.WaitGroup                 // what goes on behind starts that are over
-	slots map[string]*semaphore.Weighted // by registry, of fetches for readers who wait; guarded by mu
-	bad   quarantine
-	stats lazyStats
+	work     sync.WaitGroup                 // what goes on behind starts that are over
+	slots    map[string]*semaphore.Weighted // by registry, of fetches for readers who wait; guarded by mu
+	bad      quarantine
+	stats    lazyStats
+	failures failures
 
 	sessionIdle time.Duration // how long fills go on after the last call that wanted them; constant
 	// fresh is how long a layer that was just asked for is kept though nothing
@@ -94,8 +95,8 @@ type Pull struct {
 	// Resolved is when the image was known, before anything of it was here.
 	Resolved time.Time
 
-	// Lazy is set if the image can be mounted before it is whole; else Why may
-	// say why not.
+	// Lazy is set if the image can be mounted before it is whole. Why says what
+	// that was decided by, if it was to be decided.
 	Lazy *Start
 	Why  string
 

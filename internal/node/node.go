@@ -43,6 +43,10 @@ type Container struct {
 	Ports    []Port    `json:"ports,omitempty"`
 	Created  time.Time `json:"created"`
 	Node     string    `json:"node"`
+	// ReadError says why reads of the container's image have failed in the last
+	// minute: it runs before all of the image is here, and what it read did not
+	// come. "" if none has failed.
+	ReadError string `json:"read_error,omitempty"`
 }
 
 // LogOptions says which output of a container is wanted.

@@ -1449,6 +1449,7 @@ type Container struct {
 	Ports         []*Port                `protobuf:"bytes,8,rep,name=ports,proto3" json:"ports,omitempty"`
 	Created       *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created,proto3" json:"created,omitempty"`
 	Node          string                 `protobuf:"bytes,10,opt,name=node,proto3" json:"node,omitempty"`
+	ReadError     string                 `protobuf:"bytes,11,opt,name=read_error,json=readError,proto3" json:"read_error,omitempty"` // why reads of its image failed in the last minute
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1549,6 +1550,13 @@ func (x *Container) GetCreated() *timestamppb.Timestamp {
 func (x *Container) GetNode() string {
 	if x != nil {
 		return x.Node
+	}
+	return ""
+}
+
+func (x *Container) GetReadError() string {
+	if x != nil {
+		return x.ReadError
 	}
 	return ""
 }
@@ -4189,7 +4197,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\fListResponse\x126\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2\x16.dewpoint.v1.ContainerR\n" +
-	"containers\"\x97\x02\n" +
+	"containers\"\xb6\x02\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x16\n" +
@@ -4201,7 +4209,9 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05ports\x18\b \x03(\v2\x11.dewpoint.v1.PortR\x05ports\x124\n" +
 	"\acreated\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x12\n" +
 	"\x04node\x18\n" +
-	" \x01(\tR\x04node\"M\n" +
+	" \x01(\tR\x04node\x12\x1d\n" +
+	"\n" +
+	"read_error\x18\v \x01(\tR\treadError\"M\n" +
 	"\vLogsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
