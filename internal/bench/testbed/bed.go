@@ -49,8 +49,7 @@ type Bed struct {
 	cfg            Config
 	node, registry string // network namespaces
 	server         *Group
-	relay          *farAway
-	endRelay       func() error
+	relay          *Relay
 	lock           *os.File // of the scratch directory
 }
 
@@ -63,20 +62,20 @@ func New(ctx context.Context, cfg Config) (*Bed, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	removeStale(cfg.Log)
+	RemoveStale(cfg.Log)
 	b := &Bed{cfg: cfg, node: fmt.Sprintf("dwp%dn", os.Getpid()), registry: fmt.Sprintf("dwp%dr", os.Getpid())}
 	var err error
 	if b.lock, err = takeLock(cfg.Dir + ".lock"); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(clean(cfg.Dir), os.MkdirAll(cfg.Dir, 0o755), clean(b.pushed())); err != nil {
+	if err := errors.Join(Clean(cfg.Dir), os.MkdirAll(cfg.Dir, 0o755), Clean(b.pushed())); err != nil {
 		return nil, err
 	}
 	if err := b.connect(ctx); err != nil {
 		b.Close()
 		return nil, err
 	}
-	if err := errors.Join(b.serve(ctx), b.far(ctx)); err != nil {
+	if err := errors.Join(b.serve(ctx), b.far()); err != nil {
 		b.Close()
 		return nil, err
 	}
@@ -109,7 +108,7 @@ func (b *Bed) connect(ctx context.Context) error {
 		"-n " + b.node + " link set eth0 up",
 		"-n " + b.registry + " link set eth0 up",
 	} {
-		if err := command(ctx, "ip", strings.Fields(line)...); err != nil {
+		if err := Run(ctx, "ip", strings.Fields(line)...); err != nil {
 			return err
 		}
 	}
@@ -125,7 +124,7 @@ func (b *Bed) serve(ctx context.Context) error {
 		return err
 	}
 	args := append(slices.Clone(b.cfg.Self[1:]), "registry", "-dir", b.cfg.Images, "-listen", Address, "-pushed", b.pushed())
-	cmd := enter(ctx, b.registry, b.cfg.Self[0], args...)
+	cmd := Enter(ctx, b.registry, b.cfg.Self[0], args...)
 	cmd.Stderr = os.Stderr
 	if err := b.server.Start(cmd); err != nil {
 		return fmt.Errorf("registry: %w", err)
@@ -145,18 +144,18 @@ func (b *Bed) Reload(ctx context.Context) error {
 // Close stops the registry and removes the namespaces and the directory.
 func (b *Bed) Close() error {
 	var errs []error
-	if b.endRelay != nil {
-		errs = append(errs, b.endRelay())
+	if b.relay != nil {
+		errs = append(errs, b.relay.Close())
 	}
 	if b.server != nil {
 		errs = append(errs, b.server.Close())
 	}
 	for _, ns := range []string{b.node, b.registry} {
 		if _, err := os.Stat("/run/netns/" + ns); err == nil {
-			errs = append(errs, command(context.Background(), "ip", "netns", "del", ns))
+			errs = append(errs, Run(context.Background(), "ip", "netns", "del", ns))
 		}
 	}
-	errs = append(errs, clean(b.cfg.Dir), clean(b.pushed()))
+	errs = append(errs, Clean(b.cfg.Dir), Clean(b.pushed()))
 	os.Remove(b.lock.Name())
 	return errors.Join(append(errs, b.lock.Close())...)
 }
@@ -164,43 +163,43 @@ func (b *Bed) Close() error {
 // Rate narrows the link towards the node to so many Mbit/s; 0 is the whole link.
 func (b *Bed) Rate(ctx context.Context, mbit float64) error {
 	if mbit == 0 {
-		command(ctx, "tc", "-n", b.registry, "qdisc", "del", "dev", "eth0", "root") // fails when there is none
+		Run(ctx, "tc", "-n", b.registry, "qdisc", "del", "dev", "eth0", "root") // fails when there is none
 		return nil
 	}
-	return command(ctx, "tc", "-n", b.registry, "qdisc", "replace", "dev", "eth0", "root",
+	return Run(ctx, "tc", "-n", b.registry, "qdisc", "replace", "dev", "eth0", "root",
 		"tbf", "rate", fmt.Sprintf("%gmbit", mbit), "burst", "64kb", "latency", "100ms")
 }
 
 // Dir is a fresh directory for an engine.
 func (b *Bed) Dir(name string) (string, error) {
 	dir := filepath.Join(b.cfg.Dir, name)
-	return dir, errors.Join(clean(dir), os.MkdirAll(dir, 0o711))
+	return dir, errors.Join(Clean(dir), os.MkdirAll(dir, 0o711))
 }
 
 // Clean unmounts and removes an engine's directory.
-func (b *Bed) Clean(name string) error { return clean(filepath.Join(b.cfg.Dir, name)) }
+func (b *Bed) Clean(name string) error { return Clean(filepath.Join(b.cfg.Dir, name)) }
 
 // Command runs in the node's network namespace.
 func (b *Bed) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	return enter(ctx, b.node, name, args...)
+	return Enter(ctx, b.node, name, args...)
 }
 
 // Self runs this program in the node's network namespace.
 func (b *Bed) Self(ctx context.Context, args ...string) *exec.Cmd {
-	return enter(ctx, b.node, b.cfg.Self[0], append(slices.Clone(b.cfg.Self[1:]), args...)...)
+	return Enter(ctx, b.node, b.cfg.Self[0], append(slices.Clone(b.cfg.Self[1:]), args...)...)
 }
 
 // Program is this program up to its command.
 func (b *Bed) Program() []string { return slices.Clone(b.cfg.Self) }
 
-// enter keeps /sys as it is, unlike "ip netns exec", whose remount hides the cgroups.
-func enter(ctx context.Context, ns, name string, args ...string) *exec.Cmd {
+// Enter is a command in a network namespace. It keeps /sys as it is, unlike "ip netns exec", whose remount hides the cgroups.
+func Enter(ctx context.Context, ns, name string, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + ns, name}, args...)...)
 }
 
 // Dial connects from the node.
 func (b *Bed) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return within(b.node, func() (net.Conn, error) {
+	return Within(b.node, func() (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, network, address)
 	})
@@ -308,8 +307,8 @@ func read(path string) error {
 	return err
 }
 
-// clean unmounts what is mounted below a directory, last first, and removes it.
-func clean(dir string) error {
+// Clean unmounts what is mounted below a directory, last first, and removes it.
+func Clean(dir string) error {
 	if dir == "" || dir == "/" {
 		return fmt.Errorf("clean %q: refused", dir)
 	}
@@ -326,9 +325,9 @@ func clean(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// removeStale deletes the namespaces of beds whose process is gone, after it
+// RemoveStale deletes the namespaces of beds whose process is gone, after it
 // has killed what still runs in their groups.
-func removeStale(log *slog.Logger) {
+func RemoveStale(log *slog.Logger) {
 	killStale(log)
 	entries, err := os.ReadDir("/run/netns")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -339,12 +338,13 @@ func removeStale(log *slog.Logger) {
 		var end rune
 		if n, _ := fmt.Sscanf(e.Name(), "dwp%d%c", &pid, &end); n == 2 && unix.Kill(pid, 0) == unix.ESRCH {
 			log.Info("remove stale network namespace", "name", e.Name())
-			command(context.Background(), "ip", "netns", "del", e.Name())
+			Run(context.Background(), "ip", "netns", "del", e.Name())
 		}
 	}
 }
 
-func command(ctx context.Context, name string, args ...string) error {
+// Run runs a command; its error carries what it said.
+func Run(ctx context.Context, name string, args ...string) error {
 	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, strings.TrimSpace(string(out)))

@@ -17,7 +17,7 @@ import (
 // Bed.Delay sets.
 const FarAddress = "10.77.255.1:5001"
 
-// farAway passes connections on to a registry as if it were far away. What
+// Relay passes connections on to a server as if it were far away. What
 // one side sends reaches the other half a round trip later, in order and
 // however much is under way, so that the distance costs time and not
 // bandwidth. A new connection's first bytes come a whole round trip later
@@ -25,11 +25,36 @@ const FarAddress = "10.77.255.1:5001"
 //
 // Real distance is worse in one way that this does not show: a connection's
 // window grows by round trips at first. Loss is not there either.
-type farAway struct {
+type Relay struct {
 	listener net.Listener
 	dial     func(ctx context.Context) (net.Conn, error)
 	rtt      atomic.Int64 // nanoseconds
 	wait     sync.WaitGroup
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when serve has returned
+}
+
+// NewRelay accepts connections on l, and dials for each, until Close.
+func NewRelay(l net.Listener, dial func(ctx context.Context) (net.Conn, error)) *Relay {
+	ctx, cancel := context.WithCancel(context.Background())
+	f := &Relay{listener: l, dial: dial, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(f.done)
+		f.serve(ctx)
+	}()
+	return f
+}
+
+// Delay sets the round trip of what is sent from now on. What is under way
+// already is not overtaken.
+func (f *Relay) Delay(rtt time.Duration) { f.rtt.Store(int64(rtt)) }
+
+// Close ends the relay with its connections.
+func (f *Relay) Close() error {
+	err := f.listener.Close()
+	f.cancel()
+	<-f.done
+	return err
 }
 
 // underWay bounds the bytes between the ends of a connection in one
@@ -41,7 +66,7 @@ const (
 
 // serve accepts connections until the listener is closed, and then waits for
 // those that are open, which ctx ends.
-func (f *farAway) serve(ctx context.Context) {
+func (f *Relay) serve(ctx context.Context) {
 	defer f.wait.Wait()
 	for {
 		conn, err := f.listener.Accept()
@@ -54,9 +79,8 @@ func (f *farAway) serve(ctx context.Context) {
 
 // pass joins a connection with one to the registry until both directions have
 // ended, or one has failed.
-func (f *farAway) pass(ctx context.Context, near net.Conn) {
-	rtt := time.Duration(f.rtt.Load())
-	begin := time.Now().Add(rtt)
+func (f *Relay) pass(ctx context.Context, near net.Conn) {
+	begin := time.Now().Add(time.Duration(f.rtt.Load()))
 	far, err := f.dial(ctx)
 	if err != nil {
 		near.Close()
@@ -68,7 +92,7 @@ func (f *farAway) pass(ctx context.Context, near net.Conn) {
 	var both errgroup.Group
 	for _, way := range [][2]net.Conn{{near, far}, {far, near}} {
 		both.Go(func() error {
-			err := carry(way[1], way[0], begin, rtt/2)
+			err := f.carry(way[1], way[0], begin)
 			if err != nil {
 				cut()
 			}
@@ -84,9 +108,9 @@ type parcel struct {
 	data []byte
 }
 
-// carry copies from one connection to another. Each byte arrives late after
-// it was read, or after begin if that is later.
-func carry(to, from net.Conn, begin time.Time, late time.Duration) error {
+// carry copies from one connection to another. Each byte arrives half a round
+// trip after it was read, or after begin if that is later.
+func (f *Relay) carry(to, from net.Conn, begin time.Time) error {
 	road := make(chan parcel, underWay/piece)
 	var receiver errgroup.Group
 	receiver.Go(func() error {
@@ -102,6 +126,7 @@ func carry(to, from net.Conn, begin time.Time, late time.Duration) error {
 		if at.Before(begin) {
 			at = begin
 		}
+		late := time.Duration(f.rtt.Load()) / 2
 		if n > 0 {
 			road <- parcel{at.Add(late), append([]byte(nil), buf[:n]...)}
 		}
@@ -137,35 +162,25 @@ func closeWrite(conn net.Conn) error {
 
 // far starts the far registry: a relay in the registry's namespace, so that
 // the link's bandwidth holds for what comes through it.
-func (b *Bed) far(ctx context.Context) error {
-	f := &farAway{dial: func(ctx context.Context) (net.Conn, error) {
-		return within(b.registry, func() (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "tcp", Address)
-		})
-	}}
-	var err error
-	f.listener, err = within(b.registry, func() (net.Listener, error) { return net.Listen("tcp", FarAddress) })
+func (b *Bed) far() error {
+	l, err := Within(b.registry, func() (net.Listener, error) { return net.Listen("tcp", FarAddress) })
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() { defer close(done); f.serve(ctx) }()
-	b.relay, b.endRelay = f, func() error {
-		err := f.listener.Close()
-		cancel()
-		<-done
-		return err
-	}
+	b.relay = NewRelay(l, func(ctx context.Context) (net.Conn, error) {
+		return Within(b.registry, func() (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "tcp", Address)
+		})
+	})
 	return nil
 }
 
-// Delay sets the round trip of connections to FarAddress that are made from now on.
-func (b *Bed) Delay(rtt time.Duration) { b.relay.rtt.Store(int64(rtt)) }
+// Delay sets the round trip of what goes over FarAddress from now on.
+func (b *Bed) Delay(rtt time.Duration) { b.relay.Delay(rtt) }
 
-// within calls f on a thread in a network namespace.
-func within[T any](ns string, f func() (T, error)) (result T, err error) {
+// Within calls f on a thread in a network namespace.
+func Within[T any](ns string, f func() (T, error)) (result T, err error) {
 	runtime.LockOSThread()
 	home, err := netns.Get()
 	if err != nil {

@@ -37,15 +37,12 @@ func relay(t *testing.T, rtt time.Duration, to string) (address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &farAway{listener: l, dial: func(ctx context.Context) (net.Conn, error) {
+	f := NewRelay(l, func(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "tcp", to)
-	}}
-	f.rtt.Store(int64(rtt))
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); f.serve(ctx) }()
-	t.Cleanup(func() { l.Close(); cancel(); <-done })
+	})
+	f.Delay(rtt)
+	t.Cleanup(func() { f.Close() })
 	return l.Addr().String()
 }
 

@@ -2,6 +2,7 @@ package testbed
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -120,6 +121,73 @@ func (g *Group) Close() error {
 	}
 	g.dir.Close()
 	return endGroup(g.path)
+}
+
+// Stop sends the long-lived program a signal, and waits for its end; what it
+// started goes on. It is not an error if it has ended already.
+func (g *Group) Stop(ctx context.Context, sig os.Signal) error {
+	if g.main == nil {
+		return nil
+	}
+	if err := g.main.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-g.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%s does not end: %w", g.main.Args, ctx.Err())
+	}
+}
+
+// Ended is closed when the long-lived program has ended; nil if none was started.
+func (g *Group) Ended() <-chan struct{} { return g.done }
+
+// Kill ends all that is in the group, as a power cut does, and waits until it
+// is gone. Programs can be started in it again.
+func (g *Group) Kill() error {
+	if err := g.set("cgroup.kill", "1", "populated 0"); err != nil {
+		return err
+	}
+	if g.main != nil {
+		<-g.done
+	}
+	return nil
+}
+
+// Freeze stops all that is in the group in its tracks, or lets it go on.
+func (g *Group) Freeze(frozen bool) error {
+	if frozen {
+		return g.set("cgroup.freeze", "1", "frozen 1")
+	}
+	return g.set("cgroup.freeze", "0", "frozen 0")
+}
+
+// set writes a file of the group, and waits until cgroup.events says so.
+func (g *Group) set(file, value, event string) error {
+	if err := os.WriteFile(filepath.Join(g.path, file), []byte(value), 0); err != nil {
+		return err
+	}
+	for range 1000 {
+		raw, err := os.ReadFile(filepath.Join(g.path, "cgroup.events"))
+		if err != nil || strings.Contains(string(raw), event) {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return fmt.Errorf("%s of %s was set to %s, and it does not come to be %q", file, g.path, value, event)
+}
+
+// Processes are the ids of the group's processes of that program, as
+// /proc/PID/comm names it; "" is all of them.
+func (g *Group) Processes(program string) (pids []int) {
+	for _, s := range g.pids() {
+		if name, _, _ := status(s); program == "" || name == program {
+			pid, _ := strconv.Atoi(s)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // endGroup kills what is in a group and removes it.
