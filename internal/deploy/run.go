@@ -72,7 +72,7 @@ func (r *run) follow(p *fetch.Pull) {
 		r.rec.Way.Pull = "whole"
 	}
 	if p.Why != "" {
-		r.rec.Way.Why = append(r.rec.Way.Why, "whole: "+p.Why)
+		r.rec.Way.Why = append(r.rec.Way.Why, r.rec.Way.Pull+": "+p.Why)
 	}
 	if r.watch.Layer != nil {
 		r.gone.Go(r.show)

@@ -21,23 +21,17 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // bed is a puller with a real store, before one or more real registries.
 type bed struct {
 	*Puller
-	t      *testing.T
+	t      testing.TB
 	reg    *registrytest.Server
 	layers *layer.Store
 	dir    string // of the store
 }
 
-func newBed(t *testing.T, more ...*registrytest.Server) *bed {
+func newBed(t testing.TB, more ...*registrytest.Server) *bed {
 	t.Helper()
 	b := &bed{t: t, reg: registrytest.New(t), dir: filepath.Join(t.TempDir(), "layers")}
-	hosts := map[string]registry.Host{}
-	for _, r := range append(more, b.reg) {
-		hosts[r.Host()] = registry.Host{PlainHTTP: true}
-	}
-	client, err := registry.New(registry.Config{Hosts: hosts, DockerConfig: filepath.Join(t.TempDir(), "none"),
-		Backoff: time.Millisecond, StallTimeout: 1500 * time.Millisecond})
-	b.must(err)
-	t.Cleanup(client.Close)
+	client := newClient(t, filepath.Join(t.TempDir(), "none"), append(more, b.reg)...)
+	var err error
 	b.layers, err = layer.Open(layer.Config{Dir: b.dir})
 	b.must(err)
 	t.Cleanup(func() { b.must(b.layers.Close()) })
@@ -47,6 +41,21 @@ func newBed(t *testing.T, more ...*registrytest.Server) *bed {
 	b.fresh = 0
 	t.Cleanup(func() { b.must(b.Close()) })
 	return b
+}
+
+// newClient is a client of the registries, with the logins of a file.
+func newClient(t testing.TB, logins string, regs ...*registrytest.Server) *registry.Client {
+	t.Helper()
+	hosts := map[string]registry.Host{}
+	for _, r := range regs {
+		hosts[r.Host()] = registry.Host{PlainHTTP: true}
+	}
+	client, err := registry.New(registry.Config{Hosts: hosts, DockerConfig: logins, Backoff: time.Millisecond, StallTimeout: 1500 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	return client
 }
 
 func (b *bed) must(err error) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -127,6 +128,43 @@ func TestBackgroundLimit(t *testing.T) {
 			t.Errorf("5,000 bytes at 1,000 a second took %v", took)
 		}
 		r.Close()
+		time.Sleep(time.Second)
+	})
+}
+
+// What has gathered in a connection while its turn yielded, and comes at once,
+// says nothing of the link.
+func TestFastestIsNoBurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got int64
+		var mu sync.Mutex
+		l := NewLink(LinkConfig{})
+		turn := l.enter(entry{host: "a", size: 1 << 40, class: Background, stats: func() layer.Progress {
+			mu.Lock()
+			defer mu.Unlock()
+			return layer.Progress{Received: got}
+		}})
+		come := func(n int64, during time.Duration) {
+			for range during / tick {
+				mu.Lock()
+				got += n * int64(tick) / int64(time.Second)
+				mu.Unlock()
+				time.Sleep(tick)
+			}
+		}
+		come(2_000_000, 3*time.Second)
+		if r := l.Fastest(); r < 1.8e6 || r > 2.2e6 {
+			t.Errorf("a link of 2 MB/s has carried %.1f MB/s", r/1e6)
+		}
+		turn.yielding.Store(true)
+		time.Sleep(time.Second)
+		turn.yielding.Store(false)
+		come(100_000_000, 50*time.Millisecond)
+		come(2_000_000, 4*time.Second)
+		if r := l.Fastest(); r < 1.8e6 || r > 2.2e6 {
+			t.Errorf("after a pause, a link of 2 MB/s has carried %.1f MB/s", r/1e6)
+		}
+		l.leave(turn)
 		time.Sleep(time.Second)
 	})
 }

@@ -42,15 +42,6 @@ const (
 	// smallImage is what is fetched whole whatever a pack says: the round trips
 	// of a lazy start cost as much.
 	smallImage = 512 << 10
-	// fewSegments is the size of images that have so few segments that some pages
-	// which the pack lacks cost as much as all of them; smallShare of such an
-	// image is the most that a pack may have.
-	fewSegments = 8 << 20
-	smallShare  = 0.15
-	// quickPull is how long a whole pull may take that is not worth a lazy start.
-	quickPull = 150 * time.Millisecond
-	// packShare of an image's absent bytes is the most that a pack may have.
-	packShare = 0.7
 	// hoursEvery is how often it is looked whether the hours allow filling.
 	hoursEvery = time.Minute
 )
@@ -65,6 +56,8 @@ type Start struct {
 	o    Options
 	pack *packFile
 	head *pack.Header
+
+	outlook *outlook // by which it is decided; nil if the layers run already
 
 	partials   []*layer.Partial // by the pack's layers; nil where the layer is not partial
 	background chan struct{}    // closed when the layers may fill
@@ -103,15 +96,21 @@ func (p *Puller) Lied(part *layer.Partial, why error) {
 // streams: the pack, and what was read on demand.
 func (s *Start) Bytes() int64 { return s.got.Load() }
 
-// startLazily begins an image by its pack. It returns nil, and why, if the
-// image is better pulled whole, or cannot be begun otherwise.
-func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, look *lookup) (*Start, string) {
+// startLazily begins an image by its pack. It returns nil if the image is
+// better pulled whole, or cannot be begun otherwise; why says on what grounds it
+// was decided, either way.
+func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, look *lookup) (s *Start, why string) {
 	if p.cfg.Lazy.Never {
 		return nil, ""
 	}
 	absent := p.absent(img)
 	if absent < smallImage {
 		return nil, fmt.Sprintf("only %d bytes are to be fetched", absent)
+	}
+	w := p.outlook(img, o, absent)
+	// Not worth it even with a pack of no size: the search is not waited for.
+	if p.quarantined(img.Desc.Digest) == "" && p.localPack(img.Desc.Digest) == nil && !w.lazily() {
+		return nil, w.String()
 	}
 	f, err := look.result(ctx, img)
 	if err != nil {
@@ -120,23 +119,19 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 		}
 		return nil, err.Error()
 	}
-	if rate := p.cfg.Link.Fastest(); rate > 0 && float64(absent) < rate*quickPull.Seconds() {
-		return nil, fmt.Sprintf("%d bytes are to be fetched, and the link has carried %.0f Mbit/s", absent, rate*8/1e6)
+	if w = w.sized(f); !w.lazily() {
+		return nil, w.String()
 	}
-	share := packShare
-	if absent < fewSegments {
-		share = smallShare
+	s, err = p.openStart(ctx, img, o, f, w)
+	if errors.As(err, new(notWorth)) {
+		return nil, err.Error()
 	}
-	if f.size > int64(share*float64(absent)) {
-		return nil, fmt.Sprintf("its pack has %d bytes, all that is absent %d", f.size, absent)
-	}
-	s, err := p.openStart(ctx, img, o, f)
 	if err != nil {
 		p.cfg.Log.Warn("a startup pack cannot be used; the image is pulled whole", "image", img.Ref, "err", err)
 		return nil, err.Error()
 	}
 	p.stats.starts.Add(1)
-	return s, ""
+	return s, s.outlook.String()
 }
 
 // absent is the compressed bytes of the layers that cannot be mounted.
@@ -152,8 +147,8 @@ func (p *Puller) absent(img *image.Image) int64 {
 
 // openStart reads the pack up to its tables, begins the layers, and lets the
 // chunks come.
-func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *packFile) (*Start, error) {
-	s := &Start{p: p, img: img, o: o, pack: f, background: make(chan struct{}), done: make(chan struct{})}
+func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *packFile, w outlook) (*Start, error) {
+	s := &Start{p: p, img: img, o: o, pack: f, outlook: &w, background: make(chan struct{}), done: make(chan struct{})}
 	stream, end, err := s.readTables(ctx)
 	if err != nil {
 		s.abandon()
@@ -308,6 +303,9 @@ func (s *Start) begin(r io.Reader) (*pack.Stream, error) {
 	if s.Trust, err = s.p.trust(s.img, s.pack, stream.HeaderDigest); err != nil {
 		return nil, err
 	}
+	if err := s.worth(); err != nil {
+		return nil, err
+	}
 	s.partials = make([]*layer.Partial, len(s.head.Layers))
 	for _, l := range s.head.Layers {
 		if l.Table == nil {
@@ -340,6 +338,25 @@ func (s *Start) fits() error {
 	}
 	return nil
 }
+
+// worth looks again at whether to start lazily, with what the pack says of
+// itself. It is a notWorth if not.
+func (s *Start) worth() error {
+	if s.outlook == nil {
+		return nil
+	}
+	*s.outlook = s.outlook.opened(s.head, s.pack.local)
+	if !s.outlook.lazily() {
+		return notWorth{*s.outlook}
+	}
+	return nil
+}
+
+// notWorth says that a pull of the whole image is expected to be as quick as a
+// start by its pack.
+type notWorth struct{ outlook }
+
+func (e notWorth) Error() string { return e.String() }
 
 func (s *Start) origin() layer.Origin {
 	return layer.Origin{Ref: s.img.Ref.String(), Manifest: s.img.Desc.Digest, PlainHTTP: s.o.PlainHTTP, Trust: s.Trust}

@@ -68,7 +68,7 @@ type lazyBed struct {
 	whole  chan digest.Digest
 }
 
-func newLazyBed(t *testing.T, c image.Compression) *lazyBed {
+func newLazyBed(t testing.TB, c image.Compression) *lazyBed {
 	t.Helper()
 	lb := &lazyBed{bed: newBed(t), server: &unmounted{}, lied: make(chan error, 4), whole: make(chan digest.Digest, 4)}
 	var ls []registrytest.Layer
@@ -101,7 +101,12 @@ func mixedTar(seed uint64) []byte {
 // restart gives the bed another store and puller, with the same registry.
 func (lb *lazyBed) restart(cfg Config) {
 	lb.t.Helper()
-	client := lb.cfg.Registry
+	lb.restartAs(lb.cfg.Registry, cfg)
+}
+
+// restartAs is restart with another client of the registry.
+func (lb *lazyBed) restartAs(client *registry.Client, cfg Config) {
+	lb.t.Helper()
 	lb.must(lb.Close())
 	lb.must(lb.layers.Close())
 	lb.open(client, cfg)
@@ -113,7 +118,10 @@ func (lb *lazyBed) open(client *registry.Client, cfg Config) {
 	lb.must(err)
 	catalog, err := OpenCatalog(filepath.Join(lb.dir, "..", "images"), nil)
 	lb.must(err)
-	cfg.Registry, cfg.Layers, cfg.Catalog, cfg.Link = client, lb.layers, catalog, NewLink(LinkConfig{Inflaters: 1})
+	cfg.Registry, cfg.Layers, cfg.Catalog = client, lb.layers, catalog
+	if cfg.Link == nil {
+		cfg.Link = NewLink(LinkConfig{Inflaters: 1})
+	}
 	cfg.Lazy.Whole = func(id digest.Digest) { lb.whole <- id }
 	if cfg.Lazy.Wait == 0 {
 		cfg.Lazy.Wait = 5 * time.Second

@@ -88,19 +88,21 @@ type Link struct {
 }
 
 const (
-	tick       = 10 * time.Millisecond
-	fastFor    = 10 * time.Minute // a rate is known for so long
-	slowTick   = 60 * time.Millisecond
-	fastLink   = 2.5e6                  // bytes a second of a layer from which on tick holds
-	window     = 30 * time.Millisecond  // over which the node's limit is judged
-	settle     = 400 * time.Millisecond // over which a link's rate is judged
-	firstPause = 3 * time.Second        // after a try that did not help, before the next
-	lastPause  = time.Minute
-	nodeLimit  = 0.25 // share of time blocked from which on the node is the limit
-	riseNeeded = 1.2
-	endgame    = 150 * time.Millisecond // of fetching left, when the next request goes out
-	maxConns   = 6                      // connections tried at most to fill the link, or to a host that is silent
-	silence    = time.Second            // after which a turn is idle
+	tick        = 10 * time.Millisecond
+	fastFor     = 10 * time.Minute // a rate is known for so long
+	steadyBytes = 1 << 20          // after which a turn's rate says something
+	drained     = 2 * time.Second  // after a pause, so that it says something again
+	slowTick    = 60 * time.Millisecond
+	fastLink    = 2.5e6                  // bytes a second of a layer from which on tick holds
+	window      = 30 * time.Millisecond  // over which the node's limit is judged
+	settle      = 400 * time.Millisecond // over which a link's rate is judged
+	firstPause  = 3 * time.Second        // after a try that did not help, before the next
+	lastPause   = time.Minute
+	nodeLimit   = 0.25 // share of time blocked from which on the node is the limit
+	riseNeeded  = 1.2
+	endgame     = 150 * time.Millisecond // of fetching left, when the next request goes out
+	maxConns    = 6                      // connections tried at most to fill the link, or to a host that is silent
+	silence     = time.Second            // after which a turn is idle
 )
 
 // NewLink returns a link that nothing crosses yet.
@@ -113,21 +115,22 @@ func NewLink(cfg LinkConfig) *Link {
 
 // turn is one layer's place on the link. Its fields are guarded by the link.
 type turn struct {
-	start chan struct{} // closed when it may begin
-	held  chan struct{} // not nil while it must pause; closed to let it go on
-	stats func() layer.Progress
-	host  string // of the registry
-	size  int64
-	link  *Link
-	order Order
-	limit int
-	began time.Time
-	heard time.Time      // when bytes last came, or could first have
-	first time.Time      // when the first bytes came; zero until then
-	last  layer.Progress // at the last look
-	lastT time.Time
-	rate  float64 // bytes a second lately
-	stuck float64 // share of the time that the node made the link wait lately
+	start  chan struct{} // closed when it may begin
+	held   chan struct{} // not nil while it must pause; closed to let it go on
+	stats  func() layer.Progress
+	host   string // of the registry
+	size   int64
+	link   *Link
+	order  Order
+	limit  int
+	began  time.Time
+	heard  time.Time      // when bytes last came, or could first have
+	first  time.Time      // when the first bytes came; zero until then
+	paused time.Time      // when it was last seen to be held, or to yield
+	last   layer.Progress // at the last look
+	lastT  time.Time
+	rate   float64 // bytes a second lately
+	stuck  float64 // share of the time that the node made the link wait lately
 
 	working  atomic.Bool // the node has bytes in hand and does not wait for more
 	yielding atomic.Bool // it waits for a lower class
@@ -256,7 +259,9 @@ func (l *Link) step(now time.Time) bool {
 	var sum float64
 	for _, t := range l.active {
 		t.look(now)
-		sum += t.rate
+		if t.steady(now) {
+			sum += t.rate
+		}
 	}
 	if sum >= l.fastest || now.Sub(l.fastAt) > fastFor {
 		l.fastest, l.fastAt = sum, now
@@ -276,6 +281,13 @@ func (l *Link) Fastest() float64 {
 	return l.fastest
 }
 
+// steady reports whether the turn's rate is the link's: it has been looked at for
+// long enough, and what comes has not gathered in the connection while it paused.
+func (t *turn) steady(now time.Time) bool {
+	known := !t.first.IsZero() && now.Sub(t.first) >= settle || t.last.Received >= steadyBytes
+	return known && now.Sub(t.paused) >= drained
+}
+
 // look updates what is known of a turn, once a window.
 func (t *turn) look(now time.Time) {
 	dt := now.Sub(t.lastT)
@@ -288,6 +300,9 @@ func (t *turn) look(now time.Time) {
 	}
 	if p.Received > t.last.Received && t.first.IsZero() {
 		t.first = now
+	}
+	if t.held != nil || t.yielding.Load() {
+		t.paused = now
 	}
 	waited, blocked := p.Waiting-t.last.Waiting, p.Blocked-t.last.Blocked
 	if sum := waited + blocked; sum > 0 {

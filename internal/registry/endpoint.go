@@ -25,6 +25,7 @@ type endpoint struct {
 	transport *http.Transport
 	authority *authority
 	redirects locations
+	latency   latency
 	down      atomic.Int64 // unix nanoseconds until which others are asked first
 	mute      atomic.Int64 // unix nanoseconds until which it is not asked for referrers
 }

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -18,12 +19,13 @@ import (
 // Quirks are ways in which registries differ. The zero value is one that
 // keeps to version 1.1 of the OCI distribution specification.
 type Quirks struct {
-	NoReferrers bool   // no referrers API: 404, and no OCI-Subject for what is pushed
-	NoSubject   bool   // no OCI-Subject, though there is the API
-	NoFilter    bool   // the API ignores artifactType
-	Page        int    // entries on a page of the API's answer; 0 is all
-	Uploads     string // scheme and host of the addresses for uploads; "" is a path
-	ReadOnly    bool   // no pushes: 405
+	NoReferrers bool          // no referrers API: 404, and no OCI-Subject for what is pushed
+	NoSubject   bool          // no OCI-Subject, though there is the API
+	NoFilter    bool          // the API ignores artifactType
+	Page        int           // entries on a page of the API's answer; 0 is all
+	Uploads     string        // scheme and host of the addresses for uploads; "" is a path
+	ReadOnly    bool          // no pushes: 405
+	Far         time.Duration // each answer takes so long, as over a distance
 }
 
 // Be sets the registry's quirks from now on.

@@ -29,6 +29,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		Time: time.Now(), Method: r.Method, Path: r.URL.RequestURI(), Range: r.Header.Get("Range"),
 		Auth: r.Header.Get("Authorization"), Header: r.Header, Digest: a.digest,
 	})
+	if far := a.quirks().Far; far > 0 {
+		select {
+		case <-time.After(far):
+		case <-r.Context().Done():
+			panic(http.ErrAbortHandler)
+		}
+	}
 	if a.faults.has(Hang) {
 		<-r.Context().Done()
 		panic(http.ErrAbortHandler)
