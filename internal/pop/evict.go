@@ -1,0 +1,349 @@
+package pop
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"path"
+	"strings"
+	"time"
+
+	"dewpoint/internal/evict"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// DefaultPolicy is the policy that the study recommends (docs/pop-study.md).
+const DefaultPolicy = "gdsf"
+
+const evictLease = "evict"
+
+// Eviction is what Evict did.
+type Eviction struct {
+	Layers []digest.Digest
+	Bytes  int64  // that will be free when nobody can come back to them
+	Why    string // nothing, or why nothing was evicted though something should have been
+}
+
+// Evict takes layers out of the store that no node uses, until it has room for
+// want bytes more, or down to its low watermark if it is above the high one. It does nothing
+// unless the coordinator answers, remembers, and lets this node evict; then
+// Eviction.Why says so. Deleting follows: see Sweep.
+func (s *Store) Evict(ctx context.Context, want int64) (Eviction, error) {
+	layers, err := s.Layers(ctx)
+	if layers == nil && err != nil {
+		return Eviction{}, err
+	}
+	excess, err := s.excess(ctx, layers, want)
+	over := s.overQuota(layers)
+	if err != nil || excess <= 0 && len(over) == 0 {
+		return Eviction{}, err
+	}
+	if ok, err := s.cfg.Coord.Settled(ctx); err != nil || !ok {
+		return Eviction{Why: whyNot(err, "the coordinator has lost its memory a moment ago")}, nil
+	}
+	lease, err := s.cfg.Coord.Acquire(ctx, evictLease, 0)
+	if err != nil {
+		return Eviction{Why: whyNot(err, "")}, nil
+	}
+	defer lease.Release(context.WithoutCancel(ctx))
+	e := &evicting{s: s, lease: lease, layers: map[string]*Layer{}}
+	for _, l := range layers {
+		e.layers[l.DiffID.String()] = l
+	}
+	if err := e.load(ctx); err != nil {
+		return Eviction{Why: whyNot(err, "")}, nil
+	}
+	err = e.run(ctx, excess, over)
+	return e.done, errors.Join(err, e.save(ctx))
+}
+
+func whyNot(err error, else_ string) string {
+	var held *HeldError
+	switch {
+	case errors.As(err, &held):
+		return held.Holder.Node + " is evicting"
+	case err != nil:
+		return err.Error()
+	}
+	return else_
+}
+
+// excess is how many bytes have to go.
+func (s *Store) excess(ctx context.Context, layers []*Layer, want int64) (int64, error) {
+	total, free, err := s.cfg.FS.Space(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var used int64
+	for _, l := range layers {
+		used += l.Size
+	}
+	capacity := s.cfg.Capacity
+	if capacity == 0 || capacity > total {
+		capacity = total
+		used = total - free - s.trashed(ctx) // what is going already is as good as free
+	}
+	if float64(used+want) <= s.cfg.High*float64(capacity) {
+		return 0, nil
+	}
+	return used + want - int64(s.cfg.Low*float64(capacity)), nil
+}
+
+// overQuota is by how many bytes the layers of each quota exceed it.
+func (s *Store) overQuota(layers []*Layer) map[string]int64 {
+	over := map[string]int64{}
+	for prefix, most := range s.cfg.Quota {
+		var sum int64
+		for _, l := range layers {
+			if strings.HasPrefix(l.Image, prefix) {
+				sum += l.Size
+			}
+		}
+		if sum > most {
+			over[prefix] = sum - most
+		}
+	}
+	return over
+}
+
+// evicting is one round of evicting.
+type evicting struct {
+	s        *Store
+	lease    Lease
+	layers   map[string]*Layer
+	policy   evict.Policy
+	position string
+	users    map[string][]string
+	done     Eviction
+}
+
+// load makes the policy what all nodes' touches make of it.
+func (e *evicting) load(ctx context.Context) error {
+	state, err := e.s.cfg.Coord.LoadPolicy(ctx)
+	if err != nil {
+		return err
+	}
+	capacity := e.s.cfg.Capacity
+	if capacity == 0 {
+		if capacity, _, err = e.s.cfg.FS.Space(ctx); err != nil {
+			return err
+		}
+	}
+	if e.policy, err = evict.New(e.s.cfg.Policy, state.Data, capacity); err != nil && len(state.Data) > 0 {
+		e.s.cfg.Log.Info("the order of eviction begins anew", "why", err)
+		state.Position = ""
+		e.policy, err = evict.New(e.s.cfg.Policy, nil, capacity)
+	}
+	if err != nil {
+		return err
+	}
+	if e.position, err = e.replay(ctx, state.Position); err != nil {
+		return err
+	}
+	keys := make([]string, 0, len(e.layers))
+	for key, l := range e.layers {
+		e.policy.Add(evict.Object{Key: key, Size: l.Size, Cost: l.Cost, Images: 1}) // of what nobody touched
+		keys = append(keys, key)
+	}
+	e.users, err = e.s.cfg.Coord.Users(ctx, keys...)
+	return err
+}
+
+// replay tells the policy what was used since it was saved.
+func (e *evicting) replay(ctx context.Context, from string) (string, error) {
+	images := map[string]map[string]bool{}
+	known := map[string]bool{}
+	for {
+		touches, next, err := e.s.cfg.Coord.Touches(ctx, from, 1000)
+		if err != nil || len(touches) == 0 {
+			return from, err
+		}
+		for _, t := range touches {
+			if e.layers[t.Key] == nil {
+				e.policy.Remove(t.Key)
+				continue
+			}
+			if images[t.Key] == nil {
+				images[t.Key] = map[string]bool{}
+			}
+			images[t.Key][t.Image] = true
+			e.policy.Add(evict.Object{Key: t.Key, Size: t.Size, Cost: t.Cost, Images: len(images[t.Key])})
+			if known[t.Key] {
+				e.policy.Hit(t.Key)
+			}
+			known[t.Key] = true
+		}
+		from = next
+	}
+}
+
+func (e *evicting) save(ctx context.Context) error {
+	b, err := e.policy.Snapshot()
+	if err == nil {
+		err = e.s.cfg.Coord.SavePolicy(ctx, PolicyState{Data: b, Position: e.position, Token: e.lease.Token()})
+	}
+	if errors.Is(err, ErrAway) || errors.Is(err, ErrFenced) {
+		return nil // somebody else goes on from what he knows
+	}
+	return err
+}
+
+// run evicts until excess bytes are gone and no quota is exceeded.
+func (e *evicting) run(ctx context.Context, excess int64, over map[string]int64) error {
+	kept := map[string]bool{} // came into use meanwhile
+	for excess > 0 || len(over) > 0 {
+		select {
+		case <-e.lease.Lost():
+			e.done.Why = "the lease was lost"
+			return nil
+		default:
+		}
+		key, ok := e.policy.Victim(func(key string) bool { return !kept[key] && e.may(key, excess, over) })
+		if !ok {
+			e.done.Why = "all that is left is in use"
+			return nil
+		}
+		l := e.layers[key]
+		if l == nil {
+			e.policy.Remove(key)
+			continue
+		}
+		gone, err := e.s.evict(ctx, l.DiffID)
+		if err != nil {
+			return err
+		}
+		if !gone {
+			kept[key] = true
+			continue
+		}
+		e.policy.Remove(key)
+		delete(e.layers, key)
+		e.done.Layers, e.done.Bytes = append(e.done.Layers, l.DiffID), e.done.Bytes+l.Size
+		excess -= l.Size
+		lessen(over, l)
+	}
+	return nil
+}
+
+// may reports whether a layer may be evicted, and helps.
+func (e *evicting) may(key string, excess int64, over map[string]int64) bool {
+	l := e.layers[key]
+	if l == nil {
+		return true // it is gone already: the policy is to forget it
+	}
+	if len(e.users[key]) > 0 {
+		return false
+	}
+	for prefix := range over {
+		if strings.HasPrefix(l.Image, prefix) {
+			return true
+		}
+	}
+	return excess > 0
+}
+
+func lessen(over map[string]int64, l *Layer) {
+	for prefix := range over {
+		if strings.HasPrefix(l.Image, prefix) {
+			if over[prefix] -= l.Size; over[prefix] <= 0 {
+				delete(over, prefix)
+			}
+		}
+	}
+}
+
+// evict takes a layer out of sight, unless a node uses it. It reports whether it did.
+func (s *Store) evict(ctx context.Context, id digest.Digest) (bool, error) {
+	if used, err := s.inUse(ctx, id); err != nil || used {
+		return false, err
+	}
+	l, err := s.record(ctx, id)
+	if errors.Is(err, ErrUnknown) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := s.hide(ctx, l); err != nil {
+		return false, err
+	}
+	// A node that marked it before it was out of sight may have seen it.
+	used, err := s.inUse(ctx, id)
+	if err != nil || used {
+		return false, errors.Join(err, s.putBack(ctx, l))
+	}
+	s.tell(ctx, Event{Kind: Evicted, Key: id.String()})
+	return true, nil
+}
+
+func trashOf(l *Layer) string { return path.Join(trashDir, l.Name+".json") }
+
+// hide takes the layer's record out of sight. Its data stay.
+func (s *Store) hide(ctx context.Context, l *Layer) error {
+	err := s.cfg.FS.Rename(ctx, recordOf(l.DiffID), trashOf(l))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// putBack shows a layer again that was hidden, if its data are still there.
+func (s *Store) putBack(ctx context.Context, l *Layer) error {
+	err := s.cfg.FS.Rename(ctx, trashOf(l), recordOf(l.DiffID))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// inUse reports whether any node says that it uses the layer: in the store or to
+// the coordinator. The marks of a node that has been silent for very long do not count.
+func (s *Store) inUse(ctx context.Context, id digest.Digest) (bool, error) {
+	users, err := s.cfg.Coord.Users(ctx, id.String())
+	if err != nil || len(users) > 0 {
+		return true, err
+	}
+	nodes, err := s.cfg.FS.ReadDir(ctx, refsDir)
+	if err != nil {
+		return true, err
+	}
+	for _, n := range nodes {
+		_, err := s.cfg.FS.Stat(ctx, path.Join(refsDir, n.Name(), id.Encoded()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return true, err
+		}
+		if !s.forgotten(ctx, n.Name()) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// forgotten reports whether a node's counter has stood still for so long, as this
+// node has seen it, that what it says counts no more.
+func (s *Store) forgotten(ctx context.Context, node string) bool {
+	if node == s.cfg.Node {
+		return false
+	}
+	var rec nodeRecord
+	b, err := s.cfg.FS.ReadFile(ctx, path.Join(nodesDir, node+".json"))
+	if err == nil {
+		err = json.Unmarshal(b, &rec)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have := s.seen[node]
+	if have == nil || have.beat != rec {
+		s.seen[node] = &silence{beat: rec, since: time.Now()}
+		return false
+	}
+	return time.Since(have.since) >= s.cfg.Forget
+}

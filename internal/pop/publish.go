@@ -1,0 +1,246 @@
+package pop
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"path"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/opencontainers/go-digest"
+)
+
+// Draft is a layer that this node copies into the store while it arrives.
+// One goroutine uses it. What it writes has its token in its name; nobody takes it
+// for a layer before Publish.
+type Draft struct {
+	s    *Store
+	id   digest.Digest
+	name string // of the files, see Layer
+	f    File
+	at   int64 // everything before it was written
+	hash hash.Hash
+	sums []byte
+}
+
+// checkpoint is fill/HEX.json: how far whom had come.
+type checkpoint struct {
+	Version int             `json:"version"`
+	Name    string          `json:"name"` // of the files, see Layer
+	Size    int64           `json:"size"` // bytes of the data that are durable
+	Record  json.RawMessage `json:"record"`
+}
+
+func (c *checkpoint) of(id digest.Digest) bool {
+	hex, _, ok := parseName(c.Name)
+	return ok && hex == id.Encoded() && c.Version == formatVersion && c.Size >= 0
+}
+
+func checkpointOf(id digest.Digest) string { return path.Join(fillDir, id.Encoded()+".json") }
+
+// Draft begins to copy a layer into the store, under the token of a lease.
+func (s *Store) Draft(ctx context.Context, id digest.Digest, token uint64) (*Draft, error) {
+	name := nameOf(id, token)
+	f, err := s.cfg.FS.Append(ctx, path.Join(layersDir, name+dataEnd))
+	if err != nil {
+		return nil, fmt.Errorf("copy layer %s into the store: %w", id, err)
+	}
+	return &Draft{s: s, id: id, name: name, f: f, hash: sha256.New()}, nil
+}
+
+// At is up to where the layer has been written.
+func (f *Draft) At() int64 { return f.at }
+
+// Write writes what follows.
+func (f *Draft) Write(b []byte) (int, error) {
+	n, err := f.f.WriteAt(b, f.at)
+	if err != nil {
+		return 0, err
+	}
+	f.at += int64(n)
+	for len(b) > 0 {
+		had := (f.at - int64(len(b))) % SumBytes
+		k := min(int64(len(b)), SumBytes-had)
+		f.hash.Write(b[:k])
+		if b = b[k:]; had+k == SumBytes {
+			f.endSum()
+		}
+	}
+	return n, nil
+}
+
+func (f *Draft) endSum() {
+	f.sums = f.hash.Sum(f.sums)
+	f.hash.Reset()
+}
+
+// Checkpoint makes what was written durable and says so, with a record of the
+// fill that does not claim more than that.
+func (f *Draft) Checkpoint(ctx context.Context, record []byte) error {
+	if err := f.f.Sync(); err != nil {
+		return err
+	}
+	b, err := json.Marshal(checkpoint{formatVersion, f.name, f.at, record})
+	if err != nil {
+		return err
+	}
+	return f.s.cfg.FS.WriteFile(ctx, checkpointOf(f.id), b)
+}
+
+// Publish makes the layer visible to all nodes: everything was written. table
+// is the layer's. The caller has verified the tar that it wrote. Of l the files' names
+// and sums are filled in. If the store has the layer already, that one stays.
+func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
+	if have, err := f.s.whole(ctx, f.id); err == nil && have.Size == l.Size {
+		return f.Abandon(ctx)
+	}
+	if f.at%SumBytes != 0 {
+		f.endSum()
+	}
+	if err := f.f.Sync(); err != nil {
+		return err
+	}
+	if n, err := f.f.Size(); err != nil || n != l.Size || f.at != l.Size {
+		return fmt.Errorf("publish layer %s: %d bytes were written and %d are there, of %d: %w", f.id, f.at, n, l.Size, errors.Join(err, ErrDamaged))
+	}
+	if err := f.f.Close(); err != nil {
+		return err
+	}
+	if err := f.s.cfg.FS.WriteFile(ctx, path.Join(layersDir, f.name+tableEnd), packTable(table)); err != nil {
+		return err
+	}
+	l.Version, l.DiffID, l.Name, l.Node = formatVersion, f.id, f.name, f.s.cfg.Node
+	l.Table, l.Sums = digest.FromBytes(table), f.sums
+	b, err := json.Marshal(l)
+	if err != nil {
+		return err
+	}
+	if err := f.s.cfg.FS.WriteFile(ctx, recordOf(f.id), b); err != nil {
+		return err
+	}
+	// A sweep that took the files for another's leftovers may have been on its way.
+	if _, err := f.s.whole(ctx, f.id); errors.Is(err, ErrUnknown) {
+		return errors.Join(fmt.Errorf("publish layer %s: %w", f.id, err), f.s.hide(ctx, &l))
+	}
+	f.s.forgetFill(ctx, f.id)
+	f.s.tell(ctx, Event{Kind: Published, Key: f.id.String()})
+	return nil
+}
+
+// Abandon gives up what was written.
+func (f *Draft) Abandon(ctx context.Context) error {
+	f.f.Close()
+	return f.s.remove(ctx, path.Join(layersDir, f.name+dataEnd))
+}
+
+// Pause leaves what was written and checkpointed for who goes on with the layer.
+func (f *Draft) Pause() error { return f.f.Close() }
+
+// Checkpoint is how far somebody has come with a layer that is not complete.
+type Checkpoint struct {
+	Size   int64  // bytes of the tar that Data gives
+	Record []byte // of the fill
+	Data   io.Reader
+	name   string
+	file   File
+}
+
+// Close ends the reading of Data.
+func (c *Checkpoint) Close() error { return c.file.Close() }
+
+// Checkpoint returns the last checkpoint of a layer, or an error that wraps ErrUnknown.
+func (s *Store) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint, error) {
+	b, err := s.cfg.FS.ReadFile(ctx, checkpointOf(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("a checkpoint of %s: %w", id, ErrUnknown)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var c checkpoint
+	if err := json.Unmarshal(b, &c); err != nil || !c.of(id) {
+		return nil, fmt.Errorf("the checkpoint of %s: %w", id, ErrDamaged)
+	}
+	f, err := s.cfg.FS.Open(ctx, path.Join(layersDir, c.Name+dataEnd))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("the data of the checkpoint of %s: %w", id, ErrUnknown)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if n, err := f.Size(); err != nil || n < c.Size {
+		return nil, errors.Join(fmt.Errorf("the checkpoint of %s has %d bytes of %d: %w", id, n, c.Size, ErrUnknown), err, f.Close())
+	}
+	return &Checkpoint{c.Size, c.Record, io.NewSectionReader(f, 0, c.Size), c.Name, f}, nil
+}
+
+// Above is the greatest token that the store shows for a layer: a lease of it
+// must have a greater one.
+func (s *Store) Above(ctx context.Context, id digest.Digest) uint64 {
+	var most uint64
+	if l, err := s.record(ctx, id); err == nil {
+		_, most, _ = parseName(l.Name)
+	}
+	if b, err := s.cfg.FS.ReadFile(ctx, checkpointOf(id)); err == nil {
+		var c checkpoint
+		if json.Unmarshal(b, &c) == nil && c.of(id) {
+			_, token, _ := parseName(c.Name)
+			most = max(most, token)
+		}
+	}
+	return most
+}
+
+// forgetFill removes the checkpoint of a layer that was published. What an earlier
+// holder wrote is left to the sweep: it may still be writing.
+func (s *Store) forgetFill(ctx context.Context, id digest.Digest) {
+	if err := s.remove(ctx, checkpointOf(id)); err != nil {
+		s.cfg.Log.Debug("checkpoint stays", "layer", id, "err", err)
+	}
+}
+
+// remove is Remove of what may not be there.
+func (s *Store) remove(ctx context.Context, name string) error {
+	if err := s.cfg.FS.Remove(ctx, name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// tell publishes an event; who misses it looks for himself.
+func (s *Store) tell(ctx context.Context, e Event) {
+	if err := s.cfg.Coord.Publish(ctx, e); err != nil {
+		s.cfg.Log.Debug("event is not published", "kind", e.Kind, "key", e.Key, "err", err)
+	}
+}
+
+// maxTable bounds a table (docs/formats.md).
+const maxTable = 128 << 20
+
+func packTable(table []byte) []byte {
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest))
+	if err != nil {
+		panic(err) // of the options
+	}
+	defer enc.Close()
+	return enc.EncodeAll(table, nil)
+}
+
+func unpackTable(b []byte, want digest.Digest) ([]byte, error) {
+	dec, err := zstd.NewReader(bytes.NewReader(b), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxTable), zstd.WithDecoderMaxWindow(16<<20))
+	if err != nil {
+		return nil, err
+	}
+	defer dec.Close()
+	table, err := io.ReadAll(io.LimitReader(dec, maxTable+1))
+	if err != nil || len(table) > maxTable || want.Validate() != nil || digest.FromBytes(table) != want {
+		return nil, fmt.Errorf("table %s: %w", want, ErrDamaged)
+	}
+	return table, nil
+}

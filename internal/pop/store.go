@@ -1,0 +1,422 @@
+package pop
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+var (
+	// ErrUnknown says that the store does not have what was asked for.
+	ErrUnknown = errors.New("not in the PoP's store")
+	// ErrDamaged says that the store gives other bytes than were put into it.
+	ErrDamaged = errors.New("damaged in the PoP's store")
+	// ErrForeign says that a directory is no store, or one of another version.
+	ErrForeign = errors.New("not a PoP's store of this version")
+)
+
+// StoreConfig says what a Store works with. FS, Coord and Node are required.
+type StoreConfig struct {
+	FS    FS
+	Coord Coordinator
+	Node  string // this node's name, unique in the PoP
+	// Grace is how long what was evicted can come back: longer than any lease, and
+	// than the time after which all nodes see what one has written. 0 is a minute.
+	Grace time.Duration
+	// Forget is how long a node must have been silent until what it said it uses
+	// counts no more. It is long: the node may live, and only be cut off. 0 is a day.
+	Forget time.Duration
+	// Capacity is how many bytes of layers the store is to hold; 0 is all of its
+	// file system. It is let grow to High and then brought down to Low.
+	Capacity  int64
+	High, Low float64 // shares of Capacity; 0 is 0.95 and 0.90
+	// Quota bounds what the layers of images whose repository begins so may take.
+	Quota map[string]int64
+	// Policy names what is evicted first (package evict); "" is DefaultPolicy.
+	Policy string
+	Log    *slog.Logger // nil discards
+}
+
+// Store is what the nodes of a PoP share: complete layers, each as a few
+// immutable files, and what is known of images. It is safe for concurrent use,
+// by any number of nodes, of which each has one Store.
+//
+// A layer is its record, layers/HEX.json: what no record names is not there. A
+// record is renamed into place when everything that it names is durable, so it
+// names whole and right data or is not there. Evicting takes the record away; the data
+// stay until nobody who may have seen it can have begun to use them.
+type Store struct {
+	cfg  StoreConfig
+	id   string
+	boot string // of this Store, as its node's file says
+
+	mu    sync.Mutex
+	used  map[digest.Digest]bool // what this node has marked
+	beat  uint64
+	seen  map[string]*silence // of other nodes
+	since map[string]sighting // of Sweep, which one goroutine calls
+}
+
+// silence is how long a node's counter has stood still, by this node's clock.
+type silence struct {
+	beat  nodeRecord
+	since time.Time
+}
+
+// Layer is the record of a complete layer.
+type Layer struct {
+	Version  int           `json:"version"`
+	DiffID   digest.Digest `json:"diff_id"`
+	Size     int64         `json:"size"` // of the tar, bytes
+	Blob     digest.Digest `json:"blob"` // the compressed form that it came from
+	BlobSize int64         `json:"blob_size"`
+	Name     string        `json:"name"`  // of its files in layers/, without what ends them: HEX.TOKEN.NONCE
+	Table    digest.Digest `json:"table"` // sha256 of the layer's table
+	Sums     []byte        `json:"sums"`  // sha256 of each SumBytes of the tar, one after the other
+	Node     string        `json:"node"`  // who published it
+	// Cost is what fetching it took, seconds.
+	Cost float64 `json:"cost,omitempty"`
+	// Image is the reference that it was fetched for first.
+	Image string `json:"image,omitempty"`
+}
+
+// SumBytes is how much of a layer's tar one of its sums covers.
+const SumBytes = 4 << 20
+
+const formatVersion = 1
+
+type storeRecord struct {
+	Version int    `json:"version"`
+	ID      string `json:"id"`
+}
+
+type nodeRecord struct {
+	Boot string `json:"boot"` // of this Store; random
+	Beat uint64 `json:"beat"`
+}
+
+const storeFile = "dewpoint.json"
+
+// OpenStore opens the store in cfg.FS, or makes one if the directory is empty.
+// It returns an error that wraps ErrStoreAway if the file system does not answer;
+// nothing that was opened has to be closed.
+func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
+	cfg = cfg.withDefaults()
+	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]bool{}, seen: map[string]*silence{}}
+	b, err := cfg.FS.ReadFile(ctx, storeFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = s.create(ctx); err == nil {
+			b, err = cfg.FS.ReadFile(ctx, storeFile)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the PoP's store: %w", err)
+	}
+	var rec storeRecord
+	if err := json.Unmarshal(b, &rec); err != nil || rec.Version != formatVersion {
+		return nil, fmt.Errorf("%w: %s says %.60q", ErrForeign, storeFile, b)
+	}
+	s.id = rec.ID
+	return s, s.adopt(ctx)
+}
+
+func (c StoreConfig) withDefaults() StoreConfig {
+	if c.Grace == 0 {
+		c.Grace = time.Minute
+	}
+	if c.Forget == 0 {
+		c.Forget = 24 * time.Hour
+	}
+	if c.High == 0 {
+		c.High = 0.95
+	}
+	if c.Low == 0 {
+		c.Low = c.High - 0.05
+	}
+	if c.Policy == "" {
+		c.Policy = DefaultPolicy
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// create makes an empty directory a store. Whatever else is in it, it is not one.
+func (s *Store) create(ctx context.Context) error {
+	have, err := s.cfg.FS.ReadDir(ctx, ".")
+	if err != nil {
+		return err
+	}
+	for _, e := range have {
+		if !slices.Contains(storeDirs, e.Name()) && !strings.HasPrefix(e.Name(), ".") {
+			return fmt.Errorf("%w: the directory has %q in it; give it an empty one", ErrForeign, e.Name())
+		}
+	}
+	for _, d := range storeDirs {
+		if err := s.cfg.FS.Mkdir(ctx, d); err != nil {
+			return err
+		}
+	}
+	b, err := json.Marshal(storeRecord{formatVersion, rand.Text()})
+	if err != nil {
+		return err
+	}
+	return s.cfg.FS.WriteFile(ctx, storeFile, b)
+}
+
+const (
+	layersDir = "layers"
+	fillDir   = "fill"
+	packsDir  = "packs"
+	imagesDir = "images"
+	refsDir   = "refs"
+	nodesDir  = "nodes"
+	trashDir  = "trash"
+)
+
+var storeDirs = []string{layersDir, fillDir, packsDir, imagesDir, refsDir, nodesDir, trashDir}
+
+// adopt takes up the marks that an earlier process of this node has left:
+// what it used may still be mounted. Unuse takes them back.
+func (s *Store) adopt(ctx context.Context) error {
+	if err := s.cfg.FS.Mkdir(ctx, path.Join(refsDir, s.cfg.Node)); err != nil {
+		return err
+	}
+	marks, err := s.cfg.FS.ReadDir(ctx, path.Join(refsDir, s.cfg.Node))
+	if err != nil {
+		return err
+	}
+	for _, m := range marks {
+		if id := digest.NewDigestFromEncoded(digest.SHA256, m.Name()); id.Validate() == nil {
+			s.used[id] = true
+		}
+	}
+	return nil
+}
+
+// ID is the store's own name, by which a PoP's nodes know that they share it.
+func (s *Store) ID() string { return s.id }
+
+// Used returns the layers that this node has marked, in no order.
+func (s *Store) Used() []digest.Digest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]digest.Digest, 0, len(s.used))
+	for id := range s.used {
+		all = append(all, id)
+	}
+	return all
+}
+
+// Has reports whether the store has the layer, without marking it.
+func (s *Store) Has(ctx context.Context, id digest.Digest) bool {
+	_, err := s.record(ctx, id)
+	return err == nil
+}
+
+// Use marks the layer as used by this node and returns its record. From then on
+// its files stay until Unuse, whatever becomes of the record. An error wraps ErrUnknown
+// if the store does not have it, or ErrStoreAway.
+func (s *Store) Use(ctx context.Context, id digest.Digest) (*Layer, error) {
+	if _, err := s.record(ctx, id); err != nil {
+		return nil, err // nothing to mark
+	}
+	if err := s.mark(ctx, id); err != nil {
+		return nil, fmt.Errorf("mark layer %s: %w", id, err)
+	}
+	// Whoever evicts looks for marks after the record is out of sight. So if the
+	// record is there now, the mark is seen in time.
+	l, err := s.whole(ctx, id)
+	if err != nil {
+		return nil, errors.Join(err, s.Unuse(context.WithoutCancel(ctx), id))
+	}
+	return l, nil
+}
+
+func (s *Store) mark(ctx context.Context, id digest.Digest) error {
+	f, err := s.cfg.FS.Append(ctx, s.markOf(id))
+	if err == nil {
+		err = f.Close()
+	}
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.used[id] = true
+	s.mu.Unlock()
+	if err := s.cfg.Coord.Use(ctx, id.String()); err != nil && !errors.Is(err, ErrAway) {
+		return err
+	}
+	return nil
+}
+
+func (s *Store) markOf(id digest.Digest) string {
+	return path.Join(refsDir, s.cfg.Node, id.Encoded())
+}
+
+// whole is the record of a layer whose data are seen to be there.
+func (s *Store) whole(ctx context.Context, id digest.Digest) (*Layer, error) {
+	l, err := s.record(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	fi, err := s.cfg.FS.Stat(ctx, l.data())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%s: its data: %w", id, ErrUnknown)
+	case err != nil:
+		return nil, err
+	case fi.Size() != l.Size:
+		return nil, fmt.Errorf("%s: %d bytes of %d: %w", id, fi.Size(), l.Size, ErrUnknown)
+	}
+	return l, nil
+}
+
+// Unuse takes this node's mark away. The layer must not be mounted here any more.
+func (s *Store) Unuse(ctx context.Context, id digest.Digest) error {
+	err := s.cfg.Coord.Drop(ctx, id.String())
+	if errors.Is(err, ErrAway) {
+		err = nil
+	}
+	rerr := s.cfg.FS.Remove(ctx, s.markOf(id))
+	if errors.Is(rerr, fs.ErrNotExist) {
+		rerr = nil
+	}
+	if rerr == nil {
+		s.mu.Lock()
+		delete(s.used, id)
+		s.mu.Unlock()
+	}
+	return errors.Join(err, rerr)
+}
+
+// record reads layers/HEX.json.
+func (s *Store) record(ctx context.Context, id digest.Digest) (*Layer, error) {
+	if id.Validate() != nil || id.Algorithm() != digest.SHA256 {
+		return nil, fmt.Errorf("%q: %w", id, ErrUnknown)
+	}
+	l, err := s.readRecord(ctx, recordOf(id))
+	if err == nil && l.DiffID != id {
+		err = fmt.Errorf("the record of %s names %s: %w", id, l.DiffID, ErrDamaged)
+	}
+	return l, err
+}
+
+func (s *Store) readRecord(ctx context.Context, name string) (*Layer, error) {
+	b, err := s.cfg.FS.ReadFile(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w", name, ErrUnknown)
+	}
+	if err != nil {
+		return nil, err
+	}
+	l := new(Layer)
+	if err := json.Unmarshal(b, l); err != nil || !l.valid() {
+		return nil, fmt.Errorf("%s is no record of version %d: %w", name, formatVersion, ErrDamaged)
+	}
+	return l, nil
+}
+
+func (l *Layer) valid() bool {
+	hex, _, ok := parseName(l.Name)
+	return ok && l.Version == formatVersion && l.DiffID.Validate() == nil && l.DiffID.Algorithm() == digest.SHA256 && hex == l.DiffID.Encoded() && l.Size >= 0 &&
+		int64(len(l.Sums)) == (l.Size+SumBytes-1)/SumBytes*sha256.Size && l.Table.Validate() == nil
+}
+
+func recordOf(id digest.Digest) string { return path.Join(layersDir, id.Encoded()+".json") }
+
+func (l *Layer) data() string  { return path.Join(layersDir, l.Name+dataEnd) }
+func (l *Layer) table() string { return path.Join(layersDir, l.Name+tableEnd) }
+
+const (
+	dataEnd  = ".data"
+	tableEnd = ".table"
+)
+
+// nameOf is a name for a layer's files that nobody else uses.
+func nameOf(id digest.Digest, token uint64) string {
+	return fmt.Sprintf("%s.%d.%s", id.Encoded(), token, rand.Text()[:8])
+}
+
+// parseName is the layer, in hexadecimals, and the token of a name.
+func parseName(name string) (hex string, token uint64, ok bool) {
+	hex, rest, _ := strings.Cut(name, ".")
+	number, nonce, _ := strings.Cut(rest, ".")
+	token, err := strconv.ParseUint(number, 10, 64)
+	return hex, token, err == nil && nonce != "" && !strings.ContainsAny(nonce, "./")
+}
+
+// Data is the name of the file that has the layer's tar.
+func (l *Layer) Data() string { return l.data() }
+
+// Layers returns the records of all layers in the store. Those that cannot be
+// read are left out and reported together.
+func (s *Store) Layers(ctx context.Context) ([]*Layer, error) {
+	ents, err := s.cfg.FS.ReadDir(ctx, layersDir)
+	if err != nil {
+		return nil, err
+	}
+	var all []*Layer
+	var bad error
+	for _, e := range ents {
+		if !strings.HasSuffix(e.Name(), ".json") || strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		l, err := s.readRecord(ctx, path.Join(layersDir, e.Name()))
+		switch {
+		case err == nil:
+			all = append(all, l)
+		case !errors.Is(err, ErrUnknown): // else it went meanwhile
+			bad = errors.Join(bad, err)
+		}
+	}
+	return all, bad
+}
+
+// Table returns the layer's table, verified.
+func (s *Store) Table(ctx context.Context, l *Layer) ([]byte, error) {
+	b, err := s.cfg.FS.ReadFile(ctx, l.table())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("table of layer %s: %w", l.DiffID, ErrUnknown)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return unpackTable(b, l.Table)
+}
+
+// Beat shows that this node lives. It is to be called more often than a lease lasts.
+func (s *Store) Beat(ctx context.Context) error {
+	s.mu.Lock()
+	s.beat++
+	n := s.beat
+	s.mu.Unlock()
+	b, err := json.Marshal(nodeRecord{Boot: s.boot, Beat: n})
+	if err != nil {
+		return err
+	}
+	return s.cfg.FS.WriteFile(ctx, path.Join(nodesDir, s.cfg.Node+".json"), b)
+}
+
+// Touch notes that an image's layers were used, for who evicts.
+func (s *Store) Touch(ctx context.Context, image, namespace string, layers ...*Layer) error {
+	touches := make([]Touch, len(layers))
+	for i, l := range layers {
+		touches[i] = Touch{Key: l.DiffID.String(), Size: l.Size, Cost: l.Cost, Image: image, Namespace: namespace}
+	}
+	return s.cfg.Coord.Touch(ctx, touches...)
+}
