@@ -19,7 +19,7 @@ var order = [][]string{
 	{"bdi", "registry", "erofs", "tree"},
 	{"mount", "pack", "datafs", "profile"},
 	{"evict"},
-	{"pop"},
+	{"pop", "peer"},
 	{"layer"},
 	{"fetch"},
 	{"snapshot"},
