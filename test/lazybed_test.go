@@ -35,8 +35,7 @@ type lazyBed struct {
 // off leaves layers as they are, so that only what is read comes.
 const off = "[lazy]\noff = true\n"
 
-// noLearn keeps the node from recording starts: a recording holds the mounts of
-// a container that is removed for some seconds more.
+// noLearn keeps the node from recording starts, and from making packs of its own.
 const noLearn = "[pack]\nlearn = \"never\"\n"
 
 // slowLink is slow enough for a lazy start of the image to be worth it.

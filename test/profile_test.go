@@ -177,6 +177,25 @@ func TestFirstStartIsLearned(t *testing.T) {
 	}
 }
 
+// The recording of a start ends with the container, which leaves nothing mounted.
+func TestRecordingEndsWithItsContainer(t *testing.T) {
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 8<<20), appOptions())
+	m := newMachine(t, reg)
+	m.config += "[pack]\nafter = \"1h\"\n"
+	m.start()
+	port := freePort(t)
+	m.must("run", "-d", "--name", "web", "--ready", "http:"+port+"/", img.Ref, "serve", port)
+	m.must("rm", "-f", "web")
+	b := await(t, filepath.Join(m.root, "packs", img.Digest.Encoded()+".pack"))
+	if h, _, err := pack.ReadHeader(bytes.NewReader(b)); err != nil || h.Needed < 100<<10 {
+		t.Errorf("%+v, %v", h, err)
+	}
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
+}
+
 func await(t *testing.T, file string) []byte {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {

@@ -38,9 +38,9 @@ const PackBuilder = "pack-builder"
 func (d *Daemon) recordings() string { return filepath.Join(d.cfg.State, "profile") }
 
 // prepared is told by the snapshotter of containers that anyone makes.
-func (d *Daemon) prepared(layers []digest.Digest) {
+func (d *Daemon) prepared(layers []digest.Digest, gone <-chan struct{}) {
 	if d.opened.Err() != nil { // all parts are there
-		d.learner.Prepared(layers)
+		d.learner.Prepared(layers, gone)
 	}
 }
 

@@ -110,7 +110,7 @@ func (d *Deployer) deploy(ctx context.Context, o *order, r *run) error {
 		rec.Drop()
 		return err
 	}
-	rec.Ready()
+	rec.Ready(d.gone(o.name))
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
 	"dewpoint/internal/learn"
 )
@@ -38,4 +39,15 @@ func (d *Deployer) watch(ctx context.Context, o *order, r *run, rec *learn.Recor
 		}
 	}
 	return rec.Watch(ctx)
+}
+
+// gone waits for the end of a container.
+func (d *Deployer) gone(name string) learn.Gone {
+	return func(ctx context.Context) error {
+		_, err := d.cfg.Engine.Wait(ctx, name)
+		if errors.Is(err, engine.ErrNotRunning) {
+			return nil
+		}
+		return err
+	}
 }

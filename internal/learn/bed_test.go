@@ -119,7 +119,7 @@ func newBed(t testing.TB, backend string, change func(*Config)) *bed {
 		change(&cfg)
 	}
 	b.snaps, err = snapshot.New(t.Context(), snapshot.Config{Root: filepath.Join(dir, "snaps"), Layers: bare{b.puller}, Backend: back,
-		Prepared: func(ids []digest.Digest) { b.Learner.Prepared(ids) }})
+		Prepared: func(ids []digest.Digest, gone <-chan struct{}) { b.Learner.Prepared(ids, gone) }})
 	check(t, err)
 	t.Cleanup(func() { b.snaps.Close() })
 	b.Learner = New(cfg)

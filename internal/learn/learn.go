@@ -11,7 +11,8 @@
 //
 // Who deploys calls Begin, Watch and Ready itself. Starts that it does not see,
 // those of other clients of containerd, begin with Prepared and end after a
-// fixed time, since nobody says when they are ready. Of its own accord the
+// fixed time, since nobody says when they are ready. No recording outlasts its
+// container, whose layers it would keep mounted. Of its own accord the
 // package records an image's first start on this node, if there is neither a
 // profile nor a pack, and such a recording never fails a start: what goes wrong
 // is logged. A recording that was asked for tells its errors.

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/bdi"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/mount"
@@ -43,7 +45,7 @@ func TestFirstStart(t *testing.T) {
 			}
 			check(t, r.Watch(t.Context()))
 			b.start(b.overlay(img))
-			r.Ready()
+			r.Ready(stays)
 			b.wait()
 			b.holds(img, startReads)
 			if r := b.Begin(img); r != nil {
@@ -82,6 +84,87 @@ func (b *bed) eventually(what string, ok func() bool) {
 	}
 }
 
+// stays is Gone of a container that does not end.
+func stays(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// A recording ends with its container, and lets go of the kernel's mounts: one
+// that nobody asked for becomes a pack, the other waits for its end.
+func TestContainerGoes(t *testing.T) {
+	for _, asked := range []bool{false, true} {
+		t.Run(fmt.Sprint(asked), func(t *testing.T) {
+			b := newBed(t, mount.EROFS, func(c *Config) { c.After = time.Hour })
+			img := b.image("app:1")
+			r := b.Begin(img)
+			if asked {
+				r.Drop()
+				var err error
+				r, err = b.BeginAsked(img, "web")
+				check(t, err)
+			}
+			check(t, r.Watch(t.Context()))
+			var devices []string
+			for _, path := range b.paths {
+				devices = append(devices, device(t, path))
+			}
+			t.Run("container", func(t *testing.T) { // whose end unmounts it
+				b.t = t
+				b.start(b.overlay(img))
+			})
+			b.t = t
+			end := make(chan struct{})
+			r.Ready(func(ctx context.Context) error {
+				select {
+				case <-end:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			})
+			if _, err := bdi.ReadAhead(devices[0]); err != nil {
+				t.Errorf("the mount is gone while the container runs: %v", err)
+			}
+			close(end)
+			if asked {
+				b.released(devices)
+				rep, err := b.End(node.ProfileEnd{Name: "web"})
+				check(t, err)
+				if rep.Files != 3 || rep.Read == 0 {
+					t.Errorf("%+v", rep)
+				}
+			} else {
+				b.wait()
+				b.holds(img, startReads)
+				b.released(devices)
+			}
+			b.empty()
+		})
+	}
+}
+
+// device is the backing device of the mount at path, which lasts as long as that.
+func device(t *testing.T, path string) string {
+	t.Helper()
+	root, err := os.Open(path)
+	check(t, err)
+	defer root.Close()
+	name, err := bdi.Of(root)
+	check(t, err)
+	return name
+}
+
+func (b *bed) released(devices []string) {
+	b.t.Helper()
+	for _, name := range devices {
+		b.eventually("the end of the mount "+name, func() bool {
+			_, err := bdi.ReadAhead(name)
+			return errors.Is(err, fs.ErrNotExist)
+		})
+	}
+}
+
 // A start that fails, or is never watched, leaves nothing, and the next one is recorded.
 func TestDrop(t *testing.T) {
 	b := newBed(t, mount.EROFS, nil)
@@ -91,7 +174,7 @@ func TestDrop(t *testing.T) {
 	check(t, r.Watch(t.Context()))
 	b.start(b.overlay(img))
 	r.Drop()
-	r.Ready()
+	r.Ready(stays)
 	r.Drop()
 	b.empty()
 	if _, err := b.Profile(img.Desc.Digest); err == nil {
@@ -103,7 +186,7 @@ func TestDrop(t *testing.T) {
 	r.Drop()
 	var none *Recording
 	check(t, none.Watch(t.Context()))
-	none.Ready()
+	none.Ready(stays)
 	none.Drop()
 }
 
@@ -230,7 +313,7 @@ func TestUnsupported(t *testing.T) {
 	img := b.image("app:1")
 	r := b.Begin(img)
 	check(t, r.Watch(t.Context()))
-	r.Ready()
+	r.Ready(stays)
 	asked, err := b.BeginAsked(img, "web")
 	check(t, err)
 	var e *Error

@@ -32,6 +32,8 @@ type Recording struct {
 	asked bool
 	limit *time.Timer
 
+	over    context.Context // ends with the recording
+	end     context.CancelFunc
 	started chan struct{} // closed when kernel and err are set
 	kernel  *profile.Recording
 	err     error
@@ -101,12 +103,14 @@ func overlap(a, b *image.Image) bool {
 
 func (l *Learner) begin(img *image.Image, name string, asked bool) (*Recording, error) {
 	r := &Recording{l: l, img: img, name: name, asked: asked, started: make(chan struct{})}
+	r.over, r.end = context.WithCancel(l.life)
 	r.limit = time.AfterFunc(longest, func() {
 		l.cfg.Log.Warn("a recording went on for too long: nothing of it is kept", "image", img.Ref, "limit", longest)
 		r.Drop()
 	})
 	if err := l.enlist(r); err != nil {
 		r.limit.Stop()
+		r.end()
 		return nil, err
 	}
 	ok := l.spawn(func() {
@@ -226,16 +230,38 @@ func (r *Recording) hold(release func()) bool {
 	return true
 }
 
+// Gone waits for a container's end. It returns an error if ctx ended before, or
+// if it will not be known.
+type Gone func(ctx context.Context) error
+
 // Ready says that the container serves. A recording that nobody asked for ends
-// when it has settled, becomes a profile, and then a pack. From here on the
-// recording does not keep the layers mounted or in the store: the container does.
-func (r *Recording) Ready() {
+// when it has settled, or when the container has ended, becomes a profile, and
+// then a pack. From here on the recording does not keep the layers in the store:
+// the container does. The kernel's mounts are let go when the container has ended.
+func (r *Recording) Ready(gone Gone) {
 	if r == nil {
 		return
 	}
 	r.release()
 	if !r.asked {
-		r.endAfter(r.l.cfg.After)
+		r.endAfter(r.l.cfg.After, gone)
+		return
+	}
+	r.l.spawn(func() {
+		if gone(r.over) == nil {
+			r.rest()
+		}
+	})
+}
+
+// rest ends what the kernel records, and lets go of the mounts. The recording
+// waits for End.
+func (r *Recording) rest() {
+	if <-r.started; r.kernel == nil {
+		return
+	}
+	if _, err := r.kernel.Stop(); err != nil { // finish is told again
+		r.l.cfg.Log.Debug("end what the kernel records", "image", r.img.Ref, "err", err)
 	}
 }
 
@@ -250,11 +276,14 @@ func (r *Recording) release() {
 	}
 }
 
-func (r *Recording) endAfter(d time.Duration) {
+func (r *Recording) endAfter(d time.Duration, gone Gone) {
 	r.l.spawn(func() {
-		select {
-		case <-time.After(d):
-		case <-r.l.life.Done():
+		ctx, cancel := context.WithTimeout(r.over, d)
+		defer cancel()
+		if gone(ctx) != nil {
+			<-ctx.Done()
+		}
+		if r.over.Err() != nil {
 			return
 		}
 		if err := r.keep(); err != nil {
@@ -298,6 +327,7 @@ func (r *Recording) finish() (res profile.Result, ok bool, err error) {
 		return res, false, nil
 	}
 	defer r.l.strike(r)
+	r.end()
 	r.limit.Stop()
 	<-r.started
 	if r.kernel != nil {
@@ -350,9 +380,10 @@ func (l *Learner) store(p *pack.Profile, merge bool) error {
 }
 
 // Prepared is to be called when a client of containerd has made a container's
-// directory on these layers, bottom first, and before it can mount that. It
-// may take some tens of milliseconds, once for each image.
-func (l *Learner) Prepared(layers []digest.Digest) {
+// directory on these layers, bottom first, and before it can mount that; gone is
+// closed when the directory is removed. It may take some tens of milliseconds,
+// once for each image.
+func (l *Learner) Prepared(layers []digest.Digest, gone <-chan struct{}) {
 	if l.cfg.Never || l.cfg.Images == nil || len(layers) == 0 {
 		return
 	}
@@ -368,7 +399,14 @@ func (l *Learner) Prepared(layers []digest.Digest) {
 	defer cancel()
 	r.Watch(ctx)
 	r.release()
-	r.endAfter(l.cfg.Others)
+	r.endAfter(l.cfg.Others, func(ctx context.Context) error {
+		select {
+		case <-gone:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
 }
 
 // startLimit is how long a start of another client waits for its recording to begin.

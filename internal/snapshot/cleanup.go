@@ -27,6 +27,7 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	if err != nil {
 		return fmt.Errorf("remove snapshot %s: %w", key, err)
 	}
+	s.removed(id)
 	if l := s.forget(id); l != nil {
 		s.drop(l)
 		if err := s.fixes.remove(id); err != nil {

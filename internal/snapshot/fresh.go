@@ -61,5 +61,19 @@ func (s *Snapshotter) prepared(snap storage.Snapshot, key string, labels map[str
 		}
 		ids = append(ids, l.id)
 	}
-	s.tell(ids)
+	gone := make(chan struct{})
+	s.mu.Lock()
+	s.gone[snap.ID] = gone
+	s.mu.Unlock()
+	s.tell(ids, gone)
+}
+
+// removed tells who was told of a snapshot that it is gone.
+func (s *Snapshotter) removed(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if gone := s.gone[id]; gone != nil {
+		close(gone)
+		delete(s.gone, id)
+	}
 }

@@ -31,9 +31,10 @@ func TestFresh(t *testing.T) {
 		t.Run(backend, func(t *testing.T) {
 			b := newBedOn(t, backend)
 			var told [][]digest.Digest
+			var last <-chan struct{}
 			b.Close()
 			s, err := snapshot.New(t.Context(), snapshot.Config{Root: b.root(), Layers: b.store, Backend: b.backend,
-				Prepared: func(ids []digest.Digest) { told = append(told, ids) }})
+				Prepared: func(ids []digest.Digest, gone <-chan struct{}) { told, last = append(told, ids), gone }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -79,9 +80,18 @@ func TestFresh(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, key := range []string{"web", "look", parent, one.String()} {
+			for _, key := range []string{"look", "web", parent, one.String()} {
+				select {
+				case <-last:
+					t.Error("the container is gone before it is removed")
+				default:
+				}
 				if err := b.Remove(t.Context(), key); err != nil {
 					t.Fatal(err)
+				}
+				if key == "web" {
+					<-last
+					last = nil
 				}
 			}
 			if b.InUse()[one] || !b.InUse()[two] {

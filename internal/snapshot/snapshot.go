@@ -128,9 +128,10 @@ type Config struct {
 	// LockWait bounds the wait for another process to close Root; 0 is 2 s.
 	LockWait time.Duration
 	// Prepared is told of a container's snapshot before its client can mount
-	// it: the diffIDs below, bottom first, if all are image layers. It is called
-	// with no lock held, and Prepare waits for it. May be nil.
-	Prepared func(layers []digest.Digest)
+	// it: the diffIDs below, bottom first, if all are image layers. gone is closed
+	// when the snapshot is removed. It is called with no lock held, and Prepare
+	// waits for it. May be nil.
+	Prepared func(layers []digest.Digest, gone <-chan struct{})
 }
 
 // Snapshotter implements containerd's snapshots.Snapshotter and Cleaner. It
@@ -142,12 +143,13 @@ type Snapshotter struct {
 	ms      *storage.MetaStore
 	table   *table
 	fixes   *corrections
-	options []string              // of every overlay mount
-	remap   bool                  // the kernel can mount overlays with mapped ids
-	tell    func([]digest.Digest) // Config.Prepared
+	options []string                               // of every overlay mount
+	remap   bool                                   // the kernel can mount overlays with mapped ids
+	tell    func([]digest.Digest, <-chan struct{}) // Config.Prepared
 
-	mu  sync.RWMutex
-	ids map[string]*layer // by snapshot id, those that stand for an image layer; guarded by mu
+	mu   sync.RWMutex
+	ids  map[string]*layer        // by snapshot id, those that stand for an image layer; guarded by mu
+	gone map[string]chan struct{} // by snapshot id, what Config.Prepared was given; guarded by mu
 }
 
 var (
@@ -172,7 +174,7 @@ func New(ctx context.Context, cfg Config) (*Snapshotter, error) {
 	}
 	s := &Snapshotter{
 		root: root, layers: cfg.Layers, log: cfg.Log, ms: ms, tell: cfg.Prepared,
-		ids: make(map[string]*layer),
+		ids: make(map[string]*layer), gone: make(map[string]chan struct{}),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
