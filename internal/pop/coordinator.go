@@ -137,13 +137,13 @@ type Uses interface {
 	LoadPolicy(ctx context.Context) (PolicyState, error)
 }
 
-// Kinds of events. The coordinator itself makes KindResync only.
+// Kinds of events. The coordinator itself makes Resync only.
 const (
-	KindResync    = "resync"    // events may have been missed: look at everything again
-	KindPublished = "published" // the key is complete in the store
-	KindEvicted   = "evicted"   // the key is gone from the store
-	KindFilling   = "filling"   // the node begins to fill the key
-	KindReleased  = "released"  // the node does not fill the key any longer
+	Resync    = "resync"    // events may have been missed: look at everything again
+	Published = "published" // the key is complete in the store
+	Evicted   = "evicted"   // the key is gone from the store
+	Filling   = "filling"   // the node begins to fill the key
+	Released  = "released"  // the node does not fill the key any longer
 )
 
 // An Event is something that other nodes may want to know.
