@@ -56,10 +56,12 @@ type Fill struct {
 	users   int             // guarded by store.mu
 	settled <-chan struct{} // of the newest run: its progress is not written any more
 	resumed bool            // the newest run went on from an earlier fill's bytes
+	seeded  bool            // Seed has given it another node's
 
 	state    atomic.Int32
 	fetched  atomic.Int64 // compressed bytes that need not be fetched again
 	received atomic.Int64 // of them, those that this fill read from its source
+	tar      atomic.Int64 // uncompressed bytes read from a source that gives those
 	written  atomic.Int64 // uncompressed bytes
 	waiting  atomic.Int64 // nanoseconds spent waiting for the source
 	blocked  atomic.Int64 // nanoseconds the source spent waiting for us
@@ -202,6 +204,7 @@ type Progress struct {
 	State    State
 	Fetched  int64         // compressed bytes here, those of earlier fills included
 	Received int64         // compressed bytes read from the source by this fill
+	Tar      int64         // uncompressed bytes read from a source that gives the tar
 	Written  int64         // uncompressed bytes in data
 	Waiting  time.Duration // the node waited for the source
 	Blocked  time.Duration // the source waited for the node
@@ -210,7 +213,7 @@ type Progress struct {
 // Progress returns the fill's counters now.
 func (f *Fill) Progress() Progress {
 	return Progress{
-		State: State(f.state.Load()), Fetched: f.fetched.Load(), Received: f.received.Load(), Written: f.written.Load(),
+		State: State(f.state.Load()), Fetched: f.fetched.Load(), Received: f.received.Load(), Tar: f.tar.Load(), Written: f.written.Load(),
 		Waiting: time.Duration(f.waiting.Load()), Blocked: time.Duration(f.blocked.Load()),
 	}
 }
@@ -267,7 +270,7 @@ func (f *Fill) fetch(ctx context.Context) (*Layer, error) {
 	for {
 		l, err := f.fill(ctx)
 		var of *sourceError
-		if !errors.As(err, &of) || ctx.Err() != nil || !f.nextSource() {
+		if !errors.As(err, &of) || ctx.Err() != nil || !errors.Is(err, ErrAgain) && !f.nextSource() {
 			return l, err
 		}
 		f.store.cfg.Log.Warn("a layer's source fails, another one is asked", "layer", f.Layer.Digest, "err", err)

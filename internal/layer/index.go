@@ -141,7 +141,11 @@ func (l *Layer) sync() error {
 	if l.Tree {
 		return durable.SyncFS(l.dir)
 	}
-	for _, name := range []string{"data", "index"} {
+	names := []string{"data", "index"}
+	if l.At != "" {
+		names = names[1:]
+	}
+	for _, name := range names {
 		f, err := os.Open(filepath.Join(l.dir, name))
 		if err != nil {
 			return err

@@ -104,6 +104,8 @@ type Layer struct {
 	Tree   bool          `json:"tree,omitempty"`
 	Blob   digest.Digest `json:"blob"`      // the compressed form it came from
 	BlobSz int64         `json:"blob_size"` // bytes
+	// At is the path of data that lies elsewhere (Elsewhere); "" is here.
+	At string `json:"at,omitempty"`
 	// Implied is mount.Files.Implied. Usually there are none, at most as many
 	// as the layer has names.
 	Implied names `json:"implied,omitempty"`
@@ -414,6 +416,9 @@ func (s *Store) dir(id digest.Digest) string {
 // Files says where the layer lies.
 func (l *Layer) Files() mount.Files {
 	f := mount.Files{Index: filepath.Join(l.dir, "index"), Data: filepath.Join(l.dir, "data"), Implied: l.Implied}
+	if l.At != "" {
+		f.Data = l.At
+	}
 	if l.Tree {
 		f.Tree = filepath.Join(l.dir, "tree")
 	}

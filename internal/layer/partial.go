@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"dewpoint/internal/durable"
-	"dewpoint/internal/erofs"
 	"dewpoint/internal/image"
 	"dewpoint/internal/mount"
 	"dewpoint/internal/presence"
@@ -111,18 +110,11 @@ func (s *Store) Begin(l image.Layer, table []byte, from Origin) (*Partial, error
 	if s.cfg.Server == nil {
 		return nil, fmt.Errorf("%w: nothing serves it here", ErrBusy)
 	}
-	s.beginning.Lock()
-	defer s.beginning.Unlock()
+	release := s.reserve(l.DiffID)
+	defer release()
 	s.mu.Lock()
 	have, whole, fill := s.partials[l.DiffID], s.layers[l.DiffID], s.fills[l.DiffID]
-	s.begins = l.DiffID // no fill of it starts until it is made
 	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		s.begins = ""
-		s.begun.Broadcast()
-		s.mu.Unlock()
-	}()
 	switch {
 	case whole != nil || have == nil && fill != nil:
 		return nil, fmt.Errorf("%s: %w", l.DiffID, ErrBusy)
@@ -138,6 +130,22 @@ func (s *Store) Begin(l image.Layer, table []byte, from Origin) (*Partial, error
 	defer s.mu.Unlock()
 	s.partials[l.DiffID] = p
 	return p, nil
+}
+
+// reserve lets no fill of a layer start until release, and one such thing be
+// made at a time.
+func (s *Store) reserve(id digest.Digest) (release func()) {
+	s.beginning.Lock()
+	s.mu.Lock()
+	s.begins = id
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		s.begins = ""
+		s.begun.Broadcast()
+		s.mu.Unlock()
+		s.beginning.Unlock()
+	}
 }
 
 // make writes the files of a new partial layer. What an earlier fill left of
@@ -194,23 +202,8 @@ func (s *Store) again(p *Partial) error {
 
 // buildIndex writes the index, and returns what the layer implies.
 func (p *Partial) buildIndex(t io.ReaderAt) (names, error) {
-	list, err := toc.Read(t)
-	if err != nil {
-		return nil, err
-	}
-	tree, err := list.Tree()
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(filepath.Join(p.dir, "index.tmp"), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	err = erofs.Write(f, tree, erofs.Options{UUID: erofs.UUID(p.Layer.DiffID.String()), DataSize: p.Size, Data: t})
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), filepath.Join(p.dir, "index"))
-	}
-	return withoutRoot(tree.Implied()), err
+	implied, _, err := writeIndex(p.dir, p.Layer.DiffID, p.Size, t)
+	return implied, err
 }
 
 // writeBoot writes a file that has to be whole but need not survive a power cut.

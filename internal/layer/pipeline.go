@@ -65,6 +65,7 @@ type pipeline struct {
 	has  *arrival
 
 	partial *Partial // the same layer, mounted already, or nil
+	tar     bool     // the source gives the layer's tar (Way)
 
 	// cut is why the source ended before its time. What it gave before passes
 	// all stages, so that none of it has to be fetched again; then it is the
@@ -82,7 +83,14 @@ type pipeline struct {
 // fill makes the layer's files and verifies them. It leaves them in f.dir.
 // Until f.settled is closed it may still write to the progress there.
 func (f *Fill) fill(ctx context.Context) (*Layer, error) {
-	p, err := f.prepare()
+	way, err := f.way(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("layer %s: %w", f.Layer.Digest, &sourceError{err})
+	}
+	if way.Elsewhere != nil {
+		return f.attach(way.Elsewhere)
+	}
+	p, err := f.prepare(way.Tar)
 	if err != nil {
 		return nil, err
 	}
@@ -122,8 +130,28 @@ func (f *Fill) fill(ctx context.Context) (*Layer, error) {
 	return l, nil
 }
 
-// prepare opens the layer's files and finds where to begin.
-func (f *Fill) prepare() (*pipeline, error) {
+// way asks the source how to go on.
+func (f *Fill) way(ctx context.Context) (Way, error) {
+	if by, ok := f.Source().(Preparer); ok && f.Layer.DiffID != "" {
+		return by.Prepare(ctx, f)
+	}
+	return Way{}, nil
+}
+
+// attach makes the layer one that lies elsewhere.
+func (f *Fill) attach(e *Elsewhere) (*Layer, error) {
+	f.dir = f.store.dir(e.DiffID)
+	l, err := f.store.attach(f.dir, e)
+	f.settled = nothing
+	return l, err
+}
+
+// nothing is closed.
+var nothing = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// prepare opens the layer's files and finds where to begin. tar says what the
+// source gives.
+func (f *Fill) prepare(tar bool) (*pipeline, error) {
 	if f.Layer.DiffID == "" {
 		f.dir = filepath.Join(f.store.cfg.Dir, importPrefix+f.Layer.Digest.Encoded())
 	} else {
@@ -132,7 +160,7 @@ func (f *Fill) prepare() (*pipeline, error) {
 	if err := os.MkdirAll(f.dir, 0o755); err != nil {
 		return nil, err
 	}
-	p := &pipeline{f: f, has: newArrival(), partial: f.store.Partial(f.Layer.DiffID), blobHash: sha256.New(), dataHash: sha256.New()}
+	p := &pipeline{f: f, tar: tar, has: newArrival(), partial: f.store.Partial(f.Layer.DiffID), blobHash: sha256.New(), dataHash: sha256.New()}
 	p.from = loadProgress(f.dir, f.Layer.Digest)
 	if p.from != nil && p.restore() != nil {
 		p.from = nil
@@ -149,11 +177,15 @@ func (f *Fill) prepare() (*pipeline, error) {
 			return nil, err
 		}
 	}
+	f.fetched.Store(max(p.from.BlobAt, p.from.Kept))
+	if tar {
+		p.from = tarProgress(p.from, f.Layer.DiffID)
+	}
 	p.data, err = os.OpenFile(filepath.Join(f.dir, "data"), os.O_RDWR|os.O_CREATE, 0o644)
-	if err == nil && keeps(f.Layer) {
+	if err == nil && keeps(f.Layer) && !tar {
 		err = p.openKept()
 	}
-	if err == nil {
+	if err == nil && !tar {
 		err = p.from.saveBoot(f.dir)
 	}
 	if err != nil {
@@ -166,7 +198,9 @@ func (f *Fill) prepare() (*pipeline, error) {
 	p.keep.start(p.from)
 	p.has.add(0, p.from.Point.Out)
 	f.resumed = p.from.Point.In > 0 || p.from.Kept > 0
-	f.fetched.Store(max(p.from.BlobAt, p.from.Kept))
+	if !tar { // openKept may have forgotten some
+		f.fetched.Store(max(p.from.BlobAt, p.from.Kept))
+	}
 	f.written.Store(p.from.Point.Out)
 	return p, nil
 }
@@ -259,7 +293,7 @@ func (p *pipeline) download(ctx context.Context, out chan<- chunk) error {
 		}
 		at += n
 	}
-	if at == p.f.Layer.Size {
+	if at == p.f.Layer.Size && !p.tar {
 		return nil
 	}
 	r, err := p.f.Source().Open(ctx, p.f, at)
@@ -273,7 +307,7 @@ func (p *pipeline) download(ctx context.Context, out chan<- chunk) error {
 		err = &sourceError{err}
 		p.cut.Store(&err)
 		return nil
-	case err != nil:
+	case err != nil || p.tar:
 		return err
 	case at+n > p.f.Layer.Size:
 		return fmt.Errorf("the registry sent more than the %d bytes that the manifest says: %w", p.f.Layer.Size, ErrMismatch)
@@ -319,7 +353,10 @@ func (p *pipeline) readChunk(r io.Reader, b []byte, remote bool, gather time.Dur
 	for n < len(b) {
 		m, err := r.Read(b[n:])
 		n += m
-		if remote {
+		switch {
+		case remote && p.tar:
+			p.f.tar.Add(int64(m))
+		case remote:
 			p.f.received.Add(int64(m))
 			p.f.fetched.Add(int64(m))
 		}
@@ -367,6 +404,12 @@ func (p *pipeline) hashBlob(ctx context.Context, in <-chan chunk, out chan<- chu
 		c, ok, err := receive(ctx, in)
 		if !ok {
 			return err
+		}
+		if p.tar {
+			if err := send(ctx, out, c); err != nil {
+				return err
+			}
+			continue
 		}
 		if c.hash, err = state(p.blobHash); err != nil {
 			return err
@@ -450,7 +493,7 @@ func (p *pipeline) unlessCut(err error) error {
 // sniff finds out how the stream is compressed, whatever its media type says,
 // unless the fill goes on in the middle of it.
 func (p *pipeline) sniff(src io.Reader) (io.Reader, error) {
-	if p.from.Point.In > 0 {
+	if p.from.Point.In > 0 || p.tar {
 		p.format = p.from.Compression
 		return src, nil
 	}
@@ -476,6 +519,9 @@ func (p *pipeline) inflatePiece(r inflate.Reader, src *chunkReader, b []byte) (i
 				continue
 			}
 			p.marked = pt.In
+			if p.tar {
+				continue // nobody can go on from there in the blob
+			}
 			at, h := src.stateAt(pt.In)
 			return n, &progress{Version: progressVersion, Blob: p.f.Layer.Digest, Point: pt, BlobAt: at, BlobHash: h, Compression: p.format}, nil
 		}
@@ -550,7 +596,7 @@ func (p *pipeline) put(b []byte, at int64) error {
 // verified checks the two digests and gives the layer its final shape.
 func (p *pipeline) verified(idx *index) (*Layer, error) {
 	f := p.f
-	if got := digest.NewDigest(digest.SHA256, p.blobHash); got != f.Layer.Digest {
+	if got := digest.NewDigest(digest.SHA256, p.blobHash); got != f.Layer.Digest && !p.tar {
 		return nil, fmt.Errorf("the registry's bytes hash to %s, the manifest says %s: %w", got, f.Layer.Digest, ErrMismatch)
 	}
 	got := digest.NewDigest(digest.SHA256, p.dataHash)

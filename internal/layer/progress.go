@@ -2,6 +2,7 @@ package layer
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -64,10 +65,17 @@ func readProgress(path string) (*progress, error) {
 	if err := json.Unmarshal(b, p); err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
-	if p.Point.In < 0 || p.Point.Out < 0 || p.BlobAt < 0 || p.BlobAt > p.Point.In || p.Kept < 0 {
-		return nil, fmt.Errorf("read %s: impossible offsets", path)
+	if err := p.sane(); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	return p, nil
+}
+
+func (p *progress) sane() error {
+	if p.Point.In < 0 || p.Point.Out < 0 || p.BlobAt < 0 || p.BlobAt > p.Point.In || p.Kept < 0 {
+		return errors.New("impossible offsets")
+	}
+	return nil
 }
 
 // saveBoot writes the record for the rest of this boot.

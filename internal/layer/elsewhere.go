@@ -1,0 +1,259 @@
+package layer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"dewpoint/internal/durable"
+	"dewpoint/internal/erofs"
+	"dewpoint/internal/image"
+	"dewpoint/internal/toc"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// Elsewhere is a complete layer whose tar somebody else keeps, under a path that
+// can be mounted from: a PoP's store. Of its table the index is built here.
+type Elsewhere struct {
+	DiffID   digest.Digest
+	Blob     digest.Digest // the compressed form that it came from
+	BlobSize int64         // bytes
+	Size     int64         // of the tar, bytes
+	Data     string        // path of the tar
+	Table    []byte
+}
+
+// Preparer is a Source that may know a better way to a layer than its stream.
+// Prepare is called before each run of a fill and may block until the way is clear.
+type Preparer interface {
+	Source
+	Prepare(ctx context.Context, f *Fill) (Way, error)
+}
+
+// Way is how a fill goes on.
+type Way struct {
+	// Elsewhere, unless nil, is the layer: nothing is to be filled.
+	Elsewhere *Elsewhere
+	// Tar says that Open gives the layer's tar, from the byte of it that
+	// Progress.Written says on, to its end.
+	Tar bool
+}
+
+// ErrAgain is wrapped by errors of a Preparer after which it is to be asked anew.
+var ErrAgain = errors.New("there may be another way to the layer now")
+
+// Attach makes the layer known whose tar lies elsewhere. It returns an error that
+// wraps ErrBusy if the layer is here, or on its way, in another form.
+func (s *Store) Attach(e *Elsewhere) (*Layer, error) {
+	release := s.reserve(e.DiffID)
+	defer release()
+	s.mu.Lock()
+	whole, fill, partial := s.layers[e.DiffID], s.fills[e.DiffID], s.partials[e.DiffID]
+	s.mu.Unlock()
+	switch {
+	case whole != nil && whole.At == e.Data:
+		return whole, nil
+	case whole != nil || fill != nil || partial != nil:
+		return nil, fmt.Errorf("attach layer %s: %w", e.DiffID, ErrBusy)
+	}
+	l, err := s.attach(s.dir(e.DiffID), e)
+	if err == nil {
+		err = l.settle()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attach layer %s: %w", e.DiffID, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.layers[e.DiffID] = l
+	return l, nil
+}
+
+// attach makes the files of a layer that lies elsewhere.
+func (s *Store) attach(dir string, e *Elsewhere) (*Layer, error) {
+	if s.cfg.Tree {
+		return nil, fmt.Errorf("layers are unpacked here: %w", ErrBusy)
+	}
+	t, err := toc.ParseTable(e.Table)
+	if err != nil {
+		return nil, err
+	}
+	if t.Size() != e.Size {
+		return nil, fmt.Errorf("its table says %d bytes, its record %d: %w", t.Size(), e.Size, ErrMismatch)
+	}
+	if err := s.discard(dir); err != nil { // an earlier fill's: all of it is elsewhere
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	l := &Layer{store: s, DiffID: e.DiffID, Size: e.Size, Blob: e.Blob, BlobSz: e.BlobSize, At: e.Data, dir: dir, used: time.Now()}
+	if l.Implied, l.Index, err = writeIndex(dir, e.DiffID, e.Size, t); err != nil {
+		return nil, errors.Join(err, s.discard(dir))
+	}
+	return l, nil
+}
+
+// writeIndex builds dir's index from t: a layer's tar of size bytes, or its table. It
+// returns what the layer implies, and the index's size.
+func writeIndex(dir string, id digest.Digest, size int64, t io.ReaderAt) (names, int64, error) {
+	list, err := toc.Read(t)
+	if err != nil {
+		return nil, 0, err
+	}
+	tree, err := list.Tree()
+	if err != nil {
+		return nil, 0, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "index.tmp"), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return nil, 0, err
+	}
+	err = erofs.Write(f, tree, erofs.Options{UUID: erofs.UUID(id.String()), DataSize: size, Data: t})
+	var n int64
+	if fi, serr := f.Stat(); serr == nil {
+		n = fi.Size()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), filepath.Join(dir, "index"))
+	}
+	return withoutRoot(tree.Implied()), n, err
+}
+
+// Detach forgets a layer that lies elsewhere and is not there any more, or not
+// mounted here any more.
+func (s *Store) Detach(id digest.Digest) error {
+	s.mu.Lock()
+	l := s.layers[id]
+	if l == nil || l.At == "" {
+		s.mu.Unlock()
+		return nil
+	}
+	delete(s.layers, id)
+	trash, err := s.hide(l.dir)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(trash)
+}
+
+// Localize makes a layer that lies elsewhere one of this node's own, of the tar
+// that r gives, and verifies it. Mounts go on with what they have; the next ones
+// take the node's own file.
+func (s *Store) Localize(l *Layer, r io.Reader) error {
+	tmp := filepath.Join(l.dir, "data.tmp")
+	f, err := os.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return explain(err)
+	}
+	h := l.DiffID.Verifier()
+	n, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(f, h)}, struct{ io.Reader }{r}, make([]byte, pieceBytes))
+	if err == nil && (n != l.Size || !h.Verified()) {
+		err = fmt.Errorf("copy of layer %s: %d bytes: %w", l.DiffID, n, ErrMismatch)
+	}
+	if err == nil {
+		err = durable.Sync(f)
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = durable.Rename(tmp, filepath.Join(l.dir, "data"))
+	}
+	if err != nil {
+		os.Remove(tmp)
+		return explain(err)
+	}
+	return s.own(l)
+}
+
+// own puts a layer in the place of l that has the same files and its own data.
+func (s *Store) own(l *Layer) error {
+	own := &Layer{store: s, DiffID: l.DiffID, Size: l.Size, Index: l.Index, Blob: l.Blob, BlobSz: l.BlobSz, Implied: l.Implied, dir: l.dir, complete: true, used: l.Used(), noted: time.Now()}
+	b, err := json.Marshal(own)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.layers[l.DiffID] != l {
+		return fmt.Errorf("%s: %w", l.DiffID, ErrUnknown)
+	}
+	if err := durable.WriteFile(filepath.Join(l.dir, layerFile), b, 0o600); err != nil {
+		return err
+	}
+	s.layers[l.DiffID] = own
+	return nil
+}
+
+// Checkpoint returns a record of how far the fill has come that holds on every
+// node, and up to where the tar in the file at path holds for it. It is ErrUnknown, wrapped,
+// if there is nothing to go on from.
+func (f *Fill) Checkpoint() (record []byte, path string, size int64, err error) {
+	p := loadProgress(f.dir, f.Layer.Digest)
+	if p == nil || p.Point.Out == 0 {
+		return nil, "", 0, fmt.Errorf("a checkpoint of layer %s: %w", f.Layer.DiffID, ErrUnknown)
+	}
+	p.Boot, p.Kept = "", 0
+	record, err = json.Marshal(p)
+	return record, filepath.Join(f.dir, "data"), p.Point.Out, err
+}
+
+// Seed has the fill go on from another node's checkpoint, if it has come further
+// than what is here. It is to be called by Prepare only. The tar that data gives is
+// believed no more than what a fill finds on its own disk: the whole is hashed at the end.
+func (f *Fill) Seed(record []byte, data io.Reader) error {
+	var p progress
+	if err := json.Unmarshal(record, &p); err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	if !p.fits(f.Layer.Digest) || p.sane() != nil {
+		return fmt.Errorf("a checkpoint of another blob: %w", ErrUnknown)
+	}
+	if f.seeded || f.store.Partial(f.Layer.DiffID) != nil {
+		return nil // it did not verify, or there are other bytes already
+	}
+	dir := f.store.dir(f.Layer.DiffID)
+	if have := loadProgress(dir, f.Layer.Digest); have != nil && have.Point.Out >= p.Point.Out {
+		return nil
+	}
+	if err := f.writeSeed(dir, data, p.Point.Out); err != nil {
+		return errors.Join(explain(err), f.store.discard(dir))
+	}
+	f.seeded = true
+	return p.saveBoot(dir)
+}
+
+func (f *Fill) writeSeed(dir string, data io.Reader, size int64) error {
+	if err := f.store.discard(dir); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := durable.WriteFile(filepath.Join(dir, earlyFile), nil, 0o600); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(filepath.Join(dir, "data"), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	n, err := io.CopyBuffer(struct{ io.Writer }{out}, struct{ io.Reader }{io.LimitReader(data, size)}, make([]byte, pieceBytes))
+	if err == nil && n < size {
+		err = io.ErrUnexpectedEOF
+	}
+	return errors.Join(err, out.Close())
+}
+
+// tarProgress is where a fill that reads the layer's tar goes on: p is where one that
+// reads the blob would.
+func tarProgress(p *progress, id digest.Digest) *progress {
+	out := p.Point.Out
+	t := &progress{Version: progressVersion, Blob: id, BlobAt: out, BlobHash: p.BlobHash, DataHash: p.DataHash, Compression: image.Plain}
+	t.Point.In, t.Point.Out = out, out
+	return t
+}
