@@ -247,3 +247,49 @@ func TestOtherFiles(t *testing.T) {
 	unix.Kill(b.serverPID(), unix.SIGKILL)
 	startReader(t, "read", l.file("f0"), 1, 60<<10).right(t, l.content("f0")[1:1+60<<10])
 }
+
+// Neither datafs nor dewd keeps files of layers that are gone open, also where a
+// layer got other files meanwhile.
+func TestFilesAreClosed(t *testing.T) {
+	both(t, func(t *testing.T, show func(*testLayer) *testLayer) {
+		b := newBed(t).start()
+		cycle := func(seed uint64) {
+			t.Run("", func(sub *testing.T) { // whose end closes the test's own files
+				b.t = sub
+				raw := tarOf(seed, 16<<10)
+				l := b.layer(raw)
+				show(l)
+				b.layer(raw).putAll()
+				if got, err := os.ReadFile(l.file("f0")); err != nil || !bytes.Equal(got, l.content("f0")) {
+					sub.Errorf("%d bytes, %v", len(got), err)
+				}
+				b.client.Remove(l.id)
+				unix.Unmount(l.target, 0)
+				wait(sub, "the release", l.isReleased)
+			})
+			b.t = t
+		}
+		cycle(0)
+		server := b.serverPID()
+		mine, its := openFiles(t, os.Getpid()), openFiles(t, server)
+		for seed := range uint64(20) {
+			cycle(1 + seed)
+		}
+		if now := openFiles(t, os.Getpid()); now > mine {
+			t.Errorf("dewd has %d files open, it had %d", now, mine)
+		}
+		if now := openFiles(t, server); now > its {
+			t.Errorf("datafs has %d files open, it had %d", now, its)
+		}
+	})
+}
+
+// openFiles is how many files a process has open.
+func openFiles(t *testing.T, pid int) int {
+	t.Helper()
+	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}

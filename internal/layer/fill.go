@@ -233,9 +233,7 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 			}
 		}
 	}
-	liar := f.store.Partial(f.Layer.DiffID)
-	lied := liar != nil && errors.Is(err, ErrLied)
-	if lied {
+	if liar := f.store.Partial(f.Layer.DiffID); liar != nil && errors.Is(err, ErrLied) {
 		if err = f.store.expel(liar, err); err == nil {
 			l, err = f.fetch(ctx)
 		}
@@ -248,8 +246,8 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 		<-f.settled
 		err = l.settle()
 	}
-	if lied && err == nil {
-		err = liar.repair(l)
+	if err == nil {
+		err = f.store.repairExpelled(l)
 	}
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)

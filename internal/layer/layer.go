@@ -90,6 +90,9 @@ type Store struct {
 	// partials are the layers that may be mounted through the server, whole
 	// ones included as long as such mounts may exist.
 	partials map[digest.Digest]*Partial
+	// expelled are the partial layers that lied, until their mounts have what
+	// they lack, or nothing uses them.
+	expelled map[digest.Digest][]*Partial
 
 	beginning sync.Mutex    // held by Begin
 	begins    digest.Digest // the layer that Begin makes, or ""; guarded by mu
@@ -149,7 +152,8 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, lock: lock, layers: map[digest.Digest]*Layer{}, fills: map[digest.Digest]*Fill{}, partials: map[digest.Digest]*Partial{}}
+	s := &Store{cfg: cfg, lock: lock, layers: map[digest.Digest]*Layer{}, fills: map[digest.Digest]*Fill{}, partials: map[digest.Digest]*Partial{},
+		expelled: map[digest.Digest][]*Partial{}}
 	s.begun = sync.NewCond(&s.mu)
 	s.life, s.end = context.WithCancel(context.Background())
 	if err := s.scan(); err != nil {

@@ -318,7 +318,16 @@ func (s *Store) Retire(id digest.Digest) {
 func (s *Store) Release(id digest.Digest) {
 	s.mu.Lock()
 	p := s.partials[id]
-	if p == nil || !p.retired {
+	if p == nil {
+		liars := s.expelled[id]
+		delete(s.expelled, id)
+		s.mu.Unlock()
+		for _, l := range liars {
+			l.leave()
+		}
+		return
+	}
+	if !p.retired {
 		s.mu.Unlock()
 		return
 	}
@@ -593,10 +602,12 @@ func sameFile(a, b string) (bool, error) {
 }
 
 // expel takes a partial layer that lied out of the store, which fills the layer
-// anew. Its mounts go on with its files; the next Open deletes what is left.
+// anew. Its mounts go on with its files, which are the server's too, and get what
+// they lack when the layer is whole.
 func (s *Store) expel(p *Partial, why error) error {
 	s.mu.Lock()
 	delete(s.partials, p.Layer.DiffID)
+	s.expelled[p.Layer.DiffID] = append(s.expelled[p.Layer.DiffID], p)
 	trash, err := s.hide(p.dir)
 	s.mu.Unlock()
 	if err != nil {
@@ -609,6 +620,33 @@ func (s *Store) expel(p *Partial, why error) error {
 		s.cfg.Lied(p, why)
 	}
 	return nil
+}
+
+// repairExpelled gives the mounts of a layer that lied before it was whole what
+// they lack, and lets go of their files.
+func (s *Store) repairExpelled(whole *Layer) error {
+	s.mu.Lock()
+	liars := s.expelled[whole.DiffID]
+	delete(s.expelled, whole.DiffID)
+	s.mu.Unlock()
+	var errs []error
+	for _, p := range liars {
+		errs = append(errs, p.repair(whole))
+		p.leave()
+	}
+	return errors.Join(errs...)
+}
+
+// leave closes an expelled layer's files and deletes them: the server and the
+// kernel have them open as long as they need them.
+func (p *Partial) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.gone = true
+	p.close()
+	if err := os.RemoveAll(p.dir); err != nil { // the next Open tries again
+		p.store.cfg.Log.Warn("delete what is left of a layer that lied", "err", err)
+	}
 }
 
 // repair gives an expelled layer's mounts what they still lack.

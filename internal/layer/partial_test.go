@@ -206,7 +206,9 @@ func TestPartialLie(t *testing.T) {
 			want := pack(t, tarball, image.Gzip)
 			var told *layer.Partial
 			var why error
-			s := open(t, t.TempDir(), layer.Config{Server: newShower(), LazyTree: lie.tree, Lied: func(p *layer.Partial, err error) { told, why = p, err }})
+			mounts := &mounted{shower: newShower()}
+			defer mounts.close()
+			s := open(t, t.TempDir(), layer.Config{Server: mounts, LazyTree: lie.tree, Lied: func(p *layer.Partial, err error) { told, why = p, err }})
 			defer s.Close()
 			p, err := s.Begin(want.layer, table(t, lie.table), layer.Origin{})
 			if err != nil {
@@ -230,11 +232,130 @@ func TestPartialLie(t *testing.T) {
 			if s.Partial(want.layer.DiffID) != nil {
 				t.Error("a layer that lied is still to be mounted")
 			}
-			if !p.Whole() {
-				t.Error("what is mounted waits for ever")
+			if at, _ := mounts.present.Absent(0, p.Size); at < p.Size {
+				t.Errorf("what is mounted waits for ever for %d of %d", at, p.Size)
+			}
+			tail := make([]byte, 1<<20)
+			if _, err := mounts.data.ReadAt(tail, 1<<20); err != nil || !bytes.Equal(tail, tarball[1<<20:2<<20]) {
+				t.Errorf("what is mounted has other bytes than the layer, or %v", err)
 			}
 		})
 	}
+}
+
+// mounted is a layer.Server that keeps the files of the layer it was given last.
+type mounted struct {
+	*shower
+	data    *os.File
+	present *presence.Map
+}
+
+func (m *mounted) Add(id digest.Digest, data, present *os.File) (string, error) {
+	path, err := m.shower.Add(id, data, present)
+	m.close()
+	again := func(f *os.File) *os.File {
+		var g *os.File
+		if err == nil {
+			g, err = os.Open(fmt.Sprint("/proc/self/fd/", f.Fd()))
+		}
+		return g
+	}
+	m.data = again(data)
+	if bits := again(present); err == nil {
+		m.present, err = presence.View(bits)
+	}
+	return path, err
+}
+
+func (m *mounted) close() {
+	if m.present != nil {
+		m.present.Close()
+		m.data.Close()
+	}
+	m.data, m.present = nil, nil
+}
+
+// files is how many files this process has open.
+func files(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// liar begins a layer whose pack lies.
+func liar(t *testing.T, s *layer.Store, tarball []byte) (sample, *layer.Partial) {
+	t.Helper()
+	want := pack(t, tarball, image.Gzip)
+	p, err := s.Begin(want.layer, table(t, tarball), layer.Origin{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	early := append([]byte(nil), tarball[:8*presence.Page]...)
+	early[5000] ^= 1
+	if err := p.Put(0, early); err != nil {
+		t.Fatal(err)
+	}
+	return want, p
+}
+
+// Layers that lied are not kept open, whichever way they come to their end.
+func TestPartialLiedIsClosed(t *testing.T) {
+	for name, end := range map[string]func(*testing.T, *layer.Store, sample){
+		"repaired": func(t *testing.T, s *layer.Store, want sample) {
+			mustComplete(t, s, want.layer, &source{blob: want.blob})
+		},
+		"repaired late": func(t *testing.T, s *layer.Store, want sample) {
+			failOnce(t, s, want)
+			mustComplete(t, s, want.layer, &source{blob: want.blob})
+		},
+		"released": func(t *testing.T, s *layer.Store, want sample) {
+			failOnce(t, s, want)
+			s.Release(want.layer.DiffID)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mounts, dir := &mounted{shower: newShower()}, t.TempDir()
+			s := open(t, dir, layer.Config{Server: mounts, Lied: func(*layer.Partial, error) {}})
+			defer s.Close()
+			before := files(t)
+			for seed := range 20 {
+				want, p := liar(t, s, makeTar(t, 1<<20, uint64(100+seed)))
+				end(t, s, want)
+				at, _ := mounts.present.Absent(0, p.Size)
+				if whole := at >= p.Size; whole != (name != "released") {
+					t.Errorf("what is mounted is whole: %v", whole)
+				}
+				mounts.close()
+			}
+			if now := files(t); now != before {
+				t.Errorf("%d files are open, %d were", now, before)
+			}
+			if left, _ := filepath.Glob(filepath.Join(dir, "*", "present")); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+// failOnce fills a layer that lied; the stream that is to follow is cut.
+func failOnce(t *testing.T, s *layer.Store, want sample) {
+	t.Helper()
+	if _, err := s.Fill(t.Context(), want.layer, &second{source{blob: want.blob}}).WaitComplete(t.Context()); !errors.Is(err, errCut) {
+		t.Fatal(err)
+	}
+}
+
+// second is a source whose second stream fails.
+type second struct{ source }
+
+func (s *second) Open(ctx context.Context, f *layer.Fill, off int64) (io.ReadCloser, error) {
+	if s.opens.Load() > 0 {
+		return nil, errCut
+	}
+	return s.source.Open(ctx, f, off)
 }
 
 // A stream that does not verify leaves the early bytes as they are.
