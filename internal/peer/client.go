@@ -25,6 +25,7 @@ import (
 type Client struct {
 	cfg       Config
 	transport *http.Transport
+	maxPack   int64
 	stats     struct{ requests, bytes atomic.Int64 }
 }
 
@@ -42,7 +43,7 @@ func NewClient(cfg Config) (*Client, error) {
 	}
 	var only1 http.Protocols
 	only1.SetHTTP1(true)
-	c := &Client{cfg: cfg}
+	c := &Client{cfg: cfg, maxPack: MaxPack}
 	c.transport = &http.Transport{
 		// No proxy: these are neighbours.
 		DialContext:            c.dial,
@@ -114,11 +115,11 @@ func (c *Client) Pack(ctx context.Context, addr string, manifest digest.Digest) 
 	}
 	// A body that ends with its connection could have been cut anywhere.
 	delimited := a.res.ContentLength >= 0 || len(a.res.TransferEncoding) > 0
-	if a.res.StatusCode != http.StatusOK || !delimited || a.res.ContentLength > MaxPack {
+	if a.res.StatusCode != http.StatusOK || !delimited || a.res.ContentLength > c.maxPack {
 		a.Close()
 		return nil, fmt.Errorf("%s: %w: status %d, %d bytes", op, ErrProtocol, a.res.StatusCode, a.res.ContentLength)
 	}
-	a.left = MaxPack
+	a.left = c.maxPack
 	return a, nil
 }
 
