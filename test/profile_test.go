@@ -137,6 +137,31 @@ func TestProfileScriptFails(t *testing.T) {
 	checkNothingLeft(t, m)
 }
 
+// A container that is not ready in time, or ends before, is not left behind.
+func TestProfileNotReady(t *testing.T) {
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
+	m := newMachine(t, reg)
+	m.start()
+	for _, cmd := range [][]string{{"sleep", "1h"}, {"exit", "3"}} {
+		r := m.dew(append([]string{"profile", "--name", "late", "--ready", "tcp:" + freePort(t), "--ready-timeout", "1s", img.Ref}, cmd...)...)
+		if r.code != 9 || !strings.Contains(r.err, "nothing of this run is kept") {
+			t.Errorf("%q: %+v", cmd, r)
+		}
+		if out := m.must("ps", "-a"); strings.Contains(out, "late") {
+			t.Errorf("%q: the container is left:\n%s", cmd, out)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(m.root, "packs", "*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	port := freePort(t)
+	m.must("profile", "--name", "late", "--settle", "0s", "--ready", "http:"+port+"/", img.Ref, "serve", port)
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
+}
+
 // The first ordinary start becomes a pack, and the next ones are not recorded.
 func TestFirstStartIsLearned(t *testing.T) {
 	reg := registrytest.New(t)

@@ -99,7 +99,7 @@ func (c *call) profileRun(ctx context.Context, req node.Request, i int) (p node.
 	record, err := c.client.Deploy(ctx, req, show.watch())
 	show.finish(record, err)
 	if err != nil {
-		return p, err
+		return p, notLearned(err)
 	}
 	defer func() {
 		if err == nil && o.keep && i == o.runs-1 {
@@ -119,6 +119,18 @@ func (c *call) profileRun(ctx context.Context, req node.Request, i int) (p node.
 		return p, err
 	}
 	return c.client.ProfileEnd(ctx, node.ProfileEnd{Name: record.Name, Merge: o.merge || i > 0, Exercised: o.exercise != ""})
+}
+
+// notLearned is the error of a start that failed. Of its container nothing is
+// left to look at.
+func notLearned(err error) error {
+	var e *api.Error
+	if !errors.As(err, &e) || e.Code != api.NotReady && e.Code != api.Exited {
+		return err
+	}
+	told := *e
+	told.Remedy = "nothing of this run is kept; see how it starts with \"dew run\", or allow more time with --ready-timeout"
+	return &told
 }
 
 // livesOrEnded is an error if a container has failed: what it read is no start.

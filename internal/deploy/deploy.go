@@ -81,7 +81,7 @@ const LabelRemove = "dewpoint.remove"
 // Deploy carries req until the container is ready. If ctx ends before, or
 // anything fails before the container has started, nothing of it is left. A
 // container that starts and is not ready in time is stopped; it, or one that
-// exits before, is kept for inspection, unless req.Remove.
+// exits before, is kept for inspection, unless req.Remove or req.Record.
 func (d *Deployer) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
 	o, err := d.parse(req)
 	if err != nil {
@@ -269,9 +269,9 @@ func nsOf(c *engine.Info) string {
 
 // unready decides what becomes of a container that does not serve: it is
 // stopped, behind the caller's back, and kept, so that its logs can be read; nothing of it stays if the
-// caller has gone or wanted it removed.
+// caller has gone, wanted it removed, or wanted no more than a recording.
 func (d *Deployer) unready(ctx context.Context, o *order, err error) error {
-	if ctx.Err() != nil || o.Remove {
+	if ctx.Err() != nil || o.Remove || o.Record {
 		return errors.Join(err, d.remove(o.name))
 	}
 	d.bg.Go(func() {

@@ -249,7 +249,7 @@ func (n *Node) Deploy(ctx context.Context, req node.Request, w node.Watch) (node
 	n.processes.Go(func() { n.live(c, w.Hold) })
 	reach(r, w, c.Name, node.Started)
 	if err := n.serve(ctx, c); err != nil {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || req.Record {
 			n.undo(c)
 		}
 		r.Error = err.Error()
