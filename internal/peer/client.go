@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -209,7 +210,8 @@ func (c *Client) greet(ctx context.Context, addr string) error {
 
 // broken reports that a connection ended without a reason.
 func broken(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
+	return slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET},
+		func(e error) bool { return errors.Is(err, e) })
 }
 
 // refusal gives the part of err that says that one side does not accept the other, or nil.
