@@ -14,7 +14,7 @@ import (
 // order is the packages as a deployment flows through them: each imports only
 // those before it. Packages in one row are equals and do not import each other.
 var order = [][]string{
-	{"durable", "node", "image", "evict"},
+	{"durable", "node", "image"},
 	{"config", "inflate", "presence", "toc"},
 	{"bdi", "registry", "erofs", "tree"},
 	{"mount", "pack", "datafs", "profile"},

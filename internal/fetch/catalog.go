@@ -100,6 +100,17 @@ func (c *Catalog) file(ref string) string {
 	return filepath.Join(c.dir, hex.EncodeToString(sum[:])+".json")
 }
 
+// All returns every image, in no order.
+func (c *Catalog) All() []*image.Image {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make([]*image.Image, 0, len(c.refs))
+	for _, img := range c.refs {
+		all = append(all, img)
+	}
+	return all
+}
+
 // Get returns what ref was last resolved to, or nil.
 func (c *Catalog) Get(ref image.Reference) *image.Image {
 	c.mu.Lock()

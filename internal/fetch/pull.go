@@ -37,12 +37,14 @@ type Config struct {
 	Link     *Link
 	Packs    PackConfig
 	Lazy     LazyConfig
+	PoP      PoPConfig
 	Log      *slog.Logger // nil discards
 }
 
 // Puller pulls images. It is safe for concurrent use.
 type Puller struct {
 	cfg  Config
+	site *site           // nil: this node is by itself
 	life context.Context // of fills that no caller owns
 	end  context.CancelFunc
 
@@ -74,6 +76,9 @@ func NewPuller(cfg Config) *Puller {
 	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, origins: map[digest.Digest]*origin{}, wants: map[want]bool{}, holds: map[*Pull]bool{}, sessionIdle: time.Minute, fresh: 2 * time.Second}
 	p.slots = map[string]*semaphore.Weighted{}
 	p.life, p.end = context.WithCancel(context.Background())
+	if cfg.PoP.Coord != nil {
+		p.site = newSite(p, cfg.PoP)
+	}
 	return p
 }
 
@@ -129,10 +134,18 @@ func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, lo
 	if known != nil && (ref.Dgst != "" || o.Local && p.have(known)) {
 		return known, nil
 	}
+	if p.site != nil {
+		if img := p.site.resolve(ctx, ref, o); img != nil {
+			return img, p.cfg.Catalog.Put(img)
+		}
+	}
 	look.warm()
 	img, err := p.cfg.Registry.Resolve(ctx, ref, registry.ResolveOptions{PlainHTTP: o.PlainHTTP, Manifest: look.begin})
 	if err != nil {
 		return nil, err
+	}
+	if p.site != nil {
+		p.site.resolved(img)
 	}
 	return img, p.cfg.Catalog.Put(img)
 }
@@ -163,6 +176,9 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 	holding, unhold := context.WithCancel(ctx)
 	pull.unhold = unhold
 	p.hold(holding, pull)
+	if p.site != nil {
+		p.site.attach(ctx, img)
+	}
 	pull.Local = p.have(img)
 	if o.Lazy && !pull.Local {
 		pull.Lazy, pull.Why = p.startLazily(ctx, img, o, look)
@@ -292,6 +308,8 @@ type blob struct {
 	o   Options
 
 	mu     sync.Mutex
+	from   func(context.Context, int64) (io.ReadCloser, error) // unless nil, gives the layer's tar
+	failed map[string]int                                      // attempts, by node of the PoP or its store
 	class  Class
 	gate   <-chan struct{} // unless nil, nothing is fetched before it is closed
 	passed chan struct{}   // closed by raise, to pass the gate; nil until somebody waits there
@@ -302,6 +320,12 @@ type blob struct {
 func (b *blob) Open(ctx context.Context, f *layer.Fill, offset int64) (io.ReadCloser, error) {
 	if err := b.pass(ctx); err != nil {
 		return nil, err
+	}
+	b.mu.Lock()
+	from := b.from
+	b.mu.Unlock()
+	if from != nil {
+		return from(ctx, offset)
 	}
 	if err := b.p.roomFor(b.l.DiffID); err != nil {
 		return nil, err

@@ -126,6 +126,19 @@ func writeIndex(dir string, id digest.Digest, size int64, t io.ReaderAt) (names,
 	return withoutRoot(tree.Implied()), n, err
 }
 
+// Unpacks reports whether layers are unpacked here: such a store has none that lie elsewhere.
+func (s *Store) Unpacks() bool { return s.cfg.Tree }
+
+// Filling is the fill of a layer that is under way, or nil.
+func (s *Store) Filling(id digest.Digest) *Fill {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fills[id]
+}
+
+// DataPath is where the tar of a layer lies that is being filled, or partial.
+func (s *Store) DataPath(id digest.Digest) string { return filepath.Join(s.dir(id), "data") }
+
 // Detach forgets a layer that lies elsewhere and is not there any more, or not
 // mounted here any more.
 func (s *Store) Detach(id digest.Digest) error {

@@ -109,7 +109,7 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 	if n, err := f.f.Size(); err != nil || n != l.Size || f.at != l.Size {
 		return fmt.Errorf("publish layer %s: %d bytes were written and %d are there, of %d: %w", f.id, f.at, n, l.Size, errors.Join(err, ErrDamaged))
 	}
-	if err := f.f.Close(); err != nil {
+	if err := f.Close(); err != nil {
 		return err
 	}
 	if err := f.s.cfg.FS.WriteFile(ctx, path.Join(layersDir, f.name+tableEnd), packTable(table)); err != nil {
@@ -135,12 +135,20 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 
 // Abandon gives up what was written.
 func (f *Draft) Abandon(ctx context.Context) error {
-	f.f.Close()
+	_ = f.Close() // it goes
 	return f.s.remove(ctx, path.Join(layersDir, f.name+dataEnd))
 }
 
-// Pause leaves what was written and checkpointed for who goes on with the layer.
-func (f *Draft) Pause() error { return f.f.Close() }
+// Close leaves what was written and checkpointed for who goes on with the layer. It
+// may be called after Publish and Abandon.
+func (f *Draft) Close() error {
+	if f.f == nil {
+		return nil
+	}
+	err := f.f.Close()
+	f.f = nil
+	return err
+}
 
 // Checkpoint is how far somebody has come with a layer that is not complete.
 type Checkpoint struct {

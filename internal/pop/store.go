@@ -412,6 +412,16 @@ func (s *Store) Beat(ctx context.Context) error {
 	return s.cfg.FS.WriteFile(ctx, path.Join(nodesDir, s.cfg.Node+".json"), b)
 }
 
+// Open opens a layer's tar for reading.
+func (s *Store) Open(ctx context.Context, l *Layer) (File, error) {
+	return s.cfg.FS.Open(ctx, l.data())
+}
+
+// Space is the bytes of the store's file system, and those that are free.
+func (s *Store) Space(ctx context.Context) (total, free int64, err error) {
+	return s.cfg.FS.Space(ctx)
+}
+
 // Touch notes that an image's layers were used, for who evicts.
 func (s *Store) Touch(ctx context.Context, image, namespace string, layers ...*Layer) error {
 	touches := make([]Touch, len(layers))

@@ -1,0 +1,424 @@
+package fetch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/peer"
+	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// PoPConfig names what a Puller needs to have layers in common with the other
+// nodes of a PoP. The zero value is a node by itself.
+type PoPConfig struct {
+	Node  string
+	Coord pop.Coordinator // nil: there is no PoP
+	// Open opens the shared store. nil: there is none, nodes ask each other.
+	Open func(context.Context) (*pop.Store, error)
+	Dir  *pop.Dir // the store's; nil without one
+	// Peers asks other nodes; nil: they are not asked.
+	Peers   *peer.Client
+	Address string // host:port where this node is asked; "" if it is not
+}
+
+// site is the PoP as a node sees it. It is safe for concurrent use.
+type site struct {
+	p     *Puller
+	cfg   PoPConfig
+	log   *slog.Logger
+	store atomic.Pointer[pop.Store] // nil while it cannot be opened
+
+	mu      sync.Mutex
+	changed chan struct{} // closed, and replaced, when waiting may be over
+	leading map[digest.Digest]pop.Lease
+	locks   map[digest.Digest]*sync.Mutex // held while a layer is attached or let go of
+	hits    pop.Hits
+	said    map[string]bool // what this node was last said to have
+	lastErr string          // why the store could not be opened
+}
+
+func newSite(p *Puller, cfg PoPConfig) *site {
+	return &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
+		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}}
+}
+
+const (
+	// sitePatience is how long a deployment waits for an answer of the store: after
+	// that it goes on without.
+	sitePatience = 3 * time.Second
+	// peerFailures is how often a node is asked that does not answer well.
+	peerFailures = 3
+	// holderPatience is how long is waited for a layer that a node is fetching
+	// which cannot be asked itself.
+	holderPatience = 30 * time.Second
+)
+
+// usable is the store, if it answers.
+func (s *site) usable() *pop.Store {
+	st := s.store.Load()
+	if st == nil || s.cfg.Dir.Away() != nil {
+		return nil
+	}
+	return st
+}
+
+// lock excludes others from attaching a layer or letting go of it.
+func (s *site) lock(id digest.Digest) (unlock func()) {
+	s.mu.Lock()
+	l := s.locks[id]
+	if l == nil {
+		l = new(sync.Mutex)
+		s.locks[id] = l
+	}
+	s.mu.Unlock()
+	l.Lock()
+	return l.Unlock
+}
+
+// count adds to the hit counters.
+func (s *site) count(fn func(*pop.Hits)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fn(&s.hits)
+}
+
+// wake has those look again who wait for another node.
+func (s *site) wake() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// rest blocks until something has changed, or for d.
+func (s *site) rest(ctx context.Context, d time.Duration) error {
+	s.mu.Lock()
+	changed := s.changed
+	s.mu.Unlock()
+	select {
+	case <-changed:
+	case <-time.After(d):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// attach makes those layers of img known that the store has, before anything is
+// decided about the others. Layers of a store that is away are let go of.
+func (s *site) attach(ctx context.Context, img *image.Image) {
+	ctx, cancel := context.WithTimeout(ctx, sitePatience)
+	defer cancel()
+	s.disown(img)
+	st := s.usable()
+	if st == nil {
+		return
+	}
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var used []*pop.Layer
+	for _, l := range img.Unique() {
+		group.Go(func() {
+			rec, err := s.attachLayer(ctx, st, img, l)
+			if err != nil && !errors.Is(err, pop.ErrUnknown) && !errors.Is(err, layer.ErrBusy) {
+				s.log.Warn("a layer of the PoP's store cannot be used", "layer", l.DiffID, "err", err)
+			}
+			if rec != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				used = append(used, rec)
+			}
+		})
+	}
+	group.Wait()
+	s.touch(img, used)
+}
+
+// touch tells the PoP that an image's layers were used, behind the deployment.
+func (s *site) touch(img *image.Image, used []*pop.Layer) {
+	if st := s.usable(); st != nil && len(used) > 0 {
+		s.p.work.Go(func() {
+			ctx, cancel := context.WithTimeout(s.p.life, sitePatience)
+			defer cancel()
+			if err := st.Touch(ctx, img.Ref.String(), img.Ref.Host, used...); err != nil {
+				s.log.Debug("use is not noted", "image", img.Ref, "err", err)
+			}
+		})
+	}
+}
+
+// attachLayer makes one layer known, unless it is here or on its way.
+func (s *site) attachLayer(ctx context.Context, st *pop.Store, img *image.Image, l image.Layer) (*pop.Layer, error) {
+	if have, err := s.p.cfg.Layers.Peek(l.DiffID); err == nil || s.p.cfg.Layers.Partial(l.DiffID) != nil {
+		if err == nil && have.At != "" {
+			s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += l.Size })
+			return s.recordOf(have), nil
+		}
+		s.count(func(h *pop.Hits) { h.Local++; h.LocalBytes += l.Size })
+		return s.recordOf(have), nil
+	}
+	defer s.lock(l.DiffID)()
+	rec, e, err := s.elsewhere(ctx, st, l)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.p.cfg.Layers.Attach(e); err != nil {
+		return nil, err
+	}
+	s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += l.Size })
+	return rec, nil
+}
+
+// recordOf is what the policy is told of a layer that is here; nil of none.
+func (s *site) recordOf(l *layer.Layer) *pop.Layer {
+	if l == nil {
+		return nil
+	}
+	return &pop.Layer{DiffID: l.DiffID, Size: l.Size, Blob: l.Blob, BlobSize: l.BlobSz}
+}
+
+// elsewhere is a layer that the store has, marked as used by this node.
+func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*pop.Layer, *layer.Elsewhere, error) {
+	rec, err := st.Use(ctx, l.DiffID)
+	if err != nil {
+		return nil, nil, err
+	}
+	table, err := st.Table(ctx, rec)
+	if err != nil {
+		return nil, nil, err
+	}
+	return rec, &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size, Data: s.cfg.Dir.Path(rec.Data()), Table: table}, nil
+}
+
+// disown lets go of the image's layers that lie in a store which is away, so that
+// they are fetched. What runs with them keeps them.
+func (s *site) disown(img *image.Image) {
+	if s.cfg.Dir == nil || s.usable() != nil {
+		return
+	}
+	for _, l := range img.Unique() {
+		if have, err := s.p.cfg.Layers.Peek(l.DiffID); err == nil && have.At != "" {
+			s.log.Warn("the PoP's store is away: a layer of it is fetched anew", "layer", l.DiffID, "image", img.Ref)
+			if err := s.p.cfg.Layers.Detach(l.DiffID); err != nil {
+				s.log.Warn("detach layer", "layer", l.DiffID, "err", err)
+			}
+		}
+	}
+}
+
+// Prepare implements layer.Preparer: it finds out who brings the layer.
+func (b *blob) Prepare(ctx context.Context, f *layer.Fill) (layer.Way, error) {
+	b.mu.Lock()
+	b.from = nil
+	b.mu.Unlock()
+	if b.p.site == nil {
+		return layer.Way{}, nil
+	}
+	if err := b.pass(ctx); err != nil {
+		return layer.Way{}, err
+	}
+	return b.p.site.way(ctx, b, f)
+}
+
+// way finds the way of a layer into this node (docs/pop.md): out of the store, from
+// the node that is fetching it, or, with its lease, from the registry.
+func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, error) {
+	id := b.l.DiffID
+	var since time.Time // when it was first waited for a node that cannot be asked
+	for {
+		if w, ok := s.fromStore(ctx, b, id); ok {
+			return w, nil
+		}
+		if s.leads(id) {
+			return layer.Way{}, nil
+		}
+		lease, err := s.acquire(ctx, id)
+		if err == nil {
+			return s.lead(ctx, b, f, lease)
+		}
+		var held *pop.HeldError
+		if !errors.As(err, &held) {
+			s.log.Debug("no lease", "layer", id, "err", err)
+			return layer.Way{}, context.Cause(ctx) // by itself
+		}
+		if w, ok := s.fromPeer(ctx, b, held.Holder); ok {
+			return w, nil
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		if s.cfg.Peers != nil && time.Since(since) > holderPatience {
+			s.log.Warn("the node that fetches a layer cannot be asked; it is fetched twice", "layer", id, "node", held.Holder.Node)
+			return layer.Way{}, nil
+		}
+		if err := s.rest(ctx, 250*time.Millisecond); err != nil {
+			return layer.Way{}, err
+		}
+	}
+}
+
+func (s *site) leads(id digest.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leading[id] != nil
+}
+
+func (s *site) acquire(ctx context.Context, id digest.Digest) (pop.Lease, error) {
+	var above uint64
+	if st := s.usable(); st != nil {
+		above = st.Above(ctx, id)
+	}
+	return s.cfg.Coord.Acquire(ctx, pop.LayerLease(id), above)
+}
+
+// fromStore is the way out of the store, if the layer is there. A layer that is
+// mounted already before it is whole is copied.
+func (s *site) fromStore(ctx context.Context, b *blob, id digest.Digest) (layer.Way, bool) {
+	st := s.usable()
+	if st == nil {
+		return layer.Way{}, false
+	}
+	defer s.lock(id)()
+	rec, e, err := s.elsewhere(ctx, st, b.l)
+	if err != nil {
+		return layer.Way{}, false
+	}
+	s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += b.l.Size })
+	if s.p.cfg.Layers.Partial(id) == nil && !s.p.cfg.Layers.Unpacks() {
+		return layer.Way{Elsewhere: e}, true
+	}
+	b.take("the PoP's store", func(_ context.Context, off int64) (io.ReadCloser, error) { return s.openStored(rec, off) })
+	return layer.Way{Tar: true}, true
+}
+
+// openStored gives a layer's tar as it lies in the store.
+func (s *site) openStored(rec *pop.Layer, off int64) (io.ReadCloser, error) {
+	st := s.usable()
+	if st == nil {
+		return nil, pop.ErrStoreAway
+	}
+	f, err := st.Open(s.p.life, rec)
+	if err != nil {
+		return nil, err
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.NewSectionReader(f, off, rec.Size-off), f}, nil
+}
+
+// fromPeer is the way from a node that has the layer, or some of it.
+func (s *site) fromPeer(ctx context.Context, b *blob, m pop.Member) (layer.Way, bool) {
+	if s.cfg.Peers == nil || m.Address == "" || m.Node == s.cfg.Node || b.failures(m.Address) >= peerFailures {
+		return layer.Way{}, false
+	}
+	b.take(m.Address, func(ctx context.Context, off int64) (io.ReadCloser, error) {
+		r, _, err := s.cfg.Peers.Follow(ctx, m.Address, b.l.DiffID, off)
+		if errors.Is(err, peer.ErrUnknown) { // it holds the lease and has not begun
+			err = errors.Join(err, s.rest(ctx, 50*time.Millisecond))
+		}
+		return r, err
+	})
+	s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += b.l.Size })
+	return layer.Way{Tar: true}, true
+}
+
+// take has Open give what open gives.
+func (b *blob) take(who string, open func(context.Context, int64) (io.ReadCloser, error)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.from = func(ctx context.Context, off int64) (io.ReadCloser, error) {
+		r, err := open(ctx, off)
+		if err != nil {
+			return nil, b.fail(who, err)
+		}
+		return &elsewhere{r, func(err error) error { return b.fail(who, err) }}, nil
+	}
+}
+
+// fail counts a failure and has the fill look for another way.
+func (b *blob) fail(who string, err error) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.failed == nil {
+		b.failed = map[string]int{}
+	}
+	b.failed[who]++
+	return fmt.Errorf("from %s: %w: %w", who, err, layer.ErrAgain)
+}
+
+func (b *blob) failures(who string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.failed[who]
+}
+
+// elsewhere is a stream of the PoP.
+type elsewhere struct {
+	io.ReadCloser
+	fail func(error) error
+}
+
+func (e *elsewhere) Read(b []byte) (int, error) {
+	n, err := e.ReadCloser.Read(b)
+	if err != nil && err != io.EOF {
+		err = e.fail(err)
+	}
+	return n, err
+}
+
+// resolve returns what another node of the PoP has resolved ref to, if all
+// its layers can be had within the PoP, or the reference cannot change its meaning.
+func (s *site) resolve(ctx context.Context, ref image.Reference, o Options) *image.Image {
+	st := s.usable()
+	if st == nil || ref.Dgst == "" && !o.Local {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, sitePatience)
+	defer cancel()
+	b, err := st.Image(ctx, ref.String())
+	if err != nil {
+		return nil
+	}
+	img := new(image.Image)
+	if err := json.Unmarshal(b, img); err != nil || img.Ref.String() != ref.String() {
+		s.log.Warn("an image record of the PoP's store is not used", "image", ref, "err", err)
+		return nil
+	}
+	for _, l := range img.Unique() {
+		if ref.Dgst == "" && !s.p.mountable(img, l.DiffID) && !st.Has(ctx, l.DiffID) {
+			return nil
+		}
+	}
+	return img
+}
+
+// resolved tells the PoP what ref was resolved to, behind the deployment.
+func (s *site) resolved(img *image.Image) {
+	st := s.usable()
+	if st == nil {
+		return
+	}
+	s.p.work.Go(func() {
+		ctx, cancel := context.WithTimeout(s.p.life, time.Minute)
+		defer cancel()
+		b, err := json.Marshal(img)
+		if err == nil {
+			err = st.PutImage(ctx, img.Ref.String(), b)
+		}
+		if err != nil {
+			s.log.Debug("image is not recorded for the PoP", "image", img.Ref, "err", err)
+		}
+	})
+}

@@ -1,0 +1,294 @@
+package fetch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
+)
+
+const (
+	siteBeat  = 3 * time.Second  // between two signs of life
+	siteHouse = 20 * time.Second // between two looks for what may go
+	// idleAttached is how long a layer of the store stays known here that nothing uses.
+	idleAttached = 5 * time.Minute
+)
+
+// KeepPoP shows the PoP that this node lives, what it has and what it uses, and
+// keeps the store within its bounds, until ctx ends. inUse says which layers containers stand on.
+func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) error {
+	s := p.site
+	if s == nil {
+		return nil
+	}
+	events, err := s.cfg.Coord.Subscribe(ctx)
+	if err != nil {
+		return err
+	}
+	beat, house := time.NewTicker(siteBeat), time.NewTicker(siteHouse)
+	defer beat.Stop()
+	defer house.Stop()
+	s.beat(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case e, ok := <-events:
+			if !ok {
+				return nil
+			}
+			s.heard(ctx, e)
+		case <-beat.C:
+			s.beat(ctx)
+		case <-house.C:
+			s.reconcile(ctx, inUse)
+			s.makeRoom(ctx)
+		}
+	}
+}
+
+// heard acts on what another node has done.
+func (s *site) heard(ctx context.Context, e pop.Event) {
+	switch e.Kind {
+	case pop.Resync:
+		for _, img := range s.p.cfg.Catalog.All() {
+			s.refresh(ctx, img)
+		}
+	case pop.Resolved:
+		for _, img := range s.p.cfg.Catalog.All() {
+			if img.Ref.String() == e.Key && e.Node != s.cfg.Node {
+				s.refresh(ctx, img)
+			}
+		}
+	}
+	s.wake()
+}
+
+// refresh takes over what a reference means now to the PoP.
+func (s *site) refresh(ctx context.Context, have *image.Image) {
+	st := s.usable()
+	if st == nil || have.Ref.Dgst != "" {
+		return
+	}
+	b, err := st.Image(ctx, have.Ref.String())
+	img := new(image.Image)
+	if err != nil || json.Unmarshal(b, img) != nil || img.Ref.String() != have.Ref.String() || img.Desc.Digest == have.Desc.Digest {
+		return
+	}
+	if err := s.p.cfg.Catalog.Put(img); err != nil {
+		s.log.Warn("what a reference means now is not recorded", "image", img.Ref, "err", err)
+	}
+}
+
+// beat opens the store if that failed before, and shows that the node lives.
+func (s *site) beat(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*siteBeat)
+	defer cancel()
+	if s.cfg.Open != nil && s.store.Load() == nil {
+		s.openStore(ctx)
+	}
+	if st := s.store.Load(); st != nil {
+		was := s.cfg.Dir.Away()
+		err := st.Beat(ctx)
+		switch is := s.cfg.Dir.Away(); {
+		case was == nil && is != nil:
+			s.log.Error("the PoP's store is away: this node goes on with what is here and the registry", "err", err)
+		case was != nil && is == nil:
+			s.log.Info("the PoP's store is back")
+		case err != nil && is == nil:
+			s.log.Warn("the PoP's store does not take this node's sign of life", "err", err)
+		}
+	}
+	s.announce(ctx)
+}
+
+func (s *site) openStore(ctx context.Context) {
+	st, err := s.cfg.Open(ctx)
+	if err == nil {
+		s.store.Store(st)
+		s.log.Info("the PoP's store is open", "id", st.ID())
+		s.revalidate(ctx, st)
+		return
+	}
+	if s.lastErr != err.Error() {
+		s.lastErr = err.Error()
+		s.log.Error("the PoP's store cannot be used: this node goes on without", "err", err)
+	}
+}
+
+// revalidate marks again what an earlier process of this node has used of the
+// store, and forgets what is not there any more.
+func (s *site) revalidate(ctx context.Context, st *pop.Store) {
+	for _, l := range s.p.cfg.Layers.Layers() {
+		if l.At == "" {
+			continue
+		}
+		unlock := s.lock(l.DiffID)
+		rec, err := st.Use(ctx, l.DiffID)
+		if errors.Is(err, pop.ErrUnknown) || err == nil && s.cfg.Dir.Path(rec.Data()) != l.At {
+			s.log.Warn("a layer has left the PoP's store while this node was away", "layer", l.DiffID)
+			err = s.p.cfg.Layers.Detach(l.DiffID)
+		}
+		if err != nil {
+			s.log.Warn("layer of the PoP's store", "layer", l.DiffID, "err", err)
+		}
+		unlock()
+	}
+}
+
+// announce tells the other nodes what this one has and does.
+func (s *site) announce(ctx context.Context) {
+	m := pop.Member{Node: s.cfg.Node, Address: s.cfg.Address}
+	now := map[string]bool{}
+	for _, l := range s.p.cfg.Layers.Layers() {
+		m.Used += l.DiskUse()
+		if l.At == "" && !l.Tree && l.Complete() {
+			now[hasKey(l.DiffID)] = true
+		}
+	}
+	s.mu.Lock()
+	m.Hits = s.hits
+	before := s.said
+	s.said = now
+	for id := range s.leading {
+		m.Fetching = append(m.Fetching, s.fetching(id))
+	}
+	s.mu.Unlock()
+	var use, drop []string
+	for key := range now {
+		if !before[key] {
+			use = append(use, key)
+		}
+	}
+	for key := range before {
+		if !now[key] {
+			drop = append(drop, key)
+		}
+	}
+	// What does not reach the coordinator now, it is told when it is back.
+	err := s.cfg.Coord.Announce(ctx, m)
+	if len(use) > 0 {
+		err = errors.Join(err, s.cfg.Coord.Use(ctx, use...))
+	}
+	if len(drop) > 0 {
+		err = errors.Join(err, s.cfg.Coord.Drop(ctx, drop...))
+	}
+	if err != nil {
+		s.log.Debug("announce", "err", err)
+	}
+}
+
+// fetching is how far a layer has come that this node brings.
+func (s *site) fetching(id digest.Digest) pop.Fetch {
+	f := pop.Fetch{Key: id.String()}
+	if fill := s.p.cfg.Layers.Filling(id); fill != nil {
+		f.Done, f.Size = fill.Progress().Fetched, fill.Layer.Size
+	}
+	return f
+}
+
+// reconcile lets go of what of the store nothing here uses any more.
+func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
+	st := s.usable()
+	if st == nil {
+		return
+	}
+	claimed := s.p.claimed(inUse)
+	for _, l := range s.p.cfg.Layers.Layers() {
+		if l.At == "" {
+			continue
+		}
+		if _, err := s.p.cfg.Layers.Remove(l.DiffID, func(l *layer.Layer) bool { return time.Since(l.Used()) > idleAttached && !claimed(l.DiffID) }); err != nil {
+			s.log.Warn("detach layer", "layer", l.DiffID, "err", err)
+		}
+	}
+	for _, id := range st.Used() {
+		if err := s.unuse(ctx, st, id, claimed); err != nil {
+			s.log.Debug("mark stays", "layer", id, "err", err)
+		}
+	}
+}
+
+// unuse takes this node's mark from a layer that is neither attached, nor on its
+// way, nor stood on: a container's mount may be older than what is known of the layer.
+func (s *site) unuse(ctx context.Context, st *pop.Store, id digest.Digest, claimed func(digest.Digest) bool) error {
+	defer s.lock(id)()
+	if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" || s.p.cfg.Layers.Filling(id) != nil || claimed(id) {
+		return nil
+	}
+	return st.Unuse(ctx, id)
+}
+
+// makeRoom evicts and deletes in the shared store what its bounds demand.
+func (s *site) makeRoom(ctx context.Context) {
+	st := s.usable()
+	if st == nil {
+		return
+	}
+	done, err := st.Evict(ctx, 0)
+	if err != nil || len(done.Layers) > 0 || done.Why != "" {
+		s.log.Info("evicted from the PoP's store", "layers", len(done.Layers), "bytes", done.Bytes, "why", done.Why, "err", err)
+	}
+	if n, err := st.Sweep(ctx); err != nil || n > 0 {
+		s.log.Info("deleted from the PoP's store", "bytes", n, "err", err)
+	}
+}
+
+// PoP is what a node knows of its PoP.
+type PoP struct {
+	Node    string
+	Store   string // its ID; "" if there is none, or it cannot be used
+	Away    error  // why the store does not answer; nil if it does
+	Members []pop.Member
+	Users   map[string][]string // which nodes use a layer of the store, by diffID
+	Total   int64               // bytes of the store's file system
+	Free    int64
+	Layers  []*pop.Layer
+	Hits    pop.Hits // of this node
+}
+
+// PoP asks what the nodes of the PoP do. It returns nil if this node has none. What
+// could not be found out is in the error, beside the rest.
+func (p *Puller) PoP(ctx context.Context) (*PoP, error) {
+	s := p.site
+	if s == nil {
+		return nil, nil
+	}
+	out := &PoP{Node: s.cfg.Node}
+	s.mu.Lock()
+	out.Hits = s.hits
+	s.mu.Unlock()
+	members, err := s.cfg.Coord.Members(ctx)
+	out.Members = members
+	if st := s.store.Load(); st != nil {
+		out.Store, out.Away = st.ID(), s.cfg.Dir.Away()
+	} else if s.cfg.Open != nil {
+		out.Away = pop.ErrStoreAway
+	}
+	st := s.usable()
+	if st == nil {
+		return out, err
+	}
+	var lerr, serr, uerr error
+	out.Layers, lerr = st.Layers(ctx)
+	out.Total, out.Free, serr = st.Space(ctx)
+	keys := map[string]bool{}
+	for _, l := range out.Layers {
+		keys[l.DiffID.String()] = true
+	}
+	if len(keys) > 0 {
+		list := make([]string, 0, len(keys))
+		for k := range maps.Keys(keys) {
+			list = append(list, k)
+		}
+		out.Users, uerr = s.cfg.Coord.Users(ctx, list...)
+	}
+	return out, errors.Join(err, lerr, serr, uerr)
+}
