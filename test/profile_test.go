@@ -58,6 +58,11 @@ func TestProfilePackPush(t *testing.T) {
 			m := newMachine(t, reg)
 			m.config += "[pack]\nlearn = \"never\"\n"
 			m.start()
+			m.must("pull", img.Ref)
+			if r := m.dew("pack", "inspect", img.Ref); r.code != 4 || !strings.Contains(r.err, "the image has no startup pack; record one") {
+				t.Errorf("inspect of an image without a pack: %+v", r)
+			}
+			m.must("rmi", img.Ref)
 			if r := m.dew("pack", "inspect", img.Ref); r.code != 4 || !strings.Contains(r.err, "not here") {
 				t.Errorf("inspect of an image that is not here: %+v", r)
 			}
@@ -92,6 +97,18 @@ func TestProfilePackPush(t *testing.T) {
 				t.Errorf("another node started by %+v", rec.Way)
 			}
 			other.must("rm", "-f", "web")
+			var there node.Pack
+			other.json(&there, "pack", "inspect", img.Ref)
+			if there.From != node.FromRepository || there.Trust != "repository" || there.Pack != p.Pack.Pack || there.Files != p.Pack.Files || readOf(there.Largest, "app") == 0 {
+				t.Errorf("the published pack is shown as %+v", there)
+			}
+			strict := newMachine(t, reg)
+			strict.config += "[pack]\ntrust = \"pop\"\nlearn = \"never\"\n"
+			strict.start()
+			strict.must("pull", img.Ref)
+			if out := strict.must("pack", "inspect", img.Ref); !strings.Contains(out, "the image's repository") || !strings.Contains(out, "no: ") || !strings.Contains(out, "packs of registries are not used") {
+				t.Errorf("a pack that is not believed is shown as:\n%s", out)
+			}
 		})
 	}
 }

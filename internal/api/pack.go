@@ -122,7 +122,7 @@ func packOf(p node.Pack) *pb.Pack {
 		Parts: &pb.Pack_Parts{Header: p.Parts.Header, Tables: p.Parts.Tables, Chunks: p.Parts.Chunks,
 			Points: p.Parts.Points, Windows: p.Parts.Windows, Files: p.Parts.Files},
 		ImageSize: p.ImageSize, Start: p.Start, Share: p.Share, Runs: int32(p.Runs), Exercised: p.Exercised, Created: timeOf(p.Created),
-		Node: p.Node, Trust: p.Trust, Unlazy: p.Unlazy, Files: int32(p.Files), Largest: each(p.Largest, fileReadOf),
+		Node: p.Node, From: p.From, Trust: p.Trust, Unlazy: p.Unlazy, Files: int32(p.Files), Largest: each(p.Largest, fileReadOf),
 	}
 }
 
@@ -133,7 +133,7 @@ func packFrom(p *pb.Pack) node.Pack {
 		Parts: node.PackParts{Header: q.GetHeader(), Tables: q.GetTables(), Chunks: q.GetChunks(),
 			Points: q.GetPoints(), Windows: q.GetWindows(), Files: q.GetFiles()},
 		ImageSize: p.GetImageSize(), Start: p.GetStart(), Share: p.GetShare(), Runs: int(p.GetRuns()), Exercised: p.GetExercised(), Created: timeFrom(p.GetCreated()),
-		Node: p.GetNode(), Trust: p.GetTrust(), Unlazy: p.GetUnlazy(), Files: int(p.GetFiles()), Largest: reads(p.GetLargest()),
+		Node: p.GetNode(), From: p.GetFrom(), Trust: p.GetTrust(), Unlazy: p.GetUnlazy(), Files: int(p.GetFiles()), Largest: reads(p.GetLargest()),
 	}
 }
 

@@ -247,6 +247,7 @@ func (c *call) showPack(p node.Pack) error {
 	fmt.Fprintf(w, "%s\n", p.Image)
 	rows := [][]string{
 		{"learned from", how + ", " + p.Created.Local().Format(time.DateTime)},
+		{"from", map[string]string{node.FromNode: "this node, which has made it", node.FromRepository: "the image's repository"}[p.From]},
 		{"trust", p.Trust},
 		{"a start reads", fmt.Sprintf("%s of %d files, %s of %s", size(p.Needed), p.Files, percent(p.Needed, p.Total), size(p.Total))},
 		{"and waits for", fmt.Sprintf("%s, %s of the image's %s", size(p.Start), percent(p.Start, p.ImageSize), size(p.ImageSize))},

@@ -130,6 +130,11 @@ func (p *Puller) findPack(ctx context.Context, img *image.Image, o Options) (*pa
 	if p.policy(img) == TrustPoP {
 		return nil, errNoPack
 	}
+	return p.published(ctx, img, o)
+}
+
+// published looks for an image's pack in its repository.
+func (p *Puller) published(ctx context.Context, img *image.Image, o Options) (*packFile, error) {
 	ctx, cancel := context.WithTimeout(ctx, packLookup)
 	defer cancel()
 	list, err := p.cfg.Registry.Referrers(ctx, img.Ref, img.Desc.Digest, pack.MediaType, registry.ResolveOptions{PlainHTTP: o.PlainHTTP})

@@ -36,6 +36,7 @@ import (
 	"sync"
 	"time"
 
+	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
@@ -62,6 +63,11 @@ type Packs interface {
 	Absolve(manifest digest.Digest) error
 }
 
+// Published finds packs that registries have; fetch.Puller does.
+type Published interface {
+	Published(ctx context.Context, img *image.Image) (*fetch.Published, error)
+}
+
 // Registry publishes packs; registry.Client does.
 type Registry interface {
 	PushArtifact(ctx context.Context, ref image.Reference, a registry.Artifact, o registry.ResolveOptions) (ocispec.Descriptor, error)
@@ -74,6 +80,8 @@ type Config struct {
 	Layers   Layers
 	Packs    Packs
 	Registry Registry // for Push
+	// Published is for Inspect, of images that have no pack here; nil: they have none.
+	Published Published
 	// Images finds the images that have a layer; for Prepared.
 	Images func(diffID digest.Digest) []*image.Image
 	// Exec is the command line of a program that calls Child.

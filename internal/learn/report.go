@@ -1,6 +1,7 @@
 package learn
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"sort"
 
+	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
 	"dewpoint/internal/node"
 	"dewpoint/internal/pack"
@@ -106,9 +108,14 @@ func (f files) largest() []node.FileRead {
 	return out[:min(len(out), largest)]
 }
 
-// Inspect reads the pack that was made of an image here.
+// Inspect reads the pack of an image: the one that was made here or, without
+// that, the one that the image's repository has.
 func (l *Learner) Inspect(ctx context.Context, img *image.Image) (node.Pack, error) {
 	f, err := l.open(img)
+	var none *Error
+	if errors.As(err, &none) && l.cfg.Published != nil {
+		return l.inspectPublished(ctx, img, *none)
+	}
 	if err != nil {
 		return node.Pack{}, err
 	}
@@ -117,20 +124,77 @@ func (l *Learner) Inspect(ctx context.Context, img *image.Image) (node.Pack, err
 	if err != nil {
 		return node.Pack{}, fmt.Errorf("%s: %w", f.Name(), err)
 	}
+	out, err := inspect(ctx, img, h, f)
+	if err != nil {
+		return node.Pack{}, fmt.Errorf("%s: %w", f.Name(), err)
+	}
+	out.From, out.Trust = node.FromNode, fetch.TrustPoP
+	out.Pack, err = hashOf(f)
+	return out, err
+}
+
+// inspectPublished reads the beginning of the pack that an image's repository
+// has. If there is none it returns the error about what is here, and why.
+func (l *Learner) inspectPublished(ctx context.Context, img *image.Image, none Error) (node.Pack, error) {
+	p, err := l.cfg.Published.Published(ctx, img)
+	if err != nil {
+		none.text, none.err = none.text+"; nor is one to be had of its registry", err
+		return node.Pack{}, &none
+	}
+	r, err := p.Open(ctx)
+	if err != nil {
+		return node.Pack{}, err
+	}
+	defer r.Close()
+	var b bytes.Buffer
+	h, header, err := pack.ReadHeader(io.TeeReader(r, &b))
+	if err == nil {
+		err = readTables(&b, r, h)
+	}
+	var out node.Pack
+	if err == nil {
+		out, err = inspect(ctx, img, h, bytes.NewReader(b.Bytes()))
+	}
+	if err != nil {
+		return node.Pack{}, fmt.Errorf("the pack of %s in its registry: %w", img.Ref, err)
+	}
+	out.From, out.Pack = node.FromRepository, p.Digest.String()
+	if out.Trust, err = p.Trust(header); err != nil {
+		out.Trust = "no: " + err.Error()
+	}
+	return out, nil
+}
+
+// maxTables bounds what is read of a pack in a registry, in bytes.
+const maxTables = 32 << 20
+
+// readTables appends to b, which has the header, what r has up to the tables' end.
+func readTables(b *bytes.Buffer, r io.Reader, h *pack.Header) error {
+	var end int64
+	for _, t := range h.Layout().Tables {
+		end = max(end, t.Offset+t.Length)
+	}
+	n := max(end-int64(b.Len()), 0)
+	if n > maxTables {
+		return fmt.Errorf("tables of %d bytes: %w", n, pack.ErrInvalid)
+	}
+	_, err := io.CopyN(b, r, n)
+	return err
+}
+
+// inspect says what is in a pack, whose header and tables are in r.
+func inspect(ctx context.Context, img *image.Image, h *pack.Header, r io.ReaderAt) (node.Pack, error) {
 	if h.Image != img.Desc.Digest {
-		return node.Pack{}, fmt.Errorf("%s: it is the pack of %s: %w", f.Name(), h.Image, pack.ErrInvalid)
+		return node.Pack{}, fmt.Errorf("it is the pack of %s: %w", h.Image, pack.ErrInvalid)
 	}
 	out := describe(h)
-	out.Image, out.ImageSize, out.Trust = img.Ref.String(), img.Size(), "pop"
+	out.Image, out.ImageSize = img.Ref.String(), img.Size()
 	if out.ImageSize > 0 {
 		out.Share = float64(out.Start) / float64(out.ImageSize)
 	}
-	if out.Pack, err = hashOf(f); err != nil {
-		return node.Pack{}, err
-	}
-	read, err := contents(ctx, h, f)
+	read, err := contents(ctx, h, r)
 	if err != nil {
-		return node.Pack{}, fmt.Errorf("%s: %w", f.Name(), err)
+		return node.Pack{}, err
 	}
 	out.Files, out.Largest = len(read), read.largest()
 	return out, nil

@@ -48,11 +48,18 @@ type Pack struct {
 	Exercised bool       `json:"exercised"`
 	Created   time.Time  `json:"created"`
 	Node      string     `json:"node,omitempty"`   // where it was learned
-	Trust     string     `json:"trust"`            // why it is believed: pop; or what is the matter
+	From      string     `json:"from"`             // where it is: FromNode, FromRepository
+	Trust     string     `json:"trust"`            // why it is believed: pop, signed, repository; or "no: " and why it is not
 	Unlazy    []string   `json:"unlazy,omitempty"` // layers (diffIDs) that it does not start lazily
 	Files     int        `json:"files"`            // that it has something of
 	Largest   []FileRead `json:"largest"`          // files of which it has most
 }
+
+// Where a Pack is.
+const (
+	FromNode       = "node"       // made here
+	FromRepository = "repository" // published beside the image
+)
 
 // PackParts are the bytes that a pack's parts take.
 type PackParts struct {

@@ -84,7 +84,7 @@ func (n *Node) pack(image string, l *learned) node.Pack {
 	p := node.Pack{Image: image, Digest: img.Digest, Pack: img.Digest, Size: 60_000, Chunks: 1, Total: img.Disk, ImageSize: img.Size,
 		Parts: node.PackParts{Header: 500, Tables: 1500, Chunks: 29_000, Points: 1000, Windows: 20_000, Files: 8000},
 		Start: 31_000, Share: 31_000 / float64(img.Size), Runs: l.runs, Exercised: l.exercised, Created: time.Unix(1e9, 0).UTC(),
-		Node: "fake", Trust: "pop", Files: 1 + l.runs, Largest: reads(l.runs)}
+		Node: "fake", From: node.FromNode, Trust: "pop", Files: 1 + l.runs, Largest: reads(l.runs)}
 	for _, r := range p.Largest {
 		p.Needed += r.Read
 	}

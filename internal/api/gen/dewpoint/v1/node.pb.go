@@ -3696,6 +3696,7 @@ type Pack struct {
 	Unlazy        []string               `protobuf:"bytes,17,rep,name=unlazy,proto3" json:"unlazy,omitempty"` // layers (diffIDs) that it does not start lazily
 	Files         int32                  `protobuf:"varint,18,opt,name=files,proto3" json:"files,omitempty"`
 	Largest       []*FileRead            `protobuf:"bytes,19,rep,name=largest,proto3" json:"largest,omitempty"`
+	From          string                 `protobuf:"bytes,20,opt,name=from,proto3" json:"from,omitempty"` // node, repository
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3861,6 +3862,13 @@ func (x *Pack) GetLargest() []*FileRead {
 		return x.Largest
 	}
 	return nil
+}
+
+func (x *Pack) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
 }
 
 type ExecRequest_Start struct {
@@ -4355,7 +4363,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x12PackInspectRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\"<\n" +
 	"\x13PackInspectResponse\x12%\n" +
-	"\x04pack\x18\x01 \x01(\v2\x11.dewpoint.v1.PackR\x04pack\"\xa7\x05\n" +
+	"\x04pack\x18\x01 \x01(\v2\x11.dewpoint.v1.PackR\x04pack\"\xbb\x05\n" +
 	"\x04Pack\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
@@ -4377,7 +4385,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05trust\x18\x10 \x01(\tR\x05trust\x12\x16\n" +
 	"\x06unlazy\x18\x11 \x03(\tR\x06unlazy\x12\x14\n" +
 	"\x05files\x18\x12 \x01(\x05R\x05files\x12/\n" +
-	"\alargest\x18\x13 \x03(\v2\x15.dewpoint.v1.FileReadR\alargest\x1a\x97\x01\n" +
+	"\alargest\x18\x13 \x03(\v2\x15.dewpoint.v1.FileReadR\alargest\x12\x12\n" +
+	"\x04from\x18\x14 \x01(\tR\x04from\x1a\x97\x01\n" +
 	"\x05Parts\x12\x16\n" +
 	"\x06header\x18\x01 \x01(\x03R\x06header\x12\x16\n" +
 	"\x06tables\x18\x02 \x01(\x03R\x06tables\x12\x16\n" +
