@@ -5,12 +5,14 @@
 //	app cat PATH
 //	app sum PATH     the sha256 of a file, or why there is none
 //	app each PATH…   app sum for each, all at once
+//	app append PATH TEXT, app chmod PATH MODE, app rename PATH PATH
 //	app sleep TIME
 //	app exit STATUS
 package main
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -23,7 +25,7 @@ import (
 
 func main() {
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: app serve PORT | cat PATH | sum PATH | each PATH… | sleep TIME | exit STATUS")
+		fmt.Fprintln(os.Stderr, "usage: app serve PORT | cat PATH | sum PATH | each PATH… | append PATH TEXT | chmod PATH MODE | rename PATH PATH | sleep TIME | exit STATUS")
 		os.Exit(2)
 	}
 	switch arg := os.Args[2]; os.Args[1] {
@@ -39,6 +41,11 @@ func main() {
 		cat(os.Stdout, arg)
 	case "sum":
 		sum(os.Stdout, arg)
+	case "append", "chmod", "rename":
+		if err := change(os.Args[1], arg, os.Args[3]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	case "sleep":
 		d, _ := time.ParseDuration(arg)
 		time.Sleep(d)
@@ -65,6 +72,26 @@ func sum(w io.Writer, path string) {
 		return
 	}
 	fmt.Fprintf(w, "%x\n", sha256.Sum256(b))
+}
+
+// change changes a file of the container's.
+func change(how, path, to string) error {
+	switch how {
+	case "chmod":
+		mode, err := strconv.ParseUint(to, 8, 32)
+		if err != nil {
+			return err
+		}
+		return os.Chmod(path, os.FileMode(mode))
+	case "rename":
+		return os.Rename(path, to)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(to)
+	return errors.Join(err, f.Close())
 }
 
 // each runs one process for each path, and prints what they print in the
