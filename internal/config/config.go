@@ -28,6 +28,7 @@ type Config struct {
 	Pack       Pack                `toml:"pack"`
 	Lazy       Lazy                `toml:"lazy"`
 	Node       Node                `toml:"node"`
+	PoP        PoP                 `toml:"pop"`
 }
 
 // Registry is what is to be known of one registry.
@@ -114,6 +115,36 @@ type Node struct {
 	Mount string `toml:"mount"` // erofs, loop, tree; "" is found out
 }
 
+// PoP says what this node has in common with others. It is in one if Store or
+// Redis is given.
+type PoP struct {
+	Name    string `toml:"name"`     // of the PoP, the same on all its nodes; "" is "pop"
+	Node    string `toml:"node"`     // this node's name in it; "" is node.name
+	Store   string `toml:"store"`    // directory on the file system that the nodes share
+	Redis   string `toml:"redis"`    // redis://… or rediss://…; "" is a node by itself
+	RedisCA string `toml:"redis_ca"` // file: who signs the server's certificate, PEM
+	// Listen is the address where the other nodes ask this one; "" is not at all.
+	Listen    string `toml:"listen"`
+	Advertise string `toml:"advertise"` // as they reach it; "" is Listen
+	// Key is the file of the secret that lets nodes into the PoP ("dew pop key").
+	Key string `toml:"key"`
+	// CA, Cert and TLSKey are files, PEM, instead of Key.
+	CA     string `toml:"ca"`
+	Cert   string `toml:"cert"`
+	TLSKey string `toml:"tls_key"`
+
+	Capacity Size            `toml:"capacity"` // of the layers in the store; 0 is all of its file system
+	High     float64         `toml:"high"`     // share of it from which on layers are evicted; 0 is 0.95
+	Low      float64         `toml:"low"`      // share down to which; 0 is 0.05 less
+	Quota    map[string]Size `toml:"quota"`    // by the beginning of image references
+	Policy   string          `toml:"policy"`   // of evicting: lru, gdsf, s3fifo, sieve; "" is the best of the study
+	Lease    Duration        `toml:"lease"`    // a node that is silent for so long has let go of what it did; 0 is 15s
+	Grace    Duration        `toml:"grace"`    // what was evicted can come back for so long; 0 is 60s
+	Forget   Duration        `toml:"forget"`   // a silent node's containers are taken to be gone after so long; 0 is 24h
+	Verify   Duration        `toml:"verify"`   // time in which every layer of the store is read and compared once; 0 is 168h
+	Patience Duration        `toml:"patience"` // the store is away if it does not answer for so long; 0 is 5s
+}
+
 // Load reads the file at path. An empty path gives the defaults.
 func Load(path string) (Config, error) {
 	if path == "" {
@@ -176,7 +207,7 @@ func (c Config) validate() error {
 	if n := c.Engine.Namespace; strings.ContainsAny(n, "/ ") {
 		return fmt.Errorf("engine.namespace = %q: letters, digits and - . _", n)
 	}
-	if err := c.validateLazy(); err != nil {
+	if err := errors.Join(c.validateLazy(), c.PoP.validate()); err != nil {
 		return err
 	}
 	return c.validatePaths()
@@ -206,6 +237,24 @@ func (c Config) validateLazy() error {
 	return nil
 }
 
+func (p PoP) validate() error {
+	switch {
+	case p.Node != "" && strings.ContainsAny(p.Node, "/ ") || strings.HasPrefix(p.Node, "."):
+		return fmt.Errorf("pop.node = %q: letters, digits and - . _", p.Node)
+	case p.Redis == "" && (p.Listen != "" || p.RedisCA != ""):
+		return errors.New("pop.redis is missing: nodes find each other by it")
+	case p.Listen != "" && p.Key == "" && p.Cert == "":
+		return errors.New("pop.key is missing, the secret of the PoP that lets nodes ask each other: make it by \"dew pop key FILE\" and copy it to every node")
+	case p.Cert != "" && (p.CA == "" || p.TLSKey == "" || p.Key != ""):
+		return errors.New("pop.cert goes with pop.ca and pop.tls_key, instead of pop.key")
+	case p.High < 0 || p.High > 1 || p.Low < 0 || p.Low > p.High && p.Low > 0 && p.High > 0:
+		return fmt.Errorf("pop.high = %g, pop.low = %g: shares of the capacity, low below high", p.High, p.Low)
+	case p.Store != "" && !strings.HasPrefix(p.Store, "/"):
+		return fmt.Errorf("pop.store = %q: an absolute path", p.Store)
+	}
+	return nil
+}
+
 // validatePaths checks what is named and must be there.
 func (c Config) validatePaths() error {
 	if n := c.Engine.Subnet; n != "" {
@@ -213,7 +262,8 @@ func (c Config) validatePaths() error {
 			return fmt.Errorf("engine.subnet = %q: an IPv4 subnet of /28 or larger, such as 10.88.240.0/20", n)
 		}
 	}
-	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig, "engine.containerd": c.Engine.Containerd, "engine.cni": c.Engine.CNI, "pack.key": c.Pack.Key}
+	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig, "engine.containerd": c.Engine.Containerd, "engine.cni": c.Engine.CNI, "pack.key": c.Pack.Key,
+		"pop.key": c.PoP.Key, "pop.ca": c.PoP.CA, "pop.cert": c.PoP.Cert, "pop.tls_key": c.PoP.TLSKey, "pop.redis_ca": c.PoP.RedisCA}
 	for i, d := range c.Registries.HostsDirs {
 		paths[fmt.Sprintf("registries.hosts_dirs[%d]", i)] = d
 	}

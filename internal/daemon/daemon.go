@@ -67,6 +67,7 @@ type Daemon struct {
 	backends []mount.Finding
 	snaps    *snapshot.Snapshotter
 	engine   *engine.Engine
+	pop      *popParts // nil: this node is by itself
 	learner  *learn.Learner
 	deployer *deploy.Deployer
 	events   *events
@@ -180,8 +181,12 @@ func (d *Daemon) openRegistry(context.Context) error {
 	if err != nil {
 		return err
 	}
+	shared, err := d.joinPoP()
+	if err != nil {
+		return fmt.Errorf("pop: %w", err)
+	}
 	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog, Link: d.link,
-		Packs: packs, Lazy: d.lazyConfig(), Log: d.log})
+		Packs: packs, Lazy: d.lazyConfig(), PoP: shared, Log: d.log})
 	return nil
 }
 
@@ -210,6 +215,7 @@ func (d *Daemon) close() {
 	if d.snaps != nil {
 		d.snaps.Close()
 	}
+	d.leavePoP()
 	if d.registry != nil {
 		d.registry.Close()
 	}
@@ -246,6 +252,7 @@ func (d *Daemon) serve(ctx context.Context, started chan<- struct{}) error {
 		}
 		g.Go(func() error { return d.watchEngine(ctx) })
 		g.Go(func() error { return d.keepHouse(ctx) })
+		g.Go(func() error { return d.servePoP(ctx) })
 		close(started)
 		return api.Serve(ctx, l, api.NewHandler(d, api.Config{Classify: classify, Log: d.log}))
 	})

@@ -30,6 +30,8 @@ type PoPConfig struct {
 	// Peers asks other nodes; nil: they are not asked.
 	Peers   *peer.Client
 	Address string // host:port where this node is asked; "" if it is not
+	// Damaged is told of layers in the store that are not what was published. May be nil.
+	Damaged func(l *pop.Layer, why error)
 }
 
 // site is the PoP as a node sees it. It is safe for concurrent use.

@@ -19,17 +19,18 @@ type Stats struct {
 	Waited      time.Duration // for them, together
 	Failed      int64         // of them, those that did not come: I/O errors
 	Lies        int64         // layers of which a pack had wrong bytes
+	Damaged     int64         // layers of the PoP's store that were not what was published
 }
 
 type lazyStats struct {
-	starts, packBytes, demandBytes, wants, waited, failed, lies atomic.Int64
+	starts, packBytes, demandBytes, wants, waited, failed, lies, damaged atomic.Int64
 }
 
 // Stats returns the counters.
 func (p *Puller) Stats() Stats {
 	s := &p.stats
 	return Stats{Starts: s.starts.Load(), PackBytes: s.packBytes.Load(), DemandBytes: s.demandBytes.Load(), Wants: s.wants.Load(),
-		Waited: time.Duration(s.waited.Load()), Failed: s.failed.Load(), Lies: s.lies.Load()}
+		Waited: time.Duration(s.waited.Load()), Failed: s.failed.Load(), Lies: s.lies.Load(), Damaged: s.damaged.Load()}
 }
 
 // FailedReads are a layer's reads that ended with an I/O error, for what they

@@ -304,6 +304,12 @@ func (s *Store) Unuse(ctx context.Context, id digest.Digest) error {
 	return errors.Join(err, rerr)
 }
 
+// Record returns the record of a layer without marking it, or an error that
+// wraps ErrUnknown.
+func (s *Store) Record(ctx context.Context, id digest.Digest) (*Layer, error) {
+	return s.record(ctx, id)
+}
+
 // record reads layers/HEX.json.
 func (s *Store) record(ctx context.Context, id digest.Digest) (*Layer, error) {
 	if id.Validate() != nil || id.Algorithm() != digest.SHA256 {

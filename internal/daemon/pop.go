@@ -1,0 +1,132 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"time"
+
+	"dewpoint/internal/config"
+	"dewpoint/internal/evict"
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/peer"
+	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/local"
+	"dewpoint/internal/pop/redis"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// popParts is what a node in a PoP has beside the others.
+type popParts struct {
+	coord pop.Coordinator
+	peers *peer.Client // nil: nodes are not asked
+	auth  *peer.Auth
+}
+
+// joinPoP makes the parts that the configuration asks for. Neither Redis nor
+// the store need be there: the node works without until they are.
+func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
+	f := d.cfg.File.PoP
+	if f.Store == "" && f.Redis == "" {
+		return fetch.PoPConfig{}, nil
+	}
+	if f.Policy != "" && !evict.Known(f.Policy) {
+		return fetch.PoPConfig{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
+	}
+	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name)}
+	var err error
+	d.pop = &popParts{}
+	if d.pop.coord, err = d.coordinator(out.Node); err != nil {
+		return out, err
+	}
+	out.Coord = d.pop.coord
+	if d.pop.auth, err = popAuth(f); err != nil {
+		return out, err
+	}
+	if d.pop.auth != nil {
+		if d.pop.peers, err = peer.NewClient(peer.Config{Auth: d.pop.auth, Log: d.log}); err != nil {
+			return out, err
+		}
+		out.Peers, out.Address = d.pop.peers, cmp.Or(f.Advertise, f.Listen)
+	}
+	if f.Store != "" {
+		out.Dir = pop.NewDir(filepath.Clean(f.Store), time.Duration(f.Patience))
+		out.Open = func(ctx context.Context) (*pop.Store, error) { return pop.OpenStore(ctx, d.storeConfig(out)) }
+	}
+	return out, nil
+}
+
+func (d *Daemon) storeConfig(c fetch.PoPConfig) pop.StoreConfig {
+	f := d.cfg.File.PoP
+	quota := map[string]int64{}
+	for prefix, n := range f.Quota {
+		quota[prefix] = int64(n)
+	}
+	return pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Grace: time.Duration(f.Grace), Forget: time.Duration(f.Forget),
+		Capacity: int64(f.Capacity), High: f.High, Low: f.Low, Quota: quota, Policy: f.Policy, Log: d.log}
+}
+
+// coordinator is Redis, or, for one node, this process.
+func (d *Daemon) coordinator(node string) (pop.Coordinator, error) {
+	f := d.cfg.File.PoP
+	common := pop.Config{Node: node, TTL: time.Duration(f.Lease), Log: d.log}
+	if f.Redis == "" {
+		return local.New(common)
+	}
+	return redis.New(redis.Config{Config: common, URL: f.Redis, CA: f.RedisCA, PoP: cmp.Or(f.Name, "pop")})
+}
+
+func popAuth(f config.PoP) (*peer.Auth, error) {
+	switch {
+	case f.Key != "":
+		return peer.ReadKey(f.Key)
+	case f.Cert != "":
+		return peer.ReadCertificates(f.CA, f.Cert, f.TLSKey)
+	}
+	return nil, nil
+}
+
+// servePoP answers the other nodes and keeps up this node's part of the PoP.
+func (d *Daemon) servePoP(ctx context.Context) error {
+	if d.pop == nil {
+		return nil
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.puller.KeepPoP(ctx, d.inUse) })
+	if listen := d.cfg.File.PoP.Listen; listen != "" {
+		g.Go(func() error { return d.servePeers(ctx, listen) })
+	}
+	return g.Wait()
+}
+
+func (d *Daemon) servePeers(ctx context.Context, addr string) error {
+	s, err := peer.NewServer(peer.Config{Auth: d.pop.auth, Content: d.puller.Given(), Log: d.log})
+	if err != nil {
+		return err
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return fmt.Errorf("pop.listen: %w", err)
+	}
+	unhook := context.AfterFunc(ctx, func() { s.Close() })
+	defer unhook()
+	return s.Serve(l)
+}
+
+// leavePoP tells the other nodes that this one stops. What its containers use
+// stays marked in the store.
+func (d *Daemon) leavePoP() {
+	if d.pop == nil {
+		return
+	}
+	if d.pop.peers != nil {
+		d.pop.peers.Close()
+	}
+	if err := d.pop.coord.Close(); err != nil && !errors.Is(err, pop.ErrAway) {
+		d.log.Warn("leave the PoP", "err", err)
+	}
+}

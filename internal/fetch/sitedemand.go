@@ -1,0 +1,102 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+
+	"dewpoint/internal/layer"
+	"dewpoint/internal/pop"
+	"dewpoint/internal/presence"
+)
+
+// peerRange is what is asked of another node at least: its neighbours cost
+// nothing on a LAN.
+const peerRange = 256 << 10
+
+// bring brings absent bytes of a partial layer from within the PoP. It reports
+// whether it did; else they are to be fetched.
+func (s *site) bring(ctx context.Context, part *layer.Partial, from, to int64) bool {
+	err := s.bringStored(ctx, part, from, to)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		err = s.bringFromHolder(ctx, part, from, to)
+	}
+	if err == nil {
+		at, _ := part.Absent(from, to)
+		return at >= to
+	}
+	return false
+}
+
+// bringStored reads whole pieces that the store's record has sums of.
+func (s *site) bringStored(ctx context.Context, part *layer.Partial, from, to int64) error {
+	st := s.usable()
+	if st == nil {
+		return pop.ErrStoreAway
+	}
+	rec, err := st.Record(ctx, part.Layer.DiffID)
+	if err != nil {
+		return err
+	}
+	f, err := st.Open(ctx, rec)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for at := from / pop.SumBytes * pop.SumBytes; at < min(to, rec.Size); at += pop.SumBytes {
+		b := make([]byte, min(pop.SumBytes, rec.Size-at))
+		if n, err := f.ReadAt(b, at); n < len(b) {
+			return err
+		}
+		if k := at / pop.SumBytes * sha256.Size; sha256.Sum256(b) != [sha256.Size]byte(rec.Sums[k:k+sha256.Size]) {
+			s.damaged(ctx, st, rec, fmt.Errorf("at %d: %w", at, pop.ErrDamaged))
+			return pop.ErrDamaged
+		}
+		if err := s.p.putRoomy(part, at, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bringFromHolder asks the node that is fetching the layer: if it lacks the bytes
+// too, it fetches them, once for all.
+func (s *site) bringFromHolder(ctx context.Context, part *layer.Partial, from, to int64) error {
+	id := part.Layer.DiffID
+	if s.cfg.Peers == nil || s.leads(id) {
+		return pop.ErrUnknown
+	}
+	h, held, err := s.cfg.Coord.Holder(ctx, pop.LayerLease(id))
+	if err != nil {
+		return err
+	}
+	if !held || h.Holder.Address == "" || h.Holder.Node == s.cfg.Node {
+		return pop.ErrUnknown
+	}
+	from = from / peerRange * peerRange
+	to = min((to+peerRange-1)/peerRange*peerRange, part.Size)
+	r, err := s.cfg.Peers.Range(ctx, h.Holder.Address, id, from, to)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	b := make([]byte, to-from)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return err
+	}
+	return s.p.putRoomy(part, from-from%presence.Page, b)
+}
+
+// damaged takes a layer out of the store whose bytes are not what was published.
+func (s *site) damaged(ctx context.Context, st *pop.Store, rec *pop.Layer, why error) {
+	s.log.Error("a layer in the PoP's store is damaged: it is taken out and fetched anew", "layer", rec.DiffID, "file", s.cfg.Dir.Path(rec.Data()), "err", why)
+	if err := st.Quarantine(ctx, rec); err != nil {
+		s.log.Error("it could not be taken out", "layer", rec.DiffID, "err", err)
+	}
+	s.p.stats.damaged.Add(1)
+	if s.cfg.Damaged != nil {
+		s.cfg.Damaged(rec, why)
+	}
+}
