@@ -26,6 +26,9 @@
 //   - s3fifo: what was used again soon after it came. New objects pass through a small queue of a tenth of the bytes; most of them leave from
 //     there. A memory of keys that left ("ghosts") lets them in at once when they come back.
 //   - sieve: what was used at all since a hand passed by that sweeps from the oldest to the newest.
+//   - overdue: a combination of ours, and the default. As gdsf, but uses count by their logarithm; and what was in steady use and has
+//     stopped goes first. A layer that a new version of its image replaced was popular until yesterday: recency and frequency both
+//     keep it for long.
 package evict
 
 import (
@@ -70,8 +73,11 @@ type Policy interface {
 	Snapshot() ([]byte, error)
 }
 
+// Default is the policy that wins the study (docs/pop-study.md).
+const Default = "overdue"
+
 // Names lists the policies, the thesis's first.
-func Names() []string { return []string{"lru", "gdsf", "s3fifo", "sieve"} }
+func Names() []string { return []string{"lru", "gdsf", "s3fifo", "sieve", "overdue"} }
 
 // New returns the named policy for a cache of capacity bytes, empty or as snapshot left it. The capacity may
 // be another than it was; objects beyond it are the cache's to evict.
@@ -82,6 +88,8 @@ func New(name string, snapshot []byte, capacity int64) (Policy, error) {
 		p = newLRU()
 	case "gdsf":
 		p = newGDSF()
+	case "overdue":
+		p = newOverdue()
 	case "s3fifo":
 		p = newS3FIFO(capacity)
 	case "sieve":

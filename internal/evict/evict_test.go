@@ -311,6 +311,47 @@ func TestGDSFForgetsFameByEvicting(t *testing.T) {
 	}
 }
 
+func TestOverdueGoesBeforeWhatIsInUse(t *testing.T) {
+	p := must(t, "overdue", nil, 0)
+	p.Add(Object{Key: "rare", Size: 1})
+	for _, k := range []string{"replaced", "steady"} {
+		p.Add(Object{Key: k, Size: 1})
+	}
+	for range 30 {
+		p.Hit("replaced")
+		p.Hit("steady")
+	}
+	if got, _ := p.Victim(nil); got != "rare" {
+		t.Fatalf("while both are in use, %q goes", got)
+	}
+	for range 100 { // more than 20 gaps of 2
+		p.Hit("steady")
+	}
+	if got := drain(t, p); !slices.Equal(got, []string{"replaced", "rare", "steady"}) {
+		t.Fatal(got)
+	}
+}
+
+func TestOverdueAndLeasedStays(t *testing.T) {
+	p := must(t, "overdue", nil, 0)
+	for _, k := range []string{"a", "b"} {
+		p.Add(Object{Key: k, Size: 1})
+		for range 5 {
+			p.Hit(k)
+		}
+	}
+	for range 500 {
+		p.Add(Object{Key: "c", Size: 1})
+		p.Hit("c")
+	}
+	if got, ok := p.Victim(func(k string) bool { return k != "a" }); got != "b" || !ok {
+		t.Fatalf("with a in use, %q goes", got)
+	}
+	if got, _ := p.Victim(nil); got != "a" {
+		t.Fatalf("of two overdue objects %q goes, not the one that was due first", got)
+	}
+}
+
 func TestS3FIFOKeepsScansOut(t *testing.T) {
 	c := newCache(t, must(t, "s3fifo", nil, 100), 100)
 	for range 3 {

@@ -3,6 +3,7 @@ package evict
 import (
 	"cmp"
 	"container/heap"
+	"fmt"
 	"math"
 	"slices"
 )
@@ -15,11 +16,15 @@ const maxUses = 64
 // the value of the last victim, so what is used now is worth more than what was used as often before. All calls are
 // O(log n); Victim adds as much for each object that may refuses.
 type gdsf struct {
-	all   map[string]*entry
-	heap  byValue
-	clock float64
-	seq   uint64
-	named *entry // by the last Victim, unless it was used since
+	all     map[string]*entry
+	heap    byValue
+	clock   float64
+	seq     uint64 // uses of anything, ever
+	named   *entry // by the last Victim, unless it was used since
+	retired bool   // named is overdue: it says nothing of what the others are worth
+
+	retires bool // the policy is overdue
+	due     byDue
 }
 
 func newGDSF() *gdsf { return &gdsf{all: make(map[string]*entry)} }
@@ -32,7 +37,7 @@ func (p *gdsf) Add(o Object) {
 		heap.Fix(&p.heap, e.at)
 		return
 	}
-	e := &entry{}
+	e := &entry{dueAt: -1}
 	e.set(o)
 	p.all[o.Key] = e
 	p.use(e)
@@ -53,13 +58,20 @@ func (p *gdsf) Hit(key string) {
 
 func (p *gdsf) use(e *entry) {
 	p.seq++
+	if p.retires {
+		p.expect(e)
+	}
 	e.uses, e.seq = min(e.uses+1, maxUses), p.seq
 	e.value = p.clock + p.worth(e)
 }
 
 // worth is what the object saves for each byte that it takes.
 func (p *gdsf) worth(e *entry) float64 {
-	return float64(e.uses) * e.Cost / float64(max(e.Size, 1)) * sharing(e.Images)
+	uses := float64(e.uses)
+	if p.retires {
+		uses = 1 + math.Log2(uses)
+	}
+	return uses * e.Cost / float64(max(e.Size, 1)) * sharing(e.Images)
 }
 
 // sharing is the weight of being part of n images: each doubling counts once more. That it will be wanted by one that
@@ -72,14 +84,23 @@ func (p *gdsf) Remove(key string) {
 		return
 	}
 	if p.named == e {
-		p.clock, p.named = max(p.clock, e.value), nil
+		if p.named = nil; !p.retired {
+			p.clock = max(p.clock, e.value)
+		}
+	}
+	if e.dueAt >= 0 {
+		heap.Remove(&p.due, e.dueAt)
 	}
 	heap.Remove(&p.heap, e.at)
 	delete(p.all, key)
 }
 
 func (p *gdsf) Victim(may func(string) bool) (string, bool) {
-	p.named = nil
+	if p.named = p.overdue(may); p.named != nil {
+		p.retired = true
+		return p.named.Key, true
+	}
+	p.retired = false
 	var refused []*entry
 	for len(p.heap) > 0 {
 		e := p.heap[0]
@@ -100,21 +121,34 @@ func (p *gdsf) Victim(may func(string) bool) (string, bool) {
 
 func (p *gdsf) Snapshot() ([]byte, error) {
 	order := slices.SortedFunc(slices.Values(p.heap), func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) })
-	s := state{Clock: p.clock, Objects: make([]saved, len(order))}
+	s := state{Clock: p.clock, Now: p.seq, Objects: make([]saved, len(order))}
 	for i, e := range order {
-		s.Objects[i] = save(e)
+		o := save(e)
+		o.Last, o.Gap = e.seq, e.gap
+		s.Objects[i] = o
+	}
+	if p.retires {
+		return s.encode("overdue")
 	}
 	return s.encode("gdsf")
 }
 
 func (p *gdsf) restore(s *state) error {
-	p.clock = s.Clock
+	p.clock, p.seq = s.Clock, s.Now
+	last := uint64(0)
 	for _, o := range s.Objects {
+		if o.Last <= last || o.Last > s.Now {
+			return fmt.Errorf("%q was last used at %d, between %d and %d", o.Key, o.Last, last, s.Now)
+		}
 		e := o.entry()
-		p.seq++
-		e.seq, e.uses = p.seq, min(e.uses, maxUses)
+		e.seq, e.gap, e.dueAt = o.Last, o.Gap, -1
+		e.uses = min(max(e.uses, 1), maxUses)
+		last = e.seq
 		p.all[e.Key] = e
 		heap.Push(&p.heap, e)
+		if p.retires && e.uses >= patience {
+			heap.Push(&p.due, e)
+		}
 	}
 	return nil
 }

@@ -13,8 +13,10 @@ type entry struct {
 	in         *list
 	uses       uint32  // since it came, as the policy counts them
 	value      float64 // gdsf
-	seq        uint64  // gdsf: breaks ties, oldest use first
+	seq        uint64  // gdsf: its last use; no two are the same
 	at         int     // gdsf: place in the heap
+	gap        float64 // overdue: mean of the uses of anything between two of its own
+	dueAt      int     // overdue: place in that heap, or -1
 }
 
 // set replaces what is known of the object by o, made sensible.

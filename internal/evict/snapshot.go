@@ -19,6 +19,7 @@ type state struct {
 	Version int     `json:"version"`
 	Policy  string  `json:"policy"`
 	Clock   float64 `json:"clock,omitempty"` // gdsf: the inflation
+	Now     uint64  `json:"now,omitempty"`   // gdsf: uses of anything, ever
 	Hand    *string `json:"hand,omitempty"`  // sieve: the key it points at, if it is not at the oldest
 	Objects []saved `json:"objects"`
 	Ghosts  []saved `json:"ghosts,omitempty"` // s3fifo
@@ -31,6 +32,8 @@ type saved struct {
 	Images int     `json:"images,omitempty"`
 	Uses   uint32  `json:"uses,omitempty"`
 	Value  float64 `json:"value,omitempty"` // gdsf
+	Last   uint64  `json:"last,omitempty"`  // gdsf: the use of anything that was its last
+	Gap    float64 `json:"gap,omitempty"`   // overdue
 	Main   bool    `json:"main,omitempty"`  // s3fifo: it is in the main queue
 }
 
@@ -79,7 +82,7 @@ func (s *state) check() error {
 			return fmt.Errorf("%q is there twice", o.Key)
 		}
 		seen[o.Key] = true
-		if o.Size < 0 || o.Cost < 0 || o.Images < 0 || o.Value < 0 || o.Value > maxValue {
+		if o.Size < 0 || o.Cost < 0 || o.Images < 0 || o.Value < 0 || o.Value > maxValue || o.Gap < 0 || o.Gap > maxValue {
 			return fmt.Errorf("%q has a number out of range", o.Key)
 		}
 	}

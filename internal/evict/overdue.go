@@ -1,0 +1,84 @@
+package evict
+
+import "container/heap"
+
+// An object is overdue when overdueAfter times its mean gap has passed since its last use. Of an object in steady use one gap in
+// e^20 is so long. It takes patience uses to have a mean.
+const (
+	overdueAfter = 20
+	patience     = 3
+)
+
+// newOverdue is gdsf with two changes. Uses count by their logarithm, so that it is nearer to LRU; and what is overdue goes before all else, the
+// longest overdue first. Time is counted in uses of anything, so that nights and weekends do not pass.
+func newOverdue() *gdsf {
+	p := newGDSF()
+	p.retires = true
+	return p
+}
+
+// expect notes the gap that the use which is being counted ends, and when the object will be overdue.
+func (p *gdsf) expect(e *entry) {
+	if e.uses > 0 {
+		e.gap += (float64(p.seq-e.seq) - e.gap) / float64(e.uses)
+	}
+	if e.uses+1 < patience {
+		return
+	}
+	e.seq = p.seq
+	if e.dueAt < 0 {
+		heap.Push(&p.due, e)
+	} else {
+		heap.Fix(&p.due, e.dueAt)
+	}
+}
+
+func (e *entry) due() float64 { return float64(e.seq) + overdueAfter*e.gap }
+
+// overdue is the object that is overdue for longest of those that may accepts, or nil.
+func (p *gdsf) overdue(may func(string) bool) (found *entry) {
+	var refused []*entry
+	for found == nil && len(p.due) > 0 && p.due[0].due() < float64(p.seq) {
+		if e := p.due[0]; may == nil || may(e.Key) {
+			found = e
+		} else {
+			refused = append(refused, heap.Pop(&p.due).(*entry))
+		}
+	}
+	for _, e := range refused {
+		heap.Push(&p.due, e)
+	}
+	return found
+}
+
+// byDue is a heap with what was due first in front; among equals, the one unused for longest.
+type byDue []*entry
+
+func (h byDue) Len() int { return len(h) }
+
+func (h byDue) Less(i, j int) bool {
+	if a, b := h[i].due(), h[j].due(); a != b {
+		return a < b
+	}
+	return h[i].seq < h[j].seq
+}
+
+func (h byDue) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].dueAt, h[j].dueAt = i, j
+}
+
+func (h *byDue) Push(x any) {
+	e := x.(*entry)
+	e.dueAt = len(*h)
+	*h = append(*h, e)
+}
+
+func (h *byDue) Pop() any {
+	old := *h
+	e := old[len(old)-1]
+	e.dueAt = -1
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return e
+}
