@@ -154,7 +154,7 @@ type Event struct {
 	Token uint64 `json:"token,omitempty"`
 }
 
-// Board passes events to all nodes, the sender included.
+// Board passes events to all nodes, the sender included. One may come twice.
 type Board interface {
 	Publish(ctx context.Context, e Event) error
 	// Subscribe gives events in the order in which they were published, until ctx

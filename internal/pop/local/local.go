@@ -72,12 +72,18 @@ func (h *Hub) Join(cfg pop.Config) (*session.Session, error) {
 	if err != nil {
 		return nil, err
 	}
+	return session.New(cfg, h.Line(cfg)), nil
+}
+
+// Line is what a session of cfg.Node speaks to the hub by, for who puts something in
+// between. All fields of cfg are set (session.Defaults).
+func (h *Hub) Line(cfg pop.Config) session.Server {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.joined++
 	l := &line{hub: h, cfg: cfg, session: fmt.Sprintf("%s/%d", cfg.Node, h.joined)}
 	h.lines[l] = struct{}{}
-	h.mu.Unlock()
-	return session.New(cfg, l), nil
+	return l
 }
 
 // Forget makes the hub lose its memory.

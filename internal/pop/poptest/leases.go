@@ -166,7 +166,7 @@ func tokensGrow(t *testing.T, bed Bed) {
 func leasesSurvive(t *testing.T, bed Bed) {
 	a, b := bed.Join(t, "a"), bed.Join(t, "b")
 	l := acquire(t, a, "k", 0)
-	for _, forget := range []func(*testing.T){bed.Forget, bed.Restart} {
+	for _, forget := range []func(testing.TB){bed.Forget, bed.Restart} {
 		forget(t)
 		soon(t, "a holds the lease again", func() bool {
 			h, held, err := b.Holder(t.Context(), "k")

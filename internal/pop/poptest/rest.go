@@ -82,7 +82,7 @@ func changedWhileAway(t *testing.T, bed Bed) {
 func settled(t *testing.T, bed Bed) {
 	a, b := bed.Join(t, "a"), bed.Join(t, "b")
 	use(t, a, "x")
-	for _, forget := range []func(*testing.T){func(*testing.T) {}, bed.Forget, bed.Restart} {
+	for _, forget := range []func(testing.TB){func(testing.TB) {}, bed.Forget, bed.Restart} {
 		forget(t)
 		ok := false
 		soon(t, "the coordinator is back", func() (back bool) {
@@ -150,12 +150,22 @@ func eventsAfterDisconnect(t *testing.T, bed Bed) {
 	ch, cancel := subscribe(t, b)
 	defer cancel()
 	until(t, ch, pop.Resync)
+	// What is published after the last Resync comes.
 	heard := func(what string) {
 		t.Helper()
-		until(t, ch, pop.Resync)
-		soon(t, what, func() bool { return a.Publish(t.Context(), pop.Event{Kind: pop.Evicted}) == nil })
-		until(t, ch, pop.Evicted)
+		for resync := false; ; {
+			e := next(t, ch)
+			if resync && e.Key == what {
+				return
+			}
+			if e.Kind == pop.Resync {
+				resync = true
+				soon(t, what, func() bool { return a.Publish(t.Context(), pop.Event{Kind: pop.Evicted, Key: what}) == nil })
+			}
+		}
 	}
+	acquire(t, b, "settle down", 0) // so that the epoch is known: a new one is a Resync
+	drain(ch)
 	bed.Disconnect(t)
 	heard("publish after a disconnect")
 	bed.Forget(t)

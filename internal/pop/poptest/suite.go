@@ -14,17 +14,17 @@ import (
 // A Bed is the coordinator of one PoP, and the means to hurt it.
 type Bed interface {
 	// Join is a new session of the node, with the bed's TTL. The test closes it, or the bed does in the end.
-	Join(t *testing.T, node string) pop.Coordinator
+	Join(t testing.TB, node string) pop.Coordinator
 	// Cut keeps the node from reaching the coordinator, or lets it again.
-	Cut(t *testing.T, node string, cut bool)
+	Cut(t testing.TB, node string, cut bool)
 	// Disconnect breaks all connections once.
-	Disconnect(t *testing.T)
+	Disconnect(t testing.TB)
 	// Forget makes the coordinator lose its memory while it runs.
-	Forget(t *testing.T)
+	Forget(t testing.TB)
 	// Restart ends it without warning, and starts it empty.
-	Restart(t *testing.T)
+	Restart(t testing.TB)
 	// Pause makes it answer nobody, or lets it go on.
-	Pause(t *testing.T, pause bool)
+	Pause(t testing.TB, pause bool)
 }
 
 // TTL is a lease period that makes tests short.

@@ -57,9 +57,11 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"dewpoint/internal/pop"
@@ -92,6 +94,7 @@ func New(cfg Config) (*session.Session, error) {
 	if err != nil {
 		return nil, err
 	}
+	quiet()
 	s := newServer(common, "dewpoint:{"+cfg.PoP+"}:")
 	opt.OnConnect = s.greet
 	opt.DialTimeout = common.Timeout
@@ -99,6 +102,10 @@ func New(cfg Config) (*session.Session, error) {
 	s.rdb = redis.NewClient(opt)
 	return session.New(common, s), nil
 }
+
+// quiet turns off the client's own log, which is one for the process: what it says
+// comes as errors, too.
+var quiet = sync.OnceFunc(logging.Disable)
 
 func options(cfg Config) (*redis.Options, error) {
 	opt, err := redis.ParseURL(cfg.URL)

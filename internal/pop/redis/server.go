@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/redis/go-redis/v9"
 
@@ -64,10 +66,14 @@ func (s *server) eval(ctx context.Context, c redis.Scripter, script *redis.Scrip
 	return v, sentinel(err)
 }
 
-// sentinel finds out which of the scripts' own errors err is.
+// sentinel finds out which of the session's or the scripts' own errors err is.
 func sentinel(err error) error {
 	var said redis.Error
-	if !errors.As(err, &said) {
+	switch {
+	case errors.As(err, &said):
+	case errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE):
+		return fmt.Errorf("%w: %w", session.ErrBroken, err)
+	default:
 		return err
 	}
 	code, _, _ := strings.Cut(strings.TrimPrefix(said.Error(), "ERR "), " ")

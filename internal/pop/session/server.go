@@ -12,6 +12,7 @@ import (
 var (
 	ErrEpoch   = errors.New("the coordinator has begun a new epoch")
 	ErrUnknown = errors.New("the coordinator does not know this session")
+	ErrBroken  = errors.New("the connection broke") // the step may have happened; it is tried again
 )
 
 // MaxToken is the greatest token: all whole numbers until it are exact in Lua.

@@ -124,7 +124,7 @@ func (s *Session) Close() error {
 	return s.server.Close()
 }
 
-// do runs a step in the current epoch, again if there is a new one.
+// do runs a step in the current epoch, again if there is a new one or the connection broke.
 func (s *Session) do(ctx context.Context, what string, step func(ctx context.Context, epoch string) error) error {
 	if s.isClosed() {
 		return fmt.Errorf("%s: %w: closed", what, pop.ErrAway)
@@ -135,17 +135,20 @@ func (s *Session) do(ctx context.Context, what string, step func(ctx context.Con
 }
 
 func (s *Session) inEpoch(ctx context.Context, step func(ctx context.Context, epoch string) error) error {
-	for range 3 {
-		epoch, err := s.current(ctx)
-		if err != nil {
+	var err error
+	for range 8 { // some for connections of the pool that broke together
+		var epoch string
+		if epoch, err = s.current(ctx); err == nil {
+			err = step(ctx, epoch)
+		}
+		switch {
+		case errors.Is(err, ErrEpoch):
+			s.outdated(epoch)
+		case !errors.Is(err, ErrBroken):
 			return err
 		}
-		if err = step(ctx, epoch); !errors.Is(err, ErrEpoch) {
-			return err
-		}
-		s.outdated(epoch)
 	}
-	return ErrEpoch
+	return err
 }
 
 // explain makes the error of a step the caller's: its own context's, one that the
