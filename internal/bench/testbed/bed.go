@@ -197,6 +197,11 @@ func Enter(ctx context.Context, ns, name string, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + ns, name}, args...)...)
 }
 
+// EnterProcess is a command in the network and mount namespaces of a process.
+func EnterProcess(ctx context.Context, pid int, name string, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "nsenter", append([]string{"--target=" + strconv.Itoa(pid), "--net", "--mount", name}, args...)...)
+}
+
 // Dial connects from the node.
 func (b *Bed) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return Within(b.node, func() (net.Conn, error) {

@@ -152,7 +152,14 @@ func (g *Group) Kill() error {
 	if g.main != nil {
 		<-g.done
 	}
-	return nil
+	// Linux 6.18 ends at once whatever is started in a group that was killed once: a new one takes its place.
+	g.dir.Close()
+	err := errors.Join(removeGroup(g.path), os.Mkdir(g.path, 0o755))
+	if err != nil {
+		return err
+	}
+	g.dir, err = os.Open(g.path)
+	return err
 }
 
 // Freeze stops all that is in the group in its tracks, or lets it go on.

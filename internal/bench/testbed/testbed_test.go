@@ -136,6 +136,39 @@ func TestGroupCountsAndEndsWhatItsProgramsStart(t *testing.T) {
 	}
 }
 
+func TestGroupIsKilledFrozenAndUsedAgain(t *testing.T) {
+	g, err := NewGroup("again")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	for range 2 {
+		if err := g.Start(exec.CommandContext(t.Context(), "sleep", "300")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Millisecond)
+		if pids := g.Processes("sleep"); len(pids) != 1 {
+			t.Fatalf("the group has %v, want one sleep", pids)
+		}
+		if err := g.Freeze(true); err != nil {
+			t.Error(err)
+		}
+		if err := g.Kill(); err != nil {
+			t.Error(err)
+		}
+		if pids := g.Processes(""); len(pids) > 0 {
+			t.Errorf("processes %v were killed and are there", pids)
+		}
+	}
+	if err := g.Start(exec.CommandContext(t.Context(), "sleep", "300")); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Stop(t.Context(), unix.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	<-g.Ended()
+}
+
 func TestRunFailsWithTheOutput(t *testing.T) {
 	g, err := NewGroup("fails")
 	if err != nil {
