@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -304,6 +305,10 @@ func TestRefusalIsNotLost(t *testing.T) {
 	for range 50 {
 		wants(t, askOnce(t, expired, addr, digest.FromString("x")), ErrRefused)
 	}
+	// The slower way for certain: all that the client saw is that it could not write.
+	lost := &net.OpError{Op: "write", Err: syscall.EPIPE}
+	wants(t, client(t, Config{Auth: expired}).unanswered(t.Context(), addr, lost), ErrRefused)
+	wants(t, client(t, Config{Auth: ca.auth(nil), Connect: 100 * time.Millisecond}).unanswered(t.Context(), addr, lost), ErrAway)
 }
 
 func TestRenewedCertificateCounts(t *testing.T) {

@@ -88,11 +88,8 @@ func (f *following) ended(err error) error {
 	}
 	more, end := f.from.res.Trailer.Get(trailerMore), f.from.res.Trailer.Get(trailerEnd)
 	f.drop()
-	switch {
-	case more == "1" && end == "":
+	if more == "1" && end == "" {
 		return nil
-	case more == "" && end == "":
-		return fmt.Errorf("%s: %w: %w", f.op(), ErrProtocol, io.ErrUnexpectedEOF)
 	}
 	size, err := parseNumber(end)
 	if err != nil || size != f.pos || f.size >= 0 && size != f.size {

@@ -97,6 +97,7 @@ func TestNonsense(t *testing.T) {
 		{"follow", followHead("10") + "5\r\n12345\r\n0\r\n\r\n", io.ErrUnexpectedEOF},
 		{"follow", followHead("10") + "5\r\n12345\r\n0\r\nDewpoint-More: 1\r\nDewpoint-End: 9\r\n\r\n", ErrProtocol},
 		{"follow", followHead("10") + "5\r\n12345\r\n", io.ErrUnexpectedEOF},
+		{"follow", followHead("10") + strings.Repeat("a\r\n1234567890\r\n", 100), ErrProtocol},
 		{"follow", followHead("4") + "0\r\n\r\n", ErrProtocol},
 		{"follow", followHead("-2") + "0\r\n\r\n", ErrProtocol},
 		{"follow", followHead(fmt.Sprint(MaxLayer+1)) + "0\r\n\r\n", ErrProtocol},
