@@ -1,6 +1,7 @@
 package local
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -139,6 +140,68 @@ func TestLostBeforeItIsFree(t *testing.T) {
 		time.Sleep(15*time.Second - time.Since(start))
 		if _, err := b.Acquire(t.Context(), "k", 0); err != nil {
 			t.Errorf("after a lease period: %v", err)
+		}
+	})
+}
+
+func TestServer(t *testing.T) {
+	poptest.RunServer(t, NewHub().Line(pop.Config{Node: "a", TTL: time.Hour}))
+}
+
+// The server took the session for dead while events came all the time.
+func TestTakenForDead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hub := NewHub()
+		var dead atomic.Bool
+		a := join(t, hub, func(op, _ string) poptest.Fault {
+			if op == "beat" && dead.Load() {
+				return poptest.Silent
+			}
+			return poptest.None
+		})
+		b, err := hub.Join(pop.Config{Node: "b"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		defer b.Close()
+		if err := a.Use(t.Context(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ch, err := a.Subscribe(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e := <-ch; e.Kind != pop.Resync {
+			t.Errorf("first %+v", e)
+		}
+		users := func() int {
+			users, err := b.Users(t.Context(), "x")
+			if err != nil {
+				t.Error(err)
+			}
+			return len(users)
+		}
+		time.Sleep(time.Minute)
+		select {
+		case e := <-ch:
+			t.Errorf("%+v, though nothing happened", e)
+		default:
+		}
+		dead.Store(true)
+		time.Sleep(16 * time.Second)
+		if users() != 0 {
+			t.Error("the references of a dead node are there after a lease period")
+		}
+		dead.Store(false)
+		if e := <-ch; e.Kind != pop.Resync {
+			t.Errorf("then %+v", e)
+		}
+		time.Sleep(time.Second)
+		if users() != 1 {
+			t.Error("the references are not back")
 		}
 	})
 }

@@ -36,6 +36,9 @@
 // begins it has seen; if that is not the time, the clock went back, and there is
 // room for tokens that the node has not seen.
 //
+// Redis must not evict keys by itself: maxmemory-policy is noeviction, its default, or
+// one of volatile-*. Touches take at most some 20 MB, all else little.
+//
 // # Rights
 //
 // The URL's user needs no more than

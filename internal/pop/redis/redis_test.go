@@ -9,13 +9,29 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/poptest"
+	"dewpoint/internal/pop/session"
 )
 
 // Through TLS and as a user with the documented rights only.
 func TestContract(t *testing.T) {
 	poptest.Run(t, func(t *testing.T) poptest.Bed { return newBed(t, true) })
+}
+
+func TestServer(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, false)
+	cfg, err := session.Defaults(pop.Config{Node: "a", TTL: time.Hour, Timeout: 10 * time.Second})
+	must(t, err)
+	opt, err := options(Config{URL: "redis://127.0.0.1:" + b.port})
+	must(t, err)
+	s := newServer(cfg, "dewpoint:{server}:")
+	s.rdb = redis.NewClient(opt)
+	defer s.Close()
+	poptest.RunServer(t, s)
 }
 
 // eventually repeats what may find the server away.
