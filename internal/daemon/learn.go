@@ -13,6 +13,7 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/learn"
 	"dewpoint/internal/node"
+	"dewpoint/internal/pack"
 	"dewpoint/internal/profile"
 
 	"github.com/opencontainers/go-digest"
@@ -27,8 +28,15 @@ func (d *Daemon) openLearner(context.Context) error {
 	p := d.cfg.File.Pack
 	d.learner = learn.New(learn.Config{Mounts: d.snaps, Layers: d.layers, Packs: d.puller, Registry: d.registry, Published: d.puller, Images: d.catalog.WithLayer,
 		Exec: []string{exe, PackBuilder}, Dir: d.recordings(), Node: d.name,
-		Never: p.Learn == "never", After: time.Duration(p.After), Log: d.log})
+		Never: p.Learn == "never", After: time.Duration(p.After), Built: d.packBuilt, Log: d.log})
 	return nil
+}
+
+// packBuilt shares a pack with the PoP.
+func (d *Daemon) packBuilt(img *image.Image, _ pack.Stats, err error) {
+	if err == nil {
+		d.puller.SharePack(img.Desc.Digest)
+	}
 }
 
 // PackBuilder is dewd's first argument in the process that builds a pack.

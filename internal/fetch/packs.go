@@ -124,6 +124,14 @@ func (p *Puller) findPack(ctx context.Context, img *image.Image, o Options) (*pa
 	if why := p.quarantined(img.Desc.Digest); why != "" {
 		return nil, fmt.Errorf("its startup pack is quarantined: %s", why)
 	}
+	if p.site != nil && p.localPack(img.Desc.Digest) == nil {
+		bctx, cancel := context.WithTimeout(ctx, sitePatience)
+		err := p.site.bringPack(bctx, img.Desc.Digest)
+		cancel()
+		if err != nil {
+			p.cfg.Log.Warn("a startup pack of the PoP's store cannot be used", "image", img.Ref, "err", err)
+		}
+	}
 	if f := p.localPack(img.Desc.Digest); f != nil {
 		return f, nil
 	}
@@ -143,6 +151,9 @@ func (p *Puller) published(ctx context.Context, img *image.Image, o Options) (*p
 	}
 	if best := p.choose(img, list); best != nil {
 		if f := p.remotePack(img, *best, o); f != nil {
+			if p.site != nil {
+				f = p.site.once(img, f)
+			}
 			return f, nil
 		}
 	}

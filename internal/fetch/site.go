@@ -45,6 +45,7 @@ type site struct {
 	changed chan struct{} // closed, and replaced, when waiting may be over
 	leading map[digest.Digest]pop.Lease
 	locks   map[digest.Digest]*sync.Mutex // held while a layer is attached or let go of
+	relays  map[digest.Digest]*packRelay  // by manifest
 	hits    pop.Hits
 	said    map[string]bool // what this node was last said to have
 	lastErr string          // why the store could not be opened
@@ -52,7 +53,7 @@ type site struct {
 
 func newSite(p *Puller, cfg PoPConfig) *site {
 	return &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
-		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}}
+		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, relays: map[digest.Digest]*packRelay{}}
 }
 
 const (
@@ -127,6 +128,11 @@ func (s *site) attach(ctx context.Context, img *image.Image) {
 	if st == nil {
 		return
 	}
+	s.p.work.Go(func() { // where it is needed at once, findPack waits for it
+		if err := s.bringPack(s.p.life, img.Desc.Digest); err != nil {
+			s.log.Warn("a startup pack of the PoP's store cannot be used", "image", img.Ref, "err", err)
+		}
+	})
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	var used []*pop.Layer

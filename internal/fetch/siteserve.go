@@ -145,9 +145,12 @@ func (g *Given) Table(_ context.Context, id digest.Digest) ([]byte, error) {
 }
 
 // Pack implements peer.Content.
-func (g *Given) Pack(_ context.Context, manifest digest.Digest) (io.ReadCloser, error) {
+func (g *Given) Pack(ctx context.Context, manifest digest.Digest) (io.ReadCloser, error) {
 	if g.p.cfg.Packs.Dir == "" || g.p.quarantined(manifest) != "" {
 		return nil, fmt.Errorf("a pack of %s: %w", manifest, peer.ErrUnknown)
+	}
+	if r := g.p.site.pack(ctx, manifest); r != nil {
+		return r, nil
 	}
 	f, err := os.Open(g.p.PackPath(manifest))
 	if errors.Is(err, os.ErrNotExist) {

@@ -64,14 +64,15 @@ func (s *Store) Attach(e *Elsewhere) (*Layer, error) {
 	}
 	l, err := s.attach(s.dir(e.DiffID), e)
 	if err == nil {
-		err = l.settle()
+		err = l.declare()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("attach layer %s: %w", e.DiffID, err)
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.layers[e.DiffID] = l
+	s.mu.Unlock()
+	s.completeLater(l)
 	return l, nil
 }
 
