@@ -22,7 +22,7 @@ var (
 	errAsk   = errors.New("not a request of this protocol")
 )
 
-// bufferSize is what is read from Content at a time. With less there are more system calls, with more it falls out of the processor's caches.
+// bufferSize is what is read from Content at a time; one of them is held for each request under way.
 const bufferSize = 128 << 10
 
 var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
