@@ -70,3 +70,37 @@ func removeStaleDirs(log *slog.Logger) {
 		}
 	}
 }
+
+// Leftovers lists what the machine has of the bed: mounts, namespaces, loop
+// devices, processes, cgroups and files. After Close it is empty.
+func (b *Bed) Leftovers() []string {
+	left, err := mountsBelow(b.cfg.Dir)
+	if err != nil {
+		left = append(left, err.Error())
+	}
+	patterns := []string{"/run/netns/" + b.name + "-*", b.cfg.Dir}
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		patterns = append(patterns, fmt.Sprintf("%s/dewpoint-%d-%s-*", root, os.Getpid(), b.name))
+		for i := range maxNodes {
+			patterns = append(patterns, root+"/"+parentCgroup(filepath.Join(b.cfg.Dir, fmt.Sprintf("n%d", i+1), "s")))
+		}
+	}
+	for _, p := range patterns {
+		at, _ := filepath.Glob(p)
+		left = append(left, at...)
+	}
+	return append(left, saying(b.cfg.Dir, "/sys/block/loop*/loop/backing_file", "/proc/[0-9]*/cmdline")...)
+}
+
+// saying are the files that name a directory, with what they say.
+func saying(dir string, patterns ...string) (found []string) {
+	for _, p := range patterns {
+		files, _ := filepath.Glob(p)
+		for _, f := range files {
+			if raw, _ := os.ReadFile(f); strings.Contains(string(raw), dir+"/") {
+				found = append(found, f+": "+strings.ReplaceAll(string(raw), "\x00", " "))
+			}
+		}
+	}
+	return found
+}

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -40,8 +39,8 @@ func newBed(t testing.TB, cfg Config) *Bed {
 		if err := b.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
-		for what, left := range leftovers(b) {
-			t.Errorf("left are %s: %v", what, left)
+		if left := b.Leftovers(); len(left) > 0 {
+			t.Errorf("left: %q", left)
 		}
 	})
 	return b
@@ -56,34 +55,6 @@ func tellLogs(t testing.TB, dir string) {
 			t.Logf("%s:\n%s", path, raw[max(0, len(raw)-1500):])
 		}
 	}
-}
-
-// leftovers is what a bed has left on the machine, by what it is.
-func leftovers(b *Bed) map[string][]string {
-	left := map[string][]string{}
-	look := func(what, in, part string, command ...string) {
-		raw, _ := os.ReadFile(in)
-		if len(command) > 0 {
-			raw, _ = exec.Command(command[0], command[1:]...).Output()
-		}
-		for line := range strings.Lines(string(raw)) {
-			if strings.Contains(line, part) {
-				left[what] = append(left[what], strings.TrimSpace(line))
-			}
-		}
-	}
-	look("mounts", "/proc/self/mountinfo", b.cfg.Dir)
-	look("namespaces", "", b.name+"-", "ls", "/run/netns")
-	look("loop devices", "", b.cfg.Dir, "losetup", "-a")
-	look("processes", "", b.cfg.Dir, "ps", "axww", "-o", "pid,args")
-	look("links", "", b.name, "ip", "link")
-	look("directories", "", b.name, "ls", "/var/tmp")
-	groups, _ := filepath.Glob("/sys/fs/cgroup/*/dewpoint-*-" + b.name + "-*")
-	more, _ := filepath.Glob("/sys/fs/cgroup/dewpoint-*-" + b.name + "-*")
-	if groups = append(groups, more...); len(groups) > 0 {
-		left["cgroups"] = groups
-	}
-	return left
 }
 
 func (b *Bed) write(t testing.TB, i int, name, text string) {
@@ -257,8 +228,11 @@ func TestTwoBedsBesideEachOther(t *testing.T) {
 	if err := one.Close(); err != nil {
 		t.Error(err)
 	}
-	for what, left := range leftovers(one) {
-		t.Errorf("left are %s: %v", what, left)
+	if left := one.Leftovers(); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+	if left := two.Leftovers(); len(left) < 10 {
+		t.Errorf("a bed is made of no more than %q", left)
 	}
 	two.reads(t, 1, "f", "two")
 	if err := two.pingRedis(t.Context()); err != nil {
@@ -286,7 +260,7 @@ func TestWhatIsGivenUpLeavesNothing(t *testing.T) {
 	}
 	gone := &Bed{name: fmt.Sprintf("dwp%dp%d", os.Getpid(), before+1)}
 	gone.cfg.Dir = filepath.Join("/var/tmp", gone.name)
-	for what, left := range leftovers(gone) {
-		t.Errorf("left are %s: %v", what, left)
+	if left := gone.Leftovers(); len(left) > 0 {
+		t.Errorf("left: %q", left)
 	}
 }

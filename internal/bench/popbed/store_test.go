@@ -27,6 +27,10 @@ func TestStores(t *testing.T) {
 			}
 			t.Logf("servers: %d MiB, a client: %d MiB", servers>>20, b.Nodes[2].StoreClient().Resident()>>20)
 			t.Run("shared", func(t *testing.T) { testShared(t, b) })
+			t.Run("mounts", func(t *testing.T) { testMounts(t, b) })
+			if kind == Gluster {
+				t.Run("hashes", func(t *testing.T) { testHashes(t, b) })
+			}
 			t.Run("away", func(t *testing.T) { testAway(t, b) })
 			t.Run("full", func(t *testing.T) { testFull(t, b) })
 			t.Run("flipped", func(t *testing.T) { testFlipped(t, b) })
