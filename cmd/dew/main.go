@@ -7,6 +7,7 @@ import (
 
 	"dewpoint/internal/bench"
 	"dewpoint/internal/cli"
+	"dewpoint/internal/simulate"
 )
 
 var version = "unknown" // set by the linker
@@ -17,6 +18,7 @@ func main() {
 		Stdin:   os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 		Extra: []cli.Extra{
 			{Name: "bench", Summary: "measure, and compare with other engines", Run: bench.Main},
+			{Name: "simulate", Summary: "replay registry traces against cache policies", Run: simulate.Main},
 		},
 	}))
 }
