@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -61,9 +62,9 @@ func (d *Daemon) collect(ctx context.Context) {
 }
 
 // excess is how many bytes the layers' store takes beyond the cache's bound,
-// or lacks of the share of the disk that is to stay free; 0 or less is none.
+// or lacks of the share of the disk that is to stay free; below 0 is what is left.
 func (d *Daemon) excess() int64 {
-	var want int64
+	want := int64(math.MinInt64)
 	if most := int64(d.cfg.File.Cache.MaxBytes); most > 0 {
 		want = diskUse(filepath.Join(d.cfg.Root, "layers")) - most
 	}

@@ -55,6 +55,7 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 	}
 	if f.Store != "" {
 		out.Dir = pop.NewDir(filepath.Clean(f.Store), time.Duration(f.Patience))
+		out.Room = d.copyRoom
 		out.Open = func(ctx context.Context) (*pop.Store, error) { return pop.OpenStore(ctx, d.storeConfig(out)) }
 	}
 	return out, nil
@@ -69,6 +70,9 @@ func (d *Daemon) storeConfig(c fetch.PoPConfig) pop.StoreConfig {
 	return pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Grace: time.Duration(f.Grace), Forget: time.Duration(f.Forget),
 		Capacity: int64(f.Capacity), High: f.High, Low: f.Low, Quota: quota, Policy: f.Policy, Log: d.log}
 }
+
+// copyRoom reports whether a copy of a layer of the store fits into the cache.
+func (d *Daemon) copyRoom(bytes int64) bool { return d.excess()+bytes <= 0 }
 
 // coordinator is Redis, or, for one node, this process.
 func (d *Daemon) coordinator(node string) (pop.Coordinator, error) {

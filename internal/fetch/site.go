@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,8 +31,16 @@ type PoPConfig struct {
 	// Peers asks other nodes; nil: they are not asked.
 	Peers   *peer.Client
 	Address string // host:port where this node is asked; "" if it is not
+	// Room reports whether the node's cache has room for a copy of so many bytes.
+	// nil: none are made.
+	Room func(bytes int64) bool
 	// Damaged is told of layers in the store that are not what was published. May be nil.
-	Damaged func(l *pop.Layer, why error)
+	Damaged func(id digest.Digest, why error)
+	// Replaced is told of damaged layers that are in the store again. May be nil.
+	Replaced func(id digest.Digest)
+	// Verify is the time in which every layer of the store is read and compared
+	// once, in the background. 0 does not.
+	Verify time.Duration
 }
 
 // site is the PoP as a node sees it. It is safe for concurrent use.
@@ -47,13 +56,15 @@ type site struct {
 	locks   map[digest.Digest]*sync.Mutex // held while a layer is attached or let go of
 	relays  map[digest.Digest]*packRelay  // by manifest
 	hits    pop.Hits
-	said    map[string]bool // what this node was last said to have
-	lastErr string          // why the store could not be opened
+	said    map[string]bool       // what this node was last said to have
+	uses    map[digest.Digest]int // deployments of layers of the store, here
+	copying sync.Mutex            // held while a layer is copied
+	lastErr string                // why the store could not be opened
 }
 
 func newSite(p *Puller, cfg PoPConfig) *site {
 	return &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
-		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, relays: map[digest.Digest]*packRelay{}}
+		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, relays: map[digest.Digest]*packRelay{}}
 }
 
 const (
@@ -119,14 +130,14 @@ func (s *site) rest(ctx context.Context, d time.Duration) error {
 }
 
 // attach makes those layers of img known that the store has, before anything is
-// decided about the others. Layers of a store that is away are let go of.
-func (s *site) attach(ctx context.Context, img *image.Image) {
+// decided about the others. Layers of a store that is away are let go of: they are
+// returned, and are to be mounted anew when they have been fetched.
+func (s *site) attach(ctx context.Context, img *image.Image) (lost []digest.Digest) {
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
 	defer cancel()
-	s.disown(img)
 	st := s.usable()
 	if st == nil {
-		return
+		return s.disown(img)
 	}
 	s.p.work.Go(func() { // where it is needed at once, findPack waits for it
 		if err := s.bringPack(s.p.life, img.Desc.Digest); err != nil {
@@ -151,6 +162,25 @@ func (s *site) attach(ctx context.Context, img *image.Image) {
 	}
 	group.Wait()
 	s.touch(img, used)
+	if s.usable() == nil { // it went meanwhile
+		return s.disown(img)
+	}
+	return nil
+}
+
+// reachable reports whether the tar of a layer of the store can be seen.
+func (p *Puller) reachable(ctx context.Context, l *layer.Layer) bool {
+	if p.site == nil || p.site.cfg.Dir == nil {
+		return false
+	}
+	name, err := filepath.Rel(p.site.cfg.Dir.Path("."), l.At)
+	if err != nil || !filepath.IsLocal(name) {
+		return false // of a store that was configured once
+	}
+	ctx, cancel := context.WithTimeout(ctx, sitePatience)
+	defer cancel()
+	fi, err := p.site.cfg.Dir.Stat(ctx, name)
+	return err == nil && fi.Size() == l.Size
 }
 
 // touch tells the PoP that an image's layers were used, behind the deployment.
@@ -171,6 +201,7 @@ func (s *site) attachLayer(ctx context.Context, st *pop.Store, img *image.Image,
 	if have, err := s.p.cfg.Layers.Peek(l.DiffID); err == nil || s.p.cfg.Layers.Partial(l.DiffID) != nil {
 		if err == nil && have.At != "" {
 			s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += l.Size })
+			s.reused(have)
 			return s.recordOf(have), nil
 		}
 		s.count(func(h *pop.Hits) { h.Local++; h.LocalBytes += l.Size })
@@ -211,18 +242,17 @@ func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*po
 
 // disown lets go of the image's layers that lie in a store which is away, so that
 // they are fetched. What runs with them keeps them.
-func (s *site) disown(img *image.Image) {
-	if s.cfg.Dir == nil || s.usable() != nil {
-		return
-	}
+func (s *site) disown(img *image.Image) (lost []digest.Digest) {
 	for _, l := range img.Unique() {
 		if have, err := s.p.cfg.Layers.Peek(l.DiffID); err == nil && have.At != "" {
 			s.log.Warn("the PoP's store is away: a layer of it is fetched anew", "layer", l.DiffID, "image", img.Ref)
 			if err := s.p.cfg.Layers.Detach(l.DiffID); err != nil {
 				s.log.Warn("detach layer", "layer", l.DiffID, "err", err)
 			}
+			lost = append(lost, l.DiffID)
 		}
 	}
+	return lost
 }
 
 // Prepare implements layer.Preparer: it finds out who brings the layer.

@@ -1,0 +1,88 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"dewpoint/internal/layer"
+	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// hotUses is how many deployments of a layer of the store make it worth a copy
+// of this node's own: it is read near from then on, also while the store is away.
+const hotUses = 2
+
+// reused notes that a layer of the store was deployed here once more, and has it
+// copied when it is hot and there is room. Copies are made one after the other.
+func (s *site) reused(l *layer.Layer) {
+	s.mu.Lock()
+	s.uses[l.DiffID]++
+	hot := s.uses[l.DiffID] == hotUses
+	s.mu.Unlock()
+	if !hot || s.cfg.Room == nil || s.p.cfg.Layers.Unpacks() {
+		return
+	}
+	s.p.work.Go(func() {
+		s.copying.Lock()
+		defer s.copying.Unlock()
+		if s.p.life.Err() != nil || !s.cfg.Room(l.Size) {
+			s.forgetUses(l.DiffID) // perhaps later
+			return
+		}
+		start := time.Now()
+		if err := s.localize(s.p.life, l); err != nil {
+			s.log.Warn("a layer of the PoP's store is not copied", "layer", l.DiffID, "err", err)
+			s.forgetUses(l.DiffID)
+			return
+		}
+		s.log.Info("a layer of the PoP's store is used often: this node has a copy now", "layer", l.DiffID, "bytes", l.Size, "took", time.Since(start))
+	})
+}
+
+func (s *site) forgetUses(id digest.Digest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.uses, id)
+}
+
+// localize copies an attached layer. What is mounted of it goes on; the next mounts
+// are of the copy.
+func (s *site) localize(ctx context.Context, l *layer.Layer) error {
+	st := s.usable()
+	if st == nil {
+		return pop.ErrStoreAway
+	}
+	rec, err := st.Record(ctx, l.DiffID)
+	if err != nil {
+		return err
+	}
+	body, err := s.openStored(rec, 0)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	err = s.p.cfg.Layers.Localize(l, &during{ctx, body})
+	if errors.Is(err, layer.ErrMismatch) {
+		s.damaged(ctx, st, rec, err)
+	}
+	if err == nil && s.p.cfg.Lazy.Whole != nil {
+		s.p.cfg.Lazy.Whole(l.DiffID)
+	}
+	return err
+}
+
+// during ends reading with its context.
+type during struct {
+	ctx context.Context
+	r   interface{ Read([]byte) (int, error) }
+}
+
+func (d *during) Read(b []byte) (int, error) {
+	if err := d.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return d.r.Read(b)
+}
