@@ -183,12 +183,9 @@ func (r *run) snapshot(err error) node.Record {
 	rec.Stages = maps.Clone(rec.Stages)
 	if r.pull != nil {
 		for _, l := range r.pull.Progress() {
-			rec.Bytes.Registry += l.Received
 			rec.Bytes.Local += max(0, l.Fetched-l.Received) // less after bytes that did not verify
 		}
-		if r.pull.Lazy != nil {
-			rec.Bytes.Registry += r.pull.Lazy.Bytes()
-		}
+		rec.Bytes.Registry += r.pull.Fetched()
 	}
 	if err != nil {
 		rec.Error = err.Error()

@@ -1,7 +1,6 @@
 package fetch
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +17,6 @@ import (
 	"dewpoint/internal/registry"
 
 	"github.com/opencontainers/go-digest"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -36,41 +34,11 @@ type origin struct {
 	mu     sync.Mutex // held while points are fetched
 	points atomic.Pointer[pack.Points]
 
-	busyMu sync.Mutex
+	busyMu sync.Mutex            // guards what follows
 	busy   map[int]chan struct{} // segments that are being fetched; closed when they are here, or are not to be had
-}
+	passes passes
 
-// take reserves the segments i to j. If some are being fetched it waits for one
-// of them and returns nil: what is absent is to be looked at again.
-func (o *origin) take(ctx context.Context, i, j int) (release func(), err error) {
-	o.busyMu.Lock()
-	for k := i; k <= j; k++ {
-		if other := o.busy[k]; other != nil {
-			o.busyMu.Unlock()
-			select {
-			case <-other:
-				return nil, nil
-			case <-ctx.Done():
-				return nil, context.Cause(ctx)
-			}
-		}
-	}
-	defer o.busyMu.Unlock()
-	if o.busy == nil {
-		o.busy = map[int]chan struct{}{}
-	}
-	mine := make(chan struct{})
-	for k := i; k <= j; k++ {
-		o.busy[k] = mine
-	}
-	return func() {
-		o.busyMu.Lock()
-		defer o.busyMu.Unlock()
-		for k := i; k <= j; k++ {
-			delete(o.busy, k)
-		}
-		close(mine)
-	}, nil
+	stuck atomic.Int64 // unix nanoseconds when the layer's stream was last seen not to move
 }
 
 func newOrigin(s *Start, n int, part *layer.Partial) *origin {
@@ -91,7 +59,8 @@ type want struct {
 	from, to int64
 }
 
-// atOnce is how many ranges are fetched at once of a registry for those who wait.
+// atOnce is how many ranges are fetched at once of a registry for those who wait,
+// those of a layer with their windows.
 const atOnce = 6
 
 // slot bounds the fetches of a registry, so that one that hangs delays only its
@@ -244,14 +213,17 @@ func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) er
 	if !o.useless.Load() {
 		points, err := o.getPoints(ctx)
 		enter := err == nil && points != nil && points.Enterable()
-		if enter {
+		switch {
+		case enter && o.byStream(points, from, to) && o.streamBrings(ctx, from, to):
+			return nil
+		case enter:
 			err = o.bringSegments(ctx, points, from, to)
 		}
 		if (err != nil || enter) && !o.giveUp(err) {
 			return err
 		}
 	}
-	return o.follow(ctx, from, to)
+	return o.follow(ctx, from, to, p.wait())
 }
 
 // giveUp reports whether err says that the pack is of no use any more: it does
@@ -311,9 +283,6 @@ func (o *origin) places() []place {
 // is waited for: it brings it sooner than a request of its own.
 const aheadOfStream = 2
 
-// chunkKey is what a chunk is reserved under, beside the segments.
-func chunkKey(k int) int { return -1 - k }
-
 // bringChunk waits for the pack's stream if that is about to bring the chunk,
 // and else fetches the chunk by itself.
 func (o *origin) bringChunk(ctx context.Context, k int) error {
@@ -342,14 +311,11 @@ func (o *origin) bringChunk(ctx context.Context, k int) error {
 }
 
 func (o *origin) fetchChunk(ctx context.Context, k int) error {
-	release, err := o.take(ctx, chunkKey(k), chunkKey(k))
+	h, err := o.takeChunk(ctx, k)
 	if err != nil {
 		return err
 	}
-	if release == nil {
-		return errWaited
-	}
-	defer release()
+	defer h.release()
 	stored, err := o.s.fetch(ctx, Demand, o.s.head.ChunkSpan(k))
 	if err != nil {
 		return err
@@ -361,13 +327,18 @@ func (o *origin) fetchChunk(ctx context.Context, k int) error {
 	return o.s.putChunk(k, data)
 }
 
-// fetch reads a part of the pack.
+// fetch reads a part of the pack in its turn.
 func (s *Start) fetch(ctx context.Context, c Class, at pack.Span) ([]byte, error) {
 	slot := s.p.slot(s.img.Ref.Host)
 	if err := slot.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
 	defer slot.Release(1)
+	return s.read(ctx, c, at)
+}
+
+// read reads a part of the pack.
+func (s *Start) read(ctx context.Context, c Class, at pack.Span) ([]byte, error) {
 	k := s.p.cfg.Link.claim(c)
 	defer k.release()
 	r, err := s.open(ctx, k, at)
@@ -402,107 +373,6 @@ func (o *origin) getPoints(ctx context.Context) (*pack.Points, error) {
 		o.points.Store(points)
 	}
 	return points, err
-}
-
-// bringSegments brings the segments that [from, to) touches, whole: what lies
-// beside the bytes that are waited for costs nothing more.
-func (o *origin) bringSegments(ctx context.Context, points *pack.Points, from, to int64) error {
-	i, j := o.edges.narrow(points.Segment(from), points.Segment(to-1), from, to)
-	release, err := o.take(ctx, i, j)
-	if err != nil {
-		return err
-	}
-	if release == nil {
-		return errWaited
-	}
-	defer release()
-	if there, err := o.part.Vouch(sums(points, i, j)); there || err != nil {
-		return err
-	}
-	var blob, windows []byte
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() (err error) {
-		a, _ := points.Blob(i)
-		_, b := points.Blob(j)
-		blob, err = o.fetchBlob(gctx, a, b)
-		return err
-	})
-	g.Go(func() (err error) {
-		if at := o.windows(points, i, j); at.Length > 0 {
-			windows, err = o.s.fetch(gctx, Demand, at)
-		}
-		return err
-	})
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	return o.inflate(points, i, j, blob, windows)
-}
-
-// windows is where the pack has the windows of the points i to j.
-func (o *origin) windows(points *pack.Points, i, j int) pack.Span {
-	first, last := points.Window(i), points.Window(j)
-	return pack.Span{Offset: o.s.head.WindowsSpan(o.n).Offset + first.Offset, Length: last.Offset + last.Length - first.Offset}
-}
-
-// fetchBlob reads the compressed bytes [from, to) of the layer.
-func (o *origin) fetchBlob(ctx context.Context, from, to int64) ([]byte, error) {
-	s := o.s
-	slot := s.p.slot(s.img.Ref.Host)
-	if err := slot.Acquire(ctx, 1); err != nil {
-		return nil, err
-	}
-	defer slot.Release(1)
-	k := s.p.cfg.Link.claim(Demand)
-	defer k.release()
-	l := o.part.Layer
-	r, err := s.p.cfg.Registry.Open(ctx, s.img.Ref, registry.Blob{Digest: l.Digest, Size: l.Size}, from, to-from, registry.OpenOptions{PlainHTTP: s.o.PlainHTTP})
-	if err != nil {
-		return nil, err
-	}
-	body := k.reader(ctx, &counted{ReadCloser: r, n: &s.got, total: &s.p.stats.demandBytes})
-	defer body.Close()
-	b := make([]byte, to-from)
-	_, err = io.ReadFull(body, b)
-	return b, err
-}
-
-// inflate inflates the segments i to j and puts the pages that lie wholly
-// within them.
-func (o *origin) inflate(points *pack.Points, i, j int, blob, windows []byte) error {
-	blobAt, _ := points.Blob(i)
-	windowAt := points.Window(i).Offset
-	var buf []byte // what follows the last page that was put
-	var at int64   // of buf[0]
-	for k := i; k <= j; k++ {
-		from, to := points.Data(k)
-		if k == i {
-			at = from
-		}
-		have := len(buf)
-		buf = slices.Grow(buf, int(to-from))[:have+int(to-from)]
-		inFrom, inTo := points.Blob(k)
-		w := points.Window(k)
-		var window []byte
-		if w.Length > 0 {
-			window = windows[w.Offset-windowAt:][:w.Length]
-		}
-		if err := points.Inflate(k, bytes.NewReader(blob[inFrom-blobAt:inTo-blobAt]), window, buf[have:]); err != nil {
-			return fmt.Errorf("layer %s at %d: %w", o.part.Layer.Digest, from, err)
-		}
-		if k == i {
-			if err := o.edges.right(o, i, from, buf); err != nil {
-				return err
-			}
-		}
-		n, err := o.putPages(at, buf, to == o.part.Size)
-		if err != nil {
-			return err
-		}
-		buf = append(buf[:0], buf[n:]...)
-		at += int64(n)
-	}
-	return o.edges.left(o, j+1, at, buf)
 }
 
 // putPages puts the whole pages of b, which lies at off, and returns how many
@@ -540,8 +410,12 @@ func (o *origin) show(from, to int64) error {
 	return err
 }
 
-// follow is for layers without random access: their stream goes to the front.
-func (o *origin) follow(ctx context.Context, from, to int64) error {
+// errStreamSilent says that a layer's stream does not move.
+var errStreamSilent = errors.New("the layer's stream does not move")
+
+// follow brings the layer's stream to the front and waits until it has brought
+// [from, to), but no longer than patience for it to move on.
+func (o *origin) follow(ctx context.Context, from, to int64, patience time.Duration) error {
 	p := o.s.p
 	class := Demand
 	select {
@@ -555,16 +429,21 @@ func (o *origin) follow(ctx context.Context, from, to int64) error {
 		defer joined.lower(joined.classNow())
 		joined.raise(class, true)
 	}
-	for {
+	for seen, at := o.part.Passed(), time.Now(); ; {
 		if err := o.show(from, to); err != nil {
 			return err
 		}
-		if at, _ := o.part.Absent(from, to); at > from {
+		if absent, _ := o.part.Absent(from, to); absent > from {
 			return nil
 		}
 		if fill.Progress().State == layer.Failed {
 			_, err := fill.Wait(ctx)
 			return err
+		}
+		if n := o.part.Passed(); n != seen {
+			seen, at = n, time.Now()
+		} else if time.Since(at) > patience {
+			return errStreamSilent
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):

@@ -42,8 +42,6 @@ const (
 	// smallImage is what is fetched whole whatever a pack says: the round trips
 	// of a lazy start cost as much.
 	smallImage = 512 << 10
-	// hoursEvery is how often it is looked whether the hours allow filling.
-	hoursEvery = time.Minute
 )
 
 // Start is an image that runs before it is whole: its pack streams in, in the
@@ -543,7 +541,7 @@ func (p *Puller) mayFill(gate <-chan struct{}) bool {
 func (p *Puller) awaitHours() bool {
 	for p.cfg.Lazy.Hours != nil && !p.cfg.Lazy.Hours(time.Now()) {
 		select {
-		case <-time.After(hoursEvery):
+		case <-time.After(p.hoursEvery):
 		case <-p.life.Done():
 			return false
 		}

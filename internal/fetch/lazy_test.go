@@ -56,7 +56,8 @@ func (n *unmounted) Remove(id digest.Digest) {
 	n.gone[id] = true
 }
 
-// lazyBed is a bed with an image of two layers that has a pack.
+// lazyBed is a bed with an image, of two layers if nothing else is said, that
+// has a pack.
 type lazyBed struct {
 	*bed
 	server *unmounted
@@ -70,15 +71,19 @@ type lazyBed struct {
 
 func newLazyBed(t testing.TB, c image.Compression) *lazyBed {
 	t.Helper()
-	lb := &lazyBed{bed: newBed(t), server: &unmounted{}, lied: make(chan error, 4), whole: make(chan digest.Digest, 4)}
+	return newLazyBedOf(t, c, []pack.Range{{Layer: 1, Offset: 8192, Length: 40960}, {Layer: 0, Offset: 4 << 20, Length: 300 << 10}, {Layer: 1, Offset: 1 << 20, Length: 4096}},
+		mixedTar(50), mixedTar(51))
+}
+
+// newLazyBedOf is newLazyBed for an image with a layer of each tar.
+func newLazyBedOf(t testing.TB, c image.Compression, reads []pack.Range, tars ...[]byte) *lazyBed {
+	t.Helper()
+	lb := &lazyBed{bed: newBed(t), server: &unmounted{}, tars: tars, reads: reads, lied: make(chan error, 4), whole: make(chan digest.Digest, 4)}
 	var ls []registrytest.Layer
-	for seed := range uint64(2) {
-		tar := mixedTar(seed + 50)
-		lb.tars = append(lb.tars, tar)
+	for _, tar := range tars {
 		ls = append(ls, registrytest.Layer{Tar: tar, Compression: c})
 	}
 	lb.img = lb.reg.PushImage("app:1", ls, registrytest.Options{})
-	lb.reads = []pack.Range{{Layer: 1, Offset: 8192, Length: 40960}, {Layer: 0, Offset: 4 << 20, Length: 300 << 10}, {Layer: 1, Offset: 1 << 20, Length: 4096}}
 	lb.restart(Config{})
 	return lb
 }
@@ -127,7 +132,7 @@ func (lb *lazyBed) open(client *registry.Client, cfg Config) {
 		cfg.Lazy.Wait = 5 * time.Second
 	}
 	lb.Puller = NewPuller(cfg)
-	lb.fresh = 0
+	lb.fresh, lb.hoursEvery = 0, 5*time.Millisecond
 }
 
 // built are the packs that were made, by image: all beds push the same ones.
@@ -146,8 +151,11 @@ func (lb *lazyBed) build(spoil func([][]byte)) (*bytes.Buffer, pack.Stats) {
 		return bytes.NewBuffer(bytes.Clone(b.bytes)), b.stats
 	}
 	in := pack.Input{Image: lb.img.Digest, Dir: lb.t.TempDir(), Profile: &pack.Profile{Version: 1, Image: lb.img.Digest, Reads: lb.reads}}
-	tars := [][]byte{bytes.Clone(lb.tars[0]), bytes.Clone(lb.tars[1])}
+	tars := slices.Clone(lb.tars)
 	if spoil != nil {
+		for n := range tars {
+			tars[n] = bytes.Clone(tars[n])
+		}
 		spoil(tars)
 	}
 	for i, l := range lb.img.Layers {

@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"dewpoint/internal/image"
@@ -59,6 +60,7 @@ type Puller struct {
 	stats    lazyStats
 	failures failures
 
+	hoursEvery  time.Duration // how often it is looked whether the hours allow filling; constant
 	sessionIdle time.Duration // how long fills go on after the last call that wanted them; constant
 	// fresh is how long a layer that was just asked for is kept though nothing
 	// refers to it yet: a client that was told of it is about to. It is constant.
@@ -74,7 +76,7 @@ func NewPuller(cfg Config) *Puller {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, origins: map[digest.Digest]*origin{}, wants: map[want]bool{}, holds: map[*Pull]bool{}, sessionIdle: time.Minute, fresh: 2 * time.Second}
-	p.slots = map[string]*semaphore.Weighted{}
+	p.slots, p.hoursEvery = map[string]*semaphore.Weighted{}, time.Minute
 	p.life, p.end = context.WithCancel(context.Background())
 	if cfg.PoP.Coord != nil {
 		p.site = newSite(p, cfg.PoP)
@@ -109,6 +111,7 @@ type Pull struct {
 	unhold context.CancelFunc // ends the hold on the layers
 	lazy   bool               // partial layers will do
 	layers []image.Layer      // each distinct one, bottom first
+	blobs  []*blob            // by which those of fills fetch that others did not begin
 	// fills are those of layers. One that another image began may know the
 	// layer as another blob, with the same contents.
 	fills []*layer.Fill
@@ -184,14 +187,15 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 		pull.Lazy, pull.Why = p.startLazily(ctx, img, o, look)
 	}
 	for _, l := range pull.layers {
-		pull.fills = append(pull.fills, p.begin(ctx, img, l, o, pull.Lazy))
+		f, b := p.begin(ctx, img, l, o, pull.Lazy)
+		pull.fills, pull.blobs = append(pull.fills, f), append(pull.blobs, b)
 	}
 	return pull
 }
 
 // begin begins the fill of one layer, or joins the one there is. One that
 // waits for nobody goes to the front when somebody waits for it now.
-func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o Options, lazy *Start) *layer.Fill {
+func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o Options, lazy *Start) (*layer.Fill, *blob) {
 	b := &blob{p: p, img: img, l: l, o: o, class: Startup}
 	if part := p.cfg.Layers.Partial(l.DiffID); o.Lazy && part != nil && p.accepts(img, part) {
 		b.class, b.gate = Background, p.gateOf(l.DiffID, lazy)
@@ -200,7 +204,7 @@ func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o O
 	if joined, ok := f.Source().(*blob); ok && joined != b {
 		joined.raise(b.class, b.gate == nil)
 	}
-	return f
+	return f, b
 }
 
 // gateOf is closed when a partial layer may fill: that of the start that began
@@ -242,6 +246,19 @@ func (p *Pull) WaitLayer(ctx context.Context, i int) error {
 		}
 	}
 	return nil
+}
+
+// Fetched is how many compressed bytes came from the registry for this pull. What
+// came, or comes, because of others that want the same layers is not counted.
+func (p *Pull) Fetched() int64 {
+	var n int64
+	for _, b := range p.blobs {
+		n += b.got.Load()
+	}
+	if p.Lazy != nil {
+		n += p.Lazy.Bytes()
+	}
+	return n
 }
 
 // Deferred reports whether the pull's layers may stay partial for long, or for
@@ -306,6 +323,7 @@ type blob struct {
 	img *image.Image
 	l   image.Layer
 	o   Options
+	got atomic.Int64 // bytes that came
 
 	mu     sync.Mutex
 	from   func(context.Context, int64) (io.ReadCloser, error) // unless nil, gives the layer's tar
@@ -400,7 +418,8 @@ func (b *blob) open(ctx context.Context, stats func() layer.Progress, offset int
 	b.turn = t
 	b.mu.Unlock()
 	return t.open(ctx, func() (io.ReadCloser, error) {
-		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1, registry.OpenOptions{PlainHTTP: b.o.PlainHTTP})
+		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1,
+			registry.OpenOptions{PlainHTTP: b.o.PlainHTTP, Observe: func(n int) { b.got.Add(int64(n)) }})
 	})
 }
 

@@ -269,3 +269,23 @@ func TestCopyBlobs(t *testing.T) {
 		t.Errorf("%d bytes, %v", n, err)
 	}
 }
+
+// Two pulls of one image at the same time: what comes is counted once, for the
+// one that began it.
+func TestFetchedOnce(t *testing.T) {
+	b := newBed(t)
+	b.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 4 << 20})
+	img := b.push("a", 1, 2)
+	first, err := b.Pull(t.Context(), b.ref(img.Ref), Options{})
+	b.must(err)
+	second, err := b.Pull(t.Context(), b.ref(img.Ref), Options{})
+	b.must(err)
+	b.must(first.WaitComplete(t.Context()))
+	b.must(second.WaitComplete(t.Context()))
+	if n, served := first.Fetched(), b.reg.Served(img.Layers[0].Digest)+b.reg.Served(img.Layers[1].Digest); n != served || served == 0 {
+		t.Errorf("the first pull fetched %d bytes of the %d that came", n, served)
+	}
+	if n := second.Fetched(); n != 0 {
+		t.Errorf("the second pull, which joined, fetched %d bytes", n)
+	}
+}

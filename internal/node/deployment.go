@@ -68,7 +68,7 @@ const (
 
 // Bytes counts compressed bytes by where they came from.
 type Bytes struct {
-	Registry int64 `json:"registry"`
+	Registry int64 `json:"registry"` // but for what came because others wanted the same layers
 	PoP      int64 `json:"pop"`
 	Local    int64 `json:"local"`
 }
