@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,18 +62,9 @@ func (r *run) mounted(err error) error {
 func (r *run) follow(p *fetch.Pull) {
 	r.pull = p
 	r.rec.Digest = p.Image.Target.Digest.String()
-	switch {
-	case p.Local:
-		r.rec.Way.Pull = "local"
-	case p.Lazy != nil:
-		r.rec.Way.Pull = "lazy"
+	if p.Lazy != nil && !p.Local {
 		r.rec.Way.Pack = p.Lazy.Trust
 		r.reached(node.Tables)
-	default:
-		r.rec.Way.Pull = "whole"
-	}
-	if p.Why != "" {
-		r.rec.Way.Why = append(r.rec.Way.Why, r.rec.Way.Pull+": "+p.Why)
 	}
 	if r.watch.Layer != nil {
 		r.gone.Go(r.show)
@@ -87,7 +79,7 @@ func (r *run) show() {
 		dt := time.Since(at).Seconds()
 		at = time.Now()
 		for _, l := range r.pull.Progress() {
-			p := node.LayerProgress{Digest: l.Layer.Digest.String(), Size: l.Layer.Size, Fetched: l.Fetched, State: l.State.String()}
+			p := node.LayerProgress{Digest: l.Layer.Digest.String(), Size: l.Layer.Size, Fetched: here(l), State: l.State.String()}
 			was, known := last[p.Digest]
 			if known && dt > 0 && p.Fetched > was.Fetched {
 				p.Rate = float64(p.Fetched-was.Fetched) / dt
@@ -106,6 +98,14 @@ func (r *run) show() {
 		case <-time.After(watchEvery):
 		}
 	}
+}
+
+// here is how many compressed bytes of a layer are here, or as good as here.
+func here(l fetch.LayerProgress) int64 {
+	if l.From.PoP == 0 {
+		return l.Fetched
+	}
+	return min(l.Layer.Size, l.From.Local+l.From.PoP+l.From.Registry)
 }
 
 // started lets what the start did without come: now, if the container is known
@@ -182,13 +182,40 @@ func (r *run) snapshot(err error) node.Record {
 	rec := r.rec
 	rec.Stages = maps.Clone(rec.Stages)
 	if r.pull != nil {
-		for _, l := range r.pull.Progress() {
-			rec.Bytes.Local += max(0, l.Fetched-l.Received) // less after bytes that did not verify
+		layers := r.pull.Progress()
+		for _, l := range layers {
+			rec.Bytes.PoP += l.From.PoP
+			rec.Bytes.Local += l.From.Local
 		}
 		rec.Bytes.Registry += r.pull.Fetched()
+		rec.Way.Pull = wayOf(r.pull.Local, r.pull.Lazy != nil, layers)
+		if r.pull.Why != "" && rec.Way.Pull != "pop" {
+			rec.Way.Why = append(slices.Clip(rec.Way.Why), rec.Way.Pull+": "+r.pull.Why)
+		}
 	}
 	if err != nil {
 		rec.Error = err.Error()
 	}
 	return rec
+}
+
+// wayOf says how the image came here. It is "pop" if no layer came from a
+// registry, and some came out of the PoP: though nothing had to begin, since
+// its store has them.
+func wayOf(local, lazy bool, layers []fetch.LayerProgress) string {
+	var pop int64
+	registry := false
+	for _, l := range layers {
+		pop += l.From.PoP
+		registry = registry || l.From.Registry > 0 || !l.State.Usable()
+	}
+	switch {
+	case lazy && !local:
+		return "lazy"
+	case pop > 0 && !registry:
+		return "pop"
+	case local:
+		return "local"
+	}
+	return "whole"
 }

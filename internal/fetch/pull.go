@@ -115,6 +115,8 @@ type Pull struct {
 	// fills are those of layers. One that another image began may know the
 	// layer as another blob, with the same contents.
 	fills []*layer.Fill
+	// renew are layers that may be mounted from a PoP's store which is away.
+	renew map[digest.Digest]*sync.Once
 }
 
 // Pull resolves ref and begins to fill its layers. They go on, and stay in
@@ -175,12 +177,14 @@ func (p *Puller) mountable(img *image.Image, id digest.Digest) bool {
 
 // fill begins the fills of an image's layers, in their order.
 func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lookup) *Pull {
-	pull := &Pull{Image: img, Resolved: time.Now(), puller: p, lazy: o.Lazy, layers: img.Unique()}
+	pull := &Pull{Image: img, Resolved: time.Now(), puller: p, lazy: o.Lazy, layers: img.Unique(), renew: map[digest.Digest]*sync.Once{}}
 	holding, unhold := context.WithCancel(ctx)
 	pull.unhold = unhold
 	p.hold(holding, pull)
 	if p.site != nil {
-		p.site.attach(ctx, img)
+		for _, id := range p.site.attach(ctx, img) {
+			pull.renew[id] = new(sync.Once)
+		}
 	}
 	pull.Local = p.have(img)
 	if o.Lazy && !pull.Local {
@@ -234,7 +238,11 @@ func (p *Pull) mountable(f *layer.Fill, ctx context.Context) (*layer.Layer, erro
 	if part := p.puller.cfg.Layers.Partial(f.Layer.DiffID); p.lazy && part != nil && p.puller.accepts(p.Image, part) {
 		return nil, nil
 	}
-	return f.Wait(ctx)
+	l, err := f.Wait(ctx)
+	if once := p.renew[f.Layer.DiffID]; err == nil && once != nil && p.puller.cfg.Lazy.Whole != nil {
+		once.Do(func() { p.puller.cfg.Lazy.Whole(f.Layer.DiffID) })
+	}
+	return l, err
 }
 
 // WaitLayer blocks until the image's layer number i, from the bottom, can be mounted.
@@ -305,13 +313,39 @@ func (p *Pull) each(ctx context.Context, wait func(*layer.Fill, context.Context)
 type LayerProgress struct {
 	Layer image.Layer
 	layer.Progress
+	From Origins
+}
+
+// Origins are compressed bytes by where they came from.
+type Origins struct {
+	Local    int64 // they were here
+	PoP      int64 // its store or another node; of what came uncompressed, what the registry would have sent
+	Registry int64
+}
+
+// originsOf says where what is here of a fill came from.
+func originsOf(f *layer.Fill, p layer.Progress) Origins {
+	if f.Elsewhere() {
+		return Origins{PoP: f.Layer.Size}
+	}
+	had := max(0, p.Fetched-p.Received) // less after bytes that did not verify
+	o := Origins{Registry: p.Received, PoP: min(p.Seeded, had)}
+	o.Local = had - o.PoP
+	if rest := f.Layer.Size - p.Fetched; p.Tar > 0 && rest > 0 {
+		if !p.State.Usable() {
+			rest = min(rest, p.Tar)
+		}
+		o.PoP += rest
+	}
+	return o
 }
 
 // Progress tells how far each layer has come, bottom first.
 func (p *Pull) Progress() []LayerProgress {
 	all := make([]LayerProgress, len(p.fills))
 	for i, f := range p.fills {
-		all[i] = LayerProgress{p.layers[i], f.Progress()}
+		now := f.Progress()
+		all[i] = LayerProgress{p.layers[i], now, originsOf(f, now)}
 	}
 	return all
 }
@@ -465,6 +499,9 @@ func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, erro
 	l, err := p.cfg.Layers.Get(id)
 	if part := p.cfg.Layers.Partial(id); part != nil && err != nil {
 		return part.Files(), nil
+	}
+	if err == nil && l.At != "" && !p.reachable(ctx, l) {
+		err = errors.Join(fmt.Errorf("layer %s lies in the PoP's store, which is away: %w", id, layer.ErrUnknown), p.cfg.Layers.Detach(id))
 	}
 	if errors.Is(err, layer.ErrUnknown) {
 		for _, img := range p.cfg.Catalog.WithLayer(id) {

@@ -89,14 +89,9 @@ func (s *site) bringFromHolder(ctx context.Context, part *layer.Partial, from, t
 	return s.p.putRoomy(part, from-from%presence.Page, b)
 }
 
-// damaged takes a layer out of the store whose bytes are not what was published.
+// damaged takes a layer out of the store whose bytes are not what was published,
+// and has it replaced.
 func (s *site) damaged(ctx context.Context, st *pop.Store, rec *pop.Layer, why error) {
-	s.log.Error("a layer in the PoP's store is damaged: it is taken out and fetched anew", "layer", rec.DiffID, "file", s.cfg.Dir.Path(rec.Data()), "err", why)
-	if err := st.Quarantine(ctx, rec); err != nil {
-		s.log.Error("it could not be taken out", "layer", rec.DiffID, "err", err)
-	}
-	s.p.stats.damaged.Add(1)
-	if s.cfg.Damaged != nil {
-		s.cfg.Damaged(rec, why)
-	}
+	s.quarantine(ctx, st, rec, why)
+	s.p.work.Go(func() { s.replace(s.p.life, rec.DiffID) })
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"maps"
 	"time"
 
 	"dewpoint/internal/image"
@@ -57,7 +56,12 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 // heard acts on what another node has done.
 func (s *site) heard(ctx context.Context, e pop.Event) {
 	switch e.Kind {
+	case pop.Evicted:
+		s.evicted(ctx, digest.Digest(e.Key))
 	case pop.Resync:
+		if st := s.usable(); st != nil {
+			s.revalidate(ctx, st)
+		}
 		for _, img := range s.p.cfg.Catalog.All() {
 			s.refresh(ctx, img)
 		}
@@ -117,8 +121,11 @@ func (s *site) openStore(ctx context.Context) {
 		s.revalidate(ctx, st)
 		return
 	}
-	if s.lastErr != err.Error() {
-		s.lastErr = err.Error()
+	s.mu.Lock()
+	known := s.lastErr != nil && s.lastErr.Error() == err.Error()
+	s.lastErr = err
+	s.mu.Unlock()
+	if !known {
 		s.log.Error("the PoP's store cannot be used: this node goes on without", "err", err)
 	}
 }
@@ -174,6 +181,7 @@ func (s *site) announce(ctx context.Context) {
 	}
 	// What does not reach the coordinator now, it is told when it is back.
 	err := s.cfg.Coord.Announce(ctx, m)
+	s.reached(err)
 	if len(use) > 0 {
 		err = errors.Join(err, s.cfg.Coord.Use(ctx, use...))
 	}
@@ -209,6 +217,9 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 			s.log.Warn("detach layer", "layer", l.DiffID, "err", err)
 		}
 	}
+	if _, err := st.Silent(ctx); err != nil { // it measures
+		s.log.Debug("other nodes' signs of life", "err", err)
+	}
 	for _, id := range st.Used() {
 		if err := s.unuse(ctx, st, id, claimed); err != nil {
 			s.log.Debug("mark stays", "layer", id, "err", err)
@@ -232,63 +243,11 @@ func (s *site) makeRoom(ctx context.Context) {
 	if st == nil {
 		return
 	}
-	done, err := st.Evict(ctx, 0)
+	done, err := s.evict(ctx, st, 0)
 	if err != nil || len(done.Layers) > 0 || done.Why != "" {
 		s.log.Info("evicted from the PoP's store", "layers", len(done.Layers), "bytes", done.Bytes, "why", done.Why, "err", err)
 	}
 	if n, err := st.Sweep(ctx); err != nil || n > 0 {
 		s.log.Info("deleted from the PoP's store", "bytes", n, "err", err)
 	}
-}
-
-// PoP is what a node knows of its PoP.
-type PoP struct {
-	Node    string
-	Store   string // its ID; "" if there is none, or it cannot be used
-	Away    error  // why the store does not answer; nil if it does
-	Members []pop.Member
-	Users   map[string][]string // which nodes use a layer of the store, by diffID
-	Total   int64               // bytes of the store's file system
-	Free    int64
-	Layers  []*pop.Layer
-	Hits    pop.Hits // of this node
-}
-
-// PoP asks what the nodes of the PoP do. It returns nil if this node has none. What
-// could not be found out is in the error, beside the rest.
-func (p *Puller) PoP(ctx context.Context) (*PoP, error) {
-	s := p.site
-	if s == nil {
-		return nil, nil
-	}
-	out := &PoP{Node: s.cfg.Node}
-	s.mu.Lock()
-	out.Hits = s.hits
-	s.mu.Unlock()
-	members, err := s.cfg.Coord.Members(ctx)
-	out.Members = members
-	if st := s.store.Load(); st != nil {
-		out.Store, out.Away = st.ID(), s.cfg.Dir.Away()
-	} else if s.cfg.Open != nil {
-		out.Away = pop.ErrStoreAway
-	}
-	st := s.usable()
-	if st == nil {
-		return out, err
-	}
-	var lerr, serr, uerr error
-	out.Layers, lerr = st.Layers(ctx)
-	out.Total, out.Free, serr = st.Space(ctx)
-	keys := map[string]bool{}
-	for _, l := range out.Layers {
-		keys[l.DiffID.String()] = true
-	}
-	if len(keys) > 0 {
-		list := make([]string, 0, len(keys))
-		for k := range maps.Keys(keys) {
-			list = append(list, k)
-		}
-		out.Users, uerr = s.cfg.Coord.Users(ctx, list...)
-	}
-	return out, errors.Join(err, lerr, serr, uerr)
 }

@@ -137,6 +137,12 @@ func (s *Store) Filling(id digest.Digest) *Fill {
 	return s.fills[id]
 }
 
+// Elsewhere reports whether the fill has ended as a layer that lies elsewhere.
+func (f *Fill) Elsewhere() bool {
+	l := f.shown()
+	return l != nil && l.At != ""
+}
+
 // DataPath is where the tar of a layer lies that is being filled, or partial.
 func (s *Store) DataPath(id digest.Digest) string { return filepath.Join(s.dir(id), "data") }
 
@@ -239,6 +245,7 @@ func (f *Fill) Seed(record []byte, data io.Reader) error {
 		return errors.Join(explain(err), f.store.discard(dir))
 	}
 	f.seeded = true
+	f.seed.Store(p.BlobAt)
 	return p.saveBoot(dir)
 }
 

@@ -43,6 +43,9 @@ func (s State) String() string {
 	return [...]string{"waiting", "filling", "verified", "complete", "failed"}[s]
 }
 
+// Usable reports whether the layer may be mounted.
+func (s State) Usable() bool { return s == Readable || s == Complete }
+
 // Fill is the making of one layer. All who want the layer share it; it lives
 // as long as the context of any of them. It is safe for concurrent use.
 type Fill struct {
@@ -62,6 +65,7 @@ type Fill struct {
 	fetched  atomic.Int64 // compressed bytes that need not be fetched again
 	received atomic.Int64 // of them, those that this fill read from its source
 	tar      atomic.Int64 // uncompressed bytes read from a source that gives those
+	seed     atomic.Int64 // compressed bytes that Seed has saved
 	written  atomic.Int64 // uncompressed bytes
 	waiting  atomic.Int64 // nanoseconds spent waiting for the source
 	blocked  atomic.Int64 // nanoseconds the source spent waiting for us
@@ -205,6 +209,7 @@ type Progress struct {
 	Fetched  int64         // compressed bytes here, those of earlier fills included
 	Received int64         // compressed bytes read from the source by this fill
 	Tar      int64         // uncompressed bytes read from a source that gives the tar
+	Seeded   int64         // of Fetched, those of another node's checkpoint
 	Written  int64         // uncompressed bytes in data
 	Waiting  time.Duration // the node waited for the source
 	Blocked  time.Duration // the source waited for the node
@@ -214,6 +219,7 @@ type Progress struct {
 func (f *Fill) Progress() Progress {
 	return Progress{
 		State: State(f.state.Load()), Fetched: f.fetched.Load(), Received: f.received.Load(), Tar: f.tar.Load(), Written: f.written.Load(),
+		Seeded:  min(f.seed.Load(), f.fetched.Load()),
 		Waiting: time.Duration(f.waiting.Load()), Blocked: time.Duration(f.blocked.Load()),
 	}
 }

@@ -2,12 +2,10 @@ package pop
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"path"
 	"strings"
-	"time"
 
 	"dewpoint/internal/evict"
 
@@ -18,6 +16,9 @@ import (
 const DefaultPolicy = "gdsf"
 
 const evictLease = "evict"
+
+// AllInUse is why no more was evicted: nodes use what is left.
+const AllInUse = "all that is left is in use"
 
 // Eviction is what Evict did.
 type Eviction struct {
@@ -83,7 +84,7 @@ func (s *Store) excess(ctx context.Context, layers []*Layer, want int64) (int64,
 	capacity := s.cfg.Capacity
 	if capacity == 0 || capacity > total {
 		capacity = total
-		used = total - free - s.trashed(ctx) // what is going already is as good as free
+		used = total - free - s.Trashed(ctx) // what is going already is as good as free
 	}
 	if float64(used+want) <= s.cfg.High*float64(capacity) {
 		return 0, nil
@@ -202,7 +203,7 @@ func (e *evicting) run(ctx context.Context, excess int64, over map[string]int64)
 		}
 		key, ok := e.policy.Victim(func(key string) bool { return !kept[key] && e.may(key, excess, over) })
 		if !ok {
-			e.done.Why = "all that is left is in use"
+			e.done.Why = AllInUse
 			return nil
 		}
 		l := e.layers[key]
@@ -322,28 +323,4 @@ func (s *Store) inUse(ctx context.Context, id digest.Digest) (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// forgotten reports whether a node's counter has stood still for so long, as this
-// node has seen it, that what it says counts no more.
-func (s *Store) forgotten(ctx context.Context, node string) bool {
-	if node == s.cfg.Node {
-		return false
-	}
-	var rec nodeRecord
-	b, err := s.cfg.FS.ReadFile(ctx, path.Join(nodesDir, node+".json"))
-	if err == nil {
-		err = json.Unmarshal(b, &rec)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	have := s.seen[node]
-	if have == nil || have.beat != rec {
-		s.seen[node] = &silence{beat: rec, since: time.Now()}
-		return false
-	}
-	return time.Since(have.since) >= s.cfg.Forget
 }

@@ -188,7 +188,7 @@ const (
 	trashDir  = "trash"
 )
 
-var storeDirs = []string{layersDir, fillDir, packsDir, imagesDir, refsDir, nodesDir, trashDir}
+var storeDirs = []string{layersDir, fillDir, packsDir, imagesDir, refsDir, nodesDir, trashDir, verifiedDir}
 
 // adopt takes up the marks that an earlier process of this node has left:
 // what it used may still be mounted. Unuse takes them back.
@@ -415,7 +415,8 @@ func (s *Store) Beat(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.cfg.FS.WriteFile(ctx, path.Join(nodesDir, s.cfg.Node+".json"), b)
+	err = s.cfg.FS.WriteFile(ctx, path.Join(nodesDir, s.cfg.Node+".json"), b)
+	return errors.Join(err, s.remark(ctx))
 }
 
 // Open opens a layer's tar for reading.

@@ -29,7 +29,7 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 	if s.since == nil {
 		w.old = map[string]sighting{}
 	}
-	err = errors.Join(w.trash(ctx), w.fills(ctx), w.orphans(ctx), w.temporary(ctx))
+	err = errors.Join(w.trash(ctx), w.fills(ctx), w.orphans(ctx), w.temporary(ctx), s.forgetVerified(ctx))
 	s.since = w.ages
 	return w.freed, err
 }
@@ -213,8 +213,8 @@ func (w *sweep) temporary(ctx context.Context) error {
 	return errs
 }
 
-// trashed is how many bytes will be free when what was evicted is deleted.
-func (s *Store) trashed(ctx context.Context) int64 {
+// Trashed is how many bytes will be free when what was evicted is deleted.
+func (s *Store) Trashed(ctx context.Context) int64 {
 	ents, err := s.cfg.FS.ReadDir(ctx, trashDir)
 	if err != nil {
 		return 0

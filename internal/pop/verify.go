@@ -4,14 +4,40 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
 )
 
-// Verify reads a layer and its table and compares them with what was published.
-// It returns an error that wraps ErrDamaged if they differ.
-func (s *Store) Verify(ctx context.Context, l *Layer) error {
+// Verify reads a layer and its table and compares them with what was published,
+// at most rate bytes a second; 0 is as fast as it goes. It returns an error that
+// wraps ErrDamaged if they differ or are not there, ErrUnknown if the layer has left the store meanwhile.
+func (s *Store) Verify(ctx context.Context, l *Layer, rate int64) error {
+	err := s.compare(ctx, l, rate)
+	if !errors.Is(err, ErrUnknown) && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if now, rerr := s.record(ctx, l.DiffID); rerr != nil || now.Name != l.Name {
+		return fmt.Errorf("layer %s: %w", l.DiffID, errors.Join(ErrUnknown, unlessUnknown(rerr)))
+	}
+	return fmt.Errorf("layer %s: %w: %w", l.DiffID, err, ErrDamaged)
+}
+
+func unlessUnknown(err error) error {
+	if errors.Is(err, ErrUnknown) {
+		return nil
+	}
+	return err
+}
+
+func (s *Store) compare(ctx context.Context, l *Layer, rate int64) error {
 	if _, err := s.Table(ctx, l); err != nil {
 		return err
 	}
@@ -20,7 +46,27 @@ func (s *Store) Verify(ctx context.Context, l *Layer) error {
 		return err
 	}
 	defer f.Close()
+	if rate > 0 {
+		return l.verify(ctx, paced{ctx, f, rate})
+	}
 	return l.verify(ctx, f)
+}
+
+// paced gives at most rate bytes a second, in the mean of each read.
+type paced struct {
+	ctx  context.Context
+	r    io.ReaderAt
+	rate int64
+}
+
+func (p paced) ReadAt(b []byte, off int64) (int, error) {
+	n, err := p.r.ReadAt(b, off)
+	select {
+	case <-time.After(time.Duration(n) * time.Second / time.Duration(p.rate)):
+	case <-p.ctx.Done():
+		return 0, context.Cause(p.ctx)
+	}
+	return n, err
 }
 
 // verify compares the tar in r with the sums.
@@ -60,4 +106,97 @@ func (s *Store) Quarantine(ctx context.Context, l *Layer) error {
 	}
 	s.tell(ctx, Event{Kind: Evicted, Key: l.DiffID.String()})
 	return nil
+}
+
+// Broken are the layers whose records are there and cannot be understood.
+func (s *Store) Broken(ctx context.Context) ([]digest.Digest, error) {
+	ents, err := s.cfg.FS.ReadDir(ctx, layersDir)
+	if err != nil {
+		return nil, err
+	}
+	var all []digest.Digest
+	for _, e := range ents {
+		hex, ok := strings.CutSuffix(e.Name(), ".json")
+		id := digest.NewDigestFromEncoded(digest.SHA256, hex)
+		if !ok || id.Validate() != nil {
+			continue
+		}
+		if _, err := s.record(ctx, id); errors.Is(err, ErrDamaged) {
+			all = append(all, id)
+		}
+	}
+	return all, nil
+}
+
+// Mend removes a record that cannot be understood, so that the layer can be
+// published anew. A sweep removes what it named.
+func (s *Store) Mend(ctx context.Context, id digest.Digest) error {
+	if _, err := s.record(ctx, id); !errors.Is(err, ErrDamaged) {
+		return nil
+	}
+	aside := path.Join(trashDir, "."+id.Encoded()+".json."+s.boot)
+	if err := unlessGone(s.cfg.FS.Rename(ctx, recordOf(id), aside)); err != nil {
+		return err
+	}
+	if _, err := s.readRecord(ctx, aside); err == nil { // published anew a moment ago
+		return unlessGone(s.cfg.FS.Rename(ctx, aside, recordOf(id)))
+	}
+	s.tell(ctx, Event{Kind: Evicted, Key: id.String()})
+	return s.remove(ctx, aside)
+}
+
+// Verification says when a layer was verified last.
+type Verification struct {
+	Node string `json:"node"` // whose clock it is
+	At   int64  `json:"at"`   // seconds since 1970
+	Name string `json:"name"` // of the files, see Layer
+}
+
+const verifiedDir = "verified"
+
+func verificationOf(id digest.Digest) string { return path.Join(verifiedDir, id.Encoded()) }
+
+// NoteVerified records that this node has found a layer to be right, or has seen
+// it for the first time.
+func (s *Store) NoteVerified(ctx context.Context, l *Layer) error {
+	b, err := json.Marshal(Verification{Node: s.cfg.Node, At: time.Now().Unix(), Name: l.Name})
+	if err != nil {
+		return err
+	}
+	if err := s.cfg.FS.Mkdir(ctx, verifiedDir); err != nil { // stores of an earlier version have none
+		return err
+	}
+	return s.cfg.FS.WriteFile(ctx, verificationOf(l.DiffID), b)
+}
+
+// Verified returns what is noted of a layer, or an error that wraps ErrUnknown.
+func (s *Store) Verified(ctx context.Context, l *Layer) (Verification, error) {
+	var v Verification
+	b, err := s.cfg.FS.ReadFile(ctx, verificationOf(l.DiffID))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return v, err
+	}
+	if err != nil || json.Unmarshal(b, &v) != nil || v.Name != l.Name {
+		return Verification{}, fmt.Errorf("verification of layer %s: %w", l.DiffID, ErrUnknown)
+	}
+	return v, nil
+}
+
+// forgetVerified removes the notes of layers that are not in the store any more.
+func (s *Store) forgetVerified(ctx context.Context) error {
+	ents, err := s.cfg.FS.ReadDir(ctx, verifiedDir)
+	if err != nil {
+		return unlessGone(err)
+	}
+	var errs error
+	for _, e := range ents {
+		id := digest.NewDigestFromEncoded(digest.SHA256, e.Name())
+		if id.Validate() != nil {
+			continue
+		}
+		if _, err := s.cfg.FS.Stat(ctx, recordOf(id)); errors.Is(err, fs.ErrNotExist) {
+			errs = errors.Join(errs, s.remove(ctx, path.Join(verifiedDir, e.Name())))
+		}
+	}
+	return errs
 }

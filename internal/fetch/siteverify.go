@@ -1,0 +1,403 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/pack"
+	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
+)
+
+const (
+	verifyLease = "verify"
+	// verifyRate is how fast layers are read in the background, bytes a second:
+	// five terabytes in a week.
+	verifyRate = 8 << 20
+	verifyLook = time.Minute // between two looks for layers that are due
+	// replaceTime is how long a damaged layer may take to come anew.
+	replaceTime = time.Hour
+)
+
+// Verified is what the verification of a layer has found.
+type Verified struct {
+	DiffID   digest.Digest
+	Image    string // that it was fetched for first
+	Size     int64
+	Damage   error // unless nil, it was damaged, and was taken out
+	Replaced bool  // and is there anew
+	Gone     bool  // it has left the store meanwhile
+}
+
+// VerifyPoP reads layers of the PoP's store, all if none is named, and compares
+// them with what was published. What is damaged is taken out, and replaced if this node has the layer
+// or uses it. found is called for each layer, one call at a time; an error of it
+// ends the verification.
+func (p *Puller) VerifyPoP(ctx context.Context, ids []digest.Digest, found func(Verified) error) error {
+	s, st, err := p.needStore()
+	if err != nil {
+		return err
+	}
+	broken, err := st.Broken(ctx)
+	if err != nil {
+		return err
+	}
+	for _, id := range broken {
+		if len(ids) > 0 && !slices.Contains(ids, id) {
+			continue
+		}
+		if err := found(s.mend(ctx, st, id)); err != nil {
+			return err
+		}
+	}
+	layers, err := s.toVerify(ctx, st, ids, broken)
+	if err != nil {
+		return err
+	}
+	for _, l := range layers {
+		v, err := s.verify(ctx, st, l, 0)
+		if err == nil {
+			err = found(v)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// toVerify are the records of the layers that are named, or of all.
+func (s *site) toVerify(ctx context.Context, st *pop.Store, ids, broken []digest.Digest) ([]*pop.Layer, error) {
+	if len(ids) == 0 {
+		layers, err := st.Layers(ctx)
+		if len(layers) > 0 || errors.Is(err, pop.ErrDamaged) { // what cannot be read was told of
+			err = nil
+		}
+		return layers, err
+	}
+	var layers []*pop.Layer
+	for _, id := range ids {
+		if slices.Contains(broken, id) {
+			continue
+		}
+		l, err := st.Record(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		layers = append(layers, l)
+	}
+	return layers, nil
+}
+
+// verify verifies one layer. The error says why that was not possible.
+func (s *site) verify(ctx context.Context, st *pop.Store, l *pop.Layer, rate int64) (Verified, error) {
+	v := Verified{DiffID: l.DiffID, Image: l.Image, Size: l.Size}
+	err := st.Verify(ctx, l, rate)
+	switch {
+	case errors.Is(err, pop.ErrDamaged):
+		v.Damage = err
+		s.quarantine(ctx, st, l, err)
+		v.Replaced = s.replace(ctx, l.DiffID)
+	case errors.Is(err, pop.ErrUnknown):
+		v.Gone = true
+		return v, nil
+	case err != nil:
+		return v, err
+	default:
+		if err := st.NoteVerified(ctx, l); err != nil {
+			s.log.Debug("a verification is not noted", "layer", l.DiffID, "err", err)
+		}
+	}
+	s.p.stats.verified.Add(1)
+	return v, nil
+}
+
+// mend removes a record that cannot be understood, and replaces the layer.
+func (s *site) mend(ctx context.Context, st *pop.Store, id digest.Digest) Verified {
+	v := Verified{DiffID: id, Damage: fmt.Errorf("the record of layer %s: %w", id, pop.ErrDamaged)}
+	s.report(id, st.Mend(ctx, id), v.Damage)
+	v.Replaced = s.replace(ctx, id)
+	return v
+}
+
+// quarantine takes a damaged layer out of sight.
+func (s *site) quarantine(ctx context.Context, st *pop.Store, rec *pop.Layer, why error) {
+	s.report(rec.DiffID, st.Quarantine(ctx, rec), why)
+}
+
+// report tells of a damaged layer, and that err kept it from being taken out.
+func (s *site) report(id digest.Digest, err, why error) {
+	s.log.Error("a layer in the PoP's store is damaged: it is taken out", "layer", id, "err", why)
+	if err != nil {
+		s.log.Error("it could not be taken out", "layer", id, "err", err)
+	}
+	s.p.stats.damaged.Add(1)
+	if s.cfg.Damaged != nil {
+		s.cfg.Damaged(id, why)
+	}
+}
+
+// evicted lets go of a layer that has left the store though it is attached here:
+// another node has found it damaged.
+func (s *site) evicted(ctx context.Context, id digest.Digest) {
+	if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" {
+		s.p.work.Go(func() { s.replace(s.p.life, id) })
+	}
+}
+
+// replace puts a layer into the store again that was damaged there, if this node
+// has it, or uses it. It reports whether it is there.
+func (s *site) replace(ctx context.Context, id digest.Digest) bool {
+	if !s.begins(id) {
+		return false
+	}
+	defer s.ends(id)
+	ctx, cancel := context.WithTimeout(ctx, replaceTime)
+	defer cancel()
+	wanted := s.letGo(ctx, id)
+	have, err := s.p.cfg.Layers.Peek(id)
+	if wanted && err != nil {
+		have, err = s.anew(ctx, id)
+	}
+	if err == nil {
+		err = s.republish(ctx, have)
+	}
+	switch {
+	case errors.Is(err, layer.ErrUnknown):
+		return false // who wants it next fetches it
+	case err != nil:
+		s.log.Error("a damaged layer of the PoP's store is not replaced", "layer", id, "err", err)
+		return false
+	}
+	if wanted && s.p.cfg.Lazy.Whole != nil {
+		s.p.cfg.Lazy.Whole(id) // what starts from here on mounts it anew
+	}
+	s.log.Info("a damaged layer of the PoP's store was replaced", "layer", id)
+	s.p.stats.replaced.Add(1)
+	if s.cfg.Replaced != nil {
+		s.cfg.Replaced(id)
+	}
+	return true
+}
+
+// begins reports whether nobody else here replaces the layer; ends must follow.
+func (s *site) begins(id digest.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mending[id] {
+		return false
+	}
+	s.mending[id] = true
+	return true
+}
+
+func (s *site) ends(id digest.Digest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.mending, id)
+}
+
+// letGo forgets a layer that was attached and is not there any more, or in other
+// files, and reports whether it did. Containers that stand on it go on with the damaged files.
+func (s *site) letGo(ctx context.Context, id digest.Digest) bool {
+	st := s.usable()
+	if st == nil {
+		return false
+	}
+	defer s.lock(id)()
+	l, err := s.p.cfg.Layers.Peek(id)
+	if err != nil || l.At == "" {
+		return err == nil
+	}
+	rec, err := st.Record(ctx, id)
+	if err == nil && s.cfg.Dir.Path(rec.Data()) == l.At || err != nil && !errors.Is(err, pop.ErrUnknown) {
+		return false
+	}
+	s.log.Warn("a layer has left the PoP's store, since it was damaged: containers that run with it may have read wrong bytes; it comes anew for those that start from here on",
+		"layer", id, "images", s.imagesWith(id))
+	if err := s.p.cfg.Layers.Detach(id); err != nil {
+		s.log.Warn("detach layer", "layer", id, "err", err)
+		return false
+	}
+	return true
+}
+
+func (s *site) imagesWith(id digest.Digest) []string {
+	var names []string
+	for _, img := range s.p.cfg.Catalog.WithLayer(id) {
+		names = append(names, img.Ref.String())
+	}
+	return names
+}
+
+// anew fetches a layer as a deployment would: with its lease, or from who has it.
+func (s *site) anew(ctx context.Context, id digest.Digest) (*layer.Layer, error) {
+	err := fmt.Errorf("layer %s: no image here has it: %w", id, layer.ErrUnknown)
+	for _, img := range s.p.cfg.Catalog.WithLayer(id) {
+		l := img.Layers[slices.IndexFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == id })]
+		var have *layer.Layer
+		have, err = s.p.cfg.Layers.Fill(ctx, l, &blob{p: s.p, img: img, l: l, class: Background}).WaitComplete(ctx)
+		if err == nil || ctx.Err() != nil {
+			return have, err
+		}
+	}
+	return nil, err
+}
+
+// republish puts a layer of this node's own into the store, unless it is there.
+func (s *site) republish(ctx context.Context, have *layer.Layer) error {
+	st := s.usable()
+	if st == nil {
+		return pop.ErrStoreAway
+	}
+	for {
+		if st.Has(ctx, have.DiffID) {
+			return nil
+		}
+		if have.At != "" || have.Tree {
+			return fmt.Errorf("layer %s is not kept here: %w", have.DiffID, layer.ErrUnknown)
+		}
+		lease, err := s.acquire(ctx, have.DiffID)
+		if err == nil {
+			err = s.copyWhole(ctx, st, have, lease.Token())
+			return errors.Join(err, lease.Release(context.WithoutCancel(ctx)))
+		}
+		var held *pop.HeldError
+		if !errors.As(err, &held) {
+			return err
+		}
+		if err := s.rest(ctx, time.Second); err != nil { // its holder publishes it
+			return err
+		}
+	}
+}
+
+// copyWhole publishes a layer that is complete here, if its bytes are still what
+// its name says.
+func (s *site) copyWhole(ctx context.Context, st *pop.Store, have *layer.Layer, token uint64) error {
+	f, err := os.Open(have.Files().Data)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	table, _, err := pack.MakeTable(f, have.Size)
+	if err != nil {
+		return err
+	}
+	b, err := table.MarshalBinary()
+	if err != nil {
+		return err
+	}
+	draft, err := st.Draft(ctx, have.DiffID, token)
+	if err != nil {
+		return err
+	}
+	h := sha256.New()
+	_, err = io.CopyBuffer(io.MultiWriter(draft, h), struct{ io.Reader }{io.NewSectionReader(f, 0, have.Size)}, make([]byte, 1<<20))
+	if err == nil && digest.NewDigest(digest.SHA256, h) != have.DiffID {
+		err = fmt.Errorf("this node's copy of layer %s is damaged too: %w", have.DiffID, layer.ErrMismatch)
+	}
+	if err != nil {
+		return errors.Join(err, draft.Abandon(context.WithoutCancel(ctx)))
+	}
+	rec := pop.Layer{DiffID: have.DiffID, Size: have.Size, Blob: have.Blob, BlobSize: have.BlobSz}
+	if names := s.imagesWith(have.DiffID); len(names) > 0 {
+		rec.Image = names[0]
+	}
+	return errors.Join(draft.Publish(ctx, rec, b), draft.Close())
+}
+
+// VerifyInBackground verifies every layer of the store once in PoPConfig.Verify,
+// one at a time in the whole PoP, slowly, and while the coordinator is there, until ctx ends.
+func (p *Puller) VerifyInBackground(ctx context.Context) {
+	s := p.site
+	if s == nil || s.cfg.Dir == nil || s.cfg.Verify <= 0 {
+		return
+	}
+	tick := time.NewTicker(min(verifyLook, s.cfg.Verify))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if err := s.verifyDue(ctx); err != nil && ctx.Err() == nil {
+				s.log.Debug("verification of the PoP's store", "err", err)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// verifyDue verifies the layers that are due, if no other node does so.
+func (s *site) verifyDue(ctx context.Context) error {
+	st := s.usable()
+	if st == nil {
+		return nil
+	}
+	if ok, err := s.cfg.Coord.Settled(ctx); err != nil || !ok {
+		return err
+	}
+	lease, err := s.cfg.Coord.Acquire(ctx, verifyLease, 0)
+	if err != nil {
+		return err
+	}
+	defer lease.Release(context.WithoutCancel(ctx))
+	if broken, err := st.Broken(ctx); err == nil {
+		for _, id := range broken {
+			s.mend(ctx, st, id)
+		}
+	}
+	layers, err := st.Layers(ctx)
+	for _, l := range layers {
+		select {
+		case <-lease.Lost():
+			return pop.ErrAway
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		default:
+		}
+		if s.due(ctx, st, l) {
+			if _, verr := s.verify(ctx, st, l, verifyRate); verr != nil {
+				return verr
+			}
+		}
+	}
+	return err
+}
+
+// due reports whether the time since a layer was verified is over. Each node measures it by its own
+// clock: of what another one has verified, from when this one saw that first. A layer
+// that nobody has verified yet was verified when it was published: its time begins.
+func (s *site) due(ctx context.Context, st *pop.Store, l *pop.Layer) bool {
+	v, err := st.Verified(ctx, l)
+	if errors.Is(err, pop.ErrUnknown) {
+		if err := st.NoteVerified(ctx, l); err != nil {
+			s.log.Debug("a verification is not noted", "layer", l.DiffID, "err", err)
+		}
+		return false
+	}
+	if err != nil {
+		return false
+	}
+	if v.Node == s.cfg.Node {
+		since := time.Since(time.Unix(v.At, 0))
+		return since < -time.Minute || since >= s.cfg.Verify // a clock that went back says nothing
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen, ok := s.noted[l.DiffID]
+	if !ok || seen.what != v {
+		s.noted[l.DiffID] = sighting{v, time.Now()}
+		return false
+	}
+	return time.Since(seen.at) >= s.cfg.Verify
+}
