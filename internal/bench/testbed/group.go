@@ -25,8 +25,9 @@ import (
 type Group struct {
 	path string
 	dir  *os.File
-	main *exec.Cmd     // the first long-lived process
-	done chan struct{} // closed when main has ended
+	main *exec.Cmd      // the long-lived program that was started last
+	done chan struct{}  // closed when main has ended
+	all  sync.WaitGroup // of those who wait for long-lived programs
 }
 
 // NewGroup makes an empty group of that name.
@@ -74,18 +75,20 @@ func unified() (string, error) {
 	return "", errors.New("no cgroup v2 is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")
 }
 
-// Start starts a long-lived program in the group.
+// Start starts a long-lived program in the group, beside those that are there.
+// Stop and Ended are about the last one.
 func (g *Group) Start(cmd *exec.Cmd) error {
 	g.join(cmd)
 	cmd.Cancel = func() error { return nil } // Close ends it
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	g.main, g.done = cmd, make(chan struct{})
-	go func() {
-		defer close(g.done)
+	done := make(chan struct{})
+	g.main, g.done = cmd, done
+	g.all.Go(func() {
+		defer close(done)
 		cmd.Wait()
-	}()
+	})
 	return nil
 }
 
@@ -120,7 +123,11 @@ func (g *Group) Close() error {
 		}
 	}
 	g.dir.Close()
-	return endGroup(g.path)
+	err := endGroup(g.path)
+	if err == nil {
+		g.all.Wait()
+	}
+	return err
 }
 
 // Stop sends the long-lived program a signal, and waits for its end; what it
@@ -149,9 +156,7 @@ func (g *Group) Kill() error {
 	if err := g.set("cgroup.kill", "1", "populated 0"); err != nil {
 		return err
 	}
-	if g.main != nil {
-		<-g.done
-	}
+	g.all.Wait()
 	// Linux 6.18 ends at once whatever is started in a group that was killed once: a new one takes its place.
 	g.dir.Close()
 	err := errors.Join(removeGroup(g.path), os.Mkdir(g.path, 0o755))
