@@ -1,0 +1,381 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"dewpoint/internal/layer"
+	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/local"
+	"dewpoint/internal/registry/registrytest"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// siteBed is a PoP whose nodes are pullers in this process: one registry, one
+// directory as the store, one hub.
+type siteBed struct {
+	t     testing.TB
+	reg   *registrytest.Server
+	hub   *local.Hub
+	store string
+}
+
+func newSiteBed(t testing.TB) *siteBed {
+	return &siteBed{t: t, reg: registrytest.New(t), hub: local.NewHub(), store: t.TempDir()}
+}
+
+// siteNode is one of its nodes. KeepPoP runs.
+type siteNode struct {
+	*bed
+	name string
+
+	mu       sync.Mutex
+	used     map[digest.Digest]bool // what containers stand on
+	damaged  []digest.Digest
+	replaced []digest.Digest
+}
+
+const siteTTL = 500 * time.Millisecond
+
+// node joins a node; change may change its configuration before.
+func (s *siteBed) node(name string, change func(*PoPConfig)) *siteNode {
+	t := s.t
+	t.Helper()
+	n := &siteNode{bed: &bed{t: t, reg: s.reg, dir: filepath.Join(t.TempDir(), "layers")}, name: name, used: map[digest.Digest]bool{}}
+	client := newClient(t, filepath.Join(t.TempDir(), "none"), s.reg)
+	var err error
+	n.layers, err = layer.Open(layer.Config{Dir: n.dir})
+	n.must(err)
+	t.Cleanup(func() { n.must(n.layers.Close()) })
+	catalog, err := OpenCatalog(t.TempDir(), nil)
+	n.must(err)
+	coord, err := s.hub.Join(pop.Config{Node: name, TTL: siteTTL})
+	n.must(err)
+	t.Cleanup(func() { coord.Close() })
+	dir := pop.NewDir(s.store, 0)
+	cfg := PoPConfig{Node: name, Coord: coord, Dir: dir,
+		Open: func(ctx context.Context) (*pop.Store, error) {
+			return pop.OpenStore(ctx, pop.StoreConfig{FS: dir, Coord: coord, Node: name, Grace: time.Second})
+		},
+		Damaged:  func(id digest.Digest, _ error) { n.note(&n.damaged, id) },
+		Replaced: func(id digest.Digest) { n.note(&n.replaced, id) },
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	n.Puller = NewPuller(Config{Registry: client, Layers: n.layers, Catalog: catalog, Link: NewLink(LinkConfig{Inflaters: 1}), PoP: cfg})
+	n.fresh = 0
+	t.Cleanup(func() { n.must(n.Close()) })
+	ctx, cancel := context.WithCancel(context.Background())
+	var kept sync.WaitGroup
+	kept.Go(func() { n.must(n.KeepPoP(ctx, n.inUse)) })
+	t.Cleanup(func() { cancel(); kept.Wait() })
+	n.eventually("the store is open", func() bool { return n.site.usable() != nil })
+	return n
+}
+
+func (n *siteNode) note(list *[]digest.Digest, id digest.Digest) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	*list = append(*list, id)
+}
+
+func (n *siteNode) inUse(id digest.Digest) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.used[id]
+}
+
+// use says that a container stands on a layer.
+func (n *siteNode) use(id digest.Digest) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.used[id] = true
+}
+
+// bring pulls an image whole and says where each of its layers came from.
+func (n *siteNode) bring(p registrytest.Pushed) []LayerProgress {
+	n.t.Helper()
+	ctx, cancel := context.WithCancel(n.t.Context())
+	defer cancel()
+	pull, err := n.Pull(ctx, n.ref(p.Ref), Options{})
+	n.must(err)
+	n.must(pull.WaitComplete(ctx))
+	return pull.Progress()
+}
+
+// published waits until the store has the layer, and returns its record.
+func (n *siteNode) published(id digest.Digest) *pop.Layer {
+	n.t.Helper()
+	var rec *pop.Layer
+	n.eventually("the layer is in the store", func() bool {
+		var err error
+		rec, err = n.site.usable().Record(n.t.Context(), id)
+		return err == nil
+	})
+	return rec
+}
+
+// data is the path of a layer's tar in the store.
+func (s *siteBed) data(l *pop.Layer) string { return filepath.Join(s.store, l.Data()) }
+
+// flip changes a byte in the middle of a file.
+func (s *siteBed) flip(path string) {
+	s.t.Helper()
+	b, err := os.ReadFile(path)
+	if err == nil {
+		b[len(b)/2] ^= 0x10
+		err = os.WriteFile(path, b, 0o600)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// served is how many bytes of an image's layers the registry has sent.
+func (s *siteBed) served(p registrytest.Pushed) int64 {
+	var sum int64
+	for _, l := range p.Layers {
+		sum += s.reg.Served(l.Digest)
+	}
+	return sum
+}
+
+func size(p registrytest.Pushed) int64 {
+	var sum int64
+	for _, l := range p.Layers {
+		sum += l.Size
+	}
+	return sum
+}
+
+// What one node has fetched, the other takes out of the store.
+func TestSecondNodeAsksNoRegistry(t *testing.T) {
+	s := newSiteBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	p := a.push("app", 1, 2)
+	for _, l := range a.bring(p) {
+		if l.From.Registry != l.Layer.Size || l.From.PoP != 0 || l.From.Local != 0 {
+			t.Errorf("the first node: %+v of %d", l.From, l.Layer.Size)
+		}
+		a.published(l.Layer.DiffID)
+	}
+	sent := s.served(p)
+	for _, l := range b.bring(p) {
+		if l.From != (Origins{PoP: l.Layer.Size}) {
+			t.Errorf("the second node: %+v of %d", l.From, l.Layer.Size)
+		}
+	}
+	if more := s.served(p) - sent; more != 0 || sent != size(p) {
+		t.Errorf("the registry sent %d bytes to the first node, of %d, and %d to the second", sent, size(p), more)
+	}
+	if h := b.site.hitsNow(); h.Store != 2 || h.Registry != 0 || h.StoreBytes != size(p) {
+		t.Errorf("hits of the second node: %+v", h)
+	}
+}
+
+// Of one image, a layer is here, one in the store, and one at the registry.
+func TestOriginsOfMixedImage(t *testing.T) {
+	s := newSiteBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	b.bring(b.push("one", 1))
+	for _, l := range a.bring(a.push("two", 2)) {
+		a.published(l.Layer.DiffID)
+	}
+	got := b.bring(b.push("all", 1, 2, 3))
+	for i, want := range []Origins{{Local: got[0].Layer.Size}, {PoP: got[1].Layer.Size}, {Registry: got[2].Layer.Size}} {
+		if got[i].From != want {
+			t.Errorf("layer %d: %+v, want %+v", i, got[i].From, want)
+		}
+	}
+}
+
+// verifyAll verifies the store and returns what was damaged.
+func (n *siteNode) verifyAll(ids ...digest.Digest) (whole int, damaged []Verified) {
+	n.t.Helper()
+	n.must(n.VerifyPoP(n.t.Context(), ids, func(v Verified) error {
+		if v.Damage != nil {
+			damaged = append(damaged, v)
+		} else {
+			whole++
+		}
+		return nil
+	}))
+	return whole, damaged
+}
+
+// A flipped byte is found. The node has the layer itself and puts it back.
+func TestDamageIsReplacedFromOwnCopy(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	p := a.push("app", 1, 2)
+	layers := a.bring(p)
+	bad := a.published(layers[0].Layer.DiffID)
+	a.published(layers[1].Layer.DiffID)
+	good, err := os.ReadFile(s.data(bad))
+	a.must(err)
+	if whole, damaged := a.verifyAll(); whole != 2 || len(damaged) != 0 {
+		t.Fatalf("%d whole, %v damaged, of a good store", whole, damaged)
+	}
+	s.flip(s.data(bad))
+	sent := s.served(p)
+	whole, damaged := a.verifyAll()
+	if whole != 1 || len(damaged) != 1 || damaged[0].DiffID != bad.DiffID || !damaged[0].Replaced || !errors.Is(damaged[0].Damage, pop.ErrDamaged) {
+		t.Fatalf("%d whole, %+v", whole, damaged)
+	}
+	rec := a.published(bad.DiffID)
+	if now, err := os.ReadFile(s.data(rec)); err != nil || !bytes.Equal(now, good) || rec.Name == bad.Name {
+		t.Errorf("%s instead of %s: its bytes are right %t, %v", rec.Name, bad.Name, bytes.Equal(now, good), err)
+	}
+	if len(a.damaged) != 1 || len(a.replaced) != 1 || a.Stats().Damaged != 1 || a.Stats().Replaced != 1 {
+		t.Errorf("reported: %v damaged, %v replaced, %+v", a.damaged, a.replaced, a.Stats())
+	}
+	if s.served(p) != sent {
+		t.Error("the registry was asked for what is here")
+	}
+}
+
+// The same of a layer that the node only uses: it comes anew.
+func TestDamageIsFetchedAnew(t *testing.T) {
+	s := newSiteBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	bad := a.published(id)
+	good, err := os.ReadFile(s.data(bad))
+	a.must(err)
+	b.bring(p)
+	_, err = a.layers.Remove(id, func(*layer.Layer) bool { return true })
+	a.must(err)
+	s.flip(s.data(bad))
+	if _, damaged := b.verifyAll(id); len(damaged) != 1 || !damaged[0].Replaced {
+		t.Fatalf("%+v", damaged)
+	}
+	rec := b.published(id)
+	if now, err := os.ReadFile(s.data(rec)); err != nil || !bytes.Equal(now, good) {
+		t.Errorf("the store is right again: %t, %v", bytes.Equal(now, good), err)
+	}
+	if n := s.served(p); n != 2*size(p) {
+		t.Errorf("the registry sent %d bytes of %d", n, size(p))
+	}
+	have, err := b.layers.Get(id)
+	b.must(err)
+	if now, err := os.ReadFile(have.Files().Data); err != nil || !bytes.Equal(now, good) {
+		t.Errorf("what starts on the node from now on reads right bytes: %t, %v", bytes.Equal(now, good), err)
+	}
+}
+
+// Who uses a layer that another node finds damaged lets go of it.
+func TestDamageIsLetGoOfElsewhere(t *testing.T) {
+	s := newSiteBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	bad := a.published(id)
+	b.bring(p)
+	s.flip(s.data(bad))
+	if _, damaged := a.verifyAll(); len(damaged) != 1 {
+		t.Fatalf("%+v", damaged)
+	}
+	b.eventually("the layer is not read from the damaged file", func() bool {
+		l, err := b.layers.Peek(id)
+		return err == nil && l.At != s.data(bad)
+	})
+	b.bring(p)
+	if _, damaged := b.verifyAll(); len(damaged) != 0 {
+		t.Errorf("%+v", damaged)
+	}
+}
+
+// A record that cannot be read is damage as well.
+func TestBrokenRecordIsReplaced(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	id := a.bring(a.push("app", 1))[0].Layer.DiffID
+	a.published(id)
+	a.must(os.WriteFile(filepath.Join(s.store, "layers", id.Encoded()+".json"), []byte(`{"version":1,`), 0o600))
+	if whole, damaged := a.verifyAll(); len(damaged) != 1 || !damaged[0].Replaced || whole != 1 {
+		t.Fatalf("%d whole, %+v", whole, damaged)
+	}
+	a.published(id)
+}
+
+// Verification goes on by itself: what is due is read, and a flipped byte found.
+func TestVerificationInBackground(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", func(c *PoPConfig) { c.Verify = 20 * time.Millisecond })
+	id := a.bring(a.push("app", 1))[0].Layer.DiffID
+	bad := a.published(id)
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	done.Go(func() { a.VerifyInBackground(ctx) })
+	defer done.Wait()
+	defer cancel()
+	a.eventually("the layer was verified", func() bool { return a.Stats().Verified > 0 })
+	if v, err := a.site.usable().Verified(t.Context(), bad); err != nil || v.Node != "a" || v.Name != bad.Name {
+		t.Errorf("the note: %+v, %v", v, err)
+	}
+	s.flip(s.data(bad))
+	a.eventually("the damage was found, and is gone", func() bool { return a.Stats().Replaced == 1 })
+	cancel()
+	done.Wait()
+	if whole, damaged := a.verifyAll(); whole != 1 || len(damaged) != 0 {
+		t.Errorf("%d whole, %+v", whole, damaged)
+	}
+}
+
+// Pruning takes out what no node uses, and nothing else.
+func TestPrunePoP(t *testing.T) {
+	s := newSiteBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	kept := a.bring(a.push("kept", 1))[0].Layer.DiffID
+	gone := a.bring(a.push("gone", 2))[0].Layer.DiffID
+	a.published(kept)
+	a.published(gone)
+	b.use(kept)
+	b.bring(b.push("kept", 1))
+	time.Sleep(siteTTL) // the coordinator remembers for so long
+	done, err := a.PrunePoP(t.Context(), nobody)
+	a.must(err)
+	if len(done.Layers) != 1 || done.Layers[0] != gone || done.Why != "" || a.Stats().Evicted != 1 {
+		t.Errorf("%+v", done)
+	}
+	st := a.site.usable()
+	if !st.Has(t.Context(), kept) || st.Has(t.Context(), gone) {
+		t.Error("the wrong one")
+	}
+}
+
+// The status has what each node does and uses.
+func TestPoPStatus(t *testing.T) {
+	s := newSiteBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	a.published(id)
+	b.bring(p)
+	b.site.announce(t.Context())
+	a.eventually("the hub is settled", func() bool { ok, _ := a.site.cfg.Coord.Settled(t.Context()); return ok })
+	got, err := a.PoP(t.Context())
+	a.must(err)
+	if got.Node != "a" || got.Path != s.store || got.Store == "" || got.Away != nil || got.Lost != nil || !got.Settled || len(got.Members) != 2 || len(got.Layers) != 1 {
+		t.Errorf("%+v", got)
+	}
+	if users := got.Users[id.String()]; len(users) != 1 || users[0] != "b" {
+		t.Errorf("used by %v", users)
+	}
+	if h := got.Members[1].Hits; h.Store != 1 || h.StoreBytes != size(p) {
+		t.Errorf("hits of b: %+v", h)
+	}
+	s.hub.Cut("a", true)
+	if got, err = a.PoP(t.Context()); err != nil || !errors.Is(got.Lost, pop.ErrAway) || len(got.Layers) != 1 {
+		t.Errorf("without the coordinator: %+v, %v", got, err)
+	}
+}
