@@ -101,6 +101,9 @@ func (b *bed) end() {
 	if len(log) > 0 {
 		b.t.Logf("datafs said: %s", log)
 	}
+	if bytes.Contains(log, []byte("DATA RACE")) {
+		b.t.Error("datafs has a data race")
+	}
 }
 
 // serverPID is the process id of the datafs that runs.
