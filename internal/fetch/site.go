@@ -56,18 +56,19 @@ type site struct {
 	locks   map[digest.Digest]*sync.Mutex // held while a layer is attached or let go of
 	relays  map[digest.Digest]*packRelay  // by manifest
 	hits    pop.Hits
-	said    map[string]bool       // what this node was last said to have
-	uses    map[digest.Digest]int // deployments of layers of the store, here
-	copying sync.Mutex            // held while a layer is copied
-	lastErr error                 // why the store could not be opened
-	away    error                 // why the coordinator did not answer last; nil if it did
+	said    map[string]bool        // what this node was last said to have
+	owed    map[digest.Digest]bool // layers that the store did not take
+	uses    map[digest.Digest]int  // deployments of layers of the store, here
+	copying sync.Mutex             // held while a layer is copied
+	lastErr error                  // why the store could not be opened
+	away    error                  // why the coordinator did not answer last; nil if it did
 	mending map[digest.Digest]bool
 	noted   map[digest.Digest]sighting // of what other nodes have verified
 }
 
 func newSite(p *Puller, cfg PoPConfig) *site {
 	return &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
-		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, relays: map[digest.Digest]*packRelay{},
+		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, relays: map[digest.Digest]*packRelay{},
 		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync"
 	"time"
 
 	"dewpoint/internal/image"
@@ -35,6 +36,9 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 	defer beat.Stop()
 	defer house.Stop()
 	s.beat(ctx)
+	var upkeep sync.WaitGroup
+	defer upkeep.Wait()
+	busy := make(chan struct{}, 1)
 	for {
 		select {
 		case <-ctx.Done():
@@ -47,8 +51,16 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 		case <-beat.C:
 			s.beat(ctx)
 		case <-house.C:
-			s.reconcile(ctx, inUse)
-			s.makeRoom(ctx)
+			select {
+			case busy <- struct{}{}: // beats go on beside it
+				upkeep.Go(func() {
+					s.giveOwed(ctx)
+					s.reconcile(ctx, inUse)
+					s.makeRoom(ctx)
+					<-busy
+				})
+			default:
+			}
 		}
 	}
 }

@@ -2,8 +2,11 @@ package fetch
 
 import (
 	"context"
+	"errors"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"dewpoint/internal/layer"
@@ -36,7 +39,7 @@ func (s *site) lead(ctx context.Context, b *blob, f *layer.Fill, lease pop.Lease
 	s.seed(ctx, f, id)
 	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += b.l.Size })
 	s.p.work.Go(func() {
-		l := &leader{s: s, b: b, f: f, id: id, lease: lease, began: time.Now()}
+		l := &leader{copier: copier{s: s, id: id, image: b.img.Ref.String(), lease: lease}, f: f, began: time.Now()}
 		l.run(s.p.life)
 		s.mu.Lock()
 		delete(s.leading, id)
@@ -92,16 +95,87 @@ func (s *site) holder(ctx context.Context, b *blob) (pop.Member, bool) {
 // hasKey is what a node is said to use that has a whole layer of its own.
 func hasKey(id digest.Digest) string { return "has/" + id.String() }
 
+// copier copies a layer into the store, under a lease. One goroutine uses it.
+type copier struct {
+	s     *site
+	id    digest.Digest
+	image string        // that it was fetched for
+	cost  time.Duration // of fetching it
+	lease pop.Lease
+	draft *pop.Draft // nil until something is to be copied
+	runs  int64      // of the fill, when the draft was begun
+}
+
+// copy writes the tar in the file at path up to size into the store. What a fill
+// has begun anew since is copied from the start.
+func (c *copier) copy(ctx context.Context, st *pop.Store, path string, size, runs int64) error {
+	if c.draft != nil && c.runs != runs {
+		if err := c.drop(ctx); err != nil {
+			return err
+		}
+	}
+	var err error
+	if c.draft == nil {
+		if c.draft, err = st.Draft(ctx, c.id, c.lease.Token()); err != nil {
+			return err
+		}
+		c.runs = runs
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	from := c.draft.At()
+	_, err = io.CopyBuffer(struct{ io.Writer }{c.draft}, struct{ io.Reader }{io.NewSectionReader(f, from, size-from)}, make([]byte, 1<<20))
+	return err
+}
+
+// drop gives up what was copied.
+func (c *copier) drop(ctx context.Context) error {
+	d := c.draft
+	c.draft = nil
+	if d == nil {
+		return nil
+	}
+	return d.Abandon(ctx)
+}
+
+// publish copies the rest of a complete layer into the store and shows it there.
+func (c *copier) publish(ctx context.Context, have *layer.Layer, runs int64) error {
+	st := c.s.usable()
+	if st == nil {
+		return pop.ErrStoreAway
+	}
+	if st.Has(ctx, c.id) {
+		return c.drop(ctx)
+	}
+	if err := c.copy(ctx, st, have.Files().Data, have.Size, runs); err != nil {
+		return err
+	}
+	f, err := os.Open(have.Files().Data)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	table, _, err := pack.MakeTable(f, have.Size)
+	if err != nil {
+		return err
+	}
+	b, err := table.MarshalBinary()
+	if err != nil {
+		return err
+	}
+	rec := pop.Layer{DiffID: c.id, Size: have.Size, Blob: have.Blob, BlobSize: have.BlobSz, Image: c.image, Cost: c.cost.Seconds()}
+	return c.draft.Publish(ctx, rec, b)
+}
+
 // leader copies a layer into the store while it arrives. One goroutine uses it.
 type leader struct {
-	s     *site
-	b     *blob
+	copier
 	f     *layer.Fill
-	id    digest.Digest
-	lease pop.Lease
 	began time.Time
-	draft *pop.Draft // nil until something is to be copied, and when the store fails
-	err   error      // why nothing is copied any more
+	err   error // why nothing is copied any more
 }
 
 // run returns when the layer is published, or will not be by this node.
@@ -119,100 +193,80 @@ func (l *leader) run(ctx context.Context) {
 			l.end(ctx, err)
 			return
 		case <-tick.C:
-			l.fail(l.checkpoint(ctx))
+			l.checkpoint(ctx)
 		}
 	}
 }
 
-// fail notes that the store does not take the layer; the fill goes on.
-func (l *leader) fail(err error) {
-	if err == nil || l.err != nil {
-		return
-	}
-	l.err = err
-	l.s.log.Warn("a layer is not copied into the PoP's store", "layer", l.id, "err", err)
-}
-
-// checkpoint copies what has arrived and says so.
-func (l *leader) checkpoint(ctx context.Context) error {
+// checkpoint copies what has arrived and says so. A store that does not take it
+// is tried again when the layer is complete.
+func (l *leader) checkpoint(ctx context.Context) {
 	st := l.s.usable()
 	if st == nil || l.err != nil {
-		return nil
+		return
 	}
+	runs := l.f.Runs()
 	record, path, size, err := l.f.Checkpoint()
-	if err != nil || l.draft != nil && size <= l.draft.At() {
-		return nil // nothing new
+	if err != nil || l.draft != nil && l.runs == runs && size <= l.draft.At() {
+		return // nothing new
 	}
-	if err := l.copy(ctx, st, path, size); err != nil {
-		return err
+	if err = l.copy(ctx, st, path, size, runs); err == nil && l.f.Runs() == runs {
+		err = l.draft.Checkpoint(ctx, record)
 	}
-	return l.draft.Checkpoint(ctx, record)
-}
-
-// copy writes the tar in the file at path up to size into the store.
-func (l *leader) copy(ctx context.Context, st *pop.Store, path string, size int64) error {
-	var err error
-	if l.draft == nil {
-		if l.draft, err = st.Draft(ctx, l.id, l.lease.Token()); err != nil {
-			return err
-		}
-	}
-	f, err := os.Open(path)
 	if err != nil {
-		return err
+		l.err = err
+		l.s.log.Warn("a layer is not copied into the PoP's store while it arrives", "layer", l.id, "err", err)
 	}
-	defer f.Close()
-	from := l.draft.At()
-	_, err = io.CopyBuffer(struct{ io.Writer }{l.draft}, struct{ io.Reader }{io.NewSectionReader(f, from, size-from)}, make([]byte, 1<<20))
-	return err
 }
 
 // end publishes the layer, or leaves what there is to another node.
 func (l *leader) end(ctx context.Context, err error) {
 	have, gerr := l.s.p.cfg.Layers.Peek(l.id)
-	if err == nil && gerr == nil && have.At == "" && !have.Tree {
-		l.fail(l.publish(ctx, have))
+	if err != nil || gerr != nil || have.At != "" || have.Tree {
+		l.checkpoint(ctx)
+	} else {
+		l.cost = time.Since(l.began)
+		if l.err != nil {
+			_ = l.drop(ctx) // a sweep does it else
+		}
+		if err := l.publish(ctx, have, l.f.Runs()); err != nil {
+			l.s.log.Warn("a layer is not published to the PoP yet", "layer", l.id, "err", err)
+			l.s.later(l.id)
+		}
 	}
 	if l.draft == nil {
 		return
 	}
-	if err != nil {
-		l.fail(l.checkpoint(ctx))
-	}
-	if cerr := l.draft.Close(); cerr != nil {
-		l.s.log.Debug("close", "layer", l.id, "err", cerr)
-	}
-	if l.err != nil {
-		_ = l.draft.Abandon(ctx) // a sweep does it else
+	if err := l.draft.Close(); err != nil {
+		l.s.log.Debug("close", "layer", l.id, "err", err)
 	}
 }
 
-// publish copies the rest of a complete layer into the store and shows it there.
-func (l *leader) publish(ctx context.Context, have *layer.Layer) error {
-	st := l.s.usable()
-	if st == nil || l.err != nil {
-		return nil // keep publishes it when the store is back
+// later has a layer given to the store that it did not take, or when it is back.
+func (s *site) later(id digest.Digest) {
+	if s.cfg.Open == nil {
+		return // there is no store
 	}
-	if st.Has(ctx, l.id) {
-		return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.owed[id] = true
+}
+
+// giveOwed gives the store what it did not take.
+func (s *site) giveOwed(ctx context.Context) {
+	s.mu.Lock()
+	owed := slices.Collect(maps.Keys(s.owed))
+	s.mu.Unlock()
+	for _, id := range owed {
+		have, err := s.p.cfg.Layers.Peek(id)
+		if err == nil && have.At == "" && !have.Tree {
+			if err = s.republish(ctx, have); err != nil {
+				s.log.Warn("a layer is not published to the PoP yet", "layer", id, "err", err)
+				return
+			}
+		}
+		s.mu.Lock()
+		delete(s.owed, id)
+		s.mu.Unlock()
 	}
-	path := have.Files().Data
-	if err := l.copy(ctx, st, path, have.Size); err != nil {
-		return err
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	table, _, err := pack.MakeTable(f, have.Size)
-	if err != nil {
-		return err
-	}
-	b, err := table.MarshalBinary()
-	if err != nil {
-		return err
-	}
-	rec := pop.Layer{DiffID: l.id, Size: have.Size, Blob: have.Blob, BlobSize: have.BlobSz, Image: l.b.img.Ref.String(), Cost: time.Since(l.began).Seconds()}
-	return l.draft.Publish(ctx, rec, b)
 }

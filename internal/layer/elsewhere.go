@@ -223,6 +223,9 @@ func (f *Fill) Checkpoint() (record []byte, path string, size int64, err error) 
 	return record, filepath.Join(f.dir, "data"), p.Point.Out, err
 }
 
+// Runs counts how often the fill has begun: what an earlier run wrote may have been wrong.
+func (f *Fill) Runs() int64 { return f.runs.Load() }
+
 // Seed has the fill go on from another node's checkpoint, if it has come further
 // than what is here. It is to be called by Prepare only. The tar that data gives is
 // believed no more than what a fill finds on its own disk: the whole is hashed at the end.

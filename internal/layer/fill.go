@@ -59,6 +59,7 @@ type Fill struct {
 	users   int             // guarded by store.mu
 	settled <-chan struct{} // of the newest run: its progress is not written any more
 	resumed bool            // the newest run went on from an earlier fill's bytes
+	runs    atomic.Int64    // how often it was begun
 	seeded  bool            // Seed has given it another node's
 
 	state    atomic.Int32

@@ -160,6 +160,7 @@ func (f *Fill) prepare(tar bool) (*pipeline, error) {
 	if err := os.MkdirAll(f.dir, 0o755); err != nil {
 		return nil, err
 	}
+	f.runs.Add(1)
 	p := &pipeline{f: f, tar: tar, has: newArrival(), partial: f.store.Partial(f.Layer.DiffID), blobHash: sha256.New(), dataHash: sha256.New()}
 	p.from = loadProgress(f.dir, f.Layer.Digest)
 	if p.from != nil && p.restore() != nil {
