@@ -196,8 +196,13 @@ func TestTakenForDead(t *testing.T) {
 			t.Error("the references of a dead node are there after a lease period")
 		}
 		dead.Store(false)
-		if e := <-ch; e.Kind != pop.Resync {
-			t.Errorf("then %+v", e)
+		select {
+		case e := <-ch:
+			if e.Kind != pop.Resync {
+				t.Errorf("then %+v", e)
+			}
+		case <-time.After(time.Hour):
+			t.Error("no Resync")
 		}
 		time.Sleep(time.Second)
 		if users() != 1 {

@@ -21,17 +21,36 @@ func TestContract(t *testing.T) {
 	poptest.Run(t, func(t *testing.T) poptest.Bed { return newBed(t, true) })
 }
 
-func TestServer(t *testing.T) {
-	t.Parallel()
-	b := newBed(t, false)
-	cfg, err := session.Defaults(pop.Config{Node: "a", TTL: time.Hour, Timeout: 10 * time.Second})
+// line is a server without a session, by way of the address.
+func line(t *testing.T, address string, cfg pop.Config) *server {
+	t.Helper()
+	cfg, err := session.Defaults(cfg)
 	must(t, err)
-	opt, err := options(Config{URL: "redis://127.0.0.1:" + b.port})
+	opt, err := options(Config{URL: "redis://" + address})
 	must(t, err)
 	s := newServer(cfg, "dewpoint:{server}:")
 	s.rdb = redis.NewClient(opt)
-	defer s.Close()
-	poptest.RunServer(t, s)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func TestServer(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, false)
+	poptest.RunServer(t, line(t, "127.0.0.1:"+b.port, pop.Config{Node: "a", TTL: time.Hour, Timeout: 10 * time.Second}))
+}
+
+// A connection for events that a partition swallowed is given up, though nothing says so.
+func TestSilentConnection(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, false)
+	p := newProxy(t, "127.0.0.1:"+b.port)
+	s := line(t, p.addr(), pop.Config{Node: "a", TTL: time.Second, Timeout: 10 * time.Second})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := s.Listen(ctx, func() { p.set(true) }, func(pop.Event) {}); err == nil || ctx.Err() != nil {
+		t.Errorf("listened on: %v", err)
+	}
 }
 
 // eventually repeats what may find the server away.
