@@ -25,6 +25,8 @@ type FS interface {
 	// leave what one of them wrote.
 	WriteFile(ctx context.Context, name string, b []byte) error
 	ReadDir(ctx context.Context, name string) ([]fs.FileInfo, error)
+	// Names are the names in a directory, which cost less than ReadDir.
+	Names(ctx context.Context, name string) ([]string, error)
 	Stat(ctx context.Context, name string) (fs.FileInfo, error)
 	Mkdir(ctx context.Context, name string) error // of which some may be there
 	Rename(ctx context.Context, from, to string) error
@@ -54,6 +56,8 @@ const (
 	defaultPatience = 5 * time.Second  // a call may take so long
 	slowPatience    = 60 * time.Second // one that waits for the disks
 	stuckCalls      = 64               // that did not return in time, at most
+	staleTries      = 5
+	staleWait       = 20 * time.Millisecond
 	askAgain        = 2 * time.Second  // between two looks whether a store that was away is back
 )
 
@@ -104,7 +108,15 @@ func (d *Dir) call(ctx context.Context, patience time.Duration, fn func() error)
 	}
 	done := make(chan error, 1)
 	go func() {
-		done <- fn()
+		err := fn()
+		for range staleTries { // another node has replaced the file: its name leads to the new one
+			if !errors.Is(err, unix.ESTALE) {
+				break
+			}
+			time.Sleep(staleWait)
+			err = fn()
+		}
+		done <- err
 		<-d.stuck
 	}()
 	late := time.NewTimer(patience)
@@ -156,6 +168,10 @@ func value[T any](d *Dir, ctx context.Context, fn func() (T, error)) (T, error) 
 	got := make(chan T, 1)
 	err := d.call(ctx, d.patience, func() error {
 		v, err := fn()
+		select {
+		case <-got: // of an earlier try
+		default:
+		}
 		got <- v
 		return err
 	})
@@ -212,6 +228,18 @@ func (d *Dir) ReadDir(ctx context.Context, name string) ([]fs.FileInfo, error) {
 			}
 		}
 		return all, err
+	})
+}
+
+// Names implements FS.
+func (d *Dir) Names(ctx context.Context, name string) ([]string, error) {
+	return value(d, ctx, func() ([]string, error) {
+		f, err := os.Open(d.Path(name))
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		return f.Readdirnames(-1)
 	})
 }
 
