@@ -124,7 +124,7 @@ func (p *gdsf) Snapshot() ([]byte, error) {
 	s := state{Clock: p.clock, Now: p.seq, Objects: make([]saved, len(order))}
 	for i, e := range order {
 		o := save(e)
-		o.Last, o.Gap = e.seq, e.gap
+		o.Last, o.Gap, o.Due = e.seq, e.gap, e.due
 		s.Objects[i] = o
 	}
 	if p.retires {
@@ -141,7 +141,7 @@ func (p *gdsf) restore(s *state) error {
 			return fmt.Errorf("%q was last used at %d, between %d and %d", o.Key, o.Last, last, s.Now)
 		}
 		e := o.entry()
-		e.seq, e.gap, e.dueAt = o.Last, o.Gap, -1
+		e.seq, e.gap, e.due, e.dueAt = o.Last, o.Gap, o.Due, -1
 		e.uses = min(max(e.uses, 1), maxUses)
 		last = e.seq
 		p.all[e.Key] = e

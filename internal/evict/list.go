@@ -16,6 +16,7 @@ type entry struct {
 	seq        uint64  // gdsf: its last use; no two are the same
 	at         int     // gdsf: place in the heap
 	gap        float64 // overdue: mean of the uses of anything between two of its own
+	due        float64 // overdue: the use of anything after which it is
 	dueAt      int     // overdue: place in that heap, or -1
 }
 

@@ -3,7 +3,8 @@ package evict
 import "container/heap"
 
 // An object is overdue when overdueAfter times its mean gap has passed since its last use. Of an object in steady use one gap in
-// e^20 is so long. It takes patience uses to have a mean.
+// e^20 is so long. It takes patience uses to have a mean. Nothing is overdue before twice as many uses have passed as the cache has objects: of what
+// came in a burst, the mean gap says little.
 const (
 	overdueAfter = 20
 	patience     = 3
@@ -25,7 +26,7 @@ func (p *gdsf) expect(e *entry) {
 	if e.uses+1 < patience {
 		return
 	}
-	e.seq = p.seq
+	e.due = float64(p.seq) + max(overdueAfter*e.gap, 2*float64(len(p.all)))
 	if e.dueAt < 0 {
 		heap.Push(&p.due, e)
 	} else {
@@ -33,12 +34,10 @@ func (p *gdsf) expect(e *entry) {
 	}
 }
 
-func (e *entry) due() float64 { return float64(e.seq) + overdueAfter*e.gap }
-
 // overdue is the object that is overdue for longest of those that may accepts, or nil.
 func (p *gdsf) overdue(may func(string) bool) (found *entry) {
 	var refused []*entry
-	for found == nil && len(p.due) > 0 && p.due[0].due() < float64(p.seq) {
+	for found == nil && len(p.due) > 0 && p.due[0].due < float64(p.seq) {
 		if e := p.due[0]; may == nil || may(e.Key) {
 			found = e
 		} else {
@@ -57,7 +56,7 @@ type byDue []*entry
 func (h byDue) Len() int { return len(h) }
 
 func (h byDue) Less(i, j int) bool {
-	if a, b := h[i].due(), h[j].due(); a != b {
+	if a, b := h[i].due, h[j].due; a != b {
 		return a < b
 	}
 	return h[i].seq < h[j].seq

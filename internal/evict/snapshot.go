@@ -34,6 +34,7 @@ type saved struct {
 	Value  float64 `json:"value,omitempty"` // gdsf
 	Last   uint64  `json:"last,omitempty"`  // gdsf: the use of anything that was its last
 	Gap    float64 `json:"gap,omitempty"`   // overdue
+	Due    float64 `json:"due,omitempty"`   // overdue
 	Main   bool    `json:"main,omitempty"`  // s3fifo: it is in the main queue
 }
 
@@ -82,7 +83,7 @@ func (s *state) check() error {
 			return fmt.Errorf("%q is there twice", o.Key)
 		}
 		seen[o.Key] = true
-		if o.Size < 0 || o.Cost < 0 || o.Images < 0 || o.Value < 0 || o.Value > maxValue || o.Gap < 0 || o.Gap > maxValue {
+		if o.Size < 0 || o.Cost < 0 || o.Images < 0 || o.Value < 0 || o.Value > maxValue || o.Gap < 0 || o.Gap > maxValue || o.Due < 0 || o.Due > maxValue {
 			return fmt.Errorf("%q has a number out of range", o.Key)
 		}
 	}

@@ -50,6 +50,7 @@ func (o *options) flags(stdout io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.lan, "lan-bandwidth", "1Gbit", "of the link to the shared cache: a `rate`")
 	f.DurationVar(&o.cfg.LAN.RTT, "lan-rtt", time.Millisecond, "its round trip, once per layer")
 	f.DurationVar(&o.cfg.Start, "start", time.Second, "what a deployment takes that moves nothing")
+	f.Float64Var(&o.cfg.Reads, "reads", 0.13, "the `share` of a layer that a start reads from the shared cache")
 	f.StringVar(&o.cfg.Cost, "cost", "bytes", "what a refetch costs, in `bytes` or seconds")
 	f.IntVar(&o.cfg.Deployments, "deployments", 0, "end after `N`")
 	f.IntVar(&o.cfg.Bin, "bin", 0, "record a series with a point for every `N` deployments")

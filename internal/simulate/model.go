@@ -12,13 +12,14 @@ import (
 //
 // A repository is built on one of a tenth as many bases, which the popular ones share. A version is three layers of the base, up to three of dependencies
 // and up to four of its own; a release makes new layers from the top down. A client that has pulled a version has its layers; some of the pulls are
-// by machines that are new and have nothing, as many as it takes for blobsPerPull.
+// by machines that are new and have nothing, as many as it takes for blobsPerPull. An image that was just pulled is often pulled by the next client too: machines start together.
 type model struct {
 	zone   Zone
 	rng    *rand.Rand
 	chance []float64 // of a repository to be pulled, cumulated
 	repos  []repo
 	layers int32
+	last   int            // the repository of the last pull
 	has    map[uint64]int // the last version that a client has of a repository
 	reads  int64          // of blobs
 	pulls  int64
@@ -130,7 +131,11 @@ func (m *model) release(second float64, on events) {
 }
 
 func (m *model) pull(second float64, on events) {
-	i := m.popular()
+	i := m.last
+	if m.pulls == 0 || m.rng.Float64() >= m.zone.Bursts {
+		i = m.popular()
+	}
+	m.last = i
 	r := &m.repos[i]
 	back := 0
 	for m.rng.IntN(8) == 0 && back < len(r.versions)-1 {

@@ -15,8 +15,8 @@ func (s *study) report(w io.Writer, args []string) error {
 	p.f("# What a PoP's cache should let go of\n\n")
 	p.f("**All traces here are synthetic.** They are calibrated to published facts of the IBM registry traces; they are not those traces. Run\n")
 	p.f("`dew simulate TRACE…` on the real ones for what they say.\n\n")
-	p.f("    dew simulate %s\n\nseed %d, scale %g (but at least %d pulls of each zone), commit %s. The link to the registry has %.0f Mbit/s and %v, the one to the shared cache %.0f Mbit/s and %v; a deployment that moves\nnothing takes %v; layers come one after the other. The refetch cost that policies are told is in %s.\n\n",
-		strings.Join(args, " "), s.o.seed, s.o.scale, studyPulls, commit(), s.o.cfg.WAN.Bandwidth/1e6, s.o.cfg.WAN.RTT, s.o.cfg.LAN.Bandwidth/1e6, s.o.cfg.LAN.RTT, s.o.cfg.Start, s.o.cfg.Cost)
+	p.f("    dew simulate %s\n\nseed %d, scale %g (but at least %d pulls of each zone), commit %s. The link to the registry has %.0f Mbit/s and %v, the one to the shared cache %.0f Mbit/s and %v; a deployment that moves\nnothing takes %v; layers come one after the other. Of a layer that is in the shared cache a start reads %.0f %%, of one in a node's own what it reads takes no time. The refetch cost that policies are told is in %s.\n\n",
+		strings.Join(args, " "), s.o.seed, s.o.scale, studyPulls, commit(), s.o.cfg.WAN.Bandwidth/1e6, s.o.cfg.WAN.RTT, s.o.cfg.LAN.Bandwidth/1e6, s.o.cfg.LAN.RTT, s.o.cfg.Start, 100*s.o.cfg.Reads, s.o.cfg.Cost)
 	s.writeVerdict(p)
 	s.writeZones(p)
 	s.writePolicies(p)

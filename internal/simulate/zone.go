@@ -24,27 +24,28 @@ const (
 	Days       = 75         // the traces' length
 )
 
-// Zone is an availability zone of the traces. Pulls and Bytes are the thesis's table 4.1; Clients and Releases are not published there:
-// they are chosen, and say so.
+// Zone is an availability zone of the traces. Pulls and Bytes are the thesis's table 4.1; what is not published there is
+// chosen, and says so.
 type Zone struct {
 	Name     string
 	Pulls    int     // requests of a manifest that a pull begins with
 	Bytes    float64 // of all distinct blobs
 	Clients  int     // chosen: machines that pull
 	Releases float64 // chosen: new versions of an image while the trace lasts, in the mean
+	Bursts   float64 // chosen: chance that the next pull is of the same image
 	Skew     float64 // chosen: exponent of the popularity among the popular images
 }
 
 // Zones are the thesis's, as in table 4.1. Production has many pulls of the same version; staging and development have few.
 func Zones() []Zone {
 	return []Zone{
-		{Name: "fra", Pulls: 149_000, Bytes: 86e9, Clients: 400, Releases: 3, Skew: 0.8},
-		{Name: "syd", Pulls: 55_000, Bytes: 92e9, Clients: 200, Releases: 3, Skew: 1.2},
-		{Name: "lon", Pulls: 349_000, Bytes: 1719e9, Clients: 1000, Releases: 4, Skew: 1},
-		{Name: "dal", Pulls: 937_000, Bytes: 6789e9, Clients: 2500, Releases: 4, Skew: 1.15},
-		{Name: "prs", Pulls: 43_000, Bytes: 213e9, Clients: 100, Releases: 12, Skew: 0.3},
-		{Name: "stg", Pulls: 301_000, Bytes: 1181e9, Clients: 600, Releases: 8, Skew: 1.2},
-		{Name: "dev", Pulls: 22_000, Bytes: 283e9, Clients: 60, Releases: 12, Skew: 0.3},
+		{Name: "fra", Pulls: 149_000, Bytes: 86e9, Clients: 400, Releases: 3, Bursts: 0.1, Skew: 0.8},
+		{Name: "syd", Pulls: 55_000, Bytes: 92e9, Clients: 200, Releases: 3, Bursts: 0.1, Skew: 1.2},
+		{Name: "lon", Pulls: 349_000, Bytes: 1719e9, Clients: 1000, Releases: 4, Bursts: 0.1, Skew: 1},
+		{Name: "dal", Pulls: 937_000, Bytes: 6789e9, Clients: 2500, Releases: 4, Bursts: 0.1, Skew: 1.15},
+		{Name: "prs", Pulls: 43_000, Bytes: 213e9, Clients: 100, Releases: 12, Bursts: 0, Skew: 0.3},
+		{Name: "stg", Pulls: 301_000, Bytes: 1181e9, Clients: 600, Releases: 8, Bursts: 0, Skew: 1},
+		{Name: "dev", Pulls: 22_000, Bytes: 283e9, Clients: 60, Releases: 12, Bursts: 0, Skew: 0.3},
 	}
 }
 
