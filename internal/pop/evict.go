@@ -2,9 +2,12 @@ package pop
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"io/fs"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"dewpoint/internal/evict"
@@ -143,10 +146,10 @@ func (e *evicting) load(ctx context.Context) error {
 	if e.position, err = e.replay(ctx, state.Position); err != nil {
 		return err
 	}
-	keys := make([]string, 0, len(e.layers))
-	for key, l := range e.layers {
+	keys := slices.Sorted(maps.Keys(e.layers)) // every node evicts in the same order
+	for _, key := range keys {
+		l := e.layers[key]
 		e.policy.Add(evict.Object{Key: key, Size: l.Size, Cost: l.Cost, Images: 1}) // of what nobody touched
-		keys = append(keys, key)
 	}
 	e.users, err = e.s.cfg.Coord.Users(ctx, keys...)
 	return err
@@ -267,60 +270,34 @@ func (s *Store) evict(ctx context.Context, id digest.Digest) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if err := s.hide(ctx, l); err != nil {
+	trash, err := s.hide(ctx, id, l.Name)
+	if err != nil || trash == "" {
 		return false, err
 	}
 	// A node that marked it before it was out of sight may have seen it.
 	used, err := s.inUse(ctx, id)
 	if err != nil || used {
-		return false, errors.Join(err, s.putBack(ctx, l))
+		return false, errors.Join(err, s.putBack(ctx, id, trash))
 	}
 	s.tell(ctx, Event{Kind: Evicted, Key: id.String()})
 	return true, nil
 }
 
-func trashOf(l *Layer) string { return path.Join(trashDir, l.Name+".json") }
-
-// hide takes the layer's record out of sight. Its data stay.
-func (s *Store) hide(ctx context.Context, l *Layer) error {
-	err := s.cfg.FS.Rename(ctx, recordOf(l.DiffID), trashOf(l))
+// hide takes the layer's record out of sight, whichever it is now, and returns its
+// name in the trash, which it has to itself; "" if there was no record. The data stay.
+func (s *Store) hide(ctx context.Context, id digest.Digest, name string) (string, error) {
+	trash := path.Join(trashDir, name+"."+rand.Text()[:8]+trashEnd)
+	err := s.cfg.FS.Rename(ctx, recordOf(id), trash)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return "", nil
 	}
-	return err
+	return trash, err
 }
 
-// putBack shows a layer again that was hidden, if its data are still there.
-func (s *Store) putBack(ctx context.Context, l *Layer) error {
-	err := s.cfg.FS.Rename(ctx, trashOf(l), recordOf(l.DiffID))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+// putBack shows a layer again that was hidden, unless it was published anew or is being deleted.
+func (s *Store) putBack(ctx context.Context, id digest.Digest, trash string) error {
+	if s.Has(ctx, id) {
+		return nil // these files go when they are not used any more
 	}
-	return err
-}
-
-// inUse reports whether any node says that it uses the layer: in the store or to
-// the coordinator. The marks of a node that has been silent for very long do not count.
-func (s *Store) inUse(ctx context.Context, id digest.Digest) (bool, error) {
-	users, err := s.cfg.Coord.Users(ctx, id.String())
-	if err != nil || len(users) > 0 {
-		return true, err
-	}
-	nodes, err := s.cfg.FS.ReadDir(ctx, refsDir)
-	if err != nil {
-		return true, err
-	}
-	for _, n := range nodes {
-		_, err := s.cfg.FS.Stat(ctx, path.Join(refsDir, n.Name(), id.Encoded()))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return true, err
-		}
-		if !s.forgotten(ctx, n.Name()) {
-			return true, nil
-		}
-	}
-	return false, nil
+	return unlessGone(s.cfg.FS.Rename(ctx, trash, recordOf(id)))
 }

@@ -9,6 +9,8 @@ import (
 	"path"
 	"strings"
 	"time"
+
+	"github.com/opencontainers/go-digest"
 )
 
 // ErrLives says that a node is not to be forgotten: it lives, or has not been
@@ -147,7 +149,19 @@ func (s *Store) remark(ctx context.Context) error {
 	}
 	var errs error
 	for _, id := range s.Used() {
-		errs = errors.Join(errs, s.mark(ctx, id))
+		errs = errors.Join(errs, s.markAgain(ctx, id))
 	}
 	return errs
+}
+
+func (s *Store) markAgain(ctx context.Context, id digest.Digest) error {
+	end, err := s.turn(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if !s.marked(id) {
+		return nil
+	}
+	return s.mark(ctx, id)
 }

@@ -18,11 +18,13 @@ import (
 
 // Draft is a layer that this node copies into the store while it arrives.
 // One goroutine uses it. What it writes has its token in its name; nobody takes it
-// for a layer before Publish.
+// for a layer before Publish. A draft that nobody writes to for the time of grace, without the
+// lease and without a checkpoint, is deleted by a sweep; publishing it fails then.
 type Draft struct {
 	s    *Store
 	id   digest.Digest
 	name string // of the files, see Layer
+	rec  File   // its title
 	f    File
 	at   int64 // everything before it was written
 	hash hash.Hash
@@ -47,12 +49,21 @@ func checkpointOf(id digest.Digest) string { return path.Join(fillDir, id.Encode
 // Draft begins to copy a layer into the store, under the token of a lease.
 func (s *Store) Draft(ctx context.Context, id digest.Digest, token uint64) (*Draft, error) {
 	name := nameOf(id, token)
-	f, err := s.cfg.FS.Append(ctx, path.Join(layersDir, name+dataEnd))
+	rec, err := s.cfg.FS.Append(ctx, titleOf(name))
 	if err != nil {
 		return nil, fmt.Errorf("copy layer %s into the store: %w", id, err)
 	}
-	return &Draft{s: s, id: id, name: name, f: f, hash: sha256.New()}, nil
+	f, err := s.cfg.FS.Append(ctx, path.Join(layersDir, name+dataEnd))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("copy layer %s into the store: %w", id, err), rec.Close(), s.discard(ctx, titleOf(name), name))
+	}
+	return &Draft{s: s, id: id, name: name, rec: rec, f: f, hash: sha256.New()}, nil
 }
+
+// titleOf is where the record of a layer lies until it is published.
+func titleOf(name string) string { return path.Join(fillDir, name+titleEnd) }
+
+const titleEnd = ".title"
 
 // At is up to where the layer has been written.
 func (f *Draft) At() int64 { return f.at }
@@ -95,7 +106,8 @@ func (f *Draft) Checkpoint(ctx context.Context, record []byte) error {
 
 // Publish makes the layer visible to all nodes: everything was written. table
 // is the layer's. The caller has verified the tar that it wrote. Of l the files' names
-// and sums are filled in. If the store has the layer already, that one stays.
+// and sums are filled in. If the store has the layer already, that one stays. After an
+// error the layer may be published or not; the draft can be closed or abandoned only.
 func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 	if have, err := f.s.whole(ctx, f.id); err == nil && have.Size == l.Size {
 		return f.Abandon(ctx)
@@ -109,34 +121,39 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 	if n, err := f.f.Size(); err != nil || n != l.Size || f.at != l.Size {
 		return fmt.Errorf("publish layer %s: %d bytes were written and %d are there, of %d: %w", f.id, f.at, n, l.Size, errors.Join(err, ErrDamaged))
 	}
-	if err := f.Close(); err != nil {
-		return err
-	}
 	if err := f.s.cfg.FS.WriteFile(ctx, path.Join(layersDir, f.name+tableEnd), packTable(table)); err != nil {
 		return err
 	}
 	l.Version, l.DiffID, l.Name, l.Node = formatVersion, f.id, f.name, f.s.cfg.Node
 	l.Table, l.Sums = digest.FromBytes(table), f.sums
-	b, err := json.Marshal(l)
-	if err != nil {
-		return err
-	}
-	if err := f.s.cfg.FS.WriteFile(ctx, recordOf(f.id), b); err != nil {
-		return err
-	}
-	// A sweep that took the files for another's leftovers may have been on its way.
-	if _, err := f.s.whole(ctx, f.id); errors.Is(err, ErrUnknown) {
-		return errors.Join(fmt.Errorf("publish layer %s: %w", f.id, err), f.s.hide(ctx, &l))
+	if err := f.entitle(ctx, &l); err != nil {
+		return fmt.Errorf("publish layer %s: %w", f.id, err)
 	}
 	f.s.forgetFill(ctx, f.id)
 	f.s.tell(ctx, Event{Kind: Published, Key: f.id.String()})
 	return nil
 }
 
-// Abandon gives up what was written.
+// entitle fills in the title and renames it into place. A sweep that took the
+// files for a dead node's has taken the title first: then there is none to rename.
+func (f *Draft) entitle(ctx context.Context, l *Layer) error {
+	b, err := json.Marshal(l)
+	if err == nil {
+		_, err = f.rec.WriteAt(b, 0)
+	}
+	if err == nil {
+		err = f.rec.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return f.s.cfg.FS.Rename(ctx, titleOf(f.name), recordOf(f.id))
+}
+
+// Abandon gives up what was written, unless it was published.
 func (f *Draft) Abandon(ctx context.Context) error {
 	_ = f.Close() // it goes
-	return f.s.remove(ctx, path.Join(layersDir, f.name+dataEnd))
+	return f.s.discard(ctx, titleOf(f.name), f.name)
 }
 
 // Close leaves what was written and checkpointed for who goes on with the layer. It
@@ -145,7 +162,7 @@ func (f *Draft) Close() error {
 	if f.f == nil {
 		return nil
 	}
-	err := f.f.Close()
+	err := errors.Join(f.f.Close(), f.rec.Close())
 	f.f = nil
 	return err
 }

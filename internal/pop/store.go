@@ -33,8 +33,8 @@ type StoreConfig struct {
 	FS    FS
 	Coord Coordinator
 	Node  string // this node's name, unique in the PoP
-	// Grace is how long what was evicted can come back: longer than any lease, and
-	// than the time after which all nodes see what one has written. 0 is a minute.
+	// Grace is how long what was evicted can come back: longer than any lease, and more than
+	// twice the time after which all nodes see what one has written. 0 is a minute.
 	Grace time.Duration
 	// Forget is how long a node must have been silent until what it said it uses
 	// counts no more. It is long: the node may live, and only be cut off. 0 is a day.
@@ -58,16 +58,26 @@ type StoreConfig struct {
 // record is renamed into place when everything that it names is durable, so it
 // names whole and right data or is not there. Evicting takes the record away; the data
 // stay until nobody who may have seen it can have begun to use them.
+//
+// The record is the only title to the files that it names: it is made, empty, before they
+// are, and from then on moved, never copied. Where it lies says what may become of the
+// files: in fill they are being written, in layers they are a layer, in trash as .json they
+// were evicted and may come back, in trash as .dead they are deleted. Whoever wants to
+// change that renames it, and of several one can; so nobody shows a layer whose files another
+// has begun to delete, whatever either believed, and however late a step of his happens.
 type Store struct {
 	cfg  StoreConfig
 	id   string
 	boot string // of this Store, as its node's file says
 
 	mu    sync.Mutex
-	used  map[digest.Digest]bool // what this node has marked
+	used  map[digest.Digest]*marks // what this node has marked, or may have
+	turns map[digest.Digest]chan struct{}
 	beat  uint64
 	seen  map[string]*silence // of other nodes
-	since map[string]sighting // of Sweep, which one goroutine calls
+
+	sweeping sync.Mutex
+	since    map[string]sighting // guarded by sweeping
 }
 
 // silence is how long a node's counter has stood still, by this node's clock.
@@ -115,7 +125,7 @@ const storeFile = "dewpoint.json"
 // nothing that was opened has to be closed.
 func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	cfg = cfg.withDefaults()
-	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]bool{}, seen: map[string]*silence{}}
+	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]*marks{}, turns: map[digest.Digest]chan struct{}{}, seen: map[string]*silence{}}
 	b, err := cfg.FS.ReadFile(ctx, storeFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = s.create(ctx); err == nil {
@@ -162,6 +172,9 @@ func (s *Store) create(ctx context.Context) error {
 		return err
 	}
 	for _, e := range have {
+		if e.Name() == storeFile { // another node makes it one
+			return nil
+		}
 		if !slices.Contains(storeDirs, e.Name()) && !strings.HasPrefix(e.Name(), ".") {
 			return fmt.Errorf("%w: the directory has %q in it; give it an empty one", ErrForeign, e.Name())
 		}
@@ -175,7 +188,15 @@ func (s *Store) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.cfg.FS.WriteFile(ctx, storeFile, b)
+	tmp := "." + storeFile + "." + s.boot
+	if err := s.cfg.FS.WriteFile(ctx, tmp, b); err != nil {
+		return err
+	}
+	err = s.cfg.FS.Link(ctx, tmp, storeFile) // of several nodes, one gives it its name
+	if errors.Is(err, fs.ErrExist) {
+		err = nil
+	}
+	return errors.Join(err, s.remove(ctx, tmp))
 }
 
 const (
@@ -190,82 +211,13 @@ const (
 
 var storeDirs = []string{layersDir, fillDir, packsDir, imagesDir, refsDir, nodesDir, trashDir, verifiedDir}
 
-// adopt takes up the marks that an earlier process of this node has left:
-// what it used may still be mounted. Unuse takes them back.
-func (s *Store) adopt(ctx context.Context) error {
-	if err := s.cfg.FS.Mkdir(ctx, path.Join(refsDir, s.cfg.Node)); err != nil {
-		return err
-	}
-	marks, err := s.cfg.FS.ReadDir(ctx, path.Join(refsDir, s.cfg.Node))
-	if err != nil {
-		return err
-	}
-	for _, m := range marks {
-		if id := digest.NewDigestFromEncoded(digest.SHA256, m.Name()); id.Validate() == nil {
-			s.used[id] = true
-		}
-	}
-	return nil
-}
-
 // ID is the store's own name, by which a PoP's nodes know that they share it.
 func (s *Store) ID() string { return s.id }
-
-// Used returns the layers that this node has marked, in no order.
-func (s *Store) Used() []digest.Digest {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := make([]digest.Digest, 0, len(s.used))
-	for id := range s.used {
-		all = append(all, id)
-	}
-	return all
-}
 
 // Has reports whether the store has the layer, without marking it.
 func (s *Store) Has(ctx context.Context, id digest.Digest) bool {
 	_, err := s.record(ctx, id)
 	return err == nil
-}
-
-// Use marks the layer as used by this node and returns its record. From then on
-// its files stay until Unuse, whatever becomes of the record. An error wraps ErrUnknown
-// if the store does not have it, or ErrStoreAway.
-func (s *Store) Use(ctx context.Context, id digest.Digest) (*Layer, error) {
-	if _, err := s.record(ctx, id); err != nil {
-		return nil, err // nothing to mark
-	}
-	if err := s.mark(ctx, id); err != nil {
-		return nil, fmt.Errorf("mark layer %s: %w", id, err)
-	}
-	// Whoever evicts looks for marks after the record is out of sight. So if the
-	// record is there now, the mark is seen in time.
-	l, err := s.whole(ctx, id)
-	if err != nil {
-		return nil, errors.Join(err, s.Unuse(context.WithoutCancel(ctx), id))
-	}
-	return l, nil
-}
-
-func (s *Store) mark(ctx context.Context, id digest.Digest) error {
-	f, err := s.cfg.FS.Append(ctx, s.markOf(id))
-	if err == nil {
-		err = f.Close()
-	}
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	s.used[id] = true
-	s.mu.Unlock()
-	if err := s.cfg.Coord.Use(ctx, id.String()); err != nil && !errors.Is(err, ErrAway) {
-		return err
-	}
-	return nil
-}
-
-func (s *Store) markOf(id digest.Digest) string {
-	return path.Join(refsDir, s.cfg.Node, id.Encoded())
 }
 
 // whole is the record of a layer whose data are seen to be there.
@@ -284,24 +236,6 @@ func (s *Store) whole(ctx context.Context, id digest.Digest) (*Layer, error) {
 		return nil, fmt.Errorf("%s: %d bytes of %d: %w", id, fi.Size(), l.Size, ErrUnknown)
 	}
 	return l, nil
-}
-
-// Unuse takes this node's mark away. The layer must not be mounted here any more.
-func (s *Store) Unuse(ctx context.Context, id digest.Digest) error {
-	err := s.cfg.Coord.Drop(ctx, id.String())
-	if errors.Is(err, ErrAway) {
-		err = nil
-	}
-	rerr := s.cfg.FS.Remove(ctx, s.markOf(id))
-	if errors.Is(rerr, fs.ErrNotExist) {
-		rerr = nil
-	}
-	if rerr == nil {
-		s.mu.Lock()
-		delete(s.used, id)
-		s.mu.Unlock()
-	}
-	return errors.Join(err, rerr)
 }
 
 // Record returns the record of a layer without marking it, or an error that

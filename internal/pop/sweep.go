@@ -17,19 +17,25 @@ import (
 // called now and then by every node. Nothing is deleted unless the coordinator answers and remembers;
 // what has come into use again is put back. It returns how many bytes were freed.
 func (s *Store) Sweep(ctx context.Context) (int64, error) {
-	if ok, err := s.cfg.Coord.Settled(ctx); err != nil || !ok {
+	if ok, err := s.cfg.Coord.Settled(ctx); err != nil || !ok || !s.sweeping.TryLock() {
 		return 0, nil
 	}
+	defer s.sweeping.Unlock()
+	strays := s.strays(ctx)
 	lease, err := s.cfg.Coord.Acquire(ctx, evictLease, 0)
 	if err != nil {
-		return 0, nil // another node does it
+		return 0, strays // another node does it
 	}
 	defer lease.Release(context.WithoutCancel(ctx))
 	w := &sweep{s: s, now: time.Now(), old: s.since, ages: map[string]sighting{}, named: map[string]bool{}}
-	if s.since == nil {
-		w.old = map[string]sighting{}
+	err = w.trash(ctx)
+	if err == nil {
+		err = w.fills(ctx)
 	}
-	err = errors.Join(w.trash(ctx), w.fills(ctx), w.orphans(ctx), w.temporary(ctx), s.forgetVerified(ctx))
+	if err == nil { // else not all is named
+		err = w.orphans(ctx)
+	}
+	err = errors.Join(strays, err, w.temporary(ctx), s.forgetVerified(ctx))
 	s.since = w.ages
 	return w.freed, err
 }
@@ -60,50 +66,98 @@ func (w *sweep) age(name string, size int64) time.Duration {
 	return w.now.Sub(have.at)
 }
 
-// trash deletes what was evicted, or puts it back.
+const (
+	trashEnd = ".json" // of what was evicted
+	deadEnd  = ".dead" // of what is deleted
+)
+
+func deadOf(name string) string { return path.Join(trashDir, name+deadEnd) }
+
+// trash deletes what was evicted, or puts it back, and what others have not
+// deleted to the end.
 func (w *sweep) trash(ctx context.Context) error {
 	ents, err := w.s.cfg.FS.ReadDir(ctx, trashDir)
-	var errs error
+	errs := unlessGone(err)
 	for _, e := range ents {
 		name := path.Join(trashDir, e.Name())
+		if dead, ok := strings.CutSuffix(e.Name(), deadEnd); ok {
+			w.named[dead] = true
+			if w.age(name, 0) >= w.s.cfg.Grace {
+				errs = errors.Join(errs, w.dead(ctx, dead))
+			}
+			continue
+		}
 		l, err := w.s.readRecord(ctx, name)
 		if errors.Is(err, ErrUnknown) || strings.HasPrefix(e.Name(), ".") {
 			continue
 		}
-		if err != nil {
+		if errors.Is(err, ErrDamaged) { // what it was of is in its name
+			of := path.Base(strings.TrimSuffix(name, trashEnd))
+			err = unlessGone(w.s.cfg.FS.Rename(ctx, name, deadOf(strings.TrimSuffix(of, path.Ext(of)))))
+		}
+		if err != nil || l == nil {
 			errs = errors.Join(errs, err)
 			continue
 		}
 		w.named[l.Name] = true
-		if w.age(name, e.Size()) >= w.s.cfg.Grace {
+		if w.age(name, 0) >= w.s.cfg.Grace {
 			errs = errors.Join(errs, w.end(ctx, name, l))
 		}
 	}
-	return errors.Join(err, errs)
+	return errs
 }
 
-// end deletes a layer whose time of grace is over. Taking its record away comes
-// first: after that nobody can put it back.
+// end deletes a layer whose time of grace is over, unless it came into use.
 func (w *sweep) end(ctx context.Context, name string, l *Layer) error {
 	used, err := w.s.inUse(ctx, l.DiffID)
 	if err != nil {
 		return err
 	}
+	if used && w.s.Has(ctx, l.DiffID) {
+		return nil // published anew
+	}
 	if used {
-		if w.s.Has(ctx, l.DiffID) {
-			return nil // published anew; these files go when they are not used any more
-		}
-		err := w.s.cfg.FS.Rename(ctx, name, recordOf(l.DiffID))
-		if err == nil {
+		if err = w.s.putBack(ctx, l.DiffID, name); err == nil {
 			w.s.tell(ctx, Event{Kind: Published, Key: l.DiffID.String()})
 		}
-		return unlessGone(err)
+		return err
 	}
-	if err := w.s.cfg.FS.Remove(ctx, name); err != nil {
-		return unlessGone(err) // put back, or somebody else deletes it
+	if err := w.s.discard(ctx, name, l.Name); err != nil {
+		return err
 	}
 	w.freed += l.Size
-	return errors.Join(w.s.remove(ctx, l.data()), w.s.remove(ctx, l.table()))
+	return nil
+}
+
+// dead deletes files whose title is dead and that nobody uses. They are not
+// published any more, but nodes may stand on them.
+func (w *sweep) dead(ctx context.Context, name string) error {
+	hex, _, ok := parseName(name)
+	if !ok {
+		return nil
+	}
+	used, err := w.s.inUse(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex))
+	if err != nil || used {
+		return err
+	}
+	return w.s.bury(ctx, name)
+}
+
+// discard deletes the files of that name if the title that lies at from is theirs
+// to the end: if it can be made dead, they are no layer and never will be.
+func (s *Store) discard(ctx context.Context, from, name string) error {
+	if err := s.cfg.FS.Rename(ctx, from, deadOf(name)); err != nil {
+		return unlessGone(err) // published, or put back, or somebody else deletes them
+	}
+	return s.bury(ctx, name)
+}
+
+// bury deletes the files of a dead title, and it.
+func (s *Store) bury(ctx context.Context, name string) error {
+	if err := errors.Join(s.remove(ctx, path.Join(layersDir, name+dataEnd)), s.remove(ctx, path.Join(layersDir, name+tableEnd))); err != nil {
+		return err
+	}
+	return s.remove(ctx, deadOf(name))
 }
 
 func unlessGone(err error) error {
@@ -113,38 +167,75 @@ func unlessGone(err error) error {
 	return err
 }
 
-// fills removes checkpoints that nobody goes on from.
+// fills removes checkpoints that nobody goes on from, and then what they were of.
 func (w *sweep) fills(ctx context.Context) error {
 	ents, err := w.s.cfg.FS.ReadDir(ctx, fillDir)
-	var errs error
+	errs := unlessGone(err)
 	for _, e := range ents {
-		hex, ok := strings.CutSuffix(e.Name(), ".json")
-		if !ok || strings.HasPrefix(e.Name(), ".") {
-			continue
+		if hex, ok := strings.CutSuffix(e.Name(), ".json"); ok && !strings.HasPrefix(e.Name(), ".") {
+			errs = errors.Join(errs, w.checkpoint(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex), e.Size()))
 		}
-		id := digest.NewDigestFromEncoded(digest.SHA256, hex)
-		if c, err := w.s.Checkpoint(ctx, id); err == nil {
-			w.named[c.name] = true
-			c.Close()
-		}
-		name := path.Join(fillDir, e.Name())
-		since := w.age(name, e.Size())
-		if since < w.s.cfg.Grace || since < w.s.cfg.Forget && !w.s.Has(ctx, id) {
-			continue
-		}
-		if _, held, err := w.s.cfg.Coord.Holder(ctx, LayerLease(id)); err != nil || held {
-			continue
-		}
-		errs = errors.Join(errs, w.s.remove(ctx, name))
 	}
-	return errors.Join(err, errs)
+	for _, e := range ents {
+		if name, ok := strings.CutSuffix(e.Name(), titleEnd); ok {
+			errs = errors.Join(errs, w.draft(ctx, name))
+		}
+	}
+	return errs
+}
+
+func (w *sweep) checkpoint(ctx context.Context, id digest.Digest, size int64) error {
+	c, err := w.s.Checkpoint(ctx, id)
+	switch {
+	case err == nil:
+		w.named[c.name] = true
+		c.Close()
+	case !errors.Is(err, ErrUnknown) && !errors.Is(err, ErrDamaged):
+		return err
+	}
+	since := w.age(checkpointOf(id), size)
+	if since < w.s.cfg.Grace || since < w.s.cfg.Forget && !w.s.Has(ctx, id) {
+		return nil
+	}
+	if _, held, err := w.s.cfg.Coord.Holder(ctx, LayerLease(id)); err != nil || held {
+		return nil
+	}
+	return w.s.remove(ctx, checkpointOf(id))
+}
+
+// draft deletes what somebody has begun to write and does not go on with.
+func (w *sweep) draft(ctx context.Context, name string) error {
+	hex, _, ok := parseName(name)
+	id := digest.NewDigestFromEncoded(digest.SHA256, hex)
+	if !ok || id.Validate() != nil || w.named[name] {
+		return nil
+	}
+	w.named[name] = true
+	var size int64
+	if fi, err := w.s.cfg.FS.Stat(ctx, path.Join(layersDir, name+dataEnd)); err == nil {
+		size = fi.Size()
+	} else if unlessGone(err) != nil {
+		return err
+	}
+	if w.age(titleOf(name), size) < w.s.cfg.Grace {
+		return nil
+	}
+	if _, held, err := w.s.cfg.Coord.Holder(ctx, LayerLease(id)); err != nil || held {
+		return nil
+	}
+	if err := w.s.discard(ctx, titleOf(name), name); err != nil {
+		return fmt.Errorf("remove what a crashed node left: %w", err)
+	}
+	w.freed += size
+	return nil
 }
 
 // LayerLease names the lease of who brings a layer into the PoP.
 func LayerLease(id digest.Digest) string { return "layer/" + id.String() }
 
-// orphans removes files of layers that nothing names, long after they were
-// written to last.
+// orphans removes files that have lost their title: by a power cut, or because
+// two nodes published at once. That a title was not seen proves little, for it may have
+// been on its way, so it must be missing for long.
 func (w *sweep) orphans(ctx context.Context) error {
 	ents, err := w.s.cfg.FS.ReadDir(ctx, layersDir)
 	if err != nil {
@@ -152,8 +243,11 @@ func (w *sweep) orphans(ctx context.Context) error {
 	}
 	for _, e := range ents { // records first: they name the others
 		if strings.HasSuffix(e.Name(), ".json") {
-			if l, err := w.s.readRecord(ctx, path.Join(layersDir, e.Name())); err == nil {
+			l, err := w.s.readRecord(ctx, path.Join(layersDir, e.Name()))
+			if err == nil {
 				w.named[l.Name] = true
+			} else if !errors.Is(err, ErrUnknown) && !errors.Is(err, ErrDamaged) {
+				return err
 			}
 		}
 	}
@@ -168,26 +262,20 @@ func (w *sweep) orphans(ctx context.Context) error {
 			continue
 		}
 		file := path.Join(layersDir, e.Name())
-		if w.age(file, e.Size()) < w.s.cfg.Grace {
+		if w.age(file, 0) < w.s.cfg.Forget {
 			continue
 		}
-		errs = errors.Join(errs, w.orphan(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex), name, file, e.Size()))
+		errs = errors.Join(errs, w.orphan(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex), file, e.Size()))
 	}
 	return errs
 }
 
-func (w *sweep) orphan(ctx context.Context, id digest.Digest, name, file string, size int64) error {
+func (w *sweep) orphan(ctx context.Context, id digest.Digest, file string, size int64) error {
 	if used, err := w.s.inUse(ctx, id); err != nil || used {
 		return err
 	}
-	if _, held, err := w.s.cfg.Coord.Holder(ctx, LayerLease(id)); err != nil || held {
-		return nil
-	}
-	if l, err := w.s.record(ctx, id); err == nil && l.Name == name {
-		return nil // published meanwhile
-	}
 	if err := w.s.remove(ctx, file); err != nil {
-		return fmt.Errorf("remove what a crashed node left: %w", err)
+		return fmt.Errorf("remove what has no title: %w", err)
 	}
 	w.freed += size
 	return nil

@@ -94,14 +94,16 @@ func (s *Store) Quarantine(ctx context.Context, l *Layer) error {
 	if now, err := s.record(ctx, l.DiffID); errors.Is(err, ErrUnknown) || err == nil && now.Name != l.Name {
 		return nil
 	}
-	if err := s.hide(ctx, l); err != nil {
+	trash, err := s.hide(ctx, l.DiffID, l.Name)
+	if err != nil || trash == "" {
 		return err
 	}
 	// If it was published anew a moment ago, that is what was hidden.
-	if hidden, err := s.readRecord(ctx, trashOf(l)); err == nil && hidden.Name != l.Name {
-		return s.putBack(ctx, l)
+	if hidden, err := s.readRecord(ctx, trash); err == nil && hidden.Name != l.Name {
+		return s.putBack(ctx, l.DiffID, trash)
 	}
-	if err := s.remove(ctx, trashOf(l)); err != nil { // else a sweep would put it back
+	// From here on a sweep does not put it back.
+	if err := unlessGone(s.cfg.FS.Rename(ctx, trash, deadOf(l.Name))); err != nil {
 		return err
 	}
 	s.tell(ctx, Event{Kind: Evicted, Key: l.DiffID.String()})

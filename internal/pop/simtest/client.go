@@ -274,6 +274,16 @@ func (c *Client) ReadDir(_ context.Context, name string) (all []fs.FileInfo, err
 	return all, err
 }
 
+// Names implements pop.FS.
+func (c *Client) Names(ctx context.Context, name string) ([]string, error) {
+	all, err := c.ReadDir(ctx, name)
+	names := make([]string, len(all))
+	for i, fi := range all {
+		names[i] = fi.Name()
+	}
+	return names, err
+}
+
 // Stat implements pop.FS.
 func (c *Client) Stat(_ context.Context, name string) (fi fs.FileInfo, err error) {
 	err = c.call(false, "stat "+name, func() error {

@@ -1,0 +1,147 @@
+package simtest
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"dewpoint/internal/pop"
+)
+
+var (
+	one       = flag.Uint64("seed", 0, "run the schedule of this seed only, and tell it")
+	schedules = flag.Int("schedules", 1500, "how many schedules are run")
+	from      = flag.Uint64("from", 1, "the first seed")
+	tell      = flag.Bool("tell", false, "tell the schedules that fail")
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestSchedules runs schedules of faults, each decided by its seed, against the store's protocol.
+func TestSchedules(t *testing.T) {
+	if *one != 0 {
+		synctest.Test(t, func(t *testing.T) { schedule(t, *one) })
+		return
+	}
+	var next atomic.Uint64
+	next.Store(*from - 1)
+	for i := range runtime.GOMAXPROCS(0) {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			for seed := next.Add(1); seed < *from+uint64(*schedules) && !t.Failed(); seed = next.Add(1) {
+				synctest.Test(t, func(t *testing.T) { schedule(t, seed) })
+			}
+		})
+	}
+}
+
+// TestSame shows that a seed decides what happens.
+func TestSame(t *testing.T) {
+	for seed := uint64(1); seed <= 20; seed++ {
+		var sums [2]uint64
+		for i := range sums {
+			synctest.Test(t, func(t *testing.T) { sums[i] = schedule(t, seed) })
+		}
+		if sums[0] != sums[1] {
+			t.Errorf("seed %d gives two schedules", seed)
+		}
+	}
+}
+
+// schedule is one schedule: trouble, then calm, in which everything must come right. It
+// returns a sum of what happened when.
+func schedule(t *testing.T, seed uint64) uint64 {
+	w := newWorld(t, seed)
+	rng := rand.New(rand.NewPCG(seed, 7))
+	for _, n := range w.nodes {
+		time.Sleep(time.Duration(rng.Int64N(1e9)))
+		n.boot()
+	}
+	w.wg.Go(func() { w.trouble(rng) })
+	time.Sleep(busy)
+	w.disk.Look(func() { w.stop = true })
+	w.calm()
+	sum := w.heard.Sum64()
+	for _, n := range w.nodes {
+		n.kill(false)
+	}
+	w.wg.Wait()
+	w.disk.Wait()
+	return sum
+}
+
+// calm ends the faults and the containers, and checks what must become of the store.
+func (w *world) calm() {
+	for _, n := range w.nodes {
+		n.calm()
+	}
+	w.wg.Wait() // all that was begun, crashed nodes have come back
+	w.disk.Wait()
+	for _, n := range w.nodes {
+		if n.process() == nil {
+			n.boot()
+		}
+		n.calm()
+	}
+	w.wg.Wait()
+	w.note("calm")
+	ctx := context.Background()
+	for end := time.Now().Add(2*forget + 8*grace); time.Now().Before(end); time.Sleep(20 * time.Second) {
+		for _, n := range w.nodes {
+			n.process().keep(ctx)
+		}
+	}
+	if !w.broken {
+		w.tidy(ctx)
+		w.deployable(ctx)
+	}
+}
+
+// tidy checks that nothing is left but whole layers, no more than there is room for.
+func (w *world) tidy(ctx context.Context) {
+	layers, err := w.nodes[0].process().store.Layers(ctx)
+	if err != nil {
+		w.violated("layers: %v", err)
+	}
+	named := map[string]bool{}
+	var sum int64
+	for _, l := range layers {
+		base := "layers/" + l.Name
+		named[base+".data"], named[base+".table"], named["layers/"+l.DiffID.Encoded()+".json"] = true, true, true
+		sum += l.Size
+	}
+	if high := 0.95 * float64(w.capacity()); float64(sum) > high {
+		w.violated("%d bytes are in the store, which is to hold %.0f", sum, high)
+	}
+	for _, name := range w.disk.Names() {
+		if !named[name] && name != "dewpoint.json" && !strings.HasPrefix(name, "nodes/n") {
+			w.violated("%s is left", name)
+		}
+	}
+}
+
+// deployable checks that every node can deploy everything.
+func (w *world) deployable(ctx context.Context) {
+	for _, n := range w.nodes {
+		for _, of := range w.layers {
+			p := n.process()
+			err := p.deploy(ctx, of, p.rng)
+			for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); err = p.deploy(ctx, of, p.rng) {
+				time.Sleep(time.Second)
+			}
+			if err != nil && !errors.Is(err, pop.ErrDamaged) {
+				w.violated("%s cannot deploy %s: %v", n.name, of.id, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,253 @@
+package simtest
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/local"
+)
+
+// The periods of the simulated PoP. What a node sees late is seen within half of
+// the grace, as the store demands.
+const (
+	ttl    = 15 * time.Second
+	grace  = 30 * time.Second
+	lag    = 14 * time.Second
+	forget = 8 * time.Minute
+	busy   = 4 * time.Minute // of actions and faults
+)
+
+// A content is a layer as it should be.
+type content struct {
+	id    digest.Digest
+	data  []byte
+	table []byte
+	top   uint64 // the greatest token of its lease so far
+}
+
+// A container stands on a layer that the store gave to its node.
+type container struct {
+	node *node
+	of   *content
+	name string // of the data
+	file int    // its identity
+}
+
+// world is one schedule. The disk's lock guards what is below it.
+type world struct {
+	t      *testing.T
+	seed   uint64
+	disk   *Disk
+	hub    *local.Hub
+	nodes  []*node
+	layers []*content
+
+	running map[*container]bool
+	flipped map[string]bool // files that were damaged on purpose
+	wrote   map[string]string
+	broken  bool
+	heard   hash64
+	lines   []string
+
+	wg   sync.WaitGroup
+	stop bool // the world calms down
+}
+
+type hash64 interface {
+	Write([]byte) (int, error)
+	Sum64() uint64
+}
+
+func newWorld(t *testing.T, seed uint64) *world {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	w := &world{t: t, seed: seed, disk: NewDisk(1<<30, lag), hub: local.NewHub(),
+		running: map[*container]bool{}, flipped: map[string]bool{}, wrote: map[string]string{}, heard: fnv.New64a()}
+	w.disk.Changed = w.changed
+	for i := range 2 + rng.IntN(3) {
+		b := make([]byte, rng.IntN(3000)+i)
+		for k := range b {
+			b[k] = byte(rng.Uint32() | 1) // no zeros: those are holes
+		}
+		w.layers = append(w.layers, &content{id: digest.FromBytes(b), data: b, table: []byte(fmt.Sprint("table of ", i))})
+	}
+	for i := range 2 + rng.IntN(4) {
+		w.nodes = append(w.nodes, newNode(w, fmt.Sprintf("n%d", i), rng.Uint64()))
+	}
+	return w
+}
+
+// capacity has room for about two thirds of the layers.
+func (w *world) capacity() int64 {
+	var sum int64
+	for _, l := range w.layers {
+		sum += int64(len(l.data))
+	}
+	return sum * 2 / 3
+}
+
+// note adds to the story of the schedule. Nonces are left out: they are not of the seed.
+func (w *world) note(format string, args ...any) {
+	line := fmt.Sprintf("%12v ", time.Since(epoch)) + fmt.Sprintf(format, args...)
+	if *tell || *one != 0 {
+		w.lines = append(w.lines, line)
+	}
+	fmt.Fprintf(w.heard, "%d", time.Since(epoch))
+}
+
+// epoch is when a bubble's clock begins.
+var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// violated reports that the protocol is broken, once.
+func (w *world) violated(format string, args ...any) {
+	w.note("VIOLATED: "+format, args...)
+	if w.broken {
+		return
+	}
+	w.broken = true
+	w.t.Errorf("%sseed %d: "+format, append([]any{strings.Join(append(w.lines, ""), "\n"), w.seed}, args...)...)
+}
+
+// changed checks after every change of the disk that what containers stand on is there and right.
+func (w *world) changed(op, name string) {
+	w.note("  disk: %s %s", op, name)
+	for c := range w.running {
+		w.check(c, op+" "+name)
+	}
+}
+
+func (w *world) check(c *container, after string) {
+	switch t, ok := w.disk.Peek(c.name); {
+	case !ok:
+		w.violated("%s: a container runs and %s is gone after %s", c.node.name, c.name, after)
+	case t.ID != c.file:
+		w.violated("%s: a container runs and %s is another file after %s", c.node.name, c.name, after)
+	case !w.flipped[c.name] && !bytes.Equal(t.Data, c.of.data):
+		w.violated("%s: a container reads wrong bytes of %s after %s", c.node.name, c.name, after)
+	case !t.Synced:
+		w.violated("%s: a container runs on %s, which is not durable", c.node.name, c.name)
+	}
+}
+
+// run starts a container on what Use has just given.
+func (w *world) run(n *node, of *content, l *pop.Layer) *container {
+	c := &container{node: n, of: of, name: l.Data()}
+	w.disk.Look(func() {
+		t, _ := w.disk.Peek(c.name)
+		c.file = t.ID
+		w.note("%s runs a container on %s", n.name, c.name)
+		w.check(c, "it was given")
+		w.running[c] = true
+	})
+	if sum := sha256.Sum256(of.data); int64(len(of.data)) != l.Size || len(of.data) > 0 && !bytes.Equal(l.Sums, sum[:]) {
+		w.violated("%s: the record is not that of the layer: %+v", n.name, l)
+	}
+	return c
+}
+
+func (w *world) end(c *container) {
+	w.disk.Look(func() {
+		w.note("%s ends a container on %s", c.node.name, c.name)
+		delete(w.running, c)
+	})
+}
+
+// granted checks that tokens grow.
+func (w *world) granted(of *content, token uint64) {
+	w.disk.Look(func() {
+		if token <= of.top {
+			w.violated("a token of %d after %d", token, of.top)
+		}
+		of.top = token
+	})
+}
+
+// writes checks that one draft writes a file.
+func (w *world) writes(name, draft string) {
+	w.disk.Look(func() {
+		if had, ok := w.wrote[name]; ok && had != draft {
+			w.violated("%s and %s write %s", had, draft, name)
+		}
+		w.wrote[name] = draft
+	})
+}
+
+func (w *world) stopped() (stop bool) {
+	w.disk.Look(func() { stop = w.stop })
+	return stop
+}
+
+func (w *world) content(id digest.Digest) *content {
+	for _, l := range w.layers {
+		if l.id == id {
+			return l
+		}
+	}
+	return nil
+}
+
+// trouble hurts the world until it is to calm down.
+func (w *world) trouble(rng *rand.Rand) {
+	for !w.stopped() {
+		time.Sleep(time.Duration(rng.Int64N(int64(30 * time.Second))))
+		n := w.nodes[rng.IntN(len(w.nodes))]
+		span := time.Duration(rng.Int64N(int64(80 * time.Second)))
+		switch rng.IntN(9) {
+		case 0:
+			w.note("the coordinator loses its memory")
+			w.hub.Forget()
+		case 1:
+			w.hub.Disconnect()
+		case 2:
+			w.cut(span, func(cut bool) { w.hub.Cut(n.name, cut); w.note("%s and the coordinator: cut %v", n.name, cut) })
+		case 3:
+			w.cut(span, func(cut bool) { n.cut(cut); w.note("%s and the store: cut %v", n.name, cut) })
+		case 4:
+			w.note("%s stands still for %v", n.name, span)
+			n.stand(span)
+		case 5, 6:
+			w.wg.Go(func() { n.crash(rng.IntN(2) == 0, span) })
+		case 7:
+			w.flip(rng)
+		}
+	}
+}
+
+func (w *world) cut(span time.Duration, set func(bool)) {
+	set(true)
+	w.wg.Go(func() {
+		time.Sleep(span)
+		set(false)
+	})
+}
+
+// flip damages a layer in the store.
+func (w *world) flip(rng *rand.Rand) {
+	if rng.IntN(3) > 0 {
+		return
+	}
+	var data []string
+	for _, name := range w.disk.Names() {
+		if strings.HasPrefix(name, "layers/") && strings.HasSuffix(name, ".data") {
+			data = append(data, name)
+		}
+	}
+	if len(data) == 0 {
+		return
+	}
+	name := data[rng.IntN(len(data))]
+	w.disk.Look(func() {
+		w.flipped[name] = true
+		w.note("%s is damaged", name)
+	})
+	w.disk.Flip(name, rng.IntN(16))
+}
