@@ -39,6 +39,7 @@ type Node interface {
 	Containers
 	Images
 	Packs
+	PoPs
 	Observer
 }
 
@@ -95,6 +96,19 @@ type Packs interface {
 	PackBuild(ctx context.Context, image string) (node.Pack, error)
 	PackPush(ctx context.Context, p node.PackPush) (node.PackPushed, error)
 	PackInspect(ctx context.Context, image string) (node.Pack, error)
+}
+
+// PoPs is what a node that shares a store with others can be asked of it. A node
+// that does not answers with an error of code Unsupported.
+type PoPs interface {
+	PoPStatus(ctx context.Context) (node.PoP, error)
+	// PoPVerify compares layers of the store (diffIDs; none is all) with what was
+	// published, and calls emit for each, one call at a time. An error of emit ends it
+	// and is returned. What is damaged is no error.
+	PoPVerify(ctx context.Context, layers []string, emit func(node.PoPVerified) error) error
+	// PoPForget removes what a node that is gone for good says it uses. The node must
+	// have been silent for a minute since the first time it was asked for.
+	PoPForget(ctx context.Context, name string) error
 }
 
 // Observer says what the node is and what happens on it.

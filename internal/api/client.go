@@ -266,11 +266,11 @@ func (c *Client) RemoveImage(ctx context.Context, name string) error {
 
 // Prune implements Images.
 func (c *Client) Prune(ctx context.Context, opt node.PruneOptions) (node.PruneReport, error) {
-	r, err := c.rpc.Prune(ctx, connect.NewRequest(&pb.PruneRequest{Images: opt.Images}))
+	r, err := c.rpc.Prune(ctx, connect.NewRequest(pruneOf(opt)))
 	if err != nil {
 		return node.PruneReport{}, c.problem(ctx, err)
 	}
-	return node.PruneReport{Images: r.Msg.Images, Layers: r.Msg.Layers, Bytes: r.Msg.Bytes}, nil
+	return prunedFrom(r.Msg), nil
 }
 
 // Doctor implements Observer.

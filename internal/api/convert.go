@@ -171,7 +171,7 @@ func versionFrom(v *pb.VersionResponse) node.Version {
 }
 
 func eventOf(e node.Event) *pb.Event {
-	p := &pb.Event{Seq: e.Seq, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image, Stage: e.Stage, At: e.At, Error: e.Error}
+	p := &pb.Event{Seq: e.Seq, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image, Stage: e.Stage, At: e.At, Error: e.Error, Layer: e.Layer}
 	if e.ExitCode != nil {
 		code := int32(*e.ExitCode)
 		p.ExitCode = &code
@@ -184,7 +184,7 @@ func eventOf(e node.Event) *pb.Event {
 
 func eventFrom(p *pb.Event) node.Event {
 	e := node.Event{
-		Seq: p.GetSeq(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(), Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(), Error: p.GetError(),
+		Seq: p.GetSeq(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(), Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(), Error: p.GetError(), Layer: p.GetLayer(),
 	}
 	if p != nil && p.ExitCode != nil {
 		code := int(p.GetExitCode())

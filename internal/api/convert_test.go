@@ -108,6 +108,10 @@ func TestNothingIsForgotten(t *testing.T) {
 	roundTrip(t, packOf, packFrom)
 	roundTrip(t, packPushOf, packPushFrom)
 	roundTrip(t, packPushedOf, packPushedFrom)
+	roundTrip(t, popOf, popFrom)
+	roundTrip(t, popVerifiedOf, popVerifiedFrom)
+	roundTrip(t, pruneOf, pruneFrom)
+	roundTrip(t, prunedOf, prunedFrom)
 	exec := func(r node.ExecRequest) *pb.ExecRequest_Start { return execOf("web", r, true) }
 	roundTrip(t, exec, execFrom)
 }

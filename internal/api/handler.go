@@ -145,8 +145,8 @@ func (h *handler) RemoveImage(ctx context.Context, req *connect.Request[pb.Remov
 
 func (h *handler) Prune(ctx context.Context, req *connect.Request[pb.PruneRequest]) (*connect.Response[pb.PruneResponse], error) {
 	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.PruneResponse, error) {
-		r, err := h.node.Prune(ctx, node.PruneOptions{Images: req.Msg.Images})
-		return &pb.PruneResponse{Images: r.Images, Layers: r.Layers, Bytes: r.Bytes}, err
+		r, err := h.node.Prune(ctx, pruneFrom(req.Msg))
+		return prunedOf(r), err
 	})
 }
 

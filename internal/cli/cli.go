@@ -71,6 +71,7 @@ func commands() []command {
 		{name: "prune", summary: "remove what nothing uses", flags: pruneFlags, run: prune},
 		{name: "profile", args: "IMAGE [CMD…]", summary: "record what a start reads, and make a startup pack of it", before: true, flags: profileFlags, run: profile},
 		{name: "pack", args: "build|push|inspect IMAGE", summary: "build, publish or show an image's startup pack", flags: packFlags, run: packs},
+		{name: "pop", args: "status|verify|forget|key [ARGUMENTS]", summary: "show and look after what this node shares with others", flags: popFlags, run: pops},
 		{name: "events", summary: "show what happens on the node", flags: eventsFlags, run: events},
 		{name: "doctor", summary: "say what this node can do and what it lacks", run: doctor},
 		{name: "version", summary: "show the versions of dew and dewd", run: version},

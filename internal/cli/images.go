@@ -35,13 +35,14 @@ func rmi(ctx context.Context, c *call) error {
 
 func pruneFlags(c *call) {
 	c.flags.BoolVarP(&c.opt.all, "all", "a", false, "also images that no container uses")
+	c.flags.BoolVar(&c.opt.pop, "pop", false, "also what no node uses of the PoP's store")
 }
 
 func prune(ctx context.Context, c *call) error {
 	if err := c.none(); err != nil {
 		return err
 	}
-	r, err := c.client.Prune(ctx, node.PruneOptions{Images: c.opt.all})
+	r, err := c.client.Prune(ctx, node.PruneOptions{Images: c.opt.all, PoP: c.opt.pop})
 	if err != nil {
 		return err
 	}
@@ -53,6 +54,12 @@ func prune(ctx context.Context, c *call) error {
 		fmt.Fprintln(c.cfg.Stdout, i)
 	}
 	fmt.Fprintf(c.cfg.Stdout, "%d images and %d layers removed, %s freed\n", len(r.Images), len(r.Layers), size(r.Bytes))
+	if c.opt.pop {
+		fmt.Fprintf(c.cfg.Stdout, "%d layers evicted from the PoP's store, %s free when their time of grace is over\n", len(r.PoPLayers), size(r.PoPBytes))
+	}
+	if r.PoPWhy != "" {
+		fmt.Fprintf(c.cfg.Stderr, "dew: not all that no node uses was evicted: %s\n", r.PoPWhy)
+	}
 	return nil
 }
 

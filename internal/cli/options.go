@@ -27,6 +27,7 @@ type options struct {
 	after                           uint64
 	profile                         profiling
 	key                             string
+	layers, pop                     bool
 }
 
 // containerFlags are those of an instruction to deploy.

@@ -300,5 +300,8 @@ func summary(r node.Record) string {
 	if r.Bytes.Registry > 0 {
 		s += ", " + size(r.Bytes.Registry) + " from the registry"
 	}
+	if r.Bytes.PoP > 0 {
+		s += ", " + size(r.Bytes.PoP) + " out of the PoP"
+	}
 	return s
 }

@@ -111,6 +111,7 @@ func (d *Daemon) serveMetrics(ctx context.Context, addr string) error {
 			func() float64 { return float64(len(d.layers.Layers())) }),
 	)
 	d.registerLazy(r)
+	d.registerPoP(r)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)

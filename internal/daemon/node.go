@@ -273,6 +273,9 @@ func (d *Daemon) Prune(ctx context.Context, o node.PruneOptions) (node.PruneRepo
 	}
 	freed, err := d.puller.Prune(ctx, d.inUse)
 	r.Layers, r.Bytes = freed.Layers, freed.Bytes
+	if o.PoP && err == nil {
+		err = d.prunePoP(ctx, &r)
+	}
 	return r, err
 }
 
@@ -283,6 +286,7 @@ func (d *Daemon) Doctor(ctx context.Context) ([]node.Finding, error) {
 	out := doctor.Examine(ctx, doctor.Config{Root: d.cfg.Root, CNI: pluginDirs(d.cfg.File.Engine.CNI)})
 	out = append(out, d.engineFinding(ctx), d.lazyFinding(), d.recordFinding())
 	out = append(out, d.readFindings()...)
+	out = append(out, d.popFindings(ctx)...)
 	return append(out, d.mountFindings()...), nil
 }
 

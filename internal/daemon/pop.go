@@ -37,7 +37,7 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 	if f.Policy != "" && !evict.Known(f.Policy) {
 		return fetch.PoPConfig{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
 	}
-	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name)}
+	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name), Damaged: d.popDamaged, Replaced: d.popReplaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify)}
 	var err error
 	d.pop = &popParts{}
 	if d.pop.coord, err = d.coordinator(out.Node); err != nil {
@@ -101,6 +101,7 @@ func (d *Daemon) servePoP(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.puller.KeepPoP(ctx, d.inUse) })
+	g.Go(func() error { d.puller.VerifyInBackground(ctx); return nil })
 	if listen := d.cfg.File.PoP.Listen; listen != "" {
 		g.Go(func() error { return d.servePeers(ctx, listen) })
 	}

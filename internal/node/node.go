@@ -111,6 +111,7 @@ type Layer struct {
 // PruneOptions says what may go besides layers that no image has.
 type PruneOptions struct {
 	Images bool // images that no container uses
+	PoP    bool // what no node uses of the PoP's store
 }
 
 // PruneReport says what went.
@@ -118,6 +119,11 @@ type PruneReport struct {
 	Images []string `json:"images"`
 	Layers []string `json:"layers"`
 	Bytes  int64    `json:"bytes"` // of disk
+	// Of the PoP's store: what was evicted (diffIDs), the bytes that will be free there
+	// after the time of grace, and why it was not all that could go.
+	PoPLayers []string `json:"pop_layers,omitempty"`
+	PoPBytes  int64    `json:"pop_bytes,omitempty"`
+	PoPWhy    string   `json:"pop_why,omitempty"`
 }
 
 // The levels of a Finding.
@@ -156,6 +162,10 @@ const (
 	EventDeleted = "deleted" // an image is gone
 	EventLost    = "lost"    // containers get I/O errors, for what served their layers is gone: Error
 	EventLied    = "lied"    // bytes that an image ran with are not the layer's: Error
+	// A Layer of the PoP's store is not what was published (Error), and one that was
+	// so is there anew.
+	EventDamaged  = "damaged"
+	EventReplaced = "replaced"
 )
 
 // Event is something that happened on the node. Which fields are set depends
@@ -171,4 +181,5 @@ type Event struct {
 	ExitCode *int      `json:"exit_code,omitempty"`
 	Error    string    `json:"error,omitempty"`
 	Record   *Record   `json:"record,omitempty"`
+	Layer    string    `json:"layer,omitempty"` // diffID
 }

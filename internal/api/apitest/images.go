@@ -71,6 +71,9 @@ func (n *Node) Prune(_ context.Context, opt node.PruneOptions) (node.PruneReport
 			r.Bytes += l.Disk
 		}
 	}
+	if opt.PoP {
+		r.PoPLayers, r.PoPBytes = []string{layerOf("4")}, 8_000_000
+	}
 	return r, after
 }
 

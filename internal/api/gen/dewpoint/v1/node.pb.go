@@ -2500,6 +2500,7 @@ func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
 type PruneRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Images        bool                   `protobuf:"varint,1,opt,name=images,proto3" json:"images,omitempty"` // also images that no container uses
+	Pop           bool                   `protobuf:"varint,2,opt,name=pop,proto3" json:"pop,omitempty"`       // also what no node uses of the PoP's store
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2541,11 +2542,21 @@ func (x *PruneRequest) GetImages() bool {
 	return false
 }
 
+func (x *PruneRequest) GetPop() bool {
+	if x != nil {
+		return x.Pop
+	}
+	return false
+}
+
 type PruneResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Images        []string               `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
 	Layers        []string               `protobuf:"bytes,2,rep,name=layers,proto3" json:"layers,omitempty"`
 	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	PopLayers     []string               `protobuf:"bytes,4,rep,name=pop_layers,json=popLayers,proto3" json:"pop_layers,omitempty"` // evicted from the PoP's store (diffIDs)
+	PopBytes      int64                  `protobuf:"varint,5,opt,name=pop_bytes,json=popBytes,proto3" json:"pop_bytes,omitempty"`   // that will be free there after the time of grace
+	PopWhy        string                 `protobuf:"bytes,6,opt,name=pop_why,json=popWhy,proto3" json:"pop_why,omitempty"`          // why nothing was evicted, or not all; may be empty
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2599,6 +2610,27 @@ func (x *PruneResponse) GetBytes() int64 {
 		return x.Bytes
 	}
 	return 0
+}
+
+func (x *PruneResponse) GetPopLayers() []string {
+	if x != nil {
+		return x.PopLayers
+	}
+	return nil
+}
+
+func (x *PruneResponse) GetPopBytes() int64 {
+	if x != nil {
+		return x.PopBytes
+	}
+	return 0
+}
+
+func (x *PruneResponse) GetPopWhy() string {
+	if x != nil {
+		return x.PopWhy
+	}
+	return ""
 }
 
 type DoctorRequest struct {
@@ -2971,7 +3003,7 @@ type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	Time          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, removed, deleted, lied
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, removed, deleted, lost, lied, damaged, replaced
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	Image         string                 `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
 	Stage         string                 `protobuf:"bytes,6,opt,name=stage,proto3" json:"stage,omitempty"`
@@ -2979,6 +3011,7 @@ type Event struct {
 	ExitCode      *int32                 `protobuf:"varint,8,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
 	Record        *Record                `protobuf:"bytes,9,opt,name=record,proto3" json:"record,omitempty"`
 	Error         string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	Layer         string                 `protobuf:"bytes,11,opt,name=layer,proto3" json:"layer,omitempty"` // diffID
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3079,6 +3112,13 @@ func (x *Event) GetRecord() *Record {
 func (x *Event) GetError() string {
 	if x != nil {
 		return x.Error
+	}
+	return ""
+}
+
+func (x *Event) GetLayer() string {
+	if x != nil {
+		return x.Layer
 	}
 	return ""
 }
@@ -3871,6 +3911,370 @@ func (x *Pack) GetFrom() string {
 	return ""
 }
 
+type PoPStatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoPStatusRequest) Reset() {
+	*x = PoPStatusRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoPStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoPStatusRequest) ProtoMessage() {}
+
+func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoPStatusRequest.ProtoReflect.Descriptor instead.
+func (*PoPStatusRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
+}
+
+type PoPStatusResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pop           *PoP                   `protobuf:"bytes,1,opt,name=pop,proto3" json:"pop,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoPStatusResponse) Reset() {
+	*x = PoPStatusResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoPStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoPStatusResponse) ProtoMessage() {}
+
+func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoPStatusResponse.ProtoReflect.Descriptor instead.
+func (*PoPStatusResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *PoPStatusResponse) GetPop() *PoP {
+	if x != nil {
+		return x.Pop
+	}
+	return nil
+}
+
+type PoP struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"` // this one
+	Store         *PoP_Store             `protobuf:"bytes,3,opt,name=store,proto3" json:"store,omitempty"`
+	Coordinator   *PoP_Coordinator       `protobuf:"bytes,4,opt,name=coordinator,proto3" json:"coordinator,omitempty"`
+	Nodes         []*PoP_Node            `protobuf:"bytes,5,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Layers        []*PoP_Layer           `protobuf:"bytes,6,rep,name=layers,proto3" json:"layers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoP) Reset() {
+	*x = PoP{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoP) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoP) ProtoMessage() {}
+
+func (x *PoP) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoP.ProtoReflect.Descriptor instead.
+func (*PoP) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *PoP) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PoP) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *PoP) GetStore() *PoP_Store {
+	if x != nil {
+		return x.Store
+	}
+	return nil
+}
+
+func (x *PoP) GetCoordinator() *PoP_Coordinator {
+	if x != nil {
+		return x.Coordinator
+	}
+	return nil
+}
+
+func (x *PoP) GetNodes() []*PoP_Node {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *PoP) GetLayers() []*PoP_Layer {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+type PoPVerifyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Layers        []string               `protobuf:"bytes,1,rep,name=layers,proto3" json:"layers,omitempty"` // diffIDs; none is all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoPVerifyRequest) Reset() {
+	*x = PoPVerifyRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoPVerifyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoPVerifyRequest) ProtoMessage() {}
+
+func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoPVerifyRequest.ProtoReflect.Descriptor instead.
+func (*PoPVerifyRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *PoPVerifyRequest) GetLayers() []string {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+type PoPVerifyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DiffId        string                 `protobuf:"bytes,1,opt,name=diff_id,json=diffId,proto3" json:"diff_id,omitempty"`
+	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
+	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // whole, damaged, replaced, gone
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"` // what is wrong
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoPVerifyResponse) Reset() {
+	*x = PoPVerifyResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoPVerifyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoPVerifyResponse) ProtoMessage() {}
+
+func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoPVerifyResponse.ProtoReflect.Descriptor instead.
+func (*PoPVerifyResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *PoPVerifyResponse) GetDiffId() string {
+	if x != nil {
+		return x.DiffId
+	}
+	return ""
+}
+
+func (x *PoPVerifyResponse) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *PoPVerifyResponse) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *PoPVerifyResponse) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *PoPVerifyResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type PoPForgetRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoPForgetRequest) Reset() {
+	*x = PoPForgetRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoPForgetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoPForgetRequest) ProtoMessage() {}
+
+func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoPForgetRequest.ProtoReflect.Descriptor instead.
+func (*PoPForgetRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *PoPForgetRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type PoPForgetResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoPForgetResponse) Reset() {
+	*x = PoPForgetResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoPForgetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoPForgetResponse) ProtoMessage() {}
+
+func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoPForgetResponse.ProtoReflect.Descriptor instead.
+func (*PoPForgetResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
+}
+
 type ExecRequest_Start struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3887,7 +4291,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3899,7 +4303,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3979,7 +4383,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3991,7 +4395,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4021,7 +4425,7 @@ type Pack_Parts struct {
 
 func (x *Pack_Parts) Reset() {
 	*x = Pack_Parts{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4033,7 +4437,7 @@ func (x *Pack_Parts) String() string {
 func (*Pack_Parts) ProtoMessage() {}
 
 func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4089,6 +4493,462 @@ func (x *Pack_Parts) GetFiles() int64 {
 		return x.Files
 	}
 	return 0
+}
+
+type PoP_Store struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`  // ok, away, none
+	Why           string                 `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`      // it is away
+	Total         int64                  `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"` // bytes of its file system
+	Free          int64                  `protobuf:"varint,6,opt,name=free,proto3" json:"free,omitempty"`
+	Bytes         int64                  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"` // of its layers
+	Trash         int64                  `protobuf:"varint,8,opt,name=trash,proto3" json:"trash,omitempty"` // bytes that were evicted and not deleted yet
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoP_Store) Reset() {
+	*x = PoP_Store{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoP_Store) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoP_Store) ProtoMessage() {}
+
+func (x *PoP_Store) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoP_Store.ProtoReflect.Descriptor instead.
+func (*PoP_Store) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 0}
+}
+
+func (x *PoP_Store) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *PoP_Store) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PoP_Store) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *PoP_Store) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *PoP_Store) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *PoP_Store) GetFree() int64 {
+	if x != nil {
+		return x.Free
+	}
+	return 0
+}
+
+func (x *PoP_Store) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PoP_Store) GetTrash() int64 {
+	if x != nil {
+		return x.Trash
+	}
+	return 0
+}
+
+type PoP_Coordinator struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`   // redis, local
+	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // settled, unsettled, away
+	Why           string                 `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`     // it is away
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoP_Coordinator) Reset() {
+	*x = PoP_Coordinator{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoP_Coordinator) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoP_Coordinator) ProtoMessage() {}
+
+func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoP_Coordinator.ProtoReflect.Descriptor instead.
+func (*PoP_Coordinator) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 1}
+}
+
+func (x *PoP_Coordinator) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PoP_Coordinator) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *PoP_Coordinator) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+type PoP_Hits struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Layers        int64                  `protobuf:"varint,1,opt,name=layers,proto3" json:"layers,omitempty"`
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"` // compressed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoP_Hits) Reset() {
+	*x = PoP_Hits{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoP_Hits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoP_Hits) ProtoMessage() {}
+
+func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoP_Hits.ProtoReflect.Descriptor instead.
+func (*PoP_Hits) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 2}
+}
+
+func (x *PoP_Hits) GetLayers() int64 {
+	if x != nil {
+		return x.Layers
+	}
+	return 0
+}
+
+func (x *PoP_Hits) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type PoP_Fetch struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Layer         string                 `protobuf:"bytes,1,opt,name=layer,proto3" json:"layer,omitempty"` // diffID
+	Done          int64                  `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`  // compressed bytes
+	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoP_Fetch) Reset() {
+	*x = PoP_Fetch{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoP_Fetch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoP_Fetch) ProtoMessage() {}
+
+func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoP_Fetch.ProtoReflect.Descriptor instead.
+func (*PoP_Fetch) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 3}
+}
+
+func (x *PoP_Fetch) GetLayer() string {
+	if x != nil {
+		return x.Layer
+	}
+	return ""
+}
+
+func (x *PoP_Fetch) GetDone() int64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *PoP_Fetch) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+type PoP_Node struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Cache         int64                  `protobuf:"varint,3,opt,name=cache,proto3" json:"cache,omitempty"` // bytes of its own layers
+	Local         *PoP_Hits              `protobuf:"bytes,4,opt,name=local,proto3" json:"local,omitempty"`
+	Store         *PoP_Hits              `protobuf:"bytes,5,opt,name=store,proto3" json:"store,omitempty"`
+	Peer          *PoP_Hits              `protobuf:"bytes,6,opt,name=peer,proto3" json:"peer,omitempty"`
+	Registry      *PoP_Hits              `protobuf:"bytes,7,opt,name=registry,proto3" json:"registry,omitempty"`
+	Fetching      []*PoP_Fetch           `protobuf:"bytes,8,rep,name=fetching,proto3" json:"fetching,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoP_Node) Reset() {
+	*x = PoP_Node{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoP_Node) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoP_Node) ProtoMessage() {}
+
+func (x *PoP_Node) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoP_Node.ProtoReflect.Descriptor instead.
+func (*PoP_Node) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 4}
+}
+
+func (x *PoP_Node) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PoP_Node) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *PoP_Node) GetCache() int64 {
+	if x != nil {
+		return x.Cache
+	}
+	return 0
+}
+
+func (x *PoP_Node) GetLocal() *PoP_Hits {
+	if x != nil {
+		return x.Local
+	}
+	return nil
+}
+
+func (x *PoP_Node) GetStore() *PoP_Hits {
+	if x != nil {
+		return x.Store
+	}
+	return nil
+}
+
+func (x *PoP_Node) GetPeer() *PoP_Hits {
+	if x != nil {
+		return x.Peer
+	}
+	return nil
+}
+
+func (x *PoP_Node) GetRegistry() *PoP_Hits {
+	if x != nil {
+		return x.Registry
+	}
+	return nil
+}
+
+func (x *PoP_Node) GetFetching() []*PoP_Fetch {
+	if x != nil {
+		return x.Fetching
+	}
+	return nil
+}
+
+type PoP_Layer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DiffId        string                 `protobuf:"bytes,1,opt,name=diff_id,json=diffId,proto3" json:"diff_id,omitempty"`
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`                         // bytes of its tar
+	BlobSize      int64                  `protobuf:"varint,3,opt,name=blob_size,json=blobSize,proto3" json:"blob_size,omitempty"` // compressed bytes
+	Image         string                 `protobuf:"bytes,4,opt,name=image,proto3" json:"image,omitempty"`                        // that it was fetched for first
+	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`                          // that published it
+	Users         []string               `protobuf:"bytes,6,rep,name=users,proto3" json:"users,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoP_Layer) Reset() {
+	*x = PoP_Layer{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoP_Layer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoP_Layer) ProtoMessage() {}
+
+func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoP_Layer.ProtoReflect.Descriptor instead.
+func (*PoP_Layer) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 5}
+}
+
+func (x *PoP_Layer) GetDiffId() string {
+	if x != nil {
+		return x.DiffId
+	}
+	return ""
+}
+
+func (x *PoP_Layer) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *PoP_Layer) GetBlobSize() int64 {
+	if x != nil {
+		return x.BlobSize
+	}
+	return 0
+}
+
+func (x *PoP_Layer) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *PoP_Layer) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *PoP_Layer) GetUsers() []string {
+	if x != nil {
+		return x.Users
+	}
+	return nil
 }
 
 var File_dewpoint_v1_node_proto protoreflect.FileDescriptor
@@ -4281,13 +5141,18 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05state\x18\x05 \x01(\tR\x05state\"(\n" +
 	"\x12RemoveImageRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
-	"\x13RemoveImageResponse\"&\n" +
+	"\x13RemoveImageResponse\"8\n" +
 	"\fPruneRequest\x12\x16\n" +
-	"\x06images\x18\x01 \x01(\bR\x06images\"U\n" +
+	"\x06images\x18\x01 \x01(\bR\x06images\x12\x10\n" +
+	"\x03pop\x18\x02 \x01(\bR\x03pop\"\xaa\x01\n" +
 	"\rPruneResponse\x12\x16\n" +
 	"\x06images\x18\x01 \x03(\tR\x06images\x12\x16\n" +
 	"\x06layers\x18\x02 \x03(\tR\x06layers\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\"\x0f\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x1d\n" +
+	"\n" +
+	"pop_layers\x18\x04 \x03(\tR\tpopLayers\x12\x1b\n" +
+	"\tpop_bytes\x18\x05 \x01(\x03R\bpopBytes\x12\x17\n" +
+	"\apop_why\x18\x06 \x01(\tR\x06popWhy\"\x0f\n" +
 	"\rDoctorRequest\"B\n" +
 	"\x0eDoctorResponse\x120\n" +
 	"\bfindings\x18\x01 \x03(\v2\x14.dewpoint.v1.FindingR\bfindings\"c\n" +
@@ -4309,7 +5174,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05after\x18\x01 \x01(\x04H\x00R\x05after\x88\x01\x01B\b\n" +
 	"\x06_after\":\n" +
 	"\x0eEventsResponse\x12(\n" +
-	"\x05event\x18\x01 \x01(\v2\x12.dewpoint.v1.EventR\x05event\"\xa0\x02\n" +
+	"\x05event\x18\x01 \x01(\v2\x12.dewpoint.v1.EventR\x05event\"\xb6\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
@@ -4321,7 +5186,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\texit_code\x18\b \x01(\x05H\x00R\bexitCode\x88\x01\x01\x12+\n" +
 	"\x06record\x18\t \x01(\v2\x13.dewpoint.v1.RecordR\x06record\x12\x14\n" +
 	"\x05error\x18\n" +
-	" \x01(\tR\x05errorB\f\n" +
+	" \x01(\tR\x05error\x12\x14\n" +
+	"\x05layer\x18\v \x01(\tR\x05layerB\f\n" +
 	"\n" +
 	"_exit_code\"u\n" +
 	"\x11ProfileEndRequest\x12\x12\n" +
@@ -4393,7 +5259,64 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x06chunks\x18\x03 \x01(\x03R\x06chunks\x12\x16\n" +
 	"\x06points\x18\x04 \x01(\x03R\x06points\x12\x18\n" +
 	"\awindows\x18\x05 \x01(\x03R\awindows\x12\x14\n" +
-	"\x05files\x18\x06 \x01(\x03R\x05files2\xf1\t\n" +
+	"\x05files\x18\x06 \x01(\x03R\x05files\"\x12\n" +
+	"\x10PoPStatusRequest\"7\n" +
+	"\x11PoPStatusResponse\x12\"\n" +
+	"\x03pop\x18\x01 \x01(\v2\x10.dewpoint.v1.PoPR\x03pop\"\xb9\b\n" +
+	"\x03PoP\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12,\n" +
+	"\x05store\x18\x03 \x01(\v2\x16.dewpoint.v1.PoP.StoreR\x05store\x12>\n" +
+	"\vcoordinator\x18\x04 \x01(\v2\x1c.dewpoint.v1.PoP.CoordinatorR\vcoordinator\x12+\n" +
+	"\x05nodes\x18\x05 \x03(\v2\x15.dewpoint.v1.PoP.NodeR\x05nodes\x12.\n" +
+	"\x06layers\x18\x06 \x03(\v2\x16.dewpoint.v1.PoP.LayerR\x06layers\x1a\xa9\x01\n" +
+	"\x05Store\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\x12\x14\n" +
+	"\x05total\x18\x05 \x01(\x03R\x05total\x12\x12\n" +
+	"\x04free\x18\x06 \x01(\x03R\x04free\x12\x14\n" +
+	"\x05bytes\x18\a \x01(\x03R\x05bytes\x12\x14\n" +
+	"\x05trash\x18\b \x01(\x03R\x05trash\x1aI\n" +
+	"\vCoordinator\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\x1a4\n" +
+	"\x04Hits\x12\x16\n" +
+	"\x06layers\x18\x01 \x01(\x03R\x06layers\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x1aE\n" +
+	"\x05Fetch\x12\x14\n" +
+	"\x05layer\x18\x01 \x01(\tR\x05layer\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\x1a\xb6\x02\n" +
+	"\x04Node\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05cache\x18\x03 \x01(\x03R\x05cache\x12+\n" +
+	"\x05local\x18\x04 \x01(\v2\x15.dewpoint.v1.PoP.HitsR\x05local\x12+\n" +
+	"\x05store\x18\x05 \x01(\v2\x15.dewpoint.v1.PoP.HitsR\x05store\x12)\n" +
+	"\x04peer\x18\x06 \x01(\v2\x15.dewpoint.v1.PoP.HitsR\x04peer\x121\n" +
+	"\bregistry\x18\a \x01(\v2\x15.dewpoint.v1.PoP.HitsR\bregistry\x122\n" +
+	"\bfetching\x18\b \x03(\v2\x16.dewpoint.v1.PoP.FetchR\bfetching\x1a\x91\x01\n" +
+	"\x05Layer\x12\x17\n" +
+	"\adiff_id\x18\x01 \x01(\tR\x06diffId\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x1b\n" +
+	"\tblob_size\x18\x03 \x01(\x03R\bblobSize\x12\x14\n" +
+	"\x05image\x18\x04 \x01(\tR\x05image\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\tR\x04node\x12\x14\n" +
+	"\x05users\x18\x06 \x03(\tR\x05users\"*\n" +
+	"\x10PoPVerifyRequest\x12\x16\n" +
+	"\x06layers\x18\x01 \x03(\tR\x06layers\"\x82\x01\n" +
+	"\x11PoPVerifyResponse\x12\x17\n" +
+	"\adiff_id\x18\x01 \x01(\tR\x06diffId\x12\x14\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"&\n" +
+	"\x10PoPForgetRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"\x13\n" +
+	"\x11PoPForgetResponse2\xdc\v\n" +
 	"\x04Node\x12C\n" +
 	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse0\x01\x12=\n" +
 	"\x04Pull\x12\x18.dewpoint.v1.PullRequest\x1a\x19.dewpoint.v1.PullResponse0\x01\x12@\n" +
@@ -4410,7 +5333,10 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"ProfileEnd\x12\x1e.dewpoint.v1.ProfileEndRequest\x1a\x1f.dewpoint.v1.ProfileEndResponse\x12J\n" +
 	"\tPackBuild\x12\x1d.dewpoint.v1.PackBuildRequest\x1a\x1e.dewpoint.v1.PackBuildResponse\x12G\n" +
 	"\bPackPush\x12\x1c.dewpoint.v1.PackPushRequest\x1a\x1d.dewpoint.v1.PackPushResponse\x12U\n" +
-	"\vPackInspect\x12\x1f.dewpoint.v1.PackInspectRequest\x1a .dewpoint.v1.PackInspectResponse\"\x03\x90\x02\x01\x12A\n" +
+	"\vPackInspect\x12\x1f.dewpoint.v1.PackInspectRequest\x1a .dewpoint.v1.PackInspectResponse\"\x03\x90\x02\x01\x12O\n" +
+	"\tPoPStatus\x12\x1d.dewpoint.v1.PoPStatusRequest\x1a\x1e.dewpoint.v1.PoPStatusResponse\"\x03\x90\x02\x01\x12L\n" +
+	"\tPoPVerify\x12\x1d.dewpoint.v1.PoPVerifyRequest\x1a\x1e.dewpoint.v1.PoPVerifyResponse0\x01\x12J\n" +
+	"\tPoPForget\x12\x1d.dewpoint.v1.PoPForgetRequest\x1a\x1e.dewpoint.v1.PoPForgetResponse\x12A\n" +
 	"\x06Doctor\x12\x1a.dewpoint.v1.DoctorRequest\x1a\x1b.dewpoint.v1.DoctorResponse\x12I\n" +
 	"\aVersion\x12\x1b.dewpoint.v1.VersionRequest\x1a\x1c.dewpoint.v1.VersionResponse\"\x03\x90\x02\x01\x12C\n" +
 	"\x06Events\x12\x1a.dewpoint.v1.EventsRequest\x1a\x1b.dewpoint.v1.EventsResponse0\x01B2Z0dewpoint/internal/api/gen/dewpoint/v1;dewpointv1b\x06proto3"
@@ -4428,7 +5354,7 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Output_Stream)(0),             // 0: dewpoint.v1.Output.Stream
 	(*Error)(nil),                  // 1: dewpoint.v1.Error
@@ -4488,17 +5414,30 @@ var file_dewpoint_v1_node_proto_goTypes = []any{
 	(*PackInspectRequest)(nil),     // 55: dewpoint.v1.PackInspectRequest
 	(*PackInspectResponse)(nil),    // 56: dewpoint.v1.PackInspectResponse
 	(*Pack)(nil),                   // 57: dewpoint.v1.Pack
-	nil,                            // 58: dewpoint.v1.Record.StagesEntry
-	(*ExecRequest_Start)(nil),      // 59: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil), // 60: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),             // 61: dewpoint.v1.Pack.Parts
-	(*durationpb.Duration)(nil),    // 62: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 63: google.protobuf.Timestamp
+	(*PoPStatusRequest)(nil),       // 58: dewpoint.v1.PoPStatusRequest
+	(*PoPStatusResponse)(nil),      // 59: dewpoint.v1.PoPStatusResponse
+	(*PoP)(nil),                    // 60: dewpoint.v1.PoP
+	(*PoPVerifyRequest)(nil),       // 61: dewpoint.v1.PoPVerifyRequest
+	(*PoPVerifyResponse)(nil),      // 62: dewpoint.v1.PoPVerifyResponse
+	(*PoPForgetRequest)(nil),       // 63: dewpoint.v1.PoPForgetRequest
+	(*PoPForgetResponse)(nil),      // 64: dewpoint.v1.PoPForgetResponse
+	nil,                            // 65: dewpoint.v1.Record.StagesEntry
+	(*ExecRequest_Start)(nil),      // 66: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil), // 67: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),             // 68: dewpoint.v1.Pack.Parts
+	(*PoP_Store)(nil),              // 69: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),        // 70: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),               // 71: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),              // 72: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),               // 73: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),              // 74: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),    // 75: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 76: google.protobuf.Timestamp
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	3,  // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
 	4,  // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	62, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	75, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
 	2,  // 3: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
 	7,  // 4: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
 	8,  // 5: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
@@ -4506,7 +5445,7 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	13, // 7: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
 	14, // 8: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
 	9,  // 9: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	58, // 10: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	65, // 10: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
 	11, // 11: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
 	12, // 12: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
 	0,  // 13: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
@@ -4515,70 +5454,86 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	10, // 16: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
 	19, // 17: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
 	3,  // 18: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	63, // 19: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	76, // 19: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
 	13, // 20: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	59, // 21: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	60, // 22: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	66, // 21: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	67, // 22: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
 	23, // 23: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
 	13, // 24: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
 	14, // 25: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	62, // 26: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	75, // 26: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
 	33, // 27: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	63, // 28: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	76, // 28: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
 	34, // 29: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
 	41, // 30: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
 	46, // 31: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	63, // 32: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	76, // 32: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
 	10, // 33: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
 	49, // 34: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
 	50, // 35: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
 	57, // 36: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
 	57, // 37: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	61, // 38: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	63, // 39: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	68, // 38: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	76, // 39: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
 	50, // 40: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
-	23, // 41: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	5,  // 42: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	15, // 43: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	17, // 44: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	20, // 45: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	22, // 46: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	25, // 47: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	27, // 48: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	29, // 49: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	31, // 50: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	35, // 51: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	37, // 52: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	47, // 53: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	51, // 54: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	53, // 55: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	55, // 56: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	39, // 57: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	42, // 58: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	44, // 59: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	6,  // 60: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	16, // 61: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	18, // 62: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	21, // 63: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	24, // 64: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	26, // 65: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	28, // 66: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	30, // 67: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	32, // 68: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	36, // 69: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	38, // 70: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	48, // 71: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	52, // 72: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	54, // 73: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	56, // 74: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	40, // 75: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	43, // 76: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	45, // 77: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	60, // [60:78] is the sub-list for method output_type
-	42, // [42:60] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	60, // 41: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
+	69, // 42: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	70, // 43: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	73, // 44: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	74, // 45: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	23, // 46: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
+	71, // 47: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	71, // 48: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	71, // 49: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	71, // 50: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	72, // 51: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	5,  // 52: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	15, // 53: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	17, // 54: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	20, // 55: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	22, // 56: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	25, // 57: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	27, // 58: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	29, // 59: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	31, // 60: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	35, // 61: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	37, // 62: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	47, // 63: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	51, // 64: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	53, // 65: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	55, // 66: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	58, // 67: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	61, // 68: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	63, // 69: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	39, // 70: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	42, // 71: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	44, // 72: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	6,  // 73: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	16, // 74: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	18, // 75: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	21, // 76: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	24, // 77: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	26, // 78: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	28, // 79: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	30, // 80: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	32, // 81: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	36, // 82: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	38, // 83: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	48, // 84: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	52, // 85: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	54, // 86: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	56, // 87: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	59, // 88: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	62, // 89: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	64, // 90: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	40, // 91: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	43, // 92: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	45, // 93: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	73, // [73:94] is the sub-list for method output_type
+	52, // [52:73] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_dewpoint_v1_node_proto_init() }
@@ -4616,7 +5571,7 @@ func file_dewpoint_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   61,
+			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

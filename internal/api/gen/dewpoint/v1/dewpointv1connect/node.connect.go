@@ -69,6 +69,12 @@ const (
 	NodePackPushProcedure = "/dewpoint.v1.Node/PackPush"
 	// NodePackInspectProcedure is the fully-qualified name of the Node's PackInspect RPC.
 	NodePackInspectProcedure = "/dewpoint.v1.Node/PackInspect"
+	// NodePoPStatusProcedure is the fully-qualified name of the Node's PoPStatus RPC.
+	NodePoPStatusProcedure = "/dewpoint.v1.Node/PoPStatus"
+	// NodePoPVerifyProcedure is the fully-qualified name of the Node's PoPVerify RPC.
+	NodePoPVerifyProcedure = "/dewpoint.v1.Node/PoPVerify"
+	// NodePoPForgetProcedure is the fully-qualified name of the Node's PoPForget RPC.
+	NodePoPForgetProcedure = "/dewpoint.v1.Node/PoPForget"
 	// NodeDoctorProcedure is the fully-qualified name of the Node's Doctor RPC.
 	NodeDoctorProcedure = "/dewpoint.v1.Node/Doctor"
 	// NodeVersionProcedure is the fully-qualified name of the Node's Version RPC.
@@ -105,6 +111,13 @@ type NodeClient interface {
 	// PackPush publishes an image's pack in the image's repository.
 	PackPush(context.Context, *connect.Request[v1.PackPushRequest]) (*connect.Response[v1.PackPushResponse], error)
 	PackInspect(context.Context, *connect.Request[v1.PackInspectRequest]) (*connect.Response[v1.PackInspectResponse], error)
+	// PoPStatus says what the node knows of its PoP.
+	PoPStatus(context.Context, *connect.Request[v1.PoPStatusRequest]) (*connect.Response[v1.PoPStatusResponse], error)
+	// PoPVerify compares layers of the PoP's store with what was published. Each is
+	// told when it was read.
+	PoPVerify(context.Context, *connect.Request[v1.PoPVerifyRequest]) (*connect.ServerStreamForClient[v1.PoPVerifyResponse], error)
+	// PoPForget removes what a node that is gone for good says it uses.
+	PoPForget(context.Context, *connect.Request[v1.PoPForgetRequest]) (*connect.Response[v1.PoPForgetResponse], error)
 	Doctor(context.Context, *connect.Request[v1.DoctorRequest]) (*connect.Response[v1.DoctorResponse], error)
 	Version(context.Context, *connect.Request[v1.VersionRequest]) (*connect.Response[v1.VersionResponse], error)
 	Events(context.Context, *connect.Request[v1.EventsRequest]) (*connect.ServerStreamForClient[v1.EventsResponse], error)
@@ -214,6 +227,25 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		poPStatus: connect.NewClient[v1.PoPStatusRequest, v1.PoPStatusResponse](
+			httpClient,
+			baseURL+NodePoPStatusProcedure,
+			connect.WithSchema(nodeMethods.ByName("PoPStatus")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		poPVerify: connect.NewClient[v1.PoPVerifyRequest, v1.PoPVerifyResponse](
+			httpClient,
+			baseURL+NodePoPVerifyProcedure,
+			connect.WithSchema(nodeMethods.ByName("PoPVerify")),
+			connect.WithClientOptions(opts...),
+		),
+		poPForget: connect.NewClient[v1.PoPForgetRequest, v1.PoPForgetResponse](
+			httpClient,
+			baseURL+NodePoPForgetProcedure,
+			connect.WithSchema(nodeMethods.ByName("PoPForget")),
+			connect.WithClientOptions(opts...),
+		),
 		doctor: connect.NewClient[v1.DoctorRequest, v1.DoctorResponse](
 			httpClient,
 			baseURL+NodeDoctorProcedure,
@@ -253,6 +285,9 @@ type nodeClient struct {
 	packBuild   *connect.Client[v1.PackBuildRequest, v1.PackBuildResponse]
 	packPush    *connect.Client[v1.PackPushRequest, v1.PackPushResponse]
 	packInspect *connect.Client[v1.PackInspectRequest, v1.PackInspectResponse]
+	poPStatus   *connect.Client[v1.PoPStatusRequest, v1.PoPStatusResponse]
+	poPVerify   *connect.Client[v1.PoPVerifyRequest, v1.PoPVerifyResponse]
+	poPForget   *connect.Client[v1.PoPForgetRequest, v1.PoPForgetResponse]
 	doctor      *connect.Client[v1.DoctorRequest, v1.DoctorResponse]
 	version     *connect.Client[v1.VersionRequest, v1.VersionResponse]
 	events      *connect.Client[v1.EventsRequest, v1.EventsResponse]
@@ -333,6 +368,21 @@ func (c *nodeClient) PackInspect(ctx context.Context, req *connect.Request[v1.Pa
 	return c.packInspect.CallUnary(ctx, req)
 }
 
+// PoPStatus calls dewpoint.v1.Node.PoPStatus.
+func (c *nodeClient) PoPStatus(ctx context.Context, req *connect.Request[v1.PoPStatusRequest]) (*connect.Response[v1.PoPStatusResponse], error) {
+	return c.poPStatus.CallUnary(ctx, req)
+}
+
+// PoPVerify calls dewpoint.v1.Node.PoPVerify.
+func (c *nodeClient) PoPVerify(ctx context.Context, req *connect.Request[v1.PoPVerifyRequest]) (*connect.ServerStreamForClient[v1.PoPVerifyResponse], error) {
+	return c.poPVerify.CallServerStream(ctx, req)
+}
+
+// PoPForget calls dewpoint.v1.Node.PoPForget.
+func (c *nodeClient) PoPForget(ctx context.Context, req *connect.Request[v1.PoPForgetRequest]) (*connect.Response[v1.PoPForgetResponse], error) {
+	return c.poPForget.CallUnary(ctx, req)
+}
+
 // Doctor calls dewpoint.v1.Node.Doctor.
 func (c *nodeClient) Doctor(ctx context.Context, req *connect.Request[v1.DoctorRequest]) (*connect.Response[v1.DoctorResponse], error) {
 	return c.doctor.CallUnary(ctx, req)
@@ -376,6 +426,13 @@ type NodeHandler interface {
 	// PackPush publishes an image's pack in the image's repository.
 	PackPush(context.Context, *connect.Request[v1.PackPushRequest]) (*connect.Response[v1.PackPushResponse], error)
 	PackInspect(context.Context, *connect.Request[v1.PackInspectRequest]) (*connect.Response[v1.PackInspectResponse], error)
+	// PoPStatus says what the node knows of its PoP.
+	PoPStatus(context.Context, *connect.Request[v1.PoPStatusRequest]) (*connect.Response[v1.PoPStatusResponse], error)
+	// PoPVerify compares layers of the PoP's store with what was published. Each is
+	// told when it was read.
+	PoPVerify(context.Context, *connect.Request[v1.PoPVerifyRequest], *connect.ServerStream[v1.PoPVerifyResponse]) error
+	// PoPForget removes what a node that is gone for good says it uses.
+	PoPForget(context.Context, *connect.Request[v1.PoPForgetRequest]) (*connect.Response[v1.PoPForgetResponse], error)
 	Doctor(context.Context, *connect.Request[v1.DoctorRequest]) (*connect.Response[v1.DoctorResponse], error)
 	Version(context.Context, *connect.Request[v1.VersionRequest]) (*connect.Response[v1.VersionResponse], error)
 	Events(context.Context, *connect.Request[v1.EventsRequest], *connect.ServerStream[v1.EventsResponse]) error
@@ -481,6 +538,25 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodePoPStatusHandler := connect.NewUnaryHandler(
+		NodePoPStatusProcedure,
+		svc.PoPStatus,
+		connect.WithSchema(nodeMethods.ByName("PoPStatus")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodePoPVerifyHandler := connect.NewServerStreamHandler(
+		NodePoPVerifyProcedure,
+		svc.PoPVerify,
+		connect.WithSchema(nodeMethods.ByName("PoPVerify")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodePoPForgetHandler := connect.NewUnaryHandler(
+		NodePoPForgetProcedure,
+		svc.PoPForget,
+		connect.WithSchema(nodeMethods.ByName("PoPForget")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeDoctorHandler := connect.NewUnaryHandler(
 		NodeDoctorProcedure,
 		svc.Doctor,
@@ -532,6 +608,12 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodePackPushHandler.ServeHTTP(w, r)
 		case NodePackInspectProcedure:
 			nodePackInspectHandler.ServeHTTP(w, r)
+		case NodePoPStatusProcedure:
+			nodePoPStatusHandler.ServeHTTP(w, r)
+		case NodePoPVerifyProcedure:
+			nodePoPVerifyHandler.ServeHTTP(w, r)
+		case NodePoPForgetProcedure:
+			nodePoPForgetHandler.ServeHTTP(w, r)
 		case NodeDoctorProcedure:
 			nodeDoctorHandler.ServeHTTP(w, r)
 		case NodeVersionProcedure:
@@ -605,6 +687,18 @@ func (UnimplementedNodeHandler) PackPush(context.Context, *connect.Request[v1.Pa
 
 func (UnimplementedNodeHandler) PackInspect(context.Context, *connect.Request[v1.PackInspectRequest]) (*connect.Response[v1.PackInspectResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.PackInspect is not implemented"))
+}
+
+func (UnimplementedNodeHandler) PoPStatus(context.Context, *connect.Request[v1.PoPStatusRequest]) (*connect.Response[v1.PoPStatusResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.PoPStatus is not implemented"))
+}
+
+func (UnimplementedNodeHandler) PoPVerify(context.Context, *connect.Request[v1.PoPVerifyRequest], *connect.ServerStream[v1.PoPVerifyResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.PoPVerify is not implemented"))
+}
+
+func (UnimplementedNodeHandler) PoPForget(context.Context, *connect.Request[v1.PoPForgetRequest]) (*connect.Response[v1.PoPForgetResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.PoPForget is not implemented"))
 }
 
 func (UnimplementedNodeHandler) Doctor(context.Context, *connect.Request[v1.DoctorRequest]) (*connect.Response[v1.DoctorResponse], error) {

@@ -1,0 +1,149 @@
+package api
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+
+	pb "dewpoint/internal/api/gen/dewpoint/v1"
+	"dewpoint/internal/node"
+)
+
+func (h *handler) PoPStatus(ctx context.Context, _ *connect.Request[pb.PoPStatusRequest]) (*connect.Response[pb.PoPStatusResponse], error) {
+	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.PoPStatusResponse, error) {
+		p, err := h.node.PoPStatus(ctx)
+		return &pb.PoPStatusResponse{Pop: popOf(p)}, err
+	})
+}
+
+func (h *handler) PoPVerify(ctx context.Context, req *connect.Request[pb.PoPVerifyRequest], stream *connect.ServerStream[pb.PoPVerifyResponse]) error {
+	if err := stream.Send(nil); err != nil { // a layer may take long
+		return err
+	}
+	return h.fail(ctx, h.node.PoPVerify(ctx, req.Msg.Layers, func(v node.PoPVerified) error { return stream.Send(popVerifiedOf(v)) }))
+}
+
+func (h *handler) PoPForget(ctx context.Context, req *connect.Request[pb.PoPForgetRequest]) (*connect.Response[pb.PoPForgetResponse], error) {
+	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.PoPForgetResponse, error) {
+		return &pb.PoPForgetResponse{}, h.node.PoPForget(ctx, req.Msg.Node)
+	})
+}
+
+// PoPStatus implements PoPs.
+func (c *Client) PoPStatus(ctx context.Context) (node.PoP, error) {
+	r, err := c.rpc.PoPStatus(ctx, connect.NewRequest(&pb.PoPStatusRequest{}))
+	if err != nil {
+		return node.PoP{}, c.problem(ctx, err)
+	}
+	return popFrom(r.Msg.Pop), nil
+}
+
+// PoPVerify implements PoPs.
+func (c *Client) PoPVerify(ctx context.Context, layers []string, emit func(node.PoPVerified) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.rpc.PoPVerify(ctx, connect.NewRequest(&pb.PoPVerifyRequest{Layers: layers}))
+	if err != nil {
+		return c.problem(ctx, err)
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if err := emit(popVerifiedFrom(stream.Msg())); err != nil {
+			return err
+		}
+	}
+	return c.problem(ctx, stream.Err())
+}
+
+// PoPForget implements PoPs.
+func (c *Client) PoPForget(ctx context.Context, name string) error {
+	_, err := c.rpc.PoPForget(ctx, connect.NewRequest(&pb.PoPForgetRequest{Node: name}))
+	return c.problem(ctx, err)
+}
+
+func popOf(p node.PoP) *pb.PoP {
+	s, c := p.Store, p.Coordinator
+	return &pb.PoP{
+		Name: p.Name, Node: p.Node, Nodes: each(p.Nodes, popNodeOf), Layers: each(p.Layers, popLayerOf),
+		Store:       &pb.PoP_Store{Path: s.Path, Id: s.ID, State: s.State, Why: s.Why, Total: s.Total, Free: s.Free, Bytes: s.Bytes, Trash: s.Trash},
+		Coordinator: &pb.PoP_Coordinator{Kind: c.Kind, State: c.State, Why: c.Why},
+	}
+}
+
+func popFrom(p *pb.PoP) node.PoP {
+	s, c := p.GetStore(), p.GetCoordinator()
+	return node.PoP{
+		Name: p.GetName(), Node: p.GetNode(), Nodes: array(each(p.GetNodes(), popNodeFrom)), Layers: array(each(p.GetLayers(), popLayerFrom)),
+		Store: node.PoPStore{Path: s.GetPath(), ID: s.GetId(), State: s.GetState(), Why: s.GetWhy(),
+			Total: s.GetTotal(), Free: s.GetFree(), Bytes: s.GetBytes(), Trash: s.GetTrash()},
+		Coordinator: node.PoPCoordinator{Kind: c.GetKind(), State: c.GetState(), Why: c.GetWhy()},
+	}
+}
+
+// array is never nil, so that its JSON is an array.
+func array[T any](in []T) []T {
+	if in == nil {
+		return []T{}
+	}
+	return in
+}
+
+func popNodeOf(n node.PoPNode) *pb.PoP_Node {
+	return &pb.PoP_Node{
+		Name: n.Name, Address: n.Address, Cache: n.Cache, Local: popHitsOf(n.Local), Store: popHitsOf(n.Store),
+		Peer: popHitsOf(n.Peer), Registry: popHitsOf(n.Registry), Fetching: each(n.Fetching, popFetchOf),
+	}
+}
+
+func popNodeFrom(n *pb.PoP_Node) node.PoPNode {
+	return node.PoPNode{
+		Name: n.GetName(), Address: n.GetAddress(), Cache: n.GetCache(), Local: popHitsFrom(n.GetLocal()), Store: popHitsFrom(n.GetStore()),
+		Peer: popHitsFrom(n.GetPeer()), Registry: popHitsFrom(n.GetRegistry()), Fetching: each(n.GetFetching(), popFetchFrom),
+	}
+}
+
+func popHitsOf(h node.PoPHits) *pb.PoP_Hits { return &pb.PoP_Hits{Layers: h.Layers, Bytes: h.Bytes} }
+
+func popHitsFrom(h *pb.PoP_Hits) node.PoPHits {
+	return node.PoPHits{Layers: h.GetLayers(), Bytes: h.GetBytes()}
+}
+
+func popFetchOf(f node.PoPFetch) *pb.PoP_Fetch {
+	return &pb.PoP_Fetch{Layer: f.Layer, Done: f.Done, Size: f.Size}
+}
+
+func popFetchFrom(f *pb.PoP_Fetch) node.PoPFetch {
+	return node.PoPFetch{Layer: f.GetLayer(), Done: f.GetDone(), Size: f.GetSize()}
+}
+
+func popLayerOf(l node.PoPLayer) *pb.PoP_Layer {
+	return &pb.PoP_Layer{DiffId: l.DiffID, Size: l.Size, BlobSize: l.BlobSize, Image: l.Image, Node: l.Node, Users: l.Users}
+}
+
+func popLayerFrom(l *pb.PoP_Layer) node.PoPLayer {
+	return node.PoPLayer{DiffID: l.GetDiffId(), Size: l.GetSize(), BlobSize: l.GetBlobSize(), Image: l.GetImage(), Node: l.GetNode(), Users: l.GetUsers()}
+}
+
+func popVerifiedOf(v node.PoPVerified) *pb.PoPVerifyResponse {
+	return &pb.PoPVerifyResponse{DiffId: v.DiffID, Image: v.Image, Size: v.Size, State: v.State, Error: v.Error}
+}
+
+func popVerifiedFrom(v *pb.PoPVerifyResponse) node.PoPVerified {
+	return node.PoPVerified{DiffID: v.GetDiffId(), Image: v.GetImage(), Size: v.GetSize(), State: v.GetState(), Error: v.GetError()}
+}
+
+func pruneOf(o node.PruneOptions) *pb.PruneRequest {
+	return &pb.PruneRequest{Images: o.Images, Pop: o.PoP}
+}
+
+func pruneFrom(r *pb.PruneRequest) node.PruneOptions {
+	return node.PruneOptions{Images: r.GetImages(), PoP: r.GetPop()}
+}
+
+func prunedOf(r node.PruneReport) *pb.PruneResponse {
+	return &pb.PruneResponse{Images: r.Images, Layers: r.Layers, Bytes: r.Bytes, PopLayers: r.PoPLayers, PopBytes: r.PoPBytes, PopWhy: r.PoPWhy}
+}
+
+func prunedFrom(r *pb.PruneResponse) node.PruneReport {
+	return node.PruneReport{Images: r.GetImages(), Layers: r.GetLayers(), Bytes: r.GetBytes(), PoPLayers: r.GetPopLayers(), PoPBytes: r.GetPopBytes(), PoPWhy: r.GetPopWhy()}
+}

@@ -1,0 +1,72 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"dewpoint/internal/api"
+	"dewpoint/internal/config"
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/node"
+	"dewpoint/internal/pop"
+)
+
+func TestPoPProblems(t *testing.T) {
+	for err, want := range map[error]api.Code{
+		fetch.ErrNoPoP:            api.Unsupported,
+		pop.ErrStoreAway:          api.Unsupported,
+		pop.ErrAway:               api.Unsupported,
+		pop.ErrForeign:            api.Unsupported,
+		pop.ErrLives:              api.InUse,
+		pop.ErrUnknown:            api.NotFound,
+		errors.New("another one"): api.Internal,
+	} {
+		got := classify(popProblem(fmt.Errorf("layer 1: %w", err)))
+		if got.Code != want || want != api.Internal && got.Remedy == "" {
+			t.Errorf("%v: %+v, want %s and a remedy", err, got, want)
+		}
+	}
+	if popProblem(nil) != nil {
+		t.Error("a problem of nothing")
+	}
+}
+
+func TestPeerFinding(t *testing.T) {
+	for _, c := range []struct{ listen, advertise, level string }{
+		{"", "", node.LevelNote},
+		{":7070", "", node.LevelBad},
+		{"0.0.0.0:7070", "", node.LevelBad},
+		{"[::]:7070", "n1.lan", node.LevelBad},
+		{":7070", "n1.lan:7070", node.LevelOK},
+		{"10.0.0.1:7070", "", node.LevelOK},
+	} {
+		if f := peerFinding(c.listen, c.advertise); f.Level != c.level || (f.Remedy == "") != (c.level == node.LevelOK) {
+			t.Errorf("%q, %q: %+v", c.listen, c.advertise, f)
+		}
+	}
+}
+
+// What is away is bad and has a remedy; who has been silent for long is named.
+func TestPoPFindings(t *testing.T) {
+	d := &Daemon{cfg: Config{File: config.Config{PoP: config.PoP{Redis: "redis://r"}}}}
+	well := &fetch.PoP{Settled: true, Shared: true, Path: "/mnt/pop", Members: []pop.Member{{Node: "a"}, {Node: "b"}}}
+	if f := d.coordinatorFinding(well); f.Level != node.LevelOK || f.Detail != "redis answers, 2 nodes" {
+		t.Errorf("%+v", f)
+	}
+	if f := storeFinding(well); f.Level != node.LevelOK {
+		t.Errorf("%+v", f)
+	}
+	ill := &fetch.PoP{Lost: pop.ErrAway, Away: pop.ErrStoreAway, Shared: true}
+	for _, f := range []node.Finding{d.coordinatorFinding(ill), storeFinding(ill)} {
+		if f.Level != node.LevelBad || f.Remedy == "" {
+			t.Errorf("%+v", f)
+		}
+	}
+	well.Silent = []pop.Silent{{Node: "b", For: time.Hour, Marks: 3}, {Node: "c", For: time.Hour, Marks: 2}, {Node: "d", For: time.Second, Marks: 1}}
+	got := silentFindings(well)
+	if len(got) != 1 || got[0].What != "PoP node c" || got[0].Remedy != `if it is gone for good: "dew pop forget c"` {
+		t.Errorf("%+v", got)
+	}
+}

@@ -1,0 +1,176 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"dewpoint/internal/api"
+	"dewpoint/internal/deploy"
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/node"
+	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// defaultVerify is the time in which every layer of the PoP's store is verified once.
+const defaultVerify = 168 * time.Hour
+
+// popDamaged tells the event stream of a layer of the store that is not what was published.
+func (d *Daemon) popDamaged(id digest.Digest, why error) {
+	d.events.add(node.Event{Kind: node.EventDamaged, Layer: id.String(), Error: why.Error()})
+}
+
+func (d *Daemon) popReplaced(id digest.Digest) {
+	d.events.add(node.Event{Kind: node.EventReplaced, Layer: id.String()})
+}
+
+// PoPStatus implements api.PoPs.
+func (d *Daemon) PoPStatus(ctx context.Context) (node.PoP, error) {
+	p, err := d.puller.PoP(ctx)
+	if p == nil {
+		return node.PoP{}, popProblem(errors.Join(err, fetch.ErrNoPoP))
+	}
+	if err != nil {
+		d.log.Warn("the PoP's status lacks something", "err", err)
+	}
+	out := node.PoP{Name: cmp.Or(d.cfg.File.PoP.Name, "pop"), Node: p.Node, Store: popStore(p),
+		Coordinator: node.PoPCoordinator{Kind: d.coordinatorKind(), State: node.PoPSettled},
+		Nodes:       []node.PoPNode{}, Layers: []node.PoPLayer{}}
+	switch {
+	case p.Lost != nil:
+		out.Coordinator.State, out.Coordinator.Why = node.PoPAway, p.Lost.Error()
+	case !p.Settled:
+		out.Coordinator.State = node.PoPUnsettled
+	}
+	members := p.Members
+	if len(members) == 0 { // this one is there
+		members = []pop.Member{{Node: p.Node, Hits: p.Hits}}
+	}
+	for _, m := range members {
+		out.Nodes = append(out.Nodes, popNode(m))
+	}
+	for _, l := range p.Layers {
+		out.Layers = append(out.Layers, node.PoPLayer{DiffID: l.DiffID.String(), Size: l.Size, BlobSize: l.BlobSize, Image: l.Image, Node: l.Node,
+			Users: p.Users[l.DiffID.String()]})
+	}
+	slices.SortFunc(out.Layers, func(a, b node.PoPLayer) int {
+		return cmp.Or(cmp.Compare(a.Image, b.Image), cmp.Compare(a.DiffID, b.DiffID))
+	})
+	return out, nil
+}
+
+func (d *Daemon) coordinatorKind() string {
+	if d.cfg.File.PoP.Redis != "" {
+		return "redis"
+	}
+	return "local"
+}
+
+func popStore(p *fetch.PoP) node.PoPStore {
+	s := node.PoPStore{Path: p.Path, ID: p.Store, State: node.PoPOK, Total: p.Total, Free: p.Free, Trash: p.Trash}
+	switch {
+	case !p.Shared:
+		s.State = node.PoPNone
+	case p.Away != nil:
+		s.State, s.Why = node.PoPAway, p.Away.Error()
+	}
+	for _, l := range p.Layers {
+		s.Bytes += l.Size
+	}
+	return s
+}
+
+func popNode(m pop.Member) node.PoPNode {
+	h := m.Hits
+	n := node.PoPNode{Name: m.Node, Address: m.Address, Cache: m.Used,
+		Local: node.PoPHits{Layers: h.Local, Bytes: h.LocalBytes}, Store: node.PoPHits{Layers: h.Store, Bytes: h.StoreBytes},
+		Peer: node.PoPHits{Layers: h.Peer, Bytes: h.PeerBytes}, Registry: node.PoPHits{Layers: h.Registry, Bytes: h.RegistryBytes}}
+	for _, f := range m.Fetching {
+		n.Fetching = append(n.Fetching, node.PoPFetch{Layer: f.Key, Done: f.Done, Size: f.Size})
+	}
+	return n
+}
+
+// PoPVerify implements api.PoPs.
+func (d *Daemon) PoPVerify(ctx context.Context, layers []string, emit func(node.PoPVerified) error) error {
+	var ids []digest.Digest
+	for _, l := range layers {
+		id, err := digest.Parse(l)
+		if err != nil {
+			return fmt.Errorf("%w: layer %q: %w", deploy.ErrRequest, l, err)
+		}
+		ids = append(ids, id)
+	}
+	return popProblem(d.puller.VerifyPoP(ctx, ids, func(v fetch.Verified) error { return emit(popVerified(v)) }))
+}
+
+func popVerified(v fetch.Verified) node.PoPVerified {
+	out := node.PoPVerified{DiffID: v.DiffID.String(), Image: v.Image, Size: v.Size, State: node.PoPWhole}
+	switch {
+	case v.Gone:
+		out.State = node.PoPGone
+	case v.Replaced:
+		out.State = node.PoPReplaced
+	case v.Damage != nil:
+		out.State = node.PoPDamaged
+	}
+	if v.Damage != nil {
+		out.Error = v.Damage.Error()
+	}
+	return out
+}
+
+// PoPForget implements api.PoPs.
+func (d *Daemon) PoPForget(ctx context.Context, name string) error {
+	err := d.puller.ForgetNode(ctx, name)
+	if err == nil {
+		d.log.Info("an operator had a node of the PoP forgotten", "node", name)
+	}
+	return popProblem(err)
+}
+
+// prunePoP evicts from the store what no node uses.
+func (d *Daemon) prunePoP(ctx context.Context, r *node.PruneReport) error {
+	done, err := d.puller.PrunePoP(ctx, d.inUse)
+	for _, id := range done.Layers {
+		r.PoPLayers = append(r.PoPLayers, id.String())
+	}
+	r.PoPBytes, r.PoPWhy = done.Bytes, done.Why
+	return popProblem(err)
+}
+
+// popProblem says what to do about what goes wrong in a PoP.
+func popProblem(err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, k := range []struct {
+		err    error
+		code   api.Code
+		remedy string
+	}{
+		{fetch.ErrNoPoP, api.Unsupported, "give store, and redis, in the [pop] section of its configuration"},
+		{pop.ErrLives, api.InUse, "only a node that is gone for good is to be forgotten"},
+		{pop.ErrStoreAway, api.Unsupported, storeRemedy},
+		{pop.ErrForeign, api.Unsupported, "pop.store has to be an empty directory, or one that is a store"},
+		{pop.ErrAway, api.Unsupported, redisRemedy},
+		{pop.ErrUnknown, api.NotFound, "\"dew pop status --layers\" lists what is there"},
+	} {
+		if errors.Is(err, k.err) {
+			e := api.Of(k.code, err)
+			e.Remedy = k.remedy
+			return e
+		}
+	}
+	return err
+}
+
+const (
+	storeRemedy = "see that the PoP's file system is mounted and answers (ls of pop.store); until then the node works with what is here and the registry, and it comes back by itself"
+	redisRemedy = "see that Redis runs and can be reached (pop.redis); until then each node fetches for itself and nothing is evicted, and it comes back by itself"
+)

@@ -1,0 +1,138 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/node"
+	"dewpoint/internal/pop"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// popFindings says whether this node has what it shares with others.
+func (d *Daemon) popFindings(ctx context.Context) []node.Finding {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	p, err := d.puller.PoP(ctx)
+	if p == nil {
+		return nil
+	}
+	if err != nil {
+		d.log.Debug("the PoP's findings lack something", "err", err)
+	}
+	out := []node.Finding{d.coordinatorFinding(p)}
+	if p.Shared {
+		out = append(out, storeFinding(p))
+	}
+	if d.cfg.File.PoP.Redis != "" {
+		out = append(out, peerFinding(d.cfg.File.PoP.Listen, d.cfg.File.PoP.Advertise))
+	}
+	return append(out, silentFindings(p)...)
+}
+
+func (d *Daemon) coordinatorFinding(p *fetch.PoP) node.Finding {
+	f := node.Finding{What: "PoP coordinator", Level: node.LevelOK, Detail: fmt.Sprintf("%s answers, %d nodes", d.coordinatorKind(), len(p.Members))}
+	switch {
+	case p.Lost != nil:
+		f.Level, f.Detail, f.Remedy = node.LevelBad, p.Lost.Error(), redisRemedy
+	case !p.Settled:
+		f.Level, f.Detail = node.LevelNote, "it has lost its memory a moment ago, or is new: nothing is evicted for a lease period"
+	}
+	return f
+}
+
+func storeFinding(p *fetch.PoP) node.Finding {
+	if p.Away != nil {
+		return node.Finding{What: "PoP store", Level: node.LevelBad, Detail: p.Away.Error(), Remedy: storeRemedy}
+	}
+	return node.Finding{What: "PoP store", Level: node.LevelOK, Detail: fmt.Sprintf("%s answers, %d layers", p.Path, len(p.Layers))}
+}
+
+// peerFinding says whether other nodes can ask this one.
+func peerFinding(listen, advertise string) node.Finding {
+	f := node.Finding{What: "PoP peers", Level: node.LevelOK, Detail: "other nodes ask this one at " + cmp.Or(advertise, listen)}
+	host, _, err := net.SplitHostPort(cmp.Or(advertise, listen))
+	ip := net.ParseIP(host)
+	switch {
+	case listen == "":
+		f.Level, f.Detail = node.LevelNote, "other nodes cannot ask this one: they wait for what it fetches until it is in the store"
+		f.Remedy = "give pop.listen, and pop.key (\"dew pop key FILE\" makes one, for all nodes)"
+	case err != nil:
+		f.Level, f.Detail, f.Remedy = node.LevelBad, err.Error(), "give pop.advertise as HOST:PORT"
+	case host == "" || ip != nil && ip.IsUnspecified():
+		f.Level, f.Detail = node.LevelBad, fmt.Sprintf("%q says to other nodes no address of this one", cmp.Or(advertise, listen))
+		f.Remedy = "give pop.advertise, HOST:PORT as the other nodes reach it"
+	}
+	return f
+}
+
+// silentLong is how long a node with marks may be silent without being mentioned.
+const silentLong = 2 * time.Minute
+
+// silentFindings names nodes that keep layers from being evicted and give no
+// sign of life.
+func silentFindings(p *fetch.PoP) []node.Finding {
+	var out []node.Finding
+	for _, n := range p.Silent {
+		lives := slices.ContainsFunc(p.Members, func(m pop.Member) bool { return m.Node == n.Node })
+		if lives || n.For < silentLong {
+			continue
+		}
+		out = append(out, node.Finding{What: "PoP node " + n.Node, Level: node.LevelNote,
+			Detail: fmt.Sprintf("silent for %v at least; %d layers stay in the store, since it may use them", n.For.Round(time.Second), n.Marks),
+			Remedy: fmt.Sprintf("if it is gone for good: \"dew pop forget %s\"", n.Node)})
+	}
+	return out
+}
+
+// registerPoP registers what is counted of the PoP; nothing without one.
+func (d *Daemon) registerPoP(r *prometheus.Registry) {
+	if _, ok := d.puller.PoPState(); !ok {
+		return
+	}
+	state := func() fetch.PoPState { s, _ := d.puller.PoPState(); return s }
+	for source, get := range map[string]func(pop.Hits) (layers, bytes int64){
+		"local":    func(h pop.Hits) (int64, int64) { return h.Local, h.LocalBytes },
+		"store":    func(h pop.Hits) (int64, int64) { return h.Store, h.StoreBytes },
+		"peer":     func(h pop.Hits) (int64, int64) { return h.Peer, h.PeerBytes },
+		"registry": func(h pop.Hits) (int64, int64) { return h.Registry, h.RegistryBytes },
+	} {
+		from := prometheus.Labels{"source": source}
+		counter(r, "pop_hits_total", "Layers that deployments wanted, by where they came from.", from, func() int64 { n, _ := get(state().Hits); return n })
+		counter(r, "pop_hit_bytes_total", "Compressed bytes of these layers.", from, func() int64 { _, n := get(state().Hits); return n })
+	}
+	gauge(r, "pop_store_away", "1 while the PoP's store does not answer.", func() bool { return state().StoreAway })
+	gauge(r, "pop_coordinator_away", "1 while the PoP's coordinator does not answer.", func() bool { return state().CoordAway })
+	for _, c := range []struct {
+		name, help string
+		value      func(fetch.Stats) int64
+	}{
+		{"evicted_layers_total", "Layers that this node evicted from the PoP's store.", func(s fetch.Stats) int64 { return s.Evicted }},
+		{"evicted_bytes_total", "Bytes of these layers.", func(s fetch.Stats) int64 { return s.EvictedSize }},
+		{"verified_layers_total", "Layers of the PoP's store that this node has read and compared.", func(s fetch.Stats) int64 { return s.Verified }},
+		{"damaged_layers_total", "Layers of the PoP's store that were not what was published.", func(s fetch.Stats) int64 { return s.Damaged }},
+		{"replaced_layers_total", "Damaged layers that are in the store anew.", func(s fetch.Stats) int64 { return s.Replaced }},
+	} {
+		counter(r, "pop_"+c.name, c.help, nil, func() int64 { return c.value(d.puller.Stats()) })
+	}
+}
+
+func counter(r *prometheus.Registry, name, help string, labels prometheus.Labels, value func() int64) {
+	r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "dewpoint_" + name, Help: help, ConstLabels: labels},
+		func() float64 { return float64(value()) }))
+}
+
+func gauge(r *prometheus.Registry, name, help string, value func() bool) {
+	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dewpoint_" + name, Help: help}, func() float64 {
+		if value() {
+			return 1
+		}
+		return 0
+	}))
+}
