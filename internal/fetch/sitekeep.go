@@ -165,14 +165,16 @@ func (s *site) revalidate(ctx context.Context, st *pop.Store) {
 // announce tells the other nodes what this one has and does.
 func (s *site) announce(ctx context.Context) {
 	m := pop.Member{Node: s.cfg.Node, Address: s.cfg.Address}
-	now := map[string]bool{}
 	for _, l := range s.p.cfg.Layers.Layers() {
 		m.Used += l.DiskUse()
+	}
+	now := map[string]bool{}
+	s.mu.Lock() // also while it is looked what there is: has may add to it
+	for _, l := range s.p.cfg.Layers.Layers() {
 		if l.At == "" && !l.Tree && l.Complete() {
 			now[hasKey(l.DiffID)] = true
 		}
 	}
-	s.mu.Lock()
 	m.Hits = s.hits
 	before := s.said
 	s.said = now
@@ -202,6 +204,16 @@ func (s *site) announce(ctx context.Context) {
 	}
 	if err != nil {
 		s.log.Debug("announce", "err", err)
+	}
+}
+
+// has tells the other nodes at once that this one has a layer whole.
+func (s *site) has(ctx context.Context, id digest.Digest) {
+	s.mu.Lock()
+	s.said[hasKey(id)] = true
+	s.mu.Unlock()
+	if err := s.cfg.Coord.Use(ctx, hasKey(id)); err != nil {
+		s.log.Debug("announce", "layer", id, "err", err) // it is told when it is back
 	}
 }
 

@@ -224,6 +224,7 @@ func (l *leader) end(ctx context.Context, err error) {
 	if err != nil || gerr != nil || have.At != "" || have.Tree {
 		l.checkpoint(ctx)
 	} else {
+		l.s.has(ctx, l.id) // before the lease ends: who comes next finds it
 		l.cost = time.Since(l.began)
 		if l.err != nil {
 			_ = l.drop(ctx) // a sweep does it else
