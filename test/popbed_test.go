@@ -22,8 +22,9 @@ import (
 // pop is a PoP whose nodes run dewd, with a registry behind its WAN.
 type pop struct {
 	*popbed.Bed
-	t   testing.TB
-	reg *registrytest.Server
+	t    testing.TB
+	reg  *registrytest.Server
+	seen int64 // bytes over the WAN that wan has told of
 }
 
 // newPop makes a PoP, and starts dewd on all of its nodes. When the test ends

@@ -205,6 +205,9 @@ func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) er
 	if o == nil {
 		return errors.New("nothing is known of where it comes from")
 	}
+	if p.site != nil && p.site.bring(ctx, o.part, from, to) {
+		return nil
+	}
 	if k, ok := o.chunkAt(from); ok && !o.useless.Load() {
 		if err := o.bringChunk(ctx, k); !o.giveUp(err) {
 			return err

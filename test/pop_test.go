@@ -1,0 +1,151 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"dewpoint/internal/bench/popbed"
+	"dewpoint/internal/peer"
+)
+
+// sharing is the configuration of nodes that are a PoP.
+const sharing = popbed.Basic + `
+[pop]
+node = "{{.Name}}"
+redis = "{{.Redis}}"
+listen = "{{.Address}}:7117"
+key = "KEY"
+lease = "3s"
+grace = "6s"
+`
+
+const sharingStore = sharing + `store = "{{.Store}}"
+patience = "2s"
+`
+
+// newSite makes a PoP whose nodes share what they fetch.
+func newSite(t testing.TB, cfg popbed.Config) *pop {
+	t.Helper()
+	cfg.Redis = true
+	if cfg.Template == "" {
+		cfg.Template = sharingStore
+		if cfg.Store == popbed.None {
+			cfg.Template = sharing
+		}
+	}
+	key := filepath.Join(t.TempDir(), "key")
+	if err := peer.NewKey(key); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Template = strings.ReplaceAll(cfg.Template, "KEY", key)
+	return newPop(t, cfg)
+}
+
+// wan is how many bytes have come over the WAN since the last call.
+func (p *pop) wan() int64 {
+	p.t.Helper()
+	now, err := p.WAN()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	n := now.In - p.seen
+	p.seen = now.In
+	return n
+}
+
+// eventually waits until ok, for what other nodes see a moment later.
+func (p *pop) eventually(what string, ok func() error) {
+	p.t.Helper()
+	var err error
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		if err = ok(); err == nil {
+			return
+		}
+	}
+	p.t.Fatalf("%s: %v", what, err)
+}
+
+// stored asserts that the store has so many layers.
+func (p *pop) stored(layers int) {
+	p.t.Helper()
+	p.eventually("the store", func() error {
+		found, err := filepath.Glob(filepath.Join(p.Nodes[0].Store, "layers", "*.json"))
+		if err == nil && len(found) != layers {
+			err = fmt.Errorf("%d layers and not %d", len(found), layers)
+		}
+		return err
+	})
+}
+
+// Layers cross the WAN once, however many nodes want them at once, and later nodes
+// mount them from the store.
+func TestPoPFetchesOnce(t *testing.T) {
+	for _, kind := range []popbed.Kind{popbed.None, popbed.Dir, popbed.Gluster, popbed.Gluster3, popbed.Ceph} {
+		t.Run("store "+string(kind), func(t *testing.T) {
+			p := newSite(t, popbed.Config{Store: kind, StoreBytes: 1 << 30, Mbit: 100})
+			const noise = 16 << 20
+			img := p.reg.PushImage("team/app:1", appLayers(t, noise), appOptions())
+			var unique int64
+			for _, l := range img.Layers {
+				unique += l.Size
+			}
+			p.wan()
+			p.all(func(i int) error {
+				if i == 4 {
+					return nil
+				}
+				_, err := p.deploy(i, img.Ref, "web")
+				return err
+			})
+			for i := range 4 {
+				if err := p.answers(i); err != nil {
+					t.Error(err)
+				}
+			}
+			// Frames and the registry's other answers are a few per cent of so small an image.
+			if n := p.wan(); n > unique*106/100+64<<10 {
+				t.Errorf("%d bytes crossed the WAN, the image has %d", n, unique)
+			}
+			if kind != popbed.None {
+				p.stored(len(img.Layers))
+			}
+			rec, err := p.deploy(4, img.Ref, "web")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.answers(4); err != nil {
+				t.Error(err)
+			}
+			if n := p.wan(); n > 64<<10 || rec.Bytes.Registry != 0 {
+				t.Errorf("a later node had %d bytes over the WAN, record %+v", n, rec)
+			}
+			if kind != popbed.None {
+				if n := diskUse(t, filepath.Join(p.Nodes[4].Root(), "layers")); n > noise/4 {
+					t.Errorf("a later node keeps %d bytes itself", n)
+				}
+			}
+		})
+	}
+}
+
+func diskUse(t testing.TB, dir string) (sum int64) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		fi, err := d.Info()
+		if err == nil {
+			sum += fi.Size()
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sum
+}
