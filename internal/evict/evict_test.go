@@ -133,7 +133,7 @@ func play(c *cache, seed uint64, n int) {
 
 func TestContract(t *testing.T) {
 	each(t, func(t *testing.T, name string) {
-		for seed := range uint64(30) {
+		for seed := range uint64(10) {
 			c := newCache(t, must(t, name, nil, 100_000), 100_000)
 			play(c, seed, 3000)
 			if len(c.victims) < 100 {
@@ -165,7 +165,7 @@ func TestSameCallsSameVictims(t *testing.T) {
 
 func TestSnapshotGoesOn(t *testing.T) {
 	each(t, func(t *testing.T, name string) {
-		for seed := range uint64(20) {
+		for seed := range uint64(8) {
 			a := newCache(t, must(t, name, nil, 50_000), 50_000)
 			play(a, seed, 2000)
 			b, err := a.p.Snapshot()

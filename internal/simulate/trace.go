@@ -73,6 +73,7 @@ func (r *record) request() (q Request, skip string) {
 // file is one file of a trace, open.
 type file struct {
 	name    string
+	order   int // among the files as they were given
 	f       io.Closer
 	gz      *gzip.Reader
 	bounded *bounded
@@ -268,17 +269,17 @@ func begin(name string) (time.Time, error) {
 
 // Read returns the next request, or io.EOF after the last.
 func (r *Reader) Read() (Request, error) {
-	for {
-		if err := r.openNext(); err != nil {
-			return Request{}, err
-		}
-		if len(r.open) == 0 {
-			return Request{}, io.EOF
-		}
-		first := slices.MinFunc(r.open, func(a, b *file) int { return a.next.Time.Compare(b.next.Time) })
-		q := first.next
-		return q, r.advance(first)
+	if err := r.openNext(); err != nil {
+		return Request{}, err
 	}
+	if len(r.open) == 0 {
+		return Request{}, io.EOF
+	}
+	first := slices.MinFunc(r.open, func(a, b *file) int {
+		return cmp.Or(a.next.Time.Compare(b.next.Time), cmp.Compare(a.order, b.order))
+	})
+	q := first.next
+	return q, r.advance(first)
 }
 
 // openNext opens the files whose time has come.
@@ -288,6 +289,7 @@ func (r *Reader) openNext() error {
 		if err != nil {
 			return err
 		}
+		f.order = r.waiting[0].order
 		r.waiting = r.waiting[1:]
 		r.open = append(r.open, f)
 		if err := r.advance(f); err != nil {
