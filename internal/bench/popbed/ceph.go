@@ -17,7 +17,6 @@ import (
 // cephfs is a CephFS: a monitor, a manager and a metadata server on a machine of
 // their own, an OSD on each of the first three nodes.
 type cephfs struct {
-	nothing
 	bed     *Bed
 	servers *testbed.Group // but for the OSDs
 	osds    [bricks]*testbed.Group

@@ -64,11 +64,26 @@ func removeStaleDirs(log *slog.Logger) {
 		var pid, bed int
 		if n, _ := fmt.Sscanf(filepath.Base(dir), "dwp%dp%d", &pid, &bed); n == 2 && errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
 			log.Info("remove the directory of a dead bed", "dir", dir)
-			if err := removeDir(dir); err != nil {
+			if err := errors.Join(endNodes(dir), removeDir(dir)); err != nil {
 				log.Warn("it stays", "err", err)
 			}
 		}
 	}
+}
+
+// endNodes ends the containers of a dead bed's nodes.
+func endNodes(dir string) error {
+	var errs []error
+	for i := range maxNodes {
+		name := fmt.Sprintf("n%d", i+1)
+		n := &Node{NodeInfo: NodeInfo{Name: name, Dir: filepath.Join(dir, name)}}
+		sockets := n.shimSockets()
+		errs = append(errs, n.endContainers(), n.removeCgroups())
+		for _, s := range sockets {
+			os.Remove(s)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Leftovers lists what the machine has of the bed: mounts, namespaces, loop

@@ -161,7 +161,8 @@ func (g *gluster) create(ctx context.Context) error {
 	if err := until(ctx, 30*time.Second, func() error { _, err := g.cli(ctx, 0, append(create, "force")...); return err }); err != nil {
 		return err
 	}
-	if _, err := g.cli(ctx, 0, "volume", "set", "pop", "network.ping-timeout", strconv.Itoa(patience)); err != nil {
+	set := append([]string{"volume", "set", "pop", "network.ping-timeout", strconv.Itoa(patience)}, g.bed.cfg.VolumeOptions...)
+	if _, err := g.cli(ctx, 0, set...); err != nil {
 		return err
 	}
 	_, err = g.cli(ctx, 0, "volume", "start", "pop")

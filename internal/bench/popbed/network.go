@@ -148,6 +148,29 @@ func (b *Bed) Command(ctx context.Context, machine, name string, args ...string)
 	return testbed.Enter(ctx, b.netns(machine), name, args...)
 }
 
+// StartRegistry runs a program on the registry's machine until it answers at
+// Registry. A caller that serves from its own process uses OnWAN instead.
+func (b *Bed) StartRegistry(ctx context.Context, name string, args ...string) (err error) {
+	if b.registry == nil {
+		if b.registry, err = b.group("registry"); err != nil {
+			return err
+		}
+	}
+	if err := b.registry.Start(b.Command(context.WithoutCancel(ctx), wan, name, args...)); err != nil {
+		return err
+	}
+	return until(ctx, 20*time.Second, func() error {
+		c, err := b.dial(ctx, wan, Registry)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	})
+}
+
+// StopRegistry ends what StartRegistry has started.
+func (b *Bed) StopRegistry() error { return b.registry.Kill() }
+
 // LoseNode unplugs node i from the LAN, its brick with it. What it runs goes on.
 func (b *Bed) LoseNode(i int) error { return b.plug(i, "down") }
 

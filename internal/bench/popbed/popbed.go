@@ -92,8 +92,9 @@ type Config struct {
 	// StoreBytes is the size of the directory, of each brick or of each OSD; 0 is 4 GiB.
 	StoreBytes int64
 	// MountOptions are added to the command line of the store's client.
-	MountOptions []string
-	Redis        bool
+	MountOptions  []string
+	VolumeOptions []string // of GlusterFS: key, value, key, value, …
+	Redis         bool
 
 	Mbit float64       // of the WAN, each way; 0 is no limit
 	RTT  time.Duration // of FarRegistry
@@ -117,6 +118,8 @@ type Bed struct {
 	redis  *redisServer
 	wan    *testbed.Relay
 	config *template.Template
+	// registry is the group of StartRegistry's program, nil before.
+	registry *testbed.Group
 
 	mu     sync.Mutex
 	groups []*testbed.Group // guarded by mu until New returns

@@ -12,10 +12,23 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/bench/testbed"
+
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// The registry that StartRegistry starts here is this program: "registry DIR".
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "registry" {
+		l, err := net.Listen("tcp", Registry)
+		if err == nil {
+			err = testbed.Serve(context.Background(), os.Args[2], os.Args[2], l)
+		}
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // newBed makes a bed that is closed, and looked for leftovers, when the test ends.
 func newBed(t testing.TB, cfg Config) *Bed {
@@ -100,11 +113,11 @@ type zeros struct{}
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
 // download gets all bytes on node i.
-func (b *Bed) download(ctx context.Context, i int) (n int64, err error) {
+func (b *Bed) download(ctx context.Context, i int, from string) (n int64, err error) {
 	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 		return b.Dial(ctx, i, address)
 	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+Registry+"/", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+from+"/v2/", nil)
 	if err != nil {
 		return 0, err
 	}
@@ -129,7 +142,7 @@ func TestTheWANIsSharedAndCounted(t *testing.T) {
 		start, ends := time.Now(), make(chan error, len(nodes))
 		for _, i := range nodes {
 			go func() {
-				n, err := b.download(t.Context(), i)
+				n, err := b.download(t.Context(), i, Registry)
 				if err == nil && n != size {
 					err = fmt.Errorf("%d bytes", n)
 				}
@@ -221,6 +234,34 @@ func TestRedisGoesAndComesBack(t *testing.T) {
 	must(ask(0, ":6379", "GET k", "$-1"))
 }
 
+func TestARegistryGoesAndComesBack(t *testing.T) {
+	b := newBed(t, Config{Nodes: 1, RTT: 300 * time.Millisecond})
+	images := t.TempDir()
+	if err := os.WriteFile(filepath.Join(images, "index.json"), []byte(`{"schemaVersion":2,"manifests":[]}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := b.StartRegistry(t.Context(), os.Args[0], "registry", images); err != nil {
+			t.Fatal(err)
+		}
+		for address, least := range map[string]time.Duration{Registry: 0, FarRegistry: 600 * time.Millisecond} {
+			begin := time.Now()
+			if _, err := b.download(t.Context(), 0, address); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(begin); took < least {
+				t.Errorf("%s answers after %s", address, took)
+			}
+		}
+		if err := b.StopRegistry(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.download(t.Context(), 0, Registry); err == nil {
+			t.Error("the registry was stopped and answers")
+		}
+	}
+}
+
 func TestTwoBedsBesideEachOther(t *testing.T) {
 	one, two := newBed(t, Config{Store: Dir, Redis: true}), newBed(t, Config{Store: Dir, Redis: true})
 	one.write(t, 0, "f", "one")
@@ -251,7 +292,7 @@ func TestWhatCannotBeIsRefused(t *testing.T) {
 
 // A bed whose making fails, or is given up, leaves nothing.
 func TestWhatIsGivenUpLeavesNothing(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	before := beds.Load()
 	b, err := New(ctx, Config{Nodes: 3, Store: Gluster3, Redis: true, StoreBytes: 512 << 20})
