@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,6 +63,7 @@ type site struct {
 	copying sync.Mutex             // held while a layer is copied
 	lastErr error                  // why the store could not be opened
 	away    error                  // why the coordinator did not answer last; nil if it did
+	disk    int64                  // bytes that the layers here take, as of a moment ago
 	mending map[digest.Digest]bool
 	noted   map[digest.Digest]sighting // of what other nodes have verified
 }
@@ -366,15 +368,77 @@ func (s *site) fromPeer(ctx context.Context, b *blob, m pop.Member) (layer.Way, 
 	if s.cfg.Peers == nil || m.Address == "" || m.Node == s.cfg.Node || b.failures(m.Address) >= peerFailures {
 		return layer.Way{}, false
 	}
-	b.take(m.Address, func(ctx context.Context, off int64) (io.ReadCloser, error) {
-		r, _, err := s.cfg.Peers.Follow(ctx, m.Address, b.l.DiffID, off)
+	b.take(m.Address, func(ctx context.Context, off int64) (io.ReadCloser, error) { return s.follow(ctx, m, b.l.DiffID, off) })
+	s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += b.l.Size })
+	return layer.Way{Tar: true}, true
+}
+
+// follow gives the layer's tar as m has it, and as it grows there. It ends with an
+// error when the node is seen to have let go of the layer, or is dead.
+func (s *site) follow(ctx context.Context, m pop.Member, id digest.Digest, off int64) (io.ReadCloser, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	r, _, err := s.cfg.Peers.Follow(ctx, m.Address, id, off)
+	if err != nil {
 		if errors.Is(err, peer.ErrUnknown) { // it holds the lease and has not begun
 			err = errors.Join(err, s.rest(ctx, 50*time.Millisecond))
 		}
-		return r, err
-	})
-	s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += b.l.Size })
-	return layer.Way{Tar: true}, true
+		cancel(nil)
+		return nil, err
+	}
+	f := &followed{ReadCloser: r, cancel: cancel}
+	s.p.work.Go(func() { s.watch(ctx, f, m, id) })
+	return f, nil
+}
+
+// followed is a stream from a node that may die without a word.
+type followed struct {
+	io.ReadCloser
+	cancel context.CancelCauseFunc
+	got    atomic.Int64
+}
+
+func (f *followed) Read(b []byte) (int, error) {
+	n, err := f.ReadCloser.Read(b)
+	f.got.Add(int64(n))
+	return n, err
+}
+
+func (f *followed) Close() error {
+	f.cancel(nil)
+	return f.ReadCloser.Close()
+}
+
+// watchEvery is how long a stream may stand still until the coordinator is asked
+// whether the other node lives.
+const watchEvery = 2 * time.Second
+
+var errDeparted = errors.New("the node does not bring the layer any more")
+
+// watch cuts a stream that stands still when its node has lost the layer's lease,
+// and does not have it whole.
+func (s *site) watch(ctx context.Context, f *followed, m pop.Member, id digest.Digest) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for seen := int64(-1); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if n := f.got.Load(); n != seen {
+			seen = n
+			continue
+		}
+		h, held, err := s.cfg.Coord.Holder(ctx, pop.LayerLease(id))
+		if err != nil || held && h.Holder.Node == m.Node {
+			continue
+		}
+		if users, err := s.cfg.Coord.Users(ctx, hasKey(id)); err != nil || slices.Contains(users[hasKey(id)], m.Node) {
+			continue
+		}
+		f.cancel(errDeparted)
+		return
+	}
 }
 
 // take has Open give what open gives.
@@ -397,7 +461,9 @@ func (b *blob) fail(who string, err error) error {
 	if b.failed == nil {
 		b.failed = map[string]int{}
 	}
-	b.failed[who]++
+	if !errors.Is(err, peer.ErrUnknown) { // it has it soon, or loses its lease
+		b.failed[who]++
+	}
 	return fmt.Errorf("from %s: %w: %w", who, err, layer.ErrAgain)
 }
 

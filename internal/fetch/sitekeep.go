@@ -165,9 +165,6 @@ func (s *site) revalidate(ctx context.Context, st *pop.Store) {
 // announce tells the other nodes what this one has and does.
 func (s *site) announce(ctx context.Context) {
 	m := pop.Member{Node: s.cfg.Node, Address: s.cfg.Address}
-	for _, l := range s.p.cfg.Layers.Layers() {
-		m.Used += l.DiskUse()
-	}
 	now := map[string]bool{}
 	s.mu.Lock() // also while it is looked what there is: has may add to it
 	for _, l := range s.p.cfg.Layers.Layers() {
@@ -175,7 +172,7 @@ func (s *site) announce(ctx context.Context) {
 			now[hasKey(l.DiffID)] = true
 		}
 	}
-	m.Hits = s.hits
+	m.Hits, m.Used = s.hits, s.disk
 	before := s.said
 	s.said = now
 	for id := range s.leading {
@@ -228,6 +225,13 @@ func (s *site) fetching(id digest.Digest) pop.Fetch {
 
 // reconcile lets go of what of the store nothing here uses any more.
 func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
+	var disk int64
+	for _, l := range s.p.cfg.Layers.Layers() {
+		disk += l.DiskUse()
+	}
+	s.mu.Lock()
+	s.disk = disk
+	s.mu.Unlock()
 	st := s.usable()
 	if st == nil {
 		return
