@@ -141,7 +141,7 @@ func (s *Store) Mend(ctx context.Context, id digest.Digest) error {
 		return err
 	}
 	if _, err := s.readRecord(ctx, aside); err == nil { // published anew a moment ago
-		return unlessGone(s.cfg.FS.Rename(ctx, aside, recordOf(id)))
+		return s.putBack(ctx, id, aside)
 	}
 	s.tell(ctx, Event{Kind: Evicted, Key: id.String()})
 	return s.remove(ctx, aside)
