@@ -77,7 +77,8 @@ type Store struct {
 	seen  map[string]*silence // of other nodes
 
 	sweeping sync.Mutex
-	since    map[string]sighting // guarded by sweeping
+	since    map[string]sighting   // guarded by sweeping
+	records  map[string]seenRecord // of Layers, by file
 }
 
 // silence is how long a node's counter has stood still, by this node's clock.
@@ -304,27 +305,48 @@ func parseName(name string) (hex string, token uint64, ok bool) {
 func (l *Layer) Data() string { return l.data() }
 
 // Layers returns the records of all layers in the store. Those that cannot be
-// read are left out and reported together.
+// read are left out and reported together. A record whose file has not changed
+// since it was read last is not read again.
 func (s *Store) Layers(ctx context.Context) ([]*Layer, error) {
 	ents, err := s.cfg.FS.ReadDir(ctx, layersDir)
 	if err != nil {
 		return nil, err
 	}
+	s.mu.Lock()
+	before := s.records
+	s.mu.Unlock()
+	now := map[string]seenRecord{}
 	var all []*Layer
 	var bad error
 	for _, e := range ents {
 		if !strings.HasSuffix(e.Name(), ".json") || strings.HasPrefix(e.Name(), ".") {
 			continue
 		}
-		l, err := s.readRecord(ctx, path.Join(layersDir, e.Name()))
-		switch {
-		case err == nil:
-			all = append(all, l)
-		case !errors.Is(err, ErrUnknown): // else it went meanwhile
-			bad = errors.Join(bad, err)
+		r := before[e.Name()]
+		if r.layer == nil || e.ModTime().IsZero() || !r.changed.Equal(e.ModTime()) || r.size != e.Size() {
+			l, err := s.readRecord(ctx, path.Join(layersDir, e.Name()))
+			if err != nil {
+				if !errors.Is(err, ErrUnknown) { // else it went meanwhile
+					bad = errors.Join(bad, err)
+				}
+				continue
+			}
+			r = seenRecord{l, e.Size(), e.ModTime()}
 		}
+		now[e.Name()] = r
+		all = append(all, r.layer)
 	}
+	s.mu.Lock()
+	s.records = now
+	s.mu.Unlock()
 	return all, bad
+}
+
+// seenRecord is a record and what its file was when it was read.
+type seenRecord struct {
+	layer   *Layer
+	size    int64
+	changed time.Time
 }
 
 // Table returns the layer's table, verified.
