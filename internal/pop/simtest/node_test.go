@@ -49,8 +49,6 @@ func newNode(w *world, name string, seed uint64) *node {
 	return &node{w: w, name: name, seed: seed, locks: map[digest.Digest]chan struct{}{}, standOn: map[digest.Digest]map[*container]bool{}}
 }
 
-var nasty = Faults{Before: 0.01, After: 0.01, Late: 0.01, Pause: 0.002, Still: 50 * time.Second, Stale: 0.5}
-
 // boot starts a process, which opens the store as soon as it can.
 func (n *node) boot() {
 	n.mu.Lock()
@@ -58,11 +56,11 @@ func (n *node) boot() {
 	seed := n.seed + uint64(n.life)<<32
 	p := &process{n: n, rng: rand.New(rand.NewPCG(seed, 2)), faulty: rand.New(rand.NewPCG(seed, 3))}
 	n.mu.Unlock()
-	faults := nasty
+	faults := n.w.faults
 	if n.w.stopped() {
-		faults = Faults{Stale: nasty.Stale}
+		faults = Faults{Stale: faults.Stale}
 	} else {
-		p.faults = 0.02
+		p.faults = faults.Before + faults.After
 	}
 	p.client = n.w.disk.Client(n.name, seed, faults)
 	cfg, err := session.Defaults(pop.Config{Node: n.name, TTL: ttl})
@@ -266,17 +264,19 @@ func (p *process) unuse(ctx context.Context, id digest.Digest) {
 
 func (p *process) act(ctx context.Context, rng *rand.Rand) {
 	of := p.n.w.layers[rng.IntN(len(p.n.w.layers))]
-	switch k := rng.IntN(20); {
-	case k < 11:
-		_ = p.deploy(ctx, of, rng)
-	case k < 14:
-		p.unuse(ctx, of.id)
-	case k < 16:
-		_, _ = p.store.Evict(ctx, int64(rng.IntN(1+int(p.n.w.capacity()))))
-	case k < 18:
-		p.verify(ctx, of)
-	default:
-		_, _ = p.store.Sweep(ctx)
+	actions := [...]func(){
+		func() { _ = p.deploy(ctx, of, rng) },
+		func() { p.unuse(ctx, of.id) },
+		func() { _, _ = p.store.Evict(ctx, int64(rng.IntN(1+int(p.n.w.capacity())))) },
+		func() { p.verify(ctx, of) },
+		func() { _, _ = p.store.Sweep(ctx) },
+	}
+	k := rng.IntN(p.n.w.weights[0] + p.n.w.weights[1] + p.n.w.weights[2] + p.n.w.weights[3] + p.n.w.weights[4])
+	for i, weight := range p.n.w.weights {
+		if k -= weight; k < 0 {
+			actions[i]()
+			return
+		}
 	}
 }
 
@@ -312,7 +312,7 @@ func (p *process) start(ctx context.Context, of *content, rng *rand.Rand) error 
 	}
 	n.standOn[of.id][c] = true
 	n.mu.Unlock()
-	span := time.Duration(rng.Int64N(int64(90 * time.Second)))
+	span := time.Duration(rng.Int64N(int64(n.w.stay)))
 	n.w.wg.Go(func() {
 		for end := time.Now().Add(span); time.Now().Before(end) && !n.w.stopped(); {
 			time.Sleep(span/7 + 1)

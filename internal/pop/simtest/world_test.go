@@ -3,6 +3,7 @@ package simtest
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -52,6 +53,11 @@ type world struct {
 	nodes  []*node
 	layers []*content
 
+	// What a schedule has more of than others.
+	faults  Faults
+	weights [5]int        // of a node's actions: deploy, unuse, evict, verify, sweep
+	stay    time.Duration // of containers, at most
+
 	running map[*container]bool
 	flipped map[string]bool // files that were damaged on purpose
 	wrote   map[string]string
@@ -73,6 +79,13 @@ func newWorld(t *testing.T, seed uint64) *world {
 	w := &world{t: t, seed: seed, disk: NewDisk(1<<30, lag), hub: local.NewHub(),
 		running: map[*container]bool{}, flipped: map[string]bool{}, wrote: map[string]string{}, heard: fnv.New64a()}
 	w.disk.Changed = w.changed
+	often := func() float64 { return []float64{0, 0.003, 0.01, 0.05}[rng.IntN(4)] }
+	w.faults = Faults{Before: often(), After: often(), Late: often(), Pause: often() / 2, Still: 2 * grace, Stale: rng.Float64()}
+	for i := range w.weights {
+		w.weights[i] = 1 + rng.IntN(4)
+	}
+	w.weights[0] *= 3
+	w.stay = []time.Duration{10 * time.Second, 90 * time.Second}[rng.IntN(2)]
 	for i := range 2 + rng.IntN(3) {
 		b := make([]byte, rng.IntN(3000)+i)
 		for k := range b {
@@ -97,11 +110,10 @@ func (w *world) capacity() int64 {
 
 // note adds to the story of the schedule. Nonces are left out: they are not of the seed.
 func (w *world) note(format string, args ...any) {
-	line := fmt.Sprintf("%12v ", time.Since(epoch)) + fmt.Sprintf(format, args...)
 	if *tell || *one != 0 {
-		w.lines = append(w.lines, line)
+		w.lines = append(w.lines, fmt.Sprintf("%12v ", time.Since(epoch))+fmt.Sprintf(format, args...))
 	}
-	fmt.Fprintf(w.heard, "%d", time.Since(epoch))
+	_ = binary.Write(w.heard, binary.LittleEndian, int64(time.Since(epoch)))
 }
 
 // epoch is when a bubble's clock begins.
