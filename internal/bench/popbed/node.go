@@ -74,8 +74,8 @@ func (n *Node) Host() string { return "unix://" + n.socket() }
 
 func (n *Node) socket() string { return filepath.Join(n.State(), "dewd.sock") }
 
-// Group is the cgroup of dewd and what it started: its containerd, datafs, and
-// what containers run where they have no cgroups of version 2 of their own.
+// Group is the cgroup of dewd, its containerd, shims and datafs. Containers
+// have cgroups of their own.
 func (n *Node) Group() *testbed.Group { return n.group }
 
 // StoreClient is the cgroup of the store's client.
@@ -172,7 +172,7 @@ func killAll(groups ...*testbed.Group) error {
 
 // FreezeNode stops node i in its tracks, with all it knows and all connections,
 // as a machine that is suspended; ThawNode lets it go on with stale knowledge.
-// The store's client goes on meanwhile.
+// The store's client and the containers go on meanwhile.
 func (b *Bed) FreezeNode(i int) error { return b.Nodes[i].group.Freeze(true) }
 
 // ThawNode undoes FreezeNode.
