@@ -25,7 +25,7 @@ type chart struct {
 }
 
 const (
-	chartWidth, chartHeight      = 720, 400
+	chartWidth, chartHeight      = 780, 400
 	plotLeft, plotTop            = 64, 40
 	plotWidth, plotHeight        = 480, 300
 	legendLeft, legendLineHeight = plotLeft + plotWidth + 16, 18
