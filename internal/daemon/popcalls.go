@@ -159,7 +159,7 @@ func popProblem(err error) error {
 		{pop.ErrStoreAway, api.Unsupported, storeRemedy},
 		{pop.ErrForeign, api.Unsupported, "pop.store has to be an empty directory, or one that is a store"},
 		{pop.ErrAway, api.Unsupported, redisRemedy},
-		{pop.ErrUnknown, api.NotFound, "\"dew pop status --layers\" lists what is there"},
+		{pop.ErrUnknown, api.NotFound, "\"dew pop status --layers\" lists what is there, and who uses it"},
 	} {
 		if errors.Is(err, k.err) {
 			e := api.Of(k.code, err)
