@@ -58,7 +58,7 @@ const (
 	stuckCalls      = 64               // that did not return in time, at most
 	staleTries      = 5
 	staleWait       = 20 * time.Millisecond
-	askAgain        = 2 * time.Second  // between two looks whether a store that was away is back
+	askAgain        = 2 * time.Second // between two looks whether a store that was away is back
 )
 
 // Dir is an FS below a directory. A call that takes longer than the patience fails

@@ -103,10 +103,8 @@ func (d *Disk) Names() []string {
 	return all
 }
 
-// Flip damages a file.
-func (d *Disk) Flip(name string, at int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// flip damages a file; the disk is locked.
+func (d *Disk) flip(name string, at int) {
 	if ino := d.names[name]; ino != nil && at < len(ino.data) {
 		ino.data = slices.Clone(ino.data)
 		ino.data[at] ^= 1

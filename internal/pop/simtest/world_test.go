@@ -258,8 +258,11 @@ func (w *world) flip(rng *rand.Rand) {
 	}
 	name := data[rng.IntN(len(data))]
 	w.disk.Look(func() {
+		again := w.flipped[name]
 		w.flipped[name] = true
 		w.note("%s is damaged", name)
+		if !again { // twice would heal it
+			w.disk.flip(name, rng.IntN(16))
+		}
 	})
-	w.disk.Flip(name, rng.IntN(16))
 }

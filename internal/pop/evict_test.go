@@ -1,0 +1,214 @@
+package pop_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// fill publishes n layers of ten bytes.
+func fill(t *testing.T, st *pop.Store, n int) (ids []digest.Digest) {
+	for i := range n {
+		ids = append(ids, publish(t, st, []byte(fmt.Sprintf("layer %04d", i)), fmt.Sprintf("r%d/image", i%2)))
+	}
+	return ids
+}
+
+// evicts checks how many layers are evicted, and why not more.
+func evicts(t *testing.T, st *pop.Store, want int64, layers int, why string) pop.Eviction {
+	t.Helper()
+	e, err := st.Evict(t.Context(), want)
+	if err != nil || len(e.Layers) != layers || e.Bytes != int64(10*layers) || e.Why != why {
+		t.Errorf("evicted %+v, %v; not %d because %q", e, err, layers, why)
+	}
+	return e
+}
+
+func TestWatermarks(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		st := b.open(pop.StoreConfig{Node: "x", Capacity: 100, High: 0.75, Low: 0.5, Policy: "lru"})
+		fill(t, st, 7)
+		evicts(t, st, 0, 0, "") // 70 of 100
+		evicts(t, st, 5, 0, "") // just high
+		e := evicts(t, st, 6, 3, "")
+		if st.Has(t.Context(), e.Layers[0]) {
+			t.Error("it is visible")
+		}
+		if st.Trashed(t.Context()) != 30 {
+			t.Errorf("%d bytes are in the trash", st.Trashed(t.Context()))
+		}
+		evicts(t, st, 40, 3, "")
+		if freed := b.sweep(st); freed != 60 {
+			t.Errorf("%d bytes were freed", freed)
+		}
+		if got := b.files("layers", "trash"); len(got) != 3 {
+			t.Errorf("left: %v", got)
+		}
+	})
+}
+
+func TestQuota(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		st := b.open(pop.StoreConfig{Node: "x", Capacity: 1000, Policy: "lru", Quota: map[string]int64{"r1/": 20}})
+		ids := fill(t, st, 8) // four of each
+		for _, id := range evicts(t, st, 0, 2, "").Layers {
+			if id != ids[1] && id != ids[3] && id != ids[5] && id != ids[7] {
+				t.Errorf("%s is of another quota", id)
+			}
+		}
+		evicts(t, st, 0, 0, "")
+	})
+}
+
+// What a node uses stays, whether the coordinator or the store alone knows of it.
+func TestUsedIsNotEvicted(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		ctx := t.Context()
+		x, y := b.open(pop.StoreConfig{Node: "x", Capacity: 10}), b.node("y")
+		ids := fill(t, x, 2)
+		for _, id := range ids {
+			if _, err := y.Use(ctx, id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		evicts(t, x, 0, 0, pop.AllInUse)
+		b.hub.Cut("y", true)
+		time.Sleep(time.Minute) // the coordinator takes y for dead
+		evicts(t, x, 0, 0, pop.AllInUse)
+		if err := y.Unuse(ctx, ids[0]); err != nil {
+			t.Error(err)
+		}
+		evicts(t, x, 0, 1, pop.AllInUse)
+		if _, err := y.Use(ctx, ids[1]); err != nil {
+			t.Error(err)
+		}
+		if b.sweep(x) != 10 {
+			t.Error("not what is unused is deleted")
+		}
+	})
+}
+
+// A node that says nothing for very long counts no more; one that beats does.
+func TestSilentNodesAreForgotten(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		ctx := t.Context()
+		x, y := b.open(pop.StoreConfig{Node: "x", Capacity: 10, Forget: time.Hour}), b.node("y")
+		id := fill(t, x, 1)[0]
+		if _, err := y.Use(ctx, id); err != nil {
+			t.Fatal(err)
+		}
+		b.hub.Cut("y", true)
+		for range 5 {
+			time.Sleep(30 * time.Minute)
+			if err := y.Beat(ctx); err != nil {
+				t.Error(err)
+			}
+			evicts(t, x, 0, 0, pop.AllInUse)
+		}
+		time.Sleep(2 * time.Hour)
+		evicts(t, x, 0, 1, "")
+	})
+}
+
+func TestNothingIsEvictedInTheDark(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		x := b.open(pop.StoreConfig{Node: "x", Capacity: 10})
+		fill(t, x, 1)
+		dark := func(what string) {
+			t.Helper()
+			if e, err := x.Evict(t.Context(), 1); err != nil || len(e.Layers) > 0 || e.Why == "" {
+				t.Errorf("%s: %+v, %v", what, e, err)
+			}
+			if n, err := x.Sweep(t.Context()); n > 0 || err != nil {
+				t.Errorf("%s: swept %d, %v", what, n, err)
+			}
+		}
+		b.hub.Forget()
+		dark("the coordinator has lost its memory")
+		time.Sleep(time.Minute)
+		b.hub.Cut("x", true)
+		dark("the coordinator is away")
+		b.hub.Cut("x", false)
+		y, err := b.hub.Join(pop.Config{Node: "y"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer y.Close()
+		if _, err := y.Acquire(t.Context(), "evict", 0); err != nil {
+			t.Fatal(err)
+		}
+		dark("another node does it")
+	})
+}
+
+// Marks that are made while a layer is taken out of sight bring it back.
+func TestPutBack(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		ctx, y := t.Context(), b.node("y")
+		var id digest.Digest
+		used := false
+		fsys := &hooked{pop.NewDir(b.dir, 0), func(op, name string) error {
+			if op == "rename" && name == "layers/"+id.Encoded()+".json" && !used {
+				used = true
+				if _, err := y.Use(ctx, id); err != nil {
+					t.Error(err)
+				}
+			}
+			return nil
+		}}
+		x := b.open(pop.StoreConfig{Node: "x", Capacity: 10, FS: fsys})
+		id = fill(t, y, 1)[0]
+		if _, err := x.Evict(ctx, 10); err != nil || !used {
+			t.Error(err)
+		}
+		l, err := y.Record(ctx, id)
+		if err == nil {
+			err = y.Verify(ctx, l, 0)
+		}
+		if err != nil || len(b.files("trash")) != 0 {
+			t.Errorf("what came into use is not back: %v, %v", b.files("trash"), err)
+		}
+	})
+}
+
+// A failed Use leaves the mark of what runs already.
+func TestFailedUseKeepsTheMark(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		ctx, x := t.Context(), b.node("x")
+		id := fill(t, x, 1)[0]
+		var broken bool
+		y := b.open(pop.StoreConfig{Node: "y", FS: &hooked{pop.NewDir(b.dir, 0), func(op, _ string) error {
+			if broken && op == "append" {
+				l, err := x.Record(ctx, id)
+				if err == nil {
+					err = x.Quarantine(ctx, l)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+			return nil
+		}}})
+		if _, err := y.Use(ctx, id); err != nil {
+			t.Fatal(err)
+		}
+		broken = true
+		_, err := y.Use(ctx, id)
+		is(t, "a layer that goes meanwhile", err, pop.ErrUnknown)
+		if b.sweep(x); len(b.files("refs/y")) != 1 || len(b.files("layers")) != 2 {
+			t.Errorf("the files of a container: %v, %v", b.files("refs/y"), b.files("layers"))
+		}
+		b.coords["y"].Close()
+		again := b.node("y") // a later process of the node knows
+		if err := again.Unuse(ctx, id); err != nil {
+			t.Error(err)
+		}
+		if b.sweep(x); len(b.files("layers", "trash", "refs/y")) != 0 {
+			t.Errorf("left: %v", b.files("layers", "trash", "refs/y"))
+		}
+	})
+}
