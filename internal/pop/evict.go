@@ -16,7 +16,7 @@ import (
 )
 
 // DefaultPolicy is the policy that the study recommends (docs/pop-study.md).
-const DefaultPolicy = "gdsf"
+const DefaultPolicy = evict.Default
 
 const evictLease = "evict"
 
