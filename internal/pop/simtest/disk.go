@@ -103,13 +103,16 @@ func (d *Disk) Names() []string {
 	return all
 }
 
-// flip damages a file; the disk is locked.
-func (d *Disk) flip(name string, at int) {
-	if ino := d.names[name]; ino != nil && at < len(ino.data) {
-		ino.data = slices.Clone(ino.data)
-		ino.data[at] ^= 1
-		ino.synced = ino.data
+// flip damages a file that nobody writes to, if there is one; the disk is locked.
+func (d *Disk) flip(name string, at int) bool {
+	ino := d.names[name]
+	if ino == nil || ino.dirty || at >= len(ino.data) {
+		return false
 	}
+	ino.data = slices.Clone(ino.data)
+	ino.data[at] ^= 1
+	ino.synced = ino.data
+	return true
 }
 
 // Crash is a power cut on a node: what it wrote and did not sync is lost, or a

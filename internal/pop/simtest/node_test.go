@@ -209,14 +209,14 @@ func (p *process) live() {
 		rng := rand.New(rand.NewPCG(p.rng.Uint64(), uint64(i)))
 		p.n.w.wg.Go(func() {
 			for p.alive() && !p.n.w.stopped() {
-				time.Sleep(time.Duration(rng.Int64N(int64(10 * time.Second))))
+				time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
 				p.act(ctx, rng)
 			}
 		})
 	}
 	for p.alive() && !p.n.w.stopped() {
 		p.keep(ctx)
-		p.pause(15 * time.Second)
+		p.pause(8 * time.Second)
 	}
 }
 

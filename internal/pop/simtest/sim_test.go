@@ -20,7 +20,7 @@ import (
 
 var (
 	one       = flag.Uint64("seed", 0, "run the schedule of this seed only, and tell it")
-	schedules = flag.Int("schedules", 2000, "how many schedules are run")
+	schedules = flag.Int("schedules", 1500, "how many schedules are run")
 	from      = flag.Uint64("from", 1, "the first seed")
 	tell      = flag.Bool("tell", false, "tell the schedules that fail")
 )
@@ -73,6 +73,9 @@ func schedule(t *testing.T, seed uint64) uint64 {
 	w.calm()
 	if seed%4 == 0 {
 		w.comesRight()
+	}
+	if *one != 0 {
+		t.Log(strings.Join(append(w.lines, ""), "\n"))
 	}
 	sum := w.heard.Sum64()
 	for _, n := range w.nodes {

@@ -25,7 +25,7 @@ const (
 	grace  = 30 * time.Second
 	lag    = 14 * time.Second
 	forget = 8 * time.Minute
-	busy   = 4 * time.Minute // of actions and faults
+	busy   = 3 * time.Minute // of actions and faults
 )
 
 // A content is a layer as it should be.
@@ -79,15 +79,17 @@ func newWorld(t *testing.T, seed uint64) *world {
 	w := &world{t: t, seed: seed, disk: NewDisk(1<<30, lag), hub: local.NewHub(),
 		running: map[*container]bool{}, flipped: map[string]bool{}, wrote: map[string]string{}, heard: fnv.New64a()}
 	w.disk.Changed = w.changed
-	often := func() float64 { return []float64{0, 0.003, 0.01, 0.05}[rng.IntN(4)] }
+	often := func() float64 { return []float64{0, 0.001, 0.005, 0.02}[rng.IntN(4)] }
 	w.faults = Faults{Before: often(), After: often(), Late: often(), Pause: often() / 2, Still: 2 * grace, Stale: rng.Float64()}
 	for i := range w.weights {
 		w.weights[i] = 1 + rng.IntN(4)
 	}
-	w.weights[0] *= 3
-	w.stay = []time.Duration{10 * time.Second, 90 * time.Second}[rng.IntN(2)]
-	for i := range 2 + rng.IntN(3) {
-		b := make([]byte, rng.IntN(3000)+i)
+	w.weights[0] *= 2
+	w.weights[1] *= 2
+	w.weights[2] *= 2
+	w.stay = []time.Duration{time.Second, 10 * time.Second, 60 * time.Second}[rng.IntN(3)]
+	for i := range 3 + rng.IntN(5) {
+		b := make([]byte, rng.IntN(1500)+i)
 		for k := range b {
 			b[k] = byte(rng.Uint32() | 1) // no zeros: those are holes
 		}
@@ -210,7 +212,7 @@ func (w *world) content(id digest.Digest) *content {
 // trouble hurts the world until it is to calm down.
 func (w *world) trouble(rng *rand.Rand) {
 	for !w.stopped() {
-		time.Sleep(time.Duration(rng.Int64N(int64(30 * time.Second))))
+		time.Sleep(time.Duration(rng.Int64N(int64(40 * time.Second))))
 		n := w.nodes[rng.IntN(len(w.nodes))]
 		span := time.Duration(rng.Int64N(int64(80 * time.Second)))
 		switch rng.IntN(9) {
@@ -258,11 +260,9 @@ func (w *world) flip(rng *rand.Rand) {
 	}
 	name := data[rng.IntN(len(data))]
 	w.disk.Look(func() {
-		again := w.flipped[name]
-		w.flipped[name] = true
-		w.note("%s is damaged", name)
-		if !again { // twice would heal it
-			w.disk.flip(name, rng.IntN(16))
+		if !w.flipped[name] && w.disk.flip(name, rng.IntN(16)) { // twice would heal it
+			w.flipped[name] = true
+			w.note("%s is damaged", name)
 		}
 	})
 }
