@@ -37,7 +37,8 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 	if f.Policy != "" && !evict.Known(f.Policy) {
 		return fetch.PoPConfig{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
 	}
-	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name), Damaged: d.popDamaged, Replaced: d.popReplaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify)}
+	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name), Damaged: d.popDamaged, Replaced: d.popReplaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
+		House: time.Duration(f.Grace) / 3}
 	var err error
 	d.pop = &popParts{}
 	if d.pop.coord, err = d.coordinator(out.Node); err != nil {

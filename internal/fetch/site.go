@@ -39,6 +39,8 @@ type PoPConfig struct {
 	Damaged func(id digest.Digest, why error)
 	// Replaced is told of damaged layers that are in the store again. May be nil.
 	Replaced func(id digest.Digest)
+	// House is the time between two looks for what may go; 0 is 20 s.
+	House time.Duration
 	// Verify is the time in which every layer of the store is read and compared
 	// once, in the background. 0 does not.
 	Verify time.Duration

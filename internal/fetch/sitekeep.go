@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,7 +17,7 @@ import (
 
 const (
 	siteBeat  = 3 * time.Second  // between two signs of life
-	siteHouse = 20 * time.Second // between two looks for what may go
+	siteHouse = 20 * time.Second // between two looks for what may go, if PoPConfig has nothing else
 	// idleAttached is how long a layer of the store stays known here that nothing uses.
 	idleAttached = 5 * time.Minute
 )
@@ -32,7 +33,7 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 	if err != nil {
 		return err
 	}
-	beat, house := time.NewTicker(siteBeat), time.NewTicker(siteHouse)
+	beat, house := time.NewTicker(siteBeat), time.NewTicker(cmp.Or(s.cfg.House, siteHouse))
 	defer beat.Stop()
 	defer house.Stop()
 	s.beat(ctx)

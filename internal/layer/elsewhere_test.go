@@ -37,7 +37,9 @@ func (s *prepared) Open(ctx context.Context, f *layer.Fill, off int64) (io.ReadC
 
 type failing struct{}
 
-func (failing) Read([]byte) (int, error) { return 0, errors.Join(errCut, layer.ErrAgain) }
+func (failing) Read([]byte) (int, error) {
+	return 0, errors.Join(errCut, io.ErrUnexpectedEOF, layer.ErrAgain)
+}
 
 // TestFillFromTar takes a layer as its tar, from a source that breaks on the way,
 // and goes on with its blob.

@@ -460,10 +460,10 @@ func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piec
 		}
 		pc := piece{buf: piecePool.Get().(*[]byte), at: at}
 		pc.n, pc.draft, err = p.inflatePiece(r, src, *pc.buf)
-		if errors.Is(err, io.ErrUnexpectedEOF) {
+		ended := err == io.EOF || err != nil && p.unlessCut(err) == nil
+		if !ended && errors.Is(err, io.ErrUnexpectedEOF) { // of the stream itself: also a source may say that it was cut
 			err = fmt.Errorf("%w: it ends early", inflate.ErrCorrupt)
 		}
-		ended := err == io.EOF || err != nil && p.unlessCut(err) == nil
 		if err != nil && !ended {
 			return err
 		}
