@@ -168,6 +168,9 @@ func (s *Store) Detach(id digest.Digest) error {
 // that r gives, and verifies it. Mounts go on with what they have; the next ones
 // take the node's own file.
 func (s *Store) Localize(l *Layer, r io.Reader) error {
+	if err := l.settle(); err != nil { // which removes what is temporary
+		return explain(err)
+	}
 	tmp := filepath.Join(l.dir, "data.tmp")
 	f, err := os.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
