@@ -28,7 +28,9 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 	}
 	defer lease.Release(context.WithoutCancel(ctx))
 	w := &sweep{s: s, now: time.Now(), old: s.since, ages: map[string]sighting{}, named: map[string]bool{}}
-	err = w.trash(ctx)
+	if w.files, err = s.cfg.FS.ReadDir(ctx, layersDir); err == nil {
+		err = w.trash(ctx)
+	}
 	if err == nil {
 		err = w.fills(ctx)
 	}
@@ -53,6 +55,7 @@ type sweep struct {
 	old   map[string]sighting
 	ages  map[string]sighting
 	named map[string]bool // names of files that a record, a checkpoint or the trash has
+	files []fs.FileInfo   // in layers
 	freed int64
 }
 
@@ -211,11 +214,11 @@ func (w *sweep) draft(ctx context.Context, name string) error {
 		return nil
 	}
 	w.named[name] = true
-	var size int64
-	if fi, err := w.s.cfg.FS.Stat(ctx, path.Join(layersDir, name+dataEnd)); err == nil {
-		size = fi.Size()
-	} else if unlessGone(err) != nil {
-		return err
+	var size int64 // not asked for by name: this node would believe for a time that there is no such file
+	for _, fi := range w.files {
+		if fi.Name() == name+dataEnd {
+			size = fi.Size()
+		}
 	}
 	if w.age(titleOf(name), size) < w.s.cfg.Grace {
 		return nil
@@ -237,11 +240,7 @@ func LayerLease(id digest.Digest) string { return "layer/" + id.String() }
 // two nodes published at once. That a title was not seen proves little, for it may have
 // been on its way, so it must be missing for long.
 func (w *sweep) orphans(ctx context.Context) error {
-	ents, err := w.s.cfg.FS.ReadDir(ctx, layersDir)
-	if err != nil {
-		return err
-	}
-	for _, e := range ents { // records first: they name the others
+	for _, e := range w.files { // records first: they name the others
 		if strings.HasSuffix(e.Name(), ".json") {
 			l, err := w.s.readRecord(ctx, path.Join(layersDir, e.Name()))
 			if err == nil {
@@ -252,7 +251,7 @@ func (w *sweep) orphans(ctx context.Context) error {
 		}
 	}
 	var errs error
-	for _, e := range ents {
+	for _, e := range w.files {
 		name, ok := strings.CutSuffix(e.Name(), dataEnd)
 		if !ok {
 			name, ok = strings.CutSuffix(e.Name(), tableEnd)

@@ -82,19 +82,16 @@ func (c *Client) Heal() {
 // Stand has the node stand still for d.
 func (c *Client) Stand(d time.Duration) { c.set(func() { c.still = time.Now().Add(d) }) }
 
-// Gate returns when the node does not stand still.
-func (c *Client) Gate() {
+// Gate returns when the node does not stand still. Those that wait go on one after
+// another if their turns differ.
+func (c *Client) Gate(turn time.Duration) {
 	for {
 		var d time.Duration
-		c.set(func() {
-			if d = time.Until(c.still); d > 0 {
-				d += time.Duration(c.rng.IntN(1e6))
-			}
-		})
+		c.set(func() { d = time.Until(c.still) })
 		if d <= 0 {
 			return
 		}
-		time.Sleep(d)
+		time.Sleep(d + turn)
 	}
 }
 
@@ -104,6 +101,7 @@ type plan struct {
 	fate          int
 	later         time.Duration
 	still         [2]time.Duration // before and after its effect
+	turn          time.Duration    // after the node stood still
 }
 
 const (
@@ -129,6 +127,7 @@ func (c *Client) plan(mutates bool) plan {
 	case x < f.Before+f.After+f.Late && mutates:
 		p.fate = comesLate
 	}
+	p.turn = time.Duration(r.IntN(1e6))
 	p.later = time.Duration(r.Int64N(int64(120 * time.Second)))
 	if r.Float64() < f.Pause {
 		p.still[r.IntN(2)] = time.Duration(float64(f.Still) * (0.5 + r.Float64()))
@@ -140,7 +139,7 @@ func (c *Client) plan(mutates bool) plan {
 func (c *Client) call(mutates bool, what string, effect func() error) error {
 	var p plan
 	c.set(func() { p = c.plan(mutates) })
-	c.rest(p.before, p.still[0])
+	c.rest(p.before, p.still[0], p.turn)
 	d := c.disk
 	d.mu.Lock()
 	var err error
@@ -161,7 +160,7 @@ func (c *Client) call(mutates bool, what string, effect func() error) error {
 		err = effect()
 	}
 	d.mu.Unlock()
-	c.rest(p.after, p.still[1])
+	c.rest(p.after, p.still[1], p.turn)
 	c.set(func() {
 		if c.dead {
 			err = ErrDead
@@ -176,12 +175,12 @@ func away(what, why string) error {
 	return fmt.Errorf("%s: %w: %s", what, pop.ErrStoreAway, why)
 }
 
-func (c *Client) rest(d, still time.Duration) {
+func (c *Client) rest(d, still, turn time.Duration) {
 	time.Sleep(d)
 	if still > 0 {
 		c.Stand(still)
 	}
-	c.Gate()
+	c.Gate(turn)
 }
 
 // later has an effect after d, and when the node reaches the disk; the disk is locked.
@@ -337,7 +336,7 @@ func (c *Client) Remove(_ context.Context, name string) error {
 
 // Open implements pop.FS.
 func (c *Client) Open(_ context.Context, name string) (pop.File, error) {
-	return c.open("open "+name, func() (*inode, error) {
+	return c.open("open", name, func() (*inode, error) {
 		ino := c.lookup(name)
 		if ino == nil || ino.links == 0 { // the server knows better
 			return nil, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
@@ -348,7 +347,7 @@ func (c *Client) Open(_ context.Context, name string) (pop.File, error) {
 
 // Append implements pop.FS.
 func (c *Client) Append(_ context.Context, name string) (pop.File, error) {
-	return c.open("open for writing "+name, func() (*inode, error) {
+	return c.open("open for writing", name, func() (*inode, error) {
 		c.forget(name)
 		if ino := c.disk.names[name]; ino != nil {
 			return ino, nil
@@ -361,9 +360,9 @@ func (c *Client) Append(_ context.Context, name string) (pop.File, error) {
 	})
 }
 
-func (c *Client) open(what string, effect func() (*inode, error)) (pop.File, error) {
-	f := &file{c: c, name: what}
-	err := c.call(true, what, func() (err error) {
+func (c *Client) open(op, name string, effect func() (*inode, error)) (pop.File, error) {
+	f := &file{c: c, name: name}
+	err := c.call(true, op+" "+name, func() (err error) {
 		f.ino, err = effect()
 		return err
 	})
@@ -413,6 +412,7 @@ func (f *file) WriteAt(b []byte, off int64) (int, error) {
 		ino.data = padded(ino.data, end)
 		copy(ino.data[off:], own)
 		ino.dirty = true
+		ino.writers[f] = true
 		f.c.disk.changed("write to", f.name)
 		return nil
 	})

@@ -55,7 +55,8 @@ type inode struct {
 	dirty   bool   // data differ from synced
 	durable bool   // its name survives a power cut
 	links   int
-	writer  string // the node that wrote to it
+	writer  string // the node that made it
+	writers map[*file]bool
 }
 
 // NewDisk is an empty disk.
@@ -71,6 +72,8 @@ type Truth struct {
 	Data   []byte // not to be changed
 	Synced bool   // all of it
 	ID     int    // of the file, whatever its name
+	// Writers is how many times it was opened and then written to.
+	Writers int
 }
 
 // Peek is the truth about a name; ok is false if nothing has it. For use within Changed.
@@ -79,7 +82,7 @@ func (d *Disk) Peek(name string) (t Truth, ok bool) {
 	if ino == nil {
 		return Truth{}, false
 	}
-	return Truth{ino.data, !ino.dirty, ino.seq}, true
+	return Truth{ino.data, !ino.dirty, ino.seq, len(ino.writers)}, true
 }
 
 // Look calls f, which may use Peek, with the disk locked.
@@ -126,7 +129,7 @@ func (d *Disk) Crash(node string, rng *rand.Rand) {
 			hurt = append(hurt, name)
 		}
 	}
-	slices.Sort(hurt)
+	slices.SortFunc(hurt, func(a, b string) int { return d.names[a].seq - d.names[b].seq })
 	for _, name := range hurt {
 		ino := d.names[name]
 		if !ino.durable && rng.IntN(2) == 0 {
@@ -170,7 +173,7 @@ func (d *Disk) create(name, node string, dir bool) (*inode, error) {
 		return nil, fs.ErrNotExist
 	}
 	d.seq++
-	ino := &inode{seq: d.seq, dir: dir, links: 1, writer: node}
+	ino := &inode{seq: d.seq, dir: dir, links: 1, writer: node, writers: map[*file]bool{}}
 	d.names[name] = ino
 	return ino, nil
 }

@@ -5,17 +5,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"io/fs"
 	"math/rand/v2"
 	"sync"
 	"time"
 
-	"github.com/opencontainers/go-digest"
-
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/poptest"
 	"dewpoint/internal/pop/session"
+
+	"github.com/opencontainers/go-digest"
 )
 
 // node is a machine of the PoP: processes come and go on it, containers stay
@@ -42,7 +43,7 @@ type process struct {
 	mu     sync.Mutex // guards dead and the coordinator's faults
 	dead   bool
 	faults float64
-	faulty *rand.Rand
+	seed   uint64
 }
 
 func newNode(w *world, name string, seed uint64) *node {
@@ -54,7 +55,7 @@ func (n *node) boot() {
 	n.mu.Lock()
 	n.life++
 	seed := n.seed + uint64(n.life)<<32
-	p := &process{n: n, rng: rand.New(rand.NewPCG(seed, 2)), faulty: rand.New(rand.NewPCG(seed, 3))}
+	p := &process{n: n, rng: rand.New(rand.NewPCG(seed, 2)), seed: seed}
 	n.mu.Unlock()
 	faults := n.w.faults
 	if n.w.stopped() {
@@ -75,12 +76,17 @@ func (n *node) boot() {
 	n.w.wg.Go(p.live)
 }
 
-// fault is how a step of the coordinator fails. It takes as long as the node stands still.
-func (p *process) fault(string, string) poptest.Fault {
-	p.client.Gate()
+// fault is how a step of the coordinator fails. It takes as long as the node stands
+// still. What is drawn depends on what is asked when, not on what was asked before: the
+// session's goroutines may ask at one instant.
+func (p *process) fault(op, _ string) poptest.Fault {
+	h := fnv.New64a()
+	fmt.Fprint(h, p.seed, op, time.Since(epoch))
+	draw := rand.New(rand.NewPCG(p.seed, h.Sum64()))
+	p.client.Gate(time.Duration(draw.IntN(1e6)))
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch x := p.faulty.Float64(); {
+	switch x := draw.Float64(); {
 	case p.dead:
 		return poptest.Before
 	case x < p.faults/2:

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/opencontainers/go-digest"
-
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
+
+	"github.com/opencontainers/go-digest"
 )
 
 // The periods of the simulated PoP. What a node sees late is seen within half of
@@ -60,7 +60,6 @@ type world struct {
 
 	running map[*container]bool
 	flipped map[string]bool // files that were damaged on purpose
-	wrote   map[string]string
 	broken  bool
 	heard   hash64
 	lines   []string
@@ -77,7 +76,7 @@ type hash64 interface {
 func newWorld(t *testing.T, seed uint64) *world {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	w := &world{t: t, seed: seed, disk: NewDisk(1<<30, lag), hub: local.NewHub(),
-		running: map[*container]bool{}, flipped: map[string]bool{}, wrote: map[string]string{}, heard: fnv.New64a()}
+		running: map[*container]bool{}, flipped: map[string]bool{}, heard: fnv.New64a()}
 	w.disk.Changed = w.changed
 	often := func() float64 { return []float64{0, 0.001, 0.005, 0.02}[rng.IntN(4)] }
 	w.faults = Faults{Before: often(), After: often(), Late: often(), Pause: often() / 2, Still: 2 * grace, Stale: rng.Float64()}
@@ -131,9 +130,13 @@ func (w *world) violated(format string, args ...any) {
 	w.t.Errorf("%sseed %d: "+format, append([]any{strings.Join(append(w.lines, ""), "\n"), w.seed}, args...)...)
 }
 
-// changed checks after every change of the disk that what containers stand on is there and right.
+// changed checks after every change of the disk that no file has two writers, and
+// that what containers stand on is there and right.
 func (w *world) changed(op, name string) {
 	w.note("  disk: %s %s", op, name)
+	if t, ok := w.disk.Peek(name); ok && t.Writers > 1 {
+		w.violated("%s was written by %d", name, t.Writers)
+	}
 	for c := range w.running {
 		w.check(c, op+" "+name)
 	}
@@ -185,28 +188,9 @@ func (w *world) granted(of *content, token uint64) {
 	})
 }
 
-// writes checks that one draft writes a file.
-func (w *world) writes(name, draft string) {
-	w.disk.Look(func() {
-		if had, ok := w.wrote[name]; ok && had != draft {
-			w.violated("%s and %s write %s", had, draft, name)
-		}
-		w.wrote[name] = draft
-	})
-}
-
 func (w *world) stopped() (stop bool) {
 	w.disk.Look(func() { stop = w.stop })
 	return stop
-}
-
-func (w *world) content(id digest.Digest) *content {
-	for _, l := range w.layers {
-		if l.id == id {
-			return l
-		}
-	}
-	return nil
 }
 
 // trouble hurts the world until it is to calm down.
