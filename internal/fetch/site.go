@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -68,6 +67,7 @@ type site struct {
 	disk    int64                  // bytes that the layers here take, as of a moment ago
 	mending map[digest.Digest]bool
 	noted   map[digest.Digest]sighting // of what other nodes have verified
+	device  uint64                     // of the store's mount; 0 before it was seen
 }
 
 func newSite(p *Puller, cfg PoPConfig) *site {
@@ -148,6 +148,7 @@ func (s *site) attach(ctx context.Context, img *image.Image) (lost []digest.Dige
 	if st == nil {
 		return s.disown(img)
 	}
+	s.remounted(ctx)
 	s.p.work.Go(func() { // where it is needed at once, findPack waits for it
 		if err := s.bringPack(s.p.life, img.Desc.Digest); err != nil {
 			s.log.Warn("a startup pack of the PoP's store cannot be used", "image", img.Ref, "err", err)
@@ -158,6 +159,13 @@ func (s *site) attach(ctx context.Context, img *image.Image) (lost []digest.Dige
 	var used []*pop.Layer
 	for _, l := range img.Unique() {
 		group.Go(func() {
+			if s.gone(ctx, l.DiffID) {
+				s.detach(img, l.DiffID)
+				mu.Lock()
+				defer mu.Unlock()
+				lost = append(lost, l.DiffID)
+				return
+			}
 			rec, err := s.attachLayer(ctx, st, img, l)
 			if err != nil && !errors.Is(err, pop.ErrUnknown) && !errors.Is(err, layer.ErrBusy) {
 				s.log.Warn("a layer of the PoP's store cannot be used", "layer", l.DiffID, "err", err)
@@ -172,24 +180,9 @@ func (s *site) attach(ctx context.Context, img *image.Image) (lost []digest.Dige
 	group.Wait()
 	s.touch(img, used)
 	if s.usable() == nil { // it went meanwhile
-		return s.disown(img)
+		return append(lost, s.disown(img)...)
 	}
-	return nil
-}
-
-// reachable reports whether the tar of a layer of the store can be seen.
-func (p *Puller) reachable(ctx context.Context, l *layer.Layer) bool {
-	if p.site == nil || p.site.cfg.Dir == nil {
-		return false
-	}
-	name, err := filepath.Rel(p.site.cfg.Dir.Path("."), l.At)
-	if err != nil || !filepath.IsLocal(name) {
-		return false // of a store that was configured once
-	}
-	ctx, cancel := context.WithTimeout(ctx, sitePatience)
-	defer cancel()
-	fi, err := p.site.cfg.Dir.Stat(ctx, name)
-	return err == nil && fi.Size() == l.Size
+	return lost
 }
 
 // touch tells the PoP that an image's layers were used, behind the deployment.
@@ -249,21 +242,6 @@ func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*po
 	return rec, &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size, Data: s.cfg.Dir.Path(rec.Data()), Table: table}, nil
 }
 
-// disown lets go of the image's layers that lie in a store which is away, so that
-// they are fetched. What runs with them keeps them.
-func (s *site) disown(img *image.Image) (lost []digest.Digest) {
-	for _, l := range img.Unique() {
-		if have, err := s.p.cfg.Layers.Peek(l.DiffID); err == nil && have.At != "" {
-			s.log.Warn("the PoP's store is away: a layer of it is fetched anew", "layer", l.DiffID, "image", img.Ref)
-			if err := s.p.cfg.Layers.Detach(l.DiffID); err != nil {
-				s.log.Warn("detach layer", "layer", l.DiffID, "err", err)
-			}
-			lost = append(lost, l.DiffID)
-		}
-	}
-	return lost
-}
-
 // Prepare implements layer.Preparer: it finds out who brings the layer.
 func (b *blob) Prepare(ctx context.Context, f *layer.Fill) (layer.Way, error) {
 	b.mu.Lock()
@@ -297,7 +275,8 @@ func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, erro
 		var held *pop.HeldError
 		if !errors.As(err, &held) {
 			s.log.Debug("no lease", "layer", id, "err", err)
-			return layer.Way{}, context.Cause(ctx) // by itself
+			s.alone(f)
+			return layer.Way{}, context.Cause(ctx)
 		}
 		if w, ok := s.fromPeer(ctx, b, held.Holder); ok {
 			return w, nil
@@ -307,6 +286,7 @@ func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, erro
 		}
 		if s.cfg.Peers != nil && time.Since(since) > holderPatience {
 			s.log.Warn("the node that fetches a layer cannot be asked; it is fetched twice", "layer", id, "node", held.Holder.Node)
+			s.alone(f)
 			return layer.Way{}, nil
 		}
 		if err := s.rest(ctx, 250*time.Millisecond); err != nil {
