@@ -127,7 +127,7 @@ func (n *node) kill(off bool) {
 				n.w.end(c)
 			}
 		}
-		n.w.disk.Crash(n.name, p.rng)
+		n.w.disk.Crash(n.name, rand.New(rand.NewPCG(p.seed, 3)))
 	}
 	n.w.wg.Go(func() { p.coord.Close() })
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"hash"
 	"hash/fnv"
 	"math/rand/v2"
 	"strings"
@@ -60,17 +61,14 @@ type world struct {
 
 	running map[*container]bool
 	flipped map[string]bool // files that were damaged on purpose
-	broken  bool
-	heard   hash64
-	lines   []string
+
+	story  sync.Mutex // guards what follows; never held while the clock goes
+	broken bool
+	heard  hash.Hash64
+	lines  []string
 
 	wg   sync.WaitGroup
 	stop bool // the world calms down
-}
-
-type hash64 interface {
-	Write([]byte) (int, error)
-	Sum64() uint64
 }
 
 func newWorld(t *testing.T, seed uint64) *world {
@@ -111,6 +109,8 @@ func (w *world) capacity() int64 {
 
 // note adds to the story of the schedule. Nonces are left out: they are not of the seed.
 func (w *world) note(format string, args ...any) {
+	w.story.Lock()
+	defer w.story.Unlock()
 	if *tell || *one != 0 {
 		w.lines = append(w.lines, fmt.Sprintf("%12v ", time.Since(epoch))+fmt.Sprintf(format, args...))
 	}
@@ -123,6 +123,8 @@ var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 // violated reports that the protocol is broken, once.
 func (w *world) violated(format string, args ...any) {
 	w.note("VIOLATED: "+format, args...)
+	w.story.Lock()
+	defer w.story.Unlock()
 	if w.broken {
 		return
 	}
@@ -213,7 +215,8 @@ func (w *world) trouble(rng *rand.Rand) {
 			w.note("%s stands still for %v", n.name, span)
 			n.stand(span)
 		case 5, 6:
-			w.wg.Go(func() { n.crash(rng.IntN(2) == 0, span) })
+			off := rng.IntN(2) == 0
+			w.wg.Go(func() { n.crash(off, span) })
 		case 7:
 			w.flip(rng)
 		}
