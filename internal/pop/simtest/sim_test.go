@@ -20,7 +20,7 @@ import (
 
 var (
 	one       = flag.Uint64("seed", 0, "run the schedule of this seed only, and tell it")
-	schedules = flag.Int("schedules", 1500, "how many schedules are run")
+	schedules = flag.Int("schedules", usual, "how many schedules are run")
 	from      = flag.Uint64("from", 1, "the first seed")
 	tell      = flag.Bool("tell", false, "tell the schedules that fail")
 )
