@@ -53,6 +53,7 @@ type Start struct {
 	img  *image.Image
 	o    Options
 	pack *packFile
+	rest io.Reader // of the pack, behind what was read of it
 	head *pack.Header
 
 	outlook *outlook // by which it is decided; nil if the layers run already
@@ -155,7 +156,11 @@ func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *
 	p.work.Go(func() {
 		defer end()
 		defer close(s.done)
-		if err := s.put(stream); err != nil && p.life.Err() == nil {
+		err := s.put(stream)
+		if err == nil && f.passed {
+			_, err = io.Copy(io.Discard, s.rest) // what only other nodes may want
+		}
+		if err != nil && p.life.Err() == nil {
 			p.cfg.Log.Warn("a startup pack ends early; what it lacks is fetched on demand", "image", img.Ref, "err", err)
 		}
 	})
@@ -175,6 +180,7 @@ func (s *Start) readTables(ctx context.Context) (stream *pack.Stream, end func()
 	unhook := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	heard := s.cutSilence(func() { cancel(errSilent) })
 	stream, body, err := s.openPack(life, claim)
+	s.rest = body
 	heard()
 	if !unhook() && err == nil {
 		err = context.Cause(ctx)

@@ -52,8 +52,10 @@ var errNoPack = errors.New("the image has no startup pack")
 type packFile struct {
 	size  int64
 	local bool
-	about map[string]string // annotations
-	open  func(ctx context.Context, at pack.Span) (io.ReadCloser, error)
+	// passed says that what is read of it is passed on to other nodes, so all is to be.
+	passed bool
+	about  map[string]string // annotations
+	open   func(ctx context.Context, at pack.Span) (io.ReadCloser, error)
 }
 
 // packLookup bounds the search for a pack in a registry: a start does not wait

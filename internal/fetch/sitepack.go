@@ -103,6 +103,7 @@ func (s *site) once(img *image.Image, f *packFile) *packFile {
 	}
 	m := img.Desc.Digest
 	out := *f
+	out.passed = true
 	out.open = func(ctx context.Context, at pack.Span) (io.ReadCloser, error) {
 		if r := s.relayed(m, f.size); r != nil {
 			return r.open(ctx, at)
