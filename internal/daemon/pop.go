@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"time"
 
 	"dewpoint/internal/config"
+	"dewpoint/internal/durable"
 	"dewpoint/internal/evict"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/peer"
@@ -57,9 +59,29 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 	if f.Store != "" {
 		out.Dir = pop.NewDir(filepath.Clean(f.Store), time.Duration(f.Patience))
 		out.Room = d.copyRoom
-		out.Open = func(ctx context.Context) (*pop.Store, error) { return pop.OpenStore(ctx, d.storeConfig(out)) }
+		out.Open = func(ctx context.Context) (*pop.Store, error) { return d.openStore(ctx, out) }
 	}
 	return out, nil
+}
+
+// openStore opens the store and remembers which one it is: where a file system is
+// not mounted there is a directory, too.
+func (d *Daemon) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store, error) {
+	cfg := d.storeConfig(c)
+	path := filepath.Join(d.cfg.Root, "pop.store")
+	was, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	cfg.ID = string(was)
+	st, err := pop.OpenStore(ctx, cfg)
+	if errors.Is(err, pop.ErrForeign) && cfg.ID != "" {
+		return nil, fmt.Errorf("%w: is the PoP's file system mounted at %s? If the other store is the right one, remove %s", err, c.Dir.Path("."), path)
+	}
+	if err != nil || cfg.ID == st.ID() {
+		return st, err
+	}
+	return st, durable.WriteFile(path, []byte(st.ID()), 0o600)
 }
 
 func (d *Daemon) storeConfig(c fetch.PoPConfig) pop.StoreConfig {

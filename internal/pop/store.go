@@ -33,6 +33,9 @@ type StoreConfig struct {
 	FS    FS
 	Coord Coordinator
 	Node  string // this node's name, unique in the PoP
+	// ID, unless "", is the store that this node has used before: another one, or an
+	// empty directory, is refused. It is likely that nothing is mounted there.
+	ID string
 	// Grace is how long what was evicted can come back: longer than any lease, and more than
 	// twice the time after which all nodes see what one has written. 0 is a minute.
 	Grace time.Duration
@@ -128,6 +131,9 @@ func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	cfg = cfg.withDefaults()
 	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]*marks{}, turns: map[digest.Digest]chan struct{}{}, seen: map[string]*silence{}}
 	b, err := cfg.FS.ReadFile(ctx, storeFile)
+	if errors.Is(err, fs.ErrNotExist) && cfg.ID != "" {
+		return nil, fmt.Errorf("%w: there was the store %s, and nothing is there now", ErrForeign, cfg.ID)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = s.create(ctx); err == nil {
 			b, err = cfg.FS.ReadFile(ctx, storeFile)
@@ -140,7 +146,9 @@ func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	if err := json.Unmarshal(b, &rec); err != nil || rec.Version != formatVersion {
 		return nil, fmt.Errorf("%w: %s says %.60q", ErrForeign, storeFile, b)
 	}
-	s.id = rec.ID
+	if s.id = rec.ID; cfg.ID != "" && cfg.ID != s.id {
+		return nil, fmt.Errorf("%w: there was the store %s, and %s is there now", ErrForeign, cfg.ID, s.id)
+	}
 	return s, s.adopt(ctx)
 }
 

@@ -453,3 +453,37 @@ func aLife(ctx context.Context, cfg pop.StoreConfig) error {
 	}
 	return nil
 }
+
+// A node that has used a store takes no other for it, and makes none where it
+// was: its file system may not be mounted.
+func TestStoreIsTheOneThatWas(t *testing.T) {
+	cfg := func(dir, id string) pop.StoreConfig {
+		coord, err := local.New(pop.Config{Node: "n1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { coord.Close() })
+		return pop.StoreConfig{FS: pop.NewDir(dir, 0), Coord: coord, Node: "n1", ID: id}
+	}
+	dir := t.TempDir()
+	st, err := pop.OpenStore(t.Context(), cfg(dir, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pop.OpenStore(t.Context(), cfg(dir, st.ID())); err != nil {
+		t.Error(err)
+	}
+	empty := t.TempDir()
+	if _, err := pop.OpenStore(t.Context(), cfg(empty, st.ID())); !errors.Is(err, pop.ErrForeign) {
+		t.Errorf("an empty directory: %v", err)
+	}
+	if left, _ := os.ReadDir(empty); len(left) > 0 {
+		t.Errorf("it has %v in it now", left)
+	}
+	if _, err := pop.OpenStore(t.Context(), cfg(empty, "")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pop.OpenStore(t.Context(), cfg(empty, st.ID())); !errors.Is(err, pop.ErrForeign) {
+		t.Errorf("another store: %v", err)
+	}
+}
