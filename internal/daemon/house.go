@@ -33,13 +33,19 @@ func (d *Daemon) keepHouse(ctx context.Context) error {
 	collect, quiet := time.NewTicker(houseEvery), time.NewTicker(quietAfter)
 	defer collect.Stop()
 	defer quiet.Stop()
-	var seen, freed int64
+	var seen, freed, kept int64
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-quiet.C:
 			work := d.work.Load()
+			if work != kept && d.cfg.File.Cache.MaxBytes > 0 { // the bound holds also in a burst of work
+				kept = work
+				if d.excess() > 0 {
+					d.collect(ctx)
+				}
+			}
 			if work == seen && work != freed {
 				debug.FreeOSMemory()
 				freed = work

@@ -143,9 +143,21 @@ func (p *Puller) hold(ctx context.Context, pull *Pull) {
 	})
 }
 
+// give keeps a layer from being collected until it is called with -1.
+func (p *Puller) give(id digest.Digest, n int) {
+	p.holdMu.Lock()
+	defer p.holdMu.Unlock()
+	if p.given[id] += n; p.given[id] == 0 {
+		delete(p.given, id)
+	}
+}
+
 func (p *Puller) isHeld(id digest.Digest) bool {
 	p.holdMu.Lock()
 	defer p.holdMu.Unlock()
+	if p.given[id] > 0 {
+		return true
+	}
 	for pull := range p.holds {
 		for _, l := range pull.layers {
 			if l.DiffID == id {

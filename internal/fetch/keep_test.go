@@ -120,3 +120,18 @@ func TestCollectTakesAbandonedFillsFirst(t *testing.T) {
 		t.Fatalf("prune: %v, %v, cut %t, used %t", freed, err, there(cut), there(used))
 	}
 }
+
+func TestCollectKeepsWhatIsCopiedIntoTheStore(t *testing.T) {
+	b := newBed(t)
+	id := b.pull(b.push("a", 1)).Layers[0].DiffID
+	b.give(id, 1)
+	b.give(id, 1)
+	b.give(id, -1)
+	if _, err := b.Collect(t.Context(), math.MaxInt64, nobody); err != nil || !b.has(id) {
+		t.Error("it went", err)
+	}
+	b.give(id, -1)
+	if _, err := b.Collect(t.Context(), math.MaxInt64, nobody); err != nil || b.has(id) {
+		t.Error("it stays", err)
+	}
+}

@@ -66,8 +66,9 @@ type Puller struct {
 	// refers to it yet: a client that was told of it is about to. It is constant.
 	fresh time.Duration
 
-	holdMu sync.Mutex     // nothing is locked while it is held
-	holds  map[*Pull]bool // pulls whose layers must stay
+	holdMu sync.Mutex            // nothing is locked while it is held
+	holds  map[*Pull]bool        // pulls whose layers must stay
+	given  map[digest.Digest]int // layers that are being copied into the PoP's store, and must stay
 }
 
 // NewPuller returns a Puller. Close ends what it does in the background.
@@ -75,7 +76,7 @@ func NewPuller(cfg Config) *Puller {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, origins: map[digest.Digest]*origin{}, wants: map[want]bool{}, holds: map[*Pull]bool{}, sessionIdle: time.Minute, fresh: 2 * time.Second}
+	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, origins: map[digest.Digest]*origin{}, wants: map[want]bool{}, holds: map[*Pull]bool{}, given: map[digest.Digest]int{}, sessionIdle: time.Minute, fresh: 2 * time.Second}
 	p.slots, p.hoursEvery = map[string]*semaphore.Weighted{}, time.Minute
 	p.life, p.end = context.WithCancel(context.Background())
 	if cfg.PoP.Coord != nil {

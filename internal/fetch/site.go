@@ -18,6 +18,7 @@ import (
 	"dewpoint/internal/pop"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/errgroup"
 )
 
 // PoPConfig names what a Puller needs to have layers in common with the other
@@ -51,6 +52,8 @@ type site struct {
 	cfg   PoPConfig
 	log   *slog.Logger
 	store atomic.Pointer[pop.Store] // nil while it cannot be opened
+	// pressed: when it was looked last, the store had to let layers go.
+	pressed atomic.Bool
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when waiting may be over
@@ -231,13 +234,29 @@ func (s *site) recordOf(l *layer.Layer) *pop.Layer {
 
 // elsewhere is a layer that the store has, marked as used by this node.
 func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*pop.Layer, *layer.Elsewhere, error) {
-	rec, err := st.Use(ctx, l.DiffID)
+	before, err := st.Record(ctx, l.DiffID)
 	if err != nil {
 		return nil, nil, err
 	}
-	table, err := st.Table(ctx, rec)
-	if err != nil {
+	// Marking waits for the store several times: the table is read meanwhile.
+	var rec *pop.Layer
+	var table []byte
+	var all errgroup.Group
+	all.Go(func() (err error) {
+		rec, err = st.Use(ctx, l.DiffID)
+		return err
+	})
+	all.Go(func() error {
+		table, _ = st.Table(ctx, before) // else it is read again
+		return nil
+	})
+	if err := all.Wait(); err != nil {
 		return nil, nil, err
+	}
+	if table == nil || rec.Name != before.Name {
+		if table, err = st.Table(ctx, rec); err != nil {
+			return nil, nil, err
+		}
 	}
 	return rec, &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size, Data: s.cfg.Dir.Path(rec.Data()), Table: table}, nil
 }
@@ -487,12 +506,25 @@ func (s *site) resolve(ctx context.Context, ref image.Reference, o Options) *ima
 		s.log.Warn("an image record of the PoP's store is not used", "image", ref, "err", err)
 		return nil
 	}
-	for _, l := range img.Unique() {
-		if ref.Dgst == "" && !s.p.mountable(img, l.DiffID) && !st.Has(ctx, l.DiffID) {
-			return nil
-		}
+	if ref.Dgst == "" && !s.within(ctx, st, img) {
+		return nil
 	}
 	return img
+}
+
+// within reports whether all layers of img can be had in the PoP.
+func (s *site) within(ctx context.Context, st *pop.Store, img *image.Image) bool {
+	var missing atomic.Bool
+	var all sync.WaitGroup
+	for _, l := range img.Unique() {
+		all.Go(func() {
+			if !s.p.mountable(img, l.DiffID) && !st.Has(ctx, l.DiffID) {
+				missing.Store(true)
+			}
+		})
+	}
+	all.Wait()
+	return !missing.Load()
 }
 
 // resolved tells the PoP what ref was resolved to, behind the deployment.

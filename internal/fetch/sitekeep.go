@@ -18,8 +18,10 @@ import (
 const (
 	siteBeat  = 3 * time.Second  // between two signs of life
 	siteHouse = 20 * time.Second // between two looks for what may go, if PoPConfig has nothing else
-	// idleAttached is how long a layer of the store stays known here that nothing uses.
+	// idleAttached is how long a layer of the store stays known here that nothing uses;
+	// when layers had to go, it is idlePressed.
 	idleAttached = 5 * time.Minute
+	idlePressed  = 5 * time.Second
 )
 
 // KeepPoP shows the PoP that this node lives, what it has and what it uses, and
@@ -238,11 +240,15 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 		return
 	}
 	claimed := s.p.claimed(inUse)
+	idle := idleAttached
+	if s.pressed.Load() {
+		idle = idlePressed
+	}
 	for _, l := range s.p.cfg.Layers.Layers() {
 		if l.At == "" {
 			continue
 		}
-		if _, err := s.p.cfg.Layers.Remove(l.DiffID, func(l *layer.Layer) bool { return time.Since(l.Used()) > idleAttached && !claimed(l.DiffID) }); err != nil {
+		if _, err := s.p.cfg.Layers.Remove(l.DiffID, func(l *layer.Layer) bool { return time.Since(l.Used()) > idle && !claimed(l.DiffID) }); err != nil {
 			s.log.Warn("detach layer", "layer", l.DiffID, "err", err)
 		}
 	}
@@ -273,6 +279,7 @@ func (s *site) makeRoom(ctx context.Context) {
 		return
 	}
 	done, err := s.evict(ctx, st, 0)
+	s.pressed.Store(len(done.Layers) > 0 || done.Why != "")
 	if err != nil || len(done.Layers) > 0 || done.Why != "" {
 		s.log.Info("evicted from the PoP's store", "layers", len(done.Layers), "bytes", done.Bytes, "why", done.Why, "err", err)
 	}

@@ -37,7 +37,9 @@ func (s *site) lead(ctx context.Context, b *blob, f *layer.Fill, lease pop.Lease
 	s.mu.Unlock()
 	s.seed(ctx, f, id)
 	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += b.l.Size })
+	s.p.give(id, 1)
 	s.p.work.Go(func() {
+		defer s.p.give(id, -1)
 		l := &leader{copier: copier{s: s, id: id, image: b.img.Ref.String(), lease: lease}, f: f, began: time.Now()}
 		l.run(s.p.life)
 		s.mu.Lock()

@@ -250,7 +250,13 @@ func (d *Dir) Stat(ctx context.Context, name string) (fs.FileInfo, error) {
 
 // Mkdir implements FS.
 func (d *Dir) Mkdir(ctx context.Context, name string) error {
-	return d.call(ctx, d.patience, func() error { return os.MkdirAll(d.Path(name), 0o700) })
+	return d.call(ctx, d.patience, func() error {
+		err := os.MkdirAll(d.Path(name), 0o700)
+		if errors.Is(err, fs.ErrExist) { // another node made it a moment ago, and this one's caches do not know it yet
+			return nil
+		}
+		return err
+	})
 }
 
 // Rename implements FS.
