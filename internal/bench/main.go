@@ -16,7 +16,7 @@ import (
 	"dewpoint/internal/demo"
 )
 
-// Main runs one command of the benchmark: "pull", "docker-pi" and "lazy" are the
+// Main runs one command of the benchmark: "pull", "docker-pi", "lazy" and "pop" are the
 // experiments, "demo" shows one deployment after the other, "images" builds what
 // they pull, "registry" serves it, "web" is the server that a pull disturbs, and
 // "ask" exercises a container that is profiled.
@@ -27,10 +27,11 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		"pull":      experiment(comparePull, self),
 		"docker-pi": experiment(dockerPi, self),
 		"lazy":      experiment(compareLazy, self),
+		"pop":       experiment(comparePoP, self),
 		"demo":      experiment(demonstrate, self),
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("usage: bench pull|docker-pi|lazy|demo|images|registry [-h]")
+		return errors.New("usage: bench pull|docker-pi|lazy|pop|demo|images|registry [-h]")
 	}
 	return commands[args[0]](ctx, args[1:], stdout, stderr)
 }

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"html"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +16,9 @@ type instant struct {
 	cpu     float64 // processors used
 	disk    float64 // MB/s written and read
 	memory  float64 // MB resident
+	upload  float64 // Mbit/s sent
+	hits    float64 // share of deployments that found all layers
+	seconds float64 // mean of the deployments' times
 }
 
 // timeline samples a session every tenth of a second.
@@ -75,10 +79,13 @@ func (l *timeline) watch(s *session) (stop func()) {
 
 // --- the plot ---------------------------------------------------------------
 
-var panels = []struct {
+// panel shows one quantity.
+type panel struct {
 	title string
 	of    func(instant) float64
-}{
+}
+
+var panels = []panel{
 	{"network, Mbit/s", func(i instant) float64 { return i.network }},
 	{"processors", func(i instant) float64 { return i.cpu }},
 	{"disk, MB/s", func(i instant) float64 { return i.disk }},
@@ -94,7 +101,10 @@ const (
 )
 
 // plot draws the timelines of several engines, one panel for each quantity, as SVG.
-func plot(title string, lines []timeline) string {
+func plot(title string, lines []timeline) string { return plotPanels(title, "%.1f s", panels, lines) }
+
+// plotPanels draws those panels; unit formats the end of their axis.
+func plotPanels(title, unit string, panels []panel, lines []timeline) string {
 	var b strings.Builder
 	height := marginTop + float64(len(panels))*(panelHeight+panelGap)
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%g" height="%g" font-family="sans-serif" font-size="11">`+"\n",
@@ -104,25 +114,28 @@ func plot(title string, lines []timeline) string {
 		fmt.Fprintf(&b, `<text x="%g" y="32" fill="%s">%s</text>`+"\n", marginLeft+float64(i)*170, colours[i%len(colours)], html.EscapeString(l.engine))
 	}
 	end := largest(lines, func(i instant) float64 { return i.t })
-	for p, panel := range panels {
-		drawPanel(&b, marginTop+float64(p)*(panelHeight+panelGap), end, panel.title, panel.of, lines)
+	for i, p := range panels {
+		drawPanel(&b, marginTop+float64(i)*(panelHeight+panelGap), end, fmt.Sprintf(unit, end), p, lines)
 	}
 	b.WriteString("</svg>\n")
 	return b.String()
 }
 
-func drawPanel(b *strings.Builder, top, end float64, title string, of func(instant) float64, lines []timeline) {
-	high := largest(lines, of)
-	fmt.Fprintf(b, `<text x="%g" y="%g">%s</text>`+"\n", marginLeft, top+12, title)
+func drawPanel(b *strings.Builder, top, end float64, endLabel string, p panel, lines []timeline) {
+	high := largest(lines, p.of)
+	fmt.Fprintf(b, `<text x="%g" y="%g">%s</text>`+"\n", marginLeft, top+12, p.title)
 	top += 16
 	fmt.Fprintf(b, `<rect x="%g" y="%g" width="%g" height="%g" fill="none" stroke="#ccc"/>`+"\n", marginLeft, top, plotWidth, panelHeight)
 	fmt.Fprintf(b, `<text x="%g" y="%g" text-anchor="end">%.3g</text><text x="%g" y="%g" text-anchor="end">0</text>`+"\n",
 		marginLeft-4, top+9, high, marginLeft-4, top+panelHeight)
-	fmt.Fprintf(b, `<text x="%g" y="%g" text-anchor="end">%.1f s</text>`+"\n", marginLeft+plotWidth, top+panelHeight+13, end)
+	fmt.Fprintf(b, `<text x="%g" y="%g" text-anchor="end">%s</text>`+"\n", marginLeft+plotWidth, top+panelHeight+13, endLabel)
 	for i, l := range lines {
 		fmt.Fprintf(b, `<polyline fill="none" stroke-width="1.3" stroke="%s" points="`, colours[i%len(colours)])
 		for _, at := range l.instants {
-			fmt.Fprintf(b, "%.1f,%.1f ", marginLeft+at.t/end*plotWidth, top+panelHeight*(1-of(at)/high))
+			if math.IsNaN(p.of(at)) {
+				continue
+			}
+			fmt.Fprintf(b, "%.1f,%.1f ", marginLeft+at.t/end*plotWidth, top+panelHeight*(1-p.of(at)/high))
 		}
 		b.WriteString(`"/>` + "\n")
 	}
@@ -133,7 +146,9 @@ func largest(lines []timeline, of func(instant) float64) float64 {
 	high := 1e-9
 	for _, l := range lines {
 		for _, i := range l.instants {
-			high = max(high, of(i))
+			if v := of(i); v > high { // not if it is unknown
+				high = v
+			}
 		}
 	}
 	return high

@@ -21,6 +21,11 @@ func Generate(w io.Writer, z Zone, scale float64, seed uint64) error {
 	return generate(w, z, scale, seed, 0)
 }
 
+// GenerateFirst is the beginning of what Generate writes: so many pulls.
+func GenerateFirst(w io.Writer, z Zone, scale float64, seed uint64, pulls int) error {
+	return generate(w, z, scale, seed, pulls)
+}
+
 // generate ends the trace after so many pulls, if limit is not 0.
 func generate(w io.Writer, z Zone, scale float64, seed uint64, limit int) error {
 	if !(scale > 0) || scale > 10 {

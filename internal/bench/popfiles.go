@@ -1,0 +1,239 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"text/tabwriter"
+
+	"dewpoint/internal/bench/popbed"
+	"dewpoint/internal/demo"
+)
+
+// What is timed of one image, in this order. Page caches are empty before each but warmHit.
+const (
+	miss     = "miss"        // on n1: nobody has it
+	stored   = "stored"      // from the same instruction until the store has every layer; with a store only
+	ownHit   = "own copy"    // on n1, which has fetched it; without a store that is the hit
+	storeHit = "hit"         // on n2, from the store
+	againHit = "hit again"   // on n2 once more
+	warmHit  = "hit, cached" // and once more, page caches as they are
+)
+
+const filesWarmup = "goweb:1"
+
+// files compares stores (table 4.4, figures 4.4 and 4.5).
+func (b *popBench) files(ctx context.Context) error {
+	if !b.o.asked("rates") {
+		b.o.mbit = []float64{100, 0}
+	}
+	if err := demo.Build(ctx, demo.Config{Dir: b.o.layout, Names: append(b.o.images[:len(b.o.images):len(b.o.images)], filesWarmup), Log: b.stderr}); err != nil {
+		return err
+	}
+	lines := map[string][]timeline{}
+	for _, mbit := range b.o.mbit {
+		for round := range b.o.rounds {
+			for _, image := range b.o.images {
+				for i := range b.stores {
+					kind := b.stores[(i+round)%len(b.stores)]
+					if err := b.filesOne(ctx, kind, image, mbit, round, lines); err != nil {
+						return fmt.Errorf("%s, %s: %w", storeName(kind), image, err)
+					}
+				}
+			}
+		}
+	}
+	b.report.table("none")
+	fmt.Fprintln(b.stdout)
+	tabulate(b.stdout, b.figures, "none")
+	b.filesTargets()
+	for what, l := range lines {
+		title := fmt.Sprintf("%s: one node and its file system's client", what)
+		if err := os.WriteFile(fmt.Sprintf("%s-%s.svg", b.report.prefix, what), []byte(plotPanels(title, "%.1f s", filePanels, l)), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var filePanels = []panel{
+	{"download, Mbit/s", func(i instant) float64 { return i.network }},
+	{"upload, Mbit/s", func(i instant) float64 { return i.upload }},
+	{"processors", func(i instant) float64 { return i.cpu }},
+	{"memory, MB", func(i instant) float64 { return i.memory }},
+}
+
+func storeName(k popbed.Kind) string {
+	if k == popbed.None {
+		return "none"
+	}
+	return string(k)
+}
+
+// filesOne deploys an image in all ways with one kind of store, on a bed of its own.
+func (b *popBench) filesOne(ctx context.Context, kind popbed.Kind, image string, mbit float64, round int, lines map[string][]timeline) error {
+	p, err := b.open(ctx, popConfig{kind: kind, nodes: 3, dewds: 2, layout: b.o.layout})
+	if err != nil {
+		return err
+	}
+	f := &filesRun{b: b, p: p, image: image, mbit: mbit, round: round, lines: lines}
+	return errors.Join(f.run(ctx), p.Close())
+}
+
+type filesRun struct {
+	b     *popBench
+	p     *pop
+	image string
+	mbit  float64
+	round int
+	lines map[string][]timeline // of the first round, by what
+}
+
+func (f *filesRun) run(ctx context.Context) error {
+	// What a node does once in its life is no part of a deployment.
+	if err := onNodes(2, func(i int) error { return f.p.once(ctx, i, filesWarmup) }); err != nil {
+		return err
+	}
+	if err := f.p.Rate(ctx, f.mbit); err != nil {
+		return err
+	}
+	if err := f.one(ctx, 0, miss, true); err != nil {
+		return err
+	}
+	own := ownHit
+	if f.p.kind == popbed.None {
+		own = storeHit
+	}
+	steps := []struct {
+		node int
+		what string
+	}{{0, own}, {1, storeHit}, {1, againHit}, {1, warmHit}}
+	if f.p.kind == popbed.None {
+		steps = []struct {
+			node int
+			what string
+		}{{0, own}, {0, againHit}, {0, warmHit}}
+	}
+	for _, s := range steps {
+		if err := f.one(ctx, s.node, s.what, s.what != warmHit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// one measures one deployment on node i.
+func (f *filesRun) one(ctx context.Context, i int, what string, cold bool) error {
+	before := f.p.storedNow()
+	if cold {
+		if err := f.p.cool(f.image); err != nil {
+			return err
+		}
+	}
+	w, err := f.p.watch(i, 1)
+	if err != nil {
+		return err
+	}
+	var whole *popWatch
+	if what == miss && f.p.kind != popbed.None {
+		if whole, err = f.p.watch(i, 1); err != nil {
+			return err
+		}
+	}
+	rec, err := f.p.run(ctx, i, f.image, popName)
+	u, werr := w.stop()
+	if err = errors.Join(err, werr); err != nil {
+		if whole != nil {
+			whole.stop()
+		}
+		return err
+	}
+	f.add(what, u, rec.Way.Pull)
+	for stage, at := range rec.Stages {
+		f.b.figure(f.at(what), storeName(f.p.kind), "stage "+stage, "s", at)
+	}
+	if whole != nil {
+		if err := f.fill(ctx, whole, before); err != nil {
+			return err
+		}
+	}
+	return f.p.Remove(ctx, i, popName)
+}
+
+func (p *pop) storedNow() int {
+	if p.kind == popbed.None {
+		return 0
+	}
+	return p.stored()
+}
+
+// fill waits until the store has the image.
+func (f *filesRun) fill(ctx context.Context, w *popWatch, before int) error {
+	m, err := demo.Manifest(f.b.o.layout, f.image)
+	if err == nil {
+		err = f.p.awaitStored(ctx, before+len(m.Layers))
+	}
+	u, werr := w.stop()
+	if err = errors.Join(err, werr); err == nil {
+		f.add(stored, u, "")
+	}
+	return err
+}
+
+func (f *filesRun) at(what string) string {
+	return fmt.Sprintf("%s %s: %s", f.image, rate(f.mbit), what)
+}
+
+func (f *filesRun) add(what string, u popUsage, way string) {
+	store := storeName(f.p.kind)
+	f.b.report.add(Sample{Engine: store, Image: f.image, Mbit: f.mbit, Round: f.round, What: what, Seconds: u.Seconds, CPU: u.Nodes.CPU,
+		Peak: u.Nodes.Peak, Wire: u.WAN.In, Way: way})
+	for _, v := range []struct {
+		what, unit string
+		value      float64
+	}{
+		{"dewd peak", "MB", float64(u.Nodes.Dewd) / (1 << 20)},
+		{"client CPU", "s", u.Client.CPU}, {"client peak", "MB", float64(u.Client.Peak) / (1 << 20)},
+		{"servers CPU", "s", u.Servers.CPU}, {"servers peak", "MB", float64(u.Servers.Peak) / (1 << 20)},
+		{"LAN in", "MB", float64(u.LAN.In) / 1e6}, {"LAN out", "MB", float64(u.LAN.Out) / 1e6},
+	} {
+		if v.value > 0 {
+			f.b.figure(f.at(what), store, v.what, v.unit, v.value)
+		}
+	}
+	if f.round == 0 && (what == stored || what == miss && f.p.kind == popbed.None || what == storeHit) {
+		name := fmt.Sprintf("%s-%s-%s", map[string]string{stored: miss, miss: miss, storeHit: storeHit}[what], f.image, rate(f.mbit))
+		f.lines[name] = append(f.lines[name], u.Line)
+	}
+}
+
+// filesTargets holds the medians against those without sharing.
+func (b *popBench) filesTargets() {
+	w := tabwriter.NewWriter(b.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "\nimage\tMbit/s\tstore\tmiss, s\t/ none\tin the store after, s\thit, s\t/ local hit\tagain, s\t/ local again\tcached, s\t/ local cached\n")
+	for _, mbit := range b.o.mbit {
+		for _, image := range b.o.images {
+			for _, kind := range b.stores {
+				of := func(what, store string) []float64 { return values(b.report.of(key{image, mbit, what}, store), seconds) }
+				fmt.Fprintf(w, "%s\t%s\t%s", image, rate(mbit), storeName(kind))
+				for _, what := range []string{miss, stored, storeHit, againHit, warmHit} {
+					mine, theirs := of(what, storeName(kind)), of(what, "none")
+					fmt.Fprintf(w, "\t%s", medianOr(mine))
+					if what != stored {
+						fmt.Fprintf(w, "\t%s", ratioOr(mine, theirs))
+					}
+				}
+				fmt.Fprintln(w)
+			}
+		}
+	}
+	w.Flush()
+}
+
+func ratioOr(mine, theirs []float64) string {
+	if len(mine) == 0 {
+		return "-"
+	}
+	return ratio(median(mine), theirs)
+}

@@ -1,0 +1,176 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"dewpoint/internal/demo"
+)
+
+// many deploys one image on several nodes at once (figure 4.6), from the store and
+// when nobody has it.
+func (b *popBench) many(ctx context.Context) error {
+	kind, err := b.shared()
+	if err != nil {
+		return err
+	}
+	if !b.o.asked("rates") {
+		b.o.mbit = []float64{100}
+	}
+	if err := demo.Build(ctx, demo.Config{Dir: b.o.layout, Names: b.o.images, Log: b.stderr}); err != nil {
+		return err
+	}
+	// Nothing is copied near: each deployment is from the store, as the first one of a node.
+	p, err := b.open(ctx, popConfig{kind: kind, nodes: slices.Max(append(slices.Clone(b.counts), 3)), layout: b.o.layout, cache: 1,
+		pop: "lease = \"5s\"\ngrace = \"10s\"\n"})
+	if err != nil {
+		return err
+	}
+	m := &manyRun{b: b, p: p}
+	return errors.Join(m.run(ctx), p.Close())
+}
+
+type manyRun struct {
+	b *popBench
+	p *pop
+}
+
+func (m *manyRun) run(ctx context.Context) error {
+	for _, mbit := range m.b.o.mbit {
+		if err := m.p.Rate(ctx, mbit); err != nil {
+			return err
+		}
+		for _, image := range m.b.o.images {
+			if err := m.warmUp(ctx, image); err != nil {
+				return err
+			}
+			for round := range m.b.o.rounds {
+				for i := range m.b.counts {
+					n := m.b.counts[(i+round)%len(m.b.counts)]
+					for _, what := range []string{miss, storeHit} {
+						if err := m.one(ctx, image, mbit, round, n, what); err != nil {
+							return fmt.Errorf("%s on %d nodes: %w", what, n, err)
+						}
+					}
+				}
+			}
+		}
+	}
+	m.b.report.table(nodes(m.b.counts[0]))
+	fmt.Fprintln(m.b.stdout)
+	tabulate(m.b.stdout, m.b.figures, nodes(m.b.counts[0]))
+	m.targets()
+	return nil
+}
+
+func nodes(n int) string { return fmt.Sprintf("%d nodes", n) }
+
+// warmUp lets each node do what it does once in its life.
+func (m *manyRun) warmUp(ctx context.Context, image string) error {
+	return onNodes(len(m.p.Nodes), func(i int) error { return m.p.once(ctx, i, image) })
+}
+
+// one deploys on n nodes at once; of a miss, what the store then has serves the hits that follow.
+func (m *manyRun) one(ctx context.Context, image string, mbit float64, round, n int, what string) error {
+	if err := m.p.forget(ctx, len(m.p.Nodes), what == miss); err != nil {
+		return err
+	}
+	if err := m.p.cool(image); err != nil {
+		return err
+	}
+	w, err := m.p.watch(0, n)
+	if err != nil {
+		return err
+	}
+	took := make([]float64, n)
+	err = onNodes(n, func(i int) error {
+		start := time.Now()
+		_, err := m.p.run(ctx, i, image, popName)
+		took[i] = time.Since(start).Seconds()
+		return err
+	})
+	u, werr := w.stop()
+	if err = errors.Join(err, werr); err != nil {
+		return err
+	}
+	layers, unique, err := m.unique(image)
+	if err != nil {
+		return err
+	}
+	m.add(image, mbit, round, n, what, took, u, unique)
+	if err := onNodes(n, func(i int) error { return m.p.Remove(ctx, i, popName) }); err != nil || what != miss {
+		return err
+	}
+	return m.p.awaitStored(ctx, layers)
+}
+
+// unique is what one node has to fetch, compressed.
+func (m *manyRun) unique(image string) (layers int, bytes int64, err error) {
+	man, err := demo.Manifest(m.b.o.layout, image)
+	for _, l := range man.Layers {
+		bytes += l.Size
+	}
+	return len(man.Layers), bytes + man.Config.Size, err
+}
+
+func (m *manyRun) add(image string, mbit float64, round, n int, what string, took []float64, u popUsage, unique int64) {
+	m.b.report.add(Sample{Engine: nodes(n), Image: image, Mbit: mbit, Round: round, What: what, Seconds: mean(took), CPU: u.Nodes.CPU / float64(n),
+		Peak: u.Nodes.Peak, Wire: u.WAN.In})
+	at := fmt.Sprintf("%s %s: %s", image, rate(mbit), what)
+	all := u.Nodes.CPU + u.Client.CPU + u.Servers.CPU
+	f := func(what, unit string, v float64) { m.b.figure(at, nodes(n), what, unit, v) }
+	f("slowest", "s", slices.Max(took))
+	f("CPU of nodes / deployment", "s", u.Nodes.CPU/float64(n))
+	f("CPU of clients / deployment", "s", u.Client.CPU/float64(n))
+	f("CPU of servers / deployment", "s", u.Servers.CPU/float64(n))
+	f("CPU of all / deployment", "s", all/float64(n))
+	f("processors busy", "", u.Busy)
+	f("dewd peak", "MB", float64(u.Nodes.Dewd)/(1<<20))
+	f("LAN in / deployment", "MB", float64(u.LAN.In)/1e6/float64(n))
+	if what == miss {
+		f("WAN / unique bytes", "", float64(u.WAN.In)/float64(unique))
+	}
+}
+
+func mean(v []float64) (sum float64) {
+	for _, x := range v {
+		sum += x
+	}
+	return sum / float64(len(v))
+}
+
+func (m *manyRun) targets() {
+	w := tabwriter.NewWriter(m.b.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "\nimage\tMbit/s\twhat\tnodes\tmean, s\tCPU of nodes, s\t/ one alone\tCPU of all, s\t/ one alone\tprocessors busy\tWAN / unique\n")
+	for _, k := range m.b.report.keys() {
+		at := fmt.Sprintf("%s %s: %s", k.image, rate(k.mbit), k.what)
+		for _, n := range m.b.counts {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s", k.image, rate(k.mbit), k.what, n, medianOr(values(m.b.report.of(k, nodes(n)), seconds)))
+			for _, what := range []string{"CPU of nodes / deployment", "CPU of all / deployment"} {
+				fmt.Fprintf(w, "\t%s\t%s", figureOr(m.b.figures, at, nodes(n), what), overFirst(m.b.figures, at, nodes(n), nodes(m.b.counts[0]), what))
+			}
+			fmt.Fprintf(w, "\t%s\t%s\n", figureOr(m.b.figures, at, nodes(n), "processors busy"), figureOr(m.b.figures, at, nodes(n), "WAN / unique bytes"))
+		}
+	}
+	w.Flush()
+}
+
+func figureOr(all []figure, image, state, what string) string {
+	f := find(all, image, state, what)
+	if f == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.3f", f.median())
+}
+
+func overFirst(all []figure, image, state, first, what string) string {
+	f, base := find(all, image, state, what), find(all, image, first, what)
+	if f == nil || base == nil || base.median() == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", f.median()/base.median())
+}
