@@ -137,7 +137,7 @@ type PoP struct {
 	High     float64         `toml:"high"`     // share of it from which on layers are evicted; 0 is 0.95
 	Low      float64         `toml:"low"`      // share down to which; 0 is 0.05 less
 	Quota    map[string]Size `toml:"quota"`    // by the beginning of image references
-	Policy   string          `toml:"policy"`   // of evicting: lru, gdsf, s3fifo, sieve; "" is the best of the study
+	Policy   string          `toml:"policy"`   // of evicting: one of evict.Names; "" is evict.Default, the best of the study
 	Lease    Duration        `toml:"lease"`    // a node that is silent for so long has let go of what it did; 0 is 15s
 	Grace    Duration        `toml:"grace"`    // what was evicted can come back for so long; 0 is 60s
 	Forget   Duration        `toml:"forget"`   // a silent node's containers are taken to be gone after so long; 0 is 24h

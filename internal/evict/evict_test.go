@@ -235,7 +235,11 @@ func TestMemoryIsBounded(t *testing.T) {
 				most = max(most, len(b))
 			}
 		}
-		if most > 30_000 {
+		limit := 30_000
+		if name == "contest" { // 100 objects, and up to as many in each shadow
+			limit = 80_000
+		}
+		if most > limit {
 			t.Fatalf("100 objects take %d bytes of snapshot", most)
 		}
 	})
@@ -349,6 +353,79 @@ func TestOverdueAndLeasedStays(t *testing.T) {
 	}
 	if got, _ := p.Victim(nil); got != "a" {
 		t.Fatalf("of two overdue objects %q goes, not the one that was due first", got)
+	}
+}
+
+// A contest follows the one that saves most, and is that one's cache from then on.
+func TestContestFollowsTheBest(t *testing.T) {
+	p := newContest(100)
+	c := newCache(t, p, 100)
+	s3 := newCache(t, must(t, "s3fifo", nil, 100), 100)
+	play := func(rounds int) (ours, theirs int) {
+		for i := range rounds {
+			for hot := range 8 {
+				o := Object{Key: fmt.Sprint("hot", hot), Size: 10}
+				for range 2 {
+					ours, theirs = ours+b2i(c.get(o)), theirs+b2i(s3.get(o))
+				}
+			}
+			for scan := range 20 {
+				o := Object{Key: fmt.Sprint("scan", i, " ", scan), Size: 10}
+				c.get(o)
+				s3.get(o)
+			}
+		}
+		return ours, theirs
+	}
+	if p.leader.name != "lru-overdue" {
+		t.Fatalf("%s leads before anything is known", p.leader.name)
+	}
+	play(20)
+	if ours, theirs := play(100); ours < theirs*98/100 || theirs < 1500 {
+		t.Errorf("%d hits with a contest that %s leads, %d with s3fifo", ours, p.leader.name, theirs)
+	}
+}
+
+// When another leads, what its shadow does not have goes first, and all else stays.
+func TestContestChangesItsLeader(t *testing.T) {
+	p := newContest(100)
+	c := newCache(t, p, 100)
+	play(c, 5, 3000)
+	for i, s := range p.shadows {
+		p.lead(s)
+		if p.strays.n+p.kept.n != len(c.there) || p.bytes() != c.used {
+			t.Fatalf("%s leads, and %d of %d objects are left", s.name, p.strays.n+p.kept.n, len(c.there))
+		}
+		for e := p.kept.back; e != nil; e = e.prev {
+			if s.get(e.Key) == nil {
+				t.Fatalf("%s does not have %q", s.name, e.Key)
+			}
+		}
+		if i == 0 || p.strays.n == 0 {
+			continue
+		}
+		key, _ := p.Victim(nil)
+		if s.get(key) != nil {
+			t.Errorf("%s leads, and %q goes, which it has, before %q", s.name, key, p.strays.back.Key)
+		}
+	}
+}
+
+// Shadows have no more bytes than the cache has when it is full, and not many more objects, whatever is leased, deleted or described anew.
+func TestShadowsAreAsLargeAsTheCache(t *testing.T) {
+	p := newContest(5000)
+	c := newCache(t, p, 5000)
+	for seed := range uint64(50) {
+		play(c, seed, 100)
+		for _, s := range p.shadows {
+			if s.used > 5000 || s.used > p.full || s.n > 2*max(len(p.all), 16)+1 {
+				t.Fatalf("%s has %d objects of %d bytes; the cache %d of %d", s.name, s.n, s.used, len(p.all), p.bytes())
+			}
+		}
+		for i := range 100 { // of no size: only their number bounds them
+			c.get(Object{Key: fmt.Sprint("empty", seed, i)})
+			c.drop(fmt.Sprint("empty", seed, i))
+		}
 	}
 }
 

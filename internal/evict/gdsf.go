@@ -23,11 +23,15 @@ type gdsf struct {
 	named   *entry // by the last Victim, unless it was used since
 	retired bool   // named is overdue: it says nothing of what the others are worth
 
-	retires bool // the policy is overdue
+	name    string
+	weigh   func(uses, cost float64) float64 // what these uses of a byte that costs so much are worth
+	retires bool                             // what is overdue goes first
 	due     byDue
 }
 
-func newGDSF() *gdsf { return &gdsf{all: make(map[string]*entry)} }
+func newGDSF() *gdsf {
+	return &gdsf{all: make(map[string]*entry), name: "gdsf", weigh: func(uses, cost float64) float64 { return uses * cost }}
+}
 
 func (p *gdsf) Add(o Object) {
 	if e := p.all[o.Key]; e != nil {
@@ -67,11 +71,7 @@ func (p *gdsf) use(e *entry) {
 
 // worth is what the object saves for each byte that it takes.
 func (p *gdsf) worth(e *entry) float64 {
-	uses := float64(e.uses)
-	if p.retires {
-		uses = 1 + math.Log2(uses)
-	}
-	return uses * e.Cost / float64(max(e.Size, 1)) * sharing(e.Images)
+	return p.weigh(float64(e.uses), e.Cost/float64(max(e.Size, 1))) * sharing(e.Images)
 }
 
 // sharing is the weight of being part of n images: each doubling counts once more. That it will be wanted by one that
@@ -119,18 +119,19 @@ func (p *gdsf) Victim(may func(string) bool) (string, bool) {
 	return p.named.Key, true
 }
 
-func (p *gdsf) Snapshot() ([]byte, error) {
+func (p *gdsf) get(key string) *entry { return p.all[key] }
+
+func (p *gdsf) Snapshot() ([]byte, error) { return p.state().encode(p.name) }
+
+func (p *gdsf) state() *state {
 	order := slices.SortedFunc(slices.Values(p.heap), func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) })
-	s := state{Clock: p.clock, Now: p.seq, Objects: make([]saved, len(order))}
+	s := &state{Clock: p.clock, Now: p.seq, Objects: make([]saved, len(order))}
 	for i, e := range order {
 		o := save(e)
 		o.Last, o.Gap, o.Due = e.seq, e.gap, e.due
 		s.Objects[i] = o
 	}
-	if p.retires {
-		return s.encode("overdue")
-	}
-	return s.encode("gdsf")
+	return s
 }
 
 func (p *gdsf) restore(s *state) error {

@@ -41,10 +41,11 @@ func (p *lru) Victim(may func(string) bool) (string, bool) {
 	return "", false
 }
 
-func (p *lru) Snapshot() ([]byte, error) {
-	s := state{Objects: p.order.save()}
-	return s.encode("lru")
-}
+func (p *lru) get(key string) *entry { return p.all[key] }
+
+func (p *lru) Snapshot() ([]byte, error) { return p.state().encode("lru") }
+
+func (p *lru) state() *state { return &state{Objects: p.order.save()} }
 
 func (p *lru) restore(s *state) error {
 	for _, o := range s.Objects {

@@ -1,6 +1,9 @@
 package evict
 
-import "container/heap"
+import (
+	"container/heap"
+	"math"
+)
 
 // An object is overdue when overdueAfter times its mean gap has passed since its last use. Of an object in steady use one gap in
 // e^20 is so long. It takes patience uses to have a mean. Nothing is overdue before twice as many uses have passed as the cache has objects: of what
@@ -14,7 +17,16 @@ const (
 // longest overdue first. Time is counted in uses of anything, so that nights and weekends do not pass.
 func newOverdue() *gdsf {
 	p := newGDSF()
-	p.retires = true
+	p.name, p.retires = "overdue", true
+	p.weigh = func(uses, cost float64) float64 { return (1 + math.Log2(uses)) * cost }
+	return p
+}
+
+// newLRUOverdue is overdue in which neither uses nor costs count: what is not overdue goes as with LRU, but for what several images share.
+func newLRUOverdue() *gdsf {
+	p := newGDSF()
+	p.name, p.retires = "lru-overdue", true
+	p.weigh = func(_, _ float64) float64 { return 1 }
 	return p
 }
 

@@ -152,13 +152,17 @@ func (p *s3fifo) fromMain(may func(string) bool) *entry {
 	return nil
 }
 
-func (p *s3fifo) Snapshot() ([]byte, error) {
-	s := state{Objects: p.small.save(), Ghosts: p.ghosts.save()}
+func (p *s3fifo) get(key string) *entry { return p.all[key] }
+
+func (p *s3fifo) Snapshot() ([]byte, error) { return p.state().encode("s3fifo") }
+
+func (p *s3fifo) state() *state {
+	s := &state{Objects: p.small.save(), Ghosts: p.ghosts.save()}
 	for _, o := range p.main.save() {
 		o.Main = true
 		s.Objects = append(s.Objects, o)
 	}
-	return s.encode("s3fifo")
+	return s
 }
 
 func (p *s3fifo) restore(s *state) error {

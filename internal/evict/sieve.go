@@ -62,12 +62,16 @@ func (p *sieve) Victim(may func(string) bool) (string, bool) {
 	return "", false
 }
 
-func (p *sieve) Snapshot() ([]byte, error) {
-	s := state{Objects: p.order.save()}
+func (p *sieve) get(key string) *entry { return p.all[key] }
+
+func (p *sieve) Snapshot() ([]byte, error) { return p.state().encode("sieve") }
+
+func (p *sieve) state() *state {
+	s := &state{Objects: p.order.save()}
 	if p.hand != nil {
 		s.Hand = &p.hand.Key
 	}
-	return s.encode("sieve")
+	return s
 }
 
 func (p *sieve) restore(s *state) error {

@@ -23,6 +23,26 @@ type state struct {
 	Hand    *string `json:"hand,omitempty"`  // sieve: the key it points at, if it is not at the oldest
 	Objects []saved `json:"objects"`
 	Ghosts  []saved `json:"ghosts,omitempty"` // s3fifo
+
+	// Of a contest. All keys in it and in its shadows' states are indices into Keys.
+	Keys    []string `json:"keys,omitempty"`
+	Leader  string   `json:"leader,omitempty"`
+	Asked   float64  `json:"asked,omitempty"`
+	Full    int64    `json:"full,omitempty"`
+	Shadows []*state `json:"shadows,omitempty"`
+	Saved   float64  `json:"saved,omitempty"` // of a shadow
+}
+
+// rename replaces all keys but those of its shadows.
+func (s *state) rename(as func(string) (string, error)) (err error) {
+	for _, list := range [][]saved{s.Objects, s.Ghosts} {
+		for i := range list {
+			if list[i].Key, err = as(list[i].Key); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 type saved struct {
@@ -76,6 +96,9 @@ func parse(policy string, b []byte) (*state, error) {
 func (s *state) check() error {
 	if s.Clock < 0 || s.Clock > maxValue {
 		return fmt.Errorf("clock is %g", s.Clock)
+	}
+	if s.Full < 0 || !(s.Asked >= 0) || s.Asked > maxValue || !(s.Saved >= 0) || s.Saved > maxValue {
+		return fmt.Errorf("full is %d, asked %g, saved %g", s.Full, s.Asked, s.Saved)
 	}
 	seen := make(map[string]bool, len(s.Objects)+len(s.Ghosts))
 	for _, o := range append(s.Objects[:len(s.Objects):len(s.Objects)], s.Ghosts...) {

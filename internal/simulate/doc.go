@@ -17,5 +17,5 @@
 // them: requests, working set, the sizes of blobs over their reads, the popularity of images. It first plays the users without sizes
 // (model), then deals sizes to the layers such that the published numbers come out, then plays the same users again and writes.
 //
-// The command dew simulate (Main) does these three things; with --study it does them all and writes docs/pop-study.md.
+// The command dew simulate (Program) does these three things; with --study it does them all and writes docs/pop-study.md.
 package simulate

@@ -59,7 +59,7 @@ func (o *options) flags(stdout io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.generate, "generate", "", "write a synthetic trace of an availability `ZONE` (fra, syd, lon, dal, prs, stg, dev) instead")
 	f.StringVarP(&o.out, "out", "o", "", "where to: a trace's `FILE` (.gz compresses), or the study's report")
 	f.Float64Var(&o.scale, "scale", 0, "of synthetic traces: 0.01 has a hundredth of the zone's pulls and bytes (1 to generate, 0.05 in the study)")
-	f.Uint64Var(&o.seed, "seed", 1, "of synthetic traces")
+	f.Uint64Var(&o.seed, "seed", 0, "of synthetic traces (1 to generate; the study is of 2, 3 and 4, or of as many others from N)")
 	f.BoolVar(&o.study, "study", false, "generate traces of all zones, replay them, and write a report with charts")
 	return f
 }
@@ -74,8 +74,13 @@ array, as the IBM traces have, plain or .gz, or a directory of them. It needs no
 Flags:
 %s`
 
-// Main is the command dew simulate.
-func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+// Program is the command dew simulate.
+type Program struct {
+	Version string // of the program, which the study names
+}
+
+// Main runs the command.
+func (p Program) Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o options
 	f := o.flags(stdout)
 	if err := f.Parse(args); err != nil {
@@ -89,7 +94,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	switch {
 	case o.study && o.generate == "" && f.NArg() == 0:
-		return runStudy(ctx, &o, args, stderr)
+		return runStudy(ctx, &o, p.Version, args, stderr)
 	case o.generate != "" && !o.study && f.NArg() == 0:
 		return o.runGenerate(stdout)
 	case o.study || o.generate != "" || f.NArg() == 0:
@@ -144,6 +149,9 @@ func (o *options) runGenerate(stdout io.Writer) (err error) {
 	}
 	if o.scale == 0 {
 		o.scale = 1
+	}
+	if o.seed == 0 {
+		o.seed = 1
 	}
 	if o.out == "" {
 		return misuse(errors.New("a generated trace needs -o FILE, or -o - for standard output"))

@@ -17,7 +17,7 @@ import (
 
 func dew(args ...string) (string, error) {
 	var out bytes.Buffer
-	err := Main(context.Background(), args, &out, &out)
+	err := Program{}.Main(context.Background(), args, &out, &out)
 	return out.String(), err
 }
 

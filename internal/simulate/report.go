@@ -15,8 +15,8 @@ func (s *study) report(w io.Writer, args []string) error {
 	p.f("# What a PoP's cache should let go of\n\n")
 	p.f("**All traces here are synthetic.** They are calibrated to published facts of the IBM registry traces; they are not those traces. Run\n")
 	p.f("`dew simulate TRACE…` on the real ones for what they say.\n\n")
-	p.f("    dew simulate %s\n\nseed %d, scale %g (but at least %d pulls of each zone), commit %s. The link to the registry has %.0f Mbit/s and %v, the one to the shared cache %.0f Mbit/s and %v; a deployment that moves\nnothing takes %v; layers come one after the other. Of a layer that is in the shared cache a start reads %.0f %%, of one in a node's own what it reads takes no time. The refetch cost that policies are told is in %s.\n\n",
-		strings.Join(args, " "), s.o.seed, s.o.scale, studyPulls, commit(), s.o.cfg.WAN.Bandwidth/1e6, s.o.cfg.WAN.RTT, s.o.cfg.LAN.Bandwidth/1e6, s.o.cfg.LAN.RTT, s.o.cfg.Start, 100*s.o.cfg.Reads, s.o.cfg.Cost)
+	p.f("    dew simulate %s\n\nseed %d unless another is named, scale %g (but at least %d pulls of each zone), commit %s. The link to the registry has %.0f Mbit/s and %v, the one to the shared cache %.0f Mbit/s and %v; a deployment that moves\nnothing takes %v; layers come one after the other. Of a layer that is in the shared cache a start reads %.0f %%, of one in a node's own what it reads takes no time. The refetch cost that policies are told is in %s.\n\n",
+		strings.Join(args, " "), s.o.seed, s.o.scale, studyPulls, commit(s.version), s.o.cfg.WAN.Bandwidth/1e6, s.o.cfg.WAN.RTT, s.o.cfg.LAN.Bandwidth/1e6, s.o.cfg.LAN.RTT, s.o.cfg.Start, 100*s.o.cfg.Reads, s.o.cfg.Cost)
 	s.writeVerdict(p)
 	s.writeZones(p)
 	s.writePolicies(p)
@@ -50,19 +50,24 @@ func (p *page) head(cells ...string) {
 func (p *page) chart(name, alt string) { p.f("![%s](%s/%s.svg)\n\n", alt, p.plots, name) }
 
 func (s *study) writeVerdict(p *page) {
-	p.f("## The result\n\nByte hit ratio of a shared cache against LRU's, in points, over %d zones and %d capacities:\n\n", len(s.zones), len(studyShares))
-	p.head("policy", "mean", "least", "where", "below LRU")
-	for _, v := range s.verdicts() {
-		p.row("`"+v.policy+"`", fmt.Sprintf("%+.2f", v.mean), fmt.Sprintf("%+.2f", v.least), v.where, fmt.Sprintf("%d of %d", v.below, v.n))
+	p.f("## The result\n\nByte hit ratio of a shared cache against LRU's, in points, over %d zones and %d capacities, with what policies are told that a refetch costs in bytes and in seconds.\n", len(s.rounds[0].zones), len(studyShares))
+	p.f("*Below* is by more than %g points, *tied* is below by no more.\n\n", studyTie)
+	p.head("seed", "cost in", "policy", "mean", "least", "where", "below LRU", "tied")
+	for _, r := range s.rounds {
+		for _, v := range r.verdicts() {
+			p.row(fmt.Sprint(r.seed), r.cost, "`"+v.policy+"`", fmt.Sprintf("%+.2f", v.mean), fmt.Sprintf("%+.3f", v.least), v.where, fmt.Sprintf("%d of %d", v.below, v.n), fmt.Sprint(v.tied))
+		}
 	}
-	p.f("\nThe default is `%s`. It is a combination: GDSF with the logarithm of the uses, and what was in steady use and has stopped goes first.\n\n", evict.Default)
+	p.f("\n**The constants of `overdue`, `lru-overdue` and `contest` were tuned on traces of seed %d, and on no other.** They are of the same generator, though: another seed is other images, sizes and pulls by the same habits.\n\n", tunedSeed)
+	p.f("The default is `%s`. It keeps shadows, caches without contents, of `lru`, `lru-overdue`, `overdue` and `s3fifo`, and becomes like the one that had most bytes lately (`internal/evict`).\n", evict.Default)
+	p.f("`overdue` is GDSF with the logarithm of the uses, in which what was in steady use and has stopped goes first; `lru-overdue` is LRU in which it does.\n\n")
 }
 
 func (s *study) writeZones(p *page) {
 	p.f("## The traces, and figure 4.1\n\n")
 	p.head("zone", "scale", "pulls", "blob reads", "distinct blobs", "distinct GB, × 1/scale", "table 4.1: GB", "images", "clients", "LRU hits at 32 GB × scale", "thesis")
 	var reads, bytes, large, largeBytes int64
-	for _, z := range s.zones {
+	for _, z := range s.rounds[0].zones {
 		r := z.result
 		reads, bytes, large, largeBytes = reads+r.Blobs, bytes+r.BlobBytes, large+r.Large, largeBytes+r.LargeBytes
 		said := "–"
@@ -85,7 +90,7 @@ func (s *study) writePolicies(p *page) {
 		head = append(head, fmt.Sprintf("%g %%", 100*share))
 	}
 	p.head(head...)
-	for _, z := range s.zones {
+	for _, z := range s.rounds[0].zones {
 		for _, name := range evict.Names() {
 			cells := []string{z.zone.Name, "`" + name + "`"}
 			for _, t := range z.result.of(name, 0) {
@@ -97,7 +102,7 @@ func (s *study) writePolicies(p *page) {
 	}
 	p.f("\nThe same by requests:\n\n")
 	p.head(head...)
-	for _, z := range s.zones {
+	for _, z := range s.rounds[0].zones {
 		for _, name := range evict.Names() {
 			cells := []string{z.zone.Name, "`" + name + "`"}
 			for _, t := range z.result.of(name, 0) {
@@ -107,7 +112,7 @@ func (s *study) writePolicies(p *page) {
 		}
 	}
 	p.f("\n")
-	for _, z := range s.zones {
+	for _, z := range s.rounds[0].zones {
 		p.chart(z.zone.Name+"/byte-ratio", z.zone.Name+": byte hit ratio by policy")
 	}
 }
@@ -115,7 +120,7 @@ func (s *study) writePolicies(p *page) {
 func (s *study) writeSharing(p *page) {
 	p.f("## One cache, or one for each of %d nodes\n\nThe same capacity in all, policy `%s`; deployments go to the nodes in turn. Byte hit ratio, and mean deployment time.\n\n", studyNodes, evict.Default)
 	p.head("zone", "capacity", "shared", "separate", "shared, s", "separate, s", "less time")
-	for _, z := range s.zones {
+	for _, z := range s.rounds[0].zones {
 		nodes := z.result.of(evict.Default, studyNodes)
 		for i, t := range z.result.of(evict.Default, 0) {
 			n := nodes[i]
@@ -124,7 +129,7 @@ func (s *study) writeSharing(p *page) {
 		}
 	}
 	p.f("\nA hit in the shared cache is read over the LAN, one in a node's own takes no transfer: where both hit always, separate caches are faster by that.\n\n")
-	for _, z := range s.zones {
+	for _, z := range s.rounds[0].zones {
 		p.chart(z.zone.Name+"/deployment", z.zone.Name+": deployment time, shared and separate")
 	}
 }

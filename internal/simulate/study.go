@@ -23,6 +23,14 @@ const (
 	studyDeployments = 4000
 	studyBin         = 50
 
+	// The policies' constants were tuned on the traces of one seed, so the study is of others: of so many, from its first.
+	tunedSeed  = 1
+	studySeed  = 2
+	studySeeds = 3
+
+	// A policy counts as below LRU if it is by more points than this.
+	studyTie = 0.05
+
 	// A zone is scaled by no less than gives it so many pulls: with a handful of images a trace shows nothing but which of them is large.
 	studyPulls = 20_000
 )
@@ -49,19 +57,28 @@ type zoneStudy struct {
 	small  *Totals // LRU with what 32 GB is at this scale
 }
 
+// round is the sweeps of all zones with one seed and one unit of cost.
+type round struct {
+	seed     uint64
+	cost     string
+	policies []string
+	zones    []zoneStudy
+}
+
 type study struct {
-	o      *options
-	out    string // the report
-	plots  string // the directory of its charts
-	dir    string // of the traces, for the while
-	zones  []zoneStudy
-	replay map[string]*Result // by zone, of figures 4.7 and 4.8
-	log    io.Writer
+	o       *options
+	version string
+	out     string // the report
+	plots   string // the directory of its charts
+	dir     string // of the traces, for the while
+	rounds  []*round
+	replay  map[string]*Result // by zone, of figures 4.7 and 4.8
+	log     io.Writer
 }
 
 // runStudy makes the report and its charts.
-func runStudy(ctx context.Context, o *options, args []string, log io.Writer) error {
-	s := &study{o: o, out: cmp.Or(o.out, "docs/pop-study.md"), replay: make(map[string]*Result), log: log}
+func runStudy(ctx context.Context, o *options, version string, args []string, log io.Writer) error {
+	s := &study{o: o, version: version, out: cmp.Or(o.out, "docs/pop-study.md"), replay: make(map[string]*Result), log: log}
 	s.plots = strings.TrimSuffix(s.out, filepath.Ext(s.out))
 	if o.scale == 0 {
 		o.scale = 0.05
@@ -72,9 +89,14 @@ func runStudy(ctx context.Context, o *options, args []string, log io.Writer) err
 	}
 	defer os.RemoveAll(dir)
 	s.dir = dir
-	for _, z := range Zones() {
-		if err := cmp.Or(ctx.Err(), s.sweepZone(z)); err != nil {
-			return err
+	if o.seed == 0 {
+		o.seed = studySeed
+	}
+	for i := range uint64(studySeeds) {
+		for _, z := range Zones() {
+			if err := cmp.Or(ctx.Err(), s.sweepZone(z, o.seed+i)); err != nil {
+				return err
+			}
 		}
 	}
 	for _, t := range thesis {
@@ -89,38 +111,67 @@ func runStudy(ctx context.Context, o *options, args []string, log io.Writer) err
 }
 
 // trace writes a zone's trace into the study's directory.
-func (s *study) trace(z Zone, scale float64, limit int) (string, error) {
+func (s *study) trace(z Zone, scale float64, seed uint64, limit int) (string, error) {
 	name := filepath.Join(s.dir, z.Name+".json")
-	return name, writeFile(name, func(w io.Writer) error { return generate(w, z, scale, s.o.seed, limit) })
+	return name, writeFile(name, func(w io.Writer) error { return generate(w, z, scale, seed, limit) })
 }
 
-func (s *study) sweepZone(z Zone) error {
+// sweepZone replays one trace twice: with the cost that the options name, and with the other.
+func (s *study) sweepZone(z Zone, seed uint64) error {
 	scale := min(1, max(s.o.scale, studyPulls/float64(z.Pulls)))
-	fmt.Fprintf(s.log, "%s: generating and replaying, scale %.3g\n", z.Name, scale)
-	name, err := s.trace(z, scale, 0)
+	fmt.Fprintf(s.log, "%s: generating and replaying, seed %d, scale %.3g\n", z.Name, seed, scale)
+	name, err := s.trace(z, scale, seed, 0)
 	if err != nil {
 		return err
 	}
 	defer os.Remove(name)
 	cfg := s.o.cfg
-	cfg.Setups = studySetups(int64(z.Bytes*scale), int64(32e9*scale))
-	res, err := replayFiles(cfg, name)
-	if err != nil {
-		return err
+	for _, cfg.Cost = range []string{s.o.cfg.Cost, otherCost(s.o.cfg.Cost)} {
+		r := s.round(seed, cfg.Cost)
+		cfg.Setups = studySetups(r.policies, int64(z.Bytes*scale), int64(32e9*scale), r == s.rounds[0])
+		res, err := replayFiles(cfg, name)
+		if err != nil {
+			return err
+		}
+		small := res.Setups[0]
+		res.Setups = res.Setups[1:]
+		r.zones = append(r.zones, zoneStudy{zone: z, scale: scale, result: res, small: small})
 	}
-	small := res.Setups[0]
-	res.Setups = res.Setups[1:]
-	s.zones = append(s.zones, zoneStudy{zone: z, scale: scale, result: res, small: small})
 	return nil
 }
 
-// studySetups is LRU with the small capacity, then all policies with a shared cache, then LRU and the default with separate ones.
-func studySetups(working, small int64) []Setup {
+func otherCost(cost string) string {
+	if cost == "seconds" {
+		return "bytes"
+	}
+	return "seconds"
+}
+
+// round is the one of that seed and cost. The first has all policies; the others have LRU and what a contest is among.
+func (s *study) round(seed uint64, cost string) *round {
+	for _, r := range s.rounds {
+		if r.seed == seed && r.cost == cost {
+			return r
+		}
+	}
+	r := &round{seed: seed, cost: cost, policies: []string{"lru", "s3fifo", "overdue", "lru-overdue", evict.Default}}
+	if len(s.rounds) == 0 {
+		r.policies = evict.Names()
+	}
+	s.rounds = append(s.rounds, r)
+	return r
+}
+
+// studySetups is LRU with the small capacity, then the policies with a shared cache, then, if asked, LRU and the default with separate ones.
+func studySetups(policies []string, working, small int64, separate bool) []Setup {
 	var capacities []capacity
 	for _, share := range studyShares {
 		capacities = append(capacities, capacity{share: share})
 	}
-	out := append([]Setup{{Policy: "lru", Size: small}}, sweep(evict.Names(), capacities, working, 0)...)
+	out := append([]Setup{{Policy: "lru", Size: small}}, sweep(policies, capacities, working, 0)...)
+	if !separate {
+		return out
+	}
 	for _, s := range sweep([]string{"lru", evict.Default}, capacities, working, studyNodes) {
 		if s.Nodes > 0 {
 			out = append(out, s)
@@ -136,7 +187,7 @@ func (s *study) replayZone(name string, shared, node float64) error {
 		return err
 	}
 	fmt.Fprintf(s.log, "%s: %d deployments\n", name, studyDeployments)
-	file, err := s.trace(z, 1, 2*studyDeployments)
+	file, err := s.trace(z, 1, s.o.seed, 2*studyDeployments)
 	if err != nil {
 		return err
 	}
@@ -157,7 +208,7 @@ func (s *study) replayZone(name string, shared, node float64) error {
 
 func (s *study) charts() error {
 	fig := chart{Title: "Shared LRU cache: hit ratio by requests (synthetic traces)", X: "cache, GB", Y: "hit ratio", YMax: 1, LogX: true}
-	for _, z := range s.zones {
+	for _, z := range s.rounds[0].zones {
 		lru := z.result.of("lru", 0)
 		all := Result{Setups: lru}
 		c := all.curves(z.scale, func(t *Totals) float64 { return t.HitRatio })[0]
@@ -228,21 +279,25 @@ type verdict struct {
 	policy      string
 	least, mean float64
 	where       string
-	below, n    int
+	below, tied int // tied: below, and by no more than studyTie
+	n           int
 }
 
-func (s *study) verdicts() []verdict {
+func (r *round) verdicts() []verdict {
 	var out []verdict
-	for _, p := range evict.Names()[1:] {
+	for _, p := range r.policies[1:] {
 		v := verdict{policy: p, least: math.Inf(1)}
-		for _, z := range s.zones {
+		for _, z := range r.zones {
 			lru := z.result.of("lru", 0)
 			for i, t := range z.result.of(p, 0) {
 				d := 100 * (t.ByteHitRatio - lru[i].ByteHitRatio)
 				v.mean += d
 				v.n++
-				if d < 0 {
+				switch {
+				case d < -studyTie:
 					v.below++
+				case d < 0:
+					v.tied++
 				}
 				if d < v.least {
 					v.least, v.where = d, fmt.Sprintf("%s at %g %%", z.zone.Name, 100*studyShares[i])
@@ -255,8 +310,11 @@ func (s *study) verdicts() []verdict {
 	return out
 }
 
-// commit is the revision that this program was built from, as far as it knows.
-func commit() string {
+// commit is the revision that this program was built from: what make told the linker, else what Go noted.
+func commit(version string) string {
+	if version != "" && version != "unknown" {
+		return version
+	}
 	rev, dirty := "unknown", ""
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
