@@ -31,7 +31,7 @@ const (
 // It takes the memory of five policies: an object in the cache about 1 KiB, and in a snapshot 400 bytes and its key once.
 // All calls are O(log n), amortised; Victim passes over what may refuses, and a change of leader sorts all.
 type contest struct {
-	all     map[string]*entry
+	objects
 	kept    list // in the leader's shadow too; the last used in front
 	strays  list // not in it; the earliest to go at the back
 	shadows []*shadow
@@ -52,7 +52,7 @@ type shadow struct {
 }
 
 func newContest(capacity int64) *contest {
-	c := &contest{all: make(map[string]*entry)}
+	c := &contest{objects: newObjects()}
 	for _, name := range contestants {
 		c.shadows = append(c.shadows, &shadow{name: name, policy: empty(name, capacity)})
 	}
@@ -215,8 +215,6 @@ func (c *contest) Victim(may func(string) bool) (string, bool) {
 	}
 	return key, ok
 }
-
-func (c *contest) get(key string) *entry { return c.all[key] }
 
 func (c *contest) Snapshot() ([]byte, error) { return c.state().encode("contest") }
 

@@ -67,6 +67,8 @@ type Policy interface {
 	Add(Object)
 	// Hit tells that the object was used once more. A key that is not there is ignored.
 	Hit(key string)
+	// Get is what Add was told last of an object that is there, made sensible. That is no use.
+	Get(key string) (Object, bool)
 	// Remove tells that the object is gone. If Victim named it last and it was not used since, it counts as evicted, which
 	// some policies remember; otherwise as deleted by somebody. A key that is not there is ignored.
 	Remove(key string)

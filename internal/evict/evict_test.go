@@ -272,6 +272,12 @@ func TestLRUNamesWhatWasUsedLongestAgo(t *testing.T) {
 	}
 	p.Hit("a")
 	p.Add(Object{Key: "b", Size: 2}) // no use
+	if o, ok := p.Get("b"); !ok || o != (Object{Key: "b", Size: 2, Cost: 2, Images: 1}) {
+		t.Errorf("b is %+v, %v", o, ok)
+	}
+	if _, ok := p.Get("d"); ok {
+		t.Error("what never came is there")
+	}
 	if got := drain(t, p); !slices.Equal(got, []string{"b", "c", "a"}) {
 		t.Fatal(got)
 	}

@@ -16,7 +16,7 @@ const maxUses = 64
 // the value of the last victim, so what is used now is worth more than what was used as often before. All calls are
 // O(log n); Victim adds as much for each object that may refuses.
 type gdsf struct {
-	all     map[string]*entry
+	objects
 	heap    byValue
 	clock   float64
 	seq     uint64 // uses of anything, ever
@@ -30,7 +30,7 @@ type gdsf struct {
 }
 
 func newGDSF() *gdsf {
-	return &gdsf{all: make(map[string]*entry), name: "gdsf", weigh: func(uses, cost float64) float64 { return uses * cost }}
+	return &gdsf{objects: newObjects(), name: "gdsf", weigh: func(uses, cost float64) float64 { return uses * cost }}
 }
 
 func (p *gdsf) Add(o Object) {
@@ -118,8 +118,6 @@ func (p *gdsf) Victim(may func(string) bool) (string, bool) {
 	}
 	return p.named.Key, true
 }
-
-func (p *gdsf) get(key string) *entry { return p.all[key] }
 
 func (p *gdsf) Snapshot() ([]byte, error) { return p.state().encode(p.name) }
 

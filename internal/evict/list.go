@@ -31,6 +31,21 @@ func (e *entry) set(o Object) {
 	e.Object = o
 }
 
+// objects is what a policy orders, by key.
+type objects struct{ all map[string]*entry }
+
+func newObjects() objects { return objects{all: make(map[string]*entry)} }
+
+// get is the key's entry, or nil.
+func (o objects) get(key string) *entry { return o.all[key] }
+
+func (o objects) Get(key string) (Object, bool) {
+	if e := o.all[key]; e != nil {
+		return e.Object, true
+	}
+	return Object{}, false
+}
+
 // list is entries from the newest (front) to the oldest (back). An entry is in at most one list.
 type list struct {
 	front, back *entry

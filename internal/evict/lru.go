@@ -2,11 +2,11 @@ package evict
 
 // lru names what was used longest ago. All calls are O(1) but Victim, which passes over what may refuses.
 type lru struct {
-	all   map[string]*entry
+	objects
 	order list
 }
 
-func newLRU() *lru { return &lru{all: make(map[string]*entry)} }
+func newLRU() *lru { return &lru{objects: newObjects()} }
 
 func (p *lru) Add(o Object) {
 	if e := p.all[o.Key]; e != nil {
@@ -40,8 +40,6 @@ func (p *lru) Victim(may func(string) bool) (string, bool) {
 	}
 	return "", false
 }
-
-func (p *lru) get(key string) *entry { return p.all[key] }
 
 func (p *lru) Snapshot() ([]byte, error) { return p.state().encode("lru") }
 

@@ -13,7 +13,7 @@ const (
 // The queues and the ghosts are measured in bytes, not in objects. A layer of several images counts as used once more
 // whenever it is. All calls are O(1), Victim amortised; it passes over what may refuses.
 type s3fifo struct {
-	all         map[string]*entry
+	objects
 	small, main list
 	ghost       map[string]*entry
 	ghosts      list
@@ -22,7 +22,7 @@ type s3fifo struct {
 }
 
 func newS3FIFO(capacity int64) *s3fifo {
-	return &s3fifo{all: make(map[string]*entry), ghost: make(map[string]*entry), capacity: capacity}
+	return &s3fifo{objects: newObjects(), ghost: make(map[string]*entry), capacity: capacity}
 }
 
 func (p *s3fifo) Add(o Object) {
@@ -151,8 +151,6 @@ func (p *s3fifo) fromMain(may func(string) bool) *entry {
 	}
 	return nil
 }
-
-func (p *s3fifo) get(key string) *entry { return p.all[key] }
 
 func (p *s3fifo) Snapshot() ([]byte, error) { return p.state().encode("s3fifo") }
 

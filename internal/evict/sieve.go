@@ -6,12 +6,12 @@ import "fmt"
 // by stays and counts as unused from then on, the first other is the victim. A layer of several images survives the hand twice for each time
 // it was used. All calls are O(1), Victim amortised; it passes over what may refuses.
 type sieve struct {
-	all   map[string]*entry
+	objects
 	order list
 	hand  *entry // nil: at the oldest
 }
 
-func newSieve() *sieve { return &sieve{all: make(map[string]*entry)} }
+func newSieve() *sieve { return &sieve{objects: newObjects()} }
 
 func (p *sieve) Add(o Object) {
 	if e := p.all[o.Key]; e != nil {
@@ -61,8 +61,6 @@ func (p *sieve) Victim(may func(string) bool) (string, bool) {
 	}
 	return "", false
 }
-
-func (p *sieve) get(key string) *entry { return p.all[key] }
 
 func (p *sieve) Snapshot() ([]byte, error) { return p.state().encode("sieve") }
 

@@ -148,17 +148,22 @@ func (e *evicting) load(ctx context.Context) error {
 	}
 	keys := slices.Sorted(maps.Keys(e.layers)) // every node evicts in the same order
 	for _, key := range keys {
-		l := e.layers[key]
-		e.policy.Add(evict.Object{Key: key, Size: l.Size, Cost: l.Cost, Images: 1}) // of what nobody touched
+		if l := e.layers[key]; !e.knows(key) { // nobody has touched it
+			e.policy.Add(evict.Object{Key: key, Size: l.Size, Cost: l.Cost, Images: 1})
+		}
 	}
 	e.users, err = e.s.cfg.Coord.Users(ctx, keys...)
 	return err
 }
 
+func (e *evicting) knows(key string) bool {
+	_, ok := e.policy.Get(key)
+	return ok
+}
+
 // replay tells the policy what was used since it was saved.
 func (e *evicting) replay(ctx context.Context, from string) (string, error) {
 	images := map[string]map[string]bool{}
-	known := map[string]bool{}
 	for {
 		touches, next, err := e.s.cfg.Coord.Touches(ctx, from, 1000)
 		if err != nil || len(touches) == 0 {
@@ -173,11 +178,11 @@ func (e *evicting) replay(ctx context.Context, from string) (string, error) {
 				images[t.Key] = map[string]bool{}
 			}
 			images[t.Key][t.Image] = true
-			e.policy.Add(evict.Object{Key: t.Key, Size: t.Size, Cost: t.Cost, Images: len(images[t.Key])})
-			if known[t.Key] {
+			was, known := e.policy.Get(t.Key)
+			e.policy.Add(evict.Object{Key: t.Key, Size: t.Size, Cost: t.Cost, Images: max(was.Images, len(images[t.Key]))})
+			if known {
 				e.policy.Hit(t.Key)
 			}
-			known[t.Key] = true
 		}
 		from = next
 	}

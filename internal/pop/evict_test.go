@@ -1,7 +1,9 @@
 package pop_test
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -62,6 +64,54 @@ func TestQuota(t *testing.T) {
 		}
 		evicts(t, st, 0, 0, "")
 	})
+}
+
+// touch notes that an image used these layers.
+func touch(t *testing.T, st *pop.Store, image string, ids ...digest.Digest) {
+	t.Helper()
+	layers, err := st.Layers(t.Context())
+	for _, id := range ids {
+		i := slices.IndexFunc(layers, func(l *pop.Layer) bool { return l.DiffID == id })
+		err = errors.Join(err, st.Touch(t.Context(), image, "r", layers[i]))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A layer of two images is worth more, also in the rounds after the one that learned of it.
+func TestSharedLayersGoLater(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		st := b.open(pop.StoreConfig{Node: "x", Capacity: 100, High: 0.75, Low: 0.5, Policy: "gdsf"})
+		ids := fill(t, st, 7)
+		touch(t, st, "r/a", ids...)
+		touch(t, st, "r/b", ids[0])
+		touch(t, st, "r/a", ids[1:]...)
+		if e := evicts(t, st, 6, 3, ""); !slices.Equal(e.Layers, ids[1:4]) {
+			t.Errorf("first %v go, not %v", e.Layers, ids[1:4])
+		}
+		if e := evicts(t, st, 36, 3, ""); !slices.Equal(e.Layers, ids[4:]) {
+			t.Errorf("then %v go, not %v", e.Layers, ids[4:])
+		}
+	})
+}
+
+// A use counts though it is the only one since the last round, of a layer that the policy knows from before.
+func TestOneUseBetweenRoundsCounts(t *testing.T) {
+	for _, policy := range []string{"lru", ""} {
+		inBed(t, func(t *testing.T, b *bed) {
+			st := b.open(pop.StoreConfig{Node: "x", Capacity: 100, High: 0.75, Low: 0.5, Policy: policy})
+			ids := fill(t, st, 7)
+			touch(t, st, "r/image", ids...)
+			if e := evicts(t, st, 6, 3, ""); !slices.Equal(e.Layers, ids[:3]) {
+				t.Errorf("first %v go, not %v", e.Layers, ids[:3])
+			}
+			touch(t, st, "r/image", ids[3])
+			if e := evicts(t, st, 36, 3, ""); !slices.Equal(e.Layers, ids[4:]) {
+				t.Errorf("%q: then %v go, not %v", policy, e.Layers, ids[4:])
+			}
+		})
+	}
 }
 
 // What a node uses stays, whether the coordinator or the store alone knows of it.
