@@ -18,7 +18,6 @@ import (
 	"dewpoint/internal/pop"
 
 	"github.com/opencontainers/go-digest"
-	"golang.org/x/sync/errgroup"
 )
 
 // PoPConfig names what a Puller needs to have layers in common with the other
@@ -213,11 +212,14 @@ func (s *site) attachLayer(ctx context.Context, st *pop.Store, img *image.Image,
 		return s.recordOf(have), nil
 	}
 	defer s.lock(l.DiffID)()
-	rec, e, err := s.elsewhere(ctx, st, l)
-	if err != nil {
-		return nil, err
+	rec, err := s.attachEarly(ctx, st, l)
+	if errors.Is(err, errReplaced) {
+		var e *layer.Elsewhere
+		if rec, e, err = s.elsewhere(ctx, st, l); err == nil {
+			_, err = s.p.cfg.Layers.Attach(e)
+		}
 	}
-	if _, err := s.p.cfg.Layers.Attach(e); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += l.Size })
@@ -230,35 +232,6 @@ func (s *site) recordOf(l *layer.Layer) *pop.Layer {
 		return nil
 	}
 	return &pop.Layer{DiffID: l.DiffID, Size: l.Size, Blob: l.Blob, BlobSize: l.BlobSz}
-}
-
-// elsewhere is a layer that the store has, marked as used by this node.
-func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*pop.Layer, *layer.Elsewhere, error) {
-	before, err := st.Record(ctx, l.DiffID)
-	if err != nil {
-		return nil, nil, err
-	}
-	// Marking waits for the store several times: the table is read meanwhile.
-	var rec *pop.Layer
-	var table []byte
-	var all errgroup.Group
-	all.Go(func() (err error) {
-		rec, err = st.Use(ctx, l.DiffID)
-		return err
-	})
-	all.Go(func() error {
-		table, _ = st.Table(ctx, before) // else it is read again
-		return nil
-	})
-	if err := all.Wait(); err != nil {
-		return nil, nil, err
-	}
-	if table == nil || rec.Name != before.Name {
-		if table, err = st.Table(ctx, rec); err != nil {
-			return nil, nil, err
-		}
-	}
-	return rec, &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size, Data: s.cfg.Dir.Path(rec.Data()), Table: table}, nil
 }
 
 // Prepare implements layer.Preparer: it finds out who brings the layer.

@@ -27,6 +27,8 @@ type Elsewhere struct {
 	Size     int64         // of the tar, bytes
 	Data     string        // path of the tar
 	Table    []byte
+	// Await, unless nil, is called by Attach when all else is done, before the layer is known. Its error is Attach's.
+	Await func() error
 }
 
 // Preparer is a Source that may know a better way to a layer than its stream.
@@ -63,6 +65,11 @@ func (s *Store) Attach(e *Elsewhere) (*Layer, error) {
 		return nil, fmt.Errorf("attach layer %s: %w", e.DiffID, ErrBusy)
 	}
 	l, err := s.attach(s.dir(e.DiffID), e)
+	if err == nil && e.Await != nil {
+		if err = e.Await(); err != nil {
+			err = errors.Join(err, s.discard(s.dir(e.DiffID)))
+		}
+	}
 	if err == nil {
 		err = l.declare()
 	}

@@ -124,6 +124,29 @@ func checkAttached(t *testing.T, l, whole *layer.Layer, e *layer.Elsewhere) {
 }
 
 // TestLocalize copies an attached layer, once with wrong bytes.
+// A layer that may not be used after all is not known, and nothing of it stays.
+func TestAttachAwaits(t *testing.T) {
+	dir, s := t.TempDir(), pack(t, makeTar(t, 1<<20, 7), image.Gzip)
+	store := open(t, dir, layer.Config{})
+	e, no := elsewhere(t, s), errors.New("no")
+	e.Await = func() error {
+		if _, err := store.Peek(s.layer.DiffID); err == nil {
+			t.Error("the layer is known before it may be used")
+		}
+		return no
+	}
+	if _, err := store.Attach(e); !errors.Is(err, no) {
+		t.Fatal(err)
+	}
+	if _, err := store.Peek(s.layer.DiffID); err == nil {
+		t.Error("the layer is known")
+	}
+	e.Await = func() error { return nil }
+	if _, err := store.Attach(e); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestLocalize(t *testing.T) {
 	s := pack(t, makeTar(t, 3<<20, 8), image.Gzip)
 	dir := t.TempDir()
