@@ -14,6 +14,21 @@ type claim struct {
 	heard time.Time // guarded by the link
 }
 
+const (
+	leastWindow = 64 << 10
+	// windowTime is how long what was under way of the background holds up what
+	// comes before it, once the background yields.
+	windowTime = 100 * time.Millisecond
+)
+
+// window is how many bytes a stream may have under way that yields to others:
+// what the link carries in windowTime, and twice what it carries in a round trip, so
+// that the stream can fill it.
+func (l *Link) window(rtt time.Duration) int {
+	rate, _ := l.expect()
+	return max(leastWindow, int(rate*(windowTime+2*rtt).Seconds()))
+}
+
 // claim tells the link of such a transfer. release must follow.
 func (l *Link) claim(c Class) *claim {
 	k := &claim{link: l, class: c, heard: l.clock()}

@@ -23,6 +23,7 @@ type endpoint struct {
 	caps      capability
 	header    http.Header
 	transport *http.Transport
+	bounded   *http.Transport // the same, for streams with a window
 	authority *authority
 	redirects locations
 	latency   latency
@@ -173,6 +174,7 @@ func (c *Client) makeEndpoint(host string, h hostConfig, plain bool) (*endpoint,
 		}
 		ep.transport = c.transportFor(h, t)
 	}
+	ep.bounded = bounded(ep.transport)
 	ep.authority = newAuthority(ep, c)
 	return ep, nil
 }

@@ -27,6 +27,7 @@ type ask struct {
 	rng    string        // Range header, "" for none
 	blob   digest.Digest // set if the answer may lie elsewhere for a while
 	body   *upload       // of a push, nil for none
+	window int           // of the connection that answers; 0 is the system's
 }
 
 // do sends the request, answers one challenge and follows redirects. It
@@ -126,6 +127,7 @@ func (e *endpoint) target(res *http.Response) (*url.URL, error) {
 
 // send is one round trip. header is the Authorization, sent to the endpoint only.
 func (e *endpoint) send(ctx context.Context, ua string, q ask, u *url.URL, header string) (*http.Response, error) {
+	transport, ctx := e.through(ctx, q.window)
 	req, err := http.NewRequestWithContext(e.latency.traced(ctx), cmp.Or(q.method, http.MethodGet), u.String(), nil)
 	if err != nil {
 		return nil, &Error{Kind: Protocol, Host: u.Host, Op: q.op, Err: err}
@@ -148,7 +150,7 @@ func (e *endpoint) send(ctx context.Context, ua string, q ask, u *url.URL, heade
 	if err := q.body.attach(req); err != nil {
 		return nil, err
 	}
-	res, err := e.transport.RoundTrip(req)
+	res, err := transport.RoundTrip(req)
 	if err != nil {
 		return nil, broken(ctx, err, u.Host, q.op)
 	}

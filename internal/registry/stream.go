@@ -24,6 +24,9 @@ type Blob struct {
 // OpenOptions are what one stream may differ in.
 type OpenOptions struct {
 	PlainHTTP bool // speak plain HTTP to the reference's host
+	// Window is how many bytes may be under way that nobody has read, and so how long the
+	// stream goes on to take of the link when it is not read. 0 is as the system sees fit.
+	Window int
 	// Observe is called as Config.Observe is, for this stream alone.
 	Observe func(n int)
 }
@@ -63,7 +66,7 @@ func (c *Client) Open(ctx context.Context, ref image.Reference, b Blob, offset, 
 	}
 	s := &Stream{
 		c: c, eps: eps, size: b.Size, pos: offset, end: offset + length, start: offset, observe: o.Observe,
-		ask:     ask{op: op, path: "/" + ref.Path + "/blobs/" + b.Digest.String(), scope: pullScope(ref), accept: acceptAny, blob: b.Digest},
+		ask:     ask{op: op, path: "/" + ref.Path + "/blobs/" + b.Digest.String(), scope: pullScope(ref), accept: acceptAny, blob: b.Digest, window: o.Window},
 		backoff: backoff{first: c.cfg.Backoff, most: c.cfg.MaxBackoff, retries: c.cfg.Retries},
 	}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
