@@ -48,11 +48,17 @@ type faultBed struct {
 	rand   *rand.Rand
 }
 
-func newFaultBed(t *testing.T, kind popbed.Kind, size int64) *faultBed {
+// faultConfig is the nodes' configuration, if a fault needs no other. SlowRedis concerns them.
+var faultConfig = strings.Replace(sharingStore, "{{.Redis}}", "{{.SlowRedis}}", 1) + noLearn
+
+func newFaultBed(t *testing.T, cfg popbed.Config) *faultBed {
+	t.Helper()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	cfg := popbed.Config{Store: kind, StoreBytes: size, Mbit: faultRate,
-		Template: strings.Replace(sharingStore, "{{.Redis}}", "{{.SlowRedis}}", 1) + noLearn}
+	cfg.StoreBytes, cfg.Mbit = 512<<20, faultRate
+	if cfg.Template == "" {
+		cfg.Template = faultConfig
+	}
 	return &faultBed{pop: newSite(t, cfg), base: appLayers(t, 0), ports: 1000, rand: rand.New(rand.NewPCG(seed, 0))}
 }
 
@@ -87,7 +93,6 @@ func (b *faultBed) must(err error) {
 type faultImage struct {
 	registrytest.Pushed
 	sums []string // of /data/f0 …
-	size int64    // of all blobs
 }
 
 const faultFiles = 8
@@ -106,9 +111,6 @@ func (b *faultBed) push(size int) *faultImage {
 	}
 	layers := append(slices.Clone(b.base), registrytest.Layer{Tar: registrytest.Tar(files...)})
 	img.Pushed = b.reg.PushImage(fmt.Sprintf("team/app%d:1", b.pushed), layers, appOptions())
-	for _, l := range img.Layers {
-		img.size += l.Size
-	}
 	return img
 }
 

@@ -12,13 +12,13 @@ import (
 // Faults of a file system that is made of several servers and has a client on each node.
 func TestPoPStoreFaults(t *testing.T) {
 	t.Run("distributed", func(t *testing.T) {
-		b := newFaultBed(t, popbed.Gluster, 512<<20)
+		b := newFaultBed(t, popbed.Config{Store: popbed.Gluster})
 		b.try(t, "hangs on a node", storeHangs)
 		b.try(t, "gone on a node", storeGone)
 		b.try(t, "server lost", partLost)
 	})
 	t.Run("replica 3", func(t *testing.T) {
-		b := newFaultBed(t, popbed.Gluster3, 512<<20)
+		b := newFaultBed(t, popbed.Config{Store: popbed.Gluster3})
 		b.try(t, "server lost", copyLost)
 	})
 }
@@ -118,14 +118,14 @@ func storeGone(b *faultBed) {
 	b.whole(2)
 }
 
-// A server of a distributed volume takes files with it. What they hold comes
+// A node with a server of a distributed volume takes files with it. What they hold comes
 // from elsewhere meanwhile, and they come back.
 func partLost(b *faultBed) {
 	images, runs := b.images(3, 2<<20, 0, 1)
 	before := b.records(eye)
-	b.must(b.KillBrick(2))
+	b.must(b.LoseNode(2))
 	for _, img := range images {
-		for _, i := range []int{1, 2, 3} {
+		for _, i := range []int{1, 3} {
 			c, err := b.runWithin(awayTime, i, img)
 			b.must(err)
 			c.right()
@@ -138,7 +138,8 @@ func partLost(b *faultBed) {
 		c.right()
 	}
 	time.Sleep(2 * faultGrace) // what is judged by what can be seen, is now
-	b.must(b.RestoreBrick(b.t.Context(), 2))
+	b.must(b.ReturnNode(2))
+	b.settled()
 	for i := range b.Nodes {
 		b.heals(i, "PoP store")
 	}
