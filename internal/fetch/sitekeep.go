@@ -72,7 +72,9 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 func (s *site) heard(ctx context.Context, e pop.Event) {
 	switch e.Kind {
 	case pop.Evicted:
-		s.evicted(ctx, digest.Digest(e.Key))
+		if e.Node != s.cfg.Node { // whoever took it out here does what follows
+			s.evicted(ctx, digest.Digest(e.Key))
+		}
 	case pop.Resync:
 		if st := s.usable(); st != nil {
 			s.revalidate(ctx, st)
