@@ -73,7 +73,13 @@ func (d *Daemon) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store, 
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	cfg.ID = string(was)
+	if cfg.ID = string(was); cfg.ID == "" { // the store may have to be made: by one node alone
+		lease, err := acquireSoon(ctx, c.Coord, "create")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = lease.Release(context.WithoutCancel(ctx)) }() // else it expires
+	}
 	st, err := pop.OpenStore(ctx, cfg)
 	if errors.Is(err, pop.ErrForeign) && cfg.ID != "" {
 		return nil, fmt.Errorf("%w: is the PoP's file system mounted at %s? If the other store is the right one, remove %s", err, c.Dir.Path("."), path)
@@ -82,6 +88,22 @@ func (d *Daemon) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store, 
 		return st, err
 	}
 	return st, durable.WriteFile(path, []byte(st.ID()), 0o600)
+}
+
+// acquireSoon takes a lease that others hold for a moment.
+func acquireSoon(ctx context.Context, c pop.Leases, key string) (pop.Lease, error) {
+	for {
+		lease, err := c.Acquire(ctx, key, 0)
+		var held *pop.HeldError
+		if !errors.As(err, &held) {
+			return lease, err
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
 
 func (d *Daemon) storeConfig(c fetch.PoPConfig) pop.StoreConfig {

@@ -487,7 +487,13 @@ func (p *Puller) adopt(s *Start, n int, part *layer.Partial) {
 	p.mu.Lock()
 	p.origins[part.Layer.DiffID] = newOrigin(s, n, part)
 	p.mu.Unlock()
-	p.work.Go(func() { p.makeWhole(s, part) })
+	p.work.Go(func() {
+		if p.site != nil {
+			p.site.claim(p.life, part.Layer.DiffID)
+			defer p.site.unclaim(context.WithoutCancel(p.life), part.Layer.DiffID)
+		}
+		p.makeWhole(s, part)
+	})
 }
 
 // makeWhole fills a partial layer, when that is allowed, and again after errors.

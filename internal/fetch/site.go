@@ -58,6 +58,7 @@ type site struct {
 	changed chan struct{} // closed, and replaced, when waiting may be over
 	leading map[digest.Digest]pop.Lease
 	locks   map[digest.Digest]*sync.Mutex // held while a layer is attached or let go of
+	claims  map[digest.Digest]pop.Lease   // of layers whose fill has not begun
 	relays  map[digest.Digest]*packRelay  // by manifest
 	hits    pop.Hits
 	said    map[string]bool        // what this node was last said to have
@@ -74,7 +75,7 @@ type site struct {
 
 func newSite(p *Puller, cfg PoPConfig) *site {
 	return &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
-		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, relays: map[digest.Digest]*packRelay{},
+		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, relays: map[digest.Digest]*packRelay{}, claims: map[digest.Digest]pop.Lease{},
 		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}}
 }
 
@@ -260,7 +261,10 @@ func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, erro
 		if s.leads(id) {
 			return layer.Way{}, nil
 		}
-		lease, err := s.acquire(ctx, id)
+		lease, err := s.takeClaim(id), error(nil)
+		if lease == nil {
+			lease, err = s.acquire(ctx, id)
+		}
 		if err == nil {
 			return s.lead(ctx, b, f, lease)
 		}

@@ -54,6 +54,39 @@ func (s *site) lead(ctx context.Context, b *blob, f *layer.Fill, lease pop.Lease
 	return layer.Way{}, nil
 }
 
+// claim takes the lease of a layer whose image starts lazily, if it is free: from
+// then on the other nodes ask this one for what they miss, and it is fetched once. The
+// layer's fill goes on with it.
+func (s *site) claim(ctx context.Context, id digest.Digest) {
+	if s.p.cfg.Lazy.Off || s.p.cfg.Lazy.Hours != nil {
+		return // it may never be filled
+	}
+	lease, err := s.acquire(ctx, id)
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	s.claims[id] = lease
+	s.mu.Unlock()
+}
+
+// takeClaim is the lease that claim has taken, which the caller has from then on;
+// nil is none.
+func (s *site) takeClaim(id digest.Digest) pop.Lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lease := s.claims[id]
+	delete(s.claims, id)
+	return lease
+}
+
+// unclaim gives up a claim that no fill went on with.
+func (s *site) unclaim(ctx context.Context, id digest.Digest) {
+	if lease := s.takeClaim(id); lease != nil {
+		_ = lease.Release(ctx) // else it expires
+	}
+}
+
 // seed takes over what a dead node had copied.
 func (s *site) seed(ctx context.Context, f *layer.Fill, id digest.Digest) {
 	st := s.usable()
