@@ -49,7 +49,7 @@ type faultBed struct {
 }
 
 // faultConfig is the nodes' configuration, if a fault needs no other. SlowRedis concerns them.
-var faultConfig = strings.Replace(sharingStore, "{{.Redis}}", "{{.SlowRedis}}", 1) + noLearn
+var faultConfig = strings.Replace(sharingStore, "{{.Redis}}", "{{.SlowRedis}}", 1) + "copy = \"never\"\n" + noLearn
 
 func newFaultBed(t *testing.T, cfg popbed.Config) *faultBed {
 	t.Helper()

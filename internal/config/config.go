@@ -142,6 +142,7 @@ type PoP struct {
 	Grace    Duration        `toml:"grace"`    // what was evicted can come back for so long; 0 is 60s
 	Forget   Duration        `toml:"forget"`   // a silent node's containers are taken to be gone after so long; 0 is 24h
 	Verify   Duration        `toml:"verify"`   // time in which every layer of the store is read and compared once; 0 is 168h
+	Copy     string          `toml:"copy"`     // auto (layers that are deployed often here are copied near), never; "" is auto
 	Patience Duration        `toml:"patience"` // the store is away if it does not answer for so long; 0 is 5s
 }
 
@@ -249,6 +250,8 @@ func (p PoP) validate() error {
 		return errors.New("pop.cert goes with pop.ca and pop.tls_key, instead of pop.key")
 	case p.High < 0 || p.High > 1 || p.Low < 0 || p.Low > p.High && p.Low > 0 && p.High > 0:
 		return fmt.Errorf("pop.high = %g, pop.low = %g: shares of the capacity, low below high", p.High, p.Low)
+	case !slices.Contains([]string{"", "auto", "never"}, p.Copy):
+		return fmt.Errorf("pop.copy = %q: it is auto or never", p.Copy)
 	case p.Store != "" && !strings.HasPrefix(p.Store, "/"):
 		return fmt.Errorf("pop.store = %q: an absolute path", p.Store)
 	}

@@ -58,7 +58,9 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 	}
 	if f.Store != "" {
 		out.Dir = pop.NewDir(filepath.Clean(f.Store), time.Duration(f.Patience))
-		out.Room = d.copyRoom
+		if f.Copy != "never" {
+			out.Room = d.copyRoom
+		}
 		out.Open = func(ctx context.Context) (*pop.Store, error) { return d.openStore(ctx, out) }
 	}
 	return out, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -278,7 +279,11 @@ func (f *Fill) fetch(ctx context.Context) (*Layer, error) {
 		if !errors.As(err, &of) || ctx.Err() != nil || !errors.Is(err, ErrAgain) && !f.nextSource() {
 			return l, err
 		}
-		f.store.cfg.Log.Warn("a layer's source fails, another one is asked", "layer", f.Layer.Digest, "err", err)
+		level := slog.LevelWarn
+		if errors.Is(err, ErrAgain) {
+			level = slog.LevelDebug // the source knows what it does
+		}
+		f.store.cfg.Log.Log(ctx, level, "a layer's source fails, another one is asked", "layer", f.Layer.Digest, "err", err)
 	}
 }
 
