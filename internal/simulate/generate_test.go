@@ -186,7 +186,7 @@ func TestDefaultPolicyBeatsLRU(t *testing.T) {
 			capacities = append(capacities, capacity{share: s})
 		}
 		trace := filepath.Join(t.TempDir(), name+".json")
-		if err := writeFile(trace, func(w io.Writer) error { return Generate(w, z, scale, tunedSeed+10) }); err != nil {
+		if err := writeFile(trace, func(w io.Writer) error { return Generate(w, z, scale, lookedSeed+1) }); err != nil {
 			t.Fatal(err)
 		}
 		for _, cost := range []string{"bytes", "seconds"} {

@@ -58,7 +58,7 @@ func (s *study) writeVerdict(p *page) {
 			p.row(fmt.Sprint(r.seed), r.cost, "`"+v.policy+"`", fmt.Sprintf("%+.2f", v.mean), fmt.Sprintf("%+.3f", v.least), v.where, fmt.Sprintf("%d of %d", v.below, v.n), fmt.Sprint(v.tied))
 		}
 	}
-	p.f("\n**The constants of `overdue`, `lru-overdue` and `contest` were tuned on traces of seed %d, and on no other.** They are of the same generator, though: another seed is other images, sizes and pulls by the same habits.\n\n", tunedSeed)
+	p.f("\n**The constants of `overdue`, `lru-overdue` and `contest` were tuned on traces of seed %d, and on none of these.** That `lru-overdue` takes no account of costs was decided on seed %d as well. All are of the same generator, though: another seed is other images, sizes and pulls by the same habits.\n\n", tunedSeed, lookedSeed)
 	p.f("The default is `%s`. It keeps shadows, caches without contents, of `lru`, `lru-overdue`, `overdue` and `s3fifo`, and becomes like the one that had most bytes lately (`internal/evict`).\n", evict.Default)
 	p.f("`overdue` is GDSF with the logarithm of the uses, in which what was in steady use and has stopped goes first; `lru-overdue` is LRU in which it does.\n\n")
 }

@@ -25,6 +25,7 @@ const (
 
 	// The policies' constants were tuned on the traces of one seed, so the study is of others: of so many, from its first.
 	tunedSeed  = 1
+	lookedSeed = 11 // of a test that led to one more change
 	studySeed  = 2
 	studySeeds = 3
 
