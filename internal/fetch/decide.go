@@ -53,6 +53,8 @@ const (
 	// read: all of the segments are missed in.
 	fewSegments = 8 << 20
 	denseShare  = 0.15
+	// denseSegment is the compressed bytes of a segment of such an image, about.
+	denseSegment = 1 << 20
 	// segmentData is how much of a layer's tar lies between two restart points.
 	segmentData = 2 << 20
 )
@@ -114,7 +116,17 @@ func (w outlook) sized(f *packFile) outlook {
 		return w
 	}
 	w.pack = f.size
+	if w.dense(f.size) { // the header would say the same, a round trip later
+		w.segment = denseSegment
+		w.misses = float64(w.absent) / denseSegment
+	}
 	return w
+}
+
+// dense reports whether a pack, or what of it a start waits for, is so much of a
+// small image that any page of that may be read.
+func (w outlook) dense(pack int64) bool {
+	return w.absent < fewSegments && float64(pack) > denseShare*float64(w.absent)
 }
 
 // opened is w for a pack whose header is here: what lies before its restart
@@ -131,7 +143,7 @@ func (w outlook) opened(h *pack.Header, local bool) outlook {
 	}
 	w.segment = bytes / int64(touched)
 	w.misses = math.Max(missed(h.Profile), missed(h.Profile)*missShare*float64(touched))
-	if w.absent < fewSegments && float64(startBytes(h)) > denseShare*float64(w.absent) {
+	if w.dense(startBytes(h)) {
 		w.misses = float64(touched)
 	}
 	return w
