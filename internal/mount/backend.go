@@ -77,7 +77,7 @@ func (b *backend) Replace(ctx context.Context, f Files, target string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	aside, err := os.MkdirTemp(filepath.Dir(target), asidePrefix)
+	aside, err := os.MkdirTemp(filepath.Dir(target), AsidePrefix)
 	if err != nil {
 		return err
 	}
@@ -98,8 +98,9 @@ func (b *backend) Replace(ctx context.Context, f Files, target string) error {
 	return nil
 }
 
-// asidePrefix begins the names of mount points that are about to go.
-const asidePrefix = "aside-"
+// AsidePrefix begins the names of mount points, beside their targets, that
+// Replace makes and takes away.
+const AsidePrefix = "aside-"
 
 // moveMountBeneath is MOVE_MOUNT_BENEATH of linux/mount.h.
 const moveMountBeneath = 0x200

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 
+	"dewpoint/internal/mount"
 	"dewpoint/internal/snapshot"
 	"dewpoint/internal/snapshot/snapshottest"
 )
@@ -211,4 +212,25 @@ func mountTable(t *testing.T, dir string) string {
 		}
 	}
 	return strings.Join(lines, "")
+}
+
+// Where a layer is being mounted anew, cleaning up leaves it alone; what an
+// earlier process has left there goes.
+func TestCleanupBesideMountingAnew(t *testing.T) {
+	b := newBed(t)
+	aside := filepath.Join(b.root(), "m", mount.AsidePrefix+"1")
+	if err := os.Mkdir(aside, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Cleanup(background); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(aside); err != nil {
+		t.Errorf("the mount point of a layer went: %v", err)
+	}
+	b.Close()
+	b.open()
+	if _, err := os.Stat(aside); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what another process left stays: %v", err)
+	}
 }

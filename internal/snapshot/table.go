@@ -7,7 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -24,6 +26,7 @@ type table struct {
 	mu      sync.Mutex
 	layers  map[digest.Digest]*layer // guarded by mu
 	numbers map[int]*layer           // the same ones by n; guarded by mu
+	swept   atomic.Bool              // what an earlier process left is gone
 }
 
 // layer is one layer in use. Its mount point is named by n.
@@ -218,8 +221,11 @@ func (t *table) sweep() error {
 		return err
 	}
 	for _, e := range entries {
-		note(t.clearStranger(e.Name()))
+		if first := !t.swept.Load(); first || !strings.HasPrefix(e.Name(), mount.AsidePrefix) { // later ones are at work
+			note(t.clearStranger(e.Name()))
+		}
 	}
+	t.swept.Store(true)
 	return first
 }
 
