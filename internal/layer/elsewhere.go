@@ -79,8 +79,26 @@ func (s *Store) Attach(e *Elsewhere) (*Layer, error) {
 	s.mu.Lock()
 	s.layers[e.DiffID] = l
 	s.mu.Unlock()
-	s.completeLater(l)
+	s.settleSoon(l)
 	return l, nil
+}
+
+// settleTime is how long a layer that lies elsewhere waits until it is made
+// durable here: what is lost with it is made again in no time, and the fsyncs of a
+// start that is under way come first.
+const settleTime = 3 * time.Second
+
+func (s *Store) settleSoon(l *Layer) {
+	s.work.Go(func() {
+		select {
+		case <-time.After(settleTime):
+		case <-s.life.Done():
+			return // the next process knows what is readable
+		}
+		if err := l.settle(); err != nil && !errors.Is(err, os.ErrNotExist) { // it may have gone
+			s.cfg.Log.Error("layer can be read but not made durable", "layer", l.DiffID, "err", err)
+		}
+	})
 }
 
 // attach makes the files of a layer that lies elsewhere.

@@ -123,11 +123,11 @@ func checkAttached(t *testing.T, l, whole *layer.Layer, e *layer.Elsewhere) {
 	}
 }
 
-// TestLocalize copies an attached layer, once with wrong bytes.
 // A layer that may not be used after all is not known, and nothing of it stays.
 func TestAttachAwaits(t *testing.T) {
 	dir, s := t.TempDir(), pack(t, makeTar(t, 1<<20, 7), image.Gzip)
 	store := open(t, dir, layer.Config{})
+	defer store.Close()
 	e, no := elsewhere(t, s), errors.New("no")
 	e.Await = func() error {
 		if _, err := store.Peek(s.layer.DiffID); err == nil {
@@ -147,6 +147,7 @@ func TestAttachAwaits(t *testing.T) {
 	}
 }
 
+// TestLocalize copies an attached layer, once with wrong bytes.
 func TestLocalize(t *testing.T) {
 	s := pack(t, makeTar(t, 3<<20, 8), image.Gzip)
 	dir := t.TempDir()
