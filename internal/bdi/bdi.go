@@ -99,8 +99,15 @@ var mounting sync.Mutex
 // If the kernel does not tell the mount's device, those that come up during mount
 // are taken for it; another process's EROFS mount of the same moment would lose
 // its read-ahead too, and nothing else.
+//
+// If anything of that fails, nothing is mounted at target.
 func Without(target string, mount func() error) ([]string, error) {
-	return without(mount, func() (string, error) {
+	mounted := false
+	names, err := without(func() error {
+		err := mount()
+		mounted = err == nil
+		return err
+	}, func() (string, error) {
 		root, err := os.OpenFile(target, unix.O_DIRECTORY, 0)
 		if err != nil {
 			return "", err
@@ -108,6 +115,10 @@ func Without(target string, mount func() error) ([]string, error) {
 		defer root.Close()
 		return Of(root)
 	})
+	if err != nil && mounted {
+		err = errors.Join(err, os.NewSyscallError("umount2", unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)))
+	}
+	return names, err
 }
 
 func without(mount func() error, tell func() (string, error)) ([]string, error) {

@@ -28,6 +28,7 @@ var sentinels = []struct {
 	{syscall.EDQUOT, api.DiskFull},
 	{deploy.ErrRequest, api.BadRequest},
 	{layer.ErrMismatch, api.Mismatch},
+	{layer.ErrLied, api.Mismatch},
 	{inflate.ErrCorrupt, api.Mismatch},
 	{layer.ErrTooLarge, api.BadImage},
 	{erofs.ErrTooLarge, api.BadImage},

@@ -11,7 +11,32 @@ import (
 type claim struct {
 	link  *Link
 	class Class
-	heard time.Time // guarded by the link
+	heard time.Time // guarded by the link, as what follows
+	first time.Time // when the first byte had come; zero before
+	got   int64     // bytes since then
+}
+
+// telling is how many bytes a claim carries at least before its rate says
+// something about the link: more than what gathers in a connection.
+const telling = 256 << 10
+
+// carried notes what has come. It is called with the link's mu held.
+func (k *claim) carried(n int, now time.Time) {
+	switch {
+	case n == 0:
+	case k.first.IsZero():
+		k.first = now
+	default:
+		k.got += int64(n)
+	}
+	k.heard = now
+	dt := now.Sub(k.first)
+	if k.got < telling || dt < settle {
+		return
+	}
+	if rate := float64(k.got) / dt.Seconds(); rate >= k.link.fastest || now.Sub(k.link.fastAt) > fastFor {
+		k.link.fastest, k.link.fastAt = rate, now
+	}
 }
 
 const (
@@ -70,7 +95,7 @@ func (r *claimed) Read(b []byte) (int, error) {
 	}
 	n, err := r.k.link.read(r.ctx, r.k.class, r.body, b)
 	r.k.link.mu.Lock()
-	r.k.heard = r.k.link.clock()
+	r.k.carried(n, r.k.link.clock())
 	r.k.link.mu.Unlock()
 	return n, err
 }

@@ -168,3 +168,51 @@ func TestFastestIsNoBurst(t *testing.T) {
 		time.Sleep(time.Second)
 	})
 }
+
+// A layer moves in the class of whoever waits for it most urgently, until the
+// last of them has gone.
+func TestWaitsAreCounted(t *testing.T) {
+	b := &blob{p: &Puller{cfg: Config{Link: NewLink(LinkConfig{})}}, class: Background, base: Background, gate: make(chan struct{})}
+	want := func(c Class) {
+		t.Helper()
+		if got := b.classNow(); got != c {
+			t.Errorf("class %d, not %d", got, c)
+		}
+	}
+	first, second := b.wait(Demand), b.wait(Demand)
+	want(Demand)
+	if b.gate != nil {
+		t.Error("who waits stands at the gate")
+	}
+	first()
+	want(Demand)
+	b.raise(Startup, true)
+	want(Demand)
+	second()
+	want(Startup)
+}
+
+// A pack's transfer tells the link's rate, and so how much the background may
+// have under way, before any layer has moved.
+func TestClaimsAreMeasured(t *testing.T) {
+	l := NewLink(LinkConfig{})
+	now := time.Now()
+	l.clock = func() time.Time { return now }
+	if got := l.window(0); got < 1<<20 {
+		t.Errorf("a window of %d bytes on a link that nobody has measured", got)
+	}
+	k := l.claim(Startup)
+	defer k.release()
+	for range 40 { // 1 Mbit/s
+		now = now.Add(100 * time.Millisecond)
+		l.mu.Lock()
+		k.carried(12500, now)
+		l.mu.Unlock()
+	}
+	if rate := l.Fastest(); rate < 100e3 || rate > 150e3 {
+		t.Errorf("%.0f bytes a second", rate)
+	}
+	if got := l.window(0); got != leastWindow {
+		t.Errorf("a window of %d bytes", got)
+	}
+}

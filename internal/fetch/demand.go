@@ -426,11 +426,10 @@ func (o *origin) follow(ctx context.Context, from, to int64, patience time.Durat
 	default: // the pack is what the same container, and others, wait for too
 		class = Startup
 	}
-	b := &blob{p: p, img: o.s.img, l: o.part.Layer, o: o.s.o, class: Background}
+	b := &blob{p: p, img: o.s.img, l: o.part.Layer, o: o.s.o, class: Background, base: Background}
 	fill := p.cfg.Layers.Fill(ctx, o.part.Layer, b)
 	if joined, ok := fill.Source().(*blob); ok {
-		defer joined.lower(joined.classNow())
-		joined.raise(class, true)
+		defer joined.wait(class)()
 	}
 	for seen, at := o.part.Passed(), time.Now(); ; {
 		if err := o.show(from, to); err != nil {

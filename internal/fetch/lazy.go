@@ -503,7 +503,7 @@ func (p *Puller) makeWhole(s *Start, part *layer.Partial) {
 		if !p.mayFill(s.background) || p.cfg.Layers.Partial(id) != part {
 			break
 		}
-		b := &blob{p: p, img: s.img, l: part.Layer, o: s.o, class: Background}
+		b := &blob{p: p, img: s.img, l: part.Layer, o: s.o, class: Background, base: Background}
 		_, err := p.cfg.Layers.Fill(p.life, part.Layer, b).WaitComplete(p.life)
 		if err == nil {
 			p.showWhole(id)

@@ -259,7 +259,7 @@ func (l *Link) step(now time.Time) bool {
 	var sum float64
 	for _, t := range l.active {
 		t.look(now)
-		if t.steady(now) {
+		if t.steady(now) && (t.class < Background || l.cfg.Background == 0) { // else it is the throttle's rate
 			sum += t.rate
 		}
 	}

@@ -201,9 +201,9 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 // begin begins the fill of one layer, or joins the one there is. One that
 // waits for nobody goes to the front when somebody waits for it now.
 func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o Options, lazy *Start) (*layer.Fill, *blob) {
-	b := &blob{p: p, img: img, l: l, o: o, class: Startup}
+	b := &blob{p: p, img: img, l: l, o: o, class: Startup, base: Startup}
 	if part := p.cfg.Layers.Partial(l.DiffID); o.Lazy && part != nil && p.accepts(img, part) {
-		b.class, b.gate = Background, p.gateOf(l.DiffID, lazy)
+		b.class, b.base, b.gate = Background, Background, p.gateOf(l.DiffID, lazy)
 	}
 	f := p.cfg.Layers.Fill(ctx, l, b)
 	if joined, ok := f.Source().(*blob); ok && joined != b {
@@ -363,10 +363,12 @@ type blob struct {
 	mu     sync.Mutex
 	from   func(context.Context, int64) (io.ReadCloser, error) // unless nil, gives the layer's tar
 	failed map[string]int                                      // attempts, by node of the PoP or its store
-	class  Class
-	gate   <-chan struct{} // unless nil, nothing is fetched before it is closed
-	passed chan struct{}   // closed by raise, to pass the gate; nil until somebody waits there
-	turn   *turn           // the newest
+	class  Class                                               // that it moves in: the least of base and waits
+	base   Class                                               // of the pulls that want it, for as long as it lasts
+	waits  [Background]int                                     // who waits for it for a while, by class
+	gate   <-chan struct{}                                     // unless nil, nothing is fetched before it is closed
+	passed chan struct{}                                       // closed by raise, to pass the gate; nil until somebody waits there
+	turn   *turn                                               // the newest
 }
 
 // Open implements layer.Source.
@@ -415,18 +417,10 @@ func (b *blob) raise(c Class, ungated bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if ungated {
-		b.gate = nil
-		if b.passed != nil {
-			close(b.passed)
-			b.passed = nil
-		}
+		b.openGate()
 	}
-	if c < b.class {
-		b.class = c
-		if b.turn != nil {
-			b.p.cfg.Link.raise(b.turn, c)
-		}
-	}
+	b.base = min(b.base, c)
+	b.reclass()
 }
 
 func (b *blob) classNow() Class {
@@ -435,15 +429,48 @@ func (b *blob) classNow() Class {
 	return b.class
 }
 
-// lower gives the layer its class back when nobody waits for it any more.
-func (b *blob) lower(c Class) {
+// openGate is called with mu held.
+func (b *blob) openGate() {
+	b.gate = nil
+	if b.passed != nil {
+		close(b.passed)
+		b.passed = nil
+	}
+}
+
+// wait has the layer be of class c for as long as somebody waits for it, at no
+// gate. release must follow.
+func (b *blob) wait(c Class) (release func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if c > b.class {
-		b.class = c
-		if b.turn != nil {
-			b.p.cfg.Link.lower(b.turn, c)
+	b.openGate()
+	b.waits[c]++
+	b.reclass()
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.waits[c]--
+		b.reclass()
+	}
+}
+
+// reclass gives the layer the class that follows from who wants it. It is called
+// with mu held.
+func (b *blob) reclass() {
+	c := b.base
+	for w := range Class(len(b.waits)) {
+		if b.waits[w] > 0 {
+			c = min(c, w)
 		}
+	}
+	was := b.class
+	if b.class = c; b.turn == nil || c == was {
+		return
+	}
+	if c < was {
+		b.p.cfg.Link.raise(b.turn, c)
+	} else {
+		b.p.cfg.Link.lower(b.turn, c)
 	}
 }
 
@@ -510,7 +537,7 @@ func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, erro
 	if errors.Is(err, layer.ErrUnknown) {
 		for _, img := range p.cfg.Catalog.WithLayer(id) {
 			missing := img.Layers[slices.IndexFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == id })]
-			l, err = p.cfg.Layers.Fill(p.life, missing, &blob{p: p, img: img, l: missing, class: Startup}).Wait(ctx)
+			l, err = p.cfg.Layers.Fill(p.life, missing, &blob{p: p, img: img, l: missing, class: Startup, base: Startup}).Wait(ctx)
 			if err == nil || ctx.Err() != nil {
 				break
 			}

@@ -245,7 +245,7 @@ func (s *site) anew(ctx context.Context, id digest.Digest) (*layer.Layer, error)
 	for _, img := range s.p.cfg.Catalog.WithLayer(id) {
 		l := img.Layers[slices.IndexFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == id })]
 		var have *layer.Layer
-		have, err = s.p.cfg.Layers.Fill(ctx, l, &blob{p: s.p, img: img, l: l, class: Background}).WaitComplete(ctx)
+		have, err = s.p.cfg.Layers.Fill(ctx, l, &blob{p: s.p, img: img, l: l, class: Background, base: Background}).WaitComplete(ctx)
 		if err == nil || ctx.Err() != nil {
 			return have, err
 		}

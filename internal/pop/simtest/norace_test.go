@@ -2,5 +2,24 @@
 
 package simtest
 
+import (
+	"testing"
+	"testing/synctest"
+)
+
 // usual is how many schedules are run.
 const usual = 1000
+
+// TestSame shows that a seed decides what happens. The race detector has goroutines run in
+// an order of its own.
+func TestSame(t *testing.T) {
+	for seed := uint64(1); seed <= 20; seed++ {
+		var sums [2]uint64
+		for i := range sums {
+			synctest.Test(t, func(t *testing.T) { sums[i] = schedule(t, seed) })
+		}
+		if sums[0] != sums[1] {
+			t.Errorf("seed %d gives two schedules", seed)
+		}
+	}
+}

@@ -45,19 +45,6 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-// TestSame shows that a seed decides what happens.
-func TestSame(t *testing.T) {
-	for seed := uint64(1); seed <= 20; seed++ {
-		var sums [2]uint64
-		for i := range sums {
-			synctest.Test(t, func(t *testing.T) { sums[i] = schedule(t, seed) })
-		}
-		if sums[0] != sums[1] {
-			t.Errorf("seed %d gives two schedules", seed)
-		}
-	}
-}
-
 // schedule is one schedule: trouble, then calm, in which everything must come right. It
 // returns a sum of what happened when.
 func schedule(t *testing.T, seed uint64) uint64 {
