@@ -1,0 +1,149 @@
+package fetch
+
+import (
+	"context"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	"dewpoint/internal/image"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/registry"
+)
+
+// blob is a layer's blob in its registry, as a layer.Source that takes its
+// turn on the link from the first Open until it has ended.
+type blob struct {
+	p   *Puller
+	img *image.Image
+	l   image.Layer
+	o   Options
+	got atomic.Int64 // bytes that came
+
+	mu     sync.Mutex
+	from   func(context.Context, int64) (io.ReadCloser, error) // unless nil, gives the layer's tar
+	failed map[string]int                                      // attempts, by node of the PoP or its store
+	class  Class                                               // that it moves in: the least of base and waits
+	base   Class                                               // of the pulls that want it, for as long as it lasts
+	waits  [Background]int                                     // who waits for it for a while, by class
+	gate   <-chan struct{}                                     // unless nil, nothing is fetched before it is closed
+	passed chan struct{}                                       // closed by raise, to pass the gate; nil until somebody waits there
+	turn   *turn                                               // the newest
+}
+
+// Open implements layer.Source.
+func (b *blob) Open(ctx context.Context, f *layer.Fill, offset int64) (io.ReadCloser, error) {
+	if err := b.pass(ctx); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	from := b.from
+	b.mu.Unlock()
+	if from != nil {
+		return from(ctx, offset)
+	}
+	if err := b.p.roomFor(b.l.DiffID); err != nil {
+		return nil, err
+	}
+	return b.open(ctx, f.Progress, offset)
+}
+
+// pass waits at the gate.
+func (b *blob) pass(ctx context.Context) error {
+	b.mu.Lock()
+	gate := b.gate
+	if gate == nil {
+		b.mu.Unlock()
+		return nil
+	}
+	if b.passed == nil {
+		b.passed = make(chan struct{})
+	}
+	open := b.passed
+	b.mu.Unlock()
+	select {
+	case <-gate:
+		return nil
+	case <-open:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// raise says that the layer is of class c for somebody else too, who waits for
+// it at no gate if ungated.
+func (b *blob) raise(c Class, ungated bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if ungated {
+		b.openGate()
+	}
+	b.base = min(b.base, c)
+	b.reclass()
+}
+
+func (b *blob) classNow() Class {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.class
+}
+
+// openGate is called with mu held.
+func (b *blob) openGate() {
+	b.gate = nil
+	if b.passed != nil {
+		close(b.passed)
+		b.passed = nil
+	}
+}
+
+// wait has the layer be of class c for as long as somebody waits for it, at no
+// gate. release must follow.
+func (b *blob) wait(c Class) (release func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.openGate()
+	b.waits[c]++
+	b.reclass()
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.waits[c]--
+		b.reclass()
+	}
+}
+
+// reclass gives the layer the class that follows from who wants it. It is called
+// with mu held.
+func (b *blob) reclass() {
+	c := b.base
+	for w := range Class(len(b.waits)) {
+		if b.waits[w] > 0 {
+			c = min(c, w)
+		}
+	}
+	was := b.class
+	if b.class = c; b.turn == nil || c == was {
+		return
+	}
+	if c < was {
+		b.p.cfg.Link.raise(b.turn, c)
+	} else {
+		b.p.cfg.Link.lower(b.turn, c)
+	}
+}
+
+func (b *blob) open(ctx context.Context, stats func() layer.Progress, offset int64) (io.ReadCloser, error) {
+	b.mu.Lock()
+	t := b.p.cfg.Link.enter(entry{host: b.img.Ref.Host, size: b.l.Size, class: b.class, order: b.o.Order, inflaters: b.o.Inflaters, stats: stats})
+	b.turn = t
+	b.mu.Unlock()
+	return t.open(ctx, func() (io.ReadCloser, error) {
+		o := registry.OpenOptions{PlainHTTP: b.o.PlainHTTP, Observe: func(n int) { b.got.Add(int64(n)) }}
+		if b.classNow() == Background {
+			o.Window = b.p.cfg.Link.window(b.p.cfg.Registry.RoundTrip(b.img.Ref.Host, b.o.PlainHTTP))
+		}
+		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1, o)
+	})
+}
