@@ -56,7 +56,7 @@ func TestOutlook(t *testing.T) {
 }
 
 // At 150 ms, whatever the image and the link, a start that misses as expected
-// and half as often again takes no longer than a whole pull.
+// and a quarter more often takes no longer than a whole pull.
 func TestLazyIsNeverWorse(t *testing.T) {
 	began := 0
 	for _, mbit := range []float64{1, 5, 20, 100, 200, 400, 1000, 2500} {
