@@ -375,6 +375,12 @@ func (b *faultBed) whole(i int) {
 	b.t.Helper()
 	for id, l := range b.records(i) {
 		f, err := os.Open(b.at(i, l.Data()))
+		for end := time.Now().Add(10 * time.Second); errors.Is(err, os.ErrNotExist) && time.Now().Before(end); f, err = os.Open(b.at(i, l.Data())) {
+			if now, ok := b.records(i)[id]; !ok || now.Name != l.Name {
+				break
+			}
+			time.Sleep(100 * time.Millisecond) // a client of GlusterFS sees a brick that came back a moment after others do
+		}
 		if errors.Is(err, os.ErrNotExist) && b.records(i)[id].Name != l.Name {
 			continue // it was evicted meanwhile
 		}

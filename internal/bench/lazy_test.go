@@ -62,7 +62,7 @@ func TestLazyStarts(t *testing.T) {
 	for _, l := range m.Layers {
 		size += l.Size
 	}
-	if s := found["dewd answer"]; s.Way != "lazy" || s.Wire > size {
+	if s := found["dewd answer"]; !strings.HasPrefix(s.Way, "lazy") || s.Wire > size {
 		t.Errorf("with a pack: %s, %d bytes of %d", s.Way, s.Wire, size)
 	}
 	if s := found["dewd complete"]; s.Wire < size || s.Seconds <= found["dewd answer"].Seconds {
