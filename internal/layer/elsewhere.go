@@ -95,7 +95,10 @@ func (s *Store) settleSoon(l *Layer) {
 		case <-s.life.Done():
 			return // the next process knows what is readable
 		}
-		if err := l.settle(); err != nil && !errors.Is(err, os.ErrNotExist) { // it may have gone
+		if have, err := s.Peek(l.DiffID); err != nil || have != l {
+			return // it was let go of; what is in its place settles itself
+		}
+		if err := l.settle(); err != nil && !errors.Is(err, os.ErrNotExist) { // it may go meanwhile
 			s.cfg.Log.Error("layer can be read but not made durable", "layer", l.DiffID, "err", err)
 		}
 	})
