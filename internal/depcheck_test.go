@@ -27,6 +27,7 @@ var order = [][]string{
 	{"engine/logfile", "engine/network"},
 	{"engine"},
 	{"ready"},
+	{"checkpoint"},
 	{"deploy"},
 	{"api"},
 	{"doctor"},
