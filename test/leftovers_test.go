@@ -14,8 +14,16 @@ import (
 	"time"
 
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/registry/registrytest"
 
+	imagesapi "github.com/containerd/containerd/api/services/images/v1"
+	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 )
 
 // checkNothingLeft asserts that a node whose containers and images were
@@ -187,4 +195,38 @@ func (m *machine) clean() {
 	if left := gone(func() []string { return m.cgroups("") }); len(left) > 0 {
 		m.t.Errorf("cgroups left: %v", left)
 	}
+}
+
+// A snapshot that containerd has forgotten, as one whose removal was under way when the
+// node lost power, keeps no layer from being removed.
+func TestForgottenSnapshot(t *testing.T) {
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 1<<20), appOptions())
+	m := newMachine(t, reg).start()
+	m.must("pull", img.Ref)
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "containerd-namespace", "dewpoint")
+	removed := &imagesapi.DeleteImageRequest{Name: img.Ref, Sync: true}
+	if _, err := imagesapi.NewImagesClient(dial(t, m.state+"/containerd/containerd.sock")).Delete(ctx, removed); err != nil {
+		t.Fatal(err)
+	}
+	chain := img.Layers[0].DiffID.String()
+	_, err := snapshotsapi.NewSnapshotsClient(dial(t, m.state+"/snapshotter.sock")).Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{
+		Key: "dewpoint/4711/forgotten", Labels: map[string]string{"containerd.io/snapshot.ref": chain}})
+	if status.Code(err) != codes.AlreadyExists {
+		t.Fatalf("the layer is no snapshot now: %v", err)
+	}
+	m.must("prune", "-a")
+	if left, _ := filepath.Glob(filepath.Join(m.root, "layers", "*", "*")); len(left) > 0 {
+		t.Errorf("layers left: %q", left)
+	}
+}
+
+func dial(t testing.TB, socket string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
 }

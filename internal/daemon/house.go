@@ -34,6 +34,7 @@ func (d *Daemon) keepHouse(ctx context.Context) error {
 	defer collect.Stop()
 	defer quiet.Stop()
 	var seen, freed, kept int64
+	known := false // what was being removed when an earlier process was killed
 	for {
 		select {
 		case <-ctx.Done():
@@ -52,6 +53,9 @@ func (d *Daemon) keepHouse(ctx context.Context) error {
 			}
 			seen = work
 		case <-collect.C:
+			if !known {
+				known = d.engine.Collect(ctx) == nil
+			}
 			d.collect(ctx)
 		}
 	}

@@ -270,6 +270,9 @@ func (d *Daemon) Prune(ctx context.Context, o node.PruneOptions) (node.PruneRepo
 				return r, err
 			}
 		}
+		if err := d.engine.Collect(ctx); err != nil {
+			return r, err
+		}
 	}
 	freed, err := d.puller.Prune(ctx, d.inUse)
 	r.Layers, r.Bytes = freed.Layers, freed.Bytes

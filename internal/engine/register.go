@@ -152,6 +152,22 @@ func (e *Engine) lease(ctx context.Context) (context.Context, func(), error) {
 	return metadata.AppendToOutgoingContext(ctx, "containerd-lease", id), release, nil
 }
 
+// Collect has containerd's garbage collector run, and the snapshotter asked what it has
+// that containerd does not know: what was removed while either was being killed. The collector
+// asks only snapshotters of which it removed something, so one snapshot is made for that.
+func (e *Engine) Collect(ctx context.Context) error {
+	id := "dewpoint-" + rand.Text()
+	_, err := e.c.leases.Create(ctx, &leasesapi.CreateRequest{ID: id,
+		Labels: map[string]string{labelGCExpire: time.Now().Add(leaseTime).UTC().Format(time.RFC3339)}})
+	if err != nil {
+		return fmt.Errorf("collect: lease: %w", err)
+	}
+	_, err = e.c.snapshots.Prepare(metadata.AppendToOutgoingContext(ctx, "containerd-lease", id),
+		&snapshotsapi.PrepareSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: "collect-" + rand.Text()})
+	_, derr := e.c.leases.Delete(context.WithoutCancel(ctx), &leasesapi.DeleteRequest{ID: id, Sync: true})
+	return wrap(errors.Join(err, derr), "collect")
+}
+
 // document is one blob with the labels that say what it keeps alive.
 type document struct {
 	dgst   digest.Digest
