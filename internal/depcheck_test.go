@@ -15,12 +15,12 @@ import (
 // those before it. Packages in one row are equals and do not import each other.
 var order = [][]string{
 	{"durable", "node", "image"},
-	{"config", "inflate", "presence", "toc"},
+	{"config", "inflate", "presence", "toc", "checkpoint/image"},
 	{"bdi", "registry", "erofs", "tree"},
 	{"mount", "pack", "datafs", "profile"},
 	{"evict"},
 	{"pop", "peer"},
-	{"layer"},
+	{"layer", "checkpoint/store"},
 	{"fetch"},
 	{"snapshot"},
 	{"learn"},
