@@ -104,8 +104,15 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 	if err != nil {
 		return nil, err
 	}
+	var opts *anypb.Any // the record's
+	if s.Restore != nil {
+		back.add(func(context.Context) error { return os.RemoveAll(e.WorkDir(s.Name)) })
+		if opts, err = e.prepareRestore(s); err != nil {
+			return nil, err
+		}
+	}
 	back.add(func(ctx context.Context) error { return e.killTask(ctx, s.Name) })
-	pid, err := e.newTask(ctx, s.Name, mounts)
+	pid, err := e.newTask(ctx, s.Name, mounts, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +126,7 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 // left under the name is removed.
 func (e *Engine) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
 	req := &snapshotsapi.PrepareSnapshotRequest{
-		Snapshotter: e.cfg.Snapshotter, Key: s.Name, Parent: ChainID(s.Image),
+		Snapshotter: e.cfg.Snapshotter, Key: s.Name, Parent: s.parent(),
 		Labels: map[string]string{labelGCRoot: time.Now().UTC().Format(time.RFC3339)},
 	}
 	r, err := e.c.snapshots.Prepare(ctx, req)
@@ -207,11 +214,10 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 	if err != nil {
 		return false, err
 	}
-	opts, err := anypb.New(e.runcOptions())
+	opts, err := plainAny(e.runcOptions())
 	if err != nil {
 		return false, err
 	}
-	opts.TypeUrl = strings.TrimPrefix(opts.TypeUrl, "type.googleapis.com/")
 	_, err = e.c.containers.Create(ctx, &containersapi.CreateContainerRequest{Container: &containersapi.Container{
 		ID: s.Name, Image: s.Image.Ref.String(), Labels: s.labels(),
 		Runtime:     &containersapi.Container_Runtime{Name: runtimeName, Options: opts},
@@ -228,7 +234,7 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 // runcOptions keep runc's state in a directory of the engine's own, so that a
 // container of another containerd on this machine may have the same name.
 func (e *Engine) runcOptions() *options.Options {
-	return &options.Options{BinaryName: e.cfg.Runc, Root: e.cfg.runcRoot()}
+	return &options.Options{BinaryName: e.runc, Root: e.cfg.runcRoot()}
 }
 
 func jsonAny(kind string, v any) (*anypb.Any, error) {
@@ -248,8 +254,9 @@ func parseSpec(a *anypb.Any) (*specs.Spec, error) {
 }
 
 // newTask starts the shim, which mounts the snapshot, has runc make the
-// container, and copies its output to the two files whoever else lives.
-func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount) (uint32, error) {
+// container, and copies its output to the two files whoever else lives. opts
+// are the runtime's, unless nil in place of the record's.
+func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount, opts *anypb.Any) (uint32, error) {
 	stdout, stderr := e.logFiles(name)
 	for _, p := range []string{stdout, stderr} {
 		f, err := os.OpenFile(p, os.O_CREATE|os.O_WRONLY, 0o640)
@@ -259,7 +266,7 @@ func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount
 		f.Close()
 	}
 	r, err := e.c.tasks.Create(ctx, &tasksapi.CreateTaskRequest{
-		ContainerID: name, Rootfs: mounts, Stdout: stdout, Stderr: stderr,
+		ContainerID: name, Rootfs: mounts, Stdout: stdout, Stderr: stderr, Options: opts,
 	})
 	if err != nil {
 		return 0, fmt.Errorf("task: %w", badCommand(err))

@@ -78,6 +78,7 @@ type Config struct {
 	DiffSocket        string // of the diff proxy plugin, used where containerd has those; "" is none
 	Containerd        string // private containerd's program; default beside this program, then in PATH
 	Runc              string // default "runc" in containerd's PATH
+	CRIU              string // program that runc is to use; default what it finds in PATH
 	CgroupParent      string // default /dewpoint, with a suffix when State is not the default
 	Unconfined        bool   // no seccomp filter
 	CNI               network.Config
@@ -139,6 +140,7 @@ type Engine struct {
 	ports   network.Ports
 	names   keyed
 	version string
+	runc    string // what shims run; "" is "runc" in their PATH
 }
 
 // Start connects to containerd, starting or adopting a private one where the
@@ -152,12 +154,16 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	if err := cfg.defaults(); err != nil {
 		return nil, err
 	}
-	for _, d := range []string{cfg.containersDir(), cfg.netnsDir(), cfg.execDir()} {
+	for _, d := range []string{cfg.containersDir(), cfg.netnsDir(), cfg.execDir(), cfg.restoreDir()} {
 		if err := os.MkdirAll(d, 0o711); err != nil {
 			return nil, err
 		}
 	}
 	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI)}
+	var err error
+	if e.runc, err = cfg.wrapRunc(); err != nil {
+		return nil, err
+	}
 	if err := e.connect(ctx); err != nil {
 		e.Close()
 		return nil, err
@@ -271,6 +277,8 @@ func (c *Config) containersDir() string { return filepath.Join(c.Root, "containe
 func (c *Config) netnsDir() string      { return filepath.Join(c.State, "netns") }
 func (c *Config) execDir() string       { return filepath.Join(c.State, "exec") }
 func (c *Config) runcRoot() string      { return filepath.Join(c.State, "runc") }
+
+func (c *Config) restoreDir() string { return filepath.Join(c.State, "restore") }
 
 func (c *Config) dir(name string) string   { return filepath.Join(c.containersDir(), name) }
 func (c *Config) netns(name string) string { return filepath.Join(c.netnsDir(), name) }

@@ -62,8 +62,7 @@ func TestMain(m *testing.M) {
 // 2.x in the directory that DEWPOINT_TOOLS names.
 func containerds(t testing.TB) map[string]string {
 	t.Helper()
-	tools := cmp.Or(os.Getenv("DEWPOINT_TOOLS"), "/var/cache/dewpoint/tools")
-	two := filepath.Join(tools, "containerd-2.4.2", "containerd")
+	two := filepath.Join(tools(), "containerd-2.4.2", "containerd")
 	out := map[string]string{"system": "/usr/bin/containerd", "2.x": two}
 	for name, p := range out {
 		if !executable(p) {
@@ -72,6 +71,8 @@ func containerds(t testing.TB) map[string]string {
 	}
 	return out
 }
+
+func tools() string { return cmp.Or(os.Getenv("DEWPOINT_TOOLS"), "/var/cache/dewpoint/tools") }
 
 func eachContainerd(t *testing.T, f func(t *testing.T, b *bed)) {
 	for name, prog := range containerds(t) {
@@ -94,7 +95,8 @@ func newBed(t testing.TB, prog string) *bed {
 	}
 	cfg := Config{
 		Root: dir + "/root", State: dir + "/state", Snapshotter: "overlayfs", Containerd: prog,
-		Log: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
+		CRIU: filepath.Join(tools(), "criu", "bin", "criu"),
+		Log:  slog.New(slog.NewTextHandler(testWriter{t}, nil)),
 	}
 	e, err := Start(t.Context(), cfg)
 	if err != nil {

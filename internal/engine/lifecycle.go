@@ -66,7 +66,7 @@ func (e *Engine) restart(ctx context.Context, name string, why error) error {
 	if err != nil {
 		return err
 	}
-	if _, err := e.newTask(ctx, name, m.Mounts); err != nil {
+	if _, err := e.newTask(ctx, name, m.Mounts, nil); err != nil {
 		return err
 	}
 	_, err = e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
@@ -190,7 +190,7 @@ func (e *Engine) remove(ctx context.Context, r record, force bool) error {
 	if err := e.removeSnapshot(ctx, r.name); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(e.cfg.dir(r.name)); err != nil {
+	if err := errors.Join(os.RemoveAll(e.WorkDir(r.name)), os.RemoveAll(e.cfg.dir(r.name))); err != nil {
 		return err
 	}
 	return e.deleteRecord(ctx, r.name)
@@ -202,6 +202,7 @@ func (e *Engine) removeRemains(ctx context.Context, name string) error {
 	return errors.Join(
 		e.disconnect(ctx, record{name: name, net: NetBridge}),
 		e.removeSnapshot(ctx, name),
+		os.RemoveAll(e.WorkDir(name)),
 		os.RemoveAll(e.cfg.dir(name)))
 }
 

@@ -9,7 +9,7 @@ import (
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 )
 
-// reconcile learns the published ports, and removes what belongs to no
+// reconcile learns the published ports, ends pauses, and removes what belongs to no
 // record: snapshots, namespaces, allocations and directories of creations
 // and removals that a crash has cut short.
 func (e *Engine) reconcile(ctx context.Context) error {
@@ -24,6 +24,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 			e.log.Warn("published port", "container", r.name, "err", err)
 		}
 	}
+	e.thawAll(recs)
 	names, err := e.remains(ctx)
 	if err != nil {
 		return err
@@ -43,7 +44,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 // remains are the names under which anything is kept.
 func (e *Engine) remains(ctx context.Context) (map[string]bool, error) {
 	names := make(map[string]bool)
-	for _, d := range []string{e.cfg.containersDir(), e.cfg.netnsDir()} {
+	for _, d := range []string{e.cfg.containersDir(), e.cfg.netnsDir(), e.cfg.restoreDir()} {
 		entries, err := os.ReadDir(d)
 		if err != nil {
 			return nil, err

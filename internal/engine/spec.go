@@ -36,6 +36,8 @@ type Spec struct {
 	Memory     int64   // bytes, 0 is unlimited
 	CPUs       float64 // 0 is unlimited
 	Labels     map[string]string
+	NoIOUring  bool     // io_uring_setup gives EPERM, so that the container can be dumped
+	Restore    *Restore // nil boots
 }
 
 // Volume binds a directory or file of the host into the container. A source
@@ -144,11 +146,9 @@ func (e *Engine) ociSpec(s *Spec, u user) (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	hostname := s.Name
-	if s.Net == NetHost {
-		if hostname, err = os.Hostname(); err != nil {
-			return nil, err
-		}
+	hostname, err := s.hostname()
+	if err != nil {
+		return nil, err
 	}
 	o := &specs.Spec{
 		Version:  "1.0.2",
@@ -156,6 +156,8 @@ func (e *Engine) ociSpec(s *Spec, u user) (*specs.Spec, error) {
 		Root:     &specs.Root{Path: "rootfs"},
 		Hostname: hostname,
 		Mounts:   e.mounts(s),
+		// The file is written when CRIU is to work on the container.
+		Annotations: map[string]string{criuConfig: e.criuFile(s.Name)},
 		Linux: &specs.Linux{
 			CgroupsPath:   e.cgroup(s.Name),
 			Namespaces:    e.namespaces(s),
@@ -164,10 +166,27 @@ func (e *Engine) ociSpec(s *Spec, u user) (*specs.Spec, error) {
 			ReadonlyPaths: readonlyPaths,
 		},
 	}
-	if !e.cfg.Unconfined {
-		o.Linux.Seccomp = filter()
+	switch {
+	case !e.cfg.Unconfined:
+		o.Linux.Seccomp = filter() // without io_uring in any case
+	case s.NoIOUring:
+		o.Linux.Seccomp = noIOUring
 	}
 	return o, nil
+}
+
+// noIOUring is all the filter of a container that is not confined otherwise.
+var noIOUring = &specs.LinuxSeccomp{
+	DefaultAction: specs.ActAllow,
+	Syscalls:      []specs.LinuxSyscall{{Names: []string{"io_uring_setup"}, Action: specs.ActErrno}},
+}
+
+// hostname is the container's name, or the host's on its network.
+func (s *Spec) hostname() (string, error) {
+	if s.Net == NetHost {
+		return os.Hostname()
+	}
+	return s.Name, nil
 }
 
 // filter is containerd's default seccomp profile for our capabilities. It is

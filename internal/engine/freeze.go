@@ -1,0 +1,97 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// freezeTimeout bounds how long processes may take to stop; one that sleeps in
+// the kernel does not until it wakes.
+const freezeTimeout = 10 * time.Second
+
+// Pause stops all processes of a container until Resume, by its cgroup alone:
+// containerd knows nothing of it and Inspect does not tell. They are stopped
+// when Pause returns nil; on an error they run. A daemon that dies meanwhile
+// leaves them stopped, which Start of the next one ends.
+func (e *Engine) Pause(ctx context.Context, name string) error {
+	f := freezerOf(e.cgroup(name))
+	if err := f.set(true); err != nil {
+		return fmt.Errorf("pause container %s: %w", name, paused(err))
+	}
+	ctx, cancel := context.WithTimeout(ctx, freezeTimeout)
+	defer cancel()
+	for n := 0; ; n++ {
+		frozen, err := f.frozen()
+		if err == nil && frozen {
+			return nil
+		}
+		if err == nil && !sleep(ctx, time.Millisecond) {
+			err = ctx.Err()
+		}
+		if err == nil && n%10 == 9 {
+			err = f.set(true) // version 1 may have to be asked again
+		}
+		if err != nil {
+			return fmt.Errorf("pause container %s: %w", name, errors.Join(err, f.set(false)))
+		}
+	}
+}
+
+// Resume lets the processes of a container run on; it does no harm where they run.
+func (e *Engine) Resume(name string) error {
+	return wrap(paused(freezerOf(e.cgroup(name)).set(false)), "resume container %s", name)
+}
+
+// paused says in the engine's words that there is no such cgroup.
+func paused(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return ErrNotRunning
+	}
+	return err
+}
+
+// freezer is the control over a cgroup's freezer.
+type freezer struct {
+	control, state        string // files
+	freeze, thaw, reached string // what to write, and what tells that all are frozen
+}
+
+func freezerOf(cgroup string) freezer {
+	if unifiedCgroup() {
+		d := filepath.Join("/sys/fs/cgroup", cgroup)
+		return freezer{d + "/cgroup.freeze", d + "/cgroup.events", "1", "0", "frozen 1"}
+	}
+	f := filepath.Join("/sys/fs/cgroup/freezer", cgroup, "freezer.state")
+	return freezer{f, f, "FROZEN", "THAWED", "FROZEN"}
+}
+
+func (f freezer) set(frozen bool) error {
+	word := f.thaw
+	if frozen {
+		word = f.freeze
+	}
+	return os.WriteFile(f.control, []byte(word), 0)
+}
+
+func (f freezer) frozen() (bool, error) {
+	b, err := os.ReadFile(f.state)
+	return bytes.Contains(b, []byte(f.reached)), err
+}
+
+// thawAll ends the pauses of a daemon that died within them.
+func (e *Engine) thawAll(recs []record) {
+	for _, r := range recs {
+		f := freezerOf(e.cgroup(r.name))
+		if frozen, err := f.frozen(); err == nil && frozen {
+			e.log.Info("resuming what a crash has left paused", "container", r.name)
+			if err := f.set(false); err != nil {
+				e.log.Warn("resume", "container", r.name, "err", err)
+			}
+		}
+	}
+}
