@@ -5,10 +5,13 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -238,22 +241,85 @@ func (c Config) validateLazy() error {
 	return nil
 }
 
+// popNode is what a node's name in a PoP looks like: it is that of a directory, too.
+var popNode = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$`)
+
+// CheckNode says what is wrong with a node's name in a PoP.
+func CheckNode(name string) error {
+	if !popNode.MatchString(name) {
+		return fmt.Errorf("%q: letters, digits and - . _", name)
+	}
+	return nil
+}
+
 func (p PoP) validate() error {
+	if p.Node != "" {
+		if err := CheckNode(p.Node); err != nil {
+			return fmt.Errorf("pop.node = %w", err)
+		}
+	}
 	switch {
-	case p.Node != "" && strings.ContainsAny(p.Node, "/ ") || strings.HasPrefix(p.Node, "."):
-		return fmt.Errorf("pop.node = %q: letters, digits and - . _", p.Node)
+	case strings.ContainsAny(p.Name, "{}*?[]\\ \n"):
+		return fmt.Errorf("pop.name = %q: letters, digits and - . _", p.Name)
 	case p.Redis == "" && (p.Listen != "" || p.RedisCA != ""):
 		return errors.New("pop.redis is missing: nodes find each other by it")
 	case p.Listen != "" && p.Key == "" && p.Cert == "":
 		return errors.New("pop.key is missing, the secret of the PoP that lets nodes ask each other: make it by \"dew pop key FILE\" and copy it to every node")
 	case p.Cert != "" && (p.CA == "" || p.TLSKey == "" || p.Key != ""):
 		return errors.New("pop.cert goes with pop.ca and pop.tls_key, instead of pop.key")
-	case p.High < 0 || p.High > 1 || p.Low < 0 || p.Low > p.High && p.Low > 0 && p.High > 0:
-		return fmt.Errorf("pop.high = %g, pop.low = %g: shares of the capacity, low below high", p.High, p.Low)
+	case p.High != 0 && p.High < 0.1 || p.High > 1 || p.Low < 0 || p.Low > 0 && p.Low > cmp.Or(p.High, defaultHigh):
+		return fmt.Errorf("pop.high = %g, pop.low = %g: shares of the capacity, low below high, which is %g unless given", p.High, p.Low, defaultHigh)
 	case !slices.Contains([]string{"", "auto", "never"}, p.Copy):
 		return fmt.Errorf("pop.copy = %q: it is auto or never", p.Copy)
 	case p.Store != "" && !strings.HasPrefix(p.Store, "/"):
 		return fmt.Errorf("pop.store = %q: an absolute path", p.Store)
+	}
+	if err := p.validateAddresses(); err != nil {
+		return err
+	}
+	return p.validateTimes()
+}
+
+func (p PoP) validateAddresses() error {
+	for key, addr := range map[string]string{"listen": p.Listen, "advertise": p.Advertise} {
+		if addr == "" {
+			continue
+		}
+		if _, port, err := net.SplitHostPort(addr); err != nil || port == "" {
+			return fmt.Errorf("pop.%s = %q: HOST:PORT, such as 10.0.0.1:7070", key, addr)
+		}
+	}
+	return nil
+}
+
+// Of the times of package pop and its session, which see.
+const (
+	defaultHigh  = 0.95
+	defaultLease = Duration(15 * time.Second)
+	defaultGrace = Duration(time.Minute)
+	leastForget  = Duration(time.Minute)
+)
+
+// validateTimes refuses times with which nodes would take each other for dead, or what another
+// one uses for unused.
+func (p PoP) validateTimes() error {
+	for _, t := range []struct {
+		key      string
+		d, least Duration
+	}{
+		{"lease", p.Lease, Duration(time.Second)}, {"grace", p.Grace, Duration(time.Second)}, {"forget", p.Forget, leastForget},
+		{"verify", p.Verify, Duration(time.Second)}, {"patience", p.Patience, Duration(100 * time.Millisecond)},
+	} {
+		if t.d != 0 && t.d < t.least {
+			return fmt.Errorf("pop.%s = %q: at least %v", t.key, time.Duration(t.d), time.Duration(t.least))
+		}
+	}
+	lease, grace := cmp.Or(p.Lease, defaultLease), cmp.Or(p.Grace, defaultGrace)
+	switch {
+	case grace <= lease:
+		return fmt.Errorf("pop.grace = %q is not longer than pop.lease = %q: a node that was cut off for a moment would find gone what it uses", time.Duration(grace), time.Duration(lease))
+	case p.Forget != 0 && p.Forget <= grace:
+		return fmt.Errorf("pop.forget = %q is not longer than pop.grace = %q", time.Duration(p.Forget), time.Duration(grace))
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
 	"dewpoint/internal/pop/redis"
+	"dewpoint/internal/pop/session"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -41,6 +42,9 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 	}
 	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name), Damaged: d.popDamaged, Replaced: d.popReplaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
 		House: time.Duration(f.Grace) / 3}
+	if err := config.CheckNode(out.Node); err != nil {
+		return out, fmt.Errorf("node = %w; give pop.node", err)
+	}
 	var err error
 	d.pop = &popParts{}
 	if d.pop.coord, err = d.coordinator(out.Node); err != nil {
@@ -125,10 +129,17 @@ func (d *Daemon) copyRoom(bytes int64) bool { return d.excess()+bytes <= 0 }
 func (d *Daemon) coordinator(node string) (pop.Coordinator, error) {
 	f := d.cfg.File.PoP
 	common := pop.Config{Node: node, TTL: time.Duration(f.Lease), Log: d.log}
+	var s *session.Session
+	var err error
 	if f.Redis == "" {
-		return local.New(common)
+		s, err = local.New(common)
+	} else {
+		s, err = redis.New(redis.Config{Config: common, URL: f.Redis, CA: f.RedisCA, PoP: cmp.Or(f.Name, "pop")})
 	}
-	return redis.New(redis.Config{Config: common, URL: f.Redis, CA: f.RedisCA, PoP: cmp.Or(f.Name, "pop")})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 func popAuth(f config.PoP) (*peer.Auth, error) {
@@ -177,6 +188,9 @@ func (d *Daemon) leavePoP() {
 	}
 	if d.pop.peers != nil {
 		d.pop.peers.Close()
+	}
+	if d.pop.coord == nil {
+		return
 	}
 	if err := d.pop.coord.Close(); err != nil && !errors.Is(err, pop.ErrAway) {
 		d.log.Warn("leave the PoP", "err", err)

@@ -3,6 +3,8 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,5 +70,24 @@ func TestPoPFindings(t *testing.T) {
 	got := silentFindings(well)
 	if len(got) != 1 || got[0].What != "PoP node c" || got[0].Remedy != `if it is gone for good: "dew pop forget c"` {
 		t.Errorf("%+v", got)
+	}
+}
+
+// A configuration that cannot be is an error that says so, and dewd ends by it.
+func TestWrongPoPIsAnError(t *testing.T) {
+	for want, c := range map[string]config.PoP{
+		"address of the PoP's Redis": {Redis: "http://10.0.0.9"},
+		"too short":                  {Redis: "redis://10.0.0.9:6379", Lease: config.Duration(time.Millisecond)},
+		"is no id":                   {Redis: "redis://10.0.0.9:6379", Name: "{x}"},
+		"lease period":               {Store: "/mnt/pop", Lease: config.Duration(time.Millisecond)},
+		"pop.node":                   {Store: "/mnt/pop", Node: "a/b"},
+		"pop key":                    {Redis: "redis://10.0.0.9:6379", Key: "/dev/null"},
+		"policy":                     {Store: "/mnt/pop", Policy: "best"},
+	} {
+		d := &Daemon{name: "n1", cfg: Config{File: config.Config{PoP: c}}, log: slog.New(slog.DiscardHandler)}
+		if _, err := d.joinPoP(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q in it", c, err, want)
+		}
+		d.leavePoP()
 	}
 }
