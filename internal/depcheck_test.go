@@ -15,7 +15,7 @@ import (
 // those before it. Packages in one row are equals and do not import each other.
 var order = [][]string{
 	{"durable", "node", "image"},
-	{"config", "inflate", "presence", "toc", "checkpoint/image"},
+	{"config", "inflate", "presence", "toc", "checkpoint/image", "checkpoint/hooks"},
 	{"bdi", "registry", "erofs", "tree"},
 	{"mount", "pack", "datafs", "profile"},
 	{"evict"},
