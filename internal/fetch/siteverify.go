@@ -78,7 +78,7 @@ func (p *Puller) VerifyPoP(ctx context.Context, ids []digest.Digest, found func(
 // toVerify are the records of the layers that are named, or of all.
 func (s *site) toVerify(ctx context.Context, st *pop.Store, ids, broken []digest.Digest) ([]*pop.Layer, error) {
 	if len(ids) == 0 {
-		layers, err := st.Layers(ctx)
+		layers, err := st.Objects(ctx)
 		if len(layers) > 0 || errors.Is(err, pop.ErrDamaged) { // what cannot be read was told of
 			err = nil
 		}
@@ -356,7 +356,7 @@ func (s *site) verifyDue(ctx context.Context) error {
 			s.mend(ctx, st, id)
 		}
 	}
-	layers, err := st.Layers(ctx)
+	layers, err := st.Objects(ctx)
 	for _, l := range layers {
 		select {
 		case <-lease.Lost():

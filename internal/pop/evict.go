@@ -25,17 +25,17 @@ const AllInUse = "all that is left is in use"
 
 // Eviction is what Evict did.
 type Eviction struct {
-	Layers []digest.Digest
-	Bytes  int64  // that will be free when nobody can come back to them
-	Why    string // nothing, or why nothing was evicted though something should have been
+	Layers []digest.Digest // and checkpoints
+	Bytes  int64           // that will be free when nobody can come back to them
+	Why    string          // nothing, or why nothing was evicted though something should have been
 }
 
-// Evict takes layers out of the store that no node uses, until it has room for
+// Evict takes layers and checkpoints out of the store that no node uses, until it has room for
 // want bytes more, or down to its low watermark if it is above the high one. It does nothing
 // unless the coordinator answers, remembers, and lets this node evict; then
 // Eviction.Why says so. Deleting follows: see Sweep.
 func (s *Store) Evict(ctx context.Context, want int64) (Eviction, error) {
-	layers, err := s.Layers(ctx)
+	layers, err := s.Objects(ctx)
 	if layers == nil && err != nil {
 		return Eviction{}, err
 	}
@@ -52,14 +52,14 @@ func (s *Store) Evict(ctx context.Context, want int64) (Eviction, error) {
 		return Eviction{Why: whyNot(err, "")}, nil
 	}
 	defer lease.Release(context.WithoutCancel(ctx))
-	e := &evicting{s: s, lease: lease, layers: map[string]*Layer{}}
+	e := &evicting{s: s, lease: lease, layers: map[string]*Layer{}, on: uppers(layers), excess: excess, over: over}
 	for _, l := range layers {
 		e.layers[l.DiffID.String()] = l
 	}
 	if err := e.load(ctx); err != nil {
 		return Eviction{Why: whyNot(err, "")}, nil
 	}
-	err = e.run(ctx, excess, over)
+	err = e.run(ctx)
 	return e.done, errors.Join(err, e.save(ctx))
 }
 
@@ -120,6 +120,9 @@ type evicting struct {
 	policy   evict.Policy
 	position string
 	users    map[string][]string
+	on       map[string]int   // how many checkpoints stand on a layer
+	excess   int64            // bytes that are to go
+	over     map[string]int64 // of these quotas, so many
 	done     Eviction
 }
 
@@ -200,16 +203,16 @@ func (e *evicting) save(ctx context.Context) error {
 }
 
 // run evicts until excess bytes are gone and no quota is exceeded.
-func (e *evicting) run(ctx context.Context, excess int64, over map[string]int64) error {
+func (e *evicting) run(ctx context.Context) error {
 	kept := map[string]bool{} // came into use meanwhile
-	for excess > 0 || len(over) > 0 {
+	for e.excess > 0 || len(e.over) > 0 {
 		select {
 		case <-e.lease.Lost():
 			e.done.Why = "the lease was lost"
 			return nil
 		default:
 		}
-		key, ok := e.policy.Victim(func(key string) bool { return !kept[key] && e.may(key, excess, over) })
+		key, ok := e.policy.Victim(func(key string) bool { return !kept[key] && e.may(key) })
 		if !ok {
 			e.done.Why = AllInUse
 			return nil
@@ -219,38 +222,53 @@ func (e *evicting) run(ctx context.Context, excess int64, over map[string]int64)
 			e.policy.Remove(key)
 			continue
 		}
-		gone, err := e.s.evict(ctx, l.DiffID)
+		gone, err := e.take(ctx, key, l)
 		if err != nil {
 			return err
 		}
-		if !gone {
-			kept[key] = true
-			continue
-		}
-		e.policy.Remove(key)
-		delete(e.layers, key)
-		e.done.Layers, e.done.Bytes = append(e.done.Layers, l.DiffID), e.done.Bytes+l.Size
-		excess -= l.Size
-		lessen(over, l)
+		kept[key] = !gone
 	}
 	return nil
 }
 
+// take evicts one object, and the layer that it stood on if nothing else does. It
+// reports whether the object has gone.
+func (e *evicting) take(ctx context.Context, key string, l *Layer) (bool, error) {
+	gone, err := e.s.evict(ctx, l.DiffID)
+	if err != nil || !gone {
+		return false, err
+	}
+	e.policy.Remove(key)
+	delete(e.layers, key)
+	e.done.Layers, e.done.Bytes = append(e.done.Layers, l.DiffID), e.done.Bytes+l.Size
+	e.excess -= l.Size
+	lessen(e.over, l)
+	if l.Upper == "" {
+		return true, nil
+	}
+	on := l.Upper.String()
+	e.on[on]--
+	if under := e.layers[on]; under != nil && e.on[on] == 0 && len(e.users[on]) == 0 {
+		_, err = e.take(ctx, on, under)
+	}
+	return true, err
+}
+
 // may reports whether a layer may be evicted, and helps.
-func (e *evicting) may(key string, excess int64, over map[string]int64) bool {
+func (e *evicting) may(key string) bool {
 	l := e.layers[key]
 	if l == nil {
 		return true // it is gone already: the policy is to forget it
 	}
-	if len(e.users[key]) > 0 {
+	if len(e.users[key]) > 0 || e.on[key] > 0 {
 		return false
 	}
-	for prefix := range over {
+	for prefix := range e.over {
 		if strings.HasPrefix(l.Image, prefix) {
 			return true
 		}
 	}
-	return excess > 0
+	return e.excess > 0
 }
 
 func lessen(over map[string]int64, l *Layer) {

@@ -153,13 +153,17 @@ func (s *Store) mark(ctx context.Context, id digest.Digest) error {
 }
 
 // Unuse takes this node's mark away. The layer must not be mounted here any more.
-// After an error the mark may be there or not, and Used has the layer.
+// After an error the mark may be there or not, and Used has the layer. What is held (see Hold)
+// keeps its mark.
 func (s *Store) Unuse(ctx context.Context, id digest.Digest) error {
 	end, err := s.turn(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer end()
+	if s.isHeld(id) {
+		return nil
+	}
 	return s.unmark(ctx, id)
 }
 

@@ -53,7 +53,7 @@ type StoreConfig struct {
 	Log    *slog.Logger // nil discards
 }
 
-// Store is what the nodes of a PoP share: complete layers, each as a few
+// Store is what the nodes of a PoP share: complete layers and checkpoints, each as a few
 // immutable files, and what is known of images. It is safe for concurrent use,
 // by any number of nodes, of which each has one Store.
 //
@@ -75,13 +75,15 @@ type Store struct {
 
 	mu    sync.Mutex
 	used  map[digest.Digest]*marks // what this node has marked, or may have
+	held  map[digest.Digest]int    // of these, what Unuse leaves marked
 	turns map[digest.Digest]chan struct{}
 	beat  uint64
 	seen  map[string]*silence // of other nodes
 
+	records map[string]seenRecord // of Objects and Checkpoints, by file
+
 	sweeping sync.Mutex
-	since    map[string]sighting   // guarded by sweeping
-	records  map[string]seenRecord // of Layers, by file
+	since    map[string]sighting // guarded by sweeping
 }
 
 // silence is how long a node's counter has stood still, by this node's clock.
@@ -90,7 +92,7 @@ type silence struct {
 	since time.Time
 }
 
-// Layer is the record of a complete layer.
+// Layer is the record of a complete layer, or of a checkpoint.
 type Layer struct {
 	Version  int           `json:"version"`
 	DiffID   digest.Digest `json:"diff_id"`
@@ -105,6 +107,10 @@ type Layer struct {
 	Cost float64 `json:"cost,omitempty"`
 	// Image is the reference that it was fetched for first.
 	Image string `json:"image,omitempty"`
+	// Checkpoint, unless empty, says that this is no layer but a checkpoint, and which:
+	// for who makes and uses it. Upper is the layer that it stands on, "" for none.
+	Checkpoint json.RawMessage `json:"checkpoint,omitempty"`
+	Upper      digest.Digest   `json:"upper,omitempty"`
 }
 
 // SumBytes is how much of a layer's tar one of its sums covers.
@@ -129,7 +135,8 @@ const storeFile = "dewpoint.json"
 // nothing that was opened has to be closed.
 func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	cfg = cfg.withDefaults()
-	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]*marks{}, turns: map[digest.Digest]chan struct{}{}, seen: map[string]*silence{}}
+	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]*marks{}, held: map[digest.Digest]int{},
+		turns: map[digest.Digest]chan struct{}{}, seen: map[string]*silence{}, records: map[string]seenRecord{}}
 	b, err := cfg.FS.ReadFile(ctx, storeFile)
 	if errors.Is(err, fs.ErrNotExist) && cfg.ID != "" {
 		return nil, fmt.Errorf("%w: there was the store %s, and nothing is there now", ErrForeign, cfg.ID)
@@ -218,7 +225,7 @@ const (
 	trashDir  = "trash"
 )
 
-var storeDirs = []string{layersDir, fillDir, packsDir, imagesDir, refsDir, nodesDir, trashDir, verifiedDir}
+var storeDirs = []string{layersDir, fillDir, packsDir, imagesDir, refsDir, nodesDir, trashDir, verifiedDir, failedDir, ordersDir}
 
 // ID is the store's own name, by which a PoP's nodes know that they share it.
 func (s *Store) ID() string { return s.id }
@@ -283,7 +290,7 @@ func (s *Store) readRecord(ctx context.Context, name string) (*Layer, error) {
 func (l *Layer) valid() bool {
 	hex, _, ok := parseName(l.Name)
 	return ok && l.Version == formatVersion && l.DiffID.Validate() == nil && l.DiffID.Algorithm() == digest.SHA256 && hex == l.DiffID.Encoded() && l.Size >= 0 &&
-		int64(len(l.Sums)) == (l.Size+SumBytes-1)/SumBytes*sha256.Size && l.Table.Validate() == nil
+		int64(len(l.Sums)) == (l.Size+SumBytes-1)/SumBytes*sha256.Size && l.Table.Validate() == nil && (l.Upper == "" || l.Upper.Validate() == nil)
 }
 
 func recordOf(id digest.Digest) string { return path.Join(layersDir, id.Encoded()+".json") }
@@ -312,10 +319,16 @@ func parseName(name string) (hex string, token uint64, ok bool) {
 // Data is the name of the file that has the layer's tar.
 func (l *Layer) Data() string { return l.data() }
 
-// Layers returns the records of all layers in the store. Those that cannot be
+// Layers is Objects without checkpoints.
+func (s *Store) Layers(ctx context.Context) ([]*Layer, error) {
+	all, err := s.Objects(ctx)
+	return slices.DeleteFunc(all, func(l *Layer) bool { return l.Checkpoint != nil }), err
+}
+
+// Objects returns the records of all layers and checkpoints in the store. Those that cannot be
 // read are left out and reported together. A record whose file has not changed
 // since it was read last is not read again.
-func (s *Store) Layers(ctx context.Context) ([]*Layer, error) {
+func (s *Store) Objects(ctx context.Context) ([]*Layer, error) {
 	ents, err := s.cfg.FS.ReadDir(ctx, layersDir)
 	if err != nil {
 		return nil, err

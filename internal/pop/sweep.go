@@ -37,7 +37,7 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 	if err == nil { // else not all is named
 		err = w.orphans(ctx)
 	}
-	err = errors.Join(strays, err, w.temporary(ctx), s.forgetVerified(ctx))
+	err = errors.Join(strays, err, w.temporary(ctx), w.incomplete(ctx), s.forgetVerified(ctx), w.forgetNotes(ctx))
 	s.since = w.ages
 	return w.freed, err
 }

@@ -1,0 +1,230 @@
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"dewpoint/internal/checkpoint/image"
+	"dewpoint/internal/durable"
+
+	"golang.org/x/sys/unix"
+)
+
+// unpacked is a directory of the cache, or one that is on its way; Store.mu guards it.
+type unpacked struct {
+	id    string        // of the checkpoint
+	name  string        // below the cache
+	ready chan struct{} // closed when it is there, or not to be had
+	err   error         // why not
+	users int
+	size  int64 // on disk
+	used  time.Time
+}
+
+const (
+	bootFile = "boot"
+	metaEnd  = "-meta" // of a directory without memory
+)
+
+// loadCache takes up what is unpacked already, if it is of this boot: it was never made durable.
+func (s *Store) loadCache() error {
+	dir := s.path(cacheDir)
+	boot, err := os.ReadFile(filepath.Join(dir, bootFile))
+	fresh := err == nil && string(boot) == durable.BootID() && len(boot) > 0
+	ents, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var errs error
+	for _, e := range ents {
+		id := strings.TrimSuffix(e.Name(), metaEnd)
+		switch fi, err := e.Info(); {
+		case e.Name() == bootFile:
+		case err == nil && fresh && e.IsDir() && digestOf(id).Validate() == nil:
+			u := &unpacked{id: id, name: e.Name(), ready: make(chan struct{}), used: fi.ModTime()}
+			u.size, err = diskUse(filepath.Join(dir, e.Name()))
+			errs = errors.Join(errs, err)
+			close(u.ready)
+			s.cache[u.name] = u
+		default:
+			errs = errors.Join(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	if errs != nil || fresh {
+		return errs
+	}
+	return os.WriteFile(filepath.Join(dir, bootFile), []byte(durable.BootID()), 0o600)
+}
+
+// diskUse is how many bytes the files below dir take.
+func diskUse(dir string) (sum int64, err error) {
+	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return &os.PathError{Op: "lstat", Path: path, Err: err}
+		}
+		sum += st.Blocks * 512
+		return nil
+	})
+	return sum, err
+}
+
+// Unpacked is a directory with the checkpoint's files as its engine wrote them, which
+// must not be changed, and stays until release is called. All callers share it: the
+// first unpacks it, from this node's data file or from the PoP's store, the others wait. It was
+// verified as it was unpacked. An error wraps ErrUnknown, image.ErrDamaged, in which case the
+// damaged data are gone, or what reading or writing returned; no directory is left then.
+func (s *Store) Unpacked(ctx context.Context, r Record) (dir string, release func(), err error) {
+	return s.cached(ctx, r.ID, r.ID, func(ctx context.Context, dir string) error {
+		img, d, err := s.reader(ctx, r)
+		if err != nil {
+			return err
+		}
+		err = errors.Join(img.Unpack(ctx, dir, s.cfg.Workers), d.Close())
+		s.doubt(ctx, r, d.Local, err)
+		return err
+	})
+}
+
+// Meta is Unpacked without memory, which is to be read from the image: both stay until release.
+func (s *Store) Meta(ctx context.Context, r Record) (dir string, img *image.Reader, release func(), err error) {
+	img, d, err := s.reader(ctx, r)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	dir, end, err := s.cached(ctx, r.ID, r.ID+metaEnd, func(_ context.Context, dir string) error { return img.Meta(dir) })
+	if err != nil {
+		err = errors.Join(err, d.Close())
+		s.doubt(ctx, r, d.Local, err)
+		return "", nil, nil, err
+	}
+	return dir, img, func() {
+		end()
+		if err := d.Close(); err != nil {
+			s.cfg.Log.Debug("close a checkpoint's data", "id", r.ID, "err", err)
+		}
+	}, nil
+}
+
+// cached is the directory of that name in the cache, which fill fills if there is none.
+func (s *Store) cached(ctx context.Context, id, name string, fill func(ctx context.Context, dir string) error) (string, func(), error) {
+	for {
+		s.mu.Lock()
+		u := s.cache[name]
+		mine := u == nil
+		if mine {
+			u = &unpacked{id: id, name: name, ready: make(chan struct{})}
+			s.cache[name] = u
+		}
+		u.users++
+		s.mu.Unlock()
+		if mine {
+			s.fill(ctx, u, fill)
+		}
+		select {
+		case <-u.ready:
+		case <-ctx.Done():
+			s.release(u)
+			return "", nil, context.Cause(ctx)
+		}
+		if u.err == nil {
+			return filepath.Join(s.path(cacheDir), name), sync.OnceFunc(func() { s.release(u) }), nil
+		}
+		s.release(u)
+		if mine || !errors.Is(u.err, context.Canceled) && !errors.Is(u.err, context.DeadlineExceeded) {
+			return "", nil, fmt.Errorf("unpack checkpoint %.12s: %w", id, u.err)
+		} // else who came first has given up: it is the next one's turn
+	}
+}
+
+// fill makes the directory under a temporary name.
+func (s *Store) fill(ctx context.Context, u *unpacked, fill func(ctx context.Context, dir string) error) {
+	s.trimCache()
+	tmp := filepath.Join(s.path(cacheDir), u.name+"."+rand.Text()[:8]+tmpEnd)
+	err := os.Mkdir(tmp, 0o700)
+	if err == nil {
+		err = fill(ctx, tmp)
+	}
+	var size int64
+	if err == nil {
+		size, err = diskUse(tmp)
+	}
+	if err == nil {
+		err = os.Rename(tmp, filepath.Join(s.path(cacheDir), u.name))
+	}
+	if err != nil {
+		err = errors.Join(err, os.RemoveAll(tmp))
+	}
+	s.mu.Lock()
+	u.size, u.err, u.used = size, err, time.Now()
+	if err != nil {
+		delete(s.cache, u.name)
+	}
+	s.mu.Unlock()
+	close(u.ready)
+	s.trimCache()
+}
+
+func (s *Store) release(u *unpacked) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u.users--
+	u.used = time.Now()
+}
+
+// trimCache removes what has been idle for long, and the least recently used beyond CacheBytes.
+func (s *Store) trimCache() {
+	s.mu.Lock()
+	all := make([]*unpacked, 0, len(s.cache))
+	var sum int64
+	for _, u := range s.cache {
+		all = append(all, u)
+		sum += u.size
+	}
+	slices.SortFunc(all, func(a, b *unpacked) int { return a.used.Compare(b.used) })
+	idle := map[*unpacked]bool{}
+	for _, u := range all {
+		if u.users == 0 && (sum > s.cfg.CacheBytes || time.Since(u.used) > s.cfg.CacheIdle) {
+			idle[u] = true
+			sum -= u.size
+		}
+	}
+	s.mu.Unlock()
+	s.evictCache(func(u *unpacked) bool { return idle[u] })
+}
+
+// evictCache removes those that which chooses and nobody uses.
+func (s *Store) evictCache(which func(u *unpacked) bool) {
+	var names []string
+	s.mu.Lock()
+	for name, u := range s.cache {
+		if u.users > 0 || !which(u) {
+			continue
+		}
+		old, gone := filepath.Join(s.path(cacheDir), name), filepath.Join(s.path(cacheDir), name+"."+rand.Text()[:8]+tmpEnd)
+		if err := os.Rename(old, gone); err != nil {
+			s.cfg.Log.Warn("an unpacked checkpoint stays", "dir", old, "err", err)
+			continue
+		}
+		delete(s.cache, name)
+		names = append(names, gone)
+	}
+	s.mu.Unlock()
+	for _, name := range names {
+		if err := os.RemoveAll(name); err != nil {
+			s.cfg.Log.Warn("an unpacked checkpoint stays until the next start", "dir", name, "err", err)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// shared is the records of the PoP's store, and what nodes have failed at. Those that cannot
+// be understood are left out.
+func (s *Store) shared(ctx context.Context) ([]Record, failed, error) {
+	st := s.pop()
+	if st == nil {
+		return nil, nil, nil
+	}
+	objects, err := st.Checkpoints(ctx)
+	if err != nil && objects == nil {
+		return nil, nil, err
+	}
+	var all []Record
+	for _, l := range objects {
+		r, err := parse(l.Checkpoint)
+		if err == nil && (digestOf(r.ID) != l.DiffID || r.Data.Size != l.Size) {
+			err = fmt.Errorf("%w: %s has the record of %s", ErrDamaged, l.DiffID, r.ID)
+		}
+		if err != nil {
+			s.cfg.Log.Debug("a checkpoint of the PoP's store cannot be understood", "err", err)
+			continue
+		}
+		all = append(all, r)
+	}
+	f, err := s.failures(ctx)
+	return all, f, err
+}
+
+// upperThere reports whether the PoP's store has the layer.
+func (s *Store) upperThere(ctx context.Context, upper *Layer) bool {
+	if upper == nil {
+		return true
+	}
+	st := s.pop()
+	return st != nil && st.Has(ctx, upper.DiffID)
+}
+
+// Publish copies a checkpoint of this node into the PoP's store, verifying it, unless
+// it is there. Its upper layer is there already, else the error wraps ErrNoUpper; it wraps
+// ErrQuarantined if restoring failed too often, ErrDamaged if the data are not what the record says, ErrNoPoP, ErrUnknown.
+func (s *Store) Publish(ctx context.Context, id string) error {
+	if err := s.publish(ctx, id); err != nil {
+		return fmt.Errorf("publish checkpoint %.12s: %w", id, err)
+	}
+	return nil
+}
+
+func (s *Store) publish(ctx context.Context, id string) error {
+	st := s.pop()
+	if st == nil {
+		return ErrNoPoP
+	}
+	e, d, err := s.open(id)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	failed, err := s.failures(ctx)
+	if err != nil {
+		return err
+	}
+	if _, bad := s.judge(id, failed); bad {
+		return ErrQuarantined
+	}
+	if !s.upperThere(ctx, e.Upper) {
+		return ErrNoUpper
+	}
+	if st.Has(ctx, digestOf(id)) {
+		return nil
+	}
+	b, err := json.Marshal(e.Record)
+	if err != nil {
+		return err
+	}
+	l := pop.Layer{Size: e.Data.Size, Image: e.Image, Cost: max(0.1, e.Boot-e.Record.Restore), Checkpoint: b}
+	if e.Upper != nil {
+		l.Upper = e.Upper.DiffID
+	}
+	return copyTo(ctx, st, digestOf(id), e.Data.Digest, d, l)
+}
+
+// copyTo publishes a data file if its bytes are right.
+func copyTo(ctx context.Context, st *pop.Store, id, want digest.Digest, d *Data, l pop.Layer) error {
+	draft, err := st.Draft(ctx, id, st.Above(ctx, id)+1)
+	if err != nil {
+		return err
+	}
+	h := sha256.New()
+	_, err = io.CopyBuffer(io.MultiWriter(draft, h), cancelled{ctx, io.NewSectionReader(d, 0, d.Size)}, make([]byte, 1<<20))
+	if err == nil && digest.NewDigest(digest.SHA256, h) != want {
+		err = fmt.Errorf("%w: this node's copy", ErrDamaged)
+	}
+	if err != nil {
+		return errors.Join(err, draft.Abandon(context.WithoutCancel(ctx)))
+	}
+	return errors.Join(draft.Publish(ctx, l, nil), draft.Close())
+}
+
+// unpublish takes a checkpoint out of the PoP's store, and reports whether it was there.
+func (s *Store) unpublish(ctx context.Context, id string) (bool, error) {
+	st := s.pop()
+	if st == nil || digestOf(id).Validate() != nil || !st.Has(ctx, digestOf(id)) {
+		return false, nil
+	}
+	l, err := st.Record(ctx, digestOf(id))
+	if err == nil {
+		err = st.Quarantine(ctx, l)
+	}
+	if errors.Is(err, pop.ErrUnknown) {
+		return false, nil
+	}
+	return true, err
+}

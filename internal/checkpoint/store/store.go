@@ -1,0 +1,373 @@
+// Package store keeps checkpoints: on the node below one directory, and in the
+// store that the nodes of a PoP share.
+//
+// A checkpoint is a data file (package image), the writable layer as it was, and a
+// Record that names both. The layer is kept as any layer is, elsewhere. Nothing of a
+// checkpoint ever changes, but what is noted of it: how often restoring it failed, and
+// which of its memory is touched first.
+//
+// On the node a checkpoint is there when its record is: the data file is durable before
+// that, and the record goes first when a checkpoint is removed. What a crash leaves is no
+// checkpoint, and goes at Open. In the PoP's store it is one more object beside
+// the layers, under the same rules (package pop): published by a rename, marked by who
+// reads it, evicted by what it saves for its size.
+//
+// To restore, an engine needs a directory of plain files. It is unpacked once, into
+// the cache, and shared by all clones; who uses it says when it is used no more. The cache is
+// bounded, holds for one boot of the machine, and costs only time when it is lost.
+//
+// Checkpoints hold what a process had in memory, secrets too: directories have mode
+// 0700 and files 0600.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"dewpoint/internal/durable"
+	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
+)
+
+var (
+	// ErrUnknown says that there is no such checkpoint.
+	ErrUnknown = errors.New("no such checkpoint")
+	// ErrDamaged says that a checkpoint is not what it was.
+	ErrDamaged = errors.New("damaged checkpoint")
+	// ErrInUse says that a checkpoint is being read.
+	ErrInUse = errors.New("the checkpoint is in use")
+	// ErrNoUpper says that a checkpoint's upper layer is not in the PoP's store.
+	ErrNoUpper = errors.New("its upper layer is not in the PoP's store")
+	// ErrNoPoP says that there is no PoP's store, or that it is away.
+	ErrNoPoP = errors.New("there is no PoP's store now")
+	// ErrQuarantined says that restoring a checkpoint has failed too often.
+	ErrQuarantined = errors.New("the checkpoint is quarantined")
+)
+
+// Config says where checkpoints are kept. Dir and Node are required.
+type Config struct {
+	Dir  string // made if need be
+	Node string
+	// PoP is the store that this node shares, nil while there is none; nil is never.
+	PoP func() *pop.Store
+	// Keep is how many checkpoints of one image and key this node keeps; 0 is 2.
+	Keep int
+	// MaxBytes bounds the data files here, CacheBytes the cache of unpacked
+	// ones; 0 is 4 GiB and 4 GiB. What is in use is kept beyond that.
+	MaxBytes, CacheBytes int64
+	// CacheIdle is how long what nobody uses stays in the cache; 0 is an hour.
+	CacheIdle time.Duration
+	// MaxFailures is after how many failures in a row a checkpoint is not used any
+	// more on this node; after twice as many, of two nodes at least, it leaves the PoP's store. 0 is 3.
+	MaxFailures int
+	Workers     int          // that unpack one data file; 0 is 2
+	Log         *slog.Logger // nil discards
+}
+
+func (c Config) withDefaults() Config {
+	if c.Keep == 0 {
+		c.Keep = 2
+	}
+	if c.MaxBytes == 0 {
+		c.MaxBytes = 4 << 30
+	}
+	if c.CacheBytes == 0 {
+		c.CacheBytes = 4 << 30
+	}
+	if c.CacheIdle == 0 {
+		c.CacheIdle = time.Hour
+	}
+	if c.MaxFailures == 0 {
+		c.MaxFailures = 3
+	}
+	if c.Workers == 0 {
+		c.Workers = 2
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Store is a node's checkpoints. It is safe for concurrent use, by one process:
+// the owner of the node's root.
+type Store struct {
+	cfg Config
+
+	change sync.Mutex // held while files appear or go
+
+	mu      sync.Mutex
+	entries map[string]*entry // by ID
+	notes   map[string]notes  // by ID, of what is in entries or in the PoP's store
+	cache   map[string]*unpacked
+}
+
+// entry is a checkpoint whose data are here; Store.mu guards what changes.
+type entry struct {
+	Record
+	readers int
+	used    time.Time
+}
+
+const (
+	dataEnd   = ".data"
+	recordEnd = ".json"
+	notesEnd  = ".notes"
+	orderEnd  = ".order"
+	tmpEnd    = ".tmp"
+	scratch   = "scratch-"
+	cacheDir  = "cache"
+)
+
+// Open opens the store in cfg.Dir and removes what a crash has left there.
+// There is nothing to be closed.
+func Open(cfg Config) (*Store, error) {
+	s := &Store{cfg: cfg.withDefaults(), entries: map[string]*entry{}, notes: map[string]notes{}, cache: map[string]*unpacked{}}
+	if err := os.MkdirAll(s.path(cacheDir), 0o700); err != nil {
+		return nil, fmt.Errorf("open checkpoints: %w", err)
+	}
+	if err := os.Chmod(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open checkpoints: %w", err)
+	}
+	if err := errors.Join(s.load(), s.loadCache()); err != nil {
+		return nil, fmt.Errorf("open checkpoints: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Store) path(name string) string { return filepath.Join(s.cfg.Dir, name) }
+
+// load reads the records and removes what none of them names.
+func (s *Store) load() error {
+	ents, err := os.ReadDir(s.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range ents { // records first: they say what the rest is
+		if id, ok := strings.CutSuffix(e.Name(), recordEnd); ok {
+			s.adopt(id)
+		}
+	}
+	var errs error
+	for _, e := range ents {
+		name := e.Name()
+		id, end := name, filepath.Ext(name)
+		id = strings.TrimSuffix(id, end)
+		switch {
+		case name == cacheDir:
+		case end == notesEnd && digestOf(id).Validate() == nil: // of what is in the PoP's store, perhaps
+			s.loadNotes(id)
+		case s.entries[id] != nil && slices.Contains([]string{dataEnd, recordEnd, orderEnd}, end):
+		default:
+			errs = errors.Join(errs, os.RemoveAll(s.path(name)))
+		}
+	}
+	return errs
+}
+
+// adopt takes up the checkpoint of that ID, if it is whole.
+func (s *Store) adopt(id string) {
+	b, err := readFile(s.path(id + recordEnd))
+	var r Record
+	if err == nil {
+		r, err = parse(b)
+	}
+	if err == nil && r.ID != id {
+		err = fmt.Errorf("%w: it is the record of %.12s", ErrDamaged, r.ID)
+	}
+	var fi os.FileInfo
+	if err == nil {
+		fi, err = os.Stat(s.path(id + dataEnd))
+	}
+	if err == nil && fi.Size() != r.Data.Size {
+		err = fmt.Errorf("%w: %d bytes of %d", ErrDamaged, fi.Size(), r.Data.Size)
+	}
+	if err != nil {
+		s.cfg.Log.Warn("a checkpoint is dropped", "id", id, "err", err)
+		return
+	}
+	s.entries[id] = &entry{Record: r, used: fi.ModTime()}
+}
+
+// readFile reads a small file of this store's.
+func readFile(path string) ([]byte, error) {
+	fi, err := os.Stat(path)
+	if err == nil && fi.Size() > maxRecord {
+		err = fmt.Errorf("%w: %d bytes", ErrDamaged, fi.Size())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(path)
+}
+
+// Listed is a checkpoint and where it is.
+type Listed struct {
+	Record
+	Local       bool // its data are on this node
+	PoP         bool // they are in the PoP's store
+	Failures    int  // in a row, of restoring it, on all nodes
+	Quarantined bool // too many: it is not to be used here
+}
+
+// List returns the checkpoints of a manifest, "" is of all, newest first: those of this
+// node, and those of the PoP's store unless it does not answer, which is the error then.
+func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
+	all := map[string]*Listed{}
+	s.mu.Lock()
+	for id, e := range s.entries {
+		all[id] = &Listed{Record: e.Record, Local: true}
+	}
+	s.mu.Unlock()
+	shared, failed, err := s.shared(ctx)
+	for _, r := range shared {
+		if all[r.ID] == nil {
+			all[r.ID] = &Listed{Record: r}
+		}
+		all[r.ID].PoP = true
+	}
+	out := make([]Listed, 0, len(all))
+	for id, l := range all {
+		if manifest == "" || l.Manifest == manifest {
+			l.Failures, l.Quarantined = s.judge(id, failed)
+			out = append(out, *l)
+		}
+	}
+	slices.SortFunc(out, func(a, b Listed) int {
+		if c := b.Created.Compare(a.Created); c != 0 {
+			return c
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return out, err
+}
+
+// Find returns the checkpoints of a manifest and key that may be restored here, newest
+// first: not those in quarantine, and of the PoP's store only those whose upper layer is
+// there too. A PoP's store that does not answer has none.
+func (s *Store) Find(ctx context.Context, manifest, key string) []Listed {
+	all, err := s.List(ctx, manifest)
+	if err != nil {
+		s.cfg.Log.Debug("checkpoints of the PoP's store", "err", err)
+	}
+	return slices.DeleteFunc(all, func(l Listed) bool {
+		return l.Key != key || l.Quarantined || !l.Local && !s.upperThere(ctx, l.Upper)
+	})
+}
+
+// Uppers are the diffIDs of the layers that checkpoints on this node stand on: they
+// are to be kept on this node.
+func (s *Store) Uppers() map[digest.Digest]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := map[digest.Digest]bool{}
+	for _, e := range s.entries {
+		if e.Upper != nil {
+			all[e.Upper.DiffID] = true
+		}
+	}
+	return all
+}
+
+// Remove removes a checkpoint from this node and from the PoP's store. It returns
+// an error that wraps ErrUnknown if it is in neither, or ErrInUse if it is being read here.
+// Directories that were unpacked from it stay until they are not used any more.
+func (s *Store) Remove(ctx context.Context, id string) error {
+	s.change.Lock()
+	local, err := s.drop(id)
+	s.change.Unlock()
+	if err != nil {
+		return err
+	}
+	shared, err := s.unpublish(ctx, id)
+	if err == nil && !local && !shared {
+		err = fmt.Errorf("%.12s: %w", id, ErrUnknown)
+	}
+	s.evictCache(func(u *unpacked) bool { return u.id == id })
+	return err
+}
+
+// drop removes a checkpoint of this node that nobody reads; s.change is held.
+func (s *Store) drop(id string) (there bool, err error) {
+	s.mu.Lock()
+	e := s.entries[id]
+	if e != nil && e.readers > 0 {
+		s.mu.Unlock()
+		return true, fmt.Errorf("%.12s: %w", id, ErrInUse)
+	}
+	delete(s.entries, id)
+	s.mu.Unlock()
+	if e == nil {
+		return false, nil
+	}
+	// The record goes first, durably: what is left then is no checkpoint.
+	if err := os.Remove(s.path(id + recordEnd)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return true, err
+	}
+	err = durable.SyncDir(s.cfg.Dir)
+	for _, end := range []string{dataEnd, orderEnd} {
+		if rerr := os.Remove(s.path(id + end)); !errors.Is(rerr, os.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+	}
+	return true, err
+}
+
+// Tidy removes what retention and the bounds demand, and what has been idle. It is
+// to be called now and then.
+func (s *Store) Tidy(ctx context.Context) error {
+	s.change.Lock()
+	err := s.retain("")
+	s.change.Unlock()
+	s.trimCache()
+	return errors.Join(err, s.forgetNotes(ctx))
+}
+
+// retain removes checkpoints of this node beyond Keep for each image and key, and then
+// the least recently used beyond MaxBytes, but for the one of that ID and those that are
+// being read; s.change is held.
+func (s *Store) retain(but string) error {
+	s.mu.Lock()
+	all := make([]entry, 0, len(s.entries))
+	var sum int64
+	for _, e := range s.entries {
+		all = append(all, *e)
+		sum += e.Data.Size
+	}
+	s.mu.Unlock()
+	var errs error
+	gone := map[string]bool{}
+	remove := func(e entry) {
+		_, err := s.drop(e.ID)
+		if err == nil {
+			gone[e.ID] = true
+			sum -= e.Data.Size
+		} else if !errors.Is(err, ErrInUse) {
+			errs = errors.Join(errs, err)
+		}
+	}
+	slices.SortFunc(all, func(a, b entry) int { return b.Created.Compare(a.Created) })
+	kept := map[[2]string]int{}
+	for _, e := range all {
+		of := [2]string{e.Manifest, e.Key}
+		if kept[of]++; kept[of] > s.cfg.Keep && e.ID != but {
+			remove(e)
+		}
+	}
+	slices.SortFunc(all, func(a, b entry) int { return a.used.Compare(b.used) })
+	for _, e := range all {
+		if sum > s.cfg.MaxBytes && e.ID != but && !gone[e.ID] {
+			remove(e)
+		}
+	}
+	return errs
+}
