@@ -114,14 +114,14 @@ func criu(t *testing.T, args ...string) {
 // dump ends the process.
 func (b *bed) dump(t *testing.T) {
 	t.Helper()
-	criu(t, "dump", "-t", strconv.Itoa(b.alive), "-D", b.images, "-v1", "--shell-job")
+	criu(t, "dump", "-t", strconv.Itoa(b.alive), "-D", b.images, "-v1", "--shell-job", "--tcp-close")
 	b.alive = 0
 }
 
 func (b *bed) restore(t *testing.T) {
 	t.Helper()
 	pidfile := filepath.Join(t.TempDir(), "pid")
-	criu(t, "restore", "-d", "-D", b.images, "-v1", "--shell-job", "--pidfile", pidfile)
+	criu(t, "restore", "-d", "-D", b.images, "-v1", "--shell-job", "--tcp-close", "--pidfile", pidfile)
 	text, err := os.ReadFile(pidfile)
 	if err != nil {
 		t.Fatal(err)

@@ -86,7 +86,7 @@ type Container struct {
 // Runner runs hooks. The zero value is ready.
 type Runner struct {
 	Limit  time.Duration // of one command; default 30 s
-	Answer time.Duration // until every agent has reported; default 2 s
+	Answer time.Duration // until every agent has reported; default 5 s
 }
 
 // Error says which hook went wrong, and how.
@@ -136,7 +136,7 @@ func (r Runner) Before(ctx context.Context, c Container) error {
 // it returns nil every agent has reseeded its process and every command has
 // ended well. After an error the container is not to be used.
 func (r Runner) After(ctx context.Context, c Container) error {
-	ctxAgents, cancel := context.WithTimeout(ctx, cmp.Or(r.Answer, 2*time.Second))
+	ctxAgents, cancel := context.WithTimeout(ctx, cmp.Or(r.Answer, 5*time.Second))
 	defer cancel()
 	if err := renew(ctxAgents, c); err != nil {
 		return err

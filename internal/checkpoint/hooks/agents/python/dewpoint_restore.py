@@ -4,7 +4,8 @@ A thread waits at Dewpoint's bell. When the container's generation has changed,
 the process is a clone: it reseeds what is listed in reseed(), calls callbacks,
 and reports. An application may append functions without arguments to callbacks.
 
-DEWPOINT_RESEED=global leaves generators alone that the application made itself.
+DEWPOINT_RESEED=global leaves generators alone that the application made itself; to
+find them every object of the process is looked at.
 """
 
 import os
@@ -112,18 +113,20 @@ def _instances():
         return
     import gc
 
-    kinds = dict(_kinds())
+    kinds = list(_kinds())
+    renews = {}  # by the id of a type; None for the types that are no generators
     for o in gc.get_objects():
-        for kind, renew in kinds.items():
-            if issubclass(type(o), kind):
-                renew(o)
-                break
+        t = type(o)
+        if id(t) not in renews:
+            renews[id(t)] = next((renew for kind, renew in kinds if issubclass(t, kind)), None)
+        if renews[id(t)] is not None:
+            renews[id(t)](o)
 
 
 def _kinds():
     random = sys.modules.get("random")
     if random is not None:
-        yield random.SystemRandom, lambda o: None
+        yield random.SystemRandom, None
         yield random.Random, lambda o: o.seed()
     mtrand = sys.modules.get("numpy.random.mtrand")
     if mtrand is not None:
