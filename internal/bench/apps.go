@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -31,6 +33,16 @@ var applications = map[string]application{
 	"goweb":          page(8080),
 	"redis":          {"tcp:6379", talk(6379, "PING\r\n", "+PONG\r\n")},
 	"mariadb":        {"tcp:3306", talk(3306, "", "")},
+	"realtime":       page(3000),
+	"updater":        page(3000),
+	"web":            page(3000),
+	"docstore":       page(8000),
+	"spelling":       page(8000),
+	"tracker":        page(8000),
+	"clsi":           page(8000),
+	"chat":           page(8080),
+	"memory":         page(8080),
+	"ferretdb":       {"tcp:27017", countDocuments},
 }
 
 func applicationOf(image string) (application, error) {
@@ -87,6 +99,39 @@ func talk(port int, line, want string) func(context.Context, dialer) error {
 		}
 		return nil
 	}
+}
+
+// What a MongoDB client says to count the documents of the collection "files" (an OP_MSG with
+// {count: "files", $db: "files"}), and the field of the answer that says how many there are.
+const (
+	countMessage = "\x3a\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00\xdd\x07\x00\x00\x00\x00\x00\x00\x00" +
+		"\x25\x00\x00\x00\x02count\x00\x06\x00\x00\x00files\x00\x02$db\x00\x06\x00\x00\x00files\x00\x00"
+	countAnswer = "\x10n\x00\x20\x4e\x00\x00"
+)
+
+// countDocuments wants 20,000.
+func countDocuments(ctx context.Context, dial dialer) error {
+	conn, err := dial(ctx, "tcp", "127.0.0.1:27017")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(time.Second))
+	if _, err := io.WriteString(conn, countMessage); err != nil {
+		return err
+	}
+	var length [4]byte
+	if _, err := io.ReadFull(conn, length[:]); err != nil {
+		return err
+	}
+	rest := make([]byte, min(binary.LittleEndian.Uint32(length[:]), 4096)-4)
+	if _, err := io.ReadFull(conn, rest); err != nil {
+		return err
+	}
+	if !bytes.Contains(rest, []byte(countAnswer)) {
+		return fmt.Errorf("port 27017 answered %q", rest)
+	}
+	return nil
 }
 
 // askOnce asks an image's application once, from where it is called: what the

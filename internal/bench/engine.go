@@ -190,6 +190,7 @@ type docker struct {
 	variant   string   // appended to the name
 	downloads int      // max-concurrent-downloads; 0 is Docker's own, three
 	env       []string // of the daemon
+	bridge    bool     // containers have addresses of their own
 }
 
 func (d docker) name() string { return "docker" + d.variant }
@@ -218,8 +219,10 @@ func (d docker) missing() string {
 
 func (d docker) start(ctx context.Context, s *session) error {
 	args := []string{"--data-root", s.path("root"), "--exec-root", s.path("exec"), "--pidfile", s.path("pid"),
-		"--host", "unix://" + s.path("sock"), "--bridge=none", "--iptables=false", "--ip-forward=false",
-		"--storage-driver=overlay2", "--insecure-registry", testbed.Address, "--insecure-registry", testbed.FarAddress, "--log-level=error"}
+		"--host", "unix://" + s.path("sock"), "--iptables=false", "--ip-forward=false", "--storage-driver=overlay2", "--insecure-registry", testbed.Address, "--insecure-registry", testbed.FarAddress, "--log-level=error"}
+	if !d.bridge {
+		args = append(args, "--bridge=none")
+	}
 	if d.downloads > 0 {
 		args = append(args, fmt.Sprintf("--max-concurrent-downloads=%d", d.downloads))
 	}

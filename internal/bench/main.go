@@ -16,22 +16,23 @@ import (
 	"dewpoint/internal/demo"
 )
 
-// Main runs one command of the benchmark: "pull", "docker-pi", "lazy" and "pop" are the
+// Main runs one command of the benchmark: "pull", "docker-pi", "lazy", "pop" and "boot" are the
 // experiments, "demo" shows one deployment after the other, "images" builds what
-// they pull, "registry" serves it, "web" is the server that a pull disturbs, and
-// "ask" exercises a container that is profiled.
+// they pull, "registry" serves it, "web" is the server that a pull disturbs, "ask"
+// exercises a container that is profiled, and "load" is HTTP clients.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	self := ourselves(args)
 	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
-		"images": buildImages, "registry": serveRegistry, "web": serveWeb, "ask": askOnce,
+		"images": buildImages, "registry": serveRegistry, "web": serveWeb, "ask": askOnce, "load": generateLoad,
 		"pull":      experiment(comparePull, self),
 		"docker-pi": experiment(dockerPi, self),
 		"lazy":      experiment(compareLazy, self),
 		"pop":       experiment(comparePoP, self),
+		"boot":      experiment(compareBoot, self),
 		"demo":      experiment(demonstrate, self),
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("usage: bench pull|docker-pi|lazy|pop|demo|images|registry [-h]")
+		return errors.New("usage: bench pull|docker-pi|lazy|pop|boot|demo|images|registry [-h]")
 	}
 	return commands[args[0]](ctx, args[1:], stdout, stderr)
 }

@@ -20,8 +20,10 @@ import (
 type app struct {
 	packages []string
 	before   string // shell, run in the tree before the packages are installed
-	setup    string // shell, run in the tree after the packages are there
-	config   ocispec.ImageConfig
+	// files, unless nil, makes files in an empty directory, which are copied into the tree before the packages are installed.
+	files  func(ctx context.Context, dir string) error
+	setup  string // shell, run in the tree after the packages are there
+	config ocispec.ImageConfig
 }
 
 // The applications run as the official images of the same name do: in the
@@ -157,6 +159,7 @@ mount --bind /etc/resolv.conf "$top/tree/etc/resolv.conf"
 mount -t tmpfs tmpfs "$top/tree/tmp"
 mount -t tmpfs tmpfs "$top/tree/var/lib/apt/lists"
 mount -t tmpfs tmpfs "$top/tree/var/cache/apt"
+cp -a "$top/files/." "$top/tree/"
 cat > "$top/tree/tmp/apt.conf"
 chroot "$top/tree" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive \
 	APT_CONFIG=/tmp/apt.conf sh -ec "$inside"
@@ -171,14 +174,18 @@ func (b *builder) install(ctx context.Context, base *tree, a app) (layer, error)
 		return layer{}, err
 	}
 	defer os.RemoveAll(top)
-	for _, d := range []string{"upper", "work", "tree"} {
+	for _, d := range []string{"upper", "work", "tree", "files"} {
 		if err := os.Mkdir(filepath.Join(top, d), 0o755); err != nil {
 			return layer{}, err
 		}
 	}
+	if a.files != nil {
+		if err := a.files(ctx, filepath.Join(top, "files")); err != nil {
+			return layer{}, err
+		}
+	}
 	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--propagation", "private", "sh", "-ec", installScript)
-	cmd.Env = append(os.Environ(), "base="+base.dir, "top="+top, "inside="+
-		a.before+"\napt-get -qq update\napt-get -qq install -y --no-install-recommends "+strings.Join(a.packages, " ")+"\n"+a.setup)
+	cmd.Env = append(os.Environ(), "base="+base.dir, "top="+top, "inside="+a.inside())
 	cmd.Stdin = strings.NewReader(strings.Join(aptOptions(ctx), "\n"))
 	if err := run(cmd); err != nil {
 		return layer{}, err
@@ -192,6 +199,15 @@ func (b *builder) install(ctx context.Context, base *tree, a app) (layer, error)
 	return b.store.pack(ocispec.MediaTypeImageLayerGzip, gzip6, func(l *layerWriter) error {
 		return archive.WriteDiff(ctx, l, base.dir, merged)
 	})
+}
+
+// inside is the shell script that installs the application.
+func (a app) inside() string {
+	install := ""
+	if len(a.packages) > 0 {
+		install = "apt-get -qq update\napt-get -qq install -y --no-install-recommends " + strings.Join(a.packages, " ")
+	}
+	return strings.Join([]string{a.before, install, a.setup}, "\n")
 }
 
 // aptSources gives the sources.list lines of the machine's own Debian suites.

@@ -63,6 +63,9 @@ func recipes() map[string]recipe {
 			all[name+":zstd"] = recipe{layers: recompressed(name + ":1"), config: a.config}
 		}
 	}
+	for name, a := range boots {
+		all[name+":boot"] = recipe{layers: a.layers, config: a.config}
+	}
 	for name, s := range structures {
 		all[name] = recipe{layers: s.layers, config: sleeper}
 	}

@@ -97,7 +97,7 @@ func (b *Bed) Leftovers() []string {
 	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
 		patterns = append(patterns, fmt.Sprintf("%s/dewpoint-%d-%s-*", root, os.Getpid(), b.name))
 		for i := range maxNodes {
-			patterns = append(patterns, root+"/"+parentCgroup(filepath.Join(b.cfg.Dir, fmt.Sprintf("n%d", i+1), "s")))
+			patterns = append(patterns, root+"/"+ParentCgroup(filepath.Join(b.cfg.Dir, fmt.Sprintf("n%d", i+1), "s")))
 		}
 	}
 	for _, p := range patterns {

@@ -198,9 +198,9 @@ func (b *Bed) Remove(ctx context.Context, i int, name string) error {
 	return c.Remove(ctx, name, true)
 }
 
-// parentCgroup is the name of the parent cgroup of a dewd's containers, which
+// ParentCgroup is the name of the parent cgroup of a dewd's containers, which
 // comes from its state directory.
-func parentCgroup(state string) string {
+func ParentCgroup(state string) string {
 	h := sha256.Sum256([]byte(state))
 	return "dewpoint-" + hex.EncodeToString(h[:4])
 }
@@ -209,7 +209,7 @@ func parentCgroup(state string) string {
 // or of what is below, in every hierarchy.
 func (n *Node) cgroups(below string) (dirs []string) {
 	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
-		all, _ := filepath.Glob(root + "/" + parentCgroup(n.State()) + below)
+		all, _ := filepath.Glob(root + "/" + ParentCgroup(n.State()) + below)
 		for _, d := range all {
 			if st, err := os.Stat(d); err == nil && st.IsDir() {
 				dirs = append(dirs, d)

@@ -1,0 +1,130 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"dewpoint/internal/demo"
+)
+
+// Every image that the experiment starts can be built, and is asked something.
+func TestBootImagesAreKnown(t *testing.T) {
+	built := demo.Names()
+	for _, image := range append(demo.BootNames(), memoryImage, loadImage) {
+		if !slices.Contains(built, image) {
+			t.Errorf("%s is not built", image)
+		}
+		if _, err := applicationOf(image); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestLoadCountsAnswers(t *testing.T) {
+	var served atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if served.Add(1)%10 == 0 {
+			w.Header().Set("Connection", "close") // as nginx does after some requests
+		}
+		w.Write(bytes.Repeat([]byte("x"), 5000))
+	}))
+	defer server.Close()
+	var out bytes.Buffer
+	if err := generateLoad(t.Context(), []string{"-connections", "8", "-time", "300ms", server.Listener.Addr().String()}, &out, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	var said loadResult
+	if err := json.Unmarshal(out.Bytes(), &said); err != nil {
+		t.Fatal(err)
+	}
+	if n := served.Load(); said.Errors != 0 || said.Requests < 8 || said.Requests > n || said.Requests < n-8 {
+		t.Errorf("%d requests served: %+v", n, said)
+	}
+}
+
+func TestLoadCountsErrors(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
+	defer server.Close()
+	if r := httpLoad(t.Context(), server.Listener.Addr().String(), 3, 200*time.Millisecond); r.Errors != 3 || r.Requests != 0 {
+		t.Errorf("three connections to a server that refuses: %+v", r)
+	}
+}
+
+// The load goes to this machine alone, and ends by itself.
+func TestLoadIsBounded(t *testing.T) {
+	for _, args := range [][]string{{"192.0.2.1:80"}, {"-time", "2m", "127.0.0.1:80"}, {"-connections", "2001", "127.0.0.1:80"}, {}} {
+		if err := generateLoad(t.Context(), args, io.Discard, io.Discard); err == nil {
+			t.Errorf("load %v was accepted", args)
+		}
+	}
+}
+
+func TestCountDocuments(t *testing.T) {
+	for answer, ok := range map[string]bool{"\x15\x00\x00\x00 header and " + countAnswer: false, countAnswer: true, "\x10n\x00\x00\x00\x00\x00": false} {
+		client, server := net.Pipe()
+		go func() {
+			defer server.Close()
+			io.ReadFull(server, make([]byte, len(countMessage)))
+			server.Write(append([]byte{byte(len(answer) + 4), 0, 0, 0}, answer...))
+		}()
+		err := countDocuments(t.Context(), func(context.Context, string, string) (net.Conn, error) { return client, nil })
+		if ok = ok || strings.Contains(answer, countAnswer); ok != (err == nil) {
+			t.Errorf("answer %q: %v", answer, err)
+		}
+	}
+}
+
+func TestLongestSilence(t *testing.T) {
+	var asked atomic.Int64
+	silence := longestSilence(t.Context(), func(ctx context.Context) error {
+		if n := asked.Add(1); n > 3 && n < 10 {
+			time.Sleep(20 * time.Millisecond)
+			return errors.New("no answer")
+		}
+		return nil
+	})
+	for asked.Load() < 20 {
+		time.Sleep(time.Millisecond)
+	}
+	if got := silence(); got < 120*time.Millisecond {
+		t.Errorf("six failures of 20 ms each were a silence of %s", got)
+	}
+}
+
+func TestBootVerdicts(t *testing.T) {
+	b := &bootBench{o: &options{images: []string{"web:boot"}, rounds: 1}, clones: []int{1, 8}, refused: map[string]string{}}
+	for _, c := range []struct {
+		image         string
+		boot, restore float64
+		want          string
+	}{
+		{"redis:1", 0.1, 0.3, "at most 0.35 s: met"},
+		{"mariadb:boot", 1, 0.45, "at most 0.50 s: met"},
+		{"chat:boot", 3, 0.4, "at most 0.35 s: not met; 5 times faster: met"},
+		{"web:boot", 6, 0.7, "at most 0.35 s: not met; 10 times faster: not met"},
+	} {
+		if got := b.startVerdict(c.image, warmStart, c.boot, c.restore); got != c.want {
+			t.Errorf("%s: %q, want %q", c.image, got, c.want)
+		}
+	}
+	b.report = newReport(io.Discard, io.Discard, "test", "")
+	for _, s := range []Sample{{Engine: "boot", What: clonesOf(1), Seconds: 2, CPU: 2}, {Engine: "restore", What: clonesOf(1), Seconds: 0.5, CPU: 0.4},
+		{Engine: "boot", What: clonesOf(8), Seconds: 9, CPU: 16}, {Engine: "restore", What: clonesOf(8), Seconds: 2.5, CPU: 4}} {
+		s.Image = "web:boot"
+		b.report.add(s)
+	}
+	if got := b.cloneVerdict("web:boot", clonesOf(8), 9, 2.5); !strings.Contains(got, "(0.25): met") || !strings.Contains(got, "(5.0): not met") {
+		t.Errorf("8 clones: %q", got)
+	}
+}
