@@ -3,6 +3,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -90,10 +91,31 @@ func (d *Daemon) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store, 
 	if errors.Is(err, pop.ErrForeign) && cfg.ID != "" {
 		return nil, fmt.Errorf("%w: is the PoP's file system mounted at %s? If the other store is the right one, remove %s", err, c.Dir.Path("."), path)
 	}
-	if err != nil || cfg.ID == st.ID() {
+	if err != nil {
+		return nil, err
+	}
+	if err := d.claimName(ctx, c, st); err != nil || cfg.ID == st.ID() {
 		return st, err
 	}
 	return st, durable.WriteFile(path, []byte(st.ID()), 0o600)
+}
+
+// claimName makes sure that no other machine has this node's name in the PoP.
+func (d *Daemon) claimName(ctx context.Context, c fetch.PoPConfig, st *pop.Store) error {
+	path := filepath.Join(d.cfg.Root, "pop.machine")
+	me, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		me = []byte(rand.Text())
+		err = durable.WriteFile(path, me, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	if err = st.Claim(ctx, string(me)); errors.Is(err, pop.ErrTaken) {
+		return fmt.Errorf("%w; give one of them another pop.node. If there is only this one, installed anew, remove %s",
+			err, c.Dir.Path(filepath.Join("nodes", c.Node+".owner")))
+	}
+	return err
 }
 
 // acquireSoon takes a lease that others hold for a moment.

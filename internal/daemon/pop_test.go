@@ -21,6 +21,7 @@ func TestPoPProblems(t *testing.T) {
 		pop.ErrStoreAway:          api.Unsupported,
 		pop.ErrAway:               api.Unsupported,
 		pop.ErrForeign:            api.Unsupported,
+		pop.ErrTaken:              api.Unsupported,
 		pop.ErrLives:              api.InUse,
 		pop.ErrUnknown:            api.NotFound,
 		errors.New("another one"): api.Internal,
@@ -64,6 +65,15 @@ func TestPoPFindings(t *testing.T) {
 	for _, f := range []node.Finding{d.coordinatorFinding(ill), storeFinding(ill)} {
 		if f.Level != node.LevelBad || f.Remedy == "" {
 			t.Errorf("%+v", f)
+		}
+	}
+	well.Members[1].Twin = "10.0.0.3:7070"
+	if got := twinFindings(well); len(got) != 1 || got[0].What != "PoP node b" || got[0].Level != node.LevelBad {
+		t.Errorf("%+v", got)
+	}
+	for err, want := range map[error]string{pop.ErrTaken: takenRemedy, pop.ErrForeign: foreignRemedy, errors.New("gone"): storeRemedy} {
+		if f := storeFinding(&fetch.PoP{Shared: true, Away: errors.Join(pop.ErrStoreAway, err)}); f.Remedy != want {
+			t.Errorf("%v: %+v", err, f)
 		}
 	}
 	well.Silent = []pop.Silent{{Node: "b", For: time.Hour, Marks: 3}, {Node: "c", For: time.Hour, Marks: 2}, {Node: "d", For: time.Second, Marks: 1}}

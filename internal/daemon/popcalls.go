@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"dewpoint/internal/api"
@@ -77,13 +78,16 @@ func popStore(p *fetch.PoP) node.PoPStore {
 	case !p.Shared:
 		s.State = node.PoPNone
 	case p.Away != nil:
-		s.State, s.Why = node.PoPAway, p.Away.Error()
+		s.State, s.Why = node.PoPAway, oneLine(p.Away)
 	}
 	for _, l := range p.Layers {
 		s.Bytes += l.Size
 	}
 	return s
 }
+
+// oneLine is what an error says, of which joined ones have a line each.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ": ") }
 
 func popNode(m pop.Member) node.PoPNode {
 	h := m.Hits
@@ -156,8 +160,9 @@ func popProblem(err error) error {
 	}{
 		{fetch.ErrNoPoP, api.Unsupported, "give store, and redis, in the [pop] section of its configuration"},
 		{pop.ErrLives, api.InUse, "only a node that is gone for good is to be forgotten"},
+		{pop.ErrTaken, api.Unsupported, takenRemedy},
+		{pop.ErrForeign, api.Unsupported, foreignRemedy},
 		{pop.ErrStoreAway, api.Unsupported, storeRemedy},
-		{pop.ErrForeign, api.Unsupported, "pop.store has to be an empty directory, or one that is a store"},
 		{pop.ErrAway, api.Unsupported, redisRemedy},
 		{pop.ErrUnknown, api.NotFound, "\"dew pop status --layers\" lists what is there, and who uses it"},
 	} {
@@ -171,6 +176,8 @@ func popProblem(err error) error {
 }
 
 const (
-	storeRemedy = "see that the PoP's file system is mounted and answers (ls of pop.store); until then the node works with what is here and the registry, and it comes back by itself"
-	redisRemedy = "see that Redis runs and can be reached (pop.redis); until then each node fetches for itself and nothing is evicted, and it comes back by itself"
+	takenRemedy   = "give each node of the PoP a name of its own (pop.node); until then this one works with what is here and the registry"
+	foreignRemedy = "pop.store has to be an empty directory, or one that is a store; until then this node works with what is here and the registry"
+	storeRemedy   = "see that the PoP's file system is mounted and answers (ls of pop.store); until then the node works with what is here and the registry, and it comes back by itself"
+	redisRemedy   = "see that Redis runs and can be reached (pop.redis); until then each node fetches for itself and nothing is evicted, and it comes back by itself"
 )

@@ -3,6 +3,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -33,7 +34,19 @@ func (d *Daemon) popFindings(ctx context.Context) []node.Finding {
 	if d.cfg.File.PoP.Redis != "" {
 		out = append(out, peerFinding(d.cfg.File.PoP.Listen, d.cfg.File.PoP.Advertise))
 	}
-	return append(out, silentFindings(p)...)
+	return append(append(out, twinFindings(p)...), silentFindings(p)...)
+}
+
+// twinFindings names nodes that cannot be told apart.
+func twinFindings(p *fetch.PoP) []node.Finding {
+	var out []node.Finding
+	for _, m := range p.Members {
+		if m.Twin != "" {
+			out = append(out, node.Finding{What: "PoP node " + m.Node, Level: node.LevelBad,
+				Detail: fmt.Sprintf("two machines have this name: those at %s and %s", m.Address, m.Twin), Remedy: takenRemedy})
+		}
+	}
+	return out
 }
 
 func (d *Daemon) coordinatorFinding(p *fetch.PoP) node.Finding {
@@ -49,7 +62,14 @@ func (d *Daemon) coordinatorFinding(p *fetch.PoP) node.Finding {
 
 func storeFinding(p *fetch.PoP) node.Finding {
 	if p.Away != nil {
-		return node.Finding{What: "PoP store", Level: node.LevelBad, Detail: p.Away.Error(), Remedy: storeRemedy}
+		f := node.Finding{What: "PoP store", Level: node.LevelBad, Detail: oneLine(p.Away), Remedy: storeRemedy}
+		switch {
+		case errors.Is(p.Away, pop.ErrTaken):
+			f.Remedy = takenRemedy
+		case errors.Is(p.Away, pop.ErrForeign):
+			f.Remedy = foreignRemedy
+		}
+		return f
 	}
 	return node.Finding{What: "PoP store", Level: node.LevelOK, Detail: fmt.Sprintf("%s answers, %d layers", p.Path, len(p.Layers))}
 }

@@ -174,6 +174,8 @@ type Member struct {
 	Used     int64   `json:"used,omitempty"` // bytes of its local cache
 	Hits     Hits    `json:"hits"`
 	Fetching []Fetch `json:"fetching,omitempty"`
+	// Twin is the address of another machine that has the same name; "" is none. Members fills it in.
+	Twin string `json:"-"`
 }
 
 // Hits counts where a node's layers came from since it started.

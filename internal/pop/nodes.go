@@ -90,7 +90,7 @@ func (s *Store) Silent(ctx context.Context) ([]Silent, error) {
 // good. It returns an error that wraps ErrLives if the node is this one, is known to the coordinator,
 // or has not been silent for a minute since it was looked at first; ErrUnknown if
 // the store knows no such node. A node that comes back marks anew what it uses,
-// and may find it gone.
+// and may find it gone. Another machine can have the name then (Claim).
 func (s *Store) Forget(ctx context.Context, node string) error {
 	if node == "" || strings.HasPrefix(node, ".") || strings.ContainsAny(node, "/\\\x00") {
 		return fmt.Errorf("node %q: %w", node, ErrUnknown)
@@ -106,7 +106,8 @@ func (s *Store) Forget(ctx context.Context, node string) error {
 	for _, m := range marks {
 		errs = errors.Join(errs, s.remove(ctx, path.Join(refsDir, node, m.Name())))
 	}
-	return errors.Join(errs, s.remove(ctx, path.Join(refsDir, node)), s.remove(ctx, path.Join(nodesDir, node+".json")))
+	return errors.Join(errs, s.remove(ctx, path.Join(refsDir, node)), s.remove(ctx, path.Join(nodesDir, node+".json")),
+		s.remove(ctx, ownerOf(node)))
 }
 
 func (s *Store) mayForget(ctx context.Context, node string) error {

@@ -21,7 +21,10 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 		return 0, nil
 	}
 	defer s.sweeping.Unlock()
-	strays := s.strays(ctx)
+	twin, strays := s.twin(ctx)
+	if strays == nil && !twin { // else they may be the other one's
+		strays = s.strays(ctx)
+	}
 	lease, err := s.cfg.Coord.Acquire(ctx, evictLease, 0)
 	if err != nil {
 		return 0, strays // another node does it

@@ -10,9 +10,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -332,18 +332,15 @@ func (l *line) Members(ctx context.Context, epoch string) ([]pop.Member, error) 
 	}
 	defer h.mu.Unlock()
 	h.sweepLocked()
-	latest := map[string]*peer{}
-	for _, p := range h.sessions {
-		if p.member != nil && (latest[p.node] == nil || latest[p.node].until.Before(p.until)) {
-			latest[p.node] = p
+	names := slices.Sorted(maps.Keys(h.sessions))
+	slices.SortStableFunc(names, func(a, b string) int { return h.sessions[a].until.Compare(h.sessions[b].until) })
+	var all []pop.Member
+	for _, name := range names {
+		if p := h.sessions[name]; p.member != nil {
+			all = append(all, *p.member)
 		}
 	}
-	all := make([]pop.Member, 0, len(latest))
-	for _, p := range latest {
-		all = append(all, *p.member)
-	}
-	slices.SortFunc(all, func(a, b pop.Member) int { return strings.Compare(a.Node, b.Node) })
-	return all, nil
+	return session.OnePerNode(all), nil
 }
 
 func (l *line) Settled(ctx context.Context, epoch string) (bool, error) {

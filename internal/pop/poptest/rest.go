@@ -244,6 +244,32 @@ func members(t *testing.T, bed Bed) {
 	soon(t, "both are members of the new epoch", names("ab"))
 }
 
+// twins: two machines with one name are told of; one that was started anew is not.
+func twins(t *testing.T, bed Bed) {
+	twin := func(c pop.Coordinator) string {
+		all, err := c.Members(t.Context())
+		must(t, err)
+		if len(all) != 1 || all[0].Node != "a" {
+			t.Fatalf("members are %+v", all)
+		}
+		return all[0].Address + " " + all[0].Twin
+	}
+	a := bed.Join(t, "a")
+	soon(t, "a is announced", func() bool { return a.Announce(t.Context(), pop.Member{Address: "10.0.0.1:1"}) == nil })
+	again := bed.Join(t, "a")
+	must(t, again.Announce(t.Context(), pop.Member{Address: "10.0.0.1:1"}))
+	if got := twin(again); got != "10.0.0.1:1 " {
+		t.Errorf("a and its twin are at %q", got)
+	}
+	must(t, a.Announce(t.Context(), pop.Member{Address: "10.0.0.2:1"}))
+	soon(t, "both are known", func() bool {
+		got := twin(again)
+		return got == "10.0.0.2:1 10.0.0.1:1" || got == "10.0.0.1:1 10.0.0.2:1"
+	})
+	must(t, a.Close())
+	soon(t, "the other one is gone", func() bool { return twin(again) == "10.0.0.1:1 " })
+}
+
 func touches(t *testing.T, bed Bed) {
 	a, b := bed.Join(t, "a"), bed.Join(t, "b")
 	acquire(t, a, "warm", 0)

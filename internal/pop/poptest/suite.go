@@ -54,6 +54,7 @@ func Run(t *testing.T, bed func(t *testing.T) Bed) {
 		{"events after a disconnect", eventsAfterDisconnect},
 		{"events for a slow reader", slowReader},
 		{"members", members},
+		{"two machines with one name", twins},
 		{"touches", touches},
 		{"policy", policy},
 		{"away and back", awayAndBack},

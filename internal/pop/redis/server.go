@@ -225,20 +225,13 @@ func (s *server) Members(ctx context.Context, epoch string) ([]pop.Member, error
 	if err != nil {
 		return nil, err
 	}
-	byNode := map[string]pop.Member{}
-	for _, text := range reply {
-		var m pop.Member
-		if err := json.Unmarshal([]byte(text), &m); err != nil {
+	all := make([]pop.Member, len(reply))
+	for i, text := range reply {
+		if err := json.Unmarshal([]byte(text), &all[i]); err != nil {
 			return nil, fmt.Errorf("a member: %w", err)
 		}
-		byNode[m.Node] = m // a node that was started again: the later session
 	}
-	all := make([]pop.Member, 0, len(byNode))
-	for _, m := range byNode {
-		all = append(all, m)
-	}
-	slices.SortFunc(all, func(a, b pop.Member) int { return strings.Compare(a.Node, b.Node) })
-	return all, nil
+	return session.OnePerNode(all), nil
 }
 
 func (s *server) Settled(ctx context.Context, epoch string) (bool, error) {
