@@ -30,7 +30,7 @@ var order = [][]string{
 	{"checkpoint"},
 	{"deploy"},
 	{"api"},
-	{"doctor"},
+	{"doctor", "web"},
 	{"daemon"},
 	{"simulate"},
 	{"cli", "demo"},

@@ -248,7 +248,7 @@ func (d *Daemon) serve(ctx context.Context, started chan<- struct{}) error {
 			return err
 		}
 		if d.cfg.HTTP != "" {
-			g.Go(func() error { return d.serveMetrics(ctx, d.cfg.HTTP) })
+			g.Go(func() error { return d.serveHTTP(ctx, d.cfg.HTTP) })
 		}
 		g.Go(func() error { return d.watchEngine(ctx) })
 		g.Go(func() error { return d.keepHouse(ctx) })

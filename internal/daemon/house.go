@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"dewpoint/internal/fetch"
+	"dewpoint/internal/node"
+	"dewpoint/internal/web"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -109,8 +111,9 @@ func diskUse(dir string) int64 {
 	return sum
 }
 
-// serveMetrics serves Prometheus's text format at /metrics.
-func (d *Daemon) serveMetrics(ctx context.Context, addr string) error {
+// serveHTTP serves Prometheus's text format at /metrics and, on a loopback address, the
+// page for people: who reaches others has not said who he is.
+func (d *Daemon) serveHTTP(ctx context.Context, addr string) error {
 	r := prometheus.NewRegistry()
 	r.MustRegister(
 		collectors.NewGoCollector(),
@@ -127,6 +130,9 @@ func (d *Daemon) serveMetrics(ctx context.Context, addr string) error {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return err
+	}
+	if at, ok := l.Addr().(*net.TCPAddr); ok && at.IP.IsLoopback() {
+		mux.Handle("/", web.Handler(d))
 	}
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	context.AfterFunc(ctx, func() { s.Close() })
@@ -154,3 +160,6 @@ func (d *Daemon) registerLazy(r *prometheus.Registry) {
 			func() float64 { return c.value(d.puller.Stats()) }))
 	}
 }
+
+// Arriving implements web.Node.
+func (d *Daemon) Arriving(parts int) []node.LayerMap { return d.puller.Arriving(parts) }

@@ -57,6 +57,7 @@ type Puller struct {
 	bad      quarantine
 	stats    lazyStats
 	failures failures
+	waits    waits
 
 	hoursEvery  time.Duration // how often it is looked whether the hours allow filling; constant
 	sessionIdle time.Duration // how long fills go on after the last call that wanted them; constant

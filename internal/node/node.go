@@ -183,3 +183,19 @@ type Event struct {
 	Record   *Record   `json:"record,omitempty"`
 	Layer    string    `json:"layer,omitempty"` // diffID
 }
+
+// LayerMap shows a layer that containers run with before it is whole.
+type LayerMap struct {
+	DiffID  string      `json:"diff_id"`
+	Image   string      `json:"image"`
+	Size    int64       `json:"size"`    // bytes of its tar
+	Present []float64   `json:"present"` // of each of so many equal parts, the share that is here
+	Waits   []LayerWait `json:"waits"`   // what was waited for lately, the earliest first
+}
+
+// LayerWait is one stretch of a layer that a reader waited for.
+type LayerWait struct {
+	At    float64   `json:"at"` // where in the layer: 0 its beginning, 1 its end
+	Begun time.Time `json:"begun"`
+	Took  float64   `json:"took"` // seconds
+}

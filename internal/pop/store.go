@@ -392,8 +392,26 @@ func (s *Store) Beat(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = s.cfg.FS.WriteFile(ctx, path.Join(nodesDir, s.cfg.Node+".json"), b)
-	return errors.Join(err, s.remark(ctx))
+	return errors.Join(s.overwrite(ctx, path.Join(nodesDir, s.cfg.Node+".json"), fmt.Appendf(nil, "%-*s\n", beatLen-1, b)), s.remark(ctx))
+}
+
+// beatLen is the length of a sign of life in bytes.
+const beatLen = 96
+
+// overwrite writes b where the same number of bytes is, or nothing. A file that is renamed
+// over another while servers of a replicated file system are parted is another file on each, and
+// read by nobody for good (GlusterFS: a split brain of the file's identity); one that is
+// written in place is what the majority has.
+func (s *Store) overwrite(ctx context.Context, name string, b []byte) error {
+	f, err := s.cfg.FS.Append(ctx, name)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(b, 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
 }
 
 // Open opens a layer's tar for reading.

@@ -1,0 +1,156 @@
+package web
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"dewpoint/internal/node"
+	"dewpoint/internal/web/webtest"
+
+	"github.com/chromedp/cdproto/accessibility"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+)
+
+// names are the accessible names of the page's parts with a role.
+func names(t *testing.T, ctx context.Context, role string) (out []string) {
+	t.Helper()
+	var nodes []*accessibility.Node
+	webtest.Do(t, ctx, chromedp.ActionFunc(func(ctx context.Context) (err error) {
+		nodes, err = accessibility.GetFullAXTree().Do(ctx)
+		return err
+	}))
+	for _, n := range nodes {
+		if !n.Ignored && n.Role != nil && n.Name != nil && strings.Trim(string(n.Role.Value), `"`) == role {
+			out = append(out, strings.Trim(string(n.Name.Value), `"`))
+		}
+	}
+	return out
+}
+
+func stage(name, stage string, at float64) node.Event {
+	return node.Event{Kind: node.EventStage, Name: name, Image: "team/web:1", Stage: stage, At: at}
+}
+
+func record(name string, stages map[string]float64, fail string) node.Event {
+	r := node.Record{Name: name, Image: "team/web:1", Node: "n1", Stages: stages, Error: fail,
+		Bytes: node.Bytes{Registry: 3_900_000}, Way: node.Way{Pull: "lazy", Start: "boot", Why: []string{"restore: no checkpoint fits"}}}
+	return node.Event{Kind: node.EventRecord, Name: name, Image: r.Image, Record: &r}
+}
+
+// What a person sees of a node at work: what runs, how it came, what comes, and what fails.
+func TestPage(t *testing.T) {
+	f := newFake()
+	ctx := webtest.Open(t, serve(t, f).URL)
+	webtest.Sees(t, ctx, "header", "Dewpoint n1", "containerd v2.4.2", "live")
+	webtest.Sees(t, ctx, "main", "None yet.", "Every layer that is used is whole.")
+
+	f.add(stage("web", "resolved", 0.02), stage("web", "mounted", 0.13))
+	webtest.Sees(t, ctx, "#deployment-table tbody tr.running", "web", "team/web:1")
+	f.add(stage("web", "created", 0.18), stage("web", "started", 0.24), stage("web", "ready", 0.31),
+		record("web", map[string]float64{"resolved": 0.02, "mounted": 0.13, "created": 0.18, "started": 0.24, "ready": 0.31}, ""))
+	webtest.Sees(t, ctx, "#deployment-table tbody tr:not(.running)", "web", "0.31 s", "lazy, boot", "no checkpoint fits", "3.9 MB")
+	if got := strings.Join(names(t, ctx, "image"), "\n"); !strings.Contains(got, "container created at 0.18 s") || !strings.Contains(got, "serving at 0.31 s") {
+		t.Errorf("a screen reader is told %q of the waterfall", got)
+	}
+	var shares []float64
+	webtest.Do(t, ctx, chromedp.Evaluate(`(() => { const b = document.querySelector(".bar"); return [...b.children].map((c) => c.getBoundingClientRect().width / b.clientWidth) })()`, &shares))
+	if len(shares) != 5 || shares[1] < 0.3 || shares[1] > 0.4 {
+		t.Errorf("the waterfall's parts take %v of it; mounting took 0.11 of 0.31 s", shares)
+	}
+
+	f.add(stage("bad", "resolved", 0.02), record("bad", map[string]float64{"resolved": 0.02}, "no such command: <b>x</b>"))
+	webtest.Sees(t, ctx, "#deployment-table tbody tr:first-child", "bad", "failed", "no such command: <b>x</b>")
+	webtest.Sees(t, ctx, "#said", "no such command")
+
+	present := make([]float64, parts)
+	for i := range parts / 2 {
+		present[i] = 1
+	}
+	f.set(func(f *fake) {
+		f.layers = []node.LayerMap{{DiffID: "sha256:0123456789abcdef", Image: "team/web:1", Size: 80_000_000, Present: present,
+			Waits: []node.LayerWait{{At: 0.75, Begun: time.Now(), Took: 0.1}}}}
+		f.containers = []node.Container{{Name: "web", Image: "team/web:1", Status: node.StatusRunning, IP: "10.88.0.2", Created: time.Now(),
+			Ports: []node.Port{{Host: 8080, Container: 80, Protocol: "tcp"}}}}
+		f.pop = &node.PoP{Name: "edge", Node: "n1", Store: node.PoPStore{State: node.PoPOK, Path: "/mnt/pop", Bytes: 9e9, Free: 1e9, Total: 1e10},
+			Coordinator: node.PoPCoordinator{Kind: "redis", State: node.PoPSettled},
+			Nodes:       []node.PoPNode{{Name: "n1", Address: "10.0.0.1:7117", Local: node.PoPHits{Layers: 2}, Store: node.PoPHits{Layers: 1}, Registry: node.PoPHits{Layers: 1}}}}
+	})
+	webtest.Sees(t, ctx, "#layers", "team/web:1", "50 % of 80 MB here", "1 waited for")
+	webtest.Sees(t, ctx, "#container-table", "web", "running", "10.88.0.2", "8080→80/tcp")
+	webtest.Sees(t, ctx, "#pop-section", "edge", "/mnt/pop", "n1", "75 %")
+	picture(t, ctx, "light")
+	webtest.Do(t, ctx, emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}}))
+	picture(t, ctx, "dark")
+	contrast(t, ctx)
+
+	f.set(func(f *fake) { f.away = fmt.Errorf("containerd is away") })
+	webtest.Sees(t, ctx, "#link.cut", "does not answer", "containerd is away")
+	f.set(func(f *fake) { f.away, f.layers = nil, nil })
+	webtest.Sees(t, ctx, "#link:not(.cut)", "live")
+	webtest.Sees(t, ctx, "main", "Every layer that is used is whole.")
+}
+
+// The page is worked with the keyboard: its first stop leads to the deployments, and the
+// next ones are their waterfalls.
+func TestKeyboard(t *testing.T) {
+	f := newFake()
+	f.add(stage("web", "ready", 1))
+	ctx := webtest.Open(t, serve(t, f).URL)
+	webtest.Sees(t, ctx, "#deployment-table", "1.00 s")
+	focused := func() (what string) {
+		webtest.Do(t, ctx, chromedp.Evaluate(`document.activeElement.className || document.activeElement.id`, &what))
+		return what
+	}
+	webtest.Do(t, ctx, chromedp.KeyEvent("\t"))
+	if got := focused(); got != "skip" {
+		t.Errorf("the first stop is %q", got)
+	}
+	webtest.Do(t, ctx, chromedp.KeyEvent("\r"))
+	if got := focused(); got != "deployments" {
+		t.Errorf("it leads to %q", got)
+	}
+	webtest.Do(t, ctx, chromedp.KeyEvent("\t"))
+	if got := focused(); got != "bar" {
+		t.Errorf("the next stop is %q", got)
+	}
+}
+
+// picture keeps what the page looks like, if DEWPOINT_PICTURES names a directory.
+func picture(t *testing.T, ctx context.Context, name string) {
+	t.Helper()
+	var png []byte
+	webtest.Do(t, ctx, chromedp.Sleep(300*time.Millisecond), chromedp.FullScreenshot(&png, 100))
+	if dir := os.Getenv("DEWPOINT_PICTURES"); dir != "" {
+		if err := os.WriteFile(filepath.Join(dir, "page-"+name+".png"), png, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// contrast asserts that text has the contrast of WCAG 2.2, success criterion 1.4.3, in the dark too.
+func contrast(t *testing.T, ctx context.Context) {
+	t.Helper()
+	var ratios map[string]float64
+	webtest.Do(t, ctx, chromedp.Evaluate(`(() => {
+		const parse = (c) => c.match(/\d+(\.\d+)?/g).slice(0, 3).map(Number);
+		const light = (c) => parse(c).map((v) => v / 255).map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4).reduce((s, v, i) => s + v * [0.2126, 0.7152, 0.0722][i], 0);
+		const back = light(getComputedStyle(document.body).backgroundColor);
+		const out = {};
+		for (const q of ["td", "th", ".note", "td.bad", "h2", "#about"]) {
+			const l = light(getComputedStyle(document.querySelector(q)).color);
+			out[q] = (Math.max(l, back) + 0.05) / (Math.min(l, back) + 0.05);
+		}
+		return out;
+	})()`, &ratios))
+	for q, r := range ratios {
+		if r < 4.5 {
+			t.Errorf("%s has a contrast of %.1f", q, r)
+		}
+	}
+}
