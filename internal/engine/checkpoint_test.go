@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -55,7 +56,7 @@ func (b *bed) commitUpper(name string) digest.Digest {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if err := os.CopyFS(to, os.DirFS(upper)); err != nil {
+	if err := exec.Command("cp", "-a", upper+"/.", to).Run(); err != nil {
 		b.t.Fatal(err)
 	}
 	_, err = b.c.snapshots.Commit(ctx, &snapshotsapi.CommitSnapshotRequest{

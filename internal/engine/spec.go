@@ -10,9 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
-	"github.com/containerd/containerd/v2/contrib/seccomp"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -36,7 +34,7 @@ type Spec struct {
 	Memory     int64   // bytes, 0 is unlimited
 	CPUs       float64 // 0 is unlimited
 	Labels     map[string]string
-	NoIOUring  bool     // io_uring_setup gives EPERM, so that the container can be dumped
+	Dumpable   bool     // refuse what CRIU cannot dump: io_uring and multipath TCP
 	Restore    *Restore // nil boots
 }
 
@@ -166,19 +164,8 @@ func (e *Engine) ociSpec(s *Spec, u user) (*specs.Spec, error) {
 			ReadonlyPaths: readonlyPaths,
 		},
 	}
-	switch {
-	case !e.cfg.Unconfined:
-		o.Linux.Seccomp = filter() // without io_uring in any case
-	case s.NoIOUring:
-		o.Linux.Seccomp = noIOUring
-	}
+	o.Linux.Seccomp = e.seccomp(s.Dumpable)
 	return o, nil
-}
-
-// noIOUring is all the filter of a container that is not confined otherwise.
-var noIOUring = &specs.LinuxSeccomp{
-	DefaultAction: specs.ActAllow,
-	Syscalls:      []specs.LinuxSyscall{{Names: []string{"io_uring_setup"}, Action: specs.ActErrno}},
 }
 
 // hostname is the container's name, or the host's on its network.
@@ -188,16 +175,6 @@ func (s *Spec) hostname() (string, error) {
 	}
 	return s.Name, nil
 }
-
-// filter is containerd's default seccomp profile for our capabilities. It is
-// shared and not to be changed. The x32 system calls are left out, since each
-// kind costs runc several milliseconds of compiling for every container.
-var filter = sync.OnceValue(func() *specs.LinuxSeccomp {
-	caps := &specs.LinuxCapabilities{Bounding: capabilities}
-	f := seccomp.DefaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: caps}, Linux: &specs.Linux{}})
-	f.Architectures = slices.DeleteFunc(f.Architectures, func(a specs.Arch) bool { return a == specs.ArchX32 })
-	return f
-})
 
 func (s *Spec) process(args []string, hostname string, u user) *specs.Process {
 	cwd := s.WorkingDir

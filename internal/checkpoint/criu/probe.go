@@ -1,0 +1,182 @@
+package criu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/checkpoint"
+)
+
+// versions are what a probe's result depends on.
+type versions struct{ program, criu, runc, kernel string }
+
+// Probe keeps the contract of checkpoint.Engine. What it could do is remembered
+// until a version changes; what it could not is tried again.
+func (e *Engine) Probe(ctx context.Context) (checkpoint.Ability, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if missing := missingCapabilities(); len(missing) > 0 {
+		return checkpoint.Ability{}, fmt.Errorf("%w: dewd lacks %s: run it as root of the machine, with these", checkpoint.ErrUnable, strings.Join(missing, ", "))
+	}
+	v, err := e.versions(ctx)
+	if err != nil {
+		return checkpoint.Ability{}, err
+	}
+	if e.ability != nil && e.of == v {
+		return *e.ability, nil
+	}
+	e.ability = nil
+	a := checkpoint.Ability{
+		Engine: e.Name(), Version: v.criu, Runc: v.runc, Kernel: v.kernel,
+		PageSize: os.Getpagesize(), CPU: cpuFeatures(), CgroupMode: cgroupMode(),
+	}
+	if err := learnFeatures(ctx, v.program); err != nil {
+		e.log.Warn("restores will be slower", "err", err)
+	}
+	if err := e.dumpAndRestore(ctx); err != nil {
+		return checkpoint.Ability{}, fmt.Errorf("%w: CRIU %s cannot dump and restore a small process here: %w", checkpoint.ErrUnable, v.criu, err)
+	}
+	a.Lazy = exec.CommandContext(ctx, e.cfg.Program, "check", "--feature", "uffd-noncoop").Run() == nil
+	if !hasCapability(unix.CAP_SYS_RESOURCE) {
+		a.Limits = append(a.Limits, "only processes of root can be dumped: for others dewd needs CAP_SYS_RESOURCE")
+	}
+	e.ability, e.of = &a, v
+	return a, nil
+}
+
+func (e *Engine) versions(ctx context.Context) (v versions, err error) {
+	v.program = e.cfg.Program
+	if v.criu, err = version(ctx, v.program); err != nil {
+		return v, err
+	}
+	if !newEnough(v.criu) {
+		return v, fmt.Errorf("%w: CRIU %s at %s is too old: %s", checkpoint.ErrUnable, v.criu, v.program, remedy)
+	}
+	if v.runc, err = runcVersion(ctx, e.cfg.Runc); err != nil {
+		return v, err
+	}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return v, err
+	}
+	v.kernel = unix.ByteSliceToString(u.Release[:])
+	return v, nil
+}
+
+// needed are the capabilities without which CRIU or runc cannot work.
+var needed = map[string]int{
+	"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_SYS_PTRACE": unix.CAP_SYS_PTRACE, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN,
+}
+
+func missingCapabilities() []string {
+	var missing []string
+	for _, name := range []string{"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_NET_ADMIN"} {
+		if !hasCapability(needed[name]) {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+const probeTimeout = 20 * time.Second
+
+// dumpAndRestore does so with a process that sleeps and holds a listening socket.
+func (e *Engine) dumpAndRestore(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	dir, err := os.MkdirTemp(e.cfg.State, "probe-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	p, err := startSleeper(ctx)
+	if err != nil {
+		return err
+	}
+	dump := exec.CommandContext(ctx, e.cfg.Program, "dump", "-t", strconv.Itoa(p.Process.Pid), "-D", dir, "-o", "dump.log", "-v3", "--manage-cgroups=ignore")
+	out, err := dump.CombinedOutput()
+	_ = p.Process.Kill() // a dump has ended it already
+	_ = p.Wait()
+	if err != nil {
+		return explainProbe(filepath.Join(dir, "dump.log"), "dump", err, out)
+	}
+	return e.restoreSleeper(ctx, dir)
+}
+
+func startSleeper(ctx context.Context) (*exec.Cmd, error) {
+	var c net.ListenConfig
+	c.SetMultipathTCP(false)
+	l, err := c.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	f, err := l.(*net.TCPListener).File()
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	p := exec.Command("sleep", "1000")
+	p.Dir = "/"
+	p.ExtraFiles = []*os.File{f}
+	p.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return p, p.Start()
+}
+
+// restoreSleeper has CRIU stay as the process's parent, so that none other
+// has to reap it.
+func (e *Engine) restoreSleeper(ctx context.Context, dir string) error {
+	log, pidfile := filepath.Join(dir, "restore.log"), filepath.Join(dir, "pid")
+	var out bytes.Buffer
+	r := exec.CommandContext(ctx, e.cfg.Program, "restore", "-D", dir, "-o", "restore.log", "-v3", "--pidfile", pidfile, "--manage-cgroups=ignore")
+	r.Stdout, r.Stderr = &out, &out
+	r.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := r.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- r.Wait() }()
+	for {
+		select {
+		case err := <-ended:
+			return explainProbe(log, "restore", err, out.Bytes())
+		case <-time.After(2 * time.Millisecond):
+		}
+		if b, err := os.ReadFile(log); err == nil && bytes.Contains(b, []byte("Tasks resumed")) {
+			break
+		}
+	}
+	b, err := os.ReadFile(pidfile)
+	pid, nerr := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err = errors.Join(err, nerr); err == nil {
+		err = unix.Kill(pid, unix.SIGKILL)
+	}
+	if err != nil {
+		_ = r.Process.Kill()
+	}
+	<-ended
+	return err
+}
+
+func explainProbe(log, verb string, err error, out []byte) error {
+	if err == nil {
+		err = errors.New("the process ended")
+	}
+	said := errorLines(log)
+	if len(said) == 0 {
+		said = []string{strings.TrimSpace(string(out))}
+	}
+	return fmt.Errorf("%s: %w: %s", verb, err, strings.Join(said, "; "))
+}
