@@ -28,6 +28,7 @@ import (
 type popParts struct {
 	coord pop.Coordinator
 	peers *peer.Client // nil: nodes are not asked
+	dir   *pop.Dir     // the store's; nil without one
 	auth  *peer.Auth
 }
 
@@ -63,6 +64,7 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 	}
 	if f.Store != "" {
 		out.Dir = pop.NewDir(filepath.Clean(f.Store), time.Duration(f.Patience))
+		d.pop.dir = out.Dir
 		if f.Copy != "never" {
 			out.Room = d.copyRoom
 		}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"dewpoint/internal/config"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/node"
+	"dewpoint/internal/peer"
 	"dewpoint/internal/pop"
 )
 
@@ -100,4 +103,47 @@ func TestWrongPoPIsAnError(t *testing.T) {
 		}
 		d.leavePoP()
 	}
+}
+
+// A store that answers and takes nothing is bad, and so is a node that does not accept this one.
+func TestFindingsTry(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "nodes"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d := &Daemon{log: slog.New(slog.DiscardHandler), pop: &popParts{dir: pop.NewDir(dir, 0)}}
+	ok := node.Finding{Level: node.LevelOK}
+	if f := d.writable(t.Context(), ok); f != ok {
+		t.Errorf("%+v", f)
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, "nodes")); err != nil || len(left) > 0 {
+		t.Errorf("%v stay, %v", left, err)
+	}
+	d.pop.dir = pop.NewDir(filepath.Join(dir, "nothing"), 0)
+	if f := d.writable(t.Context(), ok); f.Level != node.LevelBad || f.Remedy == "" {
+		t.Errorf("%+v", f)
+	}
+	var err error
+	if d.pop.peers, err = peer.NewClient(peer.Config{Auth: secret(t)}); err != nil {
+		t.Fatal(err)
+	}
+	defer d.pop.peers.Close()
+	p := &fetch.PoP{Node: "a", Members: []pop.Member{{Node: "a", Address: "127.0.0.1:1"}, {Node: "b"}, {Node: "c", Address: "127.0.0.1:1"}}}
+	if got := d.refusals(t.Context(), p); len(got) != 1 || got[0].What != "PoP node c" || got[0].Level != node.LevelBad || got[0].Remedy == "" {
+		t.Errorf("%+v", got)
+	}
+}
+
+func secret(t *testing.T) *peer.Auth {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "key")
+	err := peer.NewKey(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	auth, err := peer.ReadKey(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return auth
 }

@@ -3,10 +3,12 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
 	"slices"
+	"sync"
 	"time"
 
 	"dewpoint/internal/fetch"
@@ -29,12 +31,36 @@ func (d *Daemon) popFindings(ctx context.Context) []node.Finding {
 	}
 	out := []node.Finding{d.coordinatorFinding(p)}
 	if p.Shared {
-		out = append(out, storeFinding(p))
+		out = append(out, d.writable(ctx, storeFinding(p)))
 	}
 	if d.cfg.File.PoP.Redis != "" {
 		out = append(out, peerFinding(d.cfg.File.PoP.Listen, d.cfg.File.PoP.Advertise))
 	}
+	out = append(out, d.refusals(ctx, p)...)
 	return append(append(out, twinFindings(p)...), silentFindings(p)...)
+}
+
+// refusals names nodes that say where they can be asked, and cannot be.
+func (d *Daemon) refusals(ctx context.Context, p *fetch.PoP) []node.Finding {
+	if d.pop.peers == nil {
+		return nil
+	}
+	why := make([]error, len(p.Members))
+	var all sync.WaitGroup
+	for i, m := range p.Members {
+		if m.Node != p.Node && m.Address != "" {
+			all.Go(func() { why[i] = d.pop.peers.Try(ctx, m.Address) })
+		}
+	}
+	all.Wait()
+	var out []node.Finding
+	for i, m := range p.Members {
+		if why[i] != nil {
+			out = append(out, node.Finding{What: "PoP node " + m.Node, Level: node.LevelBad, Detail: "cannot be asked: " + oneLine(why[i]),
+				Remedy: "see that it can be reached from here at " + m.Address + ", its pop.listen or pop.advertise, and that both have the same pop.key, or certificates of one pop.ca"})
+		}
+	}
+	return out
 }
 
 // twinFindings names nodes that cannot be told apart.
@@ -72,6 +98,22 @@ func storeFinding(p *fetch.PoP) node.Finding {
 		return f
 	}
 	return node.Finding{What: "PoP store", Level: node.LevelOK, Detail: fmt.Sprintf("%s answers, %d layers", p.Path, len(p.Layers))}
+}
+
+// writable makes it bad that a store which answers takes nothing: it is full, or may be read only.
+func (d *Daemon) writable(ctx context.Context, f node.Finding) node.Finding {
+	if f.Level != node.LevelOK {
+		return f
+	}
+	name := "nodes/.doctor." + rand.Text()[:8]
+	err := d.pop.dir.WriteFile(ctx, name, make([]byte, 64<<10))
+	if err == nil {
+		err = d.pop.dir.Remove(ctx, name)
+	}
+	if err != nil {
+		f.Level, f.Detail, f.Remedy = node.LevelBad, "it takes nothing: "+oneLine(err), fullRemedy
+	}
+	return f
 }
 
 // peerFinding says whether other nodes can ask this one.

@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"encoding/pem"
 	"io"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -344,5 +345,21 @@ func TestBadCertificateFiles(t *testing.T) {
 		if _, err := ReadCertificates(f.ca, f.cert, f.key); err == nil || !strings.Contains(err.Error(), f.want) {
 			t.Errorf("%s: %v", f.want, err)
 		}
+	}
+}
+
+// Try tells nodes that can be asked from others, whatever they have; the log tells of a refusal once.
+func TestTry(t *testing.T) {
+	mine, other := newAuth(t), newAuth(t)
+	_, addr := serve(t, Config{Auth: mine, Content: newNode()})
+	check(t, client(t, Config{Auth: mine}).Try(t.Context(), addr))
+	var log bytes.Buffer
+	c := client(t, Config{Auth: other, Connect: time.Second, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	for range 3 {
+		wants(t, c.Try(t.Context(), addr), ErrRefused)
+	}
+	wants(t, c.Try(t.Context(), "127.0.0.1:1"), ErrAway)
+	if got := log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, addr) {
+		t.Errorf("logged: %s", got)
 	}
 }

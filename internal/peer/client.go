@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -28,7 +29,40 @@ type Client struct {
 	transport *http.Transport
 	maxPack   int64
 	stats     struct{ requests, bytes atomic.Int64 }
+
+	mu      sync.Mutex
+	refused map[string]bool // addresses that were refused, or refused, when they were asked last
 }
+
+// Try asks a node for nothing: nil if it answers and the two accept each other.
+func (c *Client) Try(ctx context.Context, addr string) error {
+	_, err := c.Table(ctx, addr, digest.FromString(""))
+	if errors.Is(err, ErrUnknown) || errors.Is(err, ErrBusy) {
+		return nil
+	}
+	if why := errors.Unwrap(err); why != nil {
+		err = why // without what was asked for
+	}
+	return err
+}
+
+// accept notes whether addr and this node accept each other, and logs when they cease to.
+func (c *Client) accept(addr string, why error) {
+	c.mu.Lock()
+	known := c.refused[addr]
+	if why == nil {
+		delete(c.refused, addr)
+	} else if len(c.refused) < mostRefused {
+		c.refused[addr] = true
+	}
+	c.mu.Unlock()
+	if why != nil && !known {
+		c.cfg.Log.Warn("another node of the PoP cannot be asked", "address", addr, "err", why)
+	}
+}
+
+// mostRefused bounds what is remembered: a PoP has few nodes.
+const mostRefused = 64
 
 // ClientStats counts what a Client did so far.
 type ClientStats struct {
@@ -44,7 +78,7 @@ func NewClient(cfg Config) (*Client, error) {
 	}
 	var only1 http.Protocols
 	only1.SetHTTP1(true)
-	c := &Client{cfg: cfg, maxPack: MaxPack}
+	c := &Client{cfg: cfg, maxPack: MaxPack, refused: map[string]bool{}}
 	c.transport = &http.Transport{
 		// No proxy: these are neighbours.
 		DialContext:            c.dial,
@@ -155,6 +189,7 @@ func (c *Client) ask(ctx context.Context, q question) (*answer, error) {
 		return nil, fmt.Errorf("%s: %w", q.op, err)
 	}
 	c.stats.requests.Add(1)
+	c.accept(q.addr, nil)
 	a := &answer{c: c, op: q.op, res: res, watch: w, left: MaxLayer}
 	if res.StatusCode/100 != 2 {
 		defer a.Close()
@@ -178,7 +213,9 @@ func (c *Client) unanswered(ctx context.Context, addr string, err error) error {
 		}
 	}
 	if reason := refusal(err); reason != nil {
-		return fmt.Errorf("%w: %w; %s", ErrRefused, reason, c.cfg.Auth.advice)
+		err := fmt.Errorf("%w: %w; %s", ErrRefused, reason, c.cfg.Auth.advice)
+		c.accept(addr, err)
+		return err
 	}
 	return fmt.Errorf("%w: %w", ErrAway, err)
 }
