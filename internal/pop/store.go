@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"path"
 	"slices"
 	"strconv"
@@ -334,7 +335,7 @@ func (s *Store) Objects(ctx context.Context) ([]*Layer, error) {
 		return nil, err
 	}
 	s.mu.Lock()
-	before := s.records
+	before := maps.Clone(s.records)
 	s.mu.Unlock()
 	now := map[string]seenRecord{}
 	var all []*Layer

@@ -98,13 +98,21 @@ func (s *Store) Unpacked(ctx context.Context, r Record) (dir string, release fun
 	})
 }
 
-// Meta is Unpacked without memory, which is to be read from the image: both stay until release.
-func (s *Store) Meta(ctx context.Context, r Record) (dir string, img *image.Reader, release func(), err error) {
+// Meta is Unpacked without memory, which is to be read from the image: both stay until
+// release. prepare, unless nil, adds to the directory, once for all who share it, what else is
+// needed there: it must be the same for all calls.
+func (s *Store) Meta(ctx context.Context, r Record, prepare func(ctx context.Context, dir string, img *image.Reader) error) (dir string, img *image.Reader, release func(), err error) {
 	img, d, err := s.reader(ctx, r)
 	if err != nil {
 		return "", nil, nil, err
 	}
-	dir, end, err := s.cached(ctx, r.ID, r.ID+metaEnd, func(_ context.Context, dir string) error { return img.Meta(dir) })
+	dir, end, err := s.cached(ctx, r.ID, r.ID+metaEnd, func(ctx context.Context, dir string) error {
+		err := img.Meta(dir)
+		if err == nil && prepare != nil {
+			err = prepare(ctx, dir, img)
+		}
+		return err
+	})
 	if err != nil {
 		err = errors.Join(err, d.Close())
 		s.doubt(ctx, r, d.Local, err)

@@ -174,12 +174,14 @@ func TestPutFindOpen(t *testing.T) {
 func TestMeta(t *testing.T) {
 	s := open(t, store.Config{Dir: t.TempDir()})
 	r := put(t, s, "text", nil)
-	dir, img, release, err := s.Meta(t.Context(), r)
+	dir, img, release, err := s.Meta(t.Context(), r, func(_ context.Context, dir string, img *image.Reader) error {
+		return os.WriteFile(filepath.Join(dir, "more"), []byte(img.Pages()[0].Name), 0o600)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ents, err := os.ReadDir(dir)
-	if err != nil || len(ents) != 1 || ents[0].Name() != "core.img" {
+	if err != nil || len(ents) != 2 || ents[0].Name() != "core.img" || ents[1].Name() != "more" {
 		t.Errorf("%v, %v", ents, err)
 	}
 	if b, err := img.Chunk(t.Context(), "pages-1.img", 2); err != nil || len(b) != (700-512)<<10 {

@@ -1,0 +1,311 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"dewpoint/internal/checkpoint/image"
+	"dewpoint/internal/checkpoint/store"
+	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/local"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+)
+
+// site is a PoP: nodes that share a directory.
+type site struct {
+	t   *testing.T
+	hub *local.Hub
+	dir string
+}
+
+func newSite(t *testing.T) *site { return &site{t, local.NewHub(), t.TempDir()} }
+
+// flaky is a file system whose files cannot be read while it is away.
+type flaky struct {
+	pop.FS
+	away atomic.Bool
+}
+
+type flakyFile struct {
+	pop.File
+	of *flaky
+}
+
+func (f *flaky) Open(ctx context.Context, name string) (pop.File, error) {
+	file, err := f.FS.Open(ctx, name)
+	return flakyFile{file, f}, err
+}
+
+func (f flakyFile) ReadAt(b []byte, at int64) (int, error) {
+	if f.of.away.Load() && at > 0 { // the file's first bytes and its end come
+		return 0, pop.ErrStoreAway
+	}
+	return f.File.ReadAt(b, at)
+}
+
+// shared is a node's view of the PoP's store.
+func (b *site) shared(node string, fs pop.FS) *pop.Store {
+	b.t.Helper()
+	c, err := b.hub.Join(pop.Config{Node: node})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { c.Close() })
+	if fs == nil {
+		fs = pop.NewDir(b.dir, 0)
+	}
+	st, err := pop.OpenStore(b.t.Context(), pop.StoreConfig{FS: fs, Coord: c, Node: node})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return st
+}
+
+func (b *site) node(name string) (*store.Store, *pop.Store) {
+	b.t.Helper()
+	st := b.shared(name, nil)
+	return open(b.t, store.Config{Dir: b.t.TempDir(), Node: name, PoP: func() *pop.Store { return st }}), st
+}
+
+// layer publishes one.
+func (b *site) layer(st *pop.Store, tar string) *store.Layer {
+	b.t.Helper()
+	ctx, id := b.t.Context(), digest.FromString(tar)
+	d, err := st.Draft(ctx, id, 1)
+	if err == nil {
+		_, err = d.Write([]byte(tar))
+	}
+	if err == nil {
+		err = d.Publish(ctx, pop.Layer{Size: int64(len(tar))}, nil)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return &store.Layer{DiffID: id, Size: int64(len(tar))}
+}
+
+func (b *site) files(dirs ...string) (all []string) {
+	for _, d := range dirs {
+		all = append(all, files(b.t, filepath.Join(b.dir, d))...)
+	}
+	return all
+}
+
+func TestSharedWithAnotherNode(t *testing.T) {
+	b, ctx := newSite(t), t.Context()
+	x, xs := b.node("x")
+	y, ys := b.node("y")
+	r := put(t, x, "text", func(r *store.Record) { r.Upper = &store.Layer{DiffID: digest.FromString("upper"), Size: 5} })
+	is(t, "without its upper layer", x.Publish(ctx, r.ID), store.ErrNoUpper)
+	is(t, "unknown", x.Publish(ctx, strings.Repeat("ab", 32)), store.ErrUnknown)
+	b.layer(xs, "upper")
+	for range 2 {
+		if err := errors.Join(x.Publish(ctx, r.ID), x.SetOrder(ctx, r.ID, []byte("3 1"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := y.Find(ctx, r.Manifest, r.Key); len(got) != 1 || got[0].ID != r.ID || got[0].Local || !got[0].PoP || got[0].Node != "x" || got[0].Upper.DiffID != r.Upper.DiffID {
+		t.Fatalf("%+v", got)
+	}
+	if got := x.Find(ctx, r.Manifest, r.Key); len(got) != 1 || !got[0].Local || !got[0].PoP {
+		t.Errorf("%+v", got)
+	}
+	restorable(t, y, r, "text")
+	_, img, release, err := y.Meta(ctx, r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := img.Chunk(ctx, "pages-1.img", 0); err != nil || len(b) != image.ChunkSize {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+	if got := ys.Used(); len(got) != 1 || len(b.files("refs/y")) != 1 {
+		t.Errorf("marked while it is read: %v", got)
+	}
+	release()
+	if got := ys.Used(); len(got) != 0 || len(b.files("refs/y")) != 0 {
+		t.Errorf("marked: %v", got)
+	}
+	if string(y.Order(ctx, r.ID)) != "3 1" {
+		t.Errorf("%q", y.Order(ctx, r.ID))
+	}
+	// Without its upper layer it is of no use to y, and x has it.
+	l, err := xs.Record(ctx, r.Upper.DiffID)
+	if err == nil {
+		err = xs.Quarantine(ctx, l)
+	}
+	if got := y.Find(ctx, r.Manifest, r.Key); err != nil || len(got) != 0 || len(x.Find(ctx, r.Manifest, r.Key)) != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if err := y.Remove(ctx, r.ID); err != nil || xs.Has(ctx, l.DiffID) {
+		t.Errorf("%v", err)
+	}
+	if got, err := x.List(ctx, ""); err != nil || len(got) != 1 || got[0].PoP {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// One node alone that cannot restore a checkpoint does not take it from the others; two do.
+func TestQuarantineInThePoP(t *testing.T) {
+	b, ctx := newSite(t), t.Context()
+	x, _ := b.node("x")
+	y, _ := b.node("y")
+	z, zs := b.node("z")
+	r := put(t, x, "text", nil)
+	if err := x.Publish(ctx, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	for range 9 {
+		y.Fail(ctx, r.ID, "it hung")
+	}
+	if len(y.Find(ctx, r.Manifest, r.Key)) != 0 || len(z.Find(ctx, r.Manifest, r.Key)) != 1 || z.Find(ctx, r.Manifest, r.Key)[0].Failures != 9 {
+		t.Errorf("one node: %+v", z.Find(ctx, r.Manifest, r.Key))
+	}
+	for i := range 3 {
+		if got := x.Fail(ctx, r.ID, "it hung"); got != (i == 2) {
+			t.Errorf("after %d: %v", i+1, got)
+		}
+	}
+	if zs.Has(ctx, digest.NewDigestFromEncoded(digest.SHA256, r.ID)) || len(z.Find(ctx, r.Manifest, r.Key)) != 0 {
+		t.Error("two nodes: it is there")
+	}
+	is(t, "publish", x.Publish(ctx, r.ID), store.ErrQuarantined)
+	x.Succeeded(ctx, r.ID)
+	if err := x.Publish(ctx, r.ID); err != nil || len(z.Find(ctx, r.Manifest, r.Key)) != 1 {
+		t.Errorf("after a success: %v", err)
+	}
+}
+
+// flip damages a file.
+func flip(t *testing.T, path string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err == nil {
+		b[len(b)/2] ^= 4
+		err = os.WriteFile(path, b, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDamagedInThePoP(t *testing.T) {
+	b, ctx := newSite(t), t.Context()
+	dir := t.TempDir()
+	xs := b.shared("x", nil)
+	x := open(t, store.Config{Dir: dir, Node: "x", PoP: func() *pop.Store { return xs }})
+	y, _ := b.node("y")
+	r := put(t, x, "text", nil)
+	if err := x.Publish(ctx, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	data := slices.DeleteFunc(b.files("layers"), func(n string) bool { return !strings.HasSuffix(n, ".data") })
+	flip(t, filepath.Join(b.dir, "layers", data[0]))
+	_, _, err := y.Unpacked(ctx, r)
+	is(t, "unpack", err, image.ErrDamaged)
+	if got := y.Find(ctx, r.Manifest, r.Key); len(got) != 0 {
+		t.Errorf("still there: %+v", got)
+	}
+	if err := x.Publish(ctx, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	restorable(t, y, r, "text")
+	// A record that is no checkpoint's, or another's, is not taken for one.
+	records := slices.DeleteFunc(b.files("layers"), func(n string) bool { return !strings.HasSuffix(n, ".json") })
+	name := filepath.Join(b.dir, "layers", records[0])
+	text, err := os.ReadFile(name)
+	if err == nil {
+		err = os.WriteFile(name, []byte(strings.Replace(string(text), `"key":"key"`, `"key":"yek"`, 1)), 0o600)
+	}
+	z, _ := b.node("z")
+	if got, lerr := z.List(ctx, ""); err != nil || lerr != nil || len(got) != 0 {
+		t.Errorf("%+v, %v, %v", got, err, lerr)
+	}
+	// A local copy that is damaged is not published.
+	if err := x.Remove(ctx, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	before := b.files("layers", "fill")
+	r = put(t, x, "other", nil)
+	flip(t, filepath.Join(dir, r.ID+".data"))
+	is(t, "publish", x.Publish(ctx, r.ID), store.ErrDamaged)
+	if got := b.files("layers", "fill"); !slices.Equal(got, before) {
+		t.Errorf("left %v", got)
+	}
+}
+
+// That the store goes away in the middle is no damage, and leaves nothing.
+func TestStoreAway(t *testing.T) {
+	b, ctx := newSite(t), t.Context()
+	x, _ := b.node("x")
+	fs := &flaky{FS: pop.NewDir(b.dir, 0)}
+	ys := b.shared("y", fs)
+	gone := false
+	dir := t.TempDir()
+	y := open(t, store.Config{Dir: dir, Node: "y", PoP: func() *pop.Store {
+		if gone {
+			return nil
+		}
+		return ys
+	}})
+	r := put(t, x, "text", nil)
+	if err := x.Publish(ctx, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	_, img, release, err := y.Meta(ctx, r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs.away.Store(true)
+	_, err = img.Chunk(ctx, "pages-1.img", 1)
+	is(t, "a chunk", err, pop.ErrStoreAway)
+	release()
+	_, _, err = y.Unpacked(ctx, r)
+	is(t, "unpack", err, pop.ErrStoreAway)
+	if got := slices.DeleteFunc(files(t, dir), func(n string) bool { return strings.Contains(n, "-meta") }); len(got) != 0 {
+		t.Errorf("left %v", got)
+	}
+	fs.away.Store(false)
+	restorable(t, y, r, "text")
+	gone = true
+	_, err = y.Open(ctx, r)
+	is(t, "no store", err, store.ErrNoPoP)
+	own := put(t, y, "own", nil)
+	is(t, "publish", y.Publish(ctx, own.ID), store.ErrNoPoP)
+	if got, err := y.List(ctx, ""); err != nil || !slices.Equal(ids(got), []string{own.ID}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// A store that hangs costs its patience, and what is on the node is found.
+func TestStoreHangs(t *testing.T) {
+	b, ctx := newSite(t), t.Context()
+	st := b.shared("x", pop.NewDir(b.dir, 50*time.Millisecond))
+	x := open(t, store.Config{Dir: t.TempDir(), Node: "x", PoP: func() *pop.Store { return st }})
+	r := put(t, x, "text", nil)
+	fifo := filepath.Join(b.dir, "layers", strings.Repeat("ab", 32)+".json") // its opening blocks
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := x.List(ctx, "")
+	is(t, "list", err, pop.ErrStoreAway)
+	if !slices.Equal(ids(got), []string{r.ID}) || len(x.Find(ctx, r.Manifest, r.Key)) != 1 {
+		t.Errorf("%+v", got)
+	}
+	restorable(t, x, r, "text")
+	w, err := os.OpenFile(fifo, os.O_RDWR, 0) // what hangs goes on
+	if err == nil {
+		_, err = w.WriteString("{}")
+	}
+	if err := errors.Join(err, w.Close(), os.Remove(fifo)); err != nil {
+		t.Error(err)
+	}
+}
