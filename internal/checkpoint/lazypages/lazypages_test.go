@@ -209,7 +209,7 @@ func TestTheRestoreIsGivenUp(t *testing.T) {
 }
 
 func TestRestoresAtOnce(t *testing.T) {
-	images := []image{dump(t, 32, 1), dump(t, 32, 0), dump(t, 32, 2)}
+	images := []dumped{dump(t, 32, 1), dump(t, 32, 0), dump(t, 32, 2)}
 	var servers []*lazypages.Server
 	for i := range images {
 		servers = append(servers, images[i].restore(t, lazypages.Config{}))

@@ -34,11 +34,19 @@ type plan struct {
 	rest   []key // then these
 	live   bool  // all processes are restored: what nobody waits for may come
 	closed bool
+	waited time.Time // when somebody last began to wait
+	alarm  *time.Timer
 }
+
+// quiet is how long nobody must have begun to wait before what nobody waits for
+// is fetched: processes that start need the processor themselves. It ends, as
+// every wait brings a chunk.
+const quiet = 50 * time.Millisecond
 
 func (p *plan) init(order []Page) {
 	p.change = sync.NewCond(&p.mu)
 	p.jobs = map[key]*job{}
+	p.alarm = time.AfterFunc(0, p.wake)
 	seen := map[key]bool{}
 	for _, page := range order {
 		k := keyOf(page.File, page.Page*int64(pageSize))
@@ -77,6 +85,7 @@ func (p *plan) urge(file string, offset int64, now time.Time) bool {
 		return false
 	}
 	j.urgent, j.asked, j.first = true, now, offset
+	p.waited = now
 	if !j.active {
 		p.urgent = append(p.urgent, j)
 		p.change.Broadcast()
@@ -130,13 +139,23 @@ func (p *plan) nextRest() (j *job, ordered bool) {
 			if j := p.take(&p.order); j != nil {
 				return j, true
 			}
-			if j := p.take(&p.rest); j != nil {
+			if until := time.Until(p.waited.Add(quiet)); until > 0 {
+				p.alarm.Reset(until)
+			} else if j := p.take(&p.rest); j != nil {
 				return j, false
 			}
 		}
 		p.change.Wait()
 	}
 	return nil, false
+}
+
+// wake makes waiters look again. It takes the lock, so as not to come between a
+// look and the wait that follows.
+func (p *plan) wake() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.change.Broadcast()
 }
 
 func (p *plan) take(keys *[]key) *job {
@@ -199,6 +218,7 @@ func (p *plan) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
+	p.alarm.Stop()
 	for _, j := range p.jobs {
 		if j.bound != nil {
 			j.bound.Stop()

@@ -2,6 +2,7 @@ package lazypages_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -33,14 +34,15 @@ var victimPath = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// criu runs the CRIU that scripts/install puts there.
+// criuPath is where scripts/install puts CRIU.
+func criuPath() string {
+	return filepath.Join(cmp.Or(os.Getenv("DEWPOINT_TOOLS"), "/var/cache/dewpoint/tools"), "criu/bin/criu")
+}
+
+// criu runs CRIU.
 func criu(t testing.TB, work string, args ...string) error {
 	t.Helper()
-	tools := os.Getenv("DEWPOINT_TOOLS")
-	if tools == "" {
-		tools = "/var/cache/dewpoint/tools"
-	}
-	cmd := exec.Command(filepath.Join(tools, "criu/bin/criu"), append(args, "--work-dir", work, "-o", args[0]+".log", "-v4")...)
+	cmd := exec.Command(criuPath(), append(args, "--work-dir", work, "-o", args[0]+".log", "-v4")...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		log, _ := os.ReadFile(filepath.Join(work, args[0]+".log"))
@@ -54,8 +56,8 @@ func tail(b []byte, n int) string {
 	return "\n" + strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// image is a dumped victim.
-type image struct {
+// dumped is a dumped victim.
+type dumped struct {
 	dir   string // without files of pages
 	pages lazypages.Dir
 	pid   int
@@ -64,14 +66,14 @@ type image struct {
 }
 
 // dump starts a victim, lets it become ready, and dumps it, which ends it.
-func dump(t testing.TB, megabytes, children int) image {
+func dump(t testing.TB, megabytes, children int) dumped {
 	t.Helper()
 	path, err := victimPath()
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	img := image{dir: filepath.Join(dir, "img"), pages: lazypages.Dir(filepath.Join(dir, "pages"))}
+	img := dumped{dir: filepath.Join(dir, "img"), pages: lazypages.Dir(filepath.Join(dir, "pages"))}
 	img.pid, img.port = start(t, path, strconv.Itoa(megabytes), strconv.Itoa(children), filepath.Join(dir, "filed"))
 	for _, d := range []string{img.dir, string(img.pages)} {
 		if err := os.Mkdir(d, 0o700); err != nil {
@@ -87,7 +89,7 @@ func dump(t testing.TB, megabytes, children int) image {
 }
 
 // strip moves the files of pages away and puts those for lazy restores there.
-func (img *image) strip(t testing.TB) {
+func (img *dumped) strip(t testing.TB) {
 	t.Helper()
 	files, _ := filepath.Glob(filepath.Join(img.dir, "pages-*.img"))
 	for _, f := range files {
@@ -130,7 +132,7 @@ func start(t testing.TB, path string, args ...string) (pid, port int) {
 }
 
 // restore restores img lazily. The victims are ended with the test.
-func (img *image) restore(t testing.TB, cfg lazypages.Config) *lazypages.Server {
+func (img *dumped) restore(t testing.TB, cfg lazypages.Config) *lazypages.Server {
 	t.Helper()
 	s, err := img.tryRestore(t, cfg)
 	if err != nil {
@@ -139,12 +141,12 @@ func (img *image) restore(t testing.TB, cfg lazypages.Config) *lazypages.Server 
 	return s
 }
 
-func (img *image) tryRestore(t testing.TB, cfg lazypages.Config) (*lazypages.Server, error) {
+func (img *dumped) tryRestore(t testing.TB, cfg lazypages.Config) (*lazypages.Server, error) {
 	t.Helper()
 	return img.serve(t, context.Background(), cfg)
 }
 
-func (img *image) restoreIn(t testing.TB, ctx context.Context, cfg lazypages.Config) *lazypages.Server {
+func (img *dumped) restoreIn(t testing.TB, ctx context.Context, cfg lazypages.Config) *lazypages.Server {
 	t.Helper()
 	s, err := img.serve(t, ctx, cfg)
 	if err != nil {
@@ -153,7 +155,7 @@ func (img *image) restoreIn(t testing.TB, ctx context.Context, cfg lazypages.Con
 	return s
 }
 
-func (img *image) serve(t testing.TB, ctx context.Context, cfg lazypages.Config) (*lazypages.Server, error) {
+func (img *dumped) serve(t testing.TB, ctx context.Context, cfg lazypages.Config) (*lazypages.Server, error) {
 	t.Helper()
 	work := t.TempDir()
 	cfg.Dir, cfg.Work = img.dir, work
@@ -175,7 +177,7 @@ func (img *image) serve(t testing.TB, ctx context.Context, cfg lazypages.Config)
 
 // kill ends all victims of the image, which are one session, and waits until
 // their numbers are free.
-func (img *image) kill() {
+func (img *dumped) kill() {
 	for range 5000 {
 		left := img.members()
 		if len(left) == 0 {
@@ -190,12 +192,12 @@ func (img *image) kill() {
 }
 
 // alive is who has not ended.
-func (img *image) alive() []int { return img.session("Z", "X") }
+func (img *dumped) alive() []int { return img.session("Z", "X") }
 
-func (img *image) members() []int { return img.session() }
+func (img *dumped) members() []int { return img.session() }
 
 // session is the processes of the image, without those in the given states.
-func (img *image) session(states ...string) (pids []int) {
+func (img *dumped) session(states ...string) (pids []int) {
 	all, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, f := range all {
 		b, _ := os.ReadFile(f)
@@ -210,7 +212,7 @@ func (img *image) session(states ...string) (pids []int) {
 }
 
 // ask sends a command and returns the answer.
-func (img *image) ask(cmd string) (string, error) {
+func (img *dumped) ask(cmd string) (string, error) {
 	conn, err := net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", img.port), 5*time.Second)
 	if err != nil {
 		return "", err
@@ -224,7 +226,7 @@ func (img *image) ask(cmd string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-func (img *image) must(t testing.TB, cmd string) {
+func (img *dumped) must(t testing.TB, cmd string) {
 	t.Helper()
 	if got, err := img.ask(cmd); got != "ok" || err != nil {
 		t.Fatalf("%s: %q, %v", cmd, got, err)
