@@ -5,9 +5,10 @@
 //
 // A Node is the daemon in terms of package node. NewHandler speaks Connect,
 // gRPC and JSON over HTTP for it; Serve puts the handler on a listener, with
-// HTTP/1.1 and HTTP/2 in clear on the same socket; a Client is the other end.
-// Whoever may open the socket may do everything: the socket's mode is the
-// access control. Roles are a matter of an interceptor (Config.Interceptors).
+// HTTP/1.1 and HTTP/2 on the same socket; a Client is the other end.
+// Whoever may open the Unix socket may do everything: the socket's mode is the
+// access control. Over TCP an Access says who calls, by a certificate or a token,
+// and what his role lets him do.
 //
 // Calls are of three kinds. Short ones (List, Images, Version, …) have a
 // deadline of the handler's. Deployments and pulls stream what happens; what

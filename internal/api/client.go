@@ -2,6 +2,8 @@ package api
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -34,32 +37,119 @@ const maxAnswer = 64 << 20 // bytes of one message from a node
 type Client struct {
 	rpc       dewpointv1connect.NodeClient
 	transport *http.Transport
-	socket    string
+	socket    string // or host and port
+	shows     bool   // a certificate of its own
 }
 
 var _ Node = (*Client)(nil)
 
-// Dial prepares a Client for the daemon at host, unix:///PATH. Nothing is
-// connected before the first call.
-func Dial(host string) (*Client, error) {
+// Credentials are what a client shows a node that it reaches over TCP: files, "" where
+// there is none.
+type Credentials struct {
+	CA        string // who signs the node's certificate, PEM; "" is who the system trusts
+	Cert, Key string // the client's own, PEM
+	Token     string // the file's first line is the token
+}
+
+// Dial is DialWith without credentials.
+func Dial(host string) (*Client, error) { return DialWith(host, Credentials{}) }
+
+// DialWith prepares a Client for the daemon at host: unix:///PATH, https://HOST:PORT or, on a
+// loopback address, http://HOST:PORT. Nothing is connected before the first call.
+func DialWith(host string, cred Credentials) (*Client, error) {
 	u, err := url.Parse(host)
-	if err != nil || u.Scheme != "unix" || u.Host != "" || !strings.HasPrefix(u.Path, "/") {
-		return nil, New(BadRequest, fmt.Sprintf("%q is not the address of a daemon; want unix:///PATH", host))
+	if err != nil {
+		return nil, notAHost(host)
 	}
-	c := &Client{socket: u.Path}
-	c.transport = &http.Transport{
-		Protocols:          new(http.Protocols),
-		DisableCompression: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	c := &Client{transport: &http.Transport{Protocols: new(http.Protocols), DisableCompression: true}}
+	base := "http://dewd"
+	switch {
+	case u.Scheme == "unix" && u.Host == "" && strings.HasPrefix(u.Path, "/"):
+		c.socket = u.Path
+		c.transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", c.socket)
-		},
+		}
+		c.transport.Protocols.SetUnencryptedHTTP2(true)
+	case u.Scheme == "https" && u.Host != "" && strings.Trim(u.Path, "/") == "":
+		c.socket, base, c.shows = u.Host, "https://"+u.Host, cred.Cert != ""
+		c.transport.Protocols.SetHTTP2(true)
+		if c.transport.TLSClientConfig, err = cred.tls(); err != nil {
+			return nil, c.credential(err)
+		}
+	case u.Scheme == "http" && net.ParseIP(u.Hostname()).IsLoopback():
+		c.socket, base = u.Host, "http://"+u.Host
+		c.transport.Protocols.SetUnencryptedHTTP2(true)
+	default:
+		return nil, notAHost(host)
 	}
-	c.transport.Protocols.SetUnencryptedHTTP2(true)
-	c.rpc = dewpointv1connect.NewNodeClient(&http.Client{Transport: c.transport}, "http://dewd",
+	token, err := cred.token()
+	if err != nil {
+		return nil, c.credential(err)
+	}
+	c.rpc = dewpointv1connect.NewNodeClient(&http.Client{Transport: bearer{c.transport, token}}, base,
 		connect.WithReadMaxBytes(maxAnswer),
 		connect.WithAcceptCompression("gzip", nil, nil))
 	return c, nil
+}
+
+// credential is what is wrong with a file of the caller's.
+func (c *Client) credential(err error) error {
+	var e *Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return New(BadRequest, oneLine(err.Error()))
+}
+
+func notAHost(host string) error {
+	return New(BadRequest, fmt.Sprintf("%q is not the address of a daemon; want unix:///PATH, https://HOST:PORT or, on a loopback address, http://HOST:PORT", host))
+}
+
+func (c Credentials) tls() (*tls.Config, error) {
+	cfg := &tls.Config{MinVersion: tls.VersionTLS13}
+	if c.CA != "" {
+		var err error
+		if cfg.RootCAs, err = pool(c.CA); err != nil {
+			return nil, err
+		}
+	}
+	if c.Cert != "" || c.Key != "" {
+		cert, err := tls.LoadX509KeyPair(c.Cert, c.Key)
+		if err != nil {
+			return nil, err
+		}
+		if end := cert.Leaf.NotAfter; time.Now().After(end) {
+			e := New(Unauthorized, fmt.Sprintf("the client's certificate %s has expired on %s", c.Cert, end.Format(time.DateOnly)))
+			e.Remedy = "have a new one signed"
+			return nil, e
+		}
+		cfg.Certificates = []tls.Certificate{cert}
+	}
+	return cfg, nil
+}
+
+func (c Credentials) token() (string, error) {
+	if c.Token == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(c.Token)
+	line, _, _ := strings.Cut(string(b), "\n")
+	return strings.TrimSpace(line), err
+}
+
+// bearer adds a token to what is asked.
+type bearer struct {
+	http.RoundTripper
+	token string
+}
+
+func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	if b.token != "" {
+		r = r.Clone(r.Context())
+		r.Header.Set("Authorization", "Bearer "+b.token)
+	}
+	return b.RoundTripper.RoundTrip(r)
 }
 
 // Close closes idle connections.
@@ -84,12 +174,36 @@ func (c *Client) problem(ctx context.Context, err error) error {
 		return Classify(ctx.Err())
 	}
 	switch {
+	case untrusted(err) != "":
+		e := New(Unauthorized, fmt.Sprintf("dewd at %s: %s", c.socket, untrusted(err)))
+		e.Remedy = "name who signs its certificate with --tls-ca; look at the dates of both certificates"
+		return e
+	case c.shows && (errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)):
+		// With TLS 1.3 the node's alert may come behind what the client has sent.
+		e := New(Unauthorized, fmt.Sprintf("dewd at %s closed the connection", c.socket))
+		e.Remedy = "see whether it knows who has signed this client's certificate ([api] client_ca), and whether it runs"
+		return e
 	case errors.Is(err, fs.ErrPermission):
 		return New(Permission, fmt.Sprintf("no permission to open %s", c.socket))
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOTSOCK):
 		return New(NoDaemon, fmt.Sprintf("dewd does not run at %s", c.socket))
 	}
 	return c.strange(ce, err)
+}
+
+// untrusted says what is wrong with a certificate, the node's or, as the node says, the
+// client's; "" if the error is another.
+func untrusted(err error) string {
+	var verify *tls.CertificateVerificationError
+	var unknown x509.UnknownAuthorityError
+	var alert tls.AlertError
+	switch {
+	case errors.As(err, &verify), errors.As(err, &unknown):
+		return oneLine(err.Error())
+	case errors.As(err, &alert), strings.Contains(err.Error(), "remote error: tls:"):
+		return "it does not take the client's certificate: " + oneLine(err.Error())
+	}
+	return ""
 }
 
 // strange is an error that no Node made: the connection's, or an answer that

@@ -84,6 +84,9 @@ func (h *handler) Deploy(ctx context.Context, req *connect.Request[pb.DeployRequ
 	if err := r.Validate(); err != nil {
 		return bad(err)
 	}
+	if err := host(ctx, &r); err != nil {
+		return h.fail(ctx, err)
+	}
 	d := &deploying{h: h, req: r, feed: newFeed(), stream: stream}
 	if req.Msg.Attach {
 		d.attached = newAttached(ctx, d)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"log"
 	"net"
 	"net/http"
 	"os"
@@ -15,7 +17,7 @@ import (
 // grace is how long calls have to end once the daemon stops.
 const grace = 5 * time.Second
 
-// Serve answers on l, over HTTP/1.1 and HTTP/2 in clear, until ctx ends. Then
+// Serve answers on l, over HTTP/1.1 and HTTP/2, in clear or as l's TLS agrees, until ctx ends. Then
 // it takes no more calls and cancels those under way, which fail with
 // Stopping; it returns nil once they have ended, or after five seconds. It
 // closes l.
@@ -29,9 +31,11 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          log.New(io.Discard, "", 0), // what strangers send is not to fill ours
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 1000},
 	}
 	s.Protocols.SetHTTP1(true)
+	s.Protocols.SetHTTP2(true)
 	s.Protocols.SetUnencryptedHTTP2(true)
 
 	over := make(chan error, 1)

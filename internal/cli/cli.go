@@ -72,6 +72,7 @@ func commands() []command {
 		{name: "profile", args: "IMAGE [CMD…]", summary: "record what a start reads, and make a startup pack of it", before: true, flags: profileFlags, run: profile},
 		{name: "pack", args: "build|push|inspect IMAGE", summary: "build, publish or show an image's startup pack", flags: packFlags, run: packs},
 		{name: "pop", args: "status|verify|forget|key [ARGUMENTS]", summary: "show and look after what this node shares with others", flags: popFlags, run: pops},
+		{name: "token", args: "read|deploy|admin", summary: "make a token for the API over TCP", flags: tokenFlags, run: makeToken},
 		{name: "events", summary: "show what happens on the node", flags: eventsFlags, run: events},
 		{name: "doctor", summary: "say what this node can do and what it lacks", run: doctor},
 		{name: "version", summary: "show the versions of dew and dewd", run: version},
@@ -86,6 +87,7 @@ type call struct {
 	args    []string // after the flags
 
 	host string
+	cred api.Credentials
 	json bool
 	opt  options
 
@@ -182,7 +184,18 @@ func (c *call) newFlags(name string) *pflag.FlagSet {
 	f.Usage = func() {}
 	f.SortFlags = false
 	host := cmp.Or(c.host, os.Getenv(HostVariable), api.DefaultHost)
-	f.StringVarP(&c.host, "host", "H", host, "the daemon's `socket`; also $"+HostVariable)
+	f.StringVarP(&c.host, "host", "H", host, "where the daemon is, unix:///`PATH` or https://HOST:PORT; also $"+HostVariable)
+	for _, v := range []struct {
+		to                    *string
+		flag, variable, usage string
+	}{
+		{&c.cred.CA, "tls-ca", "DEWPOINT_TLS_CA", "`file` of who signs the daemon's certificate"},
+		{&c.cred.Cert, "tls-cert", "DEWPOINT_TLS_CERT", "`file` of this client's certificate"},
+		{&c.cred.Key, "tls-key", "DEWPOINT_TLS_KEY", "`file` of its key"},
+		{&c.cred.Token, "token-file", "DEWPOINT_TOKEN_FILE", "`file` with this client's token"},
+	} {
+		f.StringVar(v.to, v.flag, cmp.Or(*v.to, os.Getenv(v.variable)), v.usage+"; also $"+v.variable)
+	}
 	f.BoolVar(&c.json, "json", c.json, "print JSON")
 	return f
 }
@@ -210,7 +223,7 @@ func (c *call) do(ctx context.Context, args []string) error {
 		return c.parsed(err, func() { c.usage(c.cfg.Stdout) })
 	}
 	c.args = c.flags.Args()
-	client, err := api.Dial(c.host)
+	client, err := api.DialWith(c.host, c.cred)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 
 // options are the values of all commands' flags.
 type options struct {
+	tokens, owner                   string // of a token: the file, and who is to have it
 	detach, remove, quiet           bool
 	entrypoint, memory              string
 	publish, env, volumes           []string

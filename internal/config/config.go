@@ -32,6 +32,7 @@ type Config struct {
 	Lazy       Lazy                `toml:"lazy"`
 	Node       Node                `toml:"node"`
 	PoP        PoP                 `toml:"pop"`
+	API        API                 `toml:"api"`
 }
 
 // Registry is what is to be known of one registry.
@@ -116,6 +117,16 @@ func parseHours(s string) (from, to int, ok bool) {
 type Node struct {
 	Name  string `toml:"name"`  // "" is the host name
 	Mount string `toml:"mount"` // erofs, loop, tree; "" is found out
+}
+
+// API lets callers in over TCP. The Unix socket is there anyway.
+type API struct {
+	Listen   string            `toml:"listen"`    // HOST:PORT; "" is not at all
+	Cert     string            `toml:"cert"`      // files, PEM; without them Listen is a loopback address
+	Key      string            `toml:"key"`       //
+	ClientCA string            `toml:"client_ca"` // file: who signs the certificates of clients
+	Clients  map[string]string `toml:"clients"`   // roles (read, deploy, admin) by the certificates' common names
+	Tokens   string            `toml:"tokens"`    // file that "dew token" writes
 }
 
 // PoP says what this node has in common with others. It is in one if Store or

@@ -253,8 +253,12 @@ func (d *Daemon) serve(ctx context.Context, started chan<- struct{}) error {
 		g.Go(func() error { return d.watchEngine(ctx) })
 		g.Go(func() error { return d.keepHouse(ctx) })
 		g.Go(func() error { return d.servePoP(ctx) })
+		h := api.NewHandler(d, api.Config{Classify: classify, Log: d.log})
+		if err := d.serveTCP(ctx, g, h); err != nil {
+			return errors.Join(err, l.Close())
+		}
 		close(started)
-		return api.Serve(ctx, l, api.NewHandler(d, api.Config{Classify: classify, Log: d.log}))
+		return api.Serve(ctx, l, h)
 	})
 	err := g.Wait()
 	if errors.Is(err, context.Canceled) {

@@ -1,0 +1,273 @@
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
+	"dewpoint/internal/node"
+)
+
+// Role is what a caller may do. Each may do what the ones before it may.
+type Role int
+
+// The roles.
+const (
+	NoRole Role = iota
+	Read        // look: containers, images, logs, events, status
+	Deploy      // run, stop and remove containers that have nothing of the host, pull images
+	Admin       // everything, which is as much as root on the node
+)
+
+var roleNames = map[string]Role{"read": Read, "deploy": Deploy, "admin": Admin}
+
+// ParseRole reads the name of a role.
+func ParseRole(name string) (Role, error) {
+	if r, ok := roleNames[name]; ok {
+		return r, nil
+	}
+	return NoRole, fmt.Errorf("%q is not a role; want read, deploy or admin", name)
+}
+
+func (r Role) String() string {
+	for name, is := range roleNames {
+		if is == r {
+			return name
+		}
+	}
+	return "none"
+}
+
+// needs is the role that each call needs; Admin, where it is not named.
+var needs = map[string]Role{
+	dewpointv1connect.NodeListProcedure:        Read,
+	dewpointv1connect.NodeLogsProcedure:        Read,
+	dewpointv1connect.NodeWaitProcedure:        Read,
+	dewpointv1connect.NodeImagesProcedure:      Read,
+	dewpointv1connect.NodePackInspectProcedure: Read,
+	dewpointv1connect.NodePoPStatusProcedure:   Read,
+	dewpointv1connect.NodeDoctorProcedure:      Read,
+	dewpointv1connect.NodeVersionProcedure:     Read,
+	dewpointv1connect.NodeEventsProcedure:      Read,
+
+	dewpointv1connect.NodeDeployProcedure: Deploy,
+	dewpointv1connect.NodePullProcedure:   Deploy,
+	dewpointv1connect.NodeStopProcedure:   Deploy,
+	dewpointv1connect.NodeRemoveProcedure: Deploy,
+}
+
+// roleOf is the role needed to call a procedure.
+func roleOf(procedure string) Role {
+	if r, ok := needs[procedure]; ok {
+		return r
+	}
+	return Admin
+}
+
+// callerKey is the key of a caller's role in a context. Where there is none the caller came by
+// the socket, and may do everything.
+type callerKey struct{}
+
+// host refuses what gives a container something of the host to who is not its administrator.
+func host(ctx context.Context, req *node.Request) error {
+	if r, ok := ctx.Value(callerKey{}).(Role); !ok || r == Admin {
+		return nil
+	}
+	what := ""
+	switch {
+	case len(req.Volumes) > 0:
+		what = "directories of the host"
+	case req.Net == "host", req.Net == "" && len(req.Ports) == 0:
+		what = "the host's network"
+	default:
+		return nil
+	}
+	e := New(Permission, "a container may have "+what+" by an administrator's word only")
+	e.Remedy = "leave volumes out, and say --net bridge or none"
+	return e
+}
+
+// Access says who calls over TCP, and what he may do: clients by the common name of the
+// certificate that TLS has verified, or by a token. Safe for concurrent use.
+type Access struct {
+	// Clients are the roles by common name.
+	Clients map[string]Role
+	// Tokens is the file of tokens, "" for none. It is read again when it has changed, so that a
+	// line that is removed ends a token.
+	Tokens string
+
+	mu     sync.Mutex
+	read   time.Time // the file's time of change when it was read
+	tokens []token
+}
+
+// token is a line of the file: NAME ROLE sha256:HEX.
+type token struct {
+	name string
+	role Role
+	sum  [sha256.Size]byte
+}
+
+// Handler lets h serve who may call what he calls.
+func (a *Access) Handler(h http.Handler) http.Handler {
+	refuse := connect.NewErrorWriter()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		role, err := a.role(r)
+		if need := roleOf(r.URL.Path); err == nil && role < need {
+			err = New(Permission, fmt.Sprintf("the call needs the role %s, and the caller has %s", need, role))
+			err.(*Error).Remedy = "ask the node's administrator for the role"
+		}
+		if err != nil {
+			var e *Error
+			if !errors.As(err, &e) {
+				e = New(Internal, oneLine(err.Error()))
+			}
+			if refuse.Write(w, r, e.wire()) != nil || !refuse.IsSupported(r) {
+				http.Error(w, e.Message, http.StatusForbidden)
+			}
+			return
+		}
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, role)))
+	})
+}
+
+var errWho = func() *Error {
+	e := New(Unauthorized, "the caller is not known here")
+	e.Remedy = "name a token with --token-file, or a certificate that the node knows with --tls-cert and --tls-key"
+	return e
+}()
+
+// role is the caller's.
+func (a *Access) role(r *http.Request) (Role, error) {
+	best := NoRole
+	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+		best = a.Clients[r.TLS.VerifiedChains[0][0].Subject.CommonName]
+	}
+	if secret, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok {
+		tokens, err := a.load()
+		if err != nil {
+			return NoRole, err
+		}
+		sum := sha256.Sum256([]byte(secret))
+		for _, t := range tokens { // all of them: the time says nothing
+			if subtle.ConstantTimeCompare(t.sum[:], sum[:]) == 1 {
+				best = max(best, t.role)
+			}
+		}
+	}
+	if best == NoRole {
+		return NoRole, errWho
+	}
+	return best, nil
+}
+
+// load returns the tokens, read anew if the file has changed.
+func (a *Access) load() ([]token, error) {
+	if a.Tokens == "" {
+		return nil, nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	fi, err := os.Stat(a.Tokens)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if fi.ModTime().Equal(a.read) {
+		return a.tokens, nil
+	}
+	if a.tokens, err = readTokens(a.Tokens); err != nil {
+		a.tokens, a.read = nil, time.Time{}
+		return nil, err
+	}
+	if time.Since(fi.ModTime()) > 2*time.Second { // a later change could have the same time
+		a.read = fi.ModTime()
+	}
+	return a.tokens, nil
+}
+
+// Check reads the file of tokens, so that what is wrong with it is said early.
+func (a *Access) Check() error {
+	_, err := a.load()
+	return err
+}
+
+func readTokens(path string) ([]token, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var all []token
+	in := bufio.NewScanner(bytes.NewReader(b))
+	for n := 1; in.Scan(); n++ {
+		line := strings.TrimSpace(in.Text())
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		t, err := parseToken(line)
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", path, n, err)
+		}
+		all = append(all, t)
+	}
+	return all, in.Err()
+}
+
+func parseToken(line string) (token, error) {
+	f := strings.Fields(line)
+	if len(f) != 3 {
+		return token{}, errors.New("want NAME ROLE sha256:HEX; \"dew token\" makes such lines")
+	}
+	role, err := ParseRole(f[1])
+	if err != nil {
+		return token{}, err
+	}
+	t := token{name: f[0], role: role}
+	sum, err := hex.DecodeString(strings.TrimPrefix(f[2], "sha256:"))
+	if err != nil || len(sum) != len(t.sum) || !strings.HasPrefix(f[2], "sha256:") {
+		return token{}, fmt.Errorf("%q is not sha256:HEX", f[2])
+	}
+	copy(t.sum[:], sum)
+	return t, nil
+}
+
+// AddToken makes a token with a role, adds it to the file and returns it. It is not kept
+// anywhere in clear. A name that the file has already is an error.
+func AddToken(path, name string, role Role) (string, error) {
+	if name == "" || strings.ContainsAny(name, " \t\n#") {
+		return "", fmt.Errorf("token %q: want a name without spaces", name)
+	}
+	have, err := readTokens(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	for _, t := range have {
+		if t.name == name {
+			return "", fmt.Errorf("%s has a token %s already: remove its line first", path, name)
+		}
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return "", err
+	}
+	secret := rand.Text()
+	_, err = fmt.Fprintf(f, "%s %s sha256:%x\n", name, role, sha256.Sum256([]byte(secret)))
+	return secret, errors.Join(err, f.Sync(), f.Close())
+}

@@ -1,0 +1,289 @@
+package api_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"dewpoint/internal/api"
+	"dewpoint/internal/api/apitest"
+	pb "dewpoint/internal/api/gen/dewpoint/v1"
+	"dewpoint/internal/node"
+)
+
+// authority signs certificates into files of a directory.
+type authority struct {
+	t    *testing.T
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	a := &authority{t: t, dir: t.TempDir()}
+	a.cert, a.key = a.sign("ca", nil, time.Hour)
+	return a
+}
+
+func (a *authority) path(name string) string { return filepath.Join(a.dir, name) }
+
+// sign makes NAME.crt and NAME.key, valid for so long from an hour ago on.
+func (a *authority) sign(name string, addrs []net.IP, valid time.Duration) (*x509.Certificate, *ecdsa.PrivateKey) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	c := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, IPAddresses: addrs,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(valid), BasicConstraintsValid: true, IsCA: a.cert == nil,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
+	parent, signer := a.cert, a.key
+	if parent == nil {
+		parent, signer = c, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, key.Public(), signer)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	for end, b := range map[string]*pem.Block{".crt": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "PRIVATE KEY", Bytes: pkcs8}} {
+		if err := os.WriteFile(a.path(name+end), pem.EncodeToMemory(b), 0o600); err != nil {
+			a.t.Fatal(err)
+		}
+	}
+	signed, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return signed, key
+}
+
+// credentials of a client with a certificate.
+func (a *authority) credentials(name string) api.Credentials {
+	return api.Credentials{CA: a.path("ca.crt"), Cert: a.path(name + ".crt"), Key: a.path(name + ".key")}
+}
+
+// serveTCP serves a node with one image over TLS, and gives its address.
+func serveTCP(t *testing.T, ca *authority, who *api.Access) string {
+	t.Helper()
+	n := &apitest.Node{}
+	n.Add(nginx)
+	t.Cleanup(n.Close)
+	ca.sign("node", []net.IP{net.IPv4(127, 0, 0, 1)}, time.Hour)
+	cfg, err := (api.TLSFiles{Cert: ca.path("node.crt"), Key: ca.path("node.key"), ClientCA: ca.path("ca.crt")}).Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := api.ListenTCP("127.0.0.1:0", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = api.Serve(ctx, l, who.Handler(api.NewHandler(n, api.Config{})))
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return "https://" + l.Addr().String()
+}
+
+func dialWith(t *testing.T, host string, cred api.Credentials) *api.Client {
+	t.Helper()
+	c, err := api.DialWith(host, cred)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// isolated is a request that takes nothing of the host.
+var isolated = node.Request{Image: "nginx:1", Net: "none"}
+
+func TestRolesOfCertificates(t *testing.T) {
+	ca := newAuthority(t)
+	for _, name := range []string{"reader", "deployer", "root", "stranger"} {
+		ca.sign(name, nil, time.Hour)
+	}
+	host := serveTCP(t, ca, &api.Access{Clients: map[string]api.Role{"reader": api.Read, "deployer": api.Deploy, "root": api.Admin}})
+	ctx := t.Context()
+	for name, may := range map[string]struct{ read, deploy, admin bool }{
+		"reader": {read: true}, "deployer": {true, true, false}, "root": {true, true, true}, "stranger": {},
+	} {
+		c := dialWith(t, host, ca.credentials(name))
+		check := func(what string, may bool, err error) {
+			var e *api.Error
+			refused := errors.As(err, &e) && (e.Code == api.Permission || e.Code == api.Unauthorized)
+			if may && err != nil || !may && !refused {
+				t.Errorf("%s: %s: %v", name, what, err)
+			}
+		}
+		_, err := c.Images(ctx)
+		check("images", may.read, err)
+		_, err = c.Deploy(ctx, isolated, node.Watch{})
+		check("deploy", may.deploy, err)
+		_, err = c.Deploy(ctx, node.Request{Image: "nginx:1", Net: "none", Volumes: []node.Volume{{Source: "/", Target: "/host"}}}, node.Watch{})
+		check("deploy with the host's root", may.admin, err)
+		_, err = c.Deploy(ctx, node.Request{Image: "nginx:1"}, node.Watch{})
+		check("deploy in the host's network", may.admin, err)
+		_, err = c.Prune(ctx, node.PruneOptions{})
+		check("prune", may.admin, err)
+	}
+}
+
+// Every call of the service is asked as by somebody without a role: none may answer.
+func TestEveryCallNeedsARole(t *testing.T) {
+	ca := newAuthority(t)
+	host := serveTCP(t, ca, &api.Access{})
+	c := &http.Client{Transport: &http.Transport{TLSClientConfig: clientTLS(t, ca)}}
+	defer c.CloseIdleConnections()
+	methods := pb.File_dewpoint_v1_node_proto.Services().Get(0).Methods()
+	for i := range methods.Len() {
+		path := "/dewpoint.v1.Node/" + string(methods.Get(i).Name())
+		for _, kind := range []string{"application/json", "application/connect+json", "application/grpc+proto", "text/plain", ""} {
+			req, _ := http.NewRequestWithContext(t.Context(), "POST", host+path, strings.NewReader("{}"))
+			req.Header.Set("Content-Type", kind)
+			r, err := c.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, _ := io.ReadAll(r.Body)
+			r.Body.Close()
+			said := string(body) + r.Header.Get("Grpc-Message") + r.Trailer.Get("Grpc-Message")
+			if !strings.Contains(said, "not known here") {
+				t.Errorf("%s as %q: status %d, %q", path, kind, r.StatusCode, said)
+			}
+		}
+	}
+}
+
+func clientTLS(t *testing.T, ca *authority) *tls.Config {
+	t.Helper()
+	p := x509.NewCertPool()
+	p.AddCert(ca.cert)
+	return &tls.Config{RootCAs: p}
+}
+
+func TestTokens(t *testing.T) {
+	ca := newAuthority(t)
+	tokens := ca.path("tokens")
+	host := serveTCP(t, ca, &api.Access{Tokens: tokens})
+	secret, err := api.AddToken(tokens, "ci", api.Deploy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := api.AddToken(tokens, "ci", api.Admin); err == nil {
+		t.Error("a name has two tokens")
+	}
+	file := ca.path("secret")
+	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := dialWith(t, host, api.Credentials{CA: ca.path("ca.crt"), Token: file})
+	if _, err := c.Deploy(t.Context(), isolated, node.Watch{}); err != nil {
+		t.Error(err)
+	}
+	_, err = c.Prune(t.Context(), node.PruneOptions{})
+	wantCode(t, err, api.Permission, api.ExitPermission)
+	kept, err := os.ReadFile(tokens)
+	if err != nil || bytes.Contains(kept, []byte(secret)) {
+		t.Errorf("the file keeps the token in clear: %q %v", kept, err)
+	}
+
+	// A line that is removed ends the token at once; a file that is wrong lets nobody in.
+	if err := os.WriteFile(tokens, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Images(t.Context())
+	wantCode(t, err, api.Unauthorized, api.ExitUnauthorized)
+	if err := os.WriteFile(tokens, append(kept, "ci admin\n"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = c.Images(t.Context()); err == nil {
+		t.Error("a file that cannot be read lets callers in")
+	}
+}
+
+// Certificates that have ended or that somebody else has signed are refused, by whoever
+// sees them, with words that say so; a renewed one is taken without a restart.
+func TestCertificatesThatDoNotHold(t *testing.T) {
+	ca, other := newAuthority(t), newAuthority(t)
+	ca.sign("late", nil, -time.Minute)
+	ca.sign("root", nil, time.Hour)
+	other.sign("root", nil, time.Hour)
+	host := serveTCP(t, ca, &api.Access{Clients: map[string]api.Role{"late": api.Admin, "root": api.Admin}})
+
+	_, err := api.DialWith(host, ca.credentials("late"))
+	wantCode(t, err, api.Unauthorized, api.ExitUnauthorized)
+	foreign := other.credentials("root")
+	foreign.CA = ca.path("ca.crt")
+	_, err = dialWith(t, host, foreign).Images(t.Context())
+	wantCode(t, err, api.Unauthorized, api.ExitUnauthorized)
+	_, err = dialWith(t, host, other.credentials("root")).Images(t.Context())
+	wantCode(t, err, api.Unauthorized, api.ExitUnauthorized)
+
+	ca.sign("node", []net.IP{net.IPv4(127, 0, 0, 1)}, -time.Minute) // the node's own ends
+	_, err = dialWith(t, host, ca.credentials("root")).Images(t.Context())
+	wantCode(t, err, api.Unauthorized, api.ExitUnauthorized)
+	if !strings.Contains(err.Error(), "expired") {
+		t.Errorf("%v", err)
+	}
+	ca.sign("node", []net.IP{net.IPv4(127, 0, 0, 1)}, time.Hour)
+	if _, err = dialWith(t, host, ca.credentials("root")).Images(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestClearOnLoopbackOnly(t *testing.T) {
+	if l, err := api.ListenTCP("0.0.0.0:0", nil); err == nil {
+		l.Close()
+		t.Error("listens everywhere in clear")
+	}
+	for _, host := range []string{"http://10.0.0.1:1", "http://example.invalid:1", "ftp://x", "https://", "https://x/y", "tcp://127.0.0.1:1"} {
+		if _, err := api.DialWith(host, api.Credentials{}); err == nil {
+			t.Errorf("%s is taken", host)
+		}
+	}
+}
+
+// Who sends garbage, or floods, does no harm to others.
+func TestGarbage(t *testing.T) {
+	ca := newAuthority(t)
+	ca.sign("root", nil, time.Hour)
+	host := serveTCP(t, ca, &api.Access{Clients: map[string]api.Role{"root": api.Admin}})
+	addr := strings.TrimPrefix(host, "https://")
+	for range 200 {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 4096)
+		rand.Read(b)
+		c.Write(b)
+		defer c.Close()
+	}
+	if _, err := dialWith(t, host, ca.credentials("root")).Images(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
