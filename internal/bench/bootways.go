@@ -124,21 +124,34 @@ func (d *bootDewd) name() string {
 }
 
 func (d *bootDewd) up(ctx context.Context, i instance) (string, error) {
+	r, err := d.record(ctx, i)
+	return startOf(r), err
+}
+
+// record brings an instance up, and gives dew's record of it.
+func (d *bootDewd) record(ctx context.Context, i instance) (r node.Record, err error) {
+	args, err := d.arguments(i)
+	if err != nil {
+		return r, err
+	}
+	said, err := d.dew(ctx, d.session, "run", args...)
+	if err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal(said, &r)
+}
+
+// arguments are those of dew run.
+func (d *bootDewd) arguments(i instance) ([]string, error) {
 	app, err := applicationOf(i.image)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	args := []string{"-d", "--lazy", "never", "--net", "bridge", "--ready", app.ready, "--ready-timeout", "3m", "--restore", d.restore, "--name", i.name}
 	for _, e := range i.env {
 		args = append(args, "-e", e)
 	}
-	said, err := d.dew(ctx, d.session, "run", append(args, testbed.Address+"/"+i.image)...)
-	if err != nil {
-		return "", err
-	}
-	var r node.Record
-	err = json.Unmarshal(said, &r)
-	return startOf(r), err
+	return append(args, testbed.Address+"/"+i.image), nil
 }
 
 // startOf says how a container came to run.
@@ -297,11 +310,16 @@ func bring(ctx context.Context, bed *testbed.Bed, w way, i instance) (string, er
 	if err != nil {
 		return how, err
 	}
+	return how, answered(ctx, bed, w, i)
+}
+
+// answered returns when an instance that is up has answered.
+func answered(ctx context.Context, bed *testbed.Bed, w way, i instance) error {
 	address, err := w.address(ctx, i.name)
 	if err != nil {
-		return how, err
+		return err
 	}
-	return how, bed.Wait(ctx, 3*time.Minute, func(ctx context.Context) error { return answerAt(ctx, i.image, address, bed.Dial) })
+	return bed.Wait(ctx, 3*time.Minute, func(ctx context.Context) error { return answerAt(ctx, i.image, address, bed.Dial) })
 }
 
 // together brings up n instances at once and removes them; seconds are until the last has answered.

@@ -15,7 +15,7 @@ import (
 )
 
 // demonstrate deploys each image cold, by dew and by containerd, and prints
-// dew's stage times beside containerd's.
+// dew's stage times beside containerd's; then the last image booted and restored.
 func demonstrate(ctx context.Context, args []string, stdout, stderr io.Writer, self []string) error {
 	var o options
 	if err := o.parse("demo", args, stderr, strings.Join(demo.Default, ","), nil); err != nil {
@@ -39,7 +39,7 @@ func demonstrate(ctx context.Context, args []string, stdout, stderr io.Writer, s
 			return err
 		}
 	}
-	return nil
+	return showRestored(ctx, &bootBench{o: &o, bed: bed, refused: map[string]string{}, stdout: stdout, stderr: stderr}, o.images[len(o.images)-1])
 }
 
 func compareOne(ctx context.Context, bed *testbed.Bed, d dewd, c containerd, layout, image string, mbit float64, out io.Writer) error {
@@ -101,6 +101,57 @@ func showIn(ctx context.Context, s *session, d dewd, image string, app applicati
 	}
 	fmt.Fprintf(out, "    %s; first answer %.2f s\n", stages(record.Stages), seconds)
 	return seconds, d.remove(ctx, s, "demo-"+name)
+}
+
+// showRestored boots an image that is on the node, makes a checkpoint, and deploys from it.
+func showRestored(ctx context.Context, b *bootBench, image string) (err error) {
+	l, err := b.dewdAlone(ctx, "", image)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.close()) }()
+	fmt.Fprintf(b.stdout, "\n%s, which is on the node: booted, and restored from a checkpoint\n", image)
+	name, _, _ := strings.Cut(image, ":")
+	boots, restores := l.dewd.with("boot"), l.dewd.with("restore")
+	first := instance{image: image, name: "demo-" + name}
+	booted, err := b.showStart(ctx, boots, first)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(b.stdout, "  $ dew checkpoint --stateful %s\n", first.name)
+	c, err := boots.checkpoint(ctx, first.name)
+	if err != nil {
+		b.refuse(image, err) // a machine without CRIU, or where it does not work, boots
+		return nil
+	}
+	fmt.Fprintf(b.stdout, "    %.1f MB of memory stored in %.1f MB; paused for %.2f s\n", float64(c.Pages)/1e6, float64(c.Size)/1e6, c.Paused)
+	second := instance{image: image, name: "demo-" + name + "-clone"}
+	restored, err := b.showStart(ctx, restores, second)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(b.stdout, "  restored: %.2f of the boot's time\n", restored/booted)
+	return errors.Join(boots.remove(ctx, first.name), restores.remove(ctx, second.name))
+}
+
+// showStart brings an instance up, prints the stages of its record, and returns the seconds to its first answer.
+func (b *bootBench) showStart(ctx context.Context, d *bootDewd, i instance) (float64, error) {
+	args, err := d.arguments(i)
+	if err != nil {
+		return 0, err
+	}
+	fmt.Fprintf(b.stdout, "  $ dew run %s\n", strings.Join(args, " "))
+	start := time.Now()
+	record, err := d.record(ctx, i)
+	if err != nil {
+		return 0, err
+	}
+	if err := answered(ctx, b.bed, d, i); err != nil {
+		return 0, err
+	}
+	took := time.Since(start).Seconds()
+	fmt.Fprintf(b.stdout, "    %s; first answer %.2f s\n", stages(record.Stages), took)
+	return took, nil
 }
 
 // stages lists stage times in the order in which they were reached.
