@@ -42,7 +42,7 @@ var applications = map[string]application{
 	"clsi":           page(8000),
 	"chat":           page(8080),
 	"memory":         page(8080),
-	"ferretdb":       {"tcp:27017", countDocuments},
+	"ferretdb":       {"tcp:27017", listIndexes},
 }
 
 func applicationOf(image string) (application, error) {
@@ -101,24 +101,24 @@ func talk(port int, line, want string) func(context.Context, dialer) error {
 	}
 }
 
-// What a MongoDB client says to count the documents of the collection "files" (an OP_MSG with
-// {count: "files", $db: "files"}), and the field of the answer that says how many there are.
+// What a MongoDB client says to list the indexes of the collection "files" (an OP_MSG with
+// {listIndexes: "files", $db: "files"}), and the one that the service makes last.
 const (
-	countMessage = "\x3a\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00\xdd\x07\x00\x00\x00\x00\x00\x00\x00" +
-		"\x25\x00\x00\x00\x02count\x00\x06\x00\x00\x00files\x00\x02$db\x00\x06\x00\x00\x00files\x00\x00"
-	countAnswer = "\x10n\x00\x20\x4e\x00\x00"
+	indexMessage = "@\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00\xdd\x07\x00\x00\x00\x00\x00\x00\x00" +
+		"+\x00\x00\x00\x02listIndexes\x00\x06\x00\x00\x00files\x00\x02$db\x00\x06\x00\x00\x00files\x00\x00"
+	indexAnswer = "project_1"
 )
 
-// countDocuments wants 20,000. It is patient: FerretDB 1.24 keeps a connection to
+// listIndexes wants to see it. It is patient: FerretDB 1.24 keeps a connection to
 // its database for ever when a client goes in the middle of a question.
-func countDocuments(ctx context.Context, dial dialer) error {
+func listIndexes(ctx context.Context, dial dialer) error {
 	conn, err := dial(ctx, "tcp", "127.0.0.1:27017")
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(time.Minute))
-	if _, err := io.WriteString(conn, countMessage); err != nil {
+	if _, err := io.WriteString(conn, indexMessage); err != nil {
 		return err
 	}
 	var length [4]byte
@@ -129,7 +129,7 @@ func countDocuments(ctx context.Context, dial dialer) error {
 	if _, err := io.ReadFull(conn, rest); err != nil {
 		return err
 	}
-	if !bytes.Contains(rest, []byte(countAnswer)) {
+	if !bytes.Contains(rest, []byte(indexAnswer)) {
 		return fmt.Errorf("port 27017 answered %q", rest)
 	}
 	return nil

@@ -98,6 +98,9 @@ func (b *bootBench) pullAll(ctx context.Context, e engine, s *session, images []
 
 func (l *lineup) close() error {
 	var errs []error
+	if l.dewd != nil { // whose containers outlive it; Docker's do not
+		errs = append(errs, l.dewd.removeAll(context.Background()))
+	}
 	for i, s := range l.open {
 		errs = append(errs, s.close(l.engines[i]))
 	}
@@ -189,6 +192,22 @@ func addressAt(ctx context.Context, host, name string) (string, error) {
 
 func (d *bootDewd) remove(ctx context.Context, name string) error {
 	return d.dewd.remove(ctx, d.session, name)
+}
+
+// removeAll ends what a part that failed has left.
+func (d *bootDewd) removeAll(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	c, err := api.Dial(d.host())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	all, err := c.List(ctx, true)
+	for _, one := range all {
+		err = errors.Join(err, c.Remove(ctx, one.Name, true))
+	}
+	return err
 }
 
 func (d *bootDewd) cpu() (float64, error) {
