@@ -47,10 +47,11 @@ func (s *Server) serve(j *job, class *int64) (int64, error) {
 	if !s.missed(j) {
 		return s.deliver(j, nil, class)
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, s.cfg.Wait)
-	data, err := s.cfg.Source.Chunk(ctx, j.file, j.chunk)
-	late := ctx.Err() != nil
-	cancel()
+	data := s.ahead.take(s.ctx, j.key)
+	late, err := false, error(nil)
+	if data == nil {
+		data, late, err = s.fetch(j.key)
+	}
 	switch {
 	case err == nil:
 		return s.deliver(j, data, class)
@@ -62,6 +63,17 @@ func (s *Server) serve(j *job, class *int64) (int64, error) {
 		return 0, nil
 	}
 	return 0, fmt.Errorf("chunk %d of %s: %w", j.chunk, j.file, err)
+}
+
+// fetch asks the Source, and tells an error because of the bound from others.
+func (s *Server) fetch(k key) (data []byte, late bool, err error) {
+	ctx, cancel := context.WithTimeout(s.ctx, s.cfg.Wait)
+	defer cancel()
+	data, err = s.cfg.Source.Chunk(ctx, k.file, k.chunk)
+	if err != nil {
+		return nil, ctx.Err() != nil, err
+	}
+	return data, false, nil
 }
 
 // deliver pushes data to every process, those included that are forked meanwhile.

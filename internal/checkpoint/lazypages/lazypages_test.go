@@ -3,12 +3,14 @@ package lazypages_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -59,8 +61,9 @@ func TestMemoryThatChanges(t *testing.T) {
 func TestOrderComesFirst(t *testing.T) {
 	img := dump(t, 64, 0)
 	pages := []string{"page 4000", "page 9000", "page 12001"}
-	run := func(order []lazypages.Page) (lazypages.Stats, []lazypages.Page) {
-		s := img.restore(t, lazypages.Config{Rate: slow, Order: order})
+	run := func(order []lazypages.Page) (lazypages.Stats, []lazypages.Page, *counter) {
+		src := &counter{Source: img.pages, asked: map[string]int{}}
+		s := img.restore(t, lazypages.Config{Source: src, Rate: slow, Order: order})
 		for s.Stats().OrderBytes < int64(len(order))*lazypages.ChunkSize/2 {
 			time.Sleep(time.Millisecond)
 		}
@@ -68,18 +71,75 @@ func TestOrderComesFirst(t *testing.T) {
 			img.must(t, p)
 		}
 		defer img.kill()
-		return s.Stats(), s.Touched()
+		return s.Stats(), s.Touched(), src
 	}
-	st, touched := run(nil)
+	st, touched, _ := run(nil)
 	if st.OrderBytes != 0 || len(touched) < len(pages) {
 		t.Fatalf("%+v, touched %v", st, touched)
 	}
-	st, again := run(touched)
-	for _, p := range touched[len(touched)-len(pages):] {
+	order := touched[len(touched)-len(pages):]
+	st, again, src := run(order)
+	for _, p := range order {
 		if slices.Contains(again, p) {
 			t.Errorf("with an order: %+v, touched %v, before %v", st, again, touched)
 		}
 	}
+	src.mu.Lock()
+	defer src.mu.Unlock()
+	for chunk, n := range src.asked {
+		if n > 1 {
+			t.Errorf("%s was fetched %d times", chunk, n)
+		}
+	}
+}
+
+// The order is fetched before CRIU comes.
+func TestOrderIsFetchedAhead(t *testing.T) {
+	src := &counter{Source: memory{}, asked: map[string]int{}}
+	order := []lazypages.Page{{File: "pages-1.img", Page: 5}, {File: "pages-1.img", Page: 1000}, {File: "pages-1.img", Page: 6}}
+	ctx, cancel := context.WithCancel(t.Context())
+	s, err := lazypages.Serve(ctx, lazypages.Config{Dir: t.TempDir(), Work: t.TempDir(), Source: src, Order: order})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for src.total() < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	s.Wait()
+	if src.total() != 2 {
+		t.Errorf("%v", src.asked)
+	}
+}
+
+// memory is a source of nothing.
+type memory struct{}
+
+func (memory) Chunk(context.Context, string, int) ([]byte, error) {
+	return make([]byte, lazypages.ChunkSize), nil
+}
+
+// counter counts what is asked.
+type counter struct {
+	lazypages.Source
+	mu    sync.Mutex
+	asked map[string]int
+}
+
+func (c *counter) Chunk(ctx context.Context, file string, chunk int) ([]byte, error) {
+	c.mu.Lock()
+	c.asked[fmt.Sprintf("chunk %d of %s", chunk, file)]++
+	c.mu.Unlock()
+	return c.Source.Chunk(ctx, file, chunk)
+}
+
+func (c *counter) total() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range c.asked {
+		n += k
+	}
+	return n
 }
 
 // source is an image's pages; after n chunks it does something else.

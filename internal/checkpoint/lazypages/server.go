@@ -40,7 +40,7 @@ type Config struct {
 	Dir    string // with CRIU's images; the files of pages are not read
 	Work   string // CRIU's work directory
 	Source Source
-	Order  []Page // pushed before all others
+	Order  []Page // pushed before all others, and fetched already while CRIU works
 
 	// Wait bounds how long a process waits for a page; 0 is ten seconds.
 	Wait time.Duration
@@ -81,6 +81,7 @@ type Server struct {
 
 	plan  plan
 	pace  pace
+	ahead ahead
 	guard *guard // nil if there is none
 
 	// mu may be taken while a process's mu is held, not the other way round.
@@ -124,6 +125,7 @@ func Serve(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	s.plan.init(cfg.Order)
 	s.pace.rate = cfg.Rate
+	s.fetchAhead(s.plan.order)
 	s.goDo(func() error { return s.receive(l) })
 	for range cfg.Fetches {
 		s.goDo(s.serveFaults)

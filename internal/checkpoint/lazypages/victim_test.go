@@ -2,7 +2,6 @@ package lazypages_test
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -18,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	find "dewpoint/internal/checkpoint/criu"
 	"dewpoint/internal/checkpoint/lazypages"
 )
 
@@ -34,10 +34,8 @@ var victimPath = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// criuPath is where scripts/install puts CRIU.
-func criuPath() string {
-	return filepath.Join(cmp.Or(os.Getenv("DEWPOINT_TOOLS"), "/var/cache/dewpoint/tools"), "criu/bin/criu")
-}
+// criuPath is the CRIU that dewd would take.
+var criuPath = sync.OnceValue(func() string { return find.Find(context.Background(), "") })
 
 // criu runs CRIU.
 func criu(t testing.TB, work string, args ...string) error {
