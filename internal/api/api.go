@@ -40,6 +40,7 @@ type Node interface {
 	Containers
 	Images
 	Packs
+	Checkpoints
 	PoPs
 	Observer
 }
@@ -97,6 +98,17 @@ type Packs interface {
 	PackBuild(ctx context.Context, image string) (node.Pack, error)
 	PackPush(ctx context.Context, p node.PackPush) (node.PackPushed, error)
 	PackInspect(ctx context.Context, image string) (node.Pack, error)
+}
+
+// Checkpoints are what containers start from instead of booting. A node that
+// cannot make any answers Checkpoint with an error of code Unsupported.
+type Checkpoints interface {
+	// Checkpoint returns when the checkpoint can be used here. The container
+	// runs on, and was stopped for a moment.
+	Checkpoint(ctx context.Context, req node.CheckpointRequest) (node.Checkpoint, error)
+	// ListCheckpoints gives those of an image, or all, the newest first.
+	ListCheckpoints(ctx context.Context, image string) ([]node.Checkpoint, error)
+	RemoveCheckpoint(ctx context.Context, id string) error
 }
 
 // PoPs is what a node that shares a store with others can be asked of it. A node

@@ -28,7 +28,7 @@ func specOf(r node.Request) *pb.Spec {
 		Net: r.Net, Ports: each(r.Ports, portOf), Volumes: each(r.Volumes, volumeOf),
 		Memory: r.Memory, Cpus: r.CPUs, Ready: r.Ready, ReadyTimeout: durationOf(r.ReadyTimeout),
 		Lazy: r.Lazy, Restore: r.Restore, PlainHttp: r.PlainHTTP, Remove: r.Remove,
-		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters), Record: r.Record,
+		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters), Record: r.Record, Checkpoint: r.Checkpoint,
 	}
 }
 
@@ -38,7 +38,7 @@ func requestFrom(s *pb.Spec) node.Request {
 		Net: s.GetNet(), Ports: each(s.GetPorts(), portFrom), Volumes: each(s.GetVolumes(), volumeFrom),
 		Memory: s.GetMemory(), CPUs: s.GetCpus(), Ready: s.GetReady(), ReadyTimeout: s.GetReadyTimeout().AsDuration(),
 		Lazy: s.GetLazy(), Restore: s.GetRestore(), PlainHTTP: s.GetPlainHttp(), Remove: s.GetRemove(),
-		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()), Record: s.GetRecord(),
+		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()), Record: s.GetRecord(), Checkpoint: s.GetCheckpoint(),
 	}
 }
 
@@ -171,7 +171,7 @@ func versionFrom(v *pb.VersionResponse) node.Version {
 }
 
 func eventOf(e node.Event) *pb.Event {
-	p := &pb.Event{Seq: e.Seq, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image, Stage: e.Stage, At: e.At, Error: e.Error, Layer: e.Layer}
+	p := &pb.Event{Seq: e.Seq, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image, Stage: e.Stage, At: e.At, Error: e.Error, Layer: e.Layer, Checkpoint: e.Checkpoint}
 	if e.ExitCode != nil {
 		code := int32(*e.ExitCode)
 		p.ExitCode = &code
@@ -184,7 +184,7 @@ func eventOf(e node.Event) *pb.Event {
 
 func eventFrom(p *pb.Event) node.Event {
 	e := node.Event{
-		Seq: p.GetSeq(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(), Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(), Error: p.GetError(), Layer: p.GetLayer(),
+		Seq: p.GetSeq(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(), Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(), Error: p.GetError(), Layer: p.GetLayer(), Checkpoint: p.GetCheckpoint(),
 	}
 	if p != nil && p.ExitCode != nil {
 		code := int(p.GetExitCode())

@@ -108,6 +108,7 @@ func TestNothingIsForgotten(t *testing.T) {
 	roundTrip(t, packOf, packFrom)
 	roundTrip(t, packPushOf, packPushFrom)
 	roundTrip(t, packPushedOf, packPushedFrom)
+	roundTrip(t, checkpointOf, checkpointFrom)
 	roundTrip(t, popOf, popFrom)
 	roundTrip(t, popVerifiedOf, popVerifiedFrom)
 	roundTrip(t, pruneOf, pruneFrom)

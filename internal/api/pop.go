@@ -141,9 +141,9 @@ func pruneFrom(r *pb.PruneRequest) node.PruneOptions {
 }
 
 func prunedOf(r node.PruneReport) *pb.PruneResponse {
-	return &pb.PruneResponse{Images: r.Images, Layers: r.Layers, Bytes: r.Bytes, PopLayers: r.PoPLayers, PopBytes: r.PoPBytes, PopWhy: r.PoPWhy}
+	return &pb.PruneResponse{Images: r.Images, Layers: r.Layers, Bytes: r.Bytes, PopLayers: r.PoPLayers, PopBytes: r.PoPBytes, PopWhy: r.PoPWhy, Checkpoints: r.Checkpoints}
 }
 
 func prunedFrom(r *pb.PruneResponse) node.PruneReport {
-	return node.PruneReport{Images: r.GetImages(), Layers: r.GetLayers(), Bytes: r.GetBytes(), PoPLayers: r.GetPopLayers(), PoPBytes: r.GetPopBytes(), PoPWhy: r.GetPopWhy()}
+	return node.PruneReport{Images: r.GetImages(), Layers: r.GetLayers(), Bytes: r.GetBytes(), PoPLayers: r.GetPopLayers(), PoPBytes: r.GetPopBytes(), PoPWhy: r.GetPopWhy(), Checkpoints: r.GetCheckpoints()}
 }

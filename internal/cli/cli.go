@@ -71,6 +71,8 @@ func commands() []command {
 		{name: "prune", summary: "remove what nothing uses", flags: pruneFlags, run: prune},
 		{name: "profile", args: "IMAGE [CMD…]", summary: "record what a start reads, and make a startup pack of it", before: true, flags: profileFlags, run: profile},
 		{name: "pack", args: "build|push|inspect IMAGE", summary: "build, publish or show an image's startup pack", flags: packFlags, run: packs},
+		{name: "checkpoint", args: "NAME", summary: "save a container, so that others start from it", flags: checkpointFlags, run: checkpoint},
+		{name: "checkpoints", args: "[IMAGE] | rm ID…", summary: "list or remove what containers start from", run: checkpoints},
 		{name: "pop", args: "status|verify|forget|key [ARGUMENTS]", summary: "show and look after what this node shares with others", flags: popFlags, run: pops},
 		{name: "token", args: "read|deploy|admin", summary: "make a token for the API over TCP", flags: tokenFlags, run: makeToken},
 		{name: "events", summary: "show what happens on the node", flags: eventsFlags, run: events},

@@ -57,6 +57,9 @@ func prune(ctx context.Context, c *call) error {
 	if c.opt.pop {
 		fmt.Fprintf(c.cfg.Stdout, "%d layers evicted from the PoP's store, %s free when their time of grace is over\n", len(r.PoPLayers), size(r.PoPBytes))
 	}
+	for _, id := range r.Checkpoints {
+		fmt.Fprintf(c.cfg.Stdout, "checkpoint %s removed\n", short(id))
+	}
 	if r.PoPWhy != "" {
 		fmt.Fprintf(c.cfg.Stderr, "dew: not all that no node uses was evicted: %s\n", r.PoPWhy)
 	}

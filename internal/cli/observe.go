@@ -37,7 +37,7 @@ func (c *call) event(e node.Event) error {
 		return c.print(e)
 	}
 	words := []string{e.Time.Local().Format(time.StampMilli), e.Kind}
-	for _, s := range []string{e.Name, e.Image, e.Stage, e.Layer} {
+	for _, s := range []string{e.Name, e.Image, e.Stage, e.Layer, e.Checkpoint} {
 		if s != "" {
 			words = append(words, s)
 		}

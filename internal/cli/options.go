@@ -29,6 +29,7 @@ type options struct {
 	profile                         profiling
 	key                             string
 	layers, pop                     bool
+	checkpoint                      node.CheckpointRequest
 }
 
 // containerFlags are those of an instruction to deploy.
@@ -47,6 +48,7 @@ func containerFlags(c *call) {
 	f.StringVar(&r.Ready, "ready", "", "it is ready when this `check` succeeds: tcp:PORT, http:PORT/PATH, cmd:COMMAND, log:REGEXP or none")
 	f.DurationVar(&r.ReadyTimeout, "ready-timeout", 0, "longest `time` to become ready; the node's default if 0")
 	f.StringVar(&r.Restore, "restore", "", "`whether` to start from a checkpoint: auto, never or always")
+	f.BoolVar(&r.Checkpoint, "checkpoint", false, "make a checkpoint once it is ready, if none fits")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 	imageFlags(f, &r.Lazy, &r.PlainHTTP, &r.Order, &r.Inflaters)
 	f.StringVar(&r.Mount, "mount", "", "mount layers by `backend`: erofs, loop or tree")

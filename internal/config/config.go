@@ -33,6 +33,7 @@ type Config struct {
 	Node       Node                `toml:"node"`
 	PoP        PoP                 `toml:"pop"`
 	API        API                 `toml:"api"`
+	Checkpoint Checkpoint          `toml:"checkpoint"`
 }
 
 // Registry is what is to be known of one registry.
@@ -160,6 +161,19 @@ type PoP struct {
 	Patience Duration        `toml:"patience"` // the store is away if it does not answer for so long; 0 is 5s
 }
 
+// Checkpoint says how containers start from the memory of others.
+type Checkpoint struct {
+	// Auto says which containers a checkpoint is made of by itself, once they are
+	// ready: asked (their image's label or who deploys them asks for it), measured
+	// (also those that take long to boot), off; "" is asked.
+	Auto      string `toml:"auto"`
+	Off       bool   `toml:"off"`        // neither make nor use checkpoints
+	CRIU      string `toml:"criu"`       // the program; "" is found beside dewd's tools and in PATH
+	MaxBytes  Size   `toml:"max_bytes"`  // of all checkpoints on this node; 0 is 4GiB
+	Keep      int    `toml:"keep"`       // of one image; 0 is 3
+	LazyAbove Size   `toml:"lazy_above"` // memory beyond comes while the processes run already; 0 is 256MiB
+}
+
 // Load reads the file at path. An empty path gives the defaults.
 func Load(path string) (Config, error) {
 	if path == "" {
@@ -222,7 +236,7 @@ func (c Config) validate() error {
 	if n := c.Engine.Namespace; strings.ContainsAny(n, "/ ") {
 		return fmt.Errorf("engine.namespace = %q: letters, digits and - . _", n)
 	}
-	if err := errors.Join(c.validateLazy(), c.PoP.validate()); err != nil {
+	if err := errors.Join(c.validateLazy(), c.PoP.validate(), c.Checkpoint.validate()); err != nil {
 		return err
 	}
 	return c.validatePaths()
@@ -335,6 +349,16 @@ func (p PoP) validateTimes() error {
 	return nil
 }
 
+func (c Checkpoint) validate() error {
+	switch {
+	case !slices.Contains([]string{"", "asked", "measured", "off"}, c.Auto):
+		return fmt.Errorf("checkpoint.auto = %q: it is asked, measured or off", c.Auto)
+	case c.Keep < 0:
+		return fmt.Errorf("checkpoint.keep = %d: it is below zero", c.Keep)
+	}
+	return nil
+}
+
 // validatePaths checks what is named and must be there.
 func (c Config) validatePaths() error {
 	if n := c.Engine.Subnet; n != "" {
@@ -343,7 +367,7 @@ func (c Config) validatePaths() error {
 		}
 	}
 	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig, "engine.containerd": c.Engine.Containerd, "engine.cni": c.Engine.CNI, "pack.key": c.Pack.Key,
-		"pop.key": c.PoP.Key, "pop.ca": c.PoP.CA, "pop.cert": c.PoP.Cert, "pop.tls_key": c.PoP.TLSKey, "pop.redis_ca": c.PoP.RedisCA}
+		"pop.key": c.PoP.Key, "pop.ca": c.PoP.CA, "pop.cert": c.PoP.Cert, "pop.tls_key": c.PoP.TLSKey, "pop.redis_ca": c.PoP.RedisCA, "checkpoint.criu": c.Checkpoint.CRIU}
 	for i, d := range c.Registries.HostsDirs {
 		paths[fmt.Sprintf("registries.hosts_dirs[%d]", i)] = d
 	}

@@ -26,6 +26,9 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
+	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/checkpoint/criu"
+	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/config"
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
@@ -55,28 +58,30 @@ type Config struct {
 
 // Daemon is a running dewd.
 type Daemon struct {
-	cfg      Config
-	log      *slog.Logger
-	name     string
-	layers   *layer.Store
-	registry *registry.Client
-	catalog  *fetch.Catalog
-	link     *fetch.Link
-	puller   *fetch.Puller
-	backend  mount.Backend
-	backends []mount.Finding
-	snaps    *snapshot.Snapshotter
-	engine   *engine.Engine
-	pop      *popParts // nil: this node is by itself
-	learner  *learn.Learner
-	deployer *deploy.Deployer
-	events   *events
-	lock     *os.File        // of State
-	server   *server         // of partial layers; nil if there are to be none
-	bg       sync.WaitGroup  // what close waits for
-	opened   context.Context // ends when puller and snapshotter are there
-	open     context.CancelFunc
-	work     atomic.Int64 // counts what was done, to see when nothing is
+	cfg         Config
+	log         *slog.Logger
+	name        string
+	layers      *layer.Store
+	registry    *registry.Client
+	catalog     *fetch.Catalog
+	link        *fetch.Link
+	puller      *fetch.Puller
+	backend     mount.Backend
+	backends    []mount.Finding
+	snaps       *snapshot.Snapshotter
+	engine      *engine.Engine
+	pop         *popParts // nil: this node is by itself
+	learner     *learn.Learner
+	saved       *store.Store        // of checkpoints; nil: there are to be none
+	checkpoints *checkpoint.Manager // with saved
+	deployer    *deploy.Deployer
+	events      *events
+	lock        *os.File        // of State
+	server      *server         // of partial layers; nil if there are to be none
+	bg          sync.WaitGroup  // what close waits for
+	opened      context.Context // ends when puller and snapshotter are there
+	open        context.CancelFunc
+	work        atomic.Int64 // counts what was done, to see when nothing is
 }
 
 // defaultMemory is what dewd's Go heap aims below.
@@ -273,14 +278,18 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 	if f.Subnet != "" && err != nil {
 		return fmt.Errorf("engine.subnet: %w", err)
 	}
+	program := criu.Find(ctx, d.cfg.File.Checkpoint.CRIU)
 	d.engine, err = engine.Start(ctx, engine.Config{Address: d.cfg.Containerd, Root: filepath.Join(d.cfg.Root, "engine"),
 		State: d.cfg.State, Namespace: f.Namespace, SnapshotterSocket: socket, DiffSocket: socket,
-		Containerd: f.Containerd, Unblock: d.unblock(), CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.log})
+		Containerd: f.Containerd, CRIU: program, Unblock: d.unblock(), CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.log})
 	if err != nil {
 		return err
 	}
 	b.dial(d.engine.Socket())
-	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner, Node: d.name, Log: d.log, Done: d.done})
+	if err := d.openCheckpoints(ctx, program); err != nil {
+		return err
+	}
+	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner, Checkpoints: d.checkpoints, Node: d.name, Log: d.log, Done: d.done})
 	return d.deployer.RemoveAtExit(ctx)
 }
 

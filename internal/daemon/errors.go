@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"dewpoint/internal/api"
+	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/erofs"
@@ -27,6 +28,8 @@ var sentinels = []struct {
 	{syscall.ENOSPC, api.DiskFull},
 	{syscall.EDQUOT, api.DiskFull},
 	{deploy.ErrRequest, api.BadRequest},
+	{checkpoint.ErrRestore, api.Unsupported},
+	{checkpoint.ErrUnable, api.Unsupported},
 	{layer.ErrMismatch, api.Mismatch},
 	{layer.ErrLied, api.Mismatch},
 	{inflate.ErrCorrupt, api.Mismatch},

@@ -64,6 +64,7 @@ func (d *Daemon) keepHouse(ctx context.Context) error {
 }
 
 func (d *Daemon) collect(ctx context.Context) {
+	d.tidyCheckpoints(ctx)
 	freed, err := d.puller.Collect(ctx, d.excess(), d.inUse)
 	if err != nil {
 		d.log.Error("remove unused layers", "err", err)
@@ -125,6 +126,7 @@ func (d *Daemon) serveHTTP(ctx context.Context, addr string) error {
 	)
 	d.registerLazy(r)
 	d.registerPoP(r)
+	d.registerCheckpoints(r)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)

@@ -274,6 +274,10 @@ func (d *Daemon) Prune(ctx context.Context, o node.PruneOptions) (node.PruneRepo
 			return r, err
 		}
 	}
+	var err error
+	if r.Checkpoints, err = d.pruneCheckpoints(ctx); err != nil {
+		return r, checkpointProblem(err)
+	}
 	freed, err := d.puller.Prune(ctx, d.inUse)
 	r.Layers, r.Bytes = freed.Layers, freed.Bytes
 	if o.PoP && err == nil {
@@ -282,7 +286,9 @@ func (d *Daemon) Prune(ctx context.Context, o node.PruneOptions) (node.PruneRepo
 	return r, err
 }
 
-func (d *Daemon) inUse(id digest.Digest) bool { return d.snaps.InUse()[id] }
+func (d *Daemon) inUse(id digest.Digest) bool {
+	return d.snaps.InUse()[id] || d.checkpoints != nil && d.checkpoints.Holds(id)
+}
 
 // Doctor implements api.Observer.
 func (d *Daemon) Doctor(ctx context.Context) ([]node.Finding, error) {
@@ -290,6 +296,7 @@ func (d *Daemon) Doctor(ctx context.Context) ([]node.Finding, error) {
 	out = append(out, d.engineFinding(ctx), d.lazyFinding(), d.recordFinding())
 	out = append(out, d.readFindings()...)
 	out = append(out, d.popFindings(ctx)...)
+	out = append(out, d.checkpointFinding(ctx)...)
 	return append(out, d.mountFindings()...), nil
 }
 

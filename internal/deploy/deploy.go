@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
@@ -42,6 +43,8 @@ type Config struct {
 	ReadyTimeout time.Duration  // where a request says none; 0 is a minute
 	Log          *slog.Logger   // nil discards
 	Learner      *learn.Learner // records starts; nil does not
+	// Checkpoints has what containers start from instead of booting; nil has nothing.
+	Checkpoints *checkpoint.Manager
 	// Done is told of every deployment and pull that ended, once all its
 	// layers are complete or it failed. May be nil; must not block.
 	Done func(node.Record)
@@ -102,11 +105,20 @@ func (d *Deployer) deploy(ctx context.Context, o *order, r *run) error {
 	if err != nil {
 		return err
 	}
+	plan, err := d.plan(ctx, o, r, img)
+	if err != nil {
+		return err
+	}
+	if plan != nil && plan.Record != nil {
+		if err := d.restore(ctx, o, r, img, check, plan); !again(ctx, o, err) {
+			return err
+		}
+	}
 	rec, err := d.record(o, img, r)
 	if err != nil {
 		return err
 	}
-	if err := d.boot(ctx, o, r, img, check, rec); err != nil {
+	if err := d.boot(ctx, o, r, img, check, rec, plan); err != nil {
 		rec.Drop()
 		return err
 	}
@@ -115,7 +127,7 @@ func (d *Deployer) deploy(ctx context.Context, o *order, r *run) error {
 }
 
 // boot is what a recorded start may record.
-func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, rec *learn.Recording) error {
+func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, rec *learn.Recording, plan *checkpoint.Plan) error {
 	if err := d.mount(ctx, img, r); err != nil {
 		return err
 	}
@@ -125,9 +137,18 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 	if err := o.conflict(check); err != nil {
 		return err
 	}
-	c, err := d.cfg.Engine.Create(ctx, o.spec(img))
+	spec, err := d.spec(o, img)
 	if err != nil {
 		return err
+	}
+	c, err := d.cfg.Engine.Create(ctx, spec)
+	if err != nil {
+		return err
+	}
+	if d.cfg.Checkpoints != nil {
+		if err := d.cfg.Checkpoints.Created(img, c); err != nil {
+			return errors.Join(err, d.remove(o.name))
+		}
 	}
 	r.reached(node.Created)
 	if err := d.cfg.Engine.Start(ctx, o.name); err != nil {
@@ -142,6 +163,7 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 		return d.unready(ctx, o, err)
 	}
 	r.reached(node.Ready)
+	d.booted(o, r, check, plan)
 	r.started(check.Kind != ready.None && check.Kind != "")
 	return nil
 }
@@ -363,7 +385,7 @@ func (d *Deployer) parse(req node.Request) (*order, error) {
 		allowed     []string
 	}{
 		{"lazy", req.Lazy, []string{"", "auto", "never"}},
-		{"restore", req.Restore, []string{"", "auto", "never"}},
+		{"restore", req.Restore, []string{"", checkpoint.Auto, checkpoint.Never, checkpoint.Always}},
 		{"order", req.Order, []string{"", "layers", "parallel"}},
 		{"net", o.Net, []string{"", engine.NetHost, engine.NetBridge, engine.NetNone}},
 	} {

@@ -30,11 +30,9 @@ func TestParseRefuses(t *testing.T) {
 		"container name":  {Image: "app:1", Name: "-web"},
 		"--lazy always":   {Image: "app:1", Lazy: "always"},
 		"--restore maybe": {Image: "app:1", Restore: "maybe"},
-		// Refused until there are checkpoints.
-		"--restore always": {Image: "app:1", Restore: "always"},
-		"--order random":   {Image: "app:1", Order: "random"},
-		"--net wifi":       {Image: "app:1", Net: "wifi"},
-		"localhost":        {Image: "app:1", Ports: []node.Port{{HostIP: "localhost", Host: 80, Container: 80}}},
+		"--order random":  {Image: "app:1", Order: "random"},
+		"--net wifi":      {Image: "app:1", Net: "wifi"},
+		"localhost":       {Image: "app:1", Ports: []node.Port{{HostIP: "localhost", Host: 80, Container: 80}}},
 	} {
 		_, err := d.parse(req)
 		if !errors.Is(err, ErrRequest) || !strings.Contains(err.Error(), says) {

@@ -34,8 +34,9 @@ type Spec struct {
 	Memory     int64   // bytes, 0 is unlimited
 	CPUs       float64 // 0 is unlimited
 	Labels     map[string]string
-	Dumpable   bool     // refuse what CRIU cannot dump: io_uring and multipath TCP
-	Restore    *Restore // nil boots
+	Mounts     []specs.Mount // besides those of every container, and volumes
+	Dumpable   bool          // refuse what CRIU cannot dump: io_uring and multipath TCP
+	Restore    *Restore      // nil boots
 }
 
 // Volume binds a directory or file of the host into the container. A source
@@ -243,6 +244,7 @@ func (e *Engine) mounts(s *Spec) []specs.Mount {
 		specs.Mount{Destination: "/etc/hostname", Type: "bind", Source: f.Hostname, Options: bind},
 		specs.Mount{Destination: "/etc/hosts", Type: "bind", Source: f.Hosts, Options: bind},
 		specs.Mount{Destination: "/etc/resolv.conf", Type: "bind", Source: f.Resolv, Options: bind})
+	m = append(m, s.Mounts...)
 	for _, v := range s.Volumes {
 		mode := "rw"
 		if v.ReadOnly {

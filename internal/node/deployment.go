@@ -18,6 +18,7 @@ type Request struct {
 	ReadyTimeout time.Duration // 0 is the node's default
 	Lazy         string        // auto, never
 	Restore      string        // auto, never, always
+	Checkpoint   bool          // make a checkpoint when it is ready, if none fits
 	PlainHTTP    bool          // the registry may be asked over plain HTTP
 	Remove       bool          // remove the container when it exits; see Watch.Hold
 	Record       bool          // record what is read of the image until ProfileEnd; it is pulled whole first

@@ -124,6 +124,8 @@ type PruneReport struct {
 	PoPLayers []string `json:"pop_layers,omitempty"`
 	PoPBytes  int64    `json:"pop_bytes,omitempty"`
 	PoPWhy    string   `json:"pop_why,omitempty"`
+	// Checkpoints of images that are not here.
+	Checkpoints []string `json:"checkpoints,omitempty"`
 }
 
 // The levels of a Finding.
@@ -166,6 +168,9 @@ const (
 	// so is there anew.
 	EventDamaged  = "damaged"
 	EventReplaced = "replaced"
+	// A Checkpoint was made of Name, or is not used any more (Error).
+	EventCheckpointed = "checkpointed"
+	EventQuarantined  = "quarantined"
 )
 
 // Event is something that happened on the node. Which fields are set depends
@@ -182,6 +187,8 @@ type Event struct {
 	Error    string    `json:"error,omitempty"`
 	Record   *Record   `json:"record,omitempty"`
 	Layer    string    `json:"layer,omitempty"` // diffID
+	// Checkpoint is its ID.
+	Checkpoint string `json:"checkpoint,omitempty"`
 }
 
 // LayerMap shows a layer that containers run with before it is whole.

@@ -32,6 +32,9 @@ func (r Request) Validate() error {
 			return fmt.Errorf("volume %s:%s: both paths have to be absolute", v.Source, v.Target)
 		}
 	}
+	if r.Checkpoint && r.Record {
+		return fmt.Errorf("a start that is recorded makes no checkpoint")
+	}
 	if err := readiness(r.Ready); err != nil {
 		return err
 	}
@@ -89,4 +92,12 @@ func choices(list ...choice) error {
 		}
 	}
 	return nil
+}
+
+// Validate says what is wrong with the instruction by itself, in one line.
+func (r CheckpointRequest) Validate() error {
+	if r.Name == "" {
+		return fmt.Errorf("no container is named")
+	}
+	return choices(choice{"tcp", r.TCP, []string{"close", "refuse"}})
 }

@@ -2,6 +2,7 @@
 // shows what it sees of its container.
 //
 //	app serve PORT   answers with its arguments; /exit?N ends it, /cat?PATH gives a file, /sum?PATH its sha256
+//	app slow PORT    serve, after 1.5 s, in which it makes the file /state and a number; /count counts, /born is the number
 //	app cat PATH
 //	app sum PATH     the sha256 of a file, or why there is none
 //	app each PATH…   app sum for each, all at once
@@ -11,6 +12,7 @@
 package main
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -20,6 +22,7 @@ import (
 	"os/exec"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -29,14 +32,11 @@ func main() {
 		os.Exit(2)
 	}
 	switch arg := os.Args[2]; os.Args[1] {
+	case "slow":
+		boot()
+		serve(arg)
 	case "serve":
-		fmt.Println("serving on", arg)
-		http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, os.Args) })
-		http.HandleFunc("/exit", func(_ http.ResponseWriter, r *http.Request) { exit(r.URL.RawQuery) })
-		http.HandleFunc("/cat", func(w http.ResponseWriter, r *http.Request) { cat(w, r.URL.RawQuery) })
-		http.HandleFunc("/sum", func(w http.ResponseWriter, r *http.Request) { sum(w, r.URL.RawQuery) })
-		fmt.Fprintln(os.Stderr, http.ListenAndServe(":"+arg, nil))
-		os.Exit(1)
+		serve(arg)
 	case "cat":
 		cat(os.Stdout, arg)
 	case "sum":
@@ -54,6 +54,33 @@ func main() {
 	case "exit":
 		exit(arg)
 	}
+}
+
+func serve(port string) {
+	fmt.Println("serving on", port)
+	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, os.Args) })
+	http.HandleFunc("/exit", func(_ http.ResponseWriter, r *http.Request) { exit(r.URL.RawQuery) })
+	http.HandleFunc("/cat", func(w http.ResponseWriter, r *http.Request) { cat(w, r.URL.RawQuery) })
+	http.HandleFunc("/sum", func(w http.ResponseWriter, r *http.Request) { sum(w, r.URL.RawQuery) })
+	fmt.Fprintln(os.Stderr, http.ListenAndServe(":"+port, nil))
+	os.Exit(1)
+}
+
+// boot is a start that takes its time. What it makes is in memory and in a file.
+func boot() {
+	time.Sleep(1500 * time.Millisecond)
+	born := rand.Text()
+	if err := os.WriteFile("/state", []byte(born+"\n"), 0o600); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	var count atomic.Int64
+	http.HandleFunc("/born", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, born) })
+	http.HandleFunc("/count", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, count.Add(1)) })
+	http.HandleFunc("/host", func(w http.ResponseWriter, _ *http.Request) {
+		name, _ := os.Hostname()
+		fmt.Fprintln(w, name)
+	})
 }
 
 func cat(w io.Writer, path string) {

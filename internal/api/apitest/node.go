@@ -42,6 +42,8 @@ type Node struct {
 	events     []node.Event          // guarded by mu
 	made       int                   // guarded by mu: names made up
 	learned    map[string]*learned   // guarded by mu; by image
+
+	checkpoints []node.Checkpoint // guarded by mu
 }
 
 type container struct {
@@ -247,7 +249,11 @@ func (n *Node) Deploy(ctx context.Context, req node.Request, w node.Watch) (node
 	r.Name = c.Name
 	reach(r, w, c.Name, node.Created)
 	n.processes.Go(func() { n.live(c, w.Hold) })
-	reach(r, w, c.Name, node.Started)
+	if n.restore(c, &r) {
+		reach(r, w, c.Name, node.Restored)
+	} else {
+		reach(r, w, c.Name, node.Started)
+	}
 	if err := n.serve(ctx, c); err != nil {
 		if ctx.Err() != nil || req.Record {
 			n.undo(c)

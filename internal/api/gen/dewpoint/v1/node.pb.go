@@ -172,7 +172,9 @@ type Spec struct {
 	Inflaters int32  `protobuf:"varint,19,opt,name=inflaters,proto3" json:"inflaters,omitempty"`
 	// Record what is read of the image from the start on, until ProfileEnd. The
 	// image is then pulled whole first.
-	Record        bool `protobuf:"varint,20,opt,name=record,proto3" json:"record,omitempty"`
+	Record bool `protobuf:"varint,20,opt,name=record,proto3" json:"record,omitempty"`
+	// Make a checkpoint once the container is ready, if none fits.
+	Checkpoint    bool `protobuf:"varint,21,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -343,6 +345,13 @@ func (x *Spec) GetInflaters() int32 {
 func (x *Spec) GetRecord() bool {
 	if x != nil {
 		return x.Record
+	}
+	return false
+}
+
+func (x *Spec) GetCheckpoint() bool {
+	if x != nil {
+		return x.Checkpoint
 	}
 	return false
 }
@@ -2557,6 +2566,7 @@ type PruneResponse struct {
 	PopLayers     []string               `protobuf:"bytes,4,rep,name=pop_layers,json=popLayers,proto3" json:"pop_layers,omitempty"` // evicted from the PoP's store (diffIDs)
 	PopBytes      int64                  `protobuf:"varint,5,opt,name=pop_bytes,json=popBytes,proto3" json:"pop_bytes,omitempty"`   // that will be free there after the time of grace
 	PopWhy        string                 `protobuf:"bytes,6,opt,name=pop_why,json=popWhy,proto3" json:"pop_why,omitempty"`          // why nothing was evicted, or not all; may be empty
+	Checkpoints   []string               `protobuf:"bytes,7,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`              // of images that are not here
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2631,6 +2641,13 @@ func (x *PruneResponse) GetPopWhy() string {
 		return x.PopWhy
 	}
 	return ""
+}
+
+func (x *PruneResponse) GetCheckpoints() []string {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return nil
 }
 
 type DoctorRequest struct {
@@ -3003,7 +3020,7 @@ type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	Time          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, removed, deleted, lost, lied, damaged, replaced
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, removed, deleted, lost, lied, damaged, replaced, checkpointed, quarantined
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	Image         string                 `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
 	Stage         string                 `protobuf:"bytes,6,opt,name=stage,proto3" json:"stage,omitempty"`
@@ -3012,6 +3029,7 @@ type Event struct {
 	Record        *Record                `protobuf:"bytes,9,opt,name=record,proto3" json:"record,omitempty"`
 	Error         string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
 	Layer         string                 `protobuf:"bytes,11,opt,name=layer,proto3" json:"layer,omitempty"` // diffID
+	Checkpoint    string                 `protobuf:"bytes,12,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3119,6 +3137,13 @@ func (x *Event) GetError() string {
 func (x *Event) GetLayer() string {
 	if x != nil {
 		return x.Layer
+	}
+	return ""
+}
+
+func (x *Event) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
 	}
 	return ""
 }
@@ -3911,6 +3936,442 @@ func (x *Pack) GetFrom() string {
 	return ""
 }
 
+type CheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`          // of the container
+	Stateful      bool                   `protobuf:"varint,2,opt,name=stateful,proto3" json:"stateful,omitempty"` // though it keeps state outside
+	Tcp           string                 `protobuf:"bytes,3,opt,name=tcp,proto3" json:"tcp,omitempty"`            // close, refuse
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointRequest) Reset() {
+	*x = CheckpointRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointRequest) ProtoMessage() {}
+
+func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
+func (*CheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *CheckpointRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CheckpointRequest) GetStateful() bool {
+	if x != nil {
+		return x.Stateful
+	}
+	return false
+}
+
+func (x *CheckpointRequest) GetTcp() string {
+	if x != nil {
+		return x.Tcp
+	}
+	return ""
+}
+
+type CheckpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Checkpoint    *Checkpoint            `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointResponse) Reset() {
+	*x = CheckpointResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointResponse) ProtoMessage() {}
+
+func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
+func (*CheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *CheckpointResponse) GetCheckpoint() *Checkpoint {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return nil
+}
+
+type ListCheckpointsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Image         string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"` // empty is all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListCheckpointsRequest) Reset() {
+	*x = ListCheckpointsRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListCheckpointsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListCheckpointsRequest) ProtoMessage() {}
+
+func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
+func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *ListCheckpointsRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+type ListCheckpointsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Checkpoints   []*Checkpoint          `protobuf:"bytes,1,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListCheckpointsResponse) Reset() {
+	*x = ListCheckpointsResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListCheckpointsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListCheckpointsResponse) ProtoMessage() {}
+
+func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
+func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return nil
+}
+
+type RemoveCheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveCheckpointRequest) Reset() {
+	*x = RemoveCheckpointRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveCheckpointRequest) ProtoMessage() {}
+
+func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*RemoveCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *RemoveCheckpointRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type RemoveCheckpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveCheckpointResponse) Reset() {
+	*x = RemoveCheckpointResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveCheckpointResponse) ProtoMessage() {}
+
+func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*RemoveCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
+}
+
+type Checkpoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
+	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"` // of the platform's manifest
+	Args          []string               `protobuf:"bytes,4,rep,name=args,proto3" json:"args,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created,proto3" json:"created,omitempty"`
+	Node          string                 `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
+	Engine        string                 `protobuf:"bytes,7,opt,name=engine,proto3" json:"engine,omitempty"`
+	Size          int64                  `protobuf:"varint,8,opt,name=size,proto3" json:"size,omitempty"`    // bytes stored, without the writable layer
+	Pages         int64                  `protobuf:"varint,9,opt,name=pages,proto3" json:"pages,omitempty"`  // bytes of memory
+	Upper         int64                  `protobuf:"varint,10,opt,name=upper,proto3" json:"upper,omitempty"` // bytes of the writable layer
+	Boot          float64                `protobuf:"fixed64,11,opt,name=boot,proto3" json:"boot,omitempty"`  // seconds to readiness; 0 is unknown
+	Restore       float64                `protobuf:"fixed64,12,opt,name=restore,proto3" json:"restore,omitempty"`
+	Paused        float64                `protobuf:"fixed64,13,opt,name=paused,proto3" json:"paused,omitempty"` // seconds
+	Stateful      bool                   `protobuf:"varint,14,opt,name=stateful,proto3" json:"stateful,omitempty"`
+	Where         string                 `protobuf:"bytes,15,opt,name=where,proto3" json:"where,omitempty"` // node, pop, both
+	Unfit         string                 `protobuf:"bytes,16,opt,name=unfit,proto3" json:"unfit,omitempty"` // why it is of no use on this node now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Checkpoint) Reset() {
+	*x = Checkpoint{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Checkpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Checkpoint) ProtoMessage() {}
+
+func (x *Checkpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
+func (*Checkpoint) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *Checkpoint) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *Checkpoint) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *Checkpoint) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetPages() int64 {
+	if x != nil {
+		return x.Pages
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetUpper() int64 {
+	if x != nil {
+		return x.Upper
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetBoot() float64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetRestore() float64 {
+	if x != nil {
+		return x.Restore
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetPaused() float64 {
+	if x != nil {
+		return x.Paused
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetStateful() bool {
+	if x != nil {
+		return x.Stateful
+	}
+	return false
+}
+
+func (x *Checkpoint) GetWhere() string {
+	if x != nil {
+		return x.Where
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetUnfit() string {
+	if x != nil {
+		return x.Unfit
+	}
+	return ""
+}
+
 type PoPStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3919,7 +4380,7 @@ type PoPStatusRequest struct {
 
 func (x *PoPStatusRequest) Reset() {
 	*x = PoPStatusRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3931,7 +4392,7 @@ func (x *PoPStatusRequest) String() string {
 func (*PoPStatusRequest) ProtoMessage() {}
 
 func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3944,7 +4405,7 @@ func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusRequest.ProtoReflect.Descriptor instead.
 func (*PoPStatusRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 type PoPStatusResponse struct {
@@ -3956,7 +4417,7 @@ type PoPStatusResponse struct {
 
 func (x *PoPStatusResponse) Reset() {
 	*x = PoPStatusResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3968,7 +4429,7 @@ func (x *PoPStatusResponse) String() string {
 func (*PoPStatusResponse) ProtoMessage() {}
 
 func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3981,7 +4442,7 @@ func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusResponse.ProtoReflect.Descriptor instead.
 func (*PoPStatusResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PoPStatusResponse) GetPop() *PoP {
@@ -4005,7 +4466,7 @@ type PoP struct {
 
 func (x *PoP) Reset() {
 	*x = PoP{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4017,7 +4478,7 @@ func (x *PoP) String() string {
 func (*PoP) ProtoMessage() {}
 
 func (x *PoP) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4030,7 +4491,7 @@ func (x *PoP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP.ProtoReflect.Descriptor instead.
 func (*PoP) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PoP) GetName() string {
@@ -4084,7 +4545,7 @@ type PoPVerifyRequest struct {
 
 func (x *PoPVerifyRequest) Reset() {
 	*x = PoPVerifyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4096,7 +4557,7 @@ func (x *PoPVerifyRequest) String() string {
 func (*PoPVerifyRequest) ProtoMessage() {}
 
 func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4109,7 +4570,7 @@ func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyRequest.ProtoReflect.Descriptor instead.
 func (*PoPVerifyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PoPVerifyRequest) GetLayers() []string {
@@ -4132,7 +4593,7 @@ type PoPVerifyResponse struct {
 
 func (x *PoPVerifyResponse) Reset() {
 	*x = PoPVerifyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4144,7 +4605,7 @@ func (x *PoPVerifyResponse) String() string {
 func (*PoPVerifyResponse) ProtoMessage() {}
 
 func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4157,7 +4618,7 @@ func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyResponse.ProtoReflect.Descriptor instead.
 func (*PoPVerifyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PoPVerifyResponse) GetDiffId() string {
@@ -4204,7 +4665,7 @@ type PoPForgetRequest struct {
 
 func (x *PoPForgetRequest) Reset() {
 	*x = PoPForgetRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4216,7 +4677,7 @@ func (x *PoPForgetRequest) String() string {
 func (*PoPForgetRequest) ProtoMessage() {}
 
 func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4229,7 +4690,7 @@ func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetRequest.ProtoReflect.Descriptor instead.
 func (*PoPForgetRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PoPForgetRequest) GetNode() string {
@@ -4247,7 +4708,7 @@ type PoPForgetResponse struct {
 
 func (x *PoPForgetResponse) Reset() {
 	*x = PoPForgetResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4259,7 +4720,7 @@ func (x *PoPForgetResponse) String() string {
 func (*PoPForgetResponse) ProtoMessage() {}
 
 func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4272,7 +4733,7 @@ func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetResponse.ProtoReflect.Descriptor instead.
 func (*PoPForgetResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 type ExecRequest_Start struct {
@@ -4291,7 +4752,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4303,7 +4764,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4383,7 +4844,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4395,7 +4856,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4425,7 +4886,7 @@ type Pack_Parts struct {
 
 func (x *Pack_Parts) Reset() {
 	*x = Pack_Parts{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4437,7 +4898,7 @@ func (x *Pack_Parts) String() string {
 func (*Pack_Parts) ProtoMessage() {}
 
 func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4511,7 +4972,7 @@ type PoP_Store struct {
 
 func (x *PoP_Store) Reset() {
 	*x = PoP_Store{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4523,7 +4984,7 @@ func (x *PoP_Store) String() string {
 func (*PoP_Store) ProtoMessage() {}
 
 func (x *PoP_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4536,7 +4997,7 @@ func (x *PoP_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Store.ProtoReflect.Descriptor instead.
 func (*PoP_Store) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 0}
 }
 
 func (x *PoP_Store) GetPath() string {
@@ -4606,7 +5067,7 @@ type PoP_Coordinator struct {
 
 func (x *PoP_Coordinator) Reset() {
 	*x = PoP_Coordinator{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4618,7 +5079,7 @@ func (x *PoP_Coordinator) String() string {
 func (*PoP_Coordinator) ProtoMessage() {}
 
 func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4631,7 +5092,7 @@ func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Coordinator.ProtoReflect.Descriptor instead.
 func (*PoP_Coordinator) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 1}
 }
 
 func (x *PoP_Coordinator) GetKind() string {
@@ -4665,7 +5126,7 @@ type PoP_Hits struct {
 
 func (x *PoP_Hits) Reset() {
 	*x = PoP_Hits{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4677,7 +5138,7 @@ func (x *PoP_Hits) String() string {
 func (*PoP_Hits) ProtoMessage() {}
 
 func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4690,7 +5151,7 @@ func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Hits.ProtoReflect.Descriptor instead.
 func (*PoP_Hits) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 2}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 2}
 }
 
 func (x *PoP_Hits) GetLayers() int64 {
@@ -4718,7 +5179,7 @@ type PoP_Fetch struct {
 
 func (x *PoP_Fetch) Reset() {
 	*x = PoP_Fetch{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4730,7 +5191,7 @@ func (x *PoP_Fetch) String() string {
 func (*PoP_Fetch) ProtoMessage() {}
 
 func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4743,7 +5204,7 @@ func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Fetch.ProtoReflect.Descriptor instead.
 func (*PoP_Fetch) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 3}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 3}
 }
 
 func (x *PoP_Fetch) GetLayer() string {
@@ -4783,7 +5244,7 @@ type PoP_Node struct {
 
 func (x *PoP_Node) Reset() {
 	*x = PoP_Node{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4795,7 +5256,7 @@ func (x *PoP_Node) String() string {
 func (*PoP_Node) ProtoMessage() {}
 
 func (x *PoP_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4808,7 +5269,7 @@ func (x *PoP_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Node.ProtoReflect.Descriptor instead.
 func (*PoP_Node) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 4}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 4}
 }
 
 func (x *PoP_Node) GetName() string {
@@ -4881,7 +5342,7 @@ type PoP_Layer struct {
 
 func (x *PoP_Layer) Reset() {
 	*x = PoP_Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4893,7 +5354,7 @@ func (x *PoP_Layer) String() string {
 func (*PoP_Layer) ProtoMessage() {}
 
 func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4906,7 +5367,7 @@ func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Layer.ProtoReflect.Descriptor instead.
 func (*PoP_Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59, 5}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 5}
 }
 
 func (x *PoP_Layer) GetDiffId() string {
@@ -4960,7 +5421,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xa7\x04\n" +
+	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xc7\x04\n" +
 	"\x04Spec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1e\n" +
@@ -4985,7 +5446,10 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05mount\x18\x11 \x01(\tR\x05mount\x12\x14\n" +
 	"\x05order\x18\x12 \x01(\tR\x05order\x12\x1c\n" +
 	"\tinflaters\x18\x13 \x01(\x05R\tinflaters\x12\x16\n" +
-	"\x06record\x18\x14 \x01(\bR\x06record\"m\n" +
+	"\x06record\x18\x14 \x01(\bR\x06record\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x15 \x01(\bR\n" +
+	"checkpoint\"m\n" +
 	"\x04Port\x12\x17\n" +
 	"\ahost_ip\x18\x01 \x01(\tR\x06hostIp\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\rR\x04host\x12\x1c\n" +
@@ -5144,7 +5608,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x13RemoveImageResponse\"8\n" +
 	"\fPruneRequest\x12\x16\n" +
 	"\x06images\x18\x01 \x01(\bR\x06images\x12\x10\n" +
-	"\x03pop\x18\x02 \x01(\bR\x03pop\"\xaa\x01\n" +
+	"\x03pop\x18\x02 \x01(\bR\x03pop\"\xcc\x01\n" +
 	"\rPruneResponse\x12\x16\n" +
 	"\x06images\x18\x01 \x03(\tR\x06images\x12\x16\n" +
 	"\x06layers\x18\x02 \x03(\tR\x06layers\x12\x14\n" +
@@ -5152,7 +5616,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"pop_layers\x18\x04 \x03(\tR\tpopLayers\x12\x1b\n" +
 	"\tpop_bytes\x18\x05 \x01(\x03R\bpopBytes\x12\x17\n" +
-	"\apop_why\x18\x06 \x01(\tR\x06popWhy\"\x0f\n" +
+	"\apop_why\x18\x06 \x01(\tR\x06popWhy\x12 \n" +
+	"\vcheckpoints\x18\a \x03(\tR\vcheckpoints\"\x0f\n" +
 	"\rDoctorRequest\"B\n" +
 	"\x0eDoctorResponse\x120\n" +
 	"\bfindings\x18\x01 \x03(\v2\x14.dewpoint.v1.FindingR\bfindings\"c\n" +
@@ -5174,7 +5639,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05after\x18\x01 \x01(\x04H\x00R\x05after\x88\x01\x01B\b\n" +
 	"\x06_after\":\n" +
 	"\x0eEventsResponse\x12(\n" +
-	"\x05event\x18\x01 \x01(\v2\x12.dewpoint.v1.EventR\x05event\"\xb6\x02\n" +
+	"\x05event\x18\x01 \x01(\v2\x12.dewpoint.v1.EventR\x05event\"\xd6\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
@@ -5187,7 +5652,10 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x06record\x18\t \x01(\v2\x13.dewpoint.v1.RecordR\x06record\x12\x14\n" +
 	"\x05error\x18\n" +
 	" \x01(\tR\x05error\x12\x14\n" +
-	"\x05layer\x18\v \x01(\tR\x05layerB\f\n" +
+	"\x05layer\x18\v \x01(\tR\x05layer\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\f \x01(\tR\n" +
+	"checkpointB\f\n" +
 	"\n" +
 	"_exit_code\"u\n" +
 	"\x11ProfileEndRequest\x12\x12\n" +
@@ -5259,7 +5727,41 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x06chunks\x18\x03 \x01(\x03R\x06chunks\x12\x16\n" +
 	"\x06points\x18\x04 \x01(\x03R\x06points\x12\x18\n" +
 	"\awindows\x18\x05 \x01(\x03R\awindows\x12\x14\n" +
-	"\x05files\x18\x06 \x01(\x03R\x05files\"\x12\n" +
+	"\x05files\x18\x06 \x01(\x03R\x05files\"U\n" +
+	"\x11CheckpointRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bstateful\x18\x02 \x01(\bR\bstateful\x12\x10\n" +
+	"\x03tcp\x18\x03 \x01(\tR\x03tcp\"M\n" +
+	"\x12CheckpointResponse\x127\n" +
+	"\n" +
+	"checkpoint\x18\x01 \x01(\v2\x17.dewpoint.v1.CheckpointR\n" +
+	"checkpoint\".\n" +
+	"\x16ListCheckpointsRequest\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\"T\n" +
+	"\x17ListCheckpointsResponse\x129\n" +
+	"\vcheckpoints\x18\x01 \x03(\v2\x17.dewpoint.v1.CheckpointR\vcheckpoints\")\n" +
+	"\x17RemoveCheckpointRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x1a\n" +
+	"\x18RemoveCheckpointResponse\"\x8e\x03\n" +
+	"\n" +
+	"Checkpoint\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04args\x18\x04 \x03(\tR\x04args\x124\n" +
+	"\acreated\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x12\n" +
+	"\x04node\x18\x06 \x01(\tR\x04node\x12\x16\n" +
+	"\x06engine\x18\a \x01(\tR\x06engine\x12\x12\n" +
+	"\x04size\x18\b \x01(\x03R\x04size\x12\x14\n" +
+	"\x05pages\x18\t \x01(\x03R\x05pages\x12\x14\n" +
+	"\x05upper\x18\n" +
+	" \x01(\x03R\x05upper\x12\x12\n" +
+	"\x04boot\x18\v \x01(\x01R\x04boot\x12\x18\n" +
+	"\arestore\x18\f \x01(\x01R\arestore\x12\x16\n" +
+	"\x06paused\x18\r \x01(\x01R\x06paused\x12\x1a\n" +
+	"\bstateful\x18\x0e \x01(\bR\bstateful\x12\x14\n" +
+	"\x05where\x18\x0f \x01(\tR\x05where\x12\x14\n" +
+	"\x05unfit\x18\x10 \x01(\tR\x05unfit\"\x12\n" +
 	"\x10PoPStatusRequest\"7\n" +
 	"\x11PoPStatusResponse\x12\"\n" +
 	"\x03pop\x18\x01 \x01(\v2\x10.dewpoint.v1.PoPR\x03pop\"\xb9\b\n" +
@@ -5316,7 +5818,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"&\n" +
 	"\x10PoPForgetRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\x13\n" +
-	"\x11PoPForgetResponse2\xdc\v\n" +
+	"\x11PoPForgetResponse2\xef\r\n" +
 	"\x04Node\x12C\n" +
 	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse0\x01\x12=\n" +
 	"\x04Pull\x12\x18.dewpoint.v1.PullRequest\x1a\x19.dewpoint.v1.PullResponse0\x01\x12@\n" +
@@ -5333,7 +5835,11 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"ProfileEnd\x12\x1e.dewpoint.v1.ProfileEndRequest\x1a\x1f.dewpoint.v1.ProfileEndResponse\x12J\n" +
 	"\tPackBuild\x12\x1d.dewpoint.v1.PackBuildRequest\x1a\x1e.dewpoint.v1.PackBuildResponse\x12G\n" +
 	"\bPackPush\x12\x1c.dewpoint.v1.PackPushRequest\x1a\x1d.dewpoint.v1.PackPushResponse\x12U\n" +
-	"\vPackInspect\x12\x1f.dewpoint.v1.PackInspectRequest\x1a .dewpoint.v1.PackInspectResponse\"\x03\x90\x02\x01\x12O\n" +
+	"\vPackInspect\x12\x1f.dewpoint.v1.PackInspectRequest\x1a .dewpoint.v1.PackInspectResponse\"\x03\x90\x02\x01\x12M\n" +
+	"\n" +
+	"Checkpoint\x12\x1e.dewpoint.v1.CheckpointRequest\x1a\x1f.dewpoint.v1.CheckpointResponse\x12a\n" +
+	"\x0fListCheckpoints\x12#.dewpoint.v1.ListCheckpointsRequest\x1a$.dewpoint.v1.ListCheckpointsResponse\"\x03\x90\x02\x01\x12_\n" +
+	"\x10RemoveCheckpoint\x12$.dewpoint.v1.RemoveCheckpointRequest\x1a%.dewpoint.v1.RemoveCheckpointResponse\x12O\n" +
 	"\tPoPStatus\x12\x1d.dewpoint.v1.PoPStatusRequest\x1a\x1e.dewpoint.v1.PoPStatusResponse\"\x03\x90\x02\x01\x12L\n" +
 	"\tPoPVerify\x12\x1d.dewpoint.v1.PoPVerifyRequest\x1a\x1e.dewpoint.v1.PoPVerifyResponse0\x01\x12J\n" +
 	"\tPoPForget\x12\x1d.dewpoint.v1.PoPForgetRequest\x1a\x1e.dewpoint.v1.PoPForgetResponse\x12A\n" +
@@ -5354,90 +5860,97 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_dewpoint_v1_node_proto_goTypes = []any{
-	(Output_Stream)(0),             // 0: dewpoint.v1.Output.Stream
-	(*Error)(nil),                  // 1: dewpoint.v1.Error
-	(*Spec)(nil),                   // 2: dewpoint.v1.Spec
-	(*Port)(nil),                   // 3: dewpoint.v1.Port
-	(*Volume)(nil),                 // 4: dewpoint.v1.Volume
-	(*DeployRequest)(nil),          // 5: dewpoint.v1.DeployRequest
-	(*DeployResponse)(nil),         // 6: dewpoint.v1.DeployResponse
-	(*Stage)(nil),                  // 7: dewpoint.v1.Stage
-	(*Layers)(nil),                 // 8: dewpoint.v1.Layers
-	(*LayerProgress)(nil),          // 9: dewpoint.v1.LayerProgress
-	(*Record)(nil),                 // 10: dewpoint.v1.Record
-	(*Bytes)(nil),                  // 11: dewpoint.v1.Bytes
-	(*Way)(nil),                    // 12: dewpoint.v1.Way
-	(*Output)(nil),                 // 13: dewpoint.v1.Output
-	(*Exit)(nil),                   // 14: dewpoint.v1.Exit
-	(*PullRequest)(nil),            // 15: dewpoint.v1.PullRequest
-	(*PullResponse)(nil),           // 16: dewpoint.v1.PullResponse
-	(*ListRequest)(nil),            // 17: dewpoint.v1.ListRequest
-	(*ListResponse)(nil),           // 18: dewpoint.v1.ListResponse
-	(*Container)(nil),              // 19: dewpoint.v1.Container
-	(*LogsRequest)(nil),            // 20: dewpoint.v1.LogsRequest
-	(*LogsResponse)(nil),           // 21: dewpoint.v1.LogsResponse
-	(*ExecRequest)(nil),            // 22: dewpoint.v1.ExecRequest
-	(*Size)(nil),                   // 23: dewpoint.v1.Size
-	(*ExecResponse)(nil),           // 24: dewpoint.v1.ExecResponse
-	(*StopRequest)(nil),            // 25: dewpoint.v1.StopRequest
-	(*StopResponse)(nil),           // 26: dewpoint.v1.StopResponse
-	(*RemoveRequest)(nil),          // 27: dewpoint.v1.RemoveRequest
-	(*RemoveResponse)(nil),         // 28: dewpoint.v1.RemoveResponse
-	(*WaitRequest)(nil),            // 29: dewpoint.v1.WaitRequest
-	(*WaitResponse)(nil),           // 30: dewpoint.v1.WaitResponse
-	(*ImagesRequest)(nil),          // 31: dewpoint.v1.ImagesRequest
-	(*ImagesResponse)(nil),         // 32: dewpoint.v1.ImagesResponse
-	(*Image)(nil),                  // 33: dewpoint.v1.Image
-	(*Layer)(nil),                  // 34: dewpoint.v1.Layer
-	(*RemoveImageRequest)(nil),     // 35: dewpoint.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),    // 36: dewpoint.v1.RemoveImageResponse
-	(*PruneRequest)(nil),           // 37: dewpoint.v1.PruneRequest
-	(*PruneResponse)(nil),          // 38: dewpoint.v1.PruneResponse
-	(*DoctorRequest)(nil),          // 39: dewpoint.v1.DoctorRequest
-	(*DoctorResponse)(nil),         // 40: dewpoint.v1.DoctorResponse
-	(*Finding)(nil),                // 41: dewpoint.v1.Finding
-	(*VersionRequest)(nil),         // 42: dewpoint.v1.VersionRequest
-	(*VersionResponse)(nil),        // 43: dewpoint.v1.VersionResponse
-	(*EventsRequest)(nil),          // 44: dewpoint.v1.EventsRequest
-	(*EventsResponse)(nil),         // 45: dewpoint.v1.EventsResponse
-	(*Event)(nil),                  // 46: dewpoint.v1.Event
-	(*ProfileEndRequest)(nil),      // 47: dewpoint.v1.ProfileEndRequest
-	(*ProfileEndResponse)(nil),     // 48: dewpoint.v1.ProfileEndResponse
-	(*Profile)(nil),                // 49: dewpoint.v1.Profile
-	(*FileRead)(nil),               // 50: dewpoint.v1.FileRead
-	(*PackBuildRequest)(nil),       // 51: dewpoint.v1.PackBuildRequest
-	(*PackBuildResponse)(nil),      // 52: dewpoint.v1.PackBuildResponse
-	(*PackPushRequest)(nil),        // 53: dewpoint.v1.PackPushRequest
-	(*PackPushResponse)(nil),       // 54: dewpoint.v1.PackPushResponse
-	(*PackInspectRequest)(nil),     // 55: dewpoint.v1.PackInspectRequest
-	(*PackInspectResponse)(nil),    // 56: dewpoint.v1.PackInspectResponse
-	(*Pack)(nil),                   // 57: dewpoint.v1.Pack
-	(*PoPStatusRequest)(nil),       // 58: dewpoint.v1.PoPStatusRequest
-	(*PoPStatusResponse)(nil),      // 59: dewpoint.v1.PoPStatusResponse
-	(*PoP)(nil),                    // 60: dewpoint.v1.PoP
-	(*PoPVerifyRequest)(nil),       // 61: dewpoint.v1.PoPVerifyRequest
-	(*PoPVerifyResponse)(nil),      // 62: dewpoint.v1.PoPVerifyResponse
-	(*PoPForgetRequest)(nil),       // 63: dewpoint.v1.PoPForgetRequest
-	(*PoPForgetResponse)(nil),      // 64: dewpoint.v1.PoPForgetResponse
-	nil,                            // 65: dewpoint.v1.Record.StagesEntry
-	(*ExecRequest_Start)(nil),      // 66: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil), // 67: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),             // 68: dewpoint.v1.Pack.Parts
-	(*PoP_Store)(nil),              // 69: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),        // 70: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),               // 71: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),              // 72: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),               // 73: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),              // 74: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),    // 75: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 76: google.protobuf.Timestamp
+	(Output_Stream)(0),               // 0: dewpoint.v1.Output.Stream
+	(*Error)(nil),                    // 1: dewpoint.v1.Error
+	(*Spec)(nil),                     // 2: dewpoint.v1.Spec
+	(*Port)(nil),                     // 3: dewpoint.v1.Port
+	(*Volume)(nil),                   // 4: dewpoint.v1.Volume
+	(*DeployRequest)(nil),            // 5: dewpoint.v1.DeployRequest
+	(*DeployResponse)(nil),           // 6: dewpoint.v1.DeployResponse
+	(*Stage)(nil),                    // 7: dewpoint.v1.Stage
+	(*Layers)(nil),                   // 8: dewpoint.v1.Layers
+	(*LayerProgress)(nil),            // 9: dewpoint.v1.LayerProgress
+	(*Record)(nil),                   // 10: dewpoint.v1.Record
+	(*Bytes)(nil),                    // 11: dewpoint.v1.Bytes
+	(*Way)(nil),                      // 12: dewpoint.v1.Way
+	(*Output)(nil),                   // 13: dewpoint.v1.Output
+	(*Exit)(nil),                     // 14: dewpoint.v1.Exit
+	(*PullRequest)(nil),              // 15: dewpoint.v1.PullRequest
+	(*PullResponse)(nil),             // 16: dewpoint.v1.PullResponse
+	(*ListRequest)(nil),              // 17: dewpoint.v1.ListRequest
+	(*ListResponse)(nil),             // 18: dewpoint.v1.ListResponse
+	(*Container)(nil),                // 19: dewpoint.v1.Container
+	(*LogsRequest)(nil),              // 20: dewpoint.v1.LogsRequest
+	(*LogsResponse)(nil),             // 21: dewpoint.v1.LogsResponse
+	(*ExecRequest)(nil),              // 22: dewpoint.v1.ExecRequest
+	(*Size)(nil),                     // 23: dewpoint.v1.Size
+	(*ExecResponse)(nil),             // 24: dewpoint.v1.ExecResponse
+	(*StopRequest)(nil),              // 25: dewpoint.v1.StopRequest
+	(*StopResponse)(nil),             // 26: dewpoint.v1.StopResponse
+	(*RemoveRequest)(nil),            // 27: dewpoint.v1.RemoveRequest
+	(*RemoveResponse)(nil),           // 28: dewpoint.v1.RemoveResponse
+	(*WaitRequest)(nil),              // 29: dewpoint.v1.WaitRequest
+	(*WaitResponse)(nil),             // 30: dewpoint.v1.WaitResponse
+	(*ImagesRequest)(nil),            // 31: dewpoint.v1.ImagesRequest
+	(*ImagesResponse)(nil),           // 32: dewpoint.v1.ImagesResponse
+	(*Image)(nil),                    // 33: dewpoint.v1.Image
+	(*Layer)(nil),                    // 34: dewpoint.v1.Layer
+	(*RemoveImageRequest)(nil),       // 35: dewpoint.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),      // 36: dewpoint.v1.RemoveImageResponse
+	(*PruneRequest)(nil),             // 37: dewpoint.v1.PruneRequest
+	(*PruneResponse)(nil),            // 38: dewpoint.v1.PruneResponse
+	(*DoctorRequest)(nil),            // 39: dewpoint.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 40: dewpoint.v1.DoctorResponse
+	(*Finding)(nil),                  // 41: dewpoint.v1.Finding
+	(*VersionRequest)(nil),           // 42: dewpoint.v1.VersionRequest
+	(*VersionResponse)(nil),          // 43: dewpoint.v1.VersionResponse
+	(*EventsRequest)(nil),            // 44: dewpoint.v1.EventsRequest
+	(*EventsResponse)(nil),           // 45: dewpoint.v1.EventsResponse
+	(*Event)(nil),                    // 46: dewpoint.v1.Event
+	(*ProfileEndRequest)(nil),        // 47: dewpoint.v1.ProfileEndRequest
+	(*ProfileEndResponse)(nil),       // 48: dewpoint.v1.ProfileEndResponse
+	(*Profile)(nil),                  // 49: dewpoint.v1.Profile
+	(*FileRead)(nil),                 // 50: dewpoint.v1.FileRead
+	(*PackBuildRequest)(nil),         // 51: dewpoint.v1.PackBuildRequest
+	(*PackBuildResponse)(nil),        // 52: dewpoint.v1.PackBuildResponse
+	(*PackPushRequest)(nil),          // 53: dewpoint.v1.PackPushRequest
+	(*PackPushResponse)(nil),         // 54: dewpoint.v1.PackPushResponse
+	(*PackInspectRequest)(nil),       // 55: dewpoint.v1.PackInspectRequest
+	(*PackInspectResponse)(nil),      // 56: dewpoint.v1.PackInspectResponse
+	(*Pack)(nil),                     // 57: dewpoint.v1.Pack
+	(*CheckpointRequest)(nil),        // 58: dewpoint.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 59: dewpoint.v1.CheckpointResponse
+	(*ListCheckpointsRequest)(nil),   // 60: dewpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),  // 61: dewpoint.v1.ListCheckpointsResponse
+	(*RemoveCheckpointRequest)(nil),  // 62: dewpoint.v1.RemoveCheckpointRequest
+	(*RemoveCheckpointResponse)(nil), // 63: dewpoint.v1.RemoveCheckpointResponse
+	(*Checkpoint)(nil),               // 64: dewpoint.v1.Checkpoint
+	(*PoPStatusRequest)(nil),         // 65: dewpoint.v1.PoPStatusRequest
+	(*PoPStatusResponse)(nil),        // 66: dewpoint.v1.PoPStatusResponse
+	(*PoP)(nil),                      // 67: dewpoint.v1.PoP
+	(*PoPVerifyRequest)(nil),         // 68: dewpoint.v1.PoPVerifyRequest
+	(*PoPVerifyResponse)(nil),        // 69: dewpoint.v1.PoPVerifyResponse
+	(*PoPForgetRequest)(nil),         // 70: dewpoint.v1.PoPForgetRequest
+	(*PoPForgetResponse)(nil),        // 71: dewpoint.v1.PoPForgetResponse
+	nil,                              // 72: dewpoint.v1.Record.StagesEntry
+	(*ExecRequest_Start)(nil),        // 73: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil),   // 74: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),               // 75: dewpoint.v1.Pack.Parts
+	(*PoP_Store)(nil),                // 76: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),          // 77: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                 // 78: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                // 79: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                 // 80: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                // 81: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),      // 82: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 83: google.protobuf.Timestamp
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	3,  // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
 	4,  // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	75, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	82, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
 	2,  // 3: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
 	7,  // 4: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
 	8,  // 5: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
@@ -5445,7 +5958,7 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	13, // 7: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
 	14, // 8: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
 	9,  // 9: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	65, // 10: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	72, // 10: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
 	11, // 11: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
 	12, // 12: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
 	0,  // 13: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
@@ -5454,86 +5967,95 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	10, // 16: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
 	19, // 17: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
 	3,  // 18: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	76, // 19: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	83, // 19: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
 	13, // 20: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	66, // 21: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	67, // 22: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	73, // 21: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	74, // 22: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
 	23, // 23: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
 	13, // 24: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
 	14, // 25: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	75, // 26: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	82, // 26: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
 	33, // 27: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	76, // 28: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	83, // 28: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
 	34, // 29: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
 	41, // 30: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
 	46, // 31: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	76, // 32: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	83, // 32: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
 	10, // 33: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
 	49, // 34: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
 	50, // 35: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
 	57, // 36: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
 	57, // 37: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	68, // 38: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	76, // 39: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	75, // 38: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	83, // 39: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
 	50, // 40: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
-	60, // 41: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	69, // 42: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	70, // 43: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	73, // 44: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	74, // 45: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
-	23, // 46: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	71, // 47: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	71, // 48: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	71, // 49: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	71, // 50: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	72, // 51: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
-	5,  // 52: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	15, // 53: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	17, // 54: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	20, // 55: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	22, // 56: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	25, // 57: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	27, // 58: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	29, // 59: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	31, // 60: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	35, // 61: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	37, // 62: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	47, // 63: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	51, // 64: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	53, // 65: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	55, // 66: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	58, // 67: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	61, // 68: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	63, // 69: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	39, // 70: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	42, // 71: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	44, // 72: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	6,  // 73: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	16, // 74: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	18, // 75: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	21, // 76: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	24, // 77: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	26, // 78: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	28, // 79: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	30, // 80: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	32, // 81: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	36, // 82: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	38, // 83: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	48, // 84: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	52, // 85: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	54, // 86: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	56, // 87: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	59, // 88: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	62, // 89: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	64, // 90: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	40, // 91: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	43, // 92: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	45, // 93: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	73, // [73:94] is the sub-list for method output_type
-	52, // [52:73] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	64, // 41: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
+	64, // 42: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
+	83, // 43: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	67, // 44: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
+	76, // 45: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	77, // 46: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	80, // 47: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	81, // 48: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	23, // 49: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
+	78, // 50: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	78, // 51: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	78, // 52: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	78, // 53: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	79, // 54: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	5,  // 55: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	15, // 56: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	17, // 57: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	20, // 58: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	22, // 59: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	25, // 60: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	27, // 61: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	29, // 62: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	31, // 63: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	35, // 64: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	37, // 65: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	47, // 66: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	51, // 67: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	53, // 68: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	55, // 69: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	58, // 70: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	60, // 71: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	62, // 72: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	65, // 73: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	68, // 74: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	70, // 75: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	39, // 76: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	42, // 77: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	44, // 78: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	6,  // 79: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	16, // 80: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	18, // 81: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	21, // 82: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	24, // 83: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	26, // 84: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	28, // 85: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	30, // 86: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	32, // 87: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	36, // 88: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	38, // 89: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	48, // 90: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	52, // 91: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	54, // 92: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	56, // 93: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	59, // 94: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	61, // 95: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	63, // 96: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	66, // 97: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	69, // 98: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	71, // 99: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	40, // 100: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	43, // 101: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	45, // 102: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	79, // [79:103] is the sub-list for method output_type
+	55, // [55:79] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_dewpoint_v1_node_proto_init() }
@@ -5571,7 +6093,7 @@ func file_dewpoint_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   74,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

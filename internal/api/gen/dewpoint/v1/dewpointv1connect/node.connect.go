@@ -69,6 +69,12 @@ const (
 	NodePackPushProcedure = "/dewpoint.v1.Node/PackPush"
 	// NodePackInspectProcedure is the fully-qualified name of the Node's PackInspect RPC.
 	NodePackInspectProcedure = "/dewpoint.v1.Node/PackInspect"
+	// NodeCheckpointProcedure is the fully-qualified name of the Node's Checkpoint RPC.
+	NodeCheckpointProcedure = "/dewpoint.v1.Node/Checkpoint"
+	// NodeListCheckpointsProcedure is the fully-qualified name of the Node's ListCheckpoints RPC.
+	NodeListCheckpointsProcedure = "/dewpoint.v1.Node/ListCheckpoints"
+	// NodeRemoveCheckpointProcedure is the fully-qualified name of the Node's RemoveCheckpoint RPC.
+	NodeRemoveCheckpointProcedure = "/dewpoint.v1.Node/RemoveCheckpoint"
 	// NodePoPStatusProcedure is the fully-qualified name of the Node's PoPStatus RPC.
 	NodePoPStatusProcedure = "/dewpoint.v1.Node/PoPStatus"
 	// NodePoPVerifyProcedure is the fully-qualified name of the Node's PoPVerify RPC.
@@ -111,6 +117,10 @@ type NodeClient interface {
 	// PackPush publishes an image's pack in the image's repository.
 	PackPush(context.Context, *connect.Request[v1.PackPushRequest]) (*connect.Response[v1.PackPushResponse], error)
 	PackInspect(context.Context, *connect.Request[v1.PackInspectRequest]) (*connect.Response[v1.PackInspectResponse], error)
+	// Checkpoint makes a checkpoint of a container that runs. It runs on.
+	Checkpoint(context.Context, *connect.Request[v1.CheckpointRequest]) (*connect.Response[v1.CheckpointResponse], error)
+	ListCheckpoints(context.Context, *connect.Request[v1.ListCheckpointsRequest]) (*connect.Response[v1.ListCheckpointsResponse], error)
+	RemoveCheckpoint(context.Context, *connect.Request[v1.RemoveCheckpointRequest]) (*connect.Response[v1.RemoveCheckpointResponse], error)
 	// PoPStatus says what the node knows of its PoP.
 	PoPStatus(context.Context, *connect.Request[v1.PoPStatusRequest]) (*connect.Response[v1.PoPStatusResponse], error)
 	// PoPVerify compares layers of the PoP's store with what was published. Each is
@@ -227,6 +237,25 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		checkpoint: connect.NewClient[v1.CheckpointRequest, v1.CheckpointResponse](
+			httpClient,
+			baseURL+NodeCheckpointProcedure,
+			connect.WithSchema(nodeMethods.ByName("Checkpoint")),
+			connect.WithClientOptions(opts...),
+		),
+		listCheckpoints: connect.NewClient[v1.ListCheckpointsRequest, v1.ListCheckpointsResponse](
+			httpClient,
+			baseURL+NodeListCheckpointsProcedure,
+			connect.WithSchema(nodeMethods.ByName("ListCheckpoints")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		removeCheckpoint: connect.NewClient[v1.RemoveCheckpointRequest, v1.RemoveCheckpointResponse](
+			httpClient,
+			baseURL+NodeRemoveCheckpointProcedure,
+			connect.WithSchema(nodeMethods.ByName("RemoveCheckpoint")),
+			connect.WithClientOptions(opts...),
+		),
 		poPStatus: connect.NewClient[v1.PoPStatusRequest, v1.PoPStatusResponse](
 			httpClient,
 			baseURL+NodePoPStatusProcedure,
@@ -270,27 +299,30 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 
 // nodeClient implements NodeClient.
 type nodeClient struct {
-	deploy      *connect.Client[v1.DeployRequest, v1.DeployResponse]
-	pull        *connect.Client[v1.PullRequest, v1.PullResponse]
-	list        *connect.Client[v1.ListRequest, v1.ListResponse]
-	logs        *connect.Client[v1.LogsRequest, v1.LogsResponse]
-	exec        *connect.Client[v1.ExecRequest, v1.ExecResponse]
-	stop        *connect.Client[v1.StopRequest, v1.StopResponse]
-	remove      *connect.Client[v1.RemoveRequest, v1.RemoveResponse]
-	wait        *connect.Client[v1.WaitRequest, v1.WaitResponse]
-	images      *connect.Client[v1.ImagesRequest, v1.ImagesResponse]
-	removeImage *connect.Client[v1.RemoveImageRequest, v1.RemoveImageResponse]
-	prune       *connect.Client[v1.PruneRequest, v1.PruneResponse]
-	profileEnd  *connect.Client[v1.ProfileEndRequest, v1.ProfileEndResponse]
-	packBuild   *connect.Client[v1.PackBuildRequest, v1.PackBuildResponse]
-	packPush    *connect.Client[v1.PackPushRequest, v1.PackPushResponse]
-	packInspect *connect.Client[v1.PackInspectRequest, v1.PackInspectResponse]
-	poPStatus   *connect.Client[v1.PoPStatusRequest, v1.PoPStatusResponse]
-	poPVerify   *connect.Client[v1.PoPVerifyRequest, v1.PoPVerifyResponse]
-	poPForget   *connect.Client[v1.PoPForgetRequest, v1.PoPForgetResponse]
-	doctor      *connect.Client[v1.DoctorRequest, v1.DoctorResponse]
-	version     *connect.Client[v1.VersionRequest, v1.VersionResponse]
-	events      *connect.Client[v1.EventsRequest, v1.EventsResponse]
+	deploy           *connect.Client[v1.DeployRequest, v1.DeployResponse]
+	pull             *connect.Client[v1.PullRequest, v1.PullResponse]
+	list             *connect.Client[v1.ListRequest, v1.ListResponse]
+	logs             *connect.Client[v1.LogsRequest, v1.LogsResponse]
+	exec             *connect.Client[v1.ExecRequest, v1.ExecResponse]
+	stop             *connect.Client[v1.StopRequest, v1.StopResponse]
+	remove           *connect.Client[v1.RemoveRequest, v1.RemoveResponse]
+	wait             *connect.Client[v1.WaitRequest, v1.WaitResponse]
+	images           *connect.Client[v1.ImagesRequest, v1.ImagesResponse]
+	removeImage      *connect.Client[v1.RemoveImageRequest, v1.RemoveImageResponse]
+	prune            *connect.Client[v1.PruneRequest, v1.PruneResponse]
+	profileEnd       *connect.Client[v1.ProfileEndRequest, v1.ProfileEndResponse]
+	packBuild        *connect.Client[v1.PackBuildRequest, v1.PackBuildResponse]
+	packPush         *connect.Client[v1.PackPushRequest, v1.PackPushResponse]
+	packInspect      *connect.Client[v1.PackInspectRequest, v1.PackInspectResponse]
+	checkpoint       *connect.Client[v1.CheckpointRequest, v1.CheckpointResponse]
+	listCheckpoints  *connect.Client[v1.ListCheckpointsRequest, v1.ListCheckpointsResponse]
+	removeCheckpoint *connect.Client[v1.RemoveCheckpointRequest, v1.RemoveCheckpointResponse]
+	poPStatus        *connect.Client[v1.PoPStatusRequest, v1.PoPStatusResponse]
+	poPVerify        *connect.Client[v1.PoPVerifyRequest, v1.PoPVerifyResponse]
+	poPForget        *connect.Client[v1.PoPForgetRequest, v1.PoPForgetResponse]
+	doctor           *connect.Client[v1.DoctorRequest, v1.DoctorResponse]
+	version          *connect.Client[v1.VersionRequest, v1.VersionResponse]
+	events           *connect.Client[v1.EventsRequest, v1.EventsResponse]
 }
 
 // Deploy calls dewpoint.v1.Node.Deploy.
@@ -368,6 +400,21 @@ func (c *nodeClient) PackInspect(ctx context.Context, req *connect.Request[v1.Pa
 	return c.packInspect.CallUnary(ctx, req)
 }
 
+// Checkpoint calls dewpoint.v1.Node.Checkpoint.
+func (c *nodeClient) Checkpoint(ctx context.Context, req *connect.Request[v1.CheckpointRequest]) (*connect.Response[v1.CheckpointResponse], error) {
+	return c.checkpoint.CallUnary(ctx, req)
+}
+
+// ListCheckpoints calls dewpoint.v1.Node.ListCheckpoints.
+func (c *nodeClient) ListCheckpoints(ctx context.Context, req *connect.Request[v1.ListCheckpointsRequest]) (*connect.Response[v1.ListCheckpointsResponse], error) {
+	return c.listCheckpoints.CallUnary(ctx, req)
+}
+
+// RemoveCheckpoint calls dewpoint.v1.Node.RemoveCheckpoint.
+func (c *nodeClient) RemoveCheckpoint(ctx context.Context, req *connect.Request[v1.RemoveCheckpointRequest]) (*connect.Response[v1.RemoveCheckpointResponse], error) {
+	return c.removeCheckpoint.CallUnary(ctx, req)
+}
+
 // PoPStatus calls dewpoint.v1.Node.PoPStatus.
 func (c *nodeClient) PoPStatus(ctx context.Context, req *connect.Request[v1.PoPStatusRequest]) (*connect.Response[v1.PoPStatusResponse], error) {
 	return c.poPStatus.CallUnary(ctx, req)
@@ -426,6 +473,10 @@ type NodeHandler interface {
 	// PackPush publishes an image's pack in the image's repository.
 	PackPush(context.Context, *connect.Request[v1.PackPushRequest]) (*connect.Response[v1.PackPushResponse], error)
 	PackInspect(context.Context, *connect.Request[v1.PackInspectRequest]) (*connect.Response[v1.PackInspectResponse], error)
+	// Checkpoint makes a checkpoint of a container that runs. It runs on.
+	Checkpoint(context.Context, *connect.Request[v1.CheckpointRequest]) (*connect.Response[v1.CheckpointResponse], error)
+	ListCheckpoints(context.Context, *connect.Request[v1.ListCheckpointsRequest]) (*connect.Response[v1.ListCheckpointsResponse], error)
+	RemoveCheckpoint(context.Context, *connect.Request[v1.RemoveCheckpointRequest]) (*connect.Response[v1.RemoveCheckpointResponse], error)
 	// PoPStatus says what the node knows of its PoP.
 	PoPStatus(context.Context, *connect.Request[v1.PoPStatusRequest]) (*connect.Response[v1.PoPStatusResponse], error)
 	// PoPVerify compares layers of the PoP's store with what was published. Each is
@@ -538,6 +589,25 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeCheckpointHandler := connect.NewUnaryHandler(
+		NodeCheckpointProcedure,
+		svc.Checkpoint,
+		connect.WithSchema(nodeMethods.ByName("Checkpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeListCheckpointsHandler := connect.NewUnaryHandler(
+		NodeListCheckpointsProcedure,
+		svc.ListCheckpoints,
+		connect.WithSchema(nodeMethods.ByName("ListCheckpoints")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeRemoveCheckpointHandler := connect.NewUnaryHandler(
+		NodeRemoveCheckpointProcedure,
+		svc.RemoveCheckpoint,
+		connect.WithSchema(nodeMethods.ByName("RemoveCheckpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodePoPStatusHandler := connect.NewUnaryHandler(
 		NodePoPStatusProcedure,
 		svc.PoPStatus,
@@ -608,6 +678,12 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodePackPushHandler.ServeHTTP(w, r)
 		case NodePackInspectProcedure:
 			nodePackInspectHandler.ServeHTTP(w, r)
+		case NodeCheckpointProcedure:
+			nodeCheckpointHandler.ServeHTTP(w, r)
+		case NodeListCheckpointsProcedure:
+			nodeListCheckpointsHandler.ServeHTTP(w, r)
+		case NodeRemoveCheckpointProcedure:
+			nodeRemoveCheckpointHandler.ServeHTTP(w, r)
 		case NodePoPStatusProcedure:
 			nodePoPStatusHandler.ServeHTTP(w, r)
 		case NodePoPVerifyProcedure:
@@ -687,6 +763,18 @@ func (UnimplementedNodeHandler) PackPush(context.Context, *connect.Request[v1.Pa
 
 func (UnimplementedNodeHandler) PackInspect(context.Context, *connect.Request[v1.PackInspectRequest]) (*connect.Response[v1.PackInspectResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.PackInspect is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Checkpoint(context.Context, *connect.Request[v1.CheckpointRequest]) (*connect.Response[v1.CheckpointResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Checkpoint is not implemented"))
+}
+
+func (UnimplementedNodeHandler) ListCheckpoints(context.Context, *connect.Request[v1.ListCheckpointsRequest]) (*connect.Response[v1.ListCheckpointsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.ListCheckpoints is not implemented"))
+}
+
+func (UnimplementedNodeHandler) RemoveCheckpoint(context.Context, *connect.Request[v1.RemoveCheckpointRequest]) (*connect.Response[v1.RemoveCheckpointResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.RemoveCheckpoint is not implemented"))
 }
 
 func (UnimplementedNodeHandler) PoPStatus(context.Context, *connect.Request[v1.PoPStatusRequest]) (*connect.Response[v1.PoPStatusResponse], error) {

@@ -1,0 +1,219 @@
+package checkpoint
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"dewpoint/internal/checkpoint/hooks"
+	"dewpoint/internal/checkpoint/store"
+	"dewpoint/internal/checkpoint/upper"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/image"
+	"dewpoint/internal/pop"
+)
+
+// Options of one checkpoint.
+type Options struct {
+	Stateful bool    // though the container keeps state
+	TCP      string  // close, refuse; "" is close
+	Boot     float64 // seconds from start to readiness; 0 is what was measured before, or unknown
+}
+
+// Checkpoint saves a container that runs: memory and writable layer as they
+// were at one moment. The container runs on, whatever happens. Once Checkpoint
+// returns nil, containers start from it, also after a power cut.
+func (m *Manager) Checkpoint(ctx context.Context, name string, o Options) (store.Record, Dumped, error) {
+	r, d, err := m.checkpoint(ctx, name, o)
+	if err != nil {
+		return r, d, fmt.Errorf("checkpoint of %s: %w", name, err)
+	}
+	if m.cfg.Made != nil {
+		m.cfg.Made(name, r)
+	}
+	return r, d, nil
+}
+
+func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r store.Record, d Dumped, err error) {
+	ability, err := m.Probe(ctx)
+	if err != nil {
+		return r, d, err
+	}
+	c, err := m.subject(ctx, name, o, ability)
+	if err != nil {
+		return r, d, err
+	}
+	work, remove, err := m.cfg.Store.Scratch()
+	if err != nil {
+		return r, d, err
+	}
+	defer remove()
+	s, err := m.dump(ctx, c, work)
+	if err != nil {
+		return r, s.dumped, err
+	}
+	r, err = m.keep(ctx, c, s, work)
+	return r, s.dumped, err
+}
+
+// Publish puts a checkpoint into the PoP's store, if there is one.
+func (m *Manager) Publish(ctx context.Context, r store.Record) error {
+	if r.Upper != nil {
+		err := m.cfg.Layers.Give(ctx, r.Upper.DiffID)
+		if errors.Is(err, pop.ErrStoreAway) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := m.cfg.Store.Publish(ctx, r.ID); !errors.Is(err, store.ErrNoPoP) {
+		return err
+	}
+	return nil
+}
+
+// subject is a container that a checkpoint is to be made of.
+type subject struct {
+	info *engine.Info
+	spec *specs.Spec
+	img  *image.Image
+	fit  Fit
+	o    Options
+}
+
+// subject looks at a container and refuses what no checkpoint may be made of.
+func (m *Manager) subject(ctx context.Context, name string, o Options, a Ability) (*subject, error) {
+	info, err := m.cfg.Containers.Inspect(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if info.Status != engine.Running {
+		return nil, engine.ErrNotRunning
+	}
+	c := &subject{info: info, o: o}
+	if c.spec, err = m.cfg.Containers.SpecOf(ctx, name); err != nil {
+		return nil, err
+	}
+	if c.img = m.cfg.Image(ctx, info.Image, info.Digest); c.img == nil {
+		return nil, fmt.Errorf("the image %s is not known here any more: pull it again", info.Image)
+	}
+	if err := refuse(c); err != nil {
+		return nil, err
+	}
+	c.fit = FitOf(c.img, c.spec, a, strings.Fields(c.img.Spec.Config.Labels[LabelFree]))
+	return c, nil
+}
+
+// refuse tells containers whose clones would do harm, or cannot be.
+func refuse(c *subject) error {
+	labels := c.img.Spec.Config.Labels
+	switch {
+	case labels[LabelCheckpoint] == "never":
+		return &UnfitError{"its image says that no checkpoint is to be made (label " + LabelCheckpoint + "=never)", "nothing is to be done"}
+	case c.info.Labels[LabelRestored] != "":
+		return &UnfitError{"it was itself started from a checkpoint", "start one with --restore never, and make a checkpoint of that"}
+	case c.o.Stateful:
+		return nil
+	case labels[LabelCheckpoint] == "stateful":
+		return &UnfitError{"its image says that it keeps state (label " + LabelCheckpoint + "=stateful), and clones would share it", "use --stateful if that is what you want"}
+	}
+	for _, mt := range c.spec.Mounts {
+		if mt.Type == "bind" && !slices.Contains(ownFiles, mt.Destination) && !slices.Contains(mt.Options, "ro") {
+			return &UnfitError{"it writes to the volume " + mt.Destination + ", which clones would share", "mount it read-only, or use --stateful if that is what you want"}
+		}
+	}
+	return nil
+}
+
+// saved is what was copied of a container, in a work directory.
+type saved struct {
+	dumped Dumped
+	upper  digest.Digest // of the tar at work/upper.tar
+	size   int64         // of the tar
+	info   upper.Info
+}
+
+// dump stops the container for as long as it takes to copy it.
+func (m *Manager) dump(ctx context.Context, c *subject, work string) (s saved, err error) {
+	if err := (hooks.Runner{}).Before(ctx, m.hooked(c.info, c.img, "")); err != nil {
+		return s, err
+	}
+	dir := filepath.Join(work, "images")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return s, err
+	}
+	top, err := m.cfg.Containers.Upper(ctx, c.info.Name)
+	if err != nil {
+		return s, err
+	}
+	subject := Container{Name: c.info.Name, PID: int(c.info.Pid), TTY: c.spec.Process.Terminal, Options: DumpOptions{RefuseTCP: c.o.TCP == "refuse"}}
+	s.dumped, err = m.cfg.Engine.Dump(ctx, subject, dir, func(ctx context.Context) (err error) {
+		s.upper, s.size, s.info, err = copyUpper(ctx, filepath.Join(work, "upper.tar"), top)
+		return err
+	})
+	return s, err
+}
+
+// copyUpper writes the layer of a writable directory to a file.
+func copyUpper(ctx context.Context, file, dir string) (id digest.Digest, size int64, info upper.Info, err error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return "", 0, info, err
+	}
+	h := sha256.New()
+	n := &count{}
+	info, err = upper.Write(ctx, io.MultiWriter(f, h, n), dir)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return "", 0, info, fmt.Errorf("copy the writable layer: %w", err)
+	}
+	return digest.NewDigest(digest.SHA256, h), n.n, info, nil
+}
+
+type count struct{ n int64 }
+
+func (c *count) Write(p []byte) (int, error) {
+	c.n += int64(len(p))
+	return len(p), nil
+}
+
+// keep makes a checkpoint of what was saved: layer and memory first, then the
+// record that names them.
+func (m *Manager) keep(ctx context.Context, c *subject, s saved, work string) (store.Record, error) {
+	fit, err := json.Marshal(c.fit)
+	if err != nil {
+		return store.Record{}, err
+	}
+	r := store.Record{
+		Created: time.Now().UTC(), Node: m.cfg.Node, Image: c.info.Image, Manifest: c.fit.Manifest, Config: c.fit.Config,
+		Key: c.fit.Key(), Fit: fit, Args: c.fit.Args, Engine: c.fit.Engine, Boot: c.o.Boot, Stateful: c.o.Stateful,
+	}
+	if r.Boot == 0 {
+		r.Boot = m.boots.median(c.fit.bootKey())
+	}
+	if s.info.Entries > 0 {
+		m.hold(s.upper, 1)
+		defer m.hold(s.upper, -1)
+		if err := m.cfg.Layers.Add(ctx, filepath.Join(work, "upper.tar"), s.upper, s.size); err != nil {
+			return r, fmt.Errorf("keep the writable layer: %w", err)
+		}
+		r.Upper = &store.Layer{DiffID: s.upper, Size: s.size}
+	}
+	file, info, err := m.cfg.Store.Pack(ctx, filepath.Join(work, "images"))
+	if err != nil {
+		return r, fmt.Errorf("keep the memory: %w", err)
+	}
+	r.Data = store.Blob{Digest: info.Digest, Size: info.Size, Pages: info.Pages}
+	return m.cfg.Store.Put(ctx, r, file)
+}

@@ -1,0 +1,115 @@
+package checkpoint
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"dewpoint/internal/image"
+)
+
+func someImage() *image.Image {
+	return &image.Image{Desc: ocispec.Descriptor{Digest: digest.FromString("manifest")}, ConfigD: ocispec.Descriptor{Digest: digest.FromString("config")}}
+}
+
+func someSpec(name string) *specs.Spec {
+	memory := int64(len(name)) << 20
+	return &specs.Spec{
+		Hostname: name,
+		Process: &specs.Process{Args: []string{"/app", "serve"}, Env: []string{"PATH=/", "HOSTNAME=" + name, "SECRET=opens-the-door"}, Cwd: "/",
+			Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_CHOWN", "CAP_KILL"}},
+			Rlimits:      []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 1, Hard: 2}}},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "nodev"}},
+			{Destination: "/etc/hosts", Type: "bind", Source: "/var/containers/" + name + "/hosts", Options: []string{"rbind"}},
+			{Destination: "/data", Type: "bind", Source: "/srv/data", Options: []string{"rbind", "rw"}}},
+		Linux: &specs.Linux{CgroupsPath: "/dewpoint/" + name, Resources: &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &memory}},
+			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace, Path: "/run/netns/" + name}},
+			Seccomp:    &specs.LinuxSeccomp{DefaultAction: specs.ActErrno}, MaskedPaths: []string{"/proc/kcore"}},
+	}
+}
+
+func someAbility() Ability {
+	return Ability{Engine: "criu", Version: "4.2", Runc: "1.1.5", Kernel: "6.18.44", PageSize: 4096, CPU: []string{"avx", "sse"}, CgroupMode: "hybrid"}
+}
+
+func TestClonesFit(t *testing.T) {
+	a := FitOf(someImage(), someSpec("one"), someAbility(), nil)
+	b := FitOf(someImage(), someSpec("another"), someAbility(), nil)
+	if why := a.Why(b); len(why) > 0 || a.Key() != b.Key() {
+		t.Errorf("containers that differ in what is their own do not fit: %q", why)
+	}
+	if s, _ := json.Marshal(a); strings.Contains(string(s), "opens-the-door") {
+		t.Errorf("a variable's value is in the record: %s", s)
+	}
+}
+
+func TestFreeVariables(t *testing.T) {
+	s := someSpec("one")
+	s.Process.Env = append(s.Process.Env, "ZONE=north")
+	a, b := FitOf(someImage(), s, someAbility(), []string{"ZONE"}), FitOf(someImage(), someSpec("one"), someAbility(), []string{"ZONE"})
+	if why := a.Why(b); len(why) > 0 || a.Key() != b.Key() {
+		t.Errorf("a variable that may differ counts: %q", why)
+	}
+}
+
+// TestEveryField changes one thing after the other: the key and the reason follow.
+func TestEveryField(t *testing.T) {
+	for field, c := range map[string]struct {
+		change func(i *image.Image, o *specs.Spec, a *Ability)
+		says   string
+	}{
+		"Manifest":     {func(i *image.Image, _ *specs.Spec, _ *Ability) { i.Desc.Digest = digest.FromString("other") }, "image sha256:"},
+		"Config":       {func(i *image.Image, _ *specs.Spec, _ *Ability) { i.ConfigD.Digest = digest.FromString("other") }, "image configuration"},
+		"Args":         {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Process.Args = []string{"/app", "other"} }, `arguments differ: -"serve" +"other"`},
+		"Env":          {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Process.Env[2] = "SECRET=other" }, "environment differs: SECRET"},
+		"Cwd":          {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Process.Cwd = "/tmp" }, "working directory /, here /tmp"},
+		"Mounts":       {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Mounts[2].Source = "/srv/other" }, "mounts differ"},
+		"Capabilities": {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Process.Capabilities.Bounding = nil }, "capabilities differ"},
+		"Seccomp":      {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Linux.Seccomp = nil }, "seccomp"},
+		"Rlimits":      {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Process.Rlimits[0].Hard = 3 }, "limits differ"},
+		"Namespaces":   {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Linux.Namespaces = o.Linux.Namespaces[:1] }, `namespaces differ: -"network"`},
+		"Masked":       {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Linux.MaskedPaths = nil }, "hidden"},
+		"Engine":       {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.Engine = "dmtcp" }, "engine criu, here dmtcp"},
+		"Version":      {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.Version = "4.3" }, "criu 4.2, here 4.3"},
+		"Runc":         {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.Runc = "1.2" }, "runc 1.1.5, here 1.2"},
+		"Kernel":       {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.Kernel = "6.12" }, "kernel 6.18.44, here 6.12"},
+		"PageSize":     {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.PageSize = 16384 }, "page size 4096, here 16384"},
+		"Cgroup":       {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.CgroupMode = "v2" }, "cgroups hybrid, here v2"},
+		"CPU":          {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.CPU = []string{"sse", "sve"} }, "this CPU lacks avx"},
+	} {
+		t.Run(field, func(t *testing.T) {
+			have := FitOf(someImage(), someSpec("one"), someAbility(), nil)
+			i, o, a := someImage(), someSpec("one"), someAbility()
+			c.change(i, o, &a)
+			want := FitOf(i, o, a, nil)
+			if reflect.DeepEqual(reflect.ValueOf(have).FieldByName(field).Interface(), reflect.ValueOf(want).FieldByName(field).Interface()) {
+				t.Fatal("the field did not change")
+			}
+			why := have.Why(want)
+			if len(why) != 1 || !strings.Contains(why[0], c.says) {
+				t.Errorf("the reasons are %q, want one with %q", why, c.says)
+			}
+			if same := have.Key() == want.Key(); same != (field == "CPU") {
+				t.Errorf("the keys are the same: %v", same)
+			}
+		})
+	}
+	if n := reflect.TypeFor[Fit]().NumField(); n != 18 {
+		t.Errorf("Fit has %d fields: test the new ones here", n)
+	}
+}
+
+// TestMoreCPU runs a checkpoint of a poor CPU on a rich one.
+func TestMoreCPU(t *testing.T) {
+	have, rich := someAbility(), someAbility()
+	rich.CPU = append(rich.CPU, "avx512")
+	if why := FitOf(someImage(), someSpec("one"), have, nil).Why(FitOf(someImage(), someSpec("one"), rich, nil)); len(why) > 0 {
+		t.Errorf("more features than needed are a reason: %q", why)
+	}
+}

@@ -1,0 +1,108 @@
+package checkpoint
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"dewpoint/internal/checkpoint/hooks"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/image"
+)
+
+// Dress gives a container to come what makes a checkpoint of it possible and its
+// clones differ: no system calls that cannot be dumped, and the agents that its
+// image asks for. Containers of images that want no checkpoints stay as they are.
+func (m *Manager) Dress(s *engine.Spec) error {
+	labels := s.Image.Spec.Config.Labels
+	if labels[LabelCheckpoint] == "never" {
+		return nil
+	}
+	s.Dumpable = true
+	agents, err := hooks.ParseAgents(labels[hooks.LabelAgents])
+	if err != nil || len(agents) == 0 {
+		return err
+	}
+	dir, err := m.agents()
+	if err != nil {
+		return fmt.Errorf("agents: %w", err)
+	}
+	for _, mt := range hooks.Mounts(dir) {
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: mt.Destination, Type: mt.Type, Source: mt.Source, Options: mt.Options})
+	}
+	s.Env = overlay(s, agents)
+	return nil
+}
+
+// overlay is the order's environment with what the agents add to the image's.
+func overlay(s *engine.Spec, agents []hooks.Agent) []string {
+	merged := map[string]string{}
+	var names []string
+	for _, kv := range append(s.Image.Spec.Config.Env[:len(s.Image.Spec.Config.Env):len(s.Image.Spec.Config.Env)], s.Env...) {
+		k, v, set := strings.Cut(kv, "=")
+		if !set {
+			delete(merged, k)
+			continue
+		}
+		if _, ok := merged[k]; !ok {
+			names = append(names, k)
+		}
+		merged[k] = v
+	}
+	var all []string
+	for _, k := range names {
+		if v, ok := merged[k]; ok {
+			all = append(all, k+"="+v)
+		}
+	}
+	out := s.Env[:len(s.Env):len(s.Env)]
+	for _, kv := range hooks.Activate(all, agents) {
+		if k, v, _ := strings.Cut(kv, "="); merged[k] != v {
+			out = append(out, kv)
+		}
+	}
+	return out
+}
+
+// agents installs them, once.
+func (m *Manager) agents() (string, error) {
+	m.installing.Lock()
+	defer m.installing.Unlock()
+	if m.agentDir != "" {
+		return m.agentDir, nil
+	}
+	root := filepath.Join(m.cfg.Dir, "hooks")
+	if err := os.MkdirAll(root, 0o711); err != nil {
+		return "", err
+	}
+	var err error
+	m.agentDir, err = hooks.Install(root)
+	return m.agentDir, err
+}
+
+// Created prepares a container that is made and will boot.
+func (m *Manager) Created(img *image.Image, info *engine.Info) error {
+	if img.Spec.Config.Labels[hooks.LabelAgents] == "" {
+		return nil
+	}
+	return hooks.Prepare(rootOf(info))
+}
+
+func rootOf(info *engine.Info) string { return fmt.Sprintf("/proc/%d/root", info.Pid) }
+
+// hooked is a container as package hooks sees it.
+func (m *Manager) hooked(info *engine.Info, img *image.Image, id string) hooks.Container {
+	c := hooks.Container{Name: info.Name, Image: info.Image, Checkpoint: id, Labels: img.Spec.Config.Labels, Root: rootOf(info)}
+	if info.Addr.IsValid() {
+		c.Address = info.Addr.String()
+	}
+	c.Exec = func(ctx context.Context, args, env []string, output io.Writer) (int, error) {
+		return m.cfg.Containers.Exec(ctx, info.Name, engine.ExecSpec{Args: args, Env: env, Stdout: output, Stderr: output})
+	}
+	return c
+}

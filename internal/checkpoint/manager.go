@@ -1,0 +1,240 @@
+package checkpoint
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/opencontainers/go-digest"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"dewpoint/internal/checkpoint/store"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/image"
+)
+
+// Labels of images that say how they are to be treated. LabelCheckpoint is
+// "auto" (make one once a container is ready), "never", or "stateful": clones
+// would share what is to be one's alone. LabelFree names variables, with spaces
+// between, that may differ between a checkpoint and what starts from it.
+const (
+	LabelCheckpoint = "dewpoint.checkpoint"
+	LabelFree       = "dewpoint.restore.env"
+)
+
+// LabelRestored is on containers that were started from a checkpoint: its ID.
+const LabelRestored = "dewpoint.restored"
+
+// ErrNone says that there is no checkpoint of that ID.
+var ErrNone = errors.New("there is no such checkpoint")
+
+// ErrRestore is wrapped by errors of containers that were to be restored in any
+// case and could not be.
+var ErrRestore = errors.New("not restored")
+
+// Containers is what a Manager needs of the container engine, *engine.Engine.
+type Containers interface {
+	Inspect(ctx context.Context, name string) (*engine.Info, error)
+	SpecOf(ctx context.Context, name string) (*specs.Spec, error)
+	Plan(s engine.Spec) (*specs.Spec, error)
+	Upper(ctx context.Context, name string) (string, error)
+	Exec(ctx context.Context, name string, s engine.ExecSpec) (int, error)
+	Extend(ctx context.Context, img *image.Image, layer digest.Digest) (release func(), err error)
+}
+
+// Layers keeps the writable layers of checkpoints, as it keeps all layers.
+type Layers interface {
+	// Add makes the tar at path, whose sha256 is id, a layer of this node. It
+	// survives a power cut once Add returns nil.
+	Add(ctx context.Context, path string, id digest.Digest, size int64) error
+	// Bring returns when the layer can be mounted. It may have to come from the PoP.
+	Bring(ctx context.Context, id digest.Digest, size int64) error
+	// Give puts the layer into the PoP's store.
+	Give(ctx context.Context, id digest.Digest) error
+}
+
+// Config names the parts of a Manager. All but those that say so are required.
+type Config struct {
+	Engine     Engine
+	Containers Containers
+	Layers     Layers
+	Store      *store.Store
+	Dir        string // for what is measured
+	// Restore are lines of CRIU's configuration for what is restored.
+	Restore []string
+	// Explain finds out more about an error of a container that was to be
+	// restored and is not removed yet. May be nil.
+	Explain func(container string, err error) error
+	Node    string
+	Auto    string // asked, measured, off; "" is asked
+	// Image finds the documents of a container's image; nil if they are gone.
+	Image func(ctx context.Context, ref string, target digest.Digest) *image.Image
+	// Made and Quarantined tell what happened. They may be nil and must not block.
+	Made        func(container string, r store.Record)
+	Quarantined func(r store.Record, why error)
+	Log         *slog.Logger // nil discards
+}
+
+// Manager makes checkpoints of this node's containers, and decides which of
+// them a container starts from. It is safe for concurrent use.
+type Manager struct {
+	cfg   Config
+	boots *times // seconds from start to readiness, by Fit.Key
+	stats stats
+	able  atomic.Pointer[Ability] // once it is known
+
+	installing sync.Mutex
+	agentDir   string // where the hooks' agents are, once they are; guarded by installing
+
+	mu     sync.Mutex
+	making map[string]bool       // keys that a checkpoint is being made of; guarded by mu
+	adding map[digest.Digest]int // writable layers of records to come; guarded by mu
+}
+
+// New returns a Manager.
+func New(cfg Config) *Manager {
+	cfg.Auto = cmp.Or(cfg.Auto, "asked")
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Manager{cfg: cfg, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]bool{}, adding: map[digest.Digest]int{}}
+}
+
+// Probe finds out whether this node can make and use checkpoints.
+func (m *Manager) Probe(ctx context.Context) (Ability, error) {
+	a, err := m.probe(ctx)
+	if err != nil {
+		return Ability{}, err
+	}
+	return *a, nil
+}
+
+func (m *Manager) probe(ctx context.Context) (*Ability, error) {
+	a, err := m.cfg.Engine.Probe(ctx)
+	if err != nil {
+		m.able.Store(nil)
+		return nil, err
+	}
+	m.able.Store(&a)
+	return &a, nil
+}
+
+// Holds reports whether a checkpoint of this node has the layer, so that it
+// must stay.
+func (m *Manager) Holds(id digest.Digest) bool {
+	m.mu.Lock()
+	adding := m.adding[id] > 0
+	m.mu.Unlock()
+	return adding || m.cfg.Store.Uppers()[id]
+}
+
+// hold keeps a layer until a record names it.
+func (m *Manager) hold(id digest.Digest, n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.adding[id] += n; m.adding[id] == 0 {
+		delete(m.adding, id)
+	}
+}
+
+// once reports whether the caller is alone to work on key, until done.
+func (m *Manager) once(key string) (done func(), alone bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.making[key] {
+		return nil, false
+	}
+	m.making[key] = true
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.making, key)
+	}, true
+}
+
+// Known is a checkpoint as this node sees it.
+type Known struct {
+	store.Listed
+	Unfit       string  // why it is of no use here; "" if it is
+	RestoreTime float64 // seconds, as measured here; 0 is unknown
+}
+
+// List gives all checkpoints, the newest first.
+func (m *Manager) List(ctx context.Context) ([]Known, error) {
+	all := m.list(ctx, "")
+	a, aerr := m.Probe(ctx)
+	out := make([]Known, 0, len(all))
+	for _, l := range all {
+		k := Known{Listed: l, RestoreTime: m.boots.median(l.ID)}
+		switch {
+		case l.Quarantined:
+			k.Unfit = fmt.Sprintf("quarantined after %d failures", l.Failures)
+		case aerr != nil:
+			k.Unfit = aerr.Error()
+		default:
+			k.Unfit = nodeUnfit(l.Record, a)
+		}
+		out = append(out, k)
+	}
+	return out, nil
+}
+
+// list is what the store has; of a PoP's store that is away, nothing.
+func (m *Manager) list(ctx context.Context, manifest string) []store.Listed {
+	all, err := m.cfg.Store.List(ctx, manifest)
+	if err != nil {
+		m.cfg.Log.Debug("look for checkpoints", "err", err)
+	}
+	return all
+}
+
+// nodeUnfit is why no container can start from a checkpoint on a node of ability a.
+func nodeUnfit(r store.Record, a Ability) string {
+	f, err := fitIn(r)
+	if err != nil {
+		return err.Error()
+	}
+	here := f
+	here.Engine, here.Version, here.Runc, here.Kernel, here.PageSize, here.Cgroup, here.CPU = a.Engine, a.Version, a.Runc, a.Kernel, a.PageSize, a.CgroupMode, a.CPU
+	return sentence(f.Why(here))
+}
+
+// Remove removes a checkpoint by its ID, or what it begins with.
+func (m *Manager) Remove(ctx context.Context, id string) error {
+	all := m.list(ctx, "")
+	var found []string
+	for _, l := range all {
+		if l.ID == id || len(id) >= 6 && strings.HasPrefix(l.ID, id) {
+			found = append(found, l.ID)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return fmt.Errorf("%s: %w", id, ErrNone)
+	case 1:
+		return m.cfg.Store.Remove(ctx, found[0])
+	}
+	return fmt.Errorf("%s: %w: %d begin so", id, ErrNone, len(found))
+}
+
+// Prune removes this node's checkpoints of images that are not here, by their
+// manifests, and gives their IDs.
+func (m *Manager) Prune(ctx context.Context, here map[string]bool) ([]string, error) {
+	var gone []string
+	for _, l := range m.list(ctx, "") {
+		if !l.Local || here[l.Manifest] {
+			continue
+		}
+		if err := m.cfg.Store.Remove(ctx, l.ID); err != nil {
+			return gone, err
+		}
+		gone = append(gone, l.ID)
+	}
+	return gone, nil
+}

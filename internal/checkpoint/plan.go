@@ -1,0 +1,220 @@
+package checkpoint
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"dewpoint/internal/checkpoint/store"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/image"
+)
+
+// How a container is to start.
+const (
+	Auto   = "auto"   // from a checkpoint, if one fits and that is faster
+	Never  = "never"  // by its command
+	Always = "always" // from a checkpoint, or not at all
+)
+
+// What a restore is expected to take where that was not measured.
+const (
+	floor      = 0.15  // seconds: runc, CRIU, namespaces
+	readRate   = 600e6 // bytes of memory a second, from this node
+	fetchRate  = 80e6  // bytes a second, from the PoP's store
+	clearly    = 1.25  // by this factor booting has to be slower
+	patience   = 5     // times what is expected, a restored container may take to be ready
+	leastReady = 2 * time.Second
+)
+
+// stats counts what became of starts.
+type stats struct{ restored, failed, unfit, slower atomic.Int64 }
+
+// Stats are counts since the daemon's start.
+type Stats struct {
+	Restored int64 // containers
+	Failed   int64 // restores that failed; the containers booted, or were not to
+	Unfit    int64 // containers that booted since no checkpoint of the image fits
+	Slower   int64 // containers that booted since that is as fast
+}
+
+// Stats returns the counts now.
+func (m *Manager) Stats() Stats {
+	s := &m.stats
+	return Stats{Restored: s.restored.Load(), Failed: s.failed.Load(), Unfit: s.unfit.Load(), Slower: s.slower.Load()}
+}
+
+// Plan is how one container starts, and what is learnt from that.
+type Plan struct {
+	m   *Manager
+	img *image.Image
+	fit Fit
+	// asked: a checkpoint is to be made when it is ready; slow: if it took long.
+	asked, slow bool
+	// Record is what it starts from; nil boots it.
+	Record *store.Record
+	Why    string // it boots though there are checkpoints; or must not
+	expect float64
+}
+
+// Plan decides how a container of s starts. With mode Always an error that
+// wraps ErrRestore says why it cannot. A nil Plan knows nothing and boots.
+func (m *Manager) Plan(ctx context.Context, s engine.Spec, mode string, asked bool) (*Plan, error) {
+	p, err := m.plan(ctx, s, mode, asked)
+	if err == nil && mode == Always && p.Record == nil {
+		why := p.Why
+		if why == "" {
+			why = "there is no checkpoint of the image; make one with \"dew checkpoint\""
+		}
+		err = fmt.Errorf("%w: %s", ErrRestore, why)
+	}
+	return p, err
+}
+
+func (m *Manager) plan(ctx context.Context, s engine.Spec, mode string, asked bool) (*Plan, error) {
+	p := &Plan{m: m, img: s.Image}
+	var all []store.Listed
+	if mode != Never {
+		all = m.list(ctx, s.Image.Desc.Digest.String())
+	}
+	m.wants(p, asked)
+	a := m.able.Load()
+	if a == nil && (len(all) > 0 || p.asked || mode == Always) {
+		var err error
+		if a, err = m.probe(ctx); err != nil {
+			p.Why = err.Error()
+		}
+	}
+	o, err := m.cfg.Containers.Plan(s)
+	if err != nil {
+		return p, err
+	}
+	if a == nil {
+		a = &Ability{}
+		all = nil
+	}
+	p.fit = FitOf(s.Image, o, *a, strings.Fields(s.Image.Spec.Config.Labels[LabelFree]))
+	if m.choose(p, all, mode) {
+		p.asked, p.slow = false, false
+	}
+	return p, nil
+}
+
+// choose takes the newest checkpoint that fits, and reports whether there is one.
+func (m *Manager) choose(p *Plan, all []store.Listed, mode string) bool {
+	var why []string
+	for _, l := range all {
+		f, err := fitIn(l.Record)
+		if err != nil {
+			why = append(why, err.Error())
+			continue
+		}
+		if l.Quarantined {
+			why = append(why, fmt.Sprintf("%s is quarantined after %d failures", shortID(l.ID), l.Failures))
+			continue
+		}
+		if reasons := f.Why(p.fit); len(reasons) > 0 {
+			why = append(why, sentence(reasons))
+			continue
+		}
+		p.expect = m.expected(l)
+		if p.Why = m.slower(p, f, l.Record); p.Why != "" && mode == Auto {
+			m.stats.slower.Add(1)
+			return true
+		}
+		p.Record = &l.Record
+		return true
+	}
+	if len(why) > 0 {
+		m.stats.unfit.Add(1)
+		p.Why = sentence(why)
+	}
+	return false
+}
+
+// slower is why restoring is not clearly faster than booting; "" if it is.
+func (m *Manager) slower(p *Plan, f Fit, r store.Record) string {
+	boot := m.boots.median(f.bootKey())
+	if boot == 0 { // never here: as where the checkpoint was made
+		boot = r.Boot
+	}
+	switch {
+	case boot == 0:
+		return "how long booting takes is not known: the container has no readiness check"
+	case p.expect*clearly > boot:
+		return fmt.Sprintf("restoring takes about %.2f s, booting %.2f s", p.expect, boot)
+	}
+	return ""
+}
+
+// expected is what restoring takes here.
+func (m *Manager) expected(l store.Listed) float64 {
+	if t := m.boots.median(l.ID); t > 0 {
+		return t
+	}
+	t := floor + float64(l.Data.Pages)/readRate
+	if !l.Local {
+		t += float64(l.Data.Size) / fetchRate
+	}
+	return t
+}
+
+// wants finds out whether a checkpoint is to be made of the container.
+func (m *Manager) wants(p *Plan, asked bool) {
+	label := p.img.Spec.Config.Labels[LabelCheckpoint]
+	p.asked = asked || label == "auto" && m.cfg.Auto != "off"
+	p.slow = label == "" && m.cfg.Auto == "measured"
+}
+
+// slow is how long a boot takes at least for which a checkpoint is made unasked.
+const slow = 0.8 // seconds
+
+// Booted records that a container booted, and became ready so many seconds
+// after its start; 0 is unknown. It reports whether Make is to be called.
+func (p *Plan) Booted(seconds float64) bool {
+	if p == nil || p.fit.Manifest == "" {
+		return false
+	}
+	if seconds > 0 {
+		if err := p.m.boots.add(p.fit.bootKey(), seconds); err != nil {
+			p.m.cfg.Log.Warn("remember how long a start took", "err", err)
+		}
+	}
+	return p.asked || p.slow && seconds > slow
+}
+
+// Make makes a checkpoint of the container that has booted, unless another one of
+// the same kind is being made. It returns when that is done.
+func (p *Plan) Make(ctx context.Context, name string, boot float64) error {
+	done, alone := p.m.once(p.fit.Key())
+	if !alone {
+		return nil
+	}
+	defer done()
+	_, _, err := p.m.Checkpoint(ctx, name, Options{Boot: boot})
+	return err
+}
+
+func fitIn(r store.Record) (Fit, error) {
+	var f Fit
+	if err := json.Unmarshal(r.Fit, &f); err != nil {
+		return f, fmt.Errorf("the record of %s cannot be read: %w", shortID(r.ID), err)
+	}
+	return f, nil
+}
+
+func shortID(id string) string {
+	return "checkpoint " + id[:min(12, len(id))]
+}
+
+// sentence joins reasons, not too many.
+func sentence(why []string) string {
+	const most = 4
+	if len(why) > most {
+		why = append(why[:most:most], fmt.Sprintf("and %d more", len(why)-most))
+	}
+	return strings.Join(why, "; ")
+}

@@ -1,0 +1,142 @@
+package checkpoint
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"dewpoint/internal/checkpoint/hooks"
+	"dewpoint/internal/engine"
+)
+
+// Prepared is what a container is made with to start from a checkpoint.
+type Prepared struct {
+	Restore *engine.Restore
+	release []func()
+}
+
+// Release lets go of what Prepare has brought; once the container is started,
+// or given up.
+func (p *Prepared) Release() {
+	if p == nil {
+		return
+	}
+	for i := len(p.release) - 1; i >= 0; i-- {
+		p.release[i]()
+	}
+	p.release = nil
+}
+
+// Bring brings the checkpoint's memory and writable layer here. Extend must
+// follow before the container is made. Release must follow in any case.
+func (p *Plan) Bring(ctx context.Context) (*Prepared, error) {
+	out := &Prepared{Restore: &engine.Restore{Config: p.m.cfg.Restore}}
+	dir, release, err := p.m.cfg.Store.Unpacked(ctx, *p.Record)
+	if err != nil {
+		return out, fmt.Errorf("its memory: %w", err)
+	}
+	out.release = append(out.release, release)
+	out.Restore.Dir = dir
+	if u := p.Record.Upper; u != nil {
+		p.m.hold(u.DiffID, 1)
+		out.release = append(out.release, func() { p.m.hold(u.DiffID, -1) })
+		if err := p.m.cfg.Layers.Bring(ctx, u.DiffID, u.Size); err != nil {
+			return out, fmt.Errorf("its writable layer: %w", err)
+		}
+		out.Restore.Upper = u.DiffID
+	}
+	return out, nil
+}
+
+// Extend puts the writable layer on the image's, which must be registered.
+func (p *Plan) Extend(ctx context.Context, out *Prepared) error {
+	if out.Restore.Upper == "" {
+		return nil
+	}
+	release, err := p.m.cfg.Containers.Extend(ctx, p.img, out.Restore.Upper)
+	if err != nil {
+		return err
+	}
+	out.release = append(out.release, release)
+	return nil
+}
+
+// Patience is how long a restored container may take to be ready, at most most.
+func (p *Plan) Patience(most time.Duration) time.Duration {
+	return min(most, max(leastReady, time.Duration(patience*p.expect*float64(time.Second))))
+}
+
+// After makes a container that was restored one of its own: its machine ID,
+// and what its image wants to be run.
+func (p *Plan) After(ctx context.Context, name string) error {
+	info, err := p.m.cfg.Containers.Inspect(ctx, name)
+	if err != nil {
+		return err
+	}
+	if info.Pid == 0 {
+		return engine.ErrNotRunning
+	}
+	if err := machineID(rootOf(info)); err != nil {
+		return err
+	}
+	return hooks.Runner{}.After(ctx, p.m.hooked(info, p.img, p.Record.ID))
+}
+
+// machineID gives a container another /etc/machine-id, if it has one.
+func machineID(dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	const file = "etc/machine-id"
+	fi, err := root.Lstat(file)
+	if err != nil || !fi.Mode().IsRegular() || fi.Size() == 0 {
+		return nil // it has none
+	}
+	id := make([]byte, 16)
+	rand.Read(id)
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // as systemd makes them
+	f, err := root.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return fmt.Errorf("machine ID: %w", err)
+	}
+	_, err = f.WriteString(hex.EncodeToString(id) + "\n")
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("machine ID: %w", err)
+	}
+	return nil
+}
+
+// Explain finds out more about why a container could not be started. It is to
+// be called before the container is removed.
+func (p *Plan) Explain(name string, err error) error {
+	if p.m.cfg.Explain == nil {
+		return err
+	}
+	return p.m.cfg.Explain(name, err)
+}
+
+// Restored records that the container is ready, in seconds since its restore began.
+func (p *Plan) Restored(ctx context.Context, seconds float64) {
+	p.m.stats.restored.Add(1)
+	p.m.cfg.Store.Succeeded(ctx, p.Record.ID)
+	if err := p.m.boots.add(p.Record.ID, seconds); err != nil {
+		p.m.cfg.Log.Warn("remember how long a restore took", "err", err)
+	}
+}
+
+// Failed records that the checkpoint was of no use. After a few times it is
+// not used any more.
+func (p *Plan) Failed(ctx context.Context, why error) {
+	p.m.stats.failed.Add(1)
+	p.m.cfg.Log.Warn("a container could not be restored", "checkpoint", p.Record.ID, "image", p.img.Ref, "err", why)
+	bad := p.m.cfg.Store.Fail(ctx, p.Record.ID, why.Error())
+	if bad && p.m.cfg.Quarantined != nil {
+		p.m.cfg.Quarantined(*p.Record, why)
+	}
+}

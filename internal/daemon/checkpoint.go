@@ -1,0 +1,266 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+
+	"dewpoint/internal/api"
+	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/checkpoint/criu"
+	"dewpoint/internal/checkpoint/store"
+	"dewpoint/internal/deploy"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/image"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/node"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// openCheckpoints makes the part by which containers start from others' memory.
+// What it lacks is found out in the background, and said by doctor.
+func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
+	f := d.cfg.File.Checkpoint
+	if f.Off {
+		return nil
+	}
+	dir := filepath.Join(d.cfg.Root, "checkpoints")
+	var err error
+	d.saved, err = store.Open(store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, PoP: d.puller.Store, Keep: f.Keep, MaxBytes: int64(f.MaxBytes), Log: d.log})
+	if err != nil {
+		return err
+	}
+	dumper := criu.New(criu.Config{Containers: d.engine, Program: program, State: d.cfg.State, Log: d.log})
+	d.checkpoints = checkpoint.New(checkpoint.Config{Engine: dumper, Containers: d.engine, Layers: saved{d.puller}, Store: d.saved, Dir: dir,
+		Restore: criu.RestoreConfig(false), Explain: d.explainRestore, Node: d.name, Auto: f.Auto, Image: d.documents,
+		Made: func(name string, r store.Record) { d.checkpointed(ctx, name, r) }, Quarantined: d.quarantined, Log: d.log})
+	d.bg.Go(func() {
+		if _, err := d.checkpoints.Probe(ctx); err != nil && ctx.Err() == nil {
+			d.log.Info("containers cannot be checkpointed here", "why", err)
+		}
+	})
+	return nil
+}
+
+func (d *Daemon) explainRestore(name string, err error) error {
+	return criu.ExplainRestore(filepath.Join(d.engine.WorkDir(name), "restore.log"), err)
+}
+
+// documents finds those of a container's image.
+func (d *Daemon) documents(ctx context.Context, ref string, target digest.Digest) *image.Image {
+	return d.known(ctx, engine.ImageInfo{Name: ref, Digest: target})
+}
+
+// saved is the puller as the manager of checkpoints wants it.
+type saved struct{ p *fetch.Puller }
+
+func (s saved) Add(ctx context.Context, path string, id digest.Digest, size int64) error {
+	return s.p.Keep(ctx, fetch.Saved(id, size), tarFile(path))
+}
+
+func (s saved) Bring(ctx context.Context, id digest.Digest, size int64) error {
+	return s.p.Take(ctx, fetch.Saved(id, size))
+}
+
+func (s saved) Give(ctx context.Context, id digest.Digest) error { return s.p.Give(ctx, id) }
+
+// tarFile is a source of a layer's tar.
+type tarFile string
+
+func (t tarFile) Open(_ context.Context, _ *layer.Fill, offset int64) (io.ReadCloser, error) {
+	f, err := os.Open(string(t))
+	if err != nil {
+		return nil, err
+	}
+	if _, err := f.Seek(offset, io.SeekStart); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// checkpointed tells of a checkpoint, and gives it to the PoP.
+func (d *Daemon) checkpointed(ctx context.Context, name string, r store.Record) {
+	d.work.Add(1)
+	d.log.Info("checkpoint", "container", name, "image", r.Image, "id", r.ID, "memory", r.Data.Pages, "stored", r.Data.Size)
+	d.events.add(node.Event{Kind: node.EventCheckpointed, Name: name, Image: r.Image, Checkpoint: r.ID})
+	d.bg.Go(func() {
+		if err := d.checkpoints.Publish(ctx, r); err != nil && ctx.Err() == nil {
+			d.log.Warn("a checkpoint is not in the PoP's store", "id", r.ID, "err", err)
+		}
+	})
+}
+
+func (d *Daemon) quarantined(r store.Record, why error) {
+	d.log.Error("a checkpoint is not used any more", "image", r.Image, "id", r.ID, "err", why)
+	d.events.add(node.Event{Kind: node.EventQuarantined, Image: r.Image, Checkpoint: r.ID, Error: why.Error()})
+}
+
+// noCheckpoints says that they are off.
+func (d *Daemon) noCheckpoints() error {
+	if d.checkpoints != nil {
+		return nil
+	}
+	e := api.New(api.Unsupported, "this node makes and uses no checkpoints")
+	e.Remedy = "take checkpoint.off out of its configuration"
+	return e
+}
+
+// Checkpoint implements api.Checkpoints.
+func (d *Daemon) Checkpoint(ctx context.Context, r node.CheckpointRequest) (node.Checkpoint, error) {
+	if err := d.noCheckpoints(); err != nil {
+		return node.Checkpoint{}, err
+	}
+	rec, dumped, err := d.checkpoints.Checkpoint(ctx, r.Name, checkpoint.Options{Stateful: r.Stateful, TCP: r.TCP})
+	if err != nil {
+		return node.Checkpoint{}, checkpointProblem(err)
+	}
+	out := d.checkpoint(checkpoint.Known{Listed: store.Listed{Record: rec, Local: true}})
+	out.Paused = dumped.Paused.Seconds()
+	return out, nil
+}
+
+func (d *Daemon) checkpoint(k checkpoint.Known) node.Checkpoint {
+	out := node.Checkpoint{ID: k.ID, Image: k.Image, Digest: k.Manifest, Args: append([]string{}, k.Args...), Created: k.Created, Node: k.Node, Engine: k.Engine,
+		Size: k.Data.Size, Pages: k.Data.Pages, Boot: k.Boot, Restore: k.RestoreTime, Stateful: k.Stateful, Unfit: k.Unfit}
+	if k.Upper != nil {
+		out.Upper = k.Upper.Size
+	}
+	switch {
+	case k.Local && k.PoP:
+		out.Where = "both"
+	case k.PoP:
+		out.Where = "pop"
+	default:
+		out.Where = "node"
+	}
+	return out
+}
+
+// ListCheckpoints implements api.Checkpoints.
+func (d *Daemon) ListCheckpoints(ctx context.Context, img string) ([]node.Checkpoint, error) {
+	out := []node.Checkpoint{}
+	if d.checkpoints == nil {
+		return out, nil
+	}
+	all, err := d.checkpoints.List(ctx)
+	if err != nil {
+		return nil, checkpointProblem(err)
+	}
+	if img != "" {
+		ref, err := image.ParseReference(img)
+		if err != nil {
+			return nil, errors.Join(deploy.ErrRequest, err)
+		}
+		img = ref.String()
+	}
+	for _, k := range all {
+		if img == "" || k.Image == img {
+			out = append(out, d.checkpoint(k))
+		}
+	}
+	return out, nil
+}
+
+// RemoveCheckpoint implements api.Checkpoints.
+func (d *Daemon) RemoveCheckpoint(ctx context.Context, id string) error {
+	if err := d.noCheckpoints(); err != nil {
+		return err
+	}
+	return checkpointProblem(d.checkpoints.Remove(ctx, id))
+}
+
+// checkpointProblem says what to do about what goes wrong with checkpoints.
+func checkpointProblem(err error) error {
+	var unfit *checkpoint.UnfitError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &unfit):
+		e := api.New(api.Unsupported, unfit.What)
+		e.Remedy = unfit.Remedy
+		return e
+	case errors.Is(err, store.ErrInUse):
+		return api.Of(api.InUse, err)
+	case errors.Is(err, checkpoint.ErrNone), errors.Is(err, store.ErrUnknown):
+		e := api.Of(api.NotFound, err)
+		e.Remedy = "\"dew checkpoints\" lists them"
+		return e
+	}
+	return err
+}
+
+// pruneCheckpoints removes those of images that are not here.
+func (d *Daemon) pruneCheckpoints(ctx context.Context) ([]string, error) {
+	if d.checkpoints == nil {
+		return nil, nil
+	}
+	here := map[string]bool{}
+	for _, img := range d.catalog.All() {
+		here[img.Desc.Digest.String()] = true
+	}
+	infos, err := d.engine.Images(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range infos {
+		if img := d.known(ctx, i); img != nil {
+			here[img.Desc.Digest.String()] = true
+		}
+	}
+	return d.checkpoints.Prune(ctx, here)
+}
+
+// tidyCheckpoints keeps what is stored of them within its bounds.
+func (d *Daemon) tidyCheckpoints(ctx context.Context) {
+	if d.saved == nil {
+		return
+	}
+	if err := d.saved.Tidy(ctx); err != nil && ctx.Err() == nil {
+		d.log.Warn("keep checkpoints within their bounds", "err", err)
+	}
+}
+
+// checkpointFinding says whether containers can be checkpointed here.
+func (d *Daemon) checkpointFinding(ctx context.Context) []node.Finding {
+	f := node.Finding{What: "checkpoints", Level: node.LevelOK}
+	if d.checkpoints == nil {
+		f.Level, f.Detail = node.LevelNote, "off: checkpoint.off says so"
+		return []node.Finding{f}
+	}
+	a, err := d.checkpoints.Probe(ctx)
+	if err != nil {
+		f.Level, f.Detail, f.Remedy = node.LevelNote, err.Error(), "see docs/checkpoints.md; containers boot meanwhile"
+		return []node.Finding{f}
+	}
+	f.Detail = "work: " + a.Engine + " " + a.Version + ", runc " + a.Runc
+	out := []node.Finding{f}
+	for _, l := range a.Limits {
+		out = append(out, node.Finding{What: "checkpoints", Level: node.LevelNote, Detail: l})
+	}
+	return out
+}
+
+// registerCheckpoints registers what became of starts.
+func (d *Daemon) registerCheckpoints(r *prometheus.Registry) {
+	if d.checkpoints == nil {
+		return
+	}
+	for _, c := range []struct {
+		outcome, reason string
+		value           func(checkpoint.Stats) int64
+	}{
+		{"restored", "", func(s checkpoint.Stats) int64 { return s.Restored }},
+		{"failed", "", func(s checkpoint.Stats) int64 { return s.Failed }},
+		{"booted", "unfit", func(s checkpoint.Stats) int64 { return s.Unfit }},
+		{"booted", "slower", func(s checkpoint.Stats) int64 { return s.Slower }},
+	} {
+		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "dewpoint_restores_total",
+			Help: "Starts of containers whose image has checkpoints.", ConstLabels: prometheus.Labels{"outcome": c.outcome, "reason": c.reason}},
+			func() float64 { return float64(c.value(d.checkpoints.Stats())) }))
+	}
+}

@@ -1,0 +1,204 @@
+package deploy
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/image"
+	"dewpoint/internal/node"
+	"dewpoint/internal/ready"
+)
+
+// plan decides how the container starts. nil boots it.
+func (d *Deployer) plan(ctx context.Context, o *order, r *run, img *image.Image) (*checkpoint.Plan, error) {
+	mode := cmp.Or(o.Restore, checkpoint.Auto)
+	if o.Record {
+		mode = checkpoint.Never
+	}
+	if d.cfg.Checkpoints == nil {
+		if mode == checkpoint.Always {
+			return nil, fmt.Errorf("%w: this node makes and uses no checkpoints (checkpoint.off in its configuration)", checkpoint.ErrRestore)
+		}
+		return nil, nil
+	}
+	spec, err := d.spec(o, img)
+	if err != nil {
+		return nil, err
+	}
+	p, err := d.cfg.Checkpoints.Plan(ctx, spec, mode, o.Checkpoint)
+	if err == nil && p.Record == nil {
+		r.why(p.Why)
+	}
+	return p, err
+}
+
+// spec is what the container is made by.
+func (d *Deployer) spec(o *order, img *image.Image) (engine.Spec, error) {
+	s := o.spec(img)
+	if d.cfg.Checkpoints == nil {
+		return s, nil
+	}
+	if err := d.cfg.Checkpoints.Dress(&s); err != nil {
+		return s, fmt.Errorf("%w: the image's labels: %w", ErrRequest, err)
+	}
+	return s, nil
+}
+
+// why adds to the record why the container was not restored.
+func (r *run) why(s string) {
+	if s == "" {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rec.Way.Why = append(r.rec.Way.Why, "restore: "+s)
+}
+
+// again reports whether a container that could not be restored is to boot.
+func again(ctx context.Context, o *order, err error) bool {
+	var f *restoreError
+	return errors.As(err, &f) && ctx.Err() == nil && o.Restore != checkpoint.Always
+}
+
+// restoreError is what booting instead may get over.
+type restoreError struct{ err error }
+
+func (e *restoreError) Error() string        { return fmt.Sprintf("%v: %v", checkpoint.ErrRestore, e.err) }
+func (e *restoreError) Unwrap() error        { return e.err }
+func (e *restoreError) Is(target error) bool { return target == checkpoint.ErrRestore }
+
+// restore starts the container from the plan's checkpoint. Of a *restoreError
+// nothing of the container is left.
+func (d *Deployer) restore(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, plan *checkpoint.Plan) error {
+	prep, err := d.prepare(ctx, o, r, img, check, plan)
+	defer prep.Release()
+	if err == nil {
+		err = d.revive(ctx, o, r, img, check, plan, prep)
+	}
+	var f *restoreError
+	if errors.As(err, &f) && ctx.Err() == nil {
+		plan.Failed(ctx, f.err)
+		r.why(f.err.Error())
+	}
+	return err
+}
+
+// prepare brings the image and the checkpoint here, at once.
+func (d *Deployer) prepare(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, plan *checkpoint.Plan) (prep *checkpoint.Prepared, err error) {
+	if err := o.conflict(check); err != nil {
+		return nil, err
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.mount(gctx, img, r) })
+	g.Go(func() (err error) {
+		if prep, err = plan.Bring(gctx); err != nil {
+			return &restoreError{err}
+		}
+		return nil
+	})
+	if err = g.Wait(); err != nil {
+		return prep, err
+	}
+	if err := plan.Extend(ctx, prep); err != nil {
+		return prep, &restoreError{err}
+	}
+	return prep, nil
+}
+
+// startSlack is how long making and restoring a container may take beyond what
+// is expected.
+const startSlack = 20 * time.Second
+
+// revive makes the container and lets its processes go on. It tells of stages
+// when all went well: who watches is not to see a container that goes again.
+func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, plan *checkpoint.Plan, prep *checkpoint.Prepared) error {
+	spec, err := d.spec(o, img)
+	if err != nil {
+		return err
+	}
+	spec.Restore = prep.Restore
+	if spec.Labels == nil {
+		spec.Labels = map[string]string{}
+	}
+	spec.Labels[checkpoint.LabelRestored] = plan.Record.ID
+	begun := time.Now()
+	sctx, cancel := context.WithTimeout(ctx, startSlack+plan.Patience(o.timeout))
+	defer cancel()
+	if _, err := d.cfg.Engine.Create(sctx, spec); err != nil {
+		return unrestored(err)
+	}
+	created := time.Now()
+	if err := d.cfg.Engine.Start(sctx, o.name); err != nil {
+		err = plan.Explain(o.name, err)
+		return errors.Join(&restoreError{err}, d.remove(o.name))
+	}
+	restored := time.Now()
+	err = plan.After(sctx, o.name)
+	if err == nil {
+		err = d.awaitRestored(ctx, o, check, plan)
+	}
+	if err != nil {
+		return errors.Join(&restoreError{err}, d.remove(o.name))
+	}
+	r.rec.Way.Start = "restore"
+	r.reachedAt(node.Created, created)
+	r.reachedAt(node.Restored, restored)
+	if o.Remove {
+		d.removeAtExit(o.name, r.watch.Hold)
+	}
+	r.reached(node.Ready)
+	plan.Restored(ctx, time.Since(begun).Seconds())
+	r.started(true)
+	return nil
+}
+
+// unrestored tells errors that booting would meet as well.
+func unrestored(err error) error {
+	if errors.Is(err, engine.ErrExists) || errors.Is(err, engine.ErrPortTaken) {
+		return err
+	}
+	return &restoreError{err}
+}
+
+// awaitRestored waits for a restored container to serve. What it wrote when it
+// became ready it does not write again.
+func (d *Deployer) awaitRestored(ctx context.Context, o *order, check ready.Check, plan *checkpoint.Plan) error {
+	c, err := d.cfg.Engine.Inspect(ctx, o.name)
+	if err != nil {
+		return err
+	}
+	if check.Kind == ready.Log {
+		return nil
+	}
+	short := *o
+	short.timeout = plan.Patience(o.timeout)
+	return d.await(ctx, &short, check, c)
+}
+
+// booted learns how long booting takes, and makes the checkpoint that is wanted.
+func (d *Deployer) booted(o *order, r *run, check ready.Check, plan *checkpoint.Plan) {
+	if plan == nil {
+		return
+	}
+	var seconds float64
+	if check.Kind != ready.None && check.Kind != "" {
+		r.mu.Lock()
+		seconds = r.rec.Stages[node.Ready] - r.rec.Stages[node.Created]
+		r.mu.Unlock()
+	}
+	if !plan.Booted(seconds) {
+		return
+	}
+	d.bg.Go(func() {
+		if err := plan.Make(d.life, o.name, seconds); err != nil && d.life.Err() == nil {
+			d.cfg.Log.Warn("no checkpoint was made", "container", o.name, "err", err)
+		}
+	})
+}

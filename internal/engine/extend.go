@@ -1,0 +1,53 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+
+	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	"github.com/opencontainers/go-digest"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"dewpoint/internal/image"
+)
+
+// labelDiffID tells a snapshotter which layer a chain ends in that no image has.
+const labelDiffID = "containerd.io/snapshot/diff-id"
+
+// Plan is the specification that Create would give a container, but for its user.
+func (e *Engine) Plan(s Spec) (*specs.Spec, error) {
+	if err := s.validate(); err != nil {
+		return nil, err
+	}
+	return e.ociSpec(&s, user{})
+}
+
+// SpecOf is the specification of a container that is there.
+func (e *Engine) SpecOf(ctx context.Context, name string) (*specs.Spec, error) {
+	r, err := e.c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
+	if err != nil {
+		return nil, fmt.Errorf("container %s: %w", name, notFound(err))
+	}
+	return parseSpec(r.Container.Spec)
+}
+
+// Extend has the snapshotter show a registered image with one more layer on
+// top, which it must have, and keeps that until release is called: a container
+// that is made meanwhile keeps it from then on.
+func (e *Engine) Extend(ctx context.Context, img *image.Image, layer digest.Digest) (release func(), err error) {
+	ctx, release, err = e.lease(ctx)
+	if err != nil {
+		return nil, err
+	}
+	top := &Spec{Image: img, Restore: &Restore{Upper: layer}}
+	chain := top.parent()
+	if e.hasSnapshot(ctx, chain) {
+		return release, nil
+	}
+	labels := map[string]string{labelRef: chain, labelDiffID: layer.String()}
+	if err := e.prepareLayer(ctx, chain, ChainID(img), labels); err != nil {
+		release()
+		return nil, fmt.Errorf("layer %s on image %s: %w", layer, img.Ref, err)
+	}
+	return release, nil
+}

@@ -1,0 +1,260 @@
+package test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"dewpoint/internal/node"
+	"dewpoint/internal/registry/registrytest"
+)
+
+// slowApp pushes an image whose start takes 1.5 s.
+func slowApp(t *testing.T, reg *registrytest.Server, labels map[string]string) registrytest.Pushed {
+	t.Helper()
+	o := appOptions("slow", "80")
+	o.Config.Labels = labels
+	return reg.PushImage("team/slow:1", appLayers(t, 0), o)
+}
+
+// start runs a container of an image on a port of its own.
+func (m *machine) boot(t *testing.T, name, ref string, flags ...string) (node.Record, string) {
+	t.Helper()
+	port := freePort(t)
+	args := append([]string{"run", "-d", "--name", name, "-p", "127.0.0.1:" + port + ":80", "--ready", "http:80/"}, flags...)
+	return m.record(append(args, ref)...), "http://127.0.0.1:" + port
+}
+
+func (m *machine) checkpoints(t *testing.T) []node.Checkpoint {
+	t.Helper()
+	var all []node.Checkpoint
+	if err := json.Unmarshal([]byte(m.must("--json", "checkpoints")), &all); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// whys are the reasons of a record that begin with what.
+func whys(rec node.Record, what string) string {
+	var out []string
+	for _, w := range rec.Way.Why {
+		if strings.HasPrefix(w, what) {
+			out = append(out, w)
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// A container is saved, and others start from it.
+func TestCheckpoint(t *testing.T) {
+	reg := registrytest.New(t)
+	img := slowApp(t, reg, nil)
+	m := newMachine(t, reg).start()
+	rec, url := m.boot(t, "first", img.Ref)
+	if rec.Way.Start != "boot" || whys(rec, "restore") != "" {
+		t.Errorf("the first start: %+v", rec.Way)
+	}
+	born := get(t, url+"/born")
+	get(t, url+"/count")
+	var cp node.Checkpoint
+	if err := json.Unmarshal([]byte(m.must("--json", "checkpoint", "first")), &cp); err != nil {
+		t.Fatal(err)
+	}
+	if cp.ID == "" || cp.Boot < 1 || cp.Pages < 1<<20 || cp.Upper == 0 || cp.Where != "node" || cp.Unfit != "" || cp.Paused <= 0 {
+		t.Errorf("the checkpoint is %+v", cp)
+	}
+	if got := get(t, url+"/count"); got != "2\n" {
+		t.Errorf("the container that was saved counts %q", got)
+	}
+	for i := range 2 {
+		name := fmt.Sprint("clone-", i)
+		rec, url := m.boot(t, name, img.Ref, "-m", "256m")
+		if rec.Way.Start != "restore" || rec.Stages[node.Restored] == 0 || rec.Stages[node.Started] != 0 || rec.Stages[node.Ready] < rec.Stages[node.Restored] {
+			t.Fatalf("the clone's record: %+v", rec)
+		}
+		if got := get(t, url+"/born"); got != born {
+			t.Errorf("the clone was born as %q, not %q", got, born)
+		}
+		if got := get(t, url+"/count"); got != "2\n" {
+			t.Errorf("the clone counts %q", got)
+		}
+		if got := get(t, url+"/host"); got != name+"\n" {
+			t.Errorf("the clone's host name is %q", got)
+		}
+		if got := get(t, url+"/cat?/state"); got != born {
+			t.Errorf("the clone's file reads %q", got)
+		}
+	}
+	if all := m.checkpoints(t); len(all) != 1 || all[0].ID != cp.ID || all[0].Restore == 0 {
+		t.Errorf("there are %+v", all)
+	}
+	m.must("rm", "-f", "first", "clone-0", "clone-1")
+	m.must("checkpoints", "rm", cp.ID)
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
+}
+
+// checkpointBed is a node with a checkpoint of an image that boots slowly.
+type checkpointBed struct {
+	*machine
+	img  registrytest.Pushed
+	born string
+	id   string
+}
+
+// newCheckpointBed makes a node. labels are pairs, of the image.
+func newCheckpointBed(t *testing.T, config string, labels ...string) *checkpointBed {
+	t.Helper()
+	reg := registrytest.New(t)
+	l := map[string]string{}
+	for i := 0; i < len(labels); i += 2 {
+		l[labels[i]] = labels[i+1]
+	}
+	b := &checkpointBed{img: slowApp(t, reg, l), machine: newMachine(t, reg)}
+	b.config += config
+	b.machine.start()
+	_, url := b.boot(t, "first", b.img.Ref)
+	b.born = get(t, url+"/born")
+	b.id = strings.TrimSpace(b.must("checkpoint", "first"))
+	b.must("rm", "-f", "first")
+	return b
+}
+
+// end asserts that nothing stays of the bed.
+func (b *checkpointBed) end() {
+	b.t.Helper()
+	var ps []node.Container
+	if err := json.Unmarshal([]byte(b.must("--json", "ps", "-a")), &ps); err != nil {
+		b.t.Fatal(err)
+	}
+	for _, c := range ps {
+		b.must("rm", "-f", c.Name)
+	}
+	b.must("rmi", b.img.Ref)
+	b.must("prune")
+	if all := b.checkpoints(b.t.(*testing.T)); len(all) > 0 {
+		b.t.Errorf("prune leaves the checkpoints of an image that is gone: %+v", all)
+	}
+	checkNothingLeft(b.t.(*testing.T), b.machine)
+}
+
+// What differs boots, and the record says why.
+func TestCheckpointFit(t *testing.T) {
+	b := newCheckpointBed(t, "")
+	for says, flags := range map[string][]string{
+		`restore: arguments differ: -"80" +"81"`:     {"--ready", "http:81/", b.img.Ref, "slow", "81"},
+		"restore: environment differs: EXTRA":        {"-e", "EXTRA=1", b.img.Ref},
+		"restore: mounts differ: +\"bind /etc/more ": {"-v", t.TempDir() + ":/etc/more", b.img.Ref},
+		"": {"--restore", "never", b.img.Ref},
+	} {
+		args := append([]string{"run", "-d", "--name", "other", "--net", "bridge", "--ready", "http:80/"}, flags...)
+		rec := b.record(args...)
+		if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.HasPrefix(got, says) || (got == "") != (says == "") {
+			t.Errorf("%q: started by %s, since %q", flags, rec.Way.Start, got)
+		}
+		b.must("rm", "-f", "other")
+	}
+	r := b.dew("run", "-d", "--name", "other", "--net", "bridge", "--restore", "always", "-e", "EXTRA=1", b.img.Ref)
+	if r.code != 12 || !strings.Contains(r.err, "not restored: environment differs: EXTRA") {
+		t.Errorf("always, and it does not fit: %+v", r)
+	}
+	if r := b.dew("run", "-d", "--name", "other", "--net", "bridge", "--restore", "always", b.img.Ref); r.code != 0 {
+		t.Errorf("always, and it fits: %+v", r)
+	}
+	r = b.dew("checkpoint", "other")
+	if r.code != 12 || !strings.Contains(r.err, "itself started from a checkpoint") {
+		t.Errorf("of a clone: %+v", r)
+	}
+	b.end()
+}
+
+// Eight containers start from one checkpoint at once, each with an address and
+// a name of its own.
+func TestCheckpointClones(t *testing.T) {
+	b := newCheckpointBed(t, "")
+	b.must("deploy", "--count", "8", "--parallel", "8", "--name", "clone", "--net", "bridge", "--ready", "http:80/", "--restore", "always", b.img.Ref)
+	var ps []node.Container
+	if err := json.Unmarshal([]byte(b.must("--json", "ps")), &ps); err != nil {
+		t.Fatal(err)
+	}
+	addresses := map[string]bool{}
+	for _, c := range ps {
+		url := "http://" + c.IP
+		addresses[c.IP] = true
+		if got := get(t, url+"/born"); got != b.born {
+			t.Errorf("%s was born as %q", c.Name, got)
+		}
+		if got := get(t, url+"/host"); got != c.Name+"\n" {
+			t.Errorf("%s calls itself %q", c.Name, got)
+		}
+		if got := get(t, url+"/count"); got != "1\n" {
+			t.Errorf("%s counts %q", c.Name, got)
+		}
+	}
+	if len(addresses) != 8 {
+		t.Errorf("8 clones have the addresses %v", addresses)
+	}
+	b.end()
+}
+
+// Damaged data are found, and the container boots.
+func TestCheckpointDamaged(t *testing.T) {
+	b := newCheckpointBed(t, "")
+	files, err := filepath.Glob(filepath.Join(b.root, "checkpoints", "store", "*.data"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("data files: %v, %v", files, err)
+	}
+	fi, err := os.Stat(files[0])
+	if err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("the data file's mode is %v, %v", fi.Mode(), err)
+	}
+	f, err := os.OpenFile(files[0], os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte("not what it was"), fi.Size()/2); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	rec, _ := b.boot(t, "second", b.img.Ref)
+	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.Contains(got, "its memory: ") || !strings.Contains(got, "damaged checkpoint image") {
+		t.Errorf("started by %s, since %q", rec.Way.Start, got)
+	}
+	if all := b.checkpoints(t); len(all) != 0 {
+		t.Errorf("what is damaged is still there: %+v", all)
+	}
+	b.end()
+}
+
+// A checkpoint that fails again and again is not tried any more: here what the
+// image wants to be run after a restore fails.
+func TestCheckpointQuarantine(t *testing.T) {
+	b := newCheckpointBed(t, "", "dewpoint.restore.after", "/app exit 3")
+	for i := range 4 {
+		name := fmt.Sprint("c", i)
+		rec, url := b.boot(t, name, b.img.Ref)
+		says := "restore: hook /app exit 3: status 3"
+		if i == 3 {
+			says = "restore: checkpoint " + b.id[:12] + " is quarantined after 3 failures"
+		}
+		if got := whys(rec, "restore: "); rec.Way.Start != "boot" || got != says {
+			t.Errorf("start %d by %s, since %q", i, rec.Way.Start, got)
+		}
+		if got := get(t, url+"/born"); got == b.born {
+			t.Errorf("start %d is a clone", i)
+		}
+		b.must("rm", "-f", name)
+	}
+	r := b.dew("run", "-d", "--name", "must", "--net", "bridge", "--restore", "always", b.img.Ref)
+	if r.code != 12 || !strings.Contains(r.err, "quarantined") {
+		t.Errorf("always: %+v", r)
+	}
+	if all := b.checkpoints(t); len(all) != 1 || !strings.Contains(all[0].Unfit, "quarantined") {
+		t.Errorf("the list has %+v", all)
+	}
+	b.end()
+}
