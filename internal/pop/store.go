@@ -327,8 +327,9 @@ func (s *Store) Layers(ctx context.Context) ([]*Layer, error) {
 }
 
 // Objects returns the records of all layers and checkpoints in the store. Those that cannot be
-// read are left out and reported together. A record whose file has not changed
-// since it was read last is not read again.
+// read are left out and reported together. A record whose file has not changed since
+// it was read last is not read again, if it was read when all nodes must have seen the file so:
+// earlier, the list may be newer than what is read, and times of files may be coarse.
 func (s *Store) Objects(ctx context.Context) ([]*Layer, error) {
 	ents, err := s.cfg.FS.ReadDir(ctx, layersDir)
 	if err != nil {
@@ -346,6 +347,10 @@ func (s *Store) Objects(ctx context.Context) ([]*Layer, error) {
 		}
 		r := before[e.Name()]
 		if r.layer == nil || e.ModTime().IsZero() || !r.changed.Equal(e.ModTime()) || r.size != e.Size() {
+			r = seenRecord{size: e.Size(), changed: e.ModTime(), since: time.Now()}
+		}
+		if !r.sure {
+			r.sure = time.Since(r.since) >= s.cfg.Grace
 			l, err := s.readRecord(ctx, path.Join(layersDir, e.Name()))
 			if err != nil {
 				if !errors.Is(err, ErrUnknown) { // else it went meanwhile
@@ -353,7 +358,7 @@ func (s *Store) Objects(ctx context.Context) ([]*Layer, error) {
 				}
 				continue
 			}
-			r = seenRecord{l, e.Size(), e.ModTime()}
+			r.layer = l
 		}
 		now[e.Name()] = r
 		all = append(all, r.layer)
@@ -369,6 +374,8 @@ type seenRecord struct {
 	layer   *Layer
 	size    int64
 	changed time.Time
+	since   time.Time // when this node saw the file so first, by its clock
+	sure    bool      // it was read long enough after that
 }
 
 // Table returns the layer's table, verified.

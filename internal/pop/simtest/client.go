@@ -290,7 +290,7 @@ func (c *Client) Stat(_ context.Context, name string) (fi fs.FileInfo, err error
 		if ino == nil {
 			return fmt.Errorf("%s: %w", name, fs.ErrNotExist)
 		}
-		fi = info{path.Base(name), ino.seen(c.node), ino.dir, ino.seq}
+		fi = info{path.Base(name), ino.seen(c.node), ino.dir, ino.seq, ino.made}
 		return nil
 	})
 	return fi, err

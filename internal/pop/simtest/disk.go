@@ -12,7 +12,7 @@
 //   - and the node may stand still in the middle of one, for minutes, and go on.
 //
 // What other nodes have done a client may see late, by up to Lag: names that are gone, names that
-// are not there yet, old lists. What a node has written and not synced, others read as
+// are not there yet, old lists. The nodes' clocks differ by any amount, and so do the times of files. What a node has written and not synced, others read as
 // zeros, and a power cut (Crash) may take it, or a part of it.
 //
 // The seed decides everything. All durations are drawn to the nanosecond, so hardly
@@ -36,6 +36,10 @@ type Disk struct {
 	Lag time.Duration
 	// Total is the size of the file system in bytes.
 	Total int64
+	// Clocks are by how much the clocks of nodes are wrong, and Tick is how fine the times of files
+	// are. A file has the time of the node that made it, by its clock.
+	Clocks map[string]time.Duration
+	Tick   time.Duration
 	// Changed is told of every change, with the disk locked: it must use
 	// Peek only. May be nil.
 	Changed func(op, name string)
@@ -56,6 +60,7 @@ type inode struct {
 	durable bool   // its name survives a power cut
 	links   int
 	writer  string // the node that made it
+	made    time.Time
 	writers map[*file]bool
 }
 
@@ -173,7 +178,7 @@ func (d *Disk) create(name, node string, dir bool) (*inode, error) {
 		return nil, fs.ErrNotExist
 	}
 	d.seq++
-	ino := &inode{seq: d.seq, dir: dir, links: 1, writer: node, writers: map[*file]bool{}}
+	ino := &inode{seq: d.seq, dir: dir, links: 1, writer: node, made: time.Now().Add(d.Clocks[node]).Truncate(d.Tick), writers: map[*file]bool{}}
 	d.names[name] = ino
 	return ino, nil
 }
@@ -259,7 +264,7 @@ func (d *Disk) list(dir, node string) ([]fs.FileInfo, error) {
 	var all []info
 	for name, ino := range d.names {
 		if name != "." && path.Dir(name) == dir {
-			all = append(all, info{path.Base(name), ino.seen(node), ino.dir, ino.seq})
+			all = append(all, info{path.Base(name), ino.seen(node), ino.dir, ino.seq, ino.made})
 		}
 	}
 	slices.SortFunc(all, func(a, b info) int { return a.seq - b.seq })
@@ -286,11 +291,12 @@ type info struct {
 	size int64
 	dir  bool
 	seq  int
+	made time.Time
 }
 
 func (i info) Name() string       { return i.name }
 func (i info) Size() int64        { return i.size }
-func (i info) ModTime() time.Time { return time.Time{} }
+func (i info) ModTime() time.Time { return i.made }
 func (i info) IsDir() bool        { return i.dir }
 func (i info) Sys() any           { return nil }
 func (i info) Mode() fs.FileMode {

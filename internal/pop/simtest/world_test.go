@@ -71,6 +71,9 @@ type world struct {
 	stop bool // the world calms down
 }
 
+// wrong is by how much clocks may be wrong: one has no battery, and begins in 1970.
+var wrong = []time.Duration{0, time.Millisecond, -time.Second, ttl, -grace, time.Hour, -24 * time.Hour, 100 * 365 * 24 * time.Hour, -30 * 365 * 24 * time.Hour}
+
 func newWorld(t *testing.T, seed uint64) *world {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	w := &world{t: t, seed: seed, disk: NewDisk(1<<30, lag), hub: local.NewHub(),
@@ -92,7 +95,11 @@ func newWorld(t *testing.T, seed uint64) *world {
 		}
 		w.layers = append(w.layers, &content{id: digest.FromBytes(b), data: b, table: []byte(fmt.Sprint("table of ", i))})
 	}
+	clocks := rand.New(rand.NewPCG(seed, 9))
+	w.disk.Tick = []time.Duration{1, time.Second, 5 * time.Second}[clocks.IntN(3)]
+	w.disk.Clocks = map[string]time.Duration{}
 	for i := range 2 + rng.IntN(4) {
+		w.disk.Clocks[fmt.Sprintf("n%d", i)] = wrong[clocks.IntN(len(wrong))]
 		w.nodes = append(w.nodes, newNode(w, fmt.Sprintf("n%d", i), rng.Uint64()))
 	}
 	return w
