@@ -126,6 +126,48 @@ func (s *Store) Meta(ctx context.Context, r Record, prepare func(ctx context.Con
 	}, nil
 }
 
+// Adopt puts the directory that a checkpoint was packed from, which lies in one that
+// Scratch has made, into the cache: the first restore here need not unpack it. The directory is gone then.
+// One that is there already stays.
+func (s *Store) Adopt(r Record, dir string) error {
+	size, err := restrict(dir)
+	if err != nil {
+		return fmt.Errorf("adopt %s: %w", dir, err)
+	}
+	u := &unpacked{id: r.ID, name: r.ID, ready: make(chan struct{}), size: size, used: time.Now()}
+	close(u.ready)
+	s.mu.Lock()
+	if s.cache[u.name] == nil {
+		if err = os.Rename(dir, filepath.Join(s.path(cacheDir), u.name)); err == nil {
+			s.cache[u.name] = u
+		}
+		s.mu.Unlock()
+		s.trimCache()
+		return err
+	}
+	s.mu.Unlock()
+	return os.RemoveAll(dir)
+}
+
+// restrict gives what is below dir the modes of this store, and returns its size.
+func restrict(dir string) (int64, error) {
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir():
+			return os.Chmod(path, 0o700)
+		case e.Type().IsRegular():
+			return os.Chmod(path, 0o600)
+		}
+		return fmt.Errorf("%s is neither a file nor a directory", path)
+	})
+	if err != nil {
+		return 0, err
+	}
+	return diskUse(dir)
+}
+
 // cached is the directory of that name in the cache, which fill fills if there is none.
 func (s *Store) cached(ctx context.Context, id, name string, fill func(ctx context.Context, dir string) error) (string, func(), error) {
 	for {

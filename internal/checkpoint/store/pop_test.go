@@ -153,6 +153,46 @@ func TestSharedWithAnotherNode(t *testing.T) {
 	}
 }
 
+// Who publishes leaves no more than it keeps; who reads an older one goes on.
+func TestRetentionInThePoP(t *testing.T) {
+	b, ctx := newSite(t), t.Context()
+	x, _ := b.node("x")
+	y, _ := b.node("y")
+	at := time.Now()
+	var all []store.Record
+	for i, text := range []string{"one", "two", "three", "another"} {
+		r := put(t, x, text, func(r *store.Record) {
+			r.Created = at.Add(time.Duration(i) * time.Second)
+			if text == "another" {
+				r.Key = "another"
+			}
+		})
+		all = append(all, r)
+		if i == 2 {
+			d, err := y.Open(ctx, all[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			defer func() {
+				img, err := image.Open(d, d.Size)
+				if err == nil {
+					_, err = img.Chunk(ctx, "pages-1.img", 1)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+		if err := x.Publish(ctx, r.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := y.List(ctx, ""); err != nil || !slices.Equal(ids(got), []string{all[3].ID, all[2].ID, all[1].ID}) {
+		t.Errorf("%+v, %v", ids(got), err)
+	}
+}
+
 // One node alone that cannot restore a checkpoint does not take it from the others; two do.
 func TestQuarantineInThePoP(t *testing.T) {
 	b, ctx := newSite(t), t.Context()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"dewpoint/internal/pop"
 
@@ -90,7 +91,28 @@ func (s *Store) publish(ctx context.Context, id string) error {
 	if e.Upper != nil {
 		l.Upper = e.Upper.DiffID
 	}
-	return copyTo(ctx, st, digestOf(id), e.Data.Digest, d, l)
+	if err := copyTo(ctx, st, digestOf(id), e.Data.Digest, d, l); err != nil {
+		return err
+	}
+	return s.retainShared(ctx, e.Record)
+}
+
+// retainShared takes older checkpoints of the same image and key out of the PoP's store,
+// beyond Keep. Who reads one goes on.
+func (s *Store) retainShared(ctx context.Context, r Record) error {
+	all, _, err := s.shared(ctx)
+	if err != nil {
+		return err
+	}
+	all = slices.DeleteFunc(all, func(o Record) bool { return o.Manifest != r.Manifest || o.Key != r.Key })
+	slices.SortFunc(all, func(a, b Record) int { return b.Created.Compare(a.Created) })
+	for k, o := range all {
+		if k >= s.cfg.Keep && o.ID != r.ID {
+			_, uerr := s.unpublish(ctx, o.ID)
+			err = errors.Join(err, uerr)
+		}
+	}
+	return err
 }
 
 // copyTo publishes a data file if its bytes are right.

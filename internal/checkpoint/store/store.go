@@ -59,7 +59,8 @@ type Config struct {
 	Node string
 	// PoP is the store that this node shares, nil while there is none; nil is never.
 	PoP func() *pop.Store
-	// Keep is how many checkpoints of one image and key this node keeps; 0 is 2.
+	// Keep is how many checkpoints of one image and key this node keeps, and how many it
+	// leaves in the PoP's store when it publishes another; 0 is 2.
 	Keep int
 	// MaxBytes bounds the data files here, CacheBytes the cache of unpacked
 	// ones; 0 is 4 GiB and 4 GiB. What is in use is kept beyond that.

@@ -390,6 +390,34 @@ func TestCache(t *testing.T) {
 	}
 }
 
+// What was packed need not be unpacked.
+func TestAdopt(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, store.Config{Dir: dir})
+	r, file := sample(t, s, "text")
+	r, err := s.Put(t.Context(), r, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"text", "another"} { // the second comes too late
+		from := dump(t, s, text, 700<<10)
+		if err := errors.Join(os.Chmod(filepath.Join(from, "core.img"), 0o644), s.Adopt(r, from)); err != nil {
+			t.Fatal(err)
+		}
+		restorable(t, s, r, "text")
+		if _, err := os.Stat(from); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the directory stays: %v", err)
+		}
+	}
+	if got := files(t, filepath.Join(dir, "cache")); len(got) != 4 { // boot, the directory and its files
+		t.Errorf("%v", got)
+	}
+	from := dump(t, s, "text", 10)
+	if err := errors.Join(os.Symlink("/etc", filepath.Join(from, "link"))); err != nil || s.Adopt(r, from) == nil {
+		t.Errorf("a link is adopted: %v", err)
+	}
+}
+
 // Who comes first and gives up leaves it to the next.
 func TestCacheGivenUp(t *testing.T) {
 	s := open(t, store.Config{Dir: t.TempDir()})
