@@ -16,6 +16,7 @@ import (
 	"dewpoint/internal/node"
 	"dewpoint/internal/peer"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/local"
 )
 
 func TestPoPProblems(t *testing.T) {
@@ -146,4 +147,38 @@ func secret(t *testing.T) *peer.Auth {
 		t.Fatal(err)
 	}
 	return auth
+}
+
+// Another machine with the name of a node is kept from the store, until the name is free; the same one comes back.
+func TestStoreOfOneMachineOfAName(t *testing.T) {
+	dir := t.TempDir()
+	open := func(root string) error {
+		coord, err := local.New(pop.Config{Node: "n1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer coord.Close()
+		d := &Daemon{cfg: Config{Root: root}, log: slog.New(slog.DiscardHandler)}
+		_, err = d.openStore(t.Context(), fetch.PoPConfig{Node: "n1", Coord: coord, Dir: pop.NewDir(dir, 0)})
+		return err
+	}
+	first, second := t.TempDir(), t.TempDir()
+	for range 2 {
+		if err := open(first); err != nil {
+			t.Fatal(err)
+		}
+		err := open(second)
+		if !errors.Is(err, pop.ErrTaken) || !strings.Contains(err.Error(), filepath.Join(dir, "nodes", "n1.owner")) {
+			t.Fatalf("another machine: %v", err)
+		}
+	}
+	if err := os.Remove(filepath.Join(dir, "nodes", "n1.owner")); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(second); err != nil {
+		t.Error(err)
+	}
+	if err := open(first); !errors.Is(err, pop.ErrTaken) {
+		t.Errorf("the name is another machine's now: %v", err)
+	}
 }
