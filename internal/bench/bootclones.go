@@ -42,7 +42,11 @@ func (b *bootBench) cloneImage(ctx context.Context, l *lineup, like instance) er
 		for _, n := range b.clones {
 			ways := l.ways()
 			for i := range ways {
-				s, err := b.together(ctx, ways[(i+round)%len(ways)], like, n)
+				w := ways[(i+round)%len(ways)]
+				s, err := b.together(ctx, w, like, n)
+				if b.gaveUp(w, like.image, err) {
+					continue
+				}
 				if err != nil {
 					return err
 				}

@@ -161,6 +161,9 @@ func (b *bootBench) memoryOf(ctx context.Context, kind, config, name string, mb 
 					}
 				}
 				s, err := b.together(ctx, w, like, 1)
+				if b.gaveUp(w, name, err) {
+					continue
+				}
 				if err != nil {
 					return err
 				}

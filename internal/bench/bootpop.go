@@ -81,7 +81,7 @@ func (p *popCheckpoint) checkpoint(ctx context.Context, i int) error {
 	return err
 }
 
-// stored waits until node i sees a checkpoint of an image.
+// awaitCheckpoint waits until node i sees a checkpoint of an image.
 func (p *popCheckpoint) awaitCheckpoint(ctx context.Context, i int, image string) error {
 	return until(ctx, time.Minute, func() error {
 		said, err := p.dew(ctx, i, "checkpoints", popbed.Registry+"/"+image)
@@ -158,15 +158,22 @@ func (p *popCheckpoint) compare(ctx context.Context, image string) error {
 			if err := p.anew(ctx, 1); err != nil {
 				return err
 			}
-			s, err := p.bring(ctx, 1, image, ways[(i+round)%len(ways)])
+			restore := ways[(i+round)%len(ways)]
+			if restore == "always" {
+				if err := p.awaitCheckpoint(ctx, 1, image); err != nil {
+					return err
+				}
+			}
+			s, err := p.bring(ctx, 1, image, restore)
+			if err != nil && restore == "always" { // noted, and the next anew takes what is left
+				p.b.refuse(image, err)
+				continue
+			}
 			if err != nil {
 				return fmt.Errorf("%s: %w", image, err)
 			}
 			s.What, s.Round = storeStart, round
 			p.b.report.add(s)
-			if err := p.Remove(ctx, 1, bootName); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

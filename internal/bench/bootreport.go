@@ -58,7 +58,7 @@ func (b *bootBench) bootRow(image, what string, verdict func(image, what string,
 	}
 	said := b.refused[image]
 	if !math.IsNaN(restore) {
-		said = verdict(image, what, boot, restore)
+		said = strings.TrimPrefix(said+"; "+verdict(image, what, boot, restore), "; ")
 	}
 	auto := ""
 	if rows := b.report.of(k, "auto"); len(rows) > 0 {

@@ -51,6 +51,9 @@ func (b *bootBench) startImage(ctx context.Context, l *lineup, image string) err
 					}
 				}
 				s, err := b.together(ctx, w, like, 1)
+				if b.gaveUp(w, image, err) {
+					continue
+				}
 				if err != nil {
 					return err
 				}

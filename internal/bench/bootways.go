@@ -391,11 +391,22 @@ func (b *bootBench) prepare(ctx context.Context, d *bootDewd, like instance) (ch
 	return c, d.remove(ctx, like.name)
 }
 
+// gaveUp notes that a restore went wrong, which ends no part.
+func (b *bootBench) gaveUp(w way, image string, err error) bool {
+	if err != nil && w.name() == "restore" {
+		b.refuse(image, err)
+		return true
+	}
+	return false
+}
+
 // refuse notes why an image is left out, in the words of dew.
 func (b *bootBench) refuse(image string, err error) {
-	_, why, ok := strings.Cut(err.Error(), ": dew: ")
-	if !ok {
-		why = err.Error()
+	why := err.Error()
+	for _, before := range []string{": dew: ", `"error":"`} {
+		if _, after, ok := strings.Cut(why, before); ok {
+			why = strings.TrimSuffix(after, `"}`)
+		}
 	}
 	b.refused[image] = strings.Join(strings.Fields(why), " ")
 	fmt.Fprintf(b.stdout, "left out: %s: %s\n", image, b.refused[image])

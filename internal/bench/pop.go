@@ -139,9 +139,13 @@ func (b *popBench) figure(image, state, what, unit string, v float64) {
 // pop is a bed whose nodes run, with a registry behind its WAN.
 type pop struct {
 	*popbed.Bed
-	layout string
-	kind   popbed.Kind
+	layout  string
+	kind    popbed.Kind
+	secrets string // directory
 }
+
+// Close takes the bed down.
+func (p *pop) Close() error { return errors.Join(p.Bed.Close(), os.RemoveAll(p.secrets)) }
 
 // popConfig is what the nodes of a bed are told beside their names.
 type popConfig struct {
@@ -176,10 +180,9 @@ func (b *popBench) open(ctx context.Context, c popConfig) (*pop, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(secrets)
 	key := filepath.Join(secrets, "key")
 	if err := peer.NewKey(key); err != nil {
-		return nil, err
+		return nil, errors.Join(err, os.RemoveAll(secrets))
 	}
 	cfg.Template = popbed.Basic + neverLearn
 	if c.cache > 0 {
@@ -190,11 +193,11 @@ func (b *popBench) open(ctx context.Context, c popConfig) (*pop, error) {
 	}
 	bed, err := popbed.New(ctx, cfg)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, os.RemoveAll(secrets))
 	}
-	p := &pop{Bed: bed, layout: c.layout, kind: c.kind}
+	p := &pop{Bed: bed, layout: c.layout, kind: c.kind, secrets: secrets}
 	if err := b.start(ctx, p, c); err != nil {
-		return nil, errors.Join(err, bed.Close())
+		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
 }

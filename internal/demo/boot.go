@@ -70,7 +70,7 @@ mkdir -p /run/mysqld
 chown root:root /var/lib/mysql /run/mysqld
 chmod 755 /srv/start`,
 		config: ocispec.ImageConfig{
-			Env: []string{pathEnv}, Entrypoint: []string{"/srv/start"}, Cmd: []string{"mariadbd", "--user=root", "--bind-address=0.0.0.0"},
+			Env: []string{pathEnv}, Entrypoint: []string{"/srv/start"}, Cmd: []string{"mariadbd", "--user=root", "--bind-address=0.0.0.0", "--skip-name-resolve", "--max-connect-errors=1000000000"},
 			ExposedPorts: ports("3306/tcp"),
 		},
 	},
