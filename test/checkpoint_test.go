@@ -2,12 +2,16 @@ package test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"dewpoint/internal/bench/popbed"
 	"dewpoint/internal/node"
 	"dewpoint/internal/registry/registrytest"
 )
@@ -220,6 +224,11 @@ func TestCheckpointDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Close()
+	b.stop()
+	if err := os.RemoveAll(filepath.Join(b.root, "checkpoints", "store", "cache")); err != nil { // what is unpacked is right
+		t.Fatal(err)
+	}
+	b.start()
 	rec, _ := b.boot(t, "second", b.img.Ref)
 	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.Contains(got, "its memory: ") || !strings.Contains(got, "damaged checkpoint image") {
 		t.Errorf("started by %s, since %q", rec.Way.Start, got)
@@ -257,4 +266,121 @@ func TestCheckpointQuarantine(t *testing.T) {
 		t.Errorf("the list has %+v", all)
 	}
 	b.end()
+}
+
+// A node without CRIU says so, and boots.
+func TestCheckpointWithoutCRIU(t *testing.T) {
+	reg := registrytest.New(t)
+	img := slowApp(t, reg, nil)
+	m := newMachine(t, reg)
+	m.config += "[checkpoint]\ncriu = \"/bin/true\"\n"
+	m.start()
+	rec, _ := m.boot(t, "web", img.Ref, "--checkpoint")
+	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.Contains(got, "cannot be checkpointed") {
+		t.Errorf("started by %s, since %q", rec.Way.Start, got)
+	}
+	if r := m.dew("checkpoint", "web"); r.code != 12 || !strings.Contains(r.err, "/bin/true") {
+		t.Errorf("checkpoint: %+v", r)
+	}
+	if r := m.dew("run", "-d", "--net", "bridge", "--restore", "always", img.Ref); r.code != 12 || !strings.Contains(r.err, "not restored: ") {
+		t.Errorf("always: %+v", r)
+	}
+	var found []node.Finding
+	if err := json.Unmarshal([]byte(m.dew("--json", "doctor").out), &found); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(found, func(f node.Finding) bool {
+		return f.What == "checkpoints" && f.Level == node.LevelNote && strings.Contains(f.Detail, "/bin/true")
+	}) {
+		t.Errorf("doctor: %+v", found)
+	}
+}
+
+// A checkpoint is made of a container that asks for it, once it is ready, and
+// many containers in a row leave nothing behind.
+func TestCheckpointAgainAndAgain(t *testing.T) {
+	reg := registrytest.New(t)
+	img := slowApp(t, reg, map[string]string{"dewpoint.checkpoint": "auto"})
+	m := newMachine(t, reg).start()
+	m.boot(t, "first", img.Ref)
+	var all []node.Checkpoint
+	for range 200 {
+		if all = m.checkpoints(t); len(all) > 0 {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	if len(all) != 1 || all[0].Boot < 1.4 {
+		t.Fatalf("there are %+v", all)
+	}
+	m.must("rm", "-f", "first")
+	for i := range 20 {
+		if rec, _ := m.boot(t, "again", img.Ref); rec.Way.Start != "restore" {
+			t.Errorf("start %d: %+v", i, rec.Way)
+		}
+		m.must("rm", "-f", "again")
+	}
+	if got := m.checkpoints(t); len(got) != 1 || got[0].ID != all[0].ID {
+		t.Errorf("a restored container was saved again: %+v", got)
+	}
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
+}
+
+// A dewd that is killed while it saves or restores leaves nothing, and the
+// container that it was saving runs on.
+func TestCheckpointKilled(t *testing.T) {
+	b := newCheckpointBed(t, "")
+	_, url := b.boot(t, "saved", b.img.Ref, "--restore", "never")
+	for _, after := range []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond} {
+		for _, args := range [][]string{{"checkpoint", "saved"}, {"run", "-d", "--name", "new", "--net", "bridge", "--restore", "always", b.img.Ref}} {
+			done := make(chan struct{})
+			go func() { defer close(done); b.dew(args...) }()
+			time.Sleep(after)
+			b.kill()
+			<-done
+			b.start()
+			get(t, url+"/count")
+			b.dew("rm", "-f", "new")
+		}
+	}
+	if rec, _ := b.boot(t, "after", b.img.Ref); rec.Way.Start != "restore" {
+		t.Errorf("afterwards: %+v", rec.Way)
+	}
+	b.end()
+}
+
+// Another node of the PoP starts from what one has saved.
+func TestCheckpointInPoP(t *testing.T) {
+	p := newSite(t, popbed.Config{Store: popbed.Dir, StoreBytes: 1 << 30})
+	img := p.reg.PushImage("team/slow:1", appLayers(t, 0), appOptions("slow", "80"))
+	request := node.Request{Image: img.Ref, Name: "web", Net: "host", Ready: "http:80/", Checkpoint: true}
+	if _, err := p.Deploy(t.Context(), 0, request); err != nil {
+		t.Fatal(err)
+	}
+	born, err := p.get(0, "/born")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.eventually("the checkpoint in the store", func() error {
+		found, err := filepath.Glob(filepath.Join(p.Nodes[0].Store, "checkpoints", "*.json"))
+		if err == nil && len(found) == 0 {
+			err = errors.New("there is none")
+		}
+		return err
+	})
+	request.Checkpoint = false
+	p.eventually("a start on another node", func() error {
+		rec, err := p.Deploy(t.Context(), 1, request)
+		if err == nil && rec.Way.Start != "restore" {
+			err = errors.Join(fmt.Errorf("%+v", rec.Way), p.Remove(t.Context(), 1, "web"))
+		}
+		return err
+	})
+	for what, want := range map[string]string{"/born": born, "/cat?/state": born, "/count": "1\n"} {
+		if got, err := p.get(1, what); err != nil || got != want {
+			t.Errorf("%s of the clone is %q, %v; not %q", what, got, err, want)
+		}
+	}
 }

@@ -215,5 +215,11 @@ func (m *Manager) keep(ctx context.Context, c *subject, s saved, work string) (s
 		return r, fmt.Errorf("keep the memory: %w", err)
 	}
 	r.Data = store.Blob{Digest: info.Digest, Size: info.Size, Pages: info.Pages}
-	return m.cfg.Store.Put(ctx, r, file)
+	if r, err = m.cfg.Store.Put(ctx, r, file); err != nil {
+		return r, err
+	}
+	if err := m.cfg.Store.Adopt(r, filepath.Join(work, "images")); err != nil {
+		m.cfg.Log.Debug("the first restore has to unpack it", "checkpoint", r.ID, "err", err)
+	}
+	return r, nil
 }

@@ -166,12 +166,11 @@ type Checkpoint struct {
 	// Auto says which containers a checkpoint is made of by itself, once they are
 	// ready: asked (their image's label or who deploys them asks for it), measured
 	// (also those that take long to boot), off; "" is asked.
-	Auto      string `toml:"auto"`
-	Off       bool   `toml:"off"`        // neither make nor use checkpoints
-	CRIU      string `toml:"criu"`       // the program; "" is found beside dewd's tools and in PATH
-	MaxBytes  Size   `toml:"max_bytes"`  // of all checkpoints on this node; 0 is 4GiB
-	Keep      int    `toml:"keep"`       // of one image; 0 is 3
-	LazyAbove Size   `toml:"lazy_above"` // memory beyond comes while the processes run already; 0 is 256MiB
+	Auto     string `toml:"auto"`
+	Off      bool   `toml:"off"`       // neither make nor use checkpoints
+	CRIU     string `toml:"criu"`      // the program; "" is found beside dewd's tools and in PATH
+	MaxBytes Size   `toml:"max_bytes"` // of all checkpoints on this node; 0 is 4GiB
+	Keep     int    `toml:"keep"`      // of one image; 0 is 3
 }
 
 // Load reads the file at path. An empty path gives the defaults.

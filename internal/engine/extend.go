@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	leasesapi "github.com/containerd/containerd/api/services/leases/v1"
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -35,12 +36,19 @@ func (e *Engine) SpecOf(ctx context.Context, name string) (*specs.Spec, error) {
 // top, which it must have, and keeps that until release is called: a container
 // that is made meanwhile keeps it from then on.
 func (e *Engine) Extend(ctx context.Context, img *image.Image, layer digest.Digest) (release func(), err error) {
-	ctx, release, err = e.lease(ctx)
+	id, ctx, release, err := e.leaseID(ctx)
 	if err != nil {
 		return nil, err
 	}
 	top := &Spec{Image: img, Restore: &Restore{Upper: layer}}
 	chain := top.parent()
+	// What is there already may be about to be collected: from here on it is not.
+	_, err = e.c.leases.AddResource(ctx, &leasesapi.AddResourceRequest{ID: id,
+		Resource: &leasesapi.Resource{ID: chain, Type: "snapshots/" + e.cfg.Snapshotter}})
+	if err != nil {
+		release()
+		return nil, fmt.Errorf("keep the layer %s: %w", layer, err)
+	}
 	if e.hasSnapshot(ctx, chain) {
 		return release, nil
 	}

@@ -136,20 +136,26 @@ func (e *Engine) keepChain(ctx context.Context, img *image.Image, ready func(con
 // lease keeps what is made under the returned context from being collected
 // until release.
 func (e *Engine) lease(ctx context.Context) (context.Context, func(), error) {
+	_, ctx, release, err := e.leaseID(ctx)
+	return ctx, release, err
+}
+
+// leaseID is lease for who wants to know its ID.
+func (e *Engine) leaseID(ctx context.Context) (string, context.Context, func(), error) {
 	id := "dewpoint-" + rand.Text()
 	_, err := e.c.leases.Create(ctx, &leasesapi.CreateRequest{
 		ID:     id,
 		Labels: map[string]string{labelGCExpire: time.Now().Add(leaseTime).UTC().Format(time.RFC3339)},
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("lease: %w", err)
+		return "", nil, nil, fmt.Errorf("lease: %w", err)
 	}
 	release := func() {
 		if _, err := e.c.leases.Delete(context.WithoutCancel(ctx), &leasesapi.DeleteRequest{ID: id}); err != nil {
 			e.log.Warn("delete lease", "id", id, "err", err)
 		}
 	}
-	return metadata.AppendToOutgoingContext(ctx, "containerd-lease", id), release, nil
+	return id, metadata.AppendToOutgoingContext(ctx, "containerd-lease", id), release, nil
 }
 
 // Collect has containerd's garbage collector run, and the snapshotter asked what it has

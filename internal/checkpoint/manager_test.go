@@ -1,0 +1,323 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"dewpoint/internal/checkpoint/store"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/image"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fake is an engine that dumps, and the containers and layers of a node.
+type fake struct {
+	dir     string // writable layer
+	err     error  // of Probe
+	dumpErr error
+	info    engine.Info
+	spec    *specs.Spec
+	layers  map[digest.Digest]bool
+	frozen  bool
+}
+
+func (f *fake) Name() string { return "criu" }
+
+func (f *fake) Probe(context.Context) (Ability, error) { return someAbility(), f.err }
+
+func (f *fake) Dump(ctx context.Context, _ Container, dir string, frozen func(context.Context) error) (Dumped, error) {
+	if f.dumpErr != nil {
+		return Dumped{}, f.dumpErr
+	}
+	if err := os.WriteFile(filepath.Join(dir, "pages-1.img"), make([]byte, 8192), 0o600); err != nil {
+		return Dumped{}, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "inventory.img"), []byte("x"), 0o600); err != nil {
+		return Dumped{}, err
+	}
+	f.frozen = true
+	defer func() { f.frozen = false }()
+	return Dumped{Processes: 1, Pages: 8192, Paused: time.Millisecond}, frozen(ctx)
+}
+
+func (f *fake) Inspect(context.Context, string) (*engine.Info, error)      { i := f.info; return &i, nil }
+func (f *fake) SpecOf(context.Context, string) (*specs.Spec, error)        { return f.spec, nil }
+func (f *fake) Plan(engine.Spec) (*specs.Spec, error)                      { return f.spec, nil }
+func (f *fake) Upper(context.Context, string) (string, error)              { return f.dir, nil }
+func (f *fake) Exec(context.Context, string, engine.ExecSpec) (int, error) { return 0, nil }
+func (f *fake) Extend(context.Context, *image.Image, digest.Digest) (func(), error) {
+	return func() {}, nil
+}
+
+func (f *fake) Add(_ context.Context, path string, id digest.Digest, size int64) error {
+	b, err := os.ReadFile(path)
+	if err == nil && (digest.FromBytes(b) != id || int64(len(b)) != size) {
+		err = errors.New("the tar is not what its name says")
+	}
+	f.layers[id] = true
+	return err
+}
+
+func (f *fake) Bring(_ context.Context, id digest.Digest, _ int64) error {
+	if !f.layers[id] {
+		return errors.New("the layer is not here")
+	}
+	return nil
+}
+
+func (f *fake) Give(context.Context, digest.Digest) error { return nil }
+
+func newManager(t *testing.T, labels map[string]string) (*Manager, *fake, engine.Spec) {
+	t.Helper()
+	f := &fake{dir: t.TempDir(), layers: map[digest.Digest]bool{}, spec: someSpec("one")}
+	f.spec.Mounts = f.spec.Mounts[:2] // without the volume
+	f.info = engine.Info{Name: "one", Image: "app:1", Status: engine.Running, Pid: uint32(os.Getpid())}
+	img := someImage()
+	img.Spec.Config = ocispec.ImageConfig{Labels: labels}
+	dir := t.TempDir()
+	s, err := store.Open(store.Config{Dir: filepath.Join(dir, "store"), Node: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := New(Config{Engine: f, Containers: f, Layers: f, Store: s, Dir: dir, Node: "n1",
+		Image: func(context.Context, string, digest.Digest) *image.Image { return img }})
+	return m, f, engine.Spec{Name: "two", Image: img}
+}
+
+func TestMakeAndUse(t *testing.T) {
+	m, f, s := newManager(t, nil)
+	if err := os.WriteFile(filepath.Join(f.dir, "state"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	r, d, err := m.Checkpoint(ctx, "one", Options{Boot: 2})
+	if err != nil || d.Processes != 1 || r.Upper == nil || !m.Holds(r.Upper.DiffID) || r.Boot != 2 || r.Data.Pages != 8192 {
+		t.Fatalf("%+v, %+v, %v", r, d, err)
+	}
+	p, err := m.Plan(ctx, s, Auto, false)
+	if err != nil || p.Record == nil || p.Record.ID != r.ID {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	prep, err := p.Bring(ctx)
+	defer prep.Release()
+	if err != nil || prep.Restore.Upper != r.Upper.DiffID {
+		t.Fatalf("%+v, %v", prep, err)
+	}
+	if _, err := os.Stat(filepath.Join(prep.Restore.Dir, "pages-1.img")); err != nil {
+		t.Error(err)
+	}
+	p.Restored(ctx, 0.2)
+	if all, err := m.List(ctx); err != nil || len(all) != 1 || all[0].RestoreTime != 0.2 || all[0].Unfit != "" {
+		t.Errorf("%+v, %v", all, err)
+	}
+	if gone, err := m.Prune(ctx, map[string]bool{r.Manifest: true}); err != nil || len(gone) != 0 {
+		t.Errorf("prune took %v, %v", gone, err)
+	}
+	prep.Release()
+	if err := m.Remove(ctx, r.ID[:8]); err != nil {
+		t.Error(err)
+	}
+	if err := m.Remove(ctx, r.ID); !errors.Is(err, ErrNone) || m.Holds(r.Upper.DiffID) {
+		t.Errorf("removed twice: %v", err)
+	}
+}
+
+func TestNothingWritten(t *testing.T) {
+	m, _, _ := newManager(t, nil)
+	if r, _, err := m.Checkpoint(t.Context(), "one", Options{}); err != nil || r.Upper != nil {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// TestDecision is what is chosen, by how long booting takes.
+func TestDecision(t *testing.T) {
+	m, f, s := newManager(t, nil)
+	ctx := t.Context()
+	if _, _, err := m.Checkpoint(ctx, "one", Options{}); err != nil {
+		t.Fatal(err)
+	}
+	plan := func(mode string) *Plan {
+		t.Helper()
+		p, err := m.Plan(ctx, s, mode, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	if p := plan(Auto); p.Record != nil || !strings.Contains(p.Why, "not known") {
+		t.Errorf("booting was never measured: %+v", p)
+	}
+	plan(Auto).Booted(0.05)
+	if p := plan(Auto); p.Record != nil || !strings.Contains(p.Why, "restoring takes about 0.15 s, booting 0.05 s") {
+		t.Errorf("booting is faster: %+v", p)
+	}
+	if p := plan(Always); p.Record == nil {
+		t.Errorf("always: %+v", p)
+	}
+	if p := plan(Never); p.Record != nil || p.Why != "" {
+		t.Errorf("never: %+v", p)
+	}
+	for range 5 {
+		plan(Auto).Booted(3)
+	}
+	if p := plan(Auto); p.Record == nil {
+		t.Errorf("booting is slow: %+v", p)
+	}
+	f.spec = someSpec("one")
+	if p := plan(Auto); p.Record != nil || !strings.HasPrefix(p.Why, "mounts differ") {
+		t.Errorf("another container: %+v", p)
+	}
+	if _, err := m.Plan(ctx, s, Always, false); !errors.Is(err, ErrRestore) {
+		t.Errorf("always, and it does not fit: %v", err)
+	}
+	if st := m.Stats(); st.Slower != 4 || st.Unfit != 2 {
+		t.Errorf("counted %+v", st)
+	}
+}
+
+// TestUnable is a node that cannot do it.
+func TestUnable(t *testing.T) {
+	m, f, s := newManager(t, nil)
+	f.err = ErrUnable
+	if _, err := m.Plan(t.Context(), s, Always, false); !errors.Is(err, ErrRestore) || !strings.Contains(err.Error(), ErrUnable.Error()) {
+		t.Errorf("always: %v", err)
+	}
+	if p, err := m.Plan(t.Context(), s, Auto, true); err != nil || p.Record != nil || p.Why != ErrUnable.Error() {
+		t.Errorf("a checkpoint is wanted: %+v, %v", p, err)
+	}
+	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); !errors.Is(err, ErrUnable) {
+		t.Errorf("checkpoint: %v", err)
+	}
+}
+
+func TestWanted(t *testing.T) {
+	for name, c := range map[string]struct {
+		label, auto string
+		asked       bool
+		seconds     float64
+		wanted      bool
+	}{
+		"nobody asks":               {},
+		"who deploys":               {asked: true, wanted: true},
+		"the image":                 {label: "auto", wanted: true},
+		"the image, and it is off":  {label: "auto", auto: "off"},
+		"measured and quick":        {auto: "measured", seconds: 0.3},
+		"measured and slow":         {auto: "measured", seconds: 3, wanted: true},
+		"measured, but never":       {label: "never", auto: "measured", seconds: 3},
+		"measured, but it is one's": {label: "stateful", auto: "measured", seconds: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, _, s := newManager(t, map[string]string{LabelCheckpoint: c.label})
+			if c.auto != "" {
+				m.cfg.Auto = c.auto
+			}
+			p, err := m.Plan(t.Context(), s, Auto, c.asked)
+			if err != nil || p.Booted(c.seconds) != c.wanted {
+				t.Errorf("a checkpoint is to be made: %v, want %v; %v", !c.wanted, c.wanted, err)
+			}
+		})
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for says, c := range map[string]struct {
+		label    string
+		change   func(f *fake)
+		stateful bool
+	}{
+		"label dewpoint.checkpoint=never":    {label: "never", stateful: true},
+		"label dewpoint.checkpoint=stateful": {label: "stateful"},
+		"writes to the volume /data":         {change: func(f *fake) { f.spec = someSpec("one") }},
+		"started from a checkpoint":          {change: func(f *fake) { f.info.Labels = map[string]string{LabelRestored: "x"} }, stateful: true},
+	} {
+		m, f, _ := newManager(t, map[string]string{LabelCheckpoint: c.label})
+		if c.change != nil {
+			c.change(f)
+		}
+		_, _, err := m.Checkpoint(t.Context(), "one", Options{Stateful: c.stateful})
+		var unfit *UnfitError
+		if !errors.As(err, &unfit) || !strings.Contains(unfit.What, says) || unfit.Remedy == "" {
+			t.Errorf("%q: %v", says, err)
+		}
+	}
+	m, f, _ := newManager(t, map[string]string{LabelCheckpoint: "stateful"})
+	f.spec = someSpec("one")
+	if r, _, err := m.Checkpoint(t.Context(), "one", Options{Stateful: true}); err != nil || !r.Stateful {
+		t.Errorf("told that it is fine: %+v, %v", r, err)
+	}
+	f.info.Status = engine.Stopped
+	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); !errors.Is(err, engine.ErrNotRunning) {
+		t.Errorf("what does not run: %v", err)
+	}
+}
+
+// TestFailedDump leaves nothing.
+func TestFailedDump(t *testing.T) {
+	m, f, _ := newManager(t, nil)
+	f.dumpErr = &UnfitError{"it uses io_uring", "none"}
+	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); !errors.As(err, new(*UnfitError)) {
+		t.Errorf("%v", err)
+	}
+	f.dumpErr, f.dir = nil, filepath.Join(f.dir, "gone")
+	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); !errors.Is(err, os.ErrNotExist) || f.frozen {
+		t.Errorf("%v, frozen %v", err, f.frozen)
+	}
+	if all, err := m.List(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	left, err := filepath.Glob(filepath.Join(m.cfg.Dir, "store", "*"))
+	if err != nil || len(left) != 1 { // the cache
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestQuarantine(t *testing.T) {
+	m, _, s := newManager(t, nil)
+	told := 0
+	m.cfg.Quarantined = func(store.Record, error) { told++ }
+	ctx := t.Context()
+	if _, _, err := m.Checkpoint(ctx, "one", Options{Boot: 5}); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		p, err := m.Plan(ctx, s, Auto, false)
+		if err != nil || p.Record == nil {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		p.Failed(ctx, errors.New("no"))
+	}
+	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil || !strings.Contains(p.Why, "quarantined after 3 failures") || told != 1 {
+		t.Errorf("%+v, %v, told %d times", p, err, told)
+	}
+}
+
+func TestTimes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "times")
+	a := openTimes(path)
+	for _, s := range []float64{9, 1, 2, 3} {
+		if err := a.add("x", s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := openTimes(path).median("x"); got != 3 {
+		t.Errorf("the median of 1 2 3 9 is %v", got)
+	}
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := openTimes(path).median("x"); got != 0 {
+		t.Errorf("of what cannot be read: %v", got)
+	}
+}
