@@ -173,7 +173,8 @@ func (e *evicting) replay(ctx context.Context, from string) (string, error) {
 			return from, err
 		}
 		for _, t := range touches {
-			if e.layers[t.Key] == nil {
+			l := e.layers[t.Key]
+			if l == nil {
 				e.policy.Remove(t.Key)
 				continue
 			}
@@ -182,7 +183,8 @@ func (e *evicting) replay(ctx context.Context, from string) (string, error) {
 			}
 			images[t.Key][t.Image] = true
 			was, known := e.policy.Get(t.Key)
-			e.policy.Add(evict.Object{Key: t.Key, Size: t.Size, Cost: t.Cost, Images: max(was.Images, len(images[t.Key]))})
+			// The record knows the cost; who has the layer already does not.
+			e.policy.Add(evict.Object{Key: t.Key, Size: l.Size, Cost: l.Cost, Images: max(was.Images, len(images[t.Key]))})
 			if known {
 				e.policy.Hit(t.Key)
 			}

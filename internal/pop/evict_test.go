@@ -96,6 +96,38 @@ func TestSharedLayersGoLater(t *testing.T) {
 	})
 }
 
+// What a layer costs stays known, though nodes use it that do not know.
+func TestCostIsTheRecords(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		st := b.open(pop.StoreConfig{Node: "x", Capacity: 100, High: 0.75, Low: 0.5, Policy: "gdsf"})
+		tar := []byte("dear layer")
+		d, err := st.Draft(t.Context(), digest.FromBytes(tar), 1)
+		if err == nil {
+			_, err = d.Write(tar)
+		}
+		if err == nil {
+			err = d.Publish(t.Context(), pop.Layer{Size: int64(len(tar)), Cost: 1000}, []byte("table"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids := fill(t, st, 6)
+		here := []*pop.Layer{{DiffID: digest.FromBytes(tar), Size: int64(len(tar))}} // no cost
+		for _, id := range ids {
+			here = append(here, &pop.Layer{DiffID: id, Size: 10})
+		}
+		for range 2 {
+			if err := st.Touch(t.Context(), "r/image", "r", here...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		evicts(t, st, 36, 6, "")
+		if !st.Has(t.Context(), here[0].DiffID) {
+			t.Error("what took a thousand times as long went before others")
+		}
+	})
+}
+
 // A use counts though it is the only one since the last round, of a layer that the policy knows from before.
 func TestOneUseBetweenRoundsCounts(t *testing.T) {
 	for _, policy := range []string{"lru", ""} {
