@@ -59,7 +59,10 @@ func (s *Server) serve(j *job, class *int64) (int64, error) {
 		return 0, nil
 	case late: // whoever waits has a bound of his own
 		s.plan.putBack(j)
-		sleep(s.ctx, 100*time.Millisecond)
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-s.ctx.Done():
+		}
 		return 0, nil
 	}
 	return 0, fmt.Errorf("chunk %d of %s: %w", j.chunk, j.file, err)

@@ -93,6 +93,21 @@ func TestOrderComesFirst(t *testing.T) {
 	}
 }
 
+func TestTheRestIsHurried(t *testing.T) {
+	img := dump(t, 64, 0)
+	s := img.restore(t, lazypages.Config{Rate: 1})
+	img.must(t, "ping")
+	if st := s.Stats(); st.Filled != 0 {
+		t.Fatalf("%+v", st)
+	}
+	s.Hurry()
+	s.Hurry()
+	if err := s.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	img.must(t, "verify")
+}
+
 // The order is fetched before CRIU comes.
 func TestOrderIsFetchedAhead(t *testing.T) {
 	src := &counter{Source: memory{}, asked: map[string]int{}}
@@ -164,16 +179,17 @@ func TestSourceThatFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		then func(ctx context.Context, chunk int, b []byte) ([]byte, error)
 		says string
+		wait time.Duration
 	}{
-		"error": {func(context.Context, int, []byte) ([]byte, error) { return nil, wrong }, wrong.Error()},
-		"short": {func(_ context.Context, _ int, b []byte) ([]byte, error) { return b[:5000], nil }, "too short"},
-		"stuck": {func(ctx context.Context, _ int, _ []byte) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() }, "a process waited 300ms"},
+		"error": {func(context.Context, int, []byte) ([]byte, error) { return nil, wrong }, wrong.Error(), 0},
+		"short": {func(_ context.Context, _ int, b []byte) ([]byte, error) { return b[:5000], nil }, "too short", 0},
+		"stuck": {func(ctx context.Context, _ int, _ []byte) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() }, "a process waited 300ms", 300 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			src := &source{Source: img.pages, then: c.then}
 			src.left.Store(100)
 			var killed atomic.Int64
-			s, err := img.tryRestore(t, lazypages.Config{Source: src, Rate: slow, Wait: 300 * time.Millisecond,
+			s, err := img.tryRestore(t, lazypages.Config{Source: src, Rate: slow, Wait: c.wait,
 				Kill: func(err error) {
 					if err == nil || killed.Add(1) > 1 {
 						t.Errorf("killed again, by %v", err)
@@ -203,16 +219,20 @@ func TestSourceThatFails(t *testing.T) {
 func TestSourceThatComesBack(t *testing.T) {
 	img := dump(t, 32, 0)
 	var back atomic.Bool
+	var bounds atomic.Int64
 	src := &source{Source: img.pages}
 	src.then = func(ctx context.Context, chunk int, b []byte) ([]byte, error) {
 		if back.Load() || chunk < 40 || chunk > 60 { // these belong to the big mapping, which nobody reads yet
 			return b, nil
 		}
 		<-ctx.Done()
+		bounds.Add(1)
 		return nil, ctx.Err()
 	}
-	s := img.restore(t, lazypages.Config{Source: src, Wait: 100 * time.Millisecond})
-	time.Sleep(300 * time.Millisecond)
+	s := img.restore(t, lazypages.Config{Source: src, Wait: time.Second})
+	for bounds.Load() < 2 && s.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
 	if err := s.Err(); err != nil {
 		t.Fatal(err)
 	}

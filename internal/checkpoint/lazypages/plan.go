@@ -34,6 +34,7 @@ type plan struct {
 	rest   []key // then these
 	live   bool  // all processes are restored: what nobody waits for may come
 	closed bool
+	hasty  bool      // quiet is not kept
 	waited time.Time // when somebody last began to wait
 	alarm  *time.Timer
 }
@@ -139,7 +140,7 @@ func (p *plan) nextRest() (j *job, ordered bool) {
 			if j := p.take(&p.order); j != nil {
 				return j, true
 			}
-			if until := time.Until(p.waited.Add(quiet)); until > 0 {
+			if until := time.Until(p.waited.Add(quiet)); until > 0 && !p.hasty {
 				p.alarm.Reset(until)
 			} else if j := p.take(&p.rest); j != nil {
 				return j, false
@@ -205,6 +206,14 @@ func (p *plan) putBack(j *job) {
 	p.change.Broadcast()
 }
 
+// hurry ends the keeping of quiet.
+func (p *plan) hurry() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hasty = true
+	p.change.Broadcast()
+}
+
 // open lets come what nobody waits for.
 func (p *plan) open() {
 	p.mu.Lock()
@@ -227,12 +236,17 @@ func (p *plan) close() {
 	p.change.Broadcast()
 }
 
-// pace bounds a rate. The zero value of next is in the past.
+// pace bounds a rate, until free is closed.
 type pace struct {
 	rate int64 // bytes per second
+	free chan struct{}
+	once sync.Once
+
 	mu   sync.Mutex
 	next time.Time
 }
+
+func (p *pace) end() { p.once.Do(func() { close(p.free) }) }
 
 // spend waits until n bytes fit into the rate, or ctx ends.
 func (p *pace) spend(ctx context.Context, n int64) {
@@ -242,16 +256,12 @@ func (p *pace) spend(ctx context.Context, n int64) {
 		p.next = now
 	}
 	p.next = p.next.Add(time.Duration(float64(n) / float64(p.rate) * float64(time.Second)))
-	until := p.next
+	timer := time.NewTimer(time.Until(p.next))
 	p.mu.Unlock()
-	sleep(ctx, time.Until(until))
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+	case <-p.free:
 	case <-ctx.Done():
 	}
 }

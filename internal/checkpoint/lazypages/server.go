@@ -124,7 +124,7 @@ func Serve(ctx context.Context, cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s.plan.init(cfg.Order)
-	s.pace.rate = cfg.Rate
+	s.pace.rate, s.pace.free = cfg.Rate, make(chan struct{})
 	s.fetchAhead(s.plan.order)
 	s.goDo(func() error { return s.receive(l) })
 	for range cfg.Fetches {
@@ -165,6 +165,13 @@ func (s *Server) Done() <-chan struct{} { return s.done }
 
 // Restored is closed when CRIU has finished: from here the processes run.
 func (s *Server) Restored() <-chan struct{} { return s.live }
+
+// Hurry lets the rest come as fast as it can: whoever is about to end the context
+// calls it and gives Wait some time first.
+func (s *Server) Hurry() {
+	s.pace.end()
+	s.plan.hurry()
+}
 
 // Touched is the pages that were waited for, the first of each chunk, in the
 // order of their faults. What Order brings in time is not among them: the next
