@@ -9,6 +9,8 @@ import (
 	"io"
 	"io/fs"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -117,19 +119,30 @@ func (n *node) kill(off bool) {
 	p.dead = true
 	p.mu.Unlock()
 	p.client.Kill(off)
+	n.ends(func(c *container) bool { return off || c.of.checkpoint != nil })
 	if off {
-		n.mu.Lock()
-		all := n.standOn
-		n.standOn = map[digest.Digest]map[*container]bool{}
-		n.mu.Unlock()
-		for _, cs := range all {
-			for c := range cs {
-				n.w.end(c)
-			}
-		}
 		n.w.disk.Crash(n.name, rand.New(rand.NewPCG(p.seed, 3)))
 	}
 	n.w.wg.Go(func() { p.coord.Close() })
+}
+
+// ends ends the containers that which chooses.
+func (n *node) ends(which func(c *container) bool) {
+	var all []*container
+	n.mu.Lock()
+	for _, cs := range n.standOn {
+		for c := range cs {
+			if which(c) {
+				all = append(all, c)
+				delete(cs, c)
+			}
+		}
+	}
+	n.mu.Unlock()
+	slices.SortFunc(all, func(a, b *container) int { return strings.Compare(a.name, b.name) })
+	for _, c := range all {
+		n.w.end(c)
+	}
 }
 
 // crash kills the process and starts another after a time.
@@ -182,7 +195,12 @@ func (n *node) lock(id digest.Digest) (unlock func()) {
 		n.locks[id] = l
 	}
 	n.mu.Unlock()
-	l <- struct{}{}
+	select {
+	case l <- struct{}{}:
+	default:
+		l <- struct{}{}
+		time.Sleep(time.Duration(1 + time.Since(epoch)%99991)) // who had it goes on at this instant
+	}
 	return func() { <-l }
 }
 
@@ -263,7 +281,8 @@ func (p *process) keep(ctx context.Context) {
 func (p *process) unuse(ctx context.Context, id digest.Digest) {
 	unlock := p.n.lock(id)
 	defer unlock()
-	if p.alive() && !p.n.stands(id) {
+	held := slices.ContainsFunc(p.n.w.layers, func(of *content) bool { return of.id == id && of.checkpoint != nil })
+	if p.alive() && (held || !p.n.stands(id)) { // what is held stays marked
 		p.n.w.note("%s does not use %.8s: %v", p.n.name, id.Encoded(), p.store.Unuse(ctx, id))
 	}
 }
@@ -300,7 +319,7 @@ func (p *process) deploy(ctx context.Context, of *content, rng *rand.Rand) error
 func (p *process) start(ctx context.Context, of *content, rng *rand.Rand) error {
 	unlock := p.n.lock(of.id)
 	defer unlock()
-	l, err := p.store.Use(ctx, of.id)
+	l, release, err := p.use(ctx, of)
 	if err != nil {
 		return err
 	}
@@ -318,21 +337,41 @@ func (p *process) start(ctx context.Context, of *content, rng *rand.Rand) error 
 	}
 	n.standOn[of.id][c] = true
 	n.mu.Unlock()
-	span := time.Duration(rng.Int64N(int64(n.w.stay)))
+	span, apart := time.Duration(rng.Int64N(int64(n.w.stay))), time.Duration(1+rng.IntN(1e6))
 	n.w.wg.Go(func() {
 		for end := time.Now().Add(span); time.Now().Before(end) && !n.w.stopped(); {
 			time.Sleep(span/7 + 1)
 		}
 		n.w.end(c)
 		n.mu.Lock()
-		defer n.mu.Unlock()
 		delete(n.standOn[of.id], c)
+		n.mu.Unlock()
+		time.Sleep(apart) // it may have begun at this instant
+		defer p.n.lock(of.id)()
+		release()
 	})
 	return nil
 }
 
+// use marks a layer until unuse, or a checkpoint until release.
+func (p *process) use(ctx context.Context, of *content) (l *pop.Layer, release func(), err error) {
+	if of.checkpoint == nil {
+		l, err = p.store.Use(ctx, of.id)
+		return l, func() {}, err
+	}
+	if of.upper != nil && !p.store.Has(ctx, of.upper.id) {
+		return nil, nil, fmt.Errorf("what it stands on: %w", pop.ErrUnknown)
+	}
+	return p.store.Hold(ctx, of.id)
+}
+
 // bring does what the holder of the lease does.
 func (p *process) bring(ctx context.Context, of *content, rng *rand.Rand) error {
+	if of.upper != nil && !p.store.Has(ctx, of.upper.id) {
+		if err := p.bring(ctx, of.upper, rng); err != nil {
+			return err
+		}
+	}
 	lease, err := p.coord.Acquire(ctx, pop.LayerLease(of.id), p.store.Above(ctx, of.id))
 	if err != nil {
 		return err
@@ -350,7 +389,11 @@ func (p *process) bring(ctx context.Context, of *content, rng *rand.Rand) error 
 	}
 	p.n.w.note("%s brings %.8s", p.n.name, of.id.Encoded())
 	if err = p.copy(ctx, of, d, rng); err == nil {
-		err = d.Publish(ctx, pop.Layer{Size: int64(len(of.data)), Image: "registry/image", Cost: 1}, of.table)
+		rec := pop.Layer{Size: int64(len(of.data)), Image: "registry/image", Cost: 1, Checkpoint: of.checkpoint}
+		if of.upper != nil {
+			rec.Upper = of.upper.id
+		}
+		err = d.Publish(ctx, rec, of.table)
 		p.n.w.note("%s publishes %.8s: %v", p.n.name, of.id.Encoded(), err)
 	}
 	if err != nil && rng.IntN(2) == 0 {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -106,7 +107,7 @@ func (w *world) comesRight() {
 
 // tidy checks that nothing is left but whole layers, no more than there is room for.
 func (w *world) tidy(ctx context.Context) {
-	layers, err := w.nodes[0].process().store.Layers(ctx)
+	layers, err := w.nodes[0].process().store.Objects(ctx)
 	if err != nil {
 		w.violated("layers: %v", err)
 	}
@@ -116,6 +117,10 @@ func (w *world) tidy(ctx context.Context) {
 		base := "layers/" + l.Name
 		named[base+".data"], named[base+".table"], named["layers/"+l.DiffID.Encoded()+".json"] = true, true, true
 		sum += l.Size
+		under := func(u *pop.Layer) bool { return u.DiffID == l.Upper }
+		if l.Upper != "" && !slices.ContainsFunc(layers, under) {
+			w.violated("%s is there, and what it stands on is not", l.Name)
+		}
 	}
 	if high := 0.95 * float64(w.capacity()); float64(sum) > high {
 		w.violated("%d bytes are in the store, which is to hold %.0f", sum, high)

@@ -29,15 +29,19 @@ const (
 	busy   = 3 * time.Minute // of actions and faults
 )
 
-// A content is a layer as it should be.
+// A content is a layer as it should be, or a checkpoint.
 type content struct {
 	id    digest.Digest
 	data  []byte
 	table []byte
 	top   uint64 // the greatest token of its lease so far
+	// A checkpoint's record, nil for a layer, and the layer that it stands on, nil for none.
+	checkpoint []byte
+	upper      *content
 }
 
-// A container stands on a layer that the store gave to its node.
+// A container stands on a layer that the store gave to its node. What reads a
+// checkpoint is one too, and ends with its process.
 type container struct {
 	node *node
 	of   *content
@@ -98,6 +102,13 @@ func newWorld(t *testing.T, seed uint64) *world {
 	clocks := rand.New(rand.NewPCG(seed, 9))
 	w.disk.Tick = []time.Duration{1, time.Second, 5 * time.Second}[clocks.IntN(3)]
 	w.disk.Clocks = map[string]time.Duration{}
+	for i := range rng.IntN(3) { // the last are checkpoints
+		c := w.layers[len(w.layers)-1-i]
+		c.table, c.checkpoint = nil, []byte(`{"of":"tests"}`)
+		if rng.IntN(4) > 0 {
+			c.upper = w.layers[0]
+		}
+	}
 	for i := range 2 + rng.IntN(4) {
 		w.disk.Clocks[fmt.Sprintf("n%d", i)] = wrong[clocks.IntN(len(wrong))]
 		w.nodes = append(w.nodes, newNode(w, fmt.Sprintf("n%d", i), rng.Uint64()))
