@@ -18,7 +18,7 @@ PROGRAMS := ./cmd/dewd ./cmd/dew
 ISAL := $(shell command -v gcc >/dev/null && pkg-config --exists libisal 2>/dev/null && echo isal)
 BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build $(if $(ISAL),-tags isal) -ldflags '$(LDFLAGS)'
 
-.PHONY: build build-static images demo test lint bench fuzz arm64 generate clean
+.PHONY: build build-static images demo test test-dmtcp lint bench fuzz arm64 generate clean
 
 build:
 	mkdir -p bin
@@ -40,6 +40,11 @@ test:
 	scripts/install test
 	$(MAKE) build images lint
 	scripts/test
+
+# The second checkpoint engine, where DMTCP is installed: docs/checkpoints-dmtcp.md.
+test-dmtcp:
+	@command -v dmtcp_launch >/dev/null || { echo "dmtcp_launch is not in PATH" >&2; exit 1; }
+	go test -count=1 -tags dmtcp -run 'TestProbe|TestContract/(Lacks|Things|Clones|Uncopied)' ./internal/checkpoint/dmtcp
 
 lint:
 	go vet $(if $(ISAL),-tags isal) ./...

@@ -1,0 +1,303 @@
+// Package dmtcp checkpoints containers by DMTCP, which needs no privileges: its
+// library is loaded into every process of the container when it boots, and writes
+// the process's memory by the process's own means.
+//
+// # A container that carries DMTCP
+//
+// DMTCP comes into the container with it: a node's installation is mounted
+// read-only at PrefixDir, a directory for images at ImagesDir, and Boot puts a
+// first process before the application's command. It is a shell that runs DMTCP's
+// coordinator, starts the application under it, hands on SIGTERM, and ends when
+// the last process of the application has. Restart does the same with what was
+// dumped in the place of the command. So the image must have /bin/sh and be built
+// on a C library like the node's, and its programs be linked dynamically.
+//
+// Whatever reaches the coordinator's port can stop the application. It listens on
+// all of the container's addresses: a container that carries DMTCP belongs on a
+// network that is its own or trusted.
+//
+// # A dump
+//
+// The coordinator has all processes write their images at one moment, and lets
+// them run on at once; no engine of containers has a part in that. So the container
+// is paused as soon as they are written, and if a file has changed in between the
+// dump is made again.
+//
+// That is also where an error may leave a container other than it was: if the
+// coordinator does not finish within a minute, the processes may be stopped.
+//
+// What a dump does not carry over is in docs/checkpoints-dmtcp.md. The image files
+// have the names that DMTCP gives them, and are all of a checkpoint.
+package dmtcp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"dewpoint/internal/checkpoint"
+)
+
+// Where a container finds DMTCP and writes images.
+const (
+	PrefixDir = "/run/dewpoint/dmtcp"
+	ImagesDir = "/run/dewpoint/images"
+)
+
+// port is the coordinator's, in the container's own network.
+const port = "7779"
+
+// Containers is what of a container engine a dump needs.
+type Containers interface {
+	Pause(ctx context.Context, name string) error
+	Resume(name string) error
+	// Exec runs a command in a container; both its outputs go to output.
+	Exec(ctx context.Context, name string, args []string, output io.Writer) (status int, err error)
+	// Upper is a container's writable layer.
+	Upper(ctx context.Context, name string) (dir string, err error)
+}
+
+// Config says what to dump with. All of it is needed.
+type Config struct {
+	Containers Containers
+	Prefix     string // of the installation, with bin and lib below it; see Find
+	Dir        string // its directory NAME is mounted at the container's ImagesDir
+}
+
+// Engine is a checkpoint.Engine.
+type Engine struct{ cfg Config }
+
+// New makes an engine. It touches nothing until Probe or Dump.
+func New(cfg Config) *Engine { return &Engine{cfg: cfg} }
+
+// Find is the prefix of the DMTCP in PATH, or "".
+func Find() string {
+	launch, err := exec.LookPath("dmtcp_launch")
+	if err == nil {
+		launch, err = filepath.EvalSymlinks(launch)
+	}
+	if err != nil {
+		return ""
+	}
+	return filepath.Dir(filepath.Dir(launch))
+}
+
+// Name is "dmtcp".
+func (e *Engine) Name() string { return "dmtcp" }
+
+// first is the container's first process: "sh -c first NAME COORDINATOR COMMAND…".
+const first = `trap 'kill -TERM -1' TERM INT
+"$1" --quiet --exit-on-last --coord-port ` + port + ` --ckptdir ` + ImagesDir + ` </dev/null >/dev/null 2>&1 &
+coordinator=$!
+shift
+"$@" &
+while kill -0 $coordinator 2>/dev/null; do wait $coordinator; done`
+
+func firstProcess(command ...string) []string {
+	return append([]string{"/bin/sh", "-c", first, "dewpoint", PrefixDir + "/bin/dmtcp_coordinator"}, command...)
+}
+
+var join = []string{"--join-coordinator", "--coord-port", port, "--quiet", "--quiet"}
+
+// Boot is the command of a container that is to be dumped, for its application's.
+func (e *Engine) Boot(command []string) []string {
+	args := append([]string{PrefixDir + "/bin/dmtcp_launch"}, join...)
+	args = append(args, "--no-gzip", "--ckptdir", ImagesDir)
+	return firstProcess(append(args, command...)...)
+}
+
+// Restart is the command of a container that starts from the images in dir, which
+// is mounted at its ImagesDir.
+func (e *Engine) Restart(dir string) ([]string, error) {
+	images, err := filepath.Glob(filepath.Join(dir, "*.dmtcp"))
+	if err == nil && len(images) == 0 {
+		err = fmt.Errorf("no images of DMTCP in %s: %w", dir, fs.ErrNotExist)
+	}
+	if err != nil {
+		return nil, err
+	}
+	args := append([]string{PrefixDir + "/bin/dmtcp_restart"}, join...)
+	args = append(args, "--no-strict-checking", "--ckptdir", ImagesDir)
+	for _, i := range images {
+		args = append(args, path.Join(ImagesDir, filepath.Base(i)))
+	}
+	return firstProcess(args...), nil
+}
+
+// limit bounds the writing of images. A container that is not done by then may be
+// stopped for good: it is to be removed.
+const limit = time.Minute
+
+// tries bounds how often a dump is made again because a file has changed.
+const tries = 3
+
+// Dump implements checkpoint.Engine.
+func (e *Engine) Dump(ctx context.Context, c checkpoint.Container, dir string, frozen func(ctx context.Context) error) (checkpoint.Dumped, error) {
+	d, err := examine(c)
+	if err != nil {
+		return d, err
+	}
+	if _, err := os.Stat(dir); err != nil {
+		return d, err
+	}
+	resume, err := e.write(ctx, c.Name, &d)
+	if err != nil {
+		return d, err
+	}
+	began := time.Now()
+	err = moveImages(e.images(c.Name), dir, &d)
+	if err == nil {
+		err = frozen(ctx)
+	}
+	d.Paused += time.Since(began)
+	return d, errors.Join(err, resume())
+}
+
+func (e *Engine) images(name string) string { return filepath.Join(e.cfg.Dir, name) }
+
+// write has the images written and leaves the container paused, with nothing
+// changed in its files since.
+func (e *Engine) write(ctx context.Context, name string, d *checkpoint.Dumped) (resume func() error, err error) {
+	resume = func() error { return e.cfg.Containers.Resume(name) }
+	for range tries {
+		began := time.Now()
+		at, err := e.command(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if err := e.cfg.Containers.Pause(ctx, name); err != nil {
+			return nil, err
+		}
+		d.Paused = time.Since(began)
+		same, err := e.unchanged(ctx, name, at)
+		if err == nil && same {
+			return resume, nil
+		}
+		if err := errors.Join(err, resume()); err != nil {
+			return nil, err
+		}
+	}
+	return nil, &checkpoint.UnfitError{What: "the container changes files all the time", Remedy: "checkpoint it when it is idle, or by CRIU"}
+}
+
+// command has all processes write their images, and says when the last was written.
+func (e *Engine) command(ctx context.Context, name string) (at time.Time, err error) {
+	if err := clear(e.images(name)); err != nil {
+		return at, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done after %v", limit))
+	defer cancel()
+	var out bytes.Buffer
+	status, err := e.cfg.Containers.Exec(ctx, name, []string{PrefixDir + "/bin/dmtcp_command", "--coord-port", port, "--bcheckpoint"}, &out)
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err == nil && status != 0 {
+		err = fmt.Errorf("status %d: %s", status, bytes.TrimSpace(out.Bytes()))
+	}
+	if err != nil {
+		return at, fmt.Errorf("dmtcp_command in container %s: %w", name, err)
+	}
+	images, err := filepath.Glob(filepath.Join(e.images(name), "*.dmtcp"))
+	for _, image := range images {
+		if i, err := os.Stat(image); err == nil && i.ModTime().After(at) {
+			at = i.ModTime()
+		}
+	}
+	if err == nil && at.IsZero() {
+		err = &checkpoint.UnfitError{What: "no process of the container carries DMTCP",
+			Remedy: "start it for checkpoints by DMTCP; programs that are linked statically need CRIU"}
+	}
+	return at, err
+}
+
+// unchanged reports whether nothing in the writable layer has changed since then.
+func (e *Engine) unchanged(ctx context.Context, name string, since time.Time) (bool, error) {
+	upper, err := e.cfg.Containers.Upper(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	same := true
+	err = filepath.WalkDir(upper, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		changed, err := changeTime(file)
+		if err == nil && !changed.Before(since) {
+			same = false
+			return fs.SkipAll
+		}
+		return err
+	})
+	return same, err
+}
+
+// clear makes dir an empty directory.
+func clear(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, f := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, f.Name())))
+	}
+	return err
+}
+
+// moveImages takes what was written to where it is kept; the scripts that DMTCP
+// leaves beside the images are of no use here.
+func moveImages(from, to string, d *checkpoint.Dumped) error {
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, f := range entries {
+		if strings.HasPrefix(f.Name(), "dmtcp_restart_script") {
+			continue
+		}
+		if i, err := f.Info(); err == nil && strings.HasSuffix(f.Name(), ".dmtcp") {
+			d.Pages += i.Size()
+		}
+		if err := move(filepath.Join(from, f.Name()), filepath.Join(to, f.Name())); err != nil {
+			return err
+		}
+	}
+	return clear(from)
+}
+
+// move renames, or copies where the file systems differ.
+func move(from, to string) error {
+	if os.Rename(from, to) == nil {
+		return nil
+	}
+	i, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	if i.IsDir() {
+		return os.CopyFS(to, os.DirFS(from))
+	}
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(dst, src)
+	return errors.Join(err, dst.Close())
+}
+
+func pidDir(pid int) string { return "/proc/" + strconv.Itoa(pid) }
