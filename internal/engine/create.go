@@ -106,7 +106,7 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 	}
 	var opts *anypb.Any // the record's
 	if s.Restore != nil {
-		back.add(func(context.Context) error { return os.RemoveAll(e.WorkDir(s.Name)) })
+		back.add(func(context.Context) error { return e.removeRestored(s.Name) })
 		if opts, err = e.prepareRestore(s); err != nil {
 			return nil, err
 		}

@@ -252,13 +252,16 @@ func (e *Engine) Shutdown(ctx context.Context) error {
 // removeCgroups removes the parent cgroup from every hierarchy where no
 // container is in it: the kernel refuses to remove one with children. It must
 // not run beside Create.
-func (e *Engine) removeCgroups() {
+func (e *Engine) removeCgroups() { rmdirCgroup(e.cfg.CgroupParent) }
+
+// rmdirCgroup removes a cgroup where nothing is in it.
+func rmdirCgroup(cgroup string) {
 	roots := []string{"/sys/fs/cgroup"}
 	if !unifiedCgroup() {
 		roots, _ = filepath.Glob("/sys/fs/cgroup/*")
 	}
 	for _, r := range roots {
-		unix.Rmdir(filepath.Join(r, e.cfg.CgroupParent))
+		unix.Rmdir(filepath.Join(r, cgroup))
 	}
 }
 

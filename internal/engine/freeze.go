@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -83,15 +84,51 @@ func (f freezer) frozen() (bool, error) {
 	return bytes.Contains(b, []byte(f.reached)), err
 }
 
-// thawAll ends the pauses of a daemon that died within them.
-func (e *Engine) thawAll(recs []record) {
+// dumpEnds bounds how long a dump goes on whose daemon has died.
+const dumpEnds = 30 * time.Second
+
+// thawAll ends the pauses of a daemon that died within them. A dump that it had
+// begun may still be at work, and would restore the pause that it found.
+func (e *Engine) thawAll(ctx context.Context, recs []record) {
+	ctx, cancel := context.WithTimeout(ctx, dumpEnds)
+	defer cancel()
 	for _, r := range recs {
 		f := freezerOf(e.cgroup(r.name))
-		if frozen, err := f.frozen(); err == nil && frozen {
-			e.log.Info("resuming what a crash has left paused", "container", r.name)
-			if err := f.set(false); err != nil {
-				e.log.Warn("resume", "container", r.name, "err", err)
-			}
+		frozen, err := f.frozen()
+		if err != nil {
+			continue // it does not run
+		}
+		dumped := false
+		for e.isDumped(r.name) && sleep(ctx, 10*time.Millisecond) {
+			dumped = true
+		}
+		if !frozen && !dumped {
+			continue
+		}
+		e.log.Info("resuming what a crash has left paused", "container", r.name)
+		if err := f.set(false); err != nil {
+			e.log.Warn("resume", "container", r.name, "err", err)
 		}
 	}
+}
+
+// isDumped says whether CRIU holds a process of the container.
+func (e *Engine) isDumped(name string) bool {
+	info := Info{Cgroup: e.cgroup(name)}
+	procs, err := os.ReadFile(filepath.Join(info.CgroupDir("freezer"), "cgroup.procs"))
+	if err != nil {
+		return false
+	}
+	for pid := range strings.FieldsSeq(string(procs)) {
+		status, err := os.ReadFile("/proc/" + pid + "/status")
+		_, tracer, _ := bytes.Cut(status, []byte("\nTracerPid:\t"))
+		tracer, _, _ = bytes.Cut(tracer, []byte("\n"))
+		if err != nil || len(tracer) == 0 || string(tracer) == "0" {
+			continue
+		}
+		if cmd, err := os.ReadFile("/proc/" + string(tracer) + "/cmdline"); err == nil && bytes.Contains(cmd, []byte("criu")) {
+			return true
+		}
+	}
+	return false
 }

@@ -28,6 +28,9 @@ type Exit struct {
 // that has ended, also after a reboot. ErrRunning if it runs.
 func (e *Engine) Start(ctx context.Context, name string) error {
 	defer e.names.lock(name)()
+	if e.isRestore(name) {
+		return wrap(e.startRestored(ctx, name), "restore container %s", name)
+	}
 	_, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
 	if err == nil {
 		return nil
@@ -190,7 +193,7 @@ func (e *Engine) remove(ctx context.Context, r record, force bool) error {
 	if err := e.removeSnapshot(ctx, r.name); err != nil {
 		return err
 	}
-	if err := errors.Join(os.RemoveAll(e.WorkDir(r.name)), os.RemoveAll(e.cfg.dir(r.name))); err != nil {
+	if err := errors.Join(e.removeRestored(r.name), os.RemoveAll(e.cfg.dir(r.name))); err != nil {
 		return err
 	}
 	return e.deleteRecord(ctx, r.name)
@@ -202,7 +205,7 @@ func (e *Engine) removeRemains(ctx context.Context, name string) error {
 	return errors.Join(
 		e.disconnect(ctx, record{name: name, net: NetBridge}),
 		e.removeSnapshot(ctx, name),
-		os.RemoveAll(e.WorkDir(name)),
+		e.removeRestored(name),
 		os.RemoveAll(e.cfg.dir(name)))
 }
 

@@ -24,7 +24,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 			e.log.Warn("published port", "container", r.name, "err", err)
 		}
 	}
-	e.thawAll(recs)
+	e.thawAll(ctx, recs)
 	names, err := e.remains(ctx)
 	if err != nil {
 		return err

@@ -2,14 +2,19 @@ package engine
 
 import (
 	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"time"
 
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	"golang.org/x/sys/unix"
@@ -26,7 +31,7 @@ import (
 // volumes are its own. Processes keep their environment.
 //
 // Create makes all but the processes, which Start does: its error means that
-// there are none, and restore.log in the engine's WorkDir tells more. A
+// there are none, and that restore.log in the engine's WorkDir may tell more. A
 // container that has ended is started anew by its command.
 type Restore struct {
 	Dir    string        // CRIU's images; read only, may be shared by many
@@ -75,8 +80,11 @@ func (e *Engine) linkImages(name, hostname, from string) error {
 	if err != nil {
 		return err
 	}
+	if err := e.removeRestored(name); err != nil {
+		return err
+	}
 	for _, d := range []string{e.WorkDir(name), e.imagesDir(name)} {
-		if err := errors.Join(os.RemoveAll(d), os.MkdirAll(d, 0o700)); err != nil {
+		if err := os.MkdirAll(d, 0o700); err != nil {
 			return err
 		}
 	}
@@ -110,6 +118,99 @@ func linkOrCopy(from, to string) error {
 	}
 	_, err = io.Copy(w, r)
 	return errors.Join(err, w.Close())
+}
+
+// restoreTimeout bounds one restore, whatever the caller's context says.
+const restoreTimeout = time.Minute
+
+// isRestore says whether the container is still to be made of dumped processes.
+func (e *Engine) isRestore(name string) bool {
+	_, err := os.Stat(e.imagesDir(name))
+	return err == nil
+}
+
+// startRestored has CRIU make the processes. If that fails, or takes too long,
+// nothing of them is left, nor of CRIU: the call's end ends runc alone.
+func (e *Engine) startRestored(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
+	defer cancel()
+	if _, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name}); err != nil {
+		return errors.Join(err, e.killCgroup(ctx, name), unmountBelow(e.WorkDir(name)), unmountBelow(e.runcDir(name)))
+	}
+	return os.RemoveAll(e.imagesDir(name)) // links; a next start boots
+}
+
+// runcDir is runc's own directory for the container, where a runc that was
+// killed leaves the container's root mounted.
+func (e *Engine) runcDir(name string) string {
+	return filepath.Join(e.cfg.runcRoot(), e.cfg.Namespace, name)
+}
+
+// removeRestored removes what a restore, also one that was cut short, has left.
+// Nothing is removed through a mount.
+func (e *Engine) removeRestored(name string) error {
+	var err error
+	for _, d := range []string{e.WorkDir(name), e.runcDir(name)} {
+		if _, serr := os.Lstat(d); errors.Is(serr, os.ErrNotExist) {
+			continue
+		}
+		if uerr := unmountBelow(d); uerr != nil {
+			err = errors.Join(err, uerr)
+			continue
+		}
+		err = errors.Join(err, os.RemoveAll(d))
+		rmdirCgroup(e.cgroup(name)) // a runc that was killed left it
+	}
+	return err
+}
+
+// unmountBelow unmounts everything in a directory, the last mount first.
+func unmountBelow(dir string) error {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var points []string
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			points = append(points, f[4])
+		}
+	}
+	for _, p := range slices.Backward(points) {
+		if uerr := unix.Unmount(unescape(p), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); uerr != nil && !errors.Is(uerr, unix.EINVAL) {
+			err = errors.Join(err, fmt.Errorf("unmount %s: %w", p, uerr))
+		}
+	}
+	return err
+}
+
+// unescape reads what the kernel writes for a blank in a path.
+func unescape(p string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(p)
+}
+
+// killCgroup kills whatever is in the container's cgroup.
+func (e *Engine) killCgroup(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	info := Info{Cgroup: e.cgroup(name)}
+	for {
+		procs, err := os.ReadFile(filepath.Join(info.CgroupDir("freezer"), "cgroup.procs"))
+		if errors.Is(err, os.ErrNotExist) || err == nil && len(procs) == 0 {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for pid := range strings.FieldsSeq(string(procs)) {
+			if n, err := strconv.Atoi(pid); err == nil {
+				_ = unix.Kill(n, unix.SIGKILL)
+			}
+		}
+		if !sleep(ctx, 5*time.Millisecond) {
+			return fmt.Errorf("processes %s survive SIGKILL: %w", strings.Join(strings.Fields(string(procs)), ", "), ctx.Err())
+		}
+	}
 }
 
 // utsImage is CRIU's image of a UTS namespace: two magic numbers, and one

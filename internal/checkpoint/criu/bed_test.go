@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -36,6 +37,10 @@ func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
 		fmt.Fprintln(os.Stderr, "these tests run real containers and need root")
 		os.Exit(1)
+	}
+	if helper := helpers[os.Getenv(helperVar)]; helper != nil {
+		helper()
+		return
 	}
 	dir, err := os.MkdirTemp("", "workload")
 	if err != nil {
@@ -67,10 +72,13 @@ type bed struct {
 	loose *engine.Engine // the same, without a filter of system calls
 	criu  *criu.Engine
 	conn  *grpc.ClientConn
-	img   *image.Image
+	// changed names a file of the working directory to which Keep adds a byte.
+	changed string
+	group   string // the containers' parent cgroup
+	img     *image.Image
 }
 
-func newBed(t *testing.T, containerd string) *bed {
+func newBed(t testing.TB, containerd string) *bed {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "criu")
 	if err != nil {
@@ -103,7 +111,7 @@ func (b *bed) newCRIU() *criu.Engine {
 }
 
 // tearDown finds nothing left of the containers.
-func (b *bed) tearDown(t *testing.T, dir string) {
+func (b *bed) tearDown(t testing.TB, dir string) {
 	ctx := context.Background()
 	infos, err := b.e.List(ctx)
 	if err != nil || len(infos) > 0 {
@@ -118,7 +126,7 @@ func (b *bed) tearDown(t *testing.T, dir string) {
 			t.Errorf("left: %s/%s", d, f.Name())
 		}
 	}
-	for _, pattern := range []string{"state/dump-*", "state/probe-*"} {
+	for _, pattern := range []string{"state/criu-*", "state/runc/dewpoint/*"} {
 		if left, _ := filepath.Glob(filepath.Join(dir, pattern)); len(left) > 0 {
 			t.Errorf("left: %v", left)
 		}
@@ -130,6 +138,11 @@ func (b *bed) tearDown(t *testing.T, dir string) {
 	if err := b.e.Shutdown(ctx); err != nil {
 		t.Error(err)
 	}
+	for _, pattern := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		if left, _ := filepath.Glob(pattern + b.group); b.group != "" && len(left) > 0 {
+			t.Errorf("cgroups are left: %v", left)
+		}
+	}
 	if m, _ := os.ReadFile("/proc/self/mounts"); strings.Contains(string(m), dir) {
 		t.Errorf("mounts are left in %s", dir)
 	}
@@ -140,7 +153,7 @@ func (b *bed) tearDown(t *testing.T, dir string) {
 
 func (b *bed) Engine() checkpoint.Engine { return b.criu }
 
-func (b *bed) Boot(t *testing.T, o enginetest.Boot) enginetest.Running {
+func (b *bed) Boot(t testing.TB, o enginetest.Boot) enginetest.Running {
 	t.Helper()
 	e := b.e
 	if o.Unconfined {
@@ -153,6 +166,7 @@ func (b *bed) Boot(t *testing.T, o enginetest.Boot) enginetest.Running {
 	if err := e.Start(t.Context(), o.Name); err != nil {
 		t.Fatal(err)
 	}
+	b.group = path.Dir(i.Cgroup)
 	r := running(i, int(i.Pid))
 	if _, err := r.Ask("count"); err != nil {
 		out, _ := os.ReadFile(i.Stdout)
@@ -174,7 +188,11 @@ func (b *bed) Keep(ctx context.Context, name, dir string) error {
 	id := upperOf(dir)
 	parent := b.img.Spec.RootFS.DiffIDs[0]
 	return b.snapshot(ctx, parent.String(), identity.ChainID([]digest.Digest{parent, id}).String(), func(to string) error {
-		return exec.CommandContext(ctx, "cp", "-a", from+"/.", to).Run()
+		err := exec.CommandContext(ctx, "cp", "-a", from+"/.", to).Run()
+		if err == nil && b.changed != "" {
+			err = os.WriteFile(filepath.Join(to, "work", b.changed), []byte("x"), 0o600)
+		}
+		return err
 	})
 }
 
@@ -202,13 +220,13 @@ func (b *bed) snapshot(ctx context.Context, parent, name string, fill func(dir s
 	return err
 }
 
-func (b *bed) Restore(t *testing.T, name, dir string) (enginetest.Running, error) {
-	_, err := b.e.Create(t.Context(), engine.Spec{Name: name, Image: b.img, Net: engine.NetBridge,
-		Restore: &engine.Restore{Dir: dir, Upper: upperOf(dir), Config: criu.RestoreConfig(false)}})
-	if err != nil {
+func (b *bed) Restore(t testing.TB, name, dir string) (enginetest.Running, error) {
+	if _, err := b.e.Create(t.Context(), b.restoreSpec(name, dir)); err != nil {
 		return enginetest.Running{}, err
 	}
-	if err := b.e.Start(t.Context(), name); err != nil {
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	defer cancel()
+	if err := b.e.Start(ctx, name); err != nil {
 		err = criu.ExplainRestore(filepath.Join(b.e.WorkDir(name), "restore.log"), err)
 		b.Remove(t, name)
 		return enginetest.Running{}, err
@@ -220,14 +238,19 @@ func (b *bed) Restore(t *testing.T, name, dir string) (enginetest.Running, error
 	return running(i, int(i.Pid)), nil
 }
 
-func (b *bed) Remove(t *testing.T, name string) {
+func (b *bed) restoreSpec(name, dir string) engine.Spec {
+	return engine.Spec{Name: name, Image: b.img, Net: engine.NetBridge,
+		Restore: &engine.Restore{Dir: dir, Upper: upperOf(dir), Config: criu.RestoreConfig(false)}}
+}
+
+func (b *bed) Remove(t testing.TB, name string) {
 	t.Helper()
 	if err := b.e.Remove(context.Background(), name, true); err != nil {
 		t.Error(err)
 	}
 }
 
-func (b *bed) Exec(t *testing.T, name string, tty bool) {
+func (b *bed) Exec(t testing.TB, name string, tty bool) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -254,7 +277,7 @@ func (b *bed) Exec(t *testing.T, name string, tty bool) {
 }
 
 // makeImage unpacks the workload as the only layer, as a pull would.
-func (b *bed) makeImage(t *testing.T) *image.Image {
+func (b *bed) makeImage(t testing.TB) *image.Image {
 	t.Helper()
 	diff := digest.FromString("workload layer")
 	err := b.snapshot(t.Context(), "", diff.String(), func(dir string) error {
@@ -282,7 +305,7 @@ func (b *bed) makeImage(t *testing.T) *image.Image {
 	return img
 }
 
-func testImage(t *testing.T, diff digest.Digest) *image.Image {
+func testImage(t testing.TB, diff digest.Digest) *image.Image {
 	t.Helper()
 	marshal := func(v any) []byte {
 		j, err := json.Marshal(v)

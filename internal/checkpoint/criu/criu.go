@@ -70,14 +70,23 @@ type Engine struct {
 	of      versions            // guarded by mu; what it was found with
 }
 
-// New makes an engine. It touches nothing until Probe or Dump.
+// New makes an engine, and removes what one that crashed has left in State.
 func New(cfg Config) *Engine {
+	for _, pattern := range []string{dumpDir, probeDir} {
+		left, _ := filepath.Glob(filepath.Join(cfg.State, pattern))
+		for _, d := range left {
+			_ = os.RemoveAll(d)
+		}
+	}
 	cfg.Runc = cmp.Or(cfg.Runc, "runc")
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Engine{cfg: cfg, log: cfg.Log}
 }
+
+// Directories in State, while they are used.
+const dumpDir, probeDir = "criu-dump-*", "criu-probe-*"
 
 // Name is "criu".
 func (e *Engine) Name() string { return "criu" }
@@ -104,7 +113,7 @@ func dumpConfig(o checkpoint.DumpOptions, watched []string) []string {
 // RestoreConfig is CRIU's configuration for a restore, for engine.Restore. With
 // lazy, memory comes from the server at the socket in the engine's WorkDir.
 func RestoreConfig(lazy bool) []string {
-	c := []string{"manage-cgroups ignore", "tcp-close", "file-locks"}
+	c := []string{"manage-cgroups ignore", "tcp-close", "file-locks", "verbosity 2"}
 	if lazy {
 		c = append(c, "lazy-pages")
 	}
@@ -126,7 +135,7 @@ func (e *Engine) dump(ctx context.Context, c checkpoint.Container, dir string, f
 		return d, err
 	}
 	d.Processes, d.Threads = found.processes, found.threads
-	work, err := os.MkdirTemp(e.cfg.State, "dump-")
+	work, err := os.MkdirTemp(e.cfg.State, dumpDir)
 	if err != nil {
 		return d, err
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"regexp"
 	"strings"
@@ -49,7 +50,8 @@ func explain(log string, err error) error {
 	return fmt.Errorf("%w; CRIU says: %s", err, strings.Join(lines, "; "))
 }
 
-const mostLines = 4
+// What is read of a log: a restore that runs in circles writes gigabytes.
+const mostLines, mostLog = 4, 4 << 20
 
 var errorLine = regexp.MustCompile(`^(?:\([0-9.]+\)\s+)?(?:\d+: )?Error \([^)]*\): (.*)`)
 
@@ -62,7 +64,7 @@ func errorLines(log string) []string {
 	}
 	defer f.Close()
 	var lines []string
-	for s := bufio.NewScanner(f); s.Scan() && len(lines) < mostLines; {
+	for s := bufio.NewScanner(io.LimitReader(f, mostLog)); s.Scan() && len(lines) < mostLines; {
 		if m := errorLine.FindStringSubmatch(s.Text()); m != nil && !strings.Contains(m[1], "RLIMIT_NOFILE for self") {
 			lines = append(lines, m[1])
 		}

@@ -96,7 +96,7 @@ const probeTimeout = 20 * time.Second
 func (e *Engine) dumpAndRestore(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	dir, err := os.MkdirTemp(e.cfg.State, "probe-")
+	dir, err := os.MkdirTemp(e.cfg.State, probeDir)
 	if err != nil {
 		return err
 	}

@@ -27,16 +27,16 @@ import (
 type Bed interface {
 	Engine() checkpoint.Engine
 	// Boot runs the workload with the arguments.
-	Boot(t *testing.T, b Boot) Running
+	Boot(t testing.TB, b Boot) Running
 	// Keep copies the writable layer of a container while it is frozen, as part
 	// of the checkpoint in dir.
 	Keep(ctx context.Context, name, dir string) error
 	// Restore starts a container of another name from what a dump and Keep made.
-	Restore(t *testing.T, name, dir string) (Running, error)
+	Restore(t testing.TB, name, dir string) (Running, error)
 	// Remove ends and removes a container.
-	Remove(t *testing.T, name string)
+	Remove(t testing.TB, name string)
 	// Exec starts a command in a container that lasts for a while.
-	Exec(t *testing.T, name string, tty bool)
+	Exec(t testing.TB, name string, tty bool)
 }
 
 // Boot is the order for a container.
