@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -30,7 +31,12 @@ func TestMain(m *testing.M) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		end(err)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if victim, err := victimPath(); err == nil {
+			os.RemoveAll(filepath.Dir(victim))
+		}
+		os.Exit(code)
+	}))
 }
 
 func guard() []string { return []string{"/proc/self/exe", "guard"} }
