@@ -67,11 +67,12 @@ func containerds() map[string]string {
 
 // bed is a container engine on directories of its own, with one image.
 type bed struct {
-	cfg   engine.Config
-	e     *engine.Engine
-	loose *engine.Engine // the same, without a filter of system calls
-	criu  *criu.Engine
-	conn  *grpc.ClientConn
+	cfg      engine.Config
+	e        *engine.Engine
+	loose    *engine.Engine // the same, without a filter of system calls
+	criu     *criu.Engine
+	conn     *grpc.ClientConn
+	patience time.Duration // with a restore; default a minute
 	// changed names a file of the working directory to which Keep adds a byte.
 	changed string
 	group   string // the containers' parent cgroup
@@ -224,7 +225,7 @@ func (b *bed) Restore(t testing.TB, name, dir string) (enginetest.Running, error
 	if _, err := b.e.Create(t.Context(), b.restoreSpec(name, dir)); err != nil {
 		return enginetest.Running{}, err
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(b.patience, time.Minute))
 	defer cancel()
 	if err := b.e.Start(ctx, name); err != nil {
 		err = criu.ExplainRestore(filepath.Join(b.e.WorkDir(name), "restore.log"), err)

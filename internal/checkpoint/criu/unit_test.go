@@ -1,0 +1,118 @@
+package criu
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"dewpoint/internal/checkpoint"
+)
+
+func TestExplain(t *testing.T) {
+	failed := errors.New("runc failed")
+	for line, what := range map[string]string{
+		"(00.1) Error (criu/sk-inet.c:137): inet: Unsupported proto 262 for socket 61cda7":            "multipath",
+		"(00.1)     12: Error (criu/sk-inet.c:200): Connected TCP socket, consider using":             "client",
+		"(00.1) Error (criu/files-reg.c:930): Can't dump ghost file /x of 300 size, increase limit":   "removed",
+		"(00.1) Error (criu/fsnotify.c:284): fsnotify: \tCan't dump that handle":                      "watches",
+		"Error (criu/seize.c:560): Unable to freeze cgroup /sys/fs/cgroup/freezer/x (100 x 100ms ...": "sleeps in the kernel",
+	} {
+		log := filepath.Join(t.TempDir(), "dump.log")
+		text := "(00.0) Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n" + line + "\n(00.2) Error (criu/cr-dump.c:1975): Dumping FAILED.\n"
+		if err := os.WriteFile(log, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var unfit *checkpoint.UnfitError
+		if err := explain(log, failed); !errors.As(err, &unfit) || !strings.Contains(unfit.What, what) || unfit.Remedy == "" {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+	if err := explain("/nothing", failed); !errors.Is(err, failed) {
+		t.Error(err)
+	}
+}
+
+func TestParseWatch(t *testing.T) {
+	w, ok := parseWatch("inotify wd:1 ino:a1c0e1 sdev:27 mask:100 ignored_mask:0 fhandle-bytes:20 fhandle-type:f8")
+	if !ok || w.ino != 0xa1c0e1 || w.dev != 0x27 {
+		t.Errorf("%+v, %v", w, ok)
+	}
+	for _, line := range []string{"", "pos:\t0", "inotify wd:1", "inotify ino:zz sdev:27"} {
+		if _, ok := parseWatch(line); ok {
+			t.Errorf("%q is a watch", line)
+		}
+	}
+}
+
+// filesImage is a list of files with one timer.
+func filesImage(nanos, every uint64) []byte {
+	number := func(b []byte, n protowire.Number, v uint64) []byte {
+		return protowire.AppendVarint(protowire.AppendTag(b, n, protowire.VarintType), v)
+	}
+	var timer []byte
+	for n, v := range []uint64{1: 5, 2: 0, 4: 1, 5: 1, 6: 0, timerSeconds: 0, timerNanos: nanos, periodSeconds: 0, periodNanos: every} {
+		if n > 0 && n != 3 {
+			timer = number(timer, protowire.Number(n), v)
+		}
+	}
+	entry := protowire.AppendBytes(protowire.AppendTag(number(number(nil, 1, 12), 2, 5), fileTimer, protowire.BytesType), timer)
+	b := binary.LittleEndian.AppendUint32(nil, commonMagic)
+	b = binary.LittleEndian.AppendUint32(b, 0x56303138)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(entry)))
+	return append(b, entry...)
+}
+
+func TestRearmTimers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "files.img")
+	for _, c := range []struct {
+		image, want []byte
+	}{
+		{filesImage(0, 20), filesImage(1, 20)}, // periodic, and over
+		{filesImage(7, 20), filesImage(7, 20)}, // still to come
+		{filesImage(0, 0), filesImage(0, 0)},   // not set
+	} {
+		if err := os.WriteFile(path, c.image, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := rearmTimers(path); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := os.ReadFile(path); !slices.Equal(got, c.want) {
+			t.Errorf("%x is not %x", got, c.want)
+		}
+	}
+	whole := filesImage(0, 20)
+	for n := range whole[:len(whole)-1] {
+		if err := os.WriteFile(path, whole[:n], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := rearmTimers(path); err == nil && n != 8 {
+			t.Errorf("%d bytes of it are understood", n)
+		}
+	}
+}
+
+func TestUnfitFile(t *testing.T) {
+	for to, unfit := range map[string]bool{
+		"/dev/null": false, "/dev/shm/x": false, "/dev/urandom": false, "/data/dev/x": false, "socket:[1]": false, "anon_inode:[eventpoll]": false,
+		"anon_inode:[io_uring]": true, "/dev/pts/0": true, "/dev/fuse": true, "/dev/nvidia0": true, "anon_inode:bpf-prog": true, "/dev/nullx": true,
+	} {
+		if what, remedy := unfitFile(to); (what != "") != unfit || unfit && remedy == "" {
+			t.Errorf("%s: %q, %q", to, what, remedy)
+		}
+	}
+}
+
+func TestNewEnough(t *testing.T) {
+	for v, want := range map[string]bool{"4.2": true, "4.2.1": true, "4.10": true, "5.0": true, "4.1.1": false, "3.17.1": false, "": false, "x": false} {
+		if newEnough(v) != want {
+			t.Errorf("%q: %v", v, !want)
+		}
+	}
+}
