@@ -47,7 +47,6 @@ type bootBench struct {
 	megabytes      []int
 	load           time.Duration
 	store          popbed.Kind
-	dewd           string // more of dewd's configuration
 	refused        map[string]string
 	report         *report
 	figures        []figure

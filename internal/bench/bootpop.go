@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -104,7 +105,9 @@ func (p *popCheckpoint) anew(ctx context.Context, i int) error {
 	if err := p.KillNode(i); err != nil {
 		return err
 	}
-	if err := testbed.Clean(p.Nodes[i].Root()); err != nil {
+	// Its name is let go of, as dewd's error says of a machine that was installed anew.
+	owner := filepath.Join(p.Nodes[0].Store, "nodes", p.Nodes[i].Name+".owner")
+	if err := errors.Join(testbed.Clean(p.Nodes[i].Root()), os.Remove(owner)); err != nil {
 		return err
 	}
 	if err := p.RebootNode(ctx, i); err != nil {

@@ -14,6 +14,7 @@ package demo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -115,7 +116,7 @@ func newBuilder(cfg Config) (*builder, error) {
 	if b.log == nil {
 		b.log = io.Discard
 	}
-	if err := b.store.init(); err != nil {
+	if err := os.MkdirAll(b.store.dir, 0o755); err != nil {
 		return nil, err
 	}
 	lock, err := os.OpenFile(filepath.Join(b.store.dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
@@ -128,7 +129,7 @@ func newBuilder(cfg Config) (*builder, error) {
 		return nil, fmt.Errorf("lock %s: %w", b.store.dir, err)
 	}
 	b.work = filepath.Join(b.store.dir, ".work")
-	if err := os.RemoveAll(b.work); err != nil { // of a build that was killed
+	if err := errors.Join(b.store.init(), os.RemoveAll(b.work)); err != nil { // of a build that was killed
 		lock.Close()
 		return nil, err
 	}
