@@ -118,7 +118,7 @@ func newBed(t *testing.T) *bed {
 
 func (b *bed) Engine() checkpoint.Engine { return b.dmtcp }
 
-func (b *bed) Boot(t *testing.T, o enginetest.Boot) enginetest.Running {
+func (b *bed) Boot(t testing.TB, o enginetest.Boot) enginetest.Running {
 	t.Helper()
 	if err := os.MkdirAll(b.images(o.Name), 0o700); err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func (b *bed) Boot(t *testing.T, o enginetest.Boot) enginetest.Running {
 
 func (b *bed) images(name string) string { return filepath.Join(b.dir, "images", name) }
 
-func (b *bed) run(t *testing.T, name string, command []string, images, upper string) (enginetest.Running, error) {
+func (b *bed) run(t testing.TB, name string, command []string, images, upper string) (enginetest.Running, error) {
 	spec := engine.Spec{Name: name, Image: b.img, Net: engine.NetBridge, Entrypoint: command, Volumes: []engine.Volume{
 		{Source: "/usr", Target: "/usr", ReadOnly: true}, {Source: b.prefix, Target: dmtcp.PrefixDir, ReadOnly: true},
 		{Source: images, Target: dmtcp.ImagesDir},
@@ -173,7 +173,7 @@ func (b *bed) Keep(ctx context.Context, name, dir string) error {
 	return exec.CommandContext(ctx, "cp", "-a", from, filepath.Join(dir, "upper")).Run()
 }
 
-func (b *bed) Restore(t *testing.T, name, dir string) (enginetest.Running, error) {
+func (b *bed) Restore(t testing.TB, name, dir string) (enginetest.Running, error) {
 	command, err := b.dmtcp.Restart(dir)
 	if err != nil {
 		return enginetest.Running{}, err
@@ -184,14 +184,14 @@ func (b *bed) Restore(t *testing.T, name, dir string) (enginetest.Running, error
 	return r, err
 }
 
-func (b *bed) Remove(t *testing.T, name string) {
+func (b *bed) Remove(t testing.TB, name string) {
 	t.Helper()
 	if err := b.e.Remove(context.Background(), name, true); err != nil {
 		t.Error(err)
 	}
 }
 
-func (b *bed) Exec(t *testing.T, name string, tty bool) {
+func (b *bed) Exec(t testing.TB, name string, tty bool) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -210,7 +210,7 @@ func (b *bed) Exec(t *testing.T, name string, tty bool) {
 }
 
 // makeImage makes one layer of directories that the host's are mounted at.
-func (b *bed) makeImage(t *testing.T) {
+func (b *bed) makeImage(t testing.TB) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+b.e.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
