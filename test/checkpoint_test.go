@@ -75,7 +75,7 @@ func TestCheckpoint(t *testing.T) {
 	}
 	for i := range 2 {
 		name := fmt.Sprint("clone-", i)
-		rec, url := m.boot(t, name, img.Ref, "-m", "256m")
+		rec, url := m.boot(t, name, img.Ref, "-m", "256m", "--restore", []string{"auto", "always"}[i])
 		if rec.Way.Start != "restore" || rec.Stages[node.Restored] == 0 || rec.Stages[node.Started] != 0 || rec.Stages[node.Ready] < rec.Stages[node.Restored] {
 			t.Fatalf("the clone's record: %+v", rec)
 		}
@@ -315,7 +315,7 @@ func TestCheckpointAgainAndAgain(t *testing.T) {
 	}
 	m.must("rm", "-f", "first")
 	for i := range 20 {
-		if rec, _ := m.boot(t, "again", img.Ref); rec.Way.Start != "restore" {
+		if rec, _ := m.boot(t, "again", img.Ref, "--restore", "always"); rec.Way.Start != "restore" {
 			t.Errorf("start %d: %+v", i, rec.Way)
 		}
 		m.must("rm", "-f", "again")
@@ -345,7 +345,7 @@ func TestCheckpointKilled(t *testing.T) {
 			b.dew("rm", "-f", "new")
 		}
 	}
-	if rec, _ := b.boot(t, "after", b.img.Ref); rec.Way.Start != "restore" {
+	if rec, _ := b.boot(t, "after", b.img.Ref, "--restore", "always"); rec.Way.Start != "restore" {
 		t.Errorf("afterwards: %+v", rec.Way)
 	}
 	b.end()
@@ -363,14 +363,7 @@ func TestCheckpointInPoP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.eventually("the checkpoint in the store", func() error {
-		found, err := filepath.Glob(filepath.Join(p.Nodes[0].Store, "checkpoints", "*.json"))
-		if err == nil && len(found) == 0 {
-			err = errors.New("there is none")
-		}
-		return err
-	})
-	request.Checkpoint = false
+	request.Checkpoint, request.Restore = false, "always"
 	p.eventually("a start on another node", func() error {
 		rec, err := p.Deploy(t.Context(), 1, request)
 		if err == nil && rec.Way.Start != "restore" {

@@ -92,9 +92,10 @@ type Manager struct {
 	installing sync.Mutex
 	agentDir   string // where the hooks' agents are, once they are; guarded by installing
 
-	mu     sync.Mutex
-	making map[string]bool       // keys that a checkpoint is being made of; guarded by mu
-	adding map[digest.Digest]int // writable layers of records to come; guarded by mu
+	mu       sync.Mutex
+	declined map[string]int        // how often a checkpoint was, for it was slow; guarded by mu
+	making   map[string]bool       // keys that a checkpoint is being made of; guarded by mu
+	adding   map[digest.Digest]int // writable layers of records to come; guarded by mu
 }
 
 // New returns a Manager.
@@ -103,7 +104,7 @@ func New(cfg Config) *Manager {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Manager{cfg: cfg, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]bool{}, adding: map[digest.Digest]int{}}
+	return &Manager{cfg: cfg, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]bool{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
 }
 
 // Probe finds out whether this node can make and use checkpoints.

@@ -187,6 +187,31 @@ func TestDecision(t *testing.T) {
 	}
 }
 
+// TestTriedAgain measures anew, now and then, what was slow once.
+func TestTriedAgain(t *testing.T) {
+	m, _, s := newManager(t, nil)
+	ctx := t.Context()
+	if _, _, err := m.Checkpoint(ctx, "one", Options{Boot: 1}); err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for i := range 1 + 2*tryEvery {
+		p, err := m.Plan(ctx, s, Auto, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Record != nil {
+			tried++
+			p.Restored(ctx, 5)
+		} else if i == 0 {
+			t.Fatalf("the first start: %+v", p)
+		}
+	}
+	if tried != 3 {
+		t.Errorf("tried %d times in %d starts", tried, 1+2*tryEvery)
+	}
+}
+
 // TestUnable is a node that cannot do it.
 func TestUnable(t *testing.T) {
 	m, f, s := newManager(t, nil)

@@ -121,7 +121,7 @@ func (m *Manager) choose(p *Plan, all []store.Listed, mode string) bool {
 			continue
 		}
 		p.expect = m.expected(l)
-		if p.Why = m.slower(p, f, l.Record); p.Why != "" && mode == Auto {
+		if p.Why = m.slower(p, f, l.Record); p.Why != "" && mode == Auto && !m.again(l.ID) {
 			m.stats.slower.Add(1)
 			return true
 		}
@@ -133,6 +133,21 @@ func (m *Manager) choose(p *Plan, all []store.Listed, mode string) bool {
 		p.Why = sentence(why)
 	}
 	return false
+}
+
+// tryEvery is how often what was slow is tried nevertheless: what was measured on
+// a busy node does not hold for ever.
+const tryEvery = 16
+
+// again reports whether a checkpoint that would be declined is to be tried once more.
+func (m *Manager) again(id string) bool {
+	if m.boots.median(id) == 0 {
+		return false // nothing was measured
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.declined[id]++
+	return m.declined[id]%tryEvery == 0
 }
 
 // slower is why restoring is not clearly faster than booting; "" if it is.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -128,7 +129,7 @@ func startSleeper(ctx context.Context) (*exec.Cmd, error) {
 		return nil, err
 	}
 	defer f.Close()
-	p := exec.Command("sleep", "1000")
+	p := exec.Command("sleep", "100") // and no longer, should the daemon be killed meanwhile
 	p.Dir = "/"
 	p.ExtraFiles = []*os.File{f}
 	p.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -142,7 +143,9 @@ func (e *Engine) restoreSleeper(ctx context.Context, dir string) error {
 	var out bytes.Buffer
 	r := exec.CommandContext(ctx, e.cfg.Program, "restore", "-D", dir, "-o", "restore.log", "-v3", "--pidfile", pidfile, "--manage-cgroups=ignore")
 	r.Stdout, r.Stderr = &out, &out
-	r.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	runtime.LockOSThread() // whose end would be the signal
+	defer runtime.UnlockOSThread()
+	r.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	if err := r.Start(); err != nil {
 		return err
 	}
