@@ -31,7 +31,7 @@ func (b *bootBench) openPoP(ctx context.Context) (*popCheckpoint, error) {
 		return nil, err
 	}
 	all := &popBench{o: b.o, self: b.self, stdout: b.stdout, stderr: b.stderr}
-	p, err := all.open(ctx, popConfig{kind: b.store, nodes: 3, dewds: 2, layout: b.o.layout})
+	p, err := all.open(ctx, popConfig{kind: b.store, nodes: 3, dewds: 2, layout: b.o.layout, engine: bootSubnet})
 	if err != nil {
 		return nil, err
 	}

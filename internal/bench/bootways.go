@@ -58,11 +58,11 @@ func (l *lineup) ways() []way {
 }
 
 // bootSubnet stays the same when a second dewd follows on the bridge of the first.
-const bootSubnet = "[engine]\nsubnet = \"10.88.240.0/20\"\n"
+const bootSubnet = "subnet = \"10.88.240.0/20\"\n"
 
 // lineup starts the engines that were asked for; the caller closes it.
 func (b *bootBench) lineup(ctx context.Context, config string, images ...string) (*lineup, error) {
-	d := dewd{bin: b.o.bin, tools: b.o.containerd(), config: neverLearn + bootSubnet + config}
+	d := dewd{bin: b.o.bin, tools: b.o.containerd(), config: neverLearn + "[engine]\n" + bootSubnet + config}
 	engines, err := b.o.chosen([]engine{d, docker{bridge: true}}, b.stdout)
 	if err != nil {
 		return nil, err

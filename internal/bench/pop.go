@@ -155,6 +155,7 @@ type popConfig struct {
 	bytes  int64
 	layout string
 	cache  int64  // cache.max_bytes; 0 is none
+	engine string // more of [engine]
 	pop    string // more of [pop]
 }
 
@@ -184,7 +185,7 @@ func (b *popBench) open(ctx context.Context, c popConfig) (*pop, error) {
 	if err := peer.NewKey(key); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(secrets))
 	}
-	cfg.Template = popbed.Basic + neverLearn
+	cfg.Template = strings.Replace(popbed.Basic, "[engine]\n", "[engine]\n"+c.engine, 1) + neverLearn
 	if c.cache > 0 {
 		cfg.Template += fmt.Sprintf("[cache]\nmax_bytes = \"%d\"\n", c.cache)
 	}
