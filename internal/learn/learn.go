@@ -137,7 +137,9 @@ func New(cfg Config) *Learner {
 func sweep(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, "*.tmp"))
 	for _, path := range left {
-		err = errors.Join(err, os.Remove(path))
+		if rerr := os.Remove(path); !errors.Is(rerr, os.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
 	}
 	return err
 }

@@ -46,7 +46,7 @@ func cleanInstances() error {
 	}
 	defer t.Close()
 	entries, err := os.ReadDir(filepath.Join(t.path, "instances"))
-	if errors.Is(err, fs.ErrNotExist) {
+	if gone(err) {
 		return nil
 	}
 	if err != nil {
@@ -60,11 +60,17 @@ func cleanInstances() error {
 		// The kernel refuses to remove what has readers, such as the
 		// instance of a process that is not visible from here.
 		err := unix.Rmdir(filepath.Join(t.path, "instances", e.Name()))
-		if err != nil && err != unix.EBUSY && err != unix.ENOENT {
+		if err != unix.EBUSY && !gone(err) && err != nil {
 			errs = append(errs, &os.PathError{Op: "remove the instance of tracing", Path: e.Name(), Err: err})
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// gone reports whether err says that somebody has removed a thing: another process that
+// cleans at the same time, or the kernel, which has no device any more for what a name still leads to.
+func gone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV)
 }
 
 // dead reports whether name is one of an instance whose process is gone.

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -101,7 +100,7 @@ func setBack(name string, old int) error {
 	if err == nil && now == off {
 		err = bdi.SetReadAhead(name, old)
 	}
-	if errors.Is(err, fs.ErrNotExist) {
+	if gone(err) {
 		return nil
 	}
 	return err
@@ -125,6 +124,9 @@ func (l *lowered) Close() error {
 // replay restores what the journal of a dead process names, and removes it.
 func replay(path string) error {
 	f, err := os.Open(path)
+	if gone(err) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -136,7 +138,10 @@ func replay(path string) error {
 			errs = append(errs, replayOne(name, old))
 		}
 	}
-	return errors.Join(append(errs, os.Remove(path))...)
+	if err := os.Remove(path); !gone(err) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 func replayOne(name string, old int) error {
