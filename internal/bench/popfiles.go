@@ -16,6 +16,7 @@ const (
 	miss     = "miss"        // on n1: nobody has it
 	stored   = "stored"      // from the same instruction until the store has every layer; with a store only
 	ownHit   = "own copy"    // on n1, which has fetched it; without a store that is the hit
+	freshHit = "hit, fresh"  // without a store only: on n1, whose containerd was made to forget the image; its layers are here
 	storeHit = "hit"         // on n2, from the store
 	againHit = "hit again"   // on n2 once more
 	warmHit  = "hit, cached" // and once more, page caches as they are
@@ -113,9 +114,14 @@ func (f *filesRun) run(ctx context.Context) error {
 		steps = []struct {
 			node int
 			what string
-		}{{0, own}, {0, againHit}, {0, warmHit}}
+		}{{0, own}, {0, againHit}, {0, warmHit}, {0, freshHit}}
 	}
 	for _, s := range steps {
+		if s.what == freshHit {
+			if err := f.p.RemoveImage(ctx, s.node, popbed.Registry+"/"+f.image); err != nil {
+				return err
+			}
+		}
 		if err := f.one(ctx, s.node, s.what, s.what != warmHit); err != nil {
 			return err
 		}
@@ -211,7 +217,7 @@ func (f *filesRun) add(what string, u popUsage, way string) {
 // filesTargets holds the medians against those without sharing.
 func (b *popBench) filesTargets() {
 	w := tabwriter.NewWriter(b.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "\nimage\tMbit/s\tstore\tmiss, s\t/ none\tin the store after, s\thit, s\t/ local hit\tagain, s\t/ local again\tcached, s\t/ local cached\n")
+	fmt.Fprintf(w, "\nimage\tMbit/s\tstore\tmiss, s\t/ none\tin the store after, s\thit, s\t/ local hit\t/ fresh local hit\tagain, s\t/ local again\tcached, s\t/ local cached\n")
 	for _, mbit := range b.o.mbit {
 		for _, image := range b.o.images {
 			for _, kind := range b.stores {
@@ -222,6 +228,9 @@ func (b *popBench) filesTargets() {
 					fmt.Fprintf(w, "\t%s", medianOr(mine))
 					if what != stored {
 						fmt.Fprintf(w, "\t%s", ratioOr(mine, theirs))
+					}
+					if what == storeHit {
+						fmt.Fprintf(w, "\t%s", ratioOr(mine, of(freshHit, "none")))
 					}
 				}
 				fmt.Fprintln(w)

@@ -188,6 +188,17 @@ func (b *Bed) Deploy(ctx context.Context, i int, req node.Request) (node.Record,
 	return c.Deploy(ctx, req, node.Watch{})
 }
 
+// RemoveImage has node i forget an image that no container uses: its layers stay until
+// they are pruned.
+func (b *Bed) RemoveImage(ctx context.Context, i int, ref string) error {
+	c, err := api.Dial(b.Nodes[i].Host())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.RemoveImage(ctx, ref)
+}
+
 // Remove removes a container of node i, running or not.
 func (b *Bed) Remove(ctx context.Context, i int, name string) error {
 	c, err := api.Dial(b.Nodes[i].Host())
