@@ -200,7 +200,9 @@ func (d *Deployer) pull(ctx context.Context, o *order, r *run, blobs bool) error
 
 // resolve finds out what the image is and lets its layers begin to fill.
 func (d *Deployer) resolve(ctx context.Context, o *order, r *run) (*image.Image, error) {
-	pull, err := d.cfg.Puller.Pull(r.life, o.ref, o.options())
+	opts := o.options()
+	opts.Known = func(img *image.Image) { r.reg = d.register(ctx, img) }
+	pull, err := d.cfg.Puller.Pull(r.life, o.ref, opts)
 	if err != nil {
 		return d.local(ctx, o, r, err)
 	}
@@ -209,25 +211,22 @@ func (d *Deployer) resolve(ctx context.Context, o *order, r *run) (*image.Image,
 	return pull.Image, nil
 }
 
-// mount shows the image to containerd, layer by layer as they can be mounted:
+// mount waits until containerd has the image, layer by layer as they can be mounted:
 // at once in a lazy start, else when they are readable. An error of any layer ends it at once.
 func (d *Deployer) mount(ctx context.Context, img *image.Image, r *run) error {
 	if r.pull == nil { // containerd has it
 		return r.mounted(d.cfg.Engine.Register(ctx, img, nil))
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancel(ctx)
 	var filling sync.WaitGroup
 	defer filling.Wait()
-	defer cancel(nil)
+	defer cancel()
 	filling.Go(func() {
-		if err := r.pull.WaitMountable(ctx); err != nil {
-			cancel(err)
+		if err := r.pull.WaitMountable(ctx); err != nil && ctx.Err() == nil { // else it is this wait that ends
+			r.reg.end(err)
 		}
 	})
-	err := d.cfg.Engine.Register(ctx, img, r.pull.WaitLayer)
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		err = cause
-	}
+	err := r.reg.wait(ctx)
 	if err == nil {
 		err = r.pull.WaitMountable(ctx) // also what containerd had of an earlier time is here
 	}

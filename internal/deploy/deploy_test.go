@@ -3,6 +3,7 @@ package deploy
 import (
 	"errors"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -111,7 +112,7 @@ func TestPorts(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	o := &order{Request: node.Request{PlainHTTP: true, Order: "parallel", Inflaters: 3}}
-	if got, want := o.options(), (fetch.Options{PlainHTTP: true, Local: true, Lazy: true, Order: fetch.Order("parallel"), Inflaters: 3}); got != want {
+	if got, want := o.options(), (fetch.Options{PlainHTTP: true, Local: true, Lazy: true, Order: fetch.Order("parallel"), Inflaters: 3}); !reflect.DeepEqual(got, want) {
 		t.Errorf("of a container: %+v", got)
 	}
 	o.pull = true

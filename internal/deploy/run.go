@@ -23,6 +23,7 @@ type run struct {
 	life    context.Context // of the image's fills
 	release context.CancelFunc
 	pull    *fetch.Pull
+	reg     *registration // of the image of pull; nil before it is known
 	seen    chan struct{} // closed to end the watching of the layers
 	gone    sync.WaitGroup
 
@@ -61,6 +62,7 @@ func (r *run) mounted(err error) error {
 // follow takes the pull into the record and shows its layers.
 func (r *run) follow(p *fetch.Pull) {
 	r.pull = p
+	r.reg.follow(p)
 	r.rec.Digest = p.Image.Target.Digest.String()
 	if p.Lazy != nil && !p.Local {
 		r.rec.Way.Pack = p.Lazy.Trust
@@ -143,6 +145,7 @@ func (r *run) settle(ctx context.Context) error {
 // layers that are not complete yet go on, and Config.Done gets the record with
 // the moment when they are; after a failure they are given up.
 func (r *run) end(err error) node.Record {
+	r.reg.close()
 	close(r.seen)
 	r.gone.Wait()
 	if err != nil {

@@ -74,6 +74,8 @@ type lookup struct {
 	manifest digest.Digest
 	found    *packFile
 	err      error
+
+	attaching *attaching // the image's layers, out of the PoP's store; nil if nobody has begun
 }
 
 // newLookup returns a lookup that does nothing yet, and never will if the pull

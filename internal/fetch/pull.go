@@ -93,6 +93,9 @@ type Options struct {
 	Lazy      bool  // mount before the layers are whole, if that is faster
 	Order     Order // for experiments
 	Inflaters int   // for experiments; 0 is the node's own number
+	// Known, unless nil, is told of the image by Pull once it is known, before anything
+	// of it is brought.
+	Known func(*image.Image)
 }
 
 // Pull is one image on its way. It is safe for concurrent use.
@@ -129,6 +132,9 @@ func (p *Puller) Pull(ctx context.Context, ref image.Reference, o Options) (*Pul
 	if err != nil {
 		return nil, err
 	}
+	if o.Known != nil {
+		o.Known(img)
+	}
 	return p.fill(ctx, img, o, look), nil
 }
 
@@ -140,7 +146,8 @@ func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, lo
 		return known, nil
 	}
 	if p.site != nil {
-		if img := p.site.resolve(ctx, ref, o); img != nil {
+		if img, begun := p.site.resolve(ctx, ref, o); img != nil {
+			look.attaching = begun
 			return img, p.cfg.Catalog.Put(img)
 		}
 	}
@@ -182,7 +189,7 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 	pull.unhold = unhold
 	p.hold(holding, pull)
 	if p.site != nil {
-		for _, id := range p.site.attach(ctx, img) {
+		for _, id := range p.site.attach(ctx, img, look.attaching) {
 			pull.renew[id] = new(sync.Once)
 		}
 	}

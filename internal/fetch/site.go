@@ -69,14 +69,15 @@ type site struct {
 	away    error                  // why the coordinator did not answer last; nil if it did
 	disk    int64                  // bytes that the layers here take, as of a moment ago
 	mending map[digest.Digest]bool
-	noted   map[digest.Digest]sighting // of what other nodes have verified
-	device  uint64                     // of the store's mount; 0 before it was seen
+	noted   map[digest.Digest]sighting  // of what other nodes have verified
+	proved  map[digest.Digest]time.Time // when the tars of layers were seen last
+	device  uint64                      // of the store's mount; 0 before it was seen
 }
 
 func newSite(p *Puller, cfg PoPConfig) *site {
 	return &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
 		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, relays: map[digest.Digest]*packRelay{}, claims: map[digest.Digest]pop.Lease{},
-		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}}
+		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, proved: map[digest.Digest]time.Time{}}
 }
 
 const (
@@ -112,6 +113,19 @@ func (s *site) lock(id digest.Digest) (unlock func()) {
 	return l.Unlock
 }
 
+// lockAll is lock of several layers.
+func (s *site) lockAll(ids []digest.Digest) (unlock func()) {
+	var undo []func()
+	for _, id := range slices.Sorted(slices.Values(ids)) { // in one order, so that nobody waits in a circle
+		undo = append(undo, s.lock(id))
+	}
+	return func() {
+		for _, unlock := range undo {
+			unlock()
+		}
+	}
+}
+
 // count adds to the hit counters.
 func (s *site) count(fn func(*pop.Hits)) {
 	s.mu.Lock()
@@ -142,9 +156,9 @@ func (s *site) rest(ctx context.Context, d time.Duration) error {
 }
 
 // attach makes those layers of img known that the store has, before anything is
-// decided about the others. Layers of a store that is away are let go of: they are
+// decided about the others; begun, unless nil, does that already. Layers of a store that is away are let go of: they are
 // returned, and are to be mounted anew when they have been fetched.
-func (s *site) attach(ctx context.Context, img *image.Image) (lost []digest.Digest) {
+func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (lost []digest.Digest) {
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
 	defer cancel()
 	st := s.usable()
@@ -157,30 +171,30 @@ func (s *site) attach(ctx context.Context, img *image.Image) (lost []digest.Dige
 			s.log.Warn("a startup pack of the PoP's store cannot be used", "image", img.Ref, "err", err)
 		}
 	})
-	var group sync.WaitGroup
-	var mu sync.Mutex
+	if begun == nil {
+		begun = s.begin(st, img, false)
+	}
 	var used []*pop.Layer
+	var mu sync.Mutex
+	var group sync.WaitGroup
 	for _, l := range img.Unique() {
+		if begun.has(l.DiffID) {
+			continue
+		}
 		group.Go(func() {
-			if s.gone(ctx, l.DiffID) {
+			isGone := s.gone(ctx, l.DiffID)
+			mu.Lock()
+			defer mu.Unlock()
+			if isGone {
 				s.detach(img, l.DiffID)
-				mu.Lock()
-				defer mu.Unlock()
 				lost = append(lost, l.DiffID)
-				return
-			}
-			rec, err := s.attachLayer(ctx, st, img, l)
-			if err != nil && !errors.Is(err, pop.ErrUnknown) && !errors.Is(err, layer.ErrBusy) {
-				s.log.Warn("a layer of the PoP's store cannot be used", "layer", l.DiffID, "err", err)
-			}
-			if rec != nil {
-				mu.Lock()
-				defer mu.Unlock()
+			} else if rec := s.found(l); rec != nil {
 				used = append(used, rec)
 			}
 		})
 	}
 	group.Wait()
+	used = append(used, begun.wait(ctx)...)
 	s.touch(img, used)
 	if s.usable() == nil { // it went meanwhile
 		return append(lost, s.disown(img)...)
@@ -201,30 +215,16 @@ func (s *site) touch(img *image.Image, used []*pop.Layer) {
 	}
 }
 
-// attachLayer makes one layer known, unless it is here or on its way.
-func (s *site) attachLayer(ctx context.Context, st *pop.Store, img *image.Image, l image.Layer) (*pop.Layer, error) {
-	if have, err := s.p.cfg.Layers.Peek(l.DiffID); err == nil || s.p.cfg.Layers.Partial(l.DiffID) != nil {
-		if err == nil && have.At != "" {
-			s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += l.Size })
-			s.reused(have)
-			return s.recordOf(have), nil
-		}
-		s.count(func(h *pop.Hits) { h.Local++; h.LocalBytes += l.Size })
-		return s.recordOf(have), nil
+// found counts a layer that is here already, and returns what the policy is told of it.
+func (s *site) found(l image.Layer) *pop.Layer {
+	have, err := s.p.cfg.Layers.Peek(l.DiffID)
+	if err == nil && have.At != "" {
+		s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += l.Size })
+		s.reused(have)
+		return s.recordOf(have)
 	}
-	defer s.lock(l.DiffID)()
-	rec, err := s.attachEarly(ctx, st, l)
-	if errors.Is(err, errReplaced) {
-		var e *layer.Elsewhere
-		if rec, e, err = s.elsewhere(ctx, st, l); err == nil {
-			_, err = s.p.cfg.Layers.Attach(e)
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += l.Size })
-	return rec, nil
+	s.count(func(h *pop.Hits) { h.Local++; h.LocalBytes += l.Size })
+	return s.recordOf(have)
 }
 
 // recordOf is what the policy is told of a layer that is here; nil of none.
@@ -346,8 +346,14 @@ func (s *site) fromPeer(ctx context.Context, b *blob, m pop.Member) (layer.Way, 
 	if s.cfg.Peers == nil || m.Address == "" || m.Node == s.cfg.Node || b.failures(m.Address) >= peerFailures {
 		return layer.Way{}, false
 	}
-	b.take(m.Address, func(ctx context.Context, off int64) (io.ReadCloser, error) { return s.follow(ctx, m, b.l.DiffID, off) })
-	s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += b.l.Size })
+	var once sync.Once
+	b.take(m.Address, func(ctx context.Context, off int64) (io.ReadCloser, error) {
+		r, err := s.follow(ctx, m, b.l.DiffID, off)
+		if err == nil {
+			once.Do(func() { s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += b.l.Size }) })
+		}
+		return r, err
+	})
 	return layer.Way{Tar: true}, true
 }
 
@@ -466,42 +472,29 @@ func (e *elsewhere) Read(b []byte) (int, error) {
 }
 
 // resolve returns what another node of the PoP has resolved ref to, if all
-// its layers can be had within the PoP, or the reference cannot change its meaning.
-func (s *site) resolve(ctx context.Context, ref image.Reference, o Options) *image.Image {
+// its layers can be had within the PoP, or the reference cannot change its meaning. They
+// are being attached then.
+func (s *site) resolve(ctx context.Context, ref image.Reference, o Options) (*image.Image, *attaching) {
 	st := s.usable()
 	if st == nil || ref.Dgst == "" && !o.Local {
-		return nil
+		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
 	defer cancel()
 	b, err := st.Image(ctx, ref.String())
 	if err != nil {
-		return nil
+		return nil, nil
 	}
 	img := new(image.Image)
 	if err := json.Unmarshal(b, img); err != nil || img.Ref.String() != ref.String() {
 		s.log.Warn("an image record of the PoP's store is not used", "image", ref, "err", err)
-		return nil
+		return nil, nil
 	}
-	if ref.Dgst == "" && !s.within(ctx, st, img) {
-		return nil
+	begun := s.begin(st, img, true)
+	if ref.Dgst == "" && !begun.all(ctx) {
+		return nil, nil
 	}
-	return img
-}
-
-// within reports whether all layers of img can be had in the PoP.
-func (s *site) within(ctx context.Context, st *pop.Store, img *image.Image) bool {
-	var missing atomic.Bool
-	var all sync.WaitGroup
-	for _, l := range img.Unique() {
-		all.Go(func() {
-			if !s.p.mountable(img, l.DiffID) && !st.Has(ctx, l.DiffID) {
-				missing.Store(true)
-			}
-		})
-	}
-	all.Wait()
-	return !missing.Load()
+	return img, begun
 }
 
 // resolved tells the PoP what ref was resolved to, behind the deployment.

@@ -179,6 +179,9 @@ func TestSecondNodeAsksNoRegistry(t *testing.T) {
 	if h := b.site.hitsNow(); h.Store != 2 || h.Registry != 0 || h.StoreBytes != size(p) {
 		t.Errorf("hits of the second node: %+v", h)
 	}
+	if marks, err := os.ReadDir(filepath.Join(s.store, "refs", "b")); err != nil || len(marks) != 1 {
+		t.Errorf("an image of two layers has the marks %v, %v", marks, err)
+	}
 }
 
 // Of one image, a layer is here, one in the store, and one at the registry.

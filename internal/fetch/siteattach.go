@@ -3,52 +3,240 @@ package fetch
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
 
-	"golang.org/x/sync/errgroup"
+	"github.com/opencontainers/go-digest"
 )
 
-// errReplaced says that a layer of the store is another one than it was a moment before.
-var errReplaced = errors.New("the layer was replaced meanwhile")
+// attaching makes layers of the store known that are not here, all at once: while they are
+// being marked, which waits for the store several times, their records and tables are read and the
+// indexes built. What was read of a layer that is another one by then was in vain.
+type attaching struct {
+	s   *site
+	st  *pop.Store
+	img *image.Image
 
-// attachEarly makes a layer of the store known. Marking it waits for the store several times: meanwhile
-// its index is built, of the table that the record named before. After errReplaced that was in vain, and the layer is marked.
-func (s *site) attachEarly(ctx context.Context, st *pop.Store, l image.Layer) (*pop.Layer, error) {
-	before, err := st.Record(ctx, l.DiffID)
+	layers []image.Layer
+	looked chan struct{} // closed when it is known which of them the store seems to have
+	done   chan struct{} // closed at the end
+
+	mu      sync.Mutex
+	seeming map[digest.Digest]bool // guarded by mu until looked is closed
+	used    []*pop.Layer           // guarded by mu until done is closed
+
+	marked chan struct{} // closed when have and err are there
+	have   map[digest.Digest]*pop.Layer
+	err    error // why the others are not
+}
+
+// begin attaches what is not here of img, and goes on whatever becomes of who asked. likely says
+// that the store is likely to have all of it.
+func (s *site) begin(st *pop.Store, img *image.Image, likely bool) *attaching {
+	a := &attaching{s: s, st: st, img: img, looked: make(chan struct{}), done: make(chan struct{}), marked: make(chan struct{}), seeming: map[digest.Digest]bool{}}
+	for _, l := range img.Unique() {
+		if !s.here(l.DiffID) {
+			a.layers = append(a.layers, l)
+		}
+	}
+	if len(a.layers) == 0 {
+		close(a.looked)
+		close(a.done)
+		return a
+	}
+	s.p.work.Go(func() {
+		ctx, cancel := context.WithTimeout(s.p.life, sitePatience)
+		defer cancel()
+		defer close(a.done)
+		a.run(ctx, likely)
+	})
+	return a
+}
+
+// here reports whether there is something of a layer on this node, or it is attached.
+func (s *site) here(id digest.Digest) bool {
+	_, err := s.p.cfg.Layers.Peek(id)
+	return err == nil || s.p.cfg.Layers.Partial(id) != nil
+}
+
+func (a *attaching) ids() []digest.Digest {
+	ids := make([]digest.Digest, len(a.layers))
+	for i, l := range a.layers {
+		ids[i] = l.DiffID
+	}
+	return ids
+}
+
+func (a *attaching) run(ctx context.Context, likely bool) {
+	ids := a.ids()
+	defer a.s.lockAll(ids)()
+	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool {
+		here := a.s.here(id) // meanwhile
+		if here {
+			if rec := a.s.found(a.layer(id)); rec != nil {
+				a.used = append(a.used, rec)
+			}
+		}
+		return here
+	})
+	if !likely {
+		ids = a.there(ctx, ids)
+	}
+	var all sync.WaitGroup
+	if len(ids) == 0 {
+		close(a.looked)
+		return
+	}
+	left := len(ids)
+	a.have, a.err = a.st.UseAll(ctx, ids, func(id digest.Digest, rec *pop.Layer, err error) {
+		if err == nil {
+			all.Go(func() { a.attach(ctx, rec) })
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.seeming[id] = err == nil
+		if left--; left == 0 {
+			close(a.looked)
+		}
+	})
+	close(a.marked)
+	for id, rec := range a.have {
+		if !a.seeming[id] { // a moment ago
+			all.Go(func() { a.attach(ctx, rec) })
+		}
+	}
+	all.Wait()
+	if a.err != nil && !errors.Is(a.err, pop.ErrUnknown) {
+		a.s.log.Warn("layers of the PoP's store cannot be used", "image", a.img.Ref, "err", a.err)
+	}
+}
+
+// there are those of the layers that the store has, as it seems.
+func (a *attaching) there(ctx context.Context, ids []digest.Digest) (found []digest.Digest) {
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for _, id := range ids {
+		all.Go(func() {
+			_, err := a.st.Record(ctx, id)
+			if err != nil && !errors.Is(err, pop.ErrUnknown) {
+				a.s.log.Warn("a layer of the PoP's store cannot be used", "layer", id, "err", err)
+			}
+			if err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				found = append(found, id)
+			}
+		})
+	}
+	all.Wait()
+	return found
+}
+
+// attach attaches one layer, of what seemed to be its record.
+func (a *attaching) attach(ctx context.Context, seemed *pop.Layer) {
+	err := a.from(ctx, seemed, func() error { return a.confirm(seemed) })
+	rec := a.confirmed(seemed.DiffID)
+	if rec != nil && rec.Name != seemed.Name { // whatever the table of a layer that went was
+		err = a.from(ctx, rec, nil)
+	}
+	switch {
+	case rec == nil: // run says why
+	case err == nil:
+		a.s.prove(rec.DiffID)
+		a.s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += a.layer(rec.DiffID).Size })
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.used = append(a.used, rec)
+	case !errors.Is(err, pop.ErrUnknown) && !errors.Is(err, layer.ErrBusy):
+		a.s.log.Warn("a layer of the PoP's store cannot be used", "layer", rec.DiffID, "err", err)
+	}
+}
+
+func (a *attaching) from(ctx context.Context, rec *pop.Layer, await func() error) error {
+	table, err := a.st.Table(ctx, rec)
 	if err != nil {
-		return nil, err
-	}
-	var rec *pop.Layer
-	var marking errgroup.Group
-	marking.Go(func() (err error) {
-		rec, err = st.Use(ctx, l.DiffID)
 		return err
-	})
-	marking.Go(func() error { // Use looks at the data last, and finds them known
-		_, _ = s.cfg.Dir.Stat(ctx, before.Data())
-		return nil
-	})
-	marked := func() error {
-		if err := marking.Wait(); err != nil {
-			return err
+	}
+	e := a.s.described(rec, a.layer(rec.DiffID))
+	e.Table, e.Await = table, await
+	_, err = a.s.p.cfg.Layers.Attach(e)
+	return err
+}
+
+// confirmed is the record of a layer once it is marked; nil if it is not there.
+func (a *attaching) confirmed(id digest.Digest) *pop.Layer {
+	<-a.marked
+	return a.have[id]
+}
+
+// confirm returns nil when the layer is marked and is the one that it seemed to be.
+func (a *attaching) confirm(seemed *pop.Layer) error {
+	switch rec := a.confirmed(seemed.DiffID); {
+	case rec == nil:
+		return a.err
+	case rec.Name != seemed.Name:
+		return fmt.Errorf("layer %s was replaced meanwhile: %w", seemed.DiffID, pop.ErrUnknown)
+	}
+	return nil
+}
+
+func (a *attaching) layer(id digest.Digest) image.Layer {
+	return a.layers[slices.IndexFunc(a.layers, func(l image.Layer) bool { return l.DiffID == id })]
+}
+
+// has reports whether the layer is one of those that are attached.
+func (a *attaching) has(id digest.Digest) bool {
+	return slices.ContainsFunc(a.layers, func(l image.Layer) bool { return l.DiffID == id })
+}
+
+// all reports whether the store seems to have all layers that are not here.
+func (a *attaching) all(ctx context.Context) bool {
+	select {
+	case <-a.looked:
+	case <-ctx.Done():
+		return false
+	}
+	for _, l := range a.layers {
+		if !a.seeming[l.DiffID] && !a.s.p.mountable(a.img, l.DiffID) {
+			return false
 		}
-		if rec.Name != before.Name {
-			return errReplaced
-		}
+	}
+	return true
+}
+
+// wait returns what the store has of the layers when they are attached.
+func (a *attaching) wait(ctx context.Context) []*pop.Layer {
+	select {
+	case <-a.done:
+		return a.used
+	case <-ctx.Done():
 		return nil
 	}
-	e := s.described(before, l)
-	e.Await = marked
-	if e.Table, err = st.Table(ctx, before); err == nil {
+}
+
+// attachLayer makes one layer known that the store has, unless there is something of it here.
+func (s *site) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) error {
+	defer s.lock(l.DiffID)()
+	if s.here(l.DiffID) {
+		s.found(l)
+		return nil
+	}
+	_, e, err := s.elsewhere(ctx, st, l)
+	if err == nil {
 		_, err = s.p.cfg.Layers.Attach(e)
 	}
-	if merr := marked(); merr != nil {
-		err = merr // whatever the table of a layer that went was
+	if err != nil {
+		return err
 	}
-	return rec, err
+	s.prove(l.DiffID)
+	s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += l.Size })
+	return nil
 }
 
 // elsewhere is a layer that the store has, marked as used by this node.
@@ -64,4 +252,27 @@ func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*po
 
 func (s *site) described(rec *pop.Layer, l image.Layer) *layer.Elsewhere {
 	return &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size, Data: s.cfg.Dir.Path(rec.Data())}
+}
+
+// provedTime is how long it is believed that the tar of a layer can be opened, which
+// was looked at when the layer was attached.
+const provedTime = 2 * time.Second
+
+func (s *site) prove(id digest.Digest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, at := range s.proved {
+		if time.Since(at) > provedTime {
+			delete(s.proved, id)
+		}
+	}
+	s.proved[id] = time.Now()
+}
+
+// isProved reports whether the tar was seen a moment ago, and the store answers.
+func (s *site) isProved(id digest.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, ok := s.proved[id]
+	return ok && time.Since(at) <= provedTime && s.cfg.Dir.Away() == nil
 }

@@ -58,6 +58,9 @@ func (p *Puller) reachable(ctx context.Context, l *layer.Layer) bool {
 	if err != nil || !filepath.IsLocal(name) {
 		return false // of a store that was configured once
 	}
+	if p.site.isProved(l.DiffID) {
+		return true
+	}
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
 	defer cancel()
 	f, err := p.site.cfg.Dir.Open(ctx, name)

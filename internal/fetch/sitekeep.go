@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -257,21 +258,25 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	if _, err := st.Silent(ctx); err != nil { // it measures
 		s.log.Debug("other nodes' signs of life", "err", err)
 	}
-	for _, id := range st.Used() {
-		if err := s.unuse(ctx, st, id, claimed); err != nil {
-			s.log.Debug("mark stays", "layer", id, "err", err)
+	for _, ids := range st.Used() {
+		if err := s.unuse(ctx, st, ids, claimed); err != nil {
+			s.log.Debug("marks stay", "layers", ids, "err", err)
 		}
 	}
 }
 
-// unuse takes this node's mark from a layer that is neither attached, nor on its
+// unuse takes this node's marks from those of the layers that are neither attached, nor on their
 // way, nor stood on: a container's mount may be older than what is known of the layer.
-func (s *site) unuse(ctx context.Context, st *pop.Store, id digest.Digest, claimed func(digest.Digest) bool) error {
-	defer s.lock(id)()
-	if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" || s.p.cfg.Layers.Filling(id) != nil || claimed(id) {
+func (s *site) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest, claimed func(digest.Digest) bool) error {
+	defer s.lockAll(ids)()
+	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool {
+		l, err := s.p.cfg.Layers.Peek(id)
+		return err == nil && l.At != "" || s.p.cfg.Layers.Filling(id) != nil || claimed(id)
+	})
+	if len(ids) == 0 {
 		return nil
 	}
-	return st.Unuse(ctx, id)
+	return st.Unuse(ctx, ids...)
 }
 
 // makeRoom evicts and deletes in the shared store what its bounds demand.

@@ -161,7 +161,7 @@ func (c *copier) copy(ctx context.Context, st *pop.Store, path string, size, run
 	}
 	defer f.Close()
 	from := c.draft.At()
-	_, err = io.CopyBuffer(struct{ io.Writer }{c.draft}, struct{ io.Reader }{io.NewSectionReader(f, from, size-from)}, make([]byte, 1<<20))
+	_, err = io.CopyBuffer(struct{ io.Writer }{c.draft}, struct{ io.Reader }{io.NewSectionReader(f, from, size-from)}, make([]byte, 256<<10))
 	return err
 }
 

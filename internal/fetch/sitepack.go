@@ -70,7 +70,7 @@ func (s *site) bringPack(ctx context.Context, manifest digest.Digest) error {
 		return errors.Join(err, fmt.Errorf("a pack of %d bytes", size))
 	}
 	return durable.Commit(s.p.PackPath(manifest), 0o600, func(f *os.File) error {
-		_, err := io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{io.NewSectionReader(from, 0, size)}, make([]byte, 1<<20))
+		_, err := io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{io.NewSectionReader(from, 0, size)}, make([]byte, 256<<10))
 		return err
 	})
 }

@@ -62,7 +62,7 @@ func (p *Puller) Take(ctx context.Context, l image.Layer) error {
 	if st == nil {
 		return fmt.Errorf("layer %s is not here: %w", l.DiffID, errors.Join(layer.ErrUnknown, pop.ErrStoreAway))
 	}
-	if _, err := p.site.attachLayer(ctx, st, nil, l); err != nil {
+	if err := p.site.attachLayer(ctx, st, l); err != nil {
 		return fmt.Errorf("layer %s of the PoP's store: %w", l.DiffID, err)
 	}
 	return nil

@@ -302,7 +302,7 @@ func (s *site) copyWhole(ctx context.Context, st *pop.Store, have *layer.Layer, 
 		return err
 	}
 	h := sha256.New()
-	_, err = io.CopyBuffer(io.MultiWriter(draft, h), struct{ io.Reader }{io.NewSectionReader(f, 0, have.Size)}, make([]byte, 1<<20))
+	_, err = io.CopyBuffer(io.MultiWriter(draft, h), struct{ io.Reader }{io.NewSectionReader(f, 0, have.Size)}, make([]byte, 256<<10))
 	if err == nil && digest.NewDigest(digest.SHA256, h) != have.DiffID {
 		err = fmt.Errorf("this node's copy of layer %s is damaged too: %w", have.DiffID, layer.ErrMismatch)
 	}

@@ -51,10 +51,24 @@ type Way struct {
 var ErrAgain = errors.New("there may be another way to the layer now")
 
 // Attach makes the layer known whose tar lies elsewhere. It returns an error that
-// wraps ErrBusy if the layer is here, or on its way, in another form.
+// wraps ErrBusy if the layer is here, or on its way, in another form. Several layers are
+// attached at once; nothing waits for another one's Await.
 func (s *Store) Attach(e *Elsewhere) (*Layer, error) {
-	release := s.reserve(e.DiffID)
-	defer release()
+	l, err := s.attached(e)
+	if s.cfg.Tree {
+		err = fmt.Errorf("layers are unpacked here: %w", ErrBusy)
+	}
+	if l == nil && err == nil {
+		l, err = s.attachNew(e)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attach layer %s: %w", e.DiffID, err)
+	}
+	return l, nil
+}
+
+// attached is the layer if it is known already; nil if nothing of it is here.
+func (s *Store) attached(e *Elsewhere) (*Layer, error) {
 	s.mu.Lock()
 	whole, fill, partial := s.layers[e.DiffID], s.fills[e.DiffID], s.partials[e.DiffID]
 	s.mu.Unlock()
@@ -62,19 +76,41 @@ func (s *Store) Attach(e *Elsewhere) (*Layer, error) {
 	case whole != nil && whole.At == e.Data:
 		return whole, nil
 	case whole != nil || fill != nil || partial != nil:
-		return nil, fmt.Errorf("attach layer %s: %w", e.DiffID, ErrBusy)
+		return nil, ErrBusy
 	}
-	l, err := s.attach(s.dir(e.DiffID), e)
+	return nil, nil
+}
+
+// attachNew makes the layer's files aside, and puts them in their place when it is known
+// that they are wanted.
+func (s *Store) attachNew(e *Elsewhere) (*Layer, error) {
+	aside, err := os.MkdirTemp(s.cfg.Dir, importPrefix)
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(aside)
+	l, err := s.describe(aside, e)
 	if err == nil && e.Await != nil {
-		if err = e.Await(); err != nil {
-			err = errors.Join(err, s.discard(s.dir(e.DiffID)))
-		}
-	}
-	if err == nil {
-		err = l.declare()
+		err = e.Await()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("attach layer %s: %w", e.DiffID, err)
+		return nil, err
+	}
+	release := s.reserve(e.DiffID)
+	defer release()
+	if have, err := s.attached(e); have != nil || err != nil {
+		return have, err
+	}
+	dir := s.dir(e.DiffID)
+	if err := s.clear(dir); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(filepath.Join(aside, "index"), filepath.Join(dir, "index")); err != nil {
+		return nil, errors.Join(err, s.discard(dir))
+	}
+	l.dir = dir
+	if err := l.declare(); err != nil {
+		return nil, errors.Join(err, s.discard(dir))
 	}
 	s.mu.Lock()
 	s.layers[e.DiffID] = l
@@ -104,11 +140,31 @@ func (s *Store) settleSoon(l *Layer) {
 	})
 }
 
-// attach makes the files of a layer that lies elsewhere.
+// attach makes the files of a layer that lies elsewhere, in its place.
 func (s *Store) attach(dir string, e *Elsewhere) (*Layer, error) {
 	if s.cfg.Tree {
 		return nil, fmt.Errorf("layers are unpacked here: %w", ErrBusy)
 	}
+	if err := s.clear(dir); err != nil {
+		return nil, err
+	}
+	l, err := s.describe(dir, e)
+	if err != nil {
+		return nil, errors.Join(err, s.discard(dir))
+	}
+	return l, nil
+}
+
+// clear empties a layer's directory: of what an earlier fill left, all is elsewhere.
+func (s *Store) clear(dir string) error {
+	if err := s.discard(dir); err != nil {
+		return err
+	}
+	return os.MkdirAll(dir, 0o755)
+}
+
+// describe writes the index of a layer that lies elsewhere into dir.
+func (s *Store) describe(dir string, e *Elsewhere) (*Layer, error) {
 	t, err := toc.ParseTable(e.Table)
 	if err != nil {
 		return nil, err
@@ -116,17 +172,9 @@ func (s *Store) attach(dir string, e *Elsewhere) (*Layer, error) {
 	if t.Size() != e.Size {
 		return nil, fmt.Errorf("its table says %d bytes, its record %d: %w", t.Size(), e.Size, ErrMismatch)
 	}
-	if err := s.discard(dir); err != nil { // an earlier fill's: all of it is elsewhere
-		return nil, err
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
 	l := &Layer{store: s, DiffID: e.DiffID, Size: e.Size, Blob: e.Blob, BlobSz: e.BlobSize, At: e.Data, dir: dir, used: time.Now()}
-	if l.Implied, l.Index, err = writeIndex(dir, e.DiffID, e.Size, t); err != nil {
-		return nil, errors.Join(err, s.discard(dir))
-	}
-	return l, nil
+	l.Implied, l.Index, err = writeIndex(dir, e.DiffID, e.Size, t)
+	return l, err
 }
 
 // writeIndex builds dir's index from t: a layer's tar of size bytes, or its table. It

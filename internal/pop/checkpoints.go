@@ -177,7 +177,7 @@ func (s *Store) Failures(ctx context.Context) (map[digest.Digest]map[string]Fail
 	}
 	all := map[digest.Digest]map[string]Failures{}
 	for _, name := range names {
-		id, ok := markOf(name)
+		id, ok := idOf(name)
 		_, node, _ := strings.Cut(name, ".")
 		if !ok || node == "" {
 			continue
@@ -232,7 +232,7 @@ func (w *sweep) forgetNotes(ctx context.Context) error {
 			continue
 		}
 		for _, name := range names {
-			id, ok := markOf(name)
+			id, ok := idOf(name)
 			if !ok {
 				continue
 			}

@@ -334,6 +334,26 @@ type dirFile struct {
 	f *os.File
 }
 
+// borrowed is how much is kept for the next one of what calls to files copy.
+const borrowed = 1 << 20
+
+var buffers sync.Pool // of *[]byte
+
+// borrow returns n bytes, which hold anything. Nobody has to give them back.
+func borrow(n int) []byte {
+	if b, _ := buffers.Get().(*[]byte); b != nil && cap(*b) >= n {
+		return (*b)[:n]
+	}
+	return make([]byte, n)
+}
+
+// giveBack returns bytes that nobody looks at any more.
+func giveBack(b []byte) {
+	if cap(b) <= borrowed {
+		buffers.Put(&b)
+	}
+}
+
 func (f *dirFile) ReadAt(b []byte, off int64) (int, error) {
 	type read struct {
 		n   int
@@ -341,7 +361,7 @@ func (f *dirFile) ReadAt(b []byte, off int64) (int, error) {
 		eof bool
 	}
 	got, err := value(f.d, context.Background(), func() (read, error) {
-		own := make([]byte, len(b))
+		own := borrow(len(b))
 		n, err := f.f.ReadAt(own, off)
 		if err == io.EOF {
 			return read{n, own, true}, nil
@@ -352,6 +372,7 @@ func (f *dirFile) ReadAt(b []byte, off int64) (int, error) {
 		return 0, err
 	}
 	copy(b, got.b[:got.n])
+	giveBack(got.b)
 	if got.eof {
 		return got.n, io.EOF
 	}
@@ -359,14 +380,16 @@ func (f *dirFile) ReadAt(b []byte, off int64) (int, error) {
 }
 
 func (f *dirFile) WriteAt(b []byte, off int64) (int, error) {
-	own := append([]byte(nil), b...)
+	own := borrow(len(b))
+	copy(own, b)
 	err := f.d.call(context.Background(), slowPatience, func() error {
 		_, err := f.f.WriteAt(own, off)
 		return err
 	})
 	if err != nil {
-		return 0, err
+		return 0, err // it may still be written
 	}
+	giveBack(own)
 	return len(b), nil
 }
 

@@ -71,7 +71,7 @@ func (s *Store) writePack(ctx context.Context, name string, pack io.Reader) erro
 	if err != nil {
 		return err
 	}
-	_, err = io.CopyBuffer(io.NewOffsetWriter(f, 0), struct{ io.Reader }{pack}, make([]byte, 1<<20))
+	_, err = io.CopyBuffer(io.NewOffsetWriter(f, 0), struct{ io.Reader }{pack}, make([]byte, 256<<10))
 	if err == nil {
 		err = f.Sync()
 	}

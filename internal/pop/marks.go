@@ -3,20 +3,33 @@ package pop
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/errgroup"
 )
 
-// A mark is an empty file, refs/NODE/HEX.NONCE. Each has a name of its own: a
-// removal that was given up and happens late after all takes no newer one.
+// A mark is an empty file, refs/NODE/LAYERS.NONCE, of up to perMark layers: making
+// one costs as much as looking a layer up. Each has a name of its own: a removal that was
+// given up and happens late after all takes no newer one.
+//
+// A mark of several layers holds each of them for as long as it is there. Who ceases to
+// use some of them therefore marks the others anew before it goes.
 
-// marks are the names below refs/NODE of one layer's marks; Store.mu guards them.
+// perMark is how many layers one mark names: a file's name has up to 255 bytes.
+const perMark = 5
+
+// marks are the names below refs/NODE of the marks that name a layer; Store.mu guards them.
 type marks struct {
 	now  string   // the one that counts; "" if none does
 	late []string // others that may be there
@@ -29,8 +42,51 @@ func (m *marks) all() []string {
 	return append(slices.Clone(m.late), m.now)
 }
 
-// markOf is the layer that the mark of that name is of.
-func markOf(name string) (digest.Digest, bool) {
+// retire has a mark count no more; it may still be there.
+func (m *marks) retire(name string) {
+	if m.now == name && name != "" {
+		m.late, m.now = append(m.late, name), ""
+	}
+}
+
+func (m *marks) forget(name string) {
+	m.late = slices.DeleteFunc(m.late, func(n string) bool { return n == name })
+}
+
+// idLength is that of a sha256 in a mark's name.
+var idLength = base64.RawURLEncoding.EncodedLen(sha256.Size)
+
+// markName is a name that nobody has used for a mark of these layers.
+func markName(ids []digest.Digest) (string, error) {
+	var b strings.Builder
+	for _, id := range ids {
+		sum, err := hex.DecodeString(id.Encoded())
+		if err != nil || len(sum) != sha256.Size {
+			return "", fmt.Errorf("mark %q: %w", id, ErrUnknown)
+		}
+		b.WriteString(base64.RawURLEncoding.EncodeToString(sum))
+	}
+	return b.String() + "." + rand.Text()[:8], nil
+}
+
+// markedBy are the layers that the mark of that name is of; none if it is no mark's.
+func markedBy(name string) (ids []digest.Digest) {
+	all, _, _ := strings.Cut(name, ".")
+	for ; len(all) >= idLength; all = all[idLength:] {
+		sum, err := base64.RawURLEncoding.DecodeString(all[:idLength])
+		if err != nil {
+			return nil
+		}
+		ids = append(ids, digest.NewDigestFromBytes(digest.SHA256, sum))
+	}
+	if len(all) > 0 {
+		return nil
+	}
+	return ids
+}
+
+// idOf is the object whose hexadecimals a name begins with, up to a dot.
+func idOf(name string) (digest.Digest, bool) {
 	hex, _, _ := strings.Cut(name, ".")
 	id := digest.NewDigestFromEncoded(digest.SHA256, hex)
 	return id, id.Validate() == nil
@@ -49,7 +105,7 @@ func (s *Store) adopt(ctx context.Context) error {
 		return err
 	}
 	for _, name := range names {
-		if id, ok := markOf(name); ok {
+		for _, id := range markedBy(name) {
 			m := s.marksOf(id)
 			m.late = append(m.late, name)
 		}
@@ -67,30 +123,55 @@ func (s *Store) marksOf(id digest.Digest) *marks {
 	return s.used[id]
 }
 
-// turn has one caller at a time mark a layer or take its mark away.
-func (s *Store) turn(ctx context.Context, id digest.Digest) (end func(), err error) {
-	s.mu.Lock()
-	t := s.turns[id]
-	if t == nil {
-		t = make(chan struct{}, 1)
-		s.turns[id] = t
+// turns has one caller at a time mark these layers or take their marks away.
+func (s *Store) turns(ctx context.Context, ids []digest.Digest) (end func(), err error) {
+	ids = slices.Compact(slices.Sorted(slices.Values(ids))) // in one order, so that nobody waits in a circle
+	var mine []chan struct{}
+	end = func() {
+		for _, t := range mine {
+			<-t
+		}
 	}
-	s.mu.Unlock()
-	select {
-	case t <- struct{}{}:
-		return func() { <-t }, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	for _, id := range ids {
+		s.mu.Lock()
+		t := s.turn[id]
+		if t == nil {
+			t = make(chan struct{}, 1)
+			s.turn[id] = t
+		}
+		s.mu.Unlock()
+		select {
+		case t <- struct{}{}:
+			mine = append(mine, t)
+		case <-ctx.Done():
+			end()
+			return nil, context.Cause(ctx)
+		}
 	}
+	return end, nil
 }
 
-// Used returns the layers that this node has marked, or may have, in no order.
-func (s *Store) Used() []digest.Digest {
+// Used returns the layers that this node has marked, or may have: those of one mark
+// together, each once.
+func (s *Store) Used() [][]digest.Digest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]digest.Digest, 0, len(s.used))
-	for id := range s.used {
-		all = append(all, id)
+	var all [][]digest.Digest
+	said := map[digest.Digest]bool{}
+	for _, id := range slices.Sorted(maps.Keys(s.used)) {
+		if said[id] {
+			continue
+		}
+		together := []digest.Digest{id}
+		said[id] = true
+		for _, name := range s.used[id].all() {
+			for _, other := range markedBy(name) {
+				if !said[other] && s.used[other] != nil {
+					together, said[other] = append(together, other), true
+				}
+			}
+		}
+		all = append(all, together)
 	}
 	return all
 }
@@ -102,25 +183,80 @@ func (s *Store) Use(ctx context.Context, id digest.Digest) (*Layer, error) {
 	if _, err := s.record(ctx, id); err != nil {
 		return nil, err // nothing to mark
 	}
-	end, err := s.turn(ctx, id)
+	have, err := s.secure(ctx, []digest.Digest{id})
+	return have[id], err
+}
+
+// UseAll is Use of several layers that are likely to be there, at the cost of one or
+// little more. It returns the records of those that are; the error is of the others. seen,
+// unless nil, is told once of each what a look ahead of the marks has shown, by goroutines that
+// UseAll waits for: it may be out of date, and the layer is not in use yet.
+func (s *Store) UseAll(ctx context.Context, ids []digest.Digest, seen func(digest.Digest, *Layer, error)) (map[digest.Digest]*Layer, error) {
+	var reads sync.WaitGroup
+	defer reads.Wait()
+	for _, id := range ids {
+		reads.Go(func() {
+			l, err := s.record(ctx, id)
+			if seen != nil {
+				seen(id, l, err)
+			}
+			if err != nil {
+				return
+			}
+			_, _ = s.cfg.FS.Stat(ctx, l.data()) // secure looks at the data last, and finds them known
+		})
+	}
+	return s.secure(ctx, ids)
+}
+
+// secure marks layers and then looks whether they are there.
+func (s *Store) secure(ctx context.Context, ids []digest.Digest) (map[digest.Digest]*Layer, error) {
+	end, err := s.turns(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	before := s.marked(id)
-	if err := s.mark(ctx, id); err != nil {
-		return nil, fmt.Errorf("mark layer %s: %w", id, err)
+	before := map[digest.Digest]bool{}
+	for _, id := range ids {
+		before[id] = s.marked(id)
+	}
+	if err := s.mark(ctx, ids); err != nil {
+		return nil, fmt.Errorf("mark layers %v: %w", ids, err)
 	}
 	// Whoever evicts looks for marks after the record is out of sight. So if the
 	// record is there now, the mark is seen in time.
-	l, err := s.whole(ctx, id)
-	if err != nil && !before {
-		err = errors.Join(err, s.unmark(context.WithoutCancel(ctx), id))
+	have, err := s.wholes(ctx, ids)
+	var vain []digest.Digest
+	for _, id := range ids {
+		if have[id] == nil && !before[id] {
+			vain = append(vain, id)
+		}
 	}
-	if err != nil {
-		return nil, err
+	if len(vain) > 0 {
+		err = errors.Join(err, s.unmark(context.WithoutCancel(ctx), vain))
 	}
-	return l, nil
+	return have, err
+}
+
+// wholes are the records of those layers whose data are seen to be there. The error
+// is of the others.
+func (s *Store) wholes(ctx context.Context, ids []digest.Digest) (map[digest.Digest]*Layer, error) {
+	var mu sync.Mutex
+	have := map[digest.Digest]*Layer{}
+	var errs error
+	var looks sync.WaitGroup
+	for _, id := range ids {
+		looks.Go(func() {
+			l, err := s.whole(ctx, id)
+			mu.Lock()
+			defer mu.Unlock()
+			if errs = errors.Join(errs, err); err == nil {
+				have[id] = l
+			}
+		})
+	}
+	looks.Wait()
+	return have, errs
 }
 
 // marked reports whether a mark may be there that something stands on.
@@ -130,69 +266,176 @@ func (s *Store) marked(id digest.Digest) bool {
 	return s.used[id] != nil
 }
 
-// mark makes a mark that counts, or makes sure of the one that does.
-func (s *Store) mark(ctx context.Context, id digest.Digest) error {
-	m := s.marksOf(id)
-	s.mu.Lock()
-	if m.now == "" {
-		m.now = id.Encoded() + "." + rand.Text()[:8]
+// mark makes marks that count of those layers that have none, and makes sure of those there are.
+func (s *Store) mark(ctx context.Context, ids []digest.Digest) error {
+	if len(ids) == 0 {
+		return nil
 	}
-	name := m.now
-	s.mu.Unlock()
-	f, err := s.cfg.FS.Append(ctx, path.Join(s.marksDir(), name))
-	if err == nil {
-		err = f.Close()
-	}
+	names, err := s.marksFor(ids)
 	if err != nil {
 		return err
 	}
-	if err := s.cfg.Coord.Use(ctx, id.String()); err != nil && !errors.Is(err, ErrAway) {
+	var making errgroup.Group
+	for _, name := range names {
+		making.Go(func() error {
+			f, err := s.cfg.FS.Append(ctx, path.Join(s.marksDir(), name))
+			if err == nil {
+				err = f.Close()
+			}
+			return err
+		})
+	}
+	if err := making.Wait(); err != nil {
+		return err
+	}
+	keys := make([]string, len(ids))
+	for i, id := range ids {
+		keys[i] = id.String()
+	}
+	if err := s.cfg.Coord.Use(ctx, keys...); err != nil && !errors.Is(err, ErrAway) {
 		return err
 	}
 	return nil
 }
 
-// Unuse takes this node's mark away. The layer must not be mounted here any more.
-// After an error the mark may be there or not, and Used has the layer. What is held (see Hold)
-// keeps its mark.
-func (s *Store) Unuse(ctx context.Context, id digest.Digest) error {
-	end, err := s.turn(ctx, id)
-	if err != nil {
-		return err
+// marksFor are the marks that count of these layers. Those of layers that have none are to be made.
+func (s *Store) marksFor(ids []digest.Digest) (names []string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var bare []digest.Digest
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(ids))) {
+		if m := s.used[id]; m == nil || m.now == "" {
+			bare = append(bare, id)
+		} else if !slices.Contains(names, m.now) {
+			names = append(names, m.now)
+		}
 	}
-	defer end()
-	if s.isHeld(id) {
-		return nil
+	for some := range slices.Chunk(bare, perMark) {
+		name, err := markName(some)
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range some {
+			if s.used[id] == nil {
+				s.used[id] = new(marks)
+			}
+			s.used[id].now = name
+		}
+		names = append(names, name)
 	}
-	return s.unmark(ctx, id)
+	return names, nil
 }
 
-func (s *Store) unmark(ctx context.Context, id digest.Digest) error {
-	err := s.cfg.Coord.Drop(ctx, id.String())
+// Unuse takes this node's marks of these layers away, which must not be mounted here any
+// more. After an error the marks may be there or not, and Used has the layers. What is held (see Hold)
+// keeps its mark.
+func (s *Store) Unuse(ctx context.Context, ids ...digest.Digest) error {
+	for {
+		all := s.together(ids)
+		end, err := s.turns(ctx, all)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(s.together(ids), func(id digest.Digest) bool { return !slices.Contains(all, id) }) {
+			end() // marked with others meanwhile
+			continue
+		}
+		defer end()
+		return s.unmark(ctx, slices.DeleteFunc(slices.Clone(ids), s.isHeld))
+	}
+}
+
+// together are these layers, and those that have a mark in common with one of them.
+func (s *Store) together(ids []digest.Digest) []digest.Digest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := slices.Clone(ids)
+	for _, id := range ids {
+		if m := s.used[id]; m != nil {
+			for _, name := range m.all() {
+				all = append(all, markedBy(name)...)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// unmark takes away all marks of these layers. It is called in the turns of all
+// that they name.
+func (s *Store) unmark(ctx context.Context, ids []digest.Digest) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	keys := make([]string, len(ids))
+	for i, id := range ids {
+		keys[i] = id.String()
+	}
+	err := s.cfg.Coord.Drop(ctx, keys...)
 	if errors.Is(err, ErrAway) {
 		err = nil
 	}
-	m := s.marksOf(id)
-	s.mu.Lock()
-	m.late, m.now = m.all(), "" // none of them counts from here on
-	names := m.all()
-	s.mu.Unlock()
-	for _, name := range names {
-		rerr := s.remove(ctx, path.Join(s.marksDir(), name))
-		if rerr != nil {
-			err = errors.Join(err, rerr)
-			continue
-		}
-		s.mu.Lock()
-		m.late = slices.DeleteFunc(m.late, func(n string) bool { return n == name })
-		s.mu.Unlock()
+	for _, name := range s.retire(ids) {
+		err = errors.Join(err, s.unmake(ctx, name, ids))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(m.all()) == 0 {
-		delete(s.used, id)
+	for _, id := range ids {
+		if m := s.used[id]; m != nil && len(m.all()) == 0 {
+			delete(s.used, id)
+		}
 	}
 	return err
+}
+
+// retire has no mark of these layers count from here on, and returns them all.
+func (s *Store) retire(ids []digest.Digest) (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range ids {
+		m := s.used[id]
+		if m == nil {
+			continue
+		}
+		m.retire(m.now)
+		for _, name := range m.late {
+			if !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// unmake removes a mark. Layers beside ids that it holds are marked anew before.
+func (s *Store) unmake(ctx context.Context, name string, ids []digest.Digest) error {
+	var others []digest.Digest
+	s.mu.Lock()
+	for _, id := range markedBy(name) {
+		m := s.used[id]
+		if slices.Contains(ids, id) || m == nil || !slices.Contains(m.all(), name) {
+			continue
+		}
+		m.retire(name)
+		others = append(others, id)
+	}
+	s.mu.Unlock()
+	if len(others) > 0 {
+		if err := s.mark(ctx, others); err != nil {
+			return fmt.Errorf("mark anew what stays in use: %w", err)
+		}
+	}
+	if err := s.remove(ctx, path.Join(s.marksDir(), name)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range markedBy(name) {
+		if m := s.used[id]; m != nil {
+			m.forget(name)
+		}
+	}
+	return nil
 }
 
 // strays removes marks of this node that it does not know of: their making was
@@ -204,19 +447,21 @@ func (s *Store) strays(ctx context.Context) error {
 	}
 	var errs error
 	for _, name := range names {
-		id, ok := markOf(name)
-		if !ok {
-			continue
-		}
-		s.mu.Lock()
-		m := s.used[id]
-		known := m != nil && slices.Contains(m.all(), name)
-		s.mu.Unlock()
-		if !known {
+		if ids := markedBy(name); len(ids) > 0 && !s.knows(name, ids) {
 			errs = errors.Join(errs, s.remove(ctx, path.Join(s.marksDir(), name)))
 		}
 	}
 	return errs
+}
+
+// knows reports whether a mark is known, of any of the layers that it names.
+func (s *Store) knows(name string, ids []digest.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(ids, func(id digest.Digest) bool {
+		m := s.used[id]
+		return m != nil && slices.Contains(m.all(), name)
+	})
 }
 
 // inUse reports whether any node says that it uses the layer: in the store or to
@@ -236,8 +481,7 @@ func (s *Store) inUse(ctx context.Context, id digest.Digest) (bool, error) {
 			return true, err
 		}
 		marks := slices.ContainsFunc(names, func(name string) bool {
-			of, ok := markOf(name)
-			return ok && of == id
+			return slices.Contains(markedBy(name), id)
 		})
 		if marks && !s.forgotten(ctx, n) {
 			return true, nil

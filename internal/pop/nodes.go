@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -75,12 +76,18 @@ func (s *Store) Silent(ctx context.Context) ([]Silent, error) {
 		if err != nil {
 			return all, err
 		}
-		marks, err := s.cfg.FS.ReadDir(ctx, path.Join(refsDir, n.Name()))
+		names, err := s.cfg.FS.Names(ctx, path.Join(refsDir, n.Name()))
 		if unlessGone(err) != nil {
 			return all, err
 		}
-		if len(marks) > 0 {
-			all = append(all, Silent{Node: n.Name(), For: since, Marks: len(marks)})
+		marked := map[digest.Digest]bool{}
+		for _, name := range names {
+			for _, id := range markedBy(name) {
+				marked[id] = true
+			}
+		}
+		if len(marked) > 0 {
+			all = append(all, Silent{Node: n.Name(), For: since, Marks: len(marked)})
 		}
 	}
 	return all, nil
@@ -149,20 +156,18 @@ func (s *Store) remark(ctx context.Context) error {
 		return err
 	}
 	var errs error
-	for _, id := range s.Used() {
-		errs = errors.Join(errs, s.markAgain(ctx, id))
+	for _, ids := range s.Used() {
+		errs = errors.Join(errs, s.markAgain(ctx, ids))
 	}
 	return errs
 }
 
-func (s *Store) markAgain(ctx context.Context, id digest.Digest) error {
-	end, err := s.turn(ctx, id)
+func (s *Store) markAgain(ctx context.Context, ids []digest.Digest) error {
+	end, err := s.turns(ctx, ids)
 	if err != nil {
 		return err
 	}
 	defer end()
-	if !s.marked(id) {
-		return nil
-	}
-	return s.mark(ctx, id)
+	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool { return !s.marked(id) })
+	return s.mark(ctx, ids)
 }

@@ -74,12 +74,12 @@ type Store struct {
 	id   string
 	boot string // of this Store, as its node's file says
 
-	mu    sync.Mutex
-	used  map[digest.Digest]*marks // what this node has marked, or may have
-	held  map[digest.Digest]int    // of these, what Unuse leaves marked
-	turns map[digest.Digest]chan struct{}
-	beat  uint64
-	seen  map[string]*silence // of other nodes
+	mu   sync.Mutex
+	used map[digest.Digest]*marks        // what this node has marked, or may have
+	held map[digest.Digest]int           // of these, what Unuse leaves marked
+	turn map[digest.Digest]chan struct{} // held by who marks an object or takes its marks away
+	beat uint64
+	seen map[string]*silence // of other nodes
 
 	records map[string]seenRecord // of Objects and Checkpoints, by file
 
@@ -137,7 +137,7 @@ const storeFile = "dewpoint.json"
 func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	cfg = cfg.withDefaults()
 	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]*marks{}, held: map[digest.Digest]int{},
-		turns: map[digest.Digest]chan struct{}{}, seen: map[string]*silence{}, records: map[string]seenRecord{}}
+		turn: map[digest.Digest]chan struct{}{}, seen: map[string]*silence{}, records: map[string]seenRecord{}}
 	b, err := cfg.FS.ReadFile(ctx, storeFile)
 	if errors.Is(err, fs.ErrNotExist) && cfg.ID != "" {
 		return nil, fmt.Errorf("%w: there was the store %s, and nothing is there now", ErrForeign, cfg.ID)

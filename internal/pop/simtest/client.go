@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"io/fs"
 	"math/rand/v2"
 	"path"
+	"regexp"
 	"slices"
 	"time"
 
@@ -32,7 +34,8 @@ var ErrDead = errors.New("this process was killed")
 type Client struct {
 	disk   *Disk
 	node   string
-	rng    *rand.Rand
+	seed   uint64
+	rng    *rand.Rand // of what is seen, in the order in which it is
 	faults Faults
 	dead   bool
 	off    bool // the power is: not even late effects come
@@ -57,7 +60,7 @@ var _ pop.FS = (*Client)(nil)
 
 // Client is a view of the disk for a process on node. Whatever it draws follows from seed.
 func (d *Disk) Client(node string, seed uint64, f Faults) *Client {
-	return &Client{disk: d, node: node, rng: rand.New(rand.NewPCG(seed, 1)), faults: f,
+	return &Client{disk: d, node: node, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), faults: f,
 		names: map[string]belief{}, lists: map[string]list{}}
 }
 
@@ -113,8 +116,15 @@ const (
 
 const patience = 5 * time.Second // after which a call is given up
 
-func (c *Client) plan(mutates bool) plan {
-	f, r := &c.faults, c.rng
+// nonce is what names have that is not of the seed.
+var nonce = regexp.MustCompile(`\.[A-Z2-7]{8,}`)
+
+// plan draws what becomes of a call. It depends on what is asked when, not on what
+// was asked before: several calls may begin at one instant.
+func (c *Client) plan(mutates bool, what string) plan {
+	h := fnv.New64a()
+	fmt.Fprint(h, nonce.ReplaceAllString(what, ""), time.Now().UnixNano())
+	f, r := &c.faults, rand.New(rand.NewPCG(c.seed, h.Sum64()))
 	p := plan{before: time.Duration(100 + r.IntN(5e6)), after: time.Duration(100 + r.IntN(5e6))}
 	if r.IntN(16) == 0 { // a slow one
 		p.before += time.Duration(r.IntN(1e9))
@@ -138,7 +148,7 @@ func (c *Client) plan(mutates bool) plan {
 // call does effect, which runs with the disk locked, as the plan says.
 func (c *Client) call(mutates bool, what string, effect func() error) error {
 	var p plan
-	c.set(func() { p = c.plan(mutates) })
+	c.set(func() { p = c.plan(mutates, what) })
 	c.rest(p.before, p.still[0], p.turn)
 	d := c.disk
 	d.mu.Lock()

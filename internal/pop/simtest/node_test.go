@@ -199,9 +199,28 @@ func (n *node) lock(id digest.Digest) (unlock func()) {
 	case l <- struct{}{}:
 	default:
 		l <- struct{}{}
-		time.Sleep(time.Duration(1 + time.Since(epoch)%99991)) // who had it goes on at this instant
+		time.Sleep(time.Duration(1 + (time.Since(epoch)+apart(id, n.name))%99991)) // who had it goes on at this instant
 	}
 	return func() { <-l }
+}
+
+// apart is a time that differs from node to node and from layer to layer.
+func apart(id digest.Digest, node string) time.Duration {
+	h := fnv.New32a()
+	fmt.Fprint(h, id, node)
+	return time.Duration(h.Sum32())
+}
+
+func (n *node) lockAll(ids []digest.Digest) (unlock func()) {
+	var undo []func()
+	for _, id := range slices.Sorted(slices.Values(ids)) {
+		undo = append(undo, n.lock(id))
+	}
+	return func() {
+		for _, unlock := range undo {
+			unlock()
+		}
+	}
 }
 
 func (n *node) stands(id digest.Digest) bool {
@@ -262,12 +281,8 @@ func (p *process) revalidate(ctx context.Context) {
 // keep is what a node does from time to time.
 func (p *process) keep(ctx context.Context) {
 	_ = p.store.Beat(ctx)
-	for _, of := range p.n.w.layers {
-		for _, id := range p.store.Used() {
-			if of.id == id {
-				p.unuse(ctx, id)
-			}
-		}
+	for _, ids := range p.store.Used() {
+		p.unuse(ctx, ids...)
 	}
 	e, err := p.store.Evict(ctx, 0)
 	if len(e.Layers) > 0 || err != nil {
@@ -278,19 +293,21 @@ func (p *process) keep(ctx context.Context) {
 	}
 }
 
-func (p *process) unuse(ctx context.Context, id digest.Digest) {
-	unlock := p.n.lock(id)
-	defer unlock()
-	held := slices.ContainsFunc(p.n.w.layers, func(of *content) bool { return of.id == id && of.checkpoint != nil })
-	if p.alive() && (held || !p.n.stands(id)) { // what is held stays marked
-		p.n.w.note("%s does not use %.8s: %v", p.n.name, id.Encoded(), p.store.Unuse(ctx, id))
+func (p *process) unuse(ctx context.Context, ids ...digest.Digest) {
+	defer p.n.lockAll(ids)()
+	ids = slices.DeleteFunc(slices.Clone(ids), func(id digest.Digest) bool {
+		held := slices.ContainsFunc(p.n.w.layers, func(of *content) bool { return of.id == id && of.checkpoint != nil })
+		return !held && p.n.stands(id) // what is held stays marked
+	})
+	if p.alive() && len(ids) > 0 {
+		p.n.w.note("%s does not use %.8s: %v", p.n.name, ids, p.store.Unuse(ctx, ids...))
 	}
 }
 
 func (p *process) act(ctx context.Context, rng *rand.Rand) {
 	of := p.n.w.layers[rng.IntN(len(p.n.w.layers))]
 	actions := [...]func(){
-		func() { _ = p.deploy(ctx, of, rng) },
+		func() { _ = p.deployImage(ctx, p.n.w.images[rng.IntN(len(p.n.w.images))], rng) },
 		func() { p.unuse(ctx, of.id) },
 		func() { _, _ = p.store.Evict(ctx, int64(rng.IntN(1+int(p.n.w.capacity())))) },
 		func() { p.verify(ctx, of) },
@@ -323,6 +340,46 @@ func (p *process) start(ctx context.Context, of *content, rng *rand.Rand) error 
 	if err != nil {
 		return err
 	}
+	return p.run(of, l, release, rng)
+}
+
+// deployImage runs containers on several layers, which are marked at once; those that
+// the store does not have are brought, and so are checkpoints.
+func (p *process) deployImage(ctx context.Context, img []*content, rng *rand.Rand) error {
+	var errs error
+	have := p.startAll(ctx, img, rng)
+	for _, of := range img {
+		if !have[of.id] {
+			errs = errors.Join(errs, p.deploy(ctx, of, rng))
+		}
+	}
+	return errs
+}
+
+func (p *process) startAll(ctx context.Context, img []*content, rng *rand.Rand) map[digest.Digest]bool {
+	var ids []digest.Digest
+	for _, of := range img {
+		if of.checkpoint == nil {
+			ids = append(ids, of.id)
+		}
+	}
+	started := map[digest.Digest]bool{}
+	if len(ids) == 0 {
+		return started
+	}
+	defer p.n.lockAll(ids)()
+	found, err := p.store.UseAll(ctx, ids, nil)
+	p.n.w.note("%s uses %d of %d: %v", p.n.name, len(found), len(ids), err != nil)
+	for _, of := range img {
+		if l := found[of.id]; l != nil {
+			started[of.id] = p.run(of, l, func() {}, rng) == nil
+		}
+	}
+	return started
+}
+
+// run runs a container on what the store gave.
+func (p *process) run(of *content, l *pop.Layer, release func(), rng *rand.Rand) error {
 	n := p.n
 	n.mu.Lock()
 	if n.at != p { // killed as it got it
@@ -339,8 +396,11 @@ func (p *process) start(ctx context.Context, of *content, rng *rand.Rand) error 
 	n.mu.Unlock()
 	span, apart := time.Duration(rng.Int64N(int64(n.w.stay))), time.Duration(1+rng.IntN(1e6))
 	n.w.wg.Go(func() {
-		for end := time.Now().Add(span); time.Now().Before(end) && !n.w.stopped(); {
+		for end := time.Now().Add(span); ; { // it does not end as it begins
 			time.Sleep(span/7 + 1)
+			if !time.Now().Before(end) || n.w.stopped() {
+				break
+			}
 		}
 		n.w.end(c)
 		n.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"hash"
 	"hash/fnv"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -57,6 +58,7 @@ type world struct {
 	hub    *local.Hub
 	nodes  []*node
 	layers []*content
+	images [][]*content // some of them each, which are deployed together
 
 	// What a schedule has more of than others.
 	faults  Faults
@@ -108,6 +110,11 @@ func newWorld(t *testing.T, seed uint64) *world {
 		if rng.IntN(4) > 0 {
 			c.upper = w.layers[0]
 		}
+	}
+	for range 2 + rng.IntN(3) {
+		img := slices.Clone(w.layers)
+		rng.Shuffle(len(img), func(i, k int) { img[i], img[k] = img[k], img[i] })
+		w.images = append(w.images, img[:1+rng.IntN(len(img))])
 	}
 	for i := range 2 + rng.IntN(4) {
 		w.disk.Clocks[fmt.Sprintf("n%d", i)] = wrong[clocks.IntN(len(wrong))]
