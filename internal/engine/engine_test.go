@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	leasesapi "github.com/containerd/containerd/api/services/leases/v1"
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -511,4 +512,27 @@ func freePort(t *testing.T) uint16 {
 	}
 	defer l.Close()
 	return uint16(l.Addr().(*net.TCPAddr).Port)
+}
+
+// What a process that was killed was registering keeps nothing: its leases end with the next one.
+func TestLeasesOfTheDead(t *testing.T) {
+	eachContainerd(t, func(t *testing.T, b *bed) {
+		if _, _, err := b.lease(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		count := func() int {
+			r, err := b.c.leases.List(t.Context(), &leasesapi.ListRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(r.Leases)
+		}
+		before := count()
+		if err := b.reconcile(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if left := count(); before != 1 || left != 0 {
+			t.Errorf("%d leases before, %d left", before, left)
+		}
+	})
 }

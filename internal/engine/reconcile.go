@@ -10,7 +10,7 @@ import (
 )
 
 // reconcile learns the published ports, ends pauses, and removes what belongs to no
-// record: snapshots, namespaces, allocations and directories of creations
+// record: snapshots, leases, namespaces, allocations and directories of creations
 // and removals that a crash has cut short.
 func (e *Engine) reconcile(ctx context.Context) error {
 	recs, err := e.listRecords(ctx)
@@ -37,6 +37,9 @@ func (e *Engine) reconcile(ctx context.Context) error {
 		if err := e.removeRemains(ctx, name); err != nil {
 			e.log.Warn("remove remains", "container", name, "err", err)
 		}
+	}
+	if err := e.endLeases(ctx); err != nil {
+		e.log.Warn("end the leases of an earlier process", "err", err)
 	}
 	return emptyDir(e.cfg.execDir())
 }

@@ -35,6 +35,7 @@ const (
 	labelManifest   = "containerd.io/snapshot/cri.manifest-digest"
 	labelLayer      = "containerd.io/snapshot/cri.layer-digest"
 	labelRegistered = "dewpoint.registered" // on an image: the snapshotter that has its chain
+	labelOwner      = "dewpoint.owner"      // on a lease: the state directory of the daemon that made it
 )
 
 const leaseTime = 24 * time.Hour // of a registration, pulling included; only a crash lets it run out
@@ -143,10 +144,7 @@ func (e *Engine) lease(ctx context.Context) (context.Context, func(), error) {
 // leaseID is lease for who wants to know its ID.
 func (e *Engine) leaseID(ctx context.Context) (string, context.Context, func(), error) {
 	id := "dewpoint-" + rand.Text()
-	_, err := e.c.leases.Create(ctx, &leasesapi.CreateRequest{
-		ID:     id,
-		Labels: map[string]string{labelGCExpire: time.Now().Add(leaseTime).UTC().Format(time.RFC3339)},
-	})
+	_, err := e.c.leases.Create(ctx, &leasesapi.CreateRequest{ID: id, Labels: e.leaseLabels()})
 	if err != nil {
 		return "", nil, nil, fmt.Errorf("lease: %w", err)
 	}
@@ -158,13 +156,29 @@ func (e *Engine) leaseID(ctx context.Context) (string, context.Context, func(), 
 	return id, metadata.AppendToOutgoingContext(ctx, "containerd-lease", id), release, nil
 }
 
+func (e *Engine) leaseLabels() map[string]string {
+	return map[string]string{labelOwner: e.cfg.State, labelGCExpire: time.Now().Add(leaseTime).UTC().Format(time.RFC3339)}
+}
+
+// endLeases ends those of an earlier process: what it was making is made anew or not at all.
+func (e *Engine) endLeases(ctx context.Context) error {
+	r, err := e.c.leases.List(ctx, &leasesapi.ListRequest{Filters: []string{`labels."` + labelOwner + `"==` + strconv.Quote(e.cfg.State)}})
+	if err != nil {
+		return err
+	}
+	for _, l := range r.Leases {
+		_, derr := e.c.leases.Delete(ctx, &leasesapi.DeleteRequest{ID: l.ID})
+		err = errors.Join(err, derr)
+	}
+	return err
+}
+
 // Collect has containerd's garbage collector run, and the snapshotter asked what it has
 // that containerd does not know: what was removed while either was being killed. The collector
 // asks only snapshotters of which it removed something, so one snapshot is made for that.
 func (e *Engine) Collect(ctx context.Context) error {
 	id := "dewpoint-" + rand.Text()
-	_, err := e.c.leases.Create(ctx, &leasesapi.CreateRequest{ID: id,
-		Labels: map[string]string{labelGCExpire: time.Now().Add(leaseTime).UTC().Format(time.RFC3339)}})
+	_, err := e.c.leases.Create(ctx, &leasesapi.CreateRequest{ID: id, Labels: e.leaseLabels()})
 	if err != nil {
 		return fmt.Errorf("collect: lease: %w", err)
 	}
