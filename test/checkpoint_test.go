@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -376,4 +378,103 @@ func TestCheckpointInPoP(t *testing.T) {
 			t.Errorf("%s of the clone is %q, %v; not %q", what, got, err, want)
 		}
 	}
+}
+
+// Memory that comes while the processes run is what was saved, from the data file and from
+// what is unpacked, for one and for several at once.
+func TestCheckpointLazily(t *testing.T) {
+	reg := registrytest.New(t)
+	img := slowApp(t, reg, nil)
+	m := newMachine(t, reg)
+	m.config += "[checkpoint]\nlazy_above = \"1MB\"\n"
+	m.start()
+	flags := []string{"-e", "MEMORY_MB=96"}
+	_, url := m.boot(t, "first", img.Ref, flags...)
+	sum := get(t, url+"/memory")
+	m.must("checkpoint", "first")
+	m.must("rm", "-f", "first")
+	flags = append(flags, "--restore", "always")
+	clones := func() {
+		t.Helper()
+		urls := make([]string, 3)
+		for i := range urls {
+			rec, url := m.boot(t, fmt.Sprint("clone-", i), img.Ref, flags...)
+			if rec.Way.Start != "restore" {
+				t.Errorf("%+v", rec)
+			}
+			urls[i] = url
+		}
+		for _, url := range urls {
+			if got := get(t, url+"/memory"); got != sum {
+				t.Errorf("its memory sums up to %q, not %q", got, sum)
+			}
+		}
+		m.must("rm", "-f", "clone-0", "clone-1", "clone-2")
+	}
+	clones()
+	m.stop()
+	cached, _ := filepath.Glob(filepath.Join(m.root, "checkpoints", "store", "cache", "*"))
+	if len(cached) == 0 {
+		t.Error("nothing was unpacked")
+	}
+	for _, c := range cached {
+		if err := os.RemoveAll(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.start()
+	clones()
+	if !m.says("memory of a restore", "faults=") {
+		t.Error("all memory came before the processes ran")
+	}
+	whole, _ := filepath.Glob(filepath.Join(m.root, "checkpoints", "store", "cache", "*[^a]"))
+	for _, w := range whole {
+		if fi, err := os.Stat(w); err == nil && fi.IsDir() {
+			t.Errorf("%s was unpacked", w)
+		}
+	}
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
+}
+
+// A dewd that dies while memory is coming leaves no container with wrong memory: it is whole, or dead.
+func TestCheckpointLazilyKilled(t *testing.T) {
+	reg := registrytest.New(t)
+	img := slowApp(t, reg, nil)
+	m := newMachine(t, reg)
+	m.config += "[checkpoint]\nlazy_above = \"1MB\"\n"
+	m.start()
+	flags := []string{"-e", "MEMORY_MB=400"}
+	_, url := m.boot(t, "first", img.Ref, flags...)
+	sum := get(t, url+"/memory")
+	m.must("checkpoint", "first")
+	m.must("rm", "-f", "first")
+	_, url = m.boot(t, "clone", img.Ref, append(flags, "--restore", "always")...)
+	m.kill()
+	answer := make(chan string, 1)
+	go func() {
+		r, err := http.Get(url + "/memory")
+		if err != nil {
+			answer <- "dead"
+			return
+		}
+		defer r.Body.Close()
+		b, _ := io.ReadAll(r.Body)
+		answer <- string(b)
+	}()
+	select {
+	case got := <-answer:
+		t.Logf("it is %q", strings.TrimSpace(got))
+		if got != sum && got != "dead" && got != "" {
+			t.Errorf("its memory sums up to %q, not %q", got, sum)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("it neither answers nor ends")
+	}
+	m.start()
+	m.must("rm", "-f", "clone")
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
 }

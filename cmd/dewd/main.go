@@ -14,6 +14,7 @@ import (
 	"runtime/debug"
 	"syscall"
 
+	"dewpoint/internal/checkpoint/lazypages"
 	"dewpoint/internal/config"
 	"dewpoint/internal/daemon"
 	"dewpoint/internal/datafs"
@@ -37,6 +38,8 @@ func main() {
 	switch append(os.Args, "")[1] { // processes of their own, started by dewd
 	case "datafs":
 		err = datafs.Main(ctx, os.Args[2:], os.Stderr)
+	case daemon.PageGuard:
+		err = lazypages.Guard()
 	case daemon.PackBuilder:
 		err = learn.Child(ctx, os.Stdin, os.Stdout)
 	default:

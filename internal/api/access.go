@@ -55,15 +55,16 @@ func (r Role) String() string {
 
 // needs is the role that each call needs; Admin, where it is not named.
 var needs = map[string]Role{
-	dewpointv1connect.NodeListProcedure:        Read,
-	dewpointv1connect.NodeLogsProcedure:        Read,
-	dewpointv1connect.NodeWaitProcedure:        Read,
-	dewpointv1connect.NodeImagesProcedure:      Read,
-	dewpointv1connect.NodePackInspectProcedure: Read,
-	dewpointv1connect.NodePoPStatusProcedure:   Read,
-	dewpointv1connect.NodeDoctorProcedure:      Read,
-	dewpointv1connect.NodeVersionProcedure:     Read,
-	dewpointv1connect.NodeEventsProcedure:      Read,
+	dewpointv1connect.NodeListProcedure:            Read,
+	dewpointv1connect.NodeLogsProcedure:            Read,
+	dewpointv1connect.NodeWaitProcedure:            Read,
+	dewpointv1connect.NodeImagesProcedure:          Read,
+	dewpointv1connect.NodePackInspectProcedure:     Read,
+	dewpointv1connect.NodePoPStatusProcedure:       Read,
+	dewpointv1connect.NodeDoctorProcedure:          Read,
+	dewpointv1connect.NodeListCheckpointsProcedure: Read,
+	dewpointv1connect.NodeVersionProcedure:         Read,
+	dewpointv1connect.NodeEventsProcedure:          Read,
 
 	dewpointv1connect.NodeDeployProcedure: Deploy,
 	dewpointv1connect.NodePullProcedure:   Deploy,

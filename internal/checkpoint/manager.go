@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"dewpoint/internal/checkpoint/lazypages"
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
@@ -68,6 +69,14 @@ type Config struct {
 	Dir        string // for what is measured
 	// Restore are lines of CRIU's configuration for what is restored.
 	Restore []string
+	// RestoreLazy are those lines where memory comes while the processes run; nil brings it before.
+	RestoreLazy []string
+	LazyAbove   int64                    // bytes of memory from which on that is so; 0 is 256 MiB, below 0 never
+	WorkDir     func(name string) string // where the engine restores a container; required with RestoreLazy
+	Guard       []string                 // command that runs lazypages.Guard; required with RestoreLazy
+	// Lost ends a container whose processes were killed, since their memory did not come. Required
+	// with RestoreLazy.
+	Lost func(name string, err error)
 	// Explain finds out more about an error of a container that was to be
 	// restored and is not removed yet. May be nil.
 	Explain func(container string, err error) error
@@ -89,6 +98,10 @@ type Manager struct {
 	stats stats
 	able  atomic.Pointer[Ability] // once it is known
 
+	life    context.Context // of what memory comes late
+	stop    context.CancelFunc
+	serving serving
+
 	installing sync.Mutex
 	agentDir   string // where the hooks' agents are, once they are; guarded by installing
 
@@ -98,13 +111,15 @@ type Manager struct {
 	adding   map[digest.Digest]int // writable layers of records to come; guarded by mu
 }
 
-// New returns a Manager.
+// New returns a Manager. Close must follow.
 func New(cfg Config) *Manager {
 	cfg.Auto = cmp.Or(cfg.Auto, "asked")
+	cfg.LazyAbove = cmp.Or(cfg.LazyAbove, lazyAbove)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Manager{cfg: cfg, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]bool{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
+	life, stop := context.WithCancel(context.Background())
+	return &Manager{cfg: cfg, life: life, stop: stop, serving: serving{all: map[*lazypages.Server]bool{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]bool{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
 }
 
 // Probe finds out whether this node can make and use checkpoints.

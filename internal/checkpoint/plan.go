@@ -23,6 +23,7 @@ const (
 // What a restore is expected to take where that was not measured.
 const (
 	floor      = 0.15  // seconds: runc, CRIU, namespaces
+	lazyFloor  = 0.6   // seconds, where memory comes while the processes run
 	readRate   = 600e6 // bytes of memory a second, from this node
 	fetchRate  = 80e6  // bytes a second, from the PoP's store
 	clearly    = 1.25  // by this factor booting has to be slower
@@ -169,6 +170,9 @@ func (m *Manager) slower(p *Plan, f Fit, r store.Record) string {
 func (m *Manager) expected(l store.Listed) float64 {
 	if t := m.boots.median(l.ID); t > 0 {
 		return t
+	}
+	if m.lazy(l.Data.Pages) {
+		return lazyFloor
 	}
 	t := floor + float64(l.Data.Pages)/readRate
 	if !l.Local {

@@ -16,6 +16,7 @@ import (
 // Prepared is what a container is made with to start from a checkpoint.
 type Prepared struct {
 	Restore *engine.Restore
+	late    *late // nil: all memory is there
 	release []func()
 }
 
@@ -35,12 +36,13 @@ func (p *Prepared) Release() {
 // follow before the container is made. Release must follow in any case.
 func (p *Plan) Bring(ctx context.Context) (*Prepared, error) {
 	out := &Prepared{Restore: &engine.Restore{Config: p.m.cfg.Restore}}
-	dir, release, err := p.m.cfg.Store.Unpacked(ctx, *p.Record)
-	if err != nil {
+	bring := p.bringWhole
+	if p.m.lazy(p.Record.Data.Pages) {
+		bring = p.bringLate
+	}
+	if err := bring(ctx, out); err != nil {
 		return out, fmt.Errorf("its memory: %w", err)
 	}
-	out.release = append(out.release, release)
-	out.Restore.Dir = dir
 	if u := p.Record.Upper; u != nil {
 		p.m.hold(u.DiffID, 1)
 		out.release = append(out.release, func() { p.m.hold(u.DiffID, -1) })
@@ -50,6 +52,16 @@ func (p *Plan) Bring(ctx context.Context) (*Prepared, error) {
 		out.Restore.Upper = u.DiffID
 	}
 	return out, nil
+}
+
+func (p *Plan) bringWhole(ctx context.Context, out *Prepared) error {
+	dir, release, err := p.m.cfg.Store.Unpacked(ctx, *p.Record)
+	if err != nil {
+		return err
+	}
+	out.release = append(out.release, release)
+	out.Restore.Dir = dir
+	return nil
 }
 
 // Extend puts the writable layer on the image's, which must be registered.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/checkpoint"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 )
 
 // openCheckpoints makes the part by which containers start from others' memory.
@@ -37,7 +39,8 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 	}
 	dumper := criu.New(criu.Config{Containers: d.engine, Program: program, State: d.cfg.State, Log: d.log})
 	d.checkpoints = checkpoint.New(checkpoint.Config{Engine: dumper, Containers: d.engine, Layers: saved{d.puller}, Store: d.saved, Dir: dir,
-		Restore: criu.RestoreConfig(false), Explain: d.explainRestore, Node: d.name, Auto: f.Auto, Image: d.documents,
+		Restore: criu.RestoreConfig(false), RestoreLazy: criu.RestoreConfig(true), LazyAbove: int64(f.LazyAbove), WorkDir: d.engine.WorkDir,
+		Guard: []string{"/proc/self/exe", PageGuard}, Lost: d.memoryLost, Explain: d.explainRestore, Node: d.name, Auto: f.Auto, Image: d.documents,
 		Made: func(name string, r store.Record) { d.checkpointed(ctx, name, r) }, Quarantined: d.quarantined, Log: d.log})
 	d.bg.Go(func() {
 		if _, err := d.checkpoints.Probe(ctx); err != nil && ctx.Err() == nil {
@@ -46,6 +49,22 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 	})
 	return nil
 }
+
+// PageGuard is the word by which this program runs lazypages.Guard.
+const PageGuard = "page-guard"
+
+// memoryLost ends a restored container whose memory did not come: its processes are dead.
+func (d *Daemon) memoryLost(name string, err error) {
+	d.log.Error("a restored container is killed: the rest of its memory does not come", "container", name, "err", err)
+	d.events.add(node.Event{Kind: node.EventLost, Name: name, Error: err.Error()})
+	ctx, cancel := context.WithTimeout(context.Background(), lostTime)
+	defer cancel()
+	if err := d.engine.Kill(ctx, name, unix.SIGKILL); err != nil && !errors.Is(err, engine.ErrNotRunning) {
+		d.log.Warn("kill what is left of it", "container", name, "err", err)
+	}
+}
+
+const lostTime = 10 * time.Second
 
 func (d *Daemon) explainRestore(name string, err error) error {
 	return criu.ExplainRestore(filepath.Join(d.engine.WorkDir(name), "restore.log"), err)

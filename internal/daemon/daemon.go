@@ -208,6 +208,9 @@ func (d *Daemon) close() {
 	if d.deployer != nil {
 		d.deployer.Close()
 	}
+	if d.checkpoints != nil {
+		d.checkpoints.Close()
+	}
 	if d.learner != nil {
 		d.learner.Close()
 	}

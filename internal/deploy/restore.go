@@ -135,13 +135,16 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 		return unrestored(err)
 	}
 	created := time.Now()
-	if err := d.cfg.Engine.Start(sctx, o.name); err != nil {
+	err = plan.Serve(ctx, o.name, prep)
+	if err == nil {
+		err = d.cfg.Engine.Start(sctx, o.name)
+	}
+	if err != nil {
 		err = plan.Explain(o.name, err)
 		return errors.Join(&restoreError{err}, d.remove(o.name))
 	}
 	restored := time.Now()
-	err = plan.After(sctx, o.name)
-	if err == nil {
+	if err = plan.After(sctx, o.name); err == nil {
 		err = d.awaitRestored(ctx, o, check, plan)
 	}
 	if err != nil {

@@ -74,7 +74,11 @@ func boot() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	mb, _ := strconv.Atoi(os.Getenv("MEMORY_MB"))
+	memory := make([]byte, mb<<20)
+	rand.Read(memory)
 	var count atomic.Int64
+	http.HandleFunc("/memory", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintf(w, "%x\n", sha256.Sum256(memory)) })
 	http.HandleFunc("/born", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, born) })
 	http.HandleFunc("/count", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, count.Add(1)) })
 	http.HandleFunc("/host", func(w http.ResponseWriter, _ *http.Request) {

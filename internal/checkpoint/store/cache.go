@@ -126,6 +126,22 @@ func (s *Store) Meta(ctx context.Context, r Record, prepare func(ctx context.Con
 	}, nil
 }
 
+// HasUnpacked reports whether Unpacked would find all of a checkpoint unpacked.
+func (s *Store) HasUnpacked(id string) bool {
+	s.mu.Lock()
+	u := s.cache[id]
+	s.mu.Unlock()
+	if u == nil {
+		return false
+	}
+	select {
+	case <-u.ready:
+		return u.err == nil
+	default:
+		return false
+	}
+}
+
 // Adopt puts the directory that a checkpoint was packed from, which lies in one that
 // Scratch has made, into the cache: the first restore here need not unpack it. The directory is gone then.
 // One that is there already stays.

@@ -1,0 +1,139 @@
+package checkpoint
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	"dewpoint/internal/checkpoint/image"
+	"dewpoint/internal/checkpoint/lazypages"
+)
+
+const (
+	lazyAbove = 256 << 20        // bytes of memory from which on it comes while the processes run
+	lastPages = 10 * time.Second // that memory on its way has to come in when the daemon stops
+	maxOrder  = 4096             // pages that are remembered as the first ones
+)
+
+// late is the memory of a restore that comes while its processes run.
+type late struct {
+	dir     string // CRIU's images
+	source  lazypages.Source
+	release func() // of both
+}
+
+// serving are the restores whose memory is not all there. It is safe for concurrent use.
+type serving struct {
+	mu     sync.Mutex
+	all    map[*lazypages.Server]bool
+	closed bool
+	gone   sync.WaitGroup
+}
+
+// lazy reports whether a checkpoint's memory is to come late.
+func (m *Manager) lazy(pages int64) bool {
+	return len(m.cfg.RestoreLazy) > 0 && m.cfg.LazyAbove >= 0 && pages > m.cfg.LazyAbove
+}
+
+// bringLate brings what of the checkpoint CRIU reads itself. What is unpacked here is read from there: it
+// need not be inflated.
+func (p *Plan) bringLate(ctx context.Context, out *Prepared) error {
+	st := p.m.cfg.Store
+	if st.HasUnpacked(p.Record.ID) {
+		dir, release, err := st.Unpacked(ctx, *p.Record)
+		if err != nil {
+			return err
+		}
+		out.late = &late{dir: dir, source: lazypages.Dir(dir), release: release}
+	} else {
+		dir, img, release, err := st.Meta(ctx, *p.Record, func(ctx context.Context, dir string, img *image.Reader) error {
+			_, _, err := lazypages.Eager(ctx, dir, img)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		out.late = &late{dir: dir, source: img, release: release}
+	}
+	out.release = append(out.release, func() {
+		if out.late != nil { // it was not started
+			out.late.release()
+		}
+	})
+	out.Restore.Dir, out.Restore.Config = out.late.dir, p.m.cfg.RestoreLazy
+	return nil
+}
+
+// Serve serves the memory that comes late to the container of that name, which is created
+// and not started. What goes wrong after the start ends the container: Config.Lost is told.
+func (p *Plan) Serve(ctx context.Context, name string, prep *Prepared) error {
+	if prep.late == nil {
+		return nil
+	}
+	m := p.m
+	var order []lazypages.Page
+	if b := m.cfg.Store.Order(ctx, p.Record.ID); b != nil && json.Unmarshal(b, &order) != nil {
+		order = nil
+	}
+	m.serving.mu.Lock()
+	defer m.serving.mu.Unlock()
+	if m.serving.closed {
+		return context.Canceled
+	}
+	s, err := lazypages.Serve(m.life, lazypages.Config{Dir: prep.late.dir, Work: m.cfg.WorkDir(name), Source: prep.late.source, Order: order,
+		Guard: m.cfg.Guard, Kill: func(err error) { m.cfg.Lost(name, err) }, Log: m.cfg.Log})
+	if err != nil {
+		return fmt.Errorf("serve its memory: %w", err)
+	}
+	m.serving.all[s] = true
+	held := prep.late
+	prep.late = nil
+	m.serving.gone.Go(func() {
+		err := s.Wait()
+		held.release()
+		m.serving.mu.Lock()
+		delete(m.serving.all, s)
+		m.serving.mu.Unlock()
+		m.served(p.Record.ID, order, s, err)
+	})
+	return nil
+}
+
+// served remembers what was touched first.
+func (m *Manager) served(id string, order []lazypages.Page, s *lazypages.Server, err error) {
+	st := s.Stats()
+	m.cfg.Log.Info("memory of a restore", "checkpoint", id, "restored", st.Restored, "filled", st.Filled, "faults", st.Faults, "longest", st.Longest, "err", err)
+	touched := s.Touched()
+	if err != nil || len(touched) == 0 || len(order) >= maxOrder {
+		return
+	}
+	order = append(order, touched...)
+	b, err := json.Marshal(order[:min(len(order), maxOrder)])
+	if err == nil {
+		err = m.cfg.Store.SetOrder(context.WithoutCancel(m.life), id, b)
+	}
+	if err != nil {
+		m.cfg.Log.Debug("remember the order of a checkpoint's pages", "id", id, "err", err)
+	}
+}
+
+// Close lets memory that is on its way come in, for some seconds; containers that lack some
+// then are killed, since nobody could give it to them any more.
+func (m *Manager) Close() {
+	m.serving.mu.Lock()
+	m.serving.closed = true
+	for s := range m.serving.all {
+		s.Hurry()
+	}
+	m.serving.mu.Unlock()
+	in := make(chan struct{})
+	go func() { m.serving.gone.Wait(); close(in) }()
+	select {
+	case <-in:
+	case <-time.After(lastPages):
+	}
+	m.stop()
+	<-in
+}
