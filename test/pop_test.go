@@ -1,6 +1,7 @@
 package test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/api"
 	"dewpoint/internal/bench/popbed"
+	"dewpoint/internal/node"
 	"dewpoint/internal/peer"
 )
 
@@ -42,7 +45,39 @@ func newSite(t testing.TB, cfg popbed.Config) *pop {
 		t.Fatal(err)
 	}
 	cfg.Template = strings.ReplaceAll(cfg.Template, "KEY", key)
-	return newPop(t, cfg)
+	p := newPop(t, cfg)
+	if cfg.Store != popbed.None { // what comes before is owed to the store for a while
+		for i, n := range p.Nodes {
+			p.eventually("the store of "+n.Name, func() error {
+				s, err := p.status(i)
+				if err == nil && s.Store.State != node.PoPOK {
+					err = fmt.Errorf("%+v", s.Store)
+				}
+				return err
+			})
+		}
+	}
+	return p
+}
+
+// client asks the dewd of a node.
+func (p *pop) client(i int, do func(context.Context, *api.Client) error) error {
+	c, err := api.Dial(p.Nodes[i].Host())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
+	defer cancel()
+	return do(ctx, c)
+}
+
+func (p *pop) status(i int) (s node.PoP, err error) {
+	err = p.client(i, func(ctx context.Context, c *api.Client) error {
+		s, err = c.PoPStatus(ctx)
+		return err
+	})
+	return s, err
 }
 
 // wan is how many bytes have come over the WAN since the last call.

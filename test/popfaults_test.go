@@ -208,18 +208,6 @@ func (c *faultRun) remove() {
 	c.b.must(c.b.Remove(ctx, c.node, c.name))
 }
 
-// client asks the dewd of a node.
-func (b *faultBed) client(i int, do func(context.Context, *api.Client) error) error {
-	c, err := api.Dial(b.Nodes[i].Host())
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	ctx, cancel := context.WithTimeout(b.t.Context(), faultTime)
-	defer cancel()
-	return do(ctx, c)
-}
-
 // clear removes all containers and images, so that nothing of the store is in use.
 func (b *faultBed) clear() {
 	b.t.Helper()
@@ -264,14 +252,6 @@ func (b *faultBed) evict(i int) (err error) {
 		}
 	}
 	return err
-}
-
-func (b *faultBed) status(i int) (s node.PoP, err error) {
-	err = b.client(i, func(ctx context.Context, c *api.Client) error {
-		s, err = c.PoPStatus(ctx)
-		return err
-	})
-	return s, err
 }
 
 // settled waits until every node sees all nodes, the store and the coordinator.
