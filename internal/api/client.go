@@ -178,7 +178,7 @@ func (c *Client) problem(ctx context.Context, err error) error {
 		e := New(Unauthorized, fmt.Sprintf("dewd at %s: %s", c.socket, untrusted(err)))
 		e.Remedy = "name who signs its certificate with --tls-ca; look at the dates of both certificates"
 		return e
-	case c.shows && (errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)):
+	case c.shows && cut(err):
 		// With TLS 1.3 the node's alert may come behind what the client has sent.
 		e := New(Unauthorized, fmt.Sprintf("dewd at %s closed the connection", c.socket))
 		e.Remedy = "see whether it knows who has signed this client's certificate ([api] client_ca), and whether it runs"
@@ -189,6 +189,16 @@ func (c *Client) problem(ctx context.Context, err error) error {
 		return New(NoDaemon, fmt.Sprintf("dewd does not run at %s", c.socket))
 	}
 	return c.strange(ce, err)
+}
+
+// cut reports whether a connection was there and was closed by the other side.
+func cut(err error) bool {
+	for _, is := range []error{syscall.EPIPE, syscall.ECONNRESET, io.EOF, io.ErrUnexpectedEOF} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	return strings.Contains(err.Error(), "client conn could not be established") // net/http's word for it
 }
 
 // untrusted says what is wrong with a certificate, the node's or, as the node says, the
