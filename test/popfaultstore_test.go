@@ -41,6 +41,7 @@ func storeHangs(b *faultBed) {
 			b.HangStore(1, false)
 		}
 	}()
+	time.Sleep(3 * time.Second)                       // what was looked at a moment ago is believed to be there
 	again, err := b.runWithin(awayTime, 1, images[0]) // its layers are attached
 	b.must(err)
 	again.right()
