@@ -27,6 +27,9 @@ func TestPoPStoreFaults(t *testing.T) {
 // hangs: a few waits of its patience, and the deployment.
 const awayTime = 30 * time.Second
 
+// proved is how long a node may believe that what it has just attached is there.
+const proved = 1200 * time.Millisecond
+
 // Where the store hangs, what runs goes on with what it has read, and what its
 // images lack is fetched.
 func storeHangs(b *faultBed) {
@@ -41,7 +44,7 @@ func storeHangs(b *faultBed) {
 			b.HangStore(1, false)
 		}
 	}()
-	time.Sleep(3 * time.Second)                       // what was looked at a moment ago is believed to be there
+	time.Sleep(proved)
 	again, err := b.runWithin(awayTime, 1, images[0]) // its layers are attached
 	b.must(err)
 	again.right()
@@ -95,6 +98,7 @@ func storeGone(b *faultBed) {
 		c.right(0, 1)
 	}
 	b.must(b.LoseStore(1))
+	time.Sleep(proved)
 	again, err := b.runWithin(awayTime, 1, images[0])
 	b.must(err)
 	again.right()
@@ -125,6 +129,7 @@ func partLost(b *faultBed) {
 	images, runs := b.images(3, 2<<20, 0, 1)
 	before := b.records(eye)
 	b.must(b.LoseNode(2))
+	time.Sleep(proved)
 	for _, img := range images {
 		for _, i := range []int{1, 3} {
 			c, err := b.runWithin(awayTime, i, img)

@@ -69,15 +69,15 @@ type site struct {
 	away    error                  // why the coordinator did not answer last; nil if it did
 	disk    int64                  // bytes that the layers here take, as of a moment ago
 	mending map[digest.Digest]bool
-	noted   map[digest.Digest]sighting  // of what other nodes have verified
-	proved  map[digest.Digest]time.Time // when the tars of layers were seen last
-	device  uint64                      // of the store's mount; 0 before it was seen
+	noted   map[digest.Digest]sighting // of what other nodes have verified
+	proved  map[digest.Digest]proof    // that the tars of layers can be opened
+	device  uint64                     // of the store's mount; 0 before it was seen
 }
 
 func newSite(p *Puller, cfg PoPConfig) *site {
 	return &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
 		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, relays: map[digest.Digest]*packRelay{}, claims: map[digest.Digest]pop.Lease{},
-		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, proved: map[digest.Digest]time.Time{}}
+		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, proved: map[digest.Digest]proof{}}
 }
 
 const (

@@ -254,25 +254,39 @@ func (s *site) described(rec *pop.Layer, l image.Layer) *layer.Elsewhere {
 	return &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size, Data: s.cfg.Dir.Path(rec.Data())}
 }
 
-// provedTime is how long it is believed that the tar of a layer can be opened, which
-// was looked at when the layer was attached.
-const provedTime = 2 * time.Second
+// A layer's tar was opened when it was attached. Who mounts it then, which looks twice, need not
+// open it again; whoever comes later, or a second later, looks himself.
+const (
+	provedTime = time.Second
+	provedUses = 2
+)
+
+// proof is that a tar could be opened.
+type proof struct {
+	at   time.Time
+	left int // uses
+}
 
 func (s *site) prove(id digest.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for id, at := range s.proved {
-		if time.Since(at) > provedTime {
+	for id, p := range s.proved {
+		if time.Since(p.at) > provedTime {
 			delete(s.proved, id)
 		}
 	}
-	s.proved[id] = time.Now()
+	s.proved[id] = proof{time.Now(), provedUses}
 }
 
 // isProved reports whether the tar was seen a moment ago, and the store answers.
 func (s *site) isProved(id digest.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at, ok := s.proved[id]
-	return ok && time.Since(at) <= provedTime && s.cfg.Dir.Away() == nil
+	p, ok := s.proved[id]
+	if !ok || p.left == 0 || time.Since(p.at) > provedTime || s.cfg.Dir.Away() != nil {
+		return false
+	}
+	p.left--
+	s.proved[id] = p
+	return true
 }
