@@ -24,6 +24,9 @@ func (m *Manager) Dress(s *engine.Spec) error {
 		return nil
 	}
 	s.Dumpable = true
+	if err := hooks.Check(labels); err != nil {
+		return err
+	}
 	agents, err := hooks.ParseAgents(labels[hooks.LabelAgents])
 	if err != nil || len(agents) == 0 {
 		return err

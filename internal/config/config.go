@@ -170,7 +170,7 @@ type Checkpoint struct {
 	Off      bool   `toml:"off"`       // neither make nor use checkpoints
 	CRIU     string `toml:"criu"`      // the program; "" is found beside dewd's tools and in PATH
 	MaxBytes Size   `toml:"max_bytes"` // of all checkpoints on this node; 0 is 4GiB
-	Keep     int    `toml:"keep"`      // of one image; 0 is 3
+	Keep     int    `toml:"keep"`      // of one image and configuration; 0 is 2
 	// LazyAbove is from how much memory on it comes while the processes run already; 0 is 256MiB.
 	LazyAbove Size `toml:"lazy_above"`
 }

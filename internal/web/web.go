@@ -22,6 +22,7 @@ import (
 	"embed"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -79,7 +80,23 @@ func Handler(n Node) http.Handler {
 	}
 	mux.HandleFunc("GET /state", p.state)
 	mux.HandleFunc("GET /events", p.events)
-	return mux
+	return local(mux)
+}
+
+// local serves who asks for this machine by a loopback name or address: a page from elsewhere
+// whose host name was made to lead here (DNS rebinding) is not to read what runs.
+func local(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := r.Host
+		if host, _, err := net.SplitHostPort(name); err == nil {
+			name = host
+		}
+		if ip := net.ParseIP(strings.Trim(name, "[]")); name != "localhost" && !ip.IsLoopback() {
+			http.Error(w, "ask for localhost", http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 func file(w http.ResponseWriter, r *http.Request, name, kind string) {

@@ -161,7 +161,7 @@ func TestEventsAreBounded(t *testing.T) {
 		}
 		defer c.Close()
 		conns = append(conns, c)
-		c.Write([]byte("GET /events HTTP/1.1\r\nHost: x\r\n\r\n"))
+		c.Write([]byte("GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"))
 		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.Contains(line, "200") {
 			t.Fatalf("%q %v", line, err)
 		}
@@ -184,6 +184,20 @@ func TestEventsAreBounded(t *testing.T) {
 	for deadline := time.Now().Add(10 * time.Second); status() != http.StatusOK; time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a stream that was closed is not given back")
+		}
+	}
+}
+
+// A name of elsewhere that leads here opens nothing.
+func TestOnlyLocalNames(t *testing.T) {
+	s := serve(t, newFake())
+	for host, want := range map[string]int{"evil.example": 421, "10.0.0.1:80": 421, "": 421, "localhost:1": 200, "127.0.0.1": 200, "[::1]:9": 200} {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequestWithContext(t.Context(), "GET", s.URL+"/state", nil)
+		r.Host = host
+		s.Config.Handler.ServeHTTP(w, r)
+		if w.Code != want {
+			t.Errorf("host %q: status %d", host, w.Code)
 		}
 	}
 }
