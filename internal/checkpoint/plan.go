@@ -98,14 +98,14 @@ func (m *Manager) plan(ctx context.Context, s engine.Spec, mode string, asked bo
 		all = nil
 	}
 	p.fit = FitOf(s.Image, o, *a, strings.Fields(s.Image.Spec.Config.Labels[LabelFree]))
-	if m.choose(p, all, mode) {
+	if m.choose(ctx, p, all, mode) {
 		p.asked, p.slow = false, false
 	}
 	return p, nil
 }
 
 // choose takes the newest checkpoint that fits, and reports whether there is one.
-func (m *Manager) choose(p *Plan, all []store.Listed, mode string) bool {
+func (m *Manager) choose(ctx context.Context, p *Plan, all []store.Listed, mode string) bool {
 	var why []string
 	for _, l := range all {
 		f, err := fitIn(l.Record)
@@ -119,6 +119,10 @@ func (m *Manager) choose(p *Plan, all []store.Listed, mode string) bool {
 		}
 		if reasons := f.Why(p.fit); len(reasons) > 0 {
 			why = append(why, sentence(reasons))
+			continue
+		}
+		if !m.cfg.Store.HasUpper(ctx, l) {
+			why = append(why, fmt.Sprintf("the writable layer of %s is not in the PoP's store", shortID(l.ID)))
 			continue
 		}
 		p.expect = m.expected(l)

@@ -41,6 +41,12 @@ func (s *Store) shared(ctx context.Context) ([]Record, failed, error) {
 	return all, f, err
 }
 
+// HasUpper reports whether the writable layer of a checkpoint can be had: this node keeps those
+// of its own, others' are in the PoP's store unless it has lost them.
+func (s *Store) HasUpper(ctx context.Context, l Listed) bool {
+	return l.Local || s.upperThere(ctx, l.Upper)
+}
+
 // upperThere reports whether the PoP's store has the layer.
 func (s *Store) upperThere(ctx context.Context, upper *Layer) bool {
 	if upper == nil {

@@ -252,19 +252,6 @@ func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
 	return out, err
 }
 
-// Find returns the checkpoints of a manifest and key that may be restored here, newest
-// first: not those in quarantine, and of the PoP's store only those whose upper layer is
-// there too. A PoP's store that does not answer has none.
-func (s *Store) Find(ctx context.Context, manifest, key string) []Listed {
-	all, err := s.List(ctx, manifest)
-	if err != nil {
-		s.cfg.Log.Debug("checkpoints of the PoP's store", "err", err)
-	}
-	return slices.DeleteFunc(all, func(l Listed) bool {
-		return l.Key != key || l.Quarantined || !l.Local && !s.upperThere(ctx, l.Upper)
-	})
-}
-
 // Uppers are the diffIDs of the layers that checkpoints on this node stand on: they
 // are to be kept on this node.
 func (s *Store) Uppers() map[digest.Digest]bool {
