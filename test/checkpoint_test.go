@@ -380,20 +380,27 @@ func TestCheckpointInPoP(t *testing.T) {
 	}
 }
 
+// newLateBed is a node with a checkpoint of so much memory, which comes while processes run that are
+// restored with the flags; sum is what it sums up to.
+func newLateBed(t *testing.T, mb int) (m *machine, img registrytest.Pushed, flags []string, sum string) {
+	t.Helper()
+	reg := registrytest.New(t)
+	img = slowApp(t, reg, nil)
+	m = newMachine(t, reg)
+	m.config += "[checkpoint]\nlazy_above = \"1MB\"\n"
+	m.start()
+	flags = []string{"-e", fmt.Sprintf("MEMORY_MB=%d", mb)}
+	_, url := m.boot(t, "first", img.Ref, flags...)
+	sum = get(t, url+"/memory")
+	m.must("checkpoint", "first")
+	m.must("rm", "-f", "first")
+	return m, img, append(flags, "--restore", "always"), sum
+}
+
 // Memory that comes while the processes run is what was saved, from the data file and from
 // what is unpacked, for one and for several at once.
 func TestCheckpointLazily(t *testing.T) {
-	reg := registrytest.New(t)
-	img := slowApp(t, reg, nil)
-	m := newMachine(t, reg)
-	m.config += "[checkpoint]\nlazy_above = \"1MB\"\n"
-	m.start()
-	flags := []string{"-e", "MEMORY_MB=96"}
-	_, url := m.boot(t, "first", img.Ref, flags...)
-	sum := get(t, url+"/memory")
-	m.must("checkpoint", "first")
-	m.must("rm", "-f", "first")
-	flags = append(flags, "--restore", "always")
+	m, img, flags, sum := newLateBed(t, 96)
 	clones := func() {
 		t.Helper()
 		urls := make([]string, 3)
@@ -440,17 +447,8 @@ func TestCheckpointLazily(t *testing.T) {
 
 // A dewd that dies while memory is coming leaves no container with wrong memory: it is whole, or dead.
 func TestCheckpointLazilyKilled(t *testing.T) {
-	reg := registrytest.New(t)
-	img := slowApp(t, reg, nil)
-	m := newMachine(t, reg)
-	m.config += "[checkpoint]\nlazy_above = \"1MB\"\n"
-	m.start()
-	flags := []string{"-e", "MEMORY_MB=400"}
-	_, url := m.boot(t, "first", img.Ref, flags...)
-	sum := get(t, url+"/memory")
-	m.must("checkpoint", "first")
-	m.must("rm", "-f", "first")
-	_, url = m.boot(t, "clone", img.Ref, append(flags, "--restore", "always")...)
+	m, img, flags, sum := newLateBed(t, 400)
+	_, url := m.boot(t, "clone", img.Ref, flags...)
 	m.kill()
 	answer := make(chan string, 1)
 	go func() {
