@@ -179,8 +179,8 @@ func rulesOf(t *testing.T, name string) []string {
 	return rules
 }
 
-// clean takes away what a node leaves on the machine on purpose, or when it
-// was killed: its bridge and its cgroups.
+// clean takes away what a node leaves on the machine when it was killed: its
+// bridge and its cgroups.
 func (m *machine) clean() {
 	if _, err := os.Stat("/sys/class/net/" + m.bridge()); err == nil {
 		if err := network.NewBridge(network.Config{Dir: filepath.Join(m.state, "cni"), Bridge: m.bridge()}).Destroy(); err != nil {

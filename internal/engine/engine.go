@@ -228,9 +228,12 @@ func (e *Engine) Check(ctx context.Context) error {
 }
 
 // Close ends the connection. containerd, private or not, and all containers
-// go on. Where there are none, their parent cgroup goes.
+// go on. Where there are none, their parent cgroup and the bridge go.
 func (e *Engine) Close() error {
 	e.removeCgroups()
+	if err := e.bridge.Release(); err != nil {
+		e.log.Warn("the bridge stays", "err", err)
+	}
 	if e.private != nil {
 		e.private.release()
 	}

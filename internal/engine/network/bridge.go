@@ -10,16 +10,12 @@
 package network
 
 import (
-	"bufio"
 	"bytes"
-	"cmp"
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -54,7 +50,7 @@ type Bridge struct {
 	mu     sync.Mutex
 	cni    *libcni.CNIConfig // guarded by mu; nil until prepared
 	subnet netip.Prefix      // guarded by mu
-	ruled  bool              // guarded by mu: the rules are in place
+	ruled  bool              // guarded by mu: the device and the rules are in place
 }
 
 // NewBridge does nothing yet: the first container makes the bridge.
@@ -112,13 +108,18 @@ func (b *Bridge) Remove(ctx context.Context, id, ns string, ports []Port) error 
 
 // allocated looks for the container's ID in the files of host-local.
 func (b *Bridge) allocated(id string) bool {
-	files, _ := filepath.Glob(filepath.Join(b.ipamDir(), networkName, "*.*.*.*"))
-	for _, f := range files {
+	for _, f := range b.allocations() {
 		if c, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(c), id+"\r\n") {
 			return true
 		}
 	}
 	return false
+}
+
+// allocations are the files in which host-local keeps who has which address.
+func (b *Bridge) allocations() []string {
+	files, _ := filepath.Glob(filepath.Join(b.ipamDir(), networkName, "*.*.*.*"))
+	return files
 }
 
 func (b *Bridge) ipamDir() string { return filepath.Join(b.cfg.Dir, "ipam") }
@@ -138,15 +139,13 @@ func runtimeConf(id, ns string, ports []Port) *libcni.RuntimeConf {
 	return rt
 }
 
-// prepare finds the plugins and the subnet, and makes the rules for add.
+// prepare finds the plugins and the subnet, and makes the device and the rules
+// for add.
 func (b *Bridge) prepare(publish, add bool) (*libcni.CNIConfig, *libcni.NetworkConfigList, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.cni == nil {
 		if err := b.require("bridge", "host-local"); err != nil {
-			return nil, nil, err
-		}
-		if err := b.chooseSubnet(); err != nil {
 			return nil, nil, err
 		}
 		b.cni = libcni.NewCNIConfigWithCacheDir(b.cfg.Bin, b.cfg.Dir, nil)
@@ -157,10 +156,15 @@ func (b *Bridge) prepare(publish, add bool) (*libcni.CNIConfig, *libcni.NetworkC
 		}
 	}
 	if add && !b.ruled {
-		if err := b.addRules(); err != nil {
+		if err := b.make(); err != nil {
 			return nil, nil, err
 		}
 		b.ruled = true
+	}
+	if !b.subnet.IsValid() {
+		if err := b.chooseSubnet(); err != nil {
+			return nil, nil, err
+		}
 	}
 	list, err := libcni.ConfListFromBytes(conflist(b.cfg, b.subnet, b.ipamDir(), publish))
 	return b.cni, list, err
@@ -219,91 +223,6 @@ func address(res any) (netip.Addr, error) {
 	return netip.Addr{}, errors.New("CNI plugins gave no address")
 }
 
-// chooseSubnet takes the configured subnet, else the one in use, else a free one.
-func (b *Bridge) chooseSubnet() error {
-	b.subnet = b.cfg.Subnet
-	if b.subnet.IsValid() {
-		if !b.subnet.Addr().Is4() || b.subnet.Bits() > 30 {
-			return fmt.Errorf("bridge subnet %s: want IPv4, /30 or larger", b.subnet)
-		}
-		b.subnet = b.subnet.Masked()
-		return nil
-	}
-	kept := filepath.Join(b.cfg.Dir, "subnet")
-	if t, err := os.ReadFile(kept); err == nil {
-		if b.subnet, err = netip.ParsePrefix(strings.TrimSpace(string(t))); err == nil {
-			return nil
-		}
-	}
-	used, err := usedPrefixes()
-	if err != nil {
-		return err
-	}
-	if b.subnet, err = freeSubnet(used); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(b.cfg.Dir, 0o700); err != nil {
-		return err
-	}
-	return os.WriteFile(kept, []byte(b.subnet.String()+"\n"), 0o600)
-}
-
-// freeSubnet is the first /20 at the end of 10.88 … 10.127 that overlaps none.
-func freeSubnet(used []netip.Prefix) (netip.Prefix, error) {
-next:
-	for i := byte(88); i < 128; i++ {
-		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, i, 240, 0}), 20)
-		for _, u := range used {
-			if u.Bits() > 0 && u.Overlaps(p) {
-				continue next
-			}
-		}
-		return p, nil
-	}
-	return netip.Prefix{}, errors.New("no free subnet for the bridge: configure one")
-}
-
-// usedPrefixes are those of all devices and routes.
-func usedPrefixes() ([]netip.Prefix, error) {
-	var used []netip.Prefix
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, err
-	}
-	for _, a := range addrs {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			used = append(used, p.Masked())
-		}
-	}
-	b, err := os.ReadFile("/proc/net/route")
-	if err != nil {
-		return nil, err
-	}
-	for sc := bufio.NewScanner(bytes.NewReader(b)); sc.Scan(); {
-		if p, ok := parseRoute(sc.Text()); ok {
-			used = append(used, p)
-		}
-	}
-	return used, nil
-}
-
-// parseRoute reads a line of /proc/net/route: destination and mask are the
-// second and eighth field, hexadecimal in the machine's byte order (little
-// endian wherever this runs).
-func parseRoute(line string) (netip.Prefix, bool) {
-	f := strings.Fields(line)
-	if len(f) < 8 {
-		return netip.Prefix{}, false
-	}
-	dst, err1 := hex.DecodeString(f[1])
-	mask, err2 := hex.DecodeString(f[7])
-	if err := cmp.Or(err1, err2); err != nil || len(dst) != 4 || len(mask) != 4 {
-		return netip.Prefix{}, false
-	}
-	ones, _ := net.IPv4Mask(mask[3], mask[2], mask[1], mask[0]).Size()
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{dst[3], dst[2], dst[1], dst[0]}), ones), true
-}
-
 // rules lets containers out with the host's address, and traffic of the
 // bridge through, also where another engine made FORWARD drop.
 func (b *Bridge) rules() [][]string {
@@ -337,28 +256,4 @@ func iptables(rule []string, verb string) error {
 		return fmt.Errorf("iptables %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(out))
 	}
 	return nil
-}
-
-// Destroy removes the bridge and its rules. No container may be connected.
-func (b *Bridge) Destroy() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.subnet.IsValid() {
-		if err := b.chooseSubnet(); err != nil {
-			return err
-		}
-	}
-	b.ruled = false
-	var errs []error
-	for _, r := range b.rules() {
-		if iptables(r, "-C") == nil {
-			errs = append(errs, iptables(r, "-D"))
-		}
-	}
-	if _, err := net.InterfaceByName(b.cfg.Bridge); err == nil {
-		if out, err := exec.Command("ip", "link", "delete", b.cfg.Bridge).CombinedOutput(); err != nil {
-			errs = append(errs, fmt.Errorf("delete bridge: %w: %s", err, out))
-		}
-	}
-	return errors.Join(errs...)
 }

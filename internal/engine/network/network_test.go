@@ -2,6 +2,7 @@ package network
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -163,18 +164,69 @@ func TestBridge(t *testing.T) {
 	if b.allocated("c") {
 		t.Error("the allocation stays")
 	}
-	if err := b.Destroy(); err != nil {
+	testRelease(t, b, ns)
+	testOrphans(t)
+}
+
+// What no container uses goes, and comes back with the next one.
+func testRelease(t *testing.T, b *Bridge, ns string) {
+	if _, err := b.Add(t.Context(), "d", ns, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Release(); err != nil || !b.exists() {
+		t.Errorf("released under a container: %v", err)
+	}
+	if err := b.Remove(t.Context(), "d", ns, nil); err != nil {
 		t.Error(err)
 	}
-	if out, _ := exec.Command("iptables-save").Output(); strings.Contains(string(out), "dew-test") {
-		t.Errorf("rules stay: %s", out)
+	for range 2 {
+		if err := b.Release(); err != nil || b.exists() || ruled(b.cfg.Bridge) {
+			t.Errorf("%s stays: %v", b.cfg.Bridge, err)
+		}
 	}
+}
+
+// A bridge of which the directory is gone is removed by whoever makes one; others stay.
+func testOrphans(t *testing.T) {
+	dead := NewBridge(Config{Dir: filepath.Join(t.TempDir(), "cni"), Bridge: "dew-dead"})
+	idle := NewBridge(Config{Dir: filepath.Join(t.TempDir(), "cni"), Bridge: "dew-idle"})
+	for _, b := range []*Bridge{dead, idle} {
+		if _, _, err := b.prepare(false, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if dead.subnet == idle.subnet {
+		t.Errorf("both have %s", idle.subnet)
+	}
+	if err := os.RemoveAll(dead.cfg.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := NewBridge(Config{Dir: filepath.Join(t.TempDir(), "cni"), Bridge: "dew-new"}).prepare(false, true); err != nil {
+		t.Fatal(err)
+	}
+	if dead.exists() || ruled("dew-dead") {
+		t.Error("the bridge of a daemon that is gone stays")
+	}
+	if !idle.exists() || !ruled("dew-idle") {
+		t.Error("the bridge of a daemon that lives was removed")
+	}
+}
+
+func ruled(bridge string) bool {
+	out, err := exec.Command("iptables-save").Output()
+	return err != nil || strings.Contains(string(out), bridge)
 }
 
 func TestFreeSubnet(t *testing.T) {
 	used := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("10.88.0.0/16"), netip.MustParsePrefix("10.89.255.0/24")}
 	p, err := freeSubnet(used)
 	if err != nil || p.String() != "10.90.240.0/20" {
+		t.Errorf("got %s, %v", p, err)
+	}
+	for second := range 40 {
+		used = append(used, netip.MustParsePrefix(fmt.Sprintf("10.%d.240.0/20", 88+second)))
+	}
+	if p, err := freeSubnet(used); err != nil || p.String() != "10.89.224.0/20" {
 		t.Errorf("got %s, %v", p, err)
 	}
 	if p, err := freeSubnet([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); err == nil {
