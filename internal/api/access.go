@@ -19,6 +19,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"dewpoint/api/openapi"
 	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
 	"dewpoint/internal/node"
 )
@@ -65,6 +66,8 @@ var needs = map[string]Role{
 	dewpointv1connect.NodeListCheckpointsProcedure: Read,
 	dewpointv1connect.NodeVersionProcedure:         Read,
 	dewpointv1connect.NodeEventsProcedure:          Read,
+
+	openapi.Path: Read,
 
 	dewpointv1connect.NodeDeployProcedure: Deploy,
 	dewpointv1connect.NodePullProcedure:   Deploy,

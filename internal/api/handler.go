@@ -11,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"dewpoint/api/openapi"
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
 	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
 	"dewpoint/internal/node"
@@ -55,6 +56,7 @@ func NewHandler(n Node, cfg Config) http.Handler {
 			return h.panicked(s.Procedure, v).wire()
 		}),
 	))
+	mux.HandleFunc(openapi.Path, openapi.ServeHTTP)
 	return mux
 }
 

@@ -28,6 +28,7 @@ import (
 	"strings"
 	"time"
 
+	"dewpoint/api/openapi"
 	"dewpoint/internal/node"
 )
 
@@ -80,6 +81,7 @@ func Handler(n Node) http.Handler {
 	}
 	mux.HandleFunc("GET /state", p.state)
 	mux.HandleFunc("GET /events", p.events)
+	mux.HandleFunc("GET "+openapi.Path, openapi.ServeHTTP)
 	return local(mux)
 }
 

@@ -204,7 +204,7 @@ func TestOnlyLocalNames(t *testing.T) {
 
 func TestOnlyReads(t *testing.T) {
 	s := serve(t, newFake())
-	for _, path := range []string{"/", "/state", "/events"} {
+	for _, path := range []string{"/", "/state", "/events", "/openapi.yaml"} {
 		r, err := http.Post(s.URL+path, "text/plain", nil)
 		if err != nil {
 			t.Fatal(err)

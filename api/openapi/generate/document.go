@@ -1,0 +1,170 @@
+package main
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	"dewpoint/api/openapi"
+	"dewpoint/internal/api"
+)
+
+// description is made of one protobuf file.
+type description struct {
+	file    protoreflect.FileDescriptor
+	schemas map[protoreflect.FullName]yaml.MapSlice // nil while it is being made
+}
+
+const introduction = `What a node of Dewpoint can be asked. dewd serves it on its Unix socket, to whoever may open that, and where its configuration says so over
+TCP to callers with a token or a client's certificate; x-role says which role a call needs there (read, deploy, admin).
+
+The calls are those of the Connect protocol: a POST with JSON (or protobuf) and an answer of the same kind. Calls without side effects may be
+a GET. Fields and calls are only ever added: ignore what you do not know. In JSON 64-bit integers are strings, and what has its zero value
+(0, false, "", []) is left out of answers.
+
+Calls whose answers are a stream have the content type application/connect+json. The request is one message and the answer any number of
+them, each in an envelope: a byte of flags, and the length of the JSON in four bytes, the most significant first. The last envelope of an answer has
+the flag 2 and says how the call ended: {"error": …} as below, or {}. The HTTP status of a stream is 200 in either case. The header
+Connect-Timeout-Ms limits any call. Exec, a stream in both directions, needs HTTP/2.
+
+A call that fails has an error with a code, and among its details one of the type dewpoint.v1.Error with the code that programs test:
+
+`
+
+// document is the whole description.
+func (d *description) document(s protoreflect.ServiceDescriptor) (yaml.MapSlice, error) {
+	table, list, err := codes()
+	if err != nil {
+		return nil, err
+	}
+	var paths yaml.MapSlice
+	for i := range s.Methods().Len() {
+		m := s.Methods().Get(i)
+		path := "/" + string(s.FullName()) + "/" + string(m.Name())
+		p, err := d.path(path, m)
+		if err != nil {
+			return nil, err
+		}
+		paths = append(paths, yaml.MapItem{Key: path, Value: p})
+	}
+	paths = append(paths, yaml.MapItem{Key: openapi.Path, Value: self()})
+	if err := d.message(d.file.Messages().ByName("Error")); err != nil {
+		return nil, err
+	}
+	schemas := yaml.MapSlice{{Key: "connect.error", Value: failure()}}
+	for _, name := range slices.Sorted(maps.Keys(d.schemas)) {
+		schemas = append(schemas, yaml.MapItem{Key: string(name), Value: d.schemas[name]})
+	}
+	return yaml.MapSlice{
+		{Key: "openapi", Value: "3.0.3"},
+		{Key: "info", Value: yaml.MapSlice{
+			{Key: "title", Value: "Dewpoint node"}, {Key: "version", Value: "v1"}, {Key: "description", Value: introduction + table},
+		}},
+		{Key: "servers", Value: []yaml.MapSlice{{{Key: "url", Value: "/"}, {Key: "description", Value: "this node"}}}},
+		{Key: "security", Value: []yaml.MapSlice{{}, {{Key: "token", Value: []string{}}}}},
+		{Key: "paths", Value: paths},
+		{Key: "components", Value: yaml.MapSlice{
+			{Key: "securitySchemes", Value: yaml.MapSlice{{Key: "token", Value: yaml.MapSlice{
+				{Key: "type", Value: "http"}, {Key: "scheme", Value: "bearer"},
+				{Key: "description", Value: "Over TCP, unless the caller shows a client's certificate. \"dew token\" makes one."},
+			}}}},
+			{Key: "responses", Value: yaml.MapSlice{{Key: "Failed", Value: yaml.MapSlice{
+				{Key: "description", Value: "The call failed."},
+				{Key: "content", Value: content("application/json", yaml.MapSlice{{Key: "$ref", Value: "#/components/schemas/connect.error"}})},
+			}}}},
+			{Key: "schemas", Value: schemas},
+		}},
+		{Key: "x-error-codes", Value: list},
+	}, nil
+}
+
+func content(kind string, schema yaml.MapSlice) yaml.MapSlice {
+	return yaml.MapSlice{{Key: kind, Value: yaml.MapSlice{{Key: "schema", Value: schema}}}}
+}
+
+// path describes one call.
+func (d *description) path(path string, m protoreflect.MethodDescriptor) (yaml.MapSlice, error) {
+	if err := cmp.Or(d.message(m.Input()), d.message(m.Output())); err != nil {
+		return nil, err
+	}
+	kind := "application/json"
+	words := d.comment(m)
+	switch {
+	case m.IsStreamingClient():
+		kind, words = "application/connect+json", words+"\n\nRequest and answer are streams of messages in envelopes."
+	case m.IsStreamingServer():
+		kind, words = "application/connect+json", words+"\n\nThe request is a message in an envelope, the answer a stream of them."
+	}
+	body := yaml.MapSlice{{Key: "required", Value: true}, {Key: "content", Value: content(kind, reference(m.Input().FullName()))}}
+	post := d.operation(path, m, kind, words)
+	post = append(post, yaml.MapItem{Key: "requestBody", Value: body})
+	p := yaml.MapSlice{{Key: "post", Value: post}}
+	if o, ok := m.Options().(*descriptorpb.MethodOptions); ok && o.GetIdempotencyLevel() == descriptorpb.MethodOptions_NO_SIDE_EFFECTS {
+		get := d.operation(path, m, kind, words)
+		get[0].Value = string(m.Name()) + "ByGet"
+		get = append(get, yaml.MapItem{Key: "parameters", Value: query(m.Input().FullName())})
+		p = append(p, yaml.MapItem{Key: "get", Value: get})
+	}
+	return p, nil
+}
+
+// operation is what a POST and a GET of a call share.
+func (d *description) operation(path string, m protoreflect.MethodDescriptor, kind, words string) yaml.MapSlice {
+	o := yaml.MapSlice{{Key: "operationId", Value: string(m.Name())}, {Key: "tags", Value: []string{tag(m)}}}
+	if s := summary(d.comment(m)); s != "" {
+		o = append(o, yaml.MapItem{Key: "summary", Value: s})
+	}
+	if words = strings.TrimSpace(words); words != "" {
+		o = append(o, yaml.MapItem{Key: "description", Value: words})
+	}
+	return append(o,
+		yaml.MapItem{Key: "x-role", Value: api.RoleOf(path).String()},
+		yaml.MapItem{Key: "responses", Value: yaml.MapSlice{
+			{Key: "200", Value: yaml.MapSlice{
+				{Key: "description", Value: "The answer."}, {Key: "content", Value: content(kind, reference(m.Output().FullName()))},
+			}},
+			{Key: "default", Value: yaml.MapSlice{{Key: "$ref", Value: "#/components/responses/Failed"}}},
+		}})
+}
+
+// query is the parameters of a call by GET.
+func query(message protoreflect.FullName) []yaml.MapSlice {
+	return []yaml.MapSlice{
+		{{Key: "name", Value: "encoding"}, {Key: "in", Value: "query"}, {Key: "required", Value: true},
+			{Key: "schema", Value: yaml.MapSlice{{Key: "type", Value: "string"}, {Key: "enum", Value: []string{"json"}}}}},
+		{{Key: "name", Value: "message"}, {Key: "in", Value: "query"}, {Key: "required", Value: true},
+			{Key: "content", Value: content("application/json", reference(message))}},
+	}
+}
+
+// groups are the tags of calls whose names do not say what they are about.
+var groups = []struct{ part, tag string }{
+	{"PoP", "PoP"}, {"Pack", "Packs"}, {"Profile", "Packs"}, {"Checkpoint", "Checkpoints"}, {"Image", "Images"}, {"Pull", "Images"}, {"Prune", "Images"},
+	{"Deploy", "Deployments"}, {"Doctor", "Node"}, {"Version", "Node"}, {"Events", "Node"},
+}
+
+func tag(m protoreflect.MethodDescriptor) string {
+	for _, g := range groups {
+		if strings.Contains(string(m.Name()), g.part) {
+			return g.tag
+		}
+	}
+	return "Containers"
+}
+
+// self describes how the description is read.
+func self() yaml.MapSlice {
+	return yaml.MapSlice{{Key: "get", Value: yaml.MapSlice{
+		{Key: "operationId", Value: "OpenAPI"}, {Key: "tags", Value: []string{"Node"}}, {Key: "summary", Value: "This description"},
+		{Key: "x-role", Value: api.RoleOf(openapi.Path).String()},
+		{Key: "responses", Value: yaml.MapSlice{{Key: "200", Value: yaml.MapSlice{
+			{Key: "description", Value: "The description."},
+			{Key: "content", Value: content("application/yaml", yaml.MapSlice{{Key: "type", Value: "string"}})},
+		}}}},
+	}}}
+}
