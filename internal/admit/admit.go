@@ -1,0 +1,458 @@
+// Package admit is the door in front of deployments: it says when each may go
+// on, so that many at once are as fast as few at once, one after the other.
+//
+// A deployment is a Ticket. It may have to wait twice:
+//
+//	Enter ─▶ Wait ─▶ (the image comes) ─▶ Run ─▶ (container) ─▶ Started ─▶ Done
+//	           │                            │
+//	           a place on the link          a slot, and memory
+//
+// What has its image here needs no place on the link: its Wait is for the slot
+// already, and Run returns at once. So it passes those that must fetch, which
+// hold no slot meanwhile. Of the deployments of one absent image one fetches;
+// the others wait for it, and then have the image here.
+//
+// What is looked at:
+//
+//   - Slots. A processor is shared without loss by a few deployments at once;
+//     more of them only make each of them later. So there are a few slots per
+//     processor. While other work presses the processors, or memory is so short that
+//     the kernel spends its time on reclaim, there are fewer, down to one per
+//     processor: the node's containers go on. The pressure that deployments cause
+//     themselves does not count; what others cause is only known when none has been under way.
+//   - Memory. What a deployment claims (its limit, or what containers of
+//     its image were seen to take) must fit into what the kernel has available, less
+//     a reserve for the node and what is promised to others. A promise
+//     ends some time after the container runs: then the kernel's figure has it.
+//   - The link. Images are fetched by few at once, of one registry fewer: package
+//     fetch orders their layers, more images would only wait there.
+//   - The disk. What is known to be absent must fit.
+//
+// Order. The next is always of the caller that has the least under way, and
+// of several the one that was served the longest ago; among one caller's it is the
+// oldest that can go on. One that lacks memory is passed by those that do
+// not, but not for ever: for the first that lacks it, all that becomes free is kept from
+// then on, and the others share what was free when it began to wait. If it still does not
+// fit after a time, it begins anew, for twice that time: so a claim that nothing will ever
+// satisfy costs the others little, and one that could be satisfied is at last.
+//
+// Back-pressure. The queue is bounded, and so is each caller's part of it; who comes then is
+// told when to come again (BusyError). What can never fit is refused at once.
+//
+// Nothing runs while nobody waits.
+package admit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"runtime"
+	"sync"
+	"time"
+)
+
+// Config says what the node can bear. The zero value is measured or asked of the kernel.
+type Config struct {
+	Max        int // deployments at once; 0 is SlotsPerProcessor of each processor
+	Fetch      int // images fetched at once from one registry; 0 is 2 for each processor, at least 4
+	Queue      int // deployments that wait; 0 is DefaultQueue
+	PerCaller  int // of one caller; 0 is half of Queue
+	Processors int // 0 is those of the machine
+
+	Reserve    int64 // bytes of memory that stay free; 0 is a thirty-second of the machine's, 32 to 256 MiB
+	Estimate   int64 // bytes that a container takes of which nothing is known; 0 is 24 MiB
+	Overcommit bool  // limits of memory are not claims: what containers were seen to take is
+
+	Memory   func() (Memory, error) // nil asks the kernel
+	Pressure func() Pressure        // nil asks the kernel
+	Disk     func() (int64, error)  // bytes free for images; nil is without end
+
+	Log *slog.Logger // nil discards
+}
+
+// Defaults of Config.
+const (
+	// SlotsPerProcessor was measured: see docs/api.md.
+	SlotsPerProcessor = 4
+	DefaultQueue      = 2048
+	defaultEstimate   = 24 << 20
+)
+
+// Memory is the machine's, in bytes.
+type Memory struct{ Available, Total int64 }
+
+// Pressure is the share of time, in percent, that some process waited for a
+// resource in the last ten seconds (PSI's avg10); 0 where the kernel does not say.
+type Pressure struct{ CPU, Memory, IO float64 }
+
+// What a ticket waits for.
+const (
+	Turn = "turn" // others are before it
+	Mem  = "memory"
+	CPU  = "cpu" // other work presses the processors: there are fewer slots
+	Link = "link"
+	Disk = "disk"
+)
+
+// Claim is what a deployment asks for.
+type Claim struct {
+	Caller string // who asks
+	Image  string // of which the claim learns and by which fetches are joined
+	Memory int64  // the container's limit in bytes; 0 is none
+	Fetch  bool   // the image is not here
+	Host   string // its registry
+	Absent int64  // compressed bytes that are not here; 0 is none, or not known
+	Group  *Group // of which the claim is one; may be nil
+}
+
+// Group bounds how many of some claims are under way at once, whatever the node would
+// admit. It must not change while claims have it.
+type Group struct {
+	Limit int // 0 is none
+	used  int // guarded by the Admitter's mu
+}
+
+// stage is what a ticket waits for or has.
+type stage int
+
+const (
+	fetching stage = iota
+	running
+	over
+)
+
+// Admitter admits deployments. It is safe for concurrent use.
+type Admitter struct {
+	cfg  Config
+	life context.Context
+	end  context.CancelFunc
+	bg   sync.WaitGroup
+
+	mu       sync.Mutex // guards what follows, and the tickets
+	callers  map[string]*caller
+	waiting  [over]int
+	used     [over]int          // tickets that hold a place or a slot
+	images   map[string]*Ticket // that are being fetched
+	hosts    map[string]int     // images that are being fetched, by registry
+	promised int64              // bytes of memory, of tickets that have a slot and of fading
+	disk     int64              // bytes, of those that fetch
+	fading   []fade             // oldest first
+	kept     kept
+	seen     sample
+	ticking  bool
+	serial   uint64 // of grants, and of callers that came
+	learnt   learnt
+	ended    pace
+	stats    Stats
+}
+
+// caller is who has tickets. Fields are guarded by the Admitter's mu.
+type caller struct {
+	name  string
+	lines [over][]*Ticket // that wait, oldest first
+	used  [over]int
+	last  [over]uint64 // serial of the last grant or, before, of when he came
+}
+
+func (c *caller) waiting() int { return len(c.lines[fetching]) + len(c.lines[running]) }
+
+// New returns an Admitter. Close must follow.
+func New(cfg Config) *Admitter {
+	cfg.Processors = cmp.Or(cfg.Processors, runtime.NumCPU())
+	cfg.Max = cmp.Or(cfg.Max, SlotsPerProcessor*cfg.Processors)
+	cfg.Fetch = cmp.Or(cfg.Fetch, max(4, 2*cfg.Processors))
+	cfg.Queue = cmp.Or(cfg.Queue, DefaultQueue)
+	cfg.PerCaller = cmp.Or(cfg.PerCaller, (cfg.Queue+1)/2)
+	cfg.Estimate = cmp.Or(cfg.Estimate, defaultEstimate)
+	if cfg.Memory == nil {
+		cfg.Memory = kernelMemory
+	}
+	if cfg.Pressure == nil {
+		cfg.Pressure = kernelPressure
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	a := &Admitter{cfg: cfg, callers: map[string]*caller{}, images: map[string]*Ticket{}, hosts: map[string]int{}, learnt: learnt{}}
+	a.life, a.end = context.WithCancel(context.Background())
+	return a
+}
+
+// Close ends the waits, with an error, and what runs in the background.
+func (a *Admitter) Close() {
+	a.end()
+	a.bg.Wait()
+}
+
+// Ticket is a deployment's place in the queue and, later, what it may use. Its
+// methods are safe for concurrent use, but for Wait, Run and Done, which one
+// goroutine calls in their order.
+type Ticket struct {
+	a     *Admitter
+	claim Claim
+	who   *caller
+
+	// Guarded by a.mu.
+	at      stage         // what it waits for or has
+	granted bool          // it has it
+	ready   chan struct{} // closed when granted, or refused
+	err     error         // why it was refused
+	need    int64         // bytes of memory that it claims
+	memory  int64         // that are promised to it
+	disk    int64
+	slot    bool        // it counts as running
+	boot    *time.Timer // ends slot; nil before Started
+}
+
+// Enter takes a place in the queue, which Done gives back. It waits for
+// nothing. Errors are a *BusyError and a *NeverError.
+func (a *Admitter) Enter(c Claim) (*Ticket, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.look(time.Now())
+	need, err := a.needOf(c)
+	if err != nil {
+		a.stats.Refused++
+		return nil, err
+	}
+	t := &Ticket{a: a, claim: c, need: need, ready: make(chan struct{})}
+	who := a.callers[c.Caller]
+	if who == nil {
+		a.serial++
+		who = &caller{name: c.Caller, last: [over]uint64{a.serial, a.serial}}
+	}
+	if err := a.busy(who); err != nil {
+		a.stats.Busy++
+		return nil, err
+	}
+	a.callers[c.Caller], t.who = who, who
+	t.at = running
+	if c.Fetch {
+		t.at = fetching
+	}
+	a.enqueue(t)
+	a.schedule()
+	return t, nil
+}
+
+// busy refuses a caller for whom the queue has no room: the last eighth of it is
+// for those who have little in it.
+func (a *Admitter) busy(who *caller) error {
+	all := a.waiting[fetching] + a.waiting[running]
+	part := a.cfg.PerCaller
+	if all >= a.cfg.Queue-a.cfg.Queue/8 {
+		part = min(part, max(1, a.cfg.Queue/64))
+	}
+	if all < a.cfg.Queue && who.waiting() < part {
+		return nil
+	}
+	wait := a.ended.time(max(1, min(all, who.waiting())/8), time.Now())
+	return &BusyError{Waiting: all, Mine: who.waiting(), After: wait}
+}
+
+// enqueue puts t behind the caller's others that entered before it. With mu held.
+func (a *Admitter) enqueue(t *Ticket) {
+	t.who.lines[t.at] = append(t.who.lines[t.at], t)
+	a.waiting[t.at]++
+}
+
+// Wait blocks until the image may be brought or, where it is here, until the container may
+// be made. If ctx ends before, or the claim cannot be met, it returns an error,
+// and the ticket is over.
+func (t *Ticket) Wait(ctx context.Context) error {
+	a := t.a
+	a.mu.Lock()
+	ready := t.ready
+	a.mu.Unlock()
+	var err error
+	select {
+	case <-ready:
+		a.mu.Lock()
+		err = t.err
+		a.mu.Unlock()
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-a.life.Done():
+		err = errClosed
+	}
+	if err != nil {
+		t.Done(0)
+	}
+	return err
+}
+
+var errClosed = errors.New("the node does not deploy any more: dewd is stopping")
+
+// Run says that the image is here, and blocks until the container may be made;
+// at once if Wait was for that. Errors are as Wait's.
+func (t *Ticket) Run(ctx context.Context) error {
+	a := t.a
+	a.mu.Lock()
+	if t.at == fetching && t.granted {
+		a.land(t)
+		t.at, t.granted, t.ready = running, false, make(chan struct{})
+		a.first(t)
+		a.arrived(t.claim.Image)
+		a.schedule()
+	}
+	a.mu.Unlock()
+	return t.Wait(ctx)
+}
+
+// first enqueues a ticket that has waited for its image before those that
+// entered after it, as far as that is known: it goes to the front. With mu held.
+func (a *Admitter) first(t *Ticket) {
+	line := t.who.lines[running]
+	i := 0
+	for i < len(line) && line[i].claim.Fetch { // these have waited, too
+		i++
+	}
+	t.who.lines[running] = append(line[:i:i], append([]*Ticket{t}, line[i:]...)...)
+	a.waiting[running]++
+}
+
+// land gives back the place on the link. With mu held.
+func (a *Admitter) land(t *Ticket) {
+	delete(a.images, t.claim.Image)
+	if a.hosts[t.claim.Host]--; a.hosts[t.claim.Host] <= 0 {
+		delete(a.hosts, t.claim.Host)
+	}
+	a.disk -= t.disk
+	t.disk = 0
+	a.used[fetching]--
+	t.who.used[fetching]--
+}
+
+// arrived moves those that waited for an image which is here now. With mu held.
+func (a *Admitter) arrived(image string) {
+	for _, c := range a.callers {
+		var stay []*Ticket
+		for _, t := range c.lines[fetching] {
+			if t.claim.Image != image {
+				stay = append(stay, t)
+				continue
+			}
+			a.waiting[fetching]--
+			t.at = running
+			a.first(t)
+		}
+		c.lines[fetching] = stay
+	}
+}
+
+// Resolved says how many compressed bytes of the image are absent, once that is
+// known. It returns a *DiskError if they cannot fit.
+func (t *Ticket) Resolved(absent int64) error {
+	a := t.a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if t.at != fetching || !t.granted || t.disk != 0 {
+		return nil
+	}
+	a.look(time.Now())
+	if err := a.noRoom(absent); err != nil {
+		return err
+	}
+	t.disk = unpacked * absent
+	a.disk += t.disk
+	return nil
+}
+
+// bootTime is how long a slot is held by a container that runs and is not
+// ready: the first moments of a start take a processor, a longer time is
+// mostly waiting for something else.
+const bootTime = time.Second
+
+// Started says that the container's processes run: the slot is held until
+// Done, or for a second more at most.
+func (t *Ticket) Started() {
+	t.a.mu.Lock()
+	defer t.a.mu.Unlock()
+	if t.slot && t.boot == nil {
+		t.boot = time.AfterFunc(bootTime, t.unslot)
+	}
+}
+
+func (t *Ticket) unslot() {
+	t.a.mu.Lock()
+	defer t.a.mu.Unlock()
+	if t.giveSlot() {
+		t.a.schedule()
+	}
+}
+
+// giveSlot reports whether there was one to give back. With mu held.
+func (t *Ticket) giveSlot() bool {
+	if !t.slot {
+		return false
+	}
+	t.slot = false
+	t.a.used[running]--
+	t.who.used[running]--
+	if g := t.claim.Group; g != nil {
+		g.used--
+	}
+	return true
+}
+
+// Done ends the ticket, wherever it is. used is how much memory the container was
+// seen to take, in bytes, from which later claims of the image learn; 0 is not known,
+// or the deployment failed: then what was promised is free at once. It may be
+// called more than once; the first call counts.
+func (t *Ticket) Done(used int64) {
+	a := t.a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if t.at == over {
+		return
+	}
+	now := time.Now()
+	switch {
+	case !t.granted:
+		a.leave(t)
+	case t.at == fetching:
+		a.land(t)
+	}
+	t.giveSlot()
+	if t.boot != nil {
+		t.boot.Stop()
+	}
+	if t.memory != 0 {
+		a.ended.add(now)
+	}
+	if used > 0 {
+		a.learnt.add(t.claim.Image, used)
+		a.fading = append(a.fading, fade{now.Add(settle), t.memory})
+	} else {
+		a.promised -= t.memory
+	}
+	t.memory, t.at = 0, over
+	if a.kept.by == t {
+		a.kept = kept{}
+	}
+	a.schedule()
+	a.forget(t.who)
+}
+
+// leave takes a ticket that waits out of its line. With mu held.
+func (a *Admitter) leave(t *Ticket) {
+	line := t.who.lines[t.at]
+	for i, x := range line {
+		if x == t {
+			line[i] = nil
+			if t.who.lines[t.at] = line[1:]; i > 0 { // seldom: what goes is first
+				t.who.lines[t.at] = append(line[:i], line[i+1:]...)
+			}
+			a.waiting[t.at]--
+			return
+		}
+	}
+}
+
+// forget drops a caller that has nothing here. With mu held.
+func (a *Admitter) forget(c *caller) {
+	if c.waiting() == 0 && c.used == [over]int{} {
+		delete(a.callers, c.name)
+	}
+}

@@ -1,0 +1,211 @@
+package admit
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// schedule grants what can be granted. With mu held.
+func (a *Admitter) schedule() {
+	now := time.Now()
+	a.look(now)
+	for _, s := range []stage{running, fetching} {
+		for a.waiting[s] > 0 && a.room(s) {
+			t := a.next(s)
+			if t == nil {
+				break
+			}
+			a.grant(t)
+		}
+	}
+	if a.waiting[fetching]+a.waiting[running] > 0 && !a.ticking && a.life.Err() == nil {
+		a.ticking = true
+		a.bg.Go(a.tick)
+	}
+}
+
+// every is the time between two looks at the node while somebody waits.
+const every = 200 * time.Millisecond
+
+// tick looks again what fits as long as anybody waits.
+func (a *Admitter) tick() {
+	clock := time.NewTicker(every)
+	defer clock.Stop()
+	for {
+		select {
+		case <-clock.C:
+		case <-a.life.Done():
+			return
+		}
+		a.mu.Lock()
+		a.schedule()
+		if a.waiting[fetching]+a.waiting[running] == 0 {
+			a.ticking = false
+			a.mu.Unlock()
+			return
+		}
+		a.mu.Unlock()
+	}
+}
+
+// room reports whether a stage has any.
+func (a *Admitter) room(s stage) bool {
+	if s == fetching {
+		return a.used[s] < hostsAtOnce*a.cfg.Fetch
+	}
+	return a.used[s] < a.limit()
+}
+
+// hostsAtOnce is how many registries that are silent leave room for another.
+const hostsAtOnce = 4
+
+// fair orders the callers that wait for s as they are served: who has the least
+// under way, then who was served the longest ago.
+func (a *Admitter) fair(s stage) []*caller {
+	var all []*caller
+	for _, c := range a.callers {
+		if len(c.lines[s]) > 0 {
+			all = append(all, c)
+		}
+	}
+	slices.SortFunc(all, func(x, y *caller) int {
+		return cmp.Or(cmp.Compare(x.used[s], y.used[s]), cmp.Compare(x.last[s], y.last[s]))
+	})
+	return all
+}
+
+// lookAhead is how many of one caller's tickets that lack something are passed at
+// most to find one that does not.
+const lookAhead = 64
+
+// next is the ticket that is to be granted s now, or nil.
+func (a *Admitter) next(s stage) *Ticket {
+	for _, c := range a.fair(s) {
+		lack := 0
+		for _, t := range c.lines[s] {
+			why := a.lacks(t)
+			if why == "" {
+				return t
+			}
+			if why == Mem && a.kept.by == nil {
+				a.keep(t)
+			}
+			if why != Turn { // a group at its limit bounds nobody else
+				lack++
+			}
+			if lack == lookAhead {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// grant gives t what it waits for, or refuses it for good. With mu held.
+func (a *Admitter) grant(t *Ticket) {
+	s := t.at
+	a.leave(t)
+	if s == fetching {
+		if t.err = a.noRoom(t.claim.Absent); t.err != nil {
+			a.stats.Refused++
+			close(t.ready)
+			t.at = over
+			a.forget(t.who)
+			return
+		}
+	}
+	a.serial++
+	t.granted, t.who.last[s] = true, a.serial
+	a.used[s]++
+	t.who.used[s]++
+	if s == fetching {
+		a.images[t.claim.Image] = t
+		a.hosts[t.claim.Host]++
+		t.disk = unpacked * t.claim.Absent
+		a.disk += t.disk
+	} else {
+		t.slot = true
+		if g := t.claim.Group; g != nil {
+			g.used++
+		}
+		t.memory = t.need
+		a.promised += t.memory
+		if a.kept.by == t {
+			a.kept = kept{}
+		}
+		a.stats.Admitted++
+	}
+	close(t.ready)
+}
+
+// lacks is what keeps t from being granted, but for its turn: "" is nothing. With mu held.
+func (a *Admitter) lacks(t *Ticket) string {
+	switch {
+	case t.at == running && t.claim.Group.full():
+		return Turn
+	case t.at == running && !a.fits(t):
+		return Mem
+	case t.at == fetching && (a.images[t.claim.Image] != nil || a.hosts[t.claim.Host] >= a.cfg.Fetch):
+		return Link
+	case t.at == fetching && !a.onDisk(t.claim.Absent):
+		return Disk
+	}
+	return ""
+}
+
+func (g *Group) full() bool { return g != nil && g.Limit > 0 && g.used >= g.Limit }
+
+// Waits is what the ticket waits for: Turn, Mem, CPU, Link, Disk; "" is nothing.
+func (t *Ticket) Waits() string {
+	t.a.mu.Lock()
+	defer t.a.mu.Unlock()
+	return t.a.waits(t)
+}
+
+func (a *Admitter) waits(t *Ticket) string {
+	if t.granted || t.at == over {
+		return ""
+	}
+	why := a.lacks(t)
+	switch {
+	case why != "":
+		return why
+	case a.room(t.at):
+		return Turn
+	case t.at == fetching:
+		return Link
+	case a.limit() < a.cfg.Max:
+		return CPU
+	}
+	return Turn
+}
+
+// Position is the ticket's place among those that wait for the same, from 1 on: in
+// the order in which they go on if none lacks anything. 0 does not wait.
+func (t *Ticket) Position() int {
+	a := t.a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if t.granted || t.at == over {
+		return 0
+	}
+	s, me := t.at, t.who
+	// Each grant puts its caller a level up; the lowest level is next. On one
+	// level, those that began there are before those that came up to it.
+	level := me.used[s] + slices.Index(me.lines[s], t)
+	before := 0
+	for _, c := range a.callers {
+		below := min(len(c.lines[s]), max(0, level-c.used[s]))
+		before += below
+		if c != me && below < len(c.lines[s]) && level >= c.used[s] && earlier(c, me, s) {
+			before++
+		}
+	}
+	return before + 1
+}
+
+// earlier reports whether x is before y where both have come to the same level.
+func earlier(x, y *caller, s stage) bool {
+	return cmp.Or(cmp.Compare(y.used[s], x.used[s]), cmp.Compare(x.last[s], y.last[s])) < 0
+}

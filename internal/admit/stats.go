@@ -1,0 +1,38 @@
+package admit
+
+import "time"
+
+// Stats is how the door stands.
+type Stats struct {
+	Admitted, Busy, Refused uint64 // since the start; Refused could never fit
+
+	Waiting  map[string]int // tickets by what they wait for
+	Running  int            // that have a slot
+	Fetching int            // images
+	Limit    int            // of Running, now
+	Callers  int
+	Promised int64 // bytes of memory
+
+	Memory   Memory
+	Reserve  int64 // bytes
+	Pressure Pressure
+}
+
+// Stats looks at the door and the node.
+func (a *Admitter) Stats() Stats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.look(time.Now())
+	s := a.stats
+	s.Waiting = map[string]int{Turn: 0, Mem: 0, CPU: 0, Link: 0, Disk: 0}
+	for _, c := range a.callers {
+		for _, line := range c.lines {
+			for _, t := range line {
+				s.Waiting[a.waits(t)]++
+			}
+		}
+	}
+	s.Running, s.Fetching, s.Limit, s.Callers = a.used[running], a.used[fetching], a.limit(), len(a.callers)
+	s.Promised, s.Memory, s.Reserve, s.Pressure = a.promised, a.seen.memory, a.reserve(), a.cfg.Pressure()
+	return s
+}
