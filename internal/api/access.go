@@ -66,13 +66,18 @@ var needs = map[string]Role{
 	dewpointv1connect.NodeListCheckpointsProcedure: Read,
 	dewpointv1connect.NodeVersionProcedure:         Read,
 	dewpointv1connect.NodeEventsProcedure:          Read,
+	dewpointv1connect.NodeListDeploymentsProcedure: Read,
+	dewpointv1connect.NodeWatchDeploymentProcedure: Read,
 
 	openapi.Path: Read,
 
-	dewpointv1connect.NodeDeployProcedure: Deploy,
-	dewpointv1connect.NodePullProcedure:   Deploy,
-	dewpointv1connect.NodeStopProcedure:   Deploy,
-	dewpointv1connect.NodeRemoveProcedure: Deploy,
+	dewpointv1connect.NodeDeployProcedure:           Deploy,
+	dewpointv1connect.NodeDeployManyProcedure:       Deploy,
+	dewpointv1connect.NodeCancelDeploymentProcedure: Deploy, // his own
+	dewpointv1connect.NodeInspectProcedure:          Deploy, // shows environments
+	dewpointv1connect.NodePullProcedure:             Deploy,
+	dewpointv1connect.NodeStopProcedure:             Deploy,
+	dewpointv1connect.NodeRemoveProcedure:           Deploy,
 }
 
 // roleOf is the role needed to call a procedure.
@@ -83,13 +88,27 @@ func roleOf(procedure string) Role {
 	return Admin
 }
 
-// callerKey is the key of a caller's role in a context. Where there is none the caller came by
-// the socket, and may do everything.
+// callerKey is the key of a caller in a context. Where there is none he came by the socket,
+// and may do everything.
 type callerKey struct{}
+
+// caller is who calls.
+type caller struct {
+	name string // local, token:NAME, cert:NAME
+	role Role
+}
+
+// callerOf says who calls.
+func callerOf(ctx context.Context) caller {
+	if c, ok := ctx.Value(callerKey{}).(caller); ok {
+		return c
+	}
+	return caller{"local", Admin}
+}
 
 // host refuses what gives a container something of the host to who is not its administrator.
 func host(ctx context.Context, req *node.Request) error {
-	if r, ok := ctx.Value(callerKey{}).(Role); !ok || r == Admin {
+	if callerOf(ctx).role == Admin {
 		return nil
 	}
 	what := ""
@@ -131,9 +150,9 @@ type token struct {
 func (a *Access) Handler(h http.Handler) http.Handler {
 	refuse := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		role, err := a.role(r)
-		if need := roleOf(r.URL.Path); err == nil && role < need {
-			err = New(Permission, fmt.Sprintf("the call needs the role %s, and the caller has %s", need, role))
+		who, err := a.caller(r)
+		if need := roleOf(r.URL.Path); err == nil && who.role < need {
+			err = New(Permission, fmt.Sprintf("the call needs the role %s, and the caller has %s", need, who.role))
 			err.(*Error).Remedy = "ask the node's administrator for the role"
 		}
 		if err != nil {
@@ -146,7 +165,7 @@ func (a *Access) Handler(h http.Handler) http.Handler {
 			}
 			return
 		}
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, role)))
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, who)))
 	})
 }
 
@@ -156,26 +175,27 @@ var errWho = func() *Error {
 	return e
 }()
 
-// role is the caller's.
-func (a *Access) role(r *http.Request) (Role, error) {
-	best := NoRole
+// caller is who sends the request, with the best of the roles that he shows.
+func (a *Access) caller(r *http.Request) (caller, error) {
+	var best caller
 	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
-		best = a.Clients[r.TLS.VerifiedChains[0][0].Subject.CommonName]
+		name := r.TLS.VerifiedChains[0][0].Subject.CommonName
+		best = caller{"cert:" + name, a.Clients[name]}
 	}
 	if secret, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok {
 		tokens, err := a.load()
 		if err != nil {
-			return NoRole, err
+			return caller{}, err
 		}
 		sum := sha256.Sum256([]byte(secret))
 		for _, t := range tokens { // all of them: the time says nothing
-			if subtle.ConstantTimeCompare(t.sum[:], sum[:]) == 1 {
-				best = max(best, t.role)
+			if subtle.ConstantTimeCompare(t.sum[:], sum[:]) == 1 && t.role > best.role {
+				best = caller{"token:" + t.name, t.role}
 			}
 		}
 	}
-	if best == NoRole {
-		return NoRole, errWho
+	if best.role == NoRole {
+		return caller{}, errWho
 	}
 	return best, nil
 }

@@ -37,6 +37,7 @@ import (
 // ends when the client goes away or the daemon stops.
 type Node interface {
 	Deployer
+	Deployments
 	Containers
 	Images
 	Packs
@@ -49,15 +50,32 @@ type Node interface {
 type Deployer interface {
 	// Deploy returns when the container is ready. When ctx ends before, it
 	// undoes what it has done. The Record says how far it came, also beside
-	// an error; it is empty if nothing was begun.
+	// an error; it is empty if nothing was begun. A request whose key is known
+	// joins that deployment, or gives its record again.
 	Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error)
 	// Pull returns when the image's layers are complete, or with Lazy "auto"
 	// as soon as a container could be started from them.
 	Pull(ctx context.Context, req node.PullRequest, w node.Watch) (node.Record, error)
 }
 
+// Deployments are known by their IDs, and by the keys that their callers gave them.
+type Deployments interface {
+	// DeployMany accepts all deployments or, with an error, none. It returns when the
+	// last has ended, detached when all are accepted. What fails is told to w.
+	// When ctx ends, those that are not detached are undone.
+	DeployMany(ctx context.Context, m node.Many, w node.ManyWatch) error
+	// ListDeployments gives them in the order in which they were asked for.
+	ListDeployments(ctx context.Context, q node.DeploymentQuery) ([]node.Deployment, error)
+	// WatchDeployment returns when the deployment has ended, with what its Deploy returned.
+	WatchDeployment(ctx context.Context, ref node.DeploymentRef, w node.Watch) (node.Record, error)
+	// CancelDeployment returns when nothing of the deployment is left, at once if it has
+	// ended. Unless ref.Caller is "" the deployment has to be his.
+	CancelDeployment(ctx context.Context, ref node.DeploymentRef) (node.Deployment, error)
+}
+
 // Containers are known by their names.
 type Containers interface {
+	Inspect(ctx context.Context, name string) (node.Inspection, error)
 	// List gives the containers that run, or all, the oldest first.
 	List(ctx context.Context, all bool) ([]node.Container, error)
 	// Logs calls emit with the container's output, one call at a time. An

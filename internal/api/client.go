@@ -233,7 +233,7 @@ func (c *Client) strange(ce *connect.Error, err error) error {
 
 // Deploy implements Deployer. Of the Watch, Hold is of no use here: see Run.
 func (c *Client) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
-	record, _, err := c.deploy(ctx, &pb.DeployRequest{Spec: specOf(req)}, w, nil)
+	record, _, err := c.deploy(ctx, &pb.DeployRequest{Spec: specOf(req), Key: req.Terms.Key, Deadline: durationOf(req.Terms.Deadline)}, w, nil)
 	return record, err
 }
 
@@ -241,7 +241,7 @@ func (c *Client) Deploy(ctx context.Context, req node.Request, w node.Watch) (no
 // An error of code StatusUnknown says that the connection was lost while
 // the container ran.
 func (c *Client) Run(ctx context.Context, req node.Request, w node.Watch, emit func(node.LogChunk) error) (node.Record, int, error) {
-	return c.deploy(ctx, &pb.DeployRequest{Spec: specOf(req), Attach: true}, w, emit)
+	return c.deploy(ctx, &pb.DeployRequest{Spec: specOf(req), Attach: true, Deadline: durationOf(req.Terms.Deadline)}, w, emit)
 }
 
 func (c *Client) deploy(ctx context.Context, req *pb.DeployRequest, w node.Watch, emit func(node.LogChunk) error) (record node.Record, status int, err error) {
@@ -251,6 +251,11 @@ func (c *Client) deploy(ctx context.Context, req *pb.DeployRequest, w node.Watch
 	if err != nil {
 		return record, 0, c.problem(ctx, err)
 	}
+	return c.receive(ctx, stream, w, req.Attach, emit)
+}
+
+// receive passes on the steps of a deployment until its end, and closes the stream.
+func (c *Client) receive(ctx context.Context, stream *connect.ServerStreamForClient[pb.DeployResponse], w node.Watch, attach bool, emit func(node.LogChunk) error) (record node.Record, status int, err error) {
 	defer stream.Close()
 	ended := false
 	for stream.Receive() {
@@ -259,9 +264,11 @@ func (c *Client) deploy(ctx context.Context, req *pb.DeployRequest, w node.Watch
 			tellStage(w, s.Stage)
 		case *pb.DeployResponse_Layers:
 			tellLayers(w, s.Layers)
+		case *pb.DeployResponse_Deployment:
+			tellDeployment(w, s.Deployment)
 		case *pb.DeployResponse_Record:
 			record = recordFrom(s.Record)
-			ended = !req.Attach
+			ended = !attach
 		case *pb.DeployResponse_Output:
 			if err := emit(chunkFrom(s.Output)); err != nil {
 				return record, 0, err
@@ -274,7 +281,7 @@ func (c *Client) deploy(ctx context.Context, req *pb.DeployRequest, w node.Watch
 	if err == nil && !ended {
 		err = New(NoDaemon, "dewd ended the call early")
 	}
-	return record, status, c.lost(err, req.Attach && record.Image != "" && record.Error == "")
+	return record, status, c.lost(err, attach && record.Image != "" && record.Error == "")
 }
 
 // lost says of a connection that broke while a container ran that its status

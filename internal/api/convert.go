@@ -75,8 +75,16 @@ func recordOf(r node.Record) *pb.Record {
 		Name: r.Name, Image: r.Image, Digest: r.Digest, Node: r.Node, Stages: r.Stages,
 		Bytes: &pb.Bytes{Registry: r.Bytes.Registry, Pop: r.Bytes.PoP, Local: r.Bytes.Local},
 		Way:   &pb.Way{Pull: r.Way.Pull, Pack: r.Way.Pack, Start: r.Way.Start, Why: r.Way.Why},
-		Error: r.Error,
+		Error: r.Error, Id: r.ID, Spans: each(r.Spans, spanOf),
 	}
+}
+
+func spanOf(s node.Span) *pb.Span {
+	return &pb.Span{Name: s.Name, From: s.From, To: s.To, Attributes: s.Attributes}
+}
+
+func spanFrom(s *pb.Span) node.Span {
+	return node.Span{Name: s.GetName(), From: s.GetFrom(), To: s.GetTo(), Attributes: s.GetAttributes()}
 }
 
 func recordFrom(r *pb.Record) node.Record {
@@ -88,7 +96,7 @@ func recordFrom(r *pb.Record) node.Record {
 		Name: r.GetName(), Image: r.GetImage(), Digest: r.GetDigest(), Node: r.GetNode(), Stages: stages,
 		Bytes: node.Bytes{Registry: r.GetBytes().GetRegistry(), PoP: r.GetBytes().GetPop(), Local: r.GetBytes().GetLocal()},
 		Way:   node.Way{Pull: r.GetWay().GetPull(), Pack: r.GetWay().GetPack(), Start: r.GetWay().GetStart(), Why: r.GetWay().GetWhy()},
-		Error: r.GetError(),
+		Error: r.GetError(), ID: r.GetId(), Spans: each(r.GetSpans(), spanFrom),
 	}
 }
 

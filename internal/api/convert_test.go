@@ -81,8 +81,13 @@ func roundTrip[T any, P proto.Message](t *testing.T, to func(T) P, from func(P) 
 	}
 }
 
-// deref shows what the pointers of an Event point to.
+// deref shows what the pointers of an Event or a Deployment point to.
 func deref(v any) any {
+	if d, ok := v.(node.Deployment); ok && d.Record != nil {
+		r, f := *d.Record, *d.Failure
+		d.Record, d.Failure = nil, nil
+		return []any{d, r, f}
+	}
 	e, ok := v.(node.Event)
 	if !ok || e.ExitCode == nil {
 		return v
@@ -93,7 +98,18 @@ func deref(v any) any {
 }
 
 func TestNothingIsForgotten(t *testing.T) {
-	roundTrip(t, specOf, requestFrom)
+	roundTrip(t, func(r node.Request) *pb.DeployRequest {
+		return &pb.DeployRequest{Spec: specOf(r), Key: r.Terms.Key, Deadline: durationOf(r.Terms.Deadline)}
+	}, func(p *pb.DeployRequest) node.Request {
+		r := requestFrom(p.Spec)
+		r.Terms = node.Terms{Key: p.Key, Deadline: p.Deadline.AsDuration()}
+		if r.Terms.Key != "" { // the call's, and the caller's
+			f := filled[node.Request]().Terms
+			r.Terms.Detach, r.Terms.Caller = f.Detach, f.Caller
+		}
+		return r
+	})
+	roundTrip(t, deploymentOf, deploymentFrom)
 	roundTrip(t, pullOf, pullFrom)
 	roundTrip(t, recordOf, recordFrom)
 	roundTrip(t, layerOf, layerFrom)

@@ -14,7 +14,13 @@ import (
 
 // follow runs work, which tells f, and sends what it is told until work has
 // returned. A send that fails ends work's context.
-func follow(ctx context.Context, f *feed, work func(context.Context) error, send func([]*pb.Stage, []*pb.LayerProgress) error) error {
+func follow(ctx context.Context, f *feed, work func(context.Context) error, send func(news) error) error {
+	return pump(ctx, f.wake, work, func() error { return send(f.take()) })
+}
+
+// pump runs work, and send whenever wake says that there is something, until work has
+// returned. A send that fails ends work's context.
+func pump(ctx context.Context, wake <-chan struct{}, work func(context.Context) error, send func() error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan error, 1)
@@ -24,13 +30,13 @@ func follow(ctx context.Context, f *feed, work func(context.Context) error, send
 		if sent != nil {
 			return
 		}
-		if sent = send(f.take()); sent != nil {
+		if sent = send(); sent != nil {
 			cancel(sent)
 		}
 	}
 	for {
 		select {
-		case <-f.wake:
+		case <-wake:
 			flush()
 		case err := <-done:
 			flush()
@@ -51,8 +57,8 @@ func (h *handler) Pull(ctx context.Context, req *connect.Request[pb.PullRequest]
 			record, err = h.node.Pull(ctx, r, node.Watch{Reached: f.reached, Layer: f.layer})
 			return err
 		})
-	}, func(stages []*pb.Stage, layers []*pb.LayerProgress) error {
-		return sendPull(stream, stages, layers)
+	}, func(n news) error {
+		return sendPull(stream, n)
 	})
 	if record.Image != "" {
 		err = errors.Join(err, stream.Send(&pb.PullResponse{Step: &pb.PullResponse_Record{Record: recordOf(record)}}))
@@ -60,13 +66,13 @@ func (h *handler) Pull(ctx context.Context, req *connect.Request[pb.PullRequest]
 	return h.fail(ctx, err)
 }
 
-func sendPull(stream *connect.ServerStream[pb.PullResponse], stages []*pb.Stage, layers []*pb.LayerProgress) error {
-	if len(layers) > 0 {
-		if err := stream.Send(&pb.PullResponse{Step: &pb.PullResponse_Layers{Layers: &pb.Layers{Layers: layers}}}); err != nil {
+func sendPull(stream *connect.ServerStream[pb.PullResponse], n news) error {
+	if len(n.layers) > 0 {
+		if err := stream.Send(&pb.PullResponse{Step: &pb.PullResponse_Layers{Layers: &pb.Layers{Layers: n.layers}}}); err != nil {
 			return err
 		}
 	}
-	for _, s := range stages {
+	for _, s := range n.stages {
 		if err := stream.Send(&pb.PullResponse{Step: &pb.PullResponse_Stage{Stage: s}}); err != nil {
 			return err
 		}
@@ -75,17 +81,12 @@ func sendPull(stream *connect.ServerStream[pb.PullResponse], stages []*pb.Stage,
 }
 
 func (h *handler) Deploy(ctx context.Context, req *connect.Request[pb.DeployRequest], stream *connect.ServerStream[pb.DeployResponse]) error {
-	for _, p := range req.Msg.GetSpec().GetPorts() {
-		if p.GetHost() > 65535 || p.GetContainer() > 65535 {
-			return bad(errors.New("a port is at most 65535"))
-		}
-	}
-	r := requestFrom(req.Msg.GetSpec())
-	if err := r.Validate(); err != nil {
-		return bad(err)
-	}
-	if err := host(ctx, &r); err != nil {
+	r, err := requestOf(ctx, req.Msg.GetSpec(), node.Terms{Key: req.Msg.Key, Deadline: req.Msg.Deadline.AsDuration(), Caller: callerOf(ctx).name})
+	if err != nil {
 		return h.fail(ctx, err)
+	}
+	if req.Msg.Attach && r.Terms.Key != "" {
+		return bad(errors.New("a deployment that is attached to has no key: its output is sent once"))
 	}
 	d := &deploying{h: h, req: r, feed: newFeed(), stream: stream}
 	if req.Msg.Attach {
@@ -120,7 +121,7 @@ func (d *deploying) send(m *pb.DeployResponse) error {
 }
 
 func (d *deploying) run(ctx context.Context) (record node.Record, err error) {
-	w := node.Watch{Reached: d.feed.reached, Layer: d.feed.layer}
+	w := node.Watch{Reached: d.feed.reached, Layer: d.feed.layer, Deployment: d.feed.deployment}
 	if d.attached != nil {
 		w.Hold, w.Reached = d.attached.hold, d.attached.reached
 	}
@@ -133,13 +134,18 @@ func (d *deploying) run(ctx context.Context) (record node.Record, err error) {
 	return record, err
 }
 
-func (d *deploying) progress(stages []*pb.Stage, layers []*pb.LayerProgress) error {
-	if len(layers) > 0 {
-		if err := d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Layers{Layers: &pb.Layers{Layers: layers}}}); err != nil {
+func (d *deploying) progress(n news) error {
+	if n.deployment != nil {
+		if err := d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Deployment{Deployment: n.deployment}}); err != nil {
 			return err
 		}
 	}
-	for _, s := range stages {
+	if len(n.layers) > 0 {
+		if err := d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Layers{Layers: &pb.Layers{Layers: n.layers}}}); err != nil {
+			return err
+		}
+	}
+	for _, s := range n.stages {
 		if err := d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Stage{Stage: s}}); err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	dewpointv1 "dewpoint/internal/api/gen/dewpoint/v1"
+	"dewpoint/internal/node"
 )
 
 // Code names a kind of failure. Programs may rely on it.
@@ -43,6 +44,9 @@ const (
 	StatusUnknown  Code = "status_unknown"
 	Canceled       Code = "canceled"
 	Deadline       Code = "deadline"
+	Busy           Code = "busy"
+	NoMemory       Code = "no_memory"
+	KeyReused      Code = "key_reused"
 )
 
 // The exit codes of commands, listed in docs/cli.md.
@@ -59,6 +63,7 @@ const (
 	ExitConflict     = 10
 	ExitPermission   = 11
 	ExitUnsupported  = 12
+	ExitBusy         = 13
 	ExitUnknown      = 125
 	ExitNotExec      = 126
 	ExitNoCommand    = 127
@@ -101,6 +106,9 @@ var meanings = map[Code]meaning{
 	StatusUnknown:  {ExitUnknown, connect.CodeUnavailable, "see \"dew ps -a\""},
 	Canceled:       {ExitInterrupted, connect.CodeCanceled, ""},
 	Deadline:       {ExitFailure, connect.CodeDeadlineExceeded, "try again"},
+	Busy:           {ExitBusy, connect.CodeResourceExhausted, "try again in a few seconds"},
+	NoMemory:       {ExitBusy, connect.CodeResourceExhausted, "end something that runs, or ask for less with --memory"},
+	KeyReused:      {ExitConflict, connect.CodeAlreadyExists, "take another key for what is not the same"},
 }
 
 // Error is a failure as every surface shows it.
@@ -110,6 +118,16 @@ type Error struct {
 	Remedy  string `json:"remedy,omitempty"` // what to do
 	Exit    int    `json:"exit"`             // exit code of a command that fails for this
 	Err     error  `json:"-"`                // what it was made of; nil on the client's side
+}
+
+// Failure is the Error in terms of package node.
+func (e *Error) Failure() *node.Failure {
+	return &node.Failure{Code: string(e.Code), Message: e.Message, Remedy: e.Remedy, Exit: e.Exit}
+}
+
+// FromFailure is the Error of a failure.
+func FromFailure(f *node.Failure) *Error {
+	return &Error{Code: Code(f.Code), Message: f.Message, Remedy: f.Remedy, Exit: f.Exit, Err: f}
 }
 
 // New is an Error with the code's exit code and remedy.
@@ -152,9 +170,12 @@ func Classify(err error) *Error {
 	var e *Error
 	var coder interface{ Code() Code }
 	var kinder interface{ Kind() string }
+	var failed *node.Failure
 	switch {
 	case errors.As(err, &e):
 		return e
+	case errors.As(err, &failed):
+		return FromFailure(failed)
 	case errors.As(err, &coder):
 		return Of(coder.Code(), err)
 	case errors.As(err, &kinder):

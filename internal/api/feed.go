@@ -16,23 +16,34 @@ const layerInterval = 100 * time.Millisecond
 // stage, and of each layer the newest state. It never blocks who tells.
 type feed struct {
 	wake chan struct{} // has one element when there is something to take
+	told func()        // called when there is something to take; by default it fills wake
 
 	mu     sync.Mutex
 	stages []*pb.Stage          // guarded by mu
 	layers []node.LayerProgress // guarded by mu; changed since the last take
 	at     map[string]int       // guarded by mu; a layer's place in layers
 	armed  bool                 // guarded by mu; layers will be announced
+	state  *node.Deployment     // guarded by mu; changed since the last take
 }
 
 func newFeed() *feed {
-	return &feed{wake: make(chan struct{}, 1), at: map[string]int{}}
+	f := &feed{wake: make(chan struct{}, 1), at: map[string]int{}}
+	f.told = func() { signal(f.wake) }
+	return f
+}
+
+func (f *feed) deployment(d node.Deployment) {
+	f.mu.Lock()
+	f.state = &d
+	f.mu.Unlock()
+	f.told()
 }
 
 func (f *feed) reached(name, stage string, at float64) {
 	f.mu.Lock()
 	f.stages = append(f.stages, &pb.Stage{Name: name, Stage: stage, At: at})
 	f.mu.Unlock()
-	f.announce()
+	f.told()
 }
 
 func (f *feed) layer(l node.LayerProgress) {
@@ -46,23 +57,34 @@ func (f *feed) layer(l node.LayerProgress) {
 	}
 	if !f.armed {
 		f.armed = true
-		time.AfterFunc(layerInterval, f.announce)
+		time.AfterFunc(layerInterval, f.told)
 	}
 }
 
-func (f *feed) announce() {
+// signal fills a channel of one element, unless it is full.
+func signal(c chan struct{}) {
 	select {
-	case f.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
 
+// news is what a feed was told.
+type news struct {
+	deployment *pb.Deployment // nil if it has not changed
+	stages     []*pb.Stage
+	layers     []*pb.LayerProgress
+}
+
 // take returns what came since the last take.
-func (f *feed) take() ([]*pb.Stage, []*pb.LayerProgress) {
+func (f *feed) take() news {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	stages, layers := f.stages, f.layers
-	f.stages, f.layers, f.armed = nil, nil, false
+	n := news{stages: f.stages, layers: each(f.layers, layerOf)}
+	if f.state != nil {
+		n.deployment = deploymentOf(*f.state)
+	}
+	f.stages, f.layers, f.armed, f.state = nil, nil, false, nil
 	clear(f.at)
-	return stages, each(layers, layerOf)
+	return n
 }

@@ -24,7 +24,8 @@ func TestFeedKeepsTheNewestAndAllStages(t *testing.T) {
 	}
 	wg.Wait()
 	<-f.wake
-	stages, layers := f.take()
+	got := f.take()
+	stages, layers := got.stages, got.layers
 	if len(stages) != 3 || stages[2].Stage != node.Ready {
 		t.Errorf("stages %v", stages)
 	}
@@ -36,8 +37,8 @@ func TestFeedKeepsTheNewestAndAllStages(t *testing.T) {
 			t.Errorf("layer %v is not the newest", l)
 		}
 	}
-	if stages, layers := f.take(); stages != nil || layers != nil {
-		t.Errorf("taken twice: %v, %v", stages, layers)
+	if again := f.take(); again.stages != nil || again.layers != nil {
+		t.Errorf("taken twice: %v, %v", again.stages, again.layers)
 	}
 	f.layer(node.LayerProgress{Digest: "a"})
 	select {

@@ -172,6 +172,15 @@ func (e *Engine) Inspect(ctx context.Context, name string) (*Info, error) {
 	return i, nil
 }
 
+// OCI is the OCI runtime specification that a container was made with, JSON.
+func (e *Engine) OCI(ctx context.Context, name string) ([]byte, error) {
+	r, err := e.c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
+	if err != nil {
+		return nil, fmt.Errorf("inspect container %s: %w", name, notFound(err))
+	}
+	return r.Container.GetSpec().GetValue(), nil
+}
+
 // List describes all containers, by name.
 func (e *Engine) List(ctx context.Context) ([]*Info, error) {
 	var recs []record

@@ -26,6 +26,8 @@ type Request struct {
 	Mount     string // erofs, loop, tree
 	Order     string // layers, parallel
 	Inflaters int
+
+	Terms Terms `json:"-"`
 }
 
 // Port publishes the container's TCP or UDP port on the host (bridge only).
@@ -53,10 +55,13 @@ type Record struct {
 	Bytes  Bytes              `json:"bytes"`
 	Way    Way                `json:"way"`
 	Error  string             `json:"error,omitempty"`
+	ID     string             `json:"id,omitempty"` // of the deployment
+	Spans  []Span             `json:"spans,omitempty"`
 }
 
 // The stages, in the order in which a deployment passes them.
 const (
+	Admitted = "admitted" // it was its turn
 	Resolved = "resolved" // manifest and config are here
 	Tables   = "tables"   // the layers' tables of contents are here (lazy)
 	Mounted  = "mounted"  // the image's tree can be read
@@ -90,6 +95,9 @@ type Watch struct {
 	// container's name ("" in a pull), the stage, and seconds from the
 	// instruction. Created is reported before the first process runs.
 	Reached func(name, stage string, at float64)
+	// Deployment is called first, and when the deployment's state has changed or its
+	// position in the queue.
+	Deployment func(Deployment)
 	// Layer is called when a layer's state changes and some times a second
 	// while it is being filled.
 	Layer func(LayerProgress)

@@ -32,6 +32,12 @@ func (r Request) Validate() error {
 			return fmt.Errorf("volume %s:%s: both paths have to be absolute", v.Source, v.Target)
 		}
 	}
+	if len(r.Terms.Key) > MaxKey {
+		return fmt.Errorf("a key has at most %d bytes", MaxKey)
+	}
+	if r.Terms.Deadline < 0 {
+		return fmt.Errorf("the deadline %v is below zero", r.Terms.Deadline)
+	}
 	if r.Checkpoint && r.Record {
 		return fmt.Errorf("a start that is recorded makes no checkpoint")
 	}

@@ -40,6 +40,9 @@ var about = map[api.Code]string{
 	api.StatusUnknown:  "The container runs on, but its status will not be known here. Made by clients.",
 	api.Canceled:       "The caller went away, or somebody canceled it.",
 	api.Deadline:       "It took longer than it was given.",
+	api.Busy:           "The node has as much to do as it takes on; nothing was accepted.",
+	api.NoMemory:       "The node has not the memory that it would need.",
+	api.KeyReused:      "The caller has used the key for another request.",
 }
 
 // statuses are the HTTP statuses of unary calls that fail (connectrpc.com/docs/protocol, "Error codes").

@@ -44,6 +44,7 @@ type Node struct {
 	learned    map[string]*learned   // guarded by mu; by image
 
 	checkpoints []node.Checkpoint // guarded by mu
+	deployments []*deployment     // guarded by mu; in the order of being asked for
 }
 
 type container struct {
@@ -224,6 +225,34 @@ func reach(r node.Record, w node.Watch, name string, stages ...string) {
 
 // Deploy implements api.Deployer.
 func (n *Node) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
+	unlock := n.lock()
+	for _, d := range n.deployments {
+		if req.Terms.Key != "" && d.Key == req.Terms.Key && d.Caller == req.Terms.Caller {
+			unlock()
+			return n.WatchDeployment(ctx, node.DeploymentRef{ID: d.ID}, w)
+		}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	d := n.accept(req, cancel)
+	d.State, d.Waits = node.StateDeploying, ""
+	unlock()
+	if w.Deployment != nil {
+		w.Deployment(n.stand(d))
+	}
+	r, err := n.deploy(ctx, req, w)
+	var f *node.Failure
+	if err != nil {
+		f = api.Classify(err).Failure()
+	}
+	if r.Image != "" {
+		r.ID = d.ID
+	}
+	n.over(ctx, d, r, f)
+	return r, err
+}
+
+func (n *Node) deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
 	now, after := n.fault("Deploy")
 	r := node.Record{Name: req.Name, Image: req.Image, Node: "fake", Stages: map[string]float64{}, Way: node.Way{Pull: "whole", Start: "boot"}}
 	if now != nil {

@@ -75,7 +75,7 @@ func (x Output_Stream) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Output_Stream.Descriptor instead.
 func (Output_Stream) EnumDescriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{12, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21, 0}
 }
 
 // Error is the detail of a failed call.
@@ -488,7 +488,14 @@ type DeployRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *Spec                  `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
 	// Stay until the container exits: its output and its status are sent too.
-	Attach        bool `protobuf:"varint,2,opt,name=attach,proto3" json:"attach,omitempty"`
+	Attach bool `protobuf:"varint,2,opt,name=attach,proto3" json:"attach,omitempty"`
+	// A name of the caller's own for this deployment, at most 128 bytes. The same key
+	// with the same spec is the same deployment: it is joined while it is under way,
+	// and its record is sent again when it is over. With another spec the call fails
+	// (key_reused). Keys are kept for a day. Not with attach.
+	Key string `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	// Of the whole deployment, its time in the queue included; unset is none.
+	Deadline      *durationpb.Duration `protobuf:"bytes,4,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -537,6 +544,20 @@ func (x *DeployRequest) GetAttach() bool {
 	return false
 }
 
+func (x *DeployRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *DeployRequest) GetDeadline() *durationpb.Duration {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
 // DeployResponse is one step. A deployment that fails sends its record, if it
 // came so far as to have one, before the call fails.
 type DeployResponse struct {
@@ -548,6 +569,7 @@ type DeployResponse struct {
 	//	*DeployResponse_Record
 	//	*DeployResponse_Output
 	//	*DeployResponse_Exit
+	//	*DeployResponse_Deployment
 	Step          isDeployResponse_Step `protobuf_oneof:"step"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -635,6 +657,15 @@ func (x *DeployResponse) GetExit() *Exit {
 	return nil
 }
 
+func (x *DeployResponse) GetDeployment() *Deployment {
+	if x != nil {
+		if x, ok := x.Step.(*DeployResponse_Deployment); ok {
+			return x.Deployment
+		}
+	}
+	return nil
+}
+
 type isDeployResponse_Step interface {
 	isDeployResponse_Step()
 }
@@ -659,6 +690,10 @@ type DeployResponse_Exit struct {
 	Exit *Exit `protobuf:"bytes,5,opt,name=exit,proto3,oneof"` // attached, last
 }
 
+type DeployResponse_Deployment struct {
+	Deployment *Deployment `protobuf:"bytes,6,opt,name=deployment,proto3,oneof"` // first, and when its state or its position has changed
+}
+
 func (*DeployResponse_Stage) isDeployResponse_Step() {}
 
 func (*DeployResponse_Layers) isDeployResponse_Step() {}
@@ -668,6 +703,618 @@ func (*DeployResponse_Record) isDeployResponse_Step() {}
 func (*DeployResponse_Output) isDeployResponse_Step() {}
 
 func (*DeployResponse_Exit) isDeployResponse_Step() {}
+
+func (*DeployResponse_Deployment) isDeployResponse_Step() {}
+
+type DeployManyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Specs []*Spec                `protobuf:"bytes,1,rep,name=specs,proto3" json:"specs,omitempty"`
+	// Copies of each, 0 is one. Copies of what has a name are called NAME-1, NAME-2, …
+	Count    int32                `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Parallel int32                `protobuf:"varint,3,opt,name=parallel,proto3" json:"parallel,omitempty"` // of this call under way at once; 0 is what the node admits
+	Key      string               `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`            // deployment I, from 0, has the key KEY/I
+	Deadline *durationpb.Duration `protobuf:"bytes,5,opt,name=deadline,proto3" json:"deadline,omitempty"`  // of each
+	// They go on when the client goes away, and when dewd is started anew.
+	Detach        bool `protobuf:"varint,6,opt,name=detach,proto3" json:"detach,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeployManyRequest) Reset() {
+	*x = DeployManyRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeployManyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeployManyRequest) ProtoMessage() {}
+
+func (x *DeployManyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeployManyRequest.ProtoReflect.Descriptor instead.
+func (*DeployManyRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *DeployManyRequest) GetSpecs() []*Spec {
+	if x != nil {
+		return x.Specs
+	}
+	return nil
+}
+
+func (x *DeployManyRequest) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *DeployManyRequest) GetParallel() int32 {
+	if x != nil {
+		return x.Parallel
+	}
+	return 0
+}
+
+func (x *DeployManyRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *DeployManyRequest) GetDeadline() *durationpb.Duration {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
+func (x *DeployManyRequest) GetDetach() bool {
+	if x != nil {
+		return x.Detach
+	}
+	return false
+}
+
+// DeployManyResponse is one step of one deployment.
+type DeployManyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Index int32                  `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // of the deployment: that of its spec times count, and that of the copy
+	// Types that are valid to be assigned to Step:
+	//
+	//	*DeployManyResponse_Deployment
+	//	*DeployManyResponse_Stage
+	//	*DeployManyResponse_Layers
+	//	*DeployManyResponse_Record
+	//	*DeployManyResponse_Error
+	Step          isDeployManyResponse_Step `protobuf_oneof:"step"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeployManyResponse) Reset() {
+	*x = DeployManyResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeployManyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeployManyResponse) ProtoMessage() {}
+
+func (x *DeployManyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeployManyResponse.ProtoReflect.Descriptor instead.
+func (*DeployManyResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *DeployManyResponse) GetIndex() int32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *DeployManyResponse) GetStep() isDeployManyResponse_Step {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+func (x *DeployManyResponse) GetDeployment() *Deployment {
+	if x != nil {
+		if x, ok := x.Step.(*DeployManyResponse_Deployment); ok {
+			return x.Deployment
+		}
+	}
+	return nil
+}
+
+func (x *DeployManyResponse) GetStage() *Stage {
+	if x != nil {
+		if x, ok := x.Step.(*DeployManyResponse_Stage); ok {
+			return x.Stage
+		}
+	}
+	return nil
+}
+
+func (x *DeployManyResponse) GetLayers() *Layers {
+	if x != nil {
+		if x, ok := x.Step.(*DeployManyResponse_Layers); ok {
+			return x.Layers
+		}
+	}
+	return nil
+}
+
+func (x *DeployManyResponse) GetRecord() *Record {
+	if x != nil {
+		if x, ok := x.Step.(*DeployManyResponse_Record); ok {
+			return x.Record
+		}
+	}
+	return nil
+}
+
+func (x *DeployManyResponse) GetError() *Error {
+	if x != nil {
+		if x, ok := x.Step.(*DeployManyResponse_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+type isDeployManyResponse_Step interface {
+	isDeployManyResponse_Step()
+}
+
+type DeployManyResponse_Deployment struct {
+	Deployment *Deployment `protobuf:"bytes,2,opt,name=deployment,proto3,oneof"` // first, and when its state or its position has changed
+}
+
+type DeployManyResponse_Stage struct {
+	Stage *Stage `protobuf:"bytes,3,opt,name=stage,proto3,oneof"`
+}
+
+type DeployManyResponse_Layers struct {
+	Layers *Layers `protobuf:"bytes,4,opt,name=layers,proto3,oneof"`
+}
+
+type DeployManyResponse_Record struct {
+	Record *Record `protobuf:"bytes,5,opt,name=record,proto3,oneof"` // once, unless nothing was begun
+}
+
+type DeployManyResponse_Error struct {
+	Error *Error `protobuf:"bytes,6,opt,name=error,proto3,oneof"` // last, of one that failed
+}
+
+func (*DeployManyResponse_Deployment) isDeployManyResponse_Step() {}
+
+func (*DeployManyResponse_Stage) isDeployManyResponse_Step() {}
+
+func (*DeployManyResponse_Layers) isDeployManyResponse_Step() {}
+
+func (*DeployManyResponse_Record) isDeployManyResponse_Step() {}
+
+func (*DeployManyResponse_Error) isDeployManyResponse_Step() {}
+
+// Deployment is where a deployment stands.
+type Deployment struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // of the container
+	Image         string                 `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"`
+	Caller        string                 `protobuf:"bytes,4,opt,name=caller,proto3" json:"caller,omitempty"` // who asked for it: local, token:NAME, cert:NAME
+	Key           string                 `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
+	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`        // queued, deploying, done, failed, canceled
+	Position      int32                  `protobuf:"varint,7,opt,name=position,proto3" json:"position,omitempty"` // in the queue, from 1
+	Waits         string                 `protobuf:"bytes,8,opt,name=waits,proto3" json:"waits,omitempty"`        // queued, for what: turn, memory, cpu, link
+	Asked         *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=asked,proto3" json:"asked,omitempty"`
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=ended,proto3" json:"ended,omitempty"`
+	Record        *Record                `protobuf:"bytes,11,opt,name=record,proto3" json:"record,omitempty"` // of one that ended
+	Error         *Error                 `protobuf:"bytes,12,opt,name=error,proto3" json:"error,omitempty"`   // of one that failed or was canceled
+	Detached      bool                   `protobuf:"varint,13,opt,name=detached,proto3" json:"detached,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Deployment) Reset() {
+	*x = Deployment{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Deployment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Deployment) ProtoMessage() {}
+
+func (x *Deployment) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Deployment.ProtoReflect.Descriptor instead.
+func (*Deployment) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Deployment) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Deployment) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Deployment) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *Deployment) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
+}
+
+func (x *Deployment) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Deployment) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Deployment) GetPosition() int32 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *Deployment) GetWaits() string {
+	if x != nil {
+		return x.Waits
+	}
+	return ""
+}
+
+func (x *Deployment) GetAsked() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Asked
+	}
+	return nil
+}
+
+func (x *Deployment) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Deployment) GetRecord() *Record {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+func (x *Deployment) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *Deployment) GetDetached() bool {
+	if x != nil {
+		return x.Detached
+	}
+	return false
+}
+
+type ListDeploymentsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	All           bool                   `protobuf:"varint,1,opt,name=all,proto3" json:"all,omitempty"`     // also those that have ended
+	Limit         int32                  `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"` // of those that have ended, the newest; 0 is 100
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDeploymentsRequest) Reset() {
+	*x = ListDeploymentsRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDeploymentsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDeploymentsRequest) ProtoMessage() {}
+
+func (x *ListDeploymentsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDeploymentsRequest.ProtoReflect.Descriptor instead.
+func (*ListDeploymentsRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ListDeploymentsRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *ListDeploymentsRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type ListDeploymentsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Deployments   []*Deployment          `protobuf:"bytes,1,rep,name=deployments,proto3" json:"deployments,omitempty"` // in the order in which they were asked for
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDeploymentsResponse) Reset() {
+	*x = ListDeploymentsResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDeploymentsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDeploymentsResponse) ProtoMessage() {}
+
+func (x *ListDeploymentsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDeploymentsResponse.ProtoReflect.Descriptor instead.
+func (*ListDeploymentsResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ListDeploymentsResponse) GetDeployments() []*Deployment {
+	if x != nil {
+		return x.Deployments
+	}
+	return nil
+}
+
+type WatchDeploymentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // of the caller's own, instead
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchDeploymentRequest) Reset() {
+	*x = WatchDeploymentRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchDeploymentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchDeploymentRequest) ProtoMessage() {}
+
+func (x *WatchDeploymentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchDeploymentRequest.ProtoReflect.Descriptor instead.
+func (*WatchDeploymentRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *WatchDeploymentRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *WatchDeploymentRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type CancelDeploymentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // of the caller's own, instead
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelDeploymentRequest) Reset() {
+	*x = CancelDeploymentRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelDeploymentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelDeploymentRequest) ProtoMessage() {}
+
+func (x *CancelDeploymentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelDeploymentRequest.ProtoReflect.Descriptor instead.
+func (*CancelDeploymentRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CancelDeploymentRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *CancelDeploymentRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type CancelDeploymentResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Deployment    *Deployment            `protobuf:"bytes,1,opt,name=deployment,proto3" json:"deployment,omitempty"` // as it stands now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelDeploymentResponse) Reset() {
+	*x = CancelDeploymentResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelDeploymentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelDeploymentResponse) ProtoMessage() {}
+
+func (x *CancelDeploymentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelDeploymentResponse.ProtoReflect.Descriptor instead.
+func (*CancelDeploymentResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *CancelDeploymentResponse) GetDeployment() *Deployment {
+	if x != nil {
+		return x.Deployment
+	}
+	return nil
+}
 
 // Stage was reached.
 type Stage struct {
@@ -681,7 +1328,7 @@ type Stage struct {
 
 func (x *Stage) Reset() {
 	*x = Stage{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +1340,7 @@ func (x *Stage) String() string {
 func (*Stage) ProtoMessage() {}
 
 func (x *Stage) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +1353,7 @@ func (x *Stage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stage.ProtoReflect.Descriptor instead.
 func (*Stage) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Stage) GetName() string {
@@ -740,7 +1387,7 @@ type Layers struct {
 
 func (x *Layers) Reset() {
 	*x = Layers{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -752,7 +1399,7 @@ func (x *Layers) String() string {
 func (*Layers) ProtoMessage() {}
 
 func (x *Layers) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -765,7 +1412,7 @@ func (x *Layers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layers.ProtoReflect.Descriptor instead.
 func (*Layers) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Layers) GetLayers() []*LayerProgress {
@@ -788,7 +1435,7 @@ type LayerProgress struct {
 
 func (x *LayerProgress) Reset() {
 	*x = LayerProgress{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -800,7 +1447,7 @@ func (x *LayerProgress) String() string {
 func (*LayerProgress) ProtoMessage() {}
 
 func (x *LayerProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -813,7 +1460,7 @@ func (x *LayerProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerProgress.ProtoReflect.Descriptor instead.
 func (*LayerProgress) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LayerProgress) GetDigest() string {
@@ -861,13 +1508,15 @@ type Record struct {
 	Bytes         *Bytes                 `protobuf:"bytes,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Way           *Way                   `protobuf:"bytes,7,opt,name=way,proto3" json:"way,omitempty"`
 	Error         string                 `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"`
+	Id            string                 `protobuf:"bytes,9,opt,name=id,proto3" json:"id,omitempty"` // of the deployment
+	Spans         []*Span                `protobuf:"bytes,10,rep,name=spans,proto3" json:"spans,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -879,7 +1528,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -892,7 +1541,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Record) GetName() string {
@@ -951,6 +1600,89 @@ func (x *Record) GetError() string {
 	return ""
 }
 
+func (x *Record) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Record) GetSpans() []*Span {
+	if x != nil {
+		return x.Spans
+	}
+	return nil
+}
+
+// Span is one piece of the work, finer than a stage.
+type Span struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	From          float64                `protobuf:"fixed64,2,opt,name=from,proto3" json:"from,omitempty"` // seconds from the instruction
+	To            float64                `protobuf:"fixed64,3,opt,name=to,proto3" json:"to,omitempty"`
+	Attributes    map[string]string      `protobuf:"bytes,4,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Span) Reset() {
+	*x = Span{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Span) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Span) ProtoMessage() {}
+
+func (x *Span) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Span.ProtoReflect.Descriptor instead.
+func (*Span) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Span) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Span) GetFrom() float64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *Span) GetTo() float64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *Span) GetAttributes() map[string]string {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
 // Bytes counts compressed bytes by where they came from.
 type Bytes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -963,7 +1695,7 @@ type Bytes struct {
 
 func (x *Bytes) Reset() {
 	*x = Bytes{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -975,7 +1707,7 @@ func (x *Bytes) String() string {
 func (*Bytes) ProtoMessage() {}
 
 func (x *Bytes) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -988,7 +1720,7 @@ func (x *Bytes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bytes.ProtoReflect.Descriptor instead.
 func (*Bytes) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Bytes) GetRegistry() int64 {
@@ -1024,7 +1756,7 @@ type Way struct {
 
 func (x *Way) Reset() {
 	*x = Way{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1768,7 @@ func (x *Way) String() string {
 func (*Way) ProtoMessage() {}
 
 func (x *Way) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1781,7 @@ func (x *Way) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Way.ProtoReflect.Descriptor instead.
 func (*Way) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Way) GetPull() string {
@@ -1090,7 +1822,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1102,7 +1834,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1115,7 +1847,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Output) GetStream() Output_Stream {
@@ -1141,7 +1873,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1153,7 +1885,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1166,7 +1898,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Exit) GetStatus() int32 {
@@ -1190,7 +1922,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1202,7 +1934,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1215,7 +1947,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PullRequest) GetImage() string {
@@ -1274,7 +2006,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +2018,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +2031,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PullResponse) GetStep() isPullResponse_Step {
@@ -1367,7 +2099,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1379,7 +2111,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1392,7 +2124,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -1411,7 +2143,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +2155,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +2168,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListResponse) GetContainers() []*Container {
@@ -1465,7 +2197,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +2209,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +2222,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Container) GetName() string {
@@ -1570,6 +2302,118 @@ func (x *Container) GetReadError() string {
 	return ""
 }
 
+type InspectRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectRequest) Reset() {
+	*x = InspectRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectRequest) ProtoMessage() {}
+
+func (x *InspectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
+func (*InspectRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *InspectRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type InspectResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
+	Spec          *Spec                  `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`     // that it was deployed from, if the node knows it
+	Record        *Record                `protobuf:"bytes,3,opt,name=record,proto3" json:"record,omitempty"` // of its deployment, for about a day
+	Oci           string                 `protobuf:"bytes,4,opt,name=oci,proto3" json:"oci,omitempty"`       // what the runtime was given: the OCI runtime specification, JSON
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectResponse) Reset() {
+	*x = InspectResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectResponse) ProtoMessage() {}
+
+func (x *InspectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
+func (*InspectResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *InspectResponse) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *InspectResponse) GetSpec() *Spec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *InspectResponse) GetRecord() *Record {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+func (x *InspectResponse) GetOci() string {
+	if x != nil {
+		return x.Oci
+	}
+	return ""
+}
+
 type LogsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1581,7 +2425,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1593,7 +2437,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1606,7 +2450,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LogsRequest) GetName() string {
@@ -1639,7 +2483,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +2495,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +2508,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LogsResponse) GetOutput() *Output {
@@ -1689,7 +2533,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1701,7 +2545,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1714,7 +2558,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -1798,7 +2642,7 @@ type Size struct {
 
 func (x *Size) Reset() {
 	*x = Size{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1810,7 +2654,7 @@ func (x *Size) String() string {
 func (*Size) ProtoMessage() {}
 
 func (x *Size) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1823,7 +2667,7 @@ func (x *Size) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Size.ProtoReflect.Descriptor instead.
 func (*Size) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Size) GetRows() uint32 {
@@ -1853,7 +2697,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1865,7 +2709,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1878,7 +2722,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -1932,7 +2776,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2788,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2801,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StopRequest) GetName() string {
@@ -1982,7 +2826,7 @@ type StopResponse struct {
 
 func (x *StopResponse) Reset() {
 	*x = StopResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2838,7 @@ func (x *StopResponse) String() string {
 func (*StopResponse) ProtoMessage() {}
 
 func (x *StopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2851,7 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 type RemoveRequest struct {
@@ -2020,7 +2864,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2032,7 +2876,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2045,7 +2889,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RemoveRequest) GetName() string {
@@ -2070,7 +2914,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2926,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2939,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 type WaitRequest struct {
@@ -2107,7 +2951,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2119,7 +2963,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2132,7 +2976,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WaitRequest) GetName() string {
@@ -2151,7 +2995,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2163,7 +3007,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2176,7 +3020,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WaitResponse) GetStatus() int32 {
@@ -2194,7 +3038,7 @@ type ImagesRequest struct {
 
 func (x *ImagesRequest) Reset() {
 	*x = ImagesRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2206,7 +3050,7 @@ func (x *ImagesRequest) String() string {
 func (*ImagesRequest) ProtoMessage() {}
 
 func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2219,7 +3063,7 @@ func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesRequest.ProtoReflect.Descriptor instead.
 func (*ImagesRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 type ImagesResponse struct {
@@ -2231,7 +3075,7 @@ type ImagesResponse struct {
 
 func (x *ImagesResponse) Reset() {
 	*x = ImagesResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +3087,7 @@ func (x *ImagesResponse) String() string {
 func (*ImagesResponse) ProtoMessage() {}
 
 func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +3100,7 @@ func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesResponse.ProtoReflect.Descriptor instead.
 func (*ImagesResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ImagesResponse) GetImages() []*Image {
@@ -2280,7 +3124,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2292,7 +3136,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2305,7 +3149,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Image) GetName() string {
@@ -2363,7 +3207,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2375,7 +3219,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2388,7 +3232,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Layer) GetDigest() string {
@@ -2435,7 +3279,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2447,7 +3291,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2460,7 +3304,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -2478,7 +3322,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2490,7 +3334,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2503,7 +3347,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 type PruneRequest struct {
@@ -2516,7 +3360,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2528,7 +3372,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2541,7 +3385,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PruneRequest) GetImages() bool {
@@ -2573,7 +3417,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +3429,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +3442,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PruneResponse) GetImages() []string {
@@ -2658,7 +3502,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +3514,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,7 +3527,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 type DoctorResponse struct {
@@ -2695,7 +3539,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +3551,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +3564,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DoctorResponse) GetFindings() []*Finding {
@@ -2742,7 +3586,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +3598,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +3611,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Finding) GetWhat() string {
@@ -2806,7 +3650,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +3662,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +3675,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 type VersionResponse struct {
@@ -2849,7 +3693,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2861,7 +3705,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2874,7 +3718,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -2937,7 +3781,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2949,7 +3793,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2962,7 +3806,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -2981,7 +3825,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2993,7 +3837,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3006,7 +3850,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3036,7 +3880,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3048,7 +3892,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3061,7 +3905,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -3160,7 +4004,7 @@ type ProfileEndRequest struct {
 
 func (x *ProfileEndRequest) Reset() {
 	*x = ProfileEndRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3172,7 +4016,7 @@ func (x *ProfileEndRequest) String() string {
 func (*ProfileEndRequest) ProtoMessage() {}
 
 func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3185,7 +4029,7 @@ func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndRequest.ProtoReflect.Descriptor instead.
 func (*ProfileEndRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ProfileEndRequest) GetName() string {
@@ -3225,7 +4069,7 @@ type ProfileEndResponse struct {
 
 func (x *ProfileEndResponse) Reset() {
 	*x = ProfileEndResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3237,7 +4081,7 @@ func (x *ProfileEndResponse) String() string {
 func (*ProfileEndResponse) ProtoMessage() {}
 
 func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3250,7 +4094,7 @@ func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndResponse.ProtoReflect.Descriptor instead.
 func (*ProfileEndResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ProfileEndResponse) GetProfile() *Profile {
@@ -3276,7 +4120,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3288,7 +4132,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3301,7 +4145,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Profile) GetName() string {
@@ -3372,7 +4216,7 @@ type FileRead struct {
 
 func (x *FileRead) Reset() {
 	*x = FileRead{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3384,7 +4228,7 @@ func (x *FileRead) String() string {
 func (*FileRead) ProtoMessage() {}
 
 func (x *FileRead) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3397,7 +4241,7 @@ func (x *FileRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRead.ProtoReflect.Descriptor instead.
 func (*FileRead) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *FileRead) GetPath() string {
@@ -3437,7 +4281,7 @@ type PackBuildRequest struct {
 
 func (x *PackBuildRequest) Reset() {
 	*x = PackBuildRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3449,7 +4293,7 @@ func (x *PackBuildRequest) String() string {
 func (*PackBuildRequest) ProtoMessage() {}
 
 func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3462,7 +4306,7 @@ func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildRequest.ProtoReflect.Descriptor instead.
 func (*PackBuildRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PackBuildRequest) GetImage() string {
@@ -3481,7 +4325,7 @@ type PackBuildResponse struct {
 
 func (x *PackBuildResponse) Reset() {
 	*x = PackBuildResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3493,7 +4337,7 @@ func (x *PackBuildResponse) String() string {
 func (*PackBuildResponse) ProtoMessage() {}
 
 func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3506,7 +4350,7 @@ func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildResponse.ProtoReflect.Descriptor instead.
 func (*PackBuildResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PackBuildResponse) GetPack() *Pack {
@@ -3527,7 +4371,7 @@ type PackPushRequest struct {
 
 func (x *PackPushRequest) Reset() {
 	*x = PackPushRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3539,7 +4383,7 @@ func (x *PackPushRequest) String() string {
 func (*PackPushRequest) ProtoMessage() {}
 
 func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3552,7 +4396,7 @@ func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushRequest.ProtoReflect.Descriptor instead.
 func (*PackPushRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PackPushRequest) GetImage() string {
@@ -3589,7 +4433,7 @@ type PackPushResponse struct {
 
 func (x *PackPushResponse) Reset() {
 	*x = PackPushResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3601,7 +4445,7 @@ func (x *PackPushResponse) String() string {
 func (*PackPushResponse) ProtoMessage() {}
 
 func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3614,7 +4458,7 @@ func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushResponse.ProtoReflect.Descriptor instead.
 func (*PackPushResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PackPushResponse) GetImage() string {
@@ -3661,7 +4505,7 @@ type PackInspectRequest struct {
 
 func (x *PackInspectRequest) Reset() {
 	*x = PackInspectRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3673,7 +4517,7 @@ func (x *PackInspectRequest) String() string {
 func (*PackInspectRequest) ProtoMessage() {}
 
 func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3686,7 +4530,7 @@ func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectRequest.ProtoReflect.Descriptor instead.
 func (*PackInspectRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PackInspectRequest) GetImage() string {
@@ -3705,7 +4549,7 @@ type PackInspectResponse struct {
 
 func (x *PackInspectResponse) Reset() {
 	*x = PackInspectResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +4561,7 @@ func (x *PackInspectResponse) String() string {
 func (*PackInspectResponse) ProtoMessage() {}
 
 func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +4574,7 @@ func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectResponse.ProtoReflect.Descriptor instead.
 func (*PackInspectResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PackInspectResponse) GetPack() *Pack {
@@ -3768,7 +4612,7 @@ type Pack struct {
 
 func (x *Pack) Reset() {
 	*x = Pack{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3780,7 +4624,7 @@ func (x *Pack) String() string {
 func (*Pack) ProtoMessage() {}
 
 func (x *Pack) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3793,7 +4637,7 @@ func (x *Pack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack.ProtoReflect.Descriptor instead.
 func (*Pack) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Pack) GetImage() string {
@@ -3947,7 +4791,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3959,7 +4803,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3972,7 +4816,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *CheckpointRequest) GetName() string {
@@ -4005,7 +4849,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4017,7 +4861,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4030,7 +4874,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *CheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -4049,7 +4893,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4061,7 +4905,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4074,7 +4918,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListCheckpointsRequest) GetImage() string {
@@ -4093,7 +4937,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4105,7 +4949,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4118,7 +4962,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -4137,7 +4981,7 @@ type RemoveCheckpointRequest struct {
 
 func (x *RemoveCheckpointRequest) Reset() {
 	*x = RemoveCheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4149,7 +4993,7 @@ func (x *RemoveCheckpointRequest) String() string {
 func (*RemoveCheckpointRequest) ProtoMessage() {}
 
 func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4162,7 +5006,7 @@ func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RemoveCheckpointRequest) GetId() string {
@@ -4180,7 +5024,7 @@ type RemoveCheckpointResponse struct {
 
 func (x *RemoveCheckpointResponse) Reset() {
 	*x = RemoveCheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4192,7 +5036,7 @@ func (x *RemoveCheckpointResponse) String() string {
 func (*RemoveCheckpointResponse) ProtoMessage() {}
 
 func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4205,7 +5049,7 @@ func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 type Checkpoint struct {
@@ -4232,7 +5076,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4244,7 +5088,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4257,7 +5101,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Checkpoint) GetId() string {
@@ -4380,7 +5224,7 @@ type PoPStatusRequest struct {
 
 func (x *PoPStatusRequest) Reset() {
 	*x = PoPStatusRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4392,7 +5236,7 @@ func (x *PoPStatusRequest) String() string {
 func (*PoPStatusRequest) ProtoMessage() {}
 
 func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4405,7 +5249,7 @@ func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusRequest.ProtoReflect.Descriptor instead.
 func (*PoPStatusRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 type PoPStatusResponse struct {
@@ -4417,7 +5261,7 @@ type PoPStatusResponse struct {
 
 func (x *PoPStatusResponse) Reset() {
 	*x = PoPStatusResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4429,7 +5273,7 @@ func (x *PoPStatusResponse) String() string {
 func (*PoPStatusResponse) ProtoMessage() {}
 
 func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4442,7 +5286,7 @@ func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusResponse.ProtoReflect.Descriptor instead.
 func (*PoPStatusResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PoPStatusResponse) GetPop() *PoP {
@@ -4466,7 +5310,7 @@ type PoP struct {
 
 func (x *PoP) Reset() {
 	*x = PoP{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4478,7 +5322,7 @@ func (x *PoP) String() string {
 func (*PoP) ProtoMessage() {}
 
 func (x *PoP) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4491,7 +5335,7 @@ func (x *PoP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP.ProtoReflect.Descriptor instead.
 func (*PoP) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PoP) GetName() string {
@@ -4545,7 +5389,7 @@ type PoPVerifyRequest struct {
 
 func (x *PoPVerifyRequest) Reset() {
 	*x = PoPVerifyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4557,7 +5401,7 @@ func (x *PoPVerifyRequest) String() string {
 func (*PoPVerifyRequest) ProtoMessage() {}
 
 func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4570,7 +5414,7 @@ func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyRequest.ProtoReflect.Descriptor instead.
 func (*PoPVerifyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PoPVerifyRequest) GetLayers() []string {
@@ -4593,7 +5437,7 @@ type PoPVerifyResponse struct {
 
 func (x *PoPVerifyResponse) Reset() {
 	*x = PoPVerifyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4605,7 +5449,7 @@ func (x *PoPVerifyResponse) String() string {
 func (*PoPVerifyResponse) ProtoMessage() {}
 
 func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4618,7 +5462,7 @@ func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyResponse.ProtoReflect.Descriptor instead.
 func (*PoPVerifyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PoPVerifyResponse) GetDiffId() string {
@@ -4665,7 +5509,7 @@ type PoPForgetRequest struct {
 
 func (x *PoPForgetRequest) Reset() {
 	*x = PoPForgetRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4677,7 +5521,7 @@ func (x *PoPForgetRequest) String() string {
 func (*PoPForgetRequest) ProtoMessage() {}
 
 func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4690,7 +5534,7 @@ func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetRequest.ProtoReflect.Descriptor instead.
 func (*PoPForgetRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PoPForgetRequest) GetNode() string {
@@ -4708,7 +5552,7 @@ type PoPForgetResponse struct {
 
 func (x *PoPForgetResponse) Reset() {
 	*x = PoPForgetResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4720,7 +5564,7 @@ func (x *PoPForgetResponse) String() string {
 func (*PoPForgetResponse) ProtoMessage() {}
 
 func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4733,7 +5577,7 @@ func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetResponse.ProtoReflect.Descriptor instead.
 func (*PoPForgetResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 type ExecRequest_Start struct {
@@ -4752,7 +5596,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4764,7 +5608,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4777,7 +5621,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32, 0}
 }
 
 func (x *ExecRequest_Start) GetName() string {
@@ -4844,7 +5688,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4856,7 +5700,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4869,7 +5713,7 @@ func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_EndOfInput.ProtoReflect.Descriptor instead.
 func (*ExecRequest_EndOfInput) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32, 1}
 }
 
 type Pack_Parts struct {
@@ -4886,7 +5730,7 @@ type Pack_Parts struct {
 
 func (x *Pack_Parts) Reset() {
 	*x = Pack_Parts{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4898,7 +5742,7 @@ func (x *Pack_Parts) String() string {
 func (*Pack_Parts) ProtoMessage() {}
 
 func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4911,7 +5755,7 @@ func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack_Parts.ProtoReflect.Descriptor instead.
 func (*Pack_Parts) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67, 0}
 }
 
 func (x *Pack_Parts) GetHeader() int64 {
@@ -4972,7 +5816,7 @@ type PoP_Store struct {
 
 func (x *PoP_Store) Reset() {
 	*x = PoP_Store{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4984,7 +5828,7 @@ func (x *PoP_Store) String() string {
 func (*PoP_Store) ProtoMessage() {}
 
 func (x *PoP_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4997,7 +5841,7 @@ func (x *PoP_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Store.ProtoReflect.Descriptor instead.
 func (*PoP_Store) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 0}
 }
 
 func (x *PoP_Store) GetPath() string {
@@ -5067,7 +5911,7 @@ type PoP_Coordinator struct {
 
 func (x *PoP_Coordinator) Reset() {
 	*x = PoP_Coordinator{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5079,7 +5923,7 @@ func (x *PoP_Coordinator) String() string {
 func (*PoP_Coordinator) ProtoMessage() {}
 
 func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5092,7 +5936,7 @@ func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Coordinator.ProtoReflect.Descriptor instead.
 func (*PoP_Coordinator) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 1}
 }
 
 func (x *PoP_Coordinator) GetKind() string {
@@ -5126,7 +5970,7 @@ type PoP_Hits struct {
 
 func (x *PoP_Hits) Reset() {
 	*x = PoP_Hits{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5138,7 +5982,7 @@ func (x *PoP_Hits) String() string {
 func (*PoP_Hits) ProtoMessage() {}
 
 func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5151,7 +5995,7 @@ func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Hits.ProtoReflect.Descriptor instead.
 func (*PoP_Hits) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 2}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 2}
 }
 
 func (x *PoP_Hits) GetLayers() int64 {
@@ -5179,7 +6023,7 @@ type PoP_Fetch struct {
 
 func (x *PoP_Fetch) Reset() {
 	*x = PoP_Fetch{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5191,7 +6035,7 @@ func (x *PoP_Fetch) String() string {
 func (*PoP_Fetch) ProtoMessage() {}
 
 func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5204,7 +6048,7 @@ func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Fetch.ProtoReflect.Descriptor instead.
 func (*PoP_Fetch) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 3}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 3}
 }
 
 func (x *PoP_Fetch) GetLayer() string {
@@ -5244,7 +6088,7 @@ type PoP_Node struct {
 
 func (x *PoP_Node) Reset() {
 	*x = PoP_Node{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5256,7 +6100,7 @@ func (x *PoP_Node) String() string {
 func (*PoP_Node) ProtoMessage() {}
 
 func (x *PoP_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5269,7 +6113,7 @@ func (x *PoP_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Node.ProtoReflect.Descriptor instead.
 func (*PoP_Node) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 4}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 4}
 }
 
 func (x *PoP_Node) GetName() string {
@@ -5342,7 +6186,7 @@ type PoP_Layer struct {
 
 func (x *PoP_Layer) Reset() {
 	*x = PoP_Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5354,7 +6198,7 @@ func (x *PoP_Layer) String() string {
 func (*PoP_Layer) ProtoMessage() {}
 
 func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5367,7 +6211,7 @@ func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Layer.ProtoReflect.Descriptor instead.
 func (*PoP_Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66, 5}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 5}
 }
 
 func (x *PoP_Layer) GetDiffId() string {
@@ -5458,17 +6302,70 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x06Volume\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
 	"\x06target\x18\x02 \x01(\tR\x06target\x12\x1b\n" +
-	"\tread_only\x18\x03 \x01(\bR\breadOnly\"N\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\x97\x01\n" +
 	"\rDeployRequest\x12%\n" +
 	"\x04spec\x18\x01 \x01(\v2\x11.dewpoint.v1.SpecR\x04spec\x12\x16\n" +
-	"\x06attach\x18\x02 \x01(\bR\x06attach\"\xfa\x01\n" +
+	"\x06attach\x18\x02 \x01(\bR\x06attach\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\tR\x03key\x125\n" +
+	"\bdeadline\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\"\xb5\x02\n" +
 	"\x0eDeployResponse\x12*\n" +
 	"\x05stage\x18\x01 \x01(\v2\x12.dewpoint.v1.StageH\x00R\x05stage\x12-\n" +
 	"\x06layers\x18\x02 \x01(\v2\x13.dewpoint.v1.LayersH\x00R\x06layers\x12-\n" +
 	"\x06record\x18\x03 \x01(\v2\x13.dewpoint.v1.RecordH\x00R\x06record\x12-\n" +
 	"\x06output\x18\x04 \x01(\v2\x13.dewpoint.v1.OutputH\x00R\x06output\x12'\n" +
-	"\x04exit\x18\x05 \x01(\v2\x11.dewpoint.v1.ExitH\x00R\x04exitB\x06\n" +
-	"\x04step\"A\n" +
+	"\x04exit\x18\x05 \x01(\v2\x11.dewpoint.v1.ExitH\x00R\x04exit\x129\n" +
+	"\n" +
+	"deployment\x18\x06 \x01(\v2\x17.dewpoint.v1.DeploymentH\x00R\n" +
+	"deploymentB\x06\n" +
+	"\x04step\"\xcf\x01\n" +
+	"\x11DeployManyRequest\x12'\n" +
+	"\x05specs\x18\x01 \x03(\v2\x11.dewpoint.v1.SpecR\x05specs\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x05R\x05count\x12\x1a\n" +
+	"\bparallel\x18\x03 \x01(\x05R\bparallel\x12\x10\n" +
+	"\x03key\x18\x04 \x01(\tR\x03key\x125\n" +
+	"\bdeadline\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\x12\x16\n" +
+	"\x06detach\x18\x06 \x01(\bR\x06detach\"\xa3\x02\n" +
+	"\x12DeployManyResponse\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x05R\x05index\x129\n" +
+	"\n" +
+	"deployment\x18\x02 \x01(\v2\x17.dewpoint.v1.DeploymentH\x00R\n" +
+	"deployment\x12*\n" +
+	"\x05stage\x18\x03 \x01(\v2\x12.dewpoint.v1.StageH\x00R\x05stage\x12-\n" +
+	"\x06layers\x18\x04 \x01(\v2\x13.dewpoint.v1.LayersH\x00R\x06layers\x12-\n" +
+	"\x06record\x18\x05 \x01(\v2\x13.dewpoint.v1.RecordH\x00R\x06record\x12*\n" +
+	"\x05error\x18\x06 \x01(\v2\x12.dewpoint.v1.ErrorH\x00R\x05errorB\x06\n" +
+	"\x04step\"\x8f\x03\n" +
+	"\n" +
+	"Deployment\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05image\x18\x03 \x01(\tR\x05image\x12\x16\n" +
+	"\x06caller\x18\x04 \x01(\tR\x06caller\x12\x10\n" +
+	"\x03key\x18\x05 \x01(\tR\x03key\x12\x14\n" +
+	"\x05state\x18\x06 \x01(\tR\x05state\x12\x1a\n" +
+	"\bposition\x18\a \x01(\x05R\bposition\x12\x14\n" +
+	"\x05waits\x18\b \x01(\tR\x05waits\x120\n" +
+	"\x05asked\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05asked\x120\n" +
+	"\x05ended\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12+\n" +
+	"\x06record\x18\v \x01(\v2\x13.dewpoint.v1.RecordR\x06record\x12(\n" +
+	"\x05error\x18\f \x01(\v2\x12.dewpoint.v1.ErrorR\x05error\x12\x1a\n" +
+	"\bdetached\x18\r \x01(\bR\bdetached\"@\n" +
+	"\x16ListDeploymentsRequest\x12\x10\n" +
+	"\x03all\x18\x01 \x01(\bR\x03all\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\x05R\x05limit\"T\n" +
+	"\x17ListDeploymentsResponse\x129\n" +
+	"\vdeployments\x18\x01 \x03(\v2\x17.dewpoint.v1.DeploymentR\vdeployments\":\n" +
+	"\x16WatchDeploymentRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\";\n" +
+	"\x17CancelDeploymentRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\"S\n" +
+	"\x18CancelDeploymentResponse\x127\n" +
+	"\n" +
+	"deployment\x18\x01 \x01(\v2\x17.dewpoint.v1.DeploymentR\n" +
+	"deployment\"A\n" +
 	"\x05Stage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x0e\n" +
@@ -5480,7 +6377,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x18\n" +
 	"\afetched\x18\x03 \x01(\x03R\afetched\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\x12\x12\n" +
-	"\x04rate\x18\x05 \x01(\x01R\x04rate\"\xb6\x02\n" +
+	"\x04rate\x18\x05 \x01(\x01R\x04rate\"\xef\x02\n" +
 	"\x06Record\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x16\n" +
@@ -5489,10 +6386,23 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x06stages\x18\x05 \x03(\v2\x1f.dewpoint.v1.Record.StagesEntryR\x06stages\x12(\n" +
 	"\x05bytes\x18\x06 \x01(\v2\x12.dewpoint.v1.BytesR\x05bytes\x12\"\n" +
 	"\x03way\x18\a \x01(\v2\x10.dewpoint.v1.WayR\x03way\x12\x14\n" +
-	"\x05error\x18\b \x01(\tR\x05error\x1a9\n" +
+	"\x05error\x18\b \x01(\tR\x05error\x12\x0e\n" +
+	"\x02id\x18\t \x01(\tR\x02id\x12'\n" +
+	"\x05spans\x18\n" +
+	" \x03(\v2\x11.dewpoint.v1.SpanR\x05spans\x1a9\n" +
 	"\vStagesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"K\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xc0\x01\n" +
+	"\x04Span\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\x01R\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\x01R\x02to\x12A\n" +
+	"\n" +
+	"attributes\x18\x04 \x03(\v2!.dewpoint.v1.Span.AttributesEntryR\n" +
+	"attributes\x1a=\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
 	"\x05Bytes\x12\x1a\n" +
 	"\bregistry\x18\x01 \x01(\x03R\bregistry\x12\x10\n" +
 	"\x03pop\x18\x02 \x01(\x03R\x03pop\x12\x14\n" +
@@ -5543,7 +6453,14 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04node\x18\n" +
 	" \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
-	"read_error\x18\v \x01(\tR\treadError\"M\n" +
+	"read_error\x18\v \x01(\tR\treadError\"$\n" +
+	"\x0eInspectRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\xad\x01\n" +
+	"\x0fInspectResponse\x124\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x16.dewpoint.v1.ContainerR\tcontainer\x12%\n" +
+	"\x04spec\x18\x02 \x01(\v2\x11.dewpoint.v1.SpecR\x04spec\x12+\n" +
+	"\x06record\x18\x03 \x01(\v2\x13.dewpoint.v1.RecordR\x06record\x12\x10\n" +
+	"\x03oci\x18\x04 \x01(\tR\x03oci\"M\n" +
 	"\vLogsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
@@ -5818,11 +6735,17 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"&\n" +
 	"\x10PoPForgetRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\x13\n" +
-	"\x11PoPForgetResponse2\xef\r\n" +
+	"\x11PoPForgetResponse2\xa6\x11\n" +
 	"\x04Node\x12C\n" +
-	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse0\x01\x12=\n" +
+	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse0\x01\x12O\n" +
+	"\n" +
+	"DeployMany\x12\x1e.dewpoint.v1.DeployManyRequest\x1a\x1f.dewpoint.v1.DeployManyResponse0\x01\x12a\n" +
+	"\x0fListDeployments\x12#.dewpoint.v1.ListDeploymentsRequest\x1a$.dewpoint.v1.ListDeploymentsResponse\"\x03\x90\x02\x01\x12U\n" +
+	"\x0fWatchDeployment\x12#.dewpoint.v1.WatchDeploymentRequest\x1a\x1b.dewpoint.v1.DeployResponse0\x01\x12_\n" +
+	"\x10CancelDeployment\x12$.dewpoint.v1.CancelDeploymentRequest\x1a%.dewpoint.v1.CancelDeploymentResponse\x12=\n" +
 	"\x04Pull\x12\x18.dewpoint.v1.PullRequest\x1a\x19.dewpoint.v1.PullResponse0\x01\x12@\n" +
-	"\x04List\x12\x18.dewpoint.v1.ListRequest\x1a\x19.dewpoint.v1.ListResponse\"\x03\x90\x02\x01\x12=\n" +
+	"\x04List\x12\x18.dewpoint.v1.ListRequest\x1a\x19.dewpoint.v1.ListResponse\"\x03\x90\x02\x01\x12I\n" +
+	"\aInspect\x12\x1b.dewpoint.v1.InspectRequest\x1a\x1c.dewpoint.v1.InspectResponse\"\x03\x90\x02\x01\x12=\n" +
 	"\x04Logs\x12\x18.dewpoint.v1.LogsRequest\x1a\x19.dewpoint.v1.LogsResponse0\x01\x12?\n" +
 	"\x04Exec\x12\x18.dewpoint.v1.ExecRequest\x1a\x19.dewpoint.v1.ExecResponse(\x010\x01\x12;\n" +
 	"\x04Stop\x12\x18.dewpoint.v1.StopRequest\x1a\x19.dewpoint.v1.StopResponse\x12A\n" +
@@ -5860,7 +6783,7 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Output_Stream)(0),               // 0: dewpoint.v1.Output.Stream
 	(*Error)(nil),                    // 1: dewpoint.v1.Error
@@ -5869,193 +6792,235 @@ var file_dewpoint_v1_node_proto_goTypes = []any{
 	(*Volume)(nil),                   // 4: dewpoint.v1.Volume
 	(*DeployRequest)(nil),            // 5: dewpoint.v1.DeployRequest
 	(*DeployResponse)(nil),           // 6: dewpoint.v1.DeployResponse
-	(*Stage)(nil),                    // 7: dewpoint.v1.Stage
-	(*Layers)(nil),                   // 8: dewpoint.v1.Layers
-	(*LayerProgress)(nil),            // 9: dewpoint.v1.LayerProgress
-	(*Record)(nil),                   // 10: dewpoint.v1.Record
-	(*Bytes)(nil),                    // 11: dewpoint.v1.Bytes
-	(*Way)(nil),                      // 12: dewpoint.v1.Way
-	(*Output)(nil),                   // 13: dewpoint.v1.Output
-	(*Exit)(nil),                     // 14: dewpoint.v1.Exit
-	(*PullRequest)(nil),              // 15: dewpoint.v1.PullRequest
-	(*PullResponse)(nil),             // 16: dewpoint.v1.PullResponse
-	(*ListRequest)(nil),              // 17: dewpoint.v1.ListRequest
-	(*ListResponse)(nil),             // 18: dewpoint.v1.ListResponse
-	(*Container)(nil),                // 19: dewpoint.v1.Container
-	(*LogsRequest)(nil),              // 20: dewpoint.v1.LogsRequest
-	(*LogsResponse)(nil),             // 21: dewpoint.v1.LogsResponse
-	(*ExecRequest)(nil),              // 22: dewpoint.v1.ExecRequest
-	(*Size)(nil),                     // 23: dewpoint.v1.Size
-	(*ExecResponse)(nil),             // 24: dewpoint.v1.ExecResponse
-	(*StopRequest)(nil),              // 25: dewpoint.v1.StopRequest
-	(*StopResponse)(nil),             // 26: dewpoint.v1.StopResponse
-	(*RemoveRequest)(nil),            // 27: dewpoint.v1.RemoveRequest
-	(*RemoveResponse)(nil),           // 28: dewpoint.v1.RemoveResponse
-	(*WaitRequest)(nil),              // 29: dewpoint.v1.WaitRequest
-	(*WaitResponse)(nil),             // 30: dewpoint.v1.WaitResponse
-	(*ImagesRequest)(nil),            // 31: dewpoint.v1.ImagesRequest
-	(*ImagesResponse)(nil),           // 32: dewpoint.v1.ImagesResponse
-	(*Image)(nil),                    // 33: dewpoint.v1.Image
-	(*Layer)(nil),                    // 34: dewpoint.v1.Layer
-	(*RemoveImageRequest)(nil),       // 35: dewpoint.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),      // 36: dewpoint.v1.RemoveImageResponse
-	(*PruneRequest)(nil),             // 37: dewpoint.v1.PruneRequest
-	(*PruneResponse)(nil),            // 38: dewpoint.v1.PruneResponse
-	(*DoctorRequest)(nil),            // 39: dewpoint.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 40: dewpoint.v1.DoctorResponse
-	(*Finding)(nil),                  // 41: dewpoint.v1.Finding
-	(*VersionRequest)(nil),           // 42: dewpoint.v1.VersionRequest
-	(*VersionResponse)(nil),          // 43: dewpoint.v1.VersionResponse
-	(*EventsRequest)(nil),            // 44: dewpoint.v1.EventsRequest
-	(*EventsResponse)(nil),           // 45: dewpoint.v1.EventsResponse
-	(*Event)(nil),                    // 46: dewpoint.v1.Event
-	(*ProfileEndRequest)(nil),        // 47: dewpoint.v1.ProfileEndRequest
-	(*ProfileEndResponse)(nil),       // 48: dewpoint.v1.ProfileEndResponse
-	(*Profile)(nil),                  // 49: dewpoint.v1.Profile
-	(*FileRead)(nil),                 // 50: dewpoint.v1.FileRead
-	(*PackBuildRequest)(nil),         // 51: dewpoint.v1.PackBuildRequest
-	(*PackBuildResponse)(nil),        // 52: dewpoint.v1.PackBuildResponse
-	(*PackPushRequest)(nil),          // 53: dewpoint.v1.PackPushRequest
-	(*PackPushResponse)(nil),         // 54: dewpoint.v1.PackPushResponse
-	(*PackInspectRequest)(nil),       // 55: dewpoint.v1.PackInspectRequest
-	(*PackInspectResponse)(nil),      // 56: dewpoint.v1.PackInspectResponse
-	(*Pack)(nil),                     // 57: dewpoint.v1.Pack
-	(*CheckpointRequest)(nil),        // 58: dewpoint.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 59: dewpoint.v1.CheckpointResponse
-	(*ListCheckpointsRequest)(nil),   // 60: dewpoint.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),  // 61: dewpoint.v1.ListCheckpointsResponse
-	(*RemoveCheckpointRequest)(nil),  // 62: dewpoint.v1.RemoveCheckpointRequest
-	(*RemoveCheckpointResponse)(nil), // 63: dewpoint.v1.RemoveCheckpointResponse
-	(*Checkpoint)(nil),               // 64: dewpoint.v1.Checkpoint
-	(*PoPStatusRequest)(nil),         // 65: dewpoint.v1.PoPStatusRequest
-	(*PoPStatusResponse)(nil),        // 66: dewpoint.v1.PoPStatusResponse
-	(*PoP)(nil),                      // 67: dewpoint.v1.PoP
-	(*PoPVerifyRequest)(nil),         // 68: dewpoint.v1.PoPVerifyRequest
-	(*PoPVerifyResponse)(nil),        // 69: dewpoint.v1.PoPVerifyResponse
-	(*PoPForgetRequest)(nil),         // 70: dewpoint.v1.PoPForgetRequest
-	(*PoPForgetResponse)(nil),        // 71: dewpoint.v1.PoPForgetResponse
-	nil,                              // 72: dewpoint.v1.Record.StagesEntry
-	(*ExecRequest_Start)(nil),        // 73: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil),   // 74: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),               // 75: dewpoint.v1.Pack.Parts
-	(*PoP_Store)(nil),                // 76: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),          // 77: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),                 // 78: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),                // 79: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),                 // 80: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),                // 81: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),      // 82: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 83: google.protobuf.Timestamp
+	(*DeployManyRequest)(nil),        // 7: dewpoint.v1.DeployManyRequest
+	(*DeployManyResponse)(nil),       // 8: dewpoint.v1.DeployManyResponse
+	(*Deployment)(nil),               // 9: dewpoint.v1.Deployment
+	(*ListDeploymentsRequest)(nil),   // 10: dewpoint.v1.ListDeploymentsRequest
+	(*ListDeploymentsResponse)(nil),  // 11: dewpoint.v1.ListDeploymentsResponse
+	(*WatchDeploymentRequest)(nil),   // 12: dewpoint.v1.WatchDeploymentRequest
+	(*CancelDeploymentRequest)(nil),  // 13: dewpoint.v1.CancelDeploymentRequest
+	(*CancelDeploymentResponse)(nil), // 14: dewpoint.v1.CancelDeploymentResponse
+	(*Stage)(nil),                    // 15: dewpoint.v1.Stage
+	(*Layers)(nil),                   // 16: dewpoint.v1.Layers
+	(*LayerProgress)(nil),            // 17: dewpoint.v1.LayerProgress
+	(*Record)(nil),                   // 18: dewpoint.v1.Record
+	(*Span)(nil),                     // 19: dewpoint.v1.Span
+	(*Bytes)(nil),                    // 20: dewpoint.v1.Bytes
+	(*Way)(nil),                      // 21: dewpoint.v1.Way
+	(*Output)(nil),                   // 22: dewpoint.v1.Output
+	(*Exit)(nil),                     // 23: dewpoint.v1.Exit
+	(*PullRequest)(nil),              // 24: dewpoint.v1.PullRequest
+	(*PullResponse)(nil),             // 25: dewpoint.v1.PullResponse
+	(*ListRequest)(nil),              // 26: dewpoint.v1.ListRequest
+	(*ListResponse)(nil),             // 27: dewpoint.v1.ListResponse
+	(*Container)(nil),                // 28: dewpoint.v1.Container
+	(*InspectRequest)(nil),           // 29: dewpoint.v1.InspectRequest
+	(*InspectResponse)(nil),          // 30: dewpoint.v1.InspectResponse
+	(*LogsRequest)(nil),              // 31: dewpoint.v1.LogsRequest
+	(*LogsResponse)(nil),             // 32: dewpoint.v1.LogsResponse
+	(*ExecRequest)(nil),              // 33: dewpoint.v1.ExecRequest
+	(*Size)(nil),                     // 34: dewpoint.v1.Size
+	(*ExecResponse)(nil),             // 35: dewpoint.v1.ExecResponse
+	(*StopRequest)(nil),              // 36: dewpoint.v1.StopRequest
+	(*StopResponse)(nil),             // 37: dewpoint.v1.StopResponse
+	(*RemoveRequest)(nil),            // 38: dewpoint.v1.RemoveRequest
+	(*RemoveResponse)(nil),           // 39: dewpoint.v1.RemoveResponse
+	(*WaitRequest)(nil),              // 40: dewpoint.v1.WaitRequest
+	(*WaitResponse)(nil),             // 41: dewpoint.v1.WaitResponse
+	(*ImagesRequest)(nil),            // 42: dewpoint.v1.ImagesRequest
+	(*ImagesResponse)(nil),           // 43: dewpoint.v1.ImagesResponse
+	(*Image)(nil),                    // 44: dewpoint.v1.Image
+	(*Layer)(nil),                    // 45: dewpoint.v1.Layer
+	(*RemoveImageRequest)(nil),       // 46: dewpoint.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),      // 47: dewpoint.v1.RemoveImageResponse
+	(*PruneRequest)(nil),             // 48: dewpoint.v1.PruneRequest
+	(*PruneResponse)(nil),            // 49: dewpoint.v1.PruneResponse
+	(*DoctorRequest)(nil),            // 50: dewpoint.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 51: dewpoint.v1.DoctorResponse
+	(*Finding)(nil),                  // 52: dewpoint.v1.Finding
+	(*VersionRequest)(nil),           // 53: dewpoint.v1.VersionRequest
+	(*VersionResponse)(nil),          // 54: dewpoint.v1.VersionResponse
+	(*EventsRequest)(nil),            // 55: dewpoint.v1.EventsRequest
+	(*EventsResponse)(nil),           // 56: dewpoint.v1.EventsResponse
+	(*Event)(nil),                    // 57: dewpoint.v1.Event
+	(*ProfileEndRequest)(nil),        // 58: dewpoint.v1.ProfileEndRequest
+	(*ProfileEndResponse)(nil),       // 59: dewpoint.v1.ProfileEndResponse
+	(*Profile)(nil),                  // 60: dewpoint.v1.Profile
+	(*FileRead)(nil),                 // 61: dewpoint.v1.FileRead
+	(*PackBuildRequest)(nil),         // 62: dewpoint.v1.PackBuildRequest
+	(*PackBuildResponse)(nil),        // 63: dewpoint.v1.PackBuildResponse
+	(*PackPushRequest)(nil),          // 64: dewpoint.v1.PackPushRequest
+	(*PackPushResponse)(nil),         // 65: dewpoint.v1.PackPushResponse
+	(*PackInspectRequest)(nil),       // 66: dewpoint.v1.PackInspectRequest
+	(*PackInspectResponse)(nil),      // 67: dewpoint.v1.PackInspectResponse
+	(*Pack)(nil),                     // 68: dewpoint.v1.Pack
+	(*CheckpointRequest)(nil),        // 69: dewpoint.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 70: dewpoint.v1.CheckpointResponse
+	(*ListCheckpointsRequest)(nil),   // 71: dewpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),  // 72: dewpoint.v1.ListCheckpointsResponse
+	(*RemoveCheckpointRequest)(nil),  // 73: dewpoint.v1.RemoveCheckpointRequest
+	(*RemoveCheckpointResponse)(nil), // 74: dewpoint.v1.RemoveCheckpointResponse
+	(*Checkpoint)(nil),               // 75: dewpoint.v1.Checkpoint
+	(*PoPStatusRequest)(nil),         // 76: dewpoint.v1.PoPStatusRequest
+	(*PoPStatusResponse)(nil),        // 77: dewpoint.v1.PoPStatusResponse
+	(*PoP)(nil),                      // 78: dewpoint.v1.PoP
+	(*PoPVerifyRequest)(nil),         // 79: dewpoint.v1.PoPVerifyRequest
+	(*PoPVerifyResponse)(nil),        // 80: dewpoint.v1.PoPVerifyResponse
+	(*PoPForgetRequest)(nil),         // 81: dewpoint.v1.PoPForgetRequest
+	(*PoPForgetResponse)(nil),        // 82: dewpoint.v1.PoPForgetResponse
+	nil,                              // 83: dewpoint.v1.Record.StagesEntry
+	nil,                              // 84: dewpoint.v1.Span.AttributesEntry
+	(*ExecRequest_Start)(nil),        // 85: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil),   // 86: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),               // 87: dewpoint.v1.Pack.Parts
+	(*PoP_Store)(nil),                // 88: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),          // 89: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                 // 90: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                // 91: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                 // 92: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                // 93: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),      // 94: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 95: google.protobuf.Timestamp
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
-	3,  // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
-	4,  // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	82, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
-	2,  // 3: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
-	7,  // 4: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
-	8,  // 5: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
-	10, // 6: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
-	13, // 7: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
-	14, // 8: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
-	9,  // 9: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	72, // 10: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
-	11, // 11: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
-	12, // 12: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
-	0,  // 13: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
-	7,  // 14: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
-	8,  // 15: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
-	10, // 16: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
-	19, // 17: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
-	3,  // 18: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	83, // 19: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
-	13, // 20: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	73, // 21: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	74, // 22: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
-	23, // 23: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
-	13, // 24: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
-	14, // 25: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	82, // 26: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
-	33, // 27: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	83, // 28: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
-	34, // 29: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
-	41, // 30: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
-	46, // 31: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	83, // 32: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
-	10, // 33: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
-	49, // 34: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
-	50, // 35: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
-	57, // 36: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
-	57, // 37: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	75, // 38: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	83, // 39: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
-	50, // 40: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
-	64, // 41: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
-	64, // 42: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
-	83, // 43: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
-	67, // 44: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	76, // 45: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	77, // 46: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	80, // 47: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	81, // 48: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
-	23, // 49: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	78, // 50: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	78, // 51: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	78, // 52: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	78, // 53: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	79, // 54: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
-	5,  // 55: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	15, // 56: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	17, // 57: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	20, // 58: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	22, // 59: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	25, // 60: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	27, // 61: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	29, // 62: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	31, // 63: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	35, // 64: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	37, // 65: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	47, // 66: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	51, // 67: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	53, // 68: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	55, // 69: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	58, // 70: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	60, // 71: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	62, // 72: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	65, // 73: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	68, // 74: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	70, // 75: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	39, // 76: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	42, // 77: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	44, // 78: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	6,  // 79: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	16, // 80: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	18, // 81: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	21, // 82: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	24, // 83: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	26, // 84: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	28, // 85: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	30, // 86: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	32, // 87: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	36, // 88: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	38, // 89: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	48, // 90: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	52, // 91: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	54, // 92: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	56, // 93: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	59, // 94: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	61, // 95: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	63, // 96: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	66, // 97: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	69, // 98: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	71, // 99: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	40, // 100: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	43, // 101: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	45, // 102: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	79, // [79:103] is the sub-list for method output_type
-	55, // [55:79] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	3,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
+	4,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
+	94,  // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	2,   // 3: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
+	94,  // 4: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
+	15,  // 5: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
+	16,  // 6: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
+	18,  // 7: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
+	22,  // 8: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
+	23,  // 9: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
+	9,   // 10: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
+	2,   // 11: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
+	94,  // 12: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
+	9,   // 13: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
+	15,  // 14: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
+	16,  // 15: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
+	18,  // 16: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
+	1,   // 17: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
+	95,  // 18: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
+	95,  // 19: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
+	18,  // 20: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
+	1,   // 21: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
+	9,   // 22: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
+	9,   // 23: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
+	17,  // 24: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
+	83,  // 25: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	20,  // 26: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
+	21,  // 27: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
+	19,  // 28: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
+	84,  // 29: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
+	0,   // 30: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
+	15,  // 31: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
+	16,  // 32: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
+	18,  // 33: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
+	28,  // 34: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
+	3,   // 35: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
+	95,  // 36: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	28,  // 37: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
+	2,   // 38: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
+	18,  // 39: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
+	22,  // 40: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
+	85,  // 41: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	86,  // 42: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	34,  // 43: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
+	22,  // 44: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
+	23,  // 45: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
+	94,  // 46: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	44,  // 47: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
+	95,  // 48: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	45,  // 49: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
+	52,  // 50: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
+	57,  // 51: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
+	95,  // 52: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	18,  // 53: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
+	60,  // 54: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
+	61,  // 55: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
+	68,  // 56: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
+	68,  // 57: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
+	87,  // 58: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	95,  // 59: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	61,  // 60: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
+	75,  // 61: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
+	75,  // 62: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
+	95,  // 63: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	78,  // 64: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
+	88,  // 65: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	89,  // 66: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	92,  // 67: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	93,  // 68: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	34,  // 69: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
+	90,  // 70: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	90,  // 71: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	90,  // 72: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	90,  // 73: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	91,  // 74: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	5,   // 75: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	7,   // 76: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
+	10,  // 77: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
+	12,  // 78: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
+	13,  // 79: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
+	24,  // 80: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	26,  // 81: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	29,  // 82: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
+	31,  // 83: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	33,  // 84: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	36,  // 85: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	38,  // 86: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	40,  // 87: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	42,  // 88: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	46,  // 89: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	48,  // 90: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	58,  // 91: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	62,  // 92: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	64,  // 93: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	66,  // 94: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	69,  // 95: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	71,  // 96: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	73,  // 97: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	76,  // 98: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	79,  // 99: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	81,  // 100: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	50,  // 101: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	53,  // 102: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	55,  // 103: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	6,   // 104: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	8,   // 105: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	11,  // 106: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	6,   // 107: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	14,  // 108: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	25,  // 109: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	27,  // 110: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	30,  // 111: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	32,  // 112: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	35,  // 113: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	37,  // 114: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	39,  // 115: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	41,  // 116: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	43,  // 117: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	47,  // 118: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	49,  // 119: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	59,  // 120: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	63,  // 121: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	65,  // 122: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	67,  // 123: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	70,  // 124: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	72,  // 125: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	74,  // 126: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	77,  // 127: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	80,  // 128: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	82,  // 129: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	51,  // 130: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	54,  // 131: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	56,  // 132: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	104, // [104:133] is the sub-list for method output_type
+	75,  // [75:104] is the sub-list for method input_type
+	75,  // [75:75] is the sub-list for extension type_name
+	75,  // [75:75] is the sub-list for extension extendee
+	0,   // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_dewpoint_v1_node_proto_init() }
@@ -6069,31 +7034,39 @@ func file_dewpoint_v1_node_proto_init() {
 		(*DeployResponse_Record)(nil),
 		(*DeployResponse_Output)(nil),
 		(*DeployResponse_Exit)(nil),
+		(*DeployResponse_Deployment)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[15].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[7].OneofWrappers = []any{
+		(*DeployManyResponse_Deployment)(nil),
+		(*DeployManyResponse_Stage)(nil),
+		(*DeployManyResponse_Layers)(nil),
+		(*DeployManyResponse_Record)(nil),
+		(*DeployManyResponse_Error)(nil),
+	}
+	file_dewpoint_v1_node_proto_msgTypes[24].OneofWrappers = []any{
 		(*PullResponse_Stage)(nil),
 		(*PullResponse_Layers)(nil),
 		(*PullResponse_Record)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[21].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[32].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_EndOfInput_)(nil),
 		(*ExecRequest_Resize)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[23].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[34].OneofWrappers = []any{
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[43].OneofWrappers = []any{}
-	file_dewpoint_v1_node_proto_msgTypes[45].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[54].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[56].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   81,
+			NumMessages:   93,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -41,10 +41,20 @@ const (
 const (
 	// NodeDeployProcedure is the fully-qualified name of the Node's Deploy RPC.
 	NodeDeployProcedure = "/dewpoint.v1.Node/Deploy"
+	// NodeDeployManyProcedure is the fully-qualified name of the Node's DeployMany RPC.
+	NodeDeployManyProcedure = "/dewpoint.v1.Node/DeployMany"
+	// NodeListDeploymentsProcedure is the fully-qualified name of the Node's ListDeployments RPC.
+	NodeListDeploymentsProcedure = "/dewpoint.v1.Node/ListDeployments"
+	// NodeWatchDeploymentProcedure is the fully-qualified name of the Node's WatchDeployment RPC.
+	NodeWatchDeploymentProcedure = "/dewpoint.v1.Node/WatchDeployment"
+	// NodeCancelDeploymentProcedure is the fully-qualified name of the Node's CancelDeployment RPC.
+	NodeCancelDeploymentProcedure = "/dewpoint.v1.Node/CancelDeployment"
 	// NodePullProcedure is the fully-qualified name of the Node's Pull RPC.
 	NodePullProcedure = "/dewpoint.v1.Node/Pull"
 	// NodeListProcedure is the fully-qualified name of the Node's List RPC.
 	NodeListProcedure = "/dewpoint.v1.Node/List"
+	// NodeInspectProcedure is the fully-qualified name of the Node's Inspect RPC.
+	NodeInspectProcedure = "/dewpoint.v1.Node/Inspect"
 	// NodeLogsProcedure is the fully-qualified name of the Node's Logs RPC.
 	NodeLogsProcedure = "/dewpoint.v1.Node/Logs"
 	// NodeExecProcedure is the fully-qualified name of the Node's Exec RPC.
@@ -95,9 +105,23 @@ type NodeClient interface {
 	// attached, once it has exited. A client that goes away before the container
 	// is ready cancels the deployment.
 	Deploy(context.Context, *connect.Request[v1.DeployRequest]) (*connect.ServerStreamForClient[v1.DeployResponse], error)
+	// DeployMany runs many containers. Either all are accepted, or the call fails and
+	// none is. The stream ends when the last has ended, well or not: what fails is told
+	// as a step, and does not fail the call. Detached it ends once all are accepted.
+	DeployMany(context.Context, *connect.Request[v1.DeployManyRequest]) (*connect.ServerStreamForClient[v1.DeployManyResponse], error)
+	// ListDeployments gives those that wait or are under way, and those that ended lately.
+	ListDeployments(context.Context, *connect.Request[v1.ListDeploymentsRequest]) (*connect.Response[v1.ListDeploymentsResponse], error)
+	// WatchDeployment follows a deployment until it has ended, at once if it has.
+	// It fails as the deployment does. A client that goes away changes nothing.
+	WatchDeployment(context.Context, *connect.Request[v1.WatchDeploymentRequest]) (*connect.ServerStreamForClient[v1.DeployResponse], error)
+	// CancelDeployment calls a deployment off and answers when nothing of it is left.
+	// One that has ended stays as it is.
+	CancelDeployment(context.Context, *connect.Request[v1.CancelDeploymentRequest]) (*connect.Response[v1.CancelDeploymentResponse], error)
 	// Pull brings an image onto the node.
 	Pull(context.Context, *connect.Request[v1.PullRequest]) (*connect.ServerStreamForClient[v1.PullResponse], error)
 	List(context.Context, *connect.Request[v1.ListRequest]) (*connect.Response[v1.ListResponse], error)
+	// Inspect says of one container how it was asked for and what became of that.
+	Inspect(context.Context, *connect.Request[v1.InspectRequest]) (*connect.Response[v1.InspectResponse], error)
 	Logs(context.Context, *connect.Request[v1.LogsRequest]) (*connect.ServerStreamForClient[v1.LogsResponse], error)
 	// Exec runs a process in a container. The first message is Start; a client
 	// that goes away ends the process. It needs HTTP/2.
@@ -150,6 +174,31 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			connect.WithSchema(nodeMethods.ByName("Deploy")),
 			connect.WithClientOptions(opts...),
 		),
+		deployMany: connect.NewClient[v1.DeployManyRequest, v1.DeployManyResponse](
+			httpClient,
+			baseURL+NodeDeployManyProcedure,
+			connect.WithSchema(nodeMethods.ByName("DeployMany")),
+			connect.WithClientOptions(opts...),
+		),
+		listDeployments: connect.NewClient[v1.ListDeploymentsRequest, v1.ListDeploymentsResponse](
+			httpClient,
+			baseURL+NodeListDeploymentsProcedure,
+			connect.WithSchema(nodeMethods.ByName("ListDeployments")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		watchDeployment: connect.NewClient[v1.WatchDeploymentRequest, v1.DeployResponse](
+			httpClient,
+			baseURL+NodeWatchDeploymentProcedure,
+			connect.WithSchema(nodeMethods.ByName("WatchDeployment")),
+			connect.WithClientOptions(opts...),
+		),
+		cancelDeployment: connect.NewClient[v1.CancelDeploymentRequest, v1.CancelDeploymentResponse](
+			httpClient,
+			baseURL+NodeCancelDeploymentProcedure,
+			connect.WithSchema(nodeMethods.ByName("CancelDeployment")),
+			connect.WithClientOptions(opts...),
+		),
 		pull: connect.NewClient[v1.PullRequest, v1.PullResponse](
 			httpClient,
 			baseURL+NodePullProcedure,
@@ -160,6 +209,13 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			httpClient,
 			baseURL+NodeListProcedure,
 			connect.WithSchema(nodeMethods.ByName("List")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		inspect: connect.NewClient[v1.InspectRequest, v1.InspectResponse](
+			httpClient,
+			baseURL+NodeInspectProcedure,
+			connect.WithSchema(nodeMethods.ByName("Inspect")),
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
@@ -300,8 +356,13 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 // nodeClient implements NodeClient.
 type nodeClient struct {
 	deploy           *connect.Client[v1.DeployRequest, v1.DeployResponse]
+	deployMany       *connect.Client[v1.DeployManyRequest, v1.DeployManyResponse]
+	listDeployments  *connect.Client[v1.ListDeploymentsRequest, v1.ListDeploymentsResponse]
+	watchDeployment  *connect.Client[v1.WatchDeploymentRequest, v1.DeployResponse]
+	cancelDeployment *connect.Client[v1.CancelDeploymentRequest, v1.CancelDeploymentResponse]
 	pull             *connect.Client[v1.PullRequest, v1.PullResponse]
 	list             *connect.Client[v1.ListRequest, v1.ListResponse]
+	inspect          *connect.Client[v1.InspectRequest, v1.InspectResponse]
 	logs             *connect.Client[v1.LogsRequest, v1.LogsResponse]
 	exec             *connect.Client[v1.ExecRequest, v1.ExecResponse]
 	stop             *connect.Client[v1.StopRequest, v1.StopResponse]
@@ -330,6 +391,26 @@ func (c *nodeClient) Deploy(ctx context.Context, req *connect.Request[v1.DeployR
 	return c.deploy.CallServerStream(ctx, req)
 }
 
+// DeployMany calls dewpoint.v1.Node.DeployMany.
+func (c *nodeClient) DeployMany(ctx context.Context, req *connect.Request[v1.DeployManyRequest]) (*connect.ServerStreamForClient[v1.DeployManyResponse], error) {
+	return c.deployMany.CallServerStream(ctx, req)
+}
+
+// ListDeployments calls dewpoint.v1.Node.ListDeployments.
+func (c *nodeClient) ListDeployments(ctx context.Context, req *connect.Request[v1.ListDeploymentsRequest]) (*connect.Response[v1.ListDeploymentsResponse], error) {
+	return c.listDeployments.CallUnary(ctx, req)
+}
+
+// WatchDeployment calls dewpoint.v1.Node.WatchDeployment.
+func (c *nodeClient) WatchDeployment(ctx context.Context, req *connect.Request[v1.WatchDeploymentRequest]) (*connect.ServerStreamForClient[v1.DeployResponse], error) {
+	return c.watchDeployment.CallServerStream(ctx, req)
+}
+
+// CancelDeployment calls dewpoint.v1.Node.CancelDeployment.
+func (c *nodeClient) CancelDeployment(ctx context.Context, req *connect.Request[v1.CancelDeploymentRequest]) (*connect.Response[v1.CancelDeploymentResponse], error) {
+	return c.cancelDeployment.CallUnary(ctx, req)
+}
+
 // Pull calls dewpoint.v1.Node.Pull.
 func (c *nodeClient) Pull(ctx context.Context, req *connect.Request[v1.PullRequest]) (*connect.ServerStreamForClient[v1.PullResponse], error) {
 	return c.pull.CallServerStream(ctx, req)
@@ -338,6 +419,11 @@ func (c *nodeClient) Pull(ctx context.Context, req *connect.Request[v1.PullReque
 // List calls dewpoint.v1.Node.List.
 func (c *nodeClient) List(ctx context.Context, req *connect.Request[v1.ListRequest]) (*connect.Response[v1.ListResponse], error) {
 	return c.list.CallUnary(ctx, req)
+}
+
+// Inspect calls dewpoint.v1.Node.Inspect.
+func (c *nodeClient) Inspect(ctx context.Context, req *connect.Request[v1.InspectRequest]) (*connect.Response[v1.InspectResponse], error) {
+	return c.inspect.CallUnary(ctx, req)
 }
 
 // Logs calls dewpoint.v1.Node.Logs.
@@ -451,9 +537,23 @@ type NodeHandler interface {
 	// attached, once it has exited. A client that goes away before the container
 	// is ready cancels the deployment.
 	Deploy(context.Context, *connect.Request[v1.DeployRequest], *connect.ServerStream[v1.DeployResponse]) error
+	// DeployMany runs many containers. Either all are accepted, or the call fails and
+	// none is. The stream ends when the last has ended, well or not: what fails is told
+	// as a step, and does not fail the call. Detached it ends once all are accepted.
+	DeployMany(context.Context, *connect.Request[v1.DeployManyRequest], *connect.ServerStream[v1.DeployManyResponse]) error
+	// ListDeployments gives those that wait or are under way, and those that ended lately.
+	ListDeployments(context.Context, *connect.Request[v1.ListDeploymentsRequest]) (*connect.Response[v1.ListDeploymentsResponse], error)
+	// WatchDeployment follows a deployment until it has ended, at once if it has.
+	// It fails as the deployment does. A client that goes away changes nothing.
+	WatchDeployment(context.Context, *connect.Request[v1.WatchDeploymentRequest], *connect.ServerStream[v1.DeployResponse]) error
+	// CancelDeployment calls a deployment off and answers when nothing of it is left.
+	// One that has ended stays as it is.
+	CancelDeployment(context.Context, *connect.Request[v1.CancelDeploymentRequest]) (*connect.Response[v1.CancelDeploymentResponse], error)
 	// Pull brings an image onto the node.
 	Pull(context.Context, *connect.Request[v1.PullRequest], *connect.ServerStream[v1.PullResponse]) error
 	List(context.Context, *connect.Request[v1.ListRequest]) (*connect.Response[v1.ListResponse], error)
+	// Inspect says of one container how it was asked for and what became of that.
+	Inspect(context.Context, *connect.Request[v1.InspectRequest]) (*connect.Response[v1.InspectResponse], error)
 	Logs(context.Context, *connect.Request[v1.LogsRequest], *connect.ServerStream[v1.LogsResponse]) error
 	// Exec runs a process in a container. The first message is Start; a client
 	// that goes away ends the process. It needs HTTP/2.
@@ -502,6 +602,31 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		connect.WithSchema(nodeMethods.ByName("Deploy")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeDeployManyHandler := connect.NewServerStreamHandler(
+		NodeDeployManyProcedure,
+		svc.DeployMany,
+		connect.WithSchema(nodeMethods.ByName("DeployMany")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeListDeploymentsHandler := connect.NewUnaryHandler(
+		NodeListDeploymentsProcedure,
+		svc.ListDeployments,
+		connect.WithSchema(nodeMethods.ByName("ListDeployments")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeWatchDeploymentHandler := connect.NewServerStreamHandler(
+		NodeWatchDeploymentProcedure,
+		svc.WatchDeployment,
+		connect.WithSchema(nodeMethods.ByName("WatchDeployment")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeCancelDeploymentHandler := connect.NewUnaryHandler(
+		NodeCancelDeploymentProcedure,
+		svc.CancelDeployment,
+		connect.WithSchema(nodeMethods.ByName("CancelDeployment")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodePullHandler := connect.NewServerStreamHandler(
 		NodePullProcedure,
 		svc.Pull,
@@ -512,6 +637,13 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		NodeListProcedure,
 		svc.List,
 		connect.WithSchema(nodeMethods.ByName("List")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeInspectHandler := connect.NewUnaryHandler(
+		NodeInspectProcedure,
+		svc.Inspect,
+		connect.WithSchema(nodeMethods.ByName("Inspect")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
@@ -650,10 +782,20 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		switch r.URL.Path {
 		case NodeDeployProcedure:
 			nodeDeployHandler.ServeHTTP(w, r)
+		case NodeDeployManyProcedure:
+			nodeDeployManyHandler.ServeHTTP(w, r)
+		case NodeListDeploymentsProcedure:
+			nodeListDeploymentsHandler.ServeHTTP(w, r)
+		case NodeWatchDeploymentProcedure:
+			nodeWatchDeploymentHandler.ServeHTTP(w, r)
+		case NodeCancelDeploymentProcedure:
+			nodeCancelDeploymentHandler.ServeHTTP(w, r)
 		case NodePullProcedure:
 			nodePullHandler.ServeHTTP(w, r)
 		case NodeListProcedure:
 			nodeListHandler.ServeHTTP(w, r)
+		case NodeInspectProcedure:
+			nodeInspectHandler.ServeHTTP(w, r)
 		case NodeLogsProcedure:
 			nodeLogsHandler.ServeHTTP(w, r)
 		case NodeExecProcedure:
@@ -709,12 +851,32 @@ func (UnimplementedNodeHandler) Deploy(context.Context, *connect.Request[v1.Depl
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Deploy is not implemented"))
 }
 
+func (UnimplementedNodeHandler) DeployMany(context.Context, *connect.Request[v1.DeployManyRequest], *connect.ServerStream[v1.DeployManyResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.DeployMany is not implemented"))
+}
+
+func (UnimplementedNodeHandler) ListDeployments(context.Context, *connect.Request[v1.ListDeploymentsRequest]) (*connect.Response[v1.ListDeploymentsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.ListDeployments is not implemented"))
+}
+
+func (UnimplementedNodeHandler) WatchDeployment(context.Context, *connect.Request[v1.WatchDeploymentRequest], *connect.ServerStream[v1.DeployResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.WatchDeployment is not implemented"))
+}
+
+func (UnimplementedNodeHandler) CancelDeployment(context.Context, *connect.Request[v1.CancelDeploymentRequest]) (*connect.Response[v1.CancelDeploymentResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.CancelDeployment is not implemented"))
+}
+
 func (UnimplementedNodeHandler) Pull(context.Context, *connect.Request[v1.PullRequest], *connect.ServerStream[v1.PullResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Pull is not implemented"))
 }
 
 func (UnimplementedNodeHandler) List(context.Context, *connect.Request[v1.ListRequest]) (*connect.Response[v1.ListResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.List is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Inspect(context.Context, *connect.Request[v1.InspectRequest]) (*connect.Response[v1.InspectResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Inspect is not implemented"))
 }
 
 func (UnimplementedNodeHandler) Logs(context.Context, *connect.Request[v1.LogsRequest], *connect.ServerStream[v1.LogsResponse]) error {

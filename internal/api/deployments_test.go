@@ -1,0 +1,136 @@
+package api_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"dewpoint/internal/api"
+	"dewpoint/internal/node"
+)
+
+// manySeen is what a client was told of many deployments.
+type manySeen struct {
+	mu      sync.Mutex
+	states  map[int][]string      // guarded by mu
+	stages  map[int][]string      // guarded by mu
+	records map[int]node.Record   // guarded by mu
+	failed  map[int]*node.Failure // guarded by mu
+}
+
+func (s *manySeen) watch() node.ManyWatch {
+	s.states, s.stages, s.records, s.failed = map[int][]string{}, map[int][]string{}, map[int]node.Record{}, map[int]*node.Failure{}
+	return node.ManyWatch{
+		Watch: func(i int) node.Watch {
+			return node.Watch{
+				Deployment: func(d node.Deployment) { s.mu.Lock(); defer s.mu.Unlock(); s.states[i] = append(s.states[i], d.State) },
+				Reached: func(_, stage string, _ float64) {
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					s.stages[i] = append(s.stages[i], stage)
+				},
+			}
+		},
+		Ended: func(i int, r node.Record, f *node.Failure) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.records[i], s.failed[i] = r, f
+		},
+	}
+}
+
+// Each of many deployments is told of under its index; one that fails does not fail the others.
+func TestDeployManyTellsOfEach(t *testing.T) {
+	_, _, c := newNode(t)
+	seen := &manySeen{}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	m := node.Many{Requests: []node.Request{{Image: nginx.Name, Name: "w", Net: "none"}, {Image: "missing", Net: "none"}}, Count: 3, Parallel: 2, Terms: node.Terms{Key: "k"}}
+	if err := c.DeployMany(ctx, m, seen.watch()); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 6 {
+		if i < 3 {
+			if seen.failed[i] != nil || seen.records[i].Name != fmt.Sprintf("w-%d", i+1) || seen.stages[i][len(seen.stages[i])-1] != node.Ready {
+				t.Errorf("deployment %d: %+v, %v, stages %v", i, seen.records[i], seen.failed[i], seen.stages[i])
+			}
+		} else if seen.failed[i] == nil || seen.failed[i].Code != string(api.NotFound) {
+			t.Errorf("deployment %d of an image that is not there: %v", i, seen.failed[i])
+		}
+		if len(seen.states[i]) == 0 {
+			t.Errorf("deployment %d was not told of", i)
+		}
+	}
+	list, err := c.ListDeployments(ctx, node.DeploymentQuery{All: true})
+	if err != nil || len(list) != 6 || list[0].Caller != "local" || list[0].Key != "k/0" || list[5].State != node.StateFailed {
+		t.Fatalf("the list: %+v, %v", list, err)
+	}
+	if _, err := c.WatchDeployment(ctx, node.DeploymentRef{ID: list[5].ID}, node.Watch{}); codeOf(err) != api.NotFound {
+		t.Errorf("watching one that failed: %v", err)
+	}
+	r, err := c.WatchDeployment(ctx, node.DeploymentRef{Key: "k/0"}, node.Watch{})
+	if err != nil || r.ID != list[0].ID || r.Name != "w-1" {
+		t.Errorf("watching one that is done, by its key: %+v, %v", r, err)
+	}
+	i, err := c.Inspect(ctx, "w-1")
+	if err != nil || i.Request == nil || i.Request.Image != nginx.Name || i.Record == nil || i.OCI == "" || i.Container.Name != "w-1" {
+		t.Errorf("inspected: %+v, %v", i, err)
+	}
+}
+
+// What makes no sense is refused before the node hears of it.
+func TestDeployManyRefusesNonsense(t *testing.T) {
+	_, _, c := newNode(t)
+	long := make([]byte, node.MaxKey+1)
+	for name, m := range map[string]node.Many{
+		"nothing":      {},
+		"no image":     {Requests: []node.Request{{}}},
+		"too many":     {Requests: []node.Request{{Image: nginx.Name}}, Count: node.MaxMany + 1},
+		"below zero":   {Requests: []node.Request{{Image: nginx.Name}}, Parallel: -1},
+		"a long key":   {Requests: []node.Request{{Image: nginx.Name}}, Terms: node.Terms{Key: string(long)}},
+		"late already": {Requests: []node.Request{{Image: nginx.Name}}, Terms: node.Terms{Deadline: -time.Second}},
+	} {
+		if err := c.DeployMany(t.Context(), m, node.ManyWatch{}); codeOf(err) != api.BadRequest {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if list, err := c.ListDeployments(t.Context(), node.DeploymentQuery{All: true}); err != nil || len(list) > 0 {
+		t.Errorf("accepted: %+v, %v", list, err)
+	}
+}
+
+// A deployment that is called off is told to who called it off and to who waits.
+func TestCancelDeployment(t *testing.T) {
+	_, _, c := newNode(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	asked := make(chan node.Deployment, 10)
+	over := make(chan error, 1)
+	go func() {
+		_, err := c.Deploy(ctx, node.Request{Image: nginx.Name, Net: "none", Cmd: []string{"sleep"}, Ready: "log:never", Terms: node.Terms{Key: "mine"}},
+			node.Watch{Deployment: func(d node.Deployment) { asked <- d }})
+		over <- err
+	}()
+	d := <-asked
+	ended, err := c.CancelDeployment(ctx, node.DeploymentRef{Key: "mine"})
+	if err != nil || ended.ID != d.ID || ended.State != node.StateCanceled {
+		t.Errorf("canceled: %+v, %v", ended, err)
+	}
+	if err := <-over; codeOf(err) != api.Canceled {
+		t.Errorf("who waited is told %v", err)
+	}
+	if _, err := c.CancelDeployment(ctx, node.DeploymentRef{ID: "none"}); codeOf(err) != api.NotFound {
+		t.Errorf("one that is not there: %v", err)
+	}
+}
+
+func codeOf(err error) api.Code {
+	var e *api.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return ""
+}
