@@ -18,11 +18,16 @@ PROGRAMS := ./cmd/dewd ./cmd/dew
 ISAL := $(shell command -v gcc >/dev/null && pkg-config --exists libisal 2>/dev/null && echo isal)
 BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build $(if $(ISAL),-tags isal) -ldflags '$(LDFLAGS)'
 
-.PHONY: build build-static images demo test test-dmtcp lint bench fuzz arm64 generate clean
+.PHONY: build build-bench build-static images demo test test-dmtcp lint bench fuzz arm64 generate clean
 
 build:
 	mkdir -p bin
 	$(BUILD) -o bin/ $(PROGRAMS)
+
+# What "dew bench deploy" drives containerd's client library by.
+build-bench:
+	mkdir -p bin
+	$(BUILD) -o bin/ ./internal/bench/ctrclient
 
 build-static:
 	mkdir -p bin/static
@@ -54,7 +59,7 @@ lint:
 # make bench ARGS='pull -rates 20 -images nginx:1'
 bench:
 	scripts/install bench
-	$(MAKE) build
+	$(MAKE) build build-bench
 	bin/dew bench $(or $(ARGS),pull)
 
 fuzz:

@@ -7,24 +7,33 @@ import (
 	"strings"
 )
 
-// markdown prints a table as the documentation has them, and adds it to PREFIX.md.
 func (b *bootBench) markdown(title string, head []string, rows [][]string) {
+	b.report.markdown(fmt.Sprintf("%s (commit %s, %s; medians of %d)", title, commit(), machine(), b.o.rounds), head, rows)
+}
+
+// markdown prints a table as the documentation has them, and adds it to PREFIX.md.
+func (r *report) markdown(title string, head []string, rows [][]string) {
 	var t strings.Builder
-	fmt.Fprintf(&t, "\n%s (commit %s, %s; medians of %d)\n\n", title, commit(), machine(), b.o.rounds)
+	fmt.Fprintf(&t, "\n%s\n\n", title)
 	line := func(cells []string) { fmt.Fprintf(&t, "| %s |\n", strings.Join(cells, " | ")) }
 	line(head)
 	fmt.Fprintf(&t, "|%s\n", strings.Repeat("---|", len(head)))
-	for _, r := range rows {
-		line(r)
+	for _, row := range rows {
+		line(row)
 	}
-	fmt.Fprint(b.stdout, t.String())
-	f, err := os.OpenFile(b.report.prefix+".md", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	r.note(t.String())
+}
+
+// note prints a text, and adds it to PREFIX.md.
+func (r *report) note(text string) {
+	fmt.Fprint(r.out, text)
+	f, err := os.OpenFile(r.prefix+".md", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err == nil {
-		_, err = f.WriteString(t.String())
+		_, err = f.WriteString(text)
 		f.Close()
 	}
 	if err != nil {
-		fmt.Fprintln(b.stderr, err)
+		fmt.Fprintln(r.progress, err)
 	}
 }
 

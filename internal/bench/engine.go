@@ -262,6 +262,7 @@ type dewd struct {
 	variant string   // appended to the name
 	flags   []string // of dew pull and dew run
 	config  string   // more of dewd's configuration, TOML
+	args    []string // of dewd
 	bare    bool     // images come from the repositories that have no packs
 }
 
@@ -282,8 +283,8 @@ func (d dewd) start(ctx context.Context, s *session) error {
 	if err := os.WriteFile(s.path("config.toml"), []byte(config), 0o644); err != nil {
 		return err
 	}
-	cmd := s.bed.Command(ctx, filepath.Join(d.bin, "dewd"), "--config", s.path("config.toml"),
-		"--root", s.path("root"), "--state", s.path("state"), "--containerd", "private")
+	cmd := s.bed.Command(ctx, filepath.Join(d.bin, "dewd"), append([]string{"--config", s.path("config.toml"),
+		"--root", s.path("root"), "--state", s.path("state"), "--containerd", "private"}, d.args...)...)
 	cmd.Env = append(os.Environ(), "PATH="+d.tools+":"+os.Getenv("PATH"))
 	return s.daemon(ctx, cmd, func(ctx context.Context) error {
 		_, err := d.dew(ctx, s, "version")

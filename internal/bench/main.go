@@ -16,7 +16,7 @@ import (
 	"dewpoint/internal/demo"
 )
 
-// Main runs one command of the benchmark: "pull", "docker-pi", "lazy", "pop" and "boot" are the
+// Main runs one command of the benchmark: "pull", "docker-pi", "lazy", "pop", "boot" and "deploy" are the
 // experiments, "demo" shows one deployment after the other, "images" builds what
 // they pull, "registry" serves it, "web" is the server that a pull disturbs, "ask"
 // exercises a container that is profiled, and "load" is HTTP clients.
@@ -29,10 +29,11 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		"lazy":      experiment(compareLazy, self),
 		"pop":       experiment(comparePoP, self),
 		"boot":      experiment(compareBoot, self),
+		"deploy":    experiment(compareDeploy, self),
 		"demo":      experiment(demonstrate, self),
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("usage: bench pull|docker-pi|lazy|pop|boot|demo|images|registry [-h]")
+		return errors.New("usage: bench pull|docker-pi|lazy|pop|boot|deploy|demo|images|registry [-h]")
 	}
 	return commands[args[0]](ctx, args[1:], stdout, stderr)
 }

@@ -18,7 +18,8 @@ type instant struct {
 	memory  float64 // MB resident
 	upload  float64 // Mbit/s sent
 	hits    float64 // share of deployments that found all layers
-	seconds float64 // mean of the deployments' times
+	seconds float64 // mean of the deployments' times, or their median
+	rate    float64 // deployments a second
 }
 
 // timeline samples a session every tenth of a second.

@@ -67,6 +67,9 @@ func recipes() map[string]recipe {
 	for name, a := range boots {
 		all[name+":boot"] = recipe{layers: a.layers, config: a.config}
 	}
+	for name, size := range manyImages {
+		all[name] = manyRecipe(size)
+	}
 	for name, s := range structures {
 		all[name] = recipe{layers: s.layers, config: sleeper}
 	}

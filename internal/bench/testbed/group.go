@@ -92,6 +92,13 @@ func (g *Group) Start(cmd *exec.Cmd) error {
 	return nil
 }
 
+// StartBeside starts a program in the group for whose end the caller waits; Close
+// ends it if it runs then.
+func (g *Group) StartBeside(cmd *exec.Cmd) error {
+	g.join(cmd)
+	return cmd.Start()
+}
+
 // Run runs a program in the group to its end; its error carries its output.
 func (g *Group) Run(cmd *exec.Cmd) ([]byte, error) {
 	g.join(cmd)

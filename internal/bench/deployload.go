@@ -1,0 +1,234 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"dewpoint/internal/bench/testbed"
+)
+
+// underLoad calls the API while 24 deployments are under way at all times: each
+// thread deploys, removes, and deploys again.
+func (b *deployBench) underLoad(ctx context.Context, l *deployLineup) error {
+	head := []string{"engine", "call", "calls", "p50, ms", "p99, ms", "largest, ms", "idle p50, ms", "idle p99, ms", "deployments meanwhile", "failed"}
+	var rows [][]string
+	var worst float64
+	for _, m := range l.engines {
+		if err := l.settle(ctx); err != nil {
+			return err
+		}
+		idle := probe(ctx, m, 2*time.Second)
+		load := l.load(ctx, m)
+		memory := m.session().group.Watch()
+		loaded := probe(ctx, m, b.seconds)
+		memory.Stop()
+		made, failed, err := load()
+		if err != nil {
+			return err
+		}
+		for _, name := range slices.Sorted(maps.Keys(loaded)) {
+			t, quiet := loaded[name], idle[name]
+			if len(t) == 0 {
+				return fmt.Errorf("%s %s gave no answer in %s", m.name(), name, b.seconds)
+			}
+			p99 := quantile(t, 0.99)
+			rows = append(rows, []string{m.name(), name, strconv.Itoa(len(t)), milli(quantile(t, 0.5)), milli(p99), milli(slices.Max(t)),
+				milli(quantile(quiet, 0.5)), milli(quantile(quiet, 0.99)), strconv.Itoa(made), strconv.Itoa(failed)})
+			b.figure(m.name(), name+" under load", "s", t...)
+			b.figure(m.name(), name+" idle", "s", quiet...)
+			if m.name() == "dewd" {
+				worst = max(worst, p99)
+			}
+		}
+		b.figure(m.name(), "memory under load, all programs", "MiB", float64(memory.Peak)/(1<<20))
+		if m.name() == "dewd" {
+			dewd := float64(memory.PerOf["dewd"]) / (1 << 20)
+			b.figure(m.name(), "memory under load, dewd", "MiB", dewd)
+			defer func() {
+				b.report.note(fmt.Sprintf("\nAPI calls under that load, p99 of the slowest kind: %s ms; target below 50: %s\n\ndewd's largest memory meanwhile: %.1f MiB; target below 96: %s\n",
+					milli(worst), met(worst < 0.05), dewd, met(dewd < 96)))
+			}()
+		}
+	}
+	b.report.markdown(b.title(fmt.Sprintf("API calls while %d deployments are under way, %s of load", b.containers, b.seconds)), head, rows)
+	return nil
+}
+
+func milli(seconds float64) string { return fmt.Sprintf("%.2f", seconds*1e3) }
+
+// probe calls each of an engine's calls again and again, two milliseconds apart, and gives the seconds that they took.
+func probe(ctx context.Context, m manyEngine, length time.Duration) map[string][]float64 {
+	ctx, cancel := context.WithTimeout(ctx, length)
+	defer cancel()
+	var mu sync.Mutex
+	var probing sync.WaitGroup
+	all := map[string][]float64{}
+	for name, call := range m.calls() {
+		probing.Go(func() {
+			var times []float64
+			for ctx.Err() == nil {
+				start := time.Now()
+				if call(ctx) == nil {
+					times = append(times, time.Since(start).Seconds())
+				}
+				time.Sleep(2 * time.Millisecond)
+			}
+			mu.Lock()
+			all[name] = times
+			mu.Unlock()
+		})
+	}
+	probing.Wait()
+	return all
+}
+
+// load deploys and removes by the API until the function that it returns is
+// called, which gives how many deployments there were.
+func (l *deployLineup) load(ctx context.Context, m manyEngine) func() (made, failed int, err error) {
+	end := make(chan struct{})
+	var made, failed atomic.Int64
+	var removal atomic.Pointer[error]
+	var deploying sync.WaitGroup
+	w := m.ways()[1]
+	for i := range l.b.containers {
+		deploying.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-end:
+					return
+				case <-ctx.Done():
+					return
+				default:
+				}
+				c := toDeploy{name: fmt.Sprintf("b%d-load-%s-%d-%d", os.Getpid(), m.name(), i, n), image: testbed.Address + "/" + l.b.o.images[0],
+					args: strings.Fields(l.b.commands[0]), net: l.b.net}
+				if _, err := w.deploy(ctx, c); err != nil {
+					failed.Add(1)
+					continue
+				}
+				made.Add(1)
+				if err := m.remove(ctx, c.name); err != nil {
+					removal.Store(&err)
+				}
+			}
+		})
+	}
+	return func() (int, int, error) {
+		close(end)
+		deploying.Wait()
+		if err := removal.Load(); err != nil {
+			return 0, 0, *err
+		}
+		return int(made.Load()), int(failed.Load()), ctx.Err()
+	}
+}
+
+// footprint is what a node takes of the machine at one moment.
+type footprint struct {
+	Deployments int `json:"deployments"` // so far
+	Alive       int `json:"alive"`       // containers at that moment
+	Processes   int `json:"processes"`
+	Mounts      int `json:"mounts"`
+	Namespaces  int `json:"namespaces"` // network namespaces that files hold
+	Cgroups     int `json:"cgroups"`
+	Descriptors int `json:"descriptors"` // of dewd
+	Containerd  int `json:"containerd"`  // descriptors of its containerd
+	Goroutines  int `json:"goroutines"`  // of dewd
+	RSS         int `json:"rss"`         // KiB, of dewd
+	EngineRSS   int `json:"engine_rss"`  // KiB, of its containerd
+}
+
+// take looks at a node.
+func (m *manyDewd) take(ctx context.Context) (f footprint, err error) {
+	g := m.s.group
+	f.Processes = len(g.Processes(""))
+	for _, pid := range g.Processes("dewd") { // datafs is the same program
+		if cmd, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.Contains(string(cmd), "\x00--config\x00") {
+			f.Descriptors, f.RSS = descriptors(pid), residentKiB(pid)
+			f.Mounts = mountsUnder(pid, m.s.dir)
+		}
+	}
+	for _, pid := range g.Processes("containerd") {
+		f.Containerd, f.EngineRSS = f.Containerd+descriptors(pid), f.EngineRSS+residentKiB(pid)
+	}
+	ns, _ := filepath.Glob(m.s.path("state/netns/*"))
+	f.Namespaces = len(ns)
+	f.Cgroups = containerGroups()
+	f.Goroutines, err = m.goroutines(ctx)
+	return f, err
+}
+
+func descriptors(pid int) int {
+	fds, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	return len(fds)
+}
+
+func residentKiB(pid int) int {
+	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(raw)) {
+		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, _ := strconv.Atoi(strings.Fields(value)[0])
+			return kib
+		}
+	}
+	return 0
+}
+
+// mountsUnder counts the mounts below a directory that a process sees.
+func mountsUnder(pid int, dir string) (n int) {
+	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	for line := range strings.Lines(string(raw)) {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			n++
+		}
+	}
+	return n
+}
+
+// containerGroups counts the cgroups of this program's containers in all
+// hierarchies, by the name that their containers have.
+func containerGroups() (n int) {
+	mine := fmt.Sprintf("b%d-", os.Getpid())
+	filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), mine) {
+			n++
+		}
+		return nil
+	})
+	return n
+}
+
+// goroutines is what dewd's metrics say.
+func (m *manyDewd) goroutines(ctx context.Context) (int, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+dewdAt+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: m.s.bed.Dial, DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, 4<<20))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(raw)) {
+		if value, ok := strings.CutPrefix(line, "go_goroutines "); ok {
+			return strconv.Atoi(strings.TrimSpace(value))
+		}
+	}
+	return 0, fmt.Errorf("http://%s/metrics does not tell go_goroutines", dewdAt)
+}
