@@ -15,6 +15,7 @@ import (
 // those before it. Packages in one row are equals and do not import each other.
 var order = [][]string{
 	{"durable", "node", "image", "admit"},
+	{"trace"},
 	{"config", "inflate", "presence", "toc", "checkpoint/image", "checkpoint/hooks"},
 	{"bdi", "registry", "erofs", "tree", "checkpoint/lazypages"},
 	{"mount", "pack", "datafs", "profile"},

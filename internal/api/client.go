@@ -49,6 +49,8 @@ type Credentials struct {
 	CA        string // who signs the node's certificate, PEM; "" is who the system trusts
 	Cert, Key string // the client's own, PEM
 	Token     string // the file's first line is the token
+	// Trace is the W3C trace context (traceparent) that all calls belong to; "" is none.
+	Trace string
 }
 
 // Dial is DialWith without credentials.
@@ -87,7 +89,7 @@ func DialWith(host string, cred Credentials) (*Client, error) {
 	if err != nil {
 		return nil, c.credential(err)
 	}
-	c.rpc = dewpointv1connect.NewNodeClient(&http.Client{Transport: bearer{c.transport, token}}, base,
+	c.rpc = dewpointv1connect.NewNodeClient(&http.Client{Transport: bearer{c.transport, token, cred.Trace}}, base,
 		connect.WithReadMaxBytes(maxAnswer),
 		connect.WithAcceptCompression("gzip", nil, nil))
 	return c, nil
@@ -138,16 +140,22 @@ func (c Credentials) token() (string, error) {
 	return strings.TrimSpace(line), err
 }
 
-// bearer adds a token to what is asked.
+// bearer adds a token, and the trace context, to what is asked.
 type bearer struct {
 	http.RoundTripper
 	token string
+	trace string
 }
 
 func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
-	if b.token != "" {
+	if b.token != "" || b.trace != "" {
 		r = r.Clone(r.Context())
+	}
+	if b.token != "" {
 		r.Header.Set("Authorization", "Bearer "+b.token)
+	}
+	if b.trace != "" {
+		r.Header.Set("Traceparent", b.trace)
 	}
 	return b.RoundTripper.RoundTrip(r)
 }

@@ -225,6 +225,7 @@ func (c *call) do(ctx context.Context, args []string) error {
 		return c.parsed(err, func() { c.usage(c.cfg.Stdout) })
 	}
 	c.args = c.flags.Args()
+	c.cred.Trace = os.Getenv("TRACEPARENT")
 	client, err := api.DialWith(c.host, c.cred)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -34,6 +35,14 @@ type Config struct {
 	PoP        PoP                 `toml:"pop"`
 	API        API                 `toml:"api"`
 	Checkpoint Checkpoint          `toml:"checkpoint"`
+	Trace      Trace               `toml:"trace"`
+}
+
+// Trace says where the spans of deployments go.
+type Trace struct {
+	// Endpoint is an OpenTelemetry collector's, by OTLP over HTTP: http://HOST:4318.
+	// "" is what OTEL_EXPORTER_OTLP_ENDPOINT says, else nowhere.
+	Endpoint string `toml:"endpoint"`
 }
 
 // Registry is what is to be known of one registry.
@@ -236,6 +245,9 @@ func (c Config) validate() error {
 	}
 	if n := c.Engine.Namespace; strings.ContainsAny(n, "/ ") {
 		return fmt.Errorf("engine.namespace = %q: letters, digits and - . _", n)
+	}
+	if u, err := url.Parse(c.Trace.Endpoint); c.Trace.Endpoint != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
+		return fmt.Errorf("trace.endpoint = %q: want http://HOST:PORT, or https", c.Trace.Endpoint)
 	}
 	if err := errors.Join(c.validateLazy(), c.PoP.validate(), c.Checkpoint.validate()); err != nil {
 		return err

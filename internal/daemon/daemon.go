@@ -40,6 +40,7 @@ import (
 	"dewpoint/internal/node"
 	"dewpoint/internal/registry"
 	"dewpoint/internal/snapshot"
+	"dewpoint/internal/trace"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -75,6 +76,7 @@ type Daemon struct {
 	saved       *store.Store        // of checkpoints; nil: there are to be none
 	checkpoints *checkpoint.Manager // with saved
 	deployer    *deploy.Deployer
+	traces      *trace.Exporter // nil: nobody wants them
 	events      *events
 	lock        *os.File        // of State
 	server      *server         // of partial layers; nil if there are to be none
@@ -112,7 +114,7 @@ func open(ctx context.Context, cfg Config) (*Daemon, error) {
 		d.name, _ = os.Hostname()
 	}
 	d.opened, d.open = context.WithCancel(context.Background())
-	steps := []func(context.Context) error{d.makeDirs, d.chooseBackend, d.openDatafs, d.openLayers, d.openRegistry, d.openSnapshotter, d.openLearner}
+	steps := []func(context.Context) error{d.makeDirs, d.openTraces, d.chooseBackend, d.openDatafs, d.openLayers, d.openRegistry, d.openSnapshotter, d.openLearner}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			d.close()
@@ -123,6 +125,11 @@ func open(ctx context.Context, cfg Config) (*Daemon, error) {
 	d.failOrphans()
 	d.puller.Revive()
 	return d, nil
+}
+
+func (d *Daemon) openTraces(ctx context.Context) (err error) {
+	d.traces, err = trace.NewExporter(ctx, trace.Config{Endpoint: d.cfg.File.Trace.Endpoint, Node: d.name, Version: d.cfg.Version, Log: d.log})
+	return err
 }
 
 func (d *Daemon) makeDirs(context.Context) error {
@@ -234,6 +241,7 @@ func (d *Daemon) close() {
 		d.server.rest(true)
 	}
 	d.bg.Wait()
+	d.traces.Close()
 	if d.lock != nil {
 		d.lock.Close()
 	}
@@ -261,7 +269,7 @@ func (d *Daemon) serve(ctx context.Context, started chan<- struct{}) error {
 		g.Go(func() error { return d.watchEngine(ctx) })
 		g.Go(func() error { return d.keepHouse(ctx) })
 		g.Go(func() error { return d.servePoP(ctx) })
-		h := api.NewHandler(d, api.Config{Classify: classify, Log: d.log})
+		h := trace.Handler(api.NewHandler(d, api.Config{Classify: classify, Log: d.log}))
 		if err := d.serveTCP(ctx, g, h); err != nil {
 			return errors.Join(err, l.Close())
 		}
@@ -292,7 +300,7 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 	if err := d.openCheckpoints(ctx, program); err != nil {
 		return err
 	}
-	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner, Checkpoints: d.checkpoints, Node: d.name, Log: d.log, Done: d.done})
+	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner, Checkpoints: d.checkpoints, Node: d.name, Log: d.log, Done: d.done, Traces: d.traces})
 	return d.deployer.RemoveAtExit(ctx)
 }
 

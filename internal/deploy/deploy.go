@@ -28,6 +28,7 @@ import (
 	"dewpoint/internal/node"
 	"dewpoint/internal/ready"
 	"dewpoint/internal/registry"
+	"dewpoint/internal/trace"
 
 	"github.com/containerd/errdefs"
 )
@@ -48,6 +49,8 @@ type Config struct {
 	// Done is told of every deployment and pull that ended, once all its
 	// layers are complete or it failed. May be nil; must not block.
 	Done func(node.Record)
+	// Traces gets the spans of deployments, which their records have anyway. May be nil.
+	Traces *trace.Exporter
 }
 
 // Deployer deploys. It is safe for concurrent use.
@@ -90,8 +93,8 @@ func (d *Deployer) Deploy(ctx context.Context, req node.Request, w node.Watch) (
 	if err != nil {
 		return node.Record{}, err
 	}
-	r := d.begin(o.ref.String(), o.name, w)
-	err = d.deploy(ctx, o, r)
+	r := d.begin(ctx, o.ref.String(), o.name, w)
+	err = d.deploy(r.trace.Into(ctx), o, r)
 	return r.end(err), err
 }
 
@@ -175,8 +178,8 @@ func (d *Deployer) Pull(ctx context.Context, req node.PullRequest, w node.Watch)
 		return node.Record{}, err
 	}
 	o.pull = true
-	r := d.begin(o.ref.String(), "", w)
-	err = d.pull(ctx, o, r, req.Blobs)
+	r := d.begin(ctx, o.ref.String(), "", w)
+	err = d.pull(r.trace.Into(ctx), o, r, req.Blobs)
 	return r.end(err), err
 }
 
@@ -201,12 +204,14 @@ func (d *Deployer) pull(ctx context.Context, o *order, r *run, blobs bool) error
 // resolve finds out what the image is and lets its layers begin to fill.
 func (d *Deployer) resolve(ctx context.Context, o *order, r *run) (*image.Image, error) {
 	opts := o.options()
-	opts.Known = func(img *image.Image) { r.reg = d.register(ctx, img) }
+	opts.Known = func(img *image.Image) {
+		r.reached(node.Resolved)
+		r.reg = d.register(trace.Beside(ctx), img)
+	}
 	pull, err := d.cfg.Puller.Pull(r.life, o.ref, opts)
 	if err != nil {
 		return d.local(ctx, o, r, err)
 	}
-	r.reachedAt(node.Resolved, pull.Resolved)
 	r.follow(pull)
 	return pull.Image, nil
 }

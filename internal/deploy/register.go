@@ -5,6 +5,7 @@ import (
 
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
+	"dewpoint/internal/trace"
 )
 
 // registration makes an image known to containerd. It begins when the image is
@@ -24,6 +25,8 @@ func (d *Deployer) register(ctx context.Context, img *image.Image) *registration
 	g := &registration{end: end, ended: make(chan struct{}), pulled: make(chan struct{})}
 	go func() {
 		defer close(g.ended)
+		ctx, step := trace.Start(ctx, "register")
+		defer step.End()
 		err := d.cfg.Engine.Register(ctx, img, g.layer)
 		if cause := context.Cause(ctx); err != nil && cause != nil {
 			err = cause

@@ -14,6 +14,7 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/node"
 	"dewpoint/internal/ready"
+	"dewpoint/internal/trace"
 )
 
 // plan decides how the container starts. nil boots it.
@@ -86,6 +87,7 @@ func (d *Deployer) restore(ctx context.Context, o *order, r *run, img *image.Ima
 	if errors.As(err, &f) && ctx.Err() == nil {
 		plan.Failed(ctx, f.err)
 		r.why(f.err.Error())
+		r.broke(f.err)
 	}
 	return err
 }
@@ -98,6 +100,8 @@ func (d *Deployer) prepare(ctx context.Context, o *order, r *run, img *image.Ima
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.mount(gctx, img, r) })
 	g.Go(func() (err error) {
+		_, step := trace.Start(trace.Beside(gctx), "checkpoint")
+		defer step.End()
 		if prep, err = plan.Bring(gctx); err != nil {
 			return &restoreError{err}
 		}
@@ -135,6 +139,7 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 		return unrestored(err)
 	}
 	created := time.Now()
+	r.step(node.Created, created)
 	err = plan.Serve(ctx, o.name, prep)
 	if err == nil {
 		err = d.cfg.Engine.Start(sctx, o.name)
@@ -144,6 +149,7 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 		return errors.Join(&restoreError{err}, d.remove(o.name))
 	}
 	restored := time.Now()
+	r.step(node.Restored, restored)
 	if err = plan.After(sctx, o.name); err == nil {
 		err = d.awaitRestored(ctx, o, check, plan)
 	}
@@ -151,8 +157,8 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 		return errors.Join(&restoreError{err}, d.remove(o.name))
 	}
 	r.rec.Way.Start = "restore"
-	r.reachedAt(node.Created, created)
-	r.reachedAt(node.Restored, restored)
+	r.tell(node.Created, created)
+	r.tell(node.Restored, restored)
 	if o.Remove {
 		d.removeAtExit(o.name, r.watch.Hold)
 	}

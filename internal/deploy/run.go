@@ -10,6 +10,7 @@ import (
 
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/node"
+	"dewpoint/internal/trace"
 )
 
 // watchEvery is the time between two looks at the layers for who watches.
@@ -26,15 +27,19 @@ type run struct {
 	reg     *registration // of the image of pull; nil before it is known
 	seen    chan struct{} // closed to end the watching of the layers
 	gone    sync.WaitGroup
+	trace   *trace.Trace
+	filled  map[string]bool // layers that the trace has
 
-	mu  sync.Mutex
-	rec node.Record // guarded by mu once the image is resolved
+	mu   sync.Mutex
+	rec  node.Record // guarded by mu once the image is resolved
+	last string      // stage that was reached; guarded by mu
 }
 
-func (d *Deployer) begin(ref, name string, w node.Watch) *run {
-	r := &run{d: d, begun: time.Now(), watch: w, seen: make(chan struct{})}
+func (d *Deployer) begin(ctx context.Context, ref, name string, w node.Watch) *run {
+	r := &run{d: d, begun: time.Now(), watch: w, seen: make(chan struct{}), filled: map[string]bool{}}
 	r.life, r.release = context.WithCancel(d.life)
 	r.rec = node.Record{Name: name, Image: ref, Node: d.cfg.Node, Stages: map[string]float64{}}
+	r.begin(ctx)
 	return r
 }
 
@@ -42,6 +47,11 @@ func (d *Deployer) begin(ref, name string, w node.Watch) *run {
 func (r *run) reached(stage string) { r.reachedAt(stage, time.Now()) }
 
 func (r *run) reachedAt(stage string, t time.Time) {
+	r.step(stage, t)
+	r.tell(stage, t)
+}
+
+func (r *run) tell(stage string, t time.Time) {
 	at := t.Sub(r.begun).Seconds()
 	r.mu.Lock()
 	r.rec.Stages[stage] = at
@@ -152,6 +162,7 @@ func (r *run) end(err error) node.Record {
 		r.started(true)
 	}
 	r.watch.Reached = nil
+	r.traced(err)
 	rec := r.snapshot(err)
 	if _, done := rec.Stages[node.Complete]; done || err != nil || r.pull != nil && r.pull.Deferred() {
 		r.finish(rec)
@@ -180,6 +191,7 @@ func (r *run) finish(rec node.Record) {
 
 // snapshot is the record as it stands.
 func (r *run) snapshot(err error) node.Record {
+	r.fills()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rec := r.rec
@@ -199,6 +211,7 @@ func (r *run) snapshot(err error) node.Record {
 	if err != nil {
 		rec.Error = err.Error()
 	}
+	rec.Spans = r.trace.Spans()
 	return rec
 }
 

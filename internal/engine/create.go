@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/trace"
 )
 
 const (
@@ -125,6 +126,8 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 // reserve takes the name by making the snapshot under it. What a crash has
 // left under the name is removed.
 func (e *Engine) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
+	ctx, step := trace.Start(ctx, "snapshot")
+	defer step.End()
 	req := &snapshotsapi.PrepareSnapshotRequest{
 		Snapshotter: e.cfg.Snapshotter, Key: s.Name, Parent: s.parent(),
 		Labels: map[string]string{labelGCRoot: time.Now().UTC().Format(time.RFC3339)},
@@ -163,6 +166,8 @@ func makeSources(volumes []Volume) error {
 // network makes the namespace and the files, and connects the bridge. It
 // takes nothing back itself.
 func (e *Engine) network(ctx context.Context, r record) (netip.Addr, error) {
+	ctx, step := trace.Start(ctx, "network")
+	defer step.End()
 	var addr netip.Addr
 	ns := e.cfg.netns(r.name)
 	if r.net != NetHost && !network.IsNS(ns) {
@@ -202,6 +207,8 @@ func (e *Engine) disconnect(ctx context.Context, r record) error {
 
 // putRecord says whether the record was made.
 func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) (bool, error) {
+	ctx, step := trace.Start(ctx, "record")
+	defer step.End()
 	u, err := e.resolveUser(ctx, s, mounts)
 	if err != nil {
 		return false, err
@@ -257,6 +264,8 @@ func parseSpec(a *anypb.Any) (*specs.Spec, error) {
 // container, and copies its output to the two files whoever else lives. opts
 // are the runtime's, unless nil in place of the record's.
 func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount, opts *anypb.Any) (uint32, error) {
+	ctx, step := trace.Start(ctx, "task")
+	defer step.End()
 	stdout, stderr := e.logFiles(name)
 	for _, p := range []string{stdout, stderr} {
 		f, err := os.OpenFile(p, os.O_CREATE|os.O_WRONLY, 0o640)

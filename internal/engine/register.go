@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"dewpoint/internal/image"
+	"dewpoint/internal/trace"
 )
 
 // Labels that containerd's garbage collector and remote snapshotters read.
@@ -274,6 +275,8 @@ func (e *Engine) prepareChain(ctx context.Context, img *image.Image, ready func(
 }
 
 func (e *Engine) prepareLayer(ctx context.Context, chain, parent string, labels map[string]string) error {
+	ctx, step := trace.Start(ctx, "layer")
+	defer step.End()
 	key := "extract-" + rand.Text() + " " + chain
 	_, err := e.c.snapshots.Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{
 		Snapshotter: e.cfg.Snapshotter, Key: key, Parent: parent, Labels: labels,

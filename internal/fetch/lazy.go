@@ -13,6 +13,7 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
+	"dewpoint/internal/trace"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -110,7 +111,10 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 	if p.quarantined(img.Desc.Digest) == "" && p.localPack(img.Desc.Digest) == nil && !w.lazily() {
 		return nil, w.String()
 	}
+	_, step := trace.Start(ctx, "find pack")
 	f, err := look.result(ctx, img)
+	step.Fail(err)
+	step.End()
 	if err != nil {
 		if !errors.Is(err, errNoPack) {
 			p.cfg.Log.Warn("no startup pack can be used", "image", img.Ref, "why", err)
@@ -147,7 +151,10 @@ func (p *Puller) absent(img *image.Image) int64 {
 // chunks come.
 func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *packFile, w outlook) (*Start, error) {
 	s := &Start{p: p, img: img, o: o, pack: f, outlook: &w, background: make(chan struct{}), done: make(chan struct{})}
+	_, step := trace.Start(ctx, "read tables")
 	stream, end, err := s.readTables(ctx)
+	step.Fail(err)
+	step.End()
 	if err != nil {
 		s.abandon()
 		return nil, err

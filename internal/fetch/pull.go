@@ -21,6 +21,7 @@ import (
 	"dewpoint/internal/layer"
 	"dewpoint/internal/mount"
 	"dewpoint/internal/registry"
+	"dewpoint/internal/trace"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
@@ -152,6 +153,8 @@ func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, lo
 		}
 	}
 	look.warm()
+	ctx, step := trace.Start(ctx, "registry")
+	defer step.End()
 	img, err := p.cfg.Registry.Resolve(ctx, ref, registry.ResolveOptions{PlainHTTP: o.PlainHTTP, Manifest: look.begin})
 	if err != nil {
 		return nil, err
@@ -189,7 +192,10 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 	pull.unhold = unhold
 	p.hold(holding, pull)
 	if p.site != nil {
-		for _, id := range p.site.attach(ctx, img, look.attaching) {
+		actx, step := trace.Start(ctx, "attach")
+		lost := p.site.attach(actx, img, look.attaching)
+		step.End()
+		for _, id := range lost {
 			pull.renew[id] = new(sync.Once)
 		}
 	}

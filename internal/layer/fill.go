@@ -61,6 +61,8 @@ type Fill struct {
 	settled <-chan struct{} // of the newest run: its progress is not written any more
 	resumed bool            // the newest run went on from an earlier fill's bytes
 	runs    atomic.Int64    // how often it was begun
+	begun   time.Time       // zero if the layer was here
+	shownAt atomic.Int64    // unix nanoseconds when it became readable; 0 before
 	seeded  bool            // Seed has given it another node's
 
 	state    atomic.Int32
@@ -115,7 +117,7 @@ func (s *Store) start(ctx context.Context, key digest.Digest, l image.Layer, src
 		return s.have(l, have)
 	}
 	if f == nil {
-		f = &Fill{Layer: l, store: s, source: src,
+		f = &Fill{Layer: l, store: s, source: src, begun: time.Now(),
 			readable: make(chan struct{}), ended: make(chan struct{})}
 		var run context.Context
 		run, f.cancel = context.WithCancelCause(s.life)
@@ -215,11 +217,18 @@ type Progress struct {
 	Written  int64         // uncompressed bytes in data
 	Waiting  time.Duration // the node waited for the source
 	Blocked  time.Duration // the source waited for the node
+	Begun    time.Time     // zero if the layer was here already
+	Readable time.Time     // when it became readable; zero before, and if it was here
 }
 
 // Progress returns the fill's counters now.
 func (f *Fill) Progress() Progress {
+	var shown time.Time
+	if at := f.shownAt.Load(); at > 0 {
+		shown = time.Unix(0, at)
+	}
 	return Progress{
+		Begun: f.begun, Readable: shown,
 		State: State(f.state.Load()), Fetched: f.fetched.Load(), Received: f.received.Load(), Tar: f.tar.Load(), Written: f.written.Load(),
 		Seeded:  min(f.seed.Load(), f.fetched.Load()),
 		Waiting: time.Duration(f.waiting.Load()), Blocked: time.Duration(f.blocked.Load()),
@@ -339,6 +348,7 @@ func (f *Fill) becomeReadable(l *Layer) {
 	f.layer = l
 	f.mu.Unlock()
 	f.state.Store(int32(Readable))
+	f.shownAt.Store(time.Now().UnixNano())
 	close(f.readable)
 }
 

@@ -1,0 +1,120 @@
+package deploy
+
+import (
+	"cmp"
+	"context"
+	"strings"
+	"time"
+
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/node"
+	"dewpoint/internal/trace"
+)
+
+// steps are what leads to each stage, as the spans between the stages are called.
+var steps = map[string]string{
+	node.Admitted: "admit",
+	node.Resolved: "resolve",
+	node.Tables:   "tables",
+	node.Mounted:  "mount",
+	node.Created:  "create",
+	node.Started:  "start",
+	node.Restored: "restore",
+	node.Ready:    "ready",
+	node.Complete: "complete",
+}
+
+// next is what follows a stage, "" being none yet: of a deployment that fails, the
+// step under way.
+var next = map[string]string{
+	"":            "resolve",
+	node.Admitted: "resolve",
+	node.Resolved: "mount",
+	node.Tables:   "mount",
+	node.Mounted:  "create",
+	node.Created:  "start",
+	node.Started:  "ready",
+	node.Restored: "ready",
+	node.Ready:    "complete",
+}
+
+// begin makes the run's trace, which continues that of ctx.
+func (r *run) begin(ctx context.Context) {
+	name := "deploy"
+	if r.rec.Name == "" {
+		name = "pull"
+	}
+	_, r.trace = trace.Begin(ctx, r.d.cfg.Traces, name, r.begun)
+	r.life = r.trace.Into(r.life)
+}
+
+// step shows in the trace that a stage was reached.
+func (r *run) step(stage string, at time.Time) {
+	r.mu.Lock()
+	r.last = stage
+	r.mu.Unlock()
+	r.trace.Reached(steps[stage], at)
+}
+
+// broke shows that the container could not be restored, and is to boot from here on.
+func (r *run) broke(err error) {
+	r.mu.Lock()
+	step := next[r.last]
+	r.last = node.Resolved
+	r.mu.Unlock()
+	r.trace.Broke(step, err, time.Now())
+}
+
+// traced ends the root of the trace: the caller is answered.
+func (r *run) traced(err error) {
+	root := r.trace.Root()
+	r.mu.Lock()
+	rec, last := r.rec, r.last
+	at := time.Now()
+	if s, ok := rec.Stages[last]; ok && err == nil {
+		at = r.begun.Add(time.Duration(s * float64(time.Second)))
+	}
+	r.mu.Unlock()
+	for k, v := range map[string]string{"container": rec.Name, "image": rec.Image, "digest": rec.Digest, "start": rec.Way.Start, "why": strings.Join(rec.Way.Why, "; ")} {
+		if v != "" {
+			root.Set(k, v)
+		}
+	}
+	r.trace.End(cmp.Or(next[last], "complete"), err, at)
+}
+
+// fills adds to the trace the layers whose filling is over, each once.
+func (r *run) fills() {
+	if r.pull == nil {
+		return
+	}
+	for _, l := range r.pull.Progress() {
+		id := l.Layer.Digest.String()
+		if r.filled[id] || l.Begun.IsZero() || l.Readable.IsZero() && l.State != layer.Failed {
+			continue
+		}
+		r.filled[id] = true
+		r.fillSpan(id, l)
+	}
+}
+
+func (r *run) fillSpan(id string, l fetch.LayerProgress) {
+	from, to := l.Begun, l.Readable
+	attrs := map[string]any{"layer": id, "size": l.Layer.Size, "state": l.State.String(), "written": l.Written,
+		"waiting": l.Waiting.Seconds(), "blocked": l.Blocked.Seconds()}
+	for source, n := range map[string]int64{"registry": l.From.Registry, "pop": l.From.PoP, "local": l.From.Local} {
+		if n > 0 {
+			attrs["bytes_"+source] = n
+		}
+	}
+	if from.Before(r.begun) {
+		from, attrs["joined"] = r.begun, true
+	}
+	if to.IsZero() {
+		to = time.Now()
+	}
+	if !to.Before(from) {
+		r.trace.Add("fill", from, to, nil, attrs)
+	}
+}
