@@ -59,7 +59,7 @@ func compareDeploy(ctx context.Context, args []string, stdout, stderr io.Writer,
 	var parts, ways, threads, commands string
 	err := o.parse("deploy", args, stderr, strings.Join(demo.ManyNames(), ","), func(f *flag.FlagSet) {
 		f.StringVar(&parts, "parts", deployParts, "comma-separated `parts` of the experiment")
-		f.StringVar(&ways, "ways", "", "comma-separated `ways` to deploy, of those of the engines (default all): ENGINE-cli, ENGINE-api, dewd-many")
+		f.StringVar(&ways, "ways", "", "comma-separated `ways` to deploy, of those of the engines (default all): dewd-cli, dewd-api, dewd-many, docker-cli, …")
 		f.StringVar(&b.net, "net", "none", "`network` of the containers: none (a namespace of their own with lo), host, bridge (dewd and docker)")
 		f.StringVar(&threads, "threads", "1,2,4,8,12,16,24", "comma-separated `numbers` of deployments at once")
 		f.IntVar(&b.containers, "containers", 24, "`containers` of one trial")

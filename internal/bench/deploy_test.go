@@ -2,8 +2,10 @@ package bench
 
 import (
 	"bytes"
+	"context"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -11,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"dewpoint/internal/demo"
 )
@@ -111,7 +114,7 @@ func TestDeployVerdicts(t *testing.T) {
 		}
 	}
 	f := figuresOf(b.of("docker-api", o.images[0], "ls", 24))
-	if f.median != 5 || f.p90 != 7.5 || f.rate != 2./15 {
+	if f.median != 5 || f.p90 != 7.5 || f.rate != (2./5+2./15)/2 {
 		t.Errorf("figures %+v", f)
 	}
 }
@@ -126,5 +129,39 @@ func TestGrown(t *testing.T) {
 	after.Mounts, after.Descriptors = 31, 45
 	if got := grown(before, after); got != "mounts 31 instead of 30, descriptors of dewd 45 instead of 40: not met" {
 		t.Errorf("a mount and five descriptors: %s", got)
+	}
+}
+
+// scripted ends what it is given in a set order.
+type scripted struct{ order []int }
+
+func (scripted) name() string { return "scripted-many" }
+func (scripted) deploy(context.Context, toDeploy) (time.Duration, error) {
+	return 0, errors.New("one by one is not asked for")
+}
+
+func (s scripted) deployMany(_ context.Context, _ []toDeploy, _ int, ended func(int, error)) error {
+	for _, i := range s.order {
+		time.Sleep(20 * time.Millisecond)
+		if i == 2 {
+			ended(i, errors.New("no room"))
+			continue
+		}
+		ended(i, nil)
+	}
+	return nil
+}
+
+// Of many in one call, the latency counts from when a thread would have been free.
+func TestDeployManyLatency(t *testing.T) {
+	var s deploySample
+	all := []toDeploy{{name: "a"}, {name: "b"}, {name: "c"}, {name: "d"}}
+	done := s.deployMany(t.Context(), scripted{order: []int{1, 0, 2, 3}}, all, 2)
+	if !slices.Equal(done, []string{"b", "a", "d"}) || s.Failed != 1 || s.Error != "no room" || len(s.Latencies) != 3 {
+		t.Fatalf("done %v, %+v", done, s)
+	}
+	// a has waited for b, too; d could begin when a had ended, two before it.
+	if a, b, d := s.Latencies[0], s.Latencies[1], s.Latencies[2]; a < 0.04 || b < 0.02 || b > a || d < 0.04 {
+		t.Errorf("latencies %v", s.Latencies)
 	}
 }

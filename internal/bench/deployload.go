@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -28,13 +29,17 @@ func (b *deployBench) underLoad(ctx context.Context, l *deployLineup) error {
 		if err := l.settle(ctx); err != nil {
 			return err
 		}
-		idle := probe(ctx, m, 2*time.Second)
+		stays := b.sleeper(l)
+		if _, err := m.ways()[1].deploy(ctx, stays); err != nil {
+			return err
+		}
+		idle := probe(ctx, m, stays.name, 2*time.Second)
 		load := l.load(ctx, m)
 		memory := m.session().group.Watch()
-		loaded := probe(ctx, m, b.seconds)
+		loaded := probe(ctx, m, stays.name, b.seconds)
 		memory.Stop()
 		made, failed, err := load()
-		if err != nil {
+		if err = errors.Join(err, m.remove(ctx, stays.name)); err != nil {
 			return err
 		}
 		for _, name := range slices.Sorted(maps.Keys(loaded)) {
@@ -68,13 +73,13 @@ func (b *deployBench) underLoad(ctx context.Context, l *deployLineup) error {
 func milli(seconds float64) string { return fmt.Sprintf("%.2f", seconds*1e3) }
 
 // probe calls each of an engine's calls again and again, two milliseconds apart, and gives the seconds that they took.
-func probe(ctx context.Context, m manyEngine, length time.Duration) map[string][]float64 {
+func probe(ctx context.Context, m manyEngine, container string, length time.Duration) map[string][]float64 {
 	ctx, cancel := context.WithTimeout(ctx, length)
 	defer cancel()
 	var mu sync.Mutex
 	var probing sync.WaitGroup
 	all := map[string][]float64{}
-	for name, call := range m.calls() {
+	for name, call := range m.calls(container) {
 		probing.Go(func() {
 			var times []float64
 			for ctx.Err() == nil {

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -44,7 +45,7 @@ func figuresOf(rows []deploySample) (f deployFigures) {
 				v = append(v, of(s))
 			}
 		}
-		return quantile(v, 0.5)
+		return middle(v)
 	}
 	f.median, f.p90 = quantile(all, 0.5), quantile(all, 0.9)
 	f.rate = each(deploySample.rate)
@@ -165,7 +166,11 @@ func (b *deployBench) gapReport(l *deployLineup, starts map[string]clientStart) 
 	var rows [][]string
 	for _, m := range l.engines {
 		seconds := func(way string) float64 {
-			return quantile(values2(b.of(way, b.o.images[0], b.commands[0], n), func(s deploySample) float64 { return s.Seconds }), 0.5)
+			var v []float64
+			for _, s := range b.of(way, b.o.images[0], b.commands[0], n) {
+				v = append(v, s.Seconds)
+			}
+			return middle(v)
 		}
 		of := func(way string) deployFigures { return figuresOf(b.of(way, b.o.images[0], b.commands[0], n)) }
 		cli, call, s := m.name()+"-cli", m.name()+"-api", starts[m.name()]
@@ -178,11 +183,12 @@ func (b *deployBench) gapReport(l *deployLineup, starts map[string]clientStart) 
 		"What they take of the processors the containers lack.\n")
 }
 
-func values2(rows []deploySample, of func(deploySample) float64) (v []float64) {
-	for _, s := range rows {
-		v = append(v, of(s))
+// middle is the median, of nothing NaN.
+func middle(v []float64) float64 {
+	if len(v) == 0 {
+		return math.NaN()
 	}
-	return v
+	return median(v)
 }
 
 var deployPanels = []panel{

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -47,14 +48,18 @@ func (l *deployLineup) trial(ctx context.Context, w deployer, image, command str
 		return s, err
 	}
 	start := time.Now()
-	done := s.deployAll(ctx, w, all, threads)
+	deploy := s.deployAll
+	if _, ok := w.(manyDeployer); ok {
+		deploy = s.deployMany
+	}
+	done := deploy(ctx, w, all, threads)
 	s.Seconds = time.Since(start).Seconds()
 	after, err := usageOf(m)
 	if err != nil {
 		return s, err
 	}
 	s.CPU = (after.engine + after.self - before.engine - before.self).Seconds()
-	if strings.HasSuffix(w.name(), "-api") {
+	if !strings.HasSuffix(w.name(), "-cli") {
 		s.ClientCPU = (after.self + after.lib - before.self - before.lib).Seconds()
 	}
 	return s, errors.Join(ctx.Err(), removeAll(ctx, m, done))
@@ -88,6 +93,38 @@ func (s *deploySample) deployAll(ctx context.Context, w deployer, all []toDeploy
 		})
 	}
 	running.Wait()
+	return done
+}
+
+// deployMany gives all in one call. The latency of each counts from the moment at
+// which a thread would have taken it: at once, or when so many others had ended
+// that one was free.
+func (s *deploySample) deployMany(ctx context.Context, w deployer, all []toDeploy, threads int) (done []string) {
+	var ends []float64 // as they ended
+	at := make([]float64, len(all))
+	start := time.Now()
+	err := w.(manyDeployer).deployMany(ctx, all, threads, func(i int, err error) {
+		at[i] = time.Since(start).Seconds()
+		ends = append(ends, at[i])
+		if err == nil {
+			done = append(done, all[i].name)
+		} else if s.Failed++; s.Failed == 1 {
+			s.Error = err.Error()
+		}
+	})
+	if err != nil {
+		s.Failed += len(all) - len(ends)
+		s.Error = err.Error()
+	}
+	for i, end := range at {
+		if !slices.Contains(done, all[i].name) {
+			continue
+		}
+		if i >= threads {
+			end -= ends[i-threads]
+		}
+		s.Latencies = append(s.Latencies, max(0, end))
+	}
 	return done
 }
 

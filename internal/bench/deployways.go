@@ -41,6 +41,13 @@ type deployer interface {
 	deploy(ctx context.Context, c toDeploy) (time.Duration, error)
 }
 
+// manyDeployer is a way to have all deployed by one instruction, so many of them at
+// once. It tells what has ended as it ends, in a goroutine of its own.
+type manyDeployer interface {
+	deployer
+	deployMany(ctx context.Context, all []toDeploy, atOnce int, ended func(index int, err error)) error
+}
+
 // manyEngine is an engine in its session with what the experiments need of it.
 type manyEngine interface {
 	name() string
@@ -53,8 +60,8 @@ type manyEngine interface {
 	remove(ctx context.Context, name string) error
 	// client is a command that only starts the engine's command line client.
 	client() *exec.Cmd
-	// calls are cheap calls of the API.
-	calls() map[string]func(context.Context) error
+	// calls are calls of the API that read, some about a container that runs.
+	calls(container string) map[string]func(context.Context) error
 	close() error
 }
 
@@ -116,7 +123,7 @@ func (m *manyDewd) session() *session { return m.s }
 func (m *manyDewd) setting(net string) string {
 	return "containers of a containerd of its own, EROFS under overlayfs, seccomp; output to files that the shim writes; network " + map[string]string{
 		"none": "a namespace with lo, by its path", "host": "the node's", "bridge": "CNI's bridge and host-local"}[net] +
-		"; API: Deploy, a stream for each container, over one HTTP/2 connection to the socket"
+		"; API: Deploy, a stream for each container, over one HTTP/2 connection to the socket; many: one DeployMany for all"
 }
 
 func (m *manyDewd) ways() []deployer {
@@ -125,10 +132,40 @@ func (m *manyDewd) ways() []deployer {
 			return m.dewCommand(ctx, append([]string{"run", "-d", "--net", c.net, "--ready", "none", "--name", c.name, c.image}, c.args...)...)
 		}},
 		viaAPI{"dewd", func(ctx context.Context, c toDeploy) error {
-			_, err := m.c.Deploy(ctx, node.Request{Image: c.image, Name: c.name, Cmd: c.args, Net: c.net, Ready: "none"}, node.Watch{})
+			_, err := m.c.Deploy(ctx, c.request(), node.Watch{})
 			return err
 		}},
+		viaMany{m.c},
 	}
+}
+
+func (c toDeploy) request() node.Request {
+	return node.Request{Image: c.image, Name: c.name, Cmd: c.args, Net: c.net, Ready: "none"}
+}
+
+// viaMany is dewd's call for many deployments.
+type viaMany struct{ c *api.Client }
+
+func (w viaMany) name() string { return "dewd-many" }
+
+func (w viaMany) deploy(ctx context.Context, c toDeploy) (time.Duration, error) {
+	var failed error
+	err := w.deployMany(ctx, []toDeploy{c}, 1, func(_ int, err error) { failed = err })
+	return 0, errors.Join(err, failed)
+}
+
+func (w viaMany) deployMany(ctx context.Context, all []toDeploy, atOnce int, ended func(index int, err error)) error {
+	m := node.Many{Parallel: atOnce}
+	for _, c := range all {
+		m.Requests = append(m.Requests, c.request())
+	}
+	return w.c.DeployMany(ctx, m, node.ManyWatch{Ended: func(i int, _ node.Record, f *node.Failure) {
+		if f != nil {
+			ended(i, errors.New(f.Message))
+			return
+		}
+		ended(i, nil)
+	}})
 }
 
 func (m *manyDewd) dewCommand(ctx context.Context, args ...string) *exec.Cmd {
@@ -141,8 +178,9 @@ func (m *manyDewd) client() *exec.Cmd {
 
 func (m *manyDewd) remove(ctx context.Context, name string) error { return m.c.Remove(ctx, name, true) }
 
-func (m *manyDewd) calls() map[string]func(context.Context) error {
+func (m *manyDewd) calls(container string) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
+		"Inspect": func(ctx context.Context) error { _, err := m.c.Inspect(ctx, container); return err },
 		"List":    func(ctx context.Context) error { _, err := m.c.List(ctx, true); return err },
 		"Version": func(ctx context.Context) error { _, err := m.c.Version(ctx); return err },
 		"Images":  func(ctx context.Context) error { _, err := m.c.Images(ctx); return err },
@@ -230,8 +268,11 @@ func (m *manyDocker) remove(ctx context.Context, name string) error {
 	return m.ask(ctx, http.MethodDelete, "/containers/"+name+"?force=1", nil)
 }
 
-func (m *manyDocker) calls() map[string]func(context.Context) error {
+func (m *manyDocker) calls(container string) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
+		"Inspect": func(ctx context.Context) error {
+			return m.ask(ctx, http.MethodGet, "/containers/"+container+"/json", nil)
+		},
 		"List":    func(ctx context.Context) error { return m.ask(ctx, http.MethodGet, "/containers/json?all=1", nil) },
 		"Version": func(ctx context.Context) error { return m.ask(ctx, http.MethodGet, "/version", nil) },
 		"Images":  func(ctx context.Context) error { return m.ask(ctx, http.MethodGet, "/images/json", nil) },
@@ -357,7 +398,7 @@ func (m *manyContainerd) remove(ctx context.Context, name string) error {
 	return m.ask(ctx, order.Order{Name: name, Remove: true})
 }
 
-func (m *manyContainerd) calls() map[string]func(context.Context) error { return nil }
+func (m *manyContainerd) calls(string) map[string]func(context.Context) error { return nil }
 
 func (m *manyContainerd) close() error {
 	m.orders.Close()
@@ -390,6 +431,10 @@ func (b *deployBench) lineup(ctx context.Context, part string) (*deployLineup, e
 	for _, m := range l.engines {
 		for _, w := range m.ways() {
 			if b.ways == nil || slices.Contains(b.ways, w.name()) {
+				if err := l.try(ctx, m, w); err != nil {
+					fmt.Fprintf(b.stdout, "left out: %s: %v\n", w.name(), err)
+					continue
+				}
 				l.ways = append(l.ways, w)
 			}
 		}
@@ -454,6 +499,15 @@ func (b *deployBench) bring(ctx context.Context, m manyEngine) error {
 		}
 	}
 	return nil
+}
+
+// try deploys once by a way.
+func (l *deployLineup) try(ctx context.Context, m manyEngine, w deployer) error {
+	c := l.b.sleeper(l)
+	if _, err := w.deploy(ctx, c); err != nil {
+		return err
+	}
+	return m.remove(ctx, c.name)
 }
 
 func (l *deployLineup) close() error {
