@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"sync"
 	"testing"
@@ -21,8 +22,10 @@ func BenchmarkCreate(b *testing.B) {
 	}
 }
 
+var many = flag.Int("many", 24, "containers of one round of BenchmarkCreate")
+
 func (b *bed) createMany(tb *testing.B, netw string, parallel int) {
-	const count = 24
+	count := *many
 	var took time.Duration
 	for range tb.N {
 		began := time.Now()

@@ -274,9 +274,23 @@ func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount
 		}
 		f.Close()
 	}
-	r, err := e.c.tasks.Create(ctx, &tasksapi.CreateTaskRequest{
-		ContainerID: name, Rootfs: mounts, Stdout: stdout, Stderr: stderr, Options: opts,
-	})
+	seat, err := e.shims.take(ctx, name)
+	if err != nil {
+		return 0, fmt.Errorf("shim: %w", err)
+	}
+	pid, err := e.makeTask(ctx, &tasksapi.CreateTaskRequest{
+		ContainerID: name, Rootfs: mounts, Stdout: stdout, Stderr: stderr, Options: opts, RuntimePath: seat.path(),
+	}, seat.name())
+	seat.done(err == nil)
+	return pid, err
+}
+
+// makeTask asks containerd for the task, in the named group of shims.
+func (e *Engine) makeTask(ctx context.Context, req *tasksapi.CreateTaskRequest, group string) (uint32, error) {
+	if err := os.WriteFile(e.shimFile(req.ContainerID), []byte(group), 0o600); err != nil {
+		return 0, err
+	}
+	r, err := e.c.tasks.Create(ctx, req)
 	if err != nil {
 		return 0, fmt.Errorf("task: %w", badCommand(err))
 	}

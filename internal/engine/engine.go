@@ -78,6 +78,8 @@ type Config struct {
 	DiffSocket        string // of the diff proxy plugin, used where containerd has those; "" is none
 	Containerd        string // private containerd's program; default beside this program, then in PATH
 	Runc              string // default "runc" in containerd's PATH
+	ShimProgram       string // that lets containers share shims; default beside this program, then in PATH, else none share
+	PerShim           int    // containers in a shim, which end when it is killed; default 16, 1 is a shim for each
 	CRIU              string // program that runc is to use; default what it finds in PATH
 	CgroupParent      string // default /dewpoint, with a suffix when State is not the default
 	Unconfined        bool   // no seccomp filter
@@ -99,6 +101,7 @@ func (c *Config) defaults() error {
 	c.State = cmp.Or(c.State, defaultState)
 	c.Namespace = cmp.Or(c.Namespace, "dewpoint")
 	c.Snapshotter = cmp.Or(c.Snapshotter, "dewpoint")
+	c.PerShim = cmp.Or(c.PerShim, defaultPerShim)
 	c.SnapshotterSocket = cmp.Or(c.SnapshotterSocket, filepath.Join(c.State, "snapshotter.sock"))
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -138,6 +141,7 @@ type Engine struct {
 	private *supervisor // nil when containerd is not ours
 	bridge  *network.Bridge
 	ports   network.Ports
+	shims   *shims
 	names   keyed
 	version string
 	runc    string // what shims run; "" is "runc" in their PATH
@@ -154,12 +158,12 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	if err := cfg.defaults(); err != nil {
 		return nil, err
 	}
-	for _, d := range []string{cfg.containersDir(), cfg.netnsDir(), cfg.execDir(), cfg.restoreDir()} {
+	for _, d := range []string{cfg.containersDir(), cfg.netnsDir(), cfg.execDir(), cfg.restoreDir(), cfg.shimsDir()} {
 		if err := os.MkdirAll(d, 0o711); err != nil {
 			return nil, err
 		}
 	}
-	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI)}
+	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI), shims: newShims(cfg)}
 	var err error
 	if e.runc, err = cfg.wrapRunc(); err != nil {
 		return nil, err
@@ -198,6 +202,11 @@ func (e *Engine) connect(ctx context.Context) error {
 	if e.version, err = c.alive(ctx); err != nil {
 		return fmt.Errorf("containerd at %s does not answer (is it running? is this its socket?): %w", socket, err)
 	}
+	program := ""
+	if e.private != nil {
+		program = e.private.program
+	}
+	e.shims.serve(program, e.version)
 	if e.private == nil {
 		return c.requireSnapshotter(ctx, e.cfg)
 	}
@@ -282,6 +291,7 @@ func (e *Engine) Socket() string {
 func (c *Config) containersDir() string { return filepath.Join(c.Root, "containers") }
 func (c *Config) netnsDir() string      { return filepath.Join(c.State, "netns") }
 func (c *Config) execDir() string       { return filepath.Join(c.State, "exec") }
+func (c *Config) shimsDir() string      { return filepath.Join(c.State, "shims") }
 func (c *Config) runcRoot() string      { return filepath.Join(c.State, "runc") }
 
 func (c *Config) restoreDir() string { return filepath.Join(c.State, "restore") }

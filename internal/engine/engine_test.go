@@ -27,10 +27,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/engine/shimgroup"
 	"dewpoint/internal/image"
 )
 
-var probe string // the static program of the test image
+var (
+	probe       string // the static program of the test image
+	shimProgram string // what lets containers share shims
+)
 
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
@@ -42,7 +46,8 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	probe = filepath.Join(dir, "probe")
-	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", probe, "./testdata/probe")
+	shimProgram = filepath.Join(dir, shimgroup.Program)
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir+"/", "./testdata/probe", "../../cmd/"+shimgroup.Program)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build probe: %v\n%s", err, out)
@@ -95,7 +100,7 @@ func newBed(t testing.TB, prog string) *bed {
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Root: dir + "/root", State: dir + "/state", Snapshotter: "overlayfs", Containerd: prog,
+		Root: dir + "/root", State: dir + "/state", Snapshotter: "overlayfs", Containerd: prog, ShimProgram: shimProgram,
 		CRIU: filepath.Join(tools(), "criu", "bin", "criu"),
 		Log:  slog.New(slog.NewTextHandler(testWriter{t}, nil)),
 	}

@@ -11,6 +11,7 @@ import (
 
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -69,11 +70,24 @@ func (e *Engine) restart(ctx context.Context, name string, why error) error {
 	if err != nil {
 		return err
 	}
-	if _, err := e.newTask(ctx, name, m.Mounts, nil); err != nil {
+	if err := e.renewTask(ctx, name, m.Mounts); err != nil {
 		return err
 	}
 	_, err = e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
 	return err
+}
+
+// renewTask makes the task of a container that had one. containerd takes a
+// moment to clean up behind a shim that was killed.
+func (e *Engine) renewTask(ctx context.Context, name string, mounts []*types.Mount) error {
+	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
+	defer cancel()
+	for {
+		_, err := e.newTask(ctx, name, mounts, nil)
+		if !errdefs.IsAlreadyExists(err) || !sleep(ctx, 20*time.Millisecond) {
+			return err
+		}
+	}
 }
 
 // reconnect gives a stopped container its network back after a reboot.
@@ -211,10 +225,15 @@ func (e *Engine) removeRemains(ctx context.Context, name string) error {
 
 // deleteTask ends a task whose process is not running, and its shim.
 func (e *Engine) deleteTask(ctx context.Context, name string) error {
-	_, err := e.c.tasks.Delete(ctx, &tasksapi.DeleteTaskRequest{ContainerID: name})
-	if errdefs.IsNotFound(err) {
-		return nil
+	left, err := e.shims.leave(ctx, name)
+	if err != nil {
+		return err
 	}
+	_, err = e.c.tasks.Delete(ctx, &tasksapi.DeleteTaskRequest{ContainerID: name})
+	if errdefs.IsNotFound(err) {
+		err = nil
+	}
+	left(err == nil)
 	return err
 }
 

@@ -24,6 +24,9 @@ func (e *Engine) reconcile(ctx context.Context) error {
 			e.log.Warn("published port", "container", r.name, "err", err)
 		}
 	}
+	if err := e.adoptShims(ctx); err != nil {
+		return err
+	}
 	e.thawAll(ctx, recs)
 	names, err := e.remains(ctx)
 	if err != nil {

@@ -1,0 +1,277 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+
+	"dewpoint/internal/engine/shimgroup"
+)
+
+// defaultPerShim is how many containers share a shim, and its fate.
+const defaultPerShim = 16
+
+// shims assigns tasks to groups of [shimgroup]. Two things that a shim does
+// shape it. It ends when containerd deletes its last task, also when another is
+// being made but is not in its books yet, and so does one that could not make
+// its first: therefore a group's first task is made alone, and while others are
+// made the last that stands is not deleted. And what it is told to end it may
+// take a moment to end: a group whose last task is deleted takes no more.
+//
+// The zero value gives each task a shim of its own. It is safe for concurrent use.
+type shims struct {
+	dir     string // of the groups
+	program string // shimgroup.Program; "" is no groups
+	real    string // shimgroup.Real
+	max     int    // tasks in a group
+	wide    int    // groups that are filled at the same time
+
+	mu      sync.Mutex
+	groups  map[string]*shimGroup // by name; guarded by mu, also what they point to
+	of      map[string]*shimGroup // by task; guarded by mu
+	changed chan struct{}         // closed when a group changes; guarded by mu
+	made    int                   // groups so far; guarded by mu
+}
+
+type shimGroup struct {
+	name    string
+	making  int  // tasks that are being made
+	stand   int  // that stand, and are not being deleted
+	leaving int  // that are being deleted
+	over    bool // takes no more
+}
+
+func newShims(cfg Config) *shims {
+	s := &shims{dir: cfg.shimsDir(), max: cfg.PerShim, groups: make(map[string]*shimGroup), of: make(map[string]*shimGroup), changed: make(chan struct{})}
+	if cfg.PerShim > 1 {
+		s.program = findProgram(cfg.ShimProgram, shimgroup.Program)
+	}
+	return s
+}
+
+// findProgram looks beside this program, then in PATH; "" if it is in neither.
+func findProgram(configured, name string) string {
+	if configured != "" {
+		name = configured
+	} else if self, err := os.Executable(); err == nil {
+		if p := filepath.Join(filepath.Dir(self), name); executable(p) {
+			return p
+		}
+	}
+	p, err := exec.LookPath(name)
+	if err != nil {
+		return ""
+	}
+	if p, err = filepath.Abs(p); err != nil {
+		return ""
+	}
+	return p
+}
+
+// serve tells what shim the containerd has that was found or started: the one
+// beside its program, else that of PATH. version is containerd's.
+func (s *shims) serve(containerd, version string) {
+	s.real = filepath.Join(filepath.Dir(containerd), shimgroup.Real)
+	if containerd == "" || !executable(s.real) {
+		s.real, _ = exec.LookPath(shimgroup.Real)
+	}
+	s.wide = 1
+	if strings.HasPrefix(strings.TrimPrefix(version, "v"), "1.") {
+		s.wide = 2 * runtime.NumCPU() // its shims make one task after the other
+	}
+}
+
+// seat is a task's place in a group while it is made.
+type seat struct {
+	s     *shims
+	group *shimGroup // nil: a shim of its own
+	task  string
+}
+
+// path is what containerd is told to execute; "" is its own shim.
+func (p seat) path() string {
+	if p.group == nil {
+		return ""
+	}
+	return shimgroup.Path(filepath.Join(p.s.dir, p.group.name))
+}
+
+func (p seat) name() string {
+	if p.group == nil {
+		return ""
+	}
+	return p.group.name
+}
+
+// take finds a place for a task that is to be made; done must follow.
+func (s *shims) take(ctx context.Context, task string) (seat, error) {
+	if s.program == "" || s.real == "" {
+		return seat{}, nil
+	}
+	for {
+		s.mu.Lock()
+		g := s.choose()
+		if g == nil {
+			var err error
+			if g, err = s.found(); err != nil {
+				s.mu.Unlock()
+				return seat{}, err
+			}
+		}
+		if g.making == 0 || g.stand > 0 {
+			g.making++
+			s.mu.Unlock()
+			return seat{s, g, task}, nil
+		}
+		changed := s.changed
+		s.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return seat{}, ctx.Err()
+		}
+	}
+}
+
+// choose gives the group with room that makes the fewest tasks now, nil if
+// another one is to be founded. It needs mu.
+func (s *shims) choose() *shimGroup {
+	var best *shimGroup
+	open := 0
+	for _, g := range s.groups {
+		if g.over || g.making+g.stand+g.leaving >= s.max {
+			continue
+		}
+		open++
+		if best == nil || cmp.Or(cmp.Compare(g.making, best.making), cmp.Compare(best.stand, g.stand)) < 0 {
+			best = g
+		}
+	}
+	if best != nil && best.making > 0 && open < s.wide {
+		return nil
+	}
+	return best
+}
+
+// found makes a group. It needs mu.
+func (s *shims) found() (*shimGroup, error) {
+	s.made++
+	name := strconv.FormatInt(time.Now().UnixMicro(), 36) + "-" + strconv.Itoa(s.made)
+	if err := shimgroup.Make(filepath.Join(s.dir, name), s.program, s.real); err != nil {
+		return nil, err
+	}
+	g := &shimGroup{name: name}
+	s.groups[name] = g
+	return g, nil
+}
+
+// done ends the making of a task: it stands, or nothing is left of it.
+func (p seat) done(stands bool) {
+	if p.group == nil {
+		return
+	}
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	p.group.making--
+	if stands {
+		p.group.stand++
+		p.s.of[p.task] = p.group
+	}
+	p.s.settle(p.group)
+}
+
+// leave is to be called before a task is deleted, and what it returns after
+// that. It waits until the group can do without the task.
+func (s *shims) leave(ctx context.Context, task string) (func(gone bool), error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.of[task]
+	if g == nil {
+		return func(bool) {}, nil
+	}
+	for g.stand == 1 && g.making > 0 {
+		g.over = true // or it would not end
+		changed := s.changed
+		s.mu.Unlock()
+		var err error
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		s.mu.Lock()
+		if err != nil {
+			return nil, err
+		}
+	}
+	g.stand--
+	g.leaving++
+	g.over = g.stand == 0
+	return func(gone bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		g.leaving--
+		if gone {
+			delete(s.of, task)
+		} else {
+			g.stand++ // it runs, say: the shim goes on
+			g.over = false
+		}
+		s.settle(g)
+	}, nil
+}
+
+// settle removes a group that nothing is in, and wakes who waits. It needs mu.
+func (s *shims) settle(g *shimGroup) {
+	if g.making+g.stand+g.leaving == 0 {
+		delete(s.groups, g.name)
+		_ = shimgroup.Remove(filepath.Join(s.dir, g.name)) // else at the next start
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// shimFile keeps the name of a task's group in the container's directory.
+func (e *Engine) shimFile(name string) string { return filepath.Join(e.cfg.dir(name), "shim") }
+
+// adoptShims learns which task is in which group from what an earlier process
+// has left, and removes groups that have none.
+func (e *Engine) adoptShims(ctx context.Context) error {
+	r, err := e.c.tasks.List(ctx, &tasksapi.ListTasksRequest{})
+	if err != nil {
+		return err
+	}
+	s := e.shims
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range r.Tasks {
+		b, err := os.ReadFile(e.shimFile(t.ID))
+		if err != nil || ValidName(string(b)) != nil {
+			continue
+		}
+		g := s.groups[string(b)]
+		if g == nil {
+			g = &shimGroup{name: string(b)}
+			s.groups[g.name] = g
+		}
+		g.stand++
+		s.of[t.ID] = g
+	}
+	dirs, err := os.ReadDir(s.dir)
+	for _, d := range dirs {
+		if s.groups[d.Name()] == nil {
+			err = errors.Join(err, shimgroup.Remove(filepath.Join(s.dir, d.Name())))
+		}
+	}
+	return err
+}
