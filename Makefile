@@ -12,7 +12,7 @@ export HOME ?= /root
 
 VERSION := $(shell git -c safe.directory='$(CURDIR)' describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
-PROGRAMS := ./cmd/dewd ./cmd/dew
+PROGRAMS := ./cmd/dewd ./cmd/dew ./cmd/containerd-shim-dewpoint-v1
 
 # ISA-L inflates three times faster than Go; without it or a C compiler the build is pure Go.
 ISAL := $(shell command -v gcc >/dev/null && pkg-config --exists libisal 2>/dev/null && echo isal)

@@ -63,6 +63,7 @@ type Engine struct {
 	Namespace  string `toml:"namespace"`  // "" is "dewpoint"
 	Subnet     string `toml:"subnet"`     // of --net bridge
 	CNI        string `toml:"cni"`        // directory of the CNI plugins
+	PerShim    int    `toml:"per_shim"`   // containers that share a shim, and end when it is killed; 0 is 16, 1 a shim for each
 }
 
 // Cache bounds what is kept though nothing uses it.
@@ -248,6 +249,9 @@ func (c Config) validate() error {
 	}
 	if u, err := url.Parse(c.Trace.Endpoint); c.Trace.Endpoint != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
 		return fmt.Errorf("trace.endpoint = %q: want http://HOST:PORT, or https", c.Trace.Endpoint)
+	}
+	if n := c.Engine.PerShim; n < 0 || n > 256 {
+		return fmt.Errorf("engine.per_shim = %d: 1 to 256", n)
 	}
 	if err := errors.Join(c.validateLazy(), c.PoP.validate(), c.Checkpoint.validate()); err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/doctor"
 	"dewpoint/internal/engine"
+	"dewpoint/internal/engine/shimgroup"
 	"dewpoint/internal/image"
 	"dewpoint/internal/inflate"
 	"dewpoint/internal/node"
@@ -293,7 +294,7 @@ func (d *Daemon) inUse(id digest.Digest) bool {
 // Doctor implements api.Observer.
 func (d *Daemon) Doctor(ctx context.Context) ([]node.Finding, error) {
 	out := doctor.Examine(ctx, doctor.Config{Root: d.cfg.Root, CNI: pluginDirs(d.cfg.File.Engine.CNI)})
-	out = append(out, d.engineFinding(ctx), d.lazyFinding(), d.recordFinding())
+	out = append(out, d.engineFinding(ctx), d.shimFinding(), d.lazyFinding(), d.recordFinding())
 	out = append(out, d.readFindings()...)
 	out = append(out, d.popFindings(ctx)...)
 	out = append(out, d.checkpointFinding(ctx)...)
@@ -308,6 +309,16 @@ func (d *Daemon) engineFinding(ctx context.Context) node.Finding {
 	defer cancel()
 	if err := d.engine.Check(ctx); err != nil {
 		f.Level, f.Detail, f.Remedy = node.LevelBad, err.Error(), "see its log ("+d.cfg.State+"/containerd/containerd.log of a private one); restart it, or dewd"
+	}
+	return f
+}
+
+// shimFinding says whether containers share shims.
+func (d *Daemon) shimFinding() node.Finding {
+	f := node.Finding{What: "shims", Level: node.LevelOK}
+	var missing bool
+	if f.Detail, missing = d.engine.Shims(); missing {
+		f.Level, f.Remedy = node.LevelNote, "install "+shimgroup.Program+" beside dewd or in PATH, and restart dewd: containers start faster and share memory"
 	}
 	return f
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -89,6 +90,21 @@ func (s *shims) serve(containerd, version string) {
 	if strings.HasPrefix(strings.TrimPrefix(version, "v"), "1.") {
 		s.wide = 2 * runtime.NumCPU() // its shims make one task after the other
 	}
+}
+
+// Shims says how containers get their shims, and whether the program is missing
+// with which they would share them.
+func (e *Engine) Shims() (how string, missing bool) {
+	s := e.shims
+	switch {
+	case s.max <= 1:
+		return "each container has one of its own: engine.per_shim says so", false
+	case s.program == "":
+		return "each container has one of its own: " + shimgroup.Program + " is not installed", true
+	case s.real == "":
+		return "each container has one of its own: " + shimgroup.Real + " is not in PATH", true
+	}
+	return fmt.Sprintf("up to %d containers share one", s.max), false
 }
 
 // seat is a task's place in a group while it is made.
