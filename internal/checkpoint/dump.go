@@ -59,7 +59,12 @@ func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r sto
 		return r, d, err
 	}
 	defer remove()
+	done, err := m.turn(ctx, name)
+	if err != nil {
+		return r, d, err
+	}
 	s, err := m.dump(ctx, c, work)
+	done()
 	if err != nil {
 		return r, s.dumped, err
 	}

@@ -83,7 +83,7 @@ func (p *Plan) Serve(ctx context.Context, name string, prep *Prepared) error {
 		return context.Canceled
 	}
 	s, err := lazypages.Serve(m.life, lazypages.Config{Dir: prep.late.dir, Work: m.cfg.WorkDir(name), Source: prep.late.source, Order: order,
-		Guard: m.cfg.Guard, Kill: func(err error) { m.cfg.Lost(name, err) }, Log: m.cfg.Log})
+		Guard: m.cfg.Guard, Kill: func(err error) { m.cfg.Lost(name, err, p.served.Load()) }, Log: m.cfg.Log})
 	if err != nil {
 		return fmt.Errorf("serve its memory: %w", err)
 	}

@@ -74,9 +74,9 @@ type Config struct {
 	LazyAbove   int64                    // bytes of memory from which on that is so; 0 is 256 MiB, below 0 never
 	WorkDir     func(name string) string // where the engine restores a container; required with RestoreLazy
 	Guard       []string                 // command that runs lazypages.Guard; required with RestoreLazy
-	// Lost ends a container whose processes were killed, since their memory did not come. Required
-	// with RestoreLazy.
-	Lost func(name string, err error)
+	// Lost ends a container whose processes were killed, since their memory did not come. One that
+	// served already is nobody else's business any more. Required with RestoreLazy.
+	Lost func(name string, err error, served bool)
 	// Explain finds out more about an error of a container that was to be
 	// restored and is not removed yet. May be nil.
 	Explain func(container string, err error) error
@@ -84,8 +84,9 @@ type Config struct {
 	Auto    string // asked, measured, off; "" is asked
 	// Image finds the documents of a container's image; nil if they are gone.
 	Image func(ctx context.Context, ref string, target digest.Digest) *image.Image
-	// Made and Quarantined tell what happened. They may be nil and must not block.
+	// Made, Unmade and Quarantined tell what happened. They may be nil and must not block.
 	Made        func(container string, r store.Record)
+	Unmade      func(container string, why error) // of checkpoints that nobody waits for
 	Quarantined func(r store.Record, why error)
 	Log         *slog.Logger // nil discards
 }
@@ -106,9 +107,10 @@ type Manager struct {
 	agentDir   string // where the hooks' agents are, once they are; guarded by installing
 
 	mu       sync.Mutex
-	declined map[string]int        // how often a checkpoint was, for it was slow; guarded by mu
-	making   map[string]bool       // keys that a checkpoint is being made of; guarded by mu
-	adding   map[digest.Digest]int // writable layers of records to come; guarded by mu
+	declined map[string]int           // how often a checkpoint was, for it was slow; guarded by mu
+	making   map[string]bool          // keys that a checkpoint is being made of; guarded by mu
+	dumping  map[string]chan struct{} // containers that are being dumped, closed when they were; guarded by mu
+	adding   map[digest.Digest]int    // writable layers of records to come; guarded by mu
 }
 
 // New returns a Manager. Close must follow.
@@ -119,7 +121,7 @@ func New(cfg Config) *Manager {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	life, stop := context.WithCancel(context.Background())
-	return &Manager{cfg: cfg, life: life, stop: stop, serving: serving{all: map[*lazypages.Server]bool{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]bool{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
+	return &Manager{cfg: cfg, life: life, stop: stop, serving: serving{all: map[*lazypages.Server]bool{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]bool{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
 }
 
 // Probe finds out whether this node can make and use checkpoints.
@@ -172,6 +174,32 @@ func (m *Manager) once(key string) (done func(), alone bool) {
 		defer m.mu.Unlock()
 		delete(m.making, key)
 	}, true
+}
+
+// turn waits until nobody else dumps the container: one dump would let the processes go on
+// in the middle of another.
+func (m *Manager) turn(ctx context.Context, name string) (done func(), err error) {
+	for {
+		m.mu.Lock()
+		other := m.dumping[name]
+		if other == nil {
+			mine := make(chan struct{})
+			m.dumping[name] = mine
+			m.mu.Unlock()
+			return func() {
+				m.mu.Lock()
+				delete(m.dumping, name)
+				m.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		m.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 }
 
 // Known is a checkpoint as this node sees it.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"dewpoint/internal/image"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,7 +32,8 @@ type fake struct {
 	info    engine.Info
 	spec    *specs.Spec
 	layers  map[digest.Digest]bool
-	frozen  bool
+	frozen  atomic.Bool
+	takes   time.Duration // of a dump
 }
 
 func (f *fake) Name() string { return "criu" }
@@ -47,8 +50,11 @@ func (f *fake) Dump(ctx context.Context, _ Container, dir string, frozen func(co
 	if err := os.WriteFile(filepath.Join(dir, "inventory.img"), []byte("x"), 0o600); err != nil {
 		return Dumped{}, err
 	}
-	f.frozen = true
-	defer func() { f.frozen = false }()
+	if f.frozen.Swap(true) {
+		return Dumped{}, errors.New("two dumps of one container at once")
+	}
+	defer f.frozen.Store(false)
+	time.Sleep(f.takes)
 	return Dumped{Processes: 1, Pages: 8192, Paused: time.Millisecond}, frozen(ctx)
 }
 
@@ -288,6 +294,61 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestAtOnce saves a container several times at once: one after the other, and who
+// gives up waiting does not wait.
+func TestAtOnce(t *testing.T) {
+	m, f, _ := newManager(t, nil)
+	f.takes = 20 * time.Millisecond
+	var g errgroup.Group
+	for range 4 {
+		g.Go(func() error {
+			_, _, err := m.Checkpoint(t.Context(), "one", Options{})
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+	done, err := m.turn(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, _, err := m.Checkpoint(ctx, "one", Options{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while another is being made: %v", err)
+	}
+	done()
+	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); err != nil || len(m.dumping) > 0 {
+		t.Errorf("%v, still dumped: %v", err, m.dumping)
+	}
+}
+
+// TestUnmade tells of a checkpoint that was asked for and could not be made; of one that nobody
+// asked for, or of a container that has gone, it does not.
+func TestUnmade(t *testing.T) {
+	m, f, s := newManager(t, nil)
+	var told []string
+	m.cfg.Unmade = func(name string, why error) { told = append(told, name+": "+why.Error()) }
+	unfit := &UnfitError{"it uses io_uring", "none"}
+	for _, c := range []struct {
+		asked bool
+		err   error
+	}{{true, unfit}, {false, unfit}, {true, engine.ErrNotRunning}} {
+		p, err := m.Plan(t.Context(), s, Auto, c.asked)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.dumpErr = c.err
+		if err := p.Make(t.Context(), "one", 1); !errors.Is(err, c.err) {
+			t.Errorf("%v", err)
+		}
+	}
+	if len(told) != 1 || !strings.Contains(told[0], "one: ") || !strings.Contains(told[0], "io_uring") {
+		t.Errorf("told %q", told)
+	}
+}
+
 // TestFailedDump leaves nothing.
 func TestFailedDump(t *testing.T) {
 	m, f, _ := newManager(t, nil)
@@ -296,8 +357,8 @@ func TestFailedDump(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	f.dumpErr, f.dir = nil, filepath.Join(f.dir, "gone")
-	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); !errors.Is(err, os.ErrNotExist) || f.frozen {
-		t.Errorf("%v, frozen %v", err, f.frozen)
+	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); !errors.Is(err, os.ErrNotExist) || f.frozen.Load() {
+		t.Errorf("%v, frozen %v", err, f.frozen.Load())
 	}
 	if all, err := m.List(t.Context()); err != nil || len(all) != 0 {
 		t.Errorf("%+v, %v", all, err)

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -59,6 +60,7 @@ type Plan struct {
 	Record *store.Record
 	Why    string // it boots though there are checkpoints; or must not
 	expect float64
+	served atomic.Bool // it was restored and is ready
 }
 
 // Plan decides how a container of s starts. With mode Always an error that
@@ -218,6 +220,10 @@ func (p *Plan) Make(ctx context.Context, name string, boot float64) error {
 	}
 	defer done()
 	_, _, err := p.m.Checkpoint(ctx, name, Options{Boot: boot})
+	gone := errors.Is(err, engine.ErrNotRunning) || errors.Is(err, engine.ErrNotFound)
+	if err != nil && p.asked && !gone && ctx.Err() == nil && p.m.cfg.Unmade != nil {
+		p.m.cfg.Unmade(name, err)
+	}
 	return err
 }
 

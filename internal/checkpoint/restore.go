@@ -135,6 +135,7 @@ func (p *Plan) Explain(name string, err error) error {
 
 // Restored records that the container is ready, in seconds since its restore began.
 func (p *Plan) Restored(ctx context.Context, seconds float64) {
+	p.served.Store(true)
 	p.m.stats.restored.Add(1)
 	p.m.cfg.Store.Succeeded(ctx, p.Record.ID)
 	if err := p.m.boots.add(p.Record.ID, seconds); err != nil {

@@ -41,7 +41,7 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 	d.checkpoints = checkpoint.New(checkpoint.Config{Engine: dumper, Containers: d.engine, Layers: saved{d.puller}, Store: d.saved, Dir: dir,
 		Restore: criu.RestoreConfig(false), RestoreLazy: criu.RestoreConfig(true), LazyAbove: int64(f.LazyAbove), WorkDir: d.engine.WorkDir,
 		Guard: []string{"/proc/self/exe", PageGuard}, Lost: d.memoryLost, Explain: d.explainRestore, Node: d.name, Auto: f.Auto, Image: d.documents,
-		Made: func(name string, r store.Record) { d.checkpointed(ctx, name, r) }, Quarantined: d.quarantined, Log: d.log})
+		Made: func(name string, r store.Record) { d.checkpointed(ctx, name, r) }, Unmade: d.unsaved, Quarantined: d.quarantined, Log: d.log})
 	d.bg.Go(func() {
 		if _, err := d.checkpoints.Probe(ctx); err != nil && ctx.Err() == nil {
 			d.log.Info("containers cannot be checkpointed here", "why", err)
@@ -53,8 +53,9 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 // PageGuard is the word by which this program runs lazypages.Guard.
 const PageGuard = "page-guard"
 
-// memoryLost ends a restored container whose memory did not come: its processes are dead.
-func (d *Daemon) memoryLost(name string, err error) {
+// memoryLost ends a restored container whose memory did not come: its processes are dead. One that
+// was to become ready boots instead (package deploy); one that served is started anew by its command.
+func (d *Daemon) memoryLost(name string, err error, served bool) {
 	d.log.Error("a restored container is killed: the rest of its memory does not come", "container", name, "err", err)
 	d.events.add(node.Event{Kind: node.EventLost, Name: name, Error: err.Error()})
 	ctx, cancel := context.WithTimeout(context.Background(), lostTime)
@@ -62,9 +63,34 @@ func (d *Daemon) memoryLost(name string, err error) {
 	if err := d.engine.Kill(ctx, name, unix.SIGKILL); err != nil && !errors.Is(err, engine.ErrNotRunning) {
 		d.log.Warn("kill what is left of it", "container", name, "err", err)
 	}
+	if !served {
+		return
+	}
+	if err := d.startAnew(ctx, name); err != nil {
+		d.log.Error("it stays down", "container", name, "err", err)
+	}
 }
 
-const lostTime = 10 * time.Second
+// lostTime bounds the end of a container and its new start.
+const lostTime = 30 * time.Second
+
+// startAnew starts a container that was killed by its command, on the files that it has, unless
+// it goes when it exits.
+func (d *Daemon) startAnew(ctx context.Context, name string) error {
+	c, err := d.engine.Inspect(ctx, name)
+	if err != nil || c.Labels[deploy.LabelRemove] != "" {
+		return err
+	}
+	if _, err := d.engine.Wait(ctx, name); err != nil && !errors.Is(err, engine.ErrNotRunning) {
+		return err
+	}
+	return d.engine.Start(ctx, name)
+}
+
+// unsaved tells that a container is not saved as it was asked for.
+func (d *Daemon) unsaved(name string, why error) {
+	d.events.add(node.Event{Kind: node.EventUnsaved, Name: name, Error: why.Error()})
+}
 
 func (d *Daemon) explainRestore(name string, err error) error {
 	return criu.ExplainRestore(filepath.Join(d.engine.WorkDir(name), "restore.log"), err)

@@ -162,14 +162,15 @@ const (
 	EventExited  = "exited"  // a container's process ended: ExitCode
 	EventRemoved = "removed" // a container is gone
 	EventDeleted = "deleted" // an image is gone
-	EventLost    = "lost"    // containers get I/O errors, for what served their layers is gone: Error
+	EventLost    = "lost"    // containers get I/O errors, or Name was killed, for what served their layers or memory is gone: Error
 	EventLied    = "lied"    // bytes that an image ran with are not the layer's: Error
 	// A Layer of the PoP's store is not what was published (Error), and one that was
 	// so is there anew.
 	EventDamaged  = "damaged"
 	EventReplaced = "replaced"
-	// A Checkpoint was made of Name, or is not used any more (Error).
+	// A Checkpoint was made of Name, could not be though it was asked for, or is not used any more (Error).
 	EventCheckpointed = "checkpointed"
+	EventUnsaved      = "unsaved"
 	EventQuarantined  = "quarantined"
 )
 
