@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"dewpoint/internal/checkpoint/hooks"
+	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/engine"
 )
 
@@ -144,9 +145,12 @@ func (p *Plan) Restored(ctx context.Context, seconds float64) {
 }
 
 // Failed records that the checkpoint was of no use. After a few times it is
-// not used any more.
+// not used any more. One that is gone is not to blame.
 func (p *Plan) Failed(ctx context.Context, why error) {
 	p.m.stats.failed.Add(1)
+	if errors.Is(why, store.ErrUnknown) {
+		return // it was removed meanwhile
+	}
 	p.m.cfg.Log.Warn("a container could not be restored", "checkpoint", p.Record.ID, "image", p.img.Ref, "err", why)
 	bad := p.m.cfg.Store.Fail(ctx, p.Record.ID, why.Error())
 	if bad && p.m.cfg.Quarantined != nil {

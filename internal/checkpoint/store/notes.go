@@ -87,6 +87,7 @@ func (s *Store) note(ctx context.Context, id string, n notes) {
 	}
 	if st := s.pop(); st != nil {
 		err = errors.Join(err, st.NoteFailures(ctx, digestOf(id), pop.Failures{Count: n.Failures, Why: n.Why}))
+		s.lookAgain()
 	}
 	if err != nil {
 		s.cfg.Log.Warn("a checkpoint's failure is not noted everywhere", "id", id, "err", err)

@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -150,6 +151,58 @@ func TestSharedWithAnotherNode(t *testing.T) {
 	}
 	if got, err := x.List(ctx, ""); err != nil || len(got) != 1 || got[0].PoP {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// counted is a file system that counts how often a directory is read.
+type counted struct {
+	pop.FS
+	reads atomic.Int64
+}
+
+func (c *counted) Names(ctx context.Context, name string) ([]string, error) {
+	c.reads.Add(1)
+	return c.FS.Names(ctx, name)
+}
+
+// Who starts many containers does not look into the PoP's store for each, and sees at once what this
+// node changes there.
+func TestLooksSeldom(t *testing.T) {
+	b, ctx := newSite(t), t.Context()
+	fs := &counted{FS: pop.NewDir(b.dir, 0)}
+	xs := b.shared("x", fs)
+	x := open(t, store.Config{Dir: t.TempDir(), Node: "x", PoP: func() *pop.Store { return xs }})
+	r := put(t, x, "text", nil)
+	look := func(want string) {
+		t.Helper()
+		before := fs.reads.Load()
+		for range 100 {
+			all, err := x.List(ctx, r.Manifest)
+			if err != nil || len(all) != 1 {
+				t.Fatalf("%+v, %v", all, err)
+			}
+			if got := fmt.Sprint(all[0].PoP, all[0].Failures); got != want {
+				t.Fatalf("in the PoP's store, and failures: %s, not %s", got, want)
+			}
+		}
+		if n := fs.reads.Load() - before; n > 60 { // of 200; a slow machine looks more often
+			t.Errorf("100 starts read %d directories", n)
+		}
+	}
+	look("false 0")
+	if err := x.Publish(ctx, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	look("true 0")
+	x.Fail(ctx, r.ID, "no")
+	look("true 1")
+	x.Succeeded(ctx, r.ID)
+	look("true 0")
+	if err := x.Remove(ctx, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := x.List(ctx, r.Manifest); err != nil || len(all) != 0 {
+		t.Errorf("removed: %+v, %v", all, err)
 	}
 }
 

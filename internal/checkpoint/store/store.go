@@ -110,6 +110,7 @@ type Store struct {
 	entries map[string]*entry // by ID
 	notes   map[string]notes  // by ID, of what is in entries or in the PoP's store
 	cache   map[string]*unpacked
+	looked  look // at the PoP's store
 }
 
 // entry is a checkpoint whose data are here; Store.mu guards what changes.
@@ -221,7 +222,8 @@ type Listed struct {
 }
 
 // List returns the checkpoints of a manifest, "" is of all, newest first: those of this
-// node, and those of the PoP's store unless it does not answer, which is the error then.
+// node, and those of the PoP's store unless it does not answer, which is the error then. Of one
+// manifest they may be two seconds old: what others have made or removed since is not known.
 func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
 	all := map[string]*Listed{}
 	s.mu.Lock()
@@ -229,7 +231,11 @@ func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
 		all[id] = &Listed{Record: e.Record, Local: true}
 	}
 	s.mu.Unlock()
-	shared, failed, err := s.shared(ctx)
+	look := s.recent
+	if manifest == "" {
+		look = s.shared
+	}
+	shared, failed, err := look(ctx)
 	for _, r := range shared {
 		if all[r.ID] == nil {
 			all[r.ID] = &Listed{Record: r}
