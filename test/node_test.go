@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -74,6 +75,7 @@ type machine struct {
 	state  string // --state
 	config string // of dewd, TOML
 	args   []string
+	under  []string // a command that runs dewd in its place
 	cmd    *exec.Cmd
 	log    string // path of dewd's output
 }
@@ -135,7 +137,9 @@ func (m *machine) launch() error {
 		return err
 	}
 	defer out.Close()
-	m.cmd = exec.Command(filepath.Join(programs, "dewd"), append([]string{"--config", file, "--root", m.root, "--state", m.state}, m.args...)...)
+	args := append(slices.Clone(m.under), filepath.Join(programs, "dewd"), "--config", file, "--root", m.root, "--state", m.state)
+	args = append(args, m.args...)
+	m.cmd = exec.Command(args[0], args[1:]...)
 	m.cmd.Stdout, m.cmd.Stderr = out, out
 	if err := m.cmd.Start(); err != nil {
 		return err

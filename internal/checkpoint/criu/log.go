@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"dewpoint/internal/checkpoint"
@@ -34,13 +35,16 @@ var complaints = []struct {
 }
 
 // explain makes of a dump that went wrong, and of CRIU's log, an error that
-// tells more. It is an *UnfitError if the container is to blame.
+// tells more. It is an *UnfitError if the container is to blame, and wraps ENOSPC if the disk is full.
 func explain(log string, err error) error {
 	lines := errorLines(log)
 	if len(lines) == 0 {
 		return err
 	}
 	for _, l := range lines {
+		if strings.Contains(l, "No space left on device") {
+			return fmt.Errorf("write the memory: %w", unix.ENOSPC)
+		}
 		for _, c := range complaints {
 			if c.line.MatchString(l) {
 				return &checkpoint.UnfitError{What: c.what, Remedy: c.remedy}

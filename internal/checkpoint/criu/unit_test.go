@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"dewpoint/internal/checkpoint"
@@ -32,6 +33,13 @@ func TestExplain(t *testing.T) {
 		if err := explain(log, failed); !errors.As(err, &unfit) || !strings.Contains(unfit.What, what) || unfit.Remedy == "" {
 			t.Errorf("%s: %v", line, err)
 		}
+	}
+	log := filepath.Join(t.TempDir(), "dump.log")
+	if err := os.WriteFile(log, []byte("(00.2) Error (criu/page-xfer.c:254): page-xfer: Unable to spice data: No space left on device\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := explain(log, failed); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a full disk: %v", err)
 	}
 	if err := explain("/nothing", failed); !errors.Is(err, failed) {
 		t.Error(err)

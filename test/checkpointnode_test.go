@@ -1,0 +1,303 @@
+package test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"dewpoint/internal/node"
+	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/snapshot/containerdtest"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+)
+
+// What a node may do to checkpoints and to those who use them.
+
+// Who saves one container at once gets a checkpoint each, one after the other.
+func TestCheckpointAtOnce(t *testing.T) {
+	b := newCheckpointBed(t, "")
+	_, url := b.boot(t, "saved", b.img.Ref, "--restore", "never")
+	results := make(chan result, 3)
+	for range cap(results) {
+		go func() { results <- b.dew("checkpoint", "saved") }()
+	}
+	for range cap(results) {
+		if r := <-results; r.code != 0 || len(strings.TrimSpace(r.out)) != 64 {
+			t.Errorf("%+v", r)
+		}
+	}
+	get(t, url+"/count")
+	if rec, _ := b.boot(t, "clone", b.img.Ref, "--restore", "always"); rec.Way.Start != "restore" {
+		t.Errorf("%+v", rec.Way)
+	}
+	b.end()
+}
+
+// room leaves so many bytes free on the node's disk.
+func (m *machine) room(free uint64) {
+	m.t.Helper()
+	var fs unix.Statfs_t
+	err := unix.Statfs(m.root, &fs)
+	if err == nil {
+		size := (fs.Blocks-fs.Bfree)*uint64(fs.Bsize) + free
+		err = unix.Mount("tmpfs", m.root, "tmpfs", unix.MS_REMOUNT, fmt.Sprint("size=", size))
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// A dump onto a full disk leaves a container that runs and no checkpoint; a restore that finds no
+// room boots.
+func TestCheckpointDiskFull(t *testing.T) {
+	reg := registrytest.New(t)
+	img := slowApp(t, reg, nil)
+	m := newMachine(t, reg)
+	if err := os.MkdirAll(m.root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", m.root, "tmpfs", 0, "size=400m"); err != nil {
+		t.Fatal(err)
+	}
+	m.start()
+	flags := []string{"-e", "MEMORY_MB=64"}
+	_, url := m.boot(t, "first", img.Ref, flags...)
+	m.room(16 << 20)
+	r := m.dew("checkpoint", "first")
+	if r.code != 8 || !strings.Contains(r.err, "no space left") {
+		t.Errorf("a dump without room: %+v", r)
+	}
+	get(t, url+"/count")
+	if left, _ := filepath.Glob(filepath.Join(m.root, "checkpoints", "store", "scratch-*")); len(left) > 0 {
+		t.Errorf("the dump left %v", left)
+	}
+	if all := m.checkpoints(t); len(all) > 0 {
+		t.Errorf("there are %+v", all)
+	}
+	m.room(400 << 20)
+	m.must("checkpoint", "first")
+	m.stop()
+	if err := os.RemoveAll(filepath.Join(m.root, "checkpoints", "store", "cache")); err != nil {
+		t.Fatal(err)
+	}
+	m.start()
+	m.room(16 << 20)
+	rec, url := m.boot(t, "second", img.Ref, flags...)
+	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.Contains(got, "no space left") {
+		t.Errorf("started by %s, since %q", rec.Way.Start, got)
+	}
+	if got := get(t, url+"/count"); got != "1\n" {
+		t.Errorf("it counts %q", got)
+	}
+	m.room(400 << 20)
+	if rec, _ := m.boot(t, "third", img.Ref, append(flags, "--restore", "always")...); rec.Way.Start != "restore" {
+		t.Errorf("with room again: %+v", rec.Way)
+	}
+}
+
+// uptime is what a container's clock says.
+func uptime(t *testing.T, url string) float64 {
+	t.Helper()
+	s, _, _ := strings.Cut(get(t, url+"/cat?/proc/uptime"), " ")
+	n, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// The clock of a clone goes on from where it was saved, whatever that of its node says.
+func TestCheckpointClock(t *testing.T) {
+	reg := registrytest.New(t)
+	img := slowApp(t, reg, nil)
+	m := newMachine(t, reg).start()
+	_, url := m.boot(t, "first", img.Ref)
+	m.must("checkpoint", "first")
+	saved := uptime(t, url)
+	const later = 5_000_000
+	m.must("rm", "-f", "first")
+	m.stop()
+	m.reboot()
+	m.under = []string{"unshare", "--time", "--monotonic", fmt.Sprint(later), "--boottime", fmt.Sprint(later), "--"}
+	m.start()
+	rec, url := m.boot(t, "clone", img.Ref, "--restore", "always")
+	if rec.Way.Start != "restore" {
+		t.Errorf("%+v", rec.Way)
+	}
+	if now := uptime(t, url); math.Abs(now-saved) > later/2 {
+		t.Errorf("it was saved at %.0f s, and goes on at %.0f s", saved, now)
+	}
+	rec, url = m.boot(t, "booted", img.Ref, "--restore", "never")
+	if now := uptime(t, url); rec.Way.Start != "boot" || now < saved+later/2 {
+		t.Errorf("a container that boots on a node of a later clock reads %.0f s", now)
+	}
+}
+
+// What cannot be saved boots, and an event tells why no checkpoint was made of it: on a node
+// without CAP_SYS_RESOURCE all that is not root's.
+func TestCheckpointOfUser(t *testing.T) {
+	reg := registrytest.New(t)
+	o := appOptions("serve", "8080")
+	o.Config.User, o.Config.Labels = "1000:1000", map[string]string{"dewpoint.checkpoint": "auto"}
+	img := reg.PushImage("team/user:1", appLayers(t, 0), o)
+	m := newMachine(t, reg).start()
+	m.record("run", "-d", "--name", "user", "--net", "bridge", "--ready", "http:8080/", img.Ref)
+	r := m.dew("checkpoint", "user")
+	var found []node.Finding
+	if err := json.Unmarshal([]byte(m.dew("--json", "doctor").out), &found); err != nil {
+		t.Fatal(err)
+	}
+	able := !slices.ContainsFunc(found, func(f node.Finding) bool { return strings.Contains(f.Detail, "only processes of root can be dumped") })
+	if able {
+		if r.code != 0 {
+			t.Errorf("%+v", r)
+		}
+		return
+	}
+	if r.code != 12 || !strings.Contains(r.err, "runs as user 1000") || !strings.Contains(r.err, "CAP_SYS_RESOURCE") {
+		t.Errorf("%+v", r)
+	}
+	if e := m.event(node.EventUnsaved); e.Name != "user" || !strings.Contains(e.Error, "runs as user 1000") {
+		t.Errorf("the event is %+v", e)
+	}
+	if rec := m.record("run", "-d", "--name", "other", "--net", "bridge", "--ready", "http:8080/", img.Ref); rec.Way.Start != "boot" {
+		t.Errorf("%+v", rec)
+	}
+}
+
+// A node whose containerd is the system's saves and restores as one with its own.
+func TestCheckpointSystemContainerd(t *testing.T) {
+	reg := registrytest.New(t)
+	img := slowApp(t, reg, nil)
+	m := newMachine(t, reg)
+	dir := filepath.Join(filepath.Dir(m.root), "c")
+	if err := errors.Join(os.MkdirAll(m.state, 0o755), os.MkdirAll(dir, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	c := containerdtest.Start(t, containerdtest.V24, dir, filepath.Join(m.state, "snapshotter.sock"))
+	m.args = []string{"--containerd", c.Address}
+	m.start()
+	_, url := m.boot(t, "first", img.Ref)
+	born := get(t, url+"/born")
+	m.must("checkpoint", "first")
+	rec, url := m.boot(t, "clone", img.Ref)
+	if got := get(t, url+"/born"); rec.Way.Start != "restore" || got != born {
+		t.Errorf("%+v: was born as %q, not %q", rec.Way, got, born)
+	}
+	m.must("rm", "-f", "first", "clone")
+}
+
+// A container whose memory is lost while it comes does not stay down: before it is ready it boots
+// instead, later it is started anew.
+func TestCheckpointLazilyLost(t *testing.T) {
+	m, img, flags, _ := newLateBed(t, 256)
+	files, err := filepath.Glob(filepath.Join(m.root, "checkpoints", "store", "*.data"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("data files: %v, %v", files, err)
+	}
+	m.stop()
+	if err := os.RemoveAll(filepath.Join(m.root, "checkpoints", "store", "cache")); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(files[0], os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fi, err := f.Stat()
+	if err == nil {
+		_, err = f.WriteAt([]byte("not what it was"), fi.Size()*9/10)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	m.start()
+	flags = slices.DeleteFunc(flags, func(s string) bool { return s == "always" || s == "--restore" })
+	rec, url := m.boot(t, "clone", img.Ref, flags...)
+	t.Logf("%+v", rec.Way)
+	if e := m.event(node.EventLost); e.Name != "clone" || !strings.Contains(e.Error, "damaged") {
+		t.Errorf("the event is %+v", e)
+	}
+	m.eventually("the container serves again", func() bool {
+		r, err := http.Get(url + "/count")
+		if err != nil {
+			return false
+		}
+		r.Body.Close()
+		return r.StatusCode == http.StatusOK
+	})
+}
+
+// Clones of interpreters whose image asks for agents draw other random numbers.
+func TestCheckpointAgents(t *testing.T) {
+	reg := registrytest.New(t)
+	m := newMachine(t, reg).start()
+	draws, err := filepath.Abs("../internal/checkpoint/hooks/testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for agent, program := range map[string][]string{"python": {"/usr/bin/python3", "/draws/draw.py"}, "node": {"/usr/bin/node", "/draws/draw.js"}} {
+		t.Run(agent, func(t *testing.T) {
+			port := freePort(t)
+			o := registrytest.Options{Config: ocispec.ImageConfig{Entrypoint: append(program, port), Env: []string{"PATH=/usr/bin"},
+				Labels: map[string]string{"dewpoint.hooks": agent}}}
+			img := reg.PushImage("team/"+agent+":1", appLayers(t, 0), o)
+			start := func(restore string) (way string) {
+				args := []string{"run", "-d", "--name", agent, "--ready", "tcp:" + port, "--restore", restore, "-v", draws + ":/draws:ro"}
+				for at, from := range map[string]string{"/usr": "/usr", "/lib": "/usr/lib", "/lib64": "/usr/lib64", "/etc/alternatives": "/etc/alternatives"} {
+					args = append(args, "-v", from+":"+at+":ro")
+				}
+				return m.record(append(args, img.Ref)...).Way.Start
+			}
+			start("never")
+			m.must("checkpoint", agent)
+			var drawn [2]map[string]string
+			for i := range drawn {
+				m.must("rm", "-f", agent)
+				if way := start("always"); way != "restore" {
+					t.Errorf("it started by %s", way)
+				}
+				drawn[i] = draw(t, "127.0.0.1:"+port)
+			}
+			for k, v := range drawn[0] {
+				if drawn[1][k] == v {
+					t.Errorf("%s is %s in both clones", k, v)
+				}
+			}
+			if len(drawn[0]) < 7 || len(drawn[0]) != len(drawn[1]) {
+				t.Errorf("drawn: %v, %v", drawn[0], drawn[1])
+			}
+		})
+	}
+}
+
+// draw asks a program for its next random values, by name.
+func draw(t *testing.T, address string) map[string]string {
+	t.Helper()
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	text, err := io.ReadAll(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]string{}
+	for f := range strings.FieldsSeq(string(text)) {
+		k, v, _ := strings.Cut(f, "=")
+		values[k] = v
+	}
+	return values
+}
