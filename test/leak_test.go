@@ -77,6 +77,14 @@ func TestLeak(t *testing.T) {
 	if alive := m.holds(metrics); alive.processes < before.processes+40 || alive.mounts < before.mounts+40 {
 		t.Errorf("with 40 containers alive the node holds %+v, before %+v", alive, before)
 	}
+	for _, kind := range []string{"mnt", "pid", "net", "ipc", "uts"} {
+		if own := m.namespaces(kind); own != 40 {
+			t.Errorf("40 containers have %d %s namespaces of their own", own, kind)
+		}
+	}
+	if own := len(m.cgroups("/*")); own < 40 {
+		t.Errorf("40 containers have %d cgroups", own)
+	}
 	if kib := peakKiB(t, m.cmd.Process.Pid); kib >= 96<<10 {
 		t.Errorf("dewd's memory came to %d KiB with 40 containers", kib)
 	}
@@ -123,6 +131,18 @@ func (m *machine) holds(metrics string) holdings {
 		descriptors: count(fmt.Sprintf("/proc/%d/fd/*", m.cmd.Process.Pid)), containerd: count(fmt.Sprintf("/proc/%d/fd/*", m.privateContainerd())),
 		goroutines: m.goroutines(metrics),
 	}
+}
+
+// namespaces counts those of a kind that the containers' processes have.
+func (m *machine) namespaces(kind string) int {
+	seen := map[string]bool{}
+	for _, pid := range m.processes() {
+		if line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.HasPrefix(string(line), "/app\x00") {
+			ns, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+			seen[ns] = true
+		}
+	}
+	return len(seen)
 }
 
 // goroutines is what dewd's metrics say.

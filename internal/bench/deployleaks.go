@@ -88,12 +88,43 @@ func (b *deployBench) leaksOf(ctx context.Context, l *deployLineup, m *manyDewd,
 	}
 	done := s.deployAll(ctx, w, all, b.containers)
 	err = errors.Join(l.settle(ctx), look(allAlive, b.inARow, len(done)))
+	b.isolation(m.s.group.Processes("sleep"), len(done))
 	if s.Failed > 0 {
 		err = errors.Join(err, fmt.Errorf("%d of %d failed: %s", s.Failed, b.alive, s.Error))
 	}
 	err = errors.Join(err, removeAll(ctx, m, done), l.settle(ctx))
 	return seen, errors.Join(err, look(afterAll, b.inARow, 0))
 }
+
+// isolation says how many namespaces and cgroups containers have among them, of which
+// each has to have its own.
+func (b *deployBench) isolation(pids []int, containers int) {
+	own := map[string]map[string]bool{}
+	for _, pid := range pids {
+		for _, kind := range isolated {
+			var what string
+			if kind == "cgroup" {
+				raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+				what = string(raw)
+			} else {
+				what, _ = os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+			}
+			if own[kind] == nil {
+				own[kind] = map[string]bool{}
+			}
+			own[kind][what] = true
+		}
+	}
+	enough, said := true, []string(nil)
+	for _, kind := range isolated {
+		said = append(said, fmt.Sprintf("%s %d", kind, len(own[kind])))
+		enough = enough && (len(own[kind]) == containers || kind == "net" && b.net == "host")
+	}
+	b.report.note(fmt.Sprintf("\n%d containers alive have of their own: %s: %s\n", containers, strings.Join(said, ", "), met(enough)))
+}
+
+// isolated are the kinds of namespaces that a container has, and its cgroup.
+var isolated = []string{"mnt", "pid", "net", "ipc", "uts", "cgroup"}
 
 // sleeper is a container that stays.
 func (b *deployBench) sleeper(l *deployLineup) toDeploy {

@@ -62,7 +62,7 @@ func (f deployFigures) failures() string {
 }
 
 func (b *deployBench) title(what string) string {
-	return fmt.Sprintf("%s (commit %s, %s; %d containers a trial, %d trials, network %s)", what, commit(), machine(), b.containers, b.trials, b.net)
+	return fmt.Sprintf("%s (commit %s, %s; network %s)", what, commit(), machine(), b.net)
 }
 
 // tableReport is the paper's first tables: latency over throughput, by image and command.
@@ -79,7 +79,7 @@ func (b *deployBench) tableReport(l *deployLineup) {
 			rows = append(rows, row)
 		}
 	}
-	b.report.markdown(b.title(fmt.Sprintf("Latency, median, and containers a second at %d threads", b.containers)), head, rows)
+	b.report.markdown(b.title(fmt.Sprintf("Latency, median, and containers a second, %d containers at as many threads, %d trials", b.containers, b.trials)), head, rows)
 }
 
 // throughputReport is latency and throughput over threads, and the verdicts.
@@ -95,7 +95,7 @@ func (b *deployBench) throughputReport(l *deployLineup) {
 				fmt.Sprintf("%.3f", f.cpu), fmt.Sprintf("%.3f", f.client), number(f.rate / docker.rate), number(f.median / docker.median)})
 		}
 	}
-	b.report.markdown(b.title(fmt.Sprintf("%s, `%s`, over threads", image, command)), head, rows)
+	b.report.markdown(b.title(fmt.Sprintf("%s, `%s`, %d containers over threads, %d trials", image, command, b.containers, b.trials)), head, rows)
 	n := slices.Max(b.threads)
 	rate := func(s deploySample) float64 { return s.rate() }
 	latency := func(s deploySample) float64 { return quantile(s.Latencies, 0.5) }
