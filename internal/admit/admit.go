@@ -47,6 +47,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"runtime"
 	"sync"
 	"time"
@@ -75,7 +76,7 @@ type Config struct {
 const (
 	// SlotsPerProcessor was measured: see docs/api.md.
 	SlotsPerProcessor = 4
-	DefaultQueue      = 2048
+	DefaultQueue      = 1024
 	defaultEstimate   = 24 << 20
 )
 
@@ -132,12 +133,13 @@ type Admitter struct {
 	mu       sync.Mutex // guards what follows, and the tickets
 	callers  map[string]*caller
 	waiting  [over]int
-	used     [over]int          // tickets that hold a place or a slot
-	images   map[string]*Ticket // that are being fetched
-	hosts    map[string]int     // images that are being fetched, by registry
-	promised int64              // bytes of memory, of tickets that have a slot and of fading
-	disk     int64              // bytes, of those that fetch
-	fading   []fade             // oldest first
+	used     [over]int            // tickets that hold a place or a slot
+	images   map[string]int       // that are being fetched, and by how many
+	failed   map[string]time.Time // images that could not be fetched, and when
+	hosts    map[string]int       // images that are being fetched, by registry
+	promised int64                // bytes of memory, of tickets that have a slot and of fading
+	disk     int64                // bytes, of those that fetch
+	fading   []fade               // oldest first
 	kept     kept
 	seen     sample
 	ticking  bool
@@ -174,7 +176,7 @@ func New(cfg Config) *Admitter {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	a := &Admitter{cfg: cfg, callers: map[string]*caller{}, images: map[string]*Ticket{}, hosts: map[string]int{}, learnt: learnt{}}
+	a := &Admitter{cfg: cfg, callers: map[string]*caller{}, images: map[string]int{}, failed: map[string]time.Time{}, hosts: map[string]int{}, learnt: learnt{}}
 	a.life, a.end = context.WithCancel(context.Background())
 	return a
 }
@@ -196,8 +198,7 @@ type Ticket struct {
 	// Guarded by a.mu.
 	at      stage         // what it waits for or has
 	granted bool          // it has it
-	ready   chan struct{} // closed when granted, or refused
-	err     error         // why it was refused
+	ready   chan struct{} // closed when granted
 	need    int64         // bytes of memory that it claims
 	memory  int64         // that are promised to it
 	disk    int64
@@ -258,8 +259,7 @@ func (a *Admitter) enqueue(t *Ticket) {
 }
 
 // Wait blocks until the image may be brought or, where it is here, until the container may
-// be made. If ctx ends before, or the claim cannot be met, it returns an error,
-// and the ticket is over.
+// be made. If ctx ends before, it returns why, and the ticket is over.
 func (t *Ticket) Wait(ctx context.Context) error {
 	a := t.a
 	a.mu.Lock()
@@ -268,9 +268,6 @@ func (t *Ticket) Wait(ctx context.Context) error {
 	var err error
 	select {
 	case <-ready:
-		a.mu.Lock()
-		err = t.err
-		a.mu.Unlock()
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	case <-a.life.Done():
@@ -283,6 +280,20 @@ func (t *Ticket) Wait(ctx context.Context) error {
 }
 
 var errClosed = errors.New("the node does not deploy any more: dewd is stopping")
+
+// Here says that the image is here, of a ticket that has waited to bring it and needs
+// no more than that. Done must follow.
+func (t *Ticket) Here() {
+	a := t.a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if t.at == fetching && t.granted {
+		a.land(t)
+		a.arrived(t.claim.Image)
+		t.at = running
+		a.schedule()
+	}
+}
 
 // Run says that the image is here, and blocks until the container may be made;
 // at once if Wait was for that. Errors are as Wait's.
@@ -314,7 +325,9 @@ func (a *Admitter) first(t *Ticket) {
 
 // land gives back the place on the link. With mu held.
 func (a *Admitter) land(t *Ticket) {
-	delete(a.images, t.claim.Image)
+	if a.images[t.claim.Image]--; a.images[t.claim.Image] <= 0 {
+		delete(a.images, t.claim.Image)
+	}
 	if a.hosts[t.claim.Host]--; a.hosts[t.claim.Host] <= 0 {
 		delete(a.hosts, t.claim.Host)
 	}
@@ -326,6 +339,7 @@ func (a *Admitter) land(t *Ticket) {
 
 // arrived moves those that waited for an image which is here now. With mu held.
 func (a *Admitter) arrived(image string) {
+	delete(a.failed, image)
 	for _, c := range a.callers {
 		var stay []*Ticket
 		for _, t := range c.lines[fetching] {
@@ -341,21 +355,30 @@ func (a *Admitter) arrived(image string) {
 	}
 }
 
+// failedFor is how long those that wait for an image do not do so for each other, after
+// it could not be fetched: else each would wait out what the one before has.
+const failedFor = time.Minute
+
+func (a *Admitter) fail(image string, now time.Time) {
+	maps.DeleteFunc(a.failed, func(_ string, at time.Time) bool { return now.Sub(at) >= failedFor })
+	a.failed[image] = now
+}
+
 // Resolved says how many compressed bytes of the image are absent, once that is
 // known. It returns a *DiskError if they cannot fit.
 func (t *Ticket) Resolved(absent int64) error {
 	a := t.a
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if t.at != fetching || !t.granted || t.disk != 0 {
+	if t.at != fetching || !t.granted {
 		return nil
 	}
-	a.look(time.Now())
-	if err := a.noRoom(absent); err != nil {
-		return err
+	a.sample(time.Now())
+	if a.seen.free >= 0 && absent > a.seen.free {
+		return &DiskError{Need: absent, Have: a.seen.free}
 	}
+	a.disk += unpacked*absent - t.disk
 	t.disk = unpacked * absent
-	a.disk += t.disk
 	return nil
 }
 
@@ -413,6 +436,7 @@ func (t *Ticket) Done(used int64) {
 		a.leave(t)
 	case t.at == fetching:
 		a.land(t)
+		a.fail(t.claim.Image, now)
 	}
 	t.giveSlot()
 	if t.boot != nil {

@@ -200,7 +200,7 @@ func TestFair(t *testing.T) {
 				})
 			}
 		}
-		run("flood", 600, time.Second)
+		run("flood", 400, time.Second)
 		synctest.Wait()
 		run("b", 40, time.Second)
 		run("slow", 6, 10*time.Second)

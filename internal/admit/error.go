@@ -42,7 +42,7 @@ func (e *NeverError) Remedy() string {
 type DiskError struct{ Need, Have int64 }
 
 func (e *DiskError) Error() string {
-	return fmt.Sprintf("%s of the image are not here, and the disk has %s free", mib(e.Need), mib(e.Have))
+	return fmt.Sprintf("disk full: %s of the image are not here, and %s are free", mib(e.Need), mib(e.Have))
 }
 
 // Kind is the error's code in the API.

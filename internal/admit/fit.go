@@ -172,11 +172,3 @@ func (k *kept) bytes() int64 {
 func (a *Admitter) onDisk(absent int64) bool {
 	return a.disk == 0 || a.seen.free < 0 || unpacked*absent <= a.seen.free-a.disk
 }
-
-// noRoom says that absent compressed bytes are certain not to fit.
-func (a *Admitter) noRoom(absent int64) error {
-	if a.seen.free < 0 || absent <= a.seen.free {
-		return nil
-	}
-	return &DiskError{Need: absent, Have: a.seen.free}
-}

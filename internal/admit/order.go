@@ -102,25 +102,16 @@ func (a *Admitter) next(s stage) *Ticket {
 	return nil
 }
 
-// grant gives t what it waits for, or refuses it for good. With mu held.
+// grant gives t what it waits for. With mu held.
 func (a *Admitter) grant(t *Ticket) {
 	s := t.at
 	a.leave(t)
-	if s == fetching {
-		if t.err = a.noRoom(t.claim.Absent); t.err != nil {
-			a.stats.Refused++
-			close(t.ready)
-			t.at = over
-			a.forget(t.who)
-			return
-		}
-	}
 	a.serial++
 	t.granted, t.who.last[s] = true, a.serial
 	a.used[s]++
 	t.who.used[s]++
 	if s == fetching {
-		a.images[t.claim.Image] = t
+		a.images[t.claim.Image]++
 		a.hosts[t.claim.Host]++
 		t.disk = unpacked * t.claim.Absent
 		a.disk += t.disk
@@ -146,12 +137,18 @@ func (a *Admitter) lacks(t *Ticket) string {
 		return Turn
 	case t.at == running && !a.fits(t):
 		return Mem
-	case t.at == fetching && (a.images[t.claim.Image] != nil || a.hosts[t.claim.Host] >= a.cfg.Fetch):
+	case t.at == fetching && (a.hosts[t.claim.Host] >= a.cfg.Fetch || a.comes(t.claim.Image)):
 		return Link
 	case t.at == fetching && !a.onDisk(t.claim.Absent):
 		return Disk
 	}
 	return ""
+}
+
+// comes reports whether an image is being fetched, and likely to come.
+func (a *Admitter) comes(image string) bool {
+	at, failed := a.failed[image]
+	return a.images[image] > 0 && !(failed && time.Since(at) < failedFor)
 }
 
 func (g *Group) full() bool { return g != nil && g.Limit > 0 && g.used >= g.Limit }

@@ -35,6 +35,7 @@ type Config struct {
 	PoP        PoP                 `toml:"pop"`
 	API        API                 `toml:"api"`
 	Checkpoint Checkpoint          `toml:"checkpoint"`
+	Deploy     Deploy              `toml:"deploy"`
 	Trace      Trace               `toml:"trace"`
 }
 
@@ -185,6 +186,28 @@ type Checkpoint struct {
 	LazyAbove Size `toml:"lazy_above"`
 }
 
+// Deploy says how many deployments are under way at once. Package admit has the defaults.
+type Deploy struct {
+	Max        int  `toml:"max"`        // containers being made; 0 is by the number of processors
+	Fetch      int  `toml:"fetch"`      // images being fetched from one registry; 0 is by the number of processors
+	Queue      int  `toml:"queue"`      // deployments that wait; 0 is 1024
+	PerCaller  int  `toml:"per_caller"` // of one caller; 0 is half of queue
+	Reserve    Size `toml:"reserve"`    // memory that deployments leave free; 0 is a 32nd of the machine's, 32 to 256 MiB
+	Overcommit bool `toml:"overcommit"` // the limits of containers' memory need not fit into what is free
+}
+
+func (d Deploy) validate() error {
+	for _, k := range []struct {
+		key string
+		n   int
+	}{{"max", d.Max}, {"fetch", d.Fetch}, {"queue", d.Queue}, {"per_caller", d.PerCaller}} {
+		if k.n < 0 {
+			return fmt.Errorf("deploy.%s = %d: it is below zero", k.key, k.n)
+		}
+	}
+	return nil
+}
+
 // Load reads the file at path. An empty path gives the defaults.
 func Load(path string) (Config, error) {
 	if path == "" {
@@ -253,7 +276,7 @@ func (c Config) validate() error {
 	if n := c.Engine.PerShim; n < 0 || n > 256 {
 		return fmt.Errorf("engine.per_shim = %d: 1 to 256", n)
 	}
-	if err := errors.Join(c.validateLazy(), c.PoP.validate(), c.Checkpoint.validate()); err != nil {
+	if err := errors.Join(c.validateLazy(), c.PoP.validate(), c.Checkpoint.validate(), c.Deploy.validate()); err != nil {
 		return err
 	}
 	return c.validatePaths()

@@ -300,7 +300,8 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 	if err := d.openCheckpoints(ctx, program); err != nil {
 		return err
 	}
-	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner, Checkpoints: d.checkpoints, Node: d.name, Log: d.log, Done: d.done, Traces: d.traces})
+	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner, Checkpoints: d.checkpoints, Node: d.name, Log: d.log, Done: d.done,
+		Admit: d.admitConfig(), Room: d.makeRoom, Traces: d.traces})
 	return d.deployer.RemoveAtExit(ctx)
 }
 

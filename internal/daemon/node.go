@@ -294,7 +294,7 @@ func (d *Daemon) inUse(id digest.Digest) bool {
 // Doctor implements api.Observer.
 func (d *Daemon) Doctor(ctx context.Context) ([]node.Finding, error) {
 	out := doctor.Examine(ctx, doctor.Config{Root: d.cfg.Root, CNI: pluginDirs(d.cfg.File.Engine.CNI)})
-	out = append(out, d.engineFinding(ctx), d.shimFinding(), d.lazyFinding(), d.recordFinding())
+	out = append(out, d.engineFinding(ctx), d.shimFinding(), d.pressureFinding(), d.lazyFinding(), d.recordFinding())
 	out = append(out, d.readFindings()...)
 	out = append(out, d.popFindings(ctx)...)
 	out = append(out, d.checkpointFinding(ctx)...)

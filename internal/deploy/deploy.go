@@ -1,8 +1,8 @@
 // Package deploy carries one deployment from the instruction until the
 // application serves, and records when each stage was reached.
 //
-// Deployer.deploy is the deployment, first line to last. It alone records the
-// stage times, so every surface shows the same ones. The image's layers go on
+// Deployer.deploy is the deployment, first line to last; before it stands the
+// door of package admit, which says when it may go on. Deployer alone records the stage times, so every surface shows the same ones. The image's layers go on
 // to their completion when the container is ready already; Config.Done gets
 // the record with that moment.
 package deploy
@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"dewpoint/internal/admit"
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
@@ -46,6 +47,10 @@ type Config struct {
 	Learner      *learn.Learner // records starts; nil does not
 	// Checkpoints has what containers start from instead of booting; nil has nothing.
 	Checkpoints *checkpoint.Manager
+	// Admit says how many deployments the node bears at once.
+	Admit admit.Config
+	// Room is asked to free some bytes of disk. May be nil.
+	Room func(ctx context.Context, bytes int64)
 	// Done is told of every deployment and pull that ended, once all its
 	// layers are complete or it failed. May be nil; must not block.
 	Done func(node.Record)
@@ -56,6 +61,7 @@ type Config struct {
 // Deployer deploys. It is safe for concurrent use.
 type Deployer struct {
 	cfg  Config
+	door *admit.Admitter
 	life context.Context
 	stop context.CancelFunc
 	bg   sync.WaitGroup // what goes on behind deployments that are ready
@@ -69,7 +75,7 @@ func New(cfg Config) *Deployer {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	d := &Deployer{cfg: cfg}
+	d := &Deployer{cfg: cfg, door: admit.New(cfg.Admit)}
 	d.life, d.stop = context.WithCancel(context.Background())
 	return d
 }
@@ -78,6 +84,7 @@ func New(cfg Config) *Deployer {
 // fills keep their progress.
 func (d *Deployer) Close() {
 	d.stop()
+	d.door.Close()
 	d.bg.Wait()
 }
 
@@ -93,9 +100,11 @@ func (d *Deployer) Deploy(ctx context.Context, req node.Request, w node.Watch) (
 	if err != nil {
 		return node.Record{}, err
 	}
-	r := d.begin(ctx, o.ref.String(), o.name, w)
-	err = d.deploy(r.trace.Into(ctx), o, r)
-	return r.end(err), err
+	t, err := d.enter(o, nil)
+	if err != nil {
+		return node.Record{}, err
+	}
+	return d.carry(ctx, o, t, w)
 }
 
 // deploy is one deployment.
@@ -144,10 +153,14 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 	if err != nil {
 		return err
 	}
+	if err := r.place.Run(ctx); err != nil {
+		return err
+	}
 	c, err := d.cfg.Engine.Create(ctx, spec)
 	if err != nil {
 		return err
 	}
+	r.cgroup = c.CgroupDir("memory")
 	if d.cfg.Checkpoints != nil {
 		if err := d.cfg.Checkpoints.Created(img, c); err != nil {
 			return errors.Join(err, d.remove(o.name))
@@ -157,6 +170,7 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 	if err := d.cfg.Engine.Start(ctx, o.name); err != nil {
 		return errors.Join(err, d.remove(o.name))
 	}
+	r.place.Started()
 	r.rec.Way.Start = "boot"
 	r.reached(node.Started)
 	if o.Remove {
@@ -178,8 +192,18 @@ func (d *Deployer) Pull(ctx context.Context, req node.PullRequest, w node.Watch)
 		return node.Record{}, err
 	}
 	o.pull = true
+	t, err := d.enter(o, nil)
+	if err != nil {
+		return node.Record{}, err
+	}
+	defer t.Done(0)
 	r := d.begin(ctx, o.ref.String(), "", w)
-	err = d.pull(r.trace.Into(ctx), o, r, req.Blobs)
+	r.place = t
+	if err = t.Wait(ctx); err == nil {
+		r.reached(node.Admitted)
+		err = d.pull(r.trace.Into(ctx), o, r, req.Blobs)
+	}
+	t.Done(0)
 	return r.end(err), err
 }
 
@@ -191,6 +215,7 @@ func (d *Deployer) pull(ctx context.Context, o *order, r *run, blobs bool) error
 	if err := d.mount(ctx, img, r); err != nil {
 		return err
 	}
+	r.place.Here()
 	if blobs {
 		n, err := d.cfg.Puller.CopyBlobs(ctx, img, o.options(), d.cfg.Engine.WriteBlob)
 		r.fetched(n)
@@ -213,7 +238,7 @@ func (d *Deployer) resolve(ctx context.Context, o *order, r *run) (*image.Image,
 		return d.local(ctx, o, r, err)
 	}
 	r.follow(pull)
-	return pull.Image, nil
+	return pull.Image, d.fit(ctx, r)
 }
 
 // mount waits until containerd has the image, layer by layer as they can be mounted:

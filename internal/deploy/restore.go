@@ -81,6 +81,9 @@ func (d *Deployer) restore(ctx context.Context, o *order, r *run, img *image.Ima
 	prep, err := d.prepare(ctx, o, r, img, check, plan)
 	defer prep.Release()
 	if err == nil {
+		err = r.place.Run(ctx)
+	}
+	if err == nil {
 		err = d.revive(ctx, o, r, img, check, plan, prep)
 	}
 	var f *restoreError
@@ -135,9 +138,11 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 	begun := time.Now()
 	sctx, cancel := context.WithTimeout(ctx, startSlack+plan.Patience(o.timeout))
 	defer cancel()
-	if _, err := d.cfg.Engine.Create(sctx, spec); err != nil {
+	c, err := d.cfg.Engine.Create(sctx, spec)
+	if err != nil {
 		return unrestored(err)
 	}
+	r.cgroup = c.CgroupDir("memory")
 	created := time.Now()
 	r.step(node.Created, created)
 	err = plan.Serve(ctx, o.name, prep)
@@ -148,6 +153,7 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 		err = plan.Explain(o.name, err)
 		return errors.Join(&restoreError{err}, d.remove(o.name))
 	}
+	r.place.Started()
 	restored := time.Now()
 	r.step(node.Restored, restored)
 	if err = plan.After(sctx, o.name); err == nil {

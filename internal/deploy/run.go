@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"dewpoint/internal/admit"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/node"
 	"dewpoint/internal/trace"
@@ -21,6 +22,8 @@ type run struct {
 	d       *Deployer
 	begun   time.Time
 	watch   node.Watch
+	place   *admit.Ticket
+	cgroup  string          // directory of the container's memory; "" before it is made
 	life    context.Context // of the image's fills
 	release context.CancelFunc
 	pull    *fetch.Pull

@@ -28,7 +28,7 @@ var steps = map[string]string{
 // next is what follows a stage, "" being none yet: of a deployment that fails, the
 // step under way.
 var next = map[string]string{
-	"":            "resolve",
+	"":            "admit",
 	node.Admitted: "resolve",
 	node.Resolved: "mount",
 	node.Tables:   "mount",

@@ -165,6 +165,17 @@ func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, lo
 	return img, p.cfg.Catalog.Put(img)
 }
 
+// Here reports whether a pull of ref would need nothing from elsewhere and, if the image
+// is known, how many of its compressed bytes are absent.
+func (p *Puller) Here(ref image.Reference, o Options) (here bool, absent int64) {
+	known := p.cfg.Catalog.Get(ref)
+	if known == nil || ref.Dgst == "" && !o.Local {
+		return false, 0
+	}
+	absent = p.absent(known)
+	return absent == 0 && p.have(known), absent
+}
+
 // have reports whether every layer can be mounted without asking a registry first.
 func (p *Puller) have(img *image.Image) bool {
 	for _, l := range img.Layers {
