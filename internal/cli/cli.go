@@ -59,9 +59,12 @@ type command struct {
 func commands() []command {
 	return []command{
 		{name: "run", args: "IMAGE [CMD…]", summary: "run a container", before: true, flags: runFlags, run: run},
-		{name: "deploy", args: "IMAGE [CMD…]", summary: "run several containers in the background", before: true, flags: deployFlags, run: deploy},
+		{name: "deploy", args: "IMAGE [CMD…]", summary: "run containers in the background, one or many", before: true, flags: deployFlags, run: deploy},
+		{name: "deployments", summary: "list what is being deployed, and the queue", flags: deploymentsFlags, run: deployments},
+		{name: "cancel", args: "ID|NAME…", summary: "call deployments off", run: cancel},
 		{name: "pull", args: "IMAGE", summary: "bring an image onto the node", flags: pullFlags, run: pull},
 		{name: "ps", summary: "list containers", flags: psFlags, run: ps},
+		{name: "inspect", args: "NAME", summary: "show how a container was asked for and what became of that", flags: inspectFlags, run: inspect},
 		{name: "logs", args: "NAME", summary: "show a container's output", flags: logsFlags, run: logs},
 		{name: "exec", args: "NAME CMD…", summary: "run a command in a container", before: true, flags: execFlags, run: exec},
 		{name: "stop", args: "NAME…", summary: "stop containers", flags: stopFlags, run: stop},

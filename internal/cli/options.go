@@ -28,7 +28,9 @@ type options struct {
 	after                           uint64
 	profile                         profiling
 	key                             string
-	layers, pop                     bool
+	layers, pop, oci                bool
+	spec                            string
+	terms                           node.Terms
 	checkpoint                      node.CheckpointRequest
 }
 

@@ -1,15 +1,10 @@
 package cli
 
 import (
-	"bytes"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/term"
 
 	"dewpoint/internal/node"
 )
@@ -22,15 +17,12 @@ const (
 // progress shows on standard error how a pull goes on: a bar per layer on a
 // terminal, lines elsewhere. Its methods are safe for concurrent use.
 type progress struct {
-	w     io.Writer
-	term  *os.File // nil where there is no terminal
-	title string
+	screen // guarded by mu
+	title  string
 
 	mu     sync.Mutex
 	layers []node.LayerProgress // guarded by mu, in order of appearance
 	at     map[string]int       // guarded by mu
-	drawn  int                  // guarded by mu: lines on the screen
-	last   string               // guarded by mu: what they say
 	over   bool                 // guarded by mu: nothing more is shown
 	stage  string               // guarded by mu: the last that was reached
 	stop   chan struct{}        // guarded by mu: ends the ticker; nil if none runs
@@ -38,11 +30,7 @@ type progress struct {
 }
 
 func (c *call) progress(title string) *progress {
-	p := &progress{w: c.cfg.Stderr, title: title, at: map[string]int{}, over: c.opt.quiet}
-	if f, ok := c.cfg.Stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
-		p.term = f
-	}
-	return p
+	return &progress{screen: c.screen(), title: title, at: map[string]int{}, over: c.opt.quiet}
 }
 
 func (p *progress) watch() node.Watch {
@@ -126,10 +114,7 @@ func prefixed(before, s, after string) string {
 // lines are the picture, no wider and no higher than the terminal. It is
 // called with mu held.
 func (p *progress) lines() []string {
-	width, height, err := term.GetSize(int(p.term.Fd()))
-	if err != nil || width <= 0 || height <= 0 {
-		width, height = 80, 24
-	}
+	width, height := p.size()
 	var lines []string
 	hidden := 0
 	for i, l := range p.layers {
@@ -153,31 +138,10 @@ func (p *progress) lines() []string {
 	return lines
 }
 
-// draw replaces the picture on the screen. It is called with mu held.
-func (p *progress) draw(lines []string) {
-	now := strings.Join(lines, "\n")
-	if now == p.last && p.drawn == len(lines) {
-		return
-	}
-	p.last = now
-	var b bytes.Buffer
-	if p.drawn > 0 {
-		fmt.Fprintf(&b, "\x1b[%dA", p.drawn)
-	}
-	b.WriteByte('\r')
-	for _, l := range lines {
-		b.WriteString(l)
-		b.WriteString("\x1b[K\r\n")
-	}
-	b.WriteString("\x1b[J")
-	p.drawn = len(lines)
-	_, _ = p.w.Write(b.Bytes())
-}
-
 // silence takes the picture off the screen and shows nothing more.
 func (p *progress) silence() {
 	p.mu.Lock()
-	if p.term != nil && p.drawn > 0 {
+	if p.term != nil && len(p.shown) > 0 {
 		p.draw(nil)
 	}
 	p.end()
@@ -261,12 +225,8 @@ func left(l node.LayerProgress) string {
 	}
 }
 
-func clip(s string, width int) string {
-	return s[:max(0, min(len(s), width))]
-}
-
 var stages = []string{
-	node.Resolved, node.Tables, node.Mounted, node.Created, node.Started, node.Restored, node.Ready, node.Complete,
+	node.Admitted, node.Resolved, node.Tables, node.Mounted, node.Created, node.Started, node.Restored, node.Ready, node.Complete,
 }
 
 // summary is a record on a line: the stage that was awaited, and the way there.

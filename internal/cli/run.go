@@ -10,8 +10,6 @@ import (
 	"sync"
 	"syscall"
 
-	"golang.org/x/sync/errgroup"
-
 	"dewpoint/internal/api"
 	"dewpoint/internal/node"
 )
@@ -154,60 +152,6 @@ func (f *foreground) tend(ctx context.Context, signals <-chan os.Signal, cancel 
 			})
 		}
 	}
-}
-
-func deployFlags(c *call) {
-	c.flags.IntVar(&c.opt.count, "count", 1, "`number` of containers")
-	c.flags.IntVar(&c.opt.parallel, "parallel", 4, "`number` of deployments at once")
-	c.flags.BoolVar(&c.opt.remove, "rm", false, "remove the containers when they exit")
-	containerFlags(c)
-}
-
-// deploy starts several containers. With --name N they are N-1, N-2 and so on.
-func deploy(ctx context.Context, c *call) error {
-	req, err := c.instruction()
-	if err != nil {
-		return err
-	}
-	if c.opt.count < 1 || c.opt.parallel < 1 {
-		return misuse(c, "--count and --parallel are at least 1")
-	}
-	if c.opt.count == 1 {
-		return c.background(ctx, req)
-	}
-	ctx, stop := interruptible(ctx)
-	defer stop()
-	var mu sync.Mutex
-	var g errgroup.Group
-	g.SetLimit(c.opt.parallel)
-	for i := range c.opt.count {
-		r := req
-		if r.Name != "" {
-			r.Name = fmt.Sprintf("%s-%d", req.Name, i+1)
-		}
-		g.Go(func() error {
-			record, err := c.client.Deploy(ctx, r, node.Watch{})
-			mu.Lock()
-			defer mu.Unlock()
-			return c.deployed(record, err)
-		})
-	}
-	return g.Wait()
-}
-
-// deployed prints one of many deployments as soon as it has ended.
-func (c *call) deployed(record node.Record, err error) error {
-	if c.json && record.Image != "" {
-		return errors.Join(err, c.print(record))
-	}
-	if err == nil {
-		fmt.Fprintln(c.cfg.Stdout, record.Name)
-		return nil
-	}
-	if record.Name != "" {
-		fmt.Fprintf(c.cfg.Stderr, "%s: %s\n", record.Name, verdict(err).Error())
-	}
-	return err
 }
 
 func pullFlags(c *call) {

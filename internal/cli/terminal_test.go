@@ -208,7 +208,7 @@ func TestErrorComesAloneOnTheScreen(t *testing.T) {
 
 func TestBarsFitTheTerminal(t *testing.T) {
 	p := newTerminal(t, 80, 10)
-	pr := &progress{w: p.slave, term: p.slave, at: map[string]int{}}
+	pr := &progress{screen: screen{w: p.slave, term: p.slave}, at: map[string]int{}}
 	for i := range 30 {
 		l := node.LayerProgress{Digest: fmt.Sprintf("sha256:%064d", i), Size: 999_999_999_999, Fetched: 123_456_789_000, Rate: 1, State: node.StateFilling}
 		if i%2 == 0 {
