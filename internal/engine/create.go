@@ -274,19 +274,30 @@ func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount
 		}
 		f.Close()
 	}
-	seat, err := e.shims.take(ctx, name)
+	seat, err := e.seat(ctx, name)
 	if err != nil {
-		return 0, fmt.Errorf("shim: %w", err)
+		return 0, err
 	}
 	pid, err := e.makeTask(ctx, &tasksapi.CreateTaskRequest{
 		ContainerID: name, Rootfs: mounts, Stdout: stdout, Stderr: stderr, Options: opts, RuntimePath: seat.path(),
 	}, seat.name())
+	e.known.forget(name)
 	seat.done(err == nil)
 	return pid, err
 }
 
+// seat waits for a place in a shim.
+func (e *Engine) seat(ctx context.Context, name string) (seat, error) {
+	ctx, step := trace.Start(ctx, "seat")
+	defer step.End()
+	s, err := e.shims.take(ctx, name)
+	return s, wrap(err, "shim")
+}
+
 // makeTask asks containerd for the task, in the named group of shims.
 func (e *Engine) makeTask(ctx context.Context, req *tasksapi.CreateTaskRequest, group string) (uint32, error) {
+	ctx, step := trace.Start(ctx, "make")
+	defer step.End()
 	if err := os.WriteFile(e.shimFile(req.ContainerID), []byte(group), 0o600); err != nil {
 		return 0, err
 	}

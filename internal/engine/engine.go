@@ -142,6 +142,7 @@ type Engine struct {
 	bridge  *network.Bridge
 	ports   network.Ports
 	shims   *shims
+	known   known
 	names   keyed
 	version string
 	runc    string // what shims run; "" is "runc" in their PATH

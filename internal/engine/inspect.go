@@ -183,29 +183,24 @@ func (e *Engine) OCI(ctx context.Context, name string) ([]byte, error) {
 
 // List describes all containers, by name.
 func (e *Engine) List(ctx context.Context) ([]*Info, error) {
-	var recs []record
-	tasks := make(map[string]*task.Process)
-	var g errgroup.Group
-	g.Go(func() (err error) { recs, err = e.listRecords(ctx); return err })
-	g.Go(func() error {
-		r, err := e.c.tasks.List(ctx, &tasksapi.ListTasksRequest{})
-		if err != nil {
-			return err
-		}
-		for _, p := range r.Tasks {
-			tasks[p.ID] = p
-		}
-		return nil
-	})
-	if err := g.Wait(); err != nil {
+	recs, err := e.listRecords(ctx)
+	if err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
 	out := make([]*Info, len(recs))
+	var g errgroup.Group
+	g.SetLimit(8)
 	for i, r := range recs {
 		out[i] = e.info(r)
-		if p := tasks[r.name]; p != nil {
-			out[i].setTask(p)
-		}
+		g.Go(func() error {
+			if p := e.knownTask(ctx, r.name); p != nil {
+				out[i].setTask(p)
+			}
+			return ctx.Err()
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
 	}
 	slices.SortFunc(out, func(a, b *Info) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil

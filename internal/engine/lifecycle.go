@@ -29,6 +29,7 @@ type Exit struct {
 // that has ended, also after a reboot. ErrRunning if it runs.
 func (e *Engine) Start(ctx context.Context, name string) error {
 	defer e.names.lock(name)()
+	defer e.known.forget(name) // also what was said meanwhile
 	if e.isRestore(name) {
 		return wrap(e.startRestored(ctx, name), "restore container %s", name)
 	}
@@ -233,6 +234,7 @@ func (e *Engine) deleteTask(ctx context.Context, name string) error {
 	if errdefs.IsNotFound(err) {
 		err = nil
 	}
+	e.known.forget(name)
 	left(err == nil)
 	return err
 }

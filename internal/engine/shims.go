@@ -40,6 +40,7 @@ type shims struct {
 	mu      sync.Mutex
 	groups  map[string]*shimGroup // by name; guarded by mu, also what they point to
 	of      map[string]*shimGroup // by task; guarded by mu
+	being   map[string]bool       // tasks that are being made; guarded by mu
 	changed chan struct{}         // closed when a group changes; guarded by mu
 	made    int                   // groups so far; guarded by mu
 }
@@ -53,7 +54,7 @@ type shimGroup struct {
 }
 
 func newShims(cfg Config) *shims {
-	s := &shims{dir: cfg.shimsDir(), max: cfg.PerShim, groups: make(map[string]*shimGroup), of: make(map[string]*shimGroup), changed: make(chan struct{})}
+	s := &shims{dir: cfg.shimsDir(), max: cfg.PerShim, groups: make(map[string]*shimGroup), of: make(map[string]*shimGroup), being: make(map[string]bool), changed: make(chan struct{})}
 	if cfg.PerShim > 1 {
 		s.program = findProgram(cfg.ShimProgram, shimgroup.Program)
 	}
@@ -131,8 +132,11 @@ func (p seat) name() string {
 
 // take finds a place for a task that is to be made; done must follow.
 func (s *shims) take(ctx context.Context, task string) (seat, error) {
+	s.mu.Lock()
+	s.being[task] = true
+	s.mu.Unlock()
 	if s.program == "" || s.real == "" {
-		return seat{}, nil
+		return seat{s: s, task: task}, nil
 	}
 	for {
 		s.mu.Lock()
@@ -140,6 +144,7 @@ func (s *shims) take(ctx context.Context, task string) (seat, error) {
 		if g == nil {
 			var err error
 			if g, err = s.found(); err != nil {
+				delete(s.being, task)
 				s.mu.Unlock()
 				return seat{}, err
 			}
@@ -154,9 +159,19 @@ func (s *shims) take(ctx context.Context, task string) (seat, error) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
+			s.mu.Lock()
+			delete(s.being, task)
+			s.mu.Unlock()
 			return seat{}, ctx.Err()
 		}
 	}
+}
+
+// makes says whether the task is being made.
+func (s *shims) makes(task string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.being[task]
 }
 
 // choose gives the group with room that makes the fewest tasks now, nil if
@@ -193,11 +208,12 @@ func (s *shims) found() (*shimGroup, error) {
 
 // done ends the making of a task: it stands, or nothing is left of it.
 func (p seat) done(stands bool) {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	delete(p.s.being, p.task)
 	if p.group == nil {
 		return
 	}
-	p.s.mu.Lock()
-	defer p.s.mu.Unlock()
 	p.group.making--
 	if stands {
 		p.group.stand++

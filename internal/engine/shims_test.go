@@ -56,6 +56,63 @@ func (b *bed) awaitStatus(name string, want Status) {
 	}
 }
 
+// awaitListed polls what List says.
+func (b *bed) awaitListed(name string, want Status) {
+	b.t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		all, err := b.List(b.t.Context())
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		for _, i := range all {
+			if i.Name == name && i.Status == want && (i.Pid != 0) == (want != Stopped) {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			b.t.Fatalf("%s is not listed as %s", name, want)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// A list says what a container is from its creation to its end, by what was known or not.
+func TestListFollows(t *testing.T) {
+	b := newBed(t, containerds(t)["2.x"])
+	ctx := t.Context()
+	if _, err := b.Create(ctx, Spec{Name: "a", Image: b.img}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		b.awaitListed("a", Created)
+		if err := b.Engine.Start(ctx, "a"); err != nil {
+			t.Fatal(err)
+		}
+		b.awaitListed("a", Running)
+		if i := b.known.get("a", b.cgroup("a")); i == nil || i.Pid == 0 {
+			t.Errorf("known of a running container: %v", i)
+		}
+		if err := b.Kill(ctx, "a", unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		b.awaitListed("a", Stopped)
+		all, err := b.List(ctx)
+		if err != nil || len(all) != 1 || all[0].Exit == nil || all[0].Exit.Status != 137 {
+			t.Fatalf("list: %+v %v", all[0], err)
+		}
+		if err := b.Remove(ctx, "a", false); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := b.List(ctx); err != nil || len(all) != 0 || b.known.get("a", b.cgroup("a")) != nil {
+			t.Fatalf("after the removal: %v %v", all, err)
+		}
+		if _, err := b.Create(ctx, Spec{Name: "a", Image: b.img}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestShimIsShared(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {
 		ctx := t.Context()
@@ -127,9 +184,12 @@ func TestShimIsKilled(t *testing.T) {
 		if b.shimOf("a") != b.shimOf("b") || b.shimOf("a") == b.shimOf("c") {
 			t.Fatalf("shims %d, %d, %d", b.shimOf("a"), b.shimOf("b"), b.shimOf("c"))
 		}
+		b.awaitListed("a", Running)
 		if err := unix.Kill(b.shimOf("a"), unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
+		b.awaitListed("a", Stopped)
+		b.awaitListed("c", Running)
 		b.awaitStatus("a", Stopped)
 		b.awaitStatus("b", Stopped)
 		b.awaitStatus("c", Running)
@@ -138,6 +198,7 @@ func TestShimIsKilled(t *testing.T) {
 				t.Error(err)
 			}
 			b.awaitStatus(n, Running)
+			b.awaitListed(n, Running)
 		}
 		for _, n := range []string{"a", "b", "c"} {
 			if err := b.Remove(ctx, n, true); err != nil {
