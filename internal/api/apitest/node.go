@@ -45,6 +45,7 @@ type Node struct {
 
 	checkpoints []node.Checkpoint // guarded by mu
 	deployments []*deployment     // guarded by mu; in the order of being asked for
+	closed      bool              // guarded by mu
 }
 
 type container struct {
@@ -62,9 +63,13 @@ type failure struct {
 
 var _ api.Node = (*Node)(nil)
 
-// Close kills what runs and waits until it has ended.
+// Close kills what runs, calls off what would, and waits until it has ended.
 func (n *Node) Close() {
 	unlock := n.lock()
+	n.closed = true
+	for _, d := range n.deployments {
+		d.cancel(api.New(api.Stopping, "the node is closed"))
+	}
 	for _, c := range n.containers {
 		c.stop = "kill"
 	}
@@ -307,6 +312,9 @@ func (n *Node) create(req node.Request, img node.Image) (*container, error) {
 	if req.Name == "" {
 		n.made++
 		req.Name = fmt.Sprintf("dew-%d", n.made)
+	}
+	if n.closed {
+		return nil, api.New(api.Stopping, "the node is closed")
 	}
 	if _, taken := n.containers[req.Name]; taken {
 		return nil, api.New(api.NameInUse, fmt.Sprintf("the name %s is taken", req.Name))
