@@ -43,6 +43,13 @@ func record(name string, stages map[string]float64, fail string) node.Event {
 	return node.Event{Kind: node.EventRecord, Name: name, Image: r.Image, Record: &r}
 }
 
+// withSpans adds steps to a record's event.
+func withSpans(e node.Event) node.Event {
+	e.Record.Spans = []node.Span{{Name: "resolve", To: 0.02}, {Name: "create", From: 0.13, To: 0.18}, {Name: "create/snapshot", From: 0.13, To: 0.14},
+		{Name: "create/network", From: 0.13, To: 0.16}, {Name: "create/task", From: 0.16, To: 0.18}, {Name: "start", From: 0.18, To: 0.24}}
+	return e
+}
+
 // What a person sees of a node at work: what runs, how it came, what comes, and what fails.
 func TestPage(t *testing.T) {
 	f := newFake()
@@ -53,7 +60,8 @@ func TestPage(t *testing.T) {
 	f.add(stage("web", "resolved", 0.02), stage("web", "mounted", 0.13))
 	webtest.Sees(t, ctx, "#deployment-table tbody tr.running", "web", "team/web:1")
 	f.add(stage("web", "created", 0.18), stage("web", "started", 0.24), stage("web", "ready", 0.31),
-		record("web", map[string]float64{"resolved": 0.02, "mounted": 0.13, "created": 0.18, "started": 0.24, "ready": 0.31}, ""))
+		withSpans(record("web", map[string]float64{"resolved": 0.02, "mounted": 0.13, "created": 0.18, "started": 0.24, "ready": 0.31}, "")))
+	webtest.Do(t, ctx, chromedp.Click("summary", chromedp.ByQuery))
 	webtest.Sees(t, ctx, "#deployment-table tbody tr:not(.running)", "web", "0.31 s", "lazy, boot", "no checkpoint fits", "3.9 MB")
 	if got := strings.Join(names(t, ctx, "image"), "\n"); !strings.Contains(got, "container created at 0.18 s") || !strings.Contains(got, "serving at 0.31 s") {
 		t.Errorf("a screen reader is told %q of the waterfall", got)
@@ -83,6 +91,13 @@ func TestPage(t *testing.T) {
 	})
 	webtest.Sees(t, ctx, "#layers", "team/web:1", "50 % of 80 MB here", "1 waited for")
 	webtest.Sees(t, ctx, "#container-table", "web", "running", "10.88.0.2", "8080→80/tcp")
+	f.set(func(f *fake) {
+		for i, why := range []string{node.WaitsMemory, node.WaitsTurn} {
+			f.waiting = append(f.waiting, node.Deployment{ID: why, Name: fmt.Sprint("web-", 8+i), Image: "team/web:1", State: node.StateQueued,
+				Position: i + 1, Waits: why, Caller: "token:ci", Asked: time.Now().Add(-time.Second)})
+		}
+	})
+	webtest.Sees(t, ctx, "#queue-table", "web-8", "memory", "web-9", "its turn")
 	webtest.Sees(t, ctx, "#pop-section", "edge", "/mnt/pop", "n1", "75 %")
 	picture(t, ctx, "light")
 	webtest.Do(t, ctx, emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}}))
@@ -91,7 +106,7 @@ func TestPage(t *testing.T) {
 
 	f.set(func(f *fake) { f.away = fmt.Errorf("containerd is away") })
 	webtest.Sees(t, ctx, "#link.cut", "does not answer", "containerd is away")
-	f.set(func(f *fake) { f.away, f.layers = nil, nil })
+	f.set(func(f *fake) { f.away, f.layers, f.waiting = nil, nil, nil })
 	webtest.Sees(t, ctx, "#link:not(.cut)", "live")
 	webtest.Sees(t, ctx, "main", "Every layer that is used is whole.")
 }
@@ -118,6 +133,52 @@ func TestKeyboard(t *testing.T) {
 	webtest.Do(t, ctx, chromedp.KeyEvent("\t"))
 	if got := focused(); got != "bar" {
 		t.Errorf("the next stop is %q", got)
+	}
+}
+
+// A person sees who waits for what, and can open the steps of a deployment with the keyboard.
+func TestQueueAndSteps(t *testing.T) {
+	f := newFake()
+	for i := range 60 { // the last first: the page goes by positions
+		f.waiting = append(f.waiting, node.Deployment{ID: fmt.Sprint("d", i), Name: fmt.Sprint("many-", 60-i), Image: "team/web:1", State: node.StateQueued, Position: 60 - i,
+			Waits: node.WaitsMemory, Caller: "token:ci", Asked: time.Now()})
+	}
+	f.waiting = append(f.waiting, node.Deployment{ID: "now", Name: "under-way", State: node.StateDeploying})
+	r := record("web", map[string]float64{"admitted": 0.1, "resolved": 0.12, "mounted": 0.2, "created": 0.3, "started": 0.35, "ready": 0.4}, "")
+	r.Record.Spans = []node.Span{{Name: "create", From: 0.2, To: 0.3}, {Name: "create/network", From: 0.21, To: 0.26, Attributes: map[string]string{"kind": "bridge"}}}
+	f.add(stage("web", "admitted", 0.1), r)
+	ctx := webtest.Open(t, serve(t, f).URL)
+	webtest.Sees(t, ctx, "#queue-section", "60 wait, the first 50 are shown")
+	webtest.Sees(t, ctx, "#queue-table tbody tr:first-child", "1", "many-1", "team/web:1", "memory", "token:ci")
+	webtest.Sees(t, ctx, "#queue-table tbody tr:nth-child(50)", "many-50")
+	var under bool
+	webtest.Do(t, ctx, chromedp.Evaluate(`document.querySelector("#queue-table").innerText.includes("under-way")`, &under))
+	if under {
+		t.Error("what is under way is shown as waiting")
+	}
+	webtest.Sees(t, ctx, "#deployment-table tbody tr", "web", "0.40 s", "2 steps")
+	if got := strings.Join(names(t, ctx, "image"), "\n"); !strings.Contains(got, "waited for its turn at 0.10 s, manifest read at 0.12 s") {
+		t.Errorf("a screen reader is told %q", got)
+	}
+	webtest.Do(t, ctx, chromedp.Focus("summary", chromedp.ByQuery), chromedp.KeyEvent("\r"))
+	webtest.Sees(t, ctx, ".steps li:nth-child(2)", "network", "50.0 ms")
+	var at []float64
+	webtest.Do(t, ctx, chromedp.Evaluate(`[...document.querySelectorAll(".steps .track")].flatMap((t) => { const p = t.firstChild.getBoundingClientRect(), b = t.getBoundingClientRect(); return [(p.left - b.left) / b.width, p.width / b.width] })`, &at))
+	want := []float64{0.667, 0.333, 0.7, 0.167}
+	for i, w := range want {
+		if i >= len(at) || at[i] < w-0.02 || at[i] > w+0.02 {
+			t.Fatalf("the steps stand at %v, want %v", at, want)
+		}
+	}
+	f.set(func(f *fake) { f.waiting = nil })
+	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		var hidden bool
+		if webtest.Do(t, ctx, chromedp.Evaluate(`document.getElementById("queue-section").hidden`, &hidden)); hidden {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("an empty queue is shown")
+		}
 	}
 }
 

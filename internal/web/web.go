@@ -1,5 +1,6 @@
 // Package web is the page that a node shows a person: deployments as waterfalls
-// of their stages while they go on, layers filling with what was waited for in
+// of their stages while they go on, with the steps of the work when they have ended, the queue of
+// those that wait for their turn, layers filling with what was waited for in
 // them, the containers, and the nodes of the PoP.
 //
 // # The model
@@ -24,6 +25,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -36,6 +38,7 @@ import (
 type Node interface {
 	List(ctx context.Context, all bool) ([]node.Container, error)
 	PoPStatus(ctx context.Context) (node.PoP, error)
+	ListDeployments(ctx context.Context, q node.DeploymentQuery) ([]node.Deployment, error)
 	Version(ctx context.Context) (node.Version, error)
 	// Arriving describes the layers that are used before they are whole, each in so many parts.
 	Arriving(parts int) []node.LayerMap
@@ -47,6 +50,7 @@ const (
 	stateTime = 5 * time.Second  // that the node may take to say what is so
 	beat      = 15 * time.Second // between signs that an idle stream is alive
 	streams   = 32               // of events at once
+	queued    = 50               // deployments of the queue that are shown
 )
 
 //go:embed page
@@ -58,7 +62,21 @@ type State struct {
 	Containers []node.Container `json:"containers"`
 	Layers     []node.LayerMap  `json:"layers"`
 	PoP        *node.PoP        `json:"pop,omitempty"` // nil: the node is in none, or cannot say
+	Queue      Queue            `json:"queue"`
 	Now        time.Time        `json:"now"`
+}
+
+// Queue is what waits for its turn.
+type Queue struct {
+	First []node.Deployment `json:"first"` // by position, some of them
+	Total int               `json:"total"`
+}
+
+// queueOf is the queue among deployments.
+func queueOf(all []node.Deployment) Queue {
+	waiting := slices.DeleteFunc(all, func(d node.Deployment) bool { return d.State != node.StateQueued })
+	slices.SortStableFunc(waiting, func(a, b node.Deployment) int { return a.Position - b.Position })
+	return Queue{First: waiting[:min(len(waiting), queued)], Total: len(waiting)}
 }
 
 // page is the handler.
@@ -126,6 +144,9 @@ func (p *page) state(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
+	}
+	if all, err := p.node.ListDeployments(ctx, node.DeploymentQuery{}); err == nil {
+		s.Queue = queueOf(all)
 	}
 	if pop, err := p.node.PoPStatus(ctx); err == nil {
 		pop.Layers = nil // many, and not shown

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +26,7 @@ type fake struct {
 	containers []node.Container
 	layers     []node.LayerMap
 	pop        *node.PoP
+	waiting    []node.Deployment
 	events     []node.Event
 	more       chan struct{}
 	away       error
@@ -62,6 +64,12 @@ func (f *fake) PoPStatus(context.Context) (node.PoP, error) {
 		return node.PoP{}, errors.New("no PoP")
 	}
 	return *f.pop, nil
+}
+
+func (f *fake) ListDeployments(context.Context, node.DeploymentQuery) ([]node.Deployment, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.waiting), nil
 }
 
 func (f *fake) Version(context.Context) (node.Version, error) {

@@ -1,9 +1,9 @@
 "use strict";
 // Deployments are made of events alone; everything else is what /state says.
 
-const stages = ["resolved", "tables", "mounted", "created", "started", "restored", "ready"];
+const stages = ["admitted", "resolved", "tables", "mounted", "created", "started", "restored", "ready"];
 const words = {
-  resolved: "manifest read", tables: "tables read", mounted: "tree mounted", created: "container created",
+  admitted: "waited for its turn", resolved: "manifest read", tables: "tables read", mounted: "tree mounted", created: "container created",
   started: "process started", restored: "processes restored", ready: "serving",
 };
 const most = 200; // deployments that are shown
@@ -90,8 +90,40 @@ function show(d) {
     registry.textContent = size(d.record.bytes.registry);
     pop.textContent = size(d.record.bytes.pop);
     here.textContent = size(d.record.bytes.local);
+    steps(d);
   }
   scale();
+}
+
+// steps shows the pieces of the work of a deployment that has ended, each in its place in time.
+// They are made when somebody opens them.
+function steps(d) {
+  const cell = d.row.children[2];
+  cell.querySelector("details")?.remove();
+  const list = d.record.spans || [];
+  if (!list.length) return;
+  const box = element("details");
+  box.append(element("summary", `${list.length} steps`));
+  box.addEventListener("toggle", () => {
+    if (!box.open || box.children.length > 1) return;
+    const whole = Math.max(...list.map((s) => s.to), 0.001);
+    const ol = element("ol", undefined, "steps");
+    for (const s of [...list].sort((a, b) => a.from - b.from || b.to - a.to)) {
+      const track = element("span", undefined, "track"), part = element("i");
+      part.style.left = (100 * s.from) / whole + "%";
+      part.style.width = (100 * (s.to - s.from)) / whole + "%";
+      track.append(part);
+      const path = s.name.split("/"), name = element("span", path.at(-1));
+      name.style.paddingLeft = path.length - 1 + "em";
+      const took = element("span", ((s.to - s.from) * 1000).toFixed(1) + " ms", "number");
+      const li = element("li");
+      li.title = [s.name, `from ${seconds(s.from)}`, ...Object.entries(s.attributes || {}).map(([k, v]) => `${k} ${v}`)].join(", ");
+      li.append(name, track, took);
+      ol.append(li);
+    }
+    box.append(ol);
+  });
+  cell.append(box);
 }
 
 function bar() {
@@ -151,6 +183,7 @@ function draw(s) {
   document.title = "Dewpoint " + s.version.node;
   $("about").textContent = [s.version.version, s.version.engine, "Linux " + s.version.kernel, s.version.mount].filter(Boolean).join(" · ");
   containers(s.containers || []);
+  queue(s.queue || {}, Date.parse(s.now));
   layers(s.layers || [], Date.parse(s.now));
   pop(s.pop);
 }
@@ -174,6 +207,18 @@ function containers(list) {
     const name = Object.assign(element("th", c.name), { scope: "row" });
     return [name, element("td", c.image), status, element("td", c.ip || ""), element("td", ports), element("td", new Date(c.created).toLocaleString())];
   });
+}
+
+const reasons = { turn: "its turn", memory: "memory", cpu: "processors", link: "the link", disk: "the disk" };
+
+function queue(q, now) {
+  const first = q.first || [];
+  $("queue-section").hidden = !q.total;
+  $("queue-note").textContent = q.total > first.length ? `${q.total} wait, the first ${first.length} are shown` : q.total ? `${q.total} wait` : "";
+  rows($("queue-table"), first, null, (d) => [
+    element("td", d.position || "", "number"), Object.assign(element("th", d.name), { scope: "row" }), element("td", d.image),
+    element("td", reasons[d.waits] || d.waits || ""), element("td", d.caller || ""), element("td", seconds(Math.max(0, (now - Date.parse(d.asked)) / 1000)), "number"),
+  ]);
 }
 
 const shown = new Map(); // layers' elements by diffID
