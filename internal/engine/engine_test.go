@@ -212,6 +212,31 @@ func (b *bed) makeImage() *image.Image {
 	return img
 }
 
+// A layer that the snapshotter does not have though it was ready is asked for again.
+func TestRegisterAsksAgain(t *testing.T) {
+	eachContainerd(t, func(t *testing.T, b *bed) {
+		diff := digest.FromString("late layer")
+		img := testImage(t, diff)
+		img.Ref.Tag = "late"
+		asked := 0
+		err := b.Register(t.Context(), img, func(context.Context, int) error {
+			if asked++; asked == 2 {
+				b.unpack(diff.String())
+			}
+			return nil
+		})
+		if err != nil || asked < 2 {
+			t.Fatalf("asked %d times: %v", asked, err)
+		}
+		never := testImage(t, digest.FromString("no layer"))
+		never.Ref.Tag = "never"
+		var absent *NotRemoteError
+		if err := b.Register(t.Context(), never, func(context.Context, int) error { return nil }); !errors.As(err, &absent) {
+			t.Fatal(err)
+		}
+	})
+}
+
 func testImage(t testing.TB, diff digest.Digest) *image.Image {
 	t.Helper()
 	marshal := func(v any) []byte {

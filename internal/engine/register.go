@@ -115,7 +115,7 @@ func (e *Engine) register(ctx context.Context, img *image.Image, ready func(cont
 	if e.hasSnapshot(ctx, ChainID(img)) {
 		return nil
 	}
-	return e.keepChain(ctx, img, nil)
+	return e.keepChain(ctx, img, ready)
 }
 
 // collections is how often the garbage collector may get in the way of one
@@ -124,14 +124,18 @@ const collections = 5
 
 // keepChain is prepareChain over again when a snapshot went that was there
 // already: those that another registration gave up are not kept by our lease,
-// and containerd may be about to collect them. What is made anew is kept.
+// and containerd may be about to collect them. What is made anew is kept. So it is when the
+// snapshotter had let go of a layer that was ready, since it could not be opened for a moment:
+// ready is asked again.
 func (e *Engine) keepChain(ctx context.Context, img *image.Image, ready func(context.Context, int) error) error {
 	for n := 1; ; n++ {
 		err := e.prepareChain(ctx, img, ready)
-		if !errdefs.IsNotFound(err) || n == collections || ctx.Err() != nil {
+		var absent *NotRemoteError
+		again := errdefs.IsNotFound(err) || ready != nil && errors.As(err, &absent)
+		if !again || n == collections || ctx.Err() != nil {
 			return err
 		}
-		e.log.Info("a snapshot of the image was collected, making it again", "image", img.Ref, "err", err)
+		e.log.Info("a snapshot of the image was collected, or its layer had gone: making it again", "image", img.Ref, "err", err)
 	}
 }
 
