@@ -206,6 +206,7 @@ func (r *run) snapshot(err error) node.Record {
 			rec.Bytes.Local += l.From.Local
 		}
 		rec.Bytes.Registry += r.pull.Fetched()
+		rec.Bytes.PoP += r.pull.Within()
 		rec.Way.Pull = wayOf(r.pull.Local, r.pull.Lazy != nil, layers)
 		if r.pull.Why != "" && rec.Way.Pull != "pop" {
 			rec.Way.Why = append(slices.Clip(rec.Way.Why), rec.Way.Pull+": "+r.pull.Why)

@@ -27,10 +27,11 @@ import (
 type Catalog struct {
 	dir string
 
-	mu     sync.Mutex
-	refs   map[string]*image.Image
-	asked  map[string]time.Time              // by reference, when it was last put or given
-	chains map[digest.Digest][]digest.Digest // diffIDs, bottom first
+	writing sync.Mutex // held while a record is written; taken before mu
+	mu      sync.Mutex
+	refs    map[string]*image.Image
+	asked   map[string]time.Time              // by reference, when it was last put or given
+	chains  map[digest.Digest][]digest.Digest // diffIDs, bottom first
 }
 
 // OpenCatalog reads the records in dir. A record that does not verify is dropped.
@@ -78,12 +79,66 @@ func (c *Catalog) learnChains(img *image.Image) {
 
 // Put records img under its reference, durably.
 func (c *Catalog) Put(img *image.Image) error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if have := c.refs[img.Ref.String()]; have != nil && have.Desc.Digest == img.Desc.Digest && have.Target.Digest == img.Target.Digest {
-		c.asked[img.Ref.String()] = time.Now()
+	if c.isKnown(img) {
 		return nil
 	}
+	if err := c.write(img); err != nil {
+		return err
+	}
+	c.learn(img)
+	return nil
+}
+
+// PutSoon makes img known at once, and records it while the caller goes on, who asks wait whether
+// that went well. If it did not, img is known until the process ends.
+func (c *Catalog) PutSoon(img *image.Image) (wait func() error) {
+	c.mu.Lock()
+	if c.isKnown(img) {
+		c.mu.Unlock()
+		return func() error { return nil }
+	}
+	c.learn(img)
+	c.mu.Unlock()
+	done := make(chan error, 1)
+	go func() { done <- c.writeCurrent(img) }()
+	return sync.OnceValue(func() error { return <-done })
+}
+
+// writeCurrent records img unless it was replaced or forgotten meanwhile.
+func (c *Catalog) writeCurrent(img *image.Image) error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	current := func() *image.Image {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.refs[img.Ref.String()]
+	}
+	if current() != img {
+		return nil
+	}
+	err := c.write(img)
+	if err == nil && current() == nil {
+		err = os.Remove(c.file(img.Ref.String()))
+	}
+	return err
+}
+
+// isKnown is called with mu held.
+func (c *Catalog) isKnown(img *image.Image) bool {
+	have := c.refs[img.Ref.String()]
+	if have == nil || have.Desc.Digest != img.Desc.Digest || have.Target.Digest != img.Target.Digest {
+		return false
+	}
+	c.asked[img.Ref.String()] = time.Now()
+	return true
+}
+
+// write is called with writing held.
+func (c *Catalog) write(img *image.Image) error {
 	b, err := json.Marshal(img)
 	if err != nil {
 		return err
@@ -91,7 +146,6 @@ func (c *Catalog) Put(img *image.Image) error {
 	if err := durable.WriteFile(c.file(img.Ref.String()), b, 0o600); err != nil {
 		return fmt.Errorf("record image %s: %w", img.Ref, err)
 	}
-	c.learn(img)
 	return nil
 }
 

@@ -142,3 +142,32 @@ func TestSweepSparesWhatWasJustAskedFor(t *testing.T) {
 		t.Error("a record that nobody asks for stays")
 	}
 }
+
+// What is put soon is known at once, and recorded; what was forgotten meanwhile is not.
+func TestCatalogPutSoon(t *testing.T) {
+	b := newBed(t)
+	img := b.pull(b.push("app", 1))
+	dir := t.TempDir()
+	c, err := OpenCatalog(dir, nil)
+	b.must(err)
+	wait := c.PutSoon(img)
+	if c.Get(img.Ref) != img || c.Chain(img.ChainIDs()[0]) == nil {
+		t.Error("it is not known")
+	}
+	b.must(wait())
+	b.must(c.PutSoon(img)())
+	again, err := OpenCatalog(dir, nil)
+	b.must(err)
+	if again.Get(img.Ref) == nil {
+		t.Error("it was not recorded")
+	}
+	c.writing.Lock()
+	b.must(c.Forget(img.Ref))
+	wait = c.PutSoon(img)
+	b.must(c.Forget(img.Ref))
+	c.writing.Unlock()
+	b.must(wait())
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("recorded though forgotten: %v, %v", left, err)
+	}
+}

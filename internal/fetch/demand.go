@@ -206,8 +206,11 @@ func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) er
 	if o == nil {
 		return errors.New("nothing is known of where it comes from")
 	}
-	if p.site != nil && p.site.bring(ctx, o.part, from, to) {
-		return nil
+	if p.site != nil {
+		if n, ok := p.site.bring(ctx, o.part, from, to); ok {
+			o.s.within.Add(n * o.part.Layer.Size / max(1, o.part.Size)) // as the registry would have sent it
+			return nil
+		}
 	}
 	if k, ok := o.chunkAt(from); ok && !o.useless.Load() {
 		if err := o.bringChunk(ctx, k); !o.giveUp(err) {

@@ -62,7 +62,8 @@ type Start struct {
 	background chan struct{}    // closed when the layers may fill
 	once       sync.Once
 	done       chan struct{} // closed when the pack has been read, or given up
-	got        atomic.Int64  // compressed bytes that came beside the layers' fills
+	got        atomic.Int64  // compressed bytes that came beside the layers' fills, from the registry
+	within     atomic.Int64  // the same from within the PoP; of what came uncompressed, what the registry would have sent
 
 	mu   sync.Mutex
 	next int   // chunks before it are here
@@ -91,9 +92,12 @@ func (p *Puller) Lied(part *layer.Partial, why error) {
 	o.s.lied = fmt.Errorf("the startup pack of %s lied, and the container has run with it: %w", o.s.img.Ref, why)
 }
 
-// Bytes is how many compressed bytes came for the start beside the layers' own
+// Bytes is how many compressed bytes came from the registry for the start beside the layers' own
 // streams: the pack, and what was read on demand.
 func (s *Start) Bytes() int64 { return s.got.Load() }
+
+// Within is the same from the PoP's store and other nodes.
+func (s *Start) Within() int64 { return s.within.Load() }
 
 // startLazily begins an image by its pack. It returns nil if the image is
 // better pulled whole, or cannot be begun otherwise; why says on what grounds it
@@ -265,7 +269,13 @@ func (p *Puller) bareStart(img *image.Image, o Options) *Start {
 func (s *Start) open(ctx context.Context, c *claim, at pack.Span) (io.ReadCloser, error) {
 	r, err := s.pack.open(ctx, at)
 	if err != nil || s.pack.local {
+		if s.p.site != nil {
+			s.within.Add(s.p.site.takeBrought(s.img.Desc.Digest))
+		}
 		return r, err
+	}
+	if near, ok := r.(*withinPoP); ok {
+		return &counted{ReadCloser: near.ReadCloser, n: &s.within, total: new(atomic.Int64)}, nil
 	}
 	total := &s.p.stats.packBytes
 	if c.class == Demand {

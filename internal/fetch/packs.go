@@ -75,7 +75,18 @@ type lookup struct {
 	found    *packFile
 	err      error
 
-	attaching *attaching // the image's layers, out of the PoP's store; nil if nobody has begun
+	recorded  func() error // returns when the image is recorded durably; nil if it is
+	attaching *attaching   // the image's layers, out of the PoP's store; nil if nobody has begun
+}
+
+// settle waits until the image is recorded, if that is under way.
+func (l *lookup) settle() {
+	if l.recorded == nil {
+		return
+	}
+	if err := l.recorded(); err != nil {
+		l.p.cfg.Log.Warn("an image is known only until this process ends", "image", l.ref, "err", err)
+	}
 }
 
 // newLookup returns a lookup that does nothing yet, and never will if the pull

@@ -136,7 +136,9 @@ func (p *Puller) Pull(ctx context.Context, ref image.Reference, o Options) (*Pul
 	if o.Known != nil {
 		o.Known(img)
 	}
-	return p.fill(ctx, img, o, look), nil
+	pull := p.fill(ctx, img, o, look)
+	look.settle()
+	return pull, nil
 }
 
 // resolve finds out what ref is. look is told of the manifest before all of the
@@ -149,7 +151,8 @@ func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, lo
 	if p.site != nil {
 		if img, begun := p.site.resolve(ctx, ref, o); img != nil {
 			look.attaching = begun
-			return img, p.cfg.Catalog.Put(img)
+			look.recorded = p.cfg.Catalog.PutSoon(img)
+			return img, nil
 		}
 	}
 	look.warm()
@@ -263,10 +266,23 @@ func (p *Pull) mountable(f *layer.Fill, ctx context.Context) (*layer.Layer, erro
 		return nil, nil
 	}
 	l, err := f.Wait(ctx)
+	if err == nil && l.At != "" { // it may have been let go of since: its tar could not be opened
+		l, err = p.puller.known(ctx, p.Image, l)
+	}
 	if once := p.renew[f.Layer.DiffID]; err == nil && once != nil && p.puller.cfg.Lazy.Whole != nil {
 		once.Do(func() { p.puller.cfg.Lazy.Whole(f.Layer.DiffID) })
 	}
 	return l, err
+}
+
+// known returns a layer that was attached, and is fetched anew if it has been let go of.
+func (p *Puller) known(ctx context.Context, img *image.Image, l *layer.Layer) (*layer.Layer, error) {
+	have, err := p.cfg.Layers.Peek(l.DiffID)
+	if err == nil {
+		return have, nil
+	}
+	missing := img.Layers[slices.IndexFunc(img.Layers, func(m image.Layer) bool { return m.DiffID == l.DiffID })]
+	return p.cfg.Layers.Fill(p.life, missing, &blob{p: p, img: img, l: missing, class: Startup, base: Startup}).Wait(ctx)
 }
 
 // WaitLayer blocks until the image's layer number i, from the bottom, can be mounted.
@@ -291,6 +307,15 @@ func (p *Pull) Fetched() int64 {
 		n += p.Lazy.Bytes()
 	}
 	return n
+}
+
+// Within is how many bytes came from within the PoP for this pull beside its layers' own streams:
+// its pack, and what was read on demand, in compressed bytes.
+func (p *Pull) Within() int64 {
+	if p.Lazy == nil {
+		return 0
+	}
+	return p.Lazy.Within()
 }
 
 // Deferred reports whether the pull's layers may stay partial for long, or for

@@ -67,6 +67,7 @@ func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
 		if img, err = p.resolve(ctx, ref, o, look); err != nil {
 			return nil, err
 		}
+		look.settle()
 	}
 	img = as(img, w.Ref)
 	s, run, err := p.enlist(img.Desc.Digest)

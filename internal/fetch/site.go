@@ -60,6 +60,7 @@ type site struct {
 	locks   map[digest.Digest]*sync.Mutex // held while a layer is attached or let go of
 	claims  map[digest.Digest]pop.Lease   // of layers whose fill has not begun
 	relays  map[digest.Digest]*packRelay  // by manifest
+	brought map[digest.Digest]int64       // bytes of packs that came out of the store, by manifest, until a start asks
 	hits    pop.Hits
 	said    map[string]bool        // what this node was last said to have
 	owed    map[digest.Digest]bool // layers that the store did not take
@@ -76,7 +77,7 @@ type site struct {
 
 func newSite(p *Puller, cfg PoPConfig) *site {
 	return &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
-		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, relays: map[digest.Digest]*packRelay{}, claims: map[digest.Digest]pop.Lease{},
+		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, relays: map[digest.Digest]*packRelay{}, brought: map[digest.Digest]int64{}, claims: map[digest.Digest]pop.Lease{},
 		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, proved: map[digest.Digest]proof{}}
 }
 

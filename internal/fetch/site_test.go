@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -381,4 +383,94 @@ func TestPoPStatus(t *testing.T) {
 	if got, err = a.PoP(t.Context()); err != nil || !errors.Is(got.Lost, pop.ErrAway) || len(got.Layers) != 1 {
 		t.Errorf("without the coordinator: %+v, %v", got, err)
 	}
+}
+
+// A node takes an image out of the store with the indexes that another has built, and with
+// tables where there are none.
+func TestStoreGivesIndexes(t *testing.T) {
+	s := newSiteBed(t)
+	a, b, c := s.node("a", nil), s.node("b", nil), s.node("c", nil)
+	p := a.push("app", 1)
+	rec := a.published(a.bring(p)[0].Layer.DiffID)
+	if rec.Index == "" {
+		t.Fatal("the layer was published without its index")
+	}
+	index := func(n *siteNode) []byte {
+		n.bring(p)
+		l, err := n.layers.Get(rec.DiffID)
+		n.must(err)
+		if n != a && l.At == "" {
+			t.Errorf("%s has it not from the store", n.name)
+		}
+		raw, err := os.ReadFile(l.Files().Index)
+		n.must(err)
+		return raw
+	}
+	own := index(a)
+	table := filepath.Join(s.store, "layers", rec.Name+".table")
+	a.must(os.Rename(table, table+".away"))
+	if !bytes.Equal(index(b), own) {
+		t.Error("b has another index")
+	}
+	a.must(os.Rename(table+".away", table))
+	a.must(os.WriteFile(filepath.Join(s.store, "layers", rec.Name+".index"), []byte("damaged"), 0o600))
+	if !bytes.Equal(index(c), own) {
+		t.Error("c has another index")
+	}
+}
+
+// A layer that was let go of after it was ready comes again before it is mounted.
+func TestLetGoOfComesAgain(t *testing.T) {
+	s := newSiteBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	a.published(id)
+	pull, err := b.Pull(t.Context(), b.ref(p.Ref), Options{})
+	b.must(err)
+	b.must(pull.Wait(t.Context()))
+	b.must(b.layers.Detach(id)) // as when its tar could not be opened for a moment
+	b.must(pull.WaitLayer(t.Context(), 0))
+	if !b.has(id) {
+		t.Error("it is ready and not there")
+	}
+}
+
+// What a node owed the store when it ended, it gives when it is back, but nothing that has no room there.
+func TestOwedIsRecalled(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	rec := a.published(a.bring(a.push("app", 1))[0].Layer.DiffID)
+	st := a.site.usable()
+	a.must(os.Remove(filepath.Join(s.store, "layers", rec.DiffID.Encoded()+".json"))) // as if it had never come there
+	a.eventually("it is complete here", func() bool { l, err := a.layers.Peek(rec.DiffID); return err == nil && l.Complete() })
+	small, err := pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.site.cfg.Coord, Node: "a", Grace: time.Second, Capacity: rec.Size})
+	a.must(err)
+	a.site.recall(t.Context(), small)
+	if owed := a.owed(); len(owed) != 0 {
+		t.Errorf("owed to a store that is too small: %v", owed)
+	}
+	a.site.recall(t.Context(), st)
+	if owed := a.owed(); len(owed) != 1 || owed[0] != rec.DiffID {
+		t.Errorf("owed: %v", owed)
+	}
+	a.site.store.Store(small)
+	a.site.giveOwed(t.Context())
+	if owed := a.owed(); len(owed) != 1 || small.Has(t.Context(), rec.DiffID) {
+		t.Errorf("there is no room, and owed is %v", owed)
+	}
+	if drafts, err := filepath.Glob(filepath.Join(s.store, "fill", "*")); err != nil || len(drafts) > 0 {
+		t.Errorf("begun: %v, %v", drafts, err)
+	}
+	a.site.store.Store(st)
+	a.site.giveOwed(t.Context())
+	if owed := a.owed(); len(owed) != 0 || !st.Has(t.Context(), rec.DiffID) {
+		t.Errorf("owed: %v", owed)
+	}
+}
+
+func (n *siteNode) owed() []digest.Digest {
+	n.site.mu.Lock()
+	defer n.site.mu.Unlock()
+	return slices.Collect(maps.Keys(n.site.owed))
 }

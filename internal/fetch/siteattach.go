@@ -159,12 +159,11 @@ func (a *attaching) attach(ctx context.Context, seemed *pop.Layer) {
 }
 
 func (a *attaching) from(ctx context.Context, rec *pop.Layer, await func() error) error {
-	table, err := a.st.Table(ctx, rec)
+	e, err := a.s.described(ctx, a.st, rec, a.layer(rec.DiffID))
 	if err != nil {
 		return err
 	}
-	e := a.s.described(rec, a.layer(rec.DiffID))
-	e.Table, e.Await = table, await
+	e.Await = await
 	_, err = a.s.p.cfg.Layers.Attach(e)
 	return err
 }
@@ -245,13 +244,21 @@ func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*po
 	if err != nil {
 		return nil, nil, err
 	}
-	e := s.described(rec, l)
-	e.Table, err = st.Table(ctx, rec)
+	e, err := s.described(ctx, st, rec, l)
 	return rec, e, err
 }
 
-func (s *site) described(rec *pop.Layer, l image.Layer) *layer.Elsewhere {
-	return &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size, Data: s.cfg.Dir.Path(rec.Data())}
+// described is a layer of the store, with its index if that is there, else its table.
+func (s *site) described(ctx context.Context, st *pop.Store, rec *pop.Layer, l image.Layer) (e *layer.Elsewhere, err error) {
+	e = &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size, Data: s.cfg.Dir.Path(rec.Data())}
+	e.Index, err = st.Index(ctx, rec)
+	if errors.Is(err, pop.ErrDamaged) {
+		s.log.Warn("the index of a layer in the PoP's store is not used", "layer", l.DiffID, "err", err) // verification replaces it
+	}
+	if errors.Is(err, pop.ErrDamaged) || errors.Is(err, pop.ErrUnknown) {
+		e.Table, err = st.Table(ctx, rec)
+	}
+	return e, err
 }
 
 // A layer's tar was opened when it was attached. Who mounts it then, which looks twice, need not

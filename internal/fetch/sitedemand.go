@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -16,77 +17,78 @@ import (
 // nothing on a LAN.
 const peerRange = 256 << 10
 
-// bring brings absent bytes of a partial layer from within the PoP. It reports
-// whether it did; else they are to be fetched.
-func (s *site) bring(ctx context.Context, part *layer.Partial, from, to int64) bool {
-	err := s.bringStored(ctx, part, from, to)
+// bring brings absent bytes of a partial layer from within the PoP. It reports how many came, and
+// whether they are all; else they are to be fetched.
+func (s *site) bring(ctx context.Context, part *layer.Partial, from, to int64) (n int64, ok bool) {
+	n, err := s.bringStored(ctx, part, from, to)
 	if err != nil && !errors.Is(err, context.Canceled) {
-		err = s.bringFromHolder(ctx, part, from, to)
+		n, err = s.bringFromHolder(ctx, part, from, to)
 	}
 	if err == nil {
 		at, _ := part.Absent(from, to)
-		return at >= to
+		return n, at >= to
 	}
-	return false
+	return n, false
 }
 
 // bringStored reads whole pieces that the store's record has sums of.
-func (s *site) bringStored(ctx context.Context, part *layer.Partial, from, to int64) error {
+func (s *site) bringStored(ctx context.Context, part *layer.Partial, from, to int64) (got int64, err error) {
 	st := s.usable()
 	if st == nil {
-		return pop.ErrStoreAway
+		return 0, pop.ErrStoreAway
 	}
 	rec, err := st.Record(ctx, part.Layer.DiffID)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	f, err := st.Open(ctx, rec)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer f.Close()
 	for at := from / pop.SumBytes * pop.SumBytes; at < min(to, rec.Size); at += pop.SumBytes {
 		b := make([]byte, min(pop.SumBytes, rec.Size-at))
 		if n, err := f.ReadAt(b, at); n < len(b) {
-			return err
+			return got, cmp.Or(err, io.ErrUnexpectedEOF)
 		}
 		if k := at / pop.SumBytes * sha256.Size; sha256.Sum256(b) != [sha256.Size]byte(rec.Sums[k:k+sha256.Size]) {
 			s.damaged(ctx, st, rec, fmt.Errorf("at %d: %w", at, pop.ErrDamaged))
-			return pop.ErrDamaged
+			return got, pop.ErrDamaged
 		}
 		if err := s.p.putRoomy(part, at, b); err != nil {
-			return err
+			return got, err
 		}
+		got += int64(len(b))
 	}
-	return nil
+	return got, nil
 }
 
 // bringFromHolder asks the node that is fetching the layer: if it lacks the bytes
 // too, it fetches them, once for all.
-func (s *site) bringFromHolder(ctx context.Context, part *layer.Partial, from, to int64) error {
+func (s *site) bringFromHolder(ctx context.Context, part *layer.Partial, from, to int64) (int64, error) {
 	id := part.Layer.DiffID
 	if s.cfg.Peers == nil || s.leads(id) {
-		return pop.ErrUnknown
+		return 0, pop.ErrUnknown
 	}
 	h, held, err := s.cfg.Coord.Holder(ctx, pop.LayerLease(id))
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if !held || h.Holder.Address == "" || h.Holder.Node == s.cfg.Node {
-		return pop.ErrUnknown
+		return 0, pop.ErrUnknown
 	}
 	from = from / peerRange * peerRange
 	to = min((to+peerRange-1)/peerRange*peerRange, part.Size)
 	r, err := s.cfg.Peers.Range(ctx, h.Holder.Address, id, from, to)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer r.Close()
 	b := make([]byte, to-from)
 	if _, err := io.ReadFull(r, b); err != nil {
-		return err
+		return 0, err
 	}
-	return s.p.putRoomy(part, from-from%presence.Page, b)
+	return to - from, s.p.putRoomy(part, from-from%presence.Page, b)
 }
 
 // damaged takes a layer out of the store whose bytes are not what was published,

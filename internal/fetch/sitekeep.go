@@ -137,6 +137,7 @@ func (s *site) openStore(ctx context.Context) {
 		s.store.Store(st)
 		s.log.Info("the PoP's store is open", "id", st.ID())
 		s.revalidate(ctx, st)
+		s.recall(ctx, st)
 		return
 	}
 	s.mu.Lock()

@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"context"
+	"errors"
 	"io"
 	"maps"
 	"os"
@@ -184,6 +185,11 @@ func (c *copier) publish(ctx context.Context, have *layer.Layer, runs int64) err
 	if st.Has(ctx, c.id) {
 		return c.drop(ctx)
 	}
+	if c.draft == nil {
+		if err := st.Room(ctx, have.Size); err != nil {
+			return err
+		}
+	}
 	if err := c.copy(ctx, st, have.Files().Data, have.Size, runs); err != nil {
 		return err
 	}
@@ -200,8 +206,20 @@ func (c *copier) publish(ctx context.Context, have *layer.Layer, runs int64) err
 	if err != nil {
 		return err
 	}
+	c.s.describe(c.draft, have)
 	rec := pop.Layer{DiffID: c.id, Size: have.Size, Blob: have.Blob, BlobSize: have.BlobSz, Image: c.image, Cost: c.cost.Seconds()}
 	return c.draft.Publish(ctx, rec, b)
+}
+
+// describe has a layer published with its index. Without, others build it.
+func (s *site) describe(d *pop.Draft, have *layer.Layer) {
+	r, err := have.Described()
+	if err == nil {
+		err = errors.Join(d.Describe(r), r.Close())
+	}
+	if err != nil {
+		s.log.Debug("a layer is published without its index", "layer", have.DiffID, "err", err)
+	}
 }
 
 // leader copies a layer into the store while it arrives. One goroutine uses it.
@@ -287,6 +305,33 @@ func (s *site) later(id digest.Digest) {
 	s.owed[id] = true
 }
 
+// recall finds out what this node owed the store when it ended: layers of images that registries
+// gave, which are whole here, and that the store does not have and has room for. What has been
+// evicted meanwhile may come back with them.
+func (s *site) recall(ctx context.Context, st *pop.Store) {
+	there, err := st.Layers(ctx)
+	if err != nil {
+		s.log.Debug("what this node owes the PoP's store is not known", "err", err)
+		return
+	}
+	has := map[digest.Digest]bool{}
+	for _, l := range there {
+		has[l.DiffID] = true
+	}
+	spare, err := st.Spare(ctx)
+	if err != nil {
+		s.log.Debug("what has room in the PoP's store is not known", "err", err)
+		return
+	}
+	for _, l := range s.p.cfg.Layers.Layers() {
+		owed := l.At == "" && !l.Tree && l.Complete() && !has[l.DiffID] && len(s.p.cfg.Catalog.WithLayer(l.DiffID)) > 0
+		if owed && l.Size <= spare {
+			spare -= l.Size
+			s.later(l.DiffID)
+		}
+	}
+}
+
 // giveOwed gives the store what it did not take.
 func (s *site) giveOwed(ctx context.Context) {
 	s.mu.Lock()
@@ -295,7 +340,12 @@ func (s *site) giveOwed(ctx context.Context) {
 	for _, id := range owed {
 		have, err := s.p.cfg.Layers.Peek(id)
 		if err == nil && have.At == "" && !have.Tree {
-			if err = s.republish(ctx, have); err != nil {
+			err = s.republish(ctx, have)
+			if errors.Is(err, pop.ErrFull) {
+				s.log.Debug("a layer is not published to the PoP yet", "layer", id, "err", err)
+				continue
+			}
+			if err != nil {
 				s.log.Warn("a layer is not published to the PoP yet", "layer", id, "err", err)
 				return
 			}

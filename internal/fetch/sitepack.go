@@ -69,11 +69,32 @@ func (s *site) bringPack(ctx context.Context, manifest digest.Digest) error {
 	if err != nil || size > peer.MaxPack {
 		return errors.Join(err, fmt.Errorf("a pack of %d bytes", size))
 	}
-	return durable.Commit(s.p.PackPath(manifest), 0o600, func(f *os.File) error {
+	err = durable.Commit(s.p.PackPath(manifest), 0o600, func(f *os.File) error {
 		_, err := io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{io.NewSectionReader(from, 0, size)}, make([]byte, 256<<10))
 		return err
 	})
+	if err == nil {
+		s.mu.Lock()
+		s.brought[manifest] = size
+		s.mu.Unlock()
+		if terr := st.TouchPack(ctx, manifest, size); terr != nil {
+			s.log.Debug("use is not noted", "pack", manifest, "err", terr)
+		}
+	}
+	return err
 }
+
+// takeBrought is how many bytes bringPack has brought of a pack since this was asked last.
+func (s *site) takeBrought(manifest digest.Digest) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.brought[manifest]
+	delete(s.brought, manifest)
+	return n
+}
+
+// withinPoP is a stream that does not cross the PoP's link.
+type withinPoP struct{ io.ReadCloser }
 
 // A pack that comes from a registry is passed on to the other nodes that start
 // the image meanwhile, and kept for those that start it soon after: the link
@@ -122,7 +143,7 @@ func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pa
 		lease, err := s.cfg.Coord.Acquire(ctx, packLease(m), 0)
 		if err == nil {
 			if r := s.packFromPeers(ctx, m); r != nil {
-				return r, lease.Release(context.WithoutCancel(ctx))
+				return &withinPoP{r}, lease.Release(context.WithoutCancel(ctx))
 			}
 			return s.pass(ctx, m, f, at, lease)
 		}
@@ -132,7 +153,7 @@ func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pa
 		}
 		r, err := s.cfg.Peers.Pack(ctx, held.Holder.Address, m)
 		if err == nil {
-			return r, nil
+			return &withinPoP{r}, nil
 		}
 		if !errors.Is(err, peer.ErrUnknown) { // it holds the lease and has not begun
 			break

@@ -266,6 +266,9 @@ func (s *site) republish(ctx context.Context, have *layer.Layer) error {
 		if have.At != "" || have.Tree {
 			return fmt.Errorf("layer %s is not kept here: %w", have.DiffID, layer.ErrUnknown)
 		}
+		if err := st.Room(ctx, have.Size); err != nil {
+			return err
+		}
 		lease, err := s.acquire(ctx, have.DiffID)
 		if err == nil {
 			err = s.copyWhole(ctx, st, have, lease.Token())
@@ -309,6 +312,7 @@ func (s *site) copyWhole(ctx context.Context, st *pop.Store, have *layer.Layer, 
 	if err != nil {
 		return errors.Join(err, draft.Abandon(context.WithoutCancel(ctx)))
 	}
+	s.describe(draft, have)
 	rec := pop.Layer{DiffID: have.DiffID, Size: have.Size, Blob: have.Blob, BlobSize: have.BlobSz}
 	if names := s.imagesWith(have.DiffID); len(names) > 0 {
 		rec.Image = names[0]

@@ -30,7 +30,7 @@ type Eviction struct {
 	Why    string          // nothing, or why nothing was evicted though something should have been
 }
 
-// Evict takes layers and checkpoints out of the store that no node uses, until it has room for
+// Evict takes layers and checkpoints out of the store that no node uses, and packs, until it has room for
 // want bytes more, or down to its low watermark if it is above the high one. It does nothing
 // unless the coordinator answers, remembers, and lets this node evict; then
 // Eviction.Why says so. Deleting follows: see Sweep.
@@ -39,7 +39,11 @@ func (s *Store) Evict(ctx context.Context, want int64) (Eviction, error) {
 	if layers == nil && err != nil {
 		return Eviction{}, err
 	}
-	excess, err := s.excess(ctx, layers, want)
+	packs, err := s.packs(ctx)
+	if err != nil {
+		return Eviction{}, err
+	}
+	excess, err := s.excess(ctx, append(layers[:len(layers):len(layers)], slices.Collect(maps.Values(packs))...), want)
 	over := s.overQuota(layers)
 	if err != nil || excess <= 0 && len(over) == 0 {
 		return Eviction{}, err
@@ -52,7 +56,7 @@ func (s *Store) Evict(ctx context.Context, want int64) (Eviction, error) {
 		return Eviction{Why: whyNot(err, "")}, nil
 	}
 	defer lease.Release(context.WithoutCancel(ctx))
-	e := &evicting{s: s, lease: lease, layers: map[string]*Layer{}, on: uppers(layers), excess: excess, over: over}
+	e := &evicting{s: s, lease: lease, layers: packs, on: uppers(layers), excess: excess, over: over}
 	for _, l := range layers {
 		e.layers[l.DiffID.String()] = l
 	}
@@ -74,20 +78,28 @@ func whyNot(err error, else_ string) string {
 	return else_
 }
 
-// excess is how many bytes have to go.
-func (s *Store) excess(ctx context.Context, layers []*Layer, want int64) (int64, error) {
+// filled is how many bytes are in the store, and how many it is to hold at most.
+func (s *Store) filled(ctx context.Context, layers []*Layer) (used, capacity int64, err error) {
 	total, free, err := s.cfg.FS.Space(ctx)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	var used int64
 	for _, l := range layers {
 		used += l.Size
 	}
-	capacity := s.cfg.Capacity
+	capacity = s.cfg.Capacity
 	if capacity == 0 || capacity > total {
 		capacity = total
 		used = total - free - s.Trashed(ctx) // what is going already is as good as free
+	}
+	return used, capacity, nil
+}
+
+// excess is how many bytes have to go.
+func (s *Store) excess(ctx context.Context, layers []*Layer, want int64) (int64, error) {
+	used, capacity, err := s.filled(ctx, layers)
+	if err != nil {
+		return 0, err
 	}
 	if float64(used+want) <= s.cfg.High*float64(capacity) {
 		return 0, nil
@@ -116,7 +128,7 @@ func (s *Store) overQuota(layers []*Layer) map[string]int64 {
 type evicting struct {
 	s        *Store
 	lease    Lease
-	layers   map[string]*Layer
+	layers   map[string]*Layer // and packs
 	policy   evict.Policy
 	position string
 	users    map[string][]string
@@ -236,13 +248,20 @@ func (e *evicting) run(ctx context.Context) error {
 // take evicts one object, and the layer that it stood on if nothing else does. It
 // reports whether the object has gone.
 func (e *evicting) take(ctx context.Context, key string, l *Layer) (bool, error) {
-	gone, err := e.s.evict(ctx, l.DiffID)
-	if err != nil || !gone {
-		return false, err
+	if key == packKey(l.DiffID) { // nobody reads it but to copy it
+		if err := e.s.DropPack(ctx, l.DiffID); err != nil {
+			return false, err
+		}
+	} else {
+		gone, err := e.s.evict(ctx, l.DiffID)
+		if err != nil || !gone {
+			return false, err
+		}
+		e.done.Layers = append(e.done.Layers, l.DiffID)
 	}
 	e.policy.Remove(key)
 	delete(e.layers, key)
-	e.done.Layers, e.done.Bytes = append(e.done.Layers, l.DiffID), e.done.Bytes+l.Size
+	e.done.Bytes += l.Size
 	e.excess -= l.Size
 	lessen(e.over, l)
 	if l.Upper == "" {
@@ -250,6 +269,7 @@ func (e *evicting) take(ctx context.Context, key string, l *Layer) (bool, error)
 	}
 	on := l.Upper.String()
 	e.on[on]--
+	var err error
 	if under := e.layers[on]; under != nil && e.on[on] == 0 && len(e.users[on]) == 0 {
 		_, err = e.take(ctx, on, under)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/errgroup"
 )
 
 // Draft is a layer that this node copies into the store while it arrives.
@@ -29,6 +30,9 @@ type Draft struct {
 	at   int64 // everything before it was written
 	hash hash.Hash
 	sums []byte
+
+	index  []byte        // as it is to lie in the store; nil for none
+	indexD digest.Digest // of what it says
 }
 
 // checkpoint is fill/HEX.json: how far whom had come.
@@ -104,6 +108,29 @@ func (f *Draft) Checkpoint(ctx context.Context, record []byte) error {
 	return f.s.cfg.FS.WriteFile(ctx, checkpointOf(f.id), b)
 }
 
+// Describe has the layer published with what saves who mounts it the way from its table to an
+// index: what r gives, at most maxIndex bytes. It is kept in memory, compressed, until then.
+func (f *Draft) Describe(r io.Reader) error {
+	var b bytes.Buffer
+	enc, err := zstd.NewWriter(&b, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))
+	if err != nil {
+		return err
+	}
+	h := digest.Canonical.Digester()
+	n, err := io.CopyBuffer(io.MultiWriter(enc, h.Hash()), struct{ io.Reader }{io.LimitReader(r, maxIndex+1)}, make([]byte, 64<<10))
+	if err = errors.Join(err, enc.Close()); err == nil && n > maxIndex {
+		err = fmt.Errorf("the index of layer %s has more than %d bytes", f.id, maxIndex)
+	}
+	if err != nil {
+		return err
+	}
+	f.index, f.indexD = b.Bytes(), h.Digest()
+	return nil
+}
+
+// maxIndex bounds an index in the store: larger ones are built of tables.
+const maxIndex = 16 << 20
+
 // Publish makes the layer visible to all nodes: everything was written. table
 // is the layer's. The caller has verified the tar that it wrote. Of l the files' names
 // and sums are filled in. If the store has the layer already, that one stays. After an
@@ -121,17 +148,29 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 	if n, err := f.f.Size(); err != nil || n != l.Size || f.at != l.Size {
 		return fmt.Errorf("publish layer %s: %d bytes were written and %d are there, of %d: %w", f.id, f.at, n, l.Size, errors.Join(err, ErrDamaged))
 	}
-	if err := f.s.cfg.FS.WriteFile(ctx, path.Join(layersDir, f.name+tableEnd), packTable(table)); err != nil {
+	if err := f.writeTables(ctx, table); err != nil {
 		return err
 	}
 	l.Version, l.DiffID, l.Name, l.Node = formatVersion, f.id, f.name, f.s.cfg.Node
-	l.Table, l.Sums = digest.FromBytes(table), f.sums
+	l.Table, l.Index, l.Sums = digest.FromBytes(table), f.indexD, f.sums
 	if err := f.entitle(ctx, &l); err != nil {
 		return fmt.Errorf("publish layer %s: %w", f.id, err)
 	}
 	f.s.forgetFill(ctx, f.id)
 	f.s.tell(ctx, Event{Kind: Published, Key: f.id.String()})
 	return nil
+}
+
+// writeTables writes the layer's table and, if there is one, its index.
+func (f *Draft) writeTables(ctx context.Context, table []byte) error {
+	var both errgroup.Group
+	both.Go(func() error {
+		return f.s.cfg.FS.WriteFile(ctx, path.Join(layersDir, f.name+tableEnd), packTable(table))
+	})
+	if f.index != nil {
+		both.Go(func() error { return f.s.cfg.FS.WriteFile(ctx, path.Join(layersDir, f.name+indexEnd), f.index) })
+	}
+	return both.Wait()
 }
 
 // entitle fills in the title and renames it into place. A sweep that took the

@@ -84,7 +84,8 @@ type Store struct {
 	records map[string]seenRecord // of Objects and Checkpoints, by file
 
 	sweeping sync.Mutex
-	since    map[string]sighting // guarded by sweeping
+	since    map[string]sighting  // guarded by sweeping
+	images   map[string]imageSeen // guarded by sweeping, by file
 }
 
 // silence is how long a node's counter has stood still, by this node's clock.
@@ -102,8 +103,10 @@ type Layer struct {
 	BlobSize int64         `json:"blob_size"`
 	Name     string        `json:"name"`  // of its files in layers/, without what ends them: HEX.TOKEN.NONCE
 	Table    digest.Digest `json:"table"` // sha256 of the layer's table
-	Sums     []byte        `json:"sums"`  // sha256 of each SumBytes of the tar, one after the other
-	Node     string        `json:"node"`  // who published it
+	// Index is the sha256 of what describes the layer to who mounts it (Draft.Describe); "" if nothing does.
+	Index digest.Digest `json:"index,omitempty"`
+	Sums  []byte        `json:"sums"` // sha256 of each SumBytes of the tar, one after the other
+	Node  string        `json:"node"` // who published it
 	// Cost is what fetching it took, seconds.
 	Cost float64 `json:"cost,omitempty"`
 	// Image is the reference that it was fetched for first.
@@ -291,17 +294,19 @@ func (s *Store) readRecord(ctx context.Context, name string) (*Layer, error) {
 func (l *Layer) valid() bool {
 	hex, _, ok := parseName(l.Name)
 	return ok && l.Version == formatVersion && l.DiffID.Validate() == nil && l.DiffID.Algorithm() == digest.SHA256 && hex == l.DiffID.Encoded() && l.Size >= 0 &&
-		int64(len(l.Sums)) == (l.Size+SumBytes-1)/SumBytes*sha256.Size && l.Table.Validate() == nil && (l.Upper == "" || l.Upper.Validate() == nil)
+		int64(len(l.Sums)) == (l.Size+SumBytes-1)/SumBytes*sha256.Size && l.Table.Validate() == nil && (l.Index == "" || l.Index.Validate() == nil) && (l.Upper == "" || l.Upper.Validate() == nil)
 }
 
 func recordOf(id digest.Digest) string { return path.Join(layersDir, id.Encoded()+".json") }
 
 func (l *Layer) data() string  { return path.Join(layersDir, l.Name+dataEnd) }
 func (l *Layer) table() string { return path.Join(layersDir, l.Name+tableEnd) }
+func (l *Layer) index() string { return path.Join(layersDir, l.Name+indexEnd) }
 
 const (
 	dataEnd  = ".data"
 	tableEnd = ".table"
+	indexEnd = ".index"
 )
 
 // nameOf is a name for a layer's files that nobody else uses.
@@ -390,6 +395,22 @@ func (s *Store) Table(ctx context.Context, l *Layer) ([]byte, error) {
 	return unpackTable(b, l.Table)
 }
 
+// Index returns what describes the layer to who mounts it, verified. The error wraps
+// ErrUnknown if nothing does: its table has as much.
+func (s *Store) Index(ctx context.Context, l *Layer) ([]byte, error) {
+	if l.Index == "" {
+		return nil, fmt.Errorf("index of layer %s: %w", l.DiffID, ErrUnknown)
+	}
+	b, err := s.cfg.FS.ReadFile(ctx, l.index())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("index of layer %s: %w", l.DiffID, ErrUnknown)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return unpackTable(b, l.Index)
+}
+
 // Beat shows that this node lives. It is to be called more often than a lease lasts.
 func (s *Store) Beat(ctx context.Context) error {
 	s.mu.Lock()
@@ -425,6 +446,40 @@ func (s *Store) overwrite(ctx context.Context, name string, b []byte) error {
 // Open opens a layer's tar for reading.
 func (s *Store) Open(ctx context.Context, l *Layer) (File, error) {
 	return s.cfg.FS.Open(ctx, l.data())
+}
+
+// ErrFull says that the store has no room for something.
+var ErrFull = errors.New("the PoP's store has no room for it")
+
+// Room returns an error that wraps ErrFull if a layer of so many bytes does not fit into what is free now,
+// or would be evicted at once.
+func (s *Store) Room(ctx context.Context, size int64) error {
+	total, free, err := s.cfg.FS.Space(ctx)
+	if err != nil {
+		return err
+	}
+	capacity := s.cfg.Capacity
+	if capacity == 0 || capacity > total {
+		capacity = total
+	}
+	if need := size + size/64 + 1<<20; free < need || float64(size) > s.cfg.High*float64(capacity) { // its table and records too
+		return fmt.Errorf("%d bytes, %d are free: %w", size, free, ErrFull)
+	}
+	return nil
+}
+
+// Spare is how many bytes more fit into the store so that nothing has to go for them; it may be negative.
+func (s *Store) Spare(ctx context.Context) (int64, error) {
+	layers, err := s.Objects(ctx)
+	if err != nil {
+		return 0, err
+	}
+	packs, err := s.packs(ctx)
+	if err != nil {
+		return 0, err
+	}
+	used, capacity, err := s.filled(ctx, append(layers, slices.Collect(maps.Values(packs))...))
+	return int64(s.cfg.High*float64(capacity)) - used, err
 }
 
 // Space is the bytes of the store's file system, and those that are free.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,7 +41,7 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 	if err == nil { // else not all is named
 		err = w.orphans(ctx)
 	}
-	err = errors.Join(strays, err, w.temporary(ctx), w.incomplete(ctx), s.forgetVerified(ctx), w.forgetNotes(ctx))
+	err = errors.Join(strays, err, w.temporary(ctx), w.incomplete(ctx), w.images(ctx), s.forgetVerified(ctx), w.forgetNotes(ctx))
 	s.since = w.ages
 	return w.freed, err
 }
@@ -160,11 +161,16 @@ func (s *Store) discard(ctx context.Context, from, name string) error {
 
 // bury deletes the files of a dead title, and it.
 func (s *Store) bury(ctx context.Context, name string) error {
-	if err := errors.Join(s.remove(ctx, path.Join(layersDir, name+dataEnd)), s.remove(ctx, path.Join(layersDir, name+tableEnd))); err != nil {
-		return err
+	for _, end := range fileEnds {
+		if err := s.remove(ctx, path.Join(layersDir, name+end)); err != nil {
+			return err
+		}
 	}
 	return s.remove(ctx, deadOf(name))
 }
+
+// fileEnds end the names of a layer's files.
+var fileEnds = []string{dataEnd, tableEnd, indexEnd}
 
 func unlessGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
@@ -255,12 +261,9 @@ func (w *sweep) orphans(ctx context.Context) error {
 	}
 	var errs error
 	for _, e := range w.files {
-		name, ok := strings.CutSuffix(e.Name(), dataEnd)
-		if !ok {
-			name, ok = strings.CutSuffix(e.Name(), tableEnd)
-		}
+		name := strings.TrimSuffix(e.Name(), path.Ext(e.Name()))
 		hex, _, good := parseName(name)
-		if !ok || !good || w.named[name] {
+		if !slices.Contains(fileEnds, path.Ext(e.Name())) || !good || w.named[name] {
 			continue
 		}
 		file := path.Join(layersDir, e.Name())

@@ -16,7 +16,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Verify reads a layer and its table and compares them with what was published,
+// Verify reads a layer, its table and its index, and compares them with what was published,
 // at most rate bytes a second; 0 is as fast as it goes. It returns an error that
 // wraps ErrDamaged if they differ or are not there, ErrUnknown if the layer has left the store meanwhile.
 func (s *Store) Verify(ctx context.Context, l *Layer, rate int64) error {
@@ -40,6 +40,11 @@ func unlessUnknown(err error) error {
 func (s *Store) compare(ctx context.Context, l *Layer, rate int64) error {
 	if _, err := s.Table(ctx, l); err != nil {
 		return err
+	}
+	if l.Index != "" {
+		if _, err := s.Index(ctx, l); err != nil {
+			return err
+		}
 	}
 	f, err := s.cfg.FS.Open(ctx, l.data())
 	if err != nil {

@@ -48,6 +48,8 @@ type container struct {
 	of   *content
 	name string // of the data
 	file int    // its identity
+	// beside are the names of what describes the data.
+	beside []string
 }
 
 // world is one schedule. The disk's lock guards what is below it.
@@ -180,6 +182,11 @@ func (w *world) check(c *container, after string) {
 	case !t.Synced:
 		w.violated("%s: a container runs on %s, which is not durable", c.node.name, c.name)
 	}
+	for _, name := range c.beside {
+		if t, ok := w.disk.Peek(name); !ok || !t.Synced {
+			w.violated("%s: a container runs on %s, and %s is gone or not durable after %s", c.node.name, c.name, name, after)
+		}
+	}
 }
 
 // run starts a container on what Use has just given.
@@ -189,6 +196,11 @@ func (w *world) run(n *node, of *content, l *pop.Layer) *container {
 		t, _ := w.disk.Peek(c.name)
 		c.file = t.ID
 		w.note("%s runs a container on %s", n.name, c.name)
+		for _, end := range []string{".table", ".index"} {
+			if beside := strings.TrimSuffix(c.name, ".data") + end; end == ".table" || l.Index != "" {
+				c.beside = append(c.beside, beside)
+			}
+		}
 		w.check(c, "it was given")
 		w.running[c] = true
 	})

@@ -1,0 +1,230 @@
+package pop_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// described puts a layer with an index into the store.
+func described(t *testing.T, st *pop.Store, tar, index []byte) *pop.Layer {
+	t.Helper()
+	ctx, id := t.Context(), digest.FromBytes(tar)
+	d, err := st.Draft(ctx, id, st.Above(ctx, id)+1)
+	if err == nil {
+		_, err = d.Write(tar)
+	}
+	if err == nil {
+		err = d.Describe(bytes.NewReader(index))
+	}
+	if err == nil {
+		err = d.Publish(ctx, pop.Layer{Size: int64(len(tar))}, []byte("table"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := st.Record(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// A layer's index is read by other nodes, verified, and goes with the layer. There need not be one.
+func TestIndex(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		a, other := b.node("a"), b.node("b")
+		index := []byte(strings.Repeat("an index ", 1000))
+		l := described(t, a, []byte("layer"), index)
+		if got, err := other.Index(t.Context(), l); err != nil || !bytes.Equal(got, index) {
+			t.Errorf("%d bytes, %v", len(got), err)
+		}
+		if err := other.Verify(t.Context(), l, 0); err != nil {
+			t.Error(err)
+		}
+		without, err := a.Record(t.Context(), publish(t, a, []byte("another"), ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = other.Index(t.Context(), without)
+		is(t, "a layer without", err, pop.ErrUnknown)
+		if err := other.Verify(t.Context(), without, 0); err != nil {
+			t.Error(err)
+		}
+		file := filepath.Join(b.dir, "layers", l.Name+".index")
+		for _, damage := range []func() error{
+			func() error { return os.WriteFile(file, []byte("something else"), 0o600) },
+			func() error { return os.Remove(file) },
+		} {
+			if err := damage(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := other.Index(t.Context(), l); !errors.Is(err, pop.ErrDamaged) && !errors.Is(err, pop.ErrUnknown) {
+				t.Errorf("damaged: %v", err)
+			}
+			is(t, "verified", other.Verify(t.Context(), l, 0), pop.ErrDamaged)
+		}
+	})
+}
+
+// What lies beside a layer is deleted with it, and without a title too.
+func TestIndexGoesWithItsLayer(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		st := b.open(pop.StoreConfig{Node: "x", Capacity: 100, Forget: 10 * time.Minute})
+		described(t, st, []byte("layer"), []byte("index"))
+		lost := filepath.Join(b.dir, "layers", digest.FromString("lost").Encoded()+".7.ABCDEFGH.index")
+		if err := os.WriteFile(lost, []byte("of a title that a power cut took"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if e, err := st.Evict(t.Context(), 100); err != nil || len(e.Layers) != 1 {
+			t.Fatal(e, err)
+		}
+		for range 6 {
+			b.sweep(st)
+		}
+		if left := b.files("layers", "trash"); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+	})
+}
+
+// Packs count, and go when they were not used for longest.
+func TestPacksAreEvicted(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		st := b.open(pop.StoreConfig{Node: "x", Capacity: 100, High: 0.75, Low: 0.5, Policy: "lru"})
+		old, hot := digest.FromString("old"), digest.FromString("hot")
+		for _, m := range []digest.Digest{old, hot} {
+			if err := st.PutPack(t.Context(), m, strings.NewReader(strings.Repeat("p", 20))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ids := fill(t, st, 3)
+		evicts(t, st, 0, 0, "") // 70 of 100
+		if err := st.TouchPack(t.Context(), old, 20); err != nil {
+			t.Fatal(err)
+		}
+		touch(t, st, "r/image", ids...)
+		if err := st.TouchPack(t.Context(), hot, 20); err != nil {
+			t.Fatal(err)
+		}
+		if e, err := st.Evict(t.Context(), 6); err != nil || e.Bytes != 30 || len(e.Layers) != 1 || e.Layers[0] != ids[0] {
+			t.Errorf("%+v, %v: the old pack and the first layer are to go", e, err)
+		}
+		_, err := st.Pack(t.Context(), old)
+		is(t, "the old pack", err, pop.ErrUnknown)
+		if f, err := st.Pack(t.Context(), hot); err != nil {
+			t.Error(err)
+		} else {
+			f.Close()
+		}
+	})
+}
+
+// imageRecord is as much of an image's record as a store looks at.
+func imageRecord(t *testing.T, note string, layers ...digest.Digest) []byte {
+	t.Helper()
+	cfg, err := json.Marshal(map[string]any{"rootfs": map[string]any{"type": "layers", "diff_ids": layers}, "author": note})
+	if err == nil {
+		cfg, err = json.Marshal(map[string]any{"config": cfg})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// A record is written over another, longer one, and one that is half written is none.
+func TestImageIsWrittenOver(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		st, ref := b.node("x"), "r/image:1"
+		long, short := imageRecord(t, strings.Repeat("long", 100)), imageRecord(t, "short")
+		for _, rec := range [][]byte{long, short, long} {
+			if err := st.PutImage(t.Context(), ref, rec); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := st.Image(t.Context(), ref); err != nil || !bytes.Equal(got, rec) {
+				t.Errorf("%s, %v", got, err)
+			}
+		}
+		file := filepath.Join(b.dir, b.files("images")[0])
+		if err := os.Truncate(file, 100); err != nil {
+			t.Fatal(err)
+		}
+		_, err := st.Image(t.Context(), ref)
+		is(t, "half of one", err, pop.ErrDamaged)
+		if err := st.PutImage(t.Context(), ref, short); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := st.Image(t.Context(), ref); err != nil || !bytes.Equal(got, short) {
+			t.Errorf("%s, %v", got, err)
+		}
+		if files := b.files("images"); len(files) != 1 {
+			t.Errorf("%v", files)
+		}
+	})
+}
+
+// What a reference was resolved to goes when the store has long not had all of its layers.
+func TestImagesGoWithTheirLayers(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		st := b.open(pop.StoreConfig{Node: "x", Capacity: 1000, Policy: "lru", Forget: time.Hour})
+		ids := fill(t, st, 2)
+		for ref, rec := range map[string][]byte{"whole": imageRecord(t, "", ids[1]), "half": imageRecord(t, "", ids...), "odd": []byte(`{"config":"e30="}`)} {
+			if err := st.PutImage(t.Context(), ref, rec); err != nil {
+				t.Fatal(err)
+			}
+		}
+		has := func(ref string) bool {
+			_, err := st.Image(t.Context(), ref)
+			return err == nil
+		}
+		b.sweep(st)
+		if !has("whole") || !has("half") || !has("odd") {
+			t.Error("one has gone at once")
+		}
+		touch(t, st, "r/image", ids...)
+		if e, err := st.Evict(t.Context(), 930); err != nil || len(e.Layers) != 0 {
+			t.Fatal(e, err) // just high
+		}
+		if e, err := st.Evict(t.Context(), 931); err != nil || len(e.Layers) != 2 {
+			t.Fatal(e, err)
+		}
+		publish(t, st, []byte("layer 0001"), "") // comes again
+		for range 10 {
+			b.sweep(st)
+		}
+		if !has("whole") || has("half") || has("odd") {
+			t.Errorf("whole is there: %v; half: %v; odd: %v", has("whole"), has("half"), has("odd"))
+		}
+	})
+}
+
+// Whether there is room is known before anything is written.
+func TestRoom(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		st := b.open(pop.StoreConfig{Node: "x", Capacity: 1000, High: 0.9, Low: 0.5})
+		ctx := t.Context()
+		if err := st.Room(ctx, 900); err != nil {
+			t.Error(err)
+		}
+		is(t, "more than the store is to hold", st.Room(ctx, 901), pop.ErrFull)
+		total, _, err := st.Space(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		is(t, "more than there is", b.node("y").Room(ctx, total), pop.ErrFull)
+		fill(t, st, 10)
+		if n, err := st.Spare(ctx); err != nil || n != 800 {
+			t.Errorf("100 bytes are there, and 900 may be: %d, %v", n, err)
+		}
+	})
+}
