@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"dewpoint/internal/bench/popbed"
+	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/node"
 	"dewpoint/internal/registry/registrytest"
 )
@@ -176,7 +178,46 @@ func TestCheckpointFit(t *testing.T) {
 	if r.code != 12 || !strings.Contains(r.err, "itself started from a checkpoint") {
 		t.Errorf("of a clone: %+v", r)
 	}
+	b.must("rm", "-f", "other")
+	b.otherCPU("fancy9")
+	rec := b.record("run", "-d", "--name", "other", "--net", "bridge", "--ready", "http:80/", b.img.Ref)
+	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || got != "restore: this CPU lacks fancy9" {
+		t.Errorf("made on another CPU: started by %s, since %q", rec.Way.Start, got)
+	}
+	if all := b.checkpoints(t); len(all) != 1 || all[0].Unfit != "this CPU lacks fancy9" {
+		t.Errorf("the list has %+v", all)
+	}
 	b.end()
+}
+
+// otherCPU makes the bed's checkpoint one that was made on a CPU with one more feature.
+func (b *checkpointBed) otherCPU(feature string) {
+	b.t.Helper()
+	b.stop()
+	path := filepath.Join(b.root, "checkpoints", "store", b.id+".json")
+	text, err := os.ReadFile(path)
+	var r store.Record
+	var fit checkpoint.Fit
+	if err == nil {
+		err = json.Unmarshal(text, &r)
+	}
+	if err == nil {
+		err = json.Unmarshal(r.Fit, &fit)
+	}
+	fit.CPU = append(fit.CPU, feature)
+	if err == nil {
+		r.Fit, err = json.Marshal(fit)
+	}
+	if err == nil {
+		text, err = json.Marshal(r)
+	}
+	if err == nil {
+		err = os.WriteFile(path, text, 0o600)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.start()
 }
 
 // Eight containers start from one checkpoint at once, each with an address and
