@@ -30,7 +30,7 @@ var order = [][]string{
 	{"ready"},
 	{"checkpoint"},
 	{"deploy"},
-	{"api"},
+	{"api", "metrics"},
 	{"doctor", "web"},
 	{"daemon"},
 	{"simulate"},

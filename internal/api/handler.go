@@ -22,6 +22,9 @@ type Config struct {
 	Log          *slog.Logger          // of panics; default none
 	Classify     func(error) *Error    // default Classify
 	Interceptors []connect.Interceptor // outermost first
+	// Observe is told of every call that was answered: its procedure, the Code of its
+	// error or "ok", and the time it took. May be nil; must not block.
+	Observe func(procedure, code string, took time.Duration)
 }
 
 const (
@@ -50,7 +53,7 @@ func NewHandler(n Node, cfg Config) http.Handler {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(dewpointv1connect.NewNodeHandler(h,
-		connect.WithInterceptors(cfg.Interceptors...),
+		connect.WithInterceptors(append([]connect.Interceptor{observer(cfg.Observe)}, cfg.Interceptors...)...),
 		connect.WithReadMaxBytes(maxMessage),
 		connect.WithRecover(func(_ context.Context, s connect.Spec, _ http.Header, v any) error {
 			return h.panicked(s.Procedure, v).wire()

@@ -26,7 +26,9 @@ func (d *Daemon) freeDisk() (int64, error) {
 
 // makeRoom lets go of bytes of disk that nothing uses.
 func (d *Daemon) makeRoom(ctx context.Context, bytes int64) {
-	if _, err := d.puller.Collect(ctx, bytes, d.inUse); err != nil {
+	freed, err := d.puller.Collect(ctx, bytes, d.inUse)
+	d.metrics.Evicted(len(freed.Layers), freed.Bytes)
+	if err != nil {
 		d.log.Warn("make room for an image", "err", err)
 	}
 }

@@ -20,7 +20,6 @@ import (
 	"dewpoint/internal/node"
 
 	"github.com/opencontainers/go-digest"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 )
 
@@ -288,24 +287,4 @@ func (d *Daemon) checkpointFinding(ctx context.Context) []node.Finding {
 		out = append(out, node.Finding{What: "checkpoints", Level: node.LevelNote, Detail: l})
 	}
 	return out
-}
-
-// registerCheckpoints registers what became of starts.
-func (d *Daemon) registerCheckpoints(r *prometheus.Registry) {
-	if d.checkpoints == nil {
-		return
-	}
-	for _, c := range []struct {
-		outcome, reason string
-		value           func(checkpoint.Stats) int64
-	}{
-		{"restored", "", func(s checkpoint.Stats) int64 { return s.Restored }},
-		{"failed", "", func(s checkpoint.Stats) int64 { return s.Failed }},
-		{"booted", "unfit", func(s checkpoint.Stats) int64 { return s.Unfit }},
-		{"booted", "slower", func(s checkpoint.Stats) int64 { return s.Slower }},
-	} {
-		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "dewpoint_restores_total",
-			Help: "Starts of containers whose image has checkpoints.", ConstLabels: prometheus.Labels{"outcome": c.outcome, "reason": c.reason}},
-			func() float64 { return float64(c.value(d.checkpoints.Stats())) }))
-	}
 }

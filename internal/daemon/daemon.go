@@ -36,6 +36,7 @@ import (
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/learn"
+	"dewpoint/internal/metrics"
 	"dewpoint/internal/mount"
 	"dewpoint/internal/node"
 	"dewpoint/internal/registry"
@@ -77,6 +78,7 @@ type Daemon struct {
 	checkpoints *checkpoint.Manager // with saved
 	deployer    *deploy.Deployer
 	traces      *trace.Exporter // nil: nobody wants them
+	metrics     *metrics.Set
 	events      *events
 	lock        *os.File        // of State
 	server      *server         // of partial layers; nil if there are to be none
@@ -109,7 +111,7 @@ func Run(ctx context.Context, cfg Config, started chan<- struct{}) error {
 
 // open builds the parts that serve nothing yet.
 func open(ctx context.Context, cfg Config) (*Daemon, error) {
-	d := &Daemon{cfg: cfg, log: cfg.Log, name: cfg.File.Node.Name, events: newEvents()}
+	d := &Daemon{cfg: cfg, log: cfg.Log, name: cfg.File.Node.Name, events: newEvents(), metrics: metrics.New(cfg.Version)}
 	if d.name == "" {
 		d.name, _ = os.Hostname()
 	}
@@ -269,7 +271,7 @@ func (d *Daemon) serve(ctx context.Context, started chan<- struct{}) error {
 		g.Go(func() error { return d.watchEngine(ctx) })
 		g.Go(func() error { return d.keepHouse(ctx) })
 		g.Go(func() error { return d.servePoP(ctx) })
-		h := trace.Handler(api.NewHandler(d, api.Config{Classify: classify, Log: d.log}))
+		h := trace.Handler(api.NewHandler(d, api.Config{Classify: classify, Observe: d.metrics.Call, Log: d.log}))
 		if err := d.serveTCP(ctx, g, h); err != nil {
 			return errors.Join(err, l.Close())
 		}
@@ -301,13 +303,14 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 		return err
 	}
 	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner, Checkpoints: d.checkpoints, Node: d.name, Log: d.log, Done: d.done,
-		Admit: d.admitConfig(), Room: d.makeRoom, Traces: d.traces})
+		Admit: d.admitConfig(), Room: d.makeRoom, Ended: d.ended, Traces: d.traces})
 	return d.deployer.RemoveAtExit(ctx)
 }
 
 // done logs the record of a deployment or pull and tells the event stream.
 func (d *Daemon) done(r node.Record) {
 	d.work.Add(1)
+	d.metrics.Settled(r)
 	d.log.Info("deployment", "record", r)
 	kind := node.EventRecord
 	if r.Name == "" {

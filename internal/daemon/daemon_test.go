@@ -24,6 +24,7 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/inflate"
 	"dewpoint/internal/layer"
+	"dewpoint/internal/metrics"
 	"dewpoint/internal/mount"
 	"dewpoint/internal/node"
 	"dewpoint/internal/ready"
@@ -320,7 +321,7 @@ func TestChunks(t *testing.T) {
 }
 
 func TestDone(t *testing.T) {
-	d := &Daemon{events: newEvents(), log: slog.New(slog.DiscardHandler)}
+	d := &Daemon{metrics: metrics.New(""), events: newEvents(), log: slog.New(slog.DiscardHandler)}
 	d.done(node.Record{Image: "app:1"})
 	d.done(node.Record{Image: "app:1", Name: "web"})
 	got, _ := d.events.after(0)

@@ -12,13 +12,9 @@ import (
 	"syscall"
 	"time"
 
-	"dewpoint/internal/fetch"
 	"dewpoint/internal/node"
 	"dewpoint/internal/web"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sys/unix"
 )
 
@@ -69,6 +65,7 @@ func (d *Daemon) collect(ctx context.Context) {
 	if err != nil {
 		d.log.Error("remove unused layers", "err", err)
 	}
+	d.metrics.Evicted(len(freed.Layers), freed.Bytes)
 	if freed.Bytes > 0 || len(freed.Layers) > 0 {
 		d.log.Info("unused layers and what cut pulls left removed", "layers", len(freed.Layers), "bytes", freed.Bytes)
 	}
@@ -115,20 +112,9 @@ func diskUse(dir string) int64 {
 // serveHTTP serves Prometheus's text format at /metrics and, on a loopback address, the
 // page for people: who reaches others has not said who he is.
 func (d *Daemon) serveHTTP(ctx context.Context, addr string) error {
-	r := prometheus.NewRegistry()
-	r.MustRegister(
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "dewpoint_registry_bytes_total", Help: "Bytes of payload from registries."},
-			func() float64 { return float64(d.registry.Stats().Bytes) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dewpoint_layers", Help: "Layers in the store."},
-			func() float64 { return float64(len(d.layers.Layers())) }),
-	)
-	d.registerLazy(r)
-	d.registerPoP(r)
-	d.registerCheckpoints(r)
+	d.measure()
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", d.metrics.Handler())
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return err
@@ -142,25 +128,6 @@ func (d *Daemon) serveHTTP(ctx context.Context, addr string) error {
 		return err
 	}
 	return nil
-}
-
-// registerLazy registers what is counted of images that run before they are whole.
-func (d *Daemon) registerLazy(r *prometheus.Registry) {
-	for _, c := range []struct {
-		name, help string
-		value      func(fetch.Stats) float64
-	}{
-		{"starts_total", "Images that ran before they were whole.", func(s fetch.Stats) float64 { return float64(s.Starts) }},
-		{"pack_bytes_total", "Bytes of startup packs from registries.", func(s fetch.Stats) float64 { return float64(s.PackBytes) }},
-		{"demand_bytes_total", "Bytes fetched because something waited for them.", func(s fetch.Stats) float64 { return float64(s.DemandBytes) }},
-		{"waits_total", "Stretches of layers that something waited for.", func(s fetch.Stats) float64 { return float64(s.Wants) }},
-		{"wait_seconds_total", "Time that something waited for them, together.", func(s fetch.Stats) float64 { return s.Waited.Seconds() }},
-		{"failed_waits_total", "Waits that ended in an I/O error.", func(s fetch.Stats) float64 { return float64(s.Failed) }},
-		{"lies_total", "Layers of which a startup pack had wrong bytes.", func(s fetch.Stats) float64 { return float64(s.Lies) }},
-	} {
-		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "dewpoint_lazy_" + c.name, Help: c.help},
-			func() float64 { return c.value(d.puller.Stats()) }))
-	}
 }
 
 // Arriving implements web.Node.

@@ -334,7 +334,7 @@ func readKey(path string) (ed25519.PublicKey, error) {
 func (d *Daemon) lazyConfig() fetch.LazyConfig {
 	l := d.cfg.File.Lazy
 	c := fetch.LazyConfig{Never: d.server == nil, Wait: time.Duration(l.Wait), Delay: time.Duration(l.Delay), Off: l.Off,
-		Whole: d.whole, Room: d.room}
+		Whole: d.whole, Room: d.room, Waited: d.metrics.Waited}
 	if l.Hours != "" {
 		c.Hours = l.Between
 	}
@@ -355,6 +355,7 @@ func (d *Daemon) whole(id digest.Digest) {
 // room frees disk for bytes that a running container needs.
 func (d *Daemon) room(ctx context.Context, bytes int64) {
 	freed, err := d.puller.Collect(ctx, bytes, d.inUse)
+	d.metrics.Evicted(len(freed.Layers), freed.Bytes)
 	if err != nil || freed.Bytes < bytes {
 		d.log.Error("the disk is full: containers that run before their image is whole may get I/O errors; free some space",
 			"freed", freed.Bytes, "wanted", bytes, "err", err)

@@ -14,8 +14,6 @@ import (
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/node"
 	"dewpoint/internal/pop"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // popFindings says whether this node has what it shares with others.
@@ -151,50 +149,4 @@ func silentFindings(p *fetch.PoP) []node.Finding {
 			Remedy: fmt.Sprintf("if it is gone for good: \"dew pop forget %s\"", n.Node)})
 	}
 	return out
-}
-
-// registerPoP registers what is counted of the PoP; nothing without one.
-func (d *Daemon) registerPoP(r *prometheus.Registry) {
-	if _, ok := d.puller.PoPState(); !ok {
-		return
-	}
-	state := func() fetch.PoPState { s, _ := d.puller.PoPState(); return s }
-	for source, get := range map[string]func(pop.Hits) (layers, bytes int64){
-		"local":    func(h pop.Hits) (int64, int64) { return h.Local, h.LocalBytes },
-		"store":    func(h pop.Hits) (int64, int64) { return h.Store, h.StoreBytes },
-		"peer":     func(h pop.Hits) (int64, int64) { return h.Peer, h.PeerBytes },
-		"registry": func(h pop.Hits) (int64, int64) { return h.Registry, h.RegistryBytes },
-	} {
-		from := prometheus.Labels{"source": source}
-		counter(r, "pop_hits_total", "Layers that deployments wanted, by where they came from.", from, func() int64 { n, _ := get(state().Hits); return n })
-		counter(r, "pop_hit_bytes_total", "Compressed bytes of these layers.", from, func() int64 { _, n := get(state().Hits); return n })
-	}
-	gauge(r, "pop_store_away", "1 while the PoP's store does not answer.", func() bool { return state().StoreAway })
-	gauge(r, "pop_coordinator_away", "1 while the PoP's coordinator does not answer.", func() bool { return state().CoordAway })
-	for _, c := range []struct {
-		name, help string
-		value      func(fetch.Stats) int64
-	}{
-		{"evicted_layers_total", "Layers that this node evicted from the PoP's store.", func(s fetch.Stats) int64 { return s.Evicted }},
-		{"evicted_bytes_total", "Bytes of these layers.", func(s fetch.Stats) int64 { return s.EvictedSize }},
-		{"verified_layers_total", "Layers of the PoP's store that this node has read and compared.", func(s fetch.Stats) int64 { return s.Verified }},
-		{"damaged_layers_total", "Layers of the PoP's store that were not what was published.", func(s fetch.Stats) int64 { return s.Damaged }},
-		{"replaced_layers_total", "Damaged layers that are in the store anew.", func(s fetch.Stats) int64 { return s.Replaced }},
-	} {
-		counter(r, "pop_"+c.name, c.help, nil, func() int64 { return c.value(d.puller.Stats()) })
-	}
-}
-
-func counter(r *prometheus.Registry, name, help string, labels prometheus.Labels, value func() int64) {
-	r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "dewpoint_" + name, Help: help, ConstLabels: labels},
-		func() float64 { return float64(value()) }))
-}
-
-func gauge(r *prometheus.Registry, name, help string, value func() bool) {
-	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dewpoint_" + name, Help: help}, func() float64 {
-		if value() {
-			return 1
-		}
-		return 0
-	}))
 }

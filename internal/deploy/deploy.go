@@ -54,6 +54,9 @@ type Config struct {
 	// Done is told of every deployment and pull that ended, once all its
 	// layers are complete or it failed. May be nil; must not block.
 	Done func(node.Record)
+	// Ended is told of each when it is answered: it is ready, pulled, or failed for
+	// that reason. May be nil; must not block.
+	Ended func(node.Record, error)
 	// Traces gets the spans of deployments, which their records have anyway. May be nil.
 	Traces *trace.Exporter
 }

@@ -167,6 +167,9 @@ func (r *run) end(err error) node.Record {
 	r.watch.Reached = nil
 	r.traced(err)
 	rec := r.snapshot(err)
+	if r.d.cfg.Ended != nil {
+		r.d.cfg.Ended(rec, err)
+	}
 	if _, done := rec.Stages[node.Complete]; done || err != nil || r.pull != nil && r.pull.Deferred() {
 		r.finish(rec)
 		return rec

@@ -93,6 +93,9 @@ func (p *Puller) Want(id digest.Digest, from, to int64) {
 	p.work.Go(func() {
 		p.serve(w)
 		p.stats.waited.Add(int64(time.Since(begun)))
+		if p.cfg.Lazy.Waited != nil {
+			p.cfg.Lazy.Waited(time.Since(begun))
+		}
 		p.waits.add(layerWait{layer: id, from: from, begun: begun, took: time.Since(begun)})
 		p.cfg.Log.Debug("bytes that were waited for", "layer", id, "from", from, "to", to, "took", time.Since(begun))
 		p.mu.Lock()

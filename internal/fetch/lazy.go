@@ -33,6 +33,8 @@ type LazyConfig struct {
 	// Whole is told of every layer that has become complete and may have been
 	// mounted before. May be nil.
 	Whole func(digest.Digest)
+	// Waited is told of every wait for absent bytes that is over. May be nil; must not block.
+	Waited func(time.Duration)
 	// Room is asked to free some bytes of disk. May be nil.
 	Room func(ctx context.Context, bytes int64)
 }
