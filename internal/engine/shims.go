@@ -277,7 +277,8 @@ func (s *shims) settle(g *shimGroup) {
 func (e *Engine) shimFile(name string) string { return filepath.Join(e.cfg.dir(name), "shim") }
 
 // adoptShims learns which task is in which group from what an earlier process
-// has left, and removes groups that have none.
+// has left, and removes groups that no container names: of one that does, the
+// task may be under way still.
 func (e *Engine) adoptShims(ctx context.Context) error {
 	r, err := e.c.tasks.List(ctx, &tasksapi.ListTasksRequest{})
 	if err != nil {
@@ -286,24 +287,40 @@ func (e *Engine) adoptShims(ctx context.Context) error {
 	s := e.shims
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	groupOf, named, err := e.namedShims()
+	if err != nil {
+		return err
+	}
 	for _, t := range r.Tasks {
-		b, err := os.ReadFile(e.shimFile(t.ID))
-		if err != nil || ValidName(string(b)) != nil {
+		name := groupOf[t.ID]
+		if name == "" {
 			continue
 		}
-		g := s.groups[string(b)]
+		g := s.groups[name]
 		if g == nil {
-			g = &shimGroup{name: string(b)}
-			s.groups[g.name] = g
+			g = &shimGroup{name: name}
+			s.groups[name] = g
 		}
 		g.stand++
 		s.of[t.ID] = g
 	}
 	dirs, err := os.ReadDir(s.dir)
 	for _, d := range dirs {
-		if s.groups[d.Name()] == nil {
+		if !named[d.Name()] {
 			err = errors.Join(err, shimgroup.Remove(filepath.Join(s.dir, d.Name())))
 		}
 	}
 	return err
+}
+
+// namedShims reads which container names which group, and which groups are named.
+func (e *Engine) namedShims() (of map[string]string, named map[string]bool, err error) {
+	of, named = make(map[string]string), make(map[string]bool)
+	containers, err := os.ReadDir(e.cfg.containersDir())
+	for _, c := range containers {
+		if b, err := os.ReadFile(e.shimFile(c.Name())); err == nil && ValidName(string(b)) == nil {
+			of[c.Name()], named[string(b)] = string(b), true
+		}
+	}
+	return of, named, err
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/engine/shimgroup"
 )
 
 // shimOf is the process that a container's first process is a child of.
@@ -142,11 +144,18 @@ func TestShimIsShared(t *testing.T) {
 		if err := b.Close(); err != nil {
 			t.Fatal(err)
 		}
+		stray := filepath.Join(b.cfg.shimsDir(), "stray")
+		if err := shimgroup.Make(stray, "/bin/true", "/bin/true"); err != nil {
+			t.Fatal(err)
+		}
 		e, err := Start(ctx, b.cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
 		b.Engine = e
+		if _, err := os.Stat(stray); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("a group of no container: %v", err)
+		}
 		b.runMany("d")
 		if got := b.shimOf("d"); got != shim || b.shimOf("c") != shim {
 			t.Errorf("d has shim %d, the others %d", got, shim)
