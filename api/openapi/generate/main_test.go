@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"net"
@@ -93,8 +94,8 @@ type caller struct {
 
 func newCaller(t *testing.T, host string) *caller {
 	var d net.Dialer
-	tr := &http.Transport{Dial: func(_, _ string) (net.Conn, error) {
-		return d.DialContext(t.Context(), "unix", strings.TrimPrefix(host, "unix://"))
+	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return d.DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
 	}}
 	t.Cleanup(tr.CloseIdleConnections)
 	return &caller{t: t, doc: load(t), Client: &http.Client{Transport: tr}}
