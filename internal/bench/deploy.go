@@ -31,8 +31,9 @@ import (
 // from its instruction until the engine says that the container runs; what the
 // container does then goes on, and it is removed behind the trial. The engines
 // run beside each other and take turns, in another order in each trial; before
-// each turn all of them are idle. CPU seconds are those of the engine with all
-// that it starts, of its clients, and of this program, which is one of them.
+// each turn all of them are idle. CPU seconds are those of the engine with its
+// shims and runc, of its clients, and of this program, which is one of them; not
+// of what runs in the containers' own cgroups.
 type deployBench struct {
 	o              *options
 	self           []string

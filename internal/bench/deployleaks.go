@@ -88,7 +88,8 @@ func (b *deployBench) leaksOf(ctx context.Context, l *deployLineup, m *manyDewd,
 	}
 	done := s.deployAll(ctx, w, all, b.containers)
 	err = errors.Join(l.settle(ctx), look(allAlive, b.inARow, len(done)))
-	b.isolation(m.s.group.Processes("sleep"), len(done))
+	_, inContainers := containerGroups()
+	b.isolation(inContainers, len(done))
 	if s.Failed > 0 {
 		err = errors.Join(err, fmt.Errorf("%d of %d failed: %s", s.Failed, b.alive, s.Error))
 	}

@@ -143,7 +143,7 @@ func (l *deployLineup) load(ctx context.Context, m manyEngine) func() (made, fai
 type footprint struct {
 	Deployments int `json:"deployments"` // so far
 	Alive       int `json:"alive"`       // containers at that moment
-	Processes   int `json:"processes"`
+	Processes   int `json:"processes"`   // of dewd with its containerd and shims, and in the containers
 	Mounts      int `json:"mounts"`
 	Namespaces  int `json:"namespaces"` // network namespaces that files hold
 	Cgroups     int `json:"cgroups"`
@@ -157,7 +157,8 @@ type footprint struct {
 // take looks at a node.
 func (m *manyDewd) take(ctx context.Context) (f footprint, err error) {
 	g := m.s.group
-	f.Processes = len(g.Processes(""))
+	groups, inContainers := containerGroups()
+	f.Cgroups, f.Processes = groups, len(g.Processes(""))+len(inContainers)
 	for _, pid := range g.Processes("dewd") { // datafs is the same program
 		if cmd, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.Contains(string(cmd), "\x00--config\x00") {
 			f.Descriptors, f.RSS = descriptors(pid), residentKiB(pid)
@@ -169,7 +170,6 @@ func (m *manyDewd) take(ctx context.Context) (f footprint, err error) {
 	}
 	ns, _ := filepath.Glob(m.s.path("state/netns/*"))
 	f.Namespaces = len(ns)
-	f.Cgroups = containerGroups()
 	f.Goroutines, err = m.goroutines(ctx)
 	return f, err
 }
@@ -202,16 +202,24 @@ func mountsUnder(pid int, dir string) (n int) {
 }
 
 // containerGroups counts the cgroups of this program's containers in all
-// hierarchies, by the name that their containers have.
-func containerGroups() (n int) {
+// hierarchies, by the name that their containers have, and lists who is in them.
+func containerGroups() (groups int, pids []int) {
 	mine := fmt.Sprintf("b%d-", os.Getpid())
 	filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), mine) {
-			n++
+		if err != nil || !d.IsDir() || !strings.HasPrefix(d.Name(), mine) {
+			return nil
+		}
+		groups++
+		raw, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		for _, f := range strings.Fields(string(raw)) {
+			if pid, err := strconv.Atoi(f); err == nil {
+				pids = append(pids, pid)
+			}
 		}
 		return nil
 	})
-	return n
+	slices.Sort(pids)
+	return groups, slices.Compact(pids)
 }
 
 // goroutines is what dewd's metrics say.
