@@ -64,11 +64,15 @@ type freezer struct {
 
 func freezerOf(cgroup string) freezer {
 	if unifiedCgroup() {
-		d := filepath.Join("/sys/fs/cgroup", cgroup)
-		return freezer{d + "/cgroup.freeze", d + "/cgroup.events", "1", "0", "frozen 1"}
+		return freezerIn(filepath.Join("/sys/fs/cgroup", cgroup))
 	}
 	f := filepath.Join("/sys/fs/cgroup/freezer", cgroup, "freezer.state")
 	return freezer{f, f, "FROZEN", "THAWED", "FROZEN"}
+}
+
+// freezerIn is that of a directory of cgroup version 2.
+func freezerIn(dir string) freezer {
+	return freezer{dir + "/cgroup.freeze", dir + "/cgroup.events", "1", "0", "frozen 1"}
 }
 
 func (f freezer) set(frozen bool) error {

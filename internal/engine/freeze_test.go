@@ -1,0 +1,60 @@
+package engine
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestFreezerOfVersion2 stops a process by cgroup version 2, which a machine that has its controllers
+// in version 1 has beside it.
+func TestFreezerOfVersion2(t *testing.T) {
+	root := "/sys/fs/cgroup"
+	if !unifiedCgroup() {
+		root += "/unified"
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(root, &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
+		t.Fatalf("there is no cgroup version 2 at %s: %v", root, err)
+	}
+	dir, err := os.MkdirTemp(root, "dewpoint-freeze-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := exec.Command("sleep", "1000")
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = p.Process.Kill()
+		_ = p.Wait()
+		for deadline := time.Now().Add(10 * time.Second); unix.Rmdir(dir) != nil; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s stays", dir)
+			}
+		}
+	}()
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(p.Process.Pid)), 0); err != nil {
+		t.Fatal(err)
+	}
+	f := freezerIn(dir)
+	for _, frozen := range []bool{false, true, true, false, true, false} {
+		if err := f.set(frozen); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			got, err := f.frozen()
+			if err == nil && got == frozen {
+				break
+			}
+			if err != nil || time.Now().After(deadline) {
+				t.Fatalf("it is to be frozen: %v; it is: %v, %v", frozen, got, err)
+			}
+		}
+	}
+}
