@@ -48,6 +48,16 @@ func helperConfig() engine.Config {
 // TestProbe finds what is there, fast when it is asked again.
 func TestProbe(t *testing.T) {
 	ctx := t.Context()
+	// As a daemon that was started with descriptors that are not its own.
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pair[0])
+	defer unix.Close(pair[1])
+	if _, err := unix.FcntlInt(uintptr(pair[0]), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
 	e := criu.New(criu.Config{Program: criu.Find(ctx, ""), State: t.TempDir()})
 	a, err := e.Probe(ctx)
 	if err != nil {

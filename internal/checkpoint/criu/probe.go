@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -129,6 +130,8 @@ func startSleeper(ctx context.Context) (*exec.Cmd, error) {
 		return nil, err
 	}
 	defer f.Close()
+	// What the daemon has inherited is not to be dumped with it; older kernels lack the call.
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	p := exec.Command("sleep", "100") // and no longer, should the daemon be killed meanwhile
 	p.Dir = "/"
 	p.ExtraFiles = []*os.File{f}
