@@ -316,7 +316,7 @@ func (m *machine) record(args ...string) node.Record {
 }
 
 // appLayers are the test program in two layers, and noise of size bytes in a third.
-func appLayers(t *testing.T, noise int) []registrytest.Layer {
+func appLayers(t testing.TB, noise int) []registrytest.Layer {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(programs, "app"))
 	if err != nil {
