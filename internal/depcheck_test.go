@@ -16,7 +16,7 @@ import (
 var order = [][]string{
 	{"durable", "node", "image", "admit"},
 	{"trace"},
-	{"config", "inflate", "presence", "toc", "checkpoint/image", "checkpoint/hooks"},
+	{"journal", "config", "inflate", "presence", "toc", "checkpoint/image", "checkpoint/hooks"},
 	{"bdi", "registry", "erofs", "tree", "checkpoint/lazypages"},
 	{"mount", "pack", "datafs", "profile"},
 	{"evict"},
