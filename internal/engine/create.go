@@ -112,7 +112,7 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 			return nil, err
 		}
 	}
-	back.add(func(ctx context.Context) error { return e.killTask(ctx, s.Name) })
+	back.add(func(ctx context.Context) error { return e.sweep(ctx, s.Name) })
 	pid, err := e.newTask(ctx, s.Name, mounts, opts)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,106 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// sweepFor is how long containerd may go on with what nobody waits for.
+const sweepFor = 20 * time.Second
+
+// TakeBack removes a container that a process which was killed was making, with what
+// containerd goes on to do for it.
+func (e *Engine) TakeBack(ctx context.Context, name string) error {
+	unlock := e.names.lock(name)
+	err := e.sweep(ctx, name)
+	unlock()
+	if rerr := e.Remove(ctx, name, true); !errors.Is(rerr, ErrNotFound) {
+		err = errors.Join(err, rerr)
+	}
+	return wrap(err, "take back container %s", name)
+}
+
+// sweep ends a task of which it is not known how far its creation came. containerd goes on
+// with that for a while when its client is gone, or begins to clean up when it was killed itself,
+// and either may leave behind what runc has begun: sweep returns when that is over, and nothing of
+// the task is left. The record has to be there still.
+func (e *Engine) sweep(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, sweepFor)
+	defer cancel()
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		err := e.killTask(ctx, name)
+		e.killStrays(name)
+		rmdirCgroup(e.cgroup(name))
+		if _, serr := os.Lstat(e.bundle(name)); err == nil && errors.Is(serr, os.ErrNotExist) {
+			err = e.removeRestored(name) // nobody works on it any more
+		}
+		left := e.underWay(name)
+		if err == nil && !left {
+			return nil
+		}
+		select {
+		case <-time.After(pause):
+			continue
+		case <-ctx.Done():
+		}
+		if left && err == nil {
+			return errors.Join(e.dropBundle(name), e.removeRestored(name))
+		}
+		return err
+	}
+}
+
+// bundle is containerd's directory of a container's task, which is there from the
+// beginning of its creation on.
+func (e *Engine) bundle(name string) string {
+	state := "/run/containerd"
+	if e.private != nil {
+		state = filepath.Join(e.private.dir, "state")
+	}
+	return filepath.Join(state, "io.containerd.runtime.v2.task", e.cfg.Namespace, name)
+}
+
+// underWay reports whether containerd or runc have anything of a task.
+func (e *Engine) underWay(name string) bool {
+	for _, d := range append(e.cgroupDirs(name), e.bundle(name), e.runcDir(name)) {
+		if _, err := os.Lstat(d); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+func (e *Engine) dropBundle(name string) error {
+	e.log.Warn("containerd does not end what it had begun; its directory is removed", "container", name)
+	if err := unmountBelow(e.bundle(name)); err != nil {
+		return err
+	}
+	return os.RemoveAll(e.bundle(name))
+}
+
+func (e *Engine) cgroupDirs(name string) []string {
+	if unifiedCgroup() {
+		return []string{filepath.Join("/sys/fs/cgroup", e.cgroup(name))}
+	}
+	dirs, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", e.cgroup(name)))
+	return dirs
+}
+
+// killStrays kills what is in the container's cgroup.
+func (e *Engine) killStrays(name string) {
+	for _, d := range e.cgroupDirs(name) {
+		b, _ := os.ReadFile(filepath.Join(d, "cgroup.procs"))
+		for _, f := range strings.Fields(string(b)) {
+			if pid, err := strconv.Atoi(f); err == nil && pid > 1 {
+				_ = unix.Kill(pid, unix.SIGKILL) // it may be gone
+			}
+		}
+	}
+}
