@@ -79,6 +79,7 @@ type Daemon struct {
 	deployer    *deploy.Deployer
 	traces      *trace.Exporter // nil: nobody wants them
 	metrics     *metrics.Set
+	desk        *deploy.Desk
 	events      *events
 	lock        *os.File        // of State
 	server      *server         // of partial layers; nil if there are to be none
@@ -214,6 +215,11 @@ func (d *Daemon) openSnapshotter(ctx context.Context) error {
 // close gives up what open and serve made, last first. Parts that were not
 // made are nil.
 func (d *Daemon) close() {
+	if d.desk != nil {
+		if err := d.desk.Close(); err != nil {
+			d.log.Error("close the journal of deployments", "err", err)
+		}
+	}
 	if d.deployer != nil {
 		d.deployer.Close()
 	}
@@ -304,7 +310,10 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 	}
 	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner, Checkpoints: d.checkpoints, Node: d.name, Log: d.log, Done: d.done,
 		Admit: d.admitConfig(), Room: d.makeRoom, Ended: d.ended, Traces: d.traces})
-	return d.deployer.RemoveAtExit(ctx)
+	if err := d.deployer.RemoveAtExit(ctx); err != nil {
+		return err
+	}
+	return d.openDesk(ctx)
 }
 
 // done logs the record of a deployment or pull and tells the event stream.

@@ -2,29 +2,67 @@ package daemon
 
 import (
 	"context"
+	"fmt"
+	"path/filepath"
 
-	"dewpoint/internal/api"
+	"dewpoint/internal/deploy"
 	"dewpoint/internal/node"
 )
 
-var errNotYet = api.New(api.Unsupported, "this dewd keeps no account of deployments")
+// openDesk takes up what an earlier daemon had accepted.
+func (d *Daemon) openDesk(ctx context.Context) error {
+	var err error
+	d.desk, err = deploy.NewDesk(deploy.DeskConfig{Deployer: d.deployer, Path: filepath.Join(d.cfg.Root, "deployments"), Log: d.log,
+		Failure: func(err error) *node.Failure { return classify(err).Failure() },
+		Reached: func(p node.Deployment, stage string, at float64) {
+			d.events.add(node.Event{Kind: node.EventStage, Name: p.Name, Image: p.Image, Stage: stage, At: at})
+		}})
+	if err != nil {
+		return err
+	}
+	return d.desk.Recover(ctx)
+}
+
+// fits refuses what this dewd was not started for.
+func (d *Daemon) fits(req node.Request) error {
+	if req.Mount != "" && req.Mount != d.backend.Name() {
+		return fmt.Errorf("%w: --mount %s: this dewd mounts by %s; start it with node.mount = %q",
+			deploy.ErrRequest, req.Mount, d.backend.Name(), req.Mount)
+	}
+	return nil
+}
+
+// Deploy implements api.Deployer.
+func (d *Daemon) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
+	if err := d.fits(req); err != nil {
+		return node.Record{}, err
+	}
+	return d.desk.Deploy(ctx, req, w)
+}
 
 // DeployMany implements api.Deployments.
-func (d *Daemon) DeployMany(context.Context, node.Many, node.ManyWatch) error { return errNotYet }
+func (d *Daemon) DeployMany(ctx context.Context, m node.Many, w node.ManyWatch) error {
+	for _, r := range m.Requests {
+		if err := d.fits(r); err != nil {
+			return err
+		}
+	}
+	return d.desk.Many(ctx, m, w)
+}
 
 // ListDeployments implements api.Deployments.
-func (d *Daemon) ListDeployments(context.Context, node.DeploymentQuery) ([]node.Deployment, error) {
-	return nil, errNotYet
+func (d *Daemon) ListDeployments(_ context.Context, q node.DeploymentQuery) ([]node.Deployment, error) {
+	return d.desk.List(q), nil
 }
 
 // WatchDeployment implements api.Deployments.
-func (d *Daemon) WatchDeployment(context.Context, node.DeploymentRef, node.Watch) (node.Record, error) {
-	return node.Record{}, errNotYet
+func (d *Daemon) WatchDeployment(ctx context.Context, ref node.DeploymentRef, w node.Watch) (node.Record, error) {
+	return d.desk.Watch(ctx, ref, w)
 }
 
 // CancelDeployment implements api.Deployments.
-func (d *Daemon) CancelDeployment(context.Context, node.DeploymentRef) (node.Deployment, error) {
-	return node.Deployment{}, errNotYet
+func (d *Daemon) CancelDeployment(ctx context.Context, ref node.DeploymentRef) (node.Deployment, error) {
+	return d.desk.Cancel(ctx, ref)
 }
 
 // Inspect implements api.Containers.
@@ -36,6 +74,7 @@ func (d *Daemon) Inspect(ctx context.Context, name string) (node.Inspection, err
 	list := []node.Container{d.container(i)}
 	d.markFailedReads(list)
 	out := node.Inspection{Container: list[0]}
+	out.Request, out.Record = d.desk.Of(i.Labels)
 	oci, err := d.engine.OCI(ctx, name)
 	out.OCI = string(oci)
 	return out, err

@@ -24,15 +24,6 @@ import (
 // defaultStop is how long a container may take to end when it is asked to.
 const defaultStop = 10 * time.Second
 
-// Deploy implements api.Deployer.
-func (d *Daemon) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
-	if req.Mount != "" && req.Mount != d.backend.Name() {
-		return node.Record{}, fmt.Errorf("%w: --mount %s: this dewd mounts by %s; start it with node.mount = %q",
-			deploy.ErrRequest, req.Mount, d.backend.Name(), req.Mount)
-	}
-	return d.deployer.Deploy(ctx, req, d.watched(req.Image, w))
-}
-
 // Pull implements api.Deployer.
 func (d *Daemon) Pull(ctx context.Context, req node.PullRequest, w node.Watch) (node.Record, error) {
 	return d.deployer.Pull(ctx, req, d.watched(req.Image, w))

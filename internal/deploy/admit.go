@@ -40,7 +40,7 @@ func (d *Deployer) carry(ctx context.Context, o *order, t *admit.Ticket, w node.
 	}
 	defer t.Done(0)
 	r := d.begin(ctx, o.ref.String(), o.name, w)
-	r.place = t
+	r.place, r.rec.ID = t, o.id
 	err := t.Wait(ctx)
 	if err == nil {
 		r.reached(node.Admitted)
@@ -50,7 +50,16 @@ func (d *Deployer) carry(ctx context.Context, o *order, t *admit.Ticket, w node.
 		t.Done(memoryIn(r.cgroup))
 	}
 	t.Done(0)
+	err = why(ctx, err)
 	return r.end(err), err
+}
+
+// permit returns when the container may be made: there is room for it, and the journal knows of it.
+func (r *run) permit(ctx context.Context, o *order) error {
+	if err := r.place.Run(ctx); err != nil || o.written == nil {
+		return err
+	}
+	return o.written(ctx)
 }
 
 // fit refuses an image that is to be here whole and is certain not to fit on the disk,

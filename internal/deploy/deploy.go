@@ -156,7 +156,7 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 	if err != nil {
 		return err
 	}
-	if err := r.place.Run(ctx); err != nil {
+	if err := r.permit(ctx, o); err != nil {
 		return err
 	}
 	c, err := d.cfg.Engine.Create(ctx, spec)
@@ -325,6 +325,9 @@ func nsOf(c *engine.Info) string {
 // stopped, behind the caller's back, and kept, so that its logs can be read; nothing of it stays if the
 // caller has gone, wanted it removed, or wanted no more than a recording.
 func (d *Deployer) unready(ctx context.Context, o *order, err error) error {
+	if o.Terms.Detach && context.Cause(ctx) == error(errStop) {
+		return err // it goes on, and the next daemon waits for it
+	}
 	if ctx.Err() != nil || o.Remove || o.Record {
 		return errors.Join(err, d.remove(o.name))
 	}
@@ -392,6 +395,10 @@ type order struct {
 	ports   []network.Port
 	timeout time.Duration
 	pull    bool
+	// Of the Desk: the deployment's ID, and what returns once the journal has it for good;
+	// "" and nil of what it has not taken in.
+	id      string
+	written func(context.Context) error
 }
 
 func (d *Deployer) parse(req node.Request) (*order, error) {
@@ -487,9 +494,7 @@ func (o *order) spec(img *image.Image) engine.Spec {
 	for _, v := range o.Volumes {
 		s.Volumes = append(s.Volumes, engine.Volume(v))
 	}
-	if o.Remove {
-		s.Labels = map[string]string{LabelRemove: "true"}
-	}
+	s.Labels = o.labels()
 	return s
 }
 

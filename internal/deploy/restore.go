@@ -81,7 +81,7 @@ func (d *Deployer) restore(ctx context.Context, o *order, r *run, img *image.Ima
 	prep, err := d.prepare(ctx, o, r, img, check, plan)
 	defer prep.Release()
 	if err == nil {
-		err = r.place.Run(ctx)
+		err = r.permit(ctx, o)
 	}
 	if err == nil {
 		err = d.revive(ctx, o, r, img, check, plan, prep)

@@ -110,7 +110,7 @@ func TestWhatWasAcceptedIsThereAfterwards(t *testing.T) {
 	}
 }
 
-// The file is cut at every byte, as a crash may leave it: what was accepted together is
+// The file is cut at every ninth byte and around the ends of what was written, as a crash may leave it: what was accepted together is
 // there whole or not at all, an end is there or the deployment is open, and what came
 // before the cut is there. It goes on from there.
 func TestTornAnywhere(t *testing.T) {
@@ -126,6 +126,9 @@ func TestTornAnywhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	for cut := before; cut <= len(whole); cut++ {
+		if cut%9 > 0 && cut > before+2 && (cut < accepted-2 || cut > accepted+2) && cut < len(whole)-2 {
+			continue
+		}
 		torn := Config{Path: filepath.Join(t.TempDir(), "torn"), Log: cfg.Log}
 		if err := os.WriteFile(torn.Path, whole[:cut], 0o600); err != nil {
 			t.Fatal(err)

@@ -78,6 +78,7 @@ const (
 	WaitsMemory = "memory"
 	WaitsCPU    = "cpu"
 	WaitsLink   = "link"
+	WaitsDisk   = "disk"
 )
 
 // Deployment is where a deployment stands.

@@ -941,7 +941,7 @@ type Deployment struct {
 	Key           string                 `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
 	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`        // queued, deploying, done, failed, canceled
 	Position      int32                  `protobuf:"varint,7,opt,name=position,proto3" json:"position,omitempty"` // in the queue, from 1
-	Waits         string                 `protobuf:"bytes,8,opt,name=waits,proto3" json:"waits,omitempty"`        // queued, for what: turn, memory, cpu, link
+	Waits         string                 `protobuf:"bytes,8,opt,name=waits,proto3" json:"waits,omitempty"`        // queued, for what: turn, memory, cpu, link, disk
 	Asked         *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=asked,proto3" json:"asked,omitempty"`
 	Ended         *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=ended,proto3" json:"ended,omitempty"`
 	Record        *Record                `protobuf:"bytes,11,opt,name=record,proto3" json:"record,omitempty"` // of one that ended

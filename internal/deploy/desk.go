@@ -1,0 +1,488 @@
+package deploy
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"dewpoint/internal/admit"
+	"dewpoint/internal/journal"
+	"dewpoint/internal/node"
+)
+
+// DeskConfig says what a Desk works with. Deployer and Path are required.
+type DeskConfig struct {
+	Deployer *Deployer
+	Path     string // of the journal
+	// Failure says an error as the API does. nil knows texts only.
+	Failure func(error) *node.Failure
+	// Reached is told of every stage of every deployment. May be nil; must not block.
+	Reached func(d node.Deployment, stage string, at float64)
+	Log     *slog.Logger // nil discards
+}
+
+// Desk takes deployments in, writes them into the journal before anything is made for
+// them, and has the Deployer carry each. It answers for what it has accepted: also
+// when the daemon was killed meanwhile, each ends as done, failed or canceled, or
+// is deployed anew if nobody but the Desk waits for it; see Recover.
+//
+// Who asks for a deployment keeps it going: when the last of them goes away it is
+// undone, unless it is detached. Who only watches keeps nothing. A Desk is safe for
+// concurrent use.
+type Desk struct {
+	cfg  DeskConfig
+	d    *Deployer
+	j    *journal.Journal
+	life context.Context
+	stop context.CancelCauseFunc
+	bg   sync.WaitGroup
+
+	mu     sync.Mutex
+	live   map[string]*task // guarded by mu; by ID
+	serial uint64           // guarded by mu
+}
+
+// ended is why a deployment is called off, or is refused.
+type ended struct{ kind, text, remedy string }
+
+func (e *ended) Error() string  { return e.text }
+func (e *ended) Kind() string   { return e.kind }
+func (e *ended) Remedy() string { return e.remedy }
+
+var (
+	errGone    = &ended{"canceled", "who asked for the deployment has gone away", "deploy again"}
+	errCalled  = &ended{"canceled", "the deployment was called off", "deploy again"}
+	errLate    = &ended{"deadline", "the deployment was not done by its deadline", "allow more time, or look at what it waited for"}
+	errStop    = &ended{"stopping", "dewd is stopping", "try again when it runs"}
+	errKilled  = &ended{"stopping", "dewd was killed while it deployed; what was made was taken back", "deploy again"}
+	errReused  = &ended{"key_reused", "the key stands for another deployment", "take another key for what is not the same"}
+	errUnknown = &ended{"not_found", "there is no such deployment", "those that have ended are known for a day"}
+	errOthers  = &ended{"permission", "the deployment is another caller's", "ask who asked for it, or an administrator"}
+)
+
+// LabelDeployment is the ID of the deployment that made a container, LabelRequest what was
+// asked for, as JSON, if it is short.
+const (
+	LabelDeployment = "dewpoint.deployment"
+	LabelRequest    = "dewpoint.request"
+	maxRequest      = 3 << 10 // bytes; containerd takes 4096 for a label
+)
+
+// NewDesk opens the journal. Recover must follow, and Close.
+func NewDesk(cfg DeskConfig) (*Desk, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Failure == nil {
+		cfg.Failure = func(err error) *node.Failure { return &node.Failure{Code: "internal", Message: err.Error(), Exit: 1} }
+	}
+	j, err := journal.Open(journal.Config{Path: cfg.Path, Log: cfg.Log})
+	if err != nil {
+		return nil, err
+	}
+	k := &Desk{cfg: cfg, d: cfg.Deployer, j: j, live: map[string]*task{}}
+	k.life, k.stop = context.WithCancelCause(context.Background())
+	return k, nil
+}
+
+// Close undoes what is under way and waits for that. What is detached stays in the
+// journal, for the next Desk: of that, containers that have started go on.
+func (k *Desk) Close() error {
+	k.stop(errStop)
+	k.bg.Wait()
+	return k.j.Close()
+}
+
+// Deploy is Deployer.Deploy, with an account of it. A request whose key is known joins that
+// deployment, or gives its record again.
+func (k *Desk) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
+	got, err := k.ask(ctx, []node.Request{req}, 0, func(int) node.Watch { return w })
+	if err != nil {
+		return node.Record{}, err
+	}
+	return got[0].wait(ctx)
+}
+
+// Many deploys many; see api.Deployments.
+func (k *Desk) Many(ctx context.Context, m node.Many, w node.ManyWatch) error {
+	all, err := m.All()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	got, err := k.ask(ctx, all, m.Parallel, w.Watch)
+	if err != nil {
+		return err
+	}
+	if m.Terms.Detach {
+		return k.sure(ctx, got)
+	}
+	var g sync.WaitGroup
+	for i, a := range got {
+		g.Go(func() {
+			r, err := a.wait(ctx)
+			var f *node.Failure
+			if err != nil {
+				f = k.failure(err)
+			}
+			w.Ended(i, r, f)
+		})
+	}
+	g.Wait()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// sure returns when what was accepted survives a power cut.
+func (k *Desk) sure(ctx context.Context, got []*asked) error {
+	for _, a := range got {
+		if a.t != nil {
+			a.t.leave(a)
+			if err := a.t.written(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (k *Desk) failure(err error) *node.Failure {
+	var f *node.Failure
+	if errors.As(err, &f) {
+		return f
+	}
+	return k.cfg.Failure(err)
+}
+
+// asked is one deployment that somebody asked for: a task under way or, replayed, what
+// an earlier one has come to.
+type asked struct {
+	t    *task
+	w    *watcher
+	past node.Deployment
+}
+
+// wait returns how the deployment ended. When ctx ends before, it is undone unless somebody
+// else asks for it, or it is detached.
+func (a *asked) wait(ctx context.Context) (node.Record, error) {
+	if a.t == nil {
+		return outcome(a.past)
+	}
+	select {
+	case <-a.t.done:
+		return a.t.rec, a.t.err
+	case <-ctx.Done():
+	}
+	if a.t.leave(a) {
+		<-a.t.done
+	}
+	return node.Record{}, context.Cause(ctx)
+}
+
+// outcome is what Deploy returned of one that has ended.
+func outcome(d node.Deployment) (rec node.Record, err error) {
+	if d.Record != nil {
+		rec = *d.Record
+	}
+	if d.Failure != nil {
+		err = d.Failure
+	}
+	return rec, err
+}
+
+// ask accepts requests: all or, with an error, none. Those that are new begin.
+func (k *Desk) ask(ctx context.Context, reqs []node.Request, parallel int, watch func(int) node.Watch) ([]*asked, error) {
+	fresh := make([]*task, len(reqs))
+	for i, r := range reqs {
+		t, err := k.task(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		fresh[i] = t
+	}
+	var group *admit.Group
+	if parallel > 0 {
+		group = &admit.Group{Limit: parallel}
+		for _, t := range fresh {
+			t.entry.Group, t.entry.Parallel = fresh[0].entry.ID, parallel
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.life.Err() != nil {
+		return nil, errStop
+	}
+	got, begin, err := k.sort(fresh)
+	if err == nil {
+		err = k.accept(begin, group)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i, a := range got {
+		w := node.Watch{}
+		if watch != nil {
+			w = watch(i)
+		}
+		if reqs[i].Terms.Detach { // it is told that it was accepted, no more
+			w = node.Watch{Deployment: w.Deployment}
+		}
+		switch {
+		case a.t != nil:
+			a.w = a.t.join(w, true)
+		case w.Deployment != nil:
+			w.Deployment(a.past)
+		}
+	}
+	for _, t := range begin {
+		k.begin(t, t.carry)
+	}
+	return got, nil
+}
+
+// sort tells what is new from what is known by its key. It is called with mu held.
+func (k *Desk) sort(fresh []*task) (got []*asked, begin []*task, err error) {
+	for _, t := range fresh {
+		key := [2]string{t.entry.Caller, t.entry.Key}
+		if t.entry.Key == "" {
+			got, begin = append(got, &asked{t: t}), append(begin, t)
+			continue
+		}
+		past, sum, known := k.j.Key(key[0], key[1])
+		switch {
+		case known && sum != t.entry.Sum:
+			return nil, nil, errReused
+		case known && past.Over():
+			got = append(got, &asked{past: past})
+		case known && k.live[past.ID] != nil:
+			got = append(got, &asked{t: k.live[past.ID]})
+		default:
+			got, begin = append(got, &asked{t: t}), append(begin, t)
+		}
+	}
+	return got, begin, nil
+}
+
+// accept gives tasks their places in the queue and writes them down. It is called with mu held.
+func (k *Desk) accept(begin []*task, g *admit.Group) error {
+	entries := make([]journal.Entry, len(begin))
+	for i, t := range begin {
+		var err error
+		if t.place, err = k.d.enter(t.order, g); err != nil {
+			undo(begin[:i])
+			return err
+		}
+		entries[i] = t.entry
+	}
+	if len(begin) == 0 {
+		return nil
+	}
+	seq, err := k.j.Accept(entries)
+	if err != nil {
+		undo(begin)
+		return err
+	}
+	for _, t := range begin {
+		t.seq = seq
+	}
+	return nil
+}
+
+// undo gives places in the queue back.
+func undo(begin []*task) {
+	for _, t := range begin {
+		t.place.Done(0)
+	}
+}
+
+// begin lets a task run. It is called with mu held.
+func (k *Desk) begin(t *task, run func() (node.Record, error)) {
+	k.serial++
+	t.serial = k.serial
+	k.live[t.entry.ID] = t
+	k.bg.Go(func() {
+		rec, err := run()
+		k.end(t, rec, err)
+	})
+}
+
+// task is a deployment that was understood. ctx gives it values; it does not end it.
+func (k *Desk) task(ctx context.Context, req node.Request) (*task, error) {
+	sum := sumOf(req)
+	o, err := k.d.parse(req)
+	if err != nil {
+		return nil, err
+	}
+	o.Name = o.name
+	now := time.Now()
+	e := journal.Entry{Request: o.Request, Sum: sum, Deployment: node.Deployment{ID: newID(), Name: o.name, Image: o.ref.String(),
+		Caller: req.Terms.Caller, Key: req.Terms.Key, State: node.StateQueued, Asked: now.UTC(), Detached: req.Terms.Detach}}
+	if req.Terms.Deadline > 0 {
+		e.Until = now.Add(req.Terms.Deadline).UTC()
+	}
+	return k.newTask(ctx, o, e), nil
+}
+
+// newTask makes the task of an entry.
+func (k *Desk) newTask(ctx context.Context, o *order, e journal.Entry) *task {
+	t := &task{k: k, order: o, entry: e, done: make(chan struct{}), stand: e.Deployment}
+	o.id, o.written = e.ID, t.written
+	ctx = context.WithoutCancel(ctx)
+	end := context.CancelFunc(func() {})
+	if !e.Until.IsZero() {
+		ctx, end = context.WithDeadlineCause(ctx, e.Until, errLate)
+	}
+	t.ctx, t.cancel = context.WithCancelCause(ctx)
+	unhook := context.AfterFunc(k.life, func() { t.cancel(errStop) })
+	t.release = func() { unhook(); t.cancel(nil); end() }
+	return t
+}
+
+// end writes down what a deployment has come to, and tells it.
+func (k *Desk) end(t *task, rec node.Record, err error) {
+	d := t.entry.Deployment
+	d.State, d.Ended = node.StateDone, time.Now().UTC()
+	if rec.Image != "" {
+		d.Record = &rec
+	}
+	var why *ended
+	if err != nil {
+		d.State, d.Failure = node.StateFailed, k.failure(err)
+		if errors.As(err, &why) && why.kind == "canceled" {
+			d.State = node.StateCanceled
+		}
+	}
+	// What was called off before it came to anything leaves its key free: who asks again
+	// with it means it.
+	void := why == errGone || why == errStop || why == errKilled
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if why != errStop || !t.entry.Detached {
+		k.j.End(d, void)
+	}
+	delete(k.live, t.entry.ID)
+	t.finish(d, rec, err)
+	t.release()
+}
+
+// find is the deployment that ref names. It is called with mu held.
+func (k *Desk) find(ref node.DeploymentRef) (*task, node.Deployment, error) {
+	if ref.ID == "" {
+		d, _, ok := k.j.Key(ref.Caller, ref.Key)
+		if !ok {
+			return nil, d, errUnknown
+		}
+		ref.ID = d.ID
+	}
+	if t := k.live[ref.ID]; t != nil {
+		return t, node.Deployment{}, nil
+	}
+	d, ok := k.j.Get(ref.ID)
+	if !ok {
+		return nil, d, errUnknown
+	}
+	return nil, d, nil
+}
+
+// Watch follows a deployment until it has ended; see api.Deployments.
+func (k *Desk) Watch(ctx context.Context, ref node.DeploymentRef, w node.Watch) (node.Record, error) {
+	k.mu.Lock()
+	t, past, err := k.find(ref)
+	if err != nil {
+		k.mu.Unlock()
+		return node.Record{}, err
+	}
+	a := &asked{t: t, past: past}
+	if t != nil {
+		a.w = t.join(w, false)
+	} else if w.Deployment != nil {
+		w.Deployment(past)
+	}
+	k.mu.Unlock()
+	return a.wait(ctx)
+}
+
+// Cancel calls a deployment off; see api.Deployments.
+func (k *Desk) Cancel(ctx context.Context, ref node.DeploymentRef) (node.Deployment, error) {
+	k.mu.Lock()
+	t, past, err := k.find(ref)
+	k.mu.Unlock()
+	if err != nil {
+		return past, err
+	}
+	if t != nil {
+		past = t.entry.Deployment
+	}
+	if ref.Caller != "" && past.Caller != ref.Caller {
+		return node.Deployment{}, errOthers
+	}
+	if t == nil {
+		return past, nil
+	}
+	t.cancel(errCalled)
+	select {
+	case <-t.done:
+		return t.last, nil
+	case <-ctx.Done():
+		return node.Deployment{}, context.Cause(ctx)
+	}
+}
+
+// List gives deployments in the order in which they were asked for.
+func (k *Desk) List(q node.DeploymentQuery) []node.Deployment {
+	var out []node.Deployment
+	k.mu.Lock()
+	tasks := make([]*task, 0, len(k.live))
+	for _, t := range k.live {
+		tasks = append(tasks, t)
+	}
+	if q.All {
+		if q.Limit <= 0 {
+			q.Limit = 100
+		}
+		out = k.j.List(q.Limit)
+	}
+	k.mu.Unlock()
+	slices.SortFunc(tasks, func(a, b *task) int { return int(a.serial) - int(b.serial) })
+	for _, t := range tasks {
+		out = append(out, t.now())
+	}
+	slices.SortStableFunc(out, func(a, b node.Deployment) int { return a.Asked.Compare(b.Asked) })
+	return out
+}
+
+// Of gives what is known of a container: what was asked for, and the record of its
+// deployment; nil where it is not known any more.
+func (k *Desk) Of(labels map[string]string) (*node.Request, *node.Record) {
+	id := labels[LabelDeployment]
+	d, known := k.j.Get(id)
+	var req node.Request
+	if text := labels[LabelRequest]; text == "" || json.Unmarshal([]byte(text), &req) != nil {
+		if req, known = k.j.Request(id); !known {
+			return nil, d.Record
+		}
+	}
+	return &req, d.Record
+}
+
+// sumOf is what a key stands for.
+func sumOf(req node.Request) string {
+	b, err := json.Marshal(req) // without its Terms
+	if err != nil {
+		return err.Error()
+	}
+	s := sha256.Sum256(b)
+	return hex.EncodeToString(s[:16])
+}
+
+func newID() string { return strings.ToLower(rand.Text()[:13]) }

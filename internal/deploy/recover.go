@@ -1,0 +1,153 @@
+package deploy
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"dewpoint/internal/admit"
+	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/journal"
+	"dewpoint/internal/node"
+	"dewpoint/internal/ready"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// Recover takes up what an earlier Desk has accepted and not ended. A container that
+// has started is waited for again, until it is ready. Of others nothing is left: a
+// detached deployment begins anew, with its name, its place behind those that were accepted before it, and its
+// deadline; one whose caller was connected fails. Recover returns when each is known
+// again, by its ID and its key; they go on behind it.
+func (k *Desk) Recover(ctx context.Context) error {
+	open := k.j.Open()
+	if len(open) == 0 {
+		return nil
+	}
+	list, err := k.d.cfg.Engine.List(ctx)
+	if err != nil {
+		return fmt.Errorf("deployments of an earlier daemon: %w", err)
+	}
+	have := map[string]*engine.Info{}
+	for _, c := range list {
+		have[c.Labels[LabelDeployment]] = c
+	}
+	k.cfg.Log.Info("deployments of an earlier daemon go on", "number", len(open))
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	undoing := semaphore.NewWeighted(8)
+	groups := map[string]*admit.Group{}
+	for _, e := range open {
+		k.takeUp(e, have[e.ID], groups, undoing)
+	}
+	return nil
+}
+
+// takeUp is called with mu held.
+func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.Group, undoing *semaphore.Weighted) {
+	e.Request.Terms = node.Terms{Caller: e.Caller, Key: e.Key, Detach: e.Detached}
+	o, err := k.d.parse(e.Request)
+	if err != nil {
+		o = &order{Request: e.Request, name: e.Name}
+	}
+	t := k.newTask(context.Background(), o, e)
+	if err == nil && e.Detached && (c == nil || !started(c)) {
+		t.place, err = k.d.enter(o, group(groups, e))
+	}
+	if c != nil && started(c) {
+		t.stand.State = node.StateDeploying
+	}
+	k.begin(t, func() (node.Record, error) {
+		switch {
+		case err != nil:
+			return node.Record{}, err
+		case c != nil && started(c):
+			return t.adopt(c)
+		case c != nil:
+			if err := t.takeBack(undoing); err != nil {
+				return node.Record{}, err
+			}
+		}
+		if !e.Detached {
+			return node.Record{}, errKilled
+		}
+		return t.carry()
+	})
+}
+
+// group is the one that e was asked for in.
+func group(groups map[string]*admit.Group, e journal.Entry) *admit.Group {
+	if e.Parallel <= 0 {
+		return nil
+	}
+	g := groups[e.Group]
+	if g == nil {
+		g = &admit.Group{Limit: e.Parallel}
+		groups[e.Group] = g
+	}
+	return g
+}
+
+// started reports whether a container's first process runs or has run.
+func started(c *engine.Info) bool {
+	return c.Status == engine.Running || c.Status == engine.Paused || c.Exit != nil
+}
+
+// takeBack removes what there is of a container that has not started.
+func (t *task) takeBack(undoing *semaphore.Weighted) error {
+	if err := undoing.Acquire(t.ctx, 1); err != nil {
+		return context.Cause(t.ctx)
+	}
+	defer undoing.Release(1)
+	return t.k.d.cfg.Engine.TakeBack(context.WithoutCancel(t.ctx), t.order.name)
+}
+
+// adopt waits for a container that an earlier daemon has started to be ready.
+func (t *task) adopt(c *engine.Info) (node.Record, error) {
+	d, o := t.k.d, t.order
+	rec := node.Record{ID: t.entry.ID, Name: o.name, Image: t.entry.Image, Digest: c.Digest.String(), Node: d.cfg.Node, Stages: map[string]float64{},
+		Way: node.Way{Start: "boot", Why: []string{"dewd was started anew meanwhile: what came before is not known"}}}
+	if c.Labels[checkpoint.LabelRestored] != "" {
+		rec.Way.Start = "restore"
+	}
+	err := t.awaitAgain(c)
+	if err == nil {
+		rec.Stages[node.Ready] = time.Since(t.entry.Asked).Seconds()
+		t.reached(o.name, node.Ready, rec.Stages[node.Ready])
+	} else {
+		err = why(t.ctx, d.unready(t.ctx, o, err))
+		rec.Error = err.Error()
+	}
+	if d.cfg.Ended != nil {
+		d.cfg.Ended(rec, err)
+	}
+	if d.cfg.Done != nil {
+		d.cfg.Done(rec)
+	}
+	return rec, err
+}
+
+func (t *task) awaitAgain(c *engine.Info) error {
+	d, o := t.k.d, t.order
+	img, err := d.cfg.Engine.LocalImage(t.ctx, o.ref)
+	if err != nil {
+		return err
+	}
+	check, err := d.check(o, img)
+	if err != nil {
+		return err
+	}
+	if check.Kind == ready.Log && c.Labels[checkpoint.LabelRestored] != "" {
+		return nil
+	}
+	return d.await(t.ctx, o, check, c)
+}
+
+// why is the error of a deployment that failed with err: that it was called off, if it was.
+func why(ctx context.Context, err error) error {
+	if e, off := context.Cause(ctx).(*ended); off && err != nil {
+		return e
+	}
+	return err
+}

@@ -1,0 +1,225 @@
+package deploy
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"sync"
+	"time"
+
+	"dewpoint/internal/admit"
+	"dewpoint/internal/journal"
+	"dewpoint/internal/node"
+)
+
+// task is one deployment that the Desk answers for, from its acceptance to its end.
+type task struct {
+	k       *Desk
+	order   *order
+	entry   journal.Entry
+	place   *admit.Ticket
+	seq     uint64 // of the journal
+	serial  uint64
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	release func() // what ctx has
+
+	done chan struct{}
+	// What it has come to, once done is closed.
+	rec  node.Record
+	err  error
+	last node.Deployment
+
+	mu       sync.Mutex
+	stand    node.Deployment // guarded by mu
+	stages   []stageTold     // guarded by mu
+	watchers []*watcher      // guarded by mu
+	askers   int             // guarded by mu; of watchers
+}
+
+type stageTold struct {
+	name, stage string
+	at          float64
+}
+
+// watcher is who is told of a task.
+type watcher struct {
+	node.Watch
+	asks bool // and keeps it going
+}
+
+// join adds a watcher and tells him what he has missed.
+func (t *task) join(w node.Watch, asks bool) *watcher {
+	me := &watcher{w, asks}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.watchers = append(t.watchers, me)
+	if asks {
+		t.askers++
+	}
+	if w.Deployment != nil {
+		w.Deployment(t.standing())
+	}
+	for _, s := range t.stages {
+		if w.Reached != nil {
+			w.Reached(s.name, s.stage, s.at)
+		}
+	}
+	return me
+}
+
+// leave takes one away who was told. When he was the last who asked for it, the task is
+// called off, and leave returns true, unless it is detached.
+func (t *task) leave(a *asked) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := slices.Index(t.watchers, a.w)
+	if i < 0 {
+		return false
+	}
+	t.watchers = slices.Delete(t.watchers, i, i+1)
+	if !a.w.asks {
+		return false
+	}
+	t.askers--
+	if t.askers > 0 || t.entry.Detached {
+		return false
+	}
+	t.cancel(errGone)
+	return true
+}
+
+// now is where the task stands.
+func (t *task) now() node.Deployment {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.standing()
+}
+
+// standing is called with mu held.
+func (t *task) standing() node.Deployment {
+	d := t.stand
+	if d.State == node.StateQueued && t.place != nil {
+		d.Position, d.Waits = t.place.Position(), t.place.Waits()
+	}
+	return d
+}
+
+// tell tells where the task stands. It is called with mu held.
+func (t *task) tell() {
+	d := t.standing()
+	for _, w := range t.watchers {
+		if w.Deployment != nil {
+			w.Deployment(d)
+		}
+	}
+}
+
+func (t *task) reached(name, stage string, at float64) {
+	t.mu.Lock()
+	if stage == node.Admitted {
+		t.stand.State = node.StateDeploying
+		t.tell()
+	}
+	t.stages = append(t.stages, stageTold{name, stage, at})
+	for _, w := range t.watchers {
+		if w.Reached != nil {
+			w.Reached(name, stage, at)
+		}
+	}
+	t.mu.Unlock()
+	if t.k.cfg.Reached != nil {
+		t.k.cfg.Reached(t.entry.Deployment, stage, at)
+	}
+}
+
+func (t *task) layer(l node.LayerProgress) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, w := range t.watchers {
+		if w.Layer != nil {
+			w.Layer(l)
+		}
+	}
+}
+
+// watch is what the Deployer tells. Layers are looked at for those who watch from the beginning.
+func (t *task) watch() node.Watch {
+	w := node.Watch{Reached: t.reached}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, o := range t.watchers {
+		if o.Hold != nil {
+			w.Hold = o.Hold
+		}
+		if o.Layer != nil {
+			w.Layer = t.layer
+		}
+	}
+	return w
+}
+
+// carry deploys.
+func (t *task) carry() (node.Record, error) {
+	ended := make(chan struct{})
+	defer close(ended)
+	t.k.bg.Go(func() { t.tellPositions(ended) })
+	return t.k.d.carry(t.ctx, t.order, t.place, t.watch())
+}
+
+// positionEvery is the time between two looks at a task's place in the queue, for who watches.
+const positionEvery = 400 * time.Millisecond
+
+// tellPositions tells who watches of the task's place in the queue, until it has none.
+func (t *task) tellPositions(ended <-chan struct{}) {
+	tick := time.NewTicker(positionEvery)
+	defer tick.Stop()
+	last := t.now()
+	for last.State == node.StateQueued {
+		select {
+		case <-ended:
+			return
+		case <-tick.C:
+		}
+		t.mu.Lock()
+		d := t.standing()
+		if d.State == node.StateQueued && (d.Position != last.Position || d.Waits != last.Waits) {
+			t.tell()
+		}
+		t.mu.Unlock()
+		last = d
+	}
+}
+
+// written returns when the task's acceptance survives a power cut.
+func (t *task) written(ctx context.Context) error { return t.k.j.Durable(ctx, t.seq) }
+
+// finish tells what the task has come to. The Desk calls it once.
+func (t *task) finish(d node.Deployment, rec node.Record, err error) {
+	t.rec, t.err, t.last = rec, err, d
+	t.mu.Lock()
+	t.stand = d
+	t.stand.Record = nil // it is told by itself
+	t.tell()
+	t.mu.Unlock()
+	close(t.done)
+}
+
+// labels are those of the container of an order, "" of what the Desk has not taken in.
+func (o *order) labels() map[string]string {
+	if !o.Remove && o.id == "" {
+		return nil
+	}
+	l := map[string]string{}
+	if o.Remove {
+		l[LabelRemove] = "true"
+	}
+	if o.id == "" {
+		return l
+	}
+	l[LabelDeployment] = o.id
+	if b, err := json.Marshal(o.Request); err == nil && len(b) <= maxRequest {
+		l[LabelRequest] = string(b)
+	}
+	return l
+}
