@@ -203,11 +203,7 @@ func (e *Engine) connect(ctx context.Context) error {
 	if e.version, err = c.alive(ctx); err != nil {
 		return fmt.Errorf("containerd at %s does not answer (is it running? is this its socket?): %w", socket, err)
 	}
-	program := ""
-	if e.private != nil {
-		program = e.private.program
-	}
-	e.shims.serve(program, e.version)
+	e.shims.serve(socket, e.version)
 	if e.private == nil {
 		return c.requireSnapshotter(ctx, e.cfg)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/shimgroup"
 )
@@ -80,13 +82,10 @@ func findProgram(configured, name string) string {
 	return p
 }
 
-// serve tells what shim the containerd has that was found or started: the one
-// beside its program, else that of PATH. version is containerd's.
-func (s *shims) serve(containerd, version string) {
-	s.real = filepath.Join(filepath.Dir(containerd), shimgroup.Real)
-	if containerd == "" || !executable(s.real) {
-		s.real, _ = exec.LookPath(shimgroup.Real)
-	}
+// serve tells what shim the containerd has that answers at the socket, since
+// those of other versions do not understand it. version is containerd's.
+func (s *shims) serve(socket, version string) {
+	s.real = shimOf(socket)
 	s.wide = 1
 	if strings.HasPrefix(strings.TrimPrefix(version, "v"), "1.") {
 		s.wide = 2 * runtime.NumCPU() // its shims make one task after the other
@@ -103,9 +102,45 @@ func (e *Engine) Shims() (how string, missing bool) {
 	case s.program == "":
 		return "each container has one of its own: " + shimgroup.Program + " is not installed", true
 	case s.real == "":
-		return "each container has one of its own: " + shimgroup.Real + " is not in PATH", true
+		return "each container has one of its own: " + shimgroup.Real + " is neither in containerd's PATH nor beside it", true
 	}
 	return fmt.Sprintf("up to %d containers share one", s.max), false
+}
+
+// shimOf finds the shim as the containerd at the socket does, in its PATH, then
+// beside its program; "" if that cannot be told.
+func shimOf(socket string) string {
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		return ""
+	}
+	defer c.Close()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return ""
+	}
+	var peer *unix.Ucred
+	var perr error
+	if err := raw.Control(func(fd uintptr) { peer, perr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil || perr != nil {
+		return ""
+	}
+	proc := "/proc/" + strconv.Itoa(int(peer.Pid))
+	env, _ := os.ReadFile(proc + "/environ")
+	var dirs []string
+	for v := range strings.SplitSeq(string(env), "\x00") {
+		if path, ok := strings.CutPrefix(v, "PATH="); ok {
+			dirs = filepath.SplitList(path)
+		}
+	}
+	if exe, err := os.Readlink(proc + "/exe"); err == nil {
+		dirs = append(dirs, filepath.Dir(exe))
+	}
+	for _, d := range dirs {
+		if p := filepath.Join(d, shimgroup.Real); filepath.IsAbs(p) && executable(p) {
+			return p
+		}
+	}
+	return ""
 }
 
 // seat is a task's place in a group while it is made.
