@@ -52,16 +52,23 @@ func (e *events) after(seq uint64) ([]node.Event, chan struct{}) {
 	return out, e.more
 }
 
+// from is the number after which a caller's events begin: where he says, or with what happens next.
+// A number that is not reached yet is of a daemon before this one: all that is known is new to him.
+func (e *events) from(after *uint64) uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case after == nil:
+		return e.seq
+	case *after > e.seq:
+		return 0
+	}
+	return *after
+}
+
 // Events implements api.Observer.
 func (d *Daemon) Events(ctx context.Context, after *uint64, emit func(node.Event) error) error {
-	var seq uint64
-	if after != nil {
-		seq = *after
-	} else {
-		d.events.mu.Lock()
-		seq = d.events.seq
-		d.events.mu.Unlock()
-	}
+	seq := d.events.from(after)
 	for {
 		evs, more := d.events.after(seq)
 		for _, ev := range evs {
