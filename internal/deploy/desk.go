@@ -465,9 +465,10 @@ func (k *Desk) List(q node.DeploymentQuery) []node.Deployment {
 // deployment; nil where it is not known any more.
 func (k *Desk) Of(labels map[string]string) (*node.Request, *node.Record) {
 	id := labels[LabelDeployment]
-	d, known := k.j.Get(id)
+	d, _ := k.j.Get(id)
 	var req node.Request
 	if text := labels[LabelRequest]; text == "" || json.Unmarshal([]byte(text), &req) != nil {
+		var known bool
 		if req, known = k.j.Request(id); !known {
 			return nil, d.Record
 		}
