@@ -418,4 +418,5 @@ func TestGarbage(t *testing.T) {
 	if err != nil || len(list) != 0 {
 		t.Errorf("afterwards: %v, %v", list, err)
 	}
+	m.stop() // not killed: it may still be probing the kernel, with processes of its own
 }
