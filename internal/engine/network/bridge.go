@@ -86,7 +86,7 @@ func (b *Bridge) Add(ctx context.Context, id, ns string, ports []Port) (netip.Ad
 // Remove undoes Add; it is not an error if nothing was added. The namespace
 // may be gone already.
 func (b *Bridge) Remove(ctx context.Context, id, ns string, ports []Port) error {
-	if _, err := os.Stat(filepath.Join(b.cfg.Dir, "results", networkName+"-"+id+"-"+ifName)); err != nil {
+	if _, err := os.Stat(filepath.Join(b.cfg.Dir, "results", b.cfg.Bridge+"-"+id+"-"+ifName)); err != nil {
 		// libcni keeps results for Add; without one only a crash between an
 		// allocation and its result can have left something.
 		if !b.allocated(id) {
@@ -118,7 +118,7 @@ func (b *Bridge) allocated(id string) bool {
 
 // allocations are the files in which host-local keeps who has which address.
 func (b *Bridge) allocations() []string {
-	files, _ := filepath.Glob(filepath.Join(b.ipamDir(), networkName, "*.*.*.*"))
+	files, _ := filepath.Glob(filepath.Join(b.ipamDir(), b.cfg.Bridge, "*.*.*.*"))
 	return files
 }
 
@@ -186,8 +186,8 @@ func (b *Bridge) require(plugins ...string) error {
 	return nil
 }
 
-const networkName = "dewpoint"
-
+// conflist names the network by its bridge: portmap names its chains by network and
+// container, and another daemon here may have a container of the same name.
 func conflist(cfg Config, subnet netip.Prefix, ipamDir string, publish bool) []byte {
 	plugins := []map[string]any{{
 		"type": "bridge", "bridge": cfg.Bridge, "isGateway": true, "hairpinMode": true,
@@ -203,7 +203,7 @@ func conflist(cfg Config, subnet netip.Prefix, ipamDir string, publish bool) []b
 			"type": "portmap", "snat": true, "capabilities": map[string]bool{"portMappings": true},
 		})
 	}
-	b, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": networkName, "plugins": plugins})
+	b, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": cfg.Bridge, "plugins": plugins})
 	if err != nil {
 		panic(err) // maps of strings
 	}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -121,6 +122,7 @@ func (b *Bridge) destroy() error {
 			}
 		}
 	}
+	errs = append(errs, removePublished(b.cfg.Bridge))
 	if b.exists() {
 		_, err := ip("link", "delete", b.cfg.Bridge)
 		errs = append(errs, err)
@@ -164,6 +166,38 @@ func removeOrphans() error {
 		errs = append(errs, orphan.Destroy())
 	}
 	return errors.Join(errs...)
+}
+
+// published matches what portmap's entry chain has of a network's container, and
+// finds the chain of that container. Written so since plugins 0.7.
+var published = regexp.MustCompile(`^-A (CNI-HOSTPORT-DNAT .*dnat name: \\?"([^"\\]+)\\?" id: .* -j (CNI-DN-[0-9a-f]+))$`)
+
+// removePublished removes the published ports of a network that has no containers: a
+// daemon that was killed, and its directory with it, leaves them to whoever comes
+// to listen there next.
+func removePublished(network string) error {
+	rules, err := exec.Command("iptables-save", "-t", "nat").Output()
+	if err != nil {
+		return fmt.Errorf("iptables-save: %w", err)
+	}
+	var entries, chains strings.Builder
+	for line := range strings.Lines(string(rules)) {
+		if m := published.FindStringSubmatch(strings.TrimSuffix(line, "\n")); m != nil && m[2] == network {
+			fmt.Fprintf(&entries, "-D %s\n", m[1])
+			if remove := fmt.Sprintf("-F %s\n-X %[1]s\n", m[3]); !strings.Contains(chains.String(), remove) { // one for TCP and UDP
+				chains.WriteString(remove)
+			}
+		}
+	}
+	if entries.Len() == 0 {
+		return nil
+	}
+	cmd := exec.Command("iptables-restore", "-w", "5", "--noflush")
+	cmd.Stdin = strings.NewReader("*nat\n" + entries.String() + chains.String() + "COMMIT\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("iptables-restore: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
 }
 
 func subnetOf(device string) netip.Prefix {

@@ -190,10 +190,21 @@ func testRelease(t *testing.T, b *Bridge, ns string) {
 func testOrphans(t *testing.T) {
 	dead := NewBridge(Config{Dir: filepath.Join(t.TempDir(), "cni"), Bridge: "dew-dead"})
 	idle := NewBridge(Config{Dir: filepath.Join(t.TempDir(), "cni"), Bridge: "dew-idle"})
-	for _, b := range []*Bridge{dead, idle} {
-		if _, _, err := b.prepare(false, true); err != nil {
+	ns := filepath.Join(t.TempDir(), "ns")
+	if err := NewNS(ns); err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range []*Bridge{dead, idle} {
+		ports := []Port{{Host: uint16(40100 + i), Container: 80, Protocol: "tcp"}, {Host: uint16(40200 + i), Container: 80, Protocol: "udp"}}
+		if _, err := b.Add(t.Context(), "web", ns, ports); err != nil {
 			t.Fatal(err)
 		}
+		if err := Do(ns, func() error { _, err := ip("link", "delete", "eth0"); return err }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := RemoveNS(ns); err != nil {
+		t.Fatal(err)
 	}
 	if dead.subnet == idle.subnet {
 		t.Errorf("both have %s", idle.subnet)
@@ -204,11 +215,14 @@ func testOrphans(t *testing.T) {
 	if _, _, err := NewBridge(Config{Dir: filepath.Join(t.TempDir(), "cni"), Bridge: "dew-new"}).prepare(false, true); err != nil {
 		t.Fatal(err)
 	}
-	if dead.exists() || ruled("dew-dead") {
+	if dead.exists() || ruled("dew-dead") || ruled("40100") || !ruled("40101") {
 		t.Error("the bridge of a daemon that is gone stays")
 	}
 	if !idle.exists() || !ruled("dew-idle") {
 		t.Error("the bridge of a daemon that lives was removed")
+	}
+	if err := idle.Destroy(); err != nil || ruled("dew-idle") || ruled("CNI-DN-") {
+		t.Errorf("ports stay published: %v", err)
 	}
 }
 
