@@ -108,11 +108,10 @@ function drain(crypto) {
   if (crypto.randomUUID) for (let i = 0; i < 256; i++) crypto.randomUUID();
 }
 
-// replaceMathRandom leaves V8's generator in use until the first restore; V8 cannot
-// reseed it, so then sfc32 takes its place, with a seed from the kernel.
+// replaceMathRandom puts sfc32 in the place of V8's generator, which cannot be
+// reseeded, with a seed from the kernel. It does so at once, not after the first
+// restore: a worker may have been saved after V8 had seeded it, before this ran.
 function replaceMathRandom(crypto) {
-  const native = Math.random;
-  let seeded = false;
   let a = 0, b = 0, c = 0, d = 0;
   function next() {
     const t = (((a + b) | 0) + d) | 0;
@@ -123,14 +122,12 @@ function replaceMathRandom(crypto) {
     return t >>> 0;
   }
   Math.random = function random() {
-    if (!seeded) return native();
     return ((next() >>> 5) * 67108864 + (next() >>> 6)) / 9007199254740992;
   };
-  return {
-    reseed() {
-      [a, b, c, d] = new Int32Array(new Uint8Array(crypto.randomBytes(16)).buffer);
-      for (let i = 0; i < 16; i++) next();
-      seeded = true;
-    },
-  };
+  function reseed() {
+    [a, b, c, d] = new Int32Array(new Uint8Array(crypto.randomBytes(16)).buffer);
+    for (let i = 0; i < 16; i++) next();
+  }
+  reseed();
+  return { reseed };
 }
