@@ -192,20 +192,18 @@ func (s *Store) Use(ctx context.Context, id digest.Digest) (*Layer, error) {
 // unless nil, is told once of each what a look ahead of the marks has shown, by goroutines that
 // UseAll waits for: it may be out of date, and the layer is not in use yet.
 func (s *Store) UseAll(ctx context.Context, ids []digest.Digest, seen func(digest.Digest, *Layer, error)) (map[digest.Digest]*Layer, error) {
-	var told sync.WaitGroup
-	defer told.Wait()
+	var ahead sync.WaitGroup
+	defer ahead.Wait()
 	for _, id := range ids {
-		told.Add(1)
-		go func() {
+		ahead.Go(func() {
 			l, err := s.record(ctx, id)
 			if seen != nil {
 				seen(id, l, err)
 			}
-			told.Done()
 			if err == nil {
-				_, _ = s.cfg.FS.Stat(ctx, l.data()) // secure looks at the data last, and finds them known; nobody waits for this
+				_, _ = s.cfg.FS.Stat(ctx, l.data()) // secure looks at the data last, and finds them known
 			}
-		}()
+		})
 	}
 	return s.secure(ctx, ids)
 }
