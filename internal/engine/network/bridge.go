@@ -6,7 +6,8 @@
 // the loopback device, and "bridge" is such a namespace connected by the CNI
 // plugins bridge and host-local, and portmap where ports are published. Rules
 // that are the same for all containers (masquerading, forwarding) are made
-// once, not by a plugin for each.
+// once, not by a plugin for each. A bridge goes when nobody needs it: with its
+// daemon, unless containers have addresses on it, or with the next daemon.
 package network
 
 import (

@@ -30,6 +30,9 @@ func (b *Bridge) make() error {
 		return err
 	}
 	defer unlock()
+	if err := os.MkdirAll(b.cfg.Dir, 0o700); err != nil { // or another daemon takes the bridge for an orphan
+		return err
+	}
 	if err := removeOrphans(); err != nil {
 		b.cfg.Log.Warn("a bridge that no daemon uses stays", "err", err)
 	}
@@ -169,7 +172,7 @@ func removeOrphans() error {
 }
 
 // published matches what portmap's entry chain has of a network's container, and
-// finds the chain of that container. Written so since plugins 0.7.
+// finds the chain of that container.
 var published = regexp.MustCompile(`^-A (CNI-HOSTPORT-DNAT .*dnat name: \\?"([^"\\]+)\\?" id: .* -j (CNI-DN-[0-9a-f]+))$`)
 
 // removePublished removes the published ports of a network that has no containers: a

@@ -194,6 +194,7 @@ func testOrphans(t *testing.T) {
 	if err := NewNS(ns); err != nil {
 		t.Fatal(err)
 	}
+	idle.cfg.Subnet = netip.MustParsePrefix("10.99.0.0/24")
 	for i, b := range []*Bridge{dead, idle} {
 		ports := []Port{{Host: uint16(40100 + i), Container: 80, Protocol: "tcp"}, {Host: uint16(40200 + i), Container: 80, Protocol: "udp"}}
 		if _, err := b.Add(t.Context(), "web", ns, ports); err != nil {
