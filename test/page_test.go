@@ -1,8 +1,8 @@
 package test
 
 import (
+	"context"
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -13,19 +13,20 @@ import (
 	"dewpoint/internal/web/webtest"
 )
 
+// newPage starts a node that serves its page, and opens it.
+func newPage(t *testing.T, reg *registrytest.Server) (*machine, context.Context) {
+	at := "127.0.0.1:" + freePort(t)
+	m := newMachine(t, reg)
+	m.args = append(m.args, "--http", at)
+	m.start()
+	return m, webtest.Open(t, "http://"+at)
+}
+
 // A person sees a deployment on the node's page while it goes on and when it serves.
 func TestPage(t *testing.T) {
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 1<<20), appOptions())
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
-	m := newMachine(t, reg)
-	m.args = append(m.args, "--http", l.Addr().String())
-	m.start()
-	page := webtest.Open(t, "http://"+l.Addr().String())
+	m, page := newPage(t, reg)
 	webtest.Sees(t, page, "header", "Dewpoint", "containerd", "live")
 	rec := m.record("run", "-d", "--name", "web", img.Ref, "sleep", "1h")
 	webtest.Sees(t, page, "#deployment-table tbody tr:not(.running)", "web", img.Ref, rec.Way.Pull+", "+rec.Way.Start, fmt.Sprintf("%.2f s", rec.Stages["ready"]))
@@ -44,15 +45,7 @@ func TestPageOfMany(t *testing.T) {
 	const many = 24
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 1<<20), appOptions())
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
-	m := newMachine(t, reg)
-	m.args = append(m.args, "--http", l.Addr().String())
-	m.start()
-	page := webtest.Open(t, "http://"+l.Addr().String())
+	m, page := newPage(t, reg)
 	webtest.Sees(t, page, "header", "live")
 	var ok bool
 	webtest.Do(t, page, chromedp.Evaluate(seen, &ok))
