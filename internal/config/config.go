@@ -65,6 +65,7 @@ type Engine struct {
 	Subnet     string `toml:"subnet"`     // of --net bridge
 	CNI        string `toml:"cni"`        // directory of the CNI plugins
 	PerShim    int    `toml:"per_shim"`   // containers that share a shim, and end when it is killed; 0 is 16, 1 a shim for each
+	Sync       bool   `toml:"sync"`       // a private containerd flushes its database with each change, instead of a copy being kept (2.1 and newer)
 }
 
 // Cache bounds what is kept though nothing uses it.

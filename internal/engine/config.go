@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay/overlayutils"
+
+	"dewpoint/internal/durable"
 )
 
 // disabled1 and disabled2 are the plugins that a private containerd 1.x and
@@ -53,6 +55,9 @@ func (v containerdVersion) diffs() bool { return v.atLeast(1, 7, 4) }
 // returns. 1.7.23 and newer ask for the capability, but their mounts know no
 // uidmap; older ones overlook the key.
 func (v containerdVersion) remaps() bool { return v.atLeast(2, 0, 0) }
+
+// unsynced says whether containerd can be told not to flush its database.
+func (v containerdVersion) unsynced() bool { return v.atLeast(2, 1, 0) }
 
 // parseVersion reads lines such as
 //
@@ -108,12 +113,20 @@ func privateConfig(cfg Config, v containerdVersion, root, state, socket string) 
 		}
 		b.WriteByte('\n')
 	}
+	if !cfg.synced(v) {
+		b.WriteString("[plugins.\"io.containerd.metadata.v1.bolt\"]\n  no_sync = true\n\n")
+	}
 	if cfg.DiffSocket != "" && v.diffs() {
 		name := diffName(cfg)
 		fmt.Fprintf(&b, "[proxy_plugins.%s]\n  type = \"diff\"\n  address = %q\n\n", name, cfg.DiffSocket)
 		fmt.Fprintf(&b, "[plugins.\"io.containerd.service.v1.diff-service\"]\n  default = [%q, \"walking\"]\n", name)
 	}
 	return b.String()
+}
+
+// synced says whether a private containerd of the version flushes its database.
+func (c *Config) synced(v containerdVersion) bool {
+	return c.Sync || !v.unsynced() || durable.BootID() == ""
 }
 
 // kernelRemaps says whether overlayfs takes id-mapped mounts, without which the

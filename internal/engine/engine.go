@@ -81,6 +81,7 @@ type Config struct {
 	ShimProgram       string // that lets containers share shims; default beside this program, then in PATH, else none share
 	PerShim           int    // containers in a shim, which end when it is killed; default 16, 1 is a shim for each
 	CRIU              string // program that runc is to use; default what it finds in PATH
+	Sync              bool   // a private containerd flushes each change of its database, as it does by default; else see [metadb]
 	CgroupParent      string // default /dewpoint, with a suffix when State is not the default
 	Unconfined        bool   // no seccomp filter
 	CNI               network.Config

@@ -66,6 +66,9 @@ func (e *Engine) subscribe(ctx context.Context, fn func(Event)) error {
 			return err
 		}
 		if ev, ok := decodeEvent(env); ok {
+			if ev.Kind == EventExited {
+				e.known.ended(ev.Name, ev.Pid, Exit{ev.Exit, ev.Time})
+			}
 			fn(ev)
 		}
 	}
@@ -92,6 +95,9 @@ func decodeEvent(env *types.Envelope) (Event, bool) {
 		var m eventsapi.TaskExit
 		err := proto.Unmarshal(v, &m)
 		ev.Kind, ev.Name, ev.Pid, ev.Exit = EventExited, m.ContainerID, m.Pid, int(m.ExitStatus)
+		if m.ExitedAt != nil {
+			ev.Time = m.ExitedAt.AsTime()
+		}
 		return ev, err == nil && m.ID == m.ContainerID
 	case "containerd.events.TaskOOM":
 		var m eventsapi.TaskOOM

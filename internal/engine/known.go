@@ -10,13 +10,15 @@ import (
 
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// known is what containerd said of tasks, so that List need not ask it: it asks
-// shim after shim, each of which may be busy making another container. What a
-// task was said to be holds while its first process lives, or once that has
-// ended, until the engine makes or deletes the task. The zero value is ready,
-// and safe for concurrent use.
+// known is what containerd said of tasks, when it made them, by its events, or
+// when it was asked, so that List need not ask it: it asks shim after shim, each
+// of which may be busy making another container. What a task was said to be
+// holds while its first process lives, or once that has ended, until the engine
+// makes or deletes the task. The zero value is ready, and safe for concurrent
+// use.
 type known struct {
 	mu     sync.Mutex
 	tasks  map[string]knownTask // guarded by mu
@@ -28,7 +30,7 @@ type knownTask struct {
 	started uint64 // startTime of the process
 }
 
-// forget is to be called before and after a task is made, deleted or started.
+// forget is to be called before and after a task is made or deleted.
 func (k *known) forget(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -76,6 +78,33 @@ func (k *known) put(name string, p *task.Process, then uint64) {
 		k.tasks = make(map[string]knownTask)
 	}
 	k.tasks[name] = t
+}
+
+// made keeps that a task is there, whose first process waits for its start.
+func (k *known) made(name string, pid uint32) {
+	k.put(name, &task.Process{Pid: pid, Status: task.Status_CREATED}, k.times())
+}
+
+// begun keeps that a task that was made runs, if it has not ended already.
+func (k *known) begun(name string, pid uint32) {
+	k.turn(name, pid, &task.Process{Pid: pid, Status: task.Status_RUNNING})
+}
+
+// ended keeps how a task's first process ended.
+func (k *known) ended(name string, pid uint32, x Exit) {
+	k.turn(name, pid, &task.Process{Status: task.Status_STOPPED, ExitStatus: uint32(x.Status), ExitedAt: timestamppb.New(x.At)})
+}
+
+// turn replaces what is known of the same process, unless it has ended. Of a
+// task that is not known, one that is deleted perhaps, nothing is kept.
+func (k *known) turn(name string, pid uint32, to *task.Process) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	t := k.tasks[name]
+	if t.Process == nil || t.Status == task.Status_STOPPED || t.Pid != pid {
+		return
+	}
+	k.tasks[name] = knownTask{Process: to, started: t.started}
 }
 
 func (k *known) times() uint64 {

@@ -29,11 +29,11 @@ type Exit struct {
 // that has ended, also after a reboot. ErrRunning if it runs.
 func (e *Engine) Start(ctx context.Context, name string) error {
 	defer e.names.lock(name)()
-	defer e.known.forget(name) // also what was said meanwhile
 	if e.isRestore(name) {
+		defer e.known.forget(name) // what was said meanwhile
 		return wrap(e.startRestored(ctx, name), "restore container %s", name)
 	}
-	_, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
+	err := e.startTask(ctx, name)
 	if err == nil {
 		return nil
 	}
@@ -74,8 +74,17 @@ func (e *Engine) restart(ctx context.Context, name string, why error) error {
 	if err := e.renewTask(ctx, name, m.Mounts); err != nil {
 		return err
 	}
-	_, err = e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
-	return err
+	return e.startTask(ctx, name)
+}
+
+func (e *Engine) startTask(ctx context.Context, name string) error {
+	r, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
+	if err != nil {
+		e.known.forget(name)
+		return err
+	}
+	e.known.begun(name, r.Pid)
+	return nil
 }
 
 // renewTask makes the task of a container that had one. containerd takes a

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/logfile"
+	"dewpoint/internal/engine/metadb"
 )
 
 const (
@@ -40,9 +41,11 @@ type supervisor struct {
 	dir     string // STATE/containerd
 	config  string // path of the configuration file
 	socket  string
+	db      string // of containerd
+	synced  bool   // it flushes that
 
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the supervising goroutine has ended
+	work   sync.WaitGroup // the goroutines that cancel ends
 
 	mu   sync.Mutex
 	proc *process // guarded by mu
@@ -55,9 +58,10 @@ func startPrivate(ctx context.Context, cfg Config) (*supervisor, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &supervisor{log: cfg.Log, program: program, dir: filepath.Join(cfg.State, "containerd"), done: make(chan struct{})}
+	s := &supervisor{log: cfg.Log, program: program, dir: filepath.Join(cfg.State, "containerd")}
 	s.socket = filepath.Join(s.dir, "containerd.sock")
 	s.config = filepath.Join(s.dir, "config.toml")
+	s.db = filepath.Join(cfg.Root, "containerd", "io.containerd.metadata.v1.bolt", "meta.db")
 	if len(s.socket) > maxSocketPath {
 		return nil, fmt.Errorf("socket path %s is longer than %d bytes: choose a shorter state directory", s.socket, maxSocketPath)
 	}
@@ -73,7 +77,10 @@ func startPrivate(ctx context.Context, cfg Config) (*supervisor, error) {
 	}
 	run, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
-	go s.supervise(run)
+	s.work.Go(func() { s.supervise(run) })
+	if !s.synced {
+		s.work.Go(func() { metadb.Keep(run, s.db, s.log) })
+	}
 	return s, nil
 }
 
@@ -113,6 +120,7 @@ func (s *supervisor) configure(ctx context.Context, cfg Config) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	s.synced = cfg.synced(v)
 	text := fmt.Sprintf("# %s: %s\n", s.program, strings.TrimSpace(string(out))) +
 		privateConfig(cfg, v, filepath.Join(cfg.Root, "containerd"), filepath.Join(s.dir, "state"), s.socket)
 	old, err := os.ReadFile(s.config)
@@ -133,6 +141,9 @@ func (s *supervisor) adoptOrLaunch(ctx context.Context, changed bool) error {
 		if err := p.terminate(ctx); err != nil {
 			return err
 		}
+	}
+	if err := metadb.Prepare(s.db, s.synced, s.log); err != nil {
+		return err
 	}
 	return s.launch(ctx)
 }
@@ -235,7 +246,6 @@ func (s *supervisor) awaitSocket(ctx context.Context, p *process) error {
 
 // supervise restarts containerd until ctx ends.
 func (s *supervisor) supervise(ctx context.Context) {
-	defer close(s.done)
 	delay := minBackoff
 	for {
 		began := time.Now()
@@ -296,7 +306,7 @@ func (s *supervisor) guard(ctx context.Context, p *process) {
 // release ends the supervision, not containerd.
 func (s *supervisor) release() {
 	s.cancel()
-	<-s.done
+	s.work.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.proc.detach()
@@ -305,10 +315,13 @@ func (s *supervisor) release() {
 // stop ends containerd, not its containers.
 func (s *supervisor) stop(ctx context.Context) error {
 	s.cancel()
-	<-s.done
+	s.work.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return errors.Join(s.proc.terminate(ctx), os.Remove(s.pidFile()))
+	if err := s.proc.terminate(ctx); err != nil {
+		return err
+	}
+	return errors.Join(os.Remove(s.pidFile()), metadb.Settle(s.db))
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {

@@ -66,6 +66,43 @@ func TestContainerdKilled(t *testing.T) {
 	})
 }
 
+// A power cut leaves containerd's database as no flush has promised it; the
+// containers that were there a moment before still are.
+func TestPowerCut(t *testing.T) {
+	b := newBed(t, containerds(t)["2.x"])
+	ctx := t.Context()
+	b.run(Spec{Name: "c", Cmd: []string{"count"}})
+	db := filepath.Join(b.cfg.Root, "containerd", "io.containerd.metadata.v1.bolt", "meta.db")
+	if err := b.Remove(ctx, "c", true); err != nil {
+		t.Fatal(err)
+	}
+	b.run(Spec{Name: "d", Cmd: []string{"count"}})
+	if err := b.Kill(ctx, "d", unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(b.containerdPid(), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(db, 5000); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(db+".unsynced", []byte("another boot"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e, err := Start(ctx, b.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Engine = e
+	all, err := b.List(ctx)
+	if err != nil || len(all) != 1 || all[0].Name != "d" {
+		t.Fatalf("after the power cut: %+v %v", all, err)
+	}
+}
+
 func (b *bed) logLines(name string) int {
 	stdout, _ := b.logFiles(name)
 	s, _ := os.ReadFile(stdout)
