@@ -106,6 +106,8 @@ type Claim struct {
 	Host   string // its registry
 	Absent int64  // compressed bytes that are not here; 0 is none, or not known
 	Group  *Group // of which the claim is one; may be nil
+	// Accepted was taken in before: the queue takes it though it be full.
+	Accepted bool
 }
 
 // Group bounds how many of some claims are under way at once, whatever the node would
@@ -203,6 +205,7 @@ type Ticket struct {
 	need    int64         // bytes of memory that it claims
 	memory  int64         // that are promised to it
 	disk    int64
+	rank    int         // of those that wait, when it was last asked for
 	slot    bool        // it counts as running
 	boot    *time.Timer // ends slot; nil before Started
 }
@@ -224,7 +227,7 @@ func (a *Admitter) Enter(c Claim) (*Ticket, error) {
 		a.serial++
 		who = &caller{name: c.Caller, last: [over]uint64{a.serial, a.serial}}
 	}
-	if err := a.busy(who); err != nil {
+	if err := a.busy(who); err != nil && !c.Accepted {
 		a.stats.Busy++
 		return nil, err
 	}
@@ -252,6 +255,9 @@ func (a *Admitter) busy(who *caller) error {
 	wait := a.ended.time(max(1, min(all, who.waiting())/8), time.Now())
 	return &BusyError{Waiting: all, Mine: who.waiting(), After: wait}
 }
+
+// Most is how many tickets of one caller there may be, when nobody else has any.
+func (a *Admitter) Most() int { return a.cfg.Max + min(a.cfg.Queue-a.cfg.Queue/8, a.cfg.PerCaller) }
 
 // enqueue puts t behind the caller's others that entered before it. With mu held.
 func (a *Admitter) enqueue(t *Ticket) {

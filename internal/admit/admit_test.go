@@ -75,13 +75,13 @@ func inBubble(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
-func granted(k *Ticket) bool { return k.Position() == 0 }
+func granted(k *Ticket) bool { return k.Place().Position == 0 }
 
 // want checks which of the tickets wait for nothing, and what the others wait for.
 func want(t *testing.T, tickets []*Ticket, waits ...string) {
 	t.Helper()
 	for i, k := range tickets {
-		if got := k.Waits(); got != waits[i] {
+		if got := k.Place().Waits; got != waits[i] {
 			t.Errorf("ticket %d waits for %q, want %q", i, got, waits[i])
 		}
 	}
@@ -114,13 +114,13 @@ func TestSlots(t *testing.T) {
 	}
 	want(t, all, "", "", "", "", Turn, Turn, Turn)
 	for i, p := range []int{0, 0, 0, 0, 1, 2, 3} {
-		if got := all[i].Position(); got != p {
+		if got := all[i].Place().Position; got != p {
 			t.Errorf("position %d of ticket %d, want %d", got, i, p)
 		}
 	}
 	all[2].Done(0)
 	want(t, all, "", "", "", "", "", Turn, Turn)
-	if p := all[6].Position(); p != 2 {
+	if p := all[6].Place().Position; p != 2 {
 		t.Errorf("position %d, want 2", p)
 	}
 }
@@ -139,7 +139,7 @@ func TestCancel(t *testing.T) {
 		if err := <-got; !errors.Is(err, cause) {
 			t.Errorf("%v, want the cause", err)
 		}
-		if p := third.Position(); p != 1 {
+		if p := third.Place().Position; p != 1 {
 			t.Errorf("the next one is at %d", p)
 		}
 		first.Done(0)
@@ -246,9 +246,9 @@ func TestPositions(t *testing.T) {
 				order = append(order, k)
 			}
 		}
-		slices.SortFunc(order, func(x, y *Ticket) int { return x.Position() - y.Position() })
+		slices.SortFunc(order, func(x, y *Ticket) int { return x.Place().Position - y.Place().Position })
 		for i, k := range order {
-			if k.Position() != i+1 {
+			if k.Place().Position != i+1 {
 				t.Fatalf("seed %d: positions are not 1 to %d", seed, len(order))
 			}
 		}

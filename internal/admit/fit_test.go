@@ -195,11 +195,11 @@ func TestLink(t *testing.T) {
 	here, later := enter(t, a, Claim{Image: "x"}), enter(t, a, Claim{Image: "y"})
 	want(t, []*Ticket{here, later}, "", Turn)
 	inBackground(t, func(ctx context.Context) { all[0].Run(ctx) }, func() {
-		waitFor(t, func() bool { return all[0].Waits() == Turn })
+		waitFor(t, func() bool { return all[0].Place().Waits == Turn })
 		want(t, all, Turn, Turn, "", "", "")
 		for i, k := range []*Ticket{all[0], all[1], later} {
-			if k.Position() != i+1 {
-				t.Errorf("%d is at position %d", i, k.Position())
+			if k.Place().Position != i+1 {
+				t.Errorf("%d is at position %d", i, k.Place().Position)
 			}
 		}
 		here.Done(0)

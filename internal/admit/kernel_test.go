@@ -85,7 +85,7 @@ func BenchmarkFull(b *testing.B) {
 			}
 			for i := 0; b.Loop(); i++ {
 				last.Done(0)
-				if last = line[i]; last.Position() != 0 {
+				if last = line[i]; last.Place().Position != 0 {
 					b.Fatal("it was not next")
 				}
 				add(i)

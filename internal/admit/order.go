@@ -153,12 +153,58 @@ func (a *Admitter) comes(image string) bool {
 
 func (g *Group) full() bool { return g != nil && g.Limit > 0 && g.used >= g.Limit }
 
-// Waits is what the ticket waits for: Turn, Mem, CPU, Link, Disk; "" is nothing.
-func (t *Ticket) Waits() string {
-	t.a.mu.Lock()
-	defer t.a.mu.Unlock()
-	return t.a.waits(t)
+// Place is where a ticket stands in the queue. The zero value does not wait.
+type Place struct {
+	// Position is the ticket's place among those that wait for the same, from 1 on: in
+	// the order in which they go on if none lacks anything.
+	Position int
+	Waits    string // Turn, Mem, CPU, Link, Disk; "" is nothing
 }
+
+// Places says where tickets stand, in one pass over all that wait.
+func (a *Admitter) Places(tickets []*Ticket) []Place {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]Place, len(tickets))
+	var ranked [over]bool
+	for i, t := range tickets {
+		if t.granted || t.at == over {
+			continue
+		}
+		if !ranked[t.at] {
+			a.rank(t.at)
+			ranked[t.at] = true
+		}
+		out[i] = Place{t.rank, a.waits(t)}
+	}
+	return out
+}
+
+// rank numbers those that wait for s. Each grant puts its caller a level up, and the lowest
+// level is next; on one level, those that began there are before those that came up to it.
+// With mu held.
+func (a *Admitter) rank(s stage) {
+	type at struct {
+		level int
+		t     *Ticket
+	}
+	all := make([]at, 0, a.waiting[s])
+	for _, c := range a.callers {
+		for i, t := range c.lines[s] {
+			all = append(all, at{c.used[s] + i, t})
+		}
+	}
+	slices.SortFunc(all, func(x, y at) int {
+		a, b := x.t.who, y.t.who
+		return cmp.Or(cmp.Compare(x.level, y.level), cmp.Compare(b.used[s], a.used[s]), cmp.Compare(a.last[s], b.last[s]))
+	})
+	for i, x := range all {
+		x.t.rank = i + 1
+	}
+}
+
+// Place is where the ticket stands. Of many, Places says it for less.
+func (t *Ticket) Place() Place { return t.a.Places([]*Ticket{t})[0] }
 
 func (a *Admitter) waits(t *Ticket) string {
 	if t.granted || t.at == over {
@@ -176,33 +222,4 @@ func (a *Admitter) waits(t *Ticket) string {
 		return CPU
 	}
 	return Turn
-}
-
-// Position is the ticket's place among those that wait for the same, from 1 on: in
-// the order in which they go on if none lacks anything. 0 does not wait.
-func (t *Ticket) Position() int {
-	a := t.a
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if t.granted || t.at == over {
-		return 0
-	}
-	s, me := t.at, t.who
-	// Each grant puts its caller a level up; the lowest level is next. On one
-	// level, those that began there are before those that came up to it.
-	level := me.used[s] + slices.Index(me.lines[s], t)
-	before := 0
-	for _, c := range a.callers {
-		below := min(len(c.lines[s]), max(0, level-c.used[s]))
-		before += below
-		if c != me && below < len(c.lines[s]) && level >= c.used[s] && earlier(c, me, s) {
-			before++
-		}
-	}
-	return before + 1
-}
-
-// earlier reports whether x is before y where both have come to the same level.
-func earlier(x, y *caller, s stage) bool {
-	return cmp.Or(cmp.Compare(y.used[s], x.used[s]), cmp.Compare(x.last[s], y.last[s])) < 0
 }

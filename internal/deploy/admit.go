@@ -8,14 +8,15 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"dewpoint/internal/admit"
 	"dewpoint/internal/node"
 )
 
 // enter takes a place in the queue for o, which carry gives back. It waits for nothing.
-// g may be nil.
-func (d *Deployer) enter(o *order, g *admit.Group) (*admit.Ticket, error) {
+// g may be nil. What was accepted before gets a place though the queue be full.
+func (d *Deployer) enter(o *order, g *admit.Group, accepted bool) (*admit.Ticket, error) {
 	here, absent := true, int64(0)
 	if d.cfg.Puller != nil {
 		here, absent = d.cfg.Puller.Here(o.ref, o.options())
@@ -23,7 +24,7 @@ func (d *Deployer) enter(o *order, g *admit.Group) (*admit.Ticket, error) {
 	if o.pull {
 		here = false // it needs no slot
 	}
-	c := admit.Claim{Caller: o.Terms.Caller, Image: o.ref.String(), Memory: o.Memory, Fetch: !here, Host: o.ref.Host, Absent: absent, Group: g}
+	c := admit.Claim{Caller: o.Terms.Caller, Image: o.ref.String(), Memory: o.Memory, Fetch: !here, Host: o.ref.Host, Absent: absent, Group: g, Accepted: accepted}
 	if !o.options().Lazy {
 		c.Image += " whole" // who does not need that does not wait for it
 	}
@@ -34,14 +35,15 @@ func (d *Deployer) enter(o *order, g *admit.Group) (*admit.Ticket, error) {
 func (d *Deployer) carry(ctx context.Context, o *order, t *admit.Ticket, w node.Watch) (node.Record, error) {
 	if t == nil {
 		var err error
-		if t, err = d.enter(o, nil); err != nil {
+		if t, err = d.enter(o, nil, false); err != nil {
 			return node.Record{}, err
 		}
 	}
 	defer t.Done(0)
-	r := d.begin(ctx, o.ref.String(), o.name, w)
+	begun := time.Now()
+	err := t.Wait(ctx) // without anything of the work yet: thousands may wait
+	r := d.begin(ctx, begun, o.ref.String(), o.name, w)
 	r.place, r.rec.ID = t, o.id
-	err := t.Wait(ctx)
 	if err == nil {
 		r.reached(node.Admitted)
 		err = d.deploy(r.trace.Into(ctx), o, r)

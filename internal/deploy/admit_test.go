@@ -29,7 +29,7 @@ func TestEnterRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		k, err := d.enter(o, nil)
+		k, err := d.enter(o, nil, false)
 		if err != nil {
 			t.Fatal(err)
 		}

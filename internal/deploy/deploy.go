@@ -103,7 +103,7 @@ func (d *Deployer) Deploy(ctx context.Context, req node.Request, w node.Watch) (
 	if err != nil {
 		return node.Record{}, err
 	}
-	t, err := d.enter(o, nil)
+	t, err := d.enter(o, nil, false)
 	if err != nil {
 		return node.Record{}, err
 	}
@@ -195,14 +195,16 @@ func (d *Deployer) Pull(ctx context.Context, req node.PullRequest, w node.Watch)
 		return node.Record{}, err
 	}
 	o.pull = true
-	t, err := d.enter(o, nil)
+	t, err := d.enter(o, nil, false)
 	if err != nil {
 		return node.Record{}, err
 	}
 	defer t.Done(0)
-	r := d.begin(ctx, o.ref.String(), "", w)
+	begun := time.Now()
+	err = t.Wait(ctx)
+	r := d.begin(ctx, begun, o.ref.String(), "", w)
 	r.place = t
-	if err = t.Wait(ctx); err == nil {
+	if err == nil {
 		r.reached(node.Admitted)
 		err = d.pull(r.trace.Into(ctx), o, r, req.Blobs)
 	}

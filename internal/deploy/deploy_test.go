@@ -165,7 +165,7 @@ func TestRecordOfFailure(t *testing.T) {
 	d := New(Config{Node: "n1", Done: func(r node.Record) { told = append(told, r) }})
 	defer d.Close()
 	var stages []string
-	r := d.begin(t.Context(), "app:1", "web", node.Watch{Reached: func(name, stage string, at float64) { stages = append(stages, name+" "+stage) }})
+	r := d.begin(t.Context(), time.Now(), "app:1", "web", node.Watch{Reached: func(name, stage string, at float64) { stages = append(stages, name+" "+stage) }})
 	r.reached(node.Resolved)
 	rec := r.end(errors.New("no"))
 	if rec.Error != "no" || rec.Name != "web" || rec.Node != "n1" || rec.Stages[node.Resolved] <= 0 || len(told) != 1 || told[0].Error != "no" {

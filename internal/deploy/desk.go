@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"dewpoint/internal/admit"
+	"dewpoint/internal/engine"
 	"dewpoint/internal/journal"
 	"dewpoint/internal/node"
 )
@@ -41,14 +42,28 @@ type DeskConfig struct {
 type Desk struct {
 	cfg  DeskConfig
 	d    *Deployer
+	make maker // d but for tests
 	j    *journal.Journal
 	life context.Context
 	stop context.CancelCauseFunc
 	bg   sync.WaitGroup
 
-	mu     sync.Mutex
-	live   map[string]*task // guarded by mu; by ID
-	serial uint64           // guarded by mu
+	mu      sync.Mutex
+	live    map[string]*task // guarded by mu; by ID
+	serial  uint64           // guarded by mu
+	telling bool             // guarded by mu: tellPlaces runs
+}
+
+// maker is what a Desk has its deployments made by.
+type maker interface {
+	// carry is a deployment until it ends. The ticket is its place in the queue, nil if it has none yet.
+	carry(ctx context.Context, o *order, t *admit.Ticket, w node.Watch) (node.Record, error)
+	// made gives the containers that deployments have made, by the deployments' IDs.
+	made(ctx context.Context) (map[string]*engine.Info, error)
+	// adopt waits until a container is ready that an earlier daemon has started.
+	adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time, w node.Watch) (node.Record, error)
+	// takeBack removes what there is of a container that has not started.
+	takeBack(ctx context.Context, name string) error
 }
 
 // ended is why a deployment is called off, or is refused.
@@ -89,7 +104,7 @@ func NewDesk(cfg DeskConfig) (*Desk, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Desk{cfg: cfg, d: cfg.Deployer, j: j, live: map[string]*task{}}
+	k := &Desk{cfg: cfg, d: cfg.Deployer, make: cfg.Deployer, j: j, live: map[string]*task{}}
 	k.life, k.stop = context.WithCancelCause(context.Background())
 	return k, nil
 }
@@ -223,6 +238,10 @@ func (k *Desk) ask(ctx context.Context, reqs []node.Request, parallel int, watch
 		return nil, errStop
 	}
 	got, begin, err := k.sort(fresh)
+	if most := k.d.door.Most(); err == nil && len(begin) > most {
+		err = fmt.Errorf("%w: %d deployments at once are more than the queue has room for: ask for at most %d by one call, or raise deploy.queue and deploy.per_caller",
+			ErrRequest, len(begin), most)
+	}
 	if err == nil {
 		err = k.accept(begin, group)
 	}
@@ -278,7 +297,7 @@ func (k *Desk) accept(begin []*task, g *admit.Group) error {
 	entries := make([]journal.Entry, len(begin))
 	for i, t := range begin {
 		var err error
-		if t.place, err = k.d.enter(t.order, g); err != nil {
+		if t.place, err = k.d.enter(t.order, g, false); err != nil {
 			undo(begin[:i])
 			return err
 		}
@@ -314,6 +333,57 @@ func (k *Desk) begin(t *task, run func() (node.Record, error)) {
 		rec, err := run()
 		k.end(t, rec, err)
 	})
+	if !k.telling {
+		k.telling = true
+		k.bg.Go(k.tellPlaces)
+	}
+}
+
+// placesEvery is the time between two looks at the queue, for who watches.
+const placesEvery = 400 * time.Millisecond
+
+// tellPlaces tells who watches a deployment in the queue of its place there, as long as
+// any is under way.
+func (k *Desk) tellPlaces() {
+	tick := time.NewTicker(placesEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-k.life.Done(): // its tasks end
+			return
+		}
+		k.mu.Lock()
+		if len(k.live) == 0 {
+			k.telling = false
+			k.mu.Unlock()
+			return
+		}
+		waiting := k.waiting((*task).watched)
+		k.mu.Unlock()
+		for i, p := range k.places(waiting) {
+			waiting[i].moved(p)
+		}
+	}
+}
+
+// waiting is those in the queue for which want holds. It is called with mu held.
+func (k *Desk) waiting(want func(*task) bool) (all []*task) {
+	for _, t := range k.live {
+		if t.place != nil && want(t) {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// places are those of tasks that have one.
+func (k *Desk) places(tasks []*task) []admit.Place {
+	tickets := make([]*admit.Ticket, len(tasks))
+	for i, t := range tasks {
+		tickets[i] = t.place
+	}
+	return k.d.door.Places(tickets)
 }
 
 // task is a deployment that was understood. ctx gives it values; it does not end it.
@@ -454,10 +524,27 @@ func (k *Desk) List(q node.DeploymentQuery) []node.Deployment {
 	}
 	k.mu.Unlock()
 	slices.SortFunc(tasks, func(a, b *task) int { return int(a.serial) - int(b.serial) })
-	for _, t := range tasks {
-		out = append(out, t.now())
-	}
+	out = append(out, k.now(tasks)...)
 	slices.SortStableFunc(out, func(a, b node.Deployment) int { return a.Asked.Compare(b.Asked) })
+	return out
+}
+
+// now is where tasks stand.
+func (k *Desk) now(tasks []*task) []node.Deployment {
+	queued := make([]*task, 0, len(tasks))
+	for _, t := range tasks {
+		if t.place != nil {
+			queued = append(queued, t)
+		}
+	}
+	at := map[*task]admit.Place{}
+	for i, p := range k.places(queued) {
+		at[queued[i]] = p
+	}
+	out := make([]node.Deployment, len(tasks))
+	for i, t := range tasks {
+		out[i] = t.at(at[t])
+	}
 	return out
 }
 

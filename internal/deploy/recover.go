@@ -25,13 +25,9 @@ func (k *Desk) Recover(ctx context.Context) error {
 	if len(open) == 0 {
 		return nil
 	}
-	list, err := k.d.cfg.Engine.List(ctx)
+	have, err := k.make.made(ctx)
 	if err != nil {
 		return fmt.Errorf("deployments of an earlier daemon: %w", err)
-	}
-	have := map[string]*engine.Info{}
-	for _, c := range list {
-		have[c.Labels[LabelDeployment]] = c
 	}
 	k.cfg.Log.Info("deployments of an earlier daemon go on", "number", len(open))
 	k.mu.Lock()
@@ -53,7 +49,7 @@ func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.
 	}
 	t := k.newTask(context.Background(), o, e)
 	if err == nil && e.Detached && (c == nil || !started(c)) {
-		t.place, err = k.d.enter(o, group(groups, e))
+		t.place, err = k.d.enter(o, group(groups, e), true)
 	}
 	if c != nil && started(c) {
 		t.stand.State = node.StateDeploying
@@ -63,7 +59,7 @@ func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.
 		case err != nil:
 			return node.Record{}, err
 		case c != nil && started(c):
-			return t.adopt(c)
+			return k.make.adopt(t.ctx, o, c, e.Asked, t.watch())
 		case c != nil:
 			if err := t.takeBack(undoing); err != nil {
 				return node.Record{}, err
@@ -100,23 +96,37 @@ func (t *task) takeBack(undoing *semaphore.Weighted) error {
 		return context.Cause(t.ctx)
 	}
 	defer undoing.Release(1)
-	return t.k.d.cfg.Engine.TakeBack(context.WithoutCancel(t.ctx), t.order.name)
+	return t.k.make.takeBack(context.WithoutCancel(t.ctx), t.order.name)
 }
 
-// adopt waits for a container that an earlier daemon has started to be ready.
-func (t *task) adopt(c *engine.Info) (node.Record, error) {
-	d, o := t.k.d, t.order
-	rec := node.Record{ID: t.entry.ID, Name: o.name, Image: t.entry.Image, Digest: c.Digest.String(), Node: d.cfg.Node, Stages: map[string]float64{},
+// made keeps the contract of maker.
+func (d *Deployer) made(ctx context.Context) (map[string]*engine.Info, error) {
+	list, err := d.cfg.Engine.List(ctx)
+	have := map[string]*engine.Info{}
+	for _, c := range list {
+		have[c.Labels[LabelDeployment]] = c
+	}
+	return have, err
+}
+
+// takeBack keeps the contract of maker.
+func (d *Deployer) takeBack(ctx context.Context, name string) error {
+	return d.cfg.Engine.TakeBack(ctx, name)
+}
+
+// adopt keeps the contract of maker.
+func (d *Deployer) adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time, w node.Watch) (node.Record, error) {
+	rec := node.Record{ID: o.id, Name: o.name, Image: o.ref.String(), Digest: c.Digest.String(), Node: d.cfg.Node, Stages: map[string]float64{},
 		Way: node.Way{Start: "boot", Why: []string{"dewd was started anew meanwhile: what came before is not known"}}}
 	if c.Labels[checkpoint.LabelRestored] != "" {
 		rec.Way.Start = "restore"
 	}
-	err := t.awaitAgain(c)
+	err := d.awaitAgain(ctx, o, c)
 	if err == nil {
-		rec.Stages[node.Ready] = time.Since(t.entry.Asked).Seconds()
-		t.reached(o.name, node.Ready, rec.Stages[node.Ready])
+		rec.Stages[node.Ready] = time.Since(asked).Seconds()
+		w.Reached(o.name, node.Ready, rec.Stages[node.Ready])
 	} else {
-		err = why(t.ctx, d.unready(t.ctx, o, err))
+		err = why(ctx, d.unready(ctx, o, err))
 		rec.Error = err.Error()
 	}
 	if d.cfg.Ended != nil {
@@ -128,9 +138,8 @@ func (t *task) adopt(c *engine.Info) (node.Record, error) {
 	return rec, err
 }
 
-func (t *task) awaitAgain(c *engine.Info) error {
-	d, o := t.k.d, t.order
-	img, err := d.cfg.Engine.LocalImage(t.ctx, o.ref)
+func (d *Deployer) awaitAgain(ctx context.Context, o *order, c *engine.Info) error {
+	img, err := d.cfg.Engine.LocalImage(ctx, o.ref)
 	if err != nil {
 		return err
 	}
@@ -141,7 +150,7 @@ func (t *task) awaitAgain(c *engine.Info) error {
 	if check.Kind == ready.Log && c.Labels[checkpoint.LabelRestored] != "" {
 		return nil
 	}
-	return d.await(t.ctx, o, check, c)
+	return d.await(ctx, o, check, c)
 }
 
 // why is the error of a deployment that failed with err: that it was called off, if it was.

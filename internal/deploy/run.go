@@ -38,8 +38,8 @@ type run struct {
 	last string      // stage that was reached; guarded by mu
 }
 
-func (d *Deployer) begin(ctx context.Context, ref, name string, w node.Watch) *run {
-	r := &run{d: d, begun: time.Now(), watch: w, seen: make(chan struct{}), filled: map[string]bool{}}
+func (d *Deployer) begin(ctx context.Context, begun time.Time, ref, name string, w node.Watch) *run {
+	r := &run{d: d, begun: begun, watch: w, seen: make(chan struct{}), filled: map[string]bool{}}
 	r.life, r.release = context.WithCancel(d.life)
 	r.rec = node.Record{Name: name, Image: ref, Node: d.cfg.Node, Stages: map[string]float64{}}
 	r.begin(ctx)

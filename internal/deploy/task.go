@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"slices"
 	"sync"
-	"time"
 
 	"dewpoint/internal/admit"
 	"dewpoint/internal/journal"
@@ -35,6 +34,7 @@ type task struct {
 	stages   []stageTold     // guarded by mu
 	watchers []*watcher      // guarded by mu
 	askers   int             // guarded by mu; of watchers
+	told     admit.Place     // guarded by mu; what watchers were told last
 }
 
 type stageTold struct {
@@ -89,25 +89,56 @@ func (t *task) leave(a *asked) bool {
 	return true
 }
 
-// now is where the task stands.
-func (t *task) now() node.Deployment {
+// watched reports whether somebody wants to be told of the task's place in the queue.
+func (t *task) watched() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.standing()
+	return t.stand.State == node.StateQueued && len(t.watchers) > 0
 }
 
-// standing is called with mu held.
-func (t *task) standing() node.Deployment {
+// at is where the task stands, which has that place.
+func (t *task) at(p admit.Place) node.Deployment {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.placed(p)
+}
+
+// placed is called with mu held.
+func (t *task) placed(p admit.Place) node.Deployment {
 	d := t.stand
-	if d.State == node.StateQueued && t.place != nil {
-		d.Position, d.Waits = t.place.Position(), t.place.Waits()
+	if d.State == node.StateQueued {
+		d.Position, d.Waits = p.Position, p.Waits
 	}
 	return d
 }
 
+// standing is where the task stands. It is called with mu held.
+func (t *task) standing() node.Deployment {
+	if t.stand.State != node.StateQueued || t.place == nil {
+		return t.stand
+	}
+	t.told = t.place.Place()
+	return t.placed(t.told)
+}
+
+// moved tells who watches that the task's place in the queue is another, if it is: of one far
+// behind only when it has come on by a sixteenth, else a long queue would be told to all of it at every step.
+func (t *task) moved(p admit.Place) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	far := max(p.Position, t.told.Position) / 16
+	if t.stand.State != node.StateQueued || p.Waits == t.told.Waits && max(p.Position-t.told.Position, t.told.Position-p.Position) <= far {
+		return
+	}
+	t.told = p
+	t.telling(t.placed(p))
+}
+
 // tell tells where the task stands. It is called with mu held.
-func (t *task) tell() {
-	d := t.standing()
+func (t *task) tell() { t.telling(t.standing()) }
+
+// telling is called with mu held.
+func (t *task) telling(d node.Deployment) {
 	for _, w := range t.watchers {
 		if w.Deployment != nil {
 			w.Deployment(d)
@@ -161,34 +192,7 @@ func (t *task) watch() node.Watch {
 
 // carry deploys.
 func (t *task) carry() (node.Record, error) {
-	ended := make(chan struct{})
-	defer close(ended)
-	t.k.bg.Go(func() { t.tellPositions(ended) })
-	return t.k.d.carry(t.ctx, t.order, t.place, t.watch())
-}
-
-// positionEvery is the time between two looks at a task's place in the queue, for who watches.
-const positionEvery = 400 * time.Millisecond
-
-// tellPositions tells who watches of the task's place in the queue, until it has none.
-func (t *task) tellPositions(ended <-chan struct{}) {
-	tick := time.NewTicker(positionEvery)
-	defer tick.Stop()
-	last := t.now()
-	for last.State == node.StateQueued {
-		select {
-		case <-ended:
-			return
-		case <-tick.C:
-		}
-		t.mu.Lock()
-		d := t.standing()
-		if d.State == node.StateQueued && (d.Position != last.Position || d.Waits != last.Waits) {
-			t.tell()
-		}
-		t.mu.Unlock()
-		last = d
-	}
+	return t.k.make.carry(t.ctx, t.order, t.place, t.watch())
 }
 
 // written returns when the task's acceptance survives a power cut.

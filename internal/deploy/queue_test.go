@@ -1,0 +1,87 @@
+package deploy
+
+import (
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"dewpoint/internal/admit"
+	"dewpoint/internal/node"
+)
+
+// fullQueue fills a desk's queue with so many detached deployments behind one that has the only
+// slot, and returns the bytes of heap and stacks that each takes.
+func fullQueue(tb testing.TB, n int) float64 {
+	d := New(Config{Admit: admit.Config{Max: 1, Queue: 2 * n, PerCaller: n}})
+	defer d.Close()
+	first, err := d.door.Enter(admit.Claim{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer first.Done(0)
+	k, err := NewDesk(DeskConfig{Deployer: d, Path: filepath.Join(tb.TempDir(), "deployments")})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer k.Close()
+	req := node.Request{Image: "registry.example/team/app:1", Name: "app", Net: "none", Cmd: []string{"serve", "--port", "8080"}, Memory: 64 << 20}
+	for i := range 8 {
+		req.Env = append(req.Env, fmt.Sprintf("VARIABLE_%d=the value of a variable", i))
+	}
+	before := memoryNow()
+	if err := k.Many(tb.Context(), node.Many{Requests: []node.Request{req}, Count: n, Terms: node.Terms{Detach: true, Key: "k"}}, node.ManyWatch{Watch: func(int) node.Watch { return node.Watch{} }}); err != nil {
+		tb.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // each has come to its wait
+		k.mu.Lock()
+		live := len(k.live)
+		k.mu.Unlock()
+		if s := d.door.Stats(); live == n && s.Waiting[admit.Turn] == n {
+			break
+		}
+		if time.Now().After(deadline) {
+			tb.Fatal("the queue does not fill")
+		}
+	}
+	list := k.List(node.DeploymentQuery{})
+	if len(list) != n || list[n-1].Position != n {
+		tb.Fatalf("%d are listed, the last %+v", len(list), list[len(list)-1])
+	}
+	list = nil
+	return float64(memoryNow()-before) / float64(n)
+}
+
+func memoryNow() int64 {
+	var s runtime.MemStats
+	for range 2 {
+		runtime.GC()
+	}
+	runtime.ReadMemStats(&s)
+	return int64(s.HeapAlloc + s.StackInuse)
+}
+
+// A queue that is as full as it can be made by one call takes little of dewd's memory.
+func TestMemoryOfAFullQueue(t *testing.T) {
+	const n, most = node.MaxMany, 12 << 10
+	if per := fullQueue(t, n); per > most {
+		t.Errorf("each of %d takes %.0f bytes, want at most %d", n, per, most)
+	} else {
+		t.Logf("each of %d takes %.0f bytes", n, per)
+	}
+}
+
+// BenchmarkFullQueue fills the queue and gives the bytes that each deployment takes there.
+func BenchmarkFullQueue(b *testing.B) {
+	for _, n := range []int{1024, node.MaxMany} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			var per float64
+			for b.Loop() {
+				per = fullQueue(b, n)
+			}
+			b.ReportMetric(per, "B/deployment")
+			b.ReportMetric(per*float64(n)/(1<<20), "MiB")
+		})
+	}
+}
