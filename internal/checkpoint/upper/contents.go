@@ -35,7 +35,11 @@ func (t *writer) contents(at string, h *tar.Header, st *syscall.Stat_t) error {
 	}
 	defer f.Close()
 	spans := []span{{0, h.Size}}
-	if h.Size-st.Blocks*block >= minHole {
+	blocks := st.Blocks * block
+	if t.over != nil {
+		blocks = 0 // a layer's file system does not say
+	}
+	if h.Size-blocks >= minHole {
 		if spans, err = data(f, h.Size); err != nil {
 			return fmt.Errorf("holes of %s: %w", at, err)
 		}

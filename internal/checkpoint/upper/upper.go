@@ -5,7 +5,8 @@
 // directories that hide what is below them with an attribute of overlayfs. A
 // layer's tar says the same by names: ".wh.NAME", and ".wh..wh..opq". Write
 // translates one into the other, so that a copy of the writable directory is
-// stored, shared and mounted as every other layer is.
+// stored, shared and mounted as every other layer is. A container that stands on
+// such a layer is saved with both: Merge makes one layer of them.
 //
 // The tar depends on the directory's contents alone: names are in order, and
 // holes of files stay holes. Sockets are left out, for who is restored makes
@@ -66,6 +67,7 @@ type writer struct {
 	raw  io.Writer // below tar
 	tar  *tar.Writer
 	seen map[inode]string // files with several names, by the first
+	over map[string]cover // what lies above; nil is nothing
 	info Info
 }
 
@@ -84,6 +86,10 @@ func (t *writer) entry(at string, d fs.DirEntry, err error) error {
 	if err != nil {
 		return err
 	}
+	st := fi.Sys().(*syscall.Stat_t)
+	if t.over != nil && (rel == "." || t.over[rel] != 0) {
+		return t.covered(at, rel, st)
+	}
 	if rel != "." {
 		if strings.HasPrefix(d.Name(), whiteout) {
 			return fmt.Errorf("%w: a name that begins with %q means something else in a layer: /%s", ErrUnfit, whiteout, rel)
@@ -93,9 +99,8 @@ func (t *writer) entry(at string, d fs.DirEntry, err error) error {
 		}
 		t.info.Entries++
 	}
-	st := fi.Sys().(*syscall.Stat_t)
 	if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
-		return t.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Join(path.Dir(rel), whiteout+d.Name()), ModTime: time.Unix(0, 0)})
+		return t.mark(path.Join(path.Dir(rel), whiteout+d.Name()))
 	}
 	return t.file(at, rel, st)
 }
@@ -121,7 +126,7 @@ func (t *writer) file(at, rel string, st *syscall.Stat_t) error {
 		return fmt.Errorf("/%s: %w", rel, err)
 	}
 	if hides {
-		return t.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Join(rel, opaque), ModTime: time.Unix(0, 0)})
+		return t.mark(path.Join(rel, opaque))
 	}
 	return nil
 }

@@ -33,13 +33,20 @@ func overlaid(t *testing.T, layer []byte) (merged, up, tarFile string) {
 	}
 	lower := filepath.Join(dir, "lower")
 	mounttest.Mounted(t, b, f, lower)
+	merged, up = overlay(t, dir, lower)
+	return merged, up, tarFile
+}
+
+// overlay mounts a writable overlay below dir over directories, the top one first.
+func overlay(t *testing.T, dir, lowers string) (merged, up string) {
+	t.Helper()
 	merged, up = filepath.Join(dir, "merged"), filepath.Join(dir, "up")
 	for _, d := range []string{merged, up, filepath.Join(dir, "work")} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := unix.Mount("overlay", merged, "overlay", 0, "index=off,lowerdir="+lower+",upperdir="+up+",workdir="+filepath.Join(dir, "work")); err != nil {
+	if err := unix.Mount("overlay", merged, "overlay", 0, "index=off,lowerdir="+lowers+",upperdir="+up+",workdir="+filepath.Join(dir, "work")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -47,7 +54,7 @@ func overlaid(t *testing.T, layer []byte) (merged, up, tarFile string) {
 			t.Error(err)
 		}
 	})
-	return merged, up, tarFile
+	return merged, up
 }
 
 func below() []byte {
