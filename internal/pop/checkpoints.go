@@ -55,6 +55,12 @@ func (s *Store) Checkpoints(ctx context.Context) ([]*Layer, error) {
 	return all, bad
 }
 
+// Lead takes the lease under which an object is copied into the store: while it is held, no sweep takes
+// the draft for a dead node's, however long nothing is written to it. Errors are those of Leases.Acquire.
+func (s *Store) Lead(ctx context.Context, id digest.Digest) (Lease, error) {
+	return s.cfg.Coord.Acquire(ctx, LayerLease(id), s.Above(ctx, id))
+}
+
 // Hold is Use for a time: until release is called the mark stays, even after Unuse.
 // When the last of several has called it, the mark is taken away.
 func (s *Store) Hold(ctx context.Context, id digest.Digest) (l *Layer, release func(), err error) {

@@ -56,7 +56,13 @@ func (f flakyFile) ReadAt(b []byte, at int64) (int, error) {
 // shared is a node's view of the PoP's store.
 func (b *site) shared(node string, fs pop.FS) *pop.Store {
 	b.t.Helper()
-	c, err := b.hub.Join(pop.Config{Node: node})
+	return b.sharedFor(node, fs, 0, 0)
+}
+
+// sharedFor is shared with a lease period and a time of grace.
+func (b *site) sharedFor(node string, fs pop.FS, ttl, grace time.Duration) *pop.Store {
+	b.t.Helper()
+	c, err := b.hub.Join(pop.Config{Node: node, TTL: ttl})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -64,7 +70,7 @@ func (b *site) shared(node string, fs pop.FS) *pop.Store {
 	if fs == nil {
 		fs = pop.NewDir(b.dir, 0)
 	}
-	st, err := pop.OpenStore(b.t.Context(), pop.StoreConfig{FS: fs, Coord: c, Node: node})
+	st, err := pop.OpenStore(b.t.Context(), pop.StoreConfig{FS: fs, Coord: c, Node: node, Grace: grace})
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -98,7 +98,8 @@ func (s *Store) upperThere(ctx context.Context, upper *Layer) bool {
 }
 
 // Publish copies a checkpoint of this node into the PoP's store, verifying it, unless
-// it is there. Its upper layer is there already, else the error wraps ErrNoUpper; it wraps
+// it is there, under a lease that is renewed meanwhile: a copy that stands still for longer than the
+// store's grace is not swept. Of several at once one copies, the others wait. Its upper layer is there already, else the error wraps ErrNoUpper; it wraps
 // ErrQuarantined if restoring failed too often, ErrDamaged if the data are not what the record says, ErrNoPoP, ErrUnknown.
 func (s *Store) Publish(ctx context.Context, id string) error {
 	if err := s.publish(ctx, id); err != nil {
@@ -127,6 +128,11 @@ func (s *Store) publish(ctx context.Context, id string) error {
 	if !s.upperThere(ctx, e.Upper) {
 		return ErrNoUpper
 	}
+	token, release, err := s.claim(ctx, st, digestOf(id))
+	if err != nil {
+		return err
+	}
+	defer release()
 	if st.Has(ctx, digestOf(id)) {
 		return nil
 	}
@@ -138,12 +144,40 @@ func (s *Store) publish(ctx context.Context, id string) error {
 	if e.Upper != nil {
 		l.Upper = e.Upper.DiffID
 	}
-	err = copyTo(ctx, st, digestOf(id), e.Data.Digest, d, l)
+	err = copyTo(ctx, st, digestOf(id), token, e.Data.Digest, d, l)
 	s.lookAgain()
 	if err != nil {
 		return err
 	}
 	return s.retainShared(ctx, e.Record)
+}
+
+// claimEvery is the time between two tries to get a lease that another node holds.
+const claimEvery = time.Second
+
+// claim takes the lease of a checkpoint that is to be copied into the PoP's store, or waits until who
+// has it has published the checkpoint or given up. Without a coordinator there is none: nobody sweeps then.
+func (s *Store) claim(ctx context.Context, st *pop.Store, id digest.Digest) (token uint64, release func(), err error) {
+	for !st.Has(ctx, id) {
+		lease, err := st.Lead(ctx, id)
+		if err == nil {
+			return lease.Token(), func() {
+				if err := lease.Release(context.WithoutCancel(ctx)); err != nil {
+					s.cfg.Log.Debug("a lease ends by itself", "checkpoint", id, "err", err)
+				}
+			}, nil
+		}
+		if !errors.As(err, new(*pop.HeldError)) {
+			s.cfg.Log.Debug("a checkpoint is published without a lease", "id", id, "err", err)
+			break
+		}
+		select {
+		case <-time.After(claimEvery):
+		case <-ctx.Done():
+			return 0, nil, context.Cause(ctx)
+		}
+	}
+	return st.Above(ctx, id) + 1, func() {}, nil
 }
 
 // retainShared takes older checkpoints of the same image and key out of the PoP's store,
@@ -165,8 +199,8 @@ func (s *Store) retainShared(ctx context.Context, r Record) error {
 }
 
 // copyTo publishes a data file if its bytes are right.
-func copyTo(ctx context.Context, st *pop.Store, id, want digest.Digest, d *Data, l pop.Layer) error {
-	draft, err := st.Draft(ctx, id, st.Above(ctx, id)+1)
+func copyTo(ctx context.Context, st *pop.Store, id digest.Digest, token uint64, want digest.Digest, d *Data, l pop.Layer) error {
+	draft, err := st.Draft(ctx, id, token)
 	if err != nil {
 		return err
 	}
