@@ -97,7 +97,7 @@ func TestPython(t *testing.T) {
 		}
 	}, "testdata/drive.py", "unix://"+m.state+"/dewd.sock", dir, img.Ref)
 	want := []string{"stages resolved mounted created started ready", "same True 1", "other key_reused", "list ['py']", "logs above",
-		"removed not_found 4", "canceled", "events True ['removed']"}
+		"removed not_found 4", "canceled", "resync 1 2", "events True ['removed']"}
 	if got := strings.Split(strings.TrimSpace(out), "\n"); !slices.Equal(got, want) {
 		t.Errorf("python prints\n%q, want\n%q", got, want)
 	}

@@ -128,17 +128,22 @@ class Node:
             out = m["output"]
             yield ("stderr" if out.get("stream") == "STREAM_STDERR" else "stdout", base64.b64decode(out.get("data", "")))
 
-    def events(self, after=None, patience=60):
+    def events(self, after=None, epoch=None, patience=60):
         """Yields what happens on the node, from the event after number after on (0: all that is
-        still known), or from now on. When the connection breaks it is made again, and goes on behind
-        the last event that came. After patience seconds without a node it gives up."""
+        still known), or from now on. epoch is that event's: each dewd numbers its events anew. When the
+        connection breaks it is made again, and goes on behind the last event that came. If events were
+        missed meanwhile, one of kind "resync" comes first: ask list() and deployments() anew then.
+        After patience seconds without a node it gives up."""
         since = None  # when the node went away
         while True:
             try:
-                for m in self.stream("Events", {} if after is None else {"after": str(after)}):
+                request = {} if after is None else {"after": str(after)}
+                if epoch:
+                    request["epoch"] = epoch
+                for m in self.stream("Events", request):
                     since = None
                     if "event" in m:
-                        after = int(m["event"]["seq"])
+                        after, epoch = int(m["event"].get("seq", 0)), m["event"].get("epoch")
                         yield m["event"]
                 raise Cut("the node has ended the stream")
             except Error as e:

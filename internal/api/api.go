@@ -147,7 +147,8 @@ type Observer interface {
 	Doctor(ctx context.Context) ([]node.Finding, error)
 	Version(ctx context.Context) (node.Version, error)
 	// Events calls emit with what happens until ctx ends, one call at a time:
-	// first what is still known of the events after number *after, if it is
-	// not nil. An error of emit ends it and is returned.
-	Events(ctx context.Context, after *uint64, emit func(node.Event) error) error
+	// first what is still known of the events behind a mark, unless it is nil, and before
+	// these one of kind EventResync if some that came behind it are not known any
+	// more. An error of emit ends it and is returned.
+	Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error
 }

@@ -332,7 +332,7 @@ func TestEventsGoOnWhereTheyWere(t *testing.T) {
 		}
 	}
 	enough := errors.New("enough")
-	after := uint64(1)
+	after := node.Mark{Seq: 1}
 	var got []node.Event
 	err := c.Events(t.Context(), &after, func(e node.Event) error {
 		got = append(got, e)

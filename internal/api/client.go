@@ -431,10 +431,14 @@ func (c *Client) Version(ctx context.Context) (node.Version, error) {
 }
 
 // Events implements Observer.
-func (c *Client) Events(ctx context.Context, after *uint64, emit func(node.Event) error) error {
+func (c *Client) Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := c.rpc.Events(ctx, connect.NewRequest(&pb.EventsRequest{After: after}))
+	req := &pb.EventsRequest{}
+	if after != nil {
+		req.After, req.Epoch = &after.Seq, after.Epoch
+	}
+	stream, err := c.rpc.Events(ctx, connect.NewRequest(req))
 	if err != nil {
 		return c.problem(ctx, err)
 	}

@@ -127,14 +127,14 @@ func chunkFrom(o *pb.Output) node.LogChunk {
 func containerOf(c node.Container) *pb.Container {
 	return &pb.Container{
 		Name: c.Name, Image: c.Image, Digest: c.Digest, Status: c.Status, ExitCode: int32(c.ExitCode), Pid: int32(c.PID),
-		Ip: c.IP, Ports: each(c.Ports, portOf), Created: timeOf(c.Created), Node: c.Node, ReadError: c.ReadError,
+		Ip: c.IP, Ports: each(c.Ports, portOf), Created: timeOf(c.Created), Node: c.Node, ReadError: c.ReadError, Caller: c.Caller,
 	}
 }
 
 func containerFrom(c *pb.Container) node.Container {
 	return node.Container{
 		Name: c.GetName(), Image: c.GetImage(), Digest: c.GetDigest(), Status: c.GetStatus(), ExitCode: int(c.GetExitCode()), PID: int(c.GetPid()),
-		IP: c.GetIp(), Ports: each(c.GetPorts(), portFrom), Created: timeFrom(c.GetCreated()), Node: c.GetNode(), ReadError: c.GetReadError(),
+		IP: c.GetIp(), Ports: each(c.GetPorts(), portFrom), Created: timeFrom(c.GetCreated()), Node: c.GetNode(), ReadError: c.GetReadError(), Caller: c.GetCaller(),
 	}
 }
 
@@ -179,7 +179,7 @@ func versionFrom(v *pb.VersionResponse) node.Version {
 }
 
 func eventOf(e node.Event) *pb.Event {
-	p := &pb.Event{Seq: e.Seq, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image, Stage: e.Stage, At: e.At, Error: e.Error, Layer: e.Layer, Checkpoint: e.Checkpoint}
+	p := &pb.Event{Seq: e.Seq, Epoch: e.Epoch, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image, Stage: e.Stage, At: e.At, Error: e.Error, Layer: e.Layer, Checkpoint: e.Checkpoint}
 	if e.ExitCode != nil {
 		code := int32(*e.ExitCode)
 		p.ExitCode = &code
@@ -192,7 +192,7 @@ func eventOf(e node.Event) *pb.Event {
 
 func eventFrom(p *pb.Event) node.Event {
 	e := node.Event{
-		Seq: p.GetSeq(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(), Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(), Error: p.GetError(), Layer: p.GetLayer(), Checkpoint: p.GetCheckpoint(),
+		Seq: p.GetSeq(), Epoch: p.GetEpoch(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(), Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(), Error: p.GetError(), Layer: p.GetLayer(), Checkpoint: p.GetCheckpoint(),
 	}
 	if p != nil && p.ExitCode != nil {
 		code := int(p.GetExitCode())

@@ -181,7 +181,11 @@ func (h *handler) Events(ctx context.Context, req *connect.Request[pb.EventsRequ
 	if err := stream.Send(nil); err != nil {
 		return err
 	}
-	return h.fail(ctx, h.node.Events(ctx, req.Msg.After, func(e node.Event) error {
+	var after *node.Mark
+	if req.Msg.After != nil || req.Msg.Epoch != "" {
+		after = &node.Mark{Epoch: req.Msg.Epoch, Seq: req.Msg.GetAfter()}
+	}
+	return h.fail(ctx, h.node.Events(ctx, after, func(e node.Event) error {
 		return stream.Send(&pb.EventsResponse{Event: eventOf(e)})
 	}))
 }

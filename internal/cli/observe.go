@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -12,16 +13,20 @@ import (
 )
 
 func eventsFlags(c *call) {
-	c.flags.Uint64Var(&c.opt.after, "after", 0, "begin with what is still known since event `number`")
+	c.flags.StringVar(&c.opt.after, "after", "", "begin with what is still known since event `number`, or epoch.number")
 }
 
 func events(ctx context.Context, c *call) error {
 	if err := c.none(); err != nil {
 		return err
 	}
-	var after *uint64
+	var after *node.Mark
 	if c.flags.Changed("after") {
-		after = &c.opt.after
+		m, err := markOf(c.opt.after)
+		if err != nil {
+			return err
+		}
+		after = &m
 	}
 	ctx, stop := interruptible(ctx)
 	defer stop()
@@ -30,6 +35,18 @@ func events(ctx context.Context, c *call) error {
 		return nil
 	}
 	return err
+}
+
+// markOf reads NUMBER or EPOCH.NUMBER.
+func markOf(s string) (m node.Mark, err error) {
+	number := s
+	if epoch, n, two := strings.Cut(s, "."); two {
+		m.Epoch, number = epoch, n
+	}
+	if m.Seq, err = strconv.ParseUint(number, 10, 64); err != nil {
+		return m, api.New(api.BadRequest, fmt.Sprintf("--after %s: want the number of an event, or EPOCH.NUMBER, as events --json has them", s))
+	}
+	return m, nil
 }
 
 func (c *call) event(e node.Event) error {

@@ -25,7 +25,7 @@ type options struct {
 	all, force, follow, interactive bool
 	tty                             bool
 	tail, user, dir, timeout        string
-	after                           uint64
+	after                           string
 	profile                         profiling
 	key                             string
 	layers, pop, oci                bool

@@ -168,17 +168,20 @@ func TestEventsStream(t *testing.T) {
 	d := &Daemon{events: newEvents()}
 	d.events.add(node.Event{Name: "old"})
 	d.events.add(node.Event{Name: "new"})
-	first := uint64(1)
 	for _, c := range []struct {
-		after *uint64
+		after *node.Mark
 		want  []string
-	}{{nil, []string{"next"}}, {new(uint64), []string{"old", "new", "next"}}, {&first, []string{"new", "next"}}} {
+	}{{nil, []string{"next"}}, {&node.Mark{}, []string{"old", "new", "next"}}, {&node.Mark{Seq: 1}, []string{"new", "next"}},
+		{&node.Mark{Epoch: "another", Seq: 1}, []string{"resync", "old", "new", "next"}}, {&node.Mark{Seq: 9}, []string{"resync", "old", "new", "next"}}} {
 		ctx, cancel := context.WithCancel(t.Context())
 		var got []string
 		var wg sync.WaitGroup
 		emitted := make(chan struct{}, 10)
 		wg.Go(func() {
 			err := d.Events(ctx, c.after, func(ev node.Event) error {
+				if ev.Kind == node.EventResync {
+					ev.Name = ev.Kind
+				}
 				got = append(got, ev.Name)
 				emitted <- struct{}{}
 				return nil
@@ -203,8 +206,62 @@ func TestEventsStream(t *testing.T) {
 		d.events.add(node.Event{Name: "new"})
 	}
 	broken := errors.New("the watcher has gone")
-	if err := d.Events(t.Context(), new(uint64), func(node.Event) error { return broken }); !errors.Is(err, broken) {
+	if err := d.Events(t.Context(), &node.Mark{}, func(node.Event) error { return broken }); !errors.Is(err, broken) {
 		t.Errorf("ended with %v", err)
+	}
+}
+
+// Who comes back behind an event goes on there; if some are missing he is told so first: those of
+// an earlier daemon, though this one has counted further, and those that were forgotten.
+func TestEventsEpoch(t *testing.T) {
+	d := &Daemon{events: newEvents()}
+	for range 5 {
+		d.events.add(node.Event{Kind: node.EventStage})
+	}
+	enough := errors.New("enough")
+	first := func(after node.Mark) (got node.Event) {
+		if err := d.Events(t.Context(), &after, func(e node.Event) error { got = e; return enough }); !errors.Is(err, enough) {
+			t.Errorf("ended with %v", err)
+		}
+		return got
+	}
+	own := d.events.epoch
+	if e := first(node.Mark{Epoch: own, Seq: 2}); e.Kind != node.EventStage || e.Seq != 3 || e.Epoch != own {
+		t.Errorf("behind the second comes %+v", e)
+	}
+	d.events = newEvents() // the next daemon's
+	for range keepEvents + 5 {
+		d.events.add(node.Event{Kind: node.EventStage})
+	}
+	if d.events.epoch == own {
+		t.Fatal("two daemons have one epoch")
+	}
+	if e := first(node.Mark{Epoch: own, Seq: 20}); e.Kind != node.EventResync || e.Seq != 5 || e.Epoch != d.events.epoch || e.Error == "" {
+		t.Errorf("with an earlier daemon's mark comes %+v", e)
+	}
+	if e := first(node.Mark{Epoch: d.events.epoch, Seq: 4}); e.Kind != node.EventResync {
+		t.Errorf("behind one that is forgotten comes %+v", e)
+	}
+	if e := first(node.Mark{Epoch: d.events.epoch, Seq: 5}); e.Kind != node.EventStage || e.Seq != 6 {
+		t.Errorf("behind the last that is forgotten comes %+v", e)
+	}
+	if e := first(node.Mark{}); e.Kind != node.EventStage || e.Seq != 6 {
+		t.Errorf("of all that is known the first is %+v", e)
+	}
+	// Whoever reads so slowly that events pass him is told.
+	slow := node.Mark{Epoch: d.events.epoch, Seq: keepEvents + 4}
+	var kinds []string
+	err := d.Events(t.Context(), &slow, func(e node.Event) error {
+		if kinds = append(kinds, e.Kind); len(kinds) == 3 {
+			return enough
+		}
+		for range keepEvents + 2 {
+			d.events.add(node.Event{Kind: node.EventExited})
+		}
+		return nil
+	})
+	if !errors.Is(err, enough) || !slices.Equal(kinds, []string{node.EventStage, node.EventResync, node.EventExited}) {
+		t.Errorf("a slow reader is told %v, %v", kinds, err)
 	}
 }
 

@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"crypto/rand"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,19 +16,23 @@ const keepEvents = 1000
 
 // events is what happened lately. It is safe for concurrent use.
 type events struct {
+	epoch string // of their numbers
+
 	mu   sync.Mutex
 	seq  uint64
 	ring []node.Event
 	more chan struct{} // closed and replaced at every event
 }
 
-func newEvents() *events { return &events{more: make(chan struct{})} }
+func newEvents() *events {
+	return &events{epoch: strings.ToLower(rand.Text()[:13]), more: make(chan struct{})}
+}
 
 func (e *events) add(ev node.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
-	ev.Seq = e.seq
+	ev.Seq, ev.Epoch = e.seq, e.epoch
 	if ev.Time.IsZero() {
 		ev.Time = time.Now()
 	}
@@ -53,24 +59,44 @@ func (e *events) after(seq uint64) ([]node.Event, chan struct{}) {
 }
 
 // from is the number after which a caller's events begin: where he says, or with what happens next.
-// A number that is not reached yet is of a daemon before this one: all that is known is new to him.
-func (e *events) from(after *uint64) uint64 {
+// missed is whether some that came behind his mark are not known any more. A mark of another epoch, or a number
+// that is not reached yet, is of a daemon before this one: all that is known is new to him.
+func (e *events) from(after *node.Mark) (seq uint64, missed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	oldest := e.seq - uint64(len(e.ring)) // the one before the first that is known
 	switch {
 	case after == nil:
-		return e.seq
-	case *after > e.seq:
-		return 0
+		return e.seq, false
+	case *after == node.Mark{}: // whatever there is
+		return oldest, false
+	case after.Epoch != "" && after.Epoch != e.epoch, after.Seq > e.seq, after.Seq < oldest:
+		return oldest, true
 	}
-	return *after
+	return after.Seq, false
 }
 
-// Events implements api.Observer.
-func (d *Daemon) Events(ctx context.Context, after *uint64, emit func(node.Event) error) error {
-	seq := d.events.from(after)
+// resync tells a watcher that he has missed something.
+func (e *events) resync(before uint64) node.Event {
+	return node.Event{Seq: before, Epoch: e.epoch, Time: time.Now(), Kind: node.EventResync,
+		Error: "what happened before is not known any more: look at containers and deployments anew"}
+}
+
+// Events implements api.Observer. A watcher who is so slow that events are forgotten before he
+// has them is told that, too.
+func (d *Daemon) Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error {
+	seq, missed := d.events.from(after)
 	for {
 		evs, more := d.events.after(seq)
+		if len(evs) > 0 && evs[0].Seq > seq+1 {
+			seq, missed = evs[0].Seq-1, true
+		}
+		if missed {
+			if err := emit(d.events.resync(seq)); err != nil {
+				return err
+			}
+			missed = false
+		}
 		for _, ev := range evs {
 			if err := emit(ev); err != nil {
 				return err

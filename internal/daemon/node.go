@@ -59,7 +59,8 @@ func (d *Daemon) List(ctx context.Context, all bool) ([]node.Container, error) {
 }
 
 func (d *Daemon) container(i *engine.Info) node.Container {
-	c := node.Container{Name: i.Name, Image: i.Image, Digest: i.Digest.String(), Status: string(i.Status), PID: int(i.Pid), Created: i.Created, Node: d.name}
+	c := node.Container{Name: i.Name, Image: i.Image, Digest: i.Digest.String(), Status: string(i.Status), PID: int(i.Pid), Created: i.Created, Node: d.name,
+		Caller: i.Labels[deploy.LabelCaller]}
 	if i.Status == engine.Stopped {
 		c.Status = node.StatusExited
 		if i.Exit != nil {

@@ -84,10 +84,11 @@ var (
 	errOthers  = &ended{"permission", "the deployment is another caller's", "ask who asked for it, or an administrator"}
 )
 
-// LabelDeployment is the ID of the deployment that made a container, LabelRequest what was
-// asked for, as JSON, if it is short.
+// LabelDeployment is the ID of the deployment that made a container, LabelCaller who asked for
+// it, LabelRequest what was asked for, as JSON, if it is short.
 const (
 	LabelDeployment = "dewpoint.deployment"
+	LabelCaller     = "dewpoint.caller"
 	LabelRequest    = "dewpoint.request"
 	maxRequest      = 3 << 10 // bytes; containerd takes 4096 for a label
 )

@@ -222,6 +222,9 @@ func (o *order) labels() map[string]string {
 		return l
 	}
 	l[LabelDeployment] = o.id
+	if o.Terms.Caller != "" {
+		l[LabelCaller] = o.Terms.Caller
+	}
 	if b, err := json.Marshal(o.Request); err == nil && len(b) <= maxRequest {
 		l[LabelRequest] = string(b)
 	}

@@ -47,6 +47,7 @@ type Container struct {
 	// minute: it runs before all of the image is here, and what it read did not
 	// come. "" if none has failed.
 	ReadError string `json:"read_error,omitempty"`
+	Caller    string `json:"caller,omitempty"` // who deployed it, "" is not known
 }
 
 // LogOptions says which output of a container is wanted.
@@ -172,12 +173,16 @@ const (
 	EventCheckpointed = "checkpointed"
 	EventUnsaved      = "unsaved"
 	EventQuarantined  = "quarantined"
+	// Events that were asked for are not known any more: who follows looks at all anew.
+	// It comes first, and its Seq is that before the event that follows.
+	EventResync = "resync"
 )
 
 // Event is something that happened on the node. Which fields are set depends
 // on the kind.
 type Event struct {
-	Seq      uint64    `json:"seq"` // counts up from 1 while one daemon runs
+	Seq      uint64    `json:"seq"`             // counts up from 1 while one daemon runs
+	Epoch    string    `json:"epoch,omitempty"` // which daemon that is
 	Time     time.Time `json:"time"`
 	Kind     string    `json:"kind"`
 	Name     string    `json:"name,omitempty"` // container
@@ -190,6 +195,12 @@ type Event struct {
 	Layer    string    `json:"layer,omitempty"` // diffID
 	// Checkpoint is its ID.
 	Checkpoint string `json:"checkpoint,omitempty"`
+}
+
+// Mark is a place among a node's events: behind the one that has these.
+type Mark struct {
+	Epoch string // "" is that of the daemon that runs
+	Seq   uint64
 }
 
 // LayerMap shows a layer that containers run with before it is whole.

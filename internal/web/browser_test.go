@@ -170,6 +170,17 @@ func TestQueueAndSteps(t *testing.T) {
 			t.Fatalf("the steps stand at %v, want %v", at, want)
 		}
 	}
+	// How this one went on was missed, for dewd was started anew: it is not shown as if it went on.
+	f.add(stage("cut", "resolved", 0.1))
+	webtest.Sees(t, ctx, "#deployment-table tbody tr.running", "cut")
+	f.add(node.Event{Kind: node.EventResync})
+	f.add(stage("after", "ready", 0.2))
+	webtest.Sees(t, ctx, "#deployment-table", "after", "web")
+	var cut bool
+	webtest.Do(t, ctx, chromedp.Evaluate(`document.querySelector("#deployment-table").innerText.includes("cut")`, &cut))
+	if cut {
+		t.Error("what was under way before some events were missed is shown for ever")
+	}
 	f.set(func(f *fake) { f.waiting = nil })
 	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		var hidden bool

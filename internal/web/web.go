@@ -19,7 +19,6 @@ package web
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"embed"
 	"encoding/json"
 	"fmt"
@@ -42,7 +41,7 @@ type Node interface {
 	Version(ctx context.Context) (node.Version, error)
 	// Arriving describes the layers that are used before they are whole, each in so many parts.
 	Arriving(parts int) []node.LayerMap
-	Events(ctx context.Context, after *uint64, emit func(node.Event) error) error
+	Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error
 }
 
 const (
@@ -81,14 +80,13 @@ func queueOf(all []node.Deployment) Queue {
 
 // page is the handler.
 type page struct {
-	node  Node
-	busy  chan struct{} // has an element for each stream
-	epoch string        // of the numbers of events: another daemon's begin again
+	node Node
+	busy chan struct{} // has an element for each stream
 }
 
 // Handler serves the page of n.
 func Handler(n Node) http.Handler {
-	p := &page{node: n, busy: make(chan struct{}, streams), epoch: rand.Text()}
+	p := &page{node: n, busy: make(chan struct{}, streams)}
 	mux := http.NewServeMux()
 	for path, f := range map[string]struct{ name, kind string }{
 		"/{$}":      {"page.html", "text/html; charset=utf-8"},
@@ -166,13 +164,14 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "too many pages look at this node: close some", http.StatusServiceUnavailable)
 		return
 	}
-	var after uint64
-	if epoch, seq, ok := strings.Cut(r.Header.Get("Last-Event-ID"), "."); ok && epoch == p.epoch {
-		after, _ = strconv.ParseUint(seq, 10, 64)
+	var after node.Mark
+	if epoch, seq, ok := strings.Cut(r.Header.Get("Last-Event-ID"), "."); ok {
+		after.Epoch = epoch
+		after.Seq, _ = strconv.ParseUint(seq, 10, 64)
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
-	s := &stream{w: w, c: http.NewResponseController(w), epoch: p.epoch}
+	s := &stream{w: w, c: http.NewResponseController(w)}
 	if s.send(": dewpoint\n\n") != nil {
 		return
 	}
@@ -197,9 +196,8 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 
 // stream is one browser's.
 type stream struct {
-	w     http.ResponseWriter
-	c     *http.ResponseController
-	epoch string
+	w http.ResponseWriter
+	c *http.ResponseController
 }
 
 // carry sends events until there are no more or nobody takes them.
@@ -214,7 +212,7 @@ func (s *stream) carry(events <-chan node.Event, ended <-chan struct{}) {
 			if jerr != nil {
 				return
 			}
-			err = s.send(fmt.Sprintf("id: %s.%d\ndata: %s\n\n", s.epoch, e.Seq, b))
+			err = s.send(fmt.Sprintf("id: %s.%d\ndata: %s\n\n", e.Epoch, e.Seq, b))
 		case <-tick.C:
 			err = s.send(":\n\n")
 		case <-ended:

@@ -32,6 +32,8 @@ type fake struct {
 	away       error
 }
 
+const epoch = "abc"
+
 func newFake() *fake { return &fake{more: make(chan struct{})} }
 
 func (f *fake) set(change func(f *fake)) {
@@ -44,7 +46,7 @@ func (f *fake) add(evs ...node.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range evs {
-		e.Seq, e.Time = uint64(len(f.events)+1), time.Now()
+		e.Seq, e.Epoch, e.Time = uint64(len(f.events)+1), epoch, time.Now()
 		f.events = append(f.events, e)
 	}
 	close(f.more)
@@ -82,8 +84,14 @@ func (f *fake) Arriving(int) []node.LayerMap {
 	return f.layers
 }
 
-func (f *fake) Events(ctx context.Context, after *uint64, emit func(node.Event) error) error {
-	seq := *after
+func (f *fake) Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error {
+	seq := after.Seq
+	if after.Epoch != "" && after.Epoch != epoch {
+		seq = 0
+		if err := emit(node.Event{Epoch: epoch, Kind: node.EventResync}); err != nil {
+			return err
+		}
+	}
 	for {
 		f.mu.Lock()
 		evs, more := f.events, f.more
@@ -152,7 +160,7 @@ func TestEventsResume(t *testing.T) {
 	if _, data := read(t, s.URL, ids[1], 1); !strings.Contains(data[0], `"kind":"c"`) {
 		t.Errorf("after the second came %q", data)
 	}
-	if _, data := read(t, s.URL, "OTHER.2", 1); !strings.Contains(data[0], `"kind":"a"`) {
+	if _, data := read(t, s.URL, "other.2", 2); !strings.Contains(data[0], `"kind":"resync"`) || !strings.Contains(data[1], `"kind":"a"`) {
 		t.Errorf("after another daemon's came %q", data)
 	}
 }

@@ -80,6 +80,7 @@ def events(node, dir):
     await_file(os.path.join(dir, "restarted"))
     if not done.wait(60):
         sys.exit(f"events did not go on: {seen}")
+    print("resync", [e["kind"] for e in seen].count("resync"), len({e["epoch"] for e in seen}))
     print("events", any(e.get("name") == "py" for e in seen), [e["kind"] for e in seen if e.get("name") == "later" and e["kind"] == "removed"])
 
 

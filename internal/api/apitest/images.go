@@ -99,14 +99,14 @@ func (n *Node) Version(context.Context) (node.Version, error) {
 }
 
 // Events implements api.Observer.
-func (n *Node) Events(ctx context.Context, after *uint64, emit func(node.Event) error) error {
+func (n *Node) Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error {
 	if now, _ := n.fault("Events"); now != nil {
 		return now
 	}
 	unlock := n.lock()
 	seen := len(n.events)
 	if after != nil {
-		seen = min(seen, int(*after))
+		seen = min(seen, int(after.Seq))
 	}
 	unlock()
 	for {

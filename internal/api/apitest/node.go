@@ -321,7 +321,7 @@ func (n *Node) create(req node.Request, img node.Image) (*container, error) {
 	}
 	c := &container{req: req, Container: node.Container{
 		Name: req.Name, Image: req.Image, Digest: img.Digest, Status: node.StatusRunning, PID: 100 + len(n.containers),
-		Ports: req.Ports, Created: time.Now(), Node: "fake",
+		Ports: req.Ports, Created: time.Now(), Node: "fake", Caller: req.Terms.Caller,
 	}}
 	n.containers[c.Name] = c
 	return c, nil

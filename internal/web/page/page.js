@@ -32,6 +32,7 @@ const seconds = (s) => s.toFixed(2) + " s";
 const deployments = new Map(); // by name, the running or last one of it
 
 function take(e) {
+  if (e.kind === "resync") return forget();
   if (e.kind === "stage" && e.name) {
     let d = deployments.get(e.name);
     if (!d || d.ended || d.stages[e.stage] !== undefined) {
@@ -51,6 +52,15 @@ function take(e) {
   }
   while (deployments.size > most) {
     const [name, d] = deployments.entries().next().value;
+    deployments.delete(name);
+    d.row?.remove();
+  }
+}
+
+// forget drops what was under way: how it went on was missed, and what still goes on is told anew.
+function forget() {
+  for (const [name, d] of deployments) {
+    if (d.ended || d.stages.ready !== undefined) continue;
     deployments.delete(name);
     d.row?.remove();
   }

@@ -2191,6 +2191,7 @@ type Container struct {
 	Created       *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created,proto3" json:"created,omitempty"`
 	Node          string                 `protobuf:"bytes,10,opt,name=node,proto3" json:"node,omitempty"`
 	ReadError     string                 `protobuf:"bytes,11,opt,name=read_error,json=readError,proto3" json:"read_error,omitempty"` // why reads of its image failed in the last minute
+	Caller        string                 `protobuf:"bytes,12,opt,name=caller,proto3" json:"caller,omitempty"`                        // who deployed it: local, token:NAME, cert:NAME; empty is not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2298,6 +2299,13 @@ func (x *Container) GetNode() string {
 func (x *Container) GetReadError() string {
 	if x != nil {
 		return x.ReadError
+	}
+	return ""
+}
+
+func (x *Container) GetCaller() string {
+	if x != nil {
+		return x.Caller
 	}
 	return ""
 }
@@ -3774,7 +3782,11 @@ type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Begin after the event of this number, as far as the node still has them;
 	// unset begins with what happens next.
-	After         *uint64 `protobuf:"varint,1,opt,name=after,proto3,oneof" json:"after,omitempty"`
+	After *uint64 `protobuf:"varint,1,opt,name=after,proto3,oneof" json:"after,omitempty"`
+	// The epoch of that event. Numbers count up while one dewd runs, and begin anew with
+	// the next: with another epoch than the node's, all that is known is sent. What is
+	// missing before the first event is told by one of kind resync.
+	Epoch         string `protobuf:"bytes,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3814,6 +3826,13 @@ func (x *EventsRequest) GetAfter() uint64 {
 		return *x.After
 	}
 	return 0
+}
+
+func (x *EventsRequest) GetEpoch() string {
+	if x != nil {
+		return x.Epoch
+	}
+	return ""
 }
 
 type EventsResponse struct {
@@ -3864,7 +3883,7 @@ type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	Time          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, removed, deleted, lost, lied, damaged, replaced, checkpointed, quarantined
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, removed, deleted, lost, lied, damaged, replaced, checkpointed, unsaved, quarantined, resync
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	Image         string                 `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
 	Stage         string                 `protobuf:"bytes,6,opt,name=stage,proto3" json:"stage,omitempty"`
@@ -3874,6 +3893,7 @@ type Event struct {
 	Error         string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
 	Layer         string                 `protobuf:"bytes,11,opt,name=layer,proto3" json:"layer,omitempty"` // diffID
 	Checkpoint    string                 `protobuf:"bytes,12,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	Epoch         string                 `protobuf:"bytes,13,opt,name=epoch,proto3" json:"epoch,omitempty"` // of seq: another dewd has another one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3988,6 +4008,13 @@ func (x *Event) GetLayer() string {
 func (x *Event) GetCheckpoint() string {
 	if x != nil {
 		return x.Checkpoint
+	}
+	return ""
+}
+
+func (x *Event) GetEpoch() string {
+	if x != nil {
+		return x.Epoch
 	}
 	return ""
 }
@@ -6439,7 +6466,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\fListResponse\x126\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2\x16.dewpoint.v1.ContainerR\n" +
-	"containers\"\xb6\x02\n" +
+	"containers\"\xce\x02\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x16\n" +
@@ -6453,7 +6480,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04node\x18\n" +
 	" \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
-	"read_error\x18\v \x01(\tR\treadError\"$\n" +
+	"read_error\x18\v \x01(\tR\treadError\x12\x16\n" +
+	"\x06caller\x18\f \x01(\tR\x06caller\"$\n" +
 	"\x0eInspectRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\xad\x01\n" +
 	"\x0fInspectResponse\x124\n" +
@@ -6551,12 +6579,13 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05mount\x18\x04 \x01(\tR\x05mount\x12\x1a\n" +
 	"\binflater\x18\x05 \x01(\tR\binflater\x12\x16\n" +
 	"\x06kernel\x18\x06 \x01(\tR\x06kernel\x12\x0e\n" +
-	"\x02go\x18\a \x01(\tR\x02go\"4\n" +
+	"\x02go\x18\a \x01(\tR\x02go\"J\n" +
 	"\rEventsRequest\x12\x19\n" +
-	"\x05after\x18\x01 \x01(\x04H\x00R\x05after\x88\x01\x01B\b\n" +
+	"\x05after\x18\x01 \x01(\x04H\x00R\x05after\x88\x01\x01\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\tR\x05epochB\b\n" +
 	"\x06_after\":\n" +
 	"\x0eEventsResponse\x12(\n" +
-	"\x05event\x18\x01 \x01(\v2\x12.dewpoint.v1.EventR\x05event\"\xd6\x02\n" +
+	"\x05event\x18\x01 \x01(\v2\x12.dewpoint.v1.EventR\x05event\"\xec\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
@@ -6572,7 +6601,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05layer\x18\v \x01(\tR\x05layer\x12\x1e\n" +
 	"\n" +
 	"checkpoint\x18\f \x01(\tR\n" +
-	"checkpointB\f\n" +
+	"checkpoint\x12\x14\n" +
+	"\x05epoch\x18\r \x01(\tR\x05epochB\f\n" +
 	"\n" +
 	"_exit_code\"u\n" +
 	"\x11ProfileEndRequest\x12\x12\n" +
