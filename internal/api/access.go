@@ -31,7 +31,7 @@ type Role int
 const (
 	NoRole Role = iota
 	Read        // look: containers, images, logs, events, status
-	Deploy      // run, stop and remove containers that have nothing of the host, pull images
+	Deploy      // run containers that have nothing of the host, stop and remove these, pull images
 	Admin       // everything, which is as much as root on the node
 )
 
@@ -74,10 +74,10 @@ var needs = map[string]Role{
 	dewpointv1connect.NodeDeployProcedure:           Deploy,
 	dewpointv1connect.NodeDeployManyProcedure:       Deploy,
 	dewpointv1connect.NodeCancelDeploymentProcedure: Deploy, // his own
-	dewpointv1connect.NodeInspectProcedure:          Deploy, // shows environments
+	dewpointv1connect.NodeInspectProcedure:          Deploy, // his own: it shows environments
 	dewpointv1connect.NodePullProcedure:             Deploy,
-	dewpointv1connect.NodeStopProcedure:             Deploy,
-	dewpointv1connect.NodeRemoveProcedure:           Deploy,
+	dewpointv1connect.NodeStopProcedure:             Deploy, // his own
+	dewpointv1connect.NodeRemoveProcedure:           Deploy, // his own
 }
 
 // roleOf is the role needed to call a procedure.
@@ -122,6 +122,28 @@ func host(ctx context.Context, req *node.Request) error {
 	}
 	e := New(Permission, "a container may have "+what+" by an administrator's word only")
 	e.Remedy = "leave volumes out, and say --net bridge or none"
+	return e
+}
+
+// own refuses a container that somebody else has deployed to who is not the node's administrator.
+func (h *handler) own(ctx context.Context, name string) error {
+	if callerOf(ctx).role == Admin {
+		return nil
+	}
+	i, err := h.node.Inspect(ctx, name)
+	if err != nil {
+		return err
+	}
+	return owned(ctx, i.Container)
+}
+
+func owned(ctx context.Context, c node.Container) error {
+	who := callerOf(ctx)
+	if who.role == Admin || c.Caller == who.name {
+		return nil
+	}
+	e := New(Permission, fmt.Sprintf("the container %s is another caller's", c.Name))
+	e.Remedy = "ask who deployed it, or an administrator of the node"
 	return e
 }
 
@@ -175,12 +197,21 @@ var errWho = func() *Error {
 	return e
 }()
 
+var errEnded = func() *Error {
+	e := New(Unauthorized, "the client's certificate has expired")
+	e.Remedy = "have a new one signed"
+	return e
+}()
+
 // caller is who sends the request, with the best of the roles that he shows.
 func (a *Access) caller(r *http.Request) (caller, error) {
 	var best caller
 	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
-		name := r.TLS.VerifiedChains[0][0].Subject.CommonName
-		best = caller{"cert:" + name, a.Clients[name]}
+		cert := r.TLS.VerifiedChains[0][0]
+		if time.Now().After(cert.NotAfter) { // since the connection was made
+			return caller{}, errEnded
+		}
+		best = caller{"cert:" + cert.Subject.CommonName, a.Clients[cert.Subject.CommonName]}
 	}
 	if secret, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok {
 		tokens, err := a.load()

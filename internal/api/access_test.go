@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -90,7 +91,14 @@ func serveTCP(t *testing.T, ca *authority, who *api.Access) string {
 	n.Add(nginx)
 	t.Cleanup(n.Close)
 	ca.sign("node", []net.IP{net.IPv4(127, 0, 0, 1)}, time.Hour)
-	cfg, err := (api.TLSFiles{Cert: ca.path("node.crt"), Key: ca.path("node.key"), ClientCA: ca.path("ca.crt")}).Config()
+	b, err := os.ReadFile(ca.path("ca.crt"))
+	if err == nil {
+		err = os.WriteFile(ca.path("clients.crt"), b, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := (api.TLSFiles{Cert: ca.path("node.crt"), Key: ca.path("node.key"), ClientCA: ca.path("clients.crt")}).Config()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,6 +261,115 @@ func TestCertificatesThatDoNotHold(t *testing.T) {
 	if _, err = dialWith(t, host, ca.credentials("root")).Images(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// The node itself looks at the clients' certificates, whatever the clients do: one that has ended, that is
+// for tomorrow, or of an authority that it trusts no longer, opens nothing; nor does one that ends
+// while its connection lives.
+func TestNodeLooksAtCertificates(t *testing.T) {
+	ca := newAuthority(t)
+	host := serveTCP(t, ca, &api.Access{Clients: map[string]api.Role{"late": api.Admin, "root": api.Admin, "brief": api.Admin}})
+	// ask speaks HTTP over TLS with a client that does not look at its own certificate.
+	ask := func(h *http.Client) (status int, err error) {
+		r, err := h.Post(host+"/dewpoint.v1.Node/Images", "application/json", strings.NewReader("{}"))
+		if err != nil {
+			return 0, err
+		}
+		defer r.Body.Close()
+		_, err = io.Copy(io.Discard, r.Body)
+		return r.StatusCode, err
+	}
+	client := func(name string) *http.Client {
+		cert, err := tls.LoadX509KeyPair(ca.path(name+".crt"), ca.path(name+".key"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := clientTLS(t, ca)
+		cfg.Certificates = []tls.Certificate{cert}
+		cfg.ClientSessionCache = tls.NewLRUClientSessionCache(8)
+		tr := &http.Transport{TLSClientConfig: cfg}
+		t.Cleanup(tr.CloseIdleConnections)
+		return &http.Client{Transport: tr}
+	}
+	ca.sign("late", nil, -time.Minute)
+	if status, err := ask(client("late")); err == nil && status == http.StatusOK {
+		t.Error("a certificate that has ended is taken")
+	}
+	ca.sign("root", nil, time.Hour)
+	root := client("root")
+	if status, err := ask(root); err != nil || status != http.StatusOK {
+		t.Fatalf("one that holds: %d, %v", status, err)
+	}
+	// From now on another authority signs: who has a session comes in no more than others.
+	other := newAuthority(t)
+	b, err := os.ReadFile(other.path("ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(ca.path("clients.crt"), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	root.CloseIdleConnections()
+	if status, err := ask(root); err == nil && status == http.StatusOK {
+		t.Error("who was signed by an authority that is trusted no longer comes in again")
+	}
+	if b, err = os.ReadFile(ca.path("ca.crt")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(ca.path("clients.crt"), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	var brief *http.Client
+	for valid := 3 * time.Second; ; valid *= 2 { // on a busy machine it ends before it is shown
+		ca.sign("brief", nil, valid)
+		brief = client("brief")
+		status, err := ask(brief)
+		if err == nil && status == http.StatusOK {
+			break
+		}
+		if valid > time.Minute {
+			t.Fatalf("one that ends soon: %d, %v", status, err)
+		}
+	}
+	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(100 * time.Millisecond) { // on the same connection
+		status, err := ask(brief)
+		if err != nil || status == http.StatusUnauthorized {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("it has ended, and is taken: %d", status)
+		}
+	}
+}
+
+// Who may deploy has what he has deployed, and nothing of others'.
+func TestOwnContainers(t *testing.T) {
+	ca := newAuthority(t)
+	for _, name := range []string{"mine", "theirs", "root"} {
+		ca.sign(name, nil, time.Hour)
+	}
+	host := serveTCP(t, ca, &api.Access{Clients: map[string]api.Role{"mine": api.Deploy, "theirs": api.Deploy, "root": api.Admin}})
+	mine, theirs, root := dialWith(t, host, ca.credentials("mine")), dialWith(t, host, ca.credentials("theirs")), dialWith(t, host, ca.credentials("root"))
+	ctx := t.Context()
+	for name, c := range map[string]*api.Client{"a": mine, "b": mine, "admins": root} {
+		if _, err := c.Deploy(ctx, node.Request{Image: "nginx:1", Name: name, Net: "none", Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	touch := func(c *api.Client, name string) []error {
+		_, err := c.Inspect(ctx, name)
+		return []error{err, c.Stop(ctx, name, 0), c.Remove(ctx, name, true)}
+	}
+	for _, err := range slices.Concat(touch(theirs, "a"), touch(theirs, "admins"), touch(mine, "admins")) {
+		wantCode(t, err, api.Permission, api.ExitPermission)
+	}
+	for _, err := range slices.Concat(touch(mine, "a"), touch(root, "b"), touch(root, "admins")) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	wantCode(t, mine.Remove(ctx, "nothing", true), api.NotFound, api.ExitNotFound)
 }
 
 func TestClearOnLoopbackOnly(t *testing.T) {

@@ -179,6 +179,9 @@ func (h *handler) CancelDeployment(ctx context.Context, req *connect.Request[pb.
 func (h *handler) Inspect(ctx context.Context, req *connect.Request[pb.InspectRequest]) (*connect.Response[pb.InspectResponse], error) {
 	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.InspectResponse, error) {
 		i, err := h.node.Inspect(ctx, req.Msg.Name)
+		if err == nil {
+			err = owned(ctx, i.Container)
+		}
 		return inspectionOf(i), err
 	})
 }

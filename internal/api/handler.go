@@ -117,12 +117,18 @@ func (h *handler) Stop(ctx context.Context, req *connect.Request[pb.StopRequest]
 		timeout = max(0, t.AsDuration())
 	}
 	return answer(ctx, h, longCall+max(0, timeout), func(ctx context.Context) (*pb.StopResponse, error) {
+		if err := h.own(ctx, req.Msg.Name); err != nil {
+			return nil, err
+		}
 		return &pb.StopResponse{}, h.node.Stop(ctx, req.Msg.Name, timeout)
 	})
 }
 
 func (h *handler) Remove(ctx context.Context, req *connect.Request[pb.RemoveRequest]) (*connect.Response[pb.RemoveResponse], error) {
 	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.RemoveResponse, error) {
+		if err := h.own(ctx, req.Msg.Name); err != nil {
+			return nil, err
+		}
 		return &pb.RemoveResponse{}, h.node.Remove(ctx, req.Msg.Name, req.Msg.Force)
 	})
 }
