@@ -128,10 +128,16 @@ func TestDeployIsValidatedAtTheEdge(t *testing.T) {
 		{}, {Image: "i", Net: "moon"}, {Image: "i", Ready: "tcp"}, {Image: "i", Memory: -1},
 		{Image: "i", Net: "none", Ports: []node.Port{{Host: 1, Container: 1}}}, {Image: "i", Inflaters: -1},
 		{Image: "i", Volumes: []node.Volume{{Source: "a", Target: "/b"}}}, {Image: "i", Env: []string{"=x"}},
+		labeled("", "x"), labeled("a b", "x"), labeled("a", "x\x00"), labeled("a", strings.Repeat("x", 4096)), labeled("containerd.io/gc.root", "x"),
+		labeled("dewpoint.net", "host"), labeled("dewpoint.restore.afterwards", "x"), labeled("dewpoint.checkpoint", "sometimes"),
 	} {
 		_, err := c.Deploy(t.Context(), r, node.Watch{})
 		wantCode(t, err, api.BadRequest, api.ExitUsage)
 	}
+}
+
+func labeled(name, value string) node.Request {
+	return node.Request{Image: "i", Labels: map[string]string{name: value}}
 }
 
 func TestClientThatGoesAwayCancelsTheDeployment(t *testing.T) {

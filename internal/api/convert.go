@@ -28,7 +28,7 @@ func specOf(r node.Request) *pb.Spec {
 		Net: r.Net, Ports: each(r.Ports, portOf), Volumes: each(r.Volumes, volumeOf),
 		Memory: r.Memory, Cpus: r.CPUs, Ready: r.Ready, ReadyTimeout: durationOf(r.ReadyTimeout),
 		Lazy: r.Lazy, Restore: r.Restore, PlainHttp: r.PlainHTTP, Remove: r.Remove,
-		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters), Record: r.Record, Checkpoint: r.Checkpoint,
+		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters), Record: r.Record, Checkpoint: r.Checkpoint, Labels: r.Labels,
 	}
 }
 
@@ -38,7 +38,7 @@ func requestFrom(s *pb.Spec) node.Request {
 		Net: s.GetNet(), Ports: each(s.GetPorts(), portFrom), Volumes: each(s.GetVolumes(), volumeFrom),
 		Memory: s.GetMemory(), CPUs: s.GetCpus(), Ready: s.GetReady(), ReadyTimeout: s.GetReadyTimeout().AsDuration(),
 		Lazy: s.GetLazy(), Restore: s.GetRestore(), PlainHTTP: s.GetPlainHttp(), Remove: s.GetRemove(),
-		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()), Record: s.GetRecord(), Checkpoint: s.GetCheckpoint(),
+		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()), Record: s.GetRecord(), Checkpoint: s.GetCheckpoint(), Labels: s.GetLabels(),
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -117,22 +116,22 @@ func (m *Manager) subject(ctx context.Context, name string, o Options, a Ability
 	if err := refuse(c); err != nil {
 		return nil, err
 	}
-	c.fit = FitOf(c.img, c.spec, a, strings.Fields(c.img.Spec.Config.Labels[LabelFree]))
+	c.fit = FitOf(c.img, c.spec, a, info.Labels)
 	return c, nil
 }
 
 // refuse tells containers whose clones would do harm, or cannot be.
 func refuse(c *subject) error {
-	labels := c.img.Spec.Config.Labels
+	labels := labelsOf(c.img, c.info.Labels)
 	switch {
 	case labels[LabelCheckpoint] == "never":
-		return &UnfitError{"its image says that no checkpoint is to be made (label " + LabelCheckpoint + "=never)", "nothing is to be done"}
+		return &UnfitError{"its label " + LabelCheckpoint + "=never, or its image's, says that no checkpoint is to be made", "if you want one, start it with --label " + LabelCheckpoint + "="}
 	case c.info.Labels[LabelRestored] != "":
 		return &UnfitError{"it was itself started from a checkpoint", "start one with --restore never, and make a checkpoint of that"}
 	case c.o.Stateful:
 		return nil
 	case labels[LabelCheckpoint] == "stateful":
-		return &UnfitError{"its image says that it keeps state (label " + LabelCheckpoint + "=stateful), and clones would share it", "use --stateful if that is what you want"}
+		return &UnfitError{"its label " + LabelCheckpoint + "=stateful, or its image's, says that it keeps state, which clones would share", "use --stateful if that is what you want"}
 	}
 	for _, mt := range c.spec.Mounts {
 		if mt.Type == "bind" && !slices.Contains(ownFiles, mt.Destination) && !slices.Contains(mt.Options, "ro") {

@@ -33,6 +33,9 @@ type Fit struct {
 	Rlimits      []string          `json:"rlimits,omitempty"`
 	Namespaces   []string          `json:"namespaces"` // "host network" is one that is not there
 	Masked       string            `json:"masked"`     // hash of the masked and read-only paths
+	// Labels are hashes of the container's own that say what is run before a checkpoint and after a
+	// restore; those of the image go with Config.
+	Labels map[string]string `json:"labels,omitempty"`
 
 	Engine   string   `json:"engine"`
 	Version  string   `json:"version"`
@@ -44,14 +47,17 @@ type Fit struct {
 }
 
 // FitOf says what a container of img, made by the specification o on a node of
-// ability a, has in common with its checkpoints. Variables named in free may differ.
-func FitOf(img *image.Image, o *specs.Spec, a Ability, free []string) Fit {
+// ability a, has in common with its checkpoints; own are the container's labels. Variables that
+// LabelFree names may differ.
+func FitOf(img *image.Image, o *specs.Spec, a Ability, own map[string]string) Fit {
 	f := Fit{
 		Manifest: img.Desc.Digest.String(), Config: img.ConfigD.Digest.String(),
 		Env: map[string]string{}, Masked: hash(o.Linux.MaskedPaths, o.Linux.ReadonlyPaths),
 		Engine: a.Engine, Version: a.Version, Runc: a.Runc, Kernel: a.Kernel, PageSize: a.PageSize, Cgroup: a.CgroupMode, CPU: a.CPU,
 	}
+	free := strings.Fields(labelsOf(img, own)[LabelFree])
 	f.process(o.Process, append([]string{"HOSTNAME"}, free...))
+	f.label(img, own)
 	for _, m := range o.Mounts {
 		f.Mounts = append(f.Mounts, mountLine(m))
 	}
@@ -80,6 +86,18 @@ func (f *Fit) process(p *specs.Process, free []string) {
 		f.Rlimits = append(f.Rlimits, fmt.Sprintf("%s %d %d", r.Type, r.Soft, r.Hard))
 	}
 	slices.Sort(f.Rlimits)
+}
+
+// label counts own labels that are not what the image says anyway.
+func (f *Fit) label(img *image.Image, own map[string]string) {
+	for _, k := range []string{hooks.LabelBefore, hooks.LabelAfter, hooks.LabelAgents} {
+		if v, ok := own[k]; ok && v != img.Spec.Config.Labels[k] {
+			if f.Labels == nil {
+				f.Labels = map[string]string{}
+			}
+			f.Labels[k] = hash(k, v)
+		}
+	}
 }
 
 // ownFiles are bound into every container from a place of its own.
@@ -115,7 +133,7 @@ func (f Fit) Key() string {
 
 // bootKey is the same for all that boot alike, whatever saves them.
 func (f Fit) bootKey() string {
-	f.Engine, f.Version, f.Runc, f.Kernel, f.PageSize, f.Cgroup, f.CPU = "", "", "", "", 0, "", nil
+	f.Engine, f.Version, f.Runc, f.Kernel, f.PageSize, f.Cgroup, f.CPU, f.Labels = "", "", "", "", 0, "", nil, nil
 	return hash(f)
 }
 
@@ -136,9 +154,13 @@ func (f Fit) Why(want Fit) []string {
 	differ("image", f.Manifest, want.Manifest)
 	differ("image configuration", f.Config, want.Config)
 	changed("arguments", f.Args, want.Args)
-	if names := envDiffers(f.Env, want.Env); len(names) > 0 {
-		why = append(why, "environment differs: "+strings.Join(names, " "))
+	named := func(what string, had, wants map[string]string) {
+		if names := whichDiffer(had, wants); len(names) > 0 {
+			why = append(why, what+strings.Join(names, " "))
+		}
 	}
+	named("environment differs: ", f.Env, want.Env)
+	named("the container's labels differ: ", f.Labels, want.Labels)
 	differ("working directory", f.Cwd, want.Cwd)
 	changed("mounts", f.Mounts, want.Mounts)
 	changed("capabilities", f.Capabilities, want.Capabilities)
@@ -199,7 +221,8 @@ func difference(had, wants []string) string {
 	return strings.Join(out, " ")
 }
 
-func envDiffers(a, b map[string]string) []string {
+// whichDiffer are the names whose values are not the same in both.
+func whichDiffer(a, b map[string]string) []string {
 	names := map[string]bool{}
 	for k, v := range a {
 		if w, ok := b[k]; !ok || w != v {

@@ -10,6 +10,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"dewpoint/internal/checkpoint/hooks"
 	"dewpoint/internal/image"
 )
 
@@ -52,7 +53,7 @@ func TestClonesFit(t *testing.T) {
 func TestFreeVariables(t *testing.T) {
 	s := someSpec("one")
 	s.Process.Env = append(s.Process.Env, "ZONE=north")
-	a, b := FitOf(someImage(), s, someAbility(), []string{"ZONE"}), FitOf(someImage(), someSpec("one"), someAbility(), []string{"ZONE"})
+	a, b := FitOf(someImage(), s, someAbility(), map[string]string{LabelFree: "ZONE"}), FitOf(someImage(), someSpec("one"), someAbility(), map[string]string{LabelFree: "ZONE"})
 	if why := a.Why(b); len(why) > 0 || a.Key() != b.Key() {
 		t.Errorf("a variable that may differ counts: %q", why)
 	}
@@ -60,6 +61,7 @@ func TestFreeVariables(t *testing.T) {
 
 // TestEveryField changes one thing after the other: the key and the reason follow.
 func TestEveryField(t *testing.T) {
+	own := map[string]string{hooks.LabelAfter: "renew", "color": "red"}
 	for field, c := range map[string]struct {
 		change func(i *image.Image, o *specs.Spec, a *Ability)
 		says   string
@@ -81,13 +83,14 @@ func TestEveryField(t *testing.T) {
 		"Kernel":       {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.Kernel = "6.12" }, "kernel 6.18.44, here 6.12"},
 		"PageSize":     {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.PageSize = 16384 }, "page size 4096, here 16384"},
 		"Cgroup":       {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.CgroupMode = "v2" }, "cgroups hybrid, here v2"},
+		"Labels":       {func(i *image.Image, _ *specs.Spec, _ *Ability) { i.Spec.Config.Labels = own }, "labels differ: " + hooks.LabelAfter},
 		"CPU":          {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.CPU = []string{"sse", "sve"} }, "this CPU lacks avx"},
 	} {
 		t.Run(field, func(t *testing.T) {
-			have := FitOf(someImage(), someSpec("one"), someAbility(), nil)
+			have := FitOf(someImage(), someSpec("one"), someAbility(), own)
 			i, o, a := someImage(), someSpec("one"), someAbility()
 			c.change(i, o, &a)
-			want := FitOf(i, o, a, nil)
+			want := FitOf(i, o, a, own)
 			if reflect.DeepEqual(reflect.ValueOf(have).FieldByName(field).Interface(), reflect.ValueOf(want).FieldByName(field).Interface()) {
 				t.Fatal("the field did not change")
 			}
@@ -100,8 +103,20 @@ func TestEveryField(t *testing.T) {
 			}
 		})
 	}
-	if n := reflect.TypeFor[Fit]().NumField(); n != 18 {
+	if n := reflect.TypeFor[Fit]().NumField(); n != 19 {
 		t.Errorf("Fit has %d fields: test the new ones here", n)
+	}
+}
+
+// TestOwnLabels tells hooks that are not the same apart, and how a container boots by none of them.
+func TestOwnLabels(t *testing.T) {
+	fit := func(own map[string]string) Fit { return FitOf(someImage(), someSpec("one"), someAbility(), own) }
+	none, hooked := fit(map[string]string{"color": "red", LabelCheckpoint: "auto", hooks.LabelBefore: ""}), fit(map[string]string{hooks.LabelBefore: "flush"})
+	if why := fit(nil).Why(none); len(why) > 0 || none.Key() != fit(nil).Key() {
+		t.Errorf("labels that change nothing count: %q", why)
+	}
+	if why := none.Why(hooked); len(why) != 1 || why[0] != "the container's labels differ: "+hooks.LabelBefore || none.bootKey() != hooked.bootKey() {
+		t.Errorf("a hook: %q", why)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,11 +16,22 @@ import (
 	"dewpoint/internal/image"
 )
 
+// labelsOf are an image's labels with a container's own over them. One with an empty
+// value is as none.
+func labelsOf(img *image.Image, own map[string]string) map[string]string {
+	all := maps.Clone(img.Spec.Config.Labels)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, own)
+	return all
+}
+
 // Dress gives a container to come what makes a checkpoint of it possible and its
 // clones differ: no system calls that cannot be dumped, and the agents that its
-// image asks for. Containers of images that want no checkpoints stay as they are.
+// labels or its image's ask for. Those that want no checkpoints stay as they are.
 func (m *Manager) Dress(s *engine.Spec) error {
-	labels := s.Image.Spec.Config.Labels
+	labels := labelsOf(s.Image, s.Labels)
 	if labels[LabelCheckpoint] == "never" {
 		return nil
 	}
@@ -90,7 +102,8 @@ func (m *Manager) agents() (string, error) {
 
 // Created prepares a container that is made and will boot.
 func (m *Manager) Created(img *image.Image, info *engine.Info) error {
-	if img.Spec.Config.Labels[hooks.LabelAgents] == "" {
+	labels := labelsOf(img, info.Labels)
+	if labels[hooks.LabelAgents] == "" || labels[LabelCheckpoint] == "never" {
 		return nil
 	}
 	return hooks.Prepare(rootOf(info))
@@ -100,7 +113,7 @@ func rootOf(info *engine.Info) string { return fmt.Sprintf("/proc/%d/root", info
 
 // hooked is a container as package hooks sees it.
 func (m *Manager) hooked(info *engine.Info, img *image.Image, id string) hooks.Container {
-	c := hooks.Container{Name: info.Name, Image: info.Image, Checkpoint: id, Labels: img.Spec.Config.Labels, Root: rootOf(info)}
+	c := hooks.Container{Name: info.Name, Image: info.Image, Checkpoint: id, Labels: labelsOf(img, info.Labels), Root: rootOf(info)}
 	if info.Addr.IsValid() {
 		c.Address = info.Addr.String()
 	}

@@ -20,7 +20,7 @@ import (
 	"dewpoint/internal/image"
 )
 
-// Labels of images that say how they are to be treated. LabelCheckpoint is
+// Labels of images, and of containers over them, that say how they are to be treated. LabelCheckpoint is
 // "auto" (make one once a container is ready), "never", or "stateful": clones
 // would share what is to be one's alone. LabelFree names variables, with spaces
 // between, that may differ between a checkpoint and what starts from it.

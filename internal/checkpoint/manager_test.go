@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"dewpoint/internal/checkpoint/hooks"
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
@@ -236,6 +238,7 @@ func TestUnable(t *testing.T) {
 func TestWanted(t *testing.T) {
 	for name, c := range map[string]struct {
 		label, auto string
+		own         map[string]string
 		asked       bool
 		seconds     float64
 		wanted      bool
@@ -244,6 +247,10 @@ func TestWanted(t *testing.T) {
 		"who deploys":               {asked: true, wanted: true},
 		"the image":                 {label: "auto", wanted: true},
 		"the image, and it is off":  {label: "auto", auto: "off"},
+		"the container":             {own: map[string]string{LabelCheckpoint: "auto"}, wanted: true},
+		"the container, not this":   {label: "never", own: map[string]string{LabelCheckpoint: "auto"}, wanted: true},
+		"the image, not here":       {label: "auto", own: map[string]string{LabelCheckpoint: ""}},
+		"slow, and its label goes":  {label: "never", auto: "measured", own: map[string]string{LabelCheckpoint: ""}, seconds: 3, wanted: true},
 		"measured and quick":        {auto: "measured", seconds: 0.3},
 		"measured and slow":         {auto: "measured", seconds: 3, wanted: true},
 		"measured, but never":       {label: "never", auto: "measured", seconds: 3},
@@ -254,6 +261,7 @@ func TestWanted(t *testing.T) {
 			if c.auto != "" {
 				m.cfg.Auto = c.auto
 			}
+			s.Labels = c.own
 			p, err := m.Plan(t.Context(), s, Auto, c.asked)
 			if err != nil || p.Booted(c.seconds) != c.wanted {
 				t.Errorf("a checkpoint is to be made: %v, want %v; %v", !c.wanted, c.wanted, err)
@@ -268,10 +276,11 @@ func TestRefused(t *testing.T) {
 		change   func(f *fake)
 		stateful bool
 	}{
-		"label dewpoint.checkpoint=never":    {label: "never", stateful: true},
-		"label dewpoint.checkpoint=stateful": {label: "stateful"},
-		"writes to the volume /data":         {change: func(f *fake) { f.spec = someSpec("one") }},
-		"started from a checkpoint":          {change: func(f *fake) { f.info.Labels = map[string]string{LabelRestored: "x"} }, stateful: true},
+		"label dewpoint.checkpoint=never":     {label: "never", stateful: true},
+		"label dewpoint.checkpoint=stateful":  {label: "stateful"},
+		"its label dewpoint.checkpoint=never": {change: func(f *fake) { f.info.Labels = map[string]string{LabelCheckpoint: "never"} }},
+		"writes to the volume /data":          {change: func(f *fake) { f.spec = someSpec("one") }},
+		"started from a checkpoint":           {change: func(f *fake) { f.info.Labels = map[string]string{LabelRestored: "x"} }, stateful: true},
 	} {
 		m, f, _ := newManager(t, map[string]string{LabelCheckpoint: c.label})
 		if c.change != nil {
@@ -291,6 +300,45 @@ func TestRefused(t *testing.T) {
 	f.info.Status = engine.Stopped
 	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); !errors.Is(err, engine.ErrNotRunning) {
 		t.Errorf("what does not run: %v", err)
+	}
+}
+
+// TestDress gives containers agents by the image's labels and by their own.
+func TestDress(t *testing.T) {
+	agents := map[string]string{hooks.LabelAgents: "node,python"}
+	for name, c := range map[string]struct {
+		image, own map[string]string
+		agents     bool
+		dumpable   bool
+	}{
+		"no labels":          {dumpable: true},
+		"the image":          {image: agents, agents: true, dumpable: true},
+		"the container":      {own: agents, agents: true, dumpable: true},
+		"taken away":         {image: agents, own: map[string]string{hooks.LabelAgents: ""}, dumpable: true},
+		"never":              {image: agents, own: map[string]string{LabelCheckpoint: "never"}},
+		"not never":          {image: map[string]string{LabelCheckpoint: "never"}, own: map[string]string{LabelCheckpoint: "", hooks.LabelAgents: "node"}, agents: true, dumpable: true},
+		"of the image wrong": {image: map[string]string{hooks.LabelAgents: "ruby"}, own: agents, agents: true, dumpable: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, _, s := newManager(t, c.image)
+			s.Labels = c.own
+			if err := m.Dress(&s); err != nil {
+				t.Fatal(err)
+			}
+			active := slices.ContainsFunc(s.Env, func(kv string) bool { return strings.HasPrefix(kv, "NODE_OPTIONS=--require="+hooks.AgentsDir) })
+			if s.Dumpable != c.dumpable || active != c.agents || len(s.Mounts) != map[bool]int{true: 2}[c.agents] {
+				t.Errorf("dumpable %v, environment %q, mounts %v", s.Dumpable, s.Env, s.Mounts)
+			}
+			info := &engine.Info{Pid: 1 << 30, Labels: c.own}
+			if err := m.Created(s.Image, info); (err != nil) != c.agents {
+				t.Errorf("prepared: %v", err) // there is no such process to prepare anything in
+			}
+		})
+	}
+	m, _, s := newManager(t, nil)
+	s.Labels = map[string]string{hooks.LabelAfter: `sh -c "`}
+	if err := m.Dress(&s); err == nil || !strings.Contains(err.Error(), hooks.LabelAfter) {
+		t.Errorf("an open quote: %v", err)
 	}
 }
 

@@ -83,7 +83,7 @@ func (m *Manager) plan(ctx context.Context, s engine.Spec, mode string, asked bo
 	if mode != Never {
 		all = m.list(ctx, s.Image.Desc.Digest.String())
 	}
-	m.wants(p, asked)
+	m.wants(p, labelsOf(s.Image, s.Labels)[LabelCheckpoint], asked)
 	a := m.able.Load()
 	if a == nil && (len(all) > 0 || p.asked || mode == Always) {
 		var err error
@@ -99,7 +99,7 @@ func (m *Manager) plan(ctx context.Context, s engine.Spec, mode string, asked bo
 		a = &Ability{}
 		all = nil
 	}
-	p.fit = FitOf(s.Image, o, *a, strings.Fields(s.Image.Spec.Config.Labels[LabelFree]))
+	p.fit = FitOf(s.Image, o, *a, s.Labels)
 	if m.choose(ctx, p, all, mode) {
 		p.asked, p.slow = false, false
 	}
@@ -187,9 +187,8 @@ func (m *Manager) expected(l store.Listed) float64 {
 	return t
 }
 
-// wants finds out whether a checkpoint is to be made of the container.
-func (m *Manager) wants(p *Plan, asked bool) {
-	label := p.img.Spec.Config.Labels[LabelCheckpoint]
+// wants finds out whether a checkpoint is to be made of the container; label is its LabelCheckpoint.
+func (m *Manager) wants(p *Plan, label string, asked bool) {
 	p.asked = asked || label == "auto" && m.cfg.Auto != "off"
 	p.slow = label == "" && m.cfg.Auto == "measured"
 }

@@ -12,6 +12,7 @@ import (
 	"dewpoint/internal/checkpoint/hooks"
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/engine"
+	"dewpoint/internal/image"
 )
 
 // Prepared is what a container is made with to start from a checkpoint.
@@ -84,19 +85,37 @@ func (p *Plan) Patience(most time.Duration) time.Duration {
 }
 
 // After makes a container that was restored one of its own: its machine ID,
-// and what its image wants to be run.
+// and what its labels want to be run.
 func (p *Plan) After(ctx context.Context, name string) error {
 	info, err := p.m.cfg.Containers.Inspect(ctx, name)
 	if err != nil {
 		return err
 	}
-	if info.Pid == 0 {
+	return p.m.after(ctx, info, p.img, p.Record.ID)
+}
+
+// Again does what After does for a container that another daemon has restored, and of which it is not
+// known whether that came to its end: hooks may run a second time.
+func (m *Manager) Again(ctx context.Context, name string) error {
+	info, err := m.cfg.Containers.Inspect(ctx, name)
+	if err != nil {
+		return err
+	}
+	img := m.cfg.Image(ctx, info.Image, info.Digest)
+	if img == nil {
+		return fmt.Errorf("the image %s is not known here any more", info.Image)
+	}
+	return m.after(ctx, info, img, info.Labels[LabelRestored])
+}
+
+func (m *Manager) after(ctx context.Context, info *engine.Info, img *image.Image, id string) error {
+	if info.Pid == 0 || info.Status != engine.Running {
 		return engine.ErrNotRunning
 	}
 	if err := machineID(rootOf(info)); err != nil {
 		return err
 	}
-	return hooks.Runner{}.After(ctx, p.m.hooked(info, p.img, p.Record.ID))
+	return hooks.Runner{}.After(ctx, m.hooked(info, img, id))
 }
 
 // machineID gives a container another /etc/machine-id, if it has one.

@@ -77,7 +77,7 @@ func (c *call) many() (node.Many, error) {
 }
 
 // specless are the flags that say what a file of instructions says itself.
-var specless = []string{"rm", "name", "entrypoint", "net", "network", "publish", "env", "volume", "memory", "cpus", "ready", "ready-timeout",
+var specless = []string{"rm", "name", "entrypoint", "net", "network", "publish", "env", "label", "volume", "memory", "cpus", "ready", "ready-timeout",
 	"restore", "checkpoint", "lazy", "plain-http", "order", "inflaters", "mount"}
 
 // deploy asks for m and shows how it goes. The first signal cancels what is not ready and waits

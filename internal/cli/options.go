@@ -18,7 +18,7 @@ type options struct {
 	tokens, owner                   string // of a token: the file, and who is to have it
 	detach, remove, quiet           bool
 	entrypoint, memory              string
-	publish, env, volumes           []string
+	publish, env, volumes, labels   []string
 	request                         node.Request // what needs no parsing of ours
 	pull                            node.PullRequest
 	count, parallel                 int
@@ -44,6 +44,7 @@ func containerFlags(c *call) {
 	_ = f.MarkHidden("network")
 	f.StringArrayVarP(&o.publish, "publish", "p", nil, "publish a `port` on the host: [IP:]HOST:CONTAINER[/udp]; the network is then bridge")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "set a `variable`: KEY=VALUE, or KEY to pass on this environment's")
+	f.StringArrayVarP(&o.labels, "label", "l", nil, "set a `label` of the container: KEY=VALUE; it goes before the image's")
 	f.StringArrayVarP(&o.volumes, "volume", "v", nil, "bind a `path` of the host: SOURCE:TARGET[:ro]")
 	f.StringVarP(&o.memory, "memory", "m", "", "memory limit, a `size` such as 256m or 1GiB")
 	f.Float64Var(&r.CPUs, "cpus", 0, "CPU limit, a `number` such as 0.5")
@@ -102,6 +103,7 @@ func (c *call) instruction() (node.Request, error) {
 		r.Volumes = append(r.Volumes, v)
 	}
 	r.Env = environment(c.opt.env)
+	r.Labels = labels(c.opt.labels)
 	r.Remove = c.opt.remove
 	if err := r.Validate(); err != nil {
 		return r, misuse(c, "%v", err)
@@ -124,6 +126,19 @@ func environment(list []string) []string {
 		env = append(env, e)
 	}
 	return env
+}
+
+// labels reads KEY=VALUE; KEY alone has an empty value. The last of a key counts.
+func labels(list []string) map[string]string {
+	if len(list) == 0 {
+		return nil
+	}
+	all := map[string]string{}
+	for _, l := range list {
+		k, v, _ := strings.Cut(l, "=")
+		all[k] = v
+	}
+	return all
 }
 
 // parsePort reads [IP:]HOST:CONTAINER[/PROTOCOL]; PORT alone is PORT:PORT.

@@ -60,6 +60,9 @@ type maker interface {
 	carry(ctx context.Context, o *order, t *admit.Ticket, w node.Watch) (node.Record, error)
 	// made gives the containers that deployments have made, by the deployments' IDs.
 	made(ctx context.Context) (map[string]*engine.Info, error)
+	// complete makes a container one of its own that an earlier daemon has started from a checkpoint; of others
+	// there is nothing to do. It is false if that cannot be, or if the container has ended: it had not served yet.
+	complete(ctx context.Context, name string, c *engine.Info) bool
 	// adopt waits until a container is ready that an earlier daemon has started.
 	adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time, w node.Watch) (node.Record, error)
 	// takeBack removes what there is of a container that has not started.

@@ -61,6 +61,10 @@ func (f *fakeMaker) carry(ctx context.Context, o *order, t *admit.Ticket, w node
 
 func (f *fakeMaker) made(context.Context) (map[string]*engine.Info, error) { return f.containers, nil }
 
+func (f *fakeMaker) complete(_ context.Context, name string, _ *engine.Info) bool {
+	return !strings.Contains(name, "half")
+}
+
 func (f *fakeMaker) adopt(_ context.Context, o *order, _ *engine.Info, _ time.Time, w node.Watch) (node.Record, error) {
 	f.note(&f.adopted, o.name)
 	w.Reached(o.name, node.Ready, 1)
@@ -363,13 +367,16 @@ func TestDeskRecover(t *testing.T) {
 		add("started", false)
 		add("halfway", true)
 		add("waited-for", false)
+		add("half-a-clone", true)
+		add("half-of-nobodys", false)
 		if _, err := j.Accept(all); err != nil {
 			t.Fatal(err)
 		}
 		if err := j.Close(); err != nil {
 			t.Fatal(err)
 		}
-		m := &fakeMaker{containers: map[string]*engine.Info{"started": {Status: engine.Running}, "halfway": {Status: engine.Created}}}
+		m := &fakeMaker{containers: map[string]*engine.Info{"started": {Status: engine.Running}, "halfway": {Status: engine.Created},
+			"half-a-clone": {Status: engine.Running}, "half-of-nobodys": {Status: engine.Running}}}
 		k := deskOf(t, path, m)
 		if err := k.Recover(t.Context()); err != nil {
 			t.Fatal(err)
@@ -378,11 +385,12 @@ func TestDeskRecover(t *testing.T) {
 			m.end(fmt.Sprint("lone-", i)) <- nil
 		}
 		m.end("halfway") <- nil
+		m.end("half-a-clone") <- nil
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		for _, e := range all {
 			want := node.StateDone
-			if e.Name == "waited-for" {
+			if e.Name == "waited-for" || e.Name == "half-of-nobodys" {
 				want = node.StateFailed
 			}
 			if d := stateOf(t, k, e.Name); d.State != want || d.ID != e.ID {
@@ -392,10 +400,11 @@ func TestDeskRecover(t *testing.T) {
 		if d := stateOf(t, k, "waited-for"); d.Failure == nil || d.Failure.Code != "stopping" {
 			t.Errorf("%+v", d)
 		}
-		if !slices.Equal(m.adopted, []string{"started"}) || !slices.Equal(m.takenBack, []string{"halfway"}) || len(m.carried) != many+1 {
+		slices.Sort(m.takenBack)
+		if !slices.Equal(m.adopted, []string{"started"}) || !slices.Equal(m.takenBack, []string{"half-a-clone", "half-of-nobodys", "halfway"}) || len(m.carried) != many+2 {
 			t.Errorf("adopted %v, taken back %v, %d made", m.adopted, m.takenBack, len(m.carried))
 		}
-		lone := slices.DeleteFunc(slices.Clone(m.carried), func(s string) bool { return s == "halfway" })
+		lone := slices.DeleteFunc(slices.Clone(m.carried), func(s string) bool { return strings.HasPrefix(s, "half") })
 		for i, name := range lone {
 			if name != fmt.Sprint("lone-", i) {
 				t.Fatalf("they began in the order %v", m.carried)

@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 )
 
 // Recover takes up what an earlier Desk has accepted and not ended. A container that
-// has started is waited for again, until it is ready. Of others nothing is left: a
+// has started is waited for again, until it is ready; hooks run again in one that was restored. Of others
+// nothing is left, nor of one whose restore cannot be brought to its end: a
 // detached deployment begins anew, with its name, its place behind those that were accepted before it, and its
 // deadline; one whose caller was connected fails. Recover returns when each is known
 // again, by its ID and its key; they go on behind it.
@@ -54,13 +56,15 @@ func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.
 	if c != nil && started(c) {
 		t.stand.State = node.StateDeploying
 	}
+	g := group(groups, e)
 	k.begin(t, func() (node.Record, error) {
-		switch {
-		case err != nil:
+		if err != nil {
 			return node.Record{}, err
-		case c != nil && started(c):
+		}
+		if c != nil && started(c) && k.make.complete(t.ctx, o.name, c) {
 			return k.make.adopt(t.ctx, o, c, e.Asked, t.watch())
-		case c != nil:
+		}
+		if c != nil {
 			if err := t.takeBack(undoing); err != nil {
 				return node.Record{}, err
 			}
@@ -68,8 +72,23 @@ func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.
 		if !e.Detached {
 			return node.Record{}, errKilled
 		}
+		if err := t.queue(g); err != nil {
+			return node.Record{}, err
+		}
 		return t.carry()
 	})
+}
+
+// queue gives the task a place in the queue, if it has none.
+func (t *task) queue(g *admit.Group) (err error) {
+	t.k.mu.Lock()
+	defer t.k.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.place == nil {
+		t.place, err = t.k.d.enter(t.order, g, true)
+	}
+	return err
 }
 
 // group is the one that e was asked for in.
@@ -90,7 +109,7 @@ func started(c *engine.Info) bool {
 	return c.Status == engine.Running || c.Status == engine.Paused || c.Exit != nil
 }
 
-// takeBack removes what there is of a container that has not started.
+// takeBack removes what there is of a container that has not started, or that is not complete.
 func (t *task) takeBack(undoing *semaphore.Weighted) error {
 	if err := undoing.Acquire(t.ctx, 1); err != nil {
 		return context.Cause(t.ctx)
@@ -112,6 +131,21 @@ func (d *Deployer) made(ctx context.Context) (map[string]*engine.Info, error) {
 // takeBack keeps the contract of maker.
 func (d *Deployer) takeBack(ctx context.Context, name string) error {
 	return d.cfg.Engine.TakeBack(ctx, name)
+}
+
+// complete keeps the contract of maker.
+func (d *Deployer) complete(ctx context.Context, name string, c *engine.Info) bool {
+	if c.Labels[checkpoint.LabelRestored] == "" {
+		return true
+	}
+	err := errors.New("this daemon makes and uses no checkpoints")
+	if d.cfg.Checkpoints != nil {
+		err = d.cfg.Checkpoints.Again(ctx, name)
+	}
+	if err != nil && ctx.Err() == nil {
+		d.cfg.Log.Warn("a container whose restore was under way is taken back", "name", name, "err", err)
+	}
+	return err == nil
 }
 
 // adopt keeps the contract of maker.

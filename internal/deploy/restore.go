@@ -47,7 +47,7 @@ func (d *Deployer) spec(o *order, img *image.Image) (engine.Spec, error) {
 		return s, nil
 	}
 	if err := d.cfg.Checkpoints.Dress(&s); err != nil {
-		return s, fmt.Errorf("%w: the image's labels: %w", ErrRequest, err)
+		return s, fmt.Errorf("%w: labels of the container and its image: %w", ErrRequest, err)
 	}
 	return s, nil
 }

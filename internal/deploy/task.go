@@ -3,6 +3,7 @@ package deploy
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"sync"
 
@@ -209,12 +210,13 @@ func (t *task) finish(d node.Deployment, rec node.Record, err error) {
 	close(t.done)
 }
 
-// labels are those of the container of an order, "" of what the Desk has not taken in.
+// labels are those of the container of an order, the caller's among them.
 func (o *order) labels() map[string]string {
-	if !o.Remove && o.id == "" {
+	if !o.Remove && o.id == "" && len(o.Labels) == 0 {
 		return nil
 	}
 	l := map[string]string{}
+	maps.Copy(l, o.Labels)
 	if o.Remove {
 		l[LabelRemove] = "true"
 	}

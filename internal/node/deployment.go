@@ -21,7 +21,9 @@ type Request struct {
 	Checkpoint   bool          // make a checkpoint when it is ready, if none fits
 	PlainHTTP    bool          // the registry may be asked over plain HTTP
 	Remove       bool          // remove the container when it exits; see Watch.Hold
-	Record       bool          // record what is read of the image until ProfileEnd; it is pulled whole first
+	// Labels are the container's own, over the image's; one with an empty value takes the image's away.
+	Labels map[string]string `json:",omitempty"`
+	Record bool              // record what is read of the image until ProfileEnd; it is pulled whole first
 	// Experiments; "" or 0 is the node's own choice.
 	Mount     string // erofs, loop, tree
 	Order     string // layers, parallel

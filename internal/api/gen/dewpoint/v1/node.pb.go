@@ -174,7 +174,11 @@ type Spec struct {
 	// image is then pulled whole first.
 	Record bool `protobuf:"varint,20,opt,name=record,proto3" json:"record,omitempty"`
 	// Make a checkpoint once the container is ready, if none fits.
-	Checkpoint    bool `protobuf:"varint,21,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	Checkpoint bool `protobuf:"varint,21,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	// The container's own, over the image's. One with an empty value takes the image's
+	// away. Of those that begin with dewpoint. there are dewpoint.checkpoint,
+	// dewpoint.checkpoint.before, dewpoint.restore.after, dewpoint.restore.env and dewpoint.hooks.
+	Labels        map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -354,6 +358,13 @@ func (x *Spec) GetCheckpoint() bool {
 		return x.Checkpoint
 	}
 	return false
+}
+
+func (x *Spec) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
 }
 
 type Port struct {
@@ -5623,7 +5634,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5635,7 +5646,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5715,7 +5726,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5727,7 +5738,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5757,7 +5768,7 @@ type Pack_Parts struct {
 
 func (x *Pack_Parts) Reset() {
 	*x = Pack_Parts{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5769,7 +5780,7 @@ func (x *Pack_Parts) String() string {
 func (*Pack_Parts) ProtoMessage() {}
 
 func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5843,7 +5854,7 @@ type PoP_Store struct {
 
 func (x *PoP_Store) Reset() {
 	*x = PoP_Store{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5855,7 +5866,7 @@ func (x *PoP_Store) String() string {
 func (*PoP_Store) ProtoMessage() {}
 
 func (x *PoP_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5938,7 +5949,7 @@ type PoP_Coordinator struct {
 
 func (x *PoP_Coordinator) Reset() {
 	*x = PoP_Coordinator{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5950,7 +5961,7 @@ func (x *PoP_Coordinator) String() string {
 func (*PoP_Coordinator) ProtoMessage() {}
 
 func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5997,7 +6008,7 @@ type PoP_Hits struct {
 
 func (x *PoP_Hits) Reset() {
 	*x = PoP_Hits{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6009,7 +6020,7 @@ func (x *PoP_Hits) String() string {
 func (*PoP_Hits) ProtoMessage() {}
 
 func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6050,7 +6061,7 @@ type PoP_Fetch struct {
 
 func (x *PoP_Fetch) Reset() {
 	*x = PoP_Fetch{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6062,7 +6073,7 @@ func (x *PoP_Fetch) String() string {
 func (*PoP_Fetch) ProtoMessage() {}
 
 func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6115,7 +6126,7 @@ type PoP_Node struct {
 
 func (x *PoP_Node) Reset() {
 	*x = PoP_Node{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6127,7 +6138,7 @@ func (x *PoP_Node) String() string {
 func (*PoP_Node) ProtoMessage() {}
 
 func (x *PoP_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6213,7 +6224,7 @@ type PoP_Layer struct {
 
 func (x *PoP_Layer) Reset() {
 	*x = PoP_Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6225,7 +6236,7 @@ func (x *PoP_Layer) String() string {
 func (*PoP_Layer) ProtoMessage() {}
 
 func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6292,7 +6303,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xc7\x04\n" +
+	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xb9\x05\n" +
 	"\x04Spec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1e\n" +
@@ -6320,7 +6331,11 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x06record\x18\x14 \x01(\bR\x06record\x12\x1e\n" +
 	"\n" +
 	"checkpoint\x18\x15 \x01(\bR\n" +
-	"checkpoint\"m\n" +
+	"checkpoint\x125\n" +
+	"\x06labels\x18\x16 \x03(\v2\x1d.dewpoint.v1.Spec.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"m\n" +
 	"\x04Port\x12\x17\n" +
 	"\ahost_ip\x18\x01 \x01(\tR\x06hostIp\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\rR\x04host\x12\x1c\n" +
@@ -6813,7 +6828,7 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Output_Stream)(0),               // 0: dewpoint.v1.Output.Stream
 	(*Error)(nil),                    // 1: dewpoint.v1.Error
@@ -6898,159 +6913,161 @@ var file_dewpoint_v1_node_proto_goTypes = []any{
 	(*PoPVerifyResponse)(nil),        // 80: dewpoint.v1.PoPVerifyResponse
 	(*PoPForgetRequest)(nil),         // 81: dewpoint.v1.PoPForgetRequest
 	(*PoPForgetResponse)(nil),        // 82: dewpoint.v1.PoPForgetResponse
-	nil,                              // 83: dewpoint.v1.Record.StagesEntry
-	nil,                              // 84: dewpoint.v1.Span.AttributesEntry
-	(*ExecRequest_Start)(nil),        // 85: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil),   // 86: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),               // 87: dewpoint.v1.Pack.Parts
-	(*PoP_Store)(nil),                // 88: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),          // 89: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),                 // 90: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),                // 91: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),                 // 92: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),                // 93: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),      // 94: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 95: google.protobuf.Timestamp
+	nil,                              // 83: dewpoint.v1.Spec.LabelsEntry
+	nil,                              // 84: dewpoint.v1.Record.StagesEntry
+	nil,                              // 85: dewpoint.v1.Span.AttributesEntry
+	(*ExecRequest_Start)(nil),        // 86: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil),   // 87: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),               // 88: dewpoint.v1.Pack.Parts
+	(*PoP_Store)(nil),                // 89: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),          // 90: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                 // 91: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                // 92: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                 // 93: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                // 94: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),      // 95: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 96: google.protobuf.Timestamp
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	3,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
 	4,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	94,  // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
-	2,   // 3: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
-	94,  // 4: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
-	15,  // 5: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
-	16,  // 6: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
-	18,  // 7: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
-	22,  // 8: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
-	23,  // 9: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
-	9,   // 10: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
-	2,   // 11: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
-	94,  // 12: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
-	9,   // 13: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
-	15,  // 14: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
-	16,  // 15: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
-	18,  // 16: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
-	1,   // 17: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
-	95,  // 18: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
-	95,  // 19: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
-	18,  // 20: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
-	1,   // 21: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
-	9,   // 22: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
-	9,   // 23: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
-	17,  // 24: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	83,  // 25: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
-	20,  // 26: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
-	21,  // 27: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
-	19,  // 28: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
-	84,  // 29: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
-	0,   // 30: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
-	15,  // 31: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
-	16,  // 32: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
-	18,  // 33: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
-	28,  // 34: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
-	3,   // 35: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	95,  // 36: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
-	28,  // 37: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
-	2,   // 38: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
-	18,  // 39: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
-	22,  // 40: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	85,  // 41: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	86,  // 42: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
-	34,  // 43: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
-	22,  // 44: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
-	23,  // 45: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	94,  // 46: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
-	44,  // 47: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	95,  // 48: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
-	45,  // 49: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
-	52,  // 50: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
-	57,  // 51: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	95,  // 52: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
-	18,  // 53: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
-	60,  // 54: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
-	61,  // 55: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
-	68,  // 56: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
-	68,  // 57: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	87,  // 58: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	95,  // 59: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
-	61,  // 60: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
-	75,  // 61: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
-	75,  // 62: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
-	95,  // 63: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
-	78,  // 64: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	88,  // 65: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	89,  // 66: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	92,  // 67: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	93,  // 68: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
-	34,  // 69: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	90,  // 70: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	90,  // 71: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	90,  // 72: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	90,  // 73: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	91,  // 74: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
-	5,   // 75: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	7,   // 76: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
-	10,  // 77: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
-	12,  // 78: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
-	13,  // 79: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
-	24,  // 80: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	26,  // 81: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	29,  // 82: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
-	31,  // 83: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	33,  // 84: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	36,  // 85: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	38,  // 86: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	40,  // 87: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	42,  // 88: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	46,  // 89: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	48,  // 90: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	58,  // 91: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	62,  // 92: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	64,  // 93: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	66,  // 94: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	69,  // 95: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	71,  // 96: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	73,  // 97: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	76,  // 98: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	79,  // 99: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	81,  // 100: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	50,  // 101: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	53,  // 102: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	55,  // 103: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	6,   // 104: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	8,   // 105: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
-	11,  // 106: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
-	6,   // 107: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
-	14,  // 108: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
-	25,  // 109: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	27,  // 110: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	30,  // 111: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
-	32,  // 112: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	35,  // 113: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	37,  // 114: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	39,  // 115: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	41,  // 116: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	43,  // 117: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	47,  // 118: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	49,  // 119: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	59,  // 120: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	63,  // 121: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	65,  // 122: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	67,  // 123: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	70,  // 124: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	72,  // 125: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	74,  // 126: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	77,  // 127: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	80,  // 128: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	82,  // 129: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	51,  // 130: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	54,  // 131: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	56,  // 132: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	104, // [104:133] is the sub-list for method output_type
-	75,  // [75:104] is the sub-list for method input_type
-	75,  // [75:75] is the sub-list for extension type_name
-	75,  // [75:75] is the sub-list for extension extendee
-	0,   // [0:75] is the sub-list for field type_name
+	95,  // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	83,  // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
+	2,   // 4: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
+	95,  // 5: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
+	15,  // 6: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
+	16,  // 7: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
+	18,  // 8: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
+	22,  // 9: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
+	23,  // 10: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
+	9,   // 11: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
+	2,   // 12: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
+	95,  // 13: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
+	9,   // 14: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
+	15,  // 15: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
+	16,  // 16: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
+	18,  // 17: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
+	1,   // 18: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
+	96,  // 19: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
+	96,  // 20: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
+	18,  // 21: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
+	1,   // 22: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
+	9,   // 23: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
+	9,   // 24: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
+	17,  // 25: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
+	84,  // 26: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	20,  // 27: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
+	21,  // 28: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
+	19,  // 29: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
+	85,  // 30: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
+	0,   // 31: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
+	15,  // 32: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
+	16,  // 33: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
+	18,  // 34: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
+	28,  // 35: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
+	3,   // 36: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
+	96,  // 37: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	28,  // 38: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
+	2,   // 39: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
+	18,  // 40: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
+	22,  // 41: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
+	86,  // 42: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	87,  // 43: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	34,  // 44: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
+	22,  // 45: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
+	23,  // 46: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
+	95,  // 47: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	44,  // 48: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
+	96,  // 49: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	45,  // 50: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
+	52,  // 51: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
+	57,  // 52: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
+	96,  // 53: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	18,  // 54: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
+	60,  // 55: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
+	61,  // 56: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
+	68,  // 57: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
+	68,  // 58: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
+	88,  // 59: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	96,  // 60: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	61,  // 61: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
+	75,  // 62: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
+	75,  // 63: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
+	96,  // 64: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	78,  // 65: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
+	89,  // 66: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	90,  // 67: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	93,  // 68: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	94,  // 69: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	34,  // 70: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
+	91,  // 71: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	91,  // 72: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	91,  // 73: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	91,  // 74: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	92,  // 75: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	5,   // 76: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	7,   // 77: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
+	10,  // 78: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
+	12,  // 79: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
+	13,  // 80: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
+	24,  // 81: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	26,  // 82: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	29,  // 83: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
+	31,  // 84: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	33,  // 85: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	36,  // 86: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	38,  // 87: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	40,  // 88: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	42,  // 89: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	46,  // 90: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	48,  // 91: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	58,  // 92: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	62,  // 93: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	64,  // 94: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	66,  // 95: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	69,  // 96: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	71,  // 97: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	73,  // 98: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	76,  // 99: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	79,  // 100: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	81,  // 101: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	50,  // 102: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	53,  // 103: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	55,  // 104: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	6,   // 105: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	8,   // 106: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	11,  // 107: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	6,   // 108: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	14,  // 109: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	25,  // 110: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	27,  // 111: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	30,  // 112: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	32,  // 113: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	35,  // 114: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	37,  // 115: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	39,  // 116: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	41,  // 117: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	43,  // 118: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	47,  // 119: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	49,  // 120: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	59,  // 121: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	63,  // 122: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	65,  // 123: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	67,  // 124: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	70,  // 125: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	72,  // 126: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	74,  // 127: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	77,  // 128: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	80,  // 129: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	82,  // 130: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	51,  // 131: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	54,  // 132: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	56,  // 133: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	105, // [105:134] is the sub-list for method output_type
+	76,  // [76:105] is the sub-list for method input_type
+	76,  // [76:76] is the sub-list for extension type_name
+	76,  // [76:76] is the sub-list for extension extendee
+	0,   // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_dewpoint_v1_node_proto_init() }
@@ -7096,7 +7113,7 @@ func file_dewpoint_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   93,
+			NumMessages:   94,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
