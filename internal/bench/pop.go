@@ -187,7 +187,7 @@ func (b *popBench) open(ctx context.Context, c popConfig) (*pop, error) {
 	}
 	cfg.Template = strings.Replace(popbed.Basic, "[engine]\n", "[engine]\n"+c.engine, 1) + neverLearn
 	if c.cache > 0 {
-		cfg.Template += fmt.Sprintf("[cache]\nmax_bytes = \"%d\"\n", c.cache)
+		cfg.Template += fmt.Sprintf("[cache]\nmax_bytes = \"%d\"\npolicy = \"lru\"\n", c.cache)
 	}
 	if c.kind != popbed.None {
 		cfg.Template += strings.ReplaceAll(popTemplate, "{{KEY}}", key) + c.pop

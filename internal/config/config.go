@@ -70,7 +70,8 @@ type Engine struct {
 
 // Cache bounds what is kept though nothing uses it.
 type Cache struct {
-	MaxBytes Size `toml:"max_bytes"` // of all layers; 0 keeps until the disk is nearly full
+	MaxBytes Size   `toml:"max_bytes"` // of all layers; 0 keeps until the disk is nearly full
+	Policy   string `toml:"policy"`    // of what goes first: one of evict.Names; "" is evict.Default, the best of the study
 }
 
 // Limits refuses what would hurt the node.

@@ -196,12 +196,16 @@ func (d *Daemon) openRegistry(context.Context) error {
 	if err != nil {
 		return err
 	}
+	cache, err := d.cacheConfig()
+	if err != nil {
+		return err
+	}
 	shared, err := d.joinPoP()
 	if err != nil {
 		return fmt.Errorf("pop: %w", err)
 	}
 	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog, Link: d.link,
-		Packs: packs, Lazy: d.lazyConfig(), PoP: shared, Log: d.log})
+		Packs: packs, Lazy: d.lazyConfig(), PoP: shared, Cache: cache, Log: d.log})
 	return nil
 }
 

@@ -1,8 +1,10 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math"
 	"net"
@@ -12,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"dewpoint/internal/evict"
+	"dewpoint/internal/fetch"
 	"dewpoint/internal/node"
 	"dewpoint/internal/web"
 
@@ -69,6 +73,19 @@ func (d *Daemon) collect(ctx context.Context) {
 	if freed.Bytes > 0 || len(freed.Layers) > 0 {
 		d.log.Info("unused layers and what cut pulls left removed", "layers", len(freed.Layers), "bytes", freed.Bytes)
 	}
+}
+
+// cacheConfig says which unused layers go first.
+func (d *Daemon) cacheConfig() (fetch.CacheConfig, error) {
+	c := fetch.CacheConfig{Policy: cmp.Or(d.cfg.File.Cache.Policy, evict.Default), Capacity: int64(d.cfg.File.Cache.MaxBytes), Path: filepath.Join(d.cfg.Root, "cache.policy")}
+	if !evict.Known(c.Policy) {
+		return c, fmt.Errorf("cache.policy = %q: it is one of %q", c.Policy, evict.Names())
+	}
+	var s unix.Statfs_t
+	if c.Capacity == 0 && unix.Statfs(d.cfg.Root, &s) == nil {
+		c.Capacity = int64((1 - keepFree) * float64(s.Blocks) * float64(s.Bsize))
+	}
+	return c, nil
 }
 
 // excess is how many bytes the layers' store takes beyond the cache's bound,

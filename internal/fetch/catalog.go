@@ -218,6 +218,19 @@ func (c *Catalog) WithLayer(diffID digest.Digest) []*image.Image {
 	return found
 }
 
+// Sharing is in how many references' images each layer is.
+func (c *Catalog) Sharing() map[digest.Digest]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	images := map[digest.Digest]int{}
+	for _, img := range c.refs {
+		for _, l := range img.Unique() {
+			images[l.DiffID]++
+		}
+	}
+	return images
+}
+
 // Chain returns the diffIDs of a chain, bottom first, or nil.
 func (c *Catalog) Chain(chain digest.Digest) []digest.Digest {
 	c.mu.Lock()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 	"slices"
-	"sort"
 	"time"
 
 	"dewpoint/internal/image"
@@ -26,8 +25,8 @@ type Freed struct {
 }
 
 // Collect gives back at least want bytes of disk if that much is unused: what
-// cut pulls left, oldest first, and then layers, those not asked for the
-// longest first. What was left a day ago goes in any case, and so do records
+// cut pulls left, oldest first, and then layers, by the policy of the cache
+// (CacheConfig). What was left a day ago goes in any case, and so do records
 // of images of which nothing is here. inUse is asked what must stay; it must
 // not call the puller. Pulls under way are known here.
 func (p *Puller) Collect(ctx context.Context, want int64, inUse func(digest.Digest) bool) (Freed, error) {
@@ -56,22 +55,33 @@ func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(diges
 		return nil
 	}
 	claimed := p.claimed(inUse)
-	all := p.cfg.Layers.Layers()
-	sort.Slice(all, func(i, j int) bool { return all[i].Used().Before(all[j].Used()) })
+	p.order.look(p.cfg.Layers.Layers(), p.cfg.Catalog.Sharing())
+	kept := map[digest.Digest]bool{}
 	var errs error
-	for _, l := range all {
-		if freed.Bytes >= want || ctx.Err() != nil {
+	for freed.Bytes < want && ctx.Err() == nil {
+		id, ok := p.order.next(kept)
+		if !ok {
 			break
 		}
+		kept[id] = true
+		l, err := p.cfg.Layers.Peek(id)
+		if err != nil { // it went meanwhile
+			p.order.gone(id)
+			continue
+		}
 		size := l.DiskUse()
-		ok, err := p.cfg.Layers.Remove(l.DiffID, func(l *layer.Layer) bool {
+		ok, err = p.cfg.Layers.Remove(id, func(l *layer.Layer) bool {
 			return time.Since(l.Used()) >= p.fresh && !claimed(l.DiffID)
 		})
 		errs = errors.Join(errs, err)
 		if ok {
-			freed.Layers = append(freed.Layers, l.DiffID.String())
+			p.order.gone(id)
+			freed.Layers = append(freed.Layers, id.String())
 			freed.Bytes += size
 		}
+	}
+	if len(freed.Layers) > 0 {
+		errs = errors.Join(errs, p.order.save())
 	}
 	return errs
 }

@@ -38,6 +38,7 @@ type Config struct {
 	Packs    PackConfig
 	Lazy     LazyConfig
 	PoP      PoPConfig
+	Cache    CacheConfig
 	Log      *slog.Logger // nil discards
 }
 
@@ -59,6 +60,7 @@ type Puller struct {
 	stats    lazyStats
 	failures failures
 	waits    waits
+	order    *order // in which unused layers go
 
 	hoursEvery  time.Duration // how often it is looked whether the hours allow filling; constant
 	sessionIdle time.Duration // how long fills go on after the last call that wanted them; constant
@@ -78,6 +80,7 @@ func NewPuller(cfg Config) *Puller {
 	}
 	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, origins: map[digest.Digest]*origin{}, wants: map[want]bool{}, holds: map[*Pull]bool{}, given: map[digest.Digest]int{}, sessionIdle: time.Minute, fresh: 2 * time.Second}
 	p.slots, p.hoursEvery = map[string]*semaphore.Weighted{}, time.Minute
+	p.order = newOrder(cfg.Cache, cfg.Log)
 	p.life, p.end = context.WithCancel(context.Background())
 	if cfg.PoP.Coord != nil {
 		p.site = newSite(p, cfg.PoP)
@@ -214,6 +217,7 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 		}
 	}
 	pull.Local = p.have(img)
+	p.order.used(pull.layers, p.cfg.Layers.Peek)
 	if o.Lazy && !pull.Local {
 		pull.Lazy, pull.Why = p.startLazily(ctx, img, o, look)
 	}
@@ -477,5 +481,5 @@ func (p *Puller) Close() error {
 		}
 	}
 	clear(p.sessions)
-	return nil
+	return p.order.save()
 }
