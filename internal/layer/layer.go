@@ -35,6 +35,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -215,6 +216,7 @@ func (s *Store) scan() error {
 			s.load(dir)
 		}
 	}
+	s.settleTimes()
 	return nil
 }
 
@@ -355,7 +357,7 @@ func (s *Store) RemovePartial(inUse func(digest.Digest) bool, olderThan time.Dur
 	var freed int64
 	for _, e := range ents {
 		fi, serr := e.Info()
-		if serr != nil || !e.IsDir() || strings.HasPrefix(e.Name(), importPrefix) || time.Since(fi.ModTime()) < olderThan {
+		if serr != nil || !e.IsDir() || strings.HasPrefix(e.Name(), importPrefix) || ageOf(fi) < olderThan {
 			continue
 		}
 		n, rerr := s.removePartial(e.Name(), inUse)
@@ -441,6 +443,28 @@ func (l *Layer) Used() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.used
+}
+
+// settleTimes has nothing used in the future: a clock that was set back since, as one without
+// a battery is at each boot, says nothing about ages. The order in which layers were used stays.
+func (s *Store) settleTimes() {
+	var ahead time.Duration
+	for _, l := range s.layers {
+		ahead = max(ahead, time.Until(l.used))
+	}
+	for _, l := range s.layers {
+		if ahead > 0 {
+			l.used, l.noted = l.used.Add(-ahead), l.noted.Add(-ahead)
+		}
+	}
+}
+
+// ageOf is how long ago something has happened to a file; for ever, if that was by a clock that has been set back.
+func ageOf(fi os.FileInfo) time.Duration {
+	if age := time.Since(fi.ModTime()); age > -time.Hour {
+		return age
+	}
+	return math.MaxInt64
 }
 
 // noteEvery is how exactly the time of use is known after a restart.

@@ -187,3 +187,44 @@ func TestAnotherSource(t *testing.T) {
 		checkData(t, l, want)
 	}
 }
+
+// After the clock was set back layers have not been used in the future, their order is as it
+// was, and what cut pulls left is old.
+func TestClockThatWasSetBack(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, layer.Config{})
+	var ids []digest.Digest
+	for i := range 3 {
+		want := pack(t, makeTar(t, 1<<20, uint64(30+i)), image.Gzip)
+		ids = append(ids, mustComplete(t, s, want.layer, &source{blob: want.blob}).DiffID)
+	}
+	s.Close()
+	ahead := time.Now().Add(56 * 365 * 24 * time.Hour)
+	for i, id := range ids { // the last was used first
+		when := ahead.Add(-time.Duration(i) * time.Hour)
+		if err := os.Chtimes(filepath.Join(dir, id.Encoded(), "layer.json"), when, when); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cut := filepath.Join(dir, digest.FromString("cut").Encoded())
+	if err := errors.Join(os.Mkdir(cut, 0o755), os.Chtimes(cut, ahead, ahead)); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, dir, layer.Config{})
+	defer s.Close()
+	for i, id := range ids {
+		l, err := s.Peek(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if age := time.Since(l.Used()); age < time.Duration(i)*time.Hour || age > time.Duration(i)*time.Hour+time.Minute {
+			t.Errorf("layer %d was used %v ago", i, age)
+		}
+	}
+	if _, err := s.RemovePartial(nobody, 24*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(cut); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what a cut pull left stays: %v", err)
+	}
+}
