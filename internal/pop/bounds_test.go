@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -204,6 +205,24 @@ func TestImagesGoWithTheirLayers(t *testing.T) {
 		}
 		if !has("whole") || has("half") || has("odd") {
 			t.Errorf("whole is there: %v; half: %v; odd: %v", has("whole"), has("half"), has("odd"))
+		}
+	})
+}
+
+// A layer of several images is worth more, whether or not anybody has deployed them since.
+func TestSharedByRecords(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		st := b.open(pop.StoreConfig{Node: "x", Capacity: 100, High: 0.75, Low: 0.5, Policy: "gdsf"})
+		ids := fill(t, st, 7)
+		shared := slices.Min(ids) // it would go first
+		for ref, layers := range map[string][]digest.Digest{"r/a": ids, "r/b": {shared}, "r/c": {shared}} {
+			if err := st.PutImage(t.Context(), ref, imageRecord(t, ref, layers...)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.sweep(st)
+		if e := evicts(t, st, 40, 6, ""); slices.Contains(e.Layers, shared) {
+			t.Errorf("the layer of three images goes with %v", e.Layers)
 		}
 	})
 }

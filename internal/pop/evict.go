@@ -163,17 +163,15 @@ func (e *evicting) load(ctx context.Context) error {
 	}
 	keys := slices.Sorted(maps.Keys(e.layers)) // every node evicts in the same order
 	for _, key := range keys {
-		if l := e.layers[key]; !e.knows(key) { // nobody has touched it
-			e.policy.Add(evict.Object{Key: key, Size: l.Size, Cost: l.Cost, Images: 1})
+		l := e.layers[key]
+		had, known := e.policy.Get(key)
+		images := e.s.imagesOf(l.DiffID)
+		if !known || images > 0 && images != had.Images { // nobody has touched it, or other images have it now
+			e.policy.Add(evict.Object{Key: key, Size: l.Size, Cost: l.Cost, Images: images})
 		}
 	}
 	e.users, err = e.s.cfg.Coord.Users(ctx, keys...)
 	return err
-}
-
-func (e *evicting) knows(key string) bool {
-	_, ok := e.policy.Get(key)
-	return ok
 }
 
 // replay tells the policy what was used since it was saved.

@@ -117,7 +117,24 @@ func (w *sweep) images(ctx context.Context) error {
 		}
 	}
 	w.s.images = now
+	sharing := map[digest.Digest]int{}
+	for _, seen := range now {
+		for _, id := range slices.Compact(slices.Sorted(slices.Values(seen.layers))) {
+			sharing[id]++
+		}
+	}
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	w.s.sharing = sharing
 	return errs
+}
+
+// imagesOf is how many references lead to images that have the layer, of those that have image records in the store; 0
+// while that is not known.
+func (s *Store) imagesOf(id digest.Digest) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sharing[id]
 }
 
 func packOf(manifest digest.Digest) string {

@@ -82,6 +82,7 @@ type Store struct {
 	seen map[string]*silence // of other nodes
 
 	records map[string]seenRecord // of Objects and Checkpoints, by file
+	sharing map[digest.Digest]int // in how many image records a layer is, as the last sweep saw them
 
 	sweeping sync.Mutex
 	since    map[string]sighting  // guarded by sweeping
