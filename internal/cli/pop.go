@@ -69,7 +69,11 @@ func storeLine(p node.PoP) string {
 	if s.Trash > 0 {
 		line += fmt.Sprintf(", %s about to be deleted", size(s.Trash))
 	}
-	return line + ", " + s.ID
+	line += ", " + s.ID
+	if s.Why != "" {
+		line += "; " + s.Why
+	}
+	return line
 }
 
 func coordinatorLine(k node.PoPCoordinator) string {

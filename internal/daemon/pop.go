@@ -88,18 +88,40 @@ func (d *Daemon) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store, 
 			return nil, err
 		}
 		defer func() { _ = lease.Release(context.WithoutCancel(ctx)) }() // else it expires
+		if cfg.ID, err = storeOfOthers(ctx, c); err != nil {
+			return nil, err
+		}
 	}
 	st, err := pop.OpenStore(ctx, cfg)
-	if errors.Is(err, pop.ErrForeign) && cfg.ID != "" {
+	switch {
+	case errors.Is(err, pop.ErrForeign) && len(was) > 0:
 		return nil, fmt.Errorf("%w: is the PoP's file system mounted at %s? If the other store is the right one, remove %s", err, c.Dir.Path("."), path)
+	case errors.Is(err, pop.ErrForeign) && cfg.ID != "":
+		return nil, fmt.Errorf("%w; the other nodes of the PoP share %s: is the PoP's file system mounted at %s?", err, cfg.ID, c.Dir.Path("."))
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := d.claimName(ctx, c, st); err != nil || cfg.ID == st.ID() {
+	if err := d.claimName(ctx, c, st); err != nil || string(was) == st.ID() {
 		return st, err
 	}
 	return st, durable.WriteFile(path, []byte(st.ID()), 0o600)
+}
+
+// storeOfOthers is the store that all other nodes share which have one open; "" if there is
+// none, or they do not agree.
+func storeOfOthers(ctx context.Context, c fetch.PoPConfig) (id string, err error) {
+	members, err := c.Coord.Members(ctx)
+	for _, m := range members {
+		switch {
+		case m.Node == c.Node || m.Store == "" || m.Store == id:
+		case id == "":
+			id = m.Store
+		default:
+			return "", nil
+		}
+	}
+	return id, err
 }
 
 // claimName makes sure that no other machine has this node's name in the PoP.

@@ -80,6 +80,14 @@ func TestPoPFindings(t *testing.T) {
 			t.Errorf("%v: %+v", err, f)
 		}
 	}
+	well.Store, well.Members = "S1", []pop.Member{{Node: "a", Store: "S1"}, {Node: "b", Store: "S2"}, {Node: "c"}}
+	if got := apartFindings(well); len(got) != 1 || got[0].What != "PoP node b" || got[0].Level != node.LevelBad || got[0].Remedy == "" {
+		t.Errorf("%+v", got)
+	}
+	if s := popStore(well); s.State != node.PoPOK || !strings.HasSuffix(s.Why, "that of b") {
+		t.Errorf("%+v", s)
+	}
+	well.Members = []pop.Member{{Node: "a"}, {Node: "b"}}
 	well.Silent = []pop.Silent{{Node: "b", For: time.Hour, Marks: 3}, {Node: "c", For: time.Hour, Marks: 2}, {Node: "d", For: time.Second, Marks: 1}}
 	got := silentFindings(well)
 	if len(got) != 1 || got[0].What != "PoP node c" || got[0].Remedy != `if it is gone for good: "dew pop forget c"` {
@@ -180,5 +188,60 @@ func TestStoreOfOneMachineOfAName(t *testing.T) {
 	}
 	if err := open(first); !errors.Is(err, pop.ErrTaken) {
 		t.Errorf("the name is another machine's now: %v", err)
+	}
+}
+
+// A node that comes new to a PoP whose nodes share a store makes no other one where that is
+// not mounted, and takes no other one for it.
+func TestNoStoreBesideThatOfOthers(t *testing.T) {
+	hub, shared, unmounted := local.NewHub(), t.TempDir(), t.TempDir()
+	coord, err := hub.Join(pop.Config{Node: "old", TTL: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer coord.Close()
+	open := func(root, dir string) (*pop.Store, error) {
+		c, err := hub.Join(pop.Config{Node: "new", TTL: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		d := &Daemon{cfg: Config{Root: root}, log: slog.New(slog.DiscardHandler)}
+		return d.openStore(t.Context(), fetch.PoPConfig{Node: "new", Coord: c, Dir: pop.NewDir(dir, 0)})
+	}
+	theirs, err := pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(shared, 0), Coord: coord, Node: "old"})
+	if err == nil {
+		err = coord.Announce(t.Context(), pop.Member{Store: theirs.ID()})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	for range 2 {
+		if _, err := open(root, unmounted); !errors.Is(err, pop.ErrForeign) || !strings.Contains(err.Error(), theirs.ID()) || !strings.Contains(err.Error(), unmounted) {
+			t.Fatalf("an empty directory: %v", err)
+		}
+	}
+	if left, err := os.ReadDir(unmounted); err != nil || len(left) > 0 {
+		t.Errorf("made there: %v, %v", left, err)
+	}
+	st, err := open(root, shared)
+	if err != nil || st.ID() != theirs.ID() {
+		t.Fatalf("the store of the others: %v", err)
+	}
+	if b, err := os.ReadFile(filepath.Join(root, "pop.store")); err != nil || string(b) != theirs.ID() {
+		t.Errorf("%q is remembered, %v", b, err)
+	}
+	if err := coord.Announce(t.Context(), pop.Member{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open(t.TempDir(), unmounted); err != nil {
+		t.Errorf("nobody has a store: %v", err)
+	}
+	if err := coord.Announce(t.Context(), pop.Member{Store: theirs.ID()}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open(t.TempDir(), unmounted); !errors.Is(err, pop.ErrForeign) {
+		t.Errorf("another store than that of the others: %v", err)
 	}
 }

@@ -80,6 +80,13 @@ func popStore(p *fetch.PoP) node.PoPStore {
 	case p.Away != nil:
 		s.State, s.Why = node.PoPAway, oneLine(p.Away)
 	}
+	if others := apart(p); len(others) > 0 && s.State == node.PoPOK {
+		var names []string
+		for _, m := range others {
+			names = append(names, m.Node)
+		}
+		s.Why = "another store than this one is that of " + strings.Join(names, ", ")
+	}
 	for _, l := range p.Layers {
 		s.Bytes += l.Size
 	}

@@ -35,7 +35,25 @@ func (d *Daemon) popFindings(ctx context.Context) []node.Finding {
 		out = append(out, peerFinding(d.cfg.File.PoP.Listen, d.cfg.File.PoP.Advertise))
 	}
 	out = append(out, d.refusals(ctx, p)...)
-	return append(append(out, twinFindings(p)...), silentFindings(p)...)
+	out = append(append(out, twinFindings(p)...), apartFindings(p)...)
+	return append(out, silentFindings(p)...)
+}
+
+// apartFindings names nodes that share another store than this one.
+func apartFindings(p *fetch.PoP) []node.Finding {
+	var out []node.Finding
+	for _, m := range apart(p) {
+		out = append(out, node.Finding{What: "PoP node " + m.Node, Level: node.LevelBad, Detail: fmt.Sprintf("it has another store, %s, than this node, %s: they do not share what they fetch", m.Store, p.Store),
+			Remedy: "see on both that the PoP's file system is mounted at pop.store (findmnt); where it was not, stop dewd, mount it and remove pop.store in dewd's root"})
+	}
+	return out
+}
+
+// apart are the nodes that have another store than this one, which has one.
+func apart(p *fetch.PoP) []pop.Member {
+	return slices.DeleteFunc(slices.Clone(p.Members), func(m pop.Member) bool {
+		return p.Store == "" || m.Store == "" || m.Store == p.Store
+	})
 }
 
 // refusals names nodes that say where they can be asked, and cannot be.

@@ -347,20 +347,15 @@ func (s *site) fromPeer(ctx context.Context, b *blob, m pop.Member) (layer.Way, 
 	if s.cfg.Peers == nil || m.Address == "" || m.Node == s.cfg.Node || b.failures(m.Address) >= peerFailures {
 		return layer.Way{}, false
 	}
-	var once sync.Once
-	b.take(m.Address, func(ctx context.Context, off int64) (io.ReadCloser, error) {
-		r, err := s.follow(ctx, m, b.l.DiffID, off)
-		if err == nil {
-			once.Do(func() { s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += b.l.Size }) })
-		}
-		return r, err
-	})
+	b.take(m.Address, func(ctx context.Context, off int64) (io.ReadCloser, error) { return s.follow(ctx, m, b, off) })
 	return layer.Way{Tar: true}, true
 }
 
 // follow gives the layer's tar as m has it, and as it grows there. It ends with an
-// error when the node is seen to have let go of the layer, or is dead.
-func (s *site) follow(ctx context.Context, m pop.Member, id digest.Digest, off int64) (io.ReadCloser, error) {
+// error when the node is seen to have let go of the layer, or is dead. What has come to its end
+// counts as a layer that came from a peer.
+func (s *site) follow(ctx context.Context, m pop.Member, b *blob, off int64) (io.ReadCloser, error) {
+	id := b.l.DiffID
 	ctx, cancel := context.WithCancelCause(ctx)
 	r, _, err := s.cfg.Peers.Follow(ctx, m.Address, id, off)
 	if err != nil {
@@ -371,6 +366,7 @@ func (s *site) follow(ctx context.Context, m pop.Member, id digest.Digest, off i
 		return nil, err
 	}
 	f := &followed{ReadCloser: r, cancel: cancel}
+	f.ended = sync.OnceFunc(func() { s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += b.l.Size }) })
 	s.p.work.Go(func() { s.watch(ctx, f, m, id) })
 	return f, nil
 }
@@ -379,12 +375,16 @@ func (s *site) follow(ctx context.Context, m pop.Member, id digest.Digest, off i
 type followed struct {
 	io.ReadCloser
 	cancel context.CancelCauseFunc
+	ended  func() // the layer's end has come
 	got    atomic.Int64
 }
 
 func (f *followed) Read(b []byte) (int, error) {
 	n, err := f.ReadCloser.Read(b)
 	f.got.Add(int64(n))
+	if err == io.EOF {
+		f.ended()
+	}
 	return n, err
 }
 

@@ -128,6 +128,11 @@ func (n *siteNode) published(id digest.Digest) *pop.Layer {
 // data is the path of a layer's tar in the store.
 func (s *siteBed) data(l *pop.Layer) string { return filepath.Join(s.store, l.Data()) }
 
+// hide takes a layer's record out of the store.
+func (s *siteBed) hide(id digest.Digest) error {
+	return os.Remove(filepath.Join(s.store, "layers", id.Encoded()+".json"))
+}
+
 // flip changes a byte in the middle of a file.
 func (s *siteBed) flip(path string) {
 	s.t.Helper()

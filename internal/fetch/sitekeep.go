@@ -172,6 +172,9 @@ func (s *site) revalidate(ctx context.Context, st *pop.Store) {
 // announce tells the other nodes what this one has and does.
 func (s *site) announce(ctx context.Context) {
 	m := pop.Member{Node: s.cfg.Node, Address: s.cfg.Address}
+	if st := s.store.Load(); st != nil {
+		m.Store = st.ID()
+	}
 	now := map[string]bool{}
 	s.mu.Lock() // also while it is looked what there is: has may add to it
 	for _, l := range s.p.cfg.Layers.Layers() {

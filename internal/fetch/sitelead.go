@@ -262,13 +262,31 @@ func (l *leader) checkpoint(ctx context.Context) {
 	if err != nil || l.draft != nil && l.runs == runs && size <= l.draft.At() {
 		return // nothing new
 	}
-	if err = l.copy(ctx, st, path, size, runs); err == nil && l.f.Runs() == runs {
+	if err = l.room(ctx, st, size); err == nil {
+		err = l.copy(ctx, st, path, size, runs)
+	}
+	if err == nil && l.f.Runs() == runs {
 		err = l.draft.Checkpoint(ctx, record)
+	}
+	if errors.Is(err, pop.ErrFull) {
+		l.err = err
+		l.s.log.Debug("a layer is not copied into the PoP's store while it arrives", "layer", l.id, "err", err)
+		return
 	}
 	if err != nil {
 		l.err = err
 		l.s.log.Warn("a layer is not copied into the PoP's store while it arrives", "layer", l.id, "err", err)
 	}
+}
+
+// room asks whether the store has room for what a layer has inflated to so far, and for as much as what it
+// arrives in: what it comes to in the end is not known yet.
+func (l *leader) room(ctx context.Context, st *pop.Store, size int64) error {
+	var at int64
+	if l.draft != nil {
+		at = l.draft.At()
+	}
+	return st.Room(ctx, max(size, l.f.Layer.Size)-at)
 }
 
 // end publishes the layer, or leaves what there is to another node.

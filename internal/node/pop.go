@@ -24,7 +24,7 @@ type PoPStore struct {
 	Path  string `json:"path,omitempty"`
 	ID    string `json:"id,omitempty"`
 	State string `json:"state"`         // PoPOK, PoPAway, PoPNone
-	Why   string `json:"why,omitempty"` // it is away
+	Why   string `json:"why,omitempty"` // it is away, or other nodes have another one
 	Total int64  `json:"total"`         // bytes of its file system
 	Free  int64  `json:"free"`
 	Bytes int64  `json:"bytes"` // of its layers

@@ -170,6 +170,7 @@ type Board interface {
 type Member struct {
 	Node     string  `json:"node"`
 	Address  string  `json:"address,omitempty"` // host:port of its peer endpoint
+	Store    string  `json:"store,omitempty"`   // ID of the store that it has open
 	Capacity int64   `json:"capacity,omitempty"`
 	Used     int64   `json:"used,omitempty"` // bytes of its local cache
 	Hits     Hits    `json:"hits"`

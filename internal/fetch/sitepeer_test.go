@@ -1,0 +1,143 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"dewpoint/internal/peer"
+	"dewpoint/internal/pop"
+	"dewpoint/internal/registry/registrytest"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// cutting is what a node gives, of which no layer comes to its end while it is on.
+type cutting struct {
+	*Given
+	on atomic.Bool
+}
+
+var errTorn = errors.New("torn")
+
+func (c *cutting) Follow(ctx context.Context, id digest.Digest, off int64) (io.ReadCloser, int64, error) {
+	r, size, err := c.Given.Follow(ctx, id, off)
+	if err == nil && c.on.Load() {
+		r = readCloser{io.MultiReader(io.LimitReader(r, 64<<10), broken{}), r}
+	}
+	return r, size, err
+}
+
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, errTorn }
+
+// peers is a PoP's key, and what asks with it.
+func (s *siteBed) peers() (*peer.Auth, *peer.Client) {
+	path := filepath.Join(s.t.TempDir(), "key")
+	err := peer.NewKey(path)
+	var auth *peer.Auth
+	if err == nil {
+		auth, err = peer.ReadKey(path)
+	}
+	var c *peer.Client
+	if err == nil {
+		c, err = peer.NewClient(peer.Config{Auth: auth})
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(c.Close)
+	return auth, c
+}
+
+// serve has a node give to others what content is, at l.
+func (n *siteNode) serve(l net.Listener, auth *peer.Auth, content peer.Content) {
+	srv, err := peer.NewServer(peer.Config{Auth: auth, Content: content})
+	n.must(err)
+	var served sync.WaitGroup
+	served.Go(func() { n.must(srv.Serve(l)) })
+	n.t.Cleanup(func() { srv.Close(); served.Wait() })
+}
+
+// What came from another node counts as such when it has come, and not when it was tried.
+func TestTriesOfPeersDoNotCount(t *testing.T) {
+	s := newSiteBed(t)
+	auth, client := s.peers()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	asks := func(c *PoPConfig) { c.Peers = client }
+	a := s.node("a", func(c *PoPConfig) { c.Address = l.Addr().String() })
+	gives := &cutting{Given: a.Given()}
+	a.serve(l, auth, gives)
+	b, c := s.node("b", asks), s.node("c", asks)
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	a.eventually("a has published it, and says that it has it", func() bool {
+		users, err := b.site.cfg.Coord.Users(t.Context(), hasKey(id))
+		return err == nil && len(users) > 0 && a.site.usable().Has(t.Context(), id) && !a.site.leads(id)
+	})
+	a.site.announce(t.Context())
+	a.must(s.hide(id))
+
+	b.bring(p)
+	if h := b.site.hitsNow(); h.Peer != 1 || h.PeerBytes != size(p) || h.Registry != 0 {
+		t.Errorf("it came from a: %+v", h)
+	}
+	sent := s.served(p)
+	gives.on.Store(true)
+	if got := c.bring(p); got[0].From.Registry == 0 {
+		t.Errorf("a gives no whole layer: %+v", got[0].From)
+	}
+	if h := c.site.hitsNow(); h.Peer != 0 || h.PeerBytes != 0 || h.Registry != 1 {
+		t.Errorf("what a gave came to no end: %+v", h)
+	}
+	if s.served(p) == sent {
+		t.Error("the registry was not asked")
+	}
+}
+
+// A layer that the store has no room for is not copied there while it arrives.
+func TestNoCopyWithoutRoom(t *testing.T) {
+	for name, capacity := range map[string]int64{"room": 0, "no room": 8 << 20} {
+		t.Run(name, func(t *testing.T) {
+			s := newSiteBed(t)
+			a := s.node("a", func(c *PoPConfig) {
+				c.Open = func(ctx context.Context) (*pop.Store, error) {
+					return pop.OpenStore(ctx, pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Capacity: capacity})
+				}
+			})
+			p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 24<<20)}}, registrytest.Options{})
+			s.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 3 << 20})
+			ended := make(chan struct{})
+			drafts := make(chan int, 1)
+			go func() { // what is being copied, at most
+				most := 0
+				for {
+					found, _ := filepath.Glob(filepath.Join(s.store, "fill", "*.title"))
+					most = max(most, len(found))
+					select {
+					case <-ended:
+						drafts <- most
+						return
+					case <-t.Context().Done():
+						return
+					default:
+					}
+				}
+			}()
+			a.bring(p)
+			close(ended)
+			if n := <-drafts; (n > 0) != (capacity == 0) {
+				t.Errorf("%d layers were being copied", n)
+			}
+		})
+	}
+}
