@@ -64,6 +64,8 @@ type Engine struct {
 	Namespace  string `toml:"namespace"`  // "" is "dewpoint"
 	Subnet     string `toml:"subnet"`     // of --net bridge
 	CNI        string `toml:"cni"`        // directory of the CNI plugins
+	Runtime    string `toml:"runtime"`    // what makes containers: auto, crun, runc; "" is the engine's choice
+	Crun       string `toml:"crun"`       // the program; "" is found beside dewd, with its tools and in PATH
 	PerShim    int    `toml:"per_shim"`   // containers that share a shim, and end when it is killed; 0 is 16, 1 a shim for each
 	Sync       bool   `toml:"sync"`       // a private containerd flushes its database with each change, instead of a copy being kept (2.1 and newer)
 }
@@ -275,6 +277,9 @@ func (c Config) validate() error {
 	if u, err := url.Parse(c.Trace.Endpoint); c.Trace.Endpoint != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
 		return fmt.Errorf("trace.endpoint = %q: want http://HOST:PORT, or https", c.Trace.Endpoint)
 	}
+	if r := c.Engine.Runtime; r != "" && r != "auto" && r != "crun" && r != "runc" {
+		return fmt.Errorf("engine.runtime = %q: auto, crun or runc", r)
+	}
 	if n := c.Engine.PerShim; n < 0 || n > 256 {
 		return fmt.Errorf("engine.per_shim = %d: 1 to 256", n)
 	}
@@ -408,7 +413,7 @@ func (c Config) validatePaths() error {
 			return fmt.Errorf("engine.subnet = %q: an IPv4 subnet of /28 or larger, such as 10.88.240.0/20", n)
 		}
 	}
-	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig, "engine.containerd": c.Engine.Containerd, "engine.cni": c.Engine.CNI, "pack.key": c.Pack.Key,
+	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig, "engine.containerd": c.Engine.Containerd, "engine.crun": c.Engine.Crun, "engine.cni": c.Engine.CNI, "pack.key": c.Pack.Key,
 		"pop.key": c.PoP.Key, "pop.ca": c.PoP.CA, "pop.cert": c.PoP.Cert, "pop.tls_key": c.PoP.TLSKey, "pop.redis_ca": c.PoP.RedisCA, "checkpoint.criu": c.Checkpoint.CRIU}
 	for i, d := range c.Registries.HostsDirs {
 		paths[fmt.Sprintf("registries.hosts_dirs[%d]", i)] = d

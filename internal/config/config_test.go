@@ -42,6 +42,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"[limits]\nmemory = \"1KiB\"":              "at least 16MiB",
 		"[engine]\nnamespace = \"a/b\"":            "engine.namespace",
 		"[engine]\nsubnet = \"10.0.0.0/30\"":       "/28 or larger",
+		"[engine]\nruntime = \"kata\"":             "auto, crun or runc",
 		"[engine]\nper_shim = 1000":                "1 to 256",
 		"[engine]\ncni = \"/nope\"":                "engine.cni",
 		"[node":                                    "line 1",

@@ -286,7 +286,7 @@ func (d *Daemon) inUse(id digest.Digest) bool {
 // Doctor implements api.Observer.
 func (d *Daemon) Doctor(ctx context.Context) ([]node.Finding, error) {
 	out := doctor.Examine(ctx, doctor.Config{Root: d.cfg.Root, CNI: pluginDirs(d.cfg.File.Engine.CNI)})
-	out = append(out, d.engineFinding(ctx), d.shimFinding(), d.pressureFinding(), d.lazyFinding(), d.recordFinding())
+	out = append(out, d.engineFinding(ctx), d.runtimeFinding(), d.shimFinding(), d.pressureFinding(), d.lazyFinding(), d.recordFinding())
 	out = append(out, d.readFindings()...)
 	out = append(out, d.popFindings(ctx)...)
 	out = append(out, d.checkpointFinding(ctx)...)
@@ -301,6 +301,16 @@ func (d *Daemon) engineFinding(ctx context.Context) node.Finding {
 	defer cancel()
 	if err := d.engine.Check(ctx); err != nil {
 		f.Level, f.Detail, f.Remedy = node.LevelBad, err.Error(), "see its log ("+d.cfg.State+"/containerd/containerd.log of a private one); restart it, or dewd"
+	}
+	return f
+}
+
+// runtimeFinding says what makes containers.
+func (d *Daemon) runtimeFinding() node.Finding {
+	f := node.Finding{What: "runtime", Level: node.LevelOK}
+	var lacking bool
+	if f.Detail, lacking = d.engine.Runtime(); lacking {
+		f.Level, f.Remedy = node.LevelNote, "containers start faster by crun: scripts/install demo brings one; then restart dewd"
 	}
 	return f
 }

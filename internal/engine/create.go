@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -221,7 +222,7 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 	if err != nil {
 		return false, err
 	}
-	opts, err := plainAny(e.runcOptions())
+	opts, err := plainAny(e.runtimeOptions())
 	if err != nil {
 		return false, err
 	}
@@ -238,8 +239,9 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 	return true, wrap(err, "record")
 }
 
-// runcOptions keep runc's state in a directory of the engine's own, so that a
-// container of another containerd on this machine may have the same name.
+// runcOptions are those of a task that runc makes. They keep its state in a
+// directory of the engine's own, so that a container of another containerd on
+// this machine may have the same name.
 func (e *Engine) runcOptions() *options.Options {
 	return &options.Options{BinaryName: e.runc, Root: e.cfg.runcRoot()}
 }
@@ -311,11 +313,11 @@ func (e *Engine) makeTask(ctx context.Context, req *tasksapi.CreateTaskRequest, 
 	return r.Pid, nil
 }
 
-// badCommand finds in runc's words that the command itself is at fault.
+// badCommand finds in the runtime's words that the command itself is at fault.
 func badCommand(err error) error {
 	_, why, ok := strings.Cut(err.Error(), "unable to start container process: exec: ")
 	if !ok {
-		return err
+		return crunBadCommand(err)
 	}
 	why = strings.TrimSuffix(why, ": unknown")
 	switch {
@@ -323,6 +325,22 @@ func badCommand(err error) error {
 		return fmt.Errorf("%w: %s", ErrNoCommand, why)
 	case strings.Contains(why, "permission denied"), strings.Contains(why, "exec format error"), strings.Contains(why, "is a directory"):
 		return fmt.Errorf("%w: %s", ErrNotExecutable, why)
+	}
+	return err
+}
+
+var (
+	crunNoCommand     = regexp.MustCompile("executable file `[^`]*` not found( in \\$PATH)?")
+	crunNotExecutable = regexp.MustCompile("the path `[^`]*` (exists but it is not executable|is not a regular file)|exec container process `[^`]*`: .*")
+)
+
+// crunBadCommand is badCommand for crun.
+func crunBadCommand(err error) error {
+	if why := crunNoCommand.FindString(err.Error()); why != "" {
+		return fmt.Errorf("%w: %s", ErrNoCommand, why)
+	}
+	if why := crunNotExecutable.FindString(err.Error()); why != "" {
+		return fmt.Errorf("%w: %s", ErrNotExecutable, strings.TrimSuffix(why, ": unknown"))
 	}
 	return err
 }

@@ -77,7 +77,9 @@ type Config struct {
 	SnapshotterSocket string // of the proxy plugin Snapshotter; default STATE/snapshotter.sock
 	DiffSocket        string // of the diff proxy plugin, used where containerd has those; "" is none
 	Containerd        string // private containerd's program; default beside this program, then in PATH
+	Runtime           string // what makes containers: auto, crun, runc; default runc
 	Runc              string // default "runc" in containerd's PATH
+	Crun              string // default beside this program, then in the directory of scripts/install, then in PATH
 	ShimProgram       string // that lets containers share shims; default beside this program, then in PATH, else none share
 	PerShim           int    // containers in a shim, which end when it is killed; default 16, 1 is a shim for each
 	CRIU              string // program that runc is to use; default what it finds in PATH
@@ -146,7 +148,8 @@ type Engine struct {
 	known   known
 	names   keyed
 	version string
-	runc    string // what shims run; "" is "runc" in their PATH
+	runc    string // what shims execute for a restore; "" is "runc" in their PATH
+	maker   maker
 }
 
 // Start connects to containerd, starting or adopting a private one where the
@@ -168,6 +171,9 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI), shims: newShims(cfg)}
 	var err error
 	if e.runc, err = cfg.wrapRunc(); err != nil {
+		return nil, err
+	}
+	if err := e.chooseRuntime(ctx); err != nil {
 		return nil, err
 	}
 	if err := e.connect(ctx); err != nil {

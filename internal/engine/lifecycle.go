@@ -92,8 +92,12 @@ func (e *Engine) startTask(ctx context.Context, name string) error {
 func (e *Engine) renewTask(ctx context.Context, name string, mounts []*types.Mount) error {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
+	opts, err := plainAny(e.runtimeOptions()) // the record's may be of another time
+	if err != nil {
+		return err
+	}
 	for {
-		_, err := e.newTask(ctx, name, mounts, nil)
+		_, err := e.newTask(ctx, name, mounts, opts)
 		if !errdefs.IsAlreadyExists(err) || !sleep(ctx, 20*time.Millisecond) {
 			return err
 		}

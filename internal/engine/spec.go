@@ -228,8 +228,9 @@ func resources(s *Spec) *specs.LinuxResources {
 	return r
 }
 
-func (e *Engine) mounts(s *Spec) []specs.Mount {
-	m := []specs.Mount{
+// systemMounts are those that every container has of the kernel.
+func systemMounts() []specs.Mount {
+	return []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
@@ -238,6 +239,10 @@ func (e *Engine) mounts(s *Spec) []specs.Mount {
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
 		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}},
 	}
+}
+
+func (e *Engine) mounts(s *Spec) []specs.Mount {
+	m := systemMounts()
 	f := network.FilesIn(e.cfg.dir(s.Name))
 	bind := []string{"rbind", "rprivate"}
 	m = append(m,
