@@ -39,6 +39,11 @@ func (e *Engine) Dump(ctx context.Context, name string, d DumpSpec) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dumpTimeout)
 	defer cancel()
+	forget, err := e.introduce(ctx, name)
+	if err != nil {
+		return fmt.Errorf("dump container %s: %w", name, err)
+	}
+	defer forget()
 	opts, err := plainAny(&options.CheckpointOptions{ImagePath: d.Dir, WorkPath: d.Work, FileLocks: true})
 	if err != nil {
 		return err

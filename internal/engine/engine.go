@@ -163,7 +163,7 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	if err := cfg.defaults(); err != nil {
 		return nil, err
 	}
-	for _, d := range []string{cfg.containersDir(), cfg.netnsDir(), cfg.execDir(), cfg.restoreDir(), cfg.shimsDir()} {
+	for _, d := range []string{cfg.containersDir(), cfg.netnsDir(), cfg.execDir(), cfg.restoreDir(), cfg.shimsDir(), cfg.standInsDir()} {
 		if err := os.MkdirAll(d, 0o711); err != nil {
 			return nil, err
 		}

@@ -28,6 +28,9 @@ func (e *Engine) reconcile(ctx context.Context) error {
 		return err
 	}
 	e.thawAll(ctx, recs)
+	if err := e.removeStandIns(ctx); err != nil {
+		e.log.Warn("remove what was made for a dump", "err", err)
+	}
 	names, err := e.remains(ctx)
 	if err != nil {
 		return err

@@ -46,6 +46,7 @@ import (
 
 // Containers stops, dumps and resumes containers; engine.Engine does.
 type Containers interface {
+	PrepareDump(ctx context.Context, name string) error
 	Pause(ctx context.Context, name string) error
 	Resume(name string) error
 	Dump(ctx context.Context, name string, d engine.DumpSpec) error
@@ -140,6 +141,9 @@ func (e *Engine) dump(ctx context.Context, c checkpoint.Container, dir string, f
 		return d, err
 	}
 	defer os.RemoveAll(work)
+	if err := e.cfg.Containers.PrepareDump(ctx, c.Name); err != nil {
+		return d, err
+	}
 	to := engine.DumpSpec{Dir: dir, Work: work, Config: dumpConfig(c.Options, found.watched)}
 	if d.Paused, err = e.still(ctx, c.Name, to, frozen); err != nil {
 		return d, err
