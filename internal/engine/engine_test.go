@@ -104,7 +104,7 @@ func newBedOf(t testing.TB, prog, runtime string) *bed {
 	cfg := Config{
 		Root: dir + "/root", State: dir + "/state", Snapshotter: "overlayfs", Containerd: prog, ShimProgram: shimProgram,
 		CRIU: filepath.Join(tools(), "criu", "bin", "criu"), Runtime: runtime,
-		Log:  slog.New(slog.NewTextHandler(testWriter{t}, nil)),
+		Log: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
 	}
 	e, err := Start(t.Context(), cfg)
 	if err != nil {

@@ -1,0 +1,115 @@
+package launch
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// The test's own program is the launcher's when it is called so.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == Name {
+		err := Run(os.Args, os.Environ())
+		os.Stderr.WriteString(err.Error() + "\n")
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func run(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(Path(dir), args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+func script(t *testing.T, text string) string {
+	t.Helper()
+	p := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(p, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func launcher(t *testing.T, argv []string, runc string, hide bool) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for range 2 { // the second time over the first
+		if err := Make(dir, self, argv, runc, hide); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestVerbs(t *testing.T) {
+	crun := script(t, `echo crun "$@"`)
+	dir := launcher(t, []string{crun, "first"}, script(t, `echo runc "$@"`), false)
+	for args, want := range map[string]string{
+		"--root /r --log /l --log-format json create --bundle /b x": "crun first --root /r --log /l --log-format json create --bundle /b x\n",
+		"--root /r start checkpoint":                                "crun first --root /r start checkpoint\n",
+		"--root checkpoint --systemd-cgroup kill x":                 "crun first --root checkpoint --systemd-cgroup kill x\n",
+		"--root=/r checkpoint --image-path /i create":               "runc --root=/r checkpoint --image-path /i create\n",
+	} {
+		if got := run(t, dir, strings.Fields(args)...); got != want {
+			t.Errorf("%s: %q", args, got)
+		}
+	}
+}
+
+// A program that is not a script is executed from where nobody can write to it.
+func TestSealed(t *testing.T) {
+	sh, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := launcher(t, []string{sh, "-c"}, "/none", false)
+	if out := run(t, dir, `test -w /proc/$$/exe && echo writable; echo end`); out != "end\n" {
+		t.Errorf("the shell says %q", out)
+	}
+	out, err := exec.Command(sh, "-c", `test -w /proc/$$/exe && echo writable`).CombinedOutput()
+	if string(out) != "writable\n" {
+		t.Errorf("without it: %q, %v", out, err)
+	}
+}
+
+// Only who makes a container does not see the list, and nobody else misses it.
+func TestHide(t *testing.T) {
+	dir := launcher(t, []string{script(t, "cat "+controllers)}, "/none", true)
+	before, err := os.ReadFile(controllers)
+	if err != nil { // cgroup v2 alone, or v1 alone: there is nothing to hide
+		if out, err := exec.Command(Path(dir), "create", "x").CombinedOutput(); err == nil || Crowded() {
+			t.Errorf("what is not there was hidden: %s", out)
+		}
+		return
+	}
+	if out := run(t, dir, "create", "x"); out != "" {
+		t.Errorf("create sees %q", out)
+	}
+	if out := run(t, dir, "start", "x"); out != string(before) {
+		t.Errorf("start sees %q", out)
+	}
+	if now, err := os.ReadFile(controllers); err != nil || string(now) != string(before) {
+		t.Errorf("the machine sees %q, %v", now, err)
+	}
+	if Crowded() != (strings.TrimSpace(string(before)) != "") {
+		t.Error("Crowded is wrong")
+	}
+	if err := Make(dir, "/none", []string{"/none"}, "/none", false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, emptyFile)); err == nil {
+		t.Error("what hides stays")
+	}
+}
