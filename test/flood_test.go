@@ -261,7 +261,20 @@ func TestMemoryIsWaitedFor(t *testing.T) {
 	if err := <-second; err != nil {
 		t.Error(err)
 	}
-	m.must("rm", "-f", "second", "small")
+	// It idles: what it may yet take is kept for it all the same, also by the next dewd.
+	m.kill()
+	m.start()
+	if c, err = api.Dial("unix://" + m.state + "/dewd.sock"); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	third := deploy(t.Context(), "third", half, "")
+	eventually(t, "another one waits for memory", func() bool { return strings.Contains(m.pressure(t.Context(), c), "1 wait for memory") })
+	m.must("rm", "-f", "second")
+	if err := <-third; err != nil {
+		t.Error(err)
+	}
+	m.must("rm", "-f", "third", "small")
 }
 
 // An image that cannot fit on the disk is told as that before the disk is full, and nothing of it is seen.

@@ -22,8 +22,9 @@
 //     themselves does not count; what others cause is only known when none has been under way.
 //   - Memory. What a deployment claims (its limit, or what containers of
 //     its image were seen to take) must fit into what the kernel has available, less
-//     a reserve for the node and what is promised to others. A promise
-//     ends some time after the container runs: then the kernel's figure has it.
+//     a reserve for the node, what is promised to others, and what those that run may
+//     yet take of their limits. A promise ends some time after the container runs: then
+//     the kernel's figure, and what is left of its limit, have it.
 //   - The link. Images are fetched by few at once, of one registry fewer: package
 //     fetch orders their layers, more images would only wait there.
 //   - The disk. What is known to be absent must fit.
@@ -63,11 +64,13 @@ type Config struct {
 
 	Reserve    int64 // bytes of memory that stay free; 0 is a thirty-second of the machine's, 32 to 256 MiB
 	Estimate   int64 // bytes that a container takes of which nothing is known; 0 is 24 MiB
-	Overcommit bool  // limits of memory are not claims: what containers were seen to take is
+	Overcommit bool  // limits of memory are not claims, nor kept: what containers were seen to take is
 
-	Memory   func() (Memory, error) // nil asks the kernel
-	Pressure func() Pressure        // nil asks the kernel
-	Disk     func() (int64, error)  // bytes free for images; nil is without end
+	Memory func() (Memory, error) // nil asks the kernel
+	// Owed is how many bytes containers that run may yet take of their limits. nil is nothing.
+	Owed     func() int64
+	Pressure func() Pressure       // nil asks the kernel
+	Disk     func() (int64, error) // bytes free for images; nil is without end
 
 	Log *slog.Logger // nil discards
 }

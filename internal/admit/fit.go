@@ -10,6 +10,7 @@ type sample struct {
 	memory  Memory
 	free    int64     // bytes on disk; below 0: not known
 	pressed time.Time // when what follows was looked at
+	owed    int64     // bytes that running containers may yet take
 	short   bool      // memory is so short that reclaim takes time
 	foreign float64
 	knownAt time.Time // when foreign was seen
@@ -71,6 +72,9 @@ func (a *Admitter) sample(now time.Time) {
 		return
 	}
 	s.pressed = now
+	if a.cfg.Owed != nil && !a.cfg.Overcommit {
+		s.owed = a.cfg.Owed()
+	}
 	p := a.cfg.Pressure()
 	s.short = p.Memory >= reclaiming
 	switch {
@@ -102,7 +106,7 @@ func (a *Admitter) free() int64 {
 	if a.seen.memory.Total == 0 {
 		return 1 << 62
 	}
-	return a.seen.memory.Available - a.reserve() - a.promised
+	return a.seen.memory.Available - a.reserve() - a.promised - a.seen.owed
 }
 
 // needOf is what a claim takes, or a *NeverError.

@@ -42,6 +42,34 @@ func TestMemory(t *testing.T) {
 	})
 }
 
+// What containers that run may yet take of their limits is kept for them, unless limits are no claims.
+func TestOwed(t *testing.T) {
+	for _, overcommit := range []bool{false, true} {
+		inBubble(t, func(t *testing.T) {
+			owed := int64(10 * gib)
+			a, _ := open(t, Config{Reserve: gib, Overcommit: overcommit, Owed: func() int64 { return owed }}) // of 16, all free
+			big := enter(t, a, Claim{Memory: 6 * gib})
+			small := enter(t, a, Claim{Memory: gib})
+			if overcommit {
+				want(t, []*Ticket{big, small}, "", "")
+				return
+			}
+			want(t, []*Ticket{big, small}, Mem, "")
+			if s := a.Stats(); s.Owed != owed {
+				t.Errorf("%d bytes are owed", s.Owed)
+			}
+			owed = 8 * gib // one of them has ended
+			begun := time.Now()
+			if err := big.Run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if d := time.Since(begun); d > seldom+every {
+				t.Errorf("it took %v until that was seen", d)
+			}
+		})
+	}
+}
+
 // A promise ends with a failure at once, and with a success when the kernel's figure can have it.
 func TestPromises(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

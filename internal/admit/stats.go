@@ -12,6 +12,7 @@ type Stats struct {
 	Limit    int            // of Running, now
 	Callers  int
 	Promised int64 // bytes of memory
+	Owed     int64 // bytes that running containers may yet take of their limits
 
 	Memory   Memory
 	Reserve  int64 // bytes
@@ -33,6 +34,7 @@ func (a *Admitter) Stats() Stats {
 		}
 	}
 	s.Running, s.Fetching, s.Limit, s.Callers = a.used[running], a.used[fetching], a.limit(), len(a.callers)
+	s.Owed = a.seen.owed
 	s.Promised, s.Memory, s.Reserve, s.Pressure = a.promised, a.seen.memory, a.reserve(), a.cfg.Pressure()
 	return s
 }

@@ -197,7 +197,7 @@ type Deploy struct {
 	Queue      int  `toml:"queue"`      // deployments that wait; 0 is 1024
 	PerCaller  int  `toml:"per_caller"` // of one caller; 0 is half of queue
 	Reserve    Size `toml:"reserve"`    // memory that deployments leave free; 0 is a 32nd of the machine's, 32 to 256 MiB
-	Overcommit bool `toml:"overcommit"` // the limits of containers' memory need not fit into what is free
+	Overcommit bool `toml:"overcommit"` // the limits of containers' memory need not fit into what is free, and are not kept for those that run
 }
 
 func (d Deploy) validate() error {

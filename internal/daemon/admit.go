@@ -45,8 +45,8 @@ const (
 
 func pressureFinding(s admit.Stats) node.Finding {
 	f := node.Finding{What: "pressure", Level: node.LevelOK}
-	said := []string{fmt.Sprintf("%s of memory available, %s promised to deployments, %s kept free; %d of %d deployments at once under way",
-		mebi(s.Memory.Available), mebi(s.Promised), mebi(s.Reserve), s.Running, s.Limit)}
+	said := []string{fmt.Sprintf("%s of memory available, %s promised to deployments, %s kept for containers up to their limits, %s kept free; %d of %d deployments at once under way",
+		mebi(s.Memory.Available), mebi(s.Promised), mebi(s.Owed), mebi(s.Reserve), s.Running, s.Limit)}
 	waiting := 0
 	for _, n := range s.Waiting {
 		waiting += n

@@ -314,7 +314,7 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 	}
 	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner, Checkpoints: d.checkpoints, Node: d.name, Log: d.log, Done: d.done,
 		Admit: d.admitConfig(), Room: d.makeRoom, Ended: d.ended, Traces: d.traces})
-	if err := d.deployer.RemoveAtExit(ctx); err != nil {
+	if err := d.deployer.TakeOver(ctx); err != nil {
 		return err
 	}
 	return d.openDesk(ctx)

@@ -49,6 +49,7 @@ func (d *Deployer) carry(ctx context.Context, o *order, t *admit.Ticket, w node.
 		err = d.deploy(r.trace.Into(ctx), o, r)
 	}
 	if err == nil {
+		d.owed.add(r.cgroup)
 		t.Done(memoryIn(r.cgroup))
 	}
 	t.Done(0)

@@ -65,6 +65,7 @@ type Config struct {
 type Deployer struct {
 	cfg  Config
 	door *admit.Admitter
+	owed limits
 	life context.Context
 	stop context.CancelFunc
 	bg   sync.WaitGroup // what goes on behind deployments that are ready
@@ -78,7 +79,9 @@ func New(cfg Config) *Deployer {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	d := &Deployer{cfg: cfg, door: admit.New(cfg.Admit)}
+	d := &Deployer{cfg: cfg}
+	cfg.Admit.Owed = d.owed.owed
+	d.door = admit.New(cfg.Admit)
 	d.life, d.stop = context.WithCancel(context.Background())
 	return d
 }
@@ -356,13 +359,14 @@ func (d *Deployer) remove(name string) error {
 	return nil
 }
 
-// RemoveAtExit takes up the containers with LabelRemove that an earlier
-// daemon has left.
-func (d *Deployer) RemoveAtExit(ctx context.Context) error {
+// TakeOver takes up the containers that an earlier daemon has left: what they may take of memory,
+// and the end of those with LabelRemove.
+func (d *Deployer) TakeOver(ctx context.Context) error {
 	all, err := d.cfg.Engine.List(ctx)
 	if err != nil {
 		return err
 	}
+	d.owed.account(all)
 	for _, c := range all {
 		if c.Labels[LabelRemove] != "" {
 			d.removeAtExit(c.Name, nil)

@@ -1,0 +1,74 @@
+package deploy
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	"dewpoint/internal/engine"
+)
+
+// limits are the containers that run with a limit of memory, by the directories of their
+// cgroups. They idle, most of them: what they may yet take is nobody else's. It is safe for
+// concurrent use.
+type limits struct {
+	mu  sync.Mutex
+	all map[string]int64 // guarded by mu; bytes by directory
+}
+
+// add takes a container in, unless it has no limit.
+func (l *limits) add(dir string) {
+	if bytes, ok := limitIn(dir); ok {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.all == nil {
+			l.all = map[string]int64{}
+		}
+		l.all[dir] = bytes
+	}
+}
+
+// owed is how many bytes the containers may yet take, beside what their processes have. Those that
+// have ended are forgotten.
+func (l *limits) owed() (sum int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for dir, limit := range l.all {
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			delete(l.all, dir)
+			continue
+		}
+		sum += max(0, limit-memoryIn(dir))
+	}
+	return sum
+}
+
+// limitIn is the limit of memory of a cgroup, in bytes, of version 1 or 2.
+func limitIn(dir string) (int64, bool) {
+	if dir == "" {
+		return 0, false
+	}
+	for _, name := range []string{"memory.max", "memory.limit_in_bytes"} {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			continue
+		}
+		n, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
+		return n, err == nil && n < math.MaxInt64/2 // "max", and what version 1 says instead, is none
+	}
+	return 0, false
+}
+
+// account takes in the containers of an earlier daemon.
+func (l *limits) account(all []*engine.Info) {
+	for _, c := range all {
+		if c.Status == engine.Running || c.Status == engine.Paused {
+			l.add(c.CgroupDir("memory"))
+		}
+	}
+}

@@ -1,0 +1,40 @@
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// What containers may yet take of their limits is counted until they end, in cgroups of either version.
+func TestLimits(t *testing.T) {
+	group := func(files map[string]string) string {
+		dir := t.TempDir()
+		for name, text := range files {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return dir
+	}
+	one := group(map[string]string{"memory.limit_in_bytes": "1000000\n", "memory.stat": "rss 5\ntotal_rss 300000\n"})
+	two := group(map[string]string{"memory.max": "500000\n", "memory.stat": "anon 100000\nfile 7000\n"})
+	over := group(map[string]string{"memory.max": "50000\n", "memory.stat": "anon 60000\n"})
+	var l limits
+	if n := l.owed(); n != 0 {
+		t.Errorf("nobody is owed %d", n)
+	}
+	for _, dir := range []string{one, two, over, two, "", "/nonexistent",
+		group(map[string]string{"memory.max": "max\n"}), group(map[string]string{"memory.limit_in_bytes": "9223372036854771712\n"})} {
+		l.add(dir)
+	}
+	if n := l.owed(); n != 700000+400000 || len(l.all) != 3 {
+		t.Errorf("%d bytes of %d", n, len(l.all))
+	}
+	if err := os.RemoveAll(one); err != nil {
+		t.Fatal(err)
+	}
+	if n := l.owed(); n != 400000 || len(l.all) != 2 {
+		t.Errorf("%d bytes of %d after one has ended", n, len(l.all))
+	}
+}
