@@ -2,6 +2,7 @@ package criu_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -119,6 +120,66 @@ func TestWithoutCapabilities(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "dewd lacks CAP_SYS_ADMIN") {
 		t.Errorf("%s, %v", out, err)
 	}
+}
+
+// TestProbeKilled ends the daemon in the middle of its probe: the next one leaves nothing of it.
+func TestProbeKilled(t *testing.T) {
+	for _, when := range []string{"dump.log", "inventory.img", "restore.log", "pid"} {
+		state := t.TempDir()
+		mark := "CRIU_TEST_MARK=" + state
+		cmd := helperCommand(t, "probe", engine.Config{State: state, CRIU: criu.Find(t.Context(), "")})
+		cmd.Env = append(cmd.Env, mark)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan struct{})
+		go func() { _ = cmd.Wait(); close(ended) }()
+		if !appears(filepath.Join(state, "*", when), ended) {
+			t.Errorf("the probe ended before there was a %s", when)
+		}
+		_ = cmd.Process.Kill()
+		<-ended
+		criu.New(criu.Config{State: state})
+		for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(20 * time.Millisecond) { // what nobody ends takes longer
+			left := marked(mark)
+			if len(left) == 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Errorf("killed when there was a %s: %v stay", when, left)
+				break
+			}
+		}
+		if left, _ := filepath.Glob(filepath.Join(state, "*")); len(left) > 0 {
+			t.Errorf("files are left: %v", left)
+		}
+	}
+}
+
+// appears waits until there is a file, or ended is closed.
+func appears(pattern string, ended <-chan struct{}) bool {
+	for {
+		if found, _ := filepath.Glob(pattern); len(found) > 0 {
+			return true
+		}
+		select {
+		case <-ended:
+			return false
+		case <-time.After(200 * time.Microsecond):
+		}
+	}
+}
+
+// marked are the processes that have a variable in their environment.
+func marked(variable string) (found []string) {
+	all, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, path := range all {
+		if b, err := os.ReadFile(path); err == nil && bytes.Contains(b, []byte(variable)) {
+			cmd, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+			found = append(found, filepath.Dir(path)+" "+strings.ReplaceAll(string(cmd), "\x00", " "))
+		}
+	}
+	return found
 }
 
 func probeAndTell() {

@@ -92,7 +92,13 @@ func missingCapabilities() []string {
 	return missing
 }
 
-const probeTimeout = 20 * time.Second
+const (
+	probeTimeout = 20 * time.Second
+	// sleepTime is a little more, in seconds, and no longer: should the daemon be killed meanwhile, the
+	// process ends by itself, and CRIU with it. The next daemon does not wait for that: see New.
+	sleepTime = "25"
+	pidFile   = "pid" // of what CRIU has restored, in the probe's directory
+)
 
 // dumpAndRestore does so with a process that sleeps and holds a listening socket.
 func (e *Engine) dumpAndRestore(ctx context.Context) error {
@@ -132,7 +138,7 @@ func startSleeper(ctx context.Context) (*exec.Cmd, error) {
 	defer f.Close()
 	// What the daemon has inherited is not to be dumped with it; older kernels lack the call.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
-	p := exec.Command("sleep", "100") // and no longer, should the daemon be killed meanwhile
+	p := exec.Command("sleep", sleepTime)
 	p.Dir = "/"
 	p.ExtraFiles = []*os.File{f}
 	p.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -142,7 +148,7 @@ func startSleeper(ctx context.Context) (*exec.Cmd, error) {
 // restoreSleeper has CRIU stay as the process's parent, so that none other
 // has to reap it.
 func (e *Engine) restoreSleeper(ctx context.Context, dir string) error {
-	log, pidfile := filepath.Join(dir, "restore.log"), filepath.Join(dir, "pid")
+	log, pidfile := filepath.Join(dir, "restore.log"), filepath.Join(dir, pidFile)
 	var out bytes.Buffer
 	r := exec.CommandContext(ctx, e.cfg.Program, "restore", "-D", dir, "-o", "restore.log", "-v3", "--pidfile", pidfile, "--manage-cgroups=ignore")
 	r.Stdout, r.Stderr = &out, &out
