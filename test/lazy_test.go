@@ -187,3 +187,28 @@ func (m *machine) awaitComplete() {
 		}
 	}
 }
+
+// What a start has waited for, since it was not here, is among the spans of its record.
+func TestWaitsAreSpans(t *testing.T) {
+	b := newLazyBed(t, "erofs", off+noLearn)
+	rec := b.record("run", "-d", "--name", "web", "--ready", "http:"+b.port+"/sum?"+file(40), b.li.Ref, "serve", b.port)
+	if rec.Way.Pull != "lazy" {
+		t.Fatalf("way: %+v", rec.Way)
+	}
+	waits, root := 0, node.Span{}
+	for _, s := range rec.Spans {
+		switch s.Name {
+		case "wait":
+			waits++
+			if s.To < s.From || s.From < 0 || !strings.HasPrefix(s.Attributes["layer"], "sha256:") || s.Attributes["at"] == "" {
+				t.Errorf("%+v", s)
+			}
+		case "deploy":
+			root = s
+		}
+	}
+	if waits == 0 || root.Attributes["waits"] == "" || root.Attributes["waited"] == "" {
+		t.Errorf("%d waits; the root is %+v", waits, root)
+	}
+	b.must("rm", "-f", "web")
+}

@@ -3,6 +3,7 @@ package deploy
 import (
 	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -66,8 +67,33 @@ func (r *run) broke(err error) {
 	r.trace.Broke(step, err, time.Now())
 }
 
+// mostWaits is how many of the waits for absent bytes a trace has, the longest.
+const mostWaits = 32
+
+// waits adds to the trace what readers have waited for until now, of an image that is not whole.
+func (r *run) waits() {
+	if r.pull == nil || r.pull.Lazy == nil {
+		return
+	}
+	all := r.pull.Waits(r.begun)
+	if len(all) == 0 {
+		return
+	}
+	var sum time.Duration
+	for _, w := range all {
+		sum += w.Took
+	}
+	r.trace.Root().Set("waits", len(all))
+	r.trace.Root().Set("waited", sum.Seconds())
+	slices.SortFunc(all, func(a, b fetch.Wait) int { return cmp.Compare(b.Took, a.Took) })
+	for _, w := range all[:min(len(all), mostWaits)] {
+		r.trace.Add("wait", w.Begun, w.Begun.Add(w.Took), nil, map[string]any{"layer": w.Layer.String(), "at": w.From})
+	}
+}
+
 // traced ends the root of the trace: the caller is answered.
 func (r *run) traced(err error) {
+	r.waits()
 	root := r.trace.Root()
 	r.mu.Lock()
 	rec, last := r.rec, r.last

@@ -50,6 +50,28 @@ func (w *waits) of(id digest.Digest, size int64) (out []node.LayerWait) {
 	return out
 }
 
+// Wait is a stretch of a layer that a reader waited for.
+type Wait struct {
+	Layer digest.Digest // its diffID
+	From  int64         // byte of its tar
+	Begun time.Time
+	Took  time.Duration
+}
+
+// Waits is what readers of the image's layers, in whatever container, have waited for since a moment and is
+// still known, the earliest ended first.
+func (p *Pull) Waits(since time.Time) (out []Wait) {
+	w := &p.puller.waits
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range w.ring {
+		if !l.begun.Before(since) && p.Image.Has(l.layer) {
+			out = append(out, Wait{l.layer, l.from, l.begun, l.took})
+		}
+	}
+	return out
+}
+
 // Arriving describes the layers that containers run with before they are whole, each with
 // how much is here of so many equal parts of it, the earliest begun first.
 func (p *Puller) Arriving(parts int) []node.LayerMap {
