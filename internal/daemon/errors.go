@@ -91,7 +91,11 @@ func classify(err error) *api.Error {
 	}
 	for _, s := range sentinels {
 		if errors.Is(err, s.err) {
-			return api.Of(s.code, err)
+			e := api.Of(s.code, err)
+			if s.code == api.NotFound && e.Remedy == "" {
+				e.Remedy = "\"dew ps -a\" and \"dew images\" show what is here"
+			}
+			return e
 		}
 	}
 	return api.Classify(err)
