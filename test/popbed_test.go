@@ -2,6 +2,7 @@ package test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -31,7 +32,7 @@ type pop struct {
 // nothing may be left of it.
 func newPop(t testing.TB, cfg popbed.Config) *pop {
 	t.Helper()
-	cfg.Dewd = filepath.Join(programs, "dewd")
+	cfg.Dewd = cmp.Or(cfg.Dewd, filepath.Join(programs, "dewd"))
 	bed, err := popbed.New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
