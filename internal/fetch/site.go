@@ -51,8 +51,9 @@ type site struct {
 	cfg   PoPConfig
 	log   *slog.Logger
 	store atomic.Pointer[pop.Store] // nil while it cannot be opened
-	// pressed: when it was looked last, the store had to let layers go.
-	pressed atomic.Bool
+	// pressed is when the store had to let layers go, or should have, ns since 1970.
+	pressed atomic.Int64
+	keeper  pop.Lease // of who keeps house in the store; of the upkeep alone
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when waiting may be over

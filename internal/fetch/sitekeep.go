@@ -25,6 +25,9 @@ const (
 	idlePressed  = 5 * time.Second
 )
 
+// rounds is the time between two looks for what may go.
+func (s *site) rounds() time.Duration { return cmp.Or(s.cfg.House, siteHouse) }
+
 // KeepPoP shows the PoP that this node lives, what it has and what it uses, and
 // keeps the store within its bounds, until ctx ends. inUse says which layers containers stand on.
 func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) error {
@@ -36,7 +39,7 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 	if err != nil {
 		return err
 	}
-	beat, house := time.NewTicker(siteBeat), time.NewTicker(cmp.Or(s.cfg.House, siteHouse))
+	beat, house := time.NewTicker(siteBeat), time.NewTicker(s.rounds())
 	defer beat.Stop()
 	defer house.Stop()
 	s.beat(ctx)
@@ -72,7 +75,10 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 // heard acts on what another node has done.
 func (s *site) heard(ctx context.Context, e pop.Event) {
 	switch e.Kind {
+	case pop.Pressed:
+		s.pressed.Store(time.Now().UnixNano())
 	case pop.Evicted:
+		s.pressed.Store(time.Now().UnixNano())
 		if e.Node != s.cfg.Node { // whoever took it out here does what follows
 			s.evicted(ctx, digest.Digest(e.Key))
 		}
@@ -248,7 +254,7 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	}
 	claimed := s.p.claimed(inUse)
 	idle := idleAttached
-	if s.pressed.Load() {
+	if time.Since(time.Unix(0, s.pressed.Load())) < 2*s.rounds() {
 		idle = idlePressed
 	}
 	for _, l := range s.p.cfg.Layers.Layers() {
@@ -283,18 +289,56 @@ func (s *site) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest, cl
 	return st.Unuse(ctx, ids...)
 }
 
-// makeRoom evicts and deletes in the shared store what its bounds demand.
+// keeperLease is of the node that keeps house in the store for all: each look goes through
+// the whole directory, which on a distributed file system costs every node.
+const keeperLease = "keeper"
+
+// keeps says whether this node keeps house, which it does until it is gone.
+func (s *site) keeps(ctx context.Context) bool {
+	if s.keeper != nil {
+		select {
+		case <-s.keeper.Lost():
+		default:
+			return true
+		}
+	}
+	var err error
+	if s.keeper, err = s.cfg.Coord.Acquire(ctx, keeperLease, 0); err != nil {
+		s.keeper = nil
+	}
+	return s.keeper != nil
+}
+
+// leaveHouse lets another node keep house.
+func (s *site) leaveHouse(ctx context.Context) {
+	if s.keeper != nil {
+		if err := s.keeper.Release(ctx); err != nil {
+			s.log.Debug("the lease of the store's keeper ends by expiry", "err", err)
+		}
+		s.keeper = nil
+	}
+}
+
+// makeRoom evicts and deletes in the shared store what its bounds demand, if
+// this node keeps house.
 func (s *site) makeRoom(ctx context.Context) {
 	st := s.usable()
 	if st == nil {
+		s.leaveHouse(ctx)
+		return
+	}
+	if !s.keeps(ctx) {
 		return
 	}
 	done, err := s.evict(ctx, st, 0)
-	s.pressed.Store(len(done.Layers) > 0 || done.Why != "")
 	if err != nil || len(done.Layers) > 0 || done.Why != "" {
 		s.log.Info("evicted from the PoP's store", "layers", len(done.Layers), "bytes", done.Bytes, "why", done.Why, "err", err)
 	}
-	if n, err := st.Sweep(ctx); err != nil || n > 0 {
-		s.log.Info("deleted from the PoP's store", "bytes", n, "err", err)
+	n, serr := st.Sweep(ctx)
+	if serr != nil || n > 0 {
+		s.log.Info("deleted from the PoP's store", "bytes", n, "err", serr)
+	}
+	if err != nil || serr != nil {
+		s.leaveHouse(ctx) // another may see more of the store
 	}
 }

@@ -23,7 +23,7 @@ const (
 	// verifyRate is how fast layers are read in the background, bytes a second:
 	// five terabytes in a week.
 	verifyRate = 8 << 20
-	verifyLook = time.Minute // between two looks for layers that are due
+	verifyLook = time.Minute // between two looks for layers that are due, at least: each reads a note for each layer
 	// replaceTime is how long a damaged layer may take to come anew.
 	replaceTime = time.Hour
 )
@@ -327,7 +327,7 @@ func (p *Puller) VerifyInBackground(ctx context.Context) {
 	if s == nil || s.cfg.Dir == nil || s.cfg.Verify <= 0 {
 		return
 	}
-	tick := time.NewTicker(min(verifyLook, s.cfg.Verify))
+	tick := time.NewTicker(min(max(verifyLook, s.cfg.Verify/200), s.cfg.Verify))
 	defer tick.Stop()
 	for {
 		select {

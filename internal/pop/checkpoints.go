@@ -37,7 +37,7 @@ func (s *Store) Checkpoints(ctx context.Context) ([]*Layer, error) {
 			continue
 		}
 		s.mu.Lock()
-		l := s.records[name].layer
+		l := s.read[name].layer
 		s.mu.Unlock()
 		if l == nil {
 			if l, err = s.readRecord(ctx, path.Join(layersDir, name)); err != nil {
@@ -45,7 +45,7 @@ func (s *Store) Checkpoints(ctx context.Context) ([]*Layer, error) {
 				continue
 			}
 			s.mu.Lock()
-			s.records[name] = seenRecord{layer: l} // whoever needs to know more reads it again
+			s.read[name] = seenRecord{layer: l} // whoever needs to know more reads it again
 			s.mu.Unlock()
 		}
 		if l.Checkpoint != nil {

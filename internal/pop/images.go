@@ -90,10 +90,6 @@ type imageSeen struct {
 func (w *sweep) images(ctx context.Context) error {
 	ents, err := w.s.cfg.FS.ReadDir(ctx, imagesDir)
 	errs := unlessGone(err)
-	there := map[string]bool{}
-	for _, e := range w.files {
-		there[e.Name()] = true
-	}
 	now := map[string]imageSeen{}
 	for _, e := range ents {
 		name := path.Join(imagesDir, e.Name())
@@ -111,7 +107,7 @@ func (w *sweep) images(ctx context.Context) error {
 			seen.layers, _ = layersOf(b) // it may be half written
 		}
 		now[name] = seen
-		missing := len(seen.layers) == 0 || slices.ContainsFunc(seen.layers, func(id digest.Digest) bool { return !there[id.Encoded()+".json"] })
+		missing := len(seen.layers) == 0 || slices.ContainsFunc(seen.layers, func(id digest.Digest) bool { return !w.files[path.Base(recordOf(id))] })
 		if missing && w.age(name, e.Size()) >= w.s.cfg.Forget {
 			errs = errors.Join(errs, w.s.remove(ctx, name))
 		}

@@ -81,7 +81,7 @@ type Store struct {
 	beat uint64
 	seen map[string]*silence // of other nodes
 
-	records map[string]seenRecord // of Objects and Checkpoints, by file
+	read    map[string]seenRecord // of Objects and Sweep, by name
 	sharing map[digest.Digest]int // in how many image records a layer is, as the last sweep saw them
 
 	sweeping sync.Mutex
@@ -141,7 +141,7 @@ const storeFile = "dewpoint.json"
 func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	cfg = cfg.withDefaults()
 	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]*marks{}, held: map[digest.Digest]int{},
-		turn: map[digest.Digest]chan struct{}{}, seen: map[string]*silence{}, records: map[string]seenRecord{}}
+		turn: map[digest.Digest]chan struct{}{}, seen: map[string]*silence{}, read: map[string]seenRecord{}}
 	b, err := cfg.FS.ReadFile(ctx, storeFile)
 	if errors.Is(err, fs.ErrNotExist) && cfg.ID != "" {
 		return nil, fmt.Errorf("%w: there was the store %s, and nothing is there now", ErrForeign, cfg.ID)
@@ -337,42 +337,61 @@ func (s *Store) Layers(ctx context.Context) ([]*Layer, error) {
 // it was read last is not read again, if it was read when all nodes must have seen the file so:
 // earlier, the list may be newer than what is read, and times of files may be coarse.
 func (s *Store) Objects(ctx context.Context) ([]*Layer, error) {
-	ents, err := s.cfg.FS.ReadDir(ctx, layersDir)
+	names, err := s.cfg.FS.Names(ctx, layersDir)
 	if err != nil {
 		return nil, err
 	}
+	all, damaged, err := s.records(ctx, names)
+	return all, errors.Join(append(slices.Collect(maps.Values(damaged)), err)...)
+}
+
+// records are those among the names of files in layers; damaged is why, by their
+// names, some could not be understood. Of all other files nothing is asked.
+func (s *Store) records(ctx context.Context, names []string) (all []*Layer, damaged map[string]error, err error) {
 	s.mu.Lock()
-	before := maps.Clone(s.records)
+	before := maps.Clone(s.read)
 	s.mu.Unlock()
-	now := map[string]seenRecord{}
-	var all []*Layer
-	var bad error
-	for _, e := range ents {
-		if !strings.HasSuffix(e.Name(), ".json") || strings.HasPrefix(e.Name(), ".") {
+	now, damaged := map[string]seenRecord{}, map[string]error{}
+	for _, name := range names {
+		if !strings.HasSuffix(name, ".json") || strings.HasPrefix(name, ".") {
 			continue
 		}
-		r := before[e.Name()]
-		if r.layer == nil || e.ModTime().IsZero() || !r.changed.Equal(e.ModTime()) || r.size != e.Size() {
-			r = seenRecord{size: e.Size(), changed: e.ModTime(), since: time.Now()}
+		r, rerr := s.again(ctx, path.Join(layersDir, name), before[name])
+		switch {
+		case rerr == nil:
+			now[name] = r
+			all = append(all, r.layer)
+		case errors.Is(rerr, ErrUnknown): // it went meanwhile
+		case errors.Is(rerr, ErrDamaged):
+			damaged[name] = rerr
+		default:
+			err = errors.Join(err, rerr)
 		}
-		if !r.sure {
-			r.sure = time.Since(r.since) >= s.cfg.Grace
-			l, err := s.readRecord(ctx, path.Join(layersDir, e.Name()))
-			if err != nil {
-				if !errors.Is(err, ErrUnknown) { // else it went meanwhile
-					bad = errors.Join(bad, err)
-				}
-				continue
-			}
-			r.layer = l
-		}
-		now[e.Name()] = r
-		all = append(all, r.layer)
 	}
 	s.mu.Lock()
-	s.records = now
+	s.read = now
 	s.mu.Unlock()
-	return all, bad
+	return all, damaged, err
+}
+
+// again reads a record that was r before, unless that still holds.
+func (s *Store) again(ctx context.Context, file string, r seenRecord) (seenRecord, error) {
+	fi, err := s.cfg.FS.Stat(ctx, file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, fmt.Errorf("%s: %w", file, ErrUnknown)
+	}
+	if err != nil {
+		return r, err
+	}
+	if r.layer == nil || fi.ModTime().IsZero() || !r.changed.Equal(fi.ModTime()) || r.size != fi.Size() {
+		r = seenRecord{size: fi.Size(), changed: fi.ModTime(), since: time.Now()}
+	}
+	if r.sure {
+		return r, nil
+	}
+	r.sure = time.Since(r.since) >= s.cfg.Grace
+	r.layer, err = s.readRecord(ctx, file)
+	return r, err
 }
 
 // seenRecord is a record and what its file was when it was read.

@@ -31,17 +31,21 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 		return 0, strays // another node does it
 	}
 	defer lease.Release(context.WithoutCancel(ctx))
-	w := &sweep{s: s, now: time.Now(), old: s.since, ages: map[string]sighting{}, named: map[string]bool{}}
-	if w.files, err = s.cfg.FS.ReadDir(ctx, layersDir); err == nil {
+	w := &sweep{s: s, now: time.Now(), old: s.since, ages: map[string]sighting{}, named: map[string]bool{}, files: map[string]bool{}}
+	names, err := s.cfg.FS.Names(ctx, layersDir)
+	if err == nil {
+		for _, n := range names {
+			w.files[n] = true
+		}
 		err = w.trash(ctx)
 	}
 	if err == nil {
 		err = w.fills(ctx)
 	}
 	if err == nil { // else not all is named
-		err = w.orphans(ctx)
+		err = w.orphans(ctx, names)
 	}
-	err = errors.Join(strays, err, w.temporary(ctx), w.incomplete(ctx), w.images(ctx), s.forgetVerified(ctx), w.forgetNotes(ctx))
+	err = errors.Join(strays, err, w.temporary(ctx), w.incomplete(ctx), w.images(ctx), w.verified(ctx), w.forgetNotes(ctx))
 	s.since = w.ages
 	return w.freed, err
 }
@@ -59,7 +63,7 @@ type sweep struct {
 	old   map[string]sighting
 	ages  map[string]sighting
 	named map[string]bool // names of files that a record, a checkpoint or the trash has
-	files []fs.FileInfo   // in layers
+	files map[string]bool // by name in layers
 	freed int64
 }
 
@@ -223,12 +227,7 @@ func (w *sweep) draft(ctx context.Context, name string) error {
 		return nil
 	}
 	w.named[name] = true
-	var size int64 // not asked for by name: this node would believe for a time that there is no such file
-	for _, fi := range w.files {
-		if fi.Name() == name+dataEnd {
-			size = fi.Size()
-		}
-	}
+	size := w.size(ctx, name+dataEnd)
 	if w.age(titleOf(name), size) < w.s.cfg.Grace {
 		return nil
 	}
@@ -248,31 +247,41 @@ func LayerLease(id digest.Digest) string { return "layer/" + id.String() }
 // orphans removes files that have lost their title: by a power cut, or because
 // two nodes published at once. That a title was not seen proves little, for it may have
 // been on its way, so it must be missing for long.
-func (w *sweep) orphans(ctx context.Context) error {
-	for _, e := range w.files { // records first: they name the others
-		if strings.HasSuffix(e.Name(), ".json") {
-			l, err := w.s.readRecord(ctx, path.Join(layersDir, e.Name()))
-			if err == nil {
-				w.named[l.Name] = true
-			} else if !errors.Is(err, ErrUnknown) && !errors.Is(err, ErrDamaged) {
-				return err
-			}
-		}
+func (w *sweep) orphans(ctx context.Context, names []string) error {
+	layers, _, err := w.s.records(ctx, names)
+	if err != nil {
+		return err
+	}
+	for _, l := range layers {
+		w.named[l.Name] = true
 	}
 	var errs error
-	for _, e := range w.files {
-		name := strings.TrimSuffix(e.Name(), path.Ext(e.Name()))
+	for _, n := range names {
+		name := strings.TrimSuffix(n, path.Ext(n))
 		hex, _, good := parseName(name)
-		if !slices.Contains(fileEnds, path.Ext(e.Name())) || !good || w.named[name] {
+		if !slices.Contains(fileEnds, path.Ext(n)) || !good || w.named[name] {
 			continue
 		}
-		file := path.Join(layersDir, e.Name())
+		file := path.Join(layersDir, n)
 		if w.age(file, 0) < w.s.cfg.Forget {
 			continue
 		}
-		errs = errors.Join(errs, w.orphan(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex), file, e.Size()))
+		errs = errors.Join(errs, w.orphan(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex), file, w.size(ctx, n)))
 	}
 	return errs
+}
+
+// size is that of a file in layers, 0 if it has not been seen there: what is not there is not
+// asked for by name, or this node would believe for a time that there is no such file.
+func (w *sweep) size(ctx context.Context, name string) int64 {
+	if !w.files[name] {
+		return 0
+	}
+	fi, err := w.s.cfg.FS.Stat(ctx, path.Join(layersDir, name))
+	if err != nil {
+		return 0
+	}
+	return fi.Size()
 }
 
 func (w *sweep) orphan(ctx context.Context, id digest.Digest, file string, size int64) error {
@@ -290,14 +299,16 @@ func (w *sweep) orphan(ctx context.Context, id digest.Digest, file string, size 
 func (w *sweep) temporary(ctx context.Context) error {
 	var errs error
 	for _, dir := range append([]string{"."}, storeDirs...) {
-		ents, err := w.s.cfg.FS.ReadDir(ctx, dir)
-		if err != nil {
-			errs = errors.Join(errs, unlessGone(err))
-			continue
-		}
-		for _, e := range ents {
-			name := path.Join(dir, e.Name())
-			if e.IsDir() || !strings.HasPrefix(e.Name(), ".") || w.age(name, e.Size()) < max(w.s.cfg.Grace, 2*slowPatience) {
+		names, err := w.s.cfg.FS.Names(ctx, dir)
+		errs = errors.Join(errs, unlessGone(err))
+		for _, n := range names {
+			if !strings.HasPrefix(n, ".") {
+				continue
+			}
+			name := path.Join(dir, n)
+			fi, err := w.s.cfg.FS.Stat(ctx, name)
+			if err != nil || fi.IsDir() || w.age(name, fi.Size()) < max(w.s.cfg.Grace, 2*slowPatience) {
+				errs = errors.Join(errs, unlessGone(err))
 				continue
 			}
 			errs = errors.Join(errs, w.s.remove(ctx, name))

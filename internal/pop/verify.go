@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -117,22 +119,19 @@ func (s *Store) Quarantine(ctx context.Context, l *Layer) error {
 
 // Broken are the layers whose records are there and cannot be understood.
 func (s *Store) Broken(ctx context.Context) ([]digest.Digest, error) {
-	ents, err := s.cfg.FS.ReadDir(ctx, layersDir)
+	names, err := s.cfg.FS.Names(ctx, layersDir)
 	if err != nil {
 		return nil, err
 	}
+	_, damaged, err := s.records(ctx, names)
 	var all []digest.Digest
-	for _, e := range ents {
-		hex, ok := strings.CutSuffix(e.Name(), ".json")
-		id := digest.NewDigestFromEncoded(digest.SHA256, hex)
-		if !ok || id.Validate() != nil {
-			continue
-		}
-		if _, err := s.record(ctx, id); errors.Is(err, ErrDamaged) {
+	for _, name := range slices.Sorted(maps.Keys(damaged)) {
+		id := digest.NewDigestFromEncoded(digest.SHA256, strings.TrimSuffix(name, ".json"))
+		if id.Validate() == nil {
 			all = append(all, id)
 		}
 	}
-	return all, nil
+	return all, err
 }
 
 // Mend removes a record that cannot be understood, so that the layer can be
@@ -189,20 +188,14 @@ func (s *Store) Verified(ctx context.Context, l *Layer) (Verification, error) {
 	return v, nil
 }
 
-// forgetVerified removes the notes of layers that are not in the store any more.
-func (s *Store) forgetVerified(ctx context.Context) error {
-	ents, err := s.cfg.FS.ReadDir(ctx, verifiedDir)
-	if err != nil {
-		return unlessGone(err)
-	}
-	var errs error
-	for _, e := range ents {
-		id := digest.NewDigestFromEncoded(digest.SHA256, e.Name())
-		if id.Validate() != nil {
-			continue
-		}
-		if _, err := s.cfg.FS.Stat(ctx, recordOf(id)); errors.Is(err, fs.ErrNotExist) {
-			errs = errors.Join(errs, s.remove(ctx, path.Join(verifiedDir, e.Name())))
+// verified removes the notes of layers that are not in the store any more.
+func (w *sweep) verified(ctx context.Context) error {
+	names, err := w.s.cfg.FS.Names(ctx, verifiedDir)
+	errs := unlessGone(err)
+	for _, name := range names {
+		id := digest.NewDigestFromEncoded(digest.SHA256, name)
+		if id.Validate() == nil && !w.files[path.Base(recordOf(id))] && !w.s.Has(ctx, id) {
+			errs = errors.Join(errs, w.s.remove(ctx, path.Join(verifiedDir, name)))
 		}
 	}
 	return errs
