@@ -363,6 +363,58 @@ func TestPrunePoP(t *testing.T) {
 	}
 }
 
+// One node keeps house for all, and another when it has gone.
+func TestOneKeepsHouse(t *testing.T) {
+	s := newSiteBed(t)
+	often := func(c *PoPConfig) { c.House = 20 * time.Millisecond }
+	keeper := func(n *siteNode) string {
+		h, held, err := n.site.cfg.Coord.Holder(t.Context(), keeperLease)
+		n.must(err)
+		if !held {
+			return ""
+		}
+		return h.Holder.Node
+	}
+	var b *siteNode
+	t.Run("both", func(t *testing.T) {
+		first := *s
+		first.t = t
+		a := first.node("a", often)
+		a.eventually("a keeps house", func() bool { return keeper(a) == "a" })
+		b = s.node("b", often)
+		h, _, err := b.site.cfg.Coord.Holder(t.Context(), keeperLease)
+		b.must(err)
+		time.Sleep(10 * 20 * time.Millisecond)
+		if again, held, err := b.site.cfg.Coord.Holder(t.Context(), keeperLease); err != nil || !held || again.Token != h.Token {
+			t.Errorf("while a lives: %+v, then %+v, %v", h, again, err)
+		}
+	})
+	b.eventually("b keeps house after a", func() bool { return keeper(b) == "b" })
+}
+
+// When who keeps house needs room and finds none, every node is told to let go of what it can.
+func TestAllAreTold(t *testing.T) {
+	s := newSiteBed(t)
+	a, c := s.node("a", nil), s.node("c", nil)
+	id := a.bring(a.push("x", 1))[0].Layer.DiffID
+	a.published(id)
+	c.use(id)
+	c.bring(c.push("x", 1))
+	b := s.node("b", func(c *PoPConfig) {
+		c.House = 20 * time.Millisecond
+		dir, coord := c.Dir, c.Coord
+		c.Open = func(ctx context.Context) (*pop.Store, error) {
+			return pop.OpenStore(ctx, pop.StoreConfig{FS: dir, Coord: coord, Node: "b", Grace: time.Second, Capacity: 1})
+		}
+	})
+	for _, n := range []*siteNode{a, b, c} {
+		n.eventually(n.name+" is told", func() bool { return n.site.pressed.Load() > 0 })
+	}
+	if !c.site.usable().Has(t.Context(), id) {
+		t.Error("what is in use was evicted")
+	}
+}
+
 // The status has what each node does and uses.
 func TestPoPStatus(t *testing.T) {
 	s := newSiteBed(t)

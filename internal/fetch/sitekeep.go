@@ -44,7 +44,10 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 	defer house.Stop()
 	s.beat(ctx)
 	var upkeep sync.WaitGroup
-	defer upkeep.Wait()
+	defer func() {
+		upkeep.Wait()
+		s.leaveHouse(context.WithoutCancel(ctx))
+	}()
 	busy := make(chan struct{}, 1)
 	for {
 		select {
