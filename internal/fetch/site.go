@@ -51,7 +51,7 @@ type site struct {
 	cfg   PoPConfig
 	log   *slog.Logger
 	store atomic.Pointer[pop.Store] // nil while it cannot be opened
-	// pressed is when the store had to let layers go, or should have, ns since 1970.
+	// pressed is when the store last needed room and found none, ns since 1970.
 	pressed atomic.Int64
 	keeper  pop.Lease // of who keeps house in the store; of the upkeep alone
 

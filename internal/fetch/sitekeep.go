@@ -19,8 +19,8 @@ import (
 const (
 	siteBeat  = 3 * time.Second  // between two signs of life
 	siteHouse = 20 * time.Second // between two looks for what may go, if PoPConfig has nothing else
-	// idleAttached is how long a layer of the store stays known here that nothing uses;
-	// when layers had to go, it is idlePressed.
+	// idleAttached is how long a layer of the store stays known here that nothing uses; when the
+	// store needs room and finds none, the older half of those go that were idle for idlePressed.
 	idleAttached = 5 * time.Minute
 	idlePressed  = 5 * time.Second
 )
@@ -81,7 +81,6 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 	case pop.Pressed:
 		s.pressed.Store(time.Now().UnixNano())
 	case pop.Evicted:
-		s.pressed.Store(time.Now().UnixNano())
 		if e.Node != s.cfg.Node { // whoever took it out here does what follows
 			s.evicted(ctx, digest.Digest(e.Key))
 		}
@@ -256,11 +255,12 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 		return
 	}
 	claimed := s.p.claimed(inUse)
+	layers := s.p.cfg.Layers.Layers()
 	idle := idleAttached
 	if time.Since(time.Unix(0, s.pressed.Load())) < 2*s.rounds() {
-		idle = idlePressed
+		idle = min(idle, olderHalf(layers))
 	}
-	for _, l := range s.p.cfg.Layers.Layers() {
+	for _, l := range layers {
 		if l.At == "" {
 			continue
 		}
@@ -276,6 +276,23 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 			s.log.Debug("marks stay", "layers", ids, "err", err)
 		}
 	}
+}
+
+// olderHalf is for how long half of the store's layers here have not been used that have been idle for
+// idlePressed: those that are let go of when the store needs room. Attaching one again costs a start
+// some tenths of a second, so the others stay for as long as that is enough.
+func olderHalf(layers []*layer.Layer) time.Duration {
+	var idle []time.Duration
+	for _, l := range layers {
+		if d := time.Since(l.Used()); l.At != "" && d > idlePressed {
+			idle = append(idle, d)
+		}
+	}
+	if len(idle) == 0 {
+		return idlePressed
+	}
+	slices.Sort(idle)
+	return idle[len(idle)/2] - time.Millisecond
 }
 
 // unuse takes this node's marks from those of the layers that are neither attached, nor on their

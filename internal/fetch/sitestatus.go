@@ -169,10 +169,8 @@ func (p *Puller) PrunePoP(ctx context.Context, inUse func(digest.Digest) bool) (
 
 func (s *site) evict(ctx context.Context, st *pop.Store, want int64) (pop.Eviction, error) {
 	done, err := st.Evict(ctx, want)
-	if len(done.Layers) > 0 || done.Why == pop.AllInUse {
-		s.pressed.Store(time.Now().UnixNano())
-	}
 	if done.Why == pop.AllInUse {
+		s.pressed.Store(time.Now().UnixNano())
 		if perr := s.cfg.Coord.Publish(ctx, pop.Event{Kind: pop.Pressed}); perr != nil {
 			s.log.Debug("nodes are not told that the store needs room", "err", perr)
 		}
