@@ -27,14 +27,18 @@ The calls are those of the Connect protocol: a POST with JSON (or protobuf) and 
 a GET. Fields and calls are only ever added: ignore what you do not know. In JSON 64-bit integers are strings, and what has its zero value
 (0, false, "", []) is left out of answers.
 
-Calls whose answers are a stream have the content type application/connect+json. The request is one message and the answer any number of
-them, each in an envelope: a byte of flags, and the length of the JSON in four bytes, the most significant first. The last envelope of an answer has
-the flag 2 and says how the call ended: {"error": …} as below, or {}. The HTTP status of a stream is 200 in either case. The header
-Connect-Timeout-Ms limits any call. Exec, a stream in both directions, needs HTTP/2.
+Calls whose answers are a stream take a JSON object like others, and answer with a line for each message (application/x-ndjson). A call that fails
+before the first is answered by its status and the error alone; later the last line is {"error": …}. Or both sides speak Connect's envelopes
+(application/connect+json): a byte of flags, and the length of the JSON in four bytes, the most significant first. The last envelope of an answer has
+the flag 2 and says how the call ended: {"error": …} as below, or {}; the HTTP status is then 200 in either case. The header
+Connect-Timeout-Ms limits any call. Exec, a stream in both directions, needs HTTP/2 and envelopes.
 
 A call that fails has an error with a code, and among its details one of the type dewpoint.v1.Error with the code that programs test:
 
 `
+
+// envelopes is the content type of Connect's streams.
+const envelopes = "application/connect+json"
 
 // document is the whole description.
 func (d *description) document(s protoreflect.ServiceDescriptor) (yaml.MapSlice, error) {
@@ -75,7 +79,7 @@ func (d *description) document(s protoreflect.ServiceDescriptor) (yaml.MapSlice,
 			}}}},
 			{Key: "responses", Value: yaml.MapSlice{{Key: "Failed", Value: yaml.MapSlice{
 				{Key: "description", Value: "The call failed."},
-				{Key: "content", Value: content("application/json", yaml.MapSlice{{Key: "$ref", Value: "#/components/schemas/connect.error"}})},
+				{Key: "content", Value: content(yaml.MapSlice{{Key: "$ref", Value: "#/components/schemas/connect.error"}}, "application/json")},
 			}}}},
 			{Key: "schemas", Value: schemas},
 		}},
@@ -83,8 +87,11 @@ func (d *description) document(s protoreflect.ServiceDescriptor) (yaml.MapSlice,
 	}, nil
 }
 
-func content(kind string, schema yaml.MapSlice) yaml.MapSlice {
-	return yaml.MapSlice{{Key: kind, Value: yaml.MapSlice{{Key: "schema", Value: schema}}}}
+func content(schema yaml.MapSlice, kinds ...string) (all yaml.MapSlice) {
+	for _, kind := range kinds {
+		all = append(all, yaml.MapItem{Key: kind, Value: yaml.MapSlice{{Key: "schema", Value: schema}}})
+	}
+	return all
 }
 
 // path describes one call.
@@ -92,20 +99,22 @@ func (d *description) path(path string, m protoreflect.MethodDescriptor) (yaml.M
 	if err := cmp.Or(d.message(m.Input()), d.message(m.Output())); err != nil {
 		return nil, err
 	}
-	kind := "application/json"
+	asks, answers := []string{"application/json"}, []string{"application/json"}
 	words := d.comment(m)
 	switch {
 	case m.IsStreamingClient():
-		kind, words = "application/connect+json", words+"\n\nRequest and answer are streams of messages in envelopes."
+		asks, answers = []string{envelopes}, []string{envelopes}
+		words += "\n\nRequest and answer are streams of messages in envelopes."
 	case m.IsStreamingServer():
-		kind, words = "application/connect+json", words+"\n\nThe request is a message in an envelope, the answer a stream of them."
+		asks, answers = append(asks, envelopes), []string{"application/x-ndjson", envelopes}
+		words += "\n\nThe request is a JSON object and the answer a line for each message, or both are in envelopes."
 	}
-	body := yaml.MapSlice{{Key: "required", Value: true}, {Key: "content", Value: content(kind, reference(m.Input().FullName()))}}
-	post := d.operation(path, m, kind, words)
+	body := yaml.MapSlice{{Key: "required", Value: true}, {Key: "content", Value: content(reference(m.Input().FullName()), asks...)}}
+	post := d.operation(path, m, words, answers...)
 	post = append(post, yaml.MapItem{Key: "requestBody", Value: body})
 	p := yaml.MapSlice{{Key: "post", Value: post}}
 	if o, ok := m.Options().(*descriptorpb.MethodOptions); ok && o.GetIdempotencyLevel() == descriptorpb.MethodOptions_NO_SIDE_EFFECTS {
-		get := d.operation(path, m, kind, words)
+		get := d.operation(path, m, words, answers...)
 		get[0].Value = string(m.Name()) + "ByGet"
 		get = append(get, yaml.MapItem{Key: "parameters", Value: query(m.Input().FullName())})
 		p = append(p, yaml.MapItem{Key: "get", Value: get})
@@ -114,7 +123,7 @@ func (d *description) path(path string, m protoreflect.MethodDescriptor) (yaml.M
 }
 
 // operation is what a POST and a GET of a call share.
-func (d *description) operation(path string, m protoreflect.MethodDescriptor, kind, words string) yaml.MapSlice {
+func (d *description) operation(path string, m protoreflect.MethodDescriptor, words string, answers ...string) yaml.MapSlice {
 	o := yaml.MapSlice{{Key: "operationId", Value: string(m.Name())}, {Key: "tags", Value: []string{tag(m)}}}
 	if s := summary(d.comment(m)); s != "" {
 		o = append(o, yaml.MapItem{Key: "summary", Value: s})
@@ -126,7 +135,7 @@ func (d *description) operation(path string, m protoreflect.MethodDescriptor, ki
 		yaml.MapItem{Key: "x-role", Value: api.RoleOf(path).String()},
 		yaml.MapItem{Key: "responses", Value: yaml.MapSlice{
 			{Key: "200", Value: yaml.MapSlice{
-				{Key: "description", Value: "The answer."}, {Key: "content", Value: content(kind, reference(m.Output().FullName()))},
+				{Key: "description", Value: "The answer."}, {Key: "content", Value: content(reference(m.Output().FullName()), answers...)},
 			}},
 			{Key: "default", Value: yaml.MapSlice{{Key: "$ref", Value: "#/components/responses/Failed"}}},
 		}})
@@ -138,7 +147,7 @@ func query(message protoreflect.FullName) []yaml.MapSlice {
 		{{Key: "name", Value: "encoding"}, {Key: "in", Value: "query"}, {Key: "required", Value: true},
 			{Key: "schema", Value: yaml.MapSlice{{Key: "type", Value: "string"}, {Key: "enum", Value: []string{"json"}}}}},
 		{{Key: "name", Value: "message"}, {Key: "in", Value: "query"}, {Key: "required", Value: true},
-			{Key: "content", Value: content("application/json", reference(message))}},
+			{Key: "content", Value: content(reference(message), "application/json")}},
 	}
 }
 
@@ -164,7 +173,7 @@ func self() yaml.MapSlice {
 		{Key: "x-role", Value: api.RoleOf(openapi.Path).String()},
 		{Key: "responses", Value: yaml.MapSlice{{Key: "200", Value: yaml.MapSlice{
 			{Key: "description", Value: "The description."},
-			{Key: "content", Value: content("application/yaml", yaml.MapSlice{{Key: "type", Value: "string"}})},
+			{Key: "content", Value: content(yaml.MapSlice{{Key: "type", Value: "string"}}, "application/yaml")},
 		}}}},
 	}}}
 }
