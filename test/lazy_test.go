@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -33,12 +35,39 @@ type lazyImage struct {
 // pushLazy pushes such an image. The files take size bytes.
 func pushLazy(t *testing.T, reg *registrytest.Server, name string, size int, c image.Compression) *lazyImage {
 	t.Helper()
-	li := &lazyImage{files: map[string]string{}}
+	li := &lazyImage{}
 	layers := append(appLayers(t, 0), registrytest.Layer{Tar: li.mixed(size), Compression: c})
 	li.Pushed = reg.PushImage(name, layers, appOptions())
+	client := registryClient(t, reg)
+	made := packs.of(t, li, client, layers)
+	li.pack = made.bytes
+	li.publish(t, client, made.bytes, made.header)
+	return li
+}
+
+// packs are those that were made: all tests push the same few images.
+var packs = madePacks{byImage: map[digest.Digest]madePack{}}
+
+type madePacks struct {
+	mu      sync.Mutex // held while one is made
+	byImage map[digest.Digest]madePack
+}
+
+type madePack struct {
+	bytes  []byte // nobody writes into them
+	header digest.Digest
+}
+
+// of is the pack of an image that is in a registry: the program is read, nothing else.
+func (p *madePacks) of(t *testing.T, li *lazyImage, client *registry.Client, layers []registrytest.Layer) madePack {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if have, ok := p.byImage[li.Digest]; ok {
+		return have
+	}
 	profile := &pack.Profile{Version: 1, Image: li.Digest}
 	in := pack.Input{Image: li.Digest, Dir: t.TempDir(), Profile: profile}
-	client := registryClient(t, reg)
 	for i, l := range li.Layers {
 		profile.Layers = append(profile.Layers, l.DiffID)
 		if i == 1 { // the program
@@ -54,9 +83,9 @@ func pushLazy(t *testing.T, reg *registrytest.Server, name string, size int, c i
 	if err != nil {
 		t.Fatal(err)
 	}
-	li.pack = b.Bytes()
-	li.publish(t, client, b.Bytes(), stats.Header)
-	return li
+	made := madePack{b.Bytes(), stats.Header}
+	p.byImage[li.Digest] = made
+	return made
 }
 
 // publish pushes a pack beside the image.
@@ -72,8 +101,22 @@ func (li *lazyImage) publish(t *testing.T, client *registry.Client, b []byte, he
 	}
 }
 
-// mixed is a tar of files of changing nature, of a quarter MiB each.
+// mixedTars are the tars that mixed has made, by size, and their files.
+var mixedTars sync.Map
+
+type mixedTar struct {
+	tar   []byte
+	files map[string]string
+}
+
+// mixed is a tar of files of changing nature, of a quarter MiB each, which are the image's from now on.
 func (li *lazyImage) mixed(size int) []byte {
+	if have, ok := mixedTars.Load(size); ok {
+		m := have.(mixedTar)
+		li.files = maps.Clone(m.files)
+		return m.tar
+	}
+	li.files = map[string]string{}
 	r := rand.New(rand.NewPCG(7, 1))
 	files := []registrytest.File{{Name: "data/", Mode: 0o755}}
 	for i := range size >> 18 {
@@ -85,7 +128,9 @@ func (li *lazyImage) mixed(size int) []byte {
 		files = append(files, registrytest.File{Name: name, Body: string(b)})
 		li.files["/"+name] = fmt.Sprintf("%x", sha256.Sum256(b))
 	}
-	return registrytest.Tar(files...)
+	m := mixedTar{registrytest.Tar(files...), maps.Clone(li.files)}
+	mixedTars.Store(size, m)
+	return m.tar
 }
 
 func registryClient(t *testing.T, reg *registrytest.Server) *registry.Client {

@@ -27,7 +27,7 @@ import (
 // layers have the digests that the image says.
 func pushLiar(t *testing.T, reg *registrytest.Server) *lazyImage {
 	t.Helper()
-	li := &lazyImage{files: map[string]string{}}
+	li := &lazyImage{}
 	tars := []registrytest.Layer{{Tar: li.mixed(4 << 20), Compression: image.Gzip}}
 	tars = append(tars, appLayers(t, 0)...)
 	top := len(tars) - 1

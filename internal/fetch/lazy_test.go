@@ -88,9 +88,15 @@ func newLazyBedOf(t testing.TB, c image.Compression, reads []pack.Range, tars ..
 	return lb
 }
 
+// mixed are the tars that mixedTar has made, by seed.
+var mixed sync.Map
+
 // mixedTar is 6 MB of files of changing nature, so that deflate has reason to
-// begin blocks.
+// begin blocks. Nobody writes into it.
 func mixedTar(seed uint64) []byte {
+	if have, ok := mixed.Load(seed); ok {
+		return have.([]byte)
+	}
 	r := rand.New(rand.NewPCG(seed, 1))
 	var files []registrytest.File
 	for i := range 24 {
@@ -100,7 +106,9 @@ func mixedTar(seed uint64) []byte {
 		}
 		files = append(files, registrytest.File{Name: fmt.Sprintf("dir/f%d", i), Body: string(b)})
 	}
-	return registrytest.Tar(files...)
+	tar := registrytest.Tar(files...)
+	mixed.Store(seed, tar)
+	return tar
 }
 
 // restart gives the bed another store and puller, with the same registry.

@@ -235,33 +235,37 @@ func (s *Store) putLayer(l Layer, docker bool) (image.Layer, error) {
 	if l.Compression == "" {
 		l.Compression = image.Gzip
 	}
-	tar := io.Reader(bytes.NewReader(l.Tar))
-	if l.Path != "" {
-		f, err := os.Open(l.Path)
-		if err != nil {
-			return image.Layer{}, err
-		}
-		defer f.Close()
-		tar = f
-	}
-	diffID, blobID := digest.Canonical.Digester(), digest.Canonical.Digester()
-	out, err := s.spool(l.Path != "", blobID, func(w io.Writer) error {
-		return Compress(w, io.TeeReader(tar, diffID.Hash()), l)
-	})
+	out, blobID, diffID, err := s.pack(l)
 	if err != nil {
 		return image.Layer{}, fmt.Errorf("pack layer: %w", err)
 	}
 	s.mu.Lock()
-	s.blobs[blobID.Digest()] = out
+	s.blobs[blobID] = out
 	s.mu.Unlock()
-	got := image.Layer{Digest: blobID.Digest(), Size: out.size, MediaType: l.MediaType, DiffID: l.DiffID}
+	got := image.Layer{Digest: blobID, Size: out.size, MediaType: l.MediaType, DiffID: l.DiffID}
 	if got.MediaType == "" {
 		got.MediaType = layerType(l.Compression, docker)
 	}
 	if got.DiffID == "" {
-		got.DiffID = diffID.Digest()
+		got.DiffID = diffID
 	}
 	return got, nil
+}
+
+// pack gives a layer's blob, and what it and its tar hash to.
+func (s *Store) pack(l Layer) (out blob, blobID, diffID digest.Digest, err error) {
+	if l.Path == "" {
+		b, ofTar, err := packed.get(l)
+		return blob{bytes.NewReader(b), int64(len(b))}, digest.FromBytes(b), ofTar, err
+	}
+	f, err := os.Open(l.Path)
+	if err != nil {
+		return blob{}, "", "", err
+	}
+	defer f.Close()
+	ofTar, ofBlob := digest.Canonical.Digester(), digest.Canonical.Digester()
+	out, err = s.spool(true, ofBlob, func(w io.Writer) error { return Compress(w, io.TeeReader(f, ofTar.Hash()), l) })
+	return out, ofBlob.Digest(), ofTar.Digest(), err
 }
 
 // spool keeps what write writes, in a file if big, and hashes it.
