@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -59,7 +60,7 @@ func TestScripts(t *testing.T) {
 		Dir:   "testdata",
 		Setup: setup,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"fail": fail, "await": await, "status": exits, "stopdaemon": stopDaemon,
+			"fail": fail, "await": await, "says": says, "status": exits, "stopdaemon": stopDaemon,
 		},
 	})
 }
@@ -115,6 +116,18 @@ func await(ts *testscript.TestScript, not bool, args []string) {
 		}
 	}
 	ts.Fatalf("%s: not in time", args[0])
+}
+
+// says FILE REGEXP waits until a line of the file, which a program in the background writes, matches.
+func says(ts *testscript.TestScript, _ bool, args []string) {
+	line, err := regexp.Compile("(?m)" + args[1])
+	ts.Check(err)
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if text, _ := os.ReadFile(ts.MkAbs(args[0])); line.Match(text) { // it comes a moment after the program
+			return
+		}
+	}
+	ts.Fatalf("%s: not in time", args[1])
 }
 
 func stopDaemon(ts *testscript.TestScript, _ bool, _ []string) {
