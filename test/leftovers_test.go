@@ -59,10 +59,10 @@ func checkNothingLeft(t *testing.T, m *machine) {
 	}
 }
 
-// gone waits a moment for nothing to be left, since the kernel, shims and
+// gone waits half a minute for nothing to be left, since the kernel, shims, probes and
 // containerd clean up behind what they have answered, and returns what is.
 func gone(left func() []string) []string {
-	for range 60 {
+	for range 600 {
 		if len(left()) == 0 {
 			return nil
 		}

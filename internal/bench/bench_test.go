@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -40,6 +41,18 @@ func testOptions(t *testing.T) options {
 	}
 	return options{images: []string{"nginx:1"}, mbit: []float64{0}, rounds: 1, what: []string{pullImage, firstAnswer},
 		layout: layout, dir: filepath.Join(t.TempDir(), "bed"), tools: toolsDir(), out: filepath.Join(t.TempDir(), "out")}
+}
+
+// build builds programs as make does, so that what is compiled already is taken.
+func build(t *testing.T, dir string, packages ...string) {
+	t.Helper()
+	args := []string{"build", "-o", dir + "/"}
+	if exec.Command("pkg-config", "--exists", "libisal").Run() == nil {
+		args = append(args, "-tags", "isal")
+	}
+	if out, err := exec.Command("go", append(args, packages...)...).CombinedOutput(); err != nil {
+		t.Fatalf("build %v: %v\n%s", packages, err, out)
+	}
 }
 
 // Containerd is on every machine that runs the tests, so it stands for all engines.

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -22,9 +20,7 @@ import (
 func TestDeployContainerd(t *testing.T) {
 	o := testOptions(t)
 	o.bin = t.TempDir()
-	if out, err := exec.Command("go", "build", "-o", filepath.Join(o.bin, "ctrclient"), "./ctrclient").CombinedOutput(); err != nil {
-		t.Fatalf("build ctrclient: %v\n%s", err, out)
-	}
+	build(t, o.bin, "dewpoint/internal/bench/ctrclient")
 	o.engines = []string{"containerd-overlayfs"}
 	var out bytes.Buffer
 	b := &deployBench{o: &o, self: os.Args[:1], net: "none", threads: []int{1, 3}, containers: 3, trials: 1, commands: []string{"sleep 60"},

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -32,10 +31,7 @@ func TestApplicationsAreKnown(t *testing.T) {
 func TestLazyStarts(t *testing.T) {
 	o := testOptions(t)
 	bin := t.TempDir()
-	build := exec.Command("go", "build", "-o", bin, "dewpoint/cmd/dewd", "dewpoint/cmd/dew")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build dewd: %v: %s", err, out)
-	}
+	build(t, bin, "dewpoint/cmd/dewd", "dewpoint/cmd/dew")
 	var out strings.Builder
 	err := compareLazy(t.Context(), []string{"-images", "redis:1", "-parts", "start", "-rates", "100", "-rounds", "1", "-engines", "dewd,dewd-nopack",
 		"-layout", o.layout, "-dir", o.dir, "-bin", bin, "-tools", o.tools, "-out", o.out}, &out, os.Stderr, os.Args[:1])

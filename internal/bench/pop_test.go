@@ -26,10 +26,7 @@ import (
 // is shared, and hits are those that the simulator expects.
 func TestPoPReplay(t *testing.T) {
 	dir := t.TempDir()
-	build := exec.Command("go", "build", "-o", dir, "dewpoint/cmd/dewd")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build dewd: %v: %s", err, out)
-	}
+	build(t, dir, "dewpoint/cmd/dewd")
 	var out strings.Builder
 	prefix := filepath.Join(dir, "out")
 	const deployments = 60
