@@ -53,6 +53,10 @@ func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r sto
 	if err != nil {
 		return r, d, err
 	}
+	m.mu.Lock()
+	made := m.makes(c.fit.Key())
+	m.mu.Unlock()
+	defer made()
 	work, remove, err := m.cfg.Store.Scratch()
 	if err != nil {
 		return r, d, err

@@ -108,7 +108,7 @@ type Manager struct {
 
 	mu       sync.Mutex
 	declined map[string]int           // how often a checkpoint was, for it was slow; guarded by mu
-	making   map[string]bool          // keys that a checkpoint is being made of; guarded by mu
+	making   map[string]int           // keys that checkpoints are being made of, and how many; guarded by mu
 	dumping  map[string]chan struct{} // containers that are being dumped, closed when they were; guarded by mu
 	adding   map[digest.Digest]int    // writable layers of records to come; guarded by mu
 }
@@ -121,7 +121,7 @@ func New(cfg Config) *Manager {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	life, stop := context.WithCancel(context.Background())
-	return &Manager{cfg: cfg, life: life, stop: stop, serving: serving{all: map[*lazypages.Server]bool{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]bool{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
+	return &Manager{cfg: cfg, life: life, stop: stop, serving: serving{all: map[*lazypages.Server]bool{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
 }
 
 // Probe finds out whether this node can make and use checkpoints.
@@ -165,15 +165,29 @@ func (m *Manager) hold(id digest.Digest, n int) {
 func (m *Manager) once(key string) (done func(), alone bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.making[key] {
+	if m.making[key] > 0 {
 		return nil, false
 	}
-	m.making[key] = true
+	return m.makes(key), true
+}
+
+// makes notes that a checkpoint of key is being made, until done; m.mu is held.
+func (m *Manager) makes(key string) (done func()) {
+	m.making[key]++
 	return func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		delete(m.making, key)
-	}, true
+		if m.making[key]--; m.making[key] == 0 {
+			delete(m.making, key)
+		}
+	}
+}
+
+// underway reports whether a checkpoint of key is being made.
+func (m *Manager) underway(key string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.making[key] > 0
 }
 
 // turn waits until nobody else dumps the container: one dump would let the processes go on

@@ -36,6 +36,8 @@ type fake struct {
 	layers  map[digest.Digest]bool
 	frozen  atomic.Bool
 	takes   time.Duration // of a dump
+	// A dump tells when it is going, and waits until it may go on; nil does not.
+	going, goOn chan bool
 }
 
 func (f *fake) Name() string { return "criu" }
@@ -56,6 +58,10 @@ func (f *fake) Dump(ctx context.Context, _ Container, dir string, frozen func(co
 		return Dumped{}, errors.New("two dumps of one container at once")
 	}
 	defer f.frozen.Store(false)
+	if f.going != nil {
+		close(f.going)
+		<-f.goOn
+	}
 	time.Sleep(f.takes)
 	return Dumped{Processes: 1, Pages: 8192, Paused: time.Millisecond}, frozen(ctx)
 }
@@ -192,6 +198,59 @@ func TestDecision(t *testing.T) {
 	}
 	if st := m.Stats(); st.Slower != 4 || st.Unfit != 2 {
 		t.Errorf("counted %+v", st)
+	}
+}
+
+// TestWhyOnce says what several checkpoints lack once.
+func TestWhyOnce(t *testing.T) {
+	m, f, s := newManager(t, nil)
+	for _, zone := range []string{"a", "b"} {
+		f.spec = someSpec("one")
+		f.spec.Mounts = f.spec.Mounts[:2]
+		f.spec.Process.Env = append(f.spec.Process.Env, "ZONE="+zone)
+		if zone == "b" {
+			f.spec.Process.Cwd = "/tmp"
+		}
+		if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.spec = someSpec("one")
+	f.spec.Mounts = f.spec.Mounts[:2]
+	p, err := m.Plan(t.Context(), s, Auto, false)
+	if want := "none of 2 checkpoints fits: environment differs: ZONE; working directory /tmp, here / (1)"; err != nil || p.Why != want {
+		t.Errorf("%q, %v, want %q", p.Why, err, want)
+	}
+}
+
+// TestWhyNotYet says that the checkpoint is still being made.
+func TestWhyNotYet(t *testing.T) {
+	m, f, s := newManager(t, nil)
+	f.going, f.goOn = make(chan bool), make(chan bool)
+	var g errgroup.Group
+	g.Go(func() error {
+		_, _, err := m.Checkpoint(t.Context(), "one", Options{Boot: 9})
+		return err
+	})
+	<-f.going
+	p, err := m.Plan(t.Context(), s, Auto, false)
+	if err != nil || p.Record != nil || p.Why != "a checkpoint that fits is still being made" {
+		t.Errorf("while it is being made: %+v, %v", p, err)
+	}
+	if _, err := m.Plan(t.Context(), s, Always, false); !errors.Is(err, ErrRestore) || !strings.Contains(err.Error(), "still being made") {
+		t.Errorf("always: %v", err)
+	}
+	f.spec = someSpec("one")
+	if p, err := m.Plan(t.Context(), s, Auto, false); err != nil || p.Why != "" {
+		t.Errorf("of another kind: %+v, %v", p, err)
+	}
+	f.spec.Mounts = f.spec.Mounts[:2]
+	close(f.goOn)
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := m.Plan(t.Context(), s, Auto, false); err != nil || p.Record == nil || len(m.making) > 0 {
+		t.Errorf("once it is made: %+v, %v, %v", p, err, m.making)
 	}
 }
 

@@ -110,21 +110,9 @@ func (m *Manager) plan(ctx context.Context, s engine.Spec, mode string, asked bo
 func (m *Manager) choose(ctx context.Context, p *Plan, all []store.Listed, mode string) bool {
 	var why []string
 	for _, l := range all {
-		f, err := fitIn(l.Record)
-		if err != nil {
-			why = append(why, err.Error())
-			continue
-		}
-		if l.Quarantined {
-			why = append(why, fmt.Sprintf("%s is quarantined after %d failures", shortID(l.ID), l.Failures))
-			continue
-		}
-		if reasons := f.Why(p.fit); len(reasons) > 0 {
-			why = append(why, sentence(reasons))
-			continue
-		}
-		if !m.cfg.Store.HasUpper(ctx, l) {
-			why = append(why, fmt.Sprintf("the writable layer of %s is not in the PoP's store", shortID(l.ID)))
+		f, reasons := m.unfit(ctx, p, l)
+		if len(reasons) > 0 {
+			why = append(why, reasons...)
 			continue
 		}
 		p.expect = m.expected(l)
@@ -135,11 +123,51 @@ func (m *Manager) choose(ctx context.Context, p *Plan, all []store.Listed, mode 
 		p.Record = &l.Record
 		return true
 	}
-	if len(why) > 0 {
+	if len(all) > 0 {
 		m.stats.unfit.Add(1)
-		p.Why = sentence(why)
+		p.Why = noneFits(len(all), why)
+	}
+	if mode != Never && m.underway(p.fit.Key()) {
+		p.Why = strings.TrimPrefix(p.Why+"; a checkpoint that fits is still being made", "; ")
 	}
 	return false
+}
+
+// unfit is why a container cannot start from a checkpoint of fit f; nothing if it can.
+func (m *Manager) unfit(ctx context.Context, p *Plan, l store.Listed) (f Fit, why []string) {
+	f, err := fitIn(l.Record)
+	switch {
+	case err != nil:
+		why = []string{err.Error()}
+	case l.Quarantined:
+		why = []string{fmt.Sprintf("%s is quarantined after %d failures", shortID(l.ID), l.Failures)}
+	default:
+		why = f.Why(p.fit)
+	}
+	if len(why) == 0 && !m.cfg.Store.HasUpper(ctx, l) {
+		why = []string{fmt.Sprintf("the writable layer of %s is not in the PoP's store", shortID(l.ID))}
+	}
+	return f, why
+}
+
+// noneFits says why none of so many checkpoints fits: what several have in common, once.
+func noneFits(checkpoints int, why []string) string {
+	if checkpoints == 1 {
+		return sentence(why)
+	}
+	times := map[string]int{}
+	var once []string
+	for _, w := range why {
+		if times[w]++; times[w] == 1 {
+			once = append(once, w)
+		}
+	}
+	for i, w := range once {
+		if times[w] < checkpoints {
+			once[i] = fmt.Sprintf("%s (%d)", w, times[w])
+		}
+	}
+	return fmt.Sprintf("none of %d checkpoints fits: %s", checkpoints, sentence(once))
 }
 
 // tryEvery is how often what was slow is tried nevertheless: what was measured on
