@@ -61,7 +61,7 @@ func checkpointOf(c node.Checkpoint) *pb.Checkpoint {
 	return &pb.Checkpoint{
 		Id: c.ID, Image: c.Image, Digest: c.Digest, Args: c.Args, Created: timeOf(c.Created), Node: c.Node, Engine: c.Engine,
 		Size: c.Size, Pages: c.Pages, Upper: c.Upper, Boot: c.Boot, Restore: c.Restore, Paused: c.Paused,
-		Stateful: c.Stateful, Where: c.Where, Unfit: c.Unfit,
+		Stateful: c.Stateful, Where: c.Where, Unfit: c.Unfit, Differs: c.Differs,
 	}
 }
 
@@ -69,6 +69,6 @@ func checkpointFrom(c *pb.Checkpoint) node.Checkpoint {
 	return node.Checkpoint{
 		ID: c.GetId(), Image: c.GetImage(), Digest: c.GetDigest(), Args: c.GetArgs(), Created: timeFrom(c.GetCreated()), Node: c.GetNode(), Engine: c.GetEngine(),
 		Size: c.GetSize(), Pages: c.GetPages(), Upper: c.GetUpper(), Boot: c.GetBoot(), Restore: c.GetRestore(), Paused: c.GetPaused(),
-		Stateful: c.GetStateful(), Where: c.GetWhere(), Unfit: c.GetUnfit(),
+		Stateful: c.GetStateful(), Where: c.GetWhere(), Unfit: c.GetUnfit(), Differs: c.GetDiffers(),
 	}
 }

@@ -45,11 +45,11 @@ func (m *Manager) Checkpoint(ctx context.Context, name string, o Options) (store
 }
 
 func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r store.Record, d Dumped, err error) {
-	ability, err := m.Probe(ctx)
+	a, err := m.probe(ctx)
 	if err != nil {
 		return r, d, err
 	}
-	c, err := m.subject(ctx, name, o, ability)
+	c, err := m.subject(ctx, name, o, a)
 	if err != nil {
 		return r, d, err
 	}
@@ -99,10 +99,11 @@ type subject struct {
 	img  *image.Image
 	fit  Fit
 	o    Options
+	able *able
 }
 
 // subject looks at a container and refuses what no checkpoint may be made of.
-func (m *Manager) subject(ctx context.Context, name string, o Options, a Ability) (*subject, error) {
+func (m *Manager) subject(ctx context.Context, name string, o Options, a *able) (*subject, error) {
 	info, err := m.cfg.Containers.Inspect(ctx, name)
 	if err != nil {
 		return nil, err
@@ -110,17 +111,20 @@ func (m *Manager) subject(ctx context.Context, name string, o Options, a Ability
 	if info.Status != engine.Running {
 		return nil, engine.ErrNotRunning
 	}
-	c := &subject{info: info, o: o}
+	c := &subject{info: info, o: o, able: a}
 	if c.spec, err = m.cfg.Containers.SpecOf(ctx, name); err != nil {
 		return nil, err
 	}
 	if c.img = m.cfg.Image(ctx, info.Image, info.Digest); c.img == nil {
 		return nil, fmt.Errorf("the image %s is not known here any more: pull it again", info.Image)
 	}
+	if err := c.bare(); err != nil {
+		return nil, err
+	}
 	if err := refuse(c); err != nil {
 		return nil, err
 	}
-	c.fit = FitOf(c.img, c.spec, a, info.Labels)
+	c.fit = FitOf(c.img, c.spec, a.Ability, info.Labels)
 	return c, nil
 }
 
@@ -167,7 +171,7 @@ func (m *Manager) dump(ctx context.Context, c *subject, work string) (s saved, e
 		return s, err
 	}
 	subject := Container{Name: c.info.Name, PID: int(c.info.Pid), TTY: c.spec.Process.Terminal, Options: DumpOptions{RefuseTCP: c.o.TCP == "refuse"}}
-	s.dumped, err = m.cfg.Engine.Dump(ctx, subject, dir, func(ctx context.Context) (err error) {
+	s.dumped, err = c.able.engine.Dump(ctx, subject, dir, func(ctx context.Context) (err error) {
 		s.upper, s.size, s.info, err = copyUpper(ctx, filepath.Join(work, "upper.tar"), top)
 		return err
 	})

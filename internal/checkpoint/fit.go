@@ -172,7 +172,9 @@ func (f Fit) Why(want Fit) []string {
 	if f.Masked != want.Masked {
 		why = append(why, "the paths that are hidden differ")
 	}
-	differ("engine", f.Engine, want.Engine)
+	if f.Engine != want.Engine { // their versions have nothing to do with each other
+		return append(why, fmt.Sprintf("engine %s, here %s", or(f.Engine), or(want.Engine)))
+	}
 	differ(f.Engine, f.Version, want.Version)
 	differ("runc", f.Runc, want.Runc)
 	differ("kernel", f.Kernel, want.Kernel)

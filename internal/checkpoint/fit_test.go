@@ -128,3 +128,46 @@ func TestMoreCPU(t *testing.T) {
 		t.Errorf("more features than needed are a reason: %q", why)
 	}
 }
+
+// TestOtherEngine gives the one reason that counts.
+func TestOtherEngine(t *testing.T) {
+	a := someAbility()
+	have := FitOf(someImage(), someSpec("one"), a, nil)
+	a.Engine, a.Version, a.Runc, a.CgroupMode, a.CPU = "dmtcp", "5.0", "", "", nil
+	want := FitOf(someImage(), someSpec("one"), a, nil)
+	if why := have.Why(want); len(why) != 1 || why[0] != "engine criu, here dmtcp" {
+		t.Errorf("%q", why)
+	}
+	if why := want.Why(have); len(why) != 1 || why[0] != "engine dmtcp, here criu" {
+		t.Errorf("%q", why)
+	}
+}
+
+// TestDistinguish changes one thing after the other of two.
+func TestDistinguish(t *testing.T) {
+	for says, change := range map[string]func(o *specs.Spec, a *Ability){
+		"arguments /app other":   func(o *specs.Spec, _ *Ability) { o.Process.Args = []string{"/app", "other"} },
+		"working directory /tmp": func(o *specs.Spec, _ *Ability) { o.Process.Cwd = "/tmp" },
+		"mount bind /data ro /srv/other": func(o *specs.Spec, _ *Ability) {
+			o.Mounts[2].Source, o.Mounts[2].Options = "/srv/other", []string{"ro"}
+		},
+		"limit RLIMIT_NOFILE 1 3":                 func(o *specs.Spec, _ *Ability) { o.Process.Rlimits[0].Hard = 3 },
+		"engine dmtcp 5.0":                        func(_ *specs.Spec, a *Ability) { a.Engine, a.Version = "dmtcp", "5.0" },
+		"kernel 6.12":                             func(_ *specs.Spec, a *Ability) { a.Kernel = "6.12" },
+		"CPU feature sve":                         func(_ *specs.Spec, a *Ability) { a.CPU = append(a.CPU, "sve") },
+		"no variable SECRET":                      func(o *specs.Spec, _ *Ability) { o.Process.Env = o.Process.Env[:2] },
+		"variable ZONE (value's hash " + zoneID(): func(o *specs.Spec, _ *Ability) { o.Process.Env = append(o.Process.Env, "ZONE=north") },
+	} {
+		o, a := someSpec("two"), someAbility()
+		change(o, &a)
+		one, two := FitOf(someImage(), someSpec("one"), someAbility(), nil), FitOf(someImage(), o, a, nil)
+		if d := distinguish([]Fit{one, two}); len(d[1]) != 1 || !strings.HasPrefix(d[1][0], says) {
+			t.Errorf("%q, want %q", d, says)
+		}
+		if d := distinguish([]Fit{two, two}); len(d[0])+len(d[1]) > 0 {
+			t.Errorf("%s: two that are alike differ: %q", says, d)
+		}
+	}
+}
+
+func zoneID() string { return hash("ZONE", "north")[:6] }

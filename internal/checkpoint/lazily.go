@@ -34,7 +34,7 @@ type serving struct {
 
 // lazy reports whether a checkpoint's memory is to come late.
 func (m *Manager) lazy(pages int64) bool {
-	return len(m.cfg.RestoreLazy) > 0 && m.cfg.LazyAbove >= 0 && pages > m.cfg.LazyAbove
+	return len(m.cfg.RestoreLazy) > 0 && m.able.Load().carrier() == nil && m.cfg.LazyAbove >= 0 && pages > m.cfg.LazyAbove
 }
 
 // bringLate brings what of the checkpoint CRIU reads itself. What is unpacked here is read from there: it

@@ -62,7 +62,7 @@ type Layers interface {
 
 // Config names the parts of a Manager. All but those that say so are required.
 type Config struct {
-	Engine     Engine
+	Engines    []Engine // the first that works is used
 	Containers Containers
 	Layers     Layers
 	Store      *store.Store
@@ -97,7 +97,11 @@ type Manager struct {
 	cfg   Config
 	boots *times // seconds from start to readiness, by Fit.Key
 	stats stats
-	able  atomic.Pointer[Ability] // once it is known
+	able  atomic.Pointer[able] // once it is known
+
+	probing    sync.Mutex
+	chosen     Engine  // guarded by probing
+	passedOver []error // guarded by probing
 
 	life    context.Context // of what memory comes late
 	stop    context.CancelFunc
@@ -130,17 +134,7 @@ func (m *Manager) Probe(ctx context.Context) (Ability, error) {
 	if err != nil {
 		return Ability{}, err
 	}
-	return *a, nil
-}
-
-func (m *Manager) probe(ctx context.Context) (*Ability, error) {
-	a, err := m.cfg.Engine.Probe(ctx)
-	if err != nil {
-		m.able.Store(nil)
-		return nil, err
-	}
-	m.able.Store(&a)
-	return &a, nil
+	return a.Ability, nil
 }
 
 // Holds reports whether a checkpoint of this node has the layer, so that it
@@ -219,8 +213,9 @@ func (m *Manager) turn(ctx context.Context, name string) (done func(), err error
 // Known is a checkpoint as this node sees it.
 type Known struct {
 	store.Listed
-	Unfit       string  // why it is of no use here; "" if it is
-	RestoreTime float64 // seconds, as measured here; 0 is unknown
+	Unfit       string   // why it is of no use here; "" if it is
+	RestoreTime float64  // seconds, as measured here; 0 is unknown
+	Differs     []string // what others of its image have otherwise
 }
 
 // List gives all checkpoints, the newest first.
@@ -240,7 +235,25 @@ func (m *Manager) List(ctx context.Context) ([]Known, error) {
 		}
 		out = append(out, k)
 	}
+	differ(out)
 	return out, nil
+}
+
+// differ says how those of one image differ.
+func differ(all []Known) {
+	of := map[string][]int{}
+	for i, k := range all {
+		of[k.Image] = append(of[k.Image], i)
+	}
+	for _, group := range of {
+		fits := make([]Fit, len(group))
+		for i, at := range group {
+			fits[i], _ = fitIn(all[at].Record) // what cannot be read has nothing
+		}
+		for i, d := range distinguish(fits) {
+			all[group[i]].Differs = d
+		}
+	}
 }
 
 // list is what the store has; of a PoP's store that is away, nothing.

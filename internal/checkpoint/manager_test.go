@@ -105,7 +105,7 @@ func newManager(t *testing.T, labels map[string]string) (*Manager, *fake, engine
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := New(Config{Engine: f, Containers: f, Layers: f, Store: s, Dir: dir, Node: "n1",
+	m := New(Config{Engines: []Engine{f}, Containers: f, Layers: f, Store: s, Dir: dir, Node: "n1",
 		Image: func(context.Context, string, digest.Digest) *image.Image { return img }})
 	return m, f, engine.Spec{Name: "two", Image: img}
 }

@@ -23,13 +23,14 @@ const (
 
 // What a restore is expected to take where that was not measured.
 const (
-	floor      = 0.15  // seconds: runc, CRIU, namespaces
-	lazyFloor  = 0.6   // seconds, where memory comes while the processes run
-	readRate   = 600e6 // bytes of memory a second, from this node
-	fetchRate  = 80e6  // bytes a second, from the PoP's store
-	clearly    = 1.25  // by this factor booting has to be slower
-	patience   = 5     // times what is expected, a restored container may take to be ready
-	leastReady = 2 * time.Second
+	floor        = 0.15  // seconds: runc, CRIU, namespaces
+	carriedFloor = 1.0   // seconds, by an engine that the container carries: docs/checkpoints-dmtcp.md
+	lazyFloor    = 0.6   // seconds, where memory comes while the processes run
+	readRate     = 600e6 // bytes of memory a second, from this node
+	fetchRate    = 80e6  // bytes a second, from the PoP's store
+	clearly      = 1.25  // by this factor booting has to be slower
+	patience     = 5     // times what is expected, a restored container may take to be ready
+	leastReady   = 2 * time.Second
 )
 
 // stats counts what became of starts.
@@ -54,6 +55,8 @@ type Plan struct {
 	m   *Manager
 	img *image.Image
 	fit Fit
+	// carrier is the engine, if the container has to carry it.
+	carrier Carrier
 	// asked: a checkpoint is to be made when it is ready; slow: if it took long.
 	asked, slow bool
 	// Record is what it starts from; nil boots it.
@@ -96,10 +99,11 @@ func (m *Manager) plan(ctx context.Context, s engine.Spec, mode string, asked bo
 		return p, err
 	}
 	if a == nil {
-		a = &Ability{}
+		a = &able{}
 		all = nil
 	}
-	p.fit = FitOf(s.Image, o, *a, s.Labels)
+	p.carrier = a.carrier()
+	p.fit = FitOf(s.Image, o, a.Ability, s.Labels)
 	if m.choose(ctx, p, all, mode) {
 		p.asked, p.slow = false, false
 	}
@@ -208,7 +212,11 @@ func (m *Manager) expected(l store.Listed) float64 {
 	if m.lazy(l.Data.Pages) {
 		return lazyFloor
 	}
-	t := floor + float64(l.Data.Pages)/readRate
+	least := floor
+	if m.able.Load().carrier() != nil {
+		least = carriedFloor
+	}
+	t := least + float64(l.Data.Pages)/readRate
 	if !l.Local {
 		t += float64(l.Data.Size) / fetchRate
 	}

@@ -87,6 +87,11 @@ func (p *Plan) Patience(most time.Duration) time.Duration {
 // After makes a container that was restored one of its own: its machine ID,
 // and what its labels want to be run.
 func (p *Plan) After(ctx context.Context, name string) error {
+	if p.carrier != nil {
+		if err := p.carrier.Awake(ctx, name); err != nil {
+			return err
+		}
+	}
 	info, err := p.m.cfg.Containers.Inspect(ctx, name)
 	if err != nil {
 		return err

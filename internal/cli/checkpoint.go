@@ -62,9 +62,9 @@ func checkpoints(ctx context.Context, c *call) error {
 	var rows [][]string
 	for _, p := range all {
 		rows = append(rows, []string{short(p.ID), p.Image, dash(strings.Join(p.Args, " ")), p.Node, size(p.Pages), size(p.Size + p.Upper),
-			seconds(p.Boot), seconds(p.Restore), p.Where, age(p.Created), fits(p)})
+			seconds(p.Boot), seconds(p.Restore), p.Where, age(p.Created), fits(p), dash(strings.Join(p.Differs, "; "))})
 	}
-	return table(c.cfg.Stdout, "ID IMAGE COMMAND NODE MEMORY STORED BOOT RESTORE WHERE AGE FITS", rows)
+	return table(c.cfg.Stdout, "ID IMAGE COMMAND NODE MEMORY STORED BOOT RESTORE WHERE AGE FITS DIFFERS", rows)
 }
 
 func fits(p node.Checkpoint) string {

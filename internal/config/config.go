@@ -183,7 +183,9 @@ type Checkpoint struct {
 	// (also those that take long to boot), off; "" is asked.
 	Auto     string `toml:"auto"`
 	Off      bool   `toml:"off"`       // neither make nor use checkpoints
+	Engine   string `toml:"engine"`    // criu, dmtcp, auto (the first of them that works); "" is auto
 	CRIU     string `toml:"criu"`      // the program; "" is found beside dewd's tools and in PATH
+	DMTCP    string `toml:"dmtcp"`     // directory of its installation, with bin and lib; "" is that of dmtcp_launch in PATH
 	MaxBytes Size   `toml:"max_bytes"` // of all checkpoints on this node; 0 is 4GiB
 	Keep     int    `toml:"keep"`      // of one image and configuration; 0 is 2
 	// LazyAbove is from how much memory on it comes while the processes run already; 0 is 256MiB.
@@ -400,6 +402,8 @@ func (c Checkpoint) validate() error {
 	switch {
 	case !slices.Contains([]string{"", "asked", "measured", "off"}, c.Auto):
 		return fmt.Errorf("checkpoint.auto = %q: it is asked, measured or off", c.Auto)
+	case !slices.Contains([]string{"", "auto", "criu", "dmtcp"}, c.Engine):
+		return fmt.Errorf("checkpoint.engine = %q: it is auto, criu or dmtcp", c.Engine)
 	case c.Keep < 0:
 		return fmt.Errorf("checkpoint.keep = %d: it is below zero", c.Keep)
 	}
@@ -414,7 +418,7 @@ func (c Config) validatePaths() error {
 		}
 	}
 	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig, "engine.containerd": c.Engine.Containerd, "engine.crun": c.Engine.Crun, "engine.cni": c.Engine.CNI, "pack.key": c.Pack.Key,
-		"pop.key": c.PoP.Key, "pop.ca": c.PoP.CA, "pop.cert": c.PoP.Cert, "pop.tls_key": c.PoP.TLSKey, "pop.redis_ca": c.PoP.RedisCA, "checkpoint.criu": c.Checkpoint.CRIU}
+		"pop.key": c.PoP.Key, "pop.ca": c.PoP.CA, "pop.cert": c.PoP.Cert, "pop.tls_key": c.PoP.TLSKey, "pop.redis_ca": c.PoP.RedisCA, "checkpoint.criu": c.Checkpoint.CRIU, "checkpoint.dmtcp": c.Checkpoint.DMTCP}
 	for i, d := range c.Registries.HostsDirs {
 		paths[fmt.Sprintf("registries.hosts_dirs[%d]", i)] = d
 	}

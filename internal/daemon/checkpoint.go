@@ -11,6 +11,7 @@ import (
 	"dewpoint/internal/api"
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/checkpoint/criu"
+	"dewpoint/internal/checkpoint/dmtcp"
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
@@ -36,8 +37,7 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 	if err != nil {
 		return err
 	}
-	dumper := criu.New(criu.Config{Containers: d.engine, Program: program, State: d.cfg.State, Log: d.log})
-	d.checkpoints = checkpoint.New(checkpoint.Config{Engine: dumper, Containers: d.engine, Layers: saved{d.puller}, Store: d.saved, Dir: dir,
+	d.checkpoints = checkpoint.New(checkpoint.Config{Engines: d.checkpointEngines(program), Containers: d.engine, Layers: saved{d.puller}, Store: d.saved, Dir: dir,
 		Restore: criu.RestoreConfig(false), RestoreLazy: criu.RestoreConfig(true), LazyAbove: int64(f.LazyAbove), WorkDir: d.engine.WorkDir,
 		Guard: []string{"/proc/self/exe", PageGuard}, Lost: d.memoryLost, Explain: d.explainRestore, Node: d.name, Auto: f.Auto, Image: d.documents,
 		Made: func(name string, r store.Record) { d.checkpointed(ctx, name, r) }, Unmade: d.unsaved, Quarantined: d.quarantined, Log: d.log})
@@ -47,6 +47,19 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 		}
 	})
 	return nil
+}
+
+// checkpointEngines are those that the configuration allows, the one to be preferred first.
+func (d *Daemon) checkpointEngines(program string) []checkpoint.Engine {
+	f := d.cfg.File.Checkpoint
+	var engines []checkpoint.Engine
+	if f.Engine != "dmtcp" {
+		engines = append(engines, criu.New(criu.Config{Containers: d.engine, Program: program, State: d.cfg.State, Log: d.log}))
+	}
+	if f.Engine != "criu" {
+		engines = append(engines, dmtcp.New(dmtcp.Config{Containers: d.engine, Prefix: dmtcp.Find(f.DMTCP)}))
+	}
+	return engines
 }
 
 // PageGuard is the word by which this program runs lazypages.Guard.
@@ -170,7 +183,7 @@ func (d *Daemon) Checkpoint(ctx context.Context, r node.CheckpointRequest) (node
 
 func (d *Daemon) checkpoint(k checkpoint.Known) node.Checkpoint {
 	out := node.Checkpoint{ID: k.ID, Image: k.Image, Digest: k.Manifest, Args: append([]string{}, k.Args...), Created: k.Created, Node: k.Node, Engine: k.Engine,
-		Size: k.Data.Size, Pages: k.Data.Pages, Boot: k.Boot, Restore: k.RestoreTime, Stateful: k.Stateful, Unfit: k.Unfit}
+		Size: k.Data.Size, Pages: k.Data.Pages, Boot: k.Boot, Restore: k.RestoreTime, Stateful: k.Stateful, Unfit: k.Unfit, Differs: k.Differs}
 	if k.Upper != nil {
 		out.Upper = k.Upper.Size
 	}
@@ -281,8 +294,15 @@ func (d *Daemon) checkpointFinding(ctx context.Context) []node.Finding {
 		f.Level, f.Detail, f.Remedy = node.LevelNote, err.Error(), "see docs/checkpoints.md; containers boot meanwhile"
 		return []node.Finding{f}
 	}
-	f.Detail = "work: " + a.Engine + " " + a.Version + ", runc " + a.Runc
+	f.Detail = "work: " + a.Engine + " " + a.Version
+	if a.Runc != "" {
+		f.Detail += ", runc " + a.Runc
+	}
 	out := []node.Finding{f}
+	for _, why := range d.checkpoints.PassedOver() {
+		out = append(out, node.Finding{What: "checkpoints", Level: node.LevelNote, Detail: "not by the engine that is preferred: " + checkpoint.Cause(why),
+			Remedy: "mend that and restart dewd, or name the engine in checkpoint.engine"})
+	}
 	for _, l := range a.Limits {
 		out = append(out, node.Finding{What: "checkpoints", Level: node.LevelNote, Detail: l})
 	}

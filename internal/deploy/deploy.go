@@ -162,7 +162,7 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 	if err := r.permit(ctx, o); err != nil {
 		return err
 	}
-	c, err := d.cfg.Engine.Create(ctx, spec)
+	c, err := d.create(ctx, spec, plan)
 	if err != nil {
 		return err
 	}

@@ -130,11 +130,9 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 	if err != nil {
 		return err
 	}
-	spec.Restore = prep.Restore
-	if spec.Labels == nil {
-		spec.Labels = map[string]string{}
+	if err := plan.Revive(&spec, prep); err != nil {
+		return &restoreError{err}
 	}
-	spec.Labels[checkpoint.LabelRestored] = plan.Record.ID
 	begun := time.Now()
 	sctx, cancel := context.WithTimeout(ctx, startSlack+plan.Patience(o.timeout))
 	defer cancel()
@@ -172,6 +170,20 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 	plan.Restored(ctx, time.Since(begun).Seconds())
 	r.started(true)
 	return nil
+}
+
+// create makes a container that boots. One that is to be saved carries what that
+// needs, if its image has the shell that starts it.
+func (d *Deployer) create(ctx context.Context, spec engine.Spec, plan *checkpoint.Plan) (*engine.Info, error) {
+	dressed := spec
+	if plan.Carry(&dressed) {
+		c, err := d.cfg.Engine.Create(ctx, dressed)
+		if !errors.Is(err, engine.ErrNoCommand) {
+			return c, err
+		}
+		plan.Uncarried(spec.Name, err)
+	}
+	return d.cfg.Engine.Create(ctx, spec)
 }
 
 // unrestored tells errors that booting would meet as well.

@@ -80,7 +80,7 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 		return nil, err
 	}
 	back.add(func(context.Context) error { return os.RemoveAll(e.cfg.dir(s.Name)) })
-	if err := makeSources(s.Volumes); err != nil {
+	if err := errors.Join(makeSources(s.Volumes), e.makeOwn(s)); err != nil {
 		return nil, err
 	}
 
@@ -107,7 +107,7 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 		return nil, err
 	}
 	var opts *anypb.Any // the record's
-	if s.Restore != nil {
+	if s.Restore != nil && s.Restore.Dir != "" {
 		back.add(func(context.Context) error { return e.removeRestored(s.Name) })
 		if opts, err = e.prepareRestore(s); err != nil {
 			return nil, err

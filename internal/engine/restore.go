@@ -34,7 +34,7 @@ import (
 // there are none, and that restore.log in the engine's WorkDir may tell more. A
 // container that has ended is started anew by its command.
 type Restore struct {
-	Dir    string        // CRIU's images; read only, may be shared by many
+	Dir    string        // CRIU's images; read only, may be shared by many. "": the command makes the processes
 	Upper  digest.Digest // diff ID of one more layer on top of the image's, registered; "" is none
 	Config []string      // lines for CRIU's configuration
 }

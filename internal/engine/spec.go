@@ -35,8 +35,17 @@ type Spec struct {
 	CPUs       float64 // 0 is unlimited
 	Labels     map[string]string
 	Mounts     []specs.Mount // besides those of every container, and volumes
+	Own        *Own          // nil is none
 	Dumpable   bool          // refuse what CRIU cannot dump: io_uring and multipath TCP
 	Restore    *Restore      // nil boots
+}
+
+// Own is a directory of the container's own: OwnDir on the host, made with the container and removed with it.
+type Own struct {
+	Target string // where it is in the container
+	// From is a directory whose files it has from the beginning, as links where that can be; it must not
+	// change. "" leaves it empty. With From the container may only read it.
+	From string
 }
 
 // Volume binds a directory or file of the host into the container. A source
@@ -78,13 +87,13 @@ func (s *Spec) validate() error {
 			return fmt.Errorf("volume %s:%s: both paths must be absolute, and the target not /", v.Source, v.Target)
 		}
 	}
-	_, err := s.args()
+	_, err := s.Args()
 	return err
 }
 
-// args follows Docker: a given entrypoint replaces the image's and drops the
-// image's command, a given command replaces the image's.
-func (s *Spec) args() ([]string, error) {
+// Args is what the container runs. It follows Docker: a given entrypoint replaces the image's and drops the
+// image's command, a given command replaces the image's. An error says that there is none.
+func (s *Spec) Args() ([]string, error) {
 	entry, cmd := s.Image.Spec.Config.Entrypoint, s.Image.Spec.Config.Cmd
 	if s.Entrypoint != nil {
 		entry, cmd = s.Entrypoint, nil
@@ -141,7 +150,7 @@ var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", 
 // ociSpec is the OCI runtime specification of the container. It mentions the
 // files and the namespace of the container's network, which may come later.
 func (e *Engine) ociSpec(s *Spec, u user) (*specs.Spec, error) {
-	args, err := s.args()
+	args, err := s.Args()
 	if err != nil {
 		return nil, err
 	}
@@ -250,6 +259,13 @@ func (e *Engine) mounts(s *Spec) []specs.Mount {
 		specs.Mount{Destination: "/etc/hosts", Type: "bind", Source: f.Hosts, Options: bind},
 		specs.Mount{Destination: "/etc/resolv.conf", Type: "bind", Source: f.Resolv, Options: bind})
 	m = append(m, s.Mounts...)
+	if s.Own != nil {
+		mode := "rw"
+		if s.Own.From != "" {
+			mode = "ro"
+		}
+		m = append(m, specs.Mount{Destination: s.Own.Target, Type: "bind", Source: e.OwnDir(s.Name), Options: []string{"rbind", "rprivate", mode}})
+	}
 	for _, v := range s.Volumes {
 		mode := "rw"
 		if v.ReadOnly {

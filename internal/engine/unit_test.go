@@ -7,9 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 
 	"github.com/containerd/containerd/api/types"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/image"
@@ -79,13 +81,52 @@ func TestArgs(t *testing.T) {
 		"/mine x other": {Entrypoint: []string{"/mine", "x"}, Cmd: []string{"other"}},
 	} {
 		s.Image = &image.Image{Spec: ocispec.Image{Config: img}}
-		if got, err := s.args(); err != nil || strings.Join(got, " ") != want {
+		if got, err := s.Args(); err != nil || strings.Join(got, " ") != want {
 			t.Errorf("got %q, %v; want %q", got, err, want)
 		}
 	}
 	s := Spec{Entrypoint: []string{""}, Image: &image.Image{Spec: ocispec.Image{Config: img}}}
-	if got, err := s.args(); err == nil {
+	if got, err := s.Args(); err == nil {
 		t.Errorf("nothing to run gives %q", got)
+	}
+}
+
+// A container's own directory begins with another's files, which it may only read then.
+func TestOwnDirectory(t *testing.T) {
+	e, from := &Engine{cfg: Config{Root: t.TempDir()}}, t.TempDir()
+	if err := os.CopyFS(from, fstest.MapFS{"a": {Data: []byte("1"), Mode: 0o600}, "d/b": {Data: []byte("2"), Mode: 0o600}}); err != nil {
+		t.Fatal(err)
+	}
+	for i, own := range []*Own{{Target: "/own"}, {Target: "/own", From: from}, nil} {
+		s := &Spec{Name: "c", Own: own}
+		dir := e.OwnDir("c")
+		if err := os.MkdirAll(filepath.Join(dir, "left by another"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.makeOwn(s); err != nil {
+			t.Fatal(err)
+		}
+		at := slices.IndexFunc(e.mounts(s), func(m specs.Mount) bool { return m.Destination == "/own" && m.Source == dir })
+		if own == nil {
+			if at >= 0 {
+				t.Error("what has none of its own has a mount")
+			}
+			continue
+		}
+		if want := []string{"rw", "ro"}[i]; at < 0 || !slices.Contains(e.mounts(s)[at].Options, want) {
+			t.Fatalf("mounts %+v, want one with %s", e.mounts(s), want)
+		}
+		names, _ := filepath.Glob(dir + "/*")
+		deep, err := os.ReadFile(dir + "/d/b")
+		if own.From == "" && len(names) > 0 || own.From != "" && (len(names) != 2 || string(deep) != "2" || err != nil) {
+			t.Errorf("%+v: %q, %q, %v", own, names, deep, err)
+		}
+	}
+	if err := os.Symlink("a", from+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.makeOwn(&Spec{Name: "c", Own: &Own{From: from}}); err == nil {
+		t.Error("a symbolic link was taken")
 	}
 }
 

@@ -31,4 +31,6 @@ type Checkpoint struct {
 	Where    string `json:"where"` // node, pop, both
 	// Unfit is why it is of no use on this node now; "" if it is.
 	Unfit string `json:"unfit,omitempty"`
+	// Differs is what others of the image have otherwise, such as "arguments serve" or "no variable ZONE".
+	Differs []string `json:"differs,omitempty"`
 }

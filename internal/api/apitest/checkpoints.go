@@ -41,6 +41,9 @@ func (n *Node) ListCheckpoints(_ context.Context, image string) ([]node.Checkpoi
 	var out []node.Checkpoint
 	for _, c := range slices.Backward(n.checkpoints) {
 		if image == "" || c.Image == image {
+			if len(n.checkpoints) > 1 {
+				c.Differs = []string{"arguments " + strings.Join(c.Args, " ")}
+			}
 			out = append(out, c)
 		}
 	}

@@ -1,40 +1,6 @@
 package criu
 
-import (
-	"os"
-	"regexp"
-	"slices"
-	"strings"
-
-	"golang.org/x/sys/unix"
-)
-
-// depends are the features of a processor that programs choose their code by.
-// Those that only the kernel uses, and those that say what is mended, are not.
-var depends = regexp.MustCompile(`^(3dnow\w*|abm|adx|aes|amx\w*|avx\w*|bmi[12]|clflush\w*|clwb|cmov|cx16|cx8|erms|f16c|fma4?|fsgsbase|fsrm|fxsr|gfni|hle|lahf_lm|` +
-	`mmx\w*|movbe|movdir\w*|ospke|pclmulqdq|pku|popcnt|prefetchw\w*|rdpid|rdrand|rdseed|rdtscp|rtm|serialize|sha_ni|sse\w*|pni|ssse3|tbm|user_shstk|vaes|vpclmulqdq|waitpkg|xop|xsave\w*|xgetbv1)$`)
-
-// cpuFeatures are those of this node, sorted.
-func cpuFeatures() []string {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return nil
-	}
-	for line := range strings.Lines(string(b)) {
-		key, value, _ := strings.Cut(line, ":")
-		all := strings.Fields(value)
-		switch strings.TrimSpace(key) {
-		case "Features": // arm64
-		case "flags":
-			all = slices.DeleteFunc(all, func(f string) bool { return !depends.MatchString(f) })
-		default:
-			continue
-		}
-		slices.Sort(all)
-		return slices.Compact(all)
-	}
-	return nil
-}
+import "golang.org/x/sys/unix"
 
 // cgroupMode is "v2", or "v1", or "hybrid" if version 2 is there too.
 func cgroupMode() string {

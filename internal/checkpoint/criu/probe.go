@@ -42,7 +42,7 @@ func (e *Engine) Probe(ctx context.Context) (checkpoint.Ability, error) {
 	e.ability = nil
 	a := checkpoint.Ability{
 		Engine: e.Name(), Version: v.criu, Runc: v.runc, Kernel: v.kernel,
-		PageSize: os.Getpagesize(), CPU: cpuFeatures(), CgroupMode: cgroupMode(),
+		PageSize: os.Getpagesize(), CPU: checkpoint.CPUFeatures(), CgroupMode: cgroupMode(),
 	}
 	if err := learnFeatures(ctx, v.program); err != nil {
 		e.log.Warn("restores will be slower", "err", err)

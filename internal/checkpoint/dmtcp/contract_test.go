@@ -6,7 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -69,7 +69,7 @@ func TestProbe(t *testing.T) {
 
 func prefix(t *testing.T) string {
 	t.Helper()
-	p := dmtcp.Find()
+	p := dmtcp.Find("")
 	if p == "" {
 		t.Fatal("dmtcp_launch is not in PATH: install DMTCP 4 or newer (no suite of Debian has it)")
 	}
@@ -82,13 +82,6 @@ type bed struct {
 	e           *engine.Engine
 	dmtcp       *dmtcp.Engine
 	img         *image.Image
-}
-
-// containers is what DMTCP's engine takes of a container engine.
-type containers struct{ *engine.Engine }
-
-func (c containers) Exec(ctx context.Context, name string, args []string, output io.Writer) (int, error) {
-	return c.Engine.Exec(ctx, name, engine.ExecSpec{Args: args, Stdout: output, Stderr: output})
 }
 
 func newBed(t *testing.T) *bed {
@@ -111,7 +104,7 @@ func newBed(t *testing.T) *bed {
 			t.Error(err)
 		}
 	})
-	b.dmtcp = dmtcp.New(dmtcp.Config{Containers: containers{b.e}, Prefix: b.prefix, Dir: dir + "/images"})
+	b.dmtcp = dmtcp.New(dmtcp.Config{Containers: b.e, Prefix: b.prefix})
 	b.makeImage(t)
 	return b
 }
@@ -120,24 +113,25 @@ func (b *bed) Engine() checkpoint.Engine { return b.dmtcp }
 
 func (b *bed) Boot(t testing.TB, o enginetest.Boot) enginetest.Running {
 	t.Helper()
-	if err := os.MkdirAll(b.images(o.Name), 0o700); err != nil {
+	spec := b.spec(o.Name)
+	spec.Entrypoint = append([]string{"/usr/bin/python3", "/workload.py"}, o.Things...)
+	if err := b.dmtcp.Carry(&spec); err != nil {
 		t.Fatal(err)
 	}
-	command := b.dmtcp.Boot(append([]string{"/usr/bin/python3", "/workload.py"}, o.Things...))
-	r, err := b.run(t, o.Name, command, b.images(o.Name), "")
+	r, err := b.run(t, spec, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func (b *bed) images(name string) string { return filepath.Join(b.dir, "images", name) }
+func (b *bed) spec(name string) engine.Spec {
+	return engine.Spec{Name: name, Image: b.img, Net: engine.NetBridge, Volumes: []engine.Volume{{Source: "/usr", Target: "/usr", ReadOnly: true}}}
+}
 
-func (b *bed) run(t testing.TB, name string, command []string, images, upper string) (enginetest.Running, error) {
-	spec := engine.Spec{Name: name, Image: b.img, Net: engine.NetBridge, Entrypoint: command, Volumes: []engine.Volume{
-		{Source: "/usr", Target: "/usr", ReadOnly: true}, {Source: b.prefix, Target: dmtcp.PrefixDir, ReadOnly: true},
-		{Source: images, Target: dmtcp.ImagesDir},
-	}}
+// run runs a container, with the files of upper, unless "".
+func (b *bed) run(t testing.TB, spec engine.Spec, upper string) (enginetest.Running, error) {
+	name := spec.Name
 	if _, err := b.e.Create(t.Context(), spec); err != nil {
 		return enginetest.Running{}, err
 	}
@@ -174,13 +168,20 @@ func (b *bed) Keep(ctx context.Context, name, dir string) error {
 }
 
 func (b *bed) Restore(t testing.TB, name, dir string) (enginetest.Running, error) {
-	command, err := b.dmtcp.Restart(dir)
-	if err != nil {
+	spec := b.spec(name)
+	images := t.TempDir() // without the upper layer
+	if out, err := exec.Command("sh", "-c", "cp -r "+dir+"/ckpt_* "+images).CombinedOutput(); err != nil {
+		return enginetest.Running{}, fmt.Errorf("%w: %s", err, out)
+	}
+	if err := b.dmtcp.Revive(&spec, images); err != nil {
 		return enginetest.Running{}, err
 	}
 	began := time.Now()
-	r, err := b.run(t, name, command, dir, filepath.Join(dir, "upper"))
+	r, err := b.run(t, spec, filepath.Join(dir, "upper"))
 	t.Logf("%s answers after %v", name, time.Since(began))
+	if err == nil {
+		err = b.dmtcp.Awake(t.Context(), name)
+	}
 	return r, err
 }
 

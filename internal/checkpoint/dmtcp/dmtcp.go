@@ -5,16 +5,17 @@
 // # A container that carries DMTCP
 //
 // DMTCP comes into the container with it: a node's installation is mounted
-// read-only at PrefixDir, a directory for images at ImagesDir, and Boot puts a
+// read-only at PrefixDir, a directory for images at ImagesDir, and Carry puts a
 // first process before the application's command. It is a shell that runs DMTCP's
-// coordinator, starts the application under it, hands on SIGTERM, and ends when
-// the last process of the application has. Restart does the same with what was
+// coordinator, starts the application under it, hands on SIGTERM, and ends as the
+// application's first process does. Revive does the same with what was
 // dumped in the place of the command. So the image must have /bin/sh and be built
-// on a C library like the node's, and its programs be linked dynamically.
+// on a C library like the node's, and its programs be linked dynamically. Where
+// DMTCP's own programs do not run, the application is started without it.
 //
 // Whatever reaches the coordinator's port can stop the application. It listens on
-// all of the container's addresses: a container that carries DMTCP belongs on a
-// network that is its own or trusted.
+// all of the container's addresses: Carry refuses the host's network, and the one
+// of the container should be trusted.
 //
 // # A dump
 //
@@ -41,11 +42,16 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/engine"
 )
 
 // Where a container finds DMTCP and writes images.
@@ -57,12 +63,13 @@ const (
 // port is the coordinator's, in the container's own network.
 const port = "7779"
 
-// Containers is what of a container engine a dump needs.
+// Containers is what of a container engine this one needs; engine.Engine has it.
 type Containers interface {
 	Pause(ctx context.Context, name string) error
 	Resume(name string) error
-	// Exec runs a command in a container; both its outputs go to output.
-	Exec(ctx context.Context, name string, args []string, output io.Writer) (status int, err error)
+	Exec(ctx context.Context, name string, s engine.ExecSpec) (status int, err error)
+	// OwnDir is what is mounted at a container's ImagesDir.
+	OwnDir(name string) string
 	// Upper is a container's writable layer.
 	Upper(ctx context.Context, name string) (dir string, err error)
 }
@@ -70,18 +77,25 @@ type Containers interface {
 // Config says what to dump with. All of it is needed.
 type Config struct {
 	Containers Containers
-	Prefix     string // of the installation, with bin and lib below it; see Find
-	Dir        string // its directory NAME is mounted at the container's ImagesDir
+	Prefix     string // of the installation, with bin and lib below it; see Find. "" is one that is missing
 }
 
-// Engine is a checkpoint.Engine.
-type Engine struct{ cfg Config }
+// Engine is a checkpoint.Carrier.
+type Engine struct {
+	cfg Config
+
+	mu      sync.Mutex
+	ability *checkpoint.Ability // guarded by mu; nil until probed
+}
 
 // New makes an engine. It touches nothing until Probe or Dump.
 func New(cfg Config) *Engine { return &Engine{cfg: cfg} }
 
-// Find is the prefix of the DMTCP in PATH, or "".
-func Find() string {
+// Find is the prefix of DMTCP: the configured one, else that of the dmtcp_launch in PATH, else "".
+func Find(configured string) string {
+	if configured != "" {
+		return configured
+	}
 	launch, err := exec.LookPath("dmtcp_launch")
 	if err == nil {
 		launch, err = filepath.EvalSymlinks(launch)
@@ -95,30 +109,92 @@ func Find() string {
 // Name is "dmtcp".
 func (e *Engine) Name() string { return "dmtcp" }
 
-// first is the container's first process: "sh -c first NAME COORDINATOR COMMAND…".
-const first = `trap 'kill -TERM -1' TERM INT
-"$1" --quiet --exit-on-last --coord-port ` + port + ` --ckptdir ` + ImagesDir + ` </dev/null >/dev/null 2>&1 &
-coordinator=$!
-shift
+// first is the container's first process: "sh -c first NAME COORDINATOR OWN COMMAND…".
+// OWN is how many words of COMMAND are not the application's.
+const first = `coordinator=$1 own=$2
+shift 2
+if ! "$coordinator" --version >/dev/null 2>&1; then
+	shift $own
+	exec "$@"
+fi
+trap 'kill -TERM -1' TERM INT
+"$coordinator" --quiet --exit-on-last --coord-port ` + port + ` --ckptdir ` + ImagesDir + ` </dev/null >/dev/null 2>&1 &
 "$@" &
-while kill -0 $coordinator 2>/dev/null; do wait $coordinator; done`
+application=$!
+while
+	wait $application
+	status=$?
+	kill -0 $application 2>/dev/null
+do :; done
+exit $status`
 
-func firstProcess(command ...string) []string {
-	return append([]string{"/bin/sh", "-c", first, "dewpoint", PrefixDir + "/bin/dmtcp_coordinator"}, command...)
+func firstProcess(own int, command ...string) []string {
+	return append([]string{"/bin/sh", "-c", first, "dewpoint", PrefixDir + "/bin/dmtcp_coordinator", strconv.Itoa(own)}, command...)
 }
 
-var join = []string{"--join-coordinator", "--coord-port", port, "--quiet", "--quiet"}
+var (
+	join   = []string{"--join-coordinator", "--coord-port", port, "--quiet", "--quiet"}
+	launch = append(append([]string{PrefixDir + "/bin/dmtcp_launch"}, join...), "--no-gzip", "--ckptdir", ImagesDir)
+)
 
-// Boot is the command of a container that is to be dumped, for its application's.
-func (e *Engine) Boot(command []string) []string {
-	args := append([]string{PrefixDir + "/bin/dmtcp_launch"}, join...)
-	args = append(args, "--no-gzip", "--ckptdir", ImagesDir)
-	return firstProcess(append(args, command...)...)
+// boot is the command of a container that is to be dumped, for its application's.
+func boot(command []string) []string {
+	return firstProcess(len(launch), slices.Concat(launch, command)...)
 }
 
-// Restart is the command of a container that starts from the images in dir, which
-// is mounted at its ImagesDir.
-func (e *Engine) Restart(dir string) ([]string, error) {
+// Carry implements checkpoint.Carrier.
+func (e *Engine) Carry(s *engine.Spec) error {
+	user := s.User
+	if user == "" {
+		user = s.Image.Spec.Config.User
+	}
+	user, _, _ = strings.Cut(user, ":")
+	switch {
+	case s.Net == "" || s.Net == engine.NetHost:
+		return &checkpoint.UnfitError{What: "it is on the host's network, where whoever reaches DMTCP's coordinator could stop it", Remedy: "give it a network of its own (--net bridge, or -p)"}
+	case user != "" && user != "root" && user != "0":
+		return &checkpoint.UnfitError{What: "its user " + user + " is not root, which checkpoints by DMTCP were not tried with", Remedy: byCRIU}
+	}
+	command, err := s.Args()
+	if err != nil {
+		return err
+	}
+	e.dress(s, boot(command), "")
+	return nil
+}
+
+// Revive implements checkpoint.Carrier.
+func (e *Engine) Revive(s *engine.Spec, dir string) error {
+	command, err := restart(dir)
+	if err == nil {
+		e.dress(s, command, dir)
+	}
+	return err
+}
+
+// dress gives a container DMTCP, a command, and a directory of its own that begins with images.
+func (e *Engine) dress(s *engine.Spec, command []string, images string) {
+	s.Entrypoint, s.Cmd = command, nil
+	s.Mounts = append(slices.Clone(s.Mounts), specs.Mount{Destination: PrefixDir, Type: "bind", Source: e.cfg.Prefix, Options: []string{"rbind", "rprivate", "ro"}})
+	s.Own = &engine.Own{Target: ImagesDir, From: images}
+}
+
+// Bare implements checkpoint.Carrier.
+func (e *Engine) Bare(o *specs.Spec) *specs.Spec {
+	bare, process := *o, *o.Process
+	if dressed := boot(nil); len(process.Args) > len(dressed) && slices.Equal(process.Args[:len(dressed)], dressed) {
+		process.Args = process.Args[len(dressed):]
+	}
+	bare.Process = &process
+	bare.Mounts = slices.DeleteFunc(slices.Clone(o.Mounts), func(m specs.Mount) bool {
+		return m.Destination == PrefixDir || m.Destination == ImagesDir
+	})
+	return &bare
+}
+
+// restart is the command of a container that starts from the images in dir, which
+// are to be at its ImagesDir.
+func restart(dir string) ([]string, error) {
 	images, err := filepath.Glob(filepath.Join(dir, "*.dmtcp"))
 	if err == nil && len(images) == 0 {
 		err = fmt.Errorf("no images of DMTCP in %s: %w", dir, fs.ErrNotExist)
@@ -131,7 +207,33 @@ func (e *Engine) Restart(dir string) ([]string, error) {
 	for _, i := range images {
 		args = append(args, path.Join(ImagesDir, filepath.Base(i)))
 	}
-	return firstProcess(args...), nil
+	return firstProcess(0, args...), nil
+}
+
+// Awake implements checkpoint.Carrier: it asks the coordinator again and again.
+func (e *Engine) Awake(ctx context.Context, name string) error {
+	for {
+		said, status, err := e.ask(ctx, name, "--status")
+		switch {
+		case errors.Is(err, engine.ErrNotRunning), errors.Is(err, engine.ErrNotFound):
+			return fmt.Errorf("it has ended before its processes ran on; \"dew logs\" of a container that is kept may say why: %w", err)
+		case ctx.Err() != nil:
+			return fmt.Errorf("its processes do not run on: %w: %s", context.Cause(ctx), said)
+		case err == nil && status == 0 && strings.Contains(said, "RUNNING=yes"):
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// ask gives a container's coordinator a command.
+func (e *Engine) ask(ctx context.Context, name, command string) (said string, status int, err error) {
+	var out bytes.Buffer
+	status, err = e.cfg.Containers.Exec(ctx, name, engine.ExecSpec{Args: []string{PrefixDir + "/bin/dmtcp_command", "--coord-port", port, command}, Stdout: &out, Stderr: &out})
+	return strings.TrimSpace(out.String()), status, err
 }
 
 // limit bounds the writing of images. A container that is not done by then may be
@@ -163,7 +265,7 @@ func (e *Engine) Dump(ctx context.Context, c checkpoint.Container, dir string, f
 	return d, errors.Join(err, resume())
 }
 
-func (e *Engine) images(name string) string { return filepath.Join(e.cfg.Dir, name) }
+func (e *Engine) images(name string) string { return e.cfg.Containers.OwnDir(name) }
 
 // write has the images written and leaves the container paused, with nothing
 // changed in its files since.
@@ -197,13 +299,12 @@ func (e *Engine) command(ctx context.Context, name string) (at time.Time, err er
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done after %v", limit))
 	defer cancel()
-	var out bytes.Buffer
-	status, err := e.cfg.Containers.Exec(ctx, name, []string{PrefixDir + "/bin/dmtcp_command", "--coord-port", port, "--bcheckpoint"}, &out)
+	said, status, err := e.ask(ctx, name, "--bcheckpoint")
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
 	if err == nil && status != 0 {
-		err = fmt.Errorf("status %d: %s", status, bytes.TrimSpace(out.Bytes()))
+		err = fmt.Errorf("status %d: %s", status, said)
 	}
 	if err != nil {
 		return at, fmt.Errorf("dmtcp_command in container %s: %w", name, err)

@@ -14,36 +14,74 @@ import (
 	"dewpoint/internal/checkpoint"
 )
 
-// Probe implements checkpoint.Engine. It dumps and restarts sleep(1) and takes
-// about two seconds; its result is not kept.
+// limits are what of containers cannot be dumped by DMTCP.
+var limits = []string{
+	"DMTCP saves only containers that were started for it (--checkpoint, or the image's label), on a network of their own, as root, and with a C library like this node's",
+	"DMTCP cannot save programs that are linked statically, or make system calls without the C library as Go's do: use CRIU",
+}
+
+const remedy = "no suite of Debian has it: build DMTCP 4 or newer, and have its dmtcp_launch in PATH or name its directory in checkpoint.dmtcp"
+
+// Probe implements checkpoint.Engine. It dumps and restarts sleep(1), which takes
+// about two seconds. What it could do is remembered until the version changes;
+// what it could not is tried again.
 func (e *Engine) Probe(ctx context.Context) (checkpoint.Ability, error) {
-	a := checkpoint.Ability{Engine: "dmtcp", PageSize: os.Getpagesize(), Limits: []string{
-		"programs that are linked statically, or make system calls without the C library as Go's do: use CRIU",
-	}}
-	if e.cfg.Prefix == "" {
-		return a, fmt.Errorf("%w: DMTCP is not installed: put dmtcp_launch in PATH", checkpoint.ErrUnable)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a := checkpoint.Ability{Engine: e.Name(), PageSize: os.Getpagesize(), CPU: checkpoint.CPUFeatures(), Limits: limits}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	var err error
+	if a.Version, err = e.version(ctx); err != nil {
+		return checkpoint.Ability{}, fmt.Errorf("%w: %w", checkpoint.ErrUnable, err)
 	}
 	var un unix.Utsname
 	if err := unix.Uname(&un); err != nil {
-		return a, err
+		return checkpoint.Ability{}, err
 	}
 	a.Kernel = unix.ByteSliceToString(un.Release[:])
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	out, err := e.tool(ctx, "dmtcp_launch", "--version").Output()
-	if err == nil {
-		first, _, _ := strings.Cut(string(out), "\n")
-		a.Version = strings.TrimPrefix(first, "dmtcp_launch (DMTCP) ")
-		err = e.tryOut(ctx)
+	if e.ability != nil && e.ability.Version == a.Version {
+		return *e.ability, nil
 	}
-	if err != nil {
-		return a, fmt.Errorf("%w: %w", checkpoint.ErrUnable, err)
+	e.ability = nil
+	if err := e.tryOut(ctx); err != nil {
+		return checkpoint.Ability{}, fmt.Errorf("%w: DMTCP %s: %w", checkpoint.ErrUnable, a.Version, err)
 	}
+	e.ability = &a
 	return a, nil
 }
 
+const probeTimeout = 20 * time.Second
+
+// programs are those that are needed.
+var programs = []string{"dmtcp_launch", "dmtcp_coordinator", "dmtcp_command", "dmtcp_restart"}
+
+// version looks whether the programs are there.
+func (e *Engine) version(ctx context.Context) (string, error) {
+	if e.cfg.Prefix == "" {
+		return "", fmt.Errorf("DMTCP is not installed: %s", remedy)
+	}
+	for _, p := range programs {
+		if _, err := os.Stat(e.program(p)); err != nil {
+			return "", fmt.Errorf("DMTCP is not whole: %w: %s", err, remedy)
+		}
+	}
+	out, err := e.tool(ctx, "dmtcp_launch", "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("dmtcp_launch --version: %w: %s", err, remedy)
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	v, ok := strings.CutPrefix(line, "dmtcp_launch (DMTCP) ")
+	if !ok {
+		return "", fmt.Errorf("%s --version says %q: is it DMTCP? %s", e.program("dmtcp_launch"), line, remedy)
+	}
+	return v, nil
+}
+
+func (e *Engine) program(name string) string { return filepath.Join(e.cfg.Prefix, "bin", name) }
+
 func (e *Engine) tool(ctx context.Context, name string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, filepath.Join(e.cfg.Prefix, "bin", name), args...)
+	cmd := exec.CommandContext(ctx, e.program(name), args...)
 	cmd.WaitDelay = time.Second
 	return cmd
 }

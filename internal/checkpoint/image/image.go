@@ -2,7 +2,7 @@
 // immutable, compressed file, made of the directory of small files and large
 // memory that a checkpoint engine writes.
 //
-// Memory (the files pages-*.img) is cut into chunks of ChunkSize, each compressed by
+// Memory (the files pages-*.img and ckpt_*.dmtcp) is cut into chunks of ChunkSize, each compressed by
 // itself, so that any of them can be read without the others; chunks of zeros are left
 // out. Everything else, a few hundred kilobytes mostly, is one tar in one compressed stream
 // ahead of them: a restore needs all of it before it needs any memory. An index behind the
@@ -67,7 +67,8 @@ const (
 	maxName    = 255
 )
 
-var pagesName = regexp.MustCompile(`^pages-[0-9]{1,9}\.img$`)
+// pagesName is how engines name files of memory: CRIU, and DMTCP.
+var pagesName = regexp.MustCompile(`^(pages-[0-9]{1,9}\.img|ckpt_[^/\x00]{1,240}\.dmtcp)$`)
 
 // chunk is one that is stored. Those of a file are in order; what is missing
 // between them is zeros.

@@ -26,7 +26,7 @@ import (
 const packers = 2
 
 // Pack writes the file of the directory dir to w, from beginning to end. Files
-// of memory are those of the name pages-N.img at the top; other files may lie in
+// of memory are those of the names pages-N.img and ckpt_X.dmtcp at the top; other files may lie in
 // directories. Modes, owners and times are not kept. What is neither a file nor a directory is an
 // error, and so is a file that changes meanwhile. After an error what was written is of no use.
 func Pack(ctx context.Context, w io.Writer, dir string) (Info, error) {

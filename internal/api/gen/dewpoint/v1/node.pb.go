@@ -5106,8 +5106,9 @@ type Checkpoint struct {
 	Restore       float64                `protobuf:"fixed64,12,opt,name=restore,proto3" json:"restore,omitempty"`
 	Paused        float64                `protobuf:"fixed64,13,opt,name=paused,proto3" json:"paused,omitempty"` // seconds
 	Stateful      bool                   `protobuf:"varint,14,opt,name=stateful,proto3" json:"stateful,omitempty"`
-	Where         string                 `protobuf:"bytes,15,opt,name=where,proto3" json:"where,omitempty"` // node, pop, both
-	Unfit         string                 `protobuf:"bytes,16,opt,name=unfit,proto3" json:"unfit,omitempty"` // why it is of no use on this node now
+	Where         string                 `protobuf:"bytes,15,opt,name=where,proto3" json:"where,omitempty"`     // node, pop, both
+	Unfit         string                 `protobuf:"bytes,16,opt,name=unfit,proto3" json:"unfit,omitempty"`     // why it is of no use on this node now
+	Differs       []string               `protobuf:"bytes,17,rep,name=differs,proto3" json:"differs,omitempty"` // what others of the image have otherwise
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5252,6 +5253,13 @@ func (x *Checkpoint) GetUnfit() string {
 		return x.Unfit
 	}
 	return ""
+}
+
+func (x *Checkpoint) GetDiffers() []string {
+	if x != nil {
+		return x.Differs
+	}
+	return nil
 }
 
 type PoPStatusRequest struct {
@@ -6704,7 +6712,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\vcheckpoints\x18\x01 \x03(\v2\x17.dewpoint.v1.CheckpointR\vcheckpoints\")\n" +
 	"\x17RemoveCheckpointRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x1a\n" +
-	"\x18RemoveCheckpointResponse\"\x8e\x03\n" +
+	"\x18RemoveCheckpointResponse\"\xa8\x03\n" +
 	"\n" +
 	"Checkpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
@@ -6723,7 +6731,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x06paused\x18\r \x01(\x01R\x06paused\x12\x1a\n" +
 	"\bstateful\x18\x0e \x01(\bR\bstateful\x12\x14\n" +
 	"\x05where\x18\x0f \x01(\tR\x05where\x12\x14\n" +
-	"\x05unfit\x18\x10 \x01(\tR\x05unfit\"\x12\n" +
+	"\x05unfit\x18\x10 \x01(\tR\x05unfit\x12\x18\n" +
+	"\adiffers\x18\x11 \x03(\tR\adiffers\"\x12\n" +
 	"\x10PoPStatusRequest\"7\n" +
 	"\x11PoPStatusResponse\x12\"\n" +
 	"\x03pop\x18\x01 \x01(\v2\x10.dewpoint.v1.PoPR\x03pop\"\xb9\b\n" +

@@ -1,0 +1,99 @@
+package checkpoint
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// distinguish says what each of some checkpoints of one image has that not all of
+// them have, in words. Those that are made alike, or the only one, have nothing.
+func distinguish(fits []Fit) [][]string {
+	out := make([][]string, len(fits))
+	for _, a := range aspects {
+		values := make([]string, len(fits))
+		for i, f := range fits {
+			values[i] = a.of(f)
+		}
+		if same(values) {
+			continue
+		}
+		for i, v := range values {
+			out[i] = append(out[i], a.name+" "+or(v))
+		}
+	}
+	for _, a := range listAspects {
+		for i := range fits {
+			for _, v := range a.of(fits[i]) {
+				if slices.ContainsFunc(fits, func(f Fit) bool { return !slices.Contains(a.of(f), v) }) {
+					out[i] = append(out[i], a.name+" "+v)
+				}
+			}
+		}
+	}
+	distinguishEnv(fits, out)
+	return out
+}
+
+// aspects are what a fit has one of.
+var aspects = []struct {
+	name string
+	of   func(f Fit) string
+}{
+	{"arguments", func(f Fit) string { return strings.Join(f.Args, " ") }},
+	{"manifest", func(f Fit) string { return shorten(strings.TrimPrefix(f.Manifest, "sha256:")) }},
+	{"working directory", func(f Fit) string { return f.Cwd }},
+	{"seccomp filter", func(f Fit) string { return shorten(f.Seccomp) }},
+	{"hidden paths", func(f Fit) string { return shorten(f.Masked) }},
+	{"engine", func(f Fit) string { return f.Engine + " " + f.Version }},
+	{"runc", func(f Fit) string { return f.Runc }},
+	{"kernel", func(f Fit) string { return f.Kernel }},
+	{"page size", func(f Fit) string { return fmt.Sprint(f.PageSize) }},
+	{"cgroups", func(f Fit) string { return f.Cgroup }},
+}
+
+// listAspects are what a fit has some of.
+var listAspects = []struct {
+	name string
+	of   func(f Fit) []string
+}{
+	{"mount", func(f Fit) []string { return f.Mounts }},
+	{"capability", func(f Fit) []string { return f.Capabilities }},
+	{"limit", func(f Fit) []string { return f.Rlimits }},
+	{"namespace", func(f Fit) []string { return f.Namespaces }},
+	{"CPU feature", func(f Fit) []string { return f.CPU }},
+}
+
+// distinguishEnv tells variables by what their values hash to: the values are
+// nobody's business.
+func distinguishEnv(fits []Fit, out [][]string) {
+	names := map[string]bool{}
+	for _, f := range fits {
+		for n := range f.Env {
+			names[n] = true
+		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(names)) {
+		values := make([]string, len(fits))
+		for i, f := range fits {
+			values[i] = f.Env[n]
+		}
+		if same(values) {
+			continue
+		}
+		for i, v := range values {
+			if v == "" {
+				out[i] = append(out[i], "no variable "+n)
+			} else {
+				out[i] = append(out[i], fmt.Sprintf("variable %s (value's hash %s)", n, shorten(v)))
+			}
+		}
+	}
+}
+
+func same(values []string) bool {
+	return !slices.ContainsFunc(values, func(v string) bool { return v != values[0] })
+}
+
+func shorten(hash string) string { return hash[:min(6, len(hash))] }
