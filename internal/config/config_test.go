@@ -45,6 +45,8 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"[engine]\nruntime = \"kata\"":             "auto, crun or runc",
 		"[engine]\nper_shim = 1000":                "1 to 256",
 		"[engine]\ncni = \"/nope\"":                "engine.cni",
+		"[checkpoint]\nengine = \"docker\"":        "auto, criu or dmtcp",
+		"[checkpoint]\ndmtcp = \"/nope\"":          "checkpoint.dmtcp",
 		"[node":                                    "line 1",
 		"[pop]\nnode = \"a/b\"":                    "pop.node",
 		"[pop]\nnode = \"a:b\\n\"":                 "pop.node",
