@@ -142,6 +142,9 @@ func (b *bed) run(t testing.TB, spec engine.Spec, upper string) (enginetest.Runn
 	if err == nil {
 		err = b.e.Start(t.Context(), name)
 	}
+	if err == nil && upper != "" {
+		err = b.dmtcp.Awake(t.Context(), name)
+	}
 	if err != nil {
 		b.Remove(t, name)
 		return enginetest.Running{}, err
@@ -179,9 +182,6 @@ func (b *bed) Restore(t testing.TB, name, dir string) (enginetest.Running, error
 	began := time.Now()
 	r, err := b.run(t, spec, filepath.Join(dir, "upper"))
 	t.Logf("%s answers after %v", name, time.Since(began))
-	if err == nil {
-		err = b.dmtcp.Awake(t.Context(), name)
-	}
 	return r, err
 }
 

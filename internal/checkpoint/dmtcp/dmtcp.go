@@ -8,10 +8,11 @@
 // read-only at PrefixDir, a directory for images at ImagesDir, and Carry puts a
 // first process before the application's command. It is a shell that runs DMTCP's
 // coordinator, starts the application under it, hands on SIGTERM, and ends as the
-// application's first process does. Revive does the same with what was
-// dumped in the place of the command. So the image must have /bin/sh and be built
-// on a C library like the node's, and its programs be linked dynamically. Where
-// DMTCP's own programs do not run, the application is started without it.
+// application's first process does. Revive does the same with what was dumped in
+// the place of the command; it ends with the last process, whose status is lost. So
+// the image must have /bin/sh and be built on a C library like the node's, and its
+// programs be linked dynamically. Where DMTCP's own programs do not run, the
+// application is started without it.
 //
 // Whatever reaches the coordinator's port can stop the application. It listens on
 // all of the container's addresses: Carry refuses the host's network, and the one
@@ -110,7 +111,8 @@ func Find(configured string) string {
 func (e *Engine) Name() string { return "dmtcp" }
 
 // first is the container's first process: "sh -c first NAME COORDINATOR OWN COMMAND…".
-// OWN is how many words of COMMAND are not the application's.
+// OWN is how many words of COMMAND are not the application's; 0 is a restart, which
+// ends before the processes that it has made.
 const first = `coordinator=$1 own=$2
 shift 2
 if ! "$coordinator" --version >/dev/null 2>&1; then
@@ -118,14 +120,18 @@ if ! "$coordinator" --version >/dev/null 2>&1; then
 	exec "$@"
 fi
 trap 'kill -TERM -1' TERM INT
+await() {
+	while
+		wait $1
+		status=$?
+		kill -0 $1 2>/dev/null
+	do :; done
+}
 "$coordinator" --quiet --exit-on-last --coord-port ` + port + ` --ckptdir ` + ImagesDir + ` </dev/null >/dev/null 2>&1 &
+coordinator=$!
 "$@" &
-application=$!
-while
-	wait $application
-	status=$?
-	kill -0 $application 2>/dev/null
-do :; done
+await $!
+[ $own -gt 0 ] || [ $status -ne 0 ] || await $coordinator
 exit $status`
 
 func firstProcess(own int, command ...string) []string {
