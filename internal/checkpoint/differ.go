@@ -32,7 +32,8 @@ func distinguish(fits []Fit) [][]string {
 			}
 		}
 	}
-	distinguishEnv(fits, out)
+	distinguishHashes(out, fits, "variable", func(f Fit) map[string]string { return f.Env })
+	distinguishHashes(out, fits, "label", func(f Fit) map[string]string { return f.Labels })
 	return out
 }
 
@@ -65,28 +66,28 @@ var listAspects = []struct {
 	{"CPU feature", func(f Fit) []string { return f.CPU }},
 }
 
-// distinguishEnv tells variables by what their values hash to: the values are
-// nobody's business.
-func distinguishEnv(fits []Fit, out [][]string) {
+// distinguishHashes tells what has a name by what its value hashes to: the values
+// are nobody's business.
+func distinguishHashes(out [][]string, fits []Fit, what string, of func(f Fit) map[string]string) {
 	names := map[string]bool{}
 	for _, f := range fits {
-		for n := range f.Env {
+		for n := range of(f) {
 			names[n] = true
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(names)) {
 		values := make([]string, len(fits))
 		for i, f := range fits {
-			values[i] = f.Env[n]
+			values[i] = of(f)[n]
 		}
 		if same(values) {
 			continue
 		}
 		for i, v := range values {
 			if v == "" {
-				out[i] = append(out[i], "no variable "+n)
+				out[i] = append(out[i], "no "+what+" "+n)
 			} else {
-				out[i] = append(out[i], fmt.Sprintf("variable %s (value's hash %s)", n, shorten(v)))
+				out[i] = append(out[i], fmt.Sprintf("%s %s (value's hash %s)", what, n, shorten(v)))
 			}
 		}
 	}

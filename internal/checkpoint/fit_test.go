@@ -170,4 +170,13 @@ func TestDistinguish(t *testing.T) {
 	}
 }
 
+// TestDistinguishLabels names labels that only one of two has.
+func TestDistinguishLabels(t *testing.T) {
+	one := FitOf(someImage(), someSpec("one"), someAbility(), nil)
+	two := FitOf(someImage(), someSpec("two"), someAbility(), map[string]string{hooks.LabelAfter: "/reseed"})
+	if d := distinguish([]Fit{one, two}); len(d[0]) != 1 || d[0][0] != "no label "+hooks.LabelAfter || len(d[1]) != 1 || !strings.HasPrefix(d[1][0], "label "+hooks.LabelAfter+" (value's hash ") {
+		t.Errorf("%q", d)
+	}
+}
+
 func zoneID() string { return hash("ZONE", "north")[:6] }
