@@ -50,7 +50,7 @@ test:
 test-dmtcp:
 	@command -v dmtcp_launch >/dev/null || { echo "dmtcp_launch is not in PATH" >&2; exit 1; }
 	go test -count=1 -tags dmtcp -run 'TestProbe|TestContract/(Lacks|Things|Clones|Uncopied)' ./internal/checkpoint/dmtcp
-	go test -count=1 -tags 'dmtcp $(ISAL)' -run TestCheckpointByDMTCP ./test
+	go test -count=1 -tags 'dmtcp $(ISAL)' -run 'ByDMTCP$$' ./test
 
 lint:
 	go vet $(if $(ISAL),-tags isal) ./...

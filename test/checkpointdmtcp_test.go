@@ -127,6 +127,32 @@ func TestCheckpointByDMTCP(t *testing.T) {
 	checkNothingLeft(t, m)
 }
 
+// What cannot carry DMTCP boots as ever, and it is told why it is not saved.
+func TestNotCarriedByDMTCP(t *testing.T) {
+	reg := registrytest.New(t)
+	img := slowApp(t, reg, nil) // no shell, and linked statically
+	m := newMachine(t, reg)
+	m.config += "[checkpoint]\nengine = \"dmtcp\"\n"
+	m.start()
+	rec, url := m.boot(t, "web", img.Ref, "--checkpoint")
+	get(t, url+"/born")
+	if e := m.event(node.EventUnsaved); rec.Way.Start != "boot" || e.Name != "web" || !strings.Contains(e.Error, "/bin/sh") {
+		t.Errorf("started by %s, event %+v", rec.Way.Start, e)
+	}
+	if all := m.checkpoints(t); len(all) > 0 {
+		t.Errorf("saved: %+v", all)
+	}
+	var found []node.Finding
+	if err := json.Unmarshal([]byte(m.dew("--json", "doctor").out), &found); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(found, func(f node.Finding) bool {
+		return f.What == "checkpoints" && f.Level == node.LevelOK && strings.HasPrefix(f.Detail, "work: dmtcp ")
+	}) {
+		t.Errorf("doctor: %+v", found)
+	}
+}
+
 // exits has a container's first process end, whose status is the container's.
 func (m *machine) exits(t *testing.T, name, url string) {
 	t.Helper()
