@@ -131,7 +131,9 @@ func TestFlood(t *testing.T) {
 	if s := m.pressure(t.Context(), other); !someWait.MatchString(s) {
 		t.Errorf("nobody waits any more: the test has shown nothing: %s", s)
 	}
-	if kib := peakKiB(t, m.cmd.Process.Pid); kib > 96<<10 {
+	kib := peakKiB(t, m.cmd.Process.Pid)
+	t.Logf("dewd took %d KiB at most", kib)
+	if kib > 96<<10 {
 		t.Errorf("dewd took %d KiB", kib)
 	}
 	vanish()

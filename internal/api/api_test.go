@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -210,26 +211,38 @@ func TestRunThatIsCutLeavesTheContainer(t *testing.T) {
 }
 
 func TestStoppingDaemonEndsCalls(t *testing.T) {
-	_, s, c := newNode(t)
-	if _, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
-		t.Fatal(err)
+	// On a busy machine a call may come after the end: then they get more time to begin.
+	for pause := 20 * time.Millisecond; ; pause *= 4 {
+		_, s, c := newNode(t)
+		if _, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+			t.Fatal(err)
+		}
+		failed := make(chan error, 2)
+		go func() { _, err := c.Wait(t.Context(), "web"); failed <- err }()
+		go func() {
+			failed <- c.Logs(t.Context(), "web", node.LogOptions{Follow: true}, new(transcript).emit)
+		}()
+		time.Sleep(pause)
+		begin := time.Now()
+		s.Stop()
+		errs := []error{<-failed, <-failed}
+		took := time.Since(begin)
+		if pause < 10*time.Second && slices.ContainsFunc(errs, func(err error) bool {
+			var e *api.Error
+			return errors.As(err, &e) && e.Code == api.NoDaemon
+		}) {
+			continue
+		}
+		for _, err := range errs {
+			wantCode(t, err, api.Stopping, api.ExitNoDaemon)
+		}
+		if took > 4*time.Second { // they would have five to end by themselves
+			t.Errorf("stopping took %v", took)
+		}
+		_, err := c.List(t.Context(), false)
+		wantCode(t, err, api.NoDaemon, api.ExitNoDaemon)
+		return
 	}
-	failed := make(chan error, 2)
-	go func() { _, err := c.Wait(t.Context(), "web"); failed <- err }()
-	go func() {
-		failed <- c.Logs(t.Context(), "web", node.LogOptions{Follow: true}, new(transcript).emit)
-	}()
-	time.Sleep(20 * time.Millisecond)
-	begin := time.Now()
-	s.Stop()
-	for range 2 {
-		wantCode(t, <-failed, api.Stopping, api.ExitNoDaemon)
-	}
-	if d := time.Since(begin); d > 4*time.Second {
-		t.Errorf("stopping took %v", d)
-	}
-	_, err := c.List(t.Context(), false)
-	wantCode(t, err, api.NoDaemon, api.ExitNoDaemon)
 }
 
 func TestPanicIsAnErrorOfTheCall(t *testing.T) {

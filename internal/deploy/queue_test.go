@@ -64,7 +64,7 @@ func memoryNow() int64 {
 
 // A queue that is as full as it can be made by one call takes little of dewd's memory.
 func TestMemoryOfAFullQueue(t *testing.T) {
-	const n, most = node.MaxMany, 12 << 10
+	const n, most = node.MaxMany, 16 << 10
 	if per := fullQueue(t, n); per > most {
 		t.Errorf("each of %d takes %.0f bytes, want at most %d", n, per, most)
 	} else {
