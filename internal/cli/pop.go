@@ -81,7 +81,7 @@ func coordinatorLine(k node.PoPCoordinator) string {
 	case node.PoPAway:
 		return k.Kind + " away: " + k.Why
 	case node.PoPUnsettled:
-		return k.Kind + " has lost its memory a moment ago: nothing is evicted until all nodes have told it what they use"
+		return k.Kind + " is new, or has lost its memory a moment ago: nothing is evicted until all nodes have told it what they use"
 	}
 	return k.Kind + " ok"
 }

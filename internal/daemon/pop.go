@@ -94,10 +94,10 @@ func (d *Daemon) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store, 
 	}
 	st, err := pop.OpenStore(ctx, cfg)
 	switch {
-	case errors.Is(err, pop.ErrForeign) && len(was) > 0:
+	case errors.Is(err, pop.ErrNotMounted) && len(was) > 0:
 		return nil, fmt.Errorf("%w: is the PoP's file system mounted at %s? If the other store is the right one, remove %s", err, c.Dir.Path("."), path)
-	case errors.Is(err, pop.ErrForeign) && cfg.ID != "":
-		return nil, fmt.Errorf("%w; the other nodes of the PoP share %s: is the PoP's file system mounted at %s?", err, cfg.ID, c.Dir.Path("."))
+	case errors.Is(err, pop.ErrNotMounted):
+		return nil, fmt.Errorf("%w, and the other nodes share it: is the PoP's file system mounted at %s?", err, c.Dir.Path("."))
 	}
 	if err != nil {
 		return nil, err

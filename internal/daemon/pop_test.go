@@ -25,6 +25,7 @@ func TestPoPProblems(t *testing.T) {
 		pop.ErrStoreAway:          api.Unsupported,
 		pop.ErrAway:               api.Unsupported,
 		pop.ErrForeign:            api.Unsupported,
+		pop.ErrNotMounted:         api.Unsupported,
 		pop.ErrTaken:              api.Unsupported,
 		pop.ErrLives:              api.InUse,
 		pop.ErrUnknown:            api.NotFound,
@@ -218,7 +219,7 @@ func TestNoStoreBesideThatOfOthers(t *testing.T) {
 	}
 	root := t.TempDir()
 	for range 2 {
-		if _, err := open(root, unmounted); !errors.Is(err, pop.ErrForeign) || !strings.Contains(err.Error(), theirs.ID()) || !strings.Contains(err.Error(), unmounted) {
+		if _, err := open(root, unmounted); !errors.Is(err, pop.ErrNotMounted) || !strings.Contains(err.Error(), theirs.ID()) || !strings.Contains(err.Error(), unmounted) {
 			t.Fatalf("an empty directory: %v", err)
 		}
 	}
@@ -241,7 +242,7 @@ func TestNoStoreBesideThatOfOthers(t *testing.T) {
 	if err := coord.Announce(t.Context(), pop.Member{Store: theirs.ID()}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := open(t.TempDir(), unmounted); !errors.Is(err, pop.ErrForeign) {
+	if _, err := open(t.TempDir(), unmounted); !errors.Is(err, pop.ErrNotMounted) {
 		t.Errorf("another store than that of the others: %v", err)
 	}
 }

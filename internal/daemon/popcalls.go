@@ -169,6 +169,7 @@ func popProblem(err error) error {
 		{pop.ErrLives, api.InUse, "only a node that is gone for good is to be forgotten"},
 		{pop.ErrTaken, api.Unsupported, takenRemedy},
 		{pop.ErrForeign, api.Unsupported, foreignRemedy},
+		{pop.ErrNotMounted, api.Unsupported, storeRemedy},
 		{pop.ErrStoreAway, api.Unsupported, storeRemedy},
 		{pop.ErrAway, api.Unsupported, redisRemedy},
 		{pop.ErrUnknown, api.NotFound, "\"dew pop status --layers\" lists what is there, and who uses it"},

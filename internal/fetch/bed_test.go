@@ -130,9 +130,9 @@ func (b *bed) want(p registrytest.Pushed, layer int) Want {
 // eventually waits for what happens in the background.
 func (b *bed) eventually(what string, ok func() bool) {
 	b.t.Helper()
-	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			b.t.Fatalf("%s: not within 5 s", what)
+			b.t.Fatalf("%s: not within 30 s", what)
 		}
 	}
 }

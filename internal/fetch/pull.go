@@ -152,8 +152,9 @@ func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, lo
 		return known, nil
 	}
 	if p.site != nil {
-		if img, begun := p.site.resolve(ctx, ref, o); img != nil {
-			look.attaching = begun
+		img, begun := p.site.resolve(ctx, ref, o)
+		look.attaching = begun
+		if img != nil {
 			look.recorded = p.cfg.Catalog.PutSoon(img)
 			return img, nil
 		}

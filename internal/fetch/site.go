@@ -51,6 +51,8 @@ type site struct {
 	cfg   PoPConfig
 	log   *slog.Logger
 	store atomic.Pointer[pop.Store] // nil while it cannot be opened
+	// unmounted is why the store is not in its directory; nil while it is.
+	unmounted atomic.Pointer[error]
 	// pressed is when the store last needed room and found none, ns since 1970.
 	pressed atomic.Int64
 	keeper  pop.Lease // of who keeps house in the store; of the upkeep alone
@@ -96,7 +98,7 @@ const (
 // usable is the store, if it answers.
 func (s *site) usable() *pop.Store {
 	st := s.store.Load()
-	if st == nil || s.cfg.Dir.Away() != nil {
+	if st == nil || s.cfg.Dir.Away() != nil || s.unmounted.Load() != nil {
 		return nil
 	}
 	return st
@@ -173,7 +175,7 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 			s.log.Warn("a startup pack of the PoP's store cannot be used", "image", img.Ref, "err", err)
 		}
 	})
-	if begun == nil {
+	if begun == nil || begun.img.Desc.Digest != img.Desc.Digest { // the registry says that it is another image now
 		begun = s.begin(st, img, false)
 	}
 	var used []*pop.Layer
@@ -474,8 +476,8 @@ func (e *elsewhere) Read(b []byte) (int, error) {
 }
 
 // resolve returns what another node of the PoP has resolved ref to, if all
-// its layers can be had within the PoP, or the reference cannot change its meaning. They
-// are being attached then.
+// its layers can be had within the PoP, or the reference cannot change its meaning. Those
+// of its layers that the store has are being attached, also if it returns no image.
 func (s *site) resolve(ctx context.Context, ref image.Reference, o Options) (*image.Image, *attaching) {
 	st := s.usable()
 	if st == nil || ref.Dgst == "" && !o.Local {
@@ -494,7 +496,7 @@ func (s *site) resolve(ctx context.Context, ref image.Reference, o Options) (*im
 	}
 	begun := s.begin(st, img, true)
 	if ref.Dgst == "" && !begun.all(ctx) {
-		return nil, nil
+		return nil, begun
 	}
 	return img, begun
 }

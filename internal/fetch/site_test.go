@@ -207,6 +207,75 @@ func TestOriginsOfMixedImage(t *testing.T) {
 	}
 }
 
+// A layer of the store counts once, though the registry had to be asked what the image is.
+func TestStoreHitsCountOnce(t *testing.T) {
+	s := newSiteBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	p := a.push("app", 1, 2)
+	layers := a.bring(p)
+	for _, l := range layers {
+		a.published(l.Layer.DiffID)
+	}
+	a.eventually("the image's record", func() bool { _, err := a.site.usable().Image(t.Context(), a.ref(p.Ref).String()); return err == nil })
+	a.must(s.hide(layers[1].Layer.DiffID))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	pull, err := b.Pull(ctx, b.ref(p.Ref), Options{Local: true})
+	b.must(err)
+	b.must(pull.WaitComplete(ctx))
+	if h := b.site.hitsNow(); h.Store != 1 || h.StoreBytes != layers[0].Layer.Size || h.Registry != 1 || h.Local != 0 {
+		t.Errorf("of two layers, one in the store: %+v", h)
+	}
+}
+
+// Without the coordinator a node fetches for itself, which counts too.
+func TestFetchingAloneCounts(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	s.hub.Cut("a", true)
+	p := a.push("app", 1)
+	a.bring(p)
+	if h := a.site.hitsNow(); h.Registry != 1 || h.RegistryBytes != size(p) {
+		t.Errorf("%+v", h)
+	}
+}
+
+// A store whose file system is unmounted under the node is away, though there is a directory; nothing is
+// written there, and when it is back, so is the node.
+func TestStoreIsUnmounted(t *testing.T) {
+	s := newSiteBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	a.published(id)
+	aside := s.store + "-aside"
+	a.must(os.Rename(s.store, aside))
+	a.must(os.Mkdir(s.store, 0o700))
+	t.Cleanup(func() { os.RemoveAll(aside) })
+	for _, n := range []*siteNode{a, b} {
+		n.eventually("it is noticed", func() bool { return n.site.usable() == nil })
+		if now, _ := n.PoPState(); !now.StoreAway {
+			t.Error("the store is not away")
+		}
+		if got, err := n.PoP(t.Context()); err != nil || !errors.Is(got.Away, pop.ErrNotMounted) {
+			t.Errorf("away: %v, %v", got.Away, err)
+		}
+	}
+	b.bring(p)
+	if h := b.site.hitsNow(); h.Store != 0 || h.Registry != 1 {
+		t.Errorf("%+v", h)
+	}
+	if left, err := os.ReadDir(s.store); err != nil || len(left) > 0 {
+		t.Errorf("written where nothing is mounted: %v, %v", left, err)
+	}
+	a.must(os.Remove(s.store))
+	a.must(os.Rename(aside, s.store))
+	b.eventually("it is back", func() bool { return b.site.usable() != nil })
+	for _, l := range b.bring(b.push("other", 1, 2)) {
+		b.published(l.Layer.DiffID)
+	}
+}
+
 // verifyAll verifies the store and returns what was damaged.
 func (n *siteNode) verifyAll(ids ...digest.Digest) (whole int, damaged []Verified) {
 	n.t.Helper()

@@ -3,16 +3,37 @@ package fetch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"syscall"
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
+	"dewpoint/internal/pop"
 
 	"github.com/opencontainers/go-digest"
 )
 
 // What a node does when its PoP's store, a part of it, or the coordinator is away.
+
+// present looks whether the store is still in its directory, and says so. The
+// error wraps pop.ErrNotMounted if it is not.
+func (s *site) present(ctx context.Context, st *pop.Store) error {
+	err := st.Present(ctx)
+	was := s.unmounted.Load()
+	if !errors.Is(err, pop.ErrNotMounted) {
+		if err == nil && was != nil {
+			s.unmounted.Store(nil)
+			s.log.Info("the PoP's store is there again", "at", s.cfg.Dir.Path("."))
+		}
+		return err
+	}
+	if err = fmt.Errorf("%w: is the PoP's file system mounted at %s?", err, s.cfg.Dir.Path(".")); was == nil {
+		s.log.Error("the PoP's store is away: this node goes on with what is here and the registry", "err", err)
+	}
+	s.unmounted.Store(&err)
+	return err
+}
 
 // remounted has attached layers mounted anew for those that start from here on, if the
 // store is another mount than when this was asked last, or nobody knows: what
@@ -93,6 +114,7 @@ func (s *site) detach(img *image.Image, id digest.Digest) {
 // alone has a layer that this node fetches for itself given to the store later: there
 // is no lease now under which it could.
 func (s *site) alone(f *layer.Fill) {
+	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += f.Layer.Size })
 	s.p.work.Go(func() {
 		if _, err := f.WaitComplete(s.p.life); err == nil {
 			s.later(f.Layer.DiffID)

@@ -126,13 +126,16 @@ func (s *site) beat(ctx context.Context) {
 	}
 	if st := s.store.Load(); st != nil {
 		was := s.cfg.Dir.Away()
-		err := st.Beat(ctx)
+		err := s.present(ctx, st)
+		if err == nil {
+			err = st.Beat(ctx)
+		}
 		switch is := s.cfg.Dir.Away(); {
 		case was == nil && is != nil:
 			s.log.Error("the PoP's store is away: this node goes on with what is here and the registry", "err", err)
 		case was != nil && is == nil:
 			s.log.Info("the PoP's store is back")
-		case err != nil && is == nil:
+		case err != nil && is == nil && !errors.Is(err, pop.ErrNotMounted):
 			s.log.Warn("the PoP's store does not take this node's sign of life", "err", err)
 		}
 	}

@@ -114,30 +114,23 @@ func TestNoCopyWithoutRoom(t *testing.T) {
 					return pop.OpenStore(ctx, pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Capacity: capacity})
 				}
 			})
-			p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 24<<20)}}, registrytest.Options{})
-			s.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 3 << 20})
-			ended := make(chan struct{})
-			drafts := make(chan int, 1)
-			go func() { // what is being copied, at most
-				most := 0
-				for {
-					found, _ := filepath.Glob(filepath.Join(s.store, "fill", "*.title"))
-					most = max(most, len(found))
-					select {
-					case <-ended:
-						drafts <- most
-						return
-					case <-t.Context().Done():
-						return
-					default:
-					}
-				}
-			}()
-			a.bring(p)
-			close(ended)
-			if n := <-drafts; (n > 0) != (capacity == 0) {
-				t.Errorf("%d layers were being copied", n)
+			p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 64<<20)}}, registrytest.Options{})
+			s.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 4 << 20})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			pull, err := a.Pull(ctx, a.ref(p.Ref), Options{})
+			a.must(err)
+			f := pull.fills[0]
+			a.eventually("there is something to copy", func() bool { _, _, _, err := f.Checkpoint(); return err == nil && a.site.leads(f.Layer.DiffID) })
+			a.site.mu.Lock()
+			lease := a.site.leading[f.Layer.DiffID]
+			a.site.mu.Unlock()
+			l := &leader{copier: copier{s: a.site, id: f.Layer.DiffID, lease: lease}, f: f}
+			l.checkpoint(t.Context())
+			if (l.draft != nil) != (capacity == 0) || errors.Is(l.err, pop.ErrFull) != (capacity != 0) {
+				t.Errorf("it is copied: %t, %v", l.draft != nil, l.err)
 			}
+			a.must(l.drop(t.Context()))
 		})
 	}
 }

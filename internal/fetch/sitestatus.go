@@ -49,6 +49,11 @@ func (p *Puller) PoP(ctx context.Context) (*PoP, error) {
 	if out.Lost == nil {
 		out.Members, errs[0] = s.cfg.Coord.Members(ctx)
 	}
+	for i := range out.Members {
+		if m := &out.Members[i]; m.Node == s.cfg.Node && m.Twin == "" { // what it said is a moment old
+			m.Hits = out.Hits
+		}
+	}
 	st := s.usable()
 	if st == nil {
 		return out, errs[0]
@@ -82,6 +87,8 @@ func (s *site) storeAway() error {
 		return nil
 	case s.cfg.Dir.Away() != nil:
 		return s.cfg.Dir.Away()
+	case s.unmounted.Load() != nil:
+		return errors.Join(pop.ErrStoreAway, *s.unmounted.Load())
 	case s.store.Load() != nil:
 		return nil
 	}

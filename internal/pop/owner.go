@@ -2,6 +2,7 @@ package pop
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -45,6 +46,23 @@ func (s *Store) own(ctx context.Context, machine string) error {
 		err = nil
 	}
 	return errors.Join(err, s.remove(ctx, tmp))
+}
+
+// Present returns an error that wraps ErrNotMounted if the directory does not have this store any
+// more: its file system was unmounted, or another one was mounted over it.
+func (s *Store) Present(ctx context.Context) error {
+	b, err := s.cfg.FS.ReadFile(ctx, storeFile)
+	if errors.Is(err, fs.ErrNotExist) { // perhaps a part of the file system is away that has this file: directories are on all
+		if _, err = s.cfg.FS.Stat(ctx, layersDir); errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: %s was there, and nothing is", ErrNotMounted, s.id)
+		}
+		return err
+	}
+	var rec storeRecord
+	if err == nil && json.Unmarshal(b, &rec) == nil && rec.ID != s.id {
+		err = fmt.Errorf("%w: %s was there, and %s is", ErrNotMounted, s.id, rec.ID)
+	}
+	return err
 }
 
 // twin reports whether a node that the coordinator hears of has this one's name.

@@ -25,6 +25,8 @@ var (
 	ErrUnknown = errors.New("not in the PoP's store")
 	// ErrDamaged says that the store gives other bytes than were put into it.
 	ErrDamaged = errors.New("damaged in the PoP's store")
+	// ErrNotMounted says that the directory does not have the store that it had, or that the other nodes have.
+	ErrNotMounted = errors.New("the PoP's store is not there")
 	// ErrForeign says that a directory is no store, or one of another version.
 	ErrForeign = errors.New("not a PoP's store of this version")
 )
@@ -144,7 +146,7 @@ func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 		turn: map[digest.Digest]chan struct{}{}, seen: map[string]*silence{}, read: map[string]seenRecord{}}
 	b, err := cfg.FS.ReadFile(ctx, storeFile)
 	if errors.Is(err, fs.ErrNotExist) && cfg.ID != "" {
-		return nil, fmt.Errorf("%w: there was the store %s, and nothing is there now", ErrForeign, cfg.ID)
+		return nil, fmt.Errorf("%w: %s is to be there, and nothing is", ErrNotMounted, cfg.ID)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = s.create(ctx); err == nil {
@@ -159,7 +161,7 @@ func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 		return nil, fmt.Errorf("%w: %s says %.60q", ErrForeign, storeFile, b)
 	}
 	if s.id = rec.ID; cfg.ID != "" && cfg.ID != s.id {
-		return nil, fmt.Errorf("%w: there was the store %s, and %s is there now", ErrForeign, cfg.ID, s.id)
+		return nil, fmt.Errorf("%w: %s is to be there, and %s is", ErrNotMounted, cfg.ID, s.id)
 	}
 	return s, s.adopt(ctx)
 }

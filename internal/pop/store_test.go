@@ -474,7 +474,7 @@ func TestStoreIsTheOneThatWas(t *testing.T) {
 		t.Error(err)
 	}
 	empty := t.TempDir()
-	if _, err := pop.OpenStore(t.Context(), cfg(empty, st.ID())); !errors.Is(err, pop.ErrForeign) {
+	if _, err := pop.OpenStore(t.Context(), cfg(empty, st.ID())); !errors.Is(err, pop.ErrNotMounted) {
 		t.Errorf("an empty directory: %v", err)
 	}
 	if left, _ := os.ReadDir(empty); len(left) > 0 {
@@ -483,7 +483,7 @@ func TestStoreIsTheOneThatWas(t *testing.T) {
 	if _, err := pop.OpenStore(t.Context(), cfg(empty, "")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pop.OpenStore(t.Context(), cfg(empty, st.ID())); !errors.Is(err, pop.ErrForeign) {
+	if _, err := pop.OpenStore(t.Context(), cfg(empty, st.ID())); !errors.Is(err, pop.ErrNotMounted) {
 		t.Errorf("another store: %v", err)
 	}
 }
