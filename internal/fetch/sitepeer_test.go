@@ -106,16 +106,17 @@ func TestTriesOfPeersDoNotCount(t *testing.T) {
 
 // A layer that the store has no room for is not copied there while it arrives.
 func TestNoCopyWithoutRoom(t *testing.T) {
-	for name, capacity := range map[string]int64{"room": 0, "no room": 8 << 20} {
+	for name, capacity := range map[string]int64{"room": 0, "no room": 1 << 20} {
 		t.Run(name, func(t *testing.T) {
 			s := newSiteBed(t)
+			s.every = 128 << 10
 			a := s.node("a", func(c *PoPConfig) {
 				c.Open = func(ctx context.Context) (*pop.Store, error) {
 					return pop.OpenStore(ctx, pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Capacity: capacity})
 				}
 			})
-			p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 64<<20)}}, registrytest.Options{})
-			s.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 4 << 20})
+			p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 4<<20)}}, registrytest.Options{})
+			s.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 256 << 10})
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			pull, err := a.Pull(ctx, a.ref(p.Ref), Options{})
