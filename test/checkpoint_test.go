@@ -2,7 +2,6 @@ package test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -173,10 +172,6 @@ func TestCheckpointFit(t *testing.T) {
 	}
 	if r := b.dew("run", "-d", "--name", "other", "--net", "bridge", "--restore", "always", b.img.Ref); r.code != 0 {
 		t.Errorf("always, and it fits: %+v", r)
-	}
-	r = b.dew("checkpoint", "other")
-	if r.code != 12 || !strings.Contains(r.err, "itself started from a checkpoint") {
-		t.Errorf("of a clone: %+v", r)
 	}
 	b.must("rm", "-f", "other")
 	b.otherCPU("fancy9")
@@ -409,7 +404,7 @@ func TestCheckpointKilled(t *testing.T) {
 	b.end()
 }
 
-// Another node of the PoP starts from what one has saved.
+// Another node of the PoP starts from what one has saved, and a third one from what was saved of that.
 func TestCheckpointInPoP(t *testing.T) {
 	p := newSite(t, popbed.Config{Store: popbed.Dir, StoreBytes: 1 << 30})
 	img := p.reg.PushImage("team/slow:1", appLayers(t, 0), appOptions("slow", "80"))
@@ -421,19 +416,9 @@ func TestCheckpointInPoP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	request.Checkpoint, request.Restore = false, "always"
-	p.eventually("a start on another node", func() error {
-		rec, err := p.Deploy(t.Context(), 1, request)
-		if err == nil && rec.Way.Start != "restore" {
-			err = errors.Join(fmt.Errorf("%+v", rec.Way), p.Remove(t.Context(), 1, "web"))
-		}
-		return err
-	})
-	for what, want := range map[string]string{"/born": born, "/cat?/state": born, "/count": "1\n"} {
-		if got, err := p.get(1, what); err != nil || got != want {
-			t.Errorf("%s of the clone is %q, %v; not %q", what, got, err, want)
-		}
-	}
+	p.clone(1, request, born, 1)
+	p.saveClone(1, "web")
+	p.clone(2, request, born, 2)
 }
 
 // newLateBed is a node with a checkpoint of so much memory, which comes while processes run that are
@@ -501,7 +486,8 @@ func TestCheckpointLazily(t *testing.T) {
 	checkNothingLeft(t, m)
 }
 
-// A dewd that dies while memory is coming leaves no container with wrong memory: it is whole, or dead.
+// A dewd that dies while memory is coming leaves no container with wrong memory: it is whole, or dead, and
+// then the next dewd starts it anew.
 func TestCheckpointLazilyKilled(t *testing.T) {
 	m, img, flags, sum := newLateBed(t, 400)
 	_, url := m.boot(t, "clone", img.Ref, flags...)
@@ -527,6 +513,22 @@ func TestCheckpointLazilyKilled(t *testing.T) {
 		t.Error("it neither answers nor ends")
 	}
 	m.start()
+	m.eventually("it serves", func() bool {
+		r, err := http.Get(url + "/count")
+		if err == nil {
+			r.Body.Close()
+		}
+		return err == nil
+	})
+	dead := m.says("a restored container has ended", "container=clone")
+	if got := get(t, url+"/memory"); dead != (got != sum) {
+		t.Errorf("its guard has ended it: %v; its memory sums up to %q, and was %q", dead, got, sum)
+	}
+	if dead {
+		if e := m.event(node.EventLost); e.Name != "clone" || !strings.Contains(e.Error, "dewd was killed") {
+			t.Errorf("the event is %+v", e)
+		}
+	}
 	m.must("rm", "-f", "clone")
 	m.must("rmi", img.Ref)
 	m.must("prune")

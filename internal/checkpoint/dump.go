@@ -53,6 +53,14 @@ func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r sto
 	if err != nil {
 		return r, d, err
 	}
+	below, err := m.below(ctx, c)
+	if err != nil {
+		return r, d, err
+	}
+	defer below.Close()
+	if err := m.whole(ctx, name); err != nil {
+		return r, d, err
+	}
 	m.mu.Lock()
 	made := m.makes(c.fit.Key())
 	m.mu.Unlock()
@@ -68,6 +76,9 @@ func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r sto
 	}
 	s, err := m.dump(ctx, c, work)
 	done()
+	if err == nil {
+		err = s.merge(ctx, work, below)
+	}
 	if err != nil {
 		return r, s.dumped, err
 	}
@@ -134,8 +145,6 @@ func refuse(c *subject) error {
 	switch {
 	case labels[LabelCheckpoint] == "never":
 		return &UnfitError{"its label " + LabelCheckpoint + "=never, or its image's, says that no checkpoint is to be made", "if you want one, start it with --label " + LabelCheckpoint + "="}
-	case c.info.Labels[LabelRestored] != "":
-		return &UnfitError{"it was itself started from a checkpoint", "start one with --restore never, and make a checkpoint of that"}
 	case c.o.Stateful:
 		return nil
 	case labels[LabelCheckpoint] == "stateful":
@@ -152,7 +161,8 @@ func refuse(c *subject) error {
 // saved is what was copied of a container, in a work directory.
 type saved struct {
 	dumped Dumped
-	upper  digest.Digest // of the tar at work/upper.tar
+	tar    string        // the layer of what was written
+	upper  digest.Digest // of the tar
 	size   int64         // of the tar
 	info   upper.Info
 }
@@ -172,25 +182,68 @@ func (m *Manager) dump(ctx context.Context, c *subject, work string) (s saved, e
 	}
 	subject := Container{Name: c.info.Name, PID: int(c.info.Pid), TTY: c.spec.Process.Terminal, Options: DumpOptions{RefuseTCP: c.o.TCP == "refuse"}}
 	s.dumped, err = c.able.engine.Dump(ctx, subject, dir, func(ctx context.Context) (err error) {
-		s.upper, s.size, s.info, err = copyUpper(ctx, filepath.Join(work, "upper.tar"), top)
-		return err
+		return s.write(filepath.Join(work, "upper.tar"), func(w io.Writer) (upper.Info, error) { return upper.Write(ctx, w, top) })
 	})
 	return s, err
 }
 
-// copyUpper writes the layer of a writable directory to a file.
-func copyUpper(ctx context.Context, file, dir string) (id digest.Digest, size int64, info upper.Info, err error) {
+// write makes the tar of what was written.
+func (s *saved) write(file string, layer func(w io.Writer) (upper.Info, error)) error {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		return "", 0, info, err
+		return err
 	}
 	h := sha256.New()
 	n := &count{}
-	info, err = upper.Write(ctx, io.MultiWriter(f, h, n), dir)
+	s.info, err = layer(io.MultiWriter(f, h, n))
 	if err = errors.Join(err, f.Close()); err != nil {
-		return "", 0, info, fmt.Errorf("copy the writable layer: %w", err)
+		return fmt.Errorf("copy the writable layer: %w", err)
 	}
-	return digest.NewDigest(digest.SHA256, h), n.n, info, nil
+	s.tar, s.upper, s.size = file, digest.NewDigest(digest.SHA256, h), n.n
+	return nil
+}
+
+// bootOf is how long a restored container's image takes to boot, as its checkpoint knows from where it was
+// made; 0 is unknown.
+func (m *Manager) bootOf(ctx context.Context, c *subject) float64 {
+	id := c.info.Labels[LabelRestored]
+	if id == "" {
+		return 0
+	}
+	for _, l := range m.list(ctx, c.fit.Manifest) {
+		if l.ID == id {
+			return l.Boot
+		}
+	}
+	return 0
+}
+
+// below opens the layer that a restored container stands on besides its image's; nil if there is none.
+// Open, it is read to its end whatever becomes of the container.
+func (m *Manager) below(ctx context.Context, c *subject) (*os.File, error) {
+	if c.info.Labels[LabelRestored] == "" {
+		return nil, nil
+	}
+	dir, err := m.cfg.Containers.Below(ctx, c.info.Name, c.img)
+	if err != nil || dir == "" {
+		return nil, err
+	}
+	return os.Open(dir)
+}
+
+// merge makes one layer of what a restored container has written and of what it was restored
+// with: the checkpoint needs no other one.
+func (s *saved) merge(ctx context.Context, work string, below *os.File) error {
+	if below == nil {
+		return nil
+	}
+	top, err := os.Open(s.tar)
+	if err != nil {
+		return err
+	}
+	defer top.Close()
+	dir := fmt.Sprintf("/proc/self/fd/%d/.", below.Fd())
+	return s.write(filepath.Join(work, "merged.tar"), func(w io.Writer) (upper.Info, error) { return upper.Merge(ctx, w, dir, top) })
 }
 
 type count struct{ n int64 }
@@ -214,10 +267,13 @@ func (m *Manager) keep(ctx context.Context, c *subject, s saved, work string) (s
 	if r.Boot == 0 {
 		r.Boot = m.boots.median(c.fit.bootKey())
 	}
+	if r.Boot == 0 {
+		r.Boot = m.bootOf(ctx, c)
+	}
 	if s.info.Entries > 0 {
 		m.hold(s.upper, 1)
 		defer m.hold(s.upper, -1)
-		if err := m.cfg.Layers.Add(ctx, filepath.Join(work, "upper.tar"), s.upper, s.size); err != nil {
+		if err := m.cfg.Layers.Add(ctx, s.tar, s.upper, s.size); err != nil {
 			return r, fmt.Errorf("keep the writable layer: %w", err)
 		}
 		r.Upper = &store.Layer{DiffID: s.upper, Size: s.size}

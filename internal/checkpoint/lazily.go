@@ -27,7 +27,7 @@ type late struct {
 // serving are the restores whose memory is not all there. It is safe for concurrent use.
 type serving struct {
 	mu     sync.Mutex
-	all    map[*lazypages.Server]bool
+	all    map[*lazypages.Server]string // containers, by name
 	closed bool
 	gone   sync.WaitGroup
 }
@@ -82,22 +82,52 @@ func (p *Plan) Serve(ctx context.Context, name string, prep *Prepared) error {
 	if m.serving.closed {
 		return context.Canceled
 	}
-	s, err := lazypages.Serve(m.life, lazypages.Config{Dir: prep.late.dir, Work: m.cfg.WorkDir(name), Source: prep.late.source, Order: order,
-		Guard: m.cfg.Guard, Kill: func(err error) { m.cfg.Lost(name, err, p.served.Load()) }, Log: m.cfg.Log})
+	mark, err := m.mark(name)
 	if err != nil {
 		return fmt.Errorf("serve its memory: %w", err)
 	}
-	m.serving.all[s] = true
+	s, err := lazypages.Serve(m.life, lazypages.Config{Dir: prep.late.dir, Work: m.cfg.WorkDir(name), Source: prep.late.source, Order: order,
+		Guard: m.cfg.Guard, Held: mark, Kill: func(err error) { m.cfg.Lost(name, err, !p.outcome.CompareAndSwap(open, lost)) }, Log: m.cfg.Log})
+	if err != nil {
+		m.unmark(mark)
+		return fmt.Errorf("serve its memory: %w", err)
+	}
+	m.serving.all[s] = name
 	held := prep.late
 	prep.late = nil
 	m.serving.gone.Go(func() {
 		err := s.Wait()
 		held.release()
 		m.serving.mu.Lock()
+		m.unmark(mark)
 		delete(m.serving.all, s)
 		m.serving.mu.Unlock()
 		m.served(p.Record.ID, order, s, err)
 	})
+	return nil
+}
+
+// whole returns when all memory of a container is there: what is on its way is asked for.
+func (m *Manager) whole(ctx context.Context, name string) error {
+	var coming []*lazypages.Server
+	m.serving.mu.Lock()
+	for s, n := range m.serving.all {
+		if n == name {
+			s.Hurry()
+			coming = append(coming, s)
+		}
+	}
+	m.serving.mu.Unlock()
+	for _, s := range coming {
+		select {
+		case <-s.Done():
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if err := s.Err(); err != nil {
+			return fmt.Errorf("its memory did not come: %w", err)
+		}
+	}
 	return nil
 }
 

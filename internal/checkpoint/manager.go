@@ -45,6 +45,7 @@ type Containers interface {
 	SpecOf(ctx context.Context, name string) (*specs.Spec, error)
 	Plan(s engine.Spec) (*specs.Spec, error)
 	Upper(ctx context.Context, name string) (string, error)
+	Below(ctx context.Context, name string, img *image.Image) (string, error)
 	Exec(ctx context.Context, name string, s engine.ExecSpec) (int, error)
 	Extend(ctx context.Context, img *image.Image, layer digest.Digest) (release func(), err error)
 }
@@ -74,8 +75,9 @@ type Config struct {
 	LazyAbove   int64                    // bytes of memory from which on that is so; 0 is 256 MiB, below 0 never
 	WorkDir     func(name string) string // where the engine restores a container; required with RestoreLazy
 	Guard       []string                 // command that runs lazypages.Guard; required with RestoreLazy
-	// Lost ends a container whose processes were killed, since their memory did not come. One that
-	// served already is nobody else's business any more. Required with RestoreLazy.
+	// Lost is told of a container whose processes were killed, since their memory did not come. One that
+	// served already is nobody else's business any more; any other is removed by who restores it, and its name
+	// may be that of another one soon. Required with RestoreLazy.
 	Lost func(name string, err error, served bool)
 	// Explain finds out more about an error of a container that was to be
 	// restored and is not removed yet. May be nil.
@@ -125,7 +127,7 @@ func New(cfg Config) *Manager {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	life, stop := context.WithCancel(context.Background())
-	return &Manager{cfg: cfg, life: life, stop: stop, serving: serving{all: map[*lazypages.Server]bool{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
+	return &Manager{cfg: cfg, life: life, stop: stop, serving: serving{all: map[*lazypages.Server]string{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
 }
 
 // Probe finds out whether this node can make and use checkpoints.

@@ -1,8 +1,12 @@
 package checkpoint
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
+	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,11 +33,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fake is an engine that dumps, and the containers and layers of a node.
 type fake struct {
 	dir     string // writable layer
+	below   string // the saved layer that it lies on
 	err     error  // of Probe
 	dumpErr error
 	info    engine.Info
 	spec    *specs.Spec
 	layers  map[digest.Digest]bool
+	tar     []byte // of the last of them
 	frozen  atomic.Bool
 	takes   time.Duration // of a dump
 	// A dump tells when it is going, and waits until it may go on; nil does not.
@@ -66,10 +72,13 @@ func (f *fake) Dump(ctx context.Context, _ Container, dir string, frozen func(co
 	return Dumped{Processes: 1, Pages: 8192, Paused: time.Millisecond}, frozen(ctx)
 }
 
-func (f *fake) Inspect(context.Context, string) (*engine.Info, error)      { i := f.info; return &i, nil }
-func (f *fake) SpecOf(context.Context, string) (*specs.Spec, error)        { return f.spec, nil }
-func (f *fake) Plan(engine.Spec) (*specs.Spec, error)                      { return f.spec, nil }
-func (f *fake) Upper(context.Context, string) (string, error)              { return f.dir, nil }
+func (f *fake) Inspect(context.Context, string) (*engine.Info, error) { i := f.info; return &i, nil }
+func (f *fake) SpecOf(context.Context, string) (*specs.Spec, error)   { return f.spec, nil }
+func (f *fake) Plan(engine.Spec) (*specs.Spec, error)                 { return f.spec, nil }
+func (f *fake) Upper(context.Context, string) (string, error)         { return f.dir, nil }
+func (f *fake) Below(context.Context, string, *image.Image) (string, error) {
+	return f.below, nil
+}
 func (f *fake) Exec(context.Context, string, engine.ExecSpec) (int, error) { return 0, nil }
 func (f *fake) Extend(context.Context, *image.Image, digest.Digest) (func(), error) {
 	return func() {}, nil
@@ -80,7 +89,7 @@ func (f *fake) Add(_ context.Context, path string, id digest.Digest, size int64)
 	if err == nil && (digest.FromBytes(b) != id || int64(len(b)) != size) {
 		err = errors.New("the tar is not what its name says")
 	}
-	f.layers[id] = true
+	f.layers[id], f.tar = true, b
 	return err
 }
 
@@ -145,6 +154,45 @@ func TestMakeAndUse(t *testing.T) {
 	}
 	if err := m.Remove(ctx, r.ID); !errors.Is(err, ErrNone) || m.Holds(r.Upper.DiffID) {
 		t.Errorf("removed twice: %v", err)
+	}
+}
+
+// TestOfRestored saves a container that was itself restored: its layer has what it was restored with, and
+// what it has written since.
+func TestOfRestored(t *testing.T) {
+	m, f, _ := newManager(t, nil)
+	first, _, err := m.Checkpoint(t.Context(), "one", Options{Boot: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.below = t.TempDir()
+	f.info.Labels = map[string]string{LabelRestored: first.ID}
+	for path, text := range map[string]string{filepath.Join(f.below, "old"): "1", filepath.Join(f.below, "both"): "1", filepath.Join(f.dir, "both"): "2", filepath.Join(f.dir, "new"): "2"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, _, err := m.Checkpoint(t.Context(), "one", Options{})
+	if err != nil || r.Upper == nil || r.Boot != 2 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	got := map[string]string{}
+	for a := tar.NewReader(bytes.NewReader(f.tar)); ; {
+		h, err := a.Next()
+		if err != nil {
+			break
+		}
+		text, err := io.ReadAll(a)
+		if err != nil || got[h.Name] != "" {
+			t.Errorf("%s comes twice, or %v", h.Name, err)
+		}
+		got[h.Name] = string(text)
+	}
+	if want := map[string]string{"./": "", "old": "1", "both": "2", "new": "2"}; !maps.Equal(got, want) {
+		t.Errorf("its layer is %v, not %v", got, want)
+	}
+	if left, err := filepath.Glob(filepath.Join(m.cfg.Dir, "store", "scratch-*")); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }
 
@@ -339,7 +387,6 @@ func TestRefused(t *testing.T) {
 		"label dewpoint.checkpoint=stateful":  {label: "stateful"},
 		"its label dewpoint.checkpoint=never": {change: func(f *fake) { f.info.Labels = map[string]string{LabelCheckpoint: "never"} }},
 		"writes to the volume /data":          {change: func(f *fake) { f.spec = someSpec("one") }},
-		"started from a checkpoint":           {change: func(f *fake) { f.info.Labels = map[string]string{LabelRestored: "x"} }, stateful: true},
 	} {
 		m, f, _ := newManager(t, map[string]string{LabelCheckpoint: c.label})
 		if c.change != nil {

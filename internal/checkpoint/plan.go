@@ -63,8 +63,16 @@ type Plan struct {
 	Record *store.Record
 	Why    string // it boots though there are checkpoints; or must not
 	expect float64
-	served atomic.Bool // it was restored and is ready
+	// outcome is what a restored container has come to, of two that may happen at once.
+	outcome atomic.Int32
 }
+
+// What a restore may come to.
+const (
+	open   = iota
+	served // it is ready: if its memory is lost later, it is started anew
+	lost   // its memory was, before that: it boots instead
+)
 
 // Plan decides how a container of s starts. With mode Always an error that
 // wraps ErrRestore says why it cannot. A nil Plan knows nothing and boots.

@@ -158,9 +158,17 @@ func (p *Plan) Explain(name string, err error) error {
 	return p.m.cfg.Explain(name, err)
 }
 
+// Serving decides that the container, which is ready, was restored. It returns an error if its memory was
+// lost meanwhile: the container has ended then, or is about to, and nobody else starts it anew.
+func (p *Plan) Serving() error {
+	if !p.outcome.CompareAndSwap(open, served) && p.outcome.Load() == lost {
+		return errors.New("its memory was lost when it was ready")
+	}
+	return nil
+}
+
 // Restored records that the container is ready, in seconds since its restore began.
 func (p *Plan) Restored(ctx context.Context, seconds float64) {
-	p.served.Store(true)
 	p.m.stats.restored.Add(1)
 	p.m.cfg.Store.Succeeded(ctx, p.Record.ID)
 	if err := p.m.boots.add(p.Record.ID, seconds); err != nil {

@@ -3,9 +3,11 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"dewpoint/internal/api"
@@ -65,18 +67,18 @@ func (d *Daemon) checkpointEngines(program string) []checkpoint.Engine {
 // PageGuard is the word by which this program runs lazypages.Guard.
 const PageGuard = "page-guard"
 
-// memoryLost ends a restored container whose memory did not come: its processes are dead. One that
+// memoryLost is told of a restored container whose memory did not come: its processes are dead. One that
 // was to become ready boots instead (package deploy); one that served is started anew by its command.
 func (d *Daemon) memoryLost(name string, err error, served bool) {
 	d.log.Error("a restored container is killed: the rest of its memory does not come", "container", name, "err", err)
 	d.events.add(node.Event{Kind: node.EventLost, Name: name, Error: err.Error()})
+	if !served {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), lostTime)
 	defer cancel()
 	if err := d.engine.Kill(ctx, name, unix.SIGKILL); err != nil && !errors.Is(err, engine.ErrNotRunning) {
 		d.log.Warn("kill what is left of it", "container", name, "err", err)
-	}
-	if !served {
-		return
 	}
 	if err := d.startAnew(ctx, name); err != nil {
 		d.log.Error("it stays down", "container", name, "err", err)
@@ -96,7 +98,46 @@ func (d *Daemon) startAnew(ctx context.Context, name string) error {
 	if _, err := d.engine.Wait(ctx, name); err != nil && !errors.Is(err, engine.ErrNotRunning) {
 		return err
 	}
-	return d.engine.Start(ctx, name)
+	return d.engine.StartAnew(ctx, name)
+}
+
+// startAbandoned starts anew the containers whose memory was coming when an earlier daemon was
+// killed: their guards have ended them. Those of deployments that had not ended are the desk's business.
+func (d *Daemon) startAbandoned(ctx context.Context, unended map[string]bool) {
+	if d.checkpoints == nil {
+		return
+	}
+	err := d.checkpoints.Abandoned(ctx, func(ctx context.Context, name string) error { return d.startDead(ctx, name, unended) })
+	if err != nil {
+		d.log.Error("a container stays down", "err", err)
+	}
+}
+
+// startDead starts a container anew whose processes have been killed; one that runs, or never did, stays as it is.
+func (d *Daemon) startDead(ctx context.Context, name string, unended map[string]bool) error {
+	ctx, cancel := context.WithTimeout(ctx, lostTime)
+	defer cancel()
+	c, err := d.engine.Inspect(ctx, name)
+	if errors.Is(err, engine.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if c.Status == engine.Created || c.Pid != 0 && alive(c.Pid) || unended[c.Labels[deploy.LabelDeployment]] {
+		return nil
+	}
+	why := "dewd was killed while the rest of its memory was coming"
+	d.log.Error("a restored container has ended: "+why, "container", name)
+	d.events.add(node.Event{Kind: node.EventLost, Name: name, Error: why})
+	return d.startAnew(ctx, name)
+}
+
+// alive reports whether a process is there and no zombie.
+func alive(pid uint32) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	state := string(b[strings.LastIndexByte(string(b), ')')+1:]) // behind its name
+	return err == nil && !strings.HasPrefix(state, " Z") && !strings.HasPrefix(state, " X")
 }
 
 // unsaved tells that a container is not saved as it was asked for.

@@ -20,6 +20,7 @@ func (d *Daemon) openDesk(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	d.startAbandoned(ctx, d.desk.Unended())
 	return d.desk.Recover(ctx)
 }
 

@@ -42,6 +42,15 @@ func (k *Desk) Recover(ctx context.Context) error {
 	return nil
 }
 
+// Unended are the IDs of the deployments that Recover will take up.
+func (k *Desk) Unended() map[string]bool {
+	ids := map[string]bool{}
+	for _, e := range k.j.Open() {
+		ids[e.ID] = true
+	}
+	return ids
+}
+
 // takeUp is called with mu held.
 func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.Group, undoing *semaphore.Weighted) {
 	e.Request.Terms = node.Terms{Caller: e.Caller, Key: e.Key, Detach: e.Detached}

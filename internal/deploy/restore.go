@@ -157,6 +157,9 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 	if err = plan.After(sctx, o.name); err == nil {
 		err = d.awaitRestored(ctx, o, check, plan)
 	}
+	if err == nil {
+		err = plan.Serving()
+	}
 	if err != nil {
 		return errors.Join(&restoreError{err}, d.remove(o.name))
 	}

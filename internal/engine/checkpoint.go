@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"github.com/containerd/containerd/api/types/runc/options"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"dewpoint/internal/image"
 )
 
 // dumpTimeout bounds one dump, whatever the caller's context says: CRIU is not
@@ -86,4 +89,38 @@ func plainAny(m proto.Message) (*anypb.Any, error) {
 	}
 	a.TypeUrl = strings.TrimPrefix(a.TypeUrl, "type.googleapis.com/")
 	return a, nil
+}
+
+// Below is the directory of the layer that a restored container stands on besides its
+// image's (Restore.Upper), as overlayfs has it; "" if there is none. It stays while the container does.
+func (e *Engine) Below(ctx context.Context, name string, img *image.Image) (string, error) {
+	parent, err := e.parentOf(ctx, name)
+	if err != nil || parent == ChainID(img) {
+		return "", err
+	}
+	if under, err := e.parentOf(ctx, parent); err != nil || under != ChainID(img) {
+		return "", errors.Join(fmt.Errorf("container %s stands on other layers than its image has now: pull the image again", name), err)
+	}
+	r, err := e.c.snapshots.Mounts(ctx, &snapshotsapi.MountsRequest{Snapshotter: e.cfg.Snapshotter, Key: name})
+	if err != nil {
+		return "", fmt.Errorf("layers of %s: %w", name, notFound(err))
+	}
+	for _, m := range r.Mounts {
+		for _, o := range m.Options {
+			if dirs, ok := strings.CutPrefix(o, "lowerdir="); ok {
+				top, _, _ := strings.Cut(dirs, ":")
+				return top, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("layers of %s: its root is no overlay", name)
+}
+
+// parentOf is what a snapshot stands on.
+func (e *Engine) parentOf(ctx context.Context, key string) (string, error) {
+	r, err := e.c.snapshots.Stat(ctx, &snapshotsapi.StatSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
+	if err != nil {
+		return "", fmt.Errorf("snapshot %s: %w", key, notFound(err))
+	}
+	return r.Info.Parent, nil
 }

@@ -43,6 +43,15 @@ func (e *Engine) Start(ctx context.Context, name string) error {
 	return wrap(err, "start container %s", name)
 }
 
+// StartAnew starts a container that has ended by its command, also one that was to be
+// restored, or was restored just when who did so ended. ErrRunning if it runs.
+func (e *Engine) StartAnew(ctx context.Context, name string) error {
+	if err := os.RemoveAll(e.imagesDir(name)); err != nil {
+		return fmt.Errorf("start container %s: %w", name, err)
+	}
+	return e.Start(ctx, name)
+}
+
 // restart makes the task anew where the old one is over; why is what starting
 // the old one said.
 func (e *Engine) restart(ctx context.Context, name string, why error) error {

@@ -29,8 +29,8 @@ type guard struct {
 	sock int
 }
 
-// startGuard runs command, whose main function calls Guard.
-func startGuard(command []string) (*guard, error) {
+// startGuard runs command, whose main function calls Guard, and gives it held, unless nil.
+func startGuard(command []string, held *os.File) (*guard, error) {
 	if len(command) == 0 {
 		return nil, nil
 	}
@@ -42,6 +42,9 @@ func startGuard(command []string) (*guard, error) {
 	defer theirs.Close()
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.ExtraFiles = []*os.File{theirs}
+	if held != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, held)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		unix.Close(pair[0])

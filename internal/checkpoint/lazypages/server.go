@@ -55,6 +55,8 @@ type Config struct {
 	// the restored processes if this one dies before all is in. Without it they
 	// would then read empty pages.
 	Guard []string
+	// Held is kept open by the guard until it ends, so that a lock on it says that it lives; may be nil.
+	Held *os.File
 	// Kill ends what else belongs to the restore. It is called once, after the
 	// restored processes have been killed, when not all memory could be given.
 	Kill func(err error)
@@ -119,7 +121,7 @@ func Serve(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, start: time.Now(), procs: map[*process]struct{}{}, done: make(chan struct{}), live: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(ctx)
-	if s.guard, err = startGuard(cfg.Guard); err != nil {
+	if s.guard, err = startGuard(cfg.Guard, cfg.Held); err != nil {
 		l.Close()
 		return nil, err
 	}
