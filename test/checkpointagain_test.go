@@ -4,13 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"dewpoint/internal/api"
+	"dewpoint/internal/bench/popbed"
 	"dewpoint/internal/node"
 )
 
-// What becomes of checkpoints' clones: they are saved again, and start on other nodes then.
+// What becomes of checkpoints' clones: they are saved again, they come from other nodes, and
+// they start anew when their memory was not all there.
 
 // A clone is saved as what it is by then, with the files that it was restored with, and so is
 // a clone of that.
@@ -101,5 +106,52 @@ func (p *pop) saveClone(i int, name string) {
 	})
 	if err != nil {
 		p.t.Fatal(err)
+	}
+}
+
+// Nodes that have no store in common give checkpoints to each other: one that another made, and one that
+// was made of a clone of it.
+func TestCheckpointFromPeers(t *testing.T) {
+	p := newSite(t, popbed.Config{Nodes: 3, Store: popbed.None})
+	img := p.reg.PushImage("team/slow:1", appLayers(t, 0), appOptions("slow", "80"))
+	request := node.Request{Image: img.Ref, Name: "web", Net: "host", Ready: "http:80/", Checkpoint: true}
+	if _, err := p.Deploy(t.Context(), 0, request); err != nil {
+		t.Fatal(err)
+	}
+	born, err := p.get(0, "/born")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.clone(1, request, born, 1)
+	err = p.client(1, func(ctx context.Context, c *api.Client) error {
+		all, err := c.ListCheckpoints(ctx, "")
+		if err == nil && (len(all) != 1 || all[0].Where != "node" || all[0].Node != p.Nodes[0].Name) {
+			err = fmt.Errorf("there are %+v", all)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	p.private(1)
+	p.saveClone(1, "web")
+	if err := p.KillNode(0); err != nil { // nobody else has what it made but node 1
+		t.Fatal(err)
+	}
+	p.clone(2, request, born, 2)
+}
+
+// private asserts that nobody else can read what a node has saved.
+func (p *pop) private(i int) {
+	p.t.Helper()
+	dir := filepath.Join(p.Nodes[i].Root(), "checkpoints", "store")
+	err := filepath.Walk(dir, func(path string, fi os.FileInfo, err error) error {
+		if err == nil && fi.Mode().Perm()&0o077 != 0 {
+			p.t.Errorf("%s has mode %v", strings.TrimPrefix(path, dir), fi.Mode())
+		}
+		return err
+	})
+	if err != nil {
+		p.t.Error(err)
 	}
 }

@@ -35,7 +35,7 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 	}
 	dir := filepath.Join(d.cfg.Root, "checkpoints")
 	var err error
-	d.saved, err = store.Open(store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, PoP: d.puller.Store, Keep: f.Keep, MaxBytes: int64(f.MaxBytes), Log: d.log})
+	d.saved, err = store.Open(store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, PoP: d.puller.Store, Peers: d.puller.Savers(), Keep: f.Keep, MaxBytes: int64(f.MaxBytes), Log: d.log})
 	if err != nil {
 		return err
 	}

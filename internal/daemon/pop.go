@@ -43,7 +43,7 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 		return fetch.PoPConfig{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
 	}
 	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name), Damaged: d.popDamaged, Replaced: d.popReplaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
-		House: time.Duration(f.Grace) / 3}
+		House: time.Duration(f.Grace) / 3, Saved: d.savedImages}
 	if err := config.CheckNode(out.Node); err != nil {
 		return out, fmt.Errorf("node = %w; give pop.node", err)
 	}
@@ -213,7 +213,7 @@ func (d *Daemon) servePoP(ctx context.Context) error {
 }
 
 func (d *Daemon) servePeers(ctx context.Context, addr string) error {
-	s, err := peer.NewServer(peer.Config{Auth: d.pop.auth, Content: d.puller.Given(), Log: d.log})
+	s, err := peer.NewServer(peer.Config{Auth: d.pop.auth, Content: d.puller.Given(), Checkpoints: d.givenCheckpoints(), Log: d.log})
 	if err != nil {
 		return err
 	}

@@ -31,6 +31,8 @@ type PoPConfig struct {
 	// Peers asks other nodes; nil: they are not asked.
 	Peers   *peer.Client
 	Address string // host:port where this node is asked; "" if it is not
+	// Saved are the images, by their manifests, that this node gives checkpoints of. May be nil.
+	Saved func() []digest.Digest
 	// Room reports whether the node's cache has room for a copy of so many bytes.
 	// nil: none are made.
 	Room func(bytes int64) bool

@@ -193,6 +193,11 @@ func (s *site) announce(ctx context.Context) {
 			now[hasKey(l.DiffID)] = true
 		}
 	}
+	if s.cfg.Saved != nil && s.cfg.Address != "" {
+		for _, id := range s.cfg.Saved() {
+			now[savedKey(id)] = true
+		}
+	}
 	m.Hits, m.Used = s.hits, s.disk
 	before := s.said
 	s.said = now

@@ -174,6 +174,16 @@ func (n *node) Pack(ctx context.Context, id digest.Digest) (io.ReadCloser, error
 	return r, err
 }
 
+// Records implements Checkpoints: a layer's data.
+func (n *node) Records(ctx context.Context, id digest.Digest) ([]byte, error) {
+	return n.Table(ctx, id)
+}
+
+// Data implements Checkpoints: a layer's.
+func (n *node) Data(ctx context.Context, id digest.Digest) (io.ReadCloser, int64, error) {
+	return n.Follow(ctx, id, 0)
+}
+
 func keyFile(t testing.TB) string {
 	path := filepath.Join(t.TempDir(), "pop.key")
 	check(t, NewKey(path))
@@ -215,7 +225,7 @@ func client(t testing.TB, cfg Config) *Client {
 // pair is a server of n and a client of the same key.
 func pair(t testing.TB, n *node, cfg Config) (*Client, string) {
 	t.Helper()
-	cfg.Auth, cfg.Content = newAuth(t), n
+	cfg.Auth, cfg.Content, cfg.Checkpoints = newAuth(t), n, n
 	_, addr := serve(t, cfg)
 	return client(t, cfg), addr
 }

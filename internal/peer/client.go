@@ -129,16 +129,41 @@ func (c *Client) Range(ctx context.Context, addr string, id digest.Digest, from,
 
 // Table gives a layer's table, of MaxTable bytes at most. Whether it makes sense is for the caller to see.
 func (c *Client) Table(ctx context.Context, addr string, id digest.Digest) ([]byte, error) {
-	op := fmt.Sprintf("table of %s from %s", id, addr)
-	a, err := c.ask(ctx, question{op: op, addr: addr, path: "/v1/layers/", id: id, rest: "/table"})
+	return c.all(ctx, MaxTable, question{op: fmt.Sprintf("table of %s from %s", id, addr), addr: addr, path: "/v1/layers/", id: id, rest: "/table"})
+}
+
+// Records gives the records of the checkpoints that the node has of an image, of MaxRecords bytes at most.
+// Whether they make sense is for the caller to see.
+func (c *Client) Records(ctx context.Context, addr string, manifest digest.Digest) ([]byte, error) {
+	return c.all(ctx, MaxRecords, question{op: fmt.Sprintf("checkpoints of %s from %s", manifest, addr), addr: addr, path: "/v1/images/", id: manifest, rest: "/checkpoints"})
+}
+
+// all gives an answer of at most most bytes.
+func (c *Client) all(ctx context.Context, most int64, q question) ([]byte, error) {
+	a, err := c.ask(ctx, q)
 	if err != nil {
 		return nil, err
 	}
 	defer a.Close()
-	if a.res.StatusCode != http.StatusOK || a.res.ContentLength < 0 || a.res.ContentLength > MaxTable {
-		return nil, fmt.Errorf("%s: %w: status %d, %d bytes", op, ErrProtocol, a.res.StatusCode, a.res.ContentLength)
+	if a.res.StatusCode != http.StatusOK || a.res.ContentLength < 0 || a.res.ContentLength > most {
+		return nil, fmt.Errorf("%s: %w: status %d, %d bytes", q.op, ErrProtocol, a.res.StatusCode, a.res.ContentLength)
 	}
 	return io.ReadAll(a) // net/http ends it after its length
+}
+
+// Data gives the data file of a checkpoint, which must have size bytes. The caller compares its digest.
+func (c *Client) Data(ctx context.Context, addr string, id digest.Digest, size int64) (io.ReadCloser, error) {
+	op := fmt.Sprintf("checkpoint %s from %s", id, addr)
+	a, err := c.ask(ctx, question{op: op, addr: addr, path: "/v1/checkpoints/", id: id})
+	if err != nil {
+		return nil, err
+	}
+	if a.res.StatusCode != http.StatusOK || a.res.ContentLength != size {
+		a.Close()
+		return nil, fmt.Errorf("%s: %w: status %d, %d bytes", op, ErrProtocol, a.res.StatusCode, a.res.ContentLength)
+	}
+	a.left = size
+	return a, nil
 }
 
 // Pack gives the startup pack of an image, of MaxPack bytes at most. More are ErrProtocol at the reader.

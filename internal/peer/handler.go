@@ -32,6 +32,10 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/layers/{id}", s.serve((*giving).layer))
 	mux.HandleFunc("GET /v1/layers/{id}/table", s.serve((*giving).table))
 	mux.HandleFunc("GET /v1/packs/{id}", s.serve((*giving).pack))
+	if s.cfg.Checkpoints != nil {
+		mux.HandleFunc("GET /v1/images/{id}/checkpoints", s.serve((*giving).records))
+		mux.HandleFunc("GET /v1/checkpoints/{id}", s.serve((*giving).data))
+	}
 	return mux
 }
 
@@ -149,8 +153,21 @@ func (g *giving) table() error {
 	if err != nil {
 		return err
 	}
-	if len(b) > MaxTable {
-		return fmt.Errorf("table of %d bytes is longer than %d", len(b), MaxTable)
+	return g.all("table", b, MaxTable)
+}
+
+func (g *giving) records() error {
+	b, err := g.s.cfg.Checkpoints.Records(g.ctx, g.id)
+	if err != nil {
+		return err
+	}
+	return g.all("records", b, MaxRecords)
+}
+
+// all gives what is in memory, most bytes at most.
+func (g *giving) all(what string, b []byte, most int) error {
+	if len(b) > most {
+		return fmt.Errorf("%s of %d bytes: longer than %d", what, len(b), most)
 	}
 	g.w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	g.begin(http.StatusOK)
@@ -162,6 +179,17 @@ func (g *giving) table() error {
 		b = b[n:]
 	}
 	return nil
+}
+
+func (g *giving) data() error {
+	r, size, err := g.s.cfg.Checkpoints.Data(g.ctx, g.id)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	g.w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	g.begin(http.StatusOK)
+	return g.copyAll(r, size)
 }
 
 func (g *giving) pack() error {

@@ -41,6 +41,11 @@ func drain(ctx context.Context, c *Client, what, addr string) (string, error) {
 		return string(b), err
 	case "pack":
 		r, err = c.Pack(ctx, addr, id)
+	case "records":
+		b, err := c.Records(ctx, addr, id)
+		return string(b), err
+	case "data":
+		r, err = c.Data(ctx, addr, id, 10)
 	case "follow":
 		r, _, err = c.Follow(ctx, addr, id, 5)
 	}
@@ -90,6 +95,10 @@ func TestNonsense(t *testing.T) {
 		{"pack", head("200 x", "Transfer-Encoding: chunked") + strings.Repeat("a\r\n1234567890\r\n", 9), io.ErrUnexpectedEOF},
 		{"pack", head("200 x") + "1234567890", ErrProtocol},
 		{"pack", head("204 x"), ErrProtocol},
+		{"records", head("200 x", fmt.Sprint("Content-Length: ", MaxRecords+1)) + "x", ErrProtocol},
+		{"data", head("200 x", "Content-Length: 11") + "12345678901", ErrProtocol},
+		{"data", head("200 x", "Transfer-Encoding: chunked") + "a\r\n1234567890\r\n0\r\n\r\n", ErrProtocol},
+		{"data", head("200 x", "Content-Length: 10") + "12345", io.ErrUnexpectedEOF},
 		{"follow", followHead("10") + "6\r\n123456\r\n0\r\nDewpoint-End: 11\r\n\r\n", ErrProtocol},
 		{"follow", followHead("10") + "4\r\n1234\r\n0\r\nDewpoint-End: 9\r\n\r\n", io.ErrUnexpectedEOF},
 		{"follow", followHead("10") + "4\r\n1234\r\n0\r\nDewpoint-End: 10\r\n\r\n", io.ErrUnexpectedEOF},
@@ -117,6 +126,7 @@ func TestNonsense(t *testing.T) {
 		"follow": followHead("15") + "a\r\n1234567890\r\n0\r\nDewpoint-End: 15\r\n\r\n",
 		"pack":   head("200 x", "Content-Length: 10") + "1234567890",
 		"table":  head("200 x", "Content-Length: 10") + "1234567890",
+		"data":   head("200 x", "Content-Length: 10") + "1234567890",
 	} {
 		if got, err := drain(t.Context(), client(t, Config{Auth: auth}), what, saying(t, auth, text)); got != "1234567890" || err != nil {
 			t.Errorf("%s: %q, %v", what, got, err)

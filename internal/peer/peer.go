@@ -1,13 +1,15 @@
 // Package peer is what a node of a PoP asks another one directly: layers that
-// the other is filling, and complete ones while the shared store is away.
+// the other is filling, and complete ones, and checkpoints, while the shared store is away.
 //
-// What a node has is its Content. A Server gives it to the other nodes, a Client
-// asks them for theirs, with the same four methods and an address:
+// What a node has is its Content, and its Checkpoints. A Server gives them to the other nodes, a Client
+// asks them for theirs, with the same methods and an address:
 //
 //	Follow  a layer's tar from an offset on, as it grows, to its end
 //	Range   some bytes of it that are verified
 //	Table   what its index is built from before it is whole
 //	Pack    an image's startup pack
+//	Records what checkpoints of an image there are
+//	Data    the memory of one
 //
 // # Who is let in
 //
@@ -17,7 +19,8 @@
 // they are asked at, that is valid now. Nothing is resumed: each connection is a whole handshake.
 //
 // A node of the PoP is trusted to ask, not to be right. Whatever it answers is bounded here, and believed by nobody before it is
-// verified: Follow's bytes by the layer's digest when it is whole, the others by their own.
+// verified: Follow's bytes by the layer's digest when it is whole, the others by their own. What a checkpoint's record says can be verified by nobody:
+// whoever is let in is believed that it has seen what it gives.
 //
 // # On the wire
 //
@@ -27,6 +30,8 @@
 //	GET /v1/layers/<diffID>                   with Range: bytes=A-B: 206, exactly these bytes
 //	GET /v1/layers/<diffID>/table             200, with its length
 //	GET /v1/packs/<manifest>                  200, chunked
+//	GET /v1/images/<manifest>/checkpoints     200, with its length
+//	GET /v1/checkpoints/<ID>                  200, with its length
 //
 // 404 is ErrUnknown; 429 (too many requests of this node) and 503 (of all) are ErrBusy and say when to come again.
 //
@@ -88,18 +93,28 @@ type Content interface {
 	Pack(ctx context.Context, manifest digest.Digest) (io.ReadCloser, error)
 }
 
+// Checkpoints is what this node gives of the checkpoints that it has, on the terms of Content.
+type Checkpoints interface {
+	// Records gives the records of an image's checkpoints, as JSON, whose data and layers can be had here.
+	Records(ctx context.Context, manifest digest.Digest) ([]byte, error)
+	// Data gives the data file of a checkpoint, whose name is its ID as a sha256.
+	Data(ctx context.Context, id digest.Digest) (r io.ReadCloser, size int64, err error)
+}
+
 // Bounds of what is taken from another node.
 const (
-	MaxTable = 128 << 20
-	MaxPack  = 1 << 30
-	MaxLayer = 1 << 40
+	MaxTable   = 128 << 20
+	MaxRecords = 4 << 20
+	MaxPack    = 1 << 30
+	MaxLayer   = 1 << 40 // and data of a checkpoint
 )
 
 // Config is what a Server and a Client need. Both need Auth; 0 stands for the default.
 type Config struct {
-	Auth    *Auth
-	Content Content      // the server's
-	Log     *slog.Logger // nil is none
+	Auth        *Auth
+	Content     Content      // the server's
+	Checkpoints Checkpoints  // the server's; nil: it gives none
+	Log         *slog.Logger // nil is none
 
 	// Stall is for how long a stream may stand still, on either side, before it is cut: 30 s.
 	Stall time.Duration

@@ -34,6 +34,11 @@ func TestGivesWhatItHas(t *testing.T) {
 	same(t, table, data)
 	r, err := c.Pack(ctx, addr, id)
 	same(t, readAll(t, r, err), data)
+	records, err := c.Records(ctx, addr, id)
+	check(t, err)
+	same(t, records, data)
+	r, err = c.Data(ctx, addr, id, int64(len(data)))
+	same(t, readAll(t, r, err), data)
 	if n.open != 0 {
 		t.Error(n.open, "readers are open")
 	}
@@ -48,7 +53,9 @@ func TestErrorsOfContent(t *testing.T) {
 		_, err2 := c.Range(t.Context(), addr, id, 0, 50)
 		_, err3 := c.Table(t.Context(), addr, id)
 		_, err4 := c.Pack(t.Context(), addr, id)
-		return []error{err1, err2, err3, err4}
+		_, err5 := c.Records(t.Context(), addr, id)
+		_, err6 := c.Data(t.Context(), addr, id, 100)
+		return []error{err1, err2, err3, err4, err5, err6}
 	}
 	all := func(id digest.Digest, want error) {
 		t.Helper()
@@ -73,6 +80,8 @@ func TestErrorsOfContent(t *testing.T) {
 			t.Error("there is no range", r)
 		}
 	}
+	_, err = c.Data(t.Context(), addr, id, int64(len(data))+1)
+	wants(t, err, ErrProtocol)
 	if _, _, err := c.Follow(t.Context(), addr, id, -1); err == nil {
 		t.Error("there is no offset -1")
 	}

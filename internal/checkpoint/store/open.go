@@ -30,13 +30,21 @@ func (d *Data) Close() error {
 }
 
 // Open opens the data of a checkpoint: on this node, or else in the PoP's store, whose reads
-// end after its patience with an error that wraps pop.ErrStoreAway. What is read is
+// end after its patience with an error that wraps pop.ErrStoreAway. While there is no such store, a
+// checkpoint that another node gives is copied to this one first. What is read is
 // verified by who reads it (package image).
 func (s *Store) Open(ctx context.Context, r Record) (*Data, error) {
 	_, d, err := s.open(r.ID)
-	if errors.Is(err, ErrUnknown) {
+	if !errors.Is(err, ErrUnknown) {
+		return d, err
+	}
+	if s.cfg.Peers == nil || s.pop() != nil {
 		return s.openShared(ctx, r)
 	}
+	if err := s.take(ctx, r); err != nil {
+		return nil, err
+	}
+	_, d, err = s.open(r.ID)
 	return d, err
 }
 

@@ -83,9 +83,9 @@ func (s *Store) shared(ctx context.Context) ([]Record, failed, error) {
 }
 
 // HasUpper reports whether the writable layer of a checkpoint can be had: this node keeps those
-// of its own, others' are in the PoP's store unless it has lost them.
+// of its own, others' are in the PoP's store unless it has lost them, or come from who gives the checkpoint.
 func (s *Store) HasUpper(ctx context.Context, l Listed) bool {
-	return l.Local || s.upperThere(ctx, l.Upper)
+	return l.Local || l.Peer || s.upperThere(ctx, l.Upper)
 }
 
 // upperThere reports whether the PoP's store has the layer.

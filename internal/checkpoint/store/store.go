@@ -59,6 +59,8 @@ type Config struct {
 	Node string
 	// PoP is the store that this node shares, nil while there is none; nil is never.
 	PoP func() *pop.Store
+	// Peers are asked for checkpoints while PoP gives no store; nil is nobody.
+	Peers Peers
 	// Keep is how many checkpoints of one image and key this node keeps, and how many it
 	// leaves in the PoP's store when it publishes another; 0 is 2.
 	Keep int
@@ -110,7 +112,10 @@ type Store struct {
 	entries map[string]*entry // by ID
 	notes   map[string]notes  // by ID, of what is in entries or in the PoP's store
 	cache   map[string]*unpacked
-	looked  look // at the PoP's store
+	looked  look              // at the PoP's store
+	offers  map[string]offers // of other nodes, by manifest
+
+	taking chan struct{} // has one of who takes from another node
 }
 
 // entry is a checkpoint whose data are here; Store.mu guards what changes.
@@ -133,7 +138,7 @@ const (
 // Open opens the store in cfg.Dir and removes what a crash has left there.
 // There is nothing to be closed.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg.withDefaults(), entries: map[string]*entry{}, notes: map[string]notes{}, cache: map[string]*unpacked{}}
+	s := &Store{cfg: cfg.withDefaults(), entries: map[string]*entry{}, notes: map[string]notes{}, cache: map[string]*unpacked{}, offers: map[string]offers{}, taking: make(chan struct{}, 1)}
 	if err := os.MkdirAll(s.path(cacheDir), 0o700); err != nil {
 		return nil, fmt.Errorf("open checkpoints: %w", err)
 	}
@@ -217,13 +222,15 @@ type Listed struct {
 	Record
 	Local       bool // its data are on this node
 	PoP         bool // they are in the PoP's store
+	Peer        bool // another node gives them
 	Failures    int  // in a row, of restoring it, on all nodes
 	Quarantined bool // too many: it is not to be used here
 }
 
 // List returns the checkpoints of a manifest, "" is of all, newest first: those of this
 // node, and those of the PoP's store unless it does not answer, which is the error then. Of one
-// manifest they may be two seconds old: what others have made or removed since is not known.
+// manifest they may be two seconds old: what others have made or removed since is not known. If there
+// is no such store now, those of one manifest that other nodes give are among them.
 func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
 	all := map[string]*Listed{}
 	s.mu.Lock()
@@ -241,6 +248,11 @@ func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
 			all[r.ID] = &Listed{Record: r}
 		}
 		all[r.ID].PoP = true
+	}
+	for id, o := range s.offered(ctx, manifest) {
+		if all[id] == nil {
+			all[id] = &Listed{Record: o.Record, Peer: true}
+		}
 	}
 	out := make([]Listed, 0, len(all))
 	for id, l := range all {
