@@ -4,9 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,7 +17,6 @@ import (
 	"dewpoint/internal/registry/registrytest"
 	"dewpoint/internal/snapshot/containerdtest"
 
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 )
 
@@ -237,67 +234,4 @@ func TestCheckpointLazilyLost(t *testing.T) {
 		r.Body.Close()
 		return r.StatusCode == http.StatusOK
 	})
-}
-
-// Clones of interpreters whose image asks for agents draw other random numbers.
-func TestCheckpointAgents(t *testing.T) {
-	reg := registrytest.New(t)
-	m := newMachine(t, reg).start()
-	draws, err := filepath.Abs("../internal/checkpoint/hooks/testdata")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for agent, program := range map[string][]string{"python": {"/usr/bin/python3", "/draws/draw.py"}, "node": {"/usr/bin/node", "/draws/draw.js"}} {
-		t.Run(agent, func(t *testing.T) {
-			port := freePort(t)
-			o := registrytest.Options{Config: ocispec.ImageConfig{Entrypoint: append(program, port), Env: []string{"PATH=/usr/bin"},
-				Labels: map[string]string{"dewpoint.hooks": agent}}}
-			img := reg.PushImage("team/"+agent+":1", appLayers(t, 0), o)
-			start := func(restore string) (way string) {
-				args := []string{"run", "-d", "--name", agent, "--ready", "tcp:" + port, "--restore", restore, "-v", draws + ":/draws:ro"}
-				for at, from := range map[string]string{"/usr": "/usr", "/lib": "/usr/lib", "/lib64": "/usr/lib64", "/etc/alternatives": "/etc/alternatives"} {
-					args = append(args, "-v", from+":"+at+":ro")
-				}
-				return m.record(append(args, img.Ref)...).Way.Start
-			}
-			start("never")
-			m.must("checkpoint", agent)
-			var drawn [2]map[string]string
-			for i := range drawn {
-				m.must("rm", "-f", agent)
-				if way := start("always"); way != "restore" {
-					t.Errorf("it started by %s", way)
-				}
-				drawn[i] = draw(t, "127.0.0.1:"+port)
-			}
-			for k, v := range drawn[0] {
-				if drawn[1][k] == v {
-					t.Errorf("%s is %s in both clones", k, v)
-				}
-			}
-			if len(drawn[0]) < 7 || len(drawn[0]) != len(drawn[1]) {
-				t.Errorf("drawn: %v, %v", drawn[0], drawn[1])
-			}
-		})
-	}
-}
-
-// draw asks a program for its next random values, by name.
-func draw(t *testing.T, address string) map[string]string {
-	t.Helper()
-	c, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	text, err := io.ReadAll(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	values := map[string]string{}
-	for f := range strings.FieldsSeq(string(text)) {
-		k, v, _ := strings.Cut(f, "=")
-		values[k] = v
-	}
-	return values
 }

@@ -8,6 +8,7 @@
 //	app each PATH…   app sum for each, all at once
 //	app append PATH TEXT, app chmod PATH MODE, app rename PATH PATH
 //	app sleep TIME
+//	app once PATH TIME   writes "once" to a file and sleeps; "again", at once, to one that is there
 //	app exit STATUS
 package main
 
@@ -49,6 +50,8 @@ func main() {
 	case "sleep":
 		d, _ := time.ParseDuration(arg)
 		time.Sleep(d)
+	case "once":
+		once(arg, os.Args[3])
 	case "each":
 		each(os.Args[2:])
 	case "exit":
@@ -85,6 +88,24 @@ func boot() {
 		name, _ := os.Hostname()
 		fmt.Fprintln(w, name)
 	})
+}
+
+func once(path, sleep string) {
+	d, err := time.ParseDuration(sleep)
+	f, ferr := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	switch {
+	case errors.Is(ferr, os.ErrExist):
+		err = change("append", path, "again\n")
+	case ferr == nil && err == nil:
+		_, err = f.WriteString("once\n")
+		time.Sleep(d)
+	default:
+		err = errors.Join(err, ferr)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 }
 
 func cat(w io.Writer, path string) {

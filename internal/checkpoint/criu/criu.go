@@ -71,7 +71,7 @@ type Engine struct {
 	of      versions            // guarded by mu; what it was found with
 }
 
-// New makes an engine, and removes what one that crashed has left in State.
+// New makes an engine, and removes what one that crashed has left in State, and CRIU in /tmp.
 func New(cfg Config) *Engine {
 	for _, pattern := range []string{dumpDir, probeDir} {
 		left, _ := filepath.Glob(filepath.Join(cfg.State, pattern))
@@ -82,6 +82,7 @@ func New(cfg Config) *Engine {
 			_ = os.RemoveAll(d)
 		}
 	}
+	sweepYards()
 	cfg.Runc = cmp.Or(cfg.Runc, "runc")
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -144,6 +145,7 @@ func (e *Engine) dump(ctx context.Context, c checkpoint.Container, dir string, f
 		return d, err
 	}
 	defer os.RemoveAll(work)
+	sweepYards()
 	if err := e.cfg.Containers.PrepareDump(ctx, c.Name); err != nil {
 		return d, err
 	}

@@ -77,8 +77,12 @@ func errorLines(log string) []string {
 }
 
 // ExplainRestore makes of a restore that went wrong, and of the log in the
-// engine's WorkDir, an error that tells more.
+// engine's WorkDir, an error that tells more. What a CRIU that was killed has left in /tmp is removed, unless
+// another runs: then the next one's turn is it.
 func ExplainRestore(log string, err error) error {
+	if err != nil {
+		sweepYards()
+	}
 	lines := errorLines(log)
 	if err == nil || len(lines) == 0 {
 		return err

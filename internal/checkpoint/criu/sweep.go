@@ -46,6 +46,30 @@ func endSleeper(pid int) {
 	}
 }
 
+// yards are the empty directories that CRIU makes in order to mount what it restores; it removes them
+// when it is done, unless it is killed.
+const yards = "/tmp/.criu.mntns.*"
+
+// sweepYards removes those that no CRIU which runs can have made: the ones that are there before none is seen to.
+func sweepYards() {
+	sweepUnless(yards, func() bool { return slices.ContainsFunc(processes(), isCRIU) })
+}
+
+func sweepUnless(pattern string, runs func() bool) {
+	all, _ := filepath.Glob(pattern)
+	if len(all) == 0 || runs() {
+		return
+	}
+	for _, y := range all {
+		_ = unix.Rmdir(y) // what has something in it stays
+	}
+}
+
+// isCRIU tells CRIU, and what it restores as long as that is not itself yet.
+func isCRIU(pid int) bool {
+	return slices.ContainsFunc(argsOf(pid), func(arg string) bool { return filepath.Base(arg) == "criu" })
+}
+
 func processes() (pids []int) {
 	all, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range all {

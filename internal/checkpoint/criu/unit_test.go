@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,41 @@ import (
 
 	"dewpoint/internal/checkpoint"
 )
+
+// What CRIU was killed over goes, unless a CRIU runs whose it may be.
+func TestSweepYards(t *testing.T) {
+	dir := t.TempDir()
+	empty, used := filepath.Join(dir, "yard.1"), filepath.Join(dir, "yard.2")
+	if err := errors.Join(os.Mkdir(empty, 0o700), os.MkdirAll(used+"/x", 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for _, runs := range []bool{true, false} {
+		sweepUnless(filepath.Join(dir, "yard.*"), func() bool { return runs })
+		if _, err := os.Stat(empty); (err == nil) != runs {
+			t.Errorf("a CRIU runs: %v; %v", runs, err)
+		}
+		if _, err := os.Stat(used); err != nil {
+			t.Error(err)
+		}
+	}
+	script := filepath.Join(dir, "criu")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nread line\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(script, "swrk", "3")
+	in, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !isCRIU(cmd.Process.Pid) || isCRIU(os.Getpid()) {
+		t.Errorf("%q is CRIU: %v, %q: %v", argsOf(cmd.Process.Pid), isCRIU(cmd.Process.Pid), argsOf(os.Getpid()), isCRIU(os.Getpid()))
+	}
+	in.Close()
+	_ = cmd.Wait()
+}
 
 func TestExplain(t *testing.T) {
 	failed := errors.New("runc failed")

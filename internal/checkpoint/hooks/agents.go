@@ -1,8 +1,6 @@
 package hooks
 
 import (
-	"archive/zip"
-	"bytes"
 	"crypto/sha256"
 	"debug/elf"
 	_ "embed"
@@ -14,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"dewpoint/internal/checkpoint/hooks/jasm"
 	"dewpoint/internal/durable"
 )
 
@@ -154,7 +153,7 @@ type agentFile struct {
 }
 
 func agentFiles() ([]agentFile, error) {
-	jar, err := jvmJar()
+	jar, err := jasm.Jar("Premain-Class: dewpoint.Agent\n", "dewpoint/Agent.class", jvmAgent)
 	if err != nil {
 		return nil, fmt.Errorf("assemble the JVM's agent: %w", err)
 	}
@@ -173,34 +172,6 @@ func agentFiles() ([]agentFile, error) {
 	}
 	slices.SortFunc(files, func(a, b agentFile) int { return strings.Compare(a.path, b.path) })
 	return files, nil
-}
-
-// jvmJar is the same bytes each time.
-func jvmJar() ([]byte, error) {
-	class, err := assemble(jvmAgent)
-	if err != nil {
-		return nil, err
-	}
-	return jar("Premain-Class: dewpoint.Agent\n", "dewpoint/Agent.class", class)
-}
-
-func jar(manifest, name string, class []byte) ([]byte, error) {
-	var b bytes.Buffer
-	z := zip.NewWriter(&b)
-	for _, f := range []agentFile{
-		{"META-INF/MANIFEST.MF", []byte("Manifest-Version: 1.0\n" + manifest)},
-		{name, class},
-	} {
-		w, err := z.Create(f.path)
-		if err != nil {
-			return nil, err
-		}
-		if _, err := w.Write(f.data); err != nil {
-			return nil, err
-		}
-	}
-	err := z.Close()
-	return b.Bytes(), err
 }
 
 func writeFiles(dir string, files []agentFile) error {

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/checkpoint/hooks/jasm"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -229,11 +231,7 @@ func TestJVM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	class, err := assemble(string(source))
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := jar("Main-Class: Draw\n", "Draw.class", class)
+	program, err := jasm.Jar("Main-Class: Draw\n", "Draw.class", string(source))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -248,17 +248,6 @@ func TestInstallIsRepeated(t *testing.T) {
 	}
 }
 
-func TestAssemblerSaysWhatIsWrong(t *testing.T) {
-	for _, source := range []string{
-		"return", "class A B\nmethod f ()V 1 1\njump", "class A B\nmethod f ()V 1 1\ngoto x", "class A B\nmethod f",
-		"class A B\nmethod f ()V 1 1\ngetstatic x", "class A B\nmethod f ()V 1 1\naload y",
-	} {
-		if _, err := assemble(source); err == nil {
-			t.Errorf("%q was assembled", source)
-		}
-	}
-}
-
 func FuzzWords(f *testing.F) {
 	f.Add(`sh -c 'a "b"' "c\"d" e\ f`)
 	f.Fuzz(func(t *testing.T, s string) {

@@ -1,6 +1,20 @@
-package hooks
+// Package jasm makes JVM class files and jars without a JDK, so that the JVM's
+// agent is kept as source and built with the daemon.
+//
+// A source describes one class, a line each. Lines that begin with ; are comments.
+//
+//	class NAME SUPER
+//	field NAME DESCRIPTOR                               always static
+//	method [public] [static] NAME DESCRIPTOR STACK LOCALS
+//	    LABEL:
+//	    INSTRUCTION [OPERAND]                           as the JVM's specification names them
+//	    try FROM TO HANDLER                             labels; whatever is thrown is caught
+//
+// Methods of other classes are written CLASS.NAME(ARGUMENTS)RESULT, with descriptors.
+package jasm
 
 import (
+	"archive/zip"
 	"bytes"
 	"encoding/binary"
 	"fmt"
@@ -8,10 +22,37 @@ import (
 	"strings"
 )
 
-// assemble translates a class from the small language of agents/jvm.jasm to a
-// class file of version 49, the newest whose methods need no stack maps: every
-// JVM since Java 5 loads it.
-func assemble(source string) ([]byte, error) {
+// Jar is an archive of the class that source describes, under the path name. Lines of manifest are added to
+// those that each has. It is the same bytes each time.
+func Jar(manifest, name, source string) ([]byte, error) {
+	class, err := Assemble(source)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for _, f := range []struct {
+		path string
+		data []byte
+	}{
+		{"META-INF/MANIFEST.MF", []byte("Manifest-Version: 1.0\n" + manifest)},
+		{name, class},
+	} {
+		w, err := z.Create(f.path)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(f.data); err != nil {
+			return nil, err
+		}
+	}
+	err = z.Close()
+	return b.Bytes(), err
+}
+
+// Assemble translates a class to a class file of version 49, the newest whose methods need no
+// stack maps: every JVM since Java 5 loads it.
+func Assemble(source string) ([]byte, error) {
 	a := assembler{index: map[string]uint16{}}
 	for n, line := range strings.Split(source, "\n") {
 		if strings.HasPrefix(line, ";") || strings.TrimSpace(line) == "" {
