@@ -46,7 +46,7 @@ func checkNothingLeft(t *testing.T, m *machine) {
 		"snapshots":          files(m.root, "snapshotter", "snapshots", "*"),
 		"container files":    files(m.root, "engine", "containers", "*"),
 		"network namespaces": files(m.state, "netns", "*"),
-		"runc's state":       files(m.state, "runc", "*", "*"),
+		"runc's state":       files(m.state, "runc", "*", "[^.]*"),
 		"processes":          m.strangers,
 		"cgroups":            func() []string { return m.cgroups("/*") },
 		"loop devices":       m.loops,

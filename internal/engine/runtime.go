@@ -30,7 +30,7 @@ const (
 )
 
 // defaultRuntime is that of a Config that names none.
-const defaultRuntime = RuntimeRunc
+const defaultRuntime = RuntimeAuto
 
 // maker is the runtime that makes containers. What runc once made, and what is
 // restored, stays runc's: the shim remembers it for each task.

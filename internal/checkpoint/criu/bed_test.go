@@ -28,10 +28,14 @@ import (
 	"dewpoint/internal/checkpoint/criu"
 	"dewpoint/internal/checkpoint/enginetest"
 	"dewpoint/internal/engine"
+	"dewpoint/internal/engine/shimgroup"
 	"dewpoint/internal/image"
 )
 
-var workload string // the static program of the test image
+var (
+	workload    string // the static program of the test image
+	shimProgram string // by which crun is executed
+)
 
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
@@ -48,6 +52,12 @@ func TestMain(m *testing.M) {
 	}
 	if workload, err = enginetest.BuildWorkload(dir); err != nil {
 		panic(err)
+	}
+	shimProgram = filepath.Join(dir, shimgroup.Program)
+	cmd := exec.Command("go", "build", "-o", shimProgram, "../../../cmd/"+shimgroup.Program)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		panic(fmt.Sprintf("%v: %s", err, out))
 	}
 	code := m.Run()
 	os.RemoveAll(dir)
@@ -79,14 +89,20 @@ type bed struct {
 	img     *image.Image
 }
 
+// newBed has crun make containers under one containerd, and runc under the other.
 func newBed(t testing.TB, containerd string) *bed {
 	t.Helper()
+	runtime := engine.RuntimeCrun
+	if containerd == containerds()["system"] {
+		runtime = engine.RuntimeRunc
+	}
 	dir, err := os.MkdirTemp("", "criu")
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := &bed{cfg: engine.Config{
 		Root: dir + "/root", State: dir + "/state", Snapshotter: "overlayfs", Containerd: containerd, CRIU: criu.Find(t.Context(), ""),
+		Runtime: runtime, ShimProgram: shimProgram,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}}
 	if b.e, err = engine.Start(t.Context(), b.cfg); err != nil {
@@ -127,7 +143,7 @@ func (b *bed) tearDown(t testing.TB, dir string) {
 			t.Errorf("left: %s/%s", d, f.Name())
 		}
 	}
-	for _, pattern := range []string{"state/criu-*", "state/runc/dewpoint/*"} {
+	for _, pattern := range []string{"state/criu-*", "state/runc/dewpoint/[^.]*", "state/standin/*"} {
 		if left, _ := filepath.Glob(filepath.Join(dir, pattern)); len(left) > 0 {
 			t.Errorf("left: %v", left)
 		}
