@@ -4,6 +4,9 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -12,21 +15,33 @@ import (
 var many = flag.Int("many", 24, "containers of one round of BenchmarkCreate")
 
 // BenchmarkCreate makes containers and starts them, at 1, 6 and 24 in parallel,
-// and removes them as many at once, for each containerd and network, with a
-// shim for each container (own) and with shims that they share. Rounds of the
-// two take turns if it is run with -count. Where the directories are on a disk,
-// its syncs are part of it; TMPDIR=/dev/shm leaves them out.
+// and removes them as many at once, for each containerd and network: by runc with
+// a shim for each container (own) and with shims that they share (shared), and by
+// crun with shared shims (crun). Rounds of these take turns if it is run with
+// -count. Where the directories are on a disk, its syncs are part of it;
+// TMPDIR=/dev/shm leaves them out. What the processor did for a container (cpu-ms)
+// is that of the cgroup that the benchmark runs in, if it has one of its own.
 //
 //	go test -run '^$' -bench Create/2.x/none -benchtime 3x -count 3 ./internal/engine
 func BenchmarkCreate(b *testing.B) {
 	for name, prog := range containerds(b) {
 		for _, netw := range []string{NetHost, NetNone, NetBridge} {
-			bed := newBed(b, prog)
-			program := bed.shims.program
+			bed := newBedOf(b, prog, RuntimeRunc)
+			program, runc := bed.shims.program, bed.maker
+			crun, err := bed.crunMaker(context.Background())
+			if err != nil {
+				b.Fatal(err)
+			}
 			for _, parallel := range []int{1, 6, 24} {
-				for _, shim := range []string{"own", "shared"} {
+				for _, shim := range []string{"own", "shared", "crun"} {
 					b.Run(fmt.Sprintf("%s/%s/%d/%s", name, netw, parallel, shim), func(b *testing.B) {
-						bed.shims.program = map[string]string{"own": "", "shared": program}[shim]
+						bed.shims.program, bed.maker = program, runc
+						switch shim {
+						case "own":
+							bed.shims.program = ""
+						case "crun":
+							bed.maker = crun
+						}
 						bed.createMany(b, netw, parallel)
 					})
 				}
@@ -38,6 +53,7 @@ func BenchmarkCreate(b *testing.B) {
 func (b *bed) createMany(tb *testing.B, netw string, parallel int) {
 	ctx := context.Background()
 	var made, removed time.Duration
+	before := processorTime()
 	for range tb.N {
 		made += atOnce(*many, parallel, func(n string) {
 			_, err := b.Create(ctx, Spec{Name: n, Image: b.img, Net: netw})
@@ -57,7 +73,33 @@ func (b *bed) createMany(tb *testing.B, netw string, parallel int) {
 	count := float64(*many * tb.N)
 	tb.ReportMetric(count/made.Seconds(), "started/s")
 	tb.ReportMetric(count/removed.Seconds(), "removed/s")
+	if used := processorTime() - before; used > 0 {
+		tb.ReportMetric(float64(used.Microseconds())/1000/count, "cpu-ms")
+	}
 	tb.ReportMetric(0, "ns/op")
+}
+
+// processorTime is what the cgroup has used of the processor, 0 if it is the machine's.
+func processorTime() time.Duration {
+	b, _ := os.ReadFile("/proc/self/cgroup")
+	for l := range strings.Lines(string(b)) {
+		f := strings.SplitN(strings.TrimSpace(l), ":", 3)
+		if len(f) != 3 || f[2] == "/" {
+			continue
+		}
+		if f[1] == "cpuacct" || f[1] == "cpu,cpuacct" {
+			n, _ := os.ReadFile("/sys/fs/cgroup/cpuacct" + f[2] + "/cpuacct.usage")
+			ns, _ := strconv.ParseInt(strings.TrimSpace(string(n)), 10, 64)
+			return time.Duration(ns)
+		}
+		if f[1] == "" && unifiedCgroup() {
+			n, _ := os.ReadFile("/sys/fs/cgroup" + f[2] + "/cpu.stat")
+			var us int64
+			_, _ = fmt.Sscanf(string(n), "usage_usec %d", &us)
+			return time.Duration(us) * time.Microsecond
+		}
+	}
+	return 0
 }
 
 // atOnce calls f for each of count names, so many in parallel, and says how long all took.

@@ -93,7 +93,15 @@ type bed struct {
 	img *image.Image
 }
 
-func newBed(t testing.TB, prog string) *bed { return newBedOf(t, prog, RuntimeCrun) }
+// newBed has crun make containers under the system's containerd, and runc under
+// 2.x: package criu's tests do it the other way round.
+func newBed(t testing.TB, prog string) *bed {
+	t.Helper()
+	if prog == containerds(t)["system"] {
+		return newBedOf(t, prog, RuntimeCrun)
+	}
+	return newBedOf(t, prog, RuntimeRunc)
+}
 
 func newBedOf(t testing.TB, prog, runtime string) *bed {
 	t.Helper()
