@@ -207,7 +207,7 @@ func (e *Engine) provenCrun(ctx context.Context, program string, files []string,
 // trialCgroup is that of the container that crun is tried with. No other one can be called so.
 const trialCgroup = ".trial"
 
-const trialTimeout = 20 * time.Second
+const trialTimeout = time.Minute
 
 // tryCrun makes, starts and deletes a container with namespaces, a cgroup, a
 // limit and the filter of system calls, whose process tells how it finds itself.
