@@ -384,6 +384,17 @@ func TestClearOnLoopbackOnly(t *testing.T) {
 	}
 }
 
+// Who speaks in clear to a node that does not is told what to say.
+func TestClearToTLS(t *testing.T) {
+	ca := newAuthority(t)
+	host := serveTCP(t, ca, &api.Access{})
+	_, err := dialWith(t, "http://"+strings.TrimPrefix(host, "https://"), api.Credentials{}).Images(t.Context())
+	wantCode(t, err, api.NoDaemon, api.ExitNoDaemon)
+	if !strings.Contains(err.Error(), "https://") {
+		t.Errorf("%v", err)
+	}
+}
+
 // Who sends garbage, or floods, does no harm to others.
 func TestGarbage(t *testing.T) {
 	ca := newAuthority(t)

@@ -39,6 +39,7 @@ type Client struct {
 	transport *http.Transport
 	socket    string // or host and port
 	shows     bool   // a certificate of its own
+	clear     bool   // over TCP without TLS
 }
 
 var _ Node = (*Client)(nil)
@@ -80,7 +81,7 @@ func DialWith(host string, cred Credentials) (*Client, error) {
 			return nil, c.credential(err)
 		}
 	case u.Scheme == "http" && net.ParseIP(u.Hostname()).IsLoopback():
-		c.socket, base = u.Host, "http://"+u.Host
+		c.socket, base, c.clear = u.Host, "http://"+u.Host, true
 		c.transport.Protocols.SetUnencryptedHTTP2(true)
 	default:
 		return nil, notAHost(host)
@@ -190,6 +191,10 @@ func (c *Client) problem(ctx context.Context, err error) error {
 		// With TLS 1.3 the node's alert may come behind what the client has sent.
 		e := New(Unauthorized, fmt.Sprintf("dewd at %s closed the connection", c.socket))
 		e.Remedy = "see whether it knows who has signed this client's certificate ([api] client_ca), and whether it runs"
+		return e
+	case c.clear && cut(err):
+		e := New(NoDaemon, fmt.Sprintf("dewd at %s closed the connection", c.socket))
+		e.Remedy = "see whether it runs, and say https:// if it has a certificate"
 		return e
 	case errors.Is(err, fs.ErrPermission):
 		return New(Permission, fmt.Sprintf("no permission to open %s", c.socket))
