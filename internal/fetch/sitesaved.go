@@ -82,7 +82,11 @@ func (p *Puller) takeFromPeer(ctx context.Context, l image.Layer) error {
 	if len(givers) == 0 {
 		return fmt.Errorf("layer %s is not here, and no node gives it: %w", l.DiffID, errors.Join(layer.ErrUnknown, pop.ErrStoreAway))
 	}
-	return p.Keep(ctx, l, &peerTar{p.site, givers})
+	err := p.Keep(ctx, l, &peerTar{p.site, givers})
+	if err == nil {
+		p.site.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += l.Size })
+	}
+	return err
 }
 
 // givers are the other nodes that say that they have something, if they can be asked. While the
@@ -124,7 +128,6 @@ func (t *peerTar) Open(ctx context.Context, f *layer.Fill, offset int64) (io.Rea
 		t.from = t.from[1:]
 		r, _, err := t.s.cfg.Peers.Follow(ctx, m.Address, f.Layer.DiffID, offset)
 		if err == nil {
-			t.s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += f.Layer.Size })
 			return r, nil
 		}
 		errs = errors.Join(errs, fmt.Errorf("from %s: %w", m.Node, err))
