@@ -44,6 +44,13 @@ func newWatchedBed(t *testing.T, reg *registrytest.Server) *watchedBed {
 	b.config += fmt.Sprintf("[trace]\nendpoint = %q\n", b.c.URL)
 	b.args = append(b.args, "--http", l.Addr().String())
 	b.start()
+	b.eventually("the metrics", func() bool { // dewd may serve them a moment after its socket
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
 	return b
 }
 
