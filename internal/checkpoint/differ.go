@@ -44,6 +44,7 @@ var aspects = []struct {
 }{
 	{"arguments", func(f Fit) string { return strings.Join(f.Args, " ") }},
 	{"manifest", func(f Fit) string { return shorten(strings.TrimPrefix(f.Manifest, "sha256:")) }},
+	{"user", func(f Fit) string { return f.User }},
 	{"working directory", func(f Fit) string { return f.Cwd }},
 	{"seccomp filter", func(f Fit) string { return shorten(f.Seccomp) }},
 	{"hidden paths", func(f Fit) string { return shorten(f.Masked) }},

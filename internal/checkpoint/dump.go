@@ -136,6 +136,7 @@ func (m *Manager) subject(ctx context.Context, name string, o Options, a *able) 
 		return nil, err
 	}
 	c.fit = FitOf(c.img, c.spec, a.Ability, info.Labels)
+	c.fit.User = info.Labels[engine.LabelUser]
 	return c, nil
 }
 

@@ -25,7 +25,8 @@ type Fit struct {
 	Manifest     string            `json:"manifest"` // digest of the platform's manifest
 	Config       string            `json:"config"`   // digest of the image's configuration
 	Args         []string          `json:"args"`
-	Env          map[string]string `json:"env,omitempty"` // hashes, by name
+	Env          map[string]string `json:"env,omitempty"`  // hashes, by name
+	User         string            `json:"user,omitempty"` // as ordered; "" is the image's
 	Cwd          string            `json:"cwd"`
 	Mounts       []string          `json:"mounts"` // "TYPE DESTINATION OPTIONS [SOURCE]"
 	Capabilities []string          `json:"capabilities,omitempty"`
@@ -161,6 +162,7 @@ func (f Fit) Why(want Fit) []string {
 	}
 	named("environment differs: ", f.Env, want.Env)
 	named("the container's labels differ: ", f.Labels, want.Labels)
+	differ("user", f.User, want.User)
 	differ("working directory", f.Cwd, want.Cwd)
 	changed("mounts", f.Mounts, want.Mounts)
 	changed("capabilities", f.Capabilities, want.Capabilities)

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"encoding/json"
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"dewpoint/internal/checkpoint/hooks"
+	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
 )
 
@@ -103,7 +105,7 @@ func TestEveryField(t *testing.T) {
 			}
 		})
 	}
-	if n := reflect.TypeFor[Fit]().NumField(); n != 19 {
+	if n := reflect.TypeFor[Fit]().NumField(); n != 20 {
 		t.Errorf("Fit has %d fields: test the new ones here", n)
 	}
 }
@@ -167,6 +169,22 @@ func TestDistinguish(t *testing.T) {
 		if d := distinguish([]Fit{two, two}); len(d[0])+len(d[1]) > 0 {
 			t.Errorf("%s: two that are alike differ: %q", says, d)
 		}
+	}
+}
+
+// TestUser restores nothing as another user than it is to run as.
+func TestUser(t *testing.T) {
+	m, f, s := newManager(t, nil)
+	f.info.Labels = map[string]string{engine.LabelUser: "1000"}
+	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := m.Plan(t.Context(), s, Always, false); !errors.Is(err, ErrRestore) || p.Why != "user 1000, here none" {
+		t.Errorf("the image's: %+v, %v", p, err)
+	}
+	s.User = "1000"
+	if p, err := m.Plan(t.Context(), s, Always, false); err != nil || p.Record == nil {
+		t.Errorf("the same: %+v, %v", p, err)
 	}
 }
 

@@ -112,6 +112,7 @@ func (m *Manager) plan(ctx context.Context, s engine.Spec, mode string, asked bo
 	}
 	p.carrier = a.carrier()
 	p.fit = FitOf(s.Image, o, a.Ability, s.Labels)
+	p.fit.User = s.User
 	if m.choose(ctx, p, all, mode) {
 		p.asked, p.slow = false, false
 	}

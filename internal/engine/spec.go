@@ -278,6 +278,9 @@ func (e *Engine) mounts(s *Spec) []specs.Mount {
 	return m
 }
 
+// LabelUser is Spec.User on containers that have one of their own.
+const LabelUser = "dewpoint.user"
+
 // Labels of our containers' records.
 const (
 	labelNet    = "dewpoint.net"
@@ -293,6 +296,9 @@ func (s *Spec) labels() map[string]string {
 	}
 	l[labelNet] = s.Net
 	l[labelDigest] = s.Image.Target.Digest.String()
+	if s.User != "" {
+		l[LabelUser] = s.User
+	}
 	if len(s.Ports) > 0 {
 		l[labelPorts] = formatPorts(s.Ports)
 	}
