@@ -122,7 +122,13 @@ func TestNoCopyWithoutRoom(t *testing.T) {
 			pull, err := a.Pull(ctx, a.ref(p.Ref), Options{})
 			a.must(err)
 			f := pull.fills[0]
-			a.eventually("there is something to copy", func() bool { _, _, _, err := f.Checkpoint(); return err == nil && a.site.leads(f.Layer.DiffID) })
+			a.eventually("there is something to copy", func() bool {
+				if !a.site.leads(f.Layer.DiffID) || f.Runs() == 0 {
+					return false
+				}
+				_, _, _, err := f.Checkpoint()
+				return err == nil
+			})
 			a.site.mu.Lock()
 			lease := a.site.leading[f.Layer.DiffID]
 			a.site.mu.Unlock()

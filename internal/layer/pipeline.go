@@ -152,10 +152,12 @@ var nothing = func() chan struct{} { c := make(chan struct{}); close(c); return 
 // prepare opens the layer's files and finds where to begin. tar says what the
 // source gives.
 func (f *Fill) prepare(tar bool) (*pipeline, error) {
-	if f.Layer.DiffID == "" {
-		f.dir = filepath.Join(f.store.cfg.Dir, importPrefix+f.Layer.Digest.Encoded())
-	} else {
-		f.dir = f.store.dir(f.Layer.DiffID)
+	dir := filepath.Join(f.store.cfg.Dir, importPrefix+f.Layer.Digest.Encoded())
+	if f.Layer.DiffID != "" {
+		dir = f.store.dir(f.Layer.DiffID)
+	}
+	if f.dir != dir { // who copies what an earlier run has brought may be reading it
+		f.dir = dir
 	}
 	if err := os.MkdirAll(f.dir, 0o755); err != nil {
 		return nil, err
