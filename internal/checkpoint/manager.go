@@ -114,6 +114,7 @@ type Manager struct {
 
 	mu       sync.Mutex
 	declined map[string]int           // how often a checkpoint was, for it was slow; guarded by mu
+	refused  map[string]string        // why the last checkpoint of a key was not made; guarded by mu
 	making   map[string]int           // keys that checkpoints are being made of, and how many; guarded by mu
 	dumping  map[string]chan struct{} // containers that are being dumped, closed when they were; guarded by mu
 	adding   map[digest.Digest]int    // writable layers of records to come; guarded by mu
@@ -127,7 +128,7 @@ func New(cfg Config) *Manager {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	life, stop := context.WithCancel(context.Background())
-	return &Manager{cfg: cfg, life: life, stop: stop, serving: serving{all: map[*lazypages.Server]string{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
+	return &Manager{cfg: cfg, life: life, stop: stop, serving: serving{all: map[*lazypages.Server]string{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), refused: map[string]string{}, making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
 }
 
 // Probe finds out whether this node can make and use checkpoints.

@@ -342,6 +342,22 @@ func TestUnable(t *testing.T) {
 	}
 }
 
+// TestRefusedBefore says to who insists why there is nothing to restore.
+func TestRefusedBefore(t *testing.T) {
+	m, f, s := newManager(t, nil)
+	plan, err := m.Plan(t.Context(), s, Auto, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.dumpErr = errors.New("it holds a device")
+	if err := plan.Make(t.Context(), "one", 1); err == nil {
+		t.Fatal("a checkpoint was made")
+	}
+	if _, err := m.Plan(t.Context(), s, Always, false); err == nil || !strings.Contains(err.Error(), "could not be made") || !strings.Contains(err.Error(), "it holds a device") {
+		t.Errorf("always: %v", err)
+	}
+}
+
 func TestWanted(t *testing.T) {
 	for name, c := range map[string]struct {
 		label, auto string

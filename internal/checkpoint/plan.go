@@ -82,6 +82,9 @@ func (m *Manager) Plan(ctx context.Context, s engine.Spec, mode string, asked bo
 		why := p.Why
 		if why == "" {
 			why = "there is no checkpoint of the image; make one with \"dew checkpoint\""
+			if u := m.unmadeOf(p.fit.Key()); u != "" {
+				why = "there is no checkpoint of the image, the last that was asked for could not be made: " + u
+			}
 		}
 		err = fmt.Errorf("%w: %s", ErrRestore, why)
 	}
@@ -265,10 +268,32 @@ func (p *Plan) Make(ctx context.Context, name string, boot float64) error {
 	defer done()
 	_, _, err := p.m.Checkpoint(ctx, name, Options{Boot: boot})
 	gone := errors.Is(err, engine.ErrNotRunning) || errors.Is(err, engine.ErrNotFound)
-	if err != nil && p.asked && !gone && ctx.Err() == nil && p.m.cfg.Unmade != nil {
-		p.m.cfg.Unmade(name, err)
+	if err != nil && p.asked && !gone && ctx.Err() == nil {
+		p.m.unmade(p.fit.Key(), err)
+		if p.m.cfg.Unmade != nil {
+			p.m.cfg.Unmade(name, err)
+		}
 	}
 	return err
+}
+
+// maxRefused bounds of how many kinds of containers it is remembered why none was saved.
+const maxRefused = 256
+
+// unmade remembers why the last checkpoint of a kind was not made.
+func (m *Manager) unmade(key string, why error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.refused) >= maxRefused {
+		clear(m.refused)
+	}
+	m.refused[key] = why.Error()
+}
+
+func (m *Manager) unmadeOf(key string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.refused[key]
 }
 
 func fitIn(r store.Record) (Fit, error) {

@@ -70,9 +70,9 @@ func prune(ctx context.Context, c *call) error {
 func short(digest string) string {
 	_, hex, ok := strings.Cut(digest, ":")
 	if !ok {
-		return dash(digest)
+		hex = digest // IDs of checkpoints have no algorithm
 	}
-	return hex[:min(12, len(hex))]
+	return dash(hex[:min(12, len(hex))])
 }
 
 // size is a number of bytes in three digits.

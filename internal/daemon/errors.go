@@ -92,6 +92,9 @@ func classify(err error) *api.Error {
 	for _, s := range sentinels {
 		if errors.Is(err, s.err) {
 			e := api.Of(s.code, err)
+			if s.err == checkpoint.ErrRestore {
+				e.Remedy = "without --restore always it boots"
+			}
 			if s.code == api.NotFound && e.Remedy == "" {
 				e.Remedy = "\"dew ps -a\" and \"dew images\" show what is here"
 			}
