@@ -7,6 +7,7 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -119,19 +120,32 @@ func (f *fleet) deploy(ctx context.Context, m node.Many) error {
 	}
 }
 
-// cancelAll calls off what has not ended. It returns when the node has answered.
+// cancelAll calls off what has not ended, also what is heard of later, until ctx ends. It returns when
+// the node has answered.
 func (f *fleet) cancelAll(ctx context.Context) {
 	var g errgroup.Group
 	g.SetLimit(8)
-	for _, id := range f.cancelling() {
-		g.Go(func() error {
-			_, err := f.c.client.CancelDeployment(ctx, node.DeploymentRef{ID: id})
-			return err
-		})
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for asked := map[string]bool{}; ctx.Err() == nil; {
+		for _, id := range f.cancelling() {
+			if asked[id] {
+				continue
+			}
+			asked[id] = true
+			g.Go(func() error {
+				if _, err := f.c.client.CancelDeployment(ctx, node.DeploymentRef{ID: id}); err != nil && ctx.Err() == nil {
+					f.say(fmt.Sprintf("dew: %s", verdict(err).Error()))
+				}
+				return nil
+			})
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+		}
 	}
-	if err := g.Wait(); err != nil && ctx.Err() == nil {
-		f.say(fmt.Sprintf("dew: %s", verdict(err).Error()))
-	}
+	_ = g.Wait() // what it runs says its errors itself
 }
 
 // sum is the error of a fleet of which some have failed: nil if none has.
