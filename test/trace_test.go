@@ -84,6 +84,9 @@ func count(all map[string]*dto.MetricFamily, s series) float64 {
 	return n
 }
 
+// rounded is what two times of one moment may differ by: they are made of seconds in floating point.
+const rounded = time.Microsecond
+
 // counted waits until each was counted once, and not more.
 func (b *watchedBed) counted(want ...series) map[string]*dto.MetricFamily {
 	b.t.Helper()
@@ -230,7 +233,7 @@ func checkSent(t *testing.T, got []tracetest.Span, rec node.Record) {
 			}
 		case !ok:
 			t.Errorf("%+v has no parent", s)
-		case s.From.Before(parent.From) || s.To.After(parent.To) && s.Name != "complete" && s.Name != "fill":
+		case s.From.Before(parent.From.Add(-rounded)) || s.To.After(parent.To.Add(rounded)) && s.Name != "complete" && s.Name != "fill":
 			t.Errorf("%+v is not within %+v", s, parent)
 		}
 	}
