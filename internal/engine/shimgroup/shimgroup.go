@@ -149,8 +149,10 @@ func output(dir, real string, args, env []string) ([]byte, error) {
 		return nil, err
 	}
 	defer r.Close()
+	// A session of its own: where the kernel shares processors out by session
+	// (sched(7), autogroup), containerd answers while its shims make containers.
 	p, err := os.StartProcess(real, append([]string{real}, args[1:]...),
-		&os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{os.Stdin, w, os.Stderr}})
+		&os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{os.Stdin, w, os.Stderr}, Sys: &syscall.SysProcAttr{Setsid: true}})
 	w.Close()
 	if err != nil {
 		return nil, err
