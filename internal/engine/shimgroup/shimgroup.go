@@ -149,10 +149,8 @@ func output(dir, real string, args, env []string) ([]byte, error) {
 		return nil, err
 	}
 	defer r.Close()
-	// A session of its own: where the kernel shares processors out by session
-	// (sched(7), autogroup), containerd answers while its shims make containers.
 	p, err := os.StartProcess(real, append([]string{real}, args[1:]...),
-		&os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{os.Stdin, w, os.Stderr}, Sys: &syscall.SysProcAttr{Setsid: true}})
+		&os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{os.Stdin, w, os.Stderr}})
 	w.Close()
 	if err != nil {
 		return nil, err
