@@ -157,6 +157,9 @@ func (e *Engine) Inspect(ctx context.Context, name string) (*Info, error) {
 	var g errgroup.Group
 	g.Go(func() (err error) { r, err = e.getRecord(ctx, name); return err })
 	g.Go(func() (err error) {
+		if p = e.known.get(name, e.cgroup(name)); p != nil {
+			return nil
+		}
 		if p, err = e.taskState(ctx, name); errdefs.IsNotFound(err) {
 			return nil
 		}
