@@ -25,7 +25,7 @@ const (
 const maxLog = 1 << 20
 
 // spawn starts a datafs in a session of its own, which nothing that happens to
-// this process ends.
+// this process ends, unless it is mortal.
 func spawn(cfg *Config, device *os.File, adopted bool) (*exec.Cmd, error) {
 	path := filepath.Join(cfg.State, socketName)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -59,6 +59,9 @@ func spawn(cfg *Config, device *os.File, adopted bool) (*exec.Cmd, error) {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{device, sock}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if cfg.mortal {
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start datafs: %w", err)
 	}

@@ -38,6 +38,7 @@ type Config struct {
 	Log  *slog.Logger // nil is none
 
 	noResend bool // take the kernel for one that cannot
+	mortal   bool // the datafs ends when this process is killed, as that of a trial does
 }
 
 // Client is dewd's side of datafs. It keeps a datafs running, starts another

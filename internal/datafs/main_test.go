@@ -16,6 +16,7 @@ const (
 	roleServer = "datafs-server"
 	roleDewd   = "datafs-dewd"
 	roleRead   = "datafs-read"
+	roleProbe  = "datafs-probe"
 	inside     = "DEWPOINT_DATAFS_MOUNTS"
 )
 
@@ -32,6 +33,10 @@ func TestMain(m *testing.M) {
 			os.Exit(dewdProcess(os.Args[2:]))
 		case roleRead:
 			os.Exit(readProcess(os.Args[2:]))
+		case roleProbe:
+			for {
+				_ = Probe(context.Background(), ProbeConfig{Dir: os.Args[2], Exec: []string{"/proc/self/exe", roleServer}})
+			}
 		}
 	}
 	if os.Geteuid() != 0 {

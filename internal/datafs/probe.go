@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -88,7 +89,7 @@ func (p *probe) run(ctx context.Context) error {
 	if err := p.build(); err != nil {
 		return err
 	}
-	c, err := Start(ctx, Config{State: p.dir, Exec: p.cfg.Exec, Log: p.cfg.Log, Want: func(_ digest.Digest, from, to int64) {
+	c, err := Start(ctx, Config{State: p.dir, Exec: p.cfg.Exec, Log: p.cfg.Log, mortal: true, Want: func(_ digest.Digest, from, to int64) {
 		select {
 		case p.wants <- span{from, to}:
 		default:
@@ -176,6 +177,7 @@ func (p *probe) show() error {
 func (p *probe) reader(ctx context.Context, name string) (*exec.Cmd, span, error) {
 	args := append(p.cfg.Exec[1:len(p.cfg.Exec):len(p.cfg.Exec)], "-read", filepath.Join(p.layer, name))
 	cmd := exec.Command(p.cfg.Exec[0], args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return nil, span{}, err
 	}

@@ -5,9 +5,12 @@ import (
 	"context"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
@@ -30,6 +33,31 @@ func TestProbe(t *testing.T) {
 	}
 	if err := Probe(context.Background(), ProbeConfig{Dir: t.TempDir(), Exec: []string{"/bin/false"}}); err == nil {
 		t.Error("a datafs that does not start was found good")
+	}
+}
+
+// TestProbeKilled kills who probes while a reader waits: no process of the trial stays.
+func TestProbeKilled(t *testing.T) {
+	dir := t.TempDir()
+	prober := exec.Command("/proc/self/exe", roleProbe, dir)
+	prober.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := prober.Start(); err != nil {
+		t.Fatal(err)
+	}
+	left := func(with string) bool { // processes of the trial
+		all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		return slices.ContainsFunc(all, func(p string) bool {
+			b, _ := os.ReadFile(p)
+			return strings.Contains(string(b), dir+"/"+probePrefix) && strings.Contains(string(b), with)
+		})
+	}
+	wait(t, "a reader", func() bool { return left("-read") })
+	prober.Process.Kill()
+	prober.Wait()
+	wait(t, "the end of the trial's processes", func() bool { return !left("") })
+	sweepProbes(dir)
+	if found, _ := os.ReadDir(dir); len(found) > 0 {
+		t.Errorf("left behind: %v", found)
 	}
 }
 

@@ -284,7 +284,7 @@ func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount
 		ContainerID: name, Rootfs: mounts, Stdout: stdout, Stderr: stderr, Options: opts, RuntimePath: seat.path(),
 	}, seat.name())
 	e.known.forget(name)
-	if err == nil && opts == nil { // a restore makes the process when it starts
+	if err == nil && pid != 0 { // a restore makes the process when it starts
 		e.known.made(name, pid)
 	}
 	seat.done(err == nil)

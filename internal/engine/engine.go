@@ -77,13 +77,13 @@ type Config struct {
 	SnapshotterSocket string // of the proxy plugin Snapshotter; default STATE/snapshotter.sock
 	DiffSocket        string // of the diff proxy plugin, used where containerd has those; "" is none
 	Containerd        string // private containerd's program; default beside this program, then in PATH
-	Runtime           string // what makes containers: auto, crun, runc; default runc
+	Runtime           string // what makes containers: auto, crun, runc; default auto
 	Runc              string // default "runc" in containerd's PATH
 	Crun              string // default beside this program, then in the directory of scripts/install, then in PATH
 	ShimProgram       string // that lets containers share shims; default beside this program, then in PATH, else none share
 	PerShim           int    // containers in a shim, which end when it is killed; default 16, 1 is a shim for each
 	CRIU              string // program that runc is to use; default what it finds in PATH
-	Sync              bool   // a private containerd flushes each change of its database, as it does by default; else see [metadb]
+	Sync              bool   // a private containerd flushes each change of its database, as any does by itself; else see package metadb
 	CgroupParent      string // default /dewpoint, with a suffix when State is not the default
 	Unconfined        bool   // no seccomp filter
 	CNI               network.Config
