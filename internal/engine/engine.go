@@ -3,12 +3,14 @@
 // # The model
 //
 // An Engine is one containerd and the part of it that is ours: one containerd
-// namespace, one snapshotter, one runc state directory, one parent cgroup, one
-// bridge. The containerd is either the system's, found at a socket, or a
+// namespace, one snapshotter, one state directory of crun's and runc's, one
+// parent cgroup, one bridge. The containerd is either the system's, found at a socket, or a
 // private one that the engine starts under its own directories and keeps
 // alive. A private containerd is a session of its own: it outlives the daemon,
 // as shims and containers outlive both, and the next daemon adopts it by its
-// socket and pid file. Close lets go of everything, Shutdown also stops the
+// socket and pid file; it does not flush its database, which package metadb
+// makes up for. crun makes the containers where it was seen to work, runc
+// restores them (runtime.go). Close lets go of everything, Shutdown also stops the
 // private containerd; neither touches a container.
 //
 // A container is known by its name, which is containerd's ID. It consists of
