@@ -12,10 +12,12 @@ export HOME ?= /root
 
 VERSION := $(shell git -c safe.directory='$(CURDIR)' describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
-PROGRAMS := ./cmd/dewd ./cmd/dew ./cmd/containerd-shim-dewpoint-v1
+PROGRAMS := ./cmd/dewd ./cmd/dew
 
 # ISA-L inflates three times faster than Go; without it or a C compiler the build is pure Go.
 ISAL := $(shell command -v gcc >/dev/null && pkg-config --exists libisal 2>/dev/null && echo isal)
+# Without a compiler each container has a shim of its own, and runc makes it.
+SHIM = $(if $(shell command -v gcc),cmd/containerd-shim-dewpoint-v1/build,@echo no gcc, so no)
 BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build $(if $(ISAL),-tags isal) -ldflags '$(LDFLAGS)'
 
 .PHONY: build build-bench build-static images demo test test-dmtcp lint bench fuzz arm64 generate clean
@@ -23,6 +25,7 @@ BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build $(if $(ISAL),-tags is
 build:
 	mkdir -p bin
 	$(BUILD) -o bin/ $(PROGRAMS)
+	$(SHIM) bin/containerd-shim-dewpoint-v1
 
 # What "dew bench deploy" drives containerd's client library by.
 build-bench:
@@ -32,6 +35,7 @@ build-bench:
 build-static:
 	mkdir -p bin/static
 	CGO_ENABLED=0 go build -ldflags '$(LDFLAGS)' -o bin/static/ $(PROGRAMS)
+	$(SHIM) bin/static/containerd-shim-dewpoint-v1
 
 images:
 	go run ./demo/lab images -dir $(DEWPOINT_IMAGES)

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/engine/shimgroup/shimtest"
 	"dewpoint/internal/node"
 	"dewpoint/internal/registry/registrytest"
 
@@ -54,7 +55,7 @@ func build() error {
 	for _, b := range []struct {
 		pkg string
 		env string
-	}{{"dewpoint/cmd/dewd", ""}, {"dewpoint/cmd/dew", ""}, {"dewpoint/cmd/containerd-shim-dewpoint-v1", ""}, {"dewpoint/test/app", "CGO_ENABLED=0"}} {
+	}{{"dewpoint/cmd/dewd", ""}, {"dewpoint/cmd/dew", ""}, {"dewpoint/test/app", "CGO_ENABLED=0"}} {
 		args := []string{"build", "-o", programs + "/"}
 		if exec.Command("pkg-config", "--exists", "libisal").Run() == nil {
 			args = append(args, "-tags", "isal")
@@ -65,7 +66,8 @@ func build() error {
 			return fmt.Errorf("build %s: %w\n%s", b.pkg, err, out)
 		}
 	}
-	return nil
+	_, err := shimtest.Build(programs, "..")
+	return err
 }
 
 // machine is one node: a dewd with directories of its own.

@@ -27,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/network"
-	"dewpoint/internal/engine/shimgroup"
+	"dewpoint/internal/engine/shimgroup/shimtest"
 	"dewpoint/internal/image"
 )
 
@@ -46,8 +46,10 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	probe = filepath.Join(dir, "probe")
-	shimProgram = filepath.Join(dir, shimgroup.Program)
-	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir+"/", "./testdata/probe", "../../cmd/"+shimgroup.Program)
+	if shimProgram, err = shimtest.Build(dir, "../.."); err != nil {
+		panic(err)
+	}
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir+"/", "./testdata/probe")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build probe: %v\n%s", err, out)

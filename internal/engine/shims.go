@@ -33,11 +33,12 @@ const defaultPerShim = 16
 //
 // The zero value gives each task a shim of its own. It is safe for concurrent use.
 type shims struct {
-	dir     string // of the groups
-	program string // shimgroup.Program; "" is no groups
-	real    string // shimgroup.Real
-	max     int    // tasks in a group
-	wide    int    // groups that are filled at the same time
+	dir        string // of the groups
+	containers string // where the runtime keeps their states
+	program    string // shimgroup.Program; "" is no groups
+	real       string // shimgroup.Real
+	max        int    // tasks in a group
+	wide       int    // groups that are filled at the same time
 
 	mu      sync.Mutex
 	groups  map[string]*shimGroup // by name; guarded by mu, also what they point to
@@ -56,7 +57,8 @@ type shimGroup struct {
 }
 
 func newShims(cfg Config) *shims {
-	s := &shims{dir: cfg.shimsDir(), max: cfg.PerShim, groups: make(map[string]*shimGroup), of: make(map[string]*shimGroup), being: make(map[string]bool), changed: make(chan struct{})}
+	s := &shims{dir: cfg.shimsDir(), containers: filepath.Join(cfg.runcRoot(), cfg.Namespace), max: cfg.PerShim,
+		groups: make(map[string]*shimGroup), of: make(map[string]*shimGroup), being: make(map[string]bool), changed: make(chan struct{})}
 	if cfg.PerShim > 1 {
 		s.program = findProgram(cfg.ShimProgram, shimgroup.Program)
 	}
@@ -233,7 +235,7 @@ func (s *shims) choose() *shimGroup {
 func (s *shims) found() (*shimGroup, error) {
 	s.made++
 	name := strconv.FormatInt(time.Now().UnixMicro(), 36) + "-" + strconv.Itoa(s.made)
-	if err := shimgroup.Make(filepath.Join(s.dir, name), s.program, s.real); err != nil {
+	if err := shimgroup.Make(filepath.Join(s.dir, name), s.program, s.real, s.containers); err != nil {
 		return nil, err
 	}
 	g := &shimGroup{name: name}

@@ -145,7 +145,7 @@ func TestShimIsShared(t *testing.T) {
 			t.Fatal(err)
 		}
 		stray := filepath.Join(b.cfg.shimsDir(), "stray")
-		if err := shimgroup.Make(stray, "/bin/true", "/bin/true"); err != nil {
+		if err := shimgroup.Make(stray, "/bin/true", "/bin/true", "/none"); err != nil {
 			t.Fatal(err)
 		}
 		e, err := Start(ctx, b.cfg)

@@ -28,7 +28,7 @@ import (
 	"dewpoint/internal/checkpoint/criu"
 	"dewpoint/internal/checkpoint/enginetest"
 	"dewpoint/internal/engine"
-	"dewpoint/internal/engine/shimgroup"
+	"dewpoint/internal/engine/shimgroup/shimtest"
 	"dewpoint/internal/image"
 )
 
@@ -53,11 +53,8 @@ func TestMain(m *testing.M) {
 	if workload, err = enginetest.BuildWorkload(dir); err != nil {
 		panic(err)
 	}
-	shimProgram = filepath.Join(dir, shimgroup.Program)
-	cmd := exec.Command("go", "build", "-o", shimProgram, "../../../cmd/"+shimgroup.Program)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		panic(fmt.Sprintf("%v: %s", err, out))
+	if shimProgram, err = shimtest.Build(dir, "../../.."); err != nil {
+		panic(err)
 	}
 	code := m.Run()
 	os.RemoveAll(dir)

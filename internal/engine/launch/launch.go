@@ -2,23 +2,20 @@
 // the path of one program.
 //
 // A launcher is a directory that [Make] makes. The shim is told to execute
-// [Path] in it, a link to the small program of package shimgroup, which calls
-// [Run] then. Run becomes crun, in the process that the shim started:
+// [Path] in it, a link to cmd/containerd-shim-dewpoint-v1, which becomes crun
+// then, in the process that the shim started:
 //
 //   - crun may have to be executed by a loader of its own, when it was unpacked
 //     from a newer suite than the system's: the file argv has its arguments.
 //   - crun executes itself once more from a read-only mount, so that a container
-//     cannot write to the program that enters it. Run executes the program from
-//     such a mount in the first place, which crun sees.
+//     cannot write to the program that enters it. Ours executes it from such a
+//     mount in the first place, which crun sees.
 //   - crun makes no container where any controller is under cgroup v2 beside v1,
 //     though the container needs none of it. If there is a file named empty in
 //     the directory, "create" runs where that lies over the list of those
 //     controllers, in a mount namespace of its own.
 //   - "checkpoint" becomes runc, which knows CRIU. What it has to know of the
 //     container is put into its state directory before.
-//
-// The package imports next to nothing, so that the program starts in a
-// millisecond.
 package launch
 
 import (
@@ -26,10 +23,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
-	"unsafe"
 )
 
 // Name is how the program is called when it is to be crun.
@@ -41,22 +35,6 @@ const (
 	Trial  = "trial"
 	Wanted = "process 1 of host trial, system calls filtered: 2\n"
 )
-
-// Report says how the process finds itself.
-func Report([]string, []string) error {
-	host, err := os.Hostname()
-	if err != nil {
-		return err
-	}
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return err
-	}
-	_, filtered, _ := strings.Cut(string(status), "\nSeccomp:\t")
-	filtered, _, _ = strings.Cut(filtered, "\n")
-	_, err = os.Stdout.WriteString("process " + strconv.Itoa(os.Getpid()) + " of host " + host + ", system calls filtered: " + filtered + "\n")
-	return err
-}
 
 // The files of a launcher.
 const (
@@ -133,95 +111,3 @@ func replace(path string, make func(tmp string) error) error {
 
 // Path is the program that the shim is told to execute.
 func Path(dir string) string { return filepath.Join(dir, Name) }
-
-// Run is the program: args[0] is a launcher's Path, the others are the shim's.
-// It returns only on an error. The caller keeps to the process's first thread:
-// on its end the kernel tells the process of its parent's.
-func Run(args, env []string) error {
-	dir := filepath.Dir(args[0])
-	verb := verb(args[1:])
-	if verb == "checkpoint" {
-		runc := filepath.Join(dir, runcLink)
-		return os.NewSyscallError("exec "+runc, syscall.Exec(runc, append([]string{runc}, args[1:]...), env))
-	}
-	b, err := os.ReadFile(filepath.Join(dir, argvFile))
-	if err != nil {
-		return err
-	}
-	how, rest, _ := strings.Cut(strings.TrimRight(string(b), "\n"), "\n")
-	argv := append(strings.Split(rest, "\n"), args[1:]...)
-	if verb == "create" {
-		if err := hide(filepath.Join(dir, emptyFile)); err != nil {
-			return err
-		}
-	}
-	path := argv[0]
-	if how == sealed {
-		if fd := readOnly(path); fd >= 0 {
-			path = "/proc/self/fd/" + strconv.Itoa(fd)
-		}
-	}
-	return os.NewSyscallError("exec "+argv[0], syscall.Exec(path, argv, env))
-}
-
-// verb finds what the runtime is told to do, behind its general options.
-func verb(args []string) string {
-	for i := 0; i < len(args); i++ {
-		switch a := args[i]; {
-		case a == "--root" || a == "--log" || a == "--log-format":
-			i++
-		case !strings.HasPrefix(a, "-"):
-			return a
-		}
-	}
-	return ""
-}
-
-// hide puts the empty file over the list of controllers, for this process and
-// what it starts. Without such a file it does nothing.
-func hide(empty string) error {
-	if _, err := os.Stat(empty); errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err := syscall.Unshare(syscall.CLONE_NEWNS); err != nil {
-		return os.NewSyscallError("unshare", err)
-	}
-	// All other mounts stay as they are to the rest of the machine.
-	if err := syscall.Mount("", filepath.Dir(controllers), "", syscall.MS_PRIVATE, ""); err != nil {
-		return os.NewSyscallError("mount "+filepath.Dir(controllers), err)
-	}
-	return os.NewSyscallError("mount "+controllers, syscall.Mount(empty, controllers, "", syscall.MS_BIND, ""))
-}
-
-// System calls that package syscall does not know, with the same numbers on
-// every architecture, and their flags.
-const (
-	sysOpenTree     = 428
-	sysMountSetattr = 442
-
-	atFDCWD       = ^uintptr(99) // -100
-	atEmptyPath   = 0x1000
-	openTreeClone = 1
-	mountReadOnly = 1
-)
-
-// readOnly opens a file on a mount of its own that cannot be written to; -1 if
-// the kernel is too old for that.
-func readOnly(path string) int {
-	p, err := syscall.BytePtrFromString(path)
-	if err != nil {
-		return -1
-	}
-	fd, _, errno := syscall.Syscall(sysOpenTree, atFDCWD, uintptr(unsafe.Pointer(p)), openTreeClone|syscall.O_CLOEXEC)
-	if errno != 0 {
-		return -1
-	}
-	var none byte
-	attr := struct{ set, clr, propagation, userns uint64 }{set: mountReadOnly}
-	_, _, errno = syscall.Syscall6(sysMountSetattr, fd, uintptr(unsafe.Pointer(&none)), atEmptyPath,
-		uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr), 0)
-	if errno != 0 {
-		return -1
-	}
-	return int(fd)
-}

@@ -8,16 +8,24 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"dewpoint/internal/engine/shimgroup/shimtest"
 )
 
-// The test's own program is the launcher's when it is called so.
+var program string
+
 func TestMain(m *testing.M) {
-	if filepath.Base(os.Args[0]) == Name {
-		err := Run(os.Args, os.Environ())
-		os.Stderr.WriteString(err.Error() + "\n")
-		os.Exit(1)
+	dir, err := os.MkdirTemp("", "launch")
+	if err == nil {
+		program, err = shimtest.Build(dir, "../../..")
 	}
-	goleak.VerifyTestMain(m)
+	if err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(dir)
+		os.Exit(code)
+	}))
 }
 
 func run(t *testing.T, dir string, args ...string) string {
@@ -40,13 +48,9 @@ func script(t *testing.T, text string) string {
 
 func launcher(t *testing.T, argv []string, runc string, hide bool) string {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir := t.TempDir()
 	for range 2 { // the second time over the first
-		if err := Make(dir, self, argv, runc, hide); err != nil {
+		if err := Make(dir, program, argv, runc, hide); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -64,6 +68,25 @@ func TestVerbs(t *testing.T) {
 	} {
 		if got := run(t, dir, strings.Fields(args)...); got != want {
 			t.Errorf("%s: %q", args, got)
+		}
+	}
+}
+
+// What does not work is told with what it was about.
+func TestErrors(t *testing.T) {
+	dir := launcher(t, []string{"/nonexistent/crun"}, "/nonexistent/runc", false)
+	for args, want := range map[string]string{"start x": "exec /nonexistent/crun: No such file", "checkpoint x": "exec "} {
+		out, err := exec.Command(Path(dir), strings.Fields(args)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("%s: %v: %s", args, err, out)
+		}
+	}
+	for _, text := range []string{"", "sealed\n", "sealed"} {
+		if err := os.WriteFile(filepath.Join(dir, argvFile), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command(Path(dir), "start", "x").CombinedOutput(); err == nil || !strings.Contains(string(out), "names no program") {
+			t.Errorf("%q: %v: %s", text, err, out)
 		}
 	}
 }
