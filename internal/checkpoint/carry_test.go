@@ -127,7 +127,7 @@ func TestNotCarried(t *testing.T) {
 		if !is && spec.Entrypoint != nil {
 			t.Errorf("it is %+v", spec)
 		}
-		if p.Booted(1) != is {
+		if p.Booted(t.Context(), 1) != is {
 			t.Errorf("carried: %v, and a checkpoint is made: %v", is, !is)
 		}
 		return is

@@ -151,12 +151,20 @@ func refuse(c *subject) error {
 	case labels[LabelCheckpoint] == "stateful":
 		return &UnfitError{"its label " + LabelCheckpoint + "=stateful, or its image's, says that it keeps state, which clones would share", "use --stateful if that is what you want"}
 	}
-	for _, mt := range c.spec.Mounts {
-		if mt.Type == "bind" && !slices.Contains(ownFiles, mt.Destination) && !slices.Contains(mt.Options, "ro") {
-			return &UnfitError{"it writes to the volume " + mt.Destination + ", which clones would share", "mount it read-only, or use --stateful if that is what you want"}
-		}
+	if v := written(c.spec); v != "" {
+		return &UnfitError{"it writes to the volume " + v + ", which clones would share", "mount it read-only, or use --stateful if that is what you want"}
 	}
 	return nil
+}
+
+// written is a volume that a container writes to, "" if there is none.
+func written(o *specs.Spec) string {
+	for _, mt := range o.Mounts {
+		if mt.Type == "bind" && !slices.Contains(ownFiles, mt.Destination) && !slices.Contains(mt.Options, "ro") {
+			return mt.Destination
+		}
+	}
+	return ""
 }
 
 // saved is what was copied of a container, in a work directory.

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -23,9 +24,11 @@ import (
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
+	"dewpoint/internal/pop"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -221,7 +224,7 @@ func TestDecision(t *testing.T) {
 	if p := plan(Auto); p.Record != nil || !strings.Contains(p.Why, "not known") {
 		t.Errorf("booting was never measured: %+v", p)
 	}
-	plan(Auto).Booted(0.05)
+	plan(Auto).Booted(ctx, 0.05)
 	if p := plan(Auto); p.Record != nil || !strings.Contains(p.Why, "restoring takes about 0.15 s, booting 0.05 s") {
 		t.Errorf("booting is faster: %+v", p)
 	}
@@ -232,7 +235,7 @@ func TestDecision(t *testing.T) {
 		t.Errorf("never: %+v", p)
 	}
 	for range 5 {
-		plan(Auto).Booted(3)
+		plan(Auto).Booted(ctx, 3)
 	}
 	if p := plan(Auto); p.Record == nil {
 		t.Errorf("booting is slow: %+v", p)
@@ -386,7 +389,7 @@ func TestWanted(t *testing.T) {
 			}
 			s.Labels = c.own
 			p, err := m.Plan(t.Context(), s, Auto, c.asked)
-			if err != nil || p.Booted(c.seconds) != c.wanted {
+			if err != nil || p.Booted(t.Context(), c.seconds) != c.wanted {
 				t.Errorf("a checkpoint is to be made: %v, want %v; %v", !c.wanted, c.wanted, err)
 			}
 		})
@@ -539,6 +542,7 @@ func TestFailedDump(t *testing.T) {
 	}
 }
 
+// TestQuarantine counts failures, of which the checkpoint may be guilty: what boots afterwards becomes ready.
 func TestQuarantine(t *testing.T) {
 	m, _, s := newManager(t, nil)
 	told := 0
@@ -547,15 +551,60 @@ func TestQuarantine(t *testing.T) {
 	if _, _, err := m.Checkpoint(ctx, "one", Options{Boot: 5}); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 {
+	fail := func(why error) *Plan {
+		t.Helper()
 		p, err := m.Plan(ctx, s, Auto, false)
 		if err != nil || p.Record == nil {
 			t.Fatalf("%+v, %v", p, err)
 		}
-		p.Failed(ctx, errors.New("no"))
+		p.Failed(why)
+		return p
+	}
+	for range 3 {
+		fail(errors.New("nothing answers")) // nor when it has booted
+		for _, other := range []error{store.ErrUnknown, store.ErrNoPoP, pop.ErrStoreAway, unix.ENOSPC} {
+			fail(fmt.Errorf("its memory: %w", other)).Booted(ctx, 5)
+		}
+	}
+	for range 3 {
+		fail(errors.New("no")).Booted(ctx, 5)
 	}
 	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil || !strings.Contains(p.Why, "quarantined after 3 failures") || told != 1 {
 		t.Errorf("%+v, %v, told %d times", p, err, told)
+	}
+}
+
+// TestVolume starts nothing unasked from memory that is older than the files that it has open.
+func TestVolume(t *testing.T) {
+	m, f, s := newManager(t, nil)
+	f.spec = someSpec("one")
+	ctx := t.Context()
+	if _, _, err := m.Checkpoint(ctx, "one", Options{Boot: 5, Stateful: true}); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil || !strings.Contains(p.Why, "what is in the volume /data may be newer") {
+		t.Errorf("auto: %+v, %v", p, err)
+	}
+	if p, err := m.Plan(ctx, s, Always, false); err != nil || p.Record == nil {
+		t.Errorf("always: %+v, %v", p, err)
+	}
+}
+
+// TestLimit has no container start that would be killed for its memory.
+func TestLimit(t *testing.T) {
+	m, _, s := newManager(t, nil)
+	ctx := t.Context()
+	r, _, err := m.Checkpoint(ctx, "one", Options{Boot: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Memory = r.Data.Pages - 1
+	if _, err := m.Plan(ctx, s, Always, false); !errors.Is(err, ErrRestore) || !strings.Contains(err.Error(), "MiB of memory are more than the limit") {
+		t.Errorf("too little: %v", err)
+	}
+	s.Memory = r.Data.Pages
+	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record == nil {
+		t.Errorf("enough: %+v, %v", p, err)
 	}
 }
 

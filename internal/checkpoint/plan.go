@@ -59,6 +59,10 @@ type Plan struct {
 	carrier Carrier
 	// asked: a checkpoint is to be made when it is ready; slow: if it took long.
 	asked, slow bool
+	mode        string
+	volume      string // that the container writes to; "" if there is none
+	limit       int64  // of its memory, bytes; 0 is none
+	failed      error  // why it could not be restored; nil if it was not tried
 	// Record is what it starts from; nil boots it.
 	Record *store.Record
 	Why    string // it boots though there are checkpoints; or must not
@@ -92,7 +96,7 @@ func (m *Manager) Plan(ctx context.Context, s engine.Spec, mode string, asked bo
 }
 
 func (m *Manager) plan(ctx context.Context, s engine.Spec, mode string, asked bool) (*Plan, error) {
-	p := &Plan{m: m, img: s.Image}
+	p := &Plan{m: m, img: s.Image, mode: mode, limit: s.Memory}
 	var all []store.Listed
 	if mode != Never {
 		all = m.list(ctx, s.Image.Desc.Digest.String())
@@ -116,6 +120,7 @@ func (m *Manager) plan(ctx context.Context, s engine.Spec, mode string, asked bo
 	p.carrier = a.carrier()
 	p.fit = FitOf(s.Image, o, a.Ability, s.Labels)
 	p.fit.User = s.User
+	p.volume = written(o)
 	if m.choose(ctx, p, all, mode) {
 		p.asked, p.slow = false, false
 	}
@@ -160,10 +165,25 @@ func (m *Manager) unfit(ctx context.Context, p *Plan, l store.Listed) (f Fit, wh
 	default:
 		why = f.Why(p.fit)
 	}
+	if len(why) == 0 {
+		why = p.unsafe(l.Data.Pages)
+	}
 	if len(why) == 0 && !m.cfg.Store.HasUpper(ctx, l) {
 		why = []string{fmt.Sprintf("the writable layer of %s is not in the PoP's store", shortID(l.ID))}
 	}
 	return f, why
+}
+
+// unsafe is why a container is not to start from so many bytes of memory, though its processes could.
+func (p *Plan) unsafe(pages int64) (why []string) {
+	const mib = 1 << 20
+	if p.limit > 0 && pages > p.limit {
+		why = append(why, fmt.Sprintf("its %.1f MiB of memory are more than the limit of %.1f MiB", float64(pages)/mib, float64(p.limit)/mib))
+	}
+	if p.volume != "" && p.mode != Always {
+		why = append(why, fmt.Sprintf("what is in the volume %s may be newer than the memory, which would undo it: only --restore always starts from it", p.volume))
+	}
+	return why
 }
 
 // noneFits says why none of so many checkpoints fits: what several have in common, once.
@@ -245,11 +265,13 @@ func (m *Manager) wants(p *Plan, label string, asked bool) {
 const slow = 0.8 // seconds
 
 // Booted records that a container booted, and became ready so many seconds
-// after its start; 0 is unknown. It reports whether Make is to be called.
-func (p *Plan) Booted(seconds float64) bool {
+// after its start; 0 is unknown. If it could not be restored before, that counts against the checkpoint
+// now. It reports whether Make is to be called.
+func (p *Plan) Booted(ctx context.Context, seconds float64) bool {
 	if p == nil || p.fit.Manifest == "" {
 		return false
 	}
+	p.blame(ctx)
 	if seconds > 0 {
 		if err := p.m.boots.add(p.fit.bootKey(), seconds); err != nil {
 			p.m.cfg.Log.Warn("remember how long a start took", "err", err)

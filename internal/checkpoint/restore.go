@@ -13,6 +13,9 @@ import (
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
+	"dewpoint/internal/pop"
+
+	"golang.org/x/sys/unix"
 )
 
 // Prepared is what a container is made with to start from a checkpoint.
@@ -176,16 +179,25 @@ func (p *Plan) Restored(ctx context.Context, seconds float64) {
 	}
 }
 
-// Failed records that the checkpoint was of no use. After a few times it is
-// not used any more. One that is gone is not to blame.
-func (p *Plan) Failed(ctx context.Context, why error) {
+// Failed records that a container did not start from the checkpoint. Whether the checkpoint is to blame is known
+// when the container has booted instead (Booted): one that does not become ready then has too little memory, a check that nothing
+// passes, or the like.
+func (p *Plan) Failed(why error) {
 	p.m.stats.failed.Add(1)
-	if errors.Is(why, store.ErrUnknown) {
-		return // it was removed meanwhile
-	}
 	p.m.cfg.Log.Warn("a container could not be restored", "checkpoint", p.Record.ID, "image", p.img.Ref, "err", why)
-	bad := p.m.cfg.Store.Fail(ctx, p.Record.ID, why.Error())
+	p.failed = why
+}
+
+// blame counts a failure. After a few the checkpoint is not used any more. One that is gone is not to blame, nor is one
+// that this node had no room for, or that the PoP's store did not give.
+func (p *Plan) blame(ctx context.Context) {
+	for _, other := range []error{nil, store.ErrUnknown, store.ErrNoPoP, pop.ErrStoreAway, unix.ENOSPC, unix.EDQUOT} {
+		if errors.Is(p.failed, other) {
+			return
+		}
+	}
+	bad := p.m.cfg.Store.Fail(ctx, p.Record.ID, p.failed.Error())
 	if bad && p.m.cfg.Quarantined != nil {
-		p.m.cfg.Quarantined(*p.Record, why)
+		p.m.cfg.Quarantined(*p.Record, p.failed)
 	}
 }

@@ -186,7 +186,7 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 		return d.unready(ctx, o, err)
 	}
 	r.reached(node.Ready)
-	d.booted(o, r, check, plan)
+	d.booted(ctx, o, r, check, plan)
 	r.started(check.Kind != ready.None && check.Kind != "")
 	return nil
 }

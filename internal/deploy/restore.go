@@ -88,7 +88,7 @@ func (d *Deployer) restore(ctx context.Context, o *order, r *run, img *image.Ima
 	}
 	var f *restoreError
 	if errors.As(err, &f) && ctx.Err() == nil {
-		plan.Failed(ctx, f.err)
+		plan.Failed(f.err)
 		r.why(f.err.Error())
 		r.broke(f.err)
 	}
@@ -213,7 +213,7 @@ func (d *Deployer) awaitRestored(ctx context.Context, o *order, check ready.Chec
 }
 
 // booted learns how long booting takes, and makes the checkpoint that is wanted.
-func (d *Deployer) booted(o *order, r *run, check ready.Check, plan *checkpoint.Plan) {
+func (d *Deployer) booted(ctx context.Context, o *order, r *run, check ready.Check, plan *checkpoint.Plan) {
 	if plan == nil {
 		return
 	}
@@ -223,7 +223,7 @@ func (d *Deployer) booted(o *order, r *run, check ready.Check, plan *checkpoint.
 		seconds = r.rec.Stages[node.Ready] - r.rec.Stages[node.Created]
 		r.mu.Unlock()
 	}
-	if !plan.Booted(seconds) {
+	if !plan.Booted(ctx, seconds) {
 		return
 	}
 	d.bg.Go(func() {
