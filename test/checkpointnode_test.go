@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/http"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"dewpoint/internal/api"
 	"dewpoint/internal/node"
 	"dewpoint/internal/registry/registrytest"
 	"dewpoint/internal/snapshot/containerdtest"
@@ -40,6 +42,85 @@ func TestCheckpointAtOnce(t *testing.T) {
 		t.Errorf("%+v", rec.Way)
 	}
 	b.end()
+}
+
+// A caller of the role deploy starts from checkpoints of containers that it has deployed itself, and from those that an
+// administrator has made for all, and from no other: they hold what was in others' memory.
+func TestCheckpointOwner(t *testing.T) {
+	reg := registrytest.New(t)
+	img := slowApp(t, reg, nil)
+	m := newMachine(t, reg)
+	as := m.overTCP()
+	m.start()
+	run := func(c *api.Client, restore string, save bool) (way node.Way, born string, err error) {
+		t.Helper()
+		rec, err := c.Deploy(t.Context(), node.Request{Image: img.Ref, Name: "web", Net: "bridge", Ready: "http:80/", Restore: restore, Checkpoint: save}, node.Watch{})
+		if err != nil {
+			return way, "", err
+		}
+		list, err := m.client(t).List(t.Context(), false)
+		i := slices.IndexFunc(list, func(c node.Container) bool { return c.Name == "web" })
+		if err != nil || i < 0 {
+			t.Fatalf("%+v, %v", list, err)
+		}
+		born = get(t, "http://"+list[i].IP+"/born")
+		if !save {
+			m.must("rm", "-f", "web")
+		}
+		return rec.Way, born, nil
+	}
+	starts := func(who string, c *api.Client, want, why string) {
+		t.Helper()
+		way, born, err := run(c, "auto", false)
+		if err != nil {
+			t.Fatalf("%s: %v", who, err)
+		}
+		if got := whys(node.Record{Way: way}, "restore: "); way.Start == "restore" != (why == "") || way.Start == "restore" && born != want || got != why {
+			t.Errorf("%s starts by %s, was born as %q (the one that was saved %q), since %q", who, way.Start, born, want, got)
+		}
+	}
+	ci, other, admin := as("ci"), as("other"), m.client(t)
+
+	_, admins, err := run(admin, "never", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.eventually("the administrator's is saved", func() bool { return len(m.checkpoints(t)) == 1 })
+	m.must("rm", "-f", "web")
+	starts("ci", ci, "", "restore: it belongs to an administrator")
+	starts("an administrator", admin, admins, "")
+	if _, _, err := run(ci, "always", false); code(err) != api.Unsupported || !strings.Contains(err.Error(), "it belongs to an administrator") {
+		t.Errorf("ci insists: %v", err)
+	}
+
+	_, own, err := run(ci, "never", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.eventually("ci's is saved", func() bool { return len(m.checkpoints(t)) == 2 })
+	m.must("rm", "-f", "web")
+	m.stop()
+	m.start() // what is known of owners survives
+	starts("ci", ci, own, "")
+	starts("an administrator", admin, admins, "")
+	starts("other", other, "", "restore: none of 2 checkpoints fits: it belongs to token:ci (1); it belongs to an administrator (1)")
+
+	_, _, err = run(admin, "always", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.must("checkpoint", "--share", "web")
+	m.must("rm", "-f", "web")
+	for who, c := range map[string]*api.Client{"ci": ci, "other": other, "an administrator": admin} {
+		starts(who, c, admins, "")
+	}
+	owners := map[string]int{}
+	for _, c := range m.checkpoints(t) {
+		owners[c.Owner]++
+	}
+	if !maps.Equal(owners, map[string]int{"": 1, "*": 1, "token:ci": 1}) {
+		t.Errorf("they belong to %v", owners)
+	}
 }
 
 // room leaves so many bytes free on the node's disk.

@@ -103,7 +103,12 @@ func callerOf(ctx context.Context) caller {
 	if c, ok := ctx.Value(callerKey{}).(caller); ok {
 		return c
 	}
-	return caller{"local", Admin}
+	return caller{node.Local, Admin}
+}
+
+// terms are those of who calls.
+func (c caller) terms(key string, deadline time.Duration) node.Terms {
+	return node.Terms{Key: key, Deadline: deadline, Caller: c.name, Admin: c.role == Admin}
 }
 
 // host refuses what gives a container something of the host to who is not its administrator.

@@ -10,7 +10,7 @@ import (
 )
 
 func (h *handler) Checkpoint(ctx context.Context, req *connect.Request[pb.CheckpointRequest]) (*connect.Response[pb.CheckpointResponse], error) {
-	r := node.CheckpointRequest{Name: req.Msg.Name, Stateful: req.Msg.Stateful, TCP: req.Msg.Tcp}
+	r := node.CheckpointRequest{Name: req.Msg.Name, Share: req.Msg.Share, Stateful: req.Msg.Stateful, TCP: req.Msg.Tcp}
 	if err := r.Validate(); err != nil {
 		return nil, bad(err)
 	}
@@ -35,7 +35,7 @@ func (h *handler) RemoveCheckpoint(ctx context.Context, req *connect.Request[pb.
 
 // Checkpoint implements Checkpoints.
 func (c *Client) Checkpoint(ctx context.Context, r node.CheckpointRequest) (node.Checkpoint, error) {
-	a, err := c.rpc.Checkpoint(ctx, connect.NewRequest(&pb.CheckpointRequest{Name: r.Name, Stateful: r.Stateful, Tcp: r.TCP}))
+	a, err := c.rpc.Checkpoint(ctx, connect.NewRequest(&pb.CheckpointRequest{Name: r.Name, Share: r.Share, Stateful: r.Stateful, Tcp: r.TCP}))
 	if err != nil {
 		return node.Checkpoint{}, c.problem(ctx, err)
 	}
@@ -61,7 +61,7 @@ func checkpointOf(c node.Checkpoint) *pb.Checkpoint {
 	return &pb.Checkpoint{
 		Id: c.ID, Image: c.Image, Digest: c.Digest, Args: c.Args, Created: timeOf(c.Created), Node: c.Node, Engine: c.Engine,
 		Size: c.Size, Pages: c.Pages, Upper: c.Upper, Boot: c.Boot, Restore: c.Restore, Paused: c.Paused,
-		Stateful: c.Stateful, Where: c.Where, Unfit: c.Unfit, Differs: c.Differs,
+		Stateful: c.Stateful, Owner: c.Owner, Where: c.Where, Unfit: c.Unfit, Differs: c.Differs,
 	}
 }
 
@@ -69,6 +69,6 @@ func checkpointFrom(c *pb.Checkpoint) node.Checkpoint {
 	return node.Checkpoint{
 		ID: c.GetId(), Image: c.GetImage(), Digest: c.GetDigest(), Args: c.GetArgs(), Created: timeFrom(c.GetCreated()), Node: c.GetNode(), Engine: c.GetEngine(),
 		Size: c.GetSize(), Pages: c.GetPages(), Upper: c.GetUpper(), Boot: c.GetBoot(), Restore: c.GetRestore(), Paused: c.GetPaused(),
-		Stateful: c.GetStateful(), Where: c.GetWhere(), Unfit: c.GetUnfit(), Differs: c.GetDiffers(),
+		Stateful: c.GetStateful(), Owner: c.GetOwner(), Where: c.GetWhere(), Unfit: c.GetUnfit(), Differs: c.GetDiffers(),
 	}
 }

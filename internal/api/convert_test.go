@@ -105,7 +105,7 @@ func TestNothingIsForgotten(t *testing.T) {
 		r.Terms = node.Terms{Key: p.Key, Deadline: p.Deadline.AsDuration()}
 		if r.Terms.Key != "" { // the call's, and the caller's
 			f := filled[node.Request]().Terms
-			r.Terms.Detach, r.Terms.Caller = f.Detach, f.Caller
+			r.Terms.Detach, r.Terms.Caller, r.Terms.Admin = f.Detach, f.Caller, f.Admin
 		}
 		return r
 	})

@@ -81,7 +81,7 @@ func sendPull(stream *connect.ServerStream[pb.PullResponse], n news) error {
 }
 
 func (h *handler) Deploy(ctx context.Context, req *connect.Request[pb.DeployRequest], stream *connect.ServerStream[pb.DeployResponse]) error {
-	r, err := requestOf(ctx, req.Msg.GetSpec(), node.Terms{Key: req.Msg.Key, Deadline: req.Msg.Deadline.AsDuration(), Caller: callerOf(ctx).name})
+	r, err := requestOf(ctx, req.Msg.GetSpec(), callerOf(ctx).terms(req.Msg.Key, req.Msg.Deadline.AsDuration()))
 	if err != nil {
 		return h.fail(ctx, err)
 	}

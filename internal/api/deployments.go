@@ -27,8 +27,8 @@ func requestOf(ctx context.Context, s *pb.Spec, t node.Terms) (node.Request, err
 }
 
 func (h *handler) DeployMany(ctx context.Context, req *connect.Request[pb.DeployManyRequest], stream *connect.ServerStream[pb.DeployManyResponse]) error {
-	m := node.Many{Count: int(req.Msg.Count), Parallel: int(req.Msg.Parallel), Terms: node.Terms{
-		Key: req.Msg.Key, Deadline: req.Msg.Deadline.AsDuration(), Detach: req.Msg.Detach, Caller: callerOf(ctx).name}}
+	m := node.Many{Count: int(req.Msg.Count), Parallel: int(req.Msg.Parallel), Terms: callerOf(ctx).terms(req.Msg.Key, req.Msg.Deadline.AsDuration())}
+	m.Terms.Detach = req.Msg.Detach
 	for _, s := range req.Msg.Specs {
 		r, err := requestOf(ctx, s, node.Terms{Deadline: m.Terms.Deadline})
 		if err != nil {

@@ -42,6 +42,7 @@ var aspects = []struct {
 	name string
 	of   func(f Fit) string
 }{
+	{"owner", func(f Fit) string { return owner(f.Owner) }},
 	{"arguments", func(f Fit) string { return strings.Join(f.Args, " ") }},
 	{"manifest", func(f Fit) string { return shorten(strings.TrimPrefix(f.Manifest, "sha256:")) }},
 	{"user", func(f Fit) string { return f.User }},

@@ -25,6 +25,7 @@ import (
 
 // Options of one checkpoint.
 type Options struct {
+	Share    bool    // it is for all callers, not only for the container's owner
 	Stateful bool    // though the container keeps state
 	TCP      string  // close, refuse; "" is close
 	Boot     float64 // seconds from start to readiness; 0 is what was measured before, or unknown
@@ -137,6 +138,9 @@ func (m *Manager) subject(ctx context.Context, name string, o Options, a *able) 
 	}
 	c.fit = FitOf(c.img, c.spec, a.Ability, info.Labels)
 	c.fit.User = info.Labels[engine.LabelUser]
+	if o.Share {
+		c.fit.Owner = Anyone
+	}
 	return c, nil
 }
 

@@ -37,6 +37,9 @@ type Fit struct {
 	// Labels are hashes of the container's own that say what is run before a checkpoint and after a
 	// restore; those of the image go with Config.
 	Labels map[string]string `json:"labels,omitempty"`
+	// Owner is whose container it was: "" the administrators', of whom each may do everything, else
+	// the name of a caller, as in LabelOwner; or Anyone. Records that say nothing are the administrators'.
+	Owner string `json:"owner,omitempty"`
 
 	Engine   string   `json:"engine"`
 	Version  string   `json:"version"`
@@ -47,13 +50,19 @@ type Fit struct {
 	CPU      []string `json:"cpu,omitempty"` // the node must have all of these
 }
 
+// LabelOwner is on containers that belong to one caller, and not to the administrators: his name.
+const LabelOwner = "dewpoint.owner"
+
+// Anyone is the owner of a checkpoint that an administrator has made for all callers.
+const Anyone = "*"
+
 // FitOf says what a container of img, made by the specification o on a node of
 // ability a, has in common with its checkpoints; own are the container's labels. Variables that
 // LabelFree names may differ.
 func FitOf(img *image.Image, o *specs.Spec, a Ability, own map[string]string) Fit {
 	f := Fit{
 		Manifest: img.Desc.Digest.String(), Config: img.ConfigD.Digest.String(),
-		Env: map[string]string{}, Masked: hash(o.Linux.MaskedPaths, o.Linux.ReadonlyPaths),
+		Env: map[string]string{}, Owner: own[LabelOwner], Masked: hash(o.Linux.MaskedPaths, o.Linux.ReadonlyPaths),
 		Engine: a.Engine, Version: a.Version, Runc: a.Runc, Kernel: a.Kernel, PageSize: a.PageSize, Cgroup: a.CgroupMode, CPU: a.CPU,
 	}
 	free := strings.Fields(labelsOf(img, own)[LabelFree])
@@ -134,13 +143,16 @@ func (f Fit) Key() string {
 
 // bootKey is the same for all that boot alike, whatever saves them.
 func (f Fit) bootKey() string {
-	f.Engine, f.Version, f.Runc, f.Kernel, f.PageSize, f.Cgroup, f.CPU, f.Labels = "", "", "", "", 0, "", nil, nil
+	f.Engine, f.Version, f.Runc, f.Kernel, f.PageSize, f.Cgroup, f.CPU, f.Labels, f.Owner = "", "", "", "", 0, "", nil, nil, ""
 	return hash(f)
 }
 
 // Why says in plain words why a checkpoint of fit f is of no use to a container
-// of fit want; nothing if it is.
+// of fit want; nothing if it is. Who may not have it is told no more than that.
 func (f Fit) Why(want Fit) []string {
+	if f.Owner != want.Owner && f.Owner != Anyone {
+		return []string{"it belongs to " + owner(f.Owner)}
+	}
 	var why []string
 	differ := func(what, had, wants string) {
 		if had != wants {
@@ -183,6 +195,17 @@ func (f Fit) Why(want Fit) []string {
 	differ("page size", fmt.Sprint(f.PageSize), fmt.Sprint(want.PageSize))
 	differ("cgroups", f.Cgroup, want.Cgroup)
 	return append(why, f.missing(want)...)
+}
+
+// owner is who owns a checkpoint, in words.
+func owner(name string) string {
+	switch name {
+	case "":
+		return "an administrator"
+	case Anyone:
+		return "anyone"
+	}
+	return name
 }
 
 // missing are CPU features that the checkpoint's processes may use and the node lacks.

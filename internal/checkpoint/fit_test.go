@@ -105,8 +105,49 @@ func TestEveryField(t *testing.T) {
 			}
 		})
 	}
-	if n := reflect.TypeFor[Fit]().NumField(); n != 20 {
-		t.Errorf("Fit has %d fields: test the new ones here", n)
+	if n := reflect.TypeFor[Fit]().NumField(); n != 21 {
+		t.Errorf("Fit has %d fields: test the new ones here, as TestOwner does", n)
+	}
+}
+
+// TestOwner asks who may start from whose checkpoint. Records that name no owner, as earlier versions made
+// them, are the administrators', with the key that they had.
+func TestOwner(t *testing.T) {
+	img := someImage()
+	img.Spec.Config.Labels = map[string]string{LabelOwner: "token:image"} // nobody asks an image
+	of := func(owner string) Fit {
+		return FitOf(img, someSpec("one"), someAbility(), map[string]string{LabelOwner: owner})
+	}
+	shared := of("token:ci")
+	shared.Owner = Anyone
+	for _, c := range []struct {
+		have Fit
+		want string
+		why  string
+	}{
+		{of(""), "", ""},
+		{of(""), "token:ci", "it belongs to an administrator"},
+		{of("token:ci"), "token:ci", ""},
+		{of("token:ci"), "cert:ci", "it belongs to token:ci"},
+		{of("token:ci"), "", "it belongs to token:ci"},
+		{shared, "token:ci", ""},
+		{shared, "token:other", ""},
+		{shared, "", ""},
+	} {
+		if why := strings.Join(c.have.Why(of(c.want)), "; "); why != c.why {
+			t.Errorf("of %q for %q: %q, want %q", c.have.Owner, c.want, why, c.why)
+		}
+	}
+	other := of("token:ci")
+	other.Args, other.Kernel = []string{"other"}, "6.1"
+	if why := other.Why(of("")); len(why) != 1 {
+		t.Errorf("who may not have it is told %q", why)
+	}
+	if of("").Key() == of("token:ci").Key() || of("").Key() == shared.Key() || of("").bootKey() != of("token:ci").bootKey() {
+		t.Error("checkpoints of several owners have one key, or boot otherwise")
+	}
+	if b, err := json.Marshal(of("")); err != nil || strings.Contains(string(b), "owner") || of("").Key() != FitOf(img, someSpec("one"), someAbility(), nil).Key() {
+		t.Errorf("an administrator's: %s, %v", b, err)
 	}
 }
 

@@ -217,6 +217,7 @@ func (m *Manager) turn(ctx context.Context, name string) (done func(), err error
 type Known struct {
 	store.Listed
 	Unfit       string   // why it is of no use here; "" if it is
+	Owner       string   // Fit.Owner
 	RestoreTime float64  // seconds, as measured here; 0 is unknown
 	Differs     []string // what others of its image have otherwise
 }
@@ -236,6 +237,7 @@ func (m *Manager) List(ctx context.Context) ([]Known, error) {
 		default:
 			k.Unfit = nodeUnfit(l.Record, a)
 		}
+		k.Owner = OwnerOf(l.Record)
 		out = append(out, k)
 	}
 	differ(out)
@@ -277,6 +279,12 @@ func nodeUnfit(r store.Record, a Ability) string {
 	here := f
 	here.Engine, here.Version, here.Runc, here.Kernel, here.PageSize, here.Cgroup, here.CPU = a.Engine, a.Version, a.Runc, a.Kernel, a.PageSize, a.CgroupMode, a.CPU
 	return sentence(f.Why(here))
+}
+
+// OwnerOf is Fit.Owner of a record's fit.
+func OwnerOf(r store.Record) string {
+	f, _ := fitIn(r) // what cannot be read is of no use to anyone
+	return f.Owner
 }
 
 // Remove removes a checkpoint by its ID, or what it begins with.

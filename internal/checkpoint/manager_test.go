@@ -25,6 +25,7 @@ import (
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/local"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
@@ -107,19 +108,111 @@ func (f *fake) Give(context.Context, digest.Digest) error { return nil }
 
 func newManager(t *testing.T, labels map[string]string) (*Manager, *fake, engine.Spec) {
 	t.Helper()
+	return newManagerOf(t, labels, store.Config{Node: "n1"})
+}
+
+// newManagerOf is newManager on the node that the store is of.
+func newManagerOf(t *testing.T, labels map[string]string, cfg store.Config) (*Manager, *fake, engine.Spec) {
+	t.Helper()
 	f := &fake{dir: t.TempDir(), layers: map[digest.Digest]bool{}, spec: someSpec("one")}
 	f.spec.Mounts = f.spec.Mounts[:2] // without the volume
 	f.info = engine.Info{Name: "one", Image: "app:1", Status: engine.Running, Pid: uint32(os.Getpid())}
 	img := someImage()
 	img.Spec.Config = ocispec.ImageConfig{Labels: labels}
 	dir := t.TempDir()
-	s, err := store.Open(store.Config{Dir: filepath.Join(dir, "store"), Node: "n1"})
+	cfg.Dir = filepath.Join(dir, "store")
+	s, err := store.Open(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := New(Config{Engines: []Engine{f}, Containers: f, Layers: f, Store: s, Dir: dir, Node: "n1",
+	m := New(Config{Engines: []Engine{f}, Containers: f, Layers: f, Store: s, Dir: dir, Node: cfg.Node,
 		Image: func(context.Context, string, digest.Digest) *image.Image { return img }})
 	return m, f, engine.Spec{Name: "two", Image: img}
+}
+
+// TestOwnersInPoP has a container of each of several callers saved on one node of a PoP: on another one, too, each starts
+// from his own, and everybody from what is for all.
+func TestOwnersInPoP(t *testing.T) {
+	hub, dir := local.NewHub(), t.TempDir()
+	join := func(name string) (*Manager, *fake, engine.Spec) {
+		c, err := hub.Join(pop.Config{Node: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		shared, err := pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(dir, 0), Coord: c, Node: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return newManagerOf(t, nil, store.Config{Node: name, PoP: func() *pop.Store { return shared }})
+	}
+	one, f, _ := join("n1")
+	two, _, s := join("n2")
+	ctx := t.Context()
+	save := func(owner string, o Options) string {
+		t.Helper()
+		f.info.Labels = map[string]string{LabelOwner: owner}
+		o.Boot = 2
+		r, _, err := one.Checkpoint(ctx, "one", o)
+		if err == nil {
+			err = one.Publish(ctx, r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.ID
+	}
+	from := func(owner string) (id, why string) {
+		t.Helper()
+		s.Labels = map[string]string{LabelOwner: owner}
+		p, err := two.Plan(ctx, s, Auto, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Record != nil {
+			id = p.Record.ID
+		}
+		return id, p.Why
+	}
+	admins := save("", Options{})
+	if id, why := from("token:ci"); id != "" || why != "it belongs to an administrator" {
+		t.Errorf("a caller starts from an administrator's: %.8s, %q", id, why)
+	}
+	two, _, s = join("n3") // nobody has looked there yet
+	ci := save("token:ci", Options{})
+	for owner, want := range map[string]string{"": admins, "token:ci": ci, "token:other": ""} {
+		if id, why := from(owner); id != want || (want == "") != (why == "none of 2 checkpoints fits: it belongs to token:ci (1); it belongs to an administrator (1)") {
+			t.Errorf("%q starts from %.8s, want %.8s: %s", owner, id, want, why)
+		}
+	}
+	two, _, s = join("n4")
+	shared := save("", Options{Share: true})
+	for _, owner := range []string{"", "token:ci", "token:other"} {
+		if id, _ := from(owner); id != shared {
+			t.Errorf("%q starts from %.8s, want what is for all", owner, id)
+		}
+	}
+	for i, owner := range []string{"token:a", "token:a", "token:a", "token:b"} { // more than are kept of one
+		f.info.Labels = map[string]string{LabelOwner: owner}
+		err := os.WriteFile(filepath.Join(f.dir, "state"), []byte{byte(i)}, 0o600)
+		if err == nil {
+			_, _, err = one.Checkpoint(ctx, "one", Options{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := one.List(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	owners := map[string]int{}
+	for _, k := range all {
+		owners[k.Owner]++
+	}
+	if !maps.Equal(owners, map[string]int{"": 1, "token:ci": 1, Anyone: 1, "token:a": 2, "token:b": 1}) {
+		t.Errorf("one caller's take another's place: %v", owners)
+	}
 }
 
 func TestMakeAndUse(t *testing.T) {

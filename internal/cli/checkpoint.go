@@ -10,6 +10,7 @@ import (
 
 func checkpointFlags(c *call) {
 	r := &c.opt.checkpoint
+	c.flags.BoolVar(&r.Share, "share", false, "for all callers: without it only containers of who has deployed this one start from it")
 	c.flags.BoolVar(&r.Stateful, "stateful", false, "though the container keeps state: what starts from it has the same")
 	c.flags.StringVar(&r.TCP, "tcp", "", "what to do with `clients` that are connected: close (in what starts from it; the default) or refuse")
 }
@@ -61,10 +62,10 @@ func checkpoints(ctx context.Context, c *call) error {
 	}
 	var rows [][]string
 	for _, p := range all {
-		rows = append(rows, []string{short(p.ID), p.Image, dash(strings.Join(p.Args, " ")), p.Node, size(p.Pages), size(p.Size + p.Upper),
+		rows = append(rows, []string{short(p.ID), p.Image, dash(strings.Join(p.Args, " ")), p.Node, owner(p.Owner), size(p.Pages), size(p.Size + p.Upper),
 			seconds(p.Boot), seconds(p.Restore), p.Where, age(p.Created), fits(p), dash(strings.Join(p.Differs, "; "))})
 	}
-	return table(c.cfg.Stdout, "ID IMAGE COMMAND NODE MEMORY STORED BOOT RESTORE WHERE AGE FITS DIFFERS", rows)
+	return table(c.cfg.Stdout, "ID IMAGE COMMAND NODE OWNER MEMORY STORED BOOT RESTORE WHERE AGE FITS DIFFERS", rows)
 }
 
 func fits(p node.Checkpoint) string {
@@ -72,6 +73,17 @@ func fits(p node.Checkpoint) string {
 		return "yes"
 	}
 	return "no: " + p.Unfit
+}
+
+// owner is who starts containers from a checkpoint.
+func owner(name string) string {
+	switch name {
+	case "":
+		return "admin"
+	case "*":
+		return "anyone"
+	}
+	return name
 }
 
 // seconds is a time that may not have been measured.

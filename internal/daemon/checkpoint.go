@@ -213,18 +213,18 @@ func (d *Daemon) Checkpoint(ctx context.Context, r node.CheckpointRequest) (node
 	if err := d.noCheckpoints(); err != nil {
 		return node.Checkpoint{}, err
 	}
-	rec, dumped, err := d.checkpoints.Checkpoint(ctx, r.Name, checkpoint.Options{Stateful: r.Stateful, TCP: r.TCP})
+	rec, dumped, err := d.checkpoints.Checkpoint(ctx, r.Name, checkpoint.Options{Share: r.Share, Stateful: r.Stateful, TCP: r.TCP})
 	if err != nil {
 		return node.Checkpoint{}, checkpointProblem(err)
 	}
-	out := d.checkpoint(checkpoint.Known{Listed: store.Listed{Record: rec, Local: true}})
+	out := d.checkpoint(checkpoint.Known{Listed: store.Listed{Record: rec, Local: true}, Owner: checkpoint.OwnerOf(rec)})
 	out.Paused = dumped.Paused.Seconds()
 	return out, nil
 }
 
 func (d *Daemon) checkpoint(k checkpoint.Known) node.Checkpoint {
 	out := node.Checkpoint{ID: k.ID, Image: k.Image, Digest: k.Manifest, Args: append([]string{}, k.Args...), Created: k.Created, Node: k.Node, Engine: k.Engine,
-		Size: k.Data.Size, Pages: k.Data.Pages, Boot: k.Boot, Restore: k.RestoreTime, Stateful: k.Stateful, Unfit: k.Unfit, Differs: k.Differs}
+		Size: k.Data.Size, Pages: k.Data.Pages, Boot: k.Boot, Restore: k.RestoreTime, Stateful: k.Stateful, Owner: k.Owner, Unfit: k.Unfit, Differs: k.Differs}
 	if k.Upper != nil {
 		out.Upper = k.Upper.Size
 	}

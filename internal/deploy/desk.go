@@ -399,7 +399,7 @@ func (k *Desk) task(ctx context.Context, req node.Request) (*task, error) {
 	}
 	o.Name = o.name
 	now := time.Now()
-	e := journal.Entry{Request: o.Request, Sum: sum, Deployment: node.Deployment{ID: newID(), Name: o.name, Image: o.ref.String(),
+	e := journal.Entry{Request: o.Request, Sum: sum, Admin: req.Terms.Admin, Deployment: node.Deployment{ID: newID(), Name: o.name, Image: o.ref.String(),
 		Caller: req.Terms.Caller, Key: req.Terms.Key, State: node.StateQueued, Asked: now.UTC(), Detached: req.Terms.Detach}}
 	if req.Terms.Deadline > 0 {
 		e.Until = now.Add(req.Terms.Deadline).UTC()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"dewpoint/internal/admit"
+	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/journal"
 	"dewpoint/internal/node"
@@ -22,6 +24,7 @@ import (
 type fakeMaker struct {
 	mu         sync.Mutex
 	ends       map[string]chan error // by name
+	owners     map[string]string     // what containers would be labeled with, by name
 	carried    []string
 	adopted    []string
 	takenBack  []string
@@ -50,6 +53,9 @@ func (f *fakeMaker) carry(ctx context.Context, o *order, t *admit.Ticket, w node
 		return rec, why(ctx, err)
 	}
 	f.note(&f.carried, o.name)
+	f.mu.Lock()
+	f.owners[o.name] = o.labels()[checkpoint.LabelOwner]
+	f.mu.Unlock()
 	w.Reached(o.name, node.Admitted, 0.1)
 	select {
 	case err := <-f.end(o.name):
@@ -97,6 +103,7 @@ func deskOf(t *testing.T, path string, f *fakeMaker) *Desk {
 	if f.ends == nil {
 		f.ends = map[string]chan error{}
 	}
+	f.owners = map[string]string{}
 	k.make = f
 	t.Cleanup(func() {
 		if err := k.Close(); err != nil {
@@ -343,6 +350,46 @@ func TestDeskPlaces(t *testing.T) {
 			t.Error("somebody looks at an empty queue")
 		}
 		k.mu.Unlock()
+	})
+}
+
+// A container belongs to its caller, or to the administrators, also when another daemon makes it
+// than the one that was asked.
+func TestDeskOwners(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "deployments")
+		asked := map[string]node.Terms{"root": {Caller: node.Local, Admin: true}, "boss": {Caller: "token:boss", Admin: true}, "ci": {Caller: "token:ci"}}
+		want := map[string]string{"root": "", "boss": "", "ci": "token:ci"}
+		first, second := &fakeMaker{}, &fakeMaker{}
+		k := deskOf(t, path, first)
+		for name, terms := range asked {
+			terms.Detach = true
+			err := k.Many(t.Context(), node.Many{Requests: []node.Request{app(name, terms)}, Terms: terms}, node.ManyWatch{Watch: func(int) node.Watch { return node.Watch{} }})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		if err := k.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for name, owner := range first.owners {
+			if owner != want[name] {
+				t.Errorf("%s belongs to %q", name, owner)
+			}
+		}
+		second.ends = map[string]chan error{}
+		for name := range asked {
+			second.end(name) <- nil
+		}
+		if err := deskOf(t, path, second).Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if len(first.owners) == 0 || !maps.Equal(second.owners, want) {
+			t.Errorf("the first desk's belong to %q, the next one's to %q", first.owners, second.owners)
+		}
 	})
 }
 

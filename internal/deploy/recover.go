@@ -53,7 +53,7 @@ func (k *Desk) Unended() map[string]bool {
 
 // takeUp is called with mu held.
 func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.Group, undoing *semaphore.Weighted) {
-	e.Request.Terms = node.Terms{Caller: e.Caller, Key: e.Key, Detach: e.Detached}
+	e.Request.Terms = node.Terms{Caller: e.Caller, Admin: e.Admin, Key: e.Key, Detach: e.Detached}
 	o, err := k.d.parse(e.Request)
 	if err != nil {
 		o = &order{Request: e.Request, name: e.Name}

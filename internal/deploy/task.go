@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"dewpoint/internal/admit"
+	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/journal"
 	"dewpoint/internal/node"
 )
@@ -226,6 +227,9 @@ func (o *order) labels() map[string]string {
 	l[LabelDeployment] = o.id
 	if o.Terms.Caller != "" {
 		l[LabelCaller] = o.Terms.Caller
+	}
+	if owner := o.Terms.Owner(); owner != "" {
+		l[checkpoint.LabelOwner] = owner
 	}
 	if b, err := json.Marshal(o.Request); err == nil && len(b) <= maxRequest {
 		l[LabelRequest] = string(b)

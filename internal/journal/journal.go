@@ -53,6 +53,7 @@ type Config struct {
 // Entry is one deployment that was accepted.
 type Entry struct {
 	node.Deployment
+	Admin    bool         // the caller is an administrator
 	Request  node.Request // its Terms are in Deployment and Until
 	Sum      string       // of the request as it was asked for: what the key stands for
 	Until    time.Time    // its deadline; zero is none

@@ -5,6 +5,7 @@ import "time"
 // CheckpointRequest is one instruction to make a checkpoint of a container.
 type CheckpointRequest struct {
 	Name     string // of the container
+	Share    bool   // it is for all callers, not only for the container's owner
 	Stateful bool   // though the container keeps state outside, or says that it is stateful
 	TCP      string // close (clients' connections are closed in what is restored), refuse; "" is close
 }
@@ -18,9 +19,11 @@ type Checkpoint struct {
 	Created time.Time `json:"created"`
 	Node    string    `json:"node"` // that made it
 	Engine  string    `json:"engine"`
-	Size    int64     `json:"size"`  // bytes stored, of memory and all that is not the writable layer
-	Pages   int64     `json:"pages"` // bytes of memory
-	Upper   int64     `json:"upper"` // bytes of the writable layer
+	// Owner is the caller who alone starts containers from it, "" the administrators, "*" anyone.
+	Owner string `json:"owner,omitempty"`
+	Size  int64  `json:"size"`  // bytes stored, of memory and all that is not the writable layer
+	Pages int64  `json:"pages"` // bytes of memory
+	Upper int64  `json:"upper"` // bytes of the writable layer
 	// Boot and Restore are seconds from the start to readiness, as measured;
 	// 0 is unknown.
 	Boot    float64 `json:"boot,omitempty"`

@@ -13,7 +13,19 @@ type Terms struct {
 	Deadline time.Duration // of the whole deployment, its time in the queue included; 0 is none
 	Detach   bool          // it goes on though nobody waits for it, and when dewd is started anew
 	Caller   string        // who asks; keys are his own
+	Admin    bool          // he is an administrator of the node
 }
+
+// Owner is to whom belongs what is deployed: "" is the administrators, who are one, else the caller's name.
+func (t Terms) Owner() string {
+	if t.Admin || t.Caller == Local {
+		return ""
+	}
+	return t.Caller
+}
+
+// Local is the caller who came by the Unix socket, an administrator.
+const Local = "local"
 
 // MaxKey is the most bytes that a key of Terms may have.
 const MaxKey = 128

@@ -27,6 +27,9 @@ func (n *Node) Checkpoint(_ context.Context, r node.CheckpointRequest) (node.Che
 	}
 	cp := node.Checkpoint{ID: layerOf(fmt.Sprintf("%x", 10+len(n.checkpoints))), Image: c.Image, Digest: c.Digest, Args: append([]string{}, c.req.Cmd...), Created: time.Now(), Node: "fake",
 		Engine: "criu", Size: 2_000_000, Pages: 30_000_000, Upper: 4096, Boot: 1.5, Paused: 0.04, Stateful: r.Stateful, Where: "node"}
+	if r.Share {
+		cp.Owner = "*"
+	}
 	n.checkpoints = append(n.checkpoints, cp)
 	n.happened(node.Event{Kind: node.EventCheckpointed, Name: c.Name, Image: c.Image, Checkpoint: cp.ID})
 	return cp, after

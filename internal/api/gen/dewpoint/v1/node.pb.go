@@ -4823,6 +4823,7 @@ type CheckpointRequest struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`          // of the container
 	Stateful      bool                   `protobuf:"varint,2,opt,name=stateful,proto3" json:"stateful,omitempty"` // though it keeps state outside
 	Tcp           string                 `protobuf:"bytes,3,opt,name=tcp,proto3" json:"tcp,omitempty"`            // close, refuse
+	Share         bool                   `protobuf:"varint,4,opt,name=share,proto3" json:"share,omitempty"`       // for all callers, not only for the container's owner
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4876,6 +4877,13 @@ func (x *CheckpointRequest) GetTcp() string {
 		return x.Tcp
 	}
 	return ""
+}
+
+func (x *CheckpointRequest) GetShare() bool {
+	if x != nil {
+		return x.Share
+	}
+	return false
 }
 
 type CheckpointResponse struct {
@@ -5109,6 +5117,7 @@ type Checkpoint struct {
 	Where         string                 `protobuf:"bytes,15,opt,name=where,proto3" json:"where,omitempty"`     // node, pop, both
 	Unfit         string                 `protobuf:"bytes,16,opt,name=unfit,proto3" json:"unfit,omitempty"`     // why it is of no use on this node now
 	Differs       []string               `protobuf:"bytes,17,rep,name=differs,proto3" json:"differs,omitempty"` // what others of the image have otherwise
+	Owner         string                 `protobuf:"bytes,18,opt,name=owner,proto3" json:"owner,omitempty"`     // the caller who starts containers from it; empty: the administrators, *: anyone
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5260,6 +5269,13 @@ func (x *Checkpoint) GetDiffers() []string {
 		return x.Differs
 	}
 	return nil
+}
+
+func (x *Checkpoint) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
 }
 
 type PoPStatusRequest struct {
@@ -6697,11 +6713,12 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x06chunks\x18\x03 \x01(\x03R\x06chunks\x12\x16\n" +
 	"\x06points\x18\x04 \x01(\x03R\x06points\x12\x18\n" +
 	"\awindows\x18\x05 \x01(\x03R\awindows\x12\x14\n" +
-	"\x05files\x18\x06 \x01(\x03R\x05files\"U\n" +
+	"\x05files\x18\x06 \x01(\x03R\x05files\"k\n" +
 	"\x11CheckpointRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bstateful\x18\x02 \x01(\bR\bstateful\x12\x10\n" +
-	"\x03tcp\x18\x03 \x01(\tR\x03tcp\"M\n" +
+	"\x03tcp\x18\x03 \x01(\tR\x03tcp\x12\x14\n" +
+	"\x05share\x18\x04 \x01(\bR\x05share\"M\n" +
 	"\x12CheckpointResponse\x127\n" +
 	"\n" +
 	"checkpoint\x18\x01 \x01(\v2\x17.dewpoint.v1.CheckpointR\n" +
@@ -6712,7 +6729,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\vcheckpoints\x18\x01 \x03(\v2\x17.dewpoint.v1.CheckpointR\vcheckpoints\")\n" +
 	"\x17RemoveCheckpointRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x1a\n" +
-	"\x18RemoveCheckpointResponse\"\xa8\x03\n" +
+	"\x18RemoveCheckpointResponse\"\xbe\x03\n" +
 	"\n" +
 	"Checkpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
@@ -6732,7 +6749,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\bstateful\x18\x0e \x01(\bR\bstateful\x12\x14\n" +
 	"\x05where\x18\x0f \x01(\tR\x05where\x12\x14\n" +
 	"\x05unfit\x18\x10 \x01(\tR\x05unfit\x12\x18\n" +
-	"\adiffers\x18\x11 \x03(\tR\adiffers\"\x12\n" +
+	"\adiffers\x18\x11 \x03(\tR\adiffers\x12\x14\n" +
+	"\x05owner\x18\x12 \x01(\tR\x05owner\"\x12\n" +
 	"\x10PoPStatusRequest\"7\n" +
 	"\x11PoPStatusResponse\x12\"\n" +
 	"\x03pop\x18\x01 \x01(\v2\x10.dewpoint.v1.PoPR\x03pop\"\xb9\b\n" +
