@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -161,6 +162,74 @@ func TestCheckpointAgents(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A container that is started anew, since its memory was lost when dewd was killed, is one that has booted: it has
+// what its agents need, and is saved as any other.
+func TestCheckpointStartedAnew(t *testing.T) {
+	reg := registrytest.New(t)
+	m := newMachine(t, reg)
+	m.config += "[checkpoint]\nlazy_above = \"1MB\"\n"
+	m.start()
+	programs := t.TempDir()
+	program := "import http.server, os\nmemory, born = os.urandom(400 << 20), os.urandom(8).hex()\n" +
+		"class Serve(http.server.BaseHTTPRequestHandler):\n def do_GET(self):\n  self.send_response(200)\n  self.end_headers()\n  self.wfile.write((born + '\\n').encode())\n" +
+		"http.server.HTTPServer(('', 80), Serve).serve_forever()\n"
+	if err := os.WriteFile(filepath.Join(programs, "serve.py"), []byte(program), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o := registrytest.Options{Config: ocispec.ImageConfig{Entrypoint: []string{"/usr/bin/python3", "/programs/serve.py"}, Env: []string{"PATH=/usr/bin"},
+		Labels: map[string]string{"dewpoint.hooks": "python"}}}
+	img := reg.PushImage("team/anew:1", appLayers(t, 0), o)
+	boot := func(name, restore string) string {
+		t.Helper()
+		rec, url := m.boot(t, name, img.Ref, "--restore", restore, "-v", programs+":/programs:ro", "-v", "/usr:/usr:ro", "-v", "/usr/lib:/lib:ro", "-v", "/usr/lib64:/lib64:ro")
+		if restore == "always" && rec.Way.Start != "restore" {
+			t.Fatalf("%+v", rec.Way)
+		}
+		return url
+	}
+	first := get(t, boot("first", "never"))
+	saved := strings.TrimSpace(m.must("checkpoint", "first"))
+	m.must("rm", "-f", "first")
+	anew := false
+	for range 5 { // until memory was still to come when dewd was killed
+		url := boot("clone", "always")
+		m.kill()
+		m.start()
+		var born string
+		m.eventually("it serves", func() bool {
+			r, err := http.Get(url)
+			if err != nil {
+				return false
+			}
+			defer r.Body.Close()
+			b, err := io.ReadAll(r.Body)
+			born = string(b)
+			return err == nil && r.StatusCode == http.StatusOK
+		})
+		if anew = born != first; anew {
+			break
+		}
+		m.must("rm", "-f", "clone")
+	}
+	if !anew {
+		t.Fatal("memory came before dewd was killed, each time")
+	}
+	if spec := m.must("--json", "inspect", "clone"); strings.Contains(spec, `"dewpoint.restored":"`+saved) {
+		t.Errorf("it is still told as restored: %s", spec)
+	}
+	if id := strings.TrimSpace(m.must("checkpoint", "clone")); id == saved {
+		t.Error("it is the checkpoint that it was made with once")
+	}
+	m.must("rm", "-f", "clone")
+	if again := get(t, boot("again", "always")); again == first {
+		t.Error("it starts from the older checkpoint")
+	}
+	m.must("rm", "-f", "again")
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
 }
 
 // drawPrograms is a directory of programs that answer with what their generators give next.

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -219,7 +220,7 @@ func (s *saved) write(file string, layer func(w io.Writer) (upper.Info, error)) 
 // bootOf is how long a restored container's image takes to boot, as its checkpoint knows from where it was
 // made; 0 is unknown.
 func (m *Manager) bootOf(ctx context.Context, c *subject) float64 {
-	id := c.info.Labels[LabelRestored]
+	id := c.standsOn()
 	if id == "" {
 		return 0
 	}
@@ -231,10 +232,15 @@ func (m *Manager) bootOf(ctx context.Context, c *subject) float64 {
 	return 0
 }
 
+// standsOn is the checkpoint whose files the container was made with; "" is none.
+func (c *subject) standsOn() string {
+	return cmp.Or(c.info.Labels[LabelRestored], c.info.Labels[LabelAnew])
+}
+
 // below opens the layer that a restored container stands on besides its image's; nil if there is none.
 // Open, it is read to its end whatever becomes of the container.
 func (m *Manager) below(ctx context.Context, c *subject) (*os.File, error) {
-	if c.info.Labels[LabelRestored] == "" {
+	if c.standsOn() == "" {
 		return nil, nil
 	}
 	dir, err := m.cfg.Containers.Below(ctx, c.info.Name, c.img)

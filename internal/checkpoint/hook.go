@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -104,6 +105,28 @@ func (m *Manager) agents() (string, error) {
 func (m *Manager) Created(img *image.Image, info *engine.Info) error {
 	labels := labelsOf(img, info.Labels)
 	if labels[hooks.LabelAgents] == "" || labels[LabelCheckpoint] == "never" {
+		return nil
+	}
+	return hooks.Prepare(rootOf(info))
+}
+
+// Anew is what changes of the labels of a container that was restored, and is to be started by its command.
+func Anew(info *engine.Info) map[string]string {
+	id := info.Labels[LabelRestored]
+	if id == "" {
+		return nil
+	}
+	return map[string]string{LabelRestored: "", LabelAnew: id}
+}
+
+// Remade prepares a container that is made again, and will boot: what its agents need was
+// its processes'.
+func (m *Manager) Remade(ctx context.Context, info *engine.Info) error {
+	spec, err := m.cfg.Containers.SpecOf(ctx, info.Name)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(spec.Mounts, func(mt specs.Mount) bool { return mt.Destination == hooks.StateDir }) {
 		return nil
 	}
 	return hooks.Prepare(rootOf(info))

@@ -32,6 +32,10 @@ const (
 // LabelRestored is on containers that were started from a checkpoint: its ID.
 const LabelRestored = "dewpoint.restored"
 
+// LabelAnew is what LabelRestored becomes when such a container is started by its command: its
+// processes are none of the checkpoint's, its files still stand on those of it.
+const LabelAnew = "dewpoint.restored.anew"
+
 // ErrNone says that there is no checkpoint of that ID.
 var ErrNone = errors.New("there is no such checkpoint")
 

@@ -98,7 +98,7 @@ func (d *Daemon) startAnew(ctx context.Context, name string) error {
 	if _, err := d.engine.Wait(ctx, name); err != nil && !errors.Is(err, engine.ErrNotRunning) {
 		return err
 	}
-	return d.engine.StartAnew(ctx, name)
+	return d.engine.StartAnew(ctx, name, checkpoint.Anew(c), func(c *engine.Info) error { return d.checkpoints.Remade(ctx, c) })
 }
 
 // startAbandoned starts anew the containers whose memory was coming when an earlier daemon was

@@ -9,12 +9,14 @@ import (
 	"strings"
 	"time"
 
+	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	"dewpoint/internal/engine/network"
 )
@@ -38,23 +40,42 @@ func (e *Engine) Start(ctx context.Context, name string) error {
 		return nil
 	}
 	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsUnknown(err) {
-		err = e.restart(ctx, name, err)
+		err = e.restart(ctx, name, err, nil)
 	}
 	return wrap(err, "start container %s", name)
 }
 
 // StartAnew starts a container that has ended by its command, also one that was to be
-// restored, or was restored just when who did so ended. ErrRunning if it runs.
-func (e *Engine) StartAnew(ctx context.Context, name string) error {
-	if err := os.RemoveAll(e.imagesDir(name)); err != nil {
-		return fmt.Errorf("start container %s: %w", name, err)
+// restored, or was restored just when who did so ended. Labels are changed before that, an empty
+// value removes one. created is called when the container is made again, and its processes are not. ErrRunning if it runs.
+func (e *Engine) StartAnew(ctx context.Context, name string, labels map[string]string, created func(*Info) error) error {
+	defer e.names.lock(name)()
+	err := os.RemoveAll(e.imagesDir(name))
+	if err == nil {
+		err = e.relabel(ctx, name, labels)
 	}
-	return e.Start(ctx, name)
+	if err == nil {
+		err = e.restart(ctx, name, errdefs.ErrFailedPrecondition, created)
+	}
+	return wrap(err, "start container %s anew", name)
+}
+
+// relabel changes labels of a container's record; an empty value removes one.
+func (e *Engine) relabel(ctx context.Context, name string, labels map[string]string) error {
+	if len(labels) == 0 {
+		return nil
+	}
+	mask := &fieldmaskpb.FieldMask{}
+	for k := range labels {
+		mask.Paths = append(mask.Paths, "labels."+k)
+	}
+	_, err := e.c.containers.Update(ctx, &containersapi.UpdateContainerRequest{Container: &containersapi.Container{ID: name, Labels: labels}, UpdateMask: mask})
+	return notFound(err)
 }
 
 // restart makes the task anew where the old one is over; why is what starting
-// the old one said.
-func (e *Engine) restart(ctx context.Context, name string, why error) error {
+// the old one said. created, unless nil, is called before its process starts.
+func (e *Engine) restart(ctx context.Context, name string, why error, created func(*Info) error) error {
 	r, err := e.getRecord(ctx, name)
 	if err != nil {
 		return notFound(err)
@@ -66,8 +87,12 @@ func (e *Engine) restart(ctx context.Context, name string, why error) error {
 		return err
 	case p.Status == task.Status_RUNNING || p.Status == task.Status_PAUSED:
 		return ErrRunning
-	case p.Status == task.Status_CREATED:
+	case p.Status == task.Status_CREATED && created == nil:
 		return why
+	case p.Status == task.Status_CREATED:
+		if err := e.killTask(ctx, name); err != nil {
+			return err
+		}
 	default:
 		if err := e.deleteTask(ctx, name); err != nil {
 			return err
@@ -82,6 +107,15 @@ func (e *Engine) restart(ctx context.Context, name string, why error) error {
 	}
 	if err := e.renewTask(ctx, name, m.Mounts); err != nil {
 		return err
+	}
+	if created != nil {
+		i, err := e.Inspect(ctx, name)
+		if err == nil {
+			err = created(i)
+		}
+		if err != nil {
+			return errors.Join(err, e.killTask(context.WithoutCancel(ctx), name))
+		}
 	}
 	return e.startTask(ctx, name)
 }
