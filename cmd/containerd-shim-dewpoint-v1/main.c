@@ -274,22 +274,54 @@ static char *shimOf(const char *dir)
 	return real;
 }
 
+// note writes down how containerd asks for a shim, so that one can be started
+// ahead: arguments and environment, each list's strings with a zero behind each
+// and one more behind the last, then what comes from the standard input. It
+// returns that input, as a file to read.
+static int note(const char *dir, char **argv)
+{
+	size_t n, len = 2;
+	char *in = slurp(fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3), &n), *path = join(dir, "asked");
+	if (in == NULL)
+		in = "", n = 0;
+	for (char **a = argv + 1; *a != NULL; a++)
+		len += strlen(*a) + 1;
+	for (char **e = environ; *e != NULL; e++)
+		len += strlen(*e) + 1;
+	char *all = malloc(len + n), *at = all;
+	if (all == NULL)
+		die("memory");
+	for (char **a = argv + 1; *a != NULL; a++)
+		at = stpcpy(at, *a) + 1;
+	*at++ = 0;
+	for (char **e = environ; *e != NULL; e++)
+		at = stpcpy(at, *e) + 1;
+	*at++ = 0;
+	memcpy(at, in, n);
+	writeFile(path, all, len + n);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || lseek(fd, (off_t)len, SEEK_SET) < 0)
+		die("%s", path);
+	return fd;
+}
+
 // output executes the real shim in the group's directory and returns what it
 // says; what it says of errors goes where ours does.
 static char *output(const char *dir, char **argv, size_t *len)
 {
 	char *real = shimOf(dir);
-	int ends[2], status;
+	int ends[2], status, in = note(dir, argv);
 	if (pipe2(ends, O_CLOEXEC) < 0)
 		die("pipe");
 	pid_t pid = fork();
 	if (pid < 0)
 		die("fork");
 	if (pid == 0) {
-		if (chdir(dir) < 0 || dup2(ends[1], STDOUT_FILENO) < 0)
+		if (chdir(dir) < 0 || dup2(in, STDIN_FILENO) < 0 || dup2(ends[1], STDOUT_FILENO) < 0)
 			die("%s", dir);
 		become(real, argv);
 	}
+	close(in);
 	close(ends[1]);
 	char *out = slurp(ends[0], len);
 	while (waitpid(pid, &status, 0) < 0)

@@ -66,7 +66,8 @@ type Engine struct {
 	CNI        string `toml:"cni"`        // directory of the CNI plugins
 	Runtime    string `toml:"runtime"`    // what makes containers: auto, crun, runc; "" is the engine's choice
 	Crun       string `toml:"crun"`       // the program; "" is found beside dewd, with its tools and in PATH
-	PerShim    int    `toml:"per_shim"`   // containers that share a shim, and end when it is killed; 0 is 16, 1 a shim for each
+	PerShim    int    `toml:"per_shim"`   // containers that share a shim, and end when it is killed; 0 is 32, 1 a shim for each
+	NoSpare    bool   `toml:"no_spare"`   // no shim is started ahead where the next container would need one
 	Sync       bool   `toml:"sync"`       // a private containerd flushes its database with each change, instead of a copy being kept (2.1 and newer)
 }
 

@@ -83,7 +83,8 @@ type Config struct {
 	Runc              string // default "runc" in containerd's PATH
 	Crun              string // default beside this program, then in the directory of scripts/install, then in PATH
 	ShimProgram       string // that lets containers share shims; default beside this program, then in PATH, else none share
-	PerShim           int    // containers in a shim, which end when it is killed; default 16, 1 is a shim for each
+	PerShim           int    // containers in a shim, which end when it is killed; default 32, 1 is a shim for each
+	SpareShim         bool   // a shim is started ahead where the next container would need one; of a private containerd only
 	CRIU              string // program that runc is to use; default what it finds in PATH
 	Sync              bool   // a private containerd flushes each change of its database, as any does by itself; else see package metadb
 	CgroupParent      string // default /dewpoint, with a suffix when State is not the default
@@ -147,6 +148,7 @@ type Engine struct {
 	bridge  *network.Bridge
 	ports   network.Ports
 	shims   *shims
+	spare   *spareShims // nil where none is kept
 	known   known
 	names   keyed
 	version string
@@ -189,6 +191,9 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	if err := e.reconcile(ctx); err != nil {
 		e.Close()
 		return nil, fmt.Errorf("reconcile containers: %w", err)
+	}
+	if cfg.SpareShim && e.private != nil && e.shims.program != "" {
+		e.spare = keepSpare(e.shims, e.log)
 	}
 	return e, nil
 }
@@ -245,6 +250,10 @@ func (e *Engine) Check(ctx context.Context) error {
 // Close ends the connection. containerd, private or not, and all containers
 // go on. Where there are none, their parent cgroup and the bridge go.
 func (e *Engine) Close() error {
+	if e.spare != nil {
+		e.spare.close()
+		e.spare = nil
+	}
 	e.removeCgroups()
 	if err := e.bridge.Release(); err != nil {
 		e.log.Warn("the bridge stays", "err", err)

@@ -22,7 +22,7 @@ import (
 )
 
 // defaultPerShim is how many containers share a shim, and its fate.
-const defaultPerShim = 16
+const defaultPerShim = 32
 
 // shims assigns tasks to groups of [shimgroup]. Two things that a shim does
 // shape it. It ends when containerd deletes its last task, also when another is
@@ -38,7 +38,8 @@ type shims struct {
 	program    string // shimgroup.Program; "" is no groups
 	real       string // shimgroup.Real
 	max        int    // tasks in a group
-	wide       int    // groups that are filled at the same time
+	wide       int    // groups that are begun at the same time
+	serial     bool   // a shim makes one task after the other: so many groups are filled at the same time
 
 	mu      sync.Mutex
 	groups  map[string]*shimGroup // by name; guarded by mu, also what they point to
@@ -54,7 +55,16 @@ type shimGroup struct {
 	stand   int  // that stand, and are not being deleted
 	leaving int  // that are being deleted
 	over    bool // takes no more
+	ready   bool // its shim was started ahead
 }
+
+// full says whether the group takes no more tasks.
+func (g *shimGroup) full(max int) bool { return g.over || g.room(max) <= 0 }
+
+func (g *shimGroup) room(max int) int { return max - g.making - g.stand - g.leaving }
+
+// spare says whether the group's shim runs and has no task yet.
+func (g *shimGroup) spare() bool { return g.ready && g.making+g.stand+g.leaving == 0 }
 
 func newShims(cfg Config) *shims {
 	s := &shims{dir: cfg.shimsDir(), containers: filepath.Join(cfg.runcRoot(), cfg.Namespace), max: cfg.PerShim,
@@ -88,9 +98,9 @@ func findProgram(configured, name string) string {
 // those of other versions do not understand it. version is containerd's.
 func (s *shims) serve(socket, version string) {
 	s.real = shimOf(socket)
-	s.wide = 1
-	if strings.HasPrefix(strings.TrimPrefix(version, "v"), "1.") {
-		s.wide = 2 * runtime.NumCPU() // its shims make one task after the other
+	s.wide = runtime.NumCPU()
+	if s.serial = strings.HasPrefix(strings.TrimPrefix(version, "v"), "1."); s.serial {
+		s.wide = 2 * runtime.NumCPU()
 	}
 }
 
@@ -170,37 +180,41 @@ func (p seat) name() string {
 // take finds a place for a task that is to be made; done must follow.
 func (s *shims) take(ctx context.Context, task string) (seat, error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.being[task] = true
-	s.mu.Unlock()
 	if s.program == "" || s.real == "" {
 		return seat{s: s, task: task}, nil
 	}
 	for {
-		s.mu.Lock()
-		g := s.choose()
-		if g == nil {
-			var err error
-			if g, err = s.found(); err != nil {
-				delete(s.being, task)
-				s.mu.Unlock()
-				return seat{}, err
-			}
+		g, wait := s.choose()
+		var err error
+		switch {
+		case wait:
+			err = s.await(ctx)
+		case g == nil:
+			g, err = s.found()
 		}
-		if g.making == 0 || g.stand > 0 {
+		if err != nil {
+			delete(s.being, task)
+			return seat{}, err
+		}
+		if !wait {
 			g.making++
-			s.mu.Unlock()
 			return seat{s, g, task}, nil
 		}
-		changed := s.changed
-		s.mu.Unlock()
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			s.mu.Lock()
-			delete(s.being, task)
-			s.mu.Unlock()
-			return seat{}, ctx.Err()
-		}
+	}
+}
+
+// await waits for a change. It needs mu, which it gives up meanwhile.
+func (s *shims) await(ctx context.Context) error {
+	changed := s.changed
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	select {
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
@@ -211,24 +225,69 @@ func (s *shims) makes(task string) bool {
 	return s.being[task]
 }
 
-// choose gives the group with room that makes the fewest tasks now, nil if
-// another one is to be founded. It needs mu.
-func (s *shims) choose() *shimGroup {
-	var best *shimGroup
-	open := 0
+// choose gives the group that a task joins, nil if another one is to be founded,
+// or says that a change is to be awaited. It needs mu.
+func (s *shims) choose() (g *shimGroup, wait bool) {
+	var best, spare *shimGroup
+	begun, soon, open, room := 0, false, 0, 0
 	for _, g := range s.groups {
-		if g.over || g.making+g.stand+g.leaving >= s.max {
+		switch {
+		case g.full(s.max):
 			continue
+		case g.stand > 0:
+			room += g.room(s.max)
+			if best == nil || cmp.Or(cmp.Compare(g.making, best.making), cmp.Compare(best.stand, g.stand)) < 0 {
+				best = g
+			}
+		case g.making > 0: // its first, which is alone
+			begun++
+			soon = soon || g.ready
+		default:
+			spare = g
 		}
 		open++
-		if best == nil || cmp.Or(cmp.Compare(g.making, best.making), cmp.Compare(best.stand, g.stand)) < 0 {
-			best = g
+	}
+	more := begun < s.wide && !soon
+	switch {
+	case best != nil && s.serial:
+		if best.making > 0 && open < s.wide {
+			return spare, false
+		}
+		return best, false
+	case best != nil && (begun > 0 || room > s.ahead()):
+		return best, false
+	case spare != nil && begun == 0, more:
+		return spare, false // nil: the others need not wait for the group that comes next
+	}
+	return best, best == nil
+}
+
+// ahead is how few places are left when the next group is begun.
+func (s *shims) ahead() int { return min(2*runtime.NumCPU(), s.max/4) }
+
+// short says whether a task that came now could not join a shim that runs, or
+// many could not. It needs mu.
+func (s *shims) short() bool {
+	room := 0
+	for _, g := range s.groups {
+		if g.spare() || g.making > 0 && g.stand == 0 {
+			return false
+		}
+		if g.stand > 0 && !g.full(s.max) {
+			room += g.room(s.max)
 		}
 	}
-	if best != nil && best.making > 0 && open < s.wide {
-		return nil
+	return room <= s.ahead()
+}
+
+// anyStanding names a group with a task. It needs mu.
+func (s *shims) anyStanding() string {
+	for name, g := range s.groups {
+		if g.stand > 0 {
+			return name
+		}
 	}
-	return best
+	return ""
 }
 
 // found makes a group. It needs mu.
@@ -270,16 +329,7 @@ func (s *shims) leave(ctx context.Context, task string) (func(gone bool), error)
 	}
 	for g.stand == 1 && g.making > 0 {
 		g.over = true // or it would not end
-		changed := s.changed
-		s.mu.Unlock()
-		var err error
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-		s.mu.Lock()
-		if err != nil {
+		if err := s.await(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -306,6 +356,11 @@ func (s *shims) settle(g *shimGroup) {
 		delete(s.groups, g.name)
 		_ = shimgroup.Remove(filepath.Join(s.dir, g.name)) // else at the next start
 	}
+	s.wake()
+}
+
+// wake tells who awaits a change. It needs mu.
+func (s *shims) wake() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
@@ -344,7 +399,7 @@ func (e *Engine) adoptShims(ctx context.Context) error {
 	dirs, err := os.ReadDir(s.dir)
 	for _, d := range dirs {
 		if !named[d.Name()] {
-			err = errors.Join(err, shimgroup.Remove(filepath.Join(s.dir, d.Name())))
+			err = errors.Join(err, endShim(filepath.Join(s.dir, d.Name()))) // a spare one's may run
 		}
 	}
 	return err

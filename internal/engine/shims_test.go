@@ -220,40 +220,44 @@ func TestShimIsKilled(t *testing.T) {
 // Containers come and go at once, and some cannot be made: no shim ends beneath another one.
 func TestShimsUnderChurn(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {
-		ctx := t.Context()
 		b.shims.max = 3
-		var wg sync.WaitGroup
-		for w := range 6 {
-			wg.Go(func() {
-				for i := range 3 {
-					s := Spec{Name: fmt.Sprintf("c%d-%d", w, i), Image: b.img}
-					if w%3 == 0 {
-						s.Entrypoint = []string{"/absent"}
-					}
-					_, err := b.Create(ctx, s)
-					if w%3 == 0 {
-						if !errors.Is(err, ErrNoCommand) {
-							t.Errorf("%s: %v", s.Name, err)
-						}
-						continue
-					}
-					if err == nil {
-						err = b.Engine.Start(ctx, s.Name)
-					}
-					if err == nil {
-						err = b.Remove(ctx, s.Name, true)
-					}
-					if err != nil {
-						t.Errorf("%s: %v", s.Name, err)
-					}
-				}
-			})
-		}
-		wg.Wait()
+		b.churn()
 		if left, _ := os.ReadDir(b.cfg.shimsDir()); len(left) > 0 {
 			t.Errorf("groups are left: %v", left)
 		}
 	})
+}
+
+func (b *bed) churn() {
+	ctx, t := b.t.Context(), b.t
+	var wg sync.WaitGroup
+	for w := range 6 {
+		wg.Go(func() {
+			for i := range 3 {
+				s := Spec{Name: fmt.Sprintf("c%d-%d", w, i), Image: b.img}
+				if w%3 == 0 {
+					s.Entrypoint = []string{"/absent"}
+				}
+				_, err := b.Create(ctx, s)
+				if w%3 == 0 {
+					if !errors.Is(err, ErrNoCommand) {
+						t.Errorf("%s: %v", s.Name, err)
+					}
+					continue
+				}
+				if err == nil {
+					err = b.Engine.Start(ctx, s.Name)
+				}
+				if err == nil {
+					err = b.Remove(ctx, s.Name, true)
+				}
+				if err != nil {
+					t.Errorf("%s: %v", s.Name, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // Without the small program, or with one container each, containerd's own shim serves.
@@ -276,6 +280,7 @@ func testShims(t *testing.T) *shims {
 
 func TestFirstOfAGroupIsAlone(t *testing.T) {
 	s := testShims(t)
+	s.wide = 1
 	first, err := s.take(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)

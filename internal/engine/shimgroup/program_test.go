@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +38,7 @@ func newBed(t *testing.T) *bed {
 	b := &bed{t: t, group: filepath.Join(tmp, "group"), bundle: filepath.Join(tmp, "bundle"), containers: filepath.Join(tmp, "containers"),
 		said: filepath.Join(tmp, "said"), socket: filepath.Join(tmp, "s")}
 	real := filepath.Join(tmp, "real")
-	script := "#!/bin/sh\necho $PWD $* >> " + b.said + "\nprintf %s " + scheme + b.socket + "\n"
+	script := "#!/bin/sh\necho $PWD $* $TTRPC_ADDRESS $(cat) >> " + b.said + "\nprintf %s " + scheme + b.socket + "\n"
 	err = errors.Join(os.Mkdir(b.bundle, 0o700), os.Mkdir(b.containers, 0o700), os.WriteFile(real, []byte(script), 0o755),
 		shimgroup.Make(b.group, program, real, b.containers))
 	if err != nil {
@@ -50,7 +51,7 @@ func newBed(t *testing.T) *bed {
 func (b *bed) call(args ...string) string {
 	b.t.Helper()
 	cmd := exec.Command(shimgroup.Path(b.group), args...)
-	cmd.Dir = b.bundle
+	cmd.Dir, cmd.Env, cmd.Stdin = b.bundle, append(os.Environ(), "TTRPC_ADDRESS=env"), strings.NewReader("in")
 	out, err := cmd.Output()
 	if err != nil {
 		b.t.Fatalf("%v: %v", args, err)
@@ -79,7 +80,7 @@ func TestStart(t *testing.T) {
 		l.(*net.UnixListener).SetUnlinkOnClose(false) // as of a process that was killed
 		return l
 	}
-	want, once := scheme+b.socket, b.group+" -id a start\n"
+	want, once := scheme+b.socket, b.group+" -id a start env in\n"
 	l := listen()
 	for range 3 {
 		if got := b.call("-id", "a", "start"); got != want || b.told() != once {
@@ -89,6 +90,10 @@ func TestStart(t *testing.T) {
 	spec, err := os.ReadFile(filepath.Join(b.group, "config.json"))
 	if err != nil || !strings.HasPrefix(string(spec), `{"annotations":{"io.containerd.runc.v2.group":"group.`) {
 		t.Errorf("config.json: %s, %v", spec, err)
+	}
+	a := shimgroup.ReadAsked(b.group)
+	if a == nil || !slices.Equal(a.Args, []string{"-id", "a", "start"}) || !slices.Contains(a.Env, "TTRPC_ADDRESS=env") || string(a.Input) != "in" {
+		t.Errorf("noted: %+v", a)
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
@@ -141,7 +146,7 @@ func TestDelete(t *testing.T) {
 	if err := errors.Join(os.Mkdir(rootfs, 0o700), os.Mkdir(state, 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	once := b.bundle + " " + strings.Join(args, " ") + "\n"
+	once := b.bundle + " " + strings.Join(args, " ") + " env in\n"
 	if b.call(args...); b.told() != once {
 		t.Errorf("with the runtime's state there the real shim was told %q", b.told())
 	}

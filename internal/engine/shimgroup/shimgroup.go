@@ -48,6 +48,7 @@ const (
 	shimLink       = "shim"       // to Real
 	containersLink = "containers" // to the runtime's state: a directory for each container
 	bootFile       = "boot"       // what Real said when it started
+	askedFile      = "asked"      // how it was asked to
 )
 
 // Make makes the directory of a group. program, real and containers are
@@ -68,15 +69,52 @@ func Path(dir string) string { return filepath.Join(dir, startLink) }
 // Remove removes a group whose shim has no containers, and the socket that a
 // shim may leave. It is not an error if there is no such group.
 func Remove(dir string) error {
-	if b, err := os.ReadFile(filepath.Join(dir, bootFile)); err == nil {
-		if socket := socketIn(b); socket != "" {
-			_ = os.Remove(socket)
-		}
+	if socket := Socket(dir); socket != "" {
+		_ = os.Remove(socket)
 	}
 	return os.RemoveAll(dir)
 }
 
 const scheme = "unix://"
+
+// Socket is where the shim of a group listens, or has listened; "" if none was started.
+func Socket(dir string) string {
+	b, err := os.ReadFile(filepath.Join(dir, bootFile))
+	if err != nil {
+		return ""
+	}
+	return socketIn(b)
+}
+
+// Asked is how containerd asked for a group's shim. Asking for another group's
+// in the same way, by its [Path], starts one that containerd can take later.
+type Asked struct {
+	Args, Env []string // of the program
+	Input     []byte   // what its standard input is to be
+}
+
+// ReadAsked reads how a group's shim was asked for; nil if none was started.
+func ReadAsked(dir string) *Asked {
+	b, err := os.ReadFile(filepath.Join(dir, askedFile))
+	if err != nil {
+		return nil
+	}
+	a := new(Asked)
+	for _, list := range []*[]string{&a.Args, &a.Env} {
+		for {
+			s, rest, ok := bytes.Cut(b, []byte{0})
+			if !ok {
+				return nil
+			}
+			if b = rest; len(s) == 0 {
+				break
+			}
+			*list = append(*list, string(s))
+		}
+	}
+	a.Input = b
+	return a
+}
 
 // socketIn finds the path of the socket in what a shim said when it started: the
 // bare address (containerd 1.6), JSON, or a message of protobuf.

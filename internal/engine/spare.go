@@ -1,0 +1,136 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	taskv2 "github.com/containerd/containerd/api/runtime/task/v2"
+	taskv3 "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/ttrpc"
+
+	"dewpoint/internal/engine/shimgroup"
+)
+
+// spareShims starts a shim ahead, when there is none that the next container
+// could join: starting one is a third of what it takes to start the first
+// container of a group (docs/creation.md). It does what containerd did for an
+// earlier group, as the program of package shimgroup has noted; so there is no
+// spare before the first container of this process's life, nor where the
+// containerd is the system's, whose shims belong into its own cgroup.
+type spareShims struct {
+	s    *shims
+	done chan struct{}
+	stop context.CancelFunc
+	log  *slog.Logger
+}
+
+// spareRest is how long no container is made before a spare is started: in the
+// middle of a burst the processors have better to do.
+const spareRest = 250 * time.Millisecond
+
+const (
+	spareStartTimeout = 10 * time.Second
+	spareEndTimeout   = 2 * time.Second
+)
+
+// keepSpare starts and ends spare shims until close.
+func keepSpare(s *shims, log *slog.Logger) *spareShims {
+	ctx, cancel := context.WithCancel(context.Background())
+	k := &spareShims{s: s, done: make(chan struct{}), stop: cancel, log: log}
+	go k.run(ctx)
+	return k
+}
+
+// close ends the spare shim that is there. Nothing may take one any more.
+func (k *spareShims) close() {
+	k.stop()
+	<-k.done
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	for name, g := range k.s.groups {
+		if g.spare() {
+			delete(k.s.groups, name)
+			endShim(filepath.Join(k.s.dir, name))
+		}
+	}
+}
+
+func (k *spareShims) run(ctx context.Context) {
+	defer close(k.done)
+	var how *shimgroup.Asked
+	for {
+		k.s.mu.Lock()
+		changed, busy, short, last := k.s.changed, len(k.s.being) > 0, k.s.short(), k.s.anyStanding()
+		k.s.mu.Unlock()
+		if how == nil && last != "" {
+			how = shimgroup.ReadAsked(filepath.Join(k.s.dir, last)) // nil if that has ended meanwhile
+		}
+		var rest <-chan time.Time
+		if how != nil && short && !busy {
+			rest = time.After(spareRest)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+			continue
+		case <-rest:
+		}
+		if err := k.start(ctx, how); err != nil && ctx.Err() == nil {
+			k.log.Warn("no shim could be started ahead", "err", err)
+			return
+		}
+	}
+}
+
+// start founds a group whose shim runs and has no task.
+func (k *spareShims) start(ctx context.Context, how *shimgroup.Asked) error {
+	k.s.mu.Lock()
+	g, err := k.s.found()
+	if err != nil {
+		k.s.mu.Unlock()
+		return err
+	}
+	delete(k.s.groups, g.name) // nobody's until it runs
+	k.s.mu.Unlock()
+	dir := filepath.Join(k.s.dir, g.name)
+	ctx, cancel := context.WithTimeout(ctx, spareStartTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, shimgroup.Path(dir), how.Args...)
+	cmd.Env, cmd.Stdin, cmd.Dir = how.Env, bytes.NewReader(how.Input), dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		endShim(dir)
+		return errors.Join(err, errors.New(string(out)))
+	}
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	g.ready = true
+	k.s.groups[g.name] = g
+	k.s.wake()
+	return nil
+}
+
+// endShim ends the shim of a group that has no task, and removes the group. One
+// that has tasks does not listen to it.
+func endShim(dir string) error {
+	socket := shimgroup.Socket(dir)
+	if c, err := net.DialTimeout("unix", socket, spareEndTimeout); socket != "" && err == nil {
+		t := ttrpc.NewClient(c)
+		ctx, cancel := context.WithTimeout(context.Background(), spareEndTimeout)
+		// containerd 1.6 and 2.x speak different versions of it. That the
+		// connection ends is the answer.
+		if _, err := taskv3.NewTTRPCTaskClient(t).Shutdown(ctx, &taskv3.ShutdownRequest{}); err != nil && ctx.Err() == nil {
+			_, _ = taskv2.NewTTRPCTaskClient(t).Shutdown(ctx, &taskv2.ShutdownRequest{})
+		}
+		cancel()
+		t.Close()
+	}
+	return shimgroup.Remove(dir)
+}
