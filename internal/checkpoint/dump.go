@@ -88,21 +88,62 @@ func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r sto
 	return r, s.dumped, err
 }
 
-// Publish puts a checkpoint into the PoP's store, if there is one.
+// Publish puts a checkpoint into the PoP's store, one after the other. If there is none now that is no error: PublishOwed
+// does it later, as it does after an error that may pass.
 func (m *Manager) Publish(ctx context.Context, r store.Record) error {
+	select {
+	case m.giving <- struct{}{}:
+		defer func() { <-m.giving }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return m.publish(ctx, r)
+}
+
+func (m *Manager) publish(ctx context.Context, r store.Record) (err error) {
 	if r.Upper != nil {
-		err := m.cfg.Layers.Give(ctx, r.Upper.DiffID)
-		if errors.Is(err, pop.ErrStoreAway) {
-			return nil
+		err = m.cfg.Layers.Give(ctx, r.Upper.DiffID)
+	}
+	if err == nil {
+		err = m.cfg.Store.Publish(ctx, r.ID)
+	}
+	again := m.cfg.Store.Settle(ctx, r.ID, err)
+	if errors.Is(err, pop.ErrStoreAway) || errors.Is(err, store.ErrNoPoP) {
+		return nil
+	}
+	if err != nil && again {
+		err = fmt.Errorf("%w (it is tried again)", err)
+	}
+	return err
+}
+
+// PublishOwed puts those of this node's checkpoints into the PoP's store that could not be when they were made, unless
+// later ones have taken their place there. It returns at once if there are none, or if some are on their way.
+func (m *Manager) PublishOwed(ctx context.Context) error {
+	owed := m.cfg.Store.Owed()
+	if len(owed) == 0 {
+		return nil
+	}
+	select {
+	case m.giving <- struct{}{}:
+		defer func() { <-m.giving }()
+	default:
+		return nil
+	}
+	var errs error
+	for _, r := range owed {
+		if ctx.Err() != nil {
+			break
 		}
-		if err != nil {
-			return err
+		if m.cfg.Store.Superseded(ctx, r) {
+			m.cfg.Store.Settle(ctx, r.ID, nil)
+			continue
+		}
+		if err := m.publish(ctx, r); err != nil {
+			errs = errors.Join(errs, fmt.Errorf("checkpoint %.12s: %w", r.ID, err))
 		}
 	}
-	if err := m.cfg.Store.Publish(ctx, r.ID); !errors.Is(err, store.ErrNoPoP) {
-		return err
-	}
-	return nil
+	return errs
 }
 
 // subject is a container that a checkpoint is to be made of.

@@ -105,6 +105,8 @@ type Manager struct {
 	stats stats
 	able  atomic.Pointer[able] // once it is known
 
+	giving chan struct{} // has one of who publishes
+
 	probing    sync.Mutex
 	chosen     Engine  // guarded by probing
 	passedOver []error // guarded by probing
@@ -132,7 +134,7 @@ func New(cfg Config) *Manager {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	life, stop := context.WithCancel(context.Background())
-	return &Manager{cfg: cfg, life: life, stop: stop, serving: serving{all: map[*lazypages.Server]string{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), refused: map[string]string{}, making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
+	return &Manager{cfg: cfg, giving: make(chan struct{}, 1), life: life, stop: stop, serving: serving{all: map[*lazypages.Server]string{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), refused: map[string]string{}, making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
 }
 
 // Probe finds out whether this node can make and use checkpoints.

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,7 +121,7 @@ func newManagerOf(t *testing.T, labels map[string]string, cfg store.Config) (*Ma
 	img := someImage()
 	img.Spec.Config = ocispec.ImageConfig{Labels: labels}
 	dir := t.TempDir()
-	cfg.Dir = filepath.Join(dir, "store")
+	cfg.Dir = cmp.Or(cfg.Dir, filepath.Join(dir, "store"))
 	s, err := store.Open(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -212,6 +213,57 @@ func TestOwnersInPoP(t *testing.T) {
 	}
 	if !maps.Equal(owners, map[string]int{"": 1, "token:ci": 1, Anyone: 1, "token:a": 2, "token:b": 1}) {
 		t.Errorf("one caller's take another's place: %v", owners)
+	}
+}
+
+// TestPublishOwed makes checkpoints while the PoP's store is away: they are there when it is back, but not those that
+// others have taken the place of meanwhile.
+func TestPublishOwed(t *testing.T) {
+	c, err := local.NewHub().Join(pop.Config{Node: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	shared, err := pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(t.TempDir(), 0), Coord: c, Node: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var there *pop.Store
+	cfg := store.Config{Dir: t.TempDir(), Node: "n1", PoP: func() *pop.Store { return there }}
+	m, f, _ := newManagerOf(t, nil, cfg)
+	ctx := t.Context()
+	save := func(m *Manager, f *fake, arg string) store.Record {
+		t.Helper()
+		f.spec.Process.Args = []string{arg}
+		r, _, err := m.Checkpoint(ctx, "one", Options{})
+		if err == nil {
+			err = m.Publish(ctx, r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	r := save(m, f, "a")
+	if err := os.WriteFile(filepath.Join(f.dir, "state"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lacks := save(m, f, "b") // its writable layer will not be there
+	there = shared
+	m, _, _ = newManagerOf(t, nil, cfg)
+	if err := m.PublishOwed(ctx); !errors.Is(err, store.ErrNoUpper) || strings.Contains(err.Error(), r.ID[:12]) || !strings.Contains(err.Error(), "it is tried again") {
+		t.Errorf("what lacks its layer: %v", err)
+	}
+	if err := m.PublishOwed(ctx); err != nil {
+		t.Errorf("tried again at once: %v", err)
+	}
+	where := map[string]bool{}
+	all, err := m.List(ctx)
+	for _, k := range all {
+		where[k.ID] = k.PoP
+	}
+	if err != nil || !maps.Equal(where, map[string]bool{r.ID: true, lacks.ID: false}) {
+		t.Errorf("%v, %v", where, err)
 	}
 }
 

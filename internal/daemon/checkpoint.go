@@ -21,6 +21,7 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/node"
+	"dewpoint/internal/pop"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -35,7 +36,11 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 	}
 	dir := filepath.Join(d.cfg.Root, "checkpoints")
 	var err error
-	d.saved, err = store.Open(store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, PoP: d.puller.Store, Peers: d.puller.Savers(), Keep: f.Keep, MaxBytes: int64(f.MaxBytes), Log: d.log})
+	var shared func() *pop.Store
+	if d.cfg.File.PoP.Store != "" {
+		shared = d.puller.Store
+	}
+	d.saved, err = store.Open(store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, PoP: shared, Peers: d.puller.Savers(), Keep: f.Keep, MaxBytes: int64(f.MaxBytes), Log: d.log})
 	if err != nil {
 		return err
 	}
@@ -189,6 +194,18 @@ func (d *Daemon) checkpointed(ctx context.Context, name string, r store.Record) 
 	d.bg.Go(func() {
 		if err := d.checkpoints.Publish(ctx, r); err != nil && ctx.Err() == nil {
 			d.log.Warn("a checkpoint is not in the PoP's store", "id", r.ID, "err", err)
+		}
+	})
+}
+
+// publishOwed gives the PoP those checkpoints that it could not have when they were made.
+func (d *Daemon) publishOwed(ctx context.Context) {
+	if d.saved == nil || len(d.saved.Owed()) == 0 {
+		return
+	}
+	d.bg.Go(func() {
+		if err := d.checkpoints.PublishOwed(ctx); err != nil && ctx.Err() == nil {
+			d.log.Warn("a checkpoint is still not in the PoP's store", "err", err)
 		}
 	})
 }

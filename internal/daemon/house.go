@@ -42,6 +42,7 @@ func (d *Daemon) keepHouse(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-quiet.C:
+			d.publishOwed(ctx)
 			work := d.work.Load()
 			if work != kept && d.cfg.File.Cache.MaxBytes > 0 { // the bound holds also in a burst of work
 				kept = work

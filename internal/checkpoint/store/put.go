@@ -104,8 +104,14 @@ func (s *Store) commit(r *Record, file string) error {
 	if err := settle(file, s.path(r.ID+dataEnd)); err != nil {
 		return err
 	}
-	if err := durable.WriteFile(s.path(r.ID+recordEnd), b, 0o600); err != nil {
-		return errors.Join(err, removed(os.Remove(s.path(r.ID+dataEnd))), removed(os.Remove(s.path(r.ID+recordEnd))))
+	if s.cfg.PoP != nil && r.Node == s.cfg.Node {
+		err = s.owe(r.ID, debt{due: time.Now().Add(firstTry)})
+	}
+	if err == nil {
+		err = durable.WriteFile(s.path(r.ID+recordEnd), b, 0o600)
+	}
+	if err != nil {
+		return errors.Join(err, removed(os.Remove(s.path(r.ID+dataEnd))), removed(os.Remove(s.path(r.ID+recordEnd))), s.forgive(r.ID))
 	}
 	s.mu.Lock()
 	s.entries[r.ID] = &entry{Record: *r, used: time.Now()}

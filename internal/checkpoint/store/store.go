@@ -110,6 +110,7 @@ type Store struct {
 
 	mu      sync.Mutex
 	entries map[string]*entry // by ID
+	owed    map[string]debt   // by ID, of what is in entries
 	notes   map[string]notes  // by ID, of what is in entries or in the PoP's store
 	cache   map[string]*unpacked
 	looked  look              // at the PoP's store
@@ -138,7 +139,7 @@ const (
 // Open opens the store in cfg.Dir and removes what a crash has left there.
 // There is nothing to be closed.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg.withDefaults(), entries: map[string]*entry{}, notes: map[string]notes{}, cache: map[string]*unpacked{}, offers: map[string]offers{}, taking: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg.withDefaults(), entries: map[string]*entry{}, notes: map[string]notes{}, owed: map[string]debt{}, cache: map[string]*unpacked{}, offers: map[string]offers{}, taking: make(chan struct{}, 1)}
 	if err := os.MkdirAll(s.path(cacheDir), 0o700); err != nil {
 		return nil, fmt.Errorf("open checkpoints: %w", err)
 	}
@@ -173,6 +174,8 @@ func (s *Store) load() error {
 		case name == cacheDir:
 		case end == notesEnd && digestOf(id).Validate() == nil: // of what is in the PoP's store, perhaps
 			s.loadNotes(id)
+		case end == owedEnd && s.entries[id] != nil:
+			s.loadOwed(id)
 		case s.entries[id] != nil && slices.Contains([]string{dataEnd, recordEnd, orderEnd}, end):
 		default:
 			errs = errors.Join(errs, os.RemoveAll(s.path(name)))
@@ -311,6 +314,7 @@ func (s *Store) drop(id string) (there bool, err error) {
 		return true, fmt.Errorf("%.12s: %w", id, ErrInUse)
 	}
 	delete(s.entries, id)
+	delete(s.owed, id)
 	s.mu.Unlock()
 	if e == nil {
 		return false, nil
@@ -320,7 +324,7 @@ func (s *Store) drop(id string) (there bool, err error) {
 		return true, err
 	}
 	err = durable.SyncDir(s.cfg.Dir)
-	for _, end := range []string{dataEnd, orderEnd} {
+	for _, end := range []string{dataEnd, orderEnd, owedEnd} {
 		if rerr := os.Remove(s.path(id + end)); !errors.Is(rerr, os.ErrNotExist) {
 			err = errors.Join(err, rerr)
 		}
