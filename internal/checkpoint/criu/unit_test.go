@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -43,6 +44,13 @@ func TestSweepYards(t *testing.T) {
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+	// Started, says Go, before the kernel shows the new arguments.
+	for range 500 {
+		if len(argsOf(cmd.Process.Pid)) == 4 {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 	if !isCRIU(cmd.Process.Pid) || isCRIU(os.Getpid()) {
 		t.Errorf("%q is CRIU: %v, %q: %v", argsOf(cmd.Process.Pid), isCRIU(cmd.Process.Pid), argsOf(os.Getpid()), isCRIU(os.Getpid()))
