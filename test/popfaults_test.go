@@ -21,6 +21,7 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/bench/popbed"
+	"dewpoint/internal/image"
 	"dewpoint/internal/node"
 	popstore "dewpoint/internal/pop"
 	"dewpoint/internal/registry/registrytest"
@@ -98,7 +99,9 @@ type faultImage struct {
 const faultFiles = 8
 
 // push pushes an image that has nothing but the test program in common with others.
-func (b *faultBed) push(size int) *faultImage {
+func (b *faultBed) push(size int) *faultImage { return b.pushAs(image.Gzip, size) }
+
+func (b *faultBed) pushAs(c image.Compression, size int) *faultImage {
 	b.pushed++
 	img := &faultImage{}
 	r := rand.NewChaCha8([32]byte{byte(b.pushed)})
@@ -109,7 +112,7 @@ func (b *faultBed) push(size int) *faultImage {
 		files = append(files, registrytest.File{Name: fmt.Sprintf("data/f%d", i), Body: string(body)})
 		img.sums = append(img.sums, fmt.Sprintf("%x", sha256.Sum256(body)))
 	}
-	layers := append(slices.Clone(b.base), registrytest.Layer{Tar: registrytest.Tar(files...)})
+	layers := append(slices.Clone(b.base), registrytest.Layer{Tar: registrytest.Tar(files...), Compression: c})
 	img.Pushed = b.reg.PushImage(fmt.Sprintf("team/app%d:1", b.pushed), layers, appOptions())
 	return img
 }

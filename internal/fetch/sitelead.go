@@ -99,8 +99,8 @@ func (s *site) seed(ctx context.Context, f *layer.Fill, id digest.Digest) {
 		return
 	}
 	defer c.Close()
-	err = f.Seed(c.Record, c.Data)
-	s.log.Info("a layer goes on from where another node of the PoP had come", "layer", id, "bytes", c.Size, "err", err)
+	err = f.Seed(layer.Seed{Record: c.Record, Data: c.Data, Blob: c.Blob, From: c.Kept.From, To: c.Kept.To})
+	s.log.Info("a layer goes on from where another node of the PoP had come", "layer", id, "bytes", c.Size, "compressed", c.Kept.To-c.Kept.From, "err", err)
 }
 
 // holder is a node that has the whole layer, though the store does not.
@@ -139,6 +139,7 @@ type copier struct {
 	lease pop.Lease
 	draft *pop.Draft // nil until something is to be copied
 	runs  int64      // of the fill, when the draft was begun
+	kept  int64      // up to which compressed byte it has some
 }
 
 // copy writes the tar in the file at path up to size into the store. What a fill
@@ -149,12 +150,12 @@ func (c *copier) copy(ctx context.Context, st *pop.Store, path string, size, run
 			return err
 		}
 	}
-	var err error
 	if c.draft == nil {
-		if c.draft, err = st.Draft(ctx, c.id, c.lease.Token()); err != nil {
+		d, err := st.Draft(ctx, c.id, c.lease.Token())
+		if err != nil {
 			return err
 		}
-		c.runs = runs
+		c.draft, c.runs, c.kept = d, runs, 0
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -185,10 +186,8 @@ func (c *copier) publish(ctx context.Context, have *layer.Layer, runs int64) err
 	if st.Has(ctx, c.id) {
 		return c.drop(ctx)
 	}
-	if c.draft == nil {
-		if err := st.Room(ctx, have.Size); err != nil {
-			return err
-		}
+	if err := c.roomFor(ctx, st, have.Size); err != nil {
+		return err
 	}
 	if err := c.copy(ctx, st, have.Files().Data, have.Size, runs); err != nil {
 		return err
@@ -209,6 +208,22 @@ func (c *copier) publish(ctx context.Context, have *layer.Layer, runs int64) err
 	c.s.describe(c.draft, have)
 	rec := pop.Layer{DiffID: c.id, Size: have.Size, Blob: have.Blob, BlobSize: have.BlobSz, Image: c.image, Cost: c.cost.Seconds()}
 	return c.draft.Publish(ctx, rec, b)
+}
+
+// roomFor asks whether there is room for a whole layer of which nothing was copied. What is kept of its
+// compressed bytes gives way.
+func (c *copier) roomFor(ctx context.Context, st *pop.Store, size int64) error {
+	if c.draft != nil && c.draft.At() > 0 {
+		return nil
+	}
+	err := st.Room(ctx, size)
+	if !errors.Is(err, pop.ErrFull) || c.draft == nil {
+		return err
+	}
+	if err := c.drop(ctx); err != nil {
+		return err
+	}
+	return st.Room(ctx, size)
 }
 
 // describe has a layer published with its index. Without, others build it.
@@ -258,15 +273,18 @@ func (l *leader) checkpoint(ctx context.Context) {
 		return
 	}
 	runs := l.f.Runs()
-	record, path, size, err := l.f.Checkpoint()
-	if err != nil || l.draft != nil && l.runs == runs && size <= l.draft.At() {
+	c, err := l.f.Checkpoint()
+	if err != nil || l.draft != nil && l.runs == runs && c.Size <= l.draft.At() && c.To <= l.kept {
 		return // nothing new
 	}
-	if err = l.room(ctx, st, size); err == nil {
-		err = l.copy(ctx, st, path, size, runs)
+	if err = l.room(ctx, st, c); err == nil {
+		err = l.copy(ctx, st, c.Data, c.Size, runs)
+	}
+	if err == nil {
+		err = l.keep(ctx, c)
 	}
 	if err == nil && l.f.Runs() == runs {
-		err = l.draft.Checkpoint(ctx, record)
+		err = l.draft.Checkpoint(ctx, c.Record)
 	}
 	if errors.Is(err, pop.ErrFull) {
 		l.err = err
@@ -279,14 +297,28 @@ func (l *leader) checkpoint(ctx context.Context) {
 	}
 }
 
+// keep copies the compressed bytes that go with a checkpoint.
+func (l *leader) keep(ctx context.Context, c layer.Checkpoint) error {
+	if c.From == c.To {
+		return l.draft.Keep(ctx, nil, pop.Span{})
+	}
+	f, err := os.Open(c.Blob)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	l.kept = c.To
+	return l.draft.Keep(ctx, f, pop.Span{From: c.From, To: c.To})
+}
+
 // room asks whether the store has room for what a layer has inflated to so far, and for as much as what it
 // arrives in: what it comes to in the end is not known yet.
-func (l *leader) room(ctx context.Context, st *pop.Store, size int64) error {
-	var at int64
+func (l *leader) room(ctx context.Context, st *pop.Store, c layer.Checkpoint) error {
+	var at, kept int64
 	if l.draft != nil {
-		at = l.draft.At()
+		at, kept = l.draft.At(), l.kept
 	}
-	return st.Room(ctx, max(size, l.f.Layer.Size)-at)
+	return st.Room(ctx, max(c.Size, l.f.Layer.Size)-at+max(0, c.To-max(kept, c.From)))
 }
 
 // end publishes the layer, or leaves what there is to another node.

@@ -126,7 +126,7 @@ func TestNoCopyWithoutRoom(t *testing.T) {
 				if !a.site.leads(f.Layer.DiffID) || f.Runs() == 0 {
 					return false
 				}
-				_, _, _, err := f.Checkpoint()
+				_, err := f.Checkpoint()
 				return err == nil
 			})
 			a.site.mu.Lock()

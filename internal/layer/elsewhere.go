@@ -330,69 +330,6 @@ func (s *Store) own(l *Layer) error {
 	return nil
 }
 
-// Checkpoint returns a record of how far the fill has come that holds on every
-// node, and up to where the tar in the file at path holds for it. It is ErrUnknown, wrapped,
-// if there is nothing to go on from.
-func (f *Fill) Checkpoint() (record []byte, path string, size int64, err error) {
-	p := loadProgress(f.dir, f.Layer.Digest)
-	if p == nil || p.Point.Out == 0 {
-		return nil, "", 0, fmt.Errorf("a checkpoint of layer %s: %w", f.Layer.DiffID, ErrUnknown)
-	}
-	p.Boot, p.Kept = "", 0
-	record, err = json.Marshal(p)
-	return record, filepath.Join(f.dir, "data"), p.Point.Out, err
-}
-
-// Runs counts how often the fill has begun: what an earlier run wrote may have been wrong.
-func (f *Fill) Runs() int64 { return f.runs.Load() }
-
-// Seed has the fill go on from another node's checkpoint, if it has come further
-// than what is here. It is to be called by Prepare only. The tar that data gives is
-// believed no more than what a fill finds on its own disk: the whole is hashed at the end.
-func (f *Fill) Seed(record []byte, data io.Reader) error {
-	var p progress
-	if err := json.Unmarshal(record, &p); err != nil {
-		return fmt.Errorf("checkpoint: %w", err)
-	}
-	if !p.fits(f.Layer.Digest) || p.sane() != nil {
-		return fmt.Errorf("a checkpoint of another blob: %w", ErrUnknown)
-	}
-	if f.seeded || f.store.Partial(f.Layer.DiffID) != nil {
-		return nil // it did not verify, or there are other bytes already
-	}
-	dir := f.store.dir(f.Layer.DiffID)
-	if have := loadProgress(dir, f.Layer.Digest); have != nil && have.Point.Out >= p.Point.Out {
-		return nil
-	}
-	if err := f.writeSeed(dir, data, p.Point.Out); err != nil {
-		return errors.Join(explain(err), f.store.discard(dir))
-	}
-	f.seeded = true
-	f.seed.Store(p.BlobAt)
-	return p.saveBoot(dir)
-}
-
-func (f *Fill) writeSeed(dir string, data io.Reader, size int64) error {
-	if err := f.store.discard(dir); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	if err := durable.WriteFile(filepath.Join(dir, earlyFile), nil, 0o600); err != nil {
-		return err
-	}
-	out, err := os.OpenFile(filepath.Join(dir, "data"), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err != nil {
-		return err
-	}
-	n, err := io.CopyBuffer(struct{ io.Writer }{out}, struct{ io.Reader }{io.LimitReader(data, size)}, make([]byte, pieceBytes))
-	if err == nil && n < size {
-		err = io.ErrUnexpectedEOF
-	}
-	return errors.Join(err, out.Close())
-}
-
 // tarProgress is where a fill that reads the layer's tar goes on: p is where one that
 // reads the blob would.
 func tarProgress(p *progress, id digest.Digest) *progress {

@@ -212,33 +212,3 @@ func TestLocalize(t *testing.T) {
 		store = open(t, dir, layer.Config{})
 	}
 }
-
-// TestSeed goes on on another node from where one was cut, and from wrong bytes.
-func TestSeed(t *testing.T) {
-	s := pack(t, makeTar(t, 24<<20, 9), image.Gzip)
-	first := open(t, t.TempDir(), layer.Config{Interval: 1 << 20})
-	f := first.Fill(t.Context(), s.layer, &source{blob: s.blob, cut: int64(len(s.blob)) * 2 / 3})
-	if _, err := f.WaitComplete(t.Context()); !errors.Is(err, errCut) {
-		t.Fatal(err)
-	}
-	record, path, size, err := f.Checkpoint()
-	if err != nil || size < int64(len(s.tar))/2 {
-		t.Fatalf("a checkpoint of %d bytes: %v", size, err)
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, wrong := range []bool{false, true} {
-		if wrong {
-			data[1000] ^= 1
-		}
-		src := &prepared{source: source{blob: s.blob}, prepare: nil}
-		src.prepare = func(f *layer.Fill) (layer.Way, error) { return layer.Way{}, f.Seed(record, bytes.NewReader(data)) }
-		store := open(t, t.TempDir(), layer.Config{})
-		checkData(t, mustComplete(t, store, s.layer, src), s)
-		if sent := src.sent.Load(); !wrong && sent > int64(len(s.blob))/2 {
-			t.Errorf("%d bytes of %d were fetched again", sent, len(s.blob))
-		}
-	}
-}

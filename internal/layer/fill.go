@@ -314,7 +314,7 @@ func (f *Fill) reject() error {
 		return f.store.discard(f.dir)
 	}
 	p.resume(0)
-	for _, name := range []string{bootFile, progressFile, pointsFile, "blob"} {
+	for _, name := range []string{bootFile, progressFile, pointsFile, blobFile} {
 		if err := os.Remove(filepath.Join(f.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}

@@ -280,7 +280,7 @@ func (s *Store) idOf(name string) (digest.Digest, bool) {
 // removeLeftovers deletes what a complete layer does without. What its mounts
 // of a partial time need goes with Release.
 func (s *Store) removeLeftovers(id digest.Digest, dir string) {
-	names := []string{progressFile, bootFile, readyFile, earlyFile, "blob"}
+	names := []string{progressFile, bootFile, readyFile, earlyFile, blobFile}
 	if s.Partial(id) == nil && s.cfg.Tree {
 		names = append(names, "data")
 	}

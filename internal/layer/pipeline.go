@@ -225,7 +225,7 @@ func (p *pipeline) restore() error {
 // openKept opens the kept blob and forgets what of it is not certain.
 func (p *pipeline) openKept() error {
 	var err error
-	p.kept, err = os.OpenFile(filepath.Join(p.f.dir, "blob"), os.O_RDWR|os.O_CREATE, 0o600)
+	p.kept, err = os.OpenFile(filepath.Join(p.f.dir, blobFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}

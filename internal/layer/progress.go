@@ -38,6 +38,7 @@ const (
 	progressVersion = 1
 	progressFile    = "progress"
 	bootFile        = "progress.boot"
+	blobFile        = "blob" // compressed bytes that are kept
 )
 
 // loadProgress returns the newest record in dir that holds for blob, or nil.

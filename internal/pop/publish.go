@@ -30,6 +30,7 @@ type Draft struct {
 	at   int64 // everything before it was written
 	hash hash.Hash
 	sums []byte
+	kept kept
 
 	index  []byte        // as it is to lie in the store; nil for none
 	indexD digest.Digest // of what it says
@@ -41,11 +42,12 @@ type checkpoint struct {
 	Name    string          `json:"name"` // of the files, see Layer
 	Size    int64           `json:"size"` // bytes of the data that are durable
 	Record  json.RawMessage `json:"record"`
+	Kept    Span            `json:"kept,omitzero"` // of the compressed bytes that are durable too
 }
 
 func (c *checkpoint) of(id digest.Digest) bool {
 	hex, _, ok := parseName(c.Name)
-	return ok && hex == id.Encoded() && c.Version == formatVersion && c.Size >= 0
+	return ok && hex == id.Encoded() && c.Version == formatVersion && c.Size >= 0 && c.Kept.From >= 0 && c.Kept.To >= c.Kept.From
 }
 
 func checkpointOf(id digest.Digest) string { return path.Join(fillDir, id.Encoded()+".json") }
@@ -95,13 +97,13 @@ func (f *Draft) endSum() {
 	f.hash.Reset()
 }
 
-// Checkpoint makes what was written durable and says so, with a record of the
-// fill that does not claim more than that.
+// Checkpoint makes what was written and kept durable and says so, with a record of the
+// fill that does not claim more than what was written.
 func (f *Draft) Checkpoint(ctx context.Context, record []byte) error {
-	if err := f.f.Sync(); err != nil {
+	if err := errors.Join(f.f.Sync(), f.kept.sync()); err != nil {
 		return err
 	}
-	b, err := json.Marshal(checkpoint{formatVersion, f.name, f.at, record})
+	b, err := json.Marshal(checkpoint{formatVersion, f.name, f.at, record, f.kept.span})
 	if err != nil {
 		return err
 	}
@@ -157,6 +159,7 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 		return fmt.Errorf("publish layer %s: %w", f.id, err)
 	}
 	f.s.forgetFill(ctx, f.id)
+	f.forgetKept(ctx)
 	f.s.tell(ctx, Event{Kind: Published, Key: f.id.String()})
 	return nil
 }
@@ -201,7 +204,7 @@ func (f *Draft) Close() error {
 	if f.f == nil {
 		return nil
 	}
-	err := errors.Join(f.f.Close(), f.rec.Close())
+	err := errors.Join(f.f.Close(), f.rec.Close(), f.kept.close())
 	f.f = nil
 	return err
 }
@@ -211,12 +214,20 @@ type Checkpoint struct {
 	Size   int64  // bytes of the tar that Data gives
 	Record []byte // of the fill
 	Data   io.Reader
+	Kept   Span      // of compressed bytes that go with them
+	Blob   io.Reader // gives these; nil for none
 	name   string
-	file   File
+	files  []File
 }
 
-// Close ends the reading of Data.
-func (c *Checkpoint) Close() error { return c.file.Close() }
+// Close ends the reading of Data and Blob.
+func (c *Checkpoint) Close() error {
+	var errs error
+	for _, f := range c.files {
+		errs = errors.Join(errs, f.Close())
+	}
+	return errs
+}
 
 // Checkpoint returns the last checkpoint of a layer, or an error that wraps ErrUnknown.
 func (s *Store) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint, error) {
@@ -241,7 +252,11 @@ func (s *Store) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint, 
 	if n, err := f.Size(); err != nil || n < c.Size {
 		return nil, errors.Join(fmt.Errorf("the checkpoint of %s has %d bytes of %d: %w", id, n, c.Size, ErrUnknown), err, f.Close())
 	}
-	return &Checkpoint{c.Size, c.Record, io.NewSectionReader(f, 0, c.Size), c.Name, f}, nil
+	out := &Checkpoint{Size: c.Size, Record: c.Record, Data: io.NewSectionReader(f, 0, c.Size), name: c.Name, files: []File{f}}
+	if err := out.openKept(ctx, s.cfg.FS, c.Kept); err != nil {
+		return nil, errors.Join(err, out.Close())
+	}
+	return out, nil
 }
 
 // Above is the greatest token that the store shows for a layer: a lease of it

@@ -310,6 +310,7 @@ const (
 	dataEnd  = ".data"
 	tableEnd = ".table"
 	indexEnd = ".index"
+	blobEnd  = ".blob"
 )
 
 // nameOf is a name for a layer's files that nobody else uses.

@@ -174,7 +174,7 @@ func (s *Store) bury(ctx context.Context, name string) error {
 }
 
 // fileEnds end the names of a layer's files.
-var fileEnds = []string{dataEnd, tableEnd, indexEnd}
+var fileEnds = []string{dataEnd, tableEnd, indexEnd, blobEnd}
 
 func unlessGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
@@ -227,7 +227,7 @@ func (w *sweep) draft(ctx context.Context, name string) error {
 		return nil
 	}
 	w.named[name] = true
-	size := w.size(ctx, name+dataEnd)
+	size := w.size(ctx, name+dataEnd) + w.size(ctx, name+blobEnd)
 	if w.age(titleOf(name), size) < w.s.cfg.Grace {
 		return nil
 	}
@@ -252,23 +252,37 @@ func (w *sweep) orphans(ctx context.Context, names []string) error {
 	if err != nil {
 		return err
 	}
+	published := map[string]bool{}
 	for _, l := range layers {
-		w.named[l.Name] = true
+		w.named[l.Name], published[l.Name] = true, true
 	}
 	var errs error
 	for _, n := range names {
 		name := strings.TrimSuffix(n, path.Ext(n))
 		hex, _, good := parseName(name)
+		file := path.Join(layersDir, n)
+		if published[name] && path.Ext(n) == blobEnd {
+			errs = errors.Join(errs, w.needless(ctx, file))
+			continue
+		}
 		if !slices.Contains(fileEnds, path.Ext(n)) || !good || w.named[name] {
 			continue
 		}
-		file := path.Join(layersDir, n)
 		if w.age(file, 0) < w.s.cfg.Forget {
 			continue
 		}
 		errs = errors.Join(errs, w.orphan(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex), file, w.size(ctx, n)))
 	}
 	return errs
+}
+
+// needless removes compressed bytes that were kept for a layer which is published: its
+// publisher has died before he could.
+func (w *sweep) needless(ctx context.Context, file string) error {
+	if w.age(file, 0) < w.s.cfg.Grace {
+		return nil
+	}
+	return w.s.remove(ctx, file)
 }
 
 // size is that of a file in layers, 0 if it has not been seen there: what is not there is not
