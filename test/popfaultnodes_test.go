@@ -37,16 +37,18 @@ func TestPoPFaults(t *testing.T) {
 // A layer whose fetching node dies goes on from the last checkpoint in the store, for who
 // waits and for who comes later, also if its stream cannot be entered but at its start.
 func killedFetching(b *faultBed) {
-	const mbit, size = 20, 16 << 20
+	const mbit = 20
 	b.must(b.Rate(b.t.Context(), mbit))
 	defer func() { b.must(b.Rate(b.t.Context(), faultRate)) }()
 	b.runs(b.push(8<<10), 0) // the test program is in the store
 	for _, how := range []struct {
 		waits bool
 		as    image.Compression
+		size  int
 		lost  int64 // bytes, beside what comes between two checkpoints
-	}{{true, image.Gzip, 0}, {false, image.Gzip, 0}, {false, image.Zstd, 4 << 20}} {
-		waits, img := how.waits, b.pushAs(how.as, size)
+	}{{true, image.Gzip, 16 << 20, 0}, {false, image.Gzip, 16 << 20, 0}, {false, image.Zstd, 24 << 20, 4 << 20}} {
+		waits, size := how.waits, how.size
+		img := b.pushAs(how.as, size)
 		b.wan()
 		var deployed sync.WaitGroup
 		dying := b.prepare(0, img)
@@ -54,10 +56,10 @@ func killedFetching(b *faultBed) {
 		other := b.prepare(1, img)
 		var err error
 		if waits {
-			b.served(img, size/8)
+			b.served(img, int64(size/8))
 			deployed.Go(func() { err = other.start(faultTime) })
 		}
-		b.served(img, size*3/4)
+		b.served(img, int64(size*3/4))
 		b.must(b.KillNode(0))
 		if !waits {
 			err = other.start(faultTime)
