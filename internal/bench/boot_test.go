@@ -124,6 +124,17 @@ func TestBootVerdicts(t *testing.T) {
 		s.Image = "web:boot"
 		b.report.add(s)
 	}
+	for _, s := range []Sample{{Engine: "boot", Seconds: 4.6, Attached: 0.6}, {Engine: "restore", Seconds: 1.3, Attached: 0.6}} {
+		s.Image, s.What = "web:boot", storeStart // of a boot of 4 s and a restore of 0.7
+		b.report.add(s)
+		s.Image, s.Attached = "redis:1", 3.4 // of boots that are no longer than the image's attaching lets them be
+		b.report.add(s)
+	}
+	for image, want := range map[string]string{"web:boot": "at most 0.7 s: not met; once the image is attached (boot 4.00 s, restore 0.70 s) 5 times faster: met", "redis:1": "at most 0.7 s: not met"} {
+		if got := b.popVerdict(image, storeStart, 4.6, 1.3); got != want {
+			t.Errorf("%s from the PoP's store: %q, want %q", image, got, want)
+		}
+	}
 	if got := b.cloneVerdict("web:boot", clonesOf(8), 9, 2.5); !strings.Contains(got, "(0.25): met") || !strings.Contains(got, "(5.0): not met") {
 		t.Errorf("8 clones: %q", got)
 	}

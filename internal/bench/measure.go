@@ -21,8 +21,9 @@ type Sample struct {
 	Peak       int64            `json:"peak"`    // bytes, resident at one moment, all processes
 	Idle       int64            `json:"idle"`    // bytes, resident before the instruction
 	PerProgram map[string]int64 `json:"per_program"`
-	Wire       int64            `json:"wire"`          // bytes that came over the link, frames included
-	Way        string           `json:"way,omitempty"` // of a start by dewd: how it pulled
+	Wire       int64            `json:"wire"`               // bytes that came over the link, frames included
+	Way        string           `json:"way,omitempty"`      // of a start by dewd: how it pulled
+	Attached   float64          `json:"attached,omitempty"` // seconds of these until the image could be read, in part pop of boot
 	Web        *Latency         `json:"web,omitempty"`
 }
 
