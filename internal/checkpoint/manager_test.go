@@ -707,7 +707,7 @@ func TestQuarantine(t *testing.T) {
 	}
 	for range 3 {
 		fail(errors.New("nothing answers")) // nor when it has booted
-		for _, other := range []error{store.ErrUnknown, store.ErrNoPoP, pop.ErrStoreAway, unix.ENOSPC} {
+		for _, other := range []error{store.ErrUnknown, store.ErrDamaged, store.ErrNoPoP, pop.ErrStoreAway, unix.ENOSPC} {
 			fail(fmt.Errorf("its memory: %w", other)).Booted(ctx, 5)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"dewpoint/internal/checkpoint/hooks"
+	memory "dewpoint/internal/checkpoint/image"
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
@@ -189,9 +190,9 @@ func (p *Plan) Failed(why error) {
 }
 
 // blame counts a failure. After a few the checkpoint is not used any more. One that is gone is not to blame, nor is one
-// that this node had no room for, or that the PoP's store did not give.
+// that this node had no room for, or that the PoP's store did not give; damaged data have been taken out.
 func (p *Plan) blame(ctx context.Context) {
-	for _, other := range []error{nil, store.ErrUnknown, store.ErrNoPoP, pop.ErrStoreAway, unix.ENOSPC, unix.EDQUOT} {
+	for _, other := range []error{nil, store.ErrUnknown, store.ErrDamaged, memory.ErrDamaged, store.ErrNoPoP, pop.ErrStoreAway, unix.ENOSPC, unix.EDQUOT} {
 		if errors.Is(p.failed, other) {
 			return
 		}

@@ -87,6 +87,9 @@ func (s *Store) openShared(ctx context.Context, r Record) (*Data, error) {
 	}
 	l, release, err := st.Hold(ctx, digestOf(r.ID))
 	if errors.Is(err, pop.ErrUnknown) {
+		if _, rerr := st.Record(ctx, digestOf(r.ID)); rerr == nil { // nobody has taken it out
+			return nil, fmt.Errorf("checkpoint %.12s: %w: %w", r.ID, ErrTorn, err)
+		}
 		return nil, fmt.Errorf("%.12s: %w: %w", r.ID, ErrUnknown, err)
 	}
 	if err != nil {

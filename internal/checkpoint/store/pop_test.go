@@ -341,6 +341,41 @@ func TestDamagedInThePoP(t *testing.T) {
 	}
 }
 
+// What is cut off in the store is not taken for one that was removed: who fails at it is to count.
+func TestTornInThePoP(t *testing.T) {
+	b, ctx := newSite(t), t.Context()
+	x, _ := b.node("x")
+	y, _ := b.node("y")
+	r := put(t, x, "text", nil)
+	if err := x.Publish(ctx, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	data := slices.DeleteFunc(b.files("layers"), func(n string) bool { return !strings.HasSuffix(n, ".data") })
+	name := filepath.Join(b.dir, "layers", data[0])
+	torn := func() {
+		t.Helper()
+		if _, _, err := y.Unpacked(ctx, r); !errors.Is(err, store.ErrTorn) || errors.Is(err, store.ErrUnknown) {
+			t.Errorf("unpack: %v", err)
+		}
+	}
+	if err := os.Truncate(name, r.Data.Size/2); err != nil {
+		t.Fatal(err)
+	}
+	torn()
+	if err := os.Remove(name); err != nil {
+		t.Fatal(err)
+	}
+	torn()
+	if got := y.Find(ctx, r.Manifest, r.Key); len(got) != 1 {
+		t.Errorf("another node may see what this one does not: %+v", got)
+	}
+	if err := x.Remove(ctx, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := y.Unpacked(ctx, r)
+	is(t, "removed", err, store.ErrUnknown)
+}
+
 // That the store goes away in the middle is no damage, and leaves nothing.
 func TestStoreAway(t *testing.T) {
 	b, ctx := newSite(t), t.Context()

@@ -43,6 +43,9 @@ var (
 	ErrUnknown = errors.New("no such checkpoint")
 	// ErrDamaged says that a checkpoint is not what it was.
 	ErrDamaged = errors.New("damaged checkpoint")
+	// ErrTorn says that the PoP's store has the record of a checkpoint and not all of its data, as this node sees it: others may
+	// see more, or this one later, so it stays.
+	ErrTorn = errors.New("its data are not all in the PoP's store")
 	// ErrInUse says that a checkpoint is being read.
 	ErrInUse = errors.New("the checkpoint is in use")
 	// ErrNoUpper says that a checkpoint's upper layer is not in the PoP's store.
