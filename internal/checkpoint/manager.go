@@ -312,14 +312,18 @@ func (m *Manager) Remove(ctx context.Context, id string) error {
 }
 
 // Prune removes this node's checkpoints of images that are not here, by their
-// manifests, and gives their IDs.
+// manifests, and gives their IDs. What is in the PoP's store stays: other nodes may have those images.
 func (m *Manager) Prune(ctx context.Context, here map[string]bool) ([]string, error) {
 	var gone []string
 	for _, l := range m.list(ctx, "") {
 		if !l.Local || here[l.Manifest] {
 			continue
 		}
-		if err := m.cfg.Store.Remove(ctx, l.ID); err != nil {
+		err := m.cfg.Store.Drop(l.ID)
+		if errors.Is(err, store.ErrInUse) || errors.Is(err, store.ErrUnknown) {
+			continue
+		}
+		if err != nil {
 			return gone, err
 		}
 		gone = append(gone, l.ID)

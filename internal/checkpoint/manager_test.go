@@ -735,6 +735,26 @@ func TestVolume(t *testing.T) {
 	}
 }
 
+// TestOtherImage says why none fits when the image of that name is another one now.
+func TestOtherImage(t *testing.T) {
+	m, f, s := newManager(t, nil)
+	ctx := t.Context()
+	f.info.Image = s.Image.Ref.String()
+	if _, _, err := m.Checkpoint(ctx, "one", Options{Boot: 5}); err != nil {
+		t.Fatal(err)
+	}
+	img := *s.Image
+	img.Desc.Digest = digest.FromString("another manifest")
+	s.Image = &img
+	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil || !strings.Contains(p.Why, "it has changed") {
+		t.Errorf("%+v, %v", p, err)
+	}
+	img.Ref.Tag = "never-saved"
+	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Why != "" {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
 // TestLimit has no container start that would be killed for its memory.
 func TestLimit(t *testing.T) {
 	m, _, s := newManager(t, nil)

@@ -144,9 +144,13 @@ func (m *Manager) choose(ctx context.Context, p *Plan, all []store.Listed, mode 
 		p.Record = &l.Record
 		return true
 	}
-	if len(all) > 0 {
+	switch {
+	case len(all) > 0:
 		m.stats.unfit.Add(1)
 		p.Why = noneFits(len(all), why)
+	case mode != Never && p.Why == "" && m.cfg.Store.Knows(p.img.Ref.String()):
+		m.stats.unfit.Add(1)
+		p.Why = "the image is not the one that its checkpoints were made of: it has changed"
 	}
 	if mode != Never && m.underway(p.fit.Key()) {
 		p.Why = strings.TrimPrefix(p.Why+"; a checkpoint that fits is still being made", "; ")

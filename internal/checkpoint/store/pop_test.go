@@ -341,6 +341,25 @@ func TestDamagedInThePoP(t *testing.T) {
 	}
 }
 
+// What one node drops is still there for the others.
+func TestDrop(t *testing.T) {
+	b, ctx := newSite(t), t.Context()
+	x, _ := b.node("x")
+	y, _ := b.node("y")
+	r := put(t, x, "text", nil)
+	if err := x.Publish(ctx, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.Drop(r.ID); err != nil {
+		t.Fatal(err)
+	}
+	is(t, "drop twice", x.Drop(r.ID), store.ErrUnknown)
+	if all, err := x.List(ctx, ""); err != nil || len(all) != 1 || all[0].Local || !all[0].PoP {
+		t.Errorf("%+v, %v", all, err)
+	}
+	restorable(t, y, r, "text")
+}
+
 // What is cut off in the store is not taken for one that was removed: who fails at it is to count.
 func TestTornInThePoP(t *testing.T) {
 	b, ctx := newSite(t), t.Context()

@@ -276,6 +276,19 @@ func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
 	return out, err
 }
 
+// Knows reports whether there are checkpoints of any version of an image, by its reference: on this node, or in the PoP's
+// store as it was seen last. It asks nobody.
+func (s *Store) Knows(ref string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.entries {
+		if e.Image == ref {
+			return true
+		}
+	}
+	return slices.ContainsFunc(s.looked.records, func(r Record) bool { return r.Image == ref })
+}
+
 // Uppers are the diffIDs of the layers that checkpoints on this node stand on: they
 // are to be kept on this node.
 func (s *Store) Uppers() map[digest.Digest]bool {
@@ -288,6 +301,18 @@ func (s *Store) Uppers() map[digest.Digest]bool {
 		}
 	}
 	return all
+}
+
+// Drop removes a checkpoint from this node alone. It returns an error that wraps ErrUnknown or ErrInUse.
+func (s *Store) Drop(id string) error {
+	s.change.Lock()
+	there, err := s.drop(id)
+	s.change.Unlock()
+	if err == nil && !there {
+		err = fmt.Errorf("%.12s: %w", id, ErrUnknown)
+	}
+	s.evictCache(func(u *unpacked) bool { return u.id == id })
+	return err
 }
 
 // Remove removes a checkpoint from this node and from the PoP's store. It returns
