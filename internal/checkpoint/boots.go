@@ -56,11 +56,16 @@ const maxTimes = 4096
 
 // median is what a thing takes, 0 if that was never measured.
 func (t *times) median(key string) float64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	list := slices.Sorted(slices.Values(t.all[key]))
+	list := t.sorted(key)
 	if len(list) == 0 {
 		return 0
 	}
 	return list[len(list)/2]
+}
+
+// sorted are the measurements of a thing, the shortest first.
+func (t *times) sorted(key string) []float64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Sorted(slices.Values(t.all[key]))
 }

@@ -211,13 +211,19 @@ func noneFits(checkpoints int, why []string) string {
 }
 
 // tryEvery is how often what was slow is tried nevertheless: what was measured on
-// a busy node does not hold for ever.
-const tryEvery = 16
+// a busy node does not hold for ever. Before it was measured enough times it is.
+const (
+	tryEvery = 16
+	enough   = 3
+)
 
 // again reports whether a checkpoint that would be declined is to be tried once more.
 func (m *Manager) again(id string) bool {
-	if m.boots.median(id) == 0 {
+	switch n := len(m.boots.sorted(id)); {
+	case n == 0:
 		return false // nothing was measured
+	case n < enough:
+		return true
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -240,10 +246,11 @@ func (m *Manager) slower(p *Plan, f Fit, r store.Record) string {
 	return ""
 }
 
-// expected is what restoring takes here.
+// expected is what restoring takes here: the shortest that was measured, as the work is always the same, and what
+// makes it longer (clones that start at once, others' load) makes booting longer as well.
 func (m *Manager) expected(l store.Listed) float64 {
-	if t := m.boots.median(l.ID); t > 0 {
-		return t
+	if all := m.boots.sorted(l.ID); len(all) > 0 {
+		return all[0]
 	}
 	if m.lazy(l.Data.Pages) {
 		return lazyFloor

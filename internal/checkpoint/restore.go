@@ -85,7 +85,11 @@ func (p *Plan) Extend(ctx context.Context, out *Prepared) error {
 
 // Patience is how long a restored container may take to be ready, at most most.
 func (p *Plan) Patience(most time.Duration) time.Duration {
-	return min(most, max(leastReady, time.Duration(patience*p.expect*float64(time.Second))))
+	slowest := p.expect
+	if all := p.m.boots.sorted(p.Record.ID); len(all) > 0 {
+		slowest = max(slowest, all[len(all)-1])
+	}
+	return min(most, max(leastReady, time.Duration(patience*slowest*float64(time.Second))))
 }
 
 // After makes a container that was restored one of its own: its machine ID,
