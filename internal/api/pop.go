@@ -65,7 +65,7 @@ func popOf(p node.PoP) *pb.PoP {
 	s, c := p.Store, p.Coordinator
 	return &pb.PoP{
 		Name: p.Name, Node: p.Node, Nodes: each(p.Nodes, popNodeOf), Layers: each(p.Layers, popLayerOf),
-		Store:       &pb.PoP_Store{Path: s.Path, Id: s.ID, State: s.State, Why: s.Why, Total: s.Total, Free: s.Free, Bytes: s.Bytes, Trash: s.Trash},
+		Store:       &pb.PoP_Store{Path: s.Path, Id: s.ID, State: s.State, Why: s.Why, Total: s.Total, Free: s.Free, Bytes: s.Bytes, Trash: s.Trash, Capacity: s.Capacity},
 		Coordinator: &pb.PoP_Coordinator{Kind: c.Kind, State: c.State, Why: c.Why},
 	}
 }
@@ -75,7 +75,7 @@ func popFrom(p *pb.PoP) node.PoP {
 	return node.PoP{
 		Name: p.GetName(), Node: p.GetNode(), Nodes: array(each(p.GetNodes(), popNodeFrom)), Layers: array(each(p.GetLayers(), popLayerFrom)),
 		Store: node.PoPStore{Path: s.GetPath(), ID: s.GetId(), State: s.GetState(), Why: s.GetWhy(),
-			Total: s.GetTotal(), Free: s.GetFree(), Bytes: s.GetBytes(), Trash: s.GetTrash()},
+			Total: s.GetTotal(), Free: s.GetFree(), Bytes: s.GetBytes(), Trash: s.GetTrash(), Capacity: s.GetCapacity()},
 		Coordinator: node.PoPCoordinator{Kind: c.GetKind(), State: c.GetState(), Why: c.GetWhy()},
 	}
 }
@@ -91,14 +91,14 @@ func array[T any](in []T) []T {
 func popNodeOf(n node.PoPNode) *pb.PoP_Node {
 	return &pb.PoP_Node{
 		Name: n.Name, Address: n.Address, Cache: n.Cache, Local: popHitsOf(n.Local), Store: popHitsOf(n.Store),
-		Peer: popHitsOf(n.Peer), Registry: popHitsOf(n.Registry), Fetching: each(n.Fetching, popFetchOf),
+		Capacity: n.Capacity, Peer: popHitsOf(n.Peer), Registry: popHitsOf(n.Registry), Fetching: each(n.Fetching, popFetchOf),
 	}
 }
 
 func popNodeFrom(n *pb.PoP_Node) node.PoPNode {
 	return node.PoPNode{
 		Name: n.GetName(), Address: n.GetAddress(), Cache: n.GetCache(), Local: popHitsFrom(n.GetLocal()), Store: popHitsFrom(n.GetStore()),
-		Peer: popHitsFrom(n.GetPeer()), Registry: popHitsFrom(n.GetRegistry()), Fetching: each(n.GetFetching(), popFetchFrom),
+		Capacity: n.GetCapacity(), Peer: popHitsFrom(n.GetPeer()), Registry: popHitsFrom(n.GetRegistry()), Fetching: each(n.GetFetching(), popFetchFrom),
 	}
 }
 

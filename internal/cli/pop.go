@@ -65,7 +65,7 @@ func storeLine(p node.PoP) string {
 	case node.PoPAway:
 		return strings.TrimSpace(s.Path + " away: " + s.Why)
 	}
-	line := fmt.Sprintf("%s ok, %d layers of %s, %s of %s free", s.Path, len(p.Layers), size(s.Bytes), size(s.Free), size(s.Total))
+	line := fmt.Sprintf("%s ok, %d layers of %s, %s of %s free", s.Path, len(p.Layers), sizeOf(s.Bytes, s.Capacity), size(s.Free), size(s.Total))
 	if s.Trash > 0 {
 		line += fmt.Sprintf(", %s about to be deleted", size(s.Trash))
 	}
@@ -91,10 +91,18 @@ func popNodes(w io.Writer, nodes []node.PoPNode) error {
 	for _, n := range nodes {
 		layers := n.Local.Layers + n.Store.Layers + n.Peer.Layers + n.Registry.Layers
 		bytes := n.Local.Bytes + n.Store.Bytes + n.Peer.Bytes + n.Registry.Bytes
-		rows = append(rows, []string{n.Name, dash(n.Address), size(n.Cache), strconv.FormatInt(layers, 10), size(bytes),
+		rows = append(rows, []string{n.Name, dash(n.Address), sizeOf(n.Cache, n.Capacity), strconv.FormatInt(layers, 10), size(bytes),
 			shares(n.Local, layers, bytes), shares(n.Store, layers, bytes), shares(n.Peer, layers, bytes), shares(n.Registry, layers, bytes)})
 	}
 	return table(w, "NODE ADDRESS CACHE LAYERS BYTES LOCAL STORE PEER REGISTRY", rows)
+}
+
+// sizeOf is a size and its bound, if that is known.
+func sizeOf(n, most int64) string {
+	if most == 0 {
+		return size(n)
+	}
+	return size(n) + "/" + size(most)
 }
 
 // shares are a source's parts of a node's layers and of their bytes.

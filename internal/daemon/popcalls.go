@@ -73,7 +73,7 @@ func (d *Daemon) coordinatorKind() string {
 }
 
 func popStore(p *fetch.PoP) node.PoPStore {
-	s := node.PoPStore{Path: p.Path, ID: p.Store, State: node.PoPOK, Total: p.Total, Free: p.Free, Trash: p.Trash}
+	s := node.PoPStore{Path: p.Path, ID: p.Store, State: node.PoPOK, Total: p.Total, Free: p.Free, Trash: p.Trash, Capacity: p.Most}
 	switch {
 	case !p.Shared:
 		s.State = node.PoPNone
@@ -98,7 +98,7 @@ func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ":
 
 func popNode(m pop.Member) node.PoPNode {
 	h := m.Hits
-	n := node.PoPNode{Name: m.Node, Address: m.Address, Cache: m.Used,
+	n := node.PoPNode{Name: m.Node, Address: m.Address, Cache: m.Used, Capacity: m.Capacity,
 		Local: node.PoPHits{Layers: h.Local, Bytes: h.LocalBytes}, Store: node.PoPHits{Layers: h.Store, Bytes: h.StoreBytes},
 		Peer: node.PoPHits{Layers: h.Peer, Bytes: h.PeerBytes}, Registry: node.PoPHits{Layers: h.Registry, Bytes: h.RegistryBytes}}
 	for _, f := range m.Fetching {

@@ -45,7 +45,10 @@ type siteNode struct {
 	replaced []digest.Digest
 }
 
-const siteTTL = 500 * time.Millisecond
+const (
+	siteTTL   = 500 * time.Millisecond
+	siteCache = 1 << 30 // bytes that a node's own layers may take
+)
 
 // node joins a node; change may change its configuration before.
 func (s *siteBed) node(name string, change func(*PoPConfig)) *siteNode {
@@ -73,7 +76,7 @@ func (s *siteBed) node(name string, change func(*PoPConfig)) *siteNode {
 	if change != nil {
 		change(&cfg)
 	}
-	n.Puller = NewPuller(Config{Registry: client, Layers: n.layers, Catalog: catalog, Link: NewLink(LinkConfig{Inflaters: 1}), PoP: cfg})
+	n.Puller = NewPuller(Config{Registry: client, Layers: n.layers, Catalog: catalog, Link: NewLink(LinkConfig{Inflaters: 1}), PoP: cfg, Cache: CacheConfig{Capacity: siteCache}})
 	n.fresh = 0
 	t.Cleanup(func() { n.must(n.Close()) })
 	ctx, cancel := context.WithCancel(context.Background())
@@ -499,6 +502,9 @@ func TestPoPStatus(t *testing.T) {
 	a.must(err)
 	if got.Node != "a" || got.Path != s.store || got.Store == "" || got.Away != nil || got.Lost != nil || !got.Settled || len(got.Members) != 2 || len(got.Layers) != 1 {
 		t.Errorf("%+v", got)
+	}
+	if of := got.Members[1]; got.Most != got.Total || got.Most == 0 || of.Capacity != siteCache {
+		t.Errorf("the store is to hold %d bytes of %d, b %d", got.Most, got.Total, of.Capacity)
 	}
 	if users := got.Users[id.String()]; len(users) != 1 || users[0] != "b" {
 		t.Errorf("used by %v", users)

@@ -182,7 +182,7 @@ func (s *site) revalidate(ctx context.Context, st *pop.Store) {
 
 // announce tells the other nodes what this one has and does.
 func (s *site) announce(ctx context.Context) {
-	m := pop.Member{Node: s.cfg.Node, Address: s.cfg.Address}
+	m := pop.Member{Node: s.cfg.Node, Address: s.cfg.Address, Capacity: s.p.cfg.Cache.Capacity}
 	if st := s.store.Load(); st != nil {
 		m.Store = st.ID()
 	}

@@ -23,6 +23,7 @@ type PoP struct {
 	Users   map[string][]string // which nodes use a layer of the store, by diffID
 	Total   int64               // bytes of the store's file system
 	Free    int64
+	Most    int64 // bytes of layers that it is to hold
 	Trash   int64 // bytes that were evicted and not deleted yet
 	Layers  []*pop.Layer
 	Silent  []pop.Silent
@@ -60,7 +61,9 @@ func (p *Puller) PoP(ctx context.Context) (*PoP, error) {
 	}
 	out.Store, out.Trash = st.ID(), st.Trashed(ctx)
 	out.Layers, errs[1] = st.Layers(ctx)
-	out.Total, out.Free, errs[2] = st.Space(ctx)
+	if out.Total, out.Free, errs[2] = st.Space(ctx); errs[2] == nil {
+		out.Most = st.Capacity(out.Total)
+	}
 	out.Silent, errs[3] = st.Silent(ctx)
 	if out.Lost == nil {
 		out.Users, errs[4] = s.users(ctx, out.Layers)

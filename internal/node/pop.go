@@ -29,6 +29,8 @@ type PoPStore struct {
 	Free  int64  `json:"free"`
 	Bytes int64  `json:"bytes"` // of its layers
 	Trash int64  `json:"trash"` // bytes that were evicted and not deleted yet
+	// Capacity is how many bytes of layers it is to hold, 0 while it is away.
+	Capacity int64 `json:"capacity"`
 }
 
 // PoPCoordinator is what the nodes agree by.
@@ -49,6 +51,7 @@ type PoPNode struct {
 	Name     string     `json:"name"`
 	Address  string     `json:"address,omitempty"` // where the others ask it
 	Cache    int64      `json:"cache"`             // bytes of its own layers
+	Capacity int64      `json:"capacity"`          // bytes that these may take; 0 where nobody knows
 	Local    PoPHits    `json:"local"`
 	Store    PoPHits    `json:"store"`
 	Peer     PoPHits    `json:"peer"`

@@ -170,10 +170,10 @@ type Board interface {
 // A Member is a node of the PoP as it describes itself.
 type Member struct {
 	Node     string  `json:"node"`
-	Address  string  `json:"address,omitempty"` // host:port of its peer endpoint
-	Store    string  `json:"store,omitempty"`   // ID of the store that it has open
-	Capacity int64   `json:"capacity,omitempty"`
-	Used     int64   `json:"used,omitempty"` // bytes of its local cache
+	Address  string  `json:"address,omitempty"`  // host:port of its peer endpoint
+	Store    string  `json:"store,omitempty"`    // ID of the store that it has open
+	Capacity int64   `json:"capacity,omitempty"` // bytes that its local cache may take
+	Used     int64   `json:"used,omitempty"`     // bytes that it takes
 	Hits     Hits    `json:"hits"`
 	Fetching []Fetch `json:"fetching,omitempty"`
 	// Twin is the address of another machine that has the same name; "" is none. Members fills it in.

@@ -87,9 +87,7 @@ func (s *Store) filled(ctx context.Context, layers []*Layer) (used, capacity int
 	for _, l := range layers {
 		used += l.Size
 	}
-	capacity = s.cfg.Capacity
-	if capacity == 0 || capacity > total {
-		capacity = total
+	if capacity = s.Capacity(total); capacity == total {
 		used = total - free - s.Trashed(ctx) // what is going already is as good as free
 	}
 	return used, capacity, nil

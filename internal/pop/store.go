@@ -481,10 +481,7 @@ func (s *Store) Room(ctx context.Context, size int64) error {
 	if err != nil {
 		return err
 	}
-	capacity := s.cfg.Capacity
-	if capacity == 0 || capacity > total {
-		capacity = total
-	}
+	capacity := s.Capacity(total)
 	if need := size + size/64 + 1<<20; free < need || float64(size) > s.cfg.High*float64(capacity) { // its table and records too
 		return fmt.Errorf("%d bytes, %d are free: %w", size, free, ErrFull)
 	}
@@ -503,6 +500,14 @@ func (s *Store) Spare(ctx context.Context) (int64, error) {
 	}
 	used, capacity, err := s.filled(ctx, append(layers, slices.Collect(maps.Values(packs))...))
 	return int64(s.cfg.High*float64(capacity)) - used, err
+}
+
+// Capacity is how many bytes of layers the store is to hold on a file system of total bytes.
+func (s *Store) Capacity(total int64) int64 {
+	if s.cfg.Capacity == 0 || s.cfg.Capacity > total {
+		return total
+	}
+	return s.cfg.Capacity
 }
 
 // Space is the bytes of the store's file system, and those that are free.

@@ -20,10 +20,10 @@ func (n *Node) PoPStatus(context.Context) (node.PoP, error) {
 		return node.PoP{}, now
 	}
 	p := node.PoP{Name: "harbour", Node: "fake",
-		Store:       node.PoPStore{Path: "/mnt/pop", ID: "STORE1", State: node.PoPOK, Total: 10_000_000_000, Free: 9_000_000_000, Bytes: 9_000_000, Trash: 500_000},
+		Store:       node.PoPStore{Path: "/mnt/pop", ID: "STORE1", State: node.PoPOK, Total: 10_000_000_000, Free: 9_000_000_000, Bytes: 9_000_000, Trash: 500_000, Capacity: 8_000_000_000},
 		Coordinator: node.PoPCoordinator{Kind: "redis", State: node.PoPSettled},
 		Nodes: []node.PoPNode{
-			{Name: "fake", Address: "10.0.0.1:7070", Cache: 9_000_000, Local: node.PoPHits{Layers: 1, Bytes: 250_000}, Registry: node.PoPHits{Layers: 1, Bytes: 750_000}},
+			{Name: "fake", Address: "10.0.0.1:7070", Cache: 9_000_000, Capacity: 4_000_000_000, Local: node.PoPHits{Layers: 1, Bytes: 250_000}, Registry: node.PoPHits{Layers: 1, Bytes: 750_000}},
 			{Name: "n2", Store: node.PoPHits{Layers: 3, Bytes: 3_000_000}, Peer: node.PoPHits{Layers: 1, Bytes: 1_000_000},
 				Fetching: []node.PoPFetch{{Layer: layerOf("6"), Done: 500_000, Size: 2_000_000}}},
 		},

@@ -5870,8 +5870,9 @@ type PoP_Store struct {
 	Why           string                 `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`      // it is away
 	Total         int64                  `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"` // bytes of its file system
 	Free          int64                  `protobuf:"varint,6,opt,name=free,proto3" json:"free,omitempty"`
-	Bytes         int64                  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"` // of its layers
-	Trash         int64                  `protobuf:"varint,8,opt,name=trash,proto3" json:"trash,omitempty"` // bytes that were evicted and not deleted yet
+	Bytes         int64                  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"`       // of its layers
+	Trash         int64                  `protobuf:"varint,8,opt,name=trash,proto3" json:"trash,omitempty"`       // bytes that were evicted and not deleted yet
+	Capacity      int64                  `protobuf:"varint,9,opt,name=capacity,proto3" json:"capacity,omitempty"` // bytes of layers that it is to hold; 0 while it is away
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5958,6 +5959,13 @@ func (x *PoP_Store) GetBytes() int64 {
 func (x *PoP_Store) GetTrash() int64 {
 	if x != nil {
 		return x.Trash
+	}
+	return 0
+}
+
+func (x *PoP_Store) GetCapacity() int64 {
+	if x != nil {
+		return x.Capacity
 	}
 	return 0
 }
@@ -6144,6 +6152,7 @@ type PoP_Node struct {
 	Peer          *PoP_Hits              `protobuf:"bytes,6,opt,name=peer,proto3" json:"peer,omitempty"`
 	Registry      *PoP_Hits              `protobuf:"bytes,7,opt,name=registry,proto3" json:"registry,omitempty"`
 	Fetching      []*PoP_Fetch           `protobuf:"bytes,8,rep,name=fetching,proto3" json:"fetching,omitempty"`
+	Capacity      int64                  `protobuf:"varint,9,opt,name=capacity,proto3" json:"capacity,omitempty"` // bytes that its own layers may take; 0 where nobody knows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6232,6 +6241,13 @@ func (x *PoP_Node) GetFetching() []*PoP_Fetch {
 		return x.Fetching
 	}
 	return nil
+}
+
+func (x *PoP_Node) GetCapacity() int64 {
+	if x != nil {
+		return x.Capacity
+	}
+	return 0
 }
 
 type PoP_Layer struct {
@@ -6753,14 +6769,14 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05owner\x18\x12 \x01(\tR\x05owner\"\x12\n" +
 	"\x10PoPStatusRequest\"7\n" +
 	"\x11PoPStatusResponse\x12\"\n" +
-	"\x03pop\x18\x01 \x01(\v2\x10.dewpoint.v1.PoPR\x03pop\"\xb9\b\n" +
+	"\x03pop\x18\x01 \x01(\v2\x10.dewpoint.v1.PoPR\x03pop\"\xf1\b\n" +
 	"\x03PoP\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12,\n" +
 	"\x05store\x18\x03 \x01(\v2\x16.dewpoint.v1.PoP.StoreR\x05store\x12>\n" +
 	"\vcoordinator\x18\x04 \x01(\v2\x1c.dewpoint.v1.PoP.CoordinatorR\vcoordinator\x12+\n" +
 	"\x05nodes\x18\x05 \x03(\v2\x15.dewpoint.v1.PoP.NodeR\x05nodes\x12.\n" +
-	"\x06layers\x18\x06 \x03(\v2\x16.dewpoint.v1.PoP.LayerR\x06layers\x1a\xa9\x01\n" +
+	"\x06layers\x18\x06 \x03(\v2\x16.dewpoint.v1.PoP.LayerR\x06layers\x1a\xc5\x01\n" +
 	"\x05Store\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
@@ -6769,7 +6785,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05total\x18\x05 \x01(\x03R\x05total\x12\x12\n" +
 	"\x04free\x18\x06 \x01(\x03R\x04free\x12\x14\n" +
 	"\x05bytes\x18\a \x01(\x03R\x05bytes\x12\x14\n" +
-	"\x05trash\x18\b \x01(\x03R\x05trash\x1aI\n" +
+	"\x05trash\x18\b \x01(\x03R\x05trash\x12\x1a\n" +
+	"\bcapacity\x18\t \x01(\x03R\bcapacity\x1aI\n" +
 	"\vCoordinator\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x10\n" +
@@ -6780,7 +6797,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05Fetch\x12\x14\n" +
 	"\x05layer\x18\x01 \x01(\tR\x05layer\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x12\n" +
-	"\x04size\x18\x03 \x01(\x03R\x04size\x1a\xb6\x02\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\x1a\xd2\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
@@ -6789,7 +6806,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05store\x18\x05 \x01(\v2\x15.dewpoint.v1.PoP.HitsR\x05store\x12)\n" +
 	"\x04peer\x18\x06 \x01(\v2\x15.dewpoint.v1.PoP.HitsR\x04peer\x121\n" +
 	"\bregistry\x18\a \x01(\v2\x15.dewpoint.v1.PoP.HitsR\bregistry\x122\n" +
-	"\bfetching\x18\b \x03(\v2\x16.dewpoint.v1.PoP.FetchR\bfetching\x1a\x91\x01\n" +
+	"\bfetching\x18\b \x03(\v2\x16.dewpoint.v1.PoP.FetchR\bfetching\x12\x1a\n" +
+	"\bcapacity\x18\t \x01(\x03R\bcapacity\x1a\x91\x01\n" +
 	"\x05Layer\x12\x17\n" +
 	"\adiff_id\x18\x01 \x01(\tR\x06diffId\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x1b\n" +
