@@ -40,6 +40,8 @@ type PoPConfig struct {
 	Damaged func(id digest.Digest, why error)
 	// Replaced is told of damaged layers that are in the store again. May be nil.
 	Replaced func(id digest.Digest)
+	// Owed is the path of a file that remembers which layers this node is to give the store; "" remembers none.
+	Owed string
 	// House is the time between two looks for what may go; 0 is 20 s.
 	House time.Duration
 	// Verify is the time in which every layer of the store is read and compared
@@ -69,6 +71,8 @@ type site struct {
 	hits    pop.Hits
 	said    map[string]bool        // what this node was last said to have
 	owed    map[digest.Digest]bool // layers that the store did not take
+	debts   map[digest.Digest]bool // these, and those that are to be published
+	saving  sync.Mutex             // held while these are written down
 	uses    map[digest.Digest]int  // deployments of layers of the store, here
 	copying sync.Mutex             // held while a layer is copied
 	lastErr error                  // why the store could not be opened
@@ -82,7 +86,7 @@ type site struct {
 
 func newSite(p *Puller, cfg PoPConfig) *site {
 	return &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
-		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, relays: map[digest.Digest]*packRelay{}, brought: map[digest.Digest]int64{}, claims: map[digest.Digest]pop.Lease{},
+		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, debts: loadDebts(cfg.Owed), relays: map[digest.Digest]*packRelay{}, brought: map[digest.Digest]int64{}, claims: map[digest.Digest]pop.Lease{},
 		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, proved: map[digest.Digest]proof{}}
 }
 

@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -72,6 +70,7 @@ func (s *siteBed) node(name string, change func(*PoPConfig)) *siteNode {
 		},
 		Damaged:  func(id digest.Digest, _ error) { n.note(&n.damaged, id) },
 		Replaced: func(id digest.Digest) { n.note(&n.replaced, id) },
+		Owed:     filepath.Join(t.TempDir(), "owed"),
 	}
 	if change != nil {
 		change(&cfg)
@@ -567,43 +566,4 @@ func TestLetGoOfComesAgain(t *testing.T) {
 	if !b.has(id) {
 		t.Error("it is ready and not there")
 	}
-}
-
-// What a node owed the store when it ended, it gives when it is back, but nothing that has no room there.
-func TestOwedIsRecalled(t *testing.T) {
-	s := newSiteBed(t)
-	a := s.node("a", nil)
-	rec := a.published(a.bring(a.push("app", 1))[0].Layer.DiffID)
-	st := a.site.usable()
-	a.must(os.Remove(filepath.Join(s.store, "layers", rec.DiffID.Encoded()+".json"))) // as if it had never come there
-	a.eventually("it is complete here", func() bool { l, err := a.layers.Peek(rec.DiffID); return err == nil && l.Complete() })
-	small, err := pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.site.cfg.Coord, Node: "a", Grace: time.Second, Capacity: rec.Size})
-	a.must(err)
-	a.site.recall(t.Context(), small)
-	if owed := a.owed(); len(owed) != 0 {
-		t.Errorf("owed to a store that is too small: %v", owed)
-	}
-	a.site.recall(t.Context(), st)
-	if owed := a.owed(); len(owed) != 1 || owed[0] != rec.DiffID {
-		t.Errorf("owed: %v", owed)
-	}
-	a.site.store.Store(small)
-	a.site.giveOwed(t.Context())
-	if owed := a.owed(); len(owed) != 1 || small.Has(t.Context(), rec.DiffID) {
-		t.Errorf("there is no room, and owed is %v", owed)
-	}
-	if drafts, err := filepath.Glob(filepath.Join(s.store, "fill", "*")); err != nil || len(drafts) > 0 {
-		t.Errorf("begun: %v, %v", drafts, err)
-	}
-	a.site.store.Store(st)
-	a.site.giveOwed(t.Context())
-	if owed := a.owed(); len(owed) != 0 || !st.Has(t.Context(), rec.DiffID) {
-		t.Errorf("owed: %v", owed)
-	}
-}
-
-func (n *siteNode) owed() []digest.Digest {
-	n.site.mu.Lock()
-	defer n.site.mu.Unlock()
-	return slices.Collect(maps.Keys(n.site.owed))
 }

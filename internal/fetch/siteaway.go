@@ -116,6 +116,7 @@ func (s *site) detach(img *image.Image, id digest.Digest) {
 func (s *site) alone(f *layer.Fill) {
 	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += f.Layer.Size })
 	s.p.work.Go(func() {
+		s.owes(f.Layer.DiffID)
 		if _, err := f.WaitComplete(s.p.life); err == nil {
 			s.later(f.Layer.DiffID)
 		}

@@ -80,9 +80,9 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 	switch e.Kind {
 	case pop.Pressed:
 		s.pressed.Store(time.Now().UnixNano())
-	case pop.Evicted:
+	case pop.Evicted, pop.Damaged:
 		if e.Node != s.cfg.Node { // whoever took it out here does what follows
-			s.evicted(ctx, digest.Digest(e.Key))
+			s.taken(digest.Digest(e.Key), e.Kind == pop.Damaged)
 		}
 	case pop.Resync:
 		if st := s.usable(); st != nil {

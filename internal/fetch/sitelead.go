@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
-	"maps"
 	"os"
-	"slices"
 	"time"
 
 	"dewpoint/internal/layer"
@@ -41,6 +39,7 @@ func (s *site) lead(ctx context.Context, b *blob, f *layer.Fill, lease pop.Lease
 	s.p.give(id, 1)
 	s.p.work.Go(func() {
 		defer s.p.give(id, -1)
+		s.owes(id)
 		l := &leader{copier: copier{s: s, id: id, image: b.img.Ref.String(), lease: lease}, f: f, began: time.Now()}
 		l.run(s.p.life)
 		s.mu.Lock()
@@ -335,73 +334,17 @@ func (l *leader) end(ctx context.Context, err error) {
 		if err := l.publish(ctx, have, l.f.Runs()); err != nil {
 			l.s.log.Warn("a layer is not published to the PoP yet", "layer", l.id, "err", err)
 			l.s.later(l.id)
+		} else {
+			l.s.paid(l.id)
 		}
+	}
+	if gerr != nil || have.At != "" || have.Tree { // nothing of it is here but its progress
+		l.s.paid(l.id)
 	}
 	if l.draft == nil {
 		return
 	}
 	if err := l.draft.Close(); err != nil {
 		l.s.log.Debug("close", "layer", l.id, "err", err)
-	}
-}
-
-// later has a layer given to the store that it did not take, or when it is back.
-func (s *site) later(id digest.Digest) {
-	if s.cfg.Open == nil {
-		return // there is no store
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.owed[id] = true
-}
-
-// recall finds out what this node owed the store when it ended: layers of images that registries
-// gave, which are whole here, and that the store does not have and has room for. What has been
-// evicted meanwhile may come back with them.
-func (s *site) recall(ctx context.Context, st *pop.Store) {
-	there, err := st.Layers(ctx)
-	if err != nil {
-		s.log.Debug("what this node owes the PoP's store is not known", "err", err)
-		return
-	}
-	has := map[digest.Digest]bool{}
-	for _, l := range there {
-		has[l.DiffID] = true
-	}
-	spare, err := st.Spare(ctx)
-	if err != nil {
-		s.log.Debug("what has room in the PoP's store is not known", "err", err)
-		return
-	}
-	for _, l := range s.p.cfg.Layers.Layers() {
-		owed := l.At == "" && !l.Tree && l.Complete() && !has[l.DiffID] && len(s.p.cfg.Catalog.WithLayer(l.DiffID)) > 0
-		if owed && l.Size <= spare {
-			spare -= l.Size
-			s.later(l.DiffID)
-		}
-	}
-}
-
-// giveOwed gives the store what it did not take.
-func (s *site) giveOwed(ctx context.Context) {
-	s.mu.Lock()
-	owed := slices.Collect(maps.Keys(s.owed))
-	s.mu.Unlock()
-	for _, id := range owed {
-		have, err := s.p.cfg.Layers.Peek(id)
-		if err == nil && have.At == "" && !have.Tree {
-			err = s.republish(ctx, have)
-			if errors.Is(err, pop.ErrFull) {
-				s.log.Debug("a layer is not published to the PoP yet", "layer", id, "err", err)
-				continue
-			}
-			if err != nil {
-				s.log.Warn("a layer is not published to the PoP yet", "layer", id, "err", err)
-				return
-			}
-		}
-		s.mu.Lock()
-		delete(s.owed, id)
-		s.mu.Unlock()
 	}
 }

@@ -146,24 +146,46 @@ func (s *site) report(id digest.Digest, err, why error) {
 	}
 }
 
-// evicted lets go of a layer that has left the store though it is attached here:
-// another node has found it damaged.
-func (s *site) evicted(ctx context.Context, id digest.Digest) {
-	if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" {
-		s.p.work.Go(func() { s.replace(s.p.life, id) })
+// taken lets go of a layer that has left the store though it is attached here, and brings it again: another
+// node has found it damaged, or did not see that it is in use.
+func (s *site) taken(id digest.Digest, damaged bool) {
+	l, err := s.p.cfg.Layers.Peek(id)
+	if err != nil || l.At == "" {
+		return
 	}
+	s.p.work.Go(func() {
+		if damaged {
+			s.replace(s.p.life, id)
+		} else {
+			s.again(s.p.life, id, "a layer has left the PoP's store, though this node used it: it comes anew for containers that start from here on")
+		}
+	})
 }
 
 // replace puts a layer into the store again that was damaged there, if this node
 // has it, or uses it. It reports whether it is there.
 func (s *site) replace(ctx context.Context, id digest.Digest) bool {
+	if !s.again(ctx, id, "a layer has left the PoP's store, since it was damaged: containers that run with it may have read wrong bytes; it comes anew for those that start from here on") {
+		return false
+	}
+	s.log.Info("a damaged layer of the PoP's store was replaced", "layer", id)
+	s.p.stats.replaced.Add(1)
+	if s.cfg.Replaced != nil {
+		s.cfg.Replaced(id)
+	}
+	return true
+}
+
+// again lets go of a layer that has left the store, and puts it there again if this node has it, or uses
+// it. It reports whether it is there. lost is said of one that is used here.
+func (s *site) again(ctx context.Context, id digest.Digest, lost string) bool {
 	if !s.begins(id) {
 		return false
 	}
 	defer s.ends(id)
 	ctx, cancel := context.WithTimeout(ctx, replaceTime)
 	defer cancel()
-	wanted := s.letGo(ctx, id)
+	wanted := s.letGo(ctx, id, lost)
 	have, err := s.p.cfg.Layers.Peek(id)
 	if wanted && err != nil {
 		have, err = s.anew(ctx, id)
@@ -175,16 +197,11 @@ func (s *site) replace(ctx context.Context, id digest.Digest) bool {
 	case errors.Is(err, layer.ErrUnknown):
 		return false // who wants it next fetches it
 	case err != nil:
-		s.log.Error("a damaged layer of the PoP's store is not replaced", "layer", id, "err", err)
+		s.log.Error("a layer that has left the PoP's store is not there again", "layer", id, "err", err)
 		return false
 	}
 	if wanted && s.p.cfg.Lazy.Whole != nil {
 		s.p.cfg.Lazy.Whole(id) // what starts from here on mounts it anew
-	}
-	s.log.Info("a damaged layer of the PoP's store was replaced", "layer", id)
-	s.p.stats.replaced.Add(1)
-	if s.cfg.Replaced != nil {
-		s.cfg.Replaced(id)
 	}
 	return true
 }
@@ -207,8 +224,8 @@ func (s *site) ends(id digest.Digest) {
 }
 
 // letGo forgets a layer that was attached and is not there any more, or in other
-// files, and reports whether it did. Containers that stand on it go on with the damaged files.
-func (s *site) letGo(ctx context.Context, id digest.Digest) bool {
+// files, says say, and reports whether it did. Containers that stand on it go on with the files that they have.
+func (s *site) letGo(ctx context.Context, id digest.Digest, say string) bool {
 	st := s.usable()
 	if st == nil {
 		return false
@@ -222,8 +239,7 @@ func (s *site) letGo(ctx context.Context, id digest.Digest) bool {
 	if err == nil && s.cfg.Dir.Path(rec.Data()) == l.At || err != nil && !errors.Is(err, pop.ErrUnknown) {
 		return false
 	}
-	s.log.Warn("a layer has left the PoP's store, since it was damaged: containers that run with it may have read wrong bytes; it comes anew for those that start from here on",
-		"layer", id, "images", s.imagesWith(id))
+	s.log.Warn(say, "layer", id, "images", s.imagesWith(id))
 	if err := s.p.cfg.Layers.Detach(id); err != nil {
 		s.log.Warn("detach layer", "layer", id, "err", err)
 		return false

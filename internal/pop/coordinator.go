@@ -142,6 +142,7 @@ const (
 	Resync    = "resync"    // events may have been missed: look at everything again
 	Published = "published" // the key is complete in the store
 	Evicted   = "evicted"   // the key is gone from the store
+	Damaged   = "damaged"   // the key is gone from the store: it was not what was published
 	Pressed   = "pressed"   // the store needs room and finds none: nodes are to let go of what they can
 	Filling   = "filling"   // the node begins to fill the key
 	Released  = "released"  // the node does not fill the key any longer

@@ -113,7 +113,7 @@ func (s *Store) Quarantine(ctx context.Context, l *Layer) error {
 	if err := unlessGone(s.cfg.FS.Rename(ctx, trash, deadOf(l.Name))); err != nil {
 		return err
 	}
-	s.tell(ctx, Event{Kind: Evicted, Key: l.DiffID.String()})
+	s.tell(ctx, Event{Kind: Damaged, Key: l.DiffID.String()})
 	return nil
 }
 
@@ -147,7 +147,7 @@ func (s *Store) Mend(ctx context.Context, id digest.Digest) error {
 	if _, err := s.readRecord(ctx, aside); err == nil { // published anew a moment ago
 		return s.putBack(ctx, id, aside)
 	}
-	s.tell(ctx, Event{Kind: Evicted, Key: id.String()})
+	s.tell(ctx, Event{Kind: Damaged, Key: id.String()})
 	return s.remove(ctx, aside)
 }
 

@@ -1,0 +1,144 @@
+package fetch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"os"
+	"slices"
+
+	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// What a node owes its PoP's store: layers that it has brought from a registry and that the store
+// has not taken yet. It is remembered in a file, so that a node that has ended gives them later, and
+// nothing else: what the store had and was evicted does not come back. The file is not made durable; a layer
+// that it forgot is published by who fetches it next.
+
+// loadDebts is what an earlier process owed.
+func loadDebts(path string) map[digest.Digest]bool {
+	debts := map[digest.Digest]bool{}
+	b, err := os.ReadFile(path)
+	var ids []digest.Digest
+	if err != nil || json.Unmarshal(b, &ids) != nil {
+		return debts
+	}
+	for _, id := range ids {
+		if id.Validate() == nil {
+			debts[id] = true
+		}
+	}
+	return debts
+}
+
+// owes notes that this node is to give the store a layer, when it has it.
+func (s *site) owes(id digest.Digest) {
+	if s.cfg.Open == nil {
+		return // there is no store
+	}
+	s.mu.Lock()
+	known := s.debts[id]
+	s.debts[id] = true
+	s.mu.Unlock()
+	if !known {
+		s.saveDebts()
+	}
+}
+
+// paid notes that the store has a layer, or that it is not this node that gives it.
+func (s *site) paid(id digest.Digest) {
+	s.mu.Lock()
+	known := s.debts[id]
+	delete(s.debts, id)
+	delete(s.owed, id)
+	s.mu.Unlock()
+	if known {
+		s.saveDebts()
+	}
+}
+
+func (s *site) saveDebts() {
+	if s.cfg.Owed == "" {
+		return
+	}
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	s.mu.Lock()
+	ids := slices.Sorted(maps.Keys(s.debts))
+	s.mu.Unlock()
+	b, err := json.Marshal(ids)
+	if err == nil {
+		err = os.WriteFile(s.cfg.Owed+".tmp", b, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(s.cfg.Owed+".tmp", s.cfg.Owed)
+	}
+	if err != nil {
+		s.log.Warn("what this node owes the PoP's store is not remembered", "err", err)
+	}
+}
+
+// later has a layer given to the store that it did not take, or when it is back.
+func (s *site) later(id digest.Digest) {
+	if s.cfg.Open == nil {
+		return
+	}
+	s.owes(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.owed[id] = true
+}
+
+// recall has those layers given to the store that an earlier process of this node owed it: what is whole here, of
+// images that are known, and has room there.
+func (s *site) recall(ctx context.Context, st *pop.Store) {
+	s.mu.Lock()
+	debts := slices.Sorted(maps.Keys(s.debts))
+	s.mu.Unlock()
+	if len(debts) == 0 {
+		return
+	}
+	spare, err := st.Spare(ctx)
+	if err != nil {
+		s.log.Debug("what has room in the PoP's store is not known", "err", err)
+		return
+	}
+	for _, id := range debts {
+		if s.leads(id) {
+			continue // by now
+		}
+		l, err := s.p.cfg.Layers.Peek(id)
+		switch {
+		case err != nil || l.At != "" || l.Tree || len(s.p.cfg.Catalog.WithLayer(id)) == 0 || st.Has(ctx, id):
+			s.paid(id)
+		case l.Size <= spare:
+			spare -= l.Size
+			s.later(id)
+		}
+	}
+}
+
+// giveOwed gives the store what it did not take.
+func (s *site) giveOwed(ctx context.Context) {
+	s.mu.Lock()
+	owed := slices.Collect(maps.Keys(s.owed))
+	s.mu.Unlock()
+	for _, id := range owed {
+		have, err := s.p.cfg.Layers.Peek(id)
+		if err == nil && have.At == "" && !have.Tree {
+			err = s.republish(ctx, have)
+			if errors.Is(err, pop.ErrFull) {
+				s.log.Debug("a layer is not published to the PoP yet", "layer", id, "err", err)
+				continue
+			}
+			if err != nil {
+				s.log.Warn("a layer is not published to the PoP yet", "layer", id, "err", err)
+				return
+			}
+		}
+		s.paid(id)
+	}
+}

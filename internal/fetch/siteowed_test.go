@@ -1,0 +1,116 @@
+package fetch
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// What a node owed the store when it ended, it gives when it is back, but nothing that has no room there.
+func TestOwedIsRecalled(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	rec := a.published(a.bring(a.push("app", 1))[0].Layer.DiffID)
+	st := a.site.usable()
+	a.eventually("nothing is owed", func() bool { return len(loadDebts(a.site.cfg.Owed)) == 0 })
+	a.must(os.Remove(filepath.Join(s.store, "layers", rec.DiffID.Encoded()+".json"))) // as if it had never come there
+	a.site.owes(rec.DiffID)
+	a.eventually("it is complete here", func() bool { l, err := a.layers.Peek(rec.DiffID); return err == nil && l.Complete() })
+	small, err := pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.site.cfg.Coord, Node: "a", Grace: time.Second, Capacity: rec.Size})
+	a.must(err)
+	a.ends()
+	a.site.recall(t.Context(), small)
+	if owed := a.owed(); len(owed) != 0 {
+		t.Errorf("owed to a store that is too small: %v", owed)
+	}
+	a.site.recall(t.Context(), st)
+	if owed := a.owed(); len(owed) != 1 || owed[0] != rec.DiffID {
+		t.Errorf("owed: %v", owed)
+	}
+	a.site.store.Store(small)
+	a.site.giveOwed(t.Context())
+	if owed := a.owed(); len(owed) != 1 || small.Has(t.Context(), rec.DiffID) {
+		t.Errorf("there is no room, and owed is %v", owed)
+	}
+	if drafts, err := filepath.Glob(filepath.Join(s.store, "fill", "*")); err != nil || len(drafts) > 0 {
+		t.Errorf("begun: %v, %v", drafts, err)
+	}
+	a.site.store.Store(st)
+	a.site.giveOwed(t.Context())
+	if owed := a.owed(); len(owed) != 0 || !st.Has(t.Context(), rec.DiffID) || len(loadDebts(a.site.cfg.Owed)) != 0 {
+		t.Errorf("owed: %v", owed)
+	}
+}
+
+// What the store had and was evicted does not come back by itself.
+func TestEvictedIsNotRecalled(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	id := a.published(a.bring(a.push("app", 1))[0].Layer.DiffID).DiffID
+	a.eventually("nothing is owed", func() bool { return len(loadDebts(a.site.cfg.Owed)) == 0 })
+	a.eventually("the hub is settled", func() bool { ok, _ := a.site.cfg.Coord.Settled(t.Context()); return ok })
+	done, err := a.PrunePoP(t.Context(), a.inUse)
+	if err != nil || len(done.Layers) != 1 {
+		t.Fatalf("evicted: %+v, %v", done, err)
+	}
+	a.ends()
+	a.site.recall(t.Context(), a.site.usable())
+	if owed := a.owed(); len(owed) != 0 || a.site.usable().Has(t.Context(), id) {
+		t.Errorf("owed: %v", owed)
+	}
+}
+
+// A layer that is evicted and published anew while another node has it attached was not damaged.
+func TestEvictedIsNotReplaced(t *testing.T) {
+	s := newSiteBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	was := a.published(id)
+	b.bring(p)
+	at := func() string {
+		l, err := b.layers.Peek(id)
+		if err != nil || l.At == "" {
+			return ""
+		}
+		return filepath.Base(l.At)
+	}
+	if at() != filepath.Base(was.Data()) {
+		t.Fatalf("b has it at %q", at())
+	}
+	b.must(b.site.usable().Unuse(t.Context(), id)) // its mark is lost
+	a.eventually("the hub is settled", func() bool { ok, _ := a.site.cfg.Coord.Settled(t.Context()); return ok })
+	done, err := a.PrunePoP(t.Context(), a.inUse)
+	if err != nil || len(done.Layers) != 1 {
+		t.Fatalf("evicted: %+v, %v", done, err)
+	}
+	b.eventually("it is in the store again", func() bool {
+		now, err := b.site.usable().Record(t.Context(), id)
+		return err == nil && now.Name != was.Name
+	})
+	b.eventually("it is not where it was", func() bool { return at() != filepath.Base(was.Data()) })
+	b.eventually("b is done with it", func() bool { return b.site.begins(id) })
+	if b.Stats().Replaced != 0 || len(b.replaced) != 0 {
+		t.Errorf("%d were replaced: %v", b.Stats().Replaced, b.replaced)
+	}
+}
+
+// ends is what becomes of a node's memory of what it owes when it ends, and another process begins.
+func (n *siteNode) ends() {
+	n.site.mu.Lock()
+	defer n.site.mu.Unlock()
+	n.site.owed, n.site.debts = map[digest.Digest]bool{}, loadDebts(n.site.cfg.Owed)
+}
+
+func (n *siteNode) owed() []digest.Digest {
+	n.site.mu.Lock()
+	defer n.site.mu.Unlock()
+	return slices.Collect(maps.Keys(n.site.owed))
+}
