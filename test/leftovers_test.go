@@ -104,7 +104,12 @@ func (m *machine) served() []string {
 // strangers are the node's processes but for dewd, its containerd and datafs.
 func (m *machine) strangers() []string {
 	var out []string
+	spare := m.cmd == nil // a daemon has one shim wait for a container, not more
 	for _, pid := range m.processes() {
+		if !spare && m.isSpareShim(pid) {
+			spare = true
+			continue
+		}
 		if pid == m.privateContainerd() || pid == m.datafs() || m.cmd != nil && pid == m.cmd.Process.Pid {
 			continue
 		}
@@ -114,6 +119,21 @@ func (m *machine) strangers() []string {
 		}
 	}
 	return out
+}
+
+// isSpareShim says whether the process is a shim that has no container.
+func (m *machine) isSpareShim(pid int) bool {
+	dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
+	if err != nil || filepath.Dir(dir) != filepath.Join(m.state, "shims") {
+		return false
+	}
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, t := range threads {
+		if b, err := os.ReadFile(t); err != nil || len(b) > 0 {
+			return false
+		}
+	}
+	return len(threads) > 0
 }
 
 // suffix is that of everything that must differ between the nodes of a machine.
