@@ -31,7 +31,7 @@ const awayTime = 30 * time.Second
 const proved = 1200 * time.Millisecond
 
 // Where the store hangs, what runs goes on with what it has read, and what its
-// images lack is fetched.
+// images lack comes from nodes that have it, or is fetched.
 func storeHangs(b *faultBed) {
 	images, runs := b.images(2, 4<<20, 0, 1)
 	for _, c := range runs {
@@ -45,9 +45,10 @@ func storeHangs(b *faultBed) {
 		}
 	}()
 	time.Sleep(proved)
-	again, err := b.runWithin(awayTime, 1, images[0]) // its layers are attached
-	b.must(err)
-	again.right()
+	b.fromPeers(1, images[0]) // its layers are attached
+	later := b.push(2 << 20)
+	b.runs(later, 0)
+	b.fromPeers(1, later)
 	fresh, err := b.runWithin(awayTime, 1, b.push(2<<20))
 	b.must(err)
 	fresh.right()
@@ -73,6 +74,20 @@ func storeHangs(b *faultBed) {
 	b.shows(fresh.img)
 	b.fromStore(1)
 	b.whole(2)
+}
+
+// fromPeers asserts that a node whose store is away gets all of an image, which another node has whole, from
+// that one.
+func (b *faultBed) fromPeers(i int, img *faultImage) {
+	b.t.Helper()
+	b.wan()
+	c, err := b.runWithin(awayTime, i, img)
+	b.must(err)
+	c.right()
+	own := img.Layers[len(img.Layers)-1].Size
+	if n := b.wan(); n > own/4 || c.rec.Bytes.Registry != 0 || c.rec.Bytes.PoP < own {
+		b.t.Errorf("%d bytes crossed the WAN for what another node has, record %+v", n, c.rec.Bytes)
+	}
 }
 
 // fromStore asserts that a node mounts from the store what others have fetched.
