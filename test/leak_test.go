@@ -103,12 +103,13 @@ func (h holdings) beyond(before holdings) bool {
 		h.descriptors > before.descriptors+4 || h.containerd > before.containerd+4 || h.goroutines > before.goroutines+8
 }
 
-// settled is what the node holds once that is not more than before, or after half a minute. With nothing
-// before, it is what it holds once that does not become less.
+// settled is what the node holds once that is not more than before, or after two minutes: containerd
+// collects snapshots in intervals of fifty times what that takes it. With nothing before, it is what it
+// holds once that does not become less.
 func (m *machine) settled(metrics string, before holdings) holdings {
 	m.t.Helper()
 	h := m.holds(metrics)
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); {
 		time.Sleep(300 * time.Millisecond)
 		last := h
 		h = m.holds(metrics)
