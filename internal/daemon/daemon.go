@@ -72,7 +72,8 @@ type Daemon struct {
 	backends    []mount.Finding
 	snaps       *snapshot.Snapshotter
 	engine      *engine.Engine
-	pop         *popParts // nil: this node is by itself
+	foreign     foreignImages // with engine
+	pop         *popParts     // nil: this node is by itself
 	learner     *learn.Learner
 	saved       *store.Store        // of checkpoints; nil: there are to be none
 	checkpoints *checkpoint.Manager // with saved
@@ -308,6 +309,7 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 	if err != nil {
 		return err
 	}
+	d.foreign.ask = d.engine.LocalImage
 	b.dial(d.engine.Socket())
 	if err := d.openCheckpoints(ctx, program); err != nil {
 		return err

@@ -165,20 +165,19 @@ func (d *Daemon) Images(ctx context.Context) ([]node.Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, documentsWait)
+	defer cancel()
 	out := make([]node.Image, 0, len(infos))
 	for _, i := range infos {
 		out = append(out, d.image(ctx, i))
 	}
+	d.foreign.keep(infos)
 	return out, nil
 }
 
 func (d *Daemon) image(ctx context.Context, i engine.ImageInfo) node.Image {
 	out := node.Image{Name: i.Name, Digest: i.Digest.String(), Created: i.Created, Layers: []node.Layer{}}
-	img := d.known(ctx, i)
-	if img == nil {
-		return out
-	}
-	for _, l := range img.Layers {
+	for _, l := range d.layersOf(ctx, i) {
 		n := node.Layer{Digest: l.Digest.String(), DiffID: l.DiffID.String(), Size: l.Size, State: "absent"}
 		if have, err := d.layers.Peek(l.DiffID); err == nil {
 			n.Disk, n.State = have.DiskUse(), "verified"
@@ -191,6 +190,18 @@ func (d *Daemon) image(ctx context.Context, i engine.ImageInfo) node.Image {
 		out.Layers = append(out.Layers, n)
 	}
 	return out
+}
+
+// layersOf finds the layers of an image that containerd lists.
+func (d *Daemon) layersOf(ctx context.Context, i engine.ImageInfo) []image.Layer {
+	ref, err := image.ParseReference(i.Name)
+	if img := d.catalog.Manifest(ref, i.Digest); img != nil {
+		return img.Layers
+	}
+	if err != nil {
+		return nil
+	}
+	return d.foreign.layers(ctx, ref, i)
 }
 
 // known finds the documents of an image that containerd lists.

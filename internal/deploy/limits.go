@@ -67,7 +67,7 @@ func limitIn(dir string) (int64, bool) {
 // account takes in the containers of an earlier daemon.
 func (l *limits) account(all []*engine.Info) {
 	for _, c := range all {
-		if c.Status == engine.Running || c.Status == engine.Paused {
+		if c.Status != engine.Stopped {
 			l.add(c.CgroupDir("memory"))
 		}
 	}

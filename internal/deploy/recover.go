@@ -113,9 +113,9 @@ func group(groups map[string]*admit.Group, e journal.Entry) *admit.Group {
 	return g
 }
 
-// started reports whether a container's first process runs or has run.
+// started reports whether a container's first process runs or has run, or may.
 func started(c *engine.Info) bool {
-	return c.Status == engine.Running || c.Status == engine.Paused || c.Exit != nil
+	return c.Status == engine.Running || c.Status == engine.Paused || c.Status == engine.Unknown || c.Exit != nil
 }
 
 // takeBack removes what there is of a container that has not started, or that is not complete.

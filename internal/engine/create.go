@@ -57,7 +57,7 @@ func (e *Engine) Create(ctx context.Context, s Spec) (*Info, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
 	}
-	defer e.names.lock(s.Name)()
+	defer e.change(s.Name)()
 	var back undo
 	info, err := e.create(ctx, &s, &back)
 	if err != nil {
@@ -121,6 +121,9 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 	info := e.info(rec)
 	info.Image, info.Digest, info.Labels = s.Image.Ref.String(), s.Image.Target.Digest, s.labels()
 	info.Created, info.Status, info.Pid, info.Addr = time.Now(), Created, pid, addr
+	if addr.IsValid() {
+		e.known.addressed(info)
+	}
 	return info, nil
 }
 
@@ -226,12 +229,18 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 	if err != nil {
 		return false, err
 	}
-	_, err = e.c.containers.Create(ctx, &containersapi.CreateContainerRequest{Container: &containersapi.Container{
+	r, err := e.c.containers.Create(ctx, &containersapi.CreateContainerRequest{Container: &containersapi.Container{
 		ID: s.Name, Image: s.Image.Ref.String(), Labels: s.labels(),
 		Runtime:     &containersapi.Container_Runtime{Name: runtimeName, Options: opts},
 		Spec:        spec,
 		Snapshotter: e.cfg.Snapshotter, SnapshotKey: s.Name,
 	}})
+	if err == nil {
+		rec := toRecord(r.Container)
+		e.known.recorded(rec, *e.info(rec))
+	} else {
+		e.known.unsure(s.Name)
+	}
 	if errdefs.IsAlreadyExists(err) {
 		return false, ErrExists
 	}
@@ -283,9 +292,10 @@ func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount
 	pid, err := e.makeTask(ctx, &tasksapi.CreateTaskRequest{
 		ContainerID: name, Rootfs: mounts, Stdout: stdout, Stderr: stderr, Options: opts, RuntimePath: seat.path(),
 	}, seat.name())
-	e.known.forget(name)
-	if err == nil && pid != 0 { // a restore makes the process when it starts
+	if err == nil {
 		e.known.made(name, pid)
+	} else {
+		e.known.unsure(name)
 	}
 	seat.done(err == nil)
 	return pid, err
@@ -363,7 +373,12 @@ func (e *Engine) removeSnapshot(ctx context.Context, key string) error {
 func (e *Engine) deleteRecord(ctx context.Context, name string) error {
 	_, err := e.c.containers.Delete(ctx, &containersapi.DeleteContainerRequest{ID: name})
 	if errdefs.IsNotFound(err) {
-		return nil
+		err = nil
+	}
+	if err == nil {
+		e.known.unrecorded(name)
+	} else {
+		e.known.unsure(name)
 	}
 	return wrap(err, "delete record %s", name)
 }

@@ -149,11 +149,15 @@ type Engine struct {
 	ports   network.Ports
 	shims   *shims
 	spare   *spareShims // nil where none is kept
-	known   known
+	known   *known
+	feed    feed
 	names   keyed
 	version string
 	runc    string // what shims execute for a restore; "" is "runc" in their PATH
 	maker   maker
+
+	unfollow  context.CancelFunc // ends following; nil before
+	following sync.WaitGroup     // what keeps known true
 }
 
 // Start connects to containerd, starting or adopting a private one where the
@@ -172,7 +176,7 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 			return nil, err
 		}
 	}
-	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI), shims: newShims(cfg)}
+	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI), shims: newShims(cfg), known: newKnown()}
 	var err error
 	if e.runc, err = cfg.wrapRunc(); err != nil {
 		return nil, err
@@ -184,6 +188,7 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 		e.Close()
 		return nil, err
 	}
+	e.startFollowing()
 	if err := e.awaitSnapshotter(ctx); err != nil {
 		e.Close()
 		return nil, err
@@ -194,6 +199,13 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	}
 	if cfg.SpareShim && e.private != nil && e.shims.program != "" {
 		e.spare = keepSpare(e.shims, e.log)
+	}
+	if err := e.Settle(ctx); err != nil {
+		if ctx.Err() != nil {
+			e.Close()
+			return nil, err
+		}
+		e.log.Warn("the state of some containers is not known yet", "err", err)
 	}
 	return e, nil
 }
@@ -260,6 +272,10 @@ func (e *Engine) Close() error {
 	}
 	if e.private != nil {
 		e.private.release()
+	}
+	if e.unfollow != nil {
+		e.unfollow()
+		e.following.Wait()
 	}
 	if e.c != nil {
 		return e.c.conn.Close()

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	eventsapi "github.com/containerd/containerd/api/events"
-	subscribeapi "github.com/containerd/containerd/api/services/events/v1"
 	"github.com/containerd/containerd/api/types"
 	"google.golang.org/protobuf/proto"
 )
@@ -38,39 +38,114 @@ type Event struct {
 	Exit int // status, for EventExited
 }
 
+// What else containerd tells, of which nobody but the engine hears.
+const (
+	eventRecorded   EventKind = "recorded" // a container's record is there
+	eventRelabelled EventKind = "relabelled"
+	eventUntasked   EventKind = "untasked" // a task was deleted
+	eventImage      EventKind = "image"    // something happened to the image Name
+)
+
+func (k EventKind) public() bool {
+	switch k {
+	case eventRecorded, eventRelabelled, eventUntasked, eventImage:
+		return false
+	}
+	return true
+}
+
 // Events calls fn for each event from now on, one after another, until ctx
-// ends, whose error it returns. It begins with EventLost, once it listens.
+// ends, whose error it returns. It begins with EventLost, once the engine listens. What
+// an event says List knows already. Who is slow loses events, and is told so.
 func (e *Engine) Events(ctx context.Context, fn func(Event)) error {
+	l := e.feed.join()
+	defer e.feed.leave(l)
 	for {
-		err := e.subscribe(ctx, fn)
-		if ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			return ctx.Err()
+		case <-l.more:
 		}
-		e.log.Debug("event stream", "err", err)
-		if !sleep(ctx, 50*time.Millisecond) {
-			return ctx.Err()
+		for _, ev := range e.feed.take(l) {
+			fn(ev)
 		}
 	}
 }
 
-func (e *Engine) subscribe(ctx context.Context, fn func(Event)) error {
-	filter := `namespace==` + e.cfg.Namespace + `,topic~="^/(tasks|containers/delete)"`
-	s, err := e.c.events.Subscribe(ctx, &subscribeapi.SubscribeRequest{Filters: []string{filter}})
-	if err != nil {
-		return err
+// keepEvents is how many events wait for one who is slow.
+const keepEvents = 4096
+
+// feed passes events on to those who asked for them. The zero value is ready, and
+// safe for concurrent use.
+type feed struct {
+	mu        sync.Mutex
+	listening bool // guarded by mu, as the listeners
+	listeners map[*listener]bool
+}
+
+type listener struct {
+	more  chan struct{} // gets a value when there is an event; has room for one
+	queue []Event
+}
+
+func (f *feed) join() *listener {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := &listener{more: make(chan struct{}, 1)}
+	if f.listeners == nil {
+		f.listeners = map[*listener]bool{}
 	}
-	fn(Event{Time: time.Now(), Kind: EventLost})
-	for {
-		env, err := s.Recv()
-		if err != nil {
-			return err
-		}
-		if ev, ok := decodeEvent(env); ok {
-			if ev.Kind == EventExited {
-				e.known.ended(ev.Name, ev.Pid, Exit{ev.Exit, ev.Time})
-			}
-			fn(ev)
-		}
+	f.listeners[l] = true
+	if f.listening {
+		l.add(Event{Time: time.Now(), Kind: EventLost})
+	}
+	return l
+}
+
+func (f *feed) leave(l *listener) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.listeners, l)
+}
+
+func (f *feed) take(l *listener) []Event {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q := l.queue
+	l.queue = nil
+	return q
+}
+
+func (f *feed) begin() {
+	f.mu.Lock()
+	f.listening = true
+	f.mu.Unlock()
+	f.tell(Event{Time: time.Now(), Kind: EventLost})
+}
+
+func (f *feed) lost() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.listening = false
+}
+
+func (f *feed) tell(ev Event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for l := range f.listeners {
+		l.add(ev)
+	}
+}
+
+// add needs the feed's mu.
+func (l *listener) add(ev Event) {
+	if len(l.queue) == keepEvents {
+		l.queue = []Event{{Time: ev.Time, Kind: EventLost}}
+	}
+	l.queue = append(l.queue, ev)
+	select {
+	case l.more <- struct{}{}:
+	default:
 	}
 }
 
@@ -113,6 +188,26 @@ func decodeEvent(env *types.Envelope) (Event, bool) {
 		var m eventsapi.TaskResumed
 		err := proto.Unmarshal(v, &m)
 		ev.Kind, ev.Name = EventResumed, m.ContainerID
+		return ev, err == nil
+	case "containerd.events.TaskDelete":
+		var m eventsapi.TaskDelete
+		err := proto.Unmarshal(v, &m)
+		ev.Kind, ev.Name, ev.Pid = eventUntasked, m.ContainerID, m.Pid
+		return ev, err == nil && (m.ID == "" || m.ID == m.ContainerID)
+	case "containerd.events.ContainerCreate":
+		var m eventsapi.ContainerCreate
+		err := proto.Unmarshal(v, &m)
+		ev.Kind, ev.Name = eventRecorded, m.ID
+		return ev, err == nil
+	case "containerd.events.ContainerUpdate":
+		var m eventsapi.ContainerUpdate
+		err := proto.Unmarshal(v, &m)
+		ev.Kind, ev.Name = eventRelabelled, m.ID
+		return ev, err == nil
+	case "containerd.services.images.v1.ImageCreate", "containerd.services.images.v1.ImageUpdate", "containerd.services.images.v1.ImageDelete":
+		var m eventsapi.ImageDelete // the name is the first field of each
+		err := proto.Unmarshal(v, &m)
+		ev.Kind, ev.Name = eventImage, m.Name
 		return ev, err == nil
 	case "containerd.events.ContainerDelete":
 		var m eventsapi.ContainerDelete

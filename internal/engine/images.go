@@ -30,17 +30,29 @@ type ImageInfo struct {
 	Labels  map[string]string
 }
 
-// Images lists the images of the namespace, those of other clients too.
+// Images lists the images of the namespace by name, those of other clients too, from what the engine
+// has in memory, as List does.
 func (e *Engine) Images(ctx context.Context) ([]ImageInfo, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	return e.known.imageList(), nil
+}
+
+func (e *Engine) listImages(ctx context.Context) ([]ImageInfo, error) {
 	r, err := e.c.images.List(ctx, &imagesapi.ListImagesRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
 	out := make([]ImageInfo, len(r.Images))
 	for i, m := range r.Images {
-		out[i] = ImageInfo{m.Name, digest.Digest(m.Target.Digest), m.CreatedAt.AsTime(), m.UpdatedAt.AsTime(), m.Labels}
+		out[i] = *imageInfo(m)
 	}
 	return out, nil
+}
+
+func imageInfo(m *imagesapi.Image) *ImageInfo {
+	return &ImageInfo{m.Name, digest.Digest(m.GetTarget().GetDigest()), m.CreatedAt.AsTime(), m.UpdatedAt.AsTime(), m.Labels}
 }
 
 // RemoveImage forgets an image; containerd's garbage collector then lets go
@@ -48,6 +60,9 @@ func (e *Engine) Images(ctx context.Context) ([]ImageInfo, error) {
 // when RemoveImage returns.
 func (e *Engine) RemoveImage(ctx context.Context, name string, sync bool) error {
 	_, err := e.c.images.Delete(ctx, &imagesapi.DeleteImageRequest{Name: name, Sync: sync})
+	if err == nil || errdefs.IsNotFound(err) {
+		e.known.imageRemoved(name)
+	}
 	return wrap(err, "remove image %s", name)
 }
 

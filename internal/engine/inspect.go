@@ -8,8 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path"
-	"slices"
-	"strings"
+	"path/filepath"
 	"time"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
@@ -17,7 +16,6 @@ import (
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/network"
@@ -31,18 +29,19 @@ const (
 	Running Status = "running"
 	Paused  Status = "paused"
 	Stopped Status = "stopped" // ended, or lost with a reboot
+	Unknown Status = "unknown" // for the moment: see Settle
 )
 
 // Info describes a container.
 type Info struct {
 	Name    string
-	Image   string        // its reference
-	Digest  digest.Digest // of what the reference named
-	Labels  map[string]string
+	Image   string            // its reference
+	Digest  digest.Digest     // of what the reference named
+	Labels  map[string]string // not to be changed
 	Created time.Time
 
 	Status Status
-	Pid    uint32 // of the first process on the host, 0 if it does not run
+	Pid    uint32 // of the first process on the host, 0 if it does not run, or is not made yet
 	Exit   *Exit  // nil unless Stopped and known
 
 	Net    string
@@ -87,13 +86,15 @@ func formatPorts(p []network.Port) string {
 	return string(b)
 }
 
+var errForeign = fmt.Errorf("it belongs to another client of containerd: %w", errdefs.ErrInvalidArgument)
+
 func (e *Engine) getRecord(ctx context.Context, name string) (record, error) {
 	r, err := e.c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
 	if err != nil {
 		return record{}, err
 	}
 	if _, ours := r.Container.Labels[labelNet]; !ours {
-		return record{}, fmt.Errorf("container %s belongs to another client of containerd: %w", name, errdefs.ErrInvalidArgument)
+		return record{}, fmt.Errorf("container %s: %w", name, errForeign)
 	}
 	return toRecord(r.Container), nil
 }
@@ -136,47 +137,32 @@ func (e *Engine) info(r record) *Info {
 	return i
 }
 
-func (i *Info) setTask(p *task.Process) {
-	switch p.Status {
-	case task.Status_CREATED:
-		i.Status, i.Pid = Created, p.Pid
-	case task.Status_RUNNING:
-		i.Status, i.Pid = Running, p.Pid
-	case task.Status_PAUSED, task.Status_PAUSING:
-		i.Status, i.Pid = Paused, p.Pid
-	case task.Status_STOPPED:
-		i.Status = Stopped
-		i.Exit = &Exit{int(p.ExitStatus), p.ExitedAt.AsTime()}
-	}
-}
-
-// Inspect describes one container.
+// Inspect describes one container, as List does.
 func (e *Engine) Inspect(ctx context.Context, name string) (*Info, error) {
-	var r record
-	var p *task.Process
-	var g errgroup.Group
-	g.Go(func() (err error) { r, err = e.getRecord(ctx, name); return err })
-	g.Go(func() (err error) {
-		if p = e.known.get(name, e.cgroup(name)); p != nil {
-			return nil
+	i, foreign, sure := e.known.get(name)
+	if i == nil && !sure { // a container that another client has just made, perhaps
+		if err := e.askContainer(ctx, name); err != nil {
+			return nil, fmt.Errorf("inspect container %s: %w", name, err)
 		}
-		if p, err = e.taskState(ctx, name); errdefs.IsNotFound(err) {
-			return nil
-		}
-		return err
-	})
-	if err := g.Wait(); err != nil {
-		return nil, fmt.Errorf("inspect container %s: %w", name, notFound(err))
+		i, foreign, _ = e.known.get(name)
 	}
-	i := e.info(r)
-	if p != nil {
-		i.setTask(p)
+	switch {
+	case foreign:
+		return nil, fmt.Errorf("inspect container %s: %w", name, errForeign)
+	case i == nil:
+		return nil, fmt.Errorf("inspect container %s: %w", name, ErrNotFound)
 	}
 	return i, nil
 }
 
-// OCI is the OCI runtime specification that a container was made with, JSON.
+// OCI is the OCI runtime specification that a container was made with, JSON. While there
+// is a task, containerd keeps it as a file beside that.
 func (e *Engine) OCI(ctx context.Context, name string) ([]byte, error) {
+	if ValidName(name) == nil {
+		if b, err := os.ReadFile(filepath.Join(e.bundle(name), "config.json")); err == nil {
+			return b, nil
+		}
+	}
 	r, err := e.c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
 	if err != nil {
 		return nil, fmt.Errorf("inspect container %s: %w", name, notFound(err))
@@ -184,29 +170,14 @@ func (e *Engine) OCI(ctx context.Context, name string) ([]byte, error) {
 	return r.Container.GetSpec().GetValue(), nil
 }
 
-// List describes all containers, by name.
+// List describes all containers, by name, from what the engine has in memory. What it
+// has done itself when List is called, and whatever containerd has told by then, is seen. Others may
+// call it as often as they like: the labels are not copied.
 func (e *Engine) List(ctx context.Context) ([]*Info, error) {
-	recs, err := e.listRecords(ctx)
-	if err != nil {
+	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
-	out := make([]*Info, len(recs))
-	var g errgroup.Group
-	g.SetLimit(8)
-	for i, r := range recs {
-		out[i] = e.info(r)
-		g.Go(func() error {
-			if p := e.knownTask(ctx, r.name); p != nil {
-				out[i].setTask(p)
-			}
-			return ctx.Err()
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return nil, fmt.Errorf("list containers: %w", err)
-	}
-	slices.SortFunc(out, func(a, b *Info) int { return strings.Compare(a.Name, b.Name) })
-	return out, nil
+	return e.known.list(), nil
 }
 
 // CgroupDir is the directory of a container's cgroup in the hierarchy that

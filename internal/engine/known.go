@@ -1,116 +1,562 @@
 package engine
 
 import (
-	"context"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/containerd/containerd/api/types/task"
-	"github.com/containerd/errdefs"
-	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// known is what containerd said of tasks, when it made them, by its events, or
-// when it was asked, so that List need not ask it: it asks shim after shim, each
-// of which may be busy making another container. What a task was said to be
-// holds while its first process lives, or once that has ended, until the engine
-// makes or deletes the task. The zero value is ready, and safe for concurrent
-// use.
+// known is what containerd has of ours: the containers with the state of their
+// tasks, and the images. List, Inspect and Images answer from it alone, since
+// containerd takes its time while containers are made, and asks shim after shim about tasks,
+// each of which may be busy making another one.
+//
+// It is true by three means. What the engine does itself is written down before
+// its method returns (recorded, made, begun, ended, untasked, unrecorded). What others do,
+// and how processes end, containerd's events tell (happened). Whatever does not fit what
+// is known is a doubt, about which the engine asks in the background (follow.go);
+// its answer counts unless something else was said meanwhile. When the stream of
+// events breaks, all is read anew and everything becomes a doubt once there is another stream.
+//
+// As long as there is a doubt, or no stream, the last that was known is said, but of a process
+// only if the kernel shows it, else that its status is Unknown. known asks nobody itself. It is
+// safe for concurrent use.
 type known struct {
-	mu     sync.Mutex
-	tasks  map[string]knownTask // guarded by mu
-	forgot uint64               // times; guarded by mu
+	wake chan struct{} // gets a value when there is a new doubt; has room for one
+
+	mu         sync.Mutex
+	containers map[string]*kept      // guarded by mu, as all that follows
+	images     map[string]*keptImage // by name
+	said       uint64                // changes of anything
+	reading    bool                  // what is there is being read: what goes meanwhile leaves its entry
+	read       bool                  // what is there was read since the stream of events began, which has not ended
+	doubts     int                   // of containers and images
+	calm       chan struct{}         // closed when all is read and nothing in doubt; nil when nobody waits
 }
 
-type knownTask struct {
-	*task.Process
-	started uint64 // startTime of the process
+// kept is what is known of one container.
+type kept struct {
+	rec     *record // nil: there is none of ours
+	base    Info    // what rec says
+	foreign bool    // there is one of another client
+	task    taskNow
+	said    uint64 // when something was said of it last
+	doubt   bool
+	asked   bool    // somebody asks about it
+	held    int     // changes by the engine that are under way
+	early   []Event // that did not fit meanwhile
 }
 
-// forget is to be called before and after a task is made or deleted.
-func (k *known) forget(name string) {
+// keptImage is what is known of one image.
+type keptImage struct {
+	info  *ImageInfo // nil: there is none
+	said  uint64
+	doubt bool
+	asked bool
+}
+
+// taskNow is the state of a task; the zero value, that it is not known.
+type taskNow struct {
+	status  Status // Stopped also where there is no task
+	pid     uint32 // 0 without a task, and before a restore
+	started uint64 // startTime of a process that runs
+	exit    *Exit
+}
+
+func (t taskNow) runs() bool { return t.status == Created || t.status == Running || t.status == Paused }
+
+// taskOf is what containerd says of a task; nil is that there is none.
+func taskOf(p *task.Process) taskNow {
+	if p == nil {
+		return taskNow{status: Stopped}
+	}
+	t := taskNow{pid: p.Pid}
+	switch p.Status {
+	case task.Status_CREATED:
+		t.status = Created
+	case task.Status_RUNNING:
+		t.status = Running
+	case task.Status_PAUSED, task.Status_PAUSING:
+		t.status = Paused
+	case task.Status_STOPPED:
+		t.status, t.exit = Stopped, &Exit{int(p.ExitStatus), p.ExitedAt.AsTime()}
+	default:
+		return taskNow{}
+	}
+	if t.runs() && t.pid != 0 {
+		t.started, _ = startTime(int(t.pid)) // 0 is that of no process that lives
+	}
+	return t
+}
+
+func newKnown() *known {
+	return &known{wake: make(chan struct{}, 1), containers: map[string]*kept{}, images: map[string]*keptImage{}}
+}
+
+// hold says that the engine is about to change a container: events about it that
+// do not fit are kept until release.
+func (k *known) hold(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.forgot++
-	delete(k.tasks, name)
+	k.of(name).held++
 }
 
-// get is nil where containerd has to be asked.
-func (k *known) get(name, cgroup string) *task.Process {
+func (k *known) release(name string) {
 	k.mu.Lock()
-	t := k.tasks[name]
-	k.mu.Unlock()
-	if t.Process == nil || t.Status == task.Status_STOPPED {
-		return t.Process
-	}
-	if !lives(t.Pid, t.started) {
-		return nil
-	}
-	if frozen, err := freezerOf(cgroup).frozen(); frozen || err != nil {
-		return nil
-	}
-	return t.Process
-}
-
-// put keeps what containerd said, unless something was forgotten since then.
-func (k *known) put(name string, p *task.Process, then uint64) {
-	switch p.Status {
-	case task.Status_CREATED, task.Status_RUNNING, task.Status_STOPPED:
-	default:
+	defer k.mu.Unlock()
+	c := k.of(name)
+	if c.held--; c.held > 0 {
 		return
 	}
-	t := knownTask{Process: p}
-	if p.Status != task.Status_STOPPED {
-		var err error
-		if t.started, err = startTime(int(p.Pid)); err != nil {
-			return
+	early := c.early
+	c.early = nil
+	for _, ev := range early {
+		k.apply(ev)
+	}
+	if c.doubt {
+		k.rouse()
+	}
+	k.tidy(name, c)
+}
+
+// recorded says that a container's record was made, whose task comes next.
+func (k *known) recorded(r record, base Info) {
+	k.write(r.name, func(c *kept) {
+		c.rec, c.base, c.foreign, c.task = &r, base, false, taskNow{status: Created}
+	})
+}
+
+// unrecorded says that a container's record was removed.
+func (k *known) unrecorded(name string) {
+	k.write(name, func(c *kept) { c.rec, c.base, c.foreign, c.task = nil, Info{}, false, taskNow{} })
+}
+
+// relabelled says that a container's record was changed.
+func (k *known) relabelled(f found) {
+	k.write(f.name, func(c *kept) { c.set(f) })
+}
+
+// addressed says at which address a container is.
+func (k *known) addressed(i *Info) {
+	k.write(i.Name, func(c *kept) { c.base.Addr = i.Addr })
+}
+
+// made says that a task is there, whose first process waits for its start; a
+// restore makes that only then, and pid is 0.
+func (k *known) made(name string, pid uint32) {
+	t := taskOf(&task.Process{Pid: pid, Status: task.Status_CREATED})
+	k.write(name, func(c *kept) { c.task = t })
+}
+
+// begun says that a task runs, unless it has ended already.
+func (k *known) begun(name string, pid uint32) {
+	t := taskOf(&task.Process{Pid: pid, Status: task.Status_RUNNING})
+	k.write(name, func(c *kept) {
+		if c.task.status != Stopped || c.task.pid != pid {
+			c.task = t
+		}
+	})
+}
+
+// untasked says that a container has no task.
+func (k *known) untasked(name string) {
+	k.write(name, func(c *kept) { c.task = taskNow{status: Stopped} })
+}
+
+// unsure says that it is not known what a call did to a container, which came to an error.
+func (k *known) unsure(name string) {
+	k.write(name, func(c *kept) { k.doubted(&c.doubt, true) })
+}
+
+// ended says how a task's first process ended, which was pid.
+func (k *known) ended(name string, pid uint32, x Exit) {
+	k.happened(Event{Kind: EventExited, Name: name, Pid: pid, Exit: x.Status, Time: x.At})
+}
+
+// pid is that of a task, 0 where none is known.
+func (k *known) pid(name string) uint32 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if c := k.containers[name]; c != nil {
+		return c.task.pid
+	}
+	return 0
+}
+
+// happened takes in an event.
+func (k *known) happened(ev Event) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.apply(ev)
+}
+
+// lost says that events may be missed from now on.
+func (k *known) lost() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.read = false
+}
+
+// begin says that there is a new stream of events, and that what there is will be
+// read. It returns the mark that reread wants.
+func (k *known) begin() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.reading = true
+	for _, c := range k.containers {
+		k.doubted(&c.doubt, true)
+	}
+	return k.said
+}
+
+// found is a container as containerd has it: one of ours, of another client, or none.
+type found struct {
+	name    string
+	rec     *record
+	base    Info
+	foreign bool
+}
+
+// reread says what containers and images there are, as they were read since begin gave mark.
+// What has been said of one since then counts more.
+func (k *known) reread(mark uint64, all []found, images []ImageInfo) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	have := map[string]bool{}
+	for _, f := range all {
+		have[f.name] = true
+		if c := k.of(f.name); c.said <= mark {
+			c.set(f)
+			k.doubted(&c.doubt, !f.foreign) // its task was not read
+		}
+	}
+	k.reading = false
+	for name, c := range k.containers {
+		if !have[name] && c.said <= mark {
+			c.set(found{})
+			c.task = taskNow{}
+			k.doubted(&c.doubt, false)
+		}
+		k.tidy(name, c)
+	}
+	k.rereadImages(mark, images)
+	k.read = true
+	k.settle()
+}
+
+// mark is what answer wants.
+func (k *known) mark() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.said
+}
+
+// answer says what containerd said since mark was given; false if something else was said meanwhile.
+func (k *known) answer(mark uint64, f found, p *task.Process) bool {
+	t := taskOf(p)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c := k.of(f.name)
+	switch {
+	case c.held > 0: // it is asked about again when it is not
+		c.asked = false
+		return true
+	case c.said > mark:
+		return false
+	}
+	c.set(f)
+	c.task, c.asked = t, false
+	k.say(c)
+	k.doubted(&c.doubt, false)
+	k.tidy(f.name, c)
+	return true
+}
+
+// questions are the doubts that nobody asks about yet, and that the engine is not about to settle itself.
+// unanswered is to be called for those that get no answer.
+func (k *known) questions() (containers, images []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, c := range k.containers {
+		if c.doubt && !c.asked && c.held == 0 {
+			c.asked = true
+			containers = append(containers, name)
+		}
+	}
+	for name, i := range k.images {
+		if i.doubt && !i.asked {
+			i.asked = true
+			images = append(images, name)
+		}
+	}
+	return containers, images
+}
+
+// unanswered has what was asked about a container, or an image, asked again.
+func (k *known) unanswered(container, image string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if c := k.containers[container]; c != nil {
+		c.asked = false
+	}
+	if i := k.images[image]; i != nil {
+		i.asked = false
+	}
+	k.rouse()
+}
+
+// settled is closed when nothing is in doubt, or was not at a moment since it was given.
+func (k *known) settled() <-chan struct{} {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.calm == nil {
+		k.calm = make(chan struct{})
+	}
+	calm := k.calm
+	k.settle()
+	return calm
+}
+
+// check raises a doubt about each task whose process is gone though no event says so, if
+// that was so before too. It returns those that are gone.
+func (k *known) check(before map[string]uint32) map[string]uint32 {
+	tasks := k.running()
+	gone := map[string]uint32{}
+	for name, t := range tasks {
+		if !lives(t.pid, t.started) {
+			gone[name] = t.pid
 		}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.forgot != then {
-		return
+	for name, pid := range gone {
+		if c := k.containers[name]; c != nil && before[name] == pid && c.task.pid == pid && c.task.runs() {
+			k.say(c)
+			k.doubted(&c.doubt, true)
+		}
 	}
-	if k.tasks == nil {
-		k.tasks = make(map[string]knownTask)
-	}
-	k.tasks[name] = t
+	return gone
 }
 
-// made keeps that a task is there, whose first process waits for its start.
-func (k *known) made(name string, pid uint32) {
-	k.put(name, &task.Process{Pid: pid, Status: task.Status_CREATED}, k.times())
-}
-
-// begun keeps that a task that was made runs, if it has not ended already.
-func (k *known) begun(name string, pid uint32) {
-	k.turn(name, pid, &task.Process{Pid: pid, Status: task.Status_RUNNING})
-}
-
-// ended keeps how a task's first process ended.
-func (k *known) ended(name string, pid uint32, x Exit) {
-	k.turn(name, pid, &task.Process{Status: task.Status_STOPPED, ExitStatus: uint32(x.Status), ExitedAt: timestamppb.New(x.At)})
-}
-
-// turn replaces what is known of the same process, unless it has ended. Of a
-// task that is not known, one that is deleted perhaps, nothing is kept.
-func (k *known) turn(name string, pid uint32, to *task.Process) {
+func (k *known) running() map[string]taskNow {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	t := k.tasks[name]
-	if t.Process == nil || t.Status == task.Status_STOPPED || t.Pid != pid {
-		return
+	tasks := map[string]taskNow{}
+	for name, c := range k.containers {
+		if c.task.runs() && c.task.pid != 0 && !c.doubt {
+			tasks[name] = c.task
+		}
 	}
-	k.tasks[name] = knownTask{Process: to, started: t.started}
+	return tasks
 }
 
-func (k *known) times() uint64 {
+// list describes all containers, by name.
+func (k *known) list() []*Info {
+	k.mu.Lock()
+	out := make([]*Info, 0, len(k.containers))
+	unsure := map[*Info]taskNow{}
+	for _, c := range k.containers {
+		if c.rec == nil {
+			continue
+		}
+		i := c.info()
+		out = append(out, i)
+		if c.doubt || !k.read {
+			unsure[i] = c.task
+		}
+	}
+	k.mu.Unlock()
+	for i, t := range unsure {
+		i.confirm(t)
+	}
+	slices.SortFunc(out, func(a, b *Info) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// get describes a container. Without sure, that there is none, or only another client's, is not certain.
+func (k *known) get(name string) (i *Info, foreign, sure bool) {
+	k.mu.Lock()
+	c := k.containers[name]
+	if c == nil || c.rec == nil {
+		defer k.mu.Unlock()
+		return nil, c != nil && c.foreign, k.read && (c == nil || !c.doubt && c.held == 0)
+	}
+	i, sure = c.info(), k.read && !c.doubt
+	t := c.task
+	k.mu.Unlock()
+	if !sure {
+		i.confirm(t)
+	}
+	return i, false, sure
+}
+
+// The rest needs mu.
+
+// of is the entry of a container, made if need be.
+func (k *known) of(name string) *kept {
+	c := k.containers[name]
+	if c == nil {
+		c = new(kept)
+		k.containers[name] = c
+	}
+	return c
+}
+
+// tidy drops an entry that says nothing.
+func (k *known) tidy(name string, c *kept) {
+	if c.rec == nil && !c.foreign && c.held == 0 && !c.doubt && !k.reading {
+		delete(k.containers, name)
+	}
+}
+
+// write says what the engine has done to a container. A doubt stays: it may be another's doing.
+func (k *known) write(name string, f func(c *kept)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.forgot
+	c := k.of(name)
+	f(c)
+	k.say(c)
+	k.tidy(name, c)
+}
+
+func (k *known) say(c *kept) {
+	k.said++
+	c.said = k.said
+}
+
+// doubted sets whether something is in doubt.
+func (k *known) doubted(flag *bool, now bool) {
+	switch {
+	case now && !*flag:
+		k.doubts++
+		k.rouse()
+	case !now && *flag:
+		k.doubts--
+	}
+	*flag = now
+	k.settle()
+}
+
+func (k *known) rouse() {
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (k *known) settle() {
+	if k.read && k.doubts == 0 && k.calm != nil {
+		close(k.calm)
+		k.calm = nil
+	}
+}
+
+func (k *known) apply(ev Event) {
+	if ev.Kind == eventImage {
+		k.imageChanged(ev.Name)
+		return
+	}
+	c := k.containers[ev.Name]
+	if c == nil && ev.Kind != eventRecorded && !k.reading {
+		return // another client's, or one that is gone
+	}
+	c = k.of(ev.Name)
+	fits, news := c.take(ev)
+	if news || ev.Kind == EventRemoved && k.reading {
+		k.say(c)
+	}
+	switch {
+	case fits:
+	case c.held > 0:
+		c.early = append(c.early, ev)
+	default:
+		k.say(c) // an answer that is on its way is older
+		k.doubted(&c.doubt, true)
+	}
+	k.tidy(ev.Name, c)
+}
+
+// take applies an event that fits what is known, and says whether it brought news.
+func (c *kept) take(ev Event) (fits, news bool) {
+	t := &c.task
+	same := t.status != "" && t.pid == ev.Pid
+	there := c.rec != nil || c.foreign
+	switch ev.Kind {
+	case eventRecorded:
+		return there && !c.doubt, false
+	case eventRelabelled:
+		return false, false
+	case EventRemoved:
+		return !there && !c.doubt, false
+	}
+	if c.foreign {
+		return true, false
+	}
+	switch ev.Kind {
+	case EventCreated:
+		return same, false
+	case EventStarted:
+		if t.status == Created && (same || t.pid == 0) {
+			*t = taskOf(&task.Process{Pid: ev.Pid, Status: task.Status_RUNNING})
+			return true, true
+		}
+		return same, false
+	case EventExited:
+		if same && t.runs() {
+			*t = taskNow{status: Stopped, pid: ev.Pid, exit: &Exit{ev.Exit, ev.Time}}
+			return true, true
+		}
+		return same || c.old(), false
+	case eventUntasked:
+		if same {
+			*t = taskNow{status: Stopped}
+			return true, true
+		}
+		return c.old(), false
+	case EventPaused:
+		return t.turn(Running, Paused)
+	case EventResumed:
+		return t.turn(Paused, Running)
+	}
+	return true, false
+}
+
+// old says that the end of a process that is not the known one is that of an earlier one.
+func (c *kept) old() bool { return c.held == 0 && !c.doubt }
+
+func (t *taskNow) turn(from, to Status) (fits, news bool) {
+	news = t.status == from
+	if news {
+		t.status = to
+	}
+	return t.status == to, news
+}
+
+func (c *kept) set(f found) {
+	c.rec, c.base, c.foreign = f.rec, f.base, f.foreign
+}
+
+func (c *kept) info() *Info {
+	i := c.base
+	i.Status, i.Exit = c.task.status, c.task.exit
+	if i.Status == "" {
+		i.Status = Unknown
+	}
+	if c.task.runs() {
+		i.Pid = c.task.pid
+	}
+	return &i
+}
+
+// confirm looks whether the process is there that i is said to have.
+func (i *Info) confirm(t taskNow) {
+	if t.runs() && t.pid != 0 && !lives(t.pid, t.started) {
+		i.Status, i.Pid = Unknown, 0
+	}
 }
 
 // lives says whether the process is there and has not ended.
@@ -122,28 +568,4 @@ func lives(pid uint32, started uint64) bool {
 	s := string(b)
 	f := strings.Fields(s[strings.LastIndexByte(s, ')')+1:])
 	return len(f) > 19 && f[0] != "Z" && f[0] != "X" && f[19] == strconv.FormatUint(started, 10)
-}
-
-// askTimeout bounds the question to one shim of a list.
-const askTimeout = 2 * time.Second
-
-// knownTask is what is known of a task, else what containerd says; nil if there
-// is none, or its shim does not answer.
-func (e *Engine) knownTask(ctx context.Context, name string) *task.Process {
-	if p := e.known.get(name, e.cgroup(name)); p != nil {
-		return p
-	}
-	if e.shims.makes(name) {
-		return nil // and its shim may be busy with it
-	}
-	then := e.known.times()
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	p, err := e.taskState(ctx, name)
-	if err == nil {
-		e.known.put(name, p, then)
-	} else if !errdefs.IsNotFound(err) {
-		e.log.Warn("state of a task", "container", name, "err", err)
-	}
-	return p
 }

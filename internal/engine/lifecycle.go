@@ -30,9 +30,8 @@ type Exit struct {
 // Start runs the first process of a container that was created, or anew one
 // that has ended, also after a reboot. ErrRunning if it runs.
 func (e *Engine) Start(ctx context.Context, name string) error {
-	defer e.names.lock(name)()
+	defer e.change(name)()
 	if e.isRestore(name) {
-		defer e.known.forget(name) // what was said meanwhile
 		return wrap(e.startRestored(ctx, name), "restore container %s", name)
 	}
 	err := e.startTask(ctx, name)
@@ -49,7 +48,7 @@ func (e *Engine) Start(ctx context.Context, name string) error {
 // restored, or was restored just when who did so ended. Labels are changed before that, an empty
 // value removes one. created is called when the container is made again, and its processes are not. ErrRunning if it runs.
 func (e *Engine) StartAnew(ctx context.Context, name string, labels map[string]string, created func(*Info) error) error {
-	defer e.names.lock(name)()
+	defer e.change(name)()
 	err := os.RemoveAll(e.imagesDir(name))
 	if err == nil {
 		err = e.relabel(ctx, name, labels)
@@ -69,8 +68,13 @@ func (e *Engine) relabel(ctx context.Context, name string, labels map[string]str
 	for k := range labels {
 		mask.Paths = append(mask.Paths, "labels."+k)
 	}
-	_, err := e.c.containers.Update(ctx, &containersapi.UpdateContainerRequest{Container: &containersapi.Container{ID: name, Labels: labels}, UpdateMask: mask})
-	return notFound(err)
+	r, err := e.c.containers.Update(ctx, &containersapi.UpdateContainerRequest{Container: &containersapi.Container{ID: name, Labels: labels}, UpdateMask: mask})
+	if err != nil {
+		e.known.unsure(name)
+		return notFound(err)
+	}
+	e.known.relabelled(e.foundIn(r.Container))
+	return nil
 }
 
 // restart makes the task anew where the old one is over; why is what starting
@@ -123,7 +127,7 @@ func (e *Engine) restart(ctx context.Context, name string, why error, created fu
 func (e *Engine) startTask(ctx context.Context, name string) error {
 	r, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
 	if err != nil {
-		e.known.forget(name)
+		e.known.unsure(name)
 		return err
 	}
 	e.known.begun(name, r.Pid)
@@ -155,9 +159,11 @@ func (e *Engine) reconnect(ctx context.Context, r record) error {
 	if err := e.disconnect(ctx, r); err != nil { // what the state directory remembers
 		return err
 	}
-	if _, err := e.network(ctx, r); err != nil {
+	addr, err := e.network(ctx, r)
+	if err != nil {
 		return errors.Join(err, e.disconnect(context.WithoutCancel(ctx), r))
 	}
+	e.known.addressed(&Info{Name: r.name, Addr: addr})
 	return nil
 }
 
@@ -213,10 +219,15 @@ func (e *Engine) Wait(ctx context.Context, name string) (Exit, error) {
 }
 
 func (e *Engine) waitProcess(ctx context.Context, name, exec string) (Exit, error) {
+	pid := e.known.pid(name)
 	r, err := e.c.tasks.Wait(ctx, &tasksapi.WaitRequest{ContainerID: name, ExecID: exec})
 	switch {
 	case err == nil:
-		return Exit{int(r.ExitStatus), r.ExitedAt.AsTime()}, nil
+		x := Exit{int(r.ExitStatus), r.ExitedAt.AsTime()}
+		if exec == "" && pid != 0 {
+			e.known.ended(name, pid, x)
+		}
+		return x, nil
 	case ctx.Err() != nil:
 		return Exit{}, ctx.Err()
 	case errdefs.IsNotFound(err):
@@ -233,9 +244,10 @@ func (e *Engine) Remove(ctx context.Context, name string, force bool) error {
 	if err := ValidName(name); err != nil {
 		return err
 	}
-	defer e.names.lock(name)()
+	defer e.change(name)()
 	r, err := e.getRecord(ctx, name)
 	if errdefs.IsNotFound(err) {
+		e.known.unrecorded(name)
 		return errors.Join(fmt.Errorf("remove container %s: %w", name, ErrNotFound), e.removeRemains(ctx, name))
 	}
 	if err == nil {
@@ -290,7 +302,11 @@ func (e *Engine) deleteTask(ctx context.Context, name string) error {
 	if errdefs.IsNotFound(err) {
 		err = nil
 	}
-	e.known.forget(name)
+	if err == nil {
+		e.known.untasked(name)
+	} else {
+		e.known.unsure(name)
+	}
 	left(err == nil)
 	return err
 }

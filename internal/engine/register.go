@@ -304,11 +304,17 @@ func (e *Engine) putImage(ctx context.Context, img *image.Image) error {
 		Target: descriptor(img.Target),
 		Labels: map[string]string{labelRegistered: e.cfg.Snapshotter},
 	}
-	_, err := e.c.images.Create(ctx, &imagesapi.CreateImageRequest{Image: rec})
+	made, err := e.c.images.Create(ctx, &imagesapi.CreateImageRequest{Image: rec})
+	put := made.GetImage()
 	if errdefs.IsAlreadyExists(err) {
-		_, err = e.c.images.Update(ctx, &imagesapi.UpdateImageRequest{
+		var changed *imagesapi.UpdateImageResponse
+		changed, err = e.c.images.Update(ctx, &imagesapi.UpdateImageRequest{
 			Image: rec, UpdateMask: fieldMask([]string{"target", "labels." + labelRegistered}),
 		})
+		put = changed.GetImage()
+	}
+	if err == nil {
+		e.known.imagePut(*imageInfo(put))
 	}
 	return err
 }

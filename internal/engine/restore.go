@@ -134,9 +134,12 @@ func (e *Engine) isRestore(name string) bool {
 func (e *Engine) startRestored(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
-	if _, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name}); err != nil {
+	r, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
+	if err != nil {
+		e.known.unsure(name)
 		return errors.Join(err, e.killCgroup(ctx, name), unmountBelow(e.WorkDir(name)), unmountBelow(e.runcDir(name)))
 	}
+	e.known.begun(name, r.Pid)
 	return os.RemoveAll(e.imagesDir(name)) // links; a next start boots
 }
 

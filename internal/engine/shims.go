@@ -218,13 +218,6 @@ func (s *shims) await(ctx context.Context) error {
 	}
 }
 
-// makes says whether the task is being made.
-func (s *shims) makes(task string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.being[task]
-}
-
 // choose gives the group that a task joins, nil if another one is to be founded,
 // or says that a change is to be awaited. It needs mu.
 func (s *shims) choose() (g *shimGroup, wait bool) {

@@ -45,7 +45,17 @@ func TestContainerdKilled(t *testing.T) {
 		if err := unix.Kill(old, unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		after, err := b.Inspect(ctx, "c") // waits for the new containerd
+		after, err := b.Inspect(ctx, "c")
+		if err != nil || after.Status != Running || after.Pid != before.Pid {
+			t.Fatalf("at the restart: %+v, %v", after, err)
+		}
+		if _, err := b.OCI(ctx, "nobody"); !errors.Is(err, ErrNotFound) { // waits for the new containerd
+			t.Fatal(err)
+		}
+		if err := b.Settle(ctx); err != nil {
+			t.Fatal(err)
+		}
+		after, err = b.Inspect(ctx, "c")
 		if err != nil || after.Status != Running || after.Pid != before.Pid {
 			t.Fatalf("after the restart: %+v, %v", after, err)
 		}

@@ -18,9 +18,9 @@ const sweepFor = 20 * time.Second
 // TakeBack removes a container that a process which was killed was making, with what
 // containerd goes on to do for it.
 func (e *Engine) TakeBack(ctx context.Context, name string) error {
-	unlock := e.names.lock(name)
+	done := e.change(name)
 	err := e.sweep(ctx, name)
-	unlock()
+	done()
 	if rerr := e.Remove(ctx, name, true); !errors.Is(rerr, ErrNotFound) {
 		err = errors.Join(err, rerr)
 	}

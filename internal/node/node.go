@@ -29,6 +29,7 @@ const (
 	StatusCreated = "created"
 	StatusRunning = "running"
 	StatusExited  = "exited"
+	StatusUnknown = "unknown" // containerd was restarted, and does not say yet
 )
 
 // Container is one container on the node.
