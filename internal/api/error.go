@@ -225,13 +225,17 @@ func (e *Error) wire() *connect.Error {
 		rpc = m.rpc
 	}
 	ce := connect.NewError(rpc, errors.New(e.Message))
+	e.addTo(ce)
+	return ce
+}
+
+func (e *Error) addTo(ce *connect.Error) {
 	d, err := connect.NewErrorDetail(&dewpointv1.Error{
 		Code: string(e.Code), Message: e.Message, Remedy: e.Remedy, Exit: int32(e.Exit),
 	})
 	if err == nil {
 		ce.AddDetail(d)
 	}
-	return ce
 }
 
 // unwire is the Error of a Connect error; nil if it carries none.

@@ -60,7 +60,7 @@ func NewHandler(n Node, cfg Config) http.Handler {
 		}),
 	))
 	mux.HandleFunc(openapi.Path, openapi.ServeHTTP)
-	return lines(mux)
+	return detailed(lines(mux))
 }
 
 func (h *handler) panicked(where string, v any) *Error {

@@ -23,13 +23,7 @@ const linesType = "application/x-ndjson"
 // cannot make. A call that fails before it has sent anything fails as others do, by its status; one
 // that fails later says so by a last line, {"error": …}.
 func lines(h http.Handler) http.Handler {
-	streams, both := map[string]bool{}, map[string]bool{}
-	methods := pb.File_dewpoint_v1_node_proto.Services().Get(0).Methods()
-	for i := range methods.Len() {
-		m := methods.Get(i)
-		path := "/" + string(m.Parent().FullName()) + "/" + string(m.Name())
-		streams[path], both[path] = m.IsStreamingServer() && !m.IsStreamingClient(), m.IsStreamingClient()
-	}
+	streams, both := streams()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 		switch {
@@ -43,6 +37,18 @@ func lines(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 		}
 	})
+}
+
+// streams are the paths of the calls that answer with a stream, and of those where both sides send one.
+func streams() (out, both map[string]bool) {
+	out, both = map[string]bool{}, map[string]bool{}
+	methods := pb.File_dewpoint_v1_node_proto.Services().Get(0).Methods()
+	for i := range methods.Len() {
+		m := methods.Get(i)
+		path := "/" + string(m.Parent().FullName()) + "/" + string(m.Name())
+		out[path], both[path] = m.IsStreamingServer() && !m.IsStreamingClient(), m.IsStreamingClient()
+	}
+	return out, both
 }
 
 // known are the content types that Connect speaks.

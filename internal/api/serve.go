@@ -19,9 +19,13 @@ const grace = 5 * time.Second
 
 // Serve answers on l, over HTTP/1.1 and HTTP/2, in clear or as l's TLS agrees, until ctx ends. Then
 // it takes no more calls and cancels those under way, which fail with
-// Stopping; it returns nil once they have ended, or after five seconds. It
-// closes l.
+// Stopping; it returns nil once they have ended, or after five seconds. Who does not send the
+// whole of a request within a minute is not waited for. It closes l.
 func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
+	return serve(ctx, l, bounded(h, bodyTime))
+}
+
+func serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	s := &http.Server{

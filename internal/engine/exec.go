@@ -44,6 +44,9 @@ func (e *Engine) Exec(ctx context.Context, name string, s ExecSpec) (int, error)
 		return 0, errors.New("exec: no command")
 	}
 	status, err := e.exec(ctx, name, s)
+	if end := ctx.Err(); err != nil && end != nil && !errors.Is(err, end) {
+		err = fmt.Errorf("%w: %w", end, err) // as a shim says it, it is not to be told from others
+	}
 	return status, wrap(err, "exec in container %s", name)
 }
 

@@ -10,7 +10,7 @@ import (
 type queue struct {
 	stats func() admit.Stats
 
-	waiting, running, limit, callers, promised, admitted, refused *prometheus.Desc
+	waiting, running, limit, callers, promised, owed, admitted, refused *prometheus.Desc
 }
 
 // Queue registers the door that stats looks at.
@@ -24,6 +24,7 @@ func (s *Set) Queue(stats func() admit.Stats) {
 		limit:    d("running_limit", "Deployments that may be under way at once, now."),
 		callers:  d("callers", "Callers who have deployments waiting or under way."),
 		promised: d("promised_bytes", "Memory promised to deployments under way."),
+		owed:     d("owed_bytes", "Memory kept for running containers that have not used up their limits."),
 		admitted: d("admitted_total", "Deployments that were let in."),
 		refused:  d("refused_total", "Deployments that were not taken: the queue was full, or they can never fit.", "reason"),
 	})
@@ -31,7 +32,7 @@ func (s *Set) Queue(stats func() admit.Stats) {
 
 // Describe implements prometheus.Collector.
 func (q *queue) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{q.waiting, q.running, q.limit, q.callers, q.promised, q.admitted, q.refused} {
+	for _, d := range []*prometheus.Desc{q.waiting, q.running, q.limit, q.callers, q.promised, q.owed, q.admitted, q.refused} {
 		ch <- d
 	}
 }
@@ -49,6 +50,7 @@ func (q *queue) Collect(ch chan<- prometheus.Metric) {
 	send(q.limit, prometheus.GaugeValue, float64(s.Limit))
 	send(q.callers, prometheus.GaugeValue, float64(s.Callers))
 	send(q.promised, prometheus.GaugeValue, float64(s.Promised))
+	send(q.owed, prometheus.GaugeValue, float64(s.Owed))
 	send(q.admitted, prometheus.CounterValue, float64(s.Admitted))
 	send(q.refused, prometheus.CounterValue, float64(s.Busy), "busy")
 	send(q.refused, prometheus.CounterValue, float64(s.Refused), "never")
