@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -64,7 +65,7 @@ func (b *Bed) newNode(i int) (*Node, error) {
 	return n, err
 }
 
-// Root and State are dewd's directories, Log what it said.
+// Root and State are dewd's directories, the second in memory; Log is what it said.
 func (n *Node) Root() string  { return filepath.Join(n.Dir, "r") }
 func (n *Node) State() string { return filepath.Join(n.Dir, "s") }
 func (n *Node) Log() string   { return filepath.Join(n.Dir, "dewd.log") }
@@ -81,9 +82,27 @@ func (n *Node) Group() *testbed.Group { return n.group }
 // StoreClient is the cgroup of the store's client.
 func (n *Node) StoreClient() *testbed.Group { return n.client }
 
+// volatile has dewd's state in memory, as it is in /run: on ext4 whoever makes a file pays for
+// those that were removed shortly before.
+func (n *Node) volatile() error {
+	if at, err := mountsBelow(n.State()); err != nil || slices.Contains(at, n.State()) {
+		return err
+	}
+	if err := os.MkdirAll(n.State(), 0o711); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", n.State(), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=711"); err != nil {
+		return &os.PathError{Op: "mount", Path: n.State(), Err: err}
+	}
+	return nil
+}
+
 // StartDewd writes the configuration of node i and starts its dewd, until it answers.
 func (b *Bed) StartDewd(ctx context.Context, i int) error {
 	n := b.Nodes[i]
+	if err := n.volatile(); err != nil {
+		return err
+	}
 	var text bytes.Buffer
 	if err := b.config.Execute(&text, n.NodeInfo); err != nil {
 		return err

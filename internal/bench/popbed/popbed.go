@@ -18,7 +18,7 @@
 //
 // Nodes are real: their dewd is started in its network namespace with a
 // configuration that the caller's template makes, and each has its own root,
-// state and containerd namespace. Killing one ends everything it ran at once.
+// state (in memory, as /run) and containerd namespace. Killing one ends everything it ran at once.
 //
 // Every program runs in a testbed.Group (a cgroup), all files are below one
 // directory, and all names begin with the process's id and the bed's number, so
