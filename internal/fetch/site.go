@@ -60,6 +60,8 @@ type site struct {
 	// pressed is when the store last needed room and found none, ns since 1970.
 	pressed atomic.Int64
 	keeper  pop.Lease // of who keeps house in the store; of the upkeep alone
+	// listened is when other nodes' signs of life were looked at last; of the upkeep alone.
+	listened time.Time
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when waiting may be over

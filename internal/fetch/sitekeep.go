@@ -276,8 +276,11 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 			s.log.Warn("detach layer", "layer", l.DiffID, "err", err)
 		}
 	}
-	if _, err := st.Silent(ctx); err != nil { // it measures
-		s.log.Debug("other nodes' signs of life", "err", err)
+	if s.keeper != nil || time.Since(s.listened) >= siteHouse { // who evicts has to know it well
+		s.listened = time.Now()
+		if err := st.Listen(ctx); err != nil {
+			s.log.Debug("other nodes' signs of life", "err", err)
+		}
 	}
 	for _, ids := range st.Used() {
 		if err := s.unuse(ctx, st, ids, claimed); err != nil {

@@ -102,13 +102,9 @@ func (s *Store) isHeld(id digest.Digest) bool {
 // incomplete takes checkpoints out of the store whose upper layer has gone. That a record is
 // not seen proves little, so it must be missing for the time of grace.
 func (w *sweep) incomplete(ctx context.Context) error {
-	all, err := w.s.Checkpoints(ctx)
-	if err != nil {
-		return unlessDamaged(err)
-	}
 	var errs error
-	for _, l := range all {
-		if l.Upper == "" {
+	for _, l := range w.objects {
+		if l.Checkpoint == nil || l.Upper == "" {
 			continue
 		}
 		if _, err := w.s.record(ctx, l.Upper); err == nil || !errors.Is(err, ErrUnknown) {
@@ -120,13 +116,6 @@ func (w *sweep) incomplete(ctx context.Context) error {
 		}
 	}
 	return errs
-}
-
-func unlessDamaged(err error) error {
-	if errors.Is(err, ErrDamaged) {
-		return nil // somebody who verifies tells of it
-	}
-	return err
 }
 
 // uppers is how many of the objects stand on each layer.
@@ -232,7 +221,7 @@ func (s *Store) Order(ctx context.Context, id digest.Digest) ([]byte, error) {
 func (w *sweep) forgetNotes(ctx context.Context) error {
 	var errs error
 	for _, dir := range []string{failedDir, ordersDir} {
-		names, err := w.s.cfg.FS.Names(ctx, dir)
+		names, err := w.names(ctx, dir)
 		if err != nil {
 			errs = errors.Join(errs, unlessGone(err))
 			continue

@@ -17,7 +17,7 @@ import (
 // FS is the shared file system, as far as a Store needs it. Names are relative,
 // with slashes. Every call may block for as long as the file system does; Dir bounds that.
 //
-// What WriteFile, Rename, Link and File.Sync did is durable once they return
+// What WriteFile, Rename, Link, SyncDir and File.Sync did is durable once they return
 // nil. Another node may see it a moment later.
 type FS interface {
 	ReadFile(ctx context.Context, name string) ([]byte, error)
@@ -33,8 +33,10 @@ type FS interface {
 	// Link gives a file a second name; fs.ErrExist if there is something of that name.
 	Link(ctx context.Context, from, to string) error
 	Remove(ctx context.Context, name string) error // of what is not there: fs.ErrNotExist
+	// SyncDir makes the names durable that are in a directory.
+	SyncDir(ctx context.Context, name string) error
 	Open(ctx context.Context, name string) (File, error)
-	// Append opens a file for writing, making it if need be.
+	// Append opens a file for writing, making it if need be. SyncDir makes its name durable.
 	Append(ctx context.Context, name string) (File, error)
 	// Space is the bytes of the file system, and those that are free.
 	Space(ctx context.Context) (total, free int64, err error)
@@ -74,6 +76,20 @@ type Dir struct {
 	away  error     // why; nil while it answers
 	asked time.Time // when it was last tried whether it answers again
 	nonce uint64
+	syncs map[string]*dirSyncs    // by path
+	fsync func(path string) error // syncDir
+}
+
+// dirSyncs are the fsyncs of one directory: on a distributed file system each goes to every server.
+type dirSyncs struct {
+	runs *dirSync // nil if none does
+	next *dirSync // has not begun: whoever comes joins it; nil if nobody waits
+}
+
+// dirSync is one of them; err is there when done is closed.
+type dirSync struct {
+	done chan struct{}
+	err  error
 }
 
 // NewDir returns the FS below root, an absolute path. Nothing is touched yet.
@@ -82,7 +98,7 @@ func NewDir(root string, patience time.Duration) *Dir {
 	if patience == 0 {
 		patience = defaultPatience
 	}
-	return &Dir{root: root, patience: patience, stuck: make(chan struct{}, stuckCalls)}
+	return &Dir{root: root, patience: patience, stuck: make(chan struct{}, stuckCalls), syncs: map[string]*dirSyncs{}, fsync: syncDir}
 }
 
 // Path is where name lies for the rest of the system.
@@ -204,7 +220,7 @@ func (d *Dir) WriteFile(ctx context.Context, name string, b []byte) error {
 			os.Remove(tmp)
 			return err
 		}
-		return syncDir(filepath.Dir(d.Path(name)))
+		return d.syncDir(filepath.Dir(d.Path(name)))
 	})
 }
 
@@ -265,9 +281,9 @@ func (d *Dir) Rename(ctx context.Context, from, to string) error {
 		if err := os.Rename(d.Path(from), d.Path(to)); err != nil {
 			return err
 		}
-		err := syncDir(filepath.Dir(d.Path(to)))
+		err := d.syncDir(filepath.Dir(d.Path(to)))
 		if a, b := filepath.Dir(from), filepath.Dir(to); a != b {
-			err = errors.Join(err, syncDir(d.Path(a)))
+			err = errors.Join(err, d.syncDir(d.Path(a)))
 		}
 		return err
 	})
@@ -279,8 +295,13 @@ func (d *Dir) Link(ctx context.Context, from, to string) error {
 		if err := os.Link(d.Path(from), d.Path(to)); err != nil {
 			return err
 		}
-		return syncDir(filepath.Dir(d.Path(to)))
+		return d.syncDir(filepath.Dir(d.Path(to)))
 	})
+}
+
+// SyncDir implements FS.
+func (d *Dir) SyncDir(ctx context.Context, name string) error {
+	return d.call(ctx, slowPatience, func() error { return d.syncDir(d.Path(name)) })
 }
 
 // Remove implements FS.
@@ -313,6 +334,39 @@ func (d *Dir) Space(ctx context.Context) (total, free int64, err error) {
 		return st, unix.Statfs(d.root, &st)
 	})
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, err
+}
+
+// syncDir makes the names in a directory durable. Those who wait for an fsync to end share the
+// one that follows: it begins after all that they did.
+func (d *Dir) syncDir(path string) error {
+	d.mu.Lock()
+	q := d.syncs[path]
+	if q == nil {
+		q = new(dirSyncs)
+		d.syncs[path] = q
+	}
+	if joined := q.next; joined != nil {
+		d.mu.Unlock()
+		<-joined.done
+		return joined.err
+	}
+	mine, before := &dirSync{done: make(chan struct{})}, q.runs
+	q.next = mine
+	d.mu.Unlock()
+	if before != nil {
+		<-before.done
+	}
+	d.mu.Lock()
+	q.runs, q.next = mine, nil
+	d.mu.Unlock()
+	mine.err = d.fsync(path)
+	d.mu.Lock()
+	if q.runs = nil; q.next == nil {
+		delete(d.syncs, path)
+	}
+	d.mu.Unlock()
+	close(mine.done)
+	return mine.err
 }
 
 func syncDir(path string) error {

@@ -31,7 +31,7 @@ func (s *Store) PutImage(ctx context.Context, ref string, record []byte) error {
 	if have, err := s.Image(ctx, ref); err == nil && bytes.Equal(have, record) {
 		return nil
 	}
-	if err := s.overwrite(ctx, imageOf(ref), append(bytes.Clone(record), '\n')); err != nil {
+	if _, err := s.overwrite(ctx, imageOf(ref), append(bytes.Clone(record), '\n'), true); err != nil {
 		return fmt.Errorf("record image %s in the PoP's store: %w", ref, err)
 	}
 	s.tell(ctx, Event{Kind: Resolved, Key: ref})
@@ -88,7 +88,7 @@ type imageSeen struct {
 // images removes what references were resolved to once the store has not had all their layers for
 // as long as a silent node is remembered: without them a record saves nothing.
 func (w *sweep) images(ctx context.Context) error {
-	ents, err := w.s.cfg.FS.ReadDir(ctx, imagesDir)
+	ents, err := w.list(ctx, imagesDir)
 	errs := unlessGone(err)
 	now := map[string]imageSeen{}
 	for _, e := range ents {

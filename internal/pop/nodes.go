@@ -53,6 +53,21 @@ func (s *Store) silence(ctx context.Context, node string) (time.Duration, error)
 	return time.Since(have.since), nil
 }
 
+// Listen looks once how far the counters of the other nodes have come. It is to be called now and
+// then: who decides what silent nodes are worth measures from the first call on.
+func (s *Store) Listen(ctx context.Context) error {
+	nodes, err := s.cfg.FS.Names(ctx, refsDir)
+	for _, n := range nodes {
+		if n == s.cfg.Node || strings.HasPrefix(n, ".") {
+			continue
+		}
+		if _, serr := s.silence(ctx, n); serr != nil {
+			return serr
+		}
+	}
+	return err
+}
+
 // Silent is a node that has marks in the store and gives no sign of life.
 type Silent struct {
 	Node  string
@@ -61,7 +76,7 @@ type Silent struct {
 }
 
 // Silent are the other nodes that have marks, with how long each has been
-// silent. It is to be called now and then, since it measures from its first call on.
+// silent since Listen, or this, was called first.
 func (s *Store) Silent(ctx context.Context) ([]Silent, error) {
 	nodes, err := s.cfg.FS.ReadDir(ctx, refsDir)
 	if err != nil {

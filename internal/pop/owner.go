@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 )
 
@@ -51,6 +52,10 @@ func (s *Store) own(ctx context.Context, machine string) error {
 // Present returns an error that wraps ErrNotMounted if the directory does not have this store any
 // more: its file system was unmounted, or another one was mounted over it.
 func (s *Store) Present(ctx context.Context) error {
+	fi, err := s.cfg.FS.Stat(ctx, storeFile)
+	if err == nil && s.isFile(fi) {
+		return nil
+	}
 	b, err := s.cfg.FS.ReadFile(ctx, storeFile)
 	if errors.Is(err, fs.ErrNotExist) { // perhaps a part of the file system is away that has this file: directories are on all
 		if _, err = s.cfg.FS.Stat(ctx, layersDir); errors.Is(err, fs.ErrNotExist) {
@@ -62,7 +67,19 @@ func (s *Store) Present(ctx context.Context) error {
 	if err == nil && json.Unmarshal(b, &rec) == nil && rec.ID != s.id {
 		err = fmt.Errorf("%w: %s was there, and %s is", ErrNotMounted, s.id, rec.ID)
 	}
+	if err == nil && rec.ID == s.id {
+		s.mu.Lock()
+		s.file = fi
+		s.mu.Unlock()
+	}
 	return err
+}
+
+// isFile reports whether fi is the file in which this store's name was read.
+func (s *Store) isFile(fi fs.FileInfo) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.file != nil && os.SameFile(s.file, fi) && s.file.Size() == fi.Size() && s.file.ModTime().Equal(fi.ModTime())
 }
 
 // twin reports whether a node that the coordinator hears of has this one's name.

@@ -31,6 +31,8 @@ type Draft struct {
 	hash hash.Hash
 	sums []byte
 	kept kept
+	// placed is how many files' names were made durable for a checkpoint.
+	placed int
 
 	index  []byte        // as it is to lie in the store; nil for none
 	indexD digest.Digest // of what it says
@@ -103,10 +105,21 @@ func (f *Draft) Checkpoint(ctx context.Context, record []byte) error {
 	if err := errors.Join(f.f.Sync(), f.kept.sync()); err != nil {
 		return err
 	}
+	files := 1
+	if f.kept.f != nil {
+		files++
+	}
+	if f.placed < files {
+		if err := f.s.cfg.FS.SyncDir(ctx, layersDir); err != nil {
+			return err
+		}
+		f.placed = files
+	}
 	b, err := json.Marshal(checkpoint{formatVersion, f.name, f.at, record, f.kept.span})
 	if err != nil {
 		return err
 	}
+	f.s.noteFill(f.id)
 	return f.s.cfg.FS.WriteFile(ctx, checkpointOf(f.id), b)
 }
 
@@ -144,14 +157,11 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 	if f.at%SumBytes != 0 {
 		f.endSum()
 	}
-	if err := f.f.Sync(); err != nil {
+	if err := f.writeTables(ctx, table); err != nil {
 		return err
 	}
 	if n, err := f.f.Size(); err != nil || n != l.Size || f.at != l.Size {
 		return fmt.Errorf("publish layer %s: %d bytes were written and %d are there, of %d: %w", f.id, f.at, n, l.Size, errors.Join(err, ErrDamaged))
-	}
-	if err := f.writeTables(ctx, table); err != nil {
-		return err
 	}
 	l.Version, l.DiffID, l.Name, l.Node = formatVersion, f.id, f.name, f.s.cfg.Node
 	l.Table, l.Index, l.Sums = digest.FromBytes(table), f.indexD, f.sums
@@ -164,16 +174,31 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 	return nil
 }
 
-// writeTables writes the layer's table and, if there is one, its index.
+// writeTables writes the layer's table and, if there is one, its index, and makes all that the
+// record is to name durable.
 func (f *Draft) writeTables(ctx context.Context, table []byte) error {
-	var both errgroup.Group
-	both.Go(func() error {
-		return f.s.cfg.FS.WriteFile(ctx, path.Join(layersDir, f.name+tableEnd), packTable(table))
-	})
+	var all errgroup.Group
+	all.Go(f.f.Sync)
+	all.Go(func() error { return f.write(ctx, tableEnd, packTable(table)) })
 	if f.index != nil {
-		both.Go(func() error { return f.s.cfg.FS.WriteFile(ctx, path.Join(layersDir, f.name+indexEnd), f.index) })
+		all.Go(func() error { return f.write(ctx, indexEnd, f.index) })
 	}
-	return both.Wait()
+	if err := all.Wait(); err != nil {
+		return err
+	}
+	return f.s.cfg.FS.SyncDir(ctx, layersDir)
+}
+
+// write writes one of the layer's files, where it stays: nobody looks for it before there is a record.
+func (f *Draft) write(ctx context.Context, end string, b []byte) error {
+	w, err := f.s.cfg.FS.Append(ctx, path.Join(layersDir, f.name+end))
+	if err != nil {
+		return err
+	}
+	if _, err = w.WriteAt(b, 0); err == nil {
+		err = w.Sync()
+	}
+	return errors.Join(err, w.Close())
 }
 
 // entitle fills in the title and renames it into place. A sweep that took the
@@ -256,6 +281,7 @@ func (s *Store) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint, 
 	if err := out.openKept(ctx, s.cfg.FS, c.Kept); err != nil {
 		return nil, errors.Join(err, out.Close())
 	}
+	s.noteFill(id)
 	return out, nil
 }
 
@@ -276,9 +302,23 @@ func (s *Store) Above(ctx context.Context, id digest.Digest) uint64 {
 	return most
 }
 
-// forgetFill removes the checkpoint of a layer that was published. What an earlier
+// noteFill notes that a layer has a checkpoint.
+func (s *Store) noteFill(id digest.Digest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fills[id] = true
+}
+
+// forgetFill removes the checkpoint of a layer that was published, if this node has made or seen one. What an earlier
 // holder wrote is left to the sweep: it may still be writing.
 func (s *Store) forgetFill(ctx context.Context, id digest.Digest) {
+	s.mu.Lock()
+	known := s.fills[id]
+	delete(s.fills, id)
+	s.mu.Unlock()
+	if !known {
+		return
+	}
 	if err := s.remove(ctx, checkpointOf(id)); err != nil {
 		s.cfg.Log.Debug("checkpoint stays", "layer", id, "err", err)
 	}
@@ -303,7 +343,7 @@ func (s *Store) tell(ctx context.Context, e Event) {
 const maxTable = 128 << 20
 
 func packTable(table []byte) []byte {
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest))
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))
 	if err != nil {
 		panic(err) // of the options
 	}

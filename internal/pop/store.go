@@ -76,12 +76,15 @@ type Store struct {
 	id   string
 	boot string // of this Store, as its node's file says
 
-	mu   sync.Mutex
-	used map[digest.Digest]*marks        // what this node has marked, or may have
-	held map[digest.Digest]int           // of these, what Unuse leaves marked
-	turn map[digest.Digest]chan struct{} // held by who marks an object or takes its marks away
-	beat uint64
-	seen map[string]*silence // of other nodes
+	mu    sync.Mutex
+	used  map[digest.Digest]*marks        // what this node has marked, or may have
+	held  map[digest.Digest]int           // of these, what Unuse leaves marked
+	turn  map[digest.Digest]chan struct{} // held by who marks an object or takes its marks away
+	beat  uint64
+	file  fs.FileInfo            // that says which store this is; nil before it was read again
+	look  bool                   // whether this node's marks are there: it may have been forgotten
+	seen  map[string]*silence    // of other nodes
+	fills map[digest.Digest]bool // layers of which checkpoints were made or seen here
 
 	read    map[string]seenRecord // of Objects and Sweep, by name
 	sharing map[digest.Digest]int // in how many image records a layer is, as the last sweep saw them
@@ -143,7 +146,7 @@ const storeFile = "dewpoint.json"
 func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	cfg = cfg.withDefaults()
 	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]*marks{}, held: map[digest.Digest]int{},
-		turn: map[digest.Digest]chan struct{}{}, seen: map[string]*silence{}, read: map[string]seenRecord{}}
+		turn: map[digest.Digest]chan struct{}{}, fills: map[digest.Digest]bool{}, seen: map[string]*silence{}, read: map[string]seenRecord{}}
 	b, err := cfg.FS.ReadFile(ctx, storeFile)
 	if errors.Is(err, fs.ErrNotExist) && cfg.ID != "" {
 		return nil, fmt.Errorf("%w: %s is to be there, and nothing is", ErrNotMounted, cfg.ID)
@@ -444,8 +447,28 @@ func (s *Store) Beat(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.overwrite(ctx, path.Join(nodesDir, s.cfg.Node+".json"), fmt.Appendf(nil, "%-*s\n", beatLen-1, b)), s.remark(ctx))
+	had, err := s.overwrite(ctx, path.Join(nodesDir, s.cfg.Node+".json"), fmt.Appendf(nil, "%-*s\n", beatLen-1, b), false)
+	s.mu.Lock()
+	if had != beatLen || n%remarkBeats == 1 { // Forget takes the file, last
+		s.look = true
+	}
+	look := s.look
+	s.mu.Unlock()
+	if !look {
+		return err
+	}
+	rerr := s.remark(ctx)
+	if rerr == nil {
+		s.mu.Lock()
+		s.look = false
+		s.mu.Unlock()
+	}
+	return errors.Join(err, rerr)
 }
+
+// remarkBeats is after how many signs of life it is looked whether this node's marks are there, whatever
+// its file says: a directory is asked of every server of a distributed file system.
+const remarkBeats = 20
 
 // beatLen is the length of a sign of life in bytes.
 const beatLen = 96
@@ -453,17 +476,20 @@ const beatLen = 96
 // overwrite writes b where the same number of bytes is, or nothing. A file that is renamed
 // over another while servers of a replicated file system are parted is another file on each, and
 // read by nobody for good (GlusterFS: a split brain of the file's identity); one that is
-// written in place is what the majority has.
-func (s *Store) overwrite(ctx context.Context, name string, b []byte) error {
+// written in place is what the majority has. Unless it is to last, a power cut may take it. It returns how
+// many bytes there were.
+func (s *Store) overwrite(ctx context.Context, name string, b []byte, last bool) (had int64, err error) {
 	f, err := s.cfg.FS.Append(ctx, name)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	_, err = f.WriteAt(b, 0)
-	if err == nil {
+	if had, err = f.Size(); err == nil {
+		_, err = f.WriteAt(b, 0)
+	}
+	if err == nil && last {
 		err = f.Sync()
 	}
-	return errors.Join(err, f.Close())
+	return had, errors.Join(err, f.Close())
 }
 
 // Open opens a layer's tar for reading.

@@ -31,8 +31,8 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 		return 0, strays // another node does it
 	}
 	defer lease.Release(context.WithoutCancel(ctx))
-	w := &sweep{s: s, now: time.Now(), old: s.since, ages: map[string]sighting{}, named: map[string]bool{}, files: map[string]bool{}}
-	names, err := s.cfg.FS.Names(ctx, layersDir)
+	w := &sweep{s: s, now: time.Now(), old: s.since, ages: map[string]sighting{}, named: map[string]bool{}, files: map[string]bool{}, listed: map[string][]string{}}
+	names, err := w.names(ctx, layersDir)
 	if err == nil {
 		for _, n := range names {
 			w.files[n] = true
@@ -65,6 +65,34 @@ type sweep struct {
 	named map[string]bool // names of files that a record, a checkpoint or the trash has
 	files map[string]bool // by name in layers
 	freed int64
+
+	listed  map[string][]string // by directory: each is listed once
+	objects []*Layer            // in the store, as orphans saw them
+}
+
+// names are those in a directory, as this sweep saw it first.
+func (w *sweep) names(ctx context.Context, dir string) ([]string, error) {
+	if names, ok := w.listed[dir]; ok {
+		return names, nil
+	}
+	names, err := w.s.cfg.FS.Names(ctx, dir)
+	if err == nil {
+		w.listed[dir] = names
+	}
+	return names, err
+}
+
+// list is names with what the files are.
+func (w *sweep) list(ctx context.Context, dir string) ([]fs.FileInfo, error) {
+	ents, err := w.s.cfg.FS.ReadDir(ctx, dir)
+	if err == nil {
+		names := make([]string, len(ents))
+		for i, e := range ents {
+			names[i] = e.Name()
+		}
+		w.listed[dir] = names
+	}
+	return ents, err
 }
 
 // age is how long a file has been seen in this size.
@@ -87,11 +115,11 @@ func deadOf(name string) string { return path.Join(trashDir, name+deadEnd) }
 // trash deletes what was evicted, or puts it back, and what others have not
 // deleted to the end.
 func (w *sweep) trash(ctx context.Context) error {
-	ents, err := w.s.cfg.FS.ReadDir(ctx, trashDir)
+	names, err := w.names(ctx, trashDir)
 	errs := unlessGone(err)
-	for _, e := range ents {
-		name := path.Join(trashDir, e.Name())
-		if dead, ok := strings.CutSuffix(e.Name(), deadEnd); ok {
+	for _, n := range names {
+		name := path.Join(trashDir, n)
+		if dead, ok := strings.CutSuffix(n, deadEnd); ok {
 			w.named[dead] = true
 			if w.age(name, 0) >= w.s.cfg.Grace {
 				errs = errors.Join(errs, w.dead(ctx, dead))
@@ -99,7 +127,7 @@ func (w *sweep) trash(ctx context.Context) error {
 			continue
 		}
 		l, err := w.s.readRecord(ctx, name)
-		if errors.Is(err, ErrUnknown) || strings.HasPrefix(e.Name(), ".") {
+		if errors.Is(err, ErrUnknown) || strings.HasPrefix(n, ".") {
 			continue
 		}
 		if errors.Is(err, ErrDamaged) { // what it was of is in its name
@@ -185,7 +213,7 @@ func unlessGone(err error) error {
 
 // fills removes checkpoints that nobody goes on from, and then what they were of.
 func (w *sweep) fills(ctx context.Context) error {
-	ents, err := w.s.cfg.FS.ReadDir(ctx, fillDir)
+	ents, err := w.list(ctx, fillDir)
 	errs := unlessGone(err)
 	for _, e := range ents {
 		if hex, ok := strings.CutSuffix(e.Name(), ".json"); ok && !strings.HasPrefix(e.Name(), ".") {
@@ -252,6 +280,7 @@ func (w *sweep) orphans(ctx context.Context, names []string) error {
 	if err != nil {
 		return err
 	}
+	w.objects = layers
 	published := map[string]bool{}
 	for _, l := range layers {
 		w.named[l.Name], published[l.Name] = true, true
@@ -313,7 +342,7 @@ func (w *sweep) orphan(ctx context.Context, id digest.Digest, file string, size 
 func (w *sweep) temporary(ctx context.Context) error {
 	var errs error
 	for _, dir := range append([]string{"."}, storeDirs...) {
-		names, err := w.s.cfg.FS.Names(ctx, dir)
+		names, err := w.names(ctx, dir)
 		errs = errors.Join(errs, unlessGone(err))
 		for _, n := range names {
 			if !strings.HasPrefix(n, ".") {

@@ -190,7 +190,7 @@ func (s *Store) Verified(ctx context.Context, l *Layer) (Verification, error) {
 
 // verified removes the notes of layers that are not in the store any more.
 func (w *sweep) verified(ctx context.Context) error {
-	names, err := w.s.cfg.FS.Names(ctx, verifiedDir)
+	names, err := w.names(ctx, verifiedDir)
 	errs := unlessGone(err)
 	for _, name := range names {
 		id := digest.NewDigestFromEncoded(digest.SHA256, name)

@@ -344,6 +344,11 @@ func (c *Client) Remove(_ context.Context, name string) error {
 	})
 }
 
+// SyncDir implements pop.FS.
+func (c *Client) SyncDir(_ context.Context, name string) error {
+	return c.call(true, "sync "+name, func() error { return c.disk.syncDir(name) })
+}
+
 // Open implements pop.FS.
 func (c *Client) Open(_ context.Context, name string) (pop.File, error) {
 	return c.open("open", name, func() (*inode, error) {
@@ -434,7 +439,7 @@ func (f *file) WriteAt(b []byte, off int64) (int, error) {
 
 func (f *file) Sync() error {
 	return f.c.call(true, "sync "+f.name, func() error {
-		f.ino.synced, f.ino.dirty, f.ino.durable = f.ino.data, false, true
+		f.ino.synced, f.ino.dirty = f.ino.data, false
 		return nil
 	})
 }

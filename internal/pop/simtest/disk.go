@@ -256,6 +256,18 @@ func (d *Disk) remove(name string) error {
 	return nil
 }
 
+func (d *Disk) syncDir(dir string) error {
+	if ino := d.names[dir]; ino == nil || !ino.dir {
+		return fs.ErrNotExist
+	}
+	for name, ino := range d.names {
+		if path.Dir(name) == dir {
+			ino.durable = true
+		}
+	}
+	return nil
+}
+
 // list is the directory as the servers have it.
 func (d *Disk) list(dir, node string) ([]fs.FileInfo, error) {
 	if ino := d.names[dir]; ino == nil || !ino.dir {
