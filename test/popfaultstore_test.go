@@ -12,8 +12,9 @@ import (
 // Faults of a file system that is made of several servers and has a client on each node.
 func TestPoPStoreFaults(t *testing.T) {
 	t.Run("distributed", func(t *testing.T) {
-		b := newFaultBed(t, popbed.Config{Store: popbed.Gluster})
+		b := newFaultBed(t, popbed.Config{Store: popbed.Gluster, Template: faultConfig + lateConfig})
 		b.try(t, "hangs on a node", storeHangs)
+		b.try(t, "hangs while memory comes", lateHangs)
 		b.try(t, "gone on a node", storeGone)
 		b.try(t, "server lost", partLost)
 	})
