@@ -11,7 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// hotUses is how many deployments of a layer of the store make it worth a copy
+// hotUses is how many deployments of an attached layer, the first one not counted, make it worth a copy
 // of this node's own: it is read near from then on, also while the store is away.
 const hotUses = 2
 
