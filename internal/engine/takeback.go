@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -60,7 +61,7 @@ func (e *Engine) sweep(ctx context.Context, name string) error {
 // bundle is containerd's directory of a container's task, which is there from the
 // beginning of its creation on.
 func (e *Engine) bundle(name string) string {
-	state := "/run/containerd"
+	state := cmp.Or(e.cfg.ContainerdState, "/run/containerd")
 	if e.private != nil {
 		state = filepath.Join(e.private.dir, "state")
 	}
