@@ -83,6 +83,15 @@ func lateHangs(b *faultBed) {
 	}
 	late.remove()
 	saved.remove()
+	b.eventually("the checkpoint leaves the store", func() error {
+		return b.client(0, func(ctx context.Context, c *api.Client) error {
+			all, err := c.ListCheckpoints(ctx, "")
+			for _, have := range all {
+				err = errors.Join(err, c.RemoveCheckpoint(ctx, have.ID), fmt.Errorf("there is %s", have.ID))
+			}
+			return err
+		})
+	})
 }
 
 // restoreAndHang starts the container and has its node's store hang once its processes run, until it does so before all
