@@ -11,12 +11,14 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -313,10 +315,13 @@ static char *output(const char *dir, char **argv, size_t *len)
 	int ends[2], status, in = note(dir, argv);
 	if (pipe2(ends, O_CLOEXEC) < 0)
 		die("pipe");
-	pid_t pid = fork();
+	pid_t self = getpid(), pid = fork();
 	if (pid < 0)
 		die("fork");
 	if (pid == 0) {
+		// Who ends us wants no shim that nobody knows of.
+		if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != self)
+			die("prctl");
 		if (chdir(dir) < 0 || dup2(in, STDIN_FILENO) < 0 || dup2(ends[1], STDOUT_FILENO) < 0)
 			die("%s", dir);
 		become(real, argv);

@@ -82,7 +82,7 @@ func (k *spareShims) run(ctx context.Context) {
 			continue
 		case <-rest:
 		}
-		if err := k.start(ctx, how); err != nil && ctx.Err() == nil {
+		if err := k.start(how); err != nil {
 			k.log.Warn("no shim could be started ahead", "err", err)
 			return
 		}
@@ -90,7 +90,7 @@ func (k *spareShims) run(ctx context.Context) {
 }
 
 // start founds a group whose shim runs and has no task.
-func (k *spareShims) start(ctx context.Context, how *shimgroup.Asked) error {
+func (k *spareShims) start(how *shimgroup.Asked) error {
 	k.s.mu.Lock()
 	g, err := k.s.found()
 	if err != nil {
@@ -100,7 +100,8 @@ func (k *spareShims) start(ctx context.Context, how *shimgroup.Asked) error {
 	delete(k.s.groups, g.name) // nobody's until it runs
 	k.s.mu.Unlock()
 	dir := filepath.Join(k.s.dir, g.name)
-	ctx, cancel := context.WithTimeout(ctx, spareStartTimeout)
+	// It is not cut short when k is closed: a shim may be on its way.
+	ctx, cancel := context.WithTimeout(context.Background(), spareStartTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, shimgroup.Path(dir), how.Args...)
 	cmd.Env, cmd.Stdin, cmd.Dir = how.Env, bytes.NewReader(how.Input), dir
@@ -118,12 +119,16 @@ func (k *spareShims) start(ctx context.Context, how *shimgroup.Asked) error {
 }
 
 // endShim ends the shim of a group that has no task, and removes the group. One
-// that has tasks does not listen to it.
+// that has tasks does not listen to it. One that is being started is waited for.
 func endShim(dir string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), spareStartTimeout)
+	defer cancel()
+	unlock := shimgroup.Lock(ctx, dir)
+	defer unlock()
 	socket := shimgroup.Socket(dir)
 	if c, err := net.DialTimeout("unix", socket, spareEndTimeout); socket != "" && err == nil {
 		t := ttrpc.NewClient(c)
-		ctx, cancel := context.WithTimeout(context.Background(), spareEndTimeout)
+		ctx, cancel := context.WithTimeout(ctx, spareEndTimeout)
 		// containerd 1.6 and 2.x speak different versions of it. That the
 		// connection ends is the answer.
 		if _, err := taskv3.NewTTRPCTaskClient(t).Shutdown(ctx, &taskv3.ShutdownRequest{}); err != nil && ctx.Err() == nil {

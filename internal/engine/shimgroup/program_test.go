@@ -170,3 +170,50 @@ func TestDelete(t *testing.T) {
 		t.Errorf("with no directory of states the real shim was told %q", b.told())
 	}
 }
+
+// Who is ended while a shim starts takes it along, and who wants to know of the
+// shim waits for it.
+func TestStartIsKilled(t *testing.T) {
+	b := newBed(t)
+	real, err := filepath.EvalSymlinks(filepath.Join(b.group, "shim"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(real, []byte("#!/bin/sh\necho $$ >> "+b.said+"\nexec sleep 1000\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(shimgroup.Path(b.group), "-id", "a", "start")
+	cmd.Dir = b.bundle
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the shim starts", func() bool { return b.told() != "" })
+	locked := make(chan struct{})
+	go func() {
+		shimgroup.Lock(t.Context(), b.group)()
+		close(locked)
+	}()
+	select {
+	case <-locked:
+		t.Fatal("a group whose shim starts is not locked")
+	case <-time.After(50 * time.Millisecond):
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	<-locked
+	until(t, "the shim ends", func() bool {
+		status, err := os.ReadFile("/proc/" + strings.TrimSpace(b.told()) + "/status")
+		return err != nil || strings.Contains(string(status), "\nState:\tZ")
+	})
+}
+
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("in vain: ", what)
+		}
+	}
+}

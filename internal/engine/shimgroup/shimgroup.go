@@ -28,10 +28,13 @@ package shimgroup
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 )
 
 // Program is the name of the small program.
@@ -65,6 +68,23 @@ func Make(dir, program, real, containers string) error {
 
 // Path is the runtime path by which containerd gets the group's shim.
 func Path(dir string) string { return filepath.Join(dir, startLink) }
+
+// Lock keeps the program from starting a shim in the group until unlock, and
+// waits for one that it is starting, unless ctx ends before.
+func Lock(ctx context.Context, dir string) (unlock func()) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return func() {}
+	}
+	for syscall.Flock(int(d.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == syscall.EWOULDBLOCK {
+		select {
+		case <-ctx.Done():
+			return func() { d.Close() }
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	return func() { d.Close() }
+}
 
 // Remove removes a group whose shim has no containers, and the socket that a
 // shim may leave. It is not an error if there is no such group.
