@@ -233,7 +233,7 @@ func TestPutBack(t *testing.T) {
 		ctx, y := t.Context(), b.node("y")
 		var id digest.Digest
 		used := false
-		fsys := &hooked{pop.NewDir(b.dir, 0), func(op, name string) error {
+		fsys := &hooked{FS: pop.NewDir(b.dir, 0), before: func(op, name string) error {
 			if op == "rename" && name == "layers/"+id.Encoded()+".json" && !used {
 				used = true
 				if _, err := y.Use(ctx, id); err != nil {
@@ -263,7 +263,7 @@ func TestFailedUseKeepsTheMark(t *testing.T) {
 		ctx, x := t.Context(), b.node("x")
 		id := fill(t, x, 1)[0]
 		var broken bool
-		y := b.open(pop.StoreConfig{Node: "y", FS: &hooked{pop.NewDir(b.dir, 0), func(op, _ string) error {
+		y := b.open(pop.StoreConfig{Node: "y", FS: &hooked{FS: pop.NewDir(b.dir, 0), before: func(op, _ string) error {
 			if broken && op == "append" {
 				l, err := x.Record(ctx, id)
 				if err == nil {

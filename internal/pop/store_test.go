@@ -341,14 +341,18 @@ func TestManyMakeOneStore(t *testing.T) {
 	})
 }
 
-// hooked calls before ahead of each call that changes something; an error is the call's.
+// hooked calls before ahead of each call that changes something, one at a time; an error is the call's.
 type hooked struct {
 	pop.FS
 	before func(op, name string) error
+	mu     sync.Mutex
 }
 
 func (h *hooked) do(op, name string, f func() error) error {
-	if err := h.before(op, name); err != nil {
+	h.mu.Lock()
+	err := h.before(op, name)
+	h.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	return f()
@@ -414,7 +418,7 @@ func TestDiesAtEveryStep(t *testing.T) {
 }
 
 func diesAfter(t *testing.T, b *bed, left int) (died bool) {
-	fsys := &hooked{pop.NewDir(b.dir, 0), func(string, string) error {
+	fsys := &hooked{FS: pop.NewDir(b.dir, 0), before: func(string, string) error {
 		if left--; left < 0 {
 			died = true
 			return errDied

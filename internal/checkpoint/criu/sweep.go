@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,7 +35,13 @@ func sweepProbe(dir string) {
 	// CRIU may have ended with the daemon, and what it has restored not.
 	if b, err := os.ReadFile(filepath.Join(dir, pidFile)); err == nil {
 		if pid, err := strconv.Atoi(string(bytes.TrimSpace(b))); err == nil {
-			endSleeper(pid)
+			for range 100 { // until it is itself
+				endSleeper(pid)
+				if unix.Kill(pid, 0) != nil || len(argsOf(pid)) > 0 && !isCRIU(pid) {
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
 		}
 	}
 }
