@@ -35,6 +35,7 @@ type order struct {
 	cfg CacheConfig
 	log *slog.Logger
 
+	saving sync.Mutex // one at a time writes the file
 	mu     sync.Mutex
 	policy evict.Policy
 	seen   map[digest.Digest]time.Time // of the layers that the policy knows, when a use of them was counted last
@@ -147,6 +148,8 @@ func (o *order) save() error {
 	if o.cfg.Path == "" {
 		return nil
 	}
+	o.saving.Lock()
+	defer o.saving.Unlock()
 	o.mu.Lock()
 	b, err := o.policy.Snapshot()
 	o.mu.Unlock()

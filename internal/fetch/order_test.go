@@ -11,6 +11,7 @@ import (
 	"dewpoint/internal/layer"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/errgroup"
 )
 
 // ordered gives a bed's cache a policy.
@@ -58,6 +59,24 @@ func TestCollectByPolicy(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Who prunes while the node evicts by itself is told of no trouble.
+func TestOrderIsSavedAtOnce(t *testing.T) {
+	b := newBed(t)
+	b.ordered("gdsf", filepath.Join(t.TempDir(), "cache.policy"))
+	var g errgroup.Group
+	for range 8 {
+		g.Go(func() error {
+			for range 20 {
+				if err := b.order.save(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	b.must(g.Wait())
 }
 
 // Uses are remembered by the next process; where that is not possible, layers go by how long ago they were used.
