@@ -283,16 +283,23 @@ func (s *shims) anyStanding() string {
 	return ""
 }
 
-// found makes a group. It needs mu.
+// found makes a group that tasks may join. It needs mu.
 func (s *shims) found() (*shimGroup, error) {
+	g, err := s.newGroup()
+	if err == nil {
+		s.groups[g.name] = g
+	}
+	return g, err
+}
+
+// newGroup makes a group that nobody knows of. It needs mu.
+func (s *shims) newGroup() (*shimGroup, error) {
 	s.made++
 	name := strconv.FormatInt(time.Now().UnixMicro(), 36) + "-" + strconv.Itoa(s.made)
 	if err := shimgroup.Make(filepath.Join(s.dir, name), s.program, s.real, s.containers); err != nil {
 		return nil, err
 	}
-	g := &shimGroup{name: name}
-	s.groups[name] = g
-	return g, nil
+	return &shimGroup{name: name}, nil
 }
 
 // done ends the making of a task: it stands, or nothing is left of it.

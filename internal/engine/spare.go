@@ -56,7 +56,9 @@ func (k *spareShims) close() {
 	for name, g := range k.s.groups {
 		if g.spare() {
 			delete(k.s.groups, name)
-			endShim(filepath.Join(k.s.dir, name))
+			if err := endShim(filepath.Join(k.s.dir, name)); err != nil {
+				k.log.Warn("what a shim had stays until the next start", "err", err)
+			}
 		}
 	}
 }
@@ -92,13 +94,11 @@ func (k *spareShims) run(ctx context.Context) {
 // start founds a group whose shim runs and has no task.
 func (k *spareShims) start(how *shimgroup.Asked) error {
 	k.s.mu.Lock()
-	g, err := k.s.found()
+	g, err := k.s.newGroup()
+	k.s.mu.Unlock()
 	if err != nil {
-		k.s.mu.Unlock()
 		return err
 	}
-	delete(k.s.groups, g.name) // nobody's until it runs
-	k.s.mu.Unlock()
 	dir := filepath.Join(k.s.dir, g.name)
 	// It is not cut short when k is closed: a shim may be on its way.
 	ctx, cancel := context.WithTimeout(context.Background(), spareStartTimeout)
@@ -107,8 +107,7 @@ func (k *spareShims) start(how *shimgroup.Asked) error {
 	cmd.Env, cmd.Stdin, cmd.Dir = how.Env, bytes.NewReader(how.Input), dir
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		endShim(dir)
-		return errors.Join(err, errors.New(string(out)))
+		return errors.Join(err, errors.New(string(out)), endShim(dir))
 	}
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
