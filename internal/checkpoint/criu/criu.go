@@ -76,9 +76,6 @@ func New(cfg Config) *Engine {
 	for _, pattern := range []string{dumpDir, probeDir} {
 		left, _ := filepath.Glob(filepath.Join(cfg.State, pattern))
 		for _, d := range left {
-			if pattern == probeDir {
-				sweepProbe(d)
-			}
 			_ = os.RemoveAll(d)
 		}
 	}

@@ -124,7 +124,7 @@ func TestWithoutCapabilities(t *testing.T) {
 
 // TestProbeKilled ends the daemon in the middle of its probe: the next one leaves nothing of it.
 func TestProbeKilled(t *testing.T) {
-	for _, when := range []string{"dump.log", "inventory.img", "restore.log", "pid"} {
+	for _, when := range []string{"dump.log", "inventory.img", "restore.log"} {
 		state := t.TempDir()
 		mark := "CRIU_TEST_MARK=" + state
 		cmd := helperCommand(t, "probe", engine.Config{State: state, CRIU: criu.Find(t.Context(), "")})

@@ -92,15 +92,23 @@ func missingCapabilities() []string {
 	return missing
 }
 
-const (
-	probeTimeout = 20 * time.Second
-	// sleepTime is a little more, in seconds, and no longer: should the daemon be killed meanwhile, the
-	// process ends by itself, and CRIU with it. The next daemon does not wait for that: see New.
-	sleepTime = "25"
-	pidFile   = "pid" // of what CRIU has restored, in the probe's directory
-)
+const probeTimeout = 20 * time.Second
 
-// dumpAndRestore does so with a process that sleeps and holds a listening socket.
+// probe is what a shell does as the first process of a PID namespace, whose end is that of all it has
+// started, what CRIU has forked and restored among it. Its arguments are CRIU, a directory and how many
+// seconds to sleep; the socket that listens is descriptor 3.
+const probe = `
+mount --make-rprivate / && mount -t proc proc /proc || exit 1
+setsid sleep "$3" </dev/null >/dev/null 2>&1 &
+exec 3<&-
+until read -r name <"/proc/$!/comm" && [ "$name" = sleep ]; do [ -e "/proc/$!" ] || exit 1; done
+"$1" dump -t "$!" -D "$2" -o dump.log -v3 --manage-cgroups=ignore || exit 1
+wait "$!"
+"$1" restore -D "$2" -o restore.log -v3 --manage-cgroups=ignore
+`
+
+// dumpAndRestore does so with a process that sleeps and holds a listening socket. All of it ends with
+// the daemon, even if that is killed.
 func (e *Engine) dumpAndRestore(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -109,82 +117,61 @@ func (e *Engine) dumpAndRestore(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	p, err := startSleeper(ctx)
-	if err != nil {
+	p := exec.CommandContext(ctx, "sh", "-c", probe, "probe", e.cfg.Program, dir, strconv.Itoa(int(probeTimeout/time.Second)))
+	var out bytes.Buffer
+	p.Dir, p.Stdout, p.Stderr = "/", &out, &out
+	p.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL, Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
+	runtime.LockOSThread() // whose end would be the signal
+	defer runtime.UnlockOSThread()
+	if err := startListening(ctx, p); err != nil {
 		return err
 	}
-	dump := exec.CommandContext(ctx, e.cfg.Program, "dump", "-t", strconv.Itoa(p.Process.Pid), "-D", dir, "-o", "dump.log", "-v3", "--manage-cgroups=ignore")
-	out, err := dump.CombinedOutput()
-	_ = p.Process.Kill() // a dump has ended it already
-	_ = p.Wait()
-	if err != nil {
-		return explainProbe(filepath.Join(dir, "dump.log"), "dump", err, out)
+	ended := make(chan error, 1)
+	go func() { ended <- p.Wait() }()
+	for {
+		select {
+		case err := <-ended:
+			return explainProbe(dir, err, out.Bytes())
+		case <-time.After(2 * time.Millisecond):
+		}
+		if b, err := os.ReadFile(filepath.Join(dir, restoreLog)); err == nil && bytes.Contains(b, []byte("Tasks resumed")) {
+			_ = p.Process.Kill()
+			<-ended
+			return nil
+		}
 	}
-	return e.restoreSleeper(ctx, dir)
 }
 
-func startSleeper(ctx context.Context) (*exec.Cmd, error) {
+// startListening starts a program that alone has a listening socket, as descriptor 3.
+func startListening(ctx context.Context, p *exec.Cmd) error {
 	var c net.ListenConfig
 	c.SetMultipathTCP(false)
 	l, err := c.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer l.Close()
 	f, err := l.(*net.TCPListener).File()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer f.Close()
 	// What the daemon has inherited is not to be dumped with it; older kernels lack the call.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
-	p := exec.Command("sleep", sleepTime)
-	p.Dir = "/"
 	p.ExtraFiles = []*os.File{f}
-	p.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	return p, p.Start()
+	return p.Start()
 }
 
-// restoreSleeper has CRIU stay as the process's parent, so that none other
-// has to reap it.
-func (e *Engine) restoreSleeper(ctx context.Context, dir string) error {
-	log, pidfile := filepath.Join(dir, "restore.log"), filepath.Join(dir, pidFile)
-	var out bytes.Buffer
-	r := exec.CommandContext(ctx, e.cfg.Program, "restore", "-D", dir, "-o", "restore.log", "-v3", "--pidfile", pidfile, "--manage-cgroups=ignore")
-	r.Stdout, r.Stderr = &out, &out
-	runtime.LockOSThread() // whose end would be the signal
-	defer runtime.UnlockOSThread()
-	r.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-	if err := r.Start(); err != nil {
-		return err
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- r.Wait() }()
-	for {
-		select {
-		case err := <-ended:
-			return explainProbe(log, "restore", err, out.Bytes())
-		case <-time.After(2 * time.Millisecond):
-		}
-		if b, err := os.ReadFile(log); err == nil && bytes.Contains(b, []byte("Tasks resumed")) {
-			break
-		}
-	}
-	b, err := os.ReadFile(pidfile)
-	pid, nerr := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err = errors.Join(err, nerr); err == nil {
-		err = unix.Kill(pid, unix.SIGKILL)
-	}
-	if err != nil {
-		_ = r.Process.Kill()
-	}
-	<-ended
-	return err
-}
+// Of CRIU, in the probe's directory.
+const dumpLog, restoreLog = "dump.log", "restore.log"
 
-func explainProbe(log, verb string, err error, out []byte) error {
+func explainProbe(dir string, err error, out []byte) error {
 	if err == nil {
 		err = errors.New("the process ended")
+	}
+	verb, log := "restore", filepath.Join(dir, restoreLog)
+	if _, serr := os.Stat(log); serr != nil {
+		verb, log = "dump", filepath.Join(dir, dumpLog)
 	}
 	said := errorLines(log)
 	if len(said) == 0 {
