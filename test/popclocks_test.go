@@ -14,6 +14,7 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/bench/popbed"
+	"dewpoint/internal/engine/shimgroup"
 	"dewpoint/internal/node"
 
 	"golang.org/x/sys/unix"
@@ -61,6 +62,10 @@ func newClocks(t *testing.T, dewd string) *clocks {
 	}
 	code[bytes.Index(code, wallClock)+1] = unix.CLOCK_BOOTTIME
 	script := "#!/bin/sh\nfor a; do case \"$a\" in */dewd.toml) d=${a%/*};; esac; done\nexec " + dir + "/${d##*/} \"$@\"\n"
+	// What dewd looks for beside itself.
+	if err := os.Symlink(filepath.Join(filepath.Dir(dewd), shimgroup.Program), filepath.Join(dir, shimgroup.Program)); err != nil {
+		t.Fatal(err)
+	}
 	for path, b := range map[string][]byte{c.other: code, c.program: []byte(script)} {
 		if err := os.WriteFile(path, b, 0o755); err != nil {
 			t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"time"
 
 	contentapi "github.com/containerd/containerd/api/services/content/v1"
 	imagesapi "github.com/containerd/containerd/api/services/images/v1"
@@ -27,7 +26,6 @@ import (
 // Labels that containerd's garbage collector and remote snapshotters read.
 const (
 	labelGCRoot     = "containerd.io/gc.root"
-	labelGCExpire   = "containerd.io/gc.expire"
 	labelGCContent  = "containerd.io/gc.ref.content."
 	labelGCSnapshot = "containerd.io/gc.ref.snapshot."
 	labelSource     = "containerd.io/distribution.source."
@@ -38,8 +36,6 @@ const (
 	labelRegistered = "dewpoint.registered" // on an image: the snapshotter that has its chain
 	labelOwner      = "dewpoint.owner"      // on a lease: the state directory of the daemon that made it
 )
-
-const leaseTime = 24 * time.Hour // of a registration, pulling included; only a crash lets it run out
 
 // NotRemoteError says that the snapshotter has not got a layer that it was
 // asked to show: the layers must be complete or mounted before Register.
@@ -161,9 +157,9 @@ func (e *Engine) leaseID(ctx context.Context) (string, context.Context, func(), 
 	return id, metadata.AppendToOutgoingContext(ctx, "containerd-lease", id), release, nil
 }
 
-func (e *Engine) leaseLabels() map[string]string {
-	return map[string]string{labelOwner: e.cfg.State, labelGCExpire: time.Now().Add(leaseTime).UTC().Format(time.RFC3339)}
-}
+// leaseLabels say whose the lease is, and not when it ends: the clock of a board without a battery
+// may be set years ahead while a registration goes on. What a crash leaves, endLeases ends.
+func (e *Engine) leaseLabels() map[string]string { return map[string]string{labelOwner: e.cfg.State} }
 
 // endLeases ends those of an earlier process: what it was making is made anew or not at all.
 func (e *Engine) endLeases(ctx context.Context) error {
@@ -223,9 +219,19 @@ func (e *Engine) documents(img *image.Image) []document {
 	return docs
 }
 
-// writeContent puts a blob into the content store in one message, and makes
-// sure of its labels where the blob is there already.
+// writeContent is putContent over again when a blob that was there already, and that our lease did not
+// keep, is collected before it has its labels.
 func (e *Engine) writeContent(ctx context.Context, d document) error {
+	for n := 1; ; n++ {
+		if err := e.putContent(ctx, d); !errdefs.IsNotFound(err) || n == collections || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// putContent puts a blob into the content store in one message, and makes
+// sure of its labels where the blob is there already.
+func (e *Engine) putContent(ctx context.Context, d document) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	s, err := e.c.content.Write(ctx)
