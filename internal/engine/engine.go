@@ -74,7 +74,7 @@ type Config struct {
 	Address           string // Private (default), or the path of a containerd's socket
 	Root              string // kept over a reboot; default /var/lib/dewpoint
 	State             string // gone after a reboot; default /run/dewpoint
-	ContainerdState   string // state directory of a containerd that is not private; default its own, /run/containerd
+	ContainerdState   string // state directory of a containerd that is not private; default where its socket is, as containerd and k3s have it
 	Namespace         string // containerd's; default "dewpoint"
 	Snapshotter       string // default "dewpoint"
 	SnapshotterSocket string // of the proxy plugin Snapshotter; default STATE/snapshotter.sock

@@ -61,7 +61,7 @@ func (e *Engine) sweep(ctx context.Context, name string) error {
 // bundle is containerd's directory of a container's task, which is there from the
 // beginning of its creation on.
 func (e *Engine) bundle(name string) string {
-	state := cmp.Or(e.cfg.ContainerdState, "/run/containerd")
+	state := cmp.Or(e.cfg.ContainerdState, filepath.Dir(e.cfg.Address))
 	if e.private != nil {
 		state = filepath.Join(e.private.dir, "state")
 	}
