@@ -478,7 +478,7 @@ func TestTriedAgain(t *testing.T) {
 	} else {
 		p.Restored(ctx, 0.2)
 	}
-	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record == nil || p.Patience(time.Hour) != patience*5*time.Second {
+	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record == nil || p.Patience(time.Hour, time.Second) != patience*5*time.Second || p.Patience(time.Hour, 7*time.Second) != patience*7*time.Second {
 		t.Errorf("what was slow by accident: %+v, %v", p, err)
 	}
 }

@@ -83,9 +83,10 @@ func (p *Plan) Extend(ctx context.Context, out *Prepared) error {
 	return nil
 }
 
-// Patience is how long a restored container may take to be ready, at most most.
-func (p *Plan) Patience(most time.Duration) time.Duration {
-	slowest := p.expect
+// Patience is how long a restored container may take to be ready, at most most, if it took so long to
+// make its processes: a machine that is slow at one is slow at the other.
+func (p *Plan) Patience(most, took time.Duration) time.Duration {
+	slowest := max(p.expect, took.Seconds())
 	if all := p.m.boots.sorted(p.Record.ID); len(all) > 0 {
 		slowest = max(slowest, all[len(all)-1])
 	}

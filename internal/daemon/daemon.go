@@ -272,6 +272,10 @@ func (d *Daemon) serve(ctx context.Context, started chan<- struct{}) error {
 		if err := d.startEngine(ctx, socket, blobs); err != nil {
 			return err
 		}
+		h := trace.Handler(api.NewHandler(d, api.Config{Classify: classify, Observe: d.metrics.Call, Log: d.log}))
+		if err := d.serveTCP(ctx, g, h); err != nil { // who finds the socket below finds this as well
+			return err
+		}
 		l, err := api.Listen(filepath.Join(d.cfg.State, "dewd.sock"), 0o600)
 		if err != nil {
 			return err
@@ -282,10 +286,6 @@ func (d *Daemon) serve(ctx context.Context, started chan<- struct{}) error {
 		g.Go(func() error { return d.watchEngine(ctx) })
 		g.Go(func() error { return d.keepHouse(ctx) })
 		g.Go(func() error { return d.servePoP(ctx) })
-		h := trace.Handler(api.NewHandler(d, api.Config{Classify: classify, Observe: d.metrics.Call, Log: d.log}))
-		if err := d.serveTCP(ctx, g, h); err != nil {
-			return errors.Join(err, l.Close())
-		}
 		close(started)
 		return api.Serve(ctx, l, h)
 	})

@@ -134,7 +134,7 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 		return &restoreError{err}
 	}
 	begun := time.Now()
-	sctx, cancel := context.WithTimeout(ctx, startSlack+plan.Patience(o.timeout))
+	sctx, cancel := context.WithTimeout(ctx, startSlack+plan.Patience(o.timeout, 0))
 	defer cancel()
 	c, err := d.cfg.Engine.Create(sctx, spec)
 	if err != nil {
@@ -155,7 +155,7 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 	restored := time.Now()
 	r.step(node.Restored, restored)
 	if err = plan.After(sctx, o.name); err == nil {
-		err = d.awaitRestored(ctx, o, check, plan)
+		err = d.awaitRestored(ctx, o, check, plan.Patience(o.timeout, restored.Sub(begun)))
 	}
 	if err == nil {
 		err = plan.Serving()
@@ -199,7 +199,7 @@ func unrestored(err error) error {
 
 // awaitRestored waits for a restored container to serve. What it wrote when it
 // became ready it does not write again.
-func (d *Deployer) awaitRestored(ctx context.Context, o *order, check ready.Check, plan *checkpoint.Plan) error {
+func (d *Deployer) awaitRestored(ctx context.Context, o *order, check ready.Check, within time.Duration) error {
 	c, err := d.cfg.Engine.Inspect(ctx, o.name)
 	if err != nil {
 		return err
@@ -208,7 +208,7 @@ func (d *Deployer) awaitRestored(ctx context.Context, o *order, check ready.Chec
 		return nil
 	}
 	short := *o
-	short.timeout = plan.Patience(o.timeout)
+	short.timeout = within
 	return d.await(ctx, &short, check, c)
 }
 
