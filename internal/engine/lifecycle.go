@@ -292,6 +292,9 @@ func (e *Engine) removeRemains(ctx context.Context, name string) error {
 		os.RemoveAll(e.cfg.dir(name)))
 }
 
+// ttrpcClosed is in the text of an error of containerd's whose connection to a shim has ended.
+const ttrpcClosed = "ttrpc: closed"
+
 // deleteTask ends a task whose process is not running, and its shim.
 func (e *Engine) deleteTask(ctx context.Context, name string) error {
 	left, err := e.shims.leave(ctx, name)
@@ -299,6 +302,10 @@ func (e *Engine) deleteTask(ctx context.Context, name string) error {
 		return err
 	}
 	_, err = e.c.tasks.Delete(ctx, &tasksapi.DeleteTaskRequest{ContainerID: name})
+	if err != nil && strings.Contains(err.Error(), ttrpcClosed) {
+		// The shim has ended before its answer was out; containerd knows whether the task has.
+		_, err = e.c.tasks.Delete(ctx, &tasksapi.DeleteTaskRequest{ContainerID: name})
+	}
 	if errdefs.IsNotFound(err) {
 		err = nil
 	}

@@ -93,9 +93,15 @@ func TestPowerCut(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Kill(b.containerdPid(), unix.SIGKILL); err != nil {
+	p, err := openProcess(b.containerdPid())
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer p.close()
+	if err := unix.Kill(p.pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	p.exited(time.Minute) // what still ends would be adopted
 	if err := os.Truncate(db, 5000); err != nil {
 		t.Fatal(err)
 	}
