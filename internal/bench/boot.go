@@ -42,6 +42,7 @@ type bootBench struct {
 	o              *options
 	self           []string
 	bed            *testbed.Bed // nil in the parts with a PoP
+	ways           []string     // of start and clones; empty is all
 	clones         []int
 	connections    []int
 	megabytes      []int
@@ -58,9 +59,10 @@ const bootParts = "start,clones,dump,memory,overhead,pop,traffic"
 func compareBoot(ctx context.Context, args []string, stdout, stderr io.Writer, self []string) error {
 	o := options{}
 	b := &bootBench{o: &o, self: self, refused: map[string]string{}, stdout: stdout, stderr: stderr}
-	var parts, clones, connections, megabytes, store string
+	var parts, clones, connections, megabytes, store, ways string
 	err := o.parse("boot", args, stderr, strings.Join(demo.BootNames(), ","), func(f *flag.FlagSet) {
 		f.StringVar(&parts, "parts", bootParts, "comma-separated `parts` of the experiment")
+		f.StringVar(&ways, "ways", "", "comma-separated `ways` of start and clones: boot, restore, docker; all that the engines have")
 		f.StringVar(&clones, "clones", "1,2,4,8,16", "comma-separated `numbers` of clones at once")
 		f.StringVar(&connections, "connections", "10,100,1000", "comma-separated `numbers` of connections of the load")
 		f.StringVar(&megabytes, "memory", "100,1024", "comma-separated `MB` that the service of the part memory holds")
@@ -75,6 +77,14 @@ func compareBoot(ctx context.Context, args []string, stdout, stderr io.Writer, s
 	}
 	if !slices.Contains(o.engines, "dewd") {
 		return errors.New("engines: dewd is what docker is compared with")
+	}
+	if ways != "" {
+		b.ways = strings.Split(ways, ",")
+	}
+	for _, w := range b.ways {
+		if !slices.Contains([]string{"boot", "restore", "docker"}, w) {
+			return fmt.Errorf("way %q: there are boot, restore, docker", w)
+		}
 	}
 	b.store = popbed.Kind(store)
 	if !slices.Contains(popbed.Kinds(), b.store) {

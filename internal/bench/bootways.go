@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,6 +43,7 @@ type way interface {
 // lineup is the engines of a part, each with the images whole on its disk.
 type lineup struct {
 	bed     *testbed.Bed
+	only    []string  // of the ways; empty is all
 	dewd    *bootDewd // boots
 	docker  *bootDocker
 	engines []engine
@@ -53,6 +55,9 @@ func (l *lineup) ways() []way {
 	all := []way{l.dewd, l.dewd.with("restore")}
 	if l.docker != nil {
 		all = append(all, l.docker)
+	}
+	if len(l.only) > 0 {
+		all = slices.DeleteFunc(all, func(w way) bool { return !slices.Contains(l.only, w.name()) })
 	}
 	return all
 }
@@ -67,7 +72,7 @@ func (b *bootBench) lineup(ctx context.Context, config string, images ...string)
 	if err != nil {
 		return nil, err
 	}
-	l := &lineup{bed: b.bed}
+	l := &lineup{bed: b.bed, only: b.ways}
 	for _, e := range engines {
 		s, err := open(ctx, b.bed, e)
 		if err != nil {

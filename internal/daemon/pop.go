@@ -42,7 +42,7 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 	if f.Policy != "" && !evict.Known(f.Policy) {
 		return fetch.PoPConfig{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
 	}
-	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name), Damaged: d.popDamaged, Replaced: d.popReplaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
+	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name), Damaged: d.popDamaged, Lost: d.popLost, Replaced: d.popReplaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
 		Owed:  filepath.Join(d.cfg.Root, "pop.owed"),
 		House: time.Duration(f.Grace) / 3, Saved: d.savedImages}
 	if err := config.CheckNode(out.Node); err != nil {

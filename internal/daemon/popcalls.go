@@ -26,6 +26,13 @@ func (d *Daemon) popDamaged(id digest.Digest, why error) {
 	d.events.add(node.Event{Kind: node.EventDamaged, Layer: id.String(), Error: why.Error()})
 }
 
+// popLost has a checkpoint of this node's that was damaged in the store put there again.
+func (d *Daemon) popLost(id digest.Digest) {
+	if d.saved != nil {
+		d.bg.Go(func() { d.saved.Lost(id) })
+	}
+}
+
 func (d *Daemon) popReplaced(id digest.Digest) {
 	d.events.add(node.Event{Kind: node.EventReplaced, Layer: id.String()})
 }

@@ -119,8 +119,8 @@ func (d *Deployer) prepare(ctx context.Context, o *order, r *run, img *image.Ima
 	return prep, nil
 }
 
-// startSlack is how long making and restoring a container may take beyond what
-// is expected.
+// startSlack is how long the processes of a container that is made may take to be restored, beyond what is
+// expected of them to be ready. Making it takes as long for a boot.
 const startSlack = 20 * time.Second
 
 // revive makes the container and lets its processes go on. It tells of stages
@@ -134,12 +134,12 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 		return &restoreError{err}
 	}
 	begun := time.Now()
-	sctx, cancel := context.WithTimeout(ctx, startSlack+plan.Patience(o.timeout, 0))
-	defer cancel()
-	c, err := d.cfg.Engine.Create(sctx, spec)
+	c, err := d.cfg.Engine.Create(ctx, spec)
 	if err != nil {
 		return unrestored(err)
 	}
+	sctx, cancel := context.WithTimeout(ctx, startSlack+plan.Patience(o.timeout, 0))
+	defer cancel()
 	r.cgroup = c.CgroupDir("memory")
 	created := time.Now()
 	r.step(node.Created, created)

@@ -38,6 +38,9 @@ type PoPConfig struct {
 	Room func(bytes int64) bool
 	// Damaged is told of layers in the store that are not what was published. May be nil.
 	Damaged func(id digest.Digest, why error)
+	// Lost is told of what has left the store since it was damaged, whichever node has found that: layers, and what others
+	// keep there. May be nil; must not block for long.
+	Lost func(id digest.Digest)
 	// Replaced is told of damaged layers that are in the store again. May be nil.
 	Replaced func(id digest.Digest)
 	// Owed is the path of a file that remembers which layers this node is to give the store; "" remembers none.

@@ -83,6 +83,9 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 	case pop.Evicted, pop.Damaged:
 		if e.Node != s.cfg.Node { // whoever took it out here does what follows
 			s.taken(digest.Digest(e.Key), e.Kind == pop.Damaged)
+			if e.Kind == pop.Damaged {
+				s.lost(digest.Digest(e.Key))
+			}
 		}
 	case pop.Resync:
 		if st := s.usable(); st != nil {

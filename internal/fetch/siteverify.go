@@ -162,9 +162,17 @@ func (s *site) taken(id digest.Digest, damaged bool) {
 	})
 }
 
+// lost tells of what was damaged in the store, and is not there any more.
+func (s *site) lost(id digest.Digest) {
+	if s.cfg.Lost != nil {
+		s.cfg.Lost(id)
+	}
+}
+
 // replace puts a layer into the store again that was damaged there, if this node
 // has it, or uses it. It reports whether it is there.
 func (s *site) replace(ctx context.Context, id digest.Digest) bool {
+	s.lost(id)
 	if !s.again(ctx, id, "a layer has left the PoP's store, since it was damaged: containers that run with it may have read wrong bytes; it comes anew for those that start from here on") {
 		return false
 	}

@@ -97,7 +97,14 @@ func (l *Layer) verify(ctx context.Context, r io.ReaderAt) error {
 
 // Quarantine takes a damaged layer out of sight, used or not: nothing new is to
 // use it, and it can be published anew. Its files stay while nodes use it.
-func (s *Store) Quarantine(ctx context.Context, l *Layer) error {
+func (s *Store) Quarantine(ctx context.Context, l *Layer) error { return s.takeOut(ctx, l, Damaged) }
+
+// Withdraw does what Quarantine does to one that is as it was published, and no longer wanted: nobody
+// is to publish it anew.
+func (s *Store) Withdraw(ctx context.Context, l *Layer) error { return s.takeOut(ctx, l, Evicted) }
+
+// takeOut takes a layer out of sight, and tells why.
+func (s *Store) takeOut(ctx context.Context, l *Layer, kind string) error {
 	if now, err := s.record(ctx, l.DiffID); errors.Is(err, ErrUnknown) || err == nil && now.Name != l.Name {
 		return nil
 	}
@@ -113,7 +120,7 @@ func (s *Store) Quarantine(ctx context.Context, l *Layer) error {
 	if err := unlessGone(s.cfg.FS.Rename(ctx, trash, deadOf(l.Name))); err != nil {
 		return err
 	}
-	s.tell(ctx, Event{Kind: Damaged, Key: l.DiffID.String()})
+	s.tell(ctx, Event{Kind: kind, Key: l.DiffID.String()})
 	return nil
 }
 

@@ -136,7 +136,8 @@ func (s *Store) reader(ctx context.Context, r Record) (*image.Reader, *Data, err
 }
 
 // doubt takes data away that were found to be damaged where they are: on this node, or in the
-// PoP's store. Who asks for them next finds them elsewhere, or nowhere.
+// PoP's store. Who asks for them next finds them elsewhere, or nowhere, until the node that has made them puts them there
+// again (Lost).
 func (s *Store) doubt(ctx context.Context, r Record, local bool, err error) {
 	if !errors.Is(err, image.ErrDamaged) && !errors.Is(err, ErrDamaged) {
 		return
@@ -148,7 +149,7 @@ func (s *Store) doubt(ctx context.Context, r Record, local bool, err error) {
 		_, rerr = s.drop(r.ID)
 		s.change.Unlock()
 	} else {
-		_, rerr = s.unpublish(context.WithoutCancel(ctx), r.ID)
+		_, rerr = s.takeOut(context.WithoutCancel(ctx), r.ID, (*pop.Store).Quarantine)
 	}
 	if rerr != nil {
 		s.cfg.Log.Error("it could not be taken out", "id", r.ID, "err", rerr)

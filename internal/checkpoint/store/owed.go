@@ -10,6 +10,8 @@ import (
 
 	"dewpoint/internal/durable"
 	"dewpoint/internal/pop"
+
+	"github.com/opencontainers/go-digest"
 )
 
 // A checkpoint that this node has made is owed to the PoP's store until it is there: a file says so,
@@ -43,6 +45,29 @@ func (s *Store) owe(id string, d debt) error {
 	defer s.mu.Unlock()
 	s.owed[id] = d
 	return nil
+}
+
+// Lost is told of what has left the PoP's store since it was damaged there, a checkpoint or a layer. The checkpoints
+// concerned that this node has made and still keeps are owed again.
+func (s *Store) Lost(id digest.Digest) {
+	s.change.Lock()
+	defer s.change.Unlock()
+	s.mu.Lock()
+	var again []string
+	for _, e := range s.entries {
+		if e.Node == s.cfg.Node && (digestOf(e.ID) == id || e.Upper != nil && e.Upper.DiffID == id) {
+			again = append(again, e.ID)
+		}
+	}
+	s.mu.Unlock()
+	for _, id := range again {
+		if err := s.owe(id, debt{}); err != nil {
+			s.cfg.Log.Warn("a checkpoint that was damaged in the PoP's store is not put there again", "id", id, "err", err)
+		}
+	}
+	if len(again) > 0 {
+		s.lookAgain()
+	}
 }
 
 // loadOwed reads what an earlier daemon owed: it is due at once.

@@ -296,6 +296,70 @@ func flip(t *testing.T, path string) {
 	}
 }
 
+// What another node has found damaged, a checkpoint or what it stands on, who made it owes again while it keeps it; what was
+// taken out on purpose stays away.
+func TestOwedAgain(t *testing.T) {
+	b, ctx := newSite(t), t.Context()
+	x, xs := b.node("x")
+	y, _ := b.node("y")
+	c, err := b.hub.Join(pop.Config{Node: "z"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	events, err := c.Subscribe(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := func(id digest.Digest) string {
+		for e := range events {
+			if e.Key == id.String() && (e.Kind == pop.Damaged || e.Kind == pop.Evicted) {
+				return e.Kind
+			}
+		}
+		return "nothing"
+	}
+	upper := b.layer(xs, "upper")
+	r := put(t, x, "text", func(r *store.Record) { r.Upper = upper })
+	id := digest.NewDigestFromEncoded(digest.SHA256, r.ID)
+	publish := func() {
+		t.Helper()
+		if err := x.Publish(ctx, r.ID); err != nil || x.Settle(ctx, r.ID, nil) || len(x.Owed()) > 0 {
+			t.Fatal(err)
+		}
+	}
+	publish()
+	data := slices.DeleteFunc(b.files("layers"), func(n string) bool { return !strings.HasSuffix(n, ".data") || !strings.Contains(n, r.ID[:12]) })
+	if len(data) != 1 {
+		t.Fatalf("its data are %v of %v", data, b.files("layers"))
+	}
+	flip(t, filepath.Join(b.dir, "layers", data[0]))
+	_, _, err = y.Unpacked(ctx, r)
+	is(t, "unpack", err, image.ErrDamaged)
+	if kind := told(id); kind != pop.Damaged {
+		t.Errorf("nodes are told %s", kind)
+	}
+	y.Lost(id) // has not made it
+	x.Lost(digest.FromString("another"))
+	if len(x.Owed())+len(y.Owed()) > 0 {
+		t.Error("it is owed by who has not made it, or for another one")
+	}
+	for _, lost := range []digest.Digest{id, upper.DiffID} {
+		x.Lost(lost)
+		if got := x.Owed(); len(got) != 1 || got[0].ID != r.ID {
+			t.Errorf("without %s so much is owed: %v", lost, got)
+		}
+		publish()
+	}
+	restorable(t, y, r, "text")
+	if err := y.Remove(ctx, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	if kind := told(id); kind != pop.Evicted {
+		t.Errorf("removed, and nodes are told %s", kind)
+	}
+}
+
 func TestDamagedInThePoP(t *testing.T) {
 	b, ctx := newSite(t), t.Context()
 	dir := t.TempDir()

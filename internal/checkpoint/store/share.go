@@ -215,15 +215,20 @@ func copyTo(ctx context.Context, st *pop.Store, id digest.Digest, token uint64, 
 	return errors.Join(draft.Publish(ctx, l, nil), draft.Close())
 }
 
-// unpublish takes a checkpoint out of the PoP's store, and reports whether it was there.
+// unpublish takes a checkpoint out of the PoP's store, for good, and reports whether it was there.
 func (s *Store) unpublish(ctx context.Context, id string) (bool, error) {
+	return s.takeOut(ctx, id, (*pop.Store).Withdraw)
+}
+
+// takeOut takes a checkpoint out of the PoP's store in one of its ways, and reports whether it was there.
+func (s *Store) takeOut(ctx context.Context, id string, out func(*pop.Store, context.Context, *pop.Layer) error) (bool, error) {
 	st := s.pop()
 	if st == nil || digestOf(id).Validate() != nil || !st.Has(ctx, digestOf(id)) {
 		return false, nil
 	}
 	l, err := st.Record(ctx, digestOf(id))
 	if err == nil {
-		err = st.Quarantine(ctx, l)
+		err = out(st, ctx, l)
 	}
 	s.lookAgain()
 	if errors.Is(err, pop.ErrUnknown) {
