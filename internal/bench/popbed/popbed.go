@@ -241,7 +241,13 @@ func (b *Bed) Close() error {
 	for _, s := range sockets {
 		os.Remove(s)
 	}
-	return errors.Join(errs...)
+	// The kernel ends in its own time what was unmounted, and the loop device below it.
+	return errors.Join(append(errs, until(context.Background(), 20*time.Second, func() error {
+		if left := b.Leftovers(); len(left) > 0 {
+			return fmt.Errorf("it left %q", left)
+		}
+		return nil
+	}))...)
 }
 
 // group makes a cgroup that ends with the bed.

@@ -98,7 +98,7 @@ const probeTimeout = 20 * time.Second
 // started, what CRIU has forked and restored among it. Its arguments are CRIU, a directory and how many
 // seconds to sleep; the socket that listens is descriptor 3.
 const probe = `
-mount --make-rprivate / && mount -t proc proc /proc || exit 1
+mount --make-rslave / && mount -t proc proc /proc || exit 1
 setsid sleep "$3" </dev/null >/dev/null 2>&1 &
 exec 3<&-
 until read -r name <"/proc/$!/comm" && [ "$name" = sleep ]; do [ -e "/proc/$!" ] || exit 1; done
