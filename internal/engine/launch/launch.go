@@ -14,6 +14,9 @@
 //     though the container needs none of it. If there is a file named empty in
 //     the directory, "create" runs where that lies over the list of those
 //     controllers, in a mount namespace of its own.
+//   - "start" does not become crun, which would write one byte into the pipe at
+//     which the container's process waits: the launcher writes it, where all is
+//     as crun leaves it and nothing else is to be done.
 //   - "checkpoint" becomes runc, which knows CRIU. What it has to know of the
 //     container is put into its state directory before.
 package launch

@@ -1,10 +1,13 @@
 package launch
 
 import (
+	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -135,4 +138,53 @@ func TestHide(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, emptyFile)); err == nil {
 		t.Error("what hides stays")
 	}
+}
+
+// A container that waits is started without crun, which is asked where anything
+// is not as it leaves it.
+func TestStart(t *testing.T) {
+	crun := script(t, `echo crun "$@"`)
+	dir := launcher(t, []string{crun}, "/none", false)
+	root := t.TempDir()
+	state := filepath.Join(root, "x")
+	fifo, config := filepath.Join(state, "exec.fifo"), filepath.Join(state, "config.json")
+	write := func(text string) {
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	byCrun := func(what string, args ...string) {
+		t.Helper()
+		if got := run(t, dir, args...); got != "crun "+strings.Join(args, " ")+"\n" {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+	start := []string{"--root", root, "--log", "/l", "start", "x"}
+	byCrun("without a state", start...)
+	if err := errors.Join(os.Mkdir(state, 0o700), syscall.Mkfifo(fifo, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	write("{}")
+	byCrun("where no process waits", start...)
+	waits, err := os.OpenFile(fifo, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waits.Close()
+	byCrun("without a root", "start", "x")
+	byCrun("with more arguments", append(start, "y")...)
+	write(`{"hooks":{"poststart":[{"path":"/bin/true"}]}}`)
+	byCrun("with something to do afterwards", start...)
+	t.Setenv("NOTIFY_SOCKET", "/run/notify")
+	write("{}")
+	byCrun("with somebody to tell", start...)
+	os.Unsetenv("NOTIFY_SOCKET")
+
+	if got := run(t, dir, start...); got != "" {
+		t.Errorf("it says %q", got)
+	}
+	if said, err := io.ReadAll(waits); err != nil || string(said) != "\x00" {
+		t.Errorf("who waits is told %q, %v", said, err)
+	}
+	byCrun("a second time", start...)
 }
