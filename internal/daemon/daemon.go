@@ -13,14 +13,18 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -322,14 +326,35 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 	return d.openDesk(ctx)
 }
 
-// done logs the record of a deployment or pull and tells the event stream.
+// done logs a deployment or pull and tells the event stream its record.
 func (d *Daemon) done(r node.Record) {
 	d.work.Add(1)
 	d.metrics.Settled(r)
-	d.log.Info("deployment", "record", r)
-	kind := node.EventRecord
+	kind, what := node.EventRecord, "deployment"
 	if r.Name == "" {
-		kind = node.EventPulled
+		kind, what = node.EventPulled, "pull"
 	}
+	d.log.LogAttrs(context.Background(), slog.LevelInfo, what, summary(r)...)
 	d.events.add(node.Event{Kind: kind, Name: r.Name, Image: r.Image, Record: &r})
+}
+
+// summary is what the log says of a record: its stages in seconds, in their order, and its
+// compressed bytes. The steps of the work are left to traces and the event stream.
+func summary(r node.Record) []slog.Attr {
+	var named []slog.Attr
+	for _, f := range [][2]string{{"name", r.Name}, {"image", r.Image}, {"node", r.Node}, {"pull", r.Way.Pull}, {"start", r.Way.Start}} {
+		if f[1] != "" {
+			named = append(named, slog.String(f[0], f[1]))
+		}
+	}
+	var stages []slog.Attr
+	for _, s := range slices.SortedFunc(maps.Keys(r.Stages), func(a, b string) int { return cmp.Compare(r.Stages[a], r.Stages[b]) }) {
+		stages = append(stages, slog.Float64(s, math.Round(r.Stages[s]*1000)/1000))
+	}
+	named = append(named, slog.GroupAttrs("stages", stages...),
+		slog.Group("bytes", "registry", r.Bytes.Registry, "pop", r.Bytes.PoP, "local", r.Bytes.Local))
+	if r.Error != "" {
+		named = append(named, slog.String("error", r.Error))
+	}
+	return named
 }

@@ -386,3 +386,15 @@ func TestDone(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// The log has one short line for each deployment: named fields, and no step of the work.
+func TestLogLine(t *testing.T) {
+	var out strings.Builder
+	r := node.Record{Name: "web", Image: "team/web:1", Node: "n1", Stages: map[string]float64{node.Ready: 0.3120004, node.Resolved: 0.02},
+		Bytes: node.Bytes{Registry: 7}, Way: node.Way{Pull: "lazy", Start: "boot"}, Error: "late", Spans: []node.Span{{Name: "create/network"}}}
+	slog.New(slog.NewTextHandler(&out, nil)).LogAttrs(t.Context(), slog.LevelInfo, "deployment", summary(r)...)
+	want := "msg=deployment name=web image=team/web:1 node=n1 pull=lazy start=boot stages.resolved=0.02 stages.ready=0.312 bytes.registry=7 bytes.pop=0 bytes.local=0 error=late\n"
+	if !strings.HasSuffix(out.String(), want) {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
