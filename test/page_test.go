@@ -2,13 +2,15 @@ package test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/chromedp/chromedp"
+	"golang.org/x/sync/errgroup"
 
+	"dewpoint/internal/node"
 	"dewpoint/internal/registry/registrytest"
 	"dewpoint/internal/web/webtest"
 )
@@ -40,37 +42,95 @@ const seen = `window.seen = new Set();
 new MutationObserver(() => document.querySelectorAll("#deployment-table tr.running th").forEach((c) => seen.add(c.textContent)))
 	.observe(document.getElementById("deployment-table"), { subtree: true, childList: true, attributes: true, characterData: true }); true`
 
-// 24 containers that are deployed at once are seen while they come, when they serve and when they are gone.
+// atOnce is how many are deployed at once and looked at.
+const atOnce = 24
+
+// 24 containers that are deployed at once, by the command and by the API's two calls, are seen while they wait,
+// while they come, when they serve and when they are gone.
 func TestPageOfMany(t *testing.T) {
-	const many = 24
 	reg := registrytest.New(t)
-	img := reg.PushImage("app:1", appLayers(t, 1<<20), appOptions())
 	m, page := newPage(t, reg)
 	webtest.Sees(t, page, "header", "live")
-	var ok bool
-	webtest.Do(t, page, chromedp.Evaluate(seen, &ok))
-	out := m.must("deploy", "-q", "--count", fmt.Sprint(many), "--parallel", fmt.Sprint(many), "--name", "many", "--net", "none", img.Ref, "sleep", "1h")
-	var names []string
-	for i := range many {
-		names = append(names, fmt.Sprintf("many-%d", i+1))
-		if !strings.Contains(out, names[i]+"\n") {
-			t.Errorf("%s is not among %q", names[i], out)
-		}
+	c := m.client(t)
+	for by, deploy := range map[string]func(ref, prefix string) error{
+		"command": func(ref, prefix string) error {
+			r := m.dew("deploy", "-q", "--count", fmt.Sprint(atOnce), "--parallel", fmt.Sprint(atOnce), "--name", prefix, "--net", "none", ref, "sleep", "1h")
+			if r.code != 0 {
+				return errors.New(r.err)
+			}
+			for _, name := range names(prefix, atOnce) {
+				if !strings.Contains(r.out, name+"\n") {
+					return fmt.Errorf("%s is not among %q", name, r.out)
+				}
+			}
+			return nil
+		},
+		"many": func(ref, prefix string) error {
+			var failed []string
+			err := c.DeployMany(t.Context(), node.Many{Requests: []node.Request{quiet(ref, prefix, node.Terms{})}, Count: atOnce, Parallel: atOnce},
+				node.ManyWatch{Ended: func(_ int, r node.Record, f *node.Failure) {
+					if f != nil {
+						failed = append(failed, r.Name+": "+f.Message)
+					}
+				}})
+			if err == nil && len(failed) > 0 {
+				err = fmt.Errorf("failed: %q", failed)
+			}
+			return err
+		},
+		"calls": func(ref, prefix string) error {
+			var g errgroup.Group
+			for _, name := range names(prefix, atOnce) {
+				g.Go(func() error {
+					_, err := c.Deploy(t.Context(), quiet(ref, name, node.Terms{}), node.Watch{})
+					return err
+				})
+			}
+			return g.Wait()
+		},
+	} {
+		t.Run(by, func(t *testing.T) {
+			m.t = t
+			pageOfMany(t, m, reg, page, by, deploy)
+		})
 	}
-	webtest.Sees(t, page, "#container-table", append(names, "running")...)
+	m.t = t
+}
+
+// pageOfMany looks at the page while 24 containers are deployed from an image that the registry holds back, and then gives.
+func pageOfMany(t *testing.T, m *machine, reg *registrytest.Server, page context.Context, by string, deploy func(ref, prefix string) error) {
+	img := reg.PushImage(by+":1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(uint64(len(by)), 16, 1<<20)}), appOptions())
+	all := names(by, atOnce)
 	count := func(expression string) (n int) {
+		t.Helper()
 		webtest.Do(t, page, chromedp.Evaluate(expression, &n))
 		return n
 	}
-	ready := `[...document.querySelectorAll("#deployment-table tbody tr:not(.running)")].filter((r) => / s$/.test(r.children[3].textContent)).length`
-	for deadline := time.Now().Add(30 * time.Second); count(ready) < many; time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d deployments are shown as ready, want %d", count(ready), many)
+	var ok bool
+	webtest.Do(t, page, chromedp.Evaluate(seen, &ok))
+	reg.Fail(registrytest.Fault{Do: registrytest.Hang, Path: "/manifests/"})
+	over := make(chan error, 1)
+	go func() { over <- deploy(img.Ref, by) }()
+	// One of them fetches the image, all others wait for it.
+	webtest.Sees(t, page, "#queue-section", fmt.Sprint(atOnce-1, " wait"))
+	webtest.Sees(t, page, "#queue-table tbody tr:first-child", "1", img.Ref, "the link")
+	shown := `[...document.querySelectorAll("#queue-table tbody tr th, #queue-table tbody tr td:nth-child(2)")].filter((c) => c.textContent.startsWith("` + by + `-")).length`
+	if n := count(shown); n != atOnce-1 {
+		t.Errorf("%d of them are shown in the queue, want %d", n, atOnce-1)
+	}
+	reg.Heal()
+	if err := <-over; err != nil {
+		t.Fatal(err)
+	}
+	webtest.Sees(t, page, "#container-table", append(all, "running")...)
+	ready := `[...document.querySelectorAll("#deployment-table tbody tr:not(.running)")].filter((r) => r.children[0].textContent.startsWith("` + by + `-") && / s$/.test(r.children[3].textContent)).length`
+	eventually(t, "all are shown as ready", func() bool { return count(ready) == atOnce })
+	for _, name := range all {
+		if count(`seen.has("`+name+`") ? 1 : 0`) == 0 {
+			t.Errorf("%s was not seen while it went on", name)
 		}
 	}
-	if n := count(`seen.size`); n != many {
-		t.Errorf("%d deployments were seen while they went on, want %d", n, many)
-	}
-	m.must(append([]string{"rm", "-f"}, names...)...)
+	eventually(t, "no queue is shown", func() bool { return count(`document.getElementById("queue-section").hidden ? 1 : 0`) == 1 })
+	m.must(append([]string{"rm", "-f"}, all...)...)
 	webtest.Sees(t, page, "#no-containers", "None.")
 }
