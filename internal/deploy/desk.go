@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -9,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -516,17 +518,16 @@ func (k *Desk) Cancel(ctx context.Context, ref node.DeploymentRef) (node.Deploym
 func (k *Desk) List(q node.DeploymentQuery) []node.Deployment {
 	var out []node.Deployment
 	k.mu.Lock()
-	tasks := make([]*task, 0, len(k.live))
-	for _, t := range k.live {
-		tasks = append(tasks, t)
-	}
-	if q.All {
-		if q.Limit <= 0 {
-			q.Limit = 100
-		}
-		out = k.j.List(q.Limit)
-	}
+	tasks := slices.Collect(maps.Values(k.live))
 	k.mu.Unlock()
+	if q.All { // read while nobody waits for the desk, and behind the others: what ends meanwhile is in both
+		out = k.j.List(cmp.Or(max(0, q.Limit), 100))
+		ended := map[string]bool{}
+		for _, d := range out {
+			ended[d.ID] = true
+		}
+		tasks = slices.DeleteFunc(tasks, func(t *task) bool { return ended[t.entry.ID] })
+	}
 	slices.SortFunc(tasks, func(a, b *task) int { return int(a.serial) - int(b.serial) })
 	out = append(out, k.now(tasks)...)
 	slices.SortStableFunc(out, func(a, b node.Deployment) int { return a.Asked.Compare(b.Asked) })

@@ -137,20 +137,24 @@ func readLine(in *bufio.Reader) ([]byte, error) {
 
 // line reads one back. It is called with mu held.
 func (j *Journal) line(s span) (line, error) {
-	b := make([]byte, s.n)
-	if _, err := j.f.ReadAt(b, s.at); err != nil {
+	b, err := j.text(s)
+	if err != nil {
 		return line{}, err
 	}
-	var l line
-	return l, json.Unmarshal(b, &l)
+	return parse(b)
 }
 
-func (j *Journal) lastLine(i *item) (line, error) {
-	if i.last != nil {
-		var l line
-		return l, json.Unmarshal(i.last, &l)
-	}
-	return j.line(i.end)
+// text is a line's JSON. It is called with mu held.
+func (j *Journal) text(s span) ([]byte, error) {
+	b := make([]byte, s.n)
+	_, err := j.f.ReadAt(b, s.at)
+	return b, err
+}
+
+func parse(b []byte) (line, error) {
+	var l line
+	err := json.Unmarshal(b, &l)
+	return l, err
 }
 
 // forget lets go of what is too old or too much, and says whether that was something. It is

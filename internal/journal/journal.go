@@ -21,7 +21,7 @@
 // deployment is found to be open, and whoever looks after it finds its container.
 //
 // In memory there is about half a kilobyte for each deployment; requests and records are
-// read from the file. It is not a bbolt database, as the snapshotter has, because a
+// read from the file, but for the records that were listed last. It is not a bbolt database, as the snapshotter has, because a
 // transaction there is two fsyncs, and cannot do without.
 //
 // What ended is kept for Config.Keep and, of that, the newest Config.Most; its key with it.
@@ -83,6 +83,8 @@ type Journal struct {
 	failed error               // guarded by mu; of the last fdatasync
 	turned chan struct{}       // guarded by mu; closed when synced or failed has changed
 	closed bool                // guarded by mu
+
+	recent map[string]node.Deployment // guarded by mu; what List gave last, by ID
 
 	hurry chan struct{} // has one element when somebody waits for what is written
 	soon  chan struct{} // has one element when something is written that nobody waits for
@@ -301,23 +303,30 @@ func (j *Journal) append(lines [][]byte) ([]span, error) {
 // Get gives a deployment with its record.
 func (j *Journal) Get(id string) (node.Deployment, bool) {
 	j.mu.Lock()
-	defer j.mu.Unlock()
 	i := j.items[id]
 	if i == nil {
+		j.mu.Unlock()
 		return node.Deployment{}, false
 	}
-	return j.whole(i), true
+	h := j.half(i)
+	j.mu.Unlock()
+	return j.whole(h), true
 }
 
 // Request gives what a deployment was asked for.
 func (j *Journal) Request(id string) (node.Request, bool) {
 	j.mu.Lock()
-	defer j.mu.Unlock()
 	i := j.items[id]
 	if i == nil {
+		j.mu.Unlock()
 		return node.Request{}, false
 	}
-	l, err := j.line(i.accept)
+	b, err := j.text(i.accept)
+	j.mu.Unlock()
+	if err != nil {
+		return node.Request{}, false
+	}
+	l, err := parse(b)
 	if err != nil || l.Accept == nil {
 		return node.Request{}, false
 	}
@@ -327,28 +336,53 @@ func (j *Journal) Request(id string) (node.Request, bool) {
 // Key gives the deployment that a caller's key stands for, and the sum of its request.
 func (j *Journal) Key(caller, key string) (d node.Deployment, sum string, ok bool) {
 	j.mu.Lock()
-	defer j.mu.Unlock()
 	i := j.keys[[2]string{caller, key}]
 	if i == nil || i.Over() && time.Since(i.Ended) > j.cfg.Keep {
+		j.mu.Unlock()
 		return d, "", false
 	}
-	return j.whole(i), i.sum, true
+	h, sum := j.half(i), i.sum
+	j.mu.Unlock()
+	return j.whole(h), sum, true
 }
 
-// List gives the newest of those that have ended, at most so many, the oldest first.
+// List gives the newest of those that have ended, at most so many, the oldest first. Their
+// records are shared with other callers: nobody changes them.
 func (j *Journal) List(most int) []node.Deployment {
+	halves := j.newest(most)
+	out := make([]node.Deployment, len(halves))
+	recent := make(map[string]node.Deployment, min(len(halves), keepParsed))
+	for n, h := range halves {
+		d := j.whole(h)
+		out[len(out)-1-n] = d
+		if n < keepParsed {
+			recent[d.ID] = d
+		}
+	}
+	j.mu.Lock()
+	j.recent = recent
+	j.mu.Unlock()
+	return out
+}
+
+// keepParsed is how many records List keeps for the next one: who looks at deployments looks again, and
+// a hundred records take some 5 ms of a processor to parse, and half a megabyte to keep.
+const keepParsed = 100
+
+// newest gives the newest of those that have ended, the newest first.
+func (j *Journal) newest(most int) (out []half) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	var out []node.Deployment
 	for _, i := range slices.Backward(j.order) {
 		if len(out) == most {
 			break
 		}
-		if i.Over() {
-			out = append(out, j.whole(i))
+		if d, known := j.recent[i.ID]; known {
+			out = append(out, half{Deployment: d, parsed: true})
+		} else if i.Over() {
+			out = append(out, j.half(i))
 		}
 	}
-	slices.Reverse(out)
 	return out
 }
 
@@ -372,15 +406,35 @@ func (j *Journal) Open() []Entry {
 	return out
 }
 
-// whole is called with mu held.
-func (j *Journal) whole(i *item) node.Deployment {
-	d := i.Deployment
-	if !i.Over() {
+// half is a deployment whose end is not parsed yet: nobody waits for that.
+type half struct {
+	node.Deployment
+	parsed bool
+	end    []byte // nil of one that has not ended
+	err    error  // of reading it
+}
+
+// half is called with mu held.
+func (j *Journal) half(i *item) half {
+	h := half{Deployment: i.Deployment, end: i.last}
+	if i.Over() && h.end == nil {
+		h.end, h.err = j.text(i.end)
+	}
+	return h
+}
+
+// whole parses the end of a deployment. It is called without mu.
+func (j *Journal) whole(h half) node.Deployment {
+	d, err := h.Deployment, h.err
+	if h.parsed || !d.Over() {
 		return d
 	}
-	l, err := j.lastLine(i)
+	var l line
+	if err == nil {
+		l, err = parse(h.end)
+	}
 	if err != nil || l.End == nil {
-		j.cfg.Log.Error("a record cannot be read", "id", i.ID, "err", err)
+		j.cfg.Log.Error("a record cannot be read", "id", d.ID, "err", err)
 		return d
 	}
 	d.Record, d.Failure = l.End.Record, l.End.Failure

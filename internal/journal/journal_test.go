@@ -337,6 +337,61 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// Who lists again and again, while deployments end, has the newest each time, with their records.
+func TestListedAgain(t *testing.T) {
+	const before, more = keepParsed + 50, 200
+	j := open(t, inDir(t))
+	end := func(i int) {
+		id := fmt.Sprint("e", i)
+		if _, err := j.Accept([]Entry{entry(id, "")}); err != nil {
+			t.Error(err)
+		}
+		d := over(id)
+		d.Record.Bytes.Registry = int64(i)
+		j.End(d, false)
+	}
+	for i := range before {
+		end(i)
+	}
+	look := func(most int) (newest int) {
+		l := j.List(most)
+		if len(l) != most {
+			t.Fatalf("%d are listed of %d", len(l), most)
+		}
+		for n, d := range l {
+			i := int(l[0].Record.Bytes.Registry) + n
+			if d.ID != fmt.Sprint("e", i) || d.State != node.StateDone || d.Record.Name != d.ID || d.Record.Bytes.Registry != int64(i) {
+				t.Fatalf("of %d number %d is %+v with %+v", most, n, d, d.Record)
+			}
+			newest = i
+		}
+		return newest
+	}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for i := range more {
+			end(before + i)
+		}
+	}()
+	for last := 0; ; {
+		now := look(keepParsed + 20)
+		if now < last {
+			t.Fatalf("the newest is e%d, and was e%d", now, last)
+		}
+		last = now
+		look(10) // keeps fewer
+		select {
+		case <-over:
+			if now := look(keepParsed); now != before+more-1 {
+				t.Errorf("the newest is e%d", now)
+			}
+			return
+		default:
+		}
+	}
+}
+
 // Nobody waits for ever for a journal that is closed.
 func TestClosed(t *testing.T) {
 	j := open(t, inDir(t))
