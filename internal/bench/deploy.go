@@ -24,7 +24,7 @@ import (
 //
 //	table       24 containers at 24 threads, of each image with each command (the paper's first tables)
 //	throughput  24 containers at 1 to 24 threads, the smallest image, ls (its other tables and figures)
-//	api         calls of the API while 24 deployments are under way at all times
+//	api         calls of the API while 200 containers are alive and 24 deployments under way at all times
 //	alive       1000 deployments in a row and 200 containers alive: what stays of them
 //
 // Every image is on every engine before anything is timed. A deployment is timed
@@ -47,6 +47,7 @@ type deployBench struct {
 	inARow, alive  int
 	seconds        time.Duration // of the load of the part api
 	report         *report
+	verdicts       []string // of the part api, below its table
 	figures        []figure
 	samples        []deploySample
 	stdout, stderr io.Writer
@@ -67,7 +68,7 @@ func compareDeploy(ctx context.Context, args []string, stdout, stderr io.Writer,
 		f.IntVar(&b.trials, "trials", 10, "`trials`, in each of which every way has its turn")
 		f.StringVar(&commands, "commands", "ls;ping localhost -c 100;watch -n 1 ls", "semicolon-separated `commands` that the containers run")
 		f.IntVar(&b.inARow, "in-a-row", 1000, "`deployments` in a row of the part alive")
-		f.IntVar(&b.alive, "alive", 200, "`containers` alive at once in the part alive")
+		f.IntVar(&b.alive, "alive", 200, "`containers` alive at once in the parts alive and api")
 		f.DurationVar(&b.seconds, "load", 10*time.Second, "`time` of the load of the part api")
 	})
 	if err != nil {
@@ -117,7 +118,7 @@ func (b *deployBench) run(ctx context.Context, parts []string) (err error) {
 
 // part runs one part on engines of its own, and writes what it has measured though it may fail half way.
 func (b *deployBench) part(ctx context.Context, name string, measure func(context.Context, *deployLineup) error) (err error) {
-	b.report, b.figures, b.samples = newReport(b.stdout, b.stderr, "deploy "+name, b.o.out+"-"+name), nil, nil
+	b.report, b.figures, b.samples, b.verdicts = newReport(b.stdout, b.stderr, "deploy "+name, b.o.out+"-"+name), nil, nil, nil
 	os.Remove(b.report.prefix + ".md") // of an earlier run
 	fmt.Fprintf(b.stdout, "\n== %s\n", name)
 	b.report.header(nil)

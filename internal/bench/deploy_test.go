@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -112,6 +113,33 @@ func TestDeployVerdicts(t *testing.T) {
 	f := figuresOf(b.of("docker-api", o.images[0], "ls", 24))
 	if f.median != 5 || f.p90 != 7.5 || f.rate != (2./5+2./15)/2 {
 		t.Errorf("figures %+v", f)
+	}
+}
+
+// Calls that fail are counted and told, and one that is never answered is no fast one.
+func TestCallsUnderLoad(t *testing.T) {
+	b := &deployBench{}
+	var list, logs calledTimes
+	for i := range 5 {
+		list.add(t.Context(), func(context.Context) error {
+			if i == 3 {
+				return errors.New("busy")
+			}
+			return nil
+		})
+		logs.add(t.Context(), func(context.Context) error { return errors.New("gone") })
+	}
+	well := map[string]calledTimes{"List": {seconds: []float64{0.001, 0.003}}}
+	rows, worst, err := b.loadRows("dewd", well, map[string]calledTimes{"List": {seconds: []float64{0.010, 0.040}}}, "7")
+	if err != nil || worst != quantile([]float64{0.010, 0.040}, 0.99) || len(rows) != 1 || rows[0][3] != "0" || rows[0][9] != "7" {
+		t.Errorf("all well: %q, %v, %v", rows, worst, err)
+	}
+	rows, _, err = b.loadRows("dewd", well, map[string]calledTimes{"List": list})
+	if err == nil || err.Error() != "dewd List: busy" || rows[0][2] != "4" || rows[0][3] != "1" {
+		t.Errorf("one of five fails: %q, %v", rows, err)
+	}
+	if rows, worst, err = b.loadRows("dewd", nil, map[string]calledTimes{"Logs": logs}); err == nil || !math.IsInf(worst, 1) || rows[0][3] != "5" {
+		t.Errorf("all fail: %q, %v, %v", rows, worst, err)
 	}
 }
 

@@ -184,6 +184,14 @@ func (m *manyDewd) calls(container string) map[string]func(context.Context) erro
 		"List":    func(ctx context.Context) error { _, err := m.c.List(ctx, true); return err },
 		"Version": func(ctx context.Context) error { _, err := m.c.Version(ctx); return err },
 		"Images":  func(ctx context.Context) error { _, err := m.c.Images(ctx); return err },
+		"ListDeployments": func(ctx context.Context) error {
+			_, err := m.c.ListDeployments(ctx, node.DeploymentQuery{All: true})
+			return err
+		},
+		"Logs": func(ctx context.Context) error {
+			return m.c.Logs(ctx, container, node.LogOptions{}, func(node.LogChunk) error { return nil })
+		},
+		"PoPStatus": func(ctx context.Context) error { _, err := m.c.PoPStatus(ctx); return err },
 	}
 }
 
@@ -273,7 +281,10 @@ func (m *manyDocker) calls(container string) map[string]func(context.Context) er
 		"Inspect": func(ctx context.Context) error {
 			return m.ask(ctx, http.MethodGet, "/containers/"+container+"/json", nil)
 		},
-		"List":    func(ctx context.Context) error { return m.ask(ctx, http.MethodGet, "/containers/json?all=1", nil) },
+		"List": func(ctx context.Context) error { return m.ask(ctx, http.MethodGet, "/containers/json?all=1", nil) },
+		"Logs": func(ctx context.Context) error {
+			return m.ask(ctx, http.MethodGet, "/containers/"+container+"/logs?stdout=1&stderr=1", nil)
+		},
 		"Version": func(ctx context.Context) error { return m.ask(ctx, http.MethodGet, "/version", nil) },
 		"Images":  func(ctx context.Context) error { return m.ask(ctx, http.MethodGet, "/images/json", nil) },
 	}
@@ -454,6 +465,9 @@ func (b *deployBench) open(ctx context.Context, name, part string) (manyEngine, 
 	switch name {
 	case "dewd":
 		e := dewd{bin: b.o.bin, tools: tools}
+		if part == "api" { // its status is asked for
+			e.config = "[pop]\nstore = \"DIR/pop\"\n"
+		}
 		why, start = e.missing(), func() (manyEngine, error) { return openDewd(ctx, b.bed, e) }
 	case "docker":
 		e := docker{bridge: b.net == "bridge"}

@@ -281,7 +281,7 @@ type dewd struct {
 	tools   string   // directory of containerd 2, put into PATH
 	variant string   // appended to the name
 	flags   []string // of dew pull and dew run
-	config  string   // more of dewd's configuration, TOML
+	config  string   // more of dewd's configuration, TOML; DIR/ in it is the session's directory
 	args    []string // of dewd
 	bare    bool     // images come from the repositories that have no packs
 }
@@ -299,7 +299,7 @@ func (d dewd) missing() string {
 }
 
 func (d dewd) start(ctx context.Context, s *session) error {
-	config := fmt.Sprintf("[registry.%q]\nplain_http = true\n[registry.%q]\nplain_http = true\n%s", testbed.Address, testbed.FarAddress, d.config)
+	config := fmt.Sprintf("[registry.%q]\nplain_http = true\n[registry.%q]\nplain_http = true\n%s", testbed.Address, testbed.FarAddress, strings.ReplaceAll(d.config, "DIR/", s.dir+"/"))
 	if err := os.WriteFile(s.path("config.toml"), []byte(config), 0o644); err != nil {
 		return err
 	}
