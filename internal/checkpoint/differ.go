@@ -33,6 +33,7 @@ func distinguish(fits []Fit) [][]string {
 		}
 	}
 	distinguishHashes(out, fits, "variable", func(f Fit) map[string]string { return f.Env })
+	distinguishHashes(out, fits, "contents of", func(f Fit) map[string]string { return f.Contents })
 	distinguishHashes(out, fits, "label", func(f Fit) map[string]string { return f.Labels })
 	return out
 }

@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -64,7 +63,7 @@ func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r sto
 		return r, d, err
 	}
 	m.mu.Lock()
-	made := m.makes(c.fit.Key())
+	made := m.makes(c.fit.kind())
 	m.mu.Unlock()
 	defer made()
 	work, remove, err := m.cfg.Store.Scratch()
@@ -180,6 +179,7 @@ func (m *Manager) subject(ctx context.Context, name string, o Options, a *able) 
 	}
 	c.fit = FitOf(c.img, c.spec, a.Ability, info.Labels)
 	c.fit.User = info.Labels[engine.LabelUser]
+	c.fit.Contents = contentsOf(c.spec, freeVolumes(c.img, info.Labels))
 	if o.Share {
 		c.fit.Owner = Anyone
 	}
@@ -194,23 +194,11 @@ func refuse(c *subject) error {
 		return &UnfitError{"its label " + LabelCheckpoint + "=never, or its image's, says that no checkpoint is to be made", "if you want one, start it with --label " + LabelCheckpoint + "="}
 	case c.o.Stateful:
 		return nil
-	case labels[LabelCheckpoint] == "stateful":
-		return &UnfitError{"its label " + LabelCheckpoint + "=stateful, or its image's, says that it keeps state, which clones would share", "use --stateful if that is what you want"}
 	}
-	if v := written(c.spec); v != "" {
-		return &UnfitError{"it writes to the volume " + v + ", which clones would share", "mount it read-only, or use --stateful if that is what you want"}
+	if why := stateOf(c.img, c.spec, c.info.Labels).refused(); why != nil {
+		return why
 	}
 	return nil
-}
-
-// written is a volume that a container writes to, "" if there is none.
-func written(o *specs.Spec) string {
-	for _, mt := range o.Mounts {
-		if mt.Type == "bind" && !slices.Contains(ownFiles, mt.Destination) && !slices.Contains(mt.Options, "ro") {
-			return mt.Destination
-		}
-	}
-	return ""
 }
 
 // saved is what was copied of a container, in a work directory.

@@ -28,7 +28,8 @@ type Fit struct {
 	Env          map[string]string `json:"env,omitempty"`  // hashes, by name
 	User         string            `json:"user,omitempty"` // as ordered; "" is the image's
 	Cwd          string            `json:"cwd"`
-	Mounts       []string          `json:"mounts"` // "TYPE DESTINATION OPTIONS [SOURCE]"
+	Mounts       []string          `json:"mounts"`             // "TYPE DESTINATION OPTIONS [SOURCE]"
+	Contents     map[string]string `json:"contents,omitempty"` // hashes of what is bound read-only, by target
 	Capabilities []string          `json:"capabilities,omitempty"`
 	Seccomp      string            `json:"seccomp,omitempty"` // hash
 	Rlimits      []string          `json:"rlimits,omitempty"`
@@ -57,8 +58,8 @@ const LabelOwner = "dewpoint.owner"
 const Anyone = "*"
 
 // FitOf says what a container of img, made by the specification o on a node of
-// ability a, has in common with its checkpoints; own are the container's labels. Variables that
-// LabelFree names may differ.
+// ability a, has in common with its checkpoints, but for Contents; own are the container's labels. Variables that
+// LabelFree names may differ, and so may the sources of volumes that LabelVolumes names.
 func FitOf(img *image.Image, o *specs.Spec, a Ability, own map[string]string) Fit {
 	f := Fit{
 		Manifest: img.Desc.Digest.String(), Config: img.ConfigD.Digest.String(),
@@ -69,7 +70,7 @@ func FitOf(img *image.Image, o *specs.Spec, a Ability, own map[string]string) Fi
 	f.process(o.Process, append([]string{"HOSTNAME"}, free...))
 	f.label(img, own)
 	for _, m := range o.Mounts {
-		f.Mounts = append(f.Mounts, mountLine(m))
+		f.Mounts = append(f.Mounts, mountLine(m, freeVolumes(img, own)))
 	}
 	slices.Sort(f.Mounts)
 	if o.Linux.Seccomp != nil {
@@ -113,13 +114,13 @@ func (f *Fit) label(img *image.Image, own map[string]string) {
 // ownFiles are bound into every container from a place of its own.
 var ownFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/etc/machine-id"}
 
-// mountLine tells a mount; the source counts where it is the container's business.
-func mountLine(m specs.Mount) string {
+// mountLine tells a mount; the source counts where it is the container's business, and free does not name the target.
+func mountLine(m specs.Mount, free []string) string {
 	if m.Destination == hooks.AgentsDir {
 		return m.Type + " " + m.Destination + " " + filepath.Base(m.Source)
 	}
 	line := m.Type + " " + m.Destination + " " + strings.Join(slices.Sorted(slices.Values(m.Options)), ",")
-	if m.Type == "bind" && !slices.Contains(ownFiles, m.Destination) {
+	if bound(m) && !slices.Contains(free, m.Destination) {
 		line += " " + filepath.Clean(m.Source)
 	}
 	return line
@@ -141,9 +142,15 @@ func (f Fit) Key() string {
 	return hash(f)
 }
 
+// kind is the same for all that are saved alike, whatever is in what they have mounted.
+func (f Fit) kind() string {
+	f.Contents = nil
+	return f.Key()
+}
+
 // bootKey is the same for all that boot alike, whatever saves them.
 func (f Fit) bootKey() string {
-	f.Engine, f.Version, f.Runc, f.Kernel, f.PageSize, f.Cgroup, f.CPU, f.Labels, f.Owner = "", "", "", "", 0, "", nil, nil, ""
+	f.Contents, f.Engine, f.Version, f.Runc, f.Kernel, f.PageSize, f.Cgroup, f.CPU, f.Labels, f.Owner = nil, "", "", "", "", 0, "", nil, nil, ""
 	return hash(f)
 }
 
@@ -177,6 +184,9 @@ func (f Fit) Why(want Fit) []string {
 	differ("user", f.User, want.User)
 	differ("working directory", f.Cwd, want.Cwd)
 	changed("mounts", f.Mounts, want.Mounts)
+	if slices.Equal(f.Mounts, want.Mounts) {
+		why = append(why, f.whyContents(want)...)
+	}
 	changed("capabilities", f.Capabilities, want.Capabilities)
 	if f.Seccomp != want.Seccomp {
 		why = append(why, "the seccomp filter differs")

@@ -23,10 +23,12 @@ import (
 // Labels of images, and of containers over them, that say how they are to be treated. LabelCheckpoint is
 // "auto" (make one once a container is ready), "never", or "stateful": clones
 // would share what is to be one's alone. LabelFree names variables, with spaces
-// between, that may differ between a checkpoint and what starts from it.
+// between, that may differ between a checkpoint and what starts from it, LabelVolumes targets of volumes whose
+// sources and contents may.
 const (
 	LabelCheckpoint = "dewpoint.checkpoint"
 	LabelFree       = "dewpoint.restore.env"
+	LabelVolumes    = "dewpoint.restore.volumes"
 )
 
 // LabelRestored is on containers that were started from a checkpoint: its ID.
@@ -120,8 +122,8 @@ type Manager struct {
 
 	mu       sync.Mutex
 	declined map[string]int           // how often a checkpoint was, for it was slow; guarded by mu
-	refused  map[string]string        // why the last checkpoint of a key was not made; guarded by mu
-	making   map[string]int           // keys that checkpoints are being made of, and how many; guarded by mu
+	refused  map[string]string        // why the last checkpoint of a kind was not made; guarded by mu
+	making   map[string]int           // kinds that checkpoints are being made of, and how many; guarded by mu
 	dumping  map[string]chan struct{} // containers that are being dumped, closed when they were; guarded by mu
 	adding   map[digest.Digest]int    // writable layers of records to come; guarded by mu
 }
@@ -164,14 +166,14 @@ func (m *Manager) hold(id digest.Digest, n int) {
 	}
 }
 
-// once reports whether the caller is alone to work on key, until done.
-func (m *Manager) once(key string) (done func(), alone bool) {
+// once reports whether the caller is alone to work on a kind, until done.
+func (m *Manager) once(kind string) (done func(), alone bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.making[key] > 0 {
+	if m.making[kind] > 0 {
 		return nil, false
 	}
-	return m.makes(key), true
+	return m.makes(kind), true
 }
 
 // makes notes that a checkpoint of key is being made, until done; m.mu is held.

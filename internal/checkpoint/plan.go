@@ -60,9 +60,9 @@ type Plan struct {
 	// asked: a checkpoint is to be made when it is ready; slow: if it took long.
 	asked, slow bool
 	mode        string
-	volume      string // that the container writes to; "" if there is none
-	limit       int64  // of its memory, bytes; 0 is none
-	failed      error  // why it could not be restored; nil if it was not tried
+	keeps       state // beside its memory
+	limit       int64 // of its memory, bytes; 0 is none
+	failed      error // why it could not be restored; nil if it was not tried
 	// Record is what it starts from; nil boots it.
 	Record *store.Record
 	Why    string // it boots though there are checkpoints; or must not
@@ -86,7 +86,7 @@ func (m *Manager) Plan(ctx context.Context, s engine.Spec, mode string, asked bo
 		why := p.Why
 		if why == "" {
 			why = "there is no checkpoint of the image; make one with \"dew checkpoint\""
-			if u := m.unmadeOf(p.fit.Key()); u != "" {
+			if u := m.unmadeOf(p.fit.kind()); u != "" {
 				why = "there is no checkpoint of the image, the last that was asked for could not be made: " + u
 			}
 		}
@@ -120,7 +120,11 @@ func (m *Manager) plan(ctx context.Context, s engine.Spec, mode string, asked bo
 	p.carrier = a.carrier()
 	p.fit = FitOf(s.Image, o, a.Ability, s.Labels)
 	p.fit.User = s.User
-	p.volume = written(o)
+	if len(all) > 0 {
+		p.fit.Contents = contentsOf(o, freeVolumes(s.Image, s.Labels))
+	}
+	p.keeps = stateOf(s.Image, o, s.Labels)
+	p.slow = p.slow && p.keeps == state{}
 	if m.choose(ctx, p, all, mode) {
 		p.asked, p.slow = false, false
 	}
@@ -152,7 +156,7 @@ func (m *Manager) choose(ctx context.Context, p *Plan, all []store.Listed, mode 
 		m.stats.unfit.Add(1)
 		p.Why = "the image is not the one that its checkpoints were made of: it has changed"
 	}
-	if mode != Never && m.underway(p.fit.Key()) {
+	if mode != Never && m.underway(p.fit.kind()) {
 		p.Why = strings.TrimPrefix(p.Why+"; a checkpoint that fits is still being made", "; ")
 	}
 	return false
@@ -170,7 +174,7 @@ func (m *Manager) unfit(ctx context.Context, p *Plan, l store.Listed) (f Fit, wh
 		why = f.Why(p.fit)
 	}
 	if len(why) == 0 {
-		why = p.unsafe(l.Data.Pages)
+		why = p.unsafe(f, l.Data.Pages)
 	}
 	if len(why) == 0 && !m.cfg.Store.HasUpper(ctx, l) {
 		why = []string{fmt.Sprintf("the writable layer of %s is not in the PoP's store", shortID(l.ID))}
@@ -178,14 +182,20 @@ func (m *Manager) unfit(ctx context.Context, p *Plan, l store.Listed) (f Fit, wh
 	return f, why
 }
 
-// unsafe is why a container is not to start from so many bytes of memory, though its processes could.
-func (p *Plan) unsafe(pages int64) (why []string) {
+// unsafe is why a container is not to start from a checkpoint of fit f with so many bytes of memory, though its processes could.
+func (p *Plan) unsafe(f Fit, pages int64) (why []string) {
 	const mib = 1 << 20
 	if p.limit > 0 && pages > p.limit {
 		why = append(why, fmt.Sprintf("its %.1f MiB of memory are more than the limit of %.1f MiB", float64(pages)/mib, float64(p.limit)/mib))
 	}
-	if p.volume != "" && p.mode != Always {
-		why = append(why, fmt.Sprintf("what is in the volume %s may be newer than the memory, which would undo it: only --restore always starts from it", p.volume))
+	if p.mode == Always {
+		return why
+	}
+	if d := p.keeps.declined(); d != "" {
+		why = append(why, d)
+	}
+	if target := f.uncountable(p.fit); target != "" {
+		why = append(why, fmt.Sprintf("what is mounted at %s has too many files to see whether they have changed: only --restore always starts from it", target))
 	}
 	return why
 }
@@ -294,7 +304,7 @@ func (p *Plan) Booted(ctx context.Context, seconds float64) bool {
 // Make makes a checkpoint of the container that has booted, unless another one of
 // the same kind is being made. It returns when that is done.
 func (p *Plan) Make(ctx context.Context, name string, boot float64) error {
-	done, alone := p.m.once(p.fit.Key())
+	done, alone := p.m.once(p.fit.kind())
 	if !alone {
 		return nil
 	}
@@ -302,7 +312,7 @@ func (p *Plan) Make(ctx context.Context, name string, boot float64) error {
 	_, _, err := p.m.Checkpoint(ctx, name, Options{Boot: boot})
 	gone := errors.Is(err, engine.ErrNotRunning) || errors.Is(err, engine.ErrNotFound)
 	if err != nil && p.asked && !gone && ctx.Err() == nil {
-		p.m.unmade(p.fit.Key(), err)
+		p.m.unmade(p.fit.kind(), err)
 		if p.m.cfg.Unmade != nil {
 			p.m.cfg.Unmade(name, err)
 		}

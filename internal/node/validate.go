@@ -73,7 +73,7 @@ func (r PullRequest) Validate() error {
 
 // ours are the labels of containers and images that Dewpoint reads. What else begins
 // like them, or with containerd's prefix, is set by these alone.
-var ours = []string{"dewpoint.checkpoint", "dewpoint.checkpoint.before", "dewpoint.restore.after", "dewpoint.restore.env", "dewpoint.hooks"}
+var ours = []string{"dewpoint.checkpoint", "dewpoint.checkpoint.before", "dewpoint.restore.after", "dewpoint.restore.env", "dewpoint.restore.volumes", "dewpoint.hooks"}
 
 const maxLabel = 4096 // bytes of name and value, containerd's own limit
 

@@ -177,7 +177,7 @@ type Spec struct {
 	Checkpoint bool `protobuf:"varint,21,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	// The container's own, over the image's. One with an empty value takes the image's
 	// away. Of those that begin with dewpoint. there are dewpoint.checkpoint,
-	// dewpoint.checkpoint.before, dewpoint.restore.after, dewpoint.restore.env and dewpoint.hooks.
+	// dewpoint.checkpoint.before, dewpoint.restore.after, dewpoint.restore.env, dewpoint.restore.volumes and dewpoint.hooks.
 	Labels        map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,0 +1,119 @@
+package test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"dewpoint/internal/registry/registrytest"
+)
+
+// What a container may have otherwise than the one that was saved, and what keeps it from that one's memory.
+
+// newMeasured is a node that saves what boots slowly, unasked.
+func newMeasured(t *testing.T) (*machine, *registrytest.Server) {
+	t.Helper()
+	reg := registrytest.New(t)
+	m := newMachine(t, reg)
+	m.config += "[checkpoint]\nauto = \"measured\"\n"
+	return m.start(), reg
+}
+
+// What boots slowly is saved unasked, and starts others as long as what they read is the same: with another file
+// mounted read-only in the same place they boot, and so they do when the image's name means another image.
+func TestCheckpointMeasured(t *testing.T) {
+	m, reg := newMeasured(t)
+	img := slowApp(t, reg, nil)
+	conf := filepath.Join(t.TempDir(), "app.conf")
+	born := map[string]bool{}
+	start := func(text, start, why string) {
+		t.Helper()
+		if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		rec, url := m.boot(t, "web", img.Ref, "-v", conf+":/etc/app.conf:ro")
+		if got := whys(rec, "restore: "); rec.Way.Start != start || got != why {
+			t.Errorf("with %q: started by %s, since %q", text, rec.Way.Start, got)
+		}
+		if got := get(t, url+"/cat?/etc/app.conf"); got != text {
+			t.Errorf("it reads %q, not %q", got, text)
+		}
+		if b := get(t, url+"/born"); born[b] != (start == "restore") {
+			t.Errorf("with %q: it has the memory of another: %v", text, born[b])
+		} else {
+			born[b] = true
+		}
+	}
+	start("color=red\n", "boot", "")
+	m.eventually("it is saved", func() bool { return len(m.checkpoints(t)) == 1 })
+	m.must("rm", "-f", "web")
+	start("color=red\n", "restore", "")
+	m.must("rm", "-f", "web")
+	start("color=tan\n", "boot", "restore: what is mounted read-only has changed: /etc/app.conf")
+	m.eventually("it is saved with the other file", func() bool { return len(m.checkpoints(t)) == 2 })
+	m.must("rm", "-f", "web")
+	if err := os.Rename(conf, conf+".old"); err != nil { // another file, of the same text
+		t.Fatal(err)
+	}
+	start("color=red\n", "restore", "")
+	m.must("rm", "-f", "web")
+
+	reg.PushImage("team/slow:1", appLayers(t, 1<<10), appOptions("slow", "80"))
+	m.must("pull", img.Ref)
+	start("color=red\n", "boot", "restore: the image is not the one that its checkpoints were made of: it has changed")
+	m.must("rm", "-f", "web")
+}
+
+// An image that declares a volume keeps state: it is not saved unasked, nor does one start from what was saved of it
+// unless somebody insists.
+func TestCheckpointVolumes(t *testing.T) {
+	m, reg := newMeasured(t)
+	o := appOptions("slow", "80")
+	o.Config.Volumes = map[string]struct{}{"/data": {}}
+	img := reg.PushImage("team/volume:1", appLayers(t, 0), o)
+	plain := slowApp(t, reg, nil)
+	_, url := m.boot(t, "first", img.Ref)
+	born := get(t, url+"/born")
+	data := func(name string) (dir string, flags []string) {
+		dir = t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "who"), []byte(name), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return dir, []string{"-v", dir + ":/data", "--label", "dewpoint.restore.volumes=/data"}
+	}
+	_, own := data("one")
+	m.boot(t, "own", plain.Ref, own...) // what it writes to is its own, by the label
+	m.eventually("what keeps nothing is saved", func() bool { return len(m.checkpoints(t)) > 0 })
+	if all := m.checkpoints(t); len(all) != 1 || all[0].Image != plain.Ref {
+		t.Errorf("there are %+v", all)
+	}
+	if r := m.dew("checkpoint", "first"); r.code != 12 || !strings.Contains(r.err, "declares the volume /data") || !strings.Contains(r.err, "--stateful") {
+		t.Errorf("asked for: %+v", r)
+	}
+	m.must("checkpoint", "--stateful", "first")
+	m.must("rm", "-f", "first", "own")
+	rec, _ := m.boot(t, "second", img.Ref)
+	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.Contains(got, "only --restore always starts from it") {
+		t.Errorf("the second one: started by %s, since %q", rec.Way.Start, got)
+	}
+	if rec, url := m.boot(t, "third", img.Ref, "--restore", "always"); rec.Way.Start != "restore" || get(t, url+"/born") != born {
+		t.Errorf("insisted: %+v", rec.Way)
+	}
+	m.must("rm", "-f", "second", "third")
+
+	dir, own := data("two")
+	rec, url = m.boot(t, "clone", plain.Ref, own...)
+	if got := get(t, url+"/cat?/data/who"); rec.Way.Start != "restore" || got != "two" {
+		t.Errorf("a clone with a volume of its own: %+v, it reads %q", rec.Way, got)
+	}
+	m.must("exec", "clone", "/app", "append", "/data/who", " and more")
+	if b, err := os.ReadFile(filepath.Join(dir, "who")); err != nil || string(b) != "two and more" {
+		t.Errorf("what it writes: %q, %v", b, err)
+	}
+	r := m.dew("run", "-d", "--name", "other", "--net", "bridge", "--restore", "always", "-v", dir+":/data", plain.Ref)
+	if r.code != 12 || !strings.Contains(r.err, "mounts differ") {
+		t.Errorf("a volume that no label names: %+v", r)
+	}
+	m.must("rm", "-f", "clone")
+}
