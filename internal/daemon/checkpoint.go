@@ -37,10 +37,14 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 	dir := filepath.Join(d.cfg.Root, "checkpoints")
 	var err error
 	var shared func() *pop.Store
+	var told func() bool
+	if d.cfg.File.PoP.Redis != "" {
+		told = d.puller.Hears
+	}
 	if d.cfg.File.PoP.Store != "" {
 		shared = d.puller.Store
 	}
-	d.saved, err = store.Open(store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, PoP: shared, Peers: d.puller.Savers(), Keep: f.Keep, MaxBytes: int64(f.MaxBytes), Log: d.log})
+	d.saved, err = store.Open(store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, PoP: shared, Told: told, Peers: d.puller.Savers(), Keep: f.Keep, MaxBytes: int64(f.MaxBytes), Log: d.log})
 	if err != nil {
 		return err
 	}
@@ -48,6 +52,7 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 		Restore: criu.RestoreConfig(false), RestoreLazy: criu.RestoreConfig(true), LazyAbove: int64(f.LazyAbove), WorkDir: d.engine.WorkDir,
 		Guard: []string{"/proc/self/exe", PageGuard}, Lost: d.memoryLost, Explain: d.explainRestore, Node: d.name, Auto: f.Auto, Image: d.documents,
 		Made: func(name string, r store.Record) { d.checkpointed(ctx, name, r) }, Unmade: d.unsaved, Quarantined: d.quarantined, Log: d.log})
+	d.bg.Go(func() { d.saved.Follow(ctx) })
 	d.bg.Go(func() {
 		if _, err := d.checkpoints.Probe(ctx); err != nil && ctx.Err() == nil {
 			d.log.Info("containers cannot be checkpointed here", "why", err)

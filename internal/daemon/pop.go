@@ -44,7 +44,7 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 	}
 	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name), Damaged: d.popDamaged, Lost: d.popLost, Replaced: d.popReplaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
 		Owed:  filepath.Join(d.cfg.Root, "pop.owed"),
-		House: time.Duration(f.Grace) / 3, Saved: d.savedImages}
+		House: time.Duration(f.Grace) / 3, Saved: d.savedImages, Heard: d.popHeard}
 	if err := config.CheckNode(out.Node); err != nil {
 		return out, fmt.Errorf("node = %w; give pop.node", err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/peer"
+	"dewpoint/internal/pop"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -27,6 +28,13 @@ func (d *Daemon) savedImages() []digest.Digest {
 		return nil
 	}
 	return d.saved.Manifests()
+}
+
+// popHeard is told of what happens in the PoP.
+func (d *Daemon) popHeard(e pop.Event) {
+	if d.saved != nil {
+		d.saved.Heard(e)
+	}
 }
 
 // given implements peer.Checkpoints.

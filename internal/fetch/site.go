@@ -43,6 +43,9 @@ type PoPConfig struct {
 	Lost func(id digest.Digest)
 	// Replaced is told of damaged layers that are in the store again. May be nil.
 	Replaced func(id digest.Digest)
+	// Heard is told of every event of the PoP, one after the other, while KeepPoP runs, and of a Resync when the store
+	// has been opened. It must not block. May be nil.
+	Heard func(e pop.Event)
 	// Owed is the path of a file that remembers which layers this node is to give the store; "" remembers none.
 	Owed string
 	// House is the time between two looks for what may go; 0 is 20 s.

@@ -58,6 +58,9 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 				return nil
 			}
 			s.heard(ctx, e)
+			if s.cfg.Heard != nil {
+				s.cfg.Heard(e)
+			}
 		case <-beat.C:
 			s.beat(ctx)
 		case <-house.C:
@@ -152,6 +155,9 @@ func (s *site) openStore(ctx context.Context) {
 		s.log.Info("the PoP's store is open", "id", st.ID())
 		s.revalidate(ctx, st)
 		s.recall(ctx, st)
+		if s.cfg.Heard != nil {
+			s.cfg.Heard(pop.Event{Kind: pop.Resync})
+		}
 		return
 	}
 	s.mu.Lock()

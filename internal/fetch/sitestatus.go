@@ -116,6 +116,18 @@ func (s *site) reached(err error) {
 	}
 }
 
+// Hears reports whether Config.PoP.Heard is told of what happens in the PoP: the coordinator answered when it
+// was asked last, a moment ago. What was missed before is made up for by a Resync.
+func (p *Puller) Hears() bool {
+	s := p.site
+	if s == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.away == nil
+}
+
 // PoPState is what this node saw last, without asking anybody.
 type PoPState struct {
 	Shared    bool // there is to be a store

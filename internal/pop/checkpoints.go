@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -54,6 +55,9 @@ func (s *Store) Checkpoints(ctx context.Context) ([]*Layer, error) {
 	}
 	return all, bad
 }
+
+// Seen is how long after a change of the store all nodes see it.
+func (s *Store) Seen() time.Duration { return s.cfg.Grace / 2 }
 
 // Lead takes the lease under which an object is copied into the store: while it is held, no sweep takes
 // the draft for a dead node's, however long nothing is written to it. Errors are those of Leases.Acquire.
@@ -151,6 +155,7 @@ func (s *Store) NoteFailures(ctx context.Context, id digest.Digest, f Failures) 
 		return fmt.Errorf("%q: %w", id, ErrUnknown)
 	}
 	name := failuresOf(id, s.cfg.Node)
+	defer s.tell(ctx, Event{Kind: Saved, Key: id.String()})
 	if f.Count == 0 {
 		return s.remove(ctx, name)
 	}

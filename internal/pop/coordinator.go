@@ -146,6 +146,8 @@ const (
 	Pressed   = "pressed"   // the store needs room and finds none: nodes are to let go of what they can
 	Filling   = "filling"   // the node begins to fill the key
 	Released  = "released"  // the node does not fill the key any longer
+	Saved     = "saved"     // the checkpoint key is complete in the store, or a node has noted how restoring it went
+	Returned  = "returned"  // the key is in the store again, which was out of sight for a moment
 )
 
 // An Event is something that other nodes may want to know.

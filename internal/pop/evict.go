@@ -340,5 +340,9 @@ func (s *Store) putBack(ctx context.Context, id digest.Digest, trash string) err
 	if s.Has(ctx, id) {
 		return nil // these files go when they are not used any more
 	}
-	return unlessGone(s.cfg.FS.Rename(ctx, trash, recordOf(id)))
+	err := s.cfg.FS.Rename(ctx, trash, recordOf(id))
+	if err == nil {
+		s.tell(ctx, Event{Kind: Returned, Key: id.String()}) // who looked meanwhile is to look again
+	}
+	return unlessGone(err)
 }

@@ -244,8 +244,20 @@ func TestPutBack(t *testing.T) {
 		}}
 		x := b.open(pop.StoreConfig{Node: "x", Capacity: 10, FS: fsys})
 		id = fill(t, y, 1)[0]
+		events, err := b.coords["first"].Subscribe(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if _, err := x.Evict(ctx, 10); err != nil || !used {
 			t.Error(err)
+		}
+		for e := range events { // who has looked meanwhile is told
+			if e.Kind == pop.Returned {
+				if e.Key != id.String() {
+					t.Errorf("told %+v", e)
+				}
+				break
+			}
 		}
 		l, err := y.Record(ctx, id)
 		if err == nil {

@@ -171,6 +171,9 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 	f.s.forgetFill(ctx, f.id)
 	f.forgetKept(ctx)
 	f.s.tell(ctx, Event{Kind: Published, Key: f.id.String()})
+	if l.Checkpoint != nil {
+		f.s.tell(ctx, Event{Kind: Saved, Key: f.id.String()})
+	}
 	return nil
 }
 

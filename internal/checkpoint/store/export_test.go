@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"slices"
+	"time"
 )
 
 // Find returns the checkpoints of a manifest and key that may be restored here, newest
@@ -14,3 +15,6 @@ func (s *Store) Find(ctx context.Context, manifest, key string) []Listed {
 		return l.Manifest != manifest || l.Key != key || l.Quarantined || !s.HasUpper(ctx, l)
 	})
 }
+
+// LookEvery sets how long a look at the PoP's store holds in any case.
+func (s *Store) LookEvery(d time.Duration) { s.every = d }

@@ -148,6 +148,12 @@ const forgetAfter = 7 * 24 * time.Hour
 
 // forgetNotes removes what is noted of checkpoints that are gone for long.
 func (s *Store) forgetNotes(ctx context.Context) error {
+	s.mu.Lock()
+	none := len(s.notes) == 0
+	s.mu.Unlock()
+	if none {
+		return nil
+	}
 	shared, _, err := s.shared(ctx)
 	if err != nil || s.cfg.PoP != nil && s.pop() == nil {
 		return nil // nobody knows

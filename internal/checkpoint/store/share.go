@@ -15,46 +15,6 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// look is what was seen in the PoP's store. The zero value has seen nothing.
-type look struct {
-	at      time.Time
-	store   *pop.Store
-	records []Record
-	failed  failed
-}
-
-// lookEvery is how old what was seen may be when containers are started: two directories
-// of a distributed file system take longer to read than all else that decides on a start.
-const lookEvery = 2 * time.Second
-
-// recent is shared, unless somebody has just looked.
-func (s *Store) recent(ctx context.Context) ([]Record, failed, error) {
-	st := s.pop()
-	s.mu.Lock()
-	l := s.looked
-	s.mu.Unlock()
-	if st != nil && l.store == st && time.Since(l.at) < lookEvery {
-		return l.records, l.failed, nil
-	}
-	at := time.Now() // what changes from here on may not be seen
-	records, failed, err := s.shared(ctx)
-	if err == nil {
-		s.mu.Lock()
-		if s.looked.at.Equal(l.at) { // else this node has changed something meanwhile, or another one has looked
-			s.looked = look{at, st, records, failed}
-		}
-		s.mu.Unlock()
-	}
-	return records, failed, err
-}
-
-// lookAgain forgets what was seen: this node has changed it.
-func (s *Store) lookAgain() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.looked = look{at: time.Now()}
-}
-
 // shared is the records of the PoP's store, and what nodes have failed at. Those that cannot
 // be understood are left out.
 func (s *Store) shared(ctx context.Context) ([]Record, failed, error) {

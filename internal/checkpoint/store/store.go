@@ -62,6 +62,9 @@ type Config struct {
 	Node string
 	// PoP is the store that this node shares, nil while there is none; nil is never.
 	PoP func() *pop.Store
+	// Told reports whether Heard is told of what happens in PoP: what was seen there then holds until
+	// something did. nil is never.
+	Told func() bool
 	// Peers are asked for checkpoints while PoP gives no store; nil is nobody.
 	Peers Peers
 	// Keep is how many checkpoints of one image and key this node keeps, and how many it
@@ -117,9 +120,13 @@ type Store struct {
 	notes   map[string]notes  // by ID, of what is in entries or in the PoP's store
 	cache   map[string]*unpacked
 	looked  look              // at the PoP's store
+	news    time.Time         // when Heard was told last that this may have changed; zero before the first time
 	offers  map[string]offers // of other nodes, by manifest
 
-	taking chan struct{} // has one of who takes from another node
+	every   time.Duration // lookEvery
+	taking  chan struct{} // has one of who takes from another node
+	looking chan struct{} // has one of who looks at the PoP's store for a start
+	told    chan struct{} // has one when there are news for Follow
 }
 
 // entry is a checkpoint whose data are here; Store.mu guards what changes.
@@ -142,7 +149,7 @@ const (
 // Open opens the store in cfg.Dir and removes what a crash has left there.
 // There is nothing to be closed.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg.withDefaults(), entries: map[string]*entry{}, notes: map[string]notes{}, owed: map[string]debt{}, cache: map[string]*unpacked{}, offers: map[string]offers{}, taking: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg.withDefaults(), entries: map[string]*entry{}, notes: map[string]notes{}, owed: map[string]debt{}, cache: map[string]*unpacked{}, offers: map[string]offers{}, every: lookEvery, taking: make(chan struct{}, 1), looking: make(chan struct{}, 1), told: make(chan struct{}, 1)}
 	if err := os.MkdirAll(s.path(cacheDir), 0o700); err != nil {
 		return nil, fmt.Errorf("open checkpoints: %w", err)
 	}
