@@ -13,6 +13,7 @@ export HOME ?= /root
 VERSION := $(shell git -c safe.directory='$(CURDIR)' describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 PROGRAMS := ./cmd/dewd ./cmd/dew
+RUNC_SHIM := ./cmd/containerd-shim-dewpoint-runc
 
 # ISA-L inflates three times faster than Go; without it or a C compiler the build is pure Go.
 ISAL := $(shell command -v gcc >/dev/null && pkg-config --exists libisal 2>/dev/null && echo isal)
@@ -25,6 +26,7 @@ BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build $(if $(ISAL),-tags is
 build:
 	mkdir -p bin
 	$(BUILD) -o bin/ $(PROGRAMS)
+	CGO_ENABLED=0 go build -ldflags '$(LDFLAGS)' -o bin/ $(RUNC_SHIM)
 	$(SHIM) bin/containerd-shim-dewpoint-v1
 
 # What "dew bench deploy" drives containerd's client library by.
@@ -34,7 +36,7 @@ build-bench:
 
 build-static:
 	mkdir -p bin/static
-	CGO_ENABLED=0 go build -ldflags '$(LDFLAGS)' -o bin/static/ $(PROGRAMS)
+	CGO_ENABLED=0 go build -ldflags '$(LDFLAGS)' -o bin/static/ $(PROGRAMS) $(RUNC_SHIM)
 	$(SHIM) bin/static/containerd-shim-dewpoint-v1
 
 images:

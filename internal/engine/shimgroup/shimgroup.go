@@ -9,7 +9,7 @@
 //
 // A group is a directory that [Make] makes, with three links: "start", to the
 // small program that containerd is told to execute
-// (cmd/containerd-shim-dewpoint-v1), "shim", to the real one, and "containers",
+// (cmd/containerd-shim-dewpoint-v1), "shim", to the one that serves, and "containers",
 // to where the runtime keeps its containers' states. The first start in a group
 // executes the real shim in the group's directory, where a config.json of ours
 // names the group, and keeps what it says; each later one repeats that, once the
@@ -40,17 +40,21 @@ import (
 // Program is the name of the small program.
 const Program = "containerd-shim-dewpoint-v1"
 
-// Real is the name of the shim that serves.
-const Real = "containerd-shim-runc-v2"
+// Real is the name of the shim that serves, and Own that of ours, which is made
+// of the same packages and serves a group for less (cmd/containerd-shim-dewpoint-runc).
+const (
+	Real = "containerd-shim-runc-v2"
+	Own  = "containerd-shim-dewpoint-runc"
+)
 
 // The files of a group's directory. The program makes more: config.json, which
 // names the group, log, the shim's own, and address, which shims of containerd
 // 1.6 write and look for in each bundle.
 const (
 	startLink      = "start"      // to Program
-	shimLink       = "shim"       // to Real
+	shimLink       = "shim"       // to Real or Own
 	containersLink = "containers" // to the runtime's state: a directory for each container
-	bootFile       = "boot"       // what Real said when it started
+	bootFile       = "boot"       // what that said when it started
 	askedFile      = "asked"      // how it was asked to
 )
 
