@@ -223,6 +223,38 @@ func TestCheckpointClock(t *testing.T) {
 	}
 }
 
+// A clone has the locks that were held. As long as somebody else holds one, the restore does not wait for ever, and the
+// error says who.
+func TestCheckpointLocked(t *testing.T) {
+	reg := registrytest.New(t)
+	img := slowApp(t, reg, nil)
+	m := newMachine(t, reg).start()
+	dir := t.TempDir()
+	flags := []string{"-v", dir + ":/data", "-e", "LOCK=/data/lock", "--restore"}
+	m.boot(t, "first", img.Ref, append(flags, "never")...)
+	m.must("checkpoint", "--stateful", "first")
+	args := append([]string{"run", "-d", "--name", "clone", "--net", "bridge", "--ready", "http:80/"}, append(flags, "always", img.Ref)...)
+	if r := m.dew(args...); r.code != 12 || !strings.Contains(r.err, "a file that it had locked is locked by process ") {
+		t.Errorf("while the lock is held: %+v", r)
+	}
+	m.must("rm", "-f", "first")
+	if rec := m.record(args...); rec.Way.Start != "restore" {
+		t.Errorf("%+v", rec.Way)
+	}
+	f, err := os.Open(filepath.Join(dir, "lock"))
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		f.Close()
+	}
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Errorf("the clone's lock: %v", err)
+	}
+	m.must("rm", "-f", "clone")
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
+}
+
 // What cannot be saved boots, and an event tells why no checkpoint was made of it: on a node
 // without CAP_SYS_RESOURCE all that is not root's.
 func TestCheckpointOfUser(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
@@ -134,8 +135,16 @@ func (e *Engine) isRestore(name string) bool {
 func (e *Engine) startRestored(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
-	r, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
+	sctx, end := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { e.watchLocks(sctx, name, end) })
+	r, err := e.c.tasks.Start(sctx, &tasksapi.StartRequest{ContainerID: name})
+	end(nil)
+	watch.Wait()
 	if err != nil {
+		if why := context.Cause(sctx); ctx.Err() == nil && !errors.Is(why, context.Canceled) {
+			err = why
+		}
 		e.known.unsure(name)
 		return errors.Join(err, e.killCgroup(ctx, name), unmountBelow(e.WorkDir(name)), unmountBelow(e.runcDir(name)))
 	}

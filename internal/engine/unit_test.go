@@ -274,3 +274,18 @@ func FuzzAccounts(f *testing.F) {
 		})
 	})
 }
+
+func TestWaiters(t *testing.T) {
+	locks := `1: POSIX  ADVISORY  WRITE 31 fe:00:1835 0 EOF
+2: FLOCK  ADVISORY  WRITE 32 fe:00:1836 0 EOF
+2: -> FLOCK  ADVISORY  WRITE 41 fe:00:1836 0 EOF
+2: -> FLOCK  ADVISORY  WRITE 42 fe:00:1836 0 EOF
+3: OFDLCK ADVISORY  READ -1 00:06:5 0 0
+`
+	if got := waiters(locks, []string{"32", "42", "43"}); len(got) != 1 || got["42"] != "32" {
+		t.Errorf("%v", got)
+	}
+	if got := waiters("", []string{"1"}); len(got) != 0 {
+		t.Errorf("of nothing: %v", got)
+	}
+}

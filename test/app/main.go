@@ -2,7 +2,8 @@
 // shows what it sees of its container.
 //
 //	app serve PORT   answers with its arguments; /exit?N ends it, /cat?PATH gives a file, /sum?PATH its sha256
-//	app slow PORT    serve, after 1.5 s, in which it makes the file /state and a number; /count counts, /born is the number
+//	app slow PORT    serve, after 1.5 s, in which it makes the file /state and a number; /count counts, /born is the number; it
+//	                 locks the file that LOCK names, if that is set
 //	app cat PATH
 //	app sum PATH     the sha256 of a file, or why there is none
 //	app each PATH…   app sum for each, all at once
@@ -24,6 +25,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -78,6 +80,17 @@ func boot() {
 		os.Exit(1)
 	}
 	mb, _ := strconv.Atoi(os.Getenv("MEMORY_MB"))
+	if path := os.Getenv("LOCK"); path != "" {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err == nil {
+			err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		http.HandleFunc("/locked", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, path) })
+	}
 	memory := make([]byte, mb<<20)
 	rand.Read(memory)
 	var count atomic.Int64
