@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -54,11 +55,6 @@ func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r sto
 	if err != nil {
 		return r, d, err
 	}
-	below, err := m.below(ctx, c)
-	if err != nil {
-		return r, d, err
-	}
-	defer below.Close()
 	if err := m.whole(ctx, name); err != nil {
 		return r, d, err
 	}
@@ -66,11 +62,16 @@ func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r sto
 	made := m.makes(c.fit.kind())
 	m.mu.Unlock()
 	defer made()
+	below, err := m.below(ctx, c)
+	if err != nil {
+		return r, d, err
+	}
+	defer below.close()
 	work, remove, err := m.cfg.Store.Scratch()
 	if err != nil {
 		return r, d, err
 	}
-	defer remove()
+	below.then(remove)
 	done, err := m.turn(ctx, name)
 	if err != nil {
 		return r, d, err
@@ -237,12 +238,12 @@ func (s *saved) write(file string, layer func(w io.Writer) (upper.Info, error)) 
 		return err
 	}
 	h := sha256.New()
-	n := &count{}
+	n := count{new(atomic.Int64)}
 	s.info, err = layer(io.MultiWriter(f, h, n))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("copy the writable layer: %w", err)
 	}
-	s.tar, s.upper, s.size = file, digest.NewDigest(digest.SHA256, h), n.n
+	s.tar, s.upper, s.size = file, digest.NewDigest(digest.SHA256, h), n.n.Load()
 	return nil
 }
 
@@ -264,41 +265,6 @@ func (m *Manager) bootOf(ctx context.Context, c *subject) float64 {
 // standsOn is the checkpoint whose files the container was made with; "" is none.
 func (c *subject) standsOn() string {
 	return cmp.Or(c.info.Labels[LabelRestored], c.info.Labels[LabelAnew])
-}
-
-// below opens the layer that a restored container stands on besides its image's; nil if there is none.
-// Open, it is read to its end whatever becomes of the container.
-func (m *Manager) below(ctx context.Context, c *subject) (*os.File, error) {
-	if c.standsOn() == "" {
-		return nil, nil
-	}
-	dir, err := m.cfg.Containers.Below(ctx, c.info.Name, c.img)
-	if err != nil || dir == "" {
-		return nil, err
-	}
-	return os.Open(dir)
-}
-
-// merge makes one layer of what a restored container has written and of what it was restored
-// with: the checkpoint needs no other one.
-func (s *saved) merge(ctx context.Context, work string, below *os.File) error {
-	if below == nil {
-		return nil
-	}
-	top, err := os.Open(s.tar)
-	if err != nil {
-		return err
-	}
-	defer top.Close()
-	dir := fmt.Sprintf("/proc/self/fd/%d/.", below.Fd())
-	return s.write(filepath.Join(work, "merged.tar"), func(w io.Writer) (upper.Info, error) { return upper.Merge(ctx, w, dir, top) })
-}
-
-type count struct{ n int64 }
-
-func (c *count) Write(p []byte) (int, error) {
-	c.n += int64(len(p))
-	return len(p), nil
 }
 
 // keep makes a checkpoint of what was saved: layer and memory first, then the
