@@ -219,9 +219,15 @@ func (m *machine) done(t *testing.T) int {
 	return n
 }
 
-// containerd is killed in the middle of some deployments: each is done or has failed with a
+// containerd is killed, or told to end, in the middle of some deployments: each is done or has failed with a
 // reason, nothing else is left, and the node deploys again.
 func TestContainerdKilledWhileMany(t *testing.T) {
+	for name, signal := range map[string]unix.Signal{"killed": unix.SIGKILL, "ended in order": unix.SIGTERM} {
+		t.Run(name, func(t *testing.T) { containerdEndsWhileMany(t, signal) })
+	}
+}
+
+func containerdEndsWhileMany(t *testing.T, signal unix.Signal) {
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()
@@ -231,7 +237,8 @@ func TestContainerdKilledWhileMany(t *testing.T) {
 		over <- c.DeployMany(context.Background(), node.Many{Requests: []node.Request{quiet(img.Ref, "some", node.Terms{})}, Count: 30}, node.ManyWatch{})
 	}()
 	m.patiently("some are done", func() bool { return m.done(t) >= 5 })
-	if err := unix.Kill(m.privateContainerd(), unix.SIGKILL); err != nil {
+	was := m.privateContainerd()
+	if err := unix.Kill(was, signal); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-over; err != nil {
@@ -239,7 +246,7 @@ func TestContainerdKilledWhileMany(t *testing.T) {
 	}
 	m.patiently("it deploys again", func() bool {
 		r, err := c.Deploy(t.Context(), quiet(img.Ref, "", node.Terms{}), node.Watch{})
-		return err == nil && c.Remove(t.Context(), r.Name, true) == nil
+		return err == nil && c.Remove(t.Context(), r.Name, true) == nil && m.privateContainerd() != was
 	})
 	m.idle(t)
 	done := m.accounted(t, names("some", 30))

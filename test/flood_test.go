@@ -97,6 +97,7 @@ func TestFlood(t *testing.T) {
 	m := newMachine(t, reg).onTmpfs("300m")
 	m.config += "[deploy]\nmax = 2\nqueue = 128\n"
 	as := m.overTCP()
+	scrape := m.measured(t)
 	m.start()
 	m.must("pull", img.Ref)
 	flooder, other := as("flooder"), as("other")
@@ -131,6 +132,13 @@ func TestFlood(t *testing.T) {
 	if s := m.pressure(t.Context(), other); !someWait.MatchString(s) {
 		t.Errorf("nobody waits any more: the test has shown nothing: %s", s)
 	}
+	all := scrape()
+	all.exactly(t, map[series]float64{{"queue_running_limit", ""}: 2, {"queue_refused_total", "reason=never"}: 0})
+	all.atLeast(t, map[series]float64{{"queue_waiting", "reason=turn"}: 1, {"queue_callers", ""}: 1, {"queue_refused_total", "reason=busy"}: 1, {"queue_admitted_total", ""}: 4,
+		{"queue_promised_bytes", ""}: 1 << 20})
+	if n := all.count(series{"queue_running", ""}); n > 2 {
+		t.Errorf("%v are under way", n)
+	}
 	kib := peakKiB(t, m.cmd.Process.Pid)
 	t.Logf("dewd took %d KiB at most", kib)
 	if kib > 96<<10 {
@@ -142,6 +150,11 @@ func TestFlood(t *testing.T) {
 		all, err := other.List(t.Context(), true)
 		return err == nil && len(all) == 3 && !someWait.MatchString(m.pressure(t.Context(), other))
 	})
+	becomes(t, scrape, map[series]float64{{"queue_running", ""}: 0, {"queue_callers", ""}: 0, {"queue_waiting", ""}: 0, {"queue_promised_bytes", ""}: 0})
+	if all, told := scrape(), busy.Load(); all.count(series{"queue_refused_total", "reason=busy"}) != float64(told) || all.count(series{"api_call_seconds", "method=Deploy code=busy"}) != float64(told) {
+		t.Errorf("%d were told that the node is busy, and %v are counted, %v of them calls", told, all.count(series{"queue_refused_total", "reason=busy"}),
+			all.count(series{"api_call_seconds", "method=Deploy code=busy"}))
+	}
 	m.must("rm", "-f", "other-0", "other-1", "other-2")
 }
 
@@ -209,7 +222,9 @@ func reversed(s []string) []string {
 func TestMemoryIsWaitedFor(t *testing.T) {
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
-	m := newMachine(t, reg).onTmpfs("300m").start()
+	m := newMachine(t, reg).onTmpfs("300m")
+	scrape := m.measured(t)
+	m.start()
 	m.must("pull", img.Ref)
 	var s unix.Sysinfo_t
 	if err := unix.Sysinfo(&s); err != nil {
@@ -243,11 +258,13 @@ func TestMemoryIsWaitedFor(t *testing.T) {
 	if !errors.As(err, &e) || e.Code != api.NoMemory || !strings.Contains(e.Remedy, "--memory") {
 		t.Errorf("a container that may take a petabyte: %v", err)
 	}
+	scrape().exactly(t, map[series]float64{{"queue_refused_total", "reason=never"}: 1, {"queue_refused_total", "reason=busy"}: 0})
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	first := deploy(ctx, "first", half, "tcp:1")
 	second := deploy(t.Context(), "second", half, "")
 	eventually(t, "that it waits for memory is told", func() bool { return strings.Contains(m.pressure(t.Context(), c), "1 wait for memory") })
+	becomes(t, scrape, map[series]float64{{"queue_waiting", "reason=memory"}: 1, {"queue_waiting", ""}: 1})
 	if err := <-deploy(t.Context(), "small", 32<<20, ""); err != nil {
 		t.Errorf("one that fits, beside it: %v", err)
 	}
@@ -272,6 +289,7 @@ func TestMemoryIsWaitedFor(t *testing.T) {
 	defer c.Close()
 	third := deploy(t.Context(), "third", half, "")
 	eventually(t, "another one waits for memory", func() bool { return strings.Contains(m.pressure(t.Context(), c), "1 wait for memory") })
+	scrape().atLeast(t, map[series]float64{{"queue_owed_bytes", ""}: float64(half) / 2})
 	m.must("rm", "-f", "second")
 	if err := <-third; err != nil {
 		t.Error(err)

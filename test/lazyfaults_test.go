@@ -124,9 +124,14 @@ func testLazyBothDie(t *testing.T, backend string) {
 func TestLazyRegistryAway(t *testing.T) { onBackends(t, testLazyRegistryAway) }
 
 func testLazyRegistryAway(t *testing.T, backend string) {
-	b := newLazyBed(t, backend, off+"wait = \"2s\"\n")
+	b := newStillBed(t, backend, off+"wait = \"2s\"\n")
+	scrape := b.measured(t)
+	b.start()
 	b.run()
 	b.reads(file(40))
+	becomes(t, scrape, map[series]float64{{"lazy_starts_total", ""}: 1, {"lazy_failed_waits_total", ""}: 0, {"lazy_lies_total", ""}: 0, {"deployment_seconds", "pull=lazy outcome=ok"}: 1})
+	reaches(t, scrape, map[series]float64{{"lazy_wait_seconds", ""}: 1, {"lazy_pack_bytes_total", ""}: 1, {"lazy_demand_bytes_total", ""}: 1})
+	before := scrape().count(series{"lazy_wait_seconds", ""})
 	for n, away := range []struct {
 		begin, end func()
 		says       string
@@ -156,6 +161,7 @@ func testLazyRegistryAway(t *testing.T, backend string) {
 		away.end()
 		b.recovers(far)
 	}
+	reaches(t, scrape, map[series]float64{{"lazy_failed_waits_total", ""}: 2, {"lazy_wait_seconds", ""}: before + 2})
 	b.must("rm", "-f", "web")
 }
 

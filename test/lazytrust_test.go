@@ -76,6 +76,7 @@ func testLazyPackLied(t *testing.T, policy string) {
 	reg := registrytest.New(t)
 	b := &lazyBed{reg: reg, li: pushLiar(t, reg), machine: newMachine(t, reg), port: freePort(t)}
 	b.config += slowLink + "[lazy]\ndelay = \"1s\"\n" + noLearn + "lied = \"" + policy + "\"\n"
+	scrape := b.measured(t)
 	b.start()
 	b.run()
 	if got := get(t, "http://127.0.0.1:"+b.port+"/cat?/etc/motd"); got != "a lie\n" {
@@ -86,6 +87,7 @@ func testLazyPackLied(t *testing.T, policy string) {
 	}
 	b.awaitComplete()
 	b.checkLayers()
+	becomes(t, scrape, map[series]float64{{"lazy_lies_total", ""}: 1})
 	switch policy {
 	case "keep":
 		get(t, "http://127.0.0.1:"+b.port+"/")

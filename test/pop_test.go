@@ -121,7 +121,7 @@ func (p *pop) stored(layers int) {
 func TestPoPFetchesOnce(t *testing.T) {
 	for _, kind := range []popbed.Kind{popbed.None, popbed.Dir, popbed.Gluster, popbed.Gluster3, popbed.Ceph} {
 		t.Run("store "+string(kind), func(t *testing.T) {
-			cfg := popbed.Config{Store: kind, StoreBytes: 1 << 30, Mbit: 100}
+			cfg := popbed.Config{Store: kind, StoreBytes: 1 << 30, Mbit: 100, Args: []string{"--http", popMetrics}}
 			if kind != popbed.None { // a Ceph on a busy machine is slow, and not away
 				cfg.Template = strings.Replace(sharingStore, `patience = "2s"`, `patience = "30s"`, 1)
 			}
@@ -162,6 +162,7 @@ func TestPoPFetchesOnce(t *testing.T) {
 			if n := p.wan(); n > 64<<10 || rec.Bytes.Registry != 0 {
 				t.Errorf("a later node had %d bytes over the WAN, record %+v", n, rec)
 			}
+			p.counted(4, len(img.Layers), unique)
 			if kind != popbed.None {
 				if n := diskUse(t, filepath.Join(p.Nodes[4].Root(), "layers")); n > noise/4 {
 					t.Errorf("a later node keeps %d bytes itself", n)
@@ -169,6 +170,36 @@ func TestPoPFetchesOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// popMetrics is where the nodes serve their metrics.
+const popMetrics = "127.0.0.1:9464"
+
+// counted asserts what is counted on the first nodes, which fetched so many layers together, and on a later one.
+func (p *pop) counted(later, layers int, bytes int64) {
+	p.t.Helper()
+	t := p.t.(*testing.T)
+	scrape := func(i int) metrics {
+		text, err := p.getAt(i, popMetrics, "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return parseMetrics(t, text)
+	}
+	var fetched, wanted float64
+	for i := range later {
+		all := scrape(i)
+		fetched += all.count(series{"pop_hits_total", "source=registry"})
+		wanted += all.count(series{"pop_hits_total", ""})
+	}
+	if wanted != float64(later*layers) || fetched < float64(layers) || fetched >= wanted {
+		t.Errorf("of %v layers that %d nodes wanted %v came from the registry, the image has %d", wanted, later, fetched, layers)
+	}
+	becomes(t, func() metrics { return scrape(later) }, map[series]float64{ // bytes are counted once all are here
+		{"pop_hits_total", ""}: float64(layers), {"pop_hits_total", "source=registry"}: 0, {"pop_hits_total", "source=local"}: 0,
+		{"pop_hit_bytes_total", ""}: float64(bytes), {"deployment_bytes_total", "source=pop"}: float64(bytes), {"deployment_bytes_total", "source=registry"}: 0,
+		{"pop_store_away", ""}: 0, {"pop_coordinator_away", ""}: 0,
+	})
 }
 
 func diskUse(t testing.TB, dir string) (sum int64) {

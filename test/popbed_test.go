@@ -87,11 +87,13 @@ func (p *pop) deploy(i int, image, name string) (node.Record, error) {
 }
 
 // get asks node i's port 80, from that node.
-func (p *pop) get(i int, path string) (string, error) {
+func (p *pop) get(i int, path string) (string, error) { return p.getAt(i, "127.0.0.1:80", path) }
+
+func (p *pop) getAt(i int, address, path string) (string, error) {
 	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 		return p.Dial(ctx, i, address)
 	}}
-	resp, err := (&http.Client{Transport: tr, Timeout: 5 * time.Second}).Get("http://127.0.0.1:80" + path)
+	resp, err := (&http.Client{Transport: tr, Timeout: 5 * time.Second}).Get("http://" + address + path)
 	if err != nil {
 		return "", err
 	}

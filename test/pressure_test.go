@@ -131,6 +131,7 @@ func TestLinkIsWaitedFor(t *testing.T) {
 	here := reg.PushImage("here:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).onTmpfs("300m")
 	m.config += fmt.Sprintf("[registry.%q]\nplain_http = true\n[deploy]\nfetch = 1\n", other.Host())
+	scrape := m.measured(t)
 	m.start()
 	m.must("pull", here.Ref)
 	c := m.client(t)
@@ -140,6 +141,7 @@ func TestLinkIsWaitedFor(t *testing.T) {
 	eventually(t, "the first image is being fetched", func() bool { return reg.Count(string(held)) > 0 })
 	two := begin(t.Context(), c, quiet(second.Ref, "two", node.Terms{}))
 	eventually(t, "the second waits for the link", func() bool { return waitsFor(t, c, "two", "link") })
+	becomes(t, scrape, map[series]float64{{"queue_waiting", "reason=link"}: 1, {"queue_waiting", ""}: 1})
 	for name, ref := range map[string]string{"here": here.Ref, "elsewhere": elsewhere.Ref} {
 		if _, err := c.Deploy(t.Context(), quiet(ref, name, node.Terms{}), node.Watch{}); err != nil {
 			t.Errorf("%s: %v", name, err)

@@ -20,9 +20,6 @@ import (
 	"dewpoint/internal/trace/tracetest"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 )
 
 // watchedBed is a node whose traces and metrics are looked at.
@@ -31,6 +28,12 @@ type watchedBed struct {
 	t   *testing.T
 	c   *tracetest.Collector
 	url string // of the metrics
+}
+
+// scrape is what Prometheus gets.
+func (b *watchedBed) scrape() metrics {
+	b.t.Helper()
+	return parseMetrics(b.t, get(b.t, b.url))
 }
 
 func newWatchedBed(t *testing.T, reg *registrytest.Server) *watchedBed {
@@ -54,46 +57,16 @@ func newWatchedBed(t *testing.T, reg *registrytest.Server) *watchedBed {
 	return b
 }
 
-// scrape is what Prometheus gets.
-func (b *watchedBed) scrape() map[string]*dto.MetricFamily {
-	b.t.Helper()
-	text := get(b.t, b.url)
-	p := expfmt.NewTextParser(model.UTF8Validation)
-	all, err := p.TextToMetricFamilies(strings.NewReader(text))
-	if err != nil {
-		b.t.Fatalf("the metrics: %v", err)
-	}
-	return all
-}
-
-// series is a metric, and labels that it has: "a=b c=d".
-type series struct{ name, labels string }
-
-// count is how often something was observed or counted, under these labels together.
-func count(all map[string]*dto.MetricFamily, s series) float64 {
-	var n float64
-	for _, m := range all["dewpoint_"+s.name].GetMetric() {
-		var have []string
-		for _, l := range m.Label {
-			have = append(have, l.GetName()+"="+l.GetValue())
-		}
-		if !slices.ContainsFunc(strings.Fields(s.labels), func(want string) bool { return !slices.Contains(have, want) }) {
-			n += m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
-		}
-	}
-	return n
-}
-
 // rounded is what two times of one moment may differ by: they are made of seconds in floating point.
 const rounded = time.Microsecond
 
 // counted waits until each was counted once, and not more.
-func (b *watchedBed) counted(want ...series) map[string]*dto.MetricFamily {
+func (b *watchedBed) counted(want ...series) metrics {
 	b.t.Helper()
-	var all map[string]*dto.MetricFamily
+	var all metrics
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		all = b.scrape()
-		missing := slices.DeleteFunc(slices.Clone(want), func(s series) bool { return count(all, s) == 1 })
+		missing := slices.DeleteFunc(slices.Clone(want), func(s series) bool { return all.count(s) == 1 })
 		if len(missing) == 0 {
 			return all
 		}
@@ -156,7 +129,7 @@ func TestTraceOfDeployment(t *testing.T) {
 		series{"api_call_seconds", "method=Deploy code=ok"},
 		series{"queue_admitted_total", ""},
 	)
-	if n, came := count(all, series{"deployment_bytes_total", "source=registry"}), count(all, series{"registry_bytes_total", ""}); n < 2<<20 || n > came {
+	if n, came := all.count(series{"deployment_bytes_total", "source=registry"}), all.count(series{"registry_bytes_total", ""}); n < 2<<20 || n > came {
 		t.Errorf("%v bytes of layers came from the registry, %v in all", n, came)
 	}
 	checkLint(t, b)
@@ -286,4 +259,18 @@ func TestTraceOfRestore(t *testing.T) {
 		series{"restores_total", "outcome=restored"},
 	)
 	b.must("rm", "-f", "clone")
+
+	// What differs from its checkpoint boots, and what cannot be restored.
+	b.boot(t, "other", img.Ref, "-e", "EXTRA=1")
+	o := appOptions("slow", "80")
+	o.Config.Labels = map[string]string{"dewpoint.restore.after": "/app exit 3"}
+	bad := reg.PushImage("team/bad:1", appLayers(t, 0), o)
+	b.boot(t, "origin", bad.Ref)
+	b.must("checkpoint", "origin")
+	if rec, _ := b.boot(t, "failing", bad.Ref); rec.Way.Start != "boot" {
+		t.Errorf("what fails to be restored was started by %s", rec.Way.Start)
+	}
+	becomes(t, b.scrape, map[series]float64{{"restores_total", "outcome=restored"}: 1, {"restores_total", "outcome=failed"}: 1, {"restores_total", "outcome=booted reason=unfit"}: 1,
+		{"restores_total", "outcome=booted reason=slower"}: 0, {"deployment_seconds", "kind=deploy outcome=ok start=restore"}: 1})
+	b.must("rm", "-f", "other", "origin", "failing")
 }
