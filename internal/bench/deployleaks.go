@@ -45,7 +45,22 @@ const (
 	afterRow  = "after the row"
 	allAlive  = "alive"
 	afterAll  = "after all"
+	aliveMore = "alive again"
+	afterMore = "after all again"
 )
+
+// idleFor is how long nothing is done before what stays is looked at: dewd collects its garbage and gives
+// memory back when it has done nothing for three to six seconds.
+const idleFor = 8 * time.Second
+
+func (l *deployLineup) rest(ctx context.Context) error {
+	select {
+	case <-time.After(idleFor):
+		return l.settle(ctx)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 func (b *deployBench) leaksOf(ctx context.Context, l *deployLineup, m *manyDewd, w deployer) (seen []moment, err error) {
 	look := func(stage string, deployments, alive int) error {
@@ -59,7 +74,7 @@ func (b *deployBench) leaksOf(ctx context.Context, l *deployLineup, m *manyDewd,
 	if _, err := l.trial(ctx, w, b.o.images[0], b.commands[0], b.containers, b.containers); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(l.settle(ctx), look(beforeAll, 0, 0)); err != nil {
+	if err := errors.Join(l.rest(ctx), look(beforeAll, 0, 0)); err != nil {
 		return seen, err
 	}
 	start := time.Now()
@@ -78,23 +93,28 @@ func (b *deployBench) leaksOf(ctx context.Context, l *deployLineup, m *manyDewd,
 		}
 	}
 	b.figure("dewd", "deployments and removals in a row", "per second", float64(b.inARow)/time.Since(start).Seconds())
-	if err := errors.Join(l.settle(ctx), look(afterRow, b.inARow, 0)); err != nil {
+	if err := errors.Join(l.rest(ctx), look(afterRow, b.inARow, 0)); err != nil {
 		return seen, err
 	}
-	var s deploySample
-	var all []toDeploy
-	for range b.alive {
-		all = append(all, b.sleeper(l))
+	for _, stage := range [][2]string{{allAlive, afterAll}, {aliveMore, afterMore}} { // what stays of the first is there for the second
+		var s deploySample
+		var all []toDeploy
+		for range b.alive {
+			all = append(all, b.sleeper(l))
+		}
+		done := s.deployAll(ctx, w, all, b.containers)
+		err = errors.Join(l.settle(ctx), look(stage[0], b.inARow, len(done)))
+		if _, inContainers := containerGroups(); stage[0] == allAlive {
+			b.isolation(inContainers, len(done))
+		}
+		if s.Failed > 0 {
+			err = errors.Join(err, fmt.Errorf("%d of %d failed: %s", s.Failed, b.alive, s.Error))
+		}
+		if err = errors.Join(err, removeAll(ctx, m, done), l.rest(ctx), look(stage[1], b.inARow, 0)); err != nil {
+			return seen, err
+		}
 	}
-	done := s.deployAll(ctx, w, all, b.containers)
-	err = errors.Join(l.settle(ctx), look(allAlive, b.inARow, len(done)))
-	_, inContainers := containerGroups()
-	b.isolation(inContainers, len(done))
-	if s.Failed > 0 {
-		err = errors.Join(err, fmt.Errorf("%d of %d failed: %s", s.Failed, b.alive, s.Error))
-	}
-	err = errors.Join(err, removeAll(ctx, m, done), l.settle(ctx))
-	return seen, errors.Join(err, look(afterAll, b.inARow, 0))
+	return seen, nil
 }
 
 // isolation says how many namespaces and cgroups containers have among them, of which
@@ -133,7 +153,7 @@ func (b *deployBench) sleeper(l *deployLineup) toDeploy {
 }
 
 func (b *deployBench) leaksReport(seen []moment, peak float64) {
-	head := []string{"", "deployments", "alive", "processes", "mounts", "network namespaces", "cgroups", "dewd's descriptors", "goroutines", "RSS, MiB", "containerd's descriptors", "RSS, MiB"}
+	head := []string{"", "deployments", "alive", "processes", "mounts", "network namespaces", "cgroups", "dewd's descriptors", "goroutines", "RSS, MiB", "without files", "Go heap", "containerd's descriptors", "RSS, MiB", "without files"}
 	var rows [][]string
 	at := map[string]footprint{}
 	var row []footprint
@@ -146,13 +166,13 @@ func (b *deployBench) leaksReport(seen []moment, peak float64) {
 		for _, n := range []int{s.Deployments, s.Alive, s.Processes, s.Mounts, s.Namespaces, s.Cgroups, s.Descriptors, s.Goroutines} {
 			cells = append(cells, strconv.Itoa(n))
 		}
-		rows = append(rows, append(cells, mebi(s.RSS), strconv.Itoa(s.Containerd), mebi(s.EngineRSS)))
+		rows = append(rows, append(cells, mebi(s.RSS), mebi(s.Anon), mebi(s.Heap), strconv.Itoa(s.Containerd), mebi(s.EngineRSS), mebi(s.EngineAnon)))
 	}
-	b.report.markdown(b.title(fmt.Sprintf("%d deployments in a row, each removed, then %d alive", b.inARow, b.alive)), head, rows)
-	if _, ended := at[afterAll]; !ended {
+	b.report.markdown(b.title(fmt.Sprintf("%d deployments in a row, each removed, then %d alive, twice", b.inARow, b.alive)), head, rows)
+	if _, ended := at[afterMore]; !ended {
 		return
 	}
-	for _, stage := range []string{afterRow, afterAll} {
+	for _, stage := range []string{afterRow, afterAll, afterMore} {
 		b.report.note(fmt.Sprintf("\nLeft %s: %s\n", stage, grown(at[beforeAll], at[stage])))
 	}
 	flat := "too few samples"
@@ -164,6 +184,10 @@ func (b *deployBench) leaksReport(seen []moment, peak float64) {
 	b.report.note(fmt.Sprintf("\ndewd's memory, second half of the row over the first (its first tenth left out): %s\n\ndewd's largest memory: %.1f MiB; target below 96: %s\n",
 		flat, peak, met(peak < 96)))
 	b.figure("dewd", "largest RSS", "MiB", peak)
+	again := float64(at[afterMore].RSS) / float64(at[afterAll].RSS)
+	b.report.note(fmt.Sprintf("\ndewd's memory after the second %d alive over that after the first: %.3f, its Go heap %.1f and %.1f MiB; target within 5 %%: %s\n",
+		b.alive, again, float64(at[afterAll].Heap)/1024, float64(at[afterMore].Heap)/1024, met(again <= 1.05)))
+	b.figure("dewd", "RSS after the second alive over after the first", "ratio", again)
 }
 
 func mebi(kib int) string { return fmt.Sprintf("%.1f", float64(kib)/1024) }

@@ -212,7 +212,10 @@ type footprint struct {
 	Containerd  int `json:"containerd"`  // descriptors of its containerd
 	Goroutines  int `json:"goroutines"`  // of dewd
 	RSS         int `json:"rss"`         // KiB, of dewd
+	Anon        int `json:"anon"`        // KiB of that which are no pages of files
+	Heap        int `json:"heap"`        // KiB of dewd's Go heap that are allocated, garbage since the last collection included
 	EngineRSS   int `json:"engine_rss"`  // KiB, of its containerd
+	EngineAnon  int `json:"engine_anon"` // KiB of that which are no pages of files
 }
 
 // take looks at a node.
@@ -222,16 +225,20 @@ func (m *manyDewd) take(ctx context.Context) (f footprint, err error) {
 	f.Cgroups, f.Processes = groups, len(g.Processes(""))+len(inContainers)
 	for _, pid := range g.Processes("dewd") { // datafs is the same program
 		if cmd, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.Contains(string(cmd), "\x00--config\x00") {
-			f.Descriptors, f.RSS = descriptors(pid), residentKiB(pid)
+			f.Descriptors, f.RSS, f.Anon = descriptors(pid), statusKiB(pid, "VmRSS"), statusKiB(pid, "RssAnon")
 			f.Mounts = mountsUnder(pid, m.s.dir)
 		}
 	}
 	for _, pid := range g.Processes("containerd") {
-		f.Containerd, f.EngineRSS = f.Containerd+descriptors(pid), f.EngineRSS+residentKiB(pid)
+		f.Containerd += descriptors(pid)
+		f.EngineRSS, f.EngineAnon = f.EngineRSS+statusKiB(pid, "VmRSS"), f.EngineAnon+statusKiB(pid, "RssAnon")
 	}
 	ns, _ := filepath.Glob(m.s.path("state/netns/*"))
 	f.Namespaces = len(ns)
-	f.Goroutines, err = m.goroutines(ctx)
+	told, err := m.told(ctx, "go_goroutines", "go_memstats_heap_alloc_bytes")
+	if err == nil {
+		f.Goroutines, f.Heap = int(told[0]), int(told[1])>>10
+	}
 	return f, err
 }
 
@@ -240,10 +247,10 @@ func descriptors(pid int) int {
 	return len(fds)
 }
 
-func residentKiB(pid int) int {
+func statusKiB(pid int, what string) int {
 	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(raw)) {
-		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+		if value, ok := strings.CutPrefix(line, what+":"); ok {
 			kib, _ := strconv.Atoi(strings.Fields(value)[0])
 			return kib
 		}
@@ -283,26 +290,29 @@ func containerGroups() (groups int, pids []int) {
 	return groups, slices.Compact(pids)
 }
 
-// goroutines is what dewd's metrics say.
-func (m *manyDewd) goroutines(ctx context.Context) (int, error) {
+// told is what dewd's metrics say of some that have no labels.
+func (m *manyDewd) told(ctx context.Context, names ...string) ([]float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+dewdAt+"/metrics", nil)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	client := http.Client{Transport: &http.Transport{DialContext: m.s.bed.Dial, DisableKeepAlives: true}}
 	resp, err := client.Do(req)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer resp.Body.Close()
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, 4<<20))
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	for line := range strings.Lines(string(raw)) {
-		if value, ok := strings.CutPrefix(line, "go_goroutines "); ok {
-			return strconv.Atoi(strings.TrimSpace(value))
+	out := make([]float64, len(names))
+	for i, name := range names {
+		_, rest, _ := strings.Cut(string(raw), "\n"+name+" ")
+		value, _, _ := strings.Cut(rest, "\n")
+		if out[i], err = strconv.ParseFloat(value, 64); err != nil {
+			return nil, fmt.Errorf("http://%s/metrics does not tell %s: %w", dewdAt, name, err)
 		}
 	}
-	return 0, fmt.Errorf("http://%s/metrics does not tell go_goroutines", dewdAt)
+	return out, nil
 }
