@@ -175,21 +175,18 @@ type token struct {
 
 // Handler lets h serve who may call what he calls.
 func (a *Access) Handler(h http.Handler) http.Handler {
-	refuse := connect.NewErrorWriter()
+	refuse, calls := connect.NewErrorWriter(), paths()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who, err := a.caller(r)
-		if need := roleOf(r.URL.Path); err == nil && who.role < need {
-			err = New(Permission, fmt.Sprintf("the call needs the role %s, and the caller has %s", need, who.role))
-			err.(*Error).Remedy = "ask the node's administrator for the role"
+		if need := roleOf(r.URL.Path); err == nil && who.role < need && calls[r.URL.Path] { // of what is no call, that is said
+			err = advised(Permission, fmt.Sprintf("the call needs the role %s, and the caller has %s", need, who.role), "ask the node's administrator for the role")
 		}
 		if err != nil {
 			var e *Error
 			if !errors.As(err, &e) {
 				e = New(Internal, oneLine(err.Error()))
 			}
-			if refuse.Write(w, r, e.wire()) != nil || !refuse.IsSupported(r) {
-				http.Error(w, e.Message, http.StatusForbidden)
-			}
+			_ = refuse.Write(w, r, e.wire())
 			return
 		}
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, who)))

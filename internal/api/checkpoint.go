@@ -28,6 +28,9 @@ func (h *handler) ListCheckpoints(ctx context.Context, req *connect.Request[pb.L
 }
 
 func (h *handler) RemoveCheckpoint(ctx context.Context, req *connect.Request[pb.RemoveCheckpointRequest]) (*connect.Response[pb.RemoveCheckpointResponse], error) {
+	if err := named("checkpoint", req.Msg.Id); err != nil {
+		return nil, err
+	}
 	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.RemoveCheckpointResponse, error) {
 		return &pb.RemoveCheckpointResponse{}, h.node.RemoveCheckpoint(ctx, req.Msg.Id)
 	})

@@ -102,11 +102,11 @@ func (c *Client) credential(err error) error {
 	if errors.As(err, &e) {
 		return e
 	}
-	return New(BadRequest, oneLine(err.Error()))
+	return advised(BadRequest, oneLine(err.Error()), "name files that can be read, in PEM, with --tls-ca, --tls-cert, --tls-key and --token-file")
 }
 
 func notAHost(host string) error {
-	return New(BadRequest, fmt.Sprintf("%q is not the address of a daemon; want unix:///PATH, https://HOST:PORT or, on a loopback address, http://HOST:PORT", host))
+	return advised(BadRequest, fmt.Sprintf("%q is not the address of a daemon", host), "want unix:///PATH, https://HOST:PORT or, on a loopback address, http://HOST:PORT")
 }
 
 func (c Credentials) tls() (*tls.Config, error) {

@@ -177,6 +177,9 @@ func (h *handler) CancelDeployment(ctx context.Context, req *connect.Request[pb.
 }
 
 func (h *handler) Inspect(ctx context.Context, req *connect.Request[pb.InspectRequest]) (*connect.Response[pb.InspectResponse], error) {
+	if err := named("container", req.Msg.Name); err != nil {
+		return nil, err
+	}
 	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.InspectResponse, error) {
 		i, err := h.node.Inspect(ctx, req.Msg.Name)
 		if err == nil {

@@ -3,9 +3,11 @@ package api
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"strings"
 	"syscall"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -71,7 +73,7 @@ const (
 )
 
 // meaning is what a code is to the surfaces: an exit code, the nearest Connect
-// code, and the remedy where the error itself has none.
+// code, and the remedy where the error itself has none; no code is without one.
 type meaning struct {
 	exit   int
 	rpc    connect.Code
@@ -79,11 +81,11 @@ type meaning struct {
 }
 
 var meanings = map[Code]meaning{
-	Internal:       {ExitFailure, connect.CodeInternal, ""},
-	BadRequest:     {ExitUsage, connect.CodeInvalidArgument, ""},
+	Internal:       {ExitFailure, connect.CodeInternal, "see dewd's log, and report what that does not explain"},
+	BadRequest:     {ExitUsage, connect.CodeInvalidArgument, "\"dew COMMAND --help\", or the description of the API, /openapi.yaml, says what a call takes"},
 	NoDaemon:       {ExitNoDaemon, connect.CodeUnavailable, "start dewd, as root, or name its socket with -H"},
 	Stopping:       {ExitNoDaemon, connect.CodeUnavailable, "try again when it runs"},
-	NotFound:       {ExitNotFound, connect.CodeNotFound, ""},
+	NotFound:       {ExitNotFound, connect.CodeNotFound, "\"dew ps -a\", \"dew images\" and \"dew deployments\" show what is here"},
 	Unauthorized:   {ExitUnauthorized, connect.CodeUnauthenticated, "log in to the registry as the user who runs dewd"},
 	Forbidden:      {ExitUnauthorized, connect.CodePermissionDenied, "the login has no right to this image"},
 	Unreachable:    {ExitRegistry, connect.CodeUnavailable, "check the network and the registry's address"},
@@ -104,8 +106,8 @@ var meanings = map[Code]meaning{
 	NotExecutable:  {ExitNotExec, connect.CodeFailedPrecondition, "check the command and its architecture"},
 	CommandMissing: {ExitNoCommand, connect.CodeNotFound, "check the command and the image's PATH"},
 	StatusUnknown:  {ExitUnknown, connect.CodeUnavailable, "see \"dew ps -a\""},
-	Canceled:       {ExitInterrupted, connect.CodeCanceled, ""},
-	Deadline:       {ExitFailure, connect.CodeDeadlineExceeded, "try again"},
+	Canceled:       {ExitInterrupted, connect.CodeCanceled, "ask again, if it is still wanted"},
+	Deadline:       {ExitFailure, connect.CodeDeadlineExceeded, "allow it more time, or try again"},
 	Busy:           {ExitBusy, connect.CodeResourceExhausted, "try again in a few seconds"},
 	NoMemory:       {ExitBusy, connect.CodeResourceExhausted, "end something that runs, or ask for less with --memory"},
 	KeyReused:      {ExitConflict, connect.CodeAlreadyExists, "take another key for what is not the same"},
@@ -144,7 +146,7 @@ func Of(code Code, err error) *Error {
 	e := New(code, oneLine(err.Error()))
 	e.Err = err
 	var r interface{ Remedy() string }
-	if errors.As(err, &r) {
+	if errors.As(err, &r) && r.Remedy() != "" {
 		e.Remedy = r.Remedy()
 	}
 	return e
@@ -159,6 +161,13 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) Unwrap() error { return e.Err }
+
+// advised is New with a remedy that fits better than the code's.
+func advised(code Code, message, remedy string) *Error {
+	e := New(code, message)
+	e.Remedy = remedy
+	return e
+}
 
 // errStopping is the cause of contexts that end because the daemon stops.
 var errStopping = New(Stopping, "dewd is stopping")
@@ -216,6 +225,15 @@ func unstartable(err error) *Error {
 	}
 	e.Err = err
 	return e
+}
+
+// errLate is what ends a call at the time that its caller has set.
+var errLate = advised(Deadline, "the call took longer than its caller allows (Connect-Timeout-Ms, grpc-timeout)",
+	"allow it more time; what it had begun is undone, as if the caller had gone")
+
+// slow is what ends a call that the node itself limits.
+func slow(limit time.Duration) *Error {
+	return advised(Deadline, fmt.Sprintf("the call took longer than %v, the most that the node gives it", limit), "try again when the node has less to do; \"dew doctor\" says what is wrong with it")
 }
 
 // wire makes a Connect error with the Error as its detail.

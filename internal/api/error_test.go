@@ -70,6 +70,9 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 	for code, m := range meanings {
 		e := New(code, "message of "+string(code))
 		got := unwire(e.wire())
+		if m.remedy == "" {
+			t.Errorf("%s has no remedy", code)
+		}
 		if got == nil || got.Code != e.Code || got.Message != e.Message || got.Remedy != e.Remedy || got.Exit != m.exit {
 			t.Errorf("%+v became %+v", e, got)
 		}

@@ -28,6 +28,9 @@ func (h *handler) Exec(ctx context.Context, stream *execStream) error {
 	if start == nil || len(start.Args) == 0 {
 		return bad(errors.New("no command is named"))
 	}
+	if err := named("container", start.Name); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 

@@ -53,8 +53,9 @@ func NewHandler(n Node, cfg Config) http.Handler {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(dewpointv1connect.NewNodeHandler(h,
-		connect.WithInterceptors(append([]connect.Interceptor{observer(cfg.Observe)}, cfg.Interceptors...)...),
+		connect.WithInterceptors(append([]connect.Interceptor{observer(cfg.Observe), detailer{}}, cfg.Interceptors...)...),
 		connect.WithReadMaxBytes(maxMessage),
+		connect.WithCodec(strict{"json"}), connect.WithCodec(strict{"json; charset=utf-8"}),
 		connect.WithRecover(func(_ context.Context, s connect.Spec, _ http.Header, v any) error {
 			return h.panicked(s.Procedure, v).wire()
 		}),
@@ -79,7 +80,7 @@ func (h *handler) guard(where string, f func() error) (err error) {
 }
 
 // fail makes what a handler returns of what the Node returned. When the daemon
-// stops, that is the reason of whatever failed then.
+// stops, or the call's time is over, that is the reason of whatever failed then.
 func (h *handler) fail(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -88,14 +89,26 @@ func (h *handler) fail(ctx context.Context, err error) error {
 	if errors.As(context.Cause(ctx), &stop) {
 		return stop.wire()
 	}
-	return h.classify(err).wire()
+	e := h.classify(err)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && (e.Code == Deadline || e.Code == Canceled || e.Code == Internal) {
+		e = errLate
+	}
+	return e.wire()
 }
 
-func bad(err error) error { return New(BadRequest, oneLine(err.Error())).wire() }
+func bad(err error) error { return Of(BadRequest, err).wire() }
+
+// named refuses a request that does not say which one is meant.
+func named(what, name string) error {
+	if name != "" {
+		return nil
+	}
+	return New(BadRequest, "no "+what+" is named").wire()
+}
 
 // answer runs one short call.
 func answer[A any](ctx context.Context, h *handler, limit time.Duration, f func(context.Context) (*A, error)) (*connect.Response[A], error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, slow(limit))
 	defer cancel()
 	a, err := f(ctx)
 	if err != nil {
@@ -112,6 +125,9 @@ func (h *handler) List(ctx context.Context, req *connect.Request[pb.ListRequest]
 }
 
 func (h *handler) Stop(ctx context.Context, req *connect.Request[pb.StopRequest]) (*connect.Response[pb.StopResponse], error) {
+	if err := named("container", req.Msg.Name); err != nil {
+		return nil, err
+	}
 	timeout := time.Duration(-1)
 	if t := req.Msg.Timeout; t != nil {
 		timeout = max(0, t.AsDuration())
@@ -125,6 +141,9 @@ func (h *handler) Stop(ctx context.Context, req *connect.Request[pb.StopRequest]
 }
 
 func (h *handler) Remove(ctx context.Context, req *connect.Request[pb.RemoveRequest]) (*connect.Response[pb.RemoveResponse], error) {
+	if err := named("container", req.Msg.Name); err != nil {
+		return nil, err
+	}
 	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.RemoveResponse, error) {
 		if err := h.own(ctx, req.Msg.Name); err != nil {
 			return nil, err
@@ -134,6 +153,9 @@ func (h *handler) Remove(ctx context.Context, req *connect.Request[pb.RemoveRequ
 }
 
 func (h *handler) Wait(ctx context.Context, req *connect.Request[pb.WaitRequest]) (*connect.Response[pb.WaitResponse], error) {
+	if err := named("container", req.Msg.Name); err != nil {
+		return nil, err
+	}
 	status, err := h.node.Wait(ctx, req.Msg.Name)
 	if err != nil {
 		return nil, h.fail(ctx, err)
@@ -149,6 +171,9 @@ func (h *handler) Images(ctx context.Context, _ *connect.Request[pb.ImagesReques
 }
 
 func (h *handler) RemoveImage(ctx context.Context, req *connect.Request[pb.RemoveImageRequest]) (*connect.Response[pb.RemoveImageResponse], error) {
+	if err := named("image", req.Msg.Name); err != nil {
+		return nil, err
+	}
 	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.RemoveImageResponse, error) {
 		return &pb.RemoveImageResponse{}, h.node.RemoveImage(ctx, req.Msg.Name)
 	})
@@ -176,6 +201,9 @@ func (h *handler) Version(ctx context.Context, _ *connect.Request[pb.VersionRequ
 }
 
 func (h *handler) Logs(ctx context.Context, req *connect.Request[pb.LogsRequest], stream *connect.ServerStream[pb.LogsResponse]) error {
+	if err := named("container", req.Msg.Name); err != nil {
+		return err
+	}
 	opt := node.LogOptions{Follow: req.Msg.Follow, Tail: int(req.Msg.Tail)}
 	return h.fail(ctx, h.node.Logs(ctx, req.Msg.Name, opt, func(c node.LogChunk) error {
 		return stream.Send(&pb.LogsResponse{Output: outputOf(c)})

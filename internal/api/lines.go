@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"dewpoint/api/openapi"
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
 )
 
@@ -24,12 +25,15 @@ const linesType = "application/x-ndjson"
 // that fails later says so by a last line, {"error": …}.
 func lines(h http.Handler) http.Handler {
 	streams, both := streams()
+	paths := paths()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 		switch {
 		case r.Method == http.MethodPost && streams[r.URL.Path] && kind == "application/json":
 			serveLines(h, w, r)
-		case r.Method == http.MethodPost && !known(kind):
+		case !paths[r.URL.Path]:
+			http.NotFound(w, r)
+		case r.Method == http.MethodPost && !known(kind) && r.URL.Path != openapi.Path:
 			http.Error(w, "say what is sent: Content-Type: application/json", http.StatusUnsupportedMediaType)
 		case r.Method == http.MethodPost && both[r.URL.Path] && kind == "application/json":
 			http.Error(w, "the call is a stream in both directions: it needs HTTP/2, and Connect's envelopes or gRPC", http.StatusUnsupportedMediaType)
@@ -49,6 +53,16 @@ func streams() (out, both map[string]bool) {
 		out[path], both[path] = m.IsStreamingServer() && !m.IsStreamingClient(), m.IsStreamingClient()
 	}
 	return out, both
+}
+
+// paths are those that a node answers.
+func paths() map[string]bool {
+	out, _ := streams()
+	all := map[string]bool{openapi.Path: true}
+	for path := range out {
+		all[path] = true
+	}
+	return all
 }
 
 // known are the content types that Connect speaks.

@@ -15,6 +15,9 @@ import (
 const packCall = time.Hour
 
 func (h *handler) ProfileEnd(ctx context.Context, req *connect.Request[pb.ProfileEndRequest]) (*connect.Response[pb.ProfileEndResponse], error) {
+	if err := named("container", req.Msg.Name); err != nil {
+		return nil, err
+	}
 	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.ProfileEndResponse, error) {
 		p, err := h.node.ProfileEnd(ctx, profileEndFrom(req.Msg))
 		return &pb.ProfileEndResponse{Profile: profileOf(p)}, err
@@ -22,6 +25,9 @@ func (h *handler) ProfileEnd(ctx context.Context, req *connect.Request[pb.Profil
 }
 
 func (h *handler) PackBuild(ctx context.Context, req *connect.Request[pb.PackBuildRequest]) (*connect.Response[pb.PackBuildResponse], error) {
+	if err := named("image", req.Msg.Image); err != nil {
+		return nil, err
+	}
 	return answer(ctx, h, packCall, func(ctx context.Context) (*pb.PackBuildResponse, error) {
 		p, err := h.node.PackBuild(ctx, req.Msg.Image)
 		return &pb.PackBuildResponse{Pack: packOf(p)}, err
@@ -29,6 +35,9 @@ func (h *handler) PackBuild(ctx context.Context, req *connect.Request[pb.PackBui
 }
 
 func (h *handler) PackPush(ctx context.Context, req *connect.Request[pb.PackPushRequest]) (*connect.Response[pb.PackPushResponse], error) {
+	if err := named("image", req.Msg.Image); err != nil {
+		return nil, err
+	}
 	return answer(ctx, h, packCall, func(ctx context.Context) (*pb.PackPushResponse, error) {
 		p, err := h.node.PackPush(ctx, packPushFrom(req.Msg))
 		return packPushedOf(p), err
@@ -36,6 +45,9 @@ func (h *handler) PackPush(ctx context.Context, req *connect.Request[pb.PackPush
 }
 
 func (h *handler) PackInspect(ctx context.Context, req *connect.Request[pb.PackInspectRequest]) (*connect.Response[pb.PackInspectResponse], error) {
+	if err := named("image", req.Msg.Image); err != nil {
+		return nil, err
+	}
 	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.PackInspectResponse, error) {
 		p, err := h.node.PackInspect(ctx, req.Msg.Image)
 		return &pb.PackInspectResponse{Pack: packOf(p)}, err

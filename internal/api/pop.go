@@ -24,6 +24,9 @@ func (h *handler) PoPVerify(ctx context.Context, req *connect.Request[pb.PoPVeri
 }
 
 func (h *handler) PoPForget(ctx context.Context, req *connect.Request[pb.PoPForgetRequest]) (*connect.Response[pb.PoPForgetResponse], error) {
+	if err := named("node", req.Msg.Node); err != nil {
+		return nil, err
+	}
 	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.PoPForgetResponse, error) {
 		return &pb.PoPForgetResponse{}, h.node.PoPForget(ctx, req.Msg.Node)
 	})

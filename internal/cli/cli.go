@@ -129,7 +129,8 @@ func verdict(err error) *api.Error {
 		return e
 	}
 	e = api.Classify(err)
-	if e.Code == api.Permission || e.Code == api.DiskFull {
+	switch e.Code {
+	case api.Permission, api.DiskFull, api.Internal, api.Canceled: // their remedies are of a node's
 		e.Remedy = ""
 	}
 	return e

@@ -82,7 +82,7 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// Every kind has a code, and a registry's error keeps its own advice.
+// Every kind has a code and a remedy, its own where it has one, which is said once.
 func TestClassifyRegistry(t *testing.T) {
 	want := []api.Code{
 		registry.Unreachable: api.Unreachable, registry.Stalled: api.Unreachable, registry.Unauthorized: api.Unauthorized,
@@ -97,8 +97,11 @@ func TestClassifyRegistry(t *testing.T) {
 	for kind, code := range want {
 		err := &registry.Error{Kind: registry.Kind(kind), Host: "r.example", Op: "fetch sha256:0", Err: errors.New("because")}
 		got := classify(fmt.Errorf("layer 1: %w", err))
-		if got.Code != code || got.Remedy != "" || !strings.Contains(got.Message, "r.example") {
-			t.Errorf("kind %d: %+v, want code %s and the advice in the message alone", kind, got, code)
+		if got.Code != code || got.Remedy == "" || !strings.Contains(got.Message, "r.example") || strings.Contains(got.Message, got.Remedy) {
+			t.Errorf("kind %d: %+v, want code %s and a remedy that the message does not have", kind, got, code)
+		}
+		if own := err.Remedy(); own != "" && (got.Remedy != own || got.Error() != "layer 1: "+err.Error()) {
+			t.Errorf("kind %d: %q, want %q", kind, got.Error(), "layer 1: "+err.Error())
 		}
 	}
 }

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"strings"
 	"syscall"
 
 	"dewpoint/internal/api"
@@ -85,9 +86,7 @@ func classify(err error) *api.Error {
 	case errors.As(err, &taken):
 		return api.Of(api.PortInUse, err)
 	case errors.As(err, &re):
-		e := api.Of(kinds[re.Kind], err)
-		e.Remedy = "" // its text has one
-		return e
+		return refused(re, err)
 	}
 	for _, s := range sentinels {
 		if errors.Is(err, s.err) {
@@ -95,11 +94,17 @@ func classify(err error) *api.Error {
 			if s.err == checkpoint.ErrRestore {
 				e.Remedy = "without --restore always it boots"
 			}
-			if s.code == api.NotFound && e.Remedy == "" {
-				e.Remedy = "\"dew ps -a\" and \"dew images\" show what is here"
-			}
 			return e
 		}
 	}
 	return api.Classify(err)
+}
+
+// refused is an error of a registry, with its remedy in its own place: the text ends with it, too.
+func refused(re *registry.Error, err error) *api.Error {
+	e := api.Of(kinds[re.Kind], err)
+	if r := re.Remedy(); r != "" {
+		e.Remedy, e.Message = r, strings.Replace(e.Message, "; "+r, "", 1)
+	}
+	return e
 }

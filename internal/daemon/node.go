@@ -82,6 +82,9 @@ func (d *Daemon) container(i *engine.Info) node.Container {
 
 // Logs implements api.Containers.
 func (d *Daemon) Logs(ctx context.Context, name string, o node.LogOptions, emit func(node.LogChunk) error) error {
+	if err := validName(name); err != nil {
+		return err
+	}
 	var mu sync.Mutex
 	stream := func(s string) chunks { return chunks{&mu, s, emit} }
 	return d.engine.Logs(ctx, name, engine.LogOptions{Follow: o.Follow, Tail: o.Tail, Stdout: stream(node.Stdout), Stderr: stream(node.Stderr)})
@@ -150,12 +153,28 @@ func (d *Daemon) Stop(ctx context.Context, name string, timeout time.Duration) e
 
 // Remove implements api.Containers.
 func (d *Daemon) Remove(ctx context.Context, name string, force bool) error {
+	if err := validName(name); err != nil {
+		return err
+	}
 	return d.engine.Remove(ctx, name, force)
+}
+
+// validName refuses what no container is named.
+func validName(name string) error {
+	if err := engine.ValidName(name); err != nil {
+		return fmt.Errorf("%w: %w", deploy.ErrRequest, err)
+	}
+	return nil
 }
 
 // Wait implements api.Containers.
 func (d *Daemon) Wait(ctx context.Context, name string) (int, error) {
 	e, err := d.engine.Wait(ctx, name)
+	if errors.Is(err, engine.ErrNotRunning) {
+		if _, unknown := d.engine.Inspect(ctx, name); errors.Is(unknown, engine.ErrNotFound) {
+			err = unknown
+		}
+	}
 	return e.Status, err
 }
 

@@ -54,7 +54,7 @@ func (e *Error) Error() string {
 		s += e.preposition() + e.Host
 	}
 	s += ": " + oneLine(e.cause())
-	if a := e.advice(); a != "" {
+	if a := e.Remedy(); a != "" {
 		s += "; " + a
 	}
 	return s
@@ -98,8 +98,8 @@ func (e *Error) cause() string {
 	return "unknown error"
 }
 
-// advice is what the reader can do.
-func (e *Error) advice() string {
+// Remedy is what the reader can do, "" if nothing is known: the end of the error's text.
+func (e *Error) Remedy() string {
 	if a := e.pushAdvice(); a != "" {
 		return a
 	}
@@ -138,6 +138,8 @@ func (e *Error) advice() string {
 			return fmt.Sprintf("if it wants a client's certificate, name one as `client` in the hosts.toml of %s", e.Host)
 		}
 		return fmt.Sprintf("name its authority as `ca` in the hosts.toml of %s", e.Host)
+	case BadConfig:
+		return "mend that file, of the user who runs dewd, and try again"
 	}
 	return ""
 }

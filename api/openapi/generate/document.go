@@ -24,7 +24,8 @@ const introduction = `What a node of Dewpoint can be asked. dewd serves it on it
 TCP to callers with a token or a client's certificate; x-role says which role a call needs there (read, deploy, admin).
 
 The calls are those of the Connect protocol: a POST with JSON (or protobuf) and an answer of the same kind. Calls without side effects may be
-a GET. Fields and calls are only ever added: ignore what you do not know. In JSON 64-bit integers are strings, and what has its zero value
+a GET. Fields and calls are only ever added: of answers, ignore what you do not know. A request in JSON with a field that the node does not
+know fails as bad_request, with the field's name, and nothing is done. In JSON 64-bit integers are strings, and what has its zero value
 (0, false, "", []) is left out of answers.
 
 Calls whose answers are a stream take a JSON object like others, and answer with a line for each message (application/x-ndjson). A call that fails
@@ -33,12 +34,16 @@ before the first is answered by its status and the error alone; later the last l
 the flag 2 and says how the call ended: {"error": …} as below, or {}; the HTTP status is then 200 in either case. The header
 Connect-Timeout-Ms limits any call. Exec, a stream in both directions, needs HTTP/2 and envelopes.
 
-A call that fails has an error with a code, and among its details one of the type dewpoint.v1.Error with the code that programs test:
+A call that fails has an error with a code, and among its details one of the type dewpoint.v1.Error, with the code that programs test and with what to do.
+A path that is no call has the status 404 and the code unsupported; a method that the call does not take 405, and content that is neither JSON nor
+protobuf 415, with the code bad_request. The codes:
 
 `
 
-// envelopes is the content type of Connect's streams.
-const envelopes = "application/connect+json"
+const (
+	envelopes = "application/connect+json" // the content type of Connect's streams
+	jsonLines = "application/x-ndjson"     // of an object on each line
+)
 
 // document is the whole description.
 func (d *description) document(s protoreflect.ServiceDescriptor) (yaml.MapSlice, error) {
@@ -60,7 +65,7 @@ func (d *description) document(s protoreflect.ServiceDescriptor) (yaml.MapSlice,
 	if err := d.message(d.file.Messages().ByName("Error")); err != nil {
 		return nil, err
 	}
-	schemas := yaml.MapSlice{{Key: "connect.error", Value: failure()}}
+	schemas := yaml.MapSlice{{Key: "connect.error", Value: failure()}, {Key: "connect.end", Value: end()}}
 	for _, name := range slices.Sorted(maps.Keys(d.schemas)) {
 		schemas = append(schemas, yaml.MapItem{Key: string(name), Value: d.schemas[name]})
 	}
@@ -106,7 +111,7 @@ func (d *description) path(path string, m protoreflect.MethodDescriptor) (yaml.M
 		asks, answers = []string{envelopes}, []string{envelopes}
 		words += "\n\nRequest and answer are streams of messages in envelopes."
 	case m.IsStreamingServer():
-		asks, answers = append(asks, envelopes), []string{"application/x-ndjson", envelopes}
+		asks, answers = append(asks, envelopes), []string{jsonLines, envelopes}
 		words += "\n\nThe request is a JSON object and the answer a line for each message, or both are in envelopes."
 	}
 	body := yaml.MapSlice{{Key: "required", Value: true}, {Key: "content", Value: content(reference(m.Input().FullName()), asks...)}}
@@ -135,10 +140,23 @@ func (d *description) operation(path string, m protoreflect.MethodDescriptor, wo
 		yaml.MapItem{Key: "x-role", Value: api.RoleOf(path).String()},
 		yaml.MapItem{Key: "responses", Value: yaml.MapSlice{
 			{Key: "200", Value: yaml.MapSlice{
-				{Key: "description", Value: "The answer."}, {Key: "content", Value: content(reference(m.Output().FullName()), answers...)},
+				{Key: "description", Value: "The answer."}, {Key: "content", Value: answered(m, answers...)},
 			}},
 			{Key: "default", Value: yaml.MapSlice{{Key: "$ref", Value: "#/components/responses/Failed"}}},
 		}})
+}
+
+// answered is what a call answers with, by content type. A line of a stream is a message or, the
+// last, an error: anyOf, since a message may have a field "error", too.
+func answered(m protoreflect.MethodDescriptor, kinds ...string) (all yaml.MapSlice) {
+	for _, kind := range kinds {
+		schema := reference(m.Output().FullName())
+		if kind == jsonLines {
+			schema = yaml.MapSlice{{Key: "anyOf", Value: []yaml.MapSlice{schema, reference("connect.end")}}}
+		}
+		all = append(all, content(schema, kind)...)
+	}
+	return all
 }
 
 // query is the parameters of a call by GET.

@@ -101,3 +101,13 @@ func failure() yaml.MapSlice {
 		}},
 	}
 }
+
+// end is the last line of a stream that failed after its first.
+func end() yaml.MapSlice {
+	return yaml.MapSlice{
+		{Key: "type", Value: "object"},
+		{Key: "description", Value: "The last line of a stream that failed after its first line. Of DeployMany, whose lines have an error too when one of many has failed, it is the one whose error has details."},
+		{Key: "required", Value: []string{"error"}},
+		{Key: "properties", Value: yaml.MapSlice{{Key: "error", Value: reference("connect.error")}}},
+	}
+}
