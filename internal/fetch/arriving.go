@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -12,11 +13,11 @@ import (
 )
 
 const (
-	keepWaits = 2000        // of all layers
-	waitsAge  = time.Minute // how long a wait is known
+	keepWaits = 2000 // of all layers
+	showWaits = 200  // of one layer
 )
 
-// waits is what readers have waited for lately. It is safe for concurrent use.
+// waits is what readers have waited for, the newest. It is safe for concurrent use.
 type waits struct {
 	mu   sync.Mutex
 	ring []layerWait
@@ -38,16 +39,20 @@ func (w *waits) add(l layerWait) {
 	w.ring = append(w.ring, l)
 }
 
-// of returns what was waited for of a layer, the earliest first.
-func (w *waits) of(id digest.Digest, size int64) (out []node.LayerWait) {
+// of returns the newest waits for a layer, the earliest of them first, and how many are known.
+func (w *waits) of(id digest.Digest, size int64) (out []node.LayerWait, known int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, l := range w.ring {
-		if l.layer == id && size > 0 && time.Since(l.begun) < waitsAge {
+	for _, l := range slices.Backward(w.ring) {
+		if l.layer != id || size == 0 {
+			continue
+		}
+		if known++; known <= showWaits {
 			out = append(out, node.LayerWait{At: float64(l.from) / float64(size), Begun: l.begun, Took: l.took.Seconds()})
 		}
 	}
-	return out
+	slices.Reverse(out)
+	return out, known
 }
 
 // Wait is a stretch of a layer that a reader waited for.
@@ -72,15 +77,41 @@ func (p *Pull) Waits(since time.Time) (out []Wait) {
 	return out
 }
 
-// Arriving describes the layers that containers run with before they are whole, each with
-// how much is here of so many equal parts of it, the earliest begun first.
+// Arriving describes the layers that are not whole, each with how much is here of so many equal
+// parts of it: first those that containers run with already, then those of pulls that wait
+// for them, the earliest begun first.
 func (p *Puller) Arriving(parts int) []node.LayerMap {
 	all := p.cfg.Layers.Partials()
-	slices.SortFunc(all, func(a, b *layer.Partial) int { return int(b.Age() - a.Age()) })
-	out := []node.LayerMap{}
+	slices.SortFunc(all, func(a, b *layer.Partial) int { return cmp.Compare(b.Age(), a.Age()) })
+	out, known := []node.LayerMap{}, map[digest.Digest]bool{}
 	for _, l := range all {
-		out = append(out, node.LayerMap{DiffID: l.Layer.DiffID.String(), Image: l.Origin.Ref, Size: l.Size,
-			Present: shape(l, parts), Waits: p.waits.of(l.Layer.DiffID, l.Size)})
+		known[l.Layer.DiffID] = true
+		m := node.LayerMap{DiffID: l.Layer.DiffID.String(), Image: l.Origin.Ref, Size: l.Size, Present: shape(l, parts)}
+		m.Waits, m.Waited = p.waits.of(l.Layer.DiffID, l.Size)
+		out = append(out, m)
+	}
+	return append(out, p.pulled(parts, known)...)
+}
+
+// pulled describes the layers that are being pulled, but for those that are known.
+func (p *Puller) pulled(parts int, known map[digest.Digest]bool) (out []node.LayerMap) {
+	fills := p.cfg.Layers.Fills()
+	slices.SortFunc(fills, func(a, b *layer.Fill) int {
+		return cmp.Or(a.Progress().Begun.Compare(b.Progress().Begun), cmp.Compare(a.Layer.Digest, b.Layer.Digest))
+	})
+	for _, f := range fills {
+		now := f.Progress()
+		b, ours := f.Source().(*blob)
+		if !ours || known[b.l.DiffID] || now.State.Usable() || now.State == layer.Failed {
+			continue
+		}
+		o := originsOf(f, now)
+		share := float64(o.Local+o.PoP+o.Registry) / float64(max(1, f.Layer.Size))
+		m := node.LayerMap{DiffID: b.l.DiffID.String(), Image: b.img.Ref.String(), Size: f.Layer.Size, Present: make([]float64, parts), Pulled: true}
+		for i := range m.Present {
+			m.Present[i] = min(1, max(0, share*float64(parts)-float64(i)))
+		}
+		out = append(out, m)
 	}
 	return out
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -192,6 +194,13 @@ func (f *Fill) await(ctx context.Context, ch <-chan struct{}) (*Layer, error) {
 		return nil, f.err
 	}
 	return f.layer, nil
+}
+
+// Fills are those under way, imports too, in no order.
+func (s *Store) Fills() []*Fill {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.fills))
 }
 
 // Source is what the fill reads from: that of its first user, or, if that has

@@ -204,13 +204,15 @@ type Mark struct {
 	Seq   uint64
 }
 
-// LayerMap shows a layer that containers run with before it is whole.
+// LayerMap shows a layer that is not whole: containers run with it already or, Pulled, wait for the whole of it.
 type LayerMap struct {
 	DiffID  string      `json:"diff_id"`
 	Image   string      `json:"image"`
-	Size    int64       `json:"size"`    // bytes of its tar
+	Size    int64       `json:"size"`    // bytes of its tar; Pulled, of its blob
 	Present []float64   `json:"present"` // of each of so many equal parts, the share that is here
-	Waits   []LayerWait `json:"waits"`   // what was waited for lately, the earliest first
+	Waits   []LayerWait `json:"waits"`   // what readers have waited for lately, the earliest first
+	Waited  int         `json:"waited"`  // how often they have, as far as it is known
+	Pulled  bool        `json:"pulled,omitempty"`
 }
 
 // LayerWait is one stretch of a layer that a reader waited for.

@@ -3,8 +3,6 @@ package web
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -55,7 +53,7 @@ func TestPage(t *testing.T) {
 	f := newFake()
 	ctx := webtest.Open(t, serve(t, f).URL)
 	webtest.Sees(t, ctx, "header", "Dewpoint n1", "containerd v2.4.2", "live")
-	webtest.Sees(t, ctx, "main", "None yet.", "Every layer that is used is whole.")
+	webtest.Sees(t, ctx, "main", "None yet.", "Every layer is whole, and none is being fetched.")
 
 	f.add(stage("web", "resolved", 0.02), stage("web", "mounted", 0.13))
 	webtest.Sees(t, ctx, "#deployment-table tbody tr.running", "web", "team/web:1")
@@ -82,14 +80,22 @@ func TestPage(t *testing.T) {
 	}
 	f.set(func(f *fake) {
 		f.layers = []node.LayerMap{{DiffID: "sha256:0123456789abcdef", Image: "team/web:1", Size: 80_000_000, Present: present,
-			Waits: []node.LayerWait{{At: 0.75, Begun: time.Now(), Took: 0.1}}}}
+			Waited: 201, Waits: []node.LayerWait{{At: 0.5, Begun: time.Now().Add(-time.Hour), Took: 2}, {At: 0.75, Begun: time.Now(), Took: 0.1}}},
+			{DiffID: "sha256:fedcba9876543210", Image: "team/next:2", Size: 30_000_000, Present: present[:parts/2], Pulled: true}}
 		f.containers = []node.Container{{Name: "web", Image: "team/web:1", Status: node.StatusRunning, IP: "10.88.0.2", Created: time.Now(),
 			Ports: []node.Port{{Host: 8080, Container: 80, Protocol: "tcp"}}}}
 		f.pop = &node.PoP{Name: "edge", Node: "n1", Store: node.PoPStore{State: node.PoPOK, Path: "/mnt/pop", Bytes: 9e9, Free: 1e9, Total: 1e10},
 			Coordinator: node.PoPCoordinator{Kind: "redis", State: node.PoPSettled},
 			Nodes:       []node.PoPNode{{Name: "n1", Address: "10.0.0.1:7117", Local: node.PoPHits{Layers: 2}, Store: node.PoPHits{Layers: 1}, Registry: node.PoPHits{Layers: 1}}}}
 	})
-	webtest.Sees(t, ctx, "#layers", "team/web:1", "50 % of 80 MB here", "1 waited for")
+	webtest.Sees(t, ctx, "#layers li:nth-child(2)", "team/next:2", "100 % of 30 MB fetched")
+	webtest.Sees(t, ctx, "#layers li", "team/web:1", "50 % of 80 MB here", "201 waited for", "the last 2 times")
+	if got := strings.Join(names(t, ctx, "image"), "\n"); !strings.Contains(got, "50 % of 80 MB here, 201 waited for") {
+		t.Errorf("a screen reader is told %q of the layers", got)
+	}
+	webtest.Do(t, ctx, chromedp.Focus("#layers summary", chromedp.ByQuery), chromedp.KeyEvent("\r"))
+	webtest.Sees(t, ctx, "#layers .waits li:first-child", "at 60 MB of 80 MB", "for 0.10 s")
+	webtest.Sees(t, ctx, "#layers .waits li:last-child", "at 40 MB of 80 MB", "360", "s ago, for 2.00 s")
 	webtest.Sees(t, ctx, "#container-table", "web", "running", "10.88.0.2", "8080→80/tcp")
 	f.set(func(f *fake) {
 		for i, why := range []string{node.WaitsMemory, node.WaitsTurn} {
@@ -99,16 +105,14 @@ func TestPage(t *testing.T) {
 	})
 	webtest.Sees(t, ctx, "#queue-table", "web-8", "memory", "web-9", "its turn")
 	webtest.Sees(t, ctx, "#pop-section", "edge", "/mnt/pop", "n1", "75 %")
-	picture(t, ctx, "light")
-	webtest.Do(t, ctx, emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}}))
-	picture(t, ctx, "dark")
-	contrast(t, ctx)
+	contrast(t, ctx, "light")
+	contrast(t, ctx, "dark")
 
 	f.set(func(f *fake) { f.away = fmt.Errorf("containerd is away") })
 	webtest.Sees(t, ctx, "#link.cut", "does not answer", "containerd is away")
 	f.set(func(f *fake) { f.away, f.layers, f.waiting = nil, nil, nil })
 	webtest.Sees(t, ctx, "#link:not(.cut)", "live")
-	webtest.Sees(t, ctx, "main", "Every layer that is used is whole.")
+	webtest.Sees(t, ctx, "main", "Every layer is whole, and none is being fetched.")
 }
 
 // The page is worked with the keyboard: its first stop leads to the deployments, and the
@@ -193,36 +197,38 @@ func TestQueueAndSteps(t *testing.T) {
 	}
 }
 
-// picture keeps what the page looks like, if DEWPOINT_PICTURES names a directory.
-func picture(t *testing.T, ctx context.Context, name string) {
+// scheme has the browser prefer light or dark.
+func scheme(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
-	var png []byte
-	webtest.Do(t, ctx, chromedp.Sleep(300*time.Millisecond), chromedp.FullScreenshot(&png, 100))
-	if dir := os.Getenv("DEWPOINT_PICTURES"); dir != "" {
-		if err := os.WriteFile(filepath.Join(dir, "page-"+name+".png"), png, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	webtest.Do(t, ctx, emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}))
 }
 
-// contrast asserts that text has the contrast of WCAG 2.2, success criterion 1.4.3, in the dark too.
-func contrast(t *testing.T, ctx context.Context) {
+// contrast asserts that the page is light or dark as the scheme says, and that its text has the contrast of
+// WCAG 2.2, success criterion 1.4.3, to what is behind it.
+func contrast(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
-	var ratios map[string]float64
+	scheme(t, ctx, name)
+	var got struct {
+		Body   float64
+		Ratios map[string]float64
+	}
 	webtest.Do(t, ctx, chromedp.Evaluate(`(() => {
-		const parse = (c) => c.match(/\d+(\.\d+)?/g).slice(0, 3).map(Number);
-		const light = (c) => parse(c).map((v) => v / 255).map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4).reduce((s, v, i) => s + v * [0.2126, 0.7152, 0.0722][i], 0);
-		const back = light(getComputedStyle(document.body).backgroundColor);
-		const out = {};
-		for (const q of ["td", "th", ".note", "td.bad", "h2", "#about"]) {
-			const l = light(getComputedStyle(document.querySelector(q)).color);
-			out[q] = (Math.max(l, back) + 0.05) / (Math.min(l, back) + 0.05);
+		const parse = (c) => c.match(/\d+(\.\d+)?/g).map(Number);
+		const light = (c) => parse(c).slice(0, 3).map((v) => v / 255).map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4).reduce((s, v, i) => s + v * [0.2126, 0.7152, 0.0722][i], 0);
+		const behind = (e) => { const c = getComputedStyle(e).backgroundColor; return !e.parentElement || parse(c)[3] !== 0 ? c : behind(e.parentElement); };
+		const ratios = {};
+		for (const q of ["td", "th", ".note", "td.bad", "h1", "h2", "#about", "summary", ".empty", "#legend li", "#layers li", ".waits li"]) {
+			const e = document.querySelector(q), l = light(getComputedStyle(e).color), back = light(behind(e));
+			ratios[q] = (Math.max(l, back) + 0.05) / (Math.min(l, back) + 0.05);
 		}
-		return out;
-	})()`, &ratios))
-	for q, r := range ratios {
+		return { Body: light(getComputedStyle(document.body).backgroundColor), Ratios: ratios };
+	})()`, &got))
+	if dark := name == "dark"; dark && got.Body > 0.2 || !dark && got.Body < 0.8 {
+		t.Errorf("%s: the page has a luminance of %.2f", name, got.Body)
+	}
+	for q, r := range got.Ratios {
 		if r < 4.5 {
-			t.Errorf("%s has a contrast of %.1f", q, r)
+			t.Errorf("%s: %s has a contrast of %.1f", name, q, r)
 		}
 	}
 }

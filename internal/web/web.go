@@ -1,7 +1,7 @@
 // Package web is the page that a node shows a person: deployments as waterfalls
 // of their stages while they go on, with the steps of the work when they have ended, the queue of
-// those that wait for their turn, layers filling with what was waited for in
-// them, the containers, and the nodes of the PoP.
+// those that wait for their turn, layers filling (those of pulls, and those that containers run with
+// already, with what was waited for in them: reads of what is here reach no daemon), the containers, and the nodes of the PoP.
 //
 // # The model
 //
@@ -39,7 +39,7 @@ type Node interface {
 	PoPStatus(ctx context.Context) (node.PoP, error)
 	ListDeployments(ctx context.Context, q node.DeploymentQuery) ([]node.Deployment, error)
 	Version(ctx context.Context) (node.Version, error)
-	// Arriving describes the layers that are used before they are whole, each in so many parts.
+	// Arriving describes the layers that are not whole, each in so many parts.
 	Arriving(parts int) []node.LayerMap
 	Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error
 }

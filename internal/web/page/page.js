@@ -245,18 +245,37 @@ function layers(list, now) {
     let li = shown.get(l.diff_id);
     if (!li) {
       li = element("li");
-      li.append(element("div"), element("canvas"));
-      li.lastChild.setAttribute("role", "img");
+      li.append(element("div"), element("canvas"), missed(li));
+      li.children[1].setAttribute("role", "img");
       shown.set(l.diff_id, li);
       $("layers").append(li);
     }
     const share = l.present.reduce((a, b) => a + b, 0) / Math.max(1, l.present.length);
     const waits = l.waits || [];
-    const text = `${Math.floor(share * 100)} % of ${size(l.size)} here, ${waits.length} waited for in the last minute`;
+    const text = `${Math.floor(share * 100)} % of ${size(l.size)} ` + (l.pulled ? "fetched, waited for as a whole" : `here, ${l.waited} waited for`);
+    li.layer = l;
     li.firstChild.replaceChildren(element("span", (l.image || "") + " "), element("span", `${l.diff_id.slice(7, 19)}: ${text}`, "note"));
-    li.lastChild.setAttribute("aria-label", text);
-    paint(li.lastChild, l.present, waits, now);
+    li.children[1].setAttribute("aria-label", text);
+    paint(li.children[1], l.present, waits, now);
+    const box = li.lastChild;
+    box.hidden = waits.length === 0;
+    box.firstChild.textContent = `what was waited for${l.waited > waits.length ? `, the last ${waits.length} times` : ""}`;
+    if (box.open) tell(box, l, now);
   }
+}
+
+// missed is the list of what was waited for in a layer; it is made when somebody opens it.
+function missed(li) {
+  const box = element("details");
+  box.append(element("summary"), element("ol", undefined, "waits"));
+  box.addEventListener("toggle", () => box.open && tell(box, li.layer, Date.now() + ahead));
+  return box;
+}
+
+// tell says of each wait where it was, when, and how long, the latest first.
+function tell(box, l, now) {
+  box.lastChild.replaceChildren(...[...l.waits].reverse().map((w) =>
+    element("li", `at ${size(w.at * l.size)} of ${size(l.size)}, ${Math.max(0, Math.round((now - Date.parse(w.begun)) / 1000))} s ago, for ${seconds(w.took)}`)));
 }
 
 // paint draws what is here of a layer, and above it where it was waited for: the later the stronger.
