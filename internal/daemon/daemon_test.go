@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
+	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/config"
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
@@ -73,6 +74,12 @@ func TestClassify(t *testing.T) {
 		syscall.EACCES:                                              api.Permission,
 		errors.New("something else"):                                api.Internal,
 		fmt.Errorf("%w: %w", engine.ErrNotFound, deploy.ErrRequest): api.BadRequest, // the request comes first
+
+		checkpoint.ErrRestore: api.Unsupported,
+		fmt.Errorf("%w: %w", checkpoint.ErrRestore, &ready.NotReadyError{Reason: context.DeadlineExceeded}): api.Unsupported, // it might boot
+		fmt.Errorf("%w: %w", checkpoint.ErrRestore, &ready.ExitError{Status: 3}):                            api.Unsupported,
+		fmt.Errorf("%w: %w", checkpoint.ErrRestore, syscall.ENOSPC):                                         api.DiskFull,
+		fmt.Errorf("%w: %w", checkpoint.ErrRestore, &ready.TakenError{Port: 80}):                            api.PortInUse,
 	} {
 		for _, e := range []error{err, fmt.Errorf("layer 3: %w", err), errors.Join(errors.New("first"), err)} {
 			if got := classify(e); got.Code != want {

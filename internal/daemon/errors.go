@@ -29,7 +29,6 @@ var sentinels = []struct {
 	{syscall.ENOSPC, api.DiskFull},
 	{syscall.EDQUOT, api.DiskFull},
 	{deploy.ErrRequest, api.BadRequest},
-	{checkpoint.ErrRestore, api.Unsupported},
 	{checkpoint.ErrUnable, api.Unsupported},
 	{layer.ErrMismatch, api.Mismatch},
 	{layer.ErrLied, api.Mismatch},
@@ -79,22 +78,20 @@ func classify(err error) *api.Error {
 	switch {
 	case errors.As(err, &known):
 		return known
+	case errors.As(err, &taken):
+		return api.Of(api.PortInUse, err)
+	case errors.Is(err, checkpoint.ErrRestore):
+		return unrestored(err)
 	case errors.As(err, &exited):
 		return api.Of(api.Exited, err)
 	case errors.As(err, &unready):
 		return api.Of(api.NotReady, err)
-	case errors.As(err, &taken):
-		return api.Of(api.PortInUse, err)
 	case errors.As(err, &re):
 		return refused(re, err)
 	}
 	for _, s := range sentinels {
 		if errors.Is(err, s.err) {
-			e := api.Of(s.code, err)
-			if s.err == checkpoint.ErrRestore {
-				e.Remedy = "without --restore always it boots"
-			}
-			return e
+			return api.Of(s.code, err)
 		}
 	}
 	return api.Classify(err)
@@ -106,5 +103,16 @@ func refused(re *registry.Error, err error) *api.Error {
 	if r := re.Remedy(); r != "" {
 		e.Remedy, e.Message = r, strings.Replace(e.Message, "; "+r, "", 1)
 	}
+	return e
+}
+
+// unrestored classifies errors of containers that were to be restored in any case, whatever went
+// wrong with them after that: booting is the remedy, but for a full disk.
+func unrestored(err error) *api.Error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return api.Of(api.DiskFull, err)
+	}
+	e := api.Of(api.Unsupported, err)
+	e.Remedy = "without --restore always it boots"
 	return e
 }

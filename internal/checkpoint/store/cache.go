@@ -87,6 +87,7 @@ func diskUse(dir string) (sum int64, err error) {
 // verified as it was unpacked. An error wraps ErrUnknown, image.ErrDamaged, in which case the
 // damaged data are gone, or what reading or writing returned; no directory is left then.
 func (s *Store) Unpacked(ctx context.Context, r Record) (dir string, release func(), err error) {
+	s.use(r.ID)
 	return s.cached(ctx, r.ID, r.ID, func(ctx context.Context, dir string) error {
 		img, d, err := s.reader(ctx, r)
 		if err != nil {

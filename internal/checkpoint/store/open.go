@@ -57,9 +57,8 @@ func (s *Store) open(id string) (*entry, *Data, error) {
 		return nil, nil, fmt.Errorf("%.12s: %w", id, ErrUnknown)
 	}
 	e.readers++
-	e.used = time.Now()
-	now := e.used
 	s.mu.Unlock()
+	s.use(id)
 	end := func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -70,13 +69,27 @@ func (s *Store) open(id string) (*entry, *Data, error) {
 		end()
 		return nil, nil, fmt.Errorf("checkpoint %.12s: %w", id, err)
 	}
-	if err := os.Chtimes(f.Name(), now, now); err != nil { // for the order after a restart
-		s.cfg.Log.Debug("a checkpoint's use is not noted", "id", id, "err", err)
-	}
 	return e, &Data{ReaderAt: f, Size: e.Data.Size, Local: true, close: func() error {
 		end()
 		return f.Close()
 	}}, nil
+}
+
+// use notes that a checkpoint of this node is used, also for the order of use after a restart: the data file's time.
+func (s *Store) use(id string) {
+	now := time.Now()
+	s.mu.Lock()
+	e := s.entries[id]
+	if e != nil {
+		e.used = now
+	}
+	s.mu.Unlock()
+	if e == nil {
+		return
+	}
+	if err := os.Chtimes(s.path(id+dataEnd), now, now); err != nil {
+		s.cfg.Log.Debug("a checkpoint's use is not noted", "id", id, "err", err)
+	}
 }
 
 // openShared opens what is in the PoP's store, and keeps it there meanwhile.

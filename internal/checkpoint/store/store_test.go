@@ -285,14 +285,22 @@ func TestBound(t *testing.T) {
 	for i := range 3 {
 		all = append(all, put(t, s, fmt.Sprint("number ", i), func(r *store.Record) { r.Key = fmt.Sprint(i) }))
 	}
-	for _, i := range []int{1, 2, 0} {
-		d, err := s.Open(t.Context(), all[i])
-		if err == nil {
-			err = d.Close()
+	for n, i := range []int{0, 1, 2, 1, 2, 0} { // what is unpacked is used as well
+		if n == 3 {
+			d, err := s.Open(t.Context(), all[i])
+			if err == nil {
+				err = d.Close()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			continue
 		}
+		_, release, err := s.Unpacked(t.Context(), all[i])
 		if err != nil {
 			t.Fatal(err)
 		}
+		release()
 	}
 	s = open(t, store.Config{Dir: dir, MaxBytes: all[0].Data.Size*2 + all[0].Data.Size/2})
 	if err := s.Tidy(t.Context()); err != nil {
