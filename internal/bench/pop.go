@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,6 +40,7 @@ type popBench struct {
 	stores         []popbed.Kind
 	counts         []int
 	replay         replayOptions
+	prepare        int // images that nodes make ready
 	report         *report
 	figures        []figure
 	stdout, stderr io.Writer
@@ -52,6 +54,7 @@ func comparePoP(ctx context.Context, args []string, stdout, stderr io.Writer, se
 		f.StringVar(&parts, "parts", "files,many,replay", "comma-separated `parts` of the experiment")
 		f.StringVar(&stores, "stores", "none,dir,gluster,gluster3,ceph", "comma-separated `stores`; many and replay take the first that is shared, gluster if it is among them")
 		f.StringVar(&counts, "nodes", "1,2,4,6,8,10", "comma-separated `numbers` of nodes that deploy at once")
+		f.IntVar(&b.prepare, "prepare", 0, "`number` of images that nodes make ready which others have deployed (pop.prepare)")
 		b.replay.flags(f)
 	})
 	if err != nil {
@@ -190,7 +193,7 @@ func (b *popBench) open(ctx context.Context, c popConfig) (*pop, error) {
 		cfg.Template += fmt.Sprintf("[cache]\nmax_bytes = \"%d\"\npolicy = \"lru\"\n", c.cache)
 	}
 	if c.kind != popbed.None {
-		cfg.Template += strings.ReplaceAll(popTemplate, "{{KEY}}", key) + c.pop
+		cfg.Template += strings.ReplaceAll(popTemplate, "{{KEY}}", key) + fmt.Sprintf("prepare = %d\n", b.prepare) + c.pop
 	}
 	bed, err := popbed.New(ctx, cfg)
 	if err != nil {
@@ -271,6 +274,22 @@ func (p *pop) forget(ctx context.Context, n int, store bool) error {
 func (p *pop) stored() int {
 	found, _ := filepath.Glob(filepath.Join(p.Nodes[0].Store, "layers", "*.json"))
 	return len(found)
+}
+
+// awaitReady returns when node i knows an image, which it was not asked for.
+func (p *pop) awaitReady(ctx context.Context, i int, image string) error {
+	c, err := api.Dial(p.Nodes[i].Host())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return until(ctx, time.Minute, func() error {
+		all, err := c.Images(ctx)
+		if err == nil && !slices.ContainsFunc(all, func(m node.Image) bool { return m.Name == popbed.Registry+"/"+image }) {
+			err = fmt.Errorf("%s is not ready on %s", image, p.Nodes[i].Name)
+		}
+		return err
+	})
 }
 
 // awaitStored returns when the store has so many layers.

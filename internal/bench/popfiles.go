@@ -122,6 +122,11 @@ func (f *filesRun) run(ctx context.Context) error {
 				return err
 			}
 		}
+		if s.what == storeHit && f.p.kind != popbed.None && f.b.prepare > 0 {
+			if err := f.p.awaitReady(ctx, s.node, f.image); err != nil {
+				return err
+			}
+		}
 		if err := f.one(ctx, s.node, s.what, s.what != warmHit); err != nil {
 			return err
 		}

@@ -209,9 +209,10 @@ type replayed struct {
 // deployed is one deployment of a run.
 type deployed struct {
 	Seconds  float64 `json:"seconds"`
-	Mounted  float64 `json:"mounted"`  // of these, until the image was mounted
-	Registry int64   `json:"registry"` // bytes from there, compressed
-	Image    int64   `json:"image"`    // and of all layers
+	Mounted  float64 `json:"mounted"`         // of these, until the image was mounted
+	Registry int64   `json:"registry"`        // bytes from there, compressed
+	Image    int64   `json:"image"`           // and of all layers
+	Again    bool    `json:"again,omitempty"` // this node has deployed the image before
 	Failed   bool    `json:"failed,omitempty"`
 }
 
@@ -327,6 +328,9 @@ func (z *zoneReplay) one(ctx context.Context, p *pop, i int, d *deployed) error 
 	node, name := i%replayNodes, fmt.Sprintf("d%d", i)
 	for _, l := range z.script.deployments[i].layers {
 		d.Image += z.layers[l].desc.Size
+	}
+	for j := i - replayNodes; j >= 0; j -= replayNodes {
+		d.Again = d.Again || z.names[j] == z.names[i]
 	}
 	start := time.Now()
 	rec, err := p.run(ctx, node, z.names[i], name)

@@ -47,6 +47,19 @@ func (t tally) missed() float64    { return float64(t.registry) / float64(t.n) }
 // settled is the last quarter of a run, when caches are as full as they will be.
 func (r *replayed) settled() tally { return tallyOf(r.Deployed[len(r.Deployed)*3/4:]) }
 
+// hitsOf tells apart the settled deployments of images that their node had not deployed before, and of others.
+func (r *replayed) hitsOf() (first, again tally) {
+	var f, a []deployed
+	for _, d := range r.Deployed[len(r.Deployed)*3/4:] {
+		if d.Again {
+			a = append(a, d)
+		} else {
+			f = append(f, d)
+		}
+	}
+	return tallyOf(f), tallyOf(a)
+}
+
 // add notes what came of a run.
 func (z *zoneReplay) add(r *replayed, way string, mbit float64, round int) {
 	all, settled := tallyOf(r.Deployed), r.settled()
@@ -73,6 +86,9 @@ func (z *zoneReplay) add(r *replayed, way string, mbit float64, round int) {
 	f("time, settled", "s", settled.mean())
 	f("deviation, settled", "s", settled.deviation())
 	f("time of a hit, settled", "s", settled.hitMean())
+	first, again := r.hitsOf()
+	f("time of a first hit, settled", "s", first.hitMean())
+	f("time of a hit again, settled", "s", again.hitMean())
 	f("WAN / unique bytes", "", float64(u.WAN.In)/unique)
 	f("registry bytes / unique bytes", "", float64(all.registry)/unique)
 	f("CPU of nodes / deployment", "s", u.Nodes.CPU/float64(all.n))

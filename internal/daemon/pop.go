@@ -15,12 +15,14 @@ import (
 	"dewpoint/internal/durable"
 	"dewpoint/internal/evict"
 	"dewpoint/internal/fetch"
+	"dewpoint/internal/image"
 	"dewpoint/internal/peer"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
 	"dewpoint/internal/pop/redis"
 	"dewpoint/internal/pop/session"
 
+	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -69,6 +71,8 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 		if f.Copy != "never" {
 			out.Room = d.copyRoom
 		}
+		out.Prepare = fetch.PrepareConfig{Images: f.Prepare, Path: filepath.Join(d.cfg.Root, "pop.prepared"), Rest: d.restLayers, Forget: d.forgetUnused,
+			Register: func(ctx context.Context, img *image.Image) error { return d.engine.Register(ctx, img, nil) }}
 		out.Open = func(ctx context.Context) (*pop.Store, error) { return d.openStore(ctx, out) }
 	}
 	return out, nil
@@ -167,6 +171,32 @@ func (d *Daemon) storeConfig(c fetch.PoPConfig) pop.StoreConfig {
 	}
 	return pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Grace: time.Duration(f.Grace), Forget: time.Duration(f.Forget),
 		Capacity: int64(f.Capacity), High: f.High, Low: f.Low, Quota: quota, Policy: f.Policy, Log: d.log}
+}
+
+// restLayers unmounts layers that nothing needs mounted, and returns the others.
+func (d *Daemon) restLayers(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest, err error) {
+	var free []digest.Digest
+	for _, id := range ids {
+		if d.checkpoints != nil && d.checkpoints.Holds(id) {
+			busy = append(busy, id)
+		} else {
+			free = append(free, id)
+		}
+	}
+	mounted, err := d.snaps.Rest(ctx, free...)
+	return append(busy, mounted...), err
+}
+
+// forgetUnused forgets an image, unless a container uses it.
+func (d *Daemon) forgetUnused(ctx context.Context, ref image.Reference) error {
+	users, err := d.usersOf(ctx, ref.String())
+	if err == nil && len(users) > 0 {
+		err = fmt.Errorf("image %s: %w: %v", ref, errImageInUse, users)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.engine.RemoveImage(ctx, ref.String(), false), d.catalog.Forget(ref))
 }
 
 // copyRoom reports whether a copy of a layer of the store fits into the cache.

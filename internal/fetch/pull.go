@@ -447,7 +447,7 @@ func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, erro
 	if part := p.cfg.Layers.Partial(id); part != nil && err != nil {
 		return part.Files(), nil
 	}
-	if err == nil && l.At != "" && !p.reachable(ctx, l) {
+	if err == nil && l.At != "" && !(p.reachable(ctx, l) && p.site.rouseOne(ctx, l)) {
 		err = errors.Join(fmt.Errorf("layer %s lies in the PoP's store, which is away: %w", id, layer.ErrUnknown), p.cfg.Layers.Detach(id))
 	}
 	if errors.Is(err, layer.ErrUnknown) {

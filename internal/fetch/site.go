@@ -46,6 +46,8 @@ type PoPConfig struct {
 	// Heard is told of every event of the PoP, one after the other, while KeepPoP runs, and of a Resync when the store
 	// has been opened. It must not block. May be nil.
 	Heard func(e pop.Event)
+	// Prepare is how this node gets images ready that others have deployed.
+	Prepare PrepareConfig
 	// Owed is the path of a file that remembers which layers this node is to give the store; "" remembers none.
 	Owed string
 	// House is the time between two looks for what may go; 0 is 20 s.
@@ -90,12 +92,17 @@ type site struct {
 	noted   map[digest.Digest]sighting // of what other nodes have verified
 	proved  map[digest.Digest]proof    // that the tars of layers can be opened
 	device  uint64                     // of the store's mount; 0 before it was seen
+	ready   *prepared                  // nil: nothing is prepared
 }
 
 func newSite(p *Puller, cfg PoPConfig) *site {
-	return &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
+	s := &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
 		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, debts: loadDebts(cfg.Owed), relays: map[digest.Digest]*packRelay{}, brought: map[digest.Digest]int64{}, claims: map[digest.Digest]pop.Lease{},
 		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, proved: map[digest.Digest]proof{}}
+	if cfg.Prepare.Images > 0 && cfg.Open != nil {
+		s.ready = newPrepared(cfg.Prepare)
+	}
+	return s
 }
 
 const (
@@ -192,9 +199,17 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 	if begun == nil || begun.img.Desc.Digest != img.Desc.Digest { // the registry says that it is another image now
 		begun = s.begin(st, img, false)
 	}
+	s.ready.adopt(img)
 	var used []*pop.Layer
 	var mu sync.Mutex
 	var group sync.WaitGroup
+	var left map[digest.Digest]bool // of those that were resting
+	group.Go(func() {
+		found := s.rouse(ctx, st, img.Unique())
+		mu.Lock()
+		defer mu.Unlock()
+		left = found
+	})
 	for _, l := range img.Unique() {
 		if begun.has(l.DiffID) {
 			continue
@@ -212,6 +227,10 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 		})
 	}
 	group.Wait()
+	for id := range left {
+		s.detach(img, id)
+		lost = append(lost, id)
+	}
 	used = append(used, begun.wait(ctx)...)
 	s.touch(img, used)
 	if s.usable() == nil { // it went meanwhile

@@ -23,6 +23,7 @@ type attaching struct {
 	st  *pop.Store
 	img *image.Image
 
+	ahead  bool // no deployment needs them yet: they are not counted
 	layers []image.Layer
 	looked chan struct{} // closed when it is known which of them the store seems to have
 	done   chan struct{} // closed at the end
@@ -39,7 +40,11 @@ type attaching struct {
 // begin attaches what is not here of img, and goes on whatever becomes of who asked. likely says
 // that the store is likely to have all of it.
 func (s *site) begin(st *pop.Store, img *image.Image, likely bool) *attaching {
-	a := &attaching{s: s, st: st, img: img, looked: make(chan struct{}), done: make(chan struct{}), marked: make(chan struct{}), seeming: map[digest.Digest]bool{}}
+	return s.beginAs(st, img, likely, false)
+}
+
+func (s *site) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) *attaching {
+	a := &attaching{s: s, st: st, img: img, ahead: ahead, looked: make(chan struct{}), done: make(chan struct{}), marked: make(chan struct{}), seeming: map[digest.Digest]bool{}}
 	for _, l := range img.Unique() {
 		if !s.here(l.DiffID) {
 			a.layers = append(a.layers, l)
@@ -78,7 +83,7 @@ func (a *attaching) run(ctx context.Context, likely bool) {
 	defer a.s.lockAll(ids)()
 	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool {
 		here := a.s.here(id) // meanwhile
-		if here {
+		if here && !a.ahead {
 			if rec := a.s.found(a.layer(id)); rec != nil {
 				a.used = append(a.used, rec)
 			}
@@ -147,6 +152,7 @@ func (a *attaching) attach(ctx context.Context, seemed *pop.Layer) {
 	}
 	switch {
 	case rec == nil: // run says why
+	case err == nil && a.ahead:
 	case err == nil:
 		a.s.prove(rec.DiffID)
 		a.s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += a.layer(rec.DiffID).Size })

@@ -44,6 +44,9 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 	defer house.Stop()
 	s.beat(ctx)
 	var upkeep sync.WaitGroup
+	if s.ready != nil {
+		upkeep.Go(func() { s.prepareAll(ctx) })
+	}
 	defer func() {
 		upkeep.Wait()
 		s.leaveHouse(context.WithoutCancel(ctx))
@@ -84,6 +87,9 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 	case pop.Pressed:
 		s.pressed.Store(time.Now().UnixNano())
 	case pop.Evicted, pop.Damaged:
+		if s.takeBack(digest.Digest(e.Key)) {
+			break
+		}
 		if e.Node != s.cfg.Node { // whoever took it out here does what follows
 			s.taken(digest.Digest(e.Key), e.Kind == pop.Damaged)
 			if e.Kind == pop.Damaged {
@@ -104,6 +110,7 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 			}
 		}
 	}
+	s.ready.heard(e, s.cfg.Node)
 	s.wake()
 }
 
@@ -177,7 +184,11 @@ func (s *site) revalidate(ctx context.Context, st *pop.Store) {
 			continue
 		}
 		unlock := s.lock(l.DiffID)
-		rec, err := st.Use(ctx, l.DiffID)
+		use := st.Use
+		if s.ready.rests(l.DiffID) {
+			use = st.Record // it is marked before it is mounted
+		}
+		rec, err := use(ctx, l.DiffID)
 		if errors.Is(err, pop.ErrUnknown) || err == nil && s.cfg.Dir.Path(rec.Data()) != l.At {
 			s.log.Warn("a layer has left the PoP's store while this node was away", "layer", l.DiffID)
 			err = s.p.cfg.Layers.Detach(l.DiffID)
@@ -271,6 +282,9 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	if st == nil {
 		return
 	}
+	if err := s.restReady(ctx, st); err != nil {
+		s.log.Debug("layers that were made ready stay in use", "err", err)
+	}
 	claimed := s.p.claimed(inUse)
 	layers := s.p.cfg.Layers.Layers()
 	idle := idleAttached
@@ -320,6 +334,9 @@ func olderHalf(layers []*layer.Layer) time.Duration {
 func (s *site) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest, claimed func(digest.Digest) bool) error {
 	defer s.lockAll(ids)()
 	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool {
+		if s.ready.rests(id) { // what a failure has left
+			return false
+		}
 		l, err := s.p.cfg.Layers.Peek(id)
 		return err == nil && l.At != "" || s.p.cfg.Layers.Filling(id) != nil || claimed(id)
 	})

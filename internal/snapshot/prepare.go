@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 
 	"github.com/containerd/containerd/v2/core/mount"
@@ -12,6 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/errgroup"
 )
 
 // Prepare creates an active snapshot. When its labels name a chain whose top
@@ -264,17 +266,15 @@ func (s *Snapshotter) furnish(ctx context.Context, snap storage.Snapshot, labels
 // ensure mounts the image layers that a snapshot stands on and makes their
 // corrections. The record of the snapshot keeps them held.
 func (s *Snapshotter) ensure(ctx context.Context, snap storage.Snapshot) error {
-	for _, id := range snap.ParentIDs {
+	var group errgroup.Group // the files of a layer may lie on a file system that is far away
+	group.SetLimit(8)
+	for _, id := range append(slices.Clone(snap.ParentIDs), snap.ID) {
 		if l := s.layerOf(id); l != nil {
-			if err := s.table.show(ctx, l); err != nil {
-				return err
-			}
+			group.Go(func() error { return s.table.show(ctx, l) })
 		}
 	}
-	if l := s.layerOf(snap.ID); l != nil {
-		if err := s.table.show(ctx, l); err != nil {
-			return err
-		}
+	if err := group.Wait(); err != nil {
+		return err
 	}
 	return s.correct(snap)
 }
