@@ -66,7 +66,7 @@ func BuildWorkload(dir string) (string, error) {
 }
 
 // Kept are the things that work on in what is restored.
-var Kept = []string{"children", "unlinked", "flock", "timer", "pidfd", "memfd", "shm", "unix", "epoll", "inotify"}
+var Kept = []string{"children", "unlinked", "flock", "timer", "pidfd", "memfd", "shm", "unix", "epoll", "inotify", "posix", "ofd", "itimer", "ptimer", "fifo", "udp"}
 
 // Run runs the suite.
 func Run(t *testing.T, b Bed) {

@@ -25,6 +25,7 @@ import (
 var things = map[string]func() (check func() error, err error){
 	"children": children, "unlinked": unlinked, "flock": flock, "timer": timer, "inotify": inotify, "pidfd": pidfd, "memfd": memfd,
 	"shm": shm, "unix": unixPair, "epoll": epoll, "uring": uring, "mptcp": mptcp, "memory": memory,
+	"posix": posix, "ofd": ofd, "itimer": itimer, "ptimer": ptimer, "fifo": fifo, "udp": udp,
 }
 
 var counter, conns atomic.Int64
