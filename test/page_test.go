@@ -4,9 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	"golang.org/x/sync/errgroup"
 
@@ -33,8 +38,73 @@ func TestPage(t *testing.T) {
 	rec := m.record("run", "-d", "--name", "web", img.Ref, "sleep", "1h")
 	webtest.Sees(t, page, "#deployment-table tbody tr:not(.running)", "web", img.Ref, rec.Way.Pull+", "+rec.Way.Start, fmt.Sprintf("%.2f s", rec.Stages["ready"]))
 	webtest.Sees(t, page, "#container-table", "web", "running")
+	if r := m.dew("run", "--rm", "--name", "bad", "--entrypoint", "/none", img.Ref); r.code != 127 {
+		t.Errorf("%+v", r)
+	}
+	webtest.Sees(t, page, "#deployment-table tbody tr:first-child", "bad", "failed", "/none")
 	m.must("rm", "-f", "web")
 	webtest.Sees(t, page, "#no-containers", "None.")
+}
+
+// While an image comes over a slow link a person sees how far each layer is, who waits for it, and that the PoP's store is not there.
+func TestPageOfFilling(t *testing.T) {
+	const rate = "2Mbit" // the layer takes a minute and a half, of which the test sees the beginning
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(7, 16, 32<<20)}), appOptions())
+	small := reg.PushImage("small:1", appLayers(t, 0), appOptions())
+	at := "127.0.0.1:" + freePort(t)
+	m := newMachine(t, reg)
+	m.start()
+	m.must("run", "-d", "--name", "web", "--net", "none", small.Ref, "sleep", "1h")
+	m.stop()
+	store := filepath.Join(filepath.Dir(m.root), "pop")
+	m.config += fmt.Sprintf("[link]\nlimit = %q\n[pop]\nstore = %q\n", rate, store)
+	m.args = append(m.args, "--http", at)
+	m.start()
+	page := webtest.Open(t, "http://"+at)
+	ctx, cancel := context.WithCancel(t.Context())
+	var both sync.WaitGroup
+	for _, name := range []string{"first", "second"} {
+		both.Go(func() {
+			_, err := m.client(t).Deploy(ctx, node.Request{Image: img.Ref, Name: name, Net: "none", Lazy: "never", Cmd: []string{"sleep", "1h"}}, node.Watch{})
+			if err == nil || ctx.Err() == nil {
+				t.Errorf("%s ended before it was canceled: %v", name, err)
+			}
+		})
+	}
+	webtest.Sees(t, page, "#layers", img.Ref, "fetched")
+	webtest.Sees(t, page, "#queue-table", img.Ref, "the link")
+	webtest.Sees(t, page, "#pop-section", "n1", store+": away")
+	webtest.Sees(t, page, "#container-table", "web", "running")
+	share := func() (n float64) {
+		webtest.Do(t, page, chromedp.Evaluate(`parseInt(document.querySelector("#layers .note")?.innerText.match(/(\d+) %/)?.[1] ?? "0")`, &n))
+		return n
+	}
+	m.patiently("the page sees the layer grow", func() bool { return share() > 3 })
+	if n := share(); n >= 100 {
+		t.Errorf("a layer that is not here is at %v %%", n)
+	}
+	pictures(t, page)
+	cancel()
+	both.Wait()
+	webtest.Sees(t, page, "#no-layers", "Every layer is whole")
+	m.must("rm", "-f", "web")
+}
+
+// pictures keeps what the page looks like, if DEWPOINT_PICTURES names a directory.
+func pictures(t *testing.T, page context.Context) {
+	dir := os.Getenv("DEWPOINT_PICTURES")
+	if dir == "" {
+		return
+	}
+	for _, name := range []string{"light", "dark"} {
+		var png []byte
+		webtest.Do(t, page, emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}),
+			chromedp.Sleep(1500*time.Millisecond), chromedp.FullScreenshot(&png, 100))
+		if err := os.WriteFile(filepath.Join(dir, "page-"+name+".png"), png, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // seen notes which deployments the page has shown while they went on.
