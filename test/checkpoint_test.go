@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -353,55 +354,50 @@ func TestCheckpointAgainAndAgain(t *testing.T) {
 		t.Fatalf("there are %+v", all)
 	}
 	m.must("rm", "-f", "first")
-	for i := range restores(t) {
-		if rec, _ := m.boot(t, "again", img.Ref, "--restore", "always"); rec.Way.Start != "restore" {
-			t.Errorf("start %d: %+v", i, rec.Way)
+	before := yards()
+	for left := restores(t); left > 0; left -= together {
+		n := min(left, together)
+		m.must("deploy", "--count", fmt.Sprint(n), "--parallel", "4", "--name", "again", "--net", "bridge", "--ready", "http:80/", "--restore", "always", img.Ref)
+		var ps []node.Container
+		m.unmarshal(t, &ps, "ps")
+		if len(ps) != n {
+			t.Errorf("%d containers run, not %d", len(ps), n)
 		}
-		m.must("rm", "-f", "again")
+		remove := []string{"rm", "-f"}
+		for _, c := range ps {
+			remove = append(remove, c.Name)
+		}
+		m.must(remove...)
 	}
 	if got := m.checkpoints(t); len(got) != 1 || got[0].ID != all[0].ID {
 		t.Errorf("a restored container was saved again: %+v", got)
+	}
+	left := func() []string {
+		return slices.DeleteFunc(slices.Collect(maps.Keys(yards())), func(y string) bool { return before[y] })
+	}
+	if l := gone(left); len(l) > 0 {
+		t.Errorf("CRIU's directories left: %v", l)
 	}
 	m.must("rmi", img.Ref)
 	m.must("prune")
 	checkNothingLeft(t, m)
 }
 
+// together is how many of those are there at once.
+const together = 20
+
 // restores is how many containers are restored in a row.
 func restores(t *testing.T) int {
 	t.Helper()
 	s := os.Getenv("DEWPOINT_RESTORES")
 	if s == "" {
-		return 20
+		return 100
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return n
-}
-
-// A dewd that is killed while it saves or restores leaves nothing, and the
-// container that it was saving runs on.
-func TestCheckpointKilled(t *testing.T) {
-	b := newCheckpointBed(t, "")
-	_, url := b.boot(t, "saved", b.img.Ref, "--restore", "never")
-	for _, after := range []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond} {
-		for _, args := range [][]string{{"checkpoint", "saved"}, {"run", "-d", "--name", "new", "--net", "bridge", "--restore", "always", b.img.Ref}} {
-			done := make(chan struct{})
-			go func() { defer close(done); b.dew(args...) }()
-			time.Sleep(after)
-			b.kill()
-			<-done
-			b.start()
-			get(t, url+"/count")
-			b.dew("rm", "-f", "new")
-		}
-	}
-	if rec, _ := b.boot(t, "after", b.img.Ref, "--restore", "always"); rec.Way.Start != "restore" {
-		t.Errorf("afterwards: %+v", rec.Way)
-	}
-	b.end()
 }
 
 // Another node of the PoP starts from what one has saved, and a third one from what was saved of that.

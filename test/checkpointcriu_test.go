@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -38,22 +39,28 @@ func newStepped(t *testing.T) (s steppedCRIU, config string) {
 	return s, fmt.Sprintf("[checkpoint]\ncriu = %q\n", filepath.Join(s.dir, "criu"))
 }
 
-// kill lets the CRIUs that are started until done go on step by step, kills the first that has come so
-// far, and says whether there was one.
+// kill kills the CRIU that stop stops, and says whether there was one.
 func (s steppedCRIU) kill(far func() bool, done <-chan struct{}) bool {
+	pid := s.stop(far, done)
+	return pid != 0 && unix.Kill(pid, unix.SIGKILL) == nil
+}
+
+// stop lets the CRIUs that are started until done go on step by step, and returns the first that has come so
+// far, which is stopped; 0 if there was none.
+func (s steppedCRIU) stop(far func() bool, done <-chan struct{}) int {
 	for {
 		b, _ := os.ReadFile(filepath.Join(s.dir, "pid"))
 		pid, _ := strconv.Atoi(strings.TrimSpace(string(b)))
 		stopped := state(pid) == "T"
 		if stopped && far() {
-			return unix.Kill(pid, unix.SIGKILL) == nil
+			return pid
 		}
 		if stopped {
 			_ = unix.Kill(pid, unix.SIGCONT)
 		}
 		select {
 		case <-done:
-			return false
+			return 0
 		case <-time.After(2 * time.Millisecond):
 		}
 		if stopped {
@@ -87,6 +94,24 @@ func (s steppedCRIU) during(m *machine, far func() bool, args ...string) (result
 	r := m.dew(args...)
 	close(done)
 	return r, <-killed
+}
+
+// held runs a command of dew until the CRIU of it has come so far, and returns that, stopped, and what
+// becomes of the command; 0 if the command has ended before.
+func (s steppedCRIU) held(m *machine, far func() bool, args ...string) (pid int, becomes <-chan result) {
+	m.t.Helper()
+	hold := filepath.Join(s.dir, "hold")
+	if err := os.WriteFile(hold, nil, 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+	defer os.Remove(hold)
+	os.Remove(filepath.Join(s.dir, "pid"))
+	done, r := make(chan struct{}), make(chan result, 1)
+	go func() {
+		r <- m.dew(args...)
+		close(done)
+	}()
+	return s.stop(far, done), r
 }
 
 // logged reports whether a file that matches the pattern has the text.
@@ -227,17 +252,7 @@ func TestCheckpointRestoreKilled(t *testing.T) {
 	b.must("checkpoint", "saved")
 	b.must("rm", "-f", "saved")
 	before := yards()
-	memory := func() bool {
-		for _, dir := range b.cgroups("/clone") {
-			for _, f := range []string{"memory.usage_in_bytes", "memory.current"} {
-				text, _ := os.ReadFile(filepath.Join(dir, f))
-				if n, _ := strconv.Atoi(strings.TrimSpace(string(text))); n > 80<<20 {
-					return true
-				}
-			}
-		}
-		return false
-	}
+	memory := func() bool { return b.memoryOf("clone") > 80<<20 }
 	flags := []string{"run", "-d", "--name", "clone", "--net", "bridge", "--ready", "http:80/", "-e", "MEMORY_MB=192", "--restore"}
 	for _, s := range []struct {
 		at, restore string
@@ -283,16 +298,141 @@ func TestCheckpointRestoreKilled(t *testing.T) {
 	b.end()
 }
 
+// A dewd that is killed while CRIU saves or restores leaves nothing: the container that is saved runs on, one that is
+// restored runs, whole, or is gone.
+func TestCheckpointKilled(t *testing.T) {
+	c, config := newStepped(t)
+	b := newCheckpointBed(t, config)
+	const memory = "MEMORY_MB=96"
+	_, url := b.boot(t, "saved", b.img.Ref, "--restore", "never", "-e", memory)
+	born, sum := get(t, url+"/born"), get(t, url+"/memory")
+	b.must("checkpoint", "saved")
+	save := []string{"checkpoint", "saved"}
+	restore := func(how string) []string {
+		return []string{"run", "-d", "--name", "new", "--net", "bridge", "--ready", "http:80/", "-e", memory, "--restore", how, b.img.Ref}
+	}
+	begun := func() bool { return true }
+	written := func() bool {
+		return size(filepath.Join(b.root, "checkpoints/store/scratch-*/images/pages-*.img")) > 20<<20
+	}
+	for _, s := range []struct {
+		at   string
+		far  func() bool
+		args []string
+	}{
+		{"CRIU starts", begun, save},
+		{"memory is written", written, save},
+		{"CRIU starts", begun, restore("always")},
+		{"memory comes", func() bool { return b.memoryOf("new") > 40<<20 }, restore("always")},
+		{"memory comes", func() bool { return b.memoryOf("new") > 40<<20 }, restore("auto")},
+	} {
+		pid, becomes := c.held(b.machine, s.far, s.args...)
+		for tries := 1; pid == 0 && tries < 10; tries++ { // the machine was too busy to see it in time
+			<-becomes
+			b.dew("rm", "-f", "new")
+			pid, becomes = c.held(b.machine, s.far, s.args...)
+		}
+		if pid == 0 {
+			t.Fatalf("%v was never seen when %s", s.args, s.at)
+		}
+		b.kill()
+		if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+			t.Errorf("%v, killed when %s: CRIU has ended already: %v", s.args, s.at, err)
+		}
+		if r := <-becomes; r.code == 0 {
+			t.Errorf("%v, killed when %s: %+v", s.args, s.at, r)
+		}
+		b.start()
+		get(t, url+"/count")
+		if s.args[0] == "run" {
+			t.Logf("killed when %s: it is %s", s.at, b.whole("new", born, sum))
+			b.dew("rm", "-f", "new")
+			checkUnmade(t, b, "new")
+		}
+	}
+	if got := get(t, url+"/memory"); got != sum {
+		t.Errorf("the memory of the one that was saved sums up to %q, not %q", got, sum)
+	}
+	if rec, _ := b.boot(t, "after", b.img.Ref, "--restore", "always", "-e", memory); rec.Way.Start != "restore" {
+		t.Errorf("afterwards: %+v", rec.Way)
+	}
+	b.end()
+}
+
+// whole waits until a container runs or is gone, and asserts that one which runs has the memory that was saved.
+func (b *checkpointBed) whole(name, born, sum string) string {
+	t := b.t.(*testing.T)
+	t.Helper()
+	status := ""
+	b.eventually("it runs, or is gone", func() bool {
+		var ps []node.Container
+		b.unmarshal(t, &ps, "ps", "-a")
+		i := slices.IndexFunc(ps, func(c node.Container) bool { return c.Name == name })
+		if i < 0 {
+			status = "gone"
+			return true
+		}
+		if status = ps[i].Status; status != "running" {
+			return false
+		}
+		at := "http://" + ps[i].IP
+		for what, want := range map[string]string{"/born": born, "/memory": sum} {
+			if got := answerOf(at + what); got != want {
+				t.Logf("%s of %s: %q", what, name, got)
+				return false
+			}
+		}
+		return true
+	})
+	return status
+}
+
+// answerOf is get that may fail: what it gives then is the reason.
+func answerOf(url string) string {
+	c := http.Client{Timeout: 5 * time.Second}
+	r, err := c.Get(url)
+	if err != nil {
+		return err.Error()
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// memoryOf is what a container's processes take, in bytes.
+func (m *machine) memoryOf(name string) (most int) {
+	for _, dir := range m.cgroups("/" + name) {
+		for _, f := range []string{"memory.usage_in_bytes", "memory.current"} {
+			text, _ := os.ReadFile(filepath.Join(dir, f))
+			n, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+			most = max(most, n)
+		}
+	}
+	return most
+}
+
 // checkGone asserts that nothing of a container is there.
 func checkGone(t *testing.T, b *checkpointBed, name string) {
 	t.Helper()
 	if out := b.must("ps", "-a"); strings.Contains(out, name) {
 		t.Errorf("there is still\n%s", out)
 	}
+	if got := gone(b.strangers); len(got) > 0 {
+		t.Errorf("processes left: %v", got)
+	}
+	checkUnmade(t, b, name)
+}
+
+// checkUnmade asserts that nothing of a container is there but what its processes might be.
+func checkUnmade(t *testing.T, b *checkpointBed, name string) {
+	t.Helper()
 	for what, left := range map[string]func() []string{
-		"processes": b.strangers, "cgroups": func() []string { return b.cgroups("/" + name) },
+		"cgroups":      func() []string { return b.cgroups("/" + name) },
 		"runc's state": func() []string { f, _ := filepath.Glob(filepath.Join(b.state, "runc", "*", name)); return f },
-		"CRIU's files": func() []string { f, _ := filepath.Glob(filepath.Join(b.state, "restore", "*")); return f },
+		"CRIU's files": func() []string { f, _ := filepath.Glob(filepath.Join(b.state, "restore", name)); return f },
 	} {
 		if got := gone(left); len(got) > 0 {
 			t.Errorf("%s left: %v", what, got)

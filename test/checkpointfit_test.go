@@ -1,11 +1,14 @@
 package test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"dewpoint/internal/node"
 	"dewpoint/internal/registry/registrytest"
 )
 
@@ -116,4 +119,89 @@ func TestCheckpointVolumes(t *testing.T) {
 		t.Errorf("a volume that no label names: %+v", r)
 	}
 	m.must("rm", "-f", "clone")
+}
+
+// identity is what a container is told apart by.
+type identity struct{ machine, mac, cgroup, limit string }
+
+// identityOf reads that, within the container and outside.
+func (m *machine) identityOf(name, url string) (id identity) {
+	m.t.Helper()
+	t := m.t.(*testing.T)
+	id.machine, id.mac = get(t, url+"/cat?/etc/machine-id"), get(t, url+"/cat?/sys/class/net/eth0/address")
+	var found struct{ Container node.Container }
+	m.unmarshal(t, &found, "inspect", name)
+	dirs := m.cgroups("/" + name)
+	for _, d := range dirs {
+		procs, _ := os.ReadFile(filepath.Join(d, "cgroup.procs"))
+		if slices.Contains(strings.Fields(string(procs)), fmt.Sprint(found.Container.PID)) {
+			id.cgroup = filepath.Base(d)
+		} else if _, err := os.Stat(filepath.Join(d, "memory.limit_in_bytes")); err == nil {
+			t.Errorf("the process of %s is not in %s", name, d)
+		}
+		for _, file := range []string{"memory.limit_in_bytes", "memory.max"} {
+			if b, err := os.ReadFile(filepath.Join(d, file)); err == nil {
+				id.limit = strings.TrimSpace(string(b))
+			}
+		}
+	}
+	return id
+}
+
+// Each clone has a machine ID, a MAC address and a cgroup with a limit of its own, and its own value of a variable that may differ; its
+// processes have the one that was saved.
+func TestCheckpointIdentity(t *testing.T) {
+	reg := registrytest.New(t)
+	const was = "0123456789abcdef0123456789abcdef\n"
+	layers := append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.Tar(registrytest.File{Name: "etc/machine-id", Body: was})})
+	o := appOptions("slow", "80")
+	o.Config.Labels = map[string]string{"dewpoint.restore.env": "ZONE", "dewpoint.restore.after": "/app once /restored 0s"}
+	img := reg.PushImage("team/identity:1", layers, o)
+	m := newMachine(t, reg).start()
+	_, url := m.boot(t, "first", img.Ref, "-e", "ZONE=first")
+	m.must("checkpoint", "first")
+	seen := []identity{m.identityOf("first", url)}
+	for i, limit := range []string{"64m", "96m"} {
+		name := fmt.Sprint("clone-", i)
+		rec, url := m.boot(t, name, img.Ref, "-e", "ZONE="+name, "-m", limit)
+		if rec.Way.Start != "restore" {
+			t.Fatalf("%+v", rec.Way)
+		}
+		if got := get(t, url+"/env?ZONE"); got != "first\n" {
+			t.Errorf("its process has the zone %q", got)
+		}
+		if env := m.must("exec", name, "/app", "cat", "/proc/self/environ"); !strings.Contains(env, "ZONE="+name+"\x00") {
+			t.Errorf("its commands have %q", env)
+		}
+		seen = append(seen, m.identityOf(name, url))
+	}
+	for i, a := range seen {
+		if len(strings.TrimSpace(a.machine)) != 32 || (a.machine == was) != (i == 0) || len(strings.Split(a.mac, ":")) != 6 || a.cgroup != []string{"first", "clone-0", "clone-1"}[i] {
+			t.Errorf("%d: %+v", i, a)
+		}
+		for _, b := range seen[:i] {
+			if a.machine == b.machine || a.mac == b.mac || a.limit == b.limit {
+				t.Errorf("%+v and %+v", a, b)
+			}
+		}
+	}
+	if seen[1].limit != fmt.Sprint(64<<20) || seen[2].limit != fmt.Sprint(96<<20) {
+		t.Errorf("their limits are %s and %s", seen[1].limit, seen[2].limit)
+	}
+	m.must("rm", "-f", "first", "clone-0", "clone-1")
+
+	// One that is not ready in time boots, or fails as what could not be restored.
+	unready := []string{"run", "-d", "--name", "unready", "--net", "bridge", "--ready", "http:80/absent?/restored", "-e", "ZONE=x"}
+	rec := m.record(append(unready, img.Ref)...)
+	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.HasPrefix(got, "restore: not ready (http:80/absent") {
+		t.Errorf("started by %s, since %q", rec.Way.Start, got)
+	}
+	m.must("rm", "-f", "unready")
+	r := m.dew(append(unready, "--restore", "always", img.Ref)...)
+	if r.code != 12 || !strings.Contains(r.err, "not restored: not ready") || !strings.Contains(r.err, "without --restore always it boots") || strings.Contains(r.err, "--ready-timeout") {
+		t.Errorf("always: %+v", r)
+	}
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
 }

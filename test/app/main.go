@@ -1,7 +1,8 @@
 // App is what the system tests deploy: one static binary that serves HTTP and
 // shows what it sees of its container.
 //
-//	app serve PORT   answers with its arguments; /exit?N ends it, /cat?PATH gives a file, /sum?PATH its sha256
+//	app serve PORT   answers with its arguments; /exit?N ends it, /cat?PATH gives a file, /sum?PATH its sha256,
+//	                 /env?NAME a variable, /absent?PATH status 503 once there is such a file
 //	app slow PORT    serve, after 1.5 s, in which it makes the file /state and a number; /count counts, /born is the number; it
 //	                 locks the file that LOCK names, if that is set
 //	app cat PATH
@@ -66,6 +67,8 @@ func serve(port string) {
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, os.Args) })
 	http.HandleFunc("/exit", func(_ http.ResponseWriter, r *http.Request) { exit(r.URL.RawQuery) })
 	http.HandleFunc("/cat", func(w http.ResponseWriter, r *http.Request) { cat(w, r.URL.RawQuery) })
+	http.HandleFunc("/env", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, os.Getenv(r.URL.RawQuery)) })
+	http.HandleFunc("/absent", func(w http.ResponseWriter, r *http.Request) { absent(w, r.URL.RawQuery) })
 	http.HandleFunc("/sum", func(w http.ResponseWriter, r *http.Request) { sum(w, r.URL.RawQuery) })
 	fmt.Fprintln(os.Stderr, http.ListenAndServe(":"+port, nil))
 	os.Exit(1)
@@ -118,6 +121,13 @@ func once(path, sleep string) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
+	}
+}
+
+// absent is well as long as there is no such file.
+func absent(w http.ResponseWriter, path string) {
+	if _, err := os.Lstat(path); err == nil {
+		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 }
 
