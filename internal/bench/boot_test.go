@@ -139,3 +139,19 @@ func TestBootVerdicts(t *testing.T) {
 		t.Errorf("8 clones: %q", got)
 	}
 }
+
+// A median has an interval once there are enough rounds for one.
+func TestPercent(t *testing.T) {
+	var all []float64
+	for i := range 20 {
+		all = append(all, float64((i*7)%20))
+	}
+	for want, of := range map[string][]float64{"9.5 % (5.0 to 14.0)": all, "2.0 %": {1, 2, 3}} {
+		if got := percent(of); got != want {
+			t.Errorf("%v: %q, not %q", of, got, want)
+		}
+	}
+	if got := gained([]float64{97, 50}, []float64{100, 100, 7}); len(got) != 2 || got[0] < 2.99 || got[0] > 3.01 || got[1] != 50 {
+		t.Errorf("%v", got)
+	}
+}

@@ -7,11 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
+
+	"dewpoint/internal/bench/popbed"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -52,11 +57,16 @@ func (b *bootBench) overhead(ctx context.Context) (err error) {
 		for _, n := range b.connections {
 			for i := range ways {
 				name := ways[(i+round)%len(ways)].name()
-				rate, err := b.loaded(ctx, l, addresses[name], n)
+				cgroup := filepath.Join(popbed.ParentCgroup(l.dewd.session.path("state")), bootName+"-"+name)
+				before := containersCPU(cgroup)
+				said, err := b.loaded(ctx, l, addresses[name], n)
 				if err != nil {
 					return fmt.Errorf("%s, %d connections: %w", name, n, err)
 				}
-				b.figure(loadImage, name, loadOf(n), "requests/s", rate)
+				b.figure(loadImage, name, loadOf(n), "requests/s", said.Rate)
+				if used := containersCPU(cgroup) - before; used > 0 { // Docker's is not looked for
+					b.figure(loadImage, name, cpuOf(n), "us", 1e6*used/float64(said.Requests))
+				}
 			}
 		}
 	}
@@ -66,19 +76,23 @@ func (b *bootBench) overhead(ctx context.Context) (err error) {
 
 func loadOf(n int) string { return fmt.Sprintf("%d connections", n) }
 
+func cpuOf(n int) string { return fmt.Sprintf("%d connections, server's CPU of a request", n) }
+
 // loaded runs the load as another process on the node.
-func (b *bootBench) loaded(ctx context.Context, l *lineup, address string, n int) (float64, error) {
+func (b *bootBench) loaded(ctx context.Context, l *lineup, address string, n int) (said loadResult, err error) {
 	cmd := b.bed.Self(ctx, "load", "-connections", strconv.Itoa(n), "-time", b.load.String(), address)
 	out, err := l.dewd.session.group.Run(cmd)
 	if err != nil {
-		return 0, err
+		return said, err
 	}
-	var said loadResult
 	err = json.Unmarshal(out, &said)
 	if err == nil && said.Errors > 0 {
 		err = fmt.Errorf("%d requests went wrong", said.Errors)
 	}
-	return said.Rate, err
+	if err == nil && said.Requests == 0 {
+		err = errors.New("no request was answered")
+	}
+	return said, err
 }
 
 func (b *bootBench) loadTable() {
@@ -93,15 +107,37 @@ func (b *bootBench) loadTable() {
 		if d := of("docker"); d != nil {
 			docker = fmt.Sprintf("%.0f", d.median())
 		}
-		// Rounds are compared with themselves: the machine is not the same in all.
-		var lost []float64
-		for i := range restore.Values {
-			lost = append(lost, 100*(1-restore.Values[i]/boot.Values[i]))
+		lost := gained(restore.Values, boot.Values)
+		cpu := []string{"", "", ""}
+		if one, other := find(b.figures, loadImage, "boot", cpuOf(n)), find(b.figures, loadImage, "restore", cpuOf(n)); one != nil && other != nil {
+			cpu = []string{fmt.Sprintf("%.1f", one.median()), fmt.Sprintf("%.1f", other.median()), percent(gained(one.Values, other.Values))}
 		}
-		rows = append(rows, []string{strconv.Itoa(n), docker, fmt.Sprintf("%.0f", boot.median()), fmt.Sprintf("%.0f", restore.median()),
-			fmt.Sprintf("%.1f %%", median(lost)), "under 3 %: " + met(median(lost) < 3)})
+		rows = append(rows, append([]string{strconv.Itoa(n), docker, fmt.Sprintf("%.0f", boot.median()), fmt.Sprintf("%.0f", restore.median()),
+			percent(lost), "under 3 %: " + met(median(lost) < 3)}, cpu...))
 	}
-	b.markdown("requests per second under load", []string{"connections", "docker", "boot", "restore", "overhead of restore", "target"}, rows)
+	b.markdown("requests per second under load; in brackets where the median lies in 95 of 100 such runs",
+		[]string{"connections", "docker", "boot", "restore", "overhead of restore", "target", "CPU of a request, us: boot", "restore", "more of restore"}, rows)
+}
+
+// gained is by how many per cent of the second those of the second are more than the first. Rounds are compared with
+// themselves: the machine is not the same in all.
+func gained(first, second []float64) (all []float64) {
+	for i := range min(len(first), len(second)) {
+		all = append(all, 100*(1-first[i]/second[i]))
+	}
+	return all
+}
+
+// percent is a median with its interval of 95 %: by the sign test, of order statistics, which supposes nothing of how
+// the values are spread.
+func percent(all []float64) string {
+	text := fmt.Sprintf("%.1f %%", median(all))
+	sorted := slices.Sorted(slices.Values(all))
+	n := len(sorted)
+	if k := int(math.Round((float64(n) - 1.96*math.Sqrt(float64(n))) / 2)); k >= 1 {
+		text += fmt.Sprintf(" (%.1f to %.1f)", sorted[k-1], sorted[n-k])
+	}
+	return text
 }
 
 // --- the load ----------------------------------------------------------------------
