@@ -104,6 +104,7 @@ exec 3<&-
 until read -r name <"/proc/$!/comm" && [ "$name" = sleep ]; do [ -e "/proc/$!" ] || exit 1; done
 "$1" dump -t "$!" -D "$2" -o dump.log -v3 --manage-cgroups=ignore || exit 1
 wait "$!"
+: >"$2/dumped"
 "$1" restore -D "$2" -o restore.log -v3 --manage-cgroups=ignore
 `
 
@@ -170,7 +171,7 @@ func explainProbe(dir string, err error, out []byte) error {
 		err = errors.New("the process ended")
 	}
 	verb, log := "restore", filepath.Join(dir, restoreLog)
-	if _, serr := os.Stat(log); serr != nil {
+	if _, serr := os.Stat(filepath.Join(dir, "dumped")); serr != nil {
 		verb, log = "dump", filepath.Join(dir, dumpLog)
 	}
 	said := errorLines(log)
