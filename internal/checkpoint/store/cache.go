@@ -28,6 +28,7 @@ type unpacked struct {
 	users int
 	size  int64 // on disk
 	used  time.Time
+	gone  bool // the checkpoint is: it goes when nobody uses it
 }
 
 const (
@@ -158,7 +159,11 @@ func (s *Store) Adopt(r Record, dir string) error {
 		if err = os.Rename(dir, filepath.Join(s.path(cacheDir), u.name)); err == nil {
 			s.cache[u.name] = u
 		}
+		gone := s.entries[r.ID] == nil // others that are newer have come meanwhile
 		s.mu.Unlock()
+		if gone {
+			s.discard(r.ID)
+		}
 		s.trimCache()
 		return err
 	}
@@ -246,9 +251,23 @@ func (s *Store) fill(ctx context.Context, u *unpacked, fill func(ctx context.Con
 
 func (s *Store) release(u *unpacked) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	u.users--
 	u.used = time.Now()
+	gone := u.gone
+	s.mu.Unlock()
+	if gone {
+		s.evictCache(func(v *unpacked) bool { return v == u })
+	}
+}
+
+// discard removes what was unpacked of a checkpoint that is gone, now or when nobody uses it any more.
+func (s *Store) discard(id string) {
+	s.mu.Lock()
+	for _, u := range s.cache {
+		u.gone = u.gone || u.id == id
+	}
+	s.mu.Unlock()
+	s.evictCache(func(u *unpacked) bool { return u.id == id })
 }
 
 // trimCache removes what has been idle for long, and the least recently used beyond CacheBytes.

@@ -318,7 +318,7 @@ func (s *Store) Drop(id string) error {
 	if err == nil && !there {
 		err = fmt.Errorf("%.12s: %w", id, ErrUnknown)
 	}
-	s.evictCache(func(u *unpacked) bool { return u.id == id })
+	s.discard(id)
 	return err
 }
 
@@ -336,7 +336,7 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	if err == nil && !local && !shared {
 		err = fmt.Errorf("%.12s: %w", id, ErrUnknown)
 	}
-	s.evictCache(func(u *unpacked) bool { return u.id == id })
+	s.discard(id)
 	return err
 }
 
@@ -394,6 +394,7 @@ func (s *Store) retain(but string) error {
 	remove := func(e entry) {
 		_, err := s.drop(e.ID)
 		if err == nil {
+			s.discard(e.ID)
 			gone[e.ID] = true
 			sum -= e.Data.Size
 		} else if !errors.Is(err, ErrInUse) {
