@@ -355,7 +355,7 @@ func (j *Journal) List(most int) []node.Deployment {
 	for n, h := range halves {
 		d := j.whole(h)
 		out[len(out)-1-n] = d
-		if n < keepParsed {
+		if n < keepParsed && (d.Record != nil || d.Failure != nil) { // what could not be read is tried again
 			recent[d.ID] = d
 		}
 	}

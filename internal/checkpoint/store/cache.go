@@ -256,7 +256,7 @@ func (s *Store) release(u *unpacked) {
 	gone := u.gone
 	s.mu.Unlock()
 	if gone {
-		s.evictCache(func(v *unpacked) bool { return v == u })
+		s.evictGone()
 	}
 }
 
@@ -267,8 +267,10 @@ func (s *Store) discard(id string) {
 		u.gone = u.gone || u.id == id
 	}
 	s.mu.Unlock()
-	s.evictCache(func(u *unpacked) bool { return u.id == id })
+	s.evictGone()
 }
+
+func (s *Store) evictGone() { s.evictCache(func(u *unpacked) bool { return u.gone }) }
 
 // trimCache removes what has been idle for long, and the least recently used beyond CacheBytes.
 func (s *Store) trimCache() {
