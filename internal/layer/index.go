@@ -188,6 +188,12 @@ func (l *Layer) settle() error {
 	if err := l.sync(); err != nil {
 		return err
 	}
+	if f := l.Files(); f.Tree != "" {
+		n := diskUse(f.Tree, "")
+		l.mu.Lock()
+		l.TreeDisk = n
+		l.mu.Unlock()
+	}
 	b, err := json.Marshal(l)
 	if err != nil {
 		return err

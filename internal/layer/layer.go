@@ -106,8 +106,11 @@ type Layer struct {
 	Size   int64         `json:"size"`       // of data, bytes
 	Index  int64         `json:"index_size"` // bytes
 	Tree   bool          `json:"tree,omitempty"`
-	Blob   digest.Digest `json:"blob"`      // the compressed form it came from
-	BlobSz int64         `json:"blob_size"` // bytes
+	// TreeDisk is the bytes that the tree takes on disk, once the layer is complete; 0 is
+	// not known. Guarded by mu.
+	TreeDisk int64         `json:"tree_disk,omitempty"`
+	Blob     digest.Digest `json:"blob"`      // the compressed form it came from
+	BlobSz   int64         `json:"blob_size"` // bytes
 	// At is the path of data that lies elsewhere (Elsewhere); "" is here.
 	At string `json:"at,omitempty"`
 	// Implied is mount.Files.Implied. Usually there are none, at most as many
@@ -377,7 +380,7 @@ func (s *Store) removePartial(name string, inUse func(digest.Digest) bool) (int6
 		s.mu.Unlock()
 		return 0, nil
 	}
-	n := diskUse(dir)
+	n := diskUse(dir, "")
 	trash, err := s.hide(dir)
 	s.mu.Unlock()
 	if err != nil {
@@ -480,14 +483,41 @@ func (l *Layer) touch() {
 	}
 }
 
-// DiskUse is the bytes that the layer takes on disk.
-func (l *Layer) DiskUse() int64 { return diskUse(l.dir) }
+// DiskUse is the bytes that the layer takes on disk. The tree of a complete layer is not
+// walked more than once.
+func (l *Layer) DiskUse() int64 {
+	if !l.Tree {
+		return diskUse(l.dir, "")
+	}
+	tree := filepath.Join(l.dir, "tree")
+	return l.treeUse(tree) + diskUse(l.dir, tree)
+}
 
-func diskUse(dir string) int64 {
+func (l *Layer) treeUse(tree string) int64 {
+	l.mu.Lock()
+	n, complete := l.TreeDisk, l.complete
+	l.mu.Unlock()
+	if n != 0 {
+		return n
+	}
+	n = diskUse(tree, "")
+	if complete { // since before its size was written down
+		l.mu.Lock()
+		l.TreeDisk = n
+		l.mu.Unlock()
+	}
+	return n
+}
+
+// diskUse is the bytes that a directory takes on disk, without what is below but.
+func diskUse(dir, but string) int64 {
 	var n int64
-	filepath.WalkDir(dir, func(_ string, d os.DirEntry, err error) error {
-		if err != nil {
+	filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		switch {
+		case err != nil:
 			return nil
+		case path == but:
+			return filepath.SkipDir
 		}
 		if fi, err := d.Info(); err == nil {
 			if st, ok := fi.Sys().(*syscall.Stat_t); ok {

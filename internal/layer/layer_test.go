@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -415,6 +416,31 @@ func TestTree(t *testing.T) {
 	}
 	if fi, err := os.Stat(filepath.Join(l.Files().Tree, "d0", "f0")); err != nil || fi.Size() == 0 {
 		t.Errorf("%v, %v", fi, err)
+	}
+	// What the tree takes is known without a look at it, also by the next store, and by one
+	// whose layers were made complete before that was written down.
+	kept := l.DiskUse()
+	if kept < want.layer.Size || kept < 3<<20 {
+		t.Errorf("it takes %d bytes", kept)
+	}
+	if err := os.WriteFile(filepath.Join(l.Files().Tree, "late"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	for _, of := range []string{"kept", "not yet"} {
+		s = open(t, dir, layer.Config{Tree: true})
+		if l, err := s.Peek(want.layer.DiffID); err != nil || of == "kept" && l.DiskUse() != kept || of != "kept" && l.DiskUse() < kept+1<<20 {
+			t.Errorf("%s: %d, %v; %d before", of, l.DiskUse(), err, kept)
+		}
+		s.Close()
+		record := filepath.Join(filepath.Dir(l.Files().Tree), "layer.json")
+		b, err := os.ReadFile(record)
+		if err == nil {
+			err = os.WriteFile(record, regexp.MustCompile(`"tree_disk":\d+,`).ReplaceAll(b, nil), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
