@@ -49,6 +49,8 @@ type bootBench struct {
 	load           time.Duration
 	store          popbed.Kind
 	refused        map[string]string
+	failed         []string // what refused was told, of every part
+	targets        int      // that were missed
 	report         *report
 	figures        []figure
 	stdout, stderr io.Writer
@@ -130,7 +132,27 @@ func (b *bootBench) run(ctx context.Context, parts []string) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	return nil
+	return b.verdict()
+}
+
+// verdict is an error if a trial failed, an image had to be left out, or a target was missed.
+func (b *bootBench) verdict() error {
+	var errs []error
+	if b.targets > 0 {
+		errs = append(errs, fmt.Errorf("targets that are not met: %d", b.targets))
+	}
+	for _, f := range b.failed {
+		errs = append(errs, errors.New("left out: "+f))
+	}
+	return errors.Join(errs...)
+}
+
+// met is met, and remembers what is not.
+func (b *bootBench) met(ok bool) string {
+	if !ok {
+		b.targets++
+	}
+	return met(ok)
 }
 
 // onBed gives a part a testbed of its own.

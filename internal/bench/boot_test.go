@@ -138,6 +138,21 @@ func TestBootVerdicts(t *testing.T) {
 	if got := b.cloneVerdict("web:boot", clonesOf(8), 9, 2.5); !strings.Contains(got, "(0.25): met") || !strings.Contains(got, "(5.0): not met") {
 		t.Errorf("8 clones: %q", got)
 	}
+	if err := b.verdict(); err == nil || err.Error() != "targets that are not met: 6" {
+		t.Errorf("six are not: %v", err)
+	}
+}
+
+// The benchmark fails if an image had to be left out, and not if all went well.
+func TestBootFails(t *testing.T) {
+	b := &bootBench{refused: map[string]string{}, stdout: io.Discard}
+	if b.met(true) != "met" || b.verdict() != nil {
+		t.Errorf("nothing went wrong: %v", b.verdict())
+	}
+	b.refuse("web:boot", errors.New("no CRIU"))
+	if err := b.verdict(); err == nil || err.Error() != "left out: web:boot: no CRIU" {
+		t.Errorf("an image was left out: %v", err)
+	}
 }
 
 // A median has an interval once there are enough rounds for one.

@@ -69,7 +69,7 @@ func (b *bootBench) cloneVerdict(image, what string, _, restore float64) string 
 	}
 	share := cpu("restore") / cpu("boot")
 	single := restore / median(values(b.report.of(key{image, 0, clonesOf(1)}, "restore"), seconds))
-	return fmt.Sprintf("at most 0.6 of the CPU seconds (%.2f): %s; within 4.5 times one (%.1f): %s", share, met(share <= 0.6), single, met(single <= 4.5))
+	return fmt.Sprintf("at most 0.6 of the CPU seconds (%.2f): %s; within 4.5 times one (%.1f): %s", share, b.met(share <= 0.6), single, b.met(single <= 4.5))
 }
 
 func cpuSeconds(s Sample) float64 { return s.CPU }

@@ -113,7 +113,7 @@ func (b *bootBench) dumpTable(names []string) {
 		}
 		limit := 0.5 * max(1, (of("memory")+of("files"))/100)
 		rows = append(rows, []string{name, number(of("memory")), number(of("stored")), number(of("files")), number(of("time")), number(of("paused")),
-			number(of("silence")), fmt.Sprintf("paused under %.2f s: %s", limit, met(of("paused") < limit))})
+			number(of("silence")), fmt.Sprintf("paused under %.2f s: %s", limit, b.met(of("paused") < limit))})
 	}
 	b.markdown("checkpoints", []string{"what", "memory, MB", "stored, MB", "files, MB", "time, s", "paused, s", "longest silence, s", "target"}, rows)
 }
@@ -194,7 +194,7 @@ func (b *bootBench) memoryTable(names []string) {
 			}
 			verdict := ""
 			if state == warmStart && row[5] != "" {
-				verdict = "under 0.6 s: " + met(lazy < 0.6)
+				verdict = "under 0.6 s: " + b.met(lazy < 0.6)
 			}
 			rows = append(rows, append(row, verdict))
 		}

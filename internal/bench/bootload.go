@@ -113,7 +113,7 @@ func (b *bootBench) loadTable() {
 			cpu = []string{fmt.Sprintf("%.1f", one.median()), fmt.Sprintf("%.1f", other.median()), percent(gained(one.Values, other.Values))}
 		}
 		rows = append(rows, append([]string{strconv.Itoa(n), docker, fmt.Sprintf("%.0f", boot.median()), fmt.Sprintf("%.0f", restore.median()),
-			percent(lost), "under 3 %: " + met(median(lost) < 3)}, cpu...))
+			percent(lost), "under 3 %: " + b.met(median(lost) < 3)}, cpu...))
 	}
 	b.markdown("requests per second under load; in brackets where the median lies in 95 of 100 such runs",
 		[]string{"connections", "docker", "boot", "restore", "overhead of restore", "target", "CPU of a request, us: boot", "restore", "more of restore"}, rows)

@@ -185,7 +185,7 @@ func (p *popCheckpoint) compare(ctx context.Context, image string) error {
 // popVerdict holds all of a restore against 0.7 s, and against a boot what either takes once the image is
 // attached: that is the same of both, and nothing that a checkpoint saves.
 func (b *bootBench) popVerdict(image, what string, _, restore float64) string {
-	verdict := "at most 0.7 s: " + met(restore <= 0.7)
+	verdict := "at most 0.7 s: " + b.met(restore <= 0.7)
 	alone := func(engine string) float64 {
 		return median(values(b.report.of(key{image, 0, what}, engine), func(s Sample) float64 { return s.Seconds - s.Attached }))
 	}
@@ -199,7 +199,7 @@ func (b *bootBench) popVerdict(image, what string, _, restore float64) string {
 	default:
 		return verdict
 	}
-	return verdict + fmt.Sprintf("; once the image is attached (boot %.2f s, restore %.2f s) %.0f times faster: %s", boot, restore, times, met(boot >= times*restore))
+	return verdict + fmt.Sprintf("; once the image is attached (boot %.2f s, restore %.2f s) %.0f times faster: %s", boot, restore, times, b.met(boot >= times*restore))
 }
 
 // --- traffic -----------------------------------------------------------------------

@@ -89,12 +89,12 @@ func (b *bootBench) startVerdict(image, what string, boot, restore float64) stri
 	if slices.Contains(databases, image) {
 		limit = 0.5
 	}
-	verdict := fmt.Sprintf("at most %.2f s: %s", limit, met(restore <= limit))
+	verdict := fmt.Sprintf("at most %.2f s: %s", limit, b.met(restore <= limit))
 	switch {
 	case boot > 5:
-		verdict += fmt.Sprintf("; 10 times faster: %s", met(boot/restore >= 10))
+		verdict += fmt.Sprintf("; 10 times faster: %s", b.met(boot/restore >= 10))
 	case boot > 2:
-		verdict += fmt.Sprintf("; 5 times faster: %s", met(boot/restore >= 5))
+		verdict += fmt.Sprintf("; 5 times faster: %s", b.met(boot/restore >= 5))
 	}
 	return verdict
 }

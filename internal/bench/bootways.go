@@ -417,5 +417,6 @@ func (b *bootBench) refuse(image string, err error) {
 		}
 	}
 	b.refused[image] = strings.Join(strings.Fields(why), " ")
+	b.failed = append(b.failed, image+": "+b.refused[image])
 	fmt.Fprintf(b.stdout, "left out: %s: %s\n", image, b.refused[image])
 }
