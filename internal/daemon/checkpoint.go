@@ -53,6 +53,9 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 		Guard: []string{"/proc/self/exe", PageGuard}, Lost: d.memoryLost, Explain: d.explainRestore, Node: d.name, Auto: f.Auto, Image: d.documents,
 		Made: func(name string, r store.Record) { d.checkpointed(ctx, name, r) }, Unmade: d.unsaved, Quarantined: d.quarantined, Log: d.log})
 	d.bg.Go(func() { d.saved.Follow(ctx) })
+	if shared != nil {
+		d.bg.Go(func() { d.catchUp(ctx) })
+	}
 	d.bg.Go(func() {
 		if _, err := d.checkpoints.Probe(ctx); err != nil && ctx.Err() == nil {
 			d.log.Info("containers cannot be checkpointed here", "why", err)
@@ -201,6 +204,25 @@ func (d *Daemon) checkpointed(ctx context.Context, name string, r store.Record) 
 			d.log.Warn("a checkpoint is not in the PoP's store", "id", r.ID, "err", err)
 		}
 	})
+}
+
+// catchUp has checkpoints of this node's put into the PoP's store again that were damaged there while no dewd ran here. It
+// returns when it has looked there once.
+func (d *Daemon) catchUp(ctx context.Context) {
+	for {
+		err := d.saved.Missed(ctx)
+		if !errors.Is(err, store.ErrNoPoP) && !errors.Is(err, pop.ErrStoreAway) {
+			if err != nil && ctx.Err() == nil {
+				d.log.Warn("look for checkpoints that were damaged in the PoP's store", "err", err)
+			}
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(quietAfter):
+		}
+	}
 }
 
 // publishOwed gives the PoP those checkpoints that it could not have when they were made.

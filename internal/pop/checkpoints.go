@@ -142,6 +142,7 @@ type Failures struct {
 const (
 	failedDir = "failed"
 	ordersDir = "orders"
+	lostDir   = "lost"
 )
 
 func failuresOf(id digest.Digest, node string) string {
@@ -221,11 +222,39 @@ func (s *Store) Order(ctx context.Context, id digest.Digest) ([]byte, error) {
 	return b, err
 }
 
+// noteLost writes down that an object has left the store, if that is since it was damaged: who has made it and is down
+// now hears of it by Lost.
+func (s *Store) noteLost(ctx context.Context, id digest.Digest, damaged bool) {
+	name := path.Join(lostDir, id.Encoded())
+	var err error
+	if !damaged {
+		err = s.remove(ctx, name) // of an earlier time
+	} else if err = s.cfg.FS.Mkdir(ctx, lostDir); err == nil { // stores of an earlier version have none
+		err = s.cfg.FS.WriteFile(ctx, name, nil)
+	}
+	if err != nil {
+		s.cfg.Log.Debug("that an object was damaged is told to those alone that hear it now", "object", id, "err", err)
+	}
+}
+
+// Lost are the objects that were damaged and are not in the store now. They are forgotten when they are published again, or
+// after the time in which notes are.
+func (s *Store) Lost(ctx context.Context) ([]digest.Digest, error) {
+	names, err := s.cfg.FS.Names(ctx, lostDir)
+	var all []digest.Digest
+	for _, name := range names {
+		if id, ok := idOf(name); ok && !s.Has(ctx, id) {
+			all = append(all, id)
+		}
+	}
+	return all, unlessGone(err)
+}
+
 // forgetNotes removes what was told and learned of checkpoints that are not in the store
-// for so long that nobody will publish them again.
+// for so long that nobody will publish them again, and that something was damaged which is there again.
 func (w *sweep) forgetNotes(ctx context.Context) error {
 	var errs error
-	for _, dir := range []string{failedDir, ordersDir} {
+	for _, dir := range []string{failedDir, ordersDir, lostDir} {
 		names, err := w.names(ctx, dir)
 		if err != nil {
 			errs = errors.Join(errs, unlessGone(err))
@@ -236,10 +265,12 @@ func (w *sweep) forgetNotes(ctx context.Context) error {
 			if !ok {
 				continue
 			}
-			if _, err := w.s.cfg.FS.Stat(ctx, recordOf(id)); !errors.Is(err, fs.ErrNotExist) {
+			_, err := w.s.cfg.FS.Stat(ctx, recordOf(id))
+			mended := err == nil && dir == lostDir
+			if !mended && !errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			if file := path.Join(dir, name); w.age(file, 0) >= w.s.cfg.Forget {
+			if file := path.Join(dir, name); mended || w.age(file, 0) >= w.s.cfg.Forget {
 				errs = errors.Join(errs, w.s.remove(ctx, file))
 			}
 		}

@@ -201,3 +201,50 @@ func TestFailuresAndOrders(t *testing.T) {
 		}
 	})
 }
+
+// What left the store since it was damaged can be asked for, until it is there again, is taken out on purpose, or nobody
+// has asked for long.
+func TestLost(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		ctx, x, y := t.Context(), b.node("x"), b.open(pop.StoreConfig{Node: "y", Forget: time.Hour})
+		for _, end := range []string{"published again", "removed", "forgotten"} {
+			id := checkpoint(t, x, "memory "+end, "")
+			damaged, err := x.Record(ctx, id)
+			if err == nil {
+				err = x.Quarantine(ctx, damaged)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if lost, err := y.Lost(ctx); err != nil || len(lost) != 1 || lost[0] != id {
+				t.Errorf("lost are %v, %v", lost, err)
+			}
+			sweeps := 1
+			switch end {
+			case "published again":
+				checkpoint(t, x, "memory "+end, "")
+			case "removed":
+				checkpoint(t, x, "memory "+end, "")
+				l, err := x.Record(ctx, id)
+				if err == nil {
+					err = x.Withdraw(ctx, l)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				sweeps = 0
+			default:
+				sweeps = 30
+			}
+			if lost, err := y.Lost(ctx); err != nil || (len(lost) > 0) != (end == "forgotten") {
+				t.Errorf("%s, and lost are %v, %v", end, lost, err)
+			}
+			for range sweeps {
+				b.sweep(y)
+			}
+			if left := b.files("lost"); len(left) > 0 {
+				t.Errorf("%s, and there is %v", end, left)
+			}
+		}
+	})
+}

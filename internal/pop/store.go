@@ -235,7 +235,7 @@ const (
 	trashDir  = "trash"
 )
 
-var storeDirs = []string{layersDir, fillDir, packsDir, imagesDir, refsDir, nodesDir, trashDir, verifiedDir, failedDir, ordersDir}
+var storeDirs = []string{layersDir, fillDir, packsDir, imagesDir, refsDir, nodesDir, trashDir, verifiedDir, failedDir, ordersDir, lostDir}
 
 // ID is the store's own name, by which a PoP's nodes know that they share it.
 func (s *Store) ID() string { return s.id }

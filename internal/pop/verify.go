@@ -120,6 +120,7 @@ func (s *Store) takeOut(ctx context.Context, l *Layer, kind string) error {
 	if err := unlessGone(s.cfg.FS.Rename(ctx, trash, deadOf(l.Name))); err != nil {
 		return err
 	}
+	s.noteLost(ctx, l.DiffID, kind == Damaged)
 	s.tell(ctx, Event{Kind: kind, Key: l.DiffID.String()})
 	return nil
 }
@@ -154,6 +155,7 @@ func (s *Store) Mend(ctx context.Context, id digest.Digest) error {
 	if _, err := s.readRecord(ctx, aside); err == nil { // published anew a moment ago
 		return s.putBack(ctx, id, aside)
 	}
+	s.noteLost(ctx, id, true)
 	s.tell(ctx, Event{Kind: Damaged, Key: id.String()})
 	return s.remove(ctx, aside)
 }

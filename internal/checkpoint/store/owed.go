@@ -70,6 +70,23 @@ func (s *Store) Lost(id digest.Digest) {
 	}
 }
 
+// Missed is Lost for what was damaged while this node was down. It is to be called at the start, when the PoP's store
+// is there: it returns an error that wraps ErrNoPoP or pop.ErrStoreAway while it is not.
+func (s *Store) Missed(ctx context.Context) error {
+	st := s.pop()
+	if st == nil {
+		return ErrNoPoP
+	}
+	lost, err := st.Lost(ctx)
+	if err != nil {
+		return err
+	}
+	for _, id := range lost {
+		s.Lost(id)
+	}
+	return nil
+}
+
 // loadOwed reads what an earlier daemon owed: it is due at once.
 func (s *Store) loadOwed(id string) {
 	var d debt

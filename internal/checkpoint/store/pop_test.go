@@ -352,11 +352,56 @@ func TestOwedAgain(t *testing.T) {
 		publish()
 	}
 	restorable(t, y, r, "text")
+	if err := x.Missed(ctx); err != nil || len(x.Owed()) > 0 {
+		t.Errorf("all is there, and it owes %v, %v", x.Owed(), err)
+	}
 	if err := y.Remove(ctx, r.ID); err != nil {
 		t.Fatal(err)
 	}
 	if kind := told(id); kind != pop.Evicted {
 		t.Errorf("removed, and nodes are told %s", kind)
+	}
+	if err := x.Missed(ctx); err != nil || len(x.Owed()) > 0 {
+		t.Errorf("what was removed on purpose is owed: %v, %v", x.Owed(), err)
+	}
+}
+
+// Who was down when what it made was found damaged hears of it at its start.
+func TestMissed(t *testing.T) {
+	b, ctx := newSite(t), t.Context()
+	dir := t.TempDir()
+	xs := b.shared("x", nil)
+	up := false
+	node := func() *store.Store {
+		return open(t, store.Config{Dir: dir, Node: "x", PoP: func() *pop.Store {
+			if !up {
+				return nil
+			}
+			return xs
+		}})
+	}
+	y, _ := b.node("y")
+	x := node()
+	is(t, "without the store", x.Missed(ctx), store.ErrNoPoP)
+	up = true
+	r := put(t, x, "text", nil)
+	if err := x.Publish(ctx, r.ID); err != nil || x.Settle(ctx, r.ID, nil) {
+		t.Fatal(err)
+	}
+	data := slices.DeleteFunc(b.files("layers"), func(n string) bool { return !strings.HasSuffix(n, ".data") })
+	flip(t, filepath.Join(b.dir, "layers", data[0]))
+	_, _, err := y.Unpacked(ctx, r)
+	is(t, "unpack", err, image.ErrDamaged)
+	x = node()
+	if err := x.Missed(ctx); err != nil || len(x.Owed()) != 1 {
+		t.Fatalf("it owes %v, %v", x.Owed(), err)
+	}
+	if err := x.Publish(ctx, r.ID); err != nil || x.Settle(ctx, r.ID, nil) {
+		t.Fatal(err)
+	}
+	restorable(t, y, r, "text")
+	if err := x.Missed(ctx); err != nil || len(x.Owed()) > 0 {
+		t.Errorf("it is there again, and owed: %v, %v", x.Owed(), err)
 	}
 }
 
