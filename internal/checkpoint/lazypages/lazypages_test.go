@@ -253,7 +253,7 @@ func TestTheRestoreIsGivenUp(t *testing.T) {
 		}
 		cancel()
 		if err := s.Wait(); !errors.Is(err, context.Canceled) {
-			t.Error(err)
+			t.Errorf("the server says %v; %+v", err, s.Stats())
 		}
 	})
 	t.Run("CRIU ends early", func(t *testing.T) {
@@ -268,7 +268,7 @@ func TestTheRestoreIsGivenUp(t *testing.T) {
 		}
 		conn.Close()
 		if err := s.Wait(); !errors.Is(err, lazypages.ErrUnfinished) {
-			t.Error(err)
+			t.Errorf("the server says %v", err)
 		}
 		if left, _ := os.ReadDir(work); len(left) > 0 {
 			t.Errorf("%v is left behind", left)
@@ -276,11 +276,11 @@ func TestTheRestoreIsGivenUp(t *testing.T) {
 	})
 	t.Run("while the processes run", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		s := img.restoreIn(t, ctx, lazypages.Config{Rate: slow})
+		s := img.restoreIn(t, ctx, lazypages.Config{Rate: 1})
 		img.must(t, "ping")
 		cancel()
 		if err := s.Wait(); !errors.Is(err, context.Canceled) {
-			t.Error(err)
+			t.Errorf("the server says %v; %+v", err, s.Stats())
 		}
 		if left := img.alive(); len(left) > 0 {
 			t.Errorf("processes %v live", left)
