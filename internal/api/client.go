@@ -32,6 +32,10 @@ const DefaultTimeout time.Duration = -1
 
 const maxAnswer = 64 << 20 // bytes of one message from a node
 
+// maxConns is how many connections a client makes to a node, each of which carries a thousand calls: left
+// alone, Go makes one for each call that begins before the first is there, and dewd pays for them.
+const maxConns = 4
+
 // Client is a Node that a daemon serves. Every error it returns is an *Error.
 // Safe for concurrent use.
 type Client struct {
@@ -64,7 +68,7 @@ func DialWith(host string, cred Credentials) (*Client, error) {
 	if err != nil {
 		return nil, notAHost(host)
 	}
-	c := &Client{transport: &http.Transport{Protocols: new(http.Protocols), DisableCompression: true}}
+	c := &Client{transport: &http.Transport{Protocols: new(http.Protocols), DisableCompression: true, MaxConnsPerHost: maxConns}}
 	base := "http://dewd"
 	switch {
 	case u.Scheme == "unix" && u.Host == "" && strings.HasPrefix(u.Path, "/"):

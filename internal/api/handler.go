@@ -61,7 +61,7 @@ func NewHandler(n Node, cfg Config) http.Handler {
 		}),
 	))
 	mux.HandleFunc(openapi.Path, openapi.ServeHTTP)
-	return detailed(lines(mux))
+	return gated(detailed(lines(mux)))
 }
 
 func (h *handler) panicked(where string, v any) *Error {
