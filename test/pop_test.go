@@ -104,6 +104,20 @@ func (p *pop) eventually(what string, ok func() error) {
 	p.t.Fatalf("%s: %v", what, err)
 }
 
+// settled waits until every node sees all nodes, the store and the coordinator.
+func (p *pop) settled() {
+	p.t.Helper()
+	for i, n := range p.Nodes {
+		p.eventually("the PoP as "+n.Name+" sees it", func() error {
+			s, err := p.status(i)
+			if err == nil && (len(s.Nodes) != len(p.Nodes) || s.Store.State != node.PoPOK || s.Coordinator.State != node.PoPSettled) {
+				err = fmt.Errorf("%d nodes, store %+v, coordinator %+v", len(s.Nodes), s.Store, s.Coordinator)
+			}
+			return err
+		})
+	}
+}
+
 // stored asserts that the store has so many layers.
 func (p *pop) stored(layers int) {
 	p.t.Helper()

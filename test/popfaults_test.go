@@ -257,20 +257,6 @@ func (b *faultBed) evict(i int) (err error) {
 	return err
 }
 
-// settled waits until every node sees all nodes, the store and the coordinator.
-func (b *faultBed) settled() {
-	b.t.Helper()
-	for i, n := range b.Nodes {
-		b.eventually("the PoP as "+n.Name+" sees it", func() error {
-			s, err := b.status(i)
-			if err == nil && (len(s.Nodes) != len(b.Nodes) || s.Store.State != node.PoPOK || s.Coordinator.State != node.PoPSettled) {
-				err = fmt.Errorf("%d nodes, store %+v, coordinator %+v", len(s.Nodes), s.Store, s.Coordinator)
-			}
-			return err
-		})
-	}
-}
-
 // doctor is what the doctor of a node says of the PoP's store, or of its coordinator.
 func (b *faultBed) doctor(i int, what string) (level string) {
 	b.t.Helper()

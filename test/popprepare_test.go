@@ -69,18 +69,25 @@ func (p *pop) served(i int, ref string) {
 	}
 }
 
-// What one node has deployed the others make ready, which keeps nothing in the store, is taken back when it is evicted, and goes on after
-// a restart and without Redis.
+// What one node deploys again the others make ready, which keeps nothing in the store, is taken back when it is evicted, and goes on after
+// a restart and after Redis was away.
 func TestPoPPrepares(t *testing.T) {
-	p := newSite(t, popbed.Config{Nodes: 2, Store: popbed.Dir, StoreBytes: 1 << 30, Template: sharingStore + "prepare = 2\n"})
+	p := newSite(t, popbed.Config{Nodes: 2, Store: popbed.Dir, StoreBytes: 1 << 30})
 	ctx := t.Context()
 	push := func(name string) string {
 		return p.reg.PushImage("team/"+name+":1", appLayers(t, 1<<20), appOptions("name", name)).Ref
 	}
-	first := push("first")
-	if _, err := p.deploy(0, first, "web"); err != nil {
-		t.Fatal(err)
+	twice := func(i int, ref string) {
+		t.Helper()
+		for range 2 {
+			_, err := p.deploy(i, ref, "web")
+			if err = errors.Join(err, p.Remove(ctx, i, "web")); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
+	first := push("first")
+	twice(0, first)
 	p.ready(1, first)
 
 	p.t.Log("it starts from there, also when dewd was started anew")
@@ -90,20 +97,17 @@ func TestPoPPrepares(t *testing.T) {
 	p.ready(1, first)
 	p.served(1, first)
 
-	p.t.Log("what was deployed while Redis was away comes too, and what was ready for longest goes")
+	p.t.Log("what was deployed while Redis was away comes when it is deployed again")
 	if err := p.KillRedis(); err != nil {
 		t.Fatal(err)
 	}
 	second := push("second")
-	if err := p.Remove(ctx, 0, "web"); err != nil {
+	twice(0, second)
+	if err := p.StartRedis(ctx, true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.deploy(0, second, "web"); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(p.Remove(ctx, 0, "web"), p.StartRedis(ctx, true)); err != nil {
-		t.Fatal(err)
-	}
+	p.settled()
+	twice(0, second)
 	p.eventually("the second image", func() error {
 		known, err := p.knows(1, second)
 		if err == nil && !known {
@@ -142,12 +146,7 @@ func TestPoPPrepares(t *testing.T) {
 		}
 		return err
 	})
-	if _, err := p.deploy(1, second, "web"); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.answers(1); err != nil {
-		t.Error(err)
-	}
+	twice(1, second)
 	p.eventually("the node that forgot it", func() error { // the image came from the registry, this node makes it ready
 		known, err := p.knows(0, second)
 		if err == nil && !known {

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -54,7 +55,7 @@ func comparePoP(ctx context.Context, args []string, stdout, stderr io.Writer, se
 		f.StringVar(&parts, "parts", "files,many,replay", "comma-separated `parts` of the experiment")
 		f.StringVar(&stores, "stores", "none,dir,gluster,gluster3,ceph", "comma-separated `stores`; many and replay take the first that is shared, gluster if it is among them")
 		f.StringVar(&counts, "nodes", "1,2,4,6,8,10", "comma-separated `numbers` of nodes that deploy at once")
-		f.IntVar(&b.prepare, "prepare", 0, "`number` of images that nodes make ready which others have deployed (pop.prepare)")
+		f.IntVar(&b.prepare, "prepare", 0, "`number` of images that nodes make ready which others have deployed (pop.prepare); 0 is none")
 		b.replay.flags(f)
 	})
 	if err != nil {
@@ -193,7 +194,7 @@ func (b *popBench) open(ctx context.Context, c popConfig) (*pop, error) {
 		cfg.Template += fmt.Sprintf("[cache]\nmax_bytes = \"%d\"\npolicy = \"lru\"\n", c.cache)
 	}
 	if c.kind != popbed.None {
-		cfg.Template += strings.ReplaceAll(popTemplate, "{{KEY}}", key) + fmt.Sprintf("prepare = %d\n", b.prepare) + c.pop
+		cfg.Template += strings.ReplaceAll(popTemplate, "{{KEY}}", key) + fmt.Sprintf("prepare = %d\n", cmp.Or(b.prepare, -1)) + c.pop
 	}
 	bed, err := popbed.New(ctx, cfg)
 	if err != nil {

@@ -123,7 +123,7 @@ func (f *filesRun) run(ctx context.Context) error {
 			}
 		}
 		if s.what == storeHit && f.p.kind != popbed.None && f.b.prepare > 0 {
-			if err := f.p.awaitReady(ctx, s.node, f.image); err != nil {
+			if err := f.ready(ctx, s.node); err != nil {
 				return err
 			}
 		}
@@ -132,6 +132,18 @@ func (f *filesRun) run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// ready deploys once more on the first node, and waits until node i has made the image ready.
+func (f *filesRun) ready(ctx context.Context, i int) error {
+	_, err := f.p.run(ctx, 0, f.image, popName)
+	if err == nil {
+		err = f.p.Remove(ctx, 0, popName)
+	}
+	if err != nil {
+		return err
+	}
+	return f.p.awaitReady(ctx, i, f.image)
 }
 
 // one measures one deployment on node i.

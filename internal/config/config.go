@@ -174,7 +174,7 @@ type PoP struct {
 	Forget   Duration        `toml:"forget"`   // a silent node's containers are taken to be gone after so long; 0 is 24h
 	Verify   Duration        `toml:"verify"`   // time in which every layer of the store is read and compared once; 0 is 168h
 	Copy     string          `toml:"copy"`     // auto (layers that are deployed often here are copied near), never; "" is auto
-	Prepare  int             `toml:"prepare"`  // images that other nodes deploy are made ready here while nothing is deployed, so many at most; 0 is none
+	Prepare  int             `toml:"prepare"`  // images that other nodes deploy again and again are made ready here while nothing is deployed, so many at most; 0 is 16, below it none
 	Patience Duration        `toml:"patience"` // the store is away if it does not answer for so long; 0 is 5s
 }
 
@@ -345,8 +345,6 @@ func (p PoP) validate() error {
 		return errors.New("pop.cert goes with pop.ca and pop.tls_key, instead of pop.key")
 	case p.High != 0 && p.High < 0.1 || p.High > 1 || p.Low < 0 || p.Low > 0 && p.Low > cmp.Or(p.High, defaultHigh):
 		return fmt.Errorf("pop.high = %g, pop.low = %g: shares of the capacity, low below high, which is %g unless given", p.High, p.Low, defaultHigh)
-	case p.Prepare < 0:
-		return fmt.Errorf("pop.prepare = %d: it is a number of images, or 0", p.Prepare)
 	case !slices.Contains([]string{"", "auto", "never"}, p.Copy):
 		return fmt.Errorf("pop.copy = %q: it is auto or never", p.Copy)
 	case p.Store != "" && !strings.HasPrefix(p.Store, "/"):

@@ -22,6 +22,7 @@ import (
 	"dewpoint/internal/pop/redis"
 	"dewpoint/internal/pop/session"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
 )
@@ -71,7 +72,7 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 		if f.Copy != "never" {
 			out.Room = d.copyRoom
 		}
-		out.Prepare = fetch.PrepareConfig{Images: f.Prepare, Path: filepath.Join(d.cfg.Root, "pop.prepared"), Rest: d.restLayers, Forget: d.forgetUnused,
+		out.Prepare = fetch.PrepareConfig{Images: cmp.Or(f.Prepare, defaultPrepare), Path: filepath.Join(d.cfg.Root, "pop.prepared"), Rest: d.restLayers, Forget: d.forgetUnused,
 			Register: func(ctx context.Context, img *image.Image) error { return d.engine.Register(ctx, img, nil) }}
 		out.Open = func(ctx context.Context) (*pop.Store, error) { return d.openStore(ctx, out) }
 	}
@@ -196,7 +197,11 @@ func (d *Daemon) forgetUnused(ctx context.Context, ref image.Reference) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.engine.RemoveImage(ctx, ref.String(), false), d.catalog.Forget(ref))
+	err = d.engine.RemoveImage(ctx, ref.String(), false)
+	if errdefs.IsNotFound(err) { // it was being made ready, or somebody removed it
+		err = nil
+	}
+	return errors.Join(err, d.catalog.Forget(ref))
 }
 
 // copyRoom reports whether a copy of a layer of the store fits into the cache.

@@ -21,6 +21,9 @@ import (
 // defaultVerify is the time in which every layer of the PoP's store is verified once.
 const defaultVerify = 168 * time.Hour
 
+// defaultPrepare is how many images are made ready that other nodes of the PoP deploy.
+const defaultPrepare = 16
+
 // popDamaged tells the event stream of a layer of the store that is not what was published.
 func (d *Daemon) popDamaged(id digest.Digest, why error) {
 	d.events.add(node.Event{Kind: node.EventDamaged, Layer: id.String(), Error: why.Error()})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -186,6 +187,7 @@ func (s *site) rest(ctx context.Context, d time.Duration) error {
 func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (lost []digest.Digest) {
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
 	defer cancel()
+	s.ready.adopt(img)
 	st := s.usable()
 	if st == nil {
 		return s.disown(img)
@@ -199,7 +201,6 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 	if begun == nil || begun.img.Desc.Digest != img.Desc.Digest { // the registry says that it is another image now
 		begun = s.begin(st, img, false)
 	}
-	s.ready.adopt(img)
 	var used []*pop.Layer
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -227,10 +228,7 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 		})
 	}
 	group.Wait()
-	for id := range left {
-		s.detach(img, id)
-		lost = append(lost, id)
-	}
+	lost = slices.AppendSeq(lost, maps.Keys(left))
 	used = append(used, begun.wait(ctx)...)
 	s.touch(img, used)
 	if s.usable() == nil { // it went meanwhile
@@ -239,17 +237,23 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 	return lost
 }
 
-// touch tells the PoP that an image's layers were used, behind the deployment.
+// touch tells the PoP that an image is deployed and its layers are used, behind the deployment.
 func (s *site) touch(img *image.Image, used []*pop.Layer) {
-	if st := s.usable(); st != nil && len(used) > 0 {
-		s.p.work.Go(func() {
-			ctx, cancel := context.WithTimeout(s.p.life, sitePatience)
-			defer cancel()
-			if err := st.Touch(ctx, img.Ref.String(), img.Ref.Host, used...); err != nil {
-				s.log.Debug("use is not noted", "image", img.Ref, "err", err)
-			}
-		})
+	st := s.usable()
+	if st == nil {
+		return
 	}
+	s.p.work.Go(func() {
+		ctx, cancel := context.WithTimeout(s.p.life, sitePatience)
+		defer cancel()
+		err := s.cfg.Coord.Publish(ctx, pop.Event{Kind: pop.Deployed, Key: img.Ref.String()})
+		if len(used) > 0 {
+			err = errors.Join(err, st.Touch(ctx, img.Ref.String(), img.Ref.Host, used...))
+		}
+		if err != nil {
+			s.log.Debug("use is not noted", "image", img.Ref, "err", err)
+		}
+	})
 }
 
 // found counts a layer that is here already, and returns what the policy is told of it.

@@ -109,6 +109,7 @@ func (s *site) detach(img *image.Image, id digest.Digest) {
 	if err := s.p.cfg.Layers.Detach(id); err != nil {
 		s.log.Warn("detach layer", "layer", id, "err", err)
 	}
+	s.ready.setRest(id, false)
 }
 
 // alone has a layer that this node fetches for itself given to the store later: there

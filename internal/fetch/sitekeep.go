@@ -84,6 +84,9 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 // heard acts on what another node has done.
 func (s *site) heard(ctx context.Context, e pop.Event) {
 	switch e.Kind {
+	case pop.Deployed:
+		s.ready.heard(e, s.cfg.Node)
+		return // nobody waits for it
 	case pop.Pressed:
 		s.pressed.Store(time.Now().UnixNano())
 	case pop.Evicted, pop.Damaged:

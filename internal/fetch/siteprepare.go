@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,14 +18,16 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// What other nodes of the PoP have deployed is made ready here while nothing is being deployed: the image's documents and
-// its layers' indexes are copied, and containerd is told of it. Its layers then rest: they are attached, and neither
+// What other nodes of the PoP deploy again and again is made ready here while nothing is being deployed: the image's documents
+// and its layers' indexes are copied, and containerd is told of it. Its layers then rest: they are attached, and neither
 // mounted nor marked. So they keep nothing in the store, and may be evicted; whoever mounts one marks it first and looks
 // whether it is still there, in the files that it was attached from (rouse).
 
 // PrepareConfig says how images are made ready. All of it is required but Path.
 type PrepareConfig struct {
 	Images int // so many at most; 0 is none
+	// After is how many deployments on other nodes make an image worth it; 0 is 2.
+	After int
 	// Register makes an image known to the engine, whose layers are attached.
 	Register func(ctx context.Context, img *image.Image) error
 	// Rest unmounts layers that nothing needs mounted, and returns the others.
@@ -38,10 +41,16 @@ type PrepareConfig struct {
 const (
 	// prepareRest is for how long nothing must have happened here, or been published, before an image is made ready.
 	prepareRest = 500 * time.Millisecond
+	// prepareAfter is PrepareConfig.After unless it is given: most images are deployed once, a few of them nearly always.
+	prepareAfter = 2
+	// After an image that took t there is a pause of prepareShare times t, so that getting ready takes a twentieth of the
+	// time, at most prepareMost: what takes longer than half a second waits for most of it.
+	prepareShare = 19
+	prepareMost  = 10 * time.Second
 	// prepareAgain is the pause before an image is looked at again that was not whole in the store, prepareAge for how long.
 	prepareAgain = 5 * time.Second
 	prepareAge   = 30 * time.Minute
-	maxWishes    = 256
+	maxDemand    = 256 // images
 	// maxReadyIndex is how many bytes of indexes may be ready: beyond it one image goes for each that comes.
 	maxReadyIndex = 64 << 20
 )
@@ -53,20 +62,21 @@ type prepared struct {
 
 	saving sync.Mutex
 	mu     sync.Mutex
-	wishes []wish // the newest last
-	resync bool   // look what images the store has
-	images []image.Reference
+	demand []demand               // for images that are not ready; what was deployed last is last
+	images []image.Reference      // that are ready, or are being made so; what was deployed elsewhere last is last
 	rest   map[digest.Digest]bool // attached, and neither mounted nor marked
 }
 
-// wish is an image that another node has deployed.
-type wish struct {
+// demand is how often other nodes have deployed an image.
+type demand struct {
 	ref   string
-	since time.Time
+	times int
+	since time.Time // when that was often enough; zero before
 }
 
 func newPrepared(cfg PrepareConfig) *prepared {
-	r := &prepared{cfg: cfg, news: make(chan struct{}, 1), resync: true, rest: map[digest.Digest]bool{}}
+	cfg.After = cmp.Or(cfg.After, prepareAfter)
+	r := &prepared{cfg: cfg, news: make(chan struct{}, 1), rest: map[digest.Digest]bool{}}
 	var refs []string
 	if b, err := os.ReadFile(cfg.Path); err == nil && json.Unmarshal(b, &refs) == nil {
 		for _, s := range refs {
@@ -93,33 +103,66 @@ func (r *prepared) save() {
 	}
 }
 
-// heard notes what other nodes have deployed.
+// heard notes what other nodes have deployed, and what of it may be whole in the store now.
 func (r *prepared) heard(e pop.Event, self string) {
-	if r == nil {
+	if r == nil || e.Node == self && e.Kind == pop.Deployed {
 		return
 	}
 	r.mu.Lock()
-	switch {
-	case e.Kind == pop.Resync:
-		r.resync = true
-	case e.Kind == pop.Resolved && e.Node != self:
-		r.want(e.Key)
-	case e.Kind != pop.Published || len(r.wishes) == 0:
-		r.mu.Unlock()
+	if e.Kind == pop.Deployed {
+		r.deployed(e.Key)
+	}
+	news := (e.Kind == pop.Deployed || e.Kind == pop.Published) && len(r.wanted()) > 0
+	r.mu.Unlock()
+	if !news {
 		return
 	}
-	r.mu.Unlock()
 	select {
 	case r.news <- struct{}{}:
 	default:
 	}
 }
 
-// want is called with mu held.
-func (r *prepared) want(ref string) {
-	r.wishes = slices.DeleteFunc(r.wishes, func(w wish) bool { return w.ref == ref })
-	r.wishes = append(r.wishes, wish{ref, time.Now()})
-	r.wishes = r.wishes[max(0, len(r.wishes)-maxWishes):]
+// deployed is called with mu held.
+func (r *prepared) deployed(ref string) {
+	if i := slices.IndexFunc(r.images, func(have image.Reference) bool { return have.String() == ref }); i >= 0 {
+		have := r.images[i]
+		r.images = append(slices.Delete(r.images, i, i+1), have) // it stays for longer
+	}
+	d := demand{ref: ref}
+	if i := r.demandFor(ref); i >= 0 {
+		d = r.demand[i]
+		r.demand = slices.Delete(r.demand, i, i+1)
+	}
+	if d.times++; d.times == r.cfg.After {
+		d.since = time.Now()
+	}
+	r.demand = append(r.demand, d)
+	r.demand = r.demand[max(0, len(r.demand)-maxDemand):]
+}
+
+// demandFor is called with mu held.
+func (r *prepared) demandFor(ref string) int {
+	return slices.IndexFunc(r.demand, func(d demand) bool { return d.ref == ref })
+}
+
+// wanted are the images that are worth being made ready. It is called with mu held.
+func (r *prepared) wanted() (all []demand) {
+	for _, d := range r.demand {
+		if d.times >= r.cfg.After {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// met forgets the demand for an image.
+func (r *prepared) met(ref string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := r.demandFor(ref); i >= 0 {
+		r.demand = slices.Delete(r.demand, i, i+1)
+	}
 }
 
 // rests reports whether a layer is attached without a mark.
@@ -133,6 +176,9 @@ func (r *prepared) rests(id digest.Digest) bool {
 }
 
 func (r *prepared) setRest(id digest.Digest, rests bool) {
+	if r == nil {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if rests {
@@ -147,9 +193,15 @@ func (r *prepared) adopt(img *image.Image) {
 	if r == nil {
 		return
 	}
+	r.met(img.Ref.String())
+	r.drop(img.Ref)
+}
+
+// drop takes an image from those that are ready.
+func (r *prepared) drop(ref image.Reference) {
 	r.mu.Lock()
 	n := len(r.images)
-	r.images = slices.DeleteFunc(r.images, func(ref image.Reference) bool { return ref.String() == img.Ref.String() })
+	r.images = slices.DeleteFunc(r.images, func(have image.Reference) bool { return have.String() == ref.String() })
 	changed := len(r.images) != n
 	r.mu.Unlock()
 	if changed {
@@ -157,8 +209,8 @@ func (r *prepared) adopt(img *image.Image) {
 	}
 }
 
-// rouse marks those of the layers that rest. It returns those that are not there any more, in the files
-// that they were attached from: they are to be detached.
+// rouse marks those of the layers that rest. It detaches, and returns, those that are not there any more, in the files
+// that they were attached from.
 func (s *site) rouse(ctx context.Context, st *pop.Store, layers []image.Layer) map[digest.Digest]bool {
 	resting := func() (ids []digest.Digest) {
 		for _, l := range layers {
@@ -182,19 +234,29 @@ func (s *site) rouse(ctx context.Context, st *pop.Store, layers []image.Layer) m
 		if l, perr := s.p.cfg.Layers.Peek(id); perr == nil && l.At != "" && (have[id] == nil || s.cfg.Dir.Path(have[id].Data()) != l.At) {
 			left[id] = true
 			s.log.Debug("a layer that was made ready has left the PoP's store", "layer", id, "err", err)
+			if err := s.p.cfg.Layers.Detach(id); err != nil {
+				s.log.Warn("detach layer", "layer", id, "err", err)
+			}
 		}
-		s.ready.setRest(id, false)
+		s.ready.setRest(id, false) // who sees that sees what was detached, too
 	}
 	return left
 }
 
 // rouseOne is rouse of a layer that is about to be mounted. It reports whether that may be.
 func (s *site) rouseOne(ctx context.Context, l *layer.Layer) bool {
-	if !s.ready.rests(l.DiffID) {
+	if s.ready == nil {
 		return true
 	}
-	st := s.usable()
-	return st != nil && len(s.rouse(ctx, st, []image.Layer{{DiffID: l.DiffID}})) == 0
+	if s.ready.rests(l.DiffID) {
+		st := s.usable()
+		if st == nil {
+			return false
+		}
+		s.rouse(ctx, st, []image.Layer{{DiffID: l.DiffID}})
+	}
+	now, err := s.p.cfg.Layers.Peek(l.DiffID) // somebody else may have found that it is gone
+	return err == nil && now.At == l.At
 }
 
 // letRest has layers rest that nothing needs mounted.
@@ -222,7 +284,7 @@ func (s *site) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) 
 func (s *site) prepareAll(ctx context.Context) {
 	for {
 		again := time.Duration(1<<63 - 1)
-		if s.ready.pending() {
+		if len(s.ready.wishes()) > 0 {
 			again = prepareAgain
 		}
 		select {
@@ -231,20 +293,42 @@ func (s *site) prepareAll(ctx context.Context) {
 		case <-s.ready.news:
 		case <-time.After(again):
 		}
-		if !s.quiet(ctx) {
-			return
-		}
-		if st := s.usable(); st != nil && !s.p.cfg.Layers.Unpacks() {
-			s.catchUp(ctx, st)
-			s.prepareWishes(ctx, st)
+		for _, d := range slices.Backward(s.ready.wishes()) { // the newest first
+			if !s.quiet(ctx) {
+				return
+			}
+			if st := s.usable(); st == nil || s.p.cfg.Layers.Unpacks() {
+				break
+			} else if !s.grant(ctx, st, d) {
+				return
+			}
 		}
 	}
 }
 
-func (r *prepared) pending() bool {
+// wishes are the images that are worth being made ready.
+func (r *prepared) wishes() []demand {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.wishes) > 0 || r.resync
+	return r.wanted()
+}
+
+// grant makes an image ready, if that is possible now, and pauses; false is the end of ctx.
+func (s *site) grant(ctx context.Context, st *pop.Store, d demand) bool {
+	began := time.Now()
+	done, err := s.prepare(ctx, st, d.ref)
+	if err != nil {
+		s.log.Debug("an image is not made ready", "image", d.ref, "err", err)
+	}
+	if done || time.Since(d.since) > prepareAge {
+		s.ready.met(d.ref)
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(min(prepareShare*time.Since(began), prepareMost)):
+		return true
+	}
 }
 
 // quiet waits until nothing has been deployed here for a while; false is the end of ctx.
@@ -270,34 +354,6 @@ func (p *Puller) busy() bool {
 	return len(p.holds) > 0
 }
 
-// catchUp looks at what was missed: images that an earlier process made ready, whose layers are marked since it opened the
-// store, and what other nodes have deployed while this one did not hear of it.
-func (s *site) catchUp(ctx context.Context, st *pop.Store) {
-	r := s.ready
-	r.mu.Lock()
-	resync := r.resync
-	r.resync = false
-	r.mu.Unlock()
-	if !resync {
-		return
-	}
-	if err := s.restReady(ctx, st); err != nil {
-		s.log.Debug("layers that were made ready stay in use", "err", err)
-	}
-	records, err := st.Images(ctx, r.cfg.Images)
-	if err != nil {
-		s.log.Debug("images of the PoP's store", "err", err)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, b := range slices.Backward(records) {
-		img := new(image.Image)
-		if json.Unmarshal(b, img) == nil {
-			r.want(img.Ref.String())
-		}
-	}
-}
-
 func idsOf(img *image.Image) (ids []digest.Digest) {
 	for _, l := range img.Unique() {
 		ids = append(ids, l.DiffID)
@@ -305,36 +361,17 @@ func idsOf(img *image.Image) (ids []digest.Digest) {
 	return ids
 }
 
-func (s *site) prepareWishes(ctx context.Context, st *pop.Store) {
-	r := s.ready
-	r.mu.Lock()
-	wishes := slices.Clone(r.wishes)
-	r.mu.Unlock()
-	for _, w := range slices.Backward(wishes) { // the newest first
-		if !s.quiet(ctx) {
-			return
-		}
-		done, err := s.prepare(ctx, st, w.ref)
-		if err != nil {
-			s.log.Debug("an image is not made ready", "image", w.ref, "err", err)
-		}
-		if done || time.Since(w.since) > prepareAge {
-			r.mu.Lock()
-			r.wishes = slices.DeleteFunc(r.wishes, func(have wish) bool { return have == w })
-			r.mu.Unlock()
-		}
-	}
-}
-
 // prepare makes an image ready if the store has all of it. It reports whether there is no more to be done about it.
 func (s *site) prepare(ctx context.Context, st *pop.Store, ref string) (done bool, err error) {
+	if r, err := image.ParseReference(ref); err != nil {
+		return true, err
+	} else if known := s.p.cfg.Catalog.Get(r); known != nil && s.p.have(known) { // it is what the PoP has: see refresh
+		return true, nil
+	}
 	b, err := st.Image(ctx, ref)
 	img := new(image.Image)
 	if err != nil || json.Unmarshal(b, img) != nil || img.Ref.String() != ref {
 		return errors.Is(err, pop.ErrUnknown), err
-	}
-	if known := s.p.cfg.Catalog.Get(img.Ref); known != nil && known.Desc.Digest == img.Desc.Digest && s.p.have(known) {
-		return true, nil
 	}
 	absent, err := s.survey(ctx, st, img)
 	if err != nil {
@@ -343,16 +380,49 @@ func (s *site) prepare(ctx context.Context, st *pop.Store, ref string) (done boo
 	if absent {
 		s.beginAs(st, img, true, true).wait(ctx)
 	}
-	if s.p.have(img) {
-		if err = s.p.cfg.Catalog.Put(img); err == nil {
-			err = s.cfg.Prepare.Register(ctx, img)
+	if err := s.introduce(ctx, img); err != nil {
+		s.abandon(img)
+		return false, err
+	}
+	for _, gone := range s.ready.surplus(s.indexes()) {
+		s.unready(ctx, gone)
+	}
+	return true, s.restReady(context.WithoutCancel(ctx), st)
+}
+
+// introduce makes an image known here whose layers are attached. It is noted before, so that after a crash it is not taken
+// for one that was deployed here.
+func (s *site) introduce(ctx context.Context, img *image.Image) error {
+	if !s.p.have(img) {
+		return errors.New("not all of its layers could be attached")
+	}
+	s.ready.note(img.Ref)
+	if s.p.busy() { // who deploys it now may have looked before
+		s.ready.drop(img.Ref)
+		return errors.New("something is deployed here")
+	}
+	err := s.p.cfg.Catalog.Put(img)
+	if err == nil {
+		err = s.cfg.Prepare.Register(ctx, img)
+	}
+	if err == nil {
+		return nil
+	}
+	if ferr := s.cfg.Prepare.Forget(context.WithoutCancel(ctx), img.Ref); ferr != nil {
+		return errors.Join(err, ferr) // it stays noted, and its layers rest soon
+	}
+	s.ready.drop(img.Ref)
+	return err
+}
+
+// abandon lets go of an image's layers that were attached in vain: no image here has them.
+func (s *site) abandon(img *image.Image) {
+	for _, id := range idsOf(img) {
+		if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" && len(s.imagesWith(id)) == 0 && !s.p.isHeld(id) {
+			s.ready.setRest(id, true) // from here on who mounts it marks it
+			s.dismiss(id)
 		}
-		done = err == nil
 	}
-	if done {
-		s.readied(ctx, img)
-	}
-	return done, errors.Join(err, s.restReady(context.WithoutCancel(ctx), st))
 }
 
 // survey looks at an image's layers: whether some are not here. The error says why it cannot be made ready now.
@@ -405,29 +475,33 @@ func (s *site) onlyReady(id digest.Digest, images []image.Reference) bool {
 	})
 }
 
-// readied notes that an image is ready, and lets go of the one that was made so first if there are too many.
-func (s *site) readied(ctx context.Context, img *image.Image) {
-	r := s.ready
-	r.adopt(img)
+// note adds an image to those that are ready.
+func (r *prepared) note(ref image.Reference) {
 	r.mu.Lock()
-	r.images = append(r.images, img.Ref)
-	n := max(0, len(r.images)-r.cfg.Images)
-	if len(r.images) > 1 && s.indexes(r.rest) > maxReadyIndex {
-		n = max(n, 1)
-	}
-	gone := slices.Clone(r.images[:n])
-	r.images = slices.Clone(r.images[n:])
+	r.images = append(slices.DeleteFunc(r.images, func(have image.Reference) bool { return have.String() == ref.String() }), ref)
 	r.mu.Unlock()
 	r.save()
-	for _, ref := range gone {
-		s.unready(ctx, ref)
-	}
 }
 
-// indexes is how many bytes the indexes of these layers take.
-func (s *site) indexes(ids map[digest.Digest]bool) (sum int64) {
-	for id := range ids {
-		if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" {
+// surplus takes out and returns the images that were deployed elsewhere least lately, if there are too many.
+func (r *prepared) surplus(indexes int64) (gone []image.Reference) {
+	r.mu.Lock()
+	n := max(0, len(r.images)-r.cfg.Images)
+	if len(r.images) > 1 && indexes > maxReadyIndex {
+		n = max(n, 1)
+	}
+	gone, r.images = slices.Clone(r.images[:n]), slices.Clone(r.images[n:])
+	r.mu.Unlock()
+	if n > 0 {
+		r.save()
+	}
+	return gone
+}
+
+// indexes is how many bytes the indexes of layers take that rest.
+func (s *site) indexes() (sum int64) {
+	for _, l := range s.p.cfg.Layers.Layers() {
+		if l.At != "" && s.ready.rests(l.DiffID) {
 			sum += l.Index
 		}
 	}
@@ -477,7 +551,7 @@ func (s *site) takeBack(id digest.Digest) bool {
 		for _, ref := range images {
 			img := s.p.cfg.Catalog.Get(ref)
 			if img != nil && slices.Contains(idsOf(img), id) {
-				r.adopt(img)
+				r.drop(ref)
 				s.unready(s.p.life, ref)
 			}
 		}

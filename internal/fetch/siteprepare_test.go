@@ -1,18 +1,26 @@
 package fetch
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"dewpoint/internal/image"
+	"dewpoint/internal/pop"
 	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/simulate"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // readyEngine is an engine as making images ready needs it: it mounts layers, and forgets images.
@@ -21,11 +29,21 @@ type readyEngine struct {
 
 	mu      sync.Mutex
 	images  []string
+	refuse  error    // unless nil, what register returns
+	noted   []string // what each image's registering has found in the file of those that are ready
 	mounted map[digest.Digest]bool
 	stands  map[digest.Digest]bool // containers do
 }
 
 func (e *readyEngine) register(ctx context.Context, img *image.Image) error {
+	noted, err := os.ReadFile(e.n.site.cfg.Prepare.Path)
+	e.mu.Lock()
+	e.noted = append(e.noted, string(noted))
+	err = errors.Join(err, e.refuse)
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	for _, l := range img.Layers {
 		if _, err := e.n.Files(ctx, l.DiffID); err != nil {
 			return err
@@ -67,11 +85,18 @@ func (e *readyEngine) has(p registrytest.Pushed) bool {
 	return slices.Contains(e.images, e.n.ref(p.Ref).String())
 }
 
-// preparing is a node that makes so many images ready.
+func (e *readyEngine) refuses(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.refuse = err
+}
+
+// preparing is a node that makes so many images ready, each that was deployed once elsewhere.
 func (s *siteBed) preparing(name string, images int) (*siteNode, *readyEngine) {
 	e := &readyEngine{mounted: map[digest.Digest]bool{}, stands: map[digest.Digest]bool{}}
 	e.n = s.node(name, func(c *PoPConfig) {
-		c.Prepare = PrepareConfig{Images: images, Register: e.register, Rest: e.rest, Forget: e.forget, Path: filepath.Join(s.t.TempDir(), "prepared")}
+		c.House = 200 * time.Millisecond
+		c.Prepare = PrepareConfig{Images: images, After: 1, Register: e.register, Rest: e.rest, Forget: e.forget, Path: filepath.Join(s.t.TempDir(), "prepared")}
 	})
 	return e.n, e
 }
@@ -123,6 +148,211 @@ func TestReadyLayersAreMarkedBeforeTheyAreMounted(t *testing.T) {
 	f, err = b.Files(t.Context(), ids[1])
 	if err != nil || s.served(p) == sent {
 		t.Errorf("what has left the store: %+v, %v", f, err)
+	}
+}
+
+// An image is made ready once it was deployed elsewhere for the second time; what this node deploys is no reason. Of those that are
+// ready the one goes that was deployed elsewhere least lately.
+func TestReadyByDemand(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	b, e := s.preparing("b", 2)
+	b.site.ready.mu.Lock()
+	b.site.ready.cfg.After = prepareAfter
+	b.site.ready.mu.Unlock()
+	p, q, r := a.push("app", 1), a.push("seldom", 2), a.push("new", 3)
+	demand := func(p registrytest.Pushed) int {
+		b.site.ready.mu.Lock()
+		defer b.site.ready.mu.Unlock()
+		if i := b.site.ready.demandFor(b.ref(p.Ref).String()); i >= 0 {
+			return b.site.ready.demand[i].times
+		}
+		return 0
+	}
+	a.bring(q)
+	b.eventually("it is heard of", func() bool { return demand(q) == 1 })
+	a.bring(p)
+	a.bring(p)
+	s.awaitReady(e, p)
+	if e.has(q) || demand(q) != 1 || demand(p) != 0 {
+		t.Errorf("of an image that was deployed once, %d times is known, and %d of the other", demand(q), demand(p))
+	}
+	a.bring(q)
+	s.awaitReady(e, q)
+	a.bring(p) // and stays for it
+	b.eventually("it is heard of", func() bool { return demand(p) == 1 })
+	a.bring(r)
+	a.bring(r)
+	s.awaitReady(e, r)
+	b.eventually("one goes", func() bool { return !e.has(q) })
+	b.bring(q)
+	b.bring(q)
+	a.bring(r)
+	b.eventually("it is heard of", func() bool { return demand(r) == 1 })
+	b.site.ready.mu.Lock()
+	images := fmt.Sprint(b.site.ready.images)
+	b.site.ready.mu.Unlock()
+	if !e.has(p) || !strings.Contains(images, p.Ref) || demand(q) != 0 {
+		t.Errorf("what is deployed elsewhere went; what this node deploys is counted %d times", demand(q))
+	}
+}
+
+// On a trace that is like a registry's, most of a node's first hits are of what it has made ready, and that is not much. Other
+// rules are logged beside.
+func TestReadyOfATrace(t *testing.T) {
+	zone, err := simulate.ZoneNamed("dal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var trace bytes.Buffer
+	path := filepath.Join(t.TempDir(), "trace.json")
+	if err := errors.Join(simulate.Generate(&trace, zone, 0.004, 1), os.WriteFile(path, trace.Bytes(), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, cfg := range []PrepareConfig{{Images: 16}, {Images: 16, After: 1}, {Images: 16, After: 3}, {Images: 8}, {Images: 64}} {
+		ready, made := replayReady(t, cfg, path)
+		t.Logf("%d images after %d: %.2f of the first hits are of what is ready, %.2f are made ready a deployment", cfg.Images, cfg.After, ready, made)
+		if cfg.Images == 16 && cfg.After == 0 && (ready < 0.6 || made > 0.4) {
+			t.Errorf("%.2f of the first hits are of what is ready, %.2f are made ready a deployment", ready, made)
+		}
+	}
+}
+
+// replayReady deploys what a trace has pulled on five nodes in turn, which make images ready in between.
+func replayReady(t *testing.T, cfg PrepareConfig, path string) (ready, made float64) {
+	r, err := simulate.NewReader(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const nodes = 5
+	var have [nodes]map[string]bool
+	var all [nodes]*prepared
+	for i := range nodes {
+		have[i], all[i] = map[string]bool{}, newPrepared(cfg)
+	}
+	known := map[string]bool{}
+	var deployed, first, hits, prepared float64
+	for {
+		q, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			return hits / first, prepared / deployed
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if q.Blob {
+			continue
+		}
+		ref, err := image.ParseReference("registry.example/" + q.Image + ":" + q.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := int(deployed) % nodes
+		deployed++
+		isReady := func(i int) bool {
+			return slices.ContainsFunc(all[i].images, func(r image.Reference) bool { return r.String() == ref.String() })
+		}
+		if !have[at][ref.String()] && known[ref.String()] {
+			first++
+			if isReady(at) {
+				hits++
+			}
+		}
+		known[ref.String()], have[at][ref.String()] = true, true
+		all[at].adopt(&image.Image{Ref: ref})
+		for i, node := range all {
+			node.heard(pop.Event{Kind: pop.Deployed, Key: ref.String(), Node: fmt.Sprint(at)}, fmt.Sprint(i))
+			for range node.wishes() {
+				node.met(ref.String())
+				if !have[i][ref.String()] && !isReady(i) {
+					node.note(ref)
+					node.surplus(0)
+					prepared++
+				}
+			}
+		}
+	}
+}
+
+// An image is noted before it is known: a node that is killed then does not take it for one that was deployed there. What
+// cannot be made ready leaves nothing.
+func TestReadyFails(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	b, e := s.preparing("b", 4)
+	e.refuses(errors.New("refused"))
+	p := a.push("app", 1, 2)
+	layers := a.bring(p)
+	b.eventually("it was tried", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.noted) > 0 })
+	b.eventually("nothing is left", func() bool {
+		return b.cfg.Catalog.Get(b.ref(p.Ref)) == nil && !b.Has(layers[0].Layer.DiffID) && !b.Has(layers[1].Layer.DiffID)
+	})
+	e.refuses(nil)
+	a.bring(p) // else it is tried again in a while
+	s.awaitReady(e, p)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, noted := range e.noted {
+		if !strings.Contains(noted, p.Ref) {
+			t.Errorf("it is made known, and noted is %s", noted)
+		}
+	}
+}
+
+// A node whose disk is full makes nothing ready, and uses nothing of the store for it; when there is room, it does.
+func TestReadyNeedsRoom(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	b, e := s.preparing("b", 4)
+	b.must(unix.Mount("tmpfs", b.dir, "tmpfs", 0, "size=64k,nr_inodes=4"))
+	t.Cleanup(func() { unix.Unmount(b.dir, unix.MNT_DETACH) })
+	p := a.push("app", 1, 2, 3)
+	layers := a.bring(p)
+	b.eventually("it is tried", func() bool { return s.marks("b") > 0 })
+	b.eventually("all is let go of", func() bool {
+		return s.marks("b") == 0 && !slices.ContainsFunc(layers, func(l LayerProgress) bool { return b.Has(l.Layer.DiffID) })
+	})
+	if e.has(p) {
+		t.Error("it is ready")
+	}
+	b.must(unix.Mount("tmpfs", b.dir, "tmpfs", unix.MS_REMOUNT, "size=64m,nr_inodes=1000"))
+	a.bring(p) // else it is tried again in a while
+	s.awaitReady(e, p)
+}
+
+// What rests while the store is away is fetched when it is deployed, and is as any other then. A coordinator that has lost its memory changes nothing.
+func TestReadyWhileTheStoreIsAway(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	b, e := s.preparing("b", 4)
+	p, q := a.push("app", 1, 2), a.push("other", 3)
+	a.bring(p)
+	a.bring(q)
+	s.awaitReady(e, p)
+	s.awaitReady(e, q)
+	aside := s.store + "-aside"
+	b.must(os.Rename(s.store, aside))
+	b.must(os.Mkdir(s.store, 0o700))
+	b.eventually("it is noticed", func() bool { return b.site.usable() == nil })
+	sent := s.served(p)
+	layers := b.bring(p)
+	for _, l := range layers {
+		f, err := b.Files(t.Context(), l.Layer.DiffID)
+		if err != nil || !strings.HasPrefix(f.Data, b.dir) || b.site.ready.rests(l.Layer.DiffID) {
+			t.Errorf("%+v, %v", f, err)
+		}
+	}
+	if s.served(p) == sent {
+		t.Error("the registry was not asked")
+	}
+	b.must(os.Remove(s.store))
+	b.must(os.Rename(aside, s.store))
+	b.eventually("it is back", func() bool { return b.site.usable() != nil })
+	s.hub.Forget()
+	id := a.bring(q)[0].Layer.DiffID
+	f, err := b.Files(t.Context(), id)
+	if err != nil || f.Data != s.data(b.published(id)) || s.marks("b") == 0 {
+		t.Errorf("what rests: %+v, %v, %d marks", f, err, s.marks("b"))
 	}
 }
 

@@ -148,6 +148,7 @@ const (
 	Released  = "released"  // the node does not fill the key any longer
 	Saved     = "saved"     // the checkpoint key is complete in the store, or a node has noted how restoring it went
 	Returned  = "returned"  // the key is in the store again, which was out of sight for a moment
+	Deployed  = "deployed"  // the node deploys the reference, whether it had to ask for it or not
 )
 
 // An Event is something that other nodes may want to know.

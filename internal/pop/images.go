@@ -28,13 +28,13 @@ func imageOf(ref string) string {
 // value. Other nodes are told. It is written over what is there, which may be longer; who reads
 // a record that is being written gets one that does not verify, and asks the registry.
 func (s *Store) PutImage(ctx context.Context, ref string, record []byte) error {
-	defer s.tell(ctx, Event{Kind: Resolved, Key: ref}) // also what is as it was: somebody has deployed it
 	if have, err := s.Image(ctx, ref); err == nil && bytes.Equal(have, record) {
 		return nil
 	}
 	if _, err := s.overwrite(ctx, imageOf(ref), append(bytes.Clone(record), '\n'), true); err != nil {
 		return fmt.Errorf("record image %s in the PoP's store: %w", ref, err)
 	}
+	s.tell(ctx, Event{Kind: Resolved, Key: ref})
 	return nil
 }
 
@@ -51,31 +51,6 @@ func (s *Store) Image(ctx context.Context, ref string) ([]byte, error) {
 		return nil, err
 	}
 	return firstValue(b)
-}
-
-// Images returns the records of images that were put last, at most so many, the newest first, by the times
-// that the file system gave them. Those that cannot be read are left out.
-func (s *Store) Images(ctx context.Context, most int) (records [][]byte, err error) {
-	ents, err := s.cfg.FS.ReadDir(ctx, imagesDir)
-	if err != nil {
-		return nil, unlessGone(err)
-	}
-	slices.SortFunc(ents, func(a, b fs.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
-	for _, e := range ents {
-		if len(records) == most {
-			break
-		}
-		b, err := s.cfg.FS.ReadFile(ctx, path.Join(imagesDir, e.Name()))
-		if err == nil {
-			b, err = firstValue(b)
-		}
-		if err != nil {
-			s.cfg.Log.Debug("an image record cannot be read", "file", e.Name(), "err", err)
-			continue
-		}
-		records = append(records, b)
-	}
-	return records, nil
 }
 
 // firstValue is the JSON value that b begins with: what follows is of a longer one.
