@@ -93,14 +93,14 @@ type site struct {
 	noted   map[digest.Digest]sighting // of what other nodes have verified
 	proved  map[digest.Digest]proof    // that the tars of layers can be opened
 	device  uint64                     // of the store's mount; 0 before it was seen
-	ready   *prepared                  // nil: nothing is prepared
+	ready   *prepared                  // what rests, and why; nil: nothing does
 }
 
 func newSite(p *Puller, cfg PoPConfig) *site {
 	s := &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
 		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, debts: loadDebts(cfg.Owed), relays: map[digest.Digest]*packRelay{}, brought: map[digest.Digest]int64{}, claims: map[digest.Digest]pop.Lease{},
 		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, proved: map[digest.Digest]proof{}}
-	if cfg.Prepare.Images > 0 && cfg.Open != nil {
+	if cfg.Prepare.Rest != nil && cfg.Open != nil {
 		s.ready = newPrepared(cfg.Prepare)
 	}
 	return s

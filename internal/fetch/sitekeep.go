@@ -20,7 +20,8 @@ const (
 	siteBeat  = 3 * time.Second  // between two signs of life
 	siteHouse = 20 * time.Second // between two looks for what may go, if PoPConfig has nothing else
 	// idleAttached is how long a layer of the store stays known here that nothing uses; when the
-	// store needs room and finds none, the older half of those go that were idle for idlePressed.
+	// store needs room and finds none, the older half of those go that were idle for idlePressed, and those that images
+	// have here which no container uses rest.
 	idleAttached = 5 * time.Minute
 	idlePressed  = 5 * time.Second
 )
@@ -44,7 +45,7 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 	defer house.Stop()
 	s.beat(ctx)
 	var upkeep sync.WaitGroup
-	if s.ready != nil {
+	if s.ready != nil && s.cfg.Prepare.Images > 0 {
 		upkeep.Go(func() { s.prepareAll(ctx) })
 	}
 	defer func() {
@@ -293,6 +294,9 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	idle := idleAttached
 	if time.Since(time.Unix(0, s.pressed.Load())) < 2*s.rounds() {
 		idle = min(idle, olderHalf(layers))
+		if err := s.restIdle(ctx, st, idlePressed); err != nil {
+			s.log.Debug("layers that no container uses stay in use", "err", err)
+		}
 	}
 	for _, l := range layers {
 		if l.At == "" {

@@ -25,7 +25,7 @@ import (
 
 // PrepareConfig says how images are made ready. All of it is required but Path.
 type PrepareConfig struct {
-	Images int // so many at most; 0 is none
+	Images int // so many at most; below 1 none
 	// After is how many deployments on other nodes make an image worth it; 0 is 2.
 	After int
 	// Register makes an image known to the engine, whose layers are attached.
@@ -105,7 +105,7 @@ func (r *prepared) save() {
 
 // heard notes what other nodes have deployed, and what of it may be whole in the store now.
 func (r *prepared) heard(e pop.Event, self string) {
-	if r == nil || e.Node == self && e.Kind == pop.Deployed {
+	if r == nil || r.cfg.Images < 1 || e.Node == self && e.Kind == pop.Deployed {
 		return
 	}
 	r.mu.Lock()
@@ -259,8 +259,8 @@ func (s *site) rouseOne(ctx context.Context, l *layer.Layer) bool {
 	return err == nil && now.At == l.At
 }
 
-// letRest has layers rest that nothing needs mounted.
-func (s *site) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) error {
+// letRest has layers rest that nothing needs mounted, and returns how many.
+func (s *site) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) (int, error) {
 	var rest []digest.Digest
 	for _, id := range ids {
 		if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" && !s.p.isHeld(id) {
@@ -275,9 +275,31 @@ func (s *site) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) 
 	defer s.lockAll(rest)()
 	rest = slices.DeleteFunc(rest, func(id digest.Digest) bool { return !s.ready.rests(id) }) // roused meanwhile
 	if len(rest) == 0 {
-		return err
+		return 0, err
 	}
-	return errors.Join(err, st.Unuse(ctx, rest...))
+	return len(rest), errors.Join(err, st.Unuse(ctx, rest...))
+}
+
+// restIdle has those layers rest that have not been used for idle and that no container stands on, whichever image has them:
+// the older half, or what there is. The store needs room.
+func (s *site) restIdle(ctx context.Context, st *pop.Store, idle time.Duration) (err error) {
+	if s.ready == nil {
+		return nil
+	}
+	layers := slices.DeleteFunc(s.p.cfg.Layers.Layers(), func(l *layer.Layer) bool {
+		return l.At == "" || time.Since(l.Used()) < idle || s.ready.rests(l.DiffID)
+	})
+	slices.SortFunc(layers, func(a, b *layer.Layer) int { return a.Used().Compare(b.Used()) })
+	for want := (len(layers) + 1) / 2; want > 0 && len(layers) > 0; {
+		var ids []digest.Digest
+		for _, l := range layers[:min(want, len(layers))] {
+			ids = append(ids, l.DiffID)
+		}
+		n, rerr := s.letRest(ctx, st, ids)
+		err = errors.Join(err, rerr)
+		want, layers = want-n, layers[len(ids):]
+	}
+	return err
 }
 
 // prepareAll makes ready what others deploy, one image after the other, until ctx ends.
@@ -465,7 +487,8 @@ func (s *site) restReady(ctx context.Context, st *pop.Store) error {
 	if len(wanted) == 0 {
 		return nil
 	}
-	return s.letRest(ctx, st, slices.Sorted(maps.Keys(wanted)))
+	_, err := s.letRest(ctx, st, slices.Sorted(maps.Keys(wanted)))
+	return err
 }
 
 // onlyReady reports whether no image but these has the layer.

@@ -36,10 +36,10 @@ type readyEngine struct {
 }
 
 func (e *readyEngine) register(ctx context.Context, img *image.Image) error {
-	noted, err := os.ReadFile(e.n.site.cfg.Prepare.Path)
+	noted, _ := os.ReadFile(e.n.site.cfg.Prepare.Path)
 	e.mu.Lock()
 	e.noted = append(e.noted, string(noted))
-	err = errors.Join(err, e.refuse)
+	err := e.refuse
 	e.mu.Unlock()
 	if err != nil {
 		return err
@@ -377,6 +377,50 @@ func TestReadyIsDeployed(t *testing.T) {
 	b.eventually("the other image is ready", func() bool { return e.has(q) })
 	if !e.has(p) {
 		t.Error("what was deployed went for what is ready")
+	}
+}
+
+// When the store needs room, layers rest that no container stands on, though an image here has them: they can be evicted then.
+// Others stay in use.
+func TestIdleLayersRest(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	b, e := s.preparing("b", -1)
+	p, q := a.push("idle", 1, 2), a.push("used", 3, 4)
+	ids := map[string][]digest.Digest{}
+	for _, img := range []registrytest.Pushed{p, q} {
+		for _, l := range a.bring(img) {
+			a.published(l.Layer.DiffID)
+			ids[img.Ref] = append(ids[img.Ref], l.Layer.DiffID)
+		}
+		b.bring(img)
+		b.must(e.register(t.Context(), b.cfg.Catalog.Get(b.ref(img.Ref))))
+	}
+	e.mu.Lock()
+	for _, id := range ids[q.Ref] {
+		e.stands[id] = true
+	}
+	e.mu.Unlock()
+	b.eventually("what is idle rests", func() bool { // pulls hold layers for a moment
+		b.must(b.site.restIdle(t.Context(), b.site.usable(), 0))
+		return b.site.ready.rests(ids[p.Ref][0]) && b.site.ready.rests(ids[p.Ref][1])
+	})
+	if b.site.ready.rests(ids[q.Ref][0]) || b.site.ready.rests(ids[q.Ref][1]) {
+		t.Error("what a container stands on rests")
+	}
+	a.eventually("it is evicted", func() bool { // once the hub is settled
+		_, err := a.PrunePoP(t.Context(), a.inUse)
+		return err == nil && !a.site.usable().Has(t.Context(), ids[p.Ref][0]) && !a.site.usable().Has(t.Context(), ids[p.Ref][1])
+	})
+	for _, id := range ids[q.Ref] {
+		if !a.site.usable().Has(t.Context(), id) {
+			t.Error("what is in use was evicted")
+		}
+	}
+	b.eventually("it is let go of", func() bool { return !b.Has(ids[p.Ref][0]) && !b.Has(ids[p.Ref][1]) })
+	b.bring(p)
+	if f, err := b.Files(t.Context(), ids[p.Ref][0]); err != nil {
+		t.Errorf("%+v, %v", f, err)
 	}
 }
 
