@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -549,6 +550,30 @@ func TestStoreGivesIndexes(t *testing.T) {
 	if !bytes.Equal(index(c), own) {
 		t.Error("c has another index")
 	}
+}
+
+// A layer that is deployed often is copied, once nothing is being deployed.
+func TestHotLayersAreCopiedBehindDeployments(t *testing.T) {
+	s := newSiteBed(t)
+	var asked atomic.Bool
+	a, b := s.node("a", nil), s.node("b", func(c *PoPConfig) { c.Room = func(int64) bool { asked.Store(true); return true } })
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	a.published(id)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	pull, err := b.Pull(ctx, b.ref(p.Ref), Options{})
+	b.must(err)
+	b.must(pull.WaitComplete(ctx))
+	for range hotUses {
+		b.bring(p)
+	}
+	time.Sleep(prepareRest + 200*time.Millisecond)
+	if asked.Load() {
+		t.Error("it is copied while something is deployed")
+	}
+	cancel()
+	b.eventually("it is copied", func() bool { l, err := b.layers.Peek(id); return err == nil && l.At == "" })
 }
 
 // A layer that was let go of after it was ready comes again before it is mounted.

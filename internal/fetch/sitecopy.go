@@ -15,8 +15,12 @@ import (
 // of this node's own: it is read near from then on, also while the store is away.
 const hotUses = 2
 
+// copyWait is how long a copy waits at most until nothing is deployed here.
+const copyWait = time.Minute
+
 // reused notes that a layer of the store was deployed here once more, and has it
-// copied when it is hot and there is room. Copies are made one after the other.
+// copied when it is hot and there is room. Copies are made one after the other, behind deployments:
+// looking whether there is room costs a look at all that is here.
 func (s *site) reused(l *layer.Layer) {
 	s.mu.Lock()
 	s.uses[l.DiffID]++
@@ -28,7 +32,10 @@ func (s *site) reused(l *layer.Layer) {
 	s.p.work.Go(func() {
 		s.copying.Lock()
 		defer s.copying.Unlock()
-		if s.p.life.Err() != nil || !s.cfg.Room(l.Size) {
+		ctx, cancel := context.WithTimeout(s.p.life, copyWait)
+		s.quiet(ctx)
+		cancel()
+		if have, err := s.p.cfg.Layers.Peek(l.DiffID); s.p.life.Err() != nil || err != nil || have != l || !s.cfg.Room(l.Size) {
 			s.forgetUses(l.DiffID) // perhaps later
 			return
 		}
