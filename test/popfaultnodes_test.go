@@ -188,6 +188,7 @@ func backStale(b *faultBed) {
 	still, stood := b.images(1, 4<<20, 0, 3)
 	idle, _ := b.images(1, 4<<20, 0, 1)
 	b.clearNodes(0, 1)
+	b.readyOn(idle[0], 2, 3) // else they may have begun to use it
 	b.must(b.LoseNode(2))
 	b.must(b.FreezeNode(3))
 	time.Sleep(faultLease + time.Second) // for Redis they are gone

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -192,7 +191,6 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 	if st == nil {
 		return s.disown(img)
 	}
-	s.remounted(ctx)
 	s.p.work.Go(func() { // where it is needed at once, findPack waits for it
 		if err := s.bringPack(s.p.life, img.Desc.Digest); err != nil {
 			s.log.Warn("a startup pack of the PoP's store cannot be used", "image", img.Ref, "err", err)
@@ -204,31 +202,39 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 	var used []*pop.Layer
 	var mu sync.Mutex
 	var group sync.WaitGroup
-	var left map[digest.Digest]bool // of those that were resting
+	group.Go(func() { s.remounted(ctx) })
+	resting := s.ready.resting(idsOf(img))
+	roused := make(chan struct{})
+	var left map[digest.Digest]bool // of those; there once roused is closed
 	group.Go(func() {
-		found := s.rouse(ctx, st, img.Unique())
-		mu.Lock()
-		defer mu.Unlock()
-		left = found
+		defer close(roused)
+		left = s.rouse(ctx, st, resting)
 	})
 	for _, l := range img.Unique() {
 		if begun.has(l.DiffID) {
 			continue
 		}
 		group.Go(func() {
-			isGone := s.gone(ctx, l.DiffID)
+			rested, isGone := slices.Contains(resting, l.DiffID), false
+			if rested {
+				<-roused
+				isGone = left[l.DiffID]
+			} else if isGone = s.gone(ctx, l.DiffID); isGone {
+				s.detach(img, l.DiffID)
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			if isGone {
-				s.detach(img, l.DiffID)
 				lost = append(lost, l.DiffID)
 			} else if rec := s.found(l); rec != nil {
 				used = append(used, rec)
+				if !rested {
+					s.reused(l.DiffID)
+				}
 			}
 		})
 	}
 	group.Wait()
-	lost = slices.AppendSeq(lost, maps.Keys(left))
 	used = append(used, begun.wait(ctx)...)
 	s.touch(img, used)
 	if s.usable() == nil { // it went meanwhile
@@ -261,7 +267,6 @@ func (s *site) found(l image.Layer) *pop.Layer {
 	have, err := s.p.cfg.Layers.Peek(l.DiffID)
 	if err == nil && have.At != "" {
 		s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += l.Size })
-		s.reused(have)
 		return s.recordOf(have)
 	}
 	s.count(func(h *pop.Hits) { h.Local++; h.LocalBytes += l.Size })

@@ -85,6 +85,7 @@ func (a *attaching) run(ctx context.Context, likely bool) {
 		here := a.s.here(id) // meanwhile
 		if here && !a.ahead {
 			if rec := a.s.found(a.layer(id)); rec != nil {
+				a.s.reused(id)
 				a.used = append(a.used, rec)
 			}
 		}
@@ -230,6 +231,7 @@ func (s *site) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) er
 	defer s.lock(l.DiffID)()
 	if s.here(l.DiffID) {
 		s.found(l)
+		s.reused(l.DiffID)
 		return nil
 	}
 	_, e, err := s.elsewhere(ctx, st, l)

@@ -21,7 +21,11 @@ const copyWait = time.Minute
 // reused notes that a layer of the store was deployed here once more, and has it
 // copied when it is hot and there is room. Copies are made one after the other, behind deployments:
 // looking whether there is room costs a look at all that is here.
-func (s *site) reused(l *layer.Layer) {
+func (s *site) reused(id digest.Digest) {
+	l, err := s.p.cfg.Layers.Peek(id)
+	if err != nil || l.At == "" {
+		return
+	}
 	s.mu.Lock()
 	s.uses[l.DiffID]++
 	hot := s.uses[l.DiffID] == hotUses

@@ -175,6 +175,11 @@ func (r *prepared) rests(id digest.Digest) bool {
 	return r.rest[id]
 }
 
+// resting are those of the layers that rest.
+func (r *prepared) resting(ids []digest.Digest) []digest.Digest {
+	return slices.DeleteFunc(slices.Clone(ids), func(id digest.Digest) bool { return !r.rests(id) })
+}
+
 func (r *prepared) setRest(id digest.Digest, rests bool) {
 	if r == nil {
 		return
@@ -211,21 +216,13 @@ func (r *prepared) drop(ref image.Reference) {
 
 // rouse marks those of the layers that rest. It detaches, and returns, those that are not there any more, in the files
 // that they were attached from.
-func (s *site) rouse(ctx context.Context, st *pop.Store, layers []image.Layer) map[digest.Digest]bool {
-	resting := func() (ids []digest.Digest) {
-		for _, l := range layers {
-			if s.ready.rests(l.DiffID) {
-				ids = append(ids, l.DiffID)
-			}
-		}
-		return ids
-	}
-	ids := resting()
+func (s *site) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest) map[digest.Digest]bool {
+	ids := s.ready.resting(layers)
 	if len(ids) == 0 {
 		return nil
 	}
 	defer s.lockAll(ids)()
-	if ids = resting(); len(ids) == 0 {
+	if ids = s.ready.resting(layers); len(ids) == 0 {
 		return nil
 	}
 	have, err := st.UseAll(ctx, ids, nil)
@@ -253,7 +250,7 @@ func (s *site) rouseOne(ctx context.Context, l *layer.Layer) bool {
 		if st == nil {
 			return false
 		}
-		s.rouse(ctx, st, []image.Layer{{DiffID: l.DiffID}})
+		s.rouse(ctx, st, []digest.Digest{l.DiffID})
 	}
 	now, err := s.p.cfg.Layers.Peek(l.DiffID) // somebody else may have found that it is gone
 	return err == nil && now.At == l.At

@@ -373,6 +373,11 @@ func TestReadyIsDeployed(t *testing.T) {
 	if h := b.site.hitsNow(); h.Store != 2 || s.served(p) != sent || s.marks("b") == 0 {
 		t.Errorf("%+v, %d marks", h, s.marks("b"))
 	}
+	b.site.mu.Lock()
+	if len(b.site.uses) > 0 { // which would have it copied near too soon
+		t.Errorf("the first deployment of what was ready counts as one more: %v", b.site.uses)
+	}
+	b.site.mu.Unlock()
 	a.bring(q)
 	b.eventually("the other image is ready", func() bool { return e.has(q) })
 	if !e.has(p) {
