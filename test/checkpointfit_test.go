@@ -52,6 +52,12 @@ func TestCheckpointMeasured(t *testing.T) {
 	m.eventually("it is saved", func() bool { return len(m.checkpoints(t)) == 1 })
 	m.must("rm", "-f", "web")
 	start("color=red\n", "restore", "")
+	if err := os.WriteFile(conf, []byte("color=tan\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if r := m.dew("checkpoint", "web"); r.code != 12 || !strings.Contains(r.err, "has changed since it was started") || !strings.Contains(r.err, ": /etc/app.conf") {
+		t.Errorf("saved when its file has changed: %+v", r)
+	}
 	m.must("rm", "-f", "web")
 	start("color=tan\n", "boot", "restore: what is mounted read-only has changed: /etc/app.conf")
 	m.eventually("it is saved with the other file", func() bool { return len(m.checkpoints(t)) == 2 })

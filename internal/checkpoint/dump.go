@@ -180,7 +180,10 @@ func (m *Manager) subject(ctx context.Context, name string, o Options, a *able) 
 	}
 	c.fit = FitOf(c.img, c.spec, a.Ability, info.Labels)
 	c.fit.User = info.Labels[engine.LabelUser]
-	c.fit.Contents = contentsOf(c.spec, freeVolumes(c.img, info.Labels))
+	var changed string
+	if c.fit.Contents, changed = contentsSince(c.spec, freeVolumes(c.img, info.Labels), m.cfg.Containers.TaskMade(name)); changed != "" {
+		return nil, &UnfitError{"what is mounted read-only has changed since it was started, and its memory may be of what was there before: " + changed, "start it anew and save it then"}
+	}
 	if o.Share {
 		c.fit.Owner = Anyone
 	}

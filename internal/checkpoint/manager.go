@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -49,6 +50,7 @@ var ErrRestore = errors.New("not restored")
 type Containers interface {
 	Inspect(ctx context.Context, name string) (*engine.Info, error)
 	SpecOf(ctx context.Context, name string) (*specs.Spec, error)
+	TaskMade(name string) time.Time
 	Plan(s engine.Spec) (*specs.Spec, error)
 	Upper(ctx context.Context, name string) (string, error)
 	Below(ctx context.Context, name string, img *image.Image) (string, error)

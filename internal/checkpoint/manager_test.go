@@ -45,6 +45,7 @@ type fake struct {
 	spec    *specs.Spec
 	layers  map[digest.Digest]bool
 	tar     []byte // of the last of them
+	made    time.Time
 	frozen  atomic.Bool
 	takes   time.Duration // of a dump
 	// A dump tells when it is going, and waits until it may go on; nil does not.
@@ -79,6 +80,7 @@ func (f *fake) Dump(ctx context.Context, _ Container, dir string, frozen func(co
 
 func (f *fake) Inspect(context.Context, string) (*engine.Info, error) { i := f.info; return &i, nil }
 func (f *fake) SpecOf(context.Context, string) (*specs.Spec, error)   { return f.spec, nil }
+func (f *fake) TaskMade(string) time.Time                             { return f.made }
 func (f *fake) Plan(engine.Spec) (*specs.Spec, error)                 { return f.spec, nil }
 func (f *fake) Upper(context.Context, string) (string, error)         { return f.dir, nil }
 func (f *fake) Below(context.Context, string, *image.Image) (string, error) {

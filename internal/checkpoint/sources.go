@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -34,7 +36,13 @@ const uncounted = "?"
 // contentsOf tells what is in a container's read-only binds, by their targets,
 // but for its own files and what free names. It reads 16 MiB and 2,000 names of each at most.
 func contentsOf(o *specs.Spec, free []string) map[string]string {
-	var all map[string]string
+	all, _ := contentsSince(o, free, time.Time{})
+	return all
+}
+
+// contentsSince is contentsOf, and names a file that has changed since a time, if there is one: its contents, or
+// what else the kernel keeps a time of (owner, mode, number of names). The zero time is that of no change.
+func contentsSince(o *specs.Spec, free []string, since time.Time) (all map[string]string, changed string) {
 	for _, m := range o.Mounts {
 		if !bound(m) || !slices.Contains(m.Options, "ro") || slices.Contains(free, m.Destination) {
 			continue
@@ -43,14 +51,17 @@ func contentsOf(o *specs.Spec, free []string) map[string]string {
 			all = map[string]string{}
 		}
 		sum := sha256.New()
-		c := census{sum: sum}
+		c := census{sum: sum, since: since}
 		if err := c.source(m.Source); err != nil {
 			all[m.Destination] = uncounted
 			continue
 		}
 		all[m.Destination] = hex.EncodeToString(sum.Sum(nil)[:16])
+		if c.changed != "" {
+			changed = m.Destination + strings.TrimPrefix(c.changed, m.Source)
+		}
 	}
-	return all
+	return all, changed
 }
 
 // census adds up what is below one source.
@@ -58,6 +69,8 @@ type census struct {
 	sum     io.Writer
 	entries int
 	read    int64
+	since   time.Time
+	changed string // since then: the path of the last such file
 }
 
 var errTooMany = errors.New("too many files")
@@ -82,6 +95,9 @@ func (c *census) tell(name string, what ...any) error {
 func (c *census) entry(path, name string, fi fs.FileInfo) error {
 	if c.entries++; c.entries > maxCensus {
 		return errTooMany
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok && !c.since.IsZero() && time.Unix(st.Ctim.Unix()).After(c.since) {
+		c.changed = path
 	}
 	switch mode := fi.Mode(); {
 	case mode.IsDir():

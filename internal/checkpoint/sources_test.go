@@ -124,6 +124,45 @@ func TestChangedFile(t *testing.T) {
 	}
 }
 
+// TestChangedMeanwhile saves nothing whose memory may be of other files than there are now.
+func TestChangedMeanwhile(t *testing.T) {
+	ctx := t.Context()
+	for what, c := range map[string]struct {
+		change func(dir string) error
+		says   string
+	}{
+		"nothing":      {func(string) error { return nil }, ""},
+		"a file":       {func(dir string) error { return os.WriteFile(dir+"/app.conf", []byte("color=tan\n"), 0o644) }, "/etc/app/app.conf"},
+		"one replaced": {func(dir string) error { return os.Rename(dir+"/app.conf", dir+"/d/more.conf") }, "/etc/app/d/more.conf"},
+		"one gone":     {func(dir string) error { return os.Remove(dir + "/d/more.conf") }, "/etc/app/d"},
+		"its old time": {func(dir string) error {
+			write(t, dir+"/app.conf", "color=tan\n")
+			return os.Chtimes(dir+"/app.conf", time.Unix(1, 0), time.Unix(1, 0))
+		}, "/etc/app/app.conf"},
+	} {
+		m, f, _ := newManager(t, nil)
+		dir := tree(t)
+		f.spec = bindOf(dir)
+		// The file system's own time, which may lag behind the clock.
+		mark := filepath.Join(t.TempDir(), "mark")
+		write(t, mark, "")
+		fi, err := os.Stat(mark)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.made = fi.ModTime()
+		time.Sleep(20 * time.Millisecond)
+		if err := c.change(dir); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = m.Checkpoint(ctx, "one", Options{Boot: 5})
+		var unfit *UnfitError
+		if c.says == "" && err != nil || c.says != "" && (!errors.As(err, &unfit) || !strings.HasSuffix(unfit.What, ": "+c.says)) {
+			t.Errorf("%s has changed: %v", what, err)
+		}
+	}
+}
+
 // TestUncounted starts from what may have changed only for who insists.
 func TestUncounted(t *testing.T) {
 	m, f, s := newManager(t, nil)

@@ -170,6 +170,16 @@ func (e *Engine) OCI(ctx context.Context, name string) ([]byte, error) {
 	return r.Container.GetSpec().GetValue(), nil
 }
 
+// TaskMade is when a container's present task was made, just before its processes were: by the clock that files have
+// their times of. The zero time is that it is not known.
+func (e *Engine) TaskMade(name string) time.Time {
+	fi, err := os.Stat(filepath.Join(e.bundle(name), "config.json"))
+	if err != nil {
+		return time.Time{}
+	}
+	return fi.ModTime()
+}
+
 // List describes all containers, by name, from what the engine has in memory. What it
 // has done itself when List is called, and whatever containerd has told by then, is seen. Others may
 // call it as often as they like: the labels are not copied.
