@@ -4,7 +4,7 @@
 //	app serve PORT   answers with its arguments; /exit?N ends it, /cat?PATH gives a file, /sum?PATH its sha256,
 //	                 /env?NAME a variable, /absent?PATH status 503 once there is such a file
 //	app slow PORT    serve, after 1.5 s, in which it makes the file /state and a number; /count counts, /born is the number; it
-//	                 locks the file that LOCK names, if that is set
+//	                 locks the file that LOCK names, if that is set, and has the one open that OPEN names, of which /opened is the sha256
 //	app cat PATH
 //	app sum PATH     the sha256 of a file, or why there is none
 //	app each PATH…   app sum for each, all at once
@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"os/exec"
@@ -93,6 +94,21 @@ func boot() {
 			os.Exit(1)
 		}
 		http.HandleFunc("/locked", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, path) })
+	}
+	if path := os.Getenv("OPEN"); path != "" {
+		f, err := os.Open(path)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		http.HandleFunc("/opened", func(w http.ResponseWriter, _ *http.Request) {
+			h := sha256.New()
+			if _, err := io.Copy(h, io.NewSectionReader(f, 0, math.MaxInt64)); err != nil {
+				fmt.Fprintln(w, err)
+				return
+			}
+			fmt.Fprintf(w, "%x\n", h.Sum(nil))
+		})
 	}
 	memory := make([]byte, mb<<20)
 	rand.Read(memory)
