@@ -60,15 +60,16 @@ type Registries struct {
 
 // Engine is the containerd that runs containers.
 type Engine struct {
-	Containerd string `toml:"containerd"` // the private one's binary; "" looks beside dewd, then in PATH
-	Namespace  string `toml:"namespace"`  // "" is "dewpoint"
-	Subnet     string `toml:"subnet"`     // of --net bridge
-	CNI        string `toml:"cni"`        // directory of the CNI plugins
-	Runtime    string `toml:"runtime"`    // what makes containers: auto, crun, runc; "" is the engine's choice
-	Crun       string `toml:"crun"`       // the program; "" is found beside dewd, with its tools and in PATH
-	PerShim    int    `toml:"per_shim"`   // containers that share a shim, and end when it is killed; 0 is 32, 1 a shim for each
-	NoSpare    bool   `toml:"no_spare"`   // no shim is started ahead where the next container would need one
-	Sync       bool   `toml:"sync"`       // a private containerd flushes its database with each change, instead of a copy being kept (2.1 and newer)
+	Containerd string `toml:"containerd"`    // the private one's binary; "" looks beside dewd, then in PATH
+	Namespace  string `toml:"namespace"`     // "" is "dewpoint"
+	Subnet     string `toml:"subnet"`        // of --net bridge
+	CNI        string `toml:"cni"`           // directory of the CNI plugins
+	Runtime    string `toml:"runtime"`       // what makes containers: auto, crun, runc; "" is the engine's choice
+	Crun       string `toml:"crun"`          // the program; "" is found beside dewd, with its tools and in PATH
+	PerShim    int    `toml:"per_shim"`      // containers that share a shim, and end when it is killed; 0 is 32, 1 a shim for each
+	LogBytes   Size   `toml:"log_max_bytes"` // that each stream of a container's output takes on the disk; 0 is 16 MiB
+	NoSpare    bool   `toml:"no_spare"`      // no shim is started ahead where the next container would need one
+	Sync       bool   `toml:"sync"`          // a private containerd flushes its database with each change, instead of a copy being kept (2.1 and newer)
 }
 
 // Cache bounds what is kept though nothing uses it.
@@ -283,6 +284,9 @@ func (c Config) validate() error {
 	}
 	if r := c.Engine.Runtime; r != "" && r != "auto" && r != "crun" && r != "runc" {
 		return fmt.Errorf("engine.runtime = %q: auto, crun or runc", r)
+	}
+	if n := c.Engine.LogBytes; n != 0 && n < 1<<20 {
+		return fmt.Errorf("engine.log_max_bytes: %d bytes are too few: at least 1MiB", n)
 	}
 	if n := c.Engine.PerShim; n < 0 || n > 256 {
 		return fmt.Errorf("engine.per_shim = %d: 1 to 256", n)

@@ -309,7 +309,7 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 	program := criu.Find(ctx, d.cfg.File.Checkpoint.CRIU)
 	d.engine, err = engine.Start(ctx, engine.Config{Address: d.cfg.Containerd, Root: filepath.Join(d.cfg.Root, "engine"),
 		State: d.cfg.State, Namespace: f.Namespace, SnapshotterSocket: socket, DiffSocket: socket,
-		Containerd: f.Containerd, Runtime: f.Runtime, Crun: f.Crun, PerShim: f.PerShim, SpareShim: !f.NoSpare, Sync: f.Sync, CRIU: program, Unblock: d.unblock(), CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.log})
+		Containerd: f.Containerd, Runtime: f.Runtime, Crun: f.Crun, PerShim: f.PerShim, SpareShim: !f.NoSpare, LogBytes: int64(f.LogBytes), Sync: f.Sync, CRIU: program, Unblock: d.unblock(), CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.log})
 	if err != nil {
 		return err
 	}

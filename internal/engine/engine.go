@@ -90,6 +90,7 @@ type Config struct {
 	Sync              bool   // a private containerd flushes each change of its database, as any does by itself; else see package metadb
 	CgroupParent      string // default /dewpoint, with a suffix when State is not the default
 	Unconfined        bool   // no seccomp filter
+	LogBytes          int64  // that each stream of a container's output may take on the disk; default 16 MiB, below 0 is no bound
 	CNI               network.Config
 	// Unblock, unless nil, is called with the threads of a container that was told
 	// to end and has not: what keeps them from it is to be given up. More than once.
@@ -109,6 +110,7 @@ func (c *Config) defaults() error {
 	c.Namespace = cmp.Or(c.Namespace, "dewpoint")
 	c.Snapshotter = cmp.Or(c.Snapshotter, "dewpoint")
 	c.PerShim = cmp.Or(c.PerShim, defaultPerShim)
+	c.LogBytes = cmp.Or(c.LogBytes, defaultLogBytes)
 	c.SnapshotterSocket = cmp.Or(c.SnapshotterSocket, filepath.Join(c.State, "snapshotter.sock"))
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -156,6 +158,7 @@ type Engine struct {
 	version string
 	runc    string // what shims execute for a restore; "" is "runc" in their PATH
 	maker   maker
+	telling sync.Mutex // of what Unexecuted adds to containers' output
 
 	unfollow  context.CancelFunc // ends following; nil before
 	following sync.WaitGroup     // what keeps known true

@@ -38,13 +38,14 @@ func (e *Engine) change(name string) (done func()) {
 	}
 }
 
-// startFollowing keeps what is known true until Close.
+// startFollowing keeps what is known true, and containers' output small, until Close.
 func (e *Engine) startFollowing() {
 	ctx, end := context.WithCancel(context.Background())
 	e.unfollow = end
 	e.following.Go(func() { e.follow(ctx) })
 	e.following.Go(func() { e.askDoubts(ctx) })
 	e.following.Go(func() { e.checkProcesses(ctx) })
+	e.following.Go(func() { e.boundOutput(ctx) })
 }
 
 // Settle returns nil once List, Inspect and Images are certain of all they say, or were at a moment since

@@ -33,37 +33,46 @@ func Copy(ctx context.Context, path string, w io.Writer, tail int, ended <-chan 
 		return err
 	}
 	defer f.Close()
+	r := &reader{f: f}
 	if tail != 0 {
-		if err := seekTail(f, tail); err != nil {
+		if r.at, err = tailOf(f, tail); err != nil {
 			return err
 		}
 	}
 	if ended == nil {
-		return copyNow(f, w)
+		return copyNow(r, w)
 	}
 	watch, err := newWatch(path)
 	if err != nil {
 		return err
 	}
 	defer watch.Close()
-	return follow(ctx, f, w, watch, ended)
+	return follow(ctx, r, w, watch, ended)
 }
 
 // copyNow copies to the end that the file has now, however fast it grows.
-func copyNow(f *os.File, w io.Writer) error {
-	fi, err := f.Stat()
+func copyNow(r *reader, w io.Writer) error {
+	fi, err := r.f.Stat()
 	if err != nil {
 		return err
 	}
-	at, err := f.Seek(0, io.SeekCurrent)
-	if err != nil {
-		return err
+	buf := make([]byte, 32<<10)
+	for r.at < fi.Size() {
+		n, err := r.Read(buf[:min(int64(len(buf)), fi.Size()-r.at)])
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := w.Write(buf[:n]); err != nil {
+			return err
+		}
 	}
-	_, err = io.Copy(w, io.LimitReader(f, fi.Size()-at))
-	return err
+	return nil
 }
 
-func follow(ctx context.Context, f *os.File, w io.Writer, watch *os.File, ended <-chan struct{}) error {
+func follow(ctx context.Context, r *reader, w io.Writer, watch *os.File, ended <-chan struct{}) error {
 	wake := func() { _ = watch.SetReadDeadline(time.Unix(1, 0)) }
 	defer context.AfterFunc(ctx, wake)()
 	over := make(chan struct{})
@@ -79,7 +88,7 @@ func follow(ctx context.Context, f *os.File, w io.Writer, watch *os.File, ended 
 	defer func() { close(over); <-gone }()
 	events := make([]byte, 4096)
 	for {
-		if _, err := io.Copy(w, f); err != nil {
+		if _, err := io.Copy(w, r); err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
@@ -87,7 +96,7 @@ func follow(ctx context.Context, f *os.File, w io.Writer, watch *os.File, ended 
 		}
 		select {
 		case <-ended:
-			return drain(ctx, f, w)
+			return drain(ctx, r, w)
 		default:
 		}
 		if _, err := watch.Read(events); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -96,11 +105,29 @@ func follow(ctx context.Context, f *os.File, w io.Writer, watch *os.File, ended 
 	}
 }
 
+// Written returns when nobody has the file open for writing any more, or after two
+// seconds; with an error if it cannot be opened, or ctx has ended.
+func Written(ctx context.Context, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for limit := time.Now().Add(patience); beingWritten(f) && time.Now().Before(limit); {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(endPoll):
+		}
+	}
+	return nil
+}
+
 // drain copies until the last writer has closed the file.
-func drain(ctx context.Context, f *os.File, w io.Writer) error {
+func drain(ctx context.Context, r *reader, w io.Writer) error {
 	for limit := time.Now().Add(patience); ; {
-		done := !beingWritten(f) || time.Now().After(limit)
-		if _, err := io.Copy(w, f); err != nil || done {
+		done := !beingWritten(r.f) || time.Now().After(limit)
+		if _, err := io.Copy(w, r); err != nil || done {
 			return err
 		}
 		select {
@@ -133,32 +160,33 @@ func newWatch(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "inotify"), nil
 }
 
-// seekTail goes to the beginning of the last n lines.
-func seekTail(f *os.File, n int) error {
+// tailOf is where the last n lines of what is there of a file begin; its end if n is below 0.
+func tailOf(f *os.File, n int) (int64, error) {
 	end, err := f.Seek(0, io.SeekEnd)
 	if err != nil || n < 0 {
-		return err
+		return end, err
 	}
+	cutting.RLock()
+	defer cutting.RUnlock()
+	first := begin(f)
 	buf := make([]byte, 64<<10)
 	seen := 0
-	for pos := end; pos > 0; {
-		k := min(int64(len(buf)), pos)
+	for pos := end; pos > first; {
+		k := min(int64(len(buf)), pos-first)
 		pos -= k
 		if _, err := f.ReadAt(buf[:k], pos); err != nil {
-			return err
+			return 0, err
 		}
 		for i := k - 1; i >= 0; i-- {
 			if buf[i] != '\n' || pos+i == end-1 {
 				continue
 			}
 			if seen++; seen == n {
-				_, err := f.Seek(pos+i+1, io.SeekStart)
-				return err
+				return pos + i + 1, nil
 			}
 		}
 	}
-	_, err = f.Seek(0, io.SeekStart)
-	return err
+	return 0, nil // reading begins behind what is cut
 }
 
 // Tail returns the last n lines of the file, at most 8 KiB, without the final
@@ -169,16 +197,15 @@ func Tail(path string, n int) string {
 		return ""
 	}
 	defer f.Close()
-	if seekTail(f, n) != nil {
+	at, err := tailOf(f, n)
+	if err != nil {
 		return ""
 	}
 	const most = 8 << 10
-	if pos, _ := f.Seek(0, io.SeekCurrent); pos >= 0 {
-		if st, err := f.Stat(); err == nil && st.Size()-pos > most {
-			_, _ = f.Seek(-most, io.SeekEnd)
-		}
+	if st, err := f.Stat(); err == nil {
+		at = max(at, st.Size()-most)
 	}
-	b, _ := io.ReadAll(io.LimitReader(f, most))
+	b, _ := io.ReadAll(io.LimitReader(&reader{f: f, at: at}, most))
 	for len(b) > 0 && b[len(b)-1] == '\n' {
 		b = b[:len(b)-1]
 	}

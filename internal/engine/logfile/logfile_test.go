@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -96,4 +99,73 @@ func TestAbsent(t *testing.T) {
 	if s := Tail("/nonexistent", 3); s != "" {
 		t.Error(s)
 	}
+}
+
+// What is cut off at the beginning is neither on the disk nor read; who writes goes on, and who
+// follows gets whole lines, but for the one that he was in the middle of.
+func TestCut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const lines = 5 * cutUnit / 16
+	line := func(i int) string { return fmt.Sprintf("%-15d\n", i) }
+	var all strings.Builder
+	for i := range lines {
+		all.WriteString(line(i))
+	}
+	if _, err := f.WriteString(all.String()); err != nil {
+		t.Fatal(err)
+	}
+	slow := &reader{f: open(t, path)}
+	b := make([]byte, 20)
+	if n, err := slow.Read(b); err != nil || string(b[:n]) != line(0)+"1   " {
+		t.Fatalf("%q, %v", b[:n], err)
+	}
+	if err := Cut(path, 8*cutUnit); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b[:16]) != line(0) {
+		t.Fatalf("a file that is small enough was cut: %q, %v", b[:16], err)
+	}
+	if err := Cut(path, 2*cutUnit); err != nil {
+		t.Fatal(err)
+	}
+	st, err := os.Stat(path)
+	if err != nil || st.Size() != 5*cutUnit || st.Sys().(*syscall.Stat_t).Blocks*512 > 2*cutUnit {
+		t.Fatalf("%+v, %v", st.Sys(), err)
+	}
+	if _, err := f.WriteString("the end\n"); err != nil {
+		t.Fatal(err)
+	}
+	first := 4*cutUnit/16 + 1 // the one before may have been cut in its middle
+	var want strings.Builder
+	for i := first; i < lines; i++ {
+		want.WriteString(line(i))
+	}
+	want.WriteString("the end\n")
+	for _, tail := range []int{0, lines} {
+		var got bytes.Buffer
+		if err := Copy(t.Context(), path, &got, tail, nil); err != nil || got.String() != want.String() {
+			t.Errorf("from line %d: %d bytes of %d, %.40q, %v", tail, got.Len(), want.Len(), got.String(), err)
+		}
+	}
+	if rest, err := io.ReadAll(slow); err != nil || string(rest) != "\n"+want.String() {
+		t.Errorf("behind a part of a line: %.40q, %v", rest, err)
+	}
+	if s := Tail(path, 2); s != line(lines-1)+"the end" {
+		t.Errorf("%q", s)
+	}
+}
+
+func open(t *testing.T, path string) *os.File {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
 }

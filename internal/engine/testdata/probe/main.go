@@ -17,7 +17,7 @@ import (
 func main() {
 	verbs := map[string]func([]string){
 		"sleep": doze, "exit": leave, "say": say, "serve": serve, "stubborn": stubborn, "env": env,
-		"id": id, "cat": cat, "read": read, "count": count, "net": links, "hog": hog, "late": late, "orphan": orphan,
+		"id": id, "cat": cat, "read": read, "count": count, "net": links, "hog": hog, "late": late, "orphan": orphan, "much": much,
 	}
 	verbs[os.Args[1]](os.Args[2:])
 }
@@ -103,6 +103,14 @@ func hog([]string) {
 			b[i] = 1
 		}
 		keep = append(keep, b)
+	}
+}
+
+// much LINES writes lines of 100 bytes.
+func much(a []string) {
+	n, _ := strconv.Atoi(a[0])
+	for i := range n {
+		fmt.Printf("%-99d\n", i)
 	}
 }
 
