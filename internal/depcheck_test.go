@@ -25,7 +25,7 @@ var order = [][]string{
 	{"fetch"},
 	{"snapshot"},
 	{"learn"},
-	{"engine/logfile", "engine/network", "engine/shimgroup", "engine/metadb", "engine/launch"},
+	{"engine/logfile", "engine/network", "engine/shimgroup", "engine/metadb", "engine/launch", "engine/program"},
 	{"engine"},
 	{"ready"},
 	{"checkpoint"},

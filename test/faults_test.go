@@ -195,7 +195,8 @@ func TestUnprivileged(t *testing.T) {
 
 func TestContainerFaults(t *testing.T) {
 	reg := registrytest.New(t)
-	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
+	foreign := "\x7fELF\x02\x02\x01" + strings.Repeat("\x00", 10) + "\x02\x00\x16" + strings.Repeat("\x00", 100) // for s390x
+	img := reg.PushImage("app:1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.Tar(registrytest.File{Name: "foreign", Body: foreign, Mode: 0o755})}), appOptions())
 	m := newMachine(t, reg).start()
 	port := freePort(t)
 	for name, c := range map[string]struct {
@@ -206,6 +207,8 @@ func TestContainerFaults(t *testing.T) {
 		"exits before it is ready": {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, img.Ref, "exit", "3"}, 9, "status 3"},
 		"not ready in time":        {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, "--ready-timeout", "300ms", img.Ref, "serve", freePort(t)}, 9, "not ready"},
 		"no such command":          {[]string{"run", "--rm", "--entrypoint", "/none", img.Ref}, 127, "/none"},
+		"foreign program":          {[]string{"run", "--rm", "--entrypoint", "/foreign", img.Ref}, 126, "another architecture (s390x)"},
+		"foreign program, awaited": {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, "--entrypoint", "/foreign", img.Ref}, 126, "another architecture (s390x)"},
 		"no such image":            {[]string{"run", "--rm", reg.Host() + "/none:1"}, 4, "none"},
 		"bad reference":            {[]string{"run", "--rm", "UPPER/Case:1"}, 2, "UPPER"},
 		"bad readiness":            {[]string{"run", "--rm", "--ready", "smtp:25", img.Ref}, 2, "smtp"},
@@ -219,6 +222,9 @@ func TestContainerFaults(t *testing.T) {
 		})
 	}
 	m.t = t
+	m.must("run", "-d", "--name", "foreign", "--entrypoint", "/foreign", img.Ref)
+	eventually(t, "the output says what is wrong", func() bool { return strings.Contains(m.dew("logs", "foreign").err, "another architecture (s390x)") })
+	m.must("rm", "foreign")
 	m.must("run", "-d", "--name", "one", img.Ref, "serve", port)
 	if r := m.dew("run", "-d", "--name", "one", img.Ref, "serve", port); r.code != 10 || !strings.Contains(r.err, "one") {
 		t.Errorf("a name twice: %+v", r)

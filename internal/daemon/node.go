@@ -175,6 +175,9 @@ func (d *Daemon) Wait(ctx context.Context, name string) (int, error) {
 			err = unknown
 		}
 	}
+	if err == nil {
+		err = d.engine.Unexecuted(ctx, name, e.Status)
+	}
 	return e.Status, err
 }
 

@@ -8,6 +8,7 @@
 package deploy
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -179,8 +180,10 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 	r.place.Started()
 	r.rec.Way.Start = "boot"
 	r.reached(node.Started)
+	read := make(chan struct{}) // closed when nobody asks any more what the container has said
+	defer close(read)
 	if o.Remove {
-		d.removeAtExit(o.name, r.watch.Hold)
+		d.removeAtExit(o.name, read, r.watch.Hold)
 	}
 	if err := d.await(ctx, o, check, c); err != nil {
 		return d.unready(ctx, o, err)
@@ -307,7 +310,7 @@ func (d *Deployer) check(o *order, img *image.Image) (ready.Check, error) {
 func (d *Deployer) await(ctx context.Context, o *order, check ready.Check, c *engine.Info) error {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	return ready.Wait(ctx, check, ready.Target{
+	err := ready.Wait(ctx, check, ready.Target{
 		Host: c.Net == engine.NetHost, Addr: c.Addr, NetNS: nsOf(c), Pid: int(c.Pid),
 		Logs: []string{c.Stdout, c.Stderr}, Runner: runner{d.cfg.Engine, o.name},
 		Exited: func(ctx context.Context) (int, error) {
@@ -315,6 +318,11 @@ func (d *Deployer) await(ctx context.Context, o *order, check ready.Check, c *en
 			return e.Status, err
 		},
 	})
+	var exit *ready.ExitError
+	if errors.As(err, &exit) {
+		return cmp.Or(d.cfg.Engine.Unexecuted(ctx, o.name, exit.Status), err)
+	}
+	return err
 }
 
 // nsOf is the namespace to connect from: a bridge's addresses are reached
@@ -369,20 +377,24 @@ func (d *Deployer) TakeOver(ctx context.Context) error {
 	d.owed.account(all)
 	for _, c := range all {
 		if c.Labels[LabelRemove] != "" {
-			d.removeAtExit(c.Name, nil)
+			d.removeAtExit(c.Name)
 		}
 	}
 	return nil
 }
 
-func (d *Deployer) removeAtExit(name string, hold <-chan struct{}) {
+// removeAtExit removes a container when it has exited and all of hold, but those that are nil, are closed.
+func (d *Deployer) removeAtExit(name string, hold ...<-chan struct{}) {
 	d.bg.Go(func() {
 		if _, err := d.cfg.Engine.Wait(d.life, name); err != nil && !errors.Is(err, engine.ErrNotRunning) {
 			return
 		}
-		if hold != nil {
+		for _, h := range hold {
+			if h == nil {
+				continue
+			}
 			select {
-			case <-hold:
+			case <-h:
 			case <-d.life.Done():
 				return
 			}

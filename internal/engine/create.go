@@ -331,7 +331,7 @@ func badCommand(err error) error {
 	}
 	why = strings.TrimSuffix(why, ": unknown")
 	switch {
-	case strings.Contains(why, "no such file or directory"), strings.Contains(why, "not found"):
+	case strings.Contains(why, "no such file or directory"), strings.Contains(why, "not found"), strings.Contains(why, "not a directory"):
 		return fmt.Errorf("%w: %s", ErrNoCommand, why)
 	case strings.Contains(why, "permission denied"), strings.Contains(why, "exec format error"), strings.Contains(why, "is a directory"):
 		return fmt.Errorf("%w: %s", ErrNotExecutable, why)
@@ -340,7 +340,7 @@ func badCommand(err error) error {
 }
 
 var (
-	crunNoCommand     = regexp.MustCompile("executable file `[^`]*` not found( in \\$PATH)?")
+	crunNoCommand     = regexp.MustCompile("executable file `[^`]*` not found( in \\$PATH)?|open `[^`]*`: Not a directory")
 	crunNotExecutable = regexp.MustCompile("the path `[^`]*` (exists but it is not executable|is not a regular file)|exec container process `[^`]*`: .*")
 )
 

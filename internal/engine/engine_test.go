@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"debug/elf"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -297,20 +298,26 @@ func (b *bed) unpack(chain string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	for _, d := range []string{"etc", "tmp", "work"} {
-		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
+	for d, mode := range map[string]os.FileMode{"etc": 0o755, "tmp": 0o755, "work": 0o755, "bad": 0o755, "shut": 0o700} {
+		if err := os.Mkdir(filepath.Join(dir, d), mode); err != nil {
 			b.t.Fatal(err)
 		}
 	}
+	other := []byte(string(src[:4096]))
+	other[18], other[19] = byte(elf.EM_S390), byte(elf.EM_S390>>8) // of no machine that the tests run on
 	files := map[string]string{
 		"etc/passwd": "root:x:0:0::/root:/probe\nweb:x:33:34::/:/probe\n",
 		"etc/group":  "root:x:0:\nweb:x:34:\nlogs:x:40:web,root\n",
 		"probe":      string(src),
+		"bad/empty":  "", "bad/text": "echo\n", "bad/other": string(other), "bad/script": "#!/bin/none\n", "shut/probe": string(src),
 	}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
 			b.t.Fatal(err)
 		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "bad", "plain"), src, 0o644); err != nil {
+		b.t.Fatal(err)
 	}
 	_, err = b.c.snapshots.Commit(ctx, &snapshotsapi.CommitSnapshotRequest{Snapshotter: b.cfg.Snapshotter, Name: chain, Key: "unpack",
 		Labels: map[string]string{labelGCRoot: "now"}})

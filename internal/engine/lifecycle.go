@@ -257,17 +257,8 @@ func (e *Engine) Remove(ctx context.Context, name string, force bool) error {
 }
 
 func (e *Engine) remove(ctx context.Context, r record, force bool) error {
-	err := e.deleteTask(ctx, r.name)
-	if err != nil && !force {
-		if p, serr := e.taskState(ctx, r.name); serr == nil && p.Status != task.Status_STOPPED {
-			return ErrRunning
-		}
+	if err := e.removeTask(ctx, r.name, force); err != nil {
 		return err
-	}
-	if err != nil {
-		if err := e.killTask(ctx, r.name); err != nil {
-			return err
-		}
 	}
 	if err := e.disconnect(ctx, r); err != nil {
 		return err
@@ -280,6 +271,36 @@ func (e *Engine) remove(ctx context.Context, r record, force bool) error {
 		return err
 	}
 	return e.deleteRecord(ctx, r.name)
+}
+
+// removeTask ends a container's task. One that was made and never started is killed
+// first, also without force: its process has its output open, for whose end the
+// shim would wait ten seconds before it has the runtime delete it.
+func (e *Engine) removeTask(ctx context.Context, name string, force bool) error {
+	if e.unstarted(ctx, name) {
+		return e.killTask(ctx, name)
+	}
+	err := e.deleteTask(ctx, name)
+	switch {
+	case err == nil:
+		return nil
+	case force:
+		return e.killTask(ctx, name)
+	}
+	if p, serr := e.taskState(ctx, name); serr == nil && p.Status != task.Status_STOPPED {
+		return ErrRunning
+	}
+	return err
+}
+
+// unstarted says whether a task was made and not started yet. containerd is asked
+// unless it is known that this is not so.
+func (e *Engine) unstarted(ctx context.Context, name string) bool {
+	if i, _, sure := e.known.get(name); sure && i != nil && i.Status != Created {
+		return false
+	}
+	p, err := e.taskState(ctx, name)
+	return err == nil && p.Status == task.Status_CREATED
 }
 
 // removeRemains removes what a container without a record has left.

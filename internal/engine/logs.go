@@ -37,11 +37,16 @@ func (e *Engine) Logs(ctx context.Context, name string, o LogOptions) error {
 		ended = make(chan struct{})
 		g.Go(func() error {
 			defer close(ended)
-			if _, err := e.Wait(gctx, name); err != nil && !errors.Is(err, ErrNotRunning) {
+			x, err := e.Wait(gctx, name)
+			if err != nil && !errors.Is(err, ErrNotRunning) {
 				return err
 			}
+			_ = e.Unexecuted(gctx, name, x.Status) // its reason is in the output from now on
 			return nil
 		})
+	}
+	if i, _, _ := e.known.get(name); !o.Follow && i != nil && i.Exit != nil {
+		_ = e.Unexecuted(ctx, name, i.Exit.Status)
 	}
 	stream := func(path string, w io.Writer) {
 		if w != nil {
