@@ -157,8 +157,9 @@ func (h *handler) WatchDeployment(ctx context.Context, req *connect.Request[pb.W
 
 func (h *handler) ListDeployments(ctx context.Context, req *connect.Request[pb.ListDeploymentsRequest]) (*connect.Response[pb.ListDeploymentsResponse], error) {
 	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.ListDeploymentsResponse, error) {
-		list, err := h.node.ListDeployments(ctx, node.DeploymentQuery{All: req.Msg.All, Limit: int(req.Msg.Limit)})
-		return &pb.ListDeploymentsResponse{Deployments: each(list, deploymentOf)}, err
+		q := node.DeploymentQuery{All: req.Msg.All, Limit: int(req.Msg.Limit), Spans: req.Msg.Spans}
+		list, err := h.node.ListDeployments(ctx, q)
+		return &pb.ListDeploymentsResponse{Deployments: each(list, func(d node.Deployment) *pb.Deployment { return listed(d, q) })}, err
 	})
 }
 
@@ -199,6 +200,16 @@ func deploymentOf(d node.Deployment) *pb.Deployment {
 		p.Error = failureOf(d.Failure)
 	}
 	return p
+}
+
+// listed is deploymentOf as q asks for it.
+func listed(d node.Deployment, q node.DeploymentQuery) *pb.Deployment {
+	if d.Record != nil && !q.Spans {
+		r := *d.Record
+		r.Spans = nil
+		d.Record = &r
+	}
+	return deploymentOf(d)
 }
 
 func deploymentFrom(p *pb.Deployment) node.Deployment {
@@ -311,7 +322,7 @@ func tellDeployment(w node.Watch, d *pb.Deployment) {
 
 // ListDeployments implements Deployments.
 func (c *Client) ListDeployments(ctx context.Context, q node.DeploymentQuery) ([]node.Deployment, error) {
-	r, err := c.rpc.ListDeployments(ctx, connect.NewRequest(&pb.ListDeploymentsRequest{All: q.All, Limit: int32(q.Limit)}))
+	r, err := c.rpc.ListDeployments(ctx, connect.NewRequest(&pb.ListDeploymentsRequest{All: q.All, Limit: int32(q.Limit), Spans: q.Spans}))
 	if err != nil {
 		return nil, c.problem(ctx, err)
 	}

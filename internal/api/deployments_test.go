@@ -68,6 +68,13 @@ func TestDeployManyTellsOfEach(t *testing.T) {
 	if err != nil || len(list) != 6 || list[0].Caller != "local" || list[0].Key != "k/0" || list[5].State != node.StateFailed {
 		t.Fatalf("the list: %+v, %v", list, err)
 	}
+	if r := list[0].Record; r == nil || len(r.Stages) == 0 || len(r.Spans) > 0 {
+		t.Errorf("a list has the stages of a record, and no spans: %+v", r)
+	}
+	whole, err := c.ListDeployments(ctx, node.DeploymentQuery{All: true, Spans: true})
+	if err != nil || len(whole) != 6 || whole[0].Record == nil || len(whole[0].Record.Spans) == 0 {
+		t.Errorf("the list with spans: %+v, %v", whole, err)
+	}
 	if _, err := c.WatchDeployment(ctx, node.DeploymentRef{ID: list[5].ID}, node.Watch{}); codeOf(err) != api.NotFound {
 		t.Errorf("watching one that failed: %v", err)
 	}

@@ -22,7 +22,7 @@ func deployments(ctx context.Context, c *call) error {
 	if err := c.none(); err != nil {
 		return err
 	}
-	all, err := c.client.ListDeployments(ctx, node.DeploymentQuery{All: c.opt.all})
+	all, err := c.client.ListDeployments(ctx, node.DeploymentQuery{All: c.opt.all, Spans: c.json})
 	if err != nil {
 		return err
 	}

@@ -43,6 +43,7 @@ import (
 	"dewpoint/internal/metrics"
 	"dewpoint/internal/mount"
 	"dewpoint/internal/node"
+	"dewpoint/internal/prompt"
 	"dewpoint/internal/registry"
 	"dewpoint/internal/snapshot"
 	"dewpoint/internal/trace"
@@ -107,6 +108,10 @@ func Run(ctx context.Context, cfg Config, started chan<- struct{}) error {
 		limit = defaultMemory
 	}
 	debug.SetMemoryLimit(limit)
+	paceHeap()
+	if err := prompt.Process(); err != nil { // calls are answered all the same
+		cfg.Log.Warn("answers may wait for a processor", "err", err)
+	}
 	d, err := open(ctx, cfg)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 
 	"dewpoint/internal/engine/logfile"
 	"dewpoint/internal/engine/metadb"
+	"dewpoint/internal/prompt"
 )
 
 const (
@@ -33,6 +35,9 @@ const (
 	installRemedy  = "install the package containerd (apt-get install containerd runc), or name the program in the configuration"
 	containerdProg = "containerd"
 )
+
+// collector has containerd's heap collected less often, up to some MiB, unless dewd's own environment says otherwise.
+var collector = []string{"GOGC=400", "GOMEMLIMIT=48MiB"}
 
 // supervisor keeps one private containerd alive.
 type supervisor struct {
@@ -184,9 +189,9 @@ func (s *supervisor) launch(ctx context.Context) error {
 	cmd := exec.Command(s.program, "--config", s.config)
 	cmd.Stdout, cmd.Stderr = logf, logf
 	cmd.Dir = "/"
-	cmd.Env = append(os.Environ(), "PATH="+searchPath(filepath.Dir(s.program)))
+	cmd.Env = slices.Concat(collector, os.Environ(), []string{"PATH=" + searchPath(filepath.Dir(s.program))})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
+	if err := prompt.Start(cmd); err != nil {
 		return fmt.Errorf("start containerd: %w", err)
 	}
 	p, err := openProcess(cmd.Process.Pid)

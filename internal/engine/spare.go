@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/ttrpc"
 
 	"dewpoint/internal/engine/shimgroup"
+	"dewpoint/internal/prompt"
 )
 
 // spareShims starts a shim ahead, when there is none that the next container
@@ -105,9 +106,14 @@ func (k *spareShims) start(how *shimgroup.Asked) error {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, shimgroup.Path(dir), how.Args...)
 	cmd.Env, cmd.Stdin, cmd.Dir = how.Env, bytes.NewReader(how.Input), dir
-	out, err := cmd.CombinedOutput()
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err = prompt.Start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
 	if err != nil {
-		return errors.Join(err, errors.New(string(out)), endShim(dir))
+		return errors.Join(err, errors.New(out.String()), endShim(dir))
 	}
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()

@@ -136,6 +136,7 @@ type DeploymentRef struct {
 type DeploymentQuery struct {
 	All   bool // those that have ended too
 	Limit int  // of those, the newest; 0 is 100
+	Spans bool // with the spans of their records
 }
 
 // ManyWatch is told how many deployments go on. The functions are called by several

@@ -295,6 +295,7 @@ func (n *Node) deploy(ctx context.Context, req node.Request, w node.Watch) (node
 		r.Error = err.Error()
 		return r, err
 	}
+	r.Spans = []node.Span{{Name: "create", To: 0.01}}
 	reach(r, w, c.Name, node.Ready)
 	defer n.lock()()
 	n.happened(node.Event{Kind: node.EventRecord, Name: c.Name, Image: c.Image, Record: &r})

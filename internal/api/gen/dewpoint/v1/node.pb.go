@@ -1087,6 +1087,7 @@ type ListDeploymentsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	All           bool                   `protobuf:"varint,1,opt,name=all,proto3" json:"all,omitempty"`     // also those that have ended
 	Limit         int32                  `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"` // of those that have ended, the newest; 0 is 100
+	Spans         bool                   `protobuf:"varint,3,opt,name=spans,proto3" json:"spans,omitempty"` // with the spans of their records, which are most of what there is to say; Inspect gives them of one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1133,6 +1134,13 @@ func (x *ListDeploymentsRequest) GetLimit() int32 {
 		return x.Limit
 	}
 	return 0
+}
+
+func (x *ListDeploymentsRequest) GetSpans() bool {
+	if x != nil {
+		return x.Spans
+	}
+	return false
 }
 
 type ListDeploymentsResponse struct {
@@ -6432,10 +6440,11 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12+\n" +
 	"\x06record\x18\v \x01(\v2\x13.dewpoint.v1.RecordR\x06record\x12(\n" +
 	"\x05error\x18\f \x01(\v2\x12.dewpoint.v1.ErrorR\x05error\x12\x1a\n" +
-	"\bdetached\x18\r \x01(\bR\bdetached\"@\n" +
+	"\bdetached\x18\r \x01(\bR\bdetached\"V\n" +
 	"\x16ListDeploymentsRequest\x12\x10\n" +
 	"\x03all\x18\x01 \x01(\bR\x03all\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\x05R\x05limit\"T\n" +
+	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12\x14\n" +
+	"\x05spans\x18\x03 \x01(\bR\x05spans\"T\n" +
 	"\x17ListDeploymentsResponse\x129\n" +
 	"\vdeployments\x18\x01 \x03(\v2\x17.dewpoint.v1.DeploymentR\vdeployments\":\n" +
 	"\x16WatchDeploymentRequest\x12\x0e\n" +
