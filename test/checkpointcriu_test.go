@@ -299,7 +299,7 @@ func TestCheckpointRestoreKilled(t *testing.T) {
 }
 
 // A dewd that is killed while CRIU saves or restores leaves nothing: the container that is saved runs on, one that is
-// restored runs, whole, or is gone.
+// restored runs, whole, or is gone. The next dewd serves before CRIU has ended.
 func TestCheckpointKilled(t *testing.T) {
 	c, config := newStepped(t)
 	b := newCheckpointBed(t, config)
@@ -319,12 +319,13 @@ func TestCheckpointKilled(t *testing.T) {
 		at   string
 		far  func() bool
 		args []string
+		late bool // CRIU goes on when the next dewd is there
 	}{
-		{"CRIU starts", begun, save},
-		{"memory is written", written, save},
-		{"CRIU starts", begun, restore("always")},
-		{"memory comes", func() bool { return b.memoryOf("new") > 40<<20 }, restore("always")},
-		{"memory comes", func() bool { return b.memoryOf("new") > 40<<20 }, restore("auto")},
+		{"CRIU starts", begun, save, false},
+		{"memory is written", written, save, true},
+		{"CRIU starts", begun, restore("always"), true},
+		{"memory comes", func() bool { return b.memoryOf("new") > 40<<20 }, restore("always"), false},
+		{"memory comes", func() bool { return b.memoryOf("new") > 40<<20 }, restore("auto"), true},
 	} {
 		pid, becomes := c.held(b.machine, s.far, s.args...)
 		for tries := 1; pid == 0 && tries < 10; tries++ { // the machine was too busy to see it in time
@@ -336,19 +337,28 @@ func TestCheckpointKilled(t *testing.T) {
 			t.Fatalf("%v was never seen when %s", s.args, s.at)
 		}
 		b.kill()
+		if s.late {
+			b.start()
+			b.must("ps", "-a")
+		}
 		if err := unix.Kill(pid, unix.SIGCONT); err != nil {
 			t.Errorf("%v, killed when %s: CRIU has ended already: %v", s.args, s.at, err)
 		}
 		if r := <-becomes; r.code == 0 {
 			t.Errorf("%v, killed when %s: %+v", s.args, s.at, r)
 		}
-		b.start()
+		if !s.late {
+			b.start()
+		}
 		get(t, url+"/count")
 		if s.args[0] == "run" {
 			t.Logf("killed when %s: it is %s", s.at, b.whole("new", born, sum))
 			b.dew("rm", "-f", "new")
 			checkUnmade(t, b, "new")
 		}
+	}
+	if b.says("the state of some containers is not known yet") { // it has waited for that
+		t.Error("a dewd did not serve before a restore was over")
 	}
 	if got := get(t, url+"/memory"); got != sum {
 		t.Errorf("the memory of the one that was saved sums up to %q, not %q", got, sum)

@@ -149,7 +149,9 @@ func (d *Deployer) complete(ctx context.Context, name string, c *engine.Info) bo
 	}
 	err := errors.New("this daemon makes and uses no checkpoints")
 	if d.cfg.Checkpoints != nil {
-		err = d.cfg.Checkpoints.Again(ctx, name)
+		if err = d.cfg.Engine.Sure(ctx, name); err == nil { // the restore may not be over
+			err = d.cfg.Checkpoints.Again(ctx, name)
+		}
 	}
 	if err != nil && ctx.Err() == nil {
 		d.cfg.Log.Warn("a container whose restore was under way is taken back", "name", name, "err", err)
@@ -190,10 +192,14 @@ func (d *Deployer) awaitAgain(ctx context.Context, o *order, c *engine.Info) err
 	if err != nil {
 		return err
 	}
+	now, err := d.cfg.Engine.Inspect(ctx, o.name) // c may be from when less was known
+	if err != nil {
+		return err
+	}
 	if check.Kind == ready.Log && c.Labels[checkpoint.LabelRestored] != "" {
 		return nil
 	}
-	return d.await(ctx, o, check, c)
+	return d.await(ctx, o, check, now)
 }
 
 // why is the error of a deployment that failed with err: that it was called off, if it was.

@@ -160,8 +160,10 @@ type Engine struct {
 	maker   maker
 	telling sync.Mutex // of what Unexecuted adds to containers' output
 
+	life      context.Context    // of following
 	unfollow  context.CancelFunc // ends following; nil before
-	following sync.WaitGroup     // what keeps known true
+	following sync.WaitGroup     // what keeps known true, and what Start has left to be done
+	thaws     thaws
 }
 
 // Start connects to containerd, starting or adopting a private one where the
@@ -204,7 +206,7 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	if cfg.SpareShim && e.private != nil && e.shims.program != "" {
 		e.spare = keepSpare(e.shims, e.log)
 	}
-	if err := e.Settle(ctx); err != nil {
+	if err := e.settle(ctx, func(name string) bool { return e.isRestore(name) || e.thaws.of(name) != nil }); err != nil {
 		if ctx.Err() != nil {
 			e.Close()
 			return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"time"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
@@ -22,7 +23,8 @@ const (
 	askAtOnce  = 8                // questions
 	checkEvery = 30 * time.Second // whether processes are there that are said to run
 	// settleFor is how long Start, and who must know, wait for what is in doubt.
-	settleFor = 10 * time.Second
+	settleFor  = 10 * time.Second
+	settleSlow = 300 * time.Millisecond // of a container that may not answer
 )
 
 // listening is the topic of the event by which the engine knows that it hears what happens.
@@ -41,7 +43,7 @@ func (e *Engine) change(name string) (done func()) {
 // startFollowing keeps what is known true, and containers' output small, until Close.
 func (e *Engine) startFollowing() {
 	ctx, end := context.WithCancel(context.Background())
-	e.unfollow = end
+	e.life, e.unfollow = ctx, end
 	e.following.Go(func() { e.follow(ctx) })
 	e.following.Go(func() { e.askDoubts(ctx) })
 	e.following.Go(func() { e.checkProcesses(ctx) })
@@ -52,14 +54,33 @@ func (e *Engine) startFollowing() {
 // the call, and an error when that takes too long, or ctx ends. In between they may say that a status is Unknown, and know
 // of others' doings what was known last: after Start, and when containerd was restarted.
 func (e *Engine) Settle(ctx context.Context) error {
+	return e.settle(ctx, func(string) bool { return false })
+}
+
+// settle is Settle that does not wait long for containers of which slow is true: a shim says nothing of one that it
+// restores or dumps until that is over.
+func (e *Engine) settle(ctx context.Context, slow func(name string) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, settleFor)
 	defer cancel()
-	select {
-	case <-e.known.settled():
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("containerd at %s does not say what its containers do: %w", e.Socket(), ctx.Err())
+	settled, look := e.known.settled(), time.NewTicker(settleSlow)
+	defer look.Stop()
+	for {
+		select {
+		case <-settled:
+			return nil
+		case <-look.C:
+			if names, all := e.known.doubtful(); all && !slices.ContainsFunc(names, func(n string) bool { return !slow(n) }) {
+				return nil
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("containerd at %s does not say what its containers do: %w", e.Socket(), ctx.Err())
+		}
 	}
+}
+
+// Sure returns nil once Inspect is certain of a container, and an error when that takes too long, or ctx ends.
+func (e *Engine) Sure(ctx context.Context, name string) error {
+	return wrap(e.settle(ctx, func(other string) bool { return other != name }), "container %s", name)
 }
 
 func (e *Engine) follow(ctx context.Context) {

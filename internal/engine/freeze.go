@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -20,6 +21,9 @@ const freezeTimeout = 10 * time.Second
 // when Pause returns nil; on an error they run. A daemon that dies meanwhile
 // leaves them stopped, which Start of the next one ends.
 func (e *Engine) Pause(ctx context.Context, name string) error {
+	if err := e.thaws.wait(ctx, name); err != nil {
+		return fmt.Errorf("pause container %s: what a crash has left paused: %w", name, err)
+	}
 	f := freezerOf(e.cgroup(name))
 	if err := f.set(true); err != nil {
 		return fmt.Errorf("pause container %s: %w", name, paused(err))
@@ -88,31 +92,77 @@ func (f freezer) frozen() (bool, error) {
 	return bytes.Contains(b, []byte(f.reached)), err
 }
 
-// dumpEnds bounds how long a dump goes on whose daemon has died.
-const dumpEnds = 30 * time.Second
-
 // thawAll ends the pauses of a daemon that died within them. A dump that it had
-// begun may still be at work, and would restore the pause that it found.
+// begun may still be at work, and would restore the pause that it found: its end is waited for in the
+// background, until Close, and by Pause.
 func (e *Engine) thawAll(ctx context.Context, recs []record) {
-	ctx, cancel := context.WithTimeout(ctx, dumpEnds)
-	defer cancel()
 	for _, r := range recs {
 		f := freezerOf(e.cgroup(r.name))
 		frozen, err := f.frozen()
-		if err != nil {
-			continue // it does not run
+		switch {
+		case err != nil: // it does not run
+		case e.isDumped(r.name):
+			done := e.thaws.begin(r.name)
+			e.following.Go(func() {
+				defer done()
+				for e.isDumped(r.name) && sleep(ctx, 10*time.Millisecond) {
+				}
+				if ctx.Err() == nil {
+					e.thaw(r.name, f)
+				}
+			})
+		case frozen:
+			e.thaw(r.name, f)
 		}
-		dumped := false
-		for e.isDumped(r.name) && sleep(ctx, 10*time.Millisecond) {
-			dumped = true
-		}
-		if !frozen && !dumped {
-			continue
-		}
-		e.log.Info("resuming what a crash has left paused", "container", r.name)
-		if err := f.set(false); err != nil {
-			e.log.Warn("resume", "container", r.name, "err", err)
-		}
+	}
+}
+
+func (e *Engine) thaw(name string, f freezer) {
+	e.log.Info("resuming what a crash has left paused", "container", name)
+	if err := f.set(false); err != nil && !errors.Is(err, os.ErrNotExist) {
+		e.log.Warn("resume", "container", name, "err", err)
+	}
+}
+
+// thaws are the containers that are about to be resumed. It is safe for concurrent use.
+type thaws struct {
+	mu  sync.Mutex
+	all map[string]chan struct{} // closed when it is done; guarded by mu
+}
+
+func (t *thaws) begin(name string) (done func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.all == nil {
+		t.all = map[string]chan struct{}{}
+	}
+	c := make(chan struct{})
+	t.all[name] = c
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.all, name)
+		close(c)
+	}
+}
+
+// of is closed when that container is resumed; nil if it is not about to be.
+func (t *thaws) of(name string) <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.all[name]
+}
+
+func (t *thaws) wait(ctx context.Context, name string) error {
+	c := t.of(name)
+	if c == nil {
+		return nil
+	}
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

@@ -321,6 +321,18 @@ func (k *known) settled() <-chan struct{} {
 	return calm
 }
 
+// doubtful are the containers that are in doubt, and whether that is all.
+func (k *known) doubtful() (names []string, all bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, c := range k.containers {
+		if c.doubt {
+			names = append(names, name)
+		}
+	}
+	return names, k.read && len(names) == k.doubts
+}
+
 // check raises a doubt about each task whose process is gone though no event says so, if
 // that was so before too. It returns those that are gone.
 func (k *known) check(before map[string]uint32) map[string]uint32 {

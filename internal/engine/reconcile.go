@@ -27,7 +27,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	if err := e.adoptShims(ctx); err != nil {
 		return err
 	}
-	e.thawAll(ctx, recs)
+	e.thawAll(e.life, recs)
 	if err := e.removeStandIns(ctx); err != nil {
 		e.log.Warn("remove what was made for a dump", "err", err)
 	}

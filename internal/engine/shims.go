@@ -386,7 +386,7 @@ func (e *Engine) shimFile(name string) string { return filepath.Join(e.cfg.dir(n
 // has left, and removes groups that no container names: of one that does, the
 // task may be under way still.
 func (e *Engine) adoptShims(ctx context.Context) error {
-	r, err := e.c.tasks.List(ctx, &tasksapi.ListTasksRequest{})
+	tasks, err := e.tasks(ctx)
 	if err != nil {
 		return err
 	}
@@ -397,8 +397,8 @@ func (e *Engine) adoptShims(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, t := range r.Tasks {
-		name := groupOf[t.ID]
+	for _, task := range tasks {
+		name := groupOf[task]
 		if name == "" {
 			continue
 		}
@@ -408,7 +408,7 @@ func (e *Engine) adoptShims(ctx context.Context) error {
 			s.groups[name] = g
 		}
 		g.stand++
-		s.of[t.ID] = g
+		s.of[task] = g
 	}
 	dirs, err := os.ReadDir(s.dir)
 	for _, d := range dirs {
@@ -417,6 +417,28 @@ func (e *Engine) adoptShims(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// tasks are the names of the tasks that containerd has. It asks the shims about them, one after the other, and one that
+// restores a container does not answer: then they are those that it has directories of.
+func (e *Engine) tasks(ctx context.Context) (names []string, err error) {
+	some, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	r, err := e.c.tasks.List(some, &tasksapi.ListTasksRequest{})
+	if err == nil {
+		for _, t := range r.Tasks {
+			names = append(names, t.ID)
+		}
+		return names, nil
+	}
+	entries, derr := os.ReadDir(filepath.Dir(e.bundle("x")))
+	if some.Err() == nil || derr != nil {
+		return nil, err
+	}
+	for _, d := range entries {
+		names = append(names, d.Name())
+	}
+	return names, nil
 }
 
 // namedShims reads which container names which group, and which groups are named.

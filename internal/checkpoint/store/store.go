@@ -187,6 +187,10 @@ func (s *Store) load() error {
 		case end == owedEnd && s.entries[id] != nil:
 			s.loadOwed(id)
 		case s.entries[id] != nil && slices.Contains([]string{dataEnd, recordEnd, orderEnd}, end):
+		case strings.HasPrefix(name, scratch):
+			if err := os.RemoveAll(s.path(name)); err != nil { // a dump that an earlier daemon has begun may still write into it
+				s.cfg.Log.Warn("what a dump has left stays until the next start", "dir", name, "err", err)
+			}
 		default:
 			errs = errors.Join(errs, os.RemoveAll(s.path(name)))
 		}
