@@ -422,3 +422,40 @@ func TestListen(t *testing.T) {
 		t.Errorf("left: %v", left)
 	}
 }
+
+// One client goes on with a node that is started anew, oftener than it may have connections, with calls
+// open at each end of it; and has more calls open at once than one connection carries.
+func TestClientOutlivesItsNode(t *testing.T) {
+	n, s, c := newNode(t)
+	for range 6 {
+		var open sync.WaitGroup
+		for range 5 {
+			open.Go(func() { _ = c.Events(t.Context(), nil, func(node.Event) error { return nil }) })
+		}
+		for tries := 0; ; tries++ { // a connection that has just broken may be noticed by a call that fails
+			_, err := c.Images(t.Context())
+			if err == nil {
+				break
+			}
+			if tries == 10 {
+				t.Fatal(err)
+			}
+		}
+		s.Stop()
+		open.Wait()
+		next, err := apitest.Start(s.Socket, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s = next
+	}
+	defer s.Stop()
+	ctx, cancel := context.WithCancel(t.Context())
+	var open sync.WaitGroup
+	for range 1200 {
+		open.Go(func() { _ = c.Events(ctx, nil, func(node.Event) error { return nil }) })
+	}
+	eventually(t, "a call is answered beside them", func() bool { _, err := c.Images(t.Context()); return err == nil })
+	cancel()
+	open.Wait()
+}
