@@ -448,7 +448,7 @@ func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, erro
 		return part.Files(), nil
 	}
 	if err == nil && l.At != "" && !(p.reachable(ctx, l) && p.site.rouseOne(ctx, l)) {
-		err = errors.Join(fmt.Errorf("layer %s lies in the PoP's store, which is away: %w", id, layer.ErrUnknown), p.cfg.Layers.Detach(id))
+		err = errors.Join(fmt.Errorf("layer %s lies in the PoP's store, which is away: %w", id, layer.ErrUnknown), p.letGo(id))
 	}
 	if errors.Is(err, layer.ErrUnknown) {
 		for _, img := range p.cfg.Catalog.WithLayer(id) {

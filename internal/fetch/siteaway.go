@@ -106,10 +106,18 @@ func (s *site) disown(img *image.Image) (lost []digest.Digest) {
 
 func (s *site) detach(img *image.Image, id digest.Digest) {
 	s.log.Warn("a layer of the PoP's store is away: it is fetched anew", "layer", id, "image", img.Ref)
-	if err := s.p.cfg.Layers.Detach(id); err != nil {
+	if err := s.p.letGo(id); err != nil {
 		s.log.Warn("detach layer", "layer", id, "err", err)
 	}
-	s.ready.setRest(id, false)
+}
+
+// letGo detaches a layer; what comes in its place does not rest.
+func (p *Puller) letGo(id digest.Digest) error {
+	err := p.cfg.Layers.Detach(id)
+	if p.site != nil {
+		p.site.ready.setRest(id, false)
+	}
+	return err
 }
 
 // alone has a layer that this node fetches for itself given to the store later: there

@@ -86,7 +86,7 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 func (s *site) heard(ctx context.Context, e pop.Event) {
 	switch e.Kind {
 	case pop.Deployed:
-		s.ready.heard(e, s.cfg.Node)
+		s.demanded(e)
 		return // nobody waits for it
 	case pop.Pressed:
 		s.pressed.Store(time.Now().UnixNano())
@@ -195,7 +195,7 @@ func (s *site) revalidate(ctx context.Context, st *pop.Store) {
 		rec, err := use(ctx, l.DiffID)
 		if errors.Is(err, pop.ErrUnknown) || err == nil && s.cfg.Dir.Path(rec.Data()) != l.At {
 			s.log.Warn("a layer has left the PoP's store while this node was away", "layer", l.DiffID)
-			err = s.p.cfg.Layers.Detach(l.DiffID)
+			err = s.p.letGo(l.DiffID)
 		}
 		if err != nil {
 			s.log.Warn("layer of the PoP's store", "layer", l.DiffID, "err", err)

@@ -103,7 +103,32 @@ func (r *prepared) save() {
 	}
 }
 
-// heard notes what other nodes have deployed, and what of it may be whole in the store now.
+// demanded notes that a node has deployed an image. What is here, or on its way, is not counted: if it is removed, that was
+// asked for.
+func (s *site) demanded(e pop.Event) {
+	if s.ready == nil || e.Node == s.cfg.Node {
+		return
+	}
+	s.ready.stays(e.Key)
+	if ref, err := image.ParseReference(e.Key); err == nil {
+		if img := s.p.cfg.Catalog.Get(ref); img != nil && (s.p.have(img) || slices.ContainsFunc(idsOf(img), s.p.isHeld)) {
+			return
+		}
+	}
+	s.ready.heard(e, s.cfg.Node)
+}
+
+// stays moves an image that is ready behind the others: it is taken back last.
+func (r *prepared) stays(ref string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := slices.IndexFunc(r.images, func(have image.Reference) bool { return have.String() == ref }); i >= 0 {
+		have := r.images[i]
+		r.images = append(slices.Delete(r.images, i, i+1), have)
+	}
+}
+
+// heard counts what other nodes have deployed, and looks what of it may be whole in the store now.
 func (r *prepared) heard(e pop.Event, self string) {
 	if r == nil || r.cfg.Images < 1 || e.Node == self && e.Kind == pop.Deployed {
 		return
@@ -125,10 +150,6 @@ func (r *prepared) heard(e pop.Event, self string) {
 
 // deployed is called with mu held.
 func (r *prepared) deployed(ref string) {
-	if i := slices.IndexFunc(r.images, func(have image.Reference) bool { return have.String() == ref }); i >= 0 {
-		have := r.images[i]
-		r.images = append(slices.Delete(r.images, i, i+1), have) // it stays for longer
-	}
 	d := demand{ref: ref}
 	if i := r.demandFor(ref); i >= 0 {
 		d = r.demand[i]
@@ -231,7 +252,7 @@ func (s *site) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest)
 		if l, perr := s.p.cfg.Layers.Peek(id); perr == nil && l.At != "" && (have[id] == nil || s.cfg.Dir.Path(have[id].Data()) != l.At) {
 			left[id] = true
 			s.log.Debug("a layer that was made ready has left the PoP's store", "layer", id, "err", err)
-			if err := s.p.cfg.Layers.Detach(id); err != nil {
+			if err := s.p.letGo(id); err != nil {
 				s.log.Warn("detach layer", "layer", id, "err", err)
 			}
 		}
@@ -551,10 +572,9 @@ func (s *site) dismiss(id digest.Digest) {
 	if !s.ready.rests(id) {
 		return
 	}
-	if err := s.p.cfg.Layers.Detach(id); err != nil {
+	if err := s.p.letGo(id); err != nil {
 		s.log.Warn("detach layer", "layer", id, "err", err)
 	}
-	s.ready.setRest(id, false)
 }
 
 // takeBack takes back what was made ready of a layer that has left the store, and reports whether it rested.

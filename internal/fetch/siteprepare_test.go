@@ -151,7 +151,7 @@ func TestReadyLayersAreMarkedBeforeTheyAreMounted(t *testing.T) {
 	}
 }
 
-// An image is made ready once it was deployed elsewhere for the second time; what this node deploys is no reason. Of those that are
+// An image is made ready once it was deployed elsewhere for the second time; what this node deploys, or has, is no reason. Of those that are
 // ready the one goes that was deployed elsewhere least lately.
 func TestReadyByDemand(t *testing.T) {
 	s := newSiteBed(t)
@@ -180,20 +180,26 @@ func TestReadyByDemand(t *testing.T) {
 	a.bring(q)
 	s.awaitReady(e, q)
 	a.bring(p) // and stays for it
-	b.eventually("it is heard of", func() bool { return demand(p) == 1 })
+	b.eventually("it is heard of", func() bool {
+		b.site.ready.mu.Lock()
+		defer b.site.ready.mu.Unlock()
+		return b.site.ready.images[1].String() == b.ref(p.Ref).String()
+	})
 	a.bring(r)
 	a.bring(r)
 	s.awaitReady(e, r)
 	b.eventually("one goes", func() bool { return !e.has(q) })
 	b.bring(q)
 	b.bring(q)
-	a.bring(r)
-	b.eventually("it is heard of", func() bool { return demand(r) == 1 })
+	a.bring(q)
+	last := a.push("last", 4)
+	a.bring(last)
+	b.eventually("it is heard of", func() bool { return demand(last) == 1 })
 	b.site.ready.mu.Lock()
 	images := fmt.Sprint(b.site.ready.images)
 	b.site.ready.mu.Unlock()
 	if !e.has(p) || !strings.Contains(images, p.Ref) || demand(q) != 0 {
-		t.Errorf("what is deployed elsewhere went; what this node deploys is counted %d times", demand(q))
+		t.Errorf("what is deployed elsewhere went; what this node has is counted %d times", demand(q))
 	}
 }
 
@@ -261,6 +267,7 @@ func replayReady(t *testing.T, cfg PrepareConfig, path string) (ready, made floa
 		known[ref.String()], have[at][ref.String()] = true, true
 		all[at].adopt(&image.Image{Ref: ref})
 		for i, node := range all {
+			node.stays(ref.String())
 			node.heard(pop.Event{Kind: pop.Deployed, Key: ref.String(), Node: fmt.Sprint(at)}, fmt.Sprint(i))
 			for range node.wishes() {
 				node.met(ref.String())

@@ -248,7 +248,7 @@ func (s *site) letGo(ctx context.Context, id digest.Digest, say string) bool {
 		return false
 	}
 	s.log.Warn(say, "layer", id, "images", s.imagesWith(id))
-	if err := s.p.cfg.Layers.Detach(id); err != nil {
+	if err := s.p.letGo(id); err != nil {
 		s.log.Warn("detach layer", "layer", id, "err", err)
 		return false
 	}
