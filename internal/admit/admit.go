@@ -19,7 +19,7 @@
 //     processor. While other work presses the processors, or memory is so short that
 //     the kernel spends its time on reclaim, there are fewer, down to one per
 //     processor: the node's containers go on. The pressure that deployments cause
-//     themselves does not count; what others cause is only known when none has been under way.
+//     themselves does not count; what others cause is only known while none is under way.
 //   - Memory. What a deployment claims (its limit, or what containers of
 //     its image were seen to take) must fit into what the kernel has available, less
 //     a reserve for the node, what is promised to others, and what those that run may
@@ -40,7 +40,7 @@
 // Back-pressure. The queue is bounded, and so is each caller's part of it; who comes then is
 // told when to come again (BusyError). What can never fit is refused at once.
 //
-// Nothing runs while nobody waits.
+// While nothing is under way the kernel is asked once a second how long processors were waited for; nothing else runs then.
 package admit
 
 import (
@@ -89,7 +89,10 @@ type Memory struct{ Available, Total int64 }
 
 // Pressure is the share of time, in percent, that some process waited for a
 // resource in the last ten seconds (PSI's avg10); 0 where the kernel does not say.
-type Pressure struct{ CPU, Memory, IO float64 }
+type Pressure struct {
+	CPU, Memory, IO float64
+	Waited          time.Duration // for a processor, since the machine's start
+}
 
 // What a ticket waits for.
 const (
@@ -184,6 +187,7 @@ func New(cfg Config) *Admitter {
 	}
 	a := &Admitter{cfg: cfg, callers: map[string]*caller{}, images: map[string]int{}, failed: map[string]time.Time{}, hosts: map[string]int{}, learnt: learnt{}}
 	a.life, a.end = context.WithCancel(context.Background())
+	a.bg.Go(a.watch)
 	return a
 }
 

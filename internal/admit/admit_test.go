@@ -25,6 +25,7 @@ type world struct {
 	free     int64
 	pressure Pressure
 	disk     int64
+	told     time.Time // when pressure was asked for last
 }
 
 func (w *world) set(f func(*world)) {
@@ -48,6 +49,11 @@ func open(t testing.TB, cfg Config) (*Admitter, *world) {
 	cfg.Pressure = func() Pressure {
 		w.mu.Lock()
 		defer w.mu.Unlock()
+		now := time.Now()
+		if !w.told.IsZero() {
+			w.pressure.Waited += time.Duration(w.pressure.CPU / 100 * float64(now.Sub(w.told)))
+		}
+		w.told = now
 		return w.pressure
 	}
 	cfg.Disk = func() (int64, error) {

@@ -12,9 +12,7 @@ type sample struct {
 	pressed time.Time // when what follows was looked at
 	owed    int64     // bytes that running containers may yet take
 	short   bool      // memory is so short that reclaim takes time
-	foreign float64
-	knownAt time.Time // when foreign was seen
-	busyAt  time.Time // when deployments were last under way
+	gauge   gauge
 }
 
 const (
@@ -24,8 +22,6 @@ const (
 	// has taken must show in the kernel's figure, and processes go on growing for a while.
 	settle = time.Second
 
-	quiet       = 10 * time.Second // PSI's window: after it nothing of it is our own doing
-	foreignFor  = time.Minute      // what other work did is believed for so long
 	pressed     = 50.0             // percent of processor pressure by others from which on there are fewer slots
 	reclaiming  = 10.0             // percent of memory pressure
 	unpacked    = 2                // bytes on disk for a compressed one, at least
@@ -45,9 +41,7 @@ func (a *Admitter) look(now time.Time) {
 		a.promised -= a.fading[0].bytes
 		a.fading = a.fading[1:]
 	}
-	if a.used[running] > 0 {
-		a.seen.busyAt = now
-	}
+	a.gaugeNow(now)
 	if a.seen.at.IsZero() || now.Sub(a.seen.at) >= fresh {
 		a.sample(now)
 	}
@@ -75,19 +69,12 @@ func (a *Admitter) sample(now time.Time) {
 	if a.cfg.Owed != nil && !a.cfg.Overcommit {
 		s.owed = a.cfg.Owed()
 	}
-	p := a.cfg.Pressure()
-	s.short = p.Memory >= reclaiming
-	switch {
-	case now.Sub(s.busyAt) >= quiet:
-		s.foreign, s.knownAt = p.CPU, now
-	case now.Sub(s.knownAt) >= foreignFor:
-		s.foreign = 0
-	}
+	s.short = a.cfg.Pressure().Memory >= reclaiming
 }
 
 // limit is how many deployments may be under way now.
 func (a *Admitter) limit() int {
-	if a.seen.short || a.seen.foreign >= pressed {
+	if a.seen.short || a.seen.gauge.foreign >= pressed {
 		return min(a.cfg.Max, a.cfg.Processors)
 	}
 	return a.cfg.Max

@@ -182,29 +182,46 @@ func TestBigDoesNotBlock(t *testing.T) {
 	})
 }
 
-// Other work's pressure leaves one slot per processor; the deployments' own changes nothing.
+// Other work's pressure leaves one slot per processor; the deployments' own changes nothing, nor does what has ended.
 func TestPressure(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, w := open(t, Config{})
+		time.Sleep(5 * time.Second)
 		var all []*Ticket
-		for range 6 {
-			all = append(all, enter(t, a, Claim{}))
+		come := func(n int) {
+			all = nil
+			for range n {
+				all = append(all, enter(t, a, Claim{}))
+			}
 		}
-		w.set(func(w *world) { w.pressure.CPU = 90 })
+		done := func() {
+			for _, k := range all {
+				k.Done(0)
+			}
+		}
+		press := func(percent float64) { w.set(func(w *world) { w.pressure.CPU = percent }) }
+		come(6)
+		press(90)
 		time.Sleep(5 * time.Second)
 		want(t, all, "", "", "", "", Turn, Turn) // ours
-		for _, k := range all {
-			k.Done(0)
-		}
-		time.Sleep(quiet + time.Second)
-		all = nil
-		for range 4 {
-			all = append(all, enter(t, a, Claim{}))
-		}
+		done()
+		time.Sleep(gaugeEvery)
+		come(4)
+		want(t, all, "", "", "", "") // what they leave behind
+		done()
+		time.Sleep(quiet + 3*gaugeEvery)
+		come(4)
 		want(t, all, "", "", CPU, CPU)
-		w.set(func(w *world) { w.pressure.CPU = 0 })
+		press(0)
 		time.Sleep(foreignFor + time.Second) // it cannot be told from ours, and is not believed for ever
 		want(t, all, "", "", "", "")
+		done()
+		press(90)
+		time.Sleep(quiet + 10*gaugeEvery)
+		press(0)
+		time.Sleep(gaugeEvery + gaugeEvery/2)
+		come(4)
+		want(t, all, "", "", "", "") // it was pressed until just now
 		w.set(func(w *world) { w.pressure.Memory = 20 })
 		time.Sleep(seldom)
 		if s := a.Stats(); s.Limit != 2 {

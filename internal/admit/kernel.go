@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
+	"time"
 )
 
 // kernelMemory is the machine's. A cgroup that bounds dewd does not bound containers.
@@ -50,27 +52,36 @@ func head(path string) ([]byte, error) {
 
 // kernelPressure is what the kernel has of it: nothing without CONFIG_PSI.
 func kernelPressure() Pressure {
-	return Pressure{CPU: some("/proc/pressure/cpu"), Memory: some("/proc/pressure/memory"), IO: some("/proc/pressure/io")}
+	var p Pressure
+	p.CPU, p.Waited = some("/proc/pressure/cpu")
+	p.Memory, _ = some("/proc/pressure/memory")
+	p.IO, _ = some("/proc/pressure/io")
+	return p
 }
 
-// some is avg10 of a PSI file's line "some".
-func some(path string) float64 {
+// some is avg10 and total of a PSI file's line "some".
+func some(path string) (percent float64, total time.Duration) {
 	b, err := head(path)
 	if err != nil {
-		return 0
+		return 0, 0
 	}
 	return parseSome(b)
 }
 
-func parseSome(b []byte) float64 {
-	_, b, ok := bytes.Cut(b, []byte("some avg10="))
-	if !ok {
-		return 0
+func parseSome(b []byte) (percent float64, total time.Duration) {
+	line, _, _ := strings.Cut(string(b), "\n")
+	if !strings.HasPrefix(line, "some ") {
+		return 0, 0
 	}
-	b, _, _ = bytes.Cut(b, []byte(" "))
-	v, err := strconv.ParseFloat(string(b), 64)
-	if err != nil || v < 0 || v > 100 {
-		return 0
+	for _, f := range strings.Fields(line) {
+		name, value, _ := strings.Cut(f, "=")
+		switch v, err := strconv.ParseFloat(value, 64); {
+		case err != nil || v < 0:
+		case name == "avg10" && v <= 100:
+			percent = v
+		case name == "total":
+			total = time.Duration(v) * time.Microsecond
+		}
 	}
-	return v
+	return percent, total
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 )
 
 // What the kernel says of this machine is understood.
@@ -19,17 +20,21 @@ func TestKernel(t *testing.T) {
 }
 
 func TestParseSome(t *testing.T) {
-	for in, want := range map[string]float64{
-		"some avg10=84.58 avg60=79.71 avg300=50.76 total=145\nfull avg10=1.00 avg60=0 avg300=0 total=0\n": 84.58,
-		"some avg10=0.00 avg60=1.00": 0,
-		"":                           0,
-		"some avg10=":                0,
-		"some avg10=x ":              0,
-		"some avg10=1e9 ":            0,
-		"full avg10=3.00 ":           0,
+	type read struct {
+		percent float64
+		total   time.Duration
+	}
+	for in, want := range map[string]read{
+		"some avg10=84.58 avg60=79.71 avg300=50.76 total=145\nfull avg10=1.00 avg60=0 avg300=0 total=9\n": {84.58, 145 * time.Microsecond},
+		"some avg10=0.00 avg60=1.00 total=2432679946":                                                     {0, 2432679946 * time.Microsecond},
+		"":                           {},
+		"some avg10=":                {},
+		"some avg10=x total=y":       {},
+		"some avg10=1e9 total=-1":    {},
+		"full avg10=3.00 total=3000": {},
 	} {
-		if got := parseSome([]byte(in)); got != want {
-			t.Errorf("%q: %g, want %g", in, got, want)
+		if percent, total := parseSome([]byte(in)); percent != want.percent || total != want.total {
+			t.Errorf("%q: %g, %v, want %v", in, percent, total, want)
 		}
 	}
 }

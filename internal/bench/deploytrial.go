@@ -156,11 +156,16 @@ func usageOf(m manyEngine) (u usage, err error) {
 }
 
 // settle waits until the engines have done what follows a trial: until none of them
-// takes a twentieth of a processor, at most five seconds.
+// has taken a twentieth of a processor for a second, at most ten seconds. dewd makes fewer
+// containers at once while others press the processors; what another engine leaves behind is none of its trial.
 func (l *deployLineup) settle(ctx context.Context) error {
-	const look = 100 * time.Millisecond
+	const (
+		look  = 100 * time.Millisecond
+		quiet = 10 // looks
+	)
 	last := make([]time.Duration, len(l.engines))
-	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); {
+	still := 0
+	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); {
 		idle := true
 		for i, m := range l.engines {
 			now, err := m.session().group.CPU()
@@ -170,7 +175,10 @@ func (l *deployLineup) settle(ctx context.Context) error {
 			idle = idle && now-last[i] < look/20
 			last[i] = now
 		}
-		if idle {
+		if still++; !idle {
+			still = 0
+		}
+		if still == quiet {
 			return nil
 		}
 		select {
