@@ -315,7 +315,7 @@ func (b *faultBed) event(i int, kind, id string) error {
 	err := b.client(i, func(ctx context.Context, c *api.Client) error {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
-		return c.Events(ctx, &node.Mark{}, func(e node.Event) error {
+		return c.Events(ctx, &node.Mark{}, nil, func(e node.Event) error {
 			if e.Kind == kind && e.Layer == id {
 				return found
 			}

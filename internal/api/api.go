@@ -149,6 +149,7 @@ type Observer interface {
 	// Events calls emit with what happens until ctx ends, one call at a time:
 	// first what is still known of the events behind a mark, unless it is nil, and before
 	// these one of kind EventResync if some that came behind it are not known any
-	// more. An error of emit ends it and is returned.
-	Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error
+	// more. An error of emit ends it and is returned. Unless it is nil, begun is called before all of these, once nothing
+	// that happens can be missed; its error ends it, too.
+	Events(ctx context.Context, after *node.Mark, begun func() error, emit func(node.Event) error) error
 }

@@ -353,7 +353,7 @@ func TestEventsGoOnWhereTheyWere(t *testing.T) {
 	enough := errors.New("enough")
 	after := node.Mark{Seq: 1}
 	var got []node.Event
-	err := c.Events(t.Context(), &after, func(e node.Event) error {
+	err := c.Events(t.Context(), &after, nil, func(e node.Event) error {
 		got = append(got, e)
 		return enough
 	})
@@ -430,7 +430,7 @@ func TestClientOutlivesItsNode(t *testing.T) {
 	for range 6 {
 		var open sync.WaitGroup
 		for range 5 {
-			open.Go(func() { _ = c.Events(t.Context(), nil, func(node.Event) error { return nil }) })
+			open.Go(func() { _ = c.Events(t.Context(), nil, nil, func(node.Event) error { return nil }) })
 		}
 		for tries := 0; ; tries++ { // a connection that has just broken may be noticed by a call that fails
 			_, err := c.Images(t.Context())
@@ -453,9 +453,40 @@ func TestClientOutlivesItsNode(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var open sync.WaitGroup
 	for range 1200 {
-		open.Go(func() { _ = c.Events(ctx, nil, func(node.Event) error { return nil }) })
+		open.Go(func() { _ = c.Events(ctx, nil, nil, func(node.Event) error { return nil }) })
 	}
 	eventually(t, "a call is answered beside them", func() bool { _, err := c.Images(t.Context()); return err == nil })
 	cancel()
 	open.Wait()
+}
+
+// Who was told that he is listening misses nothing of what happens from then on.
+func TestListenersMissNothing(t *testing.T) {
+	n, _, c := newNode(t)
+	for i := range 50 {
+		name := fmt.Sprintf("seen-%d", i)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		begun, seen := make(chan struct{}), errors.New("seen")
+		heard := make(chan error, 1)
+		go func() {
+			heard <- c.Events(ctx, nil, func() error { close(begun); return nil }, func(e node.Event) error {
+				if e.Name == name {
+					return seen
+				}
+				return nil
+			})
+		}()
+		select {
+		case <-begun:
+		case err := <-heard:
+			t.Fatal(err)
+		}
+		if _, err := n.Deploy(ctx, node.Request{Image: nginx.Name, Name: name, Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-heard; !errors.Is(err, seen) {
+			t.Fatalf("listener %d: %v", i, err)
+		}
+		cancel()
+	}
 }

@@ -440,7 +440,7 @@ func (c *Client) Version(ctx context.Context) (node.Version, error) {
 }
 
 // Events implements Observer.
-func (c *Client) Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error {
+func (c *Client) Events(ctx context.Context, after *node.Mark, begun func() error, emit func(node.Event) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	req := &pb.EventsRequest{}
@@ -452,6 +452,11 @@ func (c *Client) Events(ctx context.Context, after *node.Mark, emit func(node.Ev
 		return c.problem(ctx, err)
 	}
 	defer stream.Close()
+	if begun != nil && len(stream.ResponseHeader()) > 0 { // it waits for them; what failed is told below
+		if err := begun(); err != nil {
+			return err
+		}
+	}
 	for stream.Receive() {
 		if err := emit(eventFrom(stream.Msg().Event)); err != nil {
 			return err

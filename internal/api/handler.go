@@ -211,15 +211,13 @@ func (h *handler) Logs(ctx context.Context, req *connect.Request[pb.LogsRequest]
 }
 
 func (h *handler) Events(ctx context.Context, req *connect.Request[pb.EventsRequest], stream *connect.ServerStream[pb.EventsResponse]) error {
-	// The headers tell the client that it is listening.
-	if err := stream.Send(nil); err != nil {
-		return err
-	}
 	var after *node.Mark
 	if req.Msg.After != nil || req.Msg.Epoch != "" {
 		after = &node.Mark{Epoch: req.Msg.Epoch, Seq: req.Msg.GetAfter()}
 	}
-	return h.fail(ctx, h.node.Events(ctx, after, func(e node.Event) error {
+	// The headers tell the client that it is listening.
+	begun := func() error { return stream.Send(nil) }
+	return h.fail(ctx, h.node.Events(ctx, after, begun, func(e node.Event) error {
 		return stream.Send(&pb.EventsResponse{Event: eventOf(e)})
 	}))
 }

@@ -30,7 +30,7 @@ func events(ctx context.Context, c *call) error {
 	}
 	ctx, stop := interruptible(ctx)
 	defer stop()
-	err := c.client.Events(ctx, after, c.event)
+	err := c.client.Events(ctx, after, nil, c.event)
 	if ctx.Err() != nil {
 		return nil
 	}

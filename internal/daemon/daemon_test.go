@@ -188,7 +188,7 @@ func TestEventsStream(t *testing.T) {
 		var wg sync.WaitGroup
 		emitted := make(chan struct{}, 10)
 		wg.Go(func() {
-			err := d.Events(ctx, c.after, func(ev node.Event) error {
+			err := d.Events(ctx, c.after, nil, func(ev node.Event) error {
 				if ev.Kind == node.EventResync {
 					ev.Name = ev.Kind
 				}
@@ -216,7 +216,7 @@ func TestEventsStream(t *testing.T) {
 		d.events.add(node.Event{Name: "new"})
 	}
 	broken := errors.New("the watcher has gone")
-	if err := d.Events(t.Context(), &node.Mark{}, func(node.Event) error { return broken }); !errors.Is(err, broken) {
+	if err := d.Events(t.Context(), &node.Mark{}, nil, func(node.Event) error { return broken }); !errors.Is(err, broken) {
 		t.Errorf("ended with %v", err)
 	}
 }
@@ -230,7 +230,7 @@ func TestEventsEpoch(t *testing.T) {
 	}
 	enough := errors.New("enough")
 	first := func(after node.Mark) (got node.Event) {
-		if err := d.Events(t.Context(), &after, func(e node.Event) error { got = e; return enough }); !errors.Is(err, enough) {
+		if err := d.Events(t.Context(), &after, nil, func(e node.Event) error { got = e; return enough }); !errors.Is(err, enough) {
 			t.Errorf("ended with %v", err)
 		}
 		return got
@@ -261,7 +261,7 @@ func TestEventsEpoch(t *testing.T) {
 	// Whoever reads so slowly that events pass him is told.
 	slow := node.Mark{Epoch: d.events.epoch, Seq: keepEvents + 4}
 	var kinds []string
-	err := d.Events(t.Context(), &slow, func(e node.Event) error {
+	err := d.Events(t.Context(), &slow, nil, func(e node.Event) error {
 		if kinds = append(kinds, e.Kind); len(kinds) == 3 {
 			return enough
 		}

@@ -84,8 +84,13 @@ func (e *events) resync(before uint64) node.Event {
 
 // Events implements api.Observer. A watcher who is so slow that events are forgotten before he
 // has them is told that, too.
-func (d *Daemon) Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error {
+func (d *Daemon) Events(ctx context.Context, after *node.Mark, begun func() error, emit func(node.Event) error) error {
 	seq, missed := d.events.from(after)
+	if begun != nil {
+		if err := begun(); err != nil {
+			return err
+		}
+	}
 	for {
 		evs, more := d.events.after(seq)
 		if len(evs) > 0 && evs[0].Seq > seq+1 {

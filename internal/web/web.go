@@ -41,7 +41,7 @@ type Node interface {
 	Version(ctx context.Context) (node.Version, error)
 	// Arriving describes the layers that are not whole, each in so many parts.
 	Arriving(parts int) []node.LayerMap
-	Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error
+	Events(ctx context.Context, after *node.Mark, begun func() error, emit func(node.Event) error) error
 }
 
 const (
@@ -180,7 +180,7 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 	events, ended := make(chan node.Event), make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = p.node.Events(ctx, &after, func(e node.Event) error {
+		_ = p.node.Events(ctx, &after, nil, func(e node.Event) error {
 			select {
 			case events <- e:
 				return nil

@@ -84,7 +84,7 @@ func (f *fake) Arriving(int) []node.LayerMap {
 	return f.layers
 }
 
-func (f *fake) Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error {
+func (f *fake) Events(ctx context.Context, after *node.Mark, _ func() error, emit func(node.Event) error) error {
 	seq := after.Seq
 	if after.Epoch != "" && after.Epoch != epoch {
 		seq = 0

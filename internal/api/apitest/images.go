@@ -99,7 +99,7 @@ func (n *Node) Version(context.Context) (node.Version, error) {
 }
 
 // Events implements api.Observer.
-func (n *Node) Events(ctx context.Context, after *node.Mark, emit func(node.Event) error) error {
+func (n *Node) Events(ctx context.Context, after *node.Mark, begun func() error, emit func(node.Event) error) error {
 	if now, _ := n.fault("Events"); now != nil {
 		return now
 	}
@@ -109,6 +109,11 @@ func (n *Node) Events(ctx context.Context, after *node.Mark, emit func(node.Even
 		seen = min(seen, int(after.Seq))
 	}
 	unlock()
+	if begun != nil {
+		if err := begun(); err != nil {
+			return err
+		}
+	}
 	for {
 		var news []node.Event
 		err := n.await(ctx, func() bool {
