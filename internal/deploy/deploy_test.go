@@ -65,7 +65,9 @@ func TestParseDefaults(t *testing.T) {
 	if o.timeout != time.Second || o.Net != engine.NetBridge || o.name != "web" {
 		t.Errorf("%+v", o)
 	}
-	if got := New(Config{}).cfg.ReadyTimeout; got != time.Minute {
+	plain := New(Config{})
+	defer plain.Close()
+	if got := plain.cfg.ReadyTimeout; got != time.Minute {
 		t.Errorf("by default a container may take %s", got)
 	}
 }

@@ -108,6 +108,9 @@ func TestAttach(t *testing.T) {
 			t.Fatalf("%s: after a restart: %v", in, err)
 		}
 		checkAttached(t, l, whole, e)
+		if err := store.Close(); err != nil { // what it still does in the background would be in the way of its directory's removal
+			t.Fatal(err)
+		}
 	}
 }
 
