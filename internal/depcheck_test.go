@@ -14,7 +14,7 @@ import (
 // order is the packages as a deployment flows through them: each imports only
 // those before it. Packages in one row are equals and do not import each other.
 var order = [][]string{
-	{"durable", "node", "image", "admit", "prompt", "checkpoint/hooks/jasm"},
+	{"durable", "node", "image", "admit", "sched", "checkpoint/hooks/jasm"},
 	{"trace"},
 	{"journal", "config", "inflate", "presence", "toc", "checkpoint/image", "checkpoint/hooks"},
 	{"bdi", "registry", "erofs", "tree", "checkpoint/lazypages"},

@@ -77,8 +77,8 @@ type Config struct {
 
 // Defaults of Config.
 const (
-	// SlotsPerProcessor: a burst of 24 on two processors went as fast with 2 slots as with 24, and
-	// with 6 no slower than with any other number (BenchmarkSlots in test, on a loaded machine).
+	// SlotsPerProcessor: with 6 slots a burst of 24 on two processors went no slower than with any other number
+	// (BenchmarkSlots in test), and took a third less than with 2 (docs/creation.md, "How many at once").
 	SlotsPerProcessor = 3
 	DefaultQueue      = 1024
 	defaultEstimate   = 24 << 20

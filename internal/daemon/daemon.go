@@ -43,8 +43,8 @@ import (
 	"dewpoint/internal/metrics"
 	"dewpoint/internal/mount"
 	"dewpoint/internal/node"
-	"dewpoint/internal/prompt"
 	"dewpoint/internal/registry"
+	"dewpoint/internal/sched"
 	"dewpoint/internal/snapshot"
 	"dewpoint/internal/trace"
 
@@ -109,7 +109,7 @@ func Run(ctx context.Context, cfg Config, started chan<- struct{}) error {
 	}
 	debug.SetMemoryLimit(limit)
 	paceHeap()
-	if err := prompt.Process(); err != nil { // calls are answered all the same
+	if err := sched.Prompt(); err != nil { // calls are answered all the same
 		cfg.Log.Warn("answers may wait for a processor", "err", err)
 	}
 	d, err := open(ctx, cfg)

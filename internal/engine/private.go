@@ -21,7 +21,7 @@ import (
 
 	"dewpoint/internal/engine/logfile"
 	"dewpoint/internal/engine/metadb"
-	"dewpoint/internal/prompt"
+	"dewpoint/internal/sched"
 )
 
 const (
@@ -191,7 +191,7 @@ func (s *supervisor) launch(ctx context.Context) error {
 	cmd.Dir = "/"
 	cmd.Env = slices.Concat(collector, os.Environ(), []string{"PATH=" + searchPath(filepath.Dir(s.program))})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := prompt.Start(cmd); err != nil {
+	if err := sched.Start(cmd); err != nil {
 		return fmt.Errorf("start containerd: %w", err)
 	}
 	p, err := openProcess(cmd.Process.Pid)

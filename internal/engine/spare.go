@@ -15,7 +15,7 @@ import (
 	"github.com/containerd/ttrpc"
 
 	"dewpoint/internal/engine/shimgroup"
-	"dewpoint/internal/prompt"
+	"dewpoint/internal/sched"
 )
 
 // spareShims starts a shim ahead, when there is none that the next container
@@ -108,7 +108,7 @@ func (k *spareShims) start(how *shimgroup.Asked) error {
 	cmd.Env, cmd.Stdin, cmd.Dir = how.Env, bytes.NewReader(how.Input), dir
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	err = prompt.Start(cmd)
+	err = sched.Start(cmd)
 	if err == nil {
 		err = cmd.Wait()
 	}

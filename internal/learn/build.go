@@ -20,6 +20,7 @@ import (
 	"dewpoint/internal/inflate"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
+	"dewpoint/internal/sched"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -190,7 +191,10 @@ func (l *Learner) child(ctx context.Context, j job, pts []points, out *os.File) 
 	cmd.Stdin = r
 	fed := make(chan error, 1)
 	go func() { fed <- w.CloseWithError(feed(w, j, pts)) }()
-	err := cmd.Run()
+	err := sched.Start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
 	r.Close()
 	<-fed
 	var o outcome

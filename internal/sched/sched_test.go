@@ -1,4 +1,4 @@
-package prompt
+package sched
 
 import (
 	"os"
@@ -34,9 +34,9 @@ func kernelKnowsSlices(t *testing.T) bool {
 	return major > 6 || major == 6 && minor >= 12
 }
 
-func TestProcess(t *testing.T) {
+func TestPrompt(t *testing.T) {
 	own := sliceOf(t, 0)
-	if err := Process(); err != nil {
+	if err := Prompt(); err != nil {
 		t.Fatal(err)
 	}
 	want := own

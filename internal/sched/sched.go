@@ -1,4 +1,4 @@
-// Package prompt lets a process answer soon while all processors are busy: the
+// Package sched lets a process answer soon while all processors are busy: the
 // kernel is told that its threads want the processor for short times only, and
 // in return lets them run soon after they wake. Their share of the processor
 // stays what it was.
@@ -6,7 +6,7 @@
 // Linux 6.12 and newer take the time that a thread of SCHED_NORMAL wants at once
 // as its slice (sched_setattr(2), sched_runtime; kernel document
 // scheduler/sched-eevdf), which earlier kernels ignore.
-package prompt
+package sched
 
 import (
 	"os"
@@ -21,8 +21,8 @@ import (
 // 100 µs to 100 ms, and gives 3 ms to who does not ask.
 const slice = 200_000
 
-// Process makes the threads of this process prompt, and those that they start.
-func Process() error {
+// Prompt makes the threads of this process prompt, and those that they start.
+func Prompt() error {
 	done := map[string]bool{}
 	for { // a thread that was not prompt yet may have started another meanwhile
 		threads, err := os.ReadDir("/proc/self/task")
