@@ -90,7 +90,7 @@ type Config struct {
 	Sync              bool   // a private containerd flushes each change of its database, as any does by itself; else see package metadb
 	CgroupParent      string // default /dewpoint, with a suffix when State is not the default
 	Unconfined        bool   // no seccomp filter
-	LogBytes          int64  // that each stream of a container's output may take on the disk; default 16 MiB, below 0 is no bound
+	LogBytes          int64  // that each stream of a container's output may take on the disk; default 16 MiB
 	CNI               network.Config
 	// Unblock, unless nil, is called with the threads of a container that was told
 	// to end and has not: what keeps them from it is to be given up. More than once.

@@ -22,9 +22,6 @@ const (
 
 // boundOutput keeps what containers have written small, until ctx ends.
 func (e *Engine) boundOutput(ctx context.Context) {
-	if e.cfg.LogBytes < 0 {
-		return
-	}
 	sizes, pause := map[string]int64{}, outputRarely
 	for sleep(ctx, pause) {
 		var err error
