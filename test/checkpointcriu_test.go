@@ -387,7 +387,7 @@ func (b *checkpointBed) whole(name, born, sum string) string {
 		}
 		at := "http://" + ps[i].IP
 		for what, want := range map[string]string{"/born": born, "/memory": sum} {
-			if got := answerOf(at + what); got != want {
+			if got := answerOf(at+what, 5*time.Second); got != want {
 				t.Logf("%s of %s: %q", what, name, got)
 				return false
 			}
@@ -397,9 +397,9 @@ func (b *checkpointBed) whole(name, born, sum string) string {
 	return status
 }
 
-// answerOf is get that may fail: what it gives then is the reason.
-func answerOf(url string) string {
-	c := http.Client{Timeout: 5 * time.Second}
+// answerOf is get that may fail or take so long: what it gives then is the reason.
+func answerOf(url string, patience time.Duration) string {
+	c := http.Client{Timeout: patience}
 	r, err := c.Get(url)
 	if err != nil {
 		return err.Error()
@@ -409,7 +409,7 @@ func answerOf(url string) string {
 	if err != nil {
 		return err.Error()
 	}
-	return string(b)
+	return strings.TrimSpace(string(b))
 }
 
 // memoryOf is what a container's processes take, in bytes.

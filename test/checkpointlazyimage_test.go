@@ -1,8 +1,6 @@
 package test
 
 import (
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,7 +44,7 @@ func testCheckpointLazyImage(t *testing.T, backend string) {
 		if n == open {
 			t.Fatalf("%s: all is here", what)
 		}
-		if got := slowly(url + "/sum?" + path); got != b.li.files[path] {
+		if got := answerOf(url+"/sum?"+path, time.Minute); got != b.li.files[path] {
 			t.Errorf("%s: %s reads %q, not %s", what, path, got, b.li.files[path])
 		}
 	}
@@ -69,7 +67,7 @@ func testCheckpointLazyImage(t *testing.T, backend string) {
 			t.Errorf("%s: %+v", what, rec.Way)
 		}
 		reads(what, url)
-		if got := slowly(url + "/opened"); got != b.li.files[file(open)] {
+		if got := answerOf(url+"/opened", time.Minute); got != b.li.files[file(open)] {
 			t.Errorf("%s: the file that it has open reads %q", what, got)
 		}
 		if got := get(t, url+"/cat?/state"); got != born {
@@ -83,21 +81,6 @@ func testCheckpointLazyImage(t *testing.T, backend string) {
 	b.must("rmi", b.li.Ref)
 	b.must("prune")
 	b.nothingUsed()
-}
-
-// slowly is get of what may have to come from the registry; what it gives may be the reason why it does not.
-func slowly(url string) string {
-	c := http.Client{Timeout: time.Minute}
-	r, err := c.Get(url)
-	if err != nil {
-		return err.Error()
-	}
-	defer r.Body.Close()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		return err.Error()
-	}
-	return strings.TrimSpace(string(b))
 }
 
 // forget takes all from the node but what was saved.
