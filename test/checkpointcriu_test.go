@@ -387,7 +387,7 @@ func (b *checkpointBed) whole(name, born, sum string) string {
 		}
 		at := "http://" + ps[i].IP
 		for what, want := range map[string]string{"/born": born, "/memory": sum} {
-			if got := answerOf(at+what, 5*time.Second); got != want {
+			if got := answerOf(at+what, 5*time.Second); got != strings.TrimSpace(want) {
 				t.Logf("%s of %s: %q", what, name, got)
 				return false
 			}
