@@ -111,6 +111,7 @@ const (
 	sitePatience = 3 * time.Second
 	// peerFailures is how often a node is asked that does not answer well.
 	peerFailures = 3
+	storeName    = "the PoP's store" // among those that fail
 	// holderPatience is how long is waited for a layer that a node is fetching
 	// which cannot be asked itself.
 	holderPatience = 30 * time.Second
@@ -320,7 +321,7 @@ func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, erro
 			s.alone(f)
 			return layer.Way{}, context.Cause(ctx)
 		}
-		if w, ok := s.fromPeer(ctx, b, held.Holder); ok {
+		if w, ok := s.fromPeer(b, held.Holder, false); ok {
 			return w, nil
 		}
 		if since.IsZero() {
@@ -358,6 +359,9 @@ func (s *site) fromStore(ctx context.Context, b *blob, id digest.Digest) (layer.
 	if st == nil {
 		return layer.Way{}, false
 	}
+	if b.failures(storeName) >= peerFailures {
+		return layer.Way{}, false
+	}
 	defer s.lock(id)()
 	rec, e, err := s.elsewhere(ctx, st, b.l)
 	if err != nil {
@@ -367,8 +371,7 @@ func (s *site) fromStore(ctx context.Context, b *blob, id digest.Digest) (layer.
 	if s.p.cfg.Layers.Partial(id) == nil && !s.p.cfg.Layers.Unpacks() {
 		return layer.Way{Elsewhere: e}, true
 	}
-	b.take("the PoP's store", func(_ context.Context, off int64) (io.ReadCloser, error) { return s.openStored(rec, off) })
-	return layer.Way{Tar: true}, true
+	return b.take(storeName, func(_ context.Context, off int64) (io.ReadCloser, error) { return s.openStored(rec, off) }), true
 }
 
 // openStored gives a layer's tar as it lies in the store.
@@ -387,24 +390,37 @@ func (s *site) openStored(rec *pop.Layer, off int64) (io.ReadCloser, error) {
 	}{io.NewSectionReader(f, off, rec.Size-off), f}, nil
 }
 
-// fromPeer is the way from a node that has the layer, or some of it.
-func (s *site) fromPeer(ctx context.Context, b *blob, m pop.Member) (layer.Way, bool) {
-	if s.cfg.Peers == nil || m.Address == "" || m.Node == s.cfg.Node || b.failures(m.Address) >= peerFailures {
+// fromPeer is the way from a node that fetches the layer, or is said to have it whole.
+func (s *site) fromPeer(b *blob, m pop.Member, whole bool) (layer.Way, bool) {
+	who := m.Address
+	if whole {
+		who = wholeAt(m)
+	}
+	if s.cfg.Peers == nil || m.Address == "" || m.Node == s.cfg.Node || b.failures(who) >= peerFailures {
 		return layer.Way{}, false
 	}
-	b.take(m.Address, func(ctx context.Context, off int64) (io.ReadCloser, error) { return s.follow(ctx, m, b, off) })
-	return layer.Way{Tar: true}, true
+	return b.take(who, func(ctx context.Context, off int64) (io.ReadCloser, error) { return s.follow(ctx, m, b, whole, off) }), true
 }
+
+// wholeAt is a node in what it is said to have whole, among those that fail: it may yet fetch the layer.
+func wholeAt(m pop.Member) string { return m.Address + ", which is said to have it" }
+
+// errNotWhole says that a node does not have what it was said to have.
+var errNotWhole = errors.New("it has let go of it")
 
 // follow gives the layer's tar as m has it, and as it grows there. It ends with an
 // error when the node is seen to have let go of the layer, or is dead. What has come to its end
 // counts as a layer that came from a peer.
-func (s *site) follow(ctx context.Context, m pop.Member, b *blob, off int64) (io.ReadCloser, error) {
+func (s *site) follow(ctx context.Context, m pop.Member, b *blob, whole bool, off int64) (io.ReadCloser, error) {
 	id := b.l.DiffID
 	ctx, cancel := context.WithCancelCause(ctx)
 	r, _, err := s.cfg.Peers.Follow(ctx, m.Address, id, off)
 	if err != nil {
-		if errors.Is(err, peer.ErrUnknown) { // it holds the lease and has not begun
+		switch {
+		case !errors.Is(err, peer.ErrUnknown):
+		case whole:
+			err = fmt.Errorf("%w: %w", err, errNotWhole)
+		default: // it holds the lease and has not begun
 			err = errors.Join(err, s.rest(ctx, 50*time.Millisecond))
 		}
 		cancel(nil)
@@ -471,8 +487,8 @@ func (s *site) watch(ctx context.Context, f *followed, m pop.Member, id digest.D
 	}
 }
 
-// take has Open give what open gives.
-func (b *blob) take(who string, open func(context.Context, int64) (io.ReadCloser, error)) {
+// take has Open give what open gives, which who has.
+func (b *blob) take(who string, open func(context.Context, int64) (io.ReadCloser, error)) layer.Way {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.from = func(ctx context.Context, off int64) (io.ReadCloser, error) {
@@ -482,6 +498,7 @@ func (b *blob) take(who string, open func(context.Context, int64) (io.ReadCloser
 		}
 		return &elsewhere{r, func(err error) error { return b.fail(who, err) }}, nil
 	}
+	return layer.Way{Tar: true, Wrong: func(err error) { _ = b.fail(who, err) }}
 }
 
 // fail counts a failure and has the fill look for another way.
@@ -491,7 +508,10 @@ func (b *blob) fail(who string, err error) error {
 	if b.failed == nil {
 		b.failed = map[string]int{}
 	}
-	if !errors.Is(err, peer.ErrUnknown) { // it has it soon, or loses its lease
+	switch {
+	case errors.Is(err, errNotWhole):
+		b.failed[who] = peerFailures
+	case !errors.Is(err, peer.ErrUnknown): // else it has it soon, or loses its lease
 		b.failed[who]++
 	}
 	return fmt.Errorf("from %s: %w: %w", who, err, layer.ErrAgain)

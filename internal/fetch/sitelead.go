@@ -27,7 +27,7 @@ func (s *site) lead(ctx context.Context, b *blob, f *layer.Fill, lease pop.Lease
 		return w, lease.Release(context.WithoutCancel(ctx))
 	}
 	if m, ok := s.holder(ctx, b); ok {
-		if w, ok := s.fromPeer(ctx, b, m); ok {
+		if w, ok := s.fromPeer(b, m, true); ok {
 			return w, lease.Release(context.WithoutCancel(ctx))
 		}
 	}
@@ -118,7 +118,7 @@ func (s *site) holder(ctx context.Context, b *blob) (pop.Member, bool) {
 	}
 	for _, m := range members {
 		for _, node := range users[key] {
-			if m.Node == node && m.Node != s.cfg.Node && m.Address != "" && b.failures(m.Address) < peerFailures {
+			if m.Node == node && m.Node != s.cfg.Node && m.Address != "" && b.failures(wholeAt(m)) < peerFailures {
 				return m, true
 			}
 		}

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
 
+	"dewpoint/internal/layer"
 	"dewpoint/internal/peer"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/registry/registrytest"
@@ -101,6 +103,91 @@ func TestTriesOfPeersDoNotCount(t *testing.T) {
 	}
 	if s.served(p) == sent {
 		t.Error("the registry was not asked")
+	}
+}
+
+// A node gives what it fetches itself and what it has, not what passes through it. Two nodes that are said to have a layer, and do not,
+// do not wait for each other.
+func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
+	s := newSiteBed(t)
+	auth, client := s.peers()
+	node := func(name string) *siteNode {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := s.node(name, func(c *PoPConfig) { c.Address, c.Peers = l.Addr().String(), client })
+		n.serve(l, auth, n.Given())
+		return n
+	}
+	a, b := node("a"), node("b")
+	p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 4<<20)}}, registrytest.Options{})
+	id := p.Layers[0].DiffID
+	for _, n := range []*siteNode{a, b} {
+		n.site.has(t.Context(), id)
+	}
+	s.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 2 << 20})
+	var both sync.WaitGroup
+	both.Go(func() { a.bring(p) })
+	both.Go(func() { b.bring(p) })
+	fills := func(n *siteNode) bool {
+		f := n.layers.Filling(id)
+		return f != nil && f.Progress().Written > 0
+	}
+	a.eventually("both get it", func() bool { return fills(a) && fills(b) })
+	gives := 0
+	for _, n := range []*siteNode{a, b} {
+		r, _, err := n.Given().Follow(t.Context(), id, 0)
+		if err == nil {
+			r.Close()
+		}
+		if leads := n.site.leads(id); leads != (err == nil) || err != nil && !errors.Is(err, peer.ErrUnknown) {
+			t.Errorf("%s leads %v, and gives %v", n.name, leads, err)
+		}
+		if err == nil {
+			gives++
+		}
+	}
+	if gives != 1 {
+		t.Errorf("%d nodes give it", gives)
+	}
+	both.Wait()
+	if h, k := a.site.hitsNow(), b.site.hitsNow(); h.Registry+k.Registry != 1 || h.Peer+k.Peer != 1 {
+		t.Errorf("it came to a by %+v, to b by %+v", h, k)
+	}
+}
+
+// wayTo is a source whose layer lies elsewhere.
+type wayTo struct {
+	layer.Source
+	e *layer.Elsewhere
+}
+
+func (w wayTo) Prepare(context.Context, *layer.Fill) (layer.Way, error) {
+	return layer.Way{Elsewhere: w.e}, nil
+}
+
+// Who follows a layer that was attached from the store in the end is not told that it was empty.
+func TestFollowedLayerIsAttached(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	p := a.push("app", 1)
+	l := a.bring(p)[0].Layer
+	rec := a.published(l.DiffID)
+	b, err := layer.Open(layer.Config{Dir: t.TempDir()})
+	a.must(err)
+	t.Cleanup(func() { a.must(b.Close()) })
+	e, err := a.site.described(t.Context(), a.site.usable(), rec, l)
+	a.must(err)
+	f := b.Fill(t.Context(), l, wayTo{e: e})
+	_, err = f.WaitComplete(t.Context())
+	a.must(err)
+	file, err := os.Open(e.Data)
+	a.must(err)
+	g := &growing{ctx: t.Context(), f: f, file: file}
+	defer g.Close()
+	if n, err := g.Read(make([]byte, 10)); n != 0 || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("it gives %d bytes, and %v", n, err)
 	}
 }
 

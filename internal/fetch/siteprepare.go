@@ -337,6 +337,9 @@ func (s *site) prepareAll(ctx context.Context) {
 			if !s.quiet(ctx) {
 				return
 			}
+			if !s.ready.wishesFor(d.ref) { // it was deployed here meanwhile, and perhaps removed
+				continue
+			}
 			if st := s.usable(); st == nil || s.p.cfg.Layers.Unpacks() {
 				break
 			} else if !s.grant(ctx, st, d) {
@@ -351,6 +354,14 @@ func (r *prepared) wishes() []demand {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.wanted()
+}
+
+// wishesFor reports whether an image is still worth being made ready.
+func (r *prepared) wishesFor(ref string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := r.demandFor(ref)
+	return i >= 0 && r.demand[i].times >= r.cfg.After
 }
 
 // grant makes an image ready, if that is possible now, and pauses; false is the end of ctx.

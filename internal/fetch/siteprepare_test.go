@@ -203,6 +203,32 @@ func TestReadyByDemand(t *testing.T) {
 	}
 }
 
+// What is deployed here, and removed, while a node waits for the quiet to make it ready does not come back by itself.
+func TestReadyMetMeanwhile(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	b, e := s.preparing("b", 4)
+	busy := new(Pull)
+	b.holdMu.Lock()
+	b.holds[busy] = true // is under way
+	b.holdMu.Unlock()
+	p, q := a.push("app", 1), a.push("other", 2)
+	a.bring(p)
+	wishes := func() int { return len(b.site.ready.wishes()) }
+	b.eventually("it is heard of", func() bool { return wishes() == 1 })
+	b.eventually("it is waited for the quiet", func() bool { return len(b.site.ready.news) == 0 })
+	b.site.ready.met(b.ref(p.Ref).String())
+	a.bring(q)
+	b.eventually("another is heard of", func() bool { return wishes() == 1 })
+	b.holdMu.Lock()
+	delete(b.holds, busy)
+	b.holdMu.Unlock()
+	s.awaitReady(e, q)
+	if e.has(p) {
+		t.Error("it is made ready, though nobody wants it any more")
+	}
+}
+
 // On a trace that is like a registry's, most of a node's first hits are of what it has made ready, and that is not much. Other
 // rules are logged beside.
 func TestReadyOfATrace(t *testing.T) {

@@ -22,14 +22,15 @@ type Given struct{ p *Puller }
 // Given returns it.
 func (p *Puller) Given() *Given { return &Given{p} }
 
-// Follow implements peer.Content.
+// Follow implements peer.Content. What only passes through this node is not given: two nodes would wait for each other
+// that each took the other to have the layer.
 func (g *Given) Follow(ctx context.Context, id digest.Digest, off int64) (io.ReadCloser, int64, error) {
 	if l, err := g.whole(id); err == nil {
 		r, err := section(l.Files().Data, off, l.Size)
 		return r, l.Size, err
 	}
 	f := g.p.cfg.Layers.Filling(id)
-	if f == nil {
+	if f == nil || !g.p.site.leads(id) {
 		return nil, 0, fmt.Errorf("layer %s: %w", id, peer.ErrUnknown)
 	}
 	file, err := os.Open(g.p.cfg.Layers.DataPath(id))
@@ -87,7 +88,14 @@ func (r *growing) Read(b []byte) (int, error) {
 		}
 		switch p.State {
 		case layer.Readable, layer.Complete:
-			return 0, io.EOF
+			l, err := r.f.Wait(r.ctx)
+			if err == nil && l.Size != r.at {
+				err = fmt.Errorf("layer %s came here from elsewhere: %w", l.DiffID, io.ErrUnexpectedEOF)
+			}
+			if err == nil {
+				err = io.EOF
+			}
+			return 0, err
 		case layer.Failed:
 			_, err := r.f.Wait(r.ctx)
 			return 0, fmt.Errorf("the layer does not come: %w", errors.Join(err, io.ErrUnexpectedEOF))

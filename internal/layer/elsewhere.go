@@ -49,6 +49,8 @@ type Way struct {
 	// Tar says that Open gives the layer's tar, from the byte of it that
 	// Progress.Written says on, to its end.
 	Tar bool
+	// Wrong, unless nil, is told when that tar was not the layer's; then the source is prepared anew.
+	Wrong func(error)
 }
 
 // ErrAgain is wrapped by errors of a Preparer after which it is to be asked anew.

@@ -55,10 +55,40 @@ func TestFillFromTar(t *testing.T) {
 	}
 }
 
-// TestFillFromWrongTar gives a tar that is another layer's.
+// TestFillFromWrongTar gives a tar that is another layer's, or nothing: who gave it is told, and the fill begins anew, a few times.
 func TestFillFromWrongTar(t *testing.T) {
 	s, other := pack(t, makeTar(t, 1<<20, 5), image.Gzip), makeTar(t, 1<<20, 6)
 	store := open(t, t.TempDir(), layer.Config{})
+	for _, stays := range []bool{false, true} {
+		for _, wrong := range [][]byte{other, {}} {
+			store := open(t, t.TempDir(), layer.Config{})
+			var told []error
+			src := &prepared{tar: wrong}
+			src.source = source{blob: s.blob}
+			src.prepare = func(*layer.Fill) (layer.Way, error) {
+				if len(told) > 1 && !stays {
+					src.tar = nil
+					return layer.Way{}, nil
+				}
+				return layer.Way{Tar: true, Wrong: func(err error) { told = append(told, err) }}, nil
+			}
+			l, err := store.Fill(t.Context(), s.layer, src).WaitComplete(t.Context())
+			switch {
+			case !stays:
+				if err != nil || len(told) != 2 {
+					t.Fatalf("after %d wrong tars: %v", len(told), err)
+				}
+				checkData(t, l, s)
+			case !errors.Is(err, layer.ErrMismatch) || len(told) < 2:
+				t.Fatalf("after %d wrong tars: %v", len(told), err)
+			}
+			for _, err := range told {
+				if !errors.Is(err, layer.ErrMismatch) {
+					t.Errorf("told %v", err)
+				}
+			}
+		}
+	}
 	src := &prepared{tar: other, prepare: func(*layer.Fill) (layer.Way, error) { return layer.Way{Tar: true}, nil }}
 	if _, err := store.Fill(t.Context(), s.layer, src).WaitComplete(t.Context()); !errors.Is(err, layer.ErrMismatch) {
 		t.Fatalf("another layer's tar was taken: %v", err)

@@ -62,6 +62,7 @@ type Fill struct {
 	users   int             // guarded by store.mu
 	settled <-chan struct{} // of the newest run: its progress is not written any more
 	resumed bool            // the newest run went on from an earlier fill's bytes
+	wrong   func(error)     // of the newest run's Way
 	runs    atomic.Int64    // how often it was begun
 	begun   time.Time       // zero if the layer was here
 	shownAt atomic.Int64    // unix nanoseconds when it became readable; 0 before
@@ -244,20 +245,25 @@ func (f *Fill) Progress() Progress {
 	}
 }
 
+// maxWrong is how often a layer is fetched anew that does not verify.
+const maxWrong = 4
+
 // run carries the fill to its end. Bytes that do not verify are thrown away;
-// if some of them came from an earlier fill, which may be what was wrong, the
-// layer is fetched once more from the start.
+// if some of them came from an earlier fill, or all as a tar from elsewhere, which may be what was wrong, the
+// layer is fetched anew from the start.
 func (f *Fill) run(ctx context.Context, key digest.Digest) {
 	defer f.cancel(nil)
 	l, err := f.fetch(ctx)
-	if damaged(err) {
+	for again := 0; damaged(err); again++ {
 		err = errors.Join(err, f.reject())
-		if f.resumed {
-			f.store.cfg.Log.Warn("what an earlier fill left does not verify; fetching the layer anew", "layer", f.Layer.Digest, "err", err)
-			if l, err = f.fetch(ctx); damaged(err) {
-				err = errors.Join(err, f.reject())
-			}
+		if !f.resumed && f.wrong == nil || again == maxWrong {
+			break
 		}
+		f.store.cfg.Log.Warn("what an earlier fill left, or what came from elsewhere, does not verify; fetching the layer anew", "layer", f.Layer.Digest, "err", err)
+		if f.wrong != nil {
+			f.wrong(err)
+		}
+		l, err = f.fetch(ctx)
 	}
 	if liar := f.store.Partial(f.Layer.DiffID); liar != nil && errors.Is(err, ErrLied) {
 		if err = f.store.expel(liar, err); err == nil {

@@ -87,6 +87,7 @@ func (f *Fill) fill(ctx context.Context) (*Layer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("layer %s: %w", f.Layer.Digest, &sourceError{err})
 	}
+	f.wrong = way.Wrong
 	if way.Elsewhere != nil {
 		return f.attach(way.Elsewhere)
 	}
