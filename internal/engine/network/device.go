@@ -2,6 +2,7 @@ package network
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -40,11 +42,12 @@ func (b *Bridge) make() error {
 		return err
 	}
 	if b.exists() {
-		return b.addRules()
+		return errors.Join(b.keepAddress(), b.addRules())
 	}
 	gateway := netip.PrefixFrom(b.subnet.Addr().Next(), b.subnet.Bits()).String()
 	for _, args := range [][]string{
 		{"link", "add", b.cfg.Bridge, "type", "bridge"},
+		{"link", "set", b.cfg.Bridge, "address", newAddress().String()},
 		{"link", "set", b.cfg.Bridge, "alias", aliasPrefix + b.cfg.Dir},
 		{"addr", "add", gateway, "dev", b.cfg.Bridge},
 		{"link", "set", b.cfg.Bridge, "up"},
@@ -54,6 +57,30 @@ func (b *Bridge) make() error {
 		}
 	}
 	return b.addRules()
+}
+
+// newAddress is a MAC address of the bridge's own: unicast and locally administered (IEEE 802). Without one a bridge takes
+// the lowest of its containers' (br_stp_recalculate_bridge_id), and with each that comes or goes it may be another: what the
+// others send to their gateway is lost until they ask for its address again, which takes seconds.
+func newAddress() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	_, _ = rand.Read(mac) // never fails
+	mac[0] = mac[0]&^1 | 2
+	return mac
+}
+
+// keepAddress has a bridge keep the address that it has now: one that an earlier version has made does not else.
+func (b *Bridge) keepAddress() error {
+	d, err := net.InterfaceByName(b.cfg.Bridge)
+	if err != nil {
+		return err
+	}
+	mac := d.HardwareAddr
+	if !slices.ContainsFunc(mac, func(b byte) bool { return b != 0 }) { // no container is there
+		mac = newAddress()
+	}
+	_, err = ip("link", "set", b.cfg.Bridge, "address", mac.String())
+	return err
 }
 
 func lockFile(path string) (unlock func(), err error) {

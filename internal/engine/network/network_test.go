@@ -165,6 +165,7 @@ func TestBridge(t *testing.T) {
 		t.Error("the allocation stays")
 	}
 	testRelease(t, b, ns)
+	testAddress(t, b, ns)
 	testOrphans(t)
 }
 
@@ -182,6 +183,48 @@ func testRelease(t *testing.T, b *Bridge, ns string) {
 	for range 2 {
 		if err := b.Release(); err != nil || b.exists() || ruled(b.cfg.Bridge) {
 			t.Errorf("%s stays: %v", b.cfg.Bridge, err)
+		}
+	}
+}
+
+// Whichever containers come and go, their gateway has one MAC address: also a bridge that had none of its own.
+func testAddress(t *testing.T, b *Bridge, ns string) {
+	mac := func() string {
+		d, err := net.InterfaceByName(b.cfg.Bridge)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.HardwareAddr.String()
+	}
+	for _, old := range []bool{false, true} {
+		if _, _, err := b.prepare(false, true); err != nil {
+			t.Fatal(err)
+		}
+		if old {
+			if _, err := ip("link", "delete", b.cfg.Bridge); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ip("link", "add", b.cfg.Bridge, "type", "bridge"); err != nil {
+				t.Fatal(err)
+			}
+			b.ruled = false // as of another daemon
+			if _, _, err := b.prepare(false, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := mac()
+		if _, err := b.Add(t.Context(), "e", ns, nil); err != nil {
+			t.Fatal(err)
+		}
+		with := mac()
+		if err := b.Remove(t.Context(), "e", ns, nil); err != nil {
+			t.Error(err)
+		}
+		if after := mac(); before != with || with != after {
+			t.Errorf("the gateway has %s, with a container %s, after it %s", before, with, after)
+		}
+		if err := b.Release(); err != nil {
+			t.Error(err)
 		}
 	}
 }
