@@ -417,14 +417,14 @@ func TestCheckpointInPoP(t *testing.T) {
 	p.clone(2, request, born, 2)
 }
 
-// newLateBed is a node with a checkpoint of so much memory, which comes while processes run that are
+// newLateBed is a node with a checkpoint of so much memory, which comes while processes run from above on, that are
 // restored with the flags; sum is what it sums up to.
-func newLateBed(t *testing.T, mb int) (m *machine, img registrytest.Pushed, flags []string, sum string) {
+func newLateBed(t *testing.T, mb int, above string) (m *machine, img registrytest.Pushed, flags []string, sum string) {
 	t.Helper()
 	reg := registrytest.New(t)
 	img = slowApp(t, reg, nil)
 	m = newMachine(t, reg)
-	m.config += "[checkpoint]\nlazy_above = \"1MB\"\n"
+	m.config += fmt.Sprintf("[checkpoint]\nlazy_above = %q\n", above)
 	m.start()
 	flags = []string{"-e", fmt.Sprintf("MEMORY_MB=%d", mb)}
 	_, url := m.boot(t, "first", img.Ref, flags...)
@@ -437,7 +437,7 @@ func newLateBed(t *testing.T, mb int) (m *machine, img registrytest.Pushed, flag
 // Memory that comes while the processes run is what was saved, from the data file and from
 // what is unpacked, for one and for several at once.
 func TestCheckpointLazily(t *testing.T) {
-	m, img, flags, sum := newLateBed(t, 96)
+	m, img, flags, sum := newLateBed(t, 96, "1MB")
 	clones := func() {
 		t.Helper()
 		urls := make([]string, 3)
@@ -456,17 +456,7 @@ func TestCheckpointLazily(t *testing.T) {
 		m.must("rm", "-f", "clone-0", "clone-1", "clone-2")
 	}
 	clones()
-	m.stop()
-	cached, _ := filepath.Glob(filepath.Join(m.root, "checkpoints", "store", "cache", "*"))
-	if len(cached) == 0 {
-		t.Error("nothing was unpacked")
-	}
-	for _, c := range cached {
-		if err := os.RemoveAll(c); err != nil {
-			t.Fatal(err)
-		}
-	}
-	m.start()
+	m.loseUnpacked(t)
 	clones()
 	if !m.says("memory of a restore", "faults=") {
 		t.Error("all memory came before the processes ran")
@@ -482,10 +472,60 @@ func TestCheckpointLazily(t *testing.T) {
 	checkNothingLeft(t, m)
 }
 
+// loseUnpacked has a node begin anew without what of checkpoints it has unpacked.
+func (m *machine) loseUnpacked(t *testing.T) {
+	t.Helper()
+	m.stop()
+	cached, _ := filepath.Glob(filepath.Join(m.root, "checkpoints", "store", "cache", "*"))
+	if len(cached) == 0 {
+		t.Error("nothing was unpacked")
+	}
+	for _, c := range cached {
+		if err := os.RemoveAll(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.start()
+}
+
+// Memory that is not unpacked here comes while the processes run also from somewhat below that size on, and is
+// unpacked for those that follow.
+func TestCheckpointLazilyUnpacked(t *testing.T) {
+	m, img, flags, sum := newLateBed(t, 96, "120MB")
+	m.loseUnpacked(t)
+	came := func() int {
+		log, err := os.ReadFile(m.log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(log), "memory of a restore")
+	}
+	for _, name := range []string{"one", "two"} {
+		rec, url := m.boot(t, name, img.Ref, flags...)
+		if rec.Way.Start != "restore" {
+			t.Errorf("%+v", rec)
+		}
+		if got := get(t, url+"/memory"); got != sum {
+			t.Errorf("its memory sums up to %q, not %q", got, sum)
+		}
+		m.eventually("its memory has come, and it is unpacked", func() bool {
+			whole, _ := filepath.Glob(filepath.Join(m.root, "checkpoints", "store", "cache", "*[^a]", "pages-*.img"))
+			return came() > 0 && len(whole) > 0
+		})
+		if n := came(); n != 1 {
+			t.Errorf("after %s, memory came late %d times", name, n)
+		}
+		m.must("rm", "-f", name)
+	}
+	m.must("rmi", img.Ref)
+	m.must("prune")
+	checkNothingLeft(t, m)
+}
+
 // A dewd that dies while memory is coming leaves no container with wrong memory: it is whole, or dead, and
 // then the next dewd starts it anew.
 func TestCheckpointLazilyKilled(t *testing.T) {
-	m, img, flags, sum := newLateBed(t, 400)
+	m, img, flags, sum := newLateBed(t, 400, "1MB")
 	_, url := m.boot(t, "clone", img.Ref, flags...)
 	m.kill()
 	answer := make(chan string, 1)

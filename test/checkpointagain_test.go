@@ -53,7 +53,7 @@ func TestCheckpointOfClone(t *testing.T) {
 
 // A clone whose memory is on its way is saved when all of it is there.
 func TestCheckpointOfLateClone(t *testing.T) {
-	m, img, flags, sum := newLateBed(t, 192)
+	m, img, flags, sum := newLateBed(t, 192, "1MB")
 	for i := range 2 {
 		name := fmt.Sprint("clone-", i)
 		rec, url := m.boot(t, name, img.Ref, flags...)

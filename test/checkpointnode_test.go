@@ -312,7 +312,7 @@ func TestCheckpointSystemContainerd(t *testing.T) {
 // A container whose memory is lost while it comes does not stay down: before it is ready it boots
 // instead, later it is started anew.
 func TestCheckpointLazilyLost(t *testing.T) {
-	m, img, flags, _ := newLateBed(t, 192)
+	m, img, flags, _ := newLateBed(t, 192, "1MB")
 	files, err := filepath.Glob(filepath.Join(m.root, "checkpoints", "store", "*.data"))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("data files: %v, %v", files, err)

@@ -9,6 +9,7 @@ import (
 
 	"dewpoint/internal/checkpoint/image"
 	"dewpoint/internal/checkpoint/lazypages"
+	"dewpoint/internal/checkpoint/store"
 )
 
 const (
@@ -32,9 +33,27 @@ type serving struct {
 	gone   sync.WaitGroup
 }
 
-// lazy reports whether a checkpoint's memory is to come late.
-func (m *Manager) lazy(pages int64) bool {
-	return len(m.cfg.RestoreLazy) > 0 && m.able.Load().carrier() == nil && m.cfg.LazyAbove >= 0 && pages > m.cfg.LazyAbove
+// lazy reports whether a checkpoint's memory is to come late. What is not unpacked here would have to be inflated and written as
+// well, which takes about as long as the rest of restoring it: so it does from three quarters of that size on.
+func (m *Manager) lazy(r *store.Record) bool {
+	above := m.cfg.LazyAbove
+	if !m.cfg.Store.HasUnpacked(r.ID) {
+		above = above / 4 * 3
+	}
+	return len(m.cfg.RestoreLazy) > 0 && m.able.Load().carrier() == nil && above >= 0 && r.Data.Pages > above
+}
+
+// unpack has a checkpoint here for the restores to come, whose memory came late since it was not.
+func (m *Manager) unpack(r *store.Record) {
+	if r.Data.Pages > m.cfg.LazyAbove || m.cfg.Store.HasUnpacked(r.ID) {
+		return
+	}
+	_, release, err := m.cfg.Store.Unpacked(m.life, *r)
+	if err != nil {
+		m.cfg.Log.Debug("a checkpoint is not unpacked for later", "id", r.ID, "err", err)
+		return
+	}
+	release()
 }
 
 // bringLate brings what of the checkpoint CRIU reads itself. What is unpacked here is read from there: it
@@ -103,6 +122,9 @@ func (p *Plan) Serve(ctx context.Context, name string, prep *Prepared) error {
 		delete(m.serving.all, s)
 		m.serving.mu.Unlock()
 		m.served(p.Record.ID, order, s, err)
+		if err == nil {
+			m.unpack(p.Record)
+		}
 	})
 	return nil
 }

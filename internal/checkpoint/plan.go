@@ -262,7 +262,7 @@ func (m *Manager) expected(l store.Listed) float64 {
 	if all := m.boots.sorted(l.ID); len(all) > 0 {
 		return all[0]
 	}
-	if m.lazy(l.Data.Pages) {
+	if m.lazy(&l.Record) {
 		return lazyFloor
 	}
 	least := floor

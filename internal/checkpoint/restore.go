@@ -43,7 +43,7 @@ func (p *Prepared) Release() {
 func (p *Plan) Bring(ctx context.Context) (*Prepared, error) {
 	out := &Prepared{Restore: &engine.Restore{Config: p.m.cfg.Restore}}
 	bring := p.bringWhole
-	if p.m.lazy(p.Record.Data.Pages) {
+	if p.m.lazy(p.Record) {
 		bring = p.bringLate
 	}
 	if err := bring(ctx, out); err != nil {
