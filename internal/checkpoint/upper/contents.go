@@ -44,6 +44,9 @@ func (t *writer) contents(at string, h *tar.Header, st *syscall.Stat_t) error {
 			return fmt.Errorf("holes of %s: %w", at, err)
 		}
 	}
+	if spans, err = withoutZeros(f, spans); err != nil {
+		return fmt.Errorf("zeros of %s: %w", at, err)
+	}
 	if len(spans) > maxSpans || len(spans) == 1 && spans[0].len == h.Size {
 		spans = []span{{0, h.Size}}
 		t.info.Bytes += h.Size
@@ -80,6 +83,51 @@ func data(f *os.File, size int64) ([]span, error) {
 	}
 	return all, nil
 }
+
+// withoutZeros leaves out of the spans what is nothing but zeros, minHole of them at least and as many to a boundary of minHole:
+// databases write their logs and tables ahead, and overlayfs copies all that is no hole when such a file is opened
+// for writing.
+func withoutZeros(f *os.File, spans []span) ([]span, error) {
+	var all []span
+	var b [minHole]byte
+	for _, s := range spans {
+		for off, end := s.off, s.off+s.len; off < end; {
+			next := min(end, off&^(minHole-1)+minHole)
+			zero, err := isZero(f, off, b[:next-off])
+			if err != nil {
+				return nil, err
+			}
+			if n := len(all); zero && next-off == minHole { // left out
+			} else if n > 0 && all[n-1].off+all[n-1].len == off {
+				all[n-1].len = next - all[n-1].off
+			} else {
+				all = append(all, span{off, next - off})
+			}
+			off = next
+		}
+	}
+	return all, nil
+}
+
+// isZero reads len(b) bytes, or so many of them as tell that they are not all zero.
+func isZero(f *os.File, off int64, b []byte) (bool, error) {
+	const first = 4 << 10
+	if len(b) < minHole {
+		return false, nil
+	}
+	for _, part := range [][]byte{b[:first], b[first:]} {
+		if _, err := f.ReadAt(part, off); err != nil {
+			return false, err
+		}
+		if !bytes.Equal(part, zeros[:len(part)]) {
+			return false, nil
+		}
+		off += int64(len(part))
+	}
+	return true, nil
+}
+
+var zeros [minHole]byte
 
 // sparse writes a file with holes in GNU's format 0.1, whose map is among the
 // PAX records. archive/tar does not write such files, so both headers are ours.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -133,6 +134,8 @@ func change(t *testing.T, root string) {
 	sparse(t, at("db"), noise, 0, 40<<20, 64<<20)
 	sparse(t, at("tail"), nil, 0, 0, 8<<20)
 	sparse(t, at("head"), noise, 1<<20, 5<<20+4096*3, 5<<20+4096*3)
+	must(os.WriteFile(at("ahead"), slices.Concat(make([]byte, 9<<20), noise, make([]byte, 20<<20+5), noise[:100]), 0o600)) // zeros that were written
+	must(os.WriteFile(at("zeros"), make([]byte, 3<<20+1), 0o600))
 	must(unix.Setxattr(at("db"), "user.kind", []byte("sparse"), 0))
 	must(os.Chown(at("db"), 99, 100))
 }
