@@ -484,7 +484,7 @@ func (b *faultBed) once(unique int64) {
 	b.t.Helper()
 	n := b.wan()
 	b.t.Logf("%d bytes crossed the WAN, of %d: %.3f", n, unique, float64(n)/float64(unique))
-	if n > unique*106/100+64<<10 {
+	if n > unique*102/100+64<<10 {
 		b.t.Errorf("%d bytes crossed the WAN, and there are %d", n, unique)
 	}
 }
