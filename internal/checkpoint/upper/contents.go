@@ -44,8 +44,10 @@ func (t *writer) contents(at string, h *tar.Header, st *syscall.Stat_t) error {
 			return fmt.Errorf("holes of %s: %w", at, err)
 		}
 	}
-	if spans, err = withoutZeros(f, spans); err != nil {
-		return fmt.Errorf("zeros of %s: %w", at, err)
+	if h.Size >= minHole {
+		if spans, err = t.withoutZeros(f, spans); err != nil {
+			return fmt.Errorf("zeros of %s: %w", at, err)
+		}
 	}
 	if len(spans) > maxSpans || len(spans) == 1 && spans[0].len == h.Size {
 		spans = []span{{0, h.Size}}
@@ -87,20 +89,24 @@ func data(f *os.File, size int64) ([]span, error) {
 // withoutZeros leaves out of the spans what is nothing but zeros, minHole of them at least and as many to a boundary of minHole:
 // databases write their logs and tables ahead, and overlayfs copies all that is no hole when such a file is opened
 // for writing.
-func withoutZeros(f *os.File, spans []span) ([]span, error) {
+func (t *writer) withoutZeros(f *os.File, spans []span) ([]span, error) {
 	var all []span
-	var b [minHole]byte
+	piece := make([]byte, minHole)
 	for _, s := range spans {
 		for off, end := s.off, s.off+s.len; off < end; {
 			next := min(end, off&^(minHole-1)+minHole)
-			zero, err := isZero(f, off, b[:next-off])
+			zero, err := false, t.ctx.Err()
+			if next-off == minHole && err == nil {
+				zero, err = isZero(f, off, piece)
+			}
 			if err != nil {
 				return nil, err
 			}
-			if n := len(all); zero && next-off == minHole { // left out
-			} else if n > 0 && all[n-1].off+all[n-1].len == off {
+			switch n := len(all); {
+			case zero:
+			case n > 0 && all[n-1].off+all[n-1].len == off:
 				all[n-1].len = next - all[n-1].off
-			} else {
+			default:
 				all = append(all, span{off, next - off})
 			}
 			off = next
@@ -109,12 +115,9 @@ func withoutZeros(f *os.File, spans []span) ([]span, error) {
 	return all, nil
 }
 
-// isZero reads len(b) bytes, or so many of them as tell that they are not all zero.
+// isZero reports whether so many bytes as b has are zero. Of most others it reads the first alone.
 func isZero(f *os.File, off int64, b []byte) (bool, error) {
 	const first = 4 << 10
-	if len(b) < minHole {
-		return false, nil
-	}
 	for _, part := range [][]byte{b[:first], b[first:]} {
 		if _, err := f.ReadAt(part, off); err != nil {
 			return false, err
