@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -488,8 +489,8 @@ func (m *machine) loseUnpacked(t *testing.T) {
 	m.start()
 }
 
-// Memory that is not unpacked here comes while the processes run also from somewhat below that size on, and is
-// unpacked for those that follow.
+// Memory that is not unpacked here comes while the processes run also from somewhat below that size on, for one
+// restore at once, and is unpacked for those that follow.
 func TestCheckpointLazilyUnpacked(t *testing.T) {
 	m, img, flags, sum := newLateBed(t, 96, "120MB")
 	m.loseUnpacked(t)
@@ -500,22 +501,41 @@ func TestCheckpointLazilyUnpacked(t *testing.T) {
 		}
 		return strings.Count(string(log), "memory of a restore")
 	}
-	for _, name := range []string{"one", "two"} {
-		rec, url := m.boot(t, name, img.Ref, flags...)
-		if rec.Way.Start != "restore" {
-			t.Errorf("%+v", rec)
+	for _, names := range [][]string{{"one"}, {"two"}, {"three", "four", "five"}} {
+		if names[0] == "three" {
+			m.loseUnpacked(t)
 		}
-		if got := get(t, url+"/memory"); got != sum {
-			t.Errorf("its memory sums up to %q, not %q", got, sum)
+		before := came()
+		results := make([]result, len(names))
+		urls := make([]string, len(names))
+		var all sync.WaitGroup
+		for i, name := range names {
+			port := freePort(t)
+			urls[i] = "http://127.0.0.1:" + port
+			args := append([]string{"run", "-d", "--name", name, "-p", "127.0.0.1:" + port + ":80", "--ready", "http:80/"}, flags...)
+			all.Go(func() { results[i] = m.dew(append(args, img.Ref)...) })
 		}
-		m.eventually("its memory has come, and it is unpacked", func() bool {
+		all.Wait()
+		for i, url := range urls {
+			if results[i].code != 0 {
+				t.Fatalf("%s: %+v", names[i], results[i])
+			}
+			if got := get(t, url+"/memory"); got != sum {
+				t.Errorf("the memory of %s sums up to %q, not %q", names[i], got, sum)
+			}
+		}
+		m.eventually("it is unpacked", func() bool {
 			whole, _ := filepath.Glob(filepath.Join(m.root, "checkpoints", "store", "cache", "*[^a]", "pages-*.img"))
 			return came() > 0 && len(whole) > 0
 		})
-		if n := came(); n != 1 {
-			t.Errorf("after %s, memory came late %d times", name, n)
+		want := 1
+		if names[0] == "two" {
+			want = 0
 		}
-		m.must("rm", "-f", name)
+		if n := came() - before; n != want {
+			t.Errorf("of %q, memory came late %d times, not %d", names, n, want)
+		}
+		m.must(append([]string{"rm", "-f"}, names...)...)
 	}
 	m.must("rmi", img.Ref)
 	m.must("prune")

@@ -159,8 +159,7 @@ func TestPoPFetchesOnce(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			// Frames and the registry's other answers are a few per cent of so small an image.
-			if n := p.wan(); n > unique*106/100+64<<10 {
+			if n := p.wan(); n > unique*102/100+64<<10 {
 				t.Errorf("%d bytes crossed the WAN, the image has %d", n, unique)
 			}
 			if kind != popbed.None {

@@ -118,6 +118,9 @@ func TestBootVerdicts(t *testing.T) {
 			t.Errorf("%s: %q, want %q", c.image, got, c.want)
 		}
 	}
+	if got := b.startVerdict("web:boot", coldStart, 6, 0.5); got != "10 times faster: met" {
+		t.Errorf("cold: %q", got)
+	}
 	b.report = newReport(io.Discard, io.Discard, "test", "")
 	for _, s := range []Sample{{Engine: "boot", What: clonesOf(1), Seconds: 2, CPU: 2}, {Engine: "restore", What: clonesOf(1), Seconds: 0.5, CPU: 0.4},
 		{Engine: "boot", What: clonesOf(8), Seconds: 9, CPU: 16}, {Engine: "restore", What: clonesOf(8), Seconds: 2.5, CPU: 4}} {

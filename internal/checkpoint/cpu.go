@@ -18,7 +18,12 @@ func CPUFeatures() []string {
 	if err != nil {
 		return nil
 	}
-	for line := range strings.Lines(string(b)) {
+	return featuresOf(string(b))
+}
+
+// featuresOf are those of the first processor that /proc/cpuinfo names.
+func featuresOf(cpuinfo string) []string {
+	for line := range strings.Lines(cpuinfo) {
 		key, value, _ := strings.Cut(line, ":")
 		all := strings.Fields(value)
 		switch strings.TrimSpace(key) {

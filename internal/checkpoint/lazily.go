@@ -27,25 +27,46 @@ type late struct {
 
 // serving are the restores whose memory is not all there. It is safe for concurrent use.
 type serving struct {
-	mu     sync.Mutex
-	all    map[*lazypages.Server]string // containers, by name
-	closed bool
-	gone   sync.WaitGroup
+	mu      sync.Mutex
+	all     map[*lazypages.Server]string // containers, by name
+	claimed map[string]bool              // checkpoints, by ID, that one restore at once has come late
+	closed  bool
+	gone    sync.WaitGroup
 }
 
 // lazy reports whether a checkpoint's memory is to come late. What is not unpacked here would have to be inflated and written as
-// well, which takes about as long as the rest of restoring it: so it does from three quarters of that size on.
-func (m *Manager) lazy(r *store.Record) bool {
+// well, which takes about as long as the rest of restoring it: so for one restore at once it comes late from three quarters of that
+// size on. Others that begin meanwhile unpack it, once for all of them.
+func (m *Manager) lazy(r *store.Record) (late, one bool) {
 	above := m.cfg.LazyAbove
-	if !m.cfg.Store.HasUnpacked(r.ID) {
-		above = above / 4 * 3
+	if len(m.cfg.RestoreLazy) == 0 || m.able.Load().carrier() != nil || above < 0 {
+		return false, false
 	}
-	return len(m.cfg.RestoreLazy) > 0 && m.able.Load().carrier() == nil && above >= 0 && r.Data.Pages > above
+	one = r.Data.Pages <= above && r.Data.Pages > above/4*3 && !m.cfg.Store.HasUnpacked(r.ID)
+	return one || r.Data.Pages > above, one
+}
+
+// claim is false if a restore has claimed the checkpoint already, and else claims it until end is called.
+func (s *serving) claim(id string) (end func(), ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.claimed[id] {
+		return nil, false
+	}
+	s.claimed[id] = true
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.claimed, id)
+	}), true
 }
 
 // unpack has a checkpoint here for the restores to come, whose memory came late since it was not.
 func (m *Manager) unpack(r *store.Record) {
-	if r.Data.Pages > m.cfg.LazyAbove || m.cfg.Store.HasUnpacked(r.ID) {
+	m.serving.mu.Lock()
+	closed := m.serving.closed
+	m.serving.mu.Unlock()
+	if closed || r.Data.Pages > m.cfg.LazyAbove || m.cfg.Store.HasUnpacked(r.ID) {
 		return
 	}
 	_, release, err := m.cfg.Store.Unpacked(m.life, *r)

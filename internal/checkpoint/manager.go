@@ -138,7 +138,7 @@ func New(cfg Config) *Manager {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	life, stop := context.WithCancel(context.Background())
-	return &Manager{cfg: cfg, giving: make(chan struct{}, 1), life: life, stop: stop, serving: serving{all: map[*lazypages.Server]string{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), refused: map[string]string{}, making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
+	return &Manager{cfg: cfg, giving: make(chan struct{}, 1), life: life, stop: stop, serving: serving{all: map[*lazypages.Server]string{}, claimed: map[string]bool{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), refused: map[string]string{}, making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
 }
 
 // Probe finds out whether this node can make and use checkpoints.

@@ -262,7 +262,7 @@ func (m *Manager) expected(l store.Listed) float64 {
 	if all := m.boots.sorted(l.ID); len(all) > 0 {
 		return all[0]
 	}
-	if m.lazy(&l.Record) {
+	if late, _ := m.lazy(&l.Record); late {
 		return lazyFloor
 	}
 	least := floor

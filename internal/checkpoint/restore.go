@@ -42,11 +42,7 @@ func (p *Prepared) Release() {
 // follow before the container is made. Release must follow in any case.
 func (p *Plan) Bring(ctx context.Context) (*Prepared, error) {
 	out := &Prepared{Restore: &engine.Restore{Config: p.m.cfg.Restore}}
-	bring := p.bringWhole
-	if p.m.lazy(p.Record) {
-		bring = p.bringLate
-	}
-	if err := bring(ctx, out); err != nil {
+	if err := p.bringMemory(ctx, out); err != nil {
 		return out, fmt.Errorf("its memory: %w", err)
 	}
 	if u := p.Record.Upper; u != nil {
@@ -58,6 +54,24 @@ func (p *Plan) Bring(ctx context.Context) (*Prepared, error) {
 		out.Restore.Upper = u.DiffID
 	}
 	return out, nil
+}
+
+func (p *Plan) bringMemory(ctx context.Context, out *Prepared) error {
+	late, one := p.m.lazy(p.Record)
+	end := func() {}
+	if one {
+		end, late = p.m.serving.claim(p.Record.ID)
+	}
+	if !late {
+		return p.bringWhole(ctx, out)
+	}
+	if err := p.bringLate(ctx, out); err != nil {
+		end()
+		return err
+	}
+	release := out.late.release
+	out.late.release = func() { release(); end() }
+	return nil
 }
 
 func (p *Plan) bringWhole(ctx context.Context, out *Prepared) error {

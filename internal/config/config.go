@@ -191,7 +191,8 @@ type Checkpoint struct {
 	DMTCP    string `toml:"dmtcp"`     // directory of its installation, with bin and lib; "" is that of dmtcp_launch in PATH
 	MaxBytes Size   `toml:"max_bytes"` // of all checkpoints on this node; 0 is 4GiB
 	Keep     int    `toml:"keep"`      // of one image and configuration; 0 is 2
-	// LazyAbove is from how much memory on it comes while the processes run already; 0 is 256MiB.
+	// LazyAbove is from how much memory on it comes while the processes run already, of what is not unpacked here from three
+	// quarters of that; 0 is 256MiB.
 	LazyAbove Size `toml:"lazy_above"`
 }
 

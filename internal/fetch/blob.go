@@ -5,6 +5,7 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
@@ -20,15 +21,16 @@ type blob struct {
 	o   Options
 	got atomic.Int64 // bytes that came
 
-	mu     sync.Mutex
-	from   func(context.Context, int64) (io.ReadCloser, error) // unless nil, gives the layer's tar
-	failed map[string]int                                      // attempts, by node of the PoP or its store
-	class  Class                                               // that it moves in: the least of base and waits
-	base   Class                                               // of the pulls that want it, for as long as it lasts
-	waits  [Background]int                                     // who waits for it for a while, by class
-	gate   <-chan struct{}                                     // unless nil, nothing is fetched before it is closed
-	passed chan struct{}                                       // closed by raise, to pass the gate; nil until somebody waits there
-	turn   *turn                                               // the newest
+	mu      sync.Mutex
+	from    func(context.Context, int64) (io.ReadCloser, error) // unless nil, gives the layer's tar
+	failed  map[string]int                                      // attempts, by node of the PoP or its store
+	unbegun time.Time                                           // since when the node that is to fetch it has not begun
+	class   Class                                               // that it moves in: the least of base and waits
+	base    Class                                               // of the pulls that want it, for as long as it lasts
+	waits   [Background]int                                     // who waits for it for a while, by class
+	gate    <-chan struct{}                                     // unless nil, nothing is fetched before it is closed
+	passed  chan struct{}                                       // closed by raise, to pass the gate; nil until somebody waits there
+	turn    *turn                                               // the newest
 }
 
 // Open implements layer.Source.

@@ -300,7 +300,7 @@ func (b *blob) Prepare(ctx context.Context, f *layer.Fill) (layer.Way, error) {
 // the node that is fetching it, or, with its lease, from the registry.
 func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, error) {
 	id := b.l.DiffID
-	var since time.Time // when it was first waited for a node that cannot be asked
+	since := b.waitsSince() // for a node that cannot be asked, or does not begin
 	for {
 		if w, ok := s.fromStore(ctx, b, id); ok {
 			return w, nil
@@ -321,13 +321,14 @@ func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, erro
 			s.alone(f)
 			return layer.Way{}, context.Cause(ctx)
 		}
-		if w, ok := s.fromPeer(b, held.Holder, false); ok {
+		late := !since.IsZero() && time.Since(since) > holderPatience
+		if w, ok := s.fromPeer(b, held.Holder, false); ok && !late {
 			return w, nil
 		}
 		if since.IsZero() {
 			since = time.Now()
 		}
-		if s.cfg.Peers != nil && time.Since(since) > holderPatience {
+		if s.cfg.Peers != nil && late {
 			s.log.Warn("the node that fetches a layer cannot be asked; it is fetched twice", "layer", id, "node", held.Holder.Node)
 			s.alone(f)
 			return layer.Way{}, nil
@@ -371,7 +372,16 @@ func (s *site) fromStore(ctx context.Context, b *blob, id digest.Digest) (layer.
 	if s.p.cfg.Layers.Partial(id) == nil && !s.p.cfg.Layers.Unpacks() {
 		return layer.Way{Elsewhere: e}, true
 	}
-	return b.take(storeName, func(_ context.Context, off int64) (io.ReadCloser, error) { return s.openStored(rec, off) }), true
+	w := b.take(storeName, func(_ context.Context, off int64) (io.ReadCloser, error) { return s.openStored(rec, off) })
+	wrong := w.Wrong
+	w.Wrong = func(err error) {
+		wrong(err)
+		s.count(func(h *pop.Hits) { h.Store--; h.StoreBytes -= b.l.Size })
+		if errors.Is(err, layer.ErrMismatch) {
+			s.quarantine(s.p.life, st, rec, err) // the fill brings it again, and publishes it
+		}
+	}
+	return w, true
 }
 
 // openStored gives a layer's tar as it lies in the store.
@@ -399,7 +409,13 @@ func (s *site) fromPeer(b *blob, m pop.Member, whole bool) (layer.Way, bool) {
 	if s.cfg.Peers == nil || m.Address == "" || m.Node == s.cfg.Node || b.failures(who) >= peerFailures {
 		return layer.Way{}, false
 	}
-	return b.take(who, func(ctx context.Context, off int64) (io.ReadCloser, error) { return s.follow(ctx, m, b, whole, off) }), true
+	w := b.take(who, func(ctx context.Context, off int64) (io.ReadCloser, error) { return s.follow(ctx, m, b, whole, off) })
+	wrong := w.Wrong
+	w.Wrong = func(err error) {
+		wrong(err)
+		s.count(func(h *pop.Hits) { h.Peer--; h.PeerBytes -= b.l.Size }) // it came to its end
+	}
+	return w, true
 }
 
 // wholeAt is a node in what it is said to have whole, among those that fail: it may yet fetch the layer.
@@ -513,8 +529,19 @@ func (b *blob) fail(who string, err error) error {
 		b.failed[who] = peerFailures
 	case !errors.Is(err, peer.ErrUnknown): // else it has it soon, or loses its lease
 		b.failed[who]++
+		b.unbegun = time.Time{}
+	case b.unbegun.IsZero():
+		b.unbegun = time.Now()
 	}
 	return fmt.Errorf("from %s: %w: %w", who, err, layer.ErrAgain)
+}
+
+// waitsSince is since when a node that holds the layer's lease has not begun to fetch it; zero if none is known. It
+// may run the image lazily, and fetch the rest much later.
+func (b *blob) waitsSince() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.unbegun
 }
 
 func (b *blob) failures(who string) int {

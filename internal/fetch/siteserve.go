@@ -84,6 +84,9 @@ func (r *growing) Read(b []byte) (int, error) {
 		if n := min(int64(len(b)), p.Written-r.at); n > 0 {
 			m, err := r.file.ReadAt(b[:n], r.at)
 			r.at += int64(m)
+			if err == io.EOF { // it begins anew, or lies elsewhere by now
+				err = io.ErrUnexpectedEOF
+			}
 			return m, err
 		}
 		switch p.State {

@@ -49,7 +49,8 @@ type Way struct {
 	// Tar says that Open gives the layer's tar, from the byte of it that
 	// Progress.Written says on, to its end.
 	Tar bool
-	// Wrong, unless nil, is told when that tar was not the layer's; then the source is prepared anew.
+	// Wrong, unless nil, is told when that tar was not the layer's; then the source is prepared anew, and is to know other ways
+	// sooner or later.
 	Wrong func(error)
 }
 

@@ -245,8 +245,9 @@ func (f *Fill) Progress() Progress {
 	}
 }
 
-// maxWrong is how often a layer is fetched anew that does not verify.
-const maxWrong = 4
+// maxWrong bounds how often a layer is fetched anew that does not verify. A source that gives tars from elsewhere
+// gives up each of them long before.
+const maxWrong = 64
 
 // run carries the fill to its end. Bytes that do not verify are thrown away;
 // if some of them came from an earlier fill, or all as a tar from elsewhere, which may be what was wrong, the
@@ -324,6 +325,7 @@ func (f *Fill) nextSource() bool {
 // reject throws away what does not verify. A layer that is mounted already
 // keeps what was verified by itself; its stream begins anew.
 func (f *Fill) reject() error {
+	f.written.Store(0)
 	p := f.store.Partial(f.Layer.DiffID)
 	if p == nil {
 		return f.store.discard(f.dir)

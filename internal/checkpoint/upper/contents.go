@@ -18,8 +18,8 @@ import (
 
 const block = 512
 
-// maxSpans bounds a sparse file's map; a file with more is written whole.
-const maxSpans = 4096
+// maxSpans bounds a sparse file's map: of one with more the zeros are written, and if that is not enough, it is written whole.
+var maxSpans = 4096
 
 // minHole is the smallest hole that is worth the headers of a sparse file.
 const minHole = 64 << 10
@@ -44,9 +44,13 @@ func (t *writer) contents(at string, h *tar.Header, st *syscall.Stat_t) error {
 			return fmt.Errorf("holes of %s: %w", at, err)
 		}
 	}
-	if h.Size >= minHole {
-		if spans, err = t.withoutZeros(f, spans); err != nil {
+	if h.Size >= minHole && t.over == nil { // in a layer that was saved they are holes already
+		less, err := t.withoutZeros(f, spans)
+		if err != nil {
 			return fmt.Errorf("zeros of %s: %w", at, err)
+		}
+		if len(less) <= maxSpans {
+			spans = less
 		}
 	}
 	if len(spans) > maxSpans || len(spans) == 1 && spans[0].len == h.Size {

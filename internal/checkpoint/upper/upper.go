@@ -9,7 +9,7 @@
 // such a layer is saved with both: Merge makes one layer of them.
 //
 // The tar depends on the directory's contents alone: names are in order, and
-// holes of files stay holes. Sockets are left out, for who is restored makes
+// holes of files stay holes, as runs of zeros become. Sockets are left out, for who is restored makes
 // them anew. Times are to the nanosecond, as programs compare them.
 //
 // Nobody may write to the directory meanwhile: the container is frozen.

@@ -140,6 +140,40 @@ func change(t *testing.T, root string) {
 	must(os.Chown(at("db"), 99, 100))
 }
 
+// A file with more runs of zeros than a map has room for keeps its holes, and one with more holes is whole.
+func TestManySpans(t *testing.T) {
+	for most, less := range map[int]int{100: 2 << 20, 5: 6 << 20, 1: 60 << 20} { // bytes that are written at most
+		back := upper.SetMaxSpans(most)
+		merged, up, layer := overlaid(t, below())
+		f, err := os.Create(filepath.Join(merged, "db"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for at := int64(0); at < 4<<20; at += 256 << 10 { // data every 256 KiB, zeros between, and a hole behind
+			if _, err := f.WriteAt(append([]byte("data"), make([]byte, 256<<10-4)...), at); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err = f.WriteAt([]byte("end"), 50<<20)
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if _, err := upper.Write(t.Context(), &b, up); err != nil {
+			t.Fatal(err)
+		}
+		back()
+		if b.Len() > less || b.Len() < less/4 {
+			t.Errorf("with %d runs at most, %d bytes are written", most, b.Len())
+		}
+		want, err := treetest.Snapshot(merged)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mounttest.Matches(t, []string{layer, mounttest.File(t, b.Bytes())}, want, nil)
+	}
+}
+
 // sparse makes a file of size bytes or more with data at a and b.
 func sparse(t *testing.T, path string, data []byte, a, b, size int64) {
 	t.Helper()
