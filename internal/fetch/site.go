@@ -377,8 +377,8 @@ func (s *site) fromStore(ctx context.Context, b *blob, id digest.Digest) (layer.
 	w.Wrong = func(err error) {
 		wrong(err)
 		s.count(func(h *pop.Hits) { h.Store--; h.StoreBytes -= b.l.Size })
-		if errors.Is(err, layer.ErrMismatch) {
-			s.quarantine(s.p.life, st, rec, err) // the fill brings it again, and publishes it
+		if err := st.Verify(s.p.life, rec, 0); errors.Is(err, pop.ErrDamaged) { // else it is this node that cannot take it
+			s.quarantine(s.p.life, st, rec, err)
 		}
 	}
 	return w, true
@@ -409,11 +409,21 @@ func (s *site) fromPeer(b *blob, m pop.Member, whole bool) (layer.Way, bool) {
 	if s.cfg.Peers == nil || m.Address == "" || m.Node == s.cfg.Node || b.failures(who) >= peerFailures {
 		return layer.Way{}, false
 	}
-	w := b.take(who, func(ctx context.Context, off int64) (io.ReadCloser, error) { return s.follow(ctx, m, b, whole, off) })
+	var counted atomic.Bool
+	ended := func() {
+		if counted.CompareAndSwap(false, true) {
+			s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += b.l.Size })
+		}
+	}
+	w := b.take(who, func(ctx context.Context, off int64) (io.ReadCloser, error) {
+		return s.follow(ctx, m, b, whole, off, ended)
+	})
 	wrong := w.Wrong
 	w.Wrong = func(err error) {
 		wrong(err)
-		s.count(func(h *pop.Hits) { h.Peer--; h.PeerBytes -= b.l.Size }) // it came to its end
+		if counted.CompareAndSwap(true, false) {
+			s.count(func(h *pop.Hits) { h.Peer--; h.PeerBytes -= b.l.Size })
+		}
 	}
 	return w, true
 }
@@ -425,9 +435,8 @@ func wholeAt(m pop.Member) string { return m.Address + ", which is said to have 
 var errNotWhole = errors.New("it has let go of it")
 
 // follow gives the layer's tar as m has it, and as it grows there. It ends with an
-// error when the node is seen to have let go of the layer, or is dead. What has come to its end
-// counts as a layer that came from a peer.
-func (s *site) follow(ctx context.Context, m pop.Member, b *blob, whole bool, off int64) (io.ReadCloser, error) {
+// error when the node is seen to have let go of the layer, or is dead. ended is called when the layer has come to its end.
+func (s *site) follow(ctx context.Context, m pop.Member, b *blob, whole bool, off int64, ended func()) (io.ReadCloser, error) {
 	id := b.l.DiffID
 	ctx, cancel := context.WithCancelCause(ctx)
 	r, _, err := s.cfg.Peers.Follow(ctx, m.Address, id, off)
@@ -442,8 +451,7 @@ func (s *site) follow(ctx context.Context, m pop.Member, b *blob, whole bool, of
 		cancel(nil)
 		return nil, err
 	}
-	f := &followed{ReadCloser: r, cancel: cancel}
-	f.ended = sync.OnceFunc(func() { s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += b.l.Size }) })
+	f := &followed{ReadCloser: r, cancel: cancel, ended: ended}
 	s.p.work.Go(func() { s.watch(ctx, f, m, id) })
 	return f, nil
 }
@@ -512,6 +520,7 @@ func (b *blob) take(who string, open func(context.Context, int64) (io.ReadCloser
 		if err != nil {
 			return nil, b.fail(who, err)
 		}
+		b.begun()
 		return &elsewhere{r, func(err error) error { return b.fail(who, err) }}, nil
 	}
 	return layer.Way{Tar: true, Wrong: func(err error) { _ = b.fail(who, err) }}
@@ -529,7 +538,6 @@ func (b *blob) fail(who string, err error) error {
 		b.failed[who] = peerFailures
 	case !errors.Is(err, peer.ErrUnknown): // else it has it soon, or loses its lease
 		b.failed[who]++
-		b.unbegun = time.Time{}
 	case b.unbegun.IsZero():
 		b.unbegun = time.Now()
 	}
@@ -542,6 +550,13 @@ func (b *blob) waitsSince() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.unbegun
+}
+
+// begun ends such a wait.
+func (b *blob) begun() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unbegun = time.Time{}
 }
 
 func (b *blob) failures(who string) int {

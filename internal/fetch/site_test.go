@@ -27,6 +27,7 @@ type siteBed struct {
 	hub   *local.Hub
 	store string
 	every int64 // of the nodes' layer.Config.Interval
+	tree  bool  // of the nodes to come: their layer.Config.Tree
 }
 
 func newSiteBed(t testing.TB) *siteBed {
@@ -56,7 +57,7 @@ func (s *siteBed) node(name string, change func(*PoPConfig)) *siteNode {
 	n := &siteNode{bed: &bed{t: t, reg: s.reg, dir: filepath.Join(t.TempDir(), "layers")}, name: name, used: map[digest.Digest]bool{}}
 	client := newClient(t, filepath.Join(t.TempDir(), "none"), s.reg)
 	var err error
-	n.layers, err = layer.Open(layer.Config{Dir: n.dir, Interval: s.every})
+	n.layers, err = layer.Open(layer.Config{Dir: n.dir, Interval: s.every, Tree: s.tree})
 	n.must(err)
 	t.Cleanup(func() { n.must(n.layers.Close()) })
 	catalog, err := OpenCatalog(t.TempDir(), nil)

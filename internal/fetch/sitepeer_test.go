@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -154,6 +155,31 @@ func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 	both.Wait()
 	if h, k := a.site.hitsNow(), b.site.hitsNow(); h.Registry+k.Registry != 1 || h.Peer+k.Peer != 1 {
 		t.Errorf("it came to a by %+v, to b by %+v", h, k)
+	}
+}
+
+// A node that copies layers whole out of the store, as one without EROFS does, takes out what is not the layer, and gets that
+// from the registry.
+func TestWrongTarOfTheStore(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	s.flip(s.data(a.published(id)))
+	s.tree = true
+	b := s.node("b", nil)
+	sent := s.served(p)
+	b.bring(p)
+	if !b.Has(id) || s.served(p) == sent {
+		t.Errorf("b has it: %v; the registry has sent %d bytes, of %d before", b.Has(id), s.served(p), sent)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !slices.Contains(b.damaged, id) {
+		t.Error("it is not reported")
+	}
+	if h := b.site.hitsNow(); h.Store != 0 || h.Registry != 1 {
+		t.Errorf("it counts as %+v", h)
 	}
 }
 
