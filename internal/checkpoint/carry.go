@@ -149,18 +149,22 @@ func (p *Plan) Uncarried(name string, why error) {
 }
 
 // Revive changes what a container is made by so that it starts from what Bring has brought.
-func (p *Plan) Revive(s *engine.Spec, prep *Prepared) error {
+func (p *Plan) Revive(ctx context.Context, s *engine.Spec, prep *Prepared) error {
 	s.Restore = prep.Restore
 	label(s, LabelRestored, p.Record.ID)
 	if p.carrier == nil {
 		return nil
+	}
+	dir, err := prep.Restore.Images(ctx)
+	if err != nil {
+		return err
 	}
 	s.Restore = &engine.Restore{Upper: prep.Restore.Upper}
 	if s.Restore.Upper == "" {
 		s.Restore = nil
 	}
 	label(s, LabelCarries, p.carrier.Name())
-	return p.carrier.Revive(s, prep.Restore.Dir)
+	return p.carrier.Revive(s, dir)
 }
 
 // label adds one to the container's, which others may share.

@@ -84,13 +84,13 @@ func TestCarried(t *testing.T) {
 	if p, err = m.Plan(ctx, s, Always, true); err != nil || p.Record == nil || p.Record.ID != r.ID {
 		t.Fatalf("%+v, %v", p, err)
 	}
-	prep, err := p.Bring(ctx)
+	prep := p.Begin(ctx)
 	defer prep.Release()
-	if err != nil {
+	if err := p.Bring(ctx, prep); err != nil {
 		t.Fatal(err)
 	}
 	clone := s
-	if err := p.Revive(&clone, prep); err != nil || clone.Restore != nil || clone.Labels[LabelRestored] != r.ID || clone.Labels[LabelCarries] != "dmtcp" || clone.Entrypoint[0] != "restart" {
+	if err := p.Revive(ctx, &clone, prep); err != nil || clone.Restore != nil || clone.Labels[LabelRestored] != r.ID || clone.Labels[LabelCarries] != "dmtcp" || clone.Entrypoint[0] != "restart" {
 		t.Errorf("%+v, %v", clone, err)
 	}
 	if _, err := os.Stat(filepath.Join(c.revived, "pages-1.img")); err != nil {

@@ -35,14 +35,14 @@ type serving struct {
 }
 
 // lazy reports whether a checkpoint's memory is to come late. What is not unpacked here would have to be inflated and written as
-// well, which takes about as long as the rest of restoring it: so for one restore at once it comes late from three quarters of that
-// size on. Others that begin meanwhile unpack it, once for all of them.
+// well, and what is not in the page cache to be read from the disk, which takes about as long as the rest of restoring it: so for one
+// restore at once it comes late from three quarters of that size on. Others that begin meanwhile unpack it, once for all of them.
 func (m *Manager) lazy(r *store.Record) (late, one bool) {
 	above := m.cfg.LazyAbove
 	if len(m.cfg.RestoreLazy) == 0 || m.able.Load().carrier() != nil || above < 0 {
 		return false, false
 	}
-	one = r.Data.Pages <= above && r.Data.Pages > above/4*3 && !m.cfg.Store.HasUnpacked(r.ID)
+	one = r.Data.Pages <= above && r.Data.Pages > above/4*3 && !m.cfg.Store.Warm(r.ID)
 	return one || r.Data.Pages > above, one
 }
 
@@ -78,32 +78,30 @@ func (m *Manager) unpack(r *store.Record) {
 }
 
 // bringLate brings what of the checkpoint CRIU reads itself. What is unpacked here is read from there: it
-// need not be inflated.
-func (p *Plan) bringLate(ctx context.Context, out *Prepared) error {
+// need not be inflated. end is called when nobody reads it any more.
+func (p *Plan) bringLate(ctx context.Context, out *Prepared, end func()) (dir string, release func(), err error) {
 	st := p.m.cfg.Store
+	var source lazypages.Source
+	var let func()
 	if st.HasUnpacked(p.Record.ID) {
-		dir, release, err := st.Unpacked(ctx, *p.Record)
-		if err != nil {
-			return err
+		if dir, let, err = st.Unpacked(ctx, *p.Record); err == nil {
+			source = lazypages.Dir(dir)
 		}
-		out.late = &late{dir: dir, source: lazypages.Dir(dir), release: release}
 	} else {
-		dir, img, release, err := st.Meta(ctx, *p.Record, func(ctx context.Context, dir string, img *image.Reader) error {
+		dir, source, let, err = st.Meta(ctx, *p.Record, func(ctx context.Context, dir string, img *image.Reader) error {
 			_, _, err := lazypages.Eager(ctx, dir, img)
 			return err
 		})
-		if err != nil {
-			return err
-		}
-		out.late = &late{dir: dir, source: img, release: release}
 	}
-	out.release = append(out.release, func() {
+	if err != nil {
+		return "", end, err
+	}
+	out.late = &late{dir: dir, source: source, release: func() { let(); end() }}
+	return dir, func() {
 		if out.late != nil { // it was not started
 			out.late.release()
 		}
-	})
-	out.Restore.Dir, out.Restore.Config = out.late.dir, p.m.cfg.RestoreLazy
-	return nil
+	}, nil
 }
 
 // Serve serves the memory that comes late to the container of that name, which is created

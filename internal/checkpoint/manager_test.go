@@ -283,14 +283,19 @@ func TestMakeAndUse(t *testing.T) {
 	if err != nil || p.Record == nil || p.Record.ID != r.ID {
 		t.Fatalf("%+v, %v", p, err)
 	}
-	prep, err := p.Bring(ctx)
+	prep := p.Begin(ctx)
 	defer prep.Release()
-	if err != nil || prep.Restore.Upper != r.Upper.DiffID {
+	if err := p.Bring(ctx, prep); err != nil || prep.Restore.Upper != r.Upper.DiffID {
 		t.Fatalf("%+v, %v", prep, err)
 	}
-	if _, err := os.Stat(filepath.Join(prep.Restore.Dir, "pages-1.img")); err != nil {
+	dir, err := prep.Restore.Images(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "pages-1.img")); err != nil {
 		t.Error(err)
 	}
+	p.Begin(ctx).Release() // given up in the middle
 	p.Restored(ctx, 0.2)
 	if all, err := m.List(ctx); err != nil || len(all) != 1 || all[0].RestoreTime != 0.2 || all[0].Unfit != "" {
 		t.Errorf("%+v, %v", all, err)
@@ -309,6 +314,27 @@ func TestMakeAndUse(t *testing.T) {
 
 // TestOfRestored saves a container that was itself restored: its layer has what it was restored with, and
 // what it has written since.
+// TestMemoryLost is memory that does not come: whoever waits for it is told.
+func TestMemoryLost(t *testing.T) {
+	m, _, s := newManager(t, nil)
+	r, _, err := m.Checkpoint(t.Context(), "one", Options{Boot: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := m.Plan(t.Context(), s, Auto, false)
+	if err != nil || p.Record == nil {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	if err := m.cfg.Store.Drop(r.ID); err != nil {
+		t.Fatal(err)
+	}
+	prep := p.Begin(t.Context())
+	defer prep.Release()
+	if dir, err := prep.Restore.Images(t.Context()); !errors.Is(err, store.ErrUnknown) || dir != "" {
+		t.Errorf("%q, %v", dir, err)
+	}
+}
+
 func TestOfRestored(t *testing.T) {
 	m, f, _ := newManager(t, nil)
 	first, _, err := m.Checkpoint(t.Context(), "one", Options{Boot: 2})

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"dewpoint/internal/checkpoint/hooks"
@@ -15,6 +16,7 @@ import (
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/trace"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,12 +24,12 @@ import (
 // Prepared is what a container is made with to start from a checkpoint.
 type Prepared struct {
 	Restore *engine.Restore
-	late    *late // nil: all memory is there
+	late    *late // nil: all memory is there. It is written before Restore.Images returns
 	release []func()
 }
 
-// Release lets go of what Prepare has brought; once the container is started,
-// or given up.
+// Release lets go of what was brought, and ends what is still being brought; once the container is
+// started, or given up.
 func (p *Prepared) Release() {
 	if p == nil {
 		return
@@ -38,50 +40,83 @@ func (p *Prepared) Release() {
 	p.release = nil
 }
 
-// Bring brings the checkpoint's memory and writable layer here. Extend must
-// follow before the container is made. Release must follow in any case.
-func (p *Plan) Bring(ctx context.Context) (*Prepared, error) {
+// Begin begins to bring the checkpoint's memory here, for which Restore.Images waits. Bring and Extend must follow
+// before the container is made, and Release in any case.
+func (p *Plan) Begin(ctx context.Context) *Prepared {
 	out := &Prepared{Restore: &engine.Restore{Config: p.m.cfg.Restore}}
-	if err := p.bringMemory(ctx, out); err != nil {
-		return out, fmt.Errorf("its memory: %w", err)
+	bring := p.bringWhole
+	if late, end := p.late(); late {
+		out.Restore.Config = p.m.cfg.RestoreLazy
+		bring = func(ctx context.Context, out *Prepared) (string, func(), error) { return p.bringLate(ctx, out, end) }
 	}
-	if u := p.Record.Upper; u != nil {
-		p.m.hold(u.DiffID, 1)
-		out.release = append(out.release, func() { p.m.hold(u.DiffID, -1) })
-		if err := p.m.cfg.Layers.Bring(ctx, u.DiffID, u.Size); err != nil {
-			return out, fmt.Errorf("its writable layer: %w", err)
+	var (
+		dir     string
+		release = func() {}
+		err     error
+	)
+	bctx, cancel := context.WithCancel(ctx)
+	brought := make(chan struct{})
+	go func() {
+		defer close(brought)
+		_, step := trace.Start(trace.Beside(bctx), "memory")
+		defer step.End()
+		dir, release, err = bring(bctx, out)
+	}()
+	out.release = append(out.release, func() {
+		cancel()
+		<-brought
+		release()
+	})
+	out.Restore.Images = func(ctx context.Context) (string, error) {
+		select {
+		case <-brought:
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
 		}
-		out.Restore.Upper = u.DiffID
+		if err != nil {
+			return "", fmt.Errorf("its memory: %w", err)
+		}
+		return dir, nil
 	}
-	return out, nil
+	return out
 }
 
-func (p *Plan) bringMemory(ctx context.Context, out *Prepared) error {
+// Bring brings the checkpoint's writable layer here.
+func (p *Plan) Bring(ctx context.Context, out *Prepared) error {
+	u := p.Record.Upper
+	if u == nil {
+		return nil
+	}
+	p.m.hold(u.DiffID, 1)
+	out.release = append(out.release, func() { p.m.hold(u.DiffID, -1) })
+	if err := p.m.cfg.Layers.Bring(ctx, u.DiffID, u.Size); err != nil {
+		return fmt.Errorf("its writable layer: %w", err)
+	}
+	out.Restore.Upper = u.DiffID
+	return nil
+}
+
+// late decides whether the memory comes late. If so, end must be called once it has, or does not.
+func (p *Plan) late() (late bool, end func()) {
 	late, one := p.m.lazy(p.Record)
-	end := func() {}
+	end = func() {}
 	if one {
 		end, late = p.m.serving.claim(p.Record.ID)
 	}
-	if !late {
-		return p.bringWhole(ctx, out)
-	}
-	if err := p.bringLate(ctx, out); err != nil {
-		end()
-		return err
-	}
-	release := out.late.release
-	out.late.release = func() { release(); end() }
-	return nil
+	return late, end
 }
 
-func (p *Plan) bringWhole(ctx context.Context, out *Prepared) error {
-	dir, release, err := p.m.cfg.Store.Unpacked(ctx, *p.Record)
+func (p *Plan) bringWhole(ctx context.Context, _ *Prepared) (dir string, release func(), err error) {
+	dir, let, err := p.m.cfg.Store.Unpacked(ctx, *p.Record)
 	if err != nil {
-		return err
+		return "", func() {}, err
 	}
-	out.release = append(out.release, release)
-	out.Restore.Dir = dir
-	return nil
+	var ahead sync.WaitGroup
+	ahead.Go(func() { p.m.cfg.Store.ReadAhead(ctx, p.Record.ID) })
+	return dir, func() {
+		ahead.Wait() // ctx has ended
+		let()
+	}, nil
 }
 
 // Extend puts the writable layer on the image's, which must be registered.

@@ -78,8 +78,12 @@ func (e *restoreError) Is(target error) bool { return target == checkpoint.ErrRe
 // restore starts the container from the plan's checkpoint. Of a *restoreError
 // nothing of the container is left.
 func (d *Deployer) restore(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, plan *checkpoint.Plan) error {
-	prep, err := d.prepare(ctx, o, r, img, check, plan)
+	if err := o.conflict(check); err != nil {
+		return err
+	}
+	prep := plan.Begin(ctx)
 	defer prep.Release()
+	err := d.prepare(ctx, r, img, plan, prep)
 	if err == nil {
 		err = r.permit(ctx, o)
 	}
@@ -95,28 +99,25 @@ func (d *Deployer) restore(ctx context.Context, o *order, r *run, img *image.Ima
 	return err
 }
 
-// prepare brings the image and the checkpoint here, at once.
-func (d *Deployer) prepare(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, plan *checkpoint.Plan) (prep *checkpoint.Prepared, err error) {
-	if err := o.conflict(check); err != nil {
-		return nil, err
-	}
+// prepare brings the image and the checkpoint's writable layer here, at once.
+func (d *Deployer) prepare(ctx context.Context, r *run, img *image.Image, plan *checkpoint.Plan, prep *checkpoint.Prepared) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.mount(gctx, img, r) })
-	g.Go(func() (err error) {
+	g.Go(func() error {
 		_, step := trace.Start(trace.Beside(gctx), "checkpoint")
 		defer step.End()
-		if prep, err = plan.Bring(gctx); err != nil {
+		if err := plan.Bring(gctx, prep); err != nil {
 			return &restoreError{err}
 		}
 		return nil
 	})
-	if err = g.Wait(); err != nil {
-		return prep, err
+	if err := g.Wait(); err != nil {
+		return err
 	}
 	if err := plan.Extend(ctx, prep); err != nil {
-		return prep, &restoreError{err}
+		return &restoreError{err}
 	}
-	return prep, nil
+	return nil
 }
 
 // startSlack is how long the processes of a container that is made may take to be restored, beyond what is
@@ -130,7 +131,7 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 	if err != nil {
 		return err
 	}
-	if err := plan.Revive(&spec, prep); err != nil {
+	if err := plan.Revive(ctx, &spec, prep); err != nil {
 		return &restoreError{err}
 	}
 	begun := time.Now()

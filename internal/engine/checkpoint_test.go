@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,7 +34,7 @@ func (b *bed) dump(name string) *Restore {
 	if err := b.Resume(name); err != nil {
 		b.t.Fatal(err)
 	}
-	return &Restore{Dir: dir, Upper: upper, Config: criuLines}
+	return &Restore{Images: ImagesIn(dir), Upper: upper, Config: criuLines}
 }
 
 // commitUpper makes a snapshot of what the container has written.
@@ -82,6 +83,22 @@ func TestDumpAndRestore(t *testing.T) {
 			t.Errorf("restored container began anew")
 		}
 		b.likeABooted(two)
+
+		// What it is restored from is waited for last; without it nothing is made.
+		lost := errors.New("memory is lost")
+		three := Spec{Name: "three", Net: NetBridge, Image: b.img, Cmd: []string{"count"}, Restore: &Restore{Upper: r.Upper, Config: r.Config}}
+		three.Restore.Images = func(context.Context) (string, error) {
+			for _, there := range []string{b.addrFile("three"), b.bundle("three")} {
+				if _, err := os.Stat(there); err != nil {
+					t.Errorf("not made before its images are there: %v", err)
+				}
+			}
+			return "", lost
+		}
+		if _, err := b.Create(t.Context(), three); !errors.Is(err, lost) {
+			t.Errorf("without images: %v", err)
+		}
+		b.run(Spec{Name: "three", Net: NetBridge, Cmd: []string{"count"}, Restore: r})
 	})
 }
 

@@ -107,7 +107,8 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 		return nil, err
 	}
 	var opts *anypb.Any // the record's
-	if s.Restore != nil && s.Restore.Dir != "" {
+	restored := s.Restore != nil && s.Restore.Images != nil
+	if restored {
 		back.add(func(context.Context) error { return e.removeRestored(s.Name) })
 		if opts, err = e.prepareRestore(s); err != nil {
 			return nil, err
@@ -115,6 +116,9 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 	}
 	back.add(func(ctx context.Context) error { return e.sweep(ctx, s.Name) })
 	pid, err := e.newTask(ctx, s.Name, mounts, opts)
+	if err == nil && restored {
+		err = e.bringImages(ctx, s)
+	}
 	if err != nil {
 		return nil, err
 	}

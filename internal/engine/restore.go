@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"dewpoint/internal/durable"
+	"dewpoint/internal/trace"
 )
 
 // Restore starts a container from dumped processes instead of its command. The
@@ -31,13 +32,20 @@ import (
 // its root. Name, host name, network, address, limits, and the sources of
 // volumes are its own. Processes keep their environment.
 //
-// Create makes all but the processes, which Start does: its error means that
+// Create makes all but the processes, and asks for CRIU's images last. Start makes those: its error means that
 // there are none, and that restore.log in the engine's WorkDir may tell more. A
 // container that has ended is started anew by its command.
 type Restore struct {
-	Dir    string        // CRIU's images; read only, may be shared by many. "": the command makes the processes
+	// Images returns the directory of CRIU's images once they are there, which is read only and may be shared by many: all else
+	// of the container is made meanwhile. nil: the command makes the processes.
+	Images func(ctx context.Context) (dir string, err error)
 	Upper  digest.Digest // diff ID of one more layer on top of the image's, registered; "" is none
 	Config []string      // lines for CRIU's configuration
+}
+
+// ImagesIn is Restore.Images of a directory that is there.
+func ImagesIn(dir string) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) { return dir, nil }
 }
 
 // WorkDir is where CRIU works when it restores the container: its log, and the
@@ -57,16 +65,17 @@ func (s *Spec) parent() string {
 	return identity.ChainID(append(ids[:len(ids):len(ids)], s.Restore.Upper)).String()
 }
 
-// prepareRestore makes the directory that the processes are restored from: the
-// dumped images, but the host name is the container's. It returns the runtime's
-// options for the task, which take the place of the record's.
+// prepareRestore makes the directories that the processes are restored from and in; from here on the
+// container is one that starts so. It returns the runtime's options for the task, which take the place
+// of the record's.
 func (e *Engine) prepareRestore(s *Spec) (*anypb.Any, error) {
-	hostname, err := s.hostname()
-	if err != nil {
+	if err := e.removeRestored(s.Name); err != nil {
 		return nil, err
 	}
-	if err := e.linkImages(s.Name, hostname, s.Restore.Dir); err != nil {
-		return nil, fmt.Errorf("checkpoint: %w", err)
+	for _, d := range []string{e.WorkDir(s.Name), e.imagesDir(s.Name)} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return nil, err
+		}
 	}
 	if err := e.writeCRIUConfig(s.Name, s.Restore.Config); err != nil {
 		return nil, err
@@ -76,18 +85,25 @@ func (e *Engine) prepareRestore(s *Spec) (*anypb.Any, error) {
 	return plainAny(o)
 }
 
+// bringImages waits for the dumped images and links them to the container's directory of them. The host name is its own.
+func (e *Engine) bringImages(ctx context.Context, s *Spec) error {
+	ctx, step := trace.Start(ctx, "images")
+	defer step.End()
+	from, err := s.Restore.Images(ctx)
+	if err != nil {
+		return err
+	}
+	hostname, err := s.hostname()
+	if err == nil {
+		err = e.linkImages(s.Name, hostname, from)
+	}
+	return wrap(err, "checkpoint")
+}
+
 func (e *Engine) linkImages(name, hostname, from string) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {
 		return err
-	}
-	if err := e.removeRestored(name); err != nil {
-		return err
-	}
-	for _, d := range []string{e.WorkDir(name), e.imagesDir(name)} {
-		if err := os.MkdirAll(d, 0o700); err != nil {
-			return err
-		}
 	}
 	for _, f := range entries {
 		to := filepath.Join(e.imagesDir(name), f.Name())

@@ -254,7 +254,7 @@ func (b *bed) Restore(t testing.TB, name, dir string) (enginetest.Running, error
 
 func (b *bed) restoreSpec(name, dir string) engine.Spec {
 	return engine.Spec{Name: name, Image: b.img, Net: engine.NetBridge,
-		Restore: &engine.Restore{Dir: dir, Upper: upperOf(dir), Config: criu.RestoreConfig(false)}}
+		Restore: &engine.Restore{Images: engine.ImagesIn(dir), Upper: upperOf(dir), Config: criu.RestoreConfig(false)}}
 }
 
 func (b *bed) Remove(t testing.TB, name string) {

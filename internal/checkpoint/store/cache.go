@@ -144,6 +144,91 @@ func (s *Store) HasUnpacked(id string) bool {
 	}
 }
 
+// ReadAhead has what is unpacked of a checkpoint read into the page cache, if most of it is not there. It returns when that is
+// asked for; what is not there by then comes meanwhile.
+func (s *Store) ReadAhead(ctx context.Context, id string) {
+	if !s.HasUnpacked(id) || s.Warm(id) {
+		return
+	}
+	if err := readAhead(ctx, filepath.Join(s.path(cacheDir), id)); err != nil {
+		s.cfg.Log.Debug("an unpacked checkpoint is not read ahead", "id", id, "err", err)
+	}
+}
+
+// Warm reports whether a checkpoint is unpacked here and most of it in the page cache: reading it takes little time then.
+// Kernels before 6.5 do not tell what is in the page cache; what is unpacked is warm there.
+func (s *Store) Warm(id string) bool {
+	if !s.HasUnpacked(id) {
+		return false
+	}
+	cached, size, err := residency(filepath.Join(s.path(cacheDir), id))
+	return err != nil || cached >= size/2
+}
+
+// readAhead has the kernel read a directory's files from the disk, without waiting for it.
+func readAhead(ctx context.Context, dir string) error {
+	files, err := os.ReadDir(dir)
+	for _, e := range files {
+		err = errors.Join(err, readFileAhead(ctx, filepath.Join(dir, e.Name())))
+	}
+	return err
+}
+
+// readStep is so much of a file as the kernel reads ahead for one call: no more than the device's limit of it, which is smaller
+// than most files.
+const readStep = 1 << 20
+
+func readFileAhead(ctx context.Context, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	for off := int64(0); off < fi.Size() && ctx.Err() == nil; off += readStep {
+		if err := unix.Fadvise(int(f.Fd()), off, readStep, unix.FADV_WILLNEED); err != nil {
+			return os.NewSyscallError("fadvise", err)
+		}
+	}
+	return nil
+}
+
+// residency is how many bytes of the files in a directory are in the page cache, and how many they take on the disk.
+func residency(dir string) (cached, size int64, err error) {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, e := range files {
+		c, n, err := fileResidency(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return 0, 0, err
+		}
+		cached, size = cached+c, size+n
+	}
+	return cached, size, nil
+}
+
+func fileResidency(path string) (cached, size int64, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, 0, os.NewSyscallError("fstat", err)
+	}
+	var in unix.Cachestat_t
+	if err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &in, 0); err != nil { // of length 0: to its end
+		return 0, 0, os.NewSyscallError("cachestat", err)
+	}
+	return int64(in.Cache) * int64(os.Getpagesize()), st.Blocks * 512, nil
+}
+
 // Adopt puts the directory that a checkpoint was packed from, which lies in one that
 // Scratch has made, into the cache: the first restore here need not unpack it. The directory is gone then.
 // One that is there already stays.

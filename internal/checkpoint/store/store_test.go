@@ -398,6 +398,43 @@ func TestCache(t *testing.T) {
 	}
 }
 
+// TestWarm is an unpacked checkpoint that has left the page cache.
+func TestWarm(t *testing.T) {
+	s := open(t, store.Config{Dir: t.TempDir()})
+	r := put(t, s, "one", nil)
+	if s.Warm(r.ID) {
+		t.Error("warm before it is unpacked")
+	}
+	dir, release, err := s.Unpacked(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if !s.Warm(r.ID) {
+		t.Error("what was just written is not warm")
+	}
+	for _, name := range files(t, dir) {
+		f, err := os.Open(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.Warm(r.ID) {
+		t.Error("warm, and not in the page cache")
+	}
+	for range 1000 {
+		s.ReadAhead(t.Context(), r.ID)
+		if s.Warm(r.ID) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Error("reading ahead does not warm it")
+}
+
 // What was packed need not be unpacked.
 func TestAdopt(t *testing.T) {
 	dir := t.TempDir()
