@@ -16,6 +16,8 @@ import (
 	"dewpoint/internal/bench/testbed"
 	"dewpoint/internal/demo"
 	"dewpoint/internal/node"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // popCheckpoint has restores on one node of what another has published.
@@ -45,35 +47,59 @@ func (p *popCheckpoint) dew(ctx context.Context, i int, command string, args ...
 }
 
 // bring runs an image on node i, and returns how it came up and the seconds until it answered.
-func (p *popCheckpoint) bring(ctx context.Context, i int, image, restore string) (s Sample, err error) {
-	app, err := applicationOf(image)
-	if err != nil {
-		return s, err
-	}
+func (p *popCheckpoint) bring(ctx context.Context, i int, image, restore string) (Sample, error) {
+	return p.bringAll(ctx, i, image, restore, 1)
+}
+
+// bringAll runs so many containers of an image at once on node i, and returns how the first came up and the seconds until all answered.
+func (p *popCheckpoint) bringAll(ctx context.Context, i int, image, restore string, n int) (s Sample, err error) {
 	group, parent := p.Nodes[i].Group(), popbed.ParentCgroup(p.Nodes[i].State())
 	before, err := engineCPU(group, parent)
 	if err != nil {
 		return s, err
 	}
 	start := time.Now()
-	said, err := p.dew(ctx, i, "run", "-d", "--lazy", "never", "--net", "bridge", "--ready", app.ready, "--ready-timeout", "3m",
-		"--restore", restore, "--name", bootName, popbed.Registry+"/"+image)
-	if err != nil {
-		return s, err
+	records := make([]node.Record, n)
+	var g errgroup.Group
+	for k := range n {
+		g.Go(func() (err error) {
+			records[k], err = p.one(ctx, i, image, restore, cloneName(k))
+			return err
+		})
 	}
-	address, err := addressAt(ctx, p.Nodes[i].Host(), bootName)
-	if err != nil {
-		return s, err
-	}
-	dial := func(ctx context.Context, _, at string) (net.Conn, error) { return p.Dial(ctx, i, at) }
-	err = until(ctx, 3*time.Minute, func() error { return answerAt(ctx, image, address, dial) })
+	err = g.Wait()
 	s = Sample{Image: image, Engine: map[string]string{"never": "boot", "always": "restore"}[restore], Seconds: time.Since(start).Seconds()}
 	after, cerr := engineCPU(group, parent)
 	s.CPU = after - before
-	var r node.Record
-	err = errors.Join(err, cerr, json.Unmarshal(said, &r))
-	s.Way, s.Attached = startOf(r), r.Stages[node.Mounted]
-	return s, err
+	s.Way, s.Attached = startOf(records[0]), records[0].Stages[node.Mounted]
+	return s, errors.Join(err, cerr)
+}
+
+func cloneName(k int) string {
+	if k == 0 {
+		return bootName
+	}
+	return fmt.Sprintf("%s-%d", bootName, k)
+}
+
+// one runs one container on node i and returns once it has answered.
+func (p *popCheckpoint) one(ctx context.Context, i int, image, restore, name string) (r node.Record, err error) {
+	app, err := applicationOf(image)
+	if err != nil {
+		return r, err
+	}
+	said, err := p.dew(ctx, i, "run", "-d", "--lazy", "never", "--net", "bridge", "--ready", app.ready, "--ready-timeout", "3m",
+		"--restore", restore, "--name", name, popbed.Registry+"/"+image)
+	if err != nil {
+		return r, err
+	}
+	address, err := addressAt(ctx, p.Nodes[i].Host(), name)
+	if err != nil {
+		return r, err
+	}
+	dial := func(ctx context.Context, _, at string) (net.Conn, error) { return p.Dial(ctx, i, at) }
+	err = until(ctx, 3*time.Minute, func() error { return answerAt(ctx, image, address, dial) })
+	return r, errors.Join(err, json.Unmarshal(said, &r))
 }
 
 // checkpoint makes one on node i of what runs there, and waits until the store has it.
@@ -132,11 +158,30 @@ func (b *bootBench) fromPoP(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	b.bootTable("from the PoP's store on another node ("+string(b.store)+"), image and checkpoint, seconds to the first answer", []string{storeStart}, b.popVerdict)
+	var what []string
+	for _, n := range b.popClones() {
+		what = append(what, atStore(n))
+	}
+	b.bootTable("from the PoP's store on another node ("+string(b.store)+"), image and checkpoint, seconds until all have answered", what, b.popVerdict)
 	return nil
 }
 
 const storeStart = "store"
+
+// popClones are how many containers start at once on the other node: one, unless -clones is given.
+func (b *bootBench) popClones() []int {
+	if b.o.asked("clones") {
+		return b.clones
+	}
+	return []int{1}
+}
+
+func atStore(n int) string {
+	if n == 1 {
+		return storeStart
+	}
+	return fmt.Sprintf("%s, %s", storeStart, clonesOf(n))
+}
 
 // publish boots an image on the first node and makes a checkpoint of it.
 func (p *popCheckpoint) publish(ctx context.Context, image string) error {
@@ -157,34 +202,46 @@ func (p *popCheckpoint) compare(ctx context.Context, image string) error {
 		ways = ways[:1]
 	}
 	for round := range p.b.o.rounds {
-		for i := range ways {
-			if err := p.anew(ctx, 1); err != nil {
-				return err
-			}
-			restore := ways[(i+round)%len(ways)]
-			if restore == "always" {
-				if err := p.awaitCheckpoint(ctx, 1, image); err != nil {
+		for _, n := range p.b.popClones() {
+			for i := range ways {
+				if err := p.measure(ctx, image, ways[(i+round)%len(ways)], n, round); err != nil {
 					return err
 				}
 			}
-			s, err := p.bring(ctx, 1, image, restore)
-			if err != nil && restore == "always" { // noted, and the next anew takes what is left
-				p.b.refuse(image, err)
-				continue
-			}
-			if err != nil {
-				return fmt.Errorf("%s: %w", image, err)
-			}
-			s.What, s.Round = storeStart, round
-			p.b.report.add(s)
 		}
 	}
+	return nil
+}
+
+// measure starts so many at once on the second node, which has nothing.
+func (p *popCheckpoint) measure(ctx context.Context, image, restore string, n, round int) error {
+	if err := p.anew(ctx, 1); err != nil {
+		return err
+	}
+	if restore == "always" {
+		if err := p.awaitCheckpoint(ctx, 1, image); err != nil {
+			return err
+		}
+	}
+	s, err := p.bringAll(ctx, 1, image, restore, n)
+	if err != nil && restore == "always" { // noted, and the next anew takes what is left
+		p.b.refuse(image, err)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", image, err)
+	}
+	s.What, s.Round = atStore(n), round
+	p.b.report.add(s)
 	return nil
 }
 
 // popVerdict holds all of a restore against 0.7 s, and against a boot what either takes once the image is
 // attached: that is the same of both, and nothing that a checkpoint saves.
 func (b *bootBench) popVerdict(image, what string, _, restore float64) string {
+	if what != storeStart {
+		return ""
+	}
 	verdict := "at most 0.7 s: " + b.met(restore <= 0.7)
 	alone := func(engine string) float64 {
 		return median(values(b.report.of(key{image, 0, what}, engine), func(s Sample) float64 { return s.Seconds - s.Attached }))
