@@ -63,6 +63,7 @@ type site struct {
 	cfg   PoPConfig
 	log   *slog.Logger
 	store atomic.Pointer[pop.Store] // nil while it cannot be opened
+	tried chan struct{}             // closed once it was tried to open the store
 	// unmounted is why the store is not in its directory; nil while it is.
 	unmounted atomic.Pointer[error]
 	// pressed is when the store last needed room and found none, ns since 1970.
@@ -96,7 +97,7 @@ type site struct {
 }
 
 func newSite(p *Puller, cfg PoPConfig) *site {
-	s := &site{p: p, cfg: cfg, log: p.cfg.Log, changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
+	s := &site{p: p, cfg: cfg, log: p.cfg.Log, tried: make(chan struct{}), changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
 		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, debts: loadDebts(cfg.Owed), relays: map[digest.Digest]*packRelay{}, brought: map[digest.Digest]int64{}, claims: map[digest.Digest]pop.Lease{},
 		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, proved: map[digest.Digest]proof{}}
 	if cfg.Prepare.Rest != nil && cfg.Open != nil {
@@ -124,6 +125,19 @@ func (s *site) usable() *pop.Store {
 		return nil
 	}
 	return st
+}
+
+// opening waits for the first try to open the store, as long as for an answer of it: what a node that has just booted is to deploy, or goes on with, need
+// not be fetched because it came a moment before.
+func (s *site) opening(ctx context.Context) {
+	if s.cfg.Open == nil {
+		return
+	}
+	select {
+	case <-s.tried:
+	case <-time.After(sitePatience):
+	case <-ctx.Done():
+	}
 }
 
 // lock excludes others from attaching a layer or letting go of it.
@@ -185,6 +199,7 @@ func (s *site) rest(ctx context.Context, d time.Duration) error {
 // decided about the others; begun, unless nil, does that already. Layers of a store that is away are let go of: they are
 // returned, and are to be mounted anew when they have been fetched.
 func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (lost []digest.Digest) {
+	s.opening(ctx)
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
 	defer cancel()
 	s.ready.adopt(img)

@@ -52,6 +52,14 @@ const (
 
 // node joins a node; change may change its configuration before.
 func (s *siteBed) node(name string, change func(*PoPConfig)) *siteNode {
+	s.t.Helper()
+	n := s.boot(name, change)
+	n.eventually("the store is open", func() bool { return n.site.usable() != nil })
+	return n
+}
+
+// boot is node, which need not have opened the store yet.
+func (s *siteBed) boot(name string, change func(*PoPConfig)) *siteNode {
 	t := s.t
 	t.Helper()
 	n := &siteNode{bed: &bed{t: t, reg: s.reg, dir: filepath.Join(t.TempDir(), "layers")}, name: name, used: map[digest.Digest]bool{}}
@@ -84,7 +92,6 @@ func (s *siteBed) node(name string, change func(*PoPConfig)) *siteNode {
 	var kept sync.WaitGroup
 	kept.Go(func() { n.must(n.KeepPoP(ctx, n.inUse)) })
 	t.Cleanup(func() { cancel(); kept.Wait() })
-	n.eventually("the store is open", func() bool { return n.site.usable() != nil })
 	return n
 }
 
@@ -193,6 +200,47 @@ func TestSecondNodeAsksNoRegistry(t *testing.T) {
 	}
 	if marks, err := os.ReadDir(filepath.Join(s.store, "refs", "b")); err != nil || len(marks) != 1 {
 		t.Errorf("an image of two layers has the marks %v, %v", marks, err)
+	}
+}
+
+// A node that has just booted waits for the store, which takes its time to open, and not for long.
+func TestBootWaitsForTheStore(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	p := a.push("app", 1, 2)
+	for _, l := range a.bring(p) {
+		a.published(l.Layer.DiffID)
+	}
+	sent := s.served(p)
+	for took, want := range map[time.Duration]bool{300 * time.Millisecond: true, time.Hour: false} {
+		name := "slow"
+		if !want {
+			name = "hangs"
+		}
+		b := s.boot(name, func(cfg *PoPConfig) {
+			open := cfg.Open
+			cfg.Open = func(ctx context.Context) (*pop.Store, error) {
+				select {
+				case <-time.After(took):
+					return open(ctx)
+				case <-ctx.Done():
+					return nil, context.Cause(ctx)
+				}
+			}
+		})
+		began := time.Now()
+		for _, l := range b.bring(p) {
+			if stored := l.From == (Origins{PoP: l.Layer.Size}); stored != want {
+				t.Errorf("where the store opens after %v: %+v of %d", took, l.From, l.Layer.Size)
+			}
+		}
+		if d := time.Since(began); d > 2*sitePatience {
+			t.Errorf("it took %v", d)
+		}
+		if got := s.served(p) > sent; got == want {
+			t.Errorf("where the store opens after %v the registry was asked: %v", took, got)
+		}
+		sent = s.served(p)
 	}
 }
 

@@ -30,7 +30,7 @@ const (
 func (s *site) rounds() time.Duration { return cmp.Or(s.cfg.House, siteHouse) }
 
 // KeepPoP shows the PoP that this node lives, what it has and what it uses, and
-// keeps the store within its bounds, until ctx ends. inUse says which layers containers stand on.
+// keeps the store within its bounds, until ctx ends. inUse says which layers containers stand on. It is called once.
 func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) error {
 	s := p.site
 	if s == nil {
@@ -44,6 +44,7 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 	defer beat.Stop()
 	defer house.Stop()
 	s.beat(ctx)
+	close(s.tried)
 	var upkeep sync.WaitGroup
 	if s.ready != nil && s.cfg.Prepare.Images > 0 {
 		upkeep.Go(func() { s.prepareAll(ctx) })

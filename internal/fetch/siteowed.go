@@ -121,11 +121,14 @@ func (s *site) recall(ctx context.Context, st *pop.Store) {
 	}
 }
 
-// giveOwed gives the store what it did not take.
+// giveOwed gives the store what it did not take, unless it is so full that what comes would go at once, and be owed no more.
 func (s *site) giveOwed(ctx context.Context) {
 	s.mu.Lock()
 	owed := slices.Collect(maps.Keys(s.owed))
 	s.mu.Unlock()
+	if len(owed) == 0 || s.crowded(ctx) {
+		return
+	}
 	for _, id := range owed {
 		have, err := s.p.cfg.Layers.Peek(id)
 		if err == nil && have.At == "" && !have.Tree {
@@ -141,4 +144,14 @@ func (s *site) giveOwed(ctx context.Context) {
 		}
 		s.paid(id)
 	}
+}
+
+// crowded reports whether the store is above its high watermark: either room is about to be made, or there is nothing to evict.
+func (s *site) crowded(ctx context.Context) bool {
+	st := s.usable()
+	if st == nil {
+		return false
+	}
+	spare, err := st.Spare(ctx)
+	return err == nil && spare < 0
 }

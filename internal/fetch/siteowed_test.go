@@ -49,6 +49,36 @@ func TestOwedIsRecalled(t *testing.T) {
 	}
 }
 
+// What is owed waits while the store is above its high watermark: it would be evicted at once, and be owed no more.
+func TestOwedIsNotGivenToBeEvicted(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	var kept int64
+	var owed *pop.Layer
+	for _, l := range a.bring(a.push("app", 1, 2, 3)) {
+		owed = a.published(l.Layer.DiffID)
+		kept += owed.Size
+	}
+	kept -= owed.Size
+	a.eventually("nothing is owed", func() bool { return len(loadDebts(a.site.cfg.Owed)) == 0 })
+	a.must(s.hide(owed.DiffID))
+	a.site.later(owed.DiffID)
+	for capacity, gives := range map[int64]bool{kept + kept/50: false, 2 * kept: true} {
+		st, err := pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.site.cfg.Coord, Node: "a", Grace: time.Second, Capacity: capacity})
+		a.must(err)
+		a.must(st.Room(t.Context(), owed.Size))
+		a.site.store.Store(st)
+		a.site.giveOwed(t.Context())
+		if st.Has(t.Context(), owed.DiffID) != gives || len(a.owed()) == 0 != gives {
+			t.Errorf("of %d bytes a store has %d, and what is owed is given to it: %v", capacity, kept, !gives)
+		}
+		if gives {
+			a.must(s.hide(owed.DiffID))
+			a.site.later(owed.DiffID)
+		}
+	}
+}
+
 // What the store had and was evicted does not come back by itself.
 func TestEvictedIsNotRecalled(t *testing.T) {
 	s := newSiteBed(t)

@@ -13,6 +13,7 @@ import (
 	"dewpoint/internal/evict"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // DefaultPolicy is the policy that the study recommends (docs/pop-study.md).
@@ -212,9 +213,11 @@ func (e *evicting) save(ctx context.Context) error {
 	return err
 }
 
-// run evicts until excess bytes are gone and no quota is exceeded.
+// run evicts until excess bytes are gone and no quota is exceeded. What cannot be renamed for want of room stays, and the
+// error says so in the end.
 func (e *evicting) run(ctx context.Context) error {
-	kept := map[string]bool{} // came into use meanwhile
+	kept := map[string]bool{} // came into use meanwhile, or stay for want of room
+	var full error
 	for e.excess > 0 || len(e.over) > 0 {
 		select {
 		case <-e.lease.Lost():
@@ -223,6 +226,9 @@ func (e *evicting) run(ctx context.Context) error {
 		default:
 		}
 		key, ok := e.policy.Victim(func(key string) bool { return !kept[key] && e.may(key) })
+		if !ok && full != nil {
+			return full
+		}
 		if !ok {
 			e.done.Why = AllInUse
 			return nil
@@ -233,6 +239,9 @@ func (e *evicting) run(ctx context.Context) error {
 			continue
 		}
 		gone, err := e.take(ctx, key, l)
+		if errors.Is(err, unix.ENOSPC) {
+			full, err = err, nil
+		}
 		if err != nil {
 			return err
 		}
@@ -327,13 +336,27 @@ func (s *Store) evict(ctx context.Context, id digest.Digest) (bool, error) {
 // hide takes the layer's record out of sight, whichever it is now, and returns its
 // name in the trash, which it has to itself; "" if there was no record. The data stay.
 func (s *Store) hide(ctx context.Context, id digest.Digest, name string) (string, error) {
-	trash := path.Join(trashDir, name+"."+rand.Text()[:8]+trashEnd)
-	err := s.cfg.FS.Rename(ctx, recordOf(id), trash)
+	trash, err := s.aside(ctx, recordOf(id), name, trashEnd)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
 	return trash, err
 }
+
+// aside renames the title of the files of that name to one in the trash that ends so, and returns it. On a distributed file
+// system whose servers are full to the last byte most new names fail: a name belongs on one of the servers, and if the file lies
+// on another one, a pointer has to be written there. So another name is tried.
+func (s *Store) aside(ctx context.Context, title, name, end string) (to string, err error) {
+	for range asideTries {
+		to = path.Join(trashDir, name+"."+rand.Text()[:8]+end)
+		if err = s.cfg.FS.Rename(ctx, title, to); !errors.Is(err, unix.ENOSPC) {
+			break
+		}
+	}
+	return to, err
+}
+
+const asideTries = 32 // with three servers, one in half a million titles finds no name
 
 // putBack shows a layer again that was hidden, unless it was published anew or is being deleted.
 func (s *Store) putBack(ctx context.Context, id digest.Digest, trash string) error {

@@ -1,15 +1,20 @@
 package pop_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"dewpoint/internal/pop"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // fill publishes n layers of ten bytes.
@@ -48,6 +53,46 @@ func TestWatermarks(t *testing.T) {
 			t.Errorf("%d bytes were freed", freed)
 		}
 		if got := b.files("layers", "trash"); len(got) != 3 {
+			t.Errorf("left: %v", got)
+		}
+	})
+}
+
+// crammed is a distributed file system that is full to the last byte, while it is said to be: it takes a new name for a
+// file if that belongs where the file lies, which is one in three, and of some files none.
+type crammed struct {
+	pop.FS
+	full  bool
+	never string
+}
+
+func (c *crammed) Rename(ctx context.Context, from, to string) error {
+	h := fnv.New32a()
+	h.Write([]byte(to))
+	if c.full && (h.Sum32()%3 > 0 || c.never != "" && strings.Contains(from, c.never)) {
+		return &os.LinkError{Op: "rename", Old: from, New: to, Err: unix.ENOSPC}
+	}
+	return c.FS.Rename(ctx, from, to)
+}
+
+// What is full to the last byte is emptied all the same.
+func TestFullToTheLastByte(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		fsys := &crammed{FS: pop.NewDir(b.dir, 0)}
+		st := b.open(pop.StoreConfig{Node: "x", FS: fsys, Capacity: 1000, Policy: "lru"})
+		ids := fill(t, st, 12)
+		fsys.full = true
+		if l, err := st.Record(t.Context(), ids[3]); err != nil || st.Quarantine(t.Context(), l) != nil {
+			t.Errorf("a damaged layer stays: %v", err)
+		}
+		fsys.never = ids[0].Encoded()
+		if e, err := st.Evict(t.Context(), 1000); len(e.Layers) != 10 || !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("evicted %+v, %v; one stays", e, err)
+		}
+		fsys.never = ""
+		evicts(t, st, 1000, 1, pop.AllInUse)
+		b.sweep(st)
+		if got := b.files("layers", "trash"); len(got) > 0 {
 			t.Errorf("left: %v", got)
 		}
 	})

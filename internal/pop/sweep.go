@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // Sweep deletes what was evicted when its time of grace is over, and what crashed
@@ -110,7 +111,20 @@ const (
 	deadEnd  = ".dead" // of what is deleted
 )
 
-func deadOf(name string) string { return path.Join(trashDir, name+deadEnd) }
+// kill makes the title of the files of that name dead, and returns what it is called then.
+func (s *Store) kill(ctx context.Context, title, name string) (dead string, err error) {
+	dead = path.Join(trashDir, name+deadEnd)
+	if err = s.cfg.FS.Rename(ctx, title, dead); errors.Is(err, unix.ENOSPC) {
+		return s.aside(ctx, title, name, deadEnd)
+	}
+	return dead, err
+}
+
+// filesOf is the name of the files that a title in the trash is of, which it begins with.
+func filesOf(title string) string {
+	parts := strings.SplitN(title, ".", 4)
+	return strings.Join(parts[:min(3, len(parts))], ".")
+}
 
 // trash deletes what was evicted, or puts it back, and what others have not
 // deleted to the end.
@@ -120,9 +134,10 @@ func (w *sweep) trash(ctx context.Context) error {
 	for _, n := range names {
 		name := path.Join(trashDir, n)
 		if dead, ok := strings.CutSuffix(n, deadEnd); ok {
-			w.named[dead] = true
+			of := filesOf(dead)
+			w.named[of] = true
 			if w.age(name, 0) >= w.s.cfg.Grace {
-				errs = errors.Join(errs, w.dead(ctx, dead))
+				errs = errors.Join(errs, w.dead(ctx, name, of))
 			}
 			continue
 		}
@@ -131,8 +146,8 @@ func (w *sweep) trash(ctx context.Context) error {
 			continue
 		}
 		if errors.Is(err, ErrDamaged) { // what it was of is in its name
-			of := path.Base(strings.TrimSuffix(name, trashEnd))
-			err = unlessGone(w.s.cfg.FS.Rename(ctx, name, deadOf(strings.TrimSuffix(of, path.Ext(of)))))
+			_, err = w.s.kill(ctx, name, filesOf(strings.TrimSuffix(n, trashEnd)))
+			err = unlessGone(err)
 		}
 		if err != nil || l == nil {
 			errs = errors.Join(errs, err)
@@ -170,7 +185,7 @@ func (w *sweep) end(ctx context.Context, name string, l *Layer) error {
 
 // dead deletes files whose title is dead and that nobody uses. They are not
 // published any more, but nodes may stand on them.
-func (w *sweep) dead(ctx context.Context, name string) error {
+func (w *sweep) dead(ctx context.Context, title, name string) error {
 	hex, _, ok := parseName(name)
 	if !ok {
 		return nil
@@ -179,26 +194,27 @@ func (w *sweep) dead(ctx context.Context, name string) error {
 	if err != nil || used {
 		return err
 	}
-	return w.s.bury(ctx, name)
+	return w.s.bury(ctx, title, name)
 }
 
 // discard deletes the files of that name if the title that lies at from is theirs
 // to the end: if it can be made dead, they are no layer and never will be.
 func (s *Store) discard(ctx context.Context, from, name string) error {
-	if err := s.cfg.FS.Rename(ctx, from, deadOf(name)); err != nil {
+	dead, err := s.kill(ctx, from, name)
+	if err != nil {
 		return unlessGone(err) // published, or put back, or somebody else deletes them
 	}
-	return s.bury(ctx, name)
+	return s.bury(ctx, dead, name)
 }
 
 // bury deletes the files of a dead title, and it.
-func (s *Store) bury(ctx context.Context, name string) error {
+func (s *Store) bury(ctx context.Context, title, name string) error {
 	for _, end := range fileEnds {
 		if err := s.remove(ctx, path.Join(layersDir, name+end)); err != nil {
 			return err
 		}
 	}
-	return s.remove(ctx, deadOf(name))
+	return s.remove(ctx, title)
 }
 
 // fileEnds end the names of a layer's files.

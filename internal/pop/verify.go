@@ -117,7 +117,7 @@ func (s *Store) takeOut(ctx context.Context, l *Layer, kind string) error {
 		return s.putBack(ctx, l.DiffID, trash)
 	}
 	// From here on a sweep does not put it back.
-	if err := unlessGone(s.cfg.FS.Rename(ctx, trash, deadOf(l.Name))); err != nil {
+	if _, err := s.kill(ctx, trash, l.Name); unlessGone(err) != nil {
 		return err
 	}
 	s.noteLost(ctx, l.DiffID, kind == Damaged)
