@@ -114,7 +114,7 @@ func (p *pop) answers(i int) error {
 // Without a PoP's configuration each node fetches for itself, and its faults
 // are its own.
 func TestNodesOfABedDeploy(t *testing.T) {
-	p := newPop(t, popbed.Config{Store: popbed.Dir, StoreBytes: 256 << 20})
+	p := newPop(t, popbed.Config{Store: popbed.Gluster, StoreBytes: 256 << 20})
 	const noise = 4 << 20
 	img := p.reg.PushImage("team/app:1", appLayers(t, noise), appOptions())
 	before, err := p.WAN()

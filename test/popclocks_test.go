@@ -26,12 +26,10 @@ import (
 // the machine's clock; TestPoPFaults has that.
 func TestPoPClocks(t *testing.T) {
 	c := newClocks(t, filepath.Join(programs, "dewd"))
-	c.set(0, "1970")
-	c.set(1, "2065")
-	for i := 2; i < 5; i++ {
-		c.set(i, "")
+	for i := range 5 {
+		c.set(i, map[int]string{bare: "1970", 1: "2065"}[i])
 	}
-	b := newFaultBed(t, popbed.Config{Store: popbed.Dir, Dewd: c.program})
+	b := newFaultBed(t, popbed.Config{Store: popbed.Gluster, Dewd: c.program})
 	b.try(t, "at once", clocksAtOnce)
 	b.try(t, "killed while fetching", killedFetching)
 	b.try(t, "set back", func(b *faultBed) { setBack(b, c) })
@@ -97,9 +95,9 @@ func (b *faultBed) says(i int, year string) {
 
 // What all want at once crosses the WAN once, and what is idle goes, whoever looks.
 func clocksAtOnce(b *faultBed) {
-	b.says(0, "1970")
+	b.says(bare, "1970")
 	b.says(1, "2065")
-	for first := range 2 {
+	for _, first := range []int{bare, 1} {
 		img := b.push(4 << 20)
 		var unique int64
 		for _, l := range img.Layers {

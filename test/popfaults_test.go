@@ -25,8 +25,6 @@ import (
 	"dewpoint/internal/node"
 	popstore "dewpoint/internal/pop"
 	"dewpoint/internal/registry/registrytest"
-
-	"golang.org/x/sys/unix"
 )
 
 // The faults of a PoP, on five nodes. Of each it is asserted that no deployment
@@ -38,6 +36,7 @@ const (
 	faultGrace = 6 * time.Second
 	faultRate  = 100 // Mbit/s of the WAN, if a fault needs no other
 	eye        = 4   // the node that no fault befalls: the store is looked at from there
+	bare       = 3   // the one beside it that serves no part of the store: when it goes, all others see all of the store
 )
 
 // faultBed is a PoP that is used for many faults, one after the other.
@@ -242,17 +241,21 @@ func (b *faultBed) clearNodes(nodes ...int) {
 	b.must(errors.Join(errs...))
 }
 
-// evict evicts on a node what no node uses. A machine that is busy with other
-// things may keep Redis from answering in time: then it is asked again.
+// evict evicts on a node what no node uses. It is asked again while another node evicts or sweeps, and where a machine that
+// is busy with other things keeps Redis from answering in time.
 func (b *faultBed) evict(i int) (err error) {
-	for range 5 {
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		err = b.client(i, func(ctx context.Context, c *api.Client) error {
-			_, err := c.Prune(ctx, node.PruneOptions{PoP: true})
+			r, err := c.Prune(ctx, node.PruneOptions{PoP: true})
+			if err == nil && r.PoPWhy != "" {
+				err = errors.New(r.PoPWhy)
+			}
 			return err
 		})
-		if err == nil || !strings.Contains(err.Error(), popstore.ErrAway.Error()) {
+		if err == nil || !strings.Contains(err.Error(), popstore.ErrAway.Error()) && !strings.HasSuffix(err.Error(), " is evicting") {
 			break
 		}
+		b.t.Logf("%s is asked again: %v", b.Nodes[i].Name, err)
 	}
 	return err
 }
@@ -338,6 +341,20 @@ func (b *faultBed) keeps(i int, images ...*faultImage) {
 	}
 }
 
+// evicted waits until the store shows nothing of images that are not in use.
+func (b *faultBed) evicted(images ...*faultImage) {
+	b.t.Helper()
+	b.eventually("eviction", func() error {
+		have := b.records(eye)
+		for _, img := range images {
+			if _, ok := have[img.own()]; ok {
+				return fmt.Errorf("%s stays", img.Ref)
+			}
+		}
+		return nil
+	})
+}
+
 // whole reads what the store shows, and asserts that it is what was published:
 // as this test reads it, not as dewd does.
 func (b *faultBed) whole(i int) {
@@ -405,13 +422,8 @@ func (b *faultBed) tidy() {
 // watermark, and returns what gives it back.
 func (b *faultBed) crowd() (end func()) {
 	b.t.Helper()
-	s, err := b.status(eye)
-	b.must(err)
-	path := b.at(eye, ".crowd")
-	f, err := os.Create(path)
-	b.must(err)
-	b.must(errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, s.Store.Free-s.Store.Total/50), f.Close()))
-	return func() { b.must(os.Remove(path)) }
+	b.must(b.CrowdStore(b.t.Context(), 0.02))
+	return func() { b.must(b.FreeStore(b.t.Context())) }
 }
 
 // served waits until the registry has given so many bytes of an image's own layer.

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -16,7 +17,13 @@ func TestPoPStoreFaults(t *testing.T) {
 		b.try(t, "hangs on a node", storeHangs)
 		b.try(t, "hangs while memory comes", lateHangs)
 		b.try(t, "gone on a node", storeGone)
-		b.try(t, "server lost", partLost)
+		b.try(t, "server lost", func(b *faultBed) {
+			b.partLost(func() error { return b.LoseNode(2) }, func() error { return b.ReturnNode(2) })
+		})
+		b.try(t, "server's power is cut", func(b *faultBed) {
+			b.partLost(func() error { return errors.Join(b.KillNode(2), b.KillBrick(2)) },
+				func() error { return errors.Join(b.RestoreBrick(b.t.Context(), 2), b.RebootNode(b.t.Context(), 2)) })
+		})
 	})
 	t.Run("replica 3", func(t *testing.T) {
 		b := newFaultBed(t, popbed.Config{Store: popbed.Gluster3})
@@ -139,12 +146,13 @@ func storeGone(b *faultBed) {
 	b.whole(2)
 }
 
-// A node with a server of a distributed volume takes files with it. What they hold comes
+// partLost loses n3, which with its server of a distributed volume takes files with it. What they hold comes
 // from elsewhere meanwhile, and they come back.
-func partLost(b *faultBed) {
+func (b *faultBed) partLost(lose, back func() error) {
+	b.t.Helper()
 	images, runs := b.images(3, 2<<20, 0, 1)
 	before := b.records(eye)
-	b.must(b.LoseNode(2))
+	b.must(lose())
 	time.Sleep(proved)
 	for _, img := range images {
 		for _, i := range []int{1, 3} {
@@ -160,7 +168,7 @@ func partLost(b *faultBed) {
 		c.right()
 	}
 	time.Sleep(2 * faultGrace) // what is judged by what can be seen, is now
-	b.must(b.ReturnNode(2))
+	b.must(back())
 	b.settled()
 	for i := range b.Nodes {
 		b.heals(i, "PoP store")

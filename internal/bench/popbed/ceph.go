@@ -207,6 +207,8 @@ func (c *cephfs) restoreBrick(ctx context.Context, i int) error {
 func (c *cephfs) fill(ctx context.Context) error { return c.full(ctx, "0.001", "0.001", "0.001") }
 func (c *cephfs) free(ctx context.Context) error { return c.full(ctx, "0.95", "0.90", "0.85") }
 
+func (c *cephfs) crowd(context.Context, float64) error { return errNoSuch }
+
 func (c *cephfs) full(ctx context.Context, full, backfill, near string) error {
 	_, err := c.ask(ctx, fmt.Sprintf("osd set-full-ratio %s\nosd set-backfillfull-ratio %s\nosd set-nearfull-ratio %s\n", full, backfill, near))
 	return err

@@ -240,6 +240,10 @@ func (g *gluster) restoreBrick(ctx context.Context, i int) error {
 func (g *gluster) fill(context.Context) error { return g.each(volume.fill) }
 func (g *gluster) free(context.Context) error { return g.each(volume.free) }
 
+func (g *gluster) crowd(_ context.Context, share float64) error {
+	return g.each(func(v volume) error { return v.crowd(share) })
+}
+
 func (g *gluster) each(do func(volume) error) error {
 	var errs []error
 	for i := range bricks {

@@ -22,8 +22,9 @@ type store interface {
 	mount(ctx context.Context, n *Node) error
 	killBrick(i int) error
 	restoreBrick(ctx context.Context, i int) error
-	// fill leaves no byte free, and free undoes that.
+	// fill leaves no byte free, and crowd that share of each file system; free undoes either.
 	fill(ctx context.Context) error
+	crowd(ctx context.Context, share float64) error
 	free(ctx context.Context) error
 	// copies are the files below the store that hold name's bytes.
 	copies(name string) ([]string, error)
@@ -137,7 +138,11 @@ func (b *Bed) RestoreBrick(ctx context.Context, i int) error { return b.store.re
 // Ceph's is declared full.
 func (b *Bed) FillStore(ctx context.Context) error { return b.store.fill(ctx) }
 
-// FreeStore undoes FillStore.
+// CrowdStore leaves that share of the store free, of GlusterFS on each brick: something else takes the rest.
+// FreeStore gives it back.
+func (b *Bed) CrowdStore(ctx context.Context, share float64) error { return b.store.crowd(ctx, share) }
+
+// FreeStore undoes FillStore or CrowdStore.
 func (b *Bed) FreeStore(ctx context.Context) error { return b.store.free(ctx) }
 
 // FlipBytes inverts n bytes of a file in the store at offset, in all copies and
@@ -218,6 +223,20 @@ func (v volume) fill() error {
 	return f.Sync()
 }
 
+// crowd takes what is free but for that share of the volume.
+func (v volume) crowd(share float64) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(v.dir, &st); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(v.filler(), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Fallocate(int(f.Fd()), 0, 0, (int64(st.Bavail)-int64(share*float64(st.Blocks)))*st.Bsize)
+}
+
 func (v volume) free() error { return os.Remove(v.filler()) }
 
 // nothing is no store.
@@ -228,6 +247,7 @@ func (nothing) mount(context.Context, *Node) error      { return nil }
 func (nothing) killBrick(int) error                     { return errNoSuch }
 func (nothing) restoreBrick(context.Context, int) error { return errNoSuch }
 func (nothing) fill(context.Context) error              { return errNoSuch }
+func (nothing) crowd(context.Context, float64) error    { return errNoSuch }
 func (nothing) free(context.Context) error              { return errNoSuch }
 func (nothing) copies(string) ([]string, error)         { return nil, errNoSuch }
 func (nothing) groups() []*testbed.Group                { return nil }
@@ -252,6 +272,8 @@ func (d *directory) mount(_ context.Context, n *Node) error {
 
 func (d *directory) fill(context.Context) error { return d.volume.fill() }
 func (d *directory) free(context.Context) error { return d.volume.free() }
+
+func (d *directory) crowd(_ context.Context, share float64) error { return d.volume.crowd(share) }
 
 func (d *directory) copies(name string) ([]string, error) {
 	return []string{filepath.Join(d.volume.dir, "pop", name)}, nil

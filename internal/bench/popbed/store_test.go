@@ -33,6 +33,9 @@ func TestStores(t *testing.T) {
 			}
 			t.Run("away", func(t *testing.T) { testAway(t, b) })
 			t.Run("full", func(t *testing.T) { testFull(t, b) })
+			if kind != Ceph {
+				t.Run("crowded", func(t *testing.T) { testCrowded(t, b) })
+			}
 			t.Run("flipped", func(t *testing.T) { testFlipped(t, b) })
 			if kind != Dir {
 				t.Run("brick", func(t *testing.T) { testBrick(t, b) })
@@ -100,6 +103,22 @@ func testFull(t *testing.T, b *Bed) {
 		t.Errorf("after it was freed: %v", err)
 	}
 	os.Remove(path)
+}
+
+func testCrowded(t *testing.T, b *Bed) {
+	if err := b.CrowdStore(t.Context(), 0.1); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Statfs_t
+	free := func() float64 { return float64(st.Bavail) / float64(st.Blocks) }
+	if err := unix.Statfs(b.Nodes[1].Store, &st); err != nil || free() < 0.05 || free() > 0.11 {
+		t.Errorf("a tenth is to be free, and %.3f is; %v", free(), err)
+	}
+	b.write(t, 1, "crowded", strings.Repeat("x", 1<<20))
+	b.reads(t, 2, "crowded", strings.Repeat("x", 1<<20))
+	if err := b.FreeStore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func testFlipped(t *testing.T, b *Bed) {
