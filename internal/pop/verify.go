@@ -78,7 +78,7 @@ func (p paced) ReadAt(b []byte, off int64) (int, error) {
 
 // verify compares the tar in r with the sums.
 func (l *Layer) verify(ctx context.Context, r io.ReaderAt) error {
-	buf := make([]byte, 256<<10)
+	buf := make([]byte, min(256<<10, l.Size))
 	for at, k := int64(0), 0; at < l.Size; at, k = at+SumBytes, k+1 {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)

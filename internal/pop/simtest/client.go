@@ -9,8 +9,9 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"path"
-	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"dewpoint/internal/pop"
@@ -116,14 +117,32 @@ const (
 
 const patience = 5 * time.Second // after which a call is given up
 
-// nonce is what names have that is not of the seed.
-var nonce = regexp.MustCompile(`\.[A-Z2-7]{8,}`)
+// lasting is a call without the nonces in its names, which are not of the seed: a dot and at least eight of A to Z and 2 to 7.
+func lasting(what string) []byte {
+	out := make([]byte, 0, len(what)+20)
+	for {
+		dot := strings.IndexByte(what, '.')
+		if dot < 0 {
+			return append(out, what...)
+		}
+		end := dot + 1
+		for end < len(what) && (what[end] >= 'A' && what[end] <= 'Z' || what[end] >= '2' && what[end] <= '7') {
+			end++
+		}
+		if end-dot > 8 {
+			out = append(out, what[:dot]...)
+		} else {
+			out = append(out, what[:end]...)
+		}
+		what = what[end:]
+	}
+}
 
 // plan draws what becomes of a call. It depends on what is asked when, not on what
 // was asked before: several calls may begin at one instant.
 func (c *Client) plan(mutates bool, what string) plan {
 	h := fnv.New64a()
-	fmt.Fprint(h, nonce.ReplaceAllString(what, ""), time.Now().UnixNano())
+	h.Write(strconv.AppendInt(lasting(what), time.Now().UnixNano(), 10))
 	f, r := &c.faults, rand.New(rand.NewPCG(c.seed, h.Sum64()))
 	p := plan{before: time.Duration(100 + r.IntN(5e6)), after: time.Duration(100 + r.IntN(5e6))}
 	if r.IntN(16) == 0 { // a slow one

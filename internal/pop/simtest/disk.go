@@ -261,11 +261,23 @@ func (d *Disk) syncDir(dir string) error {
 		return fs.ErrNotExist
 	}
 	for name, ino := range d.names {
-		if path.Dir(name) == dir {
+		if in(dir, name) {
 			ino.durable = true
 		}
 	}
 	return nil
+}
+
+// in reports whether path.Dir(name) is dir; most of what a schedule does is to list.
+func in(dir, name string) bool {
+	if dir != "." {
+		var under bool
+		if name, under = strings.CutPrefix(name, dir); !under || name == "" || name[0] != '/' {
+			return false
+		}
+		name = name[1:]
+	}
+	return strings.IndexByte(name, '/') < 0
 }
 
 // list is the directory as the servers have it.
@@ -275,7 +287,7 @@ func (d *Disk) list(dir, node string) ([]fs.FileInfo, error) {
 	}
 	var all []info
 	for name, ino := range d.names {
-		if name != "." && path.Dir(name) == dir {
+		if name != "." && in(dir, name) {
 			all = append(all, info{path.Base(name), ino.seen(node), ino.dir, ino.seq, ino.made})
 		}
 	}

@@ -7,8 +7,11 @@ import (
 	"testing/synctest"
 )
 
-// usual is how many schedules are run.
-const usual = 1000
+// How many schedules are run: always the same, and others each time.
+const (
+	usual   = 2000
+	unusual = 1000
+)
 
 // TestSame shows that a seed decides what happens. The race detector has goroutines run in
 // an order of its own.

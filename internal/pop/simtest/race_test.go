@@ -2,5 +2,8 @@
 
 package simtest
 
-// usual is how many schedules are run; the race detector makes each 20 times as long.
-const usual = 60
+// How many schedules are run; the race detector makes each 20 times as long.
+const (
+	usual   = 60
+	unusual = 20
+)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -21,25 +22,45 @@ import (
 
 var (
 	one       = flag.Uint64("seed", 0, "run the schedule of this seed only, and tell it")
-	schedules = flag.Int("schedules", usual, "how many schedules are run")
+	schedules = flag.Uint64("schedules", usual, "how many schedules are run")
 	from      = flag.Uint64("from", 1, "the first seed")
+	fresh     = flag.Uint64("fresh", unusual, "how many schedules are run of seeds that the clock chooses")
 	tell      = flag.Bool("tell", false, "tell the schedules that fail")
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// chosen is the first seed that the clock chooses: each second has a million of its own.
+var chosen = uint64(time.Now().Unix()) << 20
 
-// TestSchedules runs schedules of faults, each decided by its seed, against the store's protocol.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(800) // a schedule makes much garbage and keeps little
+	flag.Parse()
+	if *one == 0 {
+		fmt.Printf("seeds %d to %d, and %d to %d\n", *from, *from+*schedules-1, chosen, chosen+*fresh-1)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// again is how one schedule is run again.
+func again(seed uint64) string {
+	return fmt.Sprintf("again: go test ./internal/pop/simtest -run 'TestSchedules$' -args -seed %d", seed)
+}
+
+// TestSchedules runs schedules of faults, each decided by its seed, against the store's protocol:
+// the same in each run, and others that nobody has seen.
 func TestSchedules(t *testing.T) {
 	if *one != 0 {
 		synctest.Test(t, func(t *testing.T) { schedule(t, *one) })
 		return
 	}
 	var next atomic.Uint64
-	next.Store(*from - 1)
 	for i := range runtime.GOMAXPROCS(0) {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			for seed := next.Add(1); seed < *from+uint64(*schedules) && !t.Failed(); seed = next.Add(1) {
+			for k := next.Add(1) - 1; k < *schedules+*fresh && !t.Failed(); k = next.Add(1) - 1 {
+				seed := *from + k
+				if k >= *schedules {
+					seed = chosen + k - *schedules
+				}
 				synctest.Test(t, func(t *testing.T) { schedule(t, seed) })
 			}
 		})

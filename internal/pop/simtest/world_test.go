@@ -144,7 +144,7 @@ func (w *world) note(format string, args ...any) {
 	if *tell || *one != 0 {
 		w.lines = append(w.lines, fmt.Sprintf("%12v ", time.Since(epoch))+fmt.Sprintf(format, args...))
 	}
-	_ = binary.Write(w.heard, binary.LittleEndian, int64(time.Since(epoch)))
+	_, _ = w.heard.Write(binary.LittleEndian.AppendUint64(nil, uint64(time.Since(epoch))))
 }
 
 // epoch is when a bubble's clock begins.
@@ -159,7 +159,7 @@ func (w *world) violated(format string, args ...any) {
 		return
 	}
 	w.broken = true
-	w.t.Errorf("%sseed %d: "+format, append([]any{strings.Join(append(w.lines, ""), "\n"), w.seed}, args...)...)
+	w.t.Errorf("%sseed %d: "+format+"\n%s", append(append([]any{strings.Join(append(w.lines, ""), "\n"), w.seed}, args...), again(w.seed))...)
 }
 
 // changed checks after every change of the disk that no file has two writers, but for signs
