@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -91,6 +92,7 @@ type site struct {
 	disk    int64                  // bytes that the layers here take, as of a moment ago
 	mending map[digest.Digest]bool
 	noted   map[digest.Digest]sighting // of what other nodes have verified
+	untold  map[string]*resolution     // by reference, which the store does not have yet
 	proved  map[digest.Digest]proof    // that the tars of layers can be opened
 	device  uint64                     // of the store's mount; 0 before it was seen
 	ready   *prepared                  // what rests, and why; nil: nothing does
@@ -99,7 +101,7 @@ type site struct {
 func newSite(p *Puller, cfg PoPConfig) *site {
 	s := &site{p: p, cfg: cfg, log: p.cfg.Log, tried: make(chan struct{}), changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
 		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, debts: loadDebts(cfg.Owed), relays: map[digest.Digest]*packRelay{}, brought: map[digest.Digest]int64{}, claims: map[digest.Digest]pop.Lease{},
-		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, proved: map[digest.Digest]proof{}}
+		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, untold: map[string]*resolution{}, proved: map[digest.Digest]proof{}}
 	if cfg.Prepare.Rest != nil && cfg.Open != nil {
 		s.ready = newPrepared(cfg.Prepare)
 	}
@@ -620,21 +622,77 @@ func (s *site) resolve(ctx context.Context, ref image.Reference, o Options) (*im
 	return img, begun
 }
 
-// resolved tells the PoP what ref was resolved to, behind the deployment.
+// resolution is what a reference was resolved to here, and when.
+type resolution struct {
+	img *image.Image
+	at  time.Time
+}
+
+// resolved tells the PoP what ref was resolved to, behind the deployment. While the store is away that
+// waits until it is back.
 func (s *site) resolved(img *image.Image) {
+	r := &resolution{img, time.Now()}
+	s.mu.Lock()
+	s.untold[img.Ref.String()] = r
+	s.mu.Unlock()
+	s.p.work.Go(func() { s.tell(s.p.life, r) })
+}
+
+const tellTime = time.Minute
+
+// tell records for the PoP what a reference was resolved to here.
+func (s *site) tell(ctx context.Context, r *resolution) {
+	img, st := r.img, s.usable()
+	if st == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, tellTime)
+	defer cancel()
+	b, err := json.Marshal(img)
+	if err == nil {
+		err = st.PutImage(ctx, img.Ref.String(), b)
+	}
+	if err != nil {
+		s.log.Debug("image is not recorded for the PoP", "image", img.Ref, "err", err)
+		return
+	}
+	s.told(r)
+}
+
+// told forgets what the PoP knows.
+func (s *site) told(r *resolution) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.untold[r.img.Ref.String()] == r {
+		delete(s.untold, r.img.Ref.String())
+	}
+}
+
+// tellAll records what could not be recorded before, unless another node has resolved it since.
+func (s *site) tellAll(ctx context.Context) {
 	st := s.usable()
 	if st == nil {
 		return
 	}
-	s.p.work.Go(func() {
-		ctx, cancel := context.WithTimeout(s.p.life, time.Minute)
-		defer cancel()
-		b, err := json.Marshal(img)
-		if err == nil {
-			err = st.PutImage(ctx, img.Ref.String(), b)
+	s.mu.Lock()
+	all := slices.Collect(maps.Values(s.untold))
+	s.mu.Unlock()
+	for _, r := range all {
+		if time.Since(r.at) < tellTime {
+			continue // it is being told
 		}
-		if err != nil {
-			s.log.Debug("image is not recorded for the PoP", "image", img.Ref, "err", err)
+		if at, err := st.Resolved(ctx, r.img.Ref.String()); err == nil && at.After(r.at) {
+			s.told(r)
+			s.refresh(ctx, r.img)
+			continue
 		}
-	})
+		s.tell(ctx, r)
+	}
+}
+
+// isTold reports whether the PoP knows what ref was last resolved to here.
+func (s *site) isTold(ref image.Reference) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.untold[ref.String()] == nil
 }

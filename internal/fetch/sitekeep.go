@@ -72,6 +72,7 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 			select {
 			case busy <- struct{}{}: // beats go on beside it
 				upkeep.Go(func() {
+					s.tellAll(ctx)
 					s.giveOwed(ctx)
 					s.reconcile(ctx, inUse)
 					s.makeRoom(ctx)
@@ -122,7 +123,7 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 // refresh takes over what a reference means now to the PoP.
 func (s *site) refresh(ctx context.Context, have *image.Image) {
 	st := s.usable()
-	if st == nil || have.Ref.Dgst != "" {
+	if st == nil || have.Ref.Dgst != "" || !s.isTold(have.Ref) {
 		return
 	}
 	b, err := st.Image(ctx, have.Ref.String())

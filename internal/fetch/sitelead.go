@@ -24,11 +24,13 @@ func (s *site) lead(ctx context.Context, b *blob, f *layer.Fill, lease pop.Lease
 	id := b.l.DiffID
 	// Between the look into the store and the lease somebody may have published.
 	if w, ok := s.fromStore(ctx, b, id); ok {
-		return w, lease.Release(context.WithoutCancel(ctx))
+		s.release(ctx, lease)
+		return w, nil
 	}
 	if m, ok := s.holder(ctx, b); ok {
 		if w, ok := s.fromPeer(b, m, true); ok {
-			return w, lease.Release(context.WithoutCancel(ctx))
+			s.release(ctx, lease)
+			return w, nil
 		}
 	}
 	s.mu.Lock()
@@ -45,21 +47,26 @@ func (s *site) lead(ctx context.Context, b *blob, f *layer.Fill, lease pop.Lease
 		s.mu.Lock()
 		delete(s.leading, id)
 		s.mu.Unlock()
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.p.life), sitePatience)
-		defer cancel()
-		if err := lease.Release(ctx); err != nil {
-			s.log.Debug("lease ends by itself", "layer", id, "err", err)
-		}
+		s.release(s.p.life, lease)
 	})
 	return layer.Way{}, nil
+}
+
+// release gives a lease back; one that cannot be given back ends by itself.
+func (s *site) release(ctx context.Context, lease pop.Lease) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sitePatience)
+	defer cancel()
+	if err := lease.Release(ctx); err != nil {
+		s.log.Debug("a lease ends by itself", "err", err)
+	}
 }
 
 // claim takes the lease of a layer whose image starts lazily, if it is free: from
 // then on the other nodes ask this one for what they miss, and it is fetched once. The
 // layer's fill goes on with it.
 func (s *site) claim(ctx context.Context, id digest.Digest) {
-	if s.p.cfg.Lazy.Off || s.p.cfg.Lazy.Hours != nil {
-		return // it may never be filled
+	if s.p.cfg.Lazy.Off || s.p.cfg.Lazy.Hours != nil || s.cfg.Peers == nil {
+		return // it may never be filled, or not soon, and nobody could ask for what is missing
 	}
 	lease, err := s.acquire(ctx, id)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -143,4 +144,68 @@ func (n *siteNode) owed() []digest.Digest {
 	n.site.mu.Lock()
 	defer n.site.mu.Unlock()
 	return slices.Collect(maps.Keys(n.site.owed))
+}
+
+// What a tag was resolved to while the store was away is not given up for what the store says, which is older; and it is told
+// when the store is back, unless another node has resolved it since.
+func TestResolvedWhileAway(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	now := func(tag string) digest.Digest {
+		return a.site.p.cfg.Catalog.Get(a.ref(tag)).Desc.Digest
+	}
+	st := a.site.usable()
+	for _, since := range []bool{false, true} {
+		old := a.push("app", 1, 2)
+		a.bring(old)
+		a.eventually("it is told", func() bool { _, err := st.Resolved(t.Context(), old.Ref); return err == nil && len(a.site.untoldNow()) == 0 })
+		was := now(old.Ref)
+		a.site.store.Store(nil)
+		a.bring(a.push("app", 1, 3))
+		new := now(old.Ref)
+		if was == new {
+			t.Fatal("the tag means the same")
+		}
+		a.site.store.Store(st)
+		a.site.heard(t.Context(), pop.Event{Kind: pop.Resync})
+		if now(old.Ref) != new {
+			t.Error("the tag means what it did before")
+		}
+		for _, r := range a.site.untoldNow() {
+			r.at = r.at.Add(-time.Hour)
+			if !since { // nobody has
+				a.must(os.Chtimes(imageFile(t, s.store), time.Time{}, r.at.Add(-time.Hour)))
+			}
+		}
+		a.site.tellAll(t.Context())
+		want := new
+		if since {
+			want = was
+		}
+		if len(a.site.untoldNow()) != 0 || now(old.Ref) != want {
+			t.Errorf("resolved by another node since: %v, and it is %v", since, now(old.Ref))
+		}
+		b, err := st.Image(t.Context(), old.Ref)
+		a.must(err)
+		if !strings.Contains(string(b), want.String()) {
+			t.Errorf("resolved by another node since: %v, and the store has %s", since, b)
+		}
+	}
+}
+
+// untoldNow is what the store does not know yet.
+func (s *site) untoldNow() []*resolution {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.untold))
+}
+
+// imageFile is the only image record of a store.
+func imageFile(t *testing.T, store string) string {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(store, "images", "*.json"))
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%v, %v", all, err)
+	}
+	return all[0]
 }

@@ -143,7 +143,8 @@ func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pa
 		lease, err := s.cfg.Coord.Acquire(ctx, packLease(m), 0)
 		if err == nil {
 			if r := s.packFromPeers(ctx, m); r != nil {
-				return &withinPoP{r}, lease.Release(context.WithoutCancel(ctx))
+				s.release(ctx, lease)
+				return &withinPoP{r}, nil
 			}
 			return s.pass(ctx, m, f, at, lease)
 		}

@@ -63,8 +63,13 @@ func (p *Puller) VerifyPoP(ctx context.Context, ids []digest.Digest, found func(
 	if err != nil {
 		return err
 	}
+	var missing error // told in the end: it is not known yet to be lost
 	for _, l := range layers {
 		v, err := s.verify(ctx, st, l, 0)
+		if errors.Is(err, pop.ErrMissing) {
+			missing = errors.Join(missing, err)
+			continue
+		}
 		if err == nil {
 			err = found(v)
 		}
@@ -72,7 +77,7 @@ func (p *Puller) VerifyPoP(ctx context.Context, ids []digest.Digest, found func(
 			return err
 		}
 	}
-	return nil
+	return missing
 }
 
 // toVerify are the records of the layers that are named, or of all.
@@ -394,7 +399,12 @@ func (s *site) verifyDue(ctx context.Context) error {
 		default:
 		}
 		if s.due(ctx, st, l) {
-			if _, verr := s.verify(ctx, st, l, verifyRate); verr != nil {
+			_, verr := s.verify(ctx, st, l, verifyRate)
+			if errors.Is(verr, pop.ErrMissing) {
+				s.log.Warn("a layer of the PoP's store cannot be verified", "layer", l.DiffID, "err", verr)
+				continue
+			}
+			if verr != nil {
 				return verr
 			}
 		}

@@ -62,17 +62,20 @@ func TestIndex(t *testing.T) {
 			t.Error(err)
 		}
 		file := filepath.Join(b.dir, "layers", l.Name+".index")
-		for _, damage := range []func() error{
-			func() error { return os.WriteFile(file, []byte("something else"), 0o600) },
-			func() error { return os.Remove(file) },
+		for _, c := range []struct {
+			damage func() error
+			want   error
+		}{
+			{func() error { return os.WriteFile(file, []byte("something else"), 0o600) }, pop.ErrDamaged},
+			{func() error { return os.Remove(file) }, pop.ErrMissing},
 		} {
-			if err := damage(); err != nil {
+			if err := c.damage(); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := other.Index(t.Context(), l); !errors.Is(err, pop.ErrDamaged) && !errors.Is(err, pop.ErrUnknown) {
 				t.Errorf("damaged: %v", err)
 			}
-			is(t, "verified", other.Verify(t.Context(), l, 0), pop.ErrDamaged)
+			is(t, "verified", other.Verify(t.Context(), l, 0), c.want)
 		}
 	})
 }

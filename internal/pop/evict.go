@@ -24,6 +24,9 @@ const evictLease = "evict"
 // AllInUse is why no more was evicted: nodes use what is left.
 const AllInUse = "all that is left is in use"
 
+// OverQuota is why no more was evicted though there is room: nodes use what is beyond a quota.
+const OverQuota = "what is beyond its quota is in use"
+
 // Eviction is what Evict did.
 type Eviction struct {
 	Layers []digest.Digest // and checkpoints
@@ -230,7 +233,9 @@ func (e *evicting) run(ctx context.Context) error {
 			return full
 		}
 		if !ok {
-			e.done.Why = AllInUse
+			if e.done.Why = OverQuota; e.excess > 0 {
+				e.done.Why = AllInUse
+			}
 			return nil
 		}
 		l := e.layers[key]

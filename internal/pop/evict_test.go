@@ -108,6 +108,15 @@ func TestQuota(t *testing.T) {
 			}
 		}
 		evicts(t, st, 0, 0, "")
+		more, used := fill(t, st, 12), b.node("y")
+		for _, id := range more[8:] {
+			if _, err := used.Use(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		evicts(t, st, 0, 4, "") // of the older ones, so that what is in use fits
+		st = b.open(pop.StoreConfig{Node: "x", Capacity: 1000, Policy: "lru", Quota: map[string]int64{"r1/": 10}})
+		evicts(t, st, 0, 0, pop.OverQuota) // nobody needs the room
 	})
 }
 

@@ -41,6 +41,19 @@ func (s *Store) PutImage(ctx context.Context, ref string, record []byte) error {
 // Resolved is the kind of events that say that a reference was resolved anew.
 const Resolved = "resolved"
 
+// Resolved is when PutImage was last called for ref, by the clock of the store's file system. The error wraps
+// ErrUnknown if it was not.
+func (s *Store) Resolved(ctx context.Context, ref string) (time.Time, error) {
+	fi, err := s.cfg.FS.Stat(ctx, imageOf(ref))
+	if errors.Is(err, fs.ErrNotExist) {
+		return time.Time{}, fmt.Errorf("image %s: %w", ref, ErrUnknown)
+	}
+	if err != nil {
+		return time.Time{}, err
+	}
+	return fi.ModTime(), nil
+}
+
 // Image returns what PutImage was given, by any node, or an error that wraps ErrUnknown.
 func (s *Store) Image(ctx context.Context, ref string) ([]byte, error) {
 	b, err := s.cfg.FS.ReadFile(ctx, imageOf(ref))

@@ -114,6 +114,39 @@ func TestForget(t *testing.T) {
 	})
 }
 
+// TestMissingFiles is a part of the store's file system that is away, and comes back or does not.
+func TestMissingFiles(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		st := b.open(pop.StoreConfig{Node: "x", Forget: time.Hour})
+		l, err := st.Record(t.Context(), fill(t, st, 1)[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, away := filepath.Join(b.dir, l.Data()), filepath.Join(b.dir, "away")
+		after := func(d time.Duration, what string, want error) {
+			t.Helper()
+			time.Sleep(d)
+			if err := st.Verify(t.Context(), l, 0); !errors.Is(err, want) || want == pop.ErrMissing && errors.Is(err, pop.ErrDamaged) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if err := os.Rename(data, away); err != nil {
+			t.Fatal(err)
+		}
+		after(0, "away", pop.ErrMissing)
+		after(time.Hour-time.Second, "away for less than forget", pop.ErrMissing)
+		if err := os.Rename(away, data); err != nil {
+			t.Fatal(err)
+		}
+		after(time.Hour, "back", nil)
+		if err := os.Remove(data); err != nil {
+			t.Fatal(err)
+		}
+		after(time.Hour, "away again", pop.ErrMissing)
+		after(time.Hour, "away for as long as a node that is forgotten", pop.ErrDamaged)
+	})
+}
+
 // Whatever of a layer is damaged or missing is found; what was evicted is none.
 func TestVerify(t *testing.T) {
 	dir := t.TempDir()
@@ -144,7 +177,11 @@ func TestVerify(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := st.Verify(ctx, rec, 0); !errors.Is(err, pop.ErrDamaged) {
+		want := pop.ErrDamaged
+		if _, err := os.Stat(data); err != nil || name == "no table" {
+			want = pop.ErrMissing
+		}
+		if err := st.Verify(ctx, rec, 0); !errors.Is(err, want) || want == pop.ErrMissing && errors.Is(err, pop.ErrDamaged) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err := errors.Join(os.WriteFile(data, tar, 0o600), os.WriteFile(table, saved, 0o600)); err != nil {

@@ -25,6 +25,9 @@ var (
 	ErrUnknown = errors.New("not in the PoP's store")
 	// ErrDamaged says that the store gives other bytes than were put into it.
 	ErrDamaged = errors.New("damaged in the PoP's store")
+	// ErrMissing says that a file of a layer is not there though its record is: it was removed, or the part of the
+	// file system that has it is away.
+	ErrMissing = errors.New("a file of it is missing in the PoP's store: the part of the file system that has it may be away")
 	// ErrNotMounted says that the directory does not have the store that it had, or that the other nodes have.
 	ErrNotMounted = errors.New("the PoP's store is not there")
 	// ErrForeign says that a directory is no store, or one of another version.
@@ -84,6 +87,7 @@ type Store struct {
 	file  fs.FileInfo            // that says which store this is; nil before it was read again
 	look  bool                   // whether this node's marks are there: it may have been forgotten
 	seen  map[string]*silence    // of other nodes
+	lacks map[string]time.Time   // layers, by the names of their files, of which some were missing: since when
 	fills map[digest.Digest]bool // layers of which checkpoints were made or seen here
 
 	read    map[string]seenRecord // of Objects and Sweep, by name
@@ -146,7 +150,7 @@ const storeFile = "dewpoint.json"
 func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	cfg = cfg.withDefaults()
 	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]*marks{}, held: map[digest.Digest]int{},
-		turn: map[digest.Digest]chan struct{}{}, fills: map[digest.Digest]bool{}, seen: map[string]*silence{}, read: map[string]seenRecord{}}
+		turn: map[digest.Digest]chan struct{}{}, fills: map[digest.Digest]bool{}, seen: map[string]*silence{}, lacks: map[string]time.Time{}, read: map[string]seenRecord{}}
 	b, err := cfg.FS.ReadFile(ctx, storeFile)
 	if errors.Is(err, fs.ErrNotExist) && cfg.ID != "" {
 		return nil, fmt.Errorf("%w: %s is to be there, and nothing is", ErrNotMounted, cfg.ID)

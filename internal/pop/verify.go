@@ -20,16 +20,38 @@ import (
 
 // Verify reads a layer, its table and its index, and compares them with what was published,
 // at most rate bytes a second; 0 is as fast as it goes. It returns an error that
-// wraps ErrDamaged if they differ or are not there, ErrUnknown if the layer has left the store meanwhile.
+// wraps ErrDamaged if they differ, ErrUnknown if the layer has left the store meanwhile. What is not there wraps ErrMissing,
+// until this node has seen it missing for StoreConfig.Forget; then ErrDamaged.
 func (s *Store) Verify(ctx context.Context, l *Layer, rate int64) error {
 	err := s.compare(ctx, l, rate)
 	if !errors.Is(err, ErrUnknown) && !errors.Is(err, fs.ErrNotExist) {
+		if err == nil {
+			s.lacking(l, false)
+		}
 		return err
 	}
 	if now, rerr := s.record(ctx, l.DiffID); rerr != nil || now.Name != l.Name {
 		return fmt.Errorf("layer %s: %w", l.DiffID, errors.Join(ErrUnknown, unlessUnknown(rerr)))
 	}
+	if s.lacking(l, true) < s.cfg.Forget {
+		return fmt.Errorf("layer %s: %w", l.DiffID, ErrMissing)
+	}
 	return fmt.Errorf("layer %s: %w: %w", l.DiffID, err, ErrDamaged)
+}
+
+// lacking notes whether files of a layer are missing, and returns for how long they have been.
+func (s *Store) lacking(l *Layer, missing bool) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	since, ok := s.lacks[l.Name]
+	switch {
+	case !missing:
+		delete(s.lacks, l.Name)
+	case !ok:
+		since = time.Now()
+		s.lacks[l.Name] = since
+	}
+	return time.Since(since)
 }
 
 func unlessUnknown(err error) error {
