@@ -244,6 +244,36 @@ func TestBootWaitsForTheStore(t *testing.T) {
 	}
 }
 
+// A node that is told that files are damaged does not use them, though it still sees their record: neither what it has
+// attached nor what it attaches then.
+func TestDamagedFilesAreShunned(t *testing.T) {
+	s := newSiteBed(t)
+	a, b, c := s.node("a", nil), s.node("b", nil), s.node("c", nil)
+	p := a.push("app", 1)
+	rec := a.published(a.bring(p)[0].Layer.DiffID)
+	b.bring(p)
+	at := func(n *siteNode) string {
+		l, err := n.layers.Peek(rec.DiffID)
+		if err != nil {
+			return ""
+		}
+		return filepath.Base(l.At)
+	}
+	if at(b) != filepath.Base(rec.Data()) {
+		t.Fatalf("b has it at %q", at(b))
+	}
+	a.must(a.site.cfg.Coord.Publish(t.Context(), pop.Event{Kind: pop.Damaged, Key: rec.DiffID.String(), Name: rec.Name}))
+	for _, n := range []*siteNode{b, c} { // the record is where it was
+		n.eventually("it is told", func() bool { return n.site.usable().Shuns(rec.Name) })
+		n.eventually("it is let go of", func() bool { return at(n) != filepath.Base(rec.Data()) })
+		for _, l := range n.bring(p) {
+			if at(n) == filepath.Base(rec.Data()) {
+				t.Errorf("%s uses it: %+v", n.name, l.From)
+			}
+		}
+	}
+}
+
 // Of one image, a layer is here, one in the store, and one at the registry.
 func TestOriginsOfMixedImage(t *testing.T) {
 	s := newSiteBed(t)

@@ -171,8 +171,19 @@ func (a *attaching) from(ctx context.Context, rec *pop.Layer, await func() error
 		return err
 	}
 	e.Await = await
-	_, err = a.s.p.cfg.Layers.Attach(e)
-	return err
+	if _, err = a.s.p.cfg.Layers.Attach(e); err != nil {
+		return err
+	}
+	return a.s.unlessShunned(a.st, rec)
+}
+
+// unlessShunned lets go of a layer that was attached if its files were found damaged meanwhile: who was told of that did not find
+// it attached.
+func (s *site) unlessShunned(st *pop.Store, rec *pop.Layer) error {
+	if !st.Shuns(rec.Name) {
+		return nil
+	}
+	return errors.Join(fmt.Errorf("layer %s was damaged: %w", rec.DiffID, pop.ErrUnknown), s.p.letGo(rec.DiffID))
 }
 
 // confirmed is the record of a layer once it is marked; nil if it is not there.
@@ -234,9 +245,12 @@ func (s *site) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) er
 		s.reused(l.DiffID)
 		return nil
 	}
-	_, e, err := s.elsewhere(ctx, st, l)
+	rec, e, err := s.elsewhere(ctx, st, l)
 	if err == nil {
 		_, err = s.p.cfg.Layers.Attach(e)
+	}
+	if err == nil {
+		err = s.unlessShunned(st, rec)
 	}
 	if err != nil {
 		return err

@@ -93,6 +93,9 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 	case pop.Pressed:
 		s.pressed.Store(time.Now().UnixNano())
 	case pop.Evicted, pop.Damaged:
+		if st := s.store.Load(); st != nil && e.Name != "" {
+			st.Shun(e.Name)
+		}
 		if s.takeBack(digest.Digest(e.Key)) {
 			break
 		}

@@ -157,6 +157,8 @@ type Event struct {
 	Key   string `json:"key,omitempty"`
 	Node  string `json:"node,omitempty"` // filled in by the coordinator
 	Token uint64 `json:"token,omitempty"`
+	// Name, of Damaged, is what the files are called that nobody is to use any more (see Layer); "" is not known.
+	Name string `json:"name,omitempty"`
 }
 
 // Board passes events to all nodes, the sender included. One may come twice.

@@ -87,9 +87,10 @@ type Store struct {
 	file  fs.FileInfo            // that says which store this is; nil before it was read again
 	look  bool                   // whether this node's marks are there: it may have been forgotten
 	seen  map[string]*silence    // of other nodes
-	lacks map[string]time.Time   // layers, by the names of their files, of which some were missing: since when
 	fills map[digest.Digest]bool // layers of which checkpoints were made or seen here
 
+	lacks   map[string]time.Time  // layers, by the names of their files, of which some were missing: since when
+	shunned map[string]bool       // names of files that were found damaged: this node may still see their record for a while
 	read    map[string]seenRecord // of Objects and Sweep, by name
 	sharing map[digest.Digest]int // in how many image records a layer is, as the last sweep saw them
 
@@ -150,7 +151,8 @@ const storeFile = "dewpoint.json"
 func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	cfg = cfg.withDefaults()
 	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]*marks{}, held: map[digest.Digest]int{},
-		turn: map[digest.Digest]chan struct{}{}, fills: map[digest.Digest]bool{}, seen: map[string]*silence{}, lacks: map[string]time.Time{}, read: map[string]seenRecord{}}
+		turn: map[digest.Digest]chan struct{}{}, fills: map[digest.Digest]bool{}, seen: map[string]*silence{}, lacks: map[string]time.Time{}, shunned: map[string]bool{},
+		read: map[string]seenRecord{}}
 	b, err := cfg.FS.ReadFile(ctx, storeFile)
 	if errors.Is(err, fs.ErrNotExist) && cfg.ID != "" {
 		return nil, fmt.Errorf("%w: %s is to be there, and nothing is", ErrNotMounted, cfg.ID)
@@ -283,7 +285,25 @@ func (s *Store) record(ctx context.Context, id digest.Digest) (*Layer, error) {
 	if err == nil && l.DiffID != id {
 		err = fmt.Errorf("the record of %s names %s: %w", id, l.DiffID, ErrDamaged)
 	}
+	if err == nil && s.Shuns(l.Name) {
+		return nil, fmt.Errorf("%s: its files were damaged: %w", id, ErrUnknown)
+	}
 	return l, err
+}
+
+// Shun has the store not show files of that name any more, which another node has found damaged and taken out: what this
+// node sees of the file system may be older than what it is told.
+func (s *Store) Shun(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shunned[name] = true
+}
+
+// Shuns reports whether Shun was called with that name.
+func (s *Store) Shuns(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.shunned[name]
 }
 
 func (s *Store) readRecord(ctx context.Context, name string) (*Layer, error) {

@@ -143,7 +143,11 @@ func (s *Store) takeOut(ctx context.Context, l *Layer, kind string) error {
 		return err
 	}
 	s.noteLost(ctx, l.DiffID, kind == Damaged)
-	s.tell(ctx, Event{Kind: kind, Key: l.DiffID.String()})
+	e := Event{Kind: kind, Key: l.DiffID.String()}
+	if kind == Damaged {
+		e.Name = l.Name
+	}
+	s.tell(ctx, e)
 	return nil
 }
 
