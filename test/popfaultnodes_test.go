@@ -152,6 +152,7 @@ func twoEvict(b *faultBed) {
 	runs[0].remove()
 	b.clearNodes(0)
 	idle, _ := b.images(2, 1<<20, 0, 1)
+	spare, _ := b.images(1, 1<<20, 0, 1) // nobody deploys it again
 	for range 2 {
 		b.clearNodes(0, 1)
 		var all sync.WaitGroup
@@ -178,6 +179,15 @@ func twoEvict(b *faultBed) {
 	time.Sleep(faultGrace + faultLease) // what was evicted wrongly would be deleted now
 	runs[1].right()
 	b.whole(2)
+	b.eventually("what nobody uses is evicted", func() error {
+		if err := errors.Join(b.evict(0), b.evict(1)); err != nil {
+			return err
+		}
+		if _, ok := b.records(1)[spare[0].own()]; ok {
+			return fmt.Errorf("%s is still in the store", spare[0].Ref)
+		}
+		return nil
+	})
 }
 
 // A node that was away from everything, and one that stood still, find what they

@@ -30,7 +30,7 @@ func TestPoPReplay(t *testing.T) {
 	var out strings.Builder
 	prefix := filepath.Join(dir, "out")
 	const deployments = 60
-	err := comparePoP(t.Context(), []string{"-parts", "replay", "-zones", "fra", "-deployments", "60", "-working", "30e6", "-rates", "0",
+	err := comparePoP(t.Context(), []string{"-parts", "replay", "-zones", "fra", "-deployments", "60", "-working", "30e6", "-rates", "0", "-prepare", "0",
 		"-bin", dir, "-tools", toolsDir(), "-out", prefix}, &out, os.Stderr, os.Args[:1])
 	t.Log(out.String())
 	if err != nil {
@@ -68,6 +68,9 @@ func TestPoPReplay(t *testing.T) {
 	}
 	if got := of(sharedCache, "WAN / unique bytes") * unique; got > 1.02*unique+deployments*16<<10 {
 		t.Errorf("%.0f bytes crossed the WAN, %.0f are unique", got, unique)
+	}
+	if got := of(sharedCache, "dewd peak"); got >= 64 {
+		t.Errorf("dewd took %.1f MiB", got)
 	}
 	if of(separateCache, "registry bytes / unique bytes") < 1.1 {
 		t.Error("nodes with caches of their own fetched nothing twice")

@@ -82,7 +82,7 @@ const (
 // replayAll replays each zone's trace, shared and separate caches in turn.
 func (b *popBench) replayAll(ctx context.Context) error {
 	if !b.o.asked("rates") {
-		b.o.mbit = []float64{100}
+		b.o.mbit = []float64{20}
 	}
 	if !b.o.asked("rounds") {
 		b.o.rounds = 1

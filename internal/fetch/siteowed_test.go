@@ -158,7 +158,10 @@ func TestResolvedWhileAway(t *testing.T) {
 	for _, since := range []bool{false, true} {
 		old := a.push("app", 1, 2)
 		a.bring(old)
-		a.eventually("it is told", func() bool { _, err := st.Resolved(t.Context(), old.Ref); return err == nil && len(a.site.untoldNow()) == 0 })
+		a.eventually("it is told", func() bool {
+			_, err := st.Resolved(t.Context(), old.Ref)
+			return err == nil && len(a.site.untoldNow()) == 0
+		})
 		was := now(old.Ref)
 		a.site.store.Store(nil)
 		a.bring(a.push("app", 1, 3))
