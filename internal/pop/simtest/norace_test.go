@@ -9,8 +9,8 @@ import (
 
 // How many schedules are run: always the same, and others each time.
 const (
-	usual   = 2000
-	unusual = 1000
+	usual   = 1000
+	unusual = 1500
 )
 
 // TestSame shows that a seed decides what happens. The race detector has goroutines run in
