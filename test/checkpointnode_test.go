@@ -351,4 +351,8 @@ func TestCheckpointLazilyLost(t *testing.T) {
 		r.Body.Close()
 		return r.StatusCode == http.StatusOK
 	})
+	m.eventually("the damaged checkpoint is gone", func() bool {
+		left, err := filepath.Glob(filepath.Join(m.root, "checkpoints", "store", "*.data"))
+		return err == nil && len(left) == 0
+	})
 }

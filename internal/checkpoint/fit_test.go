@@ -38,7 +38,7 @@ func someSpec(name string) *specs.Spec {
 }
 
 func someAbility() Ability {
-	return Ability{Engine: "criu", Version: "4.2", Runc: "1.1.5", Kernel: "6.18.44", PageSize: 4096, CPU: []string{"avx", "sse"}, CgroupMode: "hybrid"}
+	return Ability{Engine: "criu", Version: "4.2", Runc: "1.1.5", Kernel: "6.18.44", PageSize: 4096, CPU: []string{"avx", "sse"}, CgroupMode: "hybrid", Lazy: true}
 }
 
 func TestClonesFit(t *testing.T) {

@@ -22,7 +22,7 @@ const (
 type late struct {
 	dir     string // CRIU's images
 	source  lazypages.Source
-	release func() // of both
+	release func(read error) // of both; what reading them returned
 }
 
 // serving are the restores whose memory is not all there. It is safe for concurrent use.
@@ -39,7 +39,7 @@ type serving struct {
 // restore at once it comes late from three quarters of that size on. Others that begin meanwhile unpack it, once for all of them.
 func (m *Manager) lazy(r *store.Record) (late, one bool) {
 	above := m.cfg.LazyAbove
-	if len(m.cfg.RestoreLazy) == 0 || m.able.Load().carrier() != nil || above < 0 {
+	if a := m.able.Load(); len(m.cfg.RestoreLazy) == 0 || a == nil || !a.Lazy || a.carrier() != nil || above < 0 {
 		return false, false
 	}
 	one = r.Data.Pages <= above && r.Data.Pages > above/4*3 && !m.cfg.Store.Warm(r.ID)
@@ -82,10 +82,11 @@ func (m *Manager) unpack(r *store.Record) {
 func (p *Plan) bringLate(ctx context.Context, out *Prepared, end func()) (dir string, release func(), err error) {
 	st := p.m.cfg.Store
 	var source lazypages.Source
-	var let func()
+	var let func(error)
 	if st.HasUnpacked(p.Record.ID) {
-		if dir, let, err = st.Unpacked(ctx, *p.Record); err == nil {
-			source = lazypages.Dir(dir)
+		var unpacked func()
+		if dir, unpacked, err = st.Unpacked(ctx, *p.Record); err == nil {
+			source, let = lazypages.Dir(dir), func(error) { unpacked() }
 		}
 	} else {
 		dir, source, let, err = st.Meta(ctx, *p.Record, func(ctx context.Context, dir string, img *image.Reader) error {
@@ -96,10 +97,10 @@ func (p *Plan) bringLate(ctx context.Context, out *Prepared, end func()) (dir st
 	if err != nil {
 		return "", end, err
 	}
-	out.late = &late{dir: dir, source: source, release: func() { let(); end() }}
+	out.late = &late{dir: dir, source: source, release: func(read error) { let(read); end() }}
 	return dir, func() {
 		if out.late != nil { // it was not started
-			out.late.release()
+			out.late.release(nil)
 		}
 	}, nil
 }
@@ -135,7 +136,7 @@ func (p *Plan) Serve(ctx context.Context, name string, prep *Prepared) error {
 	prep.late = nil
 	m.serving.gone.Go(func() {
 		err := s.Wait()
-		held.release()
+		held.release(err)
 		m.serving.mu.Lock()
 		m.unmark(mark)
 		delete(m.serving.all, s)

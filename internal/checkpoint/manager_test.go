@@ -295,7 +295,6 @@ func TestMakeAndUse(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "pages-1.img")); err != nil {
 		t.Error(err)
 	}
-	p.Begin(ctx).Release() // given up in the middle
 	p.Restored(ctx, 0.2)
 	if all, err := m.List(ctx); err != nil || len(all) != 1 || all[0].RestoreTime != 0.2 || all[0].Unfit != "" {
 		t.Errorf("%+v, %v", all, err)
@@ -312,8 +311,35 @@ func TestMakeAndUse(t *testing.T) {
 	}
 }
 
-// TestOfRestored saves a container that was itself restored: its layer has what it was restored with, and
-// what it has written since.
+// TestGivenUp is a restore that is given up while its memory comes: nothing stays in use.
+func TestGivenUp(t *testing.T) {
+	m, _, s := newManagerOf(t, nil, store.Config{Node: "n1", CacheIdle: time.Nanosecond})
+	m.cfg.RestoreLazy = []string{"lazy"}
+	for _, above := range []int64{1 << 30, 1, 8192} { // whole, late, late for one at once
+		m.cfg.LazyAbove = above
+		if _, _, err := m.Checkpoint(t.Context(), "one", Options{Boot: 2}); err != nil {
+			t.Fatal(err)
+		}
+		for _, wait := range []bool{false, true} {
+			if err := m.cfg.Store.Tidy(t.Context()); err != nil { // what is unpacked goes
+				t.Fatal(err)
+			}
+			p, err := m.Plan(t.Context(), s, Auto, false)
+			if err != nil || p.Record == nil {
+				t.Fatalf("%+v, %v", p, err)
+			}
+			prep := p.Begin(t.Context())
+			if wait {
+				_, _ = prep.Restore.Images(t.Context()) // memory that is none fails where it comes late
+			}
+			prep.Release()
+			if err := m.cfg.Store.Tidy(t.Context()); err != nil || m.cfg.Store.HasUnpacked(p.Record.ID) || len(m.serving.claimed) > 0 {
+				t.Errorf("above %d, waited %v: unpacked and in use: %v, claimed: %v, %v", above, wait, m.cfg.Store.HasUnpacked(p.Record.ID), m.serving.claimed, err)
+			}
+		}
+	}
+}
+
 // TestMemoryLost is memory that does not come: whoever waits for it is told.
 func TestMemoryLost(t *testing.T) {
 	m, _, s := newManager(t, nil)
@@ -330,11 +356,16 @@ func TestMemoryLost(t *testing.T) {
 	}
 	prep := p.Begin(t.Context())
 	defer prep.Release()
+	if err := p.Bring(t.Context(), prep); err != nil {
+		t.Errorf("its memory is told of when it is waited for: %v", err)
+	}
 	if dir, err := prep.Restore.Images(t.Context()); !errors.Is(err, store.ErrUnknown) || dir != "" {
 		t.Errorf("%q, %v", dir, err)
 	}
 }
 
+// TestOfRestored saves a container that was itself restored: its layer has what it was restored with, and
+// what it has written since.
 func TestOfRestored(t *testing.T) {
 	m, f, _ := newManager(t, nil)
 	first, _, err := m.Checkpoint(t.Context(), "one", Options{Boot: 2})
@@ -508,6 +539,23 @@ func TestTriedAgain(t *testing.T) {
 	}
 	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record == nil || p.Patience(time.Hour, time.Second) != patience*5*time.Second || p.Patience(time.Hour, 7*time.Second) != patience*7*time.Second {
 		t.Errorf("what was slow by accident: %+v, %v", p, err)
+	}
+}
+
+// TestNeverFaster is a container that boots faster than any is restored: it is not tried again.
+func TestNeverFaster(t *testing.T) {
+	m, _, s := newManager(t, nil)
+	if _, _, err := m.Checkpoint(t.Context(), "one", Options{Boot: 0.1}); err != nil {
+		t.Fatal(err)
+	}
+	for i, mode := range append([]string{Always}, slices.Repeat([]string{Auto}, enough+2*tryEvery)...) {
+		p, err := m.Plan(t.Context(), s, mode, false)
+		if err != nil || (p.Record != nil) != (mode == Always) {
+			t.Fatalf("start %d: %+v, %v", i, p, err)
+		}
+		if p.Record != nil {
+			p.Restored(t.Context(), 0.2)
+		}
 	}
 }
 

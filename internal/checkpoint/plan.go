@@ -67,6 +67,7 @@ type Plan struct {
 	Record *store.Record
 	Why    string // it boots though there are checkpoints; or must not
 	expect float64
+	far    bool // its memory takes its time to come
 	// outcome is what a restored container has come to, of two that may happen at once.
 	outcome atomic.Int32
 }
@@ -141,11 +142,12 @@ func (m *Manager) choose(ctx context.Context, p *Plan, all []store.Listed, mode 
 			continue
 		}
 		p.expect = m.expected(l)
-		if p.Why = m.slower(p, f, l.Record); p.Why != "" && mode == Auto && !m.again(l.ID) {
+		boot := m.boot(f, l.Record)
+		if p.Why = p.slower(boot); p.Why != "" && mode == Auto && (boot < clearly*floor || !m.again(l.ID)) {
 			m.stats.slower.Add(1)
 			return true
 		}
-		p.Record = &l.Record
+		p.Record, p.far = &l.Record, !near(l)
 		return true
 	}
 	switch {
@@ -241,12 +243,22 @@ func (m *Manager) again(id string) bool {
 	return m.declined[id]%tryEvery == 0
 }
 
-// slower is why restoring is not clearly faster than booting; "" if it is.
-func (m *Manager) slower(p *Plan, f Fit, r store.Record) string {
-	boot := m.boots.median(f.bootKey())
-	if boot == 0 { // never here: as where the checkpoint was made
-		boot = r.Boot
+// boot is how long booting takes in place of a checkpoint of fit f: here, or where it was made; 0 is unknown.
+func (m *Manager) boot(f Fit, r store.Record) float64 {
+	if boot := m.boots.median(f.bootKey()); boot > 0 {
+		return boot
 	}
+	return r.Boot
+}
+
+// near reports whether a checkpoint's memory comes about as soon as all else of a container is made: what has to come from
+// farther away is waited for before.
+func near(l store.Listed) bool {
+	return l.Local || l.PoP && float64(l.Data.Size) < fetchRate
+}
+
+// slower is why restoring is not clearly faster than a boot of so many seconds, 0 being unknown; "" if it is.
+func (p *Plan) slower(boot float64) string {
 	switch {
 	case boot == 0:
 		return "how long booting takes is not known: the container has no readiness check"

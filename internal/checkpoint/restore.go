@@ -81,8 +81,16 @@ func (p *Plan) Begin(ctx context.Context) *Prepared {
 	return out
 }
 
-// Bring brings the checkpoint's writable layer here.
+// Bring brings the checkpoint's writable layer here, and waits for memory that takes its time.
 func (p *Plan) Bring(ctx context.Context, out *Prepared) error {
+	if err := p.bringUpper(ctx, out); err != nil || !p.far {
+		return err
+	}
+	_, err := out.Restore.Images(ctx)
+	return err
+}
+
+func (p *Plan) bringUpper(ctx context.Context, out *Prepared) error {
 	u := p.Record.Upper
 	if u == nil {
 		return nil

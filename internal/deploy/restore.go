@@ -134,8 +134,13 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 	if err := plan.Revive(ctx, &spec, prep); err != nil {
 		return &restoreError{err}
 	}
+	var waited time.Duration // for its memory
+	if spec.Restore != nil && spec.Restore.Images != nil {
+		spec.Restore.Images = r.idle(spec.Restore.Images, &waited)
+	}
 	begun := time.Now()
 	c, err := d.cfg.Engine.Create(ctx, spec)
+	begun = begun.Add(waited)
 	if err != nil {
 		return unrestored(err)
 	}
@@ -174,6 +179,21 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 	plan.Restored(ctx, time.Since(begun).Seconds())
 	r.started(true)
 	return nil
+}
+
+// longWait is a wait beyond which a deployment does not keep others from the processors.
+const longWait = 200 * time.Millisecond
+
+// idle is images, which tells how long it has waited.
+func (r *run) idle(images func(context.Context) (string, error), waited *time.Duration) func(context.Context) (string, error) {
+	return func(ctx context.Context) (string, error) {
+		begun := time.Now()
+		long := time.AfterFunc(longWait, r.place.Started)
+		defer long.Stop()
+		dir, err := images(ctx)
+		*waited = time.Since(begun)
+		return dir, err
+	}
 }
 
 // create makes a container that boots. One that is to be saved carries what that

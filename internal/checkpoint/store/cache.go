@@ -101,9 +101,9 @@ func (s *Store) Unpacked(ctx context.Context, r Record) (dir string, release fun
 }
 
 // Meta is Unpacked without memory, which is to be read from the image: both stay until
-// release. prepare, unless nil, adds to the directory, once for all who share it, what else is
+// release, which is told what reading it returned: damaged data are taken out. prepare, unless nil, adds to the directory, once for all who share it, what else is
 // needed there: it must be the same for all calls.
-func (s *Store) Meta(ctx context.Context, r Record, prepare func(ctx context.Context, dir string, img *image.Reader) error) (dir string, img *image.Reader, release func(), err error) {
+func (s *Store) Meta(ctx context.Context, r Record, prepare func(ctx context.Context, dir string, img *image.Reader) error) (dir string, img *image.Reader, release func(read error), err error) {
 	img, d, err := s.reader(ctx, r)
 	if err != nil {
 		return "", nil, nil, err
@@ -120,11 +120,12 @@ func (s *Store) Meta(ctx context.Context, r Record, prepare func(ctx context.Con
 		s.doubt(ctx, r, d.Local, err)
 		return "", nil, nil, err
 	}
-	return dir, img, func() {
+	return dir, img, func(read error) {
 		end()
 		if err := d.Close(); err != nil {
 			s.cfg.Log.Debug("close a checkpoint's data", "id", r.ID, "err", err)
 		}
+		s.doubt(ctx, r, d.Local, read)
 	}, nil
 }
 
@@ -162,7 +163,7 @@ func (s *Store) Warm(id string) bool {
 		return false
 	}
 	cached, size, err := residency(filepath.Join(s.path(cacheDir), id))
-	return err != nil || cached >= size/2
+	return errors.Is(err, unix.ENOSYS) || err == nil && cached >= size/2
 }
 
 // readAhead has the kernel read a directory's files from the disk, without waiting for it.
@@ -176,7 +177,7 @@ func readAhead(ctx context.Context, dir string) error {
 
 // readStep is so much of a file as the kernel reads ahead for one call: no more than the device's limit of it, which is smaller
 // than most files.
-const readStep = 1 << 20
+const readStep = 128 << 10
 
 func readFileAhead(ctx context.Context, path string) error {
 	f, err := os.Open(path)

@@ -173,7 +173,7 @@ func TestFromAnotherNode(t *testing.T) {
 		g.Go(func() error {
 			_, _, release, err := y.Meta(ctx, l.Record, nil)
 			if err == nil {
-				release()
+				release(nil)
 			}
 			return err
 		})

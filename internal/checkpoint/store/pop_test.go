@@ -137,7 +137,7 @@ func TestSharedWithAnotherNode(t *testing.T) {
 	if got := ys.Used(); len(got) != 1 || len(b.files("refs/y")) != 1 {
 		t.Errorf("marked while it is read: %v", got)
 	}
-	release()
+	release(nil)
 	if got := ys.Used(); len(got) != 0 || len(b.files("refs/y")) != 0 {
 		t.Errorf("marked: %v", got)
 	}
@@ -529,7 +529,7 @@ func TestStoreAway(t *testing.T) {
 	fs.away.Store(true)
 	_, err = img.Chunk(ctx, "pages-1.img", 1)
 	is(t, "a chunk", err, pop.ErrStoreAway)
-	release()
+	release(err)
 	_, _, err = y.Unpacked(ctx, r)
 	is(t, "unpack", err, pop.ErrStoreAway)
 	if got := slices.DeleteFunc(files(t, dir), func(n string) bool { return strings.Contains(n, "-meta") }); len(got) != 0 {

@@ -188,10 +188,14 @@ func TestMeta(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(b), err)
 	}
 	is(t, "removed while it is read", s.Remove(t.Context(), r.ID), store.ErrInUse)
-	release()
-	if err := s.Remove(t.Context(), r.ID); err != nil {
-		t.Error(err)
+	release(context.Canceled)
+	dir, _, release, err = s.Meta(t.Context(), r, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
+	release(fmt.Errorf("a page of %s: %w", dir, image.ErrDamaged))
+	_, _, _, err = s.Meta(t.Context(), r, nil)
+	is(t, "damaged as it was read", err, store.ErrUnknown)
 }
 
 func TestRemove(t *testing.T) {
