@@ -145,8 +145,7 @@ func (s *Store) HasUnpacked(id string) bool {
 	}
 }
 
-// ReadAhead has what is unpacked of a checkpoint read into the page cache, if most of it is not there. It returns when that is
-// asked for; what is not there by then comes meanwhile.
+// ReadAhead has what is unpacked of a checkpoint read into the page cache, if most of it is not there.
 func (s *Store) ReadAhead(ctx context.Context, id string) {
 	if !s.HasUnpacked(id) || s.Warm(id) {
 		return
@@ -166,7 +165,7 @@ func (s *Store) Warm(id string) bool {
 	return errors.Is(err, unix.ENOSYS) || err == nil && cached >= size/2
 }
 
-// readAhead has the kernel read a directory's files from the disk, without waiting for it.
+// readAhead has the kernel read a directory's files from the disk.
 func readAhead(ctx context.Context, dir string) error {
 	files, err := os.ReadDir(dir)
 	for _, e := range files {
@@ -175,9 +174,12 @@ func readAhead(ctx context.Context, dir string) error {
 	return err
 }
 
-// readStep is so much of a file as the kernel reads ahead for one call: no more than the device's limit of it, which is smaller
-// than most files.
-const readStep = 128 << 10
+// How a file is read ahead: asked for in large steps, of each of which the kernel takes as much as the device's limit is (128 KiB
+// at least, as a rule), then touched in small ones, which brings what it left out.
+const (
+	readStep  = 1 << 20
+	touchStep = 128 << 10
+)
 
 func readFileAhead(ctx context.Context, path string) error {
 	f, err := os.Open(path)
@@ -192,6 +194,12 @@ func readFileAhead(ctx context.Context, path string) error {
 	for off := int64(0); off < fi.Size() && ctx.Err() == nil; off += readStep {
 		if err := unix.Fadvise(int(f.Fd()), off, readStep, unix.FADV_WILLNEED); err != nil {
 			return os.NewSyscallError("fadvise", err)
+		}
+	}
+	var b [1]byte
+	for off := int64(0); off < fi.Size() && ctx.Err() == nil; off += touchStep {
+		if _, err := f.ReadAt(b[:], off); err != nil {
+			return err
 		}
 	}
 	return nil
