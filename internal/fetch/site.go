@@ -631,6 +631,9 @@ type resolution struct {
 // resolved tells the PoP what ref was resolved to, behind the deployment. While the store is away that
 // waits until it is back.
 func (s *site) resolved(img *image.Image) {
+	if s.cfg.Open == nil {
+		return // there is no store
+	}
 	r := &resolution{img, time.Now()}
 	s.mu.Lock()
 	s.untold[img.Ref.String()] = r
@@ -683,7 +686,9 @@ func (s *site) tellAll(ctx context.Context) {
 		}
 		if at, err := st.Resolved(ctx, r.img.Ref.String()); err == nil && at.After(r.at) {
 			s.told(r)
-			s.refresh(ctx, r.img)
+			if have := s.p.cfg.Catalog.Get(r.img.Ref); have != nil { // it was not removed meanwhile
+				s.refresh(ctx, have)
+			}
 			continue
 		}
 		s.tell(ctx, r)

@@ -196,6 +196,30 @@ func TestResolvedWhileAway(t *testing.T) {
 	}
 }
 
+// What was removed since it was resolved does not come back with what another node has resolved, and a PoP without a store remembers nothing.
+func TestResolvedAndRemoved(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	p := a.push("app", 1)
+	a.bring(p)
+	a.eventually("it is told", func() bool { return len(a.site.untoldNow()) == 0 })
+	ref, catalog := a.ref(p.Ref), a.site.p.cfg.Catalog
+	old := *catalog.Get(ref)
+	old.Desc.Digest = digest.FromString("an older one")
+	a.must(catalog.Forget(ref))
+	a.site.mu.Lock()
+	a.site.untold[ref.String()] = &resolution{&old, time.Now().Add(-time.Hour)}
+	a.site.mu.Unlock()
+	a.site.tellAll(t.Context())
+	if catalog.Get(ref) != nil || len(a.site.untoldNow()) != 0 {
+		t.Errorf("it is back: %v", catalog.Get(ref))
+	}
+	a.site.cfg.Open = nil
+	if a.site.resolved(&old); len(a.site.untoldNow()) != 0 {
+		t.Error("what nobody can be told is remembered")
+	}
+}
+
 // untoldNow is what the store does not know yet.
 func (s *site) untoldNow() []*resolution {
 	s.mu.Lock()
