@@ -143,6 +143,7 @@ func TestMissingFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		after(time.Hour, "away again", pop.ErrMissing)
+		after(2*time.Hour, "away, and not looked at for longer than that takes", pop.ErrMissing)
 		after(time.Hour, "away for as long as a node that is forgotten", pop.ErrDamaged)
 	})
 }

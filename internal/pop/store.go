@@ -89,7 +89,7 @@ type Store struct {
 	seen  map[string]*silence    // of other nodes
 	fills map[digest.Digest]bool // layers of which checkpoints were made or seen here
 
-	lacks   map[string]time.Time  // layers, by the names of their files, of which some were missing: since when
+	lacks   map[string]absence    // layers, by the names of their files, of which some are missing
 	shunned map[string]bool       // names of files that were found damaged: this node may still see their record for a while
 	read    map[string]seenRecord // of Objects and Sweep, by name
 	sharing map[digest.Digest]int // in how many image records a layer is, as the last sweep saw them
@@ -151,7 +151,7 @@ const storeFile = "dewpoint.json"
 func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	cfg = cfg.withDefaults()
 	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]*marks{}, held: map[digest.Digest]int{},
-		turn: map[digest.Digest]chan struct{}{}, fills: map[digest.Digest]bool{}, seen: map[string]*silence{}, lacks: map[string]time.Time{}, shunned: map[string]bool{},
+		turn: map[digest.Digest]chan struct{}{}, fills: map[digest.Digest]bool{}, seen: map[string]*silence{}, lacks: map[string]absence{}, shunned: map[string]bool{},
 		read: map[string]seenRecord{}}
 	b, err := cfg.FS.ReadFile(ctx, storeFile)
 	if errors.Is(err, fs.ErrNotExist) && cfg.ID != "" {

@@ -25,33 +25,43 @@ import (
 func (s *Store) Verify(ctx context.Context, l *Layer, rate int64) error {
 	err := s.compare(ctx, l, rate)
 	if !errors.Is(err, ErrUnknown) && !errors.Is(err, fs.ErrNotExist) {
-		if err == nil {
-			s.lacking(l, false)
+		if err == nil || errors.Is(err, ErrDamaged) {
+			s.complete(l)
 		}
 		return err
 	}
 	if now, rerr := s.record(ctx, l.DiffID); rerr != nil || now.Name != l.Name {
+		s.complete(l)
 		return fmt.Errorf("layer %s: %w", l.DiffID, errors.Join(ErrUnknown, unlessUnknown(rerr)))
 	}
-	if s.lacking(l, true) < s.cfg.Forget {
+	if s.lacking(l) < s.cfg.Forget {
 		return fmt.Errorf("layer %s: %w", l.DiffID, ErrMissing)
 	}
 	return fmt.Errorf("layer %s: %w: %w", l.DiffID, err, ErrDamaged)
 }
 
-// lacking notes whether files of a layer are missing, and returns for how long they have been.
-func (s *Store) lacking(l *Layer, missing bool) time.Duration {
+// absence is what this node has seen of files that were missing.
+type absence struct{ first, last time.Time }
+
+// lacking notes that files of a layer are missing, and returns for how long they have been. They were there in between if that
+// was not seen for StoreConfig.Forget.
+func (s *Store) lacking(l *Layer) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	since, ok := s.lacks[l.Name]
-	switch {
-	case !missing:
-		delete(s.lacks, l.Name)
-	case !ok:
-		since = time.Now()
-		s.lacks[l.Name] = since
+	a, now := s.lacks[l.Name], time.Now()
+	if now.Sub(a.last) > s.cfg.Forget {
+		a.first = now
 	}
-	return time.Since(since)
+	a.last = now
+	s.lacks[l.Name] = a
+	return now.Sub(a.first)
+}
+
+// complete notes that no files of a layer are missing, or that it is none any more.
+func (s *Store) complete(l *Layer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.lacks, l.Name)
 }
 
 func unlessUnknown(err error) error {
