@@ -31,9 +31,6 @@ type Prepared struct {
 // Release lets go of what was brought, and ends what is still being brought; once the container is
 // started, or given up.
 func (p *Prepared) Release() {
-	if p == nil {
-		return
-	}
 	for i := len(p.release) - 1; i >= 0; i-- {
 		p.release[i]()
 	}
@@ -47,7 +44,7 @@ func (p *Plan) Begin(ctx context.Context) *Prepared {
 	bring := p.bringWhole
 	if late, end := p.late(); late {
 		out.Restore.Config = p.m.cfg.RestoreLazy
-		bring = func(ctx context.Context, out *Prepared) (string, func(), error) { return p.bringLate(ctx, out, end) }
+		bring = func(ctx context.Context) (string, func(), error) { return p.bringLate(ctx, out, end) }
 	}
 	var (
 		dir     string
@@ -60,7 +57,7 @@ func (p *Plan) Begin(ctx context.Context) *Prepared {
 		defer close(brought)
 		_, step := trace.Start(trace.Beside(bctx), "memory")
 		defer step.End()
-		dir, release, err = bring(bctx, out)
+		dir, release, err = bring(bctx)
 	}()
 	out.release = append(out.release, func() {
 		cancel()
@@ -114,7 +111,7 @@ func (p *Plan) late() (late bool, end func()) {
 	return late, end
 }
 
-func (p *Plan) bringWhole(ctx context.Context, _ *Prepared) (dir string, release func(), err error) {
+func (p *Plan) bringWhole(ctx context.Context) (dir string, release func(), err error) {
 	dir, let, err := p.m.cfg.Store.Unpacked(ctx, *p.Record)
 	if err != nil {
 		return "", func() {}, err

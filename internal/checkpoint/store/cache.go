@@ -131,17 +131,23 @@ func (s *Store) Meta(ctx context.Context, r Record, prepare func(ctx context.Con
 
 // HasUnpacked reports whether Unpacked would find all of a checkpoint unpacked.
 func (s *Store) HasUnpacked(id string) bool {
+	_, ok := s.unpackedSize(id)
+	return ok
+}
+
+// unpackedSize is how many bytes an unpacked checkpoint takes on the disk, and whether there is one.
+func (s *Store) unpackedSize(id string) (int64, bool) {
 	s.mu.Lock()
 	u := s.cache[id]
 	s.mu.Unlock()
 	if u == nil {
-		return false
+		return 0, false
 	}
 	select {
 	case <-u.ready:
-		return u.err == nil
+		return u.size, u.err == nil
 	default:
-		return false
+		return 0, false
 	}
 }
 
@@ -150,7 +156,8 @@ func (s *Store) ReadAhead(ctx context.Context, id string) {
 	if !s.HasUnpacked(id) || s.Warm(id) {
 		return
 	}
-	if err := readAhead(ctx, filepath.Join(s.path(cacheDir), id)); err != nil {
+	err := eachFile(filepath.Join(s.path(cacheDir), id), func(f *os.File) error { return readAhead(ctx, f) })
+	if err != nil {
 		s.cfg.Log.Debug("an unpacked checkpoint is not read ahead", "id", id, "err", err)
 	}
 }
@@ -158,20 +165,36 @@ func (s *Store) ReadAhead(ctx context.Context, id string) {
 // Warm reports whether a checkpoint is unpacked here and most of it in the page cache: reading it takes little time then.
 // Kernels before 6.5 do not tell what is in the page cache; what is unpacked is warm there.
 func (s *Store) Warm(id string) bool {
-	if !s.HasUnpacked(id) {
+	size, ok := s.unpackedSize(id)
+	if !ok {
 		return false
 	}
-	cached, size, err := residency(filepath.Join(s.path(cacheDir), id))
+	var cached int64
+	err := eachFile(filepath.Join(s.path(cacheDir), id), func(f *os.File) error {
+		var in unix.Cachestat_t
+		err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &in, 0) // of length 0: to its end
+		cached += int64(in.Cache) * int64(os.Getpagesize())
+		return os.NewSyscallError("cachestat", err)
+	})
 	return errors.Is(err, unix.ENOSYS) || err == nil && cached >= size/2
 }
 
-// readAhead has the kernel read a directory's files from the disk.
-func readAhead(ctx context.Context, dir string) error {
+// eachFile calls do with each file of a directory, until it returns an error.
+func eachFile(dir string, do func(f *os.File) error) error {
 	files, err := os.ReadDir(dir)
-	for _, e := range files {
-		err = errors.Join(err, readFileAhead(ctx, filepath.Join(dir, e.Name())))
+	if err != nil {
+		return err
 	}
-	return err
+	for _, e := range files {
+		f, err := os.Open(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(do(f), f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // How a file is read ahead: asked for in large steps, of each of which the kernel takes as much as the device's limit is (128 KiB
@@ -181,12 +204,8 @@ const (
 	touchStep = 128 << 10
 )
 
-func readFileAhead(ctx context.Context, path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
+// readAhead has the kernel read a file from the disk.
+func readAhead(ctx context.Context, f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil {
 		return err
@@ -203,39 +222,6 @@ func readFileAhead(ctx context.Context, path string) error {
 		}
 	}
 	return nil
-}
-
-// residency is how many bytes of the files in a directory are in the page cache, and how many they take on the disk.
-func residency(dir string) (cached, size int64, err error) {
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		return 0, 0, err
-	}
-	for _, e := range files {
-		c, n, err := fileResidency(filepath.Join(dir, e.Name()))
-		if err != nil {
-			return 0, 0, err
-		}
-		cached, size = cached+c, size+n
-	}
-	return cached, size, nil
-}
-
-func fileResidency(path string) (cached, size int64, err error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return 0, 0, os.NewSyscallError("fstat", err)
-	}
-	var in unix.Cachestat_t
-	if err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &in, 0); err != nil { // of length 0: to its end
-		return 0, 0, os.NewSyscallError("cachestat", err)
-	}
-	return int64(in.Cache) * int64(os.Getpagesize()), st.Blocks * 512, nil
 }
 
 // Adopt puts the directory that a checkpoint was packed from, which lies in one that
