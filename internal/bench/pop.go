@@ -161,6 +161,8 @@ type popConfig struct {
 	cache  int64  // cache.max_bytes; 0 is none
 	engine string // more of [engine]
 	pop    string // more of [pop]
+	// prepare is how many images nodes make ready; 0 is none.
+	prepare int
 }
 
 const popTemplate = `[pop]
@@ -194,7 +196,7 @@ func (b *popBench) open(ctx context.Context, c popConfig) (*pop, error) {
 		cfg.Template += fmt.Sprintf("[cache]\nmax_bytes = \"%d\"\npolicy = \"lru\"\n", c.cache)
 	}
 	if c.kind != popbed.None {
-		cfg.Template += strings.ReplaceAll(popTemplate, "{{KEY}}", key) + fmt.Sprintf("prepare = %d\n", cmp.Or(b.prepare, -1)) + c.pop
+		cfg.Template += strings.ReplaceAll(popTemplate, "{{KEY}}", key) + fmt.Sprintf("prepare = %d\n", cmp.Or(c.prepare, -1)) + c.pop
 	}
 	bed, err := popbed.New(ctx, cfg)
 	if err != nil {

@@ -74,7 +74,7 @@ func storeName(k popbed.Kind) string {
 
 // filesOne deploys an image in all ways with one kind of store, on a bed of its own.
 func (b *popBench) filesOne(ctx context.Context, kind popbed.Kind, image string, mbit float64, round int, lines map[string][]timeline) error {
-	p, err := b.open(ctx, popConfig{kind: kind, nodes: 3, dewds: 2, layout: b.o.layout})
+	p, err := b.open(ctx, popConfig{kind: kind, nodes: 3, dewds: 2, layout: b.o.layout, prepare: b.prepare})
 	if err != nil {
 		return err
 	}

@@ -24,12 +24,12 @@ func (b *popBench) many(ctx context.Context) error {
 	if err := demo.Build(ctx, demo.Config{Dir: b.o.layout, Names: b.o.images, Log: b.stderr}); err != nil {
 		return err
 	}
-	if !b.o.asked("prepare") {
-		defer func(n int) { b.prepare = n }(b.prepare)
-		b.prepare = 0
+	prepare := 0
+	if b.o.asked("prepare") {
+		prepare = b.prepare
 	}
 	// Nothing is copied near: each deployment is from the store, as the first one of a node.
-	p, err := b.open(ctx, popConfig{kind: kind, nodes: slices.Max(append(slices.Clone(b.counts), 3)), layout: b.o.layout, cache: 1,
+	p, err := b.open(ctx, popConfig{kind: kind, nodes: slices.Max(append(slices.Clone(b.counts), 3)), layout: b.o.layout, cache: 1, prepare: prepare,
 		pop: "lease = \"5s\"\ngrace = \"10s\"\n"})
 	if err != nil {
 		return err

@@ -221,7 +221,7 @@ func (d deployed) hit() bool { return d.Registry == 0 }
 
 func (z *zoneReplay) config(way string) (popConfig, error) {
 	size, _ := z.capacity(way)
-	c := popConfig{nodes: replayNodes, layout: z.dir, cache: size}
+	c := popConfig{nodes: replayNodes, layout: z.dir, cache: size, prepare: z.b.prepare}
 	if way == separateCache {
 		return c, nil
 	}
