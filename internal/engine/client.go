@@ -18,6 +18,7 @@ import (
 	versionapi "github.com/containerd/containerd/api/services/version/v1"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
@@ -44,6 +45,25 @@ func readsOnly(method string) bool {
 // undelivered tells a call that containerd could not pass on to the
 // snapshotter: after a restart of the daemon it tries the socket seconds apart.
 func undelivered(err error) bool { return strings.Contains(err.Error(), "Error while dialing") }
+
+// toNative makes of an error of containerd's API one of package errdefs. A disk that is full wraps ENOSPC as well, which
+// the API has no code for: only the text says it. The kernel has the same number for too many cgroups, which is
+// something else.
+func toNative(err error) error {
+	if err == nil {
+		return nil
+	}
+	full := strings.Contains(err.Error(), unix.ENOSPC.Error()) && !strings.Contains(err.Error(), "cgroup")
+	if err = errgrpc.ToNative(err); full {
+		err = fullError{err}
+	}
+	return err
+}
+
+// fullError is an error that wraps ENOSPC besides, which its text says already.
+type fullError struct{ error }
+
+func (e fullError) Unwrap() []error { return []error{e.error, unix.ENOSPC} }
 
 // client is the part of containerd's API that the engine uses, by the bare
 // generated stubs: the client library costs megabytes and extra round trips.
@@ -74,7 +94,7 @@ func dial(socket, namespace string) (*client, error) {
 		}
 		ctx = withNS(ctx)
 		for {
-			err := errgrpc.ToNative(invoke(ctx, method, req, reply, cc, opts...))
+			err := toNative(invoke(ctx, method, req, reply, cc, opts...))
 			if !errdefs.IsUnavailable(err) || !readsOnly(method) && !undelivered(err) || !sleep(ctx, 10*time.Millisecond) {
 				return err
 			}
@@ -82,7 +102,7 @@ func dial(socket, namespace string) (*client, error) {
 	}
 	stream := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		s, err := streamer(withNS(ctx), desc, cc, method, opts...)
-		return s, errgrpc.ToNative(err)
+		return s, toNative(err)
 	}
 	conn, err := grpc.NewClient("passthrough:///"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -67,11 +67,17 @@ func (e *Engine) Create(ctx context.Context, s Spec) (*Info, error) {
 }
 
 func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error) {
-	mounts, err := e.reserve(ctx, s)
+	mounts, err := e.reserve(context.WithoutCancel(ctx), s)
+	switch {
+	case err == nil:
+		back.add(func(ctx context.Context) error { return e.removeSnapshot(ctx, s.Name) })
+		err = ctx.Err()
+	case !errors.Is(err, ErrExists):
+		back.add(func(ctx context.Context) error { return e.removeUnrecorded(ctx, s.Name) })
+	}
 	if err != nil {
 		return nil, err
 	}
-	back.add(func(ctx context.Context) error { return e.removeSnapshot(ctx, s.Name) })
 	if err := e.ports.Claim(s.Name, s.Ports, true); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrPortTaken, err)
 	}
@@ -132,7 +138,10 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 }
 
 // reserve takes the name by making the snapshot under it. What a crash has
-// left under the name is removed.
+// left under the name is removed. A call that fails may have been heard: when
+// containerd ends in the middle of it, the snapshot is there or comes back.
+// So the context should not end before the call does, nor should putRecord's:
+// containerd would go on, and have made what was taken back before it was there.
 func (e *Engine) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
 	ctx, step := trace.Start(ctx, "snapshot")
 	defer step.End()
@@ -158,6 +167,14 @@ func (e *Engine) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
 		return nil, fmt.Errorf("snapshot: %w", err)
 	}
 	return r.Mounts, nil
+}
+
+// removeUnrecorded removes the snapshot, unless it is that of a container.
+func (e *Engine) removeUnrecorded(ctx context.Context, name string) error {
+	if _, err := e.getRecord(ctx, name); !errdefs.IsNotFound(err) {
+		return err
+	}
+	return e.removeSnapshot(ctx, name)
 }
 
 func makeSources(volumes []Volume) error {
@@ -233,7 +250,7 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 	if err != nil {
 		return false, err
 	}
-	r, err := e.c.containers.Create(ctx, &containersapi.CreateContainerRequest{Container: &containersapi.Container{
+	r, err := e.c.containers.Create(context.WithoutCancel(ctx), &containersapi.CreateContainerRequest{Container: &containersapi.Container{
 		ID: s.Name, Image: s.Image.Ref.String(), Labels: s.labels(),
 		Runtime:     &containersapi.Container_Runtime{Name: runtimeName, Options: opts},
 		Spec:        spec,

@@ -13,7 +13,6 @@ import (
 	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
@@ -180,13 +179,6 @@ func ociDescriptor(d *types.Descriptor) ocispec.Descriptor {
 }
 
 func fieldMask(paths []string) *fieldmaskpb.FieldMask { return &fieldmaskpb.FieldMask{Paths: paths} }
-
-func toNative(err error) error {
-	if err == nil {
-		return nil
-	}
-	return errgrpc.ToNative(err)
-}
 
 // wrap adds words to an error, and leaves nil alone.
 func wrap(err error, format string, args ...any) error {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"encoding/hex"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,9 +11,12 @@ import (
 	"testing/fstest"
 
 	"github.com/containerd/containerd/api/types"
+	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"dewpoint/internal/image"
 )
@@ -287,5 +291,19 @@ func TestWaiters(t *testing.T) {
 	}
 	if got := waiters("", []string{"1"}); len(got) != 0 {
 		t.Errorf("of nothing: %v", got)
+	}
+}
+
+// A full disk is known in what containerd's API says only by its words; too many cgroups have the kernel's same number.
+func TestFullDiskIsKnown(t *testing.T) {
+	full := toNative(status.Error(codes.Unknown, "create snapshot a: commit failed: write /r/metadata.db: no space left on device"))
+	if !errors.Is(full, unix.ENOSPC) || !errdefs.IsUnknown(full) {
+		t.Errorf("a full disk: %v", full)
+	}
+	if err := toNative(status.Error(codes.Unknown, "mkdir /sys/fs/cgroup/a: no space left on device")); errors.Is(err, unix.ENOSPC) {
+		t.Errorf("too many cgroups: %v", err)
+	}
+	if err := toNative(status.Error(codes.NotFound, "a: not found")); errors.Is(err, unix.ENOSPC) || !errdefs.IsNotFound(err) {
+		t.Errorf("something else: %v", err)
 	}
 }
