@@ -80,6 +80,14 @@ func (p *pop) status(i int) (s node.PoP, err error) {
 	return s, err
 }
 
+// spent logs what the registry was asked for after the first so many requests.
+func (p *pop) spent(after int) {
+	p.t.Helper()
+	for _, r := range p.reg.Requests()[after:] {
+		p.t.Logf("%s %s %s %s %q %d", r.Time.Format("05.000"), r.From, r.Method, r.Path, r.Range, r.Bytes)
+	}
+}
+
 // wan is how many bytes have come over the WAN since the last call.
 func (p *pop) wan() int64 {
 	p.t.Helper()
@@ -88,7 +96,7 @@ func (p *pop) wan() int64 {
 		p.t.Fatal(err)
 	}
 	n := now.In - p.seen
-	p.seen = now.In
+	p.seen, p.asked = now.In, len(p.reg.Requests())
 	return n
 }
 

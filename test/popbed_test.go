@@ -23,9 +23,10 @@ import (
 // pop is a PoP whose nodes run dewd, with a registry behind its WAN.
 type pop struct {
 	*popbed.Bed
-	t    testing.TB
-	reg  *registrytest.Server
-	seen int64 // bytes over the WAN that wan has told of
+	t     testing.TB
+	reg   *registrytest.Server
+	seen  int64 // bytes over the WAN that wan has told of
+	asked int   // requests that the registry had then
 }
 
 // newPop makes a PoP, and starts dewd on all of its nodes. When the test ends

@@ -480,10 +480,12 @@ func TestPoPOnce(t *testing.T) {
 // once asserts that so many bytes have crossed the WAN once.
 func (b *faultBed) once(unique int64) {
 	b.t.Helper()
+	asked := b.asked
 	n := b.wan()
 	b.t.Logf("%d bytes crossed the WAN, of %d: %.3f", n, unique, float64(n)/float64(unique))
 	if n > unique*102/100+64<<10 {
 		b.t.Errorf("%d bytes crossed the WAN, and there are %d", n, unique)
+		b.spent(asked)
 	}
 }
 

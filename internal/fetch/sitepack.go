@@ -139,7 +139,7 @@ func (s *site) once(img *image.Image, f *packFile) *packFile {
 
 // openPack opens a whole pack: from another node, or for all of them.
 func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pack.Span) (io.ReadCloser, error) {
-	for tries := 0; tries < 20; tries++ {
+	for began := time.Now(); ; {
 		lease, err := s.cfg.Coord.Acquire(ctx, packLease(m), 0)
 		if err == nil {
 			if r := s.packFromPeers(ctx, m); r != nil {
@@ -156,7 +156,7 @@ func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pa
 		if err == nil {
 			return &withinPoP{r}, nil
 		}
-		if !errors.Is(err, peer.ErrUnknown) { // it holds the lease and has not begun
+		if time.Since(began) >= packPatience(err) {
 			break
 		}
 		if err := s.rest(ctx, 50*time.Millisecond); err != nil {
@@ -164,6 +164,18 @@ func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pa
 		}
 	}
 	return f.open(ctx, at)
+}
+
+// packPatience is how long the node that holds a pack's lease is waited for that has answered so: it may be slow to
+// begin, on a slow link or a busy processor, and a pack that is not waited for crosses the link again.
+func packPatience(err error) time.Duration {
+	switch {
+	case errors.Is(err, peer.ErrUnknown): // it has not begun
+		return 10 * time.Second
+	case errors.Is(err, peer.ErrAway):
+		return time.Second
+	}
+	return 0
 }
 
 // packFromPeers is the pack from a node that has all of it; nil if none has.

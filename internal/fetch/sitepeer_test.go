@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -11,13 +12,17 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
+	"dewpoint/internal/pack"
 	"dewpoint/internal/peer"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/registry/registrytest"
 
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // cutting is what a node gives, of which no layer comes to its end while it is on.
@@ -155,6 +160,56 @@ func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 	both.Wait()
 	if h, k := a.site.hitsNow(), b.site.hitsNow(); h.Registry+k.Registry != 1 || h.Peer+k.Peer != 1 {
 		t.Errorf("it came to a by %+v, to b by %+v", h, k)
+	}
+}
+
+// A pack crosses the link once, however long the registry lets its first node wait, and whatever happens to layers meanwhile.
+func TestSlowPackComesOnce(t *testing.T) {
+	s := newSiteBed(t)
+	auth, client := s.peers()
+	node := func(name string) *siteNode {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := s.node(name, func(c *PoPConfig) { c.Address, c.Peers = l.Addr().String(), client })
+		n.cfg.Packs.Dir = t.TempDir()
+		n.serve(l, auth, n.Given())
+		return n
+	}
+	a, b := node("a"), node("b")
+	content := bytes.Repeat([]byte("pack"), 64<<10)
+	var opened atomic.Int32
+	begins := make(chan struct{})
+	f := &packFile{size: int64(len(content)), open: func(context.Context, pack.Span) (io.ReadCloser, error) {
+		if opened.Add(1) == 1 {
+			<-begins
+		}
+		return io.NopCloser(bytes.NewReader(content)), nil
+	}}
+	img := &image.Image{Desc: ocispec.Descriptor{Digest: digest.FromString("image")}}
+	read := func(n *siteNode) {
+		r, err := n.site.once(img, f).open(t.Context(), pack.Span{Length: f.size})
+		n.must(err)
+		got, err := io.ReadAll(r)
+		n.must(err)
+		n.must(r.Close())
+		if !bytes.Equal(got, content) {
+			t.Errorf("%s reads something else", n.name)
+		}
+	}
+	var both sync.WaitGroup
+	both.Go(func() { read(a) })
+	a.eventually("a asks the registry", func() bool { return opened.Load() == 1 })
+	both.Go(func() { read(b) })
+	for range 100 {
+		b.site.wake()
+		time.Sleep(15 * time.Millisecond)
+	}
+	close(begins)
+	both.Wait()
+	if n := opened.Load(); n != 1 {
+		t.Errorf("the registry gave it %d times", n)
 	}
 }
 

@@ -17,6 +17,7 @@ var quiet = log.New(io.Discard, "", 0)
 // Request is one request that the registry answered, or began to.
 type Request struct {
 	Time   time.Time
+	From   string // the client's address
 	Method string
 	Path   string // with the query
 	Range  string // the Range header
