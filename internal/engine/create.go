@@ -42,7 +42,11 @@ func (u undo) run(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	for i := len(u) - 1; i >= 0; i-- {
-		if uerr := u[i](ctx); uerr != nil && !errdefs.IsNotFound(uerr) {
+		uerr := u[i](ctx)
+		if errdefs.IsUnavailable(uerr) { // containerd has ended in the middle of it
+			uerr = u[i](ctx)
+		}
+		if uerr != nil && !errdefs.IsNotFound(uerr) {
 			err = errors.Join(err, fmt.Errorf("undo: %w", uerr))
 		}
 	}

@@ -150,7 +150,15 @@ func (e *Engine) leaseID(ctx context.Context) (string, context.Context, func(), 
 		return "", nil, nil, fmt.Errorf("lease: %w", err)
 	}
 	release := func() {
-		if _, err := e.c.leases.Delete(context.WithoutCancel(ctx), &leasesapi.DeleteRequest{ID: id}); err != nil {
+		end := func() error {
+			_, err := e.c.leases.Delete(context.WithoutCancel(ctx), &leasesapi.DeleteRequest{ID: id})
+			return err
+		}
+		err := end()
+		if errdefs.IsUnavailable(err) { // containerd has ended in the middle of it, and does not know of it when it is back
+			err = end()
+		}
+		if err != nil && !errdefs.IsNotFound(err) {
 			e.log.Warn("delete lease", "id", id, "err", err)
 		}
 	}
