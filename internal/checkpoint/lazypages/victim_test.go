@@ -63,8 +63,21 @@ type dumped struct {
 	lazy  int64 // bytes
 }
 
-// dump starts a victim, lets it become ready, and dumps it, which ends it.
+// dump starts a victim, lets it become ready, and dumps it, which ends it. If a thread's stack pointer happens to be a
+// multiple of the page size, CRIU takes each page for the end of its stack, and none may come late: another one is dumped.
 func dump(t testing.TB, megabytes, children int) dumped {
+	t.Helper()
+	for range 4 {
+		if img := dumpOnce(t, megabytes, children); img.lazy > 0 {
+			return img
+		}
+		t.Log("CRIU says that no page may come late")
+	}
+	t.Fatal("no dump has pages that may come late")
+	return dumped{}
+}
+
+func dumpOnce(t testing.TB, megabytes, children int) dumped {
 	t.Helper()
 	path, err := victimPath()
 	if err != nil {
@@ -99,7 +112,7 @@ func (img *dumped) strip(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if eager < 4<<20 || lazy < eager {
+	if eager < 4<<20 || lazy > 0 && lazy < eager {
 		t.Fatalf("%d bytes eager, %d lazy", eager, lazy)
 	}
 	img.lazy = lazy
