@@ -73,6 +73,21 @@ func (n *siteNode) serve(l net.Listener, auth *peer.Auth, content peer.Content) 
 	n.t.Cleanup(func() { srv.Close(); served.Wait() })
 }
 
+// pair is two nodes, a and b, that give to each other what they have.
+func (s *siteBed) pair() (a, b *siteNode) {
+	auth, client := s.peers()
+	node := func(name string) *siteNode {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		n := s.node(name, func(c *PoPConfig) { c.Address, c.Peers = l.Addr().String(), client })
+		n.serve(l, auth, n.Given())
+		return n
+	}
+	return node("a"), node("b")
+}
+
 // What came from another node counts as such when it has come, and not when it was tried.
 func TestTriesOfPeersDoNotCount(t *testing.T) {
 	s := newSiteBed(t)
@@ -116,17 +131,7 @@ func TestTriesOfPeersDoNotCount(t *testing.T) {
 // do not wait for each other.
 func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 	s := newSiteBed(t)
-	auth, client := s.peers()
-	node := func(name string) *siteNode {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := s.node(name, func(c *PoPConfig) { c.Address, c.Peers = l.Addr().String(), client })
-		n.serve(l, auth, n.Given())
-		return n
-	}
-	a, b := node("a"), node("b")
+	a, b := s.pair()
 	p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 4<<20)}}, registrytest.Options{})
 	id := p.Layers[0].DiffID
 	for _, n := range []*siteNode{a, b} {
@@ -166,18 +171,8 @@ func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 // A pack crosses the link once, however long the registry lets its first node wait, and whatever happens to layers meanwhile.
 func TestSlowPackComesOnce(t *testing.T) {
 	s := newSiteBed(t)
-	auth, client := s.peers()
-	node := func(name string) *siteNode {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := s.node(name, func(c *PoPConfig) { c.Address, c.Peers = l.Addr().String(), client })
-		n.cfg.Packs.Dir = t.TempDir()
-		n.serve(l, auth, n.Given())
-		return n
-	}
-	a, b := node("a"), node("b")
+	a, b := s.pair()
+	a.cfg.Packs.Dir, b.cfg.Packs.Dir = t.TempDir(), t.TempDir()
 	content := bytes.Repeat([]byte("pack"), 64<<10)
 	var opened atomic.Int32
 	begins := make(chan struct{})
