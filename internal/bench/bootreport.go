@@ -13,15 +13,23 @@ func (b *bootBench) markdown(title string, head []string, rows [][]string) {
 
 // markdown prints a table as the documentation has them, and adds it to PREFIX.md.
 func (r *report) markdown(title string, head []string, rows [][]string) {
+	r.note(markdownTable(title, head, rows))
+}
+
+// markdownTable is a table below its title, if it has one.
+func markdownTable(title string, head []string, rows [][]string) string {
 	var t strings.Builder
-	fmt.Fprintf(&t, "\n%s\n\n", title)
+	if title != "" {
+		fmt.Fprintf(&t, "\n%s\n", title)
+	}
 	line := func(cells []string) { fmt.Fprintf(&t, "| %s |\n", strings.Join(cells, " | ")) }
+	t.WriteString("\n")
 	line(head)
 	fmt.Fprintf(&t, "|%s\n", strings.Repeat("---|", len(head)))
 	for _, row := range rows {
 		line(row)
 	}
-	r.note(t.String())
+	return t.String()
 }
 
 // note prints a text, and adds it to PREFIX.md.

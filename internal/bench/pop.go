@@ -41,8 +41,9 @@ type popBench struct {
 	stores         []popbed.Kind
 	counts         []int
 	replay         replayOptions
-	prepare        int // images that nodes make ready
-	report         *report
+	prepare        int     // images that nodes make ready
+	report         *report // of one part: its samples
+	doc            *popReport
 	figures        []figure
 	stdout, stderr io.Writer
 }
@@ -50,8 +51,9 @@ type popBench struct {
 func comparePoP(ctx context.Context, args []string, stdout, stderr io.Writer, self []string) error {
 	var o options
 	b := &popBench{o: &o, self: self, stdout: stdout, stderr: stderr}
-	var parts, stores, counts string
+	var parts, stores, counts, file string
 	err := o.parse("pop", args, stderr, "ubuntu:pi", func(f *flag.FlagSet) {
+		f.StringVar(&file, "report", "", "Markdown `file` for the tables of all parts and what was held against targets; charts lie in a directory of its name")
 		f.StringVar(&parts, "parts", "files,many,replay", "comma-separated `parts` of the experiment")
 		f.StringVar(&stores, "stores", "none,dir,gluster,gluster3,ceph", "comma-separated `stores`; many and replay take the first that is shared, gluster if it is among them")
 		f.StringVar(&counts, "nodes", "1,2,4,6,8,10", "comma-separated `numbers` of nodes that deploy at once")
@@ -62,6 +64,10 @@ func comparePoP(ctx context.Context, args []string, stdout, stderr io.Writer, se
 		return err
 	}
 	if err := b.parse(stores, counts); err != nil {
+		return err
+	}
+	b.doc = &popReport{out: stdout, file: file, command: commandLine("dew bench pop -report FILE", args)}
+	if err := b.doc.check(); err != nil {
 		return err
 	}
 	all := map[string]func(context.Context) error{"files": b.files, "many": b.many, "replay": b.replayAll}
@@ -75,14 +81,15 @@ func comparePoP(ctx context.Context, args []string, stdout, stderr io.Writer, se
 	context.AfterFunc(ctx, stop) // a second signal does not wait for the bed to be taken down
 	for _, name := range strings.Split(parts, ",") {
 		b.report, b.figures = newReport(stdout, stderr, "pop "+name, o.out+"-"+name), nil
-		fmt.Fprintf(stdout, "\n== %s\n", name)
+		b.doc.section(name)
+		b.doc.prefix = b.report.prefix
 		b.report.header(nil)
 		err := all[name](ctx)
-		if err = errors.Join(err, b.write()); err != nil {
+		if err = errors.Join(err, b.write(), b.doc.write()); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	return nil
+	return b.doc.close()
 }
 
 func (b *popBench) parse(stores, counts string) error {
@@ -104,7 +111,7 @@ func (b *popBench) parse(stores, counts string) error {
 		}
 		b.counts = append(b.counts, n)
 	}
-	return b.replay.check()
+	return b.replay.check(b.o)
 }
 
 // shared is the store of the parts that have but one.

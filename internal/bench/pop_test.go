@@ -28,10 +28,10 @@ func TestPoPReplay(t *testing.T) {
 	dir := t.TempDir()
 	build(t, dir, "dewpoint/cmd/dewd")
 	var out strings.Builder
-	prefix := filepath.Join(dir, "out")
+	prefix, report := filepath.Join(dir, "out"), filepath.Join(dir, "report.md")
 	const deployments = 60
 	err := comparePoP(t.Context(), []string{"-parts", "replay", "-zones", "fra", "-deployments", "60", "-working", "30e6", "-rates", "0", "-prepare", "0",
-		"-bin", dir, "-tools", toolsDir(), "-out", prefix}, &out, os.Stderr, os.Args[:1])
+		"-report", report, "-bin", dir, "-tools", toolsDir(), "-out", prefix}, &out, os.Stderr, os.Args[:1])
 	t.Log(out.String())
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func TestPoPReplay(t *testing.T) {
 		t.Fatal(err)
 	}
 	of := func(way, what string) float64 {
-		f := find(said.Figures, "fra all", way, what)
+		f := find(said.Figures, "fra 60 all", way, what)
 		if f == nil {
 			t.Fatalf("%s: no %s", way, what)
 		}
@@ -75,18 +75,31 @@ func TestPoPReplay(t *testing.T) {
 	if of(separateCache, "registry bytes / unique bytes") < 1.1 {
 		t.Error("nodes with caches of their own fetched nothing twice")
 	}
-	for _, name := range []string{"-replay-fra-all.svg", "-replay-fra-all.json", "-replay.csv"} {
+	for _, name := range []string{"-replay-fra-60-all.json", "-replay.csv"} {
 		if _, err := os.Stat(prefix + name); err != nil {
 			t.Error(err)
 		}
 	}
-	if !strings.Contains(out.String(), "synthetic trace") {
-		t.Error("the trace is not called synthetic")
+	raw, err = os.ReadFile(report)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{"A synthetic trace of fra", "| fra 60 all: WAN bytes over unique bytes | at most 1.02 |", "(report/fra-60-all.svg)"} {
+		if !strings.Contains(string(raw), part) {
+			t.Errorf("the report lacks %q:\n%s", part, raw)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "report", "fra-60-all.svg")); err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(string(raw), dir) {
+		t.Errorf("the report names a place of this machine:\n%s", raw)
 	}
 }
 
 func TestWhatABenchOfAPoPCannotBeIsRefused(t *testing.T) {
-	for _, args := range []string{"-parts nothing", "-stores tape", "-nodes 11", "-nodes x", "-zones lon", "-deployments 2", "-parallel 0", "-rates fast"} {
+	for _, args := range []string{"-parts nothing", "-stores tape", "-nodes 11", "-nodes x", "-zones lon", "-zones fra -deployments 2", "-deployments 9", "-zones fra:9", "-zones fra:9:1e3:20", "-parallel 0", "-replays 0",
+		"-rates fast", "-report nowhere/x.md", "-report x.txt"} {
 		if err := comparePoP(t.Context(), strings.Fields(args), io.Discard, io.Discard, os.Args[:1]); err == nil {
 			t.Errorf("%q is taken", args)
 		}

@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"text/tabwriter"
+	"maps"
+	"math"
+	"slices"
 
 	"dewpoint/internal/bench/popbed"
 	"dewpoint/internal/demo"
@@ -48,10 +49,10 @@ func (b *popBench) files(ctx context.Context) error {
 	b.report.table("none")
 	fmt.Fprintln(b.stdout)
 	tabulate(b.stdout, b.figures, "none")
-	b.filesTargets()
-	for what, l := range lines {
+	b.filesTable()
+	for _, what := range slices.Sorted(maps.Keys(lines)) {
 		title := fmt.Sprintf("%s: one node and its file system's client", what)
-		if err := os.WriteFile(fmt.Sprintf("%s-%s.svg", b.report.prefix, what), []byte(plotPanels(title, "%.1f s", filePanels, l)), 0o644); err != nil {
+		if err := b.doc.chart(what, title+" (figures 4.4, 4.5)", plotPanels(title, "%.1f s", filePanels, lines[what])); err != nil {
 			return err
 		}
 	}
@@ -231,35 +232,41 @@ func (f *filesRun) add(what string, u popUsage, way string) {
 	}
 }
 
-// filesTargets holds the medians against those without sharing.
-func (b *popBench) filesTargets() {
-	w := tabwriter.NewWriter(b.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "\nimage\tMbit/s\tstore\tmiss, s\t/ none\tin the store after, s\thit, s\t/ local hit\t/ fresh local hit\tagain, s\t/ local again\tcached, s\t/ local cached\n")
+// filesTable holds the medians against those without sharing.
+func (b *popBench) filesTable() {
+	var rows [][]string
 	for _, mbit := range b.o.mbit {
 		for _, image := range b.o.images {
 			for _, kind := range b.stores {
 				of := func(what, store string) []float64 { return values(b.report.of(key{image, mbit, what}, store), seconds) }
-				fmt.Fprintf(w, "%s\t%s\t%s", image, rate(mbit), storeName(kind))
+				row := []string{image, rate(mbit), storeName(kind)}
+				over := func(what, base string) float64 {
+					mine, theirs := of(what, storeName(kind)), of(base, "none")
+					if len(mine) == 0 || len(theirs) == 0 {
+						return math.NaN()
+					}
+					return median(mine) / median(theirs)
+				}
 				for _, what := range []string{miss, stored, storeHit, againHit, warmHit} {
-					mine, theirs := of(what, storeName(kind)), of(what, "none")
-					fmt.Fprintf(w, "\t%s", medianOr(mine))
+					row = append(row, medianOr(of(what, storeName(kind))))
 					if what != stored {
-						fmt.Fprintf(w, "\t%s", ratioOr(mine, theirs))
+						row = append(row, number(over(what, what)))
 					}
 					if what == storeHit {
-						fmt.Fprintf(w, "\t%s", ratioOr(mine, of(freshHit, "none")))
+						row = append(row, number(over(what, freshHit)))
 					}
 				}
-				fmt.Fprintln(w)
+				rows = append(rows, row)
+				if kind == popbed.Gluster && mbit > 0 && mbit <= 100 {
+					at := fmt.Sprintf("%s, %g Mbit/s, GlusterFS distributed: ", image, mbit)
+					b.doc.atMost(at+"a miss that fills the store, over one without sharing", "", 1.15, over(miss, miss))
+					b.doc.atMost(at+"a node's first hit, over a fresh local one", "", 1.25, over(storeHit, freshHit))
+					b.doc.atMost(at+"a node's first hit, over a local one that containerd knows", "", 1.25, over(storeHit, storeHit))
+					b.doc.atMost(at+"a hit again, over a local one", "", 1.25, over(againHit, againHit))
+				}
 			}
 		}
 	}
-	w.Flush()
-}
-
-func ratioOr(mine, theirs []float64) string {
-	if len(mine) == 0 {
-		return "-"
-	}
-	return ratio(median(mine), theirs)
+	b.doc.table(fmt.Sprintf("Seconds, medians of %d, and over those of no sharing (table 4.4).", b.o.rounds), []string{"image", "Mbit/s", "store", "miss", "/ none", "in the store after", "first hit",
+		"/ local hit", "/ fresh local hit", "hit again", "/ local again", "cached", "/ local cached"}, rows)
 }

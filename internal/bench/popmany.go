@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"dewpoint/internal/demo"
@@ -67,7 +67,7 @@ func (m *manyRun) run(ctx context.Context) error {
 	m.b.report.table(nodes(m.b.counts[0]))
 	fmt.Fprintln(m.b.stdout)
 	tabulate(m.b.stdout, m.b.figures, nodes(m.b.counts[0]))
-	m.targets()
+	m.compare()
 	return nil
 }
 
@@ -146,20 +146,29 @@ func mean(v []float64) (sum float64) {
 	return sum / float64(len(v))
 }
 
-func (m *manyRun) targets() {
-	w := tabwriter.NewWriter(m.b.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "\nimage\tMbit/s\twhat\tnodes\tmean, s\tCPU of nodes, s\t/ one alone\tCPU of all, s\t/ one alone\tprocessors busy\tWAN / unique\n")
+// compare holds many nodes against the first number of them (figure 4.6).
+func (m *manyRun) compare() {
+	var rows [][]string
 	for _, k := range m.b.report.keys() {
 		at := fmt.Sprintf("%s %s: %s", k.image, rate(k.mbit), k.what)
+		wan := math.NaN()
 		for _, n := range m.b.counts {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s", k.image, rate(k.mbit), k.what, n, medianOr(values(m.b.report.of(k, nodes(n)), seconds)))
+			row := []string{k.image, rate(k.mbit), k.what, fmt.Sprint(n), medianOr(values(m.b.report.of(k, nodes(n)), seconds))}
 			for _, what := range []string{"CPU of nodes / deployment", "CPU of all / deployment"} {
-				fmt.Fprintf(w, "\t%s\t%s", figureOr(m.b.figures, at, nodes(n), what), overFirst(m.b.figures, at, nodes(n), nodes(m.b.counts[0]), what))
+				row = append(row, figureOr(m.b.figures, at, nodes(n), what), number(m.overFirst(at, n, what)))
 			}
-			fmt.Fprintf(w, "\t%s\t%s\n", figureOr(m.b.figures, at, nodes(n), "processors busy"), figureOr(m.b.figures, at, nodes(n), "WAN / unique bytes"))
+			rows = append(rows, append(row, figureOr(m.b.figures, at, nodes(n), "processors busy"), figureOr(m.b.figures, at, nodes(n), "WAN / unique bytes")))
+			if f := find(m.b.figures, at, nodes(n), "WAN / unique bytes"); f != nil && !(f.median() < wan) {
+				wan = f.median()
+			}
 		}
+		if first, last := slices.Min(m.b.counts), slices.Max(m.b.counts); first < last && k.what != warmHit && m.b.counts[0] == first {
+			m.b.doc.atMost(fmt.Sprintf("%s, %d nodes at once: processor seconds of the nodes a deployment, over %d", at, last, first), "", 1.1, m.overFirst(at, last, "CPU of nodes / deployment"))
+		}
+		m.b.doc.atMost(at+": WAN bytes over unique bytes, the most of any number of nodes", "", 1.02, wan)
 	}
-	w.Flush()
+	m.b.doc.table(fmt.Sprintf("One image on several nodes at once, medians of %d; seconds are a deployment's mean (figure 4.6).", m.b.o.rounds), []string{"image", "Mbit/s", "what", "nodes", "mean, s",
+		"CPU of nodes, s", "/ first", "CPU of all, s", "/ first", "processors busy", "WAN / unique"}, rows)
 }
 
 func figureOr(all []figure, image, state, what string) string {
@@ -170,10 +179,10 @@ func figureOr(all []figure, image, state, what string) string {
 	return fmt.Sprintf("%.3f", f.median())
 }
 
-func overFirst(all []figure, image, state, first, what string) string {
-	f, base := find(all, image, state, what), find(all, image, first, what)
+func (m *manyRun) overFirst(at string, n int, what string) float64 {
+	f, base := find(m.b.figures, at, nodes(n), what), find(m.b.figures, at, nodes(m.b.counts[0]), what)
 	if f == nil || base == nil || base.median() == 0 {
-		return "-"
+		return math.NaN()
 	}
-	return fmt.Sprintf("%.2f", f.median()/base.median())
+	return f.median() / base.median()
 }

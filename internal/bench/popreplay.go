@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -25,6 +26,8 @@ var thesisReplay = map[string]struct{ shared, node, less float64 }{
 
 type replayOptions struct {
 	zones       string
+	plan        []replayPlan
+	rounds      int
 	trace       string
 	deployments int
 	working     float64
@@ -35,8 +38,20 @@ type replayOptions struct {
 	bin         int
 }
 
+// replayPlan is one replay: how much of a zone's trace, of which size, over which link.
+type replayPlan struct {
+	zone        string
+	deployments int
+	working     float64
+	mbit        float64
+}
+
+// The default replays of fra and dal have layers large enough that a miss takes seconds, and fra once more so many deployments that layers have to be small.
+const defaultReplays = "fra:200:1.5e9:20,dal:160:0.9e9:20,fra:1500:0.3e9:20"
+
 func (r *replayOptions) flags(f *flag.FlagSet) {
-	f.StringVar(&r.zones, "zones", "fra,dal", "comma-separated `zones` to replay: their capacities over the working set, and their synthetic traces")
+	f.StringVar(&r.zones, "zones", defaultReplays, "comma-separated `replays`: ZONE:DEPLOYMENTS:BYTES:MBIT, or ZONE with -deployments, -working and -rates. The zone (fra, dal) gives capacities over the working set, and a synthetic trace")
+	f.IntVar(&r.rounds, "replays", 1, "`times` that each trace is replayed in both ways")
 	f.StringVar(&r.trace, "trace", "", "`file` or directory of a trace in the IBM format, instead of synthetic ones")
 	f.IntVar(&r.deployments, "deployments", 4000, "`number` of deployments to replay")
 	f.Float64Var(&r.working, "working", 2e9, "`bytes` that the working set is scaled to, uncompressed")
@@ -47,25 +62,47 @@ func (r *replayOptions) flags(f *flag.FlagSet) {
 	f.IntVar(&r.bin, "window", 0, "`number` of deployments for each point of the charts (default an eightieth)")
 }
 
-func (r *replayOptions) check() error {
-	if r.deployments < 8 || r.parallel < 1 || r.working < 1e6 || r.bin < 0 {
-		return errors.New("a replay has at least 8 deployments, one of them at once, and a working set of a megabyte")
+func (r *replayOptions) check(o *options) error {
+	if r.zones == defaultReplays && (o.asked("deployments") || o.asked("working")) {
+		return errors.New("-deployments and -working are of -zones that name none of their own: add -zones fra")
 	}
-	for _, z := range strings.Split(r.zones, ",") {
-		if _, ok := thesisReplay[z]; !ok {
-			return fmt.Errorf("zone %q: there are fra and dal", z)
+	rates := o.mbit
+	if !o.asked("rates") {
+		rates = []float64{20}
+	}
+	for _, text := range strings.Split(r.zones, ",") {
+		zone, rest, own := strings.Cut(text, ":")
+		if _, ok := thesisReplay[zone]; !ok {
+			return fmt.Errorf("zone %q: there are fra and dal", zone)
+		}
+		if own {
+			p := replayPlan{zone: zone}
+			if _, err := fmt.Sscanf(rest, "%d:%g:%g", &p.deployments, &p.working, &p.mbit); err != nil {
+				return fmt.Errorf("replay %q: want ZONE:DEPLOYMENTS:BYTES:MBIT: %w", text, err)
+			}
+			r.plan = append(r.plan, p)
+			continue
+		}
+		for _, mbit := range rates {
+			r.plan = append(r.plan, replayPlan{zone, r.deployments, r.working, mbit})
 		}
 	}
-	if r.bin == 0 {
-		r.bin = max(1, r.deployments/80)
+	if r.parallel < 1 || r.bin < 0 || r.rounds < 1 {
+		return errors.New("a replay has one deployment at once at least, and is played once")
+	}
+	for _, p := range r.plan {
+		if p.deployments < 8 || p.working < 1e6 || p.mbit < 0 {
+			return fmt.Errorf("replay of %s: it has at least 8 deployments, and a working set of a megabyte", p.zone)
+		}
 	}
 	return nil
 }
 
 // zoneReplay is a trace made ready: the images are in a layout.
 type zoneReplay struct {
+	replayPlan
 	b      *popBench
-	zone   string
+	bin    int // deployments for each point of the charts
 	dir    string
 	script *script
 	names  []string // of each deployment's image
@@ -79,17 +116,11 @@ const (
 	separateCache = "separate"
 )
 
-// replayAll replays each zone's trace, shared and separate caches in turn.
+// replayAll replays each trace, shared and separate caches in turn.
 func (b *popBench) replayAll(ctx context.Context) error {
-	if !b.o.asked("rates") {
-		b.o.mbit = []float64{20}
-	}
-	if !b.o.asked("rounds") {
-		b.o.rounds = 1
-	}
-	for _, zone := range strings.Split(b.replay.zones, ",") {
-		if err := b.replayZone(ctx, zone); err != nil {
-			return fmt.Errorf("%s: %w", zone, err)
+	for _, plan := range b.replay.plan {
+		if err := b.replayOne(ctx, plan); err != nil {
+			return fmt.Errorf("%s: %w", plan.zone, err)
 		}
 	}
 	fmt.Fprintln(b.stdout)
@@ -97,8 +128,8 @@ func (b *popBench) replayAll(ctx context.Context) error {
 	return nil
 }
 
-func (b *popBench) replayZone(ctx context.Context, zone string) (err error) {
-	z := &zoneReplay{b: b, zone: zone, runs: map[string][]*replayed{}}
+func (b *popBench) replayOne(ctx context.Context, plan replayPlan) (err error) {
+	z := &zoneReplay{replayPlan: plan, b: b, bin: cmp.Or(b.replay.bin, max(1, plan.deployments/80)), runs: map[string][]*replayed{}}
 	if z.dir, err = os.MkdirTemp("/var/tmp", "dewpoint-replay-"); err != nil {
 		return err
 	}
@@ -106,49 +137,47 @@ func (b *popBench) replayZone(ctx context.Context, zone string) (err error) {
 	if err := z.prepare(ctx); err != nil {
 		return err
 	}
-	for _, mbit := range b.o.mbit {
-		clear(z.runs)
-		for round := range b.o.rounds {
-			ways := []string{sharedCache, separateCache}
-			for i := range ways {
-				way := ways[(i+round)%2]
-				run, err := z.run(ctx, way, mbit, round)
-				if err != nil {
-					return fmt.Errorf("%s: %w", way, err)
-				}
-				z.runs[way] = append(z.runs[way], run)
+	for round := range b.replay.rounds {
+		ways := []string{sharedCache, separateCache}
+		for i := range ways {
+			way := ways[(i+round)%2]
+			run, err := z.run(ctx, way, round)
+			if err != nil {
+				return fmt.Errorf("%s: %w", way, err)
 			}
-		}
-		z.compare(mbit)
-		if err := z.chart(mbit); err != nil {
-			return err
+			z.runs[way] = append(z.runs[way], run)
 		}
 	}
-	return nil
+	z.compare()
+	return z.chart()
 }
 
 func (z *zoneReplay) prepare(ctx context.Context) error {
 	o := z.b.replay
 	var err error
 	if o.trace != "" {
-		z.script, err = readScript(o.deployments, o.trace)
+		z.script, err = readScript(z.deployments, o.trace)
 	} else {
-		z.script, err = synthesize(z.zone, o.scale, o.seed, o.deployments, z.dir)
+		z.script, err = synthesize(z.zone, o.scale, o.seed, z.deployments, z.dir)
 	}
 	if err != nil {
 		return err
 	}
-	scale := o.working / float64(z.script.bytes())
+	scale := z.working / float64(z.script.bytes())
 	if z.names, z.layers, err = makeLayout(ctx, z.dir, z.script, scale, o.seed); err != nil {
 		return err
 	}
-	label := "trace"
-	if z.script.synthetic {
-		label = "synthetic trace"
-	}
-	fmt.Fprintf(z.b.stdout, "%s: %s, %d deployments, %d layers, working set %.1f MB scaled by %.3g to %.1f MB (%.1f MB compressed)\n", z.zone, label,
-		len(z.script.deployments), len(z.layers), float64(z.script.bytes())/1e6, scale, float64(sum(z.sizes(0)))/1e6, float64(sum(z.blobs()))/1e6)
+	z.b.doc.note("### %s\n\n%s of %s, %d deployments one after the other to five nodes in turn, %d layers; the working set of %.1f MB is scaled by %.3g to %.1f MB, %.1f MB compressed; link: %s Mbit/s.", z.at(), z.kind(), z.zone,
+		len(z.script.deployments), len(z.layers), float64(z.script.bytes())/1e6, scale, float64(sum(z.sizes(0)))/1e6, float64(sum(z.blobs()))/1e6, rate(z.mbit))
 	return nil
+}
+
+// kind says what kind of trace it is.
+func (z *zoneReplay) kind() string {
+	if z.script.synthetic {
+		return "A synthetic trace"
+	}
+	return "A trace"
 }
 
 // sizes is what each layer counts in a cache that takes extra bytes beside the tar.
@@ -233,7 +262,7 @@ func (z *zoneReplay) config(way string) (popConfig, error) {
 }
 
 // run replays the trace on a bed of its own.
-func (z *zoneReplay) run(ctx context.Context, way string, mbit float64, round int) (*replayed, error) {
+func (z *zoneReplay) run(ctx context.Context, way string, round int) (*replayed, error) {
 	expected, err := z.expect(ctx, way)
 	if err != nil {
 		return nil, err
@@ -247,14 +276,14 @@ func (z *zoneReplay) run(ctx context.Context, way string, mbit float64, round in
 		return nil, err
 	}
 	r := &replayed{expected: expected}
-	err = z.drive(ctx, p, mbit, r)
+	err = z.drive(ctx, p, r)
 	if said := z.keepLogs(p, way); said != nil {
 		err = errors.Join(err, said)
 	}
 	if err = errors.Join(err, p.Close()); err != nil {
 		return nil, err
 	}
-	z.add(r, way, mbit, round)
+	z.add(r, way, round)
 	return r, nil
 }
 
@@ -276,13 +305,13 @@ func (z *zoneReplay) keepLogs(p *pop, way string) error {
 }
 
 // drive deploys in the trace's order, to the nodes in turn.
-func (z *zoneReplay) drive(ctx context.Context, p *pop, mbit float64, r *replayed) error {
+func (z *zoneReplay) drive(ctx context.Context, p *pop, r *replayed) error {
 	for _, l := range z.layers { // the registry's copies are hot
 		if err := warm(filepath.Join(z.dir, "blobs", "sha256", l.desc.Digest.Encoded())); err != nil {
 			return err
 		}
 	}
-	if err := p.Rate(ctx, mbit); err != nil {
+	if err := p.Rate(ctx, z.mbit); err != nil {
 		return err
 	}
 	w, err := p.watch(0, replayNodes)
@@ -299,7 +328,7 @@ func (z *zoneReplay) drive(ctx context.Context, p *pop, mbit float64, r *replaye
 				mu.Lock()
 				i := next
 				next++
-				if i > 0 && i%(10*z.b.replay.bin) == 0 && i < len(z.names) {
+				if i > 0 && i%(10*z.bin) == 0 && i < len(z.names) {
 					fmt.Fprintf(z.b.stderr, "%s: %d deployments in %.0f s\n", z.zone, i, time.Since(began).Seconds())
 				}
 				mu.Unlock()

@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"text/tabwriter"
+	"strconv"
+	"strings"
 )
 
 // tally is what some deployments come to.
@@ -61,14 +62,14 @@ func (r *replayed) hitsOf() (first, again tally) {
 }
 
 // add notes what came of a run.
-func (z *zoneReplay) add(r *replayed, way string, mbit float64, round int) {
+func (z *zoneReplay) add(r *replayed, way string, round int) {
 	all, settled := tallyOf(r.Deployed), r.settled()
 	u := r.usage
-	z.b.report.add(Sample{Engine: way, Image: z.zone, Mbit: mbit, Round: round, What: "deployment, mean", Seconds: all.mean(), CPU: u.Nodes.CPU / float64(all.n),
+	z.b.report.add(Sample{Engine: way, Image: z.at(), Mbit: z.mbit, Round: round, What: "deployment, mean", Seconds: all.mean(), CPU: u.Nodes.CPU / float64(all.n),
 		Peak: u.Nodes.Peak, Wire: u.WAN.In})
 	f := func(what, unit string, v float64) {
 		if !math.IsNaN(v) && !math.IsInf(v, 0) {
-			z.b.figure(z.at(mbit), way, what, unit, v)
+			z.b.figure(z.at(), way, what, unit, v)
 		}
 	}
 	wholes, bytes, expected := r.simulated()
@@ -98,7 +99,7 @@ func (z *zoneReplay) add(r *replayed, way string, mbit float64, round int) {
 	f("whole run", "s", u.Seconds)
 }
 
-func (z *zoneReplay) at(mbit float64) string { return fmt.Sprintf("%s %s", z.zone, rate(mbit)) }
+func (z *zoneReplay) at() string { return fmt.Sprintf("%s %d %s", z.zone, z.deployments, rate(z.mbit)) }
 
 // simulated is the simulator's share of whole hits and of bytes in the last quarter.
 func (r *replayed) simulated() (wholes, bytes float64, all *expectation) {
@@ -110,9 +111,9 @@ func (r *replayed) simulated() (wholes, bytes float64, all *expectation) {
 // compare holds the two ways against each other, and against what their misses alone would make of the
 // time. That is predicted from the separate caches' run: its time of a hit, and what its missed bytes
 // cost beyond that, apply to the shared cache's misses.
-func (z *zoneReplay) compare(mbit float64) {
-	w := tabwriter.NewWriter(z.b.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "\nzone\tMbit/s\tround\tmiss ratio, settled: shared\tseparate\ttime, settled, s: shared\tseparate\tshorter by\tpredicted by bytes missed\tpredicted by misses\tthesis\n")
+func (z *zoneReplay) compare() {
+	z.b.doc.table("", []string{"", "one shared cache", "a cache on each node"}, z.rows())
+	var rows [][]string
 	for i, sh := range z.runs[sharedCache] {
 		if i >= len(z.runs[separateCache]) {
 			break
@@ -120,15 +121,58 @@ func (z *zoneReplay) compare(mbit float64) {
 		s, p := sh.settled(), z.runs[separateCache][i].settled()
 		less := 1 - s.mean()/p.mean()
 		byBytes, byMisses := predicted(s, p, tally.missed), predicted(s, p, func(t tally) float64 { return 1 - t.hitRatio() })
-		fmt.Fprintf(w, "%s\t%s\t%d\t%.3f\t%.3f\t%.3f ± %.3f\t%.3f ± %.3f\t%.1f %%\t%.1f %%\t%.1f %%\t%.0f %%\n", z.zone, rate(mbit), i, 1-s.hitRatio(), 1-p.hitRatio(),
-			s.mean(), s.deviation(), p.mean(), p.deviation(), 100*less, 100*byBytes, 100*byMisses, 100*thesisReplay[z.zone].less)
+		rows = append(rows, []string{fmt.Sprint(i + 1), fmt.Sprintf("%.3f", 1-s.hitRatio()), fmt.Sprintf("%.3f", 1-p.hitRatio()), fmt.Sprintf("%.3f ± %.3f", s.mean(), s.deviation()),
+			fmt.Sprintf("%.3f ± %.3f", p.mean(), p.deviation()), percentOf(less), percentOf(byMisses), percentOf(byBytes), fmt.Sprintf("%.0f %%", 100*thesisReplay[z.zone].less)})
 		for what, v := range map[string]float64{"shorter by": less, "shorter by, predicted by bytes missed": byBytes, "shorter by, predicted by misses": byMisses} {
 			if !math.IsNaN(v) && !math.IsInf(v, 0) {
-				z.b.figure(z.at(mbit), sharedCache, what, "", v)
+				z.b.figure(z.at(), sharedCache, what, "", v)
 			}
 		}
 	}
-	w.Flush()
+	z.b.doc.table("Settled, the last quarter of each run.", []string{"round", "misses: shared", "separate", "time, s: shared", "separate", "shorter by", "predicted by misses", "by bytes missed", "thesis"}, rows)
+	at := z.at() + ": "
+	z.b.doc.atMost(at+"WAN bytes over unique bytes", "", 1.02, z.median(sharedCache, "WAN / unique bytes"))
+	z.b.doc.atMost(at+"points between how much shorter it is and what the misses predict", "", 5,
+		100*math.Abs(z.median(sharedCache, "shorter by")-z.median(sharedCache, "shorter by, predicted by misses")))
+	z.b.doc.atMost(at+"dewd's peak on any node", "MiB", 64, z.median(sharedCache, "dewd peak"))
+	z.b.doc.atMost(at+"failed deployments", "", 0, z.median(sharedCache, "failed"))
+}
+
+// rows are the medians of the two ways, side by side.
+func (z *zoneReplay) rows() (rows [][]string) {
+	for _, f := range z.b.figures {
+		if f.Image != z.at() || f.State != sharedCache {
+			continue
+		}
+		row := []string{strings.TrimSuffix(f.What+", "+f.Unit, ", ")}
+		for _, way := range []string{sharedCache, separateCache} {
+			cell := ""
+			if v := z.median(way, f.What); !math.IsNaN(v) {
+				cell = strconv.FormatFloat(v, 'g', 4, 64)
+				if v >= 1e4 {
+					cell = strconv.FormatFloat(v, 'f', 0, 64)
+				}
+			}
+			row = append(row, cell)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func (z *zoneReplay) median(way, what string) float64 {
+	f := find(z.b.figures, z.at(), way, what)
+	if f == nil {
+		return math.NaN()
+	}
+	return f.median()
+}
+
+func percentOf(v float64) string {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return ""
+	}
+	return fmt.Sprintf("%.1f %%", 100*v)
 }
 
 // predicted is by how much the shared cache's deployments would be shorter if only their misses differed.
@@ -144,7 +188,7 @@ var replayPanels = []panel{
 }
 
 // chart draws figures 4.7 and 4.8, and leaves each deployment in a file.
-func (z *zoneReplay) chart(mbit float64) error {
+func (z *zoneReplay) chart() error {
 	var lines []timeline
 	raw := map[string][]*replayed{}
 	for _, way := range []string{sharedCache, separateCache} {
@@ -156,26 +200,22 @@ func (z *zoneReplay) chart(mbit float64) error {
 			lines = append(lines, z.line(way+", simulated", runs[0].expected.hits))
 		}
 	}
-	kind := "trace"
-	if z.script.synthetic {
-		kind = "synthetic trace"
-	}
-	prefix := fmt.Sprintf("%s-%s-%s", z.b.report.prefix, z.zone, rate(mbit))
-	title := fmt.Sprintf("%s: %s, shared cache %.2f and each node's %.2f of the working set", z.zone, kind, thesisReplay[z.zone].shared, thesisReplay[z.zone].node)
-	if err := os.WriteFile(prefix+".svg", []byte(plotPanels(title, "%.0f deployments", replayPanels, lines)), 0o644); err != nil {
+	name := fmt.Sprintf("%s-%d-%s", z.zone, z.deployments, rate(z.mbit))
+	title := fmt.Sprintf("%s of %s, shared cache %.2f and each node's %.2f of the working set", z.kind(), z.zone, thesisReplay[z.zone].shared, thesisReplay[z.zone].node)
+	if err := z.b.doc.chart(name, title+" (figures 4.7, 4.8)", plotPanels(title, "%.0f deployments", replayPanels, lines)); err != nil {
 		return err
 	}
-	b, err := json.Marshal(map[string]any{"commit": commit(), "machine": machine(), "zone": z.zone, "mbit": mbit, "synthetic": z.script.synthetic, "runs": raw})
+	b, err := json.Marshal(map[string]any{"commit": commit(), "machine": machine(), "zone": z.zone, "mbit": z.mbit, "synthetic": z.script.synthetic, "runs": raw})
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(prefix+".json", b, 0o644)
+	return os.WriteFile(fmt.Sprintf("%s-%s.json", z.b.report.prefix, name), b, 0o644)
 }
 
 // line has an instant for each bin of deployments.
 func (z *zoneReplay) line(name string, all []deployed) timeline {
 	l := timeline{engine: name}
-	bin := z.b.replay.bin
+	bin := z.bin
 	for from := 0; from < len(all); from += bin {
 		t := tallyOf(all[from:min(len(all), from+bin)])
 		if t.n == 0 {

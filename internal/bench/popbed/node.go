@@ -45,6 +45,7 @@ type Node struct {
 	bed    *Bed
 	group  *testbed.Group // of dewd and what it starts
 	client *testbed.Group // of the store's client
+	mounts *os.File       // the mount namespace of dewd and what it starts, nil while the node is down
 }
 
 func (b *Bed) newNode(i int) (*Node, error) {
@@ -100,7 +101,7 @@ func (n *Node) volatile() error {
 // StartDewd writes the configuration of node i and starts its dewd, until it answers.
 func (b *Bed) StartDewd(ctx context.Context, i int) error {
 	n := b.Nodes[i]
-	if err := n.volatile(); err != nil {
+	if err := errors.Join(n.volatile(), n.boot()); err != nil {
 		return err
 	}
 	var text bytes.Buffer
@@ -116,8 +117,8 @@ func (b *Bed) StartDewd(ctx context.Context, i int) error {
 		return err
 	}
 	defer out.Close()
-	cmd := b.Command(context.WithoutCancel(ctx), n.Name, b.cfg.Dewd,
-		append([]string{"--config", file, "--root", n.Root(), "--state", n.State()}, b.cfg.Args...)...)
+	cmd := b.Command(context.WithoutCancel(ctx), n.Name, "nsenter",
+		append([]string{"--mount=" + n.mountsPath(), b.cfg.Dewd, "--config", file, "--root", n.Root(), "--state", n.State()}, b.cfg.Args...)...)
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := n.group.Start(cmd); err != nil {
 		return err
@@ -162,7 +163,7 @@ func (b *Bed) KillNode(i int) error {
 	if err := errors.Join(killAll(n.group, n.client), n.endContainers()); err != nil {
 		return err
 	}
-	if err := errors.Join(unmountBelow(n.Dir), n.removeCgroups(), os.RemoveAll(n.State())); err != nil {
+	if err := errors.Join(n.halt(), unmountBelow(n.Dir), n.removeCgroups(), os.RemoveAll(n.State())); err != nil {
 		return err
 	}
 	for _, s := range sockets {

@@ -14,11 +14,15 @@
 // Gluster3 keeps each on all three), or CephFS with its OSDs there (Ceph). What
 // lies below is sparse files with file systems of their own, so a store can be
 // filled to the last byte. Node i sees the store at Node.Store, a path of its
-// own on this machine; a bed has no mount namespaces but those of glusterd.
+// own on this machine.
 //
 // Nodes are real: their dewd is started in its network namespace with a
 // configuration that the caller's template makes, and each has its own root,
-// state (in memory, as /run) and containerd namespace. Killing one ends everything it ran at once.
+// state (in memory, as /run) and containerd namespace, and a mount namespace
+// that outlives its dewd: a container's begins as a copy of it, which takes the
+// longer the more is mounted, and five nodes' layers are more than one machine
+// has. The bed sees their stores and their states, and not what dewd mounts.
+// Killing a node ends everything it ran at once.
 //
 // Every program runs in a testbed.Group (a cgroup), all files are below one
 // directory, and all names begin with the process's id and the bed's number, so
@@ -177,6 +181,9 @@ func (b *Bed) build(ctx context.Context) error {
 	if err := os.Mkdir(b.cfg.Dir, 0o711); err != nil {
 		return err
 	}
+	if err := b.shared(); err != nil {
+		return err
+	}
 	for i := range b.cfg.Nodes {
 		n, err := b.newNode(i)
 		if err != nil {
@@ -234,7 +241,7 @@ func (b *Bed) Close() error {
 		errs = append(errs, g.Close())
 	}
 	for _, n := range b.Nodes {
-		errs = append(errs, n.endContainers(), n.removeCgroups())
+		errs = append(errs, n.endContainers(), n.removeCgroups(), n.halt())
 	}
 	b.groups, b.Nodes = nil, nil
 	errs = append(errs, b.disconnect(), removeDir(b.cfg.Dir))
