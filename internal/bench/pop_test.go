@@ -218,3 +218,24 @@ func TestPrediction(t *testing.T) {
 		}
 	}
 }
+
+// What hits, misses and their bytes cost is found where time is the sum of these, and a shared cache that misses
+// seldom but much is predicted.
+func TestModelOfTime(t *testing.T) {
+	took := func(mb int64) deployed {
+		d := deployed{Seconds: 1, Registry: mb * 1e6, Image: 1e8}
+		if mb > 0 {
+			d.Seconds += 2 + 0.5*float64(mb)
+		}
+		return d
+	}
+	separate := []deployed{took(0), took(0), took(1), took(4), took(9), {Seconds: 100, Failed: true}}
+	if m := modelOf(separate); math.Abs(m.hit-1) > 1e-9 || math.Abs(m.miss-2) > 1e-9 || math.Abs(m.byte-0.5e-6) > 1e-15 {
+		t.Errorf("%+v", m)
+	}
+	shared := []deployed{took(0), took(0), took(0), took(20)}
+	want := 1 - tallyOf(shared).mean()/tallyOf(separate).mean()
+	if got := predictedByBoth(tallyOf(shared), separate); math.Abs(got-want) > 1e-9 {
+		t.Errorf("%g is predicted, it is %g", got, want)
+	}
+}
