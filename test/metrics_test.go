@@ -114,6 +114,39 @@ func TestCacheIsBounded(t *testing.T) {
 	m.must("rm", "-f", "web")
 }
 
+// Images that no container has go when the cache is beyond its bound, the one that was used least lately first, with the layers that
+// no other image needs; what a container has stays, also a stopped one. They start again as if they had never been here.
+func TestIdleImagesLeaveAFullCache(t *testing.T) {
+	const noise = 12 << 20
+	reg := registrytest.New(t)
+	refs := map[string]string{}
+	for seed, name := range []string{"stopped", "old", "new"} {
+		refs[name] = reg.PushImage(name+":1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(uint64(seed+1), 4, noise)}), appOptions()).Ref
+	}
+	m := newMachine(t, reg).onTmpfs("300m")
+	m.config += "[cache]\nmax_bytes = \"36MiB\"\n"
+	scrape := m.measured(t)
+	m.start()
+	m.must("run", "-d", "--net", "none", "--name", "web", refs["stopped"], "sleep", "1h")
+	m.must("stop", "web")
+	m.must("run", "--rm", "--net", "none", refs["old"], "cat", "/etc/motd")
+	m.must("run", "--rm", "--net", "none", refs["new"], "cat", "/etc/motd")
+	eventually(t, "the image that nothing uses is evicted", func() bool {
+		return scrape().count(series{"cache_evicted_layers_total", ""}) > 0
+	})
+	images := m.must("images")
+	for name, stays := range map[string]bool{"stopped": true, "old": false, "new": true} {
+		if strings.Contains(images, refs[name]) != stays {
+			t.Errorf("image %s: want it here: %t:\n%s", name, stays, images)
+		}
+	}
+	scrape().exactly(t, map[series]float64{{"cache_evicted_layers_total", ""}: 1})
+	if out := m.must("run", "--rm", "--net", "none", refs["old"], "cat", "/etc/motd"); out != "above\n" {
+		t.Errorf("the image that had left reads %q", out)
+	}
+	m.must("rm", "-f", "web")
+}
+
 // becomes polls the metrics until each is that: some are counted a moment after what they tell of is seen.
 func becomes(t *testing.T, scrape func() metrics, want map[series]float64) {
 	t.Helper()

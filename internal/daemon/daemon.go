@@ -215,7 +215,7 @@ func (d *Daemon) openRegistry(context.Context) error {
 		return fmt.Errorf("pop: %w", err)
 	}
 	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog, Link: d.link,
-		Packs: packs, Lazy: d.lazyConfig(), PoP: shared, Cache: cache, Log: d.log})
+		Packs: packs, Lazy: d.lazyConfig(), PoP: shared, Cache: cache, Images: fetch.ImagesConfig{Idle: d.idleImages, Remove: d.removeImages}, Log: d.log})
 	return nil
 }
 

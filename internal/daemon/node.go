@@ -17,6 +17,7 @@ import (
 	"dewpoint/internal/inflate"
 	"dewpoint/internal/node"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 )
@@ -277,6 +278,54 @@ func (d *Daemon) usersOf(ctx context.Context, ref string) ([]string, error) {
 		}
 	}
 	return names, nil
+}
+
+// idleImages has the images of containerd, and whether they may go when the disk needs room: dewd has registered them, and no
+// container has them.
+func (d *Daemon) idleImages() (map[string]bool, error) {
+	ctx := context.Background() // both answer from memory
+	images, err := d.engine.Images(ctx)
+	if err != nil {
+		return nil, err
+	}
+	containers, err := d.engine.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	idle := make(map[string]bool, len(images))
+	for _, i := range images {
+		idle[i.Name] = d.engine.Own(i)
+	}
+	for _, c := range containers {
+		if idle[c.Image] {
+			idle[c.Image] = false
+		}
+	}
+	return idle, nil
+}
+
+// removeImages has containerd forget images that no container has, and collect what only they needed.
+func (d *Daemon) removeImages(ctx context.Context, refs []image.Reference) error {
+	var errs error
+	gone := false
+	for _, ref := range refs {
+		users, err := d.usersOf(ctx, ref.String())
+		if err == nil && len(users) == 0 {
+			err = d.engine.RemoveImage(ctx, ref.String(), false)
+		}
+		switch {
+		case err != nil && !errdefs.IsNotFound(err):
+			errs = errors.Join(errs, err)
+		case len(users) == 0:
+			gone = true
+			d.log.Info("image removed: nothing uses it, and the cache is full", "image", ref)
+			d.events.add(node.Event{Kind: node.EventDeleted, Image: ref.String()})
+		}
+	}
+	if gone {
+		errs = errors.Join(errs, d.engine.Collect(ctx))
+	}
+	return errs
 }
 
 // Prune implements api.Images.

@@ -29,6 +29,9 @@ type ImageInfo struct {
 	Labels  map[string]string
 }
 
+// Own reports whether the engine has registered the image, for its snapshotter.
+func (e *Engine) Own(i ImageInfo) bool { return i.Labels[labelRegistered] == e.cfg.Snapshotter }
+
 // Images lists the images of the namespace by name, those of other clients too, from what the engine
 // has in memory, as List does.
 func (e *Engine) Images(ctx context.Context) ([]ImageInfo, error) {

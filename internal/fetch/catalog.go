@@ -218,6 +218,18 @@ func (c *Catalog) WithLayer(diffID digest.Digest) []*image.Image {
 	return found
 }
 
+// refsWith are the references of the images that have the layer. It does not count as asking for them.
+func (c *Catalog) refsWith(diffID digest.Digest) (refs []image.Reference) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, img := range c.refs {
+		if slices.ContainsFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == diffID }) {
+			refs = append(refs, img.Ref)
+		}
+	}
+	return refs
+}
+
 // Sharing is in how many references' images each layer is.
 func (c *Catalog) Sharing() map[digest.Digest]int {
 	c.mu.Lock()

@@ -50,15 +50,36 @@ func (p *Puller) Collect(ctx context.Context, want int64, inUse func(digest.Dige
 	return freed, errors.Join(errs, p.cfg.Catalog.Sweep(func(img *image.Image) bool { return p.gone(img, inUse) }))
 }
 
+// collectLayers removes layers by the cache's policy: those that nobody claims, and those that only images claim of which
+// there is no container, with these images.
 func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(digest.Digest) bool, freed *Freed) error {
 	if freed.Bytes >= want {
 		return nil
 	}
 	claimed := p.claimed(inUse)
+	idle, errs := p.idleImages(want)
 	p.order.look(p.cfg.Layers.Layers(), p.cfg.Catalog.Sharing())
 	kept := map[digest.Digest]bool{}
-	var errs error
 	for freed.Bytes < want && ctx.Err() == nil {
+		victims, images := p.victims(want-freed.Bytes, kept, claimed, idle)
+		if len(victims) == 0 {
+			break
+		}
+		errs = errors.Join(errs, p.retireImages(ctx, images))
+		for _, id := range victims {
+			errs = errors.Join(errs, p.removeLayer(id, claimed, freed))
+		}
+	}
+	if len(freed.Layers) > 0 {
+		errs = errors.Join(errs, p.order.save())
+	}
+	return errs
+}
+
+// victims are the layers that go next, of want bytes in all if there are so many, and the images that have to go before. What was
+// looked at is kept then.
+func (p *Puller) victims(want int64, kept map[digest.Digest]bool, claimed func(digest.Digest) bool, idle map[string]bool) (layers []digest.Digest, images []image.Reference) {
+	for want > 0 {
 		id, ok := p.order.next(kept)
 		if !ok {
 			break
@@ -69,22 +90,36 @@ func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(diges
 			p.order.gone(id)
 			continue
 		}
-		size := l.DiskUse()
-		ok, err = p.cfg.Layers.Remove(id, func(l *layer.Layer) bool {
-			return time.Since(l.Used()) >= p.fresh && !claimed(l.DiffID)
-		})
-		errs = errors.Join(errs, err)
-		if ok {
-			p.order.gone(id)
-			freed.Layers = append(freed.Layers, id.String())
-			freed.Bytes += size
+		if claimed(id) {
+			of := p.onlyIdle(l, idle)
+			if len(of) == 0 {
+				continue
+			}
+			images = append(images, of...)
 		}
+		layers = append(layers, id)
+		want -= l.DiskUse()
 	}
-	if len(freed.Layers) > 0 {
-		errs = errors.Join(errs, p.order.save())
-	}
-	return errs
+	return layers, images
 }
+
+// removeLayer removes a layer unless somebody wants it.
+func (p *Puller) removeLayer(id digest.Digest, claimed func(digest.Digest) bool, freed *Freed) error {
+	l, err := p.cfg.Layers.Peek(id)
+	if err != nil {
+		return nil
+	}
+	size := l.DiskUse()
+	ok, err := p.cfg.Layers.Remove(id, func(l *layer.Layer) bool { return p.isStale(l) && !claimed(l.DiffID) })
+	if ok {
+		p.order.gone(id)
+		freed.Layers = append(freed.Layers, id.String())
+		freed.Bytes += size
+	}
+	return err
+}
+
+func (p *Puller) isStale(l *layer.Layer) bool { return time.Since(l.Used()) >= p.fresh }
 
 // retireUnused lets go of partial layers that nothing mounts or is about to.
 func (p *Puller) retireUnused(inUse func(digest.Digest) bool) {

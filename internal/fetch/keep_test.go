@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/image"
+
 	"github.com/opencontainers/go-digest"
 )
 
@@ -133,5 +135,66 @@ func TestCollectKeepsWhatIsCopiedIntoTheStore(t *testing.T) {
 	b.give(id, -1)
 	if _, err := b.Collect(t.Context(), math.MaxInt64, nobody); err != nil || b.has(id) {
 		t.Error("it stays", err)
+	}
+}
+
+// What images claim goes with these, if all of them are idle; what is being pulled, and what an image in use has, stays.
+func TestCollectRetiresIdleImages(t *testing.T) {
+	b := newBed(t)
+	b.fresh = 0
+	refs, ids := map[string]string{}, map[string]digest.Digest{}
+	for seed, name := range []string{"used", "pulled", "idle", "newer"} {
+		p := b.push(name, uint64(seed+1))
+		refs[name], ids[name] = b.ref(p.Ref).String(), b.pull(p).Layers[0].DiffID
+	}
+	known := map[string]bool{refs["used"]: false, refs["pulled"]: true, refs["idle"]: true, refs["newer"]: true}
+	ctx, release := context.WithCancel(t.Context())
+	defer release()
+	if err := b.enter(ctx, b.ref(refs["pulled"])); err != nil {
+		t.Fatal(err)
+	}
+	var removed []string
+	waited := make(chan error, 1)
+	b.cfg.Images = ImagesConfig{
+		Idle: func() (map[string]bool, error) { return known, nil },
+		Remove: func(_ context.Context, refs []image.Reference) error {
+			for _, r := range refs {
+				removed = append(removed, r.String())
+				delete(known, r.String())
+				go func() { waited <- b.enter(ctx, r) }() // who pulls it now waits until it has gone
+				select {
+				case <-waited:
+					t.Error("a pull of an image that is being removed goes on")
+				case <-time.After(20 * time.Millisecond):
+				}
+			}
+			return nil
+		},
+	}
+	inUse := func(id digest.Digest) bool {
+		for name, of := range ids {
+			if _, there := known[refs[name]]; of == id && there {
+				return true
+			}
+		}
+		return false
+	}
+	freed, err := b.Collect(t.Context(), 1, inUse)
+	if err != nil || len(freed.Layers) != 1 || freed.Bytes == 0 {
+		t.Fatal(freed, err)
+	}
+	if err := <-waited; err != nil {
+		t.Error(err)
+	}
+	for name, stays := range map[string]bool{"used": true, "pulled": true, "idle": false, "newer": true} {
+		if b.has(ids[name]) != stays {
+			t.Errorf("%s is here: %t", name, !stays)
+		}
+	}
+	if len(removed) != 1 || removed[0] != refs["idle"] {
+		t.Errorf("containerd was to forget %q", removed)
+	}
+	if freed, err := b.Collect(t.Context(), math.MaxInt64, inUse); err != nil || len(freed.Layers) != 0 {
+		t.Errorf("a prune removed what images have: %v, %v", freed, err)
 	}
 }

@@ -39,6 +39,7 @@ type Config struct {
 	Lazy     LazyConfig
 	PoP      PoPConfig
 	Cache    CacheConfig
+	Images   ImagesConfig
 	Log      *slog.Logger // nil discards
 }
 
@@ -71,6 +72,9 @@ type Puller struct {
 	holdMu sync.Mutex            // nothing is locked while it is held
 	holds  map[*Pull]bool        // pulls whose layers must stay
 	given  map[digest.Digest]int // layers that are being copied into the PoP's store, and must stay
+	// By reference: how many pulls are under way, and what is closed when containerd has forgotten the image.
+	pulling  map[string]int
+	retiring map[string]chan struct{}
 }
 
 // NewPuller returns a Puller. Close ends what it does in the background.
@@ -80,6 +84,7 @@ func NewPuller(cfg Config) *Puller {
 	}
 	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, origins: map[digest.Digest]*origin{}, wants: map[want]bool{}, holds: map[*Pull]bool{}, given: map[digest.Digest]int{}, sessionIdle: time.Minute, fresh: 2 * time.Second}
 	p.slots, p.hoursEvery = map[string]*semaphore.Weighted{}, time.Minute
+	p.pulling, p.retiring = map[string]int{}, map[string]chan struct{}{}
 	p.order = newOrder(cfg.Cache, cfg.Log)
 	p.life, p.end = context.WithCancel(context.Background())
 	if cfg.PoP.Coord != nil {
@@ -131,6 +136,9 @@ type Pull struct {
 // layers can be mounted, if there is a pack that makes that worthwhile, and the
 // layers fill when Background has been called.
 func (p *Puller) Pull(ctx context.Context, ref image.Reference, o Options) (*Pull, error) {
+	if err := p.enter(ctx, ref); err != nil {
+		return nil, err
+	}
 	look := p.newLookup(ctx, ref, o)
 	img, err := p.resolve(ctx, ref, o, look)
 	if err != nil {
