@@ -25,9 +25,6 @@ func (p *Puller) idleImages(want int64) (map[string]bool, error) {
 	if p.cfg.Images.Idle == nil || want == math.MaxInt64 {
 		return nil, nil
 	}
-	if p.site != nil && p.site.usable() != nil { // the store takes the layers over, and their images rest
-		return nil, nil
-	}
 	idle, err := p.cfg.Images.Idle()
 	if err != nil {
 		return nil, fmt.Errorf("look for images that nothing uses: %w", err)
@@ -35,9 +32,10 @@ func (p *Puller) idleImages(want int64) (map[string]bool, error) {
 	return idle, nil
 }
 
-// onlyIdle are the images that containerd has with a layer, if all of them are idle.
+// onlyIdle are the images that containerd has with a layer, if all of them are idle. What lies in the PoP's store, or is about to,
+// takes no room here that would come back.
 func (p *Puller) onlyIdle(l *layer.Layer, idle map[string]bool) (images []image.Reference) {
-	if len(idle) == 0 || l.At != "" || p.isHeld(l.DiffID) || !p.isStale(l) {
+	if len(idle) == 0 || l.At != "" || p.isHeld(l.DiffID) || !p.isStale(l) || p.site != nil && p.site.indebted(l.DiffID) {
 		return nil
 	}
 	for _, r := range p.cfg.Catalog.refsWith(l.DiffID) {

@@ -60,6 +60,16 @@ func (s *site) paid(id digest.Digest) {
 	}
 }
 
+// indebted reports whether the store, which answers, is to get the layer from this node.
+func (s *site) indebted(id digest.Digest) bool {
+	if s.usable() == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.debts[id]
+}
+
 func (s *site) saveDebts() {
 	if s.cfg.Owed == "" {
 		return

@@ -158,7 +158,7 @@ func (g *gluster) create(ctx context.Context) error {
 		create = append(create, g.bed.Nodes[i].Address+":"+g.brick(i))
 	}
 	// Another glusterd may still be busy with its new peers.
-	if err := until(ctx, 30*time.Second, func() error { _, err := g.cli(ctx, 0, append(create, "force")...); return err }); err != nil {
+	if err := until(ctx, 90*time.Second, func() error { _, err := g.cli(ctx, 0, append(create, "force")...); return err }); err != nil {
 		return err
 	}
 	set := append([]string{"volume", "set", "pop", "network.ping-timeout", strconv.Itoa(patience)}, g.bed.cfg.VolumeOptions...)
