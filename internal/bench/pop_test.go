@@ -72,6 +72,9 @@ func TestPoPReplay(t *testing.T) {
 	if got := of(sharedCache, "dewd peak"); got >= 64 {
 		t.Errorf("dewd took %.1f MiB", got)
 	}
+	if got := of(separateCache, "largest cache of a node / its bound, at the end"); got < 0.5 || got > 1.05 {
+		t.Errorf("the fullest cache of a node has %.2f of its bound", got)
+	}
 	if of(separateCache, "registry bytes / unique bytes") < 1.1 {
 		t.Error("nodes with caches of their own fetched nothing twice")
 	}
@@ -98,7 +101,7 @@ func TestPoPReplay(t *testing.T) {
 }
 
 func TestWhatABenchOfAPoPCannotBeIsRefused(t *testing.T) {
-	for _, args := range []string{"-parts nothing", "-stores tape", "-nodes 11", "-nodes x", "-zones lon", "-zones fra -deployments 2", "-deployments 9", "-zones fra:9", "-zones fra:9:1e3:20", "-parallel 0", "-replays 0",
+	for _, args := range []string{"-parts nothing", "-stores tape", "-nodes 11", "-nodes x", "-zones lon", "-zones fra -deployments 2", "-deployments 9", "-zones fra:9", "-zones fra:9:1e3:20", "-zones fra:9:1e8:20:x", "-zones fra:9:1e8:20,fra:9:1e9:20", "-parallel 0", "-replays 0",
 		"-rates fast", "-report nowhere/x.md", "-report x.txt"} {
 		if err := comparePoP(t.Context(), strings.Fields(args), io.Discard, io.Discard, os.Args[:1]); err == nil {
 			t.Errorf("%q is taken", args)

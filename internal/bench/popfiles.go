@@ -217,9 +217,9 @@ func (f *filesRun) add(what string, u popUsage, way string) {
 		what, unit string
 		value      float64
 	}{
-		{"dewd peak", "MB", float64(u.Nodes.Dewd) / (1 << 20)},
-		{"client CPU", "s", u.Client.CPU}, {"client peak", "MB", float64(u.Client.Peak) / (1 << 20)},
-		{"servers CPU", "s", u.Servers.CPU}, {"servers peak", "MB", float64(u.Servers.Peak) / (1 << 20)},
+		{"dewd peak", "MiB", float64(u.Nodes.Dewd) / (1 << 20)},
+		{"client CPU", "s", u.Client.CPU}, {"client peak", "MiB", float64(u.Client.Peak) / (1 << 20)},
+		{"servers CPU", "s", u.Servers.CPU}, {"servers peak", "MiB", float64(u.Servers.Peak) / (1 << 20)},
 		{"LAN in", "MB", float64(u.LAN.In) / 1e6}, {"LAN out", "MB", float64(u.LAN.Out) / 1e6},
 	} {
 		if v.value > 0 {

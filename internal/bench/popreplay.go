@@ -6,10 +6,15 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -46,6 +51,24 @@ type replayPlan struct {
 	mbit        float64
 }
 
+// name is what its results are called.
+func (p replayPlan) name() string {
+	return fmt.Sprintf("%s %d %s", p.zone, p.deployments, rate(p.mbit))
+}
+
+func parsePlan(zone, rest string) (p replayPlan, err error) {
+	p.zone = zone
+	f := strings.Split(rest, ":")
+	if len(f) != 3 {
+		return p, errors.New("there are four parts")
+	}
+	var errs [3]error
+	p.deployments, errs[0] = strconv.Atoi(f[0])
+	p.working, errs[1] = strconv.ParseFloat(f[1], 64)
+	p.mbit, errs[2] = strconv.ParseFloat(f[2], 64)
+	return p, errors.Join(errs[:]...)
+}
+
 // The default replays of fra and dal have layers large enough that a miss takes seconds, and fra once more so many deployments that layers have to be small.
 const defaultReplays = "fra:200:1.5e9:20,dal:160:0.9e9:20,fra:1500:0.3e9:20"
 
@@ -76,8 +99,8 @@ func (r *replayOptions) check(o *options) error {
 			return fmt.Errorf("zone %q: there are fra and dal", zone)
 		}
 		if own {
-			p := replayPlan{zone: zone}
-			if _, err := fmt.Sscanf(rest, "%d:%g:%g", &p.deployments, &p.working, &p.mbit); err != nil {
+			p, err := parsePlan(zone, rest)
+			if err != nil {
 				return fmt.Errorf("replay %q: want ZONE:DEPLOYMENTS:BYTES:MBIT: %w", text, err)
 			}
 			r.plan = append(r.plan, p)
@@ -90,7 +113,10 @@ func (r *replayOptions) check(o *options) error {
 	if r.parallel < 1 || r.bin < 0 || r.rounds < 1 {
 		return errors.New("a replay has one deployment at once at least, and is played once")
 	}
-	for _, p := range r.plan {
+	for i, p := range r.plan {
+		if slices.ContainsFunc(r.plan[:i], func(o replayPlan) bool { return o.name() == p.name() }) {
+			return fmt.Errorf("two replays of %s: their results would have one name", p.name())
+		}
 		if p.deployments < 8 || p.working < 1e6 || p.mbit < 0 {
 			return fmt.Errorf("replay of %s: it has at least 8 deployments, and a working set of a megabyte", p.zone)
 		}
@@ -167,7 +193,7 @@ func (z *zoneReplay) prepare(ctx context.Context) error {
 	if z.names, z.layers, err = makeLayout(ctx, z.dir, z.script, scale, o.seed); err != nil {
 		return err
 	}
-	z.b.doc.note("### %s\n\n%s of %s, %d deployments one after the other to five nodes in turn, %d layers; the working set of %.1f MB is scaled by %.3g to %.1f MB, %.1f MB compressed; link: %s Mbit/s.", z.at(), z.kind(), z.zone,
+	z.b.doc.note("### %s\n\n%s of %s, %d deployments one after the other to five nodes in turn, %d layers; the working set of %.1f MB is scaled by %.3g to %.1f MB, %.1f MB compressed; link: %s Mbit/s.", z.name(), z.kind(), z.zone,
 		len(z.script.deployments), len(z.layers), float64(z.script.bytes())/1e6, scale, float64(sum(z.sizes(0)))/1e6, float64(sum(z.blobs()))/1e6, rate(z.mbit))
 	return nil
 }
@@ -233,6 +259,7 @@ type replayed struct {
 
 	usage    popUsage
 	expected *expectation
+	full     float64 // the most that a node's own layers take on disk at the end, over their bound; NaN if it has none to speak of
 }
 
 // deployed is one deployment of a run.
@@ -277,6 +304,9 @@ func (z *zoneReplay) run(ctx context.Context, way string, round int) (*replayed,
 	}
 	r := &replayed{expected: expected}
 	err = z.drive(ctx, p, r)
+	if r.full = math.NaN(); err == nil && way == separateCache {
+		r.full, err = p.fullest(ctx, c.cache)
+	}
 	if said := z.keepLogs(p, way); said != nil {
 		err = errors.Join(err, said)
 	}
@@ -285,6 +315,43 @@ func (z *zoneReplay) run(ctx context.Context, way string, round int) (*replayed,
 	}
 	z.add(r, way, round)
 	return r, nil
+}
+
+// fullest waits until the nodes keep their bound, ten seconds at most, and tells how much of it the fullest one takes.
+func (p *pop) fullest(ctx context.Context, bound int64) (most float64, err error) {
+	until(ctx, 10*time.Second, func() error {
+		most = 0
+		for _, n := range p.Nodes {
+			var sum int64
+			if sum, err = diskUse(filepath.Join(n.Root(), "layers")); err != nil {
+				return err
+			}
+			most = max(most, float64(sum)/float64(bound))
+		}
+		if most > 1 {
+			return errors.New("a cache is above its bound")
+		}
+		return nil
+	})
+	return most, err
+}
+
+// diskUse is the bytes that everything below a directory takes on disk.
+func diskUse(dir string) (sum int64, err error) {
+	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		var info fs.FileInfo
+		if err == nil {
+			info, err = e.Info()
+		}
+		if err == nil {
+			sum += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		if errors.Is(err, fs.ErrNotExist) { // it went meanwhile
+			return nil
+		}
+		return err
+	})
+	return sum, err
 }
 
 // keepLogs leaves what the nodes said beside the results, if the run was not clean.

@@ -17,6 +17,7 @@ type popReport struct {
 	file     string // "" is none
 	prefix   string // of charts, if there is no file
 	command  string
+	commit   string // before the documents of the tree change
 	parts    strings.Builder
 	verdicts [][]string
 }
@@ -71,10 +72,11 @@ func (d *popReport) chart(name, title, svg string) error {
 
 // atMost holds a measurement against its bound.
 func (d *popReport) atMost(what, unit string, bound, measured float64) {
+	said, verdict := fmt.Sprintf("%.3f", measured), met(measured <= bound)
 	if math.IsNaN(measured) || math.IsInf(measured, 0) {
-		return
+		said, verdict = "", "not measured"
 	}
-	d.verdicts = append(d.verdicts, []string{what, strings.TrimSpace(fmt.Sprintf("at most %g %s", bound, unit)), fmt.Sprintf("%.3f", measured), met(measured <= bound)})
+	d.verdicts = append(d.verdicts, []string{what, strings.TrimSpace(fmt.Sprintf("at most %g %s", bound, unit)), said, verdict})
 }
 
 // write leaves what there is so far.
@@ -83,7 +85,7 @@ func (d *popReport) write() error {
 		return nil
 	}
 	text := fmt.Sprintf("# A PoP's deployments\n\nWritten by `%s`, commit %s, on %s. Traces are synthetic unless a part says otherwise; the terms are those of [benchmarks.md](benchmarks.md), \"A PoP\".\n",
-		d.command, commit(), machine())
+		d.command, d.commit, machine())
 	if len(d.verdicts) > 0 {
 		text += "\n## Held against the targets\n" + d.held()
 	}

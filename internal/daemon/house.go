@@ -45,9 +45,11 @@ func (d *Daemon) keepHouse(ctx context.Context) error {
 			d.publishOwed(ctx)
 			work := d.work.Load()
 			if work != kept && d.cfg.File.Cache.MaxBytes > 0 { // the bound holds also in a burst of work
-				kept = work
 				if d.excess() > 0 {
 					d.collect(ctx)
+				}
+				if work == seen { // what it used is not fresh any more
+					kept = work
 				}
 			}
 			if work == seen && work != freed {

@@ -294,7 +294,7 @@ func (d *Daemon) idleImages() (map[string]bool, error) {
 	}
 	idle := make(map[string]bool, len(images))
 	for _, i := range images {
-		idle[i.Name] = d.engine.Own(i)
+		idle[i.Name] = i.Own()
 	}
 	for _, c := range containers {
 		if idle[c.Image] {
@@ -310,13 +310,16 @@ func (d *Daemon) removeImages(ctx context.Context, refs []image.Reference) error
 	gone := false
 	for _, ref := range refs {
 		users, err := d.usersOf(ctx, ref.String())
-		if err == nil && len(users) == 0 {
+		if err == nil && len(users) > 0 {
+			continue
+		}
+		if err == nil {
 			err = d.engine.RemoveImage(ctx, ref.String(), false)
 		}
-		switch {
-		case err != nil && !errdefs.IsNotFound(err):
-			errs = errors.Join(errs, err)
-		case len(users) == 0:
+		if errdefs.IsNotFound(err) { // somebody else has
+			continue
+		}
+		if errs = errors.Join(errs, err); err == nil {
 			gone = true
 			d.log.Info("image removed: nothing uses it, and the cache is full", "image", ref)
 			d.events.add(node.Event{Kind: node.EventDeleted, Image: ref.String()})

@@ -29,8 +29,9 @@ type ImageInfo struct {
 	Labels  map[string]string
 }
 
-// Own reports whether the engine has registered the image, for its snapshotter.
-func (e *Engine) Own(i ImageInfo) bool { return i.Labels[labelRegistered] == e.cfg.Snapshotter }
+// Own reports whether the engine has made the image's record: those of other clients are theirs to remove, also when
+// the engine has registered what they are of.
+func (i *ImageInfo) Own() bool { return i.Labels[labelOwn] != "" }
 
 // Images lists the images of the namespace by name, those of other clients too, from what the engine
 // has in memory, as List does.

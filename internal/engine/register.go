@@ -34,6 +34,7 @@ const (
 	labelManifest   = "containerd.io/snapshot/cri.manifest-digest"
 	labelLayer      = "containerd.io/snapshot/cri.layer-digest"
 	labelRegistered = "dewpoint.registered" // on an image: the snapshotter that has its chain
+	labelOwn        = "dewpoint.own"        // on an image: the engine has made its record, and may remove it
 	labelOwner      = "dewpoint.owner"      // on a lease: the state directory of the daemon that made it
 )
 
@@ -316,7 +317,7 @@ func (e *Engine) putImage(ctx context.Context, img *image.Image) error {
 	rec := &imagesapi.Image{
 		Name:   img.Ref.String(),
 		Target: descriptor(img.Target),
-		Labels: map[string]string{labelRegistered: e.cfg.Snapshotter},
+		Labels: map[string]string{labelRegistered: e.cfg.Snapshotter, labelOwn: "true"},
 	}
 	made, err := e.c.images.Create(ctx, &imagesapi.CreateImageRequest{Image: rec})
 	put := made.GetImage()

@@ -51,24 +51,20 @@ func (p *Puller) Collect(ctx context.Context, want int64, inUse func(digest.Dige
 }
 
 // collectLayers removes layers by the cache's policy: those that nobody claims, and those that only images claim of which
-// there is no container, with these images.
+// there is no container, with these images. What the PoP's store would not take yet goes last.
 func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(digest.Digest) bool, freed *Freed) error {
 	if freed.Bytes >= want {
 		return nil
 	}
-	claimed := p.claimed(inUse)
+	p.collecting.Lock() // else two could have the same image go, the second one when a pull of it has begun
+	defer p.collecting.Unlock()
 	idle, errs := p.idleImages(want)
 	p.order.look(p.cfg.Layers.Layers(), p.cfg.Catalog.Sharing())
-	kept := map[digest.Digest]bool{}
-	for freed.Bytes < want && ctx.Err() == nil {
-		victims, images := p.victims(want-freed.Bytes, kept, claimed, idle)
-		if len(victims) == 0 {
-			break
-		}
-		errs = errors.Join(errs, p.retireImages(ctx, images))
-		for _, id := range victims {
-			errs = errors.Join(errs, p.removeLayer(id, claimed, freed))
-		}
+	c := &collection{p: p, claimed: p.claimed(inUse), idle: idle, freed: freed}
+	errs = errors.Join(errs, c.run(ctx, want))
+	if p.site != nil && len(idle) > 0 {
+		c.owed = true
+		errs = errors.Join(errs, c.run(ctx, want))
 	}
 	if len(freed.Layers) > 0 {
 		errs = errors.Join(errs, p.order.save())
@@ -76,22 +72,46 @@ func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(diges
 	return errs
 }
 
+// collection is one go through the cache.
+type collection struct {
+	p       *Puller
+	claimed func(digest.Digest) bool
+	idle    map[string]bool
+	owed    bool // what the PoP's store would not take may go, too
+	freed   *Freed
+}
+
+func (c *collection) run(ctx context.Context, want int64) (errs error) {
+	kept := map[digest.Digest]bool{}
+	for c.freed.Bytes < want && ctx.Err() == nil {
+		victims, images := c.victims(want-c.freed.Bytes, kept)
+		if len(victims) == 0 {
+			break
+		}
+		errs = errors.Join(errs, c.p.retireImages(ctx, images))
+		for _, id := range victims {
+			errs = errors.Join(errs, c.p.removeLayer(id, c.claimed, c.freed))
+		}
+	}
+	return errs
+}
+
 // victims are the layers that go next, of want bytes in all if there are so many, and the images that have to go before. What was
 // looked at is kept then.
-func (p *Puller) victims(want int64, kept map[digest.Digest]bool, claimed func(digest.Digest) bool, idle map[string]bool) (layers []digest.Digest, images []image.Reference) {
+func (c *collection) victims(want int64, kept map[digest.Digest]bool) (layers []digest.Digest, images []image.Reference) {
 	for want > 0 {
-		id, ok := p.order.next(kept)
+		id, ok := c.p.order.next(kept)
 		if !ok {
 			break
 		}
 		kept[id] = true
-		l, err := p.cfg.Layers.Peek(id)
+		l, err := c.p.cfg.Layers.Peek(id)
 		if err != nil { // it went meanwhile
-			p.order.gone(id)
+			c.p.order.gone(id)
 			continue
 		}
-		if claimed(id) {
-			of := p.onlyIdle(l, idle)
+		if c.claimed(id) {
+			of := c.p.onlyIdle(l, c.idle, c.owed)
 			if len(of) == 0 {
 				continue
 			}

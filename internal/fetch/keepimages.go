@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
@@ -32,20 +33,28 @@ func (p *Puller) idleImages(want int64) (map[string]bool, error) {
 	return idle, nil
 }
 
-// onlyIdle are the images that containerd has with a layer, if all of them are idle. What lies in the PoP's store, or is about to,
-// takes no room here that would come back.
-func (p *Puller) onlyIdle(l *layer.Layer, idle map[string]bool) (images []image.Reference) {
-	if len(idle) == 0 || l.At != "" || p.isHeld(l.DiffID) || !p.isStale(l) || p.site != nil && p.site.indebted(l.DiffID) {
+// onlyIdle are the images that containerd has with a layer, if all of them are idle and nobody pulls one. What lies in the PoP's store
+// takes no room here that would come back; what is on its way there stays, and, unless owed, what it would not take yet.
+func (p *Puller) onlyIdle(l *layer.Layer, idle map[string]bool, owed bool) (images []image.Reference) {
+	if len(idle) == 0 || l.At != "" || !l.Complete() || p.isHeld(l.DiffID) || !p.isStale(l) || p.site != nil && p.site.indebted(l.DiffID, owed) {
 		return nil
 	}
 	for _, r := range p.cfg.Catalog.refsWith(l.DiffID) {
-		if may, there := idle[r.String()]; may {
-			images = append(images, r)
-		} else if there {
+		may, there := idle[r.String()]
+		if there && (!may || p.isPulled(r)) {
 			return nil
+		}
+		if may {
+			images = append(images, r)
 		}
 	}
 	return images
+}
+
+func (p *Puller) isPulled(ref image.Reference) bool {
+	p.holdMu.Lock()
+	defer p.holdMu.Unlock()
+	return p.pulling[ref.String()] > 0
 }
 
 // retireImages has containerd forget images that are not being pulled. Their records stay as long as there is a layer of them: what is
@@ -54,6 +63,8 @@ func (p *Puller) retireImages(ctx context.Context, images []image.Reference) err
 	if len(images) == 0 {
 		return nil
 	}
+	slices.SortFunc(images, func(a, b image.Reference) int { return strings.Compare(a.String(), b.String()) })
+	images = slices.CompactFunc(images, func(a, b image.Reference) bool { return a.String() == b.String() })
 	done := make(chan struct{})
 	p.holdMu.Lock()
 	images = slices.DeleteFunc(images, func(r image.Reference) bool { return p.pulling[r.String()] > 0 })

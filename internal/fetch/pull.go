@@ -69,6 +69,8 @@ type Puller struct {
 	// refers to it yet: a client that was told of it is about to. It is constant.
 	fresh time.Duration
 
+	collecting sync.Mutex // held while layers are being collected; taken before all others
+
 	holdMu sync.Mutex            // nothing is locked while it is held
 	holds  map[*Pull]bool        // pulls whose layers must stay
 	given  map[digest.Digest]int // layers that are being copied into the PoP's store, and must stay

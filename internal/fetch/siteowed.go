@@ -60,14 +60,11 @@ func (s *site) paid(id digest.Digest) {
 	}
 }
 
-// indebted reports whether the store, which answers, is to get the layer from this node.
-func (s *site) indebted(id digest.Digest) bool {
-	if s.usable() == nil {
-		return false
-	}
+// indebted reports whether the store is to get the layer from this node, and, with owed, whether it is on its way there.
+func (s *site) indebted(id digest.Digest, owed bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.debts[id]
+	return s.debts[id] && !(owed && s.owed[id])
 }
 
 func (s *site) saveDebts() {

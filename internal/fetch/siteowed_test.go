@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"context"
 	"maps"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/image"
 	"dewpoint/internal/pop"
 
 	"github.com/opencontainers/go-digest"
@@ -235,4 +237,44 @@ func imageFile(t *testing.T, store string) string {
 		t.Fatalf("%v, %v", all, err)
 	}
 	return all[0]
+}
+
+// A layer that the store is to get stays in a full cache while it is on its way, and goes last while the store would not take it; one
+// that the store has goes.
+func TestOwedLayersLeaveAFullCacheLast(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	a.fresh = 0
+	img := a.push("app", 1)
+	rec := a.published(a.bring(img)[0].Layer.DiffID)
+	a.eventually("nothing is owed", func() bool { return len(loadDebts(a.site.cfg.Owed)) == 0 })
+	a.eventually("it is complete here", func() bool { l, err := a.layers.Peek(rec.DiffID); return err == nil && l.Complete() })
+	a.ends()
+	registered := true
+	ref := a.ref(img.Ref)
+	a.cfg.Images = ImagesConfig{
+		Idle:   func() (map[string]bool, error) { return map[string]bool{ref.String(): true}, nil },
+		Remove: func(context.Context, []image.Reference) error { registered = false; return nil },
+	}
+	collect := func() bool {
+		registered = true
+		_, err := a.Collect(t.Context(), 1, func(digest.Digest) bool { return registered })
+		a.must(err)
+		return !a.has(rec.DiffID)
+	}
+	a.eventually("nobody holds it", func() bool { return !a.isHeld(rec.DiffID) && !a.isPulled(ref) })
+	a.site.owes(rec.DiffID)
+	if collect() {
+		t.Fatal("a layer on its way to the store was removed")
+	}
+	a.site.later(rec.DiffID) // the store has no room, or is away
+	l, err := a.layers.Peek(rec.DiffID)
+	a.must(err)
+	idle := map[string]bool{ref.String(): true}
+	if len(a.onlyIdle(l, idle, false)) != 0 || len(a.onlyIdle(l, idle, true)) != 1 {
+		t.Error("what is owed does not go last")
+	}
+	if !collect() {
+		t.Error("a layer that the store would not take stays, and the cache is full")
+	}
 }
