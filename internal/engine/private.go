@@ -117,22 +117,51 @@ func executable(path string) bool {
 // configure writes the configuration file and says whether it differs from
 // the one that was there. The program's identity is part of it.
 func (s *supervisor) configure(ctx context.Context, cfg Config) (bool, error) {
-	out, err := exec.CommandContext(ctx, s.program, "--version").Output()
-	if err != nil {
-		return false, fmt.Errorf("%s --version: %w", s.program, err)
-	}
-	v, err := parseVersion(string(out))
+	line, v, err := versionOf(ctx, s.program)
 	if err != nil {
 		return false, err
 	}
+	if cfg.Containerd == "" {
+		line, v = s.notOlder(ctx, line, v)
+	}
 	s.synced = cfg.synced(v)
-	text := fmt.Sprintf("# %s: %s\n", s.program, strings.TrimSpace(string(out))) +
+	text := fmt.Sprintf("# %s: %s\n", s.program, line) +
 		privateConfig(cfg, v, filepath.Join(cfg.Root, "containerd"), filepath.Join(s.dir, "state"), s.socket)
 	old, err := os.ReadFile(s.config)
 	if err == nil && string(old) == text {
 		return false, nil
 	}
 	return true, os.WriteFile(s.config, []byte(text), 0o600)
+}
+
+// notOlder stays with the program of the last start if that is newer than what
+// was found now, as happens to a daemon that is started with another PATH: an
+// older containerd takes shims whose protocol it does not know for dead, and
+// kills their containers.
+func (s *supervisor) notOlder(ctx context.Context, line string, v containerdVersion) (string, containerdVersion) {
+	b, _ := os.ReadFile(s.config)
+	first, _, _ := strings.Cut(strings.TrimPrefix(string(b), "# "), "\n")
+	last, _, _ := strings.Cut(first, ": ")
+	if last == s.program || !executable(last) {
+		return line, v
+	}
+	lastLine, lastVersion, err := versionOf(ctx, last)
+	if err != nil || v.atLeast(lastVersion.major, lastVersion.minor, lastVersion.patch) {
+		return line, v
+	}
+	s.log.Warn("containerd stays the newer one of the last start: name the program in the configuration (engine.containerd) to have another", "program", last, "found", s.program)
+	s.program = last
+	return lastLine, lastVersion
+}
+
+func versionOf(ctx context.Context, program string) (string, containerdVersion, error) {
+	out, err := exec.CommandContext(ctx, program, "--version").Output()
+	if err != nil {
+		return "", containerdVersion{}, fmt.Errorf("%s --version: %w", program, err)
+	}
+	line := strings.TrimSpace(string(out))
+	v, err := parseVersion(line)
+	return line, v, err
 }
 
 func (s *supervisor) adoptOrLaunch(ctx context.Context, changed bool) error {

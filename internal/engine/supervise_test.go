@@ -162,6 +162,30 @@ func TestDaemonRestart(t *testing.T) {
 	})
 }
 
+// A daemon that finds an older containerd than the one that runs, since its PATH
+// is another, leaves that and its containers alone.
+func TestOlderContainerdIsNotTaken(t *testing.T) {
+	programs := containerds(t)
+	b := newBed(t, programs["2.x"])
+	ctx := t.Context()
+	before := b.run(Spec{Name: "c", Cmd: []string{"count"}})
+	pid := b.containerdPid()
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", filepath.Dir(programs["system"])+":"+os.Getenv("PATH"))
+	b.cfg.Containerd = ""
+	e, err := Start(ctx, b.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Engine = e
+	after, err := b.Inspect(ctx, "c")
+	if err != nil || after.Status != Running || after.Pid != before.Pid || b.containerdPid() != pid {
+		t.Errorf("containerd %d, was %d; the container: %+v, %v", b.containerdPid(), pid, after, err)
+	}
+}
+
 // plantRemains leaves what a crash in the middle of Create would.
 func (b *bed) plantRemains() {
 	b.t.Helper()

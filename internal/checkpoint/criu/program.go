@@ -114,6 +114,14 @@ func learnFeatures(ctx context.Context, program string) error {
 	if err := os.MkdirAll(filepath.Dir(string(path)), 0o755); err != nil {
 		return err
 	}
+	dir, err := os.Open(filepath.Dir(string(path)))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil { // another daemon on this machine may be starting, too
+		return err
+	}
 	return durable.WriteFile(string(path), content, 0o600)
 }
 

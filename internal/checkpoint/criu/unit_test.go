@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +17,20 @@ import (
 
 	"dewpoint/internal/checkpoint"
 )
+
+// Daemons that start at once all have CRIU know the kernel.
+func TestDaemonsLearnAtOnce(t *testing.T) {
+	program := Find(t.Context(), "")
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := learnFeatures(t.Context(), program); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
 
 // What CRIU was killed over goes, unless a CRIU runs whose it may be.
 func TestSweepYards(t *testing.T) {

@@ -113,7 +113,7 @@ var quiet = sync.OnceFunc(logging.Disable)
 func options(cfg Config) (*redis.Options, error) {
 	opt, err := redis.ParseURL(cfg.URL)
 	if err != nil {
-		return nil, fmt.Errorf("address of the PoP's Redis: %w", withoutURL(err))
+		return nil, fmt.Errorf("address of the PoP's Redis (pop.redis): %w; it is redis://HOST:PORT, rediss:// with TLS", withoutURL(err))
 	}
 	if cfg.CA != "" {
 		if opt.TLSConfig == nil {
