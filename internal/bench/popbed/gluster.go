@@ -140,15 +140,10 @@ func (g *gluster) create(ctx context.Context) error {
 			return err
 		}
 	}
-	err := until(ctx, 30*time.Second, func() error {
-		list, err := g.cli(ctx, 0, "pool", "list")
-		if n := strings.Count(list, "Connected"); err == nil && n != bricks {
-			err = fmt.Errorf("%d of %d glusterds are joined", n, bricks)
+	for i := range bricks {
+		if err := g.joined(ctx, i); err != nil {
+			return err
 		}
-		return err
-	})
-	if err != nil {
-		return err
 	}
 	create := []string{"volume", "create", "pop"}
 	if g.bed.cfg.Store == Gluster3 {
@@ -157,16 +152,27 @@ func (g *gluster) create(ctx context.Context) error {
 	for i := range bricks {
 		create = append(create, g.bed.Nodes[i].Address+":"+g.brick(i))
 	}
-	// Another glusterd may still be busy with its new peers.
-	if err := until(ctx, 90*time.Second, func() error { _, err := g.cli(ctx, 0, append(create, "force")...); return err }); err != nil {
+	if _, err := g.cli(ctx, 0, append(create, "force")...); err != nil {
 		return err
 	}
 	set := append([]string{"volume", "set", "pop", "network.ping-timeout", strconv.Itoa(patience)}, g.bed.cfg.VolumeOptions...)
 	if _, err := g.cli(ctx, 0, set...); err != nil {
 		return err
 	}
-	_, err = g.cli(ctx, 0, "volume", "start", "pop")
+	_, err := g.cli(ctx, 0, "volume", "start", "pop")
 	return err
+}
+
+// joined waits until the glusterd of node i has all others in its cluster. One that is asked for a volume before
+// may answer no request any more: "Request timed out", for good.
+func (g *gluster) joined(ctx context.Context, i int) error {
+	return until(ctx, 60*time.Second, func() error {
+		peers, err := g.cli(ctx, i, "peer", "status")
+		if n := strings.Count(peers, "Peer in Cluster (Connected)"); err == nil && n != bricks-1 {
+			err = fmt.Errorf("%d of %d other glusterds have joined %s: %s", n, bricks-1, g.bed.Nodes[i].Name, peers)
+		}
+		return err
+	})
 }
 
 func (g *gluster) mount(ctx context.Context, n *Node) error {
