@@ -20,7 +20,7 @@ import (
 
 // Faults of nodes, of Redis and of what the store holds.
 func TestPoPFaults(t *testing.T) {
-	b := newFaultBed(t, popbed.Config{Store: popbed.Gluster})
+	b := newFaultBed(t, popbed.Config{Store: popbed.Gluster, Template: faultConfig + boundedCache})
 	b.try(t, "killed while fetching", killedFetching)
 	b.try(t, "killed while copying", killedCopying)
 	b.try(t, "killed while evicting", killedEvicting)
@@ -29,6 +29,7 @@ func TestPoPFaults(t *testing.T) {
 	b.try(t, "file times are off", timesOff)
 	b.try(t, "flipped bytes", flippedBytes)
 	b.try(t, "store full", storeFull)
+	b.try(t, "store and a node's cache full", cacheFull)
 	b.try(t, "Redis away, and empty", redisAway)
 	b.try(t, "Redis away from some", redisPartitioned)
 	b.try(t, "Redis hangs, Redis is slow", redisHangs)
@@ -354,6 +355,46 @@ func storeFull(b *faultBed) {
 	b.shows(img)
 	late := b.runs(b.push(1<<20), 2)
 	b.shows(late[0].img)
+	b.tidy()
+}
+
+// boundedCache lets one node keep a few images near.
+var boundedCache = fmt.Sprintf("{{if eq .Index %d}}[cache]\nmax_bytes = \"%d\"\n{{end}}", bare, boundedBytes)
+
+const boundedBytes = 80 << 20
+
+// Where there is room neither in the store nor in the node's own cache, deployments go on: what no container has makes
+// room, though the store has not taken it yet, and comes over the WAN once more.
+func cacheFull(b *faultBed) {
+	b.must(b.FillStore(b.t.Context()))
+	used := b.runs(b.push(8<<20), bare)[0]
+	var images []*faultImage
+	for range 12 {
+		c := b.runs(b.push(8<<20), bare)[0]
+		c.right()
+		c.remove()
+		images = append(images, c.img)
+	}
+	b.eventually("the bound of the cache", func() error {
+		s, err := b.status(bare)
+		for _, n := range s.Nodes {
+			if n.Name == b.Nodes[bare].Name && n.Cache > boundedBytes {
+				err = errors.Join(err, fmt.Errorf("layers of %d bytes stay", n.Cache))
+			}
+		}
+		return err
+	})
+	used.right()
+	b.wan()
+	again := b.runs(images[0], bare)[0]
+	again.right()
+	if n := b.wan(); n < 8<<20 {
+		b.t.Errorf("%d bytes crossed the WAN for an image that was to have gone", n)
+	}
+	b.must(b.FreeStore(b.t.Context()))
+	b.shows(again.img)
+	b.shows(used.img)
+	b.whole(0)
 	b.tidy()
 }
 

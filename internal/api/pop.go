@@ -68,7 +68,7 @@ func popOf(p node.PoP) *pb.PoP {
 	s, c := p.Store, p.Coordinator
 	return &pb.PoP{
 		Name: p.Name, Node: p.Node, Nodes: each(p.Nodes, popNodeOf), Layers: each(p.Layers, popLayerOf),
-		Store:       &pb.PoP_Store{Path: s.Path, Id: s.ID, State: s.State, Why: s.Why, Total: s.Total, Free: s.Free, Bytes: s.Bytes, Trash: s.Trash, Capacity: s.Capacity},
+		Store:       &pb.PoP_Store{Path: s.Path, Id: s.ID, State: s.State, Why: s.Why, Total: s.Total, Free: s.Free, Bytes: s.Bytes, Trash: s.Trash, Capacity: s.Capacity, Quotas: each(s.Quotas, popQuotaOf)},
 		Coordinator: &pb.PoP_Coordinator{Kind: c.Kind, State: c.State, Why: c.Why},
 	}
 }
@@ -78,9 +78,17 @@ func popFrom(p *pb.PoP) node.PoP {
 	return node.PoP{
 		Name: p.GetName(), Node: p.GetNode(), Nodes: array(each(p.GetNodes(), popNodeFrom)), Layers: array(each(p.GetLayers(), popLayerFrom)),
 		Store: node.PoPStore{Path: s.GetPath(), ID: s.GetId(), State: s.GetState(), Why: s.GetWhy(),
-			Total: s.GetTotal(), Free: s.GetFree(), Bytes: s.GetBytes(), Trash: s.GetTrash(), Capacity: s.GetCapacity()},
+			Total: s.GetTotal(), Free: s.GetFree(), Bytes: s.GetBytes(), Trash: s.GetTrash(), Capacity: s.GetCapacity(), Quotas: each(s.GetQuotas(), popQuotaFrom)},
 		Coordinator: node.PoPCoordinator{Kind: c.GetKind(), State: c.GetState(), Why: c.GetWhy()},
 	}
+}
+
+func popQuotaOf(q node.PoPQuota) *pb.PoP_Quota {
+	return &pb.PoP_Quota{Prefix: q.Prefix, Bytes: q.Bytes, Most: q.Most}
+}
+
+func popQuotaFrom(q *pb.PoP_Quota) node.PoPQuota {
+	return node.PoPQuota{Prefix: q.GetPrefix(), Bytes: q.GetBytes(), Most: q.GetMost()}
 }
 
 // array is never nil, so that its JSON is an array.

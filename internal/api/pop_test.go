@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"dewpoint/internal/api"
@@ -16,7 +17,8 @@ func TestPoP(t *testing.T) {
 	c := apitest.Serve(t, n).Dial(t)
 	ctx := t.Context()
 	p, err := c.PoPStatus(ctx)
-	if err != nil || p.Name != "harbour" || len(p.Nodes) != 2 || p.Nodes[1].Fetching[0].Done != 500_000 || len(p.Layers[0].Users) != 2 {
+	if err != nil || p.Name != "harbour" || len(p.Nodes) != 2 || p.Nodes[1].Fetching[0].Done != 500_000 || len(p.Layers[0].Users) != 2 ||
+		!slices.Equal(p.Store.Quotas, []node.PoPQuota{{Prefix: "team/", Bytes: 1_000_000, Most: 2_000_000_000}}) {
 		t.Errorf("%+v, %v", p, err)
 	}
 	var seen []node.PoPVerified

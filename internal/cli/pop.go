@@ -46,6 +46,9 @@ func popStatus(ctx context.Context, c *call) error {
 	w := c.cfg.Stdout
 	fmt.Fprintf(w, "PoP %s, seen from %s\n", p.Name, p.Node)
 	fmt.Fprintf(w, "store        %s\n", storeLine(p))
+	for _, q := range p.Store.Quotas {
+		fmt.Fprintf(w, "quota        %s of %s for %s\n", size(q.Bytes), size(q.Most), q.Prefix)
+	}
 	fmt.Fprintf(w, "coordinator  %s\n\n", coordinatorLine(p.Coordinator))
 	if err := popNodes(w, p.Nodes); err != nil {
 		return err

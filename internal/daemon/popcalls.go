@@ -100,6 +100,9 @@ func popStore(p *fetch.PoP) node.PoPStore {
 	for _, l := range p.Layers {
 		s.Bytes += l.Size
 	}
+	for _, q := range p.Quotas {
+		s.Quotas = append(s.Quotas, node.PoPQuota(q))
+	}
 	return s
 }
 

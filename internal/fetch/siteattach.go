@@ -283,14 +283,14 @@ func (s *site) described(ctx context.Context, st *pop.Store, rec *pop.Layer, l i
 	return e, err
 }
 
-// A layer's tar was opened when it was attached. Who mounts it then, which looks twice, need not
-// open it again; whoever comes later, or a second later, looks himself.
+// A layer's tar was seen when it was attached, or marked. Who mounts it then, which looks twice, need not
+// look again; whoever comes later, or a second later, looks himself.
 const (
 	provedTime = time.Second
 	provedUses = 2
 )
 
-// proof is that a tar could be opened.
+// proof is that a tar was there.
 type proof struct {
 	at   time.Time
 	left int // uses

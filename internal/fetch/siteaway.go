@@ -61,7 +61,7 @@ func (s *site) remounted(ctx context.Context) {
 	}
 }
 
-// gone reports whether a layer is attached whose tar cannot be opened now: the store, or the
+// gone reports whether a layer is attached whose tar cannot be reached now: the store, or the
 // part of it where it lies, does not answer. It may look well from here, as long as
 // nobody reads what is not in the page cache.
 func (s *site) gone(ctx context.Context, id digest.Digest) bool {
@@ -69,7 +69,7 @@ func (s *site) gone(ctx context.Context, id digest.Digest) bool {
 	return err == nil && have.At != "" && !s.p.reachable(ctx, have)
 }
 
-// reachable reports whether the tar of a layer of the store can be opened: what the kernel
+// reachable reports whether the tar of a layer of the store is there: what the kernel
 // believes to know of it is not asked.
 func (p *Puller) reachable(ctx context.Context, l *layer.Layer) bool {
 	if p.site == nil || p.site.cfg.Dir == nil {
@@ -84,12 +84,8 @@ func (p *Puller) reachable(ctx context.Context, l *layer.Layer) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
 	defer cancel()
-	f, err := p.site.cfg.Dir.Open(ctx, name)
-	if err != nil {
-		return false
-	}
-	size, err := f.Size()
-	return errors.Join(err, f.Close()) == nil && size == l.Size
+	size, err := p.site.cfg.Dir.Reach(ctx, name)
+	return err == nil && size == l.Size
 }
 
 // disown lets go of the image's layers that lie in a store which is away, so that

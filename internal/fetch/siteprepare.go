@@ -255,6 +255,8 @@ func (s *site) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest)
 			if err := s.p.letGo(id); err != nil {
 				s.log.Warn("detach layer", "layer", id, "err", err)
 			}
+		} else if perr == nil {
+			s.prove(id)
 		}
 		s.ready.setRest(id, false) // who sees that sees what was detached, too
 	}

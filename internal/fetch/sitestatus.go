@@ -26,6 +26,7 @@ type PoP struct {
 	Most    int64 // bytes of layers that it is to hold
 	Trash   int64 // bytes that were evicted and not deleted yet
 	Layers  []*pop.Layer
+	Quotas  []pop.Quota
 	Silent  []pop.Silent
 	Hits    pop.Hits // of this node
 }
@@ -61,6 +62,7 @@ func (p *Puller) PoP(ctx context.Context) (*PoP, error) {
 	}
 	out.Store, out.Trash = st.ID(), st.Trashed(ctx)
 	out.Layers, errs[1] = st.Layers(ctx)
+	out.Quotas = st.Quotas(out.Layers)
 	if out.Total, out.Free, errs[2] = st.Space(ctx); errs[2] == nil {
 		out.Most = st.Capacity(out.Total)
 	}

@@ -31,6 +31,15 @@ type PoPStore struct {
 	Trash int64  `json:"trash"` // bytes that were evicted and not deleted yet
 	// Capacity is how many bytes of layers it is to hold, 0 while it is away.
 	Capacity int64 `json:"capacity"`
+	// Quotas are those of this node's configuration, by prefix; none while the store is away.
+	Quotas []PoPQuota `json:"quotas,omitempty"`
+}
+
+// PoPQuota is what the layers of images whose references begin so may take of the store.
+type PoPQuota struct {
+	Prefix string `json:"prefix"`
+	Bytes  int64  `json:"bytes"` // of layers that were fetched for such an image first
+	Most   int64  `json:"most"`  // bytes
 }
 
 // PoPCoordinator is what the nodes agree by.

@@ -109,18 +109,33 @@ func (s *Store) excess(ctx context.Context, layers []*Layer, want int64) (int64,
 	return used + want - int64(s.cfg.Low*float64(capacity)), nil
 }
 
+// Quota is what layers of images whose references begin so have of the store, and may have, in bytes. A layer counts for the
+// image that it was fetched for first.
+type Quota struct {
+	Prefix      string
+	Bytes, Most int64
+}
+
+// Quotas are the configured ones, by prefix.
+func (s *Store) Quotas(layers []*Layer) (all []Quota) {
+	for _, prefix := range slices.Sorted(maps.Keys(s.cfg.Quota)) {
+		q := Quota{Prefix: prefix, Most: s.cfg.Quota[prefix]}
+		for _, l := range layers {
+			if strings.HasPrefix(l.Image, prefix) {
+				q.Bytes += l.Size
+			}
+		}
+		all = append(all, q)
+	}
+	return all
+}
+
 // overQuota is by how many bytes the layers of each quota exceed it.
 func (s *Store) overQuota(layers []*Layer) map[string]int64 {
 	over := map[string]int64{}
-	for prefix, most := range s.cfg.Quota {
-		var sum int64
-		for _, l := range layers {
-			if strings.HasPrefix(l.Image, prefix) {
-				sum += l.Size
-			}
-		}
-		if sum > most {
-			over[prefix] = sum - most
+	for _, q := range s.Quotas(layers) {
+		if q.Bytes > q.Most {
+			over[q.Prefix] = q.Bytes - q.Most
 		}
 	}
 	return over

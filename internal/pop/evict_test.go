@@ -102,6 +102,10 @@ func TestQuota(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {
 		st := b.open(pop.StoreConfig{Node: "x", Capacity: 1000, Policy: "lru", Quota: map[string]int64{"r1/": 20}})
 		ids := fill(t, st, 8) // four of each
+		layers, err := st.Layers(t.Context())
+		if got := st.Quotas(layers); err != nil || len(got) != 1 || got[0] != (pop.Quota{Prefix: "r1/", Bytes: 40, Most: 20}) {
+			t.Errorf("quotas %+v, %v", got, err)
+		}
 		for _, id := range evicts(t, st, 0, 2, "").Layers {
 			if id != ids[1] && id != ids[3] && id != ids[5] && id != ids[7] {
 				t.Errorf("%s is of another quota", id)

@@ -5870,6 +5870,67 @@ func (x *Pack_Parts) GetFiles() int64 {
 	return 0
 }
 
+// Quota is what the layers of images whose references begin so may take of the store.
+type PoP_Quota struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prefix        string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"` // of layers that were fetched for such an image first
+	Most          int64                  `protobuf:"varint,3,opt,name=most,proto3" json:"most,omitempty"`   // bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoP_Quota) Reset() {
+	*x = PoP_Quota{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoP_Quota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoP_Quota) ProtoMessage() {}
+
+func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoP_Quota.ProtoReflect.Descriptor instead.
+func (*PoP_Quota) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 0}
+}
+
+func (x *PoP_Quota) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *PoP_Quota) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PoP_Quota) GetMost() int64 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
 type PoP_Store struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -5881,13 +5942,14 @@ type PoP_Store struct {
 	Bytes         int64                  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"`       // of its layers
 	Trash         int64                  `protobuf:"varint,8,opt,name=trash,proto3" json:"trash,omitempty"`       // bytes that were evicted and not deleted yet
 	Capacity      int64                  `protobuf:"varint,9,opt,name=capacity,proto3" json:"capacity,omitempty"` // bytes of layers that it is to hold; 0 while it is away
+	Quotas        []*PoP_Quota           `protobuf:"bytes,10,rep,name=quotas,proto3" json:"quotas,omitempty"`     // of this node's configuration, by prefix
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PoP_Store) Reset() {
 	*x = PoP_Store{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5899,7 +5961,7 @@ func (x *PoP_Store) String() string {
 func (*PoP_Store) ProtoMessage() {}
 
 func (x *PoP_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5912,7 +5974,7 @@ func (x *PoP_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Store.ProtoReflect.Descriptor instead.
 func (*PoP_Store) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 1}
 }
 
 func (x *PoP_Store) GetPath() string {
@@ -5978,6 +6040,13 @@ func (x *PoP_Store) GetCapacity() int64 {
 	return 0
 }
 
+func (x *PoP_Store) GetQuotas() []*PoP_Quota {
+	if x != nil {
+		return x.Quotas
+	}
+	return nil
+}
+
 type PoP_Coordinator struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`   // redis, local
@@ -5989,7 +6058,7 @@ type PoP_Coordinator struct {
 
 func (x *PoP_Coordinator) Reset() {
 	*x = PoP_Coordinator{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6001,7 +6070,7 @@ func (x *PoP_Coordinator) String() string {
 func (*PoP_Coordinator) ProtoMessage() {}
 
 func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6014,7 +6083,7 @@ func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Coordinator.ProtoReflect.Descriptor instead.
 func (*PoP_Coordinator) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 2}
 }
 
 func (x *PoP_Coordinator) GetKind() string {
@@ -6048,7 +6117,7 @@ type PoP_Hits struct {
 
 func (x *PoP_Hits) Reset() {
 	*x = PoP_Hits{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6060,7 +6129,7 @@ func (x *PoP_Hits) String() string {
 func (*PoP_Hits) ProtoMessage() {}
 
 func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6073,7 +6142,7 @@ func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Hits.ProtoReflect.Descriptor instead.
 func (*PoP_Hits) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 2}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 3}
 }
 
 func (x *PoP_Hits) GetLayers() int64 {
@@ -6101,7 +6170,7 @@ type PoP_Fetch struct {
 
 func (x *PoP_Fetch) Reset() {
 	*x = PoP_Fetch{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6113,7 +6182,7 @@ func (x *PoP_Fetch) String() string {
 func (*PoP_Fetch) ProtoMessage() {}
 
 func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6126,7 +6195,7 @@ func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Fetch.ProtoReflect.Descriptor instead.
 func (*PoP_Fetch) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 3}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 4}
 }
 
 func (x *PoP_Fetch) GetLayer() string {
@@ -6167,7 +6236,7 @@ type PoP_Node struct {
 
 func (x *PoP_Node) Reset() {
 	*x = PoP_Node{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6179,7 +6248,7 @@ func (x *PoP_Node) String() string {
 func (*PoP_Node) ProtoMessage() {}
 
 func (x *PoP_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6192,7 +6261,7 @@ func (x *PoP_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Node.ProtoReflect.Descriptor instead.
 func (*PoP_Node) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 4}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 5}
 }
 
 func (x *PoP_Node) GetName() string {
@@ -6272,7 +6341,7 @@ type PoP_Layer struct {
 
 func (x *PoP_Layer) Reset() {
 	*x = PoP_Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6284,7 +6353,7 @@ func (x *PoP_Layer) String() string {
 func (*PoP_Layer) ProtoMessage() {}
 
 func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6297,7 +6366,7 @@ func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Layer.ProtoReflect.Descriptor instead.
 func (*PoP_Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 5}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 6}
 }
 
 func (x *PoP_Layer) GetDiffId() string {
@@ -6778,14 +6847,18 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05owner\x18\x12 \x01(\tR\x05owner\"\x12\n" +
 	"\x10PoPStatusRequest\"7\n" +
 	"\x11PoPStatusResponse\x12\"\n" +
-	"\x03pop\x18\x01 \x01(\v2\x10.dewpoint.v1.PoPR\x03pop\"\xf1\b\n" +
+	"\x03pop\x18\x01 \x01(\v2\x10.dewpoint.v1.PoPR\x03pop\"\xec\t\n" +
 	"\x03PoP\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12,\n" +
 	"\x05store\x18\x03 \x01(\v2\x16.dewpoint.v1.PoP.StoreR\x05store\x12>\n" +
 	"\vcoordinator\x18\x04 \x01(\v2\x1c.dewpoint.v1.PoP.CoordinatorR\vcoordinator\x12+\n" +
 	"\x05nodes\x18\x05 \x03(\v2\x15.dewpoint.v1.PoP.NodeR\x05nodes\x12.\n" +
-	"\x06layers\x18\x06 \x03(\v2\x16.dewpoint.v1.PoP.LayerR\x06layers\x1a\xc5\x01\n" +
+	"\x06layers\x18\x06 \x03(\v2\x16.dewpoint.v1.PoP.LayerR\x06layers\x1aI\n" +
+	"\x05Quota\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12\x12\n" +
+	"\x04most\x18\x03 \x01(\x03R\x04most\x1a\xf5\x01\n" +
 	"\x05Store\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
@@ -6795,7 +6868,9 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04free\x18\x06 \x01(\x03R\x04free\x12\x14\n" +
 	"\x05bytes\x18\a \x01(\x03R\x05bytes\x12\x14\n" +
 	"\x05trash\x18\b \x01(\x03R\x05trash\x12\x1a\n" +
-	"\bcapacity\x18\t \x01(\x03R\bcapacity\x1aI\n" +
+	"\bcapacity\x18\t \x01(\x03R\bcapacity\x12.\n" +
+	"\x06quotas\x18\n" +
+	" \x03(\v2\x16.dewpoint.v1.PoP.QuotaR\x06quotas\x1aI\n" +
 	"\vCoordinator\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x10\n" +
@@ -6882,7 +6957,7 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Output_Stream)(0),               // 0: dewpoint.v1.Output.Stream
 	(*Error)(nil),                    // 1: dewpoint.v1.Error
@@ -6973,22 +7048,23 @@ var file_dewpoint_v1_node_proto_goTypes = []any{
 	(*ExecRequest_Start)(nil),        // 86: dewpoint.v1.ExecRequest.Start
 	(*ExecRequest_EndOfInput)(nil),   // 87: dewpoint.v1.ExecRequest.EndOfInput
 	(*Pack_Parts)(nil),               // 88: dewpoint.v1.Pack.Parts
-	(*PoP_Store)(nil),                // 89: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),          // 90: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),                 // 91: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),                // 92: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),                 // 93: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),                // 94: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),      // 95: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 96: google.protobuf.Timestamp
+	(*PoP_Quota)(nil),                // 89: dewpoint.v1.PoP.Quota
+	(*PoP_Store)(nil),                // 90: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),          // 91: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                 // 92: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                // 93: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                 // 94: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                // 95: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),      // 96: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 97: google.protobuf.Timestamp
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	3,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
 	4,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	95,  // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	96,  // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
 	83,  // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
 	2,   // 4: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
-	95,  // 5: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
+	96,  // 5: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
 	15,  // 6: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
 	16,  // 7: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
 	18,  // 8: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
@@ -6996,14 +7072,14 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	23,  // 10: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
 	9,   // 11: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
 	2,   // 12: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
-	95,  // 13: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
+	96,  // 13: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
 	9,   // 14: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
 	15,  // 15: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
 	16,  // 16: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
 	18,  // 17: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
 	1,   // 18: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
-	96,  // 19: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
-	96,  // 20: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
+	97,  // 19: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
+	97,  // 20: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
 	18,  // 21: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
 	1,   // 22: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
 	9,   // 23: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
@@ -7020,7 +7096,7 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	18,  // 34: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
 	28,  // 35: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
 	3,   // 36: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	96,  // 37: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	97,  // 37: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
 	28,  // 38: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
 	2,   // 39: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
 	18,  // 40: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
@@ -7030,98 +7106,99 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	34,  // 44: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
 	22,  // 45: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
 	23,  // 46: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	95,  // 47: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	96,  // 47: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
 	44,  // 48: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	96,  // 49: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	97,  // 49: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
 	45,  // 50: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
 	52,  // 51: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
 	57,  // 52: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	96,  // 53: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	97,  // 53: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
 	18,  // 54: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
 	60,  // 55: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
 	61,  // 56: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
 	68,  // 57: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
 	68,  // 58: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
 	88,  // 59: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	96,  // 60: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	97,  // 60: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
 	61,  // 61: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
 	75,  // 62: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
 	75,  // 63: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
-	96,  // 64: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	97,  // 64: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
 	78,  // 65: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	89,  // 66: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	90,  // 67: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	93,  // 68: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	94,  // 69: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	90,  // 66: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	91,  // 67: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	94,  // 68: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	95,  // 69: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
 	34,  // 70: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	91,  // 71: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	91,  // 72: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	91,  // 73: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	91,  // 74: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	92,  // 75: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
-	5,   // 76: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	7,   // 77: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
-	10,  // 78: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
-	12,  // 79: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
-	13,  // 80: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
-	24,  // 81: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	26,  // 82: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	29,  // 83: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
-	31,  // 84: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	33,  // 85: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	36,  // 86: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	38,  // 87: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	40,  // 88: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	42,  // 89: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	46,  // 90: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	48,  // 91: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	58,  // 92: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	62,  // 93: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	64,  // 94: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	66,  // 95: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	69,  // 96: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	71,  // 97: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	73,  // 98: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	76,  // 99: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	79,  // 100: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	81,  // 101: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	50,  // 102: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	53,  // 103: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	55,  // 104: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	6,   // 105: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	8,   // 106: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
-	11,  // 107: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
-	6,   // 108: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
-	14,  // 109: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
-	25,  // 110: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	27,  // 111: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	30,  // 112: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
-	32,  // 113: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	35,  // 114: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	37,  // 115: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	39,  // 116: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	41,  // 117: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	43,  // 118: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	47,  // 119: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	49,  // 120: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	59,  // 121: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	63,  // 122: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	65,  // 123: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	67,  // 124: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	70,  // 125: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	72,  // 126: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	74,  // 127: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	77,  // 128: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	80,  // 129: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	82,  // 130: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	51,  // 131: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	54,  // 132: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	56,  // 133: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	105, // [105:134] is the sub-list for method output_type
-	76,  // [76:105] is the sub-list for method input_type
-	76,  // [76:76] is the sub-list for extension type_name
-	76,  // [76:76] is the sub-list for extension extendee
-	0,   // [0:76] is the sub-list for field type_name
+	89,  // 71: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
+	92,  // 72: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	92,  // 73: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	92,  // 74: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	92,  // 75: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	93,  // 76: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	5,   // 77: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	7,   // 78: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
+	10,  // 79: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
+	12,  // 80: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
+	13,  // 81: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
+	24,  // 82: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	26,  // 83: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	29,  // 84: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
+	31,  // 85: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	33,  // 86: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	36,  // 87: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	38,  // 88: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	40,  // 89: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	42,  // 90: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	46,  // 91: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	48,  // 92: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	58,  // 93: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	62,  // 94: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	64,  // 95: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	66,  // 96: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	69,  // 97: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	71,  // 98: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	73,  // 99: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	76,  // 100: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	79,  // 101: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	81,  // 102: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	50,  // 103: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	53,  // 104: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	55,  // 105: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	6,   // 106: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	8,   // 107: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	11,  // 108: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	6,   // 109: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	14,  // 110: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	25,  // 111: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	27,  // 112: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	30,  // 113: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	32,  // 114: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	35,  // 115: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	37,  // 116: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	39,  // 117: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	41,  // 118: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	43,  // 119: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	47,  // 120: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	49,  // 121: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	59,  // 122: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	63,  // 123: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	65,  // 124: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	67,  // 125: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	70,  // 126: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	72,  // 127: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	74,  // 128: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	77,  // 129: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	80,  // 130: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	82,  // 131: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	51,  // 132: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	54,  // 133: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	56,  // 134: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	106, // [106:135] is the sub-list for method output_type
+	77,  // [77:106] is the sub-list for method input_type
+	77,  // [77:77] is the sub-list for extension type_name
+	77,  // [77:77] is the sub-list for extension extendee
+	0,   // [0:77] is the sub-list for field type_name
 }
 
 func init() { file_dewpoint_v1_node_proto_init() }
@@ -7167,7 +7244,7 @@ func file_dewpoint_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   94,
+			NumMessages:   95,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
