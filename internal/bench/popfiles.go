@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"time"
 
 	"dewpoint/internal/bench/popbed"
 	"dewpoint/internal/demo"
@@ -75,11 +76,12 @@ func storeName(k popbed.Kind) string {
 
 // filesOne deploys an image in all ways with one kind of store, on a bed of its own.
 func (b *popBench) filesOne(ctx context.Context, kind popbed.Kind, image string, mbit float64, round int, lines map[string][]timeline) error {
-	p, err := b.open(ctx, popConfig{kind: kind, nodes: 3, dewds: 2, layout: b.o.layout, prepare: b.prepare})
+	p, err := b.open(ctx, popConfig{kind: kind, nodes: 3, dewds: 2, layout: b.o.layout, prepare: b.prepare,
+		pop: "lease = \"5s\"\ngrace = \"10s\"\n"})
 	if err != nil {
 		return err
 	}
-	f := &filesRun{b: b, p: p, image: image, mbit: mbit, round: round, lines: lines}
+	f := &filesRun{b: b, p: p, image: image, mbit: mbit, round: round, lines: lines, settled: time.Now().Add(filesSettle)}
 	return errors.Join(f.run(ctx), p.Close())
 }
 
@@ -90,7 +92,13 @@ type filesRun struct {
 	mbit  float64
 	round int
 	lines map[string][]timeline // of the first round, by what
+
+	settled time.Time // the nodes are not new in their PoP any more
 }
+
+// filesSettle is how long after it has come into its PoP a node looks for checkpoints at each deployment: half of the
+// grace, until it must see what others have done before; and a look, behind deployments, that holds from then on.
+const filesSettle = 7 * time.Second
 
 func (f *filesRun) run(ctx context.Context) error {
 	// What a node does once in its life is no part of a deployment.
@@ -123,10 +131,13 @@ func (f *filesRun) run(ctx context.Context) error {
 				return err
 			}
 		}
-		if s.what == storeHit && f.p.kind != popbed.None && f.b.prepare > 0 {
-			if err := f.ready(ctx, s.node); err != nil {
-				return err
+		if s.what == storeHit && f.p.kind != popbed.None {
+			if f.b.prepare > 0 {
+				if err := f.ready(ctx, s.node); err != nil {
+					return err
+				}
 			}
+			time.Sleep(time.Until(f.settled))
 		}
 		if err := f.one(ctx, s.node, s.what, s.what != warmHit); err != nil {
 			return err

@@ -69,7 +69,7 @@ func parsePlan(zone, rest string) (p replayPlan, err error) {
 }
 
 // The default replays of fra and dal have layers large enough that a miss takes seconds, and fra once more so many deployments that layers have to be small.
-const defaultReplays = "fra:200:1.5e9:20,dal:160:0.9e9:20,fra:1500:0.3e9:20"
+const defaultReplays = "fra:200:1.5e9:20,dal:160:0.9e9:20,fra:1500:0.3e9:4"
 
 func (r *replayOptions) flags(f *flag.FlagSet) {
 	f.StringVar(&r.zones, "zones", defaultReplays, "comma-separated `replays`: ZONE:DEPLOYMENTS:BYTES:MBIT, or ZONE with -deployments, -working and -rates. The zone (fra, dal) gives capacities over the working set, and a synthetic trace")

@@ -272,6 +272,9 @@ func differ(all []Known) {
 }
 
 // list is what the store has; of a PoP's store that is away, nothing.
+// Look looks for checkpoints in the PoP's store ahead of Plan, beside whatever has to be done before that.
+func (m *Manager) Look(ctx context.Context) { m.cfg.Store.Look(ctx) }
+
 func (m *Manager) list(ctx context.Context, manifest string) []store.Listed {
 	all, err := m.cfg.Store.List(ctx, manifest)
 	if err != nil {

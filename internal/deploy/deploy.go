@@ -116,6 +116,9 @@ func (d *Deployer) Deploy(ctx context.Context, req node.Request, w node.Watch) (
 
 // deploy is one deployment.
 func (d *Deployer) deploy(ctx context.Context, o *order, r *run) error {
+	if d.cfg.Checkpoints != nil && d.mode(o) != checkpoint.Never {
+		d.bg.Go(func() { d.cfg.Checkpoints.Look(ctx) })
+	}
 	img, err := d.resolve(ctx, o, r)
 	if err != nil {
 		return err

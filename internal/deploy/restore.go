@@ -17,12 +17,17 @@ import (
 	"dewpoint/internal/trace"
 )
 
+// mode is whether the container may start from a checkpoint.
+func (d *Deployer) mode(o *order) string {
+	if o.Record {
+		return checkpoint.Never
+	}
+	return cmp.Or(o.Restore, checkpoint.Auto)
+}
+
 // plan decides how the container starts. nil boots it.
 func (d *Deployer) plan(ctx context.Context, o *order, r *run, img *image.Image) (*checkpoint.Plan, error) {
-	mode := cmp.Or(o.Restore, checkpoint.Auto)
-	if o.Record {
-		mode = checkpoint.Never
-	}
+	mode := d.mode(o)
 	if d.cfg.Checkpoints == nil {
 		if mode == checkpoint.Always {
 			return nil, fmt.Errorf("%w: this node makes and uses no checkpoints (checkpoint.off in its configuration)", checkpoint.ErrRestore)

@@ -31,6 +31,9 @@ const (
 	lookLater = time.Minute
 )
 
+// Look has what the PoP's store has at hand for a List of one image that follows. One that comes meanwhile waits for it.
+func (s *Store) Look(ctx context.Context) { _, _, _ = s.recent(ctx) } // List says why it could not
+
 // recent is shared, unless a look is at hand that holds.
 func (s *Store) recent(ctx context.Context) ([]Record, failed, error) {
 	st := s.pop()
