@@ -20,7 +20,7 @@ func (n *Node) PoPStatus(context.Context) (node.PoP, error) {
 		return node.PoP{}, now
 	}
 	p := node.PoP{Name: "harbour", Node: "fake",
-		Store:       node.PoPStore{Path: "/mnt/pop", ID: "STORE1", State: node.PoPOK, Total: 10_000_000_000, Free: 9_000_000_000, Bytes: 9_000_000, Trash: 500_000, Capacity: 8_000_000_000,
+		Store: node.PoPStore{Path: "/mnt/pop", ID: "STORE1", State: node.PoPOK, Total: 10_000_000_000, Free: 9_000_000_000, Bytes: 9_000_000, Trash: 500_000, Capacity: 8_000_000_000,
 			Quotas: []node.PoPQuota{{Prefix: "team/", Bytes: 1_000_000, Most: 2_000_000_000}}},
 		Coordinator: node.PoPCoordinator{Kind: "redis", State: node.PoPSettled},
 		Nodes: []node.PoPNode{
