@@ -265,7 +265,7 @@ func (d *Dir) Stat(ctx context.Context, name string) (fs.FileInfo, error) {
 }
 
 // Reach asks the file system itself for a file's size in bytes, whatever the kernel believes to know of it (statx(2),
-// AT_STATX_FORCE_SYNC). It costs a half of opening and closing the file, and leaves no descriptor of it while it hangs.
+// AT_STATX_FORCE_SYNC). It costs less than opening and closing the file, and leaves no descriptor of it while it hangs.
 func (d *Dir) Reach(ctx context.Context, name string) (size int64, err error) {
 	return value(d, ctx, func() (int64, error) {
 		var st unix.Statx_t
