@@ -96,7 +96,7 @@ type Daemon struct {
 }
 
 // defaultMemory is what dewd's Go heap aims below.
-const defaultMemory = 38 << 20
+const defaultMemory = 40 << 20
 
 // Run runs a daemon until ctx ends. It closes started when the API answers.
 func Run(ctx context.Context, cfg Config, started chan<- struct{}) error {
