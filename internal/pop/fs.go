@@ -269,8 +269,15 @@ func (d *Dir) Stat(ctx context.Context, name string) (fs.FileInfo, error) {
 func (d *Dir) Reach(ctx context.Context, name string) (size int64, err error) {
 	return value(d, ctx, func() (int64, error) {
 		var st unix.Statx_t
-		err := unix.Statx(unix.AT_FDCWD, d.Path(name), unix.AT_STATX_FORCE_SYNC, unix.STATX_SIZE, &st)
-		return int64(st.Size), err
+		for {
+			err := unix.Statx(unix.AT_FDCWD, d.Path(name), unix.AT_STATX_FORCE_SYNC, unix.STATX_SIZE, &st)
+			if err == nil {
+				return int64(st.Size), nil
+			}
+			if err != unix.EINTR { // of a FUSE server that was told of a signal
+				return 0, &fs.PathError{Op: "statx", Path: d.Path(name), Err: err}
+			}
+		}
 	})
 }
 
