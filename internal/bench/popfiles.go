@@ -77,7 +77,7 @@ func storeName(k popbed.Kind) string {
 // filesOne deploys an image in all ways with one kind of store, on a bed of its own.
 func (b *popBench) filesOne(ctx context.Context, kind popbed.Kind, image string, mbit float64, round int, lines map[string][]timeline) error {
 	p, err := b.open(ctx, popConfig{kind: kind, nodes: 3, dewds: 2, layout: b.o.layout, prepare: b.prepare,
-		pop: "lease = \"5s\"\ngrace = \"10s\"\n"})
+		pop: shortLeases})
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,11 @@ type filesRun struct {
 
 // filesSettle is how long after it has come into its PoP a node looks for checkpoints at each deployment: half of the
 // grace, until it must see what others have done before; and a look, behind deployments, that holds from then on.
-const filesSettle = 7 * time.Second
+const filesSettle = shortGrace/2 + 2*time.Second
+
+const shortGrace = 10 * time.Second
+
+var shortLeases = fmt.Sprintf("lease = \"5s\"\ngrace = %q\n", shortGrace)
 
 func (f *filesRun) run(ctx context.Context) error {
 	// What a node does once in its life is no part of a deployment.
@@ -137,7 +141,11 @@ func (f *filesRun) run(ctx context.Context) error {
 					return err
 				}
 			}
-			time.Sleep(time.Until(f.settled))
+			select {
+			case <-time.After(time.Until(f.settled)):
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
 		}
 		if err := f.one(ctx, s.node, s.what, s.what != warmHit); err != nil {
 			return err

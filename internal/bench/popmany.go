@@ -30,7 +30,7 @@ func (b *popBench) many(ctx context.Context) error {
 	}
 	// Nothing is copied near: each deployment is from the store, as the first one of a node.
 	p, err := b.open(ctx, popConfig{kind: kind, nodes: slices.Max(append(slices.Clone(b.counts), 3)), layout: b.o.layout, cache: 1, prepare: prepare,
-		pop: "lease = \"5s\"\ngrace = \"10s\"\n"})
+		pop: shortLeases})
 	if err != nil {
 		return err
 	}

@@ -281,7 +281,7 @@ func (p *Pull) mountable(f *layer.Fill, ctx context.Context) (*layer.Layer, erro
 		return nil, nil
 	}
 	l, err := f.Wait(ctx)
-	if err == nil && l.At != "" { // it may have been let go of since: its tar could not be opened
+	if err == nil && l.At != "" { // it may have been let go of since: its tar could not be reached
 		l, err = p.puller.known(ctx, p.Image, l)
 	}
 	if once := p.renew[f.Layer.DiffID]; err == nil && once != nil && p.puller.cfg.Lazy.Whole != nil {

@@ -66,6 +66,11 @@ func TestDir(t *testing.T) {
 	if b, err := d.ReadFile(ctx, "a/h"); err != nil || string(b) != "two" {
 		t.Errorf("%q, %v", b, err)
 	}
+	if size, err := d.Reach(ctx, "a/h"); err != nil || size != 3 {
+		t.Errorf("%d bytes, %v", size, err)
+	}
+	_, err = d.Reach(ctx, "a/g")
+	is(t, "reach what is not there", err, fs.ErrNotExist)
 	f, err := d.Append(ctx, "a/h")
 	if err != nil {
 		t.Fatal(err)

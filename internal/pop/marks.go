@@ -274,7 +274,18 @@ func (s *Store) mark(ctx context.Context, ids []digest.Digest) error {
 	if err != nil {
 		return err
 	}
+	keys := make([]string, len(ids))
+	for i, id := range ids {
+		keys[i] = id.String()
+	}
 	var making errgroup.Group
+	making.Go(func() error { // what is told in vain goes with the marks
+		err := s.cfg.Coord.Use(ctx, keys...)
+		if errors.Is(err, ErrAway) {
+			return nil
+		}
+		return err
+	})
 	for _, name := range names {
 		making.Go(func() error {
 			f, err := s.cfg.FS.Append(ctx, path.Join(s.marksDir(), name))
@@ -284,17 +295,7 @@ func (s *Store) mark(ctx context.Context, ids []digest.Digest) error {
 			return err
 		})
 	}
-	if err := making.Wait(); err != nil {
-		return err
-	}
-	keys := make([]string, len(ids))
-	for i, id := range ids {
-		keys[i] = id.String()
-	}
-	if err := s.cfg.Coord.Use(ctx, keys...); err != nil && !errors.Is(err, ErrAway) {
-		return err
-	}
-	return nil
+	return making.Wait()
 }
 
 // marksFor are the marks that count of these layers. Those of layers that have none are to be made.

@@ -111,18 +111,23 @@ func learnFeatures(ctx context.Context, program string) error {
 	if err != nil || !ok {
 		return fmt.Errorf("CRIU learns the kernel's features at each start: %s: %w", out, err)
 	}
-	if err := os.MkdirAll(filepath.Dir(string(path)), 0o755); err != nil {
+	return keepFeatures(string(path), content)
+}
+
+// keepFeatures puts the file in its place. Other daemons on this machine may be doing the same.
+func keepFeatures(path string, content []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(string(path)))
+	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil { // another daemon on this machine may be starting, too
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
 		return err
 	}
-	return durable.WriteFile(string(path), content, 0o600)
+	return durable.WriteFile(path, content, 0o600)
 }
 
 // Where the file lies is chosen when CRIU is built.

@@ -18,18 +18,22 @@ import (
 	"dewpoint/internal/checkpoint"
 )
 
-// Daemons that start at once all have CRIU know the kernel.
-func TestDaemonsLearnAtOnce(t *testing.T) {
-	program := Find(t.Context(), "")
+// Daemons that start at once all keep what CRIU knows of the kernel, whole.
+func TestDaemonsKeepFeaturesAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "criu", "criu.kdat")
+	content := make([]byte, 4096)
 	var wg sync.WaitGroup
-	for range 8 {
+	for range 32 {
 		wg.Go(func() {
-			if err := learnFeatures(t.Context(), program); err != nil {
+			if err := keepFeatures(path, content); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
+	if b, err := os.ReadFile(path); err != nil || len(b) != len(content) {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
 }
 
 // What CRIU was killed over goes, unless a CRIU runs whose it may be.
