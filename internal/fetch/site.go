@@ -202,6 +202,7 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 	s.opening(ctx)
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
 	defer cancel()
+	unused := s.unused(img)
 	s.ready.adopt(img)
 	st := s.usable()
 	if st == nil {
@@ -244,7 +245,7 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 				lost = append(lost, l.DiffID)
 			} else if rec := s.found(l); rec != nil {
 				used = append(used, rec)
-				if !rested {
+				if !slices.Contains(unused, l.DiffID) {
 					s.reused(l.DiffID)
 				}
 			}

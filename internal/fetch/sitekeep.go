@@ -96,7 +96,8 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 		if st := s.store.Load(); st != nil && e.Name != "" {
 			st.Shun(e.Name)
 		}
-		if s.takeBack(digest.Digest(e.Key)) {
+		if id := digest.Digest(e.Key); s.ready.rests(id) {
+			s.p.work.Go(func() { s.takeBack(s.p.life, id) })
 			break
 		}
 		if e.Node != s.cfg.Node { // whoever took it out here does what follows
@@ -291,13 +292,13 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	if st == nil {
 		return
 	}
-	if err := s.restReady(ctx, st); err != nil {
-		s.log.Debug("layers that were made ready stay in use", "err", err)
-	}
 	claimed := s.p.claimed(inUse)
 	layers := s.p.cfg.Layers.Layers()
 	idle := idleAttached
-	if time.Since(time.Unix(0, s.pressed.Load())) < 2*s.rounds() {
+	if s.isPressed() {
+		if err := s.restReady(ctx, st); err != nil {
+			s.log.Debug("layers that were made ready stay in use", "err", err)
+		}
 		idle = min(idle, olderHalf(layers))
 		if err := s.restIdle(ctx, st, idlePressed); err != nil {
 			s.log.Debug("layers that no container uses stay in use", "err", err)
@@ -322,6 +323,11 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 			s.log.Debug("marks stay", "layers", ids, "err", err)
 		}
 	}
+}
+
+// isPressed reports whether the store needed room a moment ago, and found none.
+func (s *site) isPressed() bool {
+	return time.Since(time.Unix(0, s.pressed.Load())) < 2*s.rounds()
 }
 
 // olderHalf is for how long half of the store's layers here have not been used that have been idle for

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -19,9 +18,9 @@ import (
 )
 
 // What other nodes of the PoP deploy again and again is made ready here while nothing is being deployed: the image's documents
-// and its layers' indexes are copied, and containerd is told of it. Its layers then rest: they are attached, and neither
-// mounted nor marked. So they keep nothing in the store, and may be evicted; whoever mounts one marks it first and looks
-// whether it is still there, in the files that it was attached from (rouse).
+// and its layers' indexes are copied, and containerd is told of it. Its layers are attached, mounted and marked as any others, until
+// the store needs room. Then they rest: they are neither mounted nor marked. So they keep nothing in the store, and may be evicted; whoever
+// mounts one marks it first and looks whether it is still there, in the files that it was attached from (rouse).
 
 // PrepareConfig says how images are made ready. All of it is required but Path.
 type PrepareConfig struct {
@@ -434,13 +433,16 @@ func (s *site) prepare(ctx context.Context, st *pop.Store, ref string) (done boo
 		s.beginAs(st, img, true, true).wait(ctx)
 	}
 	if err := s.introduce(ctx, img); err != nil {
-		s.abandon(img)
+		s.relinquish(ctx, img)
 		return false, err
 	}
 	for _, gone := range s.ready.surplus(s.indexes()) {
 		s.unready(ctx, gone)
 	}
-	return true, s.restReady(context.WithoutCancel(ctx), st)
+	if s.isPressed() {
+		err = s.restReady(context.WithoutCancel(ctx), st)
+	}
+	return true, err
 }
 
 // introduce makes an image known here whose layers are attached. It is noted before, so that after a crash it is not taken
@@ -468,13 +470,18 @@ func (s *site) introduce(ctx context.Context, img *image.Image) error {
 	return err
 }
 
-// abandon lets go of an image's layers that were attached in vain: no image here has them.
-func (s *site) abandon(img *image.Image) {
-	for _, id := range idsOf(img) {
-		if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" && len(s.imagesWith(id)) == 0 && !s.p.isHeld(id) {
-			s.ready.setRest(id, true) // from here on who mounts it marks it
-			s.dismiss(id)
-		}
+// relinquish lets go of those layers of an image that was made ready, or nearly, which no image here has.
+func (s *site) relinquish(ctx context.Context, img *image.Image) {
+	ids := slices.DeleteFunc(idsOf(img), func(id digest.Digest) bool { return len(s.imagesWith(id)) > 0 })
+	st := s.usable()
+	if st == nil {
+		return // they go as others that nothing uses
+	}
+	if _, err := s.letRest(context.WithoutCancel(ctx), st, ids); err != nil {
+		s.log.Debug("layers that were made ready stay in use", "image", img.Ref, "err", err)
+	}
+	for _, id := range ids {
+		s.dismiss(id)
 	}
 }
 
@@ -500,33 +507,41 @@ func (s *site) restReady(ctx context.Context, st *pop.Store) error {
 	if s.ready == nil {
 		return nil
 	}
-	s.ready.mu.Lock()
-	images := slices.Clone(s.ready.images)
-	s.ready.mu.Unlock()
-	wanted := map[digest.Digest]bool{}
-	for _, ref := range images {
-		img := s.p.cfg.Catalog.Get(ref)
-		if img == nil {
-			continue
-		}
-		for _, id := range idsOf(img) {
-			if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" && !s.ready.rests(id) && s.onlyReady(id, images) {
-				wanted[id] = true
-			}
+	var ids []digest.Digest
+	for _, l := range s.p.cfg.Layers.Layers() {
+		if l.At != "" && !s.ready.rests(l.DiffID) && s.onlyReady(l.DiffID) {
+			ids = append(ids, l.DiffID)
 		}
 	}
-	if len(wanted) == 0 {
+	if len(ids) == 0 {
 		return nil
 	}
-	_, err := s.letRest(ctx, st, slices.Sorted(maps.Keys(wanted)))
+	_, err := s.letRest(ctx, st, ids)
 	return err
 }
 
-// onlyReady reports whether no image but these has the layer.
-func (s *site) onlyReady(id digest.Digest, images []image.Reference) bool {
-	return !slices.ContainsFunc(s.p.cfg.Catalog.WithLayer(id), func(img *image.Image) bool {
-		return !slices.ContainsFunc(images, func(ref image.Reference) bool { return ref.String() == img.Ref.String() })
-	})
+// onlyReady reports whether images have the layer, and none of them was deployed here.
+func (s *site) onlyReady(id digest.Digest) bool {
+	refs := s.p.cfg.Catalog.refsWith(id)
+	return len(refs) > 0 && !slices.ContainsFunc(refs, func(ref image.Reference) bool { return !s.ready.has(ref) })
+}
+
+// unused are those layers of an image that is about to be deployed which nothing here has used: they were made ready.
+func (s *site) unused(img *image.Image) []digest.Digest {
+	if !s.ready.has(img.Ref) {
+		return nil
+	}
+	return slices.DeleteFunc(idsOf(img), func(id digest.Digest) bool { return !s.onlyReady(id) })
+}
+
+// has reports whether an image is ready, or is being made so.
+func (r *prepared) has(ref image.Reference) bool {
+	if r == nil {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.images, func(have image.Reference) bool { return have.String() == ref.String() })
 }
 
 // note adds an image to those that are ready.
@@ -552,30 +567,25 @@ func (r *prepared) surplus(indexes int64) (gone []image.Reference) {
 	return gone
 }
 
-// indexes is how many bytes the indexes of layers take that rest.
+// indexes is how many bytes the indexes of layers take that were made ready.
 func (s *site) indexes() (sum int64) {
 	for _, l := range s.p.cfg.Layers.Layers() {
-		if l.At != "" && s.ready.rests(l.DiffID) {
+		if l.At != "" && s.onlyReady(l.DiffID) {
 			sum += l.Index
 		}
 	}
 	return sum
 }
 
-// unready takes back that an image was made ready. What rests of it is let go of.
+// unready takes back that an image was made ready, and lets go of what nothing else has of it.
 func (s *site) unready(ctx context.Context, ref image.Reference) {
 	img := s.p.cfg.Catalog.Get(ref)
 	if err := s.cfg.Prepare.Forget(ctx, ref); err != nil {
 		s.log.Debug("an image that was made ready is not forgotten", "image", ref, "err", err)
 		return
 	}
-	if img == nil {
-		return
-	}
-	for _, id := range idsOf(img) {
-		if len(s.imagesWith(id)) == 0 {
-			s.dismiss(id)
-		}
+	if img != nil {
+		s.relinquish(ctx, img)
 	}
 }
 
@@ -590,24 +600,27 @@ func (s *site) dismiss(id digest.Digest) {
 	}
 }
 
-// takeBack takes back what was made ready of a layer that has left the store, and reports whether it rested.
-func (s *site) takeBack(id digest.Digest) bool {
+// takeBack takes back what was made ready of a layer that has left the store, and reports whether nothing here had used it.
+func (s *site) takeBack(ctx context.Context, id digest.Digest) bool {
+	if st := s.usable(); st != nil && s.ready != nil && !s.ready.rests(id) && s.onlyReady(id) {
+		if _, err := s.letRest(ctx, st, []digest.Digest{id}); err != nil {
+			s.log.Debug("a layer that was made ready stays in use", "layer", id, "err", err)
+		}
+	}
 	if !s.ready.rests(id) {
 		return false
 	}
-	s.p.work.Go(func() {
-		s.dismiss(id)
-		r := s.ready
-		r.mu.Lock()
-		images := slices.Clone(r.images)
-		r.mu.Unlock()
-		for _, ref := range images {
-			img := s.p.cfg.Catalog.Get(ref)
-			if img != nil && slices.Contains(idsOf(img), id) {
-				r.drop(ref)
-				s.unready(s.p.life, ref)
-			}
+	s.dismiss(id)
+	r := s.ready
+	r.mu.Lock()
+	images := slices.Clone(r.images)
+	r.mu.Unlock()
+	for _, ref := range images {
+		img := s.p.cfg.Catalog.Get(ref)
+		if img != nil && slices.Contains(idsOf(img), id) {
+			r.drop(ref)
+			s.unready(ctx, ref)
 		}
-	})
+	}
 	return true
 }

@@ -101,20 +101,33 @@ func (s *siteBed) preparing(name string, images int) (*siteNode, *readyEngine) {
 	return e.n, e
 }
 
-// marks are those of a node in the store.
-func (s *siteBed) marks(name string) int {
+// markNames are the marks of a node in the store.
+func (s *siteBed) markNames(name string) (names []string) {
 	s.t.Helper()
 	marks, err := os.ReadDir(filepath.Join(s.store, "refs", name))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return len(marks)
+	for _, m := range marks {
+		names = append(names, m.Name())
+	}
+	return names
 }
 
-// awaitReady waits until an image is ready, and neither mounted nor marked.
+func (s *siteBed) marks(name string) int { return len(s.markNames(name)) }
+
+// awaitReady waits until an image is ready: its layers are mounted and marked.
 func (s *siteBed) awaitReady(e *readyEngine, p registrytest.Pushed) {
 	s.t.Helper()
-	e.n.eventually("an image is ready", func() bool {
+	e.n.eventually("an image is ready", func() bool { return e.has(p) && s.marks(e.n.name) > 0 })
+}
+
+// awaitRest has the store need room until an image is ready, and neither mounted nor marked.
+func (s *siteBed) awaitRest(e *readyEngine, p registrytest.Pushed) {
+	s.t.Helper()
+	s.awaitReady(e, p)
+	e.n.eventually("an image rests", func() bool {
+		e.n.must(e.n.site.cfg.Coord.Publish(s.t.Context(), pop.Event{Kind: pop.Pressed}))
 		e.mu.Lock()
 		mounted := len(e.mounted)
 		e.mu.Unlock()
@@ -122,7 +135,7 @@ func (s *siteBed) awaitReady(e *readyEngine, p registrytest.Pushed) {
 	})
 }
 
-// An image that another node has deployed is made ready without a mark; who mounts its layers marks them, and fetches those that
+// An image that another node has deployed is made ready, and rests when the store needs room; who mounts its layers then marks them, and fetches those that
 // have left the store unnoticed.
 func TestReadyLayersAreMarkedBeforeTheyAreMounted(t *testing.T) {
 	s := newSiteBed(t)
@@ -133,7 +146,7 @@ func TestReadyLayersAreMarkedBeforeTheyAreMounted(t *testing.T) {
 	for _, l := range a.bring(p) {
 		ids = append(ids, l.Layer.DiffID)
 	}
-	s.awaitReady(e, p)
+	s.awaitRest(e, p)
 	if h := b.site.hitsNow(); h.Store != 0 {
 		t.Errorf("what nobody deployed counts: %+v", h)
 	}
@@ -149,6 +162,28 @@ func TestReadyLayersAreMarkedBeforeTheyAreMounted(t *testing.T) {
 	if err != nil || s.served(p) == sent {
 		t.Errorf("what has left the store: %+v, %v", f, err)
 	}
+}
+
+// What is ready is in use, so a start asks for no more, and goes when the store has no other room: it can be evicted then.
+func TestReadyGoesForRoom(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	b, e := s.preparing("b", 4)
+	p := a.push("app", 1, 2)
+	layers := a.bring(p)
+	s.awaitReady(e, p)
+	b.must(a.cfg.Catalog.Forget(a.ref(p.Ref)))
+	for _, l := range layers {
+		a.published(l.Layer.DiffID)
+		if !b.Has(l.Layer.DiffID) || b.site.ready.rests(l.Layer.DiffID) {
+			t.Errorf("layer %s is not in use", l.Layer.DiffID)
+		}
+	}
+	a.eventually("it is evicted", func() bool {
+		_, err := a.PrunePoP(t.Context(), func(digest.Digest) bool { return false })
+		return err == nil && !slices.ContainsFunc(layers, func(l LayerProgress) bool { return a.site.usable().Has(t.Context(), l.Layer.DiffID) })
+	})
+	b.eventually("it is taken back", func() bool { return !e.has(p) && s.marks("b") == 0 })
 }
 
 // An image is made ready once it was deployed elsewhere for the second time; what this node deploys, or has, is no reason. Of those that are
@@ -363,6 +398,7 @@ func TestReadyWhileTheStoreIsAway(t *testing.T) {
 	a.bring(q)
 	s.awaitReady(e, p)
 	s.awaitReady(e, q)
+	s.awaitRest(e, p)
 	aside := s.store + "-aside"
 	b.must(os.Rename(s.store, aside))
 	b.must(os.Mkdir(s.store, 0o700))
@@ -397,14 +433,14 @@ func TestReadyIsDeployed(t *testing.T) {
 	p, q := a.push("app", 1, 2), a.push("other", 3)
 	a.bring(p)
 	s.awaitReady(e, p)
-	sent := s.served(p)
+	sent, marked := s.served(p), s.markNames("b")
 	for _, l := range b.bring(p) {
 		if l.From != (Origins{PoP: l.Layer.Size}) {
 			t.Errorf("%+v", l.From)
 		}
 	}
-	if h := b.site.hitsNow(); h.Store != 2 || s.served(p) != sent || s.marks("b") == 0 {
-		t.Errorf("%+v, %d marks", h, s.marks("b"))
+	if h := b.site.hitsNow(); h.Store != 2 || s.served(p) != sent || !slices.Equal(s.markNames("b"), marked) {
+		t.Errorf("%+v, marks %q and %q", h, marked, s.markNames("b"))
 	}
 	b.site.mu.Lock()
 	if len(b.site.uses) > 0 { // which would have it copied near too soon

@@ -159,9 +159,11 @@ func (s *site) taken(id digest.Digest, damaged bool) {
 		return
 	}
 	s.p.work.Go(func() {
-		if damaged {
+		switch {
+		case s.takeBack(s.p.life, id):
+		case damaged:
 			s.replace(s.p.life, id)
-		} else {
+		default:
 			s.again(s.p.life, id, "a layer has left the PoP's store, though this node used it: it comes anew for containers that start from here on")
 		}
 	})
