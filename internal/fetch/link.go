@@ -288,6 +288,13 @@ func (t *turn) steady(now time.Time) bool {
 	return known && now.Sub(t.paused) >= drained
 }
 
+// idle reports whether no layer crosses the link or waits for it.
+func (l *Link) idle() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.queue)+len(l.active) == 0
+}
+
 // look updates what is known of a turn, once a window.
 func (t *turn) look(now time.Time) {
 	dt := now.Sub(t.lastT)

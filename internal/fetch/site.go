@@ -318,6 +318,8 @@ func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, erro
 	id := b.l.DiffID
 	since := b.waitsSince() // for a node that cannot be asked, or does not begin
 	for {
+		above := make(chan uint64, 1)
+		go func() { above <- s.above(ctx, id) }()
 		if w, ok := s.fromStore(ctx, b, id); ok {
 			return w, nil
 		}
@@ -326,7 +328,7 @@ func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, erro
 		}
 		lease, err := s.takeClaim(id), error(nil)
 		if lease == nil {
-			lease, err = s.acquire(ctx, id)
+			lease, err = s.cfg.Coord.Acquire(ctx, pop.LayerLease(id), <-above)
 		}
 		if err == nil {
 			return s.lead(ctx, b, f, lease)
@@ -362,11 +364,15 @@ func (s *site) leads(id digest.Digest) bool {
 }
 
 func (s *site) acquire(ctx context.Context, id digest.Digest) (pop.Lease, error) {
-	var above uint64
+	return s.cfg.Coord.Acquire(ctx, pop.LayerLease(id), s.above(ctx, id))
+}
+
+// above is what the token of a lease of the layer has to exceed.
+func (s *site) above(ctx context.Context, id digest.Digest) uint64 {
 	if st := s.usable(); st != nil {
-		above = st.Above(ctx, id)
+		return st.Above(ctx, id)
 	}
-	return s.cfg.Coord.Acquire(ctx, pop.LayerLease(id), above)
+	return 0
 }
 
 // fromStore is the way out of the store, if the layer is there. A layer that is

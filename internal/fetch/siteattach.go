@@ -91,27 +91,33 @@ func (a *attaching) run(ctx context.Context, likely bool) {
 		}
 		return here
 	})
+	glances := a.st.Glances(ctx, ids)
 	if !likely {
-		ids = a.there(ctx, ids)
+		a.keepThere(glances)
 	}
-	var all sync.WaitGroup
-	if len(ids) == 0 {
+	left := len(glances)
+	if left == 0 {
 		close(a.looked)
 		return
 	}
-	left := len(ids)
-	a.have, a.err = a.st.UseAll(ctx, ids, func(id digest.Digest, rec *pop.Layer, err error) {
-		if err == nil {
-			all.Go(func() { a.attach(ctx, rec) })
-		}
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.seeming[id] = err == nil
-		if left--; left == 0 {
-			close(a.looked)
-		}
-	})
+	var all sync.WaitGroup
+	for id, g := range glances {
+		all.Go(func() {
+			rec, err := g.Record()
+			a.mu.Lock()
+			a.seeming[id] = err == nil
+			if left--; left == 0 {
+				close(a.looked)
+			}
+			a.mu.Unlock()
+			if err == nil {
+				a.attach(ctx, rec)
+			}
+		})
+	}
+	a.have, a.err = a.st.UseAll(ctx, glances)
 	close(a.marked)
+	<-a.looked
 	for id, rec := range a.have {
 		if !a.seeming[id] { // a moment ago
 			all.Go(func() { a.attach(ctx, rec) })
@@ -123,25 +129,17 @@ func (a *attaching) run(ctx context.Context, likely bool) {
 	}
 }
 
-// there are those of the layers that the store has, as it seems.
-func (a *attaching) there(ctx context.Context, ids []digest.Digest) (found []digest.Digest) {
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	for _, id := range ids {
-		all.Go(func() {
-			_, err := a.st.Record(ctx, id)
-			if err != nil && !errors.Is(err, pop.ErrUnknown) {
-				a.s.log.Warn("a layer of the PoP's store cannot be used", "layer", id, "err", err)
-			}
-			if err == nil {
-				mu.Lock()
-				defer mu.Unlock()
-				found = append(found, id)
-			}
-		})
+// keepThere leaves those of the layers that the store has, as it seems.
+func (a *attaching) keepThere(glances map[digest.Digest]*pop.Glance) {
+	for id, g := range glances {
+		_, err := g.Record()
+		if err != nil && !errors.Is(err, pop.ErrUnknown) {
+			a.s.log.Warn("a layer of the PoP's store cannot be used", "layer", id, "err", err)
+		}
+		if err != nil {
+			delete(glances, id)
+		}
 	}
-	all.Wait()
-	return found
 }
 
 // attach attaches one layer, of what seemed to be its record.

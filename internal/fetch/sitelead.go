@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync"
 	"time"
 
 	"dewpoint/internal/layer"
@@ -18,25 +19,38 @@ import (
 // copied into the store, and so about how much work a dead node costs.
 const copyEvery = 2 * time.Second
 
+const (
+	giveWayLook = 10 * time.Millisecond
+	giveWayMost = time.Second
+)
+
 // lead begins the fetching of a layer for the whole PoP, where another node has
 // left it. The lease ends with the fill, and after the layer was published.
 func (s *site) lead(ctx context.Context, b *blob, f *layer.Fill, lease pop.Lease) (layer.Way, error) {
 	id := b.l.DiffID
+	var looks sync.WaitGroup
+	var whole pop.Member // that has it
+	var has bool
+	var left *pop.Checkpoint
+	looks.Go(func() { whole, has = s.holder(ctx, b) })
+	looks.Go(func() { left = s.leftOf(ctx, id) })
 	// Between the look into the store and the lease somebody may have published.
-	if w, ok := s.fromStore(ctx, b, id); ok {
+	w, ok := s.fromStore(ctx, b, id)
+	looks.Wait()
+	if left != nil {
+		defer left.Close()
+	}
+	if !ok && has {
+		w, ok = s.fromPeer(b, whole, true)
+	}
+	if ok {
 		s.release(ctx, lease)
 		return w, nil
-	}
-	if m, ok := s.holder(ctx, b); ok {
-		if w, ok := s.fromPeer(b, m, true); ok {
-			s.release(ctx, lease)
-			return w, nil
-		}
 	}
 	s.mu.Lock()
 	s.leading[id] = lease
 	s.mu.Unlock()
-	s.seed(ctx, f, id)
+	s.seed(f, id, left)
 	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += b.l.Size })
 	s.p.give(id, 1)
 	s.p.work.Go(func() {
@@ -94,18 +108,25 @@ func (s *site) unclaim(ctx context.Context, id digest.Digest) {
 	}
 }
 
-// seed takes over what a dead node had copied.
-func (s *site) seed(ctx context.Context, f *layer.Fill, id digest.Digest) {
+// leftOf is what a dead node had copied of a layer; nil if nothing is known.
+func (s *site) leftOf(ctx context.Context, id digest.Digest) *pop.Checkpoint {
 	st := s.usable()
 	if st == nil {
-		return
+		return nil
 	}
 	c, err := st.Checkpoint(ctx, id)
 	if err != nil {
+		return nil
+	}
+	return c
+}
+
+// seed takes over what a dead node had copied, unless that is nil.
+func (s *site) seed(f *layer.Fill, id digest.Digest, c *pop.Checkpoint) {
+	if c == nil {
 		return
 	}
-	defer c.Close()
-	err = f.Seed(layer.Seed{Record: c.Record, Data: c.Data, Blob: c.Blob, From: c.Kept.From, To: c.Kept.To})
+	err := f.Seed(layer.Seed{Record: c.Record, Data: c.Data, Blob: c.Blob, From: c.Kept.From, To: c.Kept.To})
 	s.log.Info("a layer goes on from where another node of the PoP had come", "layer", id, "bytes", c.Size, "compressed", c.Kept.To-c.Kept.From, "err", err)
 }
 
@@ -251,6 +272,20 @@ type leader struct {
 	err   error // why nothing is copied any more
 }
 
+// giveWay waits while a deployment has all it needs and is about to start: what it takes to publish a layer would slow that
+// down, and more on a small node than on others. It is over in a moment.
+func (s *site) giveWay(ctx context.Context) {
+	tick := time.NewTicker(giveWayLook)
+	defer tick.Stop()
+	for since := time.Now(); time.Since(since) < giveWayMost && s.p.busy() && s.p.cfg.Link.idle(); {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // run returns when the layer is published, or will not be by this node.
 func (l *leader) run(ctx context.Context) {
 	ended := make(chan error, 1)
@@ -338,6 +373,7 @@ func (l *leader) end(ctx context.Context, err error) {
 		if l.err != nil {
 			_ = l.drop(ctx) // a sweep does it else
 		}
+		l.s.giveWay(ctx)
 		if err := l.publish(ctx, have, l.f.Runs()); err != nil {
 			l.s.log.Warn("a layer is not published to the PoP yet", "layer", l.id, "err", err)
 			l.s.later(l.id)

@@ -245,7 +245,7 @@ func (s *site) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest)
 	if ids = s.ready.resting(layers); len(ids) == 0 {
 		return nil
 	}
-	have, err := st.UseAll(ctx, ids, nil)
+	have, err := st.UseAll(ctx, st.Glances(ctx, ids))
 	left := map[digest.Digest]bool{}
 	for _, id := range ids {
 		if l, perr := s.p.cfg.Layers.Peek(id); perr == nil && l.At != "" && (have[id] == nil || s.cfg.Dir.Path(have[id].Data()) != l.At) {

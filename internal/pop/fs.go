@@ -38,6 +38,8 @@ type FS interface {
 	Open(ctx context.Context, name string) (File, error)
 	// Append opens a file for writing, making it if need be. SyncDir makes its name durable.
 	Append(ctx context.Context, name string) (File, error)
+	// Make makes an empty file, unless there is one. It asks less of the file system than Append and Close.
+	Make(ctx context.Context, name string) error
 	// Space is the bytes of the file system, and those that are free.
 	Space(ctx context.Context) (total, free int64, err error)
 }
@@ -334,6 +336,27 @@ func (d *Dir) Open(ctx context.Context, name string) (File, error) {
 // Append implements FS.
 func (d *Dir) Append(ctx context.Context, name string) (File, error) {
 	return d.open(ctx, name, os.O_RDWR|os.O_CREATE)
+}
+
+// Make implements FS.
+func (d *Dir) Make(ctx context.Context, name string) error {
+	return d.call(ctx, d.patience, func() error {
+		err := unix.Mknod(d.Path(name), unix.S_IFREG|0o600, 0)
+		for errors.Is(err, unix.EINTR) {
+			err = unix.Mknod(d.Path(name), unix.S_IFREG|0o600, 0)
+		}
+		if !errors.Is(err, unix.EEXIST) {
+			if err != nil {
+				err = &fs.PathError{Op: "mknod", Path: d.Path(name), Err: err}
+			}
+			return err
+		}
+		f, err := os.OpenFile(d.Path(name), os.O_RDWR|os.O_CREATE, 0o600) // the kernel may know of one that is not there any more
+		if err == nil {
+			err = f.Close()
+		}
+		return err
+	})
 }
 
 func (d *Dir) open(ctx context.Context, name string, flags int) (File, error) {

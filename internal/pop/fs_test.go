@@ -66,6 +66,12 @@ func TestDir(t *testing.T) {
 	if b, err := d.ReadFile(ctx, "a/h"); err != nil || string(b) != "two" {
 		t.Errorf("%q, %v", b, err)
 	}
+	check("make what is there", d.Make(ctx, "a/h"))
+	check("make", d.Make(ctx, "a/empty"))
+	if size, err := d.Reach(ctx, "a/empty"); err != nil || size != 0 {
+		t.Errorf("%d bytes, %v", size, err)
+	}
+	is(t, "make in what is not there", d.Make(ctx, "x/y"), fs.ErrNotExist)
 	if size, err := d.Reach(ctx, "a/h"); err != nil || size != 3 {
 		t.Errorf("%d bytes, %v", size, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
@@ -183,33 +184,59 @@ func (s *Store) Use(ctx context.Context, id digest.Digest) (*Layer, error) {
 	if _, err := s.record(ctx, id); err != nil {
 		return nil, err // nothing to mark
 	}
-	have, err := s.secure(ctx, []digest.Digest{id})
+	have, err := s.secure(ctx, []digest.Digest{id}, nil)
 	return have[id], err
 }
 
-// UseAll is Use of several layers that are likely to be there, at the cost of one or
-// little more. It returns the records of those that are; the error is of the others. seen,
-// unless nil, is told once of each what a look ahead of the marks has shown, by goroutines that
-// UseAll waits for: it may be out of date, and the layer is not in use yet.
-func (s *Store) UseAll(ctx context.Context, ids []digest.Digest, seen func(digest.Digest, *Layer, error)) (map[digest.Digest]*Layer, error) {
-	var ahead sync.WaitGroup
-	defer ahead.Wait()
-	for _, id := range ids {
-		ahead.Go(func() {
-			l, err := s.record(ctx, id)
-			if seen != nil {
-				seen(id, l, err)
-			}
-			if err == nil {
-				_, _ = s.cfg.FS.Stat(ctx, l.data()) // secure looks at the data last, and finds them known
-			}
-		})
-	}
-	return s.secure(ctx, ids)
+// Glance is what a look at a layer has shown that was made before it was marked: it may be out of date.
+type Glance struct {
+	done chan struct{}
+	rec  *Layer
+	file fs.FileInfo // of the record, before that was read
+	err  error
 }
 
-// secure marks layers and then looks whether they are there.
-func (s *Store) secure(ctx context.Context, ids []digest.Digest) (map[digest.Digest]*Layer, error) {
+// Record waits for the look, and returns the record that it has read, or an error that wraps ErrUnknown.
+func (g *Glance) Record() (*Layer, error) {
+	<-g.done
+	return g.rec, g.err
+}
+
+// Glance looks at a layer, behind its caller. Its data are looked up, too: who marks the layer looks at them last, and finds them known.
+func (s *Store) Glance(ctx context.Context, id digest.Digest) *Glance {
+	g := &Glance{done: make(chan struct{})}
+	go func() {
+		defer close(g.done)
+		if g.file, g.err = s.cfg.FS.Stat(ctx, recordOf(id)); errors.Is(g.err, fs.ErrNotExist) {
+			g.err = fmt.Errorf("%s: %w", id, ErrUnknown)
+		}
+		if g.err == nil {
+			g.rec, g.err = s.record(ctx, id)
+		}
+		if g.err == nil {
+			_, _ = s.cfg.FS.Stat(ctx, g.rec.data())
+		}
+	}()
+	return g
+}
+
+// UseAll is Use of several layers that are likely to be there, at the cost of one or
+// little more. It returns the records of those that are; the error is of the others.
+func (s *Store) UseAll(ctx context.Context, layers map[digest.Digest]*Glance) (map[digest.Digest]*Layer, error) {
+	return s.secure(ctx, slices.Sorted(maps.Keys(layers)), layers)
+}
+
+// Glances are those of several layers.
+func (s *Store) Glances(ctx context.Context, ids []digest.Digest) map[digest.Digest]*Glance {
+	all := map[digest.Digest]*Glance{}
+	for _, id := range ids {
+		all[id] = s.Glance(ctx, id)
+	}
+	return all
+}
+
+// secure marks layers and then looks whether they are there. glances has what was seen of them before, if anything was.
+func (s *Store) secure(ctx context.Context, ids []digest.Digest, glances map[digest.Digest]*Glance) (map[digest.Digest]*Layer, error) {
 	end, err := s.turns(ctx, ids)
 	if err != nil {
 		return nil, err
@@ -224,7 +251,7 @@ func (s *Store) secure(ctx context.Context, ids []digest.Digest) (map[digest.Dig
 	}
 	// Whoever evicts looks for marks after the record is out of sight. So if the
 	// record is there now, the mark is seen in time.
-	have, err := s.wholes(ctx, ids)
+	have, err := s.wholes(ctx, ids, glances)
 	var vain []digest.Digest
 	for _, id := range ids {
 		if have[id] == nil && !before[id] {
@@ -239,14 +266,14 @@ func (s *Store) secure(ctx context.Context, ids []digest.Digest) (map[digest.Dig
 
 // wholes are the records of those layers whose data are seen to be there. The error
 // is of the others.
-func (s *Store) wholes(ctx context.Context, ids []digest.Digest) (map[digest.Digest]*Layer, error) {
+func (s *Store) wholes(ctx context.Context, ids []digest.Digest, glances map[digest.Digest]*Glance) (map[digest.Digest]*Layer, error) {
 	var mu sync.Mutex
 	have := map[digest.Digest]*Layer{}
 	var errs error
 	var looks sync.WaitGroup
 	for _, id := range ids {
 		looks.Go(func() {
-			l, err := s.whole(ctx, id)
+			l, err := s.whole(ctx, id, glances[id])
 			mu.Lock()
 			defer mu.Unlock()
 			if errs = errors.Join(errs, err); err == nil {
@@ -256,6 +283,29 @@ func (s *Store) wholes(ctx context.Context, ids []digest.Digest) (map[digest.Dig
 	}
 	looks.Wait()
 	return have, errs
+}
+
+// recordNow is the record of a layer as it is now. One whose file is as it was before a look read it is not read again.
+func (s *Store) recordNow(ctx context.Context, id digest.Digest, g *Glance) (*Layer, error) {
+	if g == nil {
+		return s.record(ctx, id)
+	}
+	l, err := g.Record()
+	if err != nil {
+		return s.record(ctx, id)
+	}
+	fi, err := s.cfg.FS.Stat(ctx, recordOf(id))
+	if err != nil || !sameFile(fi, g.file) || s.Shuns(l.Name) {
+		return s.record(ctx, id)
+	}
+	return l, nil
+}
+
+// sameFile reports whether two looks saw the same file, which nobody has written to between them.
+func sameFile(a, b fs.FileInfo) bool {
+	x, _ := a.Sys().(*syscall.Stat_t)
+	y, _ := b.Sys().(*syscall.Stat_t)
+	return a.Size() == b.Size() && !a.ModTime().IsZero() && a.ModTime().Equal(b.ModTime()) && (x == nil || y == nil || x.Ino == y.Ino)
 }
 
 // marked reports whether a mark may be there that something stands on.
@@ -287,13 +337,7 @@ func (s *Store) mark(ctx context.Context, ids []digest.Digest) error {
 		return err
 	})
 	for _, name := range names {
-		making.Go(func() error {
-			f, err := s.cfg.FS.Append(ctx, path.Join(s.marksDir(), name))
-			if err == nil {
-				err = f.Close()
-			}
-			return err
-		})
+		making.Go(func() error { return s.cfg.FS.Make(ctx, path.Join(s.marksDir(), name)) })
 	}
 	return making.Wait()
 }

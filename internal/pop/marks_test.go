@@ -18,7 +18,7 @@ func TestMarkedTogether(t *testing.T) {
 		ctx := t.Context()
 		x, y := b.open(pop.StoreConfig{Node: "x", Capacity: 10}), b.node("y")
 		ids := fill(t, x, 7)
-		have, err := y.UseAll(ctx, ids, nil)
+		have, err := y.UseAll(ctx, y.Glances(ctx, ids))
 		if err != nil || len(have) != 7 || len(b.files("refs/y")) != 2 {
 			t.Fatalf("%d layers, %v, marks %v", len(have), err, b.files("refs/y"))
 		}
@@ -49,17 +49,14 @@ func TestSomeAreNotThere(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {
 		x, y := b.node("x"), b.node("y")
 		ids := append(fill(t, x, 2), digest.FromString("not there"))
-		seen := make(chan digest.Digest, 3)
-		have, err := y.UseAll(t.Context(), ids, func(id digest.Digest, l *pop.Layer, err error) {
-			if err == nil && l.DiffID == id {
-				seen <- id
-			}
-		})
+		glances := y.Glances(t.Context(), ids)
+		have, err := y.UseAll(t.Context(), glances)
 		is(t, "one that is not there", err, pop.ErrUnknown)
-		close(seen)
 		var all []digest.Digest
-		for id := range seen {
-			all = append(all, id)
+		for id, g := range glances {
+			if l, err := g.Record(); err == nil && l.DiffID == id {
+				all = append(all, id)
+			}
 		}
 		slices.Sort(all)
 		want := slices.Sorted(slices.Values(ids[:2]))
@@ -68,6 +65,35 @@ func TestSomeAreNotThere(t *testing.T) {
 		}
 		if got := slices.Concat(y.Used()...); !slices.Equal(got, want) || len(b.files("refs/y")) != 1 {
 			t.Errorf("in use: %v, marks %v", got, b.files("refs/y"))
+		}
+	})
+}
+
+// What a look has shown of a layer that was evicted, or replaced, before it was marked is not believed.
+func TestLookedTooSoon(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		ctx := t.Context()
+		x, y := b.node("x"), b.node("y")
+		ids := fill(t, x, 3)
+		glances := y.Glances(ctx, ids)
+		for id, g := range glances {
+			rec, err := g.Record()
+			if err == nil && id != ids[2] {
+				err = x.Quarantine(ctx, rec)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		fill(t, x, 1) // ids[0] anew
+		now, err := x.Record(ctx, ids[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		have, err := y.UseAll(ctx, glances)
+		is(t, "one that went", err, pop.ErrUnknown)
+		if len(have) != 2 || have[ids[0]] == nil || have[ids[0]].Name != now.Name || have[ids[2]] == nil {
+			t.Errorf("there are %v", have)
 		}
 	})
 }

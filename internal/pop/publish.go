@@ -151,7 +151,7 @@ const maxIndex = 16 << 20
 // and sums are filled in. If the store has the layer already, that one stays. After an
 // error the layer may be published or not; the draft can be closed or abandoned only.
 func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
-	if have, err := f.s.whole(ctx, f.id); err == nil && have.Size == l.Size {
+	if have, err := f.s.whole(ctx, f.id, nil); err == nil && have.Size == l.Size {
 		return f.Abandon(ctx)
 	}
 	if f.at%SumBytes != 0 {
@@ -291,18 +291,22 @@ func (s *Store) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint, 
 // Above is the greatest token that the store shows for a layer: a lease of it
 // must have a greater one.
 func (s *Store) Above(ctx context.Context, id digest.Digest) uint64 {
-	var most uint64
-	if l, err := s.record(ctx, id); err == nil {
-		_, most, _ = parseName(l.Name)
-	}
+	published := make(chan uint64, 1)
+	go func() {
+		var token uint64
+		if l, err := s.record(ctx, id); err == nil {
+			_, token, _ = parseName(l.Name)
+		}
+		published <- token
+	}()
+	var token uint64
 	if b, err := s.cfg.FS.ReadFile(ctx, checkpointOf(id)); err == nil {
 		var c checkpoint
 		if json.Unmarshal(b, &c) == nil && c.of(id) {
-			_, token, _ := parseName(c.Name)
-			most = max(most, token)
+			_, token, _ = parseName(c.Name)
 		}
 	}
-	return most
+	return max(token, <-published)
 }
 
 // noteFill notes that a layer has a checkpoint.

@@ -252,9 +252,9 @@ func (s *Store) Has(ctx context.Context, id digest.Digest) bool {
 	return err == nil
 }
 
-// whole is the record of a layer whose data are seen to be there.
-func (s *Store) whole(ctx context.Context, id digest.Digest) (*Layer, error) {
-	l, err := s.record(ctx, id)
+// whole is the record of a layer whose data are seen to be there; g, unless nil, is an earlier look at it.
+func (s *Store) whole(ctx context.Context, id digest.Digest, g *Glance) (*Layer, error) {
+	l, err := s.recordNow(ctx, id, g)
 	if err != nil {
 		return nil, err
 	}

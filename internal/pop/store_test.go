@@ -386,6 +386,10 @@ func (h *hooked) Append(ctx context.Context, name string) (f pop.File, err error
 	return &hookedFile{f, h, name}, err
 }
 
+func (h *hooked) Make(ctx context.Context, name string) error {
+	return h.do("append", name, func() error { return h.FS.Make(ctx, name) })
+}
+
 type hookedFile struct {
 	pop.File
 	h    *hooked

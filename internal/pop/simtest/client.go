@@ -394,6 +394,15 @@ func (c *Client) Append(_ context.Context, name string) (pop.File, error) {
 	})
 }
 
+// Make implements pop.FS.
+func (c *Client) Make(ctx context.Context, name string) error {
+	f, err := c.Append(ctx, name)
+	if err == nil {
+		err = f.Close()
+	}
+	return err
+}
+
 func (c *Client) open(op, name string, effect func() (*inode, error)) (pop.File, error) {
 	f := &file{c: c, name: name}
 	err := c.call(true, op+" "+name, func() (err error) {

@@ -368,7 +368,7 @@ func (p *process) startAll(ctx context.Context, img []*content, rng *rand.Rand) 
 		return started
 	}
 	defer p.n.lockAll(ids)()
-	found, err := p.store.UseAll(ctx, ids, nil)
+	found, err := p.store.UseAll(ctx, p.store.Glances(ctx, ids))
 	p.n.w.note("%s uses %d of %d: %v", p.n.name, len(found), len(ids), err != nil)
 	for _, of := range img {
 		if l := found[of.id]; l != nil {
