@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"dewpoint/internal/admit"
 	"dewpoint/internal/config"
 	"dewpoint/internal/durable"
 	"dewpoint/internal/evict"
@@ -72,7 +73,7 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 		if f.Copy != "never" {
 			out.Room = d.copyRoom
 		}
-		out.Prepare = fetch.PrepareConfig{Images: cmp.Or(f.Prepare, defaultPrepare), Path: filepath.Join(d.cfg.Root, "pop.prepared"), Rest: d.restLayers, Forget: d.forgetUnused,
+		out.Prepare = fetch.PrepareConfig{Images: cmp.Or(f.Prepare, defaultPrepare), Path: filepath.Join(d.cfg.Root, "pop.prepared"), Rest: d.restLayers, Waited: admit.Waited, Forget: d.forgetUnused,
 			Register: func(ctx context.Context, img *image.Image) error { return d.engine.Register(ctx, img, nil) }}
 		out.Open = func(ctx context.Context) (*pop.Store, error) { return d.openStore(ctx, out) }
 	}

@@ -22,7 +22,7 @@ import (
 // the store needs room. Then they rest: they are neither mounted nor marked. So they keep nothing in the store, and may be evicted; whoever
 // mounts one marks it first and looks whether it is still there, in the files that it was attached from (rouse).
 
-// PrepareConfig says how images are made ready. All of it is required but Path.
+// PrepareConfig says how images are made ready. All of it is required but Path and Waited.
 type PrepareConfig struct {
 	Images int // so many at most; below 1 none
 	// After is how many deployments on other nodes make an image worth it; 0 is 2.
@@ -33,6 +33,8 @@ type PrepareConfig struct {
 	Rest func(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest, err error)
 	// Forget has the engine, and the catalog, forget an image, unless a container uses it.
 	Forget func(ctx context.Context, ref image.Reference) error
+	// Waited is for how long, in all, something on this machine has waited for a processor. nil: nobody knows.
+	Waited func() time.Duration
 	// Path is the file that remembers which images were made ready; "" remembers none.
 	Path string
 }
@@ -42,6 +44,10 @@ const (
 	prepareRest = 500 * time.Millisecond
 	// prepareAfter is PrepareConfig.After unless it is given: most images are deployed once, a few of them nearly always.
 	prepareAfter = 2
+	// Nor must anything have waited for a processor for more than quietShare of that time, for which is waited quietMost at most: on a
+	// node that is never idle images are made ready all the same.
+	quietShare = 0.25
+	quietMost  = 10 * time.Second
 	// After an image that took t there is a pause of prepareShare times t, so that getting ready takes a twentieth of the
 	// time, at most prepareMost: what takes longer than half a second waits for most of it.
 	prepareShare = 19
@@ -383,17 +389,25 @@ func (s *site) grant(ctx context.Context, st *pop.Store, d demand) bool {
 	}
 }
 
-// quiet waits until nothing has been deployed here for a while; false is the end of ctx.
+// quiet waits until nothing has been deployed here for a while, and the processors were idle; false is the end of ctx.
 func (s *site) quiet(ctx context.Context) bool {
-	for since := time.Now(); ; {
+	waited := func() time.Duration { return 0 }
+	if s.cfg.Prepare.Waited != nil {
+		waited = s.cfg.Prepare.Waited
+	}
+	began := time.Now()
+	for since, at, before := began, began, waited(); ; {
 		select {
 		case <-ctx.Done():
 			return false
 		case <-time.After(prepareRest / 5):
 		}
-		if s.p.busy() {
-			since = time.Now()
-		} else if time.Since(since) >= prepareRest {
+		now, sum := time.Now(), waited()
+		pressed := float64(sum-before) > quietShare*float64(now.Sub(at)) && now.Sub(began) < quietMost
+		at, before = now, sum
+		if s.p.busy() || pressed {
+			since = now
+		} else if now.Sub(since) >= prepareRest {
 			return true
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -92,11 +93,14 @@ func (e *readyEngine) refuses(err error) {
 }
 
 // preparing is a node that makes so many images ready, each that was deployed once elsewhere.
-func (s *siteBed) preparing(name string, images int) (*siteNode, *readyEngine) {
+func (s *siteBed) preparing(name string, images int, change ...func(*PrepareConfig)) (*siteNode, *readyEngine) {
 	e := &readyEngine{mounted: map[digest.Digest]bool{}, stands: map[digest.Digest]bool{}}
 	e.n = s.node(name, func(c *PoPConfig) {
 		c.House = 200 * time.Millisecond
 		c.Prepare = PrepareConfig{Images: images, After: 1, Register: e.register, Rest: e.rest, Forget: e.forget, Path: filepath.Join(s.t.TempDir(), "prepared")}
+		for _, fn := range change {
+			fn(&c.Prepare)
+		}
 	})
 	return e.n, e
 }
@@ -262,6 +266,44 @@ func TestReadyMetMeanwhile(t *testing.T) {
 	if e.has(p) {
 		t.Error("it is made ready, though nobody wants it any more")
 	}
+}
+
+// Nothing is made ready while processes wait for the processors.
+func TestReadyWhenIdle(t *testing.T) {
+	s := newSiteBed(t)
+	a := s.node("a", nil)
+	began := time.Now()
+	var pressed atomic.Bool
+	pressed.Store(true)
+	asked := make(chan bool, 1000)
+	b, e := s.preparing("b", 4, func(c *PrepareConfig) {
+		c.Waited = func() time.Duration {
+			select {
+			case asked <- true:
+			default:
+			}
+			if pressed.Load() {
+				return time.Since(began)
+			}
+			return 0
+		}
+	})
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	a.published(id)
+	for range 20 { // four times as long as it would take
+
+		select {
+		case <-asked:
+		case <-time.After(time.Minute):
+			t.Fatal("nobody asks for the pressure")
+		}
+	}
+	if e.has(p) || b.Has(id) {
+		t.Error("it is ready")
+	}
+	pressed.Store(false)
+	s.awaitReady(e, p)
 }
 
 // On a trace that is like a registry's, most of a node's first hits are of what it has made ready, and that is not much. Other
