@@ -198,7 +198,7 @@ func backStale(b *faultBed) {
 	still, stood := b.images(1, 4<<20, 0, 2)
 	idle, _ := b.images(1, 4<<20, 0, 1)
 	b.clearNodes(0, 1)
-	b.readyOn(idle[0], 2, bare) // else they may have begun to use it
+	b.restsOn(idle[0], 2, bare) // else they use it
 	b.must(b.LoseNode(bare))    // what it runs has what the page cache has, and is left alone
 	b.must(b.FreezeNode(2))
 	time.Sleep(faultLease + time.Second) // for Redis they are gone

@@ -452,20 +452,26 @@ func (b *faultBed) images(n, size, first, second int) (images []*faultImage, run
 	return images, runs
 }
 
-// readyOn waits until nodes have made an image ready that others have deployed, and use nothing of it.
-func (b *faultBed) readyOn(img *faultImage, nodes ...int) {
+// restsOn waits until nodes have made an image ready that others have deployed, and use nothing of it, since the store needed room.
+func (b *faultBed) restsOn(img *faultImage, nodes ...int) {
 	b.t.Helper()
-	for _, i := range nodes {
-		name := b.Nodes[i].Name
-		b.eventually(img.Ref+" on "+name, func() error {
-			known, err := b.knows(i, img.Ref)
-			s, serr := b.status(eye)
-			if !known || slices.ContainsFunc(s.Layers, func(l node.PoPLayer) bool { return l.DiffID == img.own() && slices.Contains(l.Users, name) }) {
-				err = errors.Join(err, errors.New("it is not ready"))
-			}
-			return errors.Join(err, serr)
-		})
+	await := func(what string, uses bool) {
+		for _, i := range nodes {
+			name := b.Nodes[i].Name
+			b.eventually(fmt.Sprintf("%s %s on %s", img.Ref, what, name), func() error {
+				known, err := b.knows(i, img.Ref)
+				s, serr := b.status(eye)
+				used := slices.ContainsFunc(s.Layers, func(l node.PoPLayer) bool { return l.DiffID == img.own() && slices.Contains(l.Users, name) })
+				if err = errors.Join(err, serr); err == nil && (!known || used != uses) {
+					err = fmt.Errorf("known there: %v, used: %v", known, used)
+				}
+				return err
+			})
+		}
 	}
+	await("is ready", true)
+	b.must(b.evict(eye))
+	await("rests", false)
 }
 
 func keys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
