@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -385,6 +386,23 @@ func TestRunToEnd(t *testing.T) {
 	})
 }
 
+// awaitCaught waits until a container's first process catches signals: before, the kernel keeps them from it.
+func (b *bed) awaitCaught(pid uint32) {
+	b.t.Helper()
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(status), "SigCgt:")
+		mask, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
+		if caught, err := strconv.ParseUint(mask, 16, 64); err == nil && caught&(1<<(unix.SIGTERM-1)) != 0 {
+			return
+		}
+	}
+	b.t.Fatal("it catches no signals")
+}
+
 func TestLifecycle(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {
 		ctx := t.Context()
@@ -417,6 +435,7 @@ func TestLifecycle(t *testing.T) {
 		if err := b.Engine.Start(ctx, "c1"); !errors.Is(err, ErrRunning) {
 			t.Errorf("start running: %v", err)
 		}
+		b.awaitCaught(i.Pid)
 		if err := b.Stop(ctx, "c1", 5*time.Second); err != nil {
 			t.Error(err)
 		}
