@@ -34,9 +34,10 @@ import (
 const (
 	faultLease = 3 * time.Second // of sharing
 	faultGrace = 6 * time.Second
-	faultRate  = 100 // Mbit/s of the WAN, if a fault needs no other
-	eye        = 4   // the node that no fault befalls: the store is looked at from there
-	bare       = 3   // the one beside it that serves no part of the store: when it goes, all others see all of the store
+	faultRate  = 100  // Mbit/s of the WAN, if a fault needs no other
+	crowded    = 0.02 // of the store is free then
+	eye        = 4    // the node that no fault befalls: the store is looked at from there
+	bare       = 3    // the one beside it that serves no part of the store: when it goes, all others see all of the store
 )
 
 // faultBed is a PoP that is used for many faults, one after the other.
@@ -341,10 +342,12 @@ func (b *faultBed) keeps(i int, images ...*faultImage) {
 	}
 }
 
-// evicted waits until the store shows nothing of images that are not in use.
+// evicted waits until a crowded store shows nothing of images that are not in use. What is deleted meanwhile goes to
+// the crowd: what nodes have ready they let go of when there is nothing else to evict.
 func (b *faultBed) evicted(images ...*faultImage) {
 	b.t.Helper()
 	b.eventually("eviction", func() error {
+		b.must(b.CrowdStore(b.t.Context(), crowded))
 		have := b.records(eye)
 		for _, img := range images {
 			if _, ok := have[img.own()]; ok {
@@ -422,7 +425,7 @@ func (b *faultBed) tidy() {
 // watermark, and returns what gives it back.
 func (b *faultBed) crowd() (end func()) {
 	b.t.Helper()
-	b.must(b.CrowdStore(b.t.Context(), 0.02))
+	b.must(b.CrowdStore(b.t.Context(), crowded))
 	return func() { b.must(b.FreeStore(b.t.Context())) }
 }
 

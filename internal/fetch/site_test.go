@@ -26,8 +26,9 @@ type siteBed struct {
 	reg   *registrytest.Server
 	hub   *local.Hub
 	store string
-	every int64 // of the nodes' layer.Config.Interval
-	tree  bool  // of the nodes to come: their layer.Config.Tree
+	every int64         // of the nodes' layer.Config.Interval
+	tree  bool          // of the nodes to come: their layer.Config.Tree
+	house time.Duration // of the nodes to come that make images ready
 }
 
 func newSiteBed(t testing.TB) *siteBed {

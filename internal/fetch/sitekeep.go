@@ -92,6 +92,9 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 		return // nobody waits for it
 	case pop.Pressed:
 		s.pressed.Store(time.Now().UnixNano())
+		if st := s.usable(); st != nil {
+			s.p.work.Go(func() { s.restReady(s.p.life, st) })
+		}
 	case pop.Evicted, pop.Damaged:
 		if st := s.store.Load(); st != nil && e.Name != "" {
 			st.Shun(e.Name)
@@ -296,9 +299,7 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	layers := s.p.cfg.Layers.Layers()
 	idle := idleAttached
 	if s.isPressed() {
-		if err := s.restReady(ctx, st); err != nil {
-			s.log.Debug("layers that were made ready stay in use", "err", err)
-		}
+		s.restReady(ctx, st)
 		idle = min(idle, olderHalf(layers))
 		if err := s.restIdle(ctx, st, idlePressed); err != nil {
 			s.log.Debug("layers that no container uses stay in use", "err", err)

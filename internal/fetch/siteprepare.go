@@ -65,11 +65,12 @@ type prepared struct {
 	cfg  PrepareConfig
 	news chan struct{} // has one when there is something to look at
 
-	saving sync.Mutex
-	mu     sync.Mutex
-	demand []demand               // for images that are not ready; what was deployed last is last
-	images []image.Reference      // that are ready, or are being made so; what was deployed elsewhere last is last
-	rest   map[digest.Digest]bool // attached, and neither mounted nor marked
+	saving  sync.Mutex
+	letting sync.Mutex // held by letRest: of two at once each could take for its own what the other has found busy
+	mu      sync.Mutex
+	demand  []demand               // for images that are not ready; what was deployed last is last
+	images  []image.Reference      // that are ready, or are being made so; what was deployed elsewhere last is last
+	rest    map[digest.Digest]bool // attached, and neither mounted nor marked
 }
 
 // demand is how often other nodes have deployed an image.
@@ -286,6 +287,8 @@ func (s *site) rouseOne(ctx context.Context, l *layer.Layer) bool {
 
 // letRest has layers rest that nothing needs mounted, and returns how many.
 func (s *site) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) (int, error) {
+	s.ready.letting.Lock()
+	defer s.ready.letting.Unlock()
 	var rest []digest.Digest
 	for _, id := range ids {
 		if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" && !s.p.isHeld(id) {
@@ -454,9 +457,9 @@ func (s *site) prepare(ctx context.Context, st *pop.Store, ref string) (done boo
 		s.unready(ctx, gone)
 	}
 	if s.isPressed() {
-		err = s.restReady(context.WithoutCancel(ctx), st)
+		s.restReady(context.WithoutCancel(ctx), st)
 	}
-	return true, err
+	return true, nil
 }
 
 // introduce makes an image known here whose layers are attached. It is noted before, so that after a crash it is not taken
@@ -516,10 +519,10 @@ func (s *site) survey(ctx context.Context, st *pop.Store, img *image.Image) (abs
 	return absent, nil
 }
 
-// restReady has those layers of ready images rest that no other image here has.
-func (s *site) restReady(ctx context.Context, st *pop.Store) error {
+// restReady has those layers of ready images rest that no other image here has: the store needs room.
+func (s *site) restReady(ctx context.Context, st *pop.Store) {
 	if s.ready == nil {
-		return nil
+		return
 	}
 	var ids []digest.Digest
 	for _, l := range s.p.cfg.Layers.Layers() {
@@ -528,10 +531,11 @@ func (s *site) restReady(ctx context.Context, st *pop.Store) error {
 		}
 	}
 	if len(ids) == 0 {
-		return nil
+		return
 	}
-	_, err := s.letRest(ctx, st, ids)
-	return err
+	if _, err := s.letRest(ctx, st, ids); err != nil {
+		s.log.Debug("layers that were made ready stay in use", "err", err)
+	}
 }
 
 // onlyReady reports whether images have the layer, and none of them was deployed here.

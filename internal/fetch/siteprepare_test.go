@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,7 +97,7 @@ func (e *readyEngine) refuses(err error) {
 func (s *siteBed) preparing(name string, images int, change ...func(*PrepareConfig)) (*siteNode, *readyEngine) {
 	e := &readyEngine{mounted: map[digest.Digest]bool{}, stands: map[digest.Digest]bool{}}
 	e.n = s.node(name, func(c *PoPConfig) {
-		c.House = 200 * time.Millisecond
+		c.House = cmp.Or(s.house, 200*time.Millisecond)
 		c.Prepare = PrepareConfig{Images: images, After: 1, Register: e.register, Rest: e.rest, Forget: e.forget, Path: filepath.Join(s.t.TempDir(), "prepared")}
 		for _, fn := range change {
 			fn(&c.Prepare)
@@ -172,6 +173,7 @@ func TestReadyLayersAreMarkedBeforeTheyAreMounted(t *testing.T) {
 func TestReadyGoesForRoom(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
+	s.house = time.Hour // what is told works at once, not in the next round
 	b, e := s.preparing("b", 4)
 	p := a.push("app", 1, 2)
 	layers := a.bring(p)

@@ -173,7 +173,11 @@ func (p *Puller) ForgetNode(ctx context.Context, node string) error {
 	return st.Forget(ctx, node)
 }
 
-// PrunePoP evicts from the store what no node uses. It can come back for the time of grace.
+// giveTime is for how long PrunePoP waits for the nodes to let go of what they only have ready.
+const giveTime = time.Second
+
+// PrunePoP evicts from the store what no node uses, nor has more than ready: after the first look it asks the
+// nodes to let go of that, and looks again. What it evicts can come back for the time of grace.
 func (p *Puller) PrunePoP(ctx context.Context, inUse func(digest.Digest) bool) (pop.Eviction, error) {
 	s, st, err := p.needStore()
 	if err != nil {
@@ -185,6 +189,16 @@ func (p *Puller) PrunePoP(ctx context.Context, inUse func(digest.Digest) bool) (
 		return pop.Eviction{}, err
 	}
 	done, err := s.evict(ctx, st, total)
+	if err == nil && done.Why == pop.AllInUse { // and they have been asked
+		select {
+		case <-time.After(giveTime):
+		case <-ctx.Done():
+			return done, ctx.Err()
+		}
+		var more pop.Eviction
+		more, err = s.evict(ctx, st, total)
+		done.Layers, done.Bytes, done.Why = append(done.Layers, more.Layers...), done.Bytes+more.Bytes, more.Why
+	}
 	if done.Why == pop.AllInUse { // as it is to be
 		done.Why = ""
 	}

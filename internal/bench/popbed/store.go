@@ -223,7 +223,7 @@ func (v volume) fill() error {
 	return f.Sync()
 }
 
-// crowd takes what is free but for that share of the volume.
+// crowd takes what is free but for that share of the volume, beside what it has taken already.
 func (v volume) crowd(share float64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(v.dir, &st); err != nil {
@@ -234,7 +234,15 @@ func (v volume) crowd(share float64) error {
 		return err
 	}
 	defer f.Close()
-	return unix.Fallocate(int(f.Fd()), 0, 0, (int64(st.Bavail)-int64(share*float64(st.Blocks)))*st.Bsize)
+	bytes := (int64(st.Bavail) - int64(share*float64(st.Blocks))) * st.Bsize
+	if bytes <= 0 {
+		return nil
+	}
+	at, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	return unix.Fallocate(int(f.Fd()), 0, at, bytes)
 }
 
 func (v volume) free() error { return os.Remove(v.filler()) }
