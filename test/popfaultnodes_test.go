@@ -197,8 +197,8 @@ func backStale(b *faultBed) {
 	away, gone := b.images(1, 4<<20, 0, bare)
 	still, stood := b.images(1, 4<<20, 0, 2)
 	idle, _ := b.images(1, 4<<20, 0, 1)
-	b.clearNodes(0, 1)
 	b.restsOn(idle[0], 2, bare) // else they use it
+	b.clearNodes(0, 1)
 	b.must(b.LoseNode(bare))    // what it runs has what the page cache has, and is left alone
 	b.must(b.FreezeNode(2))
 	time.Sleep(faultLease + time.Second) // for Redis they are gone

@@ -455,7 +455,7 @@ func (b *faultBed) images(n, size, first, second int) (images []*faultImage, run
 	return images, runs
 }
 
-// restsOn waits until nodes have made an image ready that others have deployed, and use nothing of it, since the store needed room.
+// restsOn waits until nodes have made an image ready that others have deployed and use, and use nothing of it, since the store needed room.
 func (b *faultBed) restsOn(img *faultImage, nodes ...int) {
 	b.t.Helper()
 	await := func(what string, uses bool) {
