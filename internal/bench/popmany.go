@@ -52,6 +52,9 @@ func (m *manyRun) run(ctx context.Context) error {
 			if err := m.warmUp(ctx, image); err != nil {
 				return err
 			}
+			if err := m.rest(ctx); err != nil {
+				return err
+			}
 			for round := range m.b.o.rounds {
 				for i := range m.b.counts {
 					n := m.b.counts[(i+round)%len(m.b.counts)]
@@ -77,6 +80,33 @@ func nodes(n int) string { return fmt.Sprintf("%d nodes", n) }
 func (m *manyRun) warmUp(ctx context.Context, image string) error {
 	return onNodes(len(m.p.Nodes), func(i int) error { return m.p.once(ctx, i, image) })
 }
+
+// rest is what nodes cost that nobody asks for anything.
+func (m *manyRun) rest(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(restTime):
+	}
+	w, err := m.p.watch(0, len(m.p.Nodes))
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(restTime):
+	}
+	u, err := w.stop()
+	n := float64(len(m.p.Nodes)) * restTime.Seconds()
+	f := func(what string, cpu float64) { m.b.figure("idle", nodes(len(m.p.Nodes)), what, "ms", 1000*cpu/n) }
+	f("CPU of a node / second", u.Nodes.CPU)
+	f("CPU of a client / second", u.Client.CPU)
+	f("CPU of the servers / second and node", u.Servers.CPU)
+	m.b.doc.note("A node that nobody asks for anything takes %.1f ms of a processor in a second, its client of the store %.1f ms.", 1000*u.Nodes.CPU/n, 1000*u.Client.CPU/n)
+	return errors.Join(err, ctx.Err())
+}
+
+const restTime = 10 * time.Second
 
 // one deploys on n nodes at once; of a miss, what the store then has serves the hits that follow.
 func (m *manyRun) one(ctx context.Context, image string, mbit float64, round, n int, what string) error {
