@@ -199,7 +199,7 @@ func backStale(b *faultBed) {
 	idle, _ := b.images(1, 4<<20, 0, 1)
 	b.restsOn(idle[0], 2, bare) // else they use it
 	b.clearNodes(0, 1)
-	b.must(b.LoseNode(bare))    // what it runs has what the page cache has, and is left alone
+	b.must(b.LoseNode(bare)) // what it runs has what the page cache has, and is left alone
 	b.must(b.FreezeNode(2))
 	time.Sleep(faultLease + time.Second) // for Redis they are gone
 	end := b.crowd()
