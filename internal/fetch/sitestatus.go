@@ -176,42 +176,43 @@ func (p *Puller) ForgetNode(ctx context.Context, node string) error {
 // giveTime is for how long PrunePoP waits for the nodes to let go of what they only have ready.
 const giveTime = time.Second
 
-// PrunePoP evicts from the store what no node uses, nor has more than ready: after the first look it asks the
-// nodes to let go of that, and looks again. What it evicts can come back for the time of grace.
+// PrunePoP evicts from the store what no node uses: first it has the nodes let go of what they have no more than ready.
+// What it evicts can come back for the time of grace.
 func (p *Puller) PrunePoP(ctx context.Context, inUse func(digest.Digest) bool) (pop.Eviction, error) {
 	s, st, err := p.needStore()
 	if err != nil {
 		return pop.Eviction{}, err
 	}
+	s.press(ctx)
 	s.reconcile(ctx, inUse)
+	select {
+	case <-time.After(giveTime):
+	case <-ctx.Done():
+		return pop.Eviction{}, ctx.Err()
+	}
 	total, _, err := st.Space(ctx)
 	if err != nil {
 		return pop.Eviction{}, err
 	}
 	done, err := s.evict(ctx, st, total)
-	if err == nil && done.Why == pop.AllInUse { // and they have been asked
-		select {
-		case <-time.After(giveTime):
-		case <-ctx.Done():
-			return done, ctx.Err()
-		}
-		var more pop.Eviction
-		more, err = s.evict(ctx, st, total)
-		done.Layers, done.Bytes, done.Why = append(done.Layers, more.Layers...), done.Bytes+more.Bytes, more.Why
-	}
 	if done.Why == pop.AllInUse { // as it is to be
 		done.Why = ""
 	}
 	return done, err
 }
 
+// press tells the nodes that the store needs room.
+func (s *site) press(ctx context.Context) {
+	s.pressed.Store(time.Now().UnixNano())
+	if err := s.cfg.Coord.Publish(ctx, pop.Event{Kind: pop.Pressed}); err != nil {
+		s.log.Debug("nodes are not told that the store needs room", "err", err)
+	}
+}
+
 func (s *site) evict(ctx context.Context, st *pop.Store, want int64) (pop.Eviction, error) {
 	done, err := st.Evict(ctx, want)
 	if done.Why == pop.AllInUse {
-		s.pressed.Store(time.Now().UnixNano())
-		if perr := s.cfg.Coord.Publish(ctx, pop.Event{Kind: pop.Pressed}); perr != nil {
-			s.log.Debug("nodes are not told that the store needs room", "err", perr)
-		}
+		s.press(ctx)
 	}
 	s.p.stats.evicted.Add(int64(len(done.Layers)))
 	s.p.stats.evictedBytes.Add(done.Bytes)
