@@ -61,7 +61,7 @@ func prune(ctx context.Context, c *call) error {
 		fmt.Fprintf(c.cfg.Stdout, "checkpoint %s removed\n", short(id))
 	}
 	if r.PoPWhy != "" {
-		fmt.Fprintf(c.cfg.Stderr, "dew: not all that no node uses was evicted: %s\n", r.PoPWhy)
+		fmt.Fprintf(c.cfg.Stderr, "dew: not all that no node uses was evicted: %s; prune again when that is over\n", r.PoPWhy)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ func TestPoPProblems(t *testing.T) {
 		pop.ErrForeign:            api.Unsupported,
 		pop.ErrNotMounted:         api.Unsupported,
 		pop.ErrTaken:              api.Unsupported,
+		syscall.EROFS:             api.Unsupported,
 		pop.ErrLives:              api.InUse,
 		pop.ErrUnknown:            api.NotFound,
 		errors.New("another one"): api.Internal,

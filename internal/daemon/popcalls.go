@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"dewpoint/internal/api"
@@ -185,6 +186,7 @@ func popProblem(err error) error {
 		{pop.ErrNotMounted, api.Unsupported, storeRemedy},
 		{pop.ErrStoreAway, api.Unsupported, storeRemedy},
 		{pop.ErrAway, api.Unsupported, redisRemedy},
+		{syscall.EROFS, api.Unsupported, fullRemedy},
 		{pop.ErrUnknown, api.NotFound, "\"dew pop status --layers\" lists what is there, and who uses it"},
 	} {
 		if errors.Is(err, k.err) {

@@ -181,7 +181,8 @@ func (p *Puller) gone(img *image.Image, inUse func(digest.Digest) bool) bool {
 	return len(img.Layers) > 0
 }
 
-// Prune removes every layer that nothing uses, and what cut pulls left.
+// Prune removes every layer that nothing uses, and what cut pulls left. What of the PoP's store nothing uses here is
+// not marked any more then.
 func (p *Puller) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Freed, error) {
 	select { // let the freshest become collectable
 	case <-time.After(p.fresh):
@@ -193,6 +194,11 @@ func (p *Puller) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Fre
 	n, perr := p.cfg.Layers.RemovePartial(p.claimed(inUse), 0)
 	freed, err := p.Collect(ctx, math.MaxInt64, inUse)
 	freed.Bytes += n
+	if p.site != nil {
+		if st := p.site.usable(); st != nil {
+			p.site.unuseIdle(ctx, st, inUse)
+		}
+	}
 	return freed, errors.Join(perr, err)
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -513,6 +514,26 @@ func TestPrunePoP(t *testing.T) {
 	st := a.site.usable()
 	if !st.Has(t.Context(), kept) || st.Has(t.Context(), gone) {
 		t.Error("the wrong one")
+	}
+}
+
+// What a node has pruned it does not use from then on, so that another may evict it at once.
+func TestPruneTakesMarks(t *testing.T) {
+	s := newSiteBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	a.published(id)
+	b.bring(p)
+	b.eventually("the pull has let go of it", func() bool { return !b.isHeld(id) })
+	for _, inUse := range []bool{true, false} {
+		_, err := b.Prune(t.Context(), func(digest.Digest) bool { return inUse })
+		b.must(err)
+		seen, err := a.PoP(t.Context())
+		a.must(err)
+		if slices.Contains(seen.Users[id.String()], "b") != inUse {
+			t.Errorf("in use: %v; users: %v", inUse, seen.Users)
+		}
 	}
 }
 

@@ -282,7 +282,7 @@ func (s *site) fetching(id digest.Digest) pop.Fetch {
 	return f
 }
 
-// reconcile lets go of what of the store nothing here uses any more.
+// reconcile lets go of what of the store nothing here uses any more, and listens for other nodes' signs of life. Only KeepPoP calls it.
 func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	var disk int64
 	for _, l := range s.p.cfg.Layers.Layers() {
@@ -295,6 +295,18 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	if st == nil {
 		return
 	}
+	s.unuseIdle(ctx, st, inUse)
+	if s.keeper != nil || time.Since(s.listened) >= siteHouse { // who evicts has to know it well
+		s.listened = time.Now()
+		if err := st.Listen(ctx); err != nil {
+			s.log.Debug("other nodes' signs of life", "err", err)
+		}
+	}
+}
+
+// unuseIdle detaches what of the store nothing here has used for long, or less long when the store needs room, and takes
+// this node's marks from what nothing uses.
+func (s *site) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest.Digest) bool) {
 	claimed := s.p.claimed(inUse)
 	layers := s.p.cfg.Layers.Layers()
 	idle := idleAttached
@@ -311,12 +323,6 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 		}
 		if _, err := s.p.cfg.Layers.Remove(l.DiffID, func(l *layer.Layer) bool { return time.Since(l.Used()) > idle && !claimed(l.DiffID) }); err != nil {
 			s.log.Warn("detach layer", "layer", l.DiffID, "err", err)
-		}
-	}
-	if s.keeper != nil || time.Since(s.listened) >= siteHouse { // who evicts has to know it well
-		s.listened = time.Now()
-		if err := st.Listen(ctx); err != nil {
-			s.log.Debug("other nodes' signs of life", "err", err)
 		}
 	}
 	for _, ids := range st.Used() {

@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"dewpoint/internal/pop"
@@ -93,13 +94,16 @@ func (s *site) storeAway() error {
 	case s.cfg.Dir.Away() != nil:
 		return s.cfg.Dir.Away()
 	case s.unmounted.Load() != nil:
-		return errors.Join(pop.ErrStoreAway, *s.unmounted.Load())
+		return fmt.Errorf("%w: %w", pop.ErrStoreAway, *s.unmounted.Load())
 	case s.store.Load() != nil:
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return errors.Join(pop.ErrStoreAway, s.lastErr)
+	if s.lastErr == nil {
+		return pop.ErrStoreAway
+	}
+	return fmt.Errorf("%w: %w", pop.ErrStoreAway, s.lastErr)
 }
 
 func (s *site) hitsNow() pop.Hits {
@@ -184,7 +188,7 @@ func (p *Puller) PrunePoP(ctx context.Context, inUse func(digest.Digest) bool) (
 		return pop.Eviction{}, err
 	}
 	s.press(ctx)
-	s.reconcile(ctx, inUse)
+	s.unuseIdle(ctx, st, inUse)
 	select {
 	case <-time.After(giveTime):
 	case <-ctx.Done():
