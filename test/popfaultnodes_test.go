@@ -339,9 +339,7 @@ func storeFull(b *faultBed) {
 	idle, _ := b.images(3, 8<<20, 0, 2)
 	b.clearNodes(2)
 	b.must(b.FillStore(b.t.Context()))
-	img := b.push(6 << 20)
-	fresh := b.runs(img, 2, 3, 4)
-	for _, c := range fresh {
+	for _, c := range b.runs(b.push(6<<20), 2, 3, 4) {
 		c.right()
 	}
 	b.whole(0)
@@ -351,6 +349,15 @@ func storeFull(b *faultBed) {
 	b.tidy()
 	b.keeps(0, used...)
 	b.whole(0)
+
+	b.must(b.FillStore(b.t.Context()))
+	img := b.push(6 << 20)
+	for _, c := range b.runs(img, 2, 3, 4) {
+		c.right()
+	}
+	if _, ok := b.records(0)[img.own()]; ok {
+		b.t.Error("a full store has taken it")
+	}
 	b.must(b.FreeStore(b.t.Context()))
 	b.shows(img)
 	late := b.runs(b.push(1<<20), 2)

@@ -293,22 +293,40 @@ func (o *origin) places() []place {
 // is waited for: it brings it sooner than a request of its own.
 const aheadOfStream = 2
 
+// aheadOfPassed is how many bytes away the stream of a pack may be that is passed on to other nodes, and so read to its
+// end: what is fetched beside it crosses the PoP's link twice.
+const aheadOfPassed = 4 << 20
+
+// isNear reports whether the stream is to be waited for, which brings chunk next now, by who wants chunk k behind it.
+func (s *Start) isNear(next, k int) bool {
+	if s.pack.passed && s.head.ChunkSpan(k).Offset-s.head.ChunkSpan(next).Offset <= aheadOfPassed {
+		return true
+	}
+	return k-next <= aheadOfStream
+}
+
+// ended reports whether nothing more comes of the pack's stream.
+func (s *Start) ended() bool {
+	select {
+	case <-s.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // bringChunk waits for the pack's stream if that is about to bring the chunk,
 // and else fetches the chunk by itself.
 func (o *origin) bringChunk(ctx context.Context, k int) error {
 	for {
+		ended := o.s.ended()
 		o.s.mu.Lock()
 		next := o.s.next
 		o.s.mu.Unlock()
-		select {
-		case <-o.s.done:
-			return o.fetchChunk(ctx, k)
-		default:
-		}
 		if next > k {
 			return nil
 		}
-		if k-next > aheadOfStream {
+		if ended || !o.s.isNear(next, k) {
 			return o.fetchChunk(ctx, k)
 		}
 		select {
@@ -428,9 +446,7 @@ var errStreamSilent = errors.New("the layer's stream does not move")
 func (o *origin) follow(ctx context.Context, from, to int64, patience time.Duration) error {
 	p := o.s.p
 	class := Demand
-	select {
-	case <-o.s.done:
-	default: // the pack is what the same container, and others, wait for too
+	if !o.s.ended() { // the pack is what the same container, and others, wait for too
 		class = Startup
 	}
 	b := &blob{p: p, img: o.s.img, l: o.part.Layer, o: o.s.o, class: Background, base: Background}

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -495,4 +496,60 @@ func TestBrokenChunk(t *testing.T) {
 	}
 	pull.Background()
 	lb.must(pull.WaitComplete(t.Context()))
+}
+
+// What lies far behind a pack's stream is fetched by itself; that of a pack which is passed on, and so read to its end, is
+// waited for.
+func TestPassedPackComesOnce(t *testing.T) {
+	for _, passed := range []bool{false, true} {
+		t.Run(fmt.Sprint("passed ", passed), func(t *testing.T) {
+			const size = 6 << 20
+			lb := newLazyBedOf(t, image.Gzip, []pack.Range{{Length: size}}, registrytest.RandomTar(52, 1, size))
+			b, _ := lb.build(nil)
+			s, err := pack.Open(bytes.NewReader(b.Bytes()))
+			lb.must(err)
+			chunks := s.Header.Chunks
+			if len(chunks) <= aheadOfStream+2 {
+				t.Fatalf("%d chunks only", len(chunks))
+			}
+			img, err := lb.resolve(t.Context(), lb.ref(lb.img.Ref), Options{}, &lookup{p: lb.Puller, done: make(chan struct{})})
+			lb.must(err)
+			var alone atomic.Int32
+			goOn := make(chan struct{})
+			f := &packFile{size: int64(b.Len()), passed: passed, open: func(_ context.Context, at pack.Span) (io.ReadCloser, error) {
+				all := io.NewSectionReader(bytes.NewReader(b.Bytes()), at.Offset, at.Length)
+				if at.Length < int64(b.Len()) {
+					alone.Add(1)
+					return io.NopCloser(all), nil
+				}
+				first := s.Header.ChunkSpan(1).Offset
+				return io.NopCloser(io.MultiReader(io.LimitReader(all, first), &gated{open: goOn, Reader: all})), nil
+			}}
+			_, err = lb.openStart(t.Context(), img, Options{}, f, outlook{rate: 1e5, absent: 100e6})
+			lb.must(err)
+			last := chunks[len(chunks)-1].Ranges[0]
+			lb.Want(lb.img.Layers[0].DiffID, last.Offset, last.Offset+1)
+			if passed {
+				time.Sleep(100 * time.Millisecond)
+			} else {
+				lb.eventually("a request for it alone", func() bool { return alone.Load() == 1 })
+			}
+			close(goOn)
+			lb.read(0, last.Offset, last.Offset+last.Length)
+			if n := alone.Load(); passed && n > 0 {
+				t.Errorf("%d chunks crossed the link twice", n)
+			}
+		})
+	}
+}
+
+// gated is read once open is closed.
+type gated struct {
+	io.Reader
+	open chan struct{}
+}
+
+func (g *gated) Read(b []byte) (int, error) {
+	<-g.open
+	return g.Reader.Read(b)
 }
