@@ -35,7 +35,7 @@ build:
 # What "dew bench deploy" drives containerd's client library by.
 build-bench:
 	mkdir -p bin
-	$(BUILD) -o bin/ ./internal/bench/ctrclient
+	$(BUILD) -o bin/ ./lab/bench/ctrclient
 
 build-static:
 	mkdir -p bin/static
@@ -63,7 +63,7 @@ test-dmtcp:
 
 lint:
 	go vet -tags $(TAGS) ./...
-	@test -z "$$(gofmt -l api cmd demo internal test | tee /dev/stderr)"
+	@test -z "$$(gofmt -l api cmd demo internal lab test testkit | tee /dev/stderr)"
 	$(DEWPOINT_TOOLS)/staticcheck-*/staticcheck -tags $(TAGS) ./...
 
 # make bench ARGS='pull -rates 20 -images nginx:1'

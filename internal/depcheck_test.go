@@ -12,30 +12,30 @@ import (
 )
 
 // order is the packages as a deployment flows through them: each imports only
-// those before it. Packages in one row are equals and do not import each other.
+// those in rows before its own. Every package has a place of its own, also one below another's folder.
 var order = [][]string{
-	{"durable", "node", "image", "admit", "sched", "checkpoint/hooks/jasm"},
-	{"trace"},
-	{"journal", "config", "inflate", "presence", "toc", "checkpoint/image", "checkpoint/hooks"},
-	{"bdi", "registry", "erofs", "tree", "checkpoint/lazypages"},
-	{"mount", "pack", "datafs", "profile"},
-	{"evict"},
-	{"pop", "peer"},
-	{"layer", "checkpoint/store"},
+	{"durable", "spec", "image", "sched", "deploy/admit"},
+	{"trace", "layer/presence"},
+	{"config", "deploy/journal", "layer/inflate", "layer/toc", "checkpoint/image", "checkpoint/hooks/jasm"},
+	{"registry", "layer/bdi", "layer/erofs", "layer/tree", "checkpoint/hooks", "checkpoint/lazypages", "checkpoint/upper"},
+	{"layer/mount", "layer/datafs", "pack", "pack/profile"},
+	{"layer", "pop/evict"},
+	{"pop", "pop/peer"},
+	{"pop/session", "checkpoint/store"},
+	{"pop/local", "pop/redis"},
 	{"fetch"},
 	{"snapshot"},
-	{"learn"},
-	{"engine/logfile", "engine/network", "engine/shimgroup", "engine/metadb", "engine/launch", "engine/program"},
+	{"pack/learn"},
+	{"engine/launch", "engine/logfile", "engine/metadb", "engine/network", "engine/program", "engine/shimgroup"},
 	{"engine"},
-	{"ready"},
+	{"deploy/ready"},
 	{"checkpoint"},
+	{"checkpoint/criu", "checkpoint/dmtcp"},
 	{"deploy"},
-	{"api", "metrics"},
-	{"doctor", "web"},
-	{"daemon"},
-	{"simulate"},
-	{"cli", "demo"},
-	{"bench"},
+	{"api", "server/metrics"},
+	{"server/doctor", "server/web"},
+	{"server"},
+	{"cli"},
 }
 
 // light is what the command line client does without: it talks to dewd only.
@@ -50,7 +50,7 @@ type pkg struct {
 func TestImportOrder(t *testing.T) {
 	for _, p := range list(t, "dewpoint/internal/...") {
 		name := strings.TrimPrefix(p.ImportPath, "dewpoint/internal/")
-		if strings.HasSuffix(name, "test") || strings.Contains(name, "/gen/") || name == p.ImportPath {
+		if strings.Contains(name, "/gen/") || name == p.ImportPath {
 			continue
 		}
 		at := row(name)
@@ -59,15 +59,12 @@ func TestImportOrder(t *testing.T) {
 			continue
 		}
 		for _, imp := range p.Imports {
+			if strings.HasPrefix(imp, "dewpoint/testkit") || strings.HasPrefix(imp, "dewpoint/lab") {
+				t.Errorf("%s imports %s: the product does without", name, imp)
+			}
 			sub, ours := strings.CutPrefix(imp, "dewpoint/internal/")
-			if !ours || strings.HasPrefix(sub, name+"/") || strings.Contains(sub, "/gen/") {
-				continue
-			}
-			if on := row(sub); on >= at && owner(sub) != owner(name) {
+			if ours && !strings.Contains(sub, "/gen/") && row(sub) >= at {
 				t.Errorf("%s imports %s, which is not before it", name, sub)
-			}
-			if strings.HasSuffix(sub, "test") {
-				t.Errorf("%s imports the test helper %s", name, sub)
 			}
 		}
 	}
@@ -83,20 +80,9 @@ func TestClientIsLight(t *testing.T) {
 	}
 }
 
-// owner is the package that a subpackage belongs to.
-func owner(name string) string {
-	o, _, _ := strings.Cut(name, "/")
-	return o
-}
-
-// row is the place of a package, or of the one it belongs to; -1 if it has none.
+// row is the place of a package; -1 if it has none.
 func row(name string) int {
-	for _, n := range []string{name, owner(name)} {
-		if i := slices.IndexFunc(order, func(r []string) bool { return slices.Contains(r, n) }); i >= 0 {
-			return i
-		}
-	}
-	return -1
+	return slices.IndexFunc(order, func(r []string) bool { return slices.Contains(r, name) })
 }
 
 func list(t *testing.T, pattern string) []pkg {

@@ -13,8 +13,8 @@ import (
 	"sync"
 	"testing"
 
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 )
 
 // raw sends bytes to an address and reads the answer to them, as far as there is one.
@@ -106,13 +106,13 @@ func TestReplay(t *testing.T) {
 		conn.Close()
 	}
 	m.idle(t)
-	list, err := c.ListDeployments(t.Context(), node.DeploymentQuery{All: true, Limit: 1000})
+	list, err := c.ListDeployments(t.Context(), spec.DeploymentQuery{All: true, Limit: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}
 	by := map[string]int{}
 	for _, d := range list {
-		if d.State == node.StateDone {
+		if d.State == spec.StateDone {
 			by[d.Name]++
 		}
 	}

@@ -24,7 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 const service = "/dewpoint.v1.Node/"

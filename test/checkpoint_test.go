@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/bench/popbed"
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/checkpoint/store"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/popbed"
+	"dewpoint/testkit/registrytest"
 )
 
 // slowApp pushes an image whose start takes 1.5 s.
@@ -31,16 +31,16 @@ func slowApp(t *testing.T, reg *registrytest.Server, labels map[string]string) r
 }
 
 // start runs a container of an image on a port of its own.
-func (m *machine) boot(t *testing.T, name, ref string, flags ...string) (node.Record, string) {
+func (m *machine) boot(t *testing.T, name, ref string, flags ...string) (spec.Record, string) {
 	t.Helper()
 	port := freePort(t)
 	args := append([]string{"run", "-d", "--name", name, "-p", "127.0.0.1:" + port + ":80", "--ready", "http:80/"}, flags...)
 	return m.record(append(args, ref)...), "http://127.0.0.1:" + port
 }
 
-func (m *machine) checkpoints(t *testing.T) []node.Checkpoint {
+func (m *machine) checkpoints(t *testing.T) []spec.Checkpoint {
 	t.Helper()
-	var all []node.Checkpoint
+	var all []spec.Checkpoint
 	if err := json.Unmarshal([]byte(m.must("--json", "checkpoints")), &all); err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func (m *machine) checkpoints(t *testing.T) []node.Checkpoint {
 }
 
 // whys are the reasons of a record that begin with what.
-func whys(rec node.Record, what string) string {
+func whys(rec spec.Record, what string) string {
 	var out []string
 	for _, w := range rec.Way.Why {
 		if strings.HasPrefix(w, what) {
@@ -69,7 +69,7 @@ func TestCheckpoint(t *testing.T) {
 	}
 	born := get(t, url+"/born")
 	get(t, url+"/count")
-	var cp node.Checkpoint
+	var cp spec.Checkpoint
 	if err := json.Unmarshal([]byte(m.must("--json", "checkpoint", "first")), &cp); err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestCheckpoint(t *testing.T) {
 	for i := range 2 {
 		name := fmt.Sprint("clone-", i)
 		rec, url := m.boot(t, name, img.Ref, "-m", "256m", "--restore", []string{"auto", "always"}[i])
-		if rec.Way.Start != "restore" || rec.Stages[node.Restored] == 0 || rec.Stages[node.Started] != 0 || rec.Stages[node.Ready] < rec.Stages[node.Restored] {
+		if rec.Way.Start != "restore" || rec.Stages[spec.Restored] == 0 || rec.Stages[spec.Started] != 0 || rec.Stages[spec.Ready] < rec.Stages[spec.Restored] {
 			t.Fatalf("the clone's record: %+v", rec)
 		}
 		if got := get(t, url+"/born"); got != born {
@@ -137,7 +137,7 @@ func newCheckpointBed(t *testing.T, config string, labels ...string) *checkpoint
 // end asserts that nothing stays of the bed.
 func (b *checkpointBed) end() {
 	b.t.Helper()
-	var ps []node.Container
+	var ps []spec.Container
 	if err := json.Unmarshal([]byte(b.must("--json", "ps", "-a")), &ps); err != nil {
 		b.t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func (b *checkpointBed) otherCPU(feature string) {
 func TestCheckpointClones(t *testing.T) {
 	b := newCheckpointBed(t, "")
 	b.must("deploy", "--count", "8", "--parallel", "8", "--name", "clone", "--net", "bridge", "--ready", "http:80/", "--restore", "always", b.img.Ref)
-	var ps []node.Container
+	var ps []spec.Container
 	if err := json.Unmarshal([]byte(b.must("--json", "ps")), &ps); err != nil {
 		t.Fatal(err)
 	}
@@ -326,12 +326,12 @@ func TestCheckpointWithoutCRIU(t *testing.T) {
 	if r := m.dew("run", "-d", "--net", "bridge", "--restore", "always", img.Ref); r.code != 12 || !strings.Contains(r.err, "not restored: ") {
 		t.Errorf("always: %+v", r)
 	}
-	var found []node.Finding
+	var found []spec.Finding
 	if err := json.Unmarshal([]byte(m.dew("--json", "doctor").out), &found); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(found, func(f node.Finding) bool {
-		return f.What == "checkpoints" && f.Level == node.LevelNote && strings.Contains(f.Detail, "/bin/true")
+	if !slices.ContainsFunc(found, func(f spec.Finding) bool {
+		return f.What == "checkpoints" && f.Level == spec.LevelNote && strings.Contains(f.Detail, "/bin/true")
 	}) {
 		t.Errorf("doctor: %+v", found)
 	}
@@ -344,7 +344,7 @@ func TestCheckpointAgainAndAgain(t *testing.T) {
 	img := slowApp(t, reg, map[string]string{"dewpoint.checkpoint": "auto"})
 	m := newMachine(t, reg).start()
 	m.boot(t, "first", img.Ref)
-	var all []node.Checkpoint
+	var all []spec.Checkpoint
 	for range 200 {
 		if all = m.checkpoints(t); len(all) > 0 {
 			break
@@ -359,7 +359,7 @@ func TestCheckpointAgainAndAgain(t *testing.T) {
 	for left := restores(t); left > 0; left -= together {
 		n := min(left, together)
 		m.must("deploy", "--count", fmt.Sprint(n), "--parallel", "4", "--name", "again", "--net", "bridge", "--ready", "http:80/", "--restore", "always", img.Ref)
-		var ps []node.Container
+		var ps []spec.Container
 		m.unmarshal(t, &ps, "ps")
 		if len(ps) != n {
 			t.Errorf("%d containers run, not %d", len(ps), n)
@@ -405,7 +405,7 @@ func restores(t *testing.T) int {
 func TestCheckpointInPoP(t *testing.T) {
 	p := newSite(t, popbed.Config{Store: popbed.Dir, StoreBytes: 1 << 30})
 	img := p.reg.PushImage("team/slow:1", appLayers(t, 0), appOptions("slow", "80"))
-	request := node.Request{Image: img.Ref, Name: "web", Net: "host", Ready: "http:80/", Checkpoint: true}
+	request := spec.Request{Image: img.Ref, Name: "web", Net: "host", Ready: "http:80/", Checkpoint: true}
 	if _, err := p.Deploy(t.Context(), 0, request); err != nil {
 		t.Fatal(err)
 	}
@@ -586,7 +586,7 @@ func TestCheckpointLazilyKilled(t *testing.T) {
 		t.Errorf("its guard has ended it: %v; its memory sums up to %q, and was %q", dead, got, sum)
 	}
 	if dead {
-		if e := m.event(node.EventLost); e.Name != "clone" || !strings.Contains(e.Error, "dewd was killed") {
+		if e := m.event(spec.EventLost); e.Name != "clone" || !strings.Contains(e.Error, "dewd was killed") {
 			t.Errorf("the event is %+v", e)
 		}
 	}

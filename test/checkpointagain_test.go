@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/bench/popbed"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/popbed"
 )
 
 // What becomes of checkpoints' clones: they are saved again, they come from other nodes, and
@@ -75,7 +75,7 @@ func TestCheckpointOfLateClone(t *testing.T) {
 
 // clone starts a container on node i from the checkpoint whose clones count from count on: it is there soon, and
 // older ones may be there before. It asserts what the container has come to.
-func (p *pop) clone(i int, request node.Request, born string, count int) {
+func (p *pop) clone(i int, request spec.Request, born string, count int) {
 	p.t.Helper()
 	request.Checkpoint, request.Restore = false, "always"
 	p.eventually("a start on "+p.Nodes[i].Name, func() error {
@@ -101,7 +101,7 @@ func (p *pop) clone(i int, request node.Request, born string, count int) {
 func (p *pop) saveClone(i int, name string) {
 	p.t.Helper()
 	err := p.client(i, func(ctx context.Context, c *api.Client) error {
-		_, err := c.Checkpoint(ctx, node.CheckpointRequest{Name: name})
+		_, err := c.Checkpoint(ctx, spec.CheckpointRequest{Name: name})
 		return err
 	})
 	if err != nil {
@@ -114,7 +114,7 @@ func (p *pop) saveClone(i int, name string) {
 func TestCheckpointFromPeers(t *testing.T) {
 	p := newSite(t, popbed.Config{Nodes: 3, Store: popbed.None})
 	img := p.reg.PushImage("team/slow:1", appLayers(t, 0), appOptions("slow", "80"))
-	request := node.Request{Image: img.Ref, Name: "web", Net: "host", Ready: "http:80/", Checkpoint: true}
+	request := spec.Request{Image: img.Ref, Name: "web", Net: "host", Ready: "http:80/", Checkpoint: true}
 	if _, err := p.Deploy(t.Context(), 0, request); err != nil {
 		t.Fatal(err)
 	}

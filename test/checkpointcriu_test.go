@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"dewpoint/internal/checkpoint/criu"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 
 	"golang.org/x/sys/unix"
 )
@@ -231,7 +231,7 @@ func size(pattern string) (sum int64) {
 // rules are the packet filters of a container's network.
 func (m *machine) rules(t *testing.T, name string) string {
 	t.Helper()
-	var found struct{ Container node.Container }
+	var found struct{ Container spec.Container }
 	m.unmarshal(t, &found, "inspect", name)
 	var all []byte
 	for _, list := range [][]string{{"nft", "list", "ruleset"}, {"iptables-legacy-save"}, {"ip6tables-legacy-save"}} {
@@ -375,9 +375,9 @@ func (b *checkpointBed) whole(name, born, sum string) string {
 	t.Helper()
 	status := ""
 	b.eventually("it runs, or is gone", func() bool {
-		var ps []node.Container
+		var ps []spec.Container
 		b.unmarshal(t, &ps, "ps", "-a")
-		i := slices.IndexFunc(ps, func(c node.Container) bool { return c.Name == name })
+		i := slices.IndexFunc(ps, func(c spec.Container) bool { return c.Name == name })
 		if i < 0 {
 			status = "gone"
 			return true

@@ -13,8 +13,8 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 )
 
 // pythonApp is the test program in a language whose programs are linked dynamically. It takes a second to start.
@@ -53,7 +53,7 @@ func pushPython(reg *registrytest.Server) registrytest.Pushed {
 }
 
 // awaitCheckpoint waits for the one that is being made.
-func (m *machine) awaitCheckpoint(t *testing.T) node.Checkpoint {
+func (m *machine) awaitCheckpoint(t *testing.T) spec.Checkpoint {
 	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		if all := m.checkpoints(t); len(all) == 1 {
@@ -61,7 +61,7 @@ func (m *machine) awaitCheckpoint(t *testing.T) node.Checkpoint {
 		}
 	}
 	t.Fatal("no checkpoint is made")
-	return node.Checkpoint{}
+	return spec.Checkpoint{}
 }
 
 // Where CRIU does not work, DMTCP saves what was started for it, and restores it.
@@ -108,7 +108,7 @@ func TestCheckpointByDMTCP(t *testing.T) {
 	}
 	m.exits(t, "first", url)
 	m.must(append(append([]string{"run", "-d", "--name", "hosts", "--checkpoint", "--restore", "never"}, usr...), img.Ref, freePort(t))...)
-	if e := m.event(node.EventUnsaved); e.Name != "hosts" || !strings.Contains(e.Error, "host's network") {
+	if e := m.event(spec.EventUnsaved); e.Name != "hosts" || !strings.Contains(e.Error, "host's network") {
 		t.Errorf("on the host's network: %+v", e)
 	}
 	m.must("rm", "-f", "first", "clone-0", "clone-1", "clone-2", "hosts")
@@ -136,18 +136,18 @@ func TestNotCarriedByDMTCP(t *testing.T) {
 	m.start()
 	rec, url := m.boot(t, "web", img.Ref, "--checkpoint")
 	get(t, url+"/born")
-	if e := m.event(node.EventUnsaved); rec.Way.Start != "boot" || e.Name != "web" || !strings.Contains(e.Error, "/bin/sh") {
+	if e := m.event(spec.EventUnsaved); rec.Way.Start != "boot" || e.Name != "web" || !strings.Contains(e.Error, "/bin/sh") {
 		t.Errorf("started by %s, event %+v", rec.Way.Start, e)
 	}
 	if all := m.checkpoints(t); len(all) > 0 {
 		t.Errorf("saved: %+v", all)
 	}
-	var found []node.Finding
+	var found []spec.Finding
 	if err := json.Unmarshal([]byte(m.dew("--json", "doctor").out), &found); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(found, func(f node.Finding) bool {
-		return f.What == "checkpoints" && f.Level == node.LevelOK && strings.HasPrefix(f.Detail, "work: dmtcp ")
+	if !slices.ContainsFunc(found, func(f spec.Finding) bool {
+		return f.What == "checkpoints" && f.Level == spec.LevelOK && strings.HasPrefix(f.Detail, "work: dmtcp ")
 	}) {
 		t.Errorf("doctor: %+v", found)
 	}
@@ -157,12 +157,12 @@ func TestNotCarriedByDMTCP(t *testing.T) {
 func (m *machine) exits(t *testing.T, name, url string) {
 	t.Helper()
 	_ = exec.Command("curl", "-s", "-m", "10", url+"/exit").Run() // it does not answer
-	var all []node.Container
+	var all []spec.Container
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if err := json.Unmarshal([]byte(m.must("--json", "ps", "-a")), &all); err != nil {
 			t.Fatal(err)
 		}
-		if slices.ContainsFunc(all, func(c node.Container) bool { return c.Name == name && c.ExitCode == 7 }) {
+		if slices.ContainsFunc(all, func(c spec.Container) bool { return c.Name == name && c.ExitCode == 7 }) {
 			return
 		}
 	}

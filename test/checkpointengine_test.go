@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 )
 
 // A node on which no engine of checkpoints works names what each lacks, and boots as ever.
@@ -25,7 +25,7 @@ func TestCheckpointWithoutEngines(t *testing.T) {
 		t.Errorf("started by %s, since %q", rec.Way.Start, got)
 	}
 	get(t, url+"/born")
-	if e := m.event(node.EventUnsaved); e.Name != "web" || !names(e.Error) {
+	if e := m.event(spec.EventUnsaved); e.Name != "web" || !names(e.Error) {
 		t.Errorf("the event: %+v", e)
 	}
 	if r := m.dew("checkpoint", "web"); r.code != 12 || !names(r.err) {
@@ -34,12 +34,12 @@ func TestCheckpointWithoutEngines(t *testing.T) {
 	if r := m.dew("run", "-d", "--net", "bridge", "--restore", "always", img.Ref); r.code != 12 || !names(r.err) {
 		t.Errorf("always: %+v", r)
 	}
-	var found []node.Finding
+	var found []spec.Finding
 	if err := json.Unmarshal([]byte(m.dew("--json", "doctor").out), &found); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(found, func(f node.Finding) bool {
-		return f.What == "checkpoints" && f.Level == node.LevelNote && names(f.Detail)
+	if !slices.ContainsFunc(found, func(f spec.Finding) bool {
+		return f.What == "checkpoints" && f.Level == spec.LevelNote && names(f.Detail)
 	}) {
 		t.Errorf("doctor: %+v", found)
 	}

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 )
 
 // What a container may have otherwise than the one that was saved, and what keeps it from that one's memory.
@@ -135,7 +135,7 @@ func (m *machine) identityOf(name, url string) (id identity) {
 	m.t.Helper()
 	t := m.t.(*testing.T)
 	id.machine, id.mac = get(t, url+"/cat?/etc/machine-id"), get(t, url+"/cat?/sys/class/net/eth0/address")
-	var found struct{ Container node.Container }
+	var found struct{ Container spec.Container }
 	m.unmarshal(t, &found, "inspect", name)
 	dirs := m.cgroups("/" + name)
 	for _, d := range dirs {

@@ -13,14 +13,14 @@ import (
 	"testing"
 
 	"dewpoint/internal/checkpoint/hooks/jasm"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // saved waits for a checkpoint that nobody waits for.
-func (m *machine) saved(t *testing.T) node.Checkpoint {
+func (m *machine) saved(t *testing.T) spec.Checkpoint {
 	t.Helper()
 	m.eventually("a checkpoint", func() bool { return len(m.checkpoints(t)) > 0 })
 	return m.checkpoints(t)[0]
@@ -97,7 +97,7 @@ func TestCheckpointHookKilled(t *testing.T) {
 		if got := b.must("exec", name, "/app", "cat", "/hooked"); got != "once\nagain\n" {
 			t.Errorf("%s: the hook left %q", name, got)
 		}
-		var found struct{ Container node.Container }
+		var found struct{ Container spec.Container }
 		if err := json.Unmarshal([]byte(b.must("--json", "inspect", name)), &found); err != nil {
 			t.Fatal(err)
 		}

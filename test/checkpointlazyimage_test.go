@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // A container whose image is not all here is saved, and clones start from it on layers that are not either: on this node,
@@ -28,7 +28,7 @@ func TestCheckpointLazyImage(t *testing.T) {
 func testCheckpointLazyImage(t *testing.T, backend string) {
 	b := newLazyBed(t, backend, off+noLearn)
 	const open = 7
-	start := func(name, restore string) (node.Record, string) {
+	start := func(name, restore string) (spec.Record, string) {
 		t.Helper()
 		port := freePort(t)
 		rec := b.record("run", "-d", "--name", name, "-p", "127.0.0.1:"+port+":80", "--ready", "http:80/", "--restore", restore,

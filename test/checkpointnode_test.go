@@ -15,9 +15,9 @@ import (
 	"testing"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
-	"dewpoint/internal/snapshot/containerdtest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/containerdtest"
+	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,14 +52,14 @@ func TestCheckpointOwner(t *testing.T) {
 	m := newMachine(t, reg)
 	as := m.overTCP()
 	m.start()
-	run := func(c *api.Client, restore string, save bool) (way node.Way, born string, err error) {
+	run := func(c *api.Client, restore string, save bool) (way spec.Way, born string, err error) {
 		t.Helper()
-		rec, err := c.Deploy(t.Context(), node.Request{Image: img.Ref, Name: "web", Net: "bridge", Ready: "http:80/", Restore: restore, Checkpoint: save}, node.Watch{})
+		rec, err := c.Deploy(t.Context(), spec.Request{Image: img.Ref, Name: "web", Net: "bridge", Ready: "http:80/", Restore: restore, Checkpoint: save}, spec.Watch{})
 		if err != nil {
 			return way, "", err
 		}
 		list, err := m.client(t).List(t.Context(), false)
-		i := slices.IndexFunc(list, func(c node.Container) bool { return c.Name == "web" })
+		i := slices.IndexFunc(list, func(c spec.Container) bool { return c.Name == "web" })
 		if err != nil || i < 0 {
 			t.Fatalf("%+v, %v", list, err)
 		}
@@ -75,7 +75,7 @@ func TestCheckpointOwner(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", who, err)
 		}
-		if got := whys(node.Record{Way: way}, "restore: "); way.Start == "restore" != (why == "") || way.Start == "restore" && born != want || got != why {
+		if got := whys(spec.Record{Way: way}, "restore: "); way.Start == "restore" != (why == "") || way.Start == "restore" && born != want || got != why {
 			t.Errorf("%s starts by %s, was born as %q (the one that was saved %q), since %q", who, way.Start, born, want, got)
 		}
 	}
@@ -265,11 +265,11 @@ func TestCheckpointOfUser(t *testing.T) {
 	m := newMachine(t, reg).start()
 	m.record("run", "-d", "--name", "user", "--net", "bridge", "--ready", "http:8080/", img.Ref)
 	r := m.dew("checkpoint", "user")
-	var found []node.Finding
+	var found []spec.Finding
 	if err := json.Unmarshal([]byte(m.dew("--json", "doctor").out), &found); err != nil {
 		t.Fatal(err)
 	}
-	able := !slices.ContainsFunc(found, func(f node.Finding) bool { return strings.Contains(f.Detail, "only processes of root can be dumped") })
+	able := !slices.ContainsFunc(found, func(f spec.Finding) bool { return strings.Contains(f.Detail, "only processes of root can be dumped") })
 	if able {
 		if r.code != 0 {
 			t.Errorf("%+v", r)
@@ -279,7 +279,7 @@ func TestCheckpointOfUser(t *testing.T) {
 	if r.code != 12 || !strings.Contains(r.err, "runs as user 1000") || !strings.Contains(r.err, "CAP_SYS_RESOURCE") {
 		t.Errorf("%+v", r)
 	}
-	if e := m.event(node.EventUnsaved); e.Name != "user" || !strings.Contains(e.Error, "runs as user 1000") {
+	if e := m.event(spec.EventUnsaved); e.Name != "user" || !strings.Contains(e.Error, "runs as user 1000") {
 		t.Errorf("the event is %+v", e)
 	}
 	if rec := m.record("run", "-d", "--name", "other", "--net", "bridge", "--ready", "http:8080/", img.Ref); rec.Way.Start != "boot" {
@@ -340,7 +340,7 @@ func TestCheckpointLazilyLost(t *testing.T) {
 		if !strings.Contains(strings.Join(rec.Way.Why, " "), "damaged") {
 			t.Errorf("it booted: %+v", rec.Way)
 		}
-	} else if e := m.event(node.EventLost); e.Name != "clone" || !strings.Contains(e.Error, "damaged") {
+	} else if e := m.event(spec.EventLost); e.Name != "clone" || !strings.Contains(e.Error, "damaged") {
 		t.Errorf("the event is %+v", e)
 	}
 	m.eventually("the container serves again", func() bool {

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/registry/registrytest"
-	"dewpoint/internal/snapshot/containerdtest"
+	"dewpoint/testkit/containerdtest"
+	"dewpoint/testkit/registrytest"
 )
 
 // ctr and nerdctl on the system's containerd, old and new, run the image that

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/registry/registrytest"
-	"dewpoint/internal/snapshot/containerdtest"
+	"dewpoint/testkit/containerdtest"
+	"dewpoint/testkit/registrytest"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"

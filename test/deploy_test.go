@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,15 +39,15 @@ func code(err error) api.Code {
 }
 
 // quiet asks for a container that only sleeps, on no network.
-func quiet(ref, name string, t node.Terms) node.Request {
-	return node.Request{Image: ref, Name: name, Net: "none", Cmd: []string{"sleep", "1h"}, Restore: "never", Terms: t}
+func quiet(ref, name string, t spec.Terms) spec.Request {
+	return spec.Request{Image: ref, Name: name, Net: "none", Cmd: []string{"sleep", "1h"}, Restore: "never", Terms: t}
 }
 
 // deployments are those of a node, by name, with its containers.
-func (m *machine) deployments(t *testing.T) (map[string][]node.Deployment, map[string]node.Container) {
+func (m *machine) deployments(t *testing.T) (map[string][]spec.Deployment, map[string]spec.Container) {
 	t.Helper()
 	c := m.client(t)
-	list, err := c.ListDeployments(t.Context(), node.DeploymentQuery{All: true, Limit: 1000})
+	list, err := c.ListDeployments(t.Context(), spec.DeploymentQuery{All: true, Limit: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func (m *machine) deployments(t *testing.T) (map[string][]node.Deployment, map[s
 	if err != nil {
 		t.Fatal(err)
 	}
-	byName, have := map[string][]node.Deployment{}, map[string]node.Container{}
+	byName, have := map[string][]spec.Deployment{}, map[string]spec.Container{}
 	for _, d := range list {
 		byName[d.Name] = append(byName[d.Name], d)
 	}
@@ -69,10 +69,10 @@ func (m *machine) deployments(t *testing.T) (map[string][]node.Deployment, map[s
 func (m *machine) idle(t *testing.T) {
 	t.Helper()
 	c := m.client(t)
-	var open []node.Deployment
+	var open []spec.Deployment
 	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		var err error
-		if open, err = c.ListDeployments(t.Context(), node.DeploymentQuery{}); err != nil {
+		if open, err = c.ListDeployments(t.Context(), spec.DeploymentQuery{}); err != nil {
 			t.Fatal(err)
 		}
 		if len(open) == 0 {
@@ -105,9 +105,9 @@ func (m *machine) accounted(t *testing.T, names []string) int {
 		}
 		d, c := by[name][0], have[name]
 		switch {
-		case d.State == node.StateDone && c.Status == node.StatusRunning:
+		case d.State == spec.StateDone && c.Status == spec.StatusRunning:
 			done++
-		case d.State == node.StateDone:
+		case d.State == spec.StateDone:
 			t.Errorf("%s is done, and its container is %q", name, c.Status)
 		case d.Failure == nil || d.Failure.Message == "":
 			t.Errorf("%s is %s without a reason", name, d.State)
@@ -157,16 +157,16 @@ func TestKilledWhileItDeploysMany(t *testing.T) {
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()
 	c := m.client(t)
-	if _, err := c.Deploy(t.Context(), quiet(img.Ref, "first", node.Terms{}), node.Watch{}); err != nil {
+	if _, err := c.Deploy(t.Context(), quiet(img.Ref, "first", spec.Terms{}), spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.DeployMany(t.Context(), node.Many{Requests: []node.Request{quiet(img.Ref, "lone", node.Terms{})}, Count: 60,
-		Terms: node.Terms{Detach: true, Key: "batch"}}, node.ManyWatch{Watch: func(int) node.Watch { return node.Watch{} }}); err != nil {
+	if err := c.DeployMany(t.Context(), spec.Many{Requests: []spec.Request{quiet(img.Ref, "lone", spec.Terms{})}, Count: 60,
+		Terms: spec.Terms{Detach: true, Key: "batch"}}, spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }}); err != nil {
 		t.Fatal(err)
 	}
 	over := make(chan error, 1)
 	go func() {
-		over <- c.DeployMany(context.Background(), node.Many{Requests: []node.Request{quiet(img.Ref, "kept", node.Terms{})}, Count: 40}, node.ManyWatch{})
+		over <- c.DeployMany(context.Background(), spec.Many{Requests: []spec.Request{quiet(img.Ref, "kept", spec.Terms{})}, Count: 40}, spec.ManyWatch{})
 	}()
 	m.patiently("some are done", func() bool { return m.done(t) >= 12 })
 	m.kill()
@@ -182,15 +182,15 @@ func TestKilledWhileItDeploysMany(t *testing.T) {
 	done := m.accounted(t, all)
 	by, _ := m.deployments(t)
 	for _, name := range names("lone", 60) {
-		if d := by[name]; len(d) == 1 && d[0].State != node.StateDone {
+		if d := by[name]; len(d) == 1 && d[0].State != spec.StateDone {
 			t.Errorf("%s, which is detached, is %s: %+v", name, d[0].State, d[0].Failure)
 		}
 	}
 	t.Logf("%d of %d are done", done, len(all))
 	// The same call once more makes nothing.
 	c = m.client(t)
-	if err := c.DeployMany(t.Context(), node.Many{Requests: []node.Request{quiet(img.Ref, "lone", node.Terms{})}, Count: 60,
-		Terms: node.Terms{Detach: true, Key: "batch"}}, node.ManyWatch{}); err != nil {
+	if err := c.DeployMany(t.Context(), spec.Many{Requests: []spec.Request{quiet(img.Ref, "lone", spec.Terms{})}, Count: 60,
+		Terms: spec.Terms{Detach: true, Key: "batch"}}, spec.ManyWatch{}); err != nil {
 		t.Errorf("the same call again: %v", err)
 	}
 	m.idle(t)
@@ -206,13 +206,13 @@ func TestKilledWhileItDeploysMany(t *testing.T) {
 // done is how many deployments are done.
 func (m *machine) done(t *testing.T) int {
 	t.Helper()
-	list, err := m.client(t).ListDeployments(t.Context(), node.DeploymentQuery{All: true, Limit: 1000})
+	list, err := m.client(t).ListDeployments(t.Context(), spec.DeploymentQuery{All: true, Limit: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}
 	n := 0
 	for _, d := range list {
-		if d.State == node.StateDone {
+		if d.State == spec.StateDone {
 			n++
 		}
 	}
@@ -234,7 +234,7 @@ func containerdEndsWhileMany(t *testing.T, signal unix.Signal) {
 	c := m.client(t)
 	over := make(chan error, 1)
 	go func() {
-		over <- c.DeployMany(context.Background(), node.Many{Requests: []node.Request{quiet(img.Ref, "some", node.Terms{})}, Count: 30}, node.ManyWatch{})
+		over <- c.DeployMany(context.Background(), spec.Many{Requests: []spec.Request{quiet(img.Ref, "some", spec.Terms{})}, Count: 30}, spec.ManyWatch{})
 	}()
 	m.patiently("some are done", func() bool { return m.done(t) >= 5 })
 	was := m.privateContainerd()
@@ -245,7 +245,7 @@ func containerdEndsWhileMany(t *testing.T, signal unix.Signal) {
 		t.Errorf("the call: %v", err)
 	}
 	m.patiently("it deploys again", func() bool {
-		r, err := c.Deploy(t.Context(), quiet(img.Ref, "", node.Terms{}), node.Watch{})
+		r, err := c.Deploy(t.Context(), quiet(img.Ref, "", spec.Terms{}), spec.Watch{})
 		return err == nil && c.Remove(t.Context(), r.Name, true) == nil && m.privateContainerd() != was
 	})
 	m.idle(t)
@@ -264,22 +264,22 @@ func TestCancelQueuedAndRunning(t *testing.T) {
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()
 	c := m.client(t)
-	never := quiet(img.Ref, "never", node.Terms{})
+	never := quiet(img.Ref, "never", spec.Terms{})
 	never.Ready, never.ReadyTimeout = "log:never", time.Hour
-	failed := make([]*node.Failure, 3)
+	failed := make([]*spec.Failure, 3)
 	over := make(chan error, 1)
 	go func() {
-		over <- c.DeployMany(context.Background(), node.Many{Requests: []node.Request{never}, Count: 3, Parallel: 1, Terms: node.Terms{Key: "n"}},
-			node.ManyWatch{Ended: func(i int, _ node.Record, f *node.Failure) { failed[i] = f }})
+		over <- c.DeployMany(context.Background(), spec.Many{Requests: []spec.Request{never}, Count: 3, Parallel: 1, Terms: spec.Terms{Key: "n"}},
+			spec.ManyWatch{Ended: func(i int, _ spec.Record, f *spec.Failure) { failed[i] = f }})
 	}()
 	m.patiently("one runs and two wait", func() bool {
 		by, have := m.deployments(t)
 		two := by["never-2"]
-		return have["never-1"].Status == node.StatusRunning && len(two) == 1 && two[0].State == node.StateQueued && two[0].Position > 0
+		return have["never-1"].Status == spec.StatusRunning && len(two) == 1 && two[0].State == spec.StateQueued && two[0].Position > 0
 	})
 	for _, i := range []int{2, 1, 0} { // the queue first: none begins meanwhile
-		d, err := c.CancelDeployment(t.Context(), node.DeploymentRef{Key: fmt.Sprintf("n/%d", i)})
-		if err != nil || d.State != node.StateCanceled || d.Failure == nil || d.Failure.Code != string(api.Canceled) {
+		d, err := c.CancelDeployment(t.Context(), spec.DeploymentRef{Key: fmt.Sprintf("n/%d", i)})
+		if err != nil || d.State != spec.StateCanceled || d.Failure == nil || d.Failure.Code != string(api.Canceled) {
 			t.Errorf("canceled: %+v, %v", d, err)
 		}
 	}
@@ -292,12 +292,12 @@ func TestCancelQueuedAndRunning(t *testing.T) {
 		}
 	}
 	// Canceled once more it stays as it is; its key stands for it.
-	if d, err := c.CancelDeployment(t.Context(), node.DeploymentRef{Key: "n/0"}); err != nil || d.State != node.StateCanceled {
+	if d, err := c.CancelDeployment(t.Context(), spec.DeploymentRef{Key: "n/0"}); err != nil || d.State != spec.StateCanceled {
 		t.Errorf("canceled again: %+v, %v", d, err)
 	}
 	again := never
 	again.Name, again.Terms.Key = "never-1", "n/0"
-	if _, err := c.Deploy(t.Context(), again, node.Watch{}); code(err) != api.Canceled {
+	if _, err := c.Deploy(t.Context(), again, spec.Watch{}); code(err) != api.Canceled {
 		t.Errorf("asked for again under its key: %v", err)
 	}
 	if _, have := m.deployments(t); len(have) > 0 {
@@ -315,15 +315,15 @@ func TestKeysAndDeadlines(t *testing.T) {
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()
 	c := m.client(t)
-	one := quiet(img.Ref, "one", node.Terms{Key: "k"})
+	one := quiet(img.Ref, "one", spec.Terms{Key: "k"})
 
 	// Ten clients at once, one container.
-	records := make([]node.Record, 10)
+	records := make([]spec.Record, 10)
 	var g sync.WaitGroup
 	for i := range records {
 		g.Go(func() {
 			var err error
-			if records[i], err = m.client(t).Deploy(context.Background(), one, node.Watch{}); err != nil {
+			if records[i], err = m.client(t).Deploy(context.Background(), one, spec.Watch{}); err != nil {
 				t.Errorf("client %d: %v", i, err)
 			}
 		})
@@ -341,14 +341,14 @@ func TestKeysAndDeadlines(t *testing.T) {
 			m.start()
 			c = m.client(t)
 		}
-		r, err := c.Deploy(t.Context(), one, node.Watch{})
-		if err != nil || r.ID != records[0].ID || r.Stages[node.Ready] != records[0].Stages[node.Ready] {
+		r, err := c.Deploy(t.Context(), one, spec.Watch{})
+		if err != nil || r.ID != records[0].ID || r.Stages[spec.Ready] != records[0].Stages[spec.Ready] {
 			t.Errorf("replayed, restart %t: %+v, %v", restart, r, err)
 		}
 	}
 	other := one
 	other.Env = []string{"A=b"}
-	if _, err := c.Deploy(t.Context(), other, node.Watch{}); code(err) != api.KeyReused {
+	if _, err := c.Deploy(t.Context(), other, spec.Watch{}); code(err) != api.KeyReused {
 		t.Errorf("the key of another request: %v", err)
 	}
 	i, err := c.Inspect(t.Context(), "one")
@@ -357,22 +357,22 @@ func TestKeysAndDeadlines(t *testing.T) {
 	}
 
 	// A client that vanishes takes its deployment with it, unless another has joined; then its key is free.
-	slow := quiet(img.Ref, "slow", node.Terms{Key: "s"})
+	slow := quiet(img.Ref, "slow", spec.Terms{Key: "s"})
 	slow.Ready = "log:never"
 	ctx, vanish := context.WithCancel(t.Context())
 	joined, leave := context.WithCancel(t.Context())
 	gone := make(chan error, 2)
-	go func() { _, err := m.client(t).Deploy(ctx, slow, node.Watch{}); gone <- err }()
-	m.patiently("it runs", func() bool { _, have := m.deployments(t); return have["slow"].Status == node.StatusRunning })
-	told := make(chan node.Deployment, 100)
+	go func() { _, err := m.client(t).Deploy(ctx, slow, spec.Watch{}); gone <- err }()
+	m.patiently("it runs", func() bool { _, have := m.deployments(t); return have["slow"].Status == spec.StatusRunning })
+	told := make(chan spec.Deployment, 100)
 	go func() {
-		_, err := m.client(t).Deploy(joined, slow, node.Watch{Deployment: func(d node.Deployment) { told <- d }})
+		_, err := m.client(t).Deploy(joined, slow, spec.Watch{Deployment: func(d spec.Deployment) { told <- d }})
 		gone <- err
 	}()
 	<-told
 	vanish()
 	<-gone
-	if _, have := m.deployments(t); have["slow"].Status != node.StatusRunning {
+	if _, have := m.deployments(t); have["slow"].Status != spec.StatusRunning {
 		t.Errorf("the other client's container is %q", have["slow"].Status)
 	}
 	leave()
@@ -382,7 +382,7 @@ func TestKeysAndDeadlines(t *testing.T) {
 		t.Error("a container that nobody waits for is left")
 	}
 	slow.Terms.Deadline = time.Second
-	if _, err := c.Deploy(t.Context(), slow, node.Watch{}); code(err) != api.Deadline {
+	if _, err := c.Deploy(t.Context(), slow, spec.Watch{}); code(err) != api.Deadline {
 		t.Errorf("late: %v", err)
 	}
 	m.idle(t)
@@ -421,7 +421,7 @@ func TestGarbage(t *testing.T) {
 		}
 		s.Close()
 	}
-	list, err := m.client(t).ListDeployments(t.Context(), node.DeploymentQuery{All: true})
+	list, err := m.client(t).ListDeployments(t.Context(), spec.DeploymentQuery{All: true})
 	if err != nil || len(list) != 0 {
 		t.Errorf("afterwards: %v, %v", list, err)
 	}

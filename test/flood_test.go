@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
 )
@@ -109,7 +109,7 @@ func TestFlood(t *testing.T) {
 	const many = 2000
 	for i := range many {
 		flood.Go(func() {
-			_, err := flooder.Deploy(ctx, node.Request{Image: img.Ref, Name: fmt.Sprint("flood-", i), Net: "none", Cmd: []string{"sleep", "1h"}, Ready: "tcp:1", ReadyTimeout: time.Hour}, node.Watch{})
+			_, err := flooder.Deploy(ctx, spec.Request{Image: img.Ref, Name: fmt.Sprint("flood-", i), Net: "none", Cmd: []string{"sleep", "1h"}, Ready: "tcp:1", ReadyTimeout: time.Hour}, spec.Watch{})
 			var e *api.Error
 			switch {
 			case errors.As(err, &e) && e.Code == api.Busy && strings.HasPrefix(e.Remedy, "try again in ") && e.Exit == api.ExitBusy:
@@ -122,7 +122,7 @@ func TestFlood(t *testing.T) {
 	}
 	eventually(t, "the queue is full for him", func() bool { return busy.Load()+odd.Load() >= many-200 })
 	for i := range 3 {
-		if _, err := other.Deploy(t.Context(), node.Request{Image: img.Ref, Name: fmt.Sprint("other-", i), Net: "none", Cmd: []string{"sleep", "1h"}}, node.Watch{}); err != nil {
+		if _, err := other.Deploy(t.Context(), spec.Request{Image: img.Ref, Name: fmt.Sprint("other-", i), Net: "none", Cmd: []string{"sleep", "1h"}}, spec.Watch{}); err != nil {
 			t.Errorf("another caller's: %v", err)
 		}
 		if _, err := other.List(t.Context(), true); err != nil {
@@ -174,10 +174,10 @@ func TestCallersShare(t *testing.T) {
 		c := as(who)
 		for i := range n {
 			work.Go(func() {
-				r, err := c.Deploy(t.Context(), node.Request{Image: img.Ref, Name: fmt.Sprint(who, i), Net: "none", Cmd: []string{"sleep", "1h"}}, node.Watch{})
+				r, err := c.Deploy(t.Context(), spec.Request{Image: img.Ref, Name: fmt.Sprint(who, i), Net: "none", Cmd: []string{"sleep", "1h"}}, spec.Watch{})
 				mu.Lock()
 				defer mu.Unlock()
-				if order = append(order, who); err != nil || r.Stages[node.Admitted] == 0 {
+				if order = append(order, who); err != nil || r.Stages[spec.Admitted] == 0 {
 					t.Errorf("%s: %+v, %v", who, r.Stages, err)
 				}
 			})
@@ -188,7 +188,7 @@ func TestCallersShare(t *testing.T) {
 	defer stop()
 	first := as("first")
 	work.Go(func() {
-		_, _ = first.Deploy(ctx, node.Request{Image: img.Ref, Net: "none", Cmd: []string{"sleep", "1h"}, Ready: "tcp:1", ReadyTimeout: time.Hour}, node.Watch{})
+		_, _ = first.Deploy(ctx, spec.Request{Image: img.Ref, Net: "none", Cmd: []string{"sleep", "1h"}, Ready: "tcp:1", ReadyTimeout: time.Hour}, spec.Watch{})
 	})
 	ask("much", 18)
 	eventually(t, "many wait", func() bool { return someWait.MatchString(m.pressure(t.Context(), first)) })
@@ -200,7 +200,7 @@ func TestCallersShare(t *testing.T) {
 	if last >= 20 { // first come, first served would have it among the last three
 		t.Errorf("the one who asked for little waited for the other: %v", order)
 	}
-	var all []node.Container
+	var all []spec.Container
 	eventually(t, "the one that was called off is gone", func() (ok bool) {
 		var err error
 		all, err = first.List(t.Context(), true)
@@ -240,9 +240,9 @@ func TestMemoryIsWaitedFor(t *testing.T) {
 		got := make(chan error, 1)
 		begun := make(chan struct{})
 		go func() {
-			_, err := c.Deploy(ctx, node.Request{Image: img.Ref, Name: name, Net: "none", Memory: memory, Cmd: []string{"sleep", "1h"}, Ready: ready, ReadyTimeout: time.Hour},
-				node.Watch{Reached: func(_, stage string, _ float64) {
-					if stage == node.Started {
+			_, err := c.Deploy(ctx, spec.Request{Image: img.Ref, Name: name, Net: "none", Memory: memory, Cmd: []string{"sleep", "1h"}, Ready: ready, ReadyTimeout: time.Hour},
+				spec.Watch{Reached: func(_, stage string, _ float64) {
+					if stage == spec.Started {
 						close(begun)
 					}
 				}})
@@ -368,7 +368,7 @@ func burst(b *testing.B, c *api.Client, ref string) (rate, median float64) {
 	begun := time.Now()
 	for i := range took {
 		g.Go(func() {
-			_, err := c.Deploy(b.Context(), node.Request{Image: ref, Name: fmt.Sprint("c", i), Net: "none", Cmd: []string{"sleep", "1h"}}, node.Watch{})
+			_, err := c.Deploy(b.Context(), spec.Request{Image: ref, Name: fmt.Sprint("c", i), Net: "none", Cmd: []string{"sleep", "1h"}}, spec.Watch{})
 			if err != nil {
 				b.Error(err)
 			}

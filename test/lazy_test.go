@@ -16,10 +16,10 @@ import (
 	"time"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/node"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/registry"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -216,12 +216,12 @@ func (m *machine) json(v any, args ...string) {
 func (m *machine) awaitComplete() {
 	m.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		var images []node.Image
+		var images []spec.Image
 		m.json(&images, "images")
 		complete := len(images) > 0
 		for _, img := range images {
 			for _, l := range img.Layers {
-				complete = complete && l.State == node.StateComplete
+				complete = complete && l.State == spec.StateComplete
 			}
 		}
 		if complete {
@@ -240,7 +240,7 @@ func TestWaitsAreSpans(t *testing.T) {
 	if rec.Way.Pull != "lazy" {
 		t.Fatalf("way: %+v", rec.Way)
 	}
-	waits, root := 0, node.Span{}
+	waits, root := 0, spec.Span{}
 	for _, s := range rec.Spans {
 		switch s.Name {
 		case "wait":

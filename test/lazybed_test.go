@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -183,9 +183,9 @@ func (m *machine) eventually(what string, done func() bool) {
 
 // runAfterRestart runs the container NAME on port: containerd finds a dewd that was
 // started anew only after a while, and dew fails until then.
-func (b *lazyBed) runAfterRestart(name, port string) node.Record {
+func (b *lazyBed) runAfterRestart(name, port string) spec.Record {
 	b.t.Helper()
-	var rec node.Record
+	var rec spec.Record
 	b.eventually("a container after a restart", func() bool {
 		r := b.dew("--json", "run", "-d", "--name", name, "--ready", "http:"+port+"/", b.li.Ref, "serve", port)
 		if r.code != 0 && !strings.Contains(r.err, "unavailable") {

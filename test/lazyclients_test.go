@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"dewpoint/internal/snapshot/containerdtest"
+	"dewpoint/testkit/containerdtest"
 )
 
 // nerdctl and ctr, on a containerd that tells the snapshotter which image a

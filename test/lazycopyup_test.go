@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // A container changes files whose bytes are absent: overlayfs copies them up,
@@ -66,9 +66,9 @@ func testLazyCopyUp(t *testing.T, backend string) {
 // inside is a path of the container web's, as the host sees it.
 func (b *lazyBed) inside(path string) string {
 	b.t.Helper()
-	var all []node.Container
+	var all []spec.Container
 	b.json(&all, "ps")
-	i := slices.IndexFunc(all, func(c node.Container) bool { return c.Name == "web" })
+	i := slices.IndexFunc(all, func(c spec.Container) bool { return c.Name == "web" })
 	if i < 0 {
 		b.t.Fatalf("web does not run: %+v", all)
 	}

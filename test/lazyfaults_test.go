@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 )
 
 // onBackends runs a test on each mount backend.
@@ -175,7 +175,7 @@ func TestLazyFailedReadsAreShown(t *testing.T) {
 	b.must("run", "-d", "--name", "well", other.Ref, "sleep", "1h")
 	b.reads(file(40))
 	shown := func() map[string]string {
-		var all []node.Container
+		var all []spec.Container
 		b.json(&all, "ps")
 		out := map[string]string{}
 		for _, c := range all {

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
 )

@@ -13,11 +13,11 @@ import (
 	"time"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/node"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/pack/packtest"
 	"dewpoint/internal/registry"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/packtest"
+	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -82,7 +82,7 @@ func testLazyPackLied(t *testing.T, policy string) {
 	if got := get(t, "http://127.0.0.1:"+b.port+"/cat?/etc/motd"); got != "a lie\n" {
 		t.Fatalf("before the layer itself is here: %q", got)
 	}
-	if e := b.event(node.EventLied); e.Image != b.li.Ref || e.Error == "" {
+	if e := b.event(spec.EventLied); e.Image != b.li.Ref || e.Error == "" {
 		t.Errorf("the event: %+v", e)
 	}
 	b.awaitComplete()
@@ -97,8 +97,8 @@ func testLazyPackLied(t *testing.T, policy string) {
 			_, err := http.Get("http://127.0.0.1:" + b.port + "/")
 			return err != nil
 		})
-		var ps []node.Container
-		if b.json(&ps, "ps", "-a"); len(ps) != 1 || ps[0].Status == node.StatusRunning {
+		var ps []spec.Container
+		if b.json(&ps, "ps", "-a"); len(ps) != 1 || ps[0].Status == spec.StatusRunning {
 			t.Errorf("ps -a: %+v", ps)
 		}
 	}
@@ -152,7 +152,7 @@ func TestLazyPackSpoiled(t *testing.T) {
 }
 
 // event waits for an event of such a kind, also if it has been already.
-func (m *machine) event(kind string) node.Event {
+func (m *machine) event(kind string) spec.Event {
 	m.t.Helper()
 	cmd := exec.Command(filepath.Join(programs, "dew"), "-H", "unix://"+m.state+"/dewd.sock", "--json", "events", "--after", "0")
 	out, err := cmd.StdoutPipe()
@@ -167,7 +167,7 @@ func (m *machine) event(kind string) node.Event {
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
 	for d := json.NewDecoder(out); ; {
-		var e node.Event
+		var e spec.Event
 		if err := d.Decode(&e); err != nil {
 			m.t.Fatalf("no event %q: %v", kind, err)
 		}

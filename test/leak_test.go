@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -41,7 +41,7 @@ func TestLeak(t *testing.T) {
 	}
 	defer c.Close()
 	deploy := func(name string) error {
-		_, err := c.Deploy(t.Context(), node.Request{Image: img.Ref, Name: name, Cmd: []string{"sleep", "1h"}, Net: "none", Ready: "none"}, node.Watch{})
+		_, err := c.Deploy(t.Context(), spec.Request{Image: img.Ref, Name: name, Cmd: []string{"sleep", "1h"}, Net: "none", Ready: "none"}, spec.Watch{})
 		return err
 	}
 	// several gives each of n containers to do, some at once.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"dewpoint/internal/engine/network"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 
 	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"

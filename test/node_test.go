@@ -21,9 +21,9 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/engine/shimgroup/shimtest"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
+	"dewpoint/testkit/shimtest"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
@@ -308,9 +308,9 @@ func (m *machine) must(args ...string) string {
 }
 
 // record is must for commands that print a deployment record.
-func (m *machine) record(args ...string) node.Record {
+func (m *machine) record(args ...string) spec.Record {
 	m.t.Helper()
-	var rec node.Record
+	var rec spec.Record
 	out := m.must(append([]string{"--json"}, args...)...)
 	if err := json.Unmarshal([]byte(out), &rec); err != nil {
 		m.t.Fatalf("dew %s: %v in %q", strings.Join(args, " "), err, out)

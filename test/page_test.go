@@ -15,9 +15,9 @@ import (
 	"github.com/chromedp/chromedp"
 	"golang.org/x/sync/errgroup"
 
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
-	"dewpoint/internal/web/webtest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
+	"dewpoint/testkit/webtest"
 )
 
 // newPage starts a node that serves its page, and opens it.
@@ -66,7 +66,7 @@ func TestPageOfFilling(t *testing.T) {
 	var both sync.WaitGroup
 	for _, name := range []string{"first", "second"} {
 		both.Go(func() {
-			_, err := m.client(t).Deploy(ctx, node.Request{Image: img.Ref, Name: name, Net: "none", Lazy: "never", Cmd: []string{"sleep", "1h"}}, node.Watch{})
+			_, err := m.client(t).Deploy(ctx, spec.Request{Image: img.Ref, Name: name, Net: "none", Lazy: "never", Cmd: []string{"sleep", "1h"}}, spec.Watch{})
 			if err == nil || ctx.Err() == nil {
 				t.Errorf("%s ended before it was canceled: %v", name, err)
 			}
@@ -137,8 +137,8 @@ func TestPageOfMany(t *testing.T) {
 		},
 		"many": func(ref, prefix string) error {
 			var failed []string
-			err := c.DeployMany(t.Context(), node.Many{Requests: []node.Request{quiet(ref, prefix, node.Terms{})}, Count: atOnce, Parallel: atOnce},
-				node.ManyWatch{Ended: func(_ int, r node.Record, f *node.Failure) {
+			err := c.DeployMany(t.Context(), spec.Many{Requests: []spec.Request{quiet(ref, prefix, spec.Terms{})}, Count: atOnce, Parallel: atOnce},
+				spec.ManyWatch{Ended: func(_ int, r spec.Record, f *spec.Failure) {
 					if f != nil {
 						failed = append(failed, r.Name+": "+f.Message)
 					}
@@ -152,7 +152,7 @@ func TestPageOfMany(t *testing.T) {
 			var g errgroup.Group
 			for _, name := range names(prefix, atOnce) {
 				g.Go(func() error {
-					_, err := c.Deploy(t.Context(), quiet(ref, name, node.Terms{}), node.Watch{})
+					_, err := c.Deploy(t.Context(), quiet(ref, name, spec.Terms{}), spec.Watch{})
 					return err
 				})
 			}

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/bench/popbed"
-	"dewpoint/internal/node"
-	"dewpoint/internal/peer"
+	"dewpoint/internal/pop/peer"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/popbed"
 )
 
 // sharing is the configuration of nodes that are a PoP.
@@ -50,7 +50,7 @@ func newSite(t testing.TB, cfg popbed.Config) *pop {
 		for i, n := range p.Nodes {
 			p.eventually("the store of "+n.Name, func() error {
 				s, err := p.status(i)
-				if err == nil && s.Store.State != node.PoPOK {
+				if err == nil && s.Store.State != spec.PoPOK {
 					err = fmt.Errorf("%+v", s.Store)
 				}
 				return err
@@ -72,7 +72,7 @@ func (p *pop) client(i int, do func(context.Context, *api.Client) error) error {
 	return do(ctx, c)
 }
 
-func (p *pop) status(i int) (s node.PoP, err error) {
+func (p *pop) status(i int) (s spec.PoP, err error) {
 	err = p.client(i, func(ctx context.Context, c *api.Client) error {
 		s, err = c.PoPStatus(ctx)
 		return err
@@ -118,7 +118,7 @@ func (p *pop) settled() {
 	for i, n := range p.Nodes {
 		p.eventually("the PoP as "+n.Name+" sees it", func() error {
 			s, err := p.status(i)
-			if err == nil && (len(s.Nodes) != len(p.Nodes) || s.Store.State != node.PoPOK || s.Coordinator.State != node.PoPSettled) {
+			if err == nil && (len(s.Nodes) != len(p.Nodes) || s.Store.State != spec.PoPOK || s.Coordinator.State != spec.PoPSettled) {
 				err = fmt.Errorf("%d nodes, store %+v, coordinator %+v", len(s.Nodes), s.Store, s.Coordinator)
 			}
 			return err

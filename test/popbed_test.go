@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/bench/popbed"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/popbed"
+	"dewpoint/testkit/registrytest"
 )
 
 // pop is a PoP whose nodes run dewd, with a registry behind its WAN.
@@ -83,8 +83,8 @@ func (p *pop) all(do func(i int) error) {
 }
 
 // deploy runs the image's server on node i, at port 80 of that node.
-func (p *pop) deploy(i int, image, name string) (node.Record, error) {
-	return p.Deploy(p.t.Context(), i, node.Request{Image: image, Name: name, Net: "host", Ready: "http:80/", Cmd: []string{"serve", "80"}})
+func (p *pop) deploy(i int, image, name string) (spec.Record, error) {
+	return p.Deploy(p.t.Context(), i, spec.Request{Image: image, Name: name, Net: "host", Ready: "http:80/", Cmd: []string{"serve", "80"}})
 }
 
 // get asks node i's port 80, from that node.
@@ -151,11 +151,11 @@ func TestNodesOfABedDeploy(t *testing.T) {
 	must(p.FreezeNode(2))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if _, err := p.Deploy(ctx, 2, node.Request{Image: img.Ref, Name: "late", Net: "none", Cmd: []string{"sleep", "1m"}}); err == nil {
+	if _, err := p.Deploy(ctx, 2, spec.Request{Image: img.Ref, Name: "late", Net: "none", Cmd: []string{"sleep", "1m"}}); err == nil {
 		t.Error("a frozen node deploys")
 	}
 	must(p.ThawNode(2))
-	_, err = p.Deploy(t.Context(), 2, node.Request{Image: img.Ref, Name: "later", Net: "none", Cmd: []string{"sleep", "1m"}})
+	_, err = p.Deploy(t.Context(), 2, spec.Request{Image: img.Ref, Name: "later", Net: "none", Cmd: []string{"sleep", "1m"}})
 	must(err)
 
 	if runs := p.of(3); len(runs) < 4 { // dewd, containerd, datafs, the container

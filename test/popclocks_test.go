@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/bench/popbed"
 	"dewpoint/internal/engine/shimgroup"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/popbed"
 
 	"golang.org/x/sys/unix"
 )
@@ -151,7 +151,7 @@ func setBack(b *faultBed, c *clocks) {
 	}
 	again.remove()
 	b.must(b.client(2, func(ctx context.Context, cl *api.Client) error {
-		_, err := cl.Prune(ctx, node.PruneOptions{Images: true})
+		_, err := cl.Prune(ctx, spec.PruneOptions{Images: true})
 		return err
 	}))
 	for k, img := range idle { // the second was used 56 years from now

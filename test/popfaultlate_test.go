@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 )
 
 // lateConfig has memory come late to processes that are restored.
@@ -32,11 +32,11 @@ func lateHangs(b *faultBed) {
 		registrytest.File{Name: "etc/", Mode: 0o755}, registrytest.File{Name: "tmp/", Mode: 0o1777}, registrytest.File{Name: "dev/", Mode: 0o755},
 		registrytest.File{Name: "app", Body: string(program), Mode: 0o755}, registrytest.File{Name: "etc/late", Body: "late\n"})}}, appOptions())
 	late := &faultRun{b: b, node: 1, name: "late", port: 990}
-	request := node.Request{Image: img.Ref, Name: late.name, Net: "host", Cmd: []string{"slow", fmt.Sprint(late.port)},
+	request := spec.Request{Image: img.Ref, Name: late.name, Net: "host", Cmd: []string{"slow", fmt.Sprint(late.port)},
 		Env: []string{"MEMORY_MB=160"}, Ready: fmt.Sprintf("http:%d/memory", late.port)} // all of which has to be there
 	saving, never := request, request
 	never.Restore, saving.Restore, saving.Checkpoint = "never", "never", true
-	for i, r := range map[int]node.Request{1: never, 0: saving} {
+	for i, r := range map[int]spec.Request{1: never, 0: saving} {
 		_, err := b.Deploy(b.t.Context(), i, r)
 		b.must(err)
 	}
@@ -96,7 +96,7 @@ func lateHangs(b *faultBed) {
 
 // restoreAndHang starts the container and has its node's store hang once its processes run, until it does so before all
 // memory is there.
-func (b *faultBed) restoreAndHang(c *faultRun, request node.Request) (rec node.Record, hung bool) {
+func (b *faultBed) restoreAndHang(c *faultRun, request spec.Request) (rec spec.Record, hung bool) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), 4*lateTime)
 	defer cancel()
@@ -136,7 +136,7 @@ func (b *faultBed) begun(ctx context.Context, c *faultRun, done chan error) (run
 			if err != nil {
 				return err
 			}
-			runs = slices.ContainsFunc(list, func(have node.Container) bool { return have.Name == c.name && have.Status == node.StatusRunning })
+			runs = slices.ContainsFunc(list, func(have spec.Container) bool { return have.Name == c.name && have.Status == spec.StatusRunning })
 			time.Sleep(2 * time.Millisecond)
 		}
 		return nil
@@ -148,13 +148,13 @@ func (b *faultBed) begun(ctx context.Context, c *faultRun, done chan error) (run
 // sees waits until a node has a checkpoint that is there.
 func (b *faultBed) sees(i int, there string) {
 	b.t.Helper()
-	var all []node.Checkpoint
+	var all []spec.Checkpoint
 	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		b.must(b.client(i, func(ctx context.Context, c *api.Client) (err error) {
 			all, err = c.ListCheckpoints(ctx, "")
 			return err
 		}))
-		if slices.ContainsFunc(all, func(c node.Checkpoint) bool { return c.Where == there }) {
+		if slices.ContainsFunc(all, func(c spec.Checkpoint) bool { return c.Where == there }) {
 			return
 		}
 	}

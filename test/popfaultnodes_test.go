@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/bench/popbed"
 	"dewpoint/internal/image"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/popbed"
+	"dewpoint/testkit/registrytest"
 )
 
 // Faults of nodes, of Redis and of what the store holds.
@@ -289,16 +289,16 @@ func flippedBytes(b *faultBed) {
 		l := b.records(eye)[img.own()]
 		b.must(b.FlipBytes(l.Data(), 1<<20+b.rand.Int64N(2<<20), 1+b.rand.IntN(100)))
 	}
-	found := map[string]node.PoPVerified{}
+	found := map[string]spec.PoPVerified{}
 	b.must(b.client(1, func(ctx context.Context, c *api.Client) error {
-		return c.PoPVerify(ctx, nil, func(v node.PoPVerified) error { found[v.DiffID] = v; return nil })
+		return c.PoPVerify(ctx, nil, func(v spec.PoPVerified) error { found[v.DiffID] = v; return nil })
 	}))
 	for _, img := range images {
-		if v := found[img.own()]; v.State != node.PoPReplaced || v.Error == "" {
+		if v := found[img.own()]; v.State != spec.PoPReplaced || v.Error == "" {
 			b.t.Errorf("verification found %+v", v)
 		}
-		b.must(b.event(1, node.EventDamaged, img.own()))
-		b.must(b.event(1, node.EventReplaced, img.own()))
+		b.must(b.event(1, spec.EventDamaged, img.own()))
+		b.must(b.event(1, spec.EventReplaced, img.own()))
 		for _, i := range []int{1, 4} {
 			run, err := b.run(i, img)
 			b.must(err)
@@ -306,7 +306,7 @@ func flippedBytes(b *faultBed) {
 		}
 	}
 	for id, v := range found {
-		if v.State != node.PoPWhole && id != images[0].own() && id != images[1].own() {
+		if v.State != spec.PoPWhole && id != images[0].own() && id != images[1].own() {
 			b.t.Errorf("nobody has touched it: %+v", v)
 		}
 	}
@@ -319,7 +319,7 @@ func (b *faultBed) event(i int, kind, id string) error {
 	err := b.client(i, func(ctx context.Context, c *api.Client) error {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
-		return c.Events(ctx, &node.Mark{}, nil, func(e node.Event) error {
+		return c.Events(ctx, &spec.Mark{}, nil, func(e spec.Event) error {
 			if e.Kind == kind && e.Layer == id {
 				return found
 			}
@@ -425,7 +425,7 @@ func redisAway(b *faultBed) {
 	if n := b.wan(); n > 64<<10 {
 		b.t.Errorf("%d bytes of what is in the store crossed the WAN", n)
 	}
-	if level := b.doctor(0, "PoP coordinator"); level != node.LevelBad {
+	if level := b.doctor(0, "PoP coordinator"); level != spec.LevelBad {
 		b.t.Errorf("doctor says %q of a Redis that is away", level)
 	}
 	time.Sleep(faultLease + faultGrace/2)

@@ -20,11 +20,11 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/bench/popbed"
 	"dewpoint/internal/image"
-	"dewpoint/internal/node"
 	popstore "dewpoint/internal/pop"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/popbed"
+	"dewpoint/testkit/registrytest"
 )
 
 // The faults of a PoP, on five nodes. Of each it is asserted that no deployment
@@ -127,7 +127,7 @@ type faultRun struct {
 	name string
 	port int
 	img  *faultImage
-	rec  node.Record
+	rec  spec.Record
 }
 
 // faultTime is the longest that a deployment may take, whatever the fault is.
@@ -152,7 +152,7 @@ func (b *faultBed) prepare(i int, img *faultImage) *faultRun {
 func (c *faultRun) start(limit time.Duration) (err error) {
 	ctx, cancel := context.WithTimeout(c.b.t.Context(), limit)
 	defer cancel()
-	c.rec, err = c.b.Deploy(ctx, c.node, node.Request{Image: c.img.Ref, Name: c.name, Net: "host",
+	c.rec, err = c.b.Deploy(ctx, c.node, spec.Request{Image: c.img.Ref, Name: c.name, Net: "host",
 		Ready: fmt.Sprintf("http:%d/", c.port), Cmd: []string{"serve", fmt.Sprint(c.port)}})
 	if err != nil {
 		err = fmt.Errorf("deploy on %s: %w", c.b.Nodes[c.node].Name, err)
@@ -224,7 +224,7 @@ func (b *faultBed) clearNode(i int) error {
 			err = errors.Join(err, c.Remove(ctx, have.Name, true))
 		}
 		if err == nil {
-			_, err = c.Prune(ctx, node.PruneOptions{Images: true})
+			_, err = c.Prune(ctx, spec.PruneOptions{Images: true})
 		}
 		return err
 	})
@@ -247,7 +247,7 @@ func (b *faultBed) clearNodes(nodes ...int) {
 func (b *faultBed) evict(i int) (err error) {
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		err = b.client(i, func(ctx context.Context, c *api.Client) error {
-			r, err := c.Prune(ctx, node.PruneOptions{PoP: true})
+			r, err := c.Prune(ctx, spec.PruneOptions{PoP: true})
 			if err == nil && r.PoPWhy != "" {
 				err = errors.New(r.PoPWhy)
 			}
@@ -280,7 +280,7 @@ func (b *faultBed) doctor(i int, what string) (level string) {
 func (b *faultBed) heals(i int, what string) {
 	b.t.Helper()
 	b.eventually(what+" on "+b.Nodes[i].Name, func() error {
-		if level := b.doctor(i, what); level != node.LevelOK {
+		if level := b.doctor(i, what); level != spec.LevelOK {
 			return fmt.Errorf("level %q", level)
 		}
 		return nil
@@ -464,7 +464,7 @@ func (b *faultBed) restsOn(img *faultImage, nodes ...int) {
 			b.eventually(fmt.Sprintf("%s %s on %s", img.Ref, what, name), func() error {
 				known, err := b.knows(i, img.Ref)
 				s, serr := b.status(eye)
-				used := slices.ContainsFunc(s.Layers, func(l node.PoPLayer) bool { return l.DiffID == img.own() && slices.Contains(l.Users, name) })
+				used := slices.ContainsFunc(s.Layers, func(l spec.PoPLayer) bool { return l.DiffID == img.own() && slices.Contains(l.Users, name) })
 				if err = errors.Join(err, serr); err == nil && (!known || used != uses) {
 					err = fmt.Errorf("known there: %v, used: %v", known, used)
 				}

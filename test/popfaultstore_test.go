@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/bench/popbed"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/popbed"
 )
 
 // Faults of a file system that is made of several servers and has a client on each node.
@@ -63,7 +63,7 @@ func storeHangs(b *faultBed) {
 	for _, c := range runs {
 		c.right(0, 1)
 	}
-	if level := b.doctor(1, "PoP store"); level != node.LevelBad {
+	if level := b.doctor(1, "PoP store"); level != spec.LevelBad {
 		b.t.Errorf("doctor says %q of a store that hangs", level)
 	}
 	if !b.said(1, "the PoP's store is away") {
@@ -131,7 +131,7 @@ func storeGone(b *faultBed) {
 	for _, c := range runs {
 		c.right(0, 1)
 	}
-	if level := b.doctor(1, "PoP store"); level != node.LevelBad {
+	if level := b.doctor(1, "PoP store"); level != spec.LevelBad {
 		b.t.Errorf("doctor says %q of a store that is gone", level)
 	}
 	b.must(b.MountStore(b.t.Context(), 1))

@@ -10,15 +10,15 @@ import (
 	"testing"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/bench/popbed"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/popbed"
 )
 
 // knows reports whether node i has an image, deployed or made ready.
 func (p *pop) knows(i int, ref string) (known bool, err error) {
 	err = p.client(i, func(ctx context.Context, c *api.Client) error {
 		all, err := c.Images(ctx)
-		known = slices.ContainsFunc(all, func(m node.Image) bool { return m.Name == ref })
+		known = slices.ContainsFunc(all, func(m spec.Image) bool { return m.Name == ref })
 		return err
 	})
 	return known, err
@@ -120,20 +120,20 @@ func TestPoPPrepares(t *testing.T) {
 	})
 
 	p.t.Log("it is evicted once the store needs room, and is taken back")
-	forget := func(i int, o node.PruneOptions) error {
+	forget := func(i int, o spec.PruneOptions) error {
 		return p.client(i, func(ctx context.Context, c *api.Client) error { _, err := c.Prune(ctx, o); return err })
 	}
-	if err := forget(0, node.PruneOptions{Images: true}); err != nil {
+	if err := forget(0, spec.PruneOptions{Images: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.client(1, func(ctx context.Context, c *api.Client) error { return c.RemoveImage(ctx, first) }); err != nil {
 		t.Fatal(err)
 	}
-	if err := forget(1, node.PruneOptions{}); err != nil {
+	if err := forget(1, spec.PruneOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	p.eventually("the store is empty", func() error {
-		if err := forget(0, node.PruneOptions{PoP: true}); err != nil {
+		if err := forget(0, spec.PruneOptions{PoP: true}); err != nil {
 			return err
 		}
 		left, err := filepath.Glob(filepath.Join(p.Nodes[0].Store, "layers", "*.json"))

@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,19 +22,19 @@ import (
 // waitsFor reports whether the deployment of a name is in the queue for a reason.
 func waitsFor(t *testing.T, c *api.Client, name, reason string) bool {
 	t.Helper()
-	all, err := c.ListDeployments(t.Context(), node.DeploymentQuery{})
+	all, err := c.ListDeployments(t.Context(), spec.DeploymentQuery{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.ContainsFunc(all, func(d node.Deployment) bool {
-		return d.Name == name && d.State == node.StateQueued && d.Waits == reason && d.Position > 0
+	return slices.ContainsFunc(all, func(d spec.Deployment) bool {
+		return d.Name == name && d.State == spec.StateQueued && d.Waits == reason && d.Position > 0
 	})
 }
 
 // begin deploys in the background.
-func begin(ctx context.Context, c *api.Client, r node.Request) <-chan error {
+func begin(ctx context.Context, c *api.Client, r spec.Request) <-chan error {
 	over := make(chan error, 1)
-	go func() { _, err := c.Deploy(ctx, r, node.Watch{}); over <- err }()
+	go func() { _, err := c.Deploy(ctx, r, spec.Watch{}); over <- err }()
 	return over
 }
 
@@ -92,13 +92,13 @@ func TestMemoryIsShort(t *testing.T) {
 	m.start()
 	m.must("pull", img.Ref)
 	c := m.client(t)
-	if _, err := c.Deploy(t.Context(), quiet(img.Ref, "before", node.Terms{}), node.Watch{}); err != nil {
+	if _, err := c.Deploy(t.Context(), quiet(img.Ref, "before", spec.Terms{}), spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
 	var held hoard
 	defer held.release(t)
 	held.fill(t, reserve-margin)
-	over := begin(t.Context(), c, quiet(img.Ref, "web", node.Terms{}))
+	over := begin(t.Context(), c, quiet(img.Ref, "web", spec.Terms{}))
 	eventually(t, "it waits for memory", func() bool {
 		select {
 		case err := <-over:
@@ -110,7 +110,7 @@ func TestMemoryIsShort(t *testing.T) {
 	if s := m.pressure(t.Context(), c); !strings.Contains(s, "1 wait for memory") {
 		t.Errorf("the doctor says %q", s)
 	}
-	if _, have := m.deployments(t); have["web"].Name != "" || have["before"].Status != node.StatusRunning {
+	if _, have := m.deployments(t); have["web"].Name != "" || have["before"].Status != spec.StatusRunning {
 		t.Errorf("while one waits for memory there are %v", have)
 	}
 	held.release(t)
@@ -137,13 +137,13 @@ func TestLinkIsWaitedFor(t *testing.T) {
 	c := m.client(t)
 	held := first.Layers[2].Digest
 	reg.Fail(registrytest.Fault{Do: registrytest.Hang, Digest: held})
-	one := begin(t.Context(), c, quiet(first.Ref, "one", node.Terms{}))
+	one := begin(t.Context(), c, quiet(first.Ref, "one", spec.Terms{}))
 	eventually(t, "the first image is being fetched", func() bool { return reg.Count(string(held)) > 0 })
-	two := begin(t.Context(), c, quiet(second.Ref, "two", node.Terms{}))
+	two := begin(t.Context(), c, quiet(second.Ref, "two", spec.Terms{}))
 	eventually(t, "the second waits for the link", func() bool { return waitsFor(t, c, "two", "link") })
 	becomes(t, scrape, map[series]float64{{"queue_waiting", "reason=link"}: 1, {"queue_waiting", ""}: 1})
 	for name, ref := range map[string]string{"here": here.Ref, "elsewhere": elsewhere.Ref} {
-		if _, err := c.Deploy(t.Context(), quiet(ref, name, node.Terms{}), node.Watch{}); err != nil {
+		if _, err := c.Deploy(t.Context(), quiet(ref, name, spec.Terms{}), spec.Watch{}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -179,16 +179,16 @@ func TestProcessorsArePressed(t *testing.T) {
 	defer stop()
 	var all []<-chan error
 	for _, name := range names("c", most) {
-		r := quiet(img.Ref, name, node.Terms{})
+		r := quiet(img.Ref, name, spec.Terms{})
 		r.Ready = "log:never"
 		all = append(all, begin(ctx, c, r))
 	}
 	eventually(t, "one waits for the processors", func() bool {
-		list, err := c.ListDeployments(t.Context(), node.DeploymentQuery{})
+		list, err := c.ListDeployments(t.Context(), spec.DeploymentQuery{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.ContainsFunc(list, func(d node.Deployment) bool { return d.State == node.StateQueued && d.Waits == "cpu" })
+		return slices.ContainsFunc(list, func(d spec.Deployment) bool { return d.State == spec.StateQueued && d.Waits == "cpu" })
 	})
 	stop()
 	for _, over := range all {
@@ -242,15 +242,15 @@ func TestDiskFillsUnderMany(t *testing.T) {
 	m.config += "[deploy]\nfetch = 2\n" // so that the first two have room
 	m.start()
 	c := m.client(t)
-	var many node.Many
+	var many spec.Many
 	for i, name := range names("web", images) {
 		img := reg.PushImage(fmt.Sprintf("app%d:1", i), append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(uint64(i), 4, noise)}), appOptions())
-		many.Requests = append(many.Requests, quiet(img.Ref, name, node.Terms{}))
+		many.Requests = append(many.Requests, quiet(img.Ref, name, spec.Terms{}))
 	}
-	deploy := func(many node.Many) (failed node.Many) {
+	deploy := func(many spec.Many) (failed spec.Many) {
 		t.Helper()
 		done := 0
-		err := c.DeployMany(t.Context(), many, node.ManyWatch{Ended: func(i int, _ node.Record, f *node.Failure) {
+		err := c.DeployMany(t.Context(), many, spec.ManyWatch{Ended: func(i int, _ spec.Record, f *spec.Failure) {
 			switch {
 			case f == nil:
 				done++
@@ -272,8 +272,8 @@ func TestDiskFillsUnderMany(t *testing.T) {
 	_, have := m.deployments(t)
 	seen := m.must("images")
 	for _, r := range many.Requests {
-		none := slices.ContainsFunc(failed.Requests, func(f node.Request) bool { return f.Name == r.Name })
-		if (have[r.Name].Status == node.StatusRunning) == none || none && have[r.Name].Name != "" {
+		none := slices.ContainsFunc(failed.Requests, func(f spec.Request) bool { return f.Name == r.Name })
+		if (have[r.Name].Status == spec.StatusRunning) == none || none && have[r.Name].Name != "" {
 			t.Errorf("%s has failed: %t, and its container is %+v", r.Name, none, have[r.Name])
 		}
 		repository, _, _ := strings.Cut(r.Image[strings.LastIndexByte(r.Image, '/')+1:], ":")

@@ -14,20 +14,20 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/node"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 )
 
 // profiled is what dew --json profile prints.
 type profiled struct {
 	Container string
-	Runs      []node.Profile
-	Pack      node.Pack
+	Runs      []spec.Profile
+	Pack      spec.Pack
 }
 
 // readOf is how much of a file is in a list.
-func readOf(list []node.FileRead, path string) int64 {
+func readOf(list []spec.FileRead, path string) int64 {
 	for _, f := range list {
 		if f.Path == path {
 			return f.Read
@@ -97,9 +97,9 @@ func TestProfilePackPush(t *testing.T) {
 				t.Errorf("another node started by %+v", rec.Way)
 			}
 			other.must("rm", "-f", "web")
-			var there node.Pack
+			var there spec.Pack
 			other.json(&there, "pack", "inspect", img.Ref)
-			if there.From != node.FromRepository || there.Trust != "repository" || there.Pack != p.Pack.Pack || there.Files != p.Pack.Files || readOf(there.Largest, "app") == 0 {
+			if there.From != spec.FromRepository || there.Trust != "repository" || there.Pack != p.Pack.Pack || there.Files != p.Pack.Files || readOf(there.Largest, "app") == 0 {
 				t.Errorf("the published pack is shown as %+v", there)
 			}
 			strict := newMachine(t, reg)
@@ -197,7 +197,7 @@ func TestFirstStartIsLearned(t *testing.T) {
 				t.Errorf("%+v, %v", h, err)
 			}
 			m.must("rm", "-f", "web")
-			var p node.Pack
+			var p spec.Pack
 			if err := json.Unmarshal([]byte(m.must("--json", "pack", "inspect", img.Ref)), &p); err != nil || p.Trust != "pop" || readOf(p.Largest, "app") == 0 {
 				t.Errorf("%+v, %v", p, err)
 			}

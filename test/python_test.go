@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 // python runs a script with the client of examples/python, and returns what it prints.

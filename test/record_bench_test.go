@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -78,9 +78,9 @@ func BenchmarkRecordedStart(b *testing.B) {
 				}
 				for _, how := range turn {
 					r := firstStart(nodes[how], ref)
-					took[how] = append(took[how], r.Stages[node.Ready]-r.Stages[node.Mounted])
-					took[how+"-created"] = append(took[how+"-created"], r.Stages[node.Created]-r.Stages[node.Mounted])
-					took[how+"-all"] = append(took[how+"-all"], r.Stages[node.Ready])
+					took[how] = append(took[how], r.Stages[spec.Ready]-r.Stages[spec.Mounted])
+					took[how+"-created"] = append(took[how+"-created"], r.Stages[spec.Created]-r.Stages[spec.Mounted])
+					took[how+"-all"] = append(took[how+"-all"], r.Stages[spec.Ready])
 				}
 			}
 			for how, all := range took {
@@ -93,7 +93,7 @@ func BenchmarkRecordedStart(b *testing.B) {
 }
 
 // firstStart runs an image until it is ready and removes all of it again.
-func firstStart(m *machine, ref string) node.Record {
+func firstStart(m *machine, ref string) spec.Record {
 	args := []string{"run", "-d", "--name", "x", "--net", "none"}
 	switch {
 	case strings.Contains(ref, "nginx"):

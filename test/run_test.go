@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,7 +32,7 @@ func TestRun(t *testing.T) {
 				t.Errorf("record %+v", rec)
 			}
 			last := 0.0
-			for _, s := range []string{node.Resolved, node.Mounted, node.Created, node.Started, node.Ready} {
+			for _, s := range []string{spec.Resolved, spec.Mounted, spec.Created, spec.Started, spec.Ready} {
 				if rec.Stages[s] <= last {
 					t.Errorf("stage %s at %v, the one before at %v", s, rec.Stages[s], last)
 				}
@@ -44,8 +44,8 @@ func TestRun(t *testing.T) {
 			if got := get(t, "http://127.0.0.1:"+port+"/cat?/etc/gone"); !strings.Contains(got, "no such file") {
 				t.Errorf("the file that a layer removed reads %q", got)
 			}
-			var ps []node.Container
-			if err := json.Unmarshal([]byte(m.must("--json", "ps")), &ps); err != nil || len(ps) != 1 || ps[0].Name != "web" || ps[0].Status != node.StatusRunning {
+			var ps []spec.Container
+			if err := json.Unmarshal([]byte(m.must("--json", "ps")), &ps); err != nil || len(ps) != 1 || ps[0].Name != "web" || ps[0].Status != spec.StatusRunning {
 				t.Errorf("ps: %+v, %v", ps, err)
 			}
 			if out := m.must("exec", "web", "/app", "cat", "/etc/motd"); out != "above\n" {

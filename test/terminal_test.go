@@ -12,7 +12,7 @@ import (
 	"sync"
 	"testing"
 
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
 )

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/node"
-	"dewpoint/internal/registry/registrytest"
-	"dewpoint/internal/trace/tracetest"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/registrytest"
+	"dewpoint/testkit/tracetest"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 )
@@ -110,13 +110,13 @@ func TestTraceOfDeployment(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
-	var rec node.Record
+	var rec spec.Record
 	if err := json.Unmarshal([]byte(r.out), &rec); err != nil {
 		t.Fatalf("%+v: %v", r, err)
 	}
 	checkSpans(t, rec, "admit", "resolve", "mount", "create", "start", "ready")
 	for _, name := range []string{"register", "register/layer", "create/snapshot", "create/network", "create/record", "create/task", "resolve/registry", "fill"} {
-		if !slices.ContainsFunc(rec.Spans, func(s node.Span) bool { return s.Name == name }) {
+		if !slices.ContainsFunc(rec.Spans, func(s spec.Span) bool { return s.Name == name }) {
 			t.Errorf("no span is called %s: %+v", name, rec.Spans)
 		}
 	}
@@ -149,10 +149,10 @@ func checkLint(t *testing.T, b *watchedBed) {
 
 // checkSpans asserts that the stages' spans follow each other without a gap from the instruction to the
 // end, sum to the stages of the record, and that all others lie within what they belong to.
-func checkSpans(t *testing.T, rec node.Record, stages ...string) {
+func checkSpans(t *testing.T, rec spec.Record, stages ...string) {
 	t.Helper()
 	const equal = 1e-6 // seconds: both are floating-point numbers of the same moments
-	by := map[string]node.Span{}
+	by := map[string]spec.Span{}
 	for _, s := range rec.Spans {
 		by[s.Name] = s
 	}
@@ -164,7 +164,7 @@ func checkSpans(t *testing.T, rec node.Record, stages ...string) {
 		}
 		at = s.To
 	}
-	if ready := rec.Stages[node.Ready]; math.Abs(at-ready) > equal || math.Abs(by["deploy"].To-ready) > equal || by["deploy"].From != 0 {
+	if ready := rec.Stages[spec.Ready]; math.Abs(at-ready) > equal || math.Abs(by["deploy"].To-ready) > equal || by["deploy"].From != 0 {
 		t.Errorf("the stages' spans end at %v, the root is %+v, ready was at %v", at, by["deploy"], ready)
 	}
 	for _, s := range rec.Spans {
@@ -179,7 +179,7 @@ func checkSpans(t *testing.T, rec node.Record, stages ...string) {
 }
 
 // checkSent asserts that the collector got the record's spans, as one tree below the caller's span.
-func checkSent(t *testing.T, got []tracetest.Span, rec node.Record) {
+func checkSent(t *testing.T, got []tracetest.Span, rec spec.Record) {
 	t.Helper()
 	ids, names := map[string]tracetest.Span{}, map[string]int{}
 	for _, s := range got {
@@ -244,7 +244,7 @@ func TestTraceOfRestore(t *testing.T) {
 	b.must("checkpoint", "first")
 	b.must("rm", "-f", "first")
 	rec, _ := b.boot(t, "clone", img.Ref, "--restore", "always")
-	stages := slices.SortedFunc(slices.Values(rec.Spans), func(a, b node.Span) int { return cmp.Compare(a.From, b.From) })
+	stages := slices.SortedFunc(slices.Values(rec.Spans), func(a, b spec.Span) int { return cmp.Compare(a.From, b.From) })
 	var names []string
 	for _, s := range stages {
 		names = append(names, s.Name)

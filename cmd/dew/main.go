@@ -5,9 +5,9 @@ import (
 	"context"
 	"os"
 
-	"dewpoint/internal/bench"
 	"dewpoint/internal/cli"
-	"dewpoint/internal/simulate"
+	"dewpoint/lab/bench"
+	"dewpoint/lab/simulate"
 )
 
 var version = "unknown" // set by the linker

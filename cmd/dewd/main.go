@@ -16,9 +16,9 @@ import (
 
 	"dewpoint/internal/checkpoint/lazypages"
 	"dewpoint/internal/config"
-	"dewpoint/internal/daemon"
-	"dewpoint/internal/datafs"
-	"dewpoint/internal/learn"
+	"dewpoint/internal/layer/datafs"
+	"dewpoint/internal/pack/learn"
+	"dewpoint/internal/server"
 )
 
 // version is set by the linker.
@@ -38,9 +38,9 @@ func main() {
 	switch append(os.Args, "")[1] { // processes of their own, started by dewd
 	case "datafs":
 		err = datafs.Main(ctx, os.Args[2:], os.Stderr)
-	case daemon.PageGuard:
+	case server.PageGuard:
 		err = lazypages.Guard()
-	case daemon.PackBuilder:
+	case server.PackBuilder:
 		err = learn.Child(ctx, os.Stdin, os.Stdout)
 	default:
 		err = run(ctx, os.Args[1:], os.Stderr)
@@ -52,7 +52,7 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, stderr io.Writer) error {
-	cfg := daemon.Config{Version: version}
+	cfg := server.Config{Version: version}
 	flags := flag.NewFlagSet("dewd", flag.ContinueOnError)
 	file := flags.String("config", "", "configuration `file` (default "+defaultConfig+", if it is there)")
 	flags.StringVar(&cfg.Root, "root", "/var/lib/dewpoint", "`directory` for what survives a reboot")
@@ -101,5 +101,5 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 		case <-ctx.Done():
 		}
 	}()
-	return daemon.Run(ctx, cfg, started)
+	return server.Run(ctx, cfg, started)
 }

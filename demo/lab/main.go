@@ -8,7 +8,7 @@ import (
 	"os"
 	"os/signal"
 
-	"dewpoint/internal/bench"
+	"dewpoint/lab/bench"
 
 	"golang.org/x/sys/unix"
 )

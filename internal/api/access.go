@@ -21,7 +21,7 @@ import (
 
 	"dewpoint/api/openapi"
 	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // Role is what a caller may do. Each may do what the ones before it may.
@@ -103,16 +103,16 @@ func callerOf(ctx context.Context) caller {
 	if c, ok := ctx.Value(callerKey{}).(caller); ok {
 		return c
 	}
-	return caller{node.Local, Admin}
+	return caller{spec.Local, Admin}
 }
 
 // terms are those of who calls.
-func (c caller) terms(key string, deadline time.Duration) node.Terms {
-	return node.Terms{Key: key, Deadline: deadline, Caller: c.name, Admin: c.role == Admin}
+func (c caller) terms(key string, deadline time.Duration) spec.Terms {
+	return spec.Terms{Key: key, Deadline: deadline, Caller: c.name, Admin: c.role == Admin}
 }
 
 // host refuses what gives a container something of the host to who is not its administrator.
-func host(ctx context.Context, req *node.Request) error {
+func host(ctx context.Context, req *spec.Request) error {
 	if callerOf(ctx).role == Admin {
 		return nil
 	}
@@ -142,7 +142,7 @@ func (h *handler) own(ctx context.Context, name string) error {
 	return owned(ctx, i.Container)
 }
 
-func owned(ctx context.Context, c node.Container) error {
+func owned(ctx context.Context, c spec.Container) error {
 	who := callerOf(ctx)
 	if who.role == Admin || c.Caller == who.name {
 		return nil

@@ -23,9 +23,9 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/api/apitest"
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/apitest"
 )
 
 // authority signs certificates into files of a directory.
@@ -127,7 +127,7 @@ func dialWith(t *testing.T, host string, cred api.Credentials) *api.Client {
 }
 
 // isolated is a request that takes nothing of the host.
-var isolated = node.Request{Image: "nginx:1", Net: "none"}
+var isolated = spec.Request{Image: "nginx:1", Net: "none"}
 
 func TestRolesOfCertificates(t *testing.T) {
 	ca := newAuthority(t)
@@ -149,13 +149,13 @@ func TestRolesOfCertificates(t *testing.T) {
 		}
 		_, err := c.Images(ctx)
 		check("images", may.read, err)
-		_, err = c.Deploy(ctx, isolated, node.Watch{})
+		_, err = c.Deploy(ctx, isolated, spec.Watch{})
 		check("deploy", may.deploy, err)
-		_, err = c.Deploy(ctx, node.Request{Image: "nginx:1", Net: "none", Volumes: []node.Volume{{Source: "/", Target: "/host"}}}, node.Watch{})
+		_, err = c.Deploy(ctx, spec.Request{Image: "nginx:1", Net: "none", Volumes: []spec.Volume{{Source: "/", Target: "/host"}}}, spec.Watch{})
 		check("deploy with the host's root", may.admin, err)
-		_, err = c.Deploy(ctx, node.Request{Image: "nginx:1"}, node.Watch{})
+		_, err = c.Deploy(ctx, spec.Request{Image: "nginx:1"}, spec.Watch{})
 		check("deploy in the host's network", may.admin, err)
-		_, err = c.Prune(ctx, node.PruneOptions{})
+		_, err = c.Prune(ctx, spec.PruneOptions{})
 		check("prune", may.admin, err)
 	}
 }
@@ -209,10 +209,10 @@ func TestTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := dialWith(t, host, api.Credentials{CA: ca.path("ca.crt"), Token: file})
-	if _, err := c.Deploy(t.Context(), isolated, node.Watch{}); err != nil {
+	if _, err := c.Deploy(t.Context(), isolated, spec.Watch{}); err != nil {
 		t.Error(err)
 	}
-	_, err = c.Prune(t.Context(), node.PruneOptions{})
+	_, err = c.Prune(t.Context(), spec.PruneOptions{})
 	wantCode(t, err, api.Permission, api.ExitPermission)
 	kept, err := os.ReadFile(tokens)
 	if err != nil || bytes.Contains(kept, []byte(secret)) {
@@ -353,7 +353,7 @@ func TestOwnContainers(t *testing.T) {
 	mine, theirs, root := dialWith(t, host, ca.credentials("mine")), dialWith(t, host, ca.credentials("theirs")), dialWith(t, host, ca.credentials("root"))
 	ctx := t.Context()
 	for name, c := range map[string]*api.Client{"a": mine, "b": mine, "admins": root} {
-		if _, err := c.Deploy(ctx, node.Request{Image: "nginx:1", Name: name, Net: "none", Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+		if _, err := c.Deploy(ctx, spec.Request{Image: "nginx:1", Name: name, Net: "none", Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -30,7 +30,7 @@ import (
 	"context"
 	"time"
 
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // Node is what the handler serves. All methods are called concurrently; ctx
@@ -52,10 +52,10 @@ type Deployer interface {
 	// undoes what it has done. The Record says how far it came, also beside
 	// an error; it is empty if nothing was begun. A request whose key is known
 	// joins that deployment, or gives its record again.
-	Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error)
+	Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec.Record, error)
 	// Pull returns when the image's layers are complete, or with Lazy "auto"
 	// as soon as a container could be started from them.
-	Pull(ctx context.Context, req node.PullRequest, w node.Watch) (node.Record, error)
+	Pull(ctx context.Context, req spec.PullRequest, w spec.Watch) (spec.Record, error)
 }
 
 // Deployments are known by their IDs, and by the keys that their callers gave them.
@@ -63,28 +63,28 @@ type Deployments interface {
 	// DeployMany accepts all deployments or, with an error, none. It returns when the
 	// last has ended, detached when all are accepted. What fails is told to w.
 	// When ctx ends, those that are not detached are undone.
-	DeployMany(ctx context.Context, m node.Many, w node.ManyWatch) error
+	DeployMany(ctx context.Context, m spec.Many, w spec.ManyWatch) error
 	// ListDeployments gives them in the order in which they were asked for.
-	ListDeployments(ctx context.Context, q node.DeploymentQuery) ([]node.Deployment, error)
+	ListDeployments(ctx context.Context, q spec.DeploymentQuery) ([]spec.Deployment, error)
 	// WatchDeployment returns when the deployment has ended, with what its Deploy returned.
-	WatchDeployment(ctx context.Context, ref node.DeploymentRef, w node.Watch) (node.Record, error)
+	WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record, error)
 	// CancelDeployment returns when nothing of the deployment is left, at once if it has
 	// ended. Unless ref.Caller is "" the deployment has to be his.
-	CancelDeployment(ctx context.Context, ref node.DeploymentRef) (node.Deployment, error)
+	CancelDeployment(ctx context.Context, ref spec.DeploymentRef) (spec.Deployment, error)
 }
 
 // Containers are known by their names.
 type Containers interface {
-	Inspect(ctx context.Context, name string) (node.Inspection, error)
+	Inspect(ctx context.Context, name string) (spec.Inspection, error)
 	// List gives the containers that run, or all, the oldest first.
-	List(ctx context.Context, all bool) ([]node.Container, error)
+	List(ctx context.Context, all bool) ([]spec.Container, error)
 	// Logs calls emit with the container's output, one call at a time. An
 	// error of emit ends it and is returned. It gives all there was, also
 	// when the container is removed while it follows.
-	Logs(ctx context.Context, name string, opt node.LogOptions, emit func(node.LogChunk) error) error
+	Logs(ctx context.Context, name string, opt spec.LogOptions, emit func(spec.LogChunk) error) error
 	// Exec runs a process in a running container and returns its exit status.
 	// When ctx ends the process is killed.
-	Exec(ctx context.Context, name string, req node.ExecRequest, io node.ExecIO) (int, error)
+	Exec(ctx context.Context, name string, req spec.ExecRequest, io spec.ExecIO) (int, error)
 	// Stop asks the container's process to end, by the image's stop signal,
 	// and kills it after the timeout; below 0 is the node's default, 0 kills
 	// at once. It returns when the process has ended, with nil if it had
@@ -99,23 +99,23 @@ type Containers interface {
 
 // Images are known by their references.
 type Images interface {
-	Images(ctx context.Context) ([]node.Image, error)
+	Images(ctx context.Context) ([]spec.Image, error)
 	// RemoveImage forgets an image and, once no other image and no container
 	// needs them, its layers.
 	RemoveImage(ctx context.Context, name string) error
 	// Prune removes what nothing uses.
-	Prune(ctx context.Context, opt node.PruneOptions) (node.PruneReport, error)
+	Prune(ctx context.Context, opt spec.PruneOptions) (spec.PruneReport, error)
 }
 
 // Packs are the startup packs of the node's images.
 type Packs interface {
 	// ProfileEnd ends the recording of a container that was deployed with
 	// Request.Record. The container goes on.
-	ProfileEnd(ctx context.Context, e node.ProfileEnd) (node.Profile, error)
+	ProfileEnd(ctx context.Context, e spec.ProfileEnd) (spec.Profile, error)
 	// PackBuild makes the pack of an image's profile and layers, which are here.
-	PackBuild(ctx context.Context, image string) (node.Pack, error)
-	PackPush(ctx context.Context, p node.PackPush) (node.PackPushed, error)
-	PackInspect(ctx context.Context, image string) (node.Pack, error)
+	PackBuild(ctx context.Context, image string) (spec.Pack, error)
+	PackPush(ctx context.Context, p spec.PackPush) (spec.PackPushed, error)
+	PackInspect(ctx context.Context, image string) (spec.Pack, error)
 }
 
 // Checkpoints are what containers start from instead of booting. A node that
@@ -123,20 +123,20 @@ type Packs interface {
 type Checkpoints interface {
 	// Checkpoint returns when the checkpoint can be used here. The container
 	// runs on, and was stopped for a moment.
-	Checkpoint(ctx context.Context, req node.CheckpointRequest) (node.Checkpoint, error)
+	Checkpoint(ctx context.Context, req spec.CheckpointRequest) (spec.Checkpoint, error)
 	// ListCheckpoints gives those of an image, or all, the newest first.
-	ListCheckpoints(ctx context.Context, image string) ([]node.Checkpoint, error)
+	ListCheckpoints(ctx context.Context, image string) ([]spec.Checkpoint, error)
 	RemoveCheckpoint(ctx context.Context, id string) error
 }
 
 // PoPs is what a node that shares a store with others can be asked of it. A node
 // that does not answers with an error of code Unsupported.
 type PoPs interface {
-	PoPStatus(ctx context.Context) (node.PoP, error)
+	PoPStatus(ctx context.Context) (spec.PoP, error)
 	// PoPVerify compares layers of the store (diffIDs; none is all) with what was
 	// published, and calls emit for each, one call at a time. An error of emit ends it
 	// and is returned. What is damaged is no error.
-	PoPVerify(ctx context.Context, layers []string, emit func(node.PoPVerified) error) error
+	PoPVerify(ctx context.Context, layers []string, emit func(spec.PoPVerified) error) error
 	// PoPForget removes what a node that is gone for good says it uses. The node must
 	// have been silent for a minute since the first time it was asked for.
 	PoPForget(ctx context.Context, name string) error
@@ -144,12 +144,12 @@ type PoPs interface {
 
 // Observer says what the node is and what happens on it.
 type Observer interface {
-	Doctor(ctx context.Context) ([]node.Finding, error)
-	Version(ctx context.Context) (node.Version, error)
+	Doctor(ctx context.Context) ([]spec.Finding, error)
+	Version(ctx context.Context) (spec.Version, error)
 	// Events calls emit with what happens until ctx ends, one call at a time:
 	// first what is still known of the events behind a mark, unless it is nil, and before
 	// these one of kind EventResync if some that came behind it are not known any
 	// more. An error of emit ends it and is returned. Unless it is nil, begun is called before all of these, once nothing
 	// that happens can be missed; its error ends it, too.
-	Events(ctx context.Context, after *node.Mark, begun func() error, emit func(node.Event) error) error
+	Events(ctx context.Context, after *spec.Mark, begun func() error, emit func(spec.Event) error) error
 }

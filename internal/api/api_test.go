@@ -19,15 +19,15 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/api/apitest"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/apitest"
 )
 
-var nginx = node.Image{
+var nginx = spec.Image{
 	Name: "nginx:1", Digest: "sha256:" + strings.Repeat("ab", 32), Size: 3000, Disk: 9000, Created: time.Unix(1700000000, 5).UTC(),
-	Layers: []node.Layer{
-		{Digest: "sha256:" + strings.Repeat("01", 32), DiffID: "sha256:" + strings.Repeat("02", 32), Size: 1000, Disk: 3000, State: node.StateComplete},
-		{Digest: "sha256:" + strings.Repeat("03", 32), DiffID: "sha256:" + strings.Repeat("04", 32), Size: 2000, Disk: 6000, State: node.StateComplete},
+	Layers: []spec.Layer{
+		{Digest: "sha256:" + strings.Repeat("01", 32), DiffID: "sha256:" + strings.Repeat("02", 32), Size: 1000, Disk: 3000, State: spec.StateComplete},
+		{Digest: "sha256:" + strings.Repeat("03", 32), DiffID: "sha256:" + strings.Repeat("04", 32), Size: 2000, Disk: 6000, State: spec.StateComplete},
 	},
 }
 
@@ -56,23 +56,23 @@ func wantCode(t *testing.T, err error, code api.Code, exit int) {
 type transcript struct {
 	mu     sync.Mutex
 	stages []string
-	layers map[string]node.LayerProgress
+	layers map[string]spec.LayerProgress
 	states []string
 	out    bytes.Buffer
 }
 
-func (s *transcript) watch() node.Watch {
-	return node.Watch{
+func (s *transcript) watch() spec.Watch {
+	return spec.Watch{
 		Reached: func(name, stage string, _ float64) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.stages = append(s.stages, stage)
 		},
-		Layer: func(l node.LayerProgress) {
+		Layer: func(l spec.LayerProgress) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.layers == nil {
-				s.layers = map[string]node.LayerProgress{}
+				s.layers = map[string]spec.LayerProgress{}
 			}
 			s.layers[l.Digest] = l
 			s.states = append(s.states, l.State)
@@ -80,7 +80,7 @@ func (s *transcript) watch() node.Watch {
 	}
 }
 
-func (s *transcript) emit(c node.LogChunk) error {
+func (s *transcript) emit(c spec.LogChunk) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fmt.Fprintf(&s.out, "%s:%s", c.Stream, c.Data)
@@ -90,18 +90,18 @@ func (s *transcript) emit(c node.LogChunk) error {
 func TestDeployStreamsStagesAndTheNewestOfEachLayer(t *testing.T) {
 	_, _, c := newNode(t)
 	var seen transcript
-	r, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, seen.watch())
+	r, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, seen.watch())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Name != "web" || r.Node != "fake" || r.Bytes.Registry != 3000 || r.Way.Start != "boot" || r.Stages[node.Ready] == 0 {
+	if r.Name != "web" || r.Node != "fake" || r.Bytes.Registry != 3000 || r.Way.Start != "boot" || r.Stages[spec.Ready] == 0 {
 		t.Errorf("record %+v", r)
 	}
-	if want := []string{node.Resolved, node.Mounted, node.Created, node.Started, node.Ready}; !reflect.DeepEqual(seen.stages, want) {
+	if want := []string{spec.Resolved, spec.Mounted, spec.Created, spec.Started, spec.Ready}; !reflect.DeepEqual(seen.stages, want) {
 		t.Errorf("stages %v, want %v", seen.stages, want)
 	}
 	for _, l := range nginx.Layers {
-		if got := seen.layers[l.Digest]; got.State != node.StateComplete || got.Fetched != l.Size {
+		if got := seen.layers[l.Digest]; got.State != spec.StateComplete || got.Fetched != l.Size {
 			t.Errorf("layer %+v, want it complete", got)
 		}
 	}
@@ -113,7 +113,7 @@ func TestDeployStreamsStagesAndTheNewestOfEachLayer(t *testing.T) {
 func TestDeployFailsWithItsRecord(t *testing.T) {
 	n, _, c := newNode(t)
 	n.Fail("Deploy", fmt.Errorf("write layer: %w", syscall.ENOSPC))
-	r, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1"}, node.Watch{})
+	r, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1"}, spec.Watch{})
 	wantCode(t, err, api.DiskFull, api.ExitDiskFull)
 	if !strings.Contains(err.Error(), "dew prune") {
 		t.Errorf("%q has no remedy", err)
@@ -125,31 +125,31 @@ func TestDeployFailsWithItsRecord(t *testing.T) {
 
 func TestDeployIsValidatedAtTheEdge(t *testing.T) {
 	_, _, c := newNode(t)
-	for _, r := range []node.Request{
+	for _, r := range []spec.Request{
 		{}, {Image: "i", Net: "moon"}, {Image: "i", Ready: "tcp"}, {Image: "i", Memory: -1},
-		{Image: "i", Net: "none", Ports: []node.Port{{Host: 1, Container: 1}}}, {Image: "i", Inflaters: -1},
-		{Image: "i", Volumes: []node.Volume{{Source: "a", Target: "/b"}}}, {Image: "i", Env: []string{"=x"}},
+		{Image: "i", Net: "none", Ports: []spec.Port{{Host: 1, Container: 1}}}, {Image: "i", Inflaters: -1},
+		{Image: "i", Volumes: []spec.Volume{{Source: "a", Target: "/b"}}}, {Image: "i", Env: []string{"=x"}},
 		labeled("", "x"), labeled("a b", "x"), labeled("a", "x\x00"), labeled("a", strings.Repeat("x", 4096)), labeled("containerd.io/gc.root", "x"),
 		labeled("dewpoint.net", "host"), labeled("dewpoint.restore.afterwards", "x"), labeled("dewpoint.checkpoint", "sometimes"),
 	} {
-		_, err := c.Deploy(t.Context(), r, node.Watch{})
+		_, err := c.Deploy(t.Context(), r, spec.Watch{})
 		wantCode(t, err, api.BadRequest, api.ExitUsage)
 	}
 }
 
-func labeled(name, value string) node.Request {
-	return node.Request{Image: "i", Labels: map[string]string{name: value}}
+func labeled(name, value string) spec.Request {
+	return spec.Request{Image: "i", Labels: map[string]string{name: value}}
 }
 
 func TestClientThatGoesAwayCancelsTheDeployment(t *testing.T) {
 	_, _, c := newNode(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	w := node.Watch{Reached: func(_, stage string, _ float64) {
-		if stage == node.Started {
+	w := spec.Watch{Reached: func(_, stage string, _ float64) {
+		if stage == spec.Started {
 			cancel()
 		}
 	}}
-	_, err := c.Deploy(ctx, node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}, Ready: "log:never"}, w)
+	_, err := c.Deploy(ctx, spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}, Ready: "log:never"}, w)
 	wantCode(t, err, api.Canceled, api.ExitInterrupted)
 	eventually(t, "the container is undone", func() bool {
 		list, err := c.List(t.Context(), true)
@@ -170,7 +170,7 @@ func TestRunGivesOutputAndStatusThenRemoves(t *testing.T) {
 	_, _, c := newNode(t)
 	for i := range 50 {
 		var seen transcript
-		req := node.Request{Image: "nginx:1", Name: "job", Remove: true, Cmd: strings.Fields("echo hello warn careful exit 7")}
+		req := spec.Request{Image: "nginx:1", Name: "job", Remove: true, Cmd: strings.Fields("echo hello warn careful exit 7")}
 		r, status, err := c.Run(t.Context(), req, seen.watch(), seen.emit)
 		if err != nil || status != 7 || r.Name != "job" {
 			t.Fatalf("run %d: record %+v, status %d, error %v", i, r, status, err)
@@ -187,7 +187,7 @@ func TestRunGivesOutputAndStatusThenRemoves(t *testing.T) {
 func TestRunTellsTheLastWordsOfWhatDidNotBecomeReady(t *testing.T) {
 	_, _, c := newNode(t)
 	var seen transcript
-	req := node.Request{Image: "nginx:1", Cmd: strings.Fields("warn no configuration exit 3"), Ready: "log:never"}
+	req := spec.Request{Image: "nginx:1", Cmd: strings.Fields("warn no configuration exit 3"), Ready: "log:never"}
 	_, _, err := c.Run(t.Context(), req, seen.watch(), seen.emit)
 	wantCode(t, err, api.Exited, api.ExitNotReady)
 	if got := seen.out.String(); got != "stderr:no configuration\n" {
@@ -197,12 +197,12 @@ func TestRunTellsTheLastWordsOfWhatDidNotBecomeReady(t *testing.T) {
 
 func TestRunThatIsCutLeavesTheContainer(t *testing.T) {
 	n, s, c := newNode(t)
-	w := node.Watch{Reached: func(_, stage string, _ float64) {
-		if stage == node.Ready {
+	w := spec.Watch{Reached: func(_, stage string, _ float64) {
+		if stage == spec.Ready {
 			go s.Stop()
 		}
 	}}
-	_, _, err := c.Run(t.Context(), node.Request{Image: "nginx:1", Name: "web", Remove: true, Cmd: []string{"sleep"}}, w, new(transcript).emit)
+	_, _, err := c.Run(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Remove: true, Cmd: []string{"sleep"}}, w, new(transcript).emit)
 	wantCode(t, err, api.StatusUnknown, api.ExitUnknown)
 	list, err := n.List(t.Context(), false)
 	if err != nil || len(list) != 1 {
@@ -214,13 +214,13 @@ func TestStoppingDaemonEndsCalls(t *testing.T) {
 	// On a busy machine a call may come after the end: then they get more time to begin.
 	for pause := 20 * time.Millisecond; ; pause *= 4 {
 		_, s, c := newNode(t)
-		if _, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+		if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 		failed := make(chan error, 2)
 		go func() { _, err := c.Wait(t.Context(), "web"); failed <- err }()
 		go func() {
-			failed <- c.Logs(t.Context(), "web", node.LogOptions{Follow: true}, new(transcript).emit)
+			failed <- c.Logs(t.Context(), "web", spec.LogOptions{Follow: true}, new(transcript).emit)
 		}()
 		time.Sleep(pause)
 		begin := time.Now()
@@ -251,15 +251,15 @@ func TestPanicIsAnErrorOfTheCall(t *testing.T) {
 	for name, call := range map[string]func(*api.Client) error{
 		"unary": func(c *api.Client) error { _, err := c.Doctor(t.Context()); return err },
 		"deploy": func(c *api.Client) error {
-			_, err := c.Deploy(t.Context(), node.Request{Image: "i"}, node.Watch{})
+			_, err := c.Deploy(t.Context(), spec.Request{Image: "i"}, spec.Watch{})
 			return err
 		},
 		"pull": func(c *api.Client) error {
-			_, err := c.Pull(t.Context(), node.PullRequest{Image: "i"}, node.Watch{})
+			_, err := c.Pull(t.Context(), spec.PullRequest{Image: "i"}, spec.Watch{})
 			return err
 		},
 		"stream": func(c *api.Client) error {
-			return c.Logs(t.Context(), "web", node.LogOptions{}, new(transcript).emit)
+			return c.Logs(t.Context(), "web", spec.LogOptions{}, new(transcript).emit)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -279,24 +279,24 @@ type panicking struct{ api.Node }
 func TestPullTwice(t *testing.T) {
 	_, _, c := newNode(t)
 	for _, way := range []string{"whole", "local"} {
-		r, err := c.Pull(t.Context(), node.PullRequest{Image: "nginx:1"}, node.Watch{})
+		r, err := c.Pull(t.Context(), spec.PullRequest{Image: "nginx:1"}, spec.Watch{})
 		if err != nil || r.Way.Pull != way {
 			t.Fatalf("record %+v, %v; want %s", r, err, way)
 		}
 	}
-	_, err := c.Pull(t.Context(), node.PullRequest{Image: "apache"}, node.Watch{})
+	_, err := c.Pull(t.Context(), spec.PullRequest{Image: "apache"}, spec.Watch{})
 	wantCode(t, err, api.NotFound, api.ExitNotFound)
 	images, err := c.Images(t.Context())
-	if err != nil || !reflect.DeepEqual(images, []node.Image{nginx}) {
+	if err != nil || !reflect.DeepEqual(images, []spec.Image{nginx}) {
 		t.Errorf("images %+v, %v", images, err)
 	}
 }
 
 func TestContainersRoundTrip(t *testing.T) {
 	_, _, c := newNode(t)
-	port := node.Port{HostIP: "127.0.0.1", Host: 65535, Container: 80, Protocol: "tcp"}
-	req := node.Request{Image: "nginx:1", Name: "web", Net: "bridge", Ports: []node.Port{port}, Cmd: strings.Fields("echo one echo two sleep")}
-	if _, err := c.Deploy(t.Context(), req, node.Watch{}); err != nil {
+	port := spec.Port{HostIP: "127.0.0.1", Host: 65535, Container: 80, Protocol: "tcp"}
+	req := spec.Request{Image: "nginx:1", Name: "web", Net: "bridge", Ports: []spec.Port{port}, Cmd: strings.Fields("echo one echo two sleep")}
+	if _, err := c.Deploy(t.Context(), req, spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
 	list, err := c.List(t.Context(), false)
@@ -304,7 +304,7 @@ func TestContainersRoundTrip(t *testing.T) {
 		t.Fatalf("%v, %v", list, err)
 	}
 	got := list[0]
-	if got.Ports[0] != port || got.Status != node.StatusRunning || got.PID == 0 || time.Since(got.Created) > time.Minute {
+	if got.Ports[0] != port || got.Status != spec.StatusRunning || got.PID == 0 || time.Since(got.Created) > time.Minute {
 		t.Errorf("container %+v", got)
 	}
 	wantCode(t, c.Remove(t.Context(), "web", false), api.Running, api.ExitConflict)
@@ -316,13 +316,13 @@ func TestContainersRoundTrip(t *testing.T) {
 		t.Errorf("status %d, %v", status, err)
 	}
 	var seen transcript
-	if err := c.Logs(t.Context(), "web", node.LogOptions{Tail: 1}, seen.emit); err != nil || seen.out.String() != "stdout:two\n" {
+	if err := c.Logs(t.Context(), "web", spec.LogOptions{Tail: 1}, seen.emit); err != nil || seen.out.String() != "stdout:two\n" {
 		t.Errorf("logs %q, %v", seen.out.String(), err)
 	}
 	if err := c.Remove(t.Context(), "web", false); err != nil {
 		t.Fatal(err)
 	}
-	report, err := c.Prune(t.Context(), node.PruneOptions{Images: true})
+	report, err := c.Prune(t.Context(), spec.PruneOptions{Images: true})
 	if err != nil || report.Bytes != 9000 || len(report.Images) != 1 || len(report.Layers) != 2 {
 		t.Errorf("pruned %+v, %v", report, err)
 	}
@@ -331,7 +331,7 @@ func TestContainersRoundTrip(t *testing.T) {
 func TestStopTimeouts(t *testing.T) {
 	_, _, c := newNode(t)
 	for _, timeout := range []time.Duration{0, 10 * time.Millisecond} {
-		if _, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "mule", Cmd: []string{"stubborn"}}, node.Watch{}); err != nil {
+		if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "mule", Cmd: []string{"stubborn"}}, spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.Stop(t.Context(), "mule", timeout); err != nil {
@@ -346,14 +346,14 @@ func TestStopTimeouts(t *testing.T) {
 func TestEventsGoOnWhereTheyWere(t *testing.T) {
 	_, _, c := newNode(t)
 	for _, name := range []string{"a", "b"} {
-		if _, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: name, Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+		if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: name, Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	enough := errors.New("enough")
-	after := node.Mark{Seq: 1}
-	var got []node.Event
-	err := c.Events(t.Context(), &after, nil, func(e node.Event) error {
+	after := spec.Mark{Seq: 1}
+	var got []spec.Event
+	err := c.Events(t.Context(), &after, nil, func(e spec.Event) error {
 		got = append(got, e)
 		return enough
 	})
@@ -430,7 +430,7 @@ func TestClientOutlivesItsNode(t *testing.T) {
 	for range 6 {
 		var open sync.WaitGroup
 		for range 5 {
-			open.Go(func() { _ = c.Events(t.Context(), nil, nil, func(node.Event) error { return nil }) })
+			open.Go(func() { _ = c.Events(t.Context(), nil, nil, func(spec.Event) error { return nil }) })
 		}
 		for tries := 0; ; tries++ { // a connection that has just broken may be noticed by a call that fails
 			_, err := c.Images(t.Context())
@@ -453,7 +453,7 @@ func TestClientOutlivesItsNode(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var open sync.WaitGroup
 	for range 1200 {
-		open.Go(func() { _ = c.Events(ctx, nil, nil, func(node.Event) error { return nil }) })
+		open.Go(func() { _ = c.Events(ctx, nil, nil, func(spec.Event) error { return nil }) })
 	}
 	eventually(t, "a call is answered beside them", func() bool { _, err := c.Images(t.Context()); return err == nil })
 	cancel()
@@ -469,7 +469,7 @@ func TestListenersMissNothing(t *testing.T) {
 		begun, seen := make(chan struct{}), errors.New("seen")
 		heard := make(chan error, 1)
 		go func() {
-			heard <- c.Events(ctx, nil, func() error { close(begun); return nil }, func(e node.Event) error {
+			heard <- c.Events(ctx, nil, func() error { close(begun); return nil }, func(e spec.Event) error {
 				if e.Name == name {
 					return seen
 				}
@@ -481,7 +481,7 @@ func TestListenersMissNothing(t *testing.T) {
 		case err := <-heard:
 			t.Fatal(err)
 		}
-		if _, err := n.Deploy(ctx, node.Request{Image: nginx.Name, Name: name, Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+		if _, err := n.Deploy(ctx, spec.Request{Image: nginx.Name, Name: name, Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-heard; !errors.Is(err, seen) {

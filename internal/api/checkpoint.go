@@ -6,11 +6,11 @@ import (
 	"connectrpc.com/connect"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 func (h *handler) Checkpoint(ctx context.Context, req *connect.Request[pb.CheckpointRequest]) (*connect.Response[pb.CheckpointResponse], error) {
-	r := node.CheckpointRequest{Name: req.Msg.Name, Share: req.Msg.Share, Stateful: req.Msg.Stateful, TCP: req.Msg.Tcp}
+	r := spec.CheckpointRequest{Name: req.Msg.Name, Share: req.Msg.Share, Stateful: req.Msg.Stateful, TCP: req.Msg.Tcp}
 	if err := r.Validate(); err != nil {
 		return nil, bad(err)
 	}
@@ -37,16 +37,16 @@ func (h *handler) RemoveCheckpoint(ctx context.Context, req *connect.Request[pb.
 }
 
 // Checkpoint implements Checkpoints.
-func (c *Client) Checkpoint(ctx context.Context, r node.CheckpointRequest) (node.Checkpoint, error) {
+func (c *Client) Checkpoint(ctx context.Context, r spec.CheckpointRequest) (spec.Checkpoint, error) {
 	a, err := c.rpc.Checkpoint(ctx, connect.NewRequest(&pb.CheckpointRequest{Name: r.Name, Share: r.Share, Stateful: r.Stateful, Tcp: r.TCP}))
 	if err != nil {
-		return node.Checkpoint{}, c.problem(ctx, err)
+		return spec.Checkpoint{}, c.problem(ctx, err)
 	}
 	return checkpointFrom(a.Msg.Checkpoint), nil
 }
 
 // ListCheckpoints implements Checkpoints.
-func (c *Client) ListCheckpoints(ctx context.Context, image string) ([]node.Checkpoint, error) {
+func (c *Client) ListCheckpoints(ctx context.Context, image string) ([]spec.Checkpoint, error) {
 	a, err := c.rpc.ListCheckpoints(ctx, connect.NewRequest(&pb.ListCheckpointsRequest{Image: image}))
 	if err != nil {
 		return nil, c.problem(ctx, err)
@@ -60,7 +60,7 @@ func (c *Client) RemoveCheckpoint(ctx context.Context, id string) error {
 	return c.problem(ctx, err)
 }
 
-func checkpointOf(c node.Checkpoint) *pb.Checkpoint {
+func checkpointOf(c spec.Checkpoint) *pb.Checkpoint {
 	return &pb.Checkpoint{
 		Id: c.ID, Image: c.Image, Digest: c.Digest, Args: c.Args, Created: timeOf(c.Created), Node: c.Node, Engine: c.Engine,
 		Size: c.Size, Pages: c.Pages, Upper: c.Upper, Boot: c.Boot, Restore: c.Restore, Paused: c.Paused,
@@ -68,8 +68,8 @@ func checkpointOf(c node.Checkpoint) *pb.Checkpoint {
 	}
 }
 
-func checkpointFrom(c *pb.Checkpoint) node.Checkpoint {
-	return node.Checkpoint{
+func checkpointFrom(c *pb.Checkpoint) spec.Checkpoint {
+	return spec.Checkpoint{
 		ID: c.GetId(), Image: c.GetImage(), Digest: c.GetDigest(), Args: c.GetArgs(), Created: timeFrom(c.GetCreated()), Node: c.GetNode(), Engine: c.GetEngine(),
 		Size: c.GetSize(), Pages: c.GetPages(), Upper: c.GetUpper(), Boot: c.GetBoot(), Restore: c.GetRestore(), Paused: c.GetPaused(),
 		Stateful: c.GetStateful(), Owner: c.GetOwner(), Where: c.GetWhere(), Unfit: c.GetUnfit(), Differs: c.GetDiffers(),

@@ -21,7 +21,7 @@ import (
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
 	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // DefaultHost is where dewd listens when nothing else is said.
@@ -249,7 +249,7 @@ func (c *Client) strange(ce *connect.Error, err error) error {
 }
 
 // Deploy implements Deployer. Of the Watch, Hold is of no use here: see Run.
-func (c *Client) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
+func (c *Client) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec.Record, error) {
 	record, _, err := c.deploy(ctx, &pb.DeployRequest{Spec: specOf(req), Key: req.Terms.Key, Deadline: durationOf(req.Terms.Deadline)}, w, nil)
 	return record, err
 }
@@ -257,11 +257,11 @@ func (c *Client) Deploy(ctx context.Context, req node.Request, w node.Watch) (no
 // Run deploys, passes on the container's output, and returns its exit status.
 // An error of code StatusUnknown says that the connection was lost while
 // the container ran.
-func (c *Client) Run(ctx context.Context, req node.Request, w node.Watch, emit func(node.LogChunk) error) (node.Record, int, error) {
+func (c *Client) Run(ctx context.Context, req spec.Request, w spec.Watch, emit func(spec.LogChunk) error) (spec.Record, int, error) {
 	return c.deploy(ctx, &pb.DeployRequest{Spec: specOf(req), Attach: true, Deadline: durationOf(req.Terms.Deadline)}, w, emit)
 }
 
-func (c *Client) deploy(ctx context.Context, req *pb.DeployRequest, w node.Watch, emit func(node.LogChunk) error) (record node.Record, status int, err error) {
+func (c *Client) deploy(ctx context.Context, req *pb.DeployRequest, w spec.Watch, emit func(spec.LogChunk) error) (record spec.Record, status int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.rpc.Deploy(ctx, connect.NewRequest(req))
@@ -272,7 +272,7 @@ func (c *Client) deploy(ctx context.Context, req *pb.DeployRequest, w node.Watch
 }
 
 // receive passes on the steps of a deployment until its end, and closes the stream.
-func (c *Client) receive(ctx context.Context, stream *connect.ServerStreamForClient[pb.DeployResponse], w node.Watch, attach bool, emit func(node.LogChunk) error) (record node.Record, status int, err error) {
+func (c *Client) receive(ctx context.Context, stream *connect.ServerStreamForClient[pb.DeployResponse], w spec.Watch, attach bool, emit func(spec.LogChunk) error) (record spec.Record, status int, err error) {
 	defer stream.Close()
 	ended := false
 	for stream.Receive() {
@@ -311,13 +311,13 @@ func (c *Client) lost(err error, running bool) error {
 	return err
 }
 
-func tellStage(w node.Watch, s *pb.Stage) {
+func tellStage(w spec.Watch, s *pb.Stage) {
 	if w.Reached != nil {
 		w.Reached(s.GetName(), s.GetStage(), s.GetAt())
 	}
 }
 
-func tellLayers(w node.Watch, l *pb.Layers) {
+func tellLayers(w spec.Watch, l *pb.Layers) {
 	if w.Layer == nil {
 		return
 	}
@@ -327,7 +327,7 @@ func tellLayers(w node.Watch, l *pb.Layers) {
 }
 
 // Pull implements Deployer.
-func (c *Client) Pull(ctx context.Context, req node.PullRequest, w node.Watch) (record node.Record, err error) {
+func (c *Client) Pull(ctx context.Context, req spec.PullRequest, w spec.Watch) (record spec.Record, err error) {
 	stream, err := c.rpc.Pull(ctx, connect.NewRequest(pullOf(req)))
 	if err != nil {
 		return record, c.problem(ctx, err)
@@ -347,7 +347,7 @@ func (c *Client) Pull(ctx context.Context, req node.PullRequest, w node.Watch) (
 }
 
 // List implements Containers.
-func (c *Client) List(ctx context.Context, all bool) ([]node.Container, error) {
+func (c *Client) List(ctx context.Context, all bool) ([]spec.Container, error) {
 	r, err := c.rpc.List(ctx, connect.NewRequest(&pb.ListRequest{All: all}))
 	if err != nil {
 		return nil, c.problem(ctx, err)
@@ -356,7 +356,7 @@ func (c *Client) List(ctx context.Context, all bool) ([]node.Container, error) {
 }
 
 // Logs implements Containers.
-func (c *Client) Logs(ctx context.Context, name string, opt node.LogOptions, emit func(node.LogChunk) error) error {
+func (c *Client) Logs(ctx context.Context, name string, opt spec.LogOptions, emit func(spec.LogChunk) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.rpc.Logs(ctx, connect.NewRequest(&pb.LogsRequest{Name: name, Follow: opt.Follow, Tail: int32(opt.Tail)}))
@@ -398,7 +398,7 @@ func (c *Client) Wait(ctx context.Context, name string) (int, error) {
 }
 
 // Images implements Images.
-func (c *Client) Images(ctx context.Context) ([]node.Image, error) {
+func (c *Client) Images(ctx context.Context) ([]spec.Image, error) {
 	r, err := c.rpc.Images(ctx, connect.NewRequest(&pb.ImagesRequest{}))
 	if err != nil {
 		return nil, c.problem(ctx, err)
@@ -413,16 +413,16 @@ func (c *Client) RemoveImage(ctx context.Context, name string) error {
 }
 
 // Prune implements Images.
-func (c *Client) Prune(ctx context.Context, opt node.PruneOptions) (node.PruneReport, error) {
+func (c *Client) Prune(ctx context.Context, opt spec.PruneOptions) (spec.PruneReport, error) {
 	r, err := c.rpc.Prune(ctx, connect.NewRequest(pruneOf(opt)))
 	if err != nil {
-		return node.PruneReport{}, c.problem(ctx, err)
+		return spec.PruneReport{}, c.problem(ctx, err)
 	}
 	return prunedFrom(r.Msg), nil
 }
 
 // Doctor implements Observer.
-func (c *Client) Doctor(ctx context.Context) ([]node.Finding, error) {
+func (c *Client) Doctor(ctx context.Context) ([]spec.Finding, error) {
 	r, err := c.rpc.Doctor(ctx, connect.NewRequest(&pb.DoctorRequest{}))
 	if err != nil {
 		return nil, c.problem(ctx, err)
@@ -431,16 +431,16 @@ func (c *Client) Doctor(ctx context.Context) ([]node.Finding, error) {
 }
 
 // Version implements Observer.
-func (c *Client) Version(ctx context.Context) (node.Version, error) {
+func (c *Client) Version(ctx context.Context) (spec.Version, error) {
 	r, err := c.rpc.Version(ctx, connect.NewRequest(&pb.VersionRequest{}))
 	if err != nil {
-		return node.Version{}, c.problem(ctx, err)
+		return spec.Version{}, c.problem(ctx, err)
 	}
 	return versionFrom(r.Msg), nil
 }
 
 // Events implements Observer.
-func (c *Client) Events(ctx context.Context, after *node.Mark, begun func() error, emit func(node.Event) error) error {
+func (c *Client) Events(ctx context.Context, after *spec.Mark, begun func() error, emit func(spec.Event) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	req := &pb.EventsRequest{}
@@ -466,7 +466,7 @@ func (c *Client) Events(ctx context.Context, after *node.Mark, begun func() erro
 }
 
 // Exec implements Containers.
-func (c *Client) Exec(ctx context.Context, name string, req node.ExecRequest, std node.ExecIO) (int, error) {
+func (c *Client) Exec(ctx context.Context, name string, req spec.ExecRequest, std spec.ExecIO) (int, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream := c.rpc.Exec(ctx)
@@ -503,7 +503,7 @@ func (c *Client) Exec(ctx context.Context, name string, req node.ExecRequest, st
 	}
 }
 
-func write(std node.ExecIO, o *pb.Output) error {
+func write(std spec.ExecIO, o *pb.Output) error {
 	w := std.Stdout
 	if o.GetStream() == pb.Output_STREAM_STDERR {
 		w = std.Stderr

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 func each[A, B any](in []A, f func(A) B) []B {
@@ -22,7 +22,7 @@ func each[A, B any](in []A, f func(A) B) []B {
 	return out
 }
 
-func specOf(r node.Request) *pb.Spec {
+func specOf(r spec.Request) *pb.Spec {
 	return &pb.Spec{
 		Image: r.Image, Name: r.Name, Entrypoint: r.Entrypoint, Cmd: r.Cmd, Env: r.Env,
 		Net: r.Net, Ports: each(r.Ports, portOf), Volumes: each(r.Volumes, volumeOf),
@@ -32,8 +32,8 @@ func specOf(r node.Request) *pb.Spec {
 	}
 }
 
-func requestFrom(s *pb.Spec) node.Request {
-	return node.Request{
+func requestFrom(s *pb.Spec) spec.Request {
+	return spec.Request{
 		Image: s.GetImage(), Name: s.GetName(), Entrypoint: s.GetEntrypoint(), Cmd: s.GetCmd(), Env: s.GetEnv(),
 		Net: s.GetNet(), Ports: each(s.GetPorts(), portFrom), Volumes: each(s.GetVolumes(), volumeFrom),
 		Memory: s.GetMemory(), CPUs: s.GetCpus(), Ready: s.GetReady(), ReadyTimeout: s.GetReadyTimeout().AsDuration(),
@@ -42,35 +42,35 @@ func requestFrom(s *pb.Spec) node.Request {
 	}
 }
 
-func portOf(p node.Port) *pb.Port {
+func portOf(p spec.Port) *pb.Port {
 	return &pb.Port{HostIp: p.HostIP, Host: uint32(p.Host), Container: uint32(p.Container), Protocol: p.Protocol}
 }
 
-func portFrom(p *pb.Port) node.Port {
-	return node.Port{HostIP: p.GetHostIp(), Host: uint16(p.GetHost()), Container: uint16(p.GetContainer()), Protocol: p.GetProtocol()}
+func portFrom(p *pb.Port) spec.Port {
+	return spec.Port{HostIP: p.GetHostIp(), Host: uint16(p.GetHost()), Container: uint16(p.GetContainer()), Protocol: p.GetProtocol()}
 }
 
-func volumeOf(v node.Volume) *pb.Volume {
+func volumeOf(v spec.Volume) *pb.Volume {
 	return &pb.Volume{Source: v.Source, Target: v.Target, ReadOnly: v.ReadOnly}
 }
 
-func volumeFrom(v *pb.Volume) node.Volume {
-	return node.Volume{Source: v.GetSource(), Target: v.GetTarget(), ReadOnly: v.GetReadOnly()}
+func volumeFrom(v *pb.Volume) spec.Volume {
+	return spec.Volume{Source: v.GetSource(), Target: v.GetTarget(), ReadOnly: v.GetReadOnly()}
 }
 
-func pullOf(r node.PullRequest) *pb.PullRequest {
+func pullOf(r spec.PullRequest) *pb.PullRequest {
 	return &pb.PullRequest{
 		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, PlainHttp: r.PlainHTTP, Order: r.Order, Inflaters: int32(r.Inflaters),
 	}
 }
 
-func pullFrom(r *pb.PullRequest) node.PullRequest {
-	return node.PullRequest{
+func pullFrom(r *pb.PullRequest) spec.PullRequest {
+	return spec.PullRequest{
 		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, PlainHTTP: r.PlainHttp, Order: r.Order, Inflaters: int(r.Inflaters),
 	}
 }
 
-func recordOf(r node.Record) *pb.Record {
+func recordOf(r spec.Record) *pb.Record {
 	return &pb.Record{
 		Name: r.Name, Image: r.Image, Digest: r.Digest, Node: r.Node, Stages: r.Stages,
 		Bytes: &pb.Bytes{Registry: r.Bytes.Registry, Pop: r.Bytes.PoP, Local: r.Bytes.Local},
@@ -79,106 +79,106 @@ func recordOf(r node.Record) *pb.Record {
 	}
 }
 
-func spanOf(s node.Span) *pb.Span {
+func spanOf(s spec.Span) *pb.Span {
 	return &pb.Span{Name: s.Name, From: s.From, To: s.To, Attributes: s.Attributes}
 }
 
-func spanFrom(s *pb.Span) node.Span {
-	return node.Span{Name: s.GetName(), From: s.GetFrom(), To: s.GetTo(), Attributes: s.GetAttributes()}
+func spanFrom(s *pb.Span) spec.Span {
+	return spec.Span{Name: s.GetName(), From: s.GetFrom(), To: s.GetTo(), Attributes: s.GetAttributes()}
 }
 
-func recordFrom(r *pb.Record) node.Record {
+func recordFrom(r *pb.Record) spec.Record {
 	stages := r.GetStages()
 	if stages == nil {
 		stages = map[string]float64{}
 	}
-	return node.Record{
+	return spec.Record{
 		Name: r.GetName(), Image: r.GetImage(), Digest: r.GetDigest(), Node: r.GetNode(), Stages: stages,
-		Bytes: node.Bytes{Registry: r.GetBytes().GetRegistry(), PoP: r.GetBytes().GetPop(), Local: r.GetBytes().GetLocal()},
-		Way:   node.Way{Pull: r.GetWay().GetPull(), Pack: r.GetWay().GetPack(), Start: r.GetWay().GetStart(), Why: r.GetWay().GetWhy()},
+		Bytes: spec.Bytes{Registry: r.GetBytes().GetRegistry(), PoP: r.GetBytes().GetPop(), Local: r.GetBytes().GetLocal()},
+		Way:   spec.Way{Pull: r.GetWay().GetPull(), Pack: r.GetWay().GetPack(), Start: r.GetWay().GetStart(), Why: r.GetWay().GetWhy()},
 		Error: r.GetError(), ID: r.GetId(), Spans: each(r.GetSpans(), spanFrom),
 	}
 }
 
-func layerOf(l node.LayerProgress) *pb.LayerProgress {
+func layerOf(l spec.LayerProgress) *pb.LayerProgress {
 	return &pb.LayerProgress{Digest: l.Digest, Size: l.Size, Fetched: l.Fetched, State: l.State, Rate: l.Rate}
 }
 
-func layerFrom(l *pb.LayerProgress) node.LayerProgress {
-	return node.LayerProgress{Digest: l.GetDigest(), Size: l.GetSize(), Fetched: l.GetFetched(), State: l.GetState(), Rate: l.GetRate()}
+func layerFrom(l *pb.LayerProgress) spec.LayerProgress {
+	return spec.LayerProgress{Digest: l.GetDigest(), Size: l.GetSize(), Fetched: l.GetFetched(), State: l.GetState(), Rate: l.GetRate()}
 }
 
-func outputOf(c node.LogChunk) *pb.Output {
+func outputOf(c spec.LogChunk) *pb.Output {
 	o := &pb.Output{Stream: pb.Output_STREAM_STDOUT, Data: c.Data}
-	if c.Stream == node.Stderr {
+	if c.Stream == spec.Stderr {
 		o.Stream = pb.Output_STREAM_STDERR
 	}
 	return o
 }
 
-func chunkFrom(o *pb.Output) node.LogChunk {
-	c := node.LogChunk{Stream: node.Stdout, Data: o.GetData()}
+func chunkFrom(o *pb.Output) spec.LogChunk {
+	c := spec.LogChunk{Stream: spec.Stdout, Data: o.GetData()}
 	if o.GetStream() == pb.Output_STREAM_STDERR {
-		c.Stream = node.Stderr
+		c.Stream = spec.Stderr
 	}
 	return c
 }
 
-func containerOf(c node.Container) *pb.Container {
+func containerOf(c spec.Container) *pb.Container {
 	return &pb.Container{
 		Name: c.Name, Image: c.Image, Digest: c.Digest, Status: c.Status, ExitCode: int32(c.ExitCode), Pid: int32(c.PID),
 		Ip: c.IP, Ports: each(c.Ports, portOf), Created: timeOf(c.Created), Node: c.Node, ReadError: c.ReadError, Caller: c.Caller,
 	}
 }
 
-func containerFrom(c *pb.Container) node.Container {
-	return node.Container{
+func containerFrom(c *pb.Container) spec.Container {
+	return spec.Container{
 		Name: c.GetName(), Image: c.GetImage(), Digest: c.GetDigest(), Status: c.GetStatus(), ExitCode: int(c.GetExitCode()), PID: int(c.GetPid()),
 		IP: c.GetIp(), Ports: each(c.GetPorts(), portFrom), Created: timeFrom(c.GetCreated()), Node: c.GetNode(), ReadError: c.GetReadError(), Caller: c.GetCaller(),
 	}
 }
 
-func imageOf(i node.Image) *pb.Image {
+func imageOf(i spec.Image) *pb.Image {
 	return &pb.Image{Name: i.Name, Digest: i.Digest, Size: i.Size, Disk: i.Disk, Created: timeOf(i.Created), Layers: each(i.Layers, imageLayerOf)}
 }
 
-func imageFrom(i *pb.Image) node.Image {
+func imageFrom(i *pb.Image) spec.Image {
 	layers := each(i.GetLayers(), imageLayerFrom)
 	if layers == nil {
-		layers = []node.Layer{}
+		layers = []spec.Layer{}
 	}
-	return node.Image{Name: i.GetName(), Digest: i.GetDigest(), Size: i.GetSize(), Disk: i.GetDisk(), Created: timeFrom(i.GetCreated()), Layers: layers}
+	return spec.Image{Name: i.GetName(), Digest: i.GetDigest(), Size: i.GetSize(), Disk: i.GetDisk(), Created: timeFrom(i.GetCreated()), Layers: layers}
 }
 
-func imageLayerOf(l node.Layer) *pb.Layer {
+func imageLayerOf(l spec.Layer) *pb.Layer {
 	return &pb.Layer{Digest: l.Digest, DiffId: l.DiffID, Size: l.Size, Disk: l.Disk, State: l.State}
 }
 
-func imageLayerFrom(l *pb.Layer) node.Layer {
-	return node.Layer{Digest: l.GetDigest(), DiffID: l.GetDiffId(), Size: l.GetSize(), Disk: l.GetDisk(), State: l.GetState()}
+func imageLayerFrom(l *pb.Layer) spec.Layer {
+	return spec.Layer{Digest: l.GetDigest(), DiffID: l.GetDiffId(), Size: l.GetSize(), Disk: l.GetDisk(), State: l.GetState()}
 }
 
-func findingOf(f node.Finding) *pb.Finding {
+func findingOf(f spec.Finding) *pb.Finding {
 	return &pb.Finding{What: f.What, Level: f.Level, Detail: f.Detail, Remedy: f.Remedy}
 }
 
-func findingFrom(f *pb.Finding) node.Finding {
-	return node.Finding{What: f.GetWhat(), Level: f.GetLevel(), Detail: f.GetDetail(), Remedy: f.GetRemedy()}
+func findingFrom(f *pb.Finding) spec.Finding {
+	return spec.Finding{What: f.GetWhat(), Level: f.GetLevel(), Detail: f.GetDetail(), Remedy: f.GetRemedy()}
 }
 
-func versionOf(v node.Version) *pb.VersionResponse {
+func versionOf(v spec.Version) *pb.VersionResponse {
 	return &pb.VersionResponse{
 		Version: v.Version, Node: v.Node, Engine: v.Engine, Mount: v.Mount, Inflater: v.Inflater, Kernel: v.Kernel, Go: v.Go,
 	}
 }
 
-func versionFrom(v *pb.VersionResponse) node.Version {
-	return node.Version{
+func versionFrom(v *pb.VersionResponse) spec.Version {
+	return spec.Version{
 		Version: v.Version, Node: v.Node, Engine: v.Engine, Mount: v.Mount, Inflater: v.Inflater, Kernel: v.Kernel, Go: v.Go,
 	}
 }
 
-func eventOf(e node.Event) *pb.Event {
+func eventOf(e spec.Event) *pb.Event {
 	p := &pb.Event{Seq: e.Seq, Epoch: e.Epoch, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image, Stage: e.Stage, At: e.At, Error: e.Error, Layer: e.Layer, Checkpoint: e.Checkpoint}
 	if e.ExitCode != nil {
 		code := int32(*e.ExitCode)
@@ -190,8 +190,8 @@ func eventOf(e node.Event) *pb.Event {
 	return p
 }
 
-func eventFrom(p *pb.Event) node.Event {
-	e := node.Event{
+func eventFrom(p *pb.Event) spec.Event {
+	e := spec.Event{
 		Seq: p.GetSeq(), Epoch: p.GetEpoch(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(), Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(), Error: p.GetError(), Layer: p.GetLayer(), Checkpoint: p.GetCheckpoint(),
 	}
 	if p != nil && p.ExitCode != nil {
@@ -205,27 +205,27 @@ func eventFrom(p *pb.Event) node.Event {
 	return e
 }
 
-func execOf(name string, r node.ExecRequest, stdin bool) *pb.ExecRequest_Start {
+func execOf(name string, r spec.ExecRequest, stdin bool) *pb.ExecRequest_Start {
 	return &pb.ExecRequest_Start{
 		Name: name, Args: r.Args, Env: r.Env, User: r.User, Dir: r.Dir, Tty: r.TTY, Stdin: stdin, Size: sizeOf(r.Size),
 	}
 }
 
-func execFrom(s *pb.ExecRequest_Start) node.ExecRequest {
-	return node.ExecRequest{
+func execFrom(s *pb.ExecRequest_Start) spec.ExecRequest {
+	return spec.ExecRequest{
 		Args: s.GetArgs(), Env: s.GetEnv(), User: s.GetUser(), Dir: s.GetDir(), TTY: s.GetTty(), Size: sizeFrom(s.GetSize()),
 	}
 }
 
-func sizeOf(s node.Size) *pb.Size {
-	if s == (node.Size{}) {
+func sizeOf(s spec.Size) *pb.Size {
+	if s == (spec.Size{}) {
 		return nil
 	}
 	return &pb.Size{Rows: uint32(s.Rows), Cols: uint32(s.Cols)}
 }
 
-func sizeFrom(s *pb.Size) node.Size {
-	return node.Size{Rows: uint16(min(s.GetRows(), math.MaxUint16)), Cols: uint16(min(s.GetCols(), math.MaxUint16))}
+func sizeFrom(s *pb.Size) spec.Size {
+	return spec.Size{Rows: uint16(min(s.GetRows(), math.MaxUint16)), Cols: uint16(min(s.GetCols(), math.MaxUint16))}
 }
 
 // durationOf leaves 0, the default, unset.

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // filled is a T in which every field has a value of its own, so that a field
@@ -83,12 +83,12 @@ func roundTrip[T any, P proto.Message](t *testing.T, to func(T) P, from func(P) 
 
 // deref shows what the pointers of an Event or a Deployment point to.
 func deref(v any) any {
-	if d, ok := v.(node.Deployment); ok && d.Record != nil {
+	if d, ok := v.(spec.Deployment); ok && d.Record != nil {
 		r, f := *d.Record, *d.Failure
 		d.Record, d.Failure = nil, nil
 		return []any{d, r, f}
 	}
-	e, ok := v.(node.Event)
+	e, ok := v.(spec.Event)
 	if !ok || e.ExitCode == nil {
 		return v
 	}
@@ -98,13 +98,13 @@ func deref(v any) any {
 }
 
 func TestNothingIsForgotten(t *testing.T) {
-	roundTrip(t, func(r node.Request) *pb.DeployRequest {
+	roundTrip(t, func(r spec.Request) *pb.DeployRequest {
 		return &pb.DeployRequest{Spec: specOf(r), Key: r.Terms.Key, Deadline: durationOf(r.Terms.Deadline)}
-	}, func(p *pb.DeployRequest) node.Request {
+	}, func(p *pb.DeployRequest) spec.Request {
 		r := requestFrom(p.Spec)
-		r.Terms = node.Terms{Key: p.Key, Deadline: p.Deadline.AsDuration()}
+		r.Terms = spec.Terms{Key: p.Key, Deadline: p.Deadline.AsDuration()}
 		if r.Terms.Key != "" { // the call's, and the caller's
-			f := filled[node.Request]().Terms
+			f := filled[spec.Request]().Terms
 			r.Terms.Detach, r.Terms.Caller, r.Terms.Admin = f.Detach, f.Caller, f.Admin
 		}
 		return r
@@ -129,12 +129,12 @@ func TestNothingIsForgotten(t *testing.T) {
 	roundTrip(t, popVerifiedOf, popVerifiedFrom)
 	roundTrip(t, pruneOf, pruneFrom)
 	roundTrip(t, prunedOf, prunedFrom)
-	exec := func(r node.ExecRequest) *pb.ExecRequest_Start { return execOf("web", r, true) }
+	exec := func(r spec.ExecRequest) *pb.ExecRequest_Start { return execOf("web", r, true) }
 	roundTrip(t, exec, execFrom)
 }
 
 func FuzzDeployRequest(f *testing.F) {
-	b, err := proto.Marshal(&pb.DeployRequest{Spec: specOf(filled[node.Request]())})
+	b, err := proto.Marshal(&pb.DeployRequest{Spec: specOf(filled[spec.Request]())})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // follow runs work, which tells f, and sends what it is told until work has
@@ -51,10 +51,10 @@ func (h *handler) Pull(ctx context.Context, req *connect.Request[pb.PullRequest]
 		return bad(err)
 	}
 	f := newFeed()
-	var record node.Record
+	var record spec.Record
 	err := follow(ctx, f, func(ctx context.Context) error {
 		return h.guard("Pull", func() (err error) {
-			record, err = h.node.Pull(ctx, r, node.Watch{Reached: f.reached, Layer: f.layer})
+			record, err = h.node.Pull(ctx, r, spec.Watch{Reached: f.reached, Layer: f.layer})
 			return err
 		})
 	}, func(n news) error {
@@ -106,7 +106,7 @@ func (h *handler) Deploy(ctx context.Context, req *connect.Request[pb.DeployRequ
 // deploying is one call of Deploy.
 type deploying struct {
 	h        *handler
-	req      node.Request
+	req      spec.Request
 	feed     *feed
 	attached *attached // or nil
 
@@ -120,8 +120,8 @@ func (d *deploying) send(m *pb.DeployResponse) error {
 	return d.stream.Send(m)
 }
 
-func (d *deploying) run(ctx context.Context) (record node.Record, err error) {
-	w := node.Watch{Reached: d.feed.reached, Layer: d.feed.layer, Deployment: d.feed.deployment}
+func (d *deploying) run(ctx context.Context) (record spec.Record, err error) {
+	w := spec.Watch{Reached: d.feed.reached, Layer: d.feed.layer, Deployment: d.feed.deployment}
 	if d.attached != nil {
 		w.Hold, w.Reached = d.attached.hold, d.attached.reached
 	}
@@ -190,7 +190,7 @@ func newAttached(ctx context.Context, d *deploying) *attached {
 
 // reached is the Watch's. The container exists from Created on.
 func (a *attached) reached(name, stage string, at float64) {
-	if stage == node.Created {
+	if stage == spec.Created {
 		a.begin(name)
 	}
 	a.d.feed.reached(name, stage, at)
@@ -200,7 +200,7 @@ func (a *attached) begin(name string) {
 	a.once.Do(func() {
 		go a.output.run(func() (int, error) {
 			return 0, a.d.h.guard("Logs", func() error {
-				return a.d.h.node.Logs(a.ctx, name, node.LogOptions{Follow: true}, a.emit)
+				return a.d.h.node.Logs(a.ctx, name, spec.LogOptions{Follow: true}, a.emit)
 			})
 		})
 		go a.exit.run(func() (status int, err error) {
@@ -221,7 +221,7 @@ func (a *attached) never() {
 	})
 }
 
-func (a *attached) emit(c node.LogChunk) error {
+func (a *attached) emit(c spec.LogChunk) error {
 	return a.d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Output{Output: outputOf(c)}})
 }
 

@@ -8,14 +8,14 @@ import (
 	"connectrpc.com/connect"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // requestOf reads a request and refuses what the caller may not ask for.
-func requestOf(ctx context.Context, s *pb.Spec, t node.Terms) (node.Request, error) {
+func requestOf(ctx context.Context, s *pb.Spec, t spec.Terms) (spec.Request, error) {
 	for _, p := range s.GetPorts() {
 		if p.GetHost() > 65535 || p.GetContainer() > 65535 {
-			return node.Request{}, New(BadRequest, "a port is at most 65535")
+			return spec.Request{}, New(BadRequest, "a port is at most 65535")
 		}
 	}
 	r := requestFrom(s)
@@ -27,10 +27,10 @@ func requestOf(ctx context.Context, s *pb.Spec, t node.Terms) (node.Request, err
 }
 
 func (h *handler) DeployMany(ctx context.Context, req *connect.Request[pb.DeployManyRequest], stream *connect.ServerStream[pb.DeployManyResponse]) error {
-	m := node.Many{Count: int(req.Msg.Count), Parallel: int(req.Msg.Parallel), Terms: callerOf(ctx).terms(req.Msg.Key, req.Msg.Deadline.AsDuration())}
+	m := spec.Many{Count: int(req.Msg.Count), Parallel: int(req.Msg.Parallel), Terms: callerOf(ctx).terms(req.Msg.Key, req.Msg.Deadline.AsDuration())}
 	m.Terms.Detach = req.Msg.Detach
 	for _, s := range req.Msg.Specs {
-		r, err := requestOf(ctx, s, node.Terms{Deadline: m.Terms.Deadline})
+		r, err := requestOf(ctx, s, spec.Terms{Deadline: m.Terms.Deadline})
 		if err != nil {
 			return h.fail(ctx, err)
 		}
@@ -42,7 +42,7 @@ func (h *handler) DeployMany(ctx context.Context, req *connect.Request[pb.Deploy
 	f := newManyFeed()
 	return h.fail(ctx, pump(ctx, f.wake, func(ctx context.Context) error {
 		return h.guard("DeployMany", func() error {
-			return h.node.DeployMany(ctx, m, node.ManyWatch{Watch: f.watch, Ended: f.ended})
+			return h.node.DeployMany(ctx, m, spec.ManyWatch{Watch: f.watch, Ended: f.ended})
 		})
 	}, func() error {
 		for _, s := range f.take() {
@@ -69,13 +69,13 @@ func newManyFeed() *manyFeed {
 	return &manyFeed{wake: make(chan struct{}, 1), feeds: map[int]*feed{}, known: map[int]bool{}, over: map[int][]*pb.DeployManyResponse{}}
 }
 
-func (m *manyFeed) watch(i int) node.Watch {
+func (m *manyFeed) watch(i int) spec.Watch {
 	f := newFeed()
 	f.told = func() { m.announce(i) }
 	m.mu.Lock()
 	m.feeds[i] = f
 	m.mu.Unlock()
-	return node.Watch{Reached: f.reached, Layer: f.layer, Deployment: f.deployment}
+	return spec.Watch{Reached: f.reached, Layer: f.layer, Deployment: f.deployment}
 }
 
 func (m *manyFeed) announce(i int) {
@@ -88,7 +88,7 @@ func (m *manyFeed) announce(i int) {
 	signal(m.wake)
 }
 
-func (m *manyFeed) ended(i int, r node.Record, why *node.Failure) {
+func (m *manyFeed) ended(i int, r spec.Record, why *spec.Failure) {
 	var last []*pb.DeployManyResponse
 	if r.Image != "" {
 		last = append(last, &pb.DeployManyResponse{Step: &pb.DeployManyResponse_Record{Record: recordOf(r)}})
@@ -136,13 +136,13 @@ func (m *manyFeed) take() []*pb.DeployManyResponse {
 }
 
 func (h *handler) WatchDeployment(ctx context.Context, req *connect.Request[pb.WatchDeploymentRequest], stream *connect.ServerStream[pb.DeployResponse]) error {
-	ref := node.DeploymentRef{ID: req.Msg.Id, Key: req.Msg.Key, Caller: callerOf(ctx).name}
+	ref := spec.DeploymentRef{ID: req.Msg.Id, Key: req.Msg.Key, Caller: callerOf(ctx).name}
 	if ref.ID == "" && ref.Key == "" {
 		return bad(errors.New("no deployment is named"))
 	}
 	d := &deploying{h: h, feed: newFeed(), stream: stream}
-	var record node.Record
-	w := node.Watch{Reached: d.feed.reached, Layer: d.feed.layer, Deployment: d.feed.deployment}
+	var record spec.Record
+	w := spec.Watch{Reached: d.feed.reached, Layer: d.feed.layer, Deployment: d.feed.deployment}
 	err := follow(ctx, d.feed, func(ctx context.Context) error {
 		return h.guard("WatchDeployment", func() (err error) {
 			record, err = h.node.WatchDeployment(ctx, ref, w)
@@ -157,14 +157,14 @@ func (h *handler) WatchDeployment(ctx context.Context, req *connect.Request[pb.W
 
 func (h *handler) ListDeployments(ctx context.Context, req *connect.Request[pb.ListDeploymentsRequest]) (*connect.Response[pb.ListDeploymentsResponse], error) {
 	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.ListDeploymentsResponse, error) {
-		q := node.DeploymentQuery{All: req.Msg.All, Limit: int(req.Msg.Limit), Spans: req.Msg.Spans}
+		q := spec.DeploymentQuery{All: req.Msg.All, Limit: int(req.Msg.Limit), Spans: req.Msg.Spans}
 		list, err := h.node.ListDeployments(ctx, q)
-		return &pb.ListDeploymentsResponse{Deployments: each(list, func(d node.Deployment) *pb.Deployment { return listed(d, q) })}, err
+		return &pb.ListDeploymentsResponse{Deployments: each(list, func(d spec.Deployment) *pb.Deployment { return listed(d, q) })}, err
 	})
 }
 
 func (h *handler) CancelDeployment(ctx context.Context, req *connect.Request[pb.CancelDeploymentRequest]) (*connect.Response[pb.CancelDeploymentResponse], error) {
-	ref := node.DeploymentRef{ID: req.Msg.Id, Key: req.Msg.Key}
+	ref := spec.DeploymentRef{ID: req.Msg.Id, Key: req.Msg.Key}
 	if ref.ID == "" && ref.Key == "" {
 		return nil, bad(errors.New("no deployment is named"))
 	}
@@ -190,7 +190,7 @@ func (h *handler) Inspect(ctx context.Context, req *connect.Request[pb.InspectRe
 	})
 }
 
-func deploymentOf(d node.Deployment) *pb.Deployment {
+func deploymentOf(d spec.Deployment) *pb.Deployment {
 	p := &pb.Deployment{Id: d.ID, Name: d.Name, Image: d.Image, Caller: d.Caller, Key: d.Key, State: d.State,
 		Position: int32(d.Position), Waits: d.Waits, Asked: timeOf(d.Asked), Ended: timeOf(d.Ended), Detached: d.Detached}
 	if d.Record != nil {
@@ -203,7 +203,7 @@ func deploymentOf(d node.Deployment) *pb.Deployment {
 }
 
 // listed is deploymentOf as q asks for it.
-func listed(d node.Deployment, q node.DeploymentQuery) *pb.Deployment {
+func listed(d spec.Deployment, q spec.DeploymentQuery) *pb.Deployment {
 	if d.Record != nil && !q.Spans {
 		r := *d.Record
 		r.Spans = nil
@@ -212,8 +212,8 @@ func listed(d node.Deployment, q node.DeploymentQuery) *pb.Deployment {
 	return deploymentOf(d)
 }
 
-func deploymentFrom(p *pb.Deployment) node.Deployment {
-	d := node.Deployment{ID: p.GetId(), Name: p.GetName(), Image: p.GetImage(), Caller: p.GetCaller(), Key: p.GetKey(), State: p.GetState(),
+func deploymentFrom(p *pb.Deployment) spec.Deployment {
+	d := spec.Deployment{ID: p.GetId(), Name: p.GetName(), Image: p.GetImage(), Caller: p.GetCaller(), Key: p.GetKey(), State: p.GetState(),
 		Position: int(p.GetPosition()), Waits: p.GetWaits(), Asked: timeFrom(p.GetAsked()), Ended: timeFrom(p.GetEnded()), Detached: p.GetDetached()}
 	if p.GetRecord() != nil {
 		r := recordFrom(p.GetRecord())
@@ -225,15 +225,15 @@ func deploymentFrom(p *pb.Deployment) node.Deployment {
 	return d
 }
 
-func failureOf(f *node.Failure) *pb.Error {
+func failureOf(f *spec.Failure) *pb.Error {
 	return &pb.Error{Code: f.Code, Message: f.Message, Remedy: f.Remedy, Exit: int32(f.Exit)}
 }
 
-func failureFrom(p *pb.Error) *node.Failure {
-	return &node.Failure{Code: p.GetCode(), Message: p.GetMessage(), Remedy: p.GetRemedy(), Exit: int(p.GetExit())}
+func failureFrom(p *pb.Error) *spec.Failure {
+	return &spec.Failure{Code: p.GetCode(), Message: p.GetMessage(), Remedy: p.GetRemedy(), Exit: int(p.GetExit())}
 }
 
-func inspectionOf(i node.Inspection) *pb.InspectResponse {
+func inspectionOf(i spec.Inspection) *pb.InspectResponse {
 	p := &pb.InspectResponse{Container: containerOf(i.Container), Oci: i.OCI}
 	if i.Request != nil {
 		p.Spec = specOf(*i.Request)
@@ -244,8 +244,8 @@ func inspectionOf(i node.Inspection) *pb.InspectResponse {
 	return p
 }
 
-func inspectionFrom(p *pb.InspectResponse) node.Inspection {
-	i := node.Inspection{Container: containerFrom(p.GetContainer()), OCI: p.GetOci()}
+func inspectionFrom(p *pb.InspectResponse) spec.Inspection {
+	i := spec.Inspection{Container: containerFrom(p.GetContainer()), OCI: p.GetOci()}
 	if p.GetSpec() != nil {
 		r := requestFrom(p.GetSpec())
 		i.Request = &r
@@ -258,7 +258,7 @@ func inspectionFrom(p *pb.InspectResponse) node.Inspection {
 }
 
 // DeployMany implements Deployments.
-func (c *Client) DeployMany(ctx context.Context, m node.Many, w node.ManyWatch) error {
+func (c *Client) DeployMany(ctx context.Context, m spec.Many, w spec.ManyWatch) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.rpc.DeployMany(ctx, connect.NewRequest(&pb.DeployManyRequest{Specs: each(m.Requests, specOf), Count: int32(m.Count),
@@ -267,7 +267,7 @@ func (c *Client) DeployMany(ctx context.Context, m node.Many, w node.ManyWatch) 
 		return c.problem(ctx, err)
 	}
 	defer stream.Close()
-	told := &manyTold{w: w, watches: map[int]node.Watch{}, records: map[int]node.Record{}}
+	told := &manyTold{w: w, watches: map[int]spec.Watch{}, records: map[int]spec.Record{}}
 	for stream.Receive() {
 		told.step(stream.Msg())
 	}
@@ -276,9 +276,9 @@ func (c *Client) DeployMany(ctx context.Context, m node.Many, w node.ManyWatch) 
 
 // manyTold passes on what a node tells of many deployments.
 type manyTold struct {
-	w       node.ManyWatch
-	watches map[int]node.Watch
-	records map[int]node.Record
+	w       spec.ManyWatch
+	watches map[int]spec.Watch
+	records map[int]spec.Record
 }
 
 func (t *manyTold) step(m *pb.DeployManyResponse) {
@@ -307,21 +307,21 @@ func (t *manyTold) step(m *pb.DeployManyResponse) {
 	}
 }
 
-func (t *manyTold) end(i int, r node.Record, f *node.Failure) {
+func (t *manyTold) end(i int, r spec.Record, f *spec.Failure) {
 	delete(t.records, i)
 	if t.w.Ended != nil {
 		t.w.Ended(i, r, f)
 	}
 }
 
-func tellDeployment(w node.Watch, d *pb.Deployment) {
+func tellDeployment(w spec.Watch, d *pb.Deployment) {
 	if w.Deployment != nil {
 		w.Deployment(deploymentFrom(d))
 	}
 }
 
 // ListDeployments implements Deployments.
-func (c *Client) ListDeployments(ctx context.Context, q node.DeploymentQuery) ([]node.Deployment, error) {
+func (c *Client) ListDeployments(ctx context.Context, q spec.DeploymentQuery) ([]spec.Deployment, error) {
 	r, err := c.rpc.ListDeployments(ctx, connect.NewRequest(&pb.ListDeploymentsRequest{All: q.All, Limit: int32(q.Limit), Spans: q.Spans}))
 	if err != nil {
 		return nil, c.problem(ctx, err)
@@ -330,31 +330,31 @@ func (c *Client) ListDeployments(ctx context.Context, q node.DeploymentQuery) ([
 }
 
 // WatchDeployment implements Deployments.
-func (c *Client) WatchDeployment(ctx context.Context, ref node.DeploymentRef, w node.Watch) (node.Record, error) {
+func (c *Client) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.rpc.WatchDeployment(ctx, connect.NewRequest(&pb.WatchDeploymentRequest{Id: ref.ID, Key: ref.Key}))
 	if err != nil {
-		return node.Record{}, c.problem(ctx, err)
+		return spec.Record{}, c.problem(ctx, err)
 	}
 	record, _, err := c.receive(ctx, stream, w, false, nil)
 	return record, err
 }
 
 // CancelDeployment implements Deployments.
-func (c *Client) CancelDeployment(ctx context.Context, ref node.DeploymentRef) (node.Deployment, error) {
+func (c *Client) CancelDeployment(ctx context.Context, ref spec.DeploymentRef) (spec.Deployment, error) {
 	r, err := c.rpc.CancelDeployment(ctx, connect.NewRequest(&pb.CancelDeploymentRequest{Id: ref.ID, Key: ref.Key}))
 	if err != nil {
-		return node.Deployment{}, c.problem(ctx, err)
+		return spec.Deployment{}, c.problem(ctx, err)
 	}
 	return deploymentFrom(r.Msg.Deployment), nil
 }
 
 // Inspect implements Containers.
-func (c *Client) Inspect(ctx context.Context, name string) (node.Inspection, error) {
+func (c *Client) Inspect(ctx context.Context, name string) (spec.Inspection, error) {
 	r, err := c.rpc.Inspect(ctx, connect.NewRequest(&pb.InspectRequest{Name: name}))
 	if err != nil {
-		return node.Inspection{}, c.problem(ctx, err)
+		return spec.Inspection{}, c.problem(ctx, err)
 	}
 	return inspectionFrom(r.Msg), nil
 }

@@ -10,7 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // envelope is a message of a stream, as Connect has it.
@@ -49,7 +49,7 @@ func TestRefusedByConnect(t *testing.T) {
 			}
 		}
 	}
-	if all, err := n.ListDeployments(t.Context(), node.DeploymentQuery{All: true}); err != nil || len(all) > 0 {
+	if all, err := n.ListDeployments(t.Context(), spec.DeploymentQuery{All: true}); err != nil || len(all) > 0 {
 		t.Errorf("what was refused is deployed: %+v, %v", all, err)
 	}
 	// What the node itself refuses is as it was.

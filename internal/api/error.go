@@ -12,7 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	dewpointv1 "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // Code names a kind of failure. Programs may rely on it.
@@ -123,12 +123,12 @@ type Error struct {
 }
 
 // Failure is the Error in terms of package node.
-func (e *Error) Failure() *node.Failure {
-	return &node.Failure{Code: string(e.Code), Message: e.Message, Remedy: e.Remedy, Exit: e.Exit}
+func (e *Error) Failure() *spec.Failure {
+	return &spec.Failure{Code: string(e.Code), Message: e.Message, Remedy: e.Remedy, Exit: e.Exit}
 }
 
 // FromFailure is the Error of a failure.
-func FromFailure(f *node.Failure) *Error {
+func FromFailure(f *spec.Failure) *Error {
 	return &Error{Code: Code(f.Code), Message: f.Message, Remedy: f.Remedy, Exit: f.Exit, Err: f}
 }
 
@@ -179,7 +179,7 @@ func Classify(err error) *Error {
 	var e *Error
 	var coder interface{ Code() Code }
 	var kinder interface{ Kind() string }
-	var failed *node.Failure
+	var failed *spec.Failure
 	switch {
 	case errors.As(err, &e):
 		return e

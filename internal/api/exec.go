@@ -10,7 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 type execStream = connect.BidiStream[pb.ExecRequest, pb.ExecResponse]
@@ -36,7 +36,7 @@ func (h *handler) Exec(ctx context.Context, stream *execStream) error {
 
 	in := newInput(ctx, stream, start.Stdin)
 	out := &output{stream: stream}
-	io := node.ExecIO{Stdout: out.writer(pb.Output_STREAM_STDOUT), Stderr: out.writer(pb.Output_STREAM_STDERR), Resize: in.resize}
+	io := spec.ExecIO{Stdout: out.writer(pb.Output_STREAM_STDOUT), Stderr: out.writer(pb.Output_STREAM_STDERR), Resize: in.resize}
 	if start.Stdin {
 		io.Stdin = in.r
 	}
@@ -60,13 +60,13 @@ var errExecOver = errors.New("the process has ended")
 // input carries what the client sends to the process.
 type input struct {
 	r      *io.PipeReader
-	resize chan node.Size
+	resize chan spec.Size
 	done   chan struct{} // closed when the client has closed its end
 }
 
 func newInput(ctx context.Context, stream *execStream, wanted bool) *input {
 	r, w := io.Pipe()
-	in := &input{r: r, resize: make(chan node.Size, 1), done: make(chan struct{})}
+	in := &input{r: r, resize: make(chan spec.Size, 1), done: make(chan struct{})}
 	if !wanted {
 		w.Close()
 	}
@@ -99,7 +99,7 @@ func (in *input) receive(ctx context.Context, stream *execStream, w *io.PipeWrit
 }
 
 // resized keeps the newest size for a reader that is not there yet.
-func (in *input) resized(s node.Size) {
+func (in *input) resized(s spec.Size) {
 	for {
 		select {
 		case in.resize <- s:

@@ -8,7 +8,7 @@ import (
 	"connectrpc.com/connect"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // execSender is the client's sending half of Exec. A goroutine that reads
@@ -47,7 +47,7 @@ func (s *execSender) copy(r io.Reader) {
 	}
 }
 
-func (s *execSender) resize(sizes <-chan node.Size) {
+func (s *execSender) resize(sizes <-chan spec.Size) {
 	for {
 		select {
 		case size, ok := <-sizes:

@@ -9,14 +9,14 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // newContainer is a client and a container that runs.
 func newContainer(t *testing.T) *api.Client {
 	t.Helper()
 	_, _, c := newNode(t)
-	if _, err := c.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+	if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -25,7 +25,7 @@ func newContainer(t *testing.T) *api.Client {
 func TestExecSeparatesItsOutput(t *testing.T) {
 	c := newContainer(t)
 	var out, errs bytes.Buffer
-	status, err := c.Exec(t.Context(), "web", node.ExecRequest{Args: strings.Fields("echo a warn b exit 9")}, node.ExecIO{Stdout: &out, Stderr: &errs})
+	status, err := c.Exec(t.Context(), "web", spec.ExecRequest{Args: strings.Fields("echo a warn b exit 9")}, spec.ExecIO{Stdout: &out, Stderr: &errs})
 	if err != nil || status != 9 || out.String() != "a\n" || errs.String() != "b\n" {
 		t.Errorf("status %d, %v, stdout %q, stderr %q", status, err, &out, &errs)
 	}
@@ -35,7 +35,7 @@ func TestExecPassesMuchInput(t *testing.T) {
 	c := newContainer(t)
 	in := bytes.Repeat([]byte("0123456789abcdef"), 1<<18) // 4 MiB, above all limits of a message
 	var out bytes.Buffer
-	status, err := c.Exec(t.Context(), "web", node.ExecRequest{Args: []string{"cat"}}, node.ExecIO{Stdin: bytes.NewReader(in), Stdout: &out})
+	status, err := c.Exec(t.Context(), "web", spec.ExecRequest{Args: []string{"cat"}}, spec.ExecIO{Stdin: bytes.NewReader(in), Stdout: &out})
 	if err != nil || status != 0 || !bytes.Equal(out.Bytes(), in) {
 		t.Errorf("status %d, %v, %d bytes of %d", status, err, out.Len(), len(in))
 	}
@@ -47,7 +47,7 @@ func TestExecWithInputThatNobodyReads(t *testing.T) {
 	defer w.Close()
 	go func() { _, _ = io.Copy(w, zeros{}) }()
 	begin := time.Now()
-	status, err := c.Exec(t.Context(), "web", node.ExecRequest{Args: []string{"exit", "4"}}, node.ExecIO{Stdin: r, Stdout: io.Discard})
+	status, err := c.Exec(t.Context(), "web", spec.ExecRequest{Args: []string{"exit", "4"}}, spec.ExecIO{Stdin: r, Stdout: io.Discard})
 	if err != nil || status != 4 {
 		t.Errorf("status %d, %v", status, err)
 	}
@@ -64,15 +64,15 @@ func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 func TestExecTerminalChangesSize(t *testing.T) {
 	c := newContainer(t)
 	r, w := io.Pipe()
-	sizes := make(chan node.Size)
+	sizes := make(chan spec.Size)
 	go func() {
-		sizes <- node.Size{Rows: 30, Cols: 100}
+		sizes <- spec.Size{Rows: 30, Cols: 100}
 		time.Sleep(100 * time.Millisecond)
 		w.Close()
 	}()
 	var out bytes.Buffer
-	req := node.ExecRequest{Args: []string{"size"}, TTY: true, Size: node.Size{Rows: 24, Cols: 80}}
-	if _, err := c.Exec(t.Context(), "web", req, node.ExecIO{Stdin: r, Stdout: &out, Resize: sizes}); err != nil {
+	req := spec.ExecRequest{Args: []string{"size"}, TTY: true, Size: spec.Size{Rows: 24, Cols: 80}}
+	if _, err := c.Exec(t.Context(), "web", req, spec.ExecIO{Stdin: r, Stdout: &out, Resize: sizes}); err != nil {
 		t.Fatal(err)
 	}
 	if out.String() != "80x24\r\n100x30\r\n" {
@@ -82,17 +82,17 @@ func TestExecTerminalChangesSize(t *testing.T) {
 
 func TestExecErrors(t *testing.T) {
 	c := newContainer(t)
-	std := node.ExecIO{Stdout: io.Discard, Stderr: io.Discard}
-	_, err := c.Exec(t.Context(), "none", node.ExecRequest{Args: []string{"cat"}}, std)
+	std := spec.ExecIO{Stdout: io.Discard, Stderr: io.Discard}
+	_, err := c.Exec(t.Context(), "none", spec.ExecRequest{Args: []string{"cat"}}, std)
 	wantCode(t, err, api.NotFound, api.ExitNotFound)
-	_, err = c.Exec(t.Context(), "web", node.ExecRequest{}, std)
+	_, err = c.Exec(t.Context(), "web", spec.ExecRequest{}, std)
 	wantCode(t, err, api.BadRequest, api.ExitUsage)
-	_, err = c.Exec(t.Context(), "web", node.ExecRequest{Args: []string{"missing"}}, std)
+	_, err = c.Exec(t.Context(), "web", spec.ExecRequest{Args: []string{"missing"}}, std)
 	wantCode(t, err, api.CommandMissing, api.ExitNoCommand)
-	_, err = c.Exec(t.Context(), "web", node.ExecRequest{Args: []string{"panic"}}, std)
+	_, err = c.Exec(t.Context(), "web", spec.ExecRequest{Args: []string{"panic"}}, std)
 	wantCode(t, err, api.Internal, api.ExitFailure)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	_, err = c.Exec(ctx, "web", node.ExecRequest{Args: []string{"sleep"}}, std)
+	_, err = c.Exec(ctx, "web", spec.ExecRequest{Args: []string{"sleep"}}, std)
 	wantCode(t, err, api.Deadline, api.ExitFailure)
 }

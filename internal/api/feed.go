@@ -5,14 +5,14 @@ import (
 	"time"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // layerInterval is the least time between two tellings of layers, so that a
 // reader costs a fast pull nothing.
 const layerInterval = 100 * time.Millisecond
 
-// feed keeps what a node.Watch is told until the one sender takes it: every
+// feed keeps what a spec.Watch is told until the one sender takes it: every
 // stage, and of each layer the newest state. It never blocks who tells.
 type feed struct {
 	wake chan struct{} // has one element when there is something to take
@@ -20,10 +20,10 @@ type feed struct {
 
 	mu     sync.Mutex
 	stages []*pb.Stage          // guarded by mu
-	layers []node.LayerProgress // guarded by mu; changed since the last take
+	layers []spec.LayerProgress // guarded by mu; changed since the last take
 	at     map[string]int       // guarded by mu; a layer's place in layers
 	armed  bool                 // guarded by mu; layers will be announced
-	state  *node.Deployment     // guarded by mu; changed since the last take
+	state  *spec.Deployment     // guarded by mu; changed since the last take
 }
 
 func newFeed() *feed {
@@ -32,7 +32,7 @@ func newFeed() *feed {
 	return f
 }
 
-func (f *feed) deployment(d node.Deployment) {
+func (f *feed) deployment(d spec.Deployment) {
 	f.mu.Lock()
 	f.state = &d
 	f.mu.Unlock()
@@ -46,7 +46,7 @@ func (f *feed) reached(name, stage string, at float64) {
 	f.told()
 }
 
-func (f *feed) layer(l node.LayerProgress) {
+func (f *feed) layer(l spec.LayerProgress) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if i, ok := f.at[l.Digest]; ok {

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // A pull that reports each chunk must cost its reader, and itself, next to nothing.
@@ -15,18 +15,18 @@ func TestFeedKeepsTheNewestAndAllStages(t *testing.T) {
 	for _, digest := range []string{"a", "b", "c", "d"} {
 		wg.Go(func() {
 			for i := range int64(10_000) {
-				f.layer(node.LayerProgress{Digest: digest, Size: 10_000, Fetched: i + 1})
+				f.layer(spec.LayerProgress{Digest: digest, Size: 10_000, Fetched: i + 1})
 			}
 		})
 	}
-	for _, s := range []string{node.Resolved, node.Mounted, node.Ready} {
+	for _, s := range []string{spec.Resolved, spec.Mounted, spec.Ready} {
 		f.reached("web", s, 1)
 	}
 	wg.Wait()
 	<-f.wake
 	got := f.take()
 	stages, layers := got.stages, got.layers
-	if len(stages) != 3 || stages[2].Stage != node.Ready {
+	if len(stages) != 3 || stages[2].Stage != spec.Ready {
 		t.Errorf("stages %v", stages)
 	}
 	if len(layers) != 4 {
@@ -40,7 +40,7 @@ func TestFeedKeepsTheNewestAndAllStages(t *testing.T) {
 	if again := f.take(); again.stages != nil || again.layers != nil {
 		t.Errorf("taken twice: %v, %v", again.stages, again.layers)
 	}
-	f.layer(node.LayerProgress{Digest: "a"})
+	f.layer(spec.LayerProgress{Digest: "a"})
 	select {
 	case <-f.wake:
 	case <-time.After(10 * time.Second):
@@ -51,6 +51,6 @@ func TestFeedKeepsTheNewestAndAllStages(t *testing.T) {
 func BenchmarkFeedLayer(b *testing.B) {
 	f := newFeed()
 	for b.Loop() {
-		f.layer(node.LayerProgress{Digest: "a", Size: 10_000, Fetched: 1, State: node.StateFilling})
+		f.layer(spec.LayerProgress{Digest: "a", Size: 10_000, Fetched: 1, State: spec.StateFilling})
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"dewpoint/api/openapi"
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
 	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // Config of the handler. The zero value is a working one.
@@ -204,20 +204,20 @@ func (h *handler) Logs(ctx context.Context, req *connect.Request[pb.LogsRequest]
 	if err := named("container", req.Msg.Name); err != nil {
 		return err
 	}
-	opt := node.LogOptions{Follow: req.Msg.Follow, Tail: int(req.Msg.Tail)}
-	return h.fail(ctx, h.node.Logs(ctx, req.Msg.Name, opt, func(c node.LogChunk) error {
+	opt := spec.LogOptions{Follow: req.Msg.Follow, Tail: int(req.Msg.Tail)}
+	return h.fail(ctx, h.node.Logs(ctx, req.Msg.Name, opt, func(c spec.LogChunk) error {
 		return stream.Send(&pb.LogsResponse{Output: outputOf(c)})
 	}))
 }
 
 func (h *handler) Events(ctx context.Context, req *connect.Request[pb.EventsRequest], stream *connect.ServerStream[pb.EventsResponse]) error {
-	var after *node.Mark
+	var after *spec.Mark
 	if req.Msg.After != nil || req.Msg.Epoch != "" {
-		after = &node.Mark{Epoch: req.Msg.Epoch, Seq: req.Msg.GetAfter()}
+		after = &spec.Mark{Epoch: req.Msg.Epoch, Seq: req.Msg.GetAfter()}
 	}
 	// The headers tell the client that it is listening.
 	begun := func() error { return stream.Send(nil) }
-	return h.fail(ctx, h.node.Events(ctx, after, begun, func(e node.Event) error {
+	return h.fail(ctx, h.node.Events(ctx, after, begun, func(e spec.Event) error {
 		return stream.Send(&pb.EventsResponse{Event: eventOf(e)})
 	}))
 }

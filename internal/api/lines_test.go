@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/api/apitest"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/apitest"
 )
 
 // plainly is a client that speaks HTTP and JSON, and knows of nothing else.
@@ -96,7 +96,7 @@ func TestStreamsAsLines(t *testing.T) {
 	if r.StatusCode != http.StatusOK {
 		t.Fatal(r.Status)
 	}
-	if _, err := n.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "seen", Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+	if _, err := n.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "seen", Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
 	line, err := bufio.NewReader(r.Body).ReadString('\n')

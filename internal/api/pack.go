@@ -8,7 +8,7 @@ import (
 	"connectrpc.com/connect"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // packCall is the deadline of what builds or sends a pack.
@@ -55,80 +55,80 @@ func (h *handler) PackInspect(ctx context.Context, req *connect.Request[pb.PackI
 }
 
 // ProfileEnd implements Packs.
-func (c *Client) ProfileEnd(ctx context.Context, e node.ProfileEnd) (node.Profile, error) {
+func (c *Client) ProfileEnd(ctx context.Context, e spec.ProfileEnd) (spec.Profile, error) {
 	r, err := c.rpc.ProfileEnd(ctx, connect.NewRequest(profileEndOf(e)))
 	if err != nil {
-		return node.Profile{}, c.problem(ctx, err)
+		return spec.Profile{}, c.problem(ctx, err)
 	}
 	return profileFrom(r.Msg.Profile), nil
 }
 
 // PackBuild implements Packs.
-func (c *Client) PackBuild(ctx context.Context, image string) (node.Pack, error) {
+func (c *Client) PackBuild(ctx context.Context, image string) (spec.Pack, error) {
 	r, err := c.rpc.PackBuild(ctx, connect.NewRequest(&pb.PackBuildRequest{Image: image}))
 	if err != nil {
-		return node.Pack{}, c.problem(ctx, err)
+		return spec.Pack{}, c.problem(ctx, err)
 	}
 	return packFrom(r.Msg.Pack), nil
 }
 
 // PackPush implements Packs.
-func (c *Client) PackPush(ctx context.Context, p node.PackPush) (node.PackPushed, error) {
+func (c *Client) PackPush(ctx context.Context, p spec.PackPush) (spec.PackPushed, error) {
 	r, err := c.rpc.PackPush(ctx, connect.NewRequest(packPushOf(p)))
 	if err != nil {
-		return node.PackPushed{}, c.problem(ctx, err)
+		return spec.PackPushed{}, c.problem(ctx, err)
 	}
 	return packPushedFrom(r.Msg), nil
 }
 
 // PackInspect implements Packs.
-func (c *Client) PackInspect(ctx context.Context, image string) (node.Pack, error) {
+func (c *Client) PackInspect(ctx context.Context, image string) (spec.Pack, error) {
 	r, err := c.rpc.PackInspect(ctx, connect.NewRequest(&pb.PackInspectRequest{Image: image}))
 	if err != nil {
-		return node.Pack{}, c.problem(ctx, err)
+		return spec.Pack{}, c.problem(ctx, err)
 	}
 	return packFrom(r.Msg.Pack), nil
 }
 
-func profileEndOf(e node.ProfileEnd) *pb.ProfileEndRequest {
+func profileEndOf(e spec.ProfileEnd) *pb.ProfileEndRequest {
 	return &pb.ProfileEndRequest{Name: e.Name, Discard: e.Discard, Merge: e.Merge, Exercised: e.Exercised}
 }
 
-func profileEndFrom(e *pb.ProfileEndRequest) node.ProfileEnd {
-	return node.ProfileEnd{Name: e.GetName(), Discard: e.GetDiscard(), Merge: e.GetMerge(), Exercised: e.GetExercised()}
+func profileEndFrom(e *pb.ProfileEndRequest) spec.ProfileEnd {
+	return spec.ProfileEnd{Name: e.GetName(), Discard: e.GetDiscard(), Merge: e.GetMerge(), Exercised: e.GetExercised()}
 }
 
-func profileOf(p node.Profile) *pb.Profile {
+func profileOf(p spec.Profile) *pb.Profile {
 	return &pb.Profile{
 		Name: p.Name, Image: p.Image, Digest: p.Digest, Read: p.Read, Files: int32(p.Files), Total: p.Total, Lost: p.Lost,
 		Largest: each(p.Largest, fileReadOf),
 	}
 }
 
-func profileFrom(p *pb.Profile) node.Profile {
-	return node.Profile{
+func profileFrom(p *pb.Profile) spec.Profile {
+	return spec.Profile{
 		Name: p.GetName(), Image: p.GetImage(), Digest: p.GetDigest(), Read: p.GetRead(), Files: int(p.GetFiles()), Total: p.GetTotal(), Lost: p.GetLost(),
 		Largest: reads(p.GetLargest()),
 	}
 }
 
-func fileReadOf(f node.FileRead) *pb.FileRead {
+func fileReadOf(f spec.FileRead) *pb.FileRead {
 	return &pb.FileRead{Path: strings.ToValidUTF8(f.Path, "?"), Layer: f.Layer, Read: f.Read, Size: f.Size}
 }
 
-func fileReadFrom(f *pb.FileRead) node.FileRead {
-	return node.FileRead{Path: f.GetPath(), Layer: f.GetLayer(), Read: f.GetRead(), Size: f.GetSize()}
+func fileReadFrom(f *pb.FileRead) spec.FileRead {
+	return spec.FileRead{Path: f.GetPath(), Layer: f.GetLayer(), Read: f.GetRead(), Size: f.GetSize()}
 }
 
 // reads is never nil, so that its JSON is an array.
-func reads(in []*pb.FileRead) []node.FileRead {
+func reads(in []*pb.FileRead) []spec.FileRead {
 	if out := each(in, fileReadFrom); out != nil {
 		return out
 	}
-	return []node.FileRead{}
+	return []spec.FileRead{}
 }
 
-func packOf(p node.Pack) *pb.Pack {
+func packOf(p spec.Pack) *pb.Pack {
 	return &pb.Pack{
 		Image: p.Image, Digest: p.Digest, Pack: p.Pack, Size: p.Size, Chunks: int32(p.Chunks), Needed: p.Needed, Total: p.Total,
 		Parts: &pb.Pack_Parts{Header: p.Parts.Header, Tables: p.Parts.Tables, Chunks: p.Parts.Chunks,
@@ -138,29 +138,29 @@ func packOf(p node.Pack) *pb.Pack {
 	}
 }
 
-func packFrom(p *pb.Pack) node.Pack {
+func packFrom(p *pb.Pack) spec.Pack {
 	q := p.GetParts()
-	return node.Pack{
+	return spec.Pack{
 		Image: p.GetImage(), Digest: p.GetDigest(), Pack: p.GetPack(), Size: p.GetSize(), Chunks: int(p.GetChunks()), Needed: p.GetNeeded(), Total: p.GetTotal(),
-		Parts: node.PackParts{Header: q.GetHeader(), Tables: q.GetTables(), Chunks: q.GetChunks(),
+		Parts: spec.PackParts{Header: q.GetHeader(), Tables: q.GetTables(), Chunks: q.GetChunks(),
 			Points: q.GetPoints(), Windows: q.GetWindows(), Files: q.GetFiles()},
 		ImageSize: p.GetImageSize(), Start: p.GetStart(), Share: p.GetShare(), Runs: int(p.GetRuns()), Exercised: p.GetExercised(), Created: timeFrom(p.GetCreated()),
 		Node: p.GetNode(), From: p.GetFrom(), Trust: p.GetTrust(), Unlazy: p.GetUnlazy(), Files: int(p.GetFiles()), Largest: reads(p.GetLargest()),
 	}
 }
 
-func packPushOf(p node.PackPush) *pb.PackPushRequest {
+func packPushOf(p spec.PackPush) *pb.PackPushRequest {
 	return &pb.PackPushRequest{Image: p.Image, PlainHttp: p.PlainHTTP, Key: p.Key}
 }
 
-func packPushFrom(p *pb.PackPushRequest) node.PackPush {
-	return node.PackPush{Image: p.GetImage(), PlainHTTP: p.GetPlainHttp(), Key: p.GetKey()}
+func packPushFrom(p *pb.PackPushRequest) spec.PackPush {
+	return spec.PackPush{Image: p.GetImage(), PlainHTTP: p.GetPlainHttp(), Key: p.GetKey()}
 }
 
-func packPushedOf(p node.PackPushed) *pb.PackPushResponse {
+func packPushedOf(p spec.PackPushed) *pb.PackPushResponse {
 	return &pb.PackPushResponse{Image: p.Image, Manifest: p.Manifest, Pack: p.Pack, Size: p.Size, Signed: p.Signed}
 }
 
-func packPushedFrom(p *pb.PackPushResponse) node.PackPushed {
-	return node.PackPushed{Image: p.GetImage(), Manifest: p.GetManifest(), Pack: p.GetPack(), Size: p.GetSize(), Signed: p.GetSigned()}
+func packPushedFrom(p *pb.PackPushResponse) spec.PackPushed {
+	return spec.PackPushed{Image: p.GetImage(), Manifest: p.GetManifest(), Pack: p.GetPack(), Size: p.GetSize(), Signed: p.GetSigned()}
 }

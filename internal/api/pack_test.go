@@ -5,20 +5,20 @@ import (
 	"testing"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/api/apitest"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/apitest"
 )
 
 // A recorded run becomes a profile, a pack and an artifact, over the wire.
 func TestPacks(t *testing.T) {
 	n := &apitest.Node{}
 	t.Cleanup(n.Close)
-	n.Add(node.Image{Name: "nginx:1", Digest: "sha256:aa", Size: 1_000_000, Disk: 3_000_000})
+	n.Add(spec.Image{Name: "nginx:1", Digest: "sha256:aa", Size: 1_000_000, Disk: 3_000_000})
 	c := apitest.Serve(t, n).Dial(t)
 	ctx := t.Context()
 	deploy := func() {
 		t.Helper()
-		if _, err := c.Deploy(ctx, node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}, Record: true}, node.Watch{}); err != nil {
+		if _, err := c.Deploy(ctx, spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}, Record: true}, spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 		if !n.Recorded("web") {
@@ -26,12 +26,12 @@ func TestPacks(t *testing.T) {
 		}
 	}
 	deploy()
-	p, err := c.ProfileEnd(ctx, node.ProfileEnd{Name: "web", Exercised: true})
+	p, err := c.ProfileEnd(ctx, spec.ProfileEnd{Name: "web", Exercised: true})
 	if err != nil || p.Name != "web" || p.Read != 8192 || p.Files != 2 || len(p.Largest) != 2 || p.Largest[0].Path != "bin/app" {
 		t.Errorf("%+v, %v", p, err)
 	}
 	var e *api.Error
-	if _, err := c.ProfileEnd(ctx, node.ProfileEnd{Name: "web"}); !errors.As(err, &e) || e.Code != api.NotFound {
+	if _, err := c.ProfileEnd(ctx, spec.ProfileEnd{Name: "web"}); !errors.As(err, &e) || e.Code != api.NotFound {
 		t.Errorf("%v", err)
 	}
 	if _, err := c.PackInspect(ctx, "nginx:1"); !errors.As(err, &e) || e.Code != api.NotFound {
@@ -45,7 +45,7 @@ func TestPacks(t *testing.T) {
 	if err != nil || seen.Pack != built.Pack || seen.Created != built.Created {
 		t.Errorf("%+v, %v", seen, err)
 	}
-	pushed, err := c.PackPush(ctx, node.PackPush{Image: "nginx:1", PlainHTTP: true, Key: []byte("key")})
+	pushed, err := c.PackPush(ctx, spec.PackPush{Image: "nginx:1", PlainHTTP: true, Key: []byte("key")})
 	if err != nil || !pushed.Signed || pushed.Size != 60_000 {
 		t.Errorf("%+v, %v", pushed, err)
 	}

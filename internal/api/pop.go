@@ -6,7 +6,7 @@ import (
 	"connectrpc.com/connect"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 func (h *handler) PoPStatus(ctx context.Context, _ *connect.Request[pb.PoPStatusRequest]) (*connect.Response[pb.PoPStatusResponse], error) {
@@ -20,7 +20,7 @@ func (h *handler) PoPVerify(ctx context.Context, req *connect.Request[pb.PoPVeri
 	if err := stream.Send(nil); err != nil { // a layer may take long
 		return err
 	}
-	return h.fail(ctx, h.node.PoPVerify(ctx, req.Msg.Layers, func(v node.PoPVerified) error { return stream.Send(popVerifiedOf(v)) }))
+	return h.fail(ctx, h.node.PoPVerify(ctx, req.Msg.Layers, func(v spec.PoPVerified) error { return stream.Send(popVerifiedOf(v)) }))
 }
 
 func (h *handler) PoPForget(ctx context.Context, req *connect.Request[pb.PoPForgetRequest]) (*connect.Response[pb.PoPForgetResponse], error) {
@@ -33,16 +33,16 @@ func (h *handler) PoPForget(ctx context.Context, req *connect.Request[pb.PoPForg
 }
 
 // PoPStatus implements PoPs.
-func (c *Client) PoPStatus(ctx context.Context) (node.PoP, error) {
+func (c *Client) PoPStatus(ctx context.Context) (spec.PoP, error) {
 	r, err := c.rpc.PoPStatus(ctx, connect.NewRequest(&pb.PoPStatusRequest{}))
 	if err != nil {
-		return node.PoP{}, c.problem(ctx, err)
+		return spec.PoP{}, c.problem(ctx, err)
 	}
 	return popFrom(r.Msg.Pop), nil
 }
 
 // PoPVerify implements PoPs.
-func (c *Client) PoPVerify(ctx context.Context, layers []string, emit func(node.PoPVerified) error) error {
+func (c *Client) PoPVerify(ctx context.Context, layers []string, emit func(spec.PoPVerified) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.rpc.PoPVerify(ctx, connect.NewRequest(&pb.PoPVerifyRequest{Layers: layers}))
@@ -64,7 +64,7 @@ func (c *Client) PoPForget(ctx context.Context, name string) error {
 	return c.problem(ctx, err)
 }
 
-func popOf(p node.PoP) *pb.PoP {
+func popOf(p spec.PoP) *pb.PoP {
 	s, c := p.Store, p.Coordinator
 	return &pb.PoP{
 		Name: p.Name, Node: p.Node, Nodes: each(p.Nodes, popNodeOf), Layers: each(p.Layers, popLayerOf),
@@ -73,22 +73,22 @@ func popOf(p node.PoP) *pb.PoP {
 	}
 }
 
-func popFrom(p *pb.PoP) node.PoP {
+func popFrom(p *pb.PoP) spec.PoP {
 	s, c := p.GetStore(), p.GetCoordinator()
-	return node.PoP{
+	return spec.PoP{
 		Name: p.GetName(), Node: p.GetNode(), Nodes: array(each(p.GetNodes(), popNodeFrom)), Layers: array(each(p.GetLayers(), popLayerFrom)),
-		Store: node.PoPStore{Path: s.GetPath(), ID: s.GetId(), State: s.GetState(), Why: s.GetWhy(),
+		Store: spec.PoPStore{Path: s.GetPath(), ID: s.GetId(), State: s.GetState(), Why: s.GetWhy(),
 			Total: s.GetTotal(), Free: s.GetFree(), Bytes: s.GetBytes(), Trash: s.GetTrash(), Capacity: s.GetCapacity(), Quotas: each(s.GetQuotas(), popQuotaFrom)},
-		Coordinator: node.PoPCoordinator{Kind: c.GetKind(), State: c.GetState(), Why: c.GetWhy()},
+		Coordinator: spec.PoPCoordinator{Kind: c.GetKind(), State: c.GetState(), Why: c.GetWhy()},
 	}
 }
 
-func popQuotaOf(q node.PoPQuota) *pb.PoP_Quota {
+func popQuotaOf(q spec.PoPQuota) *pb.PoP_Quota {
 	return &pb.PoP_Quota{Prefix: q.Prefix, Bytes: q.Bytes, Most: q.Most}
 }
 
-func popQuotaFrom(q *pb.PoP_Quota) node.PoPQuota {
-	return node.PoPQuota{Prefix: q.GetPrefix(), Bytes: q.GetBytes(), Most: q.GetMost()}
+func popQuotaFrom(q *pb.PoP_Quota) spec.PoPQuota {
+	return spec.PoPQuota{Prefix: q.GetPrefix(), Bytes: q.GetBytes(), Most: q.GetMost()}
 }
 
 // array is never nil, so that its JSON is an array.
@@ -99,62 +99,62 @@ func array[T any](in []T) []T {
 	return in
 }
 
-func popNodeOf(n node.PoPNode) *pb.PoP_Node {
+func popNodeOf(n spec.PoPNode) *pb.PoP_Node {
 	return &pb.PoP_Node{
 		Name: n.Name, Address: n.Address, Cache: n.Cache, Local: popHitsOf(n.Local), Store: popHitsOf(n.Store),
 		Capacity: n.Capacity, Peer: popHitsOf(n.Peer), Registry: popHitsOf(n.Registry), Fetching: each(n.Fetching, popFetchOf),
 	}
 }
 
-func popNodeFrom(n *pb.PoP_Node) node.PoPNode {
-	return node.PoPNode{
+func popNodeFrom(n *pb.PoP_Node) spec.PoPNode {
+	return spec.PoPNode{
 		Name: n.GetName(), Address: n.GetAddress(), Cache: n.GetCache(), Local: popHitsFrom(n.GetLocal()), Store: popHitsFrom(n.GetStore()),
 		Capacity: n.GetCapacity(), Peer: popHitsFrom(n.GetPeer()), Registry: popHitsFrom(n.GetRegistry()), Fetching: each(n.GetFetching(), popFetchFrom),
 	}
 }
 
-func popHitsOf(h node.PoPHits) *pb.PoP_Hits { return &pb.PoP_Hits{Layers: h.Layers, Bytes: h.Bytes} }
+func popHitsOf(h spec.PoPHits) *pb.PoP_Hits { return &pb.PoP_Hits{Layers: h.Layers, Bytes: h.Bytes} }
 
-func popHitsFrom(h *pb.PoP_Hits) node.PoPHits {
-	return node.PoPHits{Layers: h.GetLayers(), Bytes: h.GetBytes()}
+func popHitsFrom(h *pb.PoP_Hits) spec.PoPHits {
+	return spec.PoPHits{Layers: h.GetLayers(), Bytes: h.GetBytes()}
 }
 
-func popFetchOf(f node.PoPFetch) *pb.PoP_Fetch {
+func popFetchOf(f spec.PoPFetch) *pb.PoP_Fetch {
 	return &pb.PoP_Fetch{Layer: f.Layer, Done: f.Done, Size: f.Size}
 }
 
-func popFetchFrom(f *pb.PoP_Fetch) node.PoPFetch {
-	return node.PoPFetch{Layer: f.GetLayer(), Done: f.GetDone(), Size: f.GetSize()}
+func popFetchFrom(f *pb.PoP_Fetch) spec.PoPFetch {
+	return spec.PoPFetch{Layer: f.GetLayer(), Done: f.GetDone(), Size: f.GetSize()}
 }
 
-func popLayerOf(l node.PoPLayer) *pb.PoP_Layer {
+func popLayerOf(l spec.PoPLayer) *pb.PoP_Layer {
 	return &pb.PoP_Layer{DiffId: l.DiffID, Size: l.Size, BlobSize: l.BlobSize, Image: l.Image, Node: l.Node, Users: l.Users}
 }
 
-func popLayerFrom(l *pb.PoP_Layer) node.PoPLayer {
-	return node.PoPLayer{DiffID: l.GetDiffId(), Size: l.GetSize(), BlobSize: l.GetBlobSize(), Image: l.GetImage(), Node: l.GetNode(), Users: l.GetUsers()}
+func popLayerFrom(l *pb.PoP_Layer) spec.PoPLayer {
+	return spec.PoPLayer{DiffID: l.GetDiffId(), Size: l.GetSize(), BlobSize: l.GetBlobSize(), Image: l.GetImage(), Node: l.GetNode(), Users: l.GetUsers()}
 }
 
-func popVerifiedOf(v node.PoPVerified) *pb.PoPVerifyResponse {
+func popVerifiedOf(v spec.PoPVerified) *pb.PoPVerifyResponse {
 	return &pb.PoPVerifyResponse{DiffId: v.DiffID, Image: v.Image, Size: v.Size, State: v.State, Error: v.Error}
 }
 
-func popVerifiedFrom(v *pb.PoPVerifyResponse) node.PoPVerified {
-	return node.PoPVerified{DiffID: v.GetDiffId(), Image: v.GetImage(), Size: v.GetSize(), State: v.GetState(), Error: v.GetError()}
+func popVerifiedFrom(v *pb.PoPVerifyResponse) spec.PoPVerified {
+	return spec.PoPVerified{DiffID: v.GetDiffId(), Image: v.GetImage(), Size: v.GetSize(), State: v.GetState(), Error: v.GetError()}
 }
 
-func pruneOf(o node.PruneOptions) *pb.PruneRequest {
+func pruneOf(o spec.PruneOptions) *pb.PruneRequest {
 	return &pb.PruneRequest{Images: o.Images, Pop: o.PoP}
 }
 
-func pruneFrom(r *pb.PruneRequest) node.PruneOptions {
-	return node.PruneOptions{Images: r.GetImages(), PoP: r.GetPop()}
+func pruneFrom(r *pb.PruneRequest) spec.PruneOptions {
+	return spec.PruneOptions{Images: r.GetImages(), PoP: r.GetPop()}
 }
 
-func prunedOf(r node.PruneReport) *pb.PruneResponse {
+func prunedOf(r spec.PruneReport) *pb.PruneResponse {
 	return &pb.PruneResponse{Images: r.Images, Layers: r.Layers, Bytes: r.Bytes, PopLayers: r.PoPLayers, PopBytes: r.PoPBytes, PopWhy: r.PoPWhy, Checkpoints: r.Checkpoints}
 }
 
-func prunedFrom(r *pb.PruneResponse) node.PruneReport {
-	return node.PruneReport{Images: r.GetImages(), Layers: r.GetLayers(), Bytes: r.GetBytes(), PoPLayers: r.GetPopLayers(), PoPBytes: r.GetPopBytes(), PoPWhy: r.GetPopWhy(), Checkpoints: r.GetCheckpoints()}
+func prunedFrom(r *pb.PruneResponse) spec.PruneReport {
+	return spec.PruneReport{Images: r.GetImages(), Layers: r.GetLayers(), Bytes: r.GetBytes(), PoPLayers: r.GetPopLayers(), PoPBytes: r.GetPopBytes(), PoPWhy: r.GetPopWhy(), Checkpoints: r.GetCheckpoints()}
 }

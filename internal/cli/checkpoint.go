@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 func checkpointFlags(c *call) {
@@ -68,7 +68,7 @@ func checkpoints(ctx context.Context, c *call) error {
 	return table(c.cfg.Stdout, "ID IMAGE COMMAND NODE OWNER MEMORY STORED BOOT RESTORE WHERE AGE FITS DIFFERS", rows)
 }
 
-func fits(p node.Checkpoint) string {
+func fits(p spec.Checkpoint) string {
 	if p.Unfit == "" {
 		return "yes"
 	}

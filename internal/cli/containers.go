@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // print writes one JSON document on one line.
@@ -61,9 +61,9 @@ func ps(ctx context.Context, c *call) error {
 	return table(c.cfg.Stdout, "NAME IMAGE STATUS ADDRESS PORTS AGE", rows)
 }
 
-func status(v node.Container) string {
+func status(v spec.Container) string {
 	switch {
-	case v.Status == node.StatusExited:
+	case v.Status == spec.StatusExited:
 		return fmt.Sprintf("%s (%d)", v.Status, v.ExitCode)
 	case v.ReadError != "":
 		return v.Status + " (reads fail)"
@@ -71,7 +71,7 @@ func status(v node.Container) string {
 	return v.Status
 }
 
-func ports(list []node.Port) string {
+func ports(list []spec.Port) string {
 	var s []string
 	for _, p := range list {
 		one := fmt.Sprintf("%d→%d/%s", p.Host, p.Container, p.Protocol)
@@ -100,7 +100,7 @@ func logs(ctx context.Context, c *call) error {
 	if err != nil {
 		return err
 	}
-	opt := node.LogOptions{Follow: c.opt.follow}
+	opt := spec.LogOptions{Follow: c.opt.follow}
 	if c.opt.tail != "all" {
 		n, err := strconv.ParseInt(c.opt.tail, 10, 31)
 		if err != nil || n < 0 {
@@ -120,7 +120,7 @@ func logs(ctx context.Context, c *call) error {
 }
 
 // chunk prints a container's output, each part on its own stream.
-func (c *call) chunk(l node.LogChunk) error {
+func (c *call) chunk(l spec.LogChunk) error {
 	if c.json {
 		return c.print(struct {
 			Stream string `json:"stream"`
@@ -128,7 +128,7 @@ func (c *call) chunk(l node.LogChunk) error {
 		}{l.Stream, string(l.Data)})
 	}
 	w := c.cfg.Stdout
-	if l.Stream == node.Stderr {
+	if l.Stream == spec.Stderr {
 		w = c.cfg.Stderr
 	}
 	_, err := w.Write(l.Data)

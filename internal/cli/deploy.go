@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // Exit codes of several deployments: exitSome and the number of those that failed, at most exitMost.
@@ -51,8 +51,8 @@ func deploy(ctx context.Context, c *call) error {
 }
 
 // many is the instruction that the flags, the arguments and the file make.
-func (c *call) many() (node.Many, error) {
-	m := node.Many{Count: c.opt.count, Parallel: c.opt.parallel, Terms: c.opt.terms}
+func (c *call) many() (spec.Many, error) {
+	m := spec.Many{Count: c.opt.count, Parallel: c.opt.parallel, Terms: c.opt.terms}
 	m.Terms.Detach = c.opt.detach
 	switch {
 	case m.Count < 1:
@@ -61,7 +61,7 @@ func (c *call) many() (node.Many, error) {
 		return m, misuse(c, "--parallel and --deadline are not below 0")
 	case c.opt.spec == "":
 		r, err := c.instruction()
-		m.Requests = []node.Request{r}
+		m.Requests = []spec.Request{r}
 		return m, err
 	}
 	if len(c.args) > 0 {
@@ -83,7 +83,7 @@ var specless = []string{"rm", "name", "entrypoint", "net", "network", "publish",
 
 // deploy asks for m and shows how it goes. The first signal cancels what is not ready and waits
 // until nothing is left of it, the second leaves at once.
-func (f *fleet) deploy(ctx context.Context, m node.Many) error {
+func (f *fleet) deploy(ctx context.Context, m spec.Many) error {
 	ctx, leave := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
@@ -134,7 +134,7 @@ func (f *fleet) cancelAll(ctx context.Context) {
 			}
 			asked[id] = true
 			g.Go(func() error {
-				if _, err := f.c.client.CancelDeployment(ctx, node.DeploymentRef{ID: id}); err != nil && ctx.Err() == nil {
+				if _, err := f.c.client.CancelDeployment(ctx, spec.DeploymentRef{ID: id}); err != nil && ctx.Err() == nil {
 					f.say(fmt.Sprintf("dew: %s", verdict(err).Error()))
 				}
 				return nil
@@ -150,7 +150,7 @@ func (f *fleet) cancelAll(ctx context.Context) {
 
 // sum is the error of a fleet of which some have failed: nil if none has.
 func (f *fleet) sum() error {
-	failed, last := 0, (*node.Failure)(nil)
+	failed, last := 0, (*spec.Failure)(nil)
 	for _, r := range f.rows {
 		if r.failure != nil {
 			failed++

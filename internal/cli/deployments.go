@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 func deploymentsFlags(c *call) {
@@ -22,7 +22,7 @@ func deployments(ctx context.Context, c *call) error {
 	if err := c.none(); err != nil {
 		return err
 	}
-	all, err := c.client.ListDeployments(ctx, node.DeploymentQuery{All: c.opt.all, Spans: c.json})
+	all, err := c.client.ListDeployments(ctx, spec.DeploymentQuery{All: c.opt.all, Spans: c.json})
 	if err != nil {
 		return err
 	}
@@ -40,8 +40,8 @@ func deployments(ctx context.Context, c *call) error {
 	return table(c.cfg.Stdout, "ID NAME IMAGE STATE POSITION WAITS CALLER AGE", rows)
 }
 
-func standing(d node.Deployment) string {
-	if d.Failure != nil && d.State == node.StateFailed {
+func standing(d spec.Deployment) string {
+	if d.Failure != nil && d.State == spec.StateFailed {
 		return fmt.Sprintf("%s (%s)", d.State, d.Failure.Code)
 	}
 	return d.State
@@ -54,8 +54,8 @@ func cancel(ctx context.Context, c *call) error {
 		if err != nil {
 			return err
 		}
-		d, err := c.client.CancelDeployment(ctx, node.DeploymentRef{ID: id})
-		if err != nil || d.State == node.StateCanceled {
+		d, err := c.client.CancelDeployment(ctx, spec.DeploymentRef{ID: id})
+		if err != nil || d.State == spec.StateCanceled {
 			return err
 		}
 		e := api.New(api.NotRunning, fmt.Sprintf("%s has ended before: %s", name, standing(d)))
@@ -66,7 +66,7 @@ func cancel(ctx context.Context, c *call) error {
 
 // deployment is the ID of one that has not ended, or what looks like an ID.
 func (c *call) deployment(ctx context.Context, name string) (string, error) {
-	all, err := c.client.ListDeployments(ctx, node.DeploymentQuery{})
+	all, err := c.client.ListDeployments(ctx, spec.DeploymentQuery{})
 	if err != nil {
 		return "", err
 	}
@@ -118,21 +118,21 @@ func inspect(ctx context.Context, c *call) error {
 
 // inspection is what inspect prints as JSON.
 type inspection struct {
-	Container node.Container  `json:"container"`
+	Container spec.Container  `json:"container"`
 	Spec      json.RawMessage `json:"spec,omitempty"`
-	Record    *node.Record    `json:"record,omitempty"`
+	Record    *spec.Record    `json:"record,omitempty"`
 	OCI       json.RawMessage `json:"oci,omitempty"`
 }
 
 // specJSON is what the container was asked for by, in the API's own names; nil if that is unknown.
-func specJSON(i node.Inspection) (json.RawMessage, error) {
+func specJSON(i spec.Inspection) (json.RawMessage, error) {
 	if i.Request == nil {
 		return nil, nil
 	}
 	return protojson.MarshalOptions{UseProtoNames: true}.Marshal(api.SpecOf(*i.Request))
 }
 
-func describe(w io.Writer, i node.Inspection, spec json.RawMessage) error {
+func describe(w io.Writer, i spec.Inspection, spec json.RawMessage) error {
 	v := i.Container
 	for _, line := range [][2]string{{"name", v.Name}, {"image", v.Image}, {"digest", v.Digest}, {"status", status(v)}, {"pid", fmt.Sprint(v.PID)},
 		{"address", v.IP}, {"ports", ports(v.Ports)}, {"created", v.Created.Local().Format("2006-01-02 15:04:05")}} {

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/term"
 
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 func execFlags(c *call) {
@@ -25,10 +25,10 @@ func exec(ctx context.Context, c *call) error {
 	if len(c.args) < 2 {
 		return misuse(c, "a container and a command are wanted")
 	}
-	req := node.ExecRequest{
+	req := spec.ExecRequest{
 		Args: c.args[1:], Env: environment(c.opt.env), User: c.opt.user, Dir: c.opt.dir, TTY: c.opt.tty,
 	}
-	std := node.ExecIO{Stdout: c.cfg.Stdout, Stderr: c.cfg.Stderr}
+	std := spec.ExecIO{Stdout: c.cfg.Stdout, Stderr: c.cfg.Stderr}
 	if c.opt.interactive {
 		std.Stdin = c.cfg.Stdin
 	}
@@ -55,7 +55,7 @@ func exec(ctx context.Context, c *call) error {
 // terminal makes the command's terminal this one: as large, now and later, and
 // with every key passed on unless there is no input. The function it returns
 // undoes that.
-func (c *call) terminal(ctx context.Context, req *node.ExecRequest, std *node.ExecIO) (func(), error) {
+func (c *call) terminal(ctx context.Context, req *spec.ExecRequest, std *spec.ExecIO) (func(), error) {
 	fd := int(c.cfg.Stdin.Fd())
 	if !term.IsTerminal(fd) {
 		return nil, misuse(c, "-t needs a terminal as standard input")
@@ -71,7 +71,7 @@ func (c *call) terminal(ctx context.Context, req *node.ExecRequest, std *node.Ex
 	changes := make(chan os.Signal, 1)
 	signal.Notify(changes, syscall.SIGWINCH)
 	ctx, cancel := context.WithCancel(ctx)
-	sizes, done := make(chan node.Size), make(chan struct{})
+	sizes, done := make(chan spec.Size), make(chan struct{})
 	std.Resize = sizes
 	go func() {
 		defer close(done)
@@ -87,15 +87,15 @@ func (c *call) terminal(ctx context.Context, req *node.ExecRequest, std *node.Ex
 	}, nil
 }
 
-func terminalSize(fd int) node.Size {
+func terminalSize(fd int) spec.Size {
 	cols, rows, err := term.GetSize(fd)
 	if err != nil {
-		return node.Size{}
+		return spec.Size{}
 	}
-	return node.Size{Rows: uint16(rows), Cols: uint16(cols)}
+	return spec.Size{Rows: uint16(rows), Cols: uint16(cols)}
 }
 
-func resizes(ctx context.Context, fd int, changes <-chan os.Signal, sizes chan<- node.Size) {
+func resizes(ctx context.Context, fd int, changes <-chan os.Signal, sizes chan<- spec.Size) {
 	for {
 		select {
 		case <-changes:

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // fleet is many deployments of one call as a person sees them: a table that lives on a terminal,
@@ -32,21 +32,21 @@ type fleet struct {
 
 // member is one deployment.
 type member struct {
-	node.Deployment
+	spec.Deployment
 	stage   string                        // the last that was reached
-	layers  map[string]node.LayerProgress // by digest
+	layers  map[string]spec.LayerProgress // by digest
 	took    time.Duration                 // until it ended
-	record  node.Record
-	failure *node.Failure
+	record  spec.Record
+	failure *spec.Failure
 	ended   bool
 	known   bool // the node has accepted it
 }
 
-func newFleet(c *call, all []node.Request) *fleet {
+func newFleet(c *call, all []spec.Request) *fleet {
 	f := &fleet{c: c, screen: c.screen(), stop: make(chan struct{}), quiet: c.opt.quiet}
 	f.separate = c.json || f.quiet || f.screen.term == nil || !isTerminal(c.cfg.Stdout)
 	for i, r := range all {
-		f.rows = append(f.rows, &member{Deployment: node.Deployment{Name: cmp.Or(r.Name, fmt.Sprintf("(%d)", i+1)), Image: r.Image, State: node.StateQueued}})
+		f.rows = append(f.rows, &member{Deployment: spec.Deployment{Name: cmp.Or(r.Name, fmt.Sprintf("(%d)", i+1)), Image: r.Image, State: spec.StateQueued}})
 	}
 	return f
 }
@@ -74,16 +74,16 @@ func (f *fleet) begin() {
 }
 
 // watch is what the client tells.
-func (f *fleet) watch() node.ManyWatch {
-	return node.ManyWatch{Ended: f.ended, Watch: func(i int) node.Watch {
+func (f *fleet) watch() spec.ManyWatch {
+	return spec.ManyWatch{Ended: f.ended, Watch: func(i int) spec.Watch {
 		m := f.at(i)
-		return node.Watch{
-			Deployment: func(d node.Deployment) { f.stands(m, d) },
+		return spec.Watch{
+			Deployment: func(d spec.Deployment) { f.stands(m, d) },
 			Reached:    func(_, stage string, _ float64) { f.change(func() { m.stage = stage }) },
-			Layer: func(l node.LayerProgress) {
+			Layer: func(l spec.LayerProgress) {
 				f.change(func() {
 					if m.layers == nil {
-						m.layers = map[string]node.LayerProgress{}
+						m.layers = map[string]spec.LayerProgress{}
 					}
 					m.layers[l.Digest] = l
 				})
@@ -109,7 +109,7 @@ func (f *fleet) at(i int) *member {
 }
 
 // stands takes where a deployment stands. With --detach that is all that comes.
-func (f *fleet) stands(m *member, d node.Deployment) {
+func (f *fleet) stands(m *member, d spec.Deployment) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	first := !m.known
@@ -124,7 +124,7 @@ func (f *fleet) stands(m *member, d node.Deployment) {
 }
 
 // ended takes a deployment's last word, and prints it where there is no picture.
-func (f *fleet) ended(i int, r node.Record, why *node.Failure) {
+func (f *fleet) ended(i int, r spec.Record, why *spec.Failure) {
 	m := f.at(i)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -136,7 +136,7 @@ func (f *fleet) ended(i int, r node.Record, why *node.Failure) {
 	switch {
 	case f.c.json:
 		if r.Image == "" { // nothing was begun
-			r = node.Record{ID: m.ID, Name: m.Name, Image: m.Image, Stages: map[string]float64{}}
+			r = spec.Record{ID: m.ID, Name: m.Name, Image: m.Image, Stages: map[string]float64{}}
 		}
 		if why != nil {
 			r.Error = why.Message
@@ -155,7 +155,7 @@ func (f *fleet) ended(i int, r node.Record, why *node.Failure) {
 }
 
 // reason is a failure on a line.
-func reason(f *node.Failure) string {
+func reason(f *spec.Failure) string {
 	if f.Remedy == "" || strings.Contains(f.Message, f.Remedy) {
 		return f.Message
 	}
@@ -221,14 +221,14 @@ func (f *fleet) table() (rows [][]string) {
 func (m *member) state() string {
 	switch {
 	case m.ended && m.failure == nil:
-		return node.Ready
+		return spec.Ready
 	case m.ended && m.failure.Code == "canceled":
-		return node.StateCanceled
+		return spec.StateCanceled
 	case m.ended:
-		return node.StateFailed
-	case m.State == node.StateQueued && m.Position > 0:
+		return spec.StateFailed
+	case m.State == spec.StateQueued && m.Position > 0:
 		return strings.TrimSuffix(fmt.Sprintf("queued %d, %s", m.Position, m.Waits), ", ")
-	case m.State == node.StateDeploying && m.stage != "":
+	case m.State == spec.StateDeploying && m.stage != "":
 		return m.stage
 	}
 	return m.State
@@ -236,7 +236,7 @@ func (m *member) state() string {
 
 // seconds since the instruction: until it was ready, by the node's clock, or until now.
 func (m *member) seconds(begun time.Time) float64 {
-	if at, ok := m.record.Stages[node.Ready]; ok && m.failure == nil {
+	if at, ok := m.record.Stages[spec.Ready]; ok && m.failure == nil {
 		return at
 	}
 	if m.ended {
@@ -246,7 +246,7 @@ func (m *member) seconds(begun time.Time) float64 {
 }
 
 // bytes are those of its layers, as one.
-func (m *member) bytes() (all node.LayerProgress) {
+func (m *member) bytes() (all spec.LayerProgress) {
 	for _, l := range m.layers {
 		all.Size += l.Size
 		all.Fetched += l.Fetched

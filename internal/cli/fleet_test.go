@@ -12,8 +12,8 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"dewpoint/internal/api/apitest"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/apitest"
 )
 
 // Many deployments are a table that lives, and stays as a plain one.
@@ -46,12 +46,12 @@ func TestFleetFitsTheTerminal(t *testing.T) {
 	p := newTerminal(t, 80, 12)
 	f := &fleet{screen: screen{w: p.slave, term: p.slave}, begun: time.Now()}
 	for i := range 200 {
-		m := &member{Deployment: node.Deployment{Name: fmt.Sprintf("with-a-rather-long-name-%d", i), State: node.StateQueued, Position: i + 1, Waits: node.WaitsMemory}}
+		m := &member{Deployment: spec.Deployment{Name: fmt.Sprintf("with-a-rather-long-name-%d", i), State: spec.StateQueued, Position: i + 1, Waits: spec.WaitsMemory}}
 		switch {
 		case i%50 == 20:
-			m.State, m.layers = node.StateDeploying, map[string]node.LayerProgress{"a": {Size: 999_999_999_999, Fetched: 123_456_789_000}}
+			m.State, m.layers = spec.StateDeploying, map[string]spec.LayerProgress{"a": {Size: 999_999_999_999, Fetched: 123_456_789_000}}
 		case i%50 == 21:
-			m.ended, m.failure = true, &node.Failure{Code: "disk_full", Message: strings.Repeat("kein Platz für Schönes ", 20)}
+			m.ended, m.failure = true, &spec.Failure{Code: "disk_full", Message: strings.Repeat("kein Platz für Schönes ", 20)}
 		case i < 100:
 			m.ended = true
 		}
@@ -106,17 +106,17 @@ func TestFleetInterrupted(t *testing.T) {
 	t.Setenv(HostVariable, s.Host)
 	code := make(chan int)
 	var out bytes.Buffer
-	spec := t.TempDir() + "/s.yaml"
+	file := t.TempDir() + "/s.yaml"
 	text := "- {image: 'nginx:1', name: good, cmd: [sleep]}\n- {image: 'nginx:1', name: slow, cmd: [sleep], ready: 'log:never'}\n- {image: 'nginx:1', name: next, cmd: [sleep]}\n"
-	if err := os.WriteFile(spec, []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var errs bytes.Buffer
 	go func() {
-		code <- Main(context.Background(), []string{"deploy", "--parallel", "1", "--spec", spec}, Config{Stdin: os.Stdin, Stdout: &out, Stderr: &errs})
+		code <- Main(context.Background(), []string{"deploy", "--parallel", "1", "--spec", file}, Config{Stdin: os.Stdin, Stdout: &out, Stderr: &errs})
 	}()
 	state := func(name string) string {
-		all, err := n.ListDeployments(t.Context(), node.DeploymentQuery{All: true})
+		all, err := n.ListDeployments(t.Context(), spec.DeploymentQuery{All: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,17 +141,17 @@ func TestFleetInterrupted(t *testing.T) {
 			t.Fatal("not in time")
 		}
 	}
-	good := state("good") == node.StateDone
+	good := state("good") == spec.StateDone
 	if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-code; got != 130 {
 		t.Errorf("exit code %d\n%s", got, errs.String())
 	}
-	if got := state("slow"); got != node.StateCanceled {
+	if got := state("slow"); got != spec.StateCanceled {
 		t.Errorf("slow is %s", got)
 	}
-	if good && (state("good") != node.StateDone || !strings.Contains(out.String(), "good\n")) {
+	if good && (state("good") != spec.StateDone || !strings.Contains(out.String(), "good\n")) {
 		t.Errorf("good is %s, printed %q", state("good"), out.String())
 	}
 	list, err := n.List(t.Context(), true)

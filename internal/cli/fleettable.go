@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // show is called with mu held.
@@ -28,7 +28,7 @@ func (f *fleet) show() {
 // way, what has failed, who is next in the queue, and what is ready, the latest first.
 func (m *member) rank() (class, place int) {
 	switch {
-	case !m.ended && m.State == node.StateDeploying:
+	case !m.ended && m.State == spec.StateDeploying:
 		return 0, 0
 	case m.ended && m.failure != nil:
 		return 1, -int(m.took)
@@ -103,7 +103,7 @@ func (f *fleet) counts() string {
 			n.canceled++
 		case m.ended:
 			n.failed++
-		case m.State == node.StateDeploying:
+		case m.State == spec.StateDeploying:
 			n.deploying++
 		default:
 			n.queued++

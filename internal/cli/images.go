@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 func images(ctx context.Context, c *call) error {
@@ -42,7 +42,7 @@ func prune(ctx context.Context, c *call) error {
 	if err := c.none(); err != nil {
 		return err
 	}
-	r, err := c.client.Prune(ctx, node.PruneOptions{Images: c.opt.all, PoP: c.opt.pop})
+	r, err := c.client.Prune(ctx, spec.PruneOptions{Images: c.opt.all, PoP: c.opt.pop})
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 func eventsFlags(c *call) {
@@ -20,7 +20,7 @@ func events(ctx context.Context, c *call) error {
 	if err := c.none(); err != nil {
 		return err
 	}
-	var after *node.Mark
+	var after *spec.Mark
 	if c.flags.Changed("after") {
 		m, err := markOf(c.opt.after)
 		if err != nil {
@@ -38,7 +38,7 @@ func events(ctx context.Context, c *call) error {
 }
 
 // markOf reads NUMBER or EPOCH.NUMBER.
-func markOf(s string) (m node.Mark, err error) {
+func markOf(s string) (m spec.Mark, err error) {
 	number := s
 	if epoch, n, two := strings.Cut(s, "."); two {
 		m.Epoch, number = epoch, n
@@ -49,7 +49,7 @@ func markOf(s string) (m node.Mark, err error) {
 	return m, nil
 }
 
-func (c *call) event(e node.Event) error {
+func (c *call) event(e spec.Event) error {
 	if c.json {
 		return c.print(e)
 	}
@@ -87,11 +87,11 @@ func doctor(ctx context.Context, c *call) error {
 	bad := 0
 	var rows [][]string
 	for _, f := range all {
-		if f.Level == node.LevelBad {
+		if f.Level == spec.LevelBad {
 			bad++
 		}
 		rows = append(rows, []string{f.Level, f.What, f.Detail})
-		if f.Remedy != "" && f.Level != node.LevelOK {
+		if f.Remedy != "" && f.Level != spec.LevelOK {
 			rows = append(rows, []string{"", "", "→ " + f.Remedy})
 		}
 	}
@@ -113,12 +113,12 @@ func version(ctx context.Context, c *call) error {
 	if err := c.none(); err != nil {
 		return err
 	}
-	own := node.Version{Version: c.cfg.Version, Go: runtime.Version()}
+	own := spec.Version{Version: c.cfg.Version, Go: runtime.Version()}
 	v, err := c.client.Version(ctx)
 	if c.json {
 		doc := struct {
-			Dew  node.Version  `json:"dew"`
-			Dewd *node.Version `json:"dewd,omitempty"`
+			Dew  spec.Version  `json:"dew"`
+			Dewd *spec.Version `json:"dewd,omitempty"`
 		}{Dew: own}
 		if err == nil {
 			doc.Dewd = &v

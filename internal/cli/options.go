@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"dewpoint/internal/config"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // options are the values of all commands' flags.
@@ -19,8 +19,8 @@ type options struct {
 	detach, remove, quiet           bool
 	entrypoint, memory              string
 	publish, env, volumes, labels   []string
-	request                         node.Request // what needs no parsing of ours
-	pull                            node.PullRequest
+	request                         spec.Request // what needs no parsing of ours
+	pull                            spec.PullRequest
 	count, parallel                 int
 	all, force, follow, interactive bool
 	tty                             bool
@@ -30,8 +30,8 @@ type options struct {
 	key                             string
 	layers, pop, oci                bool
 	spec                            string
-	terms                           node.Terms
-	checkpoint                      node.CheckpointRequest
+	terms                           spec.Terms
+	checkpoint                      spec.CheckpointRequest
 }
 
 // containerFlags are those of an instruction to deploy.
@@ -69,7 +69,7 @@ func imageFlags(f *pflag.FlagSet, lazy *string, plain *bool, order *string, infl
 }
 
 // instruction is the request that the flags and arguments make.
-func (c *call) instruction() (node.Request, error) {
+func (c *call) instruction() (spec.Request, error) {
 	r := c.opt.request
 	if len(c.args) == 0 {
 		return r, misuse(c, "no image is named")
@@ -142,12 +142,12 @@ func labels(list []string) map[string]string {
 }
 
 // parsePort reads [IP:]HOST:CONTAINER[/PROTOCOL]; PORT alone is PORT:PORT.
-func parsePort(s string) (node.Port, error) {
+func parsePort(s string) (spec.Port, error) {
 	s, proto, ok := strings.Cut(s, "/")
 	if !ok {
 		proto = "tcp"
 	}
-	p := node.Port{Protocol: proto}
+	p := spec.Port{Protocol: proto}
 	if proto != "tcp" && proto != "udp" {
 		return p, fmt.Errorf("the protocol is tcp or udp, not %q", proto)
 	}
@@ -176,12 +176,12 @@ func parsePortNumber(s string) (uint16, error) {
 
 // parseVolume reads SOURCE:TARGET[:ro|rw]. A relative source is one of the
 // current directory.
-func parseVolume(s string) (node.Volume, error) {
+func parseVolume(s string) (spec.Volume, error) {
 	parts := strings.Split(s, ":")
 	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" {
-		return node.Volume{}, fmt.Errorf("want SOURCE:TARGET[:ro]")
+		return spec.Volume{}, fmt.Errorf("want SOURCE:TARGET[:ro]")
 	}
-	v := node.Volume{Source: parts[0], Target: parts[1]}
+	v := spec.Volume{Source: parts[0], Target: parts[1]}
 	if len(parts) == 3 {
 		if parts[2] != "ro" && parts[2] != "rw" {
 			return v, fmt.Errorf("%q is not ro or rw", parts[2])

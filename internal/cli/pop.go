@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
-	"dewpoint/internal/peer"
+	"dewpoint/internal/pop/peer"
+	"dewpoint/internal/spec"
 )
 
 func popFlags(c *call) {
@@ -60,12 +60,12 @@ func popStatus(ctx context.Context, c *call) error {
 	return nil
 }
 
-func storeLine(p node.PoP) string {
+func storeLine(p spec.PoP) string {
 	s := p.Store
 	switch s.State {
-	case node.PoPNone:
+	case spec.PoPNone:
 		return "none: the nodes ask each other"
-	case node.PoPAway:
+	case spec.PoPAway:
 		return strings.TrimSpace(s.Path + " away: " + s.Why)
 	}
 	line := fmt.Sprintf("%s ok, %d layers of %s, %s of %s free", s.Path, len(p.Layers), sizeOf(s.Bytes, s.Capacity), size(s.Free), size(s.Total))
@@ -79,17 +79,17 @@ func storeLine(p node.PoP) string {
 	return line
 }
 
-func coordinatorLine(k node.PoPCoordinator) string {
+func coordinatorLine(k spec.PoPCoordinator) string {
 	switch k.State {
-	case node.PoPAway:
+	case spec.PoPAway:
 		return k.Kind + " away: " + k.Why
-	case node.PoPUnsettled:
+	case spec.PoPUnsettled:
 		return k.Kind + " is new, or has lost its memory a moment ago: nothing is evicted until all nodes have told it what they use"
 	}
 	return k.Kind + " ok"
 }
 
-func popNodes(w io.Writer, nodes []node.PoPNode) error {
+func popNodes(w io.Writer, nodes []spec.PoPNode) error {
 	var rows [][]string
 	for _, n := range nodes {
 		layers := n.Local.Layers + n.Store.Layers + n.Peer.Layers + n.Registry.Layers
@@ -109,7 +109,7 @@ func sizeOf(n, most int64) string {
 }
 
 // shares are a source's parts of a node's layers and of their bytes.
-func shares(h node.PoPHits, layers, bytes int64) string {
+func shares(h spec.PoPHits, layers, bytes int64) string {
 	return share(h.Layers, layers) + "/" + share(h.Bytes, bytes)
 }
 
@@ -120,7 +120,7 @@ func share(part, whole int64) string {
 	return fmt.Sprintf("%.0f%%", 100*float64(part)/float64(whole))
 }
 
-func popFetching(w io.Writer, nodes []node.PoPNode) {
+func popFetching(w io.Writer, nodes []spec.PoPNode) {
 	for _, n := range nodes {
 		for _, f := range n.Fetching {
 			fmt.Fprintf(w, "%s fetches %s, %s of %s\n", n.Name, short(f.Layer), size(f.Done), size(f.Size))
@@ -128,7 +128,7 @@ func popFetching(w io.Writer, nodes []node.PoPNode) {
 	}
 }
 
-func popLayers(w io.Writer, layers []node.PoPLayer) error {
+func popLayers(w io.Writer, layers []spec.PoPLayer) error {
 	var rows [][]string
 	for _, l := range layers {
 		rows = append(rows, []string{l.DiffID, size(l.Size), dash(printable(l.Image)), dash(strings.Join(l.Users, ","))})
@@ -140,11 +140,11 @@ func popLayers(w io.Writer, layers []node.PoPLayer) error {
 // popVerify fails if something was damaged, though it was replaced.
 func popVerify(ctx context.Context, c *call) error {
 	var whole, bad int
-	err := c.client.PoPVerify(ctx, c.args, func(v node.PoPVerified) error {
+	err := c.client.PoPVerify(ctx, c.args, func(v spec.PoPVerified) error {
 		switch v.State {
-		case node.PoPWhole:
+		case spec.PoPWhole:
 			whole++
-		case node.PoPDamaged, node.PoPReplaced:
+		case spec.PoPDamaged, spec.PoPReplaced:
 			bad++
 		}
 		if c.json {

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 func profileFlags(c *call) {
@@ -35,8 +35,8 @@ type profiling struct {
 // profiled is what dew profile prints as JSON.
 type profiled struct {
 	Container string         `json:"container,omitempty"` // that was left running
-	Runs      []node.Profile `json:"runs"`
-	Pack      node.Pack      `json:"pack"`
+	Runs      []spec.Profile `json:"runs"`
+	Pack      spec.Pack      `json:"pack"`
 }
 
 // profile records runs of an image and makes a pack of them.
@@ -93,7 +93,7 @@ func executable(path string) error {
 }
 
 // profileRun is one run, from its start to what it has read.
-func (c *call) profileRun(ctx context.Context, req node.Request, i int) (p node.Profile, err error) {
+func (c *call) profileRun(ctx context.Context, req spec.Request, i int) (p spec.Profile, err error) {
 	o := c.opt.profile
 	show := c.progress(req.Image)
 	record, err := c.client.Deploy(ctx, req, show.watch())
@@ -118,7 +118,7 @@ func (c *call) profileRun(ctx context.Context, req node.Request, i int) (p node.
 	if err := c.livesOrEnded(ctx, record.Name); err != nil {
 		return p, err
 	}
-	return c.client.ProfileEnd(ctx, node.ProfileEnd{Name: record.Name, Merge: o.merge || i > 0, Exercised: o.exercise != ""})
+	return c.client.ProfileEnd(ctx, spec.ProfileEnd{Name: record.Name, Merge: o.merge || i > 0, Exercised: o.exercise != ""})
 }
 
 // notLearned is the error of a start that failed. Of its container nothing is
@@ -140,7 +140,7 @@ func (c *call) livesOrEnded(ctx context.Context, name string) error {
 		return err
 	}
 	for _, one := range all {
-		if one.Name == name && one.Status == node.StatusExited && one.ExitCode != 0 {
+		if one.Name == name && one.Status == spec.StatusExited && one.ExitCode != 0 {
 			return api.New(api.Exited, fmt.Sprintf("container %s exited with status %d: nothing is learned from that", name, one.ExitCode))
 		}
 	}
@@ -153,7 +153,7 @@ func (c *call) cleanUp(name string, failed bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if failed {
-		_, _ = c.client.ProfileEnd(ctx, node.ProfileEnd{Name: name, Discard: true}) // there may be none
+		_, _ = c.client.ProfileEnd(ctx, spec.ProfileEnd{Name: name, Discard: true}) // there may be none
 	}
 	var e *api.Error
 	if err := c.client.Remove(ctx, name, true); !errors.As(err, &e) || e.Code != api.NotFound {
@@ -164,7 +164,7 @@ func (c *call) cleanUp(name string, failed bool) error {
 
 // exercise runs the script beside this program; its output goes to standard
 // error, since what is asked for goes to standard output.
-func (c *call) exercise(ctx context.Context, record node.Record) error {
+func (c *call) exercise(ctx context.Context, record spec.Record) error {
 	if c.opt.profile.exercise == "" {
 		return nil
 	}
@@ -232,7 +232,7 @@ func (c *call) showProfile(out profiled) error {
 
 // showPack prints a pack: what a start needs, what that takes, and the largest
 // files.
-func (c *call) showPack(p node.Pack) error {
+func (c *call) showPack(p spec.Pack) error {
 	w := c.cfg.Stdout
 	how := fmt.Sprintf("%d run", p.Runs)
 	if p.Runs != 1 {
@@ -247,7 +247,7 @@ func (c *call) showPack(p node.Pack) error {
 	fmt.Fprintf(w, "%s\n", p.Image)
 	rows := [][]string{
 		{"learned from", how + ", " + p.Created.Local().Format(time.DateTime)},
-		{"from", map[string]string{node.FromNode: "this node, which has made it", node.FromRepository: "the image's repository"}[p.From]},
+		{"from", map[string]string{spec.FromNode: "this node, which has made it", spec.FromRepository: "the image's repository"}[p.From]},
 		{"trust", p.Trust},
 		{"a start reads", fmt.Sprintf("%s of %d files, %s of %s", size(p.Needed), p.Files, percent(p.Needed, p.Total), size(p.Total))},
 		{"and waits for", fmt.Sprintf("%s, %s of the image's %s", size(p.Start), percent(p.Start, p.ImageSize), size(p.ImageSize))},
@@ -264,7 +264,7 @@ func (c *call) showPack(p node.Pack) error {
 	return largestFiles(w, p.Largest)
 }
 
-func largestFiles(w io.Writer, all []node.FileRead) error {
+func largestFiles(w io.Writer, all []spec.FileRead) error {
 	if len(all) == 0 {
 		return nil
 	}
@@ -344,7 +344,7 @@ func packInspect(ctx context.Context, c *call, image string) error {
 const maxKey = 64 << 10
 
 func packPush(ctx context.Context, c *call, image string) error {
-	req := node.PackPush{Image: image, PlainHTTP: c.opt.pull.PlainHTTP}
+	req := spec.PackPush{Image: image, PlainHTTP: c.opt.pull.PlainHTTP}
 	if c.opt.key != "" {
 		f, err := os.Open(c.opt.key)
 		if err != nil {

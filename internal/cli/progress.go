@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 const (
@@ -21,7 +21,7 @@ type progress struct {
 	title  string
 
 	mu     sync.Mutex
-	layers []node.LayerProgress // guarded by mu, in order of appearance
+	layers []spec.LayerProgress // guarded by mu, in order of appearance
 	at     map[string]int       // guarded by mu
 	over   bool                 // guarded by mu: nothing more is shown
 	stage  string               // guarded by mu: the last that was reached
@@ -33,8 +33,8 @@ func (c *call) progress(title string) *progress {
 	return &progress{screen: c.screen(), title: title, at: map[string]int{}, over: c.opt.quiet}
 }
 
-func (p *progress) watch() node.Watch {
-	return node.Watch{Layer: p.layer, Reached: p.reached}
+func (p *progress) watch() spec.Watch {
+	return spec.Watch{Layer: p.layer, Reached: p.reached}
 }
 
 func (p *progress) reached(_, stage string, _ float64) {
@@ -43,14 +43,14 @@ func (p *progress) reached(_, stage string, _ float64) {
 	p.stage = stage
 }
 
-func (p *progress) layer(l node.LayerProgress) {
+func (p *progress) layer(l spec.LayerProgress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.over {
 		return
 	}
 	if i, ok := p.at[l.Digest]; ok {
-		if p.term == nil && l.State == node.StateComplete && p.layers[i].State != node.StateComplete {
+		if p.term == nil && l.State == spec.StateComplete && p.layers[i].State != spec.StateComplete {
 			fmt.Fprintf(p.w, "%s: layer %s complete, %s\n", p.title, short(l.Digest), size(l.Size))
 		}
 		p.layers[i] = l
@@ -93,7 +93,7 @@ func (p *progress) show() {
 		p.draw(p.lines())
 		return
 	}
-	var total node.LayerProgress
+	var total spec.LayerProgress
 	for _, l := range p.layers {
 		total.Size += l.Size
 		total.Fetched += l.Fetched
@@ -119,7 +119,7 @@ func (p *progress) lines() []string {
 	hidden := 0
 	for i, l := range p.layers {
 		// Finished layers make room first.
-		if len(p.layers)-hidden > height-4 && l.State == node.StateComplete && i < len(p.layers)-1 {
+		if len(p.layers)-hidden > height-4 && l.State == spec.StateComplete && i < len(p.layers)-1 {
 			hidden++
 			continue
 		}
@@ -132,7 +132,7 @@ func (p *progress) lines() []string {
 	if hidden > 0 {
 		lines = append(lines, clip(fmt.Sprintf("and %d more layers", hidden), width-1))
 	}
-	if p.stage == node.Started || p.stage == node.Restored {
+	if p.stage == spec.Started || p.stage == spec.Restored {
 		lines = append(lines, clip("started, not ready yet", width-1))
 	}
 	return lines
@@ -161,7 +161,7 @@ func (p *progress) end() {
 
 // finish shows the last picture and the stage times, unless there was silence.
 // An error leaves an empty screen for its message.
-func (p *progress) finish(r node.Record, err error) {
+func (p *progress) finish(r spec.Record, err error) {
 	if err != nil {
 		p.silence()
 		return
@@ -177,10 +177,10 @@ func (p *progress) finish(r node.Record, err error) {
 }
 
 // bar is one layer on a line of at most width characters.
-func bar(l node.LayerProgress, width int) string {
+func bar(l spec.LayerProgress, width int) string {
 	var tail string
 	switch {
-	case l.State == node.StateFilling:
+	case l.State == spec.StateFilling:
 		tail = fmt.Sprintf("%8s /%8s  %8s/s %7s", size(l.Fetched), size(l.Size), size(int64(l.Rate)), left(l))
 	default:
 		tail = fmt.Sprintf("%8s /%8s  %-18s", size(l.Fetched), size(l.Size), l.State)
@@ -193,11 +193,11 @@ func bar(l node.LayerProgress, width int) string {
 	return id + "  [" + gauge(l, room) + "]  " + tail
 }
 
-func gauge(l node.LayerProgress, room int) string {
+func gauge(l spec.LayerProgress, room int) string {
 	full := 0
 	if l.Size > 0 {
 		full = int(float64(room) * min(1, max(0, float64(l.Fetched)/float64(l.Size))))
-	} else if l.State == node.StateComplete {
+	} else if l.State == spec.StateComplete {
 		full = room
 	}
 	s := strings.Repeat("=", full)
@@ -208,7 +208,7 @@ func gauge(l node.LayerProgress, room int) string {
 }
 
 // left is the time until a layer is here, "" if that is not known.
-func left(l node.LayerProgress) string {
+func left(l spec.LayerProgress) string {
 	if l.Rate <= 0 || l.Size <= l.Fetched {
 		return ""
 	}
@@ -226,11 +226,11 @@ func left(l node.LayerProgress) string {
 }
 
 var stages = []string{
-	node.Admitted, node.Resolved, node.Tables, node.Mounted, node.Created, node.Started, node.Restored, node.Ready, node.Complete,
+	spec.Admitted, spec.Resolved, spec.Tables, spec.Mounted, spec.Created, spec.Started, spec.Restored, spec.Ready, spec.Complete,
 }
 
 // summary is a record on a line: the stage that was awaited, and the way there.
-func summary(r node.Record) string {
+func summary(r spec.Record) string {
 	var way []string
 	last, at := "", 0.0
 	for _, s := range stages {
@@ -239,7 +239,7 @@ func summary(r node.Record) string {
 			continue
 		}
 		way = append(way, fmt.Sprintf("%s %.2f", s, v))
-		if last != node.Ready {
+		if last != spec.Ready {
 			last, at = s, v
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"syscall"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 func runFlags(c *call) {
@@ -33,7 +33,7 @@ func run(ctx context.Context, c *call) error {
 }
 
 // background deploys and prints the name or the record.
-func (c *call) background(ctx context.Context, req node.Request) error {
+func (c *call) background(ctx context.Context, req spec.Request) error {
 	ctx, stop := interruptible(ctx)
 	defer stop()
 	show := c.progress(req.Image)
@@ -58,7 +58,7 @@ type foreground struct {
 	inLine bool // and its last output on stdout did not end the line
 }
 
-func (f *foreground) run(ctx context.Context, req node.Request) error {
+func (f *foreground) run(ctx context.Context, req spec.Request) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	signals := make(chan os.Signal, 4)
@@ -92,12 +92,12 @@ func (f *foreground) run(ctx context.Context, req node.Request) error {
 
 // watch also learns the container's name. It is ready, and from then on
 // stopped instead of undone, when the stage says so.
-func (f *foreground) watch() node.Watch {
+func (f *foreground) watch() spec.Watch {
 	w := f.show.watch()
 	reached := w.Reached
 	w.Reached = func(name, stage string, at float64) {
 		reached(name, stage, at)
-		if stage == node.Ready {
+		if stage == spec.Ready {
 			select {
 			case f.ready <- name:
 			default:
@@ -108,13 +108,13 @@ func (f *foreground) watch() node.Watch {
 }
 
 // output passes on what the container writes, after progress is off the screen.
-func (f *foreground) output(c node.LogChunk) error {
+func (f *foreground) output(c spec.LogChunk) error {
 	if !f.spoken {
 		f.spoken = true
 		f.show.silence()
 	}
 	var w io.Writer = f.c.cfg.Stdout
-	if c.Stream == node.Stderr {
+	if c.Stream == spec.Stderr {
 		w = f.c.cfg.Stderr
 	} else if len(c.Data) > 0 {
 		f.inLine = c.Data[len(c.Data)-1] != '\n'

@@ -16,8 +16,8 @@ import (
 	"go.uber.org/goleak"
 
 	"dewpoint/internal/api"
-	"dewpoint/internal/api/apitest"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/apitest"
 )
 
 // leakless also fails when goroutines are left.
@@ -47,11 +47,11 @@ func TestMain(m *testing.M) {
 	}})
 }
 
-func image(name string) node.Image {
+func image(name string) spec.Image {
 	digit := func(d string) string { return "sha256:" + strings.Repeat(d, 64) }
-	return node.Image{Name: name, Digest: digit("a"), Size: 3_100_000, Disk: 9_000_000, Created: time.Now().Add(-90 * time.Minute), Layers: []node.Layer{
-		{Digest: digit("1"), DiffID: digit("2"), Size: 100_000, Disk: 1_000_000, State: node.StateComplete},
-		{Digest: digit("3"), DiffID: digit("4"), Size: 3_000_000, Disk: 8_000_000, State: node.StateComplete},
+	return spec.Image{Name: name, Digest: digit("a"), Size: 3_100_000, Disk: 9_000_000, Created: time.Now().Add(-90 * time.Minute), Layers: []spec.Layer{
+		{Digest: digit("1"), DiffID: digit("2"), Size: 100_000, Disk: 1_000_000, State: spec.StateComplete},
+		{Digest: digit("3"), DiffID: digit("4"), Size: 3_000_000, Disk: 8_000_000, State: spec.StateComplete},
 	}}
 }
 

@@ -16,13 +16,13 @@ import (
 
 	"dewpoint/internal/api"
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 const maxSpecs = 16 << 20 // bytes of a file of instructions
 
 // readSpecs reads a file of instructions, "-" for standard input.
-func (c *call) readSpecs(path string) ([]node.Request, error) {
+func (c *call) readSpecs(path string) ([]spec.Request, error) {
 	in := c.cfg.Stdin
 	if path == "-" {
 		path = "standard input"
@@ -51,12 +51,12 @@ func (c *call) readSpecs(path string) ([]node.Request, error) {
 // parseSpecs reads instructions from YAML, of which JSON is a part: a list of Specs as the API has
 // them, one alone, or several documents of these. Fields have the names of the API in either
 // spelling. Errors begin with path and the line.
-func parseSpecs(path string, b []byte) ([]node.Request, error) {
+func parseSpecs(path string, b []byte) ([]spec.Request, error) {
 	file, err := parser.ParseBytes(b, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %s", path, oneError(err))
 	}
-	var all []node.Request
+	var all []spec.Request
 	for _, d := range file.Docs {
 		for _, n := range items(d.Body) {
 			r, err := parseSpec(path, n)
@@ -94,29 +94,29 @@ func items(n ast.Node) []ast.Node {
 	return []ast.Node{n}
 }
 
-func parseSpec(path string, n ast.Node) (node.Request, error) {
-	spec := &pb.Spec{}
+func parseSpec(path string, n ast.Node) (spec.Request, error) {
+	out := &pb.Spec{}
 	wrong := func(n ast.Node, format string, a ...any) error {
 		return fmt.Errorf("%s:%d: %s", path, n.GetToken().Position.Line, fmt.Sprintf(format, a...))
 	}
 	pairs, err := fields(n)
 	if err != nil {
-		return node.Request{}, wrong(n, "%v", err)
+		return spec.Request{}, wrong(n, "%v", err)
 	}
 	for _, p := range pairs {
 		name := p.Key.String()
-		f := field(spec.ProtoReflect().Descriptor(), name)
+		f := field(out.ProtoReflect().Descriptor(), name)
 		if f == nil {
-			return node.Request{}, wrong(p.Key, "%q is not a field of a Spec; there are %s", name, fieldNames(spec.ProtoReflect().Descriptor()))
+			return spec.Request{}, wrong(p.Key, "%q is not a field of a Spec; there are %s", name, fieldNames(out.ProtoReflect().Descriptor()))
 		}
-		if spec.ProtoReflect().Has(f) {
-			return node.Request{}, wrong(p.Key, "%s is given twice", name)
+		if out.ProtoReflect().Has(f) {
+			return spec.Request{}, wrong(p.Key, "%s is given twice", name)
 		}
-		if at, err := merge(spec, f, p.Value); err != nil {
-			return node.Request{}, wrong(at, "%s: %v", name, err)
+		if at, err := merge(out, f, p.Value); err != nil {
+			return spec.Request{}, wrong(at, "%s: %v", name, err)
 		}
 	}
-	r, err := api.RequestOf(spec)
+	r, err := api.RequestOf(out)
 	if err == nil {
 		err = r.Validate()
 	}

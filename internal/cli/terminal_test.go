@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"dewpoint/internal/api/apitest"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/apitest"
 )
 
 // terminal is a pseudo-terminal: a program's end, and what arrives at ours.
@@ -210,9 +210,9 @@ func TestBarsFitTheTerminal(t *testing.T) {
 	p := newTerminal(t, 80, 10)
 	pr := &progress{screen: screen{w: p.slave, term: p.slave}, at: map[string]int{}}
 	for i := range 30 {
-		l := node.LayerProgress{Digest: fmt.Sprintf("sha256:%064d", i), Size: 999_999_999_999, Fetched: 123_456_789_000, Rate: 1, State: node.StateFilling}
+		l := spec.LayerProgress{Digest: fmt.Sprintf("sha256:%064d", i), Size: 999_999_999_999, Fetched: 123_456_789_000, Rate: 1, State: spec.StateFilling}
 		if i%2 == 0 {
-			l.State = node.StateComplete
+			l.State = spec.StateComplete
 		}
 		pr.layers = append(pr.layers, l)
 	}
@@ -234,7 +234,7 @@ func TestExecOnATerminal(t *testing.T) {
 	n := &apitest.Node{}
 	defer n.Close()
 	n.Add(image("nginx:1"))
-	if _, err := n.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, node.Watch{}); err != nil {
+	if _, err := n.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
 	p := newTerminal(t, 80, 24)

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"dewpoint/internal/admit"
-	"dewpoint/internal/node"
+	"dewpoint/internal/deploy/admit"
+	"dewpoint/internal/spec"
 )
 
 // enter takes a place in the queue for o, which carry gives back. It waits for nothing.
@@ -32,11 +32,11 @@ func (d *Deployer) enter(o *order, g *admit.Group, accepted bool) (*admit.Ticket
 }
 
 // carry is a deployment, until it ends. t is its place in the queue, nil if it has none yet.
-func (d *Deployer) carry(ctx context.Context, o *order, t *admit.Ticket, w node.Watch) (node.Record, error) {
+func (d *Deployer) carry(ctx context.Context, o *order, t *admit.Ticket, w spec.Watch) (spec.Record, error) {
 	if t == nil {
 		var err error
 		if t, err = d.enter(o, nil, false); err != nil {
-			return node.Record{}, err
+			return spec.Record{}, err
 		}
 	}
 	defer t.Done(0)
@@ -45,7 +45,7 @@ func (d *Deployer) carry(ctx context.Context, o *order, t *admit.Ticket, w node.
 	r := d.begin(ctx, begun, o.ref.String(), o.name, w)
 	r.place, r.rec.ID = t, o.id
 	if err == nil {
-		r.reached(node.Admitted)
+		r.reached(spec.Admitted)
 		err = d.deploy(r.trace.Into(ctx), o, r)
 	}
 	if err == nil {

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"dewpoint/internal/admit"
-	"dewpoint/internal/node"
+	"dewpoint/internal/deploy/admit"
+	"dewpoint/internal/spec"
 )
 
 // What can never fit, or comes to a full queue, is refused before anything is made of it.
@@ -17,14 +17,14 @@ func TestEnterRefuses(t *testing.T) {
 	}}})
 	defer d.Close()
 	deploy := func(memory int64) error {
-		_, err := d.Deploy(t.Context(), node.Request{Image: "app:1", Memory: memory}, node.Watch{})
+		_, err := d.Deploy(t.Context(), spec.Request{Image: "app:1", Memory: memory}, spec.Watch{})
 		return err
 	}
 	var never *admit.NeverError
 	if err := deploy(2 << 30); !errors.As(err, &never) {
 		t.Errorf("%v", err)
 	}
-	o, err := d.parse(node.Request{Image: "app:1"})
+	o, err := d.parse(spec.Request{Image: "app:1"})
 	if err != nil {
 		t.Fatal(err)
 	}

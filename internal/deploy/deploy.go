@@ -20,16 +20,16 @@ import (
 	"sync"
 	"time"
 
-	"dewpoint/internal/admit"
 	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/deploy/admit"
+	"dewpoint/internal/deploy/ready"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
-	"dewpoint/internal/learn"
-	"dewpoint/internal/node"
-	"dewpoint/internal/ready"
+	"dewpoint/internal/pack/learn"
 	"dewpoint/internal/registry"
+	"dewpoint/internal/spec"
 	"dewpoint/internal/trace"
 
 	"github.com/containerd/errdefs"
@@ -54,10 +54,10 @@ type Config struct {
 	Room func(ctx context.Context, bytes int64)
 	// Done is told of every deployment and pull that ended, once all its
 	// layers are complete or it failed. May be nil; must not block.
-	Done func(node.Record)
+	Done func(spec.Record)
 	// Ended is told of each when it is answered: it is ready, pulled, or failed for
 	// that reason. May be nil; must not block.
-	Ended func(node.Record, error)
+	Ended func(spec.Record, error)
 	// Traces gets the spans of deployments, which their records have anyway. May be nil.
 	Traces *trace.Exporter
 }
@@ -102,14 +102,14 @@ const LabelRemove = "dewpoint.remove"
 // anything fails before the container has started, nothing of it is left. A
 // container that starts and is not ready in time is stopped; it, or one that
 // exits before, is kept for inspection, unless req.Remove or req.Record.
-func (d *Deployer) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
+func (d *Deployer) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec.Record, error) {
 	o, err := d.parse(req)
 	if err != nil {
-		return node.Record{}, err
+		return spec.Record{}, err
 	}
 	t, err := d.enter(o, nil, false)
 	if err != nil {
-		return node.Record{}, err
+		return spec.Record{}, err
 	}
 	return d.carry(ctx, o, t, w)
 }
@@ -159,14 +159,14 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 	if err := o.conflict(check); err != nil {
 		return err
 	}
-	spec, err := d.spec(o, img)
+	want, err := d.spec(o, img)
 	if err != nil {
 		return err
 	}
 	if err := r.permit(ctx, o); err != nil {
 		return err
 	}
-	c, err := d.create(ctx, spec, plan)
+	c, err := d.create(ctx, want, plan)
 	if err != nil {
 		return err
 	}
@@ -176,13 +176,13 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 			return errors.Join(err, d.remove(o.name))
 		}
 	}
-	r.reached(node.Created)
+	r.reached(spec.Created)
 	if err := d.cfg.Engine.Start(ctx, o.name); err != nil {
 		return errors.Join(err, d.remove(o.name))
 	}
 	r.place.Started()
 	r.rec.Way.Start = "boot"
-	r.reached(node.Started)
+	r.reached(spec.Started)
 	read := make(chan struct{}) // closed when nobody asks any more what the container has said
 	defer close(read)
 	if o.Remove {
@@ -191,22 +191,22 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 	if err := d.await(ctx, o, check, c); err != nil {
 		return d.unready(ctx, o, err)
 	}
-	r.reached(node.Ready)
+	r.reached(spec.Ready)
 	d.booted(ctx, o, r, check, plan)
 	r.started(check.Kind != ready.None && check.Kind != "")
 	return nil
 }
 
 // Pull brings an image here whole and registers it, without a container.
-func (d *Deployer) Pull(ctx context.Context, req node.PullRequest, w node.Watch) (node.Record, error) {
-	o, err := d.parse(node.Request{Image: req.Image, Lazy: req.Lazy, PlainHTTP: req.PlainHTTP, Order: req.Order, Inflaters: req.Inflaters})
+func (d *Deployer) Pull(ctx context.Context, req spec.PullRequest, w spec.Watch) (spec.Record, error) {
+	o, err := d.parse(spec.Request{Image: req.Image, Lazy: req.Lazy, PlainHTTP: req.PlainHTTP, Order: req.Order, Inflaters: req.Inflaters})
 	if err != nil {
-		return node.Record{}, err
+		return spec.Record{}, err
 	}
 	o.pull = true
 	t, err := d.enter(o, nil, false)
 	if err != nil {
-		return node.Record{}, err
+		return spec.Record{}, err
 	}
 	defer t.Done(0)
 	begun := time.Now()
@@ -214,7 +214,7 @@ func (d *Deployer) Pull(ctx context.Context, req node.PullRequest, w node.Watch)
 	r := d.begin(ctx, begun, o.ref.String(), "", w)
 	r.place = t
 	if err == nil {
-		r.reached(node.Admitted)
+		r.reached(spec.Admitted)
 		err = d.pull(r.trace.Into(ctx), o, r, req.Blobs)
 	}
 	t.Done(0)
@@ -244,7 +244,7 @@ func (d *Deployer) pull(ctx context.Context, o *order, r *run, blobs bool) error
 func (d *Deployer) resolve(ctx context.Context, o *order, r *run) (*image.Image, error) {
 	opts := o.options()
 	opts.Known = func(img *image.Image) {
-		r.reached(node.Resolved)
+		r.reached(spec.Resolved)
 		r.reg = d.register(trace.Beside(ctx), img)
 	}
 	pull, err := d.cfg.Puller.Pull(r.life, o.ref, opts)
@@ -292,8 +292,8 @@ func (d *Deployer) local(ctx context.Context, o *order, r *run, cause error) (*i
 		return nil, cause
 	}
 	r.rec.Digest = img.Target.Digest.String()
-	r.rec.Way = node.Way{Pull: "local", Why: []string{"the registry does not give it, containerd has it: " + cause.Error()}}
-	r.reached(node.Resolved)
+	r.rec.Way = spec.Way{Pull: "local", Why: []string{"the registry does not give it, containerd has it: " + cause.Error()}}
+	r.reached(spec.Resolved)
 	return img, nil
 }
 
@@ -410,7 +410,7 @@ func (d *Deployer) removeAtExit(name string, hold ...<-chan struct{}) {
 
 // order is a request that was understood.
 type order struct {
-	node.Request
+	spec.Request
 	ref     image.Reference
 	name    string
 	ports   []network.Port
@@ -422,7 +422,7 @@ type order struct {
 	written func(context.Context) error
 }
 
-func (d *Deployer) parse(req node.Request) (*order, error) {
+func (d *Deployer) parse(req spec.Request) (*order, error) {
 	ref, err := image.ParseReference(req.Image)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
@@ -475,7 +475,7 @@ func contains(all []string, s string) bool {
 	return false
 }
 
-func ports(in []node.Port) ([]network.Port, error) {
+func ports(in []spec.Port) ([]network.Port, error) {
 	var out []network.Port
 	for _, p := range in {
 		n := network.Port{Host: p.Host, Container: p.Container, Protocol: p.Protocol}

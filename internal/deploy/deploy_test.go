@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/deploy/ready"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
-	"dewpoint/internal/node"
-	"dewpoint/internal/ready"
+	"dewpoint/internal/spec"
 
 	"go.uber.org/goleak"
 )
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestParseRefuses(t *testing.T) {
 	d := New(Config{})
 	defer d.Close()
-	for says, req := range map[string]node.Request{
+	for says, req := range map[string]spec.Request{
 		"UPPER":           {Image: "UPPER/Case:1"},
 		"reference":       {Image: ""},
 		"container name":  {Image: "app:1", Name: "-web"},
@@ -33,17 +33,17 @@ func TestParseRefuses(t *testing.T) {
 		"--restore maybe": {Image: "app:1", Restore: "maybe"},
 		"--order random":  {Image: "app:1", Order: "random"},
 		"--net wifi":      {Image: "app:1", Net: "wifi"},
-		"localhost":       {Image: "app:1", Ports: []node.Port{{HostIP: "localhost", Host: 80, Container: 80}}},
+		"localhost":       {Image: "app:1", Ports: []spec.Port{{HostIP: "localhost", Host: 80, Container: 80}}},
 	} {
 		_, err := d.parse(req)
 		if !errors.Is(err, ErrRequest) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%+v: %v, want ErrRequest with %q", req, err, says)
 		}
-		if _, err := d.Deploy(t.Context(), req, node.Watch{}); !errors.Is(err, ErrRequest) {
+		if _, err := d.Deploy(t.Context(), req, spec.Watch{}); !errors.Is(err, ErrRequest) {
 			t.Errorf("Deploy of %+v: %v", req, err)
 		}
 	}
-	if _, err := d.Pull(t.Context(), node.PullRequest{Image: "app:1", Order: "random"}, node.Watch{}); !errors.Is(err, ErrRequest) {
+	if _, err := d.Pull(t.Context(), spec.PullRequest{Image: "app:1", Order: "random"}, spec.Watch{}); !errors.Is(err, ErrRequest) {
 		t.Errorf("Pull: %v", err)
 	}
 }
@@ -51,14 +51,14 @@ func TestParseRefuses(t *testing.T) {
 func TestParseDefaults(t *testing.T) {
 	d := New(Config{ReadyTimeout: 7 * time.Second})
 	defer d.Close()
-	o, err := d.parse(node.Request{Image: "team/app"})
+	o, err := d.parse(spec.Request{Image: "team/app"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if o.timeout != 7*time.Second || o.Net != "" || !strings.HasPrefix(o.name, "app-") || o.ref.String() != "docker.io/team/app:latest" {
 		t.Errorf("%+v", o)
 	}
-	o, err = d.parse(node.Request{Image: "app:1", Name: "web", ReadyTimeout: time.Second, Ports: []node.Port{{Host: 8080, Container: 80}}})
+	o, err = d.parse(spec.Request{Image: "app:1", Name: "web", ReadyTimeout: time.Second, Ports: []spec.Port{{Host: 8080, Container: 80}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,13 +96,13 @@ func TestMadeUpName(t *testing.T) {
 func TestMadeUpNameOfALongOne(t *testing.T) {
 	d := New(Config{})
 	defer d.Close()
-	if _, err := d.parse(node.Request{Image: strings.Repeat("a", 100)}); err != nil {
+	if _, err := d.parse(spec.Request{Image: strings.Repeat("a", 100)}); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestPorts(t *testing.T) {
-	got, err := ports([]node.Port{{Host: 8080, Container: 80}, {HostIP: "::1", Host: 53, Container: 5353, Protocol: "udp"}})
+	got, err := ports([]spec.Port{{Host: 8080, Container: 80}, {HostIP: "::1", Host: 53, Container: 5353, Protocol: "udp"}})
 	want := []network.Port{{Host: 8080, Container: 80, Protocol: "tcp"}, {HostIP: netip.MustParseAddr("::1"), Host: 53, Container: 5353, Protocol: "udp"}}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
@@ -113,7 +113,7 @@ func TestPorts(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	o := &order{Request: node.Request{PlainHTTP: true, Order: "parallel", Inflaters: 3}}
+	o := &order{Request: spec.Request{PlainHTTP: true, Order: "parallel", Inflaters: 3}}
 	if got, want := o.options(), (fetch.Options{PlainHTTP: true, Local: true, Lazy: true, Order: fetch.Order("parallel"), Inflaters: 3}); !reflect.DeepEqual(got, want) {
 		t.Errorf("of a container: %+v", got)
 	}
@@ -124,8 +124,8 @@ func TestOptions(t *testing.T) {
 }
 
 func TestSpec(t *testing.T) {
-	o := &order{name: "web", Request: node.Request{Cmd: []string{"serve"}, Env: []string{"A=1"}, Memory: 64 << 20, CPUs: 0.5, Net: engine.NetNone,
-		Volumes: []node.Volume{{Source: "/s", Target: "/t", ReadOnly: true}}}}
+	o := &order{name: "web", Request: spec.Request{Cmd: []string{"serve"}, Env: []string{"A=1"}, Memory: 64 << 20, CPUs: 0.5, Net: engine.NetNone,
+		Volumes: []spec.Volume{{Source: "/s", Target: "/t", ReadOnly: true}}}}
 	s := o.spec(nil)
 	if s.Name != "web" || s.Cmd[0] != "serve" || s.Env[0] != "A=1" || s.Memory != 64<<20 || s.CPUs != 0.5 || s.Net != engine.NetNone ||
 		len(s.Volumes) != 1 || s.Volumes[0] != (engine.Volume{Source: "/s", Target: "/t", ReadOnly: true}) || s.Labels != nil {
@@ -163,14 +163,14 @@ func TestTail(t *testing.T) {
 
 // A deployment that fails has a record that says so, told to Done once.
 func TestRecordOfFailure(t *testing.T) {
-	var told []node.Record
-	d := New(Config{Node: "n1", Done: func(r node.Record) { told = append(told, r) }})
+	var told []spec.Record
+	d := New(Config{Node: "n1", Done: func(r spec.Record) { told = append(told, r) }})
 	defer d.Close()
 	var stages []string
-	r := d.begin(t.Context(), time.Now(), "app:1", "web", node.Watch{Reached: func(name, stage string, at float64) { stages = append(stages, name+" "+stage) }})
-	r.reached(node.Resolved)
+	r := d.begin(t.Context(), time.Now(), "app:1", "web", spec.Watch{Reached: func(name, stage string, at float64) { stages = append(stages, name+" "+stage) }})
+	r.reached(spec.Resolved)
 	rec := r.end(errors.New("no"))
-	if rec.Error != "no" || rec.Name != "web" || rec.Node != "n1" || rec.Stages[node.Resolved] <= 0 || len(told) != 1 || told[0].Error != "no" {
+	if rec.Error != "no" || rec.Name != "web" || rec.Node != "n1" || rec.Stages[spec.Resolved] <= 0 || len(told) != 1 || told[0].Error != "no" {
 		t.Errorf("%+v, told %+v", rec, told)
 	}
 	if !slices.Equal(stages, []string{"web resolved"}) {
@@ -184,7 +184,7 @@ func TestRecordOfFailure(t *testing.T) {
 // Only a container on the host's network can be mistaken for another process.
 func TestConflict(t *testing.T) {
 	for _, net := range []string{engine.NetBridge, engine.NetNone} {
-		o := &order{Request: node.Request{Net: net}}
+		o := &order{Request: spec.Request{Net: net}}
 		if err := o.conflict(ready.Check{}); err != nil {
 			t.Errorf("--net %s: %v", net, err)
 		}

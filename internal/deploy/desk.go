@@ -16,10 +16,10 @@ import (
 	"sync"
 	"time"
 
-	"dewpoint/internal/admit"
+	"dewpoint/internal/deploy/admit"
+	"dewpoint/internal/deploy/journal"
 	"dewpoint/internal/engine"
-	"dewpoint/internal/journal"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // DeskConfig says what a Desk works with. Deployer and Path are required.
@@ -27,9 +27,9 @@ type DeskConfig struct {
 	Deployer *Deployer
 	Path     string // of the journal
 	// Failure says an error as the API does. nil knows texts only.
-	Failure func(error) *node.Failure
+	Failure func(error) *spec.Failure
 	// Reached is told of every stage of every deployment. May be nil; must not block.
-	Reached func(d node.Deployment, stage string, at float64)
+	Reached func(d spec.Deployment, stage string, at float64)
 	Log     *slog.Logger // nil discards
 }
 
@@ -59,14 +59,14 @@ type Desk struct {
 // maker is what a Desk has its deployments made by.
 type maker interface {
 	// carry is a deployment until it ends. The ticket is its place in the queue, nil if it has none yet.
-	carry(ctx context.Context, o *order, t *admit.Ticket, w node.Watch) (node.Record, error)
+	carry(ctx context.Context, o *order, t *admit.Ticket, w spec.Watch) (spec.Record, error)
 	// made gives the containers that deployments have made, by the deployments' IDs.
 	made(ctx context.Context) (map[string]*engine.Info, error)
 	// complete makes a container one of its own that an earlier daemon has started from a checkpoint; of others
 	// there is nothing to do. It is false if that cannot be, or if the container has ended: it had not served yet.
 	complete(ctx context.Context, name string, c *engine.Info) bool
 	// adopt waits until a container is ready that an earlier daemon has started.
-	adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time, w node.Watch) (node.Record, error)
+	adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time, w spec.Watch) (spec.Record, error)
 	// takeBack removes what there is of a container that has not started.
 	takeBack(ctx context.Context, name string) error
 }
@@ -104,7 +104,7 @@ func NewDesk(cfg DeskConfig) (*Desk, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Failure == nil {
-		cfg.Failure = func(err error) *node.Failure { return &node.Failure{Code: "internal", Message: err.Error(), Exit: 1} }
+		cfg.Failure = func(err error) *spec.Failure { return &spec.Failure{Code: "internal", Message: err.Error(), Exit: 1} }
 	}
 	j, err := journal.Open(journal.Config{Path: cfg.Path, Log: cfg.Log})
 	if err != nil {
@@ -125,16 +125,16 @@ func (k *Desk) Close() error {
 
 // Deploy is Deployer.Deploy, with an account of it. A request whose key is known joins that
 // deployment, or gives its record again.
-func (k *Desk) Deploy(ctx context.Context, req node.Request, w node.Watch) (node.Record, error) {
-	got, err := k.ask(ctx, []node.Request{req}, 0, func(int) node.Watch { return w })
+func (k *Desk) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec.Record, error) {
+	got, err := k.ask(ctx, []spec.Request{req}, 0, func(int) spec.Watch { return w })
 	if err != nil {
-		return node.Record{}, err
+		return spec.Record{}, err
 	}
 	return got[0].wait(ctx)
 }
 
 // Many deploys many; see api.Deployments.
-func (k *Desk) Many(ctx context.Context, m node.Many, w node.ManyWatch) error {
+func (k *Desk) Many(ctx context.Context, m spec.Many, w spec.ManyWatch) error {
 	all, err := m.All()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrRequest, err)
@@ -150,7 +150,7 @@ func (k *Desk) Many(ctx context.Context, m node.Many, w node.ManyWatch) error {
 	for i, a := range got {
 		g.Go(func() {
 			r, err := a.wait(ctx)
-			var f *node.Failure
+			var f *spec.Failure
 			if err != nil {
 				f = k.failure(err)
 			}
@@ -177,8 +177,8 @@ func (k *Desk) sure(ctx context.Context, got []*asked) error {
 	return nil
 }
 
-func (k *Desk) failure(err error) *node.Failure {
-	var f *node.Failure
+func (k *Desk) failure(err error) *spec.Failure {
+	var f *spec.Failure
 	if errors.As(err, &f) {
 		return f
 	}
@@ -190,12 +190,12 @@ func (k *Desk) failure(err error) *node.Failure {
 type asked struct {
 	t    *task
 	w    *watcher
-	past node.Deployment
+	past spec.Deployment
 }
 
 // wait returns how the deployment ended. When ctx ends before, it is undone unless somebody
 // else asks for it, or it is detached.
-func (a *asked) wait(ctx context.Context) (node.Record, error) {
+func (a *asked) wait(ctx context.Context) (spec.Record, error) {
 	if a.t == nil {
 		return outcome(a.past)
 	}
@@ -207,11 +207,11 @@ func (a *asked) wait(ctx context.Context) (node.Record, error) {
 	if a.t.leave(a) {
 		<-a.t.done
 	}
-	return node.Record{}, context.Cause(ctx)
+	return spec.Record{}, context.Cause(ctx)
 }
 
 // outcome is what Deploy returned of one that has ended.
-func outcome(d node.Deployment) (rec node.Record, err error) {
+func outcome(d spec.Deployment) (rec spec.Record, err error) {
 	if d.Record != nil {
 		rec = *d.Record
 	}
@@ -222,7 +222,7 @@ func outcome(d node.Deployment) (rec node.Record, err error) {
 }
 
 // ask accepts requests: all or, with an error, none. Those that are new begin.
-func (k *Desk) ask(ctx context.Context, reqs []node.Request, parallel int, watch func(int) node.Watch) ([]*asked, error) {
+func (k *Desk) ask(ctx context.Context, reqs []spec.Request, parallel int, watch func(int) spec.Watch) ([]*asked, error) {
 	fresh := make([]*task, len(reqs))
 	for i, r := range reqs {
 		t, err := k.task(ctx, r)
@@ -255,12 +255,12 @@ func (k *Desk) ask(ctx context.Context, reqs []node.Request, parallel int, watch
 		return nil, err
 	}
 	for i, a := range got {
-		w := node.Watch{}
+		w := spec.Watch{}
 		if watch != nil {
 			w = watch(i)
 		}
 		if reqs[i].Terms.Detach { // it is told that it was accepted, no more
-			w = node.Watch{Deployment: w.Deployment}
+			w = spec.Watch{Deployment: w.Deployment}
 		}
 		switch {
 		case a.t != nil:
@@ -331,7 +331,7 @@ func undo(begin []*task) {
 }
 
 // begin lets a task run. It is called with mu held.
-func (k *Desk) begin(t *task, run func() (node.Record, error)) {
+func (k *Desk) begin(t *task, run func() (spec.Record, error)) {
 	k.serial++
 	t.serial = k.serial
 	k.live[t.entry.ID] = t
@@ -393,7 +393,7 @@ func (k *Desk) places(tasks []*task) []admit.Place {
 }
 
 // task is a deployment that was understood. ctx gives it values; it does not end it.
-func (k *Desk) task(ctx context.Context, req node.Request) (*task, error) {
+func (k *Desk) task(ctx context.Context, req spec.Request) (*task, error) {
 	sum := sumOf(req)
 	o, err := k.d.parse(req)
 	if err != nil {
@@ -401,8 +401,8 @@ func (k *Desk) task(ctx context.Context, req node.Request) (*task, error) {
 	}
 	o.Name = o.name
 	now := time.Now()
-	e := journal.Entry{Request: o.Request, Sum: sum, Admin: req.Terms.Admin, Deployment: node.Deployment{ID: newID(), Name: o.name, Image: o.ref.String(),
-		Caller: req.Terms.Caller, Key: req.Terms.Key, State: node.StateQueued, Asked: now.UTC(), Detached: req.Terms.Detach}}
+	e := journal.Entry{Request: o.Request, Sum: sum, Admin: req.Terms.Admin, Deployment: spec.Deployment{ID: newID(), Name: o.name, Image: o.ref.String(),
+		Caller: req.Terms.Caller, Key: req.Terms.Key, State: spec.StateQueued, Asked: now.UTC(), Detached: req.Terms.Detach}}
 	if req.Terms.Deadline > 0 {
 		e.Until = now.Add(req.Terms.Deadline).UTC()
 	}
@@ -425,17 +425,17 @@ func (k *Desk) newTask(ctx context.Context, o *order, e journal.Entry) *task {
 }
 
 // end writes down what a deployment has come to, and tells it.
-func (k *Desk) end(t *task, rec node.Record, err error) {
+func (k *Desk) end(t *task, rec spec.Record, err error) {
 	d := t.entry.Deployment
-	d.State, d.Ended = node.StateDone, time.Now().UTC()
+	d.State, d.Ended = spec.StateDone, time.Now().UTC()
 	if rec.Image != "" {
 		d.Record = &rec
 	}
 	var why *ended
 	if err != nil {
-		d.State, d.Failure = node.StateFailed, k.failure(err)
+		d.State, d.Failure = spec.StateFailed, k.failure(err)
 		if errors.As(err, &why) && why.kind == "canceled" {
-			d.State = node.StateCanceled
+			d.State = spec.StateCanceled
 		}
 	}
 	// What was called off before it came to anything leaves its key free: who asks again
@@ -452,7 +452,7 @@ func (k *Desk) end(t *task, rec node.Record, err error) {
 }
 
 // find is the deployment that ref names. It is called with mu held.
-func (k *Desk) find(ref node.DeploymentRef) (*task, node.Deployment, error) {
+func (k *Desk) find(ref spec.DeploymentRef) (*task, spec.Deployment, error) {
 	if ref.ID == "" {
 		d, _, ok := k.j.Key(ref.Caller, ref.Key)
 		if !ok {
@@ -461,7 +461,7 @@ func (k *Desk) find(ref node.DeploymentRef) (*task, node.Deployment, error) {
 		ref.ID = d.ID
 	}
 	if t := k.live[ref.ID]; t != nil {
-		return t, node.Deployment{}, nil
+		return t, spec.Deployment{}, nil
 	}
 	d, ok := k.j.Get(ref.ID)
 	if !ok {
@@ -471,12 +471,12 @@ func (k *Desk) find(ref node.DeploymentRef) (*task, node.Deployment, error) {
 }
 
 // Watch follows a deployment until it has ended; see api.Deployments.
-func (k *Desk) Watch(ctx context.Context, ref node.DeploymentRef, w node.Watch) (node.Record, error) {
+func (k *Desk) Watch(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record, error) {
 	k.mu.Lock()
 	t, past, err := k.find(ref)
 	if err != nil {
 		k.mu.Unlock()
-		return node.Record{}, err
+		return spec.Record{}, err
 	}
 	a := &asked{t: t, past: past}
 	if t != nil {
@@ -489,7 +489,7 @@ func (k *Desk) Watch(ctx context.Context, ref node.DeploymentRef, w node.Watch) 
 }
 
 // Cancel calls a deployment off; see api.Deployments.
-func (k *Desk) Cancel(ctx context.Context, ref node.DeploymentRef) (node.Deployment, error) {
+func (k *Desk) Cancel(ctx context.Context, ref spec.DeploymentRef) (spec.Deployment, error) {
 	k.mu.Lock()
 	t, past, err := k.find(ref)
 	k.mu.Unlock()
@@ -500,7 +500,7 @@ func (k *Desk) Cancel(ctx context.Context, ref node.DeploymentRef) (node.Deploym
 		past = t.entry.Deployment
 	}
 	if ref.Caller != "" && past.Caller != ref.Caller {
-		return node.Deployment{}, errOthers
+		return spec.Deployment{}, errOthers
 	}
 	if t == nil {
 		return past, nil
@@ -510,13 +510,13 @@ func (k *Desk) Cancel(ctx context.Context, ref node.DeploymentRef) (node.Deploym
 	case <-t.done:
 		return t.last, nil
 	case <-ctx.Done():
-		return node.Deployment{}, context.Cause(ctx)
+		return spec.Deployment{}, context.Cause(ctx)
 	}
 }
 
 // List gives deployments in the order in which they were asked for.
-func (k *Desk) List(q node.DeploymentQuery) []node.Deployment {
-	var out []node.Deployment
+func (k *Desk) List(q spec.DeploymentQuery) []spec.Deployment {
+	var out []spec.Deployment
 	k.mu.Lock()
 	tasks := slices.Collect(maps.Values(k.live))
 	k.mu.Unlock()
@@ -530,12 +530,12 @@ func (k *Desk) List(q node.DeploymentQuery) []node.Deployment {
 	}
 	slices.SortFunc(tasks, func(a, b *task) int { return int(a.serial) - int(b.serial) })
 	out = append(out, k.now(tasks)...)
-	slices.SortStableFunc(out, func(a, b node.Deployment) int { return a.Asked.Compare(b.Asked) })
+	slices.SortStableFunc(out, func(a, b spec.Deployment) int { return a.Asked.Compare(b.Asked) })
 	return out
 }
 
 // now is where tasks stand.
-func (k *Desk) now(tasks []*task) []node.Deployment {
+func (k *Desk) now(tasks []*task) []spec.Deployment {
 	queued := make([]*task, 0, len(tasks))
 	for _, t := range tasks {
 		if t.place != nil {
@@ -546,7 +546,7 @@ func (k *Desk) now(tasks []*task) []node.Deployment {
 	for i, p := range k.places(queued) {
 		at[queued[i]] = p
 	}
-	out := make([]node.Deployment, len(tasks))
+	out := make([]spec.Deployment, len(tasks))
 	for i, t := range tasks {
 		out[i] = t.at(at[t])
 	}
@@ -555,10 +555,10 @@ func (k *Desk) now(tasks []*task) []node.Deployment {
 
 // Of gives what is known of a container: what was asked for, and the record of its
 // deployment; nil where it is not known any more.
-func (k *Desk) Of(labels map[string]string) (*node.Request, *node.Record) {
+func (k *Desk) Of(labels map[string]string) (*spec.Request, *spec.Record) {
 	id := labels[LabelDeployment]
 	d, _ := k.j.Get(id)
-	var req node.Request
+	var req spec.Request
 	if text := labels[LabelRequest]; text == "" || json.Unmarshal([]byte(text), &req) != nil {
 		var known bool
 		if req, known = k.j.Request(id); !known {
@@ -569,7 +569,7 @@ func (k *Desk) Of(labels map[string]string) (*node.Request, *node.Record) {
 }
 
 // sumOf is what a key stands for.
-func sumOf(req node.Request) string {
+func sumOf(req spec.Request) string {
 	b, err := json.Marshal(req) // without its Terms
 	if err != nil {
 		return err.Error()

@@ -13,11 +13,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"dewpoint/internal/admit"
 	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/deploy/admit"
+	"dewpoint/internal/deploy/journal"
 	"dewpoint/internal/engine"
-	"dewpoint/internal/journal"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 )
 
 // fakeMaker makes nothing: a deployment goes on, once it is admitted, until the test ends it.
@@ -46,9 +46,9 @@ func (f *fakeMaker) note(list *[]string, name string) {
 	*list = append(*list, name)
 }
 
-func (f *fakeMaker) carry(ctx context.Context, o *order, t *admit.Ticket, w node.Watch) (node.Record, error) {
+func (f *fakeMaker) carry(ctx context.Context, o *order, t *admit.Ticket, w spec.Watch) (spec.Record, error) {
 	defer t.Done(0)
-	rec := node.Record{ID: o.id, Name: o.name, Image: o.ref.String()}
+	rec := spec.Record{ID: o.id, Name: o.name, Image: o.ref.String()}
 	if err := t.Wait(ctx); err != nil {
 		return rec, why(ctx, err)
 	}
@@ -56,7 +56,7 @@ func (f *fakeMaker) carry(ctx context.Context, o *order, t *admit.Ticket, w node
 	f.mu.Lock()
 	f.owners[o.name] = o.labels()[checkpoint.LabelOwner]
 	f.mu.Unlock()
-	w.Reached(o.name, node.Admitted, 0.1)
+	w.Reached(o.name, spec.Admitted, 0.1)
 	select {
 	case err := <-f.end(o.name):
 		return rec, err
@@ -71,10 +71,10 @@ func (f *fakeMaker) complete(_ context.Context, name string, _ *engine.Info) boo
 	return !strings.Contains(name, "half")
 }
 
-func (f *fakeMaker) adopt(_ context.Context, o *order, _ *engine.Info, _ time.Time, w node.Watch) (node.Record, error) {
+func (f *fakeMaker) adopt(_ context.Context, o *order, _ *engine.Info, _ time.Time, w spec.Watch) (spec.Record, error) {
 	f.note(&f.adopted, o.name)
-	w.Reached(o.name, node.Ready, 1)
-	return node.Record{ID: o.id, Name: o.name, Image: o.ref.String()}, nil
+	w.Reached(o.name, spec.Ready, 1)
+	return spec.Record{ID: o.id, Name: o.name, Image: o.ref.String()}, nil
 }
 
 func (f *fakeMaker) takeBack(_ context.Context, name string) error {
@@ -89,8 +89,8 @@ func deskOf(t *testing.T, path string, f *fakeMaker) *Desk {
 		return admit.Memory{Available: 1 << 34, Total: 1 << 34}, nil
 	}, Pressure: func() admit.Pressure { return admit.Pressure{} }}})
 	t.Cleanup(d.Close)
-	k, err := NewDesk(DeskConfig{Deployer: d, Path: path, Failure: func(err error) *node.Failure {
-		f := &node.Failure{Code: "internal", Message: err.Error(), Exit: 1}
+	k, err := NewDesk(DeskConfig{Deployer: d, Path: path, Failure: func(err error) *spec.Failure {
+		f := &spec.Failure{Code: "internal", Message: err.Error(), Exit: 1}
 		var e *ended
 		if errors.As(err, &e) {
 			f.Code = e.kind
@@ -121,25 +121,25 @@ func desk(t *testing.T, f func(t *testing.T, k *Desk, m *fakeMaker)) {
 	})
 }
 
-func app(name string, terms node.Terms) node.Request {
-	return node.Request{Image: "app:1", Name: name, Net: engine.NetNone, Terms: terms}
+func app(name string, terms spec.Terms) spec.Request {
+	return spec.Request{Image: "app:1", Name: name, Net: engine.NetNone, Terms: terms}
 }
 
 // asking is one call of Deploy that goes on.
 type asking struct {
 	leave context.CancelFunc
 	over  chan struct{}
-	rec   node.Record
+	rec   spec.Record
 	err   error
 }
 
-func ask(k *Desk, req node.Request) *asking {
+func ask(k *Desk, req spec.Request) *asking {
 	a := &asking{over: make(chan struct{})}
 	var ctx context.Context
 	ctx, a.leave = context.WithCancel(context.Background())
 	go func() {
 		defer close(a.over)
-		a.rec, a.err = k.Deploy(ctx, req, node.Watch{})
+		a.rec, a.err = k.Deploy(ctx, req, spec.Watch{})
 	}()
 	synctest.Wait()
 	return a
@@ -147,7 +147,7 @@ func ask(k *Desk, req node.Request) *asking {
 
 func kindOf(err error) string {
 	var e *ended
-	var f *node.Failure
+	var f *spec.Failure
 	switch {
 	case errors.As(err, &e):
 		return e.kind
@@ -160,10 +160,10 @@ func kindOf(err error) string {
 }
 
 // stateOf is the state of the deployment of a name.
-func stateOf(t *testing.T, k *Desk, name string) node.Deployment {
+func stateOf(t *testing.T, k *Desk, name string) spec.Deployment {
 	t.Helper()
-	var got []node.Deployment
-	for _, d := range k.List(node.DeploymentQuery{All: true}) {
+	var got []spec.Deployment
+	for _, d := range k.List(spec.DeploymentQuery{All: true}) {
 		if d.Name == name {
 			got = append(got, d)
 		}
@@ -177,11 +177,11 @@ func stateOf(t *testing.T, k *Desk, name string) node.Deployment {
 // A key stands for one deployment of its caller: joined, told again, refused for another request.
 func TestDeskKeys(t *testing.T) {
 	desk(t, func(t *testing.T, k *Desk, m *fakeMaker) {
-		mine := app("web", node.Terms{Key: "k", Caller: "me"})
+		mine := app("web", spec.Terms{Key: "k", Caller: "me"})
 		first, second := ask(k, mine), ask(k, mine)
 		other := mine
 		other.Env = []string{"A=b"}
-		if _, err := k.Deploy(t.Context(), other, node.Watch{}); kindOf(err) != "key_reused" {
+		if _, err := k.Deploy(t.Context(), other, spec.Watch{}); kindOf(err) != "key_reused" {
 			t.Errorf("the key for another request: %v", err)
 		}
 		m.end("web") <- nil
@@ -190,16 +190,16 @@ func TestDeskKeys(t *testing.T) {
 		if first.err != nil || second.err != nil || first.rec.ID != second.rec.ID || len(m.carried) != 1 {
 			t.Errorf("%v, %v: %d were made", first.err, second.err, len(m.carried))
 		}
-		again, err := k.Deploy(t.Context(), mine, node.Watch{})
+		again, err := k.Deploy(t.Context(), mine, spec.Watch{})
 		if err != nil || again.ID != first.rec.ID || len(m.carried) != 1 {
 			t.Errorf("told again: %+v, %v", again, err)
 		}
-		theirs := app("theirs", node.Terms{Key: "k", Caller: "them"})
+		theirs := app("theirs", spec.Terms{Key: "k", Caller: "them"})
 		m.end("theirs") <- errors.New("no")
-		if _, err := k.Deploy(t.Context(), theirs, node.Watch{}); err == nil || err.Error() != "no" || len(m.carried) != 2 {
+		if _, err := k.Deploy(t.Context(), theirs, spec.Watch{}); err == nil || err.Error() != "no" || len(m.carried) != 2 {
 			t.Errorf("another caller's key of the same name: %v", err)
 		}
-		if _, err := k.Deploy(t.Context(), theirs, node.Watch{}); err == nil || err.Error() != "no" || len(m.carried) != 2 {
+		if _, err := k.Deploy(t.Context(), theirs, spec.Watch{}); err == nil || err.Error() != "no" || len(m.carried) != 2 {
 			t.Errorf("what has failed, asked for again: %v", err)
 		}
 	})
@@ -209,17 +209,17 @@ func TestDeskKeys(t *testing.T) {
 // is undone, and its key is free.
 func TestDeskLeft(t *testing.T) {
 	desk(t, func(t *testing.T, k *Desk, m *fakeMaker) {
-		req := app("web", node.Terms{Key: "k"})
+		req := app("web", spec.Terms{Key: "k"})
 		first, second := ask(k, req), ask(k, req)
 		id := stateOf(t, k, "web").ID
 		watched := make(chan error, 1)
 		go func() {
-			_, err := k.Watch(context.Background(), node.DeploymentRef{ID: id}, node.Watch{})
+			_, err := k.Watch(context.Background(), spec.DeploymentRef{ID: id}, spec.Watch{})
 			watched <- err
 		}()
 		first.leave()
 		<-first.over
-		if d := stateOf(t, k, "web"); d.State != node.StateDeploying {
+		if d := stateOf(t, k, "web"); d.State != spec.StateDeploying {
 			t.Errorf("one of two has left: it is %s", d.State)
 		}
 		second.leave()
@@ -227,7 +227,7 @@ func TestDeskLeft(t *testing.T) {
 		if err := <-watched; kindOf(err) != "canceled" {
 			t.Errorf("who watches is told %v", err)
 		}
-		if d := stateOf(t, k, "web"); d.State != node.StateCanceled {
+		if d := stateOf(t, k, "web"); d.State != spec.StateCanceled {
 			t.Errorf("nobody waits for it, and it is %s", d.State)
 		}
 		third := ask(k, req)
@@ -241,13 +241,13 @@ func TestDeskLeft(t *testing.T) {
 // A deadline is of all of a deployment, its time in the queue too.
 func TestDeskDeadline(t *testing.T) {
 	desk(t, func(t *testing.T, k *Desk, m *fakeMaker) {
-		first := ask(k, app("first", node.Terms{}))
+		first := ask(k, app("first", spec.Terms{}))
 		begun := time.Now()
-		_, err := k.Deploy(t.Context(), app("late", node.Terms{Deadline: 3 * time.Second}), node.Watch{})
+		_, err := k.Deploy(t.Context(), app("late", spec.Terms{Deadline: 3 * time.Second}), spec.Watch{})
 		if kindOf(err) != "deadline" || time.Since(begun) != 3*time.Second {
 			t.Errorf("after %s: %v", time.Since(begun), err)
 		}
-		if d := stateOf(t, k, "late"); d.State != node.StateFailed || d.Failure.Code != "deadline" {
+		if d := stateOf(t, k, "late"); d.State != spec.StateFailed || d.Failure.Code != "deadline" {
 			t.Errorf("%+v", d)
 		}
 		m.end("first") <- nil
@@ -260,18 +260,18 @@ func TestDeskDeadline(t *testing.T) {
 // Of many that are asked for by one call all are accepted, or none.
 func TestDeskAllOrNone(t *testing.T) {
 	desk(t, func(t *testing.T, k *Desk, _ *fakeMaker) {
-		first := ask(k, app("first", node.Terms{}))
+		first := ask(k, app("first", spec.Terms{}))
 		for range 2 {
-			ask(k, app("", node.Terms{}))
+			ask(k, app("", spec.Terms{}))
 		}
 		many := func(n int) error {
-			return k.Many(t.Context(), node.Many{Requests: []node.Request{app("many", node.Terms{})}, Count: n, Terms: node.Terms{Detach: true}}, node.ManyWatch{Watch: func(int) node.Watch { return node.Watch{} }})
+			return k.Many(t.Context(), spec.Many{Requests: []spec.Request{app("many", spec.Terms{})}, Count: n, Terms: spec.Terms{Detach: true}}, spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }})
 		}
 		var busy *admit.BusyError
 		if err := many(7); !errors.As(err, &busy) {
 			t.Errorf("one more than there is room for: %v", err)
 		}
-		if n := len(k.List(node.DeploymentQuery{All: true})); n != 3 {
+		if n := len(k.List(spec.DeploymentQuery{All: true})); n != 3 {
 			t.Errorf("%d deployments are known of a call that failed and three before", n)
 		}
 		// What there is never room for is not told to come again.
@@ -289,17 +289,17 @@ func TestDeskAllOrNone(t *testing.T) {
 // A deployment is called off by who asked for it, by whatever way it is named.
 func TestDeskCancel(t *testing.T) {
 	desk(t, func(t *testing.T, k *Desk, _ *fakeMaker) {
-		first := ask(k, app("first", node.Terms{Caller: "me", Key: "k"}))
-		queued := ask(k, app("queued", node.Terms{Caller: "me"}))
+		first := ask(k, app("first", spec.Terms{Caller: "me", Key: "k"}))
+		queued := ask(k, app("queued", spec.Terms{Caller: "me"}))
 		id := stateOf(t, k, "queued").ID
-		for _, ref := range []node.DeploymentRef{{ID: id, Caller: "them"}, {ID: "none"}, {Key: "k", Caller: "them"}} {
+		for _, ref := range []spec.DeploymentRef{{ID: id, Caller: "them"}, {ID: "none"}, {Key: "k", Caller: "them"}} {
 			if _, err := k.Cancel(t.Context(), ref); kindOf(err) != "permission" && kindOf(err) != "not_found" {
 				t.Errorf("%+v: %v", ref, err)
 			}
 		}
-		for _, ref := range []node.DeploymentRef{{ID: id}, {Key: "k", Caller: "me"}} {
+		for _, ref := range []spec.DeploymentRef{{ID: id}, {Key: "k", Caller: "me"}} {
 			d, err := k.Cancel(t.Context(), ref)
-			if err != nil || d.State != node.StateCanceled || d.Failure == nil || d.Failure.Code != "canceled" {
+			if err != nil || d.State != spec.StateCanceled || d.Failure == nil || d.Failure.Code != "canceled" {
 				t.Errorf("%+v: %+v, %v", ref, d, err)
 			}
 		}
@@ -308,7 +308,7 @@ func TestDeskCancel(t *testing.T) {
 		if kindOf(first.err) != "canceled" || kindOf(queued.err) != "canceled" {
 			t.Errorf("who waited is told %v, %v", first.err, queued.err)
 		}
-		if d, err := k.Cancel(t.Context(), node.DeploymentRef{ID: id}); err != nil || d.State != node.StateCanceled {
+		if d, err := k.Cancel(t.Context(), spec.DeploymentRef{ID: id}); err != nil || d.State != spec.StateCanceled {
 			t.Errorf("once more: %+v, %v", d, err)
 		}
 	})
@@ -317,13 +317,13 @@ func TestDeskCancel(t *testing.T) {
 // Who watches is told of the place in the queue, and the list has it.
 func TestDeskPlaces(t *testing.T) {
 	desk(t, func(t *testing.T, k *Desk, m *fakeMaker) {
-		ask(k, app("first", node.Terms{}))
-		ask(k, app("second", node.Terms{}))
+		ask(k, app("first", spec.Terms{}))
+		ask(k, app("second", spec.Terms{}))
 		var mu sync.Mutex
 		var told []string
 		third := make(chan error, 1)
 		go func() {
-			_, err := k.Deploy(context.Background(), app("third", node.Terms{}), node.Watch{Deployment: func(d node.Deployment) {
+			_, err := k.Deploy(context.Background(), app("third", spec.Terms{}), spec.Watch{Deployment: func(d spec.Deployment) {
 				mu.Lock()
 				defer mu.Unlock()
 				told = append(told, strings.TrimSpace(fmt.Sprint(d.State, " ", d.Position, d.Waits)))
@@ -331,7 +331,7 @@ func TestDeskPlaces(t *testing.T) {
 			third <- err
 		}()
 		synctest.Wait()
-		if d := stateOf(t, k, "third"); d.State != node.StateQueued || d.Position != 2 || d.Waits != admit.Turn {
+		if d := stateOf(t, k, "third"); d.State != spec.StateQueued || d.Position != 2 || d.Waits != admit.Turn {
 			t.Errorf("%+v", d)
 		}
 		for _, name := range []string{"first", "second", "third"} {
@@ -358,13 +358,13 @@ func TestDeskPlaces(t *testing.T) {
 func TestDeskOwners(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "deployments")
-		asked := map[string]node.Terms{"root": {Caller: node.Local, Admin: true}, "boss": {Caller: "token:boss", Admin: true}, "ci": {Caller: "token:ci"}}
+		asked := map[string]spec.Terms{"root": {Caller: spec.Local, Admin: true}, "boss": {Caller: "token:boss", Admin: true}, "ci": {Caller: "token:ci"}}
 		want := map[string]string{"root": "", "boss": "", "ci": "token:ci"}
 		first, second := &fakeMaker{}, &fakeMaker{}
 		k := deskOf(t, path, first)
 		for name, terms := range asked {
 			terms.Detach = true
-			err := k.Many(t.Context(), node.Many{Requests: []node.Request{app(name, terms)}, Terms: terms}, node.ManyWatch{Watch: func(int) node.Watch { return node.Watch{} }})
+			err := k.Many(t.Context(), spec.Many{Requests: []spec.Request{app(name, terms)}, Terms: terms}, spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -404,8 +404,8 @@ func TestDeskRecover(t *testing.T) {
 		}
 		var all []journal.Entry
 		add := func(name string, detached bool) {
-			all = append(all, journal.Entry{Request: app(name, node.Terms{}), Sum: "s", Deployment: node.Deployment{ID: name, Name: name, Image: "docker.io/library/app:1",
-				State: node.StateQueued, Asked: time.Now(), Detached: detached}})
+			all = append(all, journal.Entry{Request: app(name, spec.Terms{}), Sum: "s", Deployment: spec.Deployment{ID: name, Name: name, Image: "docker.io/library/app:1",
+				State: spec.StateQueued, Asked: time.Now(), Detached: detached}})
 		}
 		const many = 30 // the queue has room for eight
 		for i := range many {
@@ -436,9 +436,9 @@ func TestDeskRecover(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		for _, e := range all {
-			want := node.StateDone
+			want := spec.StateDone
 			if e.Name == "waited-for" || e.Name == "half-of-nobodys" {
-				want = node.StateFailed
+				want = spec.StateFailed
 			}
 			if d := stateOf(t, k, e.Name); d.State != want || d.ID != e.ID {
 				t.Errorf("%s is %s: %+v", e.Name, d.State, d.Failure)
@@ -466,8 +466,8 @@ func TestDeskClose(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "deployments")
 		m := &fakeMaker{}
 		k := deskOf(t, path, m)
-		waits := ask(k, app("waits", node.Terms{}))
-		if err := k.Many(t.Context(), node.Many{Requests: []node.Request{app("lone", node.Terms{})}, Terms: node.Terms{Detach: true, Deadline: time.Hour, Key: "l"}}, node.ManyWatch{Watch: func(int) node.Watch { return node.Watch{} }}); err != nil {
+		waits := ask(k, app("waits", spec.Terms{}))
+		if err := k.Many(t.Context(), spec.Many{Requests: []spec.Request{app("lone", spec.Terms{})}, Terms: spec.Terms{Detach: true, Deadline: time.Hour, Key: "l"}}, spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }}); err != nil {
 			t.Fatal(err)
 		}
 		if err := k.Close(); err != nil {
@@ -476,19 +476,19 @@ func TestDeskClose(t *testing.T) {
 		if <-waits.over; kindOf(waits.err) != "stopping" {
 			t.Errorf("who waited is told %v", waits.err)
 		}
-		if _, err := k.Deploy(t.Context(), app("after", node.Terms{}), node.Watch{}); kindOf(err) != "stopping" {
+		if _, err := k.Deploy(t.Context(), app("after", spec.Terms{}), spec.Watch{}); kindOf(err) != "stopping" {
 			t.Errorf("a closed desk takes %v", err)
 		}
 		next := deskOf(t, path, m)
 		if err := next.Recover(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if d := stateOf(t, next, "waits"); d.State != node.StateFailed {
+		if d := stateOf(t, next, "waits"); d.State != spec.StateFailed {
 			t.Errorf("%+v", d)
 		}
 		time.Sleep(2 * time.Hour) // its deadline holds for the next one, too
 		synctest.Wait()
-		if d := stateOf(t, next, "lone"); d.State != node.StateFailed || d.Failure.Code != "deadline" {
+		if d := stateOf(t, next, "lone"); d.State != spec.StateFailed || d.Failure.Code != "deadline" {
 			t.Errorf("%+v", d)
 		}
 	})
@@ -500,10 +500,10 @@ func TestDeskCannotWrite(t *testing.T) {
 		if err := k.j.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := k.Deploy(t.Context(), app("web", node.Terms{}), node.Watch{}); !errors.Is(err, journal.ErrClosed) {
+		if _, err := k.Deploy(t.Context(), app("web", spec.Terms{}), spec.Watch{}); !errors.Is(err, journal.ErrClosed) {
 			t.Errorf("%v", err)
 		}
-		if s := k.d.door.Stats(); s.Running != 0 || s.Waiting[admit.Turn] != 0 || len(m.carried) != 0 || len(k.List(node.DeploymentQuery{All: true})) != 0 {
+		if s := k.d.door.Stats(); s.Running != 0 || s.Waiting[admit.Turn] != 0 || len(m.carried) != 0 || len(k.List(spec.DeploymentQuery{All: true})) != 0 {
 			t.Errorf("%+v, %v", s, m.carried)
 		}
 	})

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/admit"
-	"dewpoint/internal/node"
+	"dewpoint/internal/deploy/admit"
+	"dewpoint/internal/spec"
 )
 
 // fullQueue fills a desk's queue with so many detached deployments behind one that has the only
@@ -26,12 +26,12 @@ func fullQueue(tb testing.TB, n int) float64 {
 		tb.Fatal(err)
 	}
 	defer k.Close()
-	req := node.Request{Image: "registry.example/team/app:1", Name: "app", Net: "none", Cmd: []string{"serve", "--port", "8080"}, Memory: 64 << 20}
+	req := spec.Request{Image: "registry.example/team/app:1", Name: "app", Net: "none", Cmd: []string{"serve", "--port", "8080"}, Memory: 64 << 20}
 	for i := range 8 {
 		req.Env = append(req.Env, fmt.Sprintf("VARIABLE_%d=the value of a variable", i))
 	}
 	before := memoryNow()
-	if err := k.Many(tb.Context(), node.Many{Requests: []node.Request{req}, Count: n, Terms: node.Terms{Detach: true, Key: "k"}}, node.ManyWatch{Watch: func(int) node.Watch { return node.Watch{} }}); err != nil {
+	if err := k.Many(tb.Context(), spec.Many{Requests: []spec.Request{req}, Count: n, Terms: spec.Terms{Detach: true, Key: "k"}}, spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }}); err != nil {
 		tb.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // each has come to its wait
@@ -45,7 +45,7 @@ func fullQueue(tb testing.TB, n int) float64 {
 			tb.Fatal("the queue does not fill")
 		}
 	}
-	list := k.List(node.DeploymentQuery{})
+	list := k.List(spec.DeploymentQuery{})
 	if len(list) != n || list[n-1].Position != n {
 		tb.Fatalf("%d are listed, the last %+v", len(list), list[len(list)-1])
 	}
@@ -64,7 +64,7 @@ func memoryNow() int64 {
 
 // A queue that is as full as it can be made by one call takes little of dewd's memory.
 func TestMemoryOfAFullQueue(t *testing.T) {
-	const n, most = node.MaxMany, 16 << 10
+	const n, most = spec.MaxMany, 16 << 10
 	if per := fullQueue(t, n); per > most {
 		t.Errorf("each of %d takes %.0f bytes, want at most %d", n, per, most)
 	} else {
@@ -74,7 +74,7 @@ func TestMemoryOfAFullQueue(t *testing.T) {
 
 // BenchmarkFullQueue fills the queue and gives the bytes that each deployment takes there.
 func BenchmarkFullQueue(b *testing.B) {
-	for _, n := range []int{1024, node.MaxMany} {
+	for _, n := range []int{1024, spec.MaxMany} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			var per float64
 			for b.Loop() {

@@ -6,7 +6,7 @@ import (
 
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
-	"dewpoint/internal/learn"
+	"dewpoint/internal/pack/learn"
 )
 
 // record begins to record the start, if it was asked for or teaches something;

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"time"
 
-	"dewpoint/internal/admit"
 	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/deploy/admit"
+	"dewpoint/internal/deploy/journal"
+	"dewpoint/internal/deploy/ready"
 	"dewpoint/internal/engine"
-	"dewpoint/internal/journal"
-	"dewpoint/internal/node"
-	"dewpoint/internal/ready"
+	"dewpoint/internal/spec"
 
 	"golang.org/x/sync/semaphore"
 )
@@ -53,7 +53,7 @@ func (k *Desk) Unended() map[string]bool {
 
 // takeUp is called with mu held.
 func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.Group, undoing *semaphore.Weighted) {
-	e.Request.Terms = node.Terms{Caller: e.Caller, Admin: e.Admin, Key: e.Key, Detach: e.Detached}
+	e.Request.Terms = spec.Terms{Caller: e.Caller, Admin: e.Admin, Key: e.Key, Detach: e.Detached}
 	o, err := k.d.parse(e.Request)
 	if err != nil {
 		o = &order{Request: e.Request, name: e.Name}
@@ -63,26 +63,26 @@ func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.
 		t.place, err = k.d.enter(o, group(groups, e), true)
 	}
 	if c != nil && started(c) {
-		t.stand.State = node.StateDeploying
+		t.stand.State = spec.StateDeploying
 	}
 	g := group(groups, e)
-	k.begin(t, func() (node.Record, error) {
+	k.begin(t, func() (spec.Record, error) {
 		if err != nil {
-			return node.Record{}, err
+			return spec.Record{}, err
 		}
 		if c != nil && started(c) && k.make.complete(t.ctx, o.name, c) {
 			return k.make.adopt(t.ctx, o, c, e.Asked, t.watch())
 		}
 		if c != nil {
 			if err := t.takeBack(undoing); err != nil {
-				return node.Record{}, err
+				return spec.Record{}, err
 			}
 		}
 		if !e.Detached {
-			return node.Record{}, errKilled
+			return spec.Record{}, errKilled
 		}
 		if err := t.queue(g); err != nil {
-			return node.Record{}, err
+			return spec.Record{}, err
 		}
 		return t.carry()
 	})
@@ -160,16 +160,16 @@ func (d *Deployer) complete(ctx context.Context, name string, c *engine.Info) bo
 }
 
 // adopt keeps the contract of maker.
-func (d *Deployer) adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time, w node.Watch) (node.Record, error) {
-	rec := node.Record{ID: o.id, Name: o.name, Image: o.ref.String(), Digest: c.Digest.String(), Node: d.cfg.Node, Stages: map[string]float64{},
-		Way: node.Way{Start: "boot", Why: []string{"dewd was started anew meanwhile: what came before is not known"}}}
+func (d *Deployer) adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time, w spec.Watch) (spec.Record, error) {
+	rec := spec.Record{ID: o.id, Name: o.name, Image: o.ref.String(), Digest: c.Digest.String(), Node: d.cfg.Node, Stages: map[string]float64{},
+		Way: spec.Way{Start: "boot", Why: []string{"dewd was started anew meanwhile: what came before is not known"}}}
 	if c.Labels[checkpoint.LabelRestored] != "" {
 		rec.Way.Start = "restore"
 	}
 	err := d.awaitAgain(ctx, o, c)
 	if err == nil {
-		rec.Stages[node.Ready] = time.Since(asked).Seconds()
-		w.Reached(o.name, node.Ready, rec.Stages[node.Ready])
+		rec.Stages[spec.Ready] = time.Since(asked).Seconds()
+		w.Reached(o.name, spec.Ready, rec.Stages[spec.Ready])
 	} else {
 		err = why(ctx, d.unready(ctx, o, err))
 		rec.Error = err.Error()

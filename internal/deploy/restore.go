@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/deploy/ready"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
-	"dewpoint/internal/node"
-	"dewpoint/internal/ready"
+	"dewpoint/internal/spec"
 	"dewpoint/internal/trace"
 )
 
@@ -34,11 +34,11 @@ func (d *Deployer) plan(ctx context.Context, o *order, r *run, img *image.Image)
 		}
 		return nil, nil
 	}
-	spec, err := d.spec(o, img)
+	want, err := d.spec(o, img)
 	if err != nil {
 		return nil, err
 	}
-	p, err := d.cfg.Checkpoints.Plan(ctx, spec, mode, o.Checkpoint)
+	p, err := d.cfg.Checkpoints.Plan(ctx, want, mode, o.Checkpoint)
 	if err == nil && p.Record == nil {
 		r.why(p.Why)
 	}
@@ -132,19 +132,19 @@ const startSlack = 20 * time.Second
 // revive makes the container and lets its processes go on. It tells of stages
 // when all went well: who watches is not to see a container that goes again.
 func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, plan *checkpoint.Plan, prep *checkpoint.Prepared) error {
-	spec, err := d.spec(o, img)
+	want, err := d.spec(o, img)
 	if err != nil {
 		return err
 	}
-	if err := plan.Revive(ctx, &spec, prep); err != nil {
+	if err := plan.Revive(ctx, &want, prep); err != nil {
 		return &restoreError{err}
 	}
 	var waited time.Duration // for its memory
-	if spec.Restore != nil && spec.Restore.Images != nil {
-		spec.Restore.Images = r.idle(spec.Restore.Images, &waited)
+	if want.Restore != nil && want.Restore.Images != nil {
+		want.Restore.Images = r.idle(want.Restore.Images, &waited)
 	}
 	begun := time.Now()
-	c, err := d.cfg.Engine.Create(ctx, spec)
+	c, err := d.cfg.Engine.Create(ctx, want)
 	begun = begun.Add(waited)
 	if err != nil {
 		return unrestored(err)
@@ -153,7 +153,7 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 	defer cancel()
 	r.cgroup = c.CgroupDir("memory")
 	created := time.Now()
-	r.step(node.Created, created)
+	r.step(spec.Created, created)
 	err = plan.Serve(ctx, o.name, prep)
 	if err == nil {
 		err = d.cfg.Engine.Start(sctx, o.name)
@@ -164,7 +164,7 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 	}
 	r.place.Started()
 	restored := time.Now()
-	r.step(node.Restored, restored)
+	r.step(spec.Restored, restored)
 	if err = plan.After(sctx, o.name); err == nil {
 		err = d.awaitRestored(ctx, o, check, plan.Patience(o.timeout, restored.Sub(begun)))
 	}
@@ -175,12 +175,12 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 		return errors.Join(&restoreError{err}, d.remove(o.name))
 	}
 	r.rec.Way.Start = "restore"
-	r.tell(node.Created, created)
-	r.tell(node.Restored, restored)
+	r.tell(spec.Created, created)
+	r.tell(spec.Restored, restored)
 	if o.Remove {
 		d.removeAtExit(o.name, r.watch.Hold)
 	}
-	r.reached(node.Ready)
+	r.reached(spec.Ready)
 	plan.Restored(ctx, time.Since(begun).Seconds())
 	r.started(true)
 	return nil
@@ -203,16 +203,16 @@ func (r *run) idle(images func(context.Context) (string, error), waited *time.Du
 
 // create makes a container that boots. One that is to be saved carries what that
 // needs, if its image has the shell that starts it.
-func (d *Deployer) create(ctx context.Context, spec engine.Spec, plan *checkpoint.Plan) (*engine.Info, error) {
-	dressed := spec
+func (d *Deployer) create(ctx context.Context, want engine.Spec, plan *checkpoint.Plan) (*engine.Info, error) {
+	dressed := want
 	if plan.Carry(&dressed) {
 		c, err := d.cfg.Engine.Create(ctx, dressed)
 		if !errors.Is(err, engine.ErrNoCommand) {
 			return c, err
 		}
-		plan.Uncarried(spec.Name, err)
+		plan.Uncarried(want.Name, err)
 	}
-	return d.cfg.Engine.Create(ctx, spec)
+	return d.cfg.Engine.Create(ctx, want)
 }
 
 // unrestored tells errors that booting would meet as well.
@@ -246,7 +246,7 @@ func (d *Deployer) booted(ctx context.Context, o *order, r *run, check ready.Che
 	var seconds float64
 	if check.Kind != ready.None && check.Kind != "" {
 		r.mu.Lock()
-		seconds = r.rec.Stages[node.Ready] - r.rec.Stages[node.Created]
+		seconds = r.rec.Stages[spec.Ready] - r.rec.Stages[spec.Created]
 		r.mu.Unlock()
 	}
 	if !plan.Booted(ctx, seconds) {

@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"dewpoint/internal/admit"
+	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/fetch"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 	"dewpoint/internal/trace"
 )
 
@@ -21,7 +21,7 @@ const watchEvery = 150 * time.Millisecond
 type run struct {
 	d       *Deployer
 	begun   time.Time
-	watch   node.Watch
+	watch   spec.Watch
 	place   *admit.Ticket
 	cgroup  string          // directory of the container's memory; "" before it is made
 	life    context.Context // of the image's fills
@@ -34,14 +34,14 @@ type run struct {
 	filled  map[string]bool // layers that the trace has
 
 	mu   sync.Mutex
-	rec  node.Record // guarded by mu once the image is resolved
+	rec  spec.Record // guarded by mu once the image is resolved
 	last string      // stage that was reached; guarded by mu
 }
 
-func (d *Deployer) begin(ctx context.Context, begun time.Time, ref, name string, w node.Watch) *run {
+func (d *Deployer) begin(ctx context.Context, begun time.Time, ref, name string, w spec.Watch) *run {
 	r := &run{d: d, begun: begun, watch: w, seen: make(chan struct{}), filled: map[string]bool{}}
 	r.life, r.release = context.WithCancel(d.life)
-	r.rec = node.Record{Name: name, Image: ref, Node: d.cfg.Node, Stages: map[string]float64{}}
+	r.rec = spec.Record{Name: name, Image: ref, Node: d.cfg.Node, Stages: map[string]float64{}}
 	r.begin(ctx)
 	return r
 }
@@ -67,7 +67,7 @@ func (r *run) tell(stage string, t time.Time) {
 // mounted records the stage unless err says that it was not reached.
 func (r *run) mounted(err error) error {
 	if err == nil {
-		r.reached(node.Mounted)
+		r.reached(spec.Mounted)
 	}
 	return err
 }
@@ -79,7 +79,7 @@ func (r *run) follow(p *fetch.Pull) {
 	r.rec.Digest = p.Image.Target.Digest.String()
 	if p.Lazy != nil && !p.Local {
 		r.rec.Way.Pack = p.Lazy.Trust
-		r.reached(node.Tables)
+		r.reached(spec.Tables)
 	}
 	if r.watch.Layer != nil {
 		r.gone.Go(r.show)
@@ -88,13 +88,13 @@ func (r *run) follow(p *fetch.Pull) {
 
 // show reports the layers' progress until seen is closed.
 func (r *run) show() {
-	last := map[string]node.LayerProgress{}
+	last := map[string]spec.LayerProgress{}
 	at, ended := time.Now(), false
 	for {
 		dt := time.Since(at).Seconds()
 		at = time.Now()
 		for _, l := range r.pull.Progress() {
-			p := node.LayerProgress{Digest: l.Layer.Digest.String(), Size: l.Layer.Size, Fetched: here(l), State: l.State.String()}
+			p := spec.LayerProgress{Digest: l.Layer.Digest.String(), Size: l.Layer.Size, Fetched: here(l), State: l.State.String()}
 			was, known := last[p.Digest]
 			if known && dt > 0 && p.Fetched > was.Fetched {
 				p.Rate = float64(p.Fetched-was.Fetched) / dt
@@ -150,14 +150,14 @@ func (r *run) settle(ctx context.Context) error {
 	if err := r.pull.WaitComplete(ctx); err != nil {
 		return err
 	}
-	r.reached(node.Complete)
+	r.reached(spec.Complete)
 	return nil
 }
 
 // end closes the record of a run that ended with err. After a success the
 // layers that are not complete yet go on, and Config.Done gets the record with
 // the moment when they are; after a failure they are given up.
-func (r *run) end(err error) node.Record {
+func (r *run) end(err error) spec.Record {
 	r.reg.close()
 	close(r.seen)
 	r.gone.Wait()
@@ -170,7 +170,7 @@ func (r *run) end(err error) node.Record {
 	if r.d.cfg.Ended != nil {
 		r.d.cfg.Ended(rec, err)
 	}
-	if _, done := rec.Stages[node.Complete]; done || err != nil || r.pull != nil && r.pull.Deferred() {
+	if _, done := rec.Stages[spec.Complete]; done || err != nil || r.pull != nil && r.pull.Deferred() {
 		r.finish(rec)
 		return rec
 	}
@@ -188,7 +188,7 @@ func (r *run) end(err error) node.Record {
 	return rec
 }
 
-func (r *run) finish(rec node.Record) {
+func (r *run) finish(rec spec.Record) {
 	r.release()
 	if r.d.cfg.Done != nil {
 		r.d.cfg.Done(rec)
@@ -196,7 +196,7 @@ func (r *run) finish(rec node.Record) {
 }
 
 // snapshot is the record as it stands.
-func (r *run) snapshot(err error) node.Record {
+func (r *run) snapshot(err error) spec.Record {
 	r.fills()
 	r.mu.Lock()
 	defer r.mu.Unlock()

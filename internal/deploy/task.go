@@ -7,10 +7,10 @@ import (
 	"slices"
 	"sync"
 
-	"dewpoint/internal/admit"
 	"dewpoint/internal/checkpoint"
-	"dewpoint/internal/journal"
-	"dewpoint/internal/node"
+	"dewpoint/internal/deploy/admit"
+	"dewpoint/internal/deploy/journal"
+	"dewpoint/internal/spec"
 )
 
 // task is one deployment that the Desk answers for, from its acceptance to its end.
@@ -27,12 +27,12 @@ type task struct {
 
 	done chan struct{}
 	// What it has come to, once done is closed.
-	rec  node.Record
+	rec  spec.Record
 	err  error
-	last node.Deployment
+	last spec.Deployment
 
 	mu       sync.Mutex
-	stand    node.Deployment // guarded by mu
+	stand    spec.Deployment // guarded by mu
 	stages   []stageTold     // guarded by mu
 	watchers []*watcher      // guarded by mu
 	askers   int             // guarded by mu; of watchers
@@ -46,12 +46,12 @@ type stageTold struct {
 
 // watcher is who is told of a task.
 type watcher struct {
-	node.Watch
+	spec.Watch
 	asks bool // and keeps it going
 }
 
 // join adds a watcher and tells him what he has missed.
-func (t *task) join(w node.Watch, asks bool) *watcher {
+func (t *task) join(w spec.Watch, asks bool) *watcher {
 	me := &watcher{w, asks}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -95,28 +95,28 @@ func (t *task) leave(a *asked) bool {
 func (t *task) watched() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.stand.State == node.StateQueued && len(t.watchers) > 0
+	return t.stand.State == spec.StateQueued && len(t.watchers) > 0
 }
 
 // at is where the task stands, which has that place.
-func (t *task) at(p admit.Place) node.Deployment {
+func (t *task) at(p admit.Place) spec.Deployment {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.placed(p)
 }
 
 // placed is called with mu held.
-func (t *task) placed(p admit.Place) node.Deployment {
+func (t *task) placed(p admit.Place) spec.Deployment {
 	d := t.stand
-	if d.State == node.StateQueued {
+	if d.State == spec.StateQueued {
 		d.Position, d.Waits = p.Position, p.Waits
 	}
 	return d
 }
 
 // standing is where the task stands. It is called with mu held.
-func (t *task) standing() node.Deployment {
-	if t.stand.State != node.StateQueued || t.place == nil {
+func (t *task) standing() spec.Deployment {
+	if t.stand.State != spec.StateQueued || t.place == nil {
 		return t.stand
 	}
 	t.told = t.place.Place()
@@ -129,7 +129,7 @@ func (t *task) moved(p admit.Place) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	far := max(p.Position, t.told.Position) / 16
-	if t.stand.State != node.StateQueued || p.Waits == t.told.Waits && max(p.Position-t.told.Position, t.told.Position-p.Position) <= far {
+	if t.stand.State != spec.StateQueued || p.Waits == t.told.Waits && max(p.Position-t.told.Position, t.told.Position-p.Position) <= far {
 		return
 	}
 	t.told = p
@@ -140,7 +140,7 @@ func (t *task) moved(p admit.Place) {
 func (t *task) tell() { t.telling(t.standing()) }
 
 // telling is called with mu held.
-func (t *task) telling(d node.Deployment) {
+func (t *task) telling(d spec.Deployment) {
 	for _, w := range t.watchers {
 		if w.Deployment != nil {
 			w.Deployment(d)
@@ -150,8 +150,8 @@ func (t *task) telling(d node.Deployment) {
 
 func (t *task) reached(name, stage string, at float64) {
 	t.mu.Lock()
-	if stage == node.Admitted {
-		t.stand.State = node.StateDeploying
+	if stage == spec.Admitted {
+		t.stand.State = spec.StateDeploying
 		t.tell()
 	}
 	t.stages = append(t.stages, stageTold{name, stage, at})
@@ -166,7 +166,7 @@ func (t *task) reached(name, stage string, at float64) {
 	}
 }
 
-func (t *task) layer(l node.LayerProgress) {
+func (t *task) layer(l spec.LayerProgress) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, w := range t.watchers {
@@ -177,8 +177,8 @@ func (t *task) layer(l node.LayerProgress) {
 }
 
 // watch is what the Deployer tells. Layers are looked at for those who watch from the beginning.
-func (t *task) watch() node.Watch {
-	w := node.Watch{Reached: t.reached}
+func (t *task) watch() spec.Watch {
+	w := spec.Watch{Reached: t.reached}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, o := range t.watchers {
@@ -193,7 +193,7 @@ func (t *task) watch() node.Watch {
 }
 
 // carry deploys.
-func (t *task) carry() (node.Record, error) {
+func (t *task) carry() (spec.Record, error) {
 	return t.k.make.carry(t.ctx, t.order, t.place, t.watch())
 }
 
@@ -201,7 +201,7 @@ func (t *task) carry() (node.Record, error) {
 func (t *task) written(ctx context.Context) error { return t.k.j.Durable(ctx, t.seq) }
 
 // finish tells what the task has come to. The Desk calls it once.
-func (t *task) finish(d node.Deployment, rec node.Record, err error) {
+func (t *task) finish(d spec.Deployment, rec spec.Record, err error) {
 	t.rec, t.err, t.last = rec, err, d
 	t.mu.Lock()
 	t.stand = d

@@ -9,35 +9,35 @@ import (
 
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/layer"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 	"dewpoint/internal/trace"
 )
 
 // steps are what leads to each stage, as the spans between the stages are called.
 var steps = map[string]string{
-	node.Admitted: "admit",
-	node.Resolved: "resolve",
-	node.Tables:   "tables",
-	node.Mounted:  "mount",
-	node.Created:  "create",
-	node.Started:  "start",
-	node.Restored: "restore",
-	node.Ready:    "ready",
-	node.Complete: "complete",
+	spec.Admitted: "admit",
+	spec.Resolved: "resolve",
+	spec.Tables:   "tables",
+	spec.Mounted:  "mount",
+	spec.Created:  "create",
+	spec.Started:  "start",
+	spec.Restored: "restore",
+	spec.Ready:    "ready",
+	spec.Complete: "complete",
 }
 
 // next is what follows a stage, "" being none yet: of a deployment that fails, the
 // step under way.
 var next = map[string]string{
 	"":            "admit",
-	node.Admitted: "resolve",
-	node.Resolved: "mount",
-	node.Tables:   "mount",
-	node.Mounted:  "create",
-	node.Created:  "start",
-	node.Started:  "ready",
-	node.Restored: "ready",
-	node.Ready:    "complete",
+	spec.Admitted: "resolve",
+	spec.Resolved: "mount",
+	spec.Tables:   "mount",
+	spec.Mounted:  "create",
+	spec.Created:  "start",
+	spec.Started:  "ready",
+	spec.Restored: "ready",
+	spec.Ready:    "complete",
 }
 
 // begin makes the run's trace, which continues that of ctx.
@@ -62,7 +62,7 @@ func (r *run) step(stage string, at time.Time) {
 func (r *run) broke(err error) {
 	r.mu.Lock()
 	step := next[r.last]
-	r.last = node.Resolved
+	r.last = spec.Resolved
 	r.mu.Unlock()
 	r.trace.Broke(step, err, time.Now())
 }

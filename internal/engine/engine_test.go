@@ -29,8 +29,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/network"
-	"dewpoint/internal/engine/shimgroup/shimtest"
 	"dewpoint/internal/image"
+	"dewpoint/testkit/shimtest"
 )
 
 var (

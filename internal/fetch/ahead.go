@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"dewpoint/internal/layer/presence"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/presence"
 	"dewpoint/internal/registry"
 )
 

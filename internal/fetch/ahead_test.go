@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"dewpoint/internal/image"
+	"dewpoint/internal/layer/presence"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/presence"
 	"dewpoint/internal/registry"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 // longTar is 48 MB of text, a third of that as gzip.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"dewpoint/internal/layer"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -40,7 +40,7 @@ func (w *waits) add(l layerWait) {
 }
 
 // of returns the newest waits for a layer, the earliest of them first, and how many are known.
-func (w *waits) of(id digest.Digest, size int64) (out []node.LayerWait, known int) {
+func (w *waits) of(id digest.Digest, size int64) (out []spec.LayerWait, known int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, l := range slices.Backward(w.ring) {
@@ -48,7 +48,7 @@ func (w *waits) of(id digest.Digest, size int64) (out []node.LayerWait, known in
 			continue
 		}
 		if known++; known <= showWaits {
-			out = append(out, node.LayerWait{At: float64(l.from) / float64(size), Begun: l.begun, Took: l.took.Seconds()})
+			out = append(out, spec.LayerWait{At: float64(l.from) / float64(size), Begun: l.begun, Took: l.took.Seconds()})
 		}
 	}
 	slices.Reverse(out)
@@ -80,13 +80,13 @@ func (p *Pull) Waits(since time.Time) (out []Wait) {
 // Arriving describes the layers that are not whole, each with how much is here of so many equal
 // parts of it: first those that containers run with already, then those of pulls that wait
 // for them, the earliest begun first.
-func (p *Puller) Arriving(parts int) []node.LayerMap {
+func (p *Puller) Arriving(parts int) []spec.LayerMap {
 	all := p.cfg.Layers.Partials()
 	slices.SortFunc(all, func(a, b *layer.Partial) int { return cmp.Compare(b.Age(), a.Age()) })
-	out, known := []node.LayerMap{}, map[digest.Digest]bool{}
+	out, known := []spec.LayerMap{}, map[digest.Digest]bool{}
 	for _, l := range all {
 		known[l.Layer.DiffID] = true
-		m := node.LayerMap{DiffID: l.Layer.DiffID.String(), Image: l.Origin.Ref, Size: l.Size, Present: shape(l, parts)}
+		m := spec.LayerMap{DiffID: l.Layer.DiffID.String(), Image: l.Origin.Ref, Size: l.Size, Present: shape(l, parts)}
 		m.Waits, m.Waited = p.waits.of(l.Layer.DiffID, l.Size)
 		out = append(out, m)
 	}
@@ -94,7 +94,7 @@ func (p *Puller) Arriving(parts int) []node.LayerMap {
 }
 
 // pulled describes the layers that are being pulled, but for those that are known.
-func (p *Puller) pulled(parts int, known map[digest.Digest]bool) (out []node.LayerMap) {
+func (p *Puller) pulled(parts int, known map[digest.Digest]bool) (out []spec.LayerMap) {
 	fills := p.cfg.Layers.Fills()
 	slices.SortFunc(fills, func(a, b *layer.Fill) int {
 		return cmp.Or(a.Progress().Begun.Compare(b.Progress().Begun), cmp.Compare(a.Layer.Digest, b.Layer.Digest))
@@ -107,7 +107,7 @@ func (p *Puller) pulled(parts int, known map[digest.Digest]bool) (out []node.Lay
 		}
 		o := originsOf(f, now)
 		share := float64(o.Local+o.PoP+o.Registry) / float64(max(1, f.Layer.Size))
-		m := node.LayerMap{DiffID: b.l.DiffID.String(), Image: b.img.Ref.String(), Size: f.Layer.Size, Present: make([]float64, parts), Pulled: true}
+		m := spec.LayerMap{DiffID: b.l.DiffID.String(), Image: b.img.Ref.String(), Size: f.Layer.Size, Present: make([]float64, parts), Pulled: true}
 		for i := range m.Present {
 			m.Present[i] = min(1, max(0, share*float64(parts)-float64(i)))
 		}

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
 )

@@ -10,7 +10,7 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/registry"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
 	"go.uber.org/goleak"

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 func reopen(t *testing.T, c *Catalog) *Catalog {

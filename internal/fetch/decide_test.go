@@ -7,7 +7,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 // known is an image with its pack, as docs/benchmarks.md has them.

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"dewpoint/internal/layer"
+	"dewpoint/internal/layer/presence"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/presence"
 	"dewpoint/internal/registry"
 
 	"github.com/opencontainers/go-digest"

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"sync"
 
-	"dewpoint/internal/presence"
+	"dewpoint/internal/layer/presence"
 )
 
 // edges are the pages that two segments of a layer share: the ends of segments

@@ -22,9 +22,9 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/pack/packtest"
 	"dewpoint/internal/registry"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/packtest"
+	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
 )

@@ -17,7 +17,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/registry"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"

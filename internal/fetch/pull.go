@@ -19,7 +19,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
-	"dewpoint/internal/mount"
+	"dewpoint/internal/layer/mount"
 	"dewpoint/internal/registry"
 	"dewpoint/internal/trace"
 

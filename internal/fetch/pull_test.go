@@ -10,7 +10,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )

@@ -13,8 +13,8 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
-	"dewpoint/internal/peer"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/peer"
 
 	"github.com/opencontainers/go-digest"
 )

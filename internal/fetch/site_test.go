@@ -15,7 +15,7 @@ import (
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
 )

@@ -9,8 +9,8 @@ import (
 	"io"
 
 	"dewpoint/internal/layer"
+	"dewpoint/internal/layer/presence"
 	"dewpoint/internal/pop"
-	"dewpoint/internal/presence"
 )
 
 // peerRange is what is asked of another node at least: its neighbours cost

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 // A layer that is one zstd frame goes on from the compressed bytes that a dead node has left in the

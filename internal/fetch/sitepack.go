@@ -13,8 +13,8 @@ import (
 	"dewpoint/internal/durable"
 	"dewpoint/internal/image"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/peer"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/peer"
 
 	"github.com/opencontainers/go-digest"
 )

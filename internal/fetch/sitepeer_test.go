@@ -17,9 +17,9 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/peer"
 	"dewpoint/internal/pop"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/internal/pop/peer"
+	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"

@@ -18,8 +18,8 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/pop"
-	"dewpoint/internal/registry/registrytest"
-	"dewpoint/internal/simulate"
+	"dewpoint/lab/simulate"
+	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"

@@ -10,7 +10,7 @@ import (
 
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/peer"
+	"dewpoint/internal/pop/peer"
 
 	"github.com/opencontainers/go-digest"
 )

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	"dewpoint/internal/toc"
-	"dewpoint/internal/toc/treetest"
+	"dewpoint/internal/layer/toc"
+	"dewpoint/testkit/treetest"
 )
 
 // TestDirectories compares with the tree on all the archives that the tree

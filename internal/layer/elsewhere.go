@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"dewpoint/internal/durable"
-	"dewpoint/internal/erofs"
 	"dewpoint/internal/image"
-	"dewpoint/internal/toc"
+	"dewpoint/internal/layer/erofs"
+	"dewpoint/internal/layer/toc"
 
 	"github.com/opencontainers/go-digest"
 )

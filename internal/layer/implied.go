@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"dewpoint/internal/toc"
+	"dewpoint/internal/layer/toc"
 )
 
 // directories are those of a layer that is being unpacked, except the root, and

@@ -10,7 +10,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
-	"dewpoint/internal/toc/treetest"
+	"dewpoint/testkit/treetest"
 )
 
 // TestImplied has directories that are described before, after and never,

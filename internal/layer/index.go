@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"dewpoint/internal/durable"
-	"dewpoint/internal/erofs"
-	"dewpoint/internal/toc"
-	"dewpoint/internal/tree"
+	"dewpoint/internal/layer/erofs"
+	"dewpoint/internal/layer/toc"
+	"dewpoint/internal/layer/tree"
 )
 
 // index reads a layer's table of contents while the layer is being filled and

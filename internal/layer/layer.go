@@ -44,7 +44,7 @@ import (
 	"time"
 
 	"dewpoint/internal/durable"
-	"dewpoint/internal/mount"
+	"dewpoint/internal/layer/mount"
 
 	"github.com/opencontainers/go-digest"
 )

@@ -14,9 +14,9 @@ import (
 
 	"dewpoint/internal/durable"
 	"dewpoint/internal/image"
-	"dewpoint/internal/mount"
-	"dewpoint/internal/presence"
-	"dewpoint/internal/toc"
+	"dewpoint/internal/layer/mount"
+	"dewpoint/internal/layer/presence"
+	"dewpoint/internal/layer/toc"
 
 	"github.com/opencontainers/go-digest"
 )

@@ -15,8 +15,8 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
-	"dewpoint/internal/presence"
-	"dewpoint/internal/toc"
+	"dewpoint/internal/layer/presence"
+	"dewpoint/internal/layer/toc"
 
 	"github.com/opencontainers/go-digest"
 )

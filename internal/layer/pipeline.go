@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/inflate"
+	"dewpoint/internal/layer/inflate"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"

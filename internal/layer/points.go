@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/inflate"
+	"dewpoint/internal/layer/inflate"
 )
 
 // A layer's restart points are kept while its stream passes, in "points": a

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/inflate"
 	"dewpoint/internal/layer"
+	"dewpoint/internal/layer/inflate"
 )
 
 // Every point of a layer enters its blob, also of one whose pull was cut.

@@ -9,7 +9,7 @@ import (
 
 	"dewpoint/internal/durable"
 	"dewpoint/internal/image"
-	"dewpoint/internal/inflate"
+	"dewpoint/internal/layer/inflate"
 
 	"github.com/opencontainers/go-digest"
 )

@@ -8,7 +8,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
-	"dewpoint/internal/presence"
+	"dewpoint/internal/layer/presence"
 )
 
 // A fill goes on on another node from where one was cut, and from wrong bytes.

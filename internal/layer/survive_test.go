@@ -11,7 +11,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
-	"dewpoint/internal/mount"
+	"dewpoint/internal/layer/mount"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"

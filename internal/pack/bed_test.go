@@ -14,7 +14,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/toc/treetest"
+	"dewpoint/testkit/treetest"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"

@@ -8,10 +8,10 @@ import (
 	"io"
 	"os"
 
-	"dewpoint/internal/erofs"
 	"dewpoint/internal/image"
-	"dewpoint/internal/inflate"
-	"dewpoint/internal/toc"
+	"dewpoint/internal/layer/erofs"
+	"dewpoint/internal/layer/inflate"
+	"dewpoint/internal/layer/toc"
 
 	"github.com/opencontainers/go-digest"
 )

@@ -5,7 +5,7 @@ import (
 	"io"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/inflate"
+	"dewpoint/internal/layer/inflate"
 )
 
 // data reads the layer without its blob.

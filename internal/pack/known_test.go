@@ -5,7 +5,7 @@ import (
 	"io"
 	"testing"
 
-	"dewpoint/internal/inflate"
+	"dewpoint/internal/layer/inflate"
 )
 
 // found gives the restart points of a blob, about every MiB.

@@ -3,7 +3,7 @@ package pack
 import (
 	"fmt"
 
-	"dewpoint/internal/toc"
+	"dewpoint/internal/layer/toc"
 )
 
 // Span is where a part lies in the pack, in bytes. A part that is not there has

@@ -29,8 +29,8 @@ import (
 	"fmt"
 	"sync"
 
-	"dewpoint/internal/presence"
-	"dewpoint/internal/toc"
+	"dewpoint/internal/layer/presence"
+	"dewpoint/internal/layer/toc"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"

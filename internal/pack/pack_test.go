@@ -12,11 +12,11 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"dewpoint/internal/erofs"
 	"dewpoint/internal/image"
+	"dewpoint/internal/layer/erofs"
+	"dewpoint/internal/layer/toc"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/toc"
-	"dewpoint/internal/toc/treetest"
+	"dewpoint/testkit/treetest"
 
 	"github.com/opencontainers/go-digest"
 )

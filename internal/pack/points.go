@@ -9,7 +9,7 @@ import (
 	"sort"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/inflate"
+	"dewpoint/internal/layer/inflate"
 
 	"github.com/opencontainers/go-digest"
 )

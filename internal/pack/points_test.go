@@ -12,7 +12,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/pack"
-	"dewpoint/internal/toc/treetest"
+	"dewpoint/testkit/treetest"
 
 	"github.com/opencontainers/go-digest"
 )

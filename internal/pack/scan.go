@@ -10,8 +10,8 @@ import (
 	"io"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/inflate"
-	"dewpoint/internal/toc"
+	"dewpoint/internal/layer/inflate"
+	"dewpoint/internal/layer/toc"
 
 	"github.com/opencontainers/go-digest"
 )

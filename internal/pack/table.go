@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 
-	"dewpoint/internal/erofs"
-	"dewpoint/internal/toc"
+	"dewpoint/internal/layer/erofs"
+	"dewpoint/internal/layer/toc"
 )
 
 // MakeTable makes the table of the tar of size bytes in r: complete, that is

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"unicode"
 
-	"dewpoint/internal/erofs"
 	"dewpoint/internal/image"
+	"dewpoint/internal/layer/erofs"
 
 	"github.com/opencontainers/go-digest"
 )

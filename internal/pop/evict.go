@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"dewpoint/internal/evict"
+	"dewpoint/internal/pop/evict"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 // logins writes a docker config.json.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 const benchSize = 64 << 20

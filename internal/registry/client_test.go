@@ -12,7 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

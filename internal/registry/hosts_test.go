@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 func chmod(t *testing.T, file string) {

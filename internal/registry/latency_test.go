@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 // The round trip is known once something was asked for, and no shorter than it is.

@@ -13,7 +13,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 const packType = "application/vnd.example.pack.v1"

@@ -18,7 +18,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 func TestFallbackTag(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"dewpoint/internal/image"
-	"dewpoint/internal/registry/registrytest"
+	"dewpoint/testkit/registrytest"
 )
 
 // bed is a registry with one blob.

@@ -13,9 +13,9 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
-	"dewpoint/internal/mount"
+	"dewpoint/internal/layer/mount"
 	"dewpoint/internal/snapshot"
-	"dewpoint/internal/snapshot/snapshottest"
+	"dewpoint/testkit/snapshottest"
 )
 
 // BenchmarkContainer prepares and removes a container on ten layers, with

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
 
 	"dewpoint/internal/durable"
-	"dewpoint/internal/tree"
+	"dewpoint/internal/layer/tree"
 )
 
 // corrections are the directories ROOT/f/ID. A layer may have entries in

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/snapshot"
-	"dewpoint/internal/toc/treetest"
+	"dewpoint/testkit/treetest"
 )
 
 // describing is a layer that describes /tmp, passing one that has only a file

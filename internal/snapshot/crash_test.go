@@ -14,10 +14,10 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/opencontainers/go-digest"
 
-	"dewpoint/internal/mount"
+	"dewpoint/internal/layer/mount"
 	"dewpoint/internal/snapshot"
-	"dewpoint/internal/snapshot/snapshottest"
-	"dewpoint/internal/toc/treetest"
+	"dewpoint/testkit/snapshottest"
+	"dewpoint/testkit/treetest"
 )
 
 // crashEnv names the directory in which a child of the test works until it is

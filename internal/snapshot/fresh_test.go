@@ -10,7 +10,7 @@ import (
 	"github.com/opencontainers/image-spec/identity"
 	"golang.org/x/sys/unix"
 
-	layermount "dewpoint/internal/mount"
+	layermount "dewpoint/internal/layer/mount"
 	"dewpoint/internal/snapshot"
 )
 

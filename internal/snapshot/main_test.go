@@ -16,9 +16,9 @@ import (
 	"github.com/opencontainers/go-digest"
 	"go.uber.org/goleak"
 
-	layermount "dewpoint/internal/mount"
+	layermount "dewpoint/internal/layer/mount"
 	"dewpoint/internal/snapshot"
-	"dewpoint/internal/snapshot/snapshottest"
+	"dewpoint/testkit/snapshottest"
 )
 
 func TestMain(m *testing.M) {

@@ -11,9 +11,9 @@ import (
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 
-	"dewpoint/internal/mount"
+	"dewpoint/internal/layer/mount"
 	"dewpoint/internal/snapshot"
-	"dewpoint/internal/snapshot/snapshottest"
+	"dewpoint/testkit/snapshottest"
 )
 
 func TestReboot(t *testing.T) { onEach(t, rebooted) }

@@ -64,7 +64,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
 
-	"dewpoint/internal/mount"
+	"dewpoint/internal/layer/mount"
 )
 
 // Labels of image-layer snapshots. Clients see them and cannot set them.

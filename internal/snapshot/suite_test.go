@@ -14,9 +14,9 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots/testsuite"
 	"github.com/containerd/continuity/sysx"
 
-	"dewpoint/internal/mount"
+	"dewpoint/internal/layer/mount"
 	"dewpoint/internal/snapshot"
-	"dewpoint/internal/snapshot/snapshottest"
+	"dewpoint/testkit/snapshottest"
 )
 
 // TestSuite runs containerd's own suite with overlay mounts as containerd's

@@ -14,7 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
-	"dewpoint/internal/mount"
+	"dewpoint/internal/layer/mount"
 )
 
 // table is the set of layers in use, each with its mount.

@@ -32,7 +32,7 @@ import (
 	"sync"
 	"time"
 
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -287,13 +287,13 @@ func (t *Trace) End(step string, err error, at time.Time) {
 
 // Spans are those that have ended: the root, if it has, and the others in the
 // order in which they began. The name of one within others says so: "create/task".
-func (t *Trace) Spans() []node.Span {
+func (t *Trace) Spans() []spec.Span {
 	if t == nil {
 		return nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := make([]node.Span, 0, len(t.spans))
+	out := make([]spec.Span, 0, len(t.spans))
 	all := slices.Clone(t.spans)
 	slices.SortStableFunc(all, func(a, b ended) int {
 		if root := a.Span == t.root; root != (b.Span == t.root) {
@@ -302,7 +302,7 @@ func (t *Trace) Spans() []node.Span {
 		return cmp.Or(a.from.Compare(b.from), b.to.Compare(a.to))
 	})
 	for _, s := range all {
-		out = append(out, node.Span{Name: s.path(), From: s.from.Sub(t.begun).Seconds(), To: s.to.Sub(t.begun).Seconds(), Attributes: maps.Clone(s.attrs)})
+		out = append(out, spec.Span{Name: s.path(), From: s.from.Sub(t.begun).Seconds(), To: s.to.Sub(t.begun).Seconds(), Attributes: maps.Clone(s.attrs)})
 	}
 	return out
 }

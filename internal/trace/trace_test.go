@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
 	"dewpoint/internal/trace"
-	"dewpoint/internal/trace/tracetest"
+	"dewpoint/testkit/tracetest"
 
 	"go.uber.org/goleak"
 )
@@ -48,7 +48,7 @@ func deployment(ctx context.Context, e *trace.Exporter) *trace.Trace {
 // what runs beside belongs to the root.
 func TestSpans(t *testing.T) {
 	spans := deployment(t.Context(), nil).Spans()
-	by := map[string]node.Span{}
+	by := map[string]spec.Span{}
 	for _, s := range spans {
 		by[s.Name] = s
 	}
@@ -182,7 +182,7 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	}
-	if !slices.ContainsFunc(spans, func(s node.Span) bool { return s.Name == "deploy" && s.Attributes["spans_dropped"] != "" }) {
+	if !slices.ContainsFunc(spans, func(s spec.Span) bool { return s.Name == "deploy" && s.Attributes["spans_dropped"] != "" }) {
 		t.Error("the root does not say that spans were dropped, or is not there")
 	}
 }

@@ -17,9 +17,9 @@ import (
 
 	"dewpoint/api/openapi"
 	"dewpoint/internal/api"
-	"dewpoint/internal/api/apitest"
 	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
-	"dewpoint/internal/node"
+	"dewpoint/internal/spec"
+	"dewpoint/testkit/apitest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -144,13 +144,13 @@ func (c *caller) post(call, body string, want int) map[string]any {
 func TestAnswers(t *testing.T) {
 	n := &apitest.Node{}
 	digit := func(d string) string { return "sha256:" + strings.Repeat(d, 64) }
-	n.Add(node.Image{Name: "nginx:1", Digest: digit("a"), Size: 5 << 40, Layers: []node.Layer{{Digest: digit("1"), DiffID: digit("2"), Size: 1, State: node.StateComplete}}})
+	n.Add(spec.Image{Name: "nginx:1", Digest: digit("a"), Size: 5 << 40, Layers: []spec.Layer{{Digest: digit("1"), DiffID: digit("2"), Size: 1, State: spec.StateComplete}}})
 	s, err := apitest.Start(filepath.Join(t.TempDir(), "s"), n)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { n.Close(); s.Stop() })
-	if _, err := n.Deploy(t.Context(), node.Request{Image: "nginx:1", Name: "web", Ports: []node.Port{{Host: 80, Container: 80, Protocol: "tcp"}}}, node.Watch{}); err != nil {
+	if _, err := n.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Ports: []spec.Port{{Host: 80, Container: 80, Protocol: "tcp"}}}, spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
 	c := newCaller(t, s.Host)

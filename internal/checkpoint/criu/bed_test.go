@@ -26,10 +26,10 @@ import (
 
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/checkpoint/criu"
-	"dewpoint/internal/checkpoint/enginetest"
 	"dewpoint/internal/engine"
-	"dewpoint/internal/engine/shimgroup/shimtest"
 	"dewpoint/internal/image"
+	"dewpoint/testkit/enginetest"
+	"dewpoint/testkit/shimtest"
 )
 
 var (

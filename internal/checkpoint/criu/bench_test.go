@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"dewpoint/internal/checkpoint"
-	"dewpoint/internal/checkpoint/enginetest"
 	"dewpoint/internal/engine"
+	"dewpoint/testkit/enginetest"
 )
 
 // BenchmarkDumpAndRestore tells, for a small container and one with 64 MiB of

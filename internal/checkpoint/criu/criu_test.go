@@ -18,8 +18,8 @@ import (
 
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/checkpoint/criu"
-	"dewpoint/internal/checkpoint/enginetest"
 	"dewpoint/internal/engine"
+	"dewpoint/testkit/enginetest"
 )
 
 func TestContract(t *testing.T) {

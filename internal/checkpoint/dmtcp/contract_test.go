@@ -27,9 +27,9 @@ import (
 
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/checkpoint/dmtcp"
-	"dewpoint/internal/checkpoint/enginetest"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
+	"dewpoint/testkit/enginetest"
 )
 
 // lacks are the things that DMTCP does not carry over, by what a refusal says.

@@ -15,8 +15,8 @@ import (
 
 	"dewpoint/internal/checkpoint/image"
 	"dewpoint/internal/checkpoint/store"
-	"dewpoint/internal/peer"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/peer"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"

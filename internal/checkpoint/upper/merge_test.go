@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"dewpoint/internal/checkpoint/upper"
-	"dewpoint/internal/mount/mounttest"
-	"dewpoint/internal/toc/treetest"
+	"dewpoint/testkit/mounttest"
+	"dewpoint/testkit/treetest"
 )
 
 // again is a writable overlay over a saved layer over an image's.

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/checkpoint/upper"
-	"dewpoint/internal/mount/mounttest"
-	"dewpoint/internal/toc/treetest"
+	"dewpoint/testkit/mounttest"
+	"dewpoint/testkit/treetest"
 )
 
 func TestMain(m *testing.M) { mounttest.Main(m) }

@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"dewpoint/internal/engine/shimgroup/shimtest"
+	"dewpoint/testkit/shimtest"
 )
 
 var program string

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"dewpoint/internal/engine/shimgroup"
-	"dewpoint/internal/engine/shimgroup/shimtest"
+	"dewpoint/testkit/shimtest"
 )
 
 const scheme = "unix://"

@@ -12,8 +12,8 @@ import (
 	"go.uber.org/goleak"
 
 	"dewpoint/internal/pop"
-	"dewpoint/internal/pop/poptest"
 	"dewpoint/internal/pop/session"
+	"dewpoint/testkit/poptest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -27,7 +27,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dewpoint/internal/pop"
-	"dewpoint/internal/pop/poptest"
+	"dewpoint/testkit/poptest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

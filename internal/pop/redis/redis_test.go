@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"dewpoint/internal/pop"
-	"dewpoint/internal/pop/poptest"
 	"dewpoint/internal/pop/session"
+	"dewpoint/testkit/poptest"
 )
 
 // Through TLS and as a user with the documented rights only.

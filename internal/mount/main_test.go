@@ -1,9 +1,0 @@
-package mount_test
-
-import (
-	"testing"
-
-	"dewpoint/internal/mount/mounttest"
-)
-
-func TestMain(m *testing.M) { mounttest.Main(m) }

@@ -1,0 +1,51 @@
+package server
+
+import (
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+)
+
+func TestHeapGrowth(t *testing.T) {
+	const mib = 1 << 20
+	for _, c := range []struct {
+		live uint64
+		want int
+	}{{0, 50}, {4 * mib, 300}, {8 * mib, 100}, {12 * mib, 50}, {30 * mib, 50}} {
+		if got := growth(c.live); got != c.want {
+			t.Errorf("growth(%d MiB) = %d %%, want %d", c.live/mib, got, c.want)
+		}
+	}
+}
+
+// TestPaceHeap has what is in use change and sees that the rules follow, collection after collection.
+func TestPaceHeap(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(100))
+	paceHeap()
+	percent := func() int {
+		p := debug.SetGCPercent(100)
+		debug.SetGCPercent(p)
+		return p
+	}
+	follows := func(what string, as func(percent int) bool) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			runtime.GC()
+			if as(percent()) {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: the heap may grow by %d %%", what, percent())
+			}
+		}
+	}
+	much := make([]byte, 3*smallHeap)
+	follows("much in use", func(p int) bool { return p == heapGrowth })
+	runtime.KeepAlive(much)
+	much = nil
+	follows("little in use", func(p int) bool { return p > heapGrowth })
+	much = make([]byte, 3*smallHeap)
+	follows("much again", func(p int) bool { return p == heapGrowth })
+	runtime.KeepAlive(much)
+}

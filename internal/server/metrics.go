@@ -1,0 +1,104 @@
+package server
+
+import (
+	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/pop"
+	"dewpoint/internal/spec"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// measure registers what the parts that there are count.
+func (d *Daemon) measure() {
+	d.measureNode()
+	d.metrics.Queue(d.deployer.Admission)
+	d.measureLazy()
+	if _, ok := d.puller.PoPState(); ok {
+		d.measurePoP()
+	}
+	if d.checkpoints != nil {
+		d.measureCheckpoints()
+	}
+}
+
+func (d *Daemon) measureNode() {
+	d.metrics.Counter("registry_bytes_total", "Bytes of payload from registries.", nil, func() int64 { return d.registry.Stats().Bytes })
+	d.metrics.Gauge("layers", "Layers in the store.", nil, func() float64 { return float64(len(d.layers.Layers())) })
+	for outcome, value := range map[string]func() int64{
+		"sent": func() int64 { n, _ := d.traces.Sent(); return n },
+		"lost": func() int64 { _, n := d.traces.Sent(); return n },
+	} {
+		d.metrics.Counter("trace_spans_total", "Spans for the trace collector.", prometheus.Labels{"outcome": outcome}, value)
+	}
+}
+
+// measureLazy registers what is counted of images that run before they are whole.
+func (d *Daemon) measureLazy() {
+	for _, c := range []struct {
+		name, help string
+		value      func(fetch.Stats) int64
+	}{
+		{"starts_total", "Images that ran before they were whole.", func(s fetch.Stats) int64 { return s.Starts }},
+		{"pack_bytes_total", "Bytes of startup packs from registries.", func(s fetch.Stats) int64 { return s.PackBytes }},
+		{"demand_bytes_total", "Bytes fetched because something waited for them.", func(s fetch.Stats) int64 { return s.DemandBytes }},
+		{"failed_waits_total", "Waits that ended in an I/O error.", func(s fetch.Stats) int64 { return s.Failed }},
+		{"lies_total", "Layers of which a startup pack had wrong bytes.", func(s fetch.Stats) int64 { return s.Lies }},
+	} {
+		d.metrics.Counter("lazy_"+c.name, c.help, nil, func() int64 { return c.value(d.puller.Stats()) })
+	}
+}
+
+// measurePoP registers what is counted of the PoP.
+func (d *Daemon) measurePoP() {
+	state := func() fetch.PoPState { s, _ := d.puller.PoPState(); return s }
+	for source, get := range map[string]func(pop.Hits) (layers, bytes int64){
+		"local":    func(h pop.Hits) (int64, int64) { return h.Local, h.LocalBytes },
+		"store":    func(h pop.Hits) (int64, int64) { return h.Store, h.StoreBytes },
+		"peer":     func(h pop.Hits) (int64, int64) { return h.Peer, h.PeerBytes },
+		"registry": func(h pop.Hits) (int64, int64) { return h.Registry, h.RegistryBytes },
+	} {
+		from := prometheus.Labels{"source": source}
+		d.metrics.Counter("pop_hits_total", "Layers that deployments wanted, by where they came from.", from, func() int64 { n, _ := get(state().Hits); return n })
+		d.metrics.Counter("pop_hit_bytes_total", "Compressed bytes of these layers.", from, func() int64 { _, n := get(state().Hits); return n })
+	}
+	d.metrics.Flag("pop_store_away", "1 while the PoP's store does not answer.", func() bool { return state().StoreAway })
+	d.metrics.Flag("pop_coordinator_away", "1 while the PoP's coordinator does not answer.", func() bool { return state().CoordAway })
+	for _, c := range []struct {
+		name, help string
+		value      func(fetch.Stats) int64
+	}{
+		{"evicted_layers_total", "Layers that this node evicted from the PoP's store.", func(s fetch.Stats) int64 { return s.Evicted }},
+		{"evicted_bytes_total", "Bytes of these layers.", func(s fetch.Stats) int64 { return s.EvictedSize }},
+		{"verified_layers_total", "Layers of the PoP's store that this node has read and compared.", func(s fetch.Stats) int64 { return s.Verified }},
+		{"damaged_layers_total", "Layers of the PoP's store that were not what was published.", func(s fetch.Stats) int64 { return s.Damaged }},
+		{"replaced_layers_total", "Damaged layers that are in the store anew.", func(s fetch.Stats) int64 { return s.Replaced }},
+	} {
+		d.metrics.Counter("pop_"+c.name, c.help, nil, func() int64 { return c.value(d.puller.Stats()) })
+	}
+}
+
+// measureCheckpoints registers what became of starts.
+func (d *Daemon) measureCheckpoints() {
+	for _, c := range []struct {
+		outcome, reason string
+		value           func(checkpoint.Stats) int64
+	}{
+		{"restored", "", func(s checkpoint.Stats) int64 { return s.Restored }},
+		{"failed", "", func(s checkpoint.Stats) int64 { return s.Failed }},
+		{"booted", "unfit", func(s checkpoint.Stats) int64 { return s.Unfit }},
+		{"booted", "slower", func(s checkpoint.Stats) int64 { return s.Slower }},
+	} {
+		d.metrics.Counter("restores_total", "Starts of containers whose image has checkpoints.", prometheus.Labels{"outcome": c.outcome, "reason": c.reason},
+			func() int64 { return c.value(d.checkpoints.Stats()) })
+	}
+}
+
+// ended measures a deployment or pull that is being answered.
+func (d *Daemon) ended(r spec.Record, err error) {
+	var code string
+	if err != nil {
+		code = string(classify(err).Code)
+	}
+	d.metrics.Ended(r, err, code)
+}

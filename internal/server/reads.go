@@ -1,0 +1,83 @@
+package server
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/image"
+	"dewpoint/internal/spec"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// failedLately is how long a read that failed is shown.
+const failedLately = time.Minute
+
+// markFailedReads says of those containers that run why reads of their images'
+// layers have failed lately.
+func (d *Daemon) markFailedReads(all []spec.Container) {
+	failed := d.puller.FailedReads(time.Now().Add(-failedLately))
+	if len(failed) == 0 {
+		return
+	}
+	for i := range all {
+		c := &all[i]
+		if img := d.imageOf(c); img != nil && c.Status == spec.StatusRunning {
+			if at := slices.IndexFunc(failed, func(f fetch.FailedReads) bool { return img.Has(f.Layer) }); at >= 0 {
+				c.ReadError = cause(failed[at])
+			}
+		}
+	}
+}
+
+// imageOf finds the documents of the image that a container was made of.
+func (d *Daemon) imageOf(c *spec.Container) *image.Image {
+	ref, err := image.ParseReference(c.Image)
+	if err != nil {
+		return nil
+	}
+	return d.catalog.Manifest(ref, digest.Digest(c.Digest))
+}
+
+func cause(f fetch.FailedReads) string {
+	if f.Err == nil {
+		return "nothing has come in time"
+	}
+	return f.Err.Error()
+}
+
+// readFindings says whether what containers read of images that are not whole comes.
+func (d *Daemon) readFindings() []spec.Finding {
+	if d.server == nil {
+		return nil
+	}
+	failed := d.puller.FailedReads(time.Now().Add(-failedLately))
+	if len(failed) == 0 {
+		return []spec.Finding{{What: "lazy reads", Level: spec.LevelOK, Detail: "none has failed in the last minute"}}
+	}
+	var out []spec.Finding
+	for _, f := range failed {
+		what, hosts := d.readers(f.Layer)
+		out = append(out, spec.Finding{What: "lazy reads", Level: spec.LevelBad,
+			Detail: fmt.Sprintf("containers got I/O errors, for bytes of %s did not come, the last time %s ago: %s", what, time.Since(f.Last).Round(time.Second), cause(f)),
+			Remedy: fmt.Sprintf("see that %s can be reached and lets this node read (\"dew pull\" of the image tells); what is read then comes, and a container that did not live with the error has to be started again", hosts)})
+	}
+	return out
+}
+
+// readers names the images that have a layer, and their registries.
+func (d *Daemon) readers(id digest.Digest) (images, hosts string) {
+	var names, from []string
+	for _, img := range d.catalog.WithLayer(id) {
+		names, from = append(names, img.Ref.String()), append(from, img.Ref.Host)
+	}
+	slices.Sort(from)
+	from = slices.Compact(from)
+	if len(names) == 0 {
+		return "layer " + id.String(), "its registry"
+	}
+	return strings.Join(names, ", "), "the registry " + strings.Join(from, ", ")
+}
