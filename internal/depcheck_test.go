@@ -17,7 +17,8 @@ var order = [][]string{
 	{"durable", "spec", "image", "sched", "deploy/admit"},
 	{"trace", "layer/presence"},
 	{"config", "deploy/journal", "layer/inflate", "layer/toc", "checkpoint/image", "checkpoint/hooks/jasm"},
-	{"registry", "layer/bdi", "layer/erofs", "layer/tree", "checkpoint/hooks", "checkpoint/lazypages", "checkpoint/upper"},
+	{"registry", "layer/bdi", "layer/erofs", "layer/tree", "checkpoint/hooks", "checkpoint/lazypages",
+		"checkpoint/upper"},
 	{"layer/mount", "layer/datafs", "pack", "pack/profile"},
 	{"layer", "pop/evict"},
 	{"pop", "pop/peer"},
@@ -39,7 +40,8 @@ var order = [][]string{
 }
 
 // light is what the command line client does without: it talks to dewd only.
-var light = []string{"dewpoint/internal/engine", "dewpoint/internal/layer", "dewpoint/internal/snapshot", "github.com/containerd/containerd/v2"}
+var light = []string{"dewpoint/internal/engine", "dewpoint/internal/layer", "dewpoint/internal/snapshot",
+	"github.com/containerd/containerd/v2"}
 
 type pkg struct {
 	ImportPath string

@@ -38,8 +38,8 @@ func raw(t *testing.T, addr string, request []byte) string {
 	return string(b)
 }
 
-// Who sends the same bytes again gets what was got before or an error: with a key there is one container, with a
-// name one. What was changed or cut on its way makes nothing.
+// Who sends the same bytes again gets what was got before or an error: with a key there is one container,
+// with a name one. What was changed or cut on its way makes nothing.
 func TestReplay(t *testing.T) {
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
@@ -54,10 +54,13 @@ func TestReplay(t *testing.T) {
 	_, rest, _ := strings.Cut(m.config, "listen = \"")
 	addr, _, _ := strings.Cut(rest, "\"")
 	request := func(key, name string) []byte {
-		body := fmt.Sprintf(`{"spec":{"image":%q,"name":%q,"net":"none","cmd":["sleep","1h"]},"key":%q}`, img.Ref, name, key)
+		body := fmt.Sprintf(`{"spec":{"image":%q,"name":%q,"net":"none","cmd":["sleep","1h"]},"key":%q}`, img.Ref,
+			name, key)
 		env := binary.BigEndian.AppendUint32([]byte{0}, uint32(len(body)))
-		return fmt.Appendf(nil, "POST /dewpoint.v1.Node/Deploy HTTP/1.1\r\nHost: x\r\nContent-Type: application/connect+json\r\nConnect-Protocol-Version: 1\r\n"+
-			"Authorization: Bearer %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s%s", strings.TrimSpace(string(secret)), len(env)+len(body), env, body)
+		return fmt.Appendf(nil,
+			"POST /dewpoint.v1.Node/Deploy HTTP/1.1\r\nHost: x\r\nContent-Type: application/connect+json\r\nConnect-Protocol-Version: 1\r\n"+
+				"Authorization: Bearer %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s%s",
+			strings.TrimSpace(string(secret)), len(env)+len(body), env, body)
 	}
 	keyed, named := request("k", "keyed"), request("", "named")
 	said := map[string][]string{}
@@ -138,7 +141,8 @@ func TestTCP(t *testing.T) {
 	m.start()
 	as := func(role string) func(args ...string) result {
 		file := filepath.Join(dir, role)
-		if err := os.WriteFile(file, []byte(m.must("token", "--file", tokens, "--name", role, role)), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte(m.must("token", "--file", tokens, "--name", role, role)),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 		return func(args ...string) result {
@@ -153,8 +157,9 @@ func TestTCP(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	for what, r := range map[string]result{
-		"read removes":               read("rm", "-f", "one"),
-		"deploy mounts the host":     deploy("run", "--rm", "--net", "none", "-v", "/:/host", img.Ref, "cat", "/host/etc/shadow"),
+		"read removes": read("rm", "-f", "one"),
+		"deploy mounts the host": deploy("run", "--rm", "--net", "none", "-v", "/:/host", img.Ref, "cat",
+			"/host/etc/shadow"),
 		"deploy has its network":     deploy("run", "--rm", img.Ref, "cat", "/etc/motd"),
 		"deploy runs in a container": deploy("exec", "one", "cat", "/etc/motd"),
 	} {

@@ -101,9 +101,11 @@ func (c *caller) fails(what string, a *http.Response, code string) (f failure) {
 		c.t.Fatal(err)
 	}
 	kind := a.Header.Get("Content-Type")
-	if a.StatusCode == http.StatusOK && kind == "application/x-ndjson" { // it had begun: the last line says how it ended
+	// it had begun: the last line says how it ended
+	if a.StatusCode == http.StatusOK && kind == "application/x-ndjson" {
 		var end struct{ Error json.RawMessage }
-		if err := json.Unmarshal(b[1+bytes.LastIndexByte(bytes.TrimSpace(b), '\n'):], &end); err == nil && end.Error != nil {
+		if err := json.Unmarshal(b[1+bytes.LastIndexByte(bytes.TrimSpace(b), '\n'):], &end); err == nil &&
+			end.Error != nil {
 			b, kind, a.StatusCode = end.Error, "application/json", http.StatusBadRequest
 		}
 	}
@@ -136,12 +138,14 @@ func (c *caller) described(what string, s *openapi3.SchemaRef, b []byte) {
 	}
 }
 
-// answers wants a call to succeed as described, and returns what it says: a line for each message of a stream.
+// answers wants a call to succeed as described, and returns what it says: a line for each message of a
+// stream.
 func (c *caller) answers(call, body string, header ...string) (all []map[string]any) {
 	c.t.Helper()
 	a := c.do(http.MethodPost, service+call, body, header...)
 	defer a.Body.Close()
-	media := c.doc.Paths.Value(service + call).Post.Responses.Status(http.StatusOK).Value.Content.Get(a.Header.Get("Content-Type"))
+	media := c.doc.Paths.Value(service +
+		call).Post.Responses.Status(http.StatusOK).Value.Content.Get(a.Header.Get("Content-Type"))
 	if a.StatusCode != http.StatusOK || media == nil {
 		b, _ := io.ReadAll(a.Body)
 		c.t.Fatalf("%s: %s, %s: %s", call, a.Status, a.Header.Get("Content-Type"), b)
@@ -165,8 +169,8 @@ func (c *caller) answers(call, body string, header ...string) (all []map[string]
 	return all
 }
 
-// What a node is asked by programs that are not its own: over plain HTTP and JSON, as the OpenAPI description has it,
-// and over gRPC. Whatever fails has a code, a remedy and the form that is described.
+// What a node is asked by programs that are not its own: over plain HTTP and JSON, as the OpenAPI description
+// has it, and over gRPC. Whatever fails has a code, a remedy and the form that is described.
 func TestAPI(t *testing.T) {
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
@@ -285,7 +289,8 @@ func apiFails(t *testing.T, m *machine, c *caller, host string) {
 		}
 		c.fails(f.method+" "+f.path, a, f.code)
 	}
-	for call, body := range map[string]string{"Wait": `{"name":"one"}`, "Deploy": `{"spec":{` + app + `,"name":"late","net":"none","cmd":["sleep","1h"],"ready":"log:never"}}`} {
+	for call, body := range map[string]string{"Wait": `{"name":"one"}`,
+		"Deploy": `{"spec":{` + app + `,"name":"late","net":"none","cmd":["sleep","1h"],"ready":"log:never"}}`} {
 		a := c.do(http.MethodPost, service+call, body, "Connect-Timeout-Ms", "700")
 		if f := c.fails(call+" that is late", a, "deadline"); !strings.Contains(f.Message, "Connect-Timeout-Ms") {
 			t.Errorf("%s: %s", call, f.Message)
@@ -315,17 +320,20 @@ func apiRefuses(t *testing.T, m *machine, c *caller) {
 		{deploy, "Stop", `{"name":"one"}`, "permission"},
 		{deploy, "Exec", `{}`, "permission"},
 		{deploy, "Deploy", `{"spec":{"image":"app:1","net":"host"}}`, "permission"},
-		{deploy, "Deploy", `{"spec":{"image":"app:1","net":"none","volumes":[{"source":"/","target":"/host"}]}}`, "permission"},
+		{deploy, "Deploy", `{"spec":{"image":"app:1","net":"none","volumes":[{"source":"/","target":"/host"}]}}`,
+			"permission"},
 	} {
 		c.fails(f.call+" over TCP", c.do(http.MethodPost, service+f.call, f.body, "Authorization", f.who), f.code)
 	}
-	c.fails("GET Deploy by a reader", c.do(http.MethodGet, service+"Deploy", "", "Authorization", read), "permission")
+	c.fails("GET Deploy by a reader", c.do(http.MethodGet, service+"Deploy", "", "Authorization", read),
+		"permission")
 	c.fails("a page by a reader", c.do(http.MethodGet, "/", "", "Authorization", read), "unsupported")
 }
 
 // apiAnswers compares what a node answers with what is described, streams by their lines.
 func apiAnswers(t *testing.T, c *caller, ref string) {
-	for _, call := range []string{"List", "Images", "Version", "Doctor", "ListDeployments", "ListCheckpoints", "Events"} {
+	for _, call := range []string{"List", "Images", "Version", "Doctor", "ListDeployments", "ListCheckpoints",
+		"Events"} {
 		body := `{}`
 		switch call {
 		case "List", "ListDeployments":
@@ -350,16 +358,21 @@ func apiAnswers(t *testing.T, c *caller, ref string) {
 		t.Errorf("WatchDeployment: %v", watched)
 	}
 	// One of many that fails does not fail the others, nor the call.
-	many := c.answers("DeployMany", `{"specs":[`+fmt.Sprintf(spec, "three", "sleep", "")+`,`+fmt.Sprintf(spec, "four", "sleep", `,"entrypoint":["/none"]`)+`]}`)
+	many := c.answers("DeployMany",
+		`{"specs":[`+fmt.Sprintf(spec, "three", "sleep", "")+`,`+
+			fmt.Sprintf(spec, "four", "sleep", `,"entrypoint":["/none"]`)+`]}`)
 	failed := slices.ContainsFunc(many, func(m map[string]any) bool {
 		e, _ := m["error"].(map[string]any)
 		return e["code"] == "command_missing" && e["remedy"] != "" && m["index"] == float64(1)
 	})
-	if !failed || !slices.ContainsFunc(many, func(m map[string]any) bool { return m["record"] != nil && m["index"] == nil }) {
+	if !failed || !slices.ContainsFunc(many, func(m map[string]any) bool {
+		return m["record"] != nil && m["index"] == nil
+	}) {
 		t.Errorf("DeployMany: %v", many)
 	}
 	// A stream that fails after its first line says so by its last.
-	late := c.answers("Deploy", fmt.Sprintf(`{"spec":`+spec+`}`, "late", "sleep", `,"ready":"log:never","readyTimeout":"0.3s"`))
+	late := c.answers("Deploy",
+		fmt.Sprintf(`{"spec":`+spec+`}`, "late", "sleep", `,"ready":"log:never","readyTimeout":"0.3s"`))
 	end, _ := late[len(late)-1]["error"].(map[string]any)
 	if details, _ := end["details"].([]any); len(details) != 1 || end["code"] != "deadline_exceeded" {
 		t.Errorf("a container that is not ready: %v", late[len(late)-1])
@@ -375,13 +388,15 @@ func apiAnswers(t *testing.T, c *caller, ref string) {
 
 // apiGRPC speaks gRPC with gRPC's own library.
 func apiGRPC(t *testing.T, m *machine, ref string) {
-	c, err := grpc.NewClient("unix://"+filepath.Join(m.state, "dewd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	c, err := grpc.NewClient("unix://"+filepath.Join(m.state, "dewd.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
 	var list pb.ListResponse
-	if err := c.Invoke(t.Context(), service+"List", &pb.ListRequest{All: true}, &list); err != nil || !slices.ContainsFunc(list.Containers, func(c *pb.Container) bool { return c.Name == "one" }) {
+	if err := c.Invoke(t.Context(), service+"List", &pb.ListRequest{All: true}, &list); err != nil ||
+		!slices.ContainsFunc(list.Containers, func(c *pb.Container) bool { return c.Name == "one" }) {
 		t.Errorf("List: %v, %v", &list, err)
 	}
 	detail := func(err error) (codes.Code, *pb.Error) {
@@ -394,10 +409,12 @@ func apiGRPC(t *testing.T, m *machine, ref string) {
 		return s.Code(), nil
 	}
 	err = c.Invoke(t.Context(), service+"Stop", &pb.StopRequest{Name: "nobody"}, &pb.StopResponse{})
-	if code, e := detail(err); code != codes.NotFound || e.GetCode() != "not_found" || e.GetRemedy() == "" || e.GetExit() != 4 {
+	if code, e := detail(err); code != codes.NotFound || e.GetCode() != "not_found" || e.GetRemedy() == "" ||
+		e.GetExit() != 4 {
 		t.Errorf("Stop: %v, %v", err, e)
 	}
-	if err := c.Invoke(t.Context(), service+"Lisp", &pb.StopRequest{}, &pb.StopResponse{}); status.Code(err) != codes.Unimplemented {
+	if err := c.Invoke(t.Context(), service+"Lisp", &pb.StopRequest{},
+		&pb.StopResponse{}); status.Code(err) != codes.Unimplemented {
 		t.Errorf("Lisp: %v", err)
 	}
 	stream, err := c.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, service+"Deploy")
@@ -428,7 +445,8 @@ func apiGRPC(t *testing.T, m *machine, ref string) {
 	if err != io.EOF || record.GetName() != "grpc" || !slices.Contains(stages, "ready") {
 		t.Errorf("Deploy: %v, %v, %v", stages, record, err)
 	}
-	if err := c.Invoke(t.Context(), service+"Remove", &pb.RemoveRequest{Name: "grpc", Force: true}, &pb.RemoveResponse{}); err != nil {
+	if err := c.Invoke(t.Context(), service+"Remove", &pb.RemoveRequest{Name: "grpc", Force: true},
+		&pb.RemoveResponse{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -34,7 +34,8 @@ func slowApp(t *testing.T, reg *registrytest.Server, labels map[string]string) r
 func (m *machine) boot(t *testing.T, name, ref string, flags ...string) (spec.Record, string) {
 	t.Helper()
 	port := freePort(t)
-	args := append([]string{"run", "-d", "--name", name, "-p", "127.0.0.1:" + port + ":80", "--ready", "http:80/"}, flags...)
+	args := append([]string{"run", "-d", "--name", name, "-p", "127.0.0.1:" + port + ":80", "--ready",
+		"http:80/"}, flags...)
 	return m.record(append(args, ref)...), "http://127.0.0.1:" + port
 }
 
@@ -73,7 +74,8 @@ func TestCheckpoint(t *testing.T) {
 	if err := json.Unmarshal([]byte(m.must("--json", "checkpoint", "first")), &cp); err != nil {
 		t.Fatal(err)
 	}
-	if cp.ID == "" || cp.Boot < 1 || cp.Pages < 256<<10 || cp.Upper == 0 || cp.Where != "node" || cp.Unfit != "" || cp.Paused <= 0 {
+	if cp.ID == "" || cp.Boot < 1 || cp.Pages < 256<<10 || cp.Upper == 0 || cp.Where != "node" ||
+		cp.Unfit != "" || cp.Paused <= 0 {
 		t.Errorf("the checkpoint is %+v", cp)
 	}
 	if got := get(t, url+"/count"); got != "2\n" {
@@ -82,7 +84,8 @@ func TestCheckpoint(t *testing.T) {
 	for i := range 2 {
 		name := fmt.Sprint("clone-", i)
 		rec, url := m.boot(t, name, img.Ref, "-m", "256m", "--restore", []string{"auto", "always"}[i])
-		if rec.Way.Start != "restore" || rec.Stages[spec.Restored] == 0 || rec.Stages[spec.Started] != 0 || rec.Stages[spec.Ready] < rec.Stages[spec.Restored] {
+		if rec.Way.Start != "restore" || rec.Stages[spec.Restored] == 0 || rec.Stages[spec.Started] != 0 ||
+			rec.Stages[spec.Ready] < rec.Stages[spec.Restored] {
 			t.Fatalf("the clone's record: %+v", rec)
 		}
 		if got := get(t, url+"/born"); got != born {
@@ -163,16 +166,19 @@ func TestCheckpointFit(t *testing.T) {
 	} {
 		args := append([]string{"run", "-d", "--name", "other", "--net", "bridge", "--ready", "http:80/"}, flags...)
 		rec := b.record(args...)
-		if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.HasPrefix(got, says) || (got == "") != (says == "") {
+		if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.HasPrefix(got, says) ||
+			(got == "") != (says == "") {
 			t.Errorf("%q: started by %s, since %q", flags, rec.Way.Start, got)
 		}
 		b.must("rm", "-f", "other")
 	}
-	r := b.dew("run", "-d", "--name", "other", "--net", "bridge", "--restore", "always", "-e", "EXTRA=1", b.img.Ref)
+	r := b.dew("run", "-d", "--name", "other", "--net", "bridge", "--restore", "always", "-e", "EXTRA=1",
+		b.img.Ref)
 	if r.code != 12 || !strings.Contains(r.err, "not restored: environment differs: EXTRA") {
 		t.Errorf("always, and it does not fit: %+v", r)
 	}
-	if r := b.dew("run", "-d", "--name", "other", "--net", "bridge", "--restore", "always", b.img.Ref); r.code != 0 {
+	if r := b.dew("run", "-d", "--name", "other", "--net", "bridge", "--restore", "always",
+		b.img.Ref); r.code != 0 {
 		t.Errorf("always, and it fits: %+v", r)
 	}
 	b.must("rm", "-f", "other")
@@ -221,7 +227,8 @@ func (b *checkpointBed) otherCPU(feature string) {
 // a name of its own.
 func TestCheckpointClones(t *testing.T) {
 	b := newCheckpointBed(t, "")
-	b.must("deploy", "--count", "8", "--parallel", "8", "--name", "clone", "--net", "bridge", "--ready", "http:80/", "--restore", "always", b.img.Ref)
+	b.must("deploy", "--count", "8", "--parallel", "8", "--name", "clone", "--net", "bridge", "--ready",
+		"http:80/", "--restore", "always", b.img.Ref)
 	var ps []spec.Container
 	if err := json.Unmarshal([]byte(b.must("--json", "ps")), &ps); err != nil {
 		t.Fatal(err)
@@ -266,12 +273,14 @@ func TestCheckpointDamaged(t *testing.T) {
 	}
 	f.Close()
 	b.stop()
-	if err := os.RemoveAll(filepath.Join(b.root, "checkpoints", "store", "cache")); err != nil { // what is unpacked is right
+	// what is unpacked is right
+	if err := os.RemoveAll(filepath.Join(b.root, "checkpoints", "store", "cache")); err != nil {
 		t.Fatal(err)
 	}
 	b.start()
 	rec, _ := b.boot(t, "second", b.img.Ref)
-	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.Contains(got, "its memory: ") || !strings.Contains(got, "damaged checkpoint image") {
+	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.Contains(got, "its memory: ") ||
+		!strings.Contains(got, "damaged checkpoint image") {
 		t.Errorf("started by %s, since %q", rec.Way.Start, got)
 	}
 	if all := b.checkpoints(t); len(all) != 0 {
@@ -317,13 +326,15 @@ func TestCheckpointWithoutCRIU(t *testing.T) {
 	m.config += "[checkpoint]\ncriu = \"/bin/true\"\n"
 	m.start()
 	rec, _ := m.boot(t, "web", img.Ref, "--checkpoint")
-	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.Contains(got, "cannot be checkpointed") {
+	if got := whys(rec, "restore: "); rec.Way.Start != "boot" ||
+		!strings.Contains(got, "cannot be checkpointed") {
 		t.Errorf("started by %s, since %q", rec.Way.Start, got)
 	}
 	if r := m.dew("checkpoint", "web"); r.code != 12 || !strings.Contains(r.err, "/bin/true") {
 		t.Errorf("checkpoint: %+v", r)
 	}
-	if r := m.dew("run", "-d", "--net", "bridge", "--restore", "always", img.Ref); r.code != 12 || !strings.Contains(r.err, "not restored: ") {
+	if r := m.dew("run", "-d", "--net", "bridge", "--restore", "always", img.Ref); r.code != 12 ||
+		!strings.Contains(r.err, "not restored: ") {
 		t.Errorf("always: %+v", r)
 	}
 	var found []spec.Finding
@@ -358,7 +369,8 @@ func TestCheckpointAgainAndAgain(t *testing.T) {
 	before := yards()
 	for left := restores(t); left > 0; left -= together {
 		n := min(left, together)
-		m.must("deploy", "--count", fmt.Sprint(n), "--parallel", "4", "--name", "again", "--net", "bridge", "--ready", "http:80/", "--restore", "always", img.Ref)
+		m.must("deploy", "--count", fmt.Sprint(n), "--parallel", "4", "--name", "again", "--net", "bridge",
+			"--ready", "http:80/", "--restore", "always", img.Ref)
 		var ps []spec.Container
 		m.unmarshal(t, &ps, "ps")
 		if len(ps) != n {
@@ -418,9 +430,10 @@ func TestCheckpointInPoP(t *testing.T) {
 	p.clone(2, request, born, 2)
 }
 
-// newLateBed is a node with a checkpoint of so much memory, which comes while processes run from above on, that are
-// restored with the flags; sum is what it sums up to.
-func newLateBed(t *testing.T, mb int, above string) (m *machine, img registrytest.Pushed, flags []string, sum string) {
+// newLateBed is a node with a checkpoint of so much memory, which comes while processes run from above on,
+// that are restored with the flags; sum is what it sums up to.
+func newLateBed(t *testing.T, mb int, above string) (m *machine, img registrytest.Pushed, flags []string,
+	sum string) {
 	t.Helper()
 	reg := registrytest.New(t)
 	img = slowApp(t, reg, nil)
@@ -495,8 +508,8 @@ func (m *machine) unpackedMemory() []string {
 	})
 }
 
-// Memory that is not unpacked here comes while the processes run also from somewhat below that size on, for one
-// restore at once, and is unpacked for those that follow.
+// Memory that is not unpacked here comes while the processes run also from somewhat below that size on, for
+// one restore at once, and is unpacked for those that follow.
 func TestCheckpointLazilyUnpacked(t *testing.T) {
 	m, img, flags, sum := newLateBed(t, 96, "120MB")
 	m.loseUnpacked(t)
@@ -518,7 +531,8 @@ func TestCheckpointLazilyUnpacked(t *testing.T) {
 		for i, name := range names {
 			port := freePort(t)
 			urls[i] = "http://127.0.0.1:" + port
-			args := append([]string{"run", "-d", "--name", name, "-p", "127.0.0.1:" + port + ":80", "--ready", "http:80/"}, flags...)
+			args := append([]string{"run", "-d", "--name", name, "-p", "127.0.0.1:" + port + ":80", "--ready",
+				"http:80/"}, flags...)
 			all.Go(func() { results[i] = m.dew(append(args, img.Ref)...) })
 		}
 		all.Wait()

@@ -33,7 +33,8 @@ func TestCheckpointOfClone(t *testing.T) {
 			b.must("exec", name, "/app", "append", "/state", line)
 			state += line
 		}
-		for what, want := range map[string]string{"/born": b.born, "/host": name + "\n", "/cat?/state": state, "/count": fmt.Sprintln(i + 1)} {
+		for what, want := range map[string]string{"/born": b.born, "/host": name + "\n", "/cat?/state": state,
+			"/count": fmt.Sprintln(i + 1)} {
 			if got := get(t, url+what); got != want {
 				t.Errorf("%s of %s is %q, not %q", what, name, got, want)
 			}
@@ -73,8 +74,8 @@ func TestCheckpointOfLateClone(t *testing.T) {
 	checkNothingLeft(t, m)
 }
 
-// clone starts a container on node i from the checkpoint whose clones count from count on: it is there soon, and
-// older ones may be there before. It asserts what the container has come to.
+// clone starts a container on node i from the checkpoint whose clones count from count on: it is there soon,
+// and older ones may be there before. It asserts what the container has come to.
 func (p *pop) clone(i int, request spec.Request, born string, count int) {
 	p.t.Helper()
 	request.Checkpoint, request.Restore = false, "always"

@@ -202,7 +202,8 @@ func TestCheckpointDumpKilled(t *testing.T) {
 		if left, _ := filepath.Glob(filepath.Dir(log)); len(left) > 0 {
 			t.Errorf("killed at %s: %v is left", s.at, left)
 		}
-		if rules := b.rules(t, "saved"); strings.Contains(rules, "CRIU") || strings.Contains(rules, "drop") || strings.Contains(rules, "DROP") {
+		if rules := b.rules(t, "saved"); strings.Contains(rules, "CRIU") || strings.Contains(rules, "drop") ||
+			strings.Contains(rules, "DROP") {
 			t.Errorf("killed at %s: the container's network has the rules\n%s", s.at, rules)
 		}
 	}
@@ -234,8 +235,10 @@ func (m *machine) rules(t *testing.T, name string) string {
 	var found struct{ Container spec.Container }
 	m.unmarshal(t, &found, "inspect", name)
 	var all []byte
-	for _, list := range [][]string{{"nft", "list", "ruleset"}, {"iptables-legacy-save"}, {"ip6tables-legacy-save"}} {
-		out, err := exec.Command("nsenter", append([]string{"-t", strconv.Itoa(found.Container.PID), "-n", "--"}, list...)...).CombinedOutput()
+	for _, list := range [][]string{{"nft", "list", "ruleset"}, {"iptables-legacy-save"},
+		{"ip6tables-legacy-save"}} {
+		out, err := exec.Command("nsenter",
+			append([]string{"-t", strconv.Itoa(found.Container.PID), "-n", "--"}, list...)...).CombinedOutput()
 		if err != nil {
 			t.Errorf("%v: %v: %s", list, err, out)
 		}
@@ -253,7 +256,8 @@ func TestCheckpointRestoreKilled(t *testing.T) {
 	b.must("rm", "-f", "saved")
 	before := yards()
 	memory := func() bool { return b.memoryOf("clone") > 80<<20 }
-	flags := []string{"run", "-d", "--name", "clone", "--net", "bridge", "--ready", "http:80/", "-e", "MEMORY_MB=192", "--restore"}
+	flags := []string{"run", "-d", "--name", "clone", "--net", "bridge", "--ready", "http:80/", "-e",
+		"MEMORY_MB=192", "--restore"}
 	for _, s := range []struct {
 		at, restore string
 		far         func() bool
@@ -298,8 +302,8 @@ func TestCheckpointRestoreKilled(t *testing.T) {
 	b.end()
 }
 
-// A dewd that is killed while CRIU saves or restores leaves nothing: the container that is saved runs on, one that is
-// restored runs, whole, or is gone. The next dewd serves before CRIU has ended.
+// A dewd that is killed while CRIU saves or restores leaves nothing: the container that is saved runs on, one
+// that is restored runs, whole, or is gone. The next dewd serves before CRIU has ended.
 func TestCheckpointKilled(t *testing.T) {
 	c, config := newStepped(t)
 	b := newCheckpointBed(t, config)
@@ -309,7 +313,8 @@ func TestCheckpointKilled(t *testing.T) {
 	b.must("checkpoint", "saved")
 	save := []string{"checkpoint", "saved"}
 	restore := func(how string) []string {
-		return []string{"run", "-d", "--name", "new", "--net", "bridge", "--ready", "http:80/", "-e", memory, "--restore", how, b.img.Ref}
+		return []string{"run", "-d", "--name", "new", "--net", "bridge", "--ready", "http:80/", "-e", memory,
+			"--restore", how, b.img.Ref}
 	}
 	begun := func() bool { return true }
 	written := func() bool {
@@ -369,7 +374,8 @@ func TestCheckpointKilled(t *testing.T) {
 	b.end()
 }
 
-// whole waits until a container runs or is gone, and asserts that one which runs has the memory that was saved.
+// whole waits until a container runs or is gone, and asserts that one which runs has the memory that was
+// saved.
 func (b *checkpointBed) whole(name, born, sum string) string {
 	t := b.t.(*testing.T)
 	t.Helper()
@@ -440,9 +446,15 @@ func checkGone(t *testing.T, b *checkpointBed, name string) {
 func checkUnmade(t *testing.T, b *checkpointBed, name string) {
 	t.Helper()
 	for what, left := range map[string]func() []string{
-		"cgroups":      func() []string { return b.cgroups("/" + name) },
-		"runc's state": func() []string { f, _ := filepath.Glob(filepath.Join(b.state, "runc", "*", name)); return f },
-		"CRIU's files": func() []string { f, _ := filepath.Glob(filepath.Join(b.state, "restore", name)); return f },
+		"cgroups": func() []string { return b.cgroups("/" + name) },
+		"runc's state": func() []string {
+			f, _ := filepath.Glob(filepath.Join(b.state, "runc", "*", name))
+			return f
+		},
+		"CRIU's files": func() []string {
+			f, _ := filepath.Glob(filepath.Join(b.state, "restore", name))
+			return f
+		},
 	} {
 		if got := gone(left); len(got) > 0 {
 			t.Errorf("%s left: %v", what, got)

@@ -17,7 +17,8 @@ import (
 	"dewpoint/testkit/registrytest"
 )
 
-// pythonApp is the test program in a language whose programs are linked dynamically. It takes a second to start.
+// pythonApp is the test program in a language whose programs are linked dynamically. It takes a second to
+// start.
 const pythonApp = `
 import http.server, os, socket, sys, time
 time.sleep(1)
@@ -43,19 +44,23 @@ http.server.HTTPServer(("", int(sys.argv[1]) if len(sys.argv) > 1 else 80), Hand
 // pushPython pushes an image that sees the host's programs at /usr.
 func pushPython(reg *registrytest.Server) registrytest.Pushed {
 	files := []registrytest.File{
-		{Name: "etc/"}, {Name: "dev/"}, {Name: "usr/"}, {Name: "tmp/", Mode: 0o1777}, {Name: "app.py", Body: pythonApp},
+		{Name: "etc/"}, {Name: "dev/"}, {Name: "usr/"}, {Name: "tmp/", Mode: 0o1777},
+		{Name: "app.py", Body: pythonApp},
 	}
 	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
 		files = append(files, registrytest.File{Name: dir, Link: "usr/" + dir})
 	}
-	config := ocispec.ImageConfig{Entrypoint: []string{"/usr/bin/python3", "/app.py"}, Env: []string{"PATH=/usr/bin:/usr/sbin"}}
-	return reg.PushImage("team/python:1", []registrytest.Layer{{Tar: registrytest.Tar(files...)}}, registrytest.Options{Config: config})
+	config := ocispec.ImageConfig{Entrypoint: []string{"/usr/bin/python3", "/app.py"},
+		Env: []string{"PATH=/usr/bin:/usr/sbin"}}
+	return reg.PushImage("team/python:1", []registrytest.Layer{{Tar: registrytest.Tar(files...)}},
+		registrytest.Options{Config: config})
 }
 
 // awaitCheckpoint waits for the one that is being made.
 func (m *machine) awaitCheckpoint(t *testing.T) spec.Checkpoint {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+	deadline := time.Now().Add(2 * time.Minute)
+	for ; time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		if all := m.checkpoints(t); len(all) == 1 {
 			return all[0]
 		}
@@ -81,7 +86,8 @@ func TestCheckpointByDMTCP(t *testing.T) {
 		t.Errorf("the first start: %+v", rec.Way)
 	}
 	cp := m.awaitCheckpoint(t)
-	if cp.Engine != "dmtcp" || !slices.Equal(cp.Args, []string{"/usr/bin/python3", "/app.py"}) || cp.Pages < 1<<20 || cp.Upper == 0 || cp.Unfit != "" {
+	if cp.Engine != "dmtcp" || !slices.Equal(cp.Args, []string{"/usr/bin/python3", "/app.py"}) ||
+		cp.Pages < 1<<20 || cp.Upper == 0 || cp.Unfit != "" {
 		t.Errorf("the checkpoint is %+v", cp)
 	}
 	born, counted := get(t, url+"/born"), 0
@@ -91,7 +97,8 @@ func TestCheckpointByDMTCP(t *testing.T) {
 	for i, mode := range []string{"always", "always", "never"} {
 		name := fmt.Sprint("clone-", i)
 		rec, url := m.boot(t, name, img.Ref, append(usr, "--restore", mode)...)
-		if restored := mode != "never"; (rec.Way.Start == "restore") != restored || (get(t, url+"/born") == born) != restored || (get(t, url+"/state") == born) != restored {
+		if restored := mode != "never"; (rec.Way.Start == "restore") != restored ||
+			(get(t, url+"/born") == born) != restored || (get(t, url+"/state") == born) != restored {
 			t.Errorf("%s, with --restore %s, has the record %+v", name, mode, rec)
 		}
 		if got := get(t, url+"/host"); got != name {
@@ -101,13 +108,15 @@ func TestCheckpointByDMTCP(t *testing.T) {
 			t.Errorf("%s has written %q", name, got)
 		}
 	}
-	for name, says := range map[string]string{"clone-0": "dmtcp cannot save again", "clone-2": "not started for checkpoints by dmtcp"} {
+	for name, says := range map[string]string{"clone-0": "dmtcp cannot save again",
+		"clone-2": "not started for checkpoints by dmtcp"} {
 		if r := m.dew("checkpoint", name); r.code != 12 || !strings.Contains(r.err, says) {
 			t.Errorf("checkpoint of %s: %+v", name, r)
 		}
 	}
 	m.exits(t, "first", url)
-	m.must(append(append([]string{"run", "-d", "--name", "hosts", "--checkpoint", "--restore", "never"}, usr...), img.Ref, freePort(t))...)
+	m.must(append(append([]string{"run", "-d", "--name", "hosts", "--checkpoint", "--restore", "never"}, usr...),
+		img.Ref, freePort(t))...)
 	if e := m.event(spec.EventUnsaved); e.Name != "hosts" || !strings.Contains(e.Error, "host's network") {
 		t.Errorf("on the host's network: %+v", e)
 	}
@@ -118,7 +127,8 @@ func TestCheckpointByDMTCP(t *testing.T) {
 	if all := m.checkpoints(t); len(all) != 1 || all[0].Unfit != "engine dmtcp, here criu" {
 		t.Errorf("with CRIU there are %+v", all)
 	}
-	if r := m.dew(append(append([]string{"run", "-d", "--net", "bridge", "--restore", "always"}, usr...), img.Ref)...); r.code != 12 || !strings.Contains(r.err, "engine dmtcp, here criu") {
+	if r := m.dew(append(append([]string{"run", "-d", "--net", "bridge", "--restore", "always"}, usr...),
+		img.Ref)...); r.code != 12 || !strings.Contains(r.err, "engine dmtcp, here criu") {
 		t.Errorf("always, by CRIU: %+v", r)
 	}
 	m.must("checkpoints", "rm", cp.ID)
@@ -136,7 +146,8 @@ func TestNotCarriedByDMTCP(t *testing.T) {
 	m.start()
 	rec, url := m.boot(t, "web", img.Ref, "--checkpoint")
 	get(t, url+"/born")
-	if e := m.event(spec.EventUnsaved); rec.Way.Start != "boot" || e.Name != "web" || !strings.Contains(e.Error, "/bin/sh") {
+	if e := m.event(spec.EventUnsaved); rec.Way.Start != "boot" || e.Name != "web" ||
+		!strings.Contains(e.Error, "/bin/sh") {
 		t.Errorf("started by %s, event %+v", rec.Way.Start, e)
 	}
 	if all := m.checkpoints(t); len(all) > 0 {
@@ -158,7 +169,8 @@ func (m *machine) exits(t *testing.T, name, url string) {
 	t.Helper()
 	_ = exec.Command("curl", "-s", "-m", "10", url+"/exit").Run() // it does not answer
 	var all []spec.Container
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	deadline := time.Now().Add(30 * time.Second)
+	for ; time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if err := json.Unmarshal([]byte(m.must("--json", "ps", "-a")), &all); err != nil {
 			t.Fatal(err)
 		}

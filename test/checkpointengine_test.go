@@ -18,7 +18,8 @@ func TestCheckpointWithoutEngines(t *testing.T) {
 	m.config += "[checkpoint]\nengine = \"auto\"\ncriu = \"/bin/true\"\ndmtcp = \"" + t.TempDir() + "\"\n"
 	m.start()
 	names := func(s string) bool {
-		return strings.Contains(s, "/bin/true") && strings.Contains(s, "DMTCP is not whole") && strings.Contains(s, "dmtcp_launch")
+		return strings.Contains(s, "/bin/true") && strings.Contains(s, "DMTCP is not whole") &&
+			strings.Contains(s, "dmtcp_launch")
 	}
 	rec, url := m.boot(t, "web", img.Ref, "--checkpoint")
 	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !names(got) {
@@ -31,7 +32,8 @@ func TestCheckpointWithoutEngines(t *testing.T) {
 	if r := m.dew("checkpoint", "web"); r.code != 12 || !names(r.err) {
 		t.Errorf("checkpoint: %+v", r)
 	}
-	if r := m.dew("run", "-d", "--net", "bridge", "--restore", "always", img.Ref); r.code != 12 || !names(r.err) {
+	if r := m.dew("run", "-d", "--net", "bridge", "--restore", "always", img.Ref); r.code != 12 ||
+		!names(r.err) {
 		t.Errorf("always: %+v", r)
 	}
 	var found []spec.Finding

@@ -23,8 +23,9 @@ func newMeasured(t *testing.T) (*machine, *registrytest.Server) {
 	return m.start(), reg
 }
 
-// What boots slowly is saved unasked, and starts others as long as what they read is the same: with another file
-// mounted read-only in the same place they boot, and so they do when the image's name means another image.
+// What boots slowly is saved unasked, and starts others as long as what they read is the same: with another
+// file mounted read-only in the same place they boot, and so they do when the image's name means another
+// image.
 func TestCheckpointMeasured(t *testing.T) {
 	m, reg := newMeasured(t)
 	img := slowApp(t, reg, nil)
@@ -55,7 +56,9 @@ func TestCheckpointMeasured(t *testing.T) {
 	if err := os.WriteFile(conf, []byte("color=tan\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if r := m.dew("checkpoint", "web"); r.code != 12 || !strings.Contains(r.err, "has changed since it was started") || !strings.Contains(r.err, ": /etc/app.conf") {
+	if r := m.dew("checkpoint", "web"); r.code != 12 ||
+		!strings.Contains(r.err, "has changed since it was started") ||
+		!strings.Contains(r.err, ": /etc/app.conf") {
 		t.Errorf("saved when its file has changed: %+v", r)
 	}
 	m.must("rm", "-f", "web")
@@ -70,12 +73,13 @@ func TestCheckpointMeasured(t *testing.T) {
 
 	reg.PushImage("team/slow:1", appLayers(t, 1<<10), appOptions("slow", "80"))
 	m.must("pull", img.Ref)
-	start("color=red\n", "boot", "restore: the image is not the one that its checkpoints were made of: it has changed")
+	start("color=red\n", "boot",
+		"restore: the image is not the one that its checkpoints were made of: it has changed")
 	m.must("rm", "-f", "web")
 }
 
-// An image that declares a volume keeps state: it is not saved unasked, nor does one start from what was saved of it
-// unless somebody insists.
+// An image that declares a volume keeps state: it is not saved unasked, nor does one start from what was
+// saved of it unless somebody insists.
 func TestCheckpointVolumes(t *testing.T) {
 	m, reg := newMeasured(t)
 	o := appOptions("slow", "80")
@@ -97,16 +101,19 @@ func TestCheckpointVolumes(t *testing.T) {
 	if all := m.checkpoints(t); len(all) != 1 || all[0].Image != plain.Ref {
 		t.Errorf("there are %+v", all)
 	}
-	if r := m.dew("checkpoint", "first"); r.code != 12 || !strings.Contains(r.err, "declares the volume /data") || !strings.Contains(r.err, "--stateful") {
+	if r := m.dew("checkpoint", "first"); r.code != 12 ||
+		!strings.Contains(r.err, "declares the volume /data") || !strings.Contains(r.err, "--stateful") {
 		t.Errorf("asked for: %+v", r)
 	}
 	m.must("checkpoint", "--stateful", "first")
 	m.must("rm", "-f", "first", "own")
 	rec, _ := m.boot(t, "second", img.Ref)
-	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.Contains(got, "only --restore always starts from it") {
+	if got := whys(rec, "restore: "); rec.Way.Start != "boot" ||
+		!strings.Contains(got, "only --restore always starts from it") {
 		t.Errorf("the second one: started by %s, since %q", rec.Way.Start, got)
 	}
-	if rec, url := m.boot(t, "third", img.Ref, "--restore", "always"); rec.Way.Start != "restore" || get(t, url+"/born") != born {
+	if rec, url := m.boot(t, "third", img.Ref, "--restore", "always"); rec.Way.Start != "restore" ||
+		get(t, url+"/born") != born {
 		t.Errorf("insisted: %+v", rec.Way)
 	}
 	m.must("rm", "-f", "second", "third")
@@ -120,7 +127,8 @@ func TestCheckpointVolumes(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(dir, "who")); err != nil || string(b) != "two and more" {
 		t.Errorf("what it writes: %q, %v", b, err)
 	}
-	r := m.dew("run", "-d", "--name", "other", "--net", "bridge", "--restore", "always", "-v", dir+":/data", plain.Ref)
+	r := m.dew("run", "-d", "--name", "other", "--net", "bridge", "--restore", "always", "-v", dir+":/data",
+		plain.Ref)
 	if r.code != 12 || !strings.Contains(r.err, "mounts differ") {
 		t.Errorf("a volume that no label names: %+v", r)
 	}
@@ -154,14 +162,16 @@ func (m *machine) identityOf(name, url string) (id identity) {
 	return id
 }
 
-// Each clone has a machine ID, a MAC address and a cgroup with a limit of its own, and its own value of a variable that may differ; its
-// processes have the one that was saved.
+// Each clone has a machine ID, a MAC address and a cgroup with a limit of its own, and its own value of a
+// variable that may differ; its processes have the one that was saved.
 func TestCheckpointIdentity(t *testing.T) {
 	reg := registrytest.New(t)
 	const was = "0123456789abcdef0123456789abcdef\n"
-	layers := append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.Tar(registrytest.File{Name: "etc/machine-id", Body: was})})
+	layers := append(appLayers(t, 0),
+		registrytest.Layer{Tar: registrytest.Tar(registrytest.File{Name: "etc/machine-id", Body: was})})
 	o := appOptions("slow", "80")
-	o.Config.Labels = map[string]string{"dewpoint.restore.env": "ZONE", "dewpoint.restore.after": "/app once /restored 0s"}
+	o.Config.Labels = map[string]string{"dewpoint.restore.env": "ZONE",
+		"dewpoint.restore.after": "/app once /restored 0s"}
 	img := reg.PushImage("team/identity:1", layers, o)
 	m := newMachine(t, reg).start()
 	_, url := m.boot(t, "first", img.Ref, "-e", "ZONE=first")
@@ -176,13 +186,15 @@ func TestCheckpointIdentity(t *testing.T) {
 		if got := get(t, url+"/env?ZONE"); got != "first\n" {
 			t.Errorf("its process has the zone %q", got)
 		}
-		if env := m.must("exec", name, "/app", "cat", "/proc/self/environ"); !strings.Contains(env, "ZONE="+name+"\x00") {
+		if env := m.must("exec", name, "/app", "cat", "/proc/self/environ"); !strings.Contains(env,
+			"ZONE="+name+"\x00") {
 			t.Errorf("its commands have %q", env)
 		}
 		seen = append(seen, m.identityOf(name, url))
 	}
 	for i, a := range seen {
-		if len(strings.TrimSpace(a.machine)) != 32 || (a.machine == was) != (i == 0) || len(strings.Split(a.mac, ":")) != 6 || a.cgroup != []string{"first", "clone-0", "clone-1"}[i] {
+		if len(strings.TrimSpace(a.machine)) != 32 || (a.machine == was) != (i == 0) ||
+			len(strings.Split(a.mac, ":")) != 6 || a.cgroup != []string{"first", "clone-0", "clone-1"}[i] {
 			t.Errorf("%d: %+v", i, a)
 		}
 		for _, b := range seen[:i] {
@@ -197,14 +209,18 @@ func TestCheckpointIdentity(t *testing.T) {
 	m.must("rm", "-f", "first", "clone-0", "clone-1")
 
 	// One that is not ready in time boots, or fails as what could not be restored.
-	unready := []string{"run", "-d", "--name", "unready", "--net", "bridge", "--ready", "http:80/absent?/restored", "-e", "ZONE=x"}
+	unready := []string{"run", "-d", "--name", "unready", "--net", "bridge", "--ready",
+		"http:80/absent?/restored", "-e", "ZONE=x"}
 	rec := m.record(append(unready, img.Ref)...)
-	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || !strings.HasPrefix(got, "restore: not ready (http:80/absent") {
+	if got := whys(rec, "restore: "); rec.Way.Start != "boot" ||
+		!strings.HasPrefix(got, "restore: not ready (http:80/absent") {
 		t.Errorf("started by %s, since %q", rec.Way.Start, got)
 	}
 	m.must("rm", "-f", "unready")
 	r := m.dew(append(unready, "--restore", "always", img.Ref)...)
-	if r.code != 12 || !strings.Contains(r.err, "not restored: not ready") || !strings.Contains(r.err, "without --restore always it boots") || strings.Contains(r.err, "--ready-timeout") {
+	if r.code != 12 || !strings.Contains(r.err, "not restored: not ready") ||
+		!strings.Contains(r.err, "without --restore always it boots") ||
+		strings.Contains(r.err, "--ready-timeout") {
 		t.Errorf("always: %+v", r)
 	}
 	m.must("rmi", img.Ref)

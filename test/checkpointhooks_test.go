@@ -40,7 +40,8 @@ func TestCheckpointOwnLabels(t *testing.T) {
 	if err := os.WriteFile(hook, program, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	hooks := []string{"--label", "dewpoint.checkpoint=auto", "--label", "dewpoint.checkpoint.before=/app append /state before,",
+	hooks := []string{"--label", "dewpoint.checkpoint=auto", "--label",
+		"dewpoint.checkpoint.before=/app append /state before,",
 		"-l", "dewpoint.restore.after=/app append /state after", "-l", "color=red"}
 	_, url := m.boot(t, "first", img.Ref, hooks...)
 	born := get(t, url+"/born")
@@ -53,11 +54,13 @@ func TestCheckpointOwnLabels(t *testing.T) {
 		t.Errorf("%+v: the clone's file reads %q", rec.Way, got)
 	}
 	rec, _ = m.boot(t, "plain", img.Ref)
-	if got := whys(rec, "restore: "); rec.Way.Start != "boot" || got != "restore: the container's labels differ: dewpoint.checkpoint.before dewpoint.restore.after" {
+	if got := whys(rec, "restore: "); rec.Way.Start != "boot" ||
+		got != "restore: the container's labels differ: dewpoint.checkpoint.before dewpoint.restore.after" {
 		t.Errorf("without hooks: started by %s, since %q", rec.Way.Start, got)
 	}
 	_, url = m.boot(t, "filed", img.Ref, "-v", hook+":/etc/dewpoint/before-checkpoint:ro")
-	if r := m.dew("checkpoint", "filed"); r.code == 0 || !strings.Contains(r.err, "hook /etc/dewpoint/before-checkpoint: status 2: usage: app") {
+	if r := m.dew("checkpoint", "filed"); r.code == 0 ||
+		!strings.Contains(r.err, "hook /etc/dewpoint/before-checkpoint: status 2: usage: app") {
 		t.Errorf("a hook that was bound in: %+v", r)
 	}
 	get(t, url+"/count")
@@ -65,7 +68,8 @@ func TestCheckpointOwnLabels(t *testing.T) {
 	if r := m.dew("checkpoint", "never"); r.code != 12 || !strings.Contains(r.err, "dewpoint.checkpoint=never") {
 		t.Errorf("never: %+v", r)
 	}
-	if r := m.dew("run", "-d", "-l", `dewpoint.restore.after=sh -c "`, img.Ref); r.code != 2 || !strings.Contains(r.err, "dewpoint.restore.after") {
+	if r := m.dew("run", "-d", "-l", `dewpoint.restore.after=sh -c "`, img.Ref); r.code != 2 ||
+		!strings.Contains(r.err, "dewpoint.restore.after") {
 		t.Errorf("an open quote: %+v", r)
 	}
 	m.must("rm", "-f", "first", "clone", "plain", "filed", "never")
@@ -81,13 +85,16 @@ func TestCheckpointHookKilled(t *testing.T) {
 	b := newCheckpointBed(t, "", "dewpoint.restore.after", "/app once /hooked 1m")
 	for _, detached := range []bool{true, false} {
 		name := fmt.Sprint("clone-", detached)
-		args := []string{"deploy", "--name", name, "--net", "bridge", "--ready", "http:80/", "--restore", "always", b.img.Ref}
+		args := []string{"deploy", "--name", name, "--net", "bridge", "--ready", "http:80/", "--restore", "always",
+			b.img.Ref}
 		if detached {
 			args = slices.Insert(args, 1, "-d")
 		}
 		done := make(chan result, 1)
 		go func() { done <- b.dew(args...) }()
-		b.eventually("the hook runs", func() bool { return strings.Contains(b.dew("exec", name, "/app", "cat", "/hooked").out, "once") })
+		b.eventually("the hook runs", func() bool {
+			return strings.Contains(b.dew("exec", name, "/app", "cat", "/hooked").out, "once")
+		})
 		b.kill()
 		<-done
 		b.start()
@@ -121,7 +128,8 @@ func TestCheckpointAgents(t *testing.T) {
 		t.Run(agent, func(t *testing.T) {
 			port := freePort(t)
 			var flags []string
-			o := registrytest.Options{Config: ocispec.ImageConfig{Entrypoint: append(program, port), Env: []string{"PATH=/usr/bin"}}}
+			o := registrytest.Options{Config: ocispec.ImageConfig{Entrypoint: append(program, port),
+				Env: []string{"PATH=/usr/bin"}}}
 			if agent == "python" {
 				o.Config.Labels = map[string]string{"dewpoint.hooks": agent}
 			} else {
@@ -132,8 +140,10 @@ func TestCheckpointAgents(t *testing.T) {
 			}
 			img := reg.PushImage("team/"+agent+":1", appLayers(t, 0), o)
 			start := func(restore string) (way string) {
-				args := append([]string{"run", "-d", "--name", agent, "--ready", "tcp:" + port, "--restore", restore, "-v", draws + ":/draws:ro"}, flags...)
-				for at, from := range map[string]string{"/usr": "/usr", "/lib": "/usr/lib", "/lib64": "/usr/lib64", "/etc/alternatives": "/etc/alternatives"} {
+				args := append([]string{"run", "-d", "--name", agent, "--ready", "tcp:" + port, "--restore", restore,
+					"-v", draws + ":/draws:ro"}, flags...)
+				for at, from := range map[string]string{"/usr": "/usr", "/lib": "/usr/lib", "/lib64": "/usr/lib64",
+					"/etc/alternatives": "/etc/alternatives"} {
 					args = append(args, "-v", from+":"+at+":ro")
 				}
 				confs, _ := filepath.Glob("/etc/java-*-openjdk")
@@ -157,15 +167,16 @@ func TestCheckpointAgents(t *testing.T) {
 					t.Errorf("%s is %s in both clones", k, v)
 				}
 			}
-			if len(drawn[0]) < map[string]int{"python": 8, "node": 8, "jvm": 4}[agent] || len(drawn[0]) != len(drawn[1]) {
+			if len(drawn[0]) < map[string]int{"python": 8, "node": 8, "jvm": 4}[agent] ||
+				len(drawn[0]) != len(drawn[1]) {
 				t.Errorf("drawn: %v, %v", drawn[0], drawn[1])
 			}
 		})
 	}
 }
 
-// A container that is started anew, since its memory was lost when dewd was killed, is one that has booted: it has
-// what its agents need, and is saved as any other.
+// A container that is started anew, since its memory was lost when dewd was killed, is one that has booted:
+// it has what its agents need, and is saved as any other.
 func TestCheckpointStartedAnew(t *testing.T) {
 	reg := registrytest.New(t)
 	m := newMachine(t, reg)
@@ -178,12 +189,14 @@ func TestCheckpointStartedAnew(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(programs, "serve.py"), []byte(program), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	o := registrytest.Options{Config: ocispec.ImageConfig{Entrypoint: []string{"/usr/bin/python3", "/programs/serve.py"}, Env: []string{"PATH=/usr/bin"},
+	o := registrytest.Options{Config: ocispec.ImageConfig{Entrypoint: []string{"/usr/bin/python3",
+		"/programs/serve.py"}, Env: []string{"PATH=/usr/bin"},
 		Labels: map[string]string{"dewpoint.hooks": "python"}}}
 	img := reg.PushImage("team/anew:1", appLayers(t, 0), o)
 	boot := func(name, restore string) string {
 		t.Helper()
-		rec, url := m.boot(t, name, img.Ref, "--restore", restore, "-v", programs+":/programs:ro", "-v", "/usr:/usr:ro", "-v", "/usr/lib:/lib:ro", "-v", "/usr/lib64:/lib64:ro")
+		rec, url := m.boot(t, name, img.Ref, "--restore", restore, "-v", programs+":/programs:ro", "-v",
+			"/usr:/usr:ro", "-v", "/usr/lib:/lib:ro", "-v", "/usr/lib64:/lib64:ro")
 		if restore == "always" && rec.Way.Start != "restore" {
 			t.Fatalf("%+v", rec.Way)
 		}

@@ -12,9 +12,9 @@ import (
 	"dewpoint/internal/spec"
 )
 
-// A container whose image is not all here is saved, and clones start from it on layers that are not either: on this node,
-// and on one that has the checkpoint and nothing of the image. What nobody has read before comes when it is read,
-// also of a file that the processes have open.
+// A container whose image is not all here is saved, and clones start from it on layers that are not either:
+// on this node, and on one that has the checkpoint and nothing of the image. What nobody has read before
+// comes when it is read, also of a file that the processes have open.
 func TestCheckpointLazyImage(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"erofs", "tree"} { // which serve what is absent each in its own way
@@ -31,7 +31,8 @@ func testCheckpointLazyImage(t *testing.T, backend string) {
 	start := func(name, restore string) (spec.Record, string) {
 		t.Helper()
 		port := freePort(t)
-		rec := b.record("run", "-d", "--name", name, "-p", "127.0.0.1:"+port+":80", "--ready", "http:80/", "--restore", restore,
+		rec := b.record("run", "-d", "--name", name, "-p", "127.0.0.1:"+port+":80", "--ready", "http:80/",
+			"--restore", restore,
 			"-e", "OPEN="+file(open), b.li.Ref, "slow", "80")
 		return rec, "http://127.0.0.1:" + port
 	}
@@ -104,7 +105,9 @@ func (b *lazyBed) forget() {
 	}
 	keep("", func(name string) bool { return name == "checkpoints" || name == "layers" })
 	keep("layers", func(name string) bool {
-		return !slices.ContainsFunc(b.li.Layers, func(l image.Layer) bool { return strings.HasPrefix(name, l.DiffID.Encoded()) })
+		return !slices.ContainsFunc(b.li.Layers, func(l image.Layer) bool {
+			return strings.HasPrefix(name, l.DiffID.Encoded())
+		})
 	})
 	b.start()
 }

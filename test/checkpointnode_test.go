@@ -44,8 +44,8 @@ func TestCheckpointAtOnce(t *testing.T) {
 	b.end()
 }
 
-// A caller of the role deploy starts from checkpoints of containers that it has deployed itself, and from those that an
-// administrator has made for all, and from no other: they hold what was in others' memory.
+// A caller of the role deploy starts from checkpoints of containers that it has deployed itself, and from
+// those that an administrator has made for all, and from no other: they hold what was in others' memory.
 func TestCheckpointOwner(t *testing.T) {
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, nil)
@@ -54,7 +54,9 @@ func TestCheckpointOwner(t *testing.T) {
 	m.start()
 	run := func(c *api.Client, restore string, save bool) (way spec.Way, born string, err error) {
 		t.Helper()
-		rec, err := c.Deploy(t.Context(), spec.Request{Image: img.Ref, Name: "web", Net: "bridge", Ready: "http:80/", Restore: restore, Checkpoint: save}, spec.Watch{})
+		rec, err := c.Deploy(t.Context(),
+			spec.Request{Image: img.Ref, Name: "web", Net: "bridge", Ready: "http:80/", Restore: restore,
+				Checkpoint: save}, spec.Watch{})
 		if err != nil {
 			return way, "", err
 		}
@@ -75,8 +77,10 @@ func TestCheckpointOwner(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", who, err)
 		}
-		if got := whys(spec.Record{Way: way}, "restore: "); way.Start == "restore" != (why == "") || way.Start == "restore" && born != want || got != why {
-			t.Errorf("%s starts by %s, was born as %q (the one that was saved %q), since %q", who, way.Start, born, want, got)
+		if got := whys(spec.Record{Way: way}, "restore: "); way.Start == "restore" != (why == "") ||
+			way.Start == "restore" && born != want || got != why {
+			t.Errorf("%s starts by %s, was born as %q (the one that was saved %q), since %q", who, way.Start, born,
+				want, got)
 		}
 	}
 	ci, other, admin := as("ci"), as("other"), m.client(t)
@@ -89,7 +93,8 @@ func TestCheckpointOwner(t *testing.T) {
 	m.must("rm", "-f", "web")
 	starts("ci", ci, "", "restore: it belongs to an administrator")
 	starts("an administrator", admin, admins, "")
-	if _, _, err := run(ci, "always", false); code(err) != api.Unsupported || !strings.Contains(err.Error(), "it belongs to an administrator") {
+	if _, _, err := run(ci, "always", false); code(err) != api.Unsupported ||
+		!strings.Contains(err.Error(), "it belongs to an administrator") {
 		t.Errorf("ci insists: %v", err)
 	}
 
@@ -103,7 +108,8 @@ func TestCheckpointOwner(t *testing.T) {
 	m.start() // what is known of owners survives
 	starts("ci", ci, own, "")
 	starts("an administrator", admin, admins, "")
-	starts("other", other, "", "restore: none of 2 checkpoints fits: it belongs to token:ci (1); it belongs to an administrator (1)")
+	starts("other", other, "",
+		"restore: none of 2 checkpoints fits: it belongs to token:ci (1); it belongs to an administrator (1)")
 
 	_, _, err = run(admin, "always", true)
 	if err != nil {
@@ -180,7 +186,8 @@ func TestCheckpointDiskFull(t *testing.T) {
 		t.Errorf("it counts %q", got)
 	}
 	m.room(400 << 20)
-	if rec, _ := m.boot(t, "third", img.Ref, append(flags, "--restore", "always")...); rec.Way.Start != "restore" {
+	if rec, _ := m.boot(t, "third", img.Ref,
+		append(flags, "--restore", "always")...); rec.Way.Start != "restore" {
 		t.Errorf("with room again: %+v", rec.Way)
 	}
 }
@@ -208,7 +215,8 @@ func TestCheckpointClock(t *testing.T) {
 	m.must("rm", "-f", "first")
 	m.stop()
 	m.reboot()
-	m.under = []string{"unshare", "--time", "--monotonic", fmt.Sprint(later), "--boottime", fmt.Sprint(later), "--"}
+	m.under = []string{"unshare", "--time", "--monotonic", fmt.Sprint(later), "--boottime", fmt.Sprint(later),
+		"--"}
 	m.start()
 	rec, url := m.boot(t, "clone", img.Ref, "--restore", "always")
 	if rec.Way.Start != "restore" {
@@ -223,8 +231,8 @@ func TestCheckpointClock(t *testing.T) {
 	}
 }
 
-// A clone has the locks that were held. As long as somebody else holds one, the restore does not wait for ever, and the
-// error says who.
+// A clone has the locks that were held. As long as somebody else holds one, the restore does not wait for
+// ever, and the error says who.
 func TestCheckpointLocked(t *testing.T) {
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, nil)
@@ -233,8 +241,10 @@ func TestCheckpointLocked(t *testing.T) {
 	flags := []string{"-v", dir + ":/data", "-e", "LOCK=/data/lock", "--restore"}
 	m.boot(t, "first", img.Ref, append(flags, "never")...)
 	m.must("checkpoint", "--stateful", "first")
-	args := append([]string{"run", "-d", "--name", "clone", "--net", "bridge", "--ready", "http:80/"}, append(flags, "always", img.Ref)...)
-	if r := m.dew(args...); r.code != 12 || !strings.Contains(r.err, "a file that it had locked is locked by process ") {
+	args := append([]string{"run", "-d", "--name", "clone", "--net", "bridge", "--ready", "http:80/"},
+		append(flags, "always", img.Ref)...)
+	if r := m.dew(args...); r.code != 12 ||
+		!strings.Contains(r.err, "a file that it had locked is locked by process ") {
 		t.Errorf("while the lock is held: %+v", r)
 	}
 	m.must("rm", "-f", "first")
@@ -269,20 +279,24 @@ func TestCheckpointOfUser(t *testing.T) {
 	if err := json.Unmarshal([]byte(m.dew("--json", "doctor").out), &found); err != nil {
 		t.Fatal(err)
 	}
-	able := !slices.ContainsFunc(found, func(f spec.Finding) bool { return strings.Contains(f.Detail, "only processes of root can be dumped") })
+	able := !slices.ContainsFunc(found, func(f spec.Finding) bool {
+		return strings.Contains(f.Detail, "only processes of root can be dumped")
+	})
 	if able {
 		if r.code != 0 {
 			t.Errorf("%+v", r)
 		}
 		return
 	}
-	if r.code != 12 || !strings.Contains(r.err, "runs as user 1000") || !strings.Contains(r.err, "CAP_SYS_RESOURCE") {
+	if r.code != 12 || !strings.Contains(r.err, "runs as user 1000") ||
+		!strings.Contains(r.err, "CAP_SYS_RESOURCE") {
 		t.Errorf("%+v", r)
 	}
 	if e := m.event(spec.EventUnsaved); e.Name != "user" || !strings.Contains(e.Error, "runs as user 1000") {
 		t.Errorf("the event is %+v", e)
 	}
-	if rec := m.record("run", "-d", "--name", "other", "--net", "bridge", "--ready", "http:8080/", img.Ref); rec.Way.Start != "boot" {
+	if rec := m.record("run", "-d", "--name", "other", "--net", "bridge", "--ready", "http:8080/",
+		img.Ref); rec.Way.Start != "boot" {
 		t.Errorf("%+v", rec)
 	}
 }

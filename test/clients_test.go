@@ -36,7 +36,8 @@ func testClients(t *testing.T, v containerdtest.Version) {
 
 	m.must("pull", img.Ref)
 	reg.Forget()
-	want(t, c.Ctr("-n", "dewpoint", "run", "--rm", "--snapshotter", "dewpoint", img.Ref, id, "/app", "cat", "/etc/motd"), "above")
+	want(t, c.Ctr("-n", "dewpoint", "run", "--rm", "--snapshotter", "dewpoint", img.Ref, id, "/app", "cat",
+		"/etc/motd"), "above")
 	if n := reg.Total(); n != 0 {
 		t.Errorf("ctr fetched %d bytes of an image that dew had pulled", n)
 	}
@@ -45,13 +46,16 @@ func testClients(t *testing.T, v containerdtest.Version) {
 	// The same image in another namespace, by the clients' own pulls.
 	c.Ctr("images", "pull", "--plain-http", "--snapshotter", "dewpoint", img.Ref)
 	want(t, c.Ctr("run", "--rm", "--snapshotter", "dewpoint", img.Ref, id, "/app", "cat", "/etc/motd"), "above")
-	want(t, c.Nerdctl("run", "--rm", "--net", "none", "--insecure-registry", "--name", id, img.Ref, "cat", "/etc/motd"), "above")
+	want(t, c.Nerdctl("run", "--rm", "--net", "none", "--insecure-registry", "--name", id, img.Ref, "cat",
+		"/etc/motd"), "above")
 	wantFiles(t, m, len(img.Layers))
 
 	// One that dew does not know: only a new containerd tells which image it is.
 	if v != containerdtest.V16 {
-		other := reg.PushImage("other:1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(9, 3, 100_000)}), appOptions())
-		want(t, c.Nerdctl("run", "--rm", "--net", "none", "--insecure-registry", "--name", id, other.Ref, "cat", "/etc/motd"), "above")
+		other := reg.PushImage("other:1",
+			append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(9, 3, 100_000)}), appOptions())
+		want(t, c.Nerdctl("run", "--rm", "--net", "none", "--insecure-registry", "--name", id, other.Ref, "cat",
+			"/etc/motd"), "above")
 		wantFiles(t, m, len(img.Layers)+1)
 	}
 
@@ -68,7 +72,8 @@ func testClients(t *testing.T, v containerdtest.Version) {
 	m.must("pull", "--blobs", img.Ref)
 	c.Ctr(export...)
 	c.Ctr("-n", "third", "images", "import", "--snapshotter", "dewpoint", out)
-	want(t, c.Ctr("-n", "third", "run", "--rm", "--snapshotter", "dewpoint", img.Ref, id, "/app", "cat", "/etc/motd"), "above")
+	want(t, c.Ctr("-n", "third", "run", "--rm", "--snapshotter", "dewpoint", img.Ref, id, "/app", "cat",
+		"/etc/motd"), "above")
 }
 
 func want(t *testing.T, got, part string) {

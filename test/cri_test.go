@@ -44,7 +44,8 @@ func testCRI(t *testing.T, b *lazyBed, k *kubelet) {
 	k.remove(pod, id)
 
 	// The same layers with another on top, which no pack knows.
-	whole := b.reg.PushImage("whole:1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(9, 3, 3_000_000)}), appOptions())
+	whole := b.reg.PushImage("whole:1",
+		append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(9, 3, 3_000_000)}), appOptions())
 	top := whole.Layers[len(whole.Layers)-1]
 	pod = k.pod("whole")
 	b.port = freePort(t)
@@ -83,7 +84,8 @@ func dialCRI(t *testing.T, socket string) *kubelet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	k := &kubelet{t: t, images: cri.NewImageServiceClient(conn), runtime: cri.NewRuntimeServiceClient(conn), configs: map[string]*cri.PodSandboxConfig{}}
+	k := &kubelet{t: t, images: cri.NewImageServiceClient(conn), runtime: cri.NewRuntimeServiceClient(conn),
+		configs: map[string]*cri.PodSandboxConfig{}}
 	k.try("a version", func(ctx context.Context) error { // CRI comes a moment after the socket
 		_, err := k.runtime.Version(ctx, &cri.VersionRequest{}, grpc.WaitForReady(true))
 		return err
@@ -106,7 +108,8 @@ func (k *kubelet) try(what string, f func(context.Context) error) {
 func (k *kubelet) pod(name string) string {
 	k.t.Helper()
 	c := &cri.PodSandboxConfig{
-		Metadata: &cri.PodSandboxMetadata{Name: name, Uid: fmt.Sprintf("%s-%d", name, time.Now().UnixNano()), Namespace: "default"},
+		Metadata: &cri.PodSandboxMetadata{Name: name, Uid: fmt.Sprintf("%s-%d", name, time.Now().UnixNano()),
+			Namespace: "default"},
 		Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{
 			NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE}}},
 	}
@@ -133,8 +136,10 @@ func (k *kubelet) container(pod, ref string, args ...string) string {
 	})
 	var id string
 	k.try("create a container", func(ctx context.Context) error {
-		r, err := k.runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: pod, SandboxConfig: k.configs[pod],
-			Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "app"}, Image: spec, Args: args, Linux: &cri.LinuxContainerConfig{}}})
+		r, err := k.runtime.CreateContainer(ctx,
+			&cri.CreateContainerRequest{PodSandboxId: pod, SandboxConfig: k.configs[pod],
+				Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "app"}, Image: spec, Args: args,
+					Linux: &cri.LinuxContainerConfig{}}})
 		id = r.GetContainerId()
 		return err
 	})
@@ -149,10 +154,12 @@ func (k *kubelet) container(pod, ref string, args ...string) string {
 func (k *kubelet) remove(pod, container string) {
 	k.t.Helper()
 	k.try("remove", func(ctx context.Context) error {
-		if _, err := k.runtime.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: container, Timeout: 5}); err != nil {
+		if _, err := k.runtime.StopContainer(ctx,
+			&cri.StopContainerRequest{ContainerId: container, Timeout: 5}); err != nil {
 			return err
 		}
-		if _, err := k.runtime.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: container}); err != nil {
+		if _, err := k.runtime.RemoveContainer(ctx,
+			&cri.RemoveContainerRequest{ContainerId: container}); err != nil {
 			return err
 		}
 		if _, err := k.runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: pod}); err != nil {

@@ -40,7 +40,8 @@ func code(err error) api.Code {
 
 // quiet asks for a container that only sleeps, on no network.
 func quiet(ref, name string, t spec.Terms) spec.Request {
-	return spec.Request{Image: ref, Name: name, Net: "none", Cmd: []string{"sleep", "1h"}, Restore: "never", Terms: t}
+	return spec.Request{Image: ref, Name: name, Net: "none", Cmd: []string{"sleep", "1h"}, Restore: "never",
+		Terms: t}
 }
 
 // deployments are those of a node, by name, with its containers.
@@ -70,7 +71,8 @@ func (m *machine) idle(t *testing.T) {
 	t.Helper()
 	c := m.client(t)
 	var open []spec.Deployment
-	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	deadline := time.Now().Add(2 * time.Minute)
+	for ; time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		var err error
 		if open, err = c.ListDeployments(t.Context(), spec.DeploymentQuery{}); err != nil {
 			t.Fatal(err)
@@ -160,13 +162,16 @@ func TestKilledWhileItDeploysMany(t *testing.T) {
 	if _, err := c.Deploy(t.Context(), quiet(img.Ref, "first", spec.Terms{}), spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.DeployMany(t.Context(), spec.Many{Requests: []spec.Request{quiet(img.Ref, "lone", spec.Terms{})}, Count: 60,
-		Terms: spec.Terms{Detach: true, Key: "batch"}}, spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }}); err != nil {
+	if err := c.DeployMany(t.Context(),
+		spec.Many{Requests: []spec.Request{quiet(img.Ref, "lone", spec.Terms{})}, Count: 60,
+			Terms: spec.Terms{Detach: true, Key: "batch"}},
+		spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }}); err != nil {
 		t.Fatal(err)
 	}
 	over := make(chan error, 1)
 	go func() {
-		over <- c.DeployMany(context.Background(), spec.Many{Requests: []spec.Request{quiet(img.Ref, "kept", spec.Terms{})}, Count: 40}, spec.ManyWatch{})
+		over <- c.DeployMany(context.Background(),
+			spec.Many{Requests: []spec.Request{quiet(img.Ref, "kept", spec.Terms{})}, Count: 40}, spec.ManyWatch{})
 	}()
 	m.patiently("some are done", func() bool { return m.done(t) >= 12 })
 	m.kill()
@@ -189,8 +194,9 @@ func TestKilledWhileItDeploysMany(t *testing.T) {
 	t.Logf("%d of %d are done", done, len(all))
 	// The same call once more makes nothing.
 	c = m.client(t)
-	if err := c.DeployMany(t.Context(), spec.Many{Requests: []spec.Request{quiet(img.Ref, "lone", spec.Terms{})}, Count: 60,
-		Terms: spec.Terms{Detach: true, Key: "batch"}}, spec.ManyWatch{}); err != nil {
+	if err := c.DeployMany(t.Context(),
+		spec.Many{Requests: []spec.Request{quiet(img.Ref, "lone", spec.Terms{})}, Count: 60,
+			Terms: spec.Terms{Detach: true, Key: "batch"}}, spec.ManyWatch{}); err != nil {
 		t.Errorf("the same call again: %v", err)
 	}
 	m.idle(t)
@@ -234,7 +240,8 @@ func containerdEndsWhileMany(t *testing.T, signal unix.Signal) {
 	c := m.client(t)
 	over := make(chan error, 1)
 	go func() {
-		over <- c.DeployMany(context.Background(), spec.Many{Requests: []spec.Request{quiet(img.Ref, "some", spec.Terms{})}, Count: 30}, spec.ManyWatch{})
+		over <- c.DeployMany(context.Background(),
+			spec.Many{Requests: []spec.Request{quiet(img.Ref, "some", spec.Terms{})}, Count: 30}, spec.ManyWatch{})
 	}()
 	m.patiently("some are done", func() bool { return m.done(t) >= 5 })
 	was := m.privateContainerd()
@@ -257,8 +264,8 @@ func containerdEndsWhileMany(t *testing.T, signal unix.Signal) {
 	checkNothingLeft(t, m)
 }
 
-// Who waits can be called off, in the queue and while it is being deployed; nothing of it is left, and who waited
-// for it is told.
+// Who waits can be called off, in the queue and while it is being deployed; nothing of it is left, and who
+// waited for it is told.
 func TestCancelQueuedAndRunning(t *testing.T) {
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
@@ -269,17 +276,20 @@ func TestCancelQueuedAndRunning(t *testing.T) {
 	failed := make([]*spec.Failure, 3)
 	over := make(chan error, 1)
 	go func() {
-		over <- c.DeployMany(context.Background(), spec.Many{Requests: []spec.Request{never}, Count: 3, Parallel: 1, Terms: spec.Terms{Key: "n"}},
+		over <- c.DeployMany(context.Background(),
+			spec.Many{Requests: []spec.Request{never}, Count: 3, Parallel: 1, Terms: spec.Terms{Key: "n"}},
 			spec.ManyWatch{Ended: func(i int, _ spec.Record, f *spec.Failure) { failed[i] = f }})
 	}()
 	m.patiently("one runs and two wait", func() bool {
 		by, have := m.deployments(t)
 		two := by["never-2"]
-		return have["never-1"].Status == spec.StatusRunning && len(two) == 1 && two[0].State == spec.StateQueued && two[0].Position > 0
+		return have["never-1"].Status == spec.StatusRunning && len(two) == 1 && two[0].State == spec.StateQueued &&
+			two[0].Position > 0
 	})
 	for _, i := range []int{2, 1, 0} { // the queue first: none begins meanwhile
 		d, err := c.CancelDeployment(t.Context(), spec.DeploymentRef{Key: fmt.Sprintf("n/%d", i)})
-		if err != nil || d.State != spec.StateCanceled || d.Failure == nil || d.Failure.Code != string(api.Canceled) {
+		if err != nil || d.State != spec.StateCanceled || d.Failure == nil ||
+			d.Failure.Code != string(api.Canceled) {
 			t.Errorf("canceled: %+v, %v", d, err)
 		}
 	}
@@ -292,7 +302,8 @@ func TestCancelQueuedAndRunning(t *testing.T) {
 		}
 	}
 	// Canceled once more it stays as it is; its key stands for it.
-	if d, err := c.CancelDeployment(t.Context(), spec.DeploymentRef{Key: "n/0"}); err != nil || d.State != spec.StateCanceled {
+	if d, err := c.CancelDeployment(t.Context(), spec.DeploymentRef{Key: "n/0"}); err != nil ||
+		d.State != spec.StateCanceled {
 		t.Errorf("canceled again: %+v, %v", d, err)
 	}
 	again := never
@@ -352,7 +363,8 @@ func TestKeysAndDeadlines(t *testing.T) {
 		t.Errorf("the key of another request: %v", err)
 	}
 	i, err := c.Inspect(t.Context(), "one")
-	if err != nil || i.Request == nil || i.Request.Cmd[0] != "sleep" || i.Record == nil || i.Record.ID != records[0].ID || !strings.Contains(i.OCI, "ociVersion") {
+	if err != nil || i.Request == nil || i.Request.Cmd[0] != "sleep" || i.Record == nil ||
+		i.Record.ID != records[0].ID || !strings.Contains(i.OCI, "ociVersion") {
 		t.Errorf("inspected: %+v, %v", i, err)
 	}
 
@@ -363,7 +375,10 @@ func TestKeysAndDeadlines(t *testing.T) {
 	joined, leave := context.WithCancel(t.Context())
 	gone := make(chan error, 2)
 	go func() { _, err := m.client(t).Deploy(ctx, slow, spec.Watch{}); gone <- err }()
-	m.patiently("it runs", func() bool { _, have := m.deployments(t); return have["slow"].Status == spec.StatusRunning })
+	m.patiently("it runs", func() bool {
+		_, have := m.deployments(t)
+		return have["slow"].Status == spec.StatusRunning
+	})
 	told := make(chan spec.Deployment, 100)
 	go func() {
 		_, err := m.client(t).Deploy(joined, slow, spec.Watch{Deployment: func(d spec.Deployment) { told <- d }})
@@ -404,8 +419,9 @@ func TestGarbage(t *testing.T) {
 		"a long envelope": head + "Content-Length: 9\r\n\r\n\x00\xff\xff\xff\xffxxxx",
 		"a cut envelope":  head + "Content-Length: 100\r\n\r\n\x00\x00\x00\x00\x20xx",
 		"no protobuf":     head + "Content-Length: 9\r\n\r\n\x00\x00\x00\x00\x04\xff\xff\xff\xff",
-		"no JSON":         strings.Replace(head, "+proto", "+json", 1) + "Content-Length: 9\r\n\r\n\x00\x00\x00\x00\x04{{{{",
-		"HTTP/2 rubbish":  "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + strings.Repeat("\xff", 200),
+		"no JSON": strings.Replace(head, "+proto", "+json", 1) +
+			"Content-Length: 9\r\n\r\n\x00\x00\x00\x00\x04{{{{",
+		"HTTP/2 rubbish": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + strings.Repeat("\xff", 200),
 	} {
 		s, err := net.Dial("unix", socket)
 		if err != nil {

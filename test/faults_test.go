@@ -29,18 +29,29 @@ func TestRegistryFaults(t *testing.T) {
 		code  int // 0: dewd gets over it
 		says  string
 	}{
-		"401":           {fault: registrytest.Fault{Do: registrytest.Status, Status: 401, Path: registrytest.Anywhere}, code: 5, says: "docker login"},
-		"403":           {fault: registrytest.Fault{Do: registrytest.Status, Status: 403, Path: registrytest.Anywhere}, code: 5, says: "no right"},
-		"404":           {fault: registrytest.Fault{Do: registrytest.Status, Status: 404, Path: "/manifests/"}, code: 4, says: "name and tag"},
-		"404 blob":      {fault: registrytest.Fault{Do: registrytest.Status, Status: 404, Digest: big.Digest}, code: 4},
-		"429 once":      {fault: registrytest.Fault{Do: registrytest.Status, Status: 429, RetryAfter: "1", Digest: big.Digest, Times: 1}},
-		"503 twice":     {fault: registrytest.Fault{Do: registrytest.Status, Status: 503, Path: registrytest.Anywhere, Times: 2}},
-		"cut":           {fault: registrytest.Fault{Do: registrytest.Cut, At: 1 << 20, Digest: big.Digest, Times: 2}},
-		"stall":         {fault: registrytest.Fault{Do: registrytest.Stall, At: 1 << 20, Digest: big.Digest, Times: 1}},
-		"short":         {fault: registrytest.Fault{Do: registrytest.Short, At: 1000, Digest: big.Digest}, code: 6, says: "where"},
+		"401": {fault: registrytest.Fault{Do: registrytest.Status, Status: 401,
+			Path: registrytest.Anywhere}, code: 5, says: "docker login"},
+		"403": {fault: registrytest.Fault{Do: registrytest.Status, Status: 403,
+			Path: registrytest.Anywhere}, code: 5, says: "no right"},
+		"404": {fault: registrytest.Fault{Do: registrytest.Status, Status: 404, Path: "/manifests/"},
+			code: 4, says: "name and tag"},
+		"404 blob": {fault: registrytest.Fault{Do: registrytest.Status, Status: 404, Digest: big.Digest},
+			code: 4},
+		"429 once": {fault: registrytest.Fault{Do: registrytest.Status, Status: 429, RetryAfter: "1",
+			Digest: big.Digest, Times: 1}},
+		"503 twice": {fault: registrytest.Fault{Do: registrytest.Status, Status: 503,
+			Path: registrytest.Anywhere, Times: 2}},
+		"cut": {fault: registrytest.Fault{Do: registrytest.Cut, At: 1 << 20, Digest: big.Digest,
+			Times: 2}},
+		"stall": {fault: registrytest.Fault{Do: registrytest.Stall, At: 1 << 20, Digest: big.Digest,
+			Times: 1}},
+		"short": {fault: registrytest.Fault{Do: registrytest.Short, At: 1000, Digest: big.Digest}, code: 6,
+			says: "where"},
 		"ignores Range": {fault: registrytest.Fault{Do: registrytest.IgnoreRange, Digest: big.Digest}},
-		"flipped bit":   {fault: registrytest.Fault{Do: registrytest.Flip, At: 1 << 20, Digest: big.Digest}, code: 7},
-		"wrong digest":  {fault: registrytest.Fault{Do: registrytest.Garbage, At: 500, Path: "/manifests/"}, code: -1},
+		"flipped bit": {fault: registrytest.Fault{Do: registrytest.Flip, At: 1 << 20, Digest: big.Digest},
+			code: 7},
+		"wrong digest": {fault: registrytest.Fault{Do: registrytest.Garbage, At: 500, Path: "/manifests/"},
+			code: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m.t = t
@@ -101,7 +112,8 @@ func TestKilledPullResumes(t *testing.T) {
 	if err := pull.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); reg.Served(big.Digest) < big.Size*2/3; time.Sleep(10 * time.Millisecond) {
+	deadline := time.Now().Add(time.Minute)
+	for ; reg.Served(big.Digest) < big.Size*2/3; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the pull does not get on")
 		}
@@ -130,7 +142,8 @@ func TestRegistryRestart(t *testing.T) {
 	if err := pull.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); reg.Served(big.Digest) < big.Size/3 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); reg.Served(big.Digest) < big.Size/3 &&
+		time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	reg.Close()
@@ -195,8 +208,12 @@ func TestUnprivileged(t *testing.T) {
 
 func TestContainerFaults(t *testing.T) {
 	reg := registrytest.New(t)
-	foreign := "\x7fELF\x02\x02\x01" + strings.Repeat("\x00", 10) + "\x02\x00\x16" + strings.Repeat("\x00", 100) // for s390x
-	img := reg.PushImage("app:1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.Tar(registrytest.File{Name: "foreign", Body: foreign, Mode: 0o755})}), appOptions())
+	// for s390x
+	foreign := "\x7fELF\x02\x02\x01" + strings.Repeat("\x00", 10) + "\x02\x00\x16" + strings.Repeat("\x00", 100)
+	img := reg.PushImage("app:1",
+		append(appLayers(t, 0),
+			registrytest.Layer{Tar: registrytest.Tar(registrytest.File{Name: "foreign", Body: foreign, Mode: 0o755})}),
+		appOptions())
 	m := newMachine(t, reg).start()
 	port := freePort(t)
 	for name, c := range map[string]struct {
@@ -204,15 +221,19 @@ func TestContainerFaults(t *testing.T) {
 		code int
 		says string
 	}{
-		"exits before it is ready": {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, img.Ref, "exit", "3"}, 9, "status 3"},
-		"not ready in time":        {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, "--ready-timeout", "300ms", img.Ref, "serve", freePort(t)}, 9, "not ready"},
-		"no such command":          {[]string{"run", "--rm", "--entrypoint", "/none", img.Ref}, 127, "/none"},
-		"foreign program":          {[]string{"run", "--rm", "--entrypoint", "/foreign", img.Ref}, 126, "another architecture (s390x)"},
-		"foreign program, awaited": {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, "--entrypoint", "/foreign", img.Ref}, 126, "another architecture (s390x)"},
-		"no such image":            {[]string{"run", "--rm", reg.Host() + "/none:1"}, 4, "none"},
-		"bad reference":            {[]string{"run", "--rm", "UPPER/Case:1"}, 2, "UPPER"},
-		"bad readiness":            {[]string{"run", "--rm", "--ready", "smtp:25", img.Ref}, 2, "smtp"},
-		"no such container":        {[]string{"logs", "nobody"}, 4, "nobody"},
+		"exits before it is ready": {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, img.Ref, "exit", "3"},
+			9, "status 3"},
+		"not ready in time": {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, "--ready-timeout",
+			"300ms", img.Ref, "serve", freePort(t)}, 9, "not ready"},
+		"no such command": {[]string{"run", "--rm", "--entrypoint", "/none", img.Ref}, 127, "/none"},
+		"foreign program": {[]string{"run", "--rm", "--entrypoint", "/foreign", img.Ref}, 126,
+			"another architecture (s390x)"},
+		"foreign program, awaited": {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, "--entrypoint",
+			"/foreign", img.Ref}, 126, "another architecture (s390x)"},
+		"no such image":     {[]string{"run", "--rm", reg.Host() + "/none:1"}, 4, "none"},
+		"bad reference":     {[]string{"run", "--rm", "UPPER/Case:1"}, 2, "UPPER"},
+		"bad readiness":     {[]string{"run", "--rm", "--ready", "smtp:25", img.Ref}, 2, "smtp"},
+		"no such container": {[]string{"logs", "nobody"}, 4, "nobody"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m.t = t
@@ -223,10 +244,13 @@ func TestContainerFaults(t *testing.T) {
 	}
 	m.t = t
 	m.must("run", "-d", "--name", "foreign", "--entrypoint", "/foreign", img.Ref)
-	eventually(t, "the output says what is wrong", func() bool { return strings.Contains(m.dew("logs", "foreign").err, "another architecture (s390x)") })
+	eventually(t, "the output says what is wrong", func() bool {
+		return strings.Contains(m.dew("logs", "foreign").err, "another architecture (s390x)")
+	})
 	m.must("rm", "foreign")
 	m.must("run", "-d", "--name", "one", img.Ref, "serve", port)
-	if r := m.dew("run", "-d", "--name", "one", img.Ref, "serve", port); r.code != 10 || !strings.Contains(r.err, "one") {
+	if r := m.dew("run", "-d", "--name", "one", img.Ref, "serve", port); r.code != 10 ||
+		!strings.Contains(r.err, "one") {
 		t.Errorf("a name twice: %+v", r)
 	}
 	if r := m.dew("rmi", img.Ref); r.code == 0 || !strings.Contains(r.err, "one") {
@@ -242,7 +266,8 @@ func TestContainerFaults(t *testing.T) {
 func TestNotARegistry(t *testing.T) {
 	m := newMachine(t, nil).start()
 	l := freePort(t)
-	srv := &http.Server{Addr: "127.0.0.1:" + l, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "<html>hello") })}
+	srv := &http.Server{Addr: "127.0.0.1:" + l,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "<html>hello") })}
 	go srv.ListenAndServe()
 	t.Cleanup(func() { srv.Close() })
 	time.Sleep(50 * time.Millisecond)

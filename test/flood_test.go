@@ -48,7 +48,8 @@ func (m *machine) overTCP() (as func(name string) *api.Client) {
 	return func(name string) *api.Client {
 		m.t.Helper()
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(m.must("token", "--file", tokens, "--name", name, "deploy")), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte(m.must("token", "--file", tokens, "--name", name, "deploy")),
+			0o600); err != nil {
 			m.t.Fatal(err)
 		}
 		c, err := api.DialWith("http://"+l.Addr().String(), api.Credentials{Token: file})
@@ -109,10 +110,13 @@ func TestFlood(t *testing.T) {
 	const many = 2000
 	for i := range many {
 		flood.Go(func() {
-			_, err := flooder.Deploy(ctx, spec.Request{Image: img.Ref, Name: fmt.Sprint("flood-", i), Net: "none", Cmd: []string{"sleep", "1h"}, Ready: "tcp:1", ReadyTimeout: time.Hour}, spec.Watch{})
+			_, err := flooder.Deploy(ctx,
+				spec.Request{Image: img.Ref, Name: fmt.Sprint("flood-", i), Net: "none", Cmd: []string{"sleep", "1h"},
+					Ready: "tcp:1", ReadyTimeout: time.Hour}, spec.Watch{})
 			var e *api.Error
 			switch {
-			case errors.As(err, &e) && e.Code == api.Busy && strings.HasPrefix(e.Remedy, "try again in ") && e.Exit == api.ExitBusy:
+			case errors.As(err, &e) && e.Code == api.Busy && strings.HasPrefix(e.Remedy, "try again in ") &&
+				e.Exit == api.ExitBusy:
 				busy.Add(1)
 			case ctx.Err() == nil:
 				odd.Add(1)
@@ -122,7 +126,9 @@ func TestFlood(t *testing.T) {
 	}
 	eventually(t, "the queue is full for him", func() bool { return busy.Load()+odd.Load() >= many-200 })
 	for i := range 3 {
-		if _, err := other.Deploy(t.Context(), spec.Request{Image: img.Ref, Name: fmt.Sprint("other-", i), Net: "none", Cmd: []string{"sleep", "1h"}}, spec.Watch{}); err != nil {
+		if _, err := other.Deploy(t.Context(),
+			spec.Request{Image: img.Ref, Name: fmt.Sprint("other-", i), Net: "none", Cmd: []string{"sleep", "1h"}},
+			spec.Watch{}); err != nil {
 			t.Errorf("another caller's: %v", err)
 		}
 		if _, err := other.List(t.Context(), true); err != nil {
@@ -133,8 +139,10 @@ func TestFlood(t *testing.T) {
 		t.Errorf("nobody waits any more: the test has shown nothing: %s", s)
 	}
 	all := scrape()
-	all.exactly(t, map[series]float64{{"queue_running_limit", ""}: 2, {"queue_refused_total", "reason=never"}: 0})
-	all.atLeast(t, map[series]float64{{"queue_waiting", "reason=turn"}: 1, {"queue_callers", ""}: 1, {"queue_refused_total", "reason=busy"}: 1, {"queue_admitted_total", ""}: 4,
+	all.exactly(t, map[series]float64{{"queue_running_limit", ""}: 2,
+		{"queue_refused_total", "reason=never"}: 0})
+	all.atLeast(t, map[series]float64{{"queue_waiting", "reason=turn"}: 1, {"queue_callers", ""}: 1,
+		{"queue_refused_total", "reason=busy"}: 1, {"queue_admitted_total", ""}: 4,
 		{"queue_promised_bytes", ""}: 1 << 20})
 	if n := all.count(series{"queue_running", ""}); n > 2 {
 		t.Errorf("%v are under way", n)
@@ -150,9 +158,13 @@ func TestFlood(t *testing.T) {
 		all, err := other.List(t.Context(), true)
 		return err == nil && len(all) == 3 && !someWait.MatchString(m.pressure(t.Context(), other))
 	})
-	becomes(t, scrape, map[series]float64{{"queue_running", ""}: 0, {"queue_callers", ""}: 0, {"queue_waiting", ""}: 0, {"queue_promised_bytes", ""}: 0})
-	if all, told := scrape(), busy.Load(); all.count(series{"queue_refused_total", "reason=busy"}) != float64(told) || all.count(series{"api_call_seconds", "method=Deploy code=busy"}) != float64(told) {
-		t.Errorf("%d were told that the node is busy, and %v are counted, %v of them calls", told, all.count(series{"queue_refused_total", "reason=busy"}),
+	becomes(t, scrape, map[series]float64{{"queue_running", ""}: 0, {"queue_callers", ""}: 0,
+		{"queue_waiting", ""}: 0, {"queue_promised_bytes", ""}: 0})
+	if all, told := scrape(),
+		busy.Load(); all.count(series{"queue_refused_total", "reason=busy"}) != float64(told) ||
+		all.count(series{"api_call_seconds", "method=Deploy code=busy"}) != float64(told) {
+		t.Errorf("%d were told that the node is busy, and %v are counted, %v of them calls", told,
+			all.count(series{"queue_refused_total", "reason=busy"}),
 			all.count(series{"api_call_seconds", "method=Deploy code=busy"}))
 	}
 	m.must("rm", "-f", "other-0", "other-1", "other-2")
@@ -174,7 +186,9 @@ func TestCallersShare(t *testing.T) {
 		c := as(who)
 		for i := range n {
 			work.Go(func() {
-				r, err := c.Deploy(t.Context(), spec.Request{Image: img.Ref, Name: fmt.Sprint(who, i), Net: "none", Cmd: []string{"sleep", "1h"}}, spec.Watch{})
+				r, err := c.Deploy(t.Context(),
+					spec.Request{Image: img.Ref, Name: fmt.Sprint(who, i), Net: "none", Cmd: []string{"sleep", "1h"}},
+					spec.Watch{})
 				mu.Lock()
 				defer mu.Unlock()
 				if order = append(order, who); err != nil || r.Stages[spec.Admitted] == 0 {
@@ -188,7 +202,9 @@ func TestCallersShare(t *testing.T) {
 	defer stop()
 	first := as("first")
 	work.Go(func() {
-		_, _ = first.Deploy(ctx, spec.Request{Image: img.Ref, Net: "none", Cmd: []string{"sleep", "1h"}, Ready: "tcp:1", ReadyTimeout: time.Hour}, spec.Watch{})
+		_, _ = first.Deploy(ctx,
+			spec.Request{Image: img.Ref, Net: "none", Cmd: []string{"sleep", "1h"}, Ready: "tcp:1",
+				ReadyTimeout: time.Hour}, spec.Watch{})
 	})
 	ask("much", 18)
 	eventually(t, "many wait", func() bool { return someWait.MatchString(m.pressure(t.Context(), first)) })
@@ -240,7 +256,9 @@ func TestMemoryIsWaitedFor(t *testing.T) {
 		got := make(chan error, 1)
 		begun := make(chan struct{})
 		go func() {
-			_, err := c.Deploy(ctx, spec.Request{Image: img.Ref, Name: name, Net: "none", Memory: memory, Cmd: []string{"sleep", "1h"}, Ready: ready, ReadyTimeout: time.Hour},
+			_, err := c.Deploy(ctx,
+				spec.Request{Image: img.Ref, Name: name, Net: "none", Memory: memory, Cmd: []string{"sleep", "1h"},
+					Ready: ready, ReadyTimeout: time.Hour},
 				spec.Watch{Reached: func(_, stage string, _ float64) {
 					if stage == spec.Started {
 						close(begun)
@@ -258,12 +276,15 @@ func TestMemoryIsWaitedFor(t *testing.T) {
 	if !errors.As(err, &e) || e.Code != api.NoMemory || !strings.Contains(e.Remedy, "--memory") {
 		t.Errorf("a container that may take a petabyte: %v", err)
 	}
-	scrape().exactly(t, map[series]float64{{"queue_refused_total", "reason=never"}: 1, {"queue_refused_total", "reason=busy"}: 0})
+	scrape().exactly(t, map[series]float64{{"queue_refused_total", "reason=never"}: 1,
+		{"queue_refused_total", "reason=busy"}: 0})
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	first := deploy(ctx, "first", half, "tcp:1")
 	second := deploy(t.Context(), "second", half, "")
-	eventually(t, "that it waits for memory is told", func() bool { return strings.Contains(m.pressure(t.Context(), c), "1 wait for memory") })
+	eventually(t, "that it waits for memory is told", func() bool {
+		return strings.Contains(m.pressure(t.Context(), c), "1 wait for memory")
+	})
 	becomes(t, scrape, map[series]float64{{"queue_waiting", "reason=memory"}: 1, {"queue_waiting", ""}: 1})
 	if err := <-deploy(t.Context(), "small", 32<<20, ""); err != nil {
 		t.Errorf("one that fits, beside it: %v", err)
@@ -288,7 +309,9 @@ func TestMemoryIsWaitedFor(t *testing.T) {
 	}
 	defer c.Close()
 	third := deploy(t.Context(), "third", half, "")
-	eventually(t, "another one waits for memory", func() bool { return strings.Contains(m.pressure(t.Context(), c), "1 wait for memory") })
+	eventually(t, "another one waits for memory", func() bool {
+		return strings.Contains(m.pressure(t.Context(), c), "1 wait for memory")
+	})
 	scrape().atLeast(t, map[series]float64{{"queue_owed_bytes", ""}: float64(half) / 2})
 	m.must("rm", "-f", "second")
 	if err := <-third; err != nil {
@@ -305,7 +328,8 @@ func TestDeployOnFullDisk(t *testing.T) {
 	m := newMachine(t, reg).onTmpfs("32m").start()
 	m.must("run", "-d", "--net", "none", "--name", "before", small.Ref, "sleep", "1h")
 	r := m.dew("run", "-d", "--net", "none", "--name", "web", large.Ref, "sleep", "1h")
-	if r.code != 8 || !strings.Contains(r.err, "disk full") || !strings.Contains(r.err, "are not here") || !strings.Contains(r.err, "dew prune") {
+	if r.code != 8 || !strings.Contains(r.err, "disk full") || !strings.Contains(r.err, "are not here") ||
+		!strings.Contains(r.err, "dew prune") {
 		t.Errorf("%+v", r)
 	}
 	if s := m.must("ps", "-a"); strings.Contains(s, "web") || !strings.Contains(s, "before") {
@@ -368,7 +392,9 @@ func burst(b *testing.B, c *api.Client, ref string) (rate, median float64) {
 	begun := time.Now()
 	for i := range took {
 		g.Go(func() {
-			_, err := c.Deploy(b.Context(), spec.Request{Image: ref, Name: fmt.Sprint("c", i), Net: "none", Cmd: []string{"sleep", "1h"}}, spec.Watch{})
+			_, err := c.Deploy(b.Context(),
+				spec.Request{Image: ref, Name: fmt.Sprint("c", i), Net: "none", Cmd: []string{"sleep", "1h"}},
+				spec.Watch{})
 			if err != nil {
 				b.Error(err)
 			}

@@ -59,7 +59,8 @@ type madePack struct {
 }
 
 // of is the pack of an image that is in a registry: the program is read, nothing else.
-func (p *madePacks) of(t *testing.T, li *lazyImage, client *registry.Client, layers []registrytest.Layer) madePack {
+func (p *madePacks) of(t *testing.T, li *lazyImage, client *registry.Client,
+	layers []registrytest.Layer) madePack {
 	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,10 +74,12 @@ func (p *madePacks) of(t *testing.T, li *lazyImage, client *registry.Client, lay
 		if i == 1 { // the program
 			profile.Reads = append(profile.Reads, pack.Range{Layer: i, Length: int64(len(layers[i].Tar))})
 		}
-		in.Layers = append(in.Layers, pack.InputLayer{DiffID: l.DiffID, Blob: l.Digest, BlobSize: l.Size, Size: int64(len(layers[i].Tar)),
-			Compression: l.Compression(), Data: bytes.NewReader(layers[i].Tar), Open: func() (io.ReadCloser, error) {
-				return client.Open(t.Context(), reference(t, li.Ref), registry.Blob{Digest: l.Digest, Size: l.Size}, 0, -1, registry.OpenOptions{PlainHTTP: true})
-			}})
+		in.Layers = append(in.Layers,
+			pack.InputLayer{DiffID: l.DiffID, Blob: l.Digest, BlobSize: l.Size, Size: int64(len(layers[i].Tar)),
+				Compression: l.Compression(), Data: bytes.NewReader(layers[i].Tar), Open: func() (io.ReadCloser, error) {
+					return client.Open(t.Context(), reference(t, li.Ref), registry.Blob{Digest: l.Digest, Size: l.Size}, 0,
+						-1, registry.OpenOptions{PlainHTTP: true})
+				}})
 	}
 	var b bytes.Buffer
 	stats, err := pack.Build(t.Context(), &b, in)
@@ -91,11 +94,15 @@ func (p *madePacks) of(t *testing.T, li *lazyImage, client *registry.Client, lay
 // publish pushes a pack beside the image.
 func (li *lazyImage) publish(t *testing.T, client *registry.Client, b []byte, header digest.Digest) {
 	t.Helper()
-	_, err := client.PushArtifact(t.Context(), reference(t, li.Ref), registry.Artifact{Type: pack.MediaType, Subject: li.Desc,
-		Annotations: map[string]string{pack.AnnotationBlob: digest.FromBytes(b).String(), pack.AnnotationSize: strconv.Itoa(len(b)),
-			pack.AnnotationHeader: header.String()},
-		Layers: []registry.ArtifactLayer{{MediaType: pack.MediaType, Digest: digest.FromBytes(b), Size: int64(len(b)),
-			Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}}}, registry.ResolveOptions{PlainHTTP: true})
+	_, err := client.PushArtifact(t.Context(), reference(t, li.Ref),
+		registry.Artifact{Type: pack.MediaType, Subject: li.Desc,
+			Annotations: map[string]string{pack.AnnotationBlob: digest.FromBytes(b).String(),
+				pack.AnnotationSize:   strconv.Itoa(len(b)),
+				pack.AnnotationHeader: header.String()},
+			Layers: []registry.ArtifactLayer{{MediaType: pack.MediaType, Digest: digest.FromBytes(b),
+				Size: int64(len(b)),
+				Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}}},
+		registry.ResolveOptions{PlainHTTP: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +142,8 @@ func (li *lazyImage) mixed(size int) []byte {
 
 func registryClient(t *testing.T, reg *registrytest.Server) *registry.Client {
 	t.Helper()
-	c, err := registry.New(registry.Config{Hosts: map[string]registry.Host{reg.Host(): {PlainHTTP: true}}, DockerConfig: filepath.Join(t.TempDir(), "none")})
+	c, err := registry.New(registry.Config{Hosts: map[string]registry.Host{reg.Host(): {PlainHTTP: true}},
+		DockerConfig: filepath.Join(t.TempDir(), "none")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +163,8 @@ func reference(t *testing.T, s string) image.Reference {
 // read reads a file in the container that listens on port, and checks it.
 func (li *lazyImage) read(t *testing.T, port, path string) {
 	t.Helper()
-	if got := fmt.Sprintf("%x", sha256.Sum256([]byte(get(t, "http://127.0.0.1:"+port+"/cat?"+path)))); got != li.files[path] {
+	if got := fmt.Sprintf("%x",
+		sha256.Sum256([]byte(get(t, "http://127.0.0.1:"+port+"/cat?"+path)))); got != li.files[path] {
 		t.Errorf("%s in the container hashes to %s, not to %s", path, got, li.files[path])
 	}
 }
@@ -174,7 +183,8 @@ func TestLazyRun(t *testing.T) {
 			li := pushLazy(t, reg, "app:1", 32<<20, image.Gzip)
 			before := li.served(reg)
 			m := newMachine(t, reg)
-			m.config = strings.Replace(m.config, "[node]\n", "[node]\nmount = \""+backend+"\"\n", 1) + "[lazy]\ndelay = \"2s\"\n"
+			m.config = strings.Replace(m.config, "[node]\n", "[node]\nmount = \""+backend+"\"\n", 1) +
+				"[lazy]\ndelay = \"2s\"\n"
 			m.start()
 			port := freePort(t)
 			rec := m.record("run", "-d", "--name", "web", "--ready", "http:"+port+"/", li.Ref, "serve", port)
@@ -236,7 +246,8 @@ func (m *machine) awaitComplete() {
 // What a start has waited for, since it was not here, is among the spans of its record.
 func TestWaitsAreSpans(t *testing.T) {
 	b := newLazyBed(t, "erofs", off+noLearn)
-	rec := b.record("run", "-d", "--name", "web", "--ready", "http:"+b.port+"/sum?"+file(40), b.li.Ref, "serve", b.port)
+	rec := b.record("run", "-d", "--name", "web", "--ready", "http:"+b.port+"/sum?"+file(40), b.li.Ref, "serve",
+		b.port)
 	if rec.Way.Pull != "lazy" {
 		t.Fatalf("way: %+v", rec.Way)
 	}
@@ -245,7 +256,8 @@ func TestWaitsAreSpans(t *testing.T) {
 		switch s.Name {
 		case "wait":
 			waits++
-			if s.To < s.From || s.From < 0 || !strings.HasPrefix(s.Attributes["layer"], "sha256:") || s.Attributes["at"] == "" {
+			if s.To < s.From || s.From < 0 || !strings.HasPrefix(s.Attributes["layer"], "sha256:") ||
+				s.Attributes["at"] == "" {
 				t.Errorf("%+v", s)
 			}
 		case "deploy":

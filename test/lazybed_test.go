@@ -54,7 +54,8 @@ func newLazyBed(t *testing.T, backend, config string) *lazyBed {
 func newStillBed(t *testing.T, backend, config string) *lazyBed {
 	t.Helper()
 	reg := registrytest.New(t)
-	b := &lazyBed{reg: reg, li: pushLazy(t, reg, "app:1", 16<<20, image.Gzip), machine: newMachine(t, reg), backend: backend, port: freePort(t)}
+	b := &lazyBed{reg: reg, li: pushLazy(t, reg, "app:1", 16<<20, image.Gzip), machine: newMachine(t, reg),
+		backend: backend, port: freePort(t)}
 	b.config = strings.Replace(b.config, "[node]\n", "[node]\nmount = \""+backend+"\"\n", 1) + slowLink + config
 	return b
 }

@@ -58,7 +58,8 @@ func TestLazyClientsTrust(t *testing.T) {
 	if n := b.li.served(b.reg) - before; n > 0 {
 		t.Errorf("%d bytes of the layer were fetched by a pull", n)
 	}
-	c.Ctr("images", "rm", "--sync", b.li.Ref) // the layers are kept for a minute, for a client that is about to use them
+	// the layers are kept for a minute, for a client that is about to use them
+	c.Ctr("images", "rm", "--sync", b.li.Ref)
 }
 
 // anyPack believes what the repository has; see TestLazyClientsTrust.
@@ -66,7 +67,8 @@ const anyPack = noLearn + "trust = \"repository\"\n"
 
 // newClientBed starts a node on a containerd of its own, and a registry with the
 // lazy image and pods' own.
-func newClientBed(t *testing.T, backend, config string, v containerdtest.Version, cri *containerdtest.CRI) (*lazyBed, *containerdtest.Containerd) {
+func newClientBed(t *testing.T, backend, config string, v containerdtest.Version,
+	cri *containerdtest.CRI) (*lazyBed, *containerdtest.Containerd) {
 	t.Helper()
 	b := newStillBed(t, backend, config)
 	dir := filepath.Join(filepath.Dir(b.root), "c")

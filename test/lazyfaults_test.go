@@ -129,8 +129,10 @@ func testLazyRegistryAway(t *testing.T, backend string) {
 	b.start()
 	b.run()
 	b.reads(file(40))
-	becomes(t, scrape, map[series]float64{{"lazy_starts_total", ""}: 1, {"lazy_failed_waits_total", ""}: 0, {"lazy_lies_total", ""}: 0, {"deployment_seconds", "pull=lazy outcome=ok"}: 1})
-	reaches(t, scrape, map[series]float64{{"lazy_wait_seconds", ""}: 1, {"lazy_pack_bytes_total", ""}: 1, {"lazy_demand_bytes_total", ""}: 1})
+	becomes(t, scrape, map[series]float64{{"lazy_starts_total", ""}: 1, {"lazy_failed_waits_total", ""}: 0,
+		{"lazy_lies_total", ""}: 0, {"deployment_seconds", "pull=lazy outcome=ok"}: 1})
+	reaches(t, scrape, map[series]float64{{"lazy_wait_seconds", ""}: 1, {"lazy_pack_bytes_total", ""}: 1,
+		{"lazy_demand_bytes_total", ""}: 1})
 	before := scrape().count(series{"lazy_wait_seconds", ""})
 	for n, away := range []struct {
 		begin, end func()
@@ -147,7 +149,9 @@ func testLazyRegistryAway(t *testing.T, backend string) {
 		if took := b.errs(far, got); took < 2*time.Second || took > 10*time.Second { // the kernel's layers each ask
 			t.Errorf("the error came after %s", took)
 		}
-		b.eventually("dewd's word on it", func() bool { return b.says("level=ERROR", "bytes that a container waits for", away.says) })
+		b.eventually("dewd's word on it", func() bool {
+			return b.says("level=ERROR", "bytes that a container waits for", away.says)
+		})
 		if b.says("err=<nil>") {
 			t.Error("dewd does not say why bytes do not come")
 		}
@@ -161,7 +165,8 @@ func testLazyRegistryAway(t *testing.T, backend string) {
 		away.end()
 		b.recovers(far)
 	}
-	reaches(t, scrape, map[series]float64{{"lazy_failed_waits_total", ""}: 2, {"lazy_wait_seconds", ""}: before + 2})
+	reaches(t, scrape, map[series]float64{{"lazy_failed_waits_total", ""}: 2,
+		{"lazy_wait_seconds", ""}: before + 2})
 	b.must("rm", "-f", "web")
 }
 
@@ -191,14 +196,17 @@ func TestLazyFailedReadsAreShown(t *testing.T) {
 	}
 	b.reg.Close()
 	b.errs(file(10), b.ask(file(10)))
-	b.eventually("ps says that reads fail", func() bool { return strings.Contains(shown()["web"], "connection refused") })
+	b.eventually("ps says that reads fail", func() bool {
+		return strings.Contains(shown()["web"], "connection refused")
+	})
 	for line := range strings.Lines(b.must("ps")) {
 		if marked := strings.Contains(line, "running (reads fail)"); marked != strings.HasPrefix(line, "web ") {
 			t.Errorf("of ps: %s", line)
 		}
 	}
 	r := b.dew("doctor")
-	for _, want := range []string{"lazy reads", b.li.Ref, "connection refused", "the registry " + b.reg.Host() + " can be reached"} {
+	for _, want := range []string{"lazy reads", b.li.Ref, "connection refused",
+		"the registry " + b.reg.Host() + " can be reached"} {
 		if !strings.Contains(r.out, want) {
 			t.Errorf("doctor does not say %q:\n%s", want, r.out)
 		}
@@ -216,7 +224,8 @@ func TestLazyFailedReadsAreShown(t *testing.T) {
 func TestLazyTampered(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]registrytest.Fault{
-		"beginning": {Do: registrytest.WrongBytes}, "moved": {Do: registrytest.LieRange, At: 1000}, "short": {Do: registrytest.Short, At: 1000},
+		"beginning": {Do: registrytest.WrongBytes}, "moved": {Do: registrytest.LieRange, At: 1000},
+		"short":     {Do: registrytest.Short, At: 1000},
 		"no ranges": {Do: registrytest.IgnoreRange}, "flipped": {Do: registrytest.Flip, At: 200_000},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -120,7 +120,8 @@ func TestLazyManyReaders(t *testing.T) {
 	for n := range 40 {
 		paths = append(paths, file(n))
 	}
-	readers := exec.Command(filepath.Join(programs, "dew"), append([]string{"-H", "unix://" + b.state + "/dewd.sock", "exec", "web", "/app", "each"}, paths...)...)
+	readers := exec.Command(filepath.Join(programs, "dew"),
+		append([]string{"-H", "unix://" + b.state + "/dewd.sock", "exec", "web", "/app", "each"}, paths...)...)
 	done := make(chan string, 1)
 	go func() {
 		out, err := readers.CombinedOutput()

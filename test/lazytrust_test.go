@@ -36,13 +36,16 @@ func pushLiar(t *testing.T, reg *registrytest.Server) *lazyImage {
 	if bytes.Equal(spoiled, tars[top].Tar) {
 		t.Fatal("nothing to lie about")
 	}
-	profile := &pack.Profile{Version: 1, Image: li.Digest, Reads: []pack.Range{{Layer: top, Length: int64(len(spoiled))}}}
+	profile := &pack.Profile{Version: 1, Image: li.Digest,
+		Reads: []pack.Range{{Layer: top, Length: int64(len(spoiled))}}}
 	in := pack.Input{Image: li.Digest, Dir: t.TempDir(), Profile: profile}
 	client := registryClient(t, reg)
 	for i, l := range li.Layers {
-		il := pack.InputLayer{DiffID: l.DiffID, Blob: l.Digest, BlobSize: l.Size, Size: int64(len(tars[i].Tar)), Compression: l.Compression(),
-			Data: bytes.NewReader(tars[i].Tar), Open: func() (io.ReadCloser, error) {
-				return client.Open(t.Context(), reference(t, li.Ref), registry.Blob{Digest: l.Digest, Size: l.Size}, 0, -1, registry.OpenOptions{PlainHTTP: true})
+		il := pack.InputLayer{DiffID: l.DiffID, Blob: l.Digest, BlobSize: l.Size, Size: int64(len(tars[i].Tar)),
+			Compression: l.Compression(),
+			Data:        bytes.NewReader(tars[i].Tar), Open: func() (io.ReadCloser, error) {
+				return client.Open(t.Context(), reference(t, li.Ref), registry.Blob{Digest: l.Digest, Size: l.Size}, 0,
+					-1, registry.OpenOptions{PlainHTTP: true})
 			}}
 		if i == top { // Build compares data and digest; relabel puts the digest right
 			il.DiffID, il.Data, il.Open = digest.FromBytes(spoiled), bytes.NewReader(spoiled), nil
@@ -128,7 +131,8 @@ func testLazyPackLied(t *testing.T, policy string) {
 func TestLazyPackSpoiled(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]registrytest.Fault{
-		"flipped": {Do: registrytest.Flip}, "cut": {Do: registrytest.Cut}, "hangs": {Do: registrytest.Hang}, "gone": {Do: registrytest.Status, Status: 404},
+		"flipped": {Do: registrytest.Flip}, "cut": {Do: registrytest.Cut}, "hangs": {Do: registrytest.Hang},
+		"gone": {Do: registrytest.Status, Status: 404},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -137,7 +141,8 @@ func TestLazyPackSpoiled(t *testing.T) {
 			fault.At = int64(len(b.li.pack)) / 2 // among the chunks
 			b.reg.Fail(fault)
 			begin := time.Now()
-			rec := b.record("run", "-d", "--name", "web", "--ready", "http:"+b.port+"/", "--ready-timeout", "30s", b.li.Ref, "serve", b.port)
+			rec := b.record("run", "-d", "--name", "web", "--ready", "http:"+b.port+"/", "--ready-timeout", "30s",
+				b.li.Ref, "serve", b.port)
 			if took := time.Since(begin); took > 20*time.Second {
 				t.Errorf("ready after %s", took)
 			}
@@ -154,7 +159,8 @@ func TestLazyPackSpoiled(t *testing.T) {
 // event waits for an event of such a kind, also if it has been already.
 func (m *machine) event(kind string) spec.Event {
 	m.t.Helper()
-	cmd := exec.Command(filepath.Join(programs, "dew"), "-H", "unix://"+m.state+"/dewd.sock", "--json", "events", "--after", "0")
+	cmd := exec.Command(filepath.Join(programs, "dew"), "-H", "unix://"+m.state+"/dewd.sock", "--json", "events",
+		"--after", "0")
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -190,7 +196,9 @@ func TestLazyDiskFull(t *testing.T) {
 	ballast := filepath.Join(b.root, "ballast")
 	b.fillDisk(ballast, 6<<20)
 	b.reg.Heal()
-	b.eventually("dewd's word on it", func() bool { return b.says("no space left on device") || b.says("disk full") })
+	b.eventually("dewd's word on it", func() bool {
+		return b.says("no space left on device") || b.says("disk full")
+	})
 	good := 0
 	const files = 5
 	for n := range files {
@@ -236,7 +244,8 @@ func (m *machine) diskOf(size int64) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	for _, args := range [][]string{{"mkfs.ext4", "-q", "-m", "0", image}, {"mount", "-o", "loop", image, m.root}} {
+	for _, args := range [][]string{{"mkfs.ext4", "-q", "-m", "0", image},
+		{"mount", "-o", "loop", image, m.root}} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			m.t.Fatalf("%v: %v\n%s", args, err, out)
 		}

@@ -41,7 +41,9 @@ func TestLeak(t *testing.T) {
 	}
 	defer c.Close()
 	deploy := func(name string) error {
-		_, err := c.Deploy(t.Context(), spec.Request{Image: img.Ref, Name: name, Cmd: []string{"sleep", "1h"}, Net: "none", Ready: "none"}, spec.Watch{})
+		_, err := c.Deploy(t.Context(),
+			spec.Request{Image: img.Ref, Name: name, Cmd: []string{"sleep", "1h"}, Net: "none", Ready: "none"},
+			spec.Watch{})
 		return err
 	}
 	// several gives each of n containers to do, some at once.
@@ -98,9 +100,11 @@ func TestLeak(t *testing.T) {
 // is no leak, one for every tenth container would be; nor is the directory of a
 // snapshot that containerd's next collection takes.
 func (h holdings) beyond(before holdings) bool {
-	return h.processes > before.processes || h.mounts > before.mounts || h.namespaces > before.namespaces || h.cgroups > before.cgroups ||
+	return h.processes > before.processes || h.mounts > before.mounts || h.namespaces > before.namespaces ||
+		h.cgroups > before.cgroups ||
 		h.records > before.records || h.snapshots > before.snapshots+4 ||
-		h.descriptors > before.descriptors+4 || h.containerd > before.containerd+4 || h.goroutines > before.goroutines+8
+		h.descriptors > before.descriptors+4 || h.containerd > before.containerd+4 ||
+		h.goroutines > before.goroutines+8
 }
 
 // settled is what the node holds once that is not more than before, or after two minutes: containerd
@@ -113,7 +117,8 @@ func (m *machine) settled(metrics string, before holdings) holdings {
 		time.Sleep(300 * time.Millisecond)
 		last := h
 		h = m.holds(metrics)
-		if before != (holdings{}) && !h.beyond(before) || before == (holdings{}) && h.processes == last.processes && !last.beyond(h) && !h.beyond(last) {
+		if before != (holdings{}) && !h.beyond(before) ||
+			before == (holdings{}) && h.processes == last.processes && !last.beyond(h) && !h.beyond(last) {
 			break
 		}
 	}
@@ -127,10 +132,13 @@ func (m *machine) holds(metrics string) holdings {
 		return len(found)
 	}
 	return holdings{
-		processes: len(m.processes()), mounts: len(m.mounts()), namespaces: count(m.state, "netns", "*"), cgroups: len(m.cgroups("/*")),
-		records: count(m.root, "engine", "containers", "*"), snapshots: count(m.root, "snapshotter", "snapshots", "*"),
-		descriptors: count(fmt.Sprintf("/proc/%d/fd/*", m.cmd.Process.Pid)), containerd: count(fmt.Sprintf("/proc/%d/fd/*", m.privateContainerd())),
-		goroutines: m.goroutines(metrics),
+		processes: len(m.processes()), mounts: len(m.mounts()), namespaces: count(m.state, "netns", "*"),
+		cgroups:     len(m.cgroups("/*")),
+		records:     count(m.root, "engine", "containers", "*"),
+		snapshots:   count(m.root, "snapshotter", "snapshots", "*"),
+		descriptors: count(fmt.Sprintf("/proc/%d/fd/*", m.cmd.Process.Pid)),
+		containerd:  count(fmt.Sprintf("/proc/%d/fd/*", m.privateContainerd())),
+		goroutines:  m.goroutines(metrics),
 	}
 }
 
@@ -138,7 +146,8 @@ func (m *machine) holds(metrics string) holdings {
 func (m *machine) namespaces(kind string) int {
 	seen := map[string]bool{}
 	for _, pid := range m.processes() {
-		if line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.HasPrefix(string(line), "/app\x00") {
+		if line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.HasPrefix(string(line),
+			"/app\x00") {
 			ns, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
 			seen[ns] = true
 		}

@@ -207,7 +207,8 @@ func rulesOf(t *testing.T, name string) []string {
 // bridge and its cgroups.
 func (m *machine) clean() {
 	if _, err := os.Stat("/sys/class/net/" + m.bridge()); err == nil {
-		if err := network.NewBridge(network.Config{Dir: filepath.Join(m.state, "cni"), Bridge: m.bridge()}).Destroy(); err != nil {
+		if err := network.NewBridge(network.Config{Dir: filepath.Join(m.state, "cni"),
+			Bridge: m.bridge()}).Destroy(); err != nil {
 			m.t.Errorf("the bridge: %v", err)
 		}
 	}
@@ -230,12 +231,14 @@ func TestForgottenSnapshot(t *testing.T) {
 	m.must("pull", img.Ref)
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "containerd-namespace", "dewpoint")
 	removed := &imagesapi.DeleteImageRequest{Name: img.Ref, Sync: true}
-	if _, err := imagesapi.NewImagesClient(dial(t, m.state+"/containerd/containerd.sock")).Delete(ctx, removed); err != nil {
+	if _, err := imagesapi.NewImagesClient(dial(t, m.state+"/containerd/containerd.sock")).Delete(ctx,
+		removed); err != nil {
 		t.Fatal(err)
 	}
 	chain := img.Layers[0].DiffID.String()
-	_, err := snapshotsapi.NewSnapshotsClient(dial(t, m.state+"/snapshotter.sock")).Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{
-		Key: "dewpoint/4711/forgotten", Labels: map[string]string{"containerd.io/snapshot.ref": chain}})
+	_, err := snapshotsapi.NewSnapshotsClient(dial(t, m.state+"/snapshotter.sock")).Prepare(ctx,
+		&snapshotsapi.PrepareSnapshotRequest{
+			Key: "dewpoint/4711/forgotten", Labels: map[string]string{"containerd.io/snapshot.ref": chain}})
 	if status.Code(err) != codes.AlreadyExists {
 		t.Fatalf("the layer is no snapshot now: %v", err)
 	}

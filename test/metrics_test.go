@@ -56,7 +56,9 @@ func (all metrics) count(s series) float64 {
 		for _, l := range m.Label {
 			have = append(have, l.GetName()+"="+l.GetValue())
 		}
-		if !slices.ContainsFunc(strings.Fields(s.labels), func(want string) bool { return !slices.Contains(have, want) }) {
+		if !slices.ContainsFunc(strings.Fields(s.labels), func(want string) bool {
+			return !slices.Contains(have, want)
+		}) {
 			n += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 		}
 	}
@@ -88,7 +90,8 @@ func TestCacheIsBounded(t *testing.T) {
 	const noise = 16 << 20
 	reg := registrytest.New(t)
 	push := func(name string, seed uint64) registrytest.Pushed {
-		return reg.PushImage(name+":1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(seed, 4, noise)}), appOptions())
+		return reg.PushImage(name+":1",
+			append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(seed, 4, noise)}), appOptions())
 	}
 	used, unused := push("used", 1), push("unused", 2)
 	m := newMachine(t, reg).onTmpfs("300m")
@@ -101,7 +104,8 @@ func TestCacheIsBounded(t *testing.T) {
 	}
 	m.must("pull", unused.Ref)
 	m.must("rmi", unused.Ref)
-	eventually(t, "the layer that nothing uses is evicted", func() bool { // after work is done; until then containerd may have it yet
+	// after work is done; until then containerd may have it yet
+	eventually(t, "the layer that nothing uses is evicted", func() bool {
 		m.must("run", "--rm", "--net", "none", used.Ref, "cat", "/etc/motd")
 		return scrape().count(series{"cache_evicted_layers_total", ""}) > 0
 	})
@@ -114,14 +118,17 @@ func TestCacheIsBounded(t *testing.T) {
 	m.must("rm", "-f", "web")
 }
 
-// Images that no container has go when the cache is beyond its bound, the one that was used least lately first, with the layers that
-// no other image needs; what a container has stays, also a stopped one. They start again as if they had never been here.
+// Images that no container has go when the cache is beyond its bound, the one that was used least lately
+// first, with the layers that no other image needs; what a container has stays, also a stopped one. They
+// start again as if they had never been here.
 func TestIdleImagesLeaveAFullCache(t *testing.T) {
 	const noise = 12 << 20
 	reg := registrytest.New(t)
 	refs := map[string]string{}
 	for seed, name := range []string{"stopped", "old", "new"} {
-		refs[name] = reg.PushImage(name+":1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(uint64(seed+1), 4, noise)}), appOptions()).Ref
+		refs[name] = reg.PushImage(name+":1",
+			append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(uint64(seed+1), 4, noise)}),
+			appOptions()).Ref
 	}
 	m := newMachine(t, reg).onTmpfs("300m")
 	m.config += "[cache]\nmax_bytes = \"36MiB\"\n"

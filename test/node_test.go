@@ -56,7 +56,8 @@ func build() error {
 	for _, b := range []struct {
 		pkg string
 		env string
-	}{{"dewpoint/cmd/dewd", ""}, {"dewpoint/cmd/dew", ""}, {"dewpoint/test/app", "CGO_ENABLED=0"}, {"dewpoint/cmd/containerd-shim-dewpoint-runc", "CGO_ENABLED=0"}} {
+	}{{"dewpoint/cmd/dewd", ""}, {"dewpoint/cmd/dew", ""}, {"dewpoint/test/app", "CGO_ENABLED=0"},
+		{"dewpoint/cmd/containerd-shim-dewpoint-runc", "CGO_ENABLED=0"}} {
 		args := []string{"build", "-o", programs + "/", "-tags", "grpcnotrace"}
 		if exec.Command("pkg-config", "--exists", "libisal").Run() == nil {
 			args[len(args)-1] += ",isal"
@@ -90,7 +91,8 @@ func newMachine(t testing.TB, reg *registrytest.Server) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{t: t, root: filepath.Join(dir, "r"), state: filepath.Join(dir, "s"), log: filepath.Join(dir, "log")}
+	m := &machine{t: t, root: filepath.Join(dir, "r"), state: filepath.Join(dir, "s"),
+		log: filepath.Join(dir, "log")}
 	m.config = "[node]\nname = \"n1\"\n[registries]\nstall_timeout = \"2s\"\n"
 	if reg != nil {
 		m.config += fmt.Sprintf("[registry.%q]\nplain_http = true\n", reg.Host())
@@ -140,7 +142,8 @@ func (m *machine) launch() error {
 		return err
 	}
 	defer out.Close()
-	args := append(slices.Clone(m.under), filepath.Join(programs, "dewd"), "--config", file, "--root", m.root, "--state", m.state)
+	args := append(slices.Clone(m.under), filepath.Join(programs, "dewd"), "--config", file, "--root", m.root,
+		"--state", m.state)
 	args = append(args, m.args...)
 	m.cmd = exec.Command(args[0], args[1:]...)
 	m.cmd.Stdout, m.cmd.Stderr = out, out
@@ -280,7 +283,8 @@ type result struct {
 // dew runs the command line client.
 func (m *machine) dew(args ...string) result {
 	m.t.Helper()
-	return m.run(exec.Command(filepath.Join(programs, "dew"), append([]string{"-H", "unix://" + m.state + "/dewd.sock"}, args...)...))
+	return m.run(exec.Command(filepath.Join(programs, "dew"),
+		append([]string{"-H", "unix://" + m.state + "/dewd.sock"}, args...)...))
 }
 
 func (m *machine) run(cmd *exec.Cmd) result {
@@ -327,7 +331,8 @@ func appLayers(t testing.TB, noise int) []registrytest.Layer {
 	}
 	l := []registrytest.Layer{
 		{Tar: registrytest.Tar(
-			registrytest.File{Name: "etc/", Mode: 0o755}, registrytest.File{Name: "tmp/", Mode: 0o1777}, registrytest.File{Name: "dev/", Mode: 0o755},
+			registrytest.File{Name: "etc/", Mode: 0o755}, registrytest.File{Name: "tmp/", Mode: 0o1777},
+			registrytest.File{Name: "dev/", Mode: 0o755},
 			registrytest.File{Name: "etc/motd", Body: "below\n"}, registrytest.File{Name: "etc/gone", Body: "x"})},
 		{Tar: registrytest.Tar(
 			registrytest.File{Name: "app", Body: string(b), Mode: 0o755},
@@ -340,7 +345,8 @@ func appLayers(t testing.TB, noise int) []registrytest.Layer {
 }
 
 func appOptions(args ...string) registrytest.Options {
-	return registrytest.Options{Config: ocispec.ImageConfig{Entrypoint: []string{"/app"}, Cmd: args, Env: []string{"PATH=/"}}}
+	return registrytest.Options{Config: ocispec.ImageConfig{Entrypoint: []string{"/app"}, Cmd: args,
+		Env: []string{"PATH=/"}}}
 }
 
 // freePort is a TCP port that nobody listens on.

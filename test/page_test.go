@@ -36,7 +36,8 @@ func TestPage(t *testing.T) {
 	m, page := newPage(t, reg)
 	webtest.Sees(t, page, "header", "Dewpoint", "containerd", "live")
 	rec := m.record("run", "-d", "--name", "web", img.Ref, "sleep", "1h")
-	webtest.Sees(t, page, "#deployment-table tbody tr:not(.running)", "web", img.Ref, rec.Way.Pull+", "+rec.Way.Start, fmt.Sprintf("%.2f s", rec.Stages["ready"]))
+	webtest.Sees(t, page, "#deployment-table tbody tr:not(.running)", "web", img.Ref,
+		rec.Way.Pull+", "+rec.Way.Start, fmt.Sprintf("%.2f s", rec.Stages["ready"]))
 	webtest.Sees(t, page, "#container-table", "web", "running")
 	if r := m.dew("run", "--rm", "--name", "bad", "--entrypoint", "/none", img.Ref); r.code != 127 {
 		t.Errorf("%+v", r)
@@ -46,11 +47,13 @@ func TestPage(t *testing.T) {
 	webtest.Sees(t, page, "#no-containers", "None.")
 }
 
-// While an image comes over a slow link a person sees how far each layer is, who waits for it, and that the PoP's store is not there.
+// While an image comes over a slow link a person sees how far each layer is, who waits for it, and that the
+// PoP's store is not there.
 func TestPageOfFilling(t *testing.T) {
 	const rate = "2Mbit" // the layer takes a minute and a half, of which the test sees the beginning
 	reg := registrytest.New(t)
-	img := reg.PushImage("app:1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(7, 16, 32<<20)}), appOptions())
+	img := reg.PushImage("app:1",
+		append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(7, 16, 32<<20)}), appOptions())
 	small := reg.PushImage("small:1", appLayers(t, 0), appOptions())
 	at := "127.0.0.1:" + freePort(t)
 	m := newMachine(t, reg)
@@ -66,7 +69,9 @@ func TestPageOfFilling(t *testing.T) {
 	var both sync.WaitGroup
 	for _, name := range []string{"first", "second"} {
 		both.Go(func() {
-			_, err := m.client(t).Deploy(ctx, spec.Request{Image: img.Ref, Name: name, Net: "none", Lazy: "never", Cmd: []string{"sleep", "1h"}}, spec.Watch{})
+			_, err := m.client(t).Deploy(ctx,
+				spec.Request{Image: img.Ref, Name: name, Net: "none", Lazy: "never", Cmd: []string{"sleep", "1h"}},
+				spec.Watch{})
 			if err == nil || ctx.Err() == nil {
 				t.Errorf("%s ended before it was canceled: %v", name, err)
 			}
@@ -115,8 +120,8 @@ new MutationObserver(() => document.querySelectorAll("#deployment-table tr.runni
 // atOnce is how many are deployed at once and looked at.
 const atOnce = 24
 
-// 24 containers that are deployed at once, by the command and by the API's two calls, are seen while they wait,
-// while they come, when they serve and when they are gone.
+// 24 containers that are deployed at once, by the command and by the API's two calls, are seen while they
+// wait, while they come, when they serve and when they are gone.
 func TestPageOfMany(t *testing.T) {
 	reg := registrytest.New(t)
 	m, page := newPage(t, reg)
@@ -124,7 +129,8 @@ func TestPageOfMany(t *testing.T) {
 	c := m.client(t)
 	for by, deploy := range map[string]func(ref, prefix string) error{
 		"command": func(ref, prefix string) error {
-			r := m.dew("deploy", "-q", "--count", fmt.Sprint(atOnce), "--parallel", fmt.Sprint(atOnce), "--name", prefix, "--net", "none", ref, "sleep", "1h")
+			r := m.dew("deploy", "-q", "--count", fmt.Sprint(atOnce), "--parallel", fmt.Sprint(atOnce), "--name",
+				prefix, "--net", "none", ref, "sleep", "1h")
 			if r.code != 0 {
 				return errors.New(r.err)
 			}
@@ -137,7 +143,8 @@ func TestPageOfMany(t *testing.T) {
 		},
 		"many": func(ref, prefix string) error {
 			var failed []string
-			err := c.DeployMany(t.Context(), spec.Many{Requests: []spec.Request{quiet(ref, prefix, spec.Terms{})}, Count: atOnce, Parallel: atOnce},
+			err := c.DeployMany(t.Context(),
+				spec.Many{Requests: []spec.Request{quiet(ref, prefix, spec.Terms{})}, Count: atOnce, Parallel: atOnce},
 				spec.ManyWatch{Ended: func(_ int, r spec.Record, f *spec.Failure) {
 					if f != nil {
 						failed = append(failed, r.Name+": "+f.Message)
@@ -167,9 +174,13 @@ func TestPageOfMany(t *testing.T) {
 	m.t = t
 }
 
-// pageOfMany looks at the page while 24 containers are deployed from an image that the registry holds back, and then gives.
-func pageOfMany(t *testing.T, m *machine, reg *registrytest.Server, page context.Context, by string, deploy func(ref, prefix string) error) {
-	img := reg.PushImage(by+":1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(uint64(len(by)), 16, 1<<20)}), appOptions())
+// pageOfMany looks at the page while 24 containers are deployed from an image that the registry holds back,
+// and then gives.
+func pageOfMany(t *testing.T, m *machine, reg *registrytest.Server, page context.Context, by string,
+	deploy func(ref, prefix string) error) {
+	img := reg.PushImage(by+":1",
+		append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(uint64(len(by)), 16, 1<<20)}),
+		appOptions())
 	all := names(by, atOnce)
 	count := func(expression string) (n int) {
 		t.Helper()
@@ -200,7 +211,9 @@ func pageOfMany(t *testing.T, m *machine, reg *registrytest.Server, page context
 			t.Errorf("%s was not seen while it went on", name)
 		}
 	}
-	eventually(t, "no queue is shown", func() bool { return count(`document.getElementById("queue-section").hidden ? 1 : 0`) == 1 })
+	eventually(t, "no queue is shown", func() bool {
+		return count(`document.getElementById("queue-section").hidden ? 1 : 0`) == 1
+	})
 	m.must(append([]string{"rm", "-f"}, all...)...)
 	webtest.Sees(t, page, "#no-containers", "None.")
 }

@@ -104,7 +104,8 @@ func (p *pop) wan() int64 {
 func (p *pop) eventually(what string, ok func() error) {
 	p.t.Helper()
 	var err error
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+	deadline := time.Now().Add(30 * time.Second)
+	for ; time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		if err = ok(); err == nil {
 			return
 		}
@@ -118,7 +119,8 @@ func (p *pop) settled() {
 	for i, n := range p.Nodes {
 		p.eventually("the PoP as "+n.Name+" sees it", func() error {
 			s, err := p.status(i)
-			if err == nil && (len(s.Nodes) != len(p.Nodes) || s.Store.State != spec.PoPOK || s.Coordinator.State != spec.PoPSettled) {
+			if err == nil && (len(s.Nodes) != len(p.Nodes) || s.Store.State != spec.PoPOK ||
+				s.Coordinator.State != spec.PoPSettled) {
 				err = fmt.Errorf("%d nodes, store %+v, coordinator %+v", len(s.Nodes), s.Store, s.Coordinator)
 			}
 			return err
@@ -196,7 +198,8 @@ func TestPoPFetchesOnce(t *testing.T) {
 // popMetrics is where the nodes serve their metrics.
 const popMetrics = "127.0.0.1:9464"
 
-// counted asserts what is counted on the first nodes, which fetched so many layers together, and on a later one.
+// counted asserts what is counted on the first nodes, which fetched so many layers together, and on a later
+// one.
 func (p *pop) counted(later, layers int, bytes int64) {
 	p.t.Helper()
 	t := p.t.(*testing.T)
@@ -214,12 +217,17 @@ func (p *pop) counted(later, layers int, bytes int64) {
 		wanted += all.count(series{"pop_hits_total", ""})
 	}
 	if wanted != float64(later*layers) || fetched < float64(layers) || fetched >= wanted {
-		t.Errorf("of %v layers that %d nodes wanted %v came from the registry, the image has %d", wanted, later, fetched, layers)
+		t.Errorf("of %v layers that %d nodes wanted %v came from the registry, the image has %d", wanted, later,
+			fetched, layers)
 	}
-	becomes(t, func() metrics { return scrape(later) }, map[series]float64{ // bytes are counted once all are here
-		{"pop_hits_total", ""}: float64(layers), {"pop_hits_total", "source=registry"}: 0, {"pop_hits_total", "source=local"}: 0,
-		{"pop_hit_bytes_total", ""}: float64(bytes), {"deployment_bytes_total", "source=pop"}: float64(bytes), {"deployment_bytes_total", "source=registry"}: 0,
-		{"pop_store_away", ""}: 0, {"pop_coordinator_away", ""}: 0,
+	// bytes are counted once all are here
+	becomes(t, func() metrics { return scrape(later) }, map[series]float64{
+		{"pop_hits_total", ""}: float64(layers), {"pop_hits_total", "source=registry"}: 0,
+		{"pop_hits_total", "source=local"}:            0,
+		{"pop_hit_bytes_total", ""}:                   float64(bytes),
+		{"deployment_bytes_total", "source=pop"}:      float64(bytes),
+		{"deployment_bytes_total", "source=registry"}: 0,
+		{"pop_store_away", ""}:                        0, {"pop_coordinator_away", ""}: 0,
 	})
 }
 

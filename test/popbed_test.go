@@ -84,16 +84,18 @@ func (p *pop) all(do func(i int) error) {
 
 // deploy runs the image's server on node i, at port 80 of that node.
 func (p *pop) deploy(i int, image, name string) (spec.Record, error) {
-	return p.Deploy(p.t.Context(), i, spec.Request{Image: image, Name: name, Net: "host", Ready: "http:80/", Cmd: []string{"serve", "80"}})
+	return p.Deploy(p.t.Context(), i,
+		spec.Request{Image: image, Name: name, Net: "host", Ready: "http:80/", Cmd: []string{"serve", "80"}})
 }
 
 // get asks node i's port 80, from that node.
 func (p *pop) get(i int, path string) (string, error) { return p.getAt(i, "127.0.0.1:80", path) }
 
 func (p *pop) getAt(i int, address, path string) (string, error) {
-	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-		return p.Dial(ctx, i, address)
-	}}
+	tr := &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			return p.Dial(ctx, i, address)
+		}}
 	resp, err := (&http.Client{Transport: tr, Timeout: 5 * time.Second}).Get("http://" + address + path)
 	if err != nil {
 		return "", err
@@ -151,11 +153,13 @@ func TestNodesOfABedDeploy(t *testing.T) {
 	must(p.FreezeNode(2))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if _, err := p.Deploy(ctx, 2, spec.Request{Image: img.Ref, Name: "late", Net: "none", Cmd: []string{"sleep", "1m"}}); err == nil {
+	if _, err := p.Deploy(ctx, 2,
+		spec.Request{Image: img.Ref, Name: "late", Net: "none", Cmd: []string{"sleep", "1m"}}); err == nil {
 		t.Error("a frozen node deploys")
 	}
 	must(p.ThawNode(2))
-	_, err = p.Deploy(t.Context(), 2, spec.Request{Image: img.Ref, Name: "later", Net: "none", Cmd: []string{"sleep", "1m"}})
+	_, err = p.Deploy(t.Context(), 2,
+		spec.Request{Image: img.Ref, Name: "later", Net: "none", Cmd: []string{"sleep", "1m"}})
 	must(err)
 
 	if runs := p.of(3); len(runs) < 4 { // dewd, containerd, datafs, the container

@@ -43,8 +43,8 @@ type clocks struct {
 	other   string // dewd with the clock of the boot
 }
 
-// wallClock is how time.Now begins to ask the kernel for the time of day, on amd64: the number of the clock is
-// the operand of the first instruction.
+// wallClock is how time.Now begins to ask the kernel for the time of day, on amd64: the number of the clock
+// is the operand of the first instruction.
 var wallClock = []byte("\xbf\x00\x00\x00\x00\x48\x8d\x74\x24\x10\x48\x8b\x05")
 
 func newClocks(t *testing.T, dewd string) *clocks {
@@ -59,9 +59,11 @@ func newClocks(t *testing.T, dewd string) *clocks {
 		t.Fatalf("dewd asks for the time of day in %d places: Go, or the processor, is another one than this test knows", n)
 	}
 	code[bytes.Index(code, wallClock)+1] = unix.CLOCK_BOOTTIME
-	script := "#!/bin/sh\nfor a; do case \"$a\" in */dewd.toml) d=${a%/*};; esac; done\nexec " + dir + "/${d##*/} \"$@\"\n"
+	script := "#!/bin/sh\nfor a; do case \"$a\" in */dewd.toml) d=${a%/*};; esac; done\nexec " + dir +
+		"/${d##*/} \"$@\"\n"
 	// What dewd looks for beside itself.
-	if err := os.Symlink(filepath.Join(filepath.Dir(dewd), shimgroup.Program), filepath.Join(dir, shimgroup.Program)); err != nil {
+	if err := os.Symlink(filepath.Join(filepath.Dir(dewd), shimgroup.Program),
+		filepath.Join(dir, shimgroup.Program)); err != nil {
 		t.Fatal(err)
 	}
 	for path, b := range map[string][]byte{c.other: code, c.program: []byte(script)} {
@@ -75,9 +77,11 @@ func newClocks(t *testing.T, dewd string) *clocks {
 // set gives a node the clock of a year from its next start on; "" is the machine's.
 func (c *clocks) set(i int, year string) {
 	c.t.Helper()
-	run := map[string]string{"": c.dewd, "1970": c.other, "2065": "unshare --time --boottime 3000000000 " + c.other}[year]
+	run := map[string]string{"": c.dewd, "1970": c.other,
+		"2065": "unshare --time --boottime 3000000000 " + c.other}[year]
 	script := fmt.Sprintf("#!/bin/sh\nexec %s \"$@\"\n", run)
-	if err := os.WriteFile(filepath.Join(filepath.Dir(c.program), fmt.Sprintf("n%d", i+1)), []byte(script), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(filepath.Dir(c.program), fmt.Sprintf("n%d", i+1)), []byte(script),
+		0o755); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -155,7 +159,8 @@ func setBack(b *faultBed, c *clocks) {
 		return err
 	}))
 	for k, img := range idle { // the second was used 56 years from now
-		if _, err := os.Stat(filepath.Join(b.Nodes[2].Root(), "layers", strings.TrimPrefix(img.own(), "sha256:"))); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(b.Nodes[2].Root(), "layers",
+			strings.TrimPrefix(img.own(), "sha256:"))); !errors.Is(err, os.ErrNotExist) {
 			b.t.Errorf("idle layer %d is still there: %v", k, err)
 		}
 	}

@@ -18,8 +18,8 @@ import (
 // lateConfig has memory come late to processes that are restored.
 const lateConfig = "[checkpoint]\nlazy_above = \"16MB\"\n"
 
-// lateTime is the longest that a deployment may take whose memory does not come: what a page is waited for, what the
-// store is, the end of the processes, and the boot.
+// lateTime is the longest that a deployment may take whose memory does not come: what a page is waited for,
+// what the store is, the end of the processes, and the boot.
 const lateTime = 90 * time.Second
 
 // Where the store hangs while the memory of a restored container comes out of it, the container boots
@@ -29,11 +29,15 @@ func lateHangs(b *faultBed) {
 	b.must(err)
 	// Of layers that no other image has: the second node fetches them itself, and boots without the store.
 	img := b.reg.PushImage("team/late:1", []registrytest.Layer{{Tar: registrytest.Tar(
-		registrytest.File{Name: "etc/", Mode: 0o755}, registrytest.File{Name: "tmp/", Mode: 0o1777}, registrytest.File{Name: "dev/", Mode: 0o755},
-		registrytest.File{Name: "app", Body: string(program), Mode: 0o755}, registrytest.File{Name: "etc/late", Body: "late\n"})}}, appOptions())
+		registrytest.File{Name: "etc/", Mode: 0o755}, registrytest.File{Name: "tmp/", Mode: 0o1777},
+		registrytest.File{Name: "dev/", Mode: 0o755},
+		registrytest.File{Name: "app", Body: string(program), Mode: 0o755},
+		registrytest.File{Name: "etc/late", Body: "late\n"})}}, appOptions())
 	late := &faultRun{b: b, node: 1, name: "late", port: 990}
-	request := spec.Request{Image: img.Ref, Name: late.name, Net: "host", Cmd: []string{"slow", fmt.Sprint(late.port)},
-		Env: []string{"MEMORY_MB=160"}, Ready: fmt.Sprintf("http:%d/memory", late.port)} // all of which has to be there
+	request := spec.Request{Image: img.Ref, Name: late.name, Net: "host",
+		Cmd: []string{"slow", fmt.Sprint(late.port)},
+		// all of which has to be there
+		Env: []string{"MEMORY_MB=160"}, Ready: fmt.Sprintf("http:%d/memory", late.port)}
 	saving, never := request, request
 	never.Restore, saving.Restore, saving.Checkpoint = "never", "never", true
 	for i, r := range map[int]spec.Request{1: never, 0: saving} {
@@ -68,7 +72,8 @@ func lateHangs(b *faultBed) {
 	hung = false
 	b.must(b.HangStore(1, false))
 	b.heals(1, "PoP store")
-	if left, err := filepath.Glob(filepath.Join(b.Nodes[1].Root(), "checkpoints", "late", "*")); err != nil || len(left) > 0 {
+	if left, err := filepath.Glob(filepath.Join(b.Nodes[1].Root(), "checkpoints", "late", "*")); err != nil ||
+		len(left) > 0 {
 		b.t.Errorf("marks of memory that comes: %v, %v", left, err)
 	}
 	if guards := b.guards(1); len(guards) > 0 {
@@ -94,8 +99,8 @@ func lateHangs(b *faultBed) {
 	})
 }
 
-// restoreAndHang starts the container and has its node's store hang once its processes run, until it does so before all
-// memory is there.
+// restoreAndHang starts the container and has its node's store hang once its processes run, until it does so
+// before all memory is there.
 func (b *faultBed) restoreAndHang(c *faultRun, request spec.Request) (rec spec.Record, hung bool) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), 4*lateTime)
@@ -136,7 +141,9 @@ func (b *faultBed) begun(ctx context.Context, c *faultRun, done chan error) (run
 			if err != nil {
 				return err
 			}
-			runs = slices.ContainsFunc(list, func(have spec.Container) bool { return have.Name == c.name && have.Status == spec.StatusRunning })
+			runs = slices.ContainsFunc(list, func(have spec.Container) bool {
+				return have.Name == c.name && have.Status == spec.StatusRunning
+			})
 			time.Sleep(2 * time.Millisecond)
 		}
 		return nil
@@ -149,7 +156,8 @@ func (b *faultBed) begun(ctx context.Context, c *faultRun, done chan error) (run
 func (b *faultBed) sees(i int, there string) {
 	b.t.Helper()
 	var all []spec.Checkpoint
-	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+	deadline := time.Now().Add(2 * time.Minute)
+	for ; time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		b.must(b.client(i, func(ctx context.Context, c *api.Client) (err error) {
 			all, err = c.ListCheckpoints(ctx, "")
 			return err

@@ -47,7 +47,8 @@ func killedFetching(b *faultBed) {
 		as    image.Compression
 		size  int
 		lost  int64 // bytes, beside what comes between two checkpoints
-	}{{true, image.Gzip, 16 << 20, 0}, {false, image.Gzip, 16 << 20, 0}, {false, image.Zstd, 24 << 20, 4 << 20}} {
+	}{{true, image.Gzip, 16 << 20, 0}, {false, image.Gzip, 16 << 20, 0},
+		{false, image.Zstd, 24 << 20, 4 << 20}} {
 		waits, size := how.waits, how.size
 		img := b.pushAs(how.as, size)
 		b.wan()
@@ -69,7 +70,8 @@ func killedFetching(b *faultBed) {
 		b.must(err)
 		// Two seconds between checkpoints, one more for making them.
 		if n, most := b.wan(), int64(size)*106/100+how.lost+3*mbit*1_000_000/8; n > most {
-			b.t.Errorf("%d bytes crossed the WAN, the layer has %d: more than a checkpoint's interval was lost", n, size)
+			b.t.Errorf("%d bytes crossed the WAN, the layer has %d: more than a checkpoint's interval was lost", n,
+				size)
 		}
 		if !waits && !b.said(1, "goes on from where another node") {
 			b.t.Error("it did not go on from a checkpoint")
@@ -123,7 +125,8 @@ func killedEvicting(b *faultBed) {
 		before := len(b.records(eye))
 		pruned := make(chan error, 1)
 		go func() { pruned <- b.evict(bare) }()
-		for deadline := time.Now().Add(30 * time.Second); len(b.records(eye)) == before; time.Sleep(time.Millisecond) {
+		deadline := time.Now().Add(30 * time.Second)
+		for ; len(b.records(eye)) == before; time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
 				b.t.Fatalf("nothing is evicted: %v", <-pruned)
 			}
@@ -332,8 +335,8 @@ func (b *faultBed) event(i int, kind, id string) error {
 	return nil
 }
 
-// A store that is full to the last byte takes nothing: deployments go on. What no node uses is evicted and deleted,
-// and what did not fit follows when there is room.
+// A store that is full to the last byte takes nothing: deployments go on. What no node uses is evicted and
+// deleted, and what did not fit follows when there is room.
 func storeFull(b *faultBed) {
 	used, runs := b.images(1, 4<<20, 0, 1)
 	idle, _ := b.images(3, 8<<20, 0, 2)
@@ -370,8 +373,8 @@ var boundedCache = fmt.Sprintf("{{if eq .Index %d}}[cache]\nmax_bytes = \"%d\"\n
 
 const boundedBytes = 80 << 20
 
-// Where there is room neither in the store nor in the node's own cache, deployments go on: what no container has makes
-// room, though the store has not taken it yet, and comes over the WAN once more.
+// Where there is room neither in the store nor in the node's own cache, deployments go on: what no container
+// has makes room, though the store has not taken it yet, and comes over the WAN once more.
 func cacheFull(b *faultBed) {
 	b.must(b.FillStore(b.t.Context()))
 	used := b.runs(b.push(8<<20), bare)[0]
@@ -431,7 +434,8 @@ func redisAway(b *faultBed) {
 	time.Sleep(faultLease + faultGrace/2)
 	b.keeps(0, append(idle, used...)...)
 	b.must(b.StartRedis(b.t.Context(), true))
-	for came := time.Now(); time.Since(came) < faultLease-200*time.Millisecond; time.Sleep(50 * time.Millisecond) {
+	came := time.Now()
+	for ; time.Since(came) < faultLease-200*time.Millisecond; time.Sleep(50 * time.Millisecond) {
 		b.keeps(0, append(idle, used...)...)
 	}
 	b.eventually("references", func() error {
@@ -518,7 +522,8 @@ func redisHangs(b *faultBed) {
 
 // What many nodes start at once crosses the WAN once.
 func TestPoPOnce(t *testing.T) {
-	config := strings.NewReplacer(`lease = "3s"`, `lease = "15s"`, `grace = "6s"`, `grace = "20s"`).Replace(faultConfig)
+	config := strings.NewReplacer(`lease = "3s"`, `lease = "15s"`, `grace = "6s"`,
+		`grace = "20s"`).Replace(faultConfig)
 	b := newFaultBed(t, popbed.Config{Store: popbed.Gluster, Template: config + slowLink})
 	b.must(b.Rate(t.Context(), 50))
 	b.try(t, "lazily", lazyOnce)
@@ -540,7 +545,8 @@ func (b *faultBed) once(unique int64) {
 // An image that starts before it is whole.
 func lazyOnce(b *faultBed) {
 	t := b.t.(*testing.T)
-	near := registrytest.NewConfig(t, registrytest.Config{Store: b.reg.Store}) // the test cannot push over the WAN
+	// the test cannot push over the WAN
+	near := registrytest.NewConfig(t, registrytest.Config{Store: b.reg.Store})
 	li := pushLazy(t, near, "team/lazy:1", 16<<20, image.Gzip)
 	ref := popbed.Registry + strings.TrimPrefix(li.Ref, near.Host())
 	unique := int64(len(li.pack))

@@ -37,7 +37,8 @@ const (
 	faultRate  = 100  // Mbit/s of the WAN, if a fault needs no other
 	crowded    = 0.02 // of the store is free then
 	eye        = 4    // the node that no fault befalls: the store is looked at from there
-	bare       = 3    // the one beside it that serves no part of the store: when it goes, all others see all of the store
+	// the one beside it that serves no part of the store: when it goes, all others see all of the store
+	bare = 3
 )
 
 // faultBed is a PoP that is used for many faults, one after the other.
@@ -50,7 +51,8 @@ type faultBed struct {
 }
 
 // faultConfig is the nodes' configuration, if a fault needs no other. SlowRedis concerns them.
-var faultConfig = strings.Replace(sharingStore, "{{.Redis}}", "{{.SlowRedis}}", 1) + "copy = \"never\"\n" + noLearn
+var faultConfig = strings.Replace(sharingStore, "{{.Redis}}", "{{.SlowRedis}}", 1) + "copy = \"never\"\n" +
+	noLearn
 
 func newFaultBed(t *testing.T, cfg popbed.Config) *faultBed {
 	t.Helper()
@@ -60,7 +62,8 @@ func newFaultBed(t *testing.T, cfg popbed.Config) *faultBed {
 	if cfg.Template == "" {
 		cfg.Template = faultConfig
 	}
-	return &faultBed{pop: newSite(t, cfg), base: appLayers(t, 0), ports: 1000, rand: rand.New(rand.NewPCG(seed, 0))}
+	return &faultBed{pop: newSite(t, cfg), base: appLayers(t, 0), ports: 1000,
+		rand: rand.New(rand.NewPCG(seed, 0))}
 }
 
 // try is one fault. After it the PoP is as it was before, but for what is in
@@ -177,10 +180,12 @@ func (b *faultBed) runs(img *faultImage, nodes ...int) []*faultRun {
 
 // ask gets what the container says.
 func (c *faultRun) ask(path string) (string, error) {
-	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-		return c.b.Dial(ctx, c.node, address)
-	}}
-	resp, err := (&http.Client{Transport: tr, Timeout: 20 * time.Second}).Get(fmt.Sprintf("http://127.0.0.1:%d%s", c.port, path))
+	tr := &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			return c.b.Dial(ctx, c.node, address)
+		}}
+	resp, err := (&http.Client{Transport: tr,
+		Timeout: 20 * time.Second}).Get(fmt.Sprintf("http://127.0.0.1:%d%s", c.port, path))
 	if err != nil {
 		return "", err
 	}
@@ -198,7 +203,8 @@ func (c *faultRun) right(files ...int) {
 	}
 	for _, k := range files {
 		if got, err := c.ask(fmt.Sprintf("/sum?/data/f%d", k)); err != nil || got != c.img.sums[k] {
-			c.b.t.Errorf("container %s on %s reads /data/f%d as %q, not %s: %v", c.name, c.b.Nodes[c.node].Name, k, got, c.img.sums[k], err)
+			c.b.t.Errorf("container %s on %s reads /data/f%d as %q, not %s: %v", c.name, c.b.Nodes[c.node].Name, k,
+				got, c.img.sums[k], err)
 			return
 		}
 	}
@@ -242,8 +248,8 @@ func (b *faultBed) clearNodes(nodes ...int) {
 	b.must(errors.Join(errs...))
 }
 
-// evict evicts on a node what no node uses. It is asked again while another node evicts or sweeps, and where a machine that
-// is busy with other things keeps Redis from answering in time.
+// evict evicts on a node what no node uses. It is asked again while another node evicts or sweeps, and where
+// a machine that is busy with other things keeps Redis from answering in time.
 func (b *faultBed) evict(i int) (err error) {
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		err = b.client(i, func(ctx context.Context, c *api.Client) error {
@@ -253,7 +259,8 @@ func (b *faultBed) evict(i int) (err error) {
 			}
 			return err
 		})
-		if err == nil || !strings.Contains(err.Error(), popstore.ErrAway.Error()) && !strings.HasSuffix(err.Error(), " is evicting") {
+		if err == nil || !strings.Contains(err.Error(), popstore.ErrAway.Error()) &&
+			!strings.HasSuffix(err.Error(), " is evicting") {
 			break
 		}
 		b.t.Logf("%s is asked again: %v", b.Nodes[i].Name, err)
@@ -337,13 +344,14 @@ func (b *faultBed) keeps(i int, images ...*faultImage) {
 	have := b.records(i)
 	for _, img := range images {
 		if _, ok := have[img.own()]; !ok {
-			b.t.Errorf("layer %s of %s is in use, or could not be known not to be, and has left the store", img.own(), img.Ref)
+			b.t.Errorf("layer %s of %s is in use, or could not be known not to be, and has left the store", img.own(),
+				img.Ref)
 		}
 	}
 }
 
-// evicted waits until a crowded store shows nothing of images that are not in use. What is deleted meanwhile goes to
-// the crowd: what nodes have ready they let go of when there is nothing else to evict.
+// evicted waits until a crowded store shows nothing of images that are not in use. What is deleted meanwhile
+// goes to the crowd: what nodes have ready they let go of when there is nothing else to evict.
 func (b *faultBed) evicted(images ...*faultImage) {
 	b.t.Helper()
 	b.eventually("eviction", func() error {
@@ -367,11 +375,13 @@ func (b *faultBed) whole(i int) {
 			continue // which is not named by its data
 		}
 		f, err := os.Open(b.at(i, l.Data()))
-		for end := time.Now().Add(10 * time.Second); errors.Is(err, os.ErrNotExist) && time.Now().Before(end); f, err = os.Open(b.at(i, l.Data())) {
+		for end := time.Now().Add(10 * time.Second); errors.Is(err, os.ErrNotExist) &&
+			time.Now().Before(end); f, err = os.Open(b.at(i, l.Data())) {
 			if now, ok := b.records(i)[id]; !ok || now.Name != l.Name {
 				break
 			}
-			time.Sleep(100 * time.Millisecond) // a client of GlusterFS sees a brick that came back a moment after others do
+			// a client of GlusterFS sees a brick that came back a moment after others do
+			time.Sleep(100 * time.Millisecond)
 		}
 		if errors.Is(err, os.ErrNotExist) && b.records(i)[id].Name != l.Name {
 			continue // it was evicted meanwhile
@@ -395,7 +405,8 @@ func (b *faultBed) leftovers() (names []string) {
 	kept := map[string]bool{}
 	for id, l := range b.records(eye) {
 		base := strings.TrimSuffix(l.Data(), ".data")
-		kept[base+".data"], kept[base+".table"], kept["layers/"+strings.TrimPrefix(id, "sha256:")+".json"] = true, true, true
+		kept[base+".data"], kept[base+".table"], kept["layers/"+strings.TrimPrefix(id, "sha256:")+".json"] = true,
+			true, true
 		kept[base+".index"] = l.Index != ""
 	}
 	for _, dir := range []string{"layers", "fill", "trash"} {
@@ -455,7 +466,8 @@ func (b *faultBed) images(n, size, first, second int) (images []*faultImage, run
 	return images, runs
 }
 
-// restsOn waits until nodes have made an image ready that others have deployed and use, and use nothing of it, since the store needed room.
+// restsOn waits until nodes have made an image ready that others have deployed and use, and use nothing of
+// it, since the store needed room.
 func (b *faultBed) restsOn(img *faultImage, nodes ...int) {
 	b.t.Helper()
 	await := func(what string, uses bool) {
@@ -464,7 +476,9 @@ func (b *faultBed) restsOn(img *faultImage, nodes ...int) {
 			b.eventually(fmt.Sprintf("%s %s on %s", img.Ref, what, name), func() error {
 				known, err := b.knows(i, img.Ref)
 				s, serr := b.status(eye)
-				used := slices.ContainsFunc(s.Layers, func(l spec.PoPLayer) bool { return l.DiffID == img.own() && slices.Contains(l.Users, name) })
+				used := slices.ContainsFunc(s.Layers, func(l spec.PoPLayer) bool {
+					return l.DiffID == img.own() && slices.Contains(l.Users, name)
+				})
 				if err = errors.Join(err, serr); err == nil && (!known || used != uses) {
 					err = fmt.Errorf("known there: %v, used: %v", known, used)
 				}

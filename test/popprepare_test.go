@@ -72,8 +72,8 @@ func (p *pop) served(i int, ref string) {
 	}
 }
 
-// What one node deploys again the others make ready, which keeps nothing in a store that needs room, is taken back when it is evicted, and goes on after
-// a restart and after Redis was away.
+// What one node deploys again the others make ready, which keeps nothing in a store that needs room, is taken
+// back when it is evicted, and goes on after a restart and after Redis was away.
 func TestPoPPrepares(t *testing.T) {
 	p := newSite(t, popbed.Config{Nodes: 2, Store: popbed.Dir, StoreBytes: 1 << 30})
 	ctx := t.Context()
@@ -126,7 +126,9 @@ func TestPoPPrepares(t *testing.T) {
 	if err := forget(0, spec.PruneOptions{Images: true}); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.client(1, func(ctx context.Context, c *api.Client) error { return c.RemoveImage(ctx, first) }); err != nil {
+	if err := p.client(1, func(ctx context.Context, c *api.Client) error {
+		return c.RemoveImage(ctx, first)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if err := forget(1, spec.PruneOptions{}); err != nil {
@@ -150,7 +152,8 @@ func TestPoPPrepares(t *testing.T) {
 		return err
 	})
 	twice(1, second)
-	p.eventually("the node that forgot it", func() error { // the image came from the registry, this node makes it ready
+	// the image came from the registry, this node makes it ready
+	p.eventually("the node that forgot it", func() error {
 		known, err := p.knows(0, second)
 		if err == nil && !known {
 			err = errors.New("it is not ready")

@@ -60,7 +60,8 @@ type hoard [][]byte
 func (h *hoard) fill(t *testing.T, leave int64) {
 	t.Helper()
 	for available(t) > leave {
-		b, err := unix.Mmap(-1, 0, 64<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+		b, err := unix.Mmap(-1, 0, 64<<20, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +85,8 @@ func TestMemoryIsShort(t *testing.T) {
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).onTmpfs("300m")
-	// The reserve is close to what there is: little has to be taken. What others take or give back meanwhile is less than margin.
+	// The reserve is close to what there is: little has to be taken. What others take or give back meanwhile is
+	// less than margin.
 	have := available(t)
 	margin := min(1<<30, have/8)
 	reserve := have - 2*margin
@@ -102,7 +104,8 @@ func TestMemoryIsShort(t *testing.T) {
 	eventually(t, "it waits for memory", func() bool {
 		select {
 		case err := <-over:
-			t.Fatalf("it did not wait for memory: %v, and %d MiB are available of a reserve of %d", err, available(t)>>20, reserve>>20)
+			t.Fatalf("it did not wait for memory: %v, and %d MiB are available of a reserve of %d", err,
+				available(t)>>20, reserve>>20)
 		default:
 		}
 		return waitsFor(t, c, "web", "memory")
@@ -125,7 +128,8 @@ func TestMemoryIsShort(t *testing.T) {
 func TestLinkIsWaitedFor(t *testing.T) {
 	reg, other := registrytest.New(t), registrytest.New(t)
 	push := func(reg *registrytest.Server, name string, seed uint64) registrytest.Pushed {
-		return reg.PushImage(name+":1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(seed, 4, 1<<20)}), appOptions())
+		return reg.PushImage(name+":1",
+			append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(seed, 4, 1<<20)}), appOptions())
 	}
 	first, second, elsewhere := push(reg, "first", 1), push(reg, "second", 2), push(other, "elsewhere", 3)
 	here := reg.PushImage("here:1", appLayers(t, 0), appOptions())
@@ -162,7 +166,8 @@ func TestLinkIsWaitedFor(t *testing.T) {
 	m.removeAll(t)
 }
 
-// While other work presses the processors, fewer containers are made at once, and those that wait for that say so.
+// While other work presses the processors, fewer containers are made at once, and those that wait for that
+// say so.
 func TestProcessorsArePressed(t *testing.T) {
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
@@ -188,7 +193,9 @@ func TestProcessorsArePressed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.ContainsFunc(list, func(d spec.Deployment) bool { return d.State == spec.StateQueued && d.Waits == "cpu" })
+		return slices.ContainsFunc(list, func(d spec.Deployment) bool {
+			return d.State == spec.StateQueued && d.Waits == "cpu"
+		})
 	})
 	stop()
 	for _, over := range all {
@@ -206,7 +213,9 @@ func TestProcessorsArePressed(t *testing.T) {
 func spin(t *testing.T, n int) {
 	t.Helper()
 	for range n {
-		cmd := exec.Command("chrt", "--idle", "0", "timeout", "-s", "KILL", "120", "sh", "-c", "while :; do :; done") // ends though this process be killed
+		// ends though this process be killed
+		cmd := exec.Command("chrt", "--idle", "0", "timeout", "-s", "KILL", "120", "sh", "-c",
+			"while :; do :; done")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -233,8 +242,8 @@ func cpuPressure(t *testing.T) float64 {
 	return v
 }
 
-// Of many images that are deployed at once onto a disk that has no room for all, some come and run, the others fail and
-// say that the disk is full, and nothing of these is seen. With room again they come, too.
+// Of many images that are deployed at once onto a disk that has no room for all, some come and run, the
+// others fail and say that the disk is full, and nothing of these is seen. With room again they come, too.
 func TestDiskFillsUnderMany(t *testing.T) {
 	const images, noise = 7, 12 << 20
 	reg := registrytest.New(t)
@@ -244,7 +253,9 @@ func TestDiskFillsUnderMany(t *testing.T) {
 	c := m.client(t)
 	var many spec.Many
 	for i, name := range names("web", images) {
-		img := reg.PushImage(fmt.Sprintf("app%d:1", i), append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(uint64(i), 4, noise)}), appOptions())
+		img := reg.PushImage(fmt.Sprintf("app%d:1", i),
+			append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.RandomTar(uint64(i), 4, noise)}),
+			appOptions())
 		many.Requests = append(many.Requests, quiet(img.Ref, name, spec.Terms{}))
 	}
 	deploy := func(many spec.Many) (failed spec.Many) {

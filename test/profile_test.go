@@ -59,7 +59,8 @@ func TestProfilePackPush(t *testing.T) {
 			m.config += "[pack]\nlearn = \"never\"\n"
 			m.start()
 			m.must("pull", img.Ref)
-			if r := m.dew("pack", "inspect", img.Ref); r.code != 4 || !strings.Contains(r.err, "the image has no startup pack; record one") {
+			if r := m.dew("pack", "inspect", img.Ref); r.code != 4 ||
+				!strings.Contains(r.err, "the image has no startup pack; record one") {
 				t.Errorf("inspect of an image without a pack: %+v", r)
 			}
 			m.must("rmi", img.Ref)
@@ -69,16 +70,19 @@ func TestProfilePackPush(t *testing.T) {
 			port := freePort(t)
 			use := script(t, fmt.Sprintf("test \"$DEW_NAME $DEW_IP\" = 'p 127.0.0.1'\n%s/dew exec $DEW_NAME /app cat /etc/motd | grep -q above\n", programs))
 			var p profiled
-			out := m.must("--json", "profile", "--name", "p", "--runs", "2", "--settle", "100ms", "--exercise", use, "--ready", "http:"+port+"/", img.Ref, "serve", port)
+			out := m.must("--json", "profile", "--name", "p", "--runs", "2", "--settle", "100ms", "--exercise", use,
+				"--ready", "http:"+port+"/", img.Ref, "serve", port)
 			if err := json.Unmarshal([]byte(out), &p); err != nil {
 				t.Fatal(err)
 			}
 			for i, r := range p.Runs {
-				if readOf(r.Largest, "etc/motd") == 0 || readOf(r.Largest, "app") < 100<<10 || r.Read > r.Total/2 || r.Lost != 0 {
+				if readOf(r.Largest, "etc/motd") == 0 || readOf(r.Largest, "app") < 100<<10 || r.Read > r.Total/2 ||
+					r.Lost != 0 {
 					t.Errorf("run %d: %+v", i, r)
 				}
 			}
-			if len(p.Runs) != 2 || p.Pack.Runs != 2 || !p.Pack.Exercised || p.Pack.Share <= 0 || p.Pack.Share > 0.5 || readOf(p.Pack.Largest, "app") == 0 {
+			if len(p.Runs) != 2 || p.Pack.Runs != 2 || !p.Pack.Exercised || p.Pack.Share <= 0 || p.Pack.Share > 0.5 ||
+				readOf(p.Pack.Largest, "app") == 0 {
 				t.Errorf("%+v", p)
 			}
 			if out := m.must("ps", "-a"); strings.Contains(out, "p ") {
@@ -88,7 +92,8 @@ func TestProfilePackPush(t *testing.T) {
 			writeKey(t, key)
 			m.must("pack", "push", "--plain-http", "--key", key, img.Ref)
 			list := reg.Artifacts(repo, img.Digest)
-			if len(list) != 1 || list[0].Annotations[pack.AnnotationBlob] != p.Pack.Pack || list[0].Annotations[pack.AnnotationSignature] == "" {
+			if len(list) != 1 || list[0].Annotations[pack.AnnotationBlob] != p.Pack.Pack ||
+				list[0].Annotations[pack.AnnotationSignature] == "" {
 				t.Errorf("%+v", list)
 			}
 			other := newMachine(t, reg).start()
@@ -99,14 +104,16 @@ func TestProfilePackPush(t *testing.T) {
 			other.must("rm", "-f", "web")
 			var there spec.Pack
 			other.json(&there, "pack", "inspect", img.Ref)
-			if there.From != spec.FromRepository || there.Trust != "repository" || there.Pack != p.Pack.Pack || there.Files != p.Pack.Files || readOf(there.Largest, "app") == 0 {
+			if there.From != spec.FromRepository || there.Trust != "repository" || there.Pack != p.Pack.Pack ||
+				there.Files != p.Pack.Files || readOf(there.Largest, "app") == 0 {
 				t.Errorf("the published pack is shown as %+v", there)
 			}
 			strict := newMachine(t, reg)
 			strict.config += "[pack]\ntrust = \"pop\"\nlearn = \"never\"\n"
 			strict.start()
 			strict.must("pull", img.Ref)
-			if out := strict.must("pack", "inspect", img.Ref); !strings.Contains(out, "the image's repository") || !strings.Contains(out, "no: ") || !strings.Contains(out, "packs of registries are not used") {
+			if out := strict.must("pack", "inspect", img.Ref); !strings.Contains(out, "the image's repository") ||
+				!strings.Contains(out, "no: ") || !strings.Contains(out, "packs of registries are not used") {
 				t.Errorf("a pack that is not believed is shown as:\n%s", out)
 			}
 		})
@@ -123,7 +130,8 @@ func writeKey(t *testing.T, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600); err != nil {
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -136,7 +144,8 @@ func TestProfileScriptFails(t *testing.T) {
 	m.config += "[pack]\nlearn = \"never\"\n"
 	m.start()
 	port := freePort(t)
-	r := m.dew("profile", "--settle", "0s", "--exercise", script(t, "exit 3"), "--ready", "http:"+port+"/", img.Ref, "serve", port)
+	r := m.dew("profile", "--settle", "0s", "--exercise", script(t, "exit 3"), "--ready", "http:"+port+"/",
+		img.Ref, "serve", port)
 	if r.code != 9 || !strings.Contains(r.err, "exit status 3") {
 		t.Errorf("%+v", r)
 	}
@@ -161,7 +170,8 @@ func TestProfileNotReady(t *testing.T) {
 	m := newMachine(t, reg)
 	m.start()
 	for _, cmd := range [][]string{{"sleep", "1h"}, {"exit", "3"}} {
-		r := m.dew(append([]string{"profile", "--name", "late", "--ready", "tcp:" + freePort(t), "--ready-timeout", "1s", img.Ref}, cmd...)...)
+		r := m.dew(append([]string{"profile", "--name", "late", "--ready", "tcp:" + freePort(t), "--ready-timeout",
+			"1s", img.Ref}, cmd...)...)
 		if r.code != 9 || !strings.Contains(r.err, "nothing of this run is kept") {
 			t.Errorf("%q: %+v", cmd, r)
 		}
@@ -186,19 +196,22 @@ func TestFirstStartIsLearned(t *testing.T) {
 	for _, backend := range []string{"erofs", "loop"} {
 		t.Run(backend, func(t *testing.T) {
 			m := newMachine(t, reg)
-			m.config = strings.Replace(m.config, "[node]\n", fmt.Sprintf("[node]\nmount = %q\n", backend), 1) + "[pack]\nafter = \"200ms\"\n"
+			m.config = strings.Replace(m.config, "[node]\n", fmt.Sprintf("[node]\nmount = %q\n", backend), 1) +
+				"[pack]\nafter = \"200ms\"\n"
 			m.start()
 			port := freePort(t)
 			m.must("run", "-d", "--name", "web", "--ready", "http:"+port+"/", img.Ref, "serve", port)
 			file := filepath.Join(m.root, "packs", img.Digest.Encoded()+".pack")
 			b := await(t, file)
 			h, _, err := pack.ReadHeader(bytes.NewReader(b))
-			if err != nil || h.Image != img.Digest || h.Profile.Runs != 1 || h.Profile.Node != "n1" || h.Profile.Exercised || h.Needed < 100<<10 {
+			if err != nil || h.Image != img.Digest || h.Profile.Runs != 1 || h.Profile.Node != "n1" ||
+				h.Profile.Exercised || h.Needed < 100<<10 {
 				t.Errorf("%+v, %v", h, err)
 			}
 			m.must("rm", "-f", "web")
 			var p spec.Pack
-			if err := json.Unmarshal([]byte(m.must("--json", "pack", "inspect", img.Ref)), &p); err != nil || p.Trust != "pop" || readOf(p.Largest, "app") == 0 {
+			if err := json.Unmarshal([]byte(m.must("--json", "pack", "inspect", img.Ref)), &p); err != nil ||
+				p.Trust != "pop" || readOf(p.Largest, "app") == 0 {
 				t.Errorf("%+v, %v", p, err)
 			}
 			if readOf(p.Largest, "etc/motd") > 0 {

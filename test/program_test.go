@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// dewd has no templates in it: whatever runs one may call any method of any type by its name, so that the linker leaves all
-// of them in, and a quarter of the program's pages with them.
+// dewd has no templates in it: whatever runs one may call any method of any type by its name, so that the
+// linker leaves all of them in, and a quarter of the program's pages with them.
 func TestProgramHasNoTemplates(t *testing.T) {
 	f, err := elf.Open(filepath.Join(programs, "dewd"))
 	if err != nil {

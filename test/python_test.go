@@ -61,8 +61,10 @@ func awaitFile(t *testing.T, path string) {
 func certificate(t *testing.T, dir, name string) (cert, key string) {
 	t.Helper()
 	cert, key = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
-	out, err := exec.Command("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-		"-subj", "/CN="+name, "-addext", "subjectAltName=IP:127.0.0.1", "-out", cert, "-keyout", key).CombinedOutput()
+	out, err := exec.Command("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+		"-nodes", "-days", "2",
+		"-subj", "/CN="+name, "-addext", "subjectAltName=IP:127.0.0.1", "-out", cert, "-keyout",
+		key).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -96,25 +98,30 @@ func TestPython(t *testing.T) {
 			t.Fatal(err)
 		}
 	}, "testdata/drive.py", "unix://"+m.state+"/dewd.sock", dir, img.Ref)
-	want := []string{"stages resolved mounted created started ready", "same True 1", "other key_reused", "list ['py']", "logs above",
+	want := []string{"stages resolved mounted created started ready", "same True 1", "other key_reused",
+		"list ['py']", "logs above",
 		"removed not_found 4", "canceled", "resync 1 2", "events True ['removed']"}
 	if got := strings.Split(strings.TrimSpace(out), "\n"); !slices.Equal(got, want) {
 		t.Errorf("python prints\n%q, want\n%q", got, want)
 	}
 
 	token := filepath.Join(dir, "token")
-	if err := os.WriteFile(token, []byte(m.must("token", "--file", tokens, "--name", "r", "read")), 0o600); err != nil {
+	if err := os.WriteFile(token, []byte(m.must("token", "--file", tokens, "--name", "r", "read")),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, cred := range [][]string{{"token=" + token}, {"cert=" + mine, "key=" + minekey}} {
-		out := python(t, nil, "testdata/drive.py", append([]string{"https://" + l.Addr().String(), dir, img.Ref, "ca=" + cert}, cred...)...)
+		out := python(t, nil, "testdata/drive.py",
+			append([]string{"https://" + l.Addr().String(), dir, img.Ref, "ca=" + cert}, cred...)...)
 		if out != "version n1\nrefused permission\nrefused permission\n" {
 			t.Errorf("with %s python prints %q", cred[0], out)
 		}
 	}
 
-	out = python(t, nil, "../examples/python/example.py", "--host", "unix://"+m.state+"/dewd.sock", "--follow", img.Ref, "cat", "/etc/motd")
-	for _, line := range []string{"example-1: ready after ", "example-2: ready after ", "example-1 stdout: above", "example-2 stdout: above"} {
+	out = python(t, nil, "../examples/python/example.py", "--host", "unix://"+m.state+"/dewd.sock", "--follow",
+		img.Ref, "cat", "/etc/motd")
+	for _, line := range []string{"example-1: ready after ", "example-2: ready after ",
+		"example-1 stdout: above", "example-2 stdout: above"} {
 		if !strings.Contains(out, line) {
 			t.Errorf("the example says no %q in %q", line, out)
 		}

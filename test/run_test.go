@@ -28,7 +28,8 @@ func TestRun(t *testing.T) {
 			m.start()
 			port := freePort(t)
 			rec := m.record("run", "-d", "--name", "web", "--ready", "http:"+port+"/", img.Ref, "serve", port)
-			if rec.Name != "web" || rec.Node != "n1" || rec.Way.Pull != "whole" || rec.Way.Start != "boot" || rec.Digest != img.Digest.String() {
+			if rec.Name != "web" || rec.Node != "n1" || rec.Way.Pull != "whole" || rec.Way.Start != "boot" ||
+				rec.Digest != img.Digest.String() {
 				t.Errorf("record %+v", rec)
 			}
 			last := 0.0
@@ -45,7 +46,8 @@ func TestRun(t *testing.T) {
 				t.Errorf("the file that a layer removed reads %q", got)
 			}
 			var ps []spec.Container
-			if err := json.Unmarshal([]byte(m.must("--json", "ps")), &ps); err != nil || len(ps) != 1 || ps[0].Name != "web" || ps[0].Status != spec.StatusRunning {
+			if err := json.Unmarshal([]byte(m.must("--json", "ps")), &ps); err != nil || len(ps) != 1 ||
+				ps[0].Name != "web" || ps[0].Status != spec.StatusRunning {
 				t.Errorf("ps: %+v, %v", ps, err)
 			}
 			if out := m.must("exec", "web", "/app", "cat", "/etc/motd"); out != "above\n" {
@@ -55,7 +57,8 @@ func TestRun(t *testing.T) {
 				t.Errorf("logs gave %q", out)
 			}
 			if len(m.cgroups("/web")) == 0 || len(m.strangers()) == 0 || (len(m.loops()) > 0) != (backend == "loop") {
-				t.Errorf("a container has cgroups %v, processes %v, loop devices %v", m.cgroups("/web"), m.strangers(), m.loops())
+				t.Errorf("a container has cgroups %v, processes %v, loop devices %v", m.cgroups("/web"), m.strangers(),
+					m.loops())
 			}
 			m.must("stop", "web")
 			m.must("rm", "web")
@@ -92,13 +95,15 @@ func TestNetworksAndLimits(t *testing.T) {
 	}
 	port := freePort(t)
 	bridged := fmt.Sprintf("b%d", os.Getpid())
-	m.must("run", "-d", "--name", bridged, "-p", port+":80", "-v", host+":/data", "--memory", "64m", "--cpus", "0.5", "--ready", "http:80/", img.Ref)
+	m.must("run", "-d", "--name", bridged, "-p", port+":80", "-v", host+":/data", "--memory", "64m", "--cpus",
+		"0.5", "--ready", "http:80/", img.Ref)
 	if got := get(t, "http://127.0.0.1:"+port+"/cat?/data/f"); got != "from the host" {
 		t.Errorf("the volume's file reads %q", got)
 	}
 	m.must("run", "-d", "--name", "n", "--net", "none", "--ready", "tcp:80", img.Ref)
 	if len(rulesOf(t, bridged)) == 0 || len(m.connected()) != 1 || len(m.addresses()) != 1 {
-		t.Errorf("a container on the bridge has rules %v, devices %v, addresses %v", rulesOf(t, bridged), m.connected(), m.addresses())
+		t.Errorf("a container on the bridge has rules %v, devices %v, addresses %v", rulesOf(t, bridged),
+			m.connected(), m.addresses())
 	}
 	m.must("rm", "-f", bridged, "n")
 	if left := rulesOf(t, bridged); len(left) > 0 {
@@ -141,7 +146,9 @@ func Test127Layers(t *testing.T) {
 	reg := registrytest.New(t)
 	layers := appLayers(t, 0)
 	for i := len(layers); i < 127; i++ {
-		layers = append(layers, registrytest.Layer{Tar: registrytest.Tar(registrytest.File{Name: fmt.Sprintf("f%d", i), Body: fmt.Sprint(i)})})
+		layers = append(layers,
+			registrytest.Layer{Tar: registrytest.Tar(registrytest.File{Name: fmt.Sprintf("f%d", i),
+				Body: fmt.Sprint(i)})})
 	}
 	img := reg.PushImage("many:1", layers, appOptions())
 	m := newMachine(t, reg).start()
@@ -161,7 +168,8 @@ func TestDeploymentsShareFetches(t *testing.T) {
 	reg.Forget()
 	var cmds []*exec.Cmd
 	for range 4 {
-		c := exec.Command(filepath.Join(programs, "dew"), "-H", "unix://"+m.state+"/dewd.sock", "run", "--rm", img.Ref, "cat", "/etc/motd")
+		c := exec.Command(filepath.Join(programs, "dew"), "-H", "unix://"+m.state+"/dewd.sock", "run", "--rm",
+			img.Ref, "cat", "/etc/motd")
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}

@@ -91,7 +91,8 @@ func TestDeployOnATerminal(t *testing.T) {
 			t.Logf("the terminal has shown %q", p.shown.Bytes())
 		}
 	})
-	for _, seen := range []string{`web-\d +queued \d, link`, `web-\d +(admitted|resolved) .*MB`, `0 of 5 ready, 1 deploying, 4 queued`} {
+	for _, seen := range []string{`web-\d +queued \d, link`, `web-\d +(admitted|resolved) .*MB`,
+		`0 of 5 ready, 1 deploying, 4 queued`} {
 		eventually(t, seen, func() bool { return p.shows(seen) })
 	}
 	reg.Heal()

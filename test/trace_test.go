@@ -43,7 +43,8 @@ func newWatchedBed(t *testing.T, reg *registrytest.Server) *watchedBed {
 		t.Fatal(err)
 	}
 	l.Close()
-	b := &watchedBed{machine: newMachine(t, reg), t: t, c: tracetest.New(t), url: "http://" + l.Addr().String() + "/metrics"}
+	b := &watchedBed{machine: newMachine(t, reg), t: t, c: tracetest.New(t),
+		url: "http://" + l.Addr().String() + "/metrics"}
 	b.config += fmt.Sprintf("[trace]\nendpoint = %q\n", b.c.URL)
 	b.args = append(b.args, "--http", l.Addr().String())
 	b.start()
@@ -115,12 +116,14 @@ func TestTraceOfDeployment(t *testing.T) {
 		t.Fatalf("%+v: %v", r, err)
 	}
 	checkSpans(t, rec, "admit", "resolve", "mount", "create", "start", "ready")
-	for _, name := range []string{"register", "register/layer", "create/snapshot", "create/network", "create/record", "create/task", "resolve/registry", "fill"} {
+	for _, name := range []string{"register", "register/layer", "create/snapshot", "create/network",
+		"create/record", "create/task", "resolve/registry", "fill"} {
 		if !slices.ContainsFunc(rec.Spans, func(s spec.Span) bool { return s.Name == name }) {
 			t.Errorf("no span is called %s: %+v", name, rec.Spans)
 		}
 	}
-	got := b.c.Await(t, "container", "web", func(all []tracetest.Span) bool { return len(all) > len(rec.Spans) }) // and complete
+	// and complete
+	got := b.c.Await(t, "container", "web", func(all []tracetest.Span) bool { return len(all) > len(rec.Spans) })
 	checkSent(t, got, rec)
 	all := b.counted(
 		series{"deployment_seconds", "kind=deploy outcome=ok pull=whole start=boot"},
@@ -129,7 +132,8 @@ func TestTraceOfDeployment(t *testing.T) {
 		series{"api_call_seconds", "method=Deploy code=ok"},
 		series{"queue_admitted_total", ""},
 	)
-	if n, came := all.count(series{"deployment_bytes_total", "source=registry"}), all.count(series{"registry_bytes_total", ""}); n < 2<<20 || n > came {
+	if n, came := all.count(series{"deployment_bytes_total", "source=registry"}),
+		all.count(series{"registry_bytes_total", ""}); n < 2<<20 || n > came {
 		t.Errorf("%v bytes of layers came from the registry, %v in all", n, came)
 	}
 	checkLint(t, b)
@@ -164,7 +168,8 @@ func checkSpans(t *testing.T, rec spec.Record, stages ...string) {
 		}
 		at = s.To
 	}
-	if ready := rec.Stages[spec.Ready]; math.Abs(at-ready) > equal || math.Abs(by["deploy"].To-ready) > equal || by["deploy"].From != 0 {
+	if ready := rec.Stages[spec.Ready]; math.Abs(at-ready) > equal || math.Abs(by["deploy"].To-ready) > equal ||
+		by["deploy"].From != 0 {
 		t.Errorf("the stages' spans end at %v, the root is %+v, ready was at %v", at, by["deploy"], ready)
 	}
 	for _, s := range rec.Spans {
@@ -206,7 +211,8 @@ func checkSent(t *testing.T, got []tracetest.Span, rec spec.Record) {
 			}
 		case !ok:
 			t.Errorf("%+v has no parent", s)
-		case s.From.Before(parent.From.Add(-rounded)) || s.To.After(parent.To.Add(rounded)) && s.Name != "complete" && s.Name != "fill":
+		case s.From.Before(parent.From.Add(-rounded)) ||
+			s.To.After(parent.To.Add(rounded)) && s.Name != "complete" && s.Name != "fill":
 			t.Errorf("%+v is not within %+v", s, parent)
 		}
 	}
@@ -244,7 +250,9 @@ func TestTraceOfRestore(t *testing.T) {
 	b.must("checkpoint", "first")
 	b.must("rm", "-f", "first")
 	rec, _ := b.boot(t, "clone", img.Ref, "--restore", "always")
-	stages := slices.SortedFunc(slices.Values(rec.Spans), func(a, b spec.Span) int { return cmp.Compare(a.From, b.From) })
+	stages := slices.SortedFunc(slices.Values(rec.Spans), func(a, b spec.Span) int {
+		return cmp.Compare(a.From, b.From)
+	})
 	var names []string
 	for _, s := range stages {
 		names = append(names, s.Name)
@@ -270,7 +278,10 @@ func TestTraceOfRestore(t *testing.T) {
 	if rec, _ := b.boot(t, "failing", bad.Ref); rec.Way.Start != "boot" {
 		t.Errorf("what fails to be restored was started by %s", rec.Way.Start)
 	}
-	becomes(t, b.scrape, map[series]float64{{"restores_total", "outcome=restored"}: 1, {"restores_total", "outcome=failed"}: 1, {"restores_total", "outcome=booted reason=unfit"}: 1,
-		{"restores_total", "outcome=booted reason=slower"}: 0, {"deployment_seconds", "kind=deploy outcome=ok start=restore"}: 1})
+	becomes(t, b.scrape,
+		map[series]float64{{"restores_total", "outcome=restored"}: 1, {"restores_total", "outcome=failed"}: 1,
+			{"restores_total", "outcome=booted reason=unfit"}:              1,
+			{"restores_total", "outcome=booted reason=slower"}:             0,
+			{"deployment_seconds", "kind=deploy outcome=ok start=restore"}: 1})
 	b.must("rm", "-f", "other", "origin", "failing")
 }

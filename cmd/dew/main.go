@@ -18,7 +18,8 @@ func main() {
 		Stdin:   os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 		Extra: []cli.Extra{
 			{Name: "bench", Summary: "measure, and compare with other engines", Run: bench.Main},
-			{Name: "simulate", Summary: "replay registry traces against cache policies", Run: simulate.Program{Version: version}.Main},
+			{Name: "simulate", Summary: "replay registry traces against cache policies",
+				Run: simulate.Program{Version: version}.Main},
 		},
 	}))
 }

@@ -57,7 +57,8 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	file := flags.String("config", "", "configuration `file` (default "+defaultConfig+", if it is there)")
 	flags.StringVar(&cfg.Root, "root", "/var/lib/dewpoint", "`directory` for what survives a reboot")
 	flags.StringVar(&cfg.State, "state", "/run/dewpoint", "`directory` for sockets and what need not survive")
-	flags.StringVar(&cfg.Containerd, "containerd", "private", "`socket` of the containerd to use, or private: dewd starts its own")
+	flags.StringVar(&cfg.Containerd, "containerd", "private",
+		"`socket` of the containerd to use, or private: dewd starts its own")
 	flags.StringVar(&cfg.HTTP, "http", "", "`address` for metrics and, on loopback, the page (none by default)")
 	verbose := flags.Bool("debug", false, "log more")
 	showVersion := flags.Bool("version", false, "print the version and end")

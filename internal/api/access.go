@@ -178,8 +178,10 @@ func (a *Access) Handler(h http.Handler) http.Handler {
 	refuse, calls := connect.NewErrorWriter(), paths()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who, err := a.caller(r)
-		if need := roleOf(r.URL.Path); err == nil && who.role < need && calls[r.URL.Path] { // of what is no call, that is said
-			err = advised(Permission, fmt.Sprintf("the call needs the role %s, and the caller has %s", need, who.role), "ask the node's administrator for the role")
+		// of what is no call, that is said
+		if need := roleOf(r.URL.Path); err == nil && who.role < need && calls[r.URL.Path] {
+			err = advised(Permission, fmt.Sprintf("the call needs the role %s, and the caller has %s", need, who.role),
+				"ask the node's administrator for the role")
 		}
 		if err != nil {
 			var e *Error

@@ -45,14 +45,17 @@ func newAuthority(t *testing.T) *authority {
 func (a *authority) path(name string) string { return filepath.Join(a.dir, name) }
 
 // sign makes NAME.crt and NAME.key, valid for so long from an hour ago on.
-func (a *authority) sign(name string, addrs []net.IP, valid time.Duration) (*x509.Certificate, *ecdsa.PrivateKey) {
+func (a *authority) sign(name string, addrs []net.IP, valid time.Duration) (*x509.Certificate,
+	*ecdsa.PrivateKey) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, IPAddresses: addrs,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(valid), BasicConstraintsValid: true, IsCA: a.cert == nil,
+	c := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
+		IPAddresses: addrs,
+		NotBefore:   time.Now().Add(-time.Hour), NotAfter: time.Now().Add(valid), BasicConstraintsValid: true,
+		IsCA:        a.cert == nil,
 		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
 	parent, signer := a.cert, a.key
@@ -67,7 +70,8 @@ func (a *authority) sign(name string, addrs []net.IP, valid time.Duration) (*x50
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	for end, b := range map[string]*pem.Block{".crt": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "PRIVATE KEY", Bytes: pkcs8}} {
+	for end, b := range map[string]*pem.Block{".crt": {Type: "CERTIFICATE", Bytes: der},
+		".key": {Type: "PRIVATE KEY", Bytes: pkcs8}} {
 		if err := os.WriteFile(a.path(name+end), pem.EncodeToMemory(b), 0o600); err != nil {
 			a.t.Fatal(err)
 		}
@@ -98,7 +102,8 @@ func serveTCP(t *testing.T, ca *authority, who *api.Access) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := (api.TLSFiles{Cert: ca.path("node.crt"), Key: ca.path("node.key"), ClientCA: ca.path("clients.crt")}).Config()
+	cfg, err := (api.TLSFiles{Cert: ca.path("node.crt"), Key: ca.path("node.key"),
+		ClientCA: ca.path("clients.crt")}).Config()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +139,8 @@ func TestRolesOfCertificates(t *testing.T) {
 	for _, name := range []string{"reader", "deployer", "root", "stranger"} {
 		ca.sign(name, nil, time.Hour)
 	}
-	host := serveTCP(t, ca, &api.Access{Clients: map[string]api.Role{"reader": api.Read, "deployer": api.Deploy, "root": api.Admin}})
+	host := serveTCP(t, ca,
+		&api.Access{Clients: map[string]api.Role{"reader": api.Read, "deployer": api.Deploy, "root": api.Admin}})
 	ctx := t.Context()
 	for name, may := range map[string]struct{ read, deploy, admin bool }{
 		"reader": {read: true}, "deployer": {true, true, false}, "root": {true, true, true}, "stranger": {},
@@ -151,7 +157,9 @@ func TestRolesOfCertificates(t *testing.T) {
 		check("images", may.read, err)
 		_, err = c.Deploy(ctx, isolated, spec.Watch{})
 		check("deploy", may.deploy, err)
-		_, err = c.Deploy(ctx, spec.Request{Image: "nginx:1", Net: "none", Volumes: []spec.Volume{{Source: "/", Target: "/host"}}}, spec.Watch{})
+		_, err = c.Deploy(ctx,
+			spec.Request{Image: "nginx:1", Net: "none", Volumes: []spec.Volume{{Source: "/", Target: "/host"}}},
+			spec.Watch{})
 		check("deploy with the host's root", may.admin, err)
 		_, err = c.Deploy(ctx, spec.Request{Image: "nginx:1"}, spec.Watch{})
 		check("deploy in the host's network", may.admin, err)
@@ -169,7 +177,8 @@ func TestEveryCallNeedsARole(t *testing.T) {
 	methods := pb.File_dewpoint_v1_node_proto.Services().Get(0).Methods()
 	for i := range methods.Len() {
 		path := "/dewpoint.v1.Node/" + string(methods.Get(i).Name())
-		for _, kind := range []string{"application/json", "application/connect+json", "application/grpc+proto", "text/plain", ""} {
+		for _, kind := range []string{"application/json", "application/connect+json", "application/grpc+proto",
+			"text/plain", ""} {
 			req, _ := http.NewRequestWithContext(t.Context(), "POST", host+path, strings.NewReader("{}"))
 			req.Header.Set("Content-Type", kind)
 			r, err := c.Do(req)
@@ -268,7 +277,8 @@ func TestCertificatesThatDoNotHold(t *testing.T) {
 // while its connection lives.
 func TestNodeLooksAtCertificates(t *testing.T) {
 	ca := newAuthority(t)
-	host := serveTCP(t, ca, &api.Access{Clients: map[string]api.Role{"late": api.Admin, "root": api.Admin, "brief": api.Admin}})
+	host := serveTCP(t, ca,
+		&api.Access{Clients: map[string]api.Role{"late": api.Admin, "root": api.Admin, "brief": api.Admin}})
 	// ask speaks HTTP over TLS with a client that does not look at its own certificate.
 	ask := func(h *http.Client) (status int, err error) {
 		r, err := h.Post(host+"/dewpoint.v1.Node/Images", "application/json", strings.NewReader("{}"))
@@ -332,7 +342,8 @@ func TestNodeLooksAtCertificates(t *testing.T) {
 			t.Fatalf("one that ends soon: %d, %v", status, err)
 		}
 	}
-	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(100 * time.Millisecond) { // on the same connection
+	// on the same connection
+	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		status, err := ask(brief)
 		if err != nil || status == http.StatusUnauthorized {
 			break
@@ -349,11 +360,14 @@ func TestOwnContainers(t *testing.T) {
 	for _, name := range []string{"mine", "theirs", "root"} {
 		ca.sign(name, nil, time.Hour)
 	}
-	host := serveTCP(t, ca, &api.Access{Clients: map[string]api.Role{"mine": api.Deploy, "theirs": api.Deploy, "root": api.Admin}})
-	mine, theirs, root := dialWith(t, host, ca.credentials("mine")), dialWith(t, host, ca.credentials("theirs")), dialWith(t, host, ca.credentials("root"))
+	host := serveTCP(t, ca,
+		&api.Access{Clients: map[string]api.Role{"mine": api.Deploy, "theirs": api.Deploy, "root": api.Admin}})
+	mine, theirs, root := dialWith(t, host, ca.credentials("mine")), dialWith(t, host, ca.credentials("theirs")),
+		dialWith(t, host, ca.credentials("root"))
 	ctx := t.Context()
 	for name, c := range map[string]*api.Client{"a": mine, "b": mine, "admins": root} {
-		if _, err := c.Deploy(ctx, spec.Request{Image: "nginx:1", Name: name, Net: "none", Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
+		if _, err := c.Deploy(ctx, spec.Request{Image: "nginx:1", Name: name, Net: "none", Cmd: []string{"sleep"}},
+			spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -377,7 +391,8 @@ func TestClearOnLoopbackOnly(t *testing.T) {
 		l.Close()
 		t.Error("listens everywhere in clear")
 	}
-	for _, host := range []string{"http://10.0.0.1:1", "http://example.invalid:1", "ftp://x", "https://", "https://x/y", "tcp://127.0.0.1:1"} {
+	for _, host := range []string{"http://10.0.0.1:1", "http://example.invalid:1", "ftp://x", "https://",
+		"https://x/y", "tcp://127.0.0.1:1"} {
 		if _, err := api.DialWith(host, api.Credentials{}); err == nil {
 			t.Errorf("%s is taken", host)
 		}

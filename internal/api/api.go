@@ -146,10 +146,9 @@ type PoPs interface {
 type Observer interface {
 	Doctor(ctx context.Context) ([]spec.Finding, error)
 	Version(ctx context.Context) (spec.Version, error)
-	// Events calls emit with what happens until ctx ends, one call at a time:
-	// first what is still known of the events behind a mark, unless it is nil, and before
-	// these one of kind EventResync if some that came behind it are not known any
-	// more. An error of emit ends it and is returned. Unless it is nil, begun is called before all of these, once nothing
-	// that happens can be missed; its error ends it, too.
+	// Events calls emit with what happens until ctx ends, one call at a time: first what is still known of the
+	// events behind a mark, unless it is nil, and before these one of kind EventResync if some that came behind
+	// it are not known any more. An error of emit ends it and is returned. Unless it is nil, begun is called
+	// before all of these, once nothing that happens can be missed; its error ends it, too.
 	Events(ctx context.Context, after *spec.Mark, begun func() error, emit func(spec.Event) error) error
 }

@@ -24,10 +24,13 @@ import (
 )
 
 var nginx = spec.Image{
-	Name: "nginx:1", Digest: "sha256:" + strings.Repeat("ab", 32), Size: 3000, Disk: 9000, Created: time.Unix(1700000000, 5).UTC(),
+	Name: "nginx:1", Digest: "sha256:" + strings.Repeat("ab", 32), Size: 3000, Disk: 9000,
+	Created: time.Unix(1700000000, 5).UTC(),
 	Layers: []spec.Layer{
-		{Digest: "sha256:" + strings.Repeat("01", 32), DiffID: "sha256:" + strings.Repeat("02", 32), Size: 1000, Disk: 3000, State: spec.StateComplete},
-		{Digest: "sha256:" + strings.Repeat("03", 32), DiffID: "sha256:" + strings.Repeat("04", 32), Size: 2000, Disk: 6000, State: spec.StateComplete},
+		{Digest: "sha256:" + strings.Repeat("01", 32), DiffID: "sha256:" + strings.Repeat("02", 32), Size: 1000,
+			Disk: 3000, State: spec.StateComplete},
+		{Digest: "sha256:" + strings.Repeat("03", 32), DiffID: "sha256:" + strings.Repeat("04", 32), Size: 2000,
+			Disk: 6000, State: spec.StateComplete},
 	},
 }
 
@@ -90,14 +93,17 @@ func (s *transcript) emit(c spec.LogChunk) error {
 func TestDeployStreamsStagesAndTheNewestOfEachLayer(t *testing.T) {
 	_, _, c := newNode(t)
 	var seen transcript
-	r, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, seen.watch())
+	r, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}},
+		seen.watch())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Name != "web" || r.Node != "fake" || r.Bytes.Registry != 3000 || r.Way.Start != "boot" || r.Stages[spec.Ready] == 0 {
+	if r.Name != "web" || r.Node != "fake" || r.Bytes.Registry != 3000 || r.Way.Start != "boot" ||
+		r.Stages[spec.Ready] == 0 {
 		t.Errorf("record %+v", r)
 	}
-	if want := []string{spec.Resolved, spec.Mounted, spec.Created, spec.Started, spec.Ready}; !reflect.DeepEqual(seen.stages, want) {
+	if want := []string{spec.Resolved, spec.Mounted, spec.Created, spec.Started,
+		spec.Ready}; !reflect.DeepEqual(seen.stages, want) {
 		t.Errorf("stages %v, want %v", seen.stages, want)
 	}
 	for _, l := range nginx.Layers {
@@ -129,8 +135,10 @@ func TestDeployIsValidatedAtTheEdge(t *testing.T) {
 		{}, {Image: "i", Net: "moon"}, {Image: "i", Ready: "tcp"}, {Image: "i", Memory: -1},
 		{Image: "i", Net: "none", Ports: []spec.Port{{Host: 1, Container: 1}}}, {Image: "i", Inflaters: -1},
 		{Image: "i", Volumes: []spec.Volume{{Source: "a", Target: "/b"}}}, {Image: "i", Env: []string{"=x"}},
-		labeled("", "x"), labeled("a b", "x"), labeled("a", "x\x00"), labeled("a", strings.Repeat("x", 4096)), labeled("containerd.io/gc.root", "x"),
-		labeled("dewpoint.net", "host"), labeled("dewpoint.restore.afterwards", "x"), labeled("dewpoint.checkpoint", "sometimes"),
+		labeled("", "x"), labeled("a b", "x"), labeled("a", "x\x00"), labeled("a", strings.Repeat("x", 4096)),
+		labeled("containerd.io/gc.root", "x"),
+		labeled("dewpoint.net", "host"), labeled("dewpoint.restore.afterwards", "x"),
+		labeled("dewpoint.checkpoint", "sometimes"),
 	} {
 		_, err := c.Deploy(t.Context(), r, spec.Watch{})
 		wantCode(t, err, api.BadRequest, api.ExitUsage)
@@ -149,7 +157,8 @@ func TestClientThatGoesAwayCancelsTheDeployment(t *testing.T) {
 			cancel()
 		}
 	}}
-	_, err := c.Deploy(ctx, spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}, Ready: "log:never"}, w)
+	_, err := c.Deploy(ctx,
+		spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}, Ready: "log:never"}, w)
 	wantCode(t, err, api.Canceled, api.ExitInterrupted)
 	eventually(t, "the container is undone", func() bool {
 		list, err := c.List(t.Context(), true)
@@ -170,7 +179,8 @@ func TestRunGivesOutputAndStatusThenRemoves(t *testing.T) {
 	_, _, c := newNode(t)
 	for i := range 50 {
 		var seen transcript
-		req := spec.Request{Image: "nginx:1", Name: "job", Remove: true, Cmd: strings.Fields("echo hello warn careful exit 7")}
+		req := spec.Request{Image: "nginx:1", Name: "job", Remove: true,
+			Cmd: strings.Fields("echo hello warn careful exit 7")}
 		r, status, err := c.Run(t.Context(), req, seen.watch(), seen.emit)
 		if err != nil || status != 7 || r.Name != "job" {
 			t.Fatalf("run %d: record %+v, status %d, error %v", i, r, status, err)
@@ -187,7 +197,8 @@ func TestRunGivesOutputAndStatusThenRemoves(t *testing.T) {
 func TestRunTellsTheLastWordsOfWhatDidNotBecomeReady(t *testing.T) {
 	_, _, c := newNode(t)
 	var seen transcript
-	req := spec.Request{Image: "nginx:1", Cmd: strings.Fields("warn no configuration exit 3"), Ready: "log:never"}
+	req := spec.Request{Image: "nginx:1", Cmd: strings.Fields("warn no configuration exit 3"),
+		Ready: "log:never"}
 	_, _, err := c.Run(t.Context(), req, seen.watch(), seen.emit)
 	wantCode(t, err, api.Exited, api.ExitNotReady)
 	if got := seen.out.String(); got != "stderr:no configuration\n" {
@@ -202,7 +213,8 @@ func TestRunThatIsCutLeavesTheContainer(t *testing.T) {
 			go s.Stop()
 		}
 	}}
-	_, _, err := c.Run(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Remove: true, Cmd: []string{"sleep"}}, w, new(transcript).emit)
+	_, _, err := c.Run(t.Context(),
+		spec.Request{Image: "nginx:1", Name: "web", Remove: true, Cmd: []string{"sleep"}}, w, new(transcript).emit)
 	wantCode(t, err, api.StatusUnknown, api.ExitUnknown)
 	list, err := n.List(t.Context(), false)
 	if err != nil || len(list) != 1 {
@@ -214,7 +226,8 @@ func TestStoppingDaemonEndsCalls(t *testing.T) {
 	// On a busy machine a call may come after the end: then they get more time to begin.
 	for pause := 20 * time.Millisecond; ; pause *= 4 {
 		_, s, c := newNode(t)
-		if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
+		if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}},
+			spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 		failed := make(chan error, 2)
@@ -295,7 +308,8 @@ func TestPullTwice(t *testing.T) {
 func TestContainersRoundTrip(t *testing.T) {
 	_, _, c := newNode(t)
 	port := spec.Port{HostIP: "127.0.0.1", Host: 65535, Container: 80, Protocol: "tcp"}
-	req := spec.Request{Image: "nginx:1", Name: "web", Net: "bridge", Ports: []spec.Port{port}, Cmd: strings.Fields("echo one echo two sleep")}
+	req := spec.Request{Image: "nginx:1", Name: "web", Net: "bridge", Ports: []spec.Port{port},
+		Cmd: strings.Fields("echo one echo two sleep")}
 	if _, err := c.Deploy(t.Context(), req, spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +318,8 @@ func TestContainersRoundTrip(t *testing.T) {
 		t.Fatalf("%v, %v", list, err)
 	}
 	got := list[0]
-	if got.Ports[0] != port || got.Status != spec.StatusRunning || got.PID == 0 || time.Since(got.Created) > time.Minute {
+	if got.Ports[0] != port || got.Status != spec.StatusRunning || got.PID == 0 ||
+		time.Since(got.Created) > time.Minute {
 		t.Errorf("container %+v", got)
 	}
 	wantCode(t, c.Remove(t.Context(), "web", false), api.Running, api.ExitConflict)
@@ -316,7 +331,8 @@ func TestContainersRoundTrip(t *testing.T) {
 		t.Errorf("status %d, %v", status, err)
 	}
 	var seen transcript
-	if err := c.Logs(t.Context(), "web", spec.LogOptions{Tail: 1}, seen.emit); err != nil || seen.out.String() != "stdout:two\n" {
+	if err := c.Logs(t.Context(), "web", spec.LogOptions{Tail: 1}, seen.emit); err != nil ||
+		seen.out.String() != "stdout:two\n" {
 		t.Errorf("logs %q, %v", seen.out.String(), err)
 	}
 	if err := c.Remove(t.Context(), "web", false); err != nil {
@@ -331,7 +347,8 @@ func TestContainersRoundTrip(t *testing.T) {
 func TestStopTimeouts(t *testing.T) {
 	_, _, c := newNode(t)
 	for _, timeout := range []time.Duration{0, 10 * time.Millisecond} {
-		if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "mule", Cmd: []string{"stubborn"}}, spec.Watch{}); err != nil {
+		if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "mule", Cmd: []string{"stubborn"}},
+			spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.Stop(t.Context(), "mule", timeout); err != nil {
@@ -346,7 +363,8 @@ func TestStopTimeouts(t *testing.T) {
 func TestEventsGoOnWhereTheyWere(t *testing.T) {
 	_, _, c := newNode(t)
 	for _, name := range []string{"a", "b"} {
-		if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: name, Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
+		if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: name, Cmd: []string{"sleep"}},
+			spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -357,7 +375,8 @@ func TestEventsGoOnWhereTheyWere(t *testing.T) {
 		got = append(got, e)
 		return enough
 	})
-	if !errors.Is(err, enough) || got[0].Seq != 2 || got[0].Record == nil || got[0].Record.Name != "b" || got[0].ExitCode != nil {
+	if !errors.Is(err, enough) || got[0].Seq != 2 || got[0].Record == nil || got[0].Record.Name != "b" ||
+		got[0].ExitCode != nil {
 		t.Errorf("events %+v, %v", got, err)
 	}
 }
@@ -455,7 +474,10 @@ func TestClientOutlivesItsNode(t *testing.T) {
 	for range 1200 {
 		open.Go(func() { _ = c.Events(ctx, nil, nil, func(spec.Event) error { return nil }) })
 	}
-	eventually(t, "a call is answered beside them", func() bool { _, err := c.Images(t.Context()); return err == nil })
+	eventually(t, "a call is answered beside them", func() bool {
+		_, err := c.Images(t.Context())
+		return err == nil
+	})
 	cancel()
 	open.Wait()
 }
@@ -481,7 +503,8 @@ func TestListenersMissNothing(t *testing.T) {
 		case err := <-heard:
 			t.Fatal(err)
 		}
-		if _, err := n.Deploy(ctx, spec.Request{Image: nginx.Name, Name: name, Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
+		if _, err := n.Deploy(ctx, spec.Request{Image: nginx.Name, Name: name, Cmd: []string{"sleep"}},
+			spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-heard; !errors.Is(err, seen) {

@@ -9,8 +9,10 @@ import (
 	"dewpoint/internal/spec"
 )
 
-func (h *handler) Checkpoint(ctx context.Context, req *connect.Request[pb.CheckpointRequest]) (*connect.Response[pb.CheckpointResponse], error) {
-	r := spec.CheckpointRequest{Name: req.Msg.Name, Share: req.Msg.Share, Stateful: req.Msg.Stateful, TCP: req.Msg.Tcp}
+func (h *handler) Checkpoint(ctx context.Context,
+	req *connect.Request[pb.CheckpointRequest]) (*connect.Response[pb.CheckpointResponse], error) {
+	r := spec.CheckpointRequest{Name: req.Msg.Name, Share: req.Msg.Share, Stateful: req.Msg.Stateful,
+		TCP: req.Msg.Tcp}
 	if err := r.Validate(); err != nil {
 		return nil, bad(err)
 	}
@@ -20,14 +22,16 @@ func (h *handler) Checkpoint(ctx context.Context, req *connect.Request[pb.Checkp
 	})
 }
 
-func (h *handler) ListCheckpoints(ctx context.Context, req *connect.Request[pb.ListCheckpointsRequest]) (*connect.Response[pb.ListCheckpointsResponse], error) {
+func (h *handler) ListCheckpoints(ctx context.Context,
+	req *connect.Request[pb.ListCheckpointsRequest]) (*connect.Response[pb.ListCheckpointsResponse], error) {
 	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.ListCheckpointsResponse, error) {
 		list, err := h.node.ListCheckpoints(ctx, req.Msg.Image)
 		return &pb.ListCheckpointsResponse{Checkpoints: each(list, checkpointOf)}, err
 	})
 }
 
-func (h *handler) RemoveCheckpoint(ctx context.Context, req *connect.Request[pb.RemoveCheckpointRequest]) (*connect.Response[pb.RemoveCheckpointResponse], error) {
+func (h *handler) RemoveCheckpoint(ctx context.Context,
+	req *connect.Request[pb.RemoveCheckpointRequest]) (*connect.Response[pb.RemoveCheckpointResponse], error) {
 	if err := named("checkpoint", req.Msg.Id); err != nil {
 		return nil, err
 	}
@@ -38,7 +42,8 @@ func (h *handler) RemoveCheckpoint(ctx context.Context, req *connect.Request[pb.
 
 // Checkpoint implements Checkpoints.
 func (c *Client) Checkpoint(ctx context.Context, r spec.CheckpointRequest) (spec.Checkpoint, error) {
-	a, err := c.rpc.Checkpoint(ctx, connect.NewRequest(&pb.CheckpointRequest{Name: r.Name, Share: r.Share, Stateful: r.Stateful, Tcp: r.TCP}))
+	a, err := c.rpc.Checkpoint(ctx,
+		connect.NewRequest(&pb.CheckpointRequest{Name: r.Name, Share: r.Share, Stateful: r.Stateful, Tcp: r.TCP}))
 	if err != nil {
 		return spec.Checkpoint{}, c.problem(ctx, err)
 	}
@@ -62,16 +67,20 @@ func (c *Client) RemoveCheckpoint(ctx context.Context, id string) error {
 
 func checkpointOf(c spec.Checkpoint) *pb.Checkpoint {
 	return &pb.Checkpoint{
-		Id: c.ID, Image: c.Image, Digest: c.Digest, Args: c.Args, Created: timeOf(c.Created), Node: c.Node, Engine: c.Engine,
-		Size: c.Size, Pages: c.Pages, Upper: c.Upper, Boot: c.Boot, Restore: c.Restore, Paused: c.Paused,
+		Id: c.ID, Image: c.Image, Digest: c.Digest, Args: c.Args, Created: timeOf(c.Created), Node: c.Node,
+		Engine: c.Engine,
+		Size:   c.Size, Pages: c.Pages, Upper: c.Upper, Boot: c.Boot, Restore: c.Restore, Paused: c.Paused,
 		Stateful: c.Stateful, Owner: c.Owner, Where: c.Where, Unfit: c.Unfit, Differs: c.Differs,
 	}
 }
 
 func checkpointFrom(c *pb.Checkpoint) spec.Checkpoint {
 	return spec.Checkpoint{
-		ID: c.GetId(), Image: c.GetImage(), Digest: c.GetDigest(), Args: c.GetArgs(), Created: timeFrom(c.GetCreated()), Node: c.GetNode(), Engine: c.GetEngine(),
-		Size: c.GetSize(), Pages: c.GetPages(), Upper: c.GetUpper(), Boot: c.GetBoot(), Restore: c.GetRestore(), Paused: c.GetPaused(),
-		Stateful: c.GetStateful(), Owner: c.GetOwner(), Where: c.GetWhere(), Unfit: c.GetUnfit(), Differs: c.GetDiffers(),
+		ID: c.GetId(), Image: c.GetImage(), Digest: c.GetDigest(), Args: c.GetArgs(),
+		Created: timeFrom(c.GetCreated()), Node: c.GetNode(), Engine: c.GetEngine(),
+		Size: c.GetSize(), Pages: c.GetPages(), Upper: c.GetUpper(), Boot: c.GetBoot(), Restore: c.GetRestore(),
+		Paused:   c.GetPaused(),
+		Stateful: c.GetStateful(), Owner: c.GetOwner(), Where: c.GetWhere(), Unfit: c.GetUnfit(),
+		Differs: c.GetDiffers(),
 	}
 }

@@ -68,7 +68,8 @@ func DialWith(host string, cred Credentials) (*Client, error) {
 	if err != nil {
 		return nil, notAHost(host)
 	}
-	c := &Client{transport: &http.Transport{Protocols: new(http.Protocols), DisableCompression: true, MaxConnsPerHost: maxConns}}
+	c := &Client{transport: &http.Transport{Protocols: new(http.Protocols), DisableCompression: true,
+		MaxConnsPerHost: maxConns}}
 	base := "http://dewd"
 	switch {
 	case u.Scheme == "unix" && u.Host == "" && strings.HasPrefix(u.Path, "/"):
@@ -94,7 +95,8 @@ func DialWith(host string, cred Credentials) (*Client, error) {
 	if err != nil {
 		return nil, c.credential(err)
 	}
-	c.rpc = dewpointv1connect.NewNodeClient(&http.Client{Transport: bearer{c.transport, token, cred.Trace}}, base,
+	c.rpc = dewpointv1connect.NewNodeClient(&http.Client{Transport: bearer{c.transport, token, cred.Trace}},
+		base,
 		connect.WithReadMaxBytes(maxAnswer),
 		connect.WithAcceptCompression("gzip", nil, nil))
 	return c, nil
@@ -106,11 +108,13 @@ func (c *Client) credential(err error) error {
 	if errors.As(err, &e) {
 		return e
 	}
-	return advised(BadRequest, oneLine(err.Error()), "name files that can be read, in PEM, with --tls-ca, --tls-cert, --tls-key and --token-file")
+	return advised(BadRequest, oneLine(err.Error()),
+		"name files that can be read, in PEM, with --tls-ca, --tls-cert, --tls-key and --token-file")
 }
 
 func notAHost(host string) error {
-	return advised(BadRequest, fmt.Sprintf("%q is not the address of a daemon", host), "want unix:///PATH, https://HOST:PORT or, on a loopback address, http://HOST:PORT")
+	return advised(BadRequest, fmt.Sprintf("%q is not the address of a daemon", host),
+		"want unix:///PATH, https://HOST:PORT or, on a loopback address, http://HOST:PORT")
 }
 
 func (c Credentials) tls() (*tls.Config, error) {
@@ -127,7 +131,8 @@ func (c Credentials) tls() (*tls.Config, error) {
 			return nil, err
 		}
 		if end := cert.Leaf.NotAfter; time.Now().After(end) {
-			e := New(Unauthorized, fmt.Sprintf("the client's certificate %s has expired on %s", c.Cert, end.Format(time.DateOnly)))
+			e := New(Unauthorized,
+				fmt.Sprintf("the client's certificate %s has expired on %s", c.Cert, end.Format(time.DateOnly)))
 			e.Remedy = "have a new one signed"
 			return nil, e
 		}
@@ -250,18 +255,22 @@ func (c *Client) strange(ce *connect.Error, err error) error {
 
 // Deploy implements Deployer. Of the Watch, Hold is of no use here: see Run.
 func (c *Client) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec.Record, error) {
-	record, _, err := c.deploy(ctx, &pb.DeployRequest{Spec: specOf(req), Key: req.Terms.Key, Deadline: durationOf(req.Terms.Deadline)}, w, nil)
+	record, _, err := c.deploy(ctx,
+		&pb.DeployRequest{Spec: specOf(req), Key: req.Terms.Key, Deadline: durationOf(req.Terms.Deadline)}, w, nil)
 	return record, err
 }
 
 // Run deploys, passes on the container's output, and returns its exit status.
 // An error of code StatusUnknown says that the connection was lost while
 // the container ran.
-func (c *Client) Run(ctx context.Context, req spec.Request, w spec.Watch, emit func(spec.LogChunk) error) (spec.Record, int, error) {
-	return c.deploy(ctx, &pb.DeployRequest{Spec: specOf(req), Attach: true, Deadline: durationOf(req.Terms.Deadline)}, w, emit)
+func (c *Client) Run(ctx context.Context, req spec.Request, w spec.Watch,
+	emit func(spec.LogChunk) error) (spec.Record, int, error) {
+	return c.deploy(ctx,
+		&pb.DeployRequest{Spec: specOf(req), Attach: true, Deadline: durationOf(req.Terms.Deadline)}, w, emit)
 }
 
-func (c *Client) deploy(ctx context.Context, req *pb.DeployRequest, w spec.Watch, emit func(spec.LogChunk) error) (record spec.Record, status int, err error) {
+func (c *Client) deploy(ctx context.Context, req *pb.DeployRequest, w spec.Watch,
+	emit func(spec.LogChunk) error) (record spec.Record, status int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.rpc.Deploy(ctx, connect.NewRequest(req))
@@ -272,7 +281,8 @@ func (c *Client) deploy(ctx context.Context, req *pb.DeployRequest, w spec.Watch
 }
 
 // receive passes on the steps of a deployment until its end, and closes the stream.
-func (c *Client) receive(ctx context.Context, stream *connect.ServerStreamForClient[pb.DeployResponse], w spec.Watch, attach bool, emit func(spec.LogChunk) error) (record spec.Record, status int, err error) {
+func (c *Client) receive(ctx context.Context, stream *connect.ServerStreamForClient[pb.DeployResponse],
+	w spec.Watch, attach bool, emit func(spec.LogChunk) error) (record spec.Record, status int, err error) {
 	defer stream.Close()
 	ended := false
 	for stream.Receive() {
@@ -327,7 +337,8 @@ func tellLayers(w spec.Watch, l *pb.Layers) {
 }
 
 // Pull implements Deployer.
-func (c *Client) Pull(ctx context.Context, req spec.PullRequest, w spec.Watch) (record spec.Record, err error) {
+func (c *Client) Pull(ctx context.Context, req spec.PullRequest, w spec.Watch) (record spec.Record,
+	err error) {
 	stream, err := c.rpc.Pull(ctx, connect.NewRequest(pullOf(req)))
 	if err != nil {
 		return record, c.problem(ctx, err)
@@ -356,10 +367,12 @@ func (c *Client) List(ctx context.Context, all bool) ([]spec.Container, error) {
 }
 
 // Logs implements Containers.
-func (c *Client) Logs(ctx context.Context, name string, opt spec.LogOptions, emit func(spec.LogChunk) error) error {
+func (c *Client) Logs(ctx context.Context, name string, opt spec.LogOptions,
+	emit func(spec.LogChunk) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := c.rpc.Logs(ctx, connect.NewRequest(&pb.LogsRequest{Name: name, Follow: opt.Follow, Tail: int32(opt.Tail)}))
+	stream, err := c.rpc.Logs(ctx,
+		connect.NewRequest(&pb.LogsRequest{Name: name, Follow: opt.Follow, Tail: int32(opt.Tail)}))
 	if err != nil {
 		return c.problem(ctx, err)
 	}
@@ -440,7 +453,8 @@ func (c *Client) Version(ctx context.Context) (spec.Version, error) {
 }
 
 // Events implements Observer.
-func (c *Client) Events(ctx context.Context, after *spec.Mark, begun func() error, emit func(spec.Event) error) error {
+func (c *Client) Events(ctx context.Context, after *spec.Mark, begun func() error,
+	emit func(spec.Event) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	req := &pb.EventsRequest{}

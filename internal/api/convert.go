@@ -28,7 +28,8 @@ func specOf(r spec.Request) *pb.Spec {
 		Net: r.Net, Ports: each(r.Ports, portOf), Volumes: each(r.Volumes, volumeOf),
 		Memory: r.Memory, Cpus: r.CPUs, Ready: r.Ready, ReadyTimeout: durationOf(r.ReadyTimeout),
 		Lazy: r.Lazy, Restore: r.Restore, PlainHttp: r.PlainHTTP, Remove: r.Remove,
-		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters), Record: r.Record, Checkpoint: r.Checkpoint, Labels: r.Labels,
+		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters), Record: r.Record, Checkpoint: r.Checkpoint,
+		Labels: r.Labels,
 	}
 }
 
@@ -36,9 +37,11 @@ func requestFrom(s *pb.Spec) spec.Request {
 	return spec.Request{
 		Image: s.GetImage(), Name: s.GetName(), Entrypoint: s.GetEntrypoint(), Cmd: s.GetCmd(), Env: s.GetEnv(),
 		Net: s.GetNet(), Ports: each(s.GetPorts(), portFrom), Volumes: each(s.GetVolumes(), volumeFrom),
-		Memory: s.GetMemory(), CPUs: s.GetCpus(), Ready: s.GetReady(), ReadyTimeout: s.GetReadyTimeout().AsDuration(),
-		Lazy: s.GetLazy(), Restore: s.GetRestore(), PlainHTTP: s.GetPlainHttp(), Remove: s.GetRemove(),
-		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()), Record: s.GetRecord(), Checkpoint: s.GetCheckpoint(), Labels: s.GetLabels(),
+		Memory: s.GetMemory(), CPUs: s.GetCpus(), Ready: s.GetReady(),
+		ReadyTimeout: s.GetReadyTimeout().AsDuration(),
+		Lazy:         s.GetLazy(), Restore: s.GetRestore(), PlainHTTP: s.GetPlainHttp(), Remove: s.GetRemove(),
+		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()), Record: s.GetRecord(),
+		Checkpoint: s.GetCheckpoint(), Labels: s.GetLabels(),
 	}
 }
 
@@ -47,7 +50,8 @@ func portOf(p spec.Port) *pb.Port {
 }
 
 func portFrom(p *pb.Port) spec.Port {
-	return spec.Port{HostIP: p.GetHostIp(), Host: uint16(p.GetHost()), Container: uint16(p.GetContainer()), Protocol: p.GetProtocol()}
+	return spec.Port{HostIP: p.GetHostIp(), Host: uint16(p.GetHost()), Container: uint16(p.GetContainer()),
+		Protocol: p.GetProtocol()}
 }
 
 func volumeOf(v spec.Volume) *pb.Volume {
@@ -60,13 +64,15 @@ func volumeFrom(v *pb.Volume) spec.Volume {
 
 func pullOf(r spec.PullRequest) *pb.PullRequest {
 	return &pb.PullRequest{
-		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, PlainHttp: r.PlainHTTP, Order: r.Order, Inflaters: int32(r.Inflaters),
+		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, PlainHttp: r.PlainHTTP, Order: r.Order,
+		Inflaters: int32(r.Inflaters),
 	}
 }
 
 func pullFrom(r *pb.PullRequest) spec.PullRequest {
 	return spec.PullRequest{
-		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, PlainHTTP: r.PlainHttp, Order: r.Order, Inflaters: int(r.Inflaters),
+		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, PlainHTTP: r.PlainHttp, Order: r.Order,
+		Inflaters: int(r.Inflaters),
 	}
 }
 
@@ -94,8 +100,10 @@ func recordFrom(r *pb.Record) spec.Record {
 	}
 	return spec.Record{
 		Name: r.GetName(), Image: r.GetImage(), Digest: r.GetDigest(), Node: r.GetNode(), Stages: stages,
-		Bytes: spec.Bytes{Registry: r.GetBytes().GetRegistry(), PoP: r.GetBytes().GetPop(), Local: r.GetBytes().GetLocal()},
-		Way:   spec.Way{Pull: r.GetWay().GetPull(), Pack: r.GetWay().GetPack(), Start: r.GetWay().GetStart(), Why: r.GetWay().GetWhy()},
+		Bytes: spec.Bytes{Registry: r.GetBytes().GetRegistry(), PoP: r.GetBytes().GetPop(),
+			Local: r.GetBytes().GetLocal()},
+		Way: spec.Way{Pull: r.GetWay().GetPull(), Pack: r.GetWay().GetPack(), Start: r.GetWay().GetStart(),
+			Why: r.GetWay().GetWhy()},
 		Error: r.GetError(), ID: r.GetId(), Spans: each(r.GetSpans(), spanFrom),
 	}
 }
@@ -105,7 +113,8 @@ func layerOf(l spec.LayerProgress) *pb.LayerProgress {
 }
 
 func layerFrom(l *pb.LayerProgress) spec.LayerProgress {
-	return spec.LayerProgress{Digest: l.GetDigest(), Size: l.GetSize(), Fetched: l.GetFetched(), State: l.GetState(), Rate: l.GetRate()}
+	return spec.LayerProgress{Digest: l.GetDigest(), Size: l.GetSize(), Fetched: l.GetFetched(),
+		State: l.GetState(), Rate: l.GetRate()}
 }
 
 func outputOf(c spec.LogChunk) *pb.Output {
@@ -126,20 +135,25 @@ func chunkFrom(o *pb.Output) spec.LogChunk {
 
 func containerOf(c spec.Container) *pb.Container {
 	return &pb.Container{
-		Name: c.Name, Image: c.Image, Digest: c.Digest, Status: c.Status, ExitCode: int32(c.ExitCode), Pid: int32(c.PID),
-		Ip: c.IP, Ports: each(c.Ports, portOf), Created: timeOf(c.Created), Node: c.Node, ReadError: c.ReadError, Caller: c.Caller,
+		Name: c.Name, Image: c.Image, Digest: c.Digest, Status: c.Status, ExitCode: int32(c.ExitCode),
+		Pid: int32(c.PID),
+		Ip:  c.IP, Ports: each(c.Ports, portOf), Created: timeOf(c.Created), Node: c.Node, ReadError: c.ReadError,
+		Caller: c.Caller,
 	}
 }
 
 func containerFrom(c *pb.Container) spec.Container {
 	return spec.Container{
-		Name: c.GetName(), Image: c.GetImage(), Digest: c.GetDigest(), Status: c.GetStatus(), ExitCode: int(c.GetExitCode()), PID: int(c.GetPid()),
-		IP: c.GetIp(), Ports: each(c.GetPorts(), portFrom), Created: timeFrom(c.GetCreated()), Node: c.GetNode(), ReadError: c.GetReadError(), Caller: c.GetCaller(),
+		Name: c.GetName(), Image: c.GetImage(), Digest: c.GetDigest(), Status: c.GetStatus(),
+		ExitCode: int(c.GetExitCode()), PID: int(c.GetPid()),
+		IP: c.GetIp(), Ports: each(c.GetPorts(), portFrom), Created: timeFrom(c.GetCreated()), Node: c.GetNode(),
+		ReadError: c.GetReadError(), Caller: c.GetCaller(),
 	}
 }
 
 func imageOf(i spec.Image) *pb.Image {
-	return &pb.Image{Name: i.Name, Digest: i.Digest, Size: i.Size, Disk: i.Disk, Created: timeOf(i.Created), Layers: each(i.Layers, imageLayerOf)}
+	return &pb.Image{Name: i.Name, Digest: i.Digest, Size: i.Size, Disk: i.Disk, Created: timeOf(i.Created),
+		Layers: each(i.Layers, imageLayerOf)}
 }
 
 func imageFrom(i *pb.Image) spec.Image {
@@ -147,7 +161,8 @@ func imageFrom(i *pb.Image) spec.Image {
 	if layers == nil {
 		layers = []spec.Layer{}
 	}
-	return spec.Image{Name: i.GetName(), Digest: i.GetDigest(), Size: i.GetSize(), Disk: i.GetDisk(), Created: timeFrom(i.GetCreated()), Layers: layers}
+	return spec.Image{Name: i.GetName(), Digest: i.GetDigest(), Size: i.GetSize(), Disk: i.GetDisk(),
+		Created: timeFrom(i.GetCreated()), Layers: layers}
 }
 
 func imageLayerOf(l spec.Layer) *pb.Layer {
@@ -155,7 +170,8 @@ func imageLayerOf(l spec.Layer) *pb.Layer {
 }
 
 func imageLayerFrom(l *pb.Layer) spec.Layer {
-	return spec.Layer{Digest: l.GetDigest(), DiffID: l.GetDiffId(), Size: l.GetSize(), Disk: l.GetDisk(), State: l.GetState()}
+	return spec.Layer{Digest: l.GetDigest(), DiffID: l.GetDiffId(), Size: l.GetSize(), Disk: l.GetDisk(),
+		State: l.GetState()}
 }
 
 func findingOf(f spec.Finding) *pb.Finding {
@@ -168,18 +184,21 @@ func findingFrom(f *pb.Finding) spec.Finding {
 
 func versionOf(v spec.Version) *pb.VersionResponse {
 	return &pb.VersionResponse{
-		Version: v.Version, Node: v.Node, Engine: v.Engine, Mount: v.Mount, Inflater: v.Inflater, Kernel: v.Kernel, Go: v.Go,
+		Version: v.Version, Node: v.Node, Engine: v.Engine, Mount: v.Mount, Inflater: v.Inflater, Kernel: v.Kernel,
+		Go: v.Go,
 	}
 }
 
 func versionFrom(v *pb.VersionResponse) spec.Version {
 	return spec.Version{
-		Version: v.Version, Node: v.Node, Engine: v.Engine, Mount: v.Mount, Inflater: v.Inflater, Kernel: v.Kernel, Go: v.Go,
+		Version: v.Version, Node: v.Node, Engine: v.Engine, Mount: v.Mount, Inflater: v.Inflater, Kernel: v.Kernel,
+		Go: v.Go,
 	}
 }
 
 func eventOf(e spec.Event) *pb.Event {
-	p := &pb.Event{Seq: e.Seq, Epoch: e.Epoch, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image, Stage: e.Stage, At: e.At, Error: e.Error, Layer: e.Layer, Checkpoint: e.Checkpoint}
+	p := &pb.Event{Seq: e.Seq, Epoch: e.Epoch, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image,
+		Stage: e.Stage, At: e.At, Error: e.Error, Layer: e.Layer, Checkpoint: e.Checkpoint}
 	if e.ExitCode != nil {
 		code := int32(*e.ExitCode)
 		p.ExitCode = &code
@@ -192,7 +211,9 @@ func eventOf(e spec.Event) *pb.Event {
 
 func eventFrom(p *pb.Event) spec.Event {
 	e := spec.Event{
-		Seq: p.GetSeq(), Epoch: p.GetEpoch(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(), Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(), Error: p.GetError(), Layer: p.GetLayer(), Checkpoint: p.GetCheckpoint(),
+		Seq: p.GetSeq(), Epoch: p.GetEpoch(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(),
+		Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(), Error: p.GetError(), Layer: p.GetLayer(),
+		Checkpoint: p.GetCheckpoint(),
 	}
 	if p != nil && p.ExitCode != nil {
 		code := int(p.GetExitCode())
@@ -207,13 +228,15 @@ func eventFrom(p *pb.Event) spec.Event {
 
 func execOf(name string, r spec.ExecRequest, stdin bool) *pb.ExecRequest_Start {
 	return &pb.ExecRequest_Start{
-		Name: name, Args: r.Args, Env: r.Env, User: r.User, Dir: r.Dir, Tty: r.TTY, Stdin: stdin, Size: sizeOf(r.Size),
+		Name: name, Args: r.Args, Env: r.Env, User: r.User, Dir: r.Dir, Tty: r.TTY, Stdin: stdin,
+		Size: sizeOf(r.Size),
 	}
 }
 
 func execFrom(s *pb.ExecRequest_Start) spec.ExecRequest {
 	return spec.ExecRequest{
-		Args: s.GetArgs(), Env: s.GetEnv(), User: s.GetUser(), Dir: s.GetDir(), TTY: s.GetTty(), Size: sizeFrom(s.GetSize()),
+		Args: s.GetArgs(), Env: s.GetEnv(), User: s.GetUser(), Dir: s.GetDir(), TTY: s.GetTty(),
+		Size: sizeFrom(s.GetSize()),
 	}
 }
 
@@ -225,7 +248,8 @@ func sizeOf(s spec.Size) *pb.Size {
 }
 
 func sizeFrom(s *pb.Size) spec.Size {
-	return spec.Size{Rows: uint16(min(s.GetRows(), math.MaxUint16)), Cols: uint16(min(s.GetCols(), math.MaxUint16))}
+	return spec.Size{Rows: uint16(min(s.GetRows(), math.MaxUint16)),
+		Cols: uint16(min(s.GetCols(), math.MaxUint16))}
 }
 
 // durationOf leaves 0, the default, unset.

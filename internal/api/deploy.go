@@ -20,7 +20,8 @@ func follow(ctx context.Context, f *feed, work func(context.Context) error, send
 
 // pump runs work, and send whenever wake says that there is something, until work has
 // returned. A send that fails ends work's context.
-func pump(ctx context.Context, wake <-chan struct{}, work func(context.Context) error, send func() error) error {
+func pump(ctx context.Context, wake <-chan struct{}, work func(context.Context) error,
+	send func() error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan error, 1)
@@ -45,7 +46,8 @@ func pump(ctx context.Context, wake <-chan struct{}, work func(context.Context) 
 	}
 }
 
-func (h *handler) Pull(ctx context.Context, req *connect.Request[pb.PullRequest], stream *connect.ServerStream[pb.PullResponse]) error {
+func (h *handler) Pull(ctx context.Context, req *connect.Request[pb.PullRequest],
+	stream *connect.ServerStream[pb.PullResponse]) error {
 	r := pullFrom(req.Msg)
 	if err := r.Validate(); err != nil {
 		return bad(err)
@@ -61,14 +63,16 @@ func (h *handler) Pull(ctx context.Context, req *connect.Request[pb.PullRequest]
 		return sendPull(stream, n)
 	})
 	if record.Image != "" {
-		err = errors.Join(err, stream.Send(&pb.PullResponse{Step: &pb.PullResponse_Record{Record: recordOf(record)}}))
+		err = errors.Join(err,
+			stream.Send(&pb.PullResponse{Step: &pb.PullResponse_Record{Record: recordOf(record)}}))
 	}
 	return h.fail(ctx, err)
 }
 
 func sendPull(stream *connect.ServerStream[pb.PullResponse], n news) error {
 	if len(n.layers) > 0 {
-		if err := stream.Send(&pb.PullResponse{Step: &pb.PullResponse_Layers{Layers: &pb.Layers{Layers: n.layers}}}); err != nil {
+		step := &pb.PullResponse_Layers{Layers: &pb.Layers{Layers: n.layers}}
+		if err := stream.Send(&pb.PullResponse{Step: step}); err != nil {
 			return err
 		}
 	}
@@ -80,7 +84,8 @@ func sendPull(stream *connect.ServerStream[pb.PullResponse], n news) error {
 	return nil
 }
 
-func (h *handler) Deploy(ctx context.Context, req *connect.Request[pb.DeployRequest], stream *connect.ServerStream[pb.DeployResponse]) error {
+func (h *handler) Deploy(ctx context.Context, req *connect.Request[pb.DeployRequest],
+	stream *connect.ServerStream[pb.DeployResponse]) error {
 	r, err := requestOf(ctx, req.Msg.GetSpec(), callerOf(ctx).terms(req.Msg.Key, req.Msg.Deadline.AsDuration()))
 	if err != nil {
 		return h.fail(ctx, err)
@@ -95,7 +100,8 @@ func (h *handler) Deploy(ctx context.Context, req *connect.Request[pb.DeployRequ
 	}
 	record, err := d.run(ctx)
 	if record.Image != "" {
-		err = errors.Join(err, d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Record{Record: recordOf(record)}}))
+		err = errors.Join(err,
+			d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Record{Record: recordOf(record)}}))
 	}
 	if d.attached != nil {
 		err = d.attached.end(record.Name, err)
@@ -136,12 +142,14 @@ func (d *deploying) run(ctx context.Context) (record spec.Record, err error) {
 
 func (d *deploying) progress(n news) error {
 	if n.deployment != nil {
-		if err := d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Deployment{Deployment: n.deployment}}); err != nil {
+		step := &pb.DeployResponse_Deployment{Deployment: n.deployment}
+		if err := d.send(&pb.DeployResponse{Step: step}); err != nil {
 			return err
 		}
 	}
 	if len(n.layers) > 0 {
-		if err := d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Layers{Layers: &pb.Layers{Layers: n.layers}}}); err != nil {
+		step := &pb.DeployResponse_Layers{Layers: &pb.Layers{Layers: n.layers}}
+		if err := d.send(&pb.DeployResponse{Step: step}); err != nil {
 			return err
 		}
 	}
@@ -254,7 +262,8 @@ func (a *attached) end(name string, err error) error {
 			return err
 		}
 	}
-	return a.d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Exit{Exit: &pb.Exit{Status: int32(a.exit.status)}}})
+	exit := &pb.Exit{Status: int32(a.exit.status)}
+	return a.d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Exit{Exit: exit}})
 }
 
 // close lets go of the container, and returns when nothing uses the stream.

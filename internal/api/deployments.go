@@ -26,8 +26,10 @@ func requestOf(ctx context.Context, s *pb.Spec, t spec.Terms) (spec.Request, err
 	return r, host(ctx, &r)
 }
 
-func (h *handler) DeployMany(ctx context.Context, req *connect.Request[pb.DeployManyRequest], stream *connect.ServerStream[pb.DeployManyResponse]) error {
-	m := spec.Many{Count: int(req.Msg.Count), Parallel: int(req.Msg.Parallel), Terms: callerOf(ctx).terms(req.Msg.Key, req.Msg.Deadline.AsDuration())}
+func (h *handler) DeployMany(ctx context.Context, req *connect.Request[pb.DeployManyRequest],
+	stream *connect.ServerStream[pb.DeployManyResponse]) error {
+	m := spec.Many{Count: int(req.Msg.Count), Parallel: int(req.Msg.Parallel),
+		Terms: callerOf(ctx).terms(req.Msg.Key, req.Msg.Deadline.AsDuration())}
 	m.Terms.Detach = req.Msg.Detach
 	for _, s := range req.Msg.Specs {
 		r, err := requestOf(ctx, s, spec.Terms{Deadline: m.Terms.Deadline})
@@ -66,7 +68,8 @@ type manyFeed struct {
 }
 
 func newManyFeed() *manyFeed {
-	return &manyFeed{wake: make(chan struct{}, 1), feeds: map[int]*feed{}, known: map[int]bool{}, over: map[int][]*pb.DeployManyResponse{}}
+	return &manyFeed{wake: make(chan struct{}, 1), feeds: map[int]*feed{}, known: map[int]bool{},
+		over: map[int][]*pb.DeployManyResponse{}}
 }
 
 func (m *manyFeed) watch(i int) spec.Watch {
@@ -112,10 +115,12 @@ func (m *manyFeed) take() []*pb.DeployManyResponse {
 		if f := m.feeds[i]; f != nil {
 			n := f.take()
 			if n.deployment != nil {
-				out = append(out, &pb.DeployManyResponse{Step: &pb.DeployManyResponse_Deployment{Deployment: n.deployment}})
+				step := &pb.DeployManyResponse_Deployment{Deployment: n.deployment}
+				out = append(out, &pb.DeployManyResponse{Step: step})
 			}
 			if len(n.layers) > 0 {
-				out = append(out, &pb.DeployManyResponse{Step: &pb.DeployManyResponse_Layers{Layers: &pb.Layers{Layers: n.layers}}})
+				step := &pb.DeployManyResponse_Layers{Layers: &pb.Layers{Layers: n.layers}}
+				out = append(out, &pb.DeployManyResponse{Step: step})
 			}
 			for _, s := range n.stages {
 				out = append(out, &pb.DeployManyResponse{Step: &pb.DeployManyResponse_Stage{Stage: s}})
@@ -135,7 +140,8 @@ func (m *manyFeed) take() []*pb.DeployManyResponse {
 	return out
 }
 
-func (h *handler) WatchDeployment(ctx context.Context, req *connect.Request[pb.WatchDeploymentRequest], stream *connect.ServerStream[pb.DeployResponse]) error {
+func (h *handler) WatchDeployment(ctx context.Context, req *connect.Request[pb.WatchDeploymentRequest],
+	stream *connect.ServerStream[pb.DeployResponse]) error {
 	ref := spec.DeploymentRef{ID: req.Msg.Id, Key: req.Msg.Key, Caller: callerOf(ctx).name}
 	if ref.ID == "" && ref.Key == "" {
 		return bad(errors.New("no deployment is named"))
@@ -150,20 +156,25 @@ func (h *handler) WatchDeployment(ctx context.Context, req *connect.Request[pb.W
 		})
 	}, d.progress)
 	if record.Image != "" {
-		err = errors.Join(err, d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Record{Record: recordOf(record)}}))
+		err = errors.Join(err,
+			d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Record{Record: recordOf(record)}}))
 	}
 	return h.fail(ctx, err)
 }
 
-func (h *handler) ListDeployments(ctx context.Context, req *connect.Request[pb.ListDeploymentsRequest]) (*connect.Response[pb.ListDeploymentsResponse], error) {
+func (h *handler) ListDeployments(ctx context.Context,
+	req *connect.Request[pb.ListDeploymentsRequest]) (*connect.Response[pb.ListDeploymentsResponse], error) {
 	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.ListDeploymentsResponse, error) {
 		q := spec.DeploymentQuery{All: req.Msg.All, Limit: int(req.Msg.Limit), Spans: req.Msg.Spans}
 		list, err := h.node.ListDeployments(ctx, q)
-		return &pb.ListDeploymentsResponse{Deployments: each(list, func(d spec.Deployment) *pb.Deployment { return listed(d, q) })}, err
+		return &pb.ListDeploymentsResponse{Deployments: each(list, func(d spec.Deployment) *pb.Deployment {
+			return listed(d, q)
+		})}, err
 	})
 }
 
-func (h *handler) CancelDeployment(ctx context.Context, req *connect.Request[pb.CancelDeploymentRequest]) (*connect.Response[pb.CancelDeploymentResponse], error) {
+func (h *handler) CancelDeployment(ctx context.Context,
+	req *connect.Request[pb.CancelDeploymentRequest]) (*connect.Response[pb.CancelDeploymentResponse], error) {
 	ref := spec.DeploymentRef{ID: req.Msg.Id, Key: req.Msg.Key}
 	if ref.ID == "" && ref.Key == "" {
 		return nil, bad(errors.New("no deployment is named"))
@@ -177,7 +188,8 @@ func (h *handler) CancelDeployment(ctx context.Context, req *connect.Request[pb.
 	})
 }
 
-func (h *handler) Inspect(ctx context.Context, req *connect.Request[pb.InspectRequest]) (*connect.Response[pb.InspectResponse], error) {
+func (h *handler) Inspect(ctx context.Context,
+	req *connect.Request[pb.InspectRequest]) (*connect.Response[pb.InspectResponse], error) {
 	if err := named("container", req.Msg.Name); err != nil {
 		return nil, err
 	}
@@ -192,7 +204,8 @@ func (h *handler) Inspect(ctx context.Context, req *connect.Request[pb.InspectRe
 
 func deploymentOf(d spec.Deployment) *pb.Deployment {
 	p := &pb.Deployment{Id: d.ID, Name: d.Name, Image: d.Image, Caller: d.Caller, Key: d.Key, State: d.State,
-		Position: int32(d.Position), Waits: d.Waits, Asked: timeOf(d.Asked), Ended: timeOf(d.Ended), Detached: d.Detached}
+		Position: int32(d.Position), Waits: d.Waits, Asked: timeOf(d.Asked), Ended: timeOf(d.Ended),
+		Detached: d.Detached}
 	if d.Record != nil {
 		p.Record = recordOf(*d.Record)
 	}
@@ -213,8 +226,10 @@ func listed(d spec.Deployment, q spec.DeploymentQuery) *pb.Deployment {
 }
 
 func deploymentFrom(p *pb.Deployment) spec.Deployment {
-	d := spec.Deployment{ID: p.GetId(), Name: p.GetName(), Image: p.GetImage(), Caller: p.GetCaller(), Key: p.GetKey(), State: p.GetState(),
-		Position: int(p.GetPosition()), Waits: p.GetWaits(), Asked: timeFrom(p.GetAsked()), Ended: timeFrom(p.GetEnded()), Detached: p.GetDetached()}
+	d := spec.Deployment{ID: p.GetId(), Name: p.GetName(), Image: p.GetImage(), Caller: p.GetCaller(),
+		Key: p.GetKey(), State: p.GetState(),
+		Position: int(p.GetPosition()), Waits: p.GetWaits(), Asked: timeFrom(p.GetAsked()),
+		Ended: timeFrom(p.GetEnded()), Detached: p.GetDetached()}
 	if p.GetRecord() != nil {
 		r := recordFrom(p.GetRecord())
 		d.Record = &r
@@ -230,7 +245,8 @@ func failureOf(f *spec.Failure) *pb.Error {
 }
 
 func failureFrom(p *pb.Error) *spec.Failure {
-	return &spec.Failure{Code: p.GetCode(), Message: p.GetMessage(), Remedy: p.GetRemedy(), Exit: int(p.GetExit())}
+	return &spec.Failure{Code: p.GetCode(), Message: p.GetMessage(), Remedy: p.GetRemedy(),
+		Exit: int(p.GetExit())}
 }
 
 func inspectionOf(i spec.Inspection) *pb.InspectResponse {
@@ -261,8 +277,10 @@ func inspectionFrom(p *pb.InspectResponse) spec.Inspection {
 func (c *Client) DeployMany(ctx context.Context, m spec.Many, w spec.ManyWatch) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := c.rpc.DeployMany(ctx, connect.NewRequest(&pb.DeployManyRequest{Specs: each(m.Requests, specOf), Count: int32(m.Count),
-		Parallel: int32(m.Parallel), Key: m.Terms.Key, Deadline: durationOf(m.Terms.Deadline), Detach: m.Terms.Detach}))
+	stream, err := c.rpc.DeployMany(ctx,
+		connect.NewRequest(&pb.DeployManyRequest{Specs: each(m.Requests, specOf), Count: int32(m.Count),
+			Parallel: int32(m.Parallel), Key: m.Terms.Key, Deadline: durationOf(m.Terms.Deadline),
+			Detach: m.Terms.Detach}))
 	if err != nil {
 		return c.problem(ctx, err)
 	}
@@ -322,7 +340,8 @@ func tellDeployment(w spec.Watch, d *pb.Deployment) {
 
 // ListDeployments implements Deployments.
 func (c *Client) ListDeployments(ctx context.Context, q spec.DeploymentQuery) ([]spec.Deployment, error) {
-	r, err := c.rpc.ListDeployments(ctx, connect.NewRequest(&pb.ListDeploymentsRequest{All: q.All, Limit: int32(q.Limit), Spans: q.Spans}))
+	r, err := c.rpc.ListDeployments(ctx,
+		connect.NewRequest(&pb.ListDeploymentsRequest{All: q.All, Limit: int32(q.Limit), Spans: q.Spans}))
 	if err != nil {
 		return nil, c.problem(ctx, err)
 	}
@@ -330,10 +349,12 @@ func (c *Client) ListDeployments(ctx context.Context, q spec.DeploymentQuery) ([
 }
 
 // WatchDeployment implements Deployments.
-func (c *Client) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record, error) {
+func (c *Client) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record,
+	error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := c.rpc.WatchDeployment(ctx, connect.NewRequest(&pb.WatchDeploymentRequest{Id: ref.ID, Key: ref.Key}))
+	stream, err := c.rpc.WatchDeployment(ctx,
+		connect.NewRequest(&pb.WatchDeploymentRequest{Id: ref.ID, Key: ref.Key}))
 	if err != nil {
 		return spec.Record{}, c.problem(ctx, err)
 	}
@@ -343,7 +364,8 @@ func (c *Client) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w 
 
 // CancelDeployment implements Deployments.
 func (c *Client) CancelDeployment(ctx context.Context, ref spec.DeploymentRef) (spec.Deployment, error) {
-	r, err := c.rpc.CancelDeployment(ctx, connect.NewRequest(&pb.CancelDeploymentRequest{Id: ref.ID, Key: ref.Key}))
+	r, err := c.rpc.CancelDeployment(ctx,
+		connect.NewRequest(&pb.CancelDeploymentRequest{Id: ref.ID, Key: ref.Key}))
 	if err != nil {
 		return spec.Deployment{}, c.problem(ctx, err)
 	}

@@ -22,11 +22,16 @@ type manySeen struct {
 }
 
 func (s *manySeen) watch() spec.ManyWatch {
-	s.states, s.stages, s.records, s.failed = map[int][]string{}, map[int][]string{}, map[int]spec.Record{}, map[int]*spec.Failure{}
+	s.states, s.stages, s.records, s.failed = map[int][]string{}, map[int][]string{}, map[int]spec.Record{},
+		map[int]*spec.Failure{}
 	return spec.ManyWatch{
 		Watch: func(i int) spec.Watch {
 			return spec.Watch{
-				Deployment: func(d spec.Deployment) { s.mu.Lock(); defer s.mu.Unlock(); s.states[i] = append(s.states[i], d.State) },
+				Deployment: func(d spec.Deployment) {
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					s.states[i] = append(s.states[i], d.State)
+				},
 				Reached: func(_, stage string, _ float64) {
 					s.mu.Lock()
 					defer s.mu.Unlock()
@@ -48,13 +53,15 @@ func TestDeployManyTellsOfEach(t *testing.T) {
 	seen := &manySeen{}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	m := spec.Many{Requests: []spec.Request{{Image: nginx.Name, Name: "w", Net: "none"}, {Image: "missing", Net: "none"}}, Count: 3, Parallel: 2, Terms: spec.Terms{Key: "k"}}
+	m := spec.Many{Requests: []spec.Request{{Image: nginx.Name, Name: "w", Net: "none"},
+		{Image: "missing", Net: "none"}}, Count: 3, Parallel: 2, Terms: spec.Terms{Key: "k"}}
 	if err := c.DeployMany(ctx, m, seen.watch()); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 6 {
 		if i < 3 {
-			if seen.failed[i] != nil || seen.records[i].Name != fmt.Sprintf("w-%d", i+1) || seen.stages[i][len(seen.stages[i])-1] != spec.Ready {
+			if seen.failed[i] != nil || seen.records[i].Name != fmt.Sprintf("w-%d", i+1) ||
+				seen.stages[i][len(seen.stages[i])-1] != spec.Ready {
 				t.Errorf("deployment %d: %+v, %v, stages %v", i, seen.records[i], seen.failed[i], seen.stages[i])
 			}
 		} else if seen.failed[i] == nil || seen.failed[i].Code != string(api.NotFound) {
@@ -65,7 +72,8 @@ func TestDeployManyTellsOfEach(t *testing.T) {
 		}
 	}
 	list, err := c.ListDeployments(ctx, spec.DeploymentQuery{All: true})
-	if err != nil || len(list) != 6 || list[0].Caller != "local" || list[0].Key != "k/0" || list[5].State != spec.StateFailed {
+	if err != nil || len(list) != 6 || list[0].Caller != "local" || list[0].Key != "k/0" ||
+		list[5].State != spec.StateFailed {
 		t.Fatalf("the list: %+v, %v", list, err)
 	}
 	if r := list[0].Record; r == nil || len(r.Stages) == 0 || len(r.Spans) > 0 {
@@ -75,7 +83,8 @@ func TestDeployManyTellsOfEach(t *testing.T) {
 	if err != nil || len(whole) != 6 || whole[0].Record == nil || len(whole[0].Record.Spans) == 0 {
 		t.Errorf("the list with spans: %+v, %v", whole, err)
 	}
-	if _, err := c.WatchDeployment(ctx, spec.DeploymentRef{ID: list[5].ID}, spec.Watch{}); codeOf(err) != api.NotFound {
+	if _, err := c.WatchDeployment(ctx, spec.DeploymentRef{ID: list[5].ID},
+		spec.Watch{}); codeOf(err) != api.NotFound {
 		t.Errorf("watching one that failed: %v", err)
 	}
 	r, err := c.WatchDeployment(ctx, spec.DeploymentRef{Key: "k/0"}, spec.Watch{})
@@ -83,7 +92,8 @@ func TestDeployManyTellsOfEach(t *testing.T) {
 		t.Errorf("watching one that is done, by its key: %+v, %v", r, err)
 	}
 	i, err := c.Inspect(ctx, "w-1")
-	if err != nil || i.Request == nil || i.Request.Image != nginx.Name || i.Record == nil || i.OCI == "" || i.Container.Name != "w-1" {
+	if err != nil || i.Request == nil || i.Request.Image != nginx.Name || i.Record == nil || i.OCI == "" ||
+		i.Container.Name != "w-1" {
 		t.Errorf("inspected: %+v, %v", i, err)
 	}
 }
@@ -104,7 +114,8 @@ func TestDeployManyRefusesNonsense(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if list, err := c.ListDeployments(t.Context(), spec.DeploymentQuery{All: true}); err != nil || len(list) > 0 {
+	if list, err := c.ListDeployments(t.Context(), spec.DeploymentQuery{All: true}); err != nil ||
+		len(list) > 0 {
 		t.Errorf("accepted: %+v, %v", list, err)
 	}
 }
@@ -117,7 +128,9 @@ func TestCancelDeployment(t *testing.T) {
 	asked := make(chan spec.Deployment, 10)
 	over := make(chan error, 1)
 	go func() {
-		_, err := c.Deploy(ctx, spec.Request{Image: nginx.Name, Net: "none", Cmd: []string{"sleep"}, Ready: "log:never", Terms: spec.Terms{Key: "mine"}},
+		_, err := c.Deploy(ctx,
+			spec.Request{Image: nginx.Name, Net: "none", Cmd: []string{"sleep"}, Ready: "log:never",
+				Terms: spec.Terms{Key: "mine"}},
 			spec.Watch{Deployment: func(d spec.Deployment) { asked <- d }})
 		over <- err
 	}()

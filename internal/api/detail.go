@@ -98,7 +98,9 @@ func (d *detailWriter) refusal(r *http.Request) *connect.Error {
 	said := oneLine(d.held.String())
 	switch {
 	case d.status == http.StatusNotFound:
-		return advised(Unsupported, "there is no call "+oneLine(r.URL.Path), "the description of the API, "+openapi.Path+", lists the calls; another version of dewd may know others").wire()
+		return advised(Unsupported, "there is no call "+oneLine(r.URL.Path),
+			"the description of the API, "+openapi.Path+
+				", lists the calls; another version of dewd may know others").wire()
 	case d.status == http.StatusMethodNotAllowed && said == "":
 		said = "the call takes no " + r.Method + ", but " + strings.Join(d.Header().Values("Allow"), ", ")
 	case d.status == http.StatusUnsupportedMediaType && said == "":

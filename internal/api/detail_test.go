@@ -26,17 +26,23 @@ func TestRefusedByConnect(t *testing.T) {
 		status             int
 		code               string
 	}{
-		"no JSON":             {"List", "application/json", "{{{{", http.StatusBadRequest, "bad_request"},
-		"no JSON, a stream":   {"Pull", "application/json", "{{{{", http.StatusBadRequest, "bad_request"},
-		"another type":        {"Inspect", "application/json", `{"name": 7}`, http.StatusBadRequest, "bad_request"},
-		"an unknown field":    {"Stop", "application/json", `{"name": "x", "tmeout": "1s"}`, http.StatusBadRequest, `has no field \"tmeout\"`},
-		"one of a part's":     {"Deploy", "application/json; charset=utf-8", `{"spec": {"image": "nginx:1", "memroy": "1000"}}`, http.StatusBadRequest, `has no field \"memroy\"`},
-		"in an envelope":      {"Deploy", "application/connect+json", envelope(`{"key": "k", "deadlin": "1s"}`), http.StatusOK, `has no field \"deadlin\"`},
-		"another kind":        {"List", "text/plain", `{}`, http.StatusUnsupportedMediaType, "bad_request"},
-		"Exec without HTTP/2": {"Exec", "application/json", `{}`, http.StatusUnsupportedMediaType, "both directions"},
-		"no such call":        {"Lisp", "application/json", `{}`, http.StatusNotFound, "unsupported"},
-		"no protobuf":         {"List", "application/proto", "\xff\xff\xff\xff", http.StatusBadRequest, "bad_request"},
-		"too long":            {"List", "application/json", `{"all": ` + strings.Repeat(" ", 2<<20) + "true}", http.StatusTooManyRequests, "bad_request"},
+		"no JSON":           {"List", "application/json", "{{{{", http.StatusBadRequest, "bad_request"},
+		"no JSON, a stream": {"Pull", "application/json", "{{{{", http.StatusBadRequest, "bad_request"},
+		"another type":      {"Inspect", "application/json", `{"name": 7}`, http.StatusBadRequest, "bad_request"},
+		"an unknown field": {"Stop", "application/json", `{"name": "x", "tmeout": "1s"}`, http.StatusBadRequest,
+			`has no field \"tmeout\"`},
+		"one of a part's": {"Deploy", "application/json; charset=utf-8",
+			`{"spec": {"image": "nginx:1", "memroy": "1000"}}`, http.StatusBadRequest, `has no field \"memroy\"`},
+		"in an envelope": {"Deploy", "application/connect+json", envelope(`{"key": "k", "deadlin": "1s"}`),
+			http.StatusOK, `has no field \"deadlin\"`},
+		"another kind": {"List", "text/plain", `{}`, http.StatusUnsupportedMediaType, "bad_request"},
+		"Exec without HTTP/2": {"Exec", "application/json", `{}`, http.StatusUnsupportedMediaType,
+			"both directions"},
+		"no such call": {"Lisp", "application/json", `{}`, http.StatusNotFound, "unsupported"},
+		"no protobuf": {"List", "application/proto", "\xff\xff\xff\xff", http.StatusBadRequest,
+			"bad_request"},
+		"too long": {"List", "application/json", `{"all": ` + strings.Repeat(" ", 2<<20) + "true}",
+			http.StatusTooManyRequests, "bad_request"},
 	} {
 		r := post(c.method, c.kind, c.body)
 		b, err := io.ReadAll(r.Body)
@@ -55,7 +61,8 @@ func TestRefusedByConnect(t *testing.T) {
 	// What the node itself refuses is as it was.
 	r := post("Inspect", "application/json", `{"name": "nobody"}`)
 	b, err := io.ReadAll(r.Body)
-	if err != nil || r.StatusCode != http.StatusNotFound || !strings.Contains(string(b), string(api.NotFound)) || !strings.Contains(string(b), connect.CodeNotFound.String()) {
+	if err != nil || r.StatusCode != http.StatusNotFound || !strings.Contains(string(b), string(api.NotFound)) ||
+		!strings.Contains(string(b), connect.CodeNotFound.String()) {
 		t.Errorf("%s: %s, %v", r.Status, b, err)
 	}
 }

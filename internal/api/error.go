@@ -81,22 +81,31 @@ type meaning struct {
 }
 
 var meanings = map[Code]meaning{
-	Internal:       {ExitFailure, connect.CodeInternal, "see dewd's log, and report what that does not explain"},
-	BadRequest:     {ExitUsage, connect.CodeInvalidArgument, "\"dew COMMAND --help\", or the description of the API, /openapi.yaml, says what a call takes"},
-	NoDaemon:       {ExitNoDaemon, connect.CodeUnavailable, "start dewd, as root, or name its socket with -H"},
-	Stopping:       {ExitNoDaemon, connect.CodeUnavailable, "try again when it runs"},
-	NotFound:       {ExitNotFound, connect.CodeNotFound, "\"dew ps -a\", \"dew images\" and \"dew deployments\" show what is here"},
-	Unauthorized:   {ExitUnauthorized, connect.CodeUnauthenticated, "log in to the registry as the user who runs dewd"},
-	Forbidden:      {ExitUnauthorized, connect.CodePermissionDenied, "the login has no right to this image"},
-	Unreachable:    {ExitRegistry, connect.CodeUnavailable, "check the network and the registry's address"},
-	RateLimited:    {ExitRegistry, connect.CodeResourceExhausted, "wait, or log in for a higher limit"},
-	RegistryFault:  {ExitRegistry, connect.CodeUnavailable, "the registry is in trouble, try again later"},
-	Mismatch:       {ExitIntegrity, connect.CodeDataLoss, "nothing of it was kept; pull again, and if it stays so the registry's copy is damaged"},
-	BadImage:       {ExitIntegrity, connect.CodeFailedPrecondition, "the image itself is at fault: build or push it anew"},
-	DiskFull:       {ExitDiskFull, connect.CodeResourceExhausted, "free some space, for instance with \"dew prune\", and try again"},
-	NotReady:       {ExitNotReady, connect.CodeDeadlineExceeded, "see \"dew logs\", or allow more time with --ready-timeout"},
-	Exited:         {ExitNotReady, connect.CodeAborted, "see its output above, or \"dew logs\" unless --rm was given"},
-	NameInUse:      {ExitConflict, connect.CodeAlreadyExists, "choose another --name, or remove it with \"dew rm -f\""},
+	Internal: {ExitFailure, connect.CodeInternal, "see dewd's log, and report what that does not explain"},
+	BadRequest: {ExitUsage, connect.CodeInvalidArgument,
+		"\"dew COMMAND --help\", or the description of the API, /openapi.yaml, says what a call takes"},
+	NoDaemon: {ExitNoDaemon, connect.CodeUnavailable, "start dewd, as root, or name its socket with -H"},
+	Stopping: {ExitNoDaemon, connect.CodeUnavailable, "try again when it runs"},
+	NotFound: {ExitNotFound, connect.CodeNotFound,
+		"\"dew ps -a\", \"dew images\" and \"dew deployments\" show what is here"},
+	Unauthorized: {ExitUnauthorized, connect.CodeUnauthenticated,
+		"log in to the registry as the user who runs dewd"},
+	Forbidden:     {ExitUnauthorized, connect.CodePermissionDenied, "the login has no right to this image"},
+	Unreachable:   {ExitRegistry, connect.CodeUnavailable, "check the network and the registry's address"},
+	RateLimited:   {ExitRegistry, connect.CodeResourceExhausted, "wait, or log in for a higher limit"},
+	RegistryFault: {ExitRegistry, connect.CodeUnavailable, "the registry is in trouble, try again later"},
+	Mismatch: {ExitIntegrity, connect.CodeDataLoss,
+		"nothing of it was kept; pull again, and if it stays so the registry's copy is damaged"},
+	BadImage: {ExitIntegrity, connect.CodeFailedPrecondition,
+		"the image itself is at fault: build or push it anew"},
+	DiskFull: {ExitDiskFull, connect.CodeResourceExhausted,
+		"free some space, for instance with \"dew prune\", and try again"},
+	NotReady: {ExitNotReady, connect.CodeDeadlineExceeded,
+		"see \"dew logs\", or allow more time with --ready-timeout"},
+	Exited: {ExitNotReady, connect.CodeAborted,
+		"see its output above, or \"dew logs\" unless --rm was given"},
+	NameInUse: {ExitConflict, connect.CodeAlreadyExists,
+		"choose another --name, or remove it with \"dew rm -f\""},
 	PortInUse:      {ExitConflict, connect.CodeAlreadyExists, "end what has the port, or use another one"},
 	Running:        {ExitConflict, connect.CodeFailedPrecondition, "stop it first, or use \"dew rm -f\""},
 	NotRunning:     {ExitConflict, connect.CodeFailedPrecondition, "see \"dew ps -a\""},
@@ -109,8 +118,9 @@ var meanings = map[Code]meaning{
 	Canceled:       {ExitInterrupted, connect.CodeCanceled, "ask again, if it is still wanted"},
 	Deadline:       {ExitFailure, connect.CodeDeadlineExceeded, "allow it more time, or try again"},
 	Busy:           {ExitBusy, connect.CodeResourceExhausted, "try again in a few seconds"},
-	NoMemory:       {ExitBusy, connect.CodeResourceExhausted, "end something that runs, or ask for less with --memory"},
-	KeyReused:      {ExitConflict, connect.CodeAlreadyExists, "take another key for what is not the same"},
+	NoMemory: {ExitBusy, connect.CodeResourceExhausted,
+		"end something that runs, or ask for less with --memory"},
+	KeyReused: {ExitConflict, connect.CodeAlreadyExists, "take another key for what is not the same"},
 }
 
 // Error is a failure as every surface shows it.
@@ -218,7 +228,8 @@ func unstartable(err error) *Error {
 	switch {
 	case strings.Contains(s, "not found in $PATH"), strings.Contains(s, "no such file or directory"):
 		e = New(CommandMissing, s)
-	case strings.Contains(s, "permission denied"), strings.Contains(s, "exec format error"), strings.Contains(s, "is a directory"):
+	case strings.Contains(s, "permission denied"), strings.Contains(s, "exec format error"),
+		strings.Contains(s, "is a directory"):
 		e = New(NotExecutable, s)
 	default:
 		return nil
@@ -228,12 +239,14 @@ func unstartable(err error) *Error {
 }
 
 // errLate is what ends a call at the time that its caller has set.
-var errLate = advised(Deadline, "the call took longer than its caller allows (Connect-Timeout-Ms, grpc-timeout)",
+var errLate = advised(Deadline,
+	"the call took longer than its caller allows (Connect-Timeout-Ms, grpc-timeout)",
 	"allow it more time; what it had begun is undone, as if the caller had gone")
 
 // slow is what ends a call that the node itself limits.
 func slow(limit time.Duration) *Error {
-	return advised(Deadline, fmt.Sprintf("the call took longer than %v, the most that the node gives it", limit), "try again when the node has less to do; \"dew doctor\" says what is wrong with it")
+	return advised(Deadline, fmt.Sprintf("the call took longer than %v, the most that the node gives it", limit),
+		"try again when the node has less to do; \"dew doctor\" says what is wrong with it")
 }
 
 // wire makes a Connect error with the Error as its detail.

@@ -40,7 +40,8 @@ func TestClassify(t *testing.T) {
 		{errors.New("anything"), Internal, ExitFailure},
 		{errors.New(`OCI runtime create failed: runc create failed: unable to start container process: exec: "x": executable file not found in $PATH: unknown`), CommandMissing, ExitNoCommand},
 		{errors.New(`OCI runtime exec failed: exec failed: unable to start container process: exec: "/x": stat /x: no such file or directory: unknown`), CommandMissing, ExitNoCommand},
-		{errors.New(`unable to start container process: exec: "/etc/passwd": permission denied: unknown`), NotExecutable, ExitNotExec},
+		{errors.New(`unable to start container process: exec: "/etc/passwd": permission denied: unknown`),
+			NotExecutable, ExitNotExec},
 	} {
 		e := Classify(c.err)
 		if e.Code != c.code || e.Exit != c.exit {
@@ -58,7 +59,8 @@ func TestErrorIsOneLineWithOneRemedy(t *testing.T) {
 	if got := e.Error(); strings.Count(got, "ask somebody else") != 1 {
 		t.Errorf("%q", got)
 	}
-	if got := Of(Exited, errors.New("exited; its last lines:\nstarting\nno such user\n")).Message; got != "exited; its last lines: no such user" {
+	if got := Of(Exited,
+		errors.New("exited; its last lines:\nstarting\nno such user\n")).Message; got != "exited; its last lines: no such user" {
 		t.Errorf("%q", got)
 	}
 	if got := Of(Internal, errors.New(strings.Repeat("ä", 5000))).Message; len(got) > 1100 {
@@ -73,7 +75,8 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 		if m.remedy == "" {
 			t.Errorf("%s has no remedy", code)
 		}
-		if got == nil || got.Code != e.Code || got.Message != e.Message || got.Remedy != e.Remedy || got.Exit != m.exit {
+		if got == nil || got.Code != e.Code || got.Message != e.Message || got.Remedy != e.Remedy ||
+			got.Exit != m.exit {
 			t.Errorf("%+v became %+v", e, got)
 		}
 	}

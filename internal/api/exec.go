@@ -36,7 +36,8 @@ func (h *handler) Exec(ctx context.Context, stream *execStream) error {
 
 	in := newInput(ctx, stream, start.Stdin)
 	out := &output{stream: stream}
-	io := spec.ExecIO{Stdout: out.writer(pb.Output_STREAM_STDOUT), Stderr: out.writer(pb.Output_STREAM_STDERR), Resize: in.resize}
+	io := spec.ExecIO{Stdout: out.writer(pb.Output_STREAM_STDOUT), Stderr: out.writer(pb.Output_STREAM_STDERR),
+		Resize: in.resize}
 	if start.Stdin {
 		io.Stdin = in.r
 	}
@@ -45,7 +46,8 @@ func (h *handler) Exec(ctx context.Context, stream *execStream) error {
 	if err != nil {
 		return h.fail(ctx, err)
 	}
-	if err := out.send(&pb.ExecResponse{Message: &pb.ExecResponse_Exit{Exit: &pb.Exit{Status: int32(status)}}}); err != nil {
+	exit := &pb.ExecResponse_Exit{Exit: &pb.Exit{Status: int32(status)}}
+	if err := out.send(&pb.ExecResponse{Message: exit}); err != nil {
 		return err
 	}
 	select {
@@ -129,7 +131,8 @@ func (o *output) writer(s pb.Output_Stream) io.Writer {
 	return writerFunc(func(b []byte) (int, error) {
 		for sent := 0; sent < len(b); {
 			n := min(len(b)-sent, maxChunk)
-			m := &pb.ExecResponse{Message: &pb.ExecResponse_Output{Output: &pb.Output{Stream: s, Data: b[sent : sent+n]}}}
+			m := &pb.ExecResponse{Message: &pb.ExecResponse_Output{Output: &pb.Output{Stream: s,
+				Data: b[sent : sent+n]}}}
 			if err := o.send(m); err != nil {
 				return sent, err
 			}

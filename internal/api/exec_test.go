@@ -16,7 +16,8 @@ import (
 func newContainer(t *testing.T) *api.Client {
 	t.Helper()
 	_, _, c := newNode(t)
-	if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
+	if _, err := c.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}},
+		spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -25,7 +26,8 @@ func newContainer(t *testing.T) *api.Client {
 func TestExecSeparatesItsOutput(t *testing.T) {
 	c := newContainer(t)
 	var out, errs bytes.Buffer
-	status, err := c.Exec(t.Context(), "web", spec.ExecRequest{Args: strings.Fields("echo a warn b exit 9")}, spec.ExecIO{Stdout: &out, Stderr: &errs})
+	status, err := c.Exec(t.Context(), "web", spec.ExecRequest{Args: strings.Fields("echo a warn b exit 9")},
+		spec.ExecIO{Stdout: &out, Stderr: &errs})
 	if err != nil || status != 9 || out.String() != "a\n" || errs.String() != "b\n" {
 		t.Errorf("status %d, %v, stdout %q, stderr %q", status, err, &out, &errs)
 	}
@@ -35,7 +37,8 @@ func TestExecPassesMuchInput(t *testing.T) {
 	c := newContainer(t)
 	in := bytes.Repeat([]byte("0123456789abcdef"), 1<<18) // 4 MiB, above all limits of a message
 	var out bytes.Buffer
-	status, err := c.Exec(t.Context(), "web", spec.ExecRequest{Args: []string{"cat"}}, spec.ExecIO{Stdin: bytes.NewReader(in), Stdout: &out})
+	status, err := c.Exec(t.Context(), "web", spec.ExecRequest{Args: []string{"cat"}},
+		spec.ExecIO{Stdin: bytes.NewReader(in), Stdout: &out})
 	if err != nil || status != 0 || !bytes.Equal(out.Bytes(), in) {
 		t.Errorf("status %d, %v, %d bytes of %d", status, err, out.Len(), len(in))
 	}
@@ -47,7 +50,8 @@ func TestExecWithInputThatNobodyReads(t *testing.T) {
 	defer w.Close()
 	go func() { _, _ = io.Copy(w, zeros{}) }()
 	begin := time.Now()
-	status, err := c.Exec(t.Context(), "web", spec.ExecRequest{Args: []string{"exit", "4"}}, spec.ExecIO{Stdin: r, Stdout: io.Discard})
+	status, err := c.Exec(t.Context(), "web", spec.ExecRequest{Args: []string{"exit", "4"}},
+		spec.ExecIO{Stdin: r, Stdout: io.Discard})
 	if err != nil || status != 4 {
 		t.Errorf("status %d, %v", status, err)
 	}
@@ -72,7 +76,8 @@ func TestExecTerminalChangesSize(t *testing.T) {
 	}()
 	var out bytes.Buffer
 	req := spec.ExecRequest{Args: []string{"size"}, TTY: true, Size: spec.Size{Rows: 24, Cols: 80}}
-	if _, err := c.Exec(t.Context(), "web", req, spec.ExecIO{Stdin: r, Stdout: &out, Resize: sizes}); err != nil {
+	if _, err := c.Exec(t.Context(), "web", req,
+		spec.ExecIO{Stdin: r, Stdout: &out, Resize: sizes}); err != nil {
 		t.Fatal(err)
 	}
 	if out.String() != "80x24\r\n100x30\r\n" {

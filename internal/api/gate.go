@@ -82,10 +82,11 @@ func (g *gate) next() {
 	}
 }
 
-var errCrowded = advised(Busy, "too many large requests are being sent to the node at once", "try again in a few seconds, and send fewer at the same time")
+var errCrowded = advised(Busy, "too many large requests are being sent to the node at once",
+	"try again in a few seconds, and send fewer at the same time")
 
-// gated has large requests read, from where they have shown to be that to their end, a bounded number at once. Calls
-// that stream what the client sends are not bounded: there he sets the pace.
+// gated has large requests read, from where they have shown to be that to their end, a bounded number at
+// once. Calls that stream what the client sends are not bounded: there he sets the pace.
 func gated(h http.Handler) http.Handler {
 	_, both := streams()
 	g := new(gate)

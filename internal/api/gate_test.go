@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// A gate has no more inside than it may, lets each caller's in in their order, and others past one who has all of his there.
+// A gate has no more inside than it may, lets each caller's in in their order, and others past one who has
+// all of his there.
 func TestGate(t *testing.T) {
 	g := new(gate)
 	in := func(who string) <-chan error {
@@ -77,8 +78,8 @@ func (g *gate) standing() int {
 	return g.in + g.waiting.Len()
 }
 
-// Large requests that do not come to an end take their places and no more; small ones, and another caller's, are
-// read beside them.
+// Large requests that do not come to an end take their places and no more; small ones, and another caller's,
+// are read beside them.
 func TestGated(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := Listen(socket, 0o600)
@@ -94,7 +95,8 @@ func TestGated(t *testing.T) {
 		fmt.Fprint(w, len(two)+len(rest), err, rerr)
 	}))
 	who := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, caller{r.Header.Get("Who"), Admin})))
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{},
+			caller{r.Header.Get("Who"), Admin})))
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)

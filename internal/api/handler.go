@@ -53,7 +53,8 @@ func NewHandler(n Node, cfg Config) http.Handler {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(dewpointv1connect.NewNodeHandler(h,
-		connect.WithInterceptors(append([]connect.Interceptor{observer(cfg.Observe), detailer{}}, cfg.Interceptors...)...),
+		connect.WithInterceptors(append([]connect.Interceptor{observer(cfg.Observe), detailer{}},
+			cfg.Interceptors...)...),
 		connect.WithReadMaxBytes(maxMessage),
 		connect.WithCodec(strict{"json"}), connect.WithCodec(strict{"json; charset=utf-8"}),
 		connect.WithRecover(func(_ context.Context, s connect.Spec, _ http.Header, v any) error {
@@ -90,7 +91,8 @@ func (h *handler) fail(ctx context.Context, err error) error {
 		return stop.wire()
 	}
 	e := h.classify(err)
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) && (e.Code == Deadline || e.Code == Canceled || e.Code == Internal) {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) &&
+		(e.Code == Deadline || e.Code == Canceled || e.Code == Internal) {
 		e = errLate
 	}
 	return e.wire()
@@ -107,7 +109,8 @@ func named(what, name string) error {
 }
 
 // answer runs one short call.
-func answer[A any](ctx context.Context, h *handler, limit time.Duration, f func(context.Context) (*A, error)) (*connect.Response[A], error) {
+func answer[A any](ctx context.Context, h *handler, limit time.Duration,
+	f func(context.Context) (*A, error)) (*connect.Response[A], error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, slow(limit))
 	defer cancel()
 	a, err := f(ctx)
@@ -117,14 +120,16 @@ func answer[A any](ctx context.Context, h *handler, limit time.Duration, f func(
 	return connect.NewResponse(a), nil
 }
 
-func (h *handler) List(ctx context.Context, req *connect.Request[pb.ListRequest]) (*connect.Response[pb.ListResponse], error) {
+func (h *handler) List(ctx context.Context,
+	req *connect.Request[pb.ListRequest]) (*connect.Response[pb.ListResponse], error) {
 	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.ListResponse, error) {
 		list, err := h.node.List(ctx, req.Msg.All)
 		return &pb.ListResponse{Containers: each(list, containerOf)}, err
 	})
 }
 
-func (h *handler) Stop(ctx context.Context, req *connect.Request[pb.StopRequest]) (*connect.Response[pb.StopResponse], error) {
+func (h *handler) Stop(ctx context.Context,
+	req *connect.Request[pb.StopRequest]) (*connect.Response[pb.StopResponse], error) {
 	if err := named("container", req.Msg.Name); err != nil {
 		return nil, err
 	}
@@ -140,7 +145,8 @@ func (h *handler) Stop(ctx context.Context, req *connect.Request[pb.StopRequest]
 	})
 }
 
-func (h *handler) Remove(ctx context.Context, req *connect.Request[pb.RemoveRequest]) (*connect.Response[pb.RemoveResponse], error) {
+func (h *handler) Remove(ctx context.Context,
+	req *connect.Request[pb.RemoveRequest]) (*connect.Response[pb.RemoveResponse], error) {
 	if err := named("container", req.Msg.Name); err != nil {
 		return nil, err
 	}
@@ -152,7 +158,8 @@ func (h *handler) Remove(ctx context.Context, req *connect.Request[pb.RemoveRequ
 	})
 }
 
-func (h *handler) Wait(ctx context.Context, req *connect.Request[pb.WaitRequest]) (*connect.Response[pb.WaitResponse], error) {
+func (h *handler) Wait(ctx context.Context,
+	req *connect.Request[pb.WaitRequest]) (*connect.Response[pb.WaitResponse], error) {
 	if err := named("container", req.Msg.Name); err != nil {
 		return nil, err
 	}
@@ -163,14 +170,16 @@ func (h *handler) Wait(ctx context.Context, req *connect.Request[pb.WaitRequest]
 	return connect.NewResponse(&pb.WaitResponse{Status: int32(status)}), nil
 }
 
-func (h *handler) Images(ctx context.Context, _ *connect.Request[pb.ImagesRequest]) (*connect.Response[pb.ImagesResponse], error) {
+func (h *handler) Images(ctx context.Context,
+	_ *connect.Request[pb.ImagesRequest]) (*connect.Response[pb.ImagesResponse], error) {
 	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.ImagesResponse, error) {
 		list, err := h.node.Images(ctx)
 		return &pb.ImagesResponse{Images: each(list, imageOf)}, err
 	})
 }
 
-func (h *handler) RemoveImage(ctx context.Context, req *connect.Request[pb.RemoveImageRequest]) (*connect.Response[pb.RemoveImageResponse], error) {
+func (h *handler) RemoveImage(ctx context.Context,
+	req *connect.Request[pb.RemoveImageRequest]) (*connect.Response[pb.RemoveImageResponse], error) {
 	if err := named("image", req.Msg.Name); err != nil {
 		return nil, err
 	}
@@ -179,28 +188,32 @@ func (h *handler) RemoveImage(ctx context.Context, req *connect.Request[pb.Remov
 	})
 }
 
-func (h *handler) Prune(ctx context.Context, req *connect.Request[pb.PruneRequest]) (*connect.Response[pb.PruneResponse], error) {
+func (h *handler) Prune(ctx context.Context,
+	req *connect.Request[pb.PruneRequest]) (*connect.Response[pb.PruneResponse], error) {
 	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.PruneResponse, error) {
 		r, err := h.node.Prune(ctx, pruneFrom(req.Msg))
 		return prunedOf(r), err
 	})
 }
 
-func (h *handler) Doctor(ctx context.Context, _ *connect.Request[pb.DoctorRequest]) (*connect.Response[pb.DoctorResponse], error) {
+func (h *handler) Doctor(ctx context.Context,
+	_ *connect.Request[pb.DoctorRequest]) (*connect.Response[pb.DoctorResponse], error) {
 	return answer(ctx, h, 2*shortCall, func(ctx context.Context) (*pb.DoctorResponse, error) {
 		list, err := h.node.Doctor(ctx)
 		return &pb.DoctorResponse{Findings: each(list, findingOf)}, err
 	})
 }
 
-func (h *handler) Version(ctx context.Context, _ *connect.Request[pb.VersionRequest]) (*connect.Response[pb.VersionResponse], error) {
+func (h *handler) Version(ctx context.Context,
+	_ *connect.Request[pb.VersionRequest]) (*connect.Response[pb.VersionResponse], error) {
 	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.VersionResponse, error) {
 		v, err := h.node.Version(ctx)
 		return versionOf(v), err
 	})
 }
 
-func (h *handler) Logs(ctx context.Context, req *connect.Request[pb.LogsRequest], stream *connect.ServerStream[pb.LogsResponse]) error {
+func (h *handler) Logs(ctx context.Context, req *connect.Request[pb.LogsRequest],
+	stream *connect.ServerStream[pb.LogsResponse]) error {
 	if err := named("container", req.Msg.Name); err != nil {
 		return err
 	}
@@ -210,7 +223,8 @@ func (h *handler) Logs(ctx context.Context, req *connect.Request[pb.LogsRequest]
 	}))
 }
 
-func (h *handler) Events(ctx context.Context, req *connect.Request[pb.EventsRequest], stream *connect.ServerStream[pb.EventsResponse]) error {
+func (h *handler) Events(ctx context.Context, req *connect.Request[pb.EventsRequest],
+	stream *connect.ServerStream[pb.EventsResponse]) error {
 	var after *spec.Mark
 	if req.Msg.After != nil || req.Msg.Epoch != "" {
 		after = &spec.Mark{Epoch: req.Msg.Epoch, Seq: req.Msg.GetAfter()}

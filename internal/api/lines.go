@@ -36,7 +36,8 @@ func lines(h http.Handler) http.Handler {
 		case r.Method == http.MethodPost && !known(kind) && r.URL.Path != openapi.Path:
 			http.Error(w, "say what is sent: Content-Type: application/json", http.StatusUnsupportedMediaType)
 		case r.Method == http.MethodPost && both[r.URL.Path] && kind == "application/json":
-			http.Error(w, "the call is a stream in both directions: it needs HTTP/2, and Connect's envelopes or gRPC", http.StatusUnsupportedMediaType)
+			http.Error(w, "the call is a stream in both directions: it needs HTTP/2, and Connect's envelopes or gRPC",
+				http.StatusUnsupportedMediaType)
 		default:
 			h.ServeHTTP(w, r)
 		}
@@ -68,7 +69,9 @@ func paths() map[string]bool {
 // known are the content types that Connect speaks.
 func known(kind string) bool {
 	return kind == "application/json" || kind == "application/proto" ||
-		slices.ContainsFunc([]string{"application/connect+", "application/grpc"}, func(p string) bool { return strings.HasPrefix(kind, p) })
+		slices.ContainsFunc([]string{"application/connect+", "application/grpc"}, func(p string) bool {
+			return strings.HasPrefix(kind, p)
+		})
 }
 
 func serveLines(h http.Handler, w http.ResponseWriter, r *http.Request) {

@@ -28,7 +28,8 @@ func plainly(t *testing.T) (n *apitest.Node, post func(method, kind, body string
 	t.Cleanup(tr.CloseIdleConnections)
 	return n, func(method, kind, body string) *http.Response {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://dewd/dewpoint.v1.Node/"+method, strings.NewReader(body))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://dewd/dewpoint.v1.Node/"+method,
+			strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,7 +63,8 @@ func objects(t *testing.T, r *http.Response) (all []map[string]any) {
 // Whoever can send JSON deploys, follows and learns why not: the answers of a stream are lines.
 func TestStreamsAsLines(t *testing.T) {
 	n, post := plainly(t)
-	r := post("Deploy", "application/json; charset=utf-8", `{"spec":{"image":"nginx:1","name":"web","cmd":["sleep"]}}`)
+	r := post("Deploy", "application/json; charset=utf-8",
+		`{"spec":{"image":"nginx:1","name":"web","cmd":["sleep"]}}`)
 	all := objects(t, r)
 	if r.StatusCode != http.StatusOK || r.Header.Get("Content-Type") != "application/x-ndjson" || len(all) < 3 {
 		t.Fatalf("%s, %v: %v", r.Status, r.Header, all)
@@ -74,10 +76,12 @@ func TestStreamsAsLines(t *testing.T) {
 	// What fails before anything was sent fails by its status, as a call that does not stream.
 	r = post("Deploy", "application/json", `{"spec":{}}`)
 	all = objects(t, r)
-	if r.StatusCode != http.StatusBadRequest || r.Header.Get("Content-Type") != "application/json" || len(all) != 1 || all[0]["code"] != "invalid_argument" || all[0]["details"] == nil {
+	if r.StatusCode != http.StatusBadRequest || r.Header.Get("Content-Type") != "application/json" ||
+		len(all) != 1 || all[0]["code"] != "invalid_argument" || all[0]["details"] == nil {
 		t.Errorf("%s: %v", r.Status, all)
 	}
-	if r := post("Deploy", "application/json", `{{{`); r.StatusCode != http.StatusBadRequest || len(objects(t, r)) != 1 {
+	if r := post("Deploy", "application/json", `{{{`); r.StatusCode != http.StatusBadRequest ||
+		len(objects(t, r)) != 1 {
 		t.Errorf("no JSON: %s", r.Status)
 	}
 	if r := post("Logs", "application/json", `{"name":"nobody"}`); r.StatusCode != http.StatusNotFound {
@@ -85,9 +89,11 @@ func TestStreamsAsLines(t *testing.T) {
 	}
 	// What fails later says so at the end.
 	n.FailAfter("Deploy", api.New(api.NotReady, "not in time"))
-	all = objects(t, post("Deploy", "application/json", `{"spec":{"image":"nginx:1","name":"late","cmd":["sleep"]}}`))
+	all = objects(t, post("Deploy", "application/json",
+		`{"spec":{"image":"nginx:1","name":"late","cmd":["sleep"]}}`))
 	failed, _ := all[len(all)-1]["error"].(map[string]any)
-	if failed == nil || failed["message"] != "not in time" || !slices.ContainsFunc(all, func(o map[string]any) bool { return o["stage"] != nil }) {
+	if failed == nil || failed["message"] != "not in time" ||
+		!slices.ContainsFunc(all, func(o map[string]any) bool { return o["stage"] != nil }) {
 		t.Errorf("%v", all)
 	}
 
@@ -96,7 +102,8 @@ func TestStreamsAsLines(t *testing.T) {
 	if r.StatusCode != http.StatusOK {
 		t.Fatal(r.Status)
 	}
-	if _, err := n.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "seen", Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
+	if _, err := n.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "seen", Cmd: []string{"sleep"}},
+		spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
 	line, err := bufio.NewReader(r.Body).ReadString('\n')
@@ -105,15 +112,18 @@ func TestStreamsAsLines(t *testing.T) {
 	}
 
 	// Too much is refused, and what is not said to be JSON, with words.
-	if r := post("Deploy", "application/json", `{"spec":{"image":"`+strings.Repeat("x", 2<<20)+`"}}`); r.StatusCode < 400 {
+	if r := post("Deploy", "application/json",
+		`{"spec":{"image":"`+strings.Repeat("x", 2<<20)+`"}}`); r.StatusCode < 400 {
 		t.Errorf("two mebibytes: %s", r.Status)
 	}
 	r = post("Exec", "application/json", `{}`)
-	if said, err := io.ReadAll(r.Body); r.StatusCode != http.StatusUnsupportedMediaType || err != nil || !strings.Contains(string(said), "both directions") {
+	if said, err := io.ReadAll(r.Body); r.StatusCode != http.StatusUnsupportedMediaType || err != nil ||
+		!strings.Contains(string(said), "both directions") {
 		t.Errorf("%s, %q, %v", r.Status, said, err)
 	}
 	r = post("List", "application/x-www-form-urlencoded", `{}`)
-	if said, err := io.ReadAll(r.Body); r.StatusCode != http.StatusUnsupportedMediaType || err != nil || !strings.Contains(string(said), "Content-Type: application/json") {
+	if said, err := io.ReadAll(r.Body); r.StatusCode != http.StatusUnsupportedMediaType || err != nil ||
+		!strings.Contains(string(said), "Content-Type: application/json") {
 		t.Errorf("%s, %q, %v", r.Status, said, err)
 	}
 }
@@ -126,8 +136,9 @@ func TestLinesEndWithTheClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	body := `{"spec":{"image":"nginx:1","name":"slow","cmd":["sleep"],"ready":"log:never"}}`
-	if _, err := io.WriteString(c, "POST /dewpoint.v1.Node/Deploy HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "+
-		strconv.Itoa(len(body))+"\r\n\r\n"+body); err != nil {
+	if _, err := io.WriteString(c,
+		"POST /dewpoint.v1.Node/Deploy HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "+
+			strconv.Itoa(len(body))+"\r\n\r\n"+body); err != nil {
 		t.Fatal(err)
 	}
 	in := bufio.NewReader(c)

@@ -14,7 +14,8 @@ import (
 // packCall is the deadline of what builds or sends a pack.
 const packCall = time.Hour
 
-func (h *handler) ProfileEnd(ctx context.Context, req *connect.Request[pb.ProfileEndRequest]) (*connect.Response[pb.ProfileEndResponse], error) {
+func (h *handler) ProfileEnd(ctx context.Context,
+	req *connect.Request[pb.ProfileEndRequest]) (*connect.Response[pb.ProfileEndResponse], error) {
 	if err := named("container", req.Msg.Name); err != nil {
 		return nil, err
 	}
@@ -24,7 +25,8 @@ func (h *handler) ProfileEnd(ctx context.Context, req *connect.Request[pb.Profil
 	})
 }
 
-func (h *handler) PackBuild(ctx context.Context, req *connect.Request[pb.PackBuildRequest]) (*connect.Response[pb.PackBuildResponse], error) {
+func (h *handler) PackBuild(ctx context.Context,
+	req *connect.Request[pb.PackBuildRequest]) (*connect.Response[pb.PackBuildResponse], error) {
 	if err := named("image", req.Msg.Image); err != nil {
 		return nil, err
 	}
@@ -34,7 +36,8 @@ func (h *handler) PackBuild(ctx context.Context, req *connect.Request[pb.PackBui
 	})
 }
 
-func (h *handler) PackPush(ctx context.Context, req *connect.Request[pb.PackPushRequest]) (*connect.Response[pb.PackPushResponse], error) {
+func (h *handler) PackPush(ctx context.Context,
+	req *connect.Request[pb.PackPushRequest]) (*connect.Response[pb.PackPushResponse], error) {
 	if err := named("image", req.Msg.Image); err != nil {
 		return nil, err
 	}
@@ -44,7 +47,8 @@ func (h *handler) PackPush(ctx context.Context, req *connect.Request[pb.PackPush
 	})
 }
 
-func (h *handler) PackInspect(ctx context.Context, req *connect.Request[pb.PackInspectRequest]) (*connect.Response[pb.PackInspectResponse], error) {
+func (h *handler) PackInspect(ctx context.Context,
+	req *connect.Request[pb.PackInspectRequest]) (*connect.Response[pb.PackInspectResponse], error) {
 	if err := named("image", req.Msg.Image); err != nil {
 		return nil, err
 	}
@@ -95,19 +99,22 @@ func profileEndOf(e spec.ProfileEnd) *pb.ProfileEndRequest {
 }
 
 func profileEndFrom(e *pb.ProfileEndRequest) spec.ProfileEnd {
-	return spec.ProfileEnd{Name: e.GetName(), Discard: e.GetDiscard(), Merge: e.GetMerge(), Exercised: e.GetExercised()}
+	return spec.ProfileEnd{Name: e.GetName(), Discard: e.GetDiscard(), Merge: e.GetMerge(),
+		Exercised: e.GetExercised()}
 }
 
 func profileOf(p spec.Profile) *pb.Profile {
 	return &pb.Profile{
-		Name: p.Name, Image: p.Image, Digest: p.Digest, Read: p.Read, Files: int32(p.Files), Total: p.Total, Lost: p.Lost,
+		Name: p.Name, Image: p.Image, Digest: p.Digest, Read: p.Read, Files: int32(p.Files), Total: p.Total,
+		Lost:    p.Lost,
 		Largest: each(p.Largest, fileReadOf),
 	}
 }
 
 func profileFrom(p *pb.Profile) spec.Profile {
 	return spec.Profile{
-		Name: p.GetName(), Image: p.GetImage(), Digest: p.GetDigest(), Read: p.GetRead(), Files: int(p.GetFiles()), Total: p.GetTotal(), Lost: p.GetLost(),
+		Name: p.GetName(), Image: p.GetImage(), Digest: p.GetDigest(), Read: p.GetRead(), Files: int(p.GetFiles()),
+		Total: p.GetTotal(), Lost: p.GetLost(),
 		Largest: reads(p.GetLargest()),
 	}
 }
@@ -130,22 +137,28 @@ func reads(in []*pb.FileRead) []spec.FileRead {
 
 func packOf(p spec.Pack) *pb.Pack {
 	return &pb.Pack{
-		Image: p.Image, Digest: p.Digest, Pack: p.Pack, Size: p.Size, Chunks: int32(p.Chunks), Needed: p.Needed, Total: p.Total,
+		Image: p.Image, Digest: p.Digest, Pack: p.Pack, Size: p.Size, Chunks: int32(p.Chunks), Needed: p.Needed,
+		Total: p.Total,
 		Parts: &pb.Pack_Parts{Header: p.Parts.Header, Tables: p.Parts.Tables, Chunks: p.Parts.Chunks,
 			Points: p.Parts.Points, Windows: p.Parts.Windows, Files: p.Parts.Files},
-		ImageSize: p.ImageSize, Start: p.Start, Share: p.Share, Runs: int32(p.Runs), Exercised: p.Exercised, Created: timeOf(p.Created),
-		Node: p.Node, From: p.From, Trust: p.Trust, Unlazy: p.Unlazy, Files: int32(p.Files), Largest: each(p.Largest, fileReadOf),
+		ImageSize: p.ImageSize, Start: p.Start, Share: p.Share, Runs: int32(p.Runs), Exercised: p.Exercised,
+		Created: timeOf(p.Created),
+		Node:    p.Node, From: p.From, Trust: p.Trust, Unlazy: p.Unlazy, Files: int32(p.Files),
+		Largest: each(p.Largest, fileReadOf),
 	}
 }
 
 func packFrom(p *pb.Pack) spec.Pack {
 	q := p.GetParts()
 	return spec.Pack{
-		Image: p.GetImage(), Digest: p.GetDigest(), Pack: p.GetPack(), Size: p.GetSize(), Chunks: int(p.GetChunks()), Needed: p.GetNeeded(), Total: p.GetTotal(),
+		Image: p.GetImage(), Digest: p.GetDigest(), Pack: p.GetPack(), Size: p.GetSize(),
+		Chunks: int(p.GetChunks()), Needed: p.GetNeeded(), Total: p.GetTotal(),
 		Parts: spec.PackParts{Header: q.GetHeader(), Tables: q.GetTables(), Chunks: q.GetChunks(),
 			Points: q.GetPoints(), Windows: q.GetWindows(), Files: q.GetFiles()},
-		ImageSize: p.GetImageSize(), Start: p.GetStart(), Share: p.GetShare(), Runs: int(p.GetRuns()), Exercised: p.GetExercised(), Created: timeFrom(p.GetCreated()),
-		Node: p.GetNode(), From: p.GetFrom(), Trust: p.GetTrust(), Unlazy: p.GetUnlazy(), Files: int(p.GetFiles()), Largest: reads(p.GetLargest()),
+		ImageSize: p.GetImageSize(), Start: p.GetStart(), Share: p.GetShare(), Runs: int(p.GetRuns()),
+		Exercised: p.GetExercised(), Created: timeFrom(p.GetCreated()),
+		Node: p.GetNode(), From: p.GetFrom(), Trust: p.GetTrust(), Unlazy: p.GetUnlazy(), Files: int(p.GetFiles()),
+		Largest: reads(p.GetLargest()),
 	}
 }
 
@@ -158,9 +171,11 @@ func packPushFrom(p *pb.PackPushRequest) spec.PackPush {
 }
 
 func packPushedOf(p spec.PackPushed) *pb.PackPushResponse {
-	return &pb.PackPushResponse{Image: p.Image, Manifest: p.Manifest, Pack: p.Pack, Size: p.Size, Signed: p.Signed}
+	return &pb.PackPushResponse{Image: p.Image, Manifest: p.Manifest, Pack: p.Pack, Size: p.Size,
+		Signed: p.Signed}
 }
 
 func packPushedFrom(p *pb.PackPushResponse) spec.PackPushed {
-	return spec.PackPushed{Image: p.GetImage(), Manifest: p.GetManifest(), Pack: p.GetPack(), Size: p.GetSize(), Signed: p.GetSigned()}
+	return spec.PackPushed{Image: p.GetImage(), Manifest: p.GetManifest(), Pack: p.GetPack(), Size: p.GetSize(),
+		Signed: p.GetSigned()}
 }

@@ -18,7 +18,9 @@ func TestPacks(t *testing.T) {
 	ctx := t.Context()
 	deploy := func() {
 		t.Helper()
-		if _, err := c.Deploy(ctx, spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}, Record: true}, spec.Watch{}); err != nil {
+		if _, err := c.Deploy(ctx,
+			spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}, Record: true},
+			spec.Watch{}); err != nil {
 			t.Fatal(err)
 		}
 		if !n.Recorded("web") {
@@ -27,7 +29,8 @@ func TestPacks(t *testing.T) {
 	}
 	deploy()
 	p, err := c.ProfileEnd(ctx, spec.ProfileEnd{Name: "web", Exercised: true})
-	if err != nil || p.Name != "web" || p.Read != 8192 || p.Files != 2 || len(p.Largest) != 2 || p.Largest[0].Path != "bin/app" {
+	if err != nil || p.Name != "web" || p.Read != 8192 || p.Files != 2 || len(p.Largest) != 2 ||
+		p.Largest[0].Path != "bin/app" {
 		t.Errorf("%+v, %v", p, err)
 	}
 	var e *api.Error
@@ -38,7 +41,8 @@ func TestPacks(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	built, err := c.PackBuild(ctx, "nginx:1")
-	if err != nil || built.Runs != 1 || !built.Exercised || built.Parts.Windows != 20_000 || built.Needed != 8192 {
+	if err != nil || built.Runs != 1 || !built.Exercised || built.Parts.Windows != 20_000 ||
+		built.Needed != 8192 {
 		t.Errorf("%+v, %v", built, err)
 	}
 	seen, err := c.PackInspect(ctx, "nginx:1")

@@ -9,21 +9,26 @@ import (
 	"dewpoint/internal/spec"
 )
 
-func (h *handler) PoPStatus(ctx context.Context, _ *connect.Request[pb.PoPStatusRequest]) (*connect.Response[pb.PoPStatusResponse], error) {
+func (h *handler) PoPStatus(ctx context.Context,
+	_ *connect.Request[pb.PoPStatusRequest]) (*connect.Response[pb.PoPStatusResponse], error) {
 	return answer(ctx, h, shortCall, func(ctx context.Context) (*pb.PoPStatusResponse, error) {
 		p, err := h.node.PoPStatus(ctx)
 		return &pb.PoPStatusResponse{Pop: popOf(p)}, err
 	})
 }
 
-func (h *handler) PoPVerify(ctx context.Context, req *connect.Request[pb.PoPVerifyRequest], stream *connect.ServerStream[pb.PoPVerifyResponse]) error {
+func (h *handler) PoPVerify(ctx context.Context, req *connect.Request[pb.PoPVerifyRequest],
+	stream *connect.ServerStream[pb.PoPVerifyResponse]) error {
 	if err := stream.Send(nil); err != nil { // a layer may take long
 		return err
 	}
-	return h.fail(ctx, h.node.PoPVerify(ctx, req.Msg.Layers, func(v spec.PoPVerified) error { return stream.Send(popVerifiedOf(v)) }))
+	return h.fail(ctx, h.node.PoPVerify(ctx, req.Msg.Layers, func(v spec.PoPVerified) error {
+		return stream.Send(popVerifiedOf(v))
+	}))
 }
 
-func (h *handler) PoPForget(ctx context.Context, req *connect.Request[pb.PoPForgetRequest]) (*connect.Response[pb.PoPForgetResponse], error) {
+func (h *handler) PoPForget(ctx context.Context,
+	req *connect.Request[pb.PoPForgetRequest]) (*connect.Response[pb.PoPForgetResponse], error) {
 	if err := named("node", req.Msg.Node); err != nil {
 		return nil, err
 	}
@@ -68,7 +73,8 @@ func popOf(p spec.PoP) *pb.PoP {
 	s, c := p.Store, p.Coordinator
 	return &pb.PoP{
 		Name: p.Name, Node: p.Node, Nodes: each(p.Nodes, popNodeOf), Layers: each(p.Layers, popLayerOf),
-		Store:       &pb.PoP_Store{Path: s.Path, Id: s.ID, State: s.State, Why: s.Why, Total: s.Total, Free: s.Free, Bytes: s.Bytes, Trash: s.Trash, Capacity: s.Capacity, Quotas: each(s.Quotas, popQuotaOf)},
+		Store: &pb.PoP_Store{Path: s.Path, Id: s.ID, State: s.State, Why: s.Why, Total: s.Total, Free: s.Free,
+			Bytes: s.Bytes, Trash: s.Trash, Capacity: s.Capacity, Quotas: each(s.Quotas, popQuotaOf)},
 		Coordinator: &pb.PoP_Coordinator{Kind: c.Kind, State: c.State, Why: c.Why},
 	}
 }
@@ -76,9 +82,11 @@ func popOf(p spec.PoP) *pb.PoP {
 func popFrom(p *pb.PoP) spec.PoP {
 	s, c := p.GetStore(), p.GetCoordinator()
 	return spec.PoP{
-		Name: p.GetName(), Node: p.GetNode(), Nodes: array(each(p.GetNodes(), popNodeFrom)), Layers: array(each(p.GetLayers(), popLayerFrom)),
+		Name: p.GetName(), Node: p.GetNode(), Nodes: array(each(p.GetNodes(), popNodeFrom)),
+		Layers: array(each(p.GetLayers(), popLayerFrom)),
 		Store: spec.PoPStore{Path: s.GetPath(), ID: s.GetId(), State: s.GetState(), Why: s.GetWhy(),
-			Total: s.GetTotal(), Free: s.GetFree(), Bytes: s.GetBytes(), Trash: s.GetTrash(), Capacity: s.GetCapacity(), Quotas: each(s.GetQuotas(), popQuotaFrom)},
+			Total: s.GetTotal(), Free: s.GetFree(), Bytes: s.GetBytes(), Trash: s.GetTrash(),
+			Capacity: s.GetCapacity(), Quotas: each(s.GetQuotas(), popQuotaFrom)},
 		Coordinator: spec.PoPCoordinator{Kind: c.GetKind(), State: c.GetState(), Why: c.GetWhy()},
 	}
 }
@@ -102,14 +110,17 @@ func array[T any](in []T) []T {
 func popNodeOf(n spec.PoPNode) *pb.PoP_Node {
 	return &pb.PoP_Node{
 		Name: n.Name, Address: n.Address, Cache: n.Cache, Local: popHitsOf(n.Local), Store: popHitsOf(n.Store),
-		Capacity: n.Capacity, Peer: popHitsOf(n.Peer), Registry: popHitsOf(n.Registry), Fetching: each(n.Fetching, popFetchOf),
+		Capacity: n.Capacity, Peer: popHitsOf(n.Peer), Registry: popHitsOf(n.Registry),
+		Fetching: each(n.Fetching, popFetchOf),
 	}
 }
 
 func popNodeFrom(n *pb.PoP_Node) spec.PoPNode {
 	return spec.PoPNode{
-		Name: n.GetName(), Address: n.GetAddress(), Cache: n.GetCache(), Local: popHitsFrom(n.GetLocal()), Store: popHitsFrom(n.GetStore()),
-		Capacity: n.GetCapacity(), Peer: popHitsFrom(n.GetPeer()), Registry: popHitsFrom(n.GetRegistry()), Fetching: each(n.GetFetching(), popFetchFrom),
+		Name: n.GetName(), Address: n.GetAddress(), Cache: n.GetCache(), Local: popHitsFrom(n.GetLocal()),
+		Store:    popHitsFrom(n.GetStore()),
+		Capacity: n.GetCapacity(), Peer: popHitsFrom(n.GetPeer()), Registry: popHitsFrom(n.GetRegistry()),
+		Fetching: each(n.GetFetching(), popFetchFrom),
 	}
 }
 
@@ -128,11 +139,13 @@ func popFetchFrom(f *pb.PoP_Fetch) spec.PoPFetch {
 }
 
 func popLayerOf(l spec.PoPLayer) *pb.PoP_Layer {
-	return &pb.PoP_Layer{DiffId: l.DiffID, Size: l.Size, BlobSize: l.BlobSize, Image: l.Image, Node: l.Node, Users: l.Users}
+	return &pb.PoP_Layer{DiffId: l.DiffID, Size: l.Size, BlobSize: l.BlobSize, Image: l.Image, Node: l.Node,
+		Users: l.Users}
 }
 
 func popLayerFrom(l *pb.PoP_Layer) spec.PoPLayer {
-	return spec.PoPLayer{DiffID: l.GetDiffId(), Size: l.GetSize(), BlobSize: l.GetBlobSize(), Image: l.GetImage(), Node: l.GetNode(), Users: l.GetUsers()}
+	return spec.PoPLayer{DiffID: l.GetDiffId(), Size: l.GetSize(), BlobSize: l.GetBlobSize(),
+		Image: l.GetImage(), Node: l.GetNode(), Users: l.GetUsers()}
 }
 
 func popVerifiedOf(v spec.PoPVerified) *pb.PoPVerifyResponse {
@@ -140,7 +153,8 @@ func popVerifiedOf(v spec.PoPVerified) *pb.PoPVerifyResponse {
 }
 
 func popVerifiedFrom(v *pb.PoPVerifyResponse) spec.PoPVerified {
-	return spec.PoPVerified{DiffID: v.GetDiffId(), Image: v.GetImage(), Size: v.GetSize(), State: v.GetState(), Error: v.GetError()}
+	return spec.PoPVerified{DiffID: v.GetDiffId(), Image: v.GetImage(), Size: v.GetSize(), State: v.GetState(),
+		Error: v.GetError()}
 }
 
 func pruneOf(o spec.PruneOptions) *pb.PruneRequest {
@@ -152,9 +166,12 @@ func pruneFrom(r *pb.PruneRequest) spec.PruneOptions {
 }
 
 func prunedOf(r spec.PruneReport) *pb.PruneResponse {
-	return &pb.PruneResponse{Images: r.Images, Layers: r.Layers, Bytes: r.Bytes, PopLayers: r.PoPLayers, PopBytes: r.PoPBytes, PopWhy: r.PoPWhy, Checkpoints: r.Checkpoints}
+	return &pb.PruneResponse{Images: r.Images, Layers: r.Layers, Bytes: r.Bytes, PopLayers: r.PoPLayers,
+		PopBytes: r.PoPBytes, PopWhy: r.PoPWhy, Checkpoints: r.Checkpoints}
 }
 
 func prunedFrom(r *pb.PruneResponse) spec.PruneReport {
-	return spec.PruneReport{Images: r.GetImages(), Layers: r.GetLayers(), Bytes: r.GetBytes(), PoPLayers: r.GetPopLayers(), PoPBytes: r.GetPopBytes(), PoPWhy: r.GetPopWhy(), Checkpoints: r.GetCheckpoints()}
+	return spec.PruneReport{Images: r.GetImages(), Layers: r.GetLayers(), Bytes: r.GetBytes(),
+		PoPLayers: r.GetPopLayers(), PoPBytes: r.GetPopBytes(), PoPWhy: r.GetPopWhy(),
+		Checkpoints: r.GetCheckpoints()}
 }

@@ -67,7 +67,8 @@ func (r *reloaded) load() (*tls.Config, error) {
 		return nil, err
 	}
 	// No tickets: who resumes a session is not looked at again, though client_ca may be another by then.
-	cfg := &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"h2", "http/1.1"}, Certificates: []tls.Certificate{cert}, SessionTicketsDisabled: true}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"h2", "http/1.1"},
+		Certificates: []tls.Certificate{cert}, SessionTicketsDisabled: true}
 	if r.files.ClientCA != "" {
 		if cfg.ClientCAs, err = pool(r.files.ClientCA); err != nil {
 			return nil, err

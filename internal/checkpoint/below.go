@@ -14,9 +14,9 @@ import (
 	"dewpoint/internal/pop"
 )
 
-// lower is the layer that a restored container stands on besides its image's. Open, it is read to its end whatever
-// becomes of the container. It may lie in the PoP's store: who reads it while that hangs cannot be called off, and keeps what it
-// works with until the store is back.
+// lower is the layer that a restored container stands on besides its image's. Open, it is read to its end
+// whatever becomes of the container. It may lie in the PoP's store: who reads it while that hangs cannot be
+// called off, and keeps what it works with until the store is back.
 type lower struct {
 	dir   *os.File // nil: there is none
 	users sync.WaitGroup

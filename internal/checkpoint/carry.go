@@ -115,11 +115,15 @@ func (c *subject) bare() error {
 	case carrier == nil && carries == "":
 		return nil
 	case carrier == nil || carries != "" && carries != carrier.Name():
-		return &UnfitError{fmt.Sprintf("it was started for checkpoints by %s, and this node makes them by %s now", carries, c.able.Engine), "start it anew"}
+		return &UnfitError{fmt.Sprintf("it was started for checkpoints by %s, and this node makes them by %s now",
+			carries, c.able.Engine), "start it anew"}
 	case c.info.Labels[LabelRestored] != "":
-		return &UnfitError{"it was itself started from a checkpoint, which " + carrier.Name() + " cannot save again", "start one with --restore never --checkpoint"}
+		return &UnfitError{"it was itself started from a checkpoint, which " + carrier.Name() +
+			" cannot save again", "start one with --restore never --checkpoint"}
 	case carries == "":
-		return &UnfitError{"it was not started for checkpoints by " + carrier.Name() + ", which this node makes them by", "start it with --checkpoint, or label its image " + LabelCheckpoint + "=auto"}
+		return &UnfitError{"it was not started for checkpoints by " + carrier.Name() +
+			", which this node makes them by",
+			"start it with --checkpoint, or label its image " + LabelCheckpoint + "=auto"}
 	}
 	c.spec = carrier.Bare(c.spec)
 	return nil

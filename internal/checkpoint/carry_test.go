@@ -69,7 +69,8 @@ func TestCarried(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := s
-	if !p.Carry(&first) || first.Labels[LabelCarries] != "dmtcp" || !slices.Equal(first.Entrypoint, []string{"carry", "/app", "serve"}) {
+	if !p.Carry(&first) || first.Labels[LabelCarries] != "dmtcp" ||
+		!slices.Equal(first.Entrypoint, []string{"carry", "/app", "serve"}) {
 		t.Fatalf("what is to be saved: %+v", first)
 	}
 	app := f.spec
@@ -90,7 +91,9 @@ func TestCarried(t *testing.T) {
 		t.Fatal(err)
 	}
 	clone := s
-	if err := p.Revive(ctx, &clone, prep); err != nil || clone.Restore != nil || clone.Labels[LabelRestored] != r.ID || clone.Labels[LabelCarries] != "dmtcp" || clone.Entrypoint[0] != "restart" {
+	if err := p.Revive(ctx, &clone, prep); err != nil || clone.Restore != nil ||
+		clone.Labels[LabelRestored] != r.ID || clone.Labels[LabelCarries] != "dmtcp" ||
+		clone.Entrypoint[0] != "restart" {
 		t.Errorf("%+v, %v", clone, err)
 	}
 	if _, err := os.Stat(filepath.Join(c.revived, "pages-1.img")); err != nil {
@@ -107,7 +110,8 @@ func TestCarried(t *testing.T) {
 	if all, err := m.List(ctx); err != nil || len(all) != 1 || all[0].Unfit != "engine dmtcp, here criu" {
 		t.Errorf("%+v, %v", all, err)
 	}
-	if p, err := m.Plan(ctx, s, Auto, true); err != nil || p.Record != nil || p.Why != "engine dmtcp, here criu" || p.Carry(&s) {
+	if p, err := m.Plan(ctx, s, Auto, true); err != nil || p.Record != nil ||
+		p.Why != "engine dmtcp, here criu" || p.Carry(&s) {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
@@ -158,10 +162,12 @@ func TestOfAnotherEngine(t *testing.T) {
 		}
 	}
 	refused("not started for checkpoints by dmtcp", nil)
-	refused("started for checkpoints by other, and this node makes them by dmtcp", map[string]string{LabelCarries: "other"})
+	refused("started for checkpoints by other, and this node makes them by dmtcp",
+		map[string]string{LabelCarries: "other"})
 	refused("which dmtcp cannot save again", map[string]string{LabelCarries: "dmtcp", LabelRestored: "x"})
 	m.chosen, m.cfg.Engines = nil, []Engine{&fake{}}
-	refused("started for checkpoints by dmtcp, and this node makes them by criu", map[string]string{LabelCarries: "dmtcp"})
+	refused("started for checkpoints by dmtcp, and this node makes them by criu",
+		map[string]string{LabelCarries: "dmtcp"})
 }
 
 // TestEngineStays asks no other once there is one, and says why it is not the preferred one.

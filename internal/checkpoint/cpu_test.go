@@ -28,7 +28,8 @@ func TestFeaturesOf(t *testing.T) {
 		t.Fatalf("this machine has %q", all)
 	}
 	for _, f := range all { // of this machine's, masked one by one
-		masked := regexp.MustCompile(`(?m)^((?:flags|Features)\s*:.*?)\s`+regexp.QuoteMeta(f)+`(\s|$)`).ReplaceAllString(string(here), "$1$2")
+		masked := regexp.MustCompile(`(?m)^((?:flags|Features)\s*:.*?)\s`+regexp.QuoteMeta(f)+
+			`(\s|$)`).ReplaceAllString(string(here), "$1$2")
 		left := featuresOf(masked)
 		if len(left) != len(all)-1 || slices.Contains(left, f) {
 			t.Errorf("without %s there are %s of %s", f, strings.Join(left, " "), strings.Join(all, " "))

@@ -46,7 +46,8 @@ func (m *Manager) Checkpoint(ctx context.Context, name string, o Options) (store
 	return r, d, nil
 }
 
-func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r store.Record, d Dumped, err error) {
+func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r store.Record, d Dumped,
+	err error) {
 	a, err := m.probe(ctx)
 	if err != nil {
 		return r, d, err
@@ -88,8 +89,8 @@ func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r sto
 	return r, s.dumped, err
 }
 
-// Publish puts a checkpoint into the PoP's store, one after the other. If there is none now that is no error: PublishOwed
-// does it later, as it does after an error that may pass.
+// Publish puts a checkpoint into the PoP's store, one after the other. If there is none now that is no error:
+// PublishOwed does it later, as it does after an error that may pass.
 func (m *Manager) Publish(ctx context.Context, r store.Record) error {
 	select {
 	case m.giving <- struct{}{}:
@@ -117,8 +118,9 @@ func (m *Manager) publish(ctx context.Context, r store.Record) (err error) {
 	return err
 }
 
-// PublishOwed puts those of this node's checkpoints into the PoP's store that could not be when they were made, unless
-// later ones have taken their place there. It returns at once if there are none, or if some are on their way.
+// PublishOwed puts those of this node's checkpoints into the PoP's store that could not be when they were
+// made, unless later ones have taken their place there. It returns at once if there are none, or if some are
+// on their way.
 func (m *Manager) PublishOwed(ctx context.Context) error {
 	owed := m.cfg.Store.Owed()
 	if len(owed) == 0 {
@@ -181,7 +183,8 @@ func (m *Manager) subject(ctx context.Context, name string, o Options, a *able) 
 	c.fit = FitOf(c.img, c.spec, a.Ability, info.Labels)
 	c.fit.User = info.Labels[engine.LabelUser]
 	var changed string
-	if c.fit.Contents, changed = contentsSince(c.spec, freeVolumes(c.img, info.Labels), m.cfg.Containers.TaskMade(name)); changed != "" {
+	if c.fit.Contents, changed = contentsSince(c.spec, freeVolumes(c.img, info.Labels),
+		m.cfg.Containers.TaskMade(name)); changed != "" {
 		return nil, &UnfitError{"what is mounted read-only has changed since it was started, and its memory may be of what was there before: " + changed, "start it anew and save it then"}
 	}
 	if o.Share {
@@ -195,7 +198,9 @@ func refuse(c *subject) error {
 	labels := labelsOf(c.img, c.info.Labels)
 	switch {
 	case labels[LabelCheckpoint] == "never":
-		return &UnfitError{"its label " + LabelCheckpoint + "=never, or its image's, says that no checkpoint is to be made", "if you want one, start it with --label " + LabelCheckpoint + "="}
+		return &UnfitError{"its label " + LabelCheckpoint +
+			"=never, or its image's, says that no checkpoint is to be made",
+			"if you want one, start it with --label " + LabelCheckpoint + "="}
 	case c.o.Stateful:
 		return nil
 	}
@@ -227,9 +232,12 @@ func (m *Manager) dump(ctx context.Context, c *subject, work string) (s saved, e
 	if err != nil {
 		return s, err
 	}
-	subject := Container{Name: c.info.Name, PID: int(c.info.Pid), TTY: c.spec.Process.Terminal, Options: DumpOptions{RefuseTCP: c.o.TCP == "refuse"}}
+	subject := Container{Name: c.info.Name, PID: int(c.info.Pid), TTY: c.spec.Process.Terminal,
+		Options: DumpOptions{RefuseTCP: c.o.TCP == "refuse"}}
 	s.dumped, err = c.able.engine.Dump(ctx, subject, dir, func(ctx context.Context) (err error) {
-		return s.write(filepath.Join(work, "upper.tar"), func(w io.Writer) (upper.Info, error) { return upper.Write(ctx, w, top) })
+		return s.write(filepath.Join(work, "upper.tar"), func(w io.Writer) (upper.Info, error) {
+			return upper.Write(ctx, w, top)
+		})
 	})
 	return s, err
 }
@@ -278,8 +286,10 @@ func (m *Manager) keep(ctx context.Context, c *subject, s saved, work string) (s
 		return store.Record{}, err
 	}
 	r := store.Record{
-		Created: time.Now().UTC(), Node: m.cfg.Node, Image: c.info.Image, Manifest: c.fit.Manifest, Config: c.fit.Config,
-		Key: c.fit.Key(), Fit: fit, Args: c.fit.Args, Engine: c.fit.Engine, Boot: c.o.Boot, Stateful: c.o.Stateful,
+		Created: time.Now().UTC(), Node: m.cfg.Node, Image: c.info.Image, Manifest: c.fit.Manifest,
+		Config: c.fit.Config,
+		Key:    c.fit.Key(), Fit: fit, Args: c.fit.Args, Engine: c.fit.Engine, Boot: c.o.Boot,
+		Stateful: c.o.Stateful,
 	}
 	if r.Boot == 0 {
 		r.Boot = m.boots.median(c.fit.bootKey())

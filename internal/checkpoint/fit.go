@@ -57,14 +57,15 @@ const LabelOwner = "dewpoint.owner"
 // Anyone is the owner of a checkpoint that an administrator has made for all callers.
 const Anyone = "*"
 
-// FitOf says what a container of img, made by the specification o on a node of
-// ability a, has in common with its checkpoints, but for Contents; own are the container's labels. Variables that
-// LabelFree names may differ, and so may the sources of volumes that LabelVolumes names.
+// FitOf says what a container of img, made by the specification o on a node of ability a, has in common with
+// its checkpoints, but for Contents; own are the container's labels. Variables that LabelFree names may
+// differ, and so may the sources of volumes that LabelVolumes names.
 func FitOf(img *image.Image, o *specs.Spec, a Ability, own map[string]string) Fit {
 	f := Fit{
 		Manifest: img.Desc.Digest.String(), Config: img.ConfigD.Digest.String(),
 		Env: map[string]string{}, Owner: own[LabelOwner], Masked: hash(o.Linux.MaskedPaths, o.Linux.ReadonlyPaths),
-		Engine: a.Engine, Version: a.Version, Runc: a.Runc, Kernel: a.Kernel, PageSize: a.PageSize, Cgroup: a.CgroupMode, CPU: a.CPU,
+		Engine: a.Engine, Version: a.Version, Runc: a.Runc, Kernel: a.Kernel, PageSize: a.PageSize,
+		Cgroup: a.CgroupMode, CPU: a.CPU,
 	}
 	free := strings.Fields(labelsOf(img, own)[LabelFree])
 	f.process(o.Process, append([]string{"HOSTNAME"}, free...))
@@ -114,7 +115,8 @@ func (f *Fit) label(img *image.Image, own map[string]string) {
 // ownFiles are bound into every container from a place of its own.
 var ownFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/etc/machine-id"}
 
-// mountLine tells a mount; the source counts where it is the container's business, and free does not name the target.
+// mountLine tells a mount; the source counts where it is the container's business, and free does not name the
+// target.
 func mountLine(m specs.Mount, free []string) string {
 	if m.Destination == hooks.AgentsDir {
 		return m.Type + " " + m.Destination + " " + filepath.Base(m.Source)
@@ -150,7 +152,8 @@ func (f Fit) kind() string {
 
 // bootKey is the same for all that boot alike, whatever saves them.
 func (f Fit) bootKey() string {
-	f.Contents, f.Engine, f.Version, f.Runc, f.Kernel, f.PageSize, f.Cgroup, f.CPU, f.Labels, f.Owner = nil, "", "", "", "", 0, "", nil, nil, ""
+	f.Contents, f.Engine, f.Version, f.Runc, f.Kernel, f.PageSize, f.Cgroup, f.CPU, f.Labels, f.Owner = nil, "",
+		"", "", "", 0, "", nil, nil, ""
 	return hash(f)
 }
 

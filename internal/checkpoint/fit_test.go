@@ -17,28 +17,34 @@ import (
 )
 
 func someImage() *image.Image {
-	return &image.Image{Desc: ocispec.Descriptor{Digest: digest.FromString("manifest")}, ConfigD: ocispec.Descriptor{Digest: digest.FromString("config")}}
+	return &image.Image{Desc: ocispec.Descriptor{Digest: digest.FromString("manifest")},
+		ConfigD: ocispec.Descriptor{Digest: digest.FromString("config")}}
 }
 
 func someSpec(name string) *specs.Spec {
 	memory := int64(len(name)) << 20
 	return &specs.Spec{
 		Hostname: name,
-		Process: &specs.Process{Args: []string{"/app", "serve"}, Env: []string{"PATH=/", "HOSTNAME=" + name, "SECRET=opens-the-door"}, Cwd: "/",
+		Process: &specs.Process{Args: []string{"/app", "serve"},
+			Env: []string{"PATH=/", "HOSTNAME=" + name, "SECRET=opens-the-door"}, Cwd: "/",
 			Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_CHOWN", "CAP_KILL"}},
 			Rlimits:      []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 1, Hard: 2}}},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "nodev"}},
-			{Destination: "/etc/hosts", Type: "bind", Source: "/var/containers/" + name + "/hosts", Options: []string{"rbind"}},
+			{Destination: "/etc/hosts", Type: "bind", Source: "/var/containers/" + name + "/hosts",
+				Options: []string{"rbind"}},
 			{Destination: "/data", Type: "bind", Source: "/srv/data", Options: []string{"rbind", "rw"}}},
-		Linux: &specs.Linux{CgroupsPath: "/dewpoint/" + name, Resources: &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &memory}},
-			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace, Path: "/run/netns/" + name}},
-			Seccomp:    &specs.LinuxSeccomp{DefaultAction: specs.ActErrno}, MaskedPaths: []string{"/proc/kcore"}},
+		Linux: &specs.Linux{CgroupsPath: "/dewpoint/" + name,
+			Resources: &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &memory}},
+			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace},
+				{Type: specs.NetworkNamespace, Path: "/run/netns/" + name}},
+			Seccomp: &specs.LinuxSeccomp{DefaultAction: specs.ActErrno}, MaskedPaths: []string{"/proc/kcore"}},
 	}
 }
 
 func someAbility() Ability {
-	return Ability{Engine: "criu", Version: "4.2", Runc: "1.1.5", Kernel: "6.18.44", PageSize: 4096, CPU: []string{"avx", "sse"}, CgroupMode: "hybrid", Lazy: true}
+	return Ability{Engine: "criu", Version: "4.2", Runc: "1.1.5", Kernel: "6.18.44", PageSize: 4096,
+		CPU: []string{"avx", "sse"}, CgroupMode: "hybrid", Lazy: true}
 }
 
 func TestClonesFit(t *testing.T) {
@@ -55,7 +61,8 @@ func TestClonesFit(t *testing.T) {
 func TestFreeVariables(t *testing.T) {
 	s := someSpec("one")
 	s.Process.Env = append(s.Process.Env, "ZONE=north")
-	a, b := FitOf(someImage(), s, someAbility(), map[string]string{LabelFree: "ZONE"}), FitOf(someImage(), someSpec("one"), someAbility(), map[string]string{LabelFree: "ZONE"})
+	a, b := FitOf(someImage(), s, someAbility(), map[string]string{LabelFree: "ZONE"}),
+		FitOf(someImage(), someSpec("one"), someAbility(), map[string]string{LabelFree: "ZONE"})
 	if why := a.Why(b); len(why) > 0 || a.Key() != b.Key() {
 		t.Errorf("a variable that may differ counts: %q", why)
 	}
@@ -68,32 +75,67 @@ func TestEveryField(t *testing.T) {
 		change func(i *image.Image, o *specs.Spec, a *Ability)
 		says   string
 	}{
-		"Manifest":     {func(i *image.Image, _ *specs.Spec, _ *Ability) { i.Desc.Digest = digest.FromString("other") }, "image sha256:"},
-		"Config":       {func(i *image.Image, _ *specs.Spec, _ *Ability) { i.ConfigD.Digest = digest.FromString("other") }, "image configuration"},
-		"Args":         {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Process.Args = []string{"/app", "other"} }, `arguments differ: -"serve" +"other"`},
-		"Env":          {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Process.Env[2] = "SECRET=other" }, "environment differs: SECRET"},
-		"Cwd":          {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Process.Cwd = "/tmp" }, "working directory /, here /tmp"},
-		"Mounts":       {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Mounts[2].Source = "/srv/other" }, "mounts differ"},
-		"Capabilities": {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Process.Capabilities.Bounding = nil }, "capabilities differ"},
-		"Seccomp":      {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Linux.Seccomp = nil }, "seccomp"},
-		"Rlimits":      {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Process.Rlimits[0].Hard = 3 }, "limits differ"},
-		"Namespaces":   {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Linux.Namespaces = o.Linux.Namespaces[:1] }, `namespaces differ: -"network"`},
-		"Masked":       {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Linux.MaskedPaths = nil }, "hidden"},
-		"Engine":       {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.Engine = "dmtcp" }, "engine criu, here dmtcp"},
-		"Version":      {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.Version = "4.3" }, "criu 4.2, here 4.3"},
-		"Runc":         {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.Runc = "1.2" }, "runc 1.1.5, here 1.2"},
-		"Kernel":       {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.Kernel = "6.12" }, "kernel 6.18.44, here 6.12"},
-		"PageSize":     {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.PageSize = 16384 }, "page size 4096, here 16384"},
-		"Cgroup":       {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.CgroupMode = "v2" }, "cgroups hybrid, here v2"},
-		"Labels":       {func(i *image.Image, _ *specs.Spec, _ *Ability) { i.Spec.Config.Labels = own }, "labels differ: " + hooks.LabelAfter},
-		"CPU":          {func(_ *image.Image, _ *specs.Spec, a *Ability) { a.CPU = []string{"sse", "sve"} }, "this CPU lacks avx"},
+		"Manifest": {func(i *image.Image, _ *specs.Spec, _ *Ability) {
+			i.Desc.Digest = digest.FromString("other")
+		}, "image sha256:"},
+		"Config": {func(i *image.Image, _ *specs.Spec, _ *Ability) {
+			i.ConfigD.Digest = digest.FromString("other")
+		}, "image configuration"},
+		"Args": {func(_ *image.Image, o *specs.Spec, _ *Ability) {
+			o.Process.Args = []string{"/app", "other"}
+		}, `arguments differ: -"serve" +"other"`},
+		"Env": {func(_ *image.Image, o *specs.Spec, _ *Ability) {
+			o.Process.Env[2] = "SECRET=other"
+		}, "environment differs: SECRET"},
+		"Cwd": {func(_ *image.Image, o *specs.Spec, _ *Ability) {
+			o.Process.Cwd = "/tmp"
+		}, "working directory /, here /tmp"},
+		"Mounts": {func(_ *image.Image, o *specs.Spec, _ *Ability) {
+			o.Mounts[2].Source = "/srv/other"
+		}, "mounts differ"},
+		"Capabilities": {func(_ *image.Image, o *specs.Spec, _ *Ability) {
+			o.Process.Capabilities.Bounding = nil
+		}, "capabilities differ"},
+		"Seccomp": {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Linux.Seccomp = nil }, "seccomp"},
+		"Rlimits": {func(_ *image.Image, o *specs.Spec, _ *Ability) {
+			o.Process.Rlimits[0].Hard = 3
+		}, "limits differ"},
+		"Namespaces": {func(_ *image.Image, o *specs.Spec, _ *Ability) {
+			o.Linux.Namespaces = o.Linux.Namespaces[:1]
+		}, `namespaces differ: -"network"`},
+		"Masked": {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Linux.MaskedPaths = nil }, "hidden"},
+		"Engine": {func(_ *image.Image, _ *specs.Spec, a *Ability) {
+			a.Engine = "dmtcp"
+		}, "engine criu, here dmtcp"},
+		"Version": {func(_ *image.Image, _ *specs.Spec, a *Ability) {
+			a.Version = "4.3"
+		}, "criu 4.2, here 4.3"},
+		"Runc": {func(_ *image.Image, _ *specs.Spec, a *Ability) {
+			a.Runc = "1.2"
+		}, "runc 1.1.5, here 1.2"},
+		"Kernel": {func(_ *image.Image, _ *specs.Spec, a *Ability) {
+			a.Kernel = "6.12"
+		}, "kernel 6.18.44, here 6.12"},
+		"PageSize": {func(_ *image.Image, _ *specs.Spec, a *Ability) {
+			a.PageSize = 16384
+		}, "page size 4096, here 16384"},
+		"Cgroup": {func(_ *image.Image, _ *specs.Spec, a *Ability) {
+			a.CgroupMode = "v2"
+		}, "cgroups hybrid, here v2"},
+		"Labels": {func(i *image.Image, _ *specs.Spec, _ *Ability) {
+			i.Spec.Config.Labels = own
+		}, "labels differ: " + hooks.LabelAfter},
+		"CPU": {func(_ *image.Image, _ *specs.Spec, a *Ability) {
+			a.CPU = []string{"sse", "sve"}
+		}, "this CPU lacks avx"},
 	} {
 		t.Run(field, func(t *testing.T) {
 			have := FitOf(someImage(), someSpec("one"), someAbility(), own)
 			i, o, a := someImage(), someSpec("one"), someAbility()
 			c.change(i, o, &a)
 			want := FitOf(i, o, a, own)
-			if reflect.DeepEqual(reflect.ValueOf(have).FieldByName(field).Interface(), reflect.ValueOf(want).FieldByName(field).Interface()) {
+			if reflect.DeepEqual(reflect.ValueOf(have).FieldByName(field).Interface(),
+				reflect.ValueOf(want).FieldByName(field).Interface()) {
 				t.Fatal("the field did not change")
 			}
 			why := have.Why(want)
@@ -143,10 +185,12 @@ func TestOwner(t *testing.T) {
 	if why := other.Why(of("")); len(why) != 1 {
 		t.Errorf("who may not have it is told %q", why)
 	}
-	if of("").Key() == of("token:ci").Key() || of("").Key() == shared.Key() || of("").bootKey() != of("token:ci").bootKey() {
+	if of("").Key() == of("token:ci").Key() || of("").Key() == shared.Key() ||
+		of("").bootKey() != of("token:ci").bootKey() {
 		t.Error("checkpoints of several owners have one key, or boot otherwise")
 	}
-	if b, err := json.Marshal(of("")); err != nil || strings.Contains(string(b), "owner") || of("").Key() != FitOf(img, someSpec("one"), someAbility(), nil).Key() {
+	if b, err := json.Marshal(of("")); err != nil || strings.Contains(string(b), "owner") ||
+		of("").Key() != FitOf(img, someSpec("one"), someAbility(), nil).Key() {
 		t.Errorf("an administrator's: %s, %v", b, err)
 	}
 }
@@ -154,11 +198,13 @@ func TestOwner(t *testing.T) {
 // TestOwnLabels tells hooks that are not the same apart, and how a container boots by none of them.
 func TestOwnLabels(t *testing.T) {
 	fit := func(own map[string]string) Fit { return FitOf(someImage(), someSpec("one"), someAbility(), own) }
-	none, hooked := fit(map[string]string{"color": "red", LabelCheckpoint: "auto", hooks.LabelBefore: ""}), fit(map[string]string{hooks.LabelBefore: "flush"})
+	none, hooked := fit(map[string]string{"color": "red", LabelCheckpoint: "auto", hooks.LabelBefore: ""}),
+		fit(map[string]string{hooks.LabelBefore: "flush"})
 	if why := fit(nil).Why(none); len(why) > 0 || none.Key() != fit(nil).Key() {
 		t.Errorf("labels that change nothing count: %q", why)
 	}
-	if why := none.Why(hooked); len(why) != 1 || why[0] != "the container's labels differ: "+hooks.LabelBefore || none.bootKey() != hooked.bootKey() {
+	if why := none.Why(hooked); len(why) != 1 || why[0] != "the container's labels differ: "+hooks.LabelBefore ||
+		none.bootKey() != hooked.bootKey() {
 		t.Errorf("a hook: %q", why)
 	}
 }
@@ -167,7 +213,8 @@ func TestOwnLabels(t *testing.T) {
 func TestMoreCPU(t *testing.T) {
 	have, rich := someAbility(), someAbility()
 	rich.CPU = append(rich.CPU, "avx512")
-	if why := FitOf(someImage(), someSpec("one"), have, nil).Why(FitOf(someImage(), someSpec("one"), rich, nil)); len(why) > 0 {
+	if why := FitOf(someImage(), someSpec("one"), have,
+		nil).Why(FitOf(someImage(), someSpec("one"), rich, nil)); len(why) > 0 {
 		t.Errorf("more features than needed are a reason: %q", why)
 	}
 }
@@ -194,12 +241,20 @@ func TestDistinguish(t *testing.T) {
 		"mount bind /data ro /srv/other": func(o *specs.Spec, _ *Ability) {
 			o.Mounts[2].Source, o.Mounts[2].Options = "/srv/other", []string{"ro"}
 		},
-		"limit RLIMIT_NOFILE 1 3":                 func(o *specs.Spec, _ *Ability) { o.Process.Rlimits[0].Hard = 3 },
-		"engine dmtcp 5.0":                        func(_ *specs.Spec, a *Ability) { a.Engine, a.Version = "dmtcp", "5.0" },
-		"kernel 6.12":                             func(_ *specs.Spec, a *Ability) { a.Kernel = "6.12" },
-		"CPU feature sve":                         func(_ *specs.Spec, a *Ability) { a.CPU = append(a.CPU, "sve") },
-		"no variable SECRET":                      func(o *specs.Spec, _ *Ability) { o.Process.Env = o.Process.Env[:2] },
-		"variable ZONE (value's hash " + zoneID(): func(o *specs.Spec, _ *Ability) { o.Process.Env = append(o.Process.Env, "ZONE=north") },
+		"limit RLIMIT_NOFILE 1 3": func(o *specs.Spec, _ *Ability) {
+			o.Process.Rlimits[0].Hard = 3
+		},
+		"engine dmtcp 5.0": func(_ *specs.Spec, a *Ability) {
+			a.Engine, a.Version = "dmtcp", "5.0"
+		},
+		"kernel 6.12":     func(_ *specs.Spec, a *Ability) { a.Kernel = "6.12" },
+		"CPU feature sve": func(_ *specs.Spec, a *Ability) { a.CPU = append(a.CPU, "sve") },
+		"no variable SECRET": func(o *specs.Spec, _ *Ability) {
+			o.Process.Env = o.Process.Env[:2]
+		},
+		"variable ZONE (value's hash " + zoneID(): func(o *specs.Spec, _ *Ability) {
+			o.Process.Env = append(o.Process.Env, "ZONE=north")
+		},
 	} {
 		o, a := someSpec("two"), someAbility()
 		change(o, &a)
@@ -220,7 +275,8 @@ func TestUser(t *testing.T) {
 	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := m.Plan(t.Context(), s, Always, false); !errors.Is(err, ErrRestore) || p.Why != "user 1000, here none" {
+	if p, err := m.Plan(t.Context(), s, Always, false); !errors.Is(err, ErrRestore) ||
+		p.Why != "user 1000, here none" {
 		t.Errorf("the image's: %+v, %v", p, err)
 	}
 	s.User = "1000"
@@ -233,7 +289,8 @@ func TestUser(t *testing.T) {
 func TestDistinguishLabels(t *testing.T) {
 	one := FitOf(someImage(), someSpec("one"), someAbility(), nil)
 	two := FitOf(someImage(), someSpec("two"), someAbility(), map[string]string{hooks.LabelAfter: "/reseed"})
-	if d := distinguish([]Fit{one, two}); len(d[0]) != 1 || d[0][0] != "no label "+hooks.LabelAfter || len(d[1]) != 1 || !strings.HasPrefix(d[1][0], "label "+hooks.LabelAfter+" (value's hash ") {
+	if d := distinguish([]Fit{one, two}); len(d[0]) != 1 || d[0][0] != "no label "+hooks.LabelAfter ||
+		len(d[1]) != 1 || !strings.HasPrefix(d[1][0], "label "+hooks.LabelAfter+" (value's hash ") {
 		t.Errorf("%q", d)
 	}
 }

@@ -49,7 +49,8 @@ func (m *Manager) Dress(s *engine.Spec) error {
 		return fmt.Errorf("agents: %w", err)
 	}
 	for _, mt := range hooks.Mounts(dir) {
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: mt.Destination, Type: mt.Type, Source: mt.Source, Options: mt.Options})
+		s.Mounts = append(s.Mounts,
+			specs.Mount{Destination: mt.Destination, Type: mt.Type, Source: mt.Source, Options: mt.Options})
 	}
 	s.Env = overlay(s, agents)
 	return nil
@@ -59,7 +60,7 @@ func (m *Manager) Dress(s *engine.Spec) error {
 func overlay(s *engine.Spec, agents []hooks.Agent) []string {
 	merged := map[string]string{}
 	var names []string
-	for _, kv := range append(s.Image.Spec.Config.Env[:len(s.Image.Spec.Config.Env):len(s.Image.Spec.Config.Env)], s.Env...) {
+	for _, kv := range slices.Concat(s.Image.Spec.Config.Env, s.Env) {
 		k, v, set := strings.Cut(kv, "=")
 		if !set {
 			delete(merged, k)
@@ -136,12 +137,14 @@ func rootOf(info *engine.Info) string { return fmt.Sprintf("/proc/%d/root", info
 
 // hooked is a container as package hooks sees it.
 func (m *Manager) hooked(info *engine.Info, img *image.Image, id string) hooks.Container {
-	c := hooks.Container{Name: info.Name, Image: info.Image, Checkpoint: id, Labels: labelsOf(img, info.Labels), Root: rootOf(info)}
+	c := hooks.Container{Name: info.Name, Image: info.Image, Checkpoint: id, Labels: labelsOf(img, info.Labels),
+		Root: rootOf(info)}
 	if info.Addr.IsValid() {
 		c.Address = info.Addr.String()
 	}
 	c.Exec = func(ctx context.Context, args, env []string, output io.Writer) (int, error) {
-		return m.cfg.Containers.Exec(ctx, info.Name, engine.ExecSpec{Args: args, Env: env, Stdout: output, Stderr: output})
+		return m.cfg.Containers.Exec(ctx, info.Name,
+			engine.ExecSpec{Args: args, Env: env, Stdout: output, Stderr: output})
 	}
 	return c
 }

@@ -76,7 +76,8 @@ func (m *Manager) Abandoned(ctx context.Context, revive func(ctx context.Context
 	return err
 }
 
-func (m *Manager) abandoned(ctx context.Context, name string, revive func(ctx context.Context, name string) error) error {
+func (m *Manager) abandoned(ctx context.Context, name string,
+	revive func(ctx context.Context, name string) error) error {
 	f, err := os.Open(filepath.Join(m.marks(), name))
 	if err != nil {
 		return err

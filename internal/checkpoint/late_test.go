@@ -49,7 +49,9 @@ func TestAbandoned(t *testing.T) {
 	}
 	_ = guard.Wait() // killed
 	bad := errors.New("not now")
-	if err := m.Abandoned(t.Context(), func(context.Context, string) error { return bad }); !errors.Is(err, bad) {
+	if err := m.Abandoned(t.Context(), func(context.Context, string) error {
+		return bad
+	}); !errors.Is(err, bad) {
 		t.Errorf("%v", err)
 	}
 	for range 2 {

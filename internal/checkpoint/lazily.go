@@ -34,12 +34,14 @@ type serving struct {
 	gone    sync.WaitGroup
 }
 
-// lazy reports whether a checkpoint's memory is to come late. What is not unpacked here would have to be inflated and written as
-// well, and what is not in the page cache to be read from the disk, which takes about as long as the rest of restoring it: so for one
-// restore at once it comes late from three quarters of that size on. Others that begin meanwhile unpack it, once for all of them.
+// lazy reports whether a checkpoint's memory is to come late. What is not unpacked here would have to be
+// inflated and written as well, and what is not in the page cache to be read from the disk, which takes about
+// as long as the rest of restoring it: so for one restore at once it comes late from three quarters of that
+// size on. Others that begin meanwhile unpack it, once for all of them.
 func (m *Manager) lazy(r *store.Record) (late, one bool) {
 	above := m.cfg.LazyAbove
-	if a := m.able.Load(); len(m.cfg.RestoreLazy) == 0 || a == nil || !a.Lazy || a.carrier() != nil || above < 0 {
+	if a := m.able.Load(); len(m.cfg.RestoreLazy) == 0 || a == nil || !a.Lazy || a.carrier() != nil ||
+		above < 0 {
 		return false, false
 	}
 	one = r.Data.Pages <= above && r.Data.Pages > above/4*3 && !m.cfg.Store.Warm(r.ID)
@@ -79,7 +81,8 @@ func (m *Manager) unpack(r *store.Record) {
 
 // bringLate brings what of the checkpoint CRIU reads itself. What is unpacked here is read from there: it
 // need not be inflated. end is called when nobody reads it any more.
-func (p *Plan) bringLate(ctx context.Context, out *Prepared, end func()) (dir string, release func(), err error) {
+func (p *Plan) bringLate(ctx context.Context, out *Prepared, end func()) (dir string, release func(),
+	err error) {
 	st := p.m.cfg.Store
 	var source lazypages.Source
 	var let func(error)
@@ -89,10 +92,11 @@ func (p *Plan) bringLate(ctx context.Context, out *Prepared, end func()) (dir st
 			source, let = lazypages.Dir(dir), func(error) { unpacked() }
 		}
 	} else {
-		dir, source, let, err = st.Meta(ctx, *p.Record, func(ctx context.Context, dir string, img *image.Reader) error {
-			_, _, err := lazypages.Eager(ctx, dir, img)
-			return err
-		})
+		dir, source, let, err = st.Meta(ctx, *p.Record,
+			func(ctx context.Context, dir string, img *image.Reader) error {
+				_, _, err := lazypages.Eager(ctx, dir, img)
+				return err
+			})
 	}
 	if err != nil {
 		return "", end, err
@@ -125,8 +129,11 @@ func (p *Plan) Serve(ctx context.Context, name string, prep *Prepared) error {
 	if err != nil {
 		return fmt.Errorf("serve its memory: %w", err)
 	}
-	s, err := lazypages.Serve(m.life, lazypages.Config{Dir: prep.late.dir, Work: m.cfg.WorkDir(name), Source: prep.late.source, Order: order,
-		Guard: m.cfg.Guard, Held: mark, Kill: func(err error) { m.cfg.Lost(name, err, !p.outcome.CompareAndSwap(open, lost)) }, Log: m.cfg.Log})
+	s, err := lazypages.Serve(m.life,
+		lazypages.Config{Dir: prep.late.dir, Work: m.cfg.WorkDir(name), Source: prep.late.source, Order: order,
+			Guard: m.cfg.Guard, Held: mark, Kill: func(err error) {
+				m.cfg.Lost(name, err, !p.outcome.CompareAndSwap(open, lost))
+			}, Log: m.cfg.Log})
 	if err != nil {
 		m.unmark(mark)
 		return fmt.Errorf("serve its memory: %w", err)
@@ -176,7 +183,8 @@ func (m *Manager) whole(ctx context.Context, name string) error {
 // served remembers what was touched first.
 func (m *Manager) served(id string, order []lazypages.Page, s *lazypages.Server, err error) {
 	st := s.Stats()
-	m.cfg.Log.Info("memory of a restore", "checkpoint", id, "restored", st.Restored, "filled", st.Filled, "faults", st.Faults, "longest", st.Longest, "err", err)
+	m.cfg.Log.Info("memory of a restore", "checkpoint", id, "restored", st.Restored, "filled", st.Filled,
+		"faults", st.Faults, "longest", st.Longest, "err", err)
 	touched := s.Touched()
 	if err != nil || len(touched) == 0 || len(order) >= maxOrder {
 		return

@@ -22,10 +22,9 @@ import (
 )
 
 // Labels of images, and of containers over them, that say how they are to be treated. LabelCheckpoint is
-// "auto" (make one once a container is ready), "never", or "stateful": clones
-// would share what is to be one's alone. LabelFree names variables, with spaces
-// between, that may differ between a checkpoint and what starts from it, LabelVolumes targets of volumes whose
-// sources and contents may.
+// "auto" (make one once a container is ready), "never", or "stateful": clones would share what is to be one's
+// alone. LabelFree names variables, with spaces between, that may differ between a checkpoint and what starts
+// from it, LabelVolumes targets of volumes whose sources and contents may.
 const (
 	LabelCheckpoint = "dewpoint.checkpoint"
 	LabelFree       = "dewpoint.restore.env"
@@ -138,7 +137,11 @@ func New(cfg Config) *Manager {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	life, stop := context.WithCancel(context.Background())
-	return &Manager{cfg: cfg, giving: make(chan struct{}, 1), life: life, stop: stop, serving: serving{all: map[*lazypages.Server]string{}, claimed: map[string]bool{}}, boots: openTimes(filepath.Join(cfg.Dir, "boots.json")), refused: map[string]string{}, making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{}, adding: map[digest.Digest]int{}}
+	return &Manager{cfg: cfg, giving: make(chan struct{}, 1), life: life, stop: stop,
+		serving: serving{all: map[*lazypages.Server]string{}, claimed: map[string]bool{}},
+		boots:   openTimes(filepath.Join(cfg.Dir, "boots.json")), refused: map[string]string{},
+		making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{},
+		adding: map[digest.Digest]int{}}
 }
 
 // Probe finds out whether this node can make and use checkpoints.
@@ -290,7 +293,8 @@ func nodeUnfit(r store.Record, a Ability) string {
 		return err.Error()
 	}
 	here := f
-	here.Engine, here.Version, here.Runc, here.Kernel, here.PageSize, here.Cgroup, here.CPU = a.Engine, a.Version, a.Runc, a.Kernel, a.PageSize, a.CgroupMode, a.CPU
+	here.Engine, here.Version, here.Runc, here.Kernel, here.PageSize, here.Cgroup, here.CPU = a.Engine,
+		a.Version, a.Runc, a.Kernel, a.PageSize, a.CgroupMode, a.CPU
 	return sentence(f.Why(here))
 }
 

@@ -56,7 +56,8 @@ func (f *fake) Name() string { return "criu" }
 
 func (f *fake) Probe(context.Context) (Ability, error) { return someAbility(), f.err }
 
-func (f *fake) Dump(ctx context.Context, _ Container, dir string, frozen func(context.Context) error) (Dumped, error) {
+func (f *fake) Dump(ctx context.Context, _ Container, dir string, frozen func(context.Context) error) (Dumped,
+	error) {
 	if f.dumpErr != nil {
 		return Dumped{}, f.dumpErr
 	}
@@ -133,8 +134,8 @@ func newManagerOf(t *testing.T, labels map[string]string, cfg store.Config) (*Ma
 	return m, f, engine.Spec{Name: "two", Image: img}
 }
 
-// TestOwnersInPoP has a container of each of several callers saved on one node of a PoP: on another one, too, each starts
-// from his own, and everybody from what is for all.
+// TestOwnersInPoP has a container of each of several callers saved on one node of a PoP: on another one, too,
+// each starts from his own, and everybody from what is for all.
 func TestOwnersInPoP(t *testing.T) {
 	hub, dir := local.NewHub(), t.TempDir()
 	join := func(name string) (*Manager, *fake, engine.Spec) {
@@ -184,7 +185,8 @@ func TestOwnersInPoP(t *testing.T) {
 	two, _, s = join("n3") // nobody has looked there yet
 	ci := save("token:ci", Options{})
 	for owner, want := range map[string]string{"": admins, "token:ci": ci, "token:other": ""} {
-		if id, why := from(owner); id != want || (want == "") != (why == "none of 2 checkpoints fits: it belongs to token:ci (1); it belongs to an administrator (1)") {
+		if id, why := from(owner); id != want ||
+			(want == "") != (why == "none of 2 checkpoints fits: it belongs to token:ci (1); it belongs to an administrator (1)") {
 			t.Errorf("%q starts from %.8s, want %.8s: %s", owner, id, want, why)
 		}
 	}
@@ -218,15 +220,16 @@ func TestOwnersInPoP(t *testing.T) {
 	}
 }
 
-// TestPublishOwed makes checkpoints while the PoP's store is away: they are there when it is back, but not those that
-// others have taken the place of meanwhile.
+// TestPublishOwed makes checkpoints while the PoP's store is away: they are there when it is back, but not
+// those that others have taken the place of meanwhile.
 func TestPublishOwed(t *testing.T) {
 	c, err := local.NewHub().Join(pop.Config{Node: "n1"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	shared, err := pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(t.TempDir(), 0), Coord: c, Node: "n1"})
+	shared, err := pop.OpenStore(t.Context(),
+		pop.StoreConfig{FS: pop.NewDir(t.TempDir(), 0), Coord: c, Node: "n1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +256,8 @@ func TestPublishOwed(t *testing.T) {
 	lacks := save(m, f, "b") // its writable layer will not be there
 	there = shared
 	m, _, _ = newManagerOf(t, nil, cfg)
-	if err := m.PublishOwed(ctx); !errors.Is(err, store.ErrNoUpper) || strings.Contains(err.Error(), r.ID[:12]) || !strings.Contains(err.Error(), "it is tried again") {
+	if err := m.PublishOwed(ctx); !errors.Is(err, store.ErrNoUpper) ||
+		strings.Contains(err.Error(), r.ID[:12]) || !strings.Contains(err.Error(), "it is tried again") {
 		t.Errorf("what lacks its layer: %v", err)
 	}
 	if err := m.PublishOwed(ctx); err != nil {
@@ -276,7 +280,8 @@ func TestMakeAndUse(t *testing.T) {
 	}
 	ctx := t.Context()
 	r, d, err := m.Checkpoint(ctx, "one", Options{Boot: 2})
-	if err != nil || d.Processes != 1 || r.Upper == nil || !m.Holds(r.Upper.DiffID) || r.Boot != 2 || r.Data.Pages != 8192 {
+	if err != nil || d.Processes != 1 || r.Upper == nil || !m.Holds(r.Upper.DiffID) || r.Boot != 2 ||
+		r.Data.Pages != 8192 {
 		t.Fatalf("%+v, %+v, %v", r, d, err)
 	}
 	p, err := m.Plan(ctx, s, Auto, false)
@@ -333,8 +338,10 @@ func TestGivenUp(t *testing.T) {
 				_, _ = prep.Restore.Images(t.Context()) // memory that is none fails where it comes late
 			}
 			prep.Release()
-			if err := m.cfg.Store.Tidy(t.Context()); err != nil || m.cfg.Store.HasUnpacked(p.Record.ID) || len(m.serving.claimed) > 0 {
-				t.Errorf("above %d, waited %v: unpacked and in use: %v, claimed: %v, %v", above, wait, m.cfg.Store.HasUnpacked(p.Record.ID), m.serving.claimed, err)
+			if err := m.cfg.Store.Tidy(t.Context()); err != nil || m.cfg.Store.HasUnpacked(p.Record.ID) ||
+				len(m.serving.claimed) > 0 {
+				t.Errorf("above %d, waited %v: unpacked and in use: %v, claimed: %v, %v", above, wait,
+					m.cfg.Store.HasUnpacked(p.Record.ID), m.serving.claimed, err)
 			}
 		}
 	}
@@ -374,7 +381,8 @@ func TestOfRestored(t *testing.T) {
 	}
 	f.below = t.TempDir()
 	f.info.Labels = map[string]string{LabelRestored: first.ID}
-	for path, text := range map[string]string{filepath.Join(f.below, "old"): "1", filepath.Join(f.below, "both"): "1", filepath.Join(f.dir, "both"): "2", filepath.Join(f.dir, "new"): "2"} {
+	for path, text := range map[string]string{filepath.Join(f.below, "old"): "1",
+		filepath.Join(f.below, "both"): "1", filepath.Join(f.dir, "both"): "2", filepath.Join(f.dir, "new"): "2"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -429,7 +437,8 @@ func TestDecision(t *testing.T) {
 		t.Errorf("booting was never measured: %+v", p)
 	}
 	plan(Auto).Booted(ctx, 0.05)
-	if p := plan(Auto); p.Record != nil || !strings.Contains(p.Why, "restoring takes about 0.15 s, booting 0.05 s") {
+	if p := plan(Auto); p.Record != nil ||
+		!strings.Contains(p.Why, "restoring takes about 0.15 s, booting 0.05 s") {
 		t.Errorf("booting is faster: %+v", p)
 	}
 	if p := plan(Always); p.Record == nil {
@@ -492,7 +501,8 @@ func TestWhyNotYet(t *testing.T) {
 	if err != nil || p.Record != nil || p.Why != "a checkpoint that fits is still being made" {
 		t.Errorf("while it is being made: %+v, %v", p, err)
 	}
-	if _, err := m.Plan(t.Context(), s, Always, false); !errors.Is(err, ErrRestore) || !strings.Contains(err.Error(), "still being made") {
+	if _, err := m.Plan(t.Context(), s, Always, false); !errors.Is(err, ErrRestore) ||
+		!strings.Contains(err.Error(), "still being made") {
 		t.Errorf("always: %v", err)
 	}
 	f.spec = someSpec("one")
@@ -537,7 +547,9 @@ func TestTriedAgain(t *testing.T) {
 	} else {
 		p.Restored(ctx, 0.2)
 	}
-	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record == nil || p.Patience(time.Hour, time.Second) != patience*5*time.Second || p.Patience(time.Hour, 7*time.Second) != patience*7*time.Second {
+	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record == nil ||
+		p.Patience(time.Hour, time.Second) != patience*5*time.Second ||
+		p.Patience(time.Hour, 7*time.Second) != patience*7*time.Second {
 		t.Errorf("what was slow by accident: %+v, %v", p, err)
 	}
 }
@@ -563,10 +575,12 @@ func TestNeverFaster(t *testing.T) {
 func TestUnable(t *testing.T) {
 	m, f, s := newManager(t, nil)
 	f.err = ErrUnable
-	if _, err := m.Plan(t.Context(), s, Always, false); !errors.Is(err, ErrRestore) || !strings.Contains(err.Error(), ErrUnable.Error()) {
+	if _, err := m.Plan(t.Context(), s, Always, false); !errors.Is(err, ErrRestore) ||
+		!strings.Contains(err.Error(), ErrUnable.Error()) {
 		t.Errorf("always: %v", err)
 	}
-	if p, err := m.Plan(t.Context(), s, Auto, true); err != nil || p.Record != nil || p.Why != ErrUnable.Error() {
+	if p, err := m.Plan(t.Context(), s, Auto, true); err != nil || p.Record != nil ||
+		p.Why != ErrUnable.Error() {
 		t.Errorf("a checkpoint is wanted: %+v, %v", p, err)
 	}
 	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); !errors.Is(err, ErrUnable) {
@@ -585,7 +599,8 @@ func TestRefusedBefore(t *testing.T) {
 	if err := plan.Make(t.Context(), "one", 1); err == nil {
 		t.Fatal("a checkpoint was made")
 	}
-	if _, err := m.Plan(t.Context(), s, Always, false); err == nil || !strings.Contains(err.Error(), "could not be made") || !strings.Contains(err.Error(), "it holds a device") {
+	if _, err := m.Plan(t.Context(), s, Always, false); err == nil ||
+		!strings.Contains(err.Error(), "could not be made") || !strings.Contains(err.Error(), "it holds a device") {
 		t.Errorf("always: %v", err)
 	}
 }
@@ -598,14 +613,16 @@ func TestWanted(t *testing.T) {
 		seconds     float64
 		wanted      bool
 	}{
-		"nobody asks":               {},
-		"who deploys":               {asked: true, wanted: true},
-		"the image":                 {label: "auto", wanted: true},
-		"the image, and it is off":  {label: "auto", auto: "off"},
-		"the container":             {own: map[string]string{LabelCheckpoint: "auto"}, wanted: true},
-		"the container, not this":   {label: "never", own: map[string]string{LabelCheckpoint: "auto"}, wanted: true},
-		"the image, not here":       {label: "auto", own: map[string]string{LabelCheckpoint: ""}},
-		"slow, and its label goes":  {label: "never", auto: "measured", own: map[string]string{LabelCheckpoint: ""}, seconds: 3, wanted: true},
+		"nobody asks":              {},
+		"who deploys":              {asked: true, wanted: true},
+		"the image":                {label: "auto", wanted: true},
+		"the image, and it is off": {label: "auto", auto: "off"},
+		"the container":            {own: map[string]string{LabelCheckpoint: "auto"}, wanted: true},
+		"the container, not this": {label: "never", own: map[string]string{LabelCheckpoint: "auto"},
+			wanted: true},
+		"the image, not here": {label: "auto", own: map[string]string{LabelCheckpoint: ""}},
+		"slow, and its label goes": {label: "never", auto: "measured", own: map[string]string{LabelCheckpoint: ""},
+			seconds: 3, wanted: true},
 		"measured and quick":        {auto: "measured", seconds: 0.3},
 		"measured and slow":         {auto: "measured", seconds: 3, wanted: true},
 		"measured, but never":       {label: "never", auto: "measured", seconds: 3},
@@ -631,10 +648,12 @@ func TestRefused(t *testing.T) {
 		change   func(f *fake)
 		stateful bool
 	}{
-		"label dewpoint.checkpoint=never":     {label: "never", stateful: true},
-		"label dewpoint.checkpoint=stateful":  {label: "stateful"},
-		"its label dewpoint.checkpoint=never": {change: func(f *fake) { f.info.Labels = map[string]string{LabelCheckpoint: "never"} }},
-		"writes to the volume /data":          {change: func(f *fake) { f.spec = someSpec("one") }},
+		"label dewpoint.checkpoint=never":    {label: "never", stateful: true},
+		"label dewpoint.checkpoint=stateful": {label: "stateful"},
+		"its label dewpoint.checkpoint=never": {change: func(f *fake) {
+			f.info.Labels = map[string]string{LabelCheckpoint: "never"}
+		}},
+		"writes to the volume /data": {change: func(f *fake) { f.spec = someSpec("one") }},
 	} {
 		m, f, _ := newManager(t, map[string]string{LabelCheckpoint: c.label})
 		if c.change != nil {
@@ -665,13 +684,15 @@ func TestDress(t *testing.T) {
 		agents     bool
 		dumpable   bool
 	}{
-		"no labels":          {dumpable: true},
-		"the image":          {image: agents, agents: true, dumpable: true},
-		"the container":      {own: agents, agents: true, dumpable: true},
-		"taken away":         {image: agents, own: map[string]string{hooks.LabelAgents: ""}, dumpable: true},
-		"never":              {image: agents, own: map[string]string{LabelCheckpoint: "never"}},
-		"not never":          {image: map[string]string{LabelCheckpoint: "never"}, own: map[string]string{LabelCheckpoint: "", hooks.LabelAgents: "node"}, agents: true, dumpable: true},
-		"of the image wrong": {image: map[string]string{hooks.LabelAgents: "ruby"}, own: agents, agents: true, dumpable: true},
+		"no labels":     {dumpable: true},
+		"the image":     {image: agents, agents: true, dumpable: true},
+		"the container": {own: agents, agents: true, dumpable: true},
+		"taken away":    {image: agents, own: map[string]string{hooks.LabelAgents: ""}, dumpable: true},
+		"never":         {image: agents, own: map[string]string{LabelCheckpoint: "never"}},
+		"not never": {image: map[string]string{LabelCheckpoint: "never"},
+			own: map[string]string{LabelCheckpoint: "", hooks.LabelAgents: "node"}, agents: true, dumpable: true},
+		"of the image wrong": {image: map[string]string{hooks.LabelAgents: "ruby"}, own: agents, agents: true,
+			dumpable: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, _, s := newManager(t, c.image)
@@ -679,7 +700,9 @@ func TestDress(t *testing.T) {
 			if err := m.Dress(&s); err != nil {
 				t.Fatal(err)
 			}
-			active := slices.ContainsFunc(s.Env, func(kv string) bool { return strings.HasPrefix(kv, "NODE_OPTIONS=--require="+hooks.AgentsDir) })
+			active := slices.ContainsFunc(s.Env, func(kv string) bool {
+				return strings.HasPrefix(kv, "NODE_OPTIONS=--require="+hooks.AgentsDir)
+			})
 			if s.Dumpable != c.dumpable || active != c.agents || len(s.Mounts) != map[bool]int{true: 2}[c.agents] {
 				t.Errorf("dumpable %v, environment %q, mounts %v", s.Dumpable, s.Env, s.Mounts)
 			}
@@ -759,7 +782,8 @@ func TestFailedDump(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	f.dumpErr, f.dir = nil, filepath.Join(f.dir, "gone")
-	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); !errors.Is(err, os.ErrNotExist) || f.frozen.Load() {
+	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); !errors.Is(err, os.ErrNotExist) ||
+		f.frozen.Load() {
 		t.Errorf("%v, frozen %v", err, f.frozen.Load())
 	}
 	if all, err := m.List(t.Context()); err != nil || len(all) != 0 {
@@ -791,14 +815,16 @@ func TestQuarantine(t *testing.T) {
 	}
 	for range 3 {
 		fail(errors.New("nothing answers")) // nor when it has booted
-		for _, other := range []error{store.ErrUnknown, store.ErrDamaged, store.ErrNoPoP, pop.ErrStoreAway, unix.ENOSPC} {
+		for _, other := range []error{store.ErrUnknown, store.ErrDamaged, store.ErrNoPoP, pop.ErrStoreAway,
+			unix.ENOSPC} {
 			fail(fmt.Errorf("its memory: %w", other)).Booted(ctx, 5)
 		}
 	}
 	for range 3 {
 		fail(errors.New("no")).Booted(ctx, 5)
 	}
-	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil || !strings.Contains(p.Why, "quarantined after 3 failures") || told != 1 {
+	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil ||
+		!strings.Contains(p.Why, "quarantined after 3 failures") || told != 1 {
 		t.Errorf("%+v, %v, told %d times", p, err, told)
 	}
 }
@@ -811,7 +837,8 @@ func TestVolume(t *testing.T) {
 	if _, _, err := m.Checkpoint(ctx, "one", Options{Boot: 5, Stateful: true}); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil || !strings.Contains(p.Why, "what is in the volume /data may be newer") {
+	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil ||
+		!strings.Contains(p.Why, "what is in the volume /data may be newer") {
 		t.Errorf("auto: %+v, %v", p, err)
 	}
 	if p, err := m.Plan(ctx, s, Always, false); err != nil || p.Record == nil {
@@ -830,7 +857,8 @@ func TestOtherImage(t *testing.T) {
 	img := *s.Image
 	img.Desc.Digest = digest.FromString("another manifest")
 	s.Image = &img
-	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil || !strings.Contains(p.Why, "it has changed") {
+	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil ||
+		!strings.Contains(p.Why, "it has changed") {
 		t.Errorf("%+v, %v", p, err)
 	}
 	img.Ref.Tag = "never-saved"
@@ -848,7 +876,8 @@ func TestLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Memory = r.Data.Pages - 1
-	if _, err := m.Plan(ctx, s, Always, false); !errors.Is(err, ErrRestore) || !strings.Contains(err.Error(), "MiB of memory are more than the limit") {
+	if _, err := m.Plan(ctx, s, Always, false); !errors.Is(err, ErrRestore) ||
+		!strings.Contains(err.Error(), "MiB of memory are more than the limit") {
 		t.Errorf("too little: %v", err)
 	}
 	s.Memory = r.Data.Pages

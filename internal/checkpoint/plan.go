@@ -47,7 +47,8 @@ type Stats struct {
 // Stats returns the counts now.
 func (m *Manager) Stats() Stats {
 	s := &m.stats
-	return Stats{Restored: s.restored.Load(), Failed: s.failed.Load(), Unfit: s.unfit.Load(), Slower: s.slower.Load()}
+	return Stats{Restored: s.restored.Load(), Failed: s.failed.Load(), Unfit: s.unfit.Load(),
+		Slower: s.slower.Load()}
 }
 
 // Plan is how one container starts, and what is learnt from that.
@@ -184,11 +185,13 @@ func (m *Manager) unfit(ctx context.Context, p *Plan, l store.Listed) (f Fit, wh
 	return f, why
 }
 
-// unsafe is why a container is not to start from a checkpoint of fit f with so many bytes of memory, though its processes could.
+// unsafe is why a container is not to start from a checkpoint of fit f with so many bytes of memory, though
+// its processes could.
 func (p *Plan) unsafe(f Fit, pages int64) (why []string) {
 	const mib = 1 << 20
 	if p.limit > 0 && pages > p.limit {
-		why = append(why, fmt.Sprintf("its %.1f MiB of memory are more than the limit of %.1f MiB", float64(pages)/mib, float64(p.limit)/mib))
+		why = append(why, fmt.Sprintf("its %.1f MiB of memory are more than the limit of %.1f MiB",
+			float64(pages)/mib, float64(p.limit)/mib))
 	}
 	if p.mode == Always {
 		return why
@@ -251,8 +254,8 @@ func (m *Manager) boot(f Fit, r store.Record) float64 {
 	return r.Boot
 }
 
-// near reports whether a checkpoint's memory comes about as soon as all else of a container is made: what has to come from
-// farther away is waited for before.
+// near reports whether a checkpoint's memory comes about as soon as all else of a container is made: what has
+// to come from farther away is waited for before.
 func near(l store.Listed) bool {
 	return l.Local || l.PoP && float64(l.Data.Size) < fetchRate
 }
@@ -268,8 +271,8 @@ func (p *Plan) slower(boot float64) string {
 	return ""
 }
 
-// expected is what restoring takes here: the shortest that was measured, as the work is always the same, and what
-// makes it longer (clones that start at once, others' load) makes booting longer as well.
+// expected is what restoring takes here: the shortest that was measured, as the work is always the same, and
+// what makes it longer (clones that start at once, others' load) makes booting longer as well.
 func (m *Manager) expected(l store.Listed) float64 {
 	if all := m.boots.sorted(l.ID); len(all) > 0 {
 		return all[0]

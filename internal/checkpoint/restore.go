@@ -37,8 +37,8 @@ func (p *Prepared) Release() {
 	p.release = nil
 }
 
-// Begin begins to bring the checkpoint's memory here, for which Restore.Images waits. Bring and Extend must follow
-// before the container is made, and Release in any case.
+// Begin begins to bring the checkpoint's memory here, for which Restore.Images waits. Bring and Extend must
+// follow before the container is made, and Release in any case.
 func (p *Plan) Begin(ctx context.Context) *Prepared {
 	out := &Prepared{Restore: &engine.Restore{Config: p.m.cfg.Restore}}
 	bring := p.bringWhole
@@ -239,19 +239,22 @@ func (p *Plan) Restored(ctx context.Context, seconds float64) {
 	}
 }
 
-// Failed records that a container did not start from the checkpoint. Whether the checkpoint is to blame is known
-// when the container has booted instead (Booted): one that does not become ready then has too little memory, a check that nothing
-// passes, or the like.
+// Failed records that a container did not start from the checkpoint. Whether the checkpoint is to blame is
+// known when the container has booted instead (Booted): one that does not become ready then has too little
+// memory, a check that nothing passes, or the like.
 func (p *Plan) Failed(why error) {
 	p.m.stats.failed.Add(1)
-	p.m.cfg.Log.Warn("a container could not be restored", "checkpoint", p.Record.ID, "image", p.img.Ref, "err", why)
+	p.m.cfg.Log.Warn("a container could not be restored", "checkpoint", p.Record.ID, "image", p.img.Ref, "err",
+		why)
 	p.failed = why
 }
 
-// blame counts a failure. After a few the checkpoint is not used any more. One that is gone is not to blame, nor is one
-// that this node had no room for, or that the PoP's store did not give; damaged data have been taken out.
+// blame counts a failure. After a few the checkpoint is not used any more. One that is gone is not to blame,
+// nor is one that this node had no room for, or that the PoP's store did not give; damaged data have been
+// taken out.
 func (p *Plan) blame(ctx context.Context) {
-	for _, other := range []error{nil, store.ErrUnknown, store.ErrDamaged, memory.ErrDamaged, store.ErrNoPoP, pop.ErrStoreAway, unix.ENOSPC, unix.EDQUOT} {
+	for _, other := range []error{nil, store.ErrUnknown, store.ErrDamaged, memory.ErrDamaged, store.ErrNoPoP,
+		pop.ErrStoreAway, unix.ENOSPC, unix.EDQUOT} {
 		if errors.Is(p.failed, other) {
 			return
 		}

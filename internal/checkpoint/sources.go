@@ -40,8 +40,8 @@ func contentsOf(o *specs.Spec, free []string) map[string]string {
 	return all
 }
 
-// contentsSince is contentsOf, and names a file that has changed since a time, if there is one: its contents, or
-// what else the kernel keeps a time of (owner, mode, number of names). The zero time is that of no change.
+// contentsSince is contentsOf, and names a file that has changed since a time, if there is one: its contents,
+// or what else the kernel keeps a time of (owner, mode, number of names). The zero time is that of no change.
 func contentsSince(o *specs.Spec, free []string, since time.Time) (all map[string]string, changed string) {
 	for _, m := range o.Mounts {
 		if !bound(m) || !slices.Contains(m.Options, "ro") || slices.Contains(free, m.Destination) {
@@ -96,7 +96,8 @@ func (c *census) entry(path, name string, fi fs.FileInfo) error {
 	if c.entries++; c.entries > maxCensus {
 		return errTooMany
 	}
-	if st, ok := fi.Sys().(*syscall.Stat_t); ok && !c.since.IsZero() && time.Unix(st.Ctim.Unix()).After(c.since) {
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok && !c.since.IsZero() &&
+		time.Unix(st.Ctim.Unix()).After(c.since) {
 		c.changed = path
 	}
 	switch mode := fi.Mode(); {

@@ -17,13 +17,15 @@ import (
 // bindOf is a specification with one read-only volume.
 func bindOf(source string) *specs.Spec {
 	o := someSpec("one")
-	o.Mounts[2] = specs.Mount{Destination: "/etc/app", Type: "bind", Source: source, Options: []string{"rbind", "rprivate", "ro"}}
+	o.Mounts[2] = specs.Mount{Destination: "/etc/app", Type: "bind", Source: source,
+		Options: []string{"rbind", "rprivate", "ro"}}
 	return o
 }
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+		os.WriteFile(path, []byte(text), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -35,7 +37,8 @@ func tree(t *testing.T) string {
 	write(t, dir+"/app.conf", "color=red\n")
 	write(t, dir+"/d/more.conf", "x")
 	write(t, dir+"/large", strings.Repeat("x", maxFileRead+1))
-	err := errors.Join(os.Symlink("app.conf", dir+"/link"), unix.Mkfifo(dir+"/fifo", 0o600), os.Chtimes(dir+"/large", time.Unix(1, 0), time.Unix(1, 0)))
+	err := errors.Join(os.Symlink("app.conf", dir+"/link"), unix.Mkfifo(dir+"/fifo", 0o600),
+		os.Chtimes(dir+"/large", time.Unix(1, 0), time.Unix(1, 0)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,13 +58,19 @@ func TestContents(t *testing.T) {
 			write(t, dir+"/app.conf", "color=tan\n")
 			return errors.Join(err, os.Chtimes(dir+"/app.conf", fi.ModTime(), fi.ModTime()))
 		},
-		"a file below":     func(dir string) error { return os.WriteFile(dir+"/d/more.conf", []byte("y"), 0o644) },
-		"a new one":        func(dir string) error { return os.WriteFile(dir+"/d/new", nil, 0o644) },
-		"one is gone":      func(dir string) error { return os.Remove(dir + "/d/more.conf") },
-		"a name":           func(dir string) error { return os.Rename(dir+"/d/more.conf", dir+"/d/less.conf") },
-		"where a link is":  func(dir string) error { return errors.Join(os.Remove(dir+"/link"), os.Symlink("large", dir+"/link")) },
-		"what a file is":   func(dir string) error { return errors.Join(os.Remove(dir+"/fifo"), os.Mkdir(dir+"/fifo", 0o755)) },
-		"a large one":      func(dir string) error { return os.Chtimes(dir+"/large", time.Unix(2, 0), time.Unix(2, 0)) },
+		"a file below": func(dir string) error { return os.WriteFile(dir+"/d/more.conf", []byte("y"), 0o644) },
+		"a new one":    func(dir string) error { return os.WriteFile(dir+"/d/new", nil, 0o644) },
+		"one is gone":  func(dir string) error { return os.Remove(dir + "/d/more.conf") },
+		"a name":       func(dir string) error { return os.Rename(dir+"/d/more.conf", dir+"/d/less.conf") },
+		"where a link is": func(dir string) error {
+			return errors.Join(os.Remove(dir+"/link"), os.Symlink("large", dir+"/link"))
+		},
+		"what a file is": func(dir string) error {
+			return errors.Join(os.Remove(dir+"/fifo"), os.Mkdir(dir+"/fifo", 0o755))
+		},
+		"a large one": func(dir string) error {
+			return os.Chtimes(dir+"/large", time.Unix(2, 0), time.Unix(2, 0))
+		},
 		"a large one's":    func(dir string) error { return os.Truncate(dir+"/large", maxFileRead+2) },
 		"all of them gone": func(dir string) error { return os.RemoveAll(dir) },
 	} {
@@ -113,7 +122,8 @@ func TestChangedFile(t *testing.T) {
 	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil || p.Why != says {
 		t.Errorf("changed: %+v, %v", p, err)
 	}
-	if _, err := m.Plan(ctx, s, Always, false); !errors.Is(err, ErrRestore) || !strings.Contains(err.Error(), says) {
+	if _, err := m.Plan(ctx, s, Always, false); !errors.Is(err, ErrRestore) ||
+		!strings.Contains(err.Error(), says) {
 		t.Errorf("changed, always: %v", err)
 	}
 	if two, _, err := m.Checkpoint(ctx, "one", Options{Boot: 5}); err != nil || two.ID == r.ID {
@@ -131,10 +141,14 @@ func TestChangedMeanwhile(t *testing.T) {
 		change func(dir string) error
 		says   string
 	}{
-		"nothing":      {func(string) error { return nil }, ""},
-		"a file":       {func(dir string) error { return os.WriteFile(dir+"/app.conf", []byte("color=tan\n"), 0o644) }, "/etc/app/app.conf"},
-		"one replaced": {func(dir string) error { return os.Rename(dir+"/app.conf", dir+"/d/more.conf") }, "/etc/app/d/more.conf"},
-		"one gone":     {func(dir string) error { return os.Remove(dir + "/d/more.conf") }, "/etc/app/d"},
+		"nothing": {func(string) error { return nil }, ""},
+		"a file": {func(dir string) error {
+			return os.WriteFile(dir+"/app.conf", []byte("color=tan\n"), 0o644)
+		}, "/etc/app/app.conf"},
+		"one replaced": {func(dir string) error {
+			return os.Rename(dir+"/app.conf", dir+"/d/more.conf")
+		}, "/etc/app/d/more.conf"},
+		"one gone": {func(dir string) error { return os.Remove(dir + "/d/more.conf") }, "/etc/app/d"},
 		"its old time": {func(dir string) error {
 			write(t, dir+"/app.conf", "color=tan\n")
 			return os.Chtimes(dir+"/app.conf", time.Unix(1, 0), time.Unix(1, 0))
@@ -157,7 +171,8 @@ func TestChangedMeanwhile(t *testing.T) {
 		}
 		_, _, err = m.Checkpoint(ctx, "one", Options{Boot: 5})
 		var unfit *UnfitError
-		if c.says == "" && err != nil || c.says != "" && (!errors.As(err, &unfit) || !strings.HasSuffix(unfit.What, ": "+c.says)) {
+		if c.says == "" && err != nil ||
+			c.says != "" && (!errors.As(err, &unfit) || !strings.HasSuffix(unfit.What, ": "+c.says)) {
 			t.Errorf("%s has changed: %v", what, err)
 		}
 	}
@@ -171,7 +186,8 @@ func TestUncounted(t *testing.T) {
 	if _, _, err := m.Checkpoint(ctx, "one", Options{Boot: 5}); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil || !strings.Contains(p.Why, "what is mounted at /etc/app has too many files") {
+	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil ||
+		!strings.Contains(p.Why, "what is mounted at /etc/app has too many files") {
 		t.Errorf("auto: %+v, %v", p, err)
 	}
 	if p, err := m.Plan(ctx, s, Always, false); err != nil || p.Record == nil {
@@ -197,7 +213,8 @@ func TestFreeVolumes(t *testing.T) {
 			t.Errorf("%s: %+v, %v", mode, p, err)
 		}
 		s.Labels = map[string]string{LabelVolumes: ""}
-		if p, err := m.Plan(ctx, s, Always, false); !errors.Is(err, ErrRestore) || !strings.Contains(p.Why, "mounts differ") {
+		if p, err := m.Plan(ctx, s, Always, false); !errors.Is(err, ErrRestore) ||
+			!strings.Contains(p.Why, "mounts differ") {
 			t.Errorf("%s, and the container does not say so: %+v, %v", mode, p, err)
 		}
 	}
@@ -217,7 +234,8 @@ func TestImageVolumes(t *testing.T) {
 		"auto":     {labels: map[string]string{LabelCheckpoint: "auto"}, saved: true, auto: true},
 		"named":    {labels: map[string]string{LabelVolumes: "/data"}, saved: true, auto: true},
 		"others":   {labels: map[string]string{LabelVolumes: "/dat"}},
-		"stateful": {labels: map[string]string{LabelCheckpoint: "stateful", LabelVolumes: "/data"}, stateful: true, saved: true},
+		"stateful": {labels: map[string]string{LabelCheckpoint: "stateful", LabelVolumes: "/data"}, stateful: true,
+			saved: true},
 	} {
 		m, _, s := newManager(t, c.labels)
 		m.cfg.Auto = "measured"
@@ -228,13 +246,15 @@ func TestImageVolumes(t *testing.T) {
 		}
 		_, _, err = m.Checkpoint(ctx, "one", Options{Boot: 5, Stateful: c.stateful})
 		var unfit *UnfitError
-		if c.saved != (err == nil) || err != nil && (!errors.As(err, &unfit) || !strings.Contains(unfit.What, "declares the volume /data")) {
+		if c.saved != (err == nil) ||
+			err != nil && (!errors.As(err, &unfit) || !strings.Contains(unfit.What, "declares the volume /data")) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if !c.saved {
 			continue
 		}
-		if p, err := m.Plan(ctx, s, Auto, false); err != nil || (p.Record != nil) != c.auto || c.auto != (p.Why == "") || !c.auto && !strings.Contains(p.Why, "only --restore always") {
+		if p, err := m.Plan(ctx, s, Auto, false); err != nil || (p.Record != nil) != c.auto ||
+			c.auto != (p.Why == "") || !c.auto && !strings.Contains(p.Why, "only --restore always") {
 			t.Errorf("%s: %+v, %v", name, p, err)
 		}
 		if p, err := m.Plan(ctx, s, Always, false); err != nil || p.Record == nil {

@@ -62,18 +62,22 @@ func (s state) refused() *UnfitError {
 	const wanted = "use --stateful if that is what you want"
 	switch {
 	case s.label:
-		return &UnfitError{"its label " + LabelCheckpoint + "=stateful, or its image's, says that it keeps state, which clones would share", wanted}
+		return &UnfitError{"its label " + LabelCheckpoint +
+			"=stateful, or its image's, says that it keeps state, which clones would share", wanted}
 	case s.volume != "":
 		return &UnfitError{"it writes to the volume " + s.volume + ", which clones would share",
-			"mount it read-only, name it in the label " + LabelVolumes + " if each container may have another one, or " + wanted}
+			"mount it read-only, name it in the label " + LabelVolumes +
+				" if each container may have another one, or " + wanted}
 	case s.image != "":
-		return &UnfitError{"its image declares the volume " + s.image + ": it keeps state, of which clones would have copies",
+		return &UnfitError{"its image declares the volume " + s.image +
+			": it keeps state, of which clones would have copies",
 			wanted + ", or start it with --label " + LabelCheckpoint + "=auto if its clones may begin with that"}
 	}
 	return nil
 }
 
-// declined is why a container that keeps this is not started from a checkpoint unless somebody insists; "" if it is.
+// declined is why a container that keeps this is not started from a checkpoint unless somebody insists; "" if
+// it is.
 func (s state) declined() string {
 	const insist = ": only --restore always starts from it"
 	switch {
@@ -82,7 +86,8 @@ func (s state) declined() string {
 	case s.image != "":
 		return "it would begin with what the saved one had in the volume " + s.image + " of the image" + insist
 	case s.label:
-		return "it would begin with the state of the saved one, and its label " + LabelCheckpoint + "=stateful, or its image's, says that it keeps its own" + insist
+		return "it would begin with the state of the saved one, and its label " + LabelCheckpoint +
+			"=stateful, or its image's, says that it keeps its own" + insist
 	}
 	return ""
 }

@@ -10,9 +10,12 @@ import (
 
 func checkpointFlags(c *call) {
 	r := &c.opt.checkpoint
-	c.flags.BoolVar(&r.Share, "share", false, "for all callers: without it only containers of who has deployed this one start from it")
-	c.flags.BoolVar(&r.Stateful, "stateful", false, "though the container keeps state: what starts from it has the same")
-	c.flags.StringVar(&r.TCP, "tcp", "", "what to do with `clients` that are connected: close (in what starts from it; the default) or refuse")
+	c.flags.BoolVar(&r.Share, "share", false,
+		"for all callers: without it only containers of who has deployed this one start from it")
+	c.flags.BoolVar(&r.Stateful, "stateful", false,
+		"though the container keeps state: what starts from it has the same")
+	c.flags.StringVar(&r.TCP, "tcp", "",
+		"what to do with `clients` that are connected: close (in what starts from it; the default) or refuse")
 }
 
 // checkpoint makes one, and prints its ID.
@@ -35,7 +38,8 @@ func checkpoint(ctx context.Context, c *call) error {
 	if c.json {
 		return c.print(cp)
 	}
-	fmt.Fprintf(c.cfg.Stderr, "%s of memory in %s, %s of files; paused for %.2f s\n", size(cp.Pages), size(cp.Size), size(cp.Upper), cp.Paused)
+	fmt.Fprintf(c.cfg.Stderr, "%s of memory in %s, %s of files; paused for %.2f s\n", size(cp.Pages),
+		size(cp.Size), size(cp.Upper), cp.Paused)
 	fmt.Fprintln(c.cfg.Stdout, cp.ID)
 	return nil
 }
@@ -62,10 +66,13 @@ func checkpoints(ctx context.Context, c *call) error {
 	}
 	var rows [][]string
 	for _, p := range all {
-		rows = append(rows, []string{short(p.ID), p.Image, dash(strings.Join(p.Args, " ")), p.Node, owner(p.Owner), size(p.Pages), size(p.Size + p.Upper),
-			seconds(p.Boot), seconds(p.Restore), p.Where, age(p.Created), fits(p), dash(strings.Join(p.Differs, "; "))})
+		rows = append(rows, []string{short(p.ID), p.Image, dash(strings.Join(p.Args, " ")), p.Node, owner(p.Owner),
+			size(p.Pages), size(p.Size + p.Upper),
+			seconds(p.Boot), seconds(p.Restore), p.Where, age(p.Created), fits(p),
+			dash(strings.Join(p.Differs, "; "))})
 	}
-	return table(c.cfg.Stdout, "ID IMAGE COMMAND NODE OWNER MEMORY STORED BOOT RESTORE WHERE AGE FITS DIFFERS", rows)
+	return table(c.cfg.Stdout, "ID IMAGE COMMAND NODE OWNER MEMORY STORED BOOT RESTORE WHERE AGE FITS DIFFERS",
+		rows)
 }
 
 func fits(p spec.Checkpoint) string {

@@ -59,25 +59,35 @@ type command struct {
 func commands() []command {
 	return []command{
 		{name: "run", args: "IMAGE [CMD…]", summary: "run a container", before: true, flags: runFlags, run: run},
-		{name: "deploy", args: "IMAGE [CMD…]", summary: "run containers in the background, one or many", before: true, flags: deployFlags, run: deploy},
-		{name: "deployments", summary: "list what is being deployed, and the queue", flags: deploymentsFlags, run: deployments},
+		{name: "deploy", args: "IMAGE [CMD…]", summary: "run containers in the background, one or many",
+			before: true, flags: deployFlags, run: deploy},
+		{name: "deployments", summary: "list what is being deployed, and the queue", flags: deploymentsFlags,
+			run: deployments},
 		{name: "cancel", args: "ID|NAME…", summary: "call deployments off", run: cancel},
 		{name: "pull", args: "IMAGE", summary: "bring an image onto the node", flags: pullFlags, run: pull},
 		{name: "ps", summary: "list containers", flags: psFlags, run: ps},
-		{name: "inspect", args: "NAME", summary: "show how a container was asked for and what became of that", flags: inspectFlags, run: inspect},
+		{name: "inspect", args: "NAME", summary: "show how a container was asked for and what became of that",
+			flags: inspectFlags, run: inspect},
 		{name: "logs", args: "NAME", summary: "show a container's output", flags: logsFlags, run: logs},
-		{name: "exec", args: "NAME CMD…", summary: "run a command in a container", before: true, flags: execFlags, run: exec},
+		{name: "exec", args: "NAME CMD…", summary: "run a command in a container", before: true, flags: execFlags,
+			run: exec},
 		{name: "stop", args: "NAME…", summary: "stop containers", flags: stopFlags, run: stop},
 		{name: "rm", args: "NAME…", summary: "remove containers", flags: rmFlags, run: rm},
 		{name: "images", summary: "list images", run: images},
 		{name: "rmi", args: "IMAGE…", summary: "remove images", run: rmi},
 		{name: "prune", summary: "remove what nothing uses", flags: pruneFlags, run: prune},
-		{name: "profile", args: "IMAGE [CMD…]", summary: "record what a start reads, and make a startup pack of it", before: true, flags: profileFlags, run: profile},
-		{name: "pack", args: "build|push|inspect IMAGE", summary: "build, publish or show an image's startup pack", flags: packFlags, run: packs},
-		{name: "checkpoint", args: "NAME", summary: "save a container, so that others start from it", flags: checkpointFlags, run: checkpoint},
-		{name: "checkpoints", args: "[IMAGE] | rm ID…", summary: "list or remove what containers start from", run: checkpoints},
-		{name: "pop", args: "status|verify|forget|key [ARGUMENTS]", summary: "show and look after what this node shares with others", flags: popFlags, run: pops},
-		{name: "token", args: "read|deploy|admin", summary: "make a token for the API over TCP", flags: tokenFlags, run: makeToken},
+		{name: "profile", args: "IMAGE [CMD…]", summary: "record what a start reads, and make a startup pack of it",
+			before: true, flags: profileFlags, run: profile},
+		{name: "pack", args: "build|push|inspect IMAGE", summary: "build, publish or show an image's startup pack",
+			flags: packFlags, run: packs},
+		{name: "checkpoint", args: "NAME", summary: "save a container, so that others start from it",
+			flags: checkpointFlags, run: checkpoint},
+		{name: "checkpoints", args: "[IMAGE] | rm ID…", summary: "list or remove what containers start from",
+			run: checkpoints},
+		{name: "pop", args: "status|verify|forget|key [ARGUMENTS]",
+			summary: "show and look after what this node shares with others", flags: popFlags, run: pops},
+		{name: "token", args: "read|deploy|admin", summary: "make a token for the API over TCP", flags: tokenFlags,
+			run: makeToken},
 		{name: "events", summary: "show what happens on the node", flags: eventsFlags, run: events},
 		{name: "doctor", summary: "say what this node can do and what it lacks", run: doctor},
 		{name: "version", summary: "show the versions of dew and dewd", run: version},
@@ -190,7 +200,8 @@ func (c *call) newFlags(name string) *pflag.FlagSet {
 	f.Usage = func() {}
 	f.SortFlags = false
 	host := cmp.Or(c.host, os.Getenv(HostVariable), api.DefaultHost)
-	f.StringVarP(&c.host, "host", "H", host, "where the daemon is, unix:///`PATH` or https://HOST:PORT; also $"+HostVariable)
+	f.StringVarP(&c.host, "host", "H", host,
+		"where the daemon is, unix:///`PATH` or https://HOST:PORT; also $"+HostVariable)
 	for _, v := range []struct {
 		to                    *string
 		flag, variable, usage string

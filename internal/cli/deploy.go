@@ -23,11 +23,16 @@ const (
 
 func deployFlags(c *call) {
 	c.flags.IntVar(&c.opt.count, "count", 1, "`number` of containers of each instruction")
-	c.flags.IntVar(&c.opt.parallel, "parallel", 0, "`number` of these deployments at once; what the node admits if 0")
-	c.flags.StringVar(&c.opt.spec, "spec", "", "deploy what this `file` says, YAML or JSON, instead of an image; - is standard input")
-	c.flags.BoolVarP(&c.opt.detach, "detach", "d", false, "return when the node has accepted them, and let them go on")
-	c.flags.StringVar(&c.opt.terms.Key, "key", "", "`name` of your own for this: asked for again with it, nothing is deployed twice")
-	c.flags.DurationVar(&c.opt.terms.Deadline, "deadline", 0, "longest `time` of each, in the queue too; none if 0")
+	c.flags.IntVar(&c.opt.parallel, "parallel", 0,
+		"`number` of these deployments at once; what the node admits if 0")
+	c.flags.StringVar(&c.opt.spec, "spec", "",
+		"deploy what this `file` says, YAML or JSON, instead of an image; - is standard input")
+	c.flags.BoolVarP(&c.opt.detach, "detach", "d", false,
+		"return when the node has accepted them, and let them go on")
+	c.flags.StringVar(&c.opt.terms.Key, "key", "",
+		"`name` of your own for this: asked for again with it, nothing is deployed twice")
+	c.flags.DurationVar(&c.opt.terms.Deadline, "deadline", 0,
+		"longest `time` of each, in the queue too; none if 0")
 	c.flags.BoolVar(&c.opt.remove, "rm", false, "remove the containers when they exit")
 	containerFlags(c)
 }
@@ -78,7 +83,8 @@ func (c *call) many() (spec.Many, error) {
 }
 
 // specless are the flags that say what a file of instructions says itself.
-var specless = []string{"rm", "name", "entrypoint", "net", "network", "publish", "env", "label", "volume", "memory", "cpus", "ready", "ready-timeout",
+var specless = []string{"rm", "name", "entrypoint", "net", "network", "publish", "env", "label", "volume",
+	"memory", "cpus", "ready", "ready-timeout",
 	"restore", "checkpoint", "lazy", "plain-http", "order", "inflaters", "mount"}
 
 // deploy asks for m and shows how it goes. The first signal cancels what is not ready and waits
@@ -134,7 +140,8 @@ func (f *fleet) cancelAll(ctx context.Context) {
 			}
 			asked[id] = true
 			g.Go(func() error {
-				if _, err := f.c.client.CancelDeployment(ctx, spec.DeploymentRef{ID: id}); err != nil && ctx.Err() == nil {
+				if _, err := f.c.client.CancelDeployment(ctx, spec.DeploymentRef{ID: id}); err != nil &&
+					ctx.Err() == nil {
 					f.say(fmt.Sprintf("dew: %s", verdict(err).Error()))
 				}
 				return nil

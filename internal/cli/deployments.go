@@ -35,7 +35,8 @@ func deployments(ctx context.Context, c *call) error {
 		if d.Position > 0 {
 			place = fmt.Sprint(d.Position)
 		}
-		rows = append(rows, []string{d.ID, d.Name, d.Image, standing(d), dash(place), dash(d.Waits), dash(d.Caller), age(d.Asked)})
+		rows = append(rows, []string{d.ID, d.Name, d.Image, standing(d), dash(place), dash(d.Waits), dash(d.Caller),
+			age(d.Asked)})
 	}
 	return table(c.cfg.Stdout, "ID NAME IMAGE STATE POSITION WAITS CALLER AGE", rows)
 }
@@ -134,8 +135,10 @@ func specJSON(i spec.Inspection) (json.RawMessage, error) {
 
 func describe(w io.Writer, i spec.Inspection, spec json.RawMessage) error {
 	v := i.Container
-	for _, line := range [][2]string{{"name", v.Name}, {"image", v.Image}, {"digest", v.Digest}, {"status", status(v)}, {"pid", fmt.Sprint(v.PID)},
-		{"address", v.IP}, {"ports", ports(v.Ports)}, {"created", v.Created.Local().Format("2006-01-02 15:04:05")}} {
+	for _, line := range [][2]string{{"name", v.Name}, {"image", v.Image}, {"digest", v.Digest},
+		{"status", status(v)}, {"pid", fmt.Sprint(v.PID)},
+		{"address", v.IP}, {"ports", ports(v.Ports)},
+		{"created", v.Created.Local().Format("2006-01-02 15:04:05")}} {
 		if line[1] != "" && line[1] != "0" {
 			fmt.Fprintf(w, "%-8s %s\n", line[0], line[1])
 		}
@@ -153,7 +156,8 @@ func describe(w io.Writer, i spec.Inspection, spec json.RawMessage) error {
 			fmt.Fprintf(w, "  %s\n", why)
 		}
 		for _, s := range i.Record.Spans {
-			fmt.Fprintf(w, "  %8.3f s  %8.1f ms  %s%s\n", s.From, (s.To-s.From)*1000, strings.Repeat("  ", strings.Count(s.Name, "/")), s.Name)
+			fmt.Fprintf(w, "  %8.3f s  %8.1f ms  %s%s\n", s.From, (s.To-s.From)*1000,
+				strings.Repeat("  ", strings.Count(s.Name, "/")), s.Name)
 		}
 	}
 	return nil

@@ -16,7 +16,8 @@ func execFlags(c *call) {
 	f := c.flags
 	f.BoolVarP(&c.opt.interactive, "interactive", "i", false, "pass on standard input")
 	f.BoolVarP(&c.opt.tty, "tty", "t", false, "give the command a terminal")
-	f.StringArrayVarP(&c.opt.env, "env", "e", nil, "set a `variable`: KEY=VALUE, or KEY to pass on this environment's")
+	f.StringArrayVarP(&c.opt.env, "env", "e", nil,
+		"set a `variable`: KEY=VALUE, or KEY to pass on this environment's")
 	f.StringVarP(&c.opt.user, "user", "u", "", "run as `USER[:GROUP]`")
 	f.StringVarP(&c.opt.dir, "workdir", "w", "", "run in this `directory`")
 }

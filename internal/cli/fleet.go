@@ -46,7 +46,9 @@ func newFleet(c *call, all []spec.Request) *fleet {
 	f := &fleet{c: c, screen: c.screen(), stop: make(chan struct{}), quiet: c.opt.quiet}
 	f.separate = c.json || f.quiet || f.screen.term == nil || !isTerminal(c.cfg.Stdout)
 	for i, r := range all {
-		f.rows = append(f.rows, &member{Deployment: spec.Deployment{Name: cmp.Or(r.Name, fmt.Sprintf("(%d)", i+1)), Image: r.Image, State: spec.StateQueued}})
+		f.rows = append(f.rows,
+			&member{Deployment: spec.Deployment{Name: cmp.Or(r.Name, fmt.Sprintf("(%d)", i+1)), Image: r.Image,
+				State: spec.StateQueued}})
 	}
 	return f
 }
@@ -208,11 +210,15 @@ func (f *fleet) finish(err error, detached bool) error {
 // table is how all have ended. It is called with mu held.
 func (f *fleet) table() (rows [][]string) {
 	for _, m := range f.rows {
-		state, way := m.state(), strings.Join(slices.DeleteFunc([]string{m.record.Way.Pull, m.record.Way.Start}, func(s string) bool { return s == "" }), ", ")
+		state, way := m.state(),
+			strings.Join(slices.DeleteFunc([]string{m.record.Way.Pull, m.record.Way.Start}, func(s string) bool {
+				return s == ""
+			}), ", ")
 		if m.failure != nil {
 			way = reason(m.failure)
 		}
-		rows = append(rows, []string{m.Name, state, fmt.Sprintf("%.2f", m.seconds(f.begun)), size(m.record.Bytes.Registry), size(m.record.Bytes.PoP), dash(way)})
+		rows = append(rows, []string{m.Name, state, fmt.Sprintf("%.2f", m.seconds(f.begun)),
+			size(m.record.Bytes.Registry), size(m.record.Bytes.PoP), dash(way)})
 	}
 	return rows
 }

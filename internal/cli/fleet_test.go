@@ -23,16 +23,20 @@ func TestFleetOnATerminal(t *testing.T) {
 	n.Add(image("nginx:1"))
 	p := newTerminal(t, 120, 24)
 	var out bytes.Buffer
-	if code := dew(t, n, p, &out, "deploy", "--count", "3", "--parallel", "1", "--name", "web", "nginx:1", "sleep"); code != 0 {
+	if code := dew(t, n, p, &out, "deploy", "--count", "3", "--parallel", "1", "--name", "web", "nginx:1",
+		"sleep"); code != 0 {
 		t.Fatalf("exit code %d: %s", code, p.text())
 	}
-	for _, seen := range []string{`web-\d +queued \d, turn +\d+\.\d\d s`, `web-\d +deploying .*\[=+> *\] +\d.* / +3.1 MB`, `\d of 3 ready, 1 deploying, \d queued`} {
+	for _, seen := range []string{`web-\d +queued \d, turn +\d+\.\d\d s`,
+		`web-\d +deploying .*\[=+> *\] +\d.* / +3.1 MB`, `\d of 3 ready, 1 deploying, \d queued`} {
 		if !regexp.MustCompile(seen).MatchString(p.text()) {
 			t.Errorf("no %q in %q", seen, p.text())
 		}
 	}
 	got := p.screen(t, 120)
-	if len(got) != 4 || !strings.HasPrefix(got[0], "NAME ") || !regexp.MustCompile(`web-\d +ready +0.05 +3.1 MB +0 B +whole, boot`).MatchString(strings.Join(got, "\n")) || strings.Contains(p.text(), "\x1b[2J") {
+	if len(got) != 4 || !strings.HasPrefix(got[0], "NAME ") ||
+		!regexp.MustCompile(`web-\d +ready +0.05 +3.1 MB +0 B +whole, boot`).MatchString(strings.Join(got, "\n")) ||
+		strings.Contains(p.text(), "\x1b[2J") {
 		t.Errorf("screen:\n%s", strings.Join(got, "\n"))
 	}
 	if got := strings.Fields(out.String()); len(got) != 3 {
@@ -46,12 +50,15 @@ func TestFleetFitsTheTerminal(t *testing.T) {
 	p := newTerminal(t, 80, 12)
 	f := &fleet{screen: screen{w: p.slave, term: p.slave}, begun: time.Now()}
 	for i := range 200 {
-		m := &member{Deployment: spec.Deployment{Name: fmt.Sprintf("with-a-rather-long-name-%d", i), State: spec.StateQueued, Position: i + 1, Waits: spec.WaitsMemory}}
+		m := &member{Deployment: spec.Deployment{Name: fmt.Sprintf("with-a-rather-long-name-%d", i),
+			State: spec.StateQueued, Position: i + 1, Waits: spec.WaitsMemory}}
 		switch {
 		case i%50 == 20:
-			m.State, m.layers = spec.StateDeploying, map[string]spec.LayerProgress{"a": {Size: 999_999_999_999, Fetched: 123_456_789_000}}
+			m.State, m.layers = spec.StateDeploying,
+				map[string]spec.LayerProgress{"a": {Size: 999_999_999_999, Fetched: 123_456_789_000}}
 		case i%50 == 21:
-			m.ended, m.failure = true, &spec.Failure{Code: "disk_full", Message: strings.Repeat("kein Platz für Schönes ", 20)}
+			m.ended, m.failure = true,
+				&spec.Failure{Code: "disk_full", Message: strings.Repeat("kein Platz für Schönes ", 20)}
 		case i < 100:
 			m.ended = true
 		}
@@ -71,7 +78,8 @@ func TestFleetFitsTheTerminal(t *testing.T) {
 		if cols != 200 {
 			continue
 		}
-		for i, name := range []string{"-20 ", "-21 ", "-70 ", "-71 ", "-100 ", "-101 ", "-120 ", "-121 ", "-170 ", "-171 "} {
+		for i, name := range []string{"-20 ", "-21 ", "-70 ", "-71 ", "-100 ", "-101 ", "-120 ", "-121 ", "-170 ",
+			"-171 "} {
 			if !strings.Contains(lines[i], "name"+name) {
 				t.Errorf("line %d is %q, want %s", i, lines[i], name)
 			}
@@ -113,7 +121,8 @@ func TestFleetInterrupted(t *testing.T) {
 	}
 	var errs bytes.Buffer
 	go func() {
-		code <- Main(context.Background(), []string{"deploy", "--parallel", "1", "--spec", file}, Config{Stdin: os.Stdin, Stdout: &out, Stderr: &errs})
+		code <- Main(context.Background(), []string{"deploy", "--parallel", "1", "--spec", file},
+			Config{Stdin: os.Stdin, Stdout: &out, Stderr: &errs})
 	}()
 	state := func(name string) string {
 		all, err := n.ListDeployments(t.Context(), spec.DeploymentQuery{All: true})

@@ -53,15 +53,19 @@ func prune(ctx context.Context, c *call) error {
 	for _, i := range r.Images {
 		fmt.Fprintln(c.cfg.Stdout, i)
 	}
-	fmt.Fprintf(c.cfg.Stdout, "%d images and %d layers removed, %s freed\n", len(r.Images), len(r.Layers), size(r.Bytes))
+	fmt.Fprintf(c.cfg.Stdout, "%d images and %d layers removed, %s freed\n", len(r.Images), len(r.Layers),
+		size(r.Bytes))
 	if c.opt.pop {
-		fmt.Fprintf(c.cfg.Stdout, "%d layers evicted from the PoP's store, %s free when their time of grace is over\n", len(r.PoPLayers), size(r.PoPBytes))
+		fmt.Fprintf(c.cfg.Stdout,
+			"%d layers evicted from the PoP's store, %s free when their time of grace is over\n", len(r.PoPLayers),
+			size(r.PoPBytes))
 	}
 	for _, id := range r.Checkpoints {
 		fmt.Fprintf(c.cfg.Stdout, "checkpoint %s removed\n", short(id))
 	}
 	if r.PoPWhy != "" {
-		fmt.Fprintf(c.cfg.Stderr, "dew: not all that no node uses was evicted: %s; prune again when that is over\n", r.PoPWhy)
+		fmt.Fprintf(c.cfg.Stderr, "dew: not all that no node uses was evicted: %s; prune again when that is over\n",
+			r.PoPWhy)
 	}
 	return nil
 }

@@ -13,7 +13,8 @@ import (
 )
 
 func eventsFlags(c *call) {
-	c.flags.StringVar(&c.opt.after, "after", "", "begin with what is still known since event `number`, or epoch.number")
+	c.flags.StringVar(&c.opt.after, "after", "",
+		"begin with what is still known since event `number`, or epoch.number")
 }
 
 func events(ctx context.Context, c *call) error {
@@ -44,7 +45,8 @@ func markOf(s string) (m spec.Mark, err error) {
 		m.Epoch, number = epoch, n
 	}
 	if m.Seq, err = strconv.ParseUint(number, 10, 64); err != nil {
-		return m, api.New(api.BadRequest, fmt.Sprintf("--after %s: want the number of an event, or EPOCH.NUMBER, as events --json has them", s))
+		return m, api.New(api.BadRequest,
+			fmt.Sprintf("--after %s: want the number of an event, or EPOCH.NUMBER, as events --json has them", s))
 	}
 	return m, nil
 }

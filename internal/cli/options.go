@@ -42,13 +42,17 @@ func containerFlags(c *call) {
 	f.StringVar(&r.Net, "net", "", "`network`: host (default; bridge with -p), bridge, or none")
 	f.StringVar(&r.Net, "network", "", "the same as --net")
 	_ = f.MarkHidden("network")
-	f.StringArrayVarP(&o.publish, "publish", "p", nil, "publish a `port` on the host: [IP:]HOST:CONTAINER[/udp]; the network is then bridge")
-	f.StringArrayVarP(&o.env, "env", "e", nil, "set a `variable`: KEY=VALUE, or KEY to pass on this environment's")
-	f.StringArrayVarP(&o.labels, "label", "l", nil, "set a `label` of the container: KEY=VALUE; it goes before the image's")
+	f.StringArrayVarP(&o.publish, "publish", "p", nil,
+		"publish a `port` on the host: [IP:]HOST:CONTAINER[/udp]; the network is then bridge")
+	f.StringArrayVarP(&o.env, "env", "e", nil,
+		"set a `variable`: KEY=VALUE, or KEY to pass on this environment's")
+	f.StringArrayVarP(&o.labels, "label", "l", nil,
+		"set a `label` of the container: KEY=VALUE; it goes before the image's")
 	f.StringArrayVarP(&o.volumes, "volume", "v", nil, "bind a `path` of the host: SOURCE:TARGET[:ro]")
 	f.StringVarP(&o.memory, "memory", "m", "", "memory limit, a `size` such as 256m or 1GiB")
 	f.Float64Var(&r.CPUs, "cpus", 0, "CPU limit, a `number` such as 0.5")
-	f.StringVar(&r.Ready, "ready", "", "it is ready when this `check` succeeds: tcp:PORT, http:PORT/PATH, cmd:COMMAND, log:REGEXP or none")
+	f.StringVar(&r.Ready, "ready", "",
+		"it is ready when this `check` succeeds: tcp:PORT, http:PORT/PATH, cmd:COMMAND, log:REGEXP or none")
 	f.DurationVar(&r.ReadyTimeout, "ready-timeout", 0, "longest `time` to become ready; the node's default if 0")
 	f.StringVar(&r.Restore, "restore", "", "`whether` to start from a checkpoint: auto, never or always")
 	f.BoolVar(&r.Checkpoint, "checkpoint", false, "make a checkpoint once it is ready, if none fits")

@@ -13,12 +13,14 @@ import (
 )
 
 func popFlags(c *call) {
-	c.flags.BoolVar(&c.opt.layers, "layers", false, "status: list the layers of the store, and which nodes use them")
+	c.flags.BoolVar(&c.opt.layers, "layers", false,
+		"status: list the layers of the store, and which nodes use them")
 }
 
 // pops does dew pop status, verify, forget and key.
 func pops(ctx context.Context, c *call) error {
-	verbs := map[string]func(context.Context, *call) error{"status": popStatus, "verify": popVerify, "forget": popForget, "key": popKey}
+	verbs := map[string]func(context.Context, *call) error{"status": popStatus, "verify": popVerify,
+		"forget": popForget, "key": popKey}
 	if len(c.args) == 0 || verbs[c.args[0]] == nil {
 		return misuse(c, "say what to do: status, verify, forget or key")
 	}
@@ -68,7 +70,8 @@ func storeLine(p spec.PoP) string {
 	case spec.PoPAway:
 		return strings.TrimSpace(s.Path + " away: " + s.Why)
 	}
-	line := fmt.Sprintf("%s ok, %d layers of %s, %s of %s free", s.Path, len(p.Layers), sizeOf(s.Bytes, s.Capacity), size(s.Free), size(s.Total))
+	line := fmt.Sprintf("%s ok, %d layers of %s, %s of %s free", s.Path, len(p.Layers),
+		sizeOf(s.Bytes, s.Capacity), size(s.Free), size(s.Total))
 	if s.Trash > 0 {
 		line += fmt.Sprintf(", %s about to be deleted", size(s.Trash))
 	}
@@ -94,8 +97,10 @@ func popNodes(w io.Writer, nodes []spec.PoPNode) error {
 	for _, n := range nodes {
 		layers := n.Local.Layers + n.Store.Layers + n.Peer.Layers + n.Registry.Layers
 		bytes := n.Local.Bytes + n.Store.Bytes + n.Peer.Bytes + n.Registry.Bytes
-		rows = append(rows, []string{n.Name, dash(n.Address), sizeOf(n.Cache, n.Capacity), strconv.FormatInt(layers, 10), size(bytes),
-			shares(n.Local, layers, bytes), shares(n.Store, layers, bytes), shares(n.Peer, layers, bytes), shares(n.Registry, layers, bytes)})
+		rows = append(rows, []string{n.Name, dash(n.Address), sizeOf(n.Cache, n.Capacity),
+			strconv.FormatInt(layers, 10), size(bytes),
+			shares(n.Local, layers, bytes), shares(n.Store, layers, bytes), shares(n.Peer, layers, bytes),
+			shares(n.Registry, layers, bytes)})
 	}
 	return table(w, "NODE ADDRESS CACHE LAYERS BYTES LOCAL STORE PEER REGISTRY", rows)
 }
@@ -131,7 +136,8 @@ func popFetching(w io.Writer, nodes []spec.PoPNode) {
 func popLayers(w io.Writer, layers []spec.PoPLayer) error {
 	var rows [][]string
 	for _, l := range layers {
-		rows = append(rows, []string{l.DiffID, size(l.Size), dash(printable(l.Image)), dash(strings.Join(l.Users, ","))})
+		rows = append(rows, []string{l.DiffID, size(l.Size), dash(printable(l.Image)),
+			dash(strings.Join(l.Users, ","))})
 	}
 	fmt.Fprintln(w)
 	return table(w, "LAYER SIZE IMAGE USED-BY", rows)

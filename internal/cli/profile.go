@@ -16,9 +16,11 @@ import (
 
 func profileFlags(c *call) {
 	p := &c.opt.profile
-	c.flags.StringVar(&p.exercise, "exercise", "", "run this `script` here once the container is ready; it fails if the script does")
+	c.flags.StringVar(&p.exercise, "exercise", "",
+		"run this `script` here once the container is ready; it fails if the script does")
 	c.flags.IntVar(&p.runs, "runs", 1, "`number` of runs; what each reads counts")
-	c.flags.DurationVar(&p.settle, "settle", 5*time.Second, "go on recording for this `time` after the script, or after it is ready")
+	c.flags.DurationVar(&p.settle, "settle", 5*time.Second,
+		"go on recording for this `time` after the script, or after it is ready")
 	c.flags.BoolVar(&p.merge, "merge", false, "keep what earlier recordings of the image have seen, too")
 	c.flags.BoolVar(&p.keep, "keep", false, "leave the container of the last run running")
 	containerFlags(c)
@@ -118,7 +120,8 @@ func (c *call) profileRun(ctx context.Context, req spec.Request, i int) (p spec.
 	if err := c.livesOrEnded(ctx, record.Name); err != nil {
 		return p, err
 	}
-	return c.client.ProfileEnd(ctx, spec.ProfileEnd{Name: record.Name, Merge: o.merge || i > 0, Exercised: o.exercise != ""})
+	return c.client.ProfileEnd(ctx,
+		spec.ProfileEnd{Name: record.Name, Merge: o.merge || i > 0, Exercised: o.exercise != ""})
 }
 
 // notLearned is the error of a start that failed. Of its container nothing is
@@ -141,7 +144,8 @@ func (c *call) livesOrEnded(ctx context.Context, name string) error {
 	}
 	for _, one := range all {
 		if one.Name == name && one.Status == spec.StatusExited && one.ExitCode != 0 {
-			return api.New(api.Exited, fmt.Sprintf("container %s exited with status %d: nothing is learned from that", name, one.ExitCode))
+			return api.New(api.Exited,
+				fmt.Sprintf("container %s exited with status %d: nothing is learned from that", name, one.ExitCode))
 		}
 	}
 	return nil
@@ -218,7 +222,8 @@ func (c *call) showProfile(out profiled) error {
 	for i, p := range out.Runs {
 		fmt.Fprintf(w, "run %d: %s of %d files read\n", i+1, size(p.Read), p.Files)
 		if p.Lost > 0 {
-			fmt.Fprintf(c.cfg.Stderr, "dew: run %d read more than the node could note: %d events are missing\n", i+1, p.Lost)
+			fmt.Fprintf(c.cfg.Stderr, "dew: run %d read more than the node could note: %d events are missing\n", i+1,
+				p.Lost)
 		}
 	}
 	if err := c.showPack(out.Pack); err != nil {
@@ -247,12 +252,17 @@ func (c *call) showPack(p spec.Pack) error {
 	fmt.Fprintf(w, "%s\n", p.Image)
 	rows := [][]string{
 		{"learned from", how + ", " + p.Created.Local().Format(time.DateTime)},
-		{"from", map[string]string{spec.FromNode: "this node, which has made it", spec.FromRepository: "the image's repository"}[p.From]},
+		{"from", map[string]string{spec.FromNode: "this node, which has made it",
+			spec.FromRepository: "the image's repository"}[p.From]},
 		{"trust", p.Trust},
-		{"a start reads", fmt.Sprintf("%s of %d files, %s of %s", size(p.Needed), p.Files, percent(p.Needed, p.Total), size(p.Total))},
-		{"and waits for", fmt.Sprintf("%s, %s of the image's %s", size(p.Start), percent(p.Start, p.ImageSize), size(p.ImageSize))},
-		{"pack", fmt.Sprintf("%s: header %s, tables %s, %d chunks %s, points %s, windows %s, file digests %s", size(p.Size), size(p.Parts.Header),
-			size(p.Parts.Tables), p.Chunks, size(p.Parts.Chunks), size(p.Parts.Points), size(p.Parts.Windows), size(p.Parts.Files))},
+		{"a start reads", fmt.Sprintf("%s of %d files, %s of %s", size(p.Needed), p.Files,
+			percent(p.Needed, p.Total), size(p.Total))},
+		{"and waits for", fmt.Sprintf("%s, %s of the image's %s", size(p.Start), percent(p.Start, p.ImageSize),
+			size(p.ImageSize))},
+		{"pack", fmt.Sprintf("%s: header %s, tables %s, %d chunks %s, points %s, windows %s, file digests %s",
+			size(p.Size), size(p.Parts.Header),
+			size(p.Parts.Tables), p.Chunks, size(p.Parts.Chunks), size(p.Parts.Points), size(p.Parts.Windows),
+			size(p.Parts.Files))},
 		{"digest", p.Pack},
 	}
 	for _, l := range p.Unlazy {
@@ -299,7 +309,8 @@ func packFlags(c *call) {
 
 // packs does dew pack build, push and inspect.
 func packs(ctx context.Context, c *call) error {
-	verbs := map[string]func(context.Context, *call, string) error{"build": packBuild, "push": packPush, "inspect": packInspect}
+	verbs := map[string]func(context.Context, *call, string) error{"build": packBuild, "push": packPush,
+		"inspect": packInspect}
 	if len(c.args) == 0 || verbs[c.args[0]] == nil {
 		return misuse(c, "say what to do with the pack: build, push or inspect")
 	}

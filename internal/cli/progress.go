@@ -100,7 +100,8 @@ func (p *progress) show() {
 		total.Rate += l.Rate
 	}
 	if total.Fetched < total.Size {
-		fmt.Fprintf(p.w, "%s: %s of %s, %s/s%s\n", p.title, size(total.Fetched), size(total.Size), size(int64(total.Rate)), prefixed(", ", left(total), " left"))
+		fmt.Fprintf(p.w, "%s: %s of %s, %s/s%s\n", p.title, size(total.Fetched), size(total.Size),
+			size(int64(total.Rate)), prefixed(", ", left(total), " left"))
 	}
 }
 
@@ -226,7 +227,8 @@ func left(l spec.LayerProgress) string {
 }
 
 var stages = []string{
-	spec.Admitted, spec.Resolved, spec.Tables, spec.Mounted, spec.Created, spec.Started, spec.Restored, spec.Ready, spec.Complete,
+	spec.Admitted, spec.Resolved, spec.Tables, spec.Mounted, spec.Created, spec.Started, spec.Restored,
+	spec.Ready, spec.Complete,
 }
 
 // summary is a record on a line: the stage that was awaited, and the way there.

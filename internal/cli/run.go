@@ -15,7 +15,8 @@ import (
 )
 
 func runFlags(c *call) {
-	c.flags.BoolVarP(&c.opt.detach, "detach", "d", false, "return when the container is ready, and print its name")
+	c.flags.BoolVarP(&c.opt.detach, "detach", "d", false,
+		"return when the container is ready, and print its name")
 	c.flags.BoolVar(&c.opt.remove, "rm", false, "remove the container when it exits")
 	containerFlags(c)
 }

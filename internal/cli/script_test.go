@@ -36,23 +36,25 @@ func TestMain(m *testing.M) {
 	testscript.Main(leakless{m}, map[string]func(){"dew": func() {
 		os.Exit(Main(context.Background(), os.Args[1:], Config{
 			Version: "v0.0-test", Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-			Extra: []Extra{{Name: "bench", Summary: "measure", Run: func(_ context.Context, args []string, w, _ io.Writer) error {
-				if len(args) > 0 && args[0] == "fail" {
-					return errors.New("no such experiment")
-				}
-				_, err := fmt.Fprintln(w, "bench", args)
-				return err
-			}}},
+			Extra: []Extra{{Name: "bench", Summary: "measure",
+				Run: func(_ context.Context, args []string, w, _ io.Writer) error {
+					if len(args) > 0 && args[0] == "fail" {
+						return errors.New("no such experiment")
+					}
+					_, err := fmt.Fprintln(w, "bench", args)
+					return err
+				}}},
 		}))
 	}})
 }
 
 func image(name string) spec.Image {
 	digit := func(d string) string { return "sha256:" + strings.Repeat(d, 64) }
-	return spec.Image{Name: name, Digest: digit("a"), Size: 3_100_000, Disk: 9_000_000, Created: time.Now().Add(-90 * time.Minute), Layers: []spec.Layer{
-		{Digest: digit("1"), DiffID: digit("2"), Size: 100_000, Disk: 1_000_000, State: spec.StateComplete},
-		{Digest: digit("3"), DiffID: digit("4"), Size: 3_000_000, Disk: 8_000_000, State: spec.StateComplete},
-	}}
+	return spec.Image{Name: name, Digest: digit("a"), Size: 3_100_000, Disk: 9_000_000,
+		Created: time.Now().Add(-90 * time.Minute), Layers: []spec.Layer{
+			{Digest: digit("1"), DiffID: digit("2"), Size: 100_000, Disk: 1_000_000, State: spec.StateComplete},
+			{Digest: digit("3"), DiffID: digit("4"), Size: 3_000_000, Disk: 8_000_000, State: spec.StateComplete},
+		}}
 }
 
 func TestScripts(t *testing.T) {

@@ -107,7 +107,9 @@ func parseSpec(path string, n ast.Node) (spec.Request, error) {
 		name := p.Key.String()
 		f := field(out.ProtoReflect().Descriptor(), name)
 		if f == nil {
-			return spec.Request{}, wrong(p.Key, "%q is not a field of a Spec; there are %s", name, fieldNames(out.ProtoReflect().Descriptor()))
+			return spec.Request{},
+				wrong(p.Key, "%q is not a field of a Spec; there are %s", name,
+					fieldNames(out.ProtoReflect().Descriptor()))
 		}
 		if out.ProtoReflect().Has(f) {
 			return spec.Request{}, wrong(p.Key, "%s is given twice", name)

@@ -71,7 +71,8 @@ func newTerminal(t *testing.T, cols, rows uint16) *terminal {
 
 func (p *terminal) resize(t *testing.T, cols, rows uint16) {
 	t.Helper()
-	if err := unix.IoctlSetWinsize(int(p.slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: cols, Row: rows}); err != nil {
+	if err := unix.IoctlSetWinsize(int(p.slave.Fd()), unix.TIOCSWINSZ,
+		&unix.Winsize{Col: cols, Row: rows}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -135,7 +136,8 @@ func (p *terminal) screen(t *testing.T, cols int) []string {
 
 func (p *terminal) await(t *testing.T, text string) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !strings.Contains(p.text(), text); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); !strings.Contains(p.text(),
+		text); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("no %q in %q", text, p.text())
 		}
@@ -184,7 +186,8 @@ func TestForegroundOutputComesAloneOnTheScreen(t *testing.T) {
 	defer n.Close()
 	n.Add(image("nginx:1"))
 	p := newTerminal(t, 80, 24)
-	code := dew(t, n, p, p.slave, "run", "--ready", "log:serving", "nginx:1", "echo", "one", "echo", "serving", "exit", "6")
+	code := dew(t, n, p, p.slave, "run", "--ready", "log:serving", "nginx:1", "echo", "one", "echo", "serving",
+		"exit", "6")
 	if got := strings.Join(p.screen(t, 80), "\n"); code != 6 || got != "one\nserving" {
 		t.Errorf("exit code %d, screen:\n%s", code, got)
 	}
@@ -210,7 +213,8 @@ func TestBarsFitTheTerminal(t *testing.T) {
 	p := newTerminal(t, 80, 10)
 	pr := &progress{screen: screen{w: p.slave, term: p.slave}, at: map[string]int{}}
 	for i := range 30 {
-		l := spec.LayerProgress{Digest: fmt.Sprintf("sha256:%064d", i), Size: 999_999_999_999, Fetched: 123_456_789_000, Rate: 1, State: spec.StateFilling}
+		l := spec.LayerProgress{Digest: fmt.Sprintf("sha256:%064d", i), Size: 999_999_999_999,
+			Fetched: 123_456_789_000, Rate: 1, State: spec.StateFilling}
 		if i%2 == 0 {
 			l.State = spec.StateComplete
 		}
@@ -234,7 +238,8 @@ func TestExecOnATerminal(t *testing.T) {
 	n := &apitest.Node{}
 	defer n.Close()
 	n.Add(image("nginx:1"))
-	if _, err := n.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}}, spec.Watch{}); err != nil {
+	if _, err := n.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}},
+		spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
 	p := newTerminal(t, 80, 24)
@@ -246,11 +251,13 @@ func TestExecOnATerminal(t *testing.T) {
 	s := apitest.Serve(t, n)
 	t.Setenv(HostVariable, s.Host)
 	go func() {
-		code <- Main(context.Background(), []string{"exec", "-it", "web", "cat"}, Config{Stdin: p.slave, Stdout: p.slave, Stderr: p.slave})
+		code <- Main(context.Background(), []string{"exec", "-it", "web", "cat"},
+			Config{Stdin: p.slave, Stdout: p.slave, Stderr: p.slave})
 	}()
 	// Raw: Ctrl-C and the end-of-file key are the container's.
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		if now, err := unix.IoctlGetTermios(int(p.slave.Fd()), unix.TCGETS); err == nil && now.Lflag&unix.ISIG == 0 {
+		if now, err := unix.IoctlGetTermios(int(p.slave.Fd()), unix.TCGETS); err == nil &&
+			now.Lflag&unix.ISIG == 0 {
 			break
 		}
 	}
@@ -293,7 +300,8 @@ func TestSignalsDecideTheStatus(t *testing.T) {
 			t.Setenv(HostVariable, s.Host)
 			code := make(chan int)
 			go func() {
-				code <- Main(context.Background(), []string{"run", "-q", "--name", "web", "--ready", c.ready, "nginx:1", c.command},
+				code <- Main(context.Background(),
+					[]string{"run", "-q", "--name", "web", "--ready", c.ready, "nginx:1", c.command},
 					Config{Stdin: os.Stdin, Stdout: io.Discard, Stderr: io.Discard})
 			}()
 			for list, _ := n.List(t.Context(), false); len(list) == 0; list, _ = n.List(t.Context(), false) {

@@ -8,7 +8,8 @@ import (
 )
 
 func tokenFlags(c *call) {
-	c.flags.StringVar(&c.opt.tokens, "file", "/etc/dewpoint/tokens", "`file` of tokens that the daemon reads ([api] tokens)")
+	c.flags.StringVar(&c.opt.tokens, "file", "/etc/dewpoint/tokens",
+		"`file` of tokens that the daemon reads ([api] tokens)")
 	c.flags.StringVar(&c.opt.owner, "name", "", "who is to have the token")
 }
 

@@ -60,22 +60,27 @@ type Registries struct {
 
 // Engine is the containerd that runs containers.
 type Engine struct {
-	Containerd string `toml:"containerd"`    // the private one's binary; "" looks beside dewd, then in PATH
-	Namespace  string `toml:"namespace"`     // "" is "dewpoint"
-	Subnet     string `toml:"subnet"`        // of --net bridge
-	CNI        string `toml:"cni"`           // directory of the CNI plugins
-	Runtime    string `toml:"runtime"`       // what makes containers: auto, crun, runc; "" is the engine's choice
-	Crun       string `toml:"crun"`          // the program; "" is found beside dewd, with its tools and in PATH
-	PerShim    int    `toml:"per_shim"`      // containers that share a shim, and end when it is killed; 0 is 32, 1 a shim for each
-	LogBytes   Size   `toml:"log_max_bytes"` // that each stream of a container's output takes on the disk; 0 is 16 MiB
-	NoSpare    bool   `toml:"no_spare"`      // no shim is started ahead where the next container would need one
-	Sync       bool   `toml:"sync"`          // a private containerd flushes its database with each change, instead of a copy being kept (2.1 and newer)
+	Containerd string `toml:"containerd"` // the private one's binary; "" looks beside dewd, then in PATH
+	Namespace  string `toml:"namespace"`  // "" is "dewpoint"
+	Subnet     string `toml:"subnet"`     // of --net bridge
+	CNI        string `toml:"cni"`        // directory of the CNI plugins
+	// what makes containers: auto, crun, runc; "" is the engine's choice
+	Runtime string `toml:"runtime"`
+	Crun    string `toml:"crun"` // the program; "" is found beside dewd, with its tools and in PATH
+	// containers that share a shim, and end when it is killed; 0 is 32, 1 a shim for each
+	PerShim int `toml:"per_shim"`
+	// that each stream of a container's output takes on the disk; 0 is 16 MiB
+	LogBytes Size `toml:"log_max_bytes"`
+	NoSpare  bool `toml:"no_spare"` // no shim is started ahead where the next container would need one
+	// a private containerd flushes its database with each change, instead of a copy being kept (2.1 and newer)
+	Sync bool `toml:"sync"`
 }
 
 // Cache bounds what is kept though nothing uses it.
 type Cache struct {
-	MaxBytes Size   `toml:"max_bytes"` // of all layers; 0 keeps until the disk is nearly full
-	Policy   string `toml:"policy"`    // of what goes first: one of evict.Names; "" is evict.Default, the best of the study
+	MaxBytes Size `toml:"max_bytes"` // of all layers; 0 keeps until the disk is nearly full
+	// of what goes first: one of evict.Names; "" is evict.Default, the best of the study
+	Policy string `toml:"policy"`
 }
 
 // Limits refuses what would hurt the node.
@@ -92,10 +97,12 @@ type Link struct {
 
 // Pack says which startup packs are believed and whether they are learned.
 type Pack struct {
-	Trust    string   `toml:"trust"`     // pop, signed, repository; "" is repository for tags, signed for digests
-	Key      string   `toml:"key"`       // file: the public key of signed packs, PEM
-	Learn    string   `toml:"learn"`     // auto (an image's first start is recorded), never; "" is auto
-	After    Duration `toml:"after"`     // a recorded start lasts until the container has been ready for so long; 0 is 5s
+	// pop, signed, repository; "" is repository for tags, signed for digests
+	Trust string `toml:"trust"`
+	Key   string `toml:"key"`   // file: the public key of signed packs, PEM
+	Learn string `toml:"learn"` // auto (an image's first start is recorded), never; "" is auto
+	// a recorded start lasts until the container has been ready for so long; 0 is 5s
+	After    Duration `toml:"after"`
 	MaxBytes Size     `toml:"max_bytes"` // of all packs that were made here; 0 is 1GiB
 	// Lied is what becomes of a container whose pack lied: keep or stop; "" is keep.
 	Lied string `toml:"lied"`
@@ -139,12 +146,13 @@ type Node struct {
 
 // API lets callers in over TCP. The Unix socket is there anyway.
 type API struct {
-	Listen   string            `toml:"listen"`    // HOST:PORT; "" is not at all
-	Cert     string            `toml:"cert"`      // files, PEM; without them Listen is a loopback address
-	Key      string            `toml:"key"`       //
-	ClientCA string            `toml:"client_ca"` // file: who signs the certificates of clients
-	Clients  map[string]string `toml:"clients"`   // roles (read, deploy, admin) by the certificates' common names
-	Tokens   string            `toml:"tokens"`    // file that "dew token" writes
+	Listen   string `toml:"listen"`    // HOST:PORT; "" is not at all
+	Cert     string `toml:"cert"`      // files, PEM; without them Listen is a loopback address
+	Key      string `toml:"key"`       //
+	ClientCA string `toml:"client_ca"` // file: who signs the certificates of clients
+	// roles (read, deploy, admin) by the certificates' common names
+	Clients map[string]string `toml:"clients"`
+	Tokens  string            `toml:"tokens"` // file that "dew token" writes
 }
 
 // PoP says what this node has in common with others. It is in one if Store or
@@ -169,14 +177,21 @@ type PoP struct {
 	High     float64         `toml:"high"`     // share of it from which on layers are evicted; 0 is 0.95
 	Low      float64         `toml:"low"`      // share down to which; 0 is 0.05 less
 	Quota    map[string]Size `toml:"quota"`    // by the beginning of image references
-	Policy   string          `toml:"policy"`   // of evicting: one of evict.Names; "" is evict.Default, the best of the study
-	Lease    Duration        `toml:"lease"`    // a node that is silent for so long has let go of what it did; 0 is 15s
-	Grace    Duration        `toml:"grace"`    // what was evicted can come back for so long; 0 is 60s
-	Forget   Duration        `toml:"forget"`   // a silent node's containers are taken to be gone after so long; 0 is 24h
-	Verify   Duration        `toml:"verify"`   // time in which every layer of the store is read and compared once; 0 is 168h
-	Copy     string          `toml:"copy"`     // auto (layers that are deployed often here are copied near), never; "" is auto
-	Prepare  int             `toml:"prepare"`  // images that other nodes deploy again and again are made ready here while nothing is deployed, so many at most; 0 is 16, below it none
-	Patience Duration        `toml:"patience"` // the store is away if it does not answer for so long; 0 is 5s
+	// of evicting: one of evict.Names; "" is evict.Default, the best of the study
+	Policy string `toml:"policy"`
+	// a node that is silent for so long has let go of what it did; 0 is 15s
+	Lease Duration `toml:"lease"`
+	Grace Duration `toml:"grace"` // what was evicted can come back for so long; 0 is 60s
+	// a silent node's containers are taken to be gone after so long; 0 is 24h
+	Forget Duration `toml:"forget"`
+	// time in which every layer of the store is read and compared once; 0 is 168h
+	Verify Duration `toml:"verify"`
+	// auto (layers that are deployed often here are copied near), never; "" is auto
+	Copy string `toml:"copy"`
+	// images that other nodes deploy again and again are made ready here while nothing is deployed, so many at
+	// most; 0 is 16, below it none
+	Prepare  int      `toml:"prepare"`
+	Patience Duration `toml:"patience"` // the store is away if it does not answer for so long; 0 is 5s
 }
 
 // Checkpoint says how containers start from the memory of others.
@@ -184,26 +199,30 @@ type Checkpoint struct {
 	// Auto says which containers a checkpoint is made of by itself, once they are
 	// ready: asked (their image's label or who deploys them asks for it), measured
 	// (also those that take long to boot), off; "" is asked.
-	Auto     string `toml:"auto"`
-	Off      bool   `toml:"off"`       // neither make nor use checkpoints
-	Engine   string `toml:"engine"`    // criu, dmtcp, auto (the first of them that works); "" is auto
-	CRIU     string `toml:"criu"`      // the program; "" is found beside dewd's tools and in PATH
-	DMTCP    string `toml:"dmtcp"`     // directory of its installation, with bin and lib; "" is that of dmtcp_launch in PATH
+	Auto   string `toml:"auto"`
+	Off    bool   `toml:"off"`    // neither make nor use checkpoints
+	Engine string `toml:"engine"` // criu, dmtcp, auto (the first of them that works); "" is auto
+	CRIU   string `toml:"criu"`   // the program; "" is found beside dewd's tools and in PATH
+	// directory of its installation, with bin and lib; "" is that of dmtcp_launch in PATH
+	DMTCP    string `toml:"dmtcp"`
 	MaxBytes Size   `toml:"max_bytes"` // of all checkpoints on this node; 0 is 4GiB
 	Keep     int    `toml:"keep"`      // of one image and configuration; 0 is 2
-	// LazyAbove is from how much memory on it comes while the processes run already, of what is not unpacked here from three
-	// quarters of that; 0 is 256MiB.
+	// LazyAbove is from how much memory on it comes while the processes run already, of what is not unpacked
+	// here from three quarters of that; 0 is 256MiB.
 	LazyAbove Size `toml:"lazy_above"`
 }
 
 // Deploy says how many deployments are under way at once. Package admit has the defaults.
 type Deploy struct {
-	Max        int  `toml:"max"`        // containers being made; 0 is by the number of processors
-	Fetch      int  `toml:"fetch"`      // images being fetched from one registry; 0 is by the number of processors
-	Queue      int  `toml:"queue"`      // deployments that wait; 0 is 1024
-	PerCaller  int  `toml:"per_caller"` // of one caller; 0 is half of queue
-	Reserve    Size `toml:"reserve"`    // memory that deployments leave free; 0 is a 32nd of the machine's, 32 to 256 MiB
-	Overcommit bool `toml:"overcommit"` // the limits of containers' memory need not fit into what is free, and are not kept for those that run
+	Max int `toml:"max"` // containers being made; 0 is by the number of processors
+	// images being fetched from one registry; 0 is by the number of processors
+	Fetch     int `toml:"fetch"`
+	Queue     int `toml:"queue"`      // deployments that wait; 0 is 1024
+	PerCaller int `toml:"per_caller"` // of one caller; 0 is half of queue
+	// memory that deployments leave free; 0 is a 32nd of the machine's, 32 to 256 MiB
+	Reserve Size `toml:"reserve"`
+	// the limits of containers' memory need not fit into what is free, and are not kept for those that run
+	Overcommit bool `toml:"overcommit"`
 }
 
 func (d Deploy) validate() error {
@@ -280,7 +299,8 @@ func (c Config) validate() error {
 	if n := c.Engine.Namespace; strings.ContainsAny(n, "/ ") {
 		return fmt.Errorf("engine.namespace = %q: letters, digits and - . _", n)
 	}
-	if u, err := url.Parse(c.Trace.Endpoint); c.Trace.Endpoint != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
+	if u, err := url.Parse(c.Trace.Endpoint); c.Trace.Endpoint != "" &&
+		(err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
 		return fmt.Errorf("trace.endpoint = %q: want http://HOST:PORT, or https", c.Trace.Endpoint)
 	}
 	if r := c.Engine.Runtime; r != "" && r != "auto" && r != "crun" && r != "runc" {
@@ -292,7 +312,8 @@ func (c Config) validate() error {
 	if n := c.Engine.PerShim; n < 0 || n > 256 {
 		return fmt.Errorf("engine.per_shim = %d: 1 to 256", n)
 	}
-	if err := errors.Join(c.validateLazy(), c.PoP.validate(), c.Checkpoint.validate(), c.Deploy.validate()); err != nil {
+	if err := errors.Join(c.validateLazy(), c.PoP.validate(), c.Checkpoint.validate(),
+		c.Deploy.validate()); err != nil {
 		return err
 	}
 	return c.validatePaths()
@@ -348,7 +369,8 @@ func (p PoP) validate() error {
 		return errors.New("pop.key is missing, the secret of the PoP that lets nodes ask each other: make it by \"dew pop key FILE\" and copy it to every node")
 	case p.Cert != "" && (p.CA == "" || p.TLSKey == "" || p.Key != ""):
 		return errors.New("pop.cert goes with pop.ca and pop.tls_key, instead of pop.key")
-	case p.High != 0 && p.High < 0.1 || p.High > 1 || p.Low < 0 || p.Low > 0 && p.Low > cmp.Or(p.High, defaultHigh):
+	case p.High != 0 && p.High < 0.1 || p.High > 1 || p.Low < 0 ||
+		p.Low > 0 && p.Low > cmp.Or(p.High, defaultHigh):
 		return fmt.Errorf("pop.high = %g, pop.low = %g: shares of the capacity, low below high, which is %g unless given", p.High, p.Low, defaultHigh)
 	case !slices.Contains([]string{"", "auto", "never"}, p.Copy):
 		return fmt.Errorf("pop.copy = %q: it is auto or never", p.Copy)
@@ -388,7 +410,8 @@ func (p PoP) validateTimes() error {
 		key      string
 		d, least Duration
 	}{
-		{"lease", p.Lease, Duration(time.Second)}, {"grace", p.Grace, Duration(time.Second)}, {"forget", p.Forget, leastForget},
+		{"lease", p.Lease, Duration(time.Second)}, {"grace", p.Grace, Duration(time.Second)},
+		{"forget", p.Forget, leastForget},
 		{"verify", p.Verify, Duration(time.Second)}, {"patience", p.Patience, Duration(100 * time.Millisecond)},
 	} {
 		if t.d != 0 && t.d < t.least {
@@ -400,7 +423,8 @@ func (p PoP) validateTimes() error {
 	case grace <= lease:
 		return fmt.Errorf("pop.grace = %q is not longer than pop.lease = %q: a node that was cut off for a moment would find gone what it uses", time.Duration(grace), time.Duration(lease))
 	case p.Forget != 0 && p.Forget <= grace:
-		return fmt.Errorf("pop.forget = %q is not longer than pop.grace = %q", time.Duration(p.Forget), time.Duration(grace))
+		return fmt.Errorf("pop.forget = %q is not longer than pop.grace = %q", time.Duration(p.Forget),
+			time.Duration(grace))
 	}
 	return nil
 }
@@ -424,8 +448,11 @@ func (c Config) validatePaths() error {
 			return fmt.Errorf("engine.subnet = %q: an IPv4 subnet of /28 or larger, such as 10.88.240.0/20", n)
 		}
 	}
-	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig, "engine.containerd": c.Engine.Containerd, "engine.crun": c.Engine.Crun, "engine.cni": c.Engine.CNI, "pack.key": c.Pack.Key,
-		"pop.key": c.PoP.Key, "pop.ca": c.PoP.CA, "pop.cert": c.PoP.Cert, "pop.tls_key": c.PoP.TLSKey, "pop.redis_ca": c.PoP.RedisCA, "checkpoint.criu": c.Checkpoint.CRIU, "checkpoint.dmtcp": c.Checkpoint.DMTCP}
+	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig,
+		"engine.containerd": c.Engine.Containerd, "engine.crun": c.Engine.Crun, "engine.cni": c.Engine.CNI,
+		"pack.key": c.Pack.Key,
+		"pop.key":  c.PoP.Key, "pop.ca": c.PoP.CA, "pop.cert": c.PoP.Cert, "pop.tls_key": c.PoP.TLSKey,
+		"pop.redis_ca": c.PoP.RedisCA, "checkpoint.criu": c.Checkpoint.CRIU, "checkpoint.dmtcp": c.Checkpoint.DMTCP}
 	for i, d := range c.Registries.HostsDirs {
 		paths[fmt.Sprintf("registries.hosts_dirs[%d]", i)] = d
 	}

@@ -26,7 +26,8 @@ mount = "loop"
 		t.Fatal(err)
 	}
 	if !c.Registry["10.77.255.1:5000"].PlainHTTP || c.Cache.MaxBytes != 10e9 || c.Limits.LayerBytes != 2<<30 ||
-		c.Link.Limit != 2_500_000 || time.Duration(c.Registries.StallTimeout) != 5*time.Second || c.Node.Mount != "loop" {
+		c.Link.Limit != 2_500_000 || time.Duration(c.Registries.StallTimeout) != 5*time.Second ||
+		c.Node.Mount != "loop" {
 		t.Fatalf("read as %+v", c)
 	}
 }

@@ -24,7 +24,8 @@ func (d *Deployer) enter(o *order, g *admit.Group, accepted bool) (*admit.Ticket
 	if o.pull {
 		here = false // it needs no slot
 	}
-	c := admit.Claim{Caller: o.Terms.Caller, Image: o.ref.String(), Memory: o.Memory, Fetch: !here, Host: o.ref.Host, Absent: absent, Group: g, Accepted: accepted}
+	c := admit.Claim{Caller: o.Terms.Caller, Image: o.ref.String(), Memory: o.Memory, Fetch: !here,
+		Host: o.ref.Host, Absent: absent, Group: g, Accepted: accepted}
 	if !o.options().Lazy {
 		c.Image += " whole" // who does not need that does not wait for it
 	}

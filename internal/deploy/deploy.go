@@ -1,10 +1,10 @@
 // Package deploy carries one deployment from the instruction until the
 // application serves, and records when each stage was reached.
 //
-// Deployer.deploy is the deployment, first line to last; before it stands the
-// door of package admit, which says when it may go on. Deployer alone records the stage times, so every surface shows the same ones. The image's layers go on
-// to their completion when the container is ready already; Config.Done gets
-// the record with that moment.
+// Deployer.deploy is the deployment, first line to last; before it stands the door of package admit, which
+// says when it may go on. Deployer alone records the stage times, so every surface shows the same ones. The
+// image's layers go on to their completion when the container is ready already; Config.Done gets the record
+// with that moment.
 package deploy
 
 import (
@@ -149,7 +149,8 @@ func (d *Deployer) deploy(ctx context.Context, o *order, r *run) error {
 }
 
 // boot is what a recorded start may record.
-func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, rec *learn.Recording, plan *checkpoint.Plan) error {
+func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check,
+	rec *learn.Recording, plan *checkpoint.Plan) error {
 	if err := d.mount(ctx, img, r); err != nil {
 		return err
 	}
@@ -199,7 +200,8 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 
 // Pull brings an image here whole and registers it, without a container.
 func (d *Deployer) Pull(ctx context.Context, req spec.PullRequest, w spec.Watch) (spec.Record, error) {
-	o, err := d.parse(spec.Request{Image: req.Image, Lazy: req.Lazy, PlainHTTP: req.PlainHTTP, Order: req.Order, Inflaters: req.Inflaters})
+	o, err := d.parse(spec.Request{Image: req.Image, Lazy: req.Lazy, PlainHTTP: req.PlainHTTP, Order: req.Order,
+		Inflaters: req.Inflaters})
 	if err != nil {
 		return spec.Record{}, err
 	}
@@ -292,7 +294,8 @@ func (d *Deployer) local(ctx context.Context, o *order, r *run, cause error) (*i
 		return nil, cause
 	}
 	r.rec.Digest = img.Target.Digest.String()
-	r.rec.Way = spec.Way{Pull: "local", Why: []string{"the registry does not give it, containerd has it: " + cause.Error()}}
+	r.rec.Way = spec.Way{Pull: "local",
+		Why: []string{"the registry does not give it, containerd has it: " + cause.Error()}}
 	r.reached(spec.Resolved)
 	return img, nil
 }
@@ -350,7 +353,8 @@ func (d *Deployer) unready(ctx context.Context, o *order, err error) error {
 	d.bg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(d.life), 2*stopGrace)
 		defer cancel()
-		if serr := d.cfg.Engine.Stop(ctx, o.name, stopGrace); serr != nil && !errors.Is(serr, engine.ErrNotRunning) && !errors.Is(serr, engine.ErrNotFound) {
+		if serr := d.cfg.Engine.Stop(ctx, o.name, stopGrace); serr != nil &&
+			!errors.Is(serr, engine.ErrNotRunning) && !errors.Is(serr, engine.ErrNotFound) {
 			d.cfg.Log.Warn("stop a container that is not ready", "name", o.name, "err", serr)
 		}
 	})
@@ -450,11 +454,13 @@ func (d *Deployer) parse(req spec.Request) (*order, error) {
 		{"net", o.Net, []string{"", engine.NetHost, engine.NetBridge, engine.NetNone}},
 	} {
 		if !contains(f.allowed, f.value) {
-			return nil, fmt.Errorf("%w: --%s %s: want one of%s", ErrRequest, f.flag, f.value, strings.Join(f.allowed, " "))
+			return nil, fmt.Errorf("%w: --%s %s: want one of%s", ErrRequest, f.flag, f.value,
+				strings.Join(f.allowed, " "))
 		}
 	}
 	if req.Memory != 0 && req.Memory < minMemory {
-		return nil, fmt.Errorf("%w: --memory %d: a container needs at least %d MiB", ErrRequest, req.Memory, minMemory>>20)
+		return nil, fmt.Errorf("%w: --memory %d: a container needs at least %d MiB", ErrRequest, req.Memory,
+			minMemory>>20)
 	}
 	o.ports, err = ports(req.Ports)
 	if err != nil {
@@ -506,7 +512,8 @@ func madeUpName(ref image.Reference) string {
 // options are those of the order's pull. A container takes the image that is
 // here, as docker run does; a pull asks the registry.
 func (o *order) options() fetch.Options {
-	return fetch.Options{PlainHTTP: o.PlainHTTP, Local: !o.pull, Lazy: !o.pull && !o.Record && o.Lazy != "never", Order: fetch.Order(o.Order), Inflaters: o.Inflaters}
+	return fetch.Options{PlainHTTP: o.PlainHTTP, Local: !o.pull, Lazy: !o.pull && !o.Record && o.Lazy != "never",
+		Order: fetch.Order(o.Order), Inflaters: o.Inflaters}
 }
 
 func (o *order) spec(img *image.Image) engine.Spec {

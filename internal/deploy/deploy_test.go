@@ -43,7 +43,8 @@ func TestParseRefuses(t *testing.T) {
 			t.Errorf("Deploy of %+v: %v", req, err)
 		}
 	}
-	if _, err := d.Pull(t.Context(), spec.PullRequest{Image: "app:1", Order: "random"}, spec.Watch{}); !errors.Is(err, ErrRequest) {
+	if _, err := d.Pull(t.Context(), spec.PullRequest{Image: "app:1", Order: "random"},
+		spec.Watch{}); !errors.Is(err, ErrRequest) {
 		t.Errorf("Pull: %v", err)
 	}
 }
@@ -55,10 +56,12 @@ func TestParseDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.timeout != 7*time.Second || o.Net != "" || !strings.HasPrefix(o.name, "app-") || o.ref.String() != "docker.io/team/app:latest" {
+	if o.timeout != 7*time.Second || o.Net != "" || !strings.HasPrefix(o.name, "app-") ||
+		o.ref.String() != "docker.io/team/app:latest" {
 		t.Errorf("%+v", o)
 	}
-	o, err = d.parse(spec.Request{Image: "app:1", Name: "web", ReadyTimeout: time.Second, Ports: []spec.Port{{Host: 8080, Container: 80}}})
+	o, err = d.parse(spec.Request{Image: "app:1", Name: "web", ReadyTimeout: time.Second,
+		Ports: []spec.Port{{Host: 8080, Container: 80}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,8 +105,10 @@ func TestMadeUpNameOfALongOne(t *testing.T) {
 }
 
 func TestPorts(t *testing.T) {
-	got, err := ports([]spec.Port{{Host: 8080, Container: 80}, {HostIP: "::1", Host: 53, Container: 5353, Protocol: "udp"}})
-	want := []network.Port{{Host: 8080, Container: 80, Protocol: "tcp"}, {HostIP: netip.MustParseAddr("::1"), Host: 53, Container: 5353, Protocol: "udp"}}
+	got, err := ports([]spec.Port{{Host: 8080, Container: 80},
+		{HostIP: "::1", Host: 53, Container: 5353, Protocol: "udp"}})
+	want := []network.Port{{Host: 8080, Container: 80, Protocol: "tcp"},
+		{HostIP: netip.MustParseAddr("::1"), Host: 53, Container: 5353, Protocol: "udp"}}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -114,7 +119,9 @@ func TestPorts(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	o := &order{Request: spec.Request{PlainHTTP: true, Order: "parallel", Inflaters: 3}}
-	if got, want := o.options(), (fetch.Options{PlainHTTP: true, Local: true, Lazy: true, Order: fetch.Order("parallel"), Inflaters: 3}); !reflect.DeepEqual(got, want) {
+	if got, want := o.options(),
+		(fetch.Options{PlainHTTP: true, Local: true, Lazy: true, Order: fetch.Order("parallel"),
+			Inflaters: 3}); !reflect.DeepEqual(got, want) {
 		t.Errorf("of a container: %+v", got)
 	}
 	o.pull = true
@@ -124,11 +131,15 @@ func TestOptions(t *testing.T) {
 }
 
 func TestSpec(t *testing.T) {
-	o := &order{name: "web", Request: spec.Request{Cmd: []string{"serve"}, Env: []string{"A=1"}, Memory: 64 << 20, CPUs: 0.5, Net: engine.NetNone,
-		Volumes: []spec.Volume{{Source: "/s", Target: "/t", ReadOnly: true}}}}
+	o := &order{name: "web",
+		Request: spec.Request{Cmd: []string{"serve"}, Env: []string{"A=1"}, Memory: 64 << 20, CPUs: 0.5,
+			Net:     engine.NetNone,
+			Volumes: []spec.Volume{{Source: "/s", Target: "/t", ReadOnly: true}}}}
 	s := o.spec(nil)
-	if s.Name != "web" || s.Cmd[0] != "serve" || s.Env[0] != "A=1" || s.Memory != 64<<20 || s.CPUs != 0.5 || s.Net != engine.NetNone ||
-		len(s.Volumes) != 1 || s.Volumes[0] != (engine.Volume{Source: "/s", Target: "/t", ReadOnly: true}) || s.Labels != nil {
+	if s.Name != "web" || s.Cmd[0] != "serve" || s.Env[0] != "A=1" || s.Memory != 64<<20 || s.CPUs != 0.5 ||
+		s.Net != engine.NetNone ||
+		len(s.Volumes) != 1 || s.Volumes[0] != (engine.Volume{Source: "/s", Target: "/t", ReadOnly: true}) ||
+		s.Labels != nil {
 		t.Errorf("%+v", s)
 	}
 	o.Remove = true
@@ -167,10 +178,12 @@ func TestRecordOfFailure(t *testing.T) {
 	d := New(Config{Node: "n1", Done: func(r spec.Record) { told = append(told, r) }})
 	defer d.Close()
 	var stages []string
-	r := d.begin(t.Context(), time.Now(), "app:1", "web", spec.Watch{Reached: func(name, stage string, at float64) { stages = append(stages, name+" "+stage) }})
+	r := d.begin(t.Context(), time.Now(), "app:1", "web",
+		spec.Watch{Reached: func(name, stage string, at float64) { stages = append(stages, name+" "+stage) }})
 	r.reached(spec.Resolved)
 	rec := r.end(errors.New("no"))
-	if rec.Error != "no" || rec.Name != "web" || rec.Node != "n1" || rec.Stages[spec.Resolved] <= 0 || len(told) != 1 || told[0].Error != "no" {
+	if rec.Error != "no" || rec.Name != "web" || rec.Node != "n1" || rec.Stages[spec.Resolved] <= 0 ||
+		len(told) != 1 || told[0].Error != "no" {
 		t.Errorf("%+v, told %+v", rec, told)
 	}
 	if !slices.Equal(stages, []string{"web resolved"}) {

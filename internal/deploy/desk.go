@@ -63,7 +63,8 @@ type maker interface {
 	// made gives the containers that deployments have made, by the deployments' IDs.
 	made(ctx context.Context) (map[string]*engine.Info, error)
 	// complete makes a container one of its own that an earlier daemon has started from a checkpoint; of others
-	// there is nothing to do. It is false if that cannot be, or if the container has ended: it had not served yet.
+	// there is nothing to do. It is false if that cannot be, or if the container has ended: it had not served
+	// yet.
 	complete(ctx context.Context, name string, c *engine.Info) bool
 	// adopt waits until a container is ready that an earlier daemon has started.
 	adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time, w spec.Watch) (spec.Record, error)
@@ -79,14 +80,18 @@ func (e *ended) Kind() string   { return e.kind }
 func (e *ended) Remedy() string { return e.remedy }
 
 var (
-	errGone    = &ended{"canceled", "who asked for the deployment has gone away", "deploy again"}
-	errCalled  = &ended{"canceled", "the deployment was called off", "deploy again"}
-	errLate    = &ended{"deadline", "the deployment was not done by its deadline", "allow more time, or look at what it waited for"}
-	errStop    = &ended{"stopping", "dewd is stopping", "try again when it runs"}
-	errKilled  = &ended{"stopping", "dewd was killed while it deployed; what was made was taken back", "deploy again"}
-	errReused  = &ended{"key_reused", "the key stands for another deployment", "take another key for what is not the same"}
+	errGone   = &ended{"canceled", "who asked for the deployment has gone away", "deploy again"}
+	errCalled = &ended{"canceled", "the deployment was called off", "deploy again"}
+	errLate   = &ended{"deadline", "the deployment was not done by its deadline",
+		"allow more time, or look at what it waited for"}
+	errStop   = &ended{"stopping", "dewd is stopping", "try again when it runs"}
+	errKilled = &ended{"stopping", "dewd was killed while it deployed; what was made was taken back",
+		"deploy again"}
+	errReused = &ended{"key_reused", "the key stands for another deployment",
+		"take another key for what is not the same"}
 	errUnknown = &ended{"not_found", "there is no such deployment", "those that have ended are known for a day"}
-	errOthers  = &ended{"permission", "the deployment is another caller's", "ask who asked for it, or an administrator"}
+	errOthers  = &ended{"permission", "the deployment is another caller's",
+		"ask who asked for it, or an administrator"}
 )
 
 // LabelDeployment is the ID of the deployment that made a container, LabelCaller who asked for
@@ -104,7 +109,9 @@ func NewDesk(cfg DeskConfig) (*Desk, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Failure == nil {
-		cfg.Failure = func(err error) *spec.Failure { return &spec.Failure{Code: "internal", Message: err.Error(), Exit: 1} }
+		cfg.Failure = func(err error) *spec.Failure {
+			return &spec.Failure{Code: "internal", Message: err.Error(), Exit: 1}
+		}
 	}
 	j, err := journal.Open(journal.Config{Path: cfg.Path, Log: cfg.Log})
 	if err != nil {
@@ -222,7 +229,8 @@ func outcome(d spec.Deployment) (rec spec.Record, err error) {
 }
 
 // ask accepts requests: all or, with an error, none. Those that are new begin.
-func (k *Desk) ask(ctx context.Context, reqs []spec.Request, parallel int, watch func(int) spec.Watch) ([]*asked, error) {
+func (k *Desk) ask(ctx context.Context, reqs []spec.Request, parallel int,
+	watch func(int) spec.Watch) ([]*asked, error) {
 	fresh := make([]*task, len(reqs))
 	for i, r := range reqs {
 		t, err := k.task(ctx, r)
@@ -401,8 +409,10 @@ func (k *Desk) task(ctx context.Context, req spec.Request) (*task, error) {
 	}
 	o.Name = o.name
 	now := time.Now()
-	e := journal.Entry{Request: o.Request, Sum: sum, Admin: req.Terms.Admin, Deployment: spec.Deployment{ID: newID(), Name: o.name, Image: o.ref.String(),
-		Caller: req.Terms.Caller, Key: req.Terms.Key, State: spec.StateQueued, Asked: now.UTC(), Detached: req.Terms.Detach}}
+	e := journal.Entry{Request: o.Request, Sum: sum, Admin: req.Terms.Admin,
+		Deployment: spec.Deployment{ID: newID(), Name: o.name, Image: o.ref.String(),
+			Caller: req.Terms.Caller, Key: req.Terms.Key, State: spec.StateQueued, Asked: now.UTC(),
+			Detached: req.Terms.Detach}}
 	if req.Terms.Deadline > 0 {
 		e.Until = now.Add(req.Terms.Deadline).UTC()
 	}

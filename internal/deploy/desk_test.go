@@ -71,7 +71,8 @@ func (f *fakeMaker) complete(_ context.Context, name string, _ *engine.Info) boo
 	return !strings.Contains(name, "half")
 }
 
-func (f *fakeMaker) adopt(_ context.Context, o *order, _ *engine.Info, _ time.Time, w spec.Watch) (spec.Record, error) {
+func (f *fakeMaker) adopt(_ context.Context, o *order, _ *engine.Info, _ time.Time,
+	w spec.Watch) (spec.Record, error) {
 	f.note(&f.adopted, o.name)
 	w.Reached(o.name, spec.Ready, 1)
 	return spec.Record{ID: o.id, Name: o.name, Image: o.ref.String()}, nil
@@ -196,10 +197,12 @@ func TestDeskKeys(t *testing.T) {
 		}
 		theirs := app("theirs", spec.Terms{Key: "k", Caller: "them"})
 		m.end("theirs") <- errors.New("no")
-		if _, err := k.Deploy(t.Context(), theirs, spec.Watch{}); err == nil || err.Error() != "no" || len(m.carried) != 2 {
+		if _, err := k.Deploy(t.Context(), theirs, spec.Watch{}); err == nil || err.Error() != "no" ||
+			len(m.carried) != 2 {
 			t.Errorf("another caller's key of the same name: %v", err)
 		}
-		if _, err := k.Deploy(t.Context(), theirs, spec.Watch{}); err == nil || err.Error() != "no" || len(m.carried) != 2 {
+		if _, err := k.Deploy(t.Context(), theirs, spec.Watch{}); err == nil || err.Error() != "no" ||
+			len(m.carried) != 2 {
 			t.Errorf("what has failed, asked for again: %v", err)
 		}
 	})
@@ -265,7 +268,9 @@ func TestDeskAllOrNone(t *testing.T) {
 			ask(k, app("", spec.Terms{}))
 		}
 		many := func(n int) error {
-			return k.Many(t.Context(), spec.Many{Requests: []spec.Request{app("many", spec.Terms{})}, Count: n, Terms: spec.Terms{Detach: true}}, spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }})
+			return k.Many(t.Context(),
+				spec.Many{Requests: []spec.Request{app("many", spec.Terms{})}, Count: n, Terms: spec.Terms{Detach: true}},
+				spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }})
 		}
 		var busy *admit.BusyError
 		if err := many(7); !errors.As(err, &busy) {
@@ -292,7 +297,8 @@ func TestDeskCancel(t *testing.T) {
 		first := ask(k, app("first", spec.Terms{Caller: "me", Key: "k"}))
 		queued := ask(k, app("queued", spec.Terms{Caller: "me"}))
 		id := stateOf(t, k, "queued").ID
-		for _, ref := range []spec.DeploymentRef{{ID: id, Caller: "them"}, {ID: "none"}, {Key: "k", Caller: "them"}} {
+		for _, ref := range []spec.DeploymentRef{{ID: id, Caller: "them"}, {ID: "none"},
+			{Key: "k", Caller: "them"}} {
 			if _, err := k.Cancel(t.Context(), ref); kindOf(err) != "permission" && kindOf(err) != "not_found" {
 				t.Errorf("%+v: %v", ref, err)
 			}
@@ -308,7 +314,8 @@ func TestDeskCancel(t *testing.T) {
 		if kindOf(first.err) != "canceled" || kindOf(queued.err) != "canceled" {
 			t.Errorf("who waited is told %v, %v", first.err, queued.err)
 		}
-		if d, err := k.Cancel(t.Context(), spec.DeploymentRef{ID: id}); err != nil || d.State != spec.StateCanceled {
+		if d, err := k.Cancel(t.Context(), spec.DeploymentRef{ID: id}); err != nil ||
+			d.State != spec.StateCanceled {
 			t.Errorf("once more: %+v, %v", d, err)
 		}
 	})
@@ -323,11 +330,12 @@ func TestDeskPlaces(t *testing.T) {
 		var told []string
 		third := make(chan error, 1)
 		go func() {
-			_, err := k.Deploy(context.Background(), app("third", spec.Terms{}), spec.Watch{Deployment: func(d spec.Deployment) {
-				mu.Lock()
-				defer mu.Unlock()
-				told = append(told, strings.TrimSpace(fmt.Sprint(d.State, " ", d.Position, d.Waits)))
-			}})
+			_, err := k.Deploy(context.Background(), app("third", spec.Terms{}),
+				spec.Watch{Deployment: func(d spec.Deployment) {
+					mu.Lock()
+					defer mu.Unlock()
+					told = append(told, strings.TrimSpace(fmt.Sprint(d.State, " ", d.Position, d.Waits)))
+				}})
 			third <- err
 		}()
 		synctest.Wait()
@@ -358,13 +366,15 @@ func TestDeskPlaces(t *testing.T) {
 func TestDeskOwners(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "deployments")
-		asked := map[string]spec.Terms{"root": {Caller: spec.Local, Admin: true}, "boss": {Caller: "token:boss", Admin: true}, "ci": {Caller: "token:ci"}}
+		asked := map[string]spec.Terms{"root": {Caller: spec.Local, Admin: true},
+			"boss": {Caller: "token:boss", Admin: true}, "ci": {Caller: "token:ci"}}
 		want := map[string]string{"root": "", "boss": "", "ci": "token:ci"}
 		first, second := &fakeMaker{}, &fakeMaker{}
 		k := deskOf(t, path, first)
 		for name, terms := range asked {
 			terms.Detach = true
-			err := k.Many(t.Context(), spec.Many{Requests: []spec.Request{app(name, terms)}, Terms: terms}, spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }})
+			err := k.Many(t.Context(), spec.Many{Requests: []spec.Request{app(name, terms)}, Terms: terms},
+				spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -404,8 +414,9 @@ func TestDeskRecover(t *testing.T) {
 		}
 		var all []journal.Entry
 		add := func(name string, detached bool) {
-			all = append(all, journal.Entry{Request: app(name, spec.Terms{}), Sum: "s", Deployment: spec.Deployment{ID: name, Name: name, Image: "docker.io/library/app:1",
-				State: spec.StateQueued, Asked: time.Now(), Detached: detached}})
+			all = append(all, journal.Entry{Request: app(name, spec.Terms{}), Sum: "s",
+				Deployment: spec.Deployment{ID: name, Name: name, Image: "docker.io/library/app:1",
+					State: spec.StateQueued, Asked: time.Now(), Detached: detached}})
 		}
 		const many = 30 // the queue has room for eight
 		for i := range many {
@@ -422,7 +433,8 @@ func TestDeskRecover(t *testing.T) {
 		if err := j.Close(); err != nil {
 			t.Fatal(err)
 		}
-		m := &fakeMaker{containers: map[string]*engine.Info{"started": {Status: engine.Running}, "halfway": {Status: engine.Created},
+		m := &fakeMaker{containers: map[string]*engine.Info{"started": {Status: engine.Running},
+			"halfway":      {Status: engine.Created},
 			"half-a-clone": {Status: engine.Running}, "half-of-nobodys": {Status: engine.Running}}}
 		k := deskOf(t, path, m)
 		if err := k.Recover(t.Context()); err != nil {
@@ -448,10 +460,14 @@ func TestDeskRecover(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 		slices.Sort(m.takenBack)
-		if !slices.Equal(m.adopted, []string{"started"}) || !slices.Equal(m.takenBack, []string{"half-a-clone", "half-of-nobodys", "halfway"}) || len(m.carried) != many+2 {
+		if !slices.Equal(m.adopted, []string{"started"}) ||
+			!slices.Equal(m.takenBack, []string{"half-a-clone", "half-of-nobodys", "halfway"}) ||
+			len(m.carried) != many+2 {
 			t.Errorf("adopted %v, taken back %v, %d made", m.adopted, m.takenBack, len(m.carried))
 		}
-		lone := slices.DeleteFunc(slices.Clone(m.carried), func(s string) bool { return strings.HasPrefix(s, "half") })
+		lone := slices.DeleteFunc(slices.Clone(m.carried), func(s string) bool {
+			return strings.HasPrefix(s, "half")
+		})
 		for i, name := range lone {
 			if name != fmt.Sprint("lone-", i) {
 				t.Fatalf("they began in the order %v", m.carried)
@@ -467,7 +483,10 @@ func TestDeskClose(t *testing.T) {
 		m := &fakeMaker{}
 		k := deskOf(t, path, m)
 		waits := ask(k, app("waits", spec.Terms{}))
-		if err := k.Many(t.Context(), spec.Many{Requests: []spec.Request{app("lone", spec.Terms{})}, Terms: spec.Terms{Detach: true, Deadline: time.Hour, Key: "l"}}, spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }}); err != nil {
+		if err := k.Many(t.Context(),
+			spec.Many{Requests: []spec.Request{app("lone", spec.Terms{})},
+				Terms: spec.Terms{Detach: true, Deadline: time.Hour, Key: "l"}},
+			spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }}); err != nil {
 			t.Fatal(err)
 		}
 		if err := k.Close(); err != nil {
@@ -500,10 +519,12 @@ func TestDeskCannotWrite(t *testing.T) {
 		if err := k.j.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := k.Deploy(t.Context(), app("web", spec.Terms{}), spec.Watch{}); !errors.Is(err, journal.ErrClosed) {
+		if _, err := k.Deploy(t.Context(), app("web", spec.Terms{}), spec.Watch{}); !errors.Is(err,
+			journal.ErrClosed) {
 			t.Errorf("%v", err)
 		}
-		if s := k.d.door.Stats(); s.Running != 0 || s.Waiting[admit.Turn] != 0 || len(m.carried) != 0 || len(k.List(spec.DeploymentQuery{All: true})) != 0 {
+		if s := k.d.door.Stats(); s.Running != 0 || s.Waiting[admit.Turn] != 0 || len(m.carried) != 0 ||
+			len(k.List(spec.DeploymentQuery{All: true})) != 0 {
 			t.Errorf("%+v, %v", s, m.carried)
 		}
 	})

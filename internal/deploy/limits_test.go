@@ -17,7 +17,8 @@ func TestLimits(t *testing.T) {
 		}
 		return dir
 	}
-	one := group(map[string]string{"memory.limit_in_bytes": "1000000\n", "memory.stat": "rss 5\ntotal_rss 300000\n"})
+	one := group(map[string]string{"memory.limit_in_bytes": "1000000\n",
+		"memory.stat": "rss 5\ntotal_rss 300000\n"})
 	two := group(map[string]string{"memory.max": "500000\n", "memory.stat": "anon 100000\nfile 7000\n"})
 	over := group(map[string]string{"memory.max": "50000\n", "memory.stat": "anon 60000\n"})
 	var l limits
@@ -25,7 +26,8 @@ func TestLimits(t *testing.T) {
 		t.Errorf("nobody is owed %d", n)
 	}
 	for _, dir := range []string{one, two, over, two, "", "/nonexistent",
-		group(map[string]string{"memory.max": "max\n"}), group(map[string]string{"memory.limit_in_bytes": "9223372036854771712\n"})} {
+		group(map[string]string{"memory.max": "max\n"}),
+		group(map[string]string{"memory.limit_in_bytes": "9223372036854771712\n"})} {
 		l.add(dir)
 	}
 	if n := l.owed(); n != 700000+400000 || len(l.all) != 3 {

@@ -26,15 +26,19 @@ func fullQueue(tb testing.TB, n int) float64 {
 		tb.Fatal(err)
 	}
 	defer k.Close()
-	req := spec.Request{Image: "registry.example/team/app:1", Name: "app", Net: "none", Cmd: []string{"serve", "--port", "8080"}, Memory: 64 << 20}
+	req := spec.Request{Image: "registry.example/team/app:1", Name: "app", Net: "none",
+		Cmd: []string{"serve", "--port", "8080"}, Memory: 64 << 20}
 	for i := range 8 {
 		req.Env = append(req.Env, fmt.Sprintf("VARIABLE_%d=the value of a variable", i))
 	}
 	before := memoryNow()
-	if err := k.Many(tb.Context(), spec.Many{Requests: []spec.Request{req}, Count: n, Terms: spec.Terms{Detach: true, Key: "k"}}, spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }}); err != nil {
+	if err := k.Many(tb.Context(),
+		spec.Many{Requests: []spec.Request{req}, Count: n, Terms: spec.Terms{Detach: true, Key: "k"}},
+		spec.ManyWatch{Watch: func(int) spec.Watch { return spec.Watch{} }}); err != nil {
 		tb.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // each has come to its wait
+	// each has come to its wait
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		k.mu.Lock()
 		live := len(k.live)
 		k.mu.Unlock()

@@ -16,12 +16,11 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Recover takes up what an earlier Desk has accepted and not ended. A container that
-// has started is waited for again, until it is ready; hooks run again in one that was restored. Of others
-// nothing is left, nor of one whose restore cannot be brought to its end: a
-// detached deployment begins anew, with its name, its place behind those that were accepted before it, and its
-// deadline; one whose caller was connected fails. Recover returns when each is known
-// again, by its ID and its key; they go on behind it.
+// Recover takes up what an earlier Desk has accepted and not ended. A container that has started is waited
+// for again, until it is ready; hooks run again in one that was restored. Of others nothing is left, nor of
+// one whose restore cannot be brought to its end: a detached deployment begins anew, with its name, its place
+// behind those that were accepted before it, and its deadline; one whose caller was connected fails. Recover
+// returns when each is known again, by its ID and its key; they go on behind it.
 func (k *Desk) Recover(ctx context.Context) error {
 	open := k.j.Open()
 	if len(open) == 0 {
@@ -52,7 +51,8 @@ func (k *Desk) Unended() map[string]bool {
 }
 
 // takeUp is called with mu held.
-func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.Group, undoing *semaphore.Weighted) {
+func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.Group,
+	undoing *semaphore.Weighted) {
 	e.Request.Terms = spec.Terms{Caller: e.Caller, Admin: e.Admin, Key: e.Key, Detach: e.Detached}
 	o, err := k.d.parse(e.Request)
 	if err != nil {
@@ -160,9 +160,12 @@ func (d *Deployer) complete(ctx context.Context, name string, c *engine.Info) bo
 }
 
 // adopt keeps the contract of maker.
-func (d *Deployer) adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time, w spec.Watch) (spec.Record, error) {
-	rec := spec.Record{ID: o.id, Name: o.name, Image: o.ref.String(), Digest: c.Digest.String(), Node: d.cfg.Node, Stages: map[string]float64{},
-		Way: spec.Way{Start: "boot", Why: []string{"dewd was started anew meanwhile: what came before is not known"}}}
+func (d *Deployer) adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time,
+	w spec.Watch) (spec.Record, error) {
+	rec := spec.Record{ID: o.id, Name: o.name, Image: o.ref.String(), Digest: c.Digest.String(),
+		Node: d.cfg.Node, Stages: map[string]float64{},
+		Way: spec.Way{Start: "boot",
+			Why: []string{"dewd was started anew meanwhile: what came before is not known"}}}
 	if c.Labels[checkpoint.LabelRestored] != "" {
 		rec.Way.Start = "restore"
 	}

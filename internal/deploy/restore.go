@@ -30,7 +30,8 @@ func (d *Deployer) plan(ctx context.Context, o *order, r *run, img *image.Image)
 	mode := d.mode(o)
 	if d.cfg.Checkpoints == nil {
 		if mode == checkpoint.Always {
-			return nil, fmt.Errorf("%w: this node makes and uses no checkpoints (checkpoint.off in its configuration)", checkpoint.ErrRestore)
+			return nil, fmt.Errorf("%w: this node makes and uses no checkpoints (checkpoint.off in its configuration)",
+				checkpoint.ErrRestore)
 		}
 		return nil, nil
 	}
@@ -82,7 +83,8 @@ func (e *restoreError) Is(target error) bool { return target == checkpoint.ErrRe
 
 // restore starts the container from the plan's checkpoint. Of a *restoreError
 // nothing of the container is left.
-func (d *Deployer) restore(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, plan *checkpoint.Plan) error {
+func (d *Deployer) restore(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check,
+	plan *checkpoint.Plan) error {
 	if err := o.conflict(check); err != nil {
 		return err
 	}
@@ -105,7 +107,8 @@ func (d *Deployer) restore(ctx context.Context, o *order, r *run, img *image.Ima
 }
 
 // prepare brings the image and the checkpoint's writable layer here, at once.
-func (d *Deployer) prepare(ctx context.Context, r *run, img *image.Image, plan *checkpoint.Plan, prep *checkpoint.Prepared) error {
+func (d *Deployer) prepare(ctx context.Context, r *run, img *image.Image, plan *checkpoint.Plan,
+	prep *checkpoint.Prepared) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.mount(gctx, img, r) })
 	g.Go(func() error {
@@ -131,7 +134,8 @@ const startSlack = 20 * time.Second
 
 // revive makes the container and lets its processes go on. It tells of stages
 // when all went well: who watches is not to see a container that goes again.
-func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check, plan *checkpoint.Plan, prep *checkpoint.Prepared) error {
+func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Image, check ready.Check,
+	plan *checkpoint.Plan, prep *checkpoint.Prepared) error {
 	want, err := d.spec(o, img)
 	if err != nil {
 		return err
@@ -190,7 +194,8 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 const longWait = 200 * time.Millisecond
 
 // idle is images, which tells how long it has waited.
-func (r *run) idle(images func(context.Context) (string, error), waited *time.Duration) func(context.Context) (string, error) {
+func (r *run) idle(images func(context.Context) (string, error),
+	waited *time.Duration) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
 		begun := time.Now()
 		long := time.AfterFunc(longWait, r.place.Started)
@@ -203,7 +208,8 @@ func (r *run) idle(images func(context.Context) (string, error), waited *time.Du
 
 // create makes a container that boots. One that is to be saved carries what that
 // needs, if its image has the shell that starts it.
-func (d *Deployer) create(ctx context.Context, want engine.Spec, plan *checkpoint.Plan) (*engine.Info, error) {
+func (d *Deployer) create(ctx context.Context, want engine.Spec, plan *checkpoint.Plan) (*engine.Info,
+	error) {
 	dressed := want
 	if plan.Carry(&dressed) {
 		c, err := d.cfg.Engine.Create(ctx, dressed)
@@ -225,7 +231,8 @@ func unrestored(err error) error {
 
 // awaitRestored waits for a restored container to serve. What it wrote when it
 // became ready it does not write again.
-func (d *Deployer) awaitRestored(ctx context.Context, o *order, check ready.Check, within time.Duration) error {
+func (d *Deployer) awaitRestored(ctx context.Context, o *order, check ready.Check,
+	within time.Duration) error {
 	c, err := d.cfg.Engine.Inspect(ctx, o.name)
 	if err != nil {
 		return err

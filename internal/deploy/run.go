@@ -94,7 +94,8 @@ func (r *run) show() {
 		dt := time.Since(at).Seconds()
 		at = time.Now()
 		for _, l := range r.pull.Progress() {
-			p := spec.LayerProgress{Digest: l.Layer.Digest.String(), Size: l.Layer.Size, Fetched: here(l), State: l.State.String()}
+			p := spec.LayerProgress{Digest: l.Layer.Digest.String(), Size: l.Layer.Size, Fetched: here(l),
+				State: l.State.String()}
 			was, known := last[p.Digest]
 			if known && dt > 0 && p.Fetched > was.Fetched {
 				p.Rate = float64(p.Fetched-was.Fetched) / dt

@@ -129,7 +129,8 @@ func (t *task) moved(p admit.Place) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	far := max(p.Position, t.told.Position) / 16
-	if t.stand.State != spec.StateQueued || p.Waits == t.told.Waits && max(p.Position-t.told.Position, t.told.Position-p.Position) <= far {
+	if t.stand.State != spec.StateQueued ||
+		p.Waits == t.told.Waits && max(p.Position-t.told.Position, t.told.Position-p.Position) <= far {
 		return
 	}
 	t.told = p

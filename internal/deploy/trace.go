@@ -87,7 +87,8 @@ func (r *run) waits() {
 	r.trace.Root().Set("waited", sum.Seconds())
 	slices.SortFunc(all, func(a, b fetch.Wait) int { return cmp.Compare(b.Took, a.Took) })
 	for _, w := range all[:min(len(all), mostWaits)] {
-		r.trace.Add("wait", w.Begun, w.Begun.Add(w.Took), nil, map[string]any{"layer": w.Layer.String(), "at": w.From})
+		r.trace.Add("wait", w.Begun, w.Begun.Add(w.Took), nil,
+			map[string]any{"layer": w.Layer.String(), "at": w.From})
 	}
 }
 
@@ -102,7 +103,8 @@ func (r *run) traced(err error) {
 		at = r.begun.Add(time.Duration(s * float64(time.Second)))
 	}
 	r.mu.Unlock()
-	for k, v := range map[string]string{"container": rec.Name, "image": rec.Image, "digest": rec.Digest, "start": rec.Way.Start, "why": strings.Join(rec.Way.Why, "; ")} {
+	for k, v := range map[string]string{"container": rec.Name, "image": rec.Image, "digest": rec.Digest,
+		"start": rec.Way.Start, "why": strings.Join(rec.Way.Why, "; ")} {
 		if v != "" {
 			root.Set(k, v)
 		}
@@ -129,7 +131,8 @@ func (r *run) fillSpan(id string, l fetch.LayerProgress) {
 	from, to := l.Begun, l.Readable
 	attrs := map[string]any{"layer": id, "size": l.Layer.Size, "state": l.State.String(), "written": l.Written,
 		"waiting": l.Waiting.Seconds(), "blocked": l.Blocked.Seconds()}
-	for source, n := range map[string]int64{"registry": l.From.Registry, "pop": l.From.PoP, "local": l.From.Local} {
+	for source, n := range map[string]int64{"registry": l.From.Registry, "pop": l.From.PoP,
+		"local": l.From.Local} {
 		if n > 0 {
 			attrs["bytes_"+source] = n
 		}

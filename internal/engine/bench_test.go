@@ -14,12 +14,12 @@ import (
 
 var many = flag.Int("many", 24, "containers of one round of BenchmarkCreate")
 
-// BenchmarkCreate makes containers and starts them, at 1, 6 and 24 in parallel,
-// and removes them as many at once, for each containerd and network: by runc with
-// a shim for each container (own) and with shims that they share (shared), and by
-// crun with shared shims (crun). For rounds that take turns run it several times. Where the directories are on a disk, its syncs are part of it;
-// TMPDIR=/dev/shm leaves them out. What the processor did for a container (cpu-ms)
-// is that of the cgroup that the benchmark runs in, if it has one of its own.
+// BenchmarkCreate makes containers and starts them, at 1, 6 and 24 in parallel, and removes them as many at
+// once, for each containerd and network: by runc with a shim for each container (own) and with shims that
+// they share (shared), and by crun with shared shims (crun). For rounds that take turns run it several times.
+// Where the directories are on a disk, its syncs are part of it; TMPDIR=/dev/shm leaves them out. What the
+// processor did for a container (cpu-ms) is that of the cgroup that the benchmark runs in, if it has one of
+// its own.
 //
 //	go test -run '^$' -bench Create/2.x/none -benchtime 3x -count 3 ./internal/engine
 func BenchmarkCreate(b *testing.B) {

@@ -118,7 +118,8 @@ func (e *Engine) Below(ctx context.Context, name string, img *image.Image) (stri
 
 // parentOf is what a snapshot stands on.
 func (e *Engine) parentOf(ctx context.Context, key string) (string, error) {
-	r, err := e.c.snapshots.Stat(ctx, &snapshotsapi.StatSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
+	r, err := e.c.snapshots.Stat(ctx,
+		&snapshotsapi.StatSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
 	if err != nil {
 		return "", fmt.Errorf("snapshot %s: %w", key, notFound(err))
 	}

@@ -48,7 +48,8 @@ func (b *bed) commitUpper(name string) digest.Digest {
 	id := digest.FromString("upper of " + name)
 	parent := b.img.Spec.RootFS.DiffIDs[0]
 	_, err = b.c.snapshots.Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{
-		Snapshotter: b.cfg.Snapshotter, Key: "upper", Parent: parent.String(), Labels: map[string]string{labelGCRoot: "now"},
+		Snapshotter: b.cfg.Snapshotter, Key: "upper", Parent: parent.String(),
+		Labels: map[string]string{labelGCRoot: "now"},
 	})
 	if err != nil {
 		b.t.Fatal(err)
@@ -86,7 +87,8 @@ func TestDumpAndRestore(t *testing.T) {
 
 		// What it is restored from is waited for last; without it nothing is made.
 		lost := errors.New("memory is lost")
-		three := Spec{Name: "three", Net: NetBridge, Image: b.img, Cmd: []string{"count"}, Restore: &Restore{Upper: r.Upper, Config: r.Config}}
+		three := Spec{Name: "three", Net: NetBridge, Image: b.img, Cmd: []string{"count"},
+			Restore: &Restore{Upper: r.Upper, Config: r.Config}}
 		three.Restore.Images = func(context.Context) (string, error) {
 			for _, there := range []string{b.addrFile("three"), b.bundle("three")} {
 				if _, err := os.Stat(there); err != nil {
@@ -110,8 +112,11 @@ func (b *bed) likeABooted(i *Info) {
 		b.t.Errorf("inspect: %+v, %v", got, err)
 	}
 	var out strings.Builder
-	st, err := b.Exec(ctx, i.Name, ExecSpec{Args: []string{"/probe", "cat", "/etc/hostname", "/etc/hosts", "/proc/sys/kernel/hostname"}, Stdout: &out})
-	if err != nil || st != 0 || strings.Count(out.String(), i.Name) != 3 || !strings.Contains(out.String(), i.Addr.String()) {
+	st, err := b.Exec(ctx, i.Name,
+		ExecSpec{Args: []string{"/probe", "cat", "/etc/hostname", "/etc/hosts", "/proc/sys/kernel/hostname"},
+			Stdout: &out})
+	if err != nil || st != 0 || strings.Count(out.String(), i.Name) != 3 ||
+		!strings.Contains(out.String(), i.Addr.String()) {
 		b.t.Errorf("exec: %d, %v, %q", st, err, out.String())
 	}
 	file := "memory.limit_in_bytes"

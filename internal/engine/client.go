@@ -46,9 +46,9 @@ func readsOnly(method string) bool {
 // snapshotter: after a restart of the daemon it tries the socket seconds apart.
 func undelivered(err error) bool { return strings.Contains(err.Error(), "Error while dialing") }
 
-// toNative makes of an error of containerd's API one of package errdefs. A disk that is full wraps ENOSPC as well, which
-// the API has no code for: only the text says it. The kernel has the same number for too many cgroups, which is
-// something else.
+// toNative makes of an error of containerd's API one of package errdefs. A disk that is full wraps ENOSPC as
+// well, which the API has no code for: only the text says it. The kernel has the same number for too many
+// cgroups, which is something else.
 func toNative(err error) error {
 	if err == nil {
 		return nil
@@ -86,7 +86,8 @@ func dial(socket, namespace string) (*client, error) {
 	withNS := func(ctx context.Context) context.Context {
 		return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
 	}
-	unary := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	unary := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+		invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		if _, ok := ctx.Deadline(); !ok && method != waitMethod {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, callTimeout)
@@ -95,12 +96,14 @@ func dial(socket, namespace string) (*client, error) {
 		ctx = withNS(ctx)
 		for {
 			err := toNative(invoke(ctx, method, req, reply, cc, opts...))
-			if !errdefs.IsUnavailable(err) || !readsOnly(method) && !undelivered(err) || !sleep(ctx, 10*time.Millisecond) {
+			if !errdefs.IsUnavailable(err) || !readsOnly(method) && !undelivered(err) ||
+				!sleep(ctx, 10*time.Millisecond) {
 				return err
 			}
 		}
 	}
-	stream := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	stream := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+		streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		s, err := streamer(withNS(ctx), desc, cc, method, opts...)
 		return s, toNative(err)
 	}
@@ -110,7 +113,8 @@ func dial(socket, namespace string) (*client, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", addr)
 		}),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6, MaxDelay: time.Second},
+			Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6,
+				MaxDelay: time.Second},
 			MinConnectTimeout: 5 * time.Second,
 		}),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(64<<20)),

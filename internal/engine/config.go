@@ -108,7 +108,8 @@ func privateConfig(cfg Config, v containerdVersion, root, state, socket string) 
 			b.WriteString("  capabilities = [\"remap-ids\"]\n")
 		}
 		if v.major >= 2 {
-			fmt.Fprintf(&b, "  [proxy_plugins.%s.exports]\n    enable_remote_snapshot_annotations = \"true\"\n", cfg.Snapshotter)
+			fmt.Fprintf(&b, "  [proxy_plugins.%s.exports]\n    enable_remote_snapshot_annotations = \"true\"\n",
+				cfg.Snapshotter)
 			writeTransfer(&b, cfg)
 		}
 		b.WriteByte('\n')
@@ -119,7 +120,8 @@ func privateConfig(cfg Config, v containerdVersion, root, state, socket string) 
 	if cfg.DiffSocket != "" && v.diffs() {
 		name := diffName(cfg)
 		fmt.Fprintf(&b, "[proxy_plugins.%s]\n  type = \"diff\"\n  address = %q\n\n", name, cfg.DiffSocket)
-		fmt.Fprintf(&b, "[plugins.\"io.containerd.service.v1.diff-service\"]\n  default = [%q, \"walking\"]\n", name)
+		fmt.Fprintf(&b, "[plugins.\"io.containerd.service.v1.diff-service\"]\n  default = [%q, \"walking\"]\n",
+			name)
 	}
 	return b.String()
 }

@@ -254,12 +254,13 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 	if err != nil {
 		return false, err
 	}
-	r, err := e.c.containers.Create(context.WithoutCancel(ctx), &containersapi.CreateContainerRequest{Container: &containersapi.Container{
-		ID: s.Name, Image: s.Image.Ref.String(), Labels: s.labels(),
-		Runtime:     &containersapi.Container_Runtime{Name: runtimeName, Options: opts},
-		Spec:        spec,
-		Snapshotter: e.cfg.Snapshotter, SnapshotKey: s.Name,
-	}})
+	r, err := e.c.containers.Create(context.WithoutCancel(ctx),
+		&containersapi.CreateContainerRequest{Container: &containersapi.Container{
+			ID: s.Name, Image: s.Image.Ref.String(), Labels: s.labels(),
+			Runtime:     &containersapi.Container_Runtime{Name: runtimeName, Options: opts},
+			Spec:        spec,
+			Snapshotter: e.cfg.Snapshotter, SnapshotKey: s.Name,
+		}})
 	if err == nil {
 		rec := toRecord(r.Container)
 		e.known.recorded(rec, *e.info(rec))
@@ -299,7 +300,8 @@ func parseSpec(a *anypb.Any) (*specs.Spec, error) {
 // newTask starts the shim, which mounts the snapshot, has runc make the
 // container, and copies its output to the two files whoever else lives. opts
 // are the runtime's, unless nil in place of the record's.
-func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount, opts *anypb.Any) (uint32, error) {
+func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount, opts *anypb.Any) (uint32,
+	error) {
 	ctx, step := trace.Start(ctx, "task")
 	defer step.End()
 	stdout, stderr := e.logFiles(name)
@@ -335,7 +337,8 @@ func (e *Engine) seat(ctx context.Context, name string) (seat, error) {
 }
 
 // makeTask asks containerd for the task, in the named group of shims.
-func (e *Engine) makeTask(ctx context.Context, req *tasksapi.CreateTaskRequest, group string) (uint32, error) {
+func (e *Engine) makeTask(ctx context.Context, req *tasksapi.CreateTaskRequest, group string) (uint32,
+	error) {
 	ctx, step := trace.Start(ctx, "make")
 	defer step.End()
 	if err := os.WriteFile(e.shimFile(req.ContainerID), []byte(group), 0o600); err != nil {
@@ -356,9 +359,11 @@ func badCommand(err error) error {
 	}
 	why = strings.TrimSuffix(why, ": unknown")
 	switch {
-	case strings.Contains(why, "no such file or directory"), strings.Contains(why, "not found"), strings.Contains(why, "not a directory"):
+	case strings.Contains(why, "no such file or directory"), strings.Contains(why, "not found"),
+		strings.Contains(why, "not a directory"):
 		return fmt.Errorf("%w: %s", ErrNoCommand, why)
-	case strings.Contains(why, "permission denied"), strings.Contains(why, "exec format error"), strings.Contains(why, "is a directory"):
+	case strings.Contains(why, "permission denied"), strings.Contains(why, "exec format error"),
+		strings.Contains(why, "is a directory"):
 		return fmt.Errorf("%w: %s", ErrNotExecutable, why)
 	}
 	return err
@@ -388,7 +393,8 @@ func (e *Engine) logFiles(name string) (stdout, stderr string) {
 }
 
 func (e *Engine) removeSnapshot(ctx context.Context, key string) error {
-	_, err := e.c.snapshots.Remove(ctx, &snapshotsapi.RemoveSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
+	_, err := e.c.snapshots.Remove(ctx,
+		&snapshotsapi.RemoveSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
 	if errdefs.IsNotFound(err) {
 		return nil
 	}

@@ -71,10 +71,12 @@ var (
 
 // Config says which containerd to use and where the engine's files lie.
 type Config struct {
-	Address           string // Private (default), or the path of a containerd's socket
-	Root              string // kept over a reboot; default /var/lib/dewpoint
-	State             string // gone after a reboot; default /run/dewpoint
-	ContainerdState   string // state directory of a containerd that is not private; default where its socket is, as containerd and k3s have it
+	Address string // Private (default), or the path of a containerd's socket
+	Root    string // kept over a reboot; default /var/lib/dewpoint
+	State   string // gone after a reboot; default /run/dewpoint
+	// state directory of a containerd that is not private; default where its socket is, as containerd and k3s
+	// have it
+	ContainerdState   string
 	Namespace         string // containerd's; default "dewpoint"
 	Snapshotter       string // default "dewpoint"
 	SnapshotterSocket string // of the proxy plugin Snapshotter; default STATE/snapshotter.sock
@@ -82,16 +84,21 @@ type Config struct {
 	Containerd        string // private containerd's program; default beside this program, then in PATH
 	Runtime           string // what makes containers: auto, crun, runc; default auto
 	Runc              string // default "runc" in containerd's PATH
-	Crun              string // default beside this program, then in the directory of scripts/install, then in PATH
-	ShimProgram       string // that lets containers share shims; default beside this program, then in PATH, else none share
-	PerShim           int    // containers in a shim, which end when it is killed; default 32, 1 is a shim for each
-	SpareShim         bool   // a shim is started ahead where the next container would need one; of a private containerd only
-	CRIU              string // program that runc is to use; default what it finds in PATH
-	Sync              bool   // a private containerd flushes each change of its database, as any does by itself; else see package metadb
-	CgroupParent      string // default /dewpoint, with a suffix when State is not the default
-	Unconfined        bool   // no seccomp filter
-	LogBytes          int64  // that each stream of a container's output may take on the disk; default 16 MiB
-	CNI               network.Config
+	// default beside this program, then in the directory of scripts/install, then in PATH
+	Crun string
+	// that lets containers share shims; default beside this program, then in PATH, else none share
+	ShimProgram string
+	// containers in a shim, which end when it is killed; default 32, 1 is a shim for each
+	PerShim int
+	// a shim is started ahead where the next container would need one; of a private containerd only
+	SpareShim bool
+	CRIU      string // program that runc is to use; default what it finds in PATH
+	// a private containerd flushes each change of its database, as any does by itself; else see package metadb
+	Sync         bool
+	CgroupParent string // default /dewpoint, with a suffix when State is not the default
+	Unconfined   bool   // no seccomp filter
+	LogBytes     int64  // that each stream of a container's output may take on the disk; default 16 MiB
+	CNI          network.Config
 	// Unblock, unless nil, is called with the threads of a container that was told
 	// to end and has not: what keeps them from it is to be given up. More than once.
 	Unblock func(threads []int)
@@ -177,12 +184,14 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	if err := cfg.defaults(); err != nil {
 		return nil, err
 	}
-	for _, d := range []string{cfg.containersDir(), cfg.netnsDir(), cfg.execDir(), cfg.restoreDir(), cfg.shimsDir(), cfg.standInsDir()} {
+	for _, d := range []string{cfg.containersDir(), cfg.netnsDir(), cfg.execDir(), cfg.restoreDir(),
+		cfg.shimsDir(), cfg.standInsDir()} {
 		if err := os.MkdirAll(d, 0o711); err != nil {
 			return nil, err
 		}
 	}
-	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI), shims: newShims(cfg), known: newKnown()}
+	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI), shims: newShims(cfg),
+		known: newKnown()}
 	var err error
 	if e.runc, err = cfg.wrapRunc(); err != nil {
 		return nil, err
@@ -206,7 +215,9 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	if cfg.SpareShim && e.private != nil && e.shims.program != "" {
 		e.spare = keepSpare(e.shims, e.log)
 	}
-	if err := e.settle(ctx, func(name string) bool { return e.isRestore(name) || e.thaws.of(name) != nil }); err != nil {
+	if err := e.settle(ctx, func(name string) bool {
+		return e.isRestore(name) || e.thaws.of(name) != nil
+	}); err != nil {
 		if ctx.Err() != nil {
 			e.Close()
 			return nil, err
@@ -262,7 +273,8 @@ func (e *Engine) Check(ctx context.Context) error {
 	if _, err := e.c.alive(ctx); err != nil {
 		return fmt.Errorf("containerd at %s does not answer: %w", e.Socket(), err)
 	}
-	return wrap(e.strandedSnapshots(ctx, map[string]bool{}), "ask the snapshotter %s through containerd", e.cfg.Snapshotter)
+	return wrap(e.strandedSnapshots(ctx, map[string]bool{}), "ask the snapshotter %s through containerd",
+		e.cfg.Snapshotter)
 }
 
 // Close ends the connection. containerd, private or not, and all containers
@@ -342,7 +354,8 @@ var nameRE = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
 // digits, '_', '.' and '-', the first a letter or a digit.
 func ValidName(s string) error {
 	if !nameRE.MatchString(s) {
-		return fmt.Errorf("container name %q: want 1 to 63 of a-z A-Z 0-9 _ . -, beginning with a letter or digit", s)
+		return fmt.Errorf("container name %q: want 1 to 63 of a-z A-Z 0-9 _ . -, beginning with a letter or digit",
+			s)
 	}
 	return nil
 }

@@ -117,8 +117,9 @@ func newBedOf(t testing.TB, prog, runtime string) *bed {
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Root: dir + "/root", State: dir + "/state", Snapshotter: "overlayfs", Containerd: prog, ShimProgram: shimProgram,
-		CRIU: filepath.Join(tools(), "criu", "bin", "criu"), Runtime: runtime,
+		Root: dir + "/root", State: dir + "/state", Snapshotter: "overlayfs", Containerd: prog,
+		ShimProgram: shimProgram,
+		CRIU:        filepath.Join(tools(), "criu", "bin", "criu"), Runtime: runtime,
 		Log: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
 	}
 	e, err := Start(t.Context(), cfg)
@@ -172,7 +173,8 @@ func (b *bed) checkLeaks() {
 			b.t.Errorf("leaked mount: %s", l)
 		}
 	}
-	for _, d := range []string{b.cfg.containersDir(), b.cfg.netnsDir(), b.cfg.execDir(), b.cfg.standInsDir(), filepath.Join(b.cfg.runcRoot(), b.cfg.Namespace), filepath.Join(b.cfg.CNI.Dir, "results")} {
+	for _, d := range []string{b.cfg.containersDir(), b.cfg.netnsDir(), b.cfg.execDir(), b.cfg.standInsDir(),
+		filepath.Join(b.cfg.runcRoot(), b.cfg.Namespace), filepath.Join(b.cfg.CNI.Dir, "results")} {
 		entries, _ := os.ReadDir(d)
 		for _, n := range entries {
 			if !strings.HasPrefix(n.Name(), ".") { // crun's own
@@ -250,7 +252,9 @@ func TestRegisterAsksAgain(t *testing.T) {
 		never := testImage(t, digest.FromString("no layer"))
 		never.Ref.Tag = "never"
 		var absent *NotRemoteError
-		if err := b.Register(t.Context(), never, func(context.Context, int) error { return nil }); !errors.As(err, &absent) {
+		if err := b.Register(t.Context(), never, func(context.Context, int) error {
+			return nil
+		}); !errors.As(err, &absent) {
 			t.Fatal(err)
 		}
 	})
@@ -268,29 +272,37 @@ func testImage(t testing.TB, diff digest.Digest) *image.Image {
 	img := &image.Image{Ref: image.Reference{Host: "test.invalid", Path: "probe", Tag: "1"}}
 	img.Spec = ocispec.Image{
 		Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"},
-		Config:   ocispec.ImageConfig{Entrypoint: []string{"/probe"}, Cmd: []string{"sleep"}, Env: []string{"A=image", "B=image"}, WorkingDir: "/work"},
-		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{diff}},
+		Config: ocispec.ImageConfig{Entrypoint: []string{"/probe"}, Cmd: []string{"sleep"},
+			Env: []string{"A=image", "B=image"}, WorkingDir: "/work"},
+		RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{diff}},
 	}
 	img.Config = marshal(img.Spec)
-	img.ConfigD = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: digest.FromBytes(img.Config), Size: int64(len(img.Config))}
-	layer := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString("blob"), Size: 7}
-	m := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: img.ConfigD, Layers: []ocispec.Descriptor{layer}}
+	img.ConfigD = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig,
+		Digest: digest.FromBytes(img.Config), Size: int64(len(img.Config))}
+	layer := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString("blob"),
+		Size: 7}
+	m := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: img.ConfigD,
+		Layers: []ocispec.Descriptor{layer}}
 	m.SchemaVersion = 2
 	img.Manifest = marshal(m)
-	img.Desc = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromBytes(img.Manifest), Size: int64(len(img.Manifest))}
+	img.Desc = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest,
+		Digest: digest.FromBytes(img.Manifest), Size: int64(len(img.Manifest))}
 	idx := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{img.Desc}}
 	idx.SchemaVersion = 2
 	img.Index = marshal(idx)
-	img.Target = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromBytes(img.Index), Size: int64(len(img.Index))}
-	img.Layers = []image.Layer{{Digest: layer.Digest, Size: layer.Size, MediaType: layer.MediaType, DiffID: diff}}
+	img.Target = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromBytes(img.Index),
+		Size: int64(len(img.Index))}
+	img.Layers = []image.Layer{{Digest: layer.Digest, Size: layer.Size, MediaType: layer.MediaType,
+		DiffID: diff}}
 	return img
 }
 
 func (b *bed) unpack(chain string) {
 	b.t.Helper()
 	ctx := b.t.Context()
-	r, err := b.c.snapshots.Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{Snapshotter: b.cfg.Snapshotter, Key: "unpack",
-		Labels: map[string]string{labelGCRoot: "now"}})
+	r, err := b.c.snapshots.Prepare(ctx,
+		&snapshotsapi.PrepareSnapshotRequest{Snapshotter: b.cfg.Snapshotter, Key: "unpack",
+			Labels: map[string]string{labelGCRoot: "now"}})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -299,7 +311,8 @@ func (b *bed) unpack(chain string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	for d, mode := range map[string]os.FileMode{"etc": 0o755, "tmp": 0o755, "work": 0o755, "bad": 0o755, "shut": 0o700} {
+	for d, mode := range map[string]os.FileMode{"etc": 0o755, "tmp": 0o755, "work": 0o755, "bad": 0o755,
+		"shut": 0o700} {
 		if err := os.Mkdir(filepath.Join(dir, d), mode); err != nil {
 			b.t.Fatal(err)
 		}
@@ -310,7 +323,8 @@ func (b *bed) unpack(chain string) {
 		"etc/passwd": "root:x:0:0::/root:/probe\nweb:x:33:34::/:/probe\n",
 		"etc/group":  "root:x:0:\nweb:x:34:\nlogs:x:40:web,root\n",
 		"probe":      string(src),
-		"bad/empty":  "", "bad/text": "echo\n", "bad/other": string(other), "bad/script": "#!/bin/none\n", "shut/probe": string(src),
+		"bad/empty":  "", "bad/text": "echo\n", "bad/other": string(other), "bad/script": "#!/bin/none\n",
+		"shut/probe": string(src),
 	}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
@@ -320,8 +334,9 @@ func (b *bed) unpack(chain string) {
 	if err := os.WriteFile(filepath.Join(dir, "bad", "plain"), src, 0o644); err != nil {
 		b.t.Fatal(err)
 	}
-	_, err = b.c.snapshots.Commit(ctx, &snapshotsapi.CommitSnapshotRequest{Snapshotter: b.cfg.Snapshotter, Name: chain, Key: "unpack",
-		Labels: map[string]string{labelGCRoot: "now"}})
+	_, err = b.c.snapshots.Commit(ctx,
+		&snapshotsapi.CommitSnapshotRequest{Snapshotter: b.cfg.Snapshotter, Name: chain, Key: "unpack",
+			Labels: map[string]string{labelGCRoot: "now"}})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -370,7 +385,8 @@ func TestRunToEnd(t *testing.T) {
 			t.Errorf("got %q, %d", errs, status)
 		}
 		out, _, _ = b.output(Spec{Name: "env", Cmd: []string{"env"}, Env: []string{"B=mine", "C=new"}})
-		for _, want := range []string{"A=image\n", "B=mine\n", "C=new\n", "PATH=/usr/local/sbin", "wd=/work", "HOME=/root"} {
+		for _, want := range []string{"A=image\n", "B=mine\n", "C=new\n", "PATH=/usr/local/sbin", "wd=/work",
+			"HOME=/root"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("environment lacks %q: %s", want, out)
 			}
@@ -439,7 +455,8 @@ func TestLifecycle(t *testing.T) {
 		if err := b.Stop(ctx, "c1", 5*time.Second); err != nil {
 			t.Error(err)
 		}
-		if i, _ := b.Inspect(ctx, "c1"); i.Status != Stopped || i.Exit == nil || i.Exit.Status != 128+15 && i.Exit.Status != 2 {
+		if i, _ := b.Inspect(ctx, "c1"); i.Status != Stopped || i.Exit == nil ||
+			i.Exit.Status != 128+15 && i.Exit.Status != 2 {
 			t.Errorf("stopped: %+v %+v", i, i.Exit)
 		}
 		if err := b.Kill(ctx, "c1", unix.SIGTERM); !errors.Is(err, ErrNotRunning) {
@@ -474,7 +491,8 @@ func TestLifecycle(t *testing.T) {
 			kinds = append(kinds, string(ev.Kind)+" "+ev.Name)
 		}
 		got := strings.Join(kinds, ",")
-		if !strings.HasPrefix(got, "lost ,created c1,started c1,exited c1") || !strings.Contains(got, "removed c1") {
+		if !strings.HasPrefix(got, "lost ,created c1,started c1,exited c1") ||
+			!strings.Contains(got, "removed c1") {
 			t.Errorf("events: %s", got)
 		}
 	})
@@ -497,7 +515,8 @@ func TestExec(t *testing.T) {
 		ctx := t.Context()
 		b.run(Spec{Name: "c"})
 		var out, errs bytes.Buffer
-		st, err := b.Exec(ctx, "c", ExecSpec{Args: []string{"/probe", "say", "o", "e"}, Stdout: &out, Stderr: &errs})
+		st, err := b.Exec(ctx, "c",
+			ExecSpec{Args: []string{"/probe", "say", "o", "e"}, Stdout: &out, Stderr: &errs})
 		if err != nil || st != 0 || out.String() != "o\n" || errs.String() != "e\n" {
 			t.Errorf("say: %d %v %q %q", st, err, out.String(), errs.String())
 		}
@@ -506,11 +525,15 @@ func TestExec(t *testing.T) {
 		}
 		out.Reset()
 		in := strings.NewReader(strings.Repeat("x", 300_000))
-		if st, err := b.Exec(ctx, "c", ExecSpec{Args: []string{"/probe", "read"}, Stdin: in, Stdout: &out}); err != nil || st != 0 || out.String() != "read 300000 bytes" {
+		if st, err := b.Exec(ctx, "c",
+			ExecSpec{Args: []string{"/probe", "read"}, Stdin: in, Stdout: &out}); err != nil || st != 0 ||
+			out.String() != "read 300000 bytes" {
 			t.Errorf("read: %d %v %q", st, err, out.String())
 		}
 		out.Reset()
-		if st, err := b.Exec(ctx, "c", ExecSpec{Args: []string{"/probe", "id"}, User: "web", TTY: true, Stdout: &out}); err != nil || st != 0 || out.String() != "33 34 [40]\r\n" {
+		if st, err := b.Exec(ctx, "c",
+			ExecSpec{Args: []string{"/probe", "id"}, User: "web", TTY: true, Stdout: &out}); err != nil || st != 0 ||
+			out.String() != "33 34 [40]\r\n" {
 			t.Errorf("tty: %d %v %q", st, err, out.String())
 		}
 		if _, err := b.Exec(ctx, "c", ExecSpec{Args: []string{"/nothing"}}); err == nil {
@@ -518,10 +541,12 @@ func TestExec(t *testing.T) {
 		}
 		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		defer cancel()
-		if _, err := b.Exec(short, "c", ExecSpec{Args: []string{"/probe", "sleep"}}); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := b.Exec(short, "c", ExecSpec{Args: []string{"/probe", "sleep"}}); !errors.Is(err,
+			context.DeadlineExceeded) {
 			t.Errorf("exec past its deadline: %v", err)
 		}
-		if _, err := b.Exec(ctx, "nobody", ExecSpec{Args: []string{"/probe", "sleep"}}); !errors.Is(err, ErrNotFound) {
+		if _, err := b.Exec(ctx, "nobody", ExecSpec{Args: []string{"/probe", "sleep"}}); !errors.Is(err,
+			ErrNotFound) {
 			t.Errorf("exec in nothing: %v", err)
 		}
 	})
@@ -545,12 +570,15 @@ func TestNetworks(t *testing.T) {
 		b.run(Spec{Name: "web2", Net: NetBridge, Cmd: []string{"serve", ":8080"},
 			Ports: []network.Port{{Host: p2, Container: 8080, Protocol: "tcp"}}})
 		b.awaitLog("web2", "serving")
-		for _, addr := range []string{i.Addr.String() + ":8080", fmt.Sprintf("127.0.0.1:%d", p1), fmt.Sprintf("127.0.0.1:%d", p2)} {
+		for _, addr := range []string{i.Addr.String() + ":8080", fmt.Sprintf("127.0.0.1:%d", p1),
+			fmt.Sprintf("127.0.0.1:%d", p2)} {
 			if body, err := get(addr); err != nil || !strings.HasPrefix(body, "hello") {
 				t.Errorf("get %s: %q %v", addr, body, err)
 			}
 		}
-		_, err := b.Create(ctx, Spec{Name: "web3", Image: b.img, Net: NetBridge, Ports: []network.Port{{Host: p1, Container: 1, Protocol: "tcp"}}})
+		_, err := b.Create(ctx,
+			Spec{Name: "web3", Image: b.img, Net: NetBridge,
+				Ports: []network.Port{{Host: p1, Container: 1, Protocol: "tcp"}}})
 		if !errors.Is(err, ErrPortTaken) {
 			t.Errorf("port twice: %v", err)
 		}

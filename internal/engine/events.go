@@ -204,7 +204,8 @@ func decodeEvent(env *types.Envelope) (Event, bool) {
 		err := proto.Unmarshal(v, &m)
 		ev.Kind, ev.Name = eventRelabelled, m.ID
 		return ev, err == nil
-	case "containerd.services.images.v1.ImageCreate", "containerd.services.images.v1.ImageUpdate", "containerd.services.images.v1.ImageDelete":
+	case "containerd.services.images.v1.ImageCreate", "containerd.services.images.v1.ImageUpdate",
+		"containerd.services.images.v1.ImageDelete":
 		var m eventsapi.ImageDelete // the name is the first field of each
 		err := proto.Unmarshal(v, &m)
 		ev.Kind, ev.Name = eventImage, m.Name

@@ -99,7 +99,8 @@ func (e *Engine) attend(ctx context.Context, name, id string, s ExecSpec, io *st
 				if !ok {
 					return
 				}
-				_, _ = e.c.tasks.ResizePty(ctx, &tasksapi.ResizePtyRequest{ContainerID: name, ExecID: id, Width: z.Width, Height: z.Height})
+				_, _ = e.c.tasks.ResizePty(ctx,
+					&tasksapi.ResizePtyRequest{ContainerID: name, ExecID: id, Width: z.Width, Height: z.Height})
 			case <-done:
 				return
 			}
@@ -125,7 +126,8 @@ func (e *Engine) endExec(ctx context.Context, name, id string) {
 	if err == nil || errdefs.IsNotFound(err) {
 		return
 	}
-	_, _ = e.c.tasks.Kill(ctx, &tasksapi.KillRequest{ContainerID: name, ExecID: id, Signal: uint32(unix.SIGKILL)})
+	_, _ = e.c.tasks.Kill(ctx,
+		&tasksapi.KillRequest{ContainerID: name, ExecID: id, Signal: uint32(unix.SIGKILL)})
 	_, _ = e.waitProcess(ctx, name, id)
 	if err := del(); err != nil && !errdefs.IsNotFound(err) {
 		e.log.Warn("end exec", "container", name, "err", err)
@@ -166,7 +168,8 @@ func (e *Engine) execProcess(ctx context.Context, name string, s ExecSpec) (*spe
 }
 
 func notRunning(err error) error {
-	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) || strings.Contains(err.Error(), "in a stopped state") {
+	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) ||
+		strings.Contains(err.Error(), "in a stopped state") {
 		return fmt.Errorf("%w (%w)", ErrNotRunning, err)
 	}
 	return err

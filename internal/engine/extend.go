@@ -35,7 +35,8 @@ func (e *Engine) SpecOf(ctx context.Context, name string) (*specs.Spec, error) {
 // Extend has the snapshotter show a registered image with one more layer on
 // top, which it must have, and keeps that until release is called: a container
 // that is made meanwhile keeps it from then on.
-func (e *Engine) Extend(ctx context.Context, img *image.Image, layer digest.Digest) (release func(), err error) {
+func (e *Engine) Extend(ctx context.Context, img *image.Image, layer digest.Digest) (release func(),
+	err error) {
 	id, ctx, release, err := e.leaseID(ctx)
 	if err != nil {
 		return nil, err

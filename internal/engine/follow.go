@@ -50,15 +50,15 @@ func (e *Engine) startFollowing() {
 	e.following.Go(func() { e.boundOutput(ctx) })
 }
 
-// Settle returns nil once List, Inspect and Images are certain of all they say, or were at a moment since
-// the call, and an error when that takes too long, or ctx ends. In between they may say that a status is Unknown, and know
-// of others' doings what was known last: after Start, and when containerd was restarted.
+// Settle returns nil once List, Inspect and Images are certain of all they say, or were at a moment since the
+// call, and an error when that takes too long, or ctx ends. In between they may say that a status is Unknown,
+// and know of others' doings what was known last: after Start, and when containerd was restarted.
 func (e *Engine) Settle(ctx context.Context) error {
 	return e.settle(ctx, func(string) bool { return false })
 }
 
-// settle is Settle that does not wait long for containers of which slow is true: a shim says nothing of one that it
-// restores or dumps until that is over.
+// settle is Settle that does not wait long for containers of which slow is true: a shim says nothing of one
+// that it restores or dumps until that is over.
 func (e *Engine) settle(ctx context.Context, slow func(name string) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, settleFor)
 	defer cancel()
@@ -69,7 +69,8 @@ func (e *Engine) settle(ctx context.Context, slow func(name string) bool) error 
 		case <-settled:
 			return nil
 		case <-look.C:
-			if names, all := e.known.doubtful(); all && !slices.ContainsFunc(names, func(n string) bool { return !slow(n) }) {
+			if names, all := e.known.doubtful(); all &&
+				!slices.ContainsFunc(names, func(n string) bool { return !slow(n) }) {
 				return nil
 			}
 		case <-ctx.Done():
@@ -78,7 +79,8 @@ func (e *Engine) settle(ctx context.Context, slow func(name string) bool) error 
 	}
 }
 
-// Sure returns nil once Inspect is certain of a container, and an error when that takes too long, or ctx ends.
+// Sure returns nil once Inspect is certain of a container, and an error when that takes too long, or ctx
+// ends.
 func (e *Engine) Sure(ctx context.Context, name string) error {
 	return wrap(e.settle(ctx, func(other string) bool { return other != name }), "container %s", name)
 }
@@ -145,7 +147,8 @@ func (e *Engine) heard(env *types.Envelope) {
 
 // announce publishes an event until it is heard: containerd may begin to pass events on after it.
 func (e *Engine) announce(ctx context.Context, mine string, heard <-chan struct{}) error {
-	req := &eventsapi.PublishRequest{Topic: listening, Event: &anypb.Any{TypeUrl: "dewpoint.Listening", Value: []byte(mine)}}
+	req := &eventsapi.PublishRequest{Topic: listening,
+		Event: &anypb.Any{TypeUrl: "dewpoint.Listening", Value: []byte(mine)}}
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		if _, err := e.c.events.Publish(ctx, req); err != nil && ctx.Err() == nil {
 			e.log.Debug("publish an event", "err", err)

@@ -180,7 +180,8 @@ func (e *Engine) isDumped(name string) bool {
 		if err != nil || len(tracer) == 0 || string(tracer) == "0" {
 			continue
 		}
-		if cmd, err := os.ReadFile("/proc/" + string(tracer) + "/cmdline"); err == nil && bytes.Contains(cmd, []byte("criu")) {
+		if cmd, err := os.ReadFile("/proc/" + string(tracer) + "/cmdline"); err == nil &&
+			bytes.Contains(cmd, []byte("criu")) {
 			return true
 		}
 	}

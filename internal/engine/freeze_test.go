@@ -39,7 +39,8 @@ func TestFreezerOfVersion2(t *testing.T) {
 			}
 		}
 	}()
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(p.Process.Pid)), 0); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(p.Process.Pid)),
+		0); err != nil {
 		t.Fatal(err)
 	}
 	f := freezerIn(dir)

@@ -29,8 +29,8 @@ type ImageInfo struct {
 	Labels  map[string]string
 }
 
-// Own reports whether the engine has made the image's record: those of other clients are theirs to remove, also when
-// the engine has registered what they are of.
+// Own reports whether the engine has made the image's record: those of other clients are theirs to remove,
+// also when the engine has registered what they are of.
 func (i *ImageInfo) Own() bool { return i.Labels[labelOwn] != "" }
 
 // Images lists the images of the namespace by name, those of other clients too, from what the engine
@@ -55,7 +55,8 @@ func (e *Engine) listImages(ctx context.Context) ([]ImageInfo, error) {
 }
 
 func imageInfo(m *imagesapi.Image) *ImageInfo {
-	return &ImageInfo{m.Name, digest.Digest(m.GetTarget().GetDigest()), m.CreatedAt.AsTime(), m.UpdatedAt.AsTime(), m.Labels}
+	return &ImageInfo{m.Name, digest.Digest(m.GetTarget().GetDigest()), m.CreatedAt.AsTime(),
+		m.UpdatedAt.AsTime(), m.Labels}
 }
 
 // RemoveImage forgets an image; containerd's garbage collector then lets go
@@ -115,7 +116,8 @@ func (e *Engine) localImage(ctx context.Context, ref image.Reference) (*image.Im
 		return nil, fmt.Errorf("%d layers but %d diff IDs", len(m.Layers), len(img.Spec.RootFS.DiffIDs))
 	}
 	for i, l := range m.Layers {
-		img.Layers = append(img.Layers, image.Layer{Digest: l.Digest, Size: l.Size, MediaType: l.MediaType, DiffID: img.Spec.RootFS.DiffIDs[i]})
+		img.Layers = append(img.Layers,
+			image.Layer{Digest: l.Digest, Size: l.Size, MediaType: l.MediaType, DiffID: img.Spec.RootFS.DiffIDs[i]})
 	}
 	return img, nil
 }
@@ -142,7 +144,8 @@ func (e *Engine) presentManifest(ctx context.Context, index []byte) (ocispec.Des
 }
 
 func isIndex(mediaType string) bool {
-	return mediaType == ocispec.MediaTypeImageIndex || mediaType == "application/vnd.docker.distribution.manifest.list.v2+json"
+	return mediaType == ocispec.MediaTypeImageIndex ||
+		mediaType == "application/vnd.docker.distribution.manifest.list.v2+json"
 }
 
 // readContent reads a small blob and checks it against its digest.
@@ -179,7 +182,8 @@ func (e *Engine) readContent(ctx context.Context, d ocispec.Descriptor) ([]byte,
 }
 
 func ociDescriptor(d *types.Descriptor) ocispec.Descriptor {
-	return ocispec.Descriptor{MediaType: d.MediaType, Digest: digest.Digest(d.Digest), Size: d.Size, Annotations: d.Annotations}
+	return ocispec.Descriptor{MediaType: d.MediaType, Digest: digest.Digest(d.Digest), Size: d.Size,
+		Annotations: d.Annotations}
 }
 
 func fieldMask(paths []string) *fieldmaskpb.FieldMask { return &fieldmaskpb.FieldMask{Paths: paths} }

@@ -100,7 +100,8 @@ func (e *Engine) getRecord(ctx context.Context, name string) (record, error) {
 }
 
 func (e *Engine) listRecords(ctx context.Context) ([]record, error) {
-	r, err := e.c.containers.List(ctx, &containersapi.ListContainersRequest{Filters: []string{`labels."` + labelNet + `"`}})
+	r, err := e.c.containers.List(ctx,
+		&containersapi.ListContainersRequest{Filters: []string{`labels."` + labelNet + `"`}})
 	if err != nil {
 		return nil, err
 	}
@@ -170,8 +171,8 @@ func (e *Engine) OCI(ctx context.Context, name string) ([]byte, error) {
 	return r.Container.GetSpec().GetValue(), nil
 }
 
-// TaskMade is when a container's present task was made, just before its processes were: by the clock that files have
-// their times of. The zero time is that it is not known.
+// TaskMade is when a container's present task was made, just before its processes were: by the clock that
+// files have their times of. The zero time is that it is not known.
 func (e *Engine) TaskMade(name string) time.Time {
 	fi, err := os.Stat(filepath.Join(e.bundle(name), "config.json"))
 	if err != nil {

@@ -33,9 +33,10 @@ type known struct {
 	images     map[string]*keptImage // by name
 	said       uint64                // changes of anything
 	reading    bool                  // what is there is being read: what goes meanwhile leaves its entry
-	read       bool                  // what is there was read since the stream of events began, which has not ended
-	doubts     int                   // of containers and images
-	calm       chan struct{}         // closed when all is read and nothing in doubt; nil when nobody waits
+	// what is there was read since the stream of events began, which has not ended
+	read   bool
+	doubts int           // of containers and images
+	calm   chan struct{} // closed when all is read and nothing in doubt; nil when nobody waits
 }
 
 // kept is what is known of one container.

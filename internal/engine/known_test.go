@@ -50,7 +50,8 @@ func TestKnown(t *testing.T) {
 	a := found{name: "a", rec: &record{name: "a"}, base: Info{Name: "a"}}
 	tests := map[string]func(t *testing.T, k *known){
 		"events that come late say nothing": func(t *testing.T, k *known) {
-			for _, ev := range []Event{{Kind: eventRecorded}, {Kind: EventCreated, Pid: pid}, {Kind: EventStarted, Pid: pid}, {Kind: EventExited, Pid: 1}, {Kind: eventUntasked, Pid: 1}} {
+			for _, ev := range []Event{{Kind: eventRecorded}, {Kind: EventCreated, Pid: pid},
+				{Kind: EventStarted, Pid: pid}, {Kind: EventExited, Pid: 1}, {Kind: eventUntasked, Pid: 1}} {
 				ev.Name = "a"
 				k.happened(ev)
 			}
@@ -214,7 +215,8 @@ func TestListKnowsEvents(t *testing.T) {
 			case EventLost:
 				listening <- true
 			case EventExited:
-				if i, err := b.Inspect(ctx, ev.Name); err != nil || i.Status != Stopped || i.Exit == nil || i.Exit.Status != 137 {
+				if i, err := b.Inspect(ctx, ev.Name); err != nil || i.Status != Stopped || i.Exit == nil ||
+					i.Exit.Status != 137 {
 					wrong = append(wrong, i)
 				}
 				seen.Done()
@@ -257,7 +259,9 @@ func TestListSeesOthers(t *testing.T) {
 		its := func() *Info { i, _ := b.Inspect(ctx, "a"); return i }
 
 		r.Container.Labels["told"] = "by another"
-		if _, err := c.containers.Update(ctx, &containersapi.UpdateContainerRequest{Container: r.Container, UpdateMask: fieldMask([]string{"labels"})}); err != nil {
+		if _, err := c.containers.Update(ctx,
+			&containersapi.UpdateContainerRequest{Container: r.Container,
+				UpdateMask: fieldMask([]string{"labels"})}); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "a has another label", func() bool { return its().Labels["told"] != "" })

@@ -44,10 +44,11 @@ func (e *Engine) Start(ctx context.Context, name string) error {
 	return wrap(err, "start container %s", name)
 }
 
-// StartAnew starts a container that has ended by its command, also one that was to be
-// restored, or was restored just when who did so ended. Labels are changed before that, an empty
-// value removes one. created is called when the container is made again, and its processes are not. ErrRunning if it runs.
-func (e *Engine) StartAnew(ctx context.Context, name string, labels map[string]string, created func(*Info) error) error {
+// StartAnew starts a container that has ended by its command, also one that was to be restored, or was
+// restored just when who did so ended. Labels are changed before that, an empty value removes one. created is
+// called when the container is made again, and its processes are not. ErrRunning if it runs.
+func (e *Engine) StartAnew(ctx context.Context, name string, labels map[string]string,
+	created func(*Info) error) error {
 	defer e.change(name)()
 	err := os.RemoveAll(e.imagesDir(name))
 	if err == nil {
@@ -68,7 +69,9 @@ func (e *Engine) relabel(ctx context.Context, name string, labels map[string]str
 	for k := range labels {
 		mask.Paths = append(mask.Paths, "labels."+k)
 	}
-	r, err := e.c.containers.Update(ctx, &containersapi.UpdateContainerRequest{Container: &containersapi.Container{ID: name, Labels: labels}, UpdateMask: mask})
+	r, err := e.c.containers.Update(ctx,
+		&containersapi.UpdateContainerRequest{Container: &containersapi.Container{ID: name, Labels: labels},
+			UpdateMask: mask})
 	if err != nil {
 		e.known.unsure(name)
 		return notFound(err)
@@ -170,7 +173,8 @@ func (e *Engine) reconnect(ctx context.Context, r record) error {
 // Kill sends a signal to the container's first process, SIGKILL to all.
 // ErrNotRunning if it does not run.
 func (e *Engine) Kill(ctx context.Context, name string, sig unix.Signal) error {
-	_, err := e.c.tasks.Kill(ctx, &tasksapi.KillRequest{ContainerID: name, Signal: uint32(sig), All: sig == unix.SIGKILL})
+	_, err := e.c.tasks.Kill(ctx,
+		&tasksapi.KillRequest{ContainerID: name, Signal: uint32(sig), All: sig == unix.SIGKILL})
 	if errdefs.IsNotFound(err) {
 		err = ErrNotRunning
 	}

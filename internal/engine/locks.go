@@ -13,8 +13,8 @@ import (
 // lockLooks is the time between two looks for processes that wait for a lock.
 const lockLooks = 500 * time.Millisecond
 
-// watchLocks ends a restore, with the reason, that waits for a lock which others hold: CRIU takes the locks again that
-// the processes had, and waits for each as long as it takes. It returns when ctx ends.
+// watchLocks ends a restore, with the reason, that waits for a lock which others hold: CRIU takes the locks
+// again that the processes had, and waits for each as long as it takes. It returns when ctx ends.
 func (e *Engine) watchLocks(ctx context.Context, name string, end context.CancelCauseFunc) {
 	info := Info{Cgroup: e.cgroup(name)}
 	before := map[string]string{}

@@ -52,11 +52,13 @@ func TestOutputIsBounded(t *testing.T) {
 			t.Errorf("the last that was followed is %d; %q", followed.last, followed.bad)
 		}
 		var read lines
-		if err := b.Logs(ctx, "much", LogOptions{Stdout: &read}); err != nil || read.bad != "" || read.cut > 0 || read.last != 59999 || read.n < most/2/100 || read.n > most/100 {
+		if err := b.Logs(ctx, "much", LogOptions{Stdout: &read}); err != nil || read.bad != "" || read.cut > 0 ||
+			read.last != 59999 || read.n < most/2/100 || read.n > most/100 {
 			t.Errorf("%d lines are left, up to %d: %q, %v", read.n, read.last, read.bad, err)
 		}
 		var tail bytes.Buffer
-		if err := b.Logs(context.Background(), "much", LogOptions{Tail: 2, Stdout: &tail}); err != nil || !strings.HasPrefix(tail.String(), "59998 ") || strings.Count(tail.String(), "\n") != 2 {
+		if err := b.Logs(context.Background(), "much", LogOptions{Tail: 2, Stdout: &tail}); err != nil ||
+			!strings.HasPrefix(tail.String(), "59998 ") || strings.Count(tail.String(), "\n") != 2 {
 			t.Errorf("%q, %v", tail.String(), err)
 		}
 	})

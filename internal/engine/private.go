@@ -36,7 +36,8 @@ const (
 	containerdProg = "containerd"
 )
 
-// collector has containerd's heap collected less often, up to some MiB, unless dewd's own environment says otherwise.
+// collector has containerd's heap collected less often, up to some MiB, unless dewd's own environment says
+// otherwise.
 var collector = []string{"GOGC=400", "GOMEMLIMIT=48MiB"}
 
 // supervisor keeps one private containerd alive.
@@ -68,7 +69,8 @@ func startPrivate(ctx context.Context, cfg Config) (*supervisor, error) {
 	s.config = filepath.Join(s.dir, "config.toml")
 	s.db = filepath.Join(cfg.Root, "containerd", "io.containerd.metadata.v1.bolt", "meta.db")
 	if len(s.socket) > maxSocketPath {
-		return nil, fmt.Errorf("socket path %s is longer than %d bytes: choose a shorter state directory", s.socket, maxSocketPath)
+		return nil, fmt.Errorf("socket path %s is longer than %d bytes: choose a shorter state directory", s.socket,
+			maxSocketPath)
 	}
 	if err := os.MkdirAll(s.dir, 0o711); err != nil {
 		return nil, err
@@ -138,7 +140,8 @@ func (s *supervisor) configure(ctx context.Context, cfg Config) (bool, error) {
 // was found now, as happens to a daemon that is started with another PATH: an
 // older containerd takes shims whose protocol it does not know for dead, and
 // kills their containers.
-func (s *supervisor) notOlder(ctx context.Context, line string, v containerdVersion) (string, containerdVersion) {
+func (s *supervisor) notOlder(ctx context.Context, line string, v containerdVersion) (string,
+	containerdVersion) {
 	b, _ := os.ReadFile(s.config)
 	first, _, _ := strings.Cut(strings.TrimPrefix(string(b), "# "), "\n")
 	last, _, _ := strings.Cut(first, ": ")
@@ -237,7 +240,8 @@ func (s *supervisor) launch(ctx context.Context) error {
 	}
 	if err != nil {
 		_ = p.terminate(context.WithoutCancel(ctx))
-		return fmt.Errorf("start containerd: %w; the end of %s:\n%s", err, s.logFile(), logfile.Tail(s.logFile(), 5))
+		return fmt.Errorf("start containerd: %w; the end of %s:\n%s", err, s.logFile(),
+			logfile.Tail(s.logFile(), 5))
 	}
 	s.mu.Lock()
 	s.proc = p
@@ -257,7 +261,8 @@ func (s *supervisor) openLog() (*os.File, error) {
 // searchPath puts containerd's directory first, so that it finds the shim of
 // its own version, and makes sure that runc and iptables are found.
 func searchPath(dir string) string {
-	return strings.Join([]string{dir, os.Getenv("PATH"), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, ":")
+	return strings.Join([]string{dir, os.Getenv("PATH"),
+		"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, ":")
 }
 
 // awaitSocket returns nil once the socket accepts, an error if p dies before.

@@ -59,7 +59,8 @@ func ChainID(img *image.Image) string {
 // ready, unless nil, blocks until the layer number i, from the bottom, can be
 // shown: what containerd has to store for the layers before it, each with its
 // fsyncs, is then done while the others still arrive.
-func (e *Engine) Register(ctx context.Context, img *image.Image, ready func(ctx context.Context, i int) error) error {
+func (e *Engine) Register(ctx context.Context, img *image.Image,
+	ready func(ctx context.Context, i int) error) error {
 	if e.registered(ctx, img) {
 		return nil
 	}
@@ -87,11 +88,13 @@ func (e *Engine) registered(ctx context.Context, img *image.Image) bool {
 }
 
 func (e *Engine) hasSnapshot(ctx context.Context, key string) bool {
-	_, err := e.c.snapshots.Stat(ctx, &snapshotsapi.StatSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
+	_, err := e.c.snapshots.Stat(ctx,
+		&snapshotsapi.StatSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
 	return err == nil
 }
 
-func (e *Engine) register(ctx context.Context, img *image.Image, ready func(context.Context, int) error) error {
+func (e *Engine) register(ctx context.Context, img *image.Image,
+	ready func(context.Context, int) error) error {
 	ctx, release, err := e.lease(ctx)
 	if err != nil {
 		return err
@@ -124,7 +127,8 @@ const collections = 5
 // and containerd may be about to collect them. What is made anew is kept. So it is when the
 // snapshotter had let go of a layer that was ready, since it could not be opened for a moment:
 // ready is asked again.
-func (e *Engine) keepChain(ctx context.Context, img *image.Image, ready func(context.Context, int) error) error {
+func (e *Engine) keepChain(ctx context.Context, img *image.Image,
+	ready func(context.Context, int) error) error {
 	for n := 1; ; n++ {
 		err := e.prepareChain(ctx, img, ready)
 		var absent *NotRemoteError
@@ -132,7 +136,8 @@ func (e *Engine) keepChain(ctx context.Context, img *image.Image, ready func(con
 		if !again || n == collections || ctx.Err() != nil {
 			return err
 		}
-		e.log.Info("a snapshot of the image was collected, or its layer had gone: making it again", "image", img.Ref, "err", err)
+		e.log.Info("a snapshot of the image was collected, or its layer had gone: making it again", "image",
+			img.Ref, "err", err)
 	}
 }
 
@@ -156,7 +161,8 @@ func (e *Engine) leaseID(ctx context.Context) (string, context.Context, func(), 
 			return err
 		}
 		err := end()
-		if errdefs.IsUnavailable(err) { // containerd has ended in the middle of it, and does not know of it when it is back
+		// containerd has ended in the middle of it, and does not know of it when it is back
+		if errdefs.IsUnavailable(err) {
 			err = end()
 		}
 		if err != nil && !errdefs.IsNotFound(err) {
@@ -172,7 +178,8 @@ func (e *Engine) leaseLabels() map[string]string { return map[string]string{labe
 
 // endLeases ends those of an earlier process: what it was making is made anew or not at all.
 func (e *Engine) endLeases(ctx context.Context) error {
-	r, err := e.c.leases.List(ctx, &leasesapi.ListRequest{Filters: []string{`labels."` + labelOwner + `"==` + strconv.Quote(e.cfg.State)}})
+	r, err := e.c.leases.List(ctx,
+		&leasesapi.ListRequest{Filters: []string{`labels."` + labelOwner + `"==` + strconv.Quote(e.cfg.State)}})
 	if err != nil {
 		return err
 	}
@@ -270,7 +277,8 @@ func (e *Engine) putContent(ctx context.Context, d document) error {
 
 // prepareChain asks for one snapshot per layer, bottom first, naming the
 // chain ID it wants: the snapshotter answers that it exists already.
-func (e *Engine) prepareChain(ctx context.Context, img *image.Image, ready func(context.Context, int) error) error {
+func (e *Engine) prepareChain(ctx context.Context, img *image.Image,
+	ready func(context.Context, int) error) error {
 	chains := identity.ChainIDs(append([]digest.Digest(nil), img.Spec.RootFS.DiffIDs...))
 	parent := ""
 	for i, c := range chains {
@@ -335,5 +343,6 @@ func (e *Engine) putImage(ctx context.Context, img *image.Image) error {
 }
 
 func descriptor(d ocispec.Descriptor) *types.Descriptor {
-	return &types.Descriptor{MediaType: d.MediaType, Digest: d.Digest.String(), Size: d.Size, Annotations: d.Annotations}
+	return &types.Descriptor{MediaType: d.MediaType, Digest: d.Digest.String(), Size: d.Size,
+		Annotations: d.Annotations}
 }

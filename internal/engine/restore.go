@@ -32,12 +32,12 @@ import (
 // its root. Name, host name, network, address, limits, and the sources of
 // volumes are its own. Processes keep their environment.
 //
-// Create makes all but the processes, and asks for CRIU's images last. Start makes those: its error means that
-// there are none, and that restore.log in the engine's WorkDir may tell more. A
-// container that has ended is started anew by its command.
+// Create makes all but the processes, and asks for CRIU's images last. Start makes those: its error means
+// that there are none, and that restore.log in the engine's WorkDir may tell more. A container that has ended
+// is started anew by its command.
 type Restore struct {
-	// Images returns the directory of CRIU's images once they are there, which is read only and may be shared by many: all else
-	// of the container is made meanwhile. nil: the command makes the processes.
+	// Images returns the directory of CRIU's images once they are there, which is read only and may be shared by
+	// many: all else of the container is made meanwhile. nil: the command makes the processes.
 	Images func(ctx context.Context) (dir string, err error)
 	Upper  digest.Digest // diff ID of one more layer on top of the image's, registered; "" is none
 	Config []string      // lines for CRIU's configuration
@@ -85,7 +85,8 @@ func (e *Engine) prepareRestore(s *Spec) (*anypb.Any, error) {
 	return plainAny(o)
 }
 
-// bringImages waits for the dumped images and links them to the container's directory of them. The host name is its own.
+// bringImages waits for the dumped images and links them to the container's directory of them. The host name
+// is its own.
 func (e *Engine) bringImages(ctx context.Context, s *Spec) error {
 	ctx, step := trace.Start(ctx, "images")
 	defer step.End()
@@ -162,7 +163,8 @@ func (e *Engine) startRestored(ctx context.Context, name string) error {
 			err = why
 		}
 		e.known.unsure(name)
-		return errors.Join(err, e.killCgroup(ctx, name), unmountBelow(e.WorkDir(name)), unmountBelow(e.runcDir(name)))
+		return errors.Join(err, e.killCgroup(ctx, name), unmountBelow(e.WorkDir(name)),
+			unmountBelow(e.runcDir(name)))
 	}
 	e.known.begun(name, r.Pid)
 	return os.RemoveAll(e.imagesDir(name)) // links; a next start boots
@@ -205,7 +207,8 @@ func unmountBelow(dir string) error {
 		}
 	}
 	for _, p := range slices.Backward(points) {
-		if uerr := unix.Unmount(unescape(p), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); uerr != nil && !errors.Is(uerr, unix.EINVAL) {
+		if uerr := unix.Unmount(unescape(p), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); uerr != nil &&
+			!errors.Is(uerr, unix.EINVAL) {
 			err = errors.Join(err, fmt.Errorf("unmount %s: %w", p, uerr))
 		}
 	}
@@ -236,7 +239,8 @@ func (e *Engine) killCgroup(ctx context.Context, name string) error {
 			}
 		}
 		if !sleep(ctx, 5*time.Millisecond) {
-			return fmt.Errorf("processes %s survive SIGKILL: %w", strings.Join(strings.Fields(string(procs)), ", "), ctx.Err())
+			return fmt.Errorf("processes %s survive SIGKILL: %w", strings.Join(strings.Fields(string(procs)), ", "),
+				ctx.Err())
 		}
 	}
 }

@@ -81,7 +81,8 @@ func (e *Engine) crunMaker(ctx context.Context) (maker, error) {
 	}
 	program := findProgram(e.cfg.ShimProgram, shimgroup.Program)
 	if program == "" {
-		return maker{}, fmt.Errorf("%w: %s is neither beside this program nor in PATH", ErrMissing, shimgroup.Program)
+		return maker{}, fmt.Errorf("%w: %s is neither beside this program nor in PATH", ErrMissing,
+			shimgroup.Program)
 	}
 	runc, err := exec.LookPath(cmp.Or(e.runc, "runc"))
 	if err != nil {
@@ -138,7 +139,8 @@ func findCrun(ctx context.Context, configured string) (argv []string, version st
 		case m == nil:
 			err = fmt.Errorf("%s --version is not crun's: %q", p, strings.TrimSpace(string(out)))
 		case major < oldestCrunMajor || major == oldestCrunMajor && minor < oldestCrunMinor:
-			err = fmt.Errorf("crun at %s is %d.%d: %d.%d or newer is needed", p, major, minor, oldestCrunMajor, oldestCrunMinor)
+			err = fmt.Errorf("crun at %s is %d.%d: %d.%d or newer is needed", p, major, minor, oldestCrunMajor,
+				oldestCrunMinor)
 		default:
 			return crunArgv(p), m[1] + "." + m[2], nil
 		}
@@ -216,7 +218,8 @@ func (e *Engine) tryCrun(ctx context.Context, program, report string) (err error
 	defer cancel()
 	dir := filepath.Join(e.cfg.State, "crun-trial")
 	crun := func(ctx context.Context, stdout *os.File, args ...string) error {
-		cmd := exec.CommandContext(ctx, program, append([]string{"--root", filepath.Join(dir, "state")}, args...)...)
+		cmd := exec.CommandContext(ctx, program,
+			append([]string{"--root", filepath.Join(dir, "state")}, args...)...)
 		var said strings.Builder
 		cmd.Stderr = &said
 		if stdout != nil { // the container's too
@@ -276,10 +279,13 @@ func (e *Engine) writeTrial(dir, report string) error {
 	b, err := json.Marshal(&specs.Spec{
 		Version: "1.0.2",
 		Process: &specs.Process{Args: []string{"/" + launch.Trial}, Cwd: "/", Env: []string{defaultPath},
-			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Permitted: capabilities, Effective: capabilities}},
+			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Permitted: capabilities,
+				Effective: capabilities}},
 		Root:     &specs.Root{Path: filepath.Join(dir, "rootfs")},
 		Hostname: launch.Trial,
-		Mounts:   append(systemMounts(), specs.Mount{Destination: "/" + launch.Trial, Type: "bind", Source: report, Options: []string{"bind", "ro"}}),
+		Mounts: append(systemMounts(),
+			specs.Mount{Destination: "/" + launch.Trial, Type: "bind", Source: report,
+				Options: []string{"bind", "ro"}}),
 		Linux: &specs.Linux{CgroupsPath: e.cgroup(trialCgroup), Namespaces: ns, Resources: resources(&s),
 			MaskedPaths: maskedPaths, ReadonlyPaths: readonlyPaths, Seccomp: filter()},
 	})

@@ -14,7 +14,8 @@ import (
 func bare(t *testing.T, runtime, crun string) *Engine {
 	t.Helper()
 	dir := t.TempDir()
-	e := &Engine{cfg: Config{Root: dir + "/root", State: dir + "/state", ShimProgram: shimProgram, Runtime: runtime, Crun: crun,
+	e := &Engine{cfg: Config{Root: dir + "/root", State: dir + "/state", ShimProgram: shimProgram,
+		Runtime: runtime, Crun: crun,
 		Log: slog.New(slog.NewTextHandler(testWriter{t}, nil))}}
 	if err := e.cfg.defaults(); err != nil {
 		t.Fatal(err)
@@ -70,10 +71,12 @@ func TestCrunThatFails(t *testing.T) {
 				t.Fatal(err)
 			}
 			detail, lacking := e.Runtime()
-			if !lacking || !strings.HasPrefix(detail, "runc") || !strings.Contains(detail, c.why) || e.maker.program != e.runc {
+			if !lacking || !strings.HasPrefix(detail, "runc") || !strings.Contains(detail, c.why) ||
+				e.maker.program != e.runc {
 				t.Errorf("%q, lacking %t, %q", detail, lacking, e.maker.program)
 			}
-			if err := bare(t, RuntimeCrun, p).chooseRuntime(t.Context()); err == nil || !strings.Contains(err.Error(), c.why) {
+			if err := bare(t, RuntimeCrun, p).chooseRuntime(t.Context()); err == nil ||
+				!strings.Contains(err.Error(), c.why) {
 				t.Errorf("asked for crun alone: %v", err)
 			}
 		})
@@ -123,7 +126,8 @@ func TestBadCommandOfCrun(t *testing.T) {
 		"OCI runtime create failed: open `/sys/fs/cgroup/memory/x/memory.limit_in_bytes`: No such file or directory: unknown": nil,
 	} {
 		got := badCommand(errors.New(text))
-		if want == nil && (errors.Is(got, ErrNoCommand) || errors.Is(got, ErrNotExecutable)) || want != nil && !errors.Is(got, want) {
+		if want == nil && (errors.Is(got, ErrNoCommand) || errors.Is(got, ErrNotExecutable)) ||
+			want != nil && !errors.Is(got, want) {
 			t.Errorf("%s: %v", text, got)
 		}
 	}

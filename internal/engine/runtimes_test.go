@@ -18,11 +18,13 @@ func TestRuntimesAgree(t *testing.T) {
 	for _, runtime := range []string{RuntimeRunc, RuntimeCrun} {
 		b := newBedOf(t, two, runtime)
 		dir := t.TempDir()
-		i := b.run(Spec{Name: "one", Net: NetNone, Cmd: []string{"stubborn"}, User: "1234:5678", Memory: 64 << 20, CPUs: 0.5,
+		i := b.run(Spec{Name: "one", Net: NetNone, Cmd: []string{"stubborn"}, User: "1234:5678", Memory: 64 << 20,
+			CPUs:    0.5,
 			Volumes: []Volume{{Source: dir, Target: "/in", ReadOnly: true}, {Source: dir, Target: "/out"}}})
 		b.awaitLog("one", "ignoring")
 		var out strings.Builder
-		args := []string{"/probe", "cat", "/proc/self/status", "/proc/self/limits", "/proc/self/oom_score_adj", "/proc/self/environ"}
+		args := []string{"/probe", "cat", "/proc/self/status", "/proc/self/limits", "/proc/self/oom_score_adj",
+			"/proc/self/environ"}
 		if st, err := b.Exec(t.Context(), "one", ExecSpec{Args: args, Stdout: &out}); err != nil || st != 0 {
 			t.Fatalf("exec: %d, %v", st, err)
 		}
@@ -79,7 +81,8 @@ func (b *bed) seen(i *Info, volume string) string {
 		return string(text)
 	}
 	var out strings.Builder
-	out.WriteString(ofProcess(read(proc+"status") + read(proc+"limits") + read(proc+"oom_score_adj") + read(proc+"environ")))
+	out.WriteString(ofProcess(read(proc+"status") + read(proc+"limits") + read(proc+"oom_score_adj") +
+		read(proc+"environ")))
 	for l := range strings.Lines(read(proc + "cgroup")) {
 		_, path, _ := strings.Cut(l, ":")
 		out.WriteString("cgroup " + strings.ReplaceAll(path, b.cfg.CgroupParent, "PARENT"))
@@ -114,7 +117,9 @@ func (b *bed) seen(i *Info, volume string) string {
 			}
 		}
 	}
-	for _, f := range []string{"memory/memory.limit_in_bytes", "memory/memory.swappiness", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us", "cpu/cpu.shares", "devices/devices.list", "pids/pids.max"} {
+	for _, f := range []string{"memory/memory.limit_in_bytes", "memory/memory.swappiness",
+		"cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us", "cpu/cpu.shares", "devices/devices.list",
+		"pids/pids.max"} {
 		dir, file := filepath.Split(f)
 		if text, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", dir, b.cgroup(i.Name), file)); err == nil {
 			lines := strings.Split(strings.TrimSpace(string(text)), "\n")

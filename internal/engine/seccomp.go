@@ -51,7 +51,8 @@ var refuseUndumpable = &specs.LinuxSeccomp{
 	DefaultAction: specs.ActAllow,
 	Syscalls: []specs.LinuxSyscall{
 		{Names: []string{"io_uring_setup"}, Action: specs.ActErrno},
-		{Names: []string{"socket"}, Action: specs.ActErrno, Args: []specs.LinuxSeccompArg{multipath(specs.OpEqualTo)}},
+		{Names: []string{"socket"}, Action: specs.ActErrno,
+			Args: []specs.LinuxSeccompArg{multipath(specs.OpEqualTo)}},
 	},
 }
 

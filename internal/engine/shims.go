@@ -69,7 +69,8 @@ func (g *shimGroup) spare() bool { return g.ready && g.making+g.stand+g.leaving 
 
 func newShims(cfg Config) *shims {
 	s := &shims{dir: cfg.shimsDir(), containers: filepath.Join(cfg.runcRoot(), cfg.Namespace), max: cfg.PerShim,
-		groups: make(map[string]*shimGroup), of: make(map[string]*shimGroup), being: make(map[string]bool), changed: make(chan struct{})}
+		groups: make(map[string]*shimGroup), of: make(map[string]*shimGroup), being: make(map[string]bool),
+		changed: make(chan struct{})}
 	if cfg.PerShim > 1 {
 		s.program = findProgram(cfg.ShimProgram, shimgroup.Program)
 	}
@@ -99,7 +100,8 @@ func findProgram(configured, name string) string {
 // those of other versions do not understand it. version is containerd's.
 func (s *shims) serve(socket, version string) {
 	s.real = shimOf(socket)
-	if own := filepath.Join(filepath.Dir(s.program), shimgroup.Own); s.real != "" && s.program != "" && sameMinor(version) && executable(own) {
+	if own := filepath.Join(filepath.Dir(s.program), shimgroup.Own); s.real != "" && s.program != "" &&
+		sameMinor(version) && executable(own) {
 		s.real = own
 	}
 	s.wide = runtime.NumCPU()
@@ -128,7 +130,8 @@ func (e *Engine) Shims() (how string, missing bool) {
 	case s.program == "":
 		return "each container has one of its own: " + shimgroup.Program + " is not installed", true
 	case s.real == "":
-		return "each container has one of its own: " + shimgroup.Real + " is neither in containerd's PATH nor beside it", true
+		return "each container has one of its own: " + shimgroup.Real +
+			" is neither in containerd's PATH nor beside it", true
 	}
 	return fmt.Sprintf("up to %d containers share one", s.max), false
 }
@@ -147,7 +150,9 @@ func shimOf(socket string) string {
 	}
 	var peer *unix.Ucred
 	var perr error
-	if err := raw.Control(func(fd uintptr) { peer, perr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil || perr != nil {
+	if err := raw.Control(func(fd uintptr) {
+		peer, perr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil || perr != nil {
 		return ""
 	}
 	proc := "/proc/" + strconv.Itoa(int(peer.Pid))
@@ -419,8 +424,8 @@ func (e *Engine) adoptShims(ctx context.Context) error {
 	return err
 }
 
-// tasks are the names of the tasks that containerd has. It asks the shims about them, one after the other, and one that
-// restores a container does not answer: then they are those that it has directories of.
+// tasks are the names of the tasks that containerd has. It asks the shims about them, one after the other,
+// and one that restores a container does not answer: then they are those that it has directories of.
 func (e *Engine) tasks(ctx context.Context) (names []string, err error) {
 	some, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

@@ -29,7 +29,8 @@ func (b *bed) shimOf(name string) int {
 	}
 	var state byte
 	var parent int
-	if _, err := fmt.Sscanf(string(s[strings.LastIndexByte(string(s), ')')+1:]), " %c %d", &state, &parent); err != nil {
+	if _, err := fmt.Sscanf(string(s[strings.LastIndexByte(string(s), ')')+1:]), " %c %d", &state,
+		&parent); err != nil {
 		b.t.Fatal(err)
 	}
 	return parent
@@ -279,7 +280,8 @@ func TestShimOfItsOwn(t *testing.T) {
 
 // Our own shim serves the containerds whose packages it is made of.
 func TestSameMinor(t *testing.T) {
-	for version, want := range map[string]bool{"v2.4.2": true, "2.4.0": true, "v2.4": true, "2.40.1": false, "v2.5.2": false, "1.6.20~ds1": false, "": false} {
+	for version, want := range map[string]bool{"v2.4.2": true, "2.4.0": true, "v2.4": true, "2.40.1": false,
+		"v2.5.2": false, "1.6.20~ds1": false, "": false} {
 		if sameMinor(version) != want {
 			t.Errorf("%q: %v", version, !want)
 		}

@@ -136,7 +136,8 @@ func endShim(dir string) error {
 		ctx, cancel := context.WithTimeout(ctx, spareEndTimeout)
 		// containerd 1.6 and 2.x speak different versions of it. That the
 		// connection ends is the answer.
-		if _, err := taskv3.NewTTRPCTaskClient(t).Shutdown(ctx, &taskv3.ShutdownRequest{}); err != nil && ctx.Err() == nil {
+		if _, err := taskv3.NewTTRPCTaskClient(t).Shutdown(ctx, &taskv3.ShutdownRequest{}); err != nil &&
+			ctx.Err() == nil {
 			_, _ = taskv2.NewTTRPCTaskClient(t).Shutdown(ctx, &taskv2.ShutdownRequest{})
 		}
 		cancel()

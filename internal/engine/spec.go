@@ -117,7 +117,8 @@ const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
 func (s *Spec) env(hostname string) []string {
 	var out []string
 	at := make(map[string]int)
-	for _, kv := range slices.Concat([]string{defaultPath, "HOSTNAME=" + hostname}, s.Image.Spec.Config.Env, s.Env) {
+	for _, kv := range slices.Concat([]string{defaultPath, "HOSTNAME=" + hostname}, s.Image.Spec.Config.Env,
+		s.Env) {
 		k, _, set := strings.Cut(kv, "=")
 		i, have := at[k]
 		switch {
@@ -136,7 +137,8 @@ func (s *Spec) env(hostname string) []string {
 // capabilities are those that Docker leaves to root in a container.
 var capabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID",
-	"CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
+	"CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL",
+	"CAP_AUDIT_WRITE",
 }
 
 var maskedPaths = []string{
@@ -204,7 +206,8 @@ func (s *Spec) process(args []string, hostname string, u user) *specs.Process {
 
 func (e *Engine) namespaces(s *Spec) []specs.LinuxNamespace {
 	n := []specs.LinuxNamespace{
-		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
+		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+		{Type: specs.MountNamespace},
 	}
 	if s.Net != NetHost {
 		n = append(n, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: e.cfg.netns(s.Name)})
@@ -241,12 +244,17 @@ func resources(s *Spec) *specs.LinuxResources {
 func systemMounts() []specs.Mount {
 	return []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
-		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
-		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs",
+			Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts",
+			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm",
+			Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue",
+			Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
-		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
+			Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}},
 	}
 }
 
@@ -264,7 +272,8 @@ func (e *Engine) mounts(s *Spec) []specs.Mount {
 		if s.Own.From != "" {
 			mode = "ro"
 		}
-		m = append(m, specs.Mount{Destination: s.Own.Target, Type: "bind", Source: e.OwnDir(s.Name), Options: []string{"rbind", "rprivate", mode}})
+		m = append(m, specs.Mount{Destination: s.Own.Target, Type: "bind", Source: e.OwnDir(s.Name),
+			Options: []string{"rbind", "rprivate", mode}})
 	}
 	for _, v := range s.Volumes {
 		mode := "rw"
@@ -273,7 +282,8 @@ func (e *Engine) mounts(s *Spec) []specs.Mount {
 		}
 		target := path.Clean(v.Target)
 		m = slices.DeleteFunc(m, func(o specs.Mount) bool { return o.Destination == target })
-		m = append(m, specs.Mount{Destination: target, Type: "bind", Source: v.Source, Options: []string{"rbind", "rprivate", mode}})
+		m = append(m, specs.Mount{Destination: target, Type: "bind", Source: v.Source,
+			Options: []string{"rbind", "rprivate", mode}})
 	}
 	return m
 }

@@ -162,7 +162,8 @@ func (e *Engine) writeStandIn(name string, s *crunStatus) error {
 		return err
 	}
 	o.Root = &specs.Root{Path: filepath.Join(e.standInDir(name), "rootfs")}
-	o.Process.Args, o.Process.Cwd, o.Process.User, o.Process.Env = []string{"/proc/self/exe"}, "/", specs.User{}, []string{defaultPath}
+	o.Process.Args, o.Process.Cwd, o.Process.User, o.Process.Env = []string{"/proc/self/exe"}, "/", specs.User{},
+		[]string{defaultPath}
 	o.Process.Terminal = false
 	o.Linux.CgroupsPath, o.Linux.Resources, o.Linux.Seccomp = e.standInCgroup(name), nil, nil
 	if b, err = json.Marshal(&o); err != nil {
@@ -177,7 +178,8 @@ func (e *Engine) standInCgroup(name string) string { return e.cgroup(".standin-"
 func (e *Engine) runcStandIn(ctx context.Context, name string, args ...string) error {
 	log := filepath.Join(e.standInDir(name), "log")
 	args = append([]string{"--root", filepath.Join(e.standInDir(name), "state"), "--log", log}, args...)
-	if err := exec.CommandContext(ctx, cmp.Or(e.runc, "runc"), args...).Run(); err != nil { // the container has what would be its output
+	// the container has what would be its output
+	if err := exec.CommandContext(ctx, cmp.Or(e.runc, "runc"), args...).Run(); err != nil {
 		said, _ := os.ReadFile(log)
 		return fmt.Errorf("runc %s: %w: %s", args[4], err, strings.TrimSpace(string(said)))
 	}

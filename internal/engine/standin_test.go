@@ -16,7 +16,8 @@ func trialStatus(t *testing.T, e *Engine) *crunStatus {
 	if err := e.writeTrial(bundle, shimProgram); err != nil {
 		t.Fatal(err)
 	}
-	return &crunStatus{Pid: os.Getpid(), Bundle: bundle, Rootfs: "/its/root", Descriptors: `["/dev/null","pipe:[1]","pipe:[2]"]`}
+	return &crunStatus{Pid: os.Getpid(), Bundle: bundle, Rootfs: "/its/root",
+		Descriptors: `["/dev/null","pipe:[1]","pipe:[2]"]`}
 }
 
 func noStandIn(t *testing.T, e *Engine, name string) {
@@ -60,7 +61,8 @@ func TestStandIn(t *testing.T) {
 	if err := json.Unmarshal(b, &got); err != nil {
 		t.Fatal(err)
 	}
-	if got.ID != "one" || got.Config.Rootfs != "/its/root" || !slices.Equal(got.Descriptors, []string{"/dev/null", "pipe:[1]", "pipe:[2]"}) {
+	if got.ID != "one" || got.Config.Rootfs != "/its/root" ||
+		!slices.Equal(got.Descriptors, []string{"/dev/null", "pipe:[1]", "pipe:[2]"}) {
 		t.Errorf("%+v", got)
 	}
 	for _, p := range got.Cgroups {
@@ -71,7 +73,8 @@ func TestStandIn(t *testing.T) {
 	if len(got.Cgroups) == 0 || got.Namespaces["NEWPID"] != "/proc/"+string(mustJSON(t, s.Pid))+"/ns/pid" {
 		t.Errorf("cgroups %v, namespaces %v", got.Cgroups, got.Namespaces)
 	}
-	if err := e.liken(map[string]any{"config": 1}, "one", s, 42); err == nil || !strings.Contains(err.Error(), "engine.runtime") {
+	if err := e.liken(map[string]any{"config": 1}, "one", s, 42); err == nil ||
+		!strings.Contains(err.Error(), "engine.runtime") {
 		t.Errorf("a state of another kind: %v", err)
 	}
 }

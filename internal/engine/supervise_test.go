@@ -129,7 +129,8 @@ func TestDaemonRestart(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {
 		ctx := t.Context()
 		port := freePort(t)
-		web := Spec{Name: "web", Net: NetBridge, Cmd: []string{"serve", ":80"}, Ports: []network.Port{{Host: port, Container: 80, Protocol: "tcp"}}}
+		web := Spec{Name: "web", Net: NetBridge, Cmd: []string{"serve", ":80"},
+			Ports: []network.Port{{Host: port, Container: 80, Protocol: "tcp"}}}
 		first := b.run(web)
 		pid := b.containerdPid()
 		if err := b.Close(); err != nil {
@@ -152,7 +153,8 @@ func TestDaemonRestart(t *testing.T) {
 		if !errors.Is(err, ErrPortTaken) {
 			t.Errorf("published port forgotten: %v", err)
 		}
-		if st, err := b.Exec(ctx, "web", ExecSpec{Args: []string{"/probe", "say", "a", "b"}}); err != nil || st != 0 {
+		if st, err := b.Exec(ctx, "web", ExecSpec{Args: []string{"/probe", "say", "a", "b"}}); err != nil ||
+			st != 0 {
 			t.Errorf("exec: %d %v", st, err)
 		}
 		if err := b.Remove(ctx, "web", true); err != nil {
@@ -211,7 +213,8 @@ func (b *bed) plantRemains() {
 func TestSystemContainerd(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {
 		dir := t.TempDir()
-		cfg := Config{Address: b.Socket(), Root: dir + "/r", State: dir + "/s", Namespace: "other", Snapshotter: "overlayfs"}
+		cfg := Config{Address: b.Socket(), Root: dir + "/r", State: dir + "/s", Namespace: "other",
+			Snapshotter: "overlayfs"}
 		e, err := Start(t.Context(), cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -263,11 +266,13 @@ func TestCreateFails(t *testing.T) {
 		noUser.User = "nobody-at-all"
 		noCommand.Entrypoint = []string{"/does/not/exist"}
 		other := *b.img
-		other.Spec.RootFS.DiffIDs = append(other.Spec.RootFS.DiffIDs[:0:0], "sha256:"+"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")
+		other.Spec.RootFS.DiffIDs = append(other.Spec.RootFS.DiffIDs[:0:0],
+			"sha256:"+"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")
 		noImage.Image = &other
 		badVolume := bridge
 		badVolume.Volumes = []Volume{{Source: "/proc/none/such", Target: "/v"}}
-		for name, s := range map[string]Spec{"user": noUser, "command": noCommand, "image": noImage, "volume": badVolume} {
+		for name, s := range map[string]Spec{"user": noUser, "command": noCommand, "image": noImage,
+			"volume": badVolume} {
 			i, err := b.Create(ctx, s)
 			if err == nil { // runc finds a missing program when it starts
 				err = b.Engine.Start(ctx, i.Name)
@@ -281,7 +286,8 @@ func TestCreateFails(t *testing.T) {
 			b.checkLeaks()
 		}
 		defer func(own *network.Bridge) { b.bridge = own }(b.bridge)
-		b.bridge = network.NewBridge(network.Config{Bin: []string{t.TempDir()}, Dir: b.cfg.CNI.Dir, Bridge: b.cfg.CNI.Bridge})
+		b.bridge = network.NewBridge(network.Config{Bin: []string{t.TempDir()}, Dir: b.cfg.CNI.Dir,
+			Bridge: b.cfg.CNI.Bridge})
 		if _, err := b.Create(ctx, bridge); !errors.Is(err, network.ErrMissing) {
 			t.Errorf("without plugins: %v", err)
 		}
@@ -295,7 +301,8 @@ func TestNetworkLost(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {
 		ctx := t.Context()
 		port := freePort(t)
-		b.run(Spec{Name: "web", Net: NetBridge, Cmd: []string{"serve", ":80"}, Ports: []network.Port{{Host: port, Container: 80, Protocol: "tcp"}}})
+		b.run(Spec{Name: "web", Net: NetBridge, Cmd: []string{"serve", ":80"},
+			Ports: []network.Port{{Host: port, Container: 80, Protocol: "tcp"}}})
 		if err := b.Stop(ctx, "web", time.Second); err != nil {
 			t.Fatal(err)
 		}
@@ -328,7 +335,8 @@ func TestVolumes(t *testing.T) {
 	if err := os.WriteFile(dir+"/f", []byte("from the host"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	out, _, _ := b.output(Spec{Name: "v", Cmd: []string{"cat", "/data/f"}, Volumes: []Volume{{Source: dir, Target: "/data", ReadOnly: true}}})
+	out, _, _ := b.output(Spec{Name: "v", Cmd: []string{"cat", "/data/f"},
+		Volumes: []Volume{{Source: dir, Target: "/data", ReadOnly: true}}})
 	if out != "from the host" {
 		t.Errorf("got %q", out)
 	}
@@ -339,10 +347,12 @@ func TestClients(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {
 		ctr := func(args ...string) (string, error) {
 			prog := filepath.Join(filepath.Dir(b.private.program), "ctr")
-			out, err := exec.Command(prog, append([]string{"-a", b.Socket(), "-n", b.cfg.Namespace}, args...)...).CombinedOutput()
+			out, err := exec.Command(prog,
+				append([]string{"-a", b.Socket(), "-n", b.cfg.Namespace}, args...)...).CombinedOutput()
 			return string(out), err
 		}
-		out, err := ctr("run", "--rm", "--snapshotter", "overlayfs", b.img.Ref.String(), "ctr-run", "/probe", "say", "by ctr", "")
+		out, err := ctr("run", "--rm", "--snapshotter", "overlayfs", b.img.Ref.String(), "ctr-run", "/probe", "say",
+			"by ctr", "")
 		if err != nil || !strings.Contains(out, "by ctr") {
 			t.Errorf("ctr run: %v %s", err, out)
 		}
@@ -370,7 +380,8 @@ func TestClients(t *testing.T) {
 			t.Error(err)
 		}
 		other := *b.img
-		other.Spec.RootFS.DiffIDs = append(other.Spec.RootFS.DiffIDs[:0:0], "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")
+		other.Spec.RootFS.DiffIDs = append(other.Spec.RootFS.DiffIDs[:0:0],
+			"sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")
 		other.Ref = image.Reference{Host: "h", Path: "p", Tag: "t"}
 		var nr *NotRemoteError
 		if err := b.Register(t.Context(), &other, nil); !errors.As(err, &nr) {

@@ -14,7 +14,8 @@ import (
 func TestTakeBackOfSystem(t *testing.T) {
 	b := newBed(t, containerds(t)["system"])
 	ctx, dir := t.Context(), t.TempDir()
-	cfg := Config{Address: b.Socket(), ContainerdState: filepath.Join(b.private.dir, "state"), Root: dir + "/r", State: dir + "/s",
+	cfg := Config{Address: b.Socket(), ContainerdState: filepath.Join(b.private.dir, "state"), Root: dir + "/r",
+		State:     dir + "/s",
 		Namespace: "other", Snapshotter: "overlayfs", Runtime: b.cfg.Runtime, ShimProgram: shimProgram, Log: b.log}
 	other := &bed{t: t}
 	start := func() {
@@ -46,7 +47,8 @@ func TestTakeBackOfSystem(t *testing.T) {
 			t.Errorf("after %s its bundle is there: %v", after, err)
 		}
 		other.checkLeaks()
-		if _, stderr, status := other.output(Spec{Name: name, Net: NetNone, Cmd: []string{"say", "a", "b"}}); status != 0 {
+		if _, stderr, status := other.output(Spec{Name: name, Net: NetNone,
+			Cmd: []string{"say", "a", "b"}}); status != 0 {
 			t.Errorf("its name made anew: %d, %s", status, stderr)
 		}
 	}

@@ -41,7 +41,8 @@ func TestUnexecuted(t *testing.T) {
 func (b *bed) refuses(cmd string, kind error, text string) {
 	b.t.Helper()
 	ctx := b.t.Context()
-	_, err := b.Create(ctx, Spec{Name: "bad", Image: b.img, Net: NetNone, User: "web", Entrypoint: []string{cmd}})
+	_, err := b.Create(ctx,
+		Spec{Name: "bad", Image: b.img, Net: NetNone, User: "web", Entrypoint: []string{cmd}})
 	if err != nil {
 		if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
 			b.t.Errorf("%s: %v", cmd, err)
@@ -71,15 +72,18 @@ func (b *bed) refuses(cmd string, kind error, text string) {
 	if err := b.Logs(ctx, "bad", LogOptions{Stderr: &read}); err != nil {
 		b.t.Error(err)
 	}
-	if s := read.String(); s != followed.String() || strings.Count(s, "\n"+told) != 1 || !strings.HasSuffix(s, "\n") || !strings.Contains(s, text) {
+	if s := read.String(); s != followed.String() || strings.Count(s, "\n"+told) != 1 ||
+		!strings.HasSuffix(s, "\n") || !strings.Contains(s, text) {
 		b.t.Errorf("%s: its output is %q, followed %q", cmd, s, followed.String())
 	}
 }
 
-// runs runs commands that are executed, the first in a directory that only root may search, and others that end badly.
+// runs runs commands that are executed, the first in a directory that only root may search, and others that
+// end badly.
 func (b *bed) runs() {
 	b.t.Helper()
-	if out, errs, _ := b.output(Spec{Name: "ran", Net: NetNone, User: "web", Entrypoint: []string{"/shut/probe"}, Cmd: []string{"id"}}); out != "33 34 [40]\n" {
+	if out, errs, _ := b.output(Spec{Name: "ran", Net: NetNone, User: "web", Entrypoint: []string{"/shut/probe"},
+		Cmd: []string{"id"}}); out != "33 34 [40]\n" {
 		b.t.Errorf("%q, %q", out, errs)
 	}
 	for _, status := range []string{"1", "255"} {
@@ -94,19 +98,25 @@ func (b *bed) runs() {
 func TestUnexecutedSays(t *testing.T) {
 	crun := func(msg string) string { return "{\n  \"msg\": \"" + msg + "\",\n  \"level\": \"error\"\n}" }
 	for said, want := range map[string][2]string{
-		"exec /bin/a b: exec format error":                                                        {"/bin/a b", "exec format error"},
-		"first\nexec /a: no such file or directory":                                               {"/a", "no such file or directory"},
-		"exec /a: exec format error\nand then":                                                    {},
-		"x exec /a: exec format error":                                                            {},
-		"exec /a: some error":                                                                     {},
-		crun("exec container process `\\/a`: Exec format error"):                                  {"/a", "Exec format error"},
-		"x\n" + crun("exec container process `/a`: Permission denied"):                            {"/a", "Permission denied"},
-		crun("exec container process (missing dynamic library?) `/a`: No such file or directory"): {"/a", "No such file or directory"},
-		"exec container process `/a`: Exec format error":                                          {"/a", "Exec format error"},
-		crun("exec container process `/a`: Exec format error") + " and then":                      {},
-		crun("select: Bad file descriptor"):                                                       {},
-		"{":                                                                                       {},
-		"":                                                                                        {},
+		"exec /bin/a b: exec format error": {"/bin/a b",
+			"exec format error"},
+		"first\nexec /a: no such file or directory": {"/a",
+			"no such file or directory"},
+		"exec /a: exec format error\nand then": {},
+		"x exec /a: exec format error":         {},
+		"exec /a: some error":                  {},
+		crun("exec container process `\\/a`: Exec format error"): {"/a",
+			"Exec format error"},
+		"x\n" + crun("exec container process `/a`: Permission denied"): {"/a",
+			"Permission denied"},
+		crun("exec container process (missing dynamic library?) `/a`: No such file or directory"): {"/a",
+			"No such file or directory"},
+		"exec container process `/a`: Exec format error": {"/a",
+			"Exec format error"},
+		crun("exec container process `/a`: Exec format error") + " and then": {},
+		crun("select: Bad file descriptor"):                                  {},
+		"{":                                                                  {},
+		"":                                                                   {},
 	} {
 		if file, why := unexecuted(said); [2]string{file, why} != want {
 			t.Errorf("%q: %q, %q", said, file, why)

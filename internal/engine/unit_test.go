@@ -66,7 +66,8 @@ func TestPrivateConfig(t *testing.T) {
 			t.Errorf("%q is to be there: %v, in\n%s", c.what, c.want, c.text)
 		}
 	}
-	for _, want := range []string{"version = 3", "enable_remote_snapshot_annotations", `snapshotter = "dewpoint"`, `snapshotter = "overlayfs"`} {
+	for _, want := range []string{"version = 3", "enable_remote_snapshot_annotations",
+		`snapshotter = "dewpoint"`, `snapshotter = "overlayfs"`} {
 		if !strings.Contains(two, want) {
 			t.Errorf("2.4 lacks %q", want)
 		}
@@ -98,7 +99,8 @@ func TestArgs(t *testing.T) {
 // A container's own directory begins with another's files, which it may only read then.
 func TestOwnDirectory(t *testing.T) {
 	e, from := &Engine{cfg: Config{Root: t.TempDir()}}, t.TempDir()
-	if err := os.CopyFS(from, fstest.MapFS{"a": {Data: []byte("1"), Mode: 0o600}, "d/b": {Data: []byte("2"), Mode: 0o600}}); err != nil {
+	if err := os.CopyFS(from,
+		fstest.MapFS{"a": {Data: []byte("1"), Mode: 0o600}, "d/b": {Data: []byte("2"), Mode: 0o600}}); err != nil {
 		t.Fatal(err)
 	}
 	for i, own := range []*Own{{Target: "/own"}, {Target: "/own", From: from}, nil} {
@@ -110,7 +112,9 @@ func TestOwnDirectory(t *testing.T) {
 		if err := e.makeOwn(s); err != nil {
 			t.Fatal(err)
 		}
-		at := slices.IndexFunc(e.mounts(s), func(m specs.Mount) bool { return m.Destination == "/own" && m.Source == dir })
+		at := slices.IndexFunc(e.mounts(s), func(m specs.Mount) bool {
+			return m.Destination == "/own" && m.Source == dir
+		})
 		if own == nil {
 			if at >= 0 {
 				t.Error("what has none of its own has a mount")
@@ -122,7 +126,8 @@ func TestOwnDirectory(t *testing.T) {
 		}
 		names, _ := filepath.Glob(dir + "/*")
 		deep, err := os.ReadFile(dir + "/d/b")
-		if own.From == "" && len(names) > 0 || own.From != "" && (len(names) != 2 || string(deep) != "2" || err != nil) {
+		if own.From == "" && len(names) > 0 ||
+			own.From != "" && (len(names) != 2 || string(deep) != "2" || err != nil) {
 			t.Errorf("%+v: %q, %q, %v", own, names, deep, err)
 		}
 	}
@@ -135,14 +140,18 @@ func TestOwnDirectory(t *testing.T) {
 }
 
 func TestEnv(t *testing.T) {
-	s := Spec{Env: []string{"A=2", "PATH", "C=1=2"}, Image: &image.Image{Spec: ocispec.Image{Config: ocispec.ImageConfig{Env: []string{"A=1", "B=1", "EMPTY="}}}}}
-	if got, want := s.env("h"), []string{"HOSTNAME=h", "A=2", "B=1", "EMPTY=", "C=1=2"}; !slices.Equal(got, want) {
+	s := Spec{Env: []string{"A=2", "PATH", "C=1=2"},
+		Image: &image.Image{Spec: ocispec.Image{Config: ocispec.ImageConfig{Env: []string{"A=1", "B=1",
+			"EMPTY="}}}}}
+	if got, want := s.env("h"),
+		[]string{"HOSTNAME=h", "A=2", "B=1", "EMPTY=", "C=1=2"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
 func TestParseSignal(t *testing.T) {
-	for s, want := range map[string]unix.Signal{"SIGQUIT": unix.SIGQUIT, "term": unix.SIGTERM, "9": unix.SIGKILL, "SIGRTMIN+3": 37, "RTMIN": 34} {
+	for s, want := range map[string]unix.Signal{"SIGQUIT": unix.SIGQUIT, "term": unix.SIGTERM, "9": unix.SIGKILL,
+		"SIGRTMIN+3": 37, "RTMIN": 34} {
 		if got, err := ParseSignal(s); err != nil || got != want {
 			t.Errorf("%s is %v, %v", s, got, err)
 		}
@@ -294,16 +303,20 @@ func TestWaiters(t *testing.T) {
 	}
 }
 
-// A full disk is known in what containerd's API says only by its words; too many cgroups have the kernel's same number.
+// A full disk is known in what containerd's API says only by its words; too many cgroups have the kernel's
+// same number.
 func TestFullDiskIsKnown(t *testing.T) {
-	full := toNative(status.Error(codes.Unknown, "create snapshot a: commit failed: write /r/metadata.db: no space left on device"))
+	full := toNative(status.Error(codes.Unknown,
+		"create snapshot a: commit failed: write /r/metadata.db: no space left on device"))
 	if !errors.Is(full, unix.ENOSPC) || !errdefs.IsUnknown(full) {
 		t.Errorf("a full disk: %v", full)
 	}
-	if err := toNative(status.Error(codes.Unknown, "mkdir /sys/fs/cgroup/a: no space left on device")); errors.Is(err, unix.ENOSPC) {
+	if err := toNative(status.Error(codes.Unknown,
+		"mkdir /sys/fs/cgroup/a: no space left on device")); errors.Is(err, unix.ENOSPC) {
 		t.Errorf("too many cgroups: %v", err)
 	}
-	if err := toNative(status.Error(codes.NotFound, "a: not found")); errors.Is(err, unix.ENOSPC) || !errdefs.IsNotFound(err) {
+	if err := toNative(status.Error(codes.NotFound, "a: not found")); errors.Is(err, unix.ENOSPC) ||
+		!errdefs.IsNotFound(err) {
 		t.Errorf("something else: %v", err)
 	}
 }

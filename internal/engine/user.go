@@ -34,7 +34,8 @@ func lookupUser(spec string, read func(name string) ([]byte, error)) (user, erro
 	if err != nil {
 		return user{}, fmt.Errorf("user %q: %w", spec, err)
 	}
-	x, err := mobyuser.GetExecUser(spec, &mobyuser.ExecUser{Home: "/"}, bytes.NewReader(passwd), bytes.NewReader(group))
+	x, err := mobyuser.GetExecUser(spec, &mobyuser.ExecUser{Home: "/"}, bytes.NewReader(passwd),
+		bytes.NewReader(group))
 	if err != nil {
 		return user{}, fmt.Errorf("user %q: %w", spec, err)
 	}
@@ -167,7 +168,8 @@ func readMounted(tmp string, dirs []string, name string) ([]byte, error) {
 		return nil, err
 	}
 	defer os.Remove(at)
-	if err := unix.Mount("overlay", at, "overlay", unix.MS_RDONLY, "lowerdir="+strings.Join(dirs, ":")); err != nil {
+	if err := unix.Mount("overlay", at, "overlay", unix.MS_RDONLY,
+		"lowerdir="+strings.Join(dirs, ":")); err != nil {
 		return nil, fmt.Errorf("mount snapshot: %w", err)
 	}
 	defer unix.Unmount(at, unix.MNT_DETACH)

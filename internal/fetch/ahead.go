@@ -160,7 +160,8 @@ func (o *origin) take(ctx context.Context, points *pack.Points, i, j int) (*hold
 func (o *origin) takeNext(points *pack.Points, k int) *hold {
 	for n := range o.passes.list {
 		p := &o.passes.list[n]
-		if p.next != k+1 || p.window < 2 || p.next >= points.Len() || o.busy[p.next] != nil || o.here(points, p.next) || o.streamIsNear(points, p) {
+		if p.next != k+1 || p.window < 2 || p.next >= points.Len() || o.busy[p.next] != nil ||
+			o.here(points, p.next) || o.streamIsNear(points, p) {
 			continue
 		}
 		p.missed()
@@ -336,7 +337,8 @@ func (w *windowFetch) of(points *pack.Points, k int) []byte {
 func (o *origin) fetchWindows(ctx context.Context, points *pack.Points, h *hold) *windowFetch {
 	first, last := points.Window(h.first), points.Window(h.end-1)
 	w := &windowFetch{done: make(chan struct{}), at: first.Offset}
-	at := pack.Span{Offset: o.s.head.WindowsSpan(o.n).Offset + first.Offset, Length: last.Offset + last.Length - first.Offset}
+	at := pack.Span{Offset: o.s.head.WindowsSpan(o.n).Offset + first.Offset,
+		Length: last.Offset + last.Length - first.Offset}
 	if at.Length == 0 {
 		close(w.done)
 		return w
@@ -352,7 +354,8 @@ func (o *origin) fetchWindows(ctx context.Context, points *pack.Points, h *hold)
 func (o *origin) openBlob(ctx context.Context, from, to int64) (io.ReadCloser, error) {
 	s, l := o.s, o.part.Layer
 	k := s.p.cfg.Link.claim(Demand)
-	r, err := s.p.cfg.Registry.Open(ctx, s.img.Ref, registry.Blob{Digest: l.Digest, Size: l.Size}, from, to-from, registry.OpenOptions{PlainHTTP: s.o.PlainHTTP})
+	r, err := s.p.cfg.Registry.Open(ctx, s.img.Ref, registry.Blob{Digest: l.Digest, Size: l.Size}, from, to-from,
+		registry.OpenOptions{PlainHTTP: s.o.PlainHTTP})
 	if err != nil {
 		k.release()
 		return nil, err

@@ -65,7 +65,8 @@ func (lb *lazyBed) far(rate float64, rtt time.Duration) *registry.Client {
 	dir := lb.t.TempDir()
 	way := newRelay(lb.t, lb.reg.Host(), rate, rtt)
 	lb.must(os.Mkdir(filepath.Join(dir, lb.reg.Host()), 0o755))
-	lb.must(os.WriteFile(filepath.Join(dir, lb.reg.Host(), "hosts.toml"), fmt.Appendf(nil, "[host.\"http://%s\"]\n", way.listener.Addr()), 0o600))
+	lb.must(os.WriteFile(filepath.Join(dir, lb.reg.Host(), "hosts.toml"),
+		fmt.Appendf(nil, "[host.\"http://%s\"]\n", way.listener.Addr()), 0o600))
 	client, err := registry.New(registry.Config{HostsDirs: []string{dir}})
 	lb.must(err)
 	lb.t.Cleanup(client.Close)
@@ -101,7 +102,8 @@ func TestReadAhead(t *testing.T) {
 	if n := lb.requests(0) - 3; n > segments/2 {
 		t.Errorf("%d requests for %d segments in sequence", n, segments)
 	}
-	if got := lb.reg.Served(lb.img.Layers[0].Digest); got > lb.img.Layers[0].Size*5/4 { // a segment may be asked for by the read and ahead of it
+	// a segment may be asked for by the read and ahead of it
+	if got := lb.reg.Served(lb.img.Layers[0].Digest); got > lb.img.Layers[0].Size*5/4 {
 		t.Errorf("%d bytes came of a layer of %d", got, lb.img.Layers[0].Size)
 	}
 	lb.read(0, 0, size)
@@ -129,7 +131,8 @@ func TestReadByStream(t *testing.T) {
 // A stream that hangs does not keep a reader that goes through the layer: ranges do.
 func TestReadBesideHangingStream(t *testing.T) {
 	lb := newLongBed(t)
-	client, err := registry.New(registry.Config{Hosts: map[string]registry.Host{lb.reg.Host(): {PlainHTTP: true}}, StallTimeout: time.Hour})
+	hosts := map[string]registry.Host{lb.reg.Host(): {PlainHTTP: true}}
+	client, err := registry.New(registry.Config{Hosts: hosts, StallTimeout: time.Hour})
 	lb.must(err)
 	t.Cleanup(client.Close)
 	lb.restartAs(client, Config{})
@@ -201,7 +204,8 @@ func BenchmarkReadAll(b *testing.B) {
 					b.StopTimer()
 					lb := newLongBed(b)
 					far := lb.far(20e6/8, rtt)
-					lb.restartAs(far, Config{Lazy: LazyConfig{Off: off, Wait: time.Minute}, Link: NewLink(LinkConfig{Limit: 20e6 / 8})})
+					lb.restartAs(far, Config{Lazy: LazyConfig{Off: off, Wait: time.Minute},
+						Link: NewLink(LinkConfig{Limit: 20e6 / 8})})
 					pull := lb.start(lb.img.Ref)
 					if pull.Lazy == nil {
 						b.Fatalf("not lazy: %s", pull.Why)

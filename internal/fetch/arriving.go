@@ -48,7 +48,8 @@ func (w *waits) of(id digest.Digest, size int64) (out []spec.LayerWait, known in
 			continue
 		}
 		if known++; known <= showWaits {
-			out = append(out, spec.LayerWait{At: float64(l.from) / float64(size), Begun: l.begun, Took: l.took.Seconds()})
+			out = append(out, spec.LayerWait{At: float64(l.from) / float64(size), Begun: l.begun,
+				Took: l.took.Seconds()})
 		}
 	}
 	slices.Reverse(out)
@@ -86,7 +87,8 @@ func (p *Puller) Arriving(parts int) []spec.LayerMap {
 	out, known := []spec.LayerMap{}, map[digest.Digest]bool{}
 	for _, l := range all {
 		known[l.Layer.DiffID] = true
-		m := spec.LayerMap{DiffID: l.Layer.DiffID.String(), Image: l.Origin.Ref, Size: l.Size, Present: shape(l, parts)}
+		m := spec.LayerMap{DiffID: l.Layer.DiffID.String(), Image: l.Origin.Ref, Size: l.Size,
+			Present: shape(l, parts)}
 		m.Waits, m.Waited = p.waits.of(l.Layer.DiffID, l.Size)
 		out = append(out, m)
 	}
@@ -107,7 +109,8 @@ func (p *Puller) pulled(parts int, known map[digest.Digest]bool) (out []spec.Lay
 		}
 		o := originsOf(f, now)
 		share := float64(o.Local+o.PoP+o.Registry) / float64(max(1, f.Layer.Size))
-		m := spec.LayerMap{DiffID: b.l.DiffID.String(), Image: b.img.Ref.String(), Size: f.Layer.Size, Present: make([]float64, parts), Pulled: true}
+		m := spec.LayerMap{DiffID: b.l.DiffID.String(), Image: b.img.Ref.String(), Size: f.Layer.Size,
+			Present: make([]float64, parts), Pulled: true}
 		for i := range m.Present {
 			m.Present[i] = min(1, max(0, share*float64(parts)-float64(i)))
 		}

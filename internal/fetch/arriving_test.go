@@ -14,7 +14,8 @@ import (
 func TestArrivingPulled(t *testing.T) {
 	b := newBed(t)
 	p := b.push("team/app:1", 1)
-	b.reg.Fail(registrytest.Fault{Do: registrytest.Stall, At: p.Layers[0].Size / 8, Digest: p.Layers[0].Digest}) // each try brings an eighth
+	// each try brings an eighth
+	b.reg.Fail(registrytest.Fault{Do: registrytest.Stall, At: p.Layers[0].Size / 8, Digest: p.Layers[0].Digest})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	pull, err := b.Pull(ctx, b.ref(p.Ref), Options{})

@@ -37,7 +37,8 @@ func newBed(t testing.TB, more ...*registrytest.Server) *bed {
 	t.Cleanup(func() { b.must(b.layers.Close()) })
 	catalog, err := OpenCatalog(t.TempDir(), nil)
 	b.must(err)
-	b.Puller = NewPuller(Config{Registry: client, Layers: b.layers, Catalog: catalog, Link: NewLink(LinkConfig{Inflaters: 1})})
+	b.Puller = NewPuller(Config{Registry: client, Layers: b.layers, Catalog: catalog,
+		Link: NewLink(LinkConfig{Inflaters: 1})})
 	b.fresh = 0
 	t.Cleanup(func() { b.must(b.Close()) })
 	return b
@@ -50,7 +51,8 @@ func newClient(t testing.TB, logins string, regs ...*registrytest.Server) *regis
 	for _, r := range regs {
 		hosts[r.Host()] = registry.Host{PlainHTTP: true}
 	}
-	client, err := registry.New(registry.Config{Hosts: hosts, DockerConfig: logins, Backoff: time.Millisecond, StallTimeout: 1500 * time.Millisecond})
+	client, err := registry.New(registry.Config{Hosts: hosts, DockerConfig: logins, Backoff: time.Millisecond,
+		StallTimeout: 1500 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

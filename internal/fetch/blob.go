@@ -21,16 +21,20 @@ type blob struct {
 	o   Options
 	got atomic.Int64 // bytes that came
 
-	mu      sync.Mutex
-	from    func(context.Context, int64) (io.ReadCloser, error) // unless nil, gives the layer's tar
-	failed  map[string]int                                      // attempts, by node of the PoP or its store
-	unbegun time.Time                                           // since when the node that is to fetch it has not begun
-	class   Class                                               // that it moves in: the least of base and waits
-	base    Class                                               // of the pulls that want it, for as long as it lasts
-	waits   [Background]int                                     // who waits for it for a while, by class
-	gate    <-chan struct{}                                     // unless nil, nothing is fetched before it is closed
-	passed  chan struct{}                                       // closed by raise, to pass the gate; nil until somebody waits there
-	turn    *turn                                               // the newest
+	mu     sync.Mutex
+	from   func(context.Context, int64) (io.ReadCloser, error) // unless nil, gives the layer's tar
+	failed map[string]int                                      // attempts, by node of the PoP or its store
+	// since when the node that is to fetch it has not begun
+	unbegun time.Time
+	class   Class // that it moves in: the least of base and waits
+	// of the pulls that want it, for as long as it lasts
+	base  Class
+	waits [Background]int // who waits for it for a while, by class
+	// unless nil, nothing is fetched before it is closed
+	gate <-chan struct{}
+	// closed by raise, to pass the gate; nil until somebody waits there
+	passed chan struct{}
+	turn   *turn // the newest
 }
 
 // Open implements layer.Source.
@@ -138,7 +142,8 @@ func (b *blob) reclass() {
 
 func (b *blob) open(ctx context.Context, stats func() layer.Progress, offset int64) (io.ReadCloser, error) {
 	b.mu.Lock()
-	t := b.p.cfg.Link.enter(entry{host: b.img.Ref.Host, size: b.l.Size, class: b.class, order: b.o.Order, inflaters: b.o.Inflaters, stats: stats})
+	t := b.p.cfg.Link.enter(entry{host: b.img.Ref.Host, size: b.l.Size, class: b.class, order: b.o.Order,
+		inflaters: b.o.Inflaters, stats: stats})
 	b.turn = t
 	b.mu.Unlock()
 	return t.open(ctx, func() (io.ReadCloser, error) {
@@ -146,6 +151,7 @@ func (b *blob) open(ctx context.Context, stats func() layer.Progress, offset int
 		if b.classNow() == Background {
 			o.Window = b.p.cfg.Link.window(b.p.cfg.Registry.RoundTrip(b.img.Ref.Host, b.o.PlainHTTP))
 		}
-		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1, o)
+		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1,
+			o)
 	})
 }

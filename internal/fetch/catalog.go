@@ -39,7 +39,8 @@ func OpenCatalog(dir string, log *slog.Logger) (*Catalog, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	c := &Catalog{dir: dir, refs: map[string]*image.Image{}, asked: map[string]time.Time{}, chains: map[digest.Digest][]digest.Digest{}}
+	c := &Catalog{dir: dir, refs: map[string]*image.Image{}, asked: map[string]time.Time{},
+		chains: map[digest.Digest][]digest.Digest{}}
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {
 		return nil, err
@@ -214,7 +215,9 @@ func (c *Catalog) WithLayer(diffID digest.Digest) []*image.Image {
 			found = append(found, c.give(img))
 		}
 	}
-	slices.SortFunc(found, func(a, b *image.Image) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
+	slices.SortFunc(found, func(a, b *image.Image) int {
+		return strings.Compare(a.Ref.String(), b.Ref.String())
+	})
 	return found
 }
 

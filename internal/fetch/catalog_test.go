@@ -31,7 +31,8 @@ func TestCatalogSurvivesARestart(t *testing.T) {
 	if ids := c.Chain(chain[1]); len(ids) != 2 || ids[0] != a.Layers[0].DiffID || ids[1] != a.Layers[1].DiffID {
 		t.Error(ids)
 	}
-	if found := c.WithLayer(a.Layers[0].DiffID); len(found) != 2 || found[0].Ref != a.Ref || found[1].Ref != z.Ref {
+	if found := c.WithLayer(a.Layers[0].DiffID); len(found) != 2 || found[0].Ref != a.Ref ||
+		found[1].Ref != z.Ref {
 		t.Error(found)
 	}
 	if found := c.WithLayer(z.Layers[1].DiffID); len(found) != 1 || found[0].Ref != z.Ref {

@@ -172,7 +172,8 @@ func TestFastestIsNoBurst(t *testing.T) {
 // A layer moves in the class of whoever waits for it most urgently, until the
 // last of them has gone.
 func TestWaitsAreCounted(t *testing.T) {
-	b := &blob{p: &Puller{cfg: Config{Link: NewLink(LinkConfig{})}}, class: Background, base: Background, gate: make(chan struct{})}
+	b := &blob{p: &Puller{cfg: Config{Link: NewLink(LinkConfig{})}}, class: Background, base: Background,
+		gate: make(chan struct{})}
 	want := func(c Class) {
 		t.Helper()
 		if got := b.classNow(); got != c {

@@ -102,7 +102,8 @@ func (w outlook) String() string {
 		known = " (a guess)"
 	}
 	s := fmt.Sprintf("expected %.2f s whole, %.2f s lazily: %.1f MB absent, %.1f MB of pack to come, %.0f Mbit/s%s, round trip %d ms",
-		w.whole().Seconds(), w.lazy().Seconds(), float64(w.absent)/1e6, float64(w.pack)/1e6, w.rate*8/1e6, known, w.rtt.Milliseconds())
+		w.whole().Seconds(), w.lazy().Seconds(), float64(w.absent)/1e6, float64(w.pack)/1e6, w.rate*8/1e6, known,
+		w.rtt.Milliseconds())
 	if w.misses > 0 {
 		s += fmt.Sprintf(", %.1f misses of %.1f MB", w.misses, float64(w.segment)/1e6)
 	}

@@ -24,7 +24,8 @@ var (
 )
 
 func (k known) outlook(mbit float64, rtt time.Duration) outlook {
-	return outlook{rate: mbit * 1e6 / 8, rtt: rtt, absent: k.absent, pack: k.start, misses: k.misses, segment: min(1_160_000, k.absent)}
+	return outlook{rate: mbit * 1e6 / 8, rtt: rtt, absent: k.absent, pack: k.start, misses: k.misses,
+		segment: min(1_160_000, k.absent)}
 }
 
 func TestOutlook(t *testing.T) {
@@ -94,7 +95,8 @@ func TestOutlookOpened(t *testing.T) {
 	if one.trips != 0 || one.pack <= 0 || one.pack >= int64(b.Cap()) {
 		t.Errorf("after the header %d bytes and %d round trips are to come", one.pack, one.trips)
 	}
-	if mean := (lb.img.Layers[0].Size + lb.img.Layers[1].Size) / 2; one.misses != 1 || one.segment < mean/6 || one.segment > mean/2 {
+	if mean := (lb.img.Layers[0].Size + lb.img.Layers[1].Size) / 2; one.misses != 1 || one.segment < mean/6 ||
+		one.segment > mean/2 {
 		t.Errorf("%v misses of %d bytes, of layers of %d", one.misses, one.segment, mean)
 	}
 	more := *h
@@ -128,7 +130,8 @@ func TestDecideByDistance(t *testing.T) {
 			lb := newLazyBed(t, image.Gzip)
 			b, stats := lb.build(nil)
 			lb.publish(b.Bytes(), stats.Header, false)
-			lb.restartAs(newClient(t, "", lb.reg), Config{Link: NewLink(LinkConfig{Inflaters: 1, Limit: 12e6})}) // whose client has not measured yet
+			// whose client has not measured yet
+			lb.restartAs(newClient(t, "", lb.reg), Config{Link: NewLink(LinkConfig{Inflaters: 1, Limit: 12e6})})
 			lb.reg.Be(registrytest.Quirks{Far: c.far})
 			pull := lb.start(lb.img.Ref)
 			if (pull.Lazy != nil) != c.lazy {

@@ -34,8 +34,9 @@ type origin struct {
 	mu     sync.Mutex // held while points are fetched
 	points atomic.Pointer[pack.Points]
 
-	busyMu sync.Mutex            // guards what follows
-	busy   map[int]chan struct{} // segments that are being fetched; closed when they are here, or are not to be had
+	busyMu sync.Mutex // guards what follows
+	// segments that are being fetched; closed when they are here, or are not to be had
+	busy   map[int]chan struct{}
 	passes passes
 
 	stuck atomic.Int64 // unix nanoseconds when the layer's stream was last seen not to move
@@ -97,7 +98,8 @@ func (p *Puller) Want(id digest.Digest, from, to int64) {
 			p.cfg.Lazy.Waited(time.Since(begun))
 		}
 		p.waits.add(layerWait{layer: id, from: from, begun: begun, took: time.Since(begun)})
-		p.cfg.Log.Debug("bytes that were waited for", "layer", id, "from", from, "to", to, "took", time.Since(begun))
+		p.cfg.Log.Debug("bytes that were waited for", "layer", id, "from", from, "to", to, "took",
+			time.Since(begun))
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		delete(p.wants, w)
@@ -240,12 +242,14 @@ func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) er
 // not verify, or the registry has it no longer. The layer's stream remains.
 func (o *origin) giveUp(err error) bool {
 	var re *registry.Error
-	lost := errors.As(err, &re) && (re.Kind == registry.NotFound || re.Kind == registry.Mismatch) || errors.Is(err, fs.ErrNotExist)
+	lost := errors.As(err, &re) && (re.Kind == registry.NotFound || re.Kind == registry.Mismatch) ||
+		errors.Is(err, fs.ErrNotExist)
 	if !lost && !errors.Is(err, pack.ErrInvalid) {
 		return false
 	}
 	if !o.useless.Swap(true) {
-		o.s.p.cfg.Log.Warn("a startup pack is of no use any more: what is missing comes with the layer's stream", "layer", o.part.Layer.DiffID, "err", err)
+		o.s.p.cfg.Log.Warn("a startup pack is of no use any more: what is missing comes with the layer's stream",
+			"layer", o.part.Layer.DiffID, "err", err)
 	}
 	return true
 }
@@ -293,11 +297,12 @@ func (o *origin) places() []place {
 // is waited for: it brings it sooner than a request of its own.
 const aheadOfStream = 2
 
-// aheadOfPassed is how many bytes away the stream of a pack may be that is passed on to other nodes, and so read to its
-// end: what is fetched beside it crosses the PoP's link twice.
+// aheadOfPassed is how many bytes away the stream of a pack may be that is passed on to other nodes, and so
+// read to its end: what is fetched beside it crosses the PoP's link twice.
 const aheadOfPassed = 4 << 20
 
-// isNear reports whether the stream is to be waited for, which brings chunk next now, by who wants chunk k behind it.
+// isNear reports whether the stream is to be waited for, which brings chunk next now, by who wants chunk k
+// behind it.
 func (s *Start) isNear(next, k int) bool {
 	if s.pack.passed && s.head.ChunkSpan(k).Offset-s.head.ChunkSpan(next).Offset <= aheadOfPassed {
 		return true

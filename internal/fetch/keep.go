@@ -47,12 +47,14 @@ func (p *Puller) Collect(ctx context.Context, want int64, inUse func(digest.Dige
 		freed.Bytes += n
 		errs = errors.Join(errs, err)
 	}
-	return freed, errors.Join(errs, p.cfg.Catalog.Sweep(func(img *image.Image) bool { return p.gone(img, inUse) }))
+	return freed, errors.Join(errs,
+		p.cfg.Catalog.Sweep(func(img *image.Image) bool { return p.gone(img, inUse) }))
 }
 
-// collectLayers removes layers by the cache's policy: those that nobody claims, and those that only images claim of which
-// there is no container, with these images. What the PoP's store would not take yet goes last.
-func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(digest.Digest) bool, freed *Freed) error {
+// collectLayers removes layers by the cache's policy: those that nobody claims, and those that only images
+// claim of which there is no container, with these images. What the PoP's store would not take yet goes last.
+func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(digest.Digest) bool,
+	freed *Freed) error {
 	if freed.Bytes >= want {
 		return nil
 	}
@@ -96,9 +98,10 @@ func (c *collection) run(ctx context.Context, want int64) (errs error) {
 	return errs
 }
 
-// victims are the layers that go next, of want bytes in all if there are so many, and the images that have to go before. What was
-// looked at is kept then.
-func (c *collection) victims(want int64, kept map[digest.Digest]bool) (layers []digest.Digest, images []image.Reference) {
+// victims are the layers that go next, of want bytes in all if there are so many, and the images that have to
+// go before. What was looked at is kept then.
+func (c *collection) victims(want int64, kept map[digest.Digest]bool) (layers []digest.Digest,
+	images []image.Reference) {
 	for want > 0 {
 		id, ok := c.p.order.next(kept)
 		if !ok {
@@ -158,8 +161,11 @@ const releaseWait = 2 * time.Second
 // awaitReleased waits until no unused layer is partial any more.
 func (p *Puller) awaitReleased(ctx context.Context, inUse func(digest.Digest) bool) {
 	claimed := p.claimed(inUse)
-	for deadline := time.Now().Add(releaseWait); time.Now().Before(deadline) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
-		if !slices.ContainsFunc(p.cfg.Layers.Partials(), func(part *layer.Partial) bool { return !claimed(part.Layer.DiffID) }) {
+	for deadline := time.Now().Add(releaseWait); time.Now().Before(deadline) &&
+		ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
+		if !slices.ContainsFunc(p.cfg.Layers.Partials(), func(part *layer.Partial) bool {
+			return !claimed(part.Layer.DiffID)
+		}) {
 			return
 		}
 	}
@@ -181,8 +187,8 @@ func (p *Puller) gone(img *image.Image, inUse func(digest.Digest) bool) bool {
 	return len(img.Layers) > 0
 }
 
-// Prune removes every layer that nothing uses, and what cut pulls left. What of the PoP's store nothing uses here is
-// not marked any more then.
+// Prune removes every layer that nothing uses, and what cut pulls left. What of the PoP's store nothing uses
+// here is not marked any more then.
 func (p *Puller) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Freed, error) {
 	select { // let the freshest become collectable
 	case <-time.After(p.fresh):

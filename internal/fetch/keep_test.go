@@ -28,7 +28,8 @@ func TestCollectTakesTheOldestFirst(t *testing.T) {
 	if _, err := b.layers.Get(first); err != nil { // the first is the newer one now
 		t.Fatal(err)
 	}
-	if freed, err := b.Collect(t.Context(), 0, nobody); err != nil || freed.Bytes != 0 || len(freed.Layers) != 0 {
+	if freed, err := b.Collect(t.Context(), 0, nobody); err != nil || freed.Bytes != 0 ||
+		len(freed.Layers) != 0 {
 		t.Fatal(freed, err)
 	}
 	freed, err := b.Collect(t.Context(), 1, nobody)
@@ -72,7 +73,8 @@ func TestCollectKeepsWhatIsWanted(t *testing.T) {
 	}
 	release()
 	b.eventually("the end of the pull's hold", func() bool { return !b.isHeld(heldID) })
-	if freed, err := b.Collect(t.Context(), math.MaxInt64, inUse); err != nil || len(freed.Layers) != 1 || b.has(heldID) {
+	if freed, err := b.Collect(t.Context(), math.MaxInt64, inUse); err != nil || len(freed.Layers) != 1 ||
+		b.has(heldID) {
 		t.Error(freed, err)
 	}
 }
@@ -109,16 +111,20 @@ func TestCollectTakesAbandonedFillsFirst(t *testing.T) {
 	cut := b.leave(id("cut"), 100<<10, 0)
 	inUse := func(d digest.Digest) bool { return d == id("used") }
 
-	if freed, err := b.Collect(t.Context(), 0, inUse); err != nil || freed.Bytes < 100<<10 || there(stale) || !there(old) {
+	if freed, err := b.Collect(t.Context(), 0, inUse); err != nil || freed.Bytes < 100<<10 || there(stale) ||
+		!there(old) {
 		t.Fatalf("a day later: %v, %v, stale %t, old %t", freed, err, there(stale), there(old))
 	}
-	if freed, err := b.Collect(t.Context(), 1, inUse); err != nil || freed.Bytes < 100<<10 || there(old) || !there(recent) || !b.has(whole) {
+	if freed, err := b.Collect(t.Context(), 1, inUse); err != nil || freed.Bytes < 100<<10 || there(old) ||
+		!there(recent) || !b.has(whole) {
 		t.Fatalf("little wanted: %v, %v, old %t, recent %t", freed, err, there(old), there(recent))
 	}
-	if _, err := b.Collect(t.Context(), math.MaxInt64, inUse); err != nil || there(recent) || b.has(whole) || !there(cut) || !there(used) {
+	if _, err := b.Collect(t.Context(), math.MaxInt64, inUse); err != nil || there(recent) || b.has(whole) ||
+		!there(cut) || !there(used) {
 		t.Fatalf("all wanted: %v, recent %t, cut %t, used %t", err, there(recent), there(cut), there(used))
 	}
-	if freed, err := b.Prune(t.Context(), inUse); err != nil || freed.Bytes < 100<<10 || there(cut) || !there(used) {
+	if freed, err := b.Prune(t.Context(), inUse); err != nil || freed.Bytes < 100<<10 || there(cut) ||
+		!there(used) {
 		t.Fatalf("prune: %v, %v, cut %t, used %t", freed, err, there(cut), there(used))
 	}
 }
@@ -138,7 +144,8 @@ func TestCollectKeepsWhatIsCopiedIntoTheStore(t *testing.T) {
 	}
 }
 
-// What images claim goes with these, if all of them are idle; what is being pulled, and what an image in use has, stays.
+// What images claim goes with these, if all of them are idle; what is being pulled, and what an image in use
+// has, stays.
 func TestCollectRetiresIdleImages(t *testing.T) {
 	b := newBed(t)
 	b.fresh = 0

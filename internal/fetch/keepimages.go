@@ -11,17 +11,19 @@ import (
 	"dewpoint/internal/layer"
 )
 
-// ImagesConfig is who knows which images containerd has. Without it what an image has stays until that is removed.
+// ImagesConfig is who knows which images containerd has. Without it what an image has stays until that is
+// removed.
 type ImagesConfig struct {
-	// Idle has the references of containerd's images, and whether they may go: this node has registered them and there is no
-	// container of them, as it seems. Those of other clients of containerd are theirs to remove.
+	// Idle has the references of containerd's images, and whether they may go: this node has registered them and
+	// there is no container of them, as it seems. Those of other clients of containerd are theirs to remove.
 	Idle func() (map[string]bool, error)
-	// Remove has containerd forget images, but those that a container uses by now, and returns when it has let go
-	// of what only they needed. No pull of them is under way.
+	// Remove has containerd forget images, but those that a container uses by now, and returns when it has let
+	// go of what only they needed. No pull of them is under way.
 	Remove func(context.Context, []image.Reference) error
 }
 
-// idleImages are those that may go so that so many bytes become free; none if all that is not claimed is to go.
+// idleImages are those that may go so that so many bytes become free; none if all that is not claimed is to
+// go.
 func (p *Puller) idleImages(want int64) (map[string]bool, error) {
 	if p.cfg.Images.Idle == nil || want == math.MaxInt64 {
 		return nil, nil
@@ -33,10 +35,12 @@ func (p *Puller) idleImages(want int64) (map[string]bool, error) {
 	return idle, nil
 }
 
-// onlyIdle are the images that containerd has with a layer, if all of them are idle and nobody pulls one. What lies in the PoP's store
-// takes no room here that would come back; what is on its way there stays, and, unless owed, what it would not take yet.
+// onlyIdle are the images that containerd has with a layer, if all of them are idle and nobody pulls one.
+// What lies in the PoP's store takes no room here that would come back; what is on its way there stays, and,
+// unless owed, what it would not take yet.
 func (p *Puller) onlyIdle(l *layer.Layer, idle map[string]bool, owed bool) (images []image.Reference) {
-	if len(idle) == 0 || l.At != "" || !l.Complete() || p.isHeld(l.DiffID) || !p.isStale(l) || p.site != nil && p.site.indebted(l.DiffID, owed) {
+	if len(idle) == 0 || l.At != "" || !l.Complete() || p.isHeld(l.DiffID) || !p.isStale(l) ||
+		p.site != nil && p.site.indebted(l.DiffID, owed) {
 		return nil
 	}
 	for _, r := range p.cfg.Catalog.refsWith(l.DiffID) {
@@ -57,8 +61,8 @@ func (p *Puller) isPulled(ref image.Reference) bool {
 	return p.pulling[ref.String()] > 0
 }
 
-// retireImages has containerd forget images that are not being pulled. Their records stay as long as there is a layer of them: what is
-// still here need not be fetched when they are deployed again.
+// retireImages has containerd forget images that are not being pulled. Their records stay as long as there is
+// a layer of them: what is still here need not be fetched when they are deployed again.
 func (p *Puller) retireImages(ctx context.Context, images []image.Reference) error {
 	if len(images) == 0 {
 		return nil

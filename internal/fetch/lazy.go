@@ -65,7 +65,8 @@ type Start struct {
 	once       sync.Once
 	done       chan struct{} // closed when the pack has been read, or given up
 	got        atomic.Int64  // compressed bytes that came beside the layers' fills, from the registry
-	within     atomic.Int64  // the same from within the PoP; of what came uncompressed, what the registry would have sent
+	// the same from within the PoP; of what came uncompressed, what the registry would have sent
+	within atomic.Int64
 
 	mu   sync.Mutex
 	next int   // chunks before it are here
@@ -104,7 +105,8 @@ func (s *Start) Within() int64 { return s.within.Load() }
 // startLazily begins an image by its pack. It returns nil if the image is
 // better pulled whole, or cannot be begun otherwise; why says on what grounds it
 // was decided, either way.
-func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, look *lookup) (s *Start, why string) {
+func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, look *lookup) (s *Start,
+	why string) {
 	if p.cfg.Lazy.Never {
 		return nil, ""
 	}
@@ -155,8 +157,10 @@ func (p *Puller) absent(img *image.Image) int64 {
 
 // openStart reads the pack up to its tables, begins the layers, and lets the
 // chunks come.
-func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *packFile, w outlook) (*Start, error) {
-	s := &Start{p: p, img: img, o: o, pack: f, outlook: &w, background: make(chan struct{}), done: make(chan struct{})}
+func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *packFile, w outlook) (*Start,
+	error) {
+	s := &Start{p: p, img: img, o: o, pack: f, outlook: &w, background: make(chan struct{}),
+		done: make(chan struct{})}
 	_, step := trace.Start(ctx, "read tables")
 	stream, end, err := s.readTables(ctx)
 	step.Fail(err)
@@ -173,7 +177,8 @@ func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *
 			_, err = io.Copy(io.Discard, s.rest) // what only other nodes may want
 		}
 		if err != nil && p.life.Err() == nil {
-			p.cfg.Log.Warn("a startup pack ends early; what it lacks is fetched on demand", "image", img.Ref, "err", err)
+			p.cfg.Log.Warn("a startup pack ends early; what it lacks is fetched on demand", "image", img.Ref, "err",
+				err)
 		}
 	})
 	for i, part := range s.partials {
@@ -381,7 +386,8 @@ type notWorth struct{ outlook }
 func (e notWorth) Error() string { return e.String() }
 
 func (s *Start) origin() layer.Origin {
-	return layer.Origin{Ref: s.img.Ref.String(), Manifest: s.img.Desc.Digest, PlainHTTP: s.o.PlainHTTP, Trust: s.Trust}
+	return layer.Origin{Ref: s.img.Ref.String(), Manifest: s.img.Desc.Digest, PlainHTTP: s.o.PlainHTTP,
+		Trust: s.Trust}
 }
 
 func (s *Start) beginLayer(item pack.Item) error {
@@ -450,7 +456,8 @@ func (s *Start) putChunk(k int, data []byte) error {
 func (p *Puller) putRoomy(part *layer.Partial, off int64, b []byte) error {
 	err := part.Put(off, b)
 	if errors.Is(err, syscall.ENOSPC) && p.cfg.Lazy.Room != nil {
-		p.cfg.Log.Warn("disk full while an image runs that is not whole: unused layers go", "layer", part.Layer.DiffID)
+		p.cfg.Log.Warn("disk full while an image runs that is not whole: unused layers go", "layer",
+			part.Layer.DiffID)
 		p.cfg.Lazy.Room(p.life, int64(len(b)))
 		err = part.Put(off, b)
 	}
@@ -473,7 +480,8 @@ func (p *Puller) roomFor(id digest.Digest) error {
 		return err
 	}
 	if free, want := int64(st.Bavail)*st.Bsize, part.Size-part.Passed()-part.Early()+spareRoom; free < want {
-		return fmt.Errorf("%d bytes of disk are free, the rest of the layer, which runs already, takes %d: %w", free, want, syscall.ENOSPC)
+		return fmt.Errorf("%d bytes of disk are free, the rest of the layer, which runs already, takes %d: %w",
+			free, want, syscall.ENOSPC)
 	}
 	return nil
 }

@@ -72,14 +72,17 @@ type lazyBed struct {
 
 func newLazyBed(t testing.TB, c image.Compression) *lazyBed {
 	t.Helper()
-	return newLazyBedOf(t, c, []pack.Range{{Layer: 1, Offset: 8192, Length: 40960}, {Layer: 0, Offset: 4 << 20, Length: 300 << 10}, {Layer: 1, Offset: 1 << 20, Length: 4096}},
+	return newLazyBedOf(t, c,
+		[]pack.Range{{Layer: 1, Offset: 8192, Length: 40960}, {Layer: 0, Offset: 4 << 20, Length: 300 << 10},
+			{Layer: 1, Offset: 1 << 20, Length: 4096}},
 		mixedTar(50), mixedTar(51))
 }
 
 // newLazyBedOf is newLazyBed for an image with a layer of each tar.
 func newLazyBedOf(t testing.TB, c image.Compression, reads []pack.Range, tars ...[]byte) *lazyBed {
 	t.Helper()
-	lb := &lazyBed{bed: newBed(t), server: &unmounted{}, tars: tars, reads: reads, lied: make(chan error, 4), whole: make(chan digest.Digest, 4)}
+	lb := &lazyBed{bed: newBed(t), server: &unmounted{}, tars: tars, reads: reads, lied: make(chan error, 4),
+		whole: make(chan digest.Digest, 4)}
 	var ls []registrytest.Layer
 	for _, tar := range tars {
 		ls = append(ls, registrytest.Layer{Tar: tar, Compression: c})
@@ -128,7 +131,8 @@ func (lb *lazyBed) restartAs(client *registry.Client, cfg Config) {
 
 func (lb *lazyBed) open(client *registry.Client, cfg Config) {
 	var err error
-	lb.layers, err = layer.Open(layer.Config{Dir: lb.dir, Server: lb.server, Lied: func(_ *layer.Partial, why error) { lb.lied <- why }})
+	lb.layers, err = layer.Open(layer.Config{Dir: lb.dir, Server: lb.server,
+		Lied: func(_ *layer.Partial, why error) { lb.lied <- why }})
 	lb.must(err)
 	catalog, err := OpenCatalog(filepath.Join(lb.dir, "..", "images"), nil)
 	lb.must(err)
@@ -159,7 +163,8 @@ func (lb *lazyBed) build(spoil func([][]byte)) (*bytes.Buffer, pack.Stats) {
 		b := have.(builtPack)
 		return bytes.NewBuffer(bytes.Clone(b.bytes)), b.stats
 	}
-	in := pack.Input{Image: lb.img.Digest, Dir: lb.t.TempDir(), Profile: &pack.Profile{Version: 1, Image: lb.img.Digest, Reads: lb.reads}}
+	in := pack.Input{Image: lb.img.Digest, Dir: lb.t.TempDir(),
+		Profile: &pack.Profile{Version: 1, Image: lb.img.Digest, Reads: lb.reads}}
 	tars := slices.Clone(lb.tars)
 	if spoil != nil {
 		for n := range tars {
@@ -169,11 +174,13 @@ func (lb *lazyBed) build(spoil func([][]byte)) (*bytes.Buffer, pack.Stats) {
 	}
 	for i, l := range lb.img.Layers {
 		in.Profile.Layers = append(in.Profile.Layers, l.DiffID)
-		il := pack.InputLayer{DiffID: l.DiffID, Blob: l.Digest, BlobSize: l.Size, Size: int64(len(tars[i])), Compression: l.Compression(),
-			Data: bytes.NewReader(tars[i])}
+		il := pack.InputLayer{DiffID: l.DiffID, Blob: l.Digest, BlobSize: l.Size, Size: int64(len(tars[i])),
+			Compression: l.Compression(),
+			Data:        bytes.NewReader(tars[i])}
 		if spoil == nil {
 			il.Open = func() (io.ReadCloser, error) {
-				return lb.cfg.Registry.Open(lb.t.Context(), lb.ref(lb.img.Ref), registry.Blob{Digest: l.Digest, Size: l.Size}, 0, -1, registry.OpenOptions{})
+				return lb.cfg.Registry.Open(lb.t.Context(), lb.ref(lb.img.Ref),
+					registry.Blob{Digest: l.Digest, Size: l.Size}, 0, -1, registry.OpenOptions{})
 			}
 		} else {
 			il.DiffID = digest.FromBytes(tars[i]) // what Build insists on; put right below
@@ -193,14 +200,19 @@ func (lb *lazyBed) build(spoil func([][]byte)) (*bytes.Buffer, pack.Stats) {
 // publish pushes the pack beside the image.
 func (lb *lazyBed) publish(b []byte, header digest.Digest, sign bool) {
 	lb.t.Helper()
-	about := map[string]string{pack.AnnotationBlob: digest.FromBytes(b).String(), pack.AnnotationSize: strconv.Itoa(len(b)),
+	about := map[string]string{pack.AnnotationBlob: digest.FromBytes(b).String(),
+		pack.AnnotationSize:   strconv.Itoa(len(b)),
 		pack.AnnotationHeader: header.String()}
 	if sign {
-		about[pack.AnnotationSignature] = base64.StdEncoding.EncodeToString(pack.Sign(lb.key, lb.img.Digest, header))
+		about[pack.AnnotationSignature] = base64.StdEncoding.EncodeToString(pack.Sign(lb.key, lb.img.Digest,
+			header))
 	}
-	_, err := lb.cfg.Registry.PushArtifact(lb.t.Context(), lb.ref(lb.img.Ref), registry.Artifact{Type: pack.MediaType, Subject: lb.img.Desc, Annotations: about,
-		Layers: []registry.ArtifactLayer{{MediaType: pack.MediaType, Digest: digest.FromBytes(b), Size: int64(len(b)),
-			Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}}}, registry.ResolveOptions{})
+	_, err := lb.cfg.Registry.PushArtifact(lb.t.Context(), lb.ref(lb.img.Ref),
+		registry.Artifact{Type: pack.MediaType, Subject: lb.img.Desc, Annotations: about,
+			Layers: []registry.ArtifactLayer{{MediaType: pack.MediaType, Digest: digest.FromBytes(b),
+				Size: int64(len(b)),
+				Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}}},
+		registry.ResolveOptions{})
 	lb.must(err)
 }
 
@@ -432,7 +444,8 @@ func TestPackLies(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("unmounted noticed")
 	}
-	if _, err := lb.findPack(t.Context(), pull.Image, Options{}); err == nil || !strings.Contains(err.Error(), "quarantined") {
+	if _, err := lb.findPack(t.Context(), pull.Image, Options{}); err == nil ||
+		!strings.Contains(err.Error(), "quarantined") {
 		t.Errorf("the pack is found again: %v", err)
 	}
 	for n, l := range honest {
@@ -498,8 +511,8 @@ func TestBrokenChunk(t *testing.T) {
 	lb.must(pull.WaitComplete(t.Context()))
 }
 
-// What lies far behind a pack's stream is fetched by itself; that of a pack which is passed on, and so read to its end, is
-// waited for.
+// What lies far behind a pack's stream is fetched by itself; that of a pack which is passed on, and so read
+// to its end, is waited for.
 func TestPassedPackComesOnce(t *testing.T) {
 	for _, passed := range []bool{false, true} {
 		t.Run(fmt.Sprint("passed ", passed), func(t *testing.T) {
@@ -512,19 +525,21 @@ func TestPassedPackComesOnce(t *testing.T) {
 			if len(chunks) <= aheadOfStream+2 {
 				t.Fatalf("%d chunks only", len(chunks))
 			}
-			img, err := lb.resolve(t.Context(), lb.ref(lb.img.Ref), Options{}, &lookup{p: lb.Puller, done: make(chan struct{})})
+			img, err := lb.resolve(t.Context(), lb.ref(lb.img.Ref), Options{},
+				&lookup{p: lb.Puller, done: make(chan struct{})})
 			lb.must(err)
 			var alone atomic.Int32
 			goOn := make(chan struct{})
-			f := &packFile{size: int64(b.Len()), passed: passed, open: func(_ context.Context, at pack.Span) (io.ReadCloser, error) {
-				all := io.NewSectionReader(bytes.NewReader(b.Bytes()), at.Offset, at.Length)
-				if at.Length < int64(b.Len()) {
-					alone.Add(1)
-					return io.NopCloser(all), nil
-				}
-				first := s.Header.ChunkSpan(1).Offset
-				return io.NopCloser(io.MultiReader(io.LimitReader(all, first), &gated{open: goOn, Reader: all})), nil
-			}}
+			f := &packFile{size: int64(b.Len()), passed: passed,
+				open: func(_ context.Context, at pack.Span) (io.ReadCloser, error) {
+					all := io.NewSectionReader(bytes.NewReader(b.Bytes()), at.Offset, at.Length)
+					if at.Length < int64(b.Len()) {
+						alone.Add(1)
+						return io.NopCloser(all), nil
+					}
+					first := s.Header.ChunkSpan(1).Offset
+					return io.NopCloser(io.MultiReader(io.LimitReader(all, first), &gated{open: goOn, Reader: all})), nil
+				}}
 			_, err = lb.openStart(t.Context(), img, Options{}, f, outlook{rate: 1e5, absent: 100e6})
 			lb.must(err)
 			last := chunks[len(chunks)-1].Ranges[0]

@@ -99,8 +99,11 @@ func newFullBed(t *testing.T, lazy LazyConfig) *fullBed {
 			t.Error(err)
 		}
 	}
-	fb.restart(Config{Link: NewLink(LinkConfig{Inflaters: 1, Limit: 16e6}), Log: slog.New(slog.NewTextHandler(&fb.log, nil)), Lazy: lazy})
-	other := fb.reg.PushImage("other:1", []registrytest.Layer{{Tar: registrytest.RandomTar(99, 8, 12<<20), Compression: image.Gzip}}, registrytest.Options{})
+	fb.restart(Config{Link: NewLink(LinkConfig{Inflaters: 1, Limit: 16e6}),
+		Log: slog.New(slog.NewTextHandler(&fb.log, nil)), Lazy: lazy})
+	other := fb.reg.PushImage("other:1",
+		[]registrytest.Layer{{Tar: registrytest.RandomTar(99, 8, 12<<20), Compression: image.Gzip}},
+		registrytest.Options{})
 	fb.unused = fb.bed.pull(other).Layers[0].DiffID
 	if fb.pull = fb.start(fb.img.Ref); fb.pull.Lazy == nil {
 		t.Fatalf("not lazy: %s", fb.pull.Why)
@@ -135,7 +138,9 @@ func TestLazyFullStopsBackground(t *testing.T) {
 	fb := newFullBed(t, LazyConfig{})
 	before := fb.servedLayers()
 	fb.pull.Background()
-	fb.eventually("a word on it", func() bool { return fb.log.has("not whole yet") && fb.log.has("no space left on device") })
+	fb.eventually("a word on it", func() bool {
+		return fb.log.has("not whole yet") && fb.log.has("no space left on device")
+	})
 	if n := fb.servedLayers() - before; n != 0 {
 		t.Errorf("%d bytes of the layers came", n)
 	}
@@ -159,7 +164,8 @@ func (lb *lazyBed) logins(path, password string) {
 // When they have expired, what is here starts and is read all the same; what is
 // absent fails, and comes with new ones.
 func TestLazyCredentials(t *testing.T) {
-	for name, mode := range map[string]registrytest.AuthMode{"basic": registrytest.Basic, "bearer": registrytest.Bearer} {
+	for name, mode := range map[string]registrytest.AuthMode{"basic": registrytest.Basic,
+		"bearer": registrytest.Bearer} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			lb := newLazyBed(t, image.Gzip)
@@ -182,7 +188,8 @@ func TestLazyCredentials(t *testing.T) {
 
 			lb.reg.Require(registrytest.Auth{Mode: mode, User: "dew", Password: "second"})
 			var refused *registry.Error
-			if _, err := client.Resolve(t.Context(), lb.ref(lb.img.Ref), registry.ResolveOptions{}); !errors.As(err, &refused) || refused.Kind != registry.Unauthorized {
+			if _, err := client.Resolve(t.Context(), lb.ref(lb.img.Ref), registry.ResolveOptions{}); !errors.As(err,
+				&refused) || refused.Kind != registry.Unauthorized {
 				t.Fatalf("the credentials have not expired: %v", err)
 			}
 			again, err := lb.Pull(t.Context(), lb.ref(lb.img.Ref), Options{Lazy: true, Local: true})

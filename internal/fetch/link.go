@@ -101,8 +101,9 @@ const (
 	nodeLimit   = 0.25 // share of time blocked from which on the node is the limit
 	riseNeeded  = 1.2
 	endgame     = 150 * time.Millisecond // of fetching left, when the next request goes out
-	maxConns    = 6                      // connections tried at most to fill the link, or to a host that is silent
-	silence     = time.Second            // after which a turn is idle
+	// connections tried at most to fill the link, or to a host that is silent
+	maxConns = 6
+	silence  = time.Second // after which a turn is idle
 )
 
 // NewLink returns a link that nothing crosses yet.
@@ -110,7 +111,8 @@ func NewLink(cfg LinkConfig) *Link {
 	if cfg.Inflaters <= 0 {
 		cfg.Inflaters = runtime.NumCPU()
 	}
-	return &Link{cfg: cfg, bucket: newBucket(cfg.Limit), slow: newBucket(cfg.Background), clock: time.Now, claims: map[*claim]bool{}}
+	return &Link{cfg: cfg, bucket: newBucket(cfg.Limit), slow: newBucket(cfg.Background), clock: time.Now,
+		claims: map[*claim]bool{}}
 }
 
 // turn is one layer's place on the link. Its fields are guarded by the link.
@@ -150,7 +152,8 @@ type entry struct {
 
 // enter queues a layer. leave must follow.
 func (l *Link) enter(e entry) *turn {
-	t := &turn{start: make(chan struct{}), host: e.host, size: e.size, link: l, stats: e.stats, order: e.order, limit: e.inflaters, class: e.class}
+	t := &turn{start: make(chan struct{}), host: e.host, size: e.size, link: l, stats: e.stats, order: e.order,
+		limit: e.inflaters, class: e.class}
 	if t.order == Measured {
 		t.order = l.cfg.Order
 	}

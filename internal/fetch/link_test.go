@@ -34,7 +34,8 @@ func newRig(cfg LinkConfig, layers int, size, perConn, total, node float64) *rig
 }
 
 // newRigOf is newRig for layers of several hosts.
-func newRigOf(cfg LinkConfig, layers int, size, perConn, total, node float64, host func(layer int) string) *rig {
+func newRigOf(cfg LinkConfig, layers int, size, perConn, total, node float64,
+	host func(layer int) string) *rig {
 	r := &rig{link: NewLink(cfg), now: time.Now(), size: size, perConn: perConn, total: total, node: node}
 	r.begun = r.now
 	r.link.ticking = true // the rig is the clock
@@ -46,10 +47,11 @@ func newRigOf(cfg LinkConfig, layers int, size, perConn, total, node float64, ho
 		r.stall = append(r.stall, -1)
 		r.since = append(r.since, time.Time{})
 		r.ended = append(r.ended, 0)
-		r.turns = append(r.turns, r.link.enter(entry{host: host(i), size: int64(size), class: Startup, stats: func() layer.Progress {
-			return layer.Progress{Received: int64(r.got[i]), Fetched: int64(r.got[i]), Written: int64(r.got[i]),
-				Waiting: r.waiting[i], Blocked: r.blocked[i]}
-		}}))
+		r.turns = append(r.turns,
+			r.link.enter(entry{host: host(i), size: int64(size), class: Startup, stats: func() layer.Progress {
+				return layer.Progress{Received: int64(r.got[i]), Fetched: int64(r.got[i]), Written: int64(r.got[i]),
+					Waiting: r.waiting[i], Blocked: r.blocked[i]}
+			}}))
 	}
 	return r
 }
@@ -222,7 +224,9 @@ func TestHeldLayerGoesOnWhenTheOthersStall(t *testing.T) {
 // Layers of a host that hangs are not begun one after the other for ever, and
 // not before those of one that does not.
 func TestHangingHostDelaysItsOwnLayersOnly(t *testing.T) {
-	r := newRigOf(LinkConfig{Inflaters: 2}, 40, 5*mb, 2.5*mb, 2.5*mb, 100*mb, func(i int) string { return string('a' + rune(i/30)) })
+	r := newRigOf(LinkConfig{Inflaters: 2}, 40, 5*mb, 2.5*mb, 2.5*mb, 100*mb, func(i int) string {
+		return string('a' + rune(i/30))
+	})
 	for i := range 30 {
 		r.stall[i] = 0
 	}

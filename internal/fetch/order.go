@@ -38,7 +38,8 @@ type order struct {
 	saving sync.Mutex // one at a time writes the file
 	mu     sync.Mutex
 	policy evict.Policy
-	seen   map[digest.Digest]time.Time // of the layers that the policy knows, when a use of them was counted last
+	// of the layers that the policy knows, when a use of them was counted last
+	seen map[digest.Digest]time.Time
 }
 
 // useGap is how much later a layer must have been asked for so that this is another use: one

@@ -79,7 +79,8 @@ func TestOrderIsSavedAtOnce(t *testing.T) {
 	b.must(g.Wait())
 }
 
-// Uses are remembered by the next process; where that is not possible, layers go by how long ago they were used.
+// Uses are remembered by the next process; where that is not possible, layers go by how long ago they were
+// used.
 func TestOrderOutlivesTheProcess(t *testing.T) {
 	for name, damage := range map[string]bool{"kept": false, "damaged": true} {
 		t.Run(name, func(t *testing.T) {
@@ -135,7 +136,8 @@ func TestOrderKnowsWhatIsHere(t *testing.T) {
 	shared := b.pull(b.push("a", 1, 2)).Layers
 	b.pull(b.push("b", 1, 3))
 	b.order.look(b.layers.Layers(), b.cfg.Catalog.Sharing())
-	if o, ok := b.order.policy.Get(shared[0].DiffID.String()); !ok || o.Images != 2 || o.Cost != float64(shared[0].Size) {
+	if o, ok := b.order.policy.Get(shared[0].DiffID.String()); !ok || o.Images != 2 ||
+		o.Cost != float64(shared[0].Size) {
 		t.Errorf("%+v", o)
 	}
 	_, err := b.layers.Remove(shared[1].DiffID, func(*layer.Layer) bool { return true })

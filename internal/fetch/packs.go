@@ -160,7 +160,8 @@ func (p *Puller) findPack(ctx context.Context, img *image.Image, o Options) (*pa
 func (p *Puller) published(ctx context.Context, img *image.Image, o Options) (*packFile, error) {
 	ctx, cancel := context.WithTimeout(ctx, packLookup)
 	defer cancel()
-	list, err := p.cfg.Registry.Referrers(ctx, img.Ref, img.Desc.Digest, pack.MediaType, registry.ResolveOptions{PlainHTTP: o.PlainHTTP})
+	list, err := p.cfg.Registry.Referrers(ctx, img.Ref, img.Desc.Digest, pack.MediaType,
+		registry.ResolveOptions{PlainHTTP: o.PlainHTTP})
 	if err != nil {
 		return nil, fmt.Errorf("look for a startup pack: %w", err)
 	}
@@ -182,7 +183,8 @@ func (p *Puller) choose(img *image.Image, list []ocispec.Descriptor) *ocispec.De
 	var signed bool
 	for i, d := range list {
 		ok := p.signed(img, d.Annotations, digest.Digest(d.Annotations[pack.AnnotationHeader])) == nil
-		newer := best == nil || d.Annotations[ocispec.AnnotationCreated] > best.Annotations[ocispec.AnnotationCreated]
+		newer := best == nil ||
+			d.Annotations[ocispec.AnnotationCreated] > best.Annotations[ocispec.AnnotationCreated]
 		if best == nil || ok && !signed || ok == signed && newer {
 			best, signed = &list[i], ok
 		}
@@ -197,9 +199,11 @@ func (p *Puller) remotePack(img *image.Image, d ocispec.Descriptor, o Options) *
 	if err != nil || serr != nil || size <= 0 {
 		return nil
 	}
-	return &packFile{size: size, about: d.Annotations, open: func(ctx context.Context, at pack.Span) (io.ReadCloser, error) {
-		return p.cfg.Registry.Open(ctx, img.Ref, registry.Blob{Digest: blob, Size: size}, at.Offset, at.Length, registry.OpenOptions{PlainHTTP: o.PlainHTTP})
-	}}
+	return &packFile{size: size, about: d.Annotations,
+		open: func(ctx context.Context, at pack.Span) (io.ReadCloser, error) {
+			return p.cfg.Registry.Open(ctx, img.Ref, registry.Blob{Digest: blob, Size: size}, at.Offset, at.Length,
+				registry.OpenOptions{PlainHTTP: o.PlainHTTP})
+		}}
 }
 
 func (p *Puller) localPack(id digest.Digest) *packFile {
@@ -213,16 +217,17 @@ func (p *Puller) localPack(id digest.Digest) *packFile {
 	}
 	now := time.Now()
 	_ = os.Chtimes(path, now, now) // only the order of collection depends on it
-	return &packFile{size: fi.Size(), local: true, open: func(_ context.Context, at pack.Span) (io.ReadCloser, error) {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, err
-		}
-		return struct {
-			io.Reader
-			io.Closer
-		}{io.NewSectionReader(f, at.Offset, at.Length), f}, nil
-	}}
+	return &packFile{size: fi.Size(), local: true,
+		open: func(_ context.Context, at pack.Span) (io.ReadCloser, error) {
+			f, err := os.Open(path)
+			if err != nil {
+				return nil, err
+			}
+			return struct {
+				io.Reader
+				io.Closer
+			}{io.NewSectionReader(f, at.Offset, at.Length), f}, nil
+		}}
 }
 
 // PackPath is where the pack of a manifest lies if it was made here.
@@ -301,7 +306,8 @@ func (p *Puller) Quarantine(id digest.Digest, why error) error {
 	if p.cfg.Packs.Dir == "" {
 		return nil
 	}
-	return errors.Join(durable.WriteFile(p.PackPath(id)+".bad", []byte(why.Error()), 0o600), remove(p.PackPath(id)))
+	return errors.Join(durable.WriteFile(p.PackPath(id)+".bad", []byte(why.Error()), 0o600),
+		remove(p.PackPath(id)))
 }
 
 func remove(path string) error {

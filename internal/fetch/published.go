@@ -30,7 +30,8 @@ func (p *Puller) Published(ctx context.Context, img *image.Image) (*Published, e
 	if err != nil {
 		return nil, err
 	}
-	return &Published{Digest: digest.Digest(f.about[pack.AnnotationBlob]), Size: f.size, p: p, img: img, f: f}, nil
+	return &Published{Digest: digest.Digest(f.about[pack.AnnotationBlob]), Size: f.size, p: p, img: img, f: f},
+		nil
 }
 
 // Open reads the pack from its beginning on.

@@ -84,7 +84,9 @@ func NewPuller(cfg Config) *Puller {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, origins: map[digest.Digest]*origin{}, wants: map[want]bool{}, holds: map[*Pull]bool{}, given: map[digest.Digest]int{}, sessionIdle: time.Minute, fresh: 2 * time.Second}
+	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, origins: map[digest.Digest]*origin{},
+		wants: map[want]bool{}, holds: map[*Pull]bool{}, given: map[digest.Digest]int{}, sessionIdle: time.Minute,
+		fresh: 2 * time.Second}
 	p.slots, p.hoursEvery = map[string]*semaphore.Weighted{}, time.Minute
 	p.pulling, p.retiring = map[string]int{}, map[string]chan struct{}{}
 	p.order = newOrder(cfg.Cache, cfg.Log)
@@ -156,7 +158,8 @@ func (p *Puller) Pull(ctx context.Context, ref image.Reference, o Options) (*Pul
 
 // resolve finds out what ref is. look is told of the manifest before all of the
 // image is known.
-func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, look *lookup) (*image.Image, error) {
+func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, look *lookup) (*image.Image,
+	error) {
 	known := p.cfg.Catalog.Get(ref)
 	if known != nil && (ref.Dgst != "" || o.Local && p.have(known)) {
 		return known, nil
@@ -172,7 +175,8 @@ func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, lo
 	look.warm()
 	ctx, step := trace.Start(ctx, "registry")
 	defer step.End()
-	img, err := p.cfg.Registry.Resolve(ctx, ref, registry.ResolveOptions{PlainHTTP: o.PlainHTTP, Manifest: look.begin})
+	img, err := p.cfg.Registry.Resolve(ctx, ref,
+		registry.ResolveOptions{PlainHTTP: o.PlainHTTP, Manifest: look.begin})
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +219,8 @@ func (p *Puller) mountable(img *image.Image, id digest.Digest) bool {
 
 // fill begins the fills of an image's layers, in their order.
 func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lookup) *Pull {
-	pull := &Pull{Image: img, Resolved: time.Now(), puller: p, lazy: o.Lazy, layers: img.Unique(), renew: map[digest.Digest]*sync.Once{}}
+	pull := &Pull{Image: img, Resolved: time.Now(), puller: p, lazy: o.Lazy, layers: img.Unique(),
+		renew: map[digest.Digest]*sync.Once{}}
 	holding, unhold := context.WithCancel(ctx)
 	pull.unhold = unhold
 	p.hold(holding, pull)
@@ -241,7 +246,8 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 
 // begin begins the fill of one layer, or joins the one there is. One that
 // waits for nobody goes to the front when somebody waits for it now.
-func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o Options, lazy *Start) (*layer.Fill, *blob) {
+func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o Options,
+	lazy *Start) (*layer.Fill, *blob) {
 	b := &blob{p: p, img: img, l: l, o: o, class: Startup, base: Startup}
 	if part := p.cfg.Layers.Partial(l.DiffID); o.Lazy && part != nil && p.accepts(img, part) {
 		b.class, b.base, b.gate = Background, Background, p.gateOf(l.DiffID, lazy)
@@ -277,7 +283,8 @@ func (p *Pull) WaitMountable(ctx context.Context) error {
 }
 
 func (p *Pull) mountable(f *layer.Fill, ctx context.Context) (*layer.Layer, error) {
-	if part := p.puller.cfg.Layers.Partial(f.Layer.DiffID); p.lazy && part != nil && p.puller.accepts(p.Image, part) {
+	if part := p.puller.cfg.Layers.Partial(f.Layer.DiffID); p.lazy && part != nil &&
+		p.puller.accepts(p.Image, part) {
 		return nil, nil
 	}
 	l, err := f.Wait(ctx)
@@ -297,7 +304,8 @@ func (p *Puller) known(ctx context.Context, img *image.Image, l *layer.Layer) (*
 		return have, nil
 	}
 	missing := img.Layers[slices.IndexFunc(img.Layers, func(m image.Layer) bool { return m.DiffID == l.DiffID })]
-	return p.cfg.Layers.Fill(p.life, missing, &blob{p: p, img: img, l: missing, class: Startup, base: Startup}).Wait(ctx)
+	return p.cfg.Layers.Fill(p.life, missing,
+		&blob{p: p, img: img, l: missing, class: Startup, base: Startup}).Wait(ctx)
 }
 
 // WaitLayer blocks until the image's layer number i, from the bottom, can be mounted.
@@ -362,7 +370,8 @@ func (p *Pull) WaitComplete(ctx context.Context) error {
 }
 
 // each waits for all fills. The first error, whichever layer's, ends it.
-func (p *Pull) each(ctx context.Context, wait func(*layer.Fill, context.Context) (*layer.Layer, error)) error {
+func (p *Pull) each(ctx context.Context,
+	wait func(*layer.Fill, context.Context) (*layer.Layer, error)) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, f := range p.fills {
 		g.Go(func() error {
@@ -458,12 +467,14 @@ func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, erro
 		return part.Files(), nil
 	}
 	if err == nil && l.At != "" && !(p.reachable(ctx, l) && p.site.rouseOne(ctx, l)) {
-		err = errors.Join(fmt.Errorf("layer %s lies in the PoP's store, which is away: %w", id, layer.ErrUnknown), p.letGo(id))
+		err = errors.Join(fmt.Errorf("layer %s lies in the PoP's store, which is away: %w", id, layer.ErrUnknown),
+			p.letGo(id))
 	}
 	if errors.Is(err, layer.ErrUnknown) {
 		for _, img := range p.cfg.Catalog.WithLayer(id) {
 			missing := img.Layers[slices.IndexFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == id })]
-			l, err = p.cfg.Layers.Fill(p.life, missing, &blob{p: p, img: img, l: missing, class: Startup, base: Startup}).Wait(ctx)
+			l, err = p.cfg.Layers.Fill(p.life, missing,
+				&blob{p: p, img: img, l: missing, class: Startup, base: Startup}).Wait(ctx)
 			if err == nil || ctx.Err() != nil {
 				break
 			}

@@ -27,7 +27,8 @@ func TestLocalAsksNobody(t *testing.T) {
 		t.Errorf("local %t, %d requests", pull.Local, len(b.reg.Requests())-asked)
 	}
 	moved := b.push("a", 1, 3)
-	if pull, err = b.Pull(t.Context(), img.Ref, Options{}); err != nil || pull.Image.Desc.Digest != moved.Digest {
+	if pull, err = b.Pull(t.Context(), img.Ref, Options{}); err != nil ||
+		pull.Image.Desc.Digest != moved.Digest {
 		t.Errorf("without Local the tag's new image was not found: %v", err)
 	}
 	b.must(pull.WaitComplete(t.Context()))
@@ -256,15 +257,16 @@ func TestCopyBlobs(t *testing.T) {
 		t.Errorf("%d bytes of %d, %v", n, img.Size(), err)
 	}
 	full := errors.New("full")
-	n, err := b.CopyBlobs(t.Context(), img, Options{}, func(_ context.Context, _ ocispec.Descriptor, open func() (io.ReadCloser, error)) error {
-		r, err := open()
-		if err != nil {
-			return err
-		}
-		defer r.Close()
-		_, err = io.ReadFull(r, make([]byte, 1000))
-		return errors.Join(err, full)
-	})
+	n, err := b.CopyBlobs(t.Context(), img, Options{},
+		func(_ context.Context, _ ocispec.Descriptor, open func() (io.ReadCloser, error)) error {
+			r, err := open()
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			_, err = io.ReadFull(r, make([]byte, 1000))
+			return errors.Join(err, full)
+		})
 	if n != 1000 || !errors.Is(err, full) {
 		t.Errorf("%d bytes, %v", n, err)
 	}
@@ -282,7 +284,8 @@ func TestFetchedOnce(t *testing.T) {
 	b.must(err)
 	b.must(first.WaitComplete(t.Context()))
 	b.must(second.WaitComplete(t.Context()))
-	if n, served := first.Fetched(), b.reg.Served(img.Layers[0].Digest)+b.reg.Served(img.Layers[1].Digest); n != served || served == 0 {
+	if n, served := first.Fetched(),
+		b.reg.Served(img.Layers[0].Digest)+b.reg.Served(img.Layers[1].Digest); n != served || served == 0 {
 		t.Errorf("the first pull fetched %d bytes of the %d that came", n, served)
 	}
 	if n := second.Fetched(); n != 0 {

@@ -37,13 +37,13 @@ type PoPConfig struct {
 	Room func(bytes int64) bool
 	// Damaged is told of layers in the store that are not what was published. May be nil.
 	Damaged func(id digest.Digest, why error)
-	// Lost is told of what has left the store since it was damaged, whichever node has found that: layers, and what others
-	// keep there. May be nil; must not block for long.
+	// Lost is told of what has left the store since it was damaged, whichever node has found that: layers, and
+	// what others keep there. May be nil; must not block for long.
 	Lost func(id digest.Digest)
 	// Replaced is told of damaged layers that are in the store again. May be nil.
 	Replaced func(id digest.Digest)
-	// Heard is told of every event of the PoP, one after the other, while KeepPoP runs, and of a Resync when the store
-	// has been opened. It must not block. May be nil.
+	// Heard is told of every event of the PoP, one after the other, while KeepPoP runs, and of a Resync when the
+	// store has been opened. It must not block. May be nil.
 	Heard func(e pop.Event)
 	// Prepare is how this node gets images ready that others have deployed.
 	Prepare PrepareConfig
@@ -77,7 +77,8 @@ type site struct {
 	locks   map[digest.Digest]*sync.Mutex // held while a layer is attached or let go of
 	claims  map[digest.Digest]pop.Lease   // of layers whose fill has not begun
 	relays  map[digest.Digest]*packRelay  // by manifest
-	brought map[digest.Digest]int64       // bytes of packs that came out of the store, by manifest, until a start asks
+	// bytes of packs that came out of the store, by manifest, until a start asks
+	brought map[digest.Digest]int64
 	hits    pop.Hits
 	said    map[string]bool        // what this node was last said to have
 	owed    map[digest.Digest]bool // layers that the store did not take
@@ -97,9 +98,13 @@ type site struct {
 }
 
 func newSite(p *Puller, cfg PoPConfig) *site {
-	s := &site{p: p, cfg: cfg, log: p.cfg.Log, tried: make(chan struct{}), changed: make(chan struct{}), leading: map[digest.Digest]pop.Lease{},
-		locks: map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{}, owed: map[digest.Digest]bool{}, debts: loadDebts(cfg.Owed), relays: map[digest.Digest]*packRelay{}, brought: map[digest.Digest]int64{}, claims: map[digest.Digest]pop.Lease{},
-		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, untold: map[string]*resolution{}, proved: map[digest.Digest]proof{}}
+	s := &site{p: p, cfg: cfg, log: p.cfg.Log, tried: make(chan struct{}), changed: make(chan struct{}),
+		leading: map[digest.Digest]pop.Lease{},
+		locks:   map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{},
+		owed: map[digest.Digest]bool{}, debts: loadDebts(cfg.Owed), relays: map[digest.Digest]*packRelay{},
+		brought: map[digest.Digest]int64{}, claims: map[digest.Digest]pop.Lease{},
+		mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}, untold: map[string]*resolution{},
+		proved: map[digest.Digest]proof{}}
 	if cfg.Prepare.Rest != nil && cfg.Open != nil {
 		s.ready = newPrepared(cfg.Prepare)
 	}
@@ -127,8 +132,8 @@ func (s *site) usable() *pop.Store {
 	return st
 }
 
-// opening waits for the first try to open the store, as long as for an answer of it: what a node that has just booted is to deploy, or goes on with, need
-// not be fetched because it came a moment before.
+// opening waits for the first try to open the store, as long as for an answer of it: what a node that has
+// just booted is to deploy, or goes on with, need not be fetched because it came a moment before.
 func (s *site) opening(ctx context.Context) {
 	if s.cfg.Open == nil {
 		return
@@ -195,9 +200,9 @@ func (s *site) rest(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// attach makes those layers of img known that the store has, before anything is
-// decided about the others; begun, unless nil, does that already. Layers of a store that is away are let go of: they are
-// returned, and are to be mounted anew when they have been fetched.
+// attach makes those layers of img known that the store has, before anything is decided about the others;
+// begun, unless nil, does that already. Layers of a store that is away are let go of: they are returned, and
+// are to be mounted anew when they have been fetched.
 func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (lost []digest.Digest) {
 	s.opening(ctx)
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
@@ -213,7 +218,8 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 			s.log.Warn("a startup pack of the PoP's store cannot be used", "image", img.Ref, "err", err)
 		}
 	})
-	if begun == nil || begun.img.Desc.Digest != img.Desc.Digest { // the registry says that it is another image now
+	// the registry says that it is another image now
+	if begun == nil || begun.img.Desc.Digest != img.Desc.Digest {
 		begun = s.begin(st, img, false)
 	}
 	var used []*pop.Layer
@@ -347,7 +353,8 @@ func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, erro
 			since = time.Now()
 		}
 		if s.cfg.Peers != nil && late {
-			s.log.Warn("the node that fetches a layer cannot be asked; it is fetched twice", "layer", id, "node", held.Holder.Node)
+			s.log.Warn("the node that fetches a layer cannot be asked; it is fetched twice", "layer", id, "node",
+				held.Holder.Node)
 			s.alone(f)
 			return layer.Way{}, nil
 		}
@@ -394,12 +401,15 @@ func (s *site) fromStore(ctx context.Context, b *blob, id digest.Digest) (layer.
 	if s.p.cfg.Layers.Partial(id) == nil && !s.p.cfg.Layers.Unpacks() {
 		return layer.Way{Elsewhere: e}, true
 	}
-	w := b.take(storeName, func(_ context.Context, off int64) (io.ReadCloser, error) { return s.openStored(rec, off) })
+	w := b.take(storeName, func(_ context.Context, off int64) (io.ReadCloser, error) {
+		return s.openStored(rec, off)
+	})
 	wrong := w.Wrong
 	w.Wrong = func(err error) {
 		wrong(err)
 		s.count(func(h *pop.Hits) { h.Store--; h.StoreBytes -= b.l.Size })
-		if err := st.Verify(s.p.life, rec, 0); errors.Is(err, pop.ErrDamaged) { // else it is this node that cannot take it
+		// else it is this node that cannot take it
+		if err := st.Verify(s.p.life, rec, 0); errors.Is(err, pop.ErrDamaged) {
 			s.quarantine(s.p.life, st, rec, err)
 		}
 	}
@@ -456,9 +466,10 @@ func wholeAt(m pop.Member) string { return m.Address + ", which is said to have 
 // errNotWhole says that a node does not have what it was said to have.
 var errNotWhole = errors.New("it has let go of it")
 
-// follow gives the layer's tar as m has it, and as it grows there. It ends with an
-// error when the node is seen to have let go of the layer, or is dead. ended is called when the layer has come to its end.
-func (s *site) follow(ctx context.Context, m pop.Member, b *blob, whole bool, off int64, ended func()) (io.ReadCloser, error) {
+// follow gives the layer's tar as m has it, and as it grows there. It ends with an error when the node is
+// seen to have let go of the layer, or is dead. ended is called when the layer has come to its end.
+func (s *site) follow(ctx context.Context, m pop.Member, b *blob, whole bool, off int64,
+	ended func()) (io.ReadCloser, error) {
 	id := b.l.DiffID
 	ctx, cancel := context.WithCancelCause(ctx)
 	r, _, err := s.cfg.Peers.Follow(ctx, m.Address, id, off)
@@ -525,7 +536,8 @@ func (s *site) watch(ctx context.Context, f *followed, m pop.Member, id digest.D
 		if err != nil || held && h.Holder.Node == m.Node {
 			continue
 		}
-		if users, err := s.cfg.Coord.Users(ctx, hasKey(id)); err != nil || slices.Contains(users[hasKey(id)], m.Node) {
+		if users, err := s.cfg.Coord.Users(ctx, hasKey(id)); err != nil ||
+			slices.Contains(users[hasKey(id)], m.Node) {
 			continue
 		}
 		f.cancel(errDeparted)
@@ -566,8 +578,8 @@ func (b *blob) fail(who string, err error) error {
 	return fmt.Errorf("from %s: %w: %w", who, err, layer.ErrAgain)
 }
 
-// waitsSince is since when a node that holds the layer's lease has not begun to fetch it; zero if none is known. It
-// may run the image lazily, and fetch the rest much later.
+// waitsSince is since when a node that holds the layer's lease has not begun to fetch it; zero if none is
+// known. It may run the image lazily, and fetch the rest much later.
 func (b *blob) waitsSince() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -64,7 +64,8 @@ func (s *siteBed) node(name string, change func(*PoPConfig)) *siteNode {
 func (s *siteBed) boot(name string, change func(*PoPConfig)) *siteNode {
 	t := s.t
 	t.Helper()
-	n := &siteNode{bed: &bed{t: t, reg: s.reg, dir: filepath.Join(t.TempDir(), "layers")}, name: name, used: map[digest.Digest]bool{}}
+	n := &siteNode{bed: &bed{t: t, reg: s.reg, dir: filepath.Join(t.TempDir(), "layers")}, name: name,
+		used: map[digest.Digest]bool{}}
 	client := newClient(t, filepath.Join(t.TempDir(), "none"), s.reg)
 	var err error
 	n.layers, err = layer.Open(layer.Config{Dir: n.dir, Interval: s.every, Tree: s.tree})
@@ -87,7 +88,8 @@ func (s *siteBed) boot(name string, change func(*PoPConfig)) *siteNode {
 	if change != nil {
 		change(&cfg)
 	}
-	n.Puller = NewPuller(Config{Registry: client, Layers: n.layers, Catalog: catalog, Link: NewLink(LinkConfig{Inflaters: 1}), PoP: cfg, Cache: CacheConfig{Capacity: siteCache}})
+	n.Puller = NewPuller(Config{Registry: client, Layers: n.layers, Catalog: catalog,
+		Link: NewLink(LinkConfig{Inflaters: 1}), PoP: cfg, Cache: CacheConfig{Capacity: siteCache}})
 	n.fresh = 0
 	t.Cleanup(func() { n.must(n.Close()) })
 	ctx, cancel := context.WithCancel(context.Background())
@@ -246,8 +248,8 @@ func TestBootWaitsForTheStore(t *testing.T) {
 	}
 }
 
-// A node that is told that files are damaged does not use them, though it still sees their record: neither what it has
-// attached nor what it attaches then.
+// A node that is told that files are damaged does not use them, though it still sees their record: neither
+// what it has attached nor what it attaches then.
 func TestDamagedFilesAreShunned(t *testing.T) {
 	s := newSiteBed(t)
 	a, b, c := s.node("a", nil), s.node("b", nil), s.node("c", nil)
@@ -264,7 +266,8 @@ func TestDamagedFilesAreShunned(t *testing.T) {
 	if at(b) != filepath.Base(rec.Data()) {
 		t.Fatalf("b has it at %q", at(b))
 	}
-	a.must(a.site.cfg.Coord.Publish(t.Context(), pop.Event{Kind: pop.Damaged, Key: rec.DiffID.String(), Name: rec.Name}))
+	a.must(a.site.cfg.Coord.Publish(t.Context(),
+		pop.Event{Kind: pop.Damaged, Key: rec.DiffID.String(), Name: rec.Name}))
 	for _, n := range []*siteNode{b, c} { // the record is where it was
 		n.eventually("it is told", func() bool { return n.site.usable().Shuns(rec.Name) })
 		n.eventually("it is let go of", func() bool { return at(n) != filepath.Base(rec.Data()) })
@@ -285,7 +288,8 @@ func TestOriginsOfMixedImage(t *testing.T) {
 		a.published(l.Layer.DiffID)
 	}
 	got := b.bring(b.push("all", 1, 2, 3))
-	for i, want := range []Origins{{Local: got[0].Layer.Size}, {PoP: got[1].Layer.Size}, {Registry: got[2].Layer.Size}} {
+	for i, want := range []Origins{{Local: got[0].Layer.Size}, {PoP: got[1].Layer.Size},
+		{Registry: got[2].Layer.Size}} {
 		if got[i].From != want {
 			t.Errorf("layer %d: %+v, want %+v", i, got[i].From, want)
 		}
@@ -301,14 +305,18 @@ func TestStoreHitsCountOnce(t *testing.T) {
 	for _, l := range layers {
 		a.published(l.Layer.DiffID)
 	}
-	a.eventually("the image's record", func() bool { _, err := a.site.usable().Image(t.Context(), a.ref(p.Ref).String()); return err == nil })
+	a.eventually("the image's record", func() bool {
+		_, err := a.site.usable().Image(t.Context(), a.ref(p.Ref).String())
+		return err == nil
+	})
 	a.must(s.hide(layers[1].Layer.DiffID))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	pull, err := b.Pull(ctx, b.ref(p.Ref), Options{Local: true})
 	b.must(err)
 	b.must(pull.WaitComplete(ctx))
-	if h := b.site.hitsNow(); h.Store != 1 || h.StoreBytes != layers[0].Layer.Size || h.Registry != 1 || h.Local != 0 {
+	if h := b.site.hitsNow(); h.Store != 1 || h.StoreBytes != layers[0].Layer.Size || h.Registry != 1 ||
+		h.Local != 0 {
 		t.Errorf("of two layers, one in the store: %+v", h)
 	}
 }
@@ -391,7 +399,8 @@ func TestDamageIsReplacedFromOwnCopy(t *testing.T) {
 	s.flip(s.data(bad))
 	sent := s.served(p)
 	whole, damaged := a.verifyAll()
-	if whole != 1 || len(damaged) != 1 || damaged[0].DiffID != bad.DiffID || !damaged[0].Replaced || !errors.Is(damaged[0].Damage, pop.ErrDamaged) {
+	if whole != 1 || len(damaged) != 1 || damaged[0].DiffID != bad.DiffID || !damaged[0].Replaced ||
+		!errors.Is(damaged[0].Damage, pop.ErrDamaged) {
 		t.Fatalf("%d whole, %+v", whole, damaged)
 	}
 	rec := a.published(bad.DiffID)
@@ -559,7 +568,8 @@ func TestOneKeepsHouse(t *testing.T) {
 		h, _, err := b.site.cfg.Coord.Holder(t.Context(), keeperLease)
 		b.must(err)
 		time.Sleep(10 * 20 * time.Millisecond)
-		if again, held, err := b.site.cfg.Coord.Holder(t.Context(), keeperLease); err != nil || !held || again.Token != h.Token {
+		if again, held, err := b.site.cfg.Coord.Holder(t.Context(), keeperLease); err != nil || !held ||
+			again.Token != h.Token {
 			t.Errorf("while a lives: %+v, then %+v, %v", h, again, err)
 		}
 	})
@@ -578,7 +588,8 @@ func TestAllAreTold(t *testing.T) {
 		c.House = 20 * time.Millisecond
 		dir, coord := c.Dir, c.Coord
 		c.Open = func(ctx context.Context) (*pop.Store, error) {
-			return pop.OpenStore(ctx, pop.StoreConfig{FS: dir, Coord: coord, Node: "b", Grace: time.Second, Capacity: 1})
+			return pop.OpenStore(ctx,
+				pop.StoreConfig{FS: dir, Coord: coord, Node: "b", Grace: time.Second, Capacity: 1})
 		}
 	})
 	for _, n := range []*siteNode{a, b, c} {
@@ -601,7 +612,8 @@ func TestPoPStatus(t *testing.T) {
 	a.eventually("the hub is settled", func() bool { ok, _ := a.site.cfg.Coord.Settled(t.Context()); return ok })
 	got, err := a.PoP(t.Context())
 	a.must(err)
-	if got.Node != "a" || got.Path != s.store || got.Store == "" || got.Away != nil || got.Lost != nil || !got.Settled || len(got.Members) != 2 || len(got.Layers) != 1 {
+	if got.Node != "a" || got.Path != s.store || got.Store == "" || got.Away != nil || got.Lost != nil ||
+		!got.Settled || len(got.Members) != 2 || len(got.Layers) != 1 {
 		t.Errorf("%+v", got)
 	}
 	if of := got.Members[1]; got.Most != got.Total || got.Most == 0 || of.Capacity != siteCache {
@@ -657,7 +669,8 @@ func TestStoreGivesIndexes(t *testing.T) {
 func TestHotLayersAreCopiedBehindDeployments(t *testing.T) {
 	s := newSiteBed(t)
 	var asked atomic.Bool
-	a, b := s.node("a", nil), s.node("b", func(c *PoPConfig) { c.Room = func(int64) bool { asked.Store(true); return true } })
+	a, b := s.node("a", nil),
+		s.node("b", func(c *PoPConfig) { c.Room = func(int64) bool { asked.Store(true); return true } })
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
 	a.published(id)

@@ -44,7 +44,8 @@ func (s *site) begin(st *pop.Store, img *image.Image, likely bool) *attaching {
 }
 
 func (s *site) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) *attaching {
-	a := &attaching{s: s, st: st, img: img, ahead: ahead, looked: make(chan struct{}), done: make(chan struct{}), marked: make(chan struct{}), seeming: map[digest.Digest]bool{}}
+	a := &attaching{s: s, st: st, img: img, ahead: ahead, looked: make(chan struct{}), done: make(chan struct{}),
+		marked: make(chan struct{}), seeming: map[digest.Digest]bool{}}
 	for _, l := range img.Unique() {
 		if !s.here(l.DiffID) {
 			a.layers = append(a.layers, l)
@@ -175,8 +176,8 @@ func (a *attaching) from(ctx context.Context, rec *pop.Layer, await func() error
 	return a.s.unlessShunned(a.st, rec)
 }
 
-// unlessShunned lets go of a layer that was attached if its files were found damaged meanwhile: who was told of that did not find
-// it attached.
+// unlessShunned lets go of a layer that was attached if its files were found damaged meanwhile: who was told
+// of that did not find it attached.
 func (s *site) unlessShunned(st *pop.Store, rec *pop.Layer) error {
 	if !st.Shuns(rec.Name) {
 		return nil
@@ -259,7 +260,8 @@ func (s *site) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) er
 }
 
 // elsewhere is a layer that the store has, marked as used by this node.
-func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*pop.Layer, *layer.Elsewhere, error) {
+func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*pop.Layer, *layer.Elsewhere,
+	error) {
 	rec, err := st.Use(ctx, l.DiffID)
 	if err != nil {
 		return nil, nil, err
@@ -269,11 +271,14 @@ func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*po
 }
 
 // described is a layer of the store, with its index if that is there, else its table.
-func (s *site) described(ctx context.Context, st *pop.Store, rec *pop.Layer, l image.Layer) (e *layer.Elsewhere, err error) {
-	e = &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size, Data: s.cfg.Dir.Path(rec.Data())}
+func (s *site) described(ctx context.Context, st *pop.Store, rec *pop.Layer,
+	l image.Layer) (e *layer.Elsewhere, err error) {
+	e = &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size,
+		Data: s.cfg.Dir.Path(rec.Data())}
 	e.Index, err = st.Index(ctx, rec)
 	if errors.Is(err, pop.ErrDamaged) {
-		s.log.Warn("the index of a layer in the PoP's store is not used", "layer", l.DiffID, "err", err) // verification replaces it
+		// verification replaces it
+		s.log.Warn("the index of a layer in the PoP's store is not used", "layer", l.DiffID, "err", err)
 	}
 	if errors.Is(err, pop.ErrDamaged) || errors.Is(err, pop.ErrUnknown) {
 		e.Table, err = st.Table(ctx, rec)

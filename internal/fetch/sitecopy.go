@@ -39,7 +39,8 @@ func (s *site) reused(id digest.Digest) {
 		ctx, cancel := context.WithTimeout(s.p.life, copyWait)
 		s.quiet(ctx)
 		cancel()
-		if have, err := s.p.cfg.Layers.Peek(l.DiffID); s.p.life.Err() != nil || err != nil || have != l || !s.cfg.Room(l.Size) {
+		if have, err := s.p.cfg.Layers.Peek(l.DiffID); s.p.life.Err() != nil || err != nil || have != l ||
+			!s.cfg.Room(l.Size) {
 			s.forgetUses(l.DiffID) // perhaps later
 			return
 		}
@@ -49,7 +50,8 @@ func (s *site) reused(id digest.Digest) {
 			s.forgetUses(l.DiffID)
 			return
 		}
-		s.log.Info("a layer of the PoP's store is used often: this node has a copy now", "layer", l.DiffID, "bytes", l.Size, "took", time.Since(start))
+		s.log.Info("a layer of the PoP's store is used often: this node has a copy now", "layer", l.DiffID, "bytes",
+			l.Size, "took", time.Since(start))
 	})
 }
 

@@ -19,9 +19,9 @@ import (
 const (
 	siteBeat  = 3 * time.Second  // between two signs of life
 	siteHouse = 20 * time.Second // between two looks for what may go, if PoPConfig has nothing else
-	// idleAttached is how long a layer of the store stays known here that nothing uses; when the
-	// store needs room and finds none, the older half of those go that were idle for idlePressed, and those that images
-	// have here which no container uses rest.
+	// idleAttached is how long a layer of the store stays known here that nothing uses; when the store needs
+	// room and finds none, the older half of those go that were idle for idlePressed, and those that images have
+	// here which no container uses rest.
 	idleAttached = 5 * time.Minute
 	idlePressed  = 5 * time.Second
 )
@@ -29,8 +29,8 @@ const (
 // rounds is the time between two looks for what may go.
 func (s *site) rounds() time.Duration { return cmp.Or(s.cfg.House, siteHouse) }
 
-// KeepPoP shows the PoP that this node lives, what it has and what it uses, and
-// keeps the store within its bounds, until ctx ends. inUse says which layers containers stand on. It is called once.
+// KeepPoP shows the PoP that this node lives, what it has and what it uses, and keeps the store within its
+// bounds, until ctx ends. inUse says which layers containers stand on. It is called once.
 func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) error {
 	s := p.site
 	if s == nil {
@@ -135,7 +135,8 @@ func (s *site) refresh(ctx context.Context, have *image.Image) {
 	}
 	b, err := st.Image(ctx, have.Ref.String())
 	img := new(image.Image)
-	if err != nil || json.Unmarshal(b, img) != nil || img.Ref.String() != have.Ref.String() || img.Desc.Digest == have.Desc.Digest {
+	if err != nil || json.Unmarshal(b, img) != nil || img.Ref.String() != have.Ref.String() ||
+		img.Desc.Digest == have.Desc.Digest {
 		return
 	}
 	if err := s.p.cfg.Catalog.Put(img); err != nil {
@@ -282,7 +283,8 @@ func (s *site) fetching(id digest.Digest) pop.Fetch {
 	return f
 }
 
-// reconcile lets go of what of the store nothing here uses any more, and listens for other nodes' signs of life. Only KeepPoP calls it.
+// reconcile lets go of what of the store nothing here uses any more, and listens for other nodes' signs of
+// life. Only KeepPoP calls it.
 func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	var disk int64
 	for _, l := range s.p.cfg.Layers.Layers() {
@@ -304,8 +306,8 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	}
 }
 
-// unuseIdle detaches what of the store nothing here has used for long, or less long when the store needs room, and takes
-// this node's marks from what nothing uses.
+// unuseIdle detaches what of the store nothing here has used for long, or less long when the store needs
+// room, and takes this node's marks from what nothing uses.
 func (s *site) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest.Digest) bool) {
 	claimed := s.p.claimed(inUse)
 	layers := s.p.cfg.Layers.Layers()
@@ -321,7 +323,9 @@ func (s *site) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest.D
 		if l.At == "" {
 			continue
 		}
-		if _, err := s.p.cfg.Layers.Remove(l.DiffID, func(l *layer.Layer) bool { return time.Since(l.Used()) > idle && !claimed(l.DiffID) }); err != nil {
+		if _, err := s.p.cfg.Layers.Remove(l.DiffID, func(l *layer.Layer) bool {
+			return time.Since(l.Used()) > idle && !claimed(l.DiffID)
+		}); err != nil {
 			s.log.Warn("detach layer", "layer", l.DiffID, "err", err)
 		}
 	}
@@ -356,7 +360,8 @@ func olderHalf(layers []*layer.Layer) time.Duration {
 
 // unuse takes this node's marks from those of the layers that are neither attached, nor on their
 // way, nor stood on: a container's mount may be older than what is known of the layer.
-func (s *site) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest, claimed func(digest.Digest) bool) error {
+func (s *site) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest,
+	claimed func(digest.Digest) bool) error {
 	defer s.lockAll(ids)()
 	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool {
 		if s.ready.rests(id) { // what a failure has left
@@ -414,7 +419,8 @@ func (s *site) makeRoom(ctx context.Context) {
 	}
 	done, err := s.evict(ctx, st, 0)
 	if err != nil || len(done.Layers) > 0 || done.Why != "" {
-		s.log.Info("evicted from the PoP's store", "layers", len(done.Layers), "bytes", done.Bytes, "why", done.Why, "err", err)
+		s.log.Info("evicted from the PoP's store", "layers", len(done.Layers), "bytes", done.Bytes, "why", done.Why,
+			"err", err)
 	}
 	n, serr := st.Sweep(ctx)
 	if serr != nil || n > 0 {

@@ -127,7 +127,8 @@ func (s *site) seed(f *layer.Fill, id digest.Digest, c *pop.Checkpoint) {
 		return
 	}
 	err := f.Seed(layer.Seed{Record: c.Record, Data: c.Data, Blob: c.Blob, From: c.Kept.From, To: c.Kept.To})
-	s.log.Info("a layer goes on from where another node of the PoP had come", "layer", id, "bytes", c.Size, "compressed", c.Kept.To-c.Kept.From, "err", err)
+	s.log.Info("a layer goes on from where another node of the PoP had come", "layer", id, "bytes", c.Size,
+		"compressed", c.Kept.To-c.Kept.From, "err", err)
 }
 
 // holder is a node that has the whole layer, though the store does not.
@@ -190,7 +191,8 @@ func (c *copier) copy(ctx context.Context, st *pop.Store, path string, size, run
 	}
 	defer f.Close()
 	from := c.draft.At()
-	_, err = io.CopyBuffer(struct{ io.Writer }{c.draft}, struct{ io.Reader }{io.NewSectionReader(f, from, size-from)}, make([]byte, 256<<10))
+	_, err = io.CopyBuffer(struct{ io.Writer }{c.draft},
+		struct{ io.Reader }{io.NewSectionReader(f, from, size-from)}, make([]byte, 256<<10))
 	return err
 }
 
@@ -233,7 +235,8 @@ func (c *copier) publish(ctx context.Context, have *layer.Layer, runs int64) err
 		return err
 	}
 	c.s.describe(c.draft, have)
-	rec := pop.Layer{DiffID: c.id, Size: have.Size, Blob: have.Blob, BlobSize: have.BlobSz, Image: c.image, Cost: c.cost.Seconds()}
+	rec := pop.Layer{DiffID: c.id, Size: have.Size, Blob: have.Blob, BlobSize: have.BlobSz, Image: c.image,
+		Cost: c.cost.Seconds()}
 	return c.draft.Publish(ctx, rec, b)
 }
 
@@ -272,8 +275,8 @@ type leader struct {
 	err   error // why nothing is copied any more
 }
 
-// giveWay waits while a deployment has all it needs and is about to start: what it takes to publish a layer would slow that
-// down, and more on a small node than on others. It is over in a moment.
+// giveWay waits while a deployment has all it needs and is about to start: what it takes to publish a layer
+// would slow that down, and more on a small node than on others. It is over in a moment.
 func (s *site) giveWay(ctx context.Context) {
 	tick := time.NewTicker(giveWayLook)
 	defer tick.Stop()

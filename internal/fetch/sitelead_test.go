@@ -17,7 +17,9 @@ func TestTakeOverOfOneFrame(t *testing.T) {
 			s := newSiteBed(t)
 			s.every = 128 << 10
 			a := s.node("a", nil)
-			p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 8, 6<<20), Compression: image.Zstd}}, registrytest.Options{})
+			p := s.reg.PushImage("app",
+				[]registrytest.Layer{{Tar: registrytest.RandomTar(1, 8, 6<<20), Compression: image.Zstd}},
+				registrytest.Options{})
 			l := p.Layers[0]
 			s.reg.Fail(registrytest.Fault{Do: registrytest.Stall, At: l.Size * 3 / 4, Digest: l.Digest, Times: 1})
 			s.reg.Fail(registrytest.Fault{Do: registrytest.Hang, Digest: l.Digest, Skip: 1})
@@ -45,7 +47,8 @@ func TestTakeOverOfOneFrame(t *testing.T) {
 				}
 			}
 			from := b.bring(p)[0].From
-			if n := s.served(p); !flip && (n > l.Size*9/8 || from.PoP < l.Size*5/8 || from.PoP+from.Registry != l.Size) {
+			if n := s.served(p); !flip &&
+				(n > l.Size*9/8 || from.PoP < l.Size*5/8 || from.PoP+from.Registry != l.Size) {
 				t.Errorf("of %d bytes the registry sent %d: %+v", l.Size, n, from)
 			}
 			if n := s.served(p); flip && n < l.Size*7/4 {

@@ -60,7 +60,8 @@ func (s *site) paid(id digest.Digest) {
 	}
 }
 
-// indebted reports whether the store is to get the layer from this node, and, with owed, whether it is on its way there.
+// indebted reports whether the store is to get the layer from this node, and, with owed, whether it is on its
+// way there.
 func (s *site) indebted(id digest.Digest, owed bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,8 +100,8 @@ func (s *site) later(id digest.Digest) {
 	s.owed[id] = true
 }
 
-// recall has those layers given to the store that an earlier process of this node owed it: what is whole here, of
-// images that are known, and has room there.
+// recall has those layers given to the store that an earlier process of this node owed it: what is whole
+// here, of images that are known, and has room there.
 func (s *site) recall(ctx context.Context, st *pop.Store) {
 	s.mu.Lock()
 	debts := slices.Sorted(maps.Keys(s.debts))
@@ -128,7 +129,8 @@ func (s *site) recall(ctx context.Context, st *pop.Store) {
 	}
 }
 
-// giveOwed gives the store what it did not take, unless it is so full that what comes would go at once, and be owed no more.
+// giveOwed gives the store what it did not take, unless it is so full that what comes would go at once, and
+// be owed no more.
 func (s *site) giveOwed(ctx context.Context) {
 	s.mu.Lock()
 	owed := slices.Collect(maps.Keys(s.owed))
@@ -153,7 +155,8 @@ func (s *site) giveOwed(ctx context.Context) {
 	}
 }
 
-// crowded reports whether the store is above its high watermark: either room is about to be made, or there is nothing to evict.
+// crowded reports whether the store is above its high watermark: either room is about to be made, or there is
+// nothing to evict.
 func (s *site) crowded(ctx context.Context) bool {
 	st := s.usable()
 	if st == nil {

@@ -23,10 +23,16 @@ func TestOwedIsRecalled(t *testing.T) {
 	rec := a.published(a.bring(a.push("app", 1))[0].Layer.DiffID)
 	st := a.site.usable()
 	a.eventually("nothing is owed", func() bool { return len(loadDebts(a.site.cfg.Owed)) == 0 })
-	a.must(os.Remove(filepath.Join(s.store, "layers", rec.DiffID.Encoded()+".json"))) // as if it had never come there
+	// as if it had never come there
+	a.must(os.Remove(filepath.Join(s.store, "layers", rec.DiffID.Encoded()+".json")))
 	a.site.owes(rec.DiffID)
-	a.eventually("it is complete here", func() bool { l, err := a.layers.Peek(rec.DiffID); return err == nil && l.Complete() })
-	small, err := pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.site.cfg.Coord, Node: "a", Grace: time.Second, Capacity: rec.Size})
+	a.eventually("it is complete here", func() bool {
+		l, err := a.layers.Peek(rec.DiffID)
+		return err == nil && l.Complete()
+	})
+	small, err := pop.OpenStore(t.Context(),
+		pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.site.cfg.Coord, Node: "a", Grace: time.Second,
+			Capacity: rec.Size})
 	a.must(err)
 	a.ends()
 	a.site.recall(t.Context(), small)
@@ -47,12 +53,14 @@ func TestOwedIsRecalled(t *testing.T) {
 	}
 	a.site.store.Store(st)
 	a.site.giveOwed(t.Context())
-	if owed := a.owed(); len(owed) != 0 || !st.Has(t.Context(), rec.DiffID) || len(loadDebts(a.site.cfg.Owed)) != 0 {
+	if owed := a.owed(); len(owed) != 0 || !st.Has(t.Context(), rec.DiffID) ||
+		len(loadDebts(a.site.cfg.Owed)) != 0 {
 		t.Errorf("owed: %v", owed)
 	}
 }
 
-// What is owed waits while the store is above its high watermark: it would be evicted at once, and be owed no more.
+// What is owed waits while the store is above its high watermark: it would be evicted at once, and be owed no
+// more.
 func TestOwedIsNotGivenToBeEvicted(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -67,7 +75,9 @@ func TestOwedIsNotGivenToBeEvicted(t *testing.T) {
 	a.must(s.hide(owed.DiffID))
 	a.site.later(owed.DiffID)
 	for capacity, gives := range map[int64]bool{kept + kept/50: false, 2 * kept: true} {
-		st, err := pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.site.cfg.Coord, Node: "a", Grace: time.Second, Capacity: capacity})
+		st, err := pop.OpenStore(t.Context(),
+			pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.site.cfg.Coord, Node: "a", Grace: time.Second,
+				Capacity: capacity})
 		a.must(err)
 		a.must(st.Room(t.Context(), owed.Size))
 		a.site.store.Store(st)
@@ -148,8 +158,8 @@ func (n *siteNode) owed() []digest.Digest {
 	return slices.Collect(maps.Keys(n.site.owed))
 }
 
-// What a tag was resolved to while the store was away is not given up for what the store says, which is older; and it is told
-// when the store is back, unless another node has resolved it since.
+// What a tag was resolved to while the store was away is not given up for what the store says, which is
+// older; and it is told when the store is back, unless another node has resolved it since.
 func TestResolvedWhileAway(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -198,7 +208,8 @@ func TestResolvedWhileAway(t *testing.T) {
 	}
 }
 
-// What was removed since it was resolved does not come back with what another node has resolved, and a PoP without a store remembers nothing.
+// What was removed since it was resolved does not come back with what another node has resolved, and a PoP
+// without a store remembers nothing.
 func TestResolvedAndRemoved(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -239,8 +250,8 @@ func imageFile(t *testing.T, store string) string {
 	return all[0]
 }
 
-// A layer that the store is to get stays in a full cache while it is on its way, and goes last while the store would not take it; one
-// that the store has goes.
+// A layer that the store is to get stays in a full cache while it is on its way, and goes last while the
+// store would not take it; one that the store has goes.
 func TestOwedLayersLeaveAFullCacheLast(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -248,7 +259,10 @@ func TestOwedLayersLeaveAFullCacheLast(t *testing.T) {
 	img := a.push("app", 1)
 	rec := a.published(a.bring(img)[0].Layer.DiffID)
 	a.eventually("nothing is owed", func() bool { return len(loadDebts(a.site.cfg.Owed)) == 0 })
-	a.eventually("it is complete here", func() bool { l, err := a.layers.Peek(rec.DiffID); return err == nil && l.Complete() })
+	a.eventually("it is complete here", func() bool {
+		l, err := a.layers.Peek(rec.DiffID)
+		return err == nil && l.Complete()
+	})
 	a.ends()
 	registered := true
 	ref := a.ref(img.Ref)

@@ -54,7 +54,8 @@ func (s *site) sharePack(ctx context.Context, manifest digest.Digest) error {
 func (s *site) bringPack(ctx context.Context, manifest digest.Digest) error {
 	defer s.lock(manifest)()
 	st := s.usable()
-	if st == nil || s.p.cfg.Packs.Dir == "" || s.p.localPack(manifest) != nil || s.p.quarantined(manifest) != "" {
+	if st == nil || s.p.cfg.Packs.Dir == "" || s.p.localPack(manifest) != nil ||
+		s.p.quarantined(manifest) != "" {
 		return nil
 	}
 	from, err := st.Pack(ctx, manifest)
@@ -70,7 +71,8 @@ func (s *site) bringPack(ctx context.Context, manifest digest.Digest) error {
 		return errors.Join(err, fmt.Errorf("a pack of %d bytes", size))
 	}
 	err = durable.Commit(s.p.PackPath(manifest), 0o600, func(f *os.File) error {
-		_, err := io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{io.NewSectionReader(from, 0, size)}, make([]byte, 256<<10))
+		_, err := io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{io.NewSectionReader(from, 0, size)},
+			make([]byte, 256<<10))
 		return err
 	})
 	if err == nil {
@@ -138,7 +140,8 @@ func (s *site) once(img *image.Image, f *packFile) *packFile {
 }
 
 // openPack opens a whole pack: from another node, or for all of them.
-func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pack.Span) (io.ReadCloser, error) {
+func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pack.Span) (io.ReadCloser,
+	error) {
 	for began := time.Now(); ; {
 		lease, err := s.cfg.Coord.Acquire(ctx, packLease(m), 0)
 		if err == nil {
@@ -166,8 +169,9 @@ func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pa
 	return f.open(ctx, at)
 }
 
-// packPatience is how long the node that holds a pack's lease is waited for that has answered so: it may be slow to
-// begin, on a slow link or a busy processor, and a pack that is not waited for crosses the link again.
+// packPatience is how long the node that holds a pack's lease is waited for that has answered so: it may be
+// slow to begin, on a slow link or a busy processor, and a pack that is not waited for crosses the link
+// again.
 func packPatience(err error) time.Duration {
 	switch {
 	case errors.Is(err, peer.ErrUnknown): // it has not begun
@@ -219,7 +223,8 @@ func (s *site) relayed(m digest.Digest, size int64) *packRelay {
 }
 
 // pass opens the pack at its registry and keeps what is read of it for others.
-func (s *site) pass(ctx context.Context, m digest.Digest, f *packFile, at pack.Span, lease pop.Lease) (io.ReadCloser, error) {
+func (s *site) pass(ctx context.Context, m digest.Digest, f *packFile, at pack.Span,
+	lease pop.Lease) (io.ReadCloser, error) {
 	release := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), sitePatience)
 		defer cancel()

@@ -127,12 +127,13 @@ func TestTriesOfPeersDoNotCount(t *testing.T) {
 	}
 }
 
-// A node gives what it fetches itself and what it has, not what passes through it. Two nodes that are said to have a layer, and do not,
-// do not wait for each other.
+// A node gives what it fetches itself and what it has, not what passes through it. Two nodes that are said to
+// have a layer, and do not, do not wait for each other.
 func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 	s := newSiteBed(t)
 	a, b := s.pair()
-	p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 4<<20)}}, registrytest.Options{})
+	p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 4<<20)}},
+		registrytest.Options{})
 	id := p.Layers[0].DiffID
 	for _, n := range []*siteNode{a, b} {
 		n.site.has(t.Context(), id)
@@ -168,7 +169,8 @@ func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 	}
 }
 
-// A pack crosses the link once, however long the registry lets its first node wait, and whatever happens to layers meanwhile.
+// A pack crosses the link once, however long the registry lets its first node wait, and whatever happens to
+// layers meanwhile.
 func TestSlowPackComesOnce(t *testing.T) {
 	s := newSiteBed(t)
 	a, b := s.pair()
@@ -208,8 +210,8 @@ func TestSlowPackComesOnce(t *testing.T) {
 	}
 }
 
-// A node that copies layers whole out of the store, as one without EROFS does, takes out what is not the layer, and gets that
-// from the registry.
+// A node that copies layers whole out of the store, as one without EROFS does, takes out what is not the
+// layer, and gets that from the registry.
 func TestWrongTarOfTheStore(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -278,7 +280,8 @@ func TestNoCopyWithoutRoom(t *testing.T) {
 					return pop.OpenStore(ctx, pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Capacity: capacity})
 				}
 			})
-			p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 4<<20)}}, registrytest.Options{})
+			p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 4<<20)}},
+				registrytest.Options{})
 			s.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 256 << 10})
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()

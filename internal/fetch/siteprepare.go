@@ -17,10 +17,11 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// What other nodes of the PoP deploy again and again is made ready here while nothing is being deployed: the image's documents
-// and its layers' indexes are copied, and containerd is told of it. Its layers are attached, mounted and marked as any others, until
-// the store needs room. Then they rest: they are neither mounted nor marked. So they keep nothing in the store, and may be evicted; whoever
-// mounts one marks it first and looks whether it is still there, in the files that it was attached from (rouse).
+// What other nodes of the PoP deploy again and again is made ready here while nothing is being deployed: the
+// image's documents and its layers' indexes are copied, and containerd is told of it. Its layers are
+// attached, mounted and marked as any others, until the store needs room. Then they rest: they are neither
+// mounted nor marked. So they keep nothing in the store, and may be evicted; whoever mounts one marks it
+// first and looks whether it is still there, in the files that it was attached from (rouse).
 
 // PrepareConfig says how images are made ready. All of it is required but Path and Waited.
 type PrepareConfig struct {
@@ -40,19 +41,22 @@ type PrepareConfig struct {
 }
 
 const (
-	// prepareRest is for how long nothing must have happened here, or been published, before an image is made ready.
+	// prepareRest is for how long nothing must have happened here, or been published, before an image is made
+	// ready.
 	prepareRest = 500 * time.Millisecond
-	// prepareAfter is PrepareConfig.After unless it is given: most images are deployed once, a few of them nearly always.
+	// prepareAfter is PrepareConfig.After unless it is given: most images are deployed once, a few of them
+	// nearly always.
 	prepareAfter = 2
-	// Nor must anything have waited for a processor for more than quietShare of that time, for which is waited quietMost at most: on a
-	// node that is never idle images are made ready all the same.
+	// Nor must anything have waited for a processor for more than quietShare of that time, for which is waited
+	// quietMost at most: on a node that is never idle images are made ready all the same.
 	quietShare = 0.25
 	quietMost  = 10 * time.Second
-	// After an image that took t there is a pause of prepareShare times t, so that getting ready takes a twentieth of the
-	// time, at most prepareMost: what takes longer than half a second waits for most of it.
+	// After an image that took t there is a pause of prepareShare times t, so that getting ready takes a
+	// twentieth of the time, at most prepareMost: what takes longer than half a second waits for most of it.
 	prepareShare = 19
 	prepareMost  = 10 * time.Second
-	// prepareAgain is the pause before an image is looked at again that was not whole in the store, prepareAge for how long.
+	// prepareAgain is the pause before an image is looked at again that was not whole in the store, prepareAge
+	// for how long.
 	prepareAgain = 5 * time.Second
 	prepareAge   = 30 * time.Minute
 	maxDemand    = 256 // images
@@ -65,12 +69,14 @@ type prepared struct {
 	cfg  PrepareConfig
 	news chan struct{} // has one when there is something to look at
 
-	saving  sync.Mutex
-	letting sync.Mutex // held by letRest: of two at once each could take for its own what the other has found busy
+	saving sync.Mutex
+	// held by letRest: of two at once each could take for its own what the other has found busy
+	letting sync.Mutex
 	mu      sync.Mutex
-	demand  []demand               // for images that are not ready; what was deployed last is last
-	images  []image.Reference      // that are ready, or are being made so; what was deployed elsewhere last is last
-	rest    map[digest.Digest]bool // attached, and neither mounted nor marked
+	demand  []demand // for images that are not ready; what was deployed last is last
+	// that are ready, or are being made so; what was deployed elsewhere last is last
+	images []image.Reference
+	rest   map[digest.Digest]bool // attached, and neither mounted nor marked
 }
 
 // demand is how often other nodes have deployed an image.
@@ -109,15 +115,16 @@ func (r *prepared) save() {
 	}
 }
 
-// demanded notes that a node has deployed an image. What is here, or on its way, is not counted: if it is removed, that was
-// asked for.
+// demanded notes that a node has deployed an image. What is here, or on its way, is not counted: if it is
+// removed, that was asked for.
 func (s *site) demanded(e pop.Event) {
 	if s.ready == nil || e.Node == s.cfg.Node {
 		return
 	}
 	s.ready.stays(e.Key)
 	if ref, err := image.ParseReference(e.Key); err == nil {
-		if img := s.p.cfg.Catalog.Get(ref); img != nil && (s.p.have(img) || slices.ContainsFunc(idsOf(img), s.p.isHeld)) {
+		if img := s.p.cfg.Catalog.Get(ref); img != nil &&
+			(s.p.have(img) || slices.ContainsFunc(idsOf(img), s.p.isHeld)) {
 			return
 		}
 	}
@@ -233,7 +240,9 @@ func (r *prepared) adopt(img *image.Image) {
 func (r *prepared) drop(ref image.Reference) {
 	r.mu.Lock()
 	n := len(r.images)
-	r.images = slices.DeleteFunc(r.images, func(have image.Reference) bool { return have.String() == ref.String() })
+	r.images = slices.DeleteFunc(r.images, func(have image.Reference) bool {
+		return have.String() == ref.String()
+	})
 	changed := len(r.images) != n
 	r.mu.Unlock()
 	if changed {
@@ -241,8 +250,8 @@ func (r *prepared) drop(ref image.Reference) {
 	}
 }
 
-// rouse marks those of the layers that rest. It detaches, and returns, those that are not there any more, in the files
-// that they were attached from.
+// rouse marks those of the layers that rest. It detaches, and returns, those that are not there any more, in
+// the files that they were attached from.
 func (s *site) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest) map[digest.Digest]bool {
 	ids := s.ready.resting(layers)
 	if len(ids) == 0 {
@@ -255,7 +264,8 @@ func (s *site) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest)
 	have, err := st.UseAll(ctx, st.Glances(ctx, ids))
 	left := map[digest.Digest]bool{}
 	for _, id := range ids {
-		if l, perr := s.p.cfg.Layers.Peek(id); perr == nil && l.At != "" && (have[id] == nil || s.cfg.Dir.Path(have[id].Data()) != l.At) {
+		if l, perr := s.p.cfg.Layers.Peek(id); perr == nil && l.At != "" &&
+			(have[id] == nil || s.cfg.Dir.Path(have[id].Data()) != l.At) {
 			left[id] = true
 			s.log.Debug("a layer that was made ready has left the PoP's store", "layer", id, "err", err)
 			if err := s.p.letGo(id); err != nil {
@@ -308,8 +318,8 @@ func (s *site) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) 
 	return len(rest), errors.Join(err, st.Unuse(ctx, rest...))
 }
 
-// restIdle has those layers rest that have not been used for idle and that no container stands on, whichever image has them:
-// the older half, or what there is. The store needs room.
+// restIdle has those layers rest that have not been used for idle and that no container stands on, whichever
+// image has them: the older half, or what there is. The store needs room.
 func (s *site) restIdle(ctx context.Context, st *pop.Store, idle time.Duration) (err error) {
 	if s.ready == nil {
 		return nil
@@ -392,7 +402,8 @@ func (s *site) grant(ctx context.Context, st *pop.Store, d demand) bool {
 	}
 }
 
-// quiet waits until nothing has been deployed here for a while, and the processors were idle; false is the end of ctx.
+// quiet waits until nothing has been deployed here for a while, and the processors were idle; false is the
+// end of ctx.
 func (s *site) quiet(ctx context.Context) bool {
 	waited := func() time.Duration { return 0 }
 	if s.cfg.Prepare.Waited != nil {
@@ -430,11 +441,13 @@ func idsOf(img *image.Image) (ids []digest.Digest) {
 	return ids
 }
 
-// prepare makes an image ready if the store has all of it. It reports whether there is no more to be done about it.
+// prepare makes an image ready if the store has all of it. It reports whether there is no more to be done
+// about it.
 func (s *site) prepare(ctx context.Context, st *pop.Store, ref string) (done bool, err error) {
 	if r, err := image.ParseReference(ref); err != nil {
 		return true, err
-	} else if known := s.p.cfg.Catalog.Get(r); known != nil && s.p.have(known) { // it is what the PoP has: see refresh
+		// it is what the PoP has: see refresh
+	} else if known := s.p.cfg.Catalog.Get(r); known != nil && s.p.have(known) {
 		return true, nil
 	}
 	b, err := st.Image(ctx, ref)
@@ -462,8 +475,8 @@ func (s *site) prepare(ctx context.Context, st *pop.Store, ref string) (done boo
 	return true, nil
 }
 
-// introduce makes an image known here whose layers are attached. It is noted before, so that after a crash it is not taken
-// for one that was deployed here.
+// introduce makes an image known here whose layers are attached. It is noted before, so that after a crash it
+// is not taken for one that was deployed here.
 func (s *site) introduce(ctx context.Context, img *image.Image) error {
 	if !s.p.have(img) {
 		return errors.New("not all of its layers could be attached")
@@ -502,7 +515,8 @@ func (s *site) relinquish(ctx context.Context, img *image.Image) {
 	}
 }
 
-// survey looks at an image's layers: whether some are not here. The error says why it cannot be made ready now.
+// survey looks at an image's layers: whether some are not here. The error says why it cannot be made ready
+// now.
 func (s *site) survey(ctx context.Context, st *pop.Store, img *image.Image) (absent bool, err error) {
 	for _, l := range img.Unique() {
 		if s.p.cfg.Layers.Partial(l.DiffID) != nil || s.p.cfg.Layers.Filling(l.DiffID) != nil {
@@ -541,10 +555,12 @@ func (s *site) restReady(ctx context.Context, st *pop.Store) {
 // onlyReady reports whether images have the layer, and none of them was deployed here.
 func (s *site) onlyReady(id digest.Digest) bool {
 	refs := s.p.cfg.Catalog.refsWith(id)
-	return len(refs) > 0 && !slices.ContainsFunc(refs, func(ref image.Reference) bool { return !s.ready.has(ref) })
+	return len(refs) > 0 &&
+		!slices.ContainsFunc(refs, func(ref image.Reference) bool { return !s.ready.has(ref) })
 }
 
-// unused are those layers of an image that is about to be deployed which nothing here has used: they were made ready.
+// unused are those layers of an image that is about to be deployed which nothing here has used: they were
+// made ready.
 func (s *site) unused(img *image.Image) []digest.Digest {
 	if !s.ready.has(img.Ref) {
 		return nil
@@ -559,13 +575,17 @@ func (r *prepared) has(ref image.Reference) bool {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.ContainsFunc(r.images, func(have image.Reference) bool { return have.String() == ref.String() })
+	return slices.ContainsFunc(r.images, func(have image.Reference) bool {
+		return have.String() == ref.String()
+	})
 }
 
 // note adds an image to those that are ready.
 func (r *prepared) note(ref image.Reference) {
 	r.mu.Lock()
-	r.images = append(slices.DeleteFunc(r.images, func(have image.Reference) bool { return have.String() == ref.String() }), ref)
+	r.images = append(slices.DeleteFunc(r.images, func(have image.Reference) bool {
+		return have.String() == ref.String()
+	}), ref)
 	r.mu.Unlock()
 	r.save()
 }
@@ -618,7 +638,8 @@ func (s *site) dismiss(id digest.Digest) {
 	}
 }
 
-// takeBack takes back what was made ready of a layer that has left the store, and reports whether nothing here had used it.
+// takeBack takes back what was made ready of a layer that has left the store, and reports whether nothing
+// here had used it.
 func (s *site) takeBack(ctx context.Context, id digest.Digest) bool {
 	if st := s.usable(); st != nil && s.ready != nil && !s.ready.rests(id) && s.onlyReady(id) {
 		if _, err := s.letRest(ctx, st, []digest.Digest{id}); err != nil {

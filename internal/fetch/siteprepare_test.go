@@ -94,11 +94,13 @@ func (e *readyEngine) refuses(err error) {
 }
 
 // preparing is a node that makes so many images ready, each that was deployed once elsewhere.
-func (s *siteBed) preparing(name string, images int, change ...func(*PrepareConfig)) (*siteNode, *readyEngine) {
+func (s *siteBed) preparing(name string, images int, change ...func(*PrepareConfig)) (*siteNode,
+	*readyEngine) {
 	e := &readyEngine{mounted: map[digest.Digest]bool{}, stands: map[digest.Digest]bool{}}
 	e.n = s.node(name, func(c *PoPConfig) {
 		c.House = cmp.Or(s.house, 200*time.Millisecond)
-		c.Prepare = PrepareConfig{Images: images, After: 1, Register: e.register, Rest: e.rest, Forget: e.forget, Path: filepath.Join(s.t.TempDir(), "prepared")}
+		c.Prepare = PrepareConfig{Images: images, After: 1, Register: e.register, Rest: e.rest, Forget: e.forget,
+			Path: filepath.Join(s.t.TempDir(), "prepared")}
 		for _, fn := range change {
 			fn(&c.Prepare)
 		}
@@ -140,8 +142,8 @@ func (s *siteBed) awaitRest(e *readyEngine, p registrytest.Pushed) {
 	})
 }
 
-// An image that another node has deployed is made ready, and rests when the store needs room; who mounts its layers then marks them, and fetches those that
-// have left the store unnoticed.
+// An image that another node has deployed is made ready, and rests when the store needs room; who mounts its
+// layers then marks them, and fetches those that have left the store unnoticed.
 func TestReadyLayersAreMarkedBeforeTheyAreMounted(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -169,7 +171,8 @@ func TestReadyLayersAreMarkedBeforeTheyAreMounted(t *testing.T) {
 	}
 }
 
-// What is ready is in use, so a start asks for no more, and goes when the store has no other room: it can be evicted then.
+// What is ready is in use, so a start asks for no more, and goes when the store has no other room: it can be
+// evicted then.
 func TestReadyGoesForRoom(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -187,13 +190,16 @@ func TestReadyGoesForRoom(t *testing.T) {
 	}
 	a.eventually("it is evicted", func() bool {
 		_, err := a.PrunePoP(t.Context(), func(digest.Digest) bool { return false })
-		return err == nil && !slices.ContainsFunc(layers, func(l LayerProgress) bool { return a.site.usable().Has(t.Context(), l.Layer.DiffID) })
+		return err == nil &&
+			!slices.ContainsFunc(layers, func(l LayerProgress) bool {
+				return a.site.usable().Has(t.Context(), l.Layer.DiffID)
+			})
 	})
 	b.eventually("it is taken back", func() bool { return !e.has(p) && s.marks("b") == 0 })
 }
 
-// An image is made ready once it was deployed elsewhere for the second time; what this node deploys, or has, is no reason. Of those that are
-// ready the one goes that was deployed elsewhere least lately.
+// An image is made ready once it was deployed elsewhere for the second time; what this node deploys, or has,
+// is no reason. Of those that are ready the one goes that was deployed elsewhere least lately.
 func TestReadyByDemand(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -244,7 +250,8 @@ func TestReadyByDemand(t *testing.T) {
 	}
 }
 
-// What is deployed here, and removed, while a node waits for the quiet to make it ready does not come back by itself.
+// What is deployed here, and removed, while a node waits for the quiet to make it ready does not come back by
+// itself.
 func TestReadyMetMeanwhile(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -308,8 +315,8 @@ func TestReadyWhenIdle(t *testing.T) {
 	s.awaitReady(e, p)
 }
 
-// On a trace that is like a registry's, most of a node's first hits are of what it has made ready, and that is not much. Other
-// rules are logged beside.
+// On a trace that is like a registry's, most of a node's first hits are of what it has made ready, and that
+// is not much. Other rules are logged beside.
 func TestReadyOfATrace(t *testing.T) {
 	zone, err := simulate.ZoneNamed("dal")
 	if err != nil {
@@ -317,12 +324,15 @@ func TestReadyOfATrace(t *testing.T) {
 	}
 	var trace bytes.Buffer
 	path := filepath.Join(t.TempDir(), "trace.json")
-	if err := errors.Join(simulate.Generate(&trace, zone, 0.004, 1), os.WriteFile(path, trace.Bytes(), 0o600)); err != nil {
+	if err := errors.Join(simulate.Generate(&trace, zone, 0.004, 1),
+		os.WriteFile(path, trace.Bytes(), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	for _, cfg := range []PrepareConfig{{Images: 16}, {Images: 16, After: 1}, {Images: 16, After: 3}, {Images: 8}, {Images: 64}} {
+	for _, cfg := range []PrepareConfig{{Images: 16}, {Images: 16, After: 1}, {Images: 16, After: 3},
+		{Images: 8}, {Images: 64}} {
 		ready, made := replayReady(t, cfg, path)
-		t.Logf("%d images after %d: %.2f of the first hits are of what is ready, %.2f are made ready a deployment", cfg.Images, cfg.After, ready, made)
+		t.Logf("%d images after %d: %.2f of the first hits are of what is ready, %.2f are made ready a deployment",
+			cfg.Images, cfg.After, ready, made)
 		if cfg.Images == 16 && cfg.After == 0 && (ready < 0.6 || made > 0.4) {
 			t.Errorf("%.2f of the first hits are of what is ready, %.2f are made ready a deployment", ready, made)
 		}
@@ -361,7 +371,9 @@ func replayReady(t *testing.T, cfg PrepareConfig, path string) (ready, made floa
 		at := int(deployed) % nodes
 		deployed++
 		isReady := func(i int) bool {
-			return slices.ContainsFunc(all[i].images, func(r image.Reference) bool { return r.String() == ref.String() })
+			return slices.ContainsFunc(all[i].images, func(r image.Reference) bool {
+				return r.String() == ref.String()
+			})
 		}
 		if !have[at][ref.String()] && known[ref.String()] {
 			first++
@@ -386,8 +398,8 @@ func replayReady(t *testing.T, cfg PrepareConfig, path string) (ready, made floa
 	}
 }
 
-// An image is noted before it is known: a node that is killed then does not take it for one that was deployed there. What
-// cannot be made ready leaves nothing.
+// An image is noted before it is known: a node that is killed then does not take it for one that was deployed
+// there. What cannot be made ready leaves nothing.
 func TestReadyFails(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -397,7 +409,8 @@ func TestReadyFails(t *testing.T) {
 	layers := a.bring(p)
 	b.eventually("it was tried", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.noted) > 0 })
 	b.eventually("nothing is left", func() bool {
-		return b.cfg.Catalog.Get(b.ref(p.Ref)) == nil && !b.Has(layers[0].Layer.DiffID) && !b.Has(layers[1].Layer.DiffID)
+		return b.cfg.Catalog.Get(b.ref(p.Ref)) == nil && !b.Has(layers[0].Layer.DiffID) &&
+			!b.Has(layers[1].Layer.DiffID)
 	})
 	e.refuses(nil)
 	a.bring(p) // else it is tried again in a while
@@ -411,7 +424,8 @@ func TestReadyFails(t *testing.T) {
 	}
 }
 
-// A node whose disk is full makes nothing ready, and uses nothing of the store for it; when there is room, it does.
+// A node whose disk is full makes nothing ready, and uses nothing of the store for it; when there is room, it
+// does.
 func TestReadyNeedsRoom(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -422,7 +436,8 @@ func TestReadyNeedsRoom(t *testing.T) {
 	layers := a.bring(p)
 	b.eventually("it is tried", func() bool { return s.marks("b") > 0 })
 	b.eventually("all is let go of", func() bool {
-		return s.marks("b") == 0 && !slices.ContainsFunc(layers, func(l LayerProgress) bool { return b.Has(l.Layer.DiffID) })
+		return s.marks("b") == 0 &&
+			!slices.ContainsFunc(layers, func(l LayerProgress) bool { return b.Has(l.Layer.DiffID) })
 	})
 	if e.has(p) {
 		t.Error("it is ready")
@@ -432,7 +447,8 @@ func TestReadyNeedsRoom(t *testing.T) {
 	s.awaitReady(e, p)
 }
 
-// What rests while the store is away is fetched when it is deployed, and is as any other then. A coordinator that has lost its memory changes nothing.
+// What rests while the store is away is fetched when it is deployed, and is as any other then. A coordinator
+// that has lost its memory changes nothing.
 func TestReadyWhileTheStoreIsAway(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -469,7 +485,8 @@ func TestReadyWhileTheStoreIsAway(t *testing.T) {
 	}
 }
 
-// What is deployed of an image that is ready comes out of the store, and counts; from then on it is as any other.
+// What is deployed of an image that is ready comes out of the store, and counts; from then on it is as any
+// other.
 func TestReadyIsDeployed(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -498,8 +515,8 @@ func TestReadyIsDeployed(t *testing.T) {
 	}
 }
 
-// When the store needs room, layers rest that no container stands on, though an image here has them: they can be evicted then.
-// Others stay in use.
+// When the store needs room, layers rest that no container stands on, though an image here has them: they can
+// be evicted then. Others stay in use.
 func TestIdleLayersRest(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
@@ -528,7 +545,8 @@ func TestIdleLayersRest(t *testing.T) {
 	}
 	a.eventually("it is evicted", func() bool { // once the hub is settled
 		_, err := a.PrunePoP(t.Context(), a.inUse)
-		return err == nil && !a.site.usable().Has(t.Context(), ids[p.Ref][0]) && !a.site.usable().Has(t.Context(), ids[p.Ref][1])
+		return err == nil && !a.site.usable().Has(t.Context(), ids[p.Ref][0]) &&
+			!a.site.usable().Has(t.Context(), ids[p.Ref][1])
 	})
 	for _, id := range ids[q.Ref] {
 		if !a.site.usable().Has(t.Context(), id) {

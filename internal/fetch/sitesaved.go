@@ -80,7 +80,8 @@ func (p *Puller) Take(ctx context.Context, l image.Layer) error {
 func (p *Puller) takeFromPeer(ctx context.Context, l image.Layer) error {
 	givers := p.site.givers(ctx, hasKey(l.DiffID))
 	if len(givers) == 0 {
-		return fmt.Errorf("layer %s is not here, and no node gives it: %w", l.DiffID, errors.Join(layer.ErrUnknown, pop.ErrStoreAway))
+		return fmt.Errorf("layer %s is not here, and no node gives it: %w", l.DiffID,
+			errors.Join(layer.ErrUnknown, pop.ErrStoreAway))
 	}
 	err := p.Keep(ctx, l, &peerTar{p.site, givers})
 	if err == nil {

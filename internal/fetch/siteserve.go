@@ -22,8 +22,8 @@ type Given struct{ p *Puller }
 // Given returns it.
 func (p *Puller) Given() *Given { return &Given{p} }
 
-// Follow implements peer.Content. What only passes through this node is not given: two nodes would wait for each other
-// that each took the other to have the layer.
+// Follow implements peer.Content. What only passes through this node is not given: two nodes would wait for
+// each other that each took the other to have the layer.
 func (g *Given) Follow(ctx context.Context, id digest.Digest, off int64) (io.ReadCloser, int64, error) {
 	if l, err := g.whole(id); err == nil {
 		r, err := section(l.Files().Data, off, l.Size)

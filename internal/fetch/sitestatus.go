@@ -180,8 +180,8 @@ func (p *Puller) ForgetNode(ctx context.Context, node string) error {
 // giveTime is for how long PrunePoP waits for the nodes to let go of what they only have ready.
 const giveTime = time.Second
 
-// PrunePoP evicts from the store what no node uses: first it has the nodes let go of what they have no more than ready.
-// What it evicts can come back for the time of grace.
+// PrunePoP evicts from the store what no node uses: first it has the nodes let go of what they have no more
+// than ready. What it evicts can come back for the time of grace.
 func (p *Puller) PrunePoP(ctx context.Context, inUse func(digest.Digest) bool) (pop.Eviction, error) {
 	s, st, err := p.needStore()
 	if err != nil {

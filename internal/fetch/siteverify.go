@@ -23,7 +23,8 @@ const (
 	// verifyRate is how fast layers are read in the background, bytes a second:
 	// five terabytes in a week.
 	verifyRate = 8 << 20
-	verifyLook = time.Minute // between two looks for layers that are due, at least: each reads a note for each layer
+	// between two looks for layers that are due, at least: each reads a note for each layer
+	verifyLook = time.Minute
 	// replaceTime is how long a damaged layer may take to come anew.
 	replaceTime = time.Hour
 )
@@ -81,7 +82,8 @@ func (p *Puller) VerifyPoP(ctx context.Context, ids []digest.Digest, found func(
 }
 
 // toVerify are the records of the layers that are named, or of all.
-func (s *site) toVerify(ctx context.Context, st *pop.Store, ids, broken []digest.Digest) ([]*pop.Layer, error) {
+func (s *site) toVerify(ctx context.Context, st *pop.Store, ids, broken []digest.Digest) ([]*pop.Layer,
+	error) {
 	if len(ids) == 0 {
 		layers, err := st.Objects(ctx)
 		if len(layers) > 0 || errors.Is(err, pop.ErrDamaged) { // what cannot be read was told of
@@ -164,7 +166,8 @@ func (s *site) taken(id digest.Digest, damaged bool) {
 		case damaged:
 			s.replace(s.p.life, id)
 		default:
-			s.again(s.p.life, id, "a layer has left the PoP's store, though this node used it: it comes anew for containers that start from here on")
+			s.again(s.p.life, id,
+				"a layer has left the PoP's store, though this node used it: it comes anew for containers that start from here on")
 		}
 	})
 }
@@ -180,7 +183,8 @@ func (s *site) lost(id digest.Digest) {
 // has it, or uses it. It reports whether it is there.
 func (s *site) replace(ctx context.Context, id digest.Digest) bool {
 	s.lost(id)
-	if !s.again(ctx, id, "a layer has left the PoP's store, since it was damaged: containers that run with it may have read wrong bytes; it comes anew for those that start from here on") {
+	if !s.again(ctx, id,
+		"a layer has left the PoP's store, since it was damaged: containers that run with it may have read wrong bytes; it comes anew for those that start from here on") {
 		return false
 	}
 	s.log.Info("a damaged layer of the PoP's store was replaced", "layer", id)
@@ -238,8 +242,8 @@ func (s *site) ends(id digest.Digest) {
 	delete(s.mending, id)
 }
 
-// letGo forgets a layer that was attached and is not there any more, or in other
-// files, says say, and reports whether it did. Containers that stand on it go on with the files that they have.
+// letGo forgets a layer that was attached and is not there any more, or in other files, says say, and reports
+// whether it did. Containers that stand on it go on with the files that they have.
 func (s *site) letGo(ctx context.Context, id digest.Digest, say string) bool {
 	st := s.usable()
 	if st == nil {
@@ -276,7 +280,8 @@ func (s *site) anew(ctx context.Context, id digest.Digest) (*layer.Layer, error)
 	for _, img := range s.p.cfg.Catalog.WithLayer(id) {
 		l := img.Layers[slices.IndexFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == id })]
 		var have *layer.Layer
-		have, err = s.p.cfg.Layers.Fill(ctx, l, &blob{p: s.p, img: img, l: l, class: Background, base: Background}).WaitComplete(ctx)
+		have, err = s.p.cfg.Layers.Fill(ctx, l,
+			&blob{p: s.p, img: img, l: l, class: Background, base: Background}).WaitComplete(ctx)
 		if err == nil || ctx.Err() != nil {
 			return have, err
 		}
@@ -336,7 +341,8 @@ func (s *site) copyWhole(ctx context.Context, st *pop.Store, have *layer.Layer, 
 		return err
 	}
 	h := sha256.New()
-	_, err = io.CopyBuffer(io.MultiWriter(draft, h), struct{ io.Reader }{io.NewSectionReader(f, 0, have.Size)}, make([]byte, 256<<10))
+	_, err = io.CopyBuffer(io.MultiWriter(draft, h), struct{ io.Reader }{io.NewSectionReader(f, 0, have.Size)},
+		make([]byte, 256<<10))
 	if err == nil && digest.NewDigest(digest.SHA256, h) != have.DiffID {
 		err = fmt.Errorf("this node's copy of layer %s is damaged too: %w", have.DiffID, layer.ErrMismatch)
 	}

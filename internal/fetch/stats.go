@@ -27,15 +27,19 @@ type Stats struct {
 }
 
 type lazyStats struct {
-	starts, packBytes, demandBytes, wants, waited, failed, lies, damaged, replaced, verified, evicted, evictedBytes atomic.Int64
+	starts, packBytes, demandBytes, wants, waited, failed, lies, damaged, replaced, verified, evicted,
+	evictedBytes atomic.Int64
 }
 
 // Stats returns the counters.
 func (p *Puller) Stats() Stats {
 	s := &p.stats
-	return Stats{Starts: s.starts.Load(), PackBytes: s.packBytes.Load(), DemandBytes: s.demandBytes.Load(), Wants: s.wants.Load(),
-		Waited: time.Duration(s.waited.Load()), Failed: s.failed.Load(), Lies: s.lies.Load(), Damaged: s.damaged.Load(),
-		Replaced: s.replaced.Load(), Verified: s.verified.Load(), Evicted: s.evicted.Load(), EvictedSize: s.evictedBytes.Load()}
+	return Stats{Starts: s.starts.Load(), PackBytes: s.packBytes.Load(), DemandBytes: s.demandBytes.Load(),
+		Wants:  s.wants.Load(),
+		Waited: time.Duration(s.waited.Load()), Failed: s.failed.Load(), Lies: s.lies.Load(),
+		Damaged:  s.damaged.Load(),
+		Replaced: s.replaced.Load(), Verified: s.verified.Load(), Evicted: s.evicted.Load(),
+		EvictedSize: s.evictedBytes.Load()}
 }
 
 // FailedReads are a layer's reads that ended with an I/O error, for what they
@@ -82,6 +86,8 @@ func (p *Puller) FailedReads(since time.Time) []FailedReads {
 			out = append(out, r)
 		}
 	}
-	slices.SortFunc(out, func(a, b FailedReads) int { return cmp.Or(b.Last.Compare(a.Last), cmp.Compare(a.Layer, b.Layer)) })
+	slices.SortFunc(out, func(a, b FailedReads) int {
+		return cmp.Or(b.Last.Compare(a.Last), cmp.Compare(a.Layer, b.Layer))
+	})
 	return out
 }

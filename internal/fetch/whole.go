@@ -66,7 +66,8 @@ func (p *Puller) makeWhole(s *Start, part *layer.Partial) {
 		if p.life.Err() != nil {
 			return
 		}
-		p.cfg.Log.Warn("a layer that runs already is not whole yet; trying again", "layer", part.Layer.Digest, "in", pause, "err", err)
+		p.cfg.Log.Warn("a layer that runs already is not whole yet; trying again", "layer", part.Layer.Digest, "in",
+			pause, "err", err)
 		if errors.Is(err, syscall.ENOSPC) && p.cfg.Lazy.Room != nil {
 			p.cfg.Lazy.Room(p.life, part.Size)
 		}

@@ -63,7 +63,8 @@ type Image struct {
 // New joins the documents of one image and verifies them. index is nil if
 // target is the manifest's descriptor itself. The slices are kept, not copied.
 // Errors wrap ErrInvalid, or one of the more telling sentinels beside it.
-func New(ref Reference, target ocispec.Descriptor, index []byte, desc ocispec.Descriptor, manifest, config []byte) (*Image, error) {
+func New(ref Reference, target ocispec.Descriptor, index []byte, desc ocispec.Descriptor, manifest,
+	config []byte) (*Image, error) {
 	img := &Image{Ref: ref, Target: target, Index: index, Desc: desc, Manifest: manifest, Config: config}
 	if err := img.parse(); err != nil {
 		return nil, err

@@ -28,7 +28,8 @@ func someParts(layers int) parts {
 	p.config.RootFS = ocispec.RootFS{Type: "layers"}
 	for n := range layers {
 		p.manifest.Layers = append(p.manifest.Layers, ocispec.Descriptor{
-			MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString(fmt.Sprint("blob", n)), Size: int64(n + 100),
+			MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString(fmt.Sprint("blob", n)),
+			Size: int64(n + 100),
 		})
 		p.config.RootFS.DiffIDs = append(p.config.RootFS.DiffIDs, digest.FromString(fmt.Sprint("tar", n)))
 	}
@@ -67,7 +68,8 @@ func TestNew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(img.Layers) != 3 || img.Layers[2].Compression() != Gzip || img.Size() != 303 || img.Platform().Architecture != "amd64" {
+	if len(img.Layers) != 3 || img.Layers[2].Compression() != Gzip || img.Size() != 303 ||
+		img.Platform().Architecture != "amd64" {
 		t.Fatalf("%+v", img)
 	}
 	if empty, err := someParts(0).image(t); err != nil || len(empty.Layers) != 0 || len(empty.ChainIDs()) != 0 {
@@ -109,23 +111,37 @@ func TestNewRefuses(t *testing.T) {
 		want  error
 		says  string
 	}{
-		"too few diff_ids":  {func(p *parts) { p.config.RootFS.DiffIDs = p.config.RootFS.DiffIDs[1:] }, ErrInvalid, "diff_ids"},
-		"no diff_ids":       {func(p *parts) { p.config.RootFS = ocispec.RootFS{} }, ErrInvalid, "diff_ids"},
-		"rootfs type":       {func(p *parts) { p.config.RootFS.Type = "clay" }, ErrInvalid, "clay"},
-		"bad diff_id":       {func(p *parts) { p.config.RootFS.DiffIDs[0] = "sha256:xyz" }, ErrInvalid, "diff_id"},
-		"sha512 diff_id":    {func(p *parts) { p.config.RootFS.DiffIDs[0] = digest.SHA512.FromString("") }, ErrUnsupported, "sha512"},
-		"sha512 layer":      {func(p *parts) { p.manifest.Layers[0].Digest = digest.SHA512.FromString("") }, ErrUnsupported, "sha512"},
-		"no layer digest":   {func(p *parts) { p.manifest.Layers[1].Digest = "" }, ErrInvalid, "layer 2"},
-		"negative size":     {func(p *parts) { p.manifest.Layers[0].Size = -1 }, ErrInvalid, "size"},
-		"absurd size":       {func(p *parts) { p.manifest.Layers[0].Size = MaxLayer + 1 }, ErrInvalid, "size"},
-		"encrypted":         {func(p *parts) { p.manifest.Layers[0].MediaType += "+encrypted" }, ErrUnsupported, "encrypted"},
-		"unknown layer":     {func(p *parts) { p.manifest.Layers[0].MediaType = "application/x" }, ErrUnsupported, "application/x"},
-		"Windows base":      {func(p *parts) { p.manifest.Layers[0].MediaType = DockerForeignLayer + ".gzip" }, ErrUnsupported, "non-distributable"},
+		"too few diff_ids": {func(p *parts) {
+			p.config.RootFS.DiffIDs = p.config.RootFS.DiffIDs[1:]
+		}, ErrInvalid, "diff_ids"},
+		"no diff_ids": {func(p *parts) { p.config.RootFS = ocispec.RootFS{} }, ErrInvalid, "diff_ids"},
+		"rootfs type": {func(p *parts) { p.config.RootFS.Type = "clay" }, ErrInvalid, "clay"},
+		"bad diff_id": {func(p *parts) { p.config.RootFS.DiffIDs[0] = "sha256:xyz" }, ErrInvalid, "diff_id"},
+		"sha512 diff_id": {func(p *parts) {
+			p.config.RootFS.DiffIDs[0] = digest.SHA512.FromString("")
+		}, ErrUnsupported, "sha512"},
+		"sha512 layer": {func(p *parts) {
+			p.manifest.Layers[0].Digest = digest.SHA512.FromString("")
+		}, ErrUnsupported, "sha512"},
+		"no layer digest": {func(p *parts) { p.manifest.Layers[1].Digest = "" }, ErrInvalid, "layer 2"},
+		"negative size":   {func(p *parts) { p.manifest.Layers[0].Size = -1 }, ErrInvalid, "size"},
+		"absurd size":     {func(p *parts) { p.manifest.Layers[0].Size = MaxLayer + 1 }, ErrInvalid, "size"},
+		"encrypted": {func(p *parts) {
+			p.manifest.Layers[0].MediaType += "+encrypted"
+		}, ErrUnsupported, "encrypted"},
+		"unknown layer": {func(p *parts) {
+			p.manifest.Layers[0].MediaType = "application/x"
+		}, ErrUnsupported, "application/x"},
+		"Windows base": {func(p *parts) {
+			p.manifest.Layers[0].MediaType = DockerForeignLayer + ".gzip"
+		}, ErrUnsupported, "non-distributable"},
 		"foreign with URLs": {foreignOCI, ErrUnsupported, "non-distributable"},
 		"two sizes": {func(p *parts) {
 			p.manifest.Layers[1].Digest = p.manifest.Layers[0].Digest
 		}, ErrInvalid, "occurs"},
-		"artifact": {func(p *parts) { p.manifest.Config.MediaType = "application/vnd.cncf.helm.config.v1+json" }, ErrUnsupported, "helm"},
+		"artifact": {func(p *parts) {
+			p.manifest.Config.MediaType = "application/vnd.cncf.helm.config.v1+json"
+		}, ErrUnsupported, "helm"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := someParts(2)
@@ -161,7 +177,8 @@ func TestNewVerifiesBytes(t *testing.T) {
 	} {
 		bad := *img
 		spoil(&bad)
-		if _, err := New(bad.Ref, bad.Target, bad.Index, bad.Desc, bad.Manifest, bad.Config); !errors.Is(err, ErrMismatch) {
+		if _, err := New(bad.Ref, bad.Target, bad.Index, bad.Desc, bad.Manifest, bad.Config); !errors.Is(err,
+			ErrMismatch) {
 			t.Fatal(err)
 		}
 	}
@@ -189,7 +206,8 @@ func TestRecord(t *testing.T) {
 	var idx ocispec.Index
 	idx.SchemaVersion, idx.Manifests = 2, []ocispec.Descriptor{d}
 	index := marshal(t, idx)
-	indexed, err := New(img.Ref, describe(ocispec.MediaTypeImageIndex, index), index, d, img.Manifest, img.Config)
+	indexed, err := New(img.Ref, describe(ocispec.MediaTypeImageIndex, index), index, d, img.Manifest,
+		img.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +262,8 @@ func TestMediaType(t *testing.T) {
 		{`{"schemaVersion":2,"layers":[]}`, "text/plain", ocispec.MediaTypeImageManifest},
 		{`{"schemaVersion":2,"layers":[]}`, DockerManifestList, ocispec.MediaTypeImageManifest},
 		{`{"schemaVersion":2,"manifests":[]}`, "", ocispec.MediaTypeImageIndex},
-		{`{"schemaVersion":2,"mediaType":"` + DockerManifestList + `","manifests":[]}`, ocispec.MediaTypeImageIndex, DockerManifestList},
+		{`{"schemaVersion":2,"mediaType":"` + DockerManifestList + `","manifests":[]}`, ocispec.MediaTypeImageIndex,
+			DockerManifestList},
 	} {
 		if got, err := MediaType([]byte(tc[0]), tc[1]); got != tc[2] || err != nil {
 			t.Errorf("%s served as %q: %s %v", tc[0], tc[1], got, err)
@@ -304,7 +323,8 @@ func TestSelect(t *testing.T) {
 		}
 	}
 	bare := entry("")
-	if got, err := Select(ocispec.Index{Manifests: []ocispec.Descriptor{attest, bare}}, DefaultPlatform()); err != nil || got.Digest != bare.Digest {
+	if got, err := Select(ocispec.Index{Manifests: []ocispec.Descriptor{attest, bare}},
+		DefaultPlatform()); err != nil || got.Digest != bare.Digest {
 		t.Error(got, err)
 	}
 }
@@ -312,7 +332,8 @@ func TestSelect(t *testing.T) {
 func TestSniff(t *testing.T) {
 	for s, want := range map[string]Compression{
 		"\x1f\x8b\x08\x00": Gzip, "\x28\xb5\x2f\xfd": Zstd, "\x50\x2a\x4d\x18": Zstd, "\x5f\x2a\x4d\x18": Zstd,
-		"\x60\x2a\x4d\x18": Plain, "etc/": Plain, "": Plain, "\x1f": Plain, "\x50\x2a\x4d": Plain, "\x28\xb5\x2f": Plain,
+		"\x60\x2a\x4d\x18": Plain, "etc/": Plain, "": Plain, "\x1f": Plain, "\x50\x2a\x4d": Plain,
+		"\x28\xb5\x2f": Plain,
 	} {
 		if got := Sniff([]byte(s)); got != want {
 			t.Errorf("%q: %s, want %s", s, got, want)
@@ -415,7 +436,8 @@ func FuzzManifest(f *testing.F) {
 			}
 		}
 		var back Image
-		if err := json.Unmarshal(marshal(t, img), &back); err != nil || !reflect.DeepEqual(back.Layers, img.Layers) {
+		if err := json.Unmarshal(marshal(t, img), &back); err != nil ||
+			!reflect.DeepEqual(back.Layers, img.Layers) {
 			t.Fatal(err)
 		}
 	})

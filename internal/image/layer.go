@@ -98,10 +98,12 @@ var layerTypes = map[string]Compression{
 // joinLayers pairs a manifest's layers with their config's diffIDs.
 func joinLayers(descs []ocispec.Descriptor, diffIDs []digest.Digest) ([]Layer, error) {
 	if len(descs) != len(diffIDs) {
-		return nil, fmt.Errorf("%w: the manifest lists %d layers, the config %d diff_ids", ErrInvalid, len(descs), len(diffIDs))
+		return nil, fmt.Errorf("%w: the manifest lists %d layers, the config %d diff_ids", ErrInvalid, len(descs),
+			len(diffIDs))
 	}
 	if len(descs) > MaxLayers {
-		return nil, fmt.Errorf("%w: %d layers, more than the %d that overlayfs stacks; flatten the image", ErrUnsupported, len(descs), MaxLayers)
+		return nil, fmt.Errorf("%w: %d layers, more than the %d that overlayfs stacks; flatten the image",
+			ErrUnsupported, len(descs), MaxLayers)
 	}
 	sizes := make(map[digest.Digest]int64, len(descs))
 	layers := make([]Layer, 0, len(descs))
@@ -110,7 +112,8 @@ func joinLayers(descs []ocispec.Descriptor, diffIDs []digest.Digest) ([]Layer, e
 			return nil, fmt.Errorf("layer %d: %w", n+1, err)
 		}
 		if s, ok := sizes[d.Digest]; ok && s != d.Size {
-			return nil, fmt.Errorf("layer %d: %w: %s occurs with sizes %d and %d", n+1, ErrInvalid, d.Digest, s, d.Size)
+			return nil, fmt.Errorf("layer %d: %w: %s occurs with sizes %d and %d", n+1, ErrInvalid, d.Digest, s,
+				d.Size)
 		}
 		sizes[d.Digest] = d.Size
 		layers = append(layers, Layer{Digest: d.Digest, Size: d.Size, MediaType: d.MediaType, DiffID: diffIDs[n]})
@@ -120,10 +123,12 @@ func joinLayers(descs []ocispec.Descriptor, diffIDs []digest.Digest) ([]Layer, e
 
 func checkLayer(d ocispec.Descriptor, diffID digest.Digest) error {
 	if strings.HasSuffix(d.MediaType, "+encrypted") {
-		return fmt.Errorf("%w: the layer is encrypted (%s); push the image unencrypted", ErrUnsupported, d.MediaType)
+		return fmt.Errorf("%w: the layer is encrypted (%s); push the image unencrypted", ErrUnsupported,
+			d.MediaType)
 	}
 	if _, ok := compressionOf(d.MediaType); !ok {
-		return fmt.Errorf("%w: media type %q; a layer must be a tar, plain or with gzip or zstd", ErrUnsupported, d.MediaType)
+		return fmt.Errorf("%w: media type %q; a layer must be a tar, plain or with gzip or zstd", ErrUnsupported,
+			d.MediaType)
 	}
 	if foreign(d) {
 		return fmt.Errorf("%w: the layer is non-distributable and lies outside the registry (%s); build on another base image", ErrUnsupported, d.MediaType)

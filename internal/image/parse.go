@@ -14,7 +14,8 @@ import (
 
 // What the errors of this package wrap.
 var (
-	ErrInvalid     = errors.New("invalid image")         // the documents contradict themselves or the specification
+	// the documents contradict themselves or the specification
+	ErrInvalid     = errors.New("invalid image")
 	ErrUnsupported = errors.New("unsupported image")     // well-formed, but not for Dewpoint
 	ErrPlatform    = errors.New("no image for platform") // the index has none that runs here
 	ErrMismatch    = errors.New("digest does not match") // bytes that do not hash to their name
@@ -152,7 +153,8 @@ func ParseManifest(b []byte) (ocispec.Manifest, error) {
 		if m.ArtifactType != "" {
 			what = m.ArtifactType
 		}
-		return ocispec.Manifest{}, fmt.Errorf("%w: it is no container image but an artifact of type %q", ErrUnsupported, what)
+		return ocispec.Manifest{},
+			fmt.Errorf("%w: it is no container image but an artifact of type %q", ErrUnsupported, what)
 	}
 	if err := checkDocument(m.Config, MaxConfig); err != nil {
 		return ocispec.Manifest{}, fmt.Errorf("config: %w", err)
@@ -178,7 +180,8 @@ func parseAs(b []byte, want Kind, into any) error {
 // registries stored configs under generic types.
 func imageConfig(mediaType string) bool {
 	switch mediaType {
-	case ocispec.MediaTypeImageConfig, DockerConfig, "", "application/octet-stream", "application/json", "text/plain", "text/html":
+	case ocispec.MediaTypeImageConfig, DockerConfig, "", "application/octet-stream", "application/json",
+		"text/plain", "text/html":
 		return true
 	}
 	return false
@@ -194,7 +197,8 @@ func ParseConfig(b []byte) (ocispec.Image, error) {
 		return ocispec.Image{}, fmt.Errorf("%w: config: %w", ErrInvalid, err)
 	}
 	if c.RootFS.Type != "layers" && (c.RootFS.Type != "" || len(c.RootFS.DiffIDs) > 0) {
-		return ocispec.Image{}, fmt.Errorf("%w: config: rootfs type %q is not \"layers\"", ErrInvalid, c.RootFS.Type)
+		return ocispec.Image{},
+			fmt.Errorf("%w: config: rootfs type %q is not \"layers\"", ErrInvalid, c.RootFS.Type)
 	}
 	return c, nil
 }

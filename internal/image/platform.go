@@ -44,7 +44,8 @@ func Select(idx ocispec.Index, p ocispec.Platform) (ocispec.Descriptor, error) {
 		}
 	}
 	if best == nil {
-		return ocispec.Descriptor{}, fmt.Errorf("%w %s; the image has: %s", ErrPlatform, platforms.Format(p), listPlatforms(images))
+		return ocispec.Descriptor{},
+			fmt.Errorf("%w %s; the image has: %s", ErrPlatform, platforms.Format(p), listPlatforms(images))
 	}
 	return *best, nil
 }
@@ -59,7 +60,8 @@ func CheckPlatform(have, want ocispec.Platform) error {
 	if have.OS == want.OS && have.Architecture == want.Architecture {
 		return nil
 	}
-	return fmt.Errorf("%w %s; the image is for %s only", ErrPlatform, platforms.Format(want), platforms.Format(have))
+	return fmt.Errorf("%w %s; the image is for %s only", ErrPlatform, platforms.Format(want),
+		platforms.Format(have))
 }
 
 // candidates gives the entries of an index that are images.

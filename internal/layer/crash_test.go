@@ -45,7 +45,8 @@ func crashChild() int {
 		fmt.Println(err)
 		return 3
 	}
-	s, err := layer.Open(layer.Config{Dir: filepath.Join(dir, "store"), Interval: 256 << 10, Tree: os.Getenv(treeEnv) != ""})
+	s, err := layer.Open(layer.Config{Dir: filepath.Join(dir, "store"), Interval: 256 << 10,
+		Tree: os.Getenv(treeEnv) != ""})
 	if err != nil {
 		fmt.Println(err)
 		return 3
@@ -86,7 +87,8 @@ func killAtEachSync(t *testing.T, want sample, tree bool) {
 	for at := 1; ; at++ {
 		dir := t.TempDir()
 		b, _ := json.Marshal(want.layer)
-		if err := errors.Join(os.WriteFile(filepath.Join(dir, "layer"), b, 0o600), os.WriteFile(filepath.Join(dir, "blob"), want.blob, 0o600)); err != nil {
+		if err := errors.Join(os.WriteFile(filepath.Join(dir, "layer"), b, 0o600),
+			os.WriteFile(filepath.Join(dir, "blob"), want.blob, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		cmd := exec.Command(os.Args[0], dir)

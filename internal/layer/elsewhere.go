@@ -31,7 +31,8 @@ type Elsewhere struct {
 	Data     string        // path of the tar
 	Index    []byte        // as Described gave it; nil for none
 	Table    []byte        // unless Index is there
-	// Await, unless nil, is called by Attach when all else is done, before the layer is known. Its error is Attach's.
+	// Await, unless nil, is called by Attach when all else is done, before the layer is known. Its error is
+	// Attach's.
 	Await func() error
 }
 
@@ -49,8 +50,8 @@ type Way struct {
 	// Tar says that Open gives the layer's tar, from the byte of it that
 	// Progress.Written says on, to its end.
 	Tar bool
-	// Wrong, unless nil, is told when that tar was not the layer's; then the source is prepared anew, and is to know other ways
-	// sooner or later.
+	// Wrong, unless nil, is told when that tar was not the layer's; then the source is prepared anew, and is to
+	// know other ways sooner or later.
 	Wrong func(error)
 }
 
@@ -185,9 +186,10 @@ func (l *Layer) Described() (io.ReadCloser, error) {
 		return nil, err
 	}
 	return struct {
-		io.Reader
-		io.Closer
-	}{io.MultiReader(bytes.NewReader(append(binary.AppendUvarint(nil, uint64(len(names))), names...)), f), f}, nil
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(append(binary.AppendUvarint(nil, uint64(len(names))), names...)), f), f},
+		nil
 }
 
 // writeDescribed writes dir's index from what Described gave. It returns what writeIndex does.
@@ -205,7 +207,8 @@ func writeDescribed(dir string, b []byte) (implied names, size int64, err error)
 
 // describe writes the index of a layer that lies elsewhere into dir.
 func (s *Store) describe(dir string, e *Elsewhere) (l *Layer, err error) {
-	l = &Layer{store: s, DiffID: e.DiffID, Size: e.Size, Blob: e.Blob, BlobSz: e.BlobSize, At: e.Data, dir: dir, used: time.Now()}
+	l = &Layer{store: s, DiffID: e.DiffID, Size: e.Size, Blob: e.Blob, BlobSz: e.BlobSize, At: e.Data, dir: dir,
+		used: time.Now()}
 	if e.Index != nil {
 		l.Implied, l.Index, err = writeDescribed(dir, e.Index)
 		return l, err
@@ -297,7 +300,8 @@ func (s *Store) Localize(l *Layer, r io.Reader) error {
 		return explain(err)
 	}
 	h := l.DiffID.Verifier()
-	n, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(f, h)}, struct{ io.Reader }{r}, make([]byte, pieceBytes))
+	n, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(f, h)}, struct{ io.Reader }{r},
+		make([]byte, pieceBytes))
 	if err == nil && (n != l.Size || !h.Verified()) {
 		err = fmt.Errorf("copy of layer %s: %d bytes: %w", l.DiffID, n, ErrMismatch)
 	}
@@ -316,7 +320,8 @@ func (s *Store) Localize(l *Layer, r io.Reader) error {
 
 // own puts a layer in the place of l that has the same files and its own data.
 func (s *Store) own(l *Layer) error {
-	own := &Layer{store: s, DiffID: l.DiffID, Size: l.Size, Index: l.Index, Blob: l.Blob, BlobSz: l.BlobSz, Implied: l.Implied, dir: l.dir, complete: true, used: l.Used(), noted: time.Now()}
+	own := &Layer{store: s, DiffID: l.DiffID, Size: l.Size, Index: l.Index, Blob: l.Blob, BlobSz: l.BlobSz,
+		Implied: l.Implied, dir: l.dir, complete: true, used: l.Used(), noted: time.Now()}
 	b, err := json.Marshal(own)
 	if err != nil {
 		return err
@@ -337,7 +342,8 @@ func (s *Store) own(l *Layer) error {
 // reads the blob would.
 func tarProgress(p *progress, id digest.Digest) *progress {
 	out := p.Point.Out
-	t := &progress{Version: progressVersion, Blob: id, BlobAt: out, BlobHash: p.BlobHash, DataHash: p.DataHash, Compression: image.Plain}
+	t := &progress{Version: progressVersion, Blob: id, BlobAt: out, BlobHash: p.BlobHash, DataHash: p.DataHash,
+		Compression: image.Plain}
 	t.Point.In, t.Point.Out = out, out
 	return t
 }

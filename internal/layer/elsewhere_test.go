@@ -47,7 +47,9 @@ func TestFillFromTar(t *testing.T) {
 	for _, c := range []image.Compression{image.Gzip, image.Zstd, image.Plain} {
 		s := pack(t, makeTar(t, 9<<20, 5), c)
 		store := open(t, t.TempDir(), layer.Config{})
-		src := &prepared{tar: s.tar, cutTar: 5 << 20, prepare: func(*layer.Fill) (layer.Way, error) { return layer.Way{Tar: true}, nil }}
+		src := &prepared{tar: s.tar, cutTar: 5 << 20, prepare: func(*layer.Fill) (layer.Way, error) {
+			return layer.Way{Tar: true}, nil
+		}}
 		checkData(t, mustComplete(t, store, s.layer, src), s)
 		if n := src.opens.Load(); n != 2 {
 			t.Errorf("%s: opened %d times, not once more after it broke", c, n)
@@ -55,7 +57,8 @@ func TestFillFromTar(t *testing.T) {
 	}
 }
 
-// TestFillFromWrongTar gives a tar that is another layer's, or nothing: who gave it is told, and the fill begins anew, a few times.
+// TestFillFromWrongTar gives a tar that is another layer's, or nothing: who gave it is told, and the fill
+// begins anew, a few times.
 func TestFillFromWrongTar(t *testing.T) {
 	s, other := pack(t, makeTar(t, 1<<20, 5), image.Gzip), makeTar(t, 1<<20, 6)
 	store := open(t, t.TempDir(), layer.Config{})
@@ -89,8 +92,11 @@ func TestFillFromWrongTar(t *testing.T) {
 			}
 		}
 	}
-	src := &prepared{tar: other, prepare: func(*layer.Fill) (layer.Way, error) { return layer.Way{Tar: true}, nil }}
-	if _, err := store.Fill(t.Context(), s.layer, src).WaitComplete(t.Context()); !errors.Is(err, layer.ErrMismatch) {
+	src := &prepared{tar: other, prepare: func(*layer.Fill) (layer.Way, error) {
+		return layer.Way{Tar: true}, nil
+	}}
+	if _, err := store.Fill(t.Context(), s.layer, src).WaitComplete(t.Context()); !errors.Is(err,
+		layer.ErrMismatch) {
 		t.Fatalf("another layer's tar was taken: %v", err)
 	}
 	if _, err := store.Get(s.layer.DiffID); !errors.Is(err, layer.ErrUnknown) {
@@ -103,7 +109,8 @@ func elsewhere(t *testing.T, s sample) *layer.Elsewhere {
 	if err := os.WriteFile(path, s.tar, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return &layer.Elsewhere{DiffID: s.layer.DiffID, Blob: s.layer.Digest, BlobSize: s.layer.Size, Size: int64(len(s.tar)), Data: path, Table: table(t, s.tar)}
+	return &layer.Elsewhere{DiffID: s.layer.DiffID, Blob: s.layer.Digest, BlobSize: s.layer.Size,
+		Size: int64(len(s.tar)), Data: path, Table: table(t, s.tar)}
 }
 
 // TestAttach makes a layer of a tar that lies elsewhere, by itself and in the
@@ -138,7 +145,8 @@ func TestAttach(t *testing.T) {
 			t.Fatalf("%s: after a restart: %v", in, err)
 		}
 		checkAttached(t, l, whole, e)
-		if err := store.Close(); err != nil { // what it still does in the background would be in the way of its directory's removal
+		// what it still does in the background would be in the way of its directory's removal
+		if err := store.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -164,7 +172,8 @@ func TestAttachCutOff(t *testing.T) {
 	s := pack(t, makeTar(t, 1<<20, 7), image.Gzip)
 	whole := mustComplete(t, open(t, t.TempDir(), layer.Config{}), s.layer, &source{blob: s.blob})
 	store := open(t, t.TempDir(), layer.Config{})
-	for _, b := range [][]byte{{}, {0x80}, {200, 1, 'x'}, append([]byte{3}, "[1]"...), describedBy(t, whole)[:2]} {
+	for _, b := range [][]byte{{}, {0x80}, {200, 1, 'x'}, append([]byte{3}, "[1]"...),
+		describedBy(t, whole)[:2]} {
 		e := elsewhere(t, s)
 		e.Index, e.Table = b, nil
 		if _, err := store.Attach(e); !errors.Is(err, layer.ErrMismatch) {

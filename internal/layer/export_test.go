@@ -31,7 +31,8 @@ func MakeIncomplete(t *testing.T, dir string) {
 	}
 	l.Boot = durable.BootID()
 	b, err := json.Marshal(l)
-	err = errors.Join(err, os.WriteFile(filepath.Join(dir, readyFile), b, 0o600), os.Remove(filepath.Join(dir, layerFile)))
+	err = errors.Join(err, os.WriteFile(filepath.Join(dir, readyFile), b, 0o600),
+		os.Remove(filepath.Join(dir, layerFile)))
 	if err != nil {
 		t.Fatal(err)
 	}

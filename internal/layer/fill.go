@@ -239,14 +239,15 @@ func (f *Fill) Progress() Progress {
 	}
 	return Progress{
 		Begun: f.begun, Readable: shown,
-		State: State(f.state.Load()), Fetched: f.fetched.Load(), Received: f.received.Load(), Tar: f.tar.Load(), Written: f.written.Load(),
+		State: State(f.state.Load()), Fetched: f.fetched.Load(), Received: f.received.Load(), Tar: f.tar.Load(),
+		Written: f.written.Load(),
 		Seeded:  min(f.seed.Load(), f.fetched.Load()),
 		Waiting: time.Duration(f.waiting.Load()), Blocked: time.Duration(f.blocked.Load()),
 	}
 }
 
-// maxWrong bounds how often a layer is fetched anew that does not verify. A source that gives tars from elsewhere
-// gives up each of them long before.
+// maxWrong bounds how often a layer is fetched anew that does not verify. A source that gives tars from
+// elsewhere gives up each of them long before.
 const maxWrong = 64
 
 // run carries the fill to its end. Bytes that do not verify are thrown away;
@@ -308,7 +309,8 @@ func (f *Fill) fetch(ctx context.Context) (*Layer, error) {
 		if errors.Is(err, ErrAgain) {
 			level = slog.LevelDebug // the source knows what it does
 		}
-		f.store.cfg.Log.Log(ctx, level, "a layer's source fails, another one is asked", "layer", f.Layer.Digest, "err", err)
+		f.store.cfg.Log.Log(ctx, level, "a layer's source fails, another one is asked", "layer", f.Layer.Digest,
+			"err", err)
 	}
 }
 
@@ -341,7 +343,8 @@ func (f *Fill) reject() error {
 
 // damaged tells errors that no resumed fill can get over.
 func damaged(err error) bool {
-	for _, d := range []error{ErrMismatch, ErrTooLarge, inflate.ErrCorrupt, toc.ErrCorrupt, toc.ErrUnsafe, toc.ErrLimit, erofs.ErrTooLarge} {
+	for _, d := range []error{ErrMismatch, ErrTooLarge, inflate.ErrCorrupt, toc.ErrCorrupt, toc.ErrUnsafe,
+		toc.ErrLimit, erofs.ErrTooLarge} {
 		if errors.Is(err, d) {
 			return true
 		}
@@ -391,7 +394,8 @@ func (f *Fill) conclude(err error) {
 func explain(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("disk full: free some space (\"dew prune\" removes what nothing uses) and pull again: %w", err)
+		return fmt.Errorf("disk full: free some space (\"dew prune\" removes what nothing uses) and pull again: %w",
+			err)
 	case errors.Is(err, syscall.EROFS):
 		return fmt.Errorf("the store is on a read-only file system: %w", err)
 	}

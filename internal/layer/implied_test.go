@@ -18,7 +18,8 @@ import (
 func TestImplied(t *testing.T) {
 	var a treetest.Archive
 	a.File("tmp/x", "1").Dir("before").File("before/x", "2").File("after/x", "3").Dir("after")
-	a.File("gone/deep/x", "4").File("gone", "a file").File("n\xff\\\"\n/in/x", "5").File("é/.wh..wh..opq", "").File("w/.wh.x", "")
+	a.File("gone/deep/x", "4").File("gone", "a file").File("n\xff\\\"\n/in/x", "5").File("é/.wh..wh..opq",
+		"").File("w/.wh.x", "")
 	a.Add(tar.Header{Name: "link", Typeflag: tar.TypeSymlink, Linkname: "tmp"}, "")
 	want := []string{"n\xff\\\"\n", "n\xff\\\"\n/in", "tmp", "w", "é"}
 	s := pack(t, a.Bytes(), image.Gzip)

@@ -112,7 +112,8 @@ func (x *index) build(l *Layer) error {
 		return err
 	}
 	defer f.Close()
-	if err := erofs.Write(f, names, erofs.Options{UUID: erofs.UUID(l.DiffID.String()), DataSize: l.Size, Data: x.data}); err != nil {
+	if err := erofs.Write(f, names,
+		erofs.Options{UUID: erofs.UUID(l.DiffID.String()), DataSize: l.Size, Data: x.data}); err != nil {
 		return errors.Join(err, os.Remove(tmp))
 	}
 	fi, err := f.Stat()

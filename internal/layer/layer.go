@@ -12,7 +12,7 @@
 //	                     progress       how far the fill has come, durable
 //	                     progress.boot  the same, newer, for this boot only
 //	                     points         where the compressed stream can be entered
-//	                     present, partial.json, early    of a layer that was mounted before it was whole (Partial)
+//	                     present, partial.json, early    of a layer mounted before it was whole (Partial)
 //	                     blob           compressed bytes, kept where the stream has no restart points
 //	DIR/<sha256 of data>-tree/tree/     the unpacked layer instead, where the kernel has no EROFS
 //
@@ -156,7 +156,8 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, lock: lock, layers: map[digest.Digest]*Layer{}, fills: map[digest.Digest]*Fill{}, partials: map[digest.Digest]*Partial{},
+	s := &Store{cfg: cfg, lock: lock, layers: map[digest.Digest]*Layer{}, fills: map[digest.Digest]*Fill{},
+		partials: map[digest.Digest]*Partial{},
 		expelled: map[digest.Digest][]*Partial{}}
 	s.begun = sync.NewCond(&s.mu)
 	s.life, s.end = context.WithCancel(context.Background())
@@ -424,7 +425,8 @@ func (s *Store) dir(id digest.Digest) string {
 
 // Files says where the layer lies.
 func (l *Layer) Files() mount.Files {
-	f := mount.Files{Index: filepath.Join(l.dir, "index"), Data: filepath.Join(l.dir, "data"), Implied: l.Implied}
+	f := mount.Files{Index: filepath.Join(l.dir, "index"), Data: filepath.Join(l.dir, "data"),
+		Implied: l.Implied}
 	if l.At != "" {
 		f.Data = l.At
 	}
@@ -462,7 +464,8 @@ func (s *Store) settleTimes() {
 	}
 }
 
-// ageOf is how long ago something has happened to a file; for ever, if that was by a clock that has been set back.
+// ageOf is how long ago something has happened to a file; for ever, if that was by a clock that has been set
+// back.
 func ageOf(fi os.FileInfo) time.Duration {
 	if age := time.Since(fi.ModTime()); age > -time.Hour {
 		return age

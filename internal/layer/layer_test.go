@@ -55,7 +55,8 @@ func makeTar(t testing.TB, size int, seed uint64) []byte {
 			binary.LittleEndian.PutUint64(w[:], r.Uint64()&0x0f0f0f0f0f0f0f0f|0x6060606060606060)
 			copy(b[j:], w[:])
 		}
-		h := &tar.Header{Name: fmt.Sprintf("d%d/f%d", i%7, i), Mode: 0o644, Size: int64(len(b)), Typeflag: tar.TypeReg}
+		h := &tar.Header{Name: fmt.Sprintf("d%d/f%d", i%7, i), Mode: 0o644, Size: int64(len(b)),
+			Typeflag: tar.TypeReg}
 		if err := errors.Join(w.WriteHeader(h), write(w, b)); err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +85,8 @@ func pack(t testing.TB, tarball []byte, c image.Compression) sample {
 		}
 	}
 	return sample{tarball, buf.Bytes(), image.Layer{
-		Digest: digest.FromBytes(buf.Bytes()), Size: int64(buf.Len()), MediaType: media, DiffID: digest.FromBytes(tarball)}}
+		Digest: digest.FromBytes(buf.Bytes()), Size: int64(buf.Len()), MediaType: media,
+		DiffID: digest.FromBytes(tarball)}}
 }
 
 // source serves a blob and does as it is told.
@@ -325,7 +327,8 @@ func TestWrongBytesStayInvisible(t *testing.T) {
 func hostileTar(t testing.TB) []byte {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
-	if err := errors.Join(w.WriteHeader(&tar.Header{Name: "../../etc/passwd", Mode: 0o644, Size: 1}), write(w, []byte("x")), w.Close()); err != nil {
+	if err := errors.Join(w.WriteHeader(&tar.Header{Name: "../../etc/passwd", Mode: 0o644, Size: 1}),
+		write(w, []byte("x")), w.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return buf.Bytes()
@@ -429,7 +432,8 @@ func TestTree(t *testing.T) {
 	s.Close()
 	for _, of := range []string{"kept", "not yet"} {
 		s = open(t, dir, layer.Config{Tree: true})
-		if l, err := s.Peek(want.layer.DiffID); err != nil || of == "kept" && l.DiskUse() != kept || of != "kept" && l.DiskUse() < kept+1<<20 {
+		if l, err := s.Peek(want.layer.DiffID); err != nil || of == "kept" && l.DiskUse() != kept ||
+			of != "kept" && l.DiskUse() < kept+1<<20 {
 			t.Errorf("%s: %d, %v; %d before", of, l.DiskUse(), err, kept)
 		}
 		s.Close()

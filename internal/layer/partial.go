@@ -375,7 +375,8 @@ func (p *Partial) Early() int64 { return p.early.Load() }
 func (p *Partial) Put(off int64, b []byte) error {
 	end := off + int64(len(b))
 	if off < 0 || end > p.Size || off%presence.Page != 0 || end%presence.Page != 0 && end != p.Size {
-		return fmt.Errorf("put %d bytes at %d of layer %s, which has %d: %w", len(b), off, p.Layer.DiffID, p.Size, ErrMismatch)
+		return fmt.Errorf("put %d bytes at %d of layer %s, which has %d: %w", len(b), off, p.Layer.DiffID, p.Size,
+			ErrMismatch)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -569,7 +570,8 @@ func (p *pipeline) checkEarly(want digest.Digest) error {
 	case p.partial != nil:
 		return fmt.Errorf("with the bytes that came early it hashes to %s: %w", got, ErrLied)
 	default:
-		return fmt.Errorf("with bytes that came early once it hashes to %s, the image's configuration says %s: %w", got, want, ErrMismatch)
+		return fmt.Errorf("with bytes that came early once it hashes to %s, the image's configuration says %s: %w",
+			got, want, ErrMismatch)
 	}
 }
 

@@ -109,7 +109,8 @@ func TestPartial(t *testing.T) {
 			if again, err := s.Begin(want.layer, nil, layer.Origin{}); again != p || err != nil {
 				t.Fatalf("begun twice: %v", err)
 			}
-			early := []layer.Span{{From: 5 * presence.Page, To: 9 * presence.Page}, {From: (size - 1) / presence.Page * presence.Page, To: size}}
+			early := []layer.Span{{From: 5 * presence.Page, To: 9 * presence.Page},
+				{From: (size - 1) / presence.Page * presence.Page, To: size}}
 			for _, e := range early {
 				if err := p.Put(e.From, tarball[e.From:e.To]); err != nil {
 					t.Fatal(err)
@@ -200,15 +201,19 @@ func TestPartialLie(t *testing.T) {
 		table []byte
 		spoil bool
 		tree  bool // layers are served as trees
-	}{"bytes": {tarball, true, false}, "shorter": {tarball[:len(tarball)-512], false, false}, "longer": {longer, false, false},
-		"names": {other, false, false}, "names in a tree": {other, false, true}} {
+	}{"bytes": {tarball, true, false}, "shorter": {tarball[:len(tarball)-512], false, false},
+		"longer": {longer, false, false},
+		"names":  {other, false, false}, "names in a tree": {other, false, true}} {
 		t.Run(name, func(t *testing.T) {
 			want := pack(t, tarball, image.Gzip)
 			var told *layer.Partial
 			var why error
 			mounts := &mounted{shower: newShower()}
 			defer mounts.close()
-			s := open(t, t.TempDir(), layer.Config{Server: mounts, LazyTree: lie.tree, Lied: func(p *layer.Partial, err error) { told, why = p, err }})
+			s := open(t, t.TempDir(),
+				layer.Config{Server: mounts, LazyTree: lie.tree, Lied: func(p *layer.Partial, err error) {
+					told, why = p, err
+				}})
 			defer s.Close()
 			p, err := s.Begin(want.layer, table(t, lie.table), layer.Origin{})
 			if err != nil {
@@ -347,7 +352,8 @@ func TestPartialLiedIsClosed(t *testing.T) {
 // failOnce fills a layer that lied; the stream that is to follow is cut.
 func failOnce(t *testing.T, s *layer.Store, want sample) {
 	t.Helper()
-	if _, err := s.Fill(t.Context(), want.layer, &second{source{blob: want.blob}}).WaitComplete(t.Context()); !errors.Is(err, errCut) {
+	if _, err := s.Fill(t.Context(), want.layer,
+		&second{source{blob: want.blob}}).WaitComplete(t.Context()); !errors.Is(err, errCut) {
 		t.Fatal(err)
 	}
 }
@@ -368,7 +374,8 @@ func TestPartialSurvivesABadStream(t *testing.T) {
 	bad := append([]byte(nil), want.blob...)
 	bad[3<<20] ^= 1
 	bad[5100] ^= 1 // also where early bytes are
-	s := open(t, t.TempDir(), layer.Config{Server: newShower(), Lied: func(*layer.Partial, error) { t.Error("the pack did not lie") }})
+	s := open(t, t.TempDir(),
+		layer.Config{Server: newShower(), Lied: func(*layer.Partial, error) { t.Error("the pack did not lie") }})
 	defer s.Close()
 	p, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{})
 	if err != nil {
@@ -377,7 +384,8 @@ func TestPartialSurvivesABadStream(t *testing.T) {
 	if err := p.Put(4096, want.tar[4096:8192]); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Fill(t.Context(), want.layer, &source{blob: bad}).Wait(t.Context()); !errors.Is(err, layer.ErrMismatch) {
+	if _, err := s.Fill(t.Context(), want.layer, &source{blob: bad}).Wait(t.Context()); !errors.Is(err,
+		layer.ErrMismatch) {
 		t.Fatalf("a bad stream gave %v", err)
 	}
 	if !bytes.Equal(shown(t, p, 4096, 8192), want.tar[4096:8192]) {
@@ -408,7 +416,8 @@ func TestVouch(t *testing.T) {
 	}
 	sum := func(from, to int64) layer.Sum {
 		h := sha256.Sum256(want.tar[from:to])
-		return layer.Sum{Span: layer.Span{From: from, To: to}, SHA256: digest.NewDigestFromBytes(digest.SHA256, h[:])}
+		return layer.Sum{Span: layer.Span{From: from, To: to},
+			SHA256: digest.NewDigestFromBytes(digest.SHA256, h[:])}
 	}
 	wrong := sum(0, 100)
 	wrong.To = 101
@@ -463,7 +472,8 @@ func TestBeginBusy(t *testing.T) {
 	if _, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{}); !errors.Is(err, layer.ErrBusy) {
 		t.Errorf("begun though it is whole: %v", err)
 	}
-	if _, err := s.Begin(image.Layer{DiffID: digest.FromString("x"), Digest: digest.FromString("y")}, []byte("no table"), layer.Origin{}); err == nil {
+	if _, err := s.Begin(image.Layer{DiffID: digest.FromString("x"), Digest: digest.FromString("y")},
+		[]byte("no table"), layer.Origin{}); err == nil {
 		t.Error("begun from nonsense")
 	}
 }
@@ -476,7 +486,9 @@ func TestPartialLieIsNotForgotten(t *testing.T) {
 	lie[700] ^= 1
 	half := int64(len(want.blob)) / 2
 	begin := func(t *testing.T, dir string, told *int) (*layer.Store, *layer.Partial) {
-		s := open(t, dir, layer.Config{Server: newShower(), Interval: 64 << 10, Lied: func(*layer.Partial, error) { *told++ }})
+		s := open(t, dir, layer.Config{Server: newShower(), Interval: 64 << 10, Lied: func(*layer.Partial, error) {
+			*told++
+		}})
 		p, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{})
 		if err != nil {
 			t.Fatal(err)
@@ -486,7 +498,8 @@ func TestPartialLieIsNotForgotten(t *testing.T) {
 	cut := func(t *testing.T, s *layer.Store) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		if _, err := s.Fill(ctx, want.layer, &source{blob: want.blob, cut: half}).Wait(ctx); !errors.Is(err, errCut) {
+		if _, err := s.Fill(ctx, want.layer, &source{blob: want.blob, cut: half}).Wait(ctx); !errors.Is(err,
+			errCut) {
 			t.Fatal(err)
 		}
 	}

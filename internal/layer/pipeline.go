@@ -164,7 +164,8 @@ func (f *Fill) prepare(tar bool) (*pipeline, error) {
 		return nil, err
 	}
 	f.runs.Add(1)
-	p := &pipeline{f: f, tar: tar, has: newArrival(), partial: f.store.Partial(f.Layer.DiffID), blobHash: sha256.New(), dataHash: sha256.New()}
+	p := &pipeline{f: f, tar: tar, has: newArrival(), partial: f.store.Partial(f.Layer.DiffID),
+		blobHash: sha256.New(), dataHash: sha256.New()}
 	p.from = loadProgress(f.dir, f.Layer.Digest)
 	if p.from != nil && p.restore() != nil {
 		p.from = nil
@@ -314,7 +315,8 @@ func (p *pipeline) download(ctx context.Context, out chan<- chunk) error {
 	case err != nil || p.tar:
 		return err
 	case at+n > p.f.Layer.Size:
-		return fmt.Errorf("the registry sent more than the %d bytes that the manifest says: %w", p.f.Layer.Size, ErrMismatch)
+		return fmt.Errorf("the registry sent more than the %d bytes that the manifest says: %w", p.f.Layer.Size,
+			ErrMismatch)
 	case at+n < p.f.Layer.Size:
 		return fmt.Errorf("%d bytes of %d arrived: %w", at+n, p.f.Layer.Size, io.ErrUnexpectedEOF)
 	}
@@ -322,7 +324,8 @@ func (p *pipeline) download(ctx context.Context, out chan<- chunk) error {
 }
 
 // pump cuts r into chunks. It counts how long it waited for either side.
-func (p *pipeline) pump(ctx context.Context, r io.Reader, at int64, out chan<- chunk, remote bool) (int64, error) {
+func (p *pipeline) pump(ctx context.Context, r io.Reader, at int64, out chan<- chunk, remote bool) (int64,
+	error) {
 	begin := at
 	var link pace
 	for {
@@ -464,7 +467,8 @@ func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piec
 		pc := piece{buf: piecePool.Get().(*[]byte), at: at}
 		pc.n, pc.draft, err = p.inflatePiece(r, src, *pc.buf)
 		ended := err == io.EOF || err != nil && p.unlessCut(err) == nil
-		if !ended && errors.Is(err, io.ErrUnexpectedEOF) { // of the stream itself: also a source may say that it was cut
+		// of the stream itself: also a source may say that it was cut
+		if !ended && errors.Is(err, io.ErrUnexpectedEOF) {
 			err = fmt.Errorf("%w: it ends early", inflate.ErrCorrupt)
 		}
 		if err != nil && !ended {
@@ -472,7 +476,8 @@ func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piec
 		}
 		at += int64(pc.n)
 		if at > p.f.store.cfg.MaxBytes {
-			return fmt.Errorf("it inflates past %d bytes (limits.layer_bytes in the configuration): %w", p.f.store.cfg.MaxBytes, ErrTooLarge)
+			return fmt.Errorf("it inflates past %d bytes (limits.layer_bytes in the configuration): %w",
+				p.f.store.cfg.MaxBytes, ErrTooLarge)
 		}
 		if pc.n > 0 || pc.draft != nil {
 			if err := send(ctx, out, pc); err != nil {
@@ -527,7 +532,8 @@ func (p *pipeline) inflatePiece(r inflate.Reader, src *chunkReader, b []byte) (i
 				continue // nobody can go on from there in the blob
 			}
 			at, h := src.stateAt(pt.In)
-			return n, &progress{Version: progressVersion, Blob: p.f.Layer.Digest, Point: pt, BlobAt: at, BlobHash: h, Compression: p.format}, nil
+			return n, &progress{Version: progressVersion, Blob: p.f.Layer.Digest, Point: pt, BlobAt: at, BlobHash: h,
+				Compression: p.format}, nil
 		}
 		if err != nil {
 			return n, nil, err
@@ -601,11 +607,13 @@ func (p *pipeline) put(b []byte, at int64) error {
 func (p *pipeline) verified(idx *index) (*Layer, error) {
 	f := p.f
 	if got := digest.NewDigest(digest.SHA256, p.blobHash); got != f.Layer.Digest && !p.tar {
-		return nil, fmt.Errorf("the registry's bytes hash to %s, the manifest says %s: %w", got, f.Layer.Digest, ErrMismatch)
+		return nil, fmt.Errorf("the registry's bytes hash to %s, the manifest says %s: %w", got, f.Layer.Digest,
+			ErrMismatch)
 	}
 	got := digest.NewDigest(digest.SHA256, p.dataHash)
 	if f.Layer.DiffID != "" && got != f.Layer.DiffID {
-		return nil, fmt.Errorf("it unpacks to %s, the image's configuration says %s: %w", got, f.Layer.DiffID, ErrMismatch)
+		return nil, fmt.Errorf("it unpacks to %s, the image's configuration says %s: %w", got, f.Layer.DiffID,
+			ErrMismatch)
 	}
 	if p.partial != nil {
 		if err := p.partial.check(p.size); err != nil {
@@ -618,7 +626,8 @@ func (p *pipeline) verified(idx *index) (*Layer, error) {
 	if err := p.checkEarly(got); err != nil {
 		return nil, err
 	}
-	l := &Layer{store: f.store, DiffID: got, Size: p.size, Blob: f.Layer.Digest, BlobSz: f.Layer.Size, Tree: f.store.cfg.Tree, dir: f.dir, used: time.Now()}
+	l := &Layer{store: f.store, DiffID: got, Size: p.size, Blob: f.Layer.Digest, BlobSz: f.Layer.Size,
+		Tree: f.store.cfg.Tree, dir: f.dir, used: time.Now()}
 	if err := idx.build(l); err != nil {
 		return nil, err
 	}

@@ -90,7 +90,8 @@ func eachPoint(r io.Reader, yield func(p inflate.Point, window int, end int64) e
 		var p inflate.Point
 		var window int
 		_, err = fmt.Sscanf(line, pointLine, &p.In, &p.Bit, &p.Out, &p.CRC, &p.Length, &window)
-		if err != nil || p.Bit > 7 || window < 0 || window > 32<<10 || int64(window) > p.Out || p.In <= last.In || p.Out <= last.Out {
+		if err != nil || p.Bit > 7 || window < 0 || window > 32<<10 || int64(window) > p.Out || p.In <= last.In ||
+			p.Out <= last.Out {
 			return nil
 		}
 		at += int64(len(line))

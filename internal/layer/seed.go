@@ -82,7 +82,8 @@ func (f *Fill) Seed(s Seed) error {
 	if p.Boot, p.Kept = "", 0; s.Blob != nil {
 		p.Kept = s.To
 	}
-	if !p.fits(f.Layer.Digest) || p.sane() != nil || s.Blob != nil && (s.From > p.BlobAt || s.To > f.Layer.Size || !keeps(f.Layer)) {
+	if !p.fits(f.Layer.Digest) || p.sane() != nil ||
+		s.Blob != nil && (s.From > p.BlobAt || s.To > f.Layer.Size || !keeps(f.Layer)) {
 		return fmt.Errorf("a checkpoint of another blob: %w", ErrUnknown)
 	}
 	if f.seeded {
@@ -147,7 +148,8 @@ func writeAt(path string, mode os.FileMode, at, size int64, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	n, err := io.CopyBuffer(struct{ io.Writer }{io.NewOffsetWriter(out, at)}, struct{ io.Reader }{io.LimitReader(r, size)}, make([]byte, pieceBytes))
+	n, err := io.CopyBuffer(struct{ io.Writer }{io.NewOffsetWriter(out, at)},
+		struct{ io.Reader }{io.LimitReader(r, size)}, make([]byte, pieceBytes))
 	if err == nil && n < size {
 		err = io.ErrUnexpectedEOF
 	}

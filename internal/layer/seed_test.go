@@ -34,13 +34,16 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// What another node has kept serves a layer, too, that is mounted and lacks some of its bytes. What of it is wrong is
-// nobody's lie.
+// What another node has kept serves a layer, too, that is mounted and lacks some of its bytes. What of it is
+// wrong is nobody's lie.
 func TestSeedOfMountedLayer(t *testing.T) {
 	s := pack(t, makeTar(t, 9<<20, 10), image.Zstd)
 	seed := cutSeed(t, s, int64(len(s.blob))*2/3)
 	for _, wrong := range []bool{false, true} {
-		store := open(t, t.TempDir(), layer.Config{Server: newShower(), Lied: func(*layer.Partial, error) { t.Error("the layer is said to have lied") }})
+		store := open(t, t.TempDir(),
+			layer.Config{Server: newShower(), Lied: func(*layer.Partial, error) {
+				t.Error("the layer is said to have lied")
+			}})
 		p, err := store.Begin(s.layer, table(t, s.tar), layer.Origin{})
 		if err == nil {
 			err = p.Put(5*presence.Page, s.tar[5*presence.Page:9*presence.Page])
@@ -57,7 +60,8 @@ func TestSeedOfMountedLayer(t *testing.T) {
 	}
 }
 
-// cutSeed gives the checkpoint of a fill that is cut at a byte of the blob, with a wrong byte in it on demand.
+// cutSeed gives the checkpoint of a fill that is cut at a byte of the blob, with a wrong byte in it on
+// demand.
 func cutSeed(t *testing.T, s sample, at int64) func(wrong bool) layer.Seed {
 	t.Helper()
 	store := open(t, t.TempDir(), layer.Config{Interval: 1 << 20})
@@ -67,7 +71,8 @@ func cutSeed(t *testing.T, s sample, at int64) func(wrong bool) layer.Seed {
 	}
 	c, err := f.Checkpoint()
 	if err != nil || c.Size < int64(len(s.tar))/2 && c.To < at-1<<20 {
-		t.Fatalf("a checkpoint of %d bytes, and from %d up to %d of the compressed ones: %v", c.Size, c.From, c.To, err)
+		t.Fatalf("a checkpoint of %d bytes, and from %d up to %d of the compressed ones: %v", c.Size, c.From, c.To,
+			err)
 	}
 	data, err := os.ReadFile(c.Data)
 	if err != nil {

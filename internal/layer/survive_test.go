@@ -217,7 +217,8 @@ func TestClockThatWasSetBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if age := time.Since(l.Used()); age < time.Duration(i)*time.Hour || age > time.Duration(i)*time.Hour+time.Minute {
+		if age := time.Since(l.Used()); age < time.Duration(i)*time.Hour ||
+			age > time.Duration(i)*time.Hour+time.Minute {
 			t.Errorf("layer %d was used %v ago", i, age)
 		}
 	}

@@ -121,8 +121,12 @@ var compressors = []compressor{
 	{"gzip stored", image.Gzip, false, func(b []byte) []byte { return gz(0, b) }},
 	{"gzip huffman", image.Gzip, false, func(b []byte) []byte { return gz(gzip.HuffmanOnly, b) }},
 	{"gzip flushed", image.Gzip, false, func(b []byte) []byte { return gz(6, split(b, 30_000)...) }},
-	{"gzip members", image.Gzip, false, func(b []byte) []byte { return members(b, 300_000, func(b []byte) []byte { return gz(6, b) }) }},
-	{"gzip padded", image.Gzip, false, func(b []byte) []byte { return append(append(gz(6, b), gz(6)...), make([]byte, 5000)...) }},
+	{"gzip members", image.Gzip, false, func(b []byte) []byte {
+		return members(b, 300_000, func(b []byte) []byte { return gz(6, b) })
+	}},
+	{"gzip padded", image.Gzip, false, func(b []byte) []byte {
+		return append(append(gz(6, b), gz(6)...), make([]byte, 5000)...)
+	}},
 	{"gzip(1)", image.Gzip, false, func(b []byte) []byte { return command(b, "gzip", "-6") }},
 	{"gzip(1) rsyncable", image.Gzip, false, func(b []byte) []byte { return command(b, "gzip", "--rsyncable") }},
 	{"zstd", image.Zstd, true, zst},
@@ -176,7 +180,8 @@ func (b *bed) add(tar, blob []byte, as image.Compression) {
 // profile reads about n bytes of all layers.
 func (b *bed) profile(seed uint64, n int64) {
 	rnd := rand.New(rand.NewPCG(seed, 5))
-	p := &pack.Profile{Version: 1, Image: b.in.Image, About: pack.About{Runs: 1, Created: time.Unix(1e9, 0).UTC(), Node: "n1"}}
+	p := &pack.Profile{Version: 1, Image: b.in.Image,
+		About: pack.About{Runs: 1, Created: time.Unix(1e9, 0).UTC(), Node: "n1"}}
 	for i := range b.in.Layers {
 		p.Layers = append(p.Layers, b.in.Layers[len(b.in.Layers)-1-i].DiffID)
 	}

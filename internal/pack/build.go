@@ -123,7 +123,8 @@ func newBuilder(ctx context.Context, in Input) (*builder, error) {
 		return nil, err
 	}
 	b := &builder{ctx: ctx, in: in, enc: enc}
-	b.h = Header{Version: Version, Image: in.Image, Profile: in.Profile.About, Layers: []Layer{}, Chunks: []Chunk{}}
+	b.h = Header{Version: Version, Image: in.Image, Profile: in.Profile.About, Layers: []Layer{},
+		Chunks: []Chunk{}}
 	b.h.Profile.Created = b.h.Profile.Created.UTC()
 	for _, s := range b.sections() {
 		if s.f, err = anonymous(in.Dir); err != nil {
@@ -184,7 +185,8 @@ func (b *builder) build() error {
 
 // layer makes all parts of a layer but its chunks.
 func (b *builder) layer(l InputLayer) error {
-	b.h.Layers = append(b.h.Layers, Layer{DiffID: l.DiffID, Blob: l.Blob, BlobSize: l.BlobSize, Size: l.Size, Compression: l.Compression})
+	b.h.Layers = append(b.h.Layers,
+		Layer{DiffID: l.DiffID, Blob: l.Blob, BlobSize: l.BlobSize, Size: l.Size, Compression: l.Compression})
 	to := &b.h.Layers[len(b.h.Layers)-1]
 	table, list, err := MakeTable(l.Data, l.Size)
 	if errors.Is(err, toc.ErrLimit) || errors.Is(err, erofs.ErrTooLarge) {

@@ -173,7 +173,8 @@ func ParseHeader(b []byte) (*Header, error) {
 // parseJSON counts objects and arrays before it makes any, since each takes
 // many times the memory of its text.
 func parseJSON(text []byte) (*Header, error) {
-	if bytes.Count(text, []byte{'{'}) > MaxChunks+4*image.MaxLayers+64 || bytes.Count(text, []byte{'['}) > MaxRanges+2*MaxChunks+64 {
+	if bytes.Count(text, []byte{'{'}) > MaxChunks+4*image.MaxLayers+64 ||
+		bytes.Count(text, []byte{'['}) > MaxRanges+2*MaxChunks+64 {
 		return nil, invalid("header of too many ranges, chunks or layers")
 	}
 	h := &Header{}
@@ -221,7 +222,8 @@ func (h *Header) marshal(e *encoder) ([]byte, error) {
 		return nil, fmt.Errorf("encode pack header: %w", err)
 	}
 	if len(text) > MaxHeader {
-		return nil, fmt.Errorf("pack header of %d bytes, at most %d: profile less of the image", len(text), MaxHeader)
+		return nil, fmt.Errorf("pack header of %d bytes, at most %d: profile less of the image", len(text),
+			MaxHeader)
 	}
 	part, stored := e.part(text)
 	b := binary.LittleEndian.AppendUint32([]byte(magic), uint32(part.Length))

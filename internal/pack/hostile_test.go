@@ -52,7 +52,8 @@ func TestTruncated(t *testing.T) {
 		}
 	}
 	for _, n := range ends {
-		if err := drain(bytes.NewReader(b.pack[:n])); !errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, pack.ErrInvalid) {
+		if err := drain(bytes.NewReader(b.pack[:n])); !errors.Is(err, io.ErrUnexpectedEOF) ||
+			errors.Is(err, pack.ErrInvalid) {
 			t.Errorf("%d bytes of %d: %v", n, l.Size, err)
 		}
 		r := io.MultiReader(bytes.NewReader(b.pack[:n]), iotest.ErrReader(errGone))
@@ -77,7 +78,8 @@ func TestChanged(t *testing.T) {
 		changed[at] ^= 0x41
 		err := drain(bytes.NewReader(changed))
 		windows := at >= l.Windows[0].Offset && at < l.Files[0].Offset
-		if !windows && !errors.Is(err, pack.ErrInvalid) && !errors.Is(err, io.ErrUnexpectedEOF) || windows && err != nil {
+		if !windows && !errors.Is(err, pack.ErrInvalid) && !errors.Is(err, io.ErrUnexpectedEOF) ||
+			windows && err != nil {
 			t.Errorf("changed at %d: %v", at, err)
 		}
 		changed[at] ^= 0x41
@@ -160,7 +162,8 @@ func TestHeaderBounds(t *testing.T) {
 		to   any
 	}{
 		{"image", other}, {"layers 0 compression", "plain"}, {"unknown", "key"}, {"layers 1 points raw", 16 << 20},
-		{"layers 0 table", map[string]any{"length": 1 << 27, "raw": 1 << 27, "sha256": string(digest.FromString("t"))}},
+		{"layers 0 table", map[string]any{"length": 1 << 27, "raw": 1 << 27,
+			"sha256": string(digest.FromString("t"))}},
 	} {
 		h := small()
 		if set(h, good.path, good.to); good.path == "" {
@@ -175,26 +178,37 @@ func TestHeaderBounds(t *testing.T) {
 		to   any
 	}{
 		{"version", 2}, {"version", nil}, {"version", "1"}, {"image", "sha256:1"}, {"image", nil}, {"image", 7},
-		{"profile node", strings.Repeat("n", 256)}, {"profile node", "a\x1b[2J"}, {"profile runs", -1}, {"profile created", "today"},
+		{"profile node", strings.Repeat("n", 256)}, {"profile node", "a\x1b[2J"}, {"profile runs", -1},
+		{"profile created", "today"},
 		{"layers 0 diff_id", other}, {"layers 0 diff_id", nil}, {"layers 0 blob", "x"},
 		{"layers 1 diff_id", string(digest.FromString("a"))},
-		{"layers 0 blob_size", -1}, {"layers 0 blob_size", 1<<40 + 1}, {"layers 0 size", -1}, {"layers 0 size", 1 << 42},
+		{"layers 0 blob_size", -1}, {"layers 0 blob_size", 1<<40 + 1}, {"layers 0 size", -1},
+		{"layers 0 size", 1 << 42},
 		{"layers 0 size", 1e300}, {"layers 0 compression", "lzma"}, {"layers 0 compression", nil},
-		{"layers 0 table", nil}, {"layers 0 table raw", 0}, {"layers 0 table raw", 1<<27 + 1}, {"layers 0 table length", 0},
-		{"layers 0 table length", 1100}, {"layers 0 table length", -5}, {"layers 0 table sha256", "md5:x"}, {"layers 0 table sha256", other},
-		{"layers 0 points raw", 16<<20 + 1}, {"layers 0 files raw", 1 << 40}, {"layers 0 windows", -1}, {"layers 0 windows", 1 << 40},
+		{"layers 0 table", nil}, {"layers 0 table raw", 0}, {"layers 0 table raw", 1<<27 + 1},
+		{"layers 0 table length", 0},
+		{"layers 0 table length", 1100}, {"layers 0 table length", -5}, {"layers 0 table sha256", "md5:x"},
+		{"layers 0 table sha256", other},
+		{"layers 0 points raw", 16<<20 + 1}, {"layers 0 files raw", 1 << 40}, {"layers 0 windows", -1},
+		{"layers 0 windows", 1 << 40},
 		{"layers 0 points", nil}, // but windows
 		{"chunks 0 raw", 4<<20 + 1}, {"chunks 0 raw", 4096}, {"chunks 0 length", 1 << 20}, {"chunks 0 sha256", nil},
-		{"chunks 0 ranges", []any{}}, {"chunks 0 ranges 0", []int{0, 0}}, {"chunks 0 ranges 0", []int{0, 0, 4096, 1}},
-		{"chunks 0 ranges 0", []any{0, 0, 4096.5}}, {"chunks 0 ranges 0", "x"}, {"chunks 0 ranges 0", map[string]any{"Layer": 0}},
+		{"chunks 0 ranges", []any{}}, {"chunks 0 ranges 0", []int{0, 0}},
+		{"chunks 0 ranges 0", []int{0, 0, 4096, 1}},
+		{"chunks 0 ranges 0", []any{0, 0, 4096.5}}, {"chunks 0 ranges 0", "x"},
+		{"chunks 0 ranges 0", map[string]any{"Layer": 0}},
 		{"chunks 0 ranges 0", []any{0, 0, []int{4096}}}, {"chunks 0 ranges 0", []any{0, 0, "4096"}},
 		{"chunks 0 ranges 0", []int{2, 0, 4096}}, {"chunks 0 ranges 0", []int{-1, 0, 4096}},
-		{"chunks 0 ranges 0", []int{0, -4096, 4096}}, {"chunks 0 ranges 0", []int{0, 1, 4096}}, {"chunks 0 ranges 0", []int{0, 40_960, 4096}},
-		{"chunks 0 ranges 0", []any{0, uint64(1) << 62, 4096}}, {"chunks 0 ranges 0", []any{0, uint64(1<<63 - 4096), 4096}},
+		{"chunks 0 ranges 0", []int{0, -4096, 4096}}, {"chunks 0 ranges 0", []int{0, 1, 4096}},
+		{"chunks 0 ranges 0", []int{0, 40_960, 4096}},
+		{"chunks 0 ranges 0", []any{0, uint64(1) << 62, 4096}},
+		{"chunks 0 ranges 0", []any{0, uint64(1<<63 - 4096), 4096}},
 		{"chunks 0 ranges 0", []int{0, 12_288, 4096}}, // overlaps the second
 		{"chunks 0 ranges 2", []int{1, 40_956, 44}}, {"chunks 0 ranges 2", []int{1, 36_864, 40}},
-		{"chunks 0 copies 0", []int{1, 4096, 4096, 3}}, {"chunks 0 copies 0", []int{1, 4096, 4096, -1}}, {"chunks 0 copies 0", []int{1, 4096, 8192, 0}},
-		{"chunks 0 copies 0", []int{1, 4096, 4096}}, {"chunks 0 copies 0", []int{0, 8192, 4096, 0}}, {"chunks 0 copies 0", []int{0, 0, 4096, 0}},
+		{"chunks 0 copies 0", []int{1, 4096, 4096, 3}}, {"chunks 0 copies 0", []int{1, 4096, 4096, -1}},
+		{"chunks 0 copies 0", []int{1, 4096, 8192, 0}},
+		{"chunks 0 copies 0", []int{1, 4096, 4096}}, {"chunks 0 copies 0", []int{0, 8192, 4096, 0}},
+		{"chunks 0 copies 0", []int{0, 0, 4096, 0}},
 		{"chunks 0 copies 0", []int{1, 40_960, 4096, 0}}, {"chunks 0 copies 0", []int{5, 0, 4096, 0}},
 		{"needed", 1}, {"needed", nil}, {"layers", []any{}}, {"layers", "x"}, {"chunks", map[string]any{}},
 	} {
@@ -205,7 +219,8 @@ func TestHeaderBounds(t *testing.T) {
 		}
 	}
 	h := small() // the same pages in another chunk
-	again := map[string]any{"length": 10, "raw": 4096, "sha256": string(digest.FromString("x")), "ranges": []any{[]int{0, 0, 4096}}}
+	again := map[string]any{"length": 10, "raw": 4096, "sha256": string(digest.FromString("x")),
+		"ranges": []any{[]int{0, 0, 4096}}}
 	h["chunks"], h["needed"] = append(h["chunks"].([]any), again), 4096*3+8192+40
 	if _, err := parse(h); !errors.Is(err, pack.ErrInvalid) {
 		t.Error("a page comes in two chunks", err)
@@ -220,7 +235,9 @@ func TestHeaderBounds(t *testing.T) {
 
 // A few bytes do not become many: not by zstd, not by JSON, not by claims.
 func TestBombs(t *testing.T) {
-	repeat := func(head, one, tail string, n int) []byte { return []byte(head + strings.Repeat(one, n-1) + tail) }
+	repeat := func(head, one, tail string, n int) []byte {
+		return []byte(head + strings.Repeat(one, n-1) + tail)
+	}
 	chunks := repeat(`{"version":1,"chunks":[`, `{},`, `{}]}`, 5_000_000)
 	arrays := repeat(`{"version":1,"chunks":[{"ranges":[`, `[],`, `[]]}]}`, 5_000_000)
 	deep := bytes.Repeat([]byte{'['}, 1_000_000)
@@ -239,8 +256,9 @@ func TestBombs(t *testing.T) {
 	for what, b := range map[string][]byte{
 		"chunks": stored(chunks), "arrays": stored(arrays), "deep": stored(deep), "huge": claims(1<<32-1, 1<<32-1),
 		"too long": claims(1<<24+1<<20, 1<<24), "empty": claims(0, 0), "magic": []byte("DEWPACK2xxxxxxxxxxxxxxx"),
-		"more than it says": lies, "less than it says": short, "two frames": two, "no JSON": stored([]byte("DEWPACK1")),
-		"large": stored(make([]byte, pack.MaxHeader+1)), "window": wideFrame(),
+		"more than it says": lies, "less than it says": short, "two frames": two,
+		"no JSON": stored([]byte("DEWPACK1")),
+		"large":   stored(make([]byte, pack.MaxHeader+1)), "window": wideFrame(),
 	} {
 		var err error
 		if used := allocated(func() { err = drain(bytes.NewReader(b)) }); used > 100<<20 {
@@ -292,11 +310,13 @@ func TestPartsLie(t *testing.T) {
 		"files":  func(s []byte) error { _, err := h.DecodeFiles(0, s); return err },
 		"chunk":  func(s []byte) error { _, err := h.DecodeChunk(0, s, nil); return err },
 	} {
-		span := map[string]pack.Span{"table": h.TableSpan(0), "points": h.PointsSpan(0), "files": h.FilesSpan(0), "chunk": h.ChunkSpan(0)}[what]
+		span := map[string]pack.Span{"table": h.TableSpan(0), "points": h.PointsSpan(0), "files": h.FilesSpan(0),
+			"chunk": h.ChunkSpan(0)}[what]
 		right := b.part(span)
 		check(t, f(right))
 		bomb := zst(make([]byte, 200<<20))
-		for _, s := range [][]byte{nil, right[1:], append(bytes.Clone(right), 0), bomb, append(bomb, make([]byte, len(right))...)[:len(right)]} {
+		for _, s := range [][]byte{nil, right[1:], append(bytes.Clone(right), 0), bomb,
+			append(bomb, make([]byte, len(right))...)[:len(right)]} {
 			var err error
 			if used := allocated(func() { err = f(s) }); used > 4<<20 {
 				t.Errorf("%s of %d bytes takes %d", what, len(s), used)
@@ -315,7 +335,9 @@ func TestPartsLie(t *testing.T) {
 	if err := h.Chunks[0].Each(make([]byte, 5), nil); !errors.Is(err, pack.ErrInvalid) {
 		t.Error("short chunk:", err)
 	}
-	if err := h.Chunks[0].Each(make([]byte, h.Chunks[0].Raw), func(int, int64, []byte) error { return errGone }); err != errGone {
+	if err := h.Chunks[0].Each(make([]byte, h.Chunks[0].Raw), func(int, int64, []byte) error {
+		return errGone
+	}); err != errGone {
 		t.Error(err)
 	}
 }
@@ -361,8 +383,10 @@ func TestPointBounds(t *testing.T) {
 		"first has window": points("gzip", rawPoints([6]uint64{0, 0, 0, 0, 0, 30_000})),
 		"beyond blob":      points("zstd", rawPoints(first, [6]uint64{20_000, 0, 100, 0, 0, 0})),
 		"beyond tar":       points("zstd", rawPoints(first, [6]uint64{100, 0, 41_000, 0, 0, 0})),
-		"same place":       points("zstd", rawPoints(first, [6]uint64{100, 0, 100, 0, 0, 0}, [6]uint64{0, 0, 100, 0, 0, 0})),
-		"place after none": points("zstd", rawPoints(first, [6]uint64{0, 0, 100, 0, 0, 0}, [6]uint64{100, 0, 100, 0, 0, 0})),
+		"same place": points("zstd",
+			rawPoints(first, [6]uint64{100, 0, 100, 0, 0, 0}, [6]uint64{0, 0, 100, 0, 0, 0})),
+		"place after none": points("zstd",
+			rawPoints(first, [6]uint64{0, 0, 100, 0, 0, 0}, [6]uint64{100, 0, 100, 0, 0, 0})),
 		"no place, bit":    points("gzip", rawPoints(first, [6]uint64{0, 1, 100, 0, 0, 30_000})),
 		"plain, no place":  points("plain", rawPoints(first, [6]uint64{0, 0, 9000, 0, 0, 0})),
 		"empty segment":    points("zstd", rawPoints(first, [6]uint64{100, 0, 0, 0, 0, 0})),
@@ -387,7 +411,8 @@ func TestPointBounds(t *testing.T) {
 	if _, err := head.ParsePoints(0, rawPoints(first)); !errors.Is(err, pack.ErrInvalid) {
 		t.Error("long segment:", err)
 	}
-	if _, err := head.ParsePoints(0, rawPoints(first, [6]uint64{5, 0, 17<<20 - 5, 0, 0, 0})); !errors.Is(err, pack.ErrInvalid) {
+	if _, err := head.ParsePoints(0, rawPoints(first, [6]uint64{5, 0, 17<<20 - 5, 0, 0, 0})); !errors.Is(err,
+		pack.ErrInvalid) {
 		t.Error("long first segment:", err)
 	}
 }
@@ -403,7 +428,8 @@ func TestFileBounds(t *testing.T) {
 		}
 		return b
 	}
-	if list, err := h.ParseFiles(0, files([2]uint64{512, 4096}, [2]uint64{5000, 36_000})); err != nil || len(list) != 2 {
+	if list, err := h.ParseFiles(0, files([2]uint64{512, 4096}, [2]uint64{5000, 36_000})); err != nil ||
+		len(list) != 2 {
 		t.Fatal(list, err)
 	}
 	for what, b := range map[string][]byte{
@@ -463,7 +489,8 @@ func FuzzPoints(f *testing.F) {
 			from, to := p.Data(i)
 			lo, hi := p.Blob(i)
 			w := p.Window(i)
-			if from >= to || to > 41_000 || lo >= hi || hi > 20_000 || w.Offset+w.Length > 30_000 || p.Segment(from) != i {
+			if from >= to || to > 41_000 || lo >= hi || hi > 20_000 || w.Offset+w.Length > 30_000 ||
+				p.Segment(from) != i {
 				t.Fatal(i, from, to, lo, hi, w)
 			}
 			if p.Inflate(i, bytes.NewReader(blob[lo:hi]), blob[:w.Length], make([]byte, to-from)) == nil {

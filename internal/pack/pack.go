@@ -138,7 +138,8 @@ func inflateFrame(stored, dst []byte) ([]byte, error) {
 // goroutine. Each takes about half a MiB beside its output.
 var decoder = sync.OnceValues(func() (*zstd.Decoder, error) {
 	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(2), zstd.WithDecoderLowmem(true),
-		zstd.WithDecoderMaxWindow(MaxWindow), zstd.WithDecoderMaxMemory(maxDecoded), zstd.WithDecodeAllCapLimit(true))
+		zstd.WithDecoderMaxWindow(MaxWindow), zstd.WithDecoderMaxMemory(maxDecoded),
+		zstd.WithDecodeAllCapLimit(true))
 })
 
 // encoder makes frames. It is not safe for concurrent use.

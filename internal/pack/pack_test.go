@@ -89,7 +89,8 @@ func TestStream(t *testing.T) {
 			checkFiles(t, b.tars[it.Layer], files)
 		}
 	}
-	if !slices.Equal(kinds, []pack.Kind{pack.KindTable, pack.KindChunk, pack.KindPoints, pack.KindWindows, pack.KindFiles}) {
+	if !slices.Equal(kinds,
+		[]pack.Kind{pack.KindTable, pack.KindChunk, pack.KindPoints, pack.KindWindows, pack.KindFiles}) {
 		t.Errorf("parts in the order %v", kinds)
 	}
 	for i := range windows {
@@ -189,7 +190,8 @@ func TestTableGivesIndex(t *testing.T) {
 func TestPartsAlone(t *testing.T) {
 	b := packed()
 	h := b.header(t)
-	if h.Layout().Size != int64(len(b.pack)) || b.stats.Size != int64(len(b.pack)) || b.stats.Digest != digest.FromBytes(b.pack) {
+	if h.Layout().Size != int64(len(b.pack)) || b.stats.Size != int64(len(b.pack)) ||
+		b.stats.Digest != digest.FromBytes(b.pack) {
 		t.Errorf("size %d and %d of %d", h.Layout().Size, b.stats.Size, len(b.pack))
 	}
 	f := newFilled(b)
@@ -232,7 +234,8 @@ func TestCopies(t *testing.T) {
 	twice.add(tar, gz(6, tar), "gzip")
 	other := append(bytes.Clone(tar[:len(tar)-1024]), layerTar(9, 1<<20)...)
 	twice.add(other, gz(6, other), "gzip")
-	p := &pack.Profile{Version: 1, Image: twice.in.Image, Layers: []digest.Digest{digest.FromBytes(tar), digest.FromBytes(other)}}
+	p := &pack.Profile{Version: 1, Image: twice.in.Image,
+		Layers: []digest.Digest{digest.FromBytes(tar), digest.FromBytes(other)}}
 	p.Reads = []pack.Range{{0, 50_000, 100_000}, {1, 0, 1 << 21}, {0, 0, 1 << 21}}
 	twice.in.Profile = p
 	twice.build()
@@ -288,7 +291,9 @@ func TestOrder(t *testing.T) {
 		if k < 3 && c.Raw > 256<<10 || c.Raw > pack.MaxChunk {
 			t.Errorf("chunk %d has %d bytes", k, c.Raw)
 		}
-		if !slices.IsSortedFunc(c.Ranges, func(a, b pack.Range) int { return (a.Layer-b.Layer)<<40 + int(a.Offset-b.Offset) }) {
+		if !slices.IsSortedFunc(c.Ranges, func(a, b pack.Range) int {
+			return (a.Layer-b.Layer)<<40 + int(a.Offset-b.Offset)
+		}) {
 			t.Errorf("chunk %d is not sorted", k)
 		}
 		c.Each(make([]byte, c.Raw), func(l int, off int64, b []byte) error {
@@ -354,17 +359,23 @@ func TestBuildRefuses(t *testing.T) {
 		err    error
 	}{
 		{"data is wrong", func(l *pack.InputLayer) { l.Data = bytes.NewReader(wrong) }, pack.ErrMismatch},
-		{"data is wrong, no blob", func(l *pack.InputLayer) { l.Data, l.Open = bytes.NewReader(wrong), nil }, pack.ErrMismatch},
+		{"data is wrong, no blob", func(l *pack.InputLayer) {
+			l.Data, l.Open = bytes.NewReader(wrong), nil
+		}, pack.ErrMismatch},
 		{"blob of another layer", func(l *pack.InputLayer) { l.Open = open(gz(6, wrong)) }, pack.ErrMismatch},
 		{"blob compressed otherwise", func(l *pack.InputLayer) { l.Open = open(gz(9, tar)) }, pack.ErrMismatch},
 		{"blob is cut", func(l *pack.InputLayer) { l.Open = open(blob[:len(blob)-3]) }, io.ErrUnexpectedEOF},
 		{"blob is longer", func(l *pack.InputLayer) { l.Open = open(gz(6, tar, tar)) }, pack.ErrMismatch},
-		{"data is short", func(l *pack.InputLayer) { l.Data = bytes.NewReader(tar[:len(tar)-600]) }, io.ErrUnexpectedEOF},
+		{"data is short", func(l *pack.InputLayer) {
+			l.Data = bytes.NewReader(tar[:len(tar)-600])
+		}, io.ErrUnexpectedEOF},
 		{"diffID is wrong", func(l *pack.InputLayer) { l.DiffID = digest.FromString("x") }, pack.ErrMismatch},
 		{"blob cannot be read", func(l *pack.InputLayer) {
 			l.Open = func() (io.ReadCloser, error) { return io.NopCloser(iotest.ErrReader(disk)), nil }
 		}, disk},
-		{"no tar", func(l *pack.InputLayer) { l.Data = bytes.NewReader(bytes.Repeat([]byte("no"), len(tar)/2)) }, toc.ErrCorrupt},
+		{"no tar", func(l *pack.InputLayer) {
+			l.Data = bytes.NewReader(bytes.Repeat([]byte("no"), len(tar)/2))
+		}, toc.ErrCorrupt},
 	} {
 		b := fresh()
 		c.change(&b.in.Layers[0])

@@ -101,7 +101,8 @@ func (d *deduper) page(r Range, b []byte) {
 	}
 	if n := len(d.same); n > 0 {
 		last := &d.same[n-1]
-		if last.Layer == r.Layer && last.end() == r.Offset && last.from.Layer == from.Layer && last.from.end() == from.Offset {
+		if last.Layer == r.Layer && last.end() == r.Offset && last.from.Layer == from.Layer &&
+			last.from.end() == from.Offset {
 			last.Length += r.Length
 			last.from.Length += r.Length
 			return

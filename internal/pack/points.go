@@ -101,7 +101,8 @@ func (p *Points) parse(raw []byte) error {
 	case len(d.b) != 0:
 		return invalid("bytes behind the last point")
 	case last.window+int64(last.windowLen) != p.layer.Windows:
-		return invalid("windows of %d bytes, the header says %d", last.window+int64(last.windowLen), p.layer.Windows)
+		return invalid("windows of %d bytes, the header says %d", last.window+int64(last.windowLen),
+			p.layer.Windows)
 	case p.layer.Size-last.out > MaxSegment:
 		return invalid("the last segment has %d bytes", p.layer.Size-last.out)
 	}
@@ -139,7 +140,8 @@ func (p *Points) follows(i int, q *point) bool {
 	if q.in == 0 || i > 1 && p.list[1].in == 0 { // digests alone: no point but the start
 		forward = unit && q.in == 0 && c != image.Plain
 	}
-	return forward && q.in-last.in <= mostStored(q.out-last.out)+pointSlack && q.out > last.out && q.out-last.out <= MaxSegment
+	return forward && q.in-last.in <= mostStored(q.out-last.out)+pointSlack && q.out > last.out &&
+		q.out-last.out <= MaxSegment
 }
 
 // appendPoint encodes q, whose predecessor is last.
@@ -237,7 +239,8 @@ func (p *Points) Inflate(i int, blob io.Reader, storedWindow, dst []byte) error 
 		return fmt.Errorf("inflate segment %d of layer %s: %w", i, p.layer.DiffID, err)
 	}
 	if sum(dst) != p.list[i].sum {
-		return invalid("segment %d of layer %s is not what the pack says: bytes %d to %d of its tar", i, p.layer.DiffID, from, to)
+		return invalid("segment %d of layer %s is not what the pack says: bytes %d to %d of its tar", i,
+			p.layer.DiffID, from, to)
 	}
 	return nil
 }

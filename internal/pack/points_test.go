@@ -93,7 +93,8 @@ func TestSegmentOfOther(t *testing.T) {
 	}
 	lo, hi := p.Blob(1)
 	for at := lo + 1; at < hi-1; at += (hi - lo) / 50 {
-		if err := broken(func(c *bed) { c.blobs[0][at] ^= 0x10 }); !errors.Is(err, pack.ErrInvalid) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		if err := broken(func(c *bed) { c.blobs[0][at] ^= 0x10 }); !errors.Is(err, pack.ErrInvalid) &&
+			!errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("changed at %d: %v", at, err)
 		}
 	}
@@ -106,7 +107,8 @@ func TestSegmentOfOther(t *testing.T) {
 	from, to := p.Data(1)
 	dst := make([]byte, to-from)
 	window := b.part(pack.Span{Offset: w, Length: p.Window(1).Length})
-	if err := p.Inflate(1, bytes.NewReader(b.blobs[0][lo:hi-5000]), window, dst); !errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, pack.ErrInvalid) {
+	if err := p.Inflate(1, bytes.NewReader(b.blobs[0][lo:hi-5000]), window, dst); !errors.Is(err,
+		io.ErrUnexpectedEOF) || errors.Is(err, pack.ErrInvalid) {
 		t.Errorf("cut blob: %v", err)
 	}
 	gone := errors.New("gone")

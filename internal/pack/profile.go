@@ -40,7 +40,8 @@ func ParseProfile(b []byte) (*Profile, error) {
 
 func (p *Profile) check() error {
 	if p.Image.Validate() != nil || len(p.Layers) > image.MaxLayers || len(p.Reads) > MaxRanges {
-		return invalid("profile of image %.150q with %d layers, %d reads", string(p.Image), len(p.Layers), len(p.Reads))
+		return invalid("profile of image %.150q with %d layers, %d reads", string(p.Image), len(p.Layers),
+			len(p.Reads))
 	}
 	for _, d := range p.Layers {
 		if err := checkSHA256("diff_id", d); err != nil {
@@ -52,7 +53,8 @@ func (p *Profile) check() error {
 		if total += r.Length; total > maxReads {
 			return invalid("profile of more than %d bytes", int64(maxReads))
 		}
-		if r.Layer < 0 || r.Layer >= len(p.Layers) || r.Offset < 0 || r.Length < 0 || r.Offset > maxOffset || r.Length > maxOffset {
+		if r.Layer < 0 || r.Layer >= len(p.Layers) || r.Offset < 0 || r.Length < 0 || r.Offset > maxOffset ||
+			r.Length > maxOffset {
 			return invalid("profile: %d bytes at %d of layer %d", r.Length, r.Offset, r.Layer)
 		}
 	}

@@ -25,8 +25,10 @@ func profile(layers string, reads ...pack.Range) *pack.Profile {
 const page = pack.Page
 
 func TestMerge(t *testing.T) {
-	a := profile("xy", pack.Range{0, 5, 10}, pack.Range{1, page * 3, page}, pack.Range{0, 100, page}, pack.Range{1, 0, page * 10})
-	b := profile("yz", pack.Range{1, 0, 1}, pack.Range{0, page * 20, 2 * page}, pack.Range{0, 0, page}, pack.Range{1, page, 0})
+	a := profile("xy", pack.Range{0, 5, 10}, pack.Range{1, page * 3, page}, pack.Range{0, 100, page},
+		pack.Range{1, 0, page * 10})
+	b := profile("yz", pack.Range{1, 0, 1}, pack.Range{0, page * 20, 2 * page}, pack.Range{0, 0, page},
+		pack.Range{1, page, 0})
 	b.About.Exercised = true
 	m, err := pack.Merge(a, b)
 	check(t, err)
@@ -44,7 +46,8 @@ func TestMerge(t *testing.T) {
 	if !slices.Equal(m.Layers, profile("xyz").Layers) || m.Image != a.Image {
 		t.Errorf("%v", m)
 	}
-	if m.About.Runs != 2 || !m.About.Exercised || m.About.Node != "nxy" || !m.About.Created.Equal(time.Unix(4, 0)) {
+	if m.About.Runs != 2 || !m.About.Exercised || m.About.Node != "nxy" ||
+		!m.About.Created.Equal(time.Unix(4, 0)) {
 		t.Errorf("%+v", m.About)
 	}
 	again, err := pack.Merge(m)

@@ -172,7 +172,8 @@ func (s *scan) compare(b, data []byte) error {
 		return err
 	}
 	if !bytes.Equal(b, data) {
-		return fmt.Errorf("%w: its data differs from its blob at bytes %d to %d", ErrMismatch, s.at, s.at+int64(len(b)))
+		return fmt.Errorf("%w: its data differs from its blob at bytes %d to %d", ErrMismatch, s.at,
+			s.at+int64(len(b)))
 	}
 	return nil
 }

@@ -32,8 +32,10 @@ func TestSign(t *testing.T) {
 	bad := bytes.Clone(sig)
 	bad[5] ^= 1
 	for i, err := range []error{
-		pack.Verify(other, image, header, sig), pack.Verify(pub, header, image, sig), pack.Verify(pub, image, image, sig),
-		pack.Verify(pub, image, header, bad), pack.Verify(pub, image, header, nil), pack.Verify(nil, image, header, sig),
+		pack.Verify(other, image, header, sig), pack.Verify(pub, header, image, sig),
+		pack.Verify(pub, image, image, sig),
+		pack.Verify(pub, image, header, bad), pack.Verify(pub, image, header, nil),
+		pack.Verify(nil, image, header, sig),
 	} {
 		if err != pack.ErrSignature {
 			t.Error(i, err)
@@ -61,12 +63,14 @@ func TestKeyFiles(t *testing.T) {
 	der, err = x509.MarshalPKCS8PrivateKey(r)
 	check(t, err)
 	otherKind := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
-	for i, b := range [][]byte{nil, []byte("key"), public, otherKind, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte{1}})} {
+	for i, b := range [][]byte{nil, []byte("key"), public, otherKind,
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte{1}})} {
 		if _, err := pack.ParsePrivateKey(b); err == nil {
 			t.Errorf("private key %d was read", i)
 		}
 	}
-	for i, b := range [][]byte{nil, []byte("key"), private, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: []byte{1}})} {
+	for i, b := range [][]byte{nil, []byte("key"), private,
+		pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: []byte{1}})} {
 		if _, err := pack.ParsePublicKey(b); err == nil {
 			t.Errorf("public key %d was read", i)
 		}

@@ -16,7 +16,8 @@ import (
 func (h *Header) Validate() error {
 	switch {
 	case h.Version != Version:
-		return invalid("version %d; this program reads version %d: build the pack again or update", h.Version, Version)
+		return invalid("version %d; this program reads version %d: build the pack again or update", h.Version,
+			Version)
 	case h.Image.Validate() != nil:
 		return invalid("image %.150q is no digest", string(h.Image))
 	case len(h.Layers) > image.MaxLayers:

@@ -72,7 +72,8 @@ func TestIndex(t *testing.T) {
 			if err := c.damage(); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := other.Index(t.Context(), l); !errors.Is(err, pop.ErrDamaged) && !errors.Is(err, pop.ErrUnknown) {
+			if _, err := other.Index(t.Context(), l); !errors.Is(err, pop.ErrDamaged) &&
+				!errors.Is(err, pop.ErrUnknown) {
 				t.Errorf("damaged: %v", err)
 			}
 			is(t, "verified", other.Verify(t.Context(), l, 0), c.want)
@@ -120,7 +121,8 @@ func TestPacksAreEvicted(t *testing.T) {
 		if err := st.TouchPack(t.Context(), hot, 20); err != nil {
 			t.Fatal(err)
 		}
-		if e, err := st.Evict(t.Context(), 6); err != nil || e.Bytes != 30 || len(e.Layers) != 1 || e.Layers[0] != ids[0] {
+		if e, err := st.Evict(t.Context(), 6); err != nil || e.Bytes != 30 || len(e.Layers) != 1 ||
+			e.Layers[0] != ids[0] {
 			t.Errorf("%+v, %v: the old pack and the first layer are to go", e, err)
 		}
 		_, err := st.Pack(t.Context(), old)
@@ -136,7 +138,8 @@ func TestPacksAreEvicted(t *testing.T) {
 // imageRecord is as much of an image's record as a store looks at.
 func imageRecord(t *testing.T, note string, layers ...digest.Digest) []byte {
 	t.Helper()
-	cfg, err := json.Marshal(map[string]any{"rootfs": map[string]any{"type": "layers", "diff_ids": layers}, "author": note})
+	cfg, err := json.Marshal(map[string]any{"rootfs": map[string]any{"type": "layers", "diff_ids": layers},
+		"author": note})
 	if err == nil {
 		cfg, err = json.Marshal(map[string]any{"config": cfg})
 	}
@@ -182,7 +185,8 @@ func TestImagesGoWithTheirLayers(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {
 		st := b.open(pop.StoreConfig{Node: "x", Capacity: 1000, Policy: "lru", Forget: time.Hour})
 		ids := fill(t, st, 2)
-		for ref, rec := range map[string][]byte{"whole": imageRecord(t, "", ids[1]), "half": imageRecord(t, "", ids...), "odd": []byte(`{"config":"e30="}`)} {
+		for ref, rec := range map[string][]byte{"whole": imageRecord(t, "", ids[1]),
+			"half": imageRecord(t, "", ids...), "odd": []byte(`{"config":"e30="}`)} {
 			if err := st.PutImage(t.Context(), ref, rec); err != nil {
 				t.Fatal(err)
 			}

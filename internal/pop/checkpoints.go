@@ -222,8 +222,8 @@ func (s *Store) Order(ctx context.Context, id digest.Digest) ([]byte, error) {
 	return b, err
 }
 
-// noteLost writes down that an object has left the store, if that is since it was damaged: who has made it and is down
-// now hears of it by Lost.
+// noteLost writes down that an object has left the store, if that is since it was damaged: who has made it
+// and is down now hears of it by Lost.
 func (s *Store) noteLost(ctx context.Context, id digest.Digest, damaged bool) {
 	name := path.Join(lostDir, id.Encoded())
 	var err error
@@ -233,12 +233,13 @@ func (s *Store) noteLost(ctx context.Context, id digest.Digest, damaged bool) {
 		err = s.cfg.FS.WriteFile(ctx, name, nil)
 	}
 	if err != nil {
-		s.cfg.Log.Debug("that an object was damaged is told to those alone that hear it now", "object", id, "err", err)
+		s.cfg.Log.Debug("that an object was damaged is told to those alone that hear it now", "object", id, "err",
+			err)
 	}
 }
 
-// Lost are the objects that were damaged and are not in the store now. They are forgotten when they are published again, or
-// after the time in which notes are.
+// Lost are the objects that were damaged and are not in the store now. They are forgotten when they are
+// published again, or after the time in which notes are.
 func (s *Store) Lost(ctx context.Context) ([]digest.Digest, error) {
 	names, err := s.cfg.FS.Names(ctx, lostDir)
 	var all []digest.Digest

@@ -23,7 +23,8 @@ func checkpoint(t *testing.T, st *pop.Store, data string, upper digest.Digest) d
 		_, err = d.Write([]byte(data))
 	}
 	if err == nil {
-		err = d.Publish(ctx, pop.Layer{Size: int64(len(data)), Cost: 3, Checkpoint: []byte(`{"what":"it is"}`), Upper: upper}, nil)
+		err = d.Publish(ctx,
+			pop.Layer{Size: int64(len(data)), Cost: 3, Checkpoint: []byte(`{"what":"it is"}`), Upper: upper}, nil)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +57,8 @@ func TestCheckpointsBesideLayers(t *testing.T) {
 				t.Errorf("layers %v, %v", names(layers), err)
 			}
 			all, err := y.Checkpoints(ctx)
-			if err != nil || !slices.Equal(names(all), []digest.Digest{id}) || string(all[0].Checkpoint) != `{"what":"it is"}` || all[0].Upper != upper {
+			if err != nil || !slices.Equal(names(all), []digest.Digest{id}) ||
+				string(all[0].Checkpoint) != `{"what":"it is"}` || all[0].Upper != upper {
 				t.Errorf("checkpoints %+v, %v", all, err)
 			}
 			objects, err := y.Objects(ctx)
@@ -107,7 +109,8 @@ func TestUpperIsEvictedWithItsCheckpoint(t *testing.T) {
 			}
 		}
 		touch(upper, last, one, two)
-		if got := evicts(t, st, 0, 1, "").Layers; !slices.Equal(got, []digest.Digest{last}) { // upper was used before it
+		// upper was used before it
+		if got := evicts(t, st, 0, 1, "").Layers; !slices.Equal(got, []digest.Digest{last}) {
 			t.Errorf("%v", got)
 		}
 		if got := evicts(t, st, 10, 1, "").Layers; !slices.Equal(got, []digest.Digest{one}) {
@@ -131,7 +134,8 @@ func TestUpperInUseStays(t *testing.T) {
 		if _, err := y.Use(ctx, upper); err != nil {
 			t.Fatal(err)
 		}
-		if got := evicts(t, st, 20, 1, pop.AllInUse).Layers; !slices.Equal(got, []digest.Digest{id}) || !st.Has(ctx, upper) {
+		if got := evicts(t, st, 20, 1, pop.AllInUse).Layers; !slices.Equal(got, []digest.Digest{id}) ||
+			!st.Has(ctx, upper) {
 			t.Errorf("%v", got)
 		}
 	})
@@ -179,18 +183,22 @@ func TestFailuresAndOrders(t *testing.T) {
 		}
 		_, err := y.Order(ctx, id)
 		is(t, "no order", err, pop.ErrUnknown)
-		if err := errors.Join(x.NoteFailures(ctx, id, pop.Failures{Count: 2, Why: "it hung"}), y.NoteFailures(ctx, id, pop.Failures{Count: 1}),
-			y.NoteFailures(ctx, other, pop.Failures{Count: 1}), x.PutOrder(ctx, id, []byte("3 1 2")), os.WriteFile(filepath.Join(b.dir, "failed", other.Encoded()+".z"), []byte("{"), 0o600)); err != nil {
+		if err := errors.Join(x.NoteFailures(ctx, id, pop.Failures{Count: 2, Why: "it hung"}),
+			y.NoteFailures(ctx, id, pop.Failures{Count: 1}),
+			y.NoteFailures(ctx, other, pop.Failures{Count: 1}), x.PutOrder(ctx, id, []byte("3 1 2")),
+			os.WriteFile(filepath.Join(b.dir, "failed", other.Encoded()+".z"), []byte("{"), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		got, err := x.Failures(ctx)
-		if want := fmt.Sprint(map[string]pop.Failures{"x": {Count: 2, Why: "it hung"}, "y.example": {Count: 1}}); err != nil || fmt.Sprint(got[id]) != want || len(got[other]) != 1 {
+		if want := fmt.Sprint(map[string]pop.Failures{"x": {Count: 2, Why: "it hung"},
+			"y.example": {Count: 1}}); err != nil || fmt.Sprint(got[id]) != want || len(got[other]) != 1 {
 			t.Errorf("%v, %v", got, err)
 		}
 		if o, err := y.Order(ctx, id); err != nil || string(o) != "3 1 2" {
 			t.Errorf("%q, %v", o, err)
 		}
-		if err := errors.Join(x.NoteFailures(ctx, id, pop.Failures{}), x.NoteFailures(ctx, id, pop.Failures{})); err != nil {
+		if err := errors.Join(x.NoteFailures(ctx, id, pop.Failures{}),
+			x.NoteFailures(ctx, id, pop.Failures{})); err != nil {
 			t.Error(err)
 		}
 		for range 30 {
@@ -202,8 +210,8 @@ func TestFailuresAndOrders(t *testing.T) {
 	})
 }
 
-// What left the store since it was damaged can be asked for, until it is there again, is taken out on purpose, or nobody
-// has asked for long.
+// What left the store since it was damaged can be asked for, until it is there again, is taken out on
+// purpose, or nobody has asked for long.
 func TestLost(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {
 		ctx, x, y := t.Context(), b.node("x"), b.open(pop.StoreConfig{Node: "y", Forget: time.Hour})

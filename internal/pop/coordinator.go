@@ -146,9 +146,10 @@ const (
 	Pressed   = "pressed"   // the store needs room and finds none: nodes are to let go of what they can
 	Filling   = "filling"   // the node begins to fill the key
 	Released  = "released"  // the node does not fill the key any longer
-	Saved     = "saved"     // the checkpoint key is complete in the store, or a node has noted how restoring it went
-	Returned  = "returned"  // the key is in the store again, which was out of sight for a moment
-	Deployed  = "deployed"  // the node deploys the reference, whether it had to ask for it or not
+	// the checkpoint key is complete in the store, or a node has noted how restoring it went
+	Saved    = "saved"
+	Returned = "returned" // the key is in the store again, which was out of sight for a moment
+	Deployed = "deployed" // the node deploys the reference, whether it had to ask for it or not
 )
 
 // An Event is something that other nodes may want to know.
@@ -157,7 +158,8 @@ type Event struct {
 	Key   string `json:"key,omitempty"`
 	Node  string `json:"node,omitempty"` // filled in by the coordinator
 	Token uint64 `json:"token,omitempty"`
-	// Name, of Damaged, is what the files are called that nobody is to use any more (see Layer); "" is not known.
+	// Name, of Damaged, is what the files are called that nobody is to use any more (see Layer); "" is not
+	// known.
 	Name string `json:"name,omitempty"`
 }
 

@@ -47,7 +47,8 @@ func (s *Store) Evict(ctx context.Context, want int64) (Eviction, error) {
 	if err != nil {
 		return Eviction{}, err
 	}
-	excess, err := s.excess(ctx, append(layers[:len(layers):len(layers)], slices.Collect(maps.Values(packs))...), want)
+	excess, err := s.excess(ctx, append(layers[:len(layers):len(layers)], slices.Collect(maps.Values(packs))...),
+		want)
 	over := s.overQuota(layers)
 	if err != nil || excess <= 0 && len(over) == 0 {
 		return Eviction{}, err
@@ -109,8 +110,8 @@ func (s *Store) excess(ctx context.Context, layers []*Layer, want int64) (int64,
 	return used + want - int64(s.cfg.Low*float64(capacity)), nil
 }
 
-// Quota is what layers of images whose references begin so have of the store, and may have, in bytes. A layer counts for the
-// image that it was fetched for first.
+// Quota is what layers of images whose references begin so have of the store, and may have, in bytes. A layer
+// counts for the image that it was fetched for first.
 type Quota struct {
 	Prefix      string
 	Bytes, Most int64
@@ -211,7 +212,8 @@ func (e *evicting) replay(ctx context.Context, from string) (string, error) {
 			images[t.Key][t.Image] = true
 			was, known := e.policy.Get(t.Key)
 			// The record knows the cost; who has the layer already does not.
-			e.policy.Add(evict.Object{Key: t.Key, Size: l.Size, Cost: l.Cost, Images: max(was.Images, len(images[t.Key]))})
+			e.policy.Add(evict.Object{Key: t.Key, Size: l.Size, Cost: l.Cost,
+				Images: max(was.Images, len(images[t.Key]))})
 			if known {
 				e.policy.Hit(t.Key)
 			}
@@ -231,8 +233,8 @@ func (e *evicting) save(ctx context.Context) error {
 	return err
 }
 
-// run evicts until excess bytes are gone and no quota is exceeded. What cannot be renamed for want of room stays, and the
-// error says so in the end.
+// run evicts until excess bytes are gone and no quota is exceeded. What cannot be renamed for want of room
+// stays, and the error says so in the end.
 func (e *evicting) run(ctx context.Context) error {
 	kept := map[string]bool{} // came into use meanwhile, or stay for want of room
 	var full error
@@ -363,9 +365,10 @@ func (s *Store) hide(ctx context.Context, id digest.Digest, name string) (string
 	return trash, err
 }
 
-// aside renames the title of the files of that name to one in the trash that ends so, and returns it. On a distributed file
-// system whose servers are full to the last byte most new names fail: a name belongs on one of the servers, and if the file lies
-// on another one, a pointer has to be written there. So another name is tried.
+// aside renames the title of the files of that name to one in the trash that ends so, and returns it. On a
+// distributed file system whose servers are full to the last byte most new names fail: a name belongs on one
+// of the servers, and if the file lies on another one, a pointer has to be written there. So another name is
+// tried.
 func (s *Store) aside(ctx context.Context, title, name, end string) (to string, err error) {
 	for range asideTries {
 		to = path.Join(trashDir, name+"."+rand.Text()[:8]+end)

@@ -58,8 +58,8 @@ func TestWatermarks(t *testing.T) {
 	})
 }
 
-// crammed is a distributed file system that is full to the last byte, while it is said to be: it takes a new name for a
-// file if that belongs where the file lies, which is one in three, and of some files none.
+// crammed is a distributed file system that is full to the last byte, while it is said to be: it takes a new
+// name for a file if that belongs where the file lies, which is one in three, and of some files none.
 type crammed struct {
 	pop.FS
 	full  bool
@@ -103,7 +103,8 @@ func TestQuota(t *testing.T) {
 		st := b.open(pop.StoreConfig{Node: "x", Capacity: 1000, Policy: "lru", Quota: map[string]int64{"r1/": 20}})
 		ids := fill(t, st, 8) // four of each
 		layers, err := st.Layers(t.Context())
-		if got := st.Quotas(layers); err != nil || len(got) != 1 || got[0] != (pop.Quota{Prefix: "r1/", Bytes: 40, Most: 20}) {
+		if got := st.Quotas(layers); err != nil || len(got) != 1 ||
+			got[0] != (pop.Quota{Prefix: "r1/", Bytes: 40, Most: 20}) {
 			t.Errorf("quotas %+v, %v", got, err)
 		}
 		for _, id := range evicts(t, st, 0, 2, "").Layers {
@@ -333,18 +334,19 @@ func TestFailedUseKeepsTheMark(t *testing.T) {
 		ctx, x := t.Context(), b.node("x")
 		id := fill(t, x, 1)[0]
 		var broken bool
-		y := b.open(pop.StoreConfig{Node: "y", FS: &hooked{FS: pop.NewDir(b.dir, 0), before: func(op, _ string) error {
-			if broken && op == "append" {
-				l, err := x.Record(ctx, id)
-				if err == nil {
-					err = x.Quarantine(ctx, l)
+		y := b.open(pop.StoreConfig{Node: "y",
+			FS: &hooked{FS: pop.NewDir(b.dir, 0), before: func(op, _ string) error {
+				if broken && op == "append" {
+					l, err := x.Record(ctx, id)
+					if err == nil {
+						err = x.Quarantine(ctx, l)
+					}
+					if err != nil {
+						t.Error(err)
+					}
 				}
-				if err != nil {
-					t.Error(err)
-				}
-			}
-			return nil
-		}}})
+				return nil
+			}}})
 		if _, err := y.Use(ctx, id); err != nil {
 			t.Fatal(err)
 		}

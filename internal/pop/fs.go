@@ -100,7 +100,8 @@ func NewDir(root string, patience time.Duration) *Dir {
 	if patience == 0 {
 		patience = defaultPatience
 	}
-	return &Dir{root: root, patience: patience, stuck: make(chan struct{}, stuckCalls), syncs: map[string]*dirSyncs{}, fsync: syncDir}
+	return &Dir{root: root, patience: patience, stuck: make(chan struct{}, stuckCalls),
+		syncs: map[string]*dirSyncs{}, fsync: syncDir}
 }
 
 // Path is where name lies for the rest of the system.
@@ -170,7 +171,8 @@ func (d *Dir) lost(why error) error {
 
 // heard tells errors that say that the file system is away from others.
 func (d *Dir) heard(err error) error {
-	for _, gone := range []error{unix.ENOTCONN, unix.ESTALE, unix.EIO, unix.ETIMEDOUT, unix.EHOSTDOWN, unix.ECONNABORTED, unix.ESHUTDOWN} {
+	for _, gone := range []error{unix.ENOTCONN, unix.ESTALE, unix.EIO, unix.ETIMEDOUT, unix.EHOSTDOWN,
+		unix.ECONNABORTED, unix.ESHUTDOWN} {
 		if errors.Is(err, gone) {
 			return d.lost(err)
 		}
@@ -232,7 +234,8 @@ func (d *Dir) temporary(name string) string {
 	defer d.mu.Unlock()
 	d.nonce++
 	host, _ := os.Hostname()
-	return filepath.Join(filepath.Dir(name), fmt.Sprintf(".%s.%s-%d-%d-%d", filepath.Base(name), host, os.Getpid(), time.Now().UnixNano(), d.nonce))
+	return filepath.Join(filepath.Dir(name),
+		fmt.Sprintf(".%s.%s-%d-%d-%d", filepath.Base(name), host, os.Getpid(), time.Now().UnixNano(), d.nonce))
 }
 
 // ReadDir implements FS.
@@ -266,8 +269,9 @@ func (d *Dir) Stat(ctx context.Context, name string) (fs.FileInfo, error) {
 	return value(d, ctx, func() (fs.FileInfo, error) { return os.Stat(d.Path(name)) })
 }
 
-// Reach asks the file system itself for a file's size in bytes, whatever the kernel believes to know of it (statx(2),
-// AT_STATX_FORCE_SYNC). It costs less than opening and closing the file, and leaves no descriptor of it while it hangs.
+// Reach asks the file system itself for a file's size in bytes, whatever the kernel believes to know of it
+// (statx(2), AT_STATX_FORCE_SYNC). It costs less than opening and closing the file, and leaves no descriptor
+// of it while it hangs.
 func (d *Dir) Reach(ctx context.Context, name string) (size int64, err error) {
 	return value(d, ctx, func() (int64, error) {
 		var st unix.Statx_t
@@ -287,7 +291,8 @@ func (d *Dir) Reach(ctx context.Context, name string) (size int64, err error) {
 func (d *Dir) Mkdir(ctx context.Context, name string) error {
 	return d.call(ctx, d.patience, func() error {
 		err := os.MkdirAll(d.Path(name), 0o700)
-		if errors.Is(err, fs.ErrExist) { // another node made it a moment ago, and this one's caches do not know it yet
+		// another node made it a moment ago, and this one's caches do not know it yet
+		if errors.Is(err, fs.ErrExist) {
 			return nil
 		}
 		return err
@@ -351,7 +356,8 @@ func (d *Dir) Make(ctx context.Context, name string) error {
 			}
 			return err
 		}
-		f, err := os.OpenFile(d.Path(name), os.O_RDWR|os.O_CREATE, 0o600) // the kernel may know of one that is not there any more
+		// the kernel may know of one that is not there any more
+		f, err := os.OpenFile(d.Path(name), os.O_RDWR|os.O_CREATE, 0o600)
 		if err == nil {
 			err = f.Close()
 		}

@@ -222,14 +222,17 @@ func hostile(f *testing.F) (*pop.Store, string) {
 
 const (
 	emptyHex = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-	aRecord  = `{"version":1,"diff_id":"sha256:` + emptyHex + `","size":0,"name":"` + emptyHex + `.1.A","table":"sha256:` + emptyHex + `","sums":""}`
+	aRecord  = `{"version":1,"diff_id":"sha256:` + emptyHex + `","size":0,"name":"` + emptyHex +
+		`.1.A","table":"sha256:` + emptyHex + `","sums":""}`
 )
 
 func FuzzRecord(f *testing.F) {
 	st, dir := hostile(f)
 	id := digest.NewDigestFromEncoded(digest.SHA256, emptyHex)
-	for _, seed := range []string{aRecord, "", "null", "{}", strings.Replace(aRecord, `"size":0`, `"size":9223372036854775807`, 1),
-		strings.Replace(aRecord, `.1.A"`, `.1.../../dewpoint"`, 1), strings.Replace(aRecord, `"size":0`, `"size":-1`, 1)} {
+	for _, seed := range []string{aRecord, "", "null", "{}",
+		strings.Replace(aRecord, `"size":0`, `"size":9223372036854775807`, 1),
+		strings.Replace(aRecord, `.1.A"`, `.1.../../dewpoint"`, 1),
+		strings.Replace(aRecord, `"size":0`, `"size":-1`, 1)} {
 		f.Add([]byte(seed), []byte(seed))
 	}
 	write2 := func(name string, b []byte) {
@@ -269,7 +272,9 @@ func FuzzCheckpoint(f *testing.F) {
 	}
 	id := digest.NewDigestFromEncoded(digest.SHA256, emptyHex)
 	for _, seed := range []string{`{"version":1,"name":"` + emptyHex + `.1.A","size":3,"record":{}}`, "", "null",
-		`{"version":1,"name":"` + emptyHex + `.1.A","kept":{"from":1,"to":3}}`, `{"version":1,"name":"` + emptyHex + `.1.A","kept":{"from":-1,"to":9223372036854775807}}`, `{"version":1,"name":"` + emptyHex + `.1./../../x","size":-3}`} {
+		`{"version":1,"name":"` + emptyHex + `.1.A","kept":{"from":1,"to":3}}`,
+		`{"version":1,"name":"` + emptyHex + `.1.A","kept":{"from":-1,"to":9223372036854775807}}`,
+		`{"version":1,"name":"` + emptyHex + `.1./../../x","size":-3}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -288,7 +293,8 @@ func FuzzCheckpoint(f *testing.F) {
 		if c.Blob == nil {
 			return
 		}
-		if got, err := io.ReadAll(c.Blob); err != nil || c.Kept.To > 4 || string(got) != "blob"[c.Kept.From:c.Kept.To] {
+		if got, err := io.ReadAll(c.Blob); err != nil || c.Kept.To > 4 ||
+			string(got) != "blob"[c.Kept.From:c.Kept.To] {
 			t.Errorf("%q of %+v, %v", got, c.Kept, err)
 		}
 	})

@@ -120,7 +120,8 @@ func (w *sweep) images(ctx context.Context) error {
 			seen.layers, _ = layersOf(b) // it may be half written
 		}
 		now[name] = seen
-		missing := len(seen.layers) == 0 || slices.ContainsFunc(seen.layers, func(id digest.Digest) bool { return !w.files[path.Base(recordOf(id))] })
+		missing := len(seen.layers) == 0 ||
+			slices.ContainsFunc(seen.layers, func(id digest.Digest) bool { return !w.files[path.Base(recordOf(id))] })
 		if missing && w.age(name, e.Size()) >= w.s.cfg.Forget {
 			errs = errors.Join(errs, w.s.remove(ctx, name))
 		}
@@ -138,8 +139,8 @@ func (w *sweep) images(ctx context.Context) error {
 	return errs
 }
 
-// imagesOf is how many references lead to images that have the layer, of those that have image records in the store; 0
-// while that is not known.
+// imagesOf is how many references lead to images that have the layer, of those that have image records in the
+// store; 0 while that is not known.
 func (s *Store) imagesOf(id digest.Digest) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,7 +193,8 @@ func (s *Store) PutPack(ctx context.Context, manifest digest.Digest, pack io.Rea
 		err = s.cfg.FS.Rename(ctx, tmp, packOf(manifest))
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("put the pack of %s into the PoP's store: %w", manifest, err), s.remove(ctx, tmp))
+		return errors.Join(fmt.Errorf("put the pack of %s into the PoP's store: %w", manifest, err),
+			s.remove(ctx, tmp))
 	}
 	return nil
 }

@@ -44,7 +44,8 @@ func (f *Draft) Keep(ctx context.Context, r io.ReaderAt, span Span) error {
 		k.f = file
 	}
 	k.at = max(k.at, span.From)
-	n, err := io.CopyBuffer(struct{ io.Writer }{io.NewOffsetWriter(k.f, k.at)}, struct{ io.Reader }{io.NewSectionReader(r, k.at, span.To-k.at)}, make([]byte, 256<<10))
+	n, err := io.CopyBuffer(struct{ io.Writer }{io.NewOffsetWriter(k.f, k.at)},
+		struct{ io.Reader }{io.NewSectionReader(r, k.at, span.To-k.at)}, make([]byte, 256<<10))
 	k.at += n
 	if err == nil && k.at < span.To {
 		err = io.ErrUnexpectedEOF

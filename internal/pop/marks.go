@@ -202,7 +202,8 @@ func (g *Glance) Record() (*Layer, error) {
 	return g.rec, g.err
 }
 
-// Glance looks at a layer, behind its caller. Its data are looked up, too: who marks the layer looks at them last, and finds them known.
+// Glance looks at a layer, behind its caller. Its data are looked up, too: who marks the layer looks at them
+// last, and finds them known.
 func (s *Store) Glance(ctx context.Context, id digest.Digest) *Glance {
 	g := &Glance{done: make(chan struct{})}
 	go func() {
@@ -222,7 +223,8 @@ func (s *Store) Glance(ctx context.Context, id digest.Digest) *Glance {
 
 // UseAll is Use of several layers that are likely to be there, at the cost of one or
 // little more. It returns the records of those that are; the error is of the others.
-func (s *Store) UseAll(ctx context.Context, layers map[digest.Digest]*Glance) (map[digest.Digest]*Layer, error) {
+func (s *Store) UseAll(ctx context.Context, layers map[digest.Digest]*Glance) (map[digest.Digest]*Layer,
+	error) {
 	return s.secure(ctx, slices.Sorted(maps.Keys(layers)), layers)
 }
 
@@ -235,8 +237,10 @@ func (s *Store) Glances(ctx context.Context, ids []digest.Digest) map[digest.Dig
 	return all
 }
 
-// secure marks layers and then looks whether they are there. glances has what was seen of them before, if anything was.
-func (s *Store) secure(ctx context.Context, ids []digest.Digest, glances map[digest.Digest]*Glance) (map[digest.Digest]*Layer, error) {
+// secure marks layers and then looks whether they are there. glances has what was seen of them before, if
+// anything was.
+func (s *Store) secure(ctx context.Context, ids []digest.Digest,
+	glances map[digest.Digest]*Glance) (map[digest.Digest]*Layer, error) {
 	end, err := s.turns(ctx, ids)
 	if err != nil {
 		return nil, err
@@ -266,7 +270,8 @@ func (s *Store) secure(ctx context.Context, ids []digest.Digest, glances map[dig
 
 // wholes are the records of those layers whose data are seen to be there. The error
 // is of the others.
-func (s *Store) wholes(ctx context.Context, ids []digest.Digest, glances map[digest.Digest]*Glance) (map[digest.Digest]*Layer, error) {
+func (s *Store) wholes(ctx context.Context, ids []digest.Digest,
+	glances map[digest.Digest]*Glance) (map[digest.Digest]*Layer, error) {
 	var mu sync.Mutex
 	have := map[digest.Digest]*Layer{}
 	var errs error
@@ -285,7 +290,8 @@ func (s *Store) wholes(ctx context.Context, ids []digest.Digest, glances map[dig
 	return have, errs
 }
 
-// recordNow is the record of a layer as it is now. One whose file is as it was before a look read it is not read again.
+// recordNow is the record of a layer as it is now. One whose file is as it was before a look read it is not
+// read again.
 func (s *Store) recordNow(ctx context.Context, id digest.Digest, g *Glance) (*Layer, error) {
 	if g == nil {
 		return s.record(ctx, id)
@@ -305,7 +311,8 @@ func (s *Store) recordNow(ctx context.Context, id digest.Digest, g *Glance) (*La
 func sameFile(a, b fs.FileInfo) bool {
 	x, _ := a.Sys().(*syscall.Stat_t)
 	y, _ := b.Sys().(*syscall.Stat_t)
-	return a.Size() == b.Size() && !a.ModTime().IsZero() && a.ModTime().Equal(b.ModTime()) && (x == nil || y == nil || x.Ino == y.Ino)
+	return a.Size() == b.Size() && !a.ModTime().IsZero() && a.ModTime().Equal(b.ModTime()) &&
+		(x == nil || y == nil || x.Ino == y.Ino)
 }
 
 // marked reports whether a mark may be there that something stands on.

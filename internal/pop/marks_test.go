@@ -28,7 +28,8 @@ func TestMarkedTogether(t *testing.T) {
 		if err := y.Unuse(ctx, ids[1], ids[4]); err != nil {
 			t.Error(err)
 		}
-		if e := evicts(t, x, 0, 2, pop.AllInUse); !slices.Contains(e.Layers, ids[1]) || !slices.Contains(e.Layers, ids[4]) {
+		if e := evicts(t, x, 0, 2, pop.AllInUse); !slices.Contains(e.Layers, ids[1]) ||
+			!slices.Contains(e.Layers, ids[4]) {
 			t.Errorf("evicted %v", e.Layers)
 		}
 		b.coords["y"].Close()

@@ -128,7 +128,8 @@ func (s *Store) Forget(ctx context.Context, node string) error {
 	for _, m := range marks {
 		errs = errors.Join(errs, s.remove(ctx, path.Join(refsDir, node, m.Name())))
 	}
-	return errors.Join(errs, s.remove(ctx, path.Join(refsDir, node)), s.remove(ctx, path.Join(nodesDir, node+".json")),
+	return errors.Join(errs, s.remove(ctx, path.Join(refsDir, node)),
+		s.remove(ctx, path.Join(nodesDir, node+".json")),
 		s.remove(ctx, ownerOf(node)))
 }
 
@@ -155,7 +156,8 @@ func (s *Store) mayForget(ctx context.Context, node string) error {
 		return err
 	}
 	if since < forgetAfter {
-		return fmt.Errorf("node %s was seen to be silent for %v only, ask again in %v: %w", node, since.Round(time.Second), (forgetAfter - since).Round(time.Second), ErrLives)
+		return fmt.Errorf("node %s was seen to be silent for %v only, ask again in %v: %w", node,
+			since.Round(time.Second), (forgetAfter - since).Round(time.Second), ErrLives)
 	}
 	return nil
 }

@@ -96,7 +96,8 @@ func TestForget(t *testing.T) {
 		time.Sleep(50 * time.Second)
 		refused("it gave a sign of life", "b", pop.ErrLives)
 		time.Sleep(70 * time.Second)
-		if got, err := a.Silent(ctx); err != nil || len(got) != 1 || got[0].Node != "b" || got[0].Marks != 1 || got[0].For != 70*time.Second {
+		if got, err := a.Silent(ctx); err != nil || len(got) != 1 || got[0].Node != "b" || got[0].Marks != 1 ||
+			got[0].For != 70*time.Second {
 			t.Errorf("silent: %+v, %v", got, err)
 		}
 		if err := a.Forget(ctx, "b"); err != nil {
@@ -126,7 +127,8 @@ func TestMissingFiles(t *testing.T) {
 		after := func(d time.Duration, what string, want error) {
 			t.Helper()
 			time.Sleep(d)
-			if err := st.Verify(t.Context(), l, 0); !errors.Is(err, want) || want == pop.ErrMissing && errors.Is(err, pop.ErrDamaged) {
+			if err := st.Verify(t.Context(), l, 0); !errors.Is(err, want) ||
+				want == pop.ErrMissing && errors.Is(err, pop.ErrDamaged) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
@@ -165,11 +167,15 @@ func TestVerify(t *testing.T) {
 	data := filepath.Join(dir, rec.Data())
 	table := data[:len(data)-len("data")] + "table"
 	for name, harm := range map[string]func() error{
-		"the last byte": func() error { b := append([]byte{}, tar...); b[len(b)-1] = 1; return os.WriteFile(data, b, 0o600) },
-		"the end":       func() error { return os.Truncate(data, pop.SumBytes) },
-		"all of it":     func() error { return os.Remove(data) },
-		"the table":     func() error { return os.WriteFile(table, []byte("no table"), 0o600) },
-		"no table":      func() error { return os.Remove(table) },
+		"the last byte": func() error {
+			b := append([]byte{}, tar...)
+			b[len(b)-1] = 1
+			return os.WriteFile(data, b, 0o600)
+		},
+		"the end":   func() error { return os.Truncate(data, pop.SumBytes) },
+		"all of it": func() error { return os.Remove(data) },
+		"the table": func() error { return os.WriteFile(table, []byte("no table"), 0o600) },
+		"no table":  func() error { return os.Remove(table) },
 	} {
 		saved, err := os.ReadFile(table)
 		if err == nil {
@@ -182,7 +188,8 @@ func TestVerify(t *testing.T) {
 		if _, err := os.Stat(data); err != nil || name == "no table" {
 			want = pop.ErrMissing
 		}
-		if err := st.Verify(ctx, rec, 0); !errors.Is(err, want) || want == pop.ErrMissing && errors.Is(err, pop.ErrDamaged) {
+		if err := st.Verify(ctx, rec, 0); !errors.Is(err, want) ||
+			want == pop.ErrMissing && errors.Is(err, pop.ErrDamaged) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err := errors.Join(os.WriteFile(data, tar, 0o600), os.WriteFile(table, saved, 0o600)); err != nil {

@@ -57,7 +57,8 @@ func (s *Store) Present(ctx context.Context) error {
 		return nil
 	}
 	b, err := s.cfg.FS.ReadFile(ctx, storeFile)
-	if errors.Is(err, fs.ErrNotExist) { // perhaps a part of the file system is away that has this file: directories are on all
+	// perhaps a part of the file system is away that has this file: directories are on all
+	if errors.Is(err, fs.ErrNotExist) {
 		if _, err = s.cfg.FS.Stat(ctx, layersDir); errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %s was there, and nothing is", ErrNotMounted, s.id)
 		}
@@ -79,7 +80,8 @@ func (s *Store) Present(ctx context.Context) error {
 func (s *Store) isFile(fi fs.FileInfo) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.file != nil && os.SameFile(s.file, fi) && s.file.Size() == fi.Size() && s.file.ModTime().Equal(fi.ModTime())
+	return s.file != nil && os.SameFile(s.file, fi) && s.file.Size() == fi.Size() &&
+		s.file.ModTime().Equal(fi.ModTime())
 }
 
 // twin reports whether a node that the coordinator hears of has this one's name.

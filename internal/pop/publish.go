@@ -49,7 +49,8 @@ type checkpoint struct {
 
 func (c *checkpoint) of(id digest.Digest) bool {
 	hex, _, ok := parseName(c.Name)
-	return ok && hex == id.Encoded() && c.Version == formatVersion && c.Size >= 0 && c.Kept.From >= 0 && c.Kept.To >= c.Kept.From
+	return ok && hex == id.Encoded() && c.Version == formatVersion && c.Size >= 0 && c.Kept.From >= 0 &&
+		c.Kept.To >= c.Kept.From
 }
 
 func checkpointOf(id digest.Digest) string { return path.Join(fillDir, id.Encoded()+".json") }
@@ -63,7 +64,8 @@ func (s *Store) Draft(ctx context.Context, id digest.Digest, token uint64) (*Dra
 	}
 	f, err := s.cfg.FS.Append(ctx, path.Join(layersDir, name+dataEnd))
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("copy layer %s into the store: %w", id, err), rec.Close(), s.discard(ctx, titleOf(name), name))
+		return nil, errors.Join(fmt.Errorf("copy layer %s into the store: %w", id, err), rec.Close(),
+			s.discard(ctx, titleOf(name), name))
 	}
 	return &Draft{s: s, id: id, name: name, rec: rec, f: f, hash: sha256.New()}, nil
 }
@@ -127,12 +129,14 @@ func (f *Draft) Checkpoint(ctx context.Context, record []byte) error {
 // index: what r gives, at most maxIndex bytes. It is kept in memory, compressed, until then.
 func (f *Draft) Describe(r io.Reader) error {
 	var b bytes.Buffer
-	enc, err := zstd.NewWriter(&b, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))
+	enc, err := zstd.NewWriter(&b, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
+		zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))
 	if err != nil {
 		return err
 	}
 	h := digest.Canonical.Digester()
-	n, err := io.CopyBuffer(io.MultiWriter(enc, h.Hash()), struct{ io.Reader }{io.LimitReader(r, maxIndex+1)}, make([]byte, 64<<10))
+	n, err := io.CopyBuffer(io.MultiWriter(enc, h.Hash()), struct{ io.Reader }{io.LimitReader(r, maxIndex+1)},
+		make([]byte, 64<<10))
 	if err = errors.Join(err, enc.Close()); err == nil && n > maxIndex {
 		err = fmt.Errorf("the index of layer %s has more than %d bytes", f.id, maxIndex)
 	}
@@ -161,7 +165,8 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 		return err
 	}
 	if n, err := f.f.Size(); err != nil || n != l.Size || f.at != l.Size {
-		return fmt.Errorf("publish layer %s: %d bytes were written and %d are there, of %d: %w", f.id, f.at, n, l.Size, errors.Join(err, ErrDamaged))
+		return fmt.Errorf("publish layer %s: %d bytes were written and %d are there, of %d: %w", f.id, f.at, n,
+			l.Size, errors.Join(err, ErrDamaged))
 	}
 	l.Version, l.DiffID, l.Name, l.Node = formatVersion, f.id, f.name, f.s.cfg.Node
 	l.Table, l.Index, l.Sums = digest.FromBytes(table), f.indexD, f.sums
@@ -278,9 +283,11 @@ func (s *Store) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint, 
 		return nil, err
 	}
 	if n, err := f.Size(); err != nil || n < c.Size {
-		return nil, errors.Join(fmt.Errorf("the checkpoint of %s has %d bytes of %d: %w", id, n, c.Size, ErrUnknown), err, f.Close())
+		return nil, errors.Join(fmt.Errorf("the checkpoint of %s has %d bytes of %d: %w", id, n, c.Size,
+			ErrUnknown), err, f.Close())
 	}
-	out := &Checkpoint{Size: c.Size, Record: c.Record, Data: io.NewSectionReader(f, 0, c.Size), name: c.Name, files: []File{f}}
+	out := &Checkpoint{Size: c.Size, Record: c.Record, Data: io.NewSectionReader(f, 0, c.Size), name: c.Name,
+		files: []File{f}}
 	if err := out.openKept(ctx, s.cfg.FS, c.Kept); err != nil {
 		return nil, errors.Join(err, out.Close())
 	}
@@ -316,8 +323,8 @@ func (s *Store) noteFill(id digest.Digest) {
 	s.fills[id] = true
 }
 
-// forgetFill removes the checkpoint of a layer that was published, if this node has made or seen one. What an earlier
-// holder wrote is left to the sweep: it may still be writing.
+// forgetFill removes the checkpoint of a layer that was published, if this node has made or seen one. What an
+// earlier holder wrote is left to the sweep: it may still be writing.
 func (s *Store) forgetFill(ctx context.Context, id digest.Digest) {
 	s.mu.Lock()
 	known := s.fills[id]
@@ -350,7 +357,8 @@ func (s *Store) tell(ctx context.Context, e Event) {
 const maxTable = 128 << 20
 
 func packTable(table []byte) []byte {
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
+		zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))
 	if err != nil {
 		panic(err) // of the options
 	}
@@ -359,7 +367,8 @@ func packTable(table []byte) []byte {
 }
 
 func unpackTable(b []byte, want digest.Digest) ([]byte, error) {
-	dec, err := zstd.NewReader(bytes.NewReader(b), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxTable), zstd.WithDecoderMaxWindow(16<<20))
+	dec, err := zstd.NewReader(bytes.NewReader(b), zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderMaxMemory(maxTable), zstd.WithDecoderMaxWindow(16<<20))
 	if err != nil {
 		return nil, err
 	}

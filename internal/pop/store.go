@@ -25,8 +25,8 @@ var (
 	ErrUnknown = errors.New("not in the PoP's store")
 	// ErrDamaged says that the store gives other bytes than were put into it.
 	ErrDamaged = errors.New("damaged in the PoP's store")
-	// ErrMissing says that a file of a layer is not there though its record is: it was removed, or the part of the
-	// file system that has it is away.
+	// ErrMissing says that a file of a layer is not there though its record is: it was removed, or the part of
+	// the file system that has it is away.
 	ErrMissing = errors.New("a file of it is missing in the PoP's store: the part of the file system that has it may be away")
 	// ErrNotMounted says that the directory does not have the store that it had, or that the other nodes have.
 	ErrNotMounted = errors.New("the PoP's store is not there")
@@ -89,8 +89,9 @@ type Store struct {
 	seen  map[string]*silence    // of other nodes
 	fills map[digest.Digest]bool // layers of which checkpoints were made or seen here
 
-	lacks   map[string]absence    // layers, by the names of their files, of which some are missing
-	shunned map[string]bool       // names of files that were found damaged: this node may still see their record for a while
+	lacks map[string]absence // layers, by the names of their files, of which some are missing
+	// names of files that were found damaged: this node may still see their record for a while
+	shunned map[string]bool
 	read    map[string]seenRecord // of Objects and Sweep, by name
 	sharing map[digest.Digest]int // in how many image records a layer is, as the last sweep saw them
 
@@ -151,7 +152,8 @@ const storeFile = "dewpoint.json"
 func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	cfg = cfg.withDefaults()
 	s := &Store{cfg: cfg, boot: rand.Text(), used: map[digest.Digest]*marks{}, held: map[digest.Digest]int{},
-		turn: map[digest.Digest]chan struct{}{}, fills: map[digest.Digest]bool{}, seen: map[string]*silence{}, lacks: map[string]absence{}, shunned: map[string]bool{},
+		turn: map[digest.Digest]chan struct{}{}, fills: map[digest.Digest]bool{}, seen: map[string]*silence{},
+		lacks: map[string]absence{}, shunned: map[string]bool{},
 		read: map[string]seenRecord{}}
 	b, err := cfg.FS.ReadFile(ctx, storeFile)
 	if errors.Is(err, fs.ErrNotExist) && cfg.ID != "" {
@@ -241,7 +243,8 @@ const (
 	trashDir  = "trash"
 )
 
-var storeDirs = []string{layersDir, fillDir, packsDir, imagesDir, refsDir, nodesDir, trashDir, verifiedDir, failedDir, ordersDir, lostDir}
+var storeDirs = []string{layersDir, fillDir, packsDir, imagesDir, refsDir, nodesDir, trashDir, verifiedDir,
+	failedDir, ordersDir, lostDir}
 
 // ID is the store's own name, by which a PoP's nodes know that they share it.
 func (s *Store) ID() string { return s.id }
@@ -291,8 +294,8 @@ func (s *Store) record(ctx context.Context, id digest.Digest) (*Layer, error) {
 	return l, err
 }
 
-// Shun has the store not show files of that name any more, which another node has found damaged and taken out: what this
-// node sees of the file system may be older than what it is told.
+// Shun has the store not show files of that name any more, which another node has found damaged and taken
+// out: what this node sees of the file system may be older than what it is told.
 func (s *Store) Shun(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -323,8 +326,10 @@ func (s *Store) readRecord(ctx context.Context, name string) (*Layer, error) {
 
 func (l *Layer) valid() bool {
 	hex, _, ok := parseName(l.Name)
-	return ok && l.Version == formatVersion && l.DiffID.Validate() == nil && l.DiffID.Algorithm() == digest.SHA256 && hex == l.DiffID.Encoded() && l.Size >= 0 &&
-		int64(len(l.Sums)) == (l.Size+SumBytes-1)/SumBytes*sha256.Size && l.Table.Validate() == nil && (l.Index == "" || l.Index.Validate() == nil) && (l.Upper == "" || l.Upper.Validate() == nil)
+	return ok && l.Version == formatVersion && l.DiffID.Validate() == nil &&
+		l.DiffID.Algorithm() == digest.SHA256 && hex == l.DiffID.Encoded() && l.Size >= 0 &&
+		int64(len(l.Sums)) == (l.Size+SumBytes-1)/SumBytes*sha256.Size && l.Table.Validate() == nil &&
+		(l.Index == "" || l.Index.Validate() == nil) && (l.Upper == "" || l.Upper.Validate() == nil)
 }
 
 func recordOf(id digest.Digest) string { return path.Join(layersDir, id.Encoded()+".json") }
@@ -377,7 +382,8 @@ func (s *Store) Objects(ctx context.Context) ([]*Layer, error) {
 
 // records are those among the names of files in layers; damaged is why, by their
 // names, some could not be understood. Of all other files nothing is asked.
-func (s *Store) records(ctx context.Context, names []string) (all []*Layer, damaged map[string]error, err error) {
+func (s *Store) records(ctx context.Context, names []string) (all []*Layer, damaged map[string]error,
+	err error) {
 	s.mu.Lock()
 	before := maps.Clone(s.read)
 	s.mu.Unlock()
@@ -471,7 +477,8 @@ func (s *Store) Beat(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	had, err := s.overwrite(ctx, path.Join(nodesDir, s.cfg.Node+".json"), fmt.Appendf(nil, "%-*s\n", beatLen-1, b), false)
+	had, err := s.overwrite(ctx, path.Join(nodesDir, s.cfg.Node+".json"),
+		fmt.Appendf(nil, "%-*s\n", beatLen-1, b), false)
 	s.mu.Lock()
 	if had != beatLen || n%remarkBeats == 1 { // Forget takes the file, last
 		s.look = true
@@ -532,7 +539,8 @@ func (s *Store) Room(ctx context.Context, size int64) error {
 		return err
 	}
 	capacity := s.Capacity(total)
-	if need := size + size/64 + 1<<20; free < need || float64(size) > s.cfg.High*float64(capacity) { // its table and records too
+	// its table and records too
+	if need := size + size/64 + 1<<20; free < need || float64(size) > s.cfg.High*float64(capacity) {
 		return fmt.Errorf("%d bytes, %d are free: %w", size, free, ErrFull)
 	}
 	return nil

@@ -143,7 +143,8 @@ func TestOneNodePublishesAnotherUses(t *testing.T) {
 		if err := y.Verify(ctx, l, 0); err != nil || l.Node != "x" || len(l.Sums) != 3*32 {
 			t.Errorf("%+v: %v", l, err)
 		}
-		if x.ID() != y.ID() || !slices.Equal(slices.Concat(y.Used()...), []digest.Digest{id}) || len(x.Used()) != 0 {
+		if x.ID() != y.ID() || !slices.Equal(slices.Concat(y.Used()...), []digest.Digest{id}) ||
+			len(x.Used()) != 0 {
 			t.Errorf("stores %s and %s, in use %v and %v", x.ID(), y.ID(), x.Used(), y.Used())
 		}
 		if err := y.Unuse(ctx, id); err != nil || len(y.Used()) != 0 || len(b.files("refs/y")) != 0 {
@@ -231,7 +232,8 @@ func TestTakeOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := io.ReadAll(c.Data)
-		if err = errors.Join(err, c.Close()); err != nil || string(got) != "abc" || string(c.Record) != `{"so":"far"}` {
+		if err = errors.Join(err, c.Close()); err != nil || string(got) != "abc" ||
+			string(c.Record) != `{"so":"far"}` {
 			t.Errorf("%q with %s, %v", got, c.Record, err)
 		}
 		publish(t, y, []byte("abcdef"), "")
@@ -289,7 +291,8 @@ func (b *bed) keeps(st *pop.Store, id digest.Digest, want string) {
 		b.t.Fatal(err)
 	}
 	got, err := io.ReadAll(c.Blob)
-	if err = errors.Join(err, c.Close()); err != nil || string(got) != want || int(c.Kept.To-c.Kept.From) != len(want) {
+	if err = errors.Join(err, c.Close()); err != nil || string(got) != want ||
+		int(c.Kept.To-c.Kept.From) != len(want) {
 		b.t.Errorf("%q of %+v, %v", got, c.Kept, err)
 	}
 }
@@ -335,7 +338,9 @@ func TestManyMakeOneStore(t *testing.T) {
 				t.Errorf("stores %s and %s", first, id)
 			}
 		}
-		if got := b.files("."); slices.ContainsFunc(got, func(n string) bool { return strings.HasPrefix(n, "./.") }) {
+		if got := b.files("."); slices.ContainsFunc(got, func(n string) bool {
+			return strings.HasPrefix(n, "./.")
+		}) {
 			t.Errorf("left: %v", got)
 		}
 	})

@@ -32,7 +32,8 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 		return 0, strays // another node does it
 	}
 	defer lease.Release(context.WithoutCancel(ctx))
-	w := &sweep{s: s, now: time.Now(), old: s.since, ages: map[string]sighting{}, named: map[string]bool{}, files: map[string]bool{}, listed: map[string][]string{}}
+	w := &sweep{s: s, now: time.Now(), old: s.since, ages: map[string]sighting{}, named: map[string]bool{},
+		files: map[string]bool{}, listed: map[string][]string{}}
 	names, err := w.names(ctx, layersDir)
 	if err == nil {
 		for _, n := range names {
@@ -46,7 +47,8 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 	if err == nil { // else not all is named
 		err = w.orphans(ctx, names)
 	}
-	err = errors.Join(strays, err, w.temporary(ctx), w.incomplete(ctx), w.images(ctx), w.verified(ctx), w.forgetNotes(ctx))
+	err = errors.Join(strays, err, w.temporary(ctx), w.incomplete(ctx), w.images(ctx), w.verified(ctx),
+		w.forgetNotes(ctx))
 	s.since = w.ages
 	return w.freed, err
 }
@@ -316,7 +318,8 @@ func (w *sweep) orphans(ctx context.Context, names []string) error {
 		if w.age(file, 0) < w.s.cfg.Forget {
 			continue
 		}
-		errs = errors.Join(errs, w.orphan(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex), file, w.size(ctx, n)))
+		errs = errors.Join(errs,
+			w.orphan(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex), file, w.size(ctx, n)))
 	}
 	return errs
 }

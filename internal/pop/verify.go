@@ -18,10 +18,10 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Verify reads a layer, its table and its index, and compares them with what was published,
-// at most rate bytes a second; 0 is as fast as it goes. It returns an error that
-// wraps ErrDamaged if they differ, ErrUnknown if the layer has left the store meanwhile. What is not there wraps ErrMissing,
-// until this node has seen it missing for StoreConfig.Forget; then ErrDamaged.
+// Verify reads a layer, its table and its index, and compares them with what was published, at most rate
+// bytes a second; 0 is as fast as it goes. It returns an error that wraps ErrDamaged if they differ,
+// ErrUnknown if the layer has left the store meanwhile. What is not there wraps ErrMissing, until this node
+// has seen it missing for StoreConfig.Forget; then ErrDamaged.
 func (s *Store) Verify(ctx context.Context, l *Layer, rate int64) error {
 	err := s.compare(ctx, l, rate)
 	if !errors.Is(err, ErrUnknown) && !errors.Is(err, fs.ErrNotExist) {
@@ -43,8 +43,8 @@ func (s *Store) Verify(ctx context.Context, l *Layer, rate int64) error {
 // absence is what this node has seen of files that were missing.
 type absence struct{ first, last time.Time }
 
-// lacking notes that files of a layer are missing, and returns for how long they have been. They were there in between if that
-// was not seen for StoreConfig.Forget.
+// lacking notes that files of a layer are missing, and returns for how long they have been. They were there
+// in between if that was not seen for StoreConfig.Forget.
 func (s *Store) lacking(l *Layer) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,7 +116,8 @@ func (l *Layer) verify(ctx context.Context, r io.ReaderAt) error {
 			return context.Cause(ctx)
 		}
 		h := sha256.New()
-		n, err := io.CopyBuffer(struct{ io.Writer }{h}, struct{ io.Reader }{io.NewSectionReader(r, at, min(SumBytes, l.Size-at))}, buf)
+		n, err := io.CopyBuffer(struct{ io.Writer }{h},
+			struct{ io.Reader }{io.NewSectionReader(r, at, min(SumBytes, l.Size-at))}, buf)
 		if err != nil {
 			return err
 		}

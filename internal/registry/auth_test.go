@@ -18,7 +18,8 @@ import (
 func logins(t *testing.T, host, user, password string) string {
 	t.Helper()
 	auth := base64.StdEncoding.EncodeToString([]byte(user + ":" + password))
-	return write(t, filepath.Join(t.TempDir(), "config.json"), fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, host, auth))
+	return write(t, filepath.Join(t.TempDir(), "config.json"),
+		fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, host, auth))
 }
 
 func TestAuth(t *testing.T) {
@@ -29,15 +30,17 @@ func TestAuth(t *testing.T) {
 		requests int    // for an image by tag, first time
 		kind     Kind   // -1 is success
 	}{
-		"basic":                   {registrytest.Auth{Mode: registrytest.Basic}, password, 3, -1},
-		"basic, wrong":            {registrytest.Auth{Mode: registrytest.Basic}, "wrong", 2, Unauthorized},
-		"basic, none":             {registrytest.Auth{Mode: registrytest.Basic}, "", 1, Unauthorized},
-		"bearer":                  {registrytest.Auth{Mode: registrytest.Bearer}, password, 4, -1},
-		"bearer, wrong":           {registrytest.Auth{Mode: registrytest.Bearer}, "wrong", 2, Unauthorized},
-		"bearer, none":            {registrytest.Auth{Mode: registrytest.Bearer}, "", 2, Unauthorized},
-		"bearer, anonymous":       {registrytest.Auth{Mode: registrytest.Bearer, Anonymous: true}, "", 4, -1},
-		"bearer, short life":      {registrytest.Auth{Mode: registrytest.Bearer, Life: time.Nanosecond, Tell: time.Hour}, password, 3, Unauthorized},
-		"bearer, wrong and there": {registrytest.Auth{Mode: registrytest.Bearer, Anonymous: true}, "wrong", 2, Unauthorized},
+		"basic":             {registrytest.Auth{Mode: registrytest.Basic}, password, 3, -1},
+		"basic, wrong":      {registrytest.Auth{Mode: registrytest.Basic}, "wrong", 2, Unauthorized},
+		"basic, none":       {registrytest.Auth{Mode: registrytest.Basic}, "", 1, Unauthorized},
+		"bearer":            {registrytest.Auth{Mode: registrytest.Bearer}, password, 4, -1},
+		"bearer, wrong":     {registrytest.Auth{Mode: registrytest.Bearer}, "wrong", 2, Unauthorized},
+		"bearer, none":      {registrytest.Auth{Mode: registrytest.Bearer}, "", 2, Unauthorized},
+		"bearer, anonymous": {registrytest.Auth{Mode: registrytest.Bearer, Anonymous: true}, "", 4, -1},
+		"bearer, short life": {registrytest.Auth{Mode: registrytest.Bearer, Life: time.Nanosecond,
+			Tell: time.Hour}, password, 3, Unauthorized},
+		"bearer, wrong and there": {registrytest.Auth{Mode: registrytest.Bearer, Anonymous: true}, "wrong", 2,
+			Unauthorized},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -136,7 +139,8 @@ func TestTokenIsFetchedOnce(t *testing.T) {
 func TestIdentityToken(t *testing.T) {
 	b := newBed(t, 1000)
 	b.reg.Require(registrytest.Auth{Mode: registrytest.Bearer, Identity: "refresh-me"})
-	file := write(t, filepath.Join(t.TempDir(), "config.json"), fmt.Sprintf(`{"auths":{%q:{"identitytoken":"refresh-me"}}}`, b.reg.Host()))
+	file := write(t, filepath.Join(t.TempDir(), "config.json"),
+		fmt.Sprintf(`{"auths":{%q:{"identitytoken":"refresh-me"}}}`, b.reg.Host()))
 	if _, _, err := b.read(t, client(t, Config{DockerConfig: file}, b.reg), 0, -1); err != nil {
 		t.Fatal(err)
 	}
@@ -146,10 +150,12 @@ func TestCredentialHelper(t *testing.T) {
 	b := newBed(t, 1000)
 	b.reg.Require(registrytest.Auth{Mode: registrytest.Basic, User: "u", Password: "p"})
 	bin := t.TempDir()
-	script := write(t, filepath.Join(bin, "docker-credential-dewtest"), "#!/bin/sh\nread host; echo \"{\\\"ServerURL\\\":\\\"$host\\\",\\\"Username\\\":\\\"u\\\",\\\"Secret\\\":\\\"p\\\"}\"\n")
+	script := write(t, filepath.Join(bin, "docker-credential-dewtest"),
+		"#!/bin/sh\nread host; echo \"{\\\"ServerURL\\\":\\\"$host\\\",\\\"Username\\\":\\\"u\\\",\\\"Secret\\\":\\\"p\\\"}\"\n")
 	chmod(t, script)
 	t.Setenv("PATH", bin+":/usr/bin:/bin")
-	file := write(t, filepath.Join(t.TempDir(), "config.json"), fmt.Sprintf(`{"credHelpers":{%q:"dewtest"}}`, b.reg.Host()))
+	file := write(t, filepath.Join(t.TempDir(), "config.json"),
+		fmt.Sprintf(`{"credHelpers":{%q:"dewtest"}}`, b.reg.Host()))
 	if _, _, err := b.read(t, client(t, Config{DockerConfig: file}, b.reg), 0, -1); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +194,8 @@ func TestRedirect(t *testing.T) {
 	if n := b.reg.Count("/blobs/"); n != 2 { // challenged once, then redirected once
 		t.Errorf("the registry saw %d requests", n)
 	}
-	storage.Fail(registrytest.Fault{Do: registrytest.Status, Status: http.StatusForbidden, Path: "/storage/", Times: 1})
+	storage.Fail(registrytest.Fault{Do: registrytest.Status, Status: http.StatusForbidden, Path: "/storage/",
+		Times: 1})
 	if _, _, err := b.read(t, c, 0, -1); err != nil {
 		t.Fatalf("an address that expired: %v", err)
 	}
@@ -254,7 +261,8 @@ func TestScopeOfTheChallenge(t *testing.T) {
 	p := reg.PushImage("proxy/a:1", someLayers, registrytest.Options{})
 	reg.Require(registrytest.Auth{Mode: registrytest.Bearer, Anonymous: true})
 	root := t.TempDir()
-	write(t, filepath.Join(root, "example.com", "hosts.toml"), fmt.Sprintf("[host.%q]\noverride_path = true\n", reg.URL()+"/v2/proxy"))
+	write(t, filepath.Join(root, "example.com", "hosts.toml"),
+		fmt.Sprintf("[host.%q]\noverride_path = true\n", reg.URL()+"/v2/proxy"))
 	c := client(t, Config{HostsDirs: []string{root}})
 	img, err := c.Resolve(t.Context(), parse(t, "example.com/a:1"), ResolveOptions{})
 	if err != nil {

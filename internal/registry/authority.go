@@ -110,7 +110,8 @@ func (a *authority) badLogin(ctx context.Context, err error) error {
 // learn keeps a bearer challenge after judging its realm.
 func (a *authority) learn(params map[string]string) error {
 	if err := a.checkRealm(params["realm"]); err != nil {
-		return &Error{Kind: Protocol, Host: a.ep.base.Host, Op: opLogin, Err: fmt.Errorf("token server %q: %w", params["realm"], err)}
+		return &Error{Kind: Protocol, Host: a.ep.base.Host, Op: opLogin,
+			Err: fmt.Errorf("token server %q: %w", params["realm"], err)}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -142,7 +143,8 @@ func (a *authority) checkRealm(realm string) error {
 
 func private(host string) bool {
 	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && (ip.IsPrivate() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsUnspecified())
+	return host == "localhost" ||
+		ip != nil && (ip.IsPrivate() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsUnspecified())
 }
 
 // bearer gives a token for scope: the one at hand if it is still good and not
@@ -229,7 +231,8 @@ func (a *authority) denied(res *http.Response) error {
 
 // tokenRequest is a GET with user and password, or without; or a POST where
 // the login is an identity token.
-func tokenRequest(ctx context.Context, realm, service, scope string, login authn.AuthConfig) (*http.Request, error) {
+func tokenRequest(ctx context.Context, realm, service, scope string, login authn.AuthConfig) (*http.Request,
+	error) {
 	u, err := url.Parse(realm)
 	if err != nil {
 		return nil, err

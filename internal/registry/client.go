@@ -110,7 +110,8 @@ func New(cfg Config) (*Client, error) {
 			return nil, fmt.Errorf("registry: hosts directory %q is not an absolute path", d)
 		}
 	}
-	return &Client{cfg: cfg, transport: newTransport(cfg, &tls.Config{}, cfg.DialTimeout), hosts: map[hostKey]*hostEntry{}}, nil
+	return &Client{cfg: cfg, transport: newTransport(cfg, &tls.Config{}, cfg.DialTimeout),
+		hosts: map[hostKey]*hostEntry{}}, nil
 }
 
 // Close ends idle connections. Streams that are open go on.
@@ -209,7 +210,8 @@ func readLogin(file, host string) (none authn.AuthConfig, err error) {
 	if err != nil {
 		return none, fmt.Errorf("login for %s in %s: %w", host, file, err)
 	}
-	return authn.AuthConfig{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}, nil
+	return authn.AuthConfig{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken,
+		RegistryToken: a.RegistryToken}, nil
 }
 
 func parseLogins(file string, b []byte) (*configfile.ConfigFile, error) {

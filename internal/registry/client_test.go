@@ -93,7 +93,8 @@ func TestResolveRoundTrips(t *testing.T) {
 	for _, docker := range []bool{false, true} {
 		p := reg.PushImage("a/b:1", someLayers, registrytest.Options{Docker: docker})
 		idx := reg.PushIndex("a/b:2", []registrytest.PlatformImage{
-			{Platform: "linux/s390x"}, {Platform: "linux/amd64", Layers: someLayers}, {Platform: "linux/arm64", Layers: someLayers[:1]},
+			{Platform: "linux/s390x"}, {Platform: "linux/amd64", Layers: someLayers},
+			{Platform: "linux/arm64", Layers: someLayers[:1]},
 		}, registrytest.Options{Docker: docker})
 		for _, tc := range []struct {
 			ref      string
@@ -101,7 +102,8 @@ func TestResolveRoundTrips(t *testing.T) {
 			requests int
 			layers   int
 		}{
-			{p.Ref, "", 2, 2}, {p.ByDigest, "", 2, 2}, {idx.Ref, "linux/amd64", 3, 2}, {idx.ByDigest, "linux/arm64", 3, 1},
+			{p.Ref, "", 2, 2}, {p.ByDigest, "", 2, 2}, {idx.Ref, "linux/amd64", 3, 2},
+			{idx.ByDigest, "linux/arm64", 3, 1},
 		} {
 			reg.Forget()
 			pl, err := image.ParsePlatform(tc.platform)
@@ -129,14 +131,16 @@ func TestResolveRefuses(t *testing.T) {
 	_, err := c.Resolve(t.Context(), parse(t, old.Ref), ResolveOptions{})
 	wantKind(t, err, BadImage, "schema 1", old.Ref)
 
-	idx := reg.PushIndex("multi:1", []registrytest.PlatformImage{{Platform: "linux/s390x"}}, registrytest.Options{})
+	idx := reg.PushIndex("multi:1", []registrytest.PlatformImage{{Platform: "linux/s390x"}},
+		registrytest.Options{})
 	_, err = c.Resolve(t.Context(), parse(t, idx.Ref), ResolveOptions{})
 	wantKind(t, err, BadImage, "linux/s390x")
 	if !errors.Is(err, image.ErrPlatform) {
 		t.Error(err)
 	}
 
-	art := reg.PushManifest("art:1", "", []byte(`{"schemaVersion":2,"artifactType":"application/x","config":{"mediaType":"application/vnd.oci.empty.v1+json","size":2,"digest":"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"},"layers":[]}`))
+	art := reg.PushManifest("art:1", "",
+		[]byte(`{"schemaVersion":2,"artifactType":"application/x","config":{"mediaType":"application/vnd.oci.empty.v1+json","size":2,"digest":"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"},"layers":[]}`))
 	_, err = c.Resolve(t.Context(), parse(t, art.Ref), ResolveOptions{})
 	wantKind(t, err, BadImage, "application/x")
 
@@ -154,15 +158,21 @@ func TestResolveFaults(t *testing.T) {
 		kind  Kind // -1 is success
 		asked int  // manifest requests
 	}{
-		"no digest header":   {registrytest.Fault{Do: registrytest.NoDigest}, -1, 1},
-		"wrong digest":       {registrytest.Fault{Do: registrytest.WrongDigest}, Mismatch, 1},
-		"flipped bit":        {registrytest.Fault{Do: registrytest.Flip, At: 9, Path: "/manifests/"}, Mismatch, 1},
-		"503 twice":          {registrytest.Fault{Do: registrytest.Status, Status: 503, Path: "/manifests/", Times: 2}, -1, 3},
-		"503":                {registrytest.Fault{Do: registrytest.Status, Status: 503, Path: "/manifests/"}, ServerFault, 4},
-		"429 with a wait":    {registrytest.Fault{Do: registrytest.Status, Status: 429, RetryAfter: "1", Path: "/manifests/", Times: 1}, -1, 2},
-		"401":                {registrytest.Fault{Do: registrytest.Status, Status: 401, Path: "/manifests/"}, Unauthorized, 1},
-		"403":                {registrytest.Fault{Do: registrytest.Status, Status: 403, Path: "/manifests/"}, Forbidden, 1},
-		"404":                {registrytest.Fault{Do: registrytest.Status, Status: 404, Path: "/manifests/"}, NotFound, 1},
+		"no digest header": {registrytest.Fault{Do: registrytest.NoDigest}, -1, 1},
+		"wrong digest":     {registrytest.Fault{Do: registrytest.WrongDigest}, Mismatch, 1},
+		"flipped bit":      {registrytest.Fault{Do: registrytest.Flip, At: 9, Path: "/manifests/"}, Mismatch, 1},
+		"503 twice": {registrytest.Fault{Do: registrytest.Status, Status: 503, Path: "/manifests/",
+			Times: 2}, -1, 3},
+		"503": {registrytest.Fault{Do: registrytest.Status, Status: 503, Path: "/manifests/"},
+			ServerFault, 4},
+		"429 with a wait": {registrytest.Fault{Do: registrytest.Status, Status: 429, RetryAfter: "1",
+			Path: "/manifests/", Times: 1}, -1, 2},
+		"401": {registrytest.Fault{Do: registrytest.Status, Status: 401, Path: "/manifests/"},
+			Unauthorized, 1},
+		"403": {registrytest.Fault{Do: registrytest.Status, Status: 403, Path: "/manifests/"},
+			Forbidden, 1},
+		"404": {registrytest.Fault{Do: registrytest.Status, Status: 404, Path: "/manifests/"},
+			NotFound, 1},
 		"hangs once":         {registrytest.Fault{Do: registrytest.Hang, Path: "/manifests/", Times: 1}, -1, 2},
 		"hangs":              {registrytest.Fault{Do: registrytest.Hang, Path: "/manifests/"}, Stalled, 4},
 		"config cut":         {registrytest.Fault{Do: registrytest.Cut, At: 20, Times: 1}, -1, 1},

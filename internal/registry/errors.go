@@ -135,7 +135,8 @@ func (e *Error) Remedy() string {
 		return fmt.Sprintf("if that is meant to be so, use `--plain-http`, or [registry.%q] plain_http = true in dewd's configuration", e.Host)
 	case Certificate:
 		if alerted(e.Err) {
-			return fmt.Sprintf("if it wants a client's certificate, name one as `client` in the hosts.toml of %s", e.Host)
+			return fmt.Sprintf("if it wants a client's certificate, name one as `client` in the hosts.toml of %s",
+				e.Host)
 		}
 		return fmt.Sprintf("name its authority as `ca` in the hosts.toml of %s", e.Host)
 	case BadConfig:
@@ -236,13 +237,15 @@ func alerted(err error) bool {
 // It reads the body and closes it.
 func refused(res *http.Response, host, op string) error {
 	defer res.Body.Close()
-	e := &Error{Kind: kindOfStatus(res.StatusCode), Host: host, Op: op, Status: res.StatusCode, after: retryAfter(res.Header)}
+	e := &Error{Kind: kindOfStatus(res.StatusCode), Host: host, Op: op, Status: res.StatusCode,
+		after: retryAfter(res.Header)}
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
 	if err != nil {
 		return e // the status has been heard, the rest is an extra
 	}
 	e.code, e.Err = diagnosis(res.Header, body)
-	if res.StatusCode == http.StatusBadRequest && res.Request.URL.Scheme == "http" && bytes.Contains(body, []byte("HTTPS")) {
+	if res.StatusCode == http.StatusBadRequest && res.Request.URL.Scheme == "http" &&
+		bytes.Contains(body, []byte("HTTPS")) {
 		e.Kind, e.Status, e.Err = PlainHTTP, 0, errWantsTLS
 	}
 	return e

@@ -126,9 +126,11 @@ func (e *endpoint) target(res *http.Response) (*url.URL, error) {
 }
 
 // send is one round trip. header is the Authorization, sent to the endpoint only.
-func (e *endpoint) send(ctx context.Context, ua string, q ask, u *url.URL, header string) (*http.Response, error) {
+func (e *endpoint) send(ctx context.Context, ua string, q ask, u *url.URL, header string) (*http.Response,
+	error) {
 	transport, ctx := e.through(ctx, q.window)
-	req, err := http.NewRequestWithContext(e.latency.traced(ctx), cmp.Or(q.method, http.MethodGet), u.String(), nil)
+	req, err := http.NewRequestWithContext(e.latency.traced(ctx), cmp.Or(q.method, http.MethodGet), u.String(),
+		nil)
 	if err != nil {
 		return nil, &Error{Kind: Protocol, Host: u.Host, Op: q.op, Err: err}
 	}

@@ -170,7 +170,8 @@ func TestHeaderStaysAtHost(t *testing.T) {
 	p := reg.PushImage("a:1", someLayers, registrytest.Options{})
 	reg.Fail(registrytest.Fault{Do: registrytest.Redirect, To: storage})
 	root := mirrored(t, "example.com", "[host.\""+reg.URL()+"\".header]\nx-secret = [\"a\", \"b\"]\n", reg)
-	if err := resolve(t, client(t, Config{HostsDirs: []string{root}}), strings.Replace(p.Ref, reg.Host(), "example.com", 1)); err != nil {
+	if err := resolve(t, client(t, Config{HostsDirs: []string{root}}),
+		strings.Replace(p.Ref, reg.Host(), "example.com", 1)); err != nil {
 		t.Fatal(err)
 	}
 	if got := reg.Requests()[0].Header["X-Secret"]; !reflect.DeepEqual(got, []string{"a", "b"}) {
@@ -216,7 +217,8 @@ dial_timeout = "3s"
 }
 
 func TestBadHostsFile(t *testing.T) {
-	for _, content := range []string{"server = ", `server = "ftp://x"`, `capabilities = ["fly"]`, "ca = 1", `dial_timeout = "soon"`, "ca = \"missing.pem\""} {
+	for _, content := range []string{"server = ", `server = "ftp://x"`, `capabilities = ["fly"]`, "ca = 1",
+		`dial_timeout = "soon"`, "ca = \"missing.pem\""} {
 		root := t.TempDir()
 		write(t, filepath.Join(root, "x.example", "hosts.toml"), content)
 		wantKind(t, resolve(t, client(t, Config{HostsDirs: []string{root}}), "x.example/a:1"), BadConfig)

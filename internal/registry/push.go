@@ -48,8 +48,10 @@ type ArtifactLayer struct {
 //
 // Errors are *Error, or the layer's own when its bytes cannot be read, or the
 // end of ctx. Temporary failures are retried.
-func (c *Client) PushArtifact(ctx context.Context, ref image.Reference, a Artifact, o ResolveOptions) (ocispec.Descriptor, error) {
-	p := pusher{c: c, ctx: ctx, ref: ref, op: opPush + "artifact for " + ref.Path + "@" + a.Subject.Digest.String()}
+func (c *Client) PushArtifact(ctx context.Context, ref image.Reference, a Artifact,
+	o ResolveOptions) (ocispec.Descriptor, error) {
+	p := pusher{c: c, ctx: ctx, ref: ref,
+		op: opPush + "artifact for " + ref.Path + "@" + a.Subject.Digest.String()}
 	doc, err := a.manifest()
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("%s: %w", p.op, err)
@@ -79,7 +81,8 @@ func (c *Client) PushArtifact(ctx context.Context, ref image.Reference, a Artifa
 
 // emptyLayer is the blob that stands for a configuration.
 var emptyLayer = ArtifactLayer{
-	Digest: ocispec.DescriptorEmptyJSON.Digest, Size: ocispec.DescriptorEmptyJSON.Size, Open: opener(ocispec.DescriptorEmptyJSON.Data),
+	Digest: ocispec.DescriptorEmptyJSON.Digest, Size: ocispec.DescriptorEmptyJSON.Size,
+	Open: opener(ocispec.DescriptorEmptyJSON.Data),
 }
 
 func opener(b []byte) func() (io.ReadCloser, error) {
@@ -95,9 +98,11 @@ func (a Artifact) manifest() ([]byte, error) {
 		return nil, errors.New("the artifact has no type")
 	}
 	m := ocispec.Manifest{
-		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, ArtifactType: a.Type,
-		Config: ocispec.DescriptorEmptyJSON, Annotations: a.Annotations,
-		Subject: &ocispec.Descriptor{MediaType: a.Subject.MediaType, Digest: a.Subject.Digest, Size: a.Subject.Size},
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		ArtifactType: a.Type,
+		Config:       ocispec.DescriptorEmptyJSON, Annotations: a.Annotations,
+		Subject: &ocispec.Descriptor{MediaType: a.Subject.MediaType, Digest: a.Subject.Digest,
+			Size: a.Subject.Size},
 	}
 	for n, l := range a.Layers {
 		if err := l.Digest.Validate(); err != nil || l.Size < 0 || l.Open == nil {
@@ -182,7 +187,8 @@ func (p *pusher) blob(l ArtifactLayer) error {
 	}
 	q := p.ask(http.MethodPut, "")
 	if q.at, err = p.ep.target(res); err != nil {
-		return &Error{Kind: Protocol, Host: p.ep.base.Host, Op: p.op, Err: fmt.Errorf("where to upload to: %w", err)}
+		return &Error{Kind: Protocol, Host: p.ep.base.Host, Op: p.op,
+			Err: fmt.Errorf("where to upload to: %w", err)}
 	}
 	q.at.RawQuery = strings.TrimPrefix(q.at.RawQuery+"&digest="+l.Digest.String(), "&")
 	_, err = p.do(q, &l)
@@ -247,7 +253,8 @@ func (p *pusher) listed(subject digest.Digest) ([]ocispec.Descriptor, error) {
 	}
 	old, err := parseList(doc, h)
 	if err != nil {
-		return nil, &Error{Kind: BadImage, Host: p.ep.base.Host, Op: p.op, Err: fmt.Errorf("tag %s: %w; delete it and push again", fallbackTag(subject), err)}
+		return nil, &Error{Kind: BadImage, Host: p.ep.base.Host, Op: p.op,
+			Err: fmt.Errorf("tag %s: %w; delete it and push again", fallbackTag(subject), err)}
 	}
 	return old, nil
 }

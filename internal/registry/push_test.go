@@ -61,10 +61,14 @@ func TestArtifactRoundTrip(t *testing.T) {
 		asked  map[string]int // for the first look and the second, by type
 	}{
 		"as specified": {registrytest.Quirks{}, "new old", "new old other", map[string]int{"GET referrers": 2}},
-		"no filter":    {registrytest.Quirks{NoFilter: true}, "new old", "new old other", map[string]int{"GET referrers": 2}},
-		"no subject":   {registrytest.Quirks{NoSubject: true}, "new old", "new old other", map[string]int{"GET referrers": 2}},
-		"pages":        {registrytest.Quirks{NoFilter: true, Page: 1}, "new old", "new old other", map[string]int{"GET referrers": 6}},
-		"tag":          {registrytest.Quirks{NoReferrers: true}, "new", "new other", map[string]int{"GET referrers": 1, "GET manifests": 2}},
+		"no filter": {registrytest.Quirks{NoFilter: true}, "new old", "new old other",
+			map[string]int{"GET referrers": 2}},
+		"no subject": {registrytest.Quirks{NoSubject: true}, "new old", "new old other",
+			map[string]int{"GET referrers": 2}},
+		"pages": {registrytest.Quirks{NoFilter: true, Page: 1}, "new old", "new old other",
+			map[string]int{"GET referrers": 6}},
+		"tag": {registrytest.Quirks{NoReferrers: true}, "new", "new other",
+			map[string]int{"GET referrers": 1, "GET manifests": 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -103,7 +107,8 @@ func checkArtifact(t *testing.T, c *Client, p registrytest.Pushed, d ocispec.Des
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.Subject == nil || m.Subject.Digest != p.Digest || m.Subject.Size != p.Desc.Size || m.ArtifactType != packType || len(m.Layers) != 1 {
+	if m.Subject == nil || m.Subject.Digest != p.Digest || m.Subject.Size != p.Desc.Size ||
+		m.ArtifactType != packType || len(m.Layers) != 1 {
 		t.Fatalf("artifact %+v", m)
 	}
 	l := m.Layers[0]
@@ -124,14 +129,17 @@ func TestPushAgain(t *testing.T) {
 	p := reg.PushImage("a:1", someLayers, registrytest.Options{})
 	c := client(t, Config{}, reg)
 	first := push(t, c, p.Ref, artifact(p.Desc, packType, "x"))
-	if got, want := reg.Kinds(), map[string]int{"HEAD blobs": 2, "POST uploads": 2, "PUT uploads": 2, "PUT manifests": 2, "GET manifests": 1}; !maps.Equal(got, want) {
+	if got, want := reg.Kinds(),
+		map[string]int{"HEAD blobs": 2, "POST uploads": 2, "PUT uploads": 2, "PUT manifests": 2,
+			"GET manifests": 1}; !maps.Equal(got, want) {
 		t.Errorf("asked %v, want %v", got, want)
 	}
 	reg.Forget()
 	if again := push(t, c, p.Ref, artifact(p.Desc, packType, "x")); again.Digest != first.Digest {
 		t.Errorf("equal artifacts are %s and %s", first.Digest, again.Digest)
 	}
-	if got, want := reg.Kinds(), map[string]int{"HEAD blobs": 2, "PUT manifests": 2, "GET manifests": 1}; !maps.Equal(got, want) {
+	if got, want := reg.Kinds(),
+		map[string]int{"HEAD blobs": 2, "PUT manifests": 2, "GET manifests": 1}; !maps.Equal(got, want) {
 		t.Errorf("again asked %v, want %v", got, want)
 	}
 	if got := bodies(t, c, p.Ref, p.Digest, ""); got != "x" {
@@ -186,18 +194,30 @@ func TestPushFaults(t *testing.T) {
 		kind   Kind // -1 is success
 		words  string
 	}{
-		"503 for the address":  {registrytest.Fault{Do: registrytest.Status, Status: 503, Method: "POST", Times: 2}, registrytest.Quirks{}, -1, ""},
-		"503 for the blob":     {registrytest.Fault{Do: registrytest.Status, Status: 503, Method: "PUT", Times: 2}, registrytest.Quirks{}, -1, ""},
-		"503 for the manifest": {registrytest.Fault{Do: registrytest.Status, Status: 503, Method: "PUT", Path: "/manifests/", Times: 2}, registrytest.Quirks{}, -1, ""},
-		"503 for the tag":      {registrytest.Fault{Do: registrytest.Status, Status: 503, Path: "/manifests/sha256-", Times: 2}, registrytest.Quirks{NoReferrers: true}, -1, ""},
-		"HEAD refused":         {registrytest.Fault{Do: registrytest.Status, Status: 403, Method: "HEAD"}, registrytest.Quirks{}, -1, ""},
-		"hangs once":           {registrytest.Fault{Do: registrytest.Hang, Method: "PUT", Times: 1}, registrytest.Quirks{}, -1, ""},
-		"hangs":                {registrytest.Fault{Do: registrytest.Hang, Method: "PUT"}, registrytest.Quirks{}, Stalled, "push again"},
-		"503":                  {registrytest.Fault{Do: registrytest.Status, Status: 503, Method: "POST"}, registrytest.Quirks{}, ServerFault, "later"},
-		"403":                  {registrytest.Fault{Do: registrytest.Status, Status: 403, Method: "POST"}, registrytest.Quirks{}, Forbidden, "docker login"},
-		"413":                  {registrytest.Fault{Do: registrytest.Status, Status: 413, Method: "PUT"}, registrytest.Quirks{}, Protocol, "413"},
-		"read-only":            {registrytest.Fault{Path: "none"}, registrytest.Quirks{ReadOnly: true}, Protocol, "read-only"},
-		"not over HTTP":        {registrytest.Fault{Path: "none"}, registrytest.Quirks{Uploads: "ftp://elsewhere"}, Protocol, "where to upload to"},
+		"503 for the address": {registrytest.Fault{Do: registrytest.Status, Status: 503, Method: "POST", Times: 2},
+			registrytest.Quirks{}, -1, ""},
+		"503 for the blob": {registrytest.Fault{Do: registrytest.Status, Status: 503, Method: "PUT", Times: 2},
+			registrytest.Quirks{}, -1, ""},
+		"503 for the manifest": {registrytest.Fault{Do: registrytest.Status, Status: 503, Method: "PUT",
+			Path: "/manifests/", Times: 2}, registrytest.Quirks{}, -1, ""},
+		"503 for the tag": {registrytest.Fault{Do: registrytest.Status, Status: 503,
+			Path: "/manifests/sha256-", Times: 2}, registrytest.Quirks{NoReferrers: true}, -1, ""},
+		"HEAD refused": {registrytest.Fault{Do: registrytest.Status, Status: 403, Method: "HEAD"},
+			registrytest.Quirks{}, -1, ""},
+		"hangs once": {registrytest.Fault{Do: registrytest.Hang, Method: "PUT", Times: 1},
+			registrytest.Quirks{}, -1, ""},
+		"hangs": {registrytest.Fault{Do: registrytest.Hang, Method: "PUT"}, registrytest.Quirks{},
+			Stalled, "push again"},
+		"503": {registrytest.Fault{Do: registrytest.Status, Status: 503, Method: "POST"},
+			registrytest.Quirks{}, ServerFault, "later"},
+		"403": {registrytest.Fault{Do: registrytest.Status, Status: 403, Method: "POST"},
+			registrytest.Quirks{}, Forbidden, "docker login"},
+		"413": {registrytest.Fault{Do: registrytest.Status, Status: 413, Method: "PUT"},
+			registrytest.Quirks{}, Protocol, "413"},
+		"read-only": {registrytest.Fault{Path: "none"}, registrytest.Quirks{ReadOnly: true}, Protocol,
+			"read-only"},
+		"not over HTTP": {registrytest.Fault{Path: "none"}, registrytest.Quirks{Uploads: "ftp://elsewhere"},
+			Protocol, "where to upload to"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -282,7 +302,9 @@ func TestPushFromBrokenSource(t *testing.T) {
 		"read": {func() (io.ReadCloser, error) {
 			return io.NopCloser(io.MultiReader(strings.NewReader("ab"), errReader{broken})), nil
 		}, broken},
-		"short": {func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("ab")), nil }, io.ErrUnexpectedEOF},
+		"short": {func() (io.ReadCloser, error) {
+			return io.NopCloser(strings.NewReader("ab")), nil
+		}, io.ErrUnexpectedEOF},
 	} {
 		reg.Forget()
 		a := artifact(p.Desc, packType, "abcdef")
@@ -307,7 +329,8 @@ func (e errReader) Read([]byte) (int, error) { return 0, e.err }
 
 func TestPushRefusesNonsense(t *testing.T) {
 	c := client(t, Config{})
-	good := artifact(ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromString("x"), Size: 1}, packType, "x")
+	good := artifact(ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest,
+		Digest: digest.FromString("x"), Size: 1}, packType, "x")
 	for name, spoil := range map[string]func(*Artifact){
 		"subject": func(a *Artifact) { a.Subject.Digest = "sha256:short" },
 		"type":    func(a *Artifact) { a.Type = "" },
@@ -335,7 +358,8 @@ func TestFallbackTagIsTaken(t *testing.T) {
 	wantKind(t, err, BadImage, fallbackTag(p.Digest), "delete it")
 	_, err = c.Referrers(t.Context(), parse(t, p.Ref), p.Digest, packType, ResolveOptions{})
 	wantKind(t, err, BadImage, fallbackTag(p.Digest))
-	if img, err := c.Resolve(t.Context(), parse(t, taken.Ref), ResolveOptions{}); err != nil || img.Desc.Digest != taken.Digest {
+	if img, err := c.Resolve(t.Context(), parse(t, taken.Ref), ResolveOptions{}); err != nil ||
+		img.Desc.Digest != taken.Digest {
 		t.Error("the image was overwritten", err)
 	}
 }

@@ -104,7 +104,8 @@ func TestForeignArtifacts(t *testing.T) {
 	for _, api := range []bool{false, true} {
 		ours := registrytest.New(t)
 		p := ours.PushImage("a/b:1", someLayers, registrytest.Options{})
-		srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0)), registry.WithReferrersSupport(api)))
+		srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0)),
+			registry.WithReferrersSupport(api)))
 		defer srv.Close()
 		copyTo(t, ours, p, srv.URL, "a/b", "1")
 		host := strings.TrimPrefix(srv.URL, "http://")

@@ -42,7 +42,8 @@ var errNoAPI = errors.New("no referrers API")
 // remembered, so that the price is paid once an hour.
 //
 // Its errors are as Resolve's. It tries as long as ctx lets it.
-func (c *Client) Referrers(ctx context.Context, ref image.Reference, subject digest.Digest, artifactType string, o ResolveOptions) ([]ocispec.Descriptor, error) {
+func (c *Client) Referrers(ctx context.Context, ref image.Reference, subject digest.Digest,
+	artifactType string, o ResolveOptions) ([]ocispec.Descriptor, error) {
 	op := opList + ref.Path + "@" + subject.String()
 	if err := subject.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
@@ -90,7 +91,8 @@ func (l *lister) ask(ep *endpoint) ([]ocispec.Descriptor, error) {
 	}
 	list, err := parseList(doc, h)
 	if err != nil {
-		return nil, &Error{Kind: BadImage, Host: ep.base.Host, Op: l.op, Err: fmt.Errorf("tag %s: %w", fallbackTag(l.subject), err)}
+		return nil, &Error{Kind: BadImage, Host: ep.base.Host, Op: l.op,
+			Err: fmt.Errorf("tag %s: %w", fallbackTag(l.subject), err)}
 	}
 	return l.filter(list, h), nil
 }
@@ -98,7 +100,8 @@ func (l *lister) ask(ep *endpoint) ([]ocispec.Descriptor, error) {
 // manifest asks for the tag that stands in for the API, whatever it names:
 // there are registries that hide what is not accepted.
 func (l *lister) manifest() ask {
-	return ask{op: l.op, path: manifestPath(l.ref, fallbackTag(l.subject)), scope: pullScope(l.ref), accept: acceptManifests}
+	return ask{op: l.op, path: manifestPath(l.ref, fallbackTag(l.subject)), scope: pullScope(l.ref),
+		accept: acceptManifests}
 }
 
 // fallbackTag is where clients of registries without the API keep the list.
@@ -108,7 +111,8 @@ func fallbackTag(d digest.Digest) string {
 
 // byAPI reads the API's pages. The error is errNoAPI if there is none.
 func (l *lister) byAPI(ep *endpoint) ([]ocispec.Descriptor, error) {
-	q := ask{op: l.op, path: "/" + l.ref.Path + "/referrers/" + l.subject.String(), scope: pullScope(l.ref), accept: acceptIndex}
+	q := ask{op: l.op, path: "/" + l.ref.Path + "/referrers/" + l.subject.String(), scope: pullScope(l.ref),
+		accept: acceptIndex}
 	if l.artifactType != "" {
 		q.query = url.Values{"artifactType": {l.artifactType}}.Encode()
 	}
@@ -158,7 +162,8 @@ func (l *lister) judge(ep *endpoint, err error) error {
 
 func unknownRequest(status int) bool {
 	switch status {
-	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusNotImplemented:
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable,
+		http.StatusNotImplemented:
 		return true
 	}
 	return false
@@ -166,7 +171,8 @@ func unknownRequest(status int) bool {
 
 func ofContent(c transport.ErrorCode) bool {
 	switch c {
-	case transport.NameUnknownErrorCode, transport.NameInvalidErrorCode, transport.ManifestUnknownErrorCode, transport.DigestInvalidErrorCode:
+	case transport.NameUnknownErrorCode, transport.NameInvalidErrorCode, transport.ManifestUnknownErrorCode,
+		transport.DigestInvalidErrorCode:
 		return true
 	}
 	return false
@@ -216,7 +222,8 @@ func parseList(doc []byte, h http.Header) ([]ocispec.Descriptor, error) {
 		return nil, fmt.Errorf("%w: %w", errNoList, err)
 	}
 	served, _, _ := strings.Cut(h.Get("Content-Type"), ";")
-	if idx.MediaType != ocispec.MediaTypeImageIndex && served != ocispec.MediaTypeImageIndex && idx.Manifests == nil {
+	if idx.MediaType != ocispec.MediaTypeImageIndex && served != ocispec.MediaTypeImageIndex &&
+		idx.Manifests == nil {
 		return nil, errNoList
 	}
 	return idx.Manifests, nil
@@ -246,7 +253,8 @@ func absent(err error) bool {
 // Artifact fetches the manifest that a descriptor of Referrers names, and
 // verifies it: it is d's bytes, and each of its layers has a digest and a size.
 // Its layers are blobs for Open. Errors are as Resolve's.
-func (c *Client) Artifact(ctx context.Context, ref image.Reference, d ocispec.Descriptor, o ResolveOptions) (ocispec.Manifest, error) {
+func (c *Client) Artifact(ctx context.Context, ref image.Reference, d ocispec.Descriptor,
+	o ResolveOptions) (ocispec.Manifest, error) {
 	op := opFetch + d.Digest.String()
 	if err := d.Digest.Validate(); err != nil {
 		return ocispec.Manifest{}, fmt.Errorf("%s: %w", op, err)
@@ -282,7 +290,8 @@ func parseArtifact(d ocispec.Descriptor, doc []byte) (m ocispec.Manifest, err er
 	}
 	for n, l := range m.Layers {
 		if err := l.Digest.Validate(); err != nil || l.Size < 0 || l.Size > image.MaxLayer {
-			return ocispec.Manifest{}, fmt.Errorf("%w: artifact: layer %d: digest %q, %d bytes", image.ErrInvalid, n+1, l.Digest, l.Size)
+			return ocispec.Manifest{},
+				fmt.Errorf("%w: artifact: layer %d: digest %q, %d bytes", image.ErrInvalid, n+1, l.Digest, l.Size)
 		}
 	}
 	return m, nil

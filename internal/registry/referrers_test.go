@@ -61,7 +61,8 @@ func TestAPIIsNotForgottenForOneRepository(t *testing.T) {
 func TestReferrersFromHostileRegistry(t *testing.T) {
 	subject := digest.FromString("image")
 	entry := func(n int) string {
-		return fmt.Sprintf(`{"mediaType":"m","digest":%q,"size":1,"artifactType":%q}`, digest.FromString(fmt.Sprint(n)), packType)
+		return fmt.Sprintf(`{"mediaType":"m","digest":%q,"size":1,"artifactType":%q}`,
+			digest.FromString(fmt.Sprint(n)), packType)
 	}
 	index := func(w http.ResponseWriter, manifests string) {
 		w.Header().Set("Content-Type", ocispec.MediaTypeImageIndex)
@@ -72,14 +73,18 @@ func TestReferrersFromHostileRegistry(t *testing.T) {
 		want int              // entries; -1 is an error
 		most int32            // requests
 	}{
-		"null":        {func(w http.ResponseWriter, r *http.Request) { index(w, "null") }, 0, 1},
-		"HTML":        {func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "<html>") }, 0, 2},
-		"JSON":        {func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "{}") }, 0, 2},
-		"405":         {func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(405) }, 0, 2},
-		"501":         {func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(501) }, 0, 2},
-		"403":         {func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(403) }, -1, 1},
-		"bad entries": {func(w http.ResponseWriter, r *http.Request) { index(w, `[{"digest":"x"},{"size":-1},{},`+entry(1)+`]`) }, 1, 1},
-		"large":       {func(w http.ResponseWriter, r *http.Request) { index(w, "["+strings.Repeat(" ", 5<<20)+"]") }, -1, 1},
+		"null": {func(w http.ResponseWriter, r *http.Request) { index(w, "null") }, 0, 1},
+		"HTML": {func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "<html>") }, 0, 2},
+		"JSON": {func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "{}") }, 0, 2},
+		"405":  {func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(405) }, 0, 2},
+		"501":  {func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(501) }, 0, 2},
+		"403":  {func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(403) }, -1, 1},
+		"bad entries": {func(w http.ResponseWriter, r *http.Request) {
+			index(w, `[{"digest":"x"},{"size":-1},{},`+entry(1)+`]`)
+		}, 1, 1},
+		"large": {func(w http.ResponseWriter, r *http.Request) {
+			index(w, "["+strings.Repeat(" ", 5<<20)+"]")
+		}, -1, 1},
 		"link off": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Link", `<http://127.0.0.1:1/x>; rel="next"`)
 			index(w, "["+entry(1)+"]")
@@ -132,7 +137,8 @@ func TestReferrersEndWithContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	_, err := client(t, Config{}, reg).Referrers(ctx, parse(t, reg.Host()+"/a"), digest.FromString("x"), packType, ResolveOptions{})
+	_, err := client(t, Config{}, reg).Referrers(ctx, parse(t, reg.Host()+"/a"), digest.FromString("x"),
+		packType, ResolveOptions{})
 	if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > time.Second {
 		t.Fatal(err, time.Since(start))
 	}
@@ -147,10 +153,12 @@ func TestArtifactsAndMirrors(t *testing.T) {
 		mirror map[string]int
 		origin int
 	}{
-		"has the API":   {`["pull", "resolve", "referrers"]`, registrytest.Quirks{}, map[string]int{"GET referrers": 1}, 0},
-		"lacks the API": {`["pull", "resolve", "referrers"]`, registrytest.Quirks{NoReferrers: true}, map[string]int{"GET referrers": 1, "GET manifests": 1}, 1},
-		"not for it":    {`["pull", "resolve"]`, registrytest.Quirks{}, map[string]int{"GET manifests": 1}, 1},
-		"for blobs":     {`["pull"]`, registrytest.Quirks{}, map[string]int{}, 1},
+		"has the API": {`["pull", "resolve", "referrers"]`, registrytest.Quirks{},
+			map[string]int{"GET referrers": 1}, 0},
+		"lacks the API": {`["pull", "resolve", "referrers"]`, registrytest.Quirks{NoReferrers: true},
+			map[string]int{"GET referrers": 1, "GET manifests": 1}, 1},
+		"not for it": {`["pull", "resolve"]`, registrytest.Quirks{}, map[string]int{"GET manifests": 1}, 1},
+		"for blobs":  {`["pull"]`, registrytest.Quirks{}, map[string]int{}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -159,7 +167,8 @@ func TestArtifactsAndMirrors(t *testing.T) {
 			mirror.Be(tc.quirks)
 			p := reg.PushImage("a:1", someLayers, registrytest.Options{})
 			root := t.TempDir()
-			write(t, filepath.Join(root, reg.Host(), "hosts.toml"), fmt.Sprintf("[host.%q]\ncapabilities = %s\n", mirror.URL(), tc.caps))
+			write(t, filepath.Join(root, reg.Host(), "hosts.toml"),
+				fmt.Sprintf("[host.%q]\ncapabilities = %s\n", mirror.URL(), tc.caps))
 			c := client(t, Config{HostsDirs: []string{root}}, reg)
 			push(t, c, p.Ref, artifact(p.Desc, packType, "x"))
 			if n := len(mirror.Requests()); n != 0 {

@@ -143,7 +143,8 @@ func (r *resolver) config(d ocispec.Descriptor, o ResolveOptions) ([]byte, error
 
 // manifest fetches a document by tag or digest and verifies it; it gives the
 // media type that it was served under too. Temporary failures are retried.
-func (r *resolver) manifest(object string, d digest.Digest, want capability) (doc []byte, served string, err error) {
+func (r *resolver) manifest(object string, d digest.Digest, want capability) (doc []byte, served string,
+	err error) {
 	q := ask{op: r.op, path: manifestPath(r.ref, object), scope: pullScope(r.ref), accept: acceptManifests}
 	err = r.c.retried(r.ctx, r.op, func() error {
 		return r.c.mirrors(r.ctx, r.eps, want, r.op, func(ep *endpoint) error {
@@ -177,7 +178,8 @@ func (c *Client) retried(ctx context.Context, op string, try func() error) error
 
 // document fetches a manifest from one endpoint, and the header it came with.
 // It must hash to d, if given, and to what the endpoint says it hashes to.
-func (c *Client) document(ctx context.Context, ep *endpoint, q ask, d digest.Digest) ([]byte, http.Header, error) {
+func (c *Client) document(ctx context.Context, ep *endpoint, q ask, d digest.Digest) ([]byte, http.Header,
+	error) {
 	w := newWatch(ctx, c.cfg.StallTimeout)
 	defer w.end()
 	res, err := ep.do(w.ctx, c.cfg.UserAgent, q)

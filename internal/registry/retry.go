@@ -55,7 +55,8 @@ func (b *backoff) reset() { b.failures = 0 }
 // mirrors tries the endpoints that have the capability, healthy ones first,
 // until one succeeds. If none does, the error is that of the registry itself,
 // which is the last one configured; or, was that not asked, the last error.
-func (c *Client) mirrors(ctx context.Context, eps []*endpoint, want capability, op string, try func(*endpoint) error) error {
+func (c *Client) mirrors(ctx context.Context, eps []*endpoint, want capability, op string,
+	try func(*endpoint) error) error {
 	var final error
 	decided := false
 	for _, ep := range order(eps, want) {

@@ -49,7 +49,8 @@ var (
 //
 // The stream ends with io.EOF after exactly the bytes asked for. That they are
 // the blob's is for the caller to verify against its digest.
-func (c *Client) Open(ctx context.Context, ref image.Reference, b Blob, offset, length int64, o OpenOptions) (*Stream, error) {
+func (c *Client) Open(ctx context.Context, ref image.Reference, b Blob, offset, length int64,
+	o OpenOptions) (*Stream, error) {
 	op := opFetch + b.Digest.String()
 	if length < 0 {
 		length = b.Size - offset
@@ -66,7 +67,8 @@ func (c *Client) Open(ctx context.Context, ref image.Reference, b Blob, offset, 
 	}
 	s := &Stream{
 		c: c, eps: eps, size: b.Size, pos: offset, end: offset + length, start: offset, observe: o.Observe,
-		ask:     ask{op: op, path: "/" + ref.Path + "/blobs/" + b.Digest.String(), scope: pullScope(ref), accept: acceptAny, blob: b.Digest, window: o.Window},
+		ask: ask{op: op, path: "/" + ref.Path + "/blobs/" + b.Digest.String(), scope: pullScope(ref),
+			accept: acceptAny, blob: b.Digest, window: o.Window},
 		backoff: backoff{first: c.cfg.Backoff, most: c.cfg.MaxBackoff, retries: c.cfg.Retries},
 	}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
@@ -226,7 +228,8 @@ func (s *Stream) connect(ep *endpoint) error {
 		w.end()
 		return err
 	}
-	body := &exact{wire: &wire{body: res.Body, w: w, c: s.c, observe: s.count, host: res.Request.URL.Host, op: q.op}}
+	body := &exact{wire: &wire{body: res.Body, w: w, c: s.c, observe: s.count, host: res.Request.URL.Host,
+		op: q.op}}
 	if err := s.begin(body, res); err != nil {
 		body.Close()
 		return err

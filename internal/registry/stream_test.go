@@ -46,7 +46,8 @@ func (b bed) read(t *testing.T, c *Client, off, length int64) ([]byte, StreamSta
 func TestOpenRanges(t *testing.T) {
 	b := newBed(t, 300_000)
 	c := client(t, Config{}, b.reg)
-	for _, r := range [][2]int64{{0, -1}, {0, 300_000}, {1, -1}, {0, 1}, {299_999, -1}, {100, 70_000}, {300_000, -1}, {5, 0}, {0, 0}} {
+	for _, r := range [][2]int64{{0, -1}, {0, 300_000}, {1, -1}, {0, 1}, {299_999, -1}, {100, 70_000},
+		{300_000, -1}, {5, 0}, {0, 0}} {
 		got, st, err := b.read(t, c, r[0], r[1])
 		if err != nil {
 			t.Fatal(r, err)
@@ -77,18 +78,22 @@ func TestStreamMends(t *testing.T) {
 		retries   int64
 		discarded int64
 	}{
-		"cut twice":         {[]registrytest.Fault{{Do: registrytest.Cut, At: 300_000, Times: 2}}, 0, 2, 0},
-		"cut at once":       {[]registrytest.Fault{{Do: registrytest.Cut, At: 0, Times: 2}}, 10, 2, 0},
-		"many cuts":         {[]registrytest.Fault{{Do: registrytest.Cut, At: 70_000}}, 0, 14, 0},
-		"stall":             {[]registrytest.Fault{{Do: registrytest.Stall, At: 400_000, Times: 1}}, 0, 1, 0},
-		"hang":              {[]registrytest.Fault{{Do: registrytest.Hang, Times: 1}}, 7, 1, 0},
-		"500, 503":          {[]registrytest.Fault{{Do: registrytest.Status, Status: 500, Times: 1}, {Do: registrytest.Status, Status: 503, Times: 1}}, 0, 2, 0},
-		"429":               {[]registrytest.Fault{{Do: registrytest.Status, Status: 429, Times: 2}}, 0, 2, 0},
-		"ignores range":     {[]registrytest.Fault{{Do: registrytest.IgnoreRange}}, 600_000, 0, 600_000},
-		"ignores and cuts":  {[]registrytest.Fault{{Do: registrytest.IgnoreRange}, {Do: registrytest.Cut, At: 700_000, Times: 1}}, 600_000, 1, 1_300_000},
-		"no length":         {[]registrytest.Fault{{Do: registrytest.Chunked}}, 3, 0, 0},
-		"no length and cut": {[]registrytest.Fault{{Do: registrytest.Chunked}, {Do: registrytest.Cut, At: 500_000, Times: 1}}, 0, 1, 0},
-		"no length, short":  {[]registrytest.Fault{{Do: registrytest.Chunked, Times: 1}, {Do: registrytest.Short, At: 500_000, Times: 1}}, 0, 1, 0},
+		"cut twice":   {[]registrytest.Fault{{Do: registrytest.Cut, At: 300_000, Times: 2}}, 0, 2, 0},
+		"cut at once": {[]registrytest.Fault{{Do: registrytest.Cut, At: 0, Times: 2}}, 10, 2, 0},
+		"many cuts":   {[]registrytest.Fault{{Do: registrytest.Cut, At: 70_000}}, 0, 14, 0},
+		"stall":       {[]registrytest.Fault{{Do: registrytest.Stall, At: 400_000, Times: 1}}, 0, 1, 0},
+		"hang":        {[]registrytest.Fault{{Do: registrytest.Hang, Times: 1}}, 7, 1, 0},
+		"500, 503": {[]registrytest.Fault{{Do: registrytest.Status, Status: 500, Times: 1},
+			{Do: registrytest.Status, Status: 503, Times: 1}}, 0, 2, 0},
+		"429":           {[]registrytest.Fault{{Do: registrytest.Status, Status: 429, Times: 2}}, 0, 2, 0},
+		"ignores range": {[]registrytest.Fault{{Do: registrytest.IgnoreRange}}, 600_000, 0, 600_000},
+		"ignores and cuts": {[]registrytest.Fault{{Do: registrytest.IgnoreRange},
+			{Do: registrytest.Cut, At: 700_000, Times: 1}}, 600_000, 1, 1_300_000},
+		"no length": {[]registrytest.Fault{{Do: registrytest.Chunked}}, 3, 0, 0},
+		"no length and cut": {[]registrytest.Fault{{Do: registrytest.Chunked},
+			{Do: registrytest.Cut, At: 500_000, Times: 1}}, 0, 1, 0},
+		"no length, short": {[]registrytest.Fault{{Do: registrytest.Chunked, Times: 1},
+			{Do: registrytest.Short, At: 500_000, Times: 1}}, 0, 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -130,10 +135,12 @@ func TestStreamFails(t *testing.T) {
 		"extra":            {[]registrytest.Fault{{Do: registrytest.Extra, At: 5}}, 0, Protocol, 1},
 		"extra in a range": {[]registrytest.Fault{{Do: registrytest.Extra, At: 5}}, 10, Protocol, 1},
 		"short":            {[]registrytest.Fault{{Do: registrytest.Short, At: 5}}, 0, Protocol, 1},
-		"extra, no length": {[]registrytest.Fault{{Do: registrytest.Chunked}, {Do: registrytest.Extra, At: 5}}, 0, Protocol, 1},
-		"cut":              {[]registrytest.Fault{{Do: registrytest.Cut, At: 1}}, 0, Unreachable, 4},
-		"stall":            {[]registrytest.Fault{{Do: registrytest.Stall, At: 1}}, 0, Stalled, 4},
-		"short every time": {[]registrytest.Fault{{Do: registrytest.Chunked}, {Do: registrytest.Short, At: size}}, 0, Unreachable, 4},
+		"extra, no length": {[]registrytest.Fault{{Do: registrytest.Chunked}, {Do: registrytest.Extra, At: 5}}, 0,
+			Protocol, 1},
+		"cut":   {[]registrytest.Fault{{Do: registrytest.Cut, At: 1}}, 0, Unreachable, 4},
+		"stall": {[]registrytest.Fault{{Do: registrytest.Stall, At: 1}}, 0, Stalled, 4},
+		"short every time": {[]registrytest.Fault{{Do: registrytest.Chunked}, {Do: registrytest.Short, At: size}},
+			0, Unreachable, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -271,7 +278,8 @@ func TestConnectionsAreReused(t *testing.T) {
 }
 
 func FuzzContentRange(f *testing.F) {
-	for _, s := range []string{"bytes 0-9/10", "bytes 5-9/*", "bytes */10", "bytes 9-5/10", "bytes 0-9/5", "", "bytes -1--1/0"} {
+	for _, s := range []string{"bytes 0-9/10", "bytes 5-9/*", "bytes */10", "bytes 9-5/10", "bytes 0-9/5", "",
+		"bytes -1--1/0"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

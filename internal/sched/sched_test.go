@@ -21,7 +21,8 @@ func sliceOf(t *testing.T, pid int) uint64 {
 	return a.Runtime
 }
 
-// kernelKnowsSlices says whether slices can be asked for here; where not, asking does nothing and fails nobody.
+// kernelKnowsSlices says whether slices can be asked for here; where not, asking does nothing and fails
+// nobody.
 func kernelKnowsSlices(t *testing.T) bool {
 	t.Helper()
 	var u unix.Utsname

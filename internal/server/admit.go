@@ -13,7 +13,8 @@ import (
 
 func (d *Daemon) admitConfig() admit.Config {
 	f := d.cfg.File.Deploy
-	return admit.Config{Max: f.Max, Fetch: f.Fetch, Queue: f.Queue, PerCaller: f.PerCaller, Reserve: int64(f.Reserve), Overcommit: f.Overcommit,
+	return admit.Config{Max: f.Max, Fetch: f.Fetch, Queue: f.Queue, PerCaller: f.PerCaller,
+		Reserve: int64(f.Reserve), Overcommit: f.Overcommit,
 		Disk: d.freeDisk, Log: d.log}
 }
 
@@ -59,16 +60,19 @@ func pressureFinding(s admit.Stats) spec.Finding {
 		said = append(said, fmt.Sprintf(detail, args...))
 	}
 	if s.Pressure.IO >= muchPressure {
-		note("find out what reads and writes (iotop), or expect deployments to take longer", "%.0f %% of the time something waits for the disk", s.Pressure.IO)
+		note("find out what reads and writes (iotop), or expect deployments to take longer",
+			"%.0f %% of the time something waits for the disk", s.Pressure.IO)
 	}
 	if s.Pressure.CPU >= muchPressure {
-		note("stop what is not needed, or expect deployments to take longer", "%.0f %% of the time something waits for a processor", s.Pressure.CPU)
+		note("stop what is not needed, or expect deployments to take longer",
+			"%.0f %% of the time something waits for a processor", s.Pressure.CPU)
 	}
 	if n := s.Waiting[admit.Disk]; n > 0 {
 		note("free some space, for instance with \"dew prune\"", "%d wait for room on the disk", n)
 	}
 	if s.Pressure.Memory >= someReclaim {
-		note("stop containers, or give them limits with --memory", "%.0f %% of the time something waits for memory", s.Pressure.Memory)
+		note("stop containers, or give them limits with --memory", "%.0f %% of the time something waits for memory",
+			s.Pressure.Memory)
 	}
 	if n := s.Waiting[admit.Mem]; n > 0 {
 		note("stop containers, or deploy with a smaller --memory", "%d wait for memory", n)

@@ -44,14 +44,20 @@ func (d *Daemon) openCheckpoints(ctx context.Context, program string) error {
 	if d.cfg.File.PoP.Store != "" {
 		shared = d.puller.Store
 	}
-	d.saved, err = store.Open(store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, PoP: shared, Told: told, Peers: d.puller.Savers(), Keep: f.Keep, MaxBytes: int64(f.MaxBytes), Log: d.log})
+	d.saved, err = store.Open(store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, PoP: shared,
+		Told: told, Peers: d.puller.Savers(), Keep: f.Keep, MaxBytes: int64(f.MaxBytes), Log: d.log})
 	if err != nil {
 		return err
 	}
-	d.checkpoints = checkpoint.New(checkpoint.Config{Engines: d.checkpointEngines(program), Containers: d.engine, Layers: saved{d.puller}, Store: d.saved, Dir: dir,
-		Restore: criu.RestoreConfig(false), RestoreLazy: criu.RestoreConfig(true), LazyAbove: int64(f.LazyAbove), WorkDir: d.engine.WorkDir,
-		Guard: []string{"/proc/self/exe", PageGuard}, Lost: d.memoryLost, Explain: d.explainRestore, Node: d.name, Auto: f.Auto, Image: d.documents,
-		Made: func(name string, r store.Record) { d.checkpointed(ctx, name, r) }, Unmade: d.unsaved, Quarantined: d.quarantined, Log: d.log})
+	d.checkpoints = checkpoint.New(checkpoint.Config{Engines: d.checkpointEngines(program), Containers: d.engine,
+		Layers: saved{d.puller}, Store: d.saved, Dir: dir,
+		Restore: criu.RestoreConfig(false), RestoreLazy: criu.RestoreConfig(true), LazyAbove: int64(f.LazyAbove),
+		WorkDir: d.engine.WorkDir,
+		Guard:   []string{"/proc/self/exe", PageGuard}, Lost: d.memoryLost, Explain: d.explainRestore, Node: d.name,
+		Auto: f.Auto, Image: d.documents,
+		Made: func(name string, r store.Record) {
+			d.checkpointed(ctx, name, r)
+		}, Unmade: d.unsaved, Quarantined: d.quarantined, Log: d.log})
 	d.bg.Go(func() { d.saved.Follow(ctx) })
 	if shared != nil {
 		d.bg.Go(func() { d.catchUp(ctx) })
@@ -69,7 +75,8 @@ func (d *Daemon) checkpointEngines(program string) []checkpoint.Engine {
 	f := d.cfg.File.Checkpoint
 	var engines []checkpoint.Engine
 	if f.Engine != "dmtcp" {
-		engines = append(engines, criu.New(criu.Config{Containers: d.engine, Program: program, State: d.cfg.State, Log: d.log}))
+		engines = append(engines,
+			criu.New(criu.Config{Containers: d.engine, Program: program, State: d.cfg.State, Log: d.log}))
 	}
 	if f.Engine != "criu" {
 		engines = append(engines, dmtcp.New(dmtcp.Config{Containers: d.engine, Prefix: dmtcp.Find(f.DMTCP)}))
@@ -83,7 +90,8 @@ const PageGuard = "page-guard"
 // memoryLost is told of a restored container whose memory did not come: its processes are dead. One that
 // was to become ready boots instead (package deploy); one that served is started anew by its command.
 func (d *Daemon) memoryLost(name string, err error, served bool) {
-	d.log.Error("a restored container is killed: the rest of its memory does not come", "container", name, "err", err)
+	d.log.Error("a restored container is killed: the rest of its memory does not come", "container", name, "err",
+		err)
 	d.events.add(spec.Event{Kind: spec.EventLost, Name: name, Error: err.Error()})
 	if !served {
 		return
@@ -111,7 +119,9 @@ func (d *Daemon) startAnew(ctx context.Context, name string) error {
 	if _, err := d.engine.Wait(ctx, name); err != nil && !errors.Is(err, engine.ErrNotRunning) {
 		return err
 	}
-	return d.engine.StartAnew(ctx, name, checkpoint.Anew(c), func(c *engine.Info) error { return d.checkpoints.Remade(ctx, c) })
+	return d.engine.StartAnew(ctx, name, checkpoint.Anew(c), func(c *engine.Info) error {
+		return d.checkpoints.Remade(ctx, c)
+	})
 }
 
 // startAbandoned starts anew the containers whose memory was coming when an earlier daemon was
@@ -120,13 +130,16 @@ func (d *Daemon) startAbandoned(ctx context.Context, unended map[string]bool) {
 	if d.checkpoints == nil {
 		return
 	}
-	err := d.checkpoints.Abandoned(ctx, func(ctx context.Context, name string) error { return d.startDead(ctx, name, unended) })
+	err := d.checkpoints.Abandoned(ctx, func(ctx context.Context, name string) error {
+		return d.startDead(ctx, name, unended)
+	})
 	if err != nil {
 		d.log.Error("a container stays down", "err", err)
 	}
 }
 
-// startDead starts a container anew whose processes have been killed; one that runs, or never did, stays as it is.
+// startDead starts a container anew whose processes have been killed; one that runs, or never did, stays as
+// it is.
 func (d *Daemon) startDead(ctx context.Context, name string, unended map[string]bool) error {
 	ctx, cancel := context.WithTimeout(ctx, lostTime)
 	defer cancel()
@@ -197,7 +210,8 @@ func (t tarFile) Open(_ context.Context, _ *layer.Fill, offset int64) (io.ReadCl
 // checkpointed tells of a checkpoint, and gives it to the PoP.
 func (d *Daemon) checkpointed(ctx context.Context, name string, r store.Record) {
 	d.work.Add(1)
-	d.log.Info("checkpoint", "container", name, "image", r.Image, "id", r.ID, "memory", r.Data.Pages, "stored", r.Data.Size)
+	d.log.Info("checkpoint", "container", name, "image", r.Image, "id", r.ID, "memory", r.Data.Pages, "stored",
+		r.Data.Size)
 	d.events.add(spec.Event{Kind: spec.EventCheckpointed, Name: name, Image: r.Image, Checkpoint: r.ID})
 	d.bg.Go(func() {
 		if err := d.checkpoints.Publish(ctx, r); err != nil && ctx.Err() == nil {
@@ -206,8 +220,8 @@ func (d *Daemon) checkpointed(ctx context.Context, name string, r store.Record) 
 	})
 }
 
-// catchUp has checkpoints of this node's put into the PoP's store again that were damaged there while no dewd ran here. It
-// returns when it has looked there once.
+// catchUp has checkpoints of this node's put into the PoP's store again that were damaged there while no dewd
+// ran here. It returns when it has looked there once.
 func (d *Daemon) catchUp(ctx context.Context) {
 	for {
 		err := d.saved.Missed(ctx)
@@ -257,18 +271,22 @@ func (d *Daemon) Checkpoint(ctx context.Context, r spec.CheckpointRequest) (spec
 	if err := d.noCheckpoints(); err != nil {
 		return spec.Checkpoint{}, err
 	}
-	rec, dumped, err := d.checkpoints.Checkpoint(ctx, r.Name, checkpoint.Options{Share: r.Share, Stateful: r.Stateful, TCP: r.TCP})
+	rec, dumped, err := d.checkpoints.Checkpoint(ctx, r.Name,
+		checkpoint.Options{Share: r.Share, Stateful: r.Stateful, TCP: r.TCP})
 	if err != nil {
 		return spec.Checkpoint{}, checkpointProblem(err)
 	}
-	out := d.checkpoint(checkpoint.Known{Listed: store.Listed{Record: rec, Local: true}, Owner: checkpoint.OwnerOf(rec)})
+	out := d.checkpoint(checkpoint.Known{Listed: store.Listed{Record: rec, Local: true},
+		Owner: checkpoint.OwnerOf(rec)})
 	out.Paused = dumped.Paused.Seconds()
 	return out, nil
 }
 
 func (d *Daemon) checkpoint(k checkpoint.Known) spec.Checkpoint {
-	out := spec.Checkpoint{ID: k.ID, Image: k.Image, Digest: k.Manifest, Args: append([]string{}, k.Args...), Created: k.Created, Node: k.Node, Engine: k.Engine,
-		Size: k.Data.Size, Pages: k.Data.Pages, Boot: k.Boot, Restore: k.RestoreTime, Stateful: k.Stateful, Owner: k.Owner, Unfit: k.Unfit, Differs: k.Differs}
+	out := spec.Checkpoint{ID: k.ID, Image: k.Image, Digest: k.Manifest, Args: append([]string{}, k.Args...),
+		Created: k.Created, Node: k.Node, Engine: k.Engine,
+		Size: k.Data.Size, Pages: k.Data.Pages, Boot: k.Boot, Restore: k.RestoreTime, Stateful: k.Stateful,
+		Owner: k.Owner, Unfit: k.Unfit, Differs: k.Differs}
 	if k.Upper != nil {
 		out.Upper = k.Upper.Size
 	}
@@ -376,7 +394,8 @@ func (d *Daemon) checkpointFinding(ctx context.Context) []spec.Finding {
 	}
 	a, err := d.checkpoints.Probe(ctx)
 	if err != nil {
-		f.Level, f.Detail, f.Remedy = spec.LevelNote, err.Error(), "see docs/checkpoints.md; containers boot meanwhile"
+		f.Level, f.Detail, f.Remedy = spec.LevelNote, err.Error(),
+			"see docs/checkpoints.md; containers boot meanwhile"
 		return []spec.Finding{f}
 	}
 	f.Detail = "work: " + a.Engine + " " + a.Version
@@ -385,7 +404,8 @@ func (d *Daemon) checkpointFinding(ctx context.Context) []spec.Finding {
 	}
 	out := []spec.Finding{f}
 	for _, why := range d.checkpoints.PassedOver() {
-		out = append(out, spec.Finding{What: "checkpoints", Level: spec.LevelNote, Detail: "not by the engine that is preferred: " + checkpoint.Cause(why),
+		out = append(out, spec.Finding{What: "checkpoints", Level: spec.LevelNote,
+			Detail: "not by the engine that is preferred: " + checkpoint.Cause(why),
 			Remedy: "mend that and restart dewd, or name the engine in checkpoint.engine"})
 	}
 	for _, l := range a.Limits {

@@ -122,12 +122,14 @@ func Run(ctx context.Context, cfg Config, started chan<- struct{}) error {
 
 // open builds the parts that serve nothing yet.
 func open(ctx context.Context, cfg Config) (*Daemon, error) {
-	d := &Daemon{cfg: cfg, log: cfg.Log, name: cfg.File.Node.Name, events: newEvents(), metrics: metrics.New(cfg.Version)}
+	d := &Daemon{cfg: cfg, log: cfg.Log, name: cfg.File.Node.Name, events: newEvents(),
+		metrics: metrics.New(cfg.Version)}
 	if d.name == "" {
 		d.name, _ = os.Hostname()
 	}
 	d.opened, d.open = context.WithCancel(context.Background())
-	steps := []func(context.Context) error{d.makeDirs, d.openTraces, d.chooseBackend, d.openDatafs, d.openLayers, d.openRegistry, d.openSnapshotter, d.openLearner}
+	steps := []func(context.Context) error{d.makeDirs, d.openTraces, d.chooseBackend, d.openDatafs, d.openLayers,
+		d.openRegistry, d.openSnapshotter, d.openLearner}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			d.close()
@@ -141,7 +143,8 @@ func open(ctx context.Context, cfg Config) (*Daemon, error) {
 }
 
 func (d *Daemon) openTraces(ctx context.Context) (err error) {
-	d.traces, err = trace.NewExporter(ctx, trace.Config{Endpoint: d.cfg.File.Trace.Endpoint, Node: d.name, Version: d.cfg.Version, Log: d.log})
+	d.traces, err = trace.NewExporter(ctx,
+		trace.Config{Endpoint: d.cfg.File.Trace.Endpoint, Node: d.name, Version: d.cfg.Version, Log: d.log})
 	return err
 }
 
@@ -166,7 +169,8 @@ func (d *Daemon) lockState() error {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
-		return fmt.Errorf("%s is in use by another dewd: end that one, or give this one another --state and --root", d.cfg.State)
+		return fmt.Errorf("%s is in use by another dewd: end that one, or give this one another --state and --root",
+			d.cfg.State)
 	}
 	d.lock = f
 	return nil
@@ -174,15 +178,19 @@ func (d *Daemon) lockState() error {
 
 func (d *Daemon) chooseBackend(ctx context.Context) error {
 	var err error
-	d.backend, d.backends, err = mount.Probe(ctx, mount.Config{Dir: d.cfg.Root, Force: d.cfg.File.Node.Mount, Log: d.log})
+	d.backend, d.backends, err = mount.Probe(ctx,
+		mount.Config{Dir: d.cfg.Root, Force: d.cfg.File.Node.Mount, Log: d.log})
 	return err
 }
 
 func (d *Daemon) openLayers(context.Context) error {
 	var err error
-	d.layers, err = layer.Open(layer.Config{Dir: filepath.Join(d.cfg.Root, "layers"), Tree: d.backend.Name() == mount.Tree,
+	d.layers, err = layer.Open(layer.Config{Dir: filepath.Join(d.cfg.Root, "layers"),
+		Tree:     d.backend.Name() == mount.Tree,
 		MaxBytes: int64(d.cfg.File.Limits.LayerBytes), Server: d.layerServer(), LazyTree: d.lazyTree(),
-		Points: true, Lied: func(p *layer.Partial, why error) { d.onceOpen(func() { d.lied(p, why) }) }, Log: d.log})
+		Points: true, Lied: func(p *layer.Partial, why error) {
+			d.onceOpen(func() { d.lied(p, why) })
+		}, Log: d.log})
 	return err
 }
 
@@ -193,15 +201,17 @@ func (d *Daemon) openRegistry(context.Context) error {
 	}
 	var err error
 	d.registry, err = registry.New(registry.Config{Hosts: hosts, HostsDirs: d.cfg.File.Registries.HostsDirs,
-		DockerConfig: d.cfg.File.Registries.DockerConfig, StallTimeout: time.Duration(d.cfg.File.Registries.StallTimeout),
-		UserAgent: "dewpoint/" + d.cfg.Version, Log: d.log})
+		DockerConfig: d.cfg.File.Registries.DockerConfig,
+		StallTimeout: time.Duration(d.cfg.File.Registries.StallTimeout),
+		UserAgent:    "dewpoint/" + d.cfg.Version, Log: d.log})
 	if err != nil {
 		return err
 	}
 	if d.catalog, err = fetch.OpenCatalog(filepath.Join(d.cfg.Root, "images"), d.log); err != nil {
 		return err
 	}
-	d.link = fetch.NewLink(fetch.LinkConfig{Limit: int64(d.cfg.File.Link.Limit), Background: int64(d.cfg.File.Link.Background)})
+	d.link = fetch.NewLink(fetch.LinkConfig{Limit: int64(d.cfg.File.Link.Limit),
+		Background: int64(d.cfg.File.Link.Background)})
 	packs, err := d.packConfig()
 	if err != nil {
 		return err
@@ -214,8 +224,10 @@ func (d *Daemon) openRegistry(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("pop: %w", err)
 	}
-	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog, Link: d.link,
-		Packs: packs, Lazy: d.lazyConfig(), PoP: shared, Cache: cache, Images: fetch.ImagesConfig{Idle: d.idleImages, Remove: d.removeImages}, Log: d.log})
+	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog,
+		Link:  d.link,
+		Packs: packs, Lazy: d.lazyConfig(), PoP: shared, Cache: cache,
+		Images: fetch.ImagesConfig{Idle: d.idleImages, Remove: d.removeImages}, Log: d.log})
 	return nil
 }
 
@@ -312,9 +324,12 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 		return fmt.Errorf("engine.subnet: %w", err)
 	}
 	program := criu.Find(ctx, d.cfg.File.Checkpoint.CRIU)
-	d.engine, err = engine.Start(ctx, engine.Config{Address: d.cfg.Containerd, Root: filepath.Join(d.cfg.Root, "engine"),
-		State: d.cfg.State, Namespace: f.Namespace, SnapshotterSocket: socket, DiffSocket: socket,
-		Containerd: f.Containerd, Runtime: f.Runtime, Crun: f.Crun, PerShim: f.PerShim, SpareShim: !f.NoSpare, LogBytes: int64(f.LogBytes), Sync: f.Sync, CRIU: program, Unblock: d.unblock(), CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.log})
+	d.engine, err = engine.Start(ctx,
+		engine.Config{Address: d.cfg.Containerd, Root: filepath.Join(d.cfg.Root, "engine"),
+			State: d.cfg.State, Namespace: f.Namespace, SnapshotterSocket: socket, DiffSocket: socket,
+			Containerd: f.Containerd, Runtime: f.Runtime, Crun: f.Crun, PerShim: f.PerShim, SpareShim: !f.NoSpare,
+			LogBytes: int64(f.LogBytes), Sync: f.Sync, CRIU: program, Unblock: d.unblock(),
+			CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.log})
 	if err != nil {
 		return err
 	}
@@ -323,7 +338,8 @@ func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error
 	if err := d.openCheckpoints(ctx, program); err != nil {
 		return err
 	}
-	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner, Checkpoints: d.checkpoints, Node: d.name, Log: d.log, Done: d.done,
+	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner,
+		Checkpoints: d.checkpoints, Node: d.name, Log: d.log, Done: d.done,
 		Admit: d.admitConfig(), Room: d.makeRoom, Ended: d.ended, Traces: d.traces})
 	if err := d.deployer.TakeOver(ctx); err != nil {
 		return err
@@ -347,13 +363,16 @@ func (d *Daemon) done(r spec.Record) {
 // compressed bytes. The steps of the work are left to traces and the event stream.
 func summary(r spec.Record) []slog.Attr {
 	var named []slog.Attr
-	for _, f := range [][2]string{{"name", r.Name}, {"image", r.Image}, {"node", r.Node}, {"pull", r.Way.Pull}, {"start", r.Way.Start}} {
+	for _, f := range [][2]string{{"name", r.Name}, {"image", r.Image}, {"node", r.Node}, {"pull", r.Way.Pull},
+		{"start", r.Way.Start}} {
 		if f[1] != "" {
 			named = append(named, slog.String(f[0], f[1]))
 		}
 	}
 	var stages []slog.Attr
-	for _, s := range slices.SortedFunc(maps.Keys(r.Stages), func(a, b string) int { return cmp.Compare(r.Stages[a], r.Stages[b]) }) {
+	for _, s := range slices.SortedFunc(maps.Keys(r.Stages), func(a, b string) int {
+		return cmp.Compare(r.Stages[a], r.Stages[b])
+	}) {
 		stages = append(stages, slog.Float64(s, math.Round(r.Stages[s]*1000)/1000))
 	}
 	named = append(named, slog.GroupAttrs("stages", stages...),

@@ -76,10 +76,15 @@ func TestClassify(t *testing.T) {
 		fmt.Errorf("%w: %w", engine.ErrNotFound, deploy.ErrRequest): api.BadRequest, // the request comes first
 
 		checkpoint.ErrRestore: api.Unsupported,
-		fmt.Errorf("%w: %w", checkpoint.ErrRestore, &ready.NotReadyError{Reason: context.DeadlineExceeded}): api.Unsupported, // it might boot
-		fmt.Errorf("%w: %w", checkpoint.ErrRestore, &ready.ExitError{Status: 3}):                            api.Unsupported,
-		fmt.Errorf("%w: %w", checkpoint.ErrRestore, syscall.ENOSPC):                                         api.DiskFull,
-		fmt.Errorf("%w: %w", checkpoint.ErrRestore, &ready.TakenError{Port: 80}):                            api.PortInUse,
+		// it might boot
+		fmt.Errorf("%w: %w", checkpoint.ErrRestore,
+			&ready.NotReadyError{Reason: context.DeadlineExceeded}): api.Unsupported,
+		fmt.Errorf("%w: %w", checkpoint.ErrRestore,
+			&ready.ExitError{Status: 3}): api.Unsupported,
+		fmt.Errorf("%w: %w", checkpoint.ErrRestore,
+			syscall.ENOSPC): api.DiskFull,
+		fmt.Errorf("%w: %w", checkpoint.ErrRestore,
+			&ready.TakenError{Port: 80}): api.PortInUse,
 	} {
 		for _, e := range []error{err, fmt.Errorf("layer 3: %w", err), errors.Join(errors.New("first"), err)} {
 			if got := classify(e); got.Code != want {
@@ -92,19 +97,25 @@ func TestClassify(t *testing.T) {
 // Every kind has a code and a remedy, its own where it has one, which is said once.
 func TestClassifyRegistry(t *testing.T) {
 	want := []api.Code{
-		registry.Unreachable: api.Unreachable, registry.Stalled: api.Unreachable, registry.Unauthorized: api.Unauthorized,
-		registry.Forbidden: api.Forbidden, registry.NotFound: api.NotFound, registry.RateLimited: api.RateLimited,
-		registry.ServerFault: api.RegistryFault, registry.Protocol: api.RegistryFault, registry.Mismatch: api.Mismatch,
-		registry.PlainHTTP: api.Unreachable, registry.Certificate: api.Unreachable, registry.BadConfig: api.BadRequest,
-		registry.BadImage: api.BadImage,
+		registry.Unreachable: api.Unreachable, registry.Stalled: api.Unreachable,
+		registry.Unauthorized: api.Unauthorized,
+		registry.Forbidden:    api.Forbidden, registry.NotFound: api.NotFound,
+		registry.RateLimited: api.RateLimited,
+		registry.ServerFault: api.RegistryFault, registry.Protocol: api.RegistryFault,
+		registry.Mismatch:  api.Mismatch,
+		registry.PlainHTTP: api.Unreachable, registry.Certificate: api.Unreachable,
+		registry.BadConfig: api.BadRequest,
+		registry.BadImage:  api.BadImage,
 	}
 	if len(want) != len(kinds) {
 		t.Errorf("%d kinds have a code, want %d", len(kinds), len(want))
 	}
 	for kind, code := range want {
-		err := &registry.Error{Kind: registry.Kind(kind), Host: "r.example", Op: "fetch sha256:0", Err: errors.New("because")}
+		err := &registry.Error{Kind: registry.Kind(kind), Host: "r.example", Op: "fetch sha256:0",
+			Err: errors.New("because")}
 		got := classify(fmt.Errorf("layer 1: %w", err))
-		if got.Code != code || got.Remedy == "" || !strings.Contains(got.Message, "r.example") || strings.Contains(got.Message, got.Remedy) {
+		if got.Code != code || got.Remedy == "" || !strings.Contains(got.Message, "r.example") ||
+			strings.Contains(got.Message, got.Remedy) {
 			t.Errorf("kind %d: %+v, want code %s and a remedy that the message does not have", kind, got, code)
 		}
 		if own := err.Remedy(); own != "" && (got.Remedy != own || got.Error() != "layer 1: "+err.Error()) {
@@ -181,8 +192,10 @@ func TestEventsStream(t *testing.T) {
 	for _, c := range []struct {
 		after *spec.Mark
 		want  []string
-	}{{nil, []string{"next"}}, {&spec.Mark{}, []string{"old", "new", "next"}}, {&spec.Mark{Seq: 1}, []string{"new", "next"}},
-		{&spec.Mark{Epoch: "another", Seq: 1}, []string{"resync", "old", "new", "next"}}, {&spec.Mark{Seq: 9}, []string{"resync", "old", "new", "next"}}} {
+	}{{nil, []string{"next"}}, {&spec.Mark{}, []string{"old", "new", "next"}},
+		{&spec.Mark{Seq: 1}, []string{"new", "next"}},
+		{&spec.Mark{Epoch: "another", Seq: 1}, []string{"resync", "old", "new", "next"}},
+		{&spec.Mark{Seq: 9}, []string{"resync", "old", "new", "next"}}} {
 		ctx, cancel := context.WithCancel(t.Context())
 		var got []string
 		var wg sync.WaitGroup
@@ -216,7 +229,9 @@ func TestEventsStream(t *testing.T) {
 		d.events.add(spec.Event{Name: "new"})
 	}
 	broken := errors.New("the watcher has gone")
-	if err := d.Events(t.Context(), &spec.Mark{}, nil, func(spec.Event) error { return broken }); !errors.Is(err, broken) {
+	if err := d.Events(t.Context(), &spec.Mark{}, nil, func(spec.Event) error {
+		return broken
+	}); !errors.Is(err, broken) {
 		t.Errorf("ended with %v", err)
 	}
 }
@@ -230,7 +245,10 @@ func TestEventsEpoch(t *testing.T) {
 	}
 	enough := errors.New("enough")
 	first := func(after spec.Mark) (got spec.Event) {
-		if err := d.Events(t.Context(), &after, nil, func(e spec.Event) error { got = e; return enough }); !errors.Is(err, enough) {
+		if err := d.Events(t.Context(), &after, nil, func(e spec.Event) error {
+			got = e
+			return enough
+		}); !errors.Is(err, enough) {
 			t.Errorf("ended with %v", err)
 		}
 		return got
@@ -246,7 +264,8 @@ func TestEventsEpoch(t *testing.T) {
 	if d.events.epoch == own {
 		t.Fatal("two daemons have one epoch")
 	}
-	if e := first(spec.Mark{Epoch: own, Seq: 20}); e.Kind != spec.EventResync || e.Seq != 5 || e.Epoch != d.events.epoch || e.Error == "" {
+	if e := first(spec.Mark{Epoch: own, Seq: 20}); e.Kind != spec.EventResync || e.Seq != 5 ||
+		e.Epoch != d.events.epoch || e.Error == "" {
 		t.Errorf("with an earlier daemon's mark comes %+v", e)
 	}
 	if e := first(spec.Mark{Epoch: d.events.epoch, Seq: 4}); e.Kind != spec.EventResync {
@@ -270,7 +289,8 @@ func TestEventsEpoch(t *testing.T) {
 		}
 		return nil
 	})
-	if !errors.Is(err, enough) || !slices.Equal(kinds, []string{spec.EventStage, spec.EventResync, spec.EventExited}) {
+	if !errors.Is(err, enough) ||
+		!slices.Equal(kinds, []string{spec.EventStage, spec.EventResync, spec.EventExited}) {
 		t.Errorf("a slow reader is told %v, %v", kinds, err)
 	}
 }
@@ -278,19 +298,25 @@ func TestEventsEpoch(t *testing.T) {
 func TestContainer(t *testing.T) {
 	d := &Daemon{name: "n1"}
 	made := time.Unix(1000, 0)
-	got := d.container(&engine.Info{Name: "web", Image: "r/app:1", Digest: "sha256:0", Created: made, Status: engine.Running, Pid: 7,
+	got := d.container(&engine.Info{Name: "web", Image: "r/app:1", Digest: "sha256:0", Created: made,
+		Status: engine.Running, Pid: 7,
 		Addr: netip.MustParseAddr("10.88.240.2"), Ports: []network.Port{
-			{Host: 8080, Container: 80, Protocol: "tcp"}, {HostIP: netip.MustParseAddr("127.0.0.1"), Host: 53, Container: 53, Protocol: "udp"}}})
-	want := spec.Container{Name: "web", Image: "r/app:1", Digest: "sha256:0", Created: made, Status: spec.StatusRunning, PID: 7,
+			{Host: 8080, Container: 80, Protocol: "tcp"},
+			{HostIP: netip.MustParseAddr("127.0.0.1"), Host: 53, Container: 53, Protocol: "udp"}}})
+	want := spec.Container{Name: "web", Image: "r/app:1", Digest: "sha256:0", Created: made,
+		Status: spec.StatusRunning, PID: 7,
 		IP: "10.88.240.2", Node: "n1", Ports: []spec.Port{
-			{Host: 8080, Container: 80, Protocol: "tcp"}, {HostIP: "127.0.0.1", Host: 53, Container: 53, Protocol: "udp"}}}
+			{Host: 8080, Container: 80, Protocol: "tcp"},
+			{HostIP: "127.0.0.1", Host: 53, Container: 53, Protocol: "udp"}}}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	if got := d.container(&engine.Info{Status: engine.Stopped, Exit: &engine.Exit{Status: 137}}); got.Status != spec.StatusExited || got.ExitCode != 137 {
+	if got := d.container(&engine.Info{Status: engine.Stopped,
+		Exit: &engine.Exit{Status: 137}}); got.Status != spec.StatusExited || got.ExitCode != 137 {
 		t.Errorf("one that has ended: %+v", got)
 	}
-	if got := d.container(&engine.Info{Status: engine.Stopped}); got.Status != spec.StatusExited || got.IP != "" {
+	if got := d.container(&engine.Info{Status: engine.Stopped}); got.Status != spec.StatusExited ||
+		got.IP != "" {
 		t.Errorf("one that a reboot has ended: %+v", got)
 	}
 }
@@ -301,9 +327,11 @@ func TestMountFindings(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := &Daemon{backend: b, backends: []mount.Finding{
-		{Backend: mount.EROFS, Reason: "the kernel has no EROFS", Remedy: "modprobe erofs"}, {Backend: mount.Tree, Works: true}}}
+		{Backend: mount.EROFS, Reason: "the kernel has no EROFS", Remedy: "modprobe erofs"},
+		{Backend: mount.Tree, Works: true}}}
 	got := d.mountFindings()
-	if len(got) != 2 || got[0].Level != spec.LevelNote || got[0].Remedy != "modprobe erofs" || got[0].Detail != "the kernel has no EROFS" {
+	if len(got) != 2 || got[0].Level != spec.LevelNote || got[0].Remedy != "modprobe erofs" ||
+		got[0].Detail != "the kernel has no EROFS" {
 		t.Errorf("what does not work: %+v", got)
 	}
 	if got[1].Level != spec.LevelOK || !strings.Contains(got[1].Detail, "the best that works") {
@@ -321,14 +349,16 @@ func TestDeployRefusesAnotherMount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = (&Daemon{backend: b}).Deploy(t.Context(), spec.Request{Image: "app:1", Mount: mount.EROFS}, spec.Watch{})
+	_, err = (&Daemon{backend: b}).Deploy(t.Context(), spec.Request{Image: "app:1", Mount: mount.EROFS},
+		spec.Watch{})
 	if classify(err).Code != api.BadRequest || !strings.Contains(err.Error(), "node.mount") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestNotHere(t *testing.T) {
-	if err := notHere(fmt.Errorf("x: %w", layer.ErrUnknown)); !errors.Is(err, snapshot.ErrNotHere) || !errors.Is(err, layer.ErrUnknown) {
+	if err := notHere(fmt.Errorf("x: %w", layer.ErrUnknown)); !errors.Is(err, snapshot.ErrNotHere) ||
+		!errors.Is(err, layer.ErrUnknown) {
 		t.Errorf("an unknown layer: %v", err)
 	}
 	other := errors.New("other")
@@ -378,7 +408,8 @@ func TestChunks(t *testing.T) {
 		got = append(got, l)
 		return nil
 	}}
-	if n, err := c.Write([]byte("abc")); n != 3 || err != nil || len(got) != 1 || got[0].Stream != spec.Stderr || string(got[0].Data) != "abc" {
+	if n, err := c.Write([]byte("abc")); n != 3 || err != nil || len(got) != 1 || got[0].Stream != spec.Stderr ||
+		string(got[0].Data) != "abc" {
 		t.Errorf("%d, %v, %+v", n, err, got)
 	}
 	c.emit = func(spec.LogChunk) error { return broken }
@@ -392,7 +423,8 @@ func TestDone(t *testing.T) {
 	d.done(spec.Record{Image: "app:1"})
 	d.done(spec.Record{Image: "app:1", Name: "web"})
 	got, _ := d.events.after(0)
-	if len(got) != 2 || got[0].Kind != spec.EventPulled || got[1].Kind != spec.EventRecord || got[1].Record.Name != "web" || d.work.Load() != 2 {
+	if len(got) != 2 || got[0].Kind != spec.EventPulled || got[1].Kind != spec.EventRecord ||
+		got[1].Record.Name != "web" || d.work.Load() != 2 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -400,8 +432,10 @@ func TestDone(t *testing.T) {
 // The log has one short line for each deployment: named fields, and no step of the work.
 func TestLogLine(t *testing.T) {
 	var out strings.Builder
-	r := spec.Record{Name: "web", Image: "team/web:1", Node: "n1", Stages: map[string]float64{spec.Ready: 0.3120004, spec.Resolved: 0.02},
-		Bytes: spec.Bytes{Registry: 7}, Way: spec.Way{Pull: "lazy", Start: "boot"}, Error: "late", Spans: []spec.Span{{Name: "create/network"}}}
+	r := spec.Record{Name: "web", Image: "team/web:1", Node: "n1",
+		Stages: map[string]float64{spec.Ready: 0.3120004, spec.Resolved: 0.02},
+		Bytes:  spec.Bytes{Registry: 7}, Way: spec.Way{Pull: "lazy", Start: "boot"}, Error: "late",
+		Spans: []spec.Span{{Name: "create/network"}}}
 	slog.New(slog.NewTextHandler(&out, nil)).LogAttrs(t.Context(), slog.LevelInfo, "deployment", summary(r)...)
 	want := "msg=deployment name=web image=team/web:1 node=n1 pull=lazy start=boot stages.resolved=0.02 stages.ready=0.312 bytes.registry=7 bytes.pop=0 bytes.local=0 error=late\n"
 	if !strings.HasSuffix(out.String(), want) {

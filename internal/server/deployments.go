@@ -12,7 +12,8 @@ import (
 // openDesk takes up what an earlier daemon had accepted.
 func (d *Daemon) openDesk(ctx context.Context) error {
 	var err error
-	d.desk, err = deploy.NewDesk(deploy.DeskConfig{Deployer: d.deployer, Path: filepath.Join(d.cfg.Root, "deployments"), Log: d.log,
+	d.desk, err = deploy.NewDesk(deploy.DeskConfig{Deployer: d.deployer,
+		Path: filepath.Join(d.cfg.Root, "deployments"), Log: d.log,
 		Failure: func(err error) *spec.Failure { return classify(err).Failure() },
 		Reached: func(p spec.Deployment, stage string, at float64) {
 			d.events.add(spec.Event{Kind: spec.EventStage, Name: p.Name, Image: p.Image, Stage: stage, At: at})
@@ -57,7 +58,8 @@ func (d *Daemon) ListDeployments(_ context.Context, q spec.DeploymentQuery) ([]s
 }
 
 // WatchDeployment implements api.Deployments.
-func (d *Daemon) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record, error) {
+func (d *Daemon) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record,
+	error) {
 	return d.desk.Watch(ctx, ref, w)
 }
 

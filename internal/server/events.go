@@ -58,9 +58,9 @@ func (e *events) after(seq uint64) ([]spec.Event, chan struct{}) {
 	return out, e.more
 }
 
-// from is the number after which a caller's events begin: where he says, or with what happens next.
-// missed is whether some that came behind his mark are not known any more. A mark of another epoch, or a number
-// that is not reached yet, is of a daemon before this one: all that is known is new to him.
+// from is the number after which a caller's events begin: where he says, or with what happens next. missed is
+// whether some that came behind his mark are not known any more. A mark of another epoch, or a number that is
+// not reached yet, is of a daemon before this one: all that is known is new to him.
 func (e *events) from(after *spec.Mark) (seq uint64, missed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -84,7 +84,8 @@ func (e *events) resync(before uint64) spec.Event {
 
 // Events implements api.Observer. A watcher who is so slow that events are forgotten before he
 // has them is told that, too.
-func (d *Daemon) Events(ctx context.Context, after *spec.Mark, begun func() error, emit func(spec.Event) error) error {
+func (d *Daemon) Events(ctx context.Context, after *spec.Mark, begun func() error,
+	emit func(spec.Event) error) error {
 	seq, missed := d.events.from(after)
 	if begun != nil {
 		if err := begun(); err != nil {

@@ -18,9 +18,9 @@ const (
 	documentsAgain = 10 * time.Second // until what was not there is asked for again
 )
 
-// foreignImages remembers the layers of images that other clients have brought to containerd,
-// whose manifests take it several calls to find. An image's are asked for once; who asks meanwhile waits as long as
-// he likes, the question goes on. It is safe for concurrent use.
+// foreignImages remembers the layers of images that other clients have brought to containerd, whose manifests
+// take it several calls to find. An image's are asked for once; who asks meanwhile waits as long as he likes,
+// the question goes on. It is safe for concurrent use.
 type foreignImages struct {
 	ask func(ctx context.Context, ref image.Reference) (*image.Image, error)
 
@@ -74,7 +74,9 @@ func (d *foreignImages) keep(listed []engine.ImageInfo) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for key := range d.have {
-		if !slices.ContainsFunc(listed, func(i engine.ImageInfo) bool { return key == document{i.Name, i.Digest.String()} }) {
+		if !slices.ContainsFunc(listed, func(i engine.ImageInfo) bool {
+			return key == document{i.Name, i.Digest.String()}
+		}) {
 			delete(d.have, key)
 		}
 	}

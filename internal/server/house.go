@@ -74,13 +74,15 @@ func (d *Daemon) collect(ctx context.Context) {
 	}
 	d.metrics.Evicted(len(freed.Layers), freed.Bytes)
 	if freed.Bytes > 0 || len(freed.Layers) > 0 {
-		d.log.Info("unused layers and what cut pulls left removed", "layers", len(freed.Layers), "bytes", freed.Bytes)
+		d.log.Info("unused layers and what cut pulls left removed", "layers", len(freed.Layers), "bytes",
+			freed.Bytes)
 	}
 }
 
 // cacheConfig says which unused layers go first.
 func (d *Daemon) cacheConfig() (fetch.CacheConfig, error) {
-	c := fetch.CacheConfig{Policy: cmp.Or(d.cfg.File.Cache.Policy, evict.Default), Capacity: int64(d.cfg.File.Cache.MaxBytes), Path: filepath.Join(d.cfg.Root, "cache.policy")}
+	c := fetch.CacheConfig{Policy: cmp.Or(d.cfg.File.Cache.Policy, evict.Default),
+		Capacity: int64(d.cfg.File.Cache.MaxBytes), Path: filepath.Join(d.cfg.Root, "cache.policy")}
 	if !evict.Known(c.Policy) {
 		return c, fmt.Errorf("cache.policy = %q: it is one of %q", c.Policy, evict.Names())
 	}

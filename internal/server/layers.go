@@ -62,14 +62,17 @@ const (
 func (l layers) Has(id digest.Digest) bool { return l.p.Has(id) }
 
 func (l layers) Files(id digest.Digest) (mount.Files, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), max(refillLater, time.Until(l.begun.Add(refillWait))))
+	ctx, cancel := context.WithTimeout(context.Background(),
+		max(refillLater, time.Until(l.begun.Add(refillWait))))
 	defer cancel()
 	f, err := l.p.Files(ctx, id)
 	return f, notHere(err)
 }
 
-func (l layers) Import(ctx context.Context, desc ocispec.Descriptor, r io.Reader) (digest.Digest, int64, error) {
-	got, err := l.p.Import(ctx, image.Layer{Digest: desc.Digest, Size: desc.Size, MediaType: desc.MediaType}, &once{r: r})
+func (l layers) Import(ctx context.Context, desc ocispec.Descriptor, r io.Reader) (digest.Digest, int64,
+	error) {
+	got, err := l.p.Import(ctx, image.Layer{Digest: desc.Digest, Size: desc.Size, MediaType: desc.MediaType},
+		&once{r: r})
 	if err != nil {
 		return "", 0, err
 	}

@@ -34,7 +34,8 @@ func (d *Daemon) openDatafs(ctx context.Context) error {
 		return err
 	}
 	d.server = &server{probed: make(chan struct{}), slow: map[digest.Digest][]string{}, log: d.log,
-		cfg: datafs.Config{State: d.cfg.State, Exec: []string{exe, "datafs"}, Log: d.log, Want: d.want, Released: d.released, Lost: d.lost}}
+		cfg: datafs.Config{State: d.cfg.State, Exec: []string{exe, "datafs"}, Log: d.log, Want: d.want,
+			Released: d.released, Lost: d.lost}}
 	d.onceOpen(d.renewOrphans)
 	if _, err := os.Stat(filepath.Join(d.cfg.State, "datafs.sock")); err == nil {
 		c, err := d.server.running()
@@ -51,7 +52,8 @@ func (d *Daemon) openDatafs(ctx context.Context) error {
 	}
 	d.bg.Go(func() {
 		defer close(d.server.probed)
-		d.server.unusable = datafs.Probe(ctx, datafs.ProbeConfig{Dir: d.cfg.Root, Exec: d.server.cfg.Exec, Tree: d.lazyTree(), Log: d.log})
+		d.server.unusable = datafs.Probe(ctx,
+			datafs.ProbeConfig{Dir: d.cfg.Root, Exec: d.server.cfg.Exec, Tree: d.lazyTree(), Log: d.log})
 		if d.server.unusable != nil && ctx.Err() == nil {
 			d.log.Warn("images are pulled whole: layers cannot be served before they are", "err", d.server.unusable)
 		}
@@ -70,7 +72,8 @@ func (d *Daemon) renewOrphans() {
 	}
 	if len(orphans) > 0 {
 		d.log.Error("datafs died together with dewd: containers that ran before their image was whole get I/O errors; start them again", "layers", orphans)
-		d.events.add(spec.Event{Kind: spec.EventLost, Error: "datafs died together with dewd: containers that ran before their image was whole get I/O errors"})
+		d.events.add(spec.Event{Kind: spec.EventLost,
+			Error: "datafs died together with dewd: containers that ran before their image was whole get I/O errors"})
 	}
 	d.renew(orphans)
 }
@@ -96,9 +99,11 @@ func (d *Daemon) failOrphans() {
 
 // lazyFinding says whether images can run before they are whole.
 func (d *Daemon) lazyFinding() spec.Finding {
-	f := spec.Finding{What: "lazy starts", Level: spec.LevelOK, Detail: "images with a startup pack run before they are here"}
+	f := spec.Finding{What: "lazy starts", Level: spec.LevelOK,
+		Detail: "images with a startup pack run before they are here"}
 	if d.server == nil {
-		f.Level, f.Detail = spec.LevelNote, "switched off (lazy.never in the configuration): images are pulled whole"
+		f.Level, f.Detail = spec.LevelNote,
+			"switched off (lazy.never in the configuration): images are pulled whole"
 		return f
 	}
 	if <-d.server.probed; d.server.unusable != nil {
@@ -307,7 +312,8 @@ func (d *Daemon) released(id digest.Digest) {
 
 // packConfig is where packs come from.
 func (d *Daemon) packConfig() (fetch.PackConfig, error) {
-	c := fetch.PackConfig{Dir: filepath.Join(d.cfg.Root, "packs"), Trust: d.cfg.File.Pack.Trust, MaxBytes: int64(d.cfg.File.Pack.MaxBytes)}
+	c := fetch.PackConfig{Dir: filepath.Join(d.cfg.Root, "packs"), Trust: d.cfg.File.Pack.Trust,
+		MaxBytes: int64(d.cfg.File.Pack.MaxBytes)}
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return c, err
 	}
@@ -333,7 +339,8 @@ func readKey(path string) (ed25519.PublicKey, error) {
 
 func (d *Daemon) lazyConfig() fetch.LazyConfig {
 	l := d.cfg.File.Lazy
-	c := fetch.LazyConfig{Never: d.server == nil, Wait: time.Duration(l.Wait), Delay: time.Duration(l.Delay), Off: l.Off,
+	c := fetch.LazyConfig{Never: d.server == nil, Wait: time.Duration(l.Wait), Delay: time.Duration(l.Delay),
+		Off:   l.Off,
 		Whole: d.whole, Room: d.room, Waited: d.metrics.Waited}
 	if l.Hours != "" {
 		c.Hours = l.Between
@@ -367,7 +374,8 @@ func (d *Daemon) room(ctx context.Context, bytes int64) {
 func (d *Daemon) lied(p *layer.Partial, why error) {
 	id := p.Layer.DiffID
 	d.puller.Lied(p, why)
-	d.log.Error("a startup pack lied, or the layer changed: it is quarantined", "image", p.Origin.Ref, "layer", id, "err", why)
+	d.log.Error("a startup pack lied, or the layer changed: it is quarantined", "image", p.Origin.Ref, "layer",
+		id, "err", why)
 	if err := d.puller.Quarantine(p.Origin.Manifest, why); err != nil {
 		d.log.Error("record a quarantine", "err", err)
 	}

@@ -26,7 +26,8 @@ func (d *Daemon) openLearner(context.Context) error {
 		return err
 	}
 	p := d.cfg.File.Pack
-	d.learner = learn.New(learn.Config{Mounts: d.snaps, Layers: d.layers, Packs: d.puller, Registry: d.registry, Published: d.puller, Images: d.catalog.WithLayer,
+	d.learner = learn.New(learn.Config{Mounts: d.snaps, Layers: d.layers, Packs: d.puller, Registry: d.registry,
+		Published: d.puller, Images: d.catalog.WithLayer,
 		Exec: []string{exe, PackBuilder}, Dir: d.recordings(), Node: d.name,
 		Never: p.Learn == "never", After: time.Duration(p.After), Built: d.packBuilt, Log: d.log})
 	return nil

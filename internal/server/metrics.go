@@ -23,13 +23,18 @@ func (d *Daemon) measure() {
 }
 
 func (d *Daemon) measureNode() {
-	d.metrics.Counter("registry_bytes_total", "Bytes of payload from registries.", nil, func() int64 { return d.registry.Stats().Bytes })
-	d.metrics.Gauge("layers", "Layers in the store.", nil, func() float64 { return float64(len(d.layers.Layers())) })
+	d.metrics.Counter("registry_bytes_total", "Bytes of payload from registries.", nil, func() int64 {
+		return d.registry.Stats().Bytes
+	})
+	d.metrics.Gauge("layers", "Layers in the store.", nil, func() float64 {
+		return float64(len(d.layers.Layers()))
+	})
 	for outcome, value := range map[string]func() int64{
 		"sent": func() int64 { n, _ := d.traces.Sent(); return n },
 		"lost": func() int64 { _, n := d.traces.Sent(); return n },
 	} {
-		d.metrics.Counter("trace_spans_total", "Spans for the trace collector.", prometheus.Labels{"outcome": outcome}, value)
+		d.metrics.Counter("trace_spans_total", "Spans for the trace collector.",
+			prometheus.Labels{"outcome": outcome}, value)
 	}
 }
 
@@ -40,10 +45,16 @@ func (d *Daemon) measureLazy() {
 		value      func(fetch.Stats) int64
 	}{
 		{"starts_total", "Images that ran before they were whole.", func(s fetch.Stats) int64 { return s.Starts }},
-		{"pack_bytes_total", "Bytes of startup packs from registries.", func(s fetch.Stats) int64 { return s.PackBytes }},
-		{"demand_bytes_total", "Bytes fetched because something waited for them.", func(s fetch.Stats) int64 { return s.DemandBytes }},
+		{"pack_bytes_total", "Bytes of startup packs from registries.", func(s fetch.Stats) int64 {
+			return s.PackBytes
+		}},
+		{"demand_bytes_total", "Bytes fetched because something waited for them.", func(s fetch.Stats) int64 {
+			return s.DemandBytes
+		}},
 		{"failed_waits_total", "Waits that ended in an I/O error.", func(s fetch.Stats) int64 { return s.Failed }},
-		{"lies_total", "Layers of which a startup pack had wrong bytes.", func(s fetch.Stats) int64 { return s.Lies }},
+		{"lies_total", "Layers of which a startup pack had wrong bytes.", func(s fetch.Stats) int64 {
+			return s.Lies
+		}},
 	} {
 		d.metrics.Counter("lazy_"+c.name, c.help, nil, func() int64 { return c.value(d.puller.Stats()) })
 	}
@@ -59,20 +70,34 @@ func (d *Daemon) measurePoP() {
 		"registry": func(h pop.Hits) (int64, int64) { return h.Registry, h.RegistryBytes },
 	} {
 		from := prometheus.Labels{"source": source}
-		d.metrics.Counter("pop_hits_total", "Layers that deployments wanted, by where they came from.", from, func() int64 { n, _ := get(state().Hits); return n })
-		d.metrics.Counter("pop_hit_bytes_total", "Compressed bytes of these layers.", from, func() int64 { _, n := get(state().Hits); return n })
+		d.metrics.Counter("pop_hits_total", "Layers that deployments wanted, by where they came from.", from,
+			func() int64 { n, _ := get(state().Hits); return n })
+		d.metrics.Counter("pop_hit_bytes_total", "Compressed bytes of these layers.", from, func() int64 {
+			_, n := get(state().Hits)
+			return n
+		})
 	}
-	d.metrics.Flag("pop_store_away", "1 while the PoP's store does not answer.", func() bool { return state().StoreAway })
-	d.metrics.Flag("pop_coordinator_away", "1 while the PoP's coordinator does not answer.", func() bool { return state().CoordAway })
+	d.metrics.Flag("pop_store_away", "1 while the PoP's store does not answer.", func() bool {
+		return state().StoreAway
+	})
+	d.metrics.Flag("pop_coordinator_away", "1 while the PoP's coordinator does not answer.", func() bool {
+		return state().CoordAway
+	})
 	for _, c := range []struct {
 		name, help string
 		value      func(fetch.Stats) int64
 	}{
-		{"evicted_layers_total", "Layers that this node evicted from the PoP's store.", func(s fetch.Stats) int64 { return s.Evicted }},
+		{"evicted_layers_total", "Layers that this node evicted from the PoP's store.", func(s fetch.Stats) int64 {
+			return s.Evicted
+		}},
 		{"evicted_bytes_total", "Bytes of these layers.", func(s fetch.Stats) int64 { return s.EvictedSize }},
-		{"verified_layers_total", "Layers of the PoP's store that this node has read and compared.", func(s fetch.Stats) int64 { return s.Verified }},
-		{"damaged_layers_total", "Layers of the PoP's store that were not what was published.", func(s fetch.Stats) int64 { return s.Damaged }},
-		{"replaced_layers_total", "Damaged layers that are in the store anew.", func(s fetch.Stats) int64 { return s.Replaced }},
+		{"verified_layers_total", "Layers of the PoP's store that this node has read and compared.",
+			func(s fetch.Stats) int64 { return s.Verified }},
+		{"damaged_layers_total", "Layers of the PoP's store that were not what was published.",
+			func(s fetch.Stats) int64 { return s.Damaged }},
+		{"replaced_layers_total", "Damaged layers that are in the store anew.", func(s fetch.Stats) int64 {
+			return s.Replaced
+		}},
 	} {
 		d.metrics.Counter("pop_"+c.name, c.help, nil, func() int64 { return c.value(d.puller.Stats()) })
 	}
@@ -89,7 +114,8 @@ func (d *Daemon) measureCheckpoints() {
 		{"booted", "unfit", func(s checkpoint.Stats) int64 { return s.Unfit }},
 		{"booted", "slower", func(s checkpoint.Stats) int64 { return s.Slower }},
 	} {
-		d.metrics.Counter("restores_total", "Starts of containers whose image has checkpoints.", prometheus.Labels{"outcome": c.outcome, "reason": c.reason},
+		d.metrics.Counter("restores_total", "Starts of containers whose image has checkpoints.",
+			prometheus.Labels{"outcome": c.outcome, "reason": c.reason},
 			func() int64 { return c.value(d.checkpoints.Stats()) })
 	}
 }

@@ -110,10 +110,13 @@ func TestEndedIsMeasured(t *testing.T) {
 	s := metrics.New("1")
 	d := &Daemon{metrics: s}
 	spans := func(fail string) []spec.Span {
-		return []spec.Span{{Name: "deploy", To: 3, Attributes: map[string]string{"error": fail}}, {Name: "resolve", To: 1},
-			{Name: "mount", From: 1, To: 3, Attributes: map[string]string{"error": fail}}, {Name: "mount/attach", From: 1, To: 2}, {Name: "fill", From: 1, To: 2}}
+		return []spec.Span{{Name: "deploy", To: 3, Attributes: map[string]string{"error": fail}},
+			{Name: "resolve", To: 1},
+			{Name: "mount", From: 1, To: 3, Attributes: map[string]string{"error": fail}},
+			{Name: "mount/attach", From: 1, To: 2}, {Name: "fill", From: 1, To: 2}}
 	}
-	d.ended(spec.Record{Name: "a", Way: spec.Way{Pull: "whole"}, Spans: spans("no space")}, errors.New("something"))
+	d.ended(spec.Record{Name: "a", Way: spec.Way{Pull: "whole"}, Spans: spans("no space")},
+		errors.New("something"))
 	d.ended(spec.Record{Name: "a", Way: spec.Way{Pull: "whole"}, Spans: spans("gone")}, context.Canceled)
 	d.ended(spec.Record{Name: "a", Way: spec.Way{Pull: "lazy", Start: "boot"}, Spans: spans("")}, nil)
 	got := map[string]float64{}

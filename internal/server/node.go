@@ -60,7 +60,8 @@ func (d *Daemon) List(ctx context.Context, all bool) ([]spec.Container, error) {
 }
 
 func (d *Daemon) container(i *engine.Info) spec.Container {
-	c := spec.Container{Name: i.Name, Image: i.Image, Digest: i.Digest.String(), Status: string(i.Status), PID: int(i.Pid), Created: i.Created, Node: d.name,
+	c := spec.Container{Name: i.Name, Image: i.Image, Digest: i.Digest.String(), Status: string(i.Status),
+		PID: int(i.Pid), Created: i.Created, Node: d.name,
 		Caller: i.Labels[deploy.LabelCaller]}
 	if i.Status == engine.Stopped {
 		c.Status = spec.StatusExited
@@ -82,13 +83,15 @@ func (d *Daemon) container(i *engine.Info) spec.Container {
 }
 
 // Logs implements api.Containers.
-func (d *Daemon) Logs(ctx context.Context, name string, o spec.LogOptions, emit func(spec.LogChunk) error) error {
+func (d *Daemon) Logs(ctx context.Context, name string, o spec.LogOptions,
+	emit func(spec.LogChunk) error) error {
 	if err := validName(name); err != nil {
 		return err
 	}
 	var mu sync.Mutex
 	stream := func(s string) chunks { return chunks{&mu, s, emit} }
-	return d.engine.Logs(ctx, name, engine.LogOptions{Follow: o.Follow, Tail: o.Tail, Stdout: stream(spec.Stdout), Stderr: stream(spec.Stderr)})
+	return d.engine.Logs(ctx, name,
+		engine.LogOptions{Follow: o.Follow, Tail: o.Tail, Stdout: stream(spec.Stdout), Stderr: stream(spec.Stderr)})
 }
 
 // chunks passes what is written to it to emit, one call at a time.
@@ -118,8 +121,9 @@ func (d *Daemon) Exec(ctx context.Context, name string, req spec.ExecRequest, io
 	if io.Resize != nil {
 		go forward(ctx, io.Resize, sizes)
 	}
-	return d.engine.Exec(ctx, name, engine.ExecSpec{Args: req.Args, Env: req.Env, User: req.User, WorkingDir: req.Dir,
-		TTY: req.TTY, Stdin: io.Stdin, Stdout: io.Stdout, Stderr: io.Stderr, Resize: sizes})
+	return d.engine.Exec(ctx, name,
+		engine.ExecSpec{Args: req.Args, Env: req.Env, User: req.User, WorkingDir: req.Dir,
+			TTY: req.TTY, Stdin: io.Stdin, Stdout: io.Stdout, Stderr: io.Stderr, Resize: sizes})
 }
 
 func forward(ctx context.Context, in <-chan spec.Size, out chan<- engine.WinSize) {
@@ -280,8 +284,8 @@ func (d *Daemon) usersOf(ctx context.Context, ref string) ([]string, error) {
 	return names, nil
 }
 
-// idleImages has the images of containerd, and whether they may go when the disk needs room: dewd has registered them, and no
-// container has them.
+// idleImages has the images of containerd, and whether they may go when the disk needs room: dewd has
+// registered them, and no container has them.
 func (d *Daemon) idleImages() (map[string]bool, error) {
 	ctx := context.Background() // both answer from memory
 	images, err := d.engine.Images(ctx)
@@ -371,7 +375,8 @@ func (d *Daemon) inUse(id digest.Digest) bool {
 // Doctor implements api.Observer.
 func (d *Daemon) Doctor(ctx context.Context) ([]spec.Finding, error) {
 	out := doctor.Examine(ctx, doctor.Config{Root: d.cfg.Root, CNI: pluginDirs(d.cfg.File.Engine.CNI)})
-	out = append(out, d.engineFinding(ctx), d.runtimeFinding(), d.shimFinding(), d.pressureFinding(), d.lazyFinding(), d.recordFinding())
+	out = append(out, d.engineFinding(ctx), d.runtimeFinding(), d.shimFinding(), d.pressureFinding(),
+		d.lazyFinding(), d.recordFinding())
 	out = append(out, d.readFindings()...)
 	out = append(out, d.popFindings(ctx)...)
 	out = append(out, d.checkpointFinding(ctx)...)
@@ -381,11 +386,13 @@ func (d *Daemon) Doctor(ctx context.Context) ([]spec.Finding, error) {
 // engineFinding asks containerd for the snapshotter: only then is it certain
 // that a container could start.
 func (d *Daemon) engineFinding(ctx context.Context) spec.Finding {
-	f := spec.Finding{What: "containerd", Level: spec.LevelOK, Detail: d.engine.Version() + " at " + d.engine.Socket()}
+	f := spec.Finding{What: "containerd", Level: spec.LevelOK,
+		Detail: d.engine.Version() + " at " + d.engine.Socket()}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	if err := d.engine.Check(ctx); err != nil {
-		f.Level, f.Detail, f.Remedy = spec.LevelBad, err.Error(), "see its log ("+d.cfg.State+"/containerd/containerd.log of a private one); restart it, or dewd"
+		f.Level, f.Detail, f.Remedy = spec.LevelBad, err.Error(),
+			"see its log ("+d.cfg.State+"/containerd/containerd.log of a private one); restart it, or dewd"
 	}
 	return f
 }
@@ -395,7 +402,8 @@ func (d *Daemon) runtimeFinding() spec.Finding {
 	f := spec.Finding{What: "runtime", Level: spec.LevelOK}
 	var lacking bool
 	if f.Detail, lacking = d.engine.Runtime(); lacking {
-		f.Level, f.Remedy = spec.LevelNote, "containers start faster by crun: scripts/install demo brings one; then restart dewd"
+		f.Level, f.Remedy = spec.LevelNote,
+			"containers start faster by crun: scripts/install demo brings one; then restart dewd"
 	}
 	return f
 }
@@ -405,7 +413,9 @@ func (d *Daemon) shimFinding() spec.Finding {
 	f := spec.Finding{What: "shims", Level: spec.LevelOK}
 	var missing bool
 	if f.Detail, missing = d.engine.Shims(); missing {
-		f.Level, f.Remedy = spec.LevelNote, "install "+shimgroup.Program+" beside dewd or in PATH, and restart dewd: containers start faster and share memory"
+		f.Level, f.Remedy = spec.LevelNote,
+			"install "+shimgroup.Program+
+				" beside dewd or in PATH, and restart dewd: containers start faster and share memory"
 	}
 	return f
 }
@@ -432,7 +442,8 @@ func (d *Daemon) mountFindings() []spec.Finding {
 func (d *Daemon) Version(context.Context) (spec.Version, error) {
 	var u unix.Utsname
 	unix.Uname(&u)
-	return spec.Version{Version: d.cfg.Version, Node: d.name, Engine: "containerd " + d.engine.Version(), Mount: d.backend.Name(),
+	return spec.Version{Version: d.cfg.Version, Node: d.name, Engine: "containerd " + d.engine.Version(),
+		Mount:    d.backend.Name(),
 		Inflater: inflate.Engine(), Kernel: unix.ByteSliceToString(u.Release[:]), Go: runtime.Version()}, nil
 }
 

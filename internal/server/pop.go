@@ -46,7 +46,8 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 	if f.Policy != "" && !evict.Known(f.Policy) {
 		return fetch.PoPConfig{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
 	}
-	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name), Damaged: d.popDamaged, Lost: d.popLost, Replaced: d.popReplaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
+	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name), Damaged: d.popDamaged, Lost: d.popLost,
+		Replaced: d.popReplaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
 		Owed:  filepath.Join(d.cfg.Root, "pop.owed"),
 		House: time.Duration(f.Grace) / 3, Saved: d.savedImages, Heard: d.popHeard}
 	if err := config.CheckNode(out.Node); err != nil {
@@ -73,7 +74,9 @@ func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
 		if f.Copy != "never" {
 			out.Room = d.copyRoom
 		}
-		out.Prepare = fetch.PrepareConfig{Images: cmp.Or(f.Prepare, defaultPrepare), Path: filepath.Join(d.cfg.Root, "pop.prepared"), Rest: d.restLayers, Waited: admit.Waited, Forget: d.forgetUnused,
+		out.Prepare = fetch.PrepareConfig{Images: cmp.Or(f.Prepare, defaultPrepare),
+			Path: filepath.Join(d.cfg.Root, "pop.prepared"), Rest: d.restLayers, Waited: admit.Waited,
+			Forget:   d.forgetUnused,
 			Register: func(ctx context.Context, img *image.Image) error { return d.engine.Register(ctx, img, nil) }}
 		out.Open = func(ctx context.Context) (*pop.Store, error) { return d.openStore(ctx, out) }
 	}
@@ -104,7 +107,8 @@ func (d *Daemon) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store, 
 	case errors.Is(err, pop.ErrNotMounted) && len(was) > 0:
 		return nil, fmt.Errorf("%w: is the PoP's file system mounted at %s? If the other store is the right one, remove %s", err, c.Dir.Path("."), path)
 	case errors.Is(err, pop.ErrNotMounted):
-		return nil, fmt.Errorf("%w, and the other nodes share it: is the PoP's file system mounted at %s?", err, c.Dir.Path("."))
+		return nil, fmt.Errorf("%w, and the other nodes share it: is the PoP's file system mounted at %s?", err,
+			c.Dir.Path("."))
 	}
 	if err != nil {
 		return nil, err
@@ -171,7 +175,8 @@ func (d *Daemon) storeConfig(c fetch.PoPConfig) pop.StoreConfig {
 	for prefix, n := range f.Quota {
 		quota[prefix] = int64(n)
 	}
-	return pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Grace: time.Duration(f.Grace), Forget: time.Duration(f.Forget),
+	return pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Grace: time.Duration(f.Grace),
+		Forget:   time.Duration(f.Forget),
 		Capacity: int64(f.Capacity), High: f.High, Low: f.Low, Quota: quota, Policy: f.Policy, Log: d.log}
 }
 
@@ -250,7 +255,8 @@ func (d *Daemon) servePoP(ctx context.Context) error {
 }
 
 func (d *Daemon) servePeers(ctx context.Context, addr string) error {
-	s, err := peer.NewServer(peer.Config{Auth: d.pop.auth, Content: d.puller.Given(), Checkpoints: d.givenCheckpoints(), Log: d.log})
+	s, err := peer.NewServer(peer.Config{Auth: d.pop.auth, Content: d.puller.Given(),
+		Checkpoints: d.givenCheckpoints(), Log: d.log})
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,8 @@ func TestPeerFinding(t *testing.T) {
 		{":7070", "n1.lan:7070", spec.LevelOK},
 		{"10.0.0.1:7070", "", spec.LevelOK},
 	} {
-		if f := peerFinding(c.listen, c.advertise); f.Level != c.level || (f.Remedy == "") != (c.level == spec.LevelOK) {
+		if f := peerFinding(c.listen, c.advertise); f.Level != c.level ||
+			(f.Remedy == "") != (c.level == spec.LevelOK) {
 			t.Errorf("%q, %q: %+v", c.listen, c.advertise, f)
 		}
 	}
@@ -61,7 +62,8 @@ func TestPeerFinding(t *testing.T) {
 // What is away is bad and has a remedy; who has been silent for long is named.
 func TestPoPFindings(t *testing.T) {
 	d := &Daemon{cfg: Config{File: config.Config{PoP: config.PoP{Redis: "redis://r"}}}}
-	well := &fetch.PoP{Settled: true, Shared: true, Path: "/mnt/pop", Members: []pop.Member{{Node: "a"}, {Node: "b"}}}
+	well := &fetch.PoP{Settled: true, Shared: true, Path: "/mnt/pop",
+		Members: []pop.Member{{Node: "a"}, {Node: "b"}}}
 	if f := d.coordinatorFinding(well); f.Level != spec.LevelOK || f.Detail != "redis answers, 2 nodes" {
 		t.Errorf("%+v", f)
 	}
@@ -78,22 +80,27 @@ func TestPoPFindings(t *testing.T) {
 	if got := twinFindings(well); len(got) != 1 || got[0].What != "PoP node b" || got[0].Level != spec.LevelBad {
 		t.Errorf("%+v", got)
 	}
-	for err, want := range map[error]string{pop.ErrTaken: takenRemedy, pop.ErrForeign: foreignRemedy, errors.New("gone"): storeRemedy} {
+	for err, want := range map[error]string{pop.ErrTaken: takenRemedy, pop.ErrForeign: foreignRemedy,
+		errors.New("gone"): storeRemedy} {
 		if f := storeFinding(&fetch.PoP{Shared: true, Away: errors.Join(pop.ErrStoreAway, err)}); f.Remedy != want {
 			t.Errorf("%v: %+v", err, f)
 		}
 	}
-	well.Store, well.Members = "S1", []pop.Member{{Node: "a", Store: "S1"}, {Node: "b", Store: "S2"}, {Node: "c"}}
-	if got := apartFindings(well); len(got) != 1 || got[0].What != "PoP node b" || got[0].Level != spec.LevelBad || got[0].Remedy == "" {
+	well.Store, well.Members = "S1",
+		[]pop.Member{{Node: "a", Store: "S1"}, {Node: "b", Store: "S2"}, {Node: "c"}}
+	if got := apartFindings(well); len(got) != 1 || got[0].What != "PoP node b" ||
+		got[0].Level != spec.LevelBad || got[0].Remedy == "" {
 		t.Errorf("%+v", got)
 	}
 	if s := popStore(well); s.State != spec.PoPOK || !strings.HasSuffix(s.Why, "that of b") {
 		t.Errorf("%+v", s)
 	}
 	well.Members = []pop.Member{{Node: "a"}, {Node: "b"}}
-	well.Silent = []pop.Silent{{Node: "b", For: time.Hour, Marks: 3}, {Node: "c", For: time.Hour, Marks: 2}, {Node: "d", For: time.Second, Marks: 1}}
+	well.Silent = []pop.Silent{{Node: "b", For: time.Hour, Marks: 3}, {Node: "c", For: time.Hour, Marks: 2},
+		{Node: "d", For: time.Second, Marks: 1}}
 	got := silentFindings(well)
-	if len(got) != 1 || got[0].What != "PoP node c" || got[0].Remedy != `if it is gone for good: "dew pop forget c"` {
+	if len(got) != 1 || got[0].What != "PoP node c" ||
+		got[0].Remedy != `if it is gone for good: "dew pop forget c"` {
 		t.Errorf("%+v", got)
 	}
 }
@@ -140,8 +147,11 @@ func TestFindingsTry(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.pop.peers.Close()
-	p := &fetch.PoP{Node: "a", Members: []pop.Member{{Node: "a", Address: "127.0.0.1:1"}, {Node: "b"}, {Node: "c", Address: "127.0.0.1:1"}}}
-	if got := d.refusals(t.Context(), p); len(got) != 1 || got[0].What != "PoP node c" || got[0].Level != spec.LevelBad || got[0].Remedy == "" {
+	p := &fetch.PoP{Node: "a",
+		Members: []pop.Member{{Node: "a", Address: "127.0.0.1:1"}, {Node: "b"},
+			{Node: "c", Address: "127.0.0.1:1"}}}
+	if got := d.refusals(t.Context(), p); len(got) != 1 || got[0].What != "PoP node c" ||
+		got[0].Level != spec.LevelBad || got[0].Remedy == "" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -160,7 +170,8 @@ func secret(t *testing.T) *peer.Auth {
 	return auth
 }
 
-// Another machine with the name of a node is kept from the store, until the name is free; the same one comes back.
+// Another machine with the name of a node is kept from the store, until the name is free; the same one comes
+// back.
 func TestStoreOfOneMachineOfAName(t *testing.T) {
 	dir := t.TempDir()
 	open := func(root string) error {
@@ -179,7 +190,8 @@ func TestStoreOfOneMachineOfAName(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := open(second)
-		if !errors.Is(err, pop.ErrTaken) || !strings.Contains(err.Error(), filepath.Join(dir, "nodes", "n1.owner")) {
+		if !errors.Is(err, pop.ErrTaken) ||
+			!strings.Contains(err.Error(), filepath.Join(dir, "nodes", "n1.owner")) {
 			t.Fatalf("another machine: %v", err)
 		}
 	}
@@ -212,7 +224,8 @@ func TestNoStoreBesideThatOfOthers(t *testing.T) {
 		d := &Daemon{cfg: Config{Root: root}, log: slog.New(slog.DiscardHandler)}
 		return d.openStore(t.Context(), fetch.PoPConfig{Node: "new", Coord: c, Dir: pop.NewDir(dir, 0)})
 	}
-	theirs, err := pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(shared, 0), Coord: coord, Node: "old"})
+	theirs, err := pop.OpenStore(t.Context(),
+		pop.StoreConfig{FS: pop.NewDir(shared, 0), Coord: coord, Node: "old"})
 	if err == nil {
 		err = coord.Announce(t.Context(), pop.Member{Store: theirs.ID()})
 	}
@@ -221,7 +234,8 @@ func TestNoStoreBesideThatOfOthers(t *testing.T) {
 	}
 	root := t.TempDir()
 	for range 2 {
-		if _, err := open(root, unmounted); !errors.Is(err, pop.ErrNotMounted) || !strings.Contains(err.Error(), theirs.ID()) || !strings.Contains(err.Error(), unmounted) {
+		if _, err := open(root, unmounted); !errors.Is(err, pop.ErrNotMounted) ||
+			!strings.Contains(err.Error(), theirs.ID()) || !strings.Contains(err.Error(), unmounted) {
 			t.Fatalf("an empty directory: %v", err)
 		}
 	}

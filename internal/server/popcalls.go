@@ -67,8 +67,9 @@ func (d *Daemon) PoPStatus(ctx context.Context) (spec.PoP, error) {
 		out.Nodes = append(out.Nodes, popNode(m))
 	}
 	for _, l := range p.Layers {
-		out.Layers = append(out.Layers, spec.PoPLayer{DiffID: l.DiffID.String(), Size: l.Size, BlobSize: l.BlobSize, Image: l.Image, Node: l.Node,
-			Users: p.Users[l.DiffID.String()]})
+		out.Layers = append(out.Layers,
+			spec.PoPLayer{DiffID: l.DiffID.String(), Size: l.Size, BlobSize: l.BlobSize, Image: l.Image, Node: l.Node,
+				Users: p.Users[l.DiffID.String()]})
 	}
 	slices.SortFunc(out.Layers, func(a, b spec.PoPLayer) int {
 		return cmp.Or(cmp.Compare(a.Image, b.Image), cmp.Compare(a.DiffID, b.DiffID))
@@ -84,7 +85,8 @@ func (d *Daemon) coordinatorKind() string {
 }
 
 func popStore(p *fetch.PoP) spec.PoPStore {
-	s := spec.PoPStore{Path: p.Path, ID: p.Store, State: spec.PoPOK, Total: p.Total, Free: p.Free, Trash: p.Trash, Capacity: p.Most}
+	s := spec.PoPStore{Path: p.Path, ID: p.Store, State: spec.PoPOK, Total: p.Total, Free: p.Free,
+		Trash: p.Trash, Capacity: p.Most}
 	switch {
 	case !p.Shared:
 		s.State = spec.PoPNone
@@ -113,8 +115,10 @@ func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ":
 func popNode(m pop.Member) spec.PoPNode {
 	h := m.Hits
 	n := spec.PoPNode{Name: m.Node, Address: m.Address, Cache: m.Used, Capacity: m.Capacity,
-		Local: spec.PoPHits{Layers: h.Local, Bytes: h.LocalBytes}, Store: spec.PoPHits{Layers: h.Store, Bytes: h.StoreBytes},
-		Peer: spec.PoPHits{Layers: h.Peer, Bytes: h.PeerBytes}, Registry: spec.PoPHits{Layers: h.Registry, Bytes: h.RegistryBytes}}
+		Local:    spec.PoPHits{Layers: h.Local, Bytes: h.LocalBytes},
+		Store:    spec.PoPHits{Layers: h.Store, Bytes: h.StoreBytes},
+		Peer:     spec.PoPHits{Layers: h.Peer, Bytes: h.PeerBytes},
+		Registry: spec.PoPHits{Layers: h.Registry, Bytes: h.RegistryBytes}}
 	for _, f := range m.Fetching {
 		n.Fetching = append(n.Fetching, spec.PoPFetch{Layer: f.Key, Done: f.Done, Size: f.Size})
 	}

@@ -43,7 +43,9 @@ func (d *Daemon) popFindings(ctx context.Context) []spec.Finding {
 func apartFindings(p *fetch.PoP) []spec.Finding {
 	var out []spec.Finding
 	for _, m := range apart(p) {
-		out = append(out, spec.Finding{What: "PoP node " + m.Node, Level: spec.LevelBad, Detail: fmt.Sprintf("it has another store, %s, than this node, %s: they do not share what they fetch", m.Store, p.Store),
+		out = append(out, spec.Finding{What: "PoP node " + m.Node, Level: spec.LevelBad,
+			Detail: fmt.Sprintf("it has another store, %s, than this node, %s: they do not share what they fetch",
+				m.Store, p.Store),
 			Remedy: "see on both that the PoP's file system is mounted at pop.store (findmnt); where it was not, stop dewd, mount it and remove pop.store in dewd's root"})
 	}
 	return out
@@ -72,8 +74,10 @@ func (d *Daemon) refusals(ctx context.Context, p *fetch.PoP) []spec.Finding {
 	var out []spec.Finding
 	for i, m := range p.Members {
 		if why[i] != nil {
-			out = append(out, spec.Finding{What: "PoP node " + m.Node, Level: spec.LevelBad, Detail: "cannot be asked: " + oneLine(why[i]),
-				Remedy: "see that it can be reached from here at " + m.Address + ", its pop.listen or pop.advertise, and that both have the same pop.key, or certificates of one pop.ca"})
+			out = append(out, spec.Finding{What: "PoP node " + m.Node, Level: spec.LevelBad,
+				Detail: "cannot be asked: " + oneLine(why[i]),
+				Remedy: "see that it can be reached from here at " + m.Address +
+					", its pop.listen or pop.advertise, and that both have the same pop.key, or certificates of one pop.ca"})
 		}
 	}
 	return out
@@ -85,19 +89,22 @@ func twinFindings(p *fetch.PoP) []spec.Finding {
 	for _, m := range p.Members {
 		if m.Twin != "" {
 			out = append(out, spec.Finding{What: "PoP node " + m.Node, Level: spec.LevelBad,
-				Detail: fmt.Sprintf("two machines have this name: those at %s and %s", m.Address, m.Twin), Remedy: takenRemedy})
+				Detail: fmt.Sprintf("two machines have this name: those at %s and %s", m.Address, m.Twin),
+				Remedy: takenRemedy})
 		}
 	}
 	return out
 }
 
 func (d *Daemon) coordinatorFinding(p *fetch.PoP) spec.Finding {
-	f := spec.Finding{What: "PoP coordinator", Level: spec.LevelOK, Detail: fmt.Sprintf("%s answers, %d nodes", d.coordinatorKind(), len(p.Members))}
+	f := spec.Finding{What: "PoP coordinator", Level: spec.LevelOK,
+		Detail: fmt.Sprintf("%s answers, %d nodes", d.coordinatorKind(), len(p.Members))}
 	switch {
 	case p.Lost != nil:
 		f.Level, f.Detail, f.Remedy = spec.LevelBad, p.Lost.Error(), redisRemedy
 	case !p.Settled:
-		f.Level, f.Detail = spec.LevelNote, "it has lost its memory a moment ago, or is new: nothing is evicted for a lease period"
+		f.Level, f.Detail = spec.LevelNote,
+			"it has lost its memory a moment ago, or is new: nothing is evicted for a lease period"
 	}
 	return f
 }
@@ -113,7 +120,8 @@ func storeFinding(p *fetch.PoP) spec.Finding {
 		}
 		return f
 	}
-	return spec.Finding{What: "PoP store", Level: spec.LevelOK, Detail: fmt.Sprintf("%s answers, %d layers", p.Path, len(p.Layers))}
+	return spec.Finding{What: "PoP store", Level: spec.LevelOK,
+		Detail: fmt.Sprintf("%s answers, %d layers", p.Path, len(p.Layers))}
 }
 
 // writable makes it bad that a store which answers takes nothing: it is full, or may be read only.
@@ -134,17 +142,20 @@ func (d *Daemon) writable(ctx context.Context, f spec.Finding) spec.Finding {
 
 // peerFinding says whether other nodes can ask this one.
 func peerFinding(listen, advertise string) spec.Finding {
-	f := spec.Finding{What: "PoP peers", Level: spec.LevelOK, Detail: "other nodes ask this one at " + cmp.Or(advertise, listen)}
+	f := spec.Finding{What: "PoP peers", Level: spec.LevelOK,
+		Detail: "other nodes ask this one at " + cmp.Or(advertise, listen)}
 	host, _, err := net.SplitHostPort(cmp.Or(advertise, listen))
 	ip := net.ParseIP(host)
 	switch {
 	case listen == "":
-		f.Level, f.Detail = spec.LevelNote, "other nodes cannot ask this one: they wait for what it fetches until it is in the store"
+		f.Level, f.Detail = spec.LevelNote,
+			"other nodes cannot ask this one: they wait for what it fetches until it is in the store"
 		f.Remedy = "give pop.listen, and pop.key (\"dew pop key FILE\" makes one, for all nodes)"
 	case err != nil:
 		f.Level, f.Detail, f.Remedy = spec.LevelBad, err.Error(), "give pop.advertise as HOST:PORT"
 	case host == "" || ip != nil && ip.IsUnspecified():
-		f.Level, f.Detail = spec.LevelBad, fmt.Sprintf("%q says to other nodes no address of this one", cmp.Or(advertise, listen))
+		f.Level, f.Detail = spec.LevelBad,
+			fmt.Sprintf("%q says to other nodes no address of this one", cmp.Or(advertise, listen))
 		f.Remedy = "give pop.advertise, HOST:PORT as the other nodes reach it"
 	}
 	return f
@@ -163,7 +174,8 @@ func silentFindings(p *fetch.PoP) []spec.Finding {
 			continue
 		}
 		out = append(out, spec.Finding{What: "PoP node " + n.Node, Level: spec.LevelNote,
-			Detail: fmt.Sprintf("silent for %v at least; %d layers stay in the store, since it may use them", n.For.Round(time.Second), n.Marks),
+			Detail: fmt.Sprintf("silent for %v at least; %d layers stay in the store, since it may use them",
+				n.For.Round(time.Second), n.Marks),
 			Remedy: fmt.Sprintf("if it is gone for good: \"dew pop forget %s\"", n.Node)})
 	}
 	return out

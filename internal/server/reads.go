@@ -56,13 +56,15 @@ func (d *Daemon) readFindings() []spec.Finding {
 	}
 	failed := d.puller.FailedReads(time.Now().Add(-failedLately))
 	if len(failed) == 0 {
-		return []spec.Finding{{What: "lazy reads", Level: spec.LevelOK, Detail: "none has failed in the last minute"}}
+		return []spec.Finding{{What: "lazy reads", Level: spec.LevelOK,
+			Detail: "none has failed in the last minute"}}
 	}
 	var out []spec.Finding
 	for _, f := range failed {
 		what, hosts := d.readers(f.Layer)
 		out = append(out, spec.Finding{What: "lazy reads", Level: spec.LevelBad,
-			Detail: fmt.Sprintf("containers got I/O errors, for bytes of %s did not come, the last time %s ago: %s", what, time.Since(f.Last).Round(time.Second), cause(f)),
+			Detail: fmt.Sprintf("containers got I/O errors, for bytes of %s did not come, the last time %s ago: %s",
+				what, time.Since(f.Last).Round(time.Second), cause(f)),
 			Remedy: fmt.Sprintf("see that %s can be reached and lets this node read (\"dew pull\" of the image tells); what is read then comes, and a container that did not live with the error has to be started again", hosts)})
 	}
 	return out

@@ -84,7 +84,8 @@ func benchImage(b *testing.B, n int) (*snapshot.Snapshotter, string) {
 		}
 		ids = append(ids, id)
 		chain := store.AddChain(ids...)
-		if _, err := s.Prepare(background, "extract "+chain.String(), parent, ref(chain)); !errdefs.IsAlreadyExists(err) {
+		if _, err := s.Prepare(background, "extract "+chain.String(), parent,
+			ref(chain)); !errdefs.IsAlreadyExists(err) {
 			b.Fatal(err)
 		}
 		parent = chain.String()
@@ -100,7 +101,8 @@ func BenchmarkRemoteLayer(b *testing.B) {
 		if err := s.Remove(background, top); err != nil {
 			b.Fatal(err)
 		}
-		if _, err := s.Prepare(background, "extract "+top, "", ref(digest.Digest(top))); !errdefs.IsAlreadyExists(err) {
+		if _, err := s.Prepare(background, "extract "+top, "",
+			ref(digest.Digest(top))); !errdefs.IsAlreadyExists(err) {
 			b.Fatal(err)
 		}
 	}

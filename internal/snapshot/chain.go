@@ -58,7 +58,8 @@ func isExtraction(key string, labels map[string]string) bool {
 	}
 	_, rest, _ := strings.Cut(key, "/")
 	_, rest, _ = strings.Cut(rest, "/")
-	return strings.HasPrefix(key, snapshots.UnpackKeyPrefix+"-") || strings.HasPrefix(rest, snapshots.UnpackKeyPrefix+"-")
+	return strings.HasPrefix(key, snapshots.UnpackKeyPrefix+"-") ||
+		strings.HasPrefix(rest, snapshots.UnpackKeyPrefix+"-")
 }
 
 // chainOf returns the chain that a snapshot stands for, or is to stand for:

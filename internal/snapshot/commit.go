@@ -39,7 +39,8 @@ func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snap
 	}
 	fresh := l != nil && s.layerOf(id) == nil
 	err = s.update(ctx, func(ctx context.Context) error {
-		_, err := storage.CommitActive(ctx, key, name, usage, snapshots.WithLabels(labels), snapshots.WithParent(base.Parent))
+		_, err := storage.CommitActive(ctx, key, name, usage, snapshots.WithLabels(labels),
+			snapshots.WithParent(base.Parent))
 		if err == nil && fresh {
 			s.table.again(l)
 			s.keep(id, l)
@@ -74,7 +75,8 @@ func (s *Snapshotter) settle(ctx context.Context, key string) (string, *layer, e
 	}
 	if l := s.layerOf(id); l != nil {
 		if !empty(s.upper(id)) {
-			return "", nil, fmt.Errorf("was written to after its layer had been imported: %w", errdefs.ErrFailedPrecondition)
+			return "", nil, fmt.Errorf("was written to after its layer had been imported: %w",
+				errdefs.ErrFailedPrecondition)
 		}
 		s.table.again(l)
 		return id, l, nil
@@ -122,7 +124,8 @@ func (s *Snapshotter) Stat(ctx context.Context, key string) (info snapshots.Info
 }
 
 // Update changes labels, other than those that make an image layer.
-func (s *Snapshotter) Update(ctx context.Context, info snapshots.Info, fieldpaths ...string) (updated snapshots.Info, err error) {
+func (s *Snapshotter) Update(ctx context.Context, info snapshots.Info,
+	fieldpaths ...string) (updated snapshots.Info, err error) {
 	for _, path := range fieldpaths {
 		if label, ok := strings.CutPrefix(path, "labels."); ok && (label == LabelLayer || label == LabelMount) {
 			return updated, fmt.Errorf("label %s: %w", label, errdefs.ErrInvalidArgument)

@@ -272,7 +272,8 @@ func TestMountOptionsThatFit(t *testing.T) {
 	}
 	long := func(n int) []string {
 		upper := filepath.Join(b.dir, strings.Repeat("u", n))
-		return []string{"workdir=" + b.dir + "/w", "upperdir=" + upper, "lowerdir=" + strings.Join(lowers, ":"), "index=off"}
+		return []string{"workdir=" + b.dir + "/w", "upperdir=" + upper, "lowerdir=" + strings.Join(lowers, ":"),
+			"index=off"}
 	}
 	fits := 0
 	for n := 1; n < 200; n++ {

@@ -120,7 +120,8 @@ func (b *bed) consistent(ids []digest.Digest) {
 		key := fmt.Sprint("check", i, rand.Int())
 		dir := b.mount(b.prepare(key, top))
 		b.want(filepath.Join(dir, "file"), fmt.Sprint(i))
-		if fi, err := os.Stat(filepath.Join(dir, "tmp")); err != nil || fi.Mode() != os.ModeDir|os.ModeSticky|0o777 {
+		if fi, err := os.Stat(filepath.Join(dir, "tmp")); err != nil ||
+			fi.Mode() != os.ModeDir|os.ModeSticky|0o777 {
 			b.t.Errorf("tmp of layer %d: %v, %v", i, fi, err)
 		}
 		b.unmount(dir)
@@ -137,7 +138,8 @@ func crashChild(dir string) {
 	backend, err := mount.New(mount.EROFS)
 	var s *snapshot.Snapshotter
 	if err == nil {
-		s, err = snapshot.New(background, snapshot.Config{Root: filepath.Join(dir, "r"), Layers: store, Backend: backend})
+		s, err = snapshot.New(background,
+			snapshot.Config{Root: filepath.Join(dir, "r"), Layers: store, Backend: backend})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -46,7 +46,8 @@ func NewDiff(s *Snapshotter, blobs content.Provider) *Diff {
 }
 
 // Compare is not implemented: containerd's walking differ does it.
-func (d *Diff) Compare(context.Context, []mount.Mount, []mount.Mount, ...diff.Opt) (ocispec.Descriptor, error) {
+func (d *Diff) Compare(context.Context, []mount.Mount, []mount.Mount, ...diff.Opt) (ocispec.Descriptor,
+	error) {
 	return ocispec.Descriptor{}, fmt.Errorf("compare: %w", errdefs.ErrNotImplemented)
 }
 
@@ -55,7 +56,8 @@ func (d *Diff) Compare(context.Context, []mount.Mount, []mount.Mount, ...diff.Op
 // layer. When the blob cannot be imported Apply extracts it into the mounts.
 // Mounts that are not those of an empty extraction of ours give
 // ErrNotImplemented.
-func (d *Diff) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+func (d *Diff) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount,
+	opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
 	x, err := d.snapshotter.extracting(ctx, mounts)
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("apply layer %s: %w", desc.Digest, err)
@@ -85,7 +87,8 @@ func layerDescriptor(diffID digest.Digest, size int64) ocispec.Descriptor {
 }
 
 // obtain finds the layer in the store, or imports the blob.
-func (d *Diff) obtain(ctx context.Context, desc ocispec.Descriptor, x extracting) (digest.Digest, int64, error) {
+func (d *Diff) obtain(ctx context.Context, desc ocispec.Descriptor, x extracting) (digest.Digest, int64,
+	error) {
 	diffID, err := d.snapshotter.find(ctx, x.extraction, false)
 	if err == nil {
 		return diffID, 0, nil

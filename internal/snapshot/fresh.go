@@ -50,7 +50,8 @@ func (t *table) show(ctx context.Context, l *layer) error {
 // prepared tells Config.Prepared of an active snapshot that a container is to
 // have, if image layers alone lie below it.
 func (s *Snapshotter) prepared(snap storage.Snapshot, key string, labels map[string]string) {
-	if s.tell == nil || snap.Kind != snapshots.KindActive || len(snap.ParentIDs) == 0 || isExtraction(key, labels) {
+	if s.tell == nil || snap.Kind != snapshots.KindActive || len(snap.ParentIDs) == 0 ||
+		isExtraction(key, labels) {
 		return
 	}
 	ids := make([]digest.Digest, 0, len(snap.ParentIDs))

@@ -45,7 +45,8 @@ func TestFresh(t *testing.T) {
 			parent := ""
 			for i, chain := range identity.ChainIDs(slices.Clone(ids)) {
 
-				_, err := b.Prepare(t.Context(), fmt.Sprint("extract-", i, " ", chain), parent, snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: chain.String()}))
+				_, err := b.Prepare(t.Context(), fmt.Sprint("extract-", i, " ", chain), parent,
+					snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: chain.String()}))
 				if err == nil {
 					t.Fatal("the layer is left to containerd")
 				}

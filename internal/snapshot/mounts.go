@@ -72,7 +72,8 @@ const (
 // among them.
 func mountable(options, lowers []string) error {
 	if len(lowers) > maxLowers {
-		return fmt.Errorf("%d layers to stack, overlayfs takes %d: %w", len(lowers), maxLowers, errdefs.ErrResourceExhausted)
+		return fmt.Errorf("%d layers to stack, overlayfs takes %d: %w", len(lowers), maxLowers,
+			errdefs.ErrResourceExhausted)
 	}
 	size, data := 0, -1
 	for _, o := range options {

@@ -20,7 +20,8 @@ import (
 // layer is here or can be fetched, Prepare commits that chain instead and
 // returns ErrAlreadyExists, as the remote-snapshot protocol has it; this may
 // block for as long as the fetch takes.
-func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount,
+	error) {
 	base, err := gather(opts)
 	if err != nil {
 		return nil, err
@@ -31,14 +32,16 @@ func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...s
 			return nil, err
 		}
 		if done {
-			return nil, fmt.Errorf("snapshot %s: %w", base.Labels[snapshots.LabelSnapshotRef], errdefs.ErrAlreadyExists)
+			return nil, fmt.Errorf("snapshot %s: %w", base.Labels[snapshots.LabelSnapshotRef],
+				errdefs.ErrAlreadyExists)
 		}
 	}
 	return s.create(ctx, snapshots.KindActive, key, parent, base)
 }
 
 // View creates a read-only snapshot.
-func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount,
+	error) {
 	base, err := gather(opts)
 	if err != nil {
 		return nil, err
@@ -49,7 +52,8 @@ func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snap
 // prepareRemote commits the chain that base names, if it can be had. Why it
 // cannot is logged, and containerd then fetches the layer itself; the only
 // error is the end of ctx.
-func (s *Snapshotter) prepareRemote(ctx context.Context, key, parent string, base snapshots.Info) (bool, error) {
+func (s *Snapshotter) prepareRemote(ctx context.Context, key, parent string, base snapshots.Info) (bool,
+	error) {
 	var e extraction
 	var ok bool
 	err := s.view(ctx, func(ctx context.Context) error {
@@ -80,7 +84,8 @@ func (s *Snapshotter) prepareRemote(ctx context.Context, key, parent string, bas
 // commitRemote makes the chain a committed image layer: found or fetched, held
 // (so that the store keeps it), mounted (so that it is known to be readable),
 // recorded, in this order.
-func (s *Snapshotter) commitRemote(ctx context.Context, key, parent string, base snapshots.Info, e extraction) error {
+func (s *Snapshotter) commitRemote(ctx context.Context, key, parent string, base snapshots.Info,
+	e extraction) error {
 	id, err := s.find(ctx, e, true)
 	if err != nil {
 		return err
@@ -99,7 +104,8 @@ func (s *Snapshotter) commitRemote(ctx context.Context, key, parent string, base
 // recordRemote writes the committed snapshot in one transaction and passes the
 // hold on l to it. That the same chain on the same parent is there already is
 // as good, and releases the hold.
-func (s *Snapshotter) recordRemote(ctx context.Context, key, parent string, base snapshots.Info, chain digest.Digest, l *layer) error {
+func (s *Snapshotter) recordRemote(ctx context.Context, key, parent string, base snapshots.Info,
+	chain digest.Digest, l *layer) error {
 	usage, err := s.layerUsage(ctx, l.id)
 	if err != nil {
 		return err
@@ -150,7 +156,8 @@ func remoteName(ctx context.Context, chain, parent string) (name string, there b
 		return name, false, nil
 	case err != nil:
 		return "", false, err
-	case info.Parent != parent || info.Kind != snapshots.KindCommitted || info.Labels[snapshots.LabelSnapshotRef] != chain:
+	case info.Parent != parent || info.Kind != snapshots.KindCommitted ||
+		info.Labels[snapshots.LabelSnapshotRef] != chain:
 		return "", false, fmt.Errorf("snapshot %s is there with another parent or meaning", name)
 	}
 	return name, true, nil
@@ -176,7 +183,8 @@ func (s *Snapshotter) drop(l *layer) {
 
 // create makes an active snapshot or a view and returns its mounts, with every
 // layer below it mounted. On an error nothing is left behind.
-func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, parent string, base snapshots.Info) ([]mount.Mount, error) {
+func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, parent string,
+	base snapshots.Info) ([]mount.Mount, error) {
 	var snap storage.Snapshot
 	err := s.update(ctx, func(ctx context.Context) (err error) {
 		snap, err = storage.CreateSnapshot(ctx, kind, key, parent, snapshots.WithLabels(base.Labels))

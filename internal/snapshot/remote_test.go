@@ -224,7 +224,8 @@ func TestConcurrentPullsAndRemovals(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := len(ids); i > 0; i-- {
-		if err := b.Remove(background, b.store.AddChain(ids[:i]...).String()); err != nil && !errdefs.IsNotFound(err) {
+		if err := b.Remove(background, b.store.AddChain(ids[:i]...).String()); err != nil &&
+			!errdefs.IsNotFound(err) {
 			t.Fatal(err)
 		}
 	}
@@ -256,7 +257,8 @@ func churn(b *bed, worker int, ids []digest.Digest) error {
 		if err := runOnce(b, fmt.Sprintf("c-%d-%d", worker, round), parent); err != nil {
 			return err
 		}
-		if err := b.Remove(background, parent); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+		if err := b.Remove(background, parent); err != nil && !errdefs.IsNotFound(err) &&
+			!errdefs.IsFailedPrecondition(err) {
 			return err
 		}
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Rest unmounts those of the layers that only committed snapshots stand for, and returns those that are, or may be,
-// mounted afterwards: a container or a view stands on them, or a call is under way. What is unmounted is mounted again, and
-// Layers.Files asked for it, before anything can stand on it.
+// Rest unmounts those of the layers that only committed snapshots stand for, and returns those that are, or
+// may be, mounted afterwards: a container or a view stands on them, or a call is under way. What is unmounted
+// is mounted again, and Layers.Files asked for it, before anything can stand on it.
 func (s *Snapshotter) Rest(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest, err error) {
 	for _, id := range ids {
 		ok, rerr := s.rest(ctx, id)
@@ -26,8 +26,8 @@ func (s *Snapshotter) Rest(ctx context.Context, ids ...digest.Digest) (busy []di
 	return busy, err
 }
 
-// rest unmounts one layer, and reports whether it is not mounted. While it looks, nobody mounts the layer: whoever has
-// recorded a snapshot on it meanwhile, and was not seen, mounts it afterwards.
+// rest unmounts one layer, and reports whether it is not mounted. While it looks, nobody mounts the layer:
+// whoever has recorded a snapshot on it meanwhile, and was not seen, mounts it afterwards.
 func (s *Snapshotter) rest(ctx context.Context, id digest.Digest) (bool, error) {
 	t := s.table
 	t.mu.Lock()

@@ -103,7 +103,8 @@ type Layers interface {
 	// Import turns a layer blob of desc.Size bytes, which containerd fetched,
 	// into a readable layer. It checks the blob against desc.Digest. The size
 	// is that of the uncompressed tar, in bytes.
-	Import(ctx context.Context, desc ocispec.Descriptor, blob io.Reader) (diffID digest.Digest, size int64, err error)
+	Import(ctx context.Context, desc ocispec.Descriptor, blob io.Reader) (diffID digest.Digest, size int64,
+		err error)
 }
 
 // Want names one layer of an image as containerd's labels do.

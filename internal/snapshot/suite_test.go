@@ -160,7 +160,8 @@ func entry(w *tar.Writer, path, name string, links map[uint64]string) error {
 }
 
 // Update hides the labels of image layers, which the suite does not expect.
-func (l *layered) Update(ctx context.Context, info snapshots.Info, fieldpaths ...string) (snapshots.Info, error) {
+func (l *layered) Update(ctx context.Context, info snapshots.Info, fieldpaths ...string) (snapshots.Info,
+	error) {
 	info, err := l.Snapshotter.Update(ctx, info, fieldpaths...)
 	delete(info.Labels, snapshot.LabelLayer)
 	delete(info.Labels, snapshot.LabelMount)

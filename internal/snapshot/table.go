@@ -110,7 +110,8 @@ func (t *table) ensure(ctx context.Context, l *layer) error {
 	}
 	l.shown = err != nil // what is there may be an old mount
 	err = t.backend.Mount(ctx, files, t.path(l))
-	if errors.Is(err, mount.ErrOccupied) { // by what the layer was mounted from before it was whole: the number is its own
+	// by what the layer was mounted from before it was whole: the number is its own
+	if errors.Is(err, mount.ErrOccupied) {
 		err = t.backend.Replace(ctx, files, t.path(l))
 	}
 	if err != nil {
@@ -147,7 +148,8 @@ func (t *table) renew(ctx context.Context, id digest.Digest) error {
 // cannot say, and then it is true.
 func isMountRoot(path string) bool {
 	var st unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st); err != nil {
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0,
+		&st); err != nil {
 		return false
 	}
 	return st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 || st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
@@ -221,7 +223,8 @@ func (t *table) sweep() error {
 		return err
 	}
 	for _, e := range entries {
-		if first := !t.swept.Load(); first || !strings.HasPrefix(e.Name(), mount.AsidePrefix) { // later ones are at work
+		// later ones are at work
+		if first := !t.swept.Load(); first || !strings.HasPrefix(e.Name(), mount.AsidePrefix) {
 			note(t.clearStranger(e.Name()))
 		}
 	}

@@ -4,17 +4,18 @@ import "time"
 
 // Request is one instruction to deploy. The zero value of a field is its default.
 type Request struct {
-	Image        string
-	Name         string // "" means one is made up
-	Entrypoint   []string
-	Cmd          []string
-	Env          []string // KEY=VALUE
-	Net          string   // host, bridge, none; "" is bridge with Ports, else host
-	Ports        []Port
-	Volumes      []Volume
-	Memory       int64         // bytes, 0 is unlimited
-	CPUs         float64       // 0 is unlimited
-	Ready        string        // tcp:PORT, http:PORT/PATH, cmd:…, log:RE, none; "" is the image's health check, else none
+	Image      string
+	Name       string // "" means one is made up
+	Entrypoint []string
+	Cmd        []string
+	Env        []string // KEY=VALUE
+	Net        string   // host, bridge, none; "" is bridge with Ports, else host
+	Ports      []Port
+	Volumes    []Volume
+	Memory     int64   // bytes, 0 is unlimited
+	CPUs       float64 // 0 is unlimited
+	// tcp:PORT, http:PORT/PATH, cmd:…, log:RE, none; "" is the image's health check, else none
+	Ready        string
 	ReadyTimeout time.Duration // 0 is the node's default
 	Lazy         string        // auto, never
 	Restore      string        // auto, never, always

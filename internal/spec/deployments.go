@@ -51,7 +51,8 @@ func (m Many) All() ([]Request, error) {
 	case len(m.Requests) == 0:
 		return nil, fmt.Errorf("nothing to deploy is named")
 	case count > MaxMany || len(m.Requests)*count > MaxMany:
-		return nil, fmt.Errorf("%d deployments are too many for one call: want at most %d", len(m.Requests)*count, MaxMany)
+		return nil, fmt.Errorf("%d deployments are too many for one call: want at most %d", len(m.Requests)*count,
+			MaxMany)
 	case len(m.Terms.Key) > MaxKey-5:
 		return nil, fmt.Errorf("a key has at most %d bytes", MaxKey-5)
 	}

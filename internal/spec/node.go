@@ -164,8 +164,9 @@ const (
 	EventExited  = "exited"  // a container's process ended: ExitCode
 	EventRemoved = "removed" // a container is gone
 	EventDeleted = "deleted" // an image is gone
-	EventLost    = "lost"    // containers get I/O errors, or Name was killed, for what served their layers or memory is gone: Error
-	EventLied    = "lied"    // bytes that an image ran with are not the layer's: Error
+	// containers get I/O errors, or Name was killed, for what served their layers or memory is gone: Error
+	EventLost = "lost"
+	EventLied = "lied" // bytes that an image ran with are not the layer's: Error
 	// A Layer of the PoP's store is not what was published (Error), and one that was
 	// so is there anew.
 	EventDamaged  = "damaged"
@@ -204,7 +205,8 @@ type Mark struct {
 	Seq   uint64
 }
 
-// LayerMap shows a layer that is not whole: containers run with it already or, Pulled, wait for the whole of it.
+// LayerMap shows a layer that is not whole: containers run with it already or, Pulled, wait for the whole of
+// it.
 type LayerMap struct {
 	DiffID  string      `json:"diff_id"`
 	Image   string      `json:"image"`

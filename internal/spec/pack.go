@@ -33,26 +33,27 @@ type FileRead struct {
 
 // Pack is a startup pack.
 type Pack struct {
-	Image     string     `json:"image"`
-	Digest    string     `json:"digest"` // of the platform's manifest
-	Pack      string     `json:"pack"`   // its own digest
-	Size      int64      `json:"size"`   // bytes
-	Parts     PackParts  `json:"parts"`
-	Chunks    int        `json:"chunks"`
-	Needed    int64      `json:"needed"`     // bytes that the profile says are read
-	Total     int64      `json:"total"`      // bytes of the image's layers, uncompressed
-	ImageSize int64      `json:"image_size"` // compressed bytes of the image
-	Start     int64      `json:"start"`      // bytes of the pack that a start waits for
-	Share     float64    `json:"share"`      // Start of ImageSize
-	Runs      int        `json:"runs"`
-	Exercised bool       `json:"exercised"`
-	Created   time.Time  `json:"created"`
-	Node      string     `json:"node,omitempty"`   // where it was learned
-	From      string     `json:"from"`             // where it is: FromNode, FromRepository
-	Trust     string     `json:"trust"`            // why it is believed: pop, signed, repository; or "no: " and why it is not
-	Unlazy    []string   `json:"unlazy,omitempty"` // layers (diffIDs) that it does not start lazily
-	Files     int        `json:"files"`            // that it has something of
-	Largest   []FileRead `json:"largest"`          // files of which it has most
+	Image     string    `json:"image"`
+	Digest    string    `json:"digest"` // of the platform's manifest
+	Pack      string    `json:"pack"`   // its own digest
+	Size      int64     `json:"size"`   // bytes
+	Parts     PackParts `json:"parts"`
+	Chunks    int       `json:"chunks"`
+	Needed    int64     `json:"needed"`     // bytes that the profile says are read
+	Total     int64     `json:"total"`      // bytes of the image's layers, uncompressed
+	ImageSize int64     `json:"image_size"` // compressed bytes of the image
+	Start     int64     `json:"start"`      // bytes of the pack that a start waits for
+	Share     float64   `json:"share"`      // Start of ImageSize
+	Runs      int       `json:"runs"`
+	Exercised bool      `json:"exercised"`
+	Created   time.Time `json:"created"`
+	Node      string    `json:"node,omitempty"` // where it was learned
+	From      string    `json:"from"`           // where it is: FromNode, FromRepository
+	// why it is believed: pop, signed, repository; or "no: " and why it is not
+	Trust   string     `json:"trust"`
+	Unlazy  []string   `json:"unlazy,omitempty"` // layers (diffIDs) that it does not start lazily
+	Files   int        `json:"files"`            // that it has something of
+	Largest []FileRead `json:"largest"`          // files of which it has most
 }
 
 // Where a Pack is.

@@ -73,13 +73,16 @@ func (r PullRequest) Validate() error {
 
 // ours are the labels of containers and images that Dewpoint reads. What else begins
 // like them, or with containerd's prefix, is set by these alone.
-var ours = []string{"dewpoint.checkpoint", "dewpoint.checkpoint.before", "dewpoint.restore.after", "dewpoint.restore.env", "dewpoint.restore.volumes", "dewpoint.hooks"}
+var ours = []string{"dewpoint.checkpoint", "dewpoint.checkpoint.before", "dewpoint.restore.after",
+	"dewpoint.restore.env", "dewpoint.restore.volumes", "dewpoint.hooks"}
 
 const maxLabel = 4096 // bytes of name and value, containerd's own limit
 
 func label(name, value string) error {
 	switch {
-	case name == "" || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == '=' || r == 0x7f }):
+	case name == "" || strings.ContainsFunc(name, func(r rune) bool {
+		return r <= ' ' || r == '=' || r == 0x7f
+	}):
 		return fmt.Errorf("%q is not the name of a label: want KEY=VALUE, without blanks in KEY", name)
 	case strings.IndexByte(value, 0) >= 0:
 		return fmt.Errorf("label %s: its value has a zero byte", name)
@@ -88,7 +91,8 @@ func label(name, value string) error {
 	case strings.HasPrefix(name, "containerd.io/"):
 		return fmt.Errorf("label %s: those of containerd are not for containers", name)
 	case strings.HasPrefix(name, "dewpoint.") && !slices.Contains(ours, name):
-		return fmt.Errorf("there is no label %s; of those that begin so there are %s", name, strings.Join(ours, ", "))
+		return fmt.Errorf("there is no label %s; of those that begin so there are %s", name,
+			strings.Join(ours, ", "))
 	case name == "dewpoint.checkpoint" && !slices.Contains([]string{"", "auto", "never", "stateful"}, value):
 		return fmt.Errorf("label %s=%s: want auto, never or stateful", name, value)
 	}

@@ -23,7 +23,8 @@ import (
 // nowhere. OpenTelemetry's other variables hold too: headers, certificates,
 // the sampler, attributes of the resource.
 type Config struct {
-	Endpoint string // of a collector, by OTLP over HTTP: http://HOST:PORT, the path is /v1/traces if none is given
+	// of a collector, by OTLP over HTTP: http://HOST:PORT, the path is /v1/traces if none is given
+	Endpoint string
 	Node     string // this node's name
 	Version  string // of dewd
 	Log      *slog.Logger
@@ -52,12 +53,14 @@ type Exporter struct {
 // NewExporter returns an Exporter, or nil if there is nowhere to send spans to.
 // Close must follow. Nothing is connected before there are spans.
 func NewExporter(ctx context.Context, cfg Config) (*Exporter, error) {
-	to := cmp.Or(cfg.Endpoint, os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"))
+	to := cmp.Or(cfg.Endpoint, os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+		os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"))
 	if to == "" {
 		return nil, nil
 	}
 	opts := []otlptracehttp.Option{otlptracehttp.WithTimeout(patience),
-		otlptracehttp.WithRetry(otlptracehttp.RetryConfig{Enabled: true, InitialInterval: time.Second, MaxInterval: patience / 2, MaxElapsedTime: patience})}
+		otlptracehttp.WithRetry(otlptracehttp.RetryConfig{Enabled: true, InitialInterval: time.Second,
+			MaxInterval: patience / 2, MaxElapsedTime: patience})}
 	if cfg.Endpoint != "" {
 		opts = append(opts, otlptracehttp.WithEndpointURL(withPath(cfg.Endpoint)))
 	}
@@ -65,8 +68,9 @@ func NewExporter(ctx context.Context, cfg Config) (*Exporter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("spans for %s: %w", to, err)
 	}
-	res, err := resource.New(ctx, resource.WithFromEnv(), resource.WithAttributes(attribute.String("service.name", "dewd"),
-		attribute.String("service.version", cfg.Version), attribute.String("host.name", cfg.Node)))
+	res, err := resource.New(ctx, resource.WithFromEnv(),
+		resource.WithAttributes(attribute.String("service.name", "dewd"),
+			attribute.String("service.version", cfg.Version), attribute.String("host.name", cfg.Node)))
 	if err != nil {
 		return nil, fmt.Errorf("spans for %s: %w", to, err)
 	}

@@ -85,7 +85,8 @@ func Begin(ctx context.Context, e *Exporter, name string, begun time.Time) (cont
 	remote := otel.SpanContextFromContext(ctx)
 	if t.tracer != nil {
 		parent := otel.ContextWithRemoteSpanContext(context.Background(), remote)
-		_, t.root.otel = t.tracer.Start(parent, name, otel.WithTimestamp(begun), otel.WithSpanKind(otel.SpanKindServer))
+		_, t.root.otel = t.tracer.Start(parent, name, otel.WithTimestamp(begun),
+			otel.WithSpanKind(otel.SpanKindServer))
 		remote = t.root.otel.SpanContext()
 	}
 	if remote.HasTraceID() {
@@ -139,7 +140,8 @@ func (t *Trace) begin(p *Span, name string, at time.Time) *Span {
 		if p != nil {
 			above = p
 		}
-		_, s.otel = t.tracer.Start(otel.ContextWithSpan(context.Background(), above.otel), name, otel.WithTimestamp(at))
+		_, s.otel = t.tracer.Start(otel.ContextWithSpan(context.Background(), above.otel), name,
+			otel.WithTimestamp(at))
 	}
 	return s
 }
@@ -302,7 +304,8 @@ func (t *Trace) Spans() []spec.Span {
 		return cmp.Or(a.from.Compare(b.from), b.to.Compare(a.to))
 	})
 	for _, s := range all {
-		out = append(out, spec.Span{Name: s.path(), From: s.from.Sub(t.begun).Seconds(), To: s.to.Sub(t.begun).Seconds(), Attributes: maps.Clone(s.attrs)})
+		out = append(out, spec.Span{Name: s.path(), From: s.from.Sub(t.begun).Seconds(),
+			To: s.to.Sub(t.begun).Seconds(), Attributes: maps.Clone(s.attrs)})
 	}
 	return out
 }

@@ -52,7 +52,8 @@ func TestSpans(t *testing.T) {
 	for _, s := range spans {
 		by[s.Name] = s
 	}
-	want := []string{"create", "create/task", "create/task/shim", "deploy", "fill", "mount", "register", "register/layer", "resolve"}
+	want := []string{"create", "create/task", "create/task/shim", "deploy", "fill", "mount", "register",
+		"register/layer", "resolve"}
 	if len(spans) != len(want) {
 		t.Errorf("%d spans: %+v", len(spans), spans)
 	}
@@ -65,7 +66,8 @@ func TestSpans(t *testing.T) {
 			t.Errorf("%s: %+v, there: %t", name, s, ok)
 		}
 	}
-	if by["resolve"].From != 0 || by["resolve"].To != by["mount"].From || by["mount"].To != by["create"].From || by["create"].To != by["deploy"].To {
+	if by["resolve"].From != 0 || by["resolve"].To != by["mount"].From || by["mount"].To != by["create"].From ||
+		by["create"].To != by["deploy"].To {
 		t.Errorf("there are gaps: %+v", spans)
 	}
 	if by["create/task/shim"].Attributes["bytes"] != "7" || by["deploy"].Attributes["container"] != "web" {
@@ -99,11 +101,13 @@ func TestExport(t *testing.T) {
 	by := map[string]tracetest.Span{}
 	for _, s := range got {
 		by[s.Name] = s
-		if s.Trace != "0af7651916cd43dd8448eb211c80319c" || s.Resource["service.name"] != "dewd" || s.Resource["host.name"] != "n1" {
+		if s.Trace != "0af7651916cd43dd8448eb211c80319c" || s.Resource["service.name"] != "dewd" ||
+			s.Resource["host.name"] != "n1" {
 			t.Errorf("%+v", s)
 		}
 	}
-	for name, above := range map[string]string{"resolve": "deploy", "mount": "deploy", "create": "deploy", "task": "create", "shim": "task", "register": "deploy", "layer": "register", "fill": "deploy"} {
+	for name, above := range map[string]string{"resolve": "deploy", "mount": "deploy", "create": "deploy",
+		"task": "create", "shim": "task", "register": "deploy", "layer": "register", "fill": "deploy"} {
 		if by[name].Parent != by[above].ID || by[above].ID == "" {
 			t.Errorf("%s is not below %s", name, above)
 		}
@@ -153,7 +157,8 @@ func TestNobody(t *testing.T) {
 	if s != nil || ctx != t.Context() {
 		t.Error("a span without a trace")
 	}
-	for _, v := range []string{"", "00", "00-0-0-0", strings.Repeat("0", 1<<16), "00-00000000000000000000000000000000-0000000000000000-01"} {
+	for _, v := range []string{"", "00", "00-0-0-0", strings.Repeat("0", 1<<16),
+		"00-00000000000000000000000000000000-0000000000000000-01"} {
 		h := http.Header{}
 		h.Set(trace.Header, v)
 		if _, tr := trace.Begin(trace.FromHeader(t.Context(), h), nil, "deploy", time.Now()); tr.Root() == nil {
@@ -178,11 +183,14 @@ func TestBounds(t *testing.T) {
 		t.Errorf("%d spans are kept", len(spans))
 	}
 	for _, s := range spans {
-		if len(s.Attributes) > 12 || slices.ContainsFunc([]string{s.Attributes["k"]}, func(v string) bool { return len(v) > 256 }) {
+		if len(s.Attributes) > 12 ||
+			slices.ContainsFunc([]string{s.Attributes["k"]}, func(v string) bool { return len(v) > 256 }) {
 			t.Errorf("%+v", s)
 		}
 	}
-	if !slices.ContainsFunc(spans, func(s spec.Span) bool { return s.Name == "deploy" && s.Attributes["spans_dropped"] != "" }) {
+	if !slices.ContainsFunc(spans, func(s spec.Span) bool {
+		return s.Name == "deploy" && s.Attributes["spans_dropped"] != ""
+	}) {
 		t.Error("the root does not say that spans were dropped, or is not there")
 	}
 }
@@ -196,14 +204,16 @@ func TestAway(t *testing.T) {
 	away := "http://" + l.Addr().String()
 	l.Close()
 	said := &lines{}
-	e, err := trace.NewExporter(t.Context(), trace.Config{Endpoint: away, Log: slog.New(slog.NewTextHandler(said, nil))})
+	e, err := trace.NewExporter(t.Context(),
+		trace.Config{Endpoint: away, Log: slog.New(slog.NewTextHandler(said, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 400 { // several times what waits for the collector
 		deployment(t.Context(), e)
 	}
-	for deadline := time.Now().Add(time.Minute); said.count() == 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); said.count() == 0 &&
+		time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 	}
 	e.Close()
 	if _, lost := e.Sent(); lost == 0 || said.count() != 1 || !strings.Contains(said.String(), away) {

@@ -39,8 +39,10 @@ func testOptions(t *testing.T) options {
 	if layout == "" {
 		layout = demo.Dir
 	}
-	return options{images: []string{"nginx:1"}, mbit: []float64{0}, rounds: 1, what: []string{pullImage, firstAnswer},
-		layout: layout, dir: filepath.Join(t.TempDir(), "bed"), tools: toolsDir(), out: filepath.Join(t.TempDir(), "out")}
+	return options{images: []string{"nginx:1"}, mbit: []float64{0}, rounds: 1,
+		what:   []string{pullImage, firstAnswer},
+		layout: layout, dir: filepath.Join(t.TempDir(), "bed"), tools: toolsDir(),
+		out: filepath.Join(t.TempDir(), "out")}
 }
 
 // build builds programs as make does, so that what is compiled already is taken.
@@ -188,7 +190,9 @@ func TestTable(t *testing.T) {
 }
 
 func TestPlotIsXML(t *testing.T) {
-	svg := plot("a & b", []timeline{{engine: "<dewd>", instants: []instant{{t: 0.1, network: 20}, {t: 0.2, cpu: 1}}}, {engine: "idle"}})
+	svg := plot("a & b",
+		[]timeline{{engine: "<dewd>", instants: []instant{{t: 0.1, network: 20}, {t: 0.2, cpu: 1}}},
+			{engine: "idle"}})
 	var doc struct {
 		Lines []struct {
 			Points string `xml:"points,attr"`
@@ -207,7 +211,8 @@ func TestPlotIsXML(t *testing.T) {
 
 func TestStagesInOrder(t *testing.T) {
 	var record struct{ Stages map[string]float64 }
-	if err := json.Unmarshal([]byte(`{"stages":{"ready":0.31,"resolved":0.02,"mounted":0.13}}`), &record); err != nil {
+	if err := json.Unmarshal([]byte(`{"stages":{"ready":0.31,"resolved":0.02,"mounted":0.13}}`),
+		&record); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := stages(record.Stages), "resolved 0.02, mounted 0.13, ready 0.31"; got != want {
@@ -216,7 +221,8 @@ func TestStagesInOrder(t *testing.T) {
 }
 
 func TestUnknownCommandAndImage(t *testing.T) {
-	if err := Main(t.Context(), []string{"nonsense"}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "usage") {
+	if err := Main(t.Context(), []string{"nonsense"}, io.Discard, io.Discard); err == nil ||
+		!strings.Contains(err.Error(), "usage") {
 		t.Errorf("unknown command: %v", err)
 	}
 	err := Main(t.Context(), []string{"images", "-dir", t.TempDir(), "no:such"}, io.Discard, io.Discard)

@@ -64,10 +64,13 @@ func compareBoot(ctx context.Context, args []string, stdout, stderr io.Writer, s
 	var parts, clones, connections, megabytes, store, ways string
 	err := o.parse("boot", args, stderr, strings.Join(demo.BootNames(), ","), func(f *flag.FlagSet) {
 		f.StringVar(&parts, "parts", bootParts, "comma-separated `parts` of the experiment")
-		f.StringVar(&ways, "ways", "", "comma-separated `ways` of start and clones: boot, restore, docker; all that the engines have")
+		f.StringVar(&ways, "ways", "",
+			"comma-separated `ways` of start and clones: boot, restore, docker; all that the engines have")
 		f.StringVar(&clones, "clones", "1,2,4,8,16", "comma-separated `numbers` of clones at once")
-		f.StringVar(&connections, "connections", "10,100,1000", "comma-separated `numbers` of connections of the load")
-		f.StringVar(&megabytes, "memory", "100,1024", "comma-separated `MB` that the service of the part memory holds")
+		f.StringVar(&connections, "connections", "10,100,1000",
+			"comma-separated `numbers` of connections of the load")
+		f.StringVar(&megabytes, "memory", "100,1024",
+			"comma-separated `MB` that the service of the part memory holds")
 		f.DurationVar(&b.load, "load", 5*time.Second, "`time` of each load")
 		f.StringVar(&store, "store", "gluster", "`store` of the parts with a PoP: dir, gluster, gluster3, ceph")
 	})
@@ -92,7 +95,8 @@ func compareBoot(ctx context.Context, args []string, stdout, stderr io.Writer, s
 	if !slices.Contains(popbed.Kinds(), b.store) {
 		return fmt.Errorf("store %q: there are %v", store, popbed.Kinds())
 	}
-	for text, numbers := range map[string]*[]int{clones: &b.clones, connections: &b.connections, megabytes: &b.megabytes} {
+	for text, numbers := range map[string]*[]int{clones: &b.clones, connections: &b.connections,
+		megabytes: &b.megabytes} {
 		if *numbers, err = positive(text); err != nil {
 			return err
 		}
@@ -182,6 +186,7 @@ func (b *bootBench) write() error {
 }
 
 func (b *bootBench) figure(image, state, what, unit string, v float64) {
-	b.figures = merge(b.figures, []figure{{Image: image, State: state, What: what, Unit: unit, Values: []float64{v}}})
+	b.figures = merge(b.figures,
+		[]figure{{Image: image, State: state, What: what, Unit: unit, Values: []float64{v}}})
 	fmt.Fprintf(b.stderr, "%-10s %-16s %s %.4g %s\n", state, image, what, v, unit)
 }

@@ -41,7 +41,9 @@ func TestLoadCountsAnswers(t *testing.T) {
 	}))
 	defer server.Close()
 	var out bytes.Buffer
-	if err := generateLoad(t.Context(), []string{"-connections", "8", "-time", "300ms", server.Listener.Addr().String()}, &out, io.Discard); err != nil {
+	if err := generateLoad(t.Context(),
+		[]string{"-connections", "8", "-time", "300ms", server.Listener.Addr().String()}, &out,
+		io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	var said loadResult
@@ -54,16 +56,20 @@ func TestLoadCountsAnswers(t *testing.T) {
 }
 
 func TestLoadCountsErrors(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusTeapot)
+	}))
 	defer server.Close()
-	if r := httpLoad(t.Context(), server.Listener.Addr().String(), 3, 200*time.Millisecond); r.Errors != 3 || r.Requests != 0 {
+	if r := httpLoad(t.Context(), server.Listener.Addr().String(), 3, 200*time.Millisecond); r.Errors != 3 ||
+		r.Requests != 0 {
 		t.Errorf("three connections to a server that refuses: %+v", r)
 	}
 }
 
 // The load goes to this machine alone, and ends by itself.
 func TestLoadIsBounded(t *testing.T) {
-	for _, args := range [][]string{{"192.0.2.1:80"}, {"-time", "2m", "127.0.0.1:80"}, {"-connections", "2001", "127.0.0.1:80"}, {}} {
+	for _, args := range [][]string{{"192.0.2.1:80"}, {"-time", "2m", "127.0.0.1:80"},
+		{"-connections", "2001", "127.0.0.1:80"}, {}} {
 		if err := generateLoad(t.Context(), args, io.Discard, io.Discard); err == nil {
 			t.Errorf("load %v was accepted", args)
 		}
@@ -78,7 +84,9 @@ func TestListIndexes(t *testing.T) {
 			io.ReadFull(server, make([]byte, len(indexMessage)))
 			server.Write(append([]byte{byte(len(answer) + 4), 0, 0, 0}, answer...))
 		}()
-		err := listIndexes(t.Context(), func(context.Context, string, string) (net.Conn, error) { return client, nil })
+		err := listIndexes(t.Context(), func(context.Context, string, string) (net.Conn, error) {
+			return client, nil
+		})
 		if ok != (err == nil) {
 			t.Errorf("answer %q: %v", answer, err)
 		}
@@ -103,7 +111,8 @@ func TestLongestSilence(t *testing.T) {
 }
 
 func TestBootVerdicts(t *testing.T) {
-	b := &bootBench{o: &options{images: []string{"web:boot"}, rounds: 1}, clones: []int{1, 8}, refused: map[string]string{}}
+	b := &bootBench{o: &options{images: []string{"web:boot"}, rounds: 1}, clones: []int{1, 8},
+		refused: map[string]string{}}
 	for _, c := range []struct {
 		image         string
 		boot, restore float64
@@ -122,12 +131,15 @@ func TestBootVerdicts(t *testing.T) {
 		t.Errorf("cold: %q", got)
 	}
 	b.report = newReport(io.Discard, io.Discard, "test", "")
-	for _, s := range []Sample{{Engine: "boot", What: clonesOf(1), Seconds: 2, CPU: 2}, {Engine: "restore", What: clonesOf(1), Seconds: 0.5, CPU: 0.4},
-		{Engine: "boot", What: clonesOf(8), Seconds: 9, CPU: 16}, {Engine: "restore", What: clonesOf(8), Seconds: 2.5, CPU: 4}} {
+	for _, s := range []Sample{{Engine: "boot", What: clonesOf(1), Seconds: 2, CPU: 2},
+		{Engine: "restore", What: clonesOf(1), Seconds: 0.5, CPU: 0.4},
+		{Engine: "boot", What: clonesOf(8), Seconds: 9, CPU: 16},
+		{Engine: "restore", What: clonesOf(8), Seconds: 2.5, CPU: 4}} {
 		s.Image = "web:boot"
 		b.report.add(s)
 	}
-	for _, s := range []Sample{{Engine: "boot", Seconds: 4.6, Attached: 0.6}, {Engine: "restore", Seconds: 1.3, Attached: 0.6}} {
+	for _, s := range []Sample{{Engine: "boot", Seconds: 4.6, Attached: 0.6},
+		{Engine: "restore", Seconds: 1.3, Attached: 0.6}} {
 		s.Image, s.What = "web:boot", storeStart // of a boot of 4 s and a restore of 0.7
 		b.report.add(s)
 		s.Image, s.Attached = "redis:1", 3.4 // of boots that are no longer than the image's attaching lets them be
@@ -138,7 +150,8 @@ func TestBootVerdicts(t *testing.T) {
 			t.Errorf("%s from the PoP's store: %q, want %q", image, got, want)
 		}
 	}
-	if got := b.cloneVerdict("web:boot", clonesOf(8), 9, 2.5); !strings.Contains(got, "(0.25): met") || !strings.Contains(got, "(5.0): not met") {
+	if got := b.cloneVerdict("web:boot", clonesOf(8), 9, 2.5); !strings.Contains(got, "(0.25): met") ||
+		!strings.Contains(got, "(5.0): not met") {
 		t.Errorf("8 clones: %q", got)
 	}
 	if err := b.verdict(); err == nil || err.Error() != "targets that are not met: 6" {
@@ -169,7 +182,8 @@ func TestPercent(t *testing.T) {
 			t.Errorf("%v: %q, not %q", of, got, want)
 		}
 	}
-	if got := gained([]float64{97, 50}, []float64{100, 100, 7}); len(got) != 2 || got[0] < 2.99 || got[0] > 3.01 || got[1] != 50 {
+	if got := gained([]float64{97, 50}, []float64{100, 100, 7}); len(got) != 2 || got[0] < 2.99 ||
+		got[0] > 3.01 || got[1] != 50 {
 		t.Errorf("%v", got)
 	}
 }

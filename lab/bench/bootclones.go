@@ -61,7 +61,8 @@ func (b *bootBench) cloneImage(ctx context.Context, l *lineup, like instance) er
 // cloneVerdict holds 8 clones against their targets, where one boot takes over a second.
 func (b *bootBench) cloneVerdict(image, what string, _, restore float64) string {
 	one := b.report.of(key{image, 0, clonesOf(1)}, "boot")
-	if what != clonesOf(8) || len(one) == 0 || median(values(one, seconds)) <= 1 || !slices.Contains(b.clones, 8) {
+	if what != clonesOf(8) || len(one) == 0 || median(values(one, seconds)) <= 1 ||
+		!slices.Contains(b.clones, 8) {
 		return ""
 	}
 	cpu := func(engine string) float64 {
@@ -69,7 +70,8 @@ func (b *bootBench) cloneVerdict(image, what string, _, restore float64) string 
 	}
 	share := cpu("restore") / cpu("boot")
 	single := restore / median(values(b.report.of(key{image, 0, clonesOf(1)}, "restore"), seconds))
-	return fmt.Sprintf("at most 0.6 of the CPU seconds (%.2f): %s; within 4.5 times one (%.1f): %s", share, b.met(share <= 0.6), single, b.met(single <= 4.5))
+	return fmt.Sprintf("at most 0.6 of the CPU seconds (%.2f): %s; within 4.5 times one (%.1f): %s", share,
+		b.met(share <= 0.6), single, b.met(single <= 4.5))
 }
 
 func cpuSeconds(s Sample) float64 { return s.CPU }

@@ -41,7 +41,8 @@ func (b *bootBench) dewdAlone(ctx context.Context, config string, images ...stri
 }
 
 // dumpOnce boots an instance, makes a checkpoint while a client asks, and removes the instance.
-func (b *bootBench) dumpOnce(ctx context.Context, l *lineup, like instance, row string) (c checkpointed, err error) {
+func (b *bootBench) dumpOnce(ctx context.Context, l *lineup, like instance, row string) (c checkpointed,
+	err error) {
 	boots := l.dewd.with("boot")
 	if _, err := bring(ctx, b.bed, boots, like); err != nil {
 		return c, err
@@ -112,10 +113,13 @@ func (b *bootBench) dumpTable(names []string) {
 			continue
 		}
 		limit := 0.5 * max(1, (of("memory")+of("files"))/100)
-		rows = append(rows, []string{name, number(of("memory")), number(of("stored")), number(of("files")), number(of("time")), number(of("paused")),
+		rows = append(rows, []string{name, number(of("memory")), number(of("stored")), number(of("files")),
+			number(of("time")), number(of("paused")),
 			number(of("silence")), fmt.Sprintf("paused under %.2f s: %s", limit, b.met(of("paused") < limit))})
 	}
-	b.markdown("checkpoints", []string{"what", "memory, MB", "stored, MB", "files, MB", "time, s", "paused, s", "longest silence, s", "target"}, rows)
+	b.markdown("checkpoints",
+		[]string{"what", "memory, MB", "stored, MB", "files, MB", "time, s", "paused, s", "longest silence, s",
+			"target"}, rows)
 }
 
 const memoryImage = "memory:boot"
@@ -131,7 +135,8 @@ func (b *bootBench) memory(ctx context.Context) error {
 	for _, mb := range b.megabytes {
 		name := fmt.Sprintf("%d MB", mb)
 		names = append(names, name)
-		for _, kind := range []struct{ name, config string }{{"lazy", "[checkpoint]\nlazy_above = \"1MiB\"\n"}, {"eager", "[checkpoint]\nlazy_above = \"1TiB\"\n"}} {
+		for _, kind := range []struct{ name, config string }{{"lazy", "[checkpoint]\nlazy_above = \"1MiB\"\n"},
+			{"eager", "[checkpoint]\nlazy_above = \"1TiB\"\n"}} {
 			if err := b.memoryOf(ctx, kind.name, kind.config, name, mb); err != nil {
 				return err
 			}
@@ -199,5 +204,6 @@ func (b *bootBench) memoryTable(names []string) {
 			rows = append(rows, append(row, verdict))
 		}
 	}
-	b.markdown("a service of much memory, seconds to the first answer", []string{"memory", "", "docker", "boot", "eager", "lazy", "target"}, rows)
+	b.markdown("a service of much memory, seconds to the first answer",
+		[]string{"memory", "", "docker", "boot", "eager", "lazy", "target"}, rows)
 }

@@ -79,7 +79,8 @@ func loadOf(n int) string { return fmt.Sprintf("%d connections", n) }
 func cpuOf(n int) string { return fmt.Sprintf("%d connections, server's CPU of a request", n) }
 
 // loaded runs the load as another process on the node.
-func (b *bootBench) loaded(ctx context.Context, l *lineup, address string, n int) (said loadResult, err error) {
+func (b *bootBench) loaded(ctx context.Context, l *lineup, address string, n int) (said loadResult,
+	err error) {
 	cmd := b.bed.Self(ctx, "load", "-connections", strconv.Itoa(n), "-time", b.load.String(), address)
 	out, err := l.dewd.session.group.Run(cmd)
 	if err != nil {
@@ -109,18 +110,22 @@ func (b *bootBench) loadTable() {
 		}
 		lost := gained(restore.Values, boot.Values)
 		cpu := []string{"", "", ""}
-		if one, other := find(b.figures, loadImage, "boot", cpuOf(n)), find(b.figures, loadImage, "restore", cpuOf(n)); one != nil && other != nil {
-			cpu = []string{fmt.Sprintf("%.1f", one.median()), fmt.Sprintf("%.1f", other.median()), percent(gained(one.Values, other.Values))}
+		if one, other := find(b.figures, loadImage, "boot", cpuOf(n)),
+			find(b.figures, loadImage, "restore", cpuOf(n)); one != nil && other != nil {
+			cpu = []string{fmt.Sprintf("%.1f", one.median()), fmt.Sprintf("%.1f", other.median()),
+				percent(gained(one.Values, other.Values))}
 		}
-		rows = append(rows, append([]string{strconv.Itoa(n), docker, fmt.Sprintf("%.0f", boot.median()), fmt.Sprintf("%.0f", restore.median()),
+		rows = append(rows, append([]string{strconv.Itoa(n), docker, fmt.Sprintf("%.0f", boot.median()),
+			fmt.Sprintf("%.0f", restore.median()),
 			percent(lost), "under 3 %: " + b.met(median(lost) < 3)}, cpu...))
 	}
 	b.markdown("requests per second under load; in brackets where the median lies in 95 of 100 such runs",
-		[]string{"connections", "docker", "boot", "restore", "overhead of restore", "target", "CPU of a request, us: boot", "restore", "more of restore"}, rows)
+		[]string{"connections", "docker", "boot", "restore", "overhead of restore", "target",
+			"CPU of a request, us: boot", "restore", "more of restore"}, rows)
 }
 
-// gained is by how many per cent of the second those of the second are more than the first. Rounds are compared with
-// themselves: the machine is not the same in all.
+// gained is by how many per cent of the second those of the second are more than the first. Rounds are
+// compared with themselves: the machine is not the same in all.
 func gained(first, second []float64) (all []float64) {
 	for i := range min(len(first), len(second)) {
 		all = append(all, 100*(1-first[i]/second[i]))
@@ -128,8 +133,8 @@ func gained(first, second []float64) (all []float64) {
 	return all
 }
 
-// percent is a median with its interval of 95 %: by the sign test, of order statistics, which supposes nothing of how
-// the values are spread.
+// percent is a median with its interval of 95 %: by the sign test, of order statistics, which supposes
+// nothing of how the values are spread.
 func percent(all []float64) string {
 	text := fmt.Sprintf("%.1f %%", median(all))
 	sorted := slices.Sorted(slices.Values(all))

@@ -42,7 +42,8 @@ func (b *bootBench) openPoP(ctx context.Context) (*popCheckpoint, error) {
 
 // dew is the command line, on node i.
 func (p *popCheckpoint) dew(ctx context.Context, i int, command string, args ...string) ([]byte, error) {
-	cmd := p.Command(ctx, p.Nodes[i].Name, filepath.Join(p.b.o.bin, "dew"), append([]string{"-H", p.Nodes[i].Host(), "--json", command}, args...)...)
+	cmd := p.Command(ctx, p.Nodes[i].Name, filepath.Join(p.b.o.bin, "dew"),
+		append([]string{"-H", p.Nodes[i].Host(), "--json", command}, args...)...)
 	return p.Nodes[i].Group().Run(cmd)
 }
 
@@ -51,8 +52,10 @@ func (p *popCheckpoint) bring(ctx context.Context, i int, image, restore string)
 	return p.bringAll(ctx, i, image, restore, 1)
 }
 
-// bringAll runs so many containers of an image at once on node i, and returns how the first came up and the seconds until all answered.
-func (p *popCheckpoint) bringAll(ctx context.Context, i int, image, restore string, n int) (s Sample, err error) {
+// bringAll runs so many containers of an image at once on node i, and returns how the first came up and the
+// seconds until all answered.
+func (p *popCheckpoint) bringAll(ctx context.Context, i int, image, restore string, n int) (s Sample,
+	err error) {
 	group, parent := p.Nodes[i].Group(), popbed.ParentCgroup(p.Nodes[i].State())
 	before, err := engineCPU(group, parent)
 	if err != nil {
@@ -68,7 +71,8 @@ func (p *popCheckpoint) bringAll(ctx context.Context, i int, image, restore stri
 		})
 	}
 	err = g.Wait()
-	s = Sample{Image: image, Engine: map[string]string{"never": "boot", "always": "restore"}[restore], Seconds: time.Since(start).Seconds()}
+	s = Sample{Image: image, Engine: map[string]string{"never": "boot", "always": "restore"}[restore],
+		Seconds: time.Since(start).Seconds()}
 	after, cerr := engineCPU(group, parent)
 	s.CPU = after - before
 	s.Way, s.Attached = startOf(records[0]), records[0].Stages[spec.Mounted]
@@ -83,12 +87,14 @@ func cloneName(k int) string {
 }
 
 // one runs one container on node i and returns once it has answered.
-func (p *popCheckpoint) one(ctx context.Context, i int, image, restore, name string) (r spec.Record, err error) {
+func (p *popCheckpoint) one(ctx context.Context, i int, image, restore, name string) (r spec.Record,
+	err error) {
 	app, err := applicationOf(image)
 	if err != nil {
 		return r, err
 	}
-	said, err := p.dew(ctx, i, "run", "-d", "--lazy", "never", "--net", "bridge", "--ready", app.ready, "--ready-timeout", "3m",
+	said, err := p.dew(ctx, i, "run", "-d", "--lazy", "never", "--net", "bridge", "--ready", app.ready,
+		"--ready-timeout", "3m",
 		"--restore", restore, "--name", name, popbed.Registry+"/"+image)
 	if err != nil {
 		return r, err
@@ -162,7 +168,8 @@ func (b *bootBench) fromPoP(ctx context.Context) (err error) {
 	for _, n := range b.popClones() {
 		what = append(what, atStore(n))
 	}
-	b.bootTable("from the PoP's store on another node ("+string(b.store)+"), image and checkpoint, seconds until all have answered", what, b.popVerdict)
+	b.bootTable("from the PoP's store on another node ("+string(b.store)+
+		"), image and checkpoint, seconds until all have answered", what, b.popVerdict)
 	return nil
 }
 
@@ -244,7 +251,9 @@ func (b *bootBench) popVerdict(image, what string, _, restore float64) string {
 	}
 	verdict := "at most 0.7 s: " + b.met(restore <= 0.7)
 	alone := func(engine string) float64 {
-		return median(values(b.report.of(key{image, 0, what}, engine), func(s Sample) float64 { return s.Seconds - s.Attached }))
+		return median(values(b.report.of(key{image, 0, what}, engine), func(s Sample) float64 {
+			return s.Seconds - s.Attached
+		}))
 	}
 	boot, restore := alone("boot"), alone("restore")
 	times := 0.0
@@ -303,7 +312,9 @@ func (p *popCheckpoint) traceAll(ctx context.Context, image string) error {
 	if err := p.trace(ctx, image, "idle", 0, 0, nothing); err != nil {
 		return err
 	}
-	if err := p.trace(ctx, image, "checkpoint", 0, checkpointAt, func() error { return p.checkpoint(ctx, 0) }); err != nil {
+	if err := p.trace(ctx, image, "checkpoint", 0, checkpointAt, func() error {
+		return p.checkpoint(ctx, 0)
+	}); err != nil {
 		return err
 	}
 	if err := errors.Join(p.Remove(ctx, 0, bootName), p.anew(ctx, 1)); err != nil {
@@ -322,7 +333,8 @@ func (p *popCheckpoint) layersOf(image string) (int, error) {
 }
 
 // trace counts bytes each second, and does something after a while.
-func (p *popCheckpoint) trace(ctx context.Context, image, state string, deploys int, at time.Duration, do func() error) error {
+func (p *popCheckpoint) trace(ctx context.Context, image, state string, deploys int, at time.Duration,
+	do func() error) error {
 	done := make(chan error, 1)
 	time.AfterFunc(at, func() { done <- do() })
 	nodes := map[string]int{"node": deploys, "brick": 2}
@@ -352,7 +364,8 @@ func (p *popCheckpoint) trace(ctx context.Context, image, state string, deploys 
 
 // count adds a second's traffic, in kB, without a word.
 func (b *bootBench) count(image, state, what string, v float64) {
-	b.figures = merge(b.figures, []figure{{Image: image, State: state, What: what, Unit: "kB/s", Values: []float64{v}}})
+	b.figures = merge(b.figures,
+		[]figure{{Image: image, State: state, What: what, Unit: "kB/s", Values: []float64{v}}})
 }
 
 func (b *bootBench) trafficTable() {
@@ -369,7 +382,8 @@ func (b *bootBench) trafficTable() {
 				for _, v := range f.Values {
 					sum += v
 				}
-				row = append(row, fmt.Sprintf("%.1f", f.median()), fmt.Sprintf("%.0f", slices.Max(f.Values)), fmt.Sprintf("%.2f", math.Round(sum)/1e3))
+				row = append(row, fmt.Sprintf("%.1f", f.median()), fmt.Sprintf("%.0f", slices.Max(f.Values)),
+					fmt.Sprintf("%.2f", math.Round(sum)/1e3))
 			}
 			rows = append(rows, row)
 		}

@@ -8,7 +8,8 @@ import (
 )
 
 func (b *bootBench) markdown(title string, head []string, rows [][]string) {
-	b.report.markdown(fmt.Sprintf("%s (commit %s, %s; medians of %d)", title, commit(), machine(), b.o.rounds), head, rows)
+	b.report.markdown(fmt.Sprintf("%s (commit %s, %s; medians of %d)", title, commit(), machine(), b.o.rounds),
+		head, rows)
 }
 
 // markdown prints a table as the documentation has them, and adds it to PREFIX.md.
@@ -46,7 +47,8 @@ func (r *report) note(text string) {
 }
 
 // bootTable sets boot, restore and Docker beside each other, for every image and each of what.
-func (b *bootBench) bootTable(title string, what []string, verdict func(image, what string, boot, restore float64) string) {
+func (b *bootBench) bootTable(title string, what []string,
+	verdict func(image, what string, boot, restore float64) string) {
 	head := []string{"image", "", "docker, s", "boot, s", "restore, s", "restore / boot", "restore / docker",
 		"CPU s: docker", "boot", "restore", "auto", "targets"}
 	var rows [][]string
@@ -60,7 +62,8 @@ func (b *bootBench) bootTable(title string, what []string, verdict func(image, w
 	b.markdown(title, head, rows)
 }
 
-func (b *bootBench) bootRow(image, what string, verdict func(image, what string, boot, restore float64) string) []string {
+func (b *bootBench) bootRow(image, what string,
+	verdict func(image, what string, boot, restore float64) string) []string {
 	k := key{image, 0, what}
 	of := func(engine string, v func(Sample) float64) float64 {
 		rows := b.report.of(k, engine)
@@ -81,8 +84,10 @@ func (b *bootBench) bootRow(image, what string, verdict func(image, what string,
 	if rows := b.report.of(k, "auto"); len(rows) > 0 {
 		auto = rows[0].Way
 	}
-	return []string{image, what, number(docker), number(boot), number(restore), number(restore / boot), number(restore / docker),
-		number(of("docker", cpuSeconds)), number(of("boot", cpuSeconds)), number(of("restore", cpuSeconds)), auto, said}
+	return []string{image, what, number(docker), number(boot), number(restore), number(restore / boot),
+		number(restore / docker),
+		number(of("docker", cpuSeconds)), number(of("boot", cpuSeconds)), number(of("restore", cpuSeconds)), auto,
+		said}
 }
 
 // number prints what was measured; what was not is empty.

@@ -28,7 +28,8 @@ func (b *bootBench) start(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	b.bootTable("boot against restore, seconds to the first answer", []string{warmStart, coldStart}, b.startVerdict)
+	b.bootTable("boot against restore, seconds to the first answer", []string{warmStart, coldStart},
+		b.startVerdict)
 	return nil
 }
 

@@ -158,7 +158,8 @@ func (d *bootDewd) arguments(i instance) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"-d", "--lazy", "never", "--net", "bridge", "--ready", app.ready, "--ready-timeout", "3m", "--restore", d.restore, "--name", i.name}
+	args := []string{"-d", "--lazy", "never", "--net", "bridge", "--ready", app.ready, "--ready-timeout", "3m",
+		"--restore", d.restore, "--name", i.name}
 	for _, e := range i.env {
 		args = append(args, "-e", e)
 	}
@@ -261,10 +262,11 @@ func (d *bootDocker) up(ctx context.Context, i instance) (string, error) {
 
 // address asks over Docker's socket: its client would take longer than some restores.
 func (d *bootDocker) address(ctx context.Context, name string) (string, error) {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var dial net.Dialer
-		return dial.DialContext(ctx, "unix", d.session.path("sock"))
-	}}}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var dial net.Dialer
+			return dial.DialContext(ctx, "unix", d.session.path("sock"))
+		}}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://docker/containers/"+name+"/json", nil)
 	if err != nil {
 		return "", err
@@ -346,7 +348,9 @@ func answered(ctx context.Context, bed *testbed.Bed, w way, i instance) error {
 	if err != nil {
 		return err
 	}
-	return bed.Wait(ctx, 3*time.Minute, func(ctx context.Context) error { return answerAt(ctx, i.image, address, bed.Dial) })
+	return bed.Wait(ctx, 3*time.Minute, func(ctx context.Context) error {
+		return answerAt(ctx, i.image, address, bed.Dial)
+	})
 }
 
 // together brings up n instances at once and removes them; seconds are until the last has answered.

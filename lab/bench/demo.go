@@ -39,10 +39,13 @@ func demonstrate(ctx context.Context, args []string, stdout, stderr io.Writer, s
 			return err
 		}
 	}
-	return showRestored(ctx, &bootBench{o: &o, bed: bed, refused: map[string]string{}, stdout: stdout, stderr: stderr}, o.images[len(o.images)-1])
+	return showRestored(ctx,
+		&bootBench{o: &o, bed: bed, refused: map[string]string{}, stdout: stdout, stderr: stderr},
+		o.images[len(o.images)-1])
 }
 
-func compareOne(ctx context.Context, bed *testbed.Bed, d dewd, c containerd, layout, image string, mbit float64, out io.Writer) error {
+func compareOne(ctx context.Context, bed *testbed.Bed, d dewd, c containerd, layout, image string,
+	mbit float64, out io.Writer) error {
 	m, err := demo.Manifest(layout, image)
 	if err != nil {
 		return err
@@ -55,7 +58,8 @@ func compareOne(ctx context.Context, bed *testbed.Bed, d dewd, c containerd, lay
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\n%s: %.1f MB compressed in %d layers, cold, link %s Mbit/s\n", image, float64(size)/1e6, len(m.Layers), rate(mbit))
+	fmt.Fprintf(out, "\n%s: %.1f MB compressed in %d layers, cold, link %s Mbit/s\n", image, float64(size)/1e6,
+		len(m.Layers), rate(mbit))
 	fmt.Fprintf(out, "  $ dew run -d --net host --ready %s %s/%s\n", app.ready, testbed.Address, image)
 	ours, err := show(ctx, bed, d, image, app, out)
 	if err != nil {
@@ -66,13 +70,15 @@ func compareOne(ctx context.Context, bed *testbed.Bed, d dewd, c containerd, lay
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "    first answer %.2f s\n  dew: %.2f of containerd's time\n", theirs.Seconds, ours/theirs.Seconds)
+	fmt.Fprintf(out, "    first answer %.2f s\n  dew: %.2f of containerd's time\n", theirs.Seconds,
+		ours/theirs.Seconds)
 	return nil
 }
 
 // show deploys by dew and prints the stages of its record, with the first
 // answer as the harness saw it, whose seconds it returns.
-func show(ctx context.Context, bed *testbed.Bed, d dewd, image string, app application, out io.Writer) (float64, error) {
+func show(ctx context.Context, bed *testbed.Bed, d dewd, image string, app application,
+	out io.Writer) (float64, error) {
 	s, err := open(ctx, bed, d)
 	if err != nil {
 		return 0, err
@@ -81,17 +87,21 @@ func show(ctx context.Context, bed *testbed.Bed, d dewd, image string, app appli
 	return seconds, errors.Join(err, s.close(d))
 }
 
-func showIn(ctx context.Context, s *session, d dewd, image string, app application, out io.Writer) (float64, error) {
+func showIn(ctx context.Context, s *session, d dewd, image string, app application, out io.Writer) (float64,
+	error) {
 	if err := s.bed.Cool(image); err != nil {
 		return 0, err
 	}
 	name, _, _ := strings.Cut(image, ":")
 	start := time.Now()
-	raw, err := d.dew(ctx, s, "run", "-d", "--net", "host", "--ready", app.ready, "--name", "demo-"+name, testbed.Address+"/"+image)
+	raw, err := d.dew(ctx, s, "run", "-d", "--net", "host", "--ready", app.ready, "--name", "demo-"+name,
+		testbed.Address+"/"+image)
 	if err != nil {
 		return 0, err
 	}
-	if err := s.bed.Wait(ctx, time.Minute, func(ctx context.Context) error { return app.ask(ctx, s.bed.Dial) }); err != nil {
+	if err := s.bed.Wait(ctx, time.Minute, func(ctx context.Context) error {
+		return app.ask(ctx, s.bed.Dial)
+	}); err != nil {
 		return 0, err
 	}
 	seconds := time.Since(start).Seconds()
@@ -124,7 +134,8 @@ func showRestored(ctx context.Context, b *bootBench, image string) (err error) {
 		b.refuse(image, err) // a machine without CRIU, or where it does not work, boots
 		return nil
 	}
-	fmt.Fprintf(b.stdout, "    %.1f MB of memory stored in %.1f MB; paused for %.2f s\n", float64(c.Pages)/1e6, float64(c.Size)/1e6, c.Paused)
+	fmt.Fprintf(b.stdout, "    %.1f MB of memory stored in %.1f MB; paused for %.2f s\n", float64(c.Pages)/1e6,
+		float64(c.Size)/1e6, c.Paused)
 	second := instance{image: image, name: "demo-" + name + "-clone"}
 	restored, err := b.showStart(ctx, restores, second)
 	if err != nil {
@@ -134,7 +145,8 @@ func showRestored(ctx context.Context, b *bootBench, image string) (err error) {
 	return errors.Join(boots.remove(ctx, first.name), restores.remove(ctx, second.name))
 }
 
-// showStart brings an instance up, prints the stages of its record, and returns the seconds to its first answer.
+// showStart brings an instance up, prints the stages of its record, and returns the seconds to its first
+// answer.
 func (b *bootBench) showStart(ctx context.Context, d *bootDewd, i instance) (float64, error) {
 	args, err := d.arguments(i)
 	if err != nil {

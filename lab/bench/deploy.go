@@ -61,12 +61,15 @@ func compareDeploy(ctx context.Context, args []string, stdout, stderr io.Writer,
 	var parts, ways, threads, commands string
 	err := o.parse("deploy", args, stderr, strings.Join(demo.ManyNames(), ","), func(f *flag.FlagSet) {
 		f.StringVar(&parts, "parts", deployParts, "comma-separated `parts` of the experiment")
-		f.StringVar(&ways, "ways", "", "comma-separated `ways` to deploy, of those of the engines (default all): dewd-cli, dewd-api, dewd-many, docker-cli, …")
-		f.StringVar(&b.net, "net", "none", "`network` of the containers: none (a namespace of their own with lo), host, bridge (dewd and docker)")
+		f.StringVar(&ways, "ways", "",
+			"comma-separated `ways` to deploy, of those of the engines (default all): dewd-cli, dewd-api, dewd-many, docker-cli, …")
+		f.StringVar(&b.net, "net", "none",
+			"`network` of the containers: none (a namespace of their own with lo), host, bridge (dewd and docker)")
 		f.StringVar(&threads, "threads", "1,2,4,8,12,16,24", "comma-separated `numbers` of deployments at once")
 		f.IntVar(&b.containers, "containers", 24, "`containers` of one trial")
 		f.IntVar(&b.trials, "trials", 10, "`trials`, in each of which every way has its turn")
-		f.StringVar(&commands, "commands", "ls;ping localhost -c 100;watch -n 1 ls", "semicolon-separated `commands` that the containers run")
+		f.StringVar(&commands, "commands", "ls;ping localhost -c 100;watch -n 1 ls",
+			"semicolon-separated `commands` that the containers run")
 		f.IntVar(&b.inARow, "in-a-row", 1000, "`deployments` in a row of the part alive")
 		f.IntVar(&b.alive, "alive", 200, "`containers` alive at once in the parts alive and api")
 		f.DurationVar(&b.seconds, "load", 10*time.Second, "`time` of the load of the part api")
@@ -117,8 +120,10 @@ func (b *deployBench) run(ctx context.Context, parts []string) (err error) {
 }
 
 // part runs one part on engines of its own, and writes what it has measured though it may fail half way.
-func (b *deployBench) part(ctx context.Context, name string, measure func(context.Context, *deployLineup) error) (err error) {
-	b.report, b.figures, b.samples, b.verdicts = newReport(b.stdout, b.stderr, "deploy "+name, b.o.out+"-"+name), nil, nil, nil
+func (b *deployBench) part(ctx context.Context, name string,
+	measure func(context.Context, *deployLineup) error) (err error) {
+	b.report, b.figures, b.samples, b.verdicts = newReport(b.stdout, b.stderr, "deploy "+name, b.o.out+"-"+name),
+		nil, nil, nil
 	os.Remove(b.report.prefix + ".md") // of an earlier run
 	fmt.Fprintf(b.stdout, "\n== %s\n", name)
 	b.report.header(nil)
@@ -147,14 +152,18 @@ func (b *deployBench) write() error {
 
 // writeSamples leaves every deployment's time in PREFIX.json, and a row for each trial in PREFIX.csv.
 func (b *deployBench) writeSamples() error {
-	raw, err := json.MarshalIndent(map[string]any{"commit": commit(), "machine": machine(), "net": b.net, "samples": b.samples}, "", " ")
+	raw, err := json.MarshalIndent(map[string]any{"commit": commit(), "machine": machine(), "net": b.net,
+		"samples": b.samples}, "", " ")
 	if err != nil {
 		return err
 	}
-	rows := [][]string{{"way", "image", "command", "threads", "trial", "containers", "seconds", "per_second", "latency_median", "latency_p90", "cpu", "client_cpu", "failed"}}
+	rows := [][]string{{"way", "image", "command", "threads", "trial", "containers", "seconds", "per_second",
+		"latency_median", "latency_p90", "cpu", "client_cpu", "failed"}}
 	for _, s := range b.samples {
-		rows = append(rows, []string{s.Way, s.Image, s.Command, fmt.Sprint(s.Threads), fmt.Sprint(s.Trial), fmt.Sprint(len(s.Latencies)), fmt.Sprint(s.Seconds),
-			fmt.Sprint(s.rate()), fmt.Sprint(quantile(s.Latencies, 0.5)), fmt.Sprint(quantile(s.Latencies, 0.9)), fmt.Sprint(s.CPU), fmt.Sprint(s.ClientCPU), fmt.Sprint(s.Failed)})
+		rows = append(rows, []string{s.Way, s.Image, s.Command, fmt.Sprint(s.Threads), fmt.Sprint(s.Trial),
+			fmt.Sprint(len(s.Latencies)), fmt.Sprint(s.Seconds),
+			fmt.Sprint(s.rate()), fmt.Sprint(quantile(s.Latencies, 0.5)), fmt.Sprint(quantile(s.Latencies, 0.9)),
+			fmt.Sprint(s.CPU), fmt.Sprint(s.ClientCPU), fmt.Sprint(s.Failed)})
 	}
 	return errors.Join(os.WriteFile(b.report.prefix+".json", raw, 0o644), writeCSV(b.report.prefix+".csv", rows))
 }
@@ -197,7 +206,8 @@ func (b *deployBench) throughput(ctx context.Context, l *deployLineup) error {
 }
 
 // turns gives each way its turn in one trial.
-func (b *deployBench) turns(ctx context.Context, l *deployLineup, trial int, image, command string, threads int) error {
+func (b *deployBench) turns(ctx context.Context, l *deployLineup, trial int, image, command string,
+	threads int) error {
 	for i := range l.ways {
 		w := l.ways[(i+trial)%len(l.ways)]
 		s, err := l.trial(ctx, w, image, command, threads, b.containers)
@@ -206,8 +216,10 @@ func (b *deployBench) turns(ctx context.Context, l *deployLineup, trial int, ima
 		}
 		s.Trial = trial
 		b.samples = append(b.samples, s)
-		fmt.Fprintf(b.stderr, "%-26s %-9s %-24s %2d threads  %6.2f s  %6.1f/s  median %6.3f s  p90 %6.3f s  cpu %6.2f s, clients %5.2f s  %s\n", s.Way, s.Image, s.Command,
-			s.Threads, s.Seconds, s.rate(), quantile(s.Latencies, 0.5), quantile(s.Latencies, 0.9), s.CPU, s.ClientCPU, s.Error)
+		fmt.Fprintf(b.stderr,
+			"%-26s %-9s %-24s %2d threads  %6.2f s  %6.1f/s  median %6.3f s  p90 %6.3f s  cpu %6.2f s, clients %5.2f s  %s\n", s.Way, s.Image, s.Command,
+			s.Threads, s.Seconds, s.rate(), quantile(s.Latencies, 0.5), quantile(s.Latencies, 0.9), s.CPU, s.ClientCPU,
+			s.Error)
 	}
 	return nil
 }

@@ -24,8 +24,9 @@ func TestDeployContainerd(t *testing.T) {
 	build(t, o.bin, "dewpoint/lab/bench/ctrclient")
 	o.engines = []string{"containerd-overlayfs"}
 	var out bytes.Buffer
-	b := &deployBench{o: &o, self: os.Args[:1], net: "none", threads: []int{1, 3}, containers: 3, trials: 1, commands: []string{"sleep 60"},
-		stdout: &out, stderr: io.Discard}
+	b := &deployBench{o: &o, self: os.Args[:1], net: "none", threads: []int{1, 3}, containers: 3, trials: 1,
+		commands: []string{"sleep 60"},
+		stdout:   &out, stderr: io.Discard}
 	if err := b.run(t.Context(), []string{"throughput"}); err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +42,8 @@ func TestDeployContainerd(t *testing.T) {
 		t.Fatalf("%d trials, want two ways at two numbers of threads", len(said.Samples))
 	}
 	for _, s := range said.Samples {
-		if s.Failed > 0 || len(s.Latencies) != 3 || s.Seconds <= 0 || slices.Max(s.Latencies) > s.Seconds || s.CPU < 0.05 || s.ClientCPU <= 0 || s.ClientCPU > s.CPU {
+		if s.Failed > 0 || len(s.Latencies) != 3 || s.Seconds <= 0 || slices.Max(s.Latencies) > s.Seconds ||
+			s.CPU < 0.05 || s.ClientCPU <= 0 || s.ClientCPU > s.CPU {
 			t.Errorf("implausible: %+v", s)
 		}
 	}
@@ -98,8 +100,10 @@ func TestDeployVerdicts(t *testing.T) {
 	b.report = newReport(&out, io.Discard, "deploy", o.out)
 	for trial, slow := range []float64{1, 3} { // the machine was busy in the second
 		for way, seconds := range map[string]float64{"dewd-api": 1, "docker-api": 5, "containerd-api": 1.5} {
-			b.samples = append(b.samples, deploySample{Way: way, Image: o.images[0], Command: "ls", Threads: 24, Trial: trial, Seconds: seconds * slow,
-				Latencies: []float64{seconds * slow, seconds * slow / 2}})
+			b.samples = append(b.samples,
+				deploySample{Way: way, Image: o.images[0], Command: "ls", Threads: 24, Trial: trial,
+					Seconds:   seconds * slow,
+					Latencies: []float64{seconds * slow, seconds * slow / 2}})
 		}
 	}
 	b.throughputReport(&deployLineup{b: b})
@@ -130,15 +134,18 @@ func TestCallsUnderLoad(t *testing.T) {
 		logs.add(t.Context(), func(context.Context) error { return errors.New("gone") })
 	}
 	well := map[string]calledTimes{"List": {seconds: []float64{0.001, 0.003}}}
-	rows, worst, err := b.loadRows("dewd", well, map[string]calledTimes{"List": {seconds: []float64{0.010, 0.040}}}, "7")
-	if err != nil || worst != quantile([]float64{0.010, 0.040}, 0.99) || len(rows) != 1 || rows[0][3] != "0" || rows[0][9] != "7" {
+	rows, worst, err := b.loadRows("dewd", well,
+		map[string]calledTimes{"List": {seconds: []float64{0.010, 0.040}}}, "7")
+	if err != nil || worst != quantile([]float64{0.010, 0.040}, 0.99) || len(rows) != 1 || rows[0][3] != "0" ||
+		rows[0][9] != "7" {
 		t.Errorf("all well: %q, %v, %v", rows, worst, err)
 	}
 	rows, _, err = b.loadRows("dewd", well, map[string]calledTimes{"List": list})
 	if err == nil || err.Error() != "dewd List: busy" || rows[0][2] != "4" || rows[0][3] != "1" {
 		t.Errorf("one of five fails: %q, %v", rows, err)
 	}
-	if rows, worst, err = b.loadRows("dewd", nil, map[string]calledTimes{"Logs": logs}); err == nil || !math.IsInf(worst, 1) || rows[0][3] != "5" {
+	if rows, worst, err = b.loadRows("dewd", nil, map[string]calledTimes{"Logs": logs}); err == nil ||
+		!math.IsInf(worst, 1) || rows[0][3] != "5" {
 		t.Errorf("all fail: %q, %v, %v", rows, worst, err)
 	}
 }
@@ -151,7 +158,8 @@ func TestGrown(t *testing.T) {
 		t.Errorf("a few descriptors: %s", got)
 	}
 	after.Mounts, after.Descriptors = 31, 45
-	if got := grown(before, after); got != "mounts 31 instead of 30, descriptors of dewd 45 instead of 40: not met" {
+	if got := grown(before,
+		after); got != "mounts 31 instead of 30, descriptors of dewd 45 instead of 40: not met" {
 		t.Errorf("a mount and five descriptors: %s", got)
 	}
 }
@@ -181,7 +189,8 @@ func TestDeployManyLatency(t *testing.T) {
 	var s deploySample
 	all := []toDeploy{{name: "a"}, {name: "b"}, {name: "c"}, {name: "d"}}
 	done := s.deployMany(t.Context(), scripted{order: []int{1, 0, 2, 3}}, all, 2)
-	if !slices.Equal(done, []string{"b", "a", "d"}) || s.Failed != 1 || s.Error != "no room" || len(s.Latencies) != 3 {
+	if !slices.Equal(done, []string{"b", "a", "d"}) || s.Failed != 1 || s.Error != "no room" ||
+		len(s.Latencies) != 3 {
 		t.Fatalf("done %v, %+v", done, s)
 	}
 	// a has waited for b, too; d could begin when a had ended, two before it.

@@ -25,7 +25,8 @@ func (b *deployBench) leaks(ctx context.Context, l *deployLineup) error {
 	seen, err := b.leaksOf(ctx, l, m, w)
 	memory.Stop()
 	b.leaksReport(seen, float64(memory.PerOf["dewd"])/(1<<20))
-	raw, merr := json.MarshalIndent(map[string]any{"commit": commit(), "machine": machine(), "seen": seen}, "", " ")
+	raw, merr := json.MarshalIndent(map[string]any{"commit": commit(), "machine": machine(), "seen": seen}, "",
+		" ")
 	if merr == nil {
 		merr = os.WriteFile(b.report.prefix+".json", raw, 0o644)
 	}
@@ -62,7 +63,8 @@ func (l *deployLineup) rest(ctx context.Context) error {
 	}
 }
 
-func (b *deployBench) leaksOf(ctx context.Context, l *deployLineup, m *manyDewd, w deployer) (seen []moment, err error) {
+func (b *deployBench) leaksOf(ctx context.Context, l *deployLineup, m *manyDewd, w deployer) (seen []moment,
+	err error) {
 	look := func(stage string, deployments, alive int) error {
 		f, err := m.take(ctx)
 		f.Deployments, f.Alive = deployments, alive
@@ -92,11 +94,13 @@ func (b *deployBench) leaksOf(ctx context.Context, l *deployLineup, m *manyDewd,
 			}
 		}
 	}
-	b.figure("dewd", "deployments and removals in a row", "per second", float64(b.inARow)/time.Since(start).Seconds())
+	b.figure("dewd", "deployments and removals in a row", "per second",
+		float64(b.inARow)/time.Since(start).Seconds())
 	if err := errors.Join(l.rest(ctx), look(afterRow, b.inARow, 0)); err != nil {
 		return seen, err
 	}
-	for _, stage := range [][2]string{{allAlive, afterAll}, {aliveMore, afterMore}} { // what stays of the first is there for the second
+	// what stays of the first is there for the second
+	for _, stage := range [][2]string{{allAlive, afterAll}, {aliveMore, afterMore}} {
 		var s deploySample
 		var all []toDeploy
 		for range b.alive {
@@ -141,7 +145,8 @@ func (b *deployBench) isolation(pids []int, containers int) {
 		said = append(said, fmt.Sprintf("%s %d", kind, len(own[kind])))
 		enough = enough && (len(own[kind]) == containers || kind == "net" && b.net == "host")
 	}
-	b.report.note(fmt.Sprintf("\n%d containers alive have of their own: %s: %s\n", containers, strings.Join(said, ", "), met(enough)))
+	b.report.note(fmt.Sprintf("\n%d containers alive have of their own: %s: %s\n", containers,
+		strings.Join(said, ", "), met(enough)))
 }
 
 // isolated are the kinds of namespaces that a container has, and its cgroup.
@@ -149,11 +154,14 @@ var isolated = []string{"mnt", "pid", "net", "ipc", "uts", "cgroup"}
 
 // sleeper is a container that stays.
 func (b *deployBench) sleeper(l *deployLineup) toDeploy {
-	return toDeploy{name: l.name(), image: testbed.Address + "/" + b.o.images[0], args: strings.Fields("sleep 3600"), net: b.net}
+	return toDeploy{name: l.name(), image: testbed.Address + "/" + b.o.images[0],
+		args: strings.Fields("sleep 3600"), net: b.net}
 }
 
 func (b *deployBench) leaksReport(seen []moment, peak float64) {
-	head := []string{"", "deployments", "alive", "processes", "mounts", "network namespaces", "cgroups", "dewd's descriptors", "goroutines", "RSS, MiB", "without files", "Go heap", "containerd's descriptors", "RSS, MiB", "without files"}
+	head := []string{"", "deployments", "alive", "processes", "mounts", "network namespaces", "cgroups",
+		"dewd's descriptors", "goroutines", "RSS, MiB", "without files", "Go heap", "containerd's descriptors",
+		"RSS, MiB", "without files"}
 	var rows [][]string
 	at := map[string]footprint{}
 	var row []footprint
@@ -163,12 +171,15 @@ func (b *deployBench) leaksReport(seen []moment, peak float64) {
 			row = append(row, s.footprint)
 		}
 		cells := []string{s.Stage}
-		for _, n := range []int{s.Deployments, s.Alive, s.Processes, s.Mounts, s.Namespaces, s.Cgroups, s.Descriptors, s.Goroutines} {
+		for _, n := range []int{s.Deployments, s.Alive, s.Processes, s.Mounts, s.Namespaces, s.Cgroups,
+			s.Descriptors, s.Goroutines} {
 			cells = append(cells, strconv.Itoa(n))
 		}
-		rows = append(rows, append(cells, mebi(s.RSS), mebi(s.Anon), mebi(s.Heap), strconv.Itoa(s.Containerd), mebi(s.EngineRSS), mebi(s.EngineAnon)))
+		rows = append(rows, append(cells, mebi(s.RSS), mebi(s.Anon), mebi(s.Heap), strconv.Itoa(s.Containerd),
+			mebi(s.EngineRSS), mebi(s.EngineAnon)))
 	}
-	b.report.markdown(b.title(fmt.Sprintf("%d deployments in a row, each removed, then %d alive, twice", b.inARow, b.alive)), head, rows)
+	b.report.markdown(b.title(fmt.Sprintf("%d deployments in a row, each removed, then %d alive, twice",
+		b.inARow, b.alive)), head, rows)
 	if _, ended := at[afterMore]; !ended {
 		return
 	}
@@ -178,7 +189,8 @@ func (b *deployBench) leaksReport(seen []moment, peak float64) {
 	flat := "too few samples"
 	if n := len(row); n >= 6 {
 		early, late := meanRSS(row[1:n/2]), meanRSS(row[n/2:])
-		flat = fmt.Sprintf("%.3f (%.1f to %.1f MiB); target within 5 %%: %s", late/early, early/1024, late/1024, met(late/early <= 1.05))
+		flat = fmt.Sprintf("%.3f (%.1f to %.1f MiB); target within 5 %%: %s", late/early, early/1024, late/1024,
+			met(late/early <= 1.05))
 		b.figure("dewd", "RSS, second half of the row over the first", "ratio", late/early)
 	}
 	b.report.note(fmt.Sprintf("\ndewd's memory, second half of the row over the first (its first tenth left out): %s\n\ndewd's largest memory: %.1f MiB; target below 96: %s\n",

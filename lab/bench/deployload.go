@@ -23,7 +23,8 @@ import (
 // underLoad calls the API of a node with many containers alive while 24 deployments are under way at
 // all times: each thread deploys, removes, and deploys again.
 func (b *deployBench) underLoad(ctx context.Context, l *deployLineup) error {
-	head := []string{"engine", "call", "calls", "failed", "p50, ms", "p99, ms", "largest, ms", "idle p50, ms", "idle p99, ms", "deployments meanwhile", "failed"}
+	head := []string{"engine", "call", "calls", "failed", "p50, ms", "p99, ms", "largest, ms", "idle p50, ms",
+		"idle p99, ms", "deployments meanwhile", "failed"}
 	var rows [][]string
 	for _, m := range l.engines {
 		more, err := b.underLoadOf(ctx, l, m)
@@ -40,7 +41,8 @@ func (b *deployBench) underLoad(ctx context.Context, l *deployLineup) error {
 }
 
 // underLoadOf is underLoad of one engine. It gives a row for each call.
-func (b *deployBench) underLoadOf(ctx context.Context, l *deployLineup, m manyEngine) (rows [][]string, err error) {
+func (b *deployBench) underLoadOf(ctx context.Context, l *deployLineup, m manyEngine) (rows [][]string,
+	err error) {
 	var s deploySample
 	all := []toDeploy{b.sleeper(l)}
 	all[0].args = []string{"sh", "-c", "ls -l /; sleep 3600"} // its log is asked for
@@ -70,8 +72,9 @@ func (b *deployBench) underLoadOf(ctx context.Context, l *deployLineup, m manyEn
 	if m.name() == "dewd" {
 		dewd := float64(memory.PerOf["dewd"]) / (1 << 20)
 		b.figure(m.name(), "memory under load, dewd", "MiB", dewd)
-		b.verdicts = append(b.verdicts, fmt.Sprintf("\nAPI calls under that load, p99 of the slowest kind: %s ms; target below 50, and none fails: %s\n\ndewd's largest memory meanwhile: %.1f MiB; target below 96: %s\n",
-			milli(worst), met(worst < 0.05 && err == nil), dewd, met(dewd < 96)))
+		b.verdicts = append(b.verdicts,
+			fmt.Sprintf("\nAPI calls under that load, p99 of the slowest kind: %s ms; target below 50, and none fails: %s\n\ndewd's largest memory meanwhile: %.1f MiB; target below 96: %s\n",
+				milli(worst), met(worst < 0.05 && err == nil), dewd, met(dewd < 96)))
 	}
 	if err != nil {
 		b.verdicts = append(b.verdicts, fmt.Sprintf("\nThe first calls that failed: %v\n", err))
@@ -79,8 +82,10 @@ func (b *deployBench) underLoadOf(ctx context.Context, l *deployLineup, m manyEn
 	return rows, nil
 }
 
-// loadRows is a row for each call of an engine, the p99 of the slowest in seconds, and the first failure of each.
-func (b *deployBench) loadRows(engine string, idle, loaded map[string]calledTimes, more ...string) (rows [][]string, worst float64, err error) {
+// loadRows is a row for each call of an engine, the p99 of the slowest in seconds, and the first failure of
+// each.
+func (b *deployBench) loadRows(engine string, idle, loaded map[string]calledTimes,
+	more ...string) (rows [][]string, worst float64, err error) {
 	for _, name := range slices.Sorted(maps.Keys(loaded)) {
 		t, quiet := loaded[name], idle[name]
 		for _, first := range []error{quiet.err, t.err} {
@@ -89,7 +94,8 @@ func (b *deployBench) loadRows(engine string, idle, loaded map[string]calledTime
 			}
 		}
 		row := []string{engine, name, strconv.Itoa(len(t.seconds)), strconv.Itoa(quiet.failed + t.failed)}
-		for _, v := range []float64{t.quantile(0.5), t.quantile(0.99), t.quantile(1), quiet.quantile(0.5), quiet.quantile(0.99)} {
+		for _, v := range []float64{t.quantile(0.5), t.quantile(0.99), t.quantile(1), quiet.quantile(0.5),
+			quiet.quantile(0.99)} {
 			row = append(row, milli(v))
 		}
 		rows = append(rows, append(row, more...))
@@ -121,7 +127,8 @@ func (t calledTimes) quantile(q float64) float64 {
 // callTimeout is when a call that has no answer has failed.
 const callTimeout = 30 * time.Second
 
-// probe calls each of an engine's calls again and again, two milliseconds apart. The last ones are waited for.
+// probe calls each of an engine's calls again and again, two milliseconds apart. The last ones are waited
+// for.
 func probe(ctx context.Context, m manyEngine, container string, length time.Duration) map[string]calledTimes {
 	var mu sync.Mutex
 	var probing sync.WaitGroup
@@ -177,8 +184,9 @@ func (l *deployLineup) load(ctx context.Context, m manyEngine) func() (made, fai
 					return
 				default:
 				}
-				c := toDeploy{name: fmt.Sprintf("b%d-load-%s-%d-%d", os.Getpid(), m.name(), i, n), image: testbed.Address + "/" + l.b.o.images[0],
-					args: strings.Fields(l.b.commands[0]), net: l.b.net}
+				c := toDeploy{name: fmt.Sprintf("b%d-load-%s-%d-%d", os.Getpid(), m.name(), i, n),
+					image: testbed.Address + "/" + l.b.o.images[0],
+					args:  strings.Fields(l.b.commands[0]), net: l.b.net}
 				if _, err := w.deploy(ctx, c); err != nil {
 					failed.Add(1)
 					continue
@@ -213,9 +221,10 @@ type footprint struct {
 	Goroutines  int `json:"goroutines"`  // of dewd
 	RSS         int `json:"rss"`         // KiB, of dewd
 	Anon        int `json:"anon"`        // KiB of that which are no pages of files
-	Heap        int `json:"heap"`        // KiB of dewd's Go heap that are allocated, garbage since the last collection included
-	EngineRSS   int `json:"engine_rss"`  // KiB, of its containerd
-	EngineAnon  int `json:"engine_anon"` // KiB of that which are no pages of files
+	// KiB of dewd's Go heap that are allocated, garbage since the last collection included
+	Heap       int `json:"heap"`
+	EngineRSS  int `json:"engine_rss"`  // KiB, of its containerd
+	EngineAnon int `json:"engine_anon"` // KiB of that which are no pages of files
 }
 
 // take looks at a node.
@@ -224,7 +233,8 @@ func (m *manyDewd) take(ctx context.Context) (f footprint, err error) {
 	groups, inContainers := containerGroups()
 	f.Cgroups, f.Processes = groups, len(g.Processes(""))+len(inContainers)
 	for _, pid := range g.Processes("dewd") { // datafs is the same program
-		if cmd, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.Contains(string(cmd), "\x00--config\x00") {
+		if cmd, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.Contains(string(cmd),
+			"\x00--config\x00") {
 			f.Descriptors, f.RSS, f.Anon = descriptors(pid), statusKiB(pid, "VmRSS"), statusKiB(pid, "RssAnon")
 			f.Mounts = mountsUnder(pid, m.s.dir)
 		}

@@ -93,31 +93,44 @@ func (b *deployBench) tableReport(l *deployLineup) {
 // throughputReport is latency and throughput over threads, and the verdicts.
 func (b *deployBench) throughputReport(l *deployLineup) {
 	image, command := b.o.images[0], b.commands[0]
-	head := []string{"threads", "way", "containers/s", "latency, median, s", "p90, s", "CPU s a container", "of these its client", "containers/s over docker-api", "latency over docker-api"}
+	head := []string{"threads", "way", "containers/s", "latency, median, s", "p90, s", "CPU s a container",
+		"of these its client", "containers/s over docker-api", "latency over docker-api"}
 	var rows [][]string
 	for _, n := range b.threads {
 		docker := figuresOf(b.of("docker-api", image, command, n))
 		for _, w := range l.ways {
 			f := figuresOf(b.of(w.name(), image, command, n))
-			rows = append(rows, []string{strconv.Itoa(n), w.name(), fmt.Sprintf("%.1f%s", f.rate, f.failures()), fmt.Sprintf("%.3f", f.median), fmt.Sprintf("%.3f", f.p90),
-				fmt.Sprintf("%.3f", f.cpu), fmt.Sprintf("%.3f", f.client), number(f.rate / docker.rate), number(f.median / docker.median)})
+			rows = append(rows, []string{strconv.Itoa(n), w.name(), fmt.Sprintf("%.1f%s", f.rate, f.failures()),
+				fmt.Sprintf("%.3f", f.median), fmt.Sprintf("%.3f", f.p90),
+				fmt.Sprintf("%.3f", f.cpu), fmt.Sprintf("%.3f", f.client), number(f.rate / docker.rate),
+				number(f.median / docker.median)})
 		}
 	}
-	b.report.markdown(b.title(fmt.Sprintf("%s, `%s`, %d containers over threads, %d trials", image, command, b.containers, b.trials)), head, rows)
+	b.report.markdown(b.title(fmt.Sprintf("%s, `%s`, %d containers over threads, %d trials", image, command,
+		b.containers, b.trials)), head, rows)
 	n := slices.Max(b.threads)
 	rate := func(s deploySample) float64 { return s.rate() }
 	latency := func(s deploySample) float64 { return quantile(s.Latencies, 0.5) }
-	b.versus(n, "dewd-api", "docker-api", "containers a second", rate, func(r float64) bool { return r >= 4 }, "at least 4 times")
-	b.versus(n, "dewd-api", "containerd-api", "containers a second", rate, func(r float64) bool { return r >= 2 }, "at least 2 times")
-	b.versus(n, "dewd-api", "docker-api", "median latency", latency, func(r float64) bool { return r <= 0.25 }, "at most 1/4 of")
+	b.versus(n, "dewd-api", "docker-api", "containers a second", rate, func(r float64) bool {
+		return r >= 4
+	}, "at least 4 times")
+	b.versus(n, "dewd-api", "containerd-api", "containers a second", rate, func(r float64) bool {
+		return r >= 2
+	}, "at least 2 times")
+	b.versus(n, "dewd-api", "docker-api", "median latency", latency, func(r float64) bool {
+		return r <= 0.25
+	}, "at most 1/4 of")
 	cpu := func(s deploySample) float64 { return s.CPU / float64(len(s.Latencies)) }
 	b.versus(n, "dewd-api", "docker-api", "CPU seconds a container", cpu, nil, "")
 	b.versus(n, "dewd-api", "containerd-api", "CPU seconds a container", cpu, nil, "")
 }
 
-// versus prints how one way compares with another, trial by trial, and whether that is enough if there is a target.
-func (b *deployBench) versus(threads int, way, other, what string, of func(deploySample) float64, enough func(float64) bool, target string) {
-	ours, theirs := b.of(way, b.o.images[0], b.commands[0], threads), b.of(other, b.o.images[0], b.commands[0], threads)
+// versus prints how one way compares with another, trial by trial, and whether that is enough if there is a
+// target.
+func (b *deployBench) versus(threads int, way, other, what string, of func(deploySample) float64,
+	enough func(float64) bool, target string) {
+	ours, theirs := b.of(way, b.o.images[0], b.commands[0], threads),
+		b.of(other, b.o.images[0], b.commands[0], threads)
 	var ratios []float64
 	for i := range min(len(ours), len(theirs)) {
 		ratios = append(ratios, of(ours[i])/of(theirs[i]))
@@ -127,7 +140,8 @@ func (b *deployBench) versus(threads int, way, other, what string, of func(deplo
 	}
 	r := median(ratios)
 	b.figure(way+" / "+other, what, "ratio", ratios...)
-	said := fmt.Sprintf("\n%s at %d threads, %s over %s: %.2f, trial by trial (%.2f to %.2f)", what, threads, way, other, r, slices.Min(ratios), slices.Max(ratios))
+	said := fmt.Sprintf("\n%s at %d threads, %s over %s: %.2f, trial by trial (%.2f to %.2f)", what, threads,
+		way, other, r, slices.Min(ratios), slices.Max(ratios))
 	if enough != nil {
 		said += fmt.Sprintf("; target %s: %s", target, met(enough(r)))
 	}
@@ -175,7 +189,8 @@ func (b *deployBench) starts(ctx context.Context, l *deployLineup) (map[string]c
 // gapReport explains what spawned commands cost beside the API.
 func (b *deployBench) gapReport(l *deployLineup, starts map[string]clientStart) {
 	n := slices.Max(b.threads)
-	head := []string{"engine", fmt.Sprintf("CLI, s for %d containers", b.containers), "API, s", "gap, s", fmt.Sprintf("%d idle clients at once, s", b.containers),
+	head := []string{"engine", fmt.Sprintf("CLI, s for %d containers", b.containers), "API, s", "gap, s",
+		fmt.Sprintf("%d idle clients at once, s", b.containers),
 		"CPU a container, CLI: client / all, ms", "API: client / all, ms", "an idle client alone: wall / CPU, ms"}
 	var rows [][]string
 	for _, m := range l.engines {
@@ -188,7 +203,8 @@ func (b *deployBench) gapReport(l *deployLineup, starts map[string]clientStart) 
 		}
 		of := func(way string) deployFigures { return figuresOf(b.of(way, b.o.images[0], b.commands[0], n)) }
 		cli, call, s := m.name()+"-cli", m.name()+"-api", starts[m.name()]
-		rows = append(rows, []string{m.name(), number(seconds(cli)), number(seconds(call)), number(seconds(cli) - seconds(call)), number(s.together),
+		rows = append(rows, []string{m.name(), number(seconds(cli)), number(seconds(call)),
+			number(seconds(cli) - seconds(call)), number(s.together),
 			of(cli).shares(), of(call).shares(),
 			fmt.Sprintf("%.1f / %.1f", s.wall*1e3, s.cpu*1e3)})
 	}
@@ -224,7 +240,8 @@ func (b *deployBench) chart(l *deployLineup) error {
 		lines = append(lines, line)
 	}
 	title := fmt.Sprintf("%s, %s, %d containers", b.o.images[0], b.commands[0], b.containers)
-	return os.WriteFile(b.report.prefix+".svg", []byte(plotPanels(title, "%.0f threads", deployPanels, lines)), 0o644)
+	return os.WriteFile(b.report.prefix+".svg", []byte(plotPanels(title, "%.0f threads", deployPanels, lines)),
+		0o644)
 }
 
 // processCPU is the CPU time of one process so far, in the kernel's ticks of 10 ms; 0 if it is gone.

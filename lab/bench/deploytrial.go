@@ -33,12 +33,14 @@ type deploySample struct {
 func (s deploySample) rate() float64 { return float64(len(s.Latencies)) / s.Seconds }
 
 // trial deploys so many containers by so many threads, and removes them.
-func (l *deployLineup) trial(ctx context.Context, w deployer, image, command string, threads, containers int) (deploySample, error) {
+func (l *deployLineup) trial(ctx context.Context, w deployer, image, command string, threads,
+	containers int) (deploySample, error) {
 	s := deploySample{Way: w.name(), Image: image, Command: command, Net: l.b.net, Threads: threads}
 	m := l.of(w.name())
 	all := make([]toDeploy, containers)
 	for i := range all {
-		all[i] = toDeploy{name: l.name(), image: testbed.Address + "/" + image, args: strings.Fields(command), net: l.b.net}
+		all[i] = toDeploy{name: l.name(), image: testbed.Address + "/" + image, args: strings.Fields(command),
+			net: l.b.net}
 	}
 	if err := l.settle(ctx); err != nil {
 		return s, err
@@ -66,7 +68,8 @@ func (l *deployLineup) trial(ctx context.Context, w deployer, image, command str
 }
 
 // deployAll gives each thread one container after the other, and returns the names of those that were made.
-func (s *deploySample) deployAll(ctx context.Context, w deployer, all []toDeploy, threads int) (done []string) {
+func (s *deploySample) deployAll(ctx context.Context, w deployer, all []toDeploy,
+	threads int) (done []string) {
 	var mu sync.Mutex
 	var running sync.WaitGroup
 	next := make(chan toDeploy, len(all))
@@ -99,7 +102,8 @@ func (s *deploySample) deployAll(ctx context.Context, w deployer, all []toDeploy
 // deployMany gives all in one call. The latency of each counts from the moment at
 // which a thread would have taken it: at once, or when so many others had ended
 // that one was free.
-func (s *deploySample) deployMany(ctx context.Context, w deployer, all []toDeploy, threads int) (done []string) {
+func (s *deploySample) deployMany(ctx context.Context, w deployer, all []toDeploy,
+	threads int) (done []string) {
 	var ends []float64 // as they ended
 	at := make([]float64, len(all))
 	start := time.Now()
@@ -155,9 +159,9 @@ func usageOf(m manyEngine) (u usage, err error) {
 	return u, err
 }
 
-// settle waits until the engines have done what follows a trial: until none of them
-// has taken a twentieth of a processor for a second, at most ten seconds. dewd makes fewer
-// containers at once while others press the processors; what another engine leaves behind is none of its trial.
+// settle waits until the engines have done what follows a trial: until none of them has taken a twentieth of
+// a processor for a second, at most ten seconds. dewd makes fewer containers at once while others press the
+// processors; what another engine leaves behind is none of its trial.
 func (l *deployLineup) settle(ctx context.Context) error {
 	const (
 		look  = 100 * time.Millisecond

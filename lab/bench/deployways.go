@@ -122,14 +122,16 @@ func (m *manyDewd) engine() engine    { return m.dewd }
 func (m *manyDewd) session() *session { return m.s }
 func (m *manyDewd) setting(net string) string {
 	return "containers of a containerd of its own, EROFS under overlayfs, seccomp; output to files that the shim writes; network " + map[string]string{
-		"none": "a namespace with lo, by its path", "host": "the node's", "bridge": "CNI's bridge and host-local"}[net] +
+		"none": "a namespace with lo, by its path", "host": "the node's",
+		"bridge": "CNI's bridge and host-local"}[net] +
 		"; API: Deploy, a stream for each container, over one HTTP/2 connection to the socket; many: one DeployMany for all"
 }
 
 func (m *manyDewd) ways() []deployer {
 	return []deployer{
 		viaCLI{"dewd", m.s, func(ctx context.Context, c toDeploy) *exec.Cmd {
-			return m.dewCommand(ctx, append([]string{"run", "-d", "--net", c.net, "--ready", "none", "--name", c.name, c.image}, c.args...)...)
+			return m.dewCommand(ctx,
+				append([]string{"run", "-d", "--net", c.net, "--ready", "none", "--name", c.name, c.image}, c.args...)...)
 		}},
 		viaAPI{"dewd", func(ctx context.Context, c toDeploy) error {
 			_, err := m.c.Deploy(ctx, c.request(), spec.Watch{})
@@ -154,7 +156,8 @@ func (w viaMany) deploy(ctx context.Context, c toDeploy) (time.Duration, error) 
 	return 0, errors.Join(err, failed)
 }
 
-func (w viaMany) deployMany(ctx context.Context, all []toDeploy, atOnce int, ended func(index int, err error)) error {
+func (w viaMany) deployMany(ctx context.Context, all []toDeploy, atOnce int,
+	ended func(index int, err error)) error {
 	m := spec.Many{Parallel: atOnce}
 	for _, c := range all {
 		m.Requests = append(m.Requests, c.request())
@@ -169,7 +172,8 @@ func (w viaMany) deployMany(ctx context.Context, all []toDeploy, atOnce int, end
 }
 
 func (m *manyDewd) dewCommand(ctx context.Context, args ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, filepath.Join(m.bin, "dew"), append([]string{"-H", "unix://" + m.s.path("state/dewd.sock")}, args...)...)
+	return exec.CommandContext(ctx, filepath.Join(m.bin, "dew"),
+		append([]string{"-H", "unix://" + m.s.path("state/dewd.sock")}, args...)...)
 }
 
 func (m *manyDewd) client() *exec.Cmd {
@@ -213,9 +217,10 @@ func openDocker(ctx context.Context, bed *testbed.Bed, e docker) (manyEngine, er
 	if err != nil {
 		return nil, err
 	}
-	t := &http.Transport{MaxIdleConnsPerHost: 64, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", s.path("sock"))
-	}}
+	t := &http.Transport{MaxIdleConnsPerHost: 64,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", s.path("sock"))
+		}}
 	return &manyDocker{docker: e, s: s, c: &http.Client{Transport: t}}, nil
 }
 
@@ -223,7 +228,8 @@ func (m *manyDocker) engine() engine    { return m.docker }
 func (m *manyDocker) session() *session { return m.s }
 func (m *manyDocker) setting(net string) string {
 	return "overlay2, seccomp, output to json-file; network " + map[string]string{
-		"none": "a namespace with lo, by libnetwork", "host": "the node's", "bridge": "docker0 by libnetwork, no iptables rules"}[net] +
+		"none": "a namespace with lo, by libnetwork", "host": "the node's",
+		"bridge": "docker0 by libnetwork, no iptables rules"}[net] +
 		"; API: create and start of the Engine API 1.41, over connections that are kept"
 }
 
@@ -281,7 +287,9 @@ func (m *manyDocker) calls(container string) map[string]func(context.Context) er
 		"Inspect": func(ctx context.Context) error {
 			return m.ask(ctx, http.MethodGet, "/containers/"+container+"/json", nil)
 		},
-		"List": func(ctx context.Context) error { return m.ask(ctx, http.MethodGet, "/containers/json?all=1", nil) },
+		"List": func(ctx context.Context) error {
+			return m.ask(ctx, http.MethodGet, "/containers/json?all=1", nil)
+		},
 		"Logs": func(ctx context.Context) error {
 			return m.ask(ctx, http.MethodGet, "/containers/"+container+"/logs?stdout=1&stderr=1", nil)
 		},
@@ -382,18 +390,22 @@ func (m *manyContainerd) name() string      { return "containerd" }
 func (m *manyContainerd) engine() engine    { return m.containerd }
 func (m *manyContainerd) session() *session { return m.s }
 func (m *manyContainerd) setting(net string) string {
-	return m.snapshotter + ", containerd's default specification (no seccomp), no output; network " + map[string]string{
-		"none": "a namespace with lo, by runc", "host": "the node's"}[net] + "; API: containerd's client library in a process of its own, one connection"
+	return m.snapshotter + ", containerd's default specification (no seccomp), no output; network " +
+		map[string]string{
+			"none": "a namespace with lo, by runc", "host": "the node's"}[net] +
+		"; API: containerd's client library in a process of its own, one connection"
 }
 
 func (m *manyContainerd) ways() []deployer {
 	return []deployer{
 		viaCLI{"containerd", m.s, func(ctx context.Context, c toDeploy) *exec.Cmd {
-			args := []string{"--address", m.s.path("sock"), "run", "--detach", "--null-io", "--snapshotter", m.snapshotter}
+			args := []string{"--address", m.s.path("sock"), "run", "--detach", "--null-io", "--snapshotter",
+				m.snapshotter}
 			if c.net == "host" {
 				args = append(args, "--net-host")
 			}
-			return exec.CommandContext(ctx, filepath.Join(m.tools, "ctr"), append(append(args, c.image, c.name), c.args...)...)
+			return exec.CommandContext(ctx, filepath.Join(m.tools, "ctr"),
+				append(append(args, c.image, c.name), c.args...)...)
 		}},
 		viaAPI{"containerd", func(ctx context.Context, c toDeploy) error {
 			return m.ask(ctx, order.Order{Name: c.name, Image: c.image, Args: c.args, HostNetwork: c.net == "host"})
@@ -505,7 +517,8 @@ func (b *deployBench) bring(ctx context.Context, m manyEngine) error {
 			return err
 		}
 		name := fmt.Sprintf("b%d-first-%s-%d", os.Getpid(), m.name(), i)
-		if _, err := m.ways()[1].deploy(ctx, toDeploy{name: name, image: ref, args: []string{"ls"}, net: b.net}); err != nil {
+		if _, err := m.ways()[1].deploy(ctx,
+			toDeploy{name: name, image: ref, args: []string{"ls"}, net: b.net}); err != nil {
 			return err
 		}
 		if err := m.remove(ctx, name); err != nil {

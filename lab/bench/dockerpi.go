@@ -27,7 +27,8 @@ import (
 func variants(o *options, tools string) []engine {
 	cores := fmt.Sprint(runtime.NumCPU())
 	d := func(variant, order, inflaters string) engine {
-		return dewd{bin: o.bin, tools: tools, variant: variant, flags: []string{"--order", order, "--inflaters", inflaters}}
+		return dewd{bin: o.bin, tools: tools, variant: variant,
+			flags: []string{"--order", order, "--inflaters", inflaters}}
 	}
 	return []engine{
 		docker{variant: "-plain", env: []string{noPigz}},
@@ -49,7 +50,8 @@ func dockerPi(ctx context.Context, args []string, stdout, stderr io.Writer, self
 	var o options
 	var parts string
 	err := o.parse("docker-pi", args, stderr, "ubuntu:pi,mubuntu:pi,biglayers:pi", func(f *flag.FlagSet) {
-		f.StringVar(&parts, "parts", "structures,flat,threads,timeline,interference", "comma-separated `parts` of the experiment")
+		f.StringVar(&parts, "parts", "structures,flat,threads,timeline,interference",
+			"comma-separated `parts` of the experiment")
 	})
 	if err != nil {
 		return err
@@ -63,7 +65,8 @@ func dockerPi(ctx context.Context, args []string, stdout, stderr io.Writer, self
 		return err
 	}
 	defer p.bed.Close()
-	all := map[string]func(context.Context) error{"structures": p.structures, "flat": p.flat, "threads": p.threads,
+	all := map[string]func(context.Context) error{"structures": p.structures, "flat": p.flat,
+		"threads":  p.threads,
 		"timeline": p.timelines, "interference": p.interference}
 	for _, name := range strings.Split(parts, ",") {
 		run := all[name]
@@ -148,13 +151,15 @@ func (p *pi) flat(ctx context.Context) error {
 func (p *pi) threads(ctx context.Context) error {
 	var all []engine
 	for _, n := range []int{1, 2, 3, 4, 6, 8, 12} {
-		all = append(all, dewd{bin: p.o.bin, tools: p.tools, variant: fmt.Sprintf("-%d", n), flags: []string{"--inflaters", fmt.Sprint(n)}})
+		all = append(all, dewd{bin: p.o.bin, tools: p.tools, variant: fmt.Sprintf("-%d", n),
+			flags: []string{"--inflaters", fmt.Sprint(n)}})
 	}
 	return p.compare(ctx, "dewd-1", all...)
 }
 
 func (p *pi) trio() []engine {
-	return []engine{docker{}, containerd{tools: p.tools, snapshotter: "overlayfs"}, dewd{bin: p.o.bin, tools: p.tools}}
+	return []engine{docker{}, containerd{tools: p.tools, snapshotter: "overlayfs"},
+		dewd{bin: p.o.bin, tools: p.tools}}
 }
 
 // timelines draws network, processors, disk and memory over time (figures 1, 3a, 6a).
@@ -192,7 +197,8 @@ func (p *pi) draw(image string, mbit float64, lines []timeline) error {
 	rows := [][]string{{"engine", "seconds", "network_mbit", "processors", "disk_mb", "memory_mb"}}
 	for _, l := range lines {
 		for _, i := range l.instants {
-			rows = append(rows, []string{l.engine, fmt.Sprint(i.t), fmt.Sprint(i.network), fmt.Sprint(i.cpu), fmt.Sprint(i.disk), fmt.Sprint(i.memory)})
+			rows = append(rows, []string{l.engine, fmt.Sprint(i.t), fmt.Sprint(i.network), fmt.Sprint(i.cpu),
+				fmt.Sprint(i.disk), fmt.Sprint(i.memory)})
 		}
 	}
 	if err := writeCSV(prefix+".csv", rows); err != nil {
@@ -240,6 +246,7 @@ func (p *pi) interference(ctx context.Context) error {
 }
 
 func (p *pi) printWeb(engine, seconds string, l *Latency) {
-	fmt.Fprintf(p.stdout, "%-24s pull %5s s; web: %5d requests, %d failed, median %.1f ms, 99th percentile %.1f ms\n",
+	fmt.Fprintf(p.stdout,
+		"%-24s pull %5s s; web: %5d requests, %d failed, median %.1f ms, 99th percentile %.1f ms\n",
 		engine, seconds, l.Requests, l.Failed, l.P50*1e3, l.P99*1e3)
 }

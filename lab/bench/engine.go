@@ -73,7 +73,8 @@ func open(ctx context.Context, bed *testbed.Bed, e engine) (*session, error) {
 	}
 	if err := e.start(ctx, s); err != nil {
 		raw, _ := os.ReadFile(s.log.Name())
-		return nil, errors.Join(fmt.Errorf("start %s: %w: %s", e.name(), err, raw[max(0, len(raw)-800):]), s.close(e))
+		return nil, errors.Join(fmt.Errorf("start %s: %w: %s", e.name(), err, raw[max(0, len(raw)-800):]),
+			s.close(e))
 	}
 	return s, nil
 }
@@ -172,7 +173,8 @@ func (c containerd) start(ctx context.Context, s *session) error {
 	if err := os.WriteFile(s.path("config.toml"), []byte(config), 0o644); err != nil {
 		return err
 	}
-	cmd := s.bed.Command(ctx, filepath.Join(c.tools, "containerd"), "--config", s.path("config.toml"), "--log-level", "warn")
+	cmd := s.bed.Command(ctx, filepath.Join(c.tools, "containerd"), "--config", s.path("config.toml"),
+		"--log-level", "warn")
 	cmd.Env = append(os.Environ(), "PATH="+c.tools+":"+c.mkfs+":"+os.Getenv("PATH"))
 	return s.daemon(ctx, cmd, func(ctx context.Context) error {
 		_, err := c.ctr(ctx, s, "--connect-timeout", "1s", "version")
@@ -181,7 +183,8 @@ func (c containerd) start(ctx context.Context, s *session) error {
 }
 
 func (c containerd) ctr(ctx context.Context, s *session, args ...string) ([]byte, error) {
-	return s.client(ctx, filepath.Join(c.tools, "ctr"), append([]string{"--address", s.path("sock")}, args...)...)
+	return s.client(ctx, filepath.Join(c.tools, "ctr"),
+		append([]string{"--address", s.path("sock")}, args...)...)
 }
 
 func (c containerd) pull(ctx context.Context, s *session, ref string) error {
@@ -193,7 +196,8 @@ func (c containerd) run(ctx context.Context, s *session, ref, name string) error
 	if err := c.pull(ctx, s, ref); err != nil {
 		return err
 	}
-	_, err := c.ctr(ctx, s, "run", "--detach", "--null-io", "--net-host", "--snapshotter", c.snapshotter, ref, name)
+	_, err := c.ctr(ctx, s, "run", "--detach", "--null-io", "--net-host", "--snapshotter", c.snapshotter, ref,
+		name)
 	return err
 }
 
@@ -239,7 +243,8 @@ func (d docker) missing() string {
 
 func (d docker) start(ctx context.Context, s *session) error {
 	args := []string{"--data-root", s.path("root"), "--exec-root", s.path("exec"), "--pidfile", s.path("pid"),
-		"--host", "unix://" + s.path("sock"), "--iptables=false", "--ip-forward=false", "--storage-driver=overlay2", "--insecure-registry", testbed.Address, "--insecure-registry", testbed.FarAddress, "--log-level=error"}
+		"--host", "unix://" + s.path("sock"), "--iptables=false", "--ip-forward=false", "--storage-driver=overlay2",
+		"--insecure-registry", testbed.Address, "--insecure-registry", testbed.FarAddress, "--log-level=error"}
 	if !d.bridge {
 		args = append(args, "--bridge=none")
 	}
@@ -299,7 +304,8 @@ func (d dewd) missing() string {
 }
 
 func (d dewd) start(ctx context.Context, s *session) error {
-	config := fmt.Sprintf("[registry.%q]\nplain_http = true\n[registry.%q]\nplain_http = true\n%s", testbed.Address, testbed.FarAddress, strings.ReplaceAll(d.config, "DIR/", s.dir+"/"))
+	config := fmt.Sprintf("[registry.%q]\nplain_http = true\n[registry.%q]\nplain_http = true\n%s",
+		testbed.Address, testbed.FarAddress, strings.ReplaceAll(d.config, "DIR/", s.dir+"/"))
 	if err := os.WriteFile(s.path("config.toml"), []byte(config), 0o644); err != nil {
 		return err
 	}
@@ -336,7 +342,8 @@ func (d dewd) remove(ctx context.Context, s *session, name string) error {
 
 // newerMkfs finds the directory of an mkfs.erofs of 1.8 or newer, "" if there is none.
 func newerMkfs(tools string) string {
-	dirs := append([]string{filepath.Join(tools, "erofs-utils", "bin")}, filepath.SplitList(os.Getenv("PATH"))...)
+	dirs := append([]string{filepath.Join(tools, "erofs-utils", "bin")},
+		filepath.SplitList(os.Getenv("PATH"))...)
 	for _, dir := range dirs {
 		out, _ := exec.Command(filepath.Join(dir, "mkfs.erofs"), "--version").Output()
 		first, _, _ := strings.Cut(string(out), "\n")

@@ -23,7 +23,9 @@ func (f figure) median() float64 { return median(f.Values) }
 
 // find is the figure of what in a state; nil if there is none.
 func find(all []figure, image, state, what string) *figure {
-	i := slices.IndexFunc(all, func(f figure) bool { return f.Image == image && f.State == state && f.What == what })
+	i := slices.IndexFunc(all, func(f figure) bool {
+		return f.Image == image && f.State == state && f.What == what
+	})
 	if i < 0 {
 		return nil
 	}
@@ -60,7 +62,8 @@ func tabulate(out io.Writer, all []figure, base string) {
 // writeFigures leaves figures in PREFIX.json and PREFIX.csv, after the
 // samples of the same part if there are any.
 func writeFigures(prefix string, all []figure) error {
-	raw, err := json.MarshalIndent(map[string]any{"commit": commit(), "machine": machine(), "figures": all}, "", " ")
+	raw, err := json.MarshalIndent(map[string]any{"commit": commit(), "machine": machine(), "figures": all}, "",
+		" ")
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,8 @@ func compareLazy(ctx context.Context, args []string, stdout, stderr io.Writer, s
 	var parts, rtts string
 	var runs int
 	err := o.parse("lazy", args, stderr, lazyImages, func(f *flag.FlagSet) {
-		f.StringVar(&parts, "parts", "sizes,start,rtt,opens,pages,after", "comma-separated `parts` of the experiment")
+		f.StringVar(&parts, "parts", "sizes,start,rtt,opens,pages,after",
+			"comma-separated `parts` of the experiment")
 		f.IntVar(&runs, "runs", 1, "`runs` of each image that its pack is learned from")
 		f.StringVar(&rtts, "rtts", "0,50,150,300", "comma-separated round trips in `ms`")
 	})
@@ -65,7 +66,8 @@ func compareLazy(ctx context.Context, args []string, stdout, stderr io.Writer, s
 	if !o.asked("what") {
 		o.what = []string{firstAnswer, wholeImage}
 	}
-	l := &lazy{o: &o, runs: runs, tools: o.containerd(), packs: map[string]spec.Pack{}, samples: map[string][]Sample{}, stdout: stdout, stderr: stderr}
+	l := &lazy{o: &o, runs: runs, tools: o.containerd(), packs: map[string]spec.Pack{},
+		samples: map[string][]Sample{}, stdout: stdout, stderr: stderr}
 	for _, s := range strings.Split(rtts, ",") {
 		ms, err := strconv.ParseFloat(s, 64)
 		if err != nil || ms < 0 {
@@ -117,7 +119,8 @@ func (l *lazy) write() error {
 
 // dewd is dewd as its user has it, but for the recordings.
 func (l *lazy) dewd(variant, config string, bare bool, flags ...string) dewd {
-	return dewd{bin: l.o.bin, tools: l.tools, variant: variant, flags: flags, config: neverLearn + config, bare: bare}
+	return dewd{bin: l.o.bin, tools: l.tools, variant: variant, flags: flags, config: neverLearn + config,
+		bare: bare}
 }
 
 // contenders keeps of the engines those that were asked for, or all.
@@ -137,7 +140,8 @@ func (l *lazy) contenders(some ...engine) ([]engine, error) {
 
 // engines are those whose starts are timed.
 func (l *lazy) engines() ([]engine, error) {
-	return l.contenders(l.dewd("", "", false), l.dewd("-nopack", "", true), l.dewd("-whole", "", false, "--lazy", "never"),
+	return l.contenders(l.dewd("", "", false), l.dewd("-nopack", "", true),
+		l.dewd("-whole", "", false, "--lazy", "never"),
 		containerd{tools: l.tools, snapshotter: "overlayfs"}, docker{})
 }
 

@@ -33,8 +33,11 @@ func TestLazyStarts(t *testing.T) {
 	bin := t.TempDir()
 	build(t, bin, "dewpoint/cmd/dewd", "dewpoint/cmd/dew")
 	var out strings.Builder
-	err := compareLazy(t.Context(), []string{"-images", "redis:1", "-parts", "start", "-rates", "100", "-rounds", "1", "-engines", "dewd,dewd-nopack",
-		"-layout", o.layout, "-dir", o.dir, "-bin", bin, "-tools", o.tools, "-out", o.out}, &out, os.Stderr, os.Args[:1])
+	err := compareLazy(t.Context(),
+		[]string{"-images", "redis:1", "-parts", "start", "-rates", "100", "-rounds", "1", "-engines",
+			"dewd,dewd-nopack",
+			"-layout", o.layout, "-dir", o.dir, "-bin", bin, "-tools", o.tools, "-out", o.out}, &out, os.Stderr,
+		os.Args[:1])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +85,8 @@ func TestLazyStarts(t *testing.T) {
 
 func TestTreeIsTheImages(t *testing.T) {
 	root := t.TempDir()
-	for name, text := range map[string]string{"etc/a": "text", "etc/hosts": "x", "proc/1": "x", "var/lib/b": "x", "var/log/c": "x", "etc/empty": ""} {
+	for name, text := range map[string]string{"etc/a": "text", "etc/hosts": "x", "proc/1": "x", "var/lib/b": "x",
+		"var/log/c": "x", "etc/empty": ""} {
 		path := filepath.Join(root, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -159,7 +163,8 @@ func TestFigures(t *testing.T) {
 		t.Fatal(err)
 	}
 	var back struct{ Figures []figure }
-	if err := json.Unmarshal(raw, &back); err != nil || len(back.Figures) != 2 || len(back.Figures[1].Values) != 3 {
+	if err := json.Unmarshal(raw, &back); err != nil || len(back.Figures) != 2 ||
+		len(back.Figures[1].Values) != 3 {
 		t.Errorf("written: %s, %v", raw, err)
 	}
 }

@@ -69,7 +69,8 @@ type tree struct {
 }
 
 // notImage are the directories that are not the image's, or that its services write to.
-var notImage = []string{"proc", "sys", "dev", "run", "tmp", "var/cache", "var/log", "var/run", "var/tmp", "var/lib/mysql"}
+var notImage = []string{"proc", "sys", "dev", "run", "tmp", "var/cache", "var/log", "var/run", "var/tmp",
+	"var/lib/mysql"}
 
 // mountedIn are the files that engines mount into a container.
 var mountedIn = []string{"etc/resolv.conf", "etc/hosts", "etc/hostname"}
@@ -82,26 +83,27 @@ func treeAt(root string) (*tree, error) {
 		return nil, err
 	}
 	t := &tree{dir: dir}
-	err = filepath.WalkDir(fmt.Sprintf("/proc/self/fd/%d/", dir.Fd()), func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		_, name, _ := strings.Cut(strings.TrimPrefix(path, "/proc/self/fd/"), "/")
-		if d.IsDir() && slices.Contains(notImage, name) {
-			return fs.SkipDir
-		}
-		if !d.Type().IsRegular() || slices.Contains(mountedIn, name) {
+	err = filepath.WalkDir(fmt.Sprintf("/proc/self/fd/%d/", dir.Fd()),
+		func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			_, name, _ := strings.Cut(strings.TrimPrefix(path, "/proc/self/fd/"), "/")
+			if d.IsDir() && slices.Contains(notImage, name) {
+				return fs.SkipDir
+			}
+			if !d.Type().IsRegular() || slices.Contains(mountedIn, name) {
+				return nil
+			}
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			if info.Size() > 0 {
+				t.files = append(t.files, name)
+			}
 			return nil
-		}
-		info, err := d.Info()
-		if err != nil {
-			return err
-		}
-		if info.Size() > 0 {
-			t.files = append(t.files, name)
-		}
-		return nil
-	})
+		})
 	if err != nil {
 		dir.Close()
 		return nil, err
@@ -202,13 +204,16 @@ func mapped(pid int) (names []string) {
 // that are here, files of the image that are not, and files that do not exist;
 // and what the first read of a file that is not here costs.
 func (l *lazy) opens(ctx context.Context) error {
-	engines, err := l.contenders(l.dewd("-partial", noBackground, false), l.dewd("-complete", "", false, "--lazy", "never"),
+	engines, err := l.contenders(l.dewd("-partial", noBackground, false),
+		l.dewd("-complete", "", false, "--lazy", "never"),
 		containerd{tools: l.tools, snapshotter: "overlayfs"})
 	if err != nil {
 		return err
 	}
 	err = l.turns(engines, func(e engine, image string, _ int) error {
-		return l.container(ctx, e, image, func(s *session, process int) error { return l.opensIn(s, e, image, process) })
+		return l.container(ctx, e, image, func(s *session, process int) error {
+			return l.opensIn(s, e, image, process)
+		})
 	})
 	tabulate(l.stdout, l.figures, "containerd-overlayfs")
 	return err
@@ -216,7 +221,8 @@ func (l *lazy) opens(ctx context.Context) error {
 
 // container runs an image cold until it answers, and calls f with its process.
 // dewd's image is whole by then, unless its background is off.
-func (l *lazy) container(ctx context.Context, e engine, image string, f func(s *session, process int) error) error {
+func (l *lazy) container(ctx context.Context, e engine, image string,
+	f func(s *session, process int) error) error {
 	if err := l.bed.Rate(ctx, 0); err != nil {
 		return err
 	}
@@ -338,7 +344,8 @@ func (l *lazy) after(ctx context.Context) error {
 	}
 	err = l.turns(engines, func(e engine, image string, _ int) error {
 		return l.container(ctx, e, image, func(s *session, process int) error {
-			state := map[string]string{"dewd-partial": "lazy, all present", "dewd": "started lazily, complete"}[e.name()]
+			state := map[string]string{"dewd-partial": "lazy, all present",
+				"dewd": "started lazily, complete"}[e.name()]
 			if state == "" {
 				state = e.name()
 			}

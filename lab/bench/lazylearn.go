@@ -45,7 +45,8 @@ func (l *lazy) learnOne(ctx context.Context, s *session, d dewd, image string) e
 		return err
 	}
 	start := time.Now()
-	raw, err := d.dew(ctx, s, "profile", "--net", "host", "--runs", fmt.Sprint(l.runs), "--ready", app.ready, "--exercise", script, ref)
+	raw, err := d.dew(ctx, s, "profile", "--net", "host", "--runs", fmt.Sprint(l.runs), "--ready", app.ready,
+		"--exercise", script, ref)
 	if err != nil {
 		return err
 	}

@@ -27,12 +27,15 @@ import (
 // registry's copies not counted; memory of processes is in the tables of starts.
 func (l *lazy) pages(ctx context.Context) error {
 	engines, err := l.contenders(l.dewd("-partial", noBackground, false), l.dewd("", "", false),
-		l.dewd("-whole", "", false, "--lazy", "never"), containerd{tools: l.tools, snapshotter: "overlayfs"}, docker{})
+		l.dewd("-whole", "", false, "--lazy", "never"), containerd{tools: l.tools, snapshotter: "overlayfs"},
+		docker{})
 	if err != nil {
 		return err
 	}
 	err = l.turns(engines, func(e engine, image string, _ int) error {
-		return l.container(ctx, e, image, func(s *session, process int) error { return l.pagesOf(ctx, s, e, image, process) })
+		return l.container(ctx, e, image, func(s *session, process int) error {
+			return l.pagesOf(ctx, s, e, image, process)
+		})
 	})
 	tabulate(l.stdout, l.figures, "containerd-overlayfs")
 	return err
@@ -81,9 +84,11 @@ func (l *lazy) countPages(s *session, e engine, image, when string, process int)
 	var sum int64
 	for _, kind := range []string{"files", "erofs", "fuse"} {
 		sum += n[kind]
-		l.figures = merge(l.figures, []figure{{image, e.name(), when + ": " + kind, "MB", []float64{float64(n[kind]) / 1e6}}})
+		l.figures = merge(l.figures,
+			[]figure{{image, e.name(), when + ": " + kind, "MB", []float64{float64(n[kind]) / 1e6}}})
 	}
-	l.figures = merge(l.figures, []figure{{image, e.name(), when + ": all", "MB", []float64{float64(sum) / 1e6}}})
+	l.figures = merge(l.figures,
+		[]figure{{image, e.name(), when + ": all", "MB", []float64{float64(sum) / 1e6}}})
 	return nil
 }
 
@@ -143,7 +148,8 @@ func resident(dir int, name string) (int64, error) {
 	defer unix.Munmap(m)
 	page := int64(os.Getpagesize())
 	in := make([]byte, (st.Size+page-1)/page)
-	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&m[0])), uintptr(len(m)), uintptr(unsafe.Pointer(&in[0]))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&m[0])), uintptr(len(m)),
+		uintptr(unsafe.Pointer(&in[0]))); errno != 0 {
 		return 0, errno
 	}
 	var n int64

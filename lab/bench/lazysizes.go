@@ -37,13 +37,16 @@ func (l *lazy) sizes(ctx context.Context) error {
 		if size > 20e6 {
 			shares = append(shares, share)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.3f\t%.1f %%\t%s\t%s\t%s\t%s\t%.3f\n", image, mb(size), mb(p.Needed), mb(p.Parts.Chunks),
-			mb(p.Parts.Tables), mb(p.Parts.Header), mb(p.Start), over, share*100, mb(p.Size), mb(answer), mb(all), mb(whole), float64(all)/float64(whole))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.3f\t%.1f %%\t%s\t%s\t%s\t%s\t%.3f\n", image, mb(size),
+			mb(p.Needed), mb(p.Parts.Chunks),
+			mb(p.Parts.Tables), mb(p.Parts.Header), mb(p.Start), over, share*100, mb(p.Size), mb(answer), mb(all),
+			mb(whole), float64(all)/float64(whole))
 		l.figures = append(l.figures, sizeFigures(image, p, size, answer, all, whole)...)
 	}
 	w.Flush()
 	if len(shares) > 0 {
-		fmt.Fprintf(l.stdout, "images over 20 MB: %.1f %% in the median, at most %.1f %%; before ready / chunks: median %.3f, at most %.3f\n",
+		fmt.Fprintf(l.stdout,
+			"images over 20 MB: %.1f %% in the median, at most %.1f %%; before ready / chunks: median %.3f, at most %.3f\n",
 			median(shares)*100, slices.Max(shares)*100, median(overheads), slices.Max(overheads))
 	}
 	return nil
@@ -64,12 +67,13 @@ func (l *lazy) wires(ctx context.Context, image string) (answer, all, whole int6
 	if err != nil {
 		return 0, 0, 0, err
 	}
-	err = l.startOne(ctx, l.dewd("-whole", "", false, "--lazy", "never"), testbed.Address, image, func(s Sample) {
-		if s.What == wholeImage {
-			whole = s.Wire
-		}
-		l.report.add(s)
-	})
+	err = l.startOne(ctx, l.dewd("-whole", "", false, "--lazy", "never"), testbed.Address, image,
+		func(s Sample) {
+			if s.What == wholeImage {
+				whole = s.Wire
+			}
+			l.report.add(s)
+		})
 	return answer, all, whole, err
 }
 
@@ -79,11 +83,14 @@ func sizeFigures(image string, p spec.Pack, size, answer, all, whole int64) []fi
 		what string
 		n    int64
 	}{
-		{"image", size}, {"needed raw", p.Needed}, {"before ready", p.Start}, {"header", p.Parts.Header}, {"tables", p.Parts.Tables},
-		{"chunks", p.Parts.Chunks}, {"points", p.Parts.Points}, {"windows", p.Parts.Windows}, {"files", p.Parts.Files}, {"pack", p.Size},
+		{"image", size}, {"needed raw", p.Needed}, {"before ready", p.Start}, {"header", p.Parts.Header},
+		{"tables", p.Parts.Tables},
+		{"chunks", p.Parts.Chunks}, {"points", p.Parts.Points}, {"windows", p.Parts.Windows},
+		{"files", p.Parts.Files}, {"pack", p.Size},
 		{"wire until answer", answer}, {"wire until complete", all}, {"wire of a whole pull", whole},
 	} {
-		f = append(f, figure{Image: image, State: "size", What: row.what, Unit: "bytes", Values: []float64{float64(row.n)}})
+		f = append(f, figure{Image: image, State: "size", What: row.what, Unit: "bytes",
+			Values: []float64{float64(row.n)}})
 	}
 	return f
 }

@@ -77,13 +77,16 @@ func (l *lazy) startOne(ctx context.Context, e engine, address, image string, ad
 	return errors.Join(err, s.close(e))
 }
 
-func (l *lazy) startIn(ctx context.Context, s *session, e engine, address, image string, add func(Sample)) error {
+func (l *lazy) startIn(ctx context.Context, s *session, e engine, address, image string,
+	add func(Sample)) error {
 	if err := l.bed.Cool(image); err != nil {
 		return err
 	}
 	ref := reference(e, address, image)
 	whole, err := timed(ctx, s, e, image, wholeImage, nil, func(ctx context.Context) error {
-		first, err := timed(ctx, s, e, image, firstAnswer, nil, func(ctx context.Context) error { return answer(ctx, s, e, ref, image) })
+		first, err := timed(ctx, s, e, image, firstAnswer, nil, func(ctx context.Context) error {
+			return answer(ctx, s, e, ref, image)
+		})
 		if err != nil {
 			return err
 		}
@@ -101,7 +104,9 @@ func (l *lazy) startIn(ctx context.Context, s *session, e engine, address, image
 		return err
 	}
 	add(whole)
-	warm, err := timed(ctx, s, e, image, warmStart, nil, func(ctx context.Context) error { return answer(ctx, s, e, ref, image) })
+	warm, err := timed(ctx, s, e, image, warmStart, nil, func(ctx context.Context) error {
+		return answer(ctx, s, e, ref, image)
+	})
 	if err != nil {
 		return err
 	}
@@ -150,7 +155,8 @@ func dewdCall(ctx context.Context, s *session, method, body string, answer any) 
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", s.path("state/dewd.sock"))
 	}, DisableKeepAlives: true}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://dewd/dewpoint.v1.Node/"+method, bytes.NewReader([]byte(body)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://dewd/dewpoint.v1.Node/"+method,
+		bytes.NewReader([]byte(body)))
 	if err != nil {
 		return err
 	}
@@ -214,8 +220,10 @@ func (l *lazy) startTargets() {
 			if len(theirs) > 0 {
 				dockers = append(dockers, took/median(theirs))
 			}
-			fmt.Fprintf(w, "%s\t%s\t%.2f\t%.2f\t%.2f\t%.2f\t%s\t%s\t%.2f\t%s\n", image, rate(mbit), took, float64(l.packs[image].Start)/1e6,
-				ideal, took/ideal, ratio(took, theirs), ratio(took, values(l.report.of(key{image, mbit, firstAnswer}, "containerd-overlayfs"), seconds)),
+			fmt.Fprintf(w, "%s\t%s\t%.2f\t%.2f\t%.2f\t%.2f\t%s\t%s\t%.2f\t%s\n", image, rate(mbit), took,
+				float64(l.packs[image].Start)/1e6,
+				ideal, took/ideal, ratio(took, theirs),
+				ratio(took, values(l.report.of(key{image, mbit, firstAnswer}, "containerd-overlayfs"), seconds)),
 				median(values(mine, func(s Sample) float64 { return float64(s.Wire) }))/1e6, ways(mine))
 		}
 		if len(bounds) > 0 {
@@ -295,7 +303,8 @@ func (l *lazy) distances() {
 				}
 			}
 			if len(ratios) > 0 {
-				fmt.Fprintf(l.stdout, "round trips of %s: %s takes %.2f of a whole pull's time in the median, at most %.2f (%s)\n",
+				fmt.Fprintf(l.stdout,
+					"round trips of %s: %s takes %.2f of a whole pull's time in the median, at most %.2f (%s)\n",
 					rtt, name, median(ratios), worst, image)
 			}
 		}

@@ -38,7 +38,8 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return commands[args[0]](ctx, args[1:], stdout, stderr)
 }
 
-func experiment(run func(context.Context, []string, io.Writer, io.Writer, []string) error, self []string) func(context.Context, []string, io.Writer, io.Writer) error {
+func experiment(run func(context.Context, []string, io.Writer, io.Writer, []string) error,
+	self []string) func(context.Context, []string, io.Writer, io.Writer) error {
 	return func(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return run(ctx, args, stdout, stderr, self)
 	}

@@ -21,10 +21,11 @@ type Sample struct {
 	Peak       int64            `json:"peak"`    // bytes, resident at one moment, all processes
 	Idle       int64            `json:"idle"`    // bytes, resident before the instruction
 	PerProgram map[string]int64 `json:"per_program"`
-	Wire       int64            `json:"wire"`               // bytes that came over the link, frames included
-	Way        string           `json:"way,omitempty"`      // of a start by dewd: how it pulled
-	Attached   float64          `json:"attached,omitempty"` // seconds of these until the image could be read, in part pop of boot
-	Web        *Latency         `json:"web,omitempty"`
+	Wire       int64            `json:"wire"`          // bytes that came over the link, frames included
+	Way        string           `json:"way,omitempty"` // of a start by dewd: how it pulled
+	// seconds of these until the image could be read, in part pop of boot
+	Attached float64  `json:"attached,omitempty"`
+	Web      *Latency `json:"web,omitempty"`
 }
 
 // The two instructions that are timed.
@@ -38,7 +39,8 @@ const (
 type watcher func(*session) (stop func())
 
 // measure gives one instruction to a cold engine.
-func measure(ctx context.Context, bed *testbed.Bed, e engine, image, what string, watch watcher) (Sample, error) {
+func measure(ctx context.Context, bed *testbed.Bed, e engine, image, what string, watch watcher) (Sample,
+	error) {
 	s, err := open(ctx, bed, e)
 	if err != nil {
 		return Sample{}, err
@@ -54,7 +56,9 @@ func measureIn(ctx context.Context, s *session, e engine, image, what string, wa
 	if err := s.bed.Cool(image); err != nil {
 		return Sample{}, err
 	}
-	sample, err := timed(ctx, s, e, image, what, watch, func(ctx context.Context) error { return instruct(ctx, s, e, image, what) })
+	sample, err := timed(ctx, s, e, image, what, watch, func(ctx context.Context) error {
+		return instruct(ctx, s, e, image, what)
+	})
 	if err == nil && what == firstAnswer {
 		err = e.remove(ctx, s, containerName(e))
 	}
@@ -62,7 +66,8 @@ func measureIn(ctx context.Context, s *session, e engine, image, what string, wa
 }
 
 // timed measures one instruction, which has been carried out when give returns.
-func timed(ctx context.Context, s *session, e engine, image, what string, watch watcher, give func(context.Context) error) (Sample, error) {
+func timed(ctx context.Context, s *session, e engine, image, what string, watch watcher,
+	give func(context.Context) error) (Sample, error) {
 	sample := Sample{Engine: e.name(), Image: image, What: what}
 	wire, err := s.bed.Received()
 	if err != nil {

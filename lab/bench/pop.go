@@ -53,11 +53,14 @@ func comparePoP(ctx context.Context, args []string, stdout, stderr io.Writer, se
 	b := &popBench{o: &o, self: self, stdout: stdout, stderr: stderr}
 	var parts, stores, counts, file string
 	err := o.parse("pop", args, stderr, "ubuntu:pi", func(f *flag.FlagSet) {
-		f.StringVar(&file, "report", "", "Markdown `file` for the tables of all parts and what was held against targets; charts lie in a directory of its name")
+		f.StringVar(&file, "report", "",
+			"Markdown `file` for the tables of all parts and what was held against targets; charts lie in a directory of its name")
 		f.StringVar(&parts, "parts", "files,many,replay", "comma-separated `parts` of the experiment")
-		f.StringVar(&stores, "stores", "none,dir,gluster,gluster3,ceph", "comma-separated `stores`; many and replay take the first that is shared, gluster if it is among them")
+		f.StringVar(&stores, "stores", "none,dir,gluster,gluster3,ceph",
+			"comma-separated `stores`; many and replay take the first that is shared, gluster if it is among them")
 		f.StringVar(&counts, "nodes", "1,2,4,6,8,10", "comma-separated `numbers` of nodes that deploy at once")
-		f.IntVar(&b.prepare, "prepare", 16, "`number` of images that nodes make ready which others have deployed (pop.prepare); 0 is none, as in many unless it is given")
+		f.IntVar(&b.prepare, "prepare", 16,
+			"`number` of images that nodes make ready which others have deployed (pop.prepare); 0 is none, as in many unless it is given")
 		b.replay.flags(f)
 	})
 	if err != nil {
@@ -66,7 +69,8 @@ func comparePoP(ctx context.Context, args []string, stdout, stderr io.Writer, se
 	if err := b.parse(stores, counts); err != nil {
 		return err
 	}
-	b.doc = &popReport{out: stdout, file: file, command: commandLine("dew bench pop -report FILE", args), commit: commit()}
+	b.doc = &popReport{out: stdout, file: file, command: commandLine("dew bench pop -report FILE", args),
+		commit: commit()}
 	if err := b.doc.check(); err != nil {
 		return err
 	}
@@ -144,7 +148,8 @@ func (b *popBench) write() error {
 }
 
 func (b *popBench) figure(image, state, what, unit string, v float64) {
-	b.figures = merge(b.figures, []figure{{Image: image, State: state, What: what, Unit: unit, Values: []float64{v}}})
+	b.figures = merge(b.figures,
+		[]figure{{Image: image, State: state, What: what, Unit: unit, Values: []float64{v}}})
 }
 
 // pop is a bed whose nodes run, with a registry behind its WAN.
@@ -182,8 +187,9 @@ store = "{{.Store}}"
 
 // open makes a bed and starts its nodes.
 func (b *popBench) open(ctx context.Context, c popConfig) (*pop, error) {
-	cfg := popbed.Config{Nodes: c.nodes, Store: c.kind, StoreBytes: c.bytes, Redis: c.kind != popbed.None, Dewd: filepath.Join(b.o.bin, "dewd"),
-		Log: slog.New(slog.NewTextHandler(b.stderr, nil))}
+	cfg := popbed.Config{Nodes: c.nodes, Store: c.kind, StoreBytes: c.bytes, Redis: c.kind != popbed.None,
+		Dewd: filepath.Join(b.o.bin, "dewd"),
+		Log:  slog.New(slog.NewTextHandler(b.stderr, nil))}
 	if b.o.asked("dir") {
 		cfg.Dir = b.o.dir
 	}
@@ -203,7 +209,8 @@ func (b *popBench) open(ctx context.Context, c popConfig) (*pop, error) {
 		cfg.Template += fmt.Sprintf("[cache]\nmax_bytes = \"%d\"\npolicy = \"lru\"\n", c.cache)
 	}
 	if c.kind != popbed.None {
-		cfg.Template += strings.ReplaceAll(popTemplate, "{{KEY}}", key) + fmt.Sprintf("prepare = %d\n", cmp.Or(c.prepare, -1)) + c.pop
+		cfg.Template += strings.ReplaceAll(popTemplate, "{{KEY}}", key) +
+			fmt.Sprintf("prepare = %d\n", cmp.Or(c.prepare, -1)) + c.pop
 	}
 	bed, err := popbed.New(ctx, cfg)
 	if err != nil {
@@ -217,7 +224,8 @@ func (b *popBench) open(ctx context.Context, c popConfig) (*pop, error) {
 }
 
 func (b *popBench) start(ctx context.Context, p *pop, c popConfig) error {
-	args := append(b.self[1:len(b.self):len(b.self)], "registry", "-dir", c.layout, "-listen", popbed.Registry, "-pushed", filepath.Join(p.Dir(), "pushed"))
+	args := append(b.self[1:len(b.self):len(b.self)], "registry", "-dir", c.layout, "-listen", popbed.Registry,
+		"-pushed", filepath.Join(p.Dir(), "pushed"))
 	if err := p.StartRegistry(ctx, b.self[0], args...); err != nil {
 		return fmt.Errorf("registry: %w", err)
 	}
@@ -266,7 +274,8 @@ func (p *pop) forget(ctx context.Context, n int, store bool) error {
 		_, err = c.Prune(ctx, opt)
 		return err
 	}
-	if err := onNodes(n, func(i int) error { return prune(i, spec.PruneOptions{Images: true}) }); err != nil || !store {
+	if err := onNodes(n, func(i int) error { return prune(i, spec.PruneOptions{Images: true}) }); err != nil ||
+		!store {
 		return err
 	}
 	return until(ctx, time.Minute, func() error {
@@ -295,7 +304,9 @@ func (p *pop) awaitReady(ctx context.Context, i int, image string) error {
 	defer c.Close()
 	return until(ctx, time.Minute, func() error {
 		all, err := c.Images(ctx)
-		if err == nil && !slices.ContainsFunc(all, func(m spec.Image) bool { return m.Name == popbed.Registry+"/"+image }) {
+		if err == nil && !slices.ContainsFunc(all, func(m spec.Image) bool {
+			return m.Name == popbed.Registry+"/"+image
+		}) {
 			err = fmt.Errorf("%s is not ready on %s", image, p.Nodes[i].Name)
 		}
 		return err

@@ -22,16 +22,18 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// A short replay on five nodes with GlusterFS: nothing fails, what is unique crosses the WAN once where the cache
-// is shared, and hits are those that the simulator expects.
+// A short replay on five nodes with GlusterFS: nothing fails, what is unique crosses the WAN once where the
+// cache is shared, and hits are those that the simulator expects.
 func TestPoPReplay(t *testing.T) {
 	dir := t.TempDir()
 	build(t, dir, "dewpoint/cmd/dewd")
 	var out strings.Builder
 	prefix, report := filepath.Join(dir, "out"), filepath.Join(dir, "report.md")
 	const deployments = 60
-	err := comparePoP(t.Context(), []string{"-parts", "replay", "-zones", "fra", "-deployments", "60", "-working", "30e6", "-rates", "0", "-prepare", "0",
-		"-report", report, "-bin", dir, "-tools", toolsDir(), "-out", prefix}, &out, os.Stderr, os.Args[:1])
+	err := comparePoP(t.Context(),
+		[]string{"-parts", "replay", "-zones", "fra", "-deployments", "60", "-working", "30e6", "-rates", "0",
+			"-prepare", "0",
+			"-report", report, "-bin", dir, "-tools", toolsDir(), "-out", prefix}, &out, os.Stderr, os.Args[:1])
 	t.Log(out.String())
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +63,8 @@ func TestPoPReplay(t *testing.T) {
 			}
 		}
 	}
-	// The working set fits. Manifests, configurations and what surrounds them are more than 2 % of so little: 16 KiB are allowed for each deployment.
+	// The working set fits. Manifests, configurations and what surrounds them are more than 2 % of so little: 16
+	// KiB are allowed for each deployment.
 	unique := float64(of(sharedCache, "unique"))
 	if got := of(sharedCache, "registry bytes / unique bytes"); got > 1.0001 {
 		t.Errorf("%.4f of the unique bytes came from the registry", got)
@@ -87,7 +90,8 @@ func TestPoPReplay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []string{"A synthetic trace of fra", "| fra 60 all: WAN bytes over unique bytes | at most 1.02 |", "(report/fra-60-all.svg)"} {
+	for _, part := range []string{"A synthetic trace of fra",
+		"| fra 60 all: WAN bytes over unique bytes | at most 1.02 |", "(report/fra-60-all.svg)"} {
 		if !strings.Contains(string(raw), part) {
 			t.Errorf("the report lacks %q:\n%s", part, raw)
 		}
@@ -101,7 +105,9 @@ func TestPoPReplay(t *testing.T) {
 }
 
 func TestWhatABenchOfAPoPCannotBeIsRefused(t *testing.T) {
-	for _, args := range []string{"-parts nothing", "-stores tape", "-nodes 11", "-nodes x", "-zones lon", "-zones fra -deployments 2", "-deployments 9", "-zones fra:9", "-zones fra:9:1e3:20", "-zones fra:9:1e8:20:x", "-zones fra:9:1e8:20,fra:9:1e9:20", "-parallel 0", "-replays 0",
+	for _, args := range []string{"-parts nothing", "-stores tape", "-nodes 11", "-nodes x", "-zones lon",
+		"-zones fra -deployments 2", "-deployments 9", "-zones fra:9", "-zones fra:9:1e3:20",
+		"-zones fra:9:1e8:20:x", "-zones fra:9:1e8:20,fra:9:1e9:20", "-parallel 0", "-replays 0",
 		"-rates fast", "-report nowhere/x.md", "-report x.txt"} {
 		if err := comparePoP(t.Context(), strings.Fields(args), io.Discard, io.Discard, os.Args[:1]); err == nil {
 			t.Errorf("%q is taken", args)
@@ -134,12 +140,15 @@ func TestScriptIsTheTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	want, err := simulate.Replay(r, simulate.Config{Deployments: n, Setups: []simulate.Setup{{Policy: "lru", Size: size}, {Policy: "lru", Size: size / 5, Nodes: 5}}})
+	want, err := simulate.Replay(r,
+		simulate.Config{Deployments: n,
+			Setups: []simulate.Setup{{Policy: "lru", Size: size}, {Policy: "lru", Size: size / 5, Nodes: 5}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if int64(len(s.sizes)) != want.Unique || s.bytes() != want.UniqueBytes || !s.synthetic {
-		t.Errorf("%d layers of %d bytes, the simulator has %d of %d", len(s.sizes), s.bytes(), want.Unique, want.UniqueBytes)
+		t.Errorf("%d layers of %d bytes, the simulator has %d of %d", len(s.sizes), s.bytes(), want.Unique,
+			want.UniqueBytes)
 	}
 	for i, nodes := range []int{0, 5} {
 		got, err := s.expect(t.Context(), s.sizes, "lru", want.Setups[i].Size, nodes)
@@ -148,8 +157,10 @@ func TestScriptIsTheTrace(t *testing.T) {
 		}
 		all := tallyOf(got.hits)
 		w := want.Setups[i]
-		if got.WholeHitRatio != w.WholeHitRatio || got.ByteHitRatio != w.ByteHitRatio || math.Abs(all.hitRatio()-w.WholeHitRatio) > 1e-9 || math.Abs(all.byteRatio()-w.ByteHitRatio) > 1e-6 {
-			t.Errorf("%d nodes: hits %g and %g of bytes, by deployment %g and %g, the simulator has %g and %g", nodes, got.WholeHitRatio, got.ByteHitRatio,
+		if got.WholeHitRatio != w.WholeHitRatio || got.ByteHitRatio != w.ByteHitRatio ||
+			math.Abs(all.hitRatio()-w.WholeHitRatio) > 1e-9 || math.Abs(all.byteRatio()-w.ByteHitRatio) > 1e-6 {
+			t.Errorf("%d nodes: hits %g and %g of bytes, by deployment %g and %g, the simulator has %g and %g", nodes,
+				got.WholeHitRatio, got.ByteHitRatio,
 				all.hitRatio(), all.byteRatio(), w.WholeHitRatio, w.ByteHitRatio)
 		}
 	}
@@ -161,7 +172,8 @@ func TestScriptIsTheTrace(t *testing.T) {
 // Layers that are made up have the sizes asked for, compress to about half, and hold a program that waits.
 func TestMadeLayers(t *testing.T) {
 	dir := t.TempDir()
-	s := &script{sizes: []int64{1 << 20, 100, 1 << 20}, deployments: []deployment{{"a/b", []int{0, 1}}, {"a/c", []int{2}}, {"a/b", []int{0, 1}}}}
+	s := &script{sizes: []int64{1 << 20, 100, 1 << 20},
+		deployments: []deployment{{"a/b", []int{0, 1}}, {"a/c", []int{2}}, {"a/b", []int{0, 1}}}}
 	names, layers, err := makeLayout(t.Context(), dir, s, 0.5, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -169,7 +181,8 @@ func TestMadeLayers(t *testing.T) {
 	if names[0] != names[2] || names[0] == names[1] {
 		t.Errorf("images are called %q", names)
 	}
-	if l := layers[0]; l.size < 512<<10 || l.size > 520<<10 || l.desc.Size < l.size*45/100 || l.desc.Size > l.size*60/100 {
+	if l := layers[0]; l.size < 512<<10 || l.size > 520<<10 || l.desc.Size < l.size*45/100 ||
+		l.desc.Size > l.size*60/100 {
 		t.Errorf("a layer of %d bytes, %d compressed", l.size, l.desc.Size)
 	}
 	if layers[0].diffID == layers[2].diffID {
@@ -211,19 +224,22 @@ func TestMadeLayers(t *testing.T) {
 // A prediction from misses alone is exact where time is nothing but misses.
 func TestPrediction(t *testing.T) {
 	run := func(hits, misses int) tally {
-		return tallyOf(slices.Concat(slices.Repeat([]deployed{{Seconds: 1, Image: 10}}, hits), slices.Repeat([]deployed{{Seconds: 5, Registry: 8, Image: 10}}, misses)))
+		return tallyOf(slices.Concat(slices.Repeat([]deployed{{Seconds: 1, Image: 10}}, hits),
+			slices.Repeat([]deployed{{Seconds: 5, Registry: 8, Image: 10}}, misses)))
 	}
 	shared, separate := run(8, 2), run(5, 5)
 	want := 1 - shared.mean()/separate.mean()
-	for _, misses := range []func(tally) float64{tally.missed, func(t tally) float64 { return 1 - t.hitRatio() }} {
+	for _, misses := range []func(tally) float64{tally.missed, func(t tally) float64 {
+		return 1 - t.hitRatio()
+	}} {
 		if got := predicted(shared, separate, misses); math.Abs(got-want) > 1e-9 {
 			t.Errorf("%g is predicted, it is %g", got, want)
 		}
 	}
 }
 
-// What hits, misses and their bytes cost is found where time is the sum of these, and a shared cache that misses
-// seldom but much is predicted.
+// What hits, misses and their bytes cost is found where time is the sum of these, and a shared cache that
+// misses seldom but much is predicted.
 func TestModelOfTime(t *testing.T) {
 	took := func(mb int64) deployed {
 		d := deployed{Seconds: 1, Registry: mb * 1e6, Image: 1e8}
@@ -233,7 +249,8 @@ func TestModelOfTime(t *testing.T) {
 		return d
 	}
 	separate := []deployed{took(0), took(0), took(1), took(4), took(9), {Seconds: 100, Failed: true}}
-	if m := modelOf(separate); math.Abs(m.hit-1) > 1e-9 || math.Abs(m.miss-2) > 1e-9 || math.Abs(m.byte-0.5e-6) > 1e-15 {
+	if m := modelOf(separate); math.Abs(m.hit-1) > 1e-9 || math.Abs(m.miss-2) > 1e-9 ||
+		math.Abs(m.byte-0.5e-6) > 1e-15 {
 		t.Errorf("%+v", m)
 	}
 	shared := []deployed{took(0), took(0), took(0), took(20)}

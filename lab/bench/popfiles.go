@@ -15,10 +15,11 @@ import (
 
 // What is timed of one image, in this order. Page caches are empty before each but warmHit.
 const (
-	miss     = "miss"        // on n1: nobody has it
-	stored   = "stored"      // from the same instruction until the store has every layer; with a store only
-	ownHit   = "own copy"    // on n1, which has fetched it; without a store that is the hit
-	freshHit = "hit, fresh"  // without a store only: on n1, whose containerd was made to forget the image; its layers are here
+	miss   = "miss"     // on n1: nobody has it
+	stored = "stored"   // from the same instruction until the store has every layer; with a store only
+	ownHit = "own copy" // on n1, which has fetched it; without a store that is the hit
+	// without a store only: on n1, whose containerd was made to forget the image; its layers are here
+	freshHit = "hit, fresh"
 	storeHit = "hit"         // on n2, from the store
 	againHit = "hit again"   // on n2 once more
 	warmHit  = "hit, cached" // and once more, page caches as they are
@@ -31,7 +32,9 @@ func (b *popBench) files(ctx context.Context) error {
 	if !b.o.asked("rates") {
 		b.o.mbit = []float64{100, 0}
 	}
-	if err := demo.Build(ctx, demo.Config{Dir: b.o.layout, Names: append(b.o.images[:len(b.o.images):len(b.o.images)], filesWarmup), Log: b.stderr}); err != nil {
+	if err := demo.Build(ctx,
+		demo.Config{Dir: b.o.layout, Names: append(b.o.images[:len(b.o.images):len(b.o.images)], filesWarmup),
+			Log: b.stderr}); err != nil {
 		return err
 	}
 	lines := map[string][]timeline{}
@@ -53,7 +56,8 @@ func (b *popBench) files(ctx context.Context) error {
 	b.filesTable()
 	for _, what := range slices.Sorted(maps.Keys(lines)) {
 		title := fmt.Sprintf("%s: one node and its file system's client", what)
-		if err := b.doc.chart(what, title+" (figures 4.4, 4.5)", plotPanels(title, "%.1f s", filePanels, lines[what])); err != nil {
+		if err := b.doc.chart(what, title+" (figures 4.4, 4.5)",
+			plotPanels(title, "%.1f s", filePanels, lines[what])); err != nil {
 			return err
 		}
 	}
@@ -75,13 +79,15 @@ func storeName(k popbed.Kind) string {
 }
 
 // filesOne deploys an image in all ways with one kind of store, on a bed of its own.
-func (b *popBench) filesOne(ctx context.Context, kind popbed.Kind, image string, mbit float64, round int, lines map[string][]timeline) error {
+func (b *popBench) filesOne(ctx context.Context, kind popbed.Kind, image string, mbit float64, round int,
+	lines map[string][]timeline) error {
 	p, err := b.open(ctx, popConfig{kind: kind, nodes: 3, dewds: 2, layout: b.o.layout, prepare: b.prepare,
 		pop: shortLeases})
 	if err != nil {
 		return err
 	}
-	f := &filesRun{b: b, p: p, image: image, mbit: mbit, round: round, lines: lines, settled: time.Now().Add(filesSettle)}
+	f := &filesRun{b: b, p: p, image: image, mbit: mbit, round: round, lines: lines,
+		settled: time.Now().Add(filesSettle)}
 	return errors.Join(f.run(ctx), p.Close())
 }
 
@@ -96,8 +102,9 @@ type filesRun struct {
 	settled time.Time // the nodes are not new in their PoP any more
 }
 
-// filesSettle is how long after it has come into its PoP a node looks for checkpoints at each deployment: half of the
-// grace, until it must see what others have done before; and a look, behind deployments, that holds from then on.
+// filesSettle is how long after it has come into its PoP a node looks for checkpoints at each deployment:
+// half of the grace, until it must see what others have done before; and a look, behind deployments, that
+// holds from then on.
 const filesSettle = shortGrace/2 + 2*time.Second
 
 const shortGrace = 10 * time.Second
@@ -230,7 +237,8 @@ func (f *filesRun) at(what string) string {
 
 func (f *filesRun) add(what string, u popUsage, way string) {
 	store := storeName(f.p.kind)
-	f.b.report.add(Sample{Engine: store, Image: f.image, Mbit: f.mbit, Round: f.round, What: what, Seconds: u.Seconds, CPU: u.Nodes.CPU,
+	f.b.report.add(Sample{Engine: store, Image: f.image, Mbit: f.mbit, Round: f.round, What: what,
+		Seconds: u.Seconds, CPU: u.Nodes.CPU,
 		Peak: u.Nodes.Peak, Wire: u.WAN.In, Way: way})
 	for _, v := range []struct {
 		what, unit string
@@ -246,7 +254,8 @@ func (f *filesRun) add(what string, u popUsage, way string) {
 		}
 	}
 	if f.round == 0 && (what == stored || what == miss && f.p.kind == popbed.None || what == storeHit) {
-		name := fmt.Sprintf("%s-%s-%s", map[string]string{stored: miss, miss: miss, storeHit: storeHit}[what], f.image, rate(f.mbit))
+		name := fmt.Sprintf("%s-%s-%s", map[string]string{stored: miss, miss: miss, storeHit: storeHit}[what],
+			f.image, rate(f.mbit))
 		f.lines[name] = append(f.lines[name], u.Line)
 	}
 }
@@ -257,7 +266,9 @@ func (b *popBench) filesTable() {
 	for _, mbit := range b.o.mbit {
 		for _, image := range b.o.images {
 			for _, kind := range b.stores {
-				of := func(what, store string) []float64 { return values(b.report.of(key{image, mbit, what}, store), seconds) }
+				of := func(what, store string) []float64 {
+					return values(b.report.of(key{image, mbit, what}, store), seconds)
+				}
 				row := []string{image, rate(mbit), storeName(kind)}
 				over := func(what, base string) float64 {
 					mine, theirs := of(what, storeName(kind)), of(base, "none")
@@ -280,12 +291,14 @@ func (b *popBench) filesTable() {
 					at := fmt.Sprintf("%s, %g Mbit/s, GlusterFS distributed: ", image, mbit)
 					b.doc.atMost(at+"a miss that fills the store, over one without sharing", "", 1.15, over(miss, miss))
 					b.doc.atMost(at+"a node's first hit, over a fresh local one", "", 1.25, over(storeHit, freshHit))
-					b.doc.atMost(at+"a node's first hit, over a local one that containerd knows", "", 1.25, over(storeHit, storeHit))
+					b.doc.atMost(at+"a node's first hit, over a local one that containerd knows", "", 1.25,
+						over(storeHit, storeHit))
 					b.doc.atMost(at+"a hit again, over a local one", "", 1.25, over(againHit, againHit))
 				}
 			}
 		}
 	}
-	b.doc.table(fmt.Sprintf("Seconds, medians of %d, and over those of no sharing (table 4.4).", b.o.rounds), []string{"image", "Mbit/s", "store", "miss", "/ none", "in the store after", "first hit",
-		"/ local hit", "/ fresh local hit", "hit again", "/ local again", "cached", "/ local cached"}, rows)
+	b.doc.table(fmt.Sprintf("Seconds, medians of %d, and over those of no sharing (table 4.4).", b.o.rounds),
+		[]string{"image", "Mbit/s", "store", "miss", "/ none", "in the store after", "first hit",
+			"/ local hit", "/ fresh local hit", "hit again", "/ local again", "cached", "/ local cached"}, rows)
 }

@@ -34,7 +34,8 @@ type madeLayer struct {
 // makeLayout writes an OCI layout with an image for each deployment of the script: its layers
 // have the trace's sizes times scale, as tars, and compress to about half. The images' names are returned,
 // for deployments of the same layers the same.
-func makeLayout(ctx context.Context, dir string, s *script, scale float64, seed uint64) (names []string, layers []madeLayer, err error) {
+func makeLayout(ctx context.Context, dir string, s *script, scale float64, seed uint64) (names []string,
+	layers []madeLayer, err error) {
 	if err := os.MkdirAll(filepath.Join(dir, "blobs", "sha256"), 0o755); err != nil {
 		return nil, nil, err
 	}
@@ -80,7 +81,8 @@ func makeLayer(dir string, size int64, seed, number uint64) (madeLayer, error) {
 		return madeLayer{}, err
 	}
 	l := madeLayer{diffID: diff.Digest(), size: n.n,
-		desc: ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: blob.Digest(), Size: fi.Size()}}
+		desc: ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: blob.Digest(),
+			Size: fi.Size()}}
 	return l, os.Rename(f.Name(), demo.Blob(dir, l.desc.Digest))
 }
 
@@ -109,7 +111,8 @@ func writeLayer(w io.Writer, size int64, seed, number uint64) error {
 		return err
 	}
 	size = max(16, size-blocks)
-	if err := t.WriteHeader(&tar.Header{Name: fmt.Sprintf("data%d", number), Mode: 0o644, Size: size}); err != nil {
+	if err := t.WriteHeader(&tar.Header{Name: fmt.Sprintf("data%d", number), Mode: 0o644,
+		Size: size}); err != nil {
 		return err
 	}
 	if _, err := io.CopyN(t, noise(seed, number), size); err != nil {
@@ -148,7 +151,8 @@ func waiter() []byte {
 	machine, code := uint16(62), []byte{0xb8, 34, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7}
 	if runtime.GOARCH == "arm64" {
 		machine, code = 183, nil
-		for _, word := range []uint32{0xd2800000, 0xd2800001, 0xd2800002, 0xd2800003, 0xd2800004, 0xd2800928, 0xd4000001, 0x17fffff9} {
+		for _, word := range []uint32{0xd2800000, 0xd2800001, 0xd2800002, 0xd2800003, 0xd2800004, 0xd2800928,
+			0xd4000001, 0x17fffff9} {
 			code = binary.LittleEndian.AppendUint32(code, word)
 		}
 	}
@@ -156,7 +160,8 @@ func waiter() []byte {
 	var b bytes.Buffer
 	b.WriteString("\x7fELF\x02\x01\x01")
 	b.Write(make([]byte, 9))
-	for _, v := range []any{uint16(2), machine, uint32(1), uint64(base + header), uint64(64), uint64(0), uint32(0), uint16(64), uint16(56), uint16(1), uint16(64), uint16(0), uint16(0),
+	for _, v := range []any{uint16(2), machine, uint32(1), uint64(base + header), uint64(64), uint64(0),
+		uint32(0), uint16(64), uint16(56), uint16(1), uint16(64), uint16(0), uint16(0),
 		uint32(1), uint32(5), uint64(0), uint64(base), uint64(base), total, total, uint64(4096)} {
 		binary.Write(&b, binary.LittleEndian, v)
 	}
@@ -189,8 +194,10 @@ func makeImages(dir string, s *script, layers []madeLayer) (names []string, err 
 }
 
 func makeImage(dir string, numbers []int, layers []madeLayer) (ocispec.Descriptor, error) {
-	img := ocispec.Image{Platform: ocispec.Platform{Architecture: runtime.GOARCH, OS: "linux"}, Config: ocispec.ImageConfig{Cmd: []string{"/wait"}}}
-	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
+	img := ocispec.Image{Platform: ocispec.Platform{Architecture: runtime.GOARCH, OS: "linux"},
+		Config: ocispec.ImageConfig{Cmd: []string{"/wait"}}}
+	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: ocispec.MediaTypeImageManifest}
 	img.RootFS.Type = "layers"
 	for _, i := range numbers {
 		img.RootFS.DiffIDs = append(img.RootFS.DiffIDs, layers[i].diffID)

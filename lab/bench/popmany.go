@@ -29,8 +29,10 @@ func (b *popBench) many(ctx context.Context) error {
 		prepare = b.prepare
 	}
 	// Nothing is copied near: each deployment is from the store, as the first one of a node.
-	p, err := b.open(ctx, popConfig{kind: kind, nodes: slices.Max(append(slices.Clone(b.counts), 3)), layout: b.o.layout, cache: 1, prepare: prepare,
-		pop: shortLeases})
+	p, err := b.open(ctx,
+		popConfig{kind: kind, nodes: slices.Max(append(slices.Clone(b.counts), 3)), layout: b.o.layout, cache: 1,
+			prepare: prepare,
+			pop:     shortLeases})
 	if err != nil {
 		return err
 	}
@@ -150,8 +152,10 @@ func (m *manyRun) unique(image string) (layers int, bytes int64, err error) {
 	return len(man.Layers), bytes + man.Config.Size, err
 }
 
-func (m *manyRun) add(image string, mbit float64, round, n int, what string, took []float64, u popUsage, unique int64) {
-	m.b.report.add(Sample{Engine: nodes(n), Image: image, Mbit: mbit, Round: round, What: what, Seconds: mean(took), CPU: u.Nodes.CPU / float64(n),
+func (m *manyRun) add(image string, mbit float64, round, n int, what string, took []float64, u popUsage,
+	unique int64) {
+	m.b.report.add(Sample{Engine: nodes(n), Image: image, Mbit: mbit, Round: round, What: what,
+		Seconds: mean(took), CPU: u.Nodes.CPU / float64(n),
 		Peak: u.Nodes.Peak, Wire: u.WAN.In})
 	at := fmt.Sprintf("%s %s: %s", image, rate(mbit), what)
 	all := u.Nodes.CPU + u.Client.CPU + u.Servers.CPU
@@ -183,17 +187,21 @@ func (m *manyRun) compare() {
 		at := fmt.Sprintf("%s %s: %s", k.image, rate(k.mbit), k.what)
 		wan := math.NaN()
 		for _, n := range m.b.counts {
-			row := []string{k.image, rate(k.mbit), k.what, fmt.Sprint(n), medianOr(values(m.b.report.of(k, nodes(n)), seconds))}
+			row := []string{k.image, rate(k.mbit), k.what, fmt.Sprint(n),
+				medianOr(values(m.b.report.of(k, nodes(n)), seconds))}
 			for _, what := range []string{"CPU of nodes / deployment", "CPU of all / deployment"} {
 				row = append(row, figureOr(m.b.figures, at, nodes(n), what), number(m.overFirst(at, n, what)))
 			}
-			rows = append(rows, append(row, figureOr(m.b.figures, at, nodes(n), "processors busy"), figureOr(m.b.figures, at, nodes(n), "WAN / unique bytes")))
+			rows = append(rows, append(row, figureOr(m.b.figures, at, nodes(n), "processors busy"),
+				figureOr(m.b.figures, at, nodes(n), "WAN / unique bytes")))
 			if f := find(m.b.figures, at, nodes(n), "WAN / unique bytes"); f != nil && !(f.median() < wan) {
 				wan = f.median()
 			}
 		}
-		if first, last := slices.Min(m.b.counts), slices.Max(m.b.counts); first < last && k.what != warmHit && m.b.counts[0] == first {
-			m.b.doc.atMost(fmt.Sprintf("%s, %d nodes at once: processor seconds of the nodes a deployment, over %d", at, last, first), "", 1.1, m.overFirst(at, last, "CPU of nodes / deployment"))
+		if first, last := slices.Min(m.b.counts),
+			slices.Max(m.b.counts); first < last && k.what != warmHit && m.b.counts[0] == first {
+			m.b.doc.atMost(fmt.Sprintf("%s, %d nodes at once: processor seconds of the nodes a deployment, over %d",
+				at, last, first), "", 1.1, m.overFirst(at, last, "CPU of nodes / deployment"))
 		}
 		if k.what == miss {
 			m.b.doc.atMost(at+": WAN bytes over unique bytes, the most of any number of nodes", "", 1.02, wan)

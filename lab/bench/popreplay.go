@@ -21,8 +21,8 @@ import (
 
 const replayNodes = 5
 
-// The traces of figures 4.7 and 4.8: capacities over the working set, of the shared cache and of each node's own,
-// and what the thesis found: by how much the shared cache shortens deployments.
+// The traces of figures 4.7 and 4.8: capacities over the working set, of the shared cache and of each node's
+// own, and what the thesis found: by how much the shared cache shortens deployments.
 var thesisReplay = map[string]struct{ shared, node, less float64 }{
 	"fra": {1.39, 0.32, 0.78},
 	"dal": {0.80, 0.19, 0.37},
@@ -68,16 +68,20 @@ func parsePlan(zone, rest string) (p replayPlan, err error) {
 	return p, errors.Join(errs[:]...)
 }
 
-// The default replays of fra and dal have layers large enough that a miss takes seconds, and fra once more so many deployments that layers have to be small.
+// The default replays of fra and dal have layers large enough that a miss takes seconds, and fra once more so
+// many deployments that layers have to be small.
 const defaultReplays = "fra:200:1.5e9:20,dal:160:0.9e9:20,fra:1500:0.3e9:4"
 
 func (r *replayOptions) flags(f *flag.FlagSet) {
-	f.StringVar(&r.zones, "zones", defaultReplays, "comma-separated `replays`: ZONE:DEPLOYMENTS:BYTES:MBIT, or ZONE with -deployments, -working and -rates. The zone (fra, dal) gives capacities over the working set, and a synthetic trace")
+	f.StringVar(&r.zones, "zones", defaultReplays,
+		"comma-separated `replays`: ZONE:DEPLOYMENTS:BYTES:MBIT, or ZONE with -deployments, -working and -rates. The zone (fra, dal) gives capacities over the working set, and a synthetic trace")
 	f.IntVar(&r.rounds, "replays", 1, "`times` that each trace is replayed in both ways")
-	f.StringVar(&r.trace, "trace", "", "`file` or directory of a trace in the IBM format, instead of synthetic ones")
+	f.StringVar(&r.trace, "trace", "",
+		"`file` or directory of a trace in the IBM format, instead of synthetic ones")
 	f.IntVar(&r.deployments, "deployments", 4000, "`number` of deployments to replay")
 	f.Float64Var(&r.working, "working", 2e9, "`bytes` that the working set is scaled to, uncompressed")
-	f.Float64Var(&r.scale, "scale", 1, "of the zone's synthetic trace: `part` of its pulls and images that it has")
+	f.Float64Var(&r.scale, "scale", 1,
+		"of the zone's synthetic trace: `part` of its pulls and images that it has")
 	f.Uint64Var(&r.seed, "seed", 1, "of synthetic traces and contents")
 	f.StringVar(&r.policy, "policy", "lru", "the shared store's `policy`; nodes' own caches are LRU")
 	f.IntVar(&r.parallel, "parallel", 1, "`number` of deployments that are under way at once")
@@ -154,7 +158,8 @@ func (b *popBench) replayAll(ctx context.Context) error {
 }
 
 func (b *popBench) replayOne(ctx context.Context, plan replayPlan) (err error) {
-	z := &zoneReplay{replayPlan: plan, b: b, bin: cmp.Or(b.replay.bin, max(1, plan.deployments/80)), runs: map[string][]*replayed{}}
+	z := &zoneReplay{replayPlan: plan, b: b, bin: cmp.Or(b.replay.bin, max(1, plan.deployments/80)),
+		runs: map[string][]*replayed{}}
 	if z.dir, err = os.MkdirTemp("/var/tmp", "dewpoint-replay-"); err != nil {
 		return err
 	}
@@ -193,7 +198,8 @@ func (z *zoneReplay) prepare(ctx context.Context) error {
 		return err
 	}
 	z.b.doc.note("### %s\n\n%s of %s, %d deployments one after the other to five nodes in turn, %d layers; the working set of %.1f MB is scaled by %.3g to %.1f MB, %.1f MB compressed; link: %s Mbit/s.", z.name(), z.kind(), z.zone,
-		len(z.script.deployments), len(z.layers), float64(z.script.bytes())/1e6, scale, float64(sum(z.sizes(0)))/1e6, float64(sum(z.blobs()))/1e6, rate(z.mbit))
+		len(z.script.deployments), len(z.layers), float64(z.script.bytes())/1e6, scale,
+		float64(sum(z.sizes(0)))/1e6, float64(sum(z.blobs()))/1e6, rate(z.mbit))
 	return nil
 }
 
@@ -258,7 +264,9 @@ type replayed struct {
 
 	usage    popUsage
 	expected *expectation
-	full     float64 // the most that a node's own layers take on disk at the end, over their bound; NaN if it has none to speak of
+	// the most that a node's own layers take on disk at the end, over their bound; NaN if it has none to speak
+	// of
+	full float64
 }
 
 // deployed is one deployment of a run.
@@ -316,7 +324,8 @@ func (z *zoneReplay) run(ctx context.Context, way string, round int) (*replayed,
 	return r, nil
 }
 
-// fullest waits until the nodes keep their bound, ten seconds at most, and tells how much of it the fullest one takes.
+// fullest waits until the nodes keep their bound, ten seconds at most, and tells how much of it the fullest
+// one takes.
 func (p *pop) fullest(ctx context.Context, bound int64) (most float64, err error) {
 	over := errors.New("a cache is above its bound")
 	err = until(ctx, 10*time.Second, func() error {

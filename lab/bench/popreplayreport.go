@@ -51,7 +51,8 @@ func (r *replayed) settled() tally { return tallyOf(r.lastQuarter()) }
 
 func (r *replayed) lastQuarter() []deployed { return r.Deployed[len(r.Deployed)*3/4:] }
 
-// hitsOf tells apart the settled deployments of images that their node had not deployed before, and of others.
+// hitsOf tells apart the settled deployments of images that their node had not deployed before, and of
+// others.
 func (r *replayed) hitsOf() (first, again tally) {
 	var f, a []deployed
 	for _, d := range r.lastQuarter() {
@@ -68,7 +69,8 @@ func (r *replayed) hitsOf() (first, again tally) {
 func (z *zoneReplay) add(r *replayed, way string, round int) {
 	all, settled := tallyOf(r.Deployed), r.settled()
 	u := r.usage
-	z.b.report.add(Sample{Engine: way, Image: z.name(), Mbit: z.mbit, Round: round, What: "deployment, mean", Seconds: all.mean(), CPU: u.Nodes.CPU / float64(all.n),
+	z.b.report.add(Sample{Engine: way, Image: z.name(), Mbit: z.mbit, Round: round, What: "deployment, mean",
+		Seconds: all.mean(), CPU: u.Nodes.CPU / float64(all.n),
 		Peak: u.Nodes.Peak, Wire: u.WAN.In})
 	f := func(what, unit string, v float64) {
 		if !math.IsNaN(v) && !math.IsInf(v, 0) {
@@ -122,22 +124,29 @@ func (z *zoneReplay) compare() {
 		}
 		s, p := sh.settled(), z.runs[separateCache][i].settled()
 		less := 1 - s.mean()/p.mean()
-		byBytes, byMisses := predicted(s, p, tally.missed), predicted(s, p, func(t tally) float64 { return 1 - t.hitRatio() })
+		byBytes, byMisses := predicted(s, p, tally.missed),
+			predicted(s, p, func(t tally) float64 { return 1 - t.hitRatio() })
 		byBoth := predictedByBoth(s, z.runs[separateCache][i].lastQuarter())
-		rows = append(rows, []string{fmt.Sprint(i + 1), fmt.Sprintf("%.3f", 1-s.hitRatio()), fmt.Sprintf("%.3f", 1-p.hitRatio()), fmt.Sprintf("%.3f ± %.3f", s.mean(), s.deviation()),
-			fmt.Sprintf("%.3f ± %.3f", p.mean(), p.deviation()), percentOf(less), percentOf(byMisses), percentOf(byBytes), percentOf(byBoth), fmt.Sprintf("%.0f %%", 100*thesisReplay[z.zone].less)})
-		for what, v := range map[string]float64{"shorter by": less, "shorter by, predicted by bytes missed": byBytes, "shorter by, predicted by misses": byMisses,
+		rows = append(rows, []string{fmt.Sprint(i + 1), fmt.Sprintf("%.3f", 1-s.hitRatio()),
+			fmt.Sprintf("%.3f", 1-p.hitRatio()), fmt.Sprintf("%.3f ± %.3f", s.mean(), s.deviation()),
+			fmt.Sprintf("%.3f ± %.3f", p.mean(), p.deviation()), percentOf(less), percentOf(byMisses),
+			percentOf(byBytes), percentOf(byBoth), fmt.Sprintf("%.0f %%", 100*thesisReplay[z.zone].less)})
+		for what, v := range map[string]float64{"shorter by": less,
+			"shorter by, predicted by bytes missed": byBytes, "shorter by, predicted by misses": byMisses,
 			"shorter by, predicted by both": byBoth} {
 			if !math.IsNaN(v) && !math.IsInf(v, 0) {
 				z.b.figure(z.name(), sharedCache, what, "", v)
 			}
 		}
 	}
-	z.b.doc.table("Settled, the last quarter of each run.", []string{"round", "misses: shared", "separate", "time, s: shared", "separate", "shorter by", "predicted by misses", "by bytes missed", "by both", "thesis"}, rows)
+	z.b.doc.table("Settled, the last quarter of each run.",
+		[]string{"round", "misses: shared", "separate", "time, s: shared", "separate", "shorter by",
+			"predicted by misses", "by bytes missed", "by both", "thesis"}, rows)
 	at := z.name() + ": "
 	z.b.doc.atMost(at+"WAN bytes over unique bytes", "", 1.02, z.median(sharedCache, "WAN / unique bytes"))
 	for _, by := range []string{"misses", "both"} {
-		z.b.doc.atMost(fmt.Sprintf("%show much shorter it is, and what is predicted by %s, apart", at, map[string]string{"misses": "how many miss", "both": "how many miss and how much"}[by]), "points", 5,
+		z.b.doc.atMost(fmt.Sprintf("%show much shorter it is, and what is predicted by %s, apart", at,
+			map[string]string{"misses": "how many miss", "both": "how many miss and how much"}[by]), "points", 5,
 			100*math.Abs(z.median(sharedCache, "shorter by")-z.median(sharedCache, "shorter by, predicted by "+by)))
 	}
 	z.b.doc.atMost(at+"dewd's peak on any node", "MiB", 64, z.most(sharedCache, "dewd peak"))
@@ -196,7 +205,8 @@ func predicted(shared, separate tally, misses func(tally) float64) float64 {
 	return 1 - (separate.hitMean()+each*misses(shared))/separate.mean()
 }
 
-// model is what deployments of one run took, by least squares: a hit, what each miss costs, and each byte missed.
+// model is what deployments of one run took, by least squares: a hit, what each miss costs, and each byte
+// missed.
 type model struct{ hit, miss, byte float64 }
 
 func modelOf(all []deployed) model {
@@ -220,7 +230,8 @@ func modelOf(all []deployed) model {
 	return m
 }
 
-// predictedByBoth is by how much the shared cache's deployments would be shorter if only how often they miss, and how much, differed.
+// predictedByBoth is by how much the shared cache's deployments would be shorter if only how often they miss,
+// and how much, differed.
 func predictedByBoth(shared tally, separate []deployed) float64 {
 	m := modelOf(separate)
 	return 1 - (m.hit+m.miss*(1-shared.hitRatio())+m.byte*shared.missed())/tallyOf(separate).mean()
@@ -246,11 +257,14 @@ func (z *zoneReplay) chart() error {
 		}
 	}
 	name := fmt.Sprintf("%s-%d-%s", z.zone, z.deployments, rate(z.mbit))
-	title := fmt.Sprintf("%s of %s, shared cache %.2f and each node's %.2f of the working set", z.kind(), z.zone, thesisReplay[z.zone].shared, thesisReplay[z.zone].node)
-	if err := z.b.doc.chart(name, title+" (figures 4.7, 4.8)", plotPanels(title, "%.0f deployments", replayPanels, lines)); err != nil {
+	title := fmt.Sprintf("%s of %s, shared cache %.2f and each node's %.2f of the working set", z.kind(), z.zone,
+		thesisReplay[z.zone].shared, thesisReplay[z.zone].node)
+	if err := z.b.doc.chart(name, title+" (figures 4.7, 4.8)",
+		plotPanels(title, "%.0f deployments", replayPanels, lines)); err != nil {
 		return err
 	}
-	b, err := json.Marshal(map[string]any{"commit": commit(), "machine": machine(), "zone": z.zone, "mbit": z.mbit, "synthetic": z.script.synthetic, "runs": raw})
+	b, err := json.Marshal(map[string]any{"commit": commit(), "machine": machine(), "zone": z.zone,
+		"mbit": z.mbit, "synthetic": z.script.synthetic, "runs": raw})
 	if err != nil {
 		return err
 	}

@@ -76,7 +76,8 @@ func (d *popReport) atMost(what, unit string, bound, measured float64) {
 	if math.IsNaN(measured) || math.IsInf(measured, 0) {
 		said, verdict = "", "not measured"
 	}
-	d.verdicts = append(d.verdicts, []string{what, strings.TrimSpace(fmt.Sprintf("at most %g %s", bound, unit)), said, verdict})
+	d.verdicts = append(d.verdicts,
+		[]string{what, strings.TrimSpace(fmt.Sprintf("at most %g %s", bound, unit)), said, verdict})
 }
 
 // write leaves what there is so far.

@@ -144,18 +144,21 @@ func (p *play) Read() (simulate.Request, error) {
 // expectation is what the simulator says of a cache.
 type expectation struct {
 	WholeHitRatio, ByteHitRatio float64
-	hits                        []deployed // each deployment's bytes, missed and in all, as the cache counts them; no times
+	// each deployment's bytes, missed and in all, as the cache counts them; no times
+	hits []deployed
 }
 
 // expect plays the script against caches of size bytes: one that is shared, or one on each of so many nodes.
-func (s *script) expect(ctx context.Context, sizes []int64, policy string, size int64, nodes int) (*expectation, error) {
+func (s *script) expect(ctx context.Context, sizes []int64, policy string, size int64,
+	nodes int) (*expectation, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	// Links on which a missed byte takes a second, and all else next to nothing: times are bytes.
 	const start = time.Second
-	res, err := simulate.Replay(s.play(sizes), simulate.Config{Bin: 1, Start: start, WAN: simulate.Link{Bandwidth: 8}, LAN: simulate.Link{Bandwidth: 1e30},
-		Setups: []simulate.Setup{{Policy: policy, Size: size, Nodes: nodes}}})
+	res, err := simulate.Replay(s.play(sizes),
+		simulate.Config{Bin: 1, Start: start, WAN: simulate.Link{Bandwidth: 8}, LAN: simulate.Link{Bandwidth: 1e30},
+			Setups: []simulate.Setup{{Policy: policy, Size: size, Nodes: nodes}}})
 	if err != nil {
 		return nil, err
 	}

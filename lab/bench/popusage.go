@@ -21,8 +21,9 @@ type spent struct {
 
 // popUsage is what a deployment cost the PoP.
 type popUsage struct {
-	Seconds                float64
-	Nodes, Client, Servers spent          // of the nodes that deployed: dewd, containerd, container; the store's client; its servers
+	Seconds float64
+	// of the nodes that deployed: dewd, containerd, container; the store's client; its servers
+	Nodes, Client, Servers spent
 	LAN                    popbed.Traffic // of the nodes that deployed
 	WAN                    popbed.Traffic
 	Busy                   float64 // of the machine's processors, whoever it was for
@@ -82,7 +83,8 @@ func (w *popWatch) stop() (popUsage, error) {
 	now, err := w.totals()
 	peaks := w.endMemory()
 	d := now.since(w.start)
-	u := popUsage{Seconds: d.at, LAN: d.lan, WAN: d.wan, Busy: d.busy, Line: w.line, Nodes: peaks[0], Client: peaks[1], Servers: peaks[2]}
+	u := popUsage{Seconds: d.at, LAN: d.lan, WAN: d.wan, Busy: d.busy, Line: w.line, Nodes: peaks[0],
+		Client: peaks[1], Servers: peaks[2]}
 	u.Nodes.CPU, u.Client.CPU, u.Servers.CPU = d.cpu[0], d.cpu[1], d.cpu[2]
 	return u, err
 }
@@ -173,8 +175,10 @@ func (w *popWatch) sample() {
 		for _, g := range append(w.groups[0][:len(w.groups[0]):len(w.groups[0])], w.groups[1]...) {
 			resident += g.Resident()
 		}
-		w.line.instants = append(w.line.instants, instant{t: now.at.Sub(w.start.at).Seconds(), network: float64(d.lan.In) * 8 / 1e6 / d.at,
-			upload: float64(d.lan.Out) * 8 / 1e6 / d.at, cpu: (d.cpu[0] + d.cpu[1]) / d.at, memory: float64(resident) / 1e6})
+		w.line.instants = append(w.line.instants,
+			instant{t: now.at.Sub(w.start.at).Seconds(), network: float64(d.lan.In) * 8 / 1e6 / d.at,
+				upload: float64(d.lan.Out) * 8 / 1e6 / d.at, cpu: (d.cpu[0] + d.cpu[1]) / d.at,
+				memory: float64(resident) / 1e6})
 		last = now
 	}
 }

@@ -35,14 +35,18 @@ type options struct {
 func (o *options) asked(flag string) bool { return slices.Contains(o.set, flag) }
 
 // parse reads the flags; more adds those of one experiment.
-func (o *options) parse(name string, args []string, stderr io.Writer, images string, more func(*flag.FlagSet)) error {
+func (o *options) parse(name string, args []string, stderr io.Writer, images string,
+	more func(*flag.FlagSet)) error {
 	f := flags(name, stderr)
 	if more != nil {
 		more(f)
 	}
 	list := func(target *[]string, name, value, usage string) {
 		*target = strings.Split(value, ",")
-		f.Func(name, usage+" (default "+value+")", func(s string) error { *target = strings.Split(s, ","); return nil })
+		f.Func(name, usage+" (default "+value+")", func(s string) error {
+			*target = strings.Split(s, ",")
+			return nil
+		})
 	}
 	var rates []string
 	list(&o.images, "images", images, "comma-separated `names`")

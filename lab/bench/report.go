@@ -161,17 +161,21 @@ func median(v []float64) float64 {
 
 // write leaves the samples in PREFIX.json and PREFIX.csv.
 func (r *report) write() error {
-	raw, err := json.MarshalIndent(map[string]any{"commit": commit(), "machine": machine(), "samples": r.samples}, "", " ")
+	raw, err := json.MarshalIndent(map[string]any{"commit": commit(), "machine": machine(),
+		"samples": r.samples}, "", " ")
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(r.prefix+".json", raw, 0o644); err != nil {
 		return err
 	}
-	rows := [][]string{{"experiment", "engine", "image", "mbit", "round", "what", "seconds", "cpu", "peak", "idle", "wire", "way"}}
+	rows := [][]string{{"experiment", "engine", "image", "mbit", "round", "what", "seconds", "cpu", "peak",
+		"idle", "wire", "way"}}
 	for _, s := range r.samples {
-		rows = append(rows, []string{s.Experiment, s.Engine, s.Image, fmt.Sprint(s.Mbit), fmt.Sprint(s.Round), s.What,
-			fmt.Sprint(s.Seconds), fmt.Sprint(s.CPU), fmt.Sprint(s.Peak), fmt.Sprint(s.Idle), fmt.Sprint(s.Wire), s.Way})
+		rows = append(rows, []string{s.Experiment, s.Engine, s.Image, fmt.Sprint(s.Mbit), fmt.Sprint(s.Round),
+			s.What,
+			fmt.Sprint(s.Seconds), fmt.Sprint(s.CPU), fmt.Sprint(s.Peak), fmt.Sprint(s.Idle), fmt.Sprint(s.Wire),
+			s.Way})
 	}
 	return writeCSV(r.prefix+".csv", rows)
 }

@@ -112,7 +112,8 @@ func plotPanels(title, unit string, panels []panel, lines []timeline) string {
 		marginLeft+plotWidth+20, height)
 	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="white"/><text x="%g" y="16" font-size="13">%s</text>`+"\n", marginLeft, html.EscapeString(title))
 	for i, l := range lines {
-		fmt.Fprintf(&b, `<text x="%g" y="32" fill="%s">%s</text>`+"\n", marginLeft+float64(i)*170, colours[i%len(colours)], html.EscapeString(l.engine))
+		fmt.Fprintf(&b, `<text x="%g" y="32" fill="%s">%s</text>`+"\n", marginLeft+float64(i)*170,
+			colours[i%len(colours)], html.EscapeString(l.engine))
 	}
 	end := largest(lines, func(i instant) float64 { return i.t })
 	for i, p := range panels {
@@ -126,10 +127,12 @@ func drawPanel(b *strings.Builder, top, end float64, endLabel string, p panel, l
 	high := largest(lines, p.of)
 	fmt.Fprintf(b, `<text x="%g" y="%g">%s</text>`+"\n", marginLeft, top+12, p.title)
 	top += 16
-	fmt.Fprintf(b, `<rect x="%g" y="%g" width="%g" height="%g" fill="none" stroke="#ccc"/>`+"\n", marginLeft, top, plotWidth, panelHeight)
+	fmt.Fprintf(b, `<rect x="%g" y="%g" width="%g" height="%g" fill="none" stroke="#ccc"/>`+"\n", marginLeft,
+		top, plotWidth, panelHeight)
 	fmt.Fprintf(b, `<text x="%g" y="%g" text-anchor="end">%.3g</text><text x="%g" y="%g" text-anchor="end">0</text>`+"\n",
 		marginLeft-4, top+9, high, marginLeft-4, top+panelHeight)
-	fmt.Fprintf(b, `<text x="%g" y="%g" text-anchor="end">%s</text>`+"\n", marginLeft+plotWidth, top+panelHeight+13, endLabel)
+	fmt.Fprintf(b, `<text x="%g" y="%g" text-anchor="end">%s</text>`+"\n", marginLeft+plotWidth,
+		top+panelHeight+13, endLabel)
 	for i, l := range lines {
 		fmt.Fprintf(b, `<polyline fill="none" stroke-width="1.3" stroke="%s" points="`, colours[i%len(colours)])
 		for _, at := range l.instants {

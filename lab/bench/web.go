@@ -29,10 +29,11 @@ const webAddress = "127.0.0.1:8090"
 // about half a millisecond.
 func serveWeb(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	page := make([]byte, 256<<10)
-	server := &http.Server{Addr: webAddress, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		sum := sha256.Sum256(page)
-		w.Write(append(sum[:], page[:16<<10]...))
-	})}
+	server := &http.Server{Addr: webAddress,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			sum := sha256.Sum256(page)
+			w.Write(append(sum[:], page[:16<<10]...))
+		})}
 	defer context.AfterFunc(ctx, func() { server.Close() })()
 	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
 		return err
@@ -48,7 +49,9 @@ func startWeb(ctx context.Context, bed *testbed.Bed) (*testbed.Group, error) {
 	}
 	err = g.Start(bed.Self(ctx, "web"))
 	if err == nil {
-		err = bed.Wait(ctx, 10*time.Second, func(ctx context.Context) error { return bed.Get(ctx, "http://"+webAddress) })
+		err = bed.Wait(ctx, 10*time.Second, func(ctx context.Context) error {
+			return bed.Get(ctx, "http://"+webAddress)
+		})
 	}
 	if err != nil {
 		return nil, errors.Join(err, g.Close())
@@ -61,7 +64,9 @@ func startWeb(ctx context.Context, bed *testbed.Bed) (*testbed.Group, error) {
 func load(ctx context.Context, bed *testbed.Bed) (stop func() *Latency) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
 	transport := &http.Transport{MaxIdleConnsPerHost: 4,
-		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) { return bed.Dial(ctx, network, addr) }}
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return bed.Dial(ctx, network, addr)
+		}}
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
 	var (
 		mu    sync.Mutex

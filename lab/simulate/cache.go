@@ -54,7 +54,8 @@ func newCache(policy string, capacity int64) (*cache, error) {
 	return &cache{policy: p, there: make(map[string]int64), capacity: capacity}, nil
 }
 
-// get reads the blob, and says whether it was there. If not, it is now, unless it is larger than the whole cache.
+// get reads the blob, and says whether it was there. If not, it is now, unless it is larger than the whole
+// cache.
 func (c *cache) get(o evict.Object) bool {
 	if _, hit := c.there[o.Key]; hit {
 		c.policy.Hit(o.Key)

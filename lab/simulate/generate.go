@@ -14,9 +14,9 @@ import (
 // epoch is when a synthetic trace begins.
 var epoch = time.Date(2017, 6, 20, 0, 0, 0, 0, time.UTC)
 
-// Generate writes a synthetic trace of a zone, in the format of the IBM traces: scale 0.01 has a hundredth of the zone's pulls, of
-// the bytes of its distinct blobs, and of its clients. The same arguments give the same bytes. All records name a host
-// and a user agent that begin with "synthetic".
+// Generate writes a synthetic trace of a zone, in the format of the IBM traces: scale 0.01 has a hundredth of
+// the zone's pulls, of the bytes of its distinct blobs, and of its clients. The same arguments give the same
+// bytes. All records name a host and a user agent that begin with "synthetic".
 func Generate(w io.Writer, z Zone, scale float64, seed uint64) error {
 	return generate(w, z, scale, seed, 0)
 }
@@ -75,7 +75,8 @@ func (g *generator) release(second float64, repo, version int) {
 	if g.over() {
 		return
 	}
-	uri := fmt.Sprintf("v2/%s/%s/manifests/%s", g.id('n', repo/4)[:8], g.id('r', repo)[:8], g.id('m', repo<<16|version))
+	uri := fmt.Sprintf("v2/%s/%s/manifests/%s", g.id('n', repo/4)[:8], g.id('r', repo)[:8],
+		g.id('m', repo<<16|version))
 	g.write(second, 0, "PUT", uri, 201, 0)
 }
 
@@ -109,7 +110,8 @@ func (g *generator) write(second float64, client int, method, uri string, status
 	b = strconv.AppendFloat(b, 0.01+float64(written)/100e6, 'f', 4, 64)
 	b = append(b, `,"http.request.method":"`+method+`","http.request.remoteaddr":"`...)
 	b = append(b, g.id('c', client)[:8]...)
-	b = append(b, `","http.request.uri":"`+uri+`","http.request.useragent":"`+syntheticAgent+`","http.response.status":`...)
+	b = append(b, `","http.request.uri":"`+uri+`","http.request.useragent":"`+syntheticAgent+
+		`","http.response.status":`...)
 	b = strconv.AppendInt(b, int64(status), 10)
 	b = append(b, `,"http.response.written":`...)
 	b = strconv.AppendInt(b, written, 10)

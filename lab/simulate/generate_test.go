@@ -36,8 +36,9 @@ func within(t *testing.T, what string, got, want, tolerance float64) {
 	}
 }
 
-// The calibration: each published number, with its tolerance, at a scale that runs in seconds. At a fiftieth the smallest zones have
-// a dozen images and some fifty blobs, and their bytes come in steps of an image: 15 %. At scale 1 it is 1 %.
+// The calibration: each published number, with its tolerance, at a scale that runs in seconds. At a fiftieth
+// the smallest zones have a dozen images and some fifty blobs, and their bytes come in steps of an image: 15
+// %. At scale 1 it is 1 %.
 func TestCalibration(t *testing.T) {
 	const scale = 0.02
 	var all Result
@@ -60,7 +61,8 @@ func TestCalibration(t *testing.T) {
 		within(t, z.Name+": clients", float64(res.Clients), max(5, scale*float64(z.Clients)), 0.05)
 		within(t, z.Name+": distinct bytes", float64(res.UniqueBytes), scale*z.Bytes, 0.15)
 		within(t, z.Name+": days", res.To.Sub(res.From).Hours()/24, Days, 0.02)
-		all.Blobs, all.BlobBytes, all.Large, all.LargeBytes = all.Blobs+res.Blobs, all.BlobBytes+res.BlobBytes, all.Large+res.Large, all.LargeBytes+res.LargeBytes
+		all.Blobs, all.BlobBytes, all.Large, all.LargeBytes = all.Blobs+res.Blobs, all.BlobBytes+res.BlobBytes,
+			all.Large+res.Large, all.LargeBytes+res.LargeBytes
 		all.UniqueBytes += res.UniqueBytes
 		top, pulls, distinct = top+counts.top(), pulls+float64(res.Manifests), distinct+scale*z.Bytes
 	}
@@ -170,8 +172,9 @@ func TestGenerateIsDeterministic(t *testing.T) {
 	}
 }
 
-// The default policy's byte hit ratio is above LRU's where the working set is far from fitting, and nowhere below it by more than counts as a
-// tie; with cost in bytes and in seconds, on traces whose seed no policy was tuned on.
+// The default policy's byte hit ratio is above LRU's where the working set is far from fitting, and nowhere
+// below it by more than counts as a tie; with cost in bytes and in seconds, on traces whose seed no policy
+// was tuned on.
 func TestDefaultPolicyBeatsLRU(t *testing.T) {
 	const scale = 0.02
 	for _, name := range []string{"dal", "stg", "dev"} {
@@ -186,11 +189,14 @@ func TestDefaultPolicyBeatsLRU(t *testing.T) {
 			capacities = append(capacities, capacity{share: s})
 		}
 		trace := filepath.Join(t.TempDir(), name+".json")
-		if err := writeFile(trace, func(w io.Writer) error { return Generate(w, z, scale, lookedSeed+1) }); err != nil {
+		if err := writeFile(trace, func(w io.Writer) error {
+			return Generate(w, z, scale, lookedSeed+1)
+		}); err != nil {
 			t.Fatal(err)
 		}
 		for _, cost := range []string{"bytes", "seconds"} {
-			res, err := replayFiles(Config{Cost: cost, Setups: sweep([]string{"lru", evict.Default}, capacities, int64(z.Bytes*scale), 0)}, trace)
+			res, err := replayFiles(Config{Cost: cost,
+				Setups: sweep([]string{"lru", evict.Default}, capacities, int64(z.Bytes*scale), 0)}, trace)
 			if err != nil {
 				t.Fatal(err)
 			}

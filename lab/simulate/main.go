@@ -42,7 +42,8 @@ func (o *options) flags(stdout io.Writer) *pflag.FlagSet {
 	f.SetOutput(io.Discard)
 	f.Usage = func() { fmt.Fprintf(stdout, usage, f.FlagUsages()) }
 	f.StringVar(&o.policies, "policies", strings.Join(evict.Names(), ","), "the `list` of policies")
-	f.StringVar(&o.sizes, "sizes", "0.5%,1%,2%,5%,10%,20%,40%,80%", "the caches' sizes, a `list` of bytes or shares of the trace's distinct bytes")
+	f.StringVar(&o.sizes, "sizes", "0.5%,1%,2%,5%,10%,20%,40%,80%",
+		"the caches' sizes, a `list` of bytes or shares of the trace's distinct bytes")
 	f.IntVar(&o.nodes, "nodes", 0, "also divide each size between `N` nodes with a cache each")
 	f.StringVar(&o.assign, "assign", "turn", "deployments go to the nodes in `turn`, or by their client")
 	f.StringVar(&o.bandwidth, "bandwidth", "100Mbit", "of the link to the registry: a `rate`")
@@ -56,11 +57,15 @@ func (o *options) flags(stdout io.Writer) *pflag.FlagSet {
 	f.IntVar(&o.cfg.Bin, "bin", 0, "record a series with a point for every `N` deployments")
 	f.StringVar(&o.plot, "plot", "", "write SVG charts into `DIR`")
 	f.BoolVar(&o.json, "json", false, "print JSON")
-	f.StringVar(&o.generate, "generate", "", "write a synthetic trace of an availability `ZONE` (fra, syd, lon, dal, prs, stg, dev) instead")
+	f.StringVar(&o.generate, "generate", "",
+		"write a synthetic trace of an availability `ZONE` (fra, syd, lon, dal, prs, stg, dev) instead")
 	f.StringVarP(&o.out, "out", "o", "", "where to: a trace's `FILE` (.gz compresses), or the study's report")
-	f.Float64Var(&o.scale, "scale", 0, "of synthetic traces: 0.01 has a hundredth of the zone's pulls and bytes (1 to generate, 0.05 in the study)")
-	f.Uint64Var(&o.seed, "seed", 0, "of synthetic traces (1 to generate; the study is of 2, 3 and 4, or of as many others from N)")
-	f.BoolVar(&o.study, "study", false, "generate traces of all zones, replay them, and write a report with charts")
+	f.Float64Var(&o.scale, "scale", 0,
+		"of synthetic traces: 0.01 has a hundredth of the zone's pulls and bytes (1 to generate, 0.05 in the study)")
+	f.Uint64Var(&o.seed, "seed", 0,
+		"of synthetic traces (1 to generate; the study is of 2, 3 and 4, or of as many others from N)")
+	f.BoolVar(&o.study, "study", false,
+		"generate traces of all zones, replay them, and write a report with charts")
 	return f
 }
 
@@ -221,7 +226,8 @@ func (r *Result) printTable(w io.Writer) error {
 		if s.Nodes > 0 {
 			caches = fmt.Sprintf("%d nodes", s.Nodes)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%.1f %%\t%.1f %%\t%.1f %%\t%.1f s ± %.1f\n", s.Policy, caches, gigabytes(s.Size),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%.1f %%\t%.1f %%\t%.1f %%\t%.1f s ± %.1f\n", s.Policy, caches,
+			gigabytes(s.Size),
 			100*s.HitRatio, 100*s.ByteHitRatio, 100*s.WholeHitRatio, s.DeploySeconds, s.DeployDeviation)
 	}
 	return t.Flush()

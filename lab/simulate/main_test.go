@@ -24,30 +24,36 @@ func dew(args ...string) (string, error) {
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	trace, plots := filepath.Join(dir, "dev.json.gz"), filepath.Join(dir, "plots")
-	if out, err := dew("--generate", "dev", "-o", trace, "--scale", "0.02", "--seed", "3"); err != nil || out != "" {
+	if out, err := dew("--generate", "dev", "-o", trace, "--scale", "0.02", "--seed", "3"); err != nil ||
+		out != "" {
 		t.Fatal(out, err)
 	}
-	table, err := dew(trace, "--policies", "lru,sieve", "--sizes", "10%,1GB", "--nodes", "2", "--bin", "50", "--plot", plots)
+	table, err := dew(trace, "--policies", "lru,sieve", "--sizes", "10%,1GB", "--nodes", "2", "--bin", "50",
+		"--plot", plots)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"This trace is synthetic", "not counted: ", " not a GET", "lru     shared   1.00 GB", "sieve   2 nodes  0.50 GB"} {
+	for _, want := range []string{"This trace is synthetic", "not counted: ", " not a GET",
+		"lru     shared   1.00 GB", "sieve   2 nodes  0.50 GB"} {
 		if !strings.Contains(table, want) {
 			t.Errorf("%q is not in\n%s", want, table)
 		}
 	}
 	for _, name := range []string{"hit-ratio", "byte-ratio", "deployment", "series-hits", "series-deployment"} {
 		b, err := os.ReadFile(filepath.Join(plots, name+".svg"))
-		if err != nil || !strings.Contains(string(b), "(synthetic trace)") || !strings.Contains(string(b), "lru, 2 nodes") {
+		if err != nil || !strings.Contains(string(b), "(synthetic trace)") ||
+			!strings.Contains(string(b), "lru, 2 nodes") {
 			t.Errorf("%s: %v\n%.300s", name, err, b)
 		}
 	}
-	out, err := dew("--json", "--policies", "lru", "--sizes", "1GB", "--deployments", "100", "--assign", "client", trace)
+	out, err := dew("--json", "--policies", "lru", "--sizes", "1GB", "--deployments", "100", "--assign",
+		"client", trace)
 	var res Result
 	if err := errors.Join(err, json.Unmarshal([]byte(out), &res)); err != nil {
 		t.Fatal(err)
 	}
-	if !res.Synthetic || res.Deployments != 100 || len(res.Setups) != 1 || res.Setups[0].Size != 1e9 || res.Setups[0].HitRatio <= 0 || res.Records == 0 {
+	if !res.Synthetic || res.Deployments != 100 || len(res.Setups) != 1 || res.Setups[0].Size != 1e9 ||
+		res.Setups[0].HitRatio <= 0 || res.Records == 0 {
 		t.Errorf("%s", out)
 	}
 }
@@ -55,8 +61,10 @@ func TestCommand(t *testing.T) {
 func TestMisuse(t *testing.T) {
 	trace := put(t, "t.json", array(manifestGet(1, "c", "n/r")))
 	for _, line := range []string{
-		"", "--none", "--study " + trace, "--generate dev " + trace, "--generate", "--generate mars -o x", "--generate dev",
-		"--policies fifo " + trace, "--sizes 0 " + trace, "--bandwidth 0bit " + trace, "--lan-bandwidth fast " + trace,
+		"", "--none", "--study " + trace, "--generate dev " + trace, "--generate", "--generate mars -o x",
+		"--generate dev",
+		"--policies fifo " + trace, "--sizes 0 " + trace, "--bandwidth 0bit " + trace,
+		"--lan-bandwidth fast " + trace,
 		"--assign dice " + trace, "--nodes -1 " + trace, "--cost euros " + trace,
 	} {
 		_, err := dew(strings.Fields(line)...)

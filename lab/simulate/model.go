@@ -7,12 +7,15 @@ import (
 	"sort"
 )
 
-// model is a registry's users, without sizes: who pulls which version of what, and which of its layers that takes. The
-// same seed makes the same run; sizes are dealt to the layers once it is known how often each is read.
+// model is a registry's users, without sizes: who pulls which version of what, and which of its layers that
+// takes. The same seed makes the same run; sizes are dealt to the layers once it is known how often each is
+// read.
 //
-// A repository is built on one of a tenth as many bases, which the popular ones share. A version is three layers of the base, up to three of dependencies
-// and up to four of its own; a release makes new layers from the top down. A client that has pulled a version has its layers; some of the pulls are
-// by machines that are new and have nothing, as many as it takes for blobsPerPull. An image that was just pulled is often pulled by the next client too: machines start together.
+// A repository is built on one of a tenth as many bases, which the popular ones share. A version is three
+// layers of the base, up to three of dependencies and up to four of its own; a release makes new layers from
+// the top down. A client that has pulled a version has its layers; some of the pulls are by machines that are
+// new and have nothing, as many as it takes for blobsPerPull. An image that was just pulled is often pulled
+// by the next client too: machines start together.
 type model struct {
 	zone   Zone
 	rng    *rand.Rand
@@ -44,7 +47,8 @@ func newModel(z Zone, repos int, seed uint64) *model {
 	for _, c := range z.Name {
 		name = name<<8 | uint64(c)
 	}
-	m := &model{zone: z, rng: rand.New(rand.NewPCG(seed, name)), has: make(map[uint64]int), repos: make([]repo, repos)}
+	m := &model{zone: z, rng: rand.New(rand.NewPCG(seed, name)), has: make(map[uint64]int),
+		repos: make([]repo, repos)}
 	m.chance = popularity(repos, z.Skew)
 	bases := make([][]int32, max(1, repos/10))
 	for i := range bases {
@@ -221,8 +225,8 @@ func fit(z Zone, seed uint64) (repos int, sizes []int64) {
 	return repos, sizes
 }
 
-// deal runs the model and gives each layer a size, so that over its reads MeanBlob, LargeReads and LargeBytes hold. It also
-// returns the bytes of all layers that were read.
+// deal runs the model and gives each layer a size, so that over its reads MeanBlob, LargeReads and LargeBytes
+// hold. It also returns the bytes of all layers that were read.
 func deal(z Zone, repos int, seed uint64) (sizes []int64, total float64) {
 	m := newModel(z, repos, seed)
 	var reads []int64
@@ -238,16 +242,21 @@ func deal(z Zone, repos int, seed uint64) (sizes []int64, total float64) {
 	large, small := classes(reads, rng)
 	sizes = make([]int64, len(reads))
 	mean := MeanBlob * LargeBytes / LargeReads
-	stretch(sizes, reads, large, rng, mean, Large, math.MaxInt64, func(u float64) float64 { return -math.Log(1 - u) })
+	stretch(sizes, reads, large, rng, mean, Large, math.MaxInt64, func(u float64) float64 {
+		return -math.Log(1 - u)
+	})
 	mean = MeanBlob * (1 - LargeBytes) / (1 - LargeReads)
-	stretch(sizes, reads, small, rng, mean, 100, Large, func(u float64) float64 { return math.Exp(4 * math.Erfinv(2*u-1)) })
+	stretch(sizes, reads, small, rng, mean, 100, Large, func(u float64) float64 {
+		return math.Exp(4 * math.Erfinv(2*u-1))
+	})
 	for _, s := range sizes {
 		total += float64(s)
 	}
 	return sizes, total
 }
 
-// classes splits the layers that were read so that LargeReads of the reads, at all levels of popularity, are of large ones.
+// classes splits the layers that were read so that LargeReads of the reads, at all levels of popularity, are
+// of large ones.
 func classes(reads []int64, rng *rand.Rand) (large, small []int) {
 	var order []int
 	for i, n := range reads {
@@ -270,9 +279,11 @@ func classes(reads []int64, rng *rand.Rand) (large, small []int) {
 	return large, small
 }
 
-// stretch gives the layers of a class sizes between floor and ceiling, of the shape that the quantile function has, so that over
-// their reads the mean comes out. The quantiles are spread evenly over layers of like popularity.
-func stretch(sizes, reads []int64, class []int, rng *rand.Rand, mean, floor, ceiling float64, quantile func(float64) float64) {
+// stretch gives the layers of a class sizes between floor and ceiling, of the shape that the quantile
+// function has, so that over their reads the mean comes out. The quantiles are spread evenly over layers of
+// like popularity.
+func stretch(sizes, reads []int64, class []int, rng *rand.Rand, mean, floor, ceiling float64,
+	quantile func(float64) float64) {
 	x := make([]float64, len(class))
 	u := rng.Float64()
 	for j := range class {

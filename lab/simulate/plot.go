@@ -31,7 +31,8 @@ const (
 	legendLeft, legendLineHeight = plotLeft + plotWidth + 16, 18
 )
 
-// Colours that differ in brightness too, and stand out on white and on black; text and axes follow the reader's theme.
+// Colours that differ in brightness too, and stand out on white and on black; text and axes follow the
+// reader's theme.
 var colours = []string{"#3b82f6", "#f97316", "#10b981", "#e11d48", "#a855f7", "#ca8a04", "#0891b2", "#84715e"}
 
 const chartStyle = `<style>
@@ -62,7 +63,8 @@ func (c chart) write(w io.Writer) error {
 }
 
 func label(b *strings.Builder, x, y float64, anchor, class, text string) {
-	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s" class="%s">%s</text>`+"\n", x, y, anchor, class, html.EscapeString(text))
+	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s" class="%s">%s</text>`+"\n", x, y, anchor, class,
+		html.EscapeString(text))
 }
 
 // scale maps values to pixels.
@@ -125,17 +127,21 @@ func (s scale) ticks() []float64 {
 func (c chart) axes(b *strings.Builder, x, y scale) {
 	for _, v := range x.ticks() {
 		p := x.pixel(v)
-		fmt.Fprintf(b, `<line class="grid" x1="%.1f" y1="%d" x2="%.1f" y2="%d"/>`+"\n", p, plotTop, p, plotTop+plotHeight)
+		fmt.Fprintf(b, `<line class="grid" x1="%.1f" y1="%d" x2="%.1f" y2="%d"/>`+"\n", p, plotTop, p,
+			plotTop+plotHeight)
 		label(b, p, plotTop+plotHeight+16, "middle", "", fmt.Sprintf("%.4g", v))
 	}
 	for _, v := range y.ticks() {
 		p := y.pixel(v)
-		fmt.Fprintf(b, `<line class="grid" x1="%d" y1="%.1f" x2="%d" y2="%.1f"/>`+"\n", plotLeft, p, plotLeft+plotWidth, p)
+		fmt.Fprintf(b, `<line class="grid" x1="%d" y1="%.1f" x2="%d" y2="%.1f"/>`+"\n", plotLeft, p,
+			plotLeft+plotWidth, p)
 		label(b, plotLeft-6, p+4, "end", "", fmt.Sprintf("%.3g", v))
 	}
-	fmt.Fprintf(b, `<rect class="axis" x="%d" y="%d" width="%d" height="%d"/>`+"\n", plotLeft, plotTop, plotWidth, plotHeight)
+	fmt.Fprintf(b, `<rect class="axis" x="%d" y="%d" width="%d" height="%d"/>`+"\n", plotLeft, plotTop,
+		plotWidth, plotHeight)
 	label(b, plotLeft+plotWidth/2, plotTop+plotHeight+38, "middle", "", c.X)
-	fmt.Fprintf(b, `<text transform="translate(18 %d) rotate(-90)" text-anchor="middle">%s</text>`+"\n", plotTop+plotHeight/2, html.EscapeString(c.Y))
+	fmt.Fprintf(b, `<text transform="translate(18 %d) rotate(-90)" text-anchor="middle">%s</text>`+"\n",
+		plotTop+plotHeight/2, html.EscapeString(c.Y))
 }
 
 func (l curve) bar(i int) float64 {
@@ -156,11 +162,13 @@ func (l curve) write(b *strings.Builder, x, y scale, n int) {
 		px := x.pixel(l.X[i])
 		points = append(points, fmt.Sprintf("%.1f,%.1f", px, y.pixel(l.Y[i])))
 		if s := l.bar(i); s > 0 {
-			fmt.Fprintf(b, `<line %s x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f"/>`+"\n", bars, px, y.pixel(max(0, l.Y[i]-s)), px, y.pixel(l.Y[i]+s))
+			fmt.Fprintf(b, `<line %s x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f"/>`+"\n", bars, px,
+				y.pixel(max(0, l.Y[i]-s)), px, y.pixel(l.Y[i]+s))
 		}
 	}
 	fmt.Fprintf(b, `<polyline %s points="%s"/>`+"\n", style, strings.Join(points, " "))
 	at := float64(plotTop + 8 + n*legendLineHeight)
-	fmt.Fprintf(b, `<line %s x1="%d" y1="%.1f" x2="%d" y2="%.1f"/>`+"\n", style, legendLeft, at, legendLeft+22, at)
+	fmt.Fprintf(b, `<line %s x1="%d" y1="%.1f" x2="%d" y2="%.1f"/>`+"\n", style, legendLeft, at, legendLeft+22,
+		at)
 	label(b, legendLeft+28, at+4, "start", "", l.Name)
 }

@@ -32,13 +32,14 @@ func (l Link) seconds(bytes int64) float64 {
 // Config of a replay.
 type Config struct {
 	Setups []Setup
-	// WAN is the link to the registry, LAN the one to the shared cache. A hit in a node's own cache takes no transfer. The
-	// defaults are 100 Mbit/s with 40 ms, and 1 Gbit/s with 1 ms.
+	// WAN is the link to the registry, LAN the one to the shared cache. A hit in a node's own cache takes no
+	// transfer. The defaults are 100 Mbit/s with 40 ms, and 1 Gbit/s with 1 ms.
 	WAN, LAN Link
-	// Start is what a deployment takes when nothing has to be moved; 1 s by default (0.99 s in the thesis's table 4.4).
+	// Start is what a deployment takes when nothing has to be moved; 1 s by default (0.99 s in the thesis's
+	// table 4.4).
 	Start time.Duration
-	// Reads is the share of a layer's bytes that a start reads from the shared cache, where the layer is mounted, not copied; 0.13 by default,
-	// which is what a start of Python with numpy reads of its image.
+	// Reads is the share of a layer's bytes that a start reads from the shared cache, where the layer is
+	// mounted, not copied; 0.13 by default, which is what a start of Python with numpy reads of its image.
 	Reads float64
 	// Cost is what policies are told that a refetch costs: "bytes", the default, or "seconds".
 	Cost string
@@ -136,14 +137,15 @@ type Source interface {
 	Read() (Request, error)
 }
 
-// Replay reads the trace once and plays it against all setups. Memory is taken for each distinct blob, image and client, and for
-// nothing that grows with the number of requests but the series.
+// Replay reads the trace once and plays it against all setups. Memory is taken for each distinct blob, image
+// and client, and for nothing that grows with the number of requests but the series.
 func Replay(src Source, cfg Config) (*Result, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	r := &replay{cfg: cfg, blobs: make(map[string]*blob), images: make(map[string]struct{}), open: make(map[string]*deployment)}
+	r := &replay{cfg: cfg, blobs: make(map[string]*blob), images: make(map[string]struct{}),
+		open: make(map[string]*deployment)}
 	for _, s := range cfg.Setups {
 		sim := &sim{Totals: Totals{Setup: s}}
 		for range max(1, s.Nodes) {
@@ -205,7 +207,8 @@ func (r *replay) play(q Request) bool {
 	}
 	d := r.open[q.Client]
 	if d == nil {
-		d = &deployment{number: -1, image: q.Image, seconds: make([]float64, len(r.sims)), hits: make([]int, len(r.sims))}
+		d = &deployment{number: -1, image: q.Image, seconds: make([]float64, len(r.sims)),
+			hits: make([]int, len(r.sims))}
 		r.open[q.Client] = d
 	}
 	if !q.Blob || d.image != q.Image {

@@ -30,10 +30,11 @@ func near(t *testing.T, what string, got, want float64) {
 
 func TestReplayCountsHitsBytesAndTimes(t *testing.T) {
 	cfg := Config{
-		Setups: []Setup{{Policy: "lru", Size: 1000}, {Policy: "lru", Size: 1000, Nodes: 2}, {Policy: "lru", Size: 99}},
-		WAN:    Link{Bandwidth: 800, RTT: time.Second}, // 100 bytes a second
-		LAN:    Link{Bandwidth: 8000, RTT: time.Second / 10},
-		Start:  2 * time.Second, Bin: 2, Reads: 0.5,
+		Setups: []Setup{{Policy: "lru", Size: 1000}, {Policy: "lru", Size: 1000, Nodes: 2},
+			{Policy: "lru", Size: 99}},
+		WAN:   Link{Bandwidth: 800, RTT: time.Second}, // 100 bytes a second
+		LAN:   Link{Bandwidth: 8000, RTT: time.Second / 10},
+		Start: 2 * time.Second, Bin: 2, Reads: 0.5,
 	}
 	res := play(t, cfg,
 		blobGet(0, "c0", "n/before", "z", 500), // no manifest came before: still a deployment
@@ -42,7 +43,8 @@ func TestReplayCountsHitsBytesAndTimes(t *testing.T) {
 		manifestGet(3, "c2", "n/r"), // nothing was missing: says nothing
 		manifestGet(4, "c1", "n/r"), blobGet(4, "c1", "n/r", "a", 100),
 	)
-	if res.Deployments != 4 || res.Manifests != 4 || res.Blobs != 6 || res.Unique != 3 || res.UniqueBytes != 900 || res.BlobBytes != 1400 || res.Clients != 3 || res.Images != 2 || res.Synthetic {
+	if res.Deployments != 4 || res.Manifests != 4 || res.Blobs != 6 || res.Unique != 3 ||
+		res.UniqueBytes != 900 || res.BlobBytes != 1400 || res.Clients != 3 || res.Images != 2 || res.Synthetic {
 		t.Fatalf("%+v", res)
 	}
 	shared, nodes, small := res.Setups[0], res.Setups[1], res.Setups[2]
@@ -65,7 +67,8 @@ func TestReplayCountsHitsBytesAndTimes(t *testing.T) {
 	near(t, "first point", shared.Series[0].Mean, 9)
 	near(t, "second point", shared.Series[1].Mean, (3.4+3.15)/2)
 	near(t, "its deviation", shared.Series[1].Deviation, 0.125)
-	if p := shared.Series[1]; len(shared.Series) != 2 || p.Deployments != 2 || p.Layers != 3 || p.Hits != 3 || p.Whole != 2 {
+	if p := shared.Series[1]; len(shared.Series) != 2 || p.Deployments != 2 || p.Layers != 3 || p.Hits != 3 ||
+		p.Whole != 2 {
 		t.Errorf("%+v", shared.Series)
 	}
 }
@@ -116,8 +119,10 @@ func TestReplayTellsPoliciesWhatIsShared(t *testing.T) {
 
 func TestConfigIsChecked(t *testing.T) {
 	for _, cfg := range []Config{
-		{WAN: Link{Bandwidth: -1}}, {LAN: Link{Bandwidth: 1, RTT: -1}}, {Cost: "euros"}, {Reads: -1}, {Reads: 1.1}, {Deployments: -1},
-		{Setups: []Setup{{Policy: "lru"}}}, {Setups: []Setup{{Policy: "lru", Size: 1, Nodes: -1}}}, {Setups: []Setup{{Policy: "none", Size: 1}}},
+		{WAN: Link{Bandwidth: -1}}, {LAN: Link{Bandwidth: 1, RTT: -1}}, {Cost: "euros"}, {Reads: -1}, {Reads: 1.1},
+		{Deployments: -1},
+		{Setups: []Setup{{Policy: "lru"}}}, {Setups: []Setup{{Policy: "lru", Size: 1, Nodes: -1}}},
+		{Setups: []Setup{{Policy: "none", Size: 1}}},
 	} {
 		if _, err := Replay(none{}, cfg); err == nil {
 			t.Errorf("%+v is accepted", cfg)
@@ -138,9 +143,11 @@ func TestReplayOfNothing(t *testing.T) {
 
 func TestChartsAreXMLAndFollowTheTheme(t *testing.T) {
 	for name, c := range map[string]chart{
-		"empty":  {Title: "nothing"},
-		"point":  {Title: "one", Curves: []curve{{Name: "a", X: []float64{1}, Y: []float64{0}}}},
-		"lines":  {Title: `<&"`, LogX: true, X: "x", Y: "y", Curves: []curve{{Name: "a<b", X: []float64{0.01, 1, 100}, Y: []float64{0, 1, 2}, Spread: []float64{0, 1, 3}, Dashed: true}}},
+		"empty": {Title: "nothing"},
+		"point": {Title: "one", Curves: []curve{{Name: "a", X: []float64{1}, Y: []float64{0}}}},
+		"lines": {Title: `<&"`, LogX: true, X: "x", Y: "y",
+			Curves: []curve{{Name: "a<b", X: []float64{0.01, 1, 100}, Y: []float64{0, 1, 2},
+				Spread: []float64{0, 1, 3}, Dashed: true}}},
 		"linear": {YMax: 1, Curves: []curve{{X: []float64{0, 50, 4000}, Y: []float64{0, .5, 1}}}},
 	} {
 		var b strings.Builder
@@ -155,7 +162,8 @@ func TestChartsAreXMLAndFollowTheTheme(t *testing.T) {
 				t.Fatalf("%s: %v\n%s", name, err, b.String())
 			}
 		}
-		if strings.Contains(b.String(), "NaN") || strings.Contains(b.String(), "Inf") || strings.Contains(b.String(), "%!") {
+		if strings.Contains(b.String(), "NaN") || strings.Contains(b.String(), "Inf") ||
+			strings.Contains(b.String(), "%!") {
 			t.Errorf("%s: a number is none:\n%s", name, b.String())
 		}
 		if !strings.Contains(b.String(), "prefers-color-scheme:dark") {

@@ -16,7 +16,8 @@ func (s *study) report(w io.Writer, args []string) error {
 	p.f("**All traces here are synthetic.** They are calibrated to published facts of the IBM registry traces; they are not those traces. Run\n")
 	p.f("`dew simulate TRACE…` on the real ones for what they say.\n\n")
 	p.f("    dew simulate %s\n\nseed %d unless another is named, scale %g (but at least %d pulls of each zone), commit %s. The link to the registry has %.0f Mbit/s and %v, the one to the shared cache %.0f Mbit/s and %v; a deployment that moves\nnothing takes %v; layers come one after the other. Of a layer that is in the shared cache a start reads %.0f %%, of one in a node's own what it reads takes no time. The refetch cost that policies are told is in %s.\n\n",
-		strings.Join(args, " "), s.o.seed, s.o.scale, studyPulls, commit(s.version), s.o.cfg.WAN.Bandwidth/1e6, s.o.cfg.WAN.RTT, s.o.cfg.LAN.Bandwidth/1e6, s.o.cfg.LAN.RTT, s.o.cfg.Start, 100*s.o.cfg.Reads, s.o.cfg.Cost)
+		strings.Join(args, " "), s.o.seed, s.o.scale, studyPulls, commit(s.version), s.o.cfg.WAN.Bandwidth/1e6,
+		s.o.cfg.WAN.RTT, s.o.cfg.LAN.Bandwidth/1e6, s.o.cfg.LAN.RTT, s.o.cfg.Start, 100*s.o.cfg.Reads, s.o.cfg.Cost)
 	s.writeVerdict(p)
 	s.writeZones(p)
 	s.writePolicies(p)
@@ -55,7 +56,8 @@ func (s *study) writeVerdict(p *page) {
 	p.head("seed", "cost in", "policy", "mean", "least", "where", "below LRU", "tied")
 	for _, r := range s.rounds {
 		for _, v := range r.verdicts() {
-			p.row(fmt.Sprint(r.seed), r.cost, "`"+v.policy+"`", fmt.Sprintf("%+.2f", v.mean), fmt.Sprintf("%+.3f", v.least), v.where, fmt.Sprintf("%d of %d", v.below, v.n), fmt.Sprint(v.tied))
+			p.row(fmt.Sprint(r.seed), r.cost, "`"+v.policy+"`", fmt.Sprintf("%+.2f", v.mean),
+				fmt.Sprintf("%+.3f", v.least), v.where, fmt.Sprintf("%d of %d", v.below, v.n), fmt.Sprint(v.tied))
 		}
 	}
 	p.f("\n**The constants of `overdue`, `lru-overdue` and `contest` were tuned on traces of seed %d, and on none of these.** That `lru-overdue` takes no account of costs was decided on seed %d as well. All are of the same generator, though: another seed is other images, sizes and pulls by the same habits.\n\n", tunedSeed, lookedSeed)
@@ -65,7 +67,8 @@ func (s *study) writeVerdict(p *page) {
 
 func (s *study) writeZones(p *page) {
 	p.f("## The traces, and figure 4.1\n\n")
-	p.head("zone", "scale", "pulls", "blob reads", "distinct blobs", "distinct GB, × 1/scale", "table 4.1: GB", "images", "clients", "LRU hits at 32 GB × scale", "thesis")
+	p.head("zone", "scale", "pulls", "blob reads", "distinct blobs", "distinct GB, × 1/scale", "table 4.1: GB",
+		"images", "clients", "LRU hits at 32 GB × scale", "thesis")
 	var reads, bytes, large, largeBytes int64
 	for _, z := range s.rounds[0].zones {
 		r := z.result
@@ -74,11 +77,14 @@ func (s *study) writeZones(p *page) {
 		if h, ok := thesisHits[z.zone.Name]; ok {
 			said = percent(h)
 		}
-		p.row(z.zone.Name, fmt.Sprintf("%.3g", z.scale), fmt.Sprint(r.Manifests), fmt.Sprint(r.Blobs), fmt.Sprint(r.Unique), fmt.Sprintf("%.0f", float64(r.UniqueBytes)/1e9/z.scale),
-			fmt.Sprintf("%.0f", z.zone.Bytes/1e9), fmt.Sprint(r.Images), fmt.Sprint(r.Clients), percent(z.small.HitRatio), said)
+		p.row(z.zone.Name, fmt.Sprintf("%.3g", z.scale), fmt.Sprint(r.Manifests), fmt.Sprint(r.Blobs),
+			fmt.Sprint(r.Unique), fmt.Sprintf("%.0f", float64(r.UniqueBytes)/1e9/z.scale),
+			fmt.Sprintf("%.0f", z.zone.Bytes/1e9), fmt.Sprint(r.Images), fmt.Sprint(r.Clients),
+			percent(z.small.HitRatio), said)
 	}
 	p.f("\nIn all %d reads of blobs, %.2f MB in the mean; blobs over 64 MiB are %s of the reads and %s of the bytes (published of the whole: %d, 14 MB, 6 %%, 65 %%).\n",
-		reads, float64(bytes)/float64(reads)/1e6, percent(ratio(large, reads)), percent(ratio(largeBytes, bytes)), BlobReads)
+		reads, float64(bytes)/float64(reads)/1e6, percent(ratio(large, reads)), percent(ratio(largeBytes, bytes)),
+		BlobReads)
 	p.f("What is chosen and not published: clients, releases, popularity within the popular tenth, how layers are shared (`internal/simulate/zone.go`, `model.go`).\n\n")
 	p.chart("zones", "hit ratio of a shared LRU cache over its size, by zone")
 }
@@ -98,7 +104,8 @@ func (s *study) writePolicies(p *page) {
 			}
 			p.row(cells...)
 		}
-		p.row(z.zone.Name, fmt.Sprintf("*all kept: %.2f*", 100*(1-ratio(z.result.UniqueBytes, z.result.BlobBytes))), strings.Repeat("| ", len(studyShares)-1))
+		p.row(z.zone.Name, fmt.Sprintf("*all kept: %.2f*", 100*(1-ratio(z.result.UniqueBytes, z.result.BlobBytes))),
+			strings.Repeat("| ", len(studyShares)-1))
 	}
 	p.f("\nThe same by requests:\n\n")
 	p.head(head...)
@@ -124,8 +131,10 @@ func (s *study) writeSharing(p *page) {
 		nodes := z.result.of(evict.Default, studyNodes)
 		for i, t := range z.result.of(evict.Default, 0) {
 			n := nodes[i]
-			p.row(z.zone.Name, fmt.Sprintf("%g %%", 100*studyShares[i]), percent(t.ByteHitRatio), percent(n.ByteHitRatio),
-				fmt.Sprintf("%.2f", t.DeploySeconds), fmt.Sprintf("%.2f", n.DeploySeconds), percent(1-t.DeploySeconds/n.DeploySeconds))
+			p.row(z.zone.Name, fmt.Sprintf("%g %%", 100*studyShares[i]), percent(t.ByteHitRatio),
+				percent(n.ByteHitRatio),
+				fmt.Sprintf("%.2f", t.DeploySeconds), fmt.Sprintf("%.2f", n.DeploySeconds),
+				percent(1-t.DeploySeconds/n.DeploySeconds))
 		}
 	}
 	p.f("\nA hit in the shared cache is read over the LAN, one in a node's own takes no transfer: where both hit always, separate caches are faster by that.\n\n")
@@ -137,15 +146,18 @@ func (s *study) writeSharing(p *page) {
 func (s *study) writeReplay(p *page) {
 	p.f("## Figures 4.7 and 4.8: %d deployments\n\nThe beginning of the zones' traces at scale 1, with the thesis's ratios of capacity to working set, in turn on %d nodes. Settled: the last quarter.\n", studyDeployments, studyNodes)
 	p.f("A deployment is a hit when all its layers were there.\n\n")
-	p.head("zone", "working set", "policy", "shared: capacity", "hits", "layers", "s", "separate: each", "hits", "layers", "s", "less time", "thesis")
+	p.head("zone", "working set", "policy", "shared: capacity", "hits", "layers", "s", "separate: each", "hits",
+		"layers", "s", "less time", "thesis")
 	for _, t := range thesis {
 		r := s.replay[t.zone]
 		for _, name := range []string{"lru", evict.Default} {
 			a, b := r.of(name, 0)[0], r.of(name, studyNodes)[0]
 			ah, al, as := a.settled()
 			bh, bl, bs := b.settled()
-			p.row(t.zone, gigabytes(r.UniqueBytes), "`"+name+"`", fmt.Sprintf("%.2f", t.shared), percent(ah), percent(al), fmt.Sprintf("%.2f", as),
-				fmt.Sprintf("%.2f", t.node), percent(bh), percent(bl), fmt.Sprintf("%.2f", bs), percent(1-as/bs), percent(t.less))
+			p.row(t.zone, gigabytes(r.UniqueBytes), "`"+name+"`", fmt.Sprintf("%.2f", t.shared), percent(ah),
+				percent(al), fmt.Sprintf("%.2f", as),
+				fmt.Sprintf("%.2f", t.node), percent(bh), percent(bl), fmt.Sprintf("%.2f", bs), percent(1-as/bs),
+				percent(t.less))
 		}
 	}
 	p.f("\nThe thesis has working sets of 31 and 54 GB for these deployments, and, for *fra*, hit ratios of %s shared and %s separate. Its times are of real deployments on its testbed.\n\n", percent(thesis[0].hits), percent(thesis[0].nodeHits))

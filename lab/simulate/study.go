@@ -23,7 +23,8 @@ const (
 	studyDeployments = 4000
 	studyBin         = 50
 
-	// The policies' constants were tuned on the traces of one seed, so the study is of others: of so many, from its first.
+	// The policies' constants were tuned on the traces of one seed, so the study is of others: of so many, from
+	// its first.
 	tunedSeed  = 1
 	lookedSeed = 11 // of a test that led to one more change
 	studySeed  = 2
@@ -32,7 +33,8 @@ const (
 	// A policy counts as below LRU if it is by more points than this.
 	studyTie = 0.05
 
-	// A zone is scaled by no less than gives it so many pulls: with a handful of images a trace shows nothing but which of them is large.
+	// A zone is scaled by no less than gives it so many pulls: with a handful of images a trace shows nothing
+	// but which of them is large.
 	studyPulls = 20_000
 )
 
@@ -79,7 +81,8 @@ type study struct {
 
 // runStudy makes the report and its charts.
 func runStudy(ctx context.Context, o *options, version string, args []string, log io.Writer) error {
-	s := &study{o: o, version: version, out: cmp.Or(o.out, "docs/pop-study.md"), replay: make(map[string]*Result), log: log}
+	s := &study{o: o, version: version, out: cmp.Or(o.out, "docs/pop-study.md"),
+		replay: make(map[string]*Result), log: log}
 	s.plots = strings.TrimSuffix(s.out, filepath.Ext(s.out))
 	if o.scale == 0 {
 		o.scale = 0.05
@@ -148,14 +151,16 @@ func otherCost(cost string) string {
 	return "seconds"
 }
 
-// round is the one of that seed and cost. The first has all policies; the others have LRU and what a contest is among.
+// round is the one of that seed and cost. The first has all policies; the others have LRU and what a contest
+// is among.
 func (s *study) round(seed uint64, cost string) *round {
 	for _, r := range s.rounds {
 		if r.seed == seed && r.cost == cost {
 			return r
 		}
 	}
-	r := &round{seed: seed, cost: cost, policies: []string{"lru", "s3fifo", "overdue", "lru-overdue", evict.Default}}
+	r := &round{seed: seed, cost: cost,
+		policies: []string{"lru", "s3fifo", "overdue", "lru-overdue", evict.Default}}
 	if len(s.rounds) == 0 {
 		r.policies = evict.Names()
 	}
@@ -163,7 +168,8 @@ func (s *study) round(seed uint64, cost string) *round {
 	return r
 }
 
-// studySetups is LRU with the small capacity, then the policies with a shared cache, then, if asked, LRU and the default with separate ones.
+// studySetups is LRU with the small capacity, then the policies with a shared cache, then, if asked, LRU and
+// the default with separate ones.
 func studySetups(policies []string, working, small int64, separate bool) []Setup {
 	var capacities []capacity
 	for _, share := range studyShares {
@@ -181,7 +187,8 @@ func studySetups(policies []string, working, small int64, separate bool) []Setup
 	return out
 }
 
-// replayZone is figures 4.7 and 4.8: so many deployments of the whole zone, against LRU as in the thesis and the default policy.
+// replayZone is figures 4.7 and 4.8: so many deployments of the whole zone, against LRU as in the thesis and
+// the default policy.
 func (s *study) replayZone(name string, shared, node float64) error {
 	z, err := ZoneNamed(name)
 	if err != nil {
@@ -201,14 +208,16 @@ func (s *study) replayZone(name string, shared, node float64) error {
 	}
 	working := float64(whole.UniqueBytes)
 	for _, p := range []string{"lru", evict.Default} {
-		cfg.Setups = append(cfg.Setups, Setup{Policy: p, Size: int64(shared * working)}, Setup{Policy: p, Size: int64(node * working), Nodes: studyNodes})
+		cfg.Setups = append(cfg.Setups, Setup{Policy: p, Size: int64(shared * working)},
+			Setup{Policy: p, Size: int64(node * working), Nodes: studyNodes})
 	}
 	s.replay[name], err = replayFiles(cfg, file)
 	return err
 }
 
 func (s *study) charts() error {
-	fig := chart{Title: "Shared LRU cache: hit ratio by requests (synthetic traces)", X: "cache, GB", Y: "hit ratio", YMax: 1, LogX: true}
+	fig := chart{Title: "Shared LRU cache: hit ratio by requests (synthetic traces)", X: "cache, GB",
+		Y: "hit ratio", YMax: 1, LogX: true}
 	for _, z := range s.rounds[0].zones {
 		lru := z.result.of("lru", 0)
 		all := Result{Setups: lru}
@@ -230,7 +239,8 @@ func (s *study) charts() error {
 	return nil
 }
 
-// plotZone writes a zone's charts: the policies with a shared cache by bytes, and shared against separate caches by time.
+// plotZone writes a zone's charts: the policies with a shared cache by bytes, and shared against separate
+// caches by time.
 func (r *Result) plotZone(dir, zone string, scale float64) error {
 	var shared, time Result
 	for _, t := range r.Setups {
@@ -241,12 +251,14 @@ func (r *Result) plotZone(dir, zone string, scale float64) error {
 			time.Setups = append(time.Setups, t)
 		}
 	}
-	c := chart{Title: r.title(zone + ": hit ratio by bytes, shared cache"), X: "cache, GB", Y: "byte hit ratio", YMax: 1, LogX: true,
+	c := chart{Title: r.title(zone + ": hit ratio by bytes, shared cache"), X: "cache, GB", Y: "byte hit ratio",
+		YMax: 1, LogX: true,
 		Curves: shared.curves(scale, func(t *Totals) float64 { return t.ByteHitRatio })}
 	if err := c.save(filepath.Join(dir, zone, "byte-ratio.svg")); err != nil {
 		return err
 	}
-	c = chart{Title: r.title(zone + ": expected deployment time"), X: "cache, GB in all", Y: "seconds, mean", LogX: true,
+	c = chart{Title: r.title(zone + ": expected deployment time"), X: "cache, GB in all", Y: "seconds, mean",
+		LogX:   true,
 		Curves: time.curves(scale, func(t *Totals) float64 { return t.DeploySeconds })}
 	return c.save(filepath.Join(dir, zone, "deployment.svg"))
 }
@@ -262,7 +274,8 @@ func (r *Result) of(policy string, nodes int) []*Totals {
 	})
 }
 
-// settled is a series' last quarter: the share of deployments that found all layers and of layers that were there, and their mean time.
+// settled is a series' last quarter: the share of deployments that found all layers and of layers that were
+// there, and their mean time.
 func (t *Totals) settled() (whole, layers, seconds float64) {
 	var sum Point
 	for _, p := range t.Series[len(t.Series)*3/4:] {
@@ -272,10 +285,12 @@ func (t *Totals) settled() (whole, layers, seconds float64) {
 		sum.Hits += p.Hits
 		sum.sum += p.Mean * float64(p.Deployments)
 	}
-	return ratio(int64(sum.Whole), int64(sum.Deployments)), ratio(int64(sum.Hits), int64(sum.Layers)), sum.sum / math.Max(1, float64(sum.Deployments))
+	return ratio(int64(sum.Whole), int64(sum.Deployments)), ratio(int64(sum.Hits), int64(sum.Layers)),
+		sum.sum / math.Max(1, float64(sum.Deployments))
 }
 
-// verdict is how a policy stands against LRU by byte hit ratio, in points, over all zones and capacities of the shared cache.
+// verdict is how a policy stands against LRU by byte hit ratio, in points, over all zones and capacities of
+// the shared cache.
 type verdict struct {
 	policy      string
 	least, mean float64

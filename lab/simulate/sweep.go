@@ -45,7 +45,8 @@ func parseCapacities(s string) ([]capacity, error) {
 	return out, nil
 }
 
-// sweep is every policy with every capacity, shared; and, if there are nodes, the same capacity divided between them.
+// sweep is every policy with every capacity, shared; and, if there are nodes, the same capacity divided
+// between them.
 func sweep(policies []string, capacities []capacity, workingSet int64, nodes int) []Setup {
 	var out []Setup
 	for _, p := range policies {
@@ -71,8 +72,10 @@ func replayFiles(cfg Config, files ...string) (*Result, error) {
 	return Replay(r, cfg)
 }
 
-// sweepFiles replays files against a sweep. If a capacity is a share, the trace is read once more, first, for its working set.
-func sweepFiles(cfg Config, policies []string, capacities []capacity, nodes int, files ...string) (*Result, error) {
+// sweepFiles replays files against a sweep. If a capacity is a share, the trace is read once more, first, for
+// its working set.
+func sweepFiles(cfg Config, policies []string, capacities []capacity, nodes int, files ...string) (*Result,
+	error) {
 	var working int64
 	for _, c := range capacities {
 		if c.share > 0 {
@@ -128,9 +131,12 @@ func (r *Result) title(s string) string {
 func (r *Result) plot(dir, prefix string, scale float64) error {
 	const size = "cache, GB in all"
 	charts := map[string]chart{
-		"hit-ratio":  {Title: "Hit ratio by requests", Y: "hit ratio", YMax: 1, Curves: r.curves(scale, func(t *Totals) float64 { return t.HitRatio })},
-		"byte-ratio": {Title: "Hit ratio by bytes", Y: "byte hit ratio", YMax: 1, Curves: r.curves(scale, func(t *Totals) float64 { return t.ByteHitRatio })},
-		"deployment": {Title: "Expected deployment time", Y: "seconds, mean", Curves: r.curves(scale, func(t *Totals) float64 { return t.DeploySeconds })},
+		"hit-ratio": {Title: "Hit ratio by requests", Y: "hit ratio", YMax: 1,
+			Curves: r.curves(scale, func(t *Totals) float64 { return t.HitRatio })},
+		"byte-ratio": {Title: "Hit ratio by bytes", Y: "byte hit ratio", YMax: 1,
+			Curves: r.curves(scale, func(t *Totals) float64 { return t.ByteHitRatio })},
+		"deployment": {Title: "Expected deployment time", Y: "seconds, mean",
+			Curves: r.curves(scale, func(t *Totals) float64 { return t.DeploySeconds })},
 	}
 	for name, c := range charts {
 		c.Title, c.X, c.LogX = r.title(prefix+c.Title), size, true
@@ -158,11 +164,13 @@ func (r *Result) plotSeries(dir, prefix string) error {
 		}
 		hits, times = append(hits, h), append(times, s)
 	}
-	c := chart{Title: r.title(prefix + "Deployments that found all layers"), X: "deployments", Y: "hit ratio", YMax: 1, Curves: hits}
+	c := chart{Title: r.title(prefix + "Deployments that found all layers"), X: "deployments", Y: "hit ratio",
+		YMax: 1, Curves: hits}
 	if err := c.save(filepath.Join(dir, "series-hits.svg")); err != nil {
 		return err
 	}
-	c = chart{Title: r.title(prefix + "Deployment time, mean and standard deviation"), X: "deployments", Y: "seconds", Curves: times}
+	c = chart{Title: r.title(prefix + "Deployment time, mean and standard deviation"), X: "deployments",
+		Y: "seconds", Curves: times}
 	return c.save(filepath.Join(dir, "series-deployment.svg"))
 }
 
@@ -197,10 +205,12 @@ func (r *Result) printTrace(w io.Writer) {
 		fmt.Fprintln(w, "This trace is synthetic: dew simulate --generate made it.")
 	}
 	fmt.Fprintf(w, "%d records, %d manifests and %d blobs read by %d clients from %d images, %s to %s\n",
-		r.Records, r.Manifests, r.Blobs, r.Clients, r.Images, r.From.UTC().Format("2006-01-02 15:04"), r.To.UTC().Format("2006-01-02 15:04"))
+		r.Records, r.Manifests, r.Blobs, r.Clients, r.Images, r.From.UTC().Format("2006-01-02 15:04"),
+		r.To.UTC().Format("2006-01-02 15:04"))
 	if reasons := r.reasons(); len(reasons) > 0 {
 		fmt.Fprintf(w, "not counted: %s\n", strings.Join(reasons, ", "))
 	}
 	fmt.Fprintf(w, "%s read, %s of %d distinct blobs; %d deployments; blobs over 64 MiB: %.1f %% of the reads, %.1f %% of the bytes\n",
-		gigabytes(r.BlobBytes), gigabytes(r.UniqueBytes), r.Unique, r.Deployments, 100*ratio(r.Large, r.Blobs), 100*ratio(r.LargeBytes, r.BlobBytes))
+		gigabytes(r.BlobBytes), gigabytes(r.UniqueBytes), r.Unique, r.Deployments, 100*ratio(r.Large, r.Blobs),
+		100*ratio(r.LargeBytes, r.BlobBytes))
 }

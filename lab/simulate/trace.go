@@ -17,7 +17,8 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// maxRecord bounds what one record of a trace may take in memory. Those of the IBM traces have about 500 bytes.
+// maxRecord bounds what one record of a trace may take in memory. Those of the IBM traces have about 500
+// bytes.
 const maxRecord = 1 << 20
 
 // Request is a successful read of a whole manifest or blob.
@@ -191,9 +192,10 @@ func (s *Skipped) add(reason string) {
 	s.Reasons[reason]++
 }
 
-// Reader reads the requests of several files in the order of their times. Each file is taken to be in
-// order by itself; requests of the same time come in the order in which the files are given. A file is open from the time of its first request
-// to that of its last, so that a trace cut into thousands of files takes no more memory than one file does.
+// Reader reads the requests of several files in the order of their times. Each file is taken to be in order
+// by itself; requests of the same time come in the order in which the files are given. A file is open from
+// the time of its first request to that of its last, so that a trace cut into thousands of files takes no
+// more memory than one file does.
 type Reader struct {
 	Skipped
 	waiting []waiting // by the time of their first request
@@ -241,7 +243,8 @@ func expand(paths []string) ([]string, error) {
 			continue
 		}
 		err = filepath.WalkDir(p, func(name string, d fs.DirEntry, err error) error {
-			if err == nil && d.Type().IsRegular() && (strings.HasSuffix(name, ".json") || strings.HasSuffix(name, ".json.gz")) {
+			if err == nil && d.Type().IsRegular() &&
+				(strings.HasSuffix(name, ".json") || strings.HasSuffix(name, ".json.gz")) {
 				names = append(names, name)
 			}
 			return err
@@ -284,7 +287,9 @@ func (r *Reader) Read() (Request, error) {
 
 // openNext opens the files whose time has come.
 func (r *Reader) openNext() error {
-	for len(r.waiting) > 0 && (len(r.open) == 0 || slices.ContainsFunc(r.open, func(f *file) bool { return !f.next.Time.Before(r.waiting[0].from) })) {
+	for len(r.waiting) > 0 &&
+		(len(r.open) == 0 ||
+			slices.ContainsFunc(r.open, func(f *file) bool { return !f.next.Time.Before(r.waiting[0].from) })) {
 		f, err := openFile(r.waiting[0].name)
 		if err != nil {
 			return err
@@ -325,7 +330,9 @@ func (s *Skipped) reasons() []string {
 	for k := range s.Reasons {
 		keys = append(keys, k)
 	}
-	slices.SortFunc(keys, func(a, b string) int { return cmp.Or(cmp.Compare(s.Reasons[b], s.Reasons[a]), cmp.Compare(a, b)) })
+	slices.SortFunc(keys, func(a, b string) int {
+		return cmp.Or(cmp.Compare(s.Reasons[b], s.Reasons[a]), cmp.Compare(a, b))
+	})
 	for i, k := range keys {
 		keys[i] = fmt.Sprintf("%d %s", s.Reasons[k], k)
 	}

@@ -38,7 +38,10 @@ func array(elements ...string) string { return "[" + strings.Join(elements, ",\n
 func put(t testing.TB, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := writeFile(path, func(w io.Writer) error { _, err := io.WriteString(w, text); return err }); err != nil {
+	if err := writeFile(path, func(w io.Writer) error {
+		_, err := io.WriteString(w, text)
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -90,13 +93,15 @@ func TestReaderTakesSuccessfulReadsAndCountsTheRest(t *testing.T) {
 	if !slices.Equal(ids(got), []string{"latest", "b1", "b3"}) {
 		t.Fatal(ids(got))
 	}
-	if q := got[1]; !q.Blob || q.Image != "name/repo" || q.Client != "c1" || q.Size != 77 || q.Time.Second() != 2 || q.Synthetic {
+	if q := got[1]; !q.Blob || q.Image != "name/repo" || q.Client != "c1" || q.Size != 77 ||
+		q.Time.Second() != 2 || q.Synthetic {
 		t.Errorf("%+v", q)
 	}
 	if got[0].Blob || got[2].Image != "a/b/c" {
 		t.Errorf("%+v", got)
 	}
-	want := map[string]int64{"not a GET": 4, "not successful": 1, "part of a blob": 1, "no bytes": 1, "neither blob nor manifest": 2, "no time": 1, "not a request's record": 2}
+	want := map[string]int64{"not a GET": 4, "not successful": 1, "part of a blob": 1, "no bytes": 1,
+		"neither blob nor manifest": 2, "no time": 1, "not a request's record": 2}
 	if r.Records != 15 || fmt.Sprint(r.Reasons) != fmt.Sprint(want) {
 		t.Errorf("of %d records, skipped %v, want %v", r.Records, r.Reasons, want)
 	}
@@ -107,7 +112,10 @@ func TestReaderMergesByTime(t *testing.T) {
 	write := func(name string, elements ...string) {
 		path := filepath.Join(dir, name)
 		os.MkdirAll(filepath.Dir(path), 0o755)
-		if err := writeFile(path, func(w io.Writer) error { _, err := io.WriteString(w, array(elements...)); return err }); err != nil {
+		if err := writeFile(path, func(w io.Writer) error {
+			_, err := io.WriteString(w, array(elements...))
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -173,7 +181,8 @@ func TestReaderErrorsSayWhere(t *testing.T) {
 	if _, err := NewReader(t.TempDir()); err == nil {
 		t.Error("a directory without a trace is no error")
 	}
-	if _, err := NewReader(put(t, "bad.json.gz.x", ""), filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := NewReader(put(t, "bad.json.gz.x", ""), filepath.Join(t.TempDir(), "none")); !errors.Is(err,
+		os.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)
 	}
 	plain := filepath.Join(t.TempDir(), "x.json.gz")
@@ -218,7 +227,8 @@ func longTrace(t testing.TB, n int) string {
 	for i := range 100 {
 		b.WriteString(manifestGet(i%60, fmt.Sprint("c", i%7), fmt.Sprint("n/r", i%10)) + ",\n")
 		for l := range 9 {
-			b.WriteString(blobGet(i%60, fmt.Sprint("c", i%7), fmt.Sprint("n/r", i%10), fmt.Sprint("b", i%10, l), 1000*(l+1)) + ",\n")
+			b.WriteString(blobGet(i%60, fmt.Sprint("c", i%7), fmt.Sprint("n/r", i%10), fmt.Sprint("b", i%10, l),
+				1000*(l+1)) + ",\n")
 		}
 	}
 	name := filepath.Join(t.TempDir(), "long.json")
@@ -267,7 +277,8 @@ func TestMemoryDoesNotGrowWithTheTrace(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer r.Close()
-			res, err := Replay(looking{r, look}, Config{Setups: sweep([]string{"lru", "overdue"}, []capacity{{bytes: 100_000}}, 0, 3)})
+			res, err := Replay(looking{r, look},
+				Config{Setups: sweep([]string{"lru", "overdue"}, []capacity{{bytes: 100_000}}, 0, 3)})
 			if err != nil {
 				t.Fatal(err)
 			}

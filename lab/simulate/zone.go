@@ -24,8 +24,8 @@ const (
 	Days       = 75         // the traces' length
 )
 
-// Zone is an availability zone of the traces. Pulls and Bytes are the thesis's table 4.1; what is not published there is
-// chosen, and says so.
+// Zone is an availability zone of the traces. Pulls and Bytes are the thesis's table 4.1; what is not
+// published there is chosen, and says so.
 type Zone struct {
 	Name     string
 	Pulls    int     // requests of a manifest that a pull begins with
@@ -36,7 +36,8 @@ type Zone struct {
 	Skew     float64 // chosen: exponent of the popularity among the popular images
 }
 
-// Zones are the thesis's, as in table 4.1. Production has many pulls of the same version; staging and development have few.
+// Zones are the thesis's, as in table 4.1. Production has many pulls of the same version; staging and
+// development have few.
 func Zones() []Zone {
 	return []Zone{
 		{Name: "fra", Pulls: 149_000, Bytes: 86e9, Clients: 400, Releases: 3, Bursts: 0.1, Skew: 0.8},

@@ -3,8 +3,9 @@
 //
 //	app serve PORT   answers with its arguments; /exit?N ends it, /cat?PATH gives a file, /sum?PATH its sha256,
 //	                 /env?NAME a variable, /absent?PATH status 503 once there is such a file
-//	app slow PORT    serve, after 1.5 s, in which it makes the file /state and a number; /count counts, /born is the number; it
-//	                 locks the file that LOCK names, if that is set, and has the one open that OPEN names, of which /opened is the sha256
+//	app slow PORT    serve, after 1.5 s, in which it makes the file /state and a number; /count
+//	                 counts, /born is the number; it locks the file that LOCK names, if that is set, and
+//	                 has the one open that OPEN names, of which /opened is the sha256
 //	app cat PATH
 //	app sum PATH     the sha256 of a file, or why there is none
 //	app each PATH…   app sum for each, all at once
@@ -33,7 +34,8 @@ import (
 
 func main() {
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: app serve PORT | cat PATH | sum PATH | each PATH… | append PATH TEXT | chmod PATH MODE | rename PATH PATH | sleep TIME | exit STATUS")
+		fmt.Fprintln(os.Stderr,
+			"usage: app serve PORT | cat PATH | sum PATH | each PATH… | append PATH TEXT | chmod PATH MODE | rename PATH PATH | sleep TIME | exit STATUS")
 		os.Exit(2)
 	}
 	switch arg := os.Args[2]; os.Args[1] {
@@ -68,7 +70,9 @@ func serve(port string) {
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, os.Args) })
 	http.HandleFunc("/exit", func(_ http.ResponseWriter, r *http.Request) { exit(r.URL.RawQuery) })
 	http.HandleFunc("/cat", func(w http.ResponseWriter, r *http.Request) { cat(w, r.URL.RawQuery) })
-	http.HandleFunc("/env", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, os.Getenv(r.URL.RawQuery)) })
+	http.HandleFunc("/env", func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintln(w, os.Getenv(r.URL.RawQuery))
+	})
 	http.HandleFunc("/absent", func(w http.ResponseWriter, r *http.Request) { absent(w, r.URL.RawQuery) })
 	http.HandleFunc("/sum", func(w http.ResponseWriter, r *http.Request) { sum(w, r.URL.RawQuery) })
 	fmt.Fprintln(os.Stderr, http.ListenAndServe(":"+port, nil))
@@ -113,7 +117,9 @@ func boot() {
 	memory := make([]byte, mb<<20)
 	rand.Read(memory)
 	var count atomic.Int64
-	http.HandleFunc("/memory", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintf(w, "%x\n", sha256.Sum256(memory)) })
+	http.HandleFunc("/memory", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, "%x\n", sha256.Sum256(memory))
+	})
 	http.HandleFunc("/born", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, born) })
 	http.HandleFunc("/count", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, count.Add(1)) })
 	http.HandleFunc("/host", func(w http.ResponseWriter, _ *http.Request) {

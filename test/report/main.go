@@ -1,5 +1,5 @@
-// Command report reads what "go test -json" writes and tells it as go test alone does: a line for each package,
-// and what tests that failed have said. It appends how long each test took to a file, for
+// Command report reads what "go test -json" writes and tells it as go test alone does: a line for each
+// package, and what tests that failed have said. It appends how long each test took to a file, for
 // scripts/test to name the slowest.
 //
 //	go test -json ./... | report FILE

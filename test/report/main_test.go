@@ -60,7 +60,8 @@ func TestTellsAsGoTest(t *testing.T) {
 		}
 	}
 	goTest := func(flags ...string) []byte {
-		cmd := exec.Command("go", append(append([]string{"test", "-count=1", "-vet=off", "-p=1"}, flags...), "./...")...)
+		cmd := exec.Command("go",
+			append(append([]string{"test", "-count=1", "-vet=off", "-p=1"}, flags...), "./...")...)
 		cmd.Dir = dir
 		out, err := cmd.CombinedOutput()
 		if err == nil {
@@ -78,7 +79,8 @@ func TestTellsAsGoTest(t *testing.T) {
 	if want = strings.TrimSuffix(want, "FAIL\n"); got != want {
 		t.Errorf("told:\n%s\ngo test tells:\n%s", got, want)
 	}
-	for _, name := range []string{"m/good TestWell/part", "m/good TestSkipped", "m/bad TestBad/a/b/deep", "m/bad TestSideBySide/two"} {
+	for _, name := range []string{"m/good TestWell/part", "m/good TestSkipped", "m/bad TestBad/a/b/deep",
+		"m/bad TestSideBySide/two"} {
 		if !strings.Contains(times.String(), " "+name+"\n") {
 			t.Errorf("%s is not timed:\n%s", name, times.String())
 		}

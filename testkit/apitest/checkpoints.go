@@ -25,8 +25,10 @@ func (n *Node) Checkpoint(_ context.Context, r spec.CheckpointRequest) (spec.Che
 	if err != nil {
 		return spec.Checkpoint{}, err
 	}
-	cp := spec.Checkpoint{ID: layerOf(fmt.Sprintf("%x", 10+len(n.checkpoints))), Image: c.Image, Digest: c.Digest, Args: append([]string{}, c.req.Cmd...), Created: time.Now(), Node: "fake",
-		Engine: "criu", Size: 2_000_000, Pages: 30_000_000, Upper: 4096, Boot: 1.5, Paused: 0.04, Stateful: r.Stateful, Where: "node"}
+	cp := spec.Checkpoint{ID: layerOf(fmt.Sprintf("%x", 10+len(n.checkpoints))), Image: c.Image,
+		Digest: c.Digest, Args: append([]string{}, c.req.Cmd...), Created: time.Now(), Node: "fake",
+		Engine: "criu", Size: 2_000_000, Pages: 30_000_000, Upper: 4096, Boot: 1.5, Paused: 0.04,
+		Stateful: r.Stateful, Where: "node"}
 	if r.Share {
 		cp.Owner = "*"
 	}

@@ -22,8 +22,11 @@ type deployment struct {
 // accept enters a deployment into the book. It is called with mu held.
 func (n *Node) accept(req spec.Request, cancel context.CancelCauseFunc) *deployment {
 	n.made++
-	d := &deployment{cancel: cancel, Deployment: spec.Deployment{ID: fmt.Sprintf("d%04d", n.made), Name: cmp.Or(req.Name, fmt.Sprintf("dew-%d", n.made)),
-		Image: req.Image, Caller: req.Terms.Caller, Key: req.Terms.Key, State: spec.StateQueued, Waits: spec.WaitsTurn, Asked: time.Now(), Detached: req.Terms.Detach}}
+	d := &deployment{cancel: cancel,
+		Deployment: spec.Deployment{ID: fmt.Sprintf("d%04d", n.made),
+			Name:  cmp.Or(req.Name, fmt.Sprintf("dew-%d", n.made)),
+			Image: req.Image, Caller: req.Terms.Caller, Key: req.Terms.Key, State: spec.StateQueued,
+			Waits: spec.WaitsTurn, Asked: time.Now(), Detached: req.Terms.Detach}}
 	n.deployments = append(n.deployments, d)
 	return d
 }
@@ -68,7 +71,8 @@ func (n *Node) DeployMany(ctx context.Context, m spec.Many, w spec.ManyWatch) er
 }
 
 // carry deploys when it is a deployment's turn.
-func (n *Node) carry(ctx context.Context, turns chan struct{}, d *deployment, req spec.Request, w spec.Watch) (r spec.Record, f *spec.Failure) {
+func (n *Node) carry(ctx context.Context, turns chan struct{}, d *deployment, req spec.Request,
+	w spec.Watch) (r spec.Record, f *spec.Failure) {
 	defer func() { n.over(ctx, d, r, f); w.Deployment(n.stand(d)) }()
 	select {
 	case turns <- struct{}{}:
@@ -138,7 +142,8 @@ func (n *Node) named(ref spec.DeploymentRef) (*deployment, error) {
 }
 
 // WatchDeployment implements api.Deployments. It tells of no stages.
-func (n *Node) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record, error) {
+func (n *Node) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record,
+	error) {
 	if now, _ := n.fault("WatchDeployment"); now != nil {
 		return spec.Record{}, now
 	}

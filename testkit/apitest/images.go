@@ -87,7 +87,8 @@ func (n *Node) Doctor(context.Context) ([]spec.Finding, error) {
 	if now, after := n.fault("Doctor"); now != nil {
 		return nil, now
 	} else if after != nil {
-		found = append(found, spec.Finding{What: "runc", Level: spec.LevelBad, Detail: after.Error(), Remedy: "apt-get install runc"})
+		found = append(found,
+			spec.Finding{What: "runc", Level: spec.LevelBad, Detail: after.Error(), Remedy: "apt-get install runc"})
 	}
 	return found, nil
 }
@@ -95,11 +96,13 @@ func (n *Node) Doctor(context.Context) ([]spec.Finding, error) {
 // Version implements api.Observer.
 func (n *Node) Version(context.Context) (spec.Version, error) {
 	now, _ := n.fault("Version")
-	return spec.Version{Version: "v0.0-test", Node: "fake", Engine: "none", Mount: "erofs", Inflater: "go", Kernel: "6.12.0", Go: "go0"}, now
+	return spec.Version{Version: "v0.0-test", Node: "fake", Engine: "none", Mount: "erofs", Inflater: "go",
+		Kernel: "6.12.0", Go: "go0"}, now
 }
 
 // Events implements api.Observer.
-func (n *Node) Events(ctx context.Context, after *spec.Mark, begun func() error, emit func(spec.Event) error) error {
+func (n *Node) Events(ctx context.Context, after *spec.Mark, begun func() error,
+	emit func(spec.Event) error) error {
 	if now, _ := n.fault("Events"); now != nil {
 		return now
 	}

@@ -175,7 +175,8 @@ func (n *Node) fetch(ctx context.Context, name string, w spec.Watch) (spec.Image
 			if here || w.Layer == nil {
 				break
 			}
-			w.Layer(spec.LayerProgress{Digest: l.Digest, Size: l.Size, Fetched: l.Size * i / 10, State: spec.StateFilling, Rate: float64(l.Size)})
+			w.Layer(spec.LayerProgress{Digest: l.Digest, Size: l.Size, Fetched: l.Size * i / 10,
+				State: spec.StateFilling, Rate: float64(l.Size)})
 			select {
 			case <-time.After(n.Step):
 			case <-ctx.Done():
@@ -259,7 +260,8 @@ func (n *Node) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec
 
 func (n *Node) deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec.Record, error) {
 	now, after := n.fault("Deploy")
-	r := spec.Record{Name: req.Name, Image: req.Image, Node: "fake", Stages: map[string]float64{}, Way: spec.Way{Pull: "whole", Start: "boot"}}
+	r := spec.Record{Name: req.Name, Image: req.Image, Node: "fake", Stages: map[string]float64{},
+		Way: spec.Way{Pull: "whole", Start: "boot"}}
 	if now != nil {
 		r.Error = now.Error()
 		return r, now
@@ -321,7 +323,8 @@ func (n *Node) create(req spec.Request, img spec.Image) (*container, error) {
 		return nil, api.New(api.NameInUse, fmt.Sprintf("the name %s is taken", req.Name))
 	}
 	c := &container{req: req, Container: spec.Container{
-		Name: req.Name, Image: req.Image, Digest: img.Digest, Status: spec.StatusRunning, PID: 100 + len(n.containers),
+		Name: req.Name, Image: req.Image, Digest: img.Digest, Status: spec.StatusRunning,
+		PID:   100 + len(n.containers),
 		Ports: req.Ports, Created: time.Now(), Node: "fake", Caller: req.Terms.Caller,
 	}}
 	n.containers[c.Name] = c
@@ -336,11 +339,14 @@ func (n *Node) serve(ctx context.Context, c *container) error {
 		return nil
 	}
 	timeout := cmp.Or(c.req.ReadyTimeout, time.Minute)
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, api.New(api.NotReady, fmt.Sprintf("%s was not ready after %v", c.Name, timeout)))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout,
+		api.New(api.NotReady, fmt.Sprintf("%s was not ready after %v", c.Name, timeout)))
 	defer cancel()
 	said, status := false, 0
 	err := n.await(ctx, func() bool {
-		said = slices.ContainsFunc(c.output, func(l spec.LogChunk) bool { return strings.Contains(string(l.Data), text) })
+		said = slices.ContainsFunc(c.output, func(l spec.LogChunk) bool {
+			return strings.Contains(string(l.Data), text)
+		})
 		status = c.ExitCode
 		return said || c.Status == spec.StatusExited
 	})
@@ -380,7 +386,8 @@ func (n *Node) drop(c *container) {
 }
 
 // script runs the words of a command; see the package comment.
-func (n *Node) script(ctx context.Context, c *container, words []string, print func(stream, line string)) int {
+func (n *Node) script(ctx context.Context, c *container, words []string,
+	print func(stream, line string)) int {
 	verbs := []string{"echo", "warn", "exit", "sleep", "stubborn"}
 	for len(words) > 0 {
 		verb, rest := words[0], words[1:]
@@ -427,7 +434,8 @@ func (n *Node) List(_ context.Context, all bool) ([]spec.Container, error) {
 }
 
 // Logs implements api.Containers.
-func (n *Node) Logs(ctx context.Context, name string, opt spec.LogOptions, emit func(spec.LogChunk) error) error {
+func (n *Node) Logs(ctx context.Context, name string, opt spec.LogOptions,
+	emit func(spec.LogChunk) error) error {
 	if now, _ := n.fault("Logs"); now != nil {
 		return now
 	}

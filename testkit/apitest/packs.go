@@ -40,13 +40,15 @@ func (n *Node) ProfileEnd(_ context.Context, e spec.ProfileEnd) (spec.Profile, e
 		l := n.learned[c.Image]
 		l.runs, l.exercised = l.runs+1, l.exercised || e.Exercised
 	}
-	return spec.Profile{Name: c.Name, Image: c.Image, Digest: c.Digest, Read: 8192, Files: 2, Total: 10_000_000, Largest: reads(1)}, after
+	return spec.Profile{Name: c.Name, Image: c.Image, Digest: c.Digest, Read: 8192, Files: 2, Total: 10_000_000,
+		Largest: reads(1)}, after
 }
 
 func reads(runs int) []spec.FileRead {
 	out := []spec.FileRead{{Path: "bin/app", Layer: "sha256:1", Read: 4096, Size: 1_000_000}}
 	for i := range runs {
-		out = append(out, spec.FileRead{Path: fmt.Sprintf("lib/run-%d", i+1), Layer: "sha256:1", Read: 4096, Size: 5000})
+		out = append(out, spec.FileRead{Path: fmt.Sprintf("lib/run-%d", i+1), Layer: "sha256:1", Read: 4096,
+			Size: 5000})
 	}
 	return out
 }
@@ -81,10 +83,13 @@ func (n *Node) PackBuild(_ context.Context, image string) (spec.Pack, error) {
 
 func (n *Node) pack(image string, l *learned) spec.Pack {
 	img := n.images[image]
-	p := spec.Pack{Image: image, Digest: img.Digest, Pack: img.Digest, Size: 60_000, Chunks: 1, Total: img.Disk, ImageSize: img.Size,
-		Parts: spec.PackParts{Header: 500, Tables: 1500, Chunks: 29_000, Points: 1000, Windows: 20_000, Files: 8000},
-		Start: 31_000, Share: 31_000 / float64(img.Size), Runs: l.runs, Exercised: l.exercised, Created: time.Unix(1e9, 0).UTC(),
-		Node: "fake", From: spec.FromNode, Trust: "pop", Files: 1 + l.runs, Largest: reads(l.runs)}
+	p := spec.Pack{Image: image, Digest: img.Digest, Pack: img.Digest, Size: 60_000, Chunks: 1, Total: img.Disk,
+		ImageSize: img.Size,
+		Parts: spec.PackParts{Header: 500, Tables: 1500, Chunks: 29_000, Points: 1000, Windows: 20_000,
+			Files: 8000},
+		Start: 31_000, Share: 31_000 / float64(img.Size), Runs: l.runs, Exercised: l.exercised,
+		Created: time.Unix(1e9, 0).UTC(),
+		Node:    "fake", From: spec.FromNode, Trust: "pop", Files: 1 + l.runs, Largest: reads(l.runs)}
 	for _, r := range p.Largest {
 		p.Needed += r.Read
 	}

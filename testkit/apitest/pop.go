@@ -20,16 +20,20 @@ func (n *Node) PoPStatus(context.Context) (spec.PoP, error) {
 		return spec.PoP{}, now
 	}
 	p := spec.PoP{Name: "harbour", Node: "fake",
-		Store: spec.PoPStore{Path: "/mnt/pop", ID: "STORE1", State: spec.PoPOK, Total: 10_000_000_000, Free: 9_000_000_000, Bytes: 9_000_000, Trash: 500_000, Capacity: 8_000_000_000,
+		Store: spec.PoPStore{Path: "/mnt/pop", ID: "STORE1", State: spec.PoPOK, Total: 10_000_000_000,
+			Free: 9_000_000_000, Bytes: 9_000_000, Trash: 500_000, Capacity: 8_000_000_000,
 			Quotas: []spec.PoPQuota{{Prefix: "team/", Bytes: 1_000_000, Most: 2_000_000_000}}},
 		Coordinator: spec.PoPCoordinator{Kind: "redis", State: spec.PoPSettled},
 		Nodes: []spec.PoPNode{
-			{Name: "fake", Address: "10.0.0.1:7070", Cache: 9_000_000, Capacity: 4_000_000_000, Local: spec.PoPHits{Layers: 1, Bytes: 250_000}, Registry: spec.PoPHits{Layers: 1, Bytes: 750_000}},
-			{Name: "n2", Store: spec.PoPHits{Layers: 3, Bytes: 3_000_000}, Peer: spec.PoPHits{Layers: 1, Bytes: 1_000_000},
+			{Name: "fake", Address: "10.0.0.1:7070", Cache: 9_000_000, Capacity: 4_000_000_000,
+				Local: spec.PoPHits{Layers: 1, Bytes: 250_000}, Registry: spec.PoPHits{Layers: 1, Bytes: 750_000}},
+			{Name: "n2", Store: spec.PoPHits{Layers: 3, Bytes: 3_000_000},
+				Peer:     spec.PoPHits{Layers: 1, Bytes: 1_000_000},
 				Fetching: []spec.PoPFetch{{Layer: layerOf("6"), Done: 500_000, Size: 2_000_000}}},
 		},
 		Layers: []spec.PoPLayer{
-			{DiffID: layerOf("2"), Size: 1_000_000, BlobSize: 100_000, Image: "nginx:1", Node: "fake", Users: []string{"fake", "n2"}},
+			{DiffID: layerOf("2"), Size: 1_000_000, BlobSize: 100_000, Image: "nginx:1", Node: "fake",
+				Users: []string{"fake", "n2"}},
 			{DiffID: layerOf("4"), Size: 8_000_000, BlobSize: 3_000_000, Image: "nginx:1", Node: "fake"},
 		},
 	}

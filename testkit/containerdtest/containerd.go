@@ -125,8 +125,10 @@ func (c *Containerd) config(socket string) string {
 	if c.Version == V24 && c.cri == nil {
 		disabled = append(disabled, "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime")
 	}
-	fmt.Fprintf(&b, "version = %d\nroot = %q\nstate = %q\n", format, filepath.Join(c.dir, "root"), filepath.Join(c.dir, "state"))
-	fmt.Fprintf(&b, "disabled_plugins = [\"%s\"]\n[grpc]\n  address = %q\n", strings.Join(disabled, `", "`), c.Address)
+	fmt.Fprintf(&b, "version = %d\nroot = %q\nstate = %q\n", format, filepath.Join(c.dir, "root"),
+		filepath.Join(c.dir, "state"))
+	fmt.Fprintf(&b, "disabled_plugins = [\"%s\"]\n[grpc]\n  address = %q\n", strings.Join(disabled, `", "`),
+		c.Address)
 	fmt.Fprintf(&b, "[proxy_plugins.dewpoint]\n  type = \"snapshot\"\n  address = %q\n", socket)
 	if c.Version == V24 {
 		fmt.Fprintf(&b, proxies24, socket, runtime.GOARCH)
@@ -225,7 +227,8 @@ func (c *Containerd) Log() string {
 
 // Try runs ctr and returns what it printed.
 func (c *Containerd) Try(ctx context.Context, args ...string) (string, error) {
-	return c.run(ctx, filepath.Join(c.Version.Dir(), "ctr"), append([]string{"--address", c.Address}, args...)...)
+	return c.run(ctx, filepath.Join(c.Version.Dir(), "ctr"),
+		append([]string{"--address", c.Address}, args...)...)
 }
 
 // Nerdctl runs nerdctl with the snapshotter, in containerd's namespace

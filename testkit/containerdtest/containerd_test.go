@@ -44,7 +44,8 @@ func TestDiffPlugin(t *testing.T) {
 	n.pull("--local")
 	n.wantKinds(3, 0)
 	if n.blobs() != 3 || n.store.Calls("Fetch") != 0 || n.store.Calls("Import") != 3 {
-		t.Errorf("containerd has %d blobs, %d fetches, %d imports", n.blobs(), n.store.Calls("Fetch"), n.store.Calls("Import"))
+		t.Errorf("containerd has %d blobs, %d fetches, %d imports", n.blobs(), n.store.Calls("Fetch"),
+			n.store.Calls("Import"))
 	}
 	n.greet(n.image.Ref)
 	n.forget(n.image.Ref)

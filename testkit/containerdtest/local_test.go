@@ -59,7 +59,8 @@ func (n *node) wantView(name, file, content string) {
 	n.t.Helper()
 	ctx := namespaces.WithNamespace(n.t.Context(), "default")
 	n.with(func(s snapshots.Snapshotter) error {
-		mounts, err := s.View(ctx, "view", name, snapshots.WithLabels(map[string]string{"containerd.io/gc.root": "now"}))
+		mounts, err := s.View(ctx, "view", name,
+			snapshots.WithLabels(map[string]string{"containerd.io/gc.root": "now"}))
 		if err != nil {
 			return err
 		}

@@ -41,7 +41,8 @@ func TestRestarts(t *testing.T) {
 
 func (n *node) execs(id, exec string) {
 	n.t.Helper()
-	if out := n.Ctr("task", "exec", "--exec-id", "e"+exec, id, "/cat", "/greeting"); !strings.Contains(out, "hello") {
+	if out := n.Ctr("task", "exec", "--exec-id", "e"+exec, id, "/cat", "/greeting"); !strings.Contains(out,
+		"hello") {
 		n.t.Errorf("the container says %q", out)
 	}
 }
@@ -51,7 +52,8 @@ func (n *node) execs(id, exec string) {
 func (n *node) reconnected() {
 	n.t.Helper()
 	for range 100 {
-		if _, err := n.Try(n.t.Context(), "snapshots", "--snapshotter", "dewpoint", "prepare", "probe"); err == nil {
+		if _, err := n.Try(n.t.Context(), "snapshots", "--snapshotter", "dewpoint", "prepare",
+			"probe"); err == nil {
 			n.Ctr("snapshots", "--snapshotter", "dewpoint", "rm", "probe")
 			return
 		}

@@ -196,7 +196,8 @@ func tarOf(t testing.TB, files map[string][]byte) []byte {
 // pull runs ctr images pull.
 func (n *node) pull(args ...string) {
 	n.t.Helper()
-	n.Ctr(append(append([]string{"images", "pull", "--snapshotter", "dewpoint", "--plain-http"}, args...), n.image.Ref)...)
+	n.Ctr(append(append([]string{"images", "pull", "--snapshotter", "dewpoint", "--plain-http"}, args...),
+		n.image.Ref)...)
 }
 
 // greet runs a container of the image and checks what it prints.

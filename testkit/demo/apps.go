@@ -20,7 +20,8 @@ var services = map[string]app{
 		packages: []string{"nginx-light", "gettext-base"},
 		setup:    nginxSetup,
 		config: ocispec.ImageConfig{
-			Env: []string{pathEnv}, Entrypoint: []string{"/docker-entrypoint.sh"}, Cmd: []string{"nginx", "-g", "daemon off;"},
+			Env: []string{pathEnv}, Entrypoint: []string{"/docker-entrypoint.sh"},
+			Cmd:          []string{"nginx", "-g", "daemon off;"},
 			ExposedPorts: ports("80/tcp"), StopSignal: "SIGQUIT",
 		},
 	},
@@ -61,7 +62,8 @@ JS`,
 		packages: []string{"mariadb-server"},
 		setup:    mariadbSetup,
 		config: ocispec.ImageConfig{
-			Env: []string{pathEnv}, Entrypoint: []string{"/entrypoint.sh"}, Cmd: []string{"mariadbd", "--user=mysql", "--bind-address=0.0.0.0"},
+			Env: []string{pathEnv}, Entrypoint: []string{"/entrypoint.sh"},
+			Cmd:          []string{"mariadbd", "--user=mysql", "--bind-address=0.0.0.0"},
 			ExposedPorts: ports("3306/tcp"),
 		},
 	},
@@ -160,7 +162,8 @@ var website = recipe{
 			return nil, err
 		}
 		tree := filepath.Join(dir, "tree")
-		if err := errors.Join(os.Mkdir(tree, 0o755), os.WriteFile(filepath.Join(dir, "main.go"), websiteSource, 0o644)); err != nil {
+		if err := errors.Join(os.Mkdir(tree, 0o755),
+			os.WriteFile(filepath.Join(dir, "main.go"), websiteSource, 0o644)); err != nil {
 			return nil, err
 		}
 		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", filepath.Join(tree, "website"), "main.go")

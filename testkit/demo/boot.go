@@ -50,8 +50,10 @@ echo 'server { listen 80 backlog=2048; root /var/www/html; }' > /etc/nginx/conf.
 		},
 	},
 	"realtime": nodeService("realtime", "", "node", "/srv/server.js"),
-	"updater":  nodeService("updater", "node /srv/journal.js > /srv/journal.json && rm /srv/journal.js", "node", "/srv/server.js"),
-	"web": nodeService("web", "node /srv/generate.js /srv/project && rm /srv/generate.js && chmod 755 /srv/start",
+	"updater": nodeService("updater", "node /srv/journal.js > /srv/journal.json && rm /srv/journal.js", "node",
+		"/srv/server.js"),
+	"web": nodeService("web",
+		"node /srv/generate.js /srv/project && rm /srv/generate.js && chmod 755 /srv/start",
 		"/srv/start"),
 	"spelling": pythonService("spelling", "", "wamerican"),
 	"docstore": pythonService("docstore", ""),
@@ -70,14 +72,17 @@ mkdir -p /run/mysqld
 chown root:root /var/lib/mysql /run/mysqld
 chmod 755 /srv/start`,
 		config: ocispec.ImageConfig{
-			Env: []string{pathEnv}, Entrypoint: []string{"/srv/start"}, Cmd: []string{"mariadbd", "--user=root", "--bind-address=0.0.0.0", "--skip-name-resolve", "--max-connect-errors=1000000000"},
+			Env: []string{pathEnv}, Entrypoint: []string{"/srv/start"},
+			Cmd: []string{"mariadbd", "--user=root", "--bind-address=0.0.0.0", "--skip-name-resolve",
+				"--max-connect-errors=1000000000"},
 			ExposedPorts: ports("3306/tcp"),
 		},
 	},
 	"ferretdb": {
 		files: ferretDB,
 		config: ocispec.ImageConfig{
-			Env: []string{pathEnv, noMultipath}, Cmd: []string{"/srv/service"}, ExposedPorts: ports("27017/tcp"), WorkingDir: "/srv",
+			Env: []string{pathEnv, noMultipath}, Cmd: []string{"/srv/service"}, ExposedPorts: ports("27017/tcp"),
+			WorkingDir: "/srv",
 		},
 	},
 	"clsi": {
@@ -91,7 +96,8 @@ chmod 755 /srv/start`,
 	"memory": {
 		files: goProgram("memory"),
 		config: ocispec.ImageConfig{
-			Env: []string{pathEnv, noMultipath, "MEMORY_MB=1024"}, Cmd: []string{"/srv/service"}, ExposedPorts: ports("8080/tcp"), WorkingDir: "/srv",
+			Env: []string{pathEnv, noMultipath, "MEMORY_MB=1024"}, Cmd: []string{"/srv/service"},
+			ExposedPorts: ports("8080/tcp"), WorkingDir: "/srv",
 		},
 	},
 }
@@ -102,7 +108,8 @@ const noMultipath = "GODEBUG=multipathtcp=0"
 // BootNames are the images of the experiments with checkpoints.
 func BootNames() []string {
 	names := []string{"redis:1"}
-	for _, name := range []string{"nginx", "realtime", "updater", "docstore", "spelling", "tracker", "chat", "ferretdb", "mariadb", "clsi", "web"} {
+	for _, name := range []string{"nginx", "realtime", "updater", "docstore", "spelling", "tracker", "chat",
+		"ferretdb", "mariadb", "clsi", "web"} {
 		names = append(names, name+":boot")
 	}
 	return names
@@ -114,15 +121,17 @@ func nodeService(name, setup string, cmd ...string) app {
 		packages = append(packages, "node-typescript")
 	}
 	return app{packages: packages, files: sources(name), setup: setup, config: ocispec.ImageConfig{
-		Env: []string{pathEnv, "NODE_ENV=production"}, Cmd: cmd, ExposedPorts: ports("3000/tcp"), WorkingDir: "/srv",
+		Env: []string{pathEnv, "NODE_ENV=production"}, Cmd: cmd, ExposedPorts: ports("3000/tcp"),
+		WorkingDir: "/srv",
 	}}
 }
 
 func pythonService(name, setup string, packages ...string) app {
-	return app{packages: append([]string{"python3"}, packages...), files: sources(name), setup: setup, config: ocispec.ImageConfig{
-		Env: []string{pathEnv, "PYTHONUNBUFFERED=1"}, Cmd: []string{"python3", "/srv/app.py"},
-		ExposedPorts: ports("8000/tcp"), WorkingDir: "/srv",
-	}}
+	return app{packages: append([]string{"python3"}, packages...), files: sources(name), setup: setup,
+		config: ocispec.ImageConfig{
+			Env: []string{pathEnv, "PYTHONUNBUFFERED=1"}, Cmd: []string{"python3", "/srv/app.py"},
+			ExposedPorts: ports("8000/tcp"), WorkingDir: "/srv",
+		}}
 }
 
 // sources puts a service's files into /srv.
@@ -183,7 +192,8 @@ func goProgram(name string) func(context.Context, string) error {
 
 func goBuild(ctx context.Context, dir, what string, env ...string) (string, error) {
 	to := filepath.Join(dir, "service")
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", to, what)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", to,
+		what)
 	cmd.Dir = dir
 	cmd.Env = append(append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=mod"), env...)
 	if err := run(cmd); err != nil {
@@ -208,13 +218,16 @@ func ferretDB(ctx context.Context, tree string) error {
 		}
 		path := strings.NewReplacer("F", "!f", "D", "!d", "B", "!b").Replace(ferretDBModule)
 		src := filepath.Join(dir, "src")
-		if err := run(exec.CommandContext(ctx, "cp", "-r", "--no-preserve=mode", filepath.Join(strings.TrimSpace(string(cache)), path), src)); err != nil {
+		if err := run(exec.CommandContext(ctx, "cp", "-r", "--no-preserve=mode",
+			filepath.Join(strings.TrimSpace(string(cache)), path), src)); err != nil {
 			return "", err
 		}
 		// The module is published without the file that its releases write.
-		if err := errors.Join(os.WriteFile(filepath.Join(src, "build", "version", "version.txt"), []byte("v1.24.0"), 0o644),
+		if err := errors.Join(os.WriteFile(filepath.Join(src, "build", "version", "version.txt"), []byte("v1.24.0"),
+			0o644),
 			os.MkdirAll(filepath.Join(src, "cmd", "service"), 0o755),
-			os.Rename(filepath.Join(dir, "main.go.txt"), filepath.Join(src, "cmd", "service", "main.go"))); err != nil {
+			os.Rename(filepath.Join(dir, "main.go.txt"),
+				filepath.Join(src, "cmd", "service", "main.go"))); err != nil {
 			return "", err
 		}
 		return goBuild(ctx, src, "./cmd/service")

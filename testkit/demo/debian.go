@@ -20,7 +20,8 @@ import (
 type app struct {
 	packages []string
 	before   string // shell, run in the tree before the packages are installed
-	// files, unless nil, makes files in an empty directory, which are copied into the tree before the packages are installed.
+	// files, unless nil, makes files in an empty directory, which are copied into the tree before the packages
+	// are installed.
 	files  func(ctx context.Context, dir string) error
 	setup  string // shell, run in the tree after the packages are there
 	config ocispec.ImageConfig
@@ -136,8 +137,10 @@ func bootstrap(ctx context.Context, dir string) error {
 		return err
 	}
 	args := []string{"--quiet", "--mode=root", "--variant=minbase", "--format=directory",
-		"--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr", "--include=usr-is-merged"} // else usrmerge brings perl
-	for _, path := range []string{"/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*"} {
+		// else usrmerge brings perl
+		"--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr", "--include=usr-is-merged"}
+	for _, path := range []string{"/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*",
+		"/usr/share/info/*"} {
 		args = append(args, "--dpkgopt=path-exclude="+path)
 	}
 	for _, option := range aptOptions(ctx) {
@@ -205,7 +208,8 @@ func (b *builder) install(ctx context.Context, base *tree, a app) (layer, error)
 func (a app) inside() string {
 	install := ""
 	if len(a.packages) > 0 {
-		install = "apt-get -qq update\napt-get -qq install -y --no-install-recommends " + strings.Join(a.packages, " ")
+		install = "apt-get -qq update\napt-get -qq install -y --no-install-recommends " +
+			strings.Join(a.packages, " ")
 	}
 	return strings.Join([]string{a.before, install, a.setup}, "\n")
 }

@@ -48,7 +48,8 @@ func TestLayersAreWhatTheirDigestsSay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := fmt.Sprintf("sha256:%x", sha256.Sum256(raw)); got != string(l.Desc.Digest) || int64(len(raw)) != l.Desc.Size {
+		if got := fmt.Sprintf("sha256:%x", sha256.Sum256(raw)); got != string(l.Desc.Digest) ||
+			int64(len(raw)) != l.Desc.Size {
 			t.Errorf("%s: the blob has digest %s and %d bytes", l.Desc.MediaType, got, len(raw))
 		}
 		plain := unpack(t, l.Desc.MediaType, raw)
@@ -100,7 +101,9 @@ func TestAnImageIsVisibleOnceItIsAdded(t *testing.T) {
 func TestALayerThatFailsLeavesNothing(t *testing.T) {
 	s := testStore(t)
 	broken := errors.New("broken")
-	if _, err := s.pack(ocispec.MediaTypeImageLayerGzip, gzip6, func(*layerWriter) error { return broken }); !errors.Is(err, broken) {
+	if _, err := s.pack(ocispec.MediaTypeImageLayerGzip, gzip6, func(*layerWriter) error {
+		return broken
+	}); !errors.Is(err, broken) {
 		t.Fatalf("error %v", err)
 	}
 	for _, dir := range []string{"blobs", "blobs/sha256"} {

@@ -27,7 +27,8 @@ func manyRecipe(size int64) recipe {
 		return recipe{layers: busyboxLayers(size), config: manyConfig}
 	}
 	return recipe{config: manyConfig, layers: func(ctx context.Context, b *builder) ([]layer, error) {
-		tools := app{packages: []string{"iputils-ping", "procps"}, setup: `printf '127.0.0.1 localhost\n' > /etc/hosts`}
+		tools := app{packages: []string{"iputils-ping", "procps"},
+			setup: `printf '127.0.0.1 localhost\n' > /etc/hosts`}
 		layers, err := tools.layers(ctx, b)
 		if err != nil {
 			return nil, err
@@ -61,7 +62,9 @@ func busyboxLayers(size int64) func(context.Context, *builder) ([]layer, error) 
 				add(tw, &tar.Header{Name: "etc/passwd", Mode: 0o644}, []byte("root:x:0:0:root:/:/bin/sh\n")),
 				add(tw, &tar.Header{Name: "opt/fill", Mode: 0o644}, noise))
 			for _, name := range []string{"ls", "ping", "sh", "sleep", "watch"} {
-				err = errors.Join(err, add(tw, &tar.Header{Name: "bin/" + name, Typeflag: tar.TypeSymlink, Linkname: "busybox", Mode: 0o777}, nil))
+				err = errors.Join(err,
+					add(tw, &tar.Header{Name: "bin/" + name, Typeflag: tar.TypeSymlink, Linkname: "busybox", Mode: 0o777},
+						nil))
 			}
 			for _, dir := range []string{"dev/", "proc/", "sys/", "tmp/"} {
 				err = errors.Join(err, add(tw, &tar.Header{Name: dir, Typeflag: tar.TypeDir, Mode: 0o755}, nil))
@@ -93,11 +96,13 @@ func (b *builder) busybox(ctx context.Context) ([]byte, error) {
 	}
 	defer os.RemoveAll(top)
 	tree := filepath.Join(top, "tree")
-	args := []string{"--quiet", "--mode=root", "--variant=extract", "--format=directory", "--include=busybox-static"}
+	args := []string{"--quiet", "--mode=root", "--variant=extract", "--format=directory",
+		"--include=busybox-static"}
 	for _, option := range aptOptions(ctx) {
 		args = append(args, "--aptopt="+option)
 	}
-	if err := run(exec.CommandContext(ctx, "mmdebstrap", append(append(args, codename, tree), sources...)...)); err != nil {
+	if err := run(exec.CommandContext(ctx, "mmdebstrap",
+		append(append(args, codename, tree), sources...)...)); err != nil {
 		return nil, err
 	}
 	for _, path := range []string{"bin/busybox", "usr/bin/busybox"} {

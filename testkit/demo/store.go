@@ -83,7 +83,8 @@ func (s store) has(name string) (bool, error) {
 
 // add makes the image visible under name.
 func (s store) add(name string, img ocispec.Image, layers []layer) error {
-	manifest := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
+	manifest := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: ocispec.MediaTypeImageManifest}
 	img.RootFS.Type = "layers"
 	for _, l := range layers {
 		img.RootFS.DiffIDs = append(img.RootFS.DiffIDs, l.DiffID)

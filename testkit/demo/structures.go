@@ -52,7 +52,9 @@ func (s structure) layers(ctx context.Context, b *builder) ([]layer, error) {
 					return err
 				}
 			}
-			err := files.fill(ctx, tw, fmt.Sprintf("opt/layer%d", i+1), func() bool { return l.packed.n >= int64(mb*1e6) })
+			err := files.fill(ctx, tw, fmt.Sprintf("opt/layer%d", i+1), func() bool {
+				return l.packed.n >= int64(mb*1e6)
+			})
 			return errors.Join(err, generate(tw, s.generated), tw.Close())
 		})
 		if err != nil {
@@ -144,7 +146,9 @@ func (h *hostFiles) scan() error {
 		}
 	}
 	// Mix large and small ones, the same way each time.
-	rand.New(rand.NewPCG(1, 1)).Shuffle(len(h.paths), func(i, j int) { h.paths[i], h.paths[j] = h.paths[j], h.paths[i] })
+	rand.New(rand.NewPCG(1, 1)).Shuffle(len(h.paths), func(i, j int) {
+		h.paths[i], h.paths[j] = h.paths[j], h.paths[i]
+	})
 	return nil
 }
 

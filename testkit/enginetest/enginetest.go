@@ -66,7 +66,8 @@ func BuildWorkload(dir string) (string, error) {
 }
 
 // Kept are the things that work on in what is restored.
-var Kept = []string{"children", "unlinked", "flock", "timer", "pidfd", "memfd", "shm", "unix", "epoll", "inotify", "posix", "ofd", "itimer", "ptimer", "fifo", "udp"}
+var Kept = []string{"children", "unlinked", "flock", "timer", "pidfd", "memfd", "shm", "unix", "epoll",
+	"inotify", "posix", "ofd", "itimer", "ptimer", "fifo", "udp"}
 
 // Run runs the suite.
 func Run(t *testing.T, b Bed) {
@@ -80,7 +81,8 @@ func Run(t *testing.T, b Bed) {
 // Ask sends a line on a connection of its own and returns the answer.
 func (r Running) Ask(what string) (string, error) {
 	var err error
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	deadline := time.Now().Add(5 * time.Second)
+	for ; time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		var c net.Conn
 		if c, err = net.DialTimeout("tcp", r.Addr, time.Second); err != nil {
 			continue // it does not listen yet
@@ -121,7 +123,9 @@ func (r Running) count(t *testing.T) int {
 func dump(t *testing.T, b Bed, r Running) (dir string, d checkpoint.Dumped, err error) {
 	t.Helper()
 	dir = t.TempDir()
-	d, err = b.Engine().Dump(t.Context(), r.Container, dir, func(ctx context.Context) error { return b.Keep(ctx, r.Name, dir) })
+	d, err = b.Engine().Dump(t.Context(), r.Container, dir, func(ctx context.Context) error {
+		return b.Keep(ctx, r.Name, dir)
+	})
 	return dir, d, err
 }
 
@@ -250,7 +254,9 @@ var errCopy = errors.New("no room")
 // testUncopied fails a dump after the processes were written, and before.
 func testUncopied(t *testing.T, b Bed) {
 	one := boot(t, b, Boot{Name: "uncopied"})
-	_, err := b.Engine().Dump(t.Context(), one.Container, t.TempDir(), func(context.Context) error { return errCopy })
+	_, err := b.Engine().Dump(t.Context(), one.Container, t.TempDir(), func(context.Context) error {
+		return errCopy
+	})
 	if !errors.Is(err, errCopy) {
 		t.Errorf("dump: %v", err)
 	}
@@ -294,7 +300,8 @@ func testUnfit(t *testing.T, b Bed) {
 	}
 	t.Run("dumpable", func(t *testing.T) {
 		for _, unconfined := range []bool{false, true} {
-			one := boot(t, b, Boot{Name: fmt.Sprintf("dumpable-%t", unconfined), Things: []string{"uring", "mptcp"}, Unconfined: unconfined, Dumpable: true})
+			one := boot(t, b, Boot{Name: fmt.Sprintf("dumpable-%t", unconfined), Things: []string{"uring", "mptcp"},
+				Unconfined: unconfined, Dumpable: true})
 			two := restore(t, b, one.Name+"2", mustDump(t, b, one))
 			two.mustSay(t, "mptcp", "ok")
 		}

@@ -121,7 +121,8 @@ func Applied(t testing.TB, layers []string) treetest.Tree {
 		}
 		var opts []archive.ApplyOpt
 		if i > 0 {
-			opts = append(opts, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout), archive.WithParents(above))
+			opts = append(opts, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout),
+				archive.WithParents(above))
 		}
 		if err := apply(root, l, opts); err != nil {
 			t.Fatalf("containerd's applier, layer %d, %s: %v", i, l, err)

@@ -106,7 +106,8 @@ func Overlay(t testing.TB, lower []string) string {
 	}
 	options := "xino=on,lowerdir=" + strings.Join(names, ":")
 	if len(options) >= os.Getpagesize() {
-		t.Fatalf("overlay of %d layers: options of %d bytes, which the kernel would cut short unasked", len(lower), len(options))
+		t.Fatalf("overlay of %d layers: options of %d bytes, which the kernel would cut short unasked", len(lower),
+			len(options))
 	}
 	if err := unix.Mount("overlay", merged, "overlay", unix.MS_RDONLY, options); err != nil {
 		t.Fatalf("overlay of %d layers: %v", len(lower), err)

@@ -64,7 +64,8 @@ func (b *Bed) writeBig(t testing.TB) time.Duration {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(f.Sync(), f.Close(), os.Rename(f.Name(), filepath.Join(b.Nodes[0].Store, "big.data"))); err != nil {
+	if err := errors.Join(f.Sync(), f.Close(),
+		os.Rename(f.Name(), filepath.Join(b.Nodes[0].Store, "big.data"))); err != nil {
 		t.Fatal(err)
 	}
 	return time.Since(begin)
@@ -102,7 +103,8 @@ func BenchmarkStale(b *testing.B) {
 		{"ceph", Ceph, nil, nil},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			bed := newBed(b, Config{Store: c.kind, StoreBytes: 4 << 30, MountOptions: c.mount, VolumeOptions: c.volume})
+			bed := newBed(b, Config{Store: c.kind, StoreBytes: 4 << 30, MountOptions: c.mount,
+				VolumeOptions: c.volume})
 			b.ResetTimer()
 			worst := map[string]time.Duration{}
 			for range b.N {

@@ -66,7 +66,8 @@ mgr modules =
 `
 
 func (c *cephfs) up(ctx context.Context) error {
-	if err := missing("ceph", "ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph-authtool", "monmaptool"); err != nil {
+	if err := missing("ceph", "ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph-authtool",
+		"monmaptool"); err != nil {
 		return err
 	}
 	if err := c.prepare(ctx); err != nil {
@@ -81,7 +82,8 @@ func (c *cephfs) up(ctx context.Context) error {
 	if err := c.startOSDs(ctx); err != nil {
 		return err
 	}
-	if _, err := c.ask(ctx, "osd pool create data 16\nosd pool create meta 16\nfs new pop meta data\n"); err != nil {
+	if _, err := c.ask(ctx,
+		"osd pool create data 16\nosd pool create meta 16\nfs new pop meta data\n"); err != nil {
 		return err
 	}
 	if err := c.start(ctx, c.servers, ceph, "ceph-mds", "a"); err != nil {
@@ -111,7 +113,8 @@ func (c *cephfs) prepare(ctx context.Context) (err error) {
 	}
 	keyring, monmap := filepath.Join(c.dir(), "keyring"), filepath.Join(c.dir(), "monmap")
 	for i, who := range []string{"mon.", "client.admin", "mgr.a", "mds.a", "osd.0", "osd.1", "osd.2"} {
-		args := []string{keyring, "--gen-key", "-n", who, "--cap", "mon", "allow *", "--cap", "osd", "allow *", "--cap", "mds", "allow *", "--cap", "mgr", "allow *"}
+		args := []string{keyring, "--gen-key", "-n", who, "--cap", "mon", "allow *", "--cap", "osd", "allow *",
+			"--cap", "mds", "allow *", "--cap", "mgr", "allow *"}
 		if i == 0 {
 			args = append(args, "--create-keyring")
 		}
@@ -120,10 +123,12 @@ func (c *cephfs) prepare(ctx context.Context) (err error) {
 		}
 	}
 	addresses := fmt.Sprintf("[v2:%s:3300,v1:%[1]s:6789]", cephIP)
-	if err := testbed.Run(ctx, "monmaptool", "--create", "--fsid", fsid, "--addv", "a", addresses, monmap); err != nil {
+	if err := testbed.Run(ctx, "monmaptool", "--create", "--fsid", fsid, "--addv", "a", addresses,
+		monmap); err != nil {
 		return err
 	}
-	if err := testbed.Run(ctx, "ceph-mon", "-c", c.conf(), "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", keyring); err != nil {
+	if err := testbed.Run(ctx, "ceph-mon", "-c", c.conf(), "--mkfs", "-i", "a", "--monmap", monmap, "--keyring",
+		keyring); err != nil {
 		return err
 	}
 	if c.servers, err = c.bed.group(ceph); err != nil {
@@ -139,13 +144,16 @@ func (c *cephfs) prepare(ctx context.Context) (err error) {
 
 // start starts a daemon on a machine. It stays in the foreground, its words go
 // to a file.
-func (c *cephfs) start(ctx context.Context, g *testbed.Group, machine, program, id string, args ...string) error {
-	said, err := os.OpenFile(filepath.Join(c.dir(), program+id+".said"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+func (c *cephfs) start(ctx context.Context, g *testbed.Group, machine, program, id string,
+	args ...string) error {
+	said, err := os.OpenFile(filepath.Join(c.dir(), program+id+".said"), os.O_CREATE|os.O_APPEND|os.O_WRONLY,
+		0o600)
 	if err != nil {
 		return err
 	}
 	defer said.Close()
-	cmd := c.bed.Command(context.WithoutCancel(ctx), machine, program, append([]string{"-c", c.conf(), "-f", "-i", id}, args...)...)
+	cmd := c.bed.Command(context.WithoutCancel(ctx), machine, program,
+		append([]string{"-c", c.conf(), "-f", "-i", id}, args...)...)
 	cmd.Stdout, cmd.Stderr = said, said
 	return g.Start(cmd)
 }
@@ -167,7 +175,8 @@ func (c *cephfs) startOSDs(ctx context.Context) error {
 			if err := os.MkdirAll(filepath.Join(c.dir(), fmt.Sprintf("osd%d", i)), 0o700); err != nil {
 				return err
 			}
-			cmd := c.bed.Command(ctx, c.bed.Nodes[i].Name, "ceph-osd", "-c", c.conf(), "-i", fmt.Sprint(i), "--mkfs", "--osd-uuid", id)
+			cmd := c.bed.Command(ctx, c.bed.Nodes[i].Name, "ceph-osd", "-c", c.conf(), "-i", fmt.Sprint(i), "--mkfs",
+				"--osd-uuid", id)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				return fmt.Errorf("ceph-osd --mkfs: %w: %s", err, out)
 			}
@@ -193,7 +202,8 @@ func (c *cephfs) ask(ctx context.Context, lines string) (string, error) {
 }
 
 func (c *cephfs) mount(ctx context.Context, n *Node) error {
-	args := append([]string{"-c", c.conf(), "-f", "-n", "client.admin", "--admin-socket=", "--log-file=" + n.clientLog()}, c.bed.cfg.MountOptions...)
+	args := append([]string{"-c", c.conf(), "-f", "-n", "client.admin", "--admin-socket=",
+		"--log-file=" + n.clientLog()}, c.bed.cfg.MountOptions...)
 	return n.startClient(ctx, "ceph-fuse", append(args, n.Store)...)
 }
 
@@ -210,7 +220,9 @@ func (c *cephfs) free(ctx context.Context) error { return c.full(ctx, "0.95", "0
 func (c *cephfs) crowd(context.Context, float64) error { return errNoSuch }
 
 func (c *cephfs) full(ctx context.Context, full, backfill, near string) error {
-	_, err := c.ask(ctx, fmt.Sprintf("osd set-full-ratio %s\nosd set-backfillfull-ratio %s\nosd set-nearfull-ratio %s\n", full, backfill, near))
+	_, err := c.ask(ctx,
+		fmt.Sprintf("osd set-full-ratio %s\nosd set-backfillfull-ratio %s\nosd set-nearfull-ratio %s\n", full,
+			backfill, near))
 	return err
 }
 

@@ -62,7 +62,8 @@ func removeStaleDirs(log *slog.Logger) {
 	dirs, _ := filepath.Glob("/var/tmp/dwp*p*")
 	for _, dir := range dirs {
 		var pid, bed int
-		if n, _ := fmt.Sscanf(filepath.Base(dir), "dwp%dp%d", &pid, &bed); n == 2 && errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+		if n, _ := fmt.Sscanf(filepath.Base(dir), "dwp%dp%d", &pid, &bed); n == 2 &&
+			errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
 			log.Info("remove the directory of a dead bed", "dir", dir)
 			if err := errors.Join(endNodes(dir), removeDir(dir)); err != nil {
 				log.Warn("it stays", "err", err)

@@ -16,7 +16,8 @@ import (
 func testMounts(t *testing.T, b *Bed) {
 	body := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
 	data := filepath.Join(b.Nodes[0].Store, "layer.data")
-	if err := os.WriteFile(data, registrytest.Tar(registrytest.File{Name: "a", Body: string(body)}), 0o644); err != nil {
+	if err := os.WriteFile(data, registrytest.Tar(registrytest.File{Name: "a", Body: string(body)}),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	files, err := mounttest.Layer(b.Nodes[0].Store, data, false)
@@ -28,7 +29,8 @@ func testMounts(t *testing.T, b *Bed) {
 		t.Fatal(err)
 	}
 	n := b.Nodes[1]
-	files.Index, files.Data = filepath.Join(n.Store, filepath.Base(files.Index)), filepath.Join(n.Store, filepath.Base(files.Data))
+	files.Index, files.Data = filepath.Join(n.Store, filepath.Base(files.Index)),
+		filepath.Join(n.Store, filepath.Base(files.Data))
 	target := filepath.Join(n.Dir, "layer")
 	if err := errors.Join(os.Mkdir(target, 0o755), backend.Mount(t.Context(), files, target)); err != nil {
 		t.Fatal(err)

@@ -94,7 +94,8 @@ func (g *gluster) up(ctx context.Context) (err error) {
 
 // start starts the glusterd of node i.
 func (g *gluster) start(ctx context.Context, i int) error {
-	cmd := g.bed.Command(context.WithoutCancel(ctx), g.bed.Nodes[i].Name, "unshare", "-m", "--propagation", "slave",
+	cmd := g.bed.Command(context.WithoutCancel(ctx), g.bed.Nodes[i].Name, "unshare", "-m", "--propagation",
+		"slave",
 		"sh", "-c", glusterdScript, "glusterd", g.dir(i), g.volume(i).dir)
 	said, err := os.Create(g.dir(i) + ".said")
 	if err != nil {
@@ -114,7 +115,8 @@ func (g *gluster) ready(ctx context.Context, i int) error {
 	return until(ctx, 60*time.Second, func() error {
 		// Before that it may still be where the machine's own glusterd would be asked.
 		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", g.daemons[i]))
-		if _, err := os.Stat(fmt.Sprintf("/proc/%d/root/run/glusterd.socket", g.daemons[i])); err != nil || strings.TrimSpace(string(name)) != "glusterd" {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d/root/run/glusterd.socket", g.daemons[i])); err != nil ||
+			strings.TrimSpace(string(name)) != "glusterd" {
 			out, _ := os.ReadFile(g.dir(i) + ".said")
 			return fmt.Errorf("glusterd does not listen: %s", out)
 		}
@@ -155,7 +157,8 @@ func (g *gluster) create(ctx context.Context) error {
 	if _, err := g.cli(ctx, 0, append(create, "force")...); err != nil {
 		return err
 	}
-	set := append([]string{"volume", "set", "pop", "network.ping-timeout", strconv.Itoa(patience)}, g.bed.cfg.VolumeOptions...)
+	set := append([]string{"volume", "set", "pop", "network.ping-timeout", strconv.Itoa(patience)},
+		g.bed.cfg.VolumeOptions...)
 	if _, err := g.cli(ctx, 0, set...); err != nil {
 		return err
 	}
@@ -163,8 +166,8 @@ func (g *gluster) create(ctx context.Context) error {
 	return err
 }
 
-// joined waits until the glusterd of node i has all others in its cluster. One that is asked for a volume before
-// may answer no request any more: "Request timed out", for good.
+// joined waits until the glusterd of node i has all others in its cluster. One that is asked for a volume
+// before may answer no request any more: "Request timed out", for good.
 func (g *gluster) joined(ctx context.Context, i int) error {
 	return until(ctx, 60*time.Second, func() error {
 		peers, err := g.cli(ctx, i, "peer", "status")
@@ -261,7 +264,8 @@ func (g *gluster) each(do func(volume) error) error {
 func (g *gluster) copies(name string) (paths []string, err error) {
 	for i := range bricks {
 		path := filepath.Join(g.brick(i), name)
-		if info, err := os.Lstat(path); err == nil && info.Mode() != os.ModeSticky { // which is a pointer to another brick
+		// which is a pointer to another brick
+		if info, err := os.Lstat(path); err == nil && info.Mode() != os.ModeSticky {
 			paths = append(paths, path)
 		}
 	}

@@ -38,7 +38,8 @@ func testHashes(t *testing.T, b *Bed) {
 		for _, temporary := range []string{"." + name + ".tmp1", name + ".tmp1"} {
 			b.write(t, 0, temporary, "x")
 			before, _ := b.homes(t, temporary)
-			if err := os.Rename(filepath.Join(b.Nodes[0].Store, temporary), filepath.Join(b.Nodes[0].Store, name)); err != nil {
+			if err := os.Rename(filepath.Join(b.Nodes[0].Store, temporary),
+				filepath.Join(b.Nodes[0].Store, name)); err != nil {
 				t.Fatal(err)
 			}
 			after, pointers := b.homes(t, name)
@@ -58,6 +59,7 @@ func testHashes(t *testing.T, b *Bed) {
 		}
 	}
 	if away == 0 || len(used) != bricks {
-		t.Errorf("%d renames of other names needed pointers, and bricks %v were used: this shows nothing", away, used)
+		t.Errorf("%d renames of other names needed pointers, and bricks %v were used: this shows nothing", away,
+			used)
 	}
 }

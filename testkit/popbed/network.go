@@ -37,7 +37,8 @@ func (b *Bed) netns(machine string) string { return b.name + "-" + machine }
 // connect makes the machines and plugs them into the LAN.
 func (b *Bed) connect(ctx context.Context) error {
 	bridge := b.netns(lan)
-	lines := []string{"netns add " + bridge, "-n " + bridge + " link add lan type bridge", "-n " + bridge + " link set lan up"}
+	lines := []string{"netns add " + bridge, "-n " + bridge + " link add lan type bridge",
+		"-n " + bridge + " link set lan up"}
 	for m, ip := range b.machines() {
 		ns := b.netns(m)
 		lines = append(lines,
@@ -95,9 +96,9 @@ type Traffic struct{ In, Out int64 }
 // header is what a packet has before its contents: Ethernet, IPv4, TCP with time stamps.
 const header = 14 + 20 + 32
 
-// WAN counts what the nodes have received from the registry's side (In) and
-// sent to it (Out), without headers: the kernel passes up to 64 KiB as one packet between namespaces, the busier the
-// machine is the less, so that frames of the same contents are up to 4.5 % more.
+// WAN counts what the nodes have received from the registry's side (In) and sent to it (Out), without
+// headers: the kernel passes up to 64 KiB as one packet between namespaces, the busier the machine is the
+// less, so that frames of the same contents are up to 4.5 % more.
 func (b *Bed) WAN() (Traffic, error) {
 	t, packets, err := b.traffic(wan)
 	return Traffic{In: t.Out - packets.Out*header, Out: t.In - packets.In*header}, err
@@ -110,7 +111,9 @@ func (b *Bed) LAN(i int) (Traffic, error) {
 }
 
 func (b *Bed) traffic(machine string) (bytes, packets Traffic, err error) {
-	raw, err := testbed.Within(b.netns(machine), func() ([]byte, error) { return os.ReadFile("/proc/thread-self/net/dev") })
+	raw, err := testbed.Within(b.netns(machine), func() ([]byte, error) {
+		return os.ReadFile("/proc/thread-self/net/dev")
+	})
 	if err != nil {
 		return bytes, packets, err
 	}
@@ -202,7 +205,8 @@ func (b *Bed) HealRedis(i int) error { return b.drop("-D", i) }
 func (b *Bed) drop(action string, i int) error {
 	var errs []error
 	for _, rule := range [][]string{{"INPUT", "-s"}, {"OUTPUT", "-d"}} {
-		out, err := b.Command(context.Background(), redis, "iptables", "-w", action, rule[0], rule[1], b.Nodes[i].Address, "-j", "DROP").CombinedOutput()
+		out, err := b.Command(context.Background(), redis, "iptables", "-w", action, rule[0], rule[1],
+			b.Nodes[i].Address, "-j", "DROP").CombinedOutput()
 		if err != nil {
 			errs = append(errs, fmt.Errorf("iptables: %w: %s", err, out))
 		}

@@ -118,7 +118,8 @@ func (b *Bed) StartDewd(ctx context.Context, i int) error {
 	}
 	defer out.Close()
 	cmd := b.Command(context.WithoutCancel(ctx), n.Name, "nsenter",
-		append([]string{"--mount=" + n.mountsPath(), b.cfg.Dewd, "--config", file, "--root", n.Root(), "--state", n.State()}, b.cfg.Args...)...)
+		append([]string{"--mount=" + n.mountsPath(), b.cfg.Dewd, "--config", file, "--root", n.Root(), "--state",
+			n.State()}, b.cfg.Args...)...)
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := n.group.Start(cmd); err != nil {
 		return err
@@ -163,7 +164,8 @@ func (b *Bed) KillNode(i int) error {
 	if err := errors.Join(killAll(n.group, n.client), n.endContainers()); err != nil {
 		return err
 	}
-	if err := errors.Join(n.halt(), unmountBelow(n.Dir), n.removeCgroups(), os.RemoveAll(n.State())); err != nil {
+	if err := errors.Join(n.halt(), unmountBelow(n.Dir), n.removeCgroups(),
+		os.RemoveAll(n.State())); err != nil {
 		return err
 	}
 	for _, s := range sockets {
@@ -290,7 +292,8 @@ var shimSocket = regexp.MustCompile(`/run/containerd/s/[0-9a-f]{64}`)
 
 func (n *Node) shimSockets() (paths []string) {
 	for _, name := range []string{"address", "bootstrap.json"} {
-		files, _ := filepath.Glob(filepath.Join(n.State(), "containerd", "state", "io.containerd.runtime.v2.task", "*", "*", name))
+		files, _ := filepath.Glob(filepath.Join(n.State(), "containerd", "state", "io.containerd.runtime.v2.task",
+			"*", "*", name))
 		for _, f := range files {
 			raw, _ := os.ReadFile(f)
 			paths = append(paths, shimSocket.FindAllString(string(raw), -1)...)

@@ -274,7 +274,9 @@ func (b *Bed) far() error {
 	if err != nil {
 		return err
 	}
-	b.wan = testbed.NewRelay(l, func(ctx context.Context) (net.Conn, error) { return b.dial(ctx, wan, Registry) })
+	b.wan = testbed.NewRelay(l, func(ctx context.Context) (net.Conn, error) {
+		return b.dial(ctx, wan, Registry)
+	})
 	b.wan.Delay(b.cfg.RTT)
 	return nil
 }

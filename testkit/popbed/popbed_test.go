@@ -114,9 +114,10 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
 // download gets all bytes on node i.
 func (b *Bed) download(ctx context.Context, i int, from string) (n int64, err error) {
-	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-		return b.Dial(ctx, i, address)
-	}}
+	tr := &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			return b.Dial(ctx, i, address)
+		}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+from+"/v2/", nil)
 	if err != nil {
 		return 0, err
@@ -237,7 +238,8 @@ func TestRedisGoesAndComesBack(t *testing.T) {
 func TestARegistryGoesAndComesBack(t *testing.T) {
 	b := newBed(t, Config{Nodes: 1, RTT: 300 * time.Millisecond})
 	images := t.TempDir()
-	if err := os.WriteFile(filepath.Join(images, "index.json"), []byte(`{"schemaVersion":2,"manifests":[]}`), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(images, "index.json"), []byte(`{"schemaVersion":2,"manifests":[]}`),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {

@@ -28,7 +28,9 @@ func (b *Bed) newRedis(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.redis = &redisServer{relay: testbed.NewRelay(l, func(ctx context.Context) (net.Conn, error) { return b.dial(ctx, redis, redisIP+":6379") })}
+	b.redis = &redisServer{relay: testbed.NewRelay(l, func(ctx context.Context) (net.Conn, error) {
+		return b.dial(ctx, redis, redisIP+":6379")
+	})}
 	if b.redis.group, err = b.group(redis); err != nil {
 		return err
 	}

@@ -200,7 +200,8 @@ func (v volume) make(ctx context.Context, size int64) error {
 	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
 		return err
 	}
-	if err := testbed.Run(ctx, "mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", v.dir+".img"); err != nil {
+	if err := testbed.Run(ctx, "mkfs.ext4", "-q", "-m", "0", "-E",
+		"lazy_itable_init=1,lazy_journal_init=1,nodiscard", v.dir+".img"); err != nil {
 		return err
 	}
 	return testbed.Run(ctx, "mount", "-t", "ext4", "-o", "loop,nodiratime", v.dir+".img", v.dir)

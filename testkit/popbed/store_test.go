@@ -53,7 +53,8 @@ func testShared(t *testing.T, b *Bed) {
 			b.reads(t, j, name, text)
 		}
 	}
-	if err := os.Rename(filepath.Join(b.Nodes[0].Store, "n1"), filepath.Join(b.Nodes[0].Store, "moved")); err != nil {
+	if err := os.Rename(filepath.Join(b.Nodes[0].Store, "n1"),
+		filepath.Join(b.Nodes[0].Store, "moved")); err != nil {
 		t.Fatal(err)
 	}
 	b.reads(t, 1, "moved", strings.Repeat("n1", 1000))

@@ -83,7 +83,8 @@ func (f *Faulty) Beat(ctx context.Context, epoch string, b session.Beat) (sessio
 	})
 }
 
-func (f *Faulty) Acquire(ctx context.Context, epoch string, seq uint64, key string, above uint64) (token uint64, held *pop.Holding, err error) {
+func (f *Faulty) Acquire(ctx context.Context, epoch string, seq uint64, key string,
+	above uint64) (token uint64, held *pop.Holding, err error) {
 	token, err = answer(ctx, f, "acquire", key, func() (token uint64, err error) {
 		token, held, err = f.Server.Acquire(ctx, epoch, seq, key, above)
 		return token, err
@@ -99,7 +100,9 @@ func (f *Faulty) Release(ctx context.Context, epoch, key string, token uint64) e
 }
 
 func (f *Faulty) Holder(ctx context.Context, epoch, key string) (*pop.Holding, error) {
-	return answer(ctx, f, "holder", key, func() (*pop.Holding, error) { return f.Server.Holder(ctx, epoch, key) })
+	return answer(ctx, f, "holder", key, func() (*pop.Holding, error) {
+		return f.Server.Holder(ctx, epoch, key)
+	})
 }
 
 func (f *Faulty) Users(ctx context.Context, epoch string, keys []string) (map[string][]string, error) {
@@ -120,7 +123,8 @@ func (f *Faulty) Touch(ctx context.Context, epoch string, touches []pop.Touch) e
 	return f.step(ctx, "touch", "", func() error { return f.Server.Touch(ctx, epoch, touches) })
 }
 
-func (f *Faulty) Touches(ctx context.Context, epoch, after string, limit int) (touches []pop.Touch, position string, err error) {
+func (f *Faulty) Touches(ctx context.Context, epoch, after string, limit int) (touches []pop.Touch,
+	position string, err error) {
 	touches, err = answer(ctx, f, "touches", "", func() (touches []pop.Touch, err error) {
 		touches, position, err = f.Server.Touches(ctx, epoch, after, limit)
 		return touches, err
@@ -136,7 +140,9 @@ func (f *Faulty) SavePolicy(ctx context.Context, epoch string, p pop.PolicyState
 }
 
 func (f *Faulty) LoadPolicy(ctx context.Context, epoch string) (pop.PolicyState, error) {
-	return answer(ctx, f, "loadpolicy", "", func() (pop.PolicyState, error) { return f.Server.LoadPolicy(ctx, epoch) })
+	return answer(ctx, f, "loadpolicy", "", func() (pop.PolicyState, error) {
+		return f.Server.LoadPolicy(ctx, epoch)
+	})
 }
 
 func (f *Faulty) Publish(ctx context.Context, e pop.Event) error {

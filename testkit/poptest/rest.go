@@ -160,7 +160,9 @@ func eventsAfterDisconnect(t *testing.T, bed Bed) {
 			}
 			if e.Kind == pop.Resync {
 				resync = true
-				soon(t, what, func() bool { return a.Publish(t.Context(), pop.Event{Kind: pop.Evicted, Key: what}) == nil })
+				soon(t, what, func() bool {
+					return a.Publish(t.Context(), pop.Event{Kind: pop.Evicted, Key: what}) == nil
+				})
 			}
 		}
 	}
@@ -209,7 +211,8 @@ func slowReader(t *testing.T, bed Bed) {
 
 func members(t *testing.T, bed Bed) {
 	a, b := bed.Join(t, "a"), bed.Join(t, "b")
-	m := pop.Member{Address: "10.0.0.2:1", Capacity: 1 << 40, Used: 3, Hits: pop.Hits{Local: 4, RegistryBytes: 5},
+	m := pop.Member{Address: "10.0.0.2:1", Capacity: 1 << 40, Used: 3,
+		Hits:     pop.Hits{Local: 4, RegistryBytes: 5},
 		Fetching: []pop.Fetch{{Key: "k", Done: 1, Size: 2}}}
 	soon(t, "b is announced", func() bool { return b.Announce(t.Context(), m) == nil })
 	use(t, a, "x")
@@ -255,7 +258,9 @@ func twins(t *testing.T, bed Bed) {
 		return all[0].Address + " " + all[0].Twin
 	}
 	a := bed.Join(t, "a")
-	soon(t, "a is announced", func() bool { return a.Announce(t.Context(), pop.Member{Address: "10.0.0.1:1"}) == nil })
+	soon(t, "a is announced", func() bool {
+		return a.Announce(t.Context(), pop.Member{Address: "10.0.0.1:1"}) == nil
+	})
 	again := bed.Join(t, "a")
 	must(t, again.Announce(t.Context(), pop.Member{Address: "10.0.0.1:1"}))
 	if got := twin(again); got != "10.0.0.1:1 " {
@@ -328,7 +333,8 @@ func policy(t *testing.T, bed Bed) {
 	if all, _, err := b.Touches(t.Context(), "", 10); err != nil || len(all) > 2 {
 		t.Errorf("touches that nobody needs are kept: %+v, %v", all, err)
 	}
-	if err := b.SavePolicy(t.Context(), pop.PolicyState{Token: 6}); !errors.Is(err, pop.ErrFenced) || errors.Is(err, pop.ErrAway) {
+	if err := b.SavePolicy(t.Context(), pop.PolicyState{Token: 6}); !errors.Is(err, pop.ErrFenced) ||
+		errors.Is(err, pop.ErrAway) {
 		t.Errorf("saved with a smaller token: %v", err)
 	}
 	must(t, b.SavePolicy(t.Context(), pop.PolicyState{Token: 8, Data: []byte("b")}))

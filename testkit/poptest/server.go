@@ -20,13 +20,15 @@ func RunServer(t *testing.T, s session.Server) {
 	}
 	first, _, err := s.Acquire(ctx, epoch, 2, "k", 0)
 	must(t, err)
-	pulse, err := s.Beat(ctx, epoch, session.Beat{Seq: 5, Full: true, Use: []string{"x"}, Member: &pop.Member{Node: "a", Used: 5},
-		Leases: []session.Renewal{{Key: "k", Token: first}, {Key: "free", Token: first}}})
+	pulse, err := s.Beat(ctx, epoch,
+		session.Beat{Seq: 5, Full: true, Use: []string{"x"}, Member: &pop.Member{Node: "a", Used: 5},
+			Leases: []session.Renewal{{Key: "k", Token: first}, {Key: "free", Token: first}}})
 	must(t, err)
 	if len(pulse.Lost) != 1 || pulse.Lost[0] != "free" || pulse.Top != first {
 		t.Errorf("pulse %+v, token %d", pulse, first)
 	}
-	for _, late := range []session.Beat{{Seq: 4, Drop: []string{"x"}}, {Seq: 5, Full: true, Member: &pop.Member{Node: "a"}}} {
+	for _, late := range []session.Beat{{Seq: 4, Drop: []string{"x"}},
+		{Seq: 5, Full: true, Member: &pop.Member{Node: "a"}}} {
 		if _, err := s.Beat(ctx, epoch, late); err == nil {
 			t.Errorf("late beat %+v: no error", late)
 		}
@@ -39,7 +41,8 @@ func RunServer(t *testing.T, s session.Server) {
 	}
 	second, _, err := s.Acquire(ctx, epoch, 7, "k", 0) // the session knows nothing of the first
 	must(t, err)
-	if token, held, err := s.Acquire(ctx, epoch, 6, "k", 0); err != nil || token != 0 || held == nil || held.Token != second {
+	if token, held, err := s.Acquire(ctx, epoch, 6, "k", 0); err != nil || token != 0 || held == nil ||
+		held.Token != second {
 		t.Errorf("a late acquisition got %d, %+v, %v", token, held, err)
 	}
 	restores(t, s, epoch, second)
@@ -50,7 +53,8 @@ func RunServer(t *testing.T, s session.Server) {
 func restores(t *testing.T, s session.Server, epoch string, top uint64) {
 	beat := func(seq, token uint64) (lost bool) {
 		t.Helper()
-		pulse, err := s.Beat(t.Context(), epoch, session.Beat{Seq: seq, Leases: []session.Renewal{{Key: "r", Token: token, Restore: true}}})
+		pulse, err := s.Beat(t.Context(), epoch,
+			session.Beat{Seq: seq, Leases: []session.Renewal{{Key: "r", Token: token, Restore: true}}})
 		must(t, err)
 		return len(pulse.Lost) > 0
 	}
@@ -81,7 +85,8 @@ func stale(ctx context.Context, t *testing.T, s session.Server) {
 	_, settled := s.Settled(ctx, none)
 	_, _, touches := s.Touches(ctx, none, "", 1)
 	_, load := s.LoadPolicy(ctx, none)
-	for what, err := range map[string]error{"beat": beat, "acquire": acquire, "holder": holder, "users": users, "members": members,
+	for what, err := range map[string]error{"beat": beat, "acquire": acquire, "holder": holder, "users": users,
+		"members": members,
 		"settled": settled, "touches": touches, "load": load, "release": s.Release(ctx, none, "k", 1),
 		"touch": s.Touch(ctx, none, []pop.Touch{{}}), "save": s.SavePolicy(ctx, none, pop.PolicyState{})} {
 		if err != session.ErrEpoch {

@@ -60,7 +60,9 @@ func (a *answer) referrers(repo, subject string) {
 		all = slices.DeleteFunc(all, func(d ocispec.Descriptor) bool { return d.ArtifactType != want })
 		a.Header().Set("OCI-Filters-Applied", "artifactType")
 	}
-	all = slices.DeleteFunc(all, func(d ocispec.Descriptor) bool { return d.Digest.String() <= query.Get("last") })
+	all = slices.DeleteFunc(all, func(d ocispec.Descriptor) bool {
+		return d.Digest.String() <= query.Get("last")
+	})
 	if q.Page > 0 && len(all) > q.Page {
 		all = all[:q.Page]
 		query.Set("last", all[q.Page-1].Digest.String())
@@ -78,18 +80,22 @@ func (s *Store) referrers(repo string, subject digest.Digest) []ocispec.Descript
 	out := []ocispec.Descriptor{}
 	for key, m := range s.manifests {
 		var doc ocispec.Manifest
-		if key != repo+"/"+m.digest.String() || json.Unmarshal(m.body, &doc) != nil || doc.Subject == nil || doc.Subject.Digest != subject {
+		if key != repo+"/"+m.digest.String() || json.Unmarshal(m.body, &doc) != nil || doc.Subject == nil ||
+			doc.Subject.Digest != subject {
 			continue
 		}
 		d := ocispec.Descriptor{
-			MediaType: m.mediaType, Digest: m.digest, Size: int64(len(m.body)), ArtifactType: doc.ArtifactType, Annotations: doc.Annotations,
+			MediaType: m.mediaType, Digest: m.digest, Size: int64(len(m.body)), ArtifactType: doc.ArtifactType,
+			Annotations: doc.Annotations,
 		}
 		if d.ArtifactType == "" {
 			d.ArtifactType = doc.Config.MediaType
 		}
 		out = append(out, d)
 	}
-	slices.SortFunc(out, func(a, b ocispec.Descriptor) int { return strings.Compare(a.Digest.String(), b.Digest.String()) })
+	slices.SortFunc(out, func(a, b ocispec.Descriptor) int {
+		return strings.Compare(a.Digest.String(), b.Digest.String())
+	})
 	return out
 }
 
@@ -190,7 +196,8 @@ func (a *answer) putManifest(repo, object string) {
 	case tag == "" && named != d:
 		a.fail(http.StatusBadRequest, "DIGEST_INVALID", "provided digest did not match uploaded content")
 	case !a.s.Store.complete(repo, doc.Manifest, doc.Manifests):
-		a.fail(http.StatusBadRequest, "MANIFEST_BLOB_UNKNOWN", "manifest references a manifest or blob unknown to registry")
+		a.fail(http.StatusBadRequest, "MANIFEST_BLOB_UNKNOWN",
+			"manifest references a manifest or blob unknown to registry")
 	default:
 		a.s.Store.putManifest(repo, tag, a.r.Header.Get("Content-Type"), body)
 		if q := a.quirks(); doc.Subject != nil && !q.NoReferrers && !q.NoSubject {

@@ -152,7 +152,8 @@ func (a *answer) token() {
 	a.s.mu.Lock()
 	a.s.tokens[id] = token{scopes: scopes, expires: time.Now().Add(auth.Life)}
 	a.s.mu.Unlock()
-	body, err := json.Marshal(map[string]any{"token": id, "access_token": id, "expires_in": int(auth.Tell.Seconds())})
+	body, err := json.Marshal(map[string]any{"token": id, "access_token": id,
+		"expires_in": int(auth.Tell.Seconds())})
 	if err != nil {
 		panic(err)
 	}

@@ -33,15 +33,16 @@ const (
 type Fault struct {
 	Do         Do
 	At         int64
-	Status     int           // of Status
-	RetryAfter string        // header of Status
-	Message    string        // of Status, in the error document
-	To         *Server       // of Redirect
-	Method     string        // only requests by it; "" is any
-	Path       string        // only requests whose path contains it; "" is "/blobs/", but "/manifests/" for the two digest faults
-	Digest     digest.Digest // only requests for this blob or manifest digest; "" is any
-	Skip       int           // so many matching requests go well first
-	Times      int           // then so many go wrong; 0 is all
+	Status     int     // of Status
+	RetryAfter string  // header of Status
+	Message    string  // of Status, in the error document
+	To         *Server // of Redirect
+	Method     string  // only requests by it; "" is any
+	// only requests whose path contains it; "" is "/blobs/", but "/manifests/" for the two digest faults
+	Path   string
+	Digest digest.Digest // only requests for this blob or manifest digest; "" is any
+	Skip   int           // so many matching requests go well first
+	Times  int           // then so many go wrong; 0 is all
 }
 
 // Anywhere as a Fault's Path befalls every request.
@@ -55,7 +56,8 @@ func (f *Fault) matches(r *http.Request) bool {
 			part = "/manifests/"
 		}
 	}
-	return (f.Method == "" || f.Method == r.Method) && strings.Contains(r.URL.Path, part) && strings.Contains(r.URL.Path, string(f.Digest))
+	return (f.Method == "" || f.Method == r.Method) && strings.Contains(r.URL.Path, part) &&
+		strings.Contains(r.URL.Path, string(f.Digest))
 }
 
 // befall gives the faults for a request, and counts it against them.

@@ -114,7 +114,8 @@ func (s *Server) PushSchema1(ref string) Pushed {
 
 func (s *Server) attestation(repo string) ocispec.Descriptor {
 	body := s.json(map[string]any{
-		"schemaVersion": 2, "mediaType": ocispec.MediaTypeImageManifest, "config": ocispec.DescriptorEmptyJSON, "layers": []any{},
+		"schemaVersion": 2, "mediaType": ocispec.MediaTypeImageManifest, "config": ocispec.DescriptorEmptyJSON,
+		"layers": []any{},
 	})
 	d := s.Store.putManifest(repo, "", ocispec.MediaTypeImageManifest, body)
 	d.Platform = &ocispec.Platform{OS: "unknown", Architecture: "unknown"}
@@ -138,8 +139,10 @@ func (s *Server) json(v any) []byte {
 // build stores the layers and the config, and makes the manifest.
 func (s *Server) build(layers []Layer, o Options) (ocispec.Manifest, Pushed, error) {
 	var p Pushed
-	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Layers: []ocispec.Descriptor{}}
-	config := ocispec.Image{Platform: o.Platform, Config: o.Config, RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{}}}
+	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: ocispec.MediaTypeImageManifest, Layers: []ocispec.Descriptor{}}
+	config := ocispec.Image{Platform: o.Platform, Config: o.Config,
+		RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{}}}
 	if config.OS == "" {
 		config.Platform = ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH}
 	}
@@ -151,14 +154,16 @@ func (s *Server) build(layers []Layer, o Options) (ocispec.Manifest, Pushed, err
 			return m, p, err
 		}
 		p.Layers = append(p.Layers, got)
-		m.Layers = append(m.Layers, ocispec.Descriptor{MediaType: got.MediaType, Digest: got.Digest, Size: got.Size})
+		m.Layers = append(m.Layers,
+			ocispec.Descriptor{MediaType: got.MediaType, Digest: got.Digest, Size: got.Size})
 		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, got.DiffID)
 	}
 	body, err := json.Marshal(config)
 	if err != nil {
 		return m, p, err
 	}
-	m.Config = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: s.Store.putBlob(body), Size: int64(len(body))}
+	m.Config = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: s.Store.putBlob(body),
+		Size: int64(len(body))}
 	if o.Docker {
 		m.MediaType, m.Config.MediaType = image.DockerManifest, image.DockerConfig
 	}
@@ -264,7 +269,9 @@ func (s *Store) pack(l Layer) (out blob, blobID, diffID digest.Digest, err error
 	}
 	defer f.Close()
 	ofTar, ofBlob := digest.Canonical.Digester(), digest.Canonical.Digester()
-	out, err = s.spool(true, ofBlob, func(w io.Writer) error { return Compress(w, io.TeeReader(f, ofTar.Hash()), l) })
+	out, err = s.spool(true, ofBlob, func(w io.Writer) error {
+		return Compress(w, io.TeeReader(f, ofTar.Hash()), l)
+	})
 	return out, ofBlob.Digest(), ofTar.Digest(), err
 }
 

@@ -26,8 +26,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		a.digest = "" // an upload
 	}
 	a.entry = s.record(Request{
-		Time: time.Now(), From: r.RemoteAddr, Method: r.Method, Path: r.URL.RequestURI(), Range: r.Header.Get("Range"),
-		Auth: r.Header.Get("Authorization"), Header: r.Header, Digest: a.digest,
+		Time: time.Now(), From: r.RemoteAddr, Method: r.Method, Path: r.URL.RequestURI(),
+		Range: r.Header.Get("Range"),
+		Auth:  r.Header.Get("Authorization"), Header: r.Header, Digest: a.digest,
 	})
 	if far := a.quirks().Far; far > 0 {
 		select {

@@ -2,7 +2,8 @@
 // behaves well until told otherwise.
 //
 //	reg := registrytest.New(t)
-//	img := reg.PushImage("app:1", []registrytest.Layer{{Tar: registrytest.Tar(registrytest.File{Name: "a", Body: "b"})}}, registrytest.Options{})
+//	tar := registrytest.Tar(registrytest.File{Name: "a", Body: "b"})
+//	img := reg.PushImage("app:1", []registrytest.Layer{{Tar: tar}}, registrytest.Options{})
 //	reg.Fail(registrytest.Fault{Do: registrytest.Cut, At: 1000, Times: 1})
 //	... pull img.Ref, over plain HTTP ...
 //	reg.Served(img.Layers[0].Digest)
@@ -91,7 +92,8 @@ func NewConfig(tb testing.TB, cfg Config) *Server {
 
 // Start starts a registry outside a test. Errors of its Push methods panic.
 func Start(cfg Config) (*Server, error) {
-	s := &Server{cfg: cfg, Store: cfg.Store, addr: cfg.Addr, tokens: map[string]token{}, uploads: map[string]bool{}, served: map[digest.Digest]int64{}}
+	s := &Server{cfg: cfg, Store: cfg.Store, addr: cfg.Addr, tokens: map[string]token{},
+		uploads: map[string]bool{}, served: map[digest.Digest]int64{}}
 	s.idle = sync.NewCond(&s.mu)
 	if s.addr == "" {
 		s.addr = "127.0.0.1:0"

@@ -117,7 +117,8 @@ func TestFaults(t *testing.T) {
 	url := fmt.Sprintf("%s/v2/x/blobs/%s", reg.URL(), d)
 
 	res, b := get(t, url, "Range", "bytes=100-199")
-	if res.StatusCode != 206 || res.Header.Get("Content-Range") != "bytes 100-199/10000" || !bytes.Equal(b, blob[100:200]) {
+	if res.StatusCode != 206 || res.Header.Get("Content-Range") != "bytes 100-199/10000" ||
+		!bytes.Equal(b, blob[100:200]) {
 		t.Fatal(res.Status, res.Header, len(b))
 	}
 	reg.Fail(Fault{Do: Status, Status: 503, RetryAfter: "1", Skip: 1, Times: 1})
@@ -166,7 +167,8 @@ func TestSlowAndWrong(t *testing.T) {
 		t.Fatalf("20 kB at 100 kB/s took %s", time.Since(start))
 	}
 	reg.Fail(Fault{Do: WrongBytes, Times: 1})
-	if res, b := get(t, url, "Range", "bytes=5-7"); res.Header.Get("Content-Range") != "bytes 5-7/20000" || string(b) != "012" {
+	if res, b := get(t, url, "Range", "bytes=5-7"); res.Header.Get("Content-Range") != "bytes 5-7/20000" ||
+		string(b) != "012" {
 		t.Fatalf("%s %q", res.Header.Get("Content-Range"), b)
 	}
 	reg.Fail(Fault{Do: Extra, At: 3, Times: 1})
@@ -177,7 +179,8 @@ func TestSlowAndWrong(t *testing.T) {
 	if res, b := get(t, url, "Range", "bytes=5-7"); res.StatusCode != 200 || len(b) != 20000 {
 		t.Fatal(res.Status, len(b))
 	}
-	if res, _ := get(t, url, "Range", "bytes=20000-"); res.StatusCode != http.StatusRequestedRangeNotSatisfiable {
+	if res, _ := get(t, url, "Range",
+		"bytes=20000-"); res.StatusCode != http.StatusRequestedRangeNotSatisfiable {
 		t.Fatal(res.Status)
 	}
 }
@@ -206,12 +209,14 @@ func TestPushOverHTTP(t *testing.T) {
 	manifest := fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"artifactType":"a/b","config":{"digest":%q,"size":4},"layers":[],"subject":{"digest":%q}}`,
 		ocispec.MediaTypeImageManifest, blob, p.Digest)
 	put := func(object string) *http.Response {
-		return send(t, http.MethodPut, reg.URL()+"/v2/x/manifests/"+object, ocispec.MediaTypeImageManifest, manifest)
+		return send(t, http.MethodPut, reg.URL()+"/v2/x/manifests/"+object, ocispec.MediaTypeImageManifest,
+			manifest)
 	}
 	if res := put("t"); res.StatusCode != http.StatusBadRequest {
 		t.Errorf("a manifest without its blobs: %s", res.Status)
 	}
-	if res := send(t, http.MethodPut, reg.URL()+"/v2/x/blobs/uploads/none?digest="+blob.String(), "", "blob"); res.StatusCode != http.StatusNotFound {
+	if res := send(t, http.MethodPut, reg.URL()+"/v2/x/blobs/uploads/none?digest="+blob.String(), "",
+		"blob"); res.StatusCode != http.StatusNotFound {
 		t.Errorf("an upload that was not begun: %s", res.Status)
 	}
 	for body, want := range map[string]int{"bolb": http.StatusBadRequest, "blob": http.StatusCreated} {
@@ -223,7 +228,8 @@ func TestPushOverHTTP(t *testing.T) {
 	if res := put(p.Digest.String()); res.StatusCode != http.StatusBadRequest {
 		t.Errorf("a manifest under another's digest: %s", res.Status)
 	}
-	if res := put("t"); res.StatusCode != http.StatusCreated || res.Header.Get("OCI-Subject") != p.Digest.String() {
+	if res := put("t"); res.StatusCode != http.StatusCreated ||
+		res.Header.Get("OCI-Subject") != p.Digest.String() {
 		t.Errorf("%s %v", res.Status, res.Header)
 	}
 	if _, b := get(t, reg.URL()+"/v2/x/manifests/t"); string(b) != manifest {

@@ -38,7 +38,8 @@ func Tar(files ...File) []byte {
 }
 
 func (f File) header() *tar.Header {
-	h := &tar.Header{Name: f.Name, Mode: f.Mode, Linkname: f.Link, Typeflag: f.Type, ModTime: time.Unix(1_700_000_000, 0)}
+	h := &tar.Header{Name: f.Name, Mode: f.Mode, Linkname: f.Link, Typeflag: f.Type,
+		ModTime: time.Unix(1_700_000_000, 0)}
 	switch {
 	case h.Typeflag != 0:
 	case f.Name[len(f.Name)-1] == '/':

@@ -40,7 +40,8 @@ func (s *Server) ClientPair() []byte {
 }
 
 func (c *certs) server(clients bool) *tls.Config {
-	cfg := &tls.Config{Certificates: []tls.Certificate{c.pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
+	cfg := &tls.Config{Certificates: []tls.Certificate{c.pair}, MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"http/1.1"}}
 	if clients {
 		cfg.ClientCAs = x509.NewCertPool()
 		cfg.ClientCAs.AddCert(c.caCert)

@@ -117,7 +117,8 @@ const (
 
 const patience = 5 * time.Second // after which a call is given up
 
-// lasting is a call without the nonces in its names, which are not of the seed: a dot and at least eight of A to Z and 2 to 7.
+// lasting is a call without the nonces in its names, which are not of the seed: a dot and at least eight of A
+// to Z and 2 to 7.
 func lasting(what string) []byte {
 	out := make([]byte, 0, len(what)+20)
 	for {
@@ -278,7 +279,8 @@ func (c *Client) WriteFile(_ context.Context, name string, b []byte) error {
 	if err != nil && n == 0 { // what it was written to first stays
 		c.set(func() {
 			if !c.off {
-				_ = c.disk.write(path.Join(path.Dir(name), fmt.Sprintf(".%s.%d", path.Base(name), c.rng.Uint32())), c.node, b[:len(b)/2])
+				_ = c.disk.write(path.Join(path.Dir(name), fmt.Sprintf(".%s.%d", path.Base(name), c.rng.Uint32())),
+					c.node, b[:len(b)/2])
 			}
 		})
 	}

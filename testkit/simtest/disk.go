@@ -11,9 +11,9 @@
 //   - for as long as the node is cut off;
 //   - and the node may stand still in the middle of one, for minutes, and go on.
 //
-// What other nodes have done a client may see late, by up to Lag: names that are gone, names that
-// are not there yet, old lists. The nodes' clocks differ by any amount, and so do the times of files. What a node has written and not synced, others read as
-// zeros, and a power cut (Crash) may take it, or a part of it.
+// What other nodes have done a client may see late, by up to Lag: names that are gone, names that are not
+// there yet, old lists. The nodes' clocks differ by any amount, and so do the times of files. What a node has
+// written and not synced, others read as zeros, and a power cut (Crash) may take it, or a part of it.
 //
 // The seed decides everything. All durations are drawn to the nanosecond, so hardly
 // ever do two things happen at one instant, whose order would be the scheduler's.
@@ -178,7 +178,8 @@ func (d *Disk) create(name, node string, dir bool) (*inode, error) {
 		return nil, fs.ErrNotExist
 	}
 	d.seq++
-	ino := &inode{seq: d.seq, dir: dir, links: 1, writer: node, made: time.Now().Add(d.Clocks[node]).Truncate(d.Tick), writers: map[*file]bool{}}
+	ino := &inode{seq: d.seq, dir: dir, links: 1, writer: node,
+		made: time.Now().Add(d.Clocks[node]).Truncate(d.Tick), writers: map[*file]bool{}}
 	d.names[name] = ino
 	return ino, nil
 }

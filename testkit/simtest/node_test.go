@@ -49,7 +49,8 @@ type process struct {
 }
 
 func newNode(w *world, name string, seed uint64) *node {
-	return &node{w: w, name: name, seed: seed, locks: map[digest.Digest]chan struct{}{}, standOn: map[digest.Digest]map[*container]bool{}}
+	return &node{w: w, name: name, seed: seed, locks: map[digest.Digest]chan struct{}{},
+		standOn: map[digest.Digest]map[*container]bool{}}
 }
 
 // boot starts a process, which opens the store as soon as it can.
@@ -199,7 +200,8 @@ func (n *node) lock(id digest.Digest) (unlock func()) {
 	case l <- struct{}{}:
 	default:
 		l <- struct{}{}
-		time.Sleep(time.Duration(1 + (time.Since(epoch)+apart(id, n.name))%99991)) // who had it goes on at this instant
+		// who had it goes on at this instant
+		time.Sleep(time.Duration(1 + (time.Since(epoch)+apart(id, n.name))%99991))
 	}
 	return func() { <-l }
 }
@@ -233,8 +235,9 @@ func (n *node) stands(id digest.Digest) bool {
 func (p *process) live() {
 	ctx := context.Background()
 	for p.alive() {
-		s, err := pop.OpenStore(ctx, pop.StoreConfig{FS: p.client, Coord: p.coord, Node: p.n.name, Grace: grace, Forget: forget,
-			Capacity: p.n.w.capacity(), Policy: "lru"})
+		s, err := pop.OpenStore(ctx,
+			pop.StoreConfig{FS: p.client, Coord: p.coord, Node: p.n.name, Grace: grace, Forget: forget,
+				Capacity: p.n.w.capacity(), Policy: "lru"})
 		if err == nil {
 			p.store = s
 			break
@@ -296,7 +299,9 @@ func (p *process) keep(ctx context.Context) {
 func (p *process) unuse(ctx context.Context, ids ...digest.Digest) {
 	defer p.n.lockAll(ids)()
 	ids = slices.DeleteFunc(slices.Clone(ids), func(id digest.Digest) bool {
-		held := slices.ContainsFunc(p.n.w.layers, func(of *content) bool { return of.id == id && of.checkpoint != nil })
+		held := slices.ContainsFunc(p.n.w.layers, func(of *content) bool {
+			return of.id == id && of.checkpoint != nil
+		})
 		return !held && p.n.stands(id) // what is held stays marked
 	})
 	if p.alive() && len(ids) > 0 {
@@ -437,7 +442,8 @@ func (p *process) bring(ctx context.Context, of *content, rng *rand.Rand) error 
 		return err
 	}
 	p.n.w.granted(of, lease.Token())
-	hold := time.Duration(rng.Int64N(int64(2*ttl))) * time.Duration(rng.IntN(8)/7) // now and then it is forgotten for a time
+	// now and then it is forgotten for a time
+	hold := time.Duration(rng.Int64N(int64(2*ttl))) * time.Duration(rng.IntN(8)/7)
 	defer p.n.w.wg.Go(func() {
 		time.Sleep(hold)
 		_ = lease.Release(ctx)
@@ -448,7 +454,8 @@ func (p *process) bring(ctx context.Context, of *content, rng *rand.Rand) error 
 		return err
 	}
 	p.n.w.note("%s brings %.8s", p.n.name, of.id.Encoded())
-	if err = p.copy(ctx, of, d, rng); err == nil && rng.IntN(3) > 0 { // some are published as by a node of an earlier version
+	// some are published as by a node of an earlier version
+	if err = p.copy(ctx, of, d, rng); err == nil && rng.IntN(3) > 0 {
 		err = d.Describe(strings.NewReader("index of " + of.id.String()))
 	}
 	if err == nil {
@@ -519,7 +526,8 @@ func (p *process) takeOver(ctx context.Context, of *content) {
 	if c.Blob != nil {
 		b, err := io.ReadAll(c.Blob)
 		if err == nil && !bytes.Equal(b, of.blob[c.Kept.From:c.Kept.To]) {
-			p.n.w.violated("%s: the checkpoint of %s keeps other bytes: %d at %d", p.n.name, of.id, len(b), c.Kept.From)
+			p.n.w.violated("%s: the checkpoint of %s keeps other bytes: %d at %d", p.n.name, of.id, len(b),
+				c.Kept.From)
 		}
 	}
 	if string(c.Record) != fmt.Sprintf(`{"at":%d}`, c.Size) {

@@ -160,7 +160,8 @@ func (w *world) deployable(ctx context.Context) {
 		for _, of := range w.layers {
 			p := n.process()
 			err := p.deploy(ctx, of, p.rng)
-			for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); err = p.deploy(ctx, of, p.rng) {
+			for end := time.Now().Add(time.Minute); err != nil &&
+				time.Now().Before(end); err = p.deploy(ctx, of, p.rng) {
 				time.Sleep(time.Second)
 			}
 			if err != nil && !errors.Is(err, pop.ErrDamaged) {

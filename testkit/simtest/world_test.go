@@ -81,7 +81,8 @@ type world struct {
 }
 
 // wrong is by how much clocks may be wrong: one has no battery, and begins in 1970.
-var wrong = []time.Duration{0, time.Millisecond, -time.Second, ttl, -grace, time.Hour, -24 * time.Hour, 100 * 365 * 24 * time.Hour, -30 * 365 * 24 * time.Hour}
+var wrong = []time.Duration{0, time.Millisecond, -time.Second, ttl, -grace, time.Hour, -24 * time.Hour,
+	100 * 365 * 24 * time.Hour, -30 * 365 * 24 * time.Hour}
 
 func newWorld(t *testing.T, seed uint64) *world {
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -89,7 +90,8 @@ func newWorld(t *testing.T, seed uint64) *world {
 		running: map[*container]bool{}, flipped: map[string]bool{}, heard: fnv.New64a()}
 	w.disk.Changed = w.changed
 	often := func() float64 { return []float64{0, 0.001, 0.005, 0.02}[rng.IntN(4)] }
-	w.faults = Faults{Before: often(), After: often(), Late: often(), Pause: often() / 2, Still: 2 * grace, Stale: rng.Float64()}
+	w.faults = Faults{Before: often(), After: often(), Late: often(), Pause: often() / 2, Still: 2 * grace,
+		Stale: rng.Float64()}
 	for i := range w.weights {
 		w.weights[i] = 1 + rng.IntN(4)
 	}
@@ -104,7 +106,8 @@ func newWorld(t *testing.T, seed uint64) *world {
 		}
 		blob := slices.Clone(b[:len(b)/2])
 		slices.Reverse(blob)
-		w.layers = append(w.layers, &content{id: digest.FromBytes(b), data: b, blob: blob, table: []byte(fmt.Sprint("table of ", i))})
+		w.layers = append(w.layers,
+			&content{id: digest.FromBytes(b), data: b, blob: blob, table: []byte(fmt.Sprint("table of ", i))})
 	}
 	clocks := rand.New(rand.NewPCG(seed, 9))
 	w.disk.Tick = []time.Duration{1, time.Second, 5 * time.Second}[clocks.IntN(3)]
@@ -159,7 +162,8 @@ func (w *world) violated(format string, args ...any) {
 		return
 	}
 	w.broken = true
-	w.t.Errorf("%sseed %d: "+format+"\n%s", append(append([]any{strings.Join(append(w.lines, ""), "\n"), w.seed}, args...), again(w.seed))...)
+	w.t.Errorf("%sseed %d: "+format+"\n%s",
+		append(append([]any{strings.Join(append(w.lines, ""), "\n"), w.seed}, args...), again(w.seed))...)
 }
 
 // changed checks after every change of the disk that no file has two writers, but for signs
@@ -187,7 +191,8 @@ func (w *world) check(c *container, after string) {
 	}
 	for _, name := range c.beside {
 		if t, ok := w.disk.Peek(name); !ok || !t.Synced {
-			w.violated("%s: a container runs on %s, and %s is gone or not durable after %s", c.node.name, c.name, name, after)
+			w.violated("%s: a container runs on %s, and %s is gone or not durable after %s", c.node.name, c.name, name,
+				after)
 		}
 	}
 }
@@ -207,7 +212,8 @@ func (w *world) run(n *node, of *content, l *pop.Layer) *container {
 		w.check(c, "it was given")
 		w.running[c] = true
 	})
-	if sum := sha256.Sum256(of.data); int64(len(of.data)) != l.Size || len(of.data) > 0 && !bytes.Equal(l.Sums, sum[:]) {
+	if sum := sha256.Sum256(of.data); int64(len(of.data)) != l.Size ||
+		len(of.data) > 0 && !bytes.Equal(l.Sums, sum[:]) {
 		w.violated("%s: the record is not that of the layer: %+v", n.name, l)
 	}
 	return c
@@ -248,7 +254,10 @@ func (w *world) trouble(rng *rand.Rand) {
 		case 1:
 			w.hub.Disconnect()
 		case 2:
-			w.cut(span, func(cut bool) { w.hub.Cut(n.name, cut); w.note("%s and the coordinator: cut %v", n.name, cut) })
+			w.cut(span, func(cut bool) {
+				w.hub.Cut(n.name, cut)
+				w.note("%s and the coordinator: cut %v", n.name, cut)
+			})
 		case 3:
 			w.cut(span, func(cut bool) { n.cut(cut); w.note("%s and the store: cut %v", n.name, cut) })
 		case 4:

@@ -247,7 +247,8 @@ func (s *Store) Fetch(ctx context.Context, w snapshot.Want) (digest.Digest, erro
 }
 
 // Import implements snapshot.Layers.
-func (s *Store) Import(ctx context.Context, desc ocispec.Descriptor, blob io.Reader) (digest.Digest, int64, error) {
+func (s *Store) Import(ctx context.Context, desc ocispec.Descriptor, blob io.Reader) (digest.Digest, int64,
+	error) {
 	if err := s.called("Import"); err != nil {
 		return "", 0, err
 	}

@@ -91,7 +91,8 @@ func takeLock(path string) (*os.File, error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("another benchmark uses %s: wait for it, or give another -dir", strings.TrimSuffix(path, ".lock"))
+		return nil, fmt.Errorf("another benchmark uses %s: wait for it, or give another -dir",
+			strings.TrimSuffix(path, ".lock"))
 	}
 	return f, nil
 }
@@ -123,13 +124,16 @@ func (b *Bed) serve(ctx context.Context) error {
 	if b.server, err = NewGroup("registry"); err != nil {
 		return err
 	}
-	args := append(slices.Clone(b.cfg.Self[1:]), "registry", "-dir", b.cfg.Images, "-listen", Address, "-pushed", b.pushed())
+	args := append(slices.Clone(b.cfg.Self[1:]), "registry", "-dir", b.cfg.Images, "-listen", Address, "-pushed",
+		b.pushed())
 	cmd := Enter(ctx, b.registry, b.cfg.Self[0], args...)
 	cmd.Stderr = os.Stderr
 	if err := b.server.Start(cmd); err != nil {
 		return fmt.Errorf("registry: %w", err)
 	}
-	return b.Wait(ctx, 10*time.Second, func(ctx context.Context) error { return b.Get(ctx, "http://"+Address+"/v2/") })
+	return b.Wait(ctx, 10*time.Second, func(ctx context.Context) error {
+		return b.Get(ctx, "http://"+Address+"/v2/")
+	})
 }
 
 // Reload starts the registry again, so that it knows what the layout has now.
@@ -192,14 +196,16 @@ func (b *Bed) Self(ctx context.Context, args ...string) *exec.Cmd {
 // Program is this program up to its command.
 func (b *Bed) Program() []string { return slices.Clone(b.cfg.Self) }
 
-// Enter is a command in a network namespace. It keeps /sys as it is, unlike "ip netns exec", whose remount hides the cgroups.
+// Enter is a command in a network namespace. It keeps /sys as it is, unlike "ip netns exec", whose remount
+// hides the cgroups.
 func Enter(ctx context.Context, ns, name string, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + ns, name}, args...)...)
 }
 
 // EnterProcess is a command in the network and mount namespaces of a process.
 func EnterProcess(ctx context.Context, pid int, name string, args ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, "nsenter", append([]string{"--target=" + strconv.Itoa(pid), "--net", "--mount", name}, args...)...)
+	return exec.CommandContext(ctx, "nsenter",
+		append([]string{"--target=" + strconv.Itoa(pid), "--net", "--mount", name}, args...)...)
 }
 
 // Dial connects from the node.

@@ -53,7 +53,8 @@ func killStale(log *slog.Logger) {
 	groups, _ := filepath.Glob(filepath.Join(root, "dewpoint-*"))
 	for _, path := range groups {
 		var pid int
-		if _, err := fmt.Sscanf(filepath.Base(path), "dewpoint-%d-", &pid); err == nil && unix.Kill(pid, 0) == unix.ESRCH {
+		if _, err := fmt.Sscanf(filepath.Base(path), "dewpoint-%d-", &pid); err == nil &&
+			unix.Kill(pid, 0) == unix.ESRCH {
 			log.Info("end what a dead benchmark has left", "group", path)
 			if err := endGroup(path); err != nil {
 				log.Warn("it stays", "err", err)

@@ -39,7 +39,8 @@ func (r *referrers) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 }
 
 func (r *referrers) answer(w http.ResponseWriter, of, artifactType string) {
-	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{}}
+	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex,
+		Manifests: []ocispec.Descriptor{}}
 	r.mu.Lock()
 	for _, d := range r.list[of] {
 		if artifactType == "" || d.ArtifactType == artifactType {
@@ -73,8 +74,10 @@ func (r *referrers) put(w http.ResponseWriter, req *http.Request, repository str
 		w.Header()[k] = v
 	}
 	if answer.Code == http.StatusCreated {
-		r.add(path.Clean(repository)+"@"+m.Subject.Digest.String(), ocispec.Descriptor{MediaType: req.Header.Get("Content-Type"),
-			Digest: digest.FromBytes(raw), Size: int64(len(raw)), ArtifactType: m.ArtifactType, Annotations: m.Annotations})
+		r.add(path.Clean(repository)+"@"+m.Subject.Digest.String(),
+			ocispec.Descriptor{MediaType: req.Header.Get("Content-Type"),
+				Digest: digest.FromBytes(raw), Size: int64(len(raw)), ArtifactType: m.ArtifactType,
+				Annotations: m.Annotations})
 		w.Header().Set("OCI-Subject", m.Subject.Digest.String())
 	}
 	w.WriteHeader(answer.Code)

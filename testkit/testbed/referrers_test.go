@@ -30,14 +30,16 @@ func TestReferrersAreListed(t *testing.T) {
 			t.Fatalf("push: status %d, %s, headers %v", resp.Code, resp.Body, resp.Header())
 		}
 	}
-	for query, want := range map[string]int{"some/image/referrers/" + subject: 1, "some/image/referrers/" + subject + "?artifactType=x/pack": 1,
-		"some/image/referrers/" + subject + "?artifactType=other": 0, "other/referrers/" + subject: 0} {
+	for query, want := range map[string]int{"some/image/referrers/" + subject: 1,
+		"some/image/referrers/" + subject + "?artifactType=x/pack": 1,
+		"some/image/referrers/" + subject + "?artifactType=other":  0, "other/referrers/" + subject: 0} {
 		resp := httptest.NewRecorder()
 		h.ServeHTTP(resp, httptest.NewRequest(http.MethodGet, "/v2/"+query, nil))
 		var index ocispec.Index
 		if err := json.Unmarshal(resp.Body.Bytes(), &index); err != nil || len(index.Manifests) != want {
 			t.Errorf("%s: %v, %s", query, err, resp.Body)
-		} else if want == 1 && (index.Manifests[0].ArtifactType != "x/pack" || index.Manifests[0].Annotations["a"] != "b") {
+		} else if want == 1 &&
+			(index.Manifests[0].ArtifactType != "x/pack" || index.Manifests[0].Annotations["a"] != "b") {
 			t.Errorf("%s: %+v", query, index.Manifests[0])
 		}
 	}

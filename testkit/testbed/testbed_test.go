@@ -59,7 +59,8 @@ func putBlob(t *testing.T, dir string, size int) (digest string, content []byte)
 func TestBedShapesItsLinkAndCleansUp(t *testing.T) {
 	images := t.TempDir()
 	digest, _ := putBlob(t, images, 1<<20)
-	bed, err := New(t.Context(), Config{Images: images, Dir: filepath.Join(t.TempDir(), "bed"), Self: os.Args[:1]})
+	bed, err := New(t.Context(),
+		Config{Images: images, Dir: filepath.Join(t.TempDir(), "bed"), Self: os.Args[:1]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,12 +109,14 @@ func TestGroupCountsAndEndsWhatItsProgramsStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", `sleep 300 & head -c 20000000 /dev/zero | tail > /dev/null; trap '' TERM; sleep 300`)
+	cmd := exec.CommandContext(t.Context(), "sh", "-c",
+		`sleep 300 & head -c 20000000 /dev/zero | tail > /dev/null; trap '' TERM; sleep 300`)
 	if err := g.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
 	memory := g.Watch()
-	if _, err := g.Run(exec.Command("sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done")); err != nil {
+	if _, err := g.Run(exec.Command("sh", "-c",
+		"i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done")); err != nil {
 		t.Fatal(err)
 	}
 	memory.Stop()

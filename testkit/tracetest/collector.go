@@ -64,9 +64,13 @@ func (c *Collector) serve(w http.ResponseWriter, r *http.Request) {
 	for _, rs := range req.ResourceSpans {
 		for _, ss := range rs.ScopeSpans {
 			for _, s := range ss.Spans {
-				c.spans = append(c.spans, Span{Trace: fmt.Sprintf("%x", s.TraceId), ID: fmt.Sprintf("%x", s.SpanId), Parent: fmt.Sprintf("%x", s.ParentSpanId),
-					Name: s.Name, From: time.Unix(0, int64(s.StartTimeUnixNano)), To: time.Unix(0, int64(s.EndTimeUnixNano)),
-					Attributes: attributes(s.Attributes), Resource: attributes(rs.Resource.GetAttributes()), Error: s.Status.GetMessage()})
+				c.spans = append(c.spans,
+					Span{Trace: fmt.Sprintf("%x", s.TraceId), ID: fmt.Sprintf("%x", s.SpanId),
+						Parent: fmt.Sprintf("%x", s.ParentSpanId),
+						Name:   s.Name, From: time.Unix(0, int64(s.StartTimeUnixNano)),
+						To:         time.Unix(0, int64(s.EndTimeUnixNano)),
+						Attributes: attributes(s.Attributes), Resource: attributes(rs.Resource.GetAttributes()),
+						Error: s.Status.GetMessage()})
 			}
 		}
 	}
@@ -74,7 +78,8 @@ func (c *Collector) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 func read(r *http.Request) (*collector.ExportTraceServiceRequest, error) {
-	if r.Method != http.MethodPost || r.URL.Path != "/v1/traces" || r.Header.Get("Content-Type") != "application/x-protobuf" {
+	if r.Method != http.MethodPost || r.URL.Path != "/v1/traces" ||
+		r.Header.Get("Content-Type") != "application/x-protobuf" {
 		return nil, fmt.Errorf("%s %s of %q", r.Method, r.URL.Path, r.Header.Get("Content-Type"))
 	}
 	body := io.Reader(r.Body)

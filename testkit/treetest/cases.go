@@ -92,8 +92,10 @@ func attributes() []byte {
 		time.Unix(1<<34, 0),
 	} {
 		a.Add(tar.Header{Name: fmt.Sprintf("time%d", i), ModTime: t, Format: tar.FormatPAX}, "")
-		a.Add(tar.Header{Name: fmt.Sprintf("timedir%d", i), Typeflag: tar.TypeDir, ModTime: t, Format: tar.FormatPAX}, "")
-		a.Add(tar.Header{Name: fmt.Sprintf("timelink%d", i), Typeflag: tar.TypeSymlink, Linkname: "x", ModTime: t, Format: tar.FormatPAX}, "")
+		a.Add(tar.Header{Name: fmt.Sprintf("timedir%d", i), Typeflag: tar.TypeDir, ModTime: t,
+			Format: tar.FormatPAX}, "")
+		a.Add(tar.Header{Name: fmt.Sprintf("timelink%d", i), Typeflag: tar.TypeSymlink, Linkname: "x", ModTime: t,
+			Format: tar.FormatPAX}, "")
 	}
 	return a.Bytes()
 }
@@ -117,7 +119,8 @@ func xattrCase() []byte {
 	}
 	add("one", tar.TypeReg, "user.one", "1")
 	add("binary", tar.TypeReg, "user.binary", "a\x00b\n=c\xff")
-	add("many", tar.TypeReg, "user.a", "1", "user.b", "22", "security.foo", "bar", "user."+strings.Repeat("n", 250), "long")
+	add("many", tar.TypeReg, "user.a", "1", "user.b", "22", "security.foo", "bar",
+		"user."+strings.Repeat("n", 250), "long")
 	add("large", tar.TypeReg, "user.large", strings.Repeat("v", 1500))
 	add("dir", tar.TypeDir, "user.dir", "d", "user.shared", "same value here")
 	add("trusted", tar.TypeReg, "trusted.foo", "dropped", "user.kept", "kept")
@@ -211,14 +214,16 @@ func formats() []byte {
 	a.Raw(r, "prefixed")
 	a.Raw(with("gnu", '0', MagicGNU, nil), "gnu")
 	long := "v7dir/" + strings.Repeat("l", 200)
-	a.Raw(with("././@LongLink", 'L', MagicGNU, nil), long+"\x00").Raw(with("cut", '0', MagicGNU, nil), "long name")
+	a.Raw(with("././@LongLink", 'L', MagicGNU, nil), long+"\x00").Raw(with("cut", '0', MagicGNU, nil),
+		"long name")
 	a.Raw(with("././@LongLink", 'K', MagicGNU, nil), strings.Repeat("t", 300)+"\x00")
 	a.Raw(with("longlink", '2', MagicGNU, nil), "")
 	a.Raw(with("././@LongLink", 'K', MagicGNU, nil), long+"\x00").Raw(with("hardlong", '1', MagicGNU, nil), "")
 	r = with("base256", '0', MagicGNU, nil)
 	r.UID, r.GID, r.Mtime = Base256(3_000_000, 8), Base256(3_000_001, 8), Base256(1<<33+5, 12)
 	a.Raw(r, "big numbers")
-	a.PAX('x', "path", "fromrecords", "uid", "2097152", "gid", "2097153", "mtime", "1500000000.5", "size", "3", "comment", "no")
+	a.PAX('x', "path", "fromrecords", "uid", "2097152", "gid", "2097153", "mtime", "1500000000.5", "size", "3",
+		"comment", "no")
 	r = with("ignored", '0', MagicUstar, nil)
 	r.Size = "00000000000"
 	a.Raw(r, "").Body("abc")
@@ -277,7 +282,8 @@ func devices() []byte {
 	var a Archive
 	for i, d := range [][2]int64{{1, 3}, {255, 255}, {256, 256}, {4095, 1<<20 - 1}, {10, 1000}, {0, 1}, {1, 0}} {
 		a.Add(tar.Header{Name: fmt.Sprintf("c%d", i), Typeflag: tar.TypeChar, Devmajor: d[0], Devminor: d[1]}, "")
-		a.Add(tar.Header{Name: fmt.Sprintf("b%d", i), Typeflag: tar.TypeBlock, Devmajor: d[0], Devminor: d[1], Mode: 0o4640, Uid: 3}, "")
+		a.Add(tar.Header{Name: fmt.Sprintf("b%d", i), Typeflag: tar.TypeBlock, Devmajor: d[0], Devminor: d[1],
+			Mode: 0o4640, Uid: 3}, "")
 	}
 	return a.Bytes()
 }
@@ -293,7 +299,8 @@ func Text(n int) string {
 
 func sizes() []byte {
 	var a Archive
-	for _, n := range []int{0, 1, 511, 512, 513, 1023, 1024, 4095, 4096, 4097, 65535, 65536, 70001, 1 << 20, 3<<20 + 5} {
+	for _, n := range []int{0, 1, 511, 512, 513, 1023, 1024, 4095, 4096, 4097, 65535, 65536, 70001, 1 << 20,
+		3<<20 + 5} {
 		a.File(fmt.Sprintf("size%d", n), Text(n))
 	}
 	return a.Bytes()
@@ -328,18 +335,24 @@ func globalHeader() []byte {
 
 func whiteoutCases() []Case {
 	lower := new(Archive)
-	lower.Dir("etc").File("etc/passwd", "root").File("etc/group", "wheel").Dir("var").Dir("var/cache").File("var/cache/x", "x")
-	lower.Dir("var/lib").File("var/lib/y", "y").File("top", "t").Symlink("sym", "etc").Dir("gone").File("gone/file", "f")
+	lower.Dir("etc").File("etc/passwd", "root").File("etc/group",
+		"wheel").Dir("var").Dir("var/cache").File("var/cache/x", "x")
+	lower.Dir("var/lib").File("var/lib/y", "y").File("top", "t").Symlink("sym",
+		"etc").Dir("gone").File("gone/file", "f")
 	below := lower.Bytes()
 
-	files := new(Archive).Dir("etc").File("etc/.wh.passwd", "").File("etc/new", "n").File(".wh.gone", "").File(".wh.sym", "")
-	opaque := new(Archive).Dir("var").Dir("var/cache").File("var/cache/.wh..wh..opq", "").File("var/cache/z", "z")
+	files := new(Archive).Dir("etc").File("etc/.wh.passwd", "").File("etc/new", "n").File(".wh.gone",
+		"").File(".wh.sym", "")
+	opaque := new(Archive).Dir("var").Dir("var/cache").File("var/cache/.wh..wh..opq", "").File("var/cache/z",
+		"z")
 	early := new(Archive).File("var/lib/.wh..wh..opq", "").Dir("var").Dir("var/lib").File("var/lib/z", "z")
 	again := new(Archive).File(".wh.top", "").File("top", "new")
 	meta := new(Archive).File(".wh..wh.aufs", "").File("file", "f")
-	after := new(Archive).File("top", "new").File(".wh.top", "").Dir("gone").File("gone/own", "o").File(".wh.gone", "")
+	after := new(Archive).File("top", "new").File(".wh.top", "").Dir("gone").File("gone/own",
+		"o").File(".wh.gone", "")
 	before := new(Archive).File(".wh.gone", "").Dir("gone").File("gone/own", "o").File("top", "new")
-	hidden := new(Archive).File("top", "new").Dir("gone").File("gone/own", "o").File("gone/.wh..wh..opq", "").Bytes()
+	hidden := new(Archive).File("top", "new").Dir("gone").File("gone/own", "o").File("gone/.wh..wh..opq",
+		"").Bytes()
 	return []Case{
 		{Name: "whiteouts", Tar: files.Bytes(), Lower: below},
 		{Name: "opaque", Tar: opaque.Bytes(), Lower: below},
@@ -347,7 +360,8 @@ func whiteoutCases() []Case {
 		{Name: "whiteout then file", Tar: again.Bytes(), Lower: below},
 		{Name: "aufs files", Tar: meta.Bytes(), Lower: below, Own: "containerd leaves a whiteout of .wh.aufs",
 			Same: new(Archive).File("file", "f").Bytes()},
-		{Name: "whiteout after its name", Tar: after.Bytes(), Lower: below, Own: "containerd refuses it", Same: hidden},
+		{Name: "whiteout after its name", Tar: after.Bytes(), Lower: below, Own: "containerd refuses it",
+			Same: hidden},
 		{Name: "whiteout before its directory", Tar: before.Bytes(), Lower: below,
 			Own: "containerd shows what is below under overlayfs, and not without", Same: hidden},
 	}

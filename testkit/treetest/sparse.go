@@ -37,7 +37,8 @@ func (s *Sparse) Expanded() string {
 
 // GNU appends the file in the old GNU format.
 func (a *Archive) GNU(s Sparse) *Archive {
-	r := Raw{Name: s.Name, Mode: "0000644", Mtime: "13712345670", Magic: MagicGNU, Type: 'S', At: map[int]string{}}
+	r := Raw{Name: s.Name, Mode: "0000644", Mtime: "13712345670", Magic: MagicGNU, Type: 'S',
+		At: map[int]string{}}
 	stored := s.stored()
 	r.Size = fmt.Sprintf("%011o", len(stored))
 	r.At[483] = fmt.Sprintf("%011o", s.Size)
@@ -72,20 +73,23 @@ func (a *Archive) PAXSparse(version string, s Sparse) *Archive {
 	var pairs, list []string
 	one := fmt.Sprintf("%d\n", len(s.Segs))
 	for _, g := range s.Segs {
-		pairs = append(pairs, "GNU.sparse.offset", fmt.Sprint(g.Off), "GNU.sparse.numbytes", fmt.Sprint(len(g.Data)))
+		pairs = append(pairs, "GNU.sparse.offset", fmt.Sprint(g.Off), "GNU.sparse.numbytes",
+			fmt.Sprint(len(g.Data)))
 		list = append(list, fmt.Sprint(g.Off), fmt.Sprint(len(g.Data)))
 		one += fmt.Sprintf("%d\n%d\n", g.Off, len(g.Data))
 	}
 	name := s.Name
 	switch version {
 	case "0.0":
-		a.PAX('x', append([]string{"GNU.sparse.size", size, "GNU.sparse.numblocks", fmt.Sprint(len(s.Segs))}, pairs...)...)
+		a.PAX('x', append([]string{"GNU.sparse.size", size, "GNU.sparse.numblocks", fmt.Sprint(len(s.Segs))},
+			pairs...)...)
 	case "0.1":
 		a.PAX('x', "GNU.sparse.size", size, "GNU.sparse.numblocks", fmt.Sprint(len(s.Segs)),
 			"GNU.sparse.map", strings.Join(list, ","), "GNU.sparse.name", s.Name)
 		name = "GNUSparseFile.0/x"
 	case "1.0":
-		a.PAX('x', "GNU.sparse.major", "1", "GNU.sparse.minor", "0", "GNU.sparse.name", s.Name, "GNU.sparse.realsize", size)
+		a.PAX('x', "GNU.sparse.major", "1", "GNU.sparse.minor", "0", "GNU.sparse.name", s.Name,
+			"GNU.sparse.realsize", size)
 		stored = one + string(make([]byte, -len(one)&511)) + stored
 		name = "GNUSparseFile.0/x"
 	}
@@ -118,7 +122,8 @@ func sparseCases() []Case {
 	var gnu, plain Archive
 	for _, s := range SparseFiles() {
 		gnu.GNU(s)
-		plain.Raw(Raw{Name: s.Name, Mode: "0000644", Mtime: "13712345670", Magic: MagicGNU, Type: '0'}, s.Expanded())
+		plain.Raw(Raw{Name: s.Name, Mode: "0000644", Mtime: "13712345670", Magic: MagicGNU, Type: '0'},
+			s.Expanded())
 	}
 	cases[0].Tar, cases[0].Same = gnu.Bytes(), plain.Bytes()
 	for _, v := range []string{"0.0", "0.1", "1.0"} {

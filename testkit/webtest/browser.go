@@ -54,7 +54,8 @@ func Do(t testing.TB, ctx context.Context, actions ...chromedp.Action) {
 func Sees(t testing.TB, ctx context.Context, element string, texts ...string) {
 	t.Helper()
 	var got string
-	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+	deadline := time.Now().Add(15 * time.Second)
+	for ; time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		Do(t, ctx, chromedp.Evaluate(fmt.Sprintf(`document.querySelector(%q)?.innerText || ""`, element), &got))
 		missing := false
 		for _, text := range texts {

@@ -72,19 +72,23 @@ func (d *description) document(s protoreflect.ServiceDescriptor) (yaml.MapSlice,
 	return yaml.MapSlice{
 		{Key: "openapi", Value: "3.0.3"},
 		{Key: "info", Value: yaml.MapSlice{
-			{Key: "title", Value: "Dewpoint node"}, {Key: "version", Value: "v1"}, {Key: "description", Value: introduction + table},
+			{Key: "title", Value: "Dewpoint node"}, {Key: "version", Value: "v1"},
+			{Key: "description", Value: introduction + table},
 		}},
-		{Key: "servers", Value: []yaml.MapSlice{{{Key: "url", Value: "/"}, {Key: "description", Value: "this node"}}}},
+		{Key: "servers", Value: []yaml.MapSlice{{{Key: "url", Value: "/"},
+			{Key: "description", Value: "this node"}}}},
 		{Key: "security", Value: []yaml.MapSlice{{}, {{Key: "token", Value: []string{}}}}},
 		{Key: "paths", Value: paths},
 		{Key: "components", Value: yaml.MapSlice{
 			{Key: "securitySchemes", Value: yaml.MapSlice{{Key: "token", Value: yaml.MapSlice{
 				{Key: "type", Value: "http"}, {Key: "scheme", Value: "bearer"},
-				{Key: "description", Value: "Over TCP, unless the caller shows a client's certificate. \"dew token\" makes one."},
+				{Key: "description",
+					Value: "Over TCP, unless the caller shows a client's certificate. \"dew token\" makes one."},
 			}}}},
 			{Key: "responses", Value: yaml.MapSlice{{Key: "Failed", Value: yaml.MapSlice{
 				{Key: "description", Value: "The call failed."},
-				{Key: "content", Value: content(yaml.MapSlice{{Key: "$ref", Value: "#/components/schemas/connect.error"}}, "application/json")},
+				{Key: "content", Value: content(yaml.MapSlice{{Key: "$ref", Value: "#/components/schemas/connect.error"}},
+					"application/json")},
 			}}}},
 			{Key: "schemas", Value: schemas},
 		}},
@@ -114,11 +118,13 @@ func (d *description) path(path string, m protoreflect.MethodDescriptor) (yaml.M
 		asks, answers = append(asks, envelopes), []string{jsonLines, envelopes}
 		words += "\n\nThe request is a JSON object and the answer a line for each message, or both are in envelopes."
 	}
-	body := yaml.MapSlice{{Key: "required", Value: true}, {Key: "content", Value: content(reference(m.Input().FullName()), asks...)}}
+	body := yaml.MapSlice{{Key: "required", Value: true},
+		{Key: "content", Value: content(reference(m.Input().FullName()), asks...)}}
 	post := d.operation(path, m, words, answers...)
 	post = append(post, yaml.MapItem{Key: "requestBody", Value: body})
 	p := yaml.MapSlice{{Key: "post", Value: post}}
-	if o, ok := m.Options().(*descriptorpb.MethodOptions); ok && o.GetIdempotencyLevel() == descriptorpb.MethodOptions_NO_SIDE_EFFECTS {
+	if o, ok := m.Options().(*descriptorpb.MethodOptions); ok &&
+		o.GetIdempotencyLevel() == descriptorpb.MethodOptions_NO_SIDE_EFFECTS {
 		get := d.operation(path, m, words, answers...)
 		get[0].Value = string(m.Name()) + "ByGet"
 		get = append(get, yaml.MapItem{Key: "parameters", Value: query(m.Input().FullName())})
@@ -128,7 +134,8 @@ func (d *description) path(path string, m protoreflect.MethodDescriptor) (yaml.M
 }
 
 // operation is what a POST and a GET of a call share.
-func (d *description) operation(path string, m protoreflect.MethodDescriptor, words string, answers ...string) yaml.MapSlice {
+func (d *description) operation(path string, m protoreflect.MethodDescriptor, words string,
+	answers ...string) yaml.MapSlice {
 	o := yaml.MapSlice{{Key: "operationId", Value: string(m.Name())}, {Key: "tags", Value: []string{tag(m)}}}
 	if s := summary(d.comment(m)); s != "" {
 		o = append(o, yaml.MapItem{Key: "summary", Value: s})
@@ -163,7 +170,8 @@ func answered(m protoreflect.MethodDescriptor, kinds ...string) (all yaml.MapSli
 func query(message protoreflect.FullName) []yaml.MapSlice {
 	return []yaml.MapSlice{
 		{{Key: "name", Value: "encoding"}, {Key: "in", Value: "query"}, {Key: "required", Value: true},
-			{Key: "schema", Value: yaml.MapSlice{{Key: "type", Value: "string"}, {Key: "enum", Value: []string{"json"}}}}},
+			{Key: "schema", Value: yaml.MapSlice{{Key: "type", Value: "string"},
+				{Key: "enum", Value: []string{"json"}}}}},
 		{{Key: "name", Value: "message"}, {Key: "in", Value: "query"}, {Key: "required", Value: true},
 			{Key: "content", Value: content(reference(message), "application/json")}},
 	}
@@ -171,7 +179,8 @@ func query(message protoreflect.FullName) []yaml.MapSlice {
 
 // groups are the tags of calls whose names do not say what they are about.
 var groups = []struct{ part, tag string }{
-	{"PoP", "PoP"}, {"Pack", "Packs"}, {"Profile", "Packs"}, {"Checkpoint", "Checkpoints"}, {"Image", "Images"}, {"Pull", "Images"}, {"Prune", "Images"},
+	{"PoP", "PoP"}, {"Pack", "Packs"}, {"Profile", "Packs"}, {"Checkpoint", "Checkpoints"}, {"Image", "Images"},
+	{"Pull", "Images"}, {"Prune", "Images"},
 	{"Deploy", "Deployments"}, {"Doctor", "Node"}, {"Version", "Node"}, {"Events", "Node"},
 }
 
@@ -187,7 +196,8 @@ func tag(m protoreflect.MethodDescriptor) string {
 // self describes how the description is read.
 func self() yaml.MapSlice {
 	return yaml.MapSlice{{Key: "get", Value: yaml.MapSlice{
-		{Key: "operationId", Value: "OpenAPI"}, {Key: "tags", Value: []string{"Node"}}, {Key: "summary", Value: "This description"},
+		{Key: "operationId", Value: "OpenAPI"}, {Key: "tags", Value: []string{"Node"}},
+		{Key: "summary", Value: "This description"},
 		{Key: "x-role", Value: api.RoleOf(openapi.Path).String()},
 		{Key: "responses", Value: yaml.MapSlice{{Key: "200", Value: yaml.MapSlice{
 			{Key: "description", Value: "The description."},

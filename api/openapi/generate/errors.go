@@ -47,10 +47,14 @@ var about = map[api.Code]string{
 
 // statuses are the HTTP statuses of unary calls that fail (connectrpc.com/docs/protocol, "Error codes").
 var statuses = map[connect.Code]int{
-	connect.CodeCanceled: 499, connect.CodeUnknown: http.StatusInternalServerError, connect.CodeInvalidArgument: http.StatusBadRequest,
-	connect.CodeDeadlineExceeded: http.StatusGatewayTimeout, connect.CodeNotFound: http.StatusNotFound, connect.CodeAlreadyExists: http.StatusConflict,
-	connect.CodePermissionDenied: http.StatusForbidden, connect.CodeResourceExhausted: http.StatusTooManyRequests,
-	connect.CodeFailedPrecondition: http.StatusBadRequest, connect.CodeAborted: http.StatusConflict, connect.CodeOutOfRange: http.StatusBadRequest,
+	connect.CodeCanceled: 499, connect.CodeUnknown: http.StatusInternalServerError,
+	connect.CodeInvalidArgument:  http.StatusBadRequest,
+	connect.CodeDeadlineExceeded: http.StatusGatewayTimeout, connect.CodeNotFound: http.StatusNotFound,
+	connect.CodeAlreadyExists:      http.StatusConflict,
+	connect.CodePermissionDenied:   http.StatusForbidden,
+	connect.CodeResourceExhausted:  http.StatusTooManyRequests,
+	connect.CodeFailedPrecondition: http.StatusBadRequest, connect.CodeAborted: http.StatusConflict,
+	connect.CodeOutOfRange:    http.StatusBadRequest,
 	connect.CodeUnimplemented: http.StatusNotImplemented, connect.CodeInternal: http.StatusInternalServerError,
 	connect.CodeUnavailable: http.StatusServiceUnavailable, connect.CodeDataLoss: http.StatusInternalServerError,
 	connect.CodeUnauthenticated: http.StatusUnauthorized,
@@ -67,10 +71,12 @@ func codes() (string, []yaml.MapSlice, error) {
 		}
 		status := statuses[c.RPC]
 		list = append(list, yaml.MapSlice{
-			{Key: "code", Value: string(c.Code)}, {Key: "status", Value: status}, {Key: "connect", Value: c.RPC.String()},
+			{Key: "code", Value: string(c.Code)}, {Key: "status", Value: status},
+			{Key: "connect", Value: c.RPC.String()},
 			{Key: "exit", Value: c.Exit}, {Key: "when", Value: when}, {Key: "remedy", Value: c.Remedy},
 		})
-		table += fmt.Sprintf("| `%s` | %d | %d | %s | %s |\n", c.Code, status, c.Exit, when, strings.ReplaceAll(c.Remedy, "|", "\\|"))
+		table += fmt.Sprintf("| `%s` | %d | %d | %s | %s |\n", c.Code, status, c.Exit, when,
+			strings.ReplaceAll(c.Remedy, "|", "\\|"))
 	}
 	return table, list, nil
 }
@@ -92,7 +98,8 @@ func failure() yaml.MapSlice {
 	}
 	return yaml.MapSlice{
 		{Key: "type", Value: "object"},
-		{Key: "description", Value: "A call that failed, as Connect says it. The node's own words are in the detail of type dewpoint.v1.Error."},
+		{Key: "description",
+			Value: "A call that failed, as Connect says it. The node's own words are in the detail of type dewpoint.v1.Error."},
 		{Key: "required", Value: []string{"code"}},
 		{Key: "properties", Value: yaml.MapSlice{
 			{Key: "code", Value: yaml.MapSlice{{Key: "type", Value: "string"}, {Key: "enum", Value: names}}},
@@ -106,7 +113,8 @@ func failure() yaml.MapSlice {
 func end() yaml.MapSlice {
 	return yaml.MapSlice{
 		{Key: "type", Value: "object"},
-		{Key: "description", Value: "The last line of a stream that failed after its first line. Of DeployMany, whose lines have an error too when one of many has failed, it is the one whose error has details."},
+		{Key: "description",
+			Value: "The last line of a stream that failed after its first line. Of DeployMany, whose lines have an error too when one of many has failed, it is the one whose error has details."},
 		{Key: "required", Value: []string{"error"}},
 		{Key: "properties", Value: yaml.MapSlice{{Key: "error", Value: reference("connect.error")}}},
 	}

@@ -144,13 +144,16 @@ func (c *caller) post(call, body string, want int) map[string]any {
 func TestAnswers(t *testing.T) {
 	n := &apitest.Node{}
 	digit := func(d string) string { return "sha256:" + strings.Repeat(d, 64) }
-	n.Add(spec.Image{Name: "nginx:1", Digest: digit("a"), Size: 5 << 40, Layers: []spec.Layer{{Digest: digit("1"), DiffID: digit("2"), Size: 1, State: spec.StateComplete}}})
+	n.Add(spec.Image{Name: "nginx:1", Digest: digit("a"), Size: 5 << 40,
+		Layers: []spec.Layer{{Digest: digit("1"), DiffID: digit("2"), Size: 1, State: spec.StateComplete}}})
 	s, err := apitest.Start(filepath.Join(t.TempDir(), "s"), n)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { n.Close(); s.Stop() })
-	if _, err := n.Deploy(t.Context(), spec.Request{Image: "nginx:1", Name: "web", Ports: []spec.Port{{Host: 80, Container: 80, Protocol: "tcp"}}}, spec.Watch{}); err != nil {
+	if _, err := n.Deploy(t.Context(),
+		spec.Request{Image: "nginx:1", Name: "web", Ports: []spec.Port{{Host: 80, Container: 80, Protocol: "tcp"}}},
+		spec.Watch{}); err != nil {
 		t.Fatal(err)
 	}
 	c := newCaller(t, s.Host)
@@ -167,7 +170,8 @@ func TestAnswers(t *testing.T) {
 	detail := func(v map[string]any) any {
 		return v["details"].([]any)[0].(map[string]any)["debug"].(map[string]any)["code"]
 	}
-	for _, info := range []api.Code{api.NotFound, api.DiskFull, api.InUse, api.PortInUse, api.Stopping, api.Mismatch, api.Deadline} {
+	for _, info := range []api.Code{api.NotFound, api.DiskFull, api.InUse, api.PortInUse, api.Stopping,
+		api.Mismatch, api.Deadline} {
 		n.Fail("Stop", api.New(info, "no"))
 		var want int
 		for _, i := range api.Codes() {
@@ -201,7 +205,8 @@ func TestServed(t *testing.T) {
 	defer r.Body.Close()
 	got, err := io.ReadAll(r.Body)
 	want, ferr := os.ReadFile("../openapi.yaml")
-	if err != nil || ferr != nil || !bytes.Equal(got, want) || r.Header.Get("Content-Type") != "application/yaml" {
+	if err != nil || ferr != nil || !bytes.Equal(got, want) ||
+		r.Header.Get("Content-Type") != "application/yaml" {
 		t.Errorf("%v %v: %d bytes of %s, want %d", err, ferr, len(got), r.Header.Get("Content-Type"), len(want))
 	}
 }

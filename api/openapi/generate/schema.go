@@ -41,7 +41,8 @@ var simple = map[protoreflect.Kind]yaml.MapSlice{
 	protoreflect.DoubleKind: {{Key: "type", Value: "number"}, {Key: "format", Value: "double"}},
 	protoreflect.FloatKind:  {{Key: "type", Value: "number"}, {Key: "format", Value: "float"}},
 	protoreflect.Int32Kind:  {{Key: "type", Value: "integer"}, {Key: "format", Value: "int32"}},
-	protoreflect.Uint32Kind: {{Key: "type", Value: "integer"}, {Key: "format", Value: "int64"}, {Key: "minimum", Value: 0}},
+	protoreflect.Uint32Kind: {{Key: "type", Value: "integer"}, {Key: "format", Value: "int64"},
+		{Key: "minimum", Value: 0}},
 	// Answers have strings, since numbers of JavaScript end at 2^53; requests may have either.
 	protoreflect.Int64Kind:  {{Key: "type", Value: "string"}, {Key: "format", Value: "int64"}},
 	protoreflect.Uint64Kind: {{Key: "type", Value: "string"}, {Key: "format", Value: "uint64"}},
@@ -50,7 +51,8 @@ var simple = map[protoreflect.Kind]yaml.MapSlice{
 // known are the messages of protobuf itself that are no objects in JSON.
 var known = map[protoreflect.FullName]yaml.MapSlice{
 	"google.protobuf.Timestamp": {{Key: "type", Value: "string"}, {Key: "format", Value: "date-time"}},
-	"google.protobuf.Duration":  {{Key: "type", Value: "string"}, {Key: "pattern", Value: `^-?[0-9]+(\.[0-9]{1,9})?s$`}, {Key: "example", Value: "1.5s"}},
+	"google.protobuf.Duration": {{Key: "type", Value: "string"},
+		{Key: "pattern", Value: `^-?[0-9]+(\.[0-9]{1,9})?s$`}, {Key: "example", Value: "1.5s"}},
 }
 
 // field is the schema of a field.

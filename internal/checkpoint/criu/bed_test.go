@@ -69,7 +69,8 @@ func TestMain(m *testing.M) {
 
 func containerds() map[string]string {
 	tools := cmp.Or(os.Getenv("DEWPOINT_TOOLS"), "/var/cache/dewpoint/tools")
-	return map[string]string{"system": "/usr/bin/containerd", "2.x": filepath.Join(tools, "containerd-2.4.2", "containerd")}
+	return map[string]string{"system": "/usr/bin/containerd",
+		"2.x": filepath.Join(tools, "containerd-2.4.2", "containerd")}
 }
 
 // bed is a container engine on directories of its own, with one image.
@@ -98,7 +99,8 @@ func newBed(t testing.TB, containerd string) *bed {
 		t.Fatal(err)
 	}
 	b := &bed{cfg: engine.Config{
-		Root: dir + "/root", State: dir + "/state", Snapshotter: "overlayfs", Containerd: containerd, CRIU: criu.Find(t.Context(), ""),
+		Root: dir + "/root", State: dir + "/state", Snapshotter: "overlayfs", Containerd: containerd,
+		CRIU:    criu.Find(t.Context(), ""),
 		Runtime: runtime, ShimProgram: shimProgram,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}}
@@ -112,7 +114,8 @@ func newBed(t testing.TB, containerd string) *bed {
 		t.Fatal(err)
 	}
 	b.criu = b.newCRIU()
-	if b.conn, err = grpc.NewClient("unix://"+b.e.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+	if b.conn, err = grpc.NewClient("unix://"+b.e.Socket(),
+		grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { b.tearDown(t, dir) })
@@ -173,7 +176,9 @@ func (b *bed) Boot(t testing.TB, o enginetest.Boot) enginetest.Running {
 	if o.Unconfined {
 		e = b.loose
 	}
-	i, err := e.Create(t.Context(), engine.Spec{Name: o.Name, Image: b.img, Net: engine.NetBridge, Cmd: o.Things, User: o.User, Dumpable: o.Dumpable})
+	i, err := e.Create(t.Context(),
+		engine.Spec{Name: o.Name, Image: b.img, Net: engine.NetBridge, Cmd: o.Things, User: o.User,
+			Dumpable: o.Dumpable})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +195,8 @@ func (b *bed) Boot(t testing.TB, o enginetest.Boot) enginetest.Running {
 }
 
 func running(i *engine.Info, pid int) enginetest.Running {
-	return enginetest.Running{Container: checkpoint.Container{Name: i.Name, PID: pid}, Addr: net.JoinHostPort(i.Addr.String(), "7000")}
+	return enginetest.Running{Container: checkpoint.Container{Name: i.Name, PID: pid},
+		Addr: net.JoinHostPort(i.Addr.String(), "7000")}
 }
 
 // Keep makes the writable layer a snapshot that stands on the image's.
@@ -201,13 +207,14 @@ func (b *bed) Keep(ctx context.Context, name, dir string) error {
 	}
 	id := upperOf(dir)
 	parent := b.img.Spec.RootFS.DiffIDs[0]
-	return b.snapshot(ctx, parent.String(), identity.ChainID([]digest.Digest{parent, id}).String(), func(to string) error {
-		err := exec.CommandContext(ctx, "cp", "-a", from+"/.", to).Run()
-		if err == nil && b.changed != "" {
-			err = os.WriteFile(filepath.Join(to, "work", b.changed), []byte("x"), 0o600)
-		}
-		return err
-	})
+	return b.snapshot(ctx, parent.String(), identity.ChainID([]digest.Digest{parent, id}).String(),
+		func(to string) error {
+			err := exec.CommandContext(ctx, "cp", "-a", from+"/.", to).Run()
+			if err == nil && b.changed != "" {
+				err = os.WriteFile(filepath.Join(to, "work", b.changed), []byte("x"), 0o600)
+			}
+			return err
+		})
 }
 
 func upperOf(dir string) digest.Digest { return digest.FromString(dir) }
@@ -217,7 +224,9 @@ func (b *bed) snapshot(ctx context.Context, parent, name string, fill func(dir s
 	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", "dewpoint")
 	c := snapshotsapi.NewSnapshotsClient(b.conn)
 	labels := map[string]string{"containerd.io/gc.root": "now"}
-	r, err := c.Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{Snapshotter: "overlayfs", Key: "new " + name, Parent: parent, Labels: labels})
+	r, err := c.Prepare(ctx,
+		&snapshotsapi.PrepareSnapshotRequest{Snapshotter: "overlayfs", Key: "new " + name, Parent: parent,
+			Labels: labels})
 	if err != nil {
 		return err
 	}
@@ -230,7 +239,9 @@ func (b *bed) snapshot(ctx context.Context, parent, name string, fill func(dir s
 	if err := fill(dir); err != nil {
 		return err
 	}
-	_, err = c.Commit(ctx, &snapshotsapi.CommitSnapshotRequest{Snapshotter: "overlayfs", Key: "new " + name, Name: name, Labels: labels})
+	_, err = c.Commit(ctx,
+		&snapshotsapi.CommitSnapshotRequest{Snapshotter: "overlayfs", Key: "new " + name, Name: name,
+			Labels: labels})
 	return err
 }
 
@@ -254,7 +265,8 @@ func (b *bed) Restore(t testing.TB, name, dir string) (enginetest.Running, error
 
 func (b *bed) restoreSpec(name, dir string) engine.Spec {
 	return engine.Spec{Name: name, Image: b.img, Net: engine.NetBridge,
-		Restore: &engine.Restore{Images: engine.ImagesIn(dir), Upper: upperOf(dir), Config: criu.RestoreConfig(false)}}
+		Restore: &engine.Restore{Images: engine.ImagesIn(dir), Upper: upperOf(dir),
+			Config: criu.RestoreConfig(false)}}
 }
 
 func (b *bed) Remove(t testing.TB, name string) {
@@ -274,7 +286,9 @@ func (b *bed) Exec(t testing.TB, name string, tty bool) {
 	}
 	go func() {
 		defer close(done)
-		_, _ = b.e.Exec(ctx, name, engine.ExecSpec{Args: []string{"/workload", "echo"}, TTY: tty, Stdin: in, Stdout: t.Output(), Stderr: t.Output()})
+		_, _ = b.e.Exec(ctx, name,
+			engine.ExecSpec{Args: []string{"/workload", "echo"}, TTY: tty, Stdin: in, Stdout: t.Output(),
+				Stderr: t.Output()})
 	}()
 	t.Cleanup(func() { cancel(); hold.Close(); <-done; in.Close() })
 	i, err := b.e.Inspect(t.Context(), name)
@@ -282,7 +296,8 @@ func (b *bed) Exec(t testing.TB, name string, tty bool) {
 		t.Fatal(err)
 	}
 	for range 500 { // until it is there
-		if procs, _ := os.ReadFile(filepath.Join(i.CgroupDir("pids"), "cgroup.procs")); strings.Count(string(procs), "\n") > 1 {
+		if procs, _ := os.ReadFile(filepath.Join(i.CgroupDir("pids"), "cgroup.procs")); strings.Count(string(procs),
+			"\n") > 1 {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -304,7 +319,8 @@ func (b *bed) makeImage(t testing.TB) *image.Image {
 				return err
 			}
 		}
-		if err := os.WriteFile(filepath.Join(dir, "etc/passwd"), []byte("root:x:0:0::/:\nweb:x:33:33::/:\n"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "etc/passwd"), []byte("root:x:0:0::/:\nweb:x:33:33::/:\n"),
+			0o644); err != nil {
 			return err
 		}
 		return os.WriteFile(filepath.Join(dir, "workload"), program, 0o755)
@@ -339,12 +355,15 @@ func testImage(t testing.TB, diff digest.Digest) *image.Image {
 	}
 	img.Config = marshal(img.Spec)
 	img.ConfigD = describe(ocispec.MediaTypeImageConfig, img.Config)
-	layer := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString("blob"), Size: 7}
-	m := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: img.ConfigD, Layers: []ocispec.Descriptor{layer}}
+	layer := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString("blob"),
+		Size: 7}
+	m := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: img.ConfigD,
+		Layers: []ocispec.Descriptor{layer}}
 	m.SchemaVersion = 2
 	img.Manifest = marshal(m)
 	img.Desc = describe(ocispec.MediaTypeImageManifest, img.Manifest)
 	img.Target = img.Desc
-	img.Layers = []image.Layer{{Digest: layer.Digest, Size: layer.Size, MediaType: layer.MediaType, DiffID: diff}}
+	img.Layers = []image.Layer{{Digest: layer.Digest, Size: layer.Size, MediaType: layer.MediaType,
+		DiffID: diff}}
 	return img
 }

@@ -35,7 +35,9 @@ func (b *bed) bench(tb *testing.B, things []string) {
 			tb.Fatal(err)
 		}
 		var d checkpoint.Dumped
-		d, err = b.criu.Dump(tb.Context(), one.Container, dir, func(ctx context.Context) error { return b.Keep(ctx, "one", dir) })
+		d, err = b.criu.Dump(tb.Context(), one.Container, dir, func(ctx context.Context) error {
+			return b.Keep(ctx, "one", dir)
+		})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -66,7 +68,8 @@ func (b *bed) bench(tb *testing.B, things []string) {
 		b.Remove(tb, "two")
 		os.RemoveAll(dir)
 	}
-	for unit, d := range map[string]time.Duration{"pause-ms": pause, "boot-ms": boot, "create-ms": create, "start-ms": start - create, "answer-ms": answer} {
+	for unit, d := range map[string]time.Duration{"pause-ms": pause, "boot-ms": boot, "create-ms": create,
+		"start-ms": start - create, "answer-ms": answer} {
 		tb.ReportMetric(float64(d.Milliseconds())/float64(tb.N), unit)
 	}
 	tb.ReportMetric(0, "ns/op")

@@ -123,7 +123,8 @@ func RestoreConfig(lazy bool) []string {
 }
 
 // Dump keeps the contract of checkpoint.Engine.
-func (e *Engine) Dump(ctx context.Context, c checkpoint.Container, dir string, frozen func(ctx context.Context) error) (checkpoint.Dumped, error) {
+func (e *Engine) Dump(ctx context.Context, c checkpoint.Container, dir string,
+	frozen func(ctx context.Context) error) (checkpoint.Dumped, error) {
 	d, err := e.dump(ctx, c, dir, frozen)
 	if err != nil {
 		return d, fmt.Errorf("checkpoint %s: %w", c.Name, err)
@@ -131,7 +132,8 @@ func (e *Engine) Dump(ctx context.Context, c checkpoint.Container, dir string, f
 	return d, nil
 }
 
-func (e *Engine) dump(ctx context.Context, c checkpoint.Container, dir string, frozen func(ctx context.Context) error) (d checkpoint.Dumped, err error) {
+func (e *Engine) dump(ctx context.Context, c checkpoint.Container, dir string,
+	frozen func(ctx context.Context) error) (d checkpoint.Dumped, err error) {
 	found, err := examine(c)
 	if err != nil {
 		return d, err
@@ -160,7 +162,8 @@ func (e *Engine) dump(ctx context.Context, c checkpoint.Container, dir string, f
 }
 
 // still does what has to be done while nothing runs, and says how long that took.
-func (e *Engine) still(ctx context.Context, name string, to engine.DumpSpec, frozen func(ctx context.Context) error) (paused time.Duration, err error) {
+func (e *Engine) still(ctx context.Context, name string, to engine.DumpSpec,
+	frozen func(ctx context.Context) error) (paused time.Duration, err error) {
 	began := time.Now()
 	if err := e.cfg.Containers.Pause(ctx, name); err != nil {
 		return 0, err

@@ -36,7 +36,8 @@ const helperVar, bedVar = "CRIU_TEST_HELPER", "CRIU_TEST_BED"
 func helperCommand(t *testing.T, name string, cfg engine.Config) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), helperVar+"="+name, bedVar+"="+strings.Join([]string{cfg.Root, cfg.State, cfg.Containerd, cfg.CRIU}, ":"))
+	cmd.Env = append(os.Environ(), helperVar+"="+name,
+		bedVar+"="+strings.Join([]string{cfg.Root, cfg.State, cfg.Containerd, cfg.CRIU}, ":"))
 	cmd.Stderr = t.Output()
 	return cmd
 }
@@ -64,7 +65,8 @@ func TestProbe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a.Engine != "criu" || a.Version == "" || a.Runc == "" || a.Kernel == "" || a.PageSize == 0 || len(a.CPU) == 0 || a.CgroupMode == "" {
+	if a.Engine != "criu" || a.Version == "" || a.Runc == "" || a.Kernel == "" || a.PageSize == 0 ||
+		len(a.CPU) == 0 || a.CgroupMode == "" {
 		t.Errorf("%+v", a)
 	}
 	if again, err := e.Probe(ctx); err != nil || again.Version != a.Version {
@@ -85,13 +87,15 @@ func script(t *testing.T, text string) string {
 func TestUnable(t *testing.T) {
 	real := criu.Find(t.Context(), "")
 	for name, c := range map[string]struct{ program, says string }{
-		"missing":    {"/nothing/criu", "there is no CRIU at /nothing/criu"},
-		"none":       {"", "CRIU is missing"},
-		"old":        {script(t, "echo Version: 3.17.1"), "3.17.1 at "},
-		"other":      {script(t, "echo hello"), "is it CRIU?"},
-		"broken":     {script(t, "echo out of order >&2; exit 3"), "out of order"},
-		"no-dump":    {script(t, "case $1 in dump) echo no such luck; exit 1;; esac; exec "+real+` "$@"`), "dump: exit status 1: no such luck"},
-		"no-restore": {script(t, "case $1 in restore) echo no such luck; exit 1;; esac; exec "+real+` "$@"`), "restore: exit status 1: no such luck"},
+		"missing": {"/nothing/criu", "there is no CRIU at /nothing/criu"},
+		"none":    {"", "CRIU is missing"},
+		"old":     {script(t, "echo Version: 3.17.1"), "3.17.1 at "},
+		"other":   {script(t, "echo hello"), "is it CRIU?"},
+		"broken":  {script(t, "echo out of order >&2; exit 3"), "out of order"},
+		"no-dump": {script(t, "case $1 in dump) echo no such luck; exit 1;; esac; exec "+real+` "$@"`),
+			"dump: exit status 1: no such luck"},
+		"no-restore": {script(t, "case $1 in restore) echo no such luck; exit 1;; esac; exec "+real+` "$@"`),
+			"restore: exit status 1: no such luck"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := criu.New(criu.Config{Program: c.program, State: t.TempDir()})
@@ -140,7 +144,8 @@ func TestProbeKilled(t *testing.T) {
 		_ = cmd.Process.Kill()
 		<-ended
 		criu.New(criu.Config{State: state})
-		for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(20 * time.Millisecond) { // what nobody ends takes longer
+		// what nobody ends takes longer
+		for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 			left := marked(mark)
 			if len(left) == 0 {
 				break
@@ -199,7 +204,9 @@ func TestOtherUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	_, err = b.criu.Dump(t.Context(), one.Container, dir, func(ctx context.Context) error { return b.Keep(ctx, "one", dir) })
+	_, err = b.criu.Dump(t.Context(), one.Container, dir, func(ctx context.Context) error {
+		return b.Keep(ctx, "one", dir)
+	})
 	if len(a.Limits) == 0 {
 		if err != nil {
 			t.Fatal(err)
@@ -230,9 +237,11 @@ func TestSpoilt(t *testing.T) {
 		"no-pages":    func(dir string) error { return os.Remove(filepath.Join(dir, "pages-1.img")) },
 		"short-pages": func(dir string) error { return os.Truncate(filepath.Join(dir, "pages-1.img"), 4096) },
 		"no-core":     func(dir string) error { return os.Remove(filepath.Join(dir, "core-1.img")) },
-		"zeros":       func(dir string) error { return os.WriteFile(filepath.Join(dir, "mm-1.img"), make([]byte, 500), 0o600) },
-		"empty":       func(dir string) error { return errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)) },
-		"file":        nil, // a file that the process has open
+		"zeros": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "mm-1.img"), make([]byte, 500), 0o600)
+		},
+		"empty": func(dir string) error { return errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)) },
+		"file":  nil, // a file that the process has open
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), name)
@@ -243,7 +252,9 @@ func TestSpoilt(t *testing.T) {
 				b.changed = "lock"
 				defer func() { b.changed = "" }()
 			}
-			_, err := b.criu.Dump(t.Context(), one.Container, dir, func(ctx context.Context) error { return b.Keep(ctx, "one", dir) })
+			_, err := b.criu.Dump(t.Context(), one.Container, dir, func(ctx context.Context) error {
+				return b.Keep(ctx, "one", dir)
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -329,10 +340,11 @@ func dumpForever() {
 	if _, err := fmt.Sscan(os.Getenv("CRIU_TEST_PID"), &c.PID); err != nil {
 		panic(err)
 	}
-	_, err = criu.New(criu.Config{Containers: e, Program: cfg.CRIU, State: cfg.State}).Dump(ctx, c, os.Getenv("CRIU_TEST_DIR"), func(context.Context) error {
-		fmt.Println("frozen")
-		time.Sleep(time.Hour)
-		return nil
-	})
+	_, err = criu.New(criu.Config{Containers: e, Program: cfg.CRIU, State: cfg.State}).Dump(ctx, c,
+		os.Getenv("CRIU_TEST_DIR"), func(context.Context) error {
+			fmt.Println("frozen")
+			time.Sleep(time.Hour)
+			return nil
+		})
 	panic(err)
 }

@@ -154,7 +154,8 @@ var anonymous = []struct{ begins, what, remedy string }{
 }
 
 // harmless are the devices that every container has.
-var harmless = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm", "/dev/mqueue"}
+var harmless = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm",
+	"/dev/mqueue"}
 
 func fitFiles(pid int) error {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)

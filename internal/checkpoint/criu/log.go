@@ -21,17 +21,26 @@ var complaints = []struct {
 	line         *regexp.Regexp
 	what, remedy string
 }{
-	{regexp.MustCompile(`Connected TCP socket|In-flight connection`), "a client is connected", "checkpoint when none is, or let connections be closed in the clones"},
-	{regexp.MustCompile(`Unsupported proto 262`), "it has a socket of multipath TCP, which Go programs ask for", "run the container dumpable, or with GODEBUG=multipathtcp=0"},
+	{regexp.MustCompile(`Connected TCP socket|In-flight connection`), "a client is connected",
+		"checkpoint when none is, or let connections be closed in the clones"},
+	{regexp.MustCompile(`Unsupported proto 262`), "it has a socket of multipath TCP, which Go programs ask for",
+		"run the container dumpable, or with GODEBUG=multipathtcp=0"},
 	{regexp.MustCompile(`io_uring`), "it uses io_uring", "run the container dumpable, without io_uring"},
-	{regexp.MustCompile(`Can't dump ghost file`), "it has a file open that was removed and is larger than " + ghostLimit, "restart the program, or checkpoint before it opens such"},
-	{regexp.MustCompile(`link-remap`), "it has a file open whose name was removed while another name is left", "restart the program"},
+	{regexp.MustCompile(`Can't dump ghost file`),
+		"it has a file open that was removed and is larger than " + ghostLimit,
+		"restart the program, or checkpoint before it opens such"},
+	{regexp.MustCompile(`link-remap`), "it has a file open whose name was removed while another name is left",
+		"restart the program"},
 	{regexp.MustCompile(`Can't (resolve|find suitable path|dump) .*(handle|inotify|fanotify)|inotify.*(fail|can't)|Can't dump that handle`), "it watches files (inotify) that CRIU cannot find again", "such a container can only boot"},
-	{regexp.MustCompile(`(?i)external (stream|socket|unix)|unix.*external|Connected.*peer.*out`), "it is connected to a program outside by a Unix socket", "checkpoint when it is not"},
-	{regexp.MustCompile(`Unable to freeze`), "a process sleeps in the kernel and cannot be stopped", "try again when it has what it waits for"},
+	{regexp.MustCompile(`(?i)external (stream|socket|unix)|unix.*external|Connected.*peer.*out`),
+		"it is connected to a program outside by a Unix socket", "checkpoint when it is not"},
+	{regexp.MustCompile(`Unable to freeze`), "a process sleeps in the kernel and cannot be stopped",
+		"try again when it has what it waits for"},
 	{regexp.MustCompile(`Can't (lookup|dump) .*tty|tty: `), "it has a terminal", "run it without one"},
-	{regexp.MustCompile(`Can't get rlimits?|prlimit.*Operation not permitted`), "a process is not root's", "CRIU reads its limits only with CAP_SYS_RESOURCE"},
-	{regexp.MustCompile(`Can't (lock|dump) .*lock|file lock`), "it holds a lock on a file together with a program outside", "checkpoint when it does not"},
+	{regexp.MustCompile(`Can't get rlimits?|prlimit.*Operation not permitted`), "a process is not root's",
+		"CRIU reads its limits only with CAP_SYS_RESOURCE"},
+	{regexp.MustCompile(`Can't (lock|dump) .*lock|file lock`),
+		"it holds a lock on a file together with a program outside", "checkpoint when it does not"},
 }
 
 // explain makes of a dump that went wrong, and of CRIU's log, an error that
@@ -69,7 +78,8 @@ func errorLines(log string) []string {
 	defer f.Close()
 	var lines []string
 	for s := bufio.NewScanner(io.LimitReader(f, mostLog)); s.Scan() && len(lines) < mostLines; {
-		if m := errorLine.FindStringSubmatch(s.Text()); m != nil && !strings.Contains(m[1], "RLIMIT_NOFILE for self") {
+		if m := errorLine.FindStringSubmatch(s.Text()); m != nil &&
+			!strings.Contains(m[1], "RLIMIT_NOFILE for self") {
 			lines = append(lines, m[1])
 		}
 	}

@@ -30,7 +30,9 @@ func (e *Engine) Probe(ctx context.Context) (checkpoint.Ability, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if missing := missingCapabilities(); len(missing) > 0 {
-		return checkpoint.Ability{}, fmt.Errorf("%w: dewd lacks %s: run it as root of the machine, with these", checkpoint.ErrUnable, strings.Join(missing, ", "))
+		return checkpoint.Ability{},
+			fmt.Errorf("%w: dewd lacks %s: run it as root of the machine, with these", checkpoint.ErrUnable,
+				strings.Join(missing, ", "))
 	}
 	v, err := e.versions(ctx)
 	if err != nil {
@@ -48,7 +50,9 @@ func (e *Engine) Probe(ctx context.Context) (checkpoint.Ability, error) {
 		e.log.Warn("restores will be slower", "err", err)
 	}
 	if err := e.dumpAndRestore(ctx); err != nil {
-		return checkpoint.Ability{}, fmt.Errorf("%w: CRIU %s cannot dump and restore a small process here: %w", checkpoint.ErrUnable, v.criu, err)
+		return checkpoint.Ability{},
+			fmt.Errorf("%w: CRIU %s cannot dump and restore a small process here: %w", checkpoint.ErrUnable, v.criu,
+				err)
 	}
 	a.Lazy = exec.CommandContext(ctx, e.cfg.Program, "check", "--feature", "uffd-noncoop").Run() == nil
 	if !hasCapability(unix.CAP_SYS_RESOURCE) {
@@ -79,7 +83,8 @@ func (e *Engine) versions(ctx context.Context) (v versions, err error) {
 
 // needed are the capabilities without which CRIU or runc cannot work.
 var needed = map[string]int{
-	"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_SYS_PTRACE": unix.CAP_SYS_PTRACE, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN,
+	"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_SYS_PTRACE": unix.CAP_SYS_PTRACE,
+	"CAP_NET_ADMIN": unix.CAP_NET_ADMIN,
 }
 
 func missingCapabilities() []string {
@@ -118,10 +123,12 @@ func (e *Engine) dumpAndRestore(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	p := exec.CommandContext(ctx, "sh", "-c", probe, "probe", e.cfg.Program, dir, strconv.Itoa(int(probeTimeout/time.Second)))
+	p := exec.CommandContext(ctx, "sh", "-c", probe, "probe", e.cfg.Program, dir,
+		strconv.Itoa(int(probeTimeout/time.Second)))
 	var out bytes.Buffer
 	p.Dir, p.Stdout, p.Stderr = "/", &out, &out
-	p.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL, Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
+	p.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL,
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
 	runtime.LockOSThread() // whose end would be the signal
 	defer runtime.UnlockOSThread()
 	if err := startListening(ctx, p); err != nil {
@@ -135,7 +142,8 @@ func (e *Engine) dumpAndRestore(ctx context.Context) error {
 			return explainProbe(dir, err, out.Bytes())
 		case <-time.After(2 * time.Millisecond):
 		}
-		if b, err := os.ReadFile(filepath.Join(dir, restoreLog)); err == nil && bytes.Contains(b, []byte("Tasks resumed")) {
+		if b, err := os.ReadFile(filepath.Join(dir, restoreLog)); err == nil &&
+			bytes.Contains(b, []byte("Tasks resumed")) {
 			_ = p.Process.Kill()
 			<-ended
 			return nil

@@ -67,9 +67,11 @@ func version(ctx context.Context, program string) (string, error) {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, exec.ErrNotFound):
 		return "", fmt.Errorf("%w: there is no CRIU at %s: %s", checkpoint.ErrUnable, program, remedy)
 	case err != nil:
-		return "", fmt.Errorf("%w: %s --version: %w: %s", checkpoint.ErrUnable, program, err, strings.TrimSpace(string(out)))
+		return "", fmt.Errorf("%w: %s --version: %w: %s", checkpoint.ErrUnable, program, err,
+			strings.TrimSpace(string(out)))
 	case m == nil:
-		return "", fmt.Errorf("%w: %s --version says %q: is it CRIU? %s", checkpoint.ErrUnable, program, strings.TrimSpace(string(out)), remedy)
+		return "", fmt.Errorf("%w: %s --version says %q: is it CRIU? %s", checkpoint.ErrUnable, program,
+			strings.TrimSpace(string(out)), remedy)
 	}
 	return string(m[1]), nil
 }
@@ -89,7 +91,8 @@ func runcVersion(ctx context.Context, program string) (string, error) {
 	}
 	m := runcLine.FindSubmatch(out)
 	if m == nil {
-		return "", fmt.Errorf("%w: %s --version is not runc's: %q", checkpoint.ErrUnable, program, strings.TrimSpace(string(out)))
+		return "", fmt.Errorf("%w: %s --version is not runc's: %q", checkpoint.ErrUnable, program,
+			strings.TrimSpace(string(out)))
 	}
 	return string(m[1]), nil
 }

@@ -14,7 +14,8 @@ import (
 // when it is done, unless it is killed.
 const yards = "/tmp/.criu.mntns.*"
 
-// sweepYards removes those that no CRIU which runs can have made: the ones that are there before none is seen to.
+// sweepYards removes those that no CRIU which runs can have made: the ones that are there before none is seen
+// to.
 func sweepYards() {
 	sweepUnless(yards, func() bool { return slices.ContainsFunc(processes(), isCRIU) })
 }

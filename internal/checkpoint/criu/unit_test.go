@@ -72,7 +72,8 @@ func TestSweepYards(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if !isCRIU(cmd.Process.Pid) || isCRIU(os.Getpid()) {
-		t.Errorf("%q is CRIU: %v, %q: %v", argsOf(cmd.Process.Pid), isCRIU(cmd.Process.Pid), argsOf(os.Getpid()), isCRIU(os.Getpid()))
+		t.Errorf("%q is CRIU: %v, %q: %v", argsOf(cmd.Process.Pid), isCRIU(cmd.Process.Pid), argsOf(os.Getpid()),
+			isCRIU(os.Getpid()))
 	}
 	in.Close()
 	_ = cmd.Wait()
@@ -93,12 +94,15 @@ func TestExplain(t *testing.T) {
 			t.Fatal(err)
 		}
 		var unfit *checkpoint.UnfitError
-		if err := explain(log, failed); !errors.As(err, &unfit) || !strings.Contains(unfit.What, what) || unfit.Remedy == "" {
+		if err := explain(log, failed); !errors.As(err, &unfit) || !strings.Contains(unfit.What, what) ||
+			unfit.Remedy == "" {
 			t.Errorf("%s: %v", line, err)
 		}
 	}
 	log := filepath.Join(t.TempDir(), "dump.log")
-	if err := os.WriteFile(log, []byte("(00.2) Error (criu/page-xfer.c:254): page-xfer: Unable to spice data: No space left on device\n"), 0o600); err != nil {
+	if err := os.WriteFile(log,
+		[]byte("(00.2) Error (criu/page-xfer.c:254): page-xfer: Unable to spice data: No space left on device\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := explain(log, failed); !errors.Is(err, unix.ENOSPC) {
@@ -127,12 +131,14 @@ func filesImage(nanos, every uint64) []byte {
 		return protowire.AppendVarint(protowire.AppendTag(b, n, protowire.VarintType), v)
 	}
 	var timer []byte
-	for n, v := range []uint64{1: 5, 2: 0, 4: 1, 5: 1, 6: 0, timerSeconds: 0, timerNanos: nanos, periodSeconds: 0, periodNanos: every} {
+	for n, v := range []uint64{1: 5, 2: 0, 4: 1, 5: 1, 6: 0, timerSeconds: 0, timerNanos: nanos,
+		periodSeconds: 0, periodNanos: every} {
 		if n > 0 && n != 3 {
 			timer = number(timer, protowire.Number(n), v)
 		}
 	}
-	entry := protowire.AppendBytes(protowire.AppendTag(number(number(nil, 1, 12), 2, 5), fileTimer, protowire.BytesType), timer)
+	entry := protowire.AppendBytes(protowire.AppendTag(number(number(nil, 1, 12), 2, 5), fileTimer,
+		protowire.BytesType), timer)
 	b := binary.LittleEndian.AppendUint32(nil, commonMagic)
 	b = binary.LittleEndian.AppendUint32(b, 0x56303138)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(entry)))
@@ -171,8 +177,10 @@ func TestRearmTimers(t *testing.T) {
 
 func TestUnfitFile(t *testing.T) {
 	for to, unfit := range map[string]bool{
-		"/dev/null": false, "/dev/shm/x": false, "/dev/urandom": false, "/data/dev/x": false, "socket:[1]": false, "anon_inode:[eventpoll]": false,
-		"anon_inode:[io_uring]": true, "/dev/pts/0": true, "/dev/fuse": true, "/dev/nvidia0": true, "anon_inode:bpf-prog": true, "/dev/nullx": true,
+		"/dev/null": false, "/dev/shm/x": false, "/dev/urandom": false, "/data/dev/x": false, "socket:[1]": false,
+		"anon_inode:[eventpoll]": false,
+		"anon_inode:[io_uring]":  true, "/dev/pts/0": true, "/dev/fuse": true, "/dev/nvidia0": true,
+		"anon_inode:bpf-prog": true, "/dev/nullx": true,
 	} {
 		if what, remedy := unfitFile(to); (what != "") != unfit || unfit && remedy == "" {
 			t.Errorf("%s: %q, %q", to, what, remedy)
@@ -181,7 +189,8 @@ func TestUnfitFile(t *testing.T) {
 }
 
 func TestNewEnough(t *testing.T) {
-	for v, want := range map[string]bool{"4.2": true, "4.2.1": true, "4.10": true, "5.0": true, "4.1.1": false, "3.17.1": false, "": false, "x": false} {
+	for v, want := range map[string]bool{"4.2": true, "4.2.1": true, "4.10": true, "5.0": true, "4.1.1": false,
+		"3.17.1": false, "": false, "x": false} {
 		if newEnough(v) != want {
 			t.Errorf("%q: %v", v, !want)
 		}

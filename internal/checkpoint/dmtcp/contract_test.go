@@ -33,7 +33,8 @@ import (
 )
 
 // lacks are the things that DMTCP does not carry over, by what a refusal says.
-var lacks = map[string]string{"pidfd": "pidfd", "inotify": "inotify", "flock": "lock", "timer": "timerfd", "memfd": "memfd"}
+var lacks = map[string]string{"pidfd": "pidfd", "inotify": "inotify", "flock": "lock", "timer": "timerfd",
+	"memfd": "memfd"}
 
 // untried are the things of which it is not known whether DMTCP does.
 var untried = []string{"posix", "ofd", "itimer", "ptimer", "fifo", "udp"}
@@ -42,7 +43,9 @@ var untried = []string{"posix", "ofd", "itimer", "ptimer", "fifo", "udp"}
 func TestContract(t *testing.T) {
 	b := newBed(t)
 	t.Run("Lacks", func(t *testing.T) { testLacks(t, b) })
-	enginetest.Kept = slices.DeleteFunc(slices.Clone(enginetest.Kept), func(thing string) bool { return lacks[thing] != "" || slices.Contains(untried, thing) })
+	enginetest.Kept = slices.DeleteFunc(slices.Clone(enginetest.Kept), func(thing string) bool {
+		return lacks[thing] != "" || slices.Contains(untried, thing)
+	})
 	enginetest.Run(t, b)
 }
 
@@ -94,8 +97,9 @@ func newBed(t *testing.T) *bed {
 		t.Fatal(err)
 	}
 	b := &bed{dir: dir, prefix: prefix(t)}
-	b.e, err = engine.Start(t.Context(), engine.Config{Root: dir + "/root", State: dir + "/state", Snapshotter: "overlayfs",
-		Containerd: "/usr/bin/containerd", Unconfined: true, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	b.e, err = engine.Start(t.Context(),
+		engine.Config{Root: dir + "/root", State: dir + "/state", Snapshotter: "overlayfs",
+			Containerd: "/usr/bin/containerd", Unconfined: true, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +133,8 @@ func (b *bed) Boot(t testing.TB, o enginetest.Boot) enginetest.Running {
 }
 
 func (b *bed) spec(name string) engine.Spec {
-	return engine.Spec{Name: name, Image: b.img, Net: engine.NetBridge, Volumes: []engine.Volume{{Source: "/usr", Target: "/usr", ReadOnly: true}}}
+	return engine.Spec{Name: name, Image: b.img, Net: engine.NetBridge,
+		Volumes: []engine.Volume{{Source: "/usr", Target: "/usr", ReadOnly: true}}}
 }
 
 // run runs a container, with the files of upper, unless "".
@@ -152,7 +157,8 @@ func (b *bed) run(t testing.TB, spec engine.Spec, upper string) (enginetest.Runn
 		b.Remove(t, name)
 		return enginetest.Running{}, err
 	}
-	r := enginetest.Running{Container: checkpoint.Container{Name: name, PID: int(i.Pid)}, Addr: net.JoinHostPort(i.Addr.String(), "7000")}
+	r := enginetest.Running{Container: checkpoint.Container{Name: name, PID: int(i.Pid)},
+		Addr: net.JoinHostPort(i.Addr.String(), "7000")}
 	if _, err := r.Ask("count"); err != nil {
 		out, _ := os.ReadFile(i.Stdout)
 		errs, _ := os.ReadFile(i.Stderr)
@@ -201,7 +207,8 @@ func (b *bed) Exec(t testing.TB, name string, tty bool) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, _ = b.e.Exec(ctx, name, engine.ExecSpec{Args: []string{"sleep", "1000"}, TTY: tty, Stdout: t.Output(), Stderr: t.Output()})
+		_, _ = b.e.Exec(ctx, name,
+			engine.ExecSpec{Args: []string{"sleep", "1000"}, TTY: tty, Stdout: t.Output(), Stderr: t.Output()})
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	for range 500 {
@@ -224,7 +231,8 @@ func (b *bed) makeImage(t testing.TB) {
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "containerd-namespace", "dewpoint")
 	c, labels := snapshotsapi.NewSnapshotsClient(conn), map[string]string{"containerd.io/gc.root": "now"}
 	diff := digest.FromString("workload layer")
-	r, err := c.Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{Snapshotter: "overlayfs", Key: "new", Labels: labels})
+	r, err := c.Prepare(ctx,
+		&snapshotsapi.PrepareSnapshotRequest{Snapshotter: "overlayfs", Key: "new", Labels: labels})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +245,9 @@ func (b *bed) makeImage(t testing.TB) {
 			t.Fatalf("%s: %v: %s", script, err, out)
 		}
 	}
-	if _, err := c.Commit(ctx, &snapshotsapi.CommitSnapshotRequest{Snapshotter: "overlayfs", Key: "new", Name: diff.String(), Labels: labels}); err != nil {
+	if _, err := c.Commit(ctx,
+		&snapshotsapi.CommitSnapshotRequest{Snapshotter: "overlayfs", Key: "new", Name: diff.String(),
+			Labels: labels}); err != nil {
 		t.Fatal(err)
 	}
 	b.img = testImage(diff)
@@ -257,17 +267,21 @@ func testImage(diff digest.Digest) *image.Image {
 	img := &image.Image{Ref: image.Reference{Host: "test.invalid", Path: "workload", Tag: "1"}}
 	img.Spec = ocispec.Image{
 		Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"},
-		Config:   ocispec.ImageConfig{WorkingDir: "/work", Env: []string{"PATH=" + strings.Join([]string{"/usr/bin", "/usr/sbin"}, ":")}},
-		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{diff}},
+		Config: ocispec.ImageConfig{WorkingDir: "/work",
+			Env: []string{"PATH=" + strings.Join([]string{"/usr/bin", "/usr/sbin"}, ":")}},
+		RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{diff}},
 	}
 	img.Config = marshal(img.Spec)
 	img.ConfigD = describe(ocispec.MediaTypeImageConfig, img.Config)
-	layer := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString("blob"), Size: 7}
-	m := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: img.ConfigD, Layers: []ocispec.Descriptor{layer}}
+	layer := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString("blob"),
+		Size: 7}
+	m := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: img.ConfigD,
+		Layers: []ocispec.Descriptor{layer}}
 	m.SchemaVersion = 2
 	img.Manifest = marshal(m)
 	img.Desc = describe(ocispec.MediaTypeImageManifest, img.Manifest)
 	img.Target = img.Desc
-	img.Layers = []image.Layer{{Digest: layer.Digest, Size: layer.Size, MediaType: layer.MediaType, DiffID: diff}}
+	img.Layers = []image.Layer{{Digest: layer.Digest, Size: layer.Size, MediaType: layer.MediaType,
+		DiffID: diff}}
 	return img
 }

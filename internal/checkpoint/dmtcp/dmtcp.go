@@ -135,12 +135,14 @@ await $!
 exit $status`
 
 func firstProcess(own int, command ...string) []string {
-	return append([]string{"/bin/sh", "-c", first, "dewpoint", PrefixDir + "/bin/dmtcp_coordinator", strconv.Itoa(own)}, command...)
+	return append([]string{"/bin/sh", "-c", first, "dewpoint", PrefixDir + "/bin/dmtcp_coordinator",
+		strconv.Itoa(own)}, command...)
 }
 
 var (
 	join   = []string{"--join-coordinator", "--coord-port", port, "--quiet", "--quiet"}
-	launch = append(append([]string{PrefixDir + "/bin/dmtcp_launch"}, join...), "--no-gzip", "--ckptdir", ImagesDir)
+	launch = append(append([]string{PrefixDir + "/bin/dmtcp_launch"}, join...), "--no-gzip", "--ckptdir",
+		ImagesDir)
 )
 
 // boot is the command of a container that is to be dumped, for its application's.
@@ -159,7 +161,8 @@ func (e *Engine) Carry(s *engine.Spec) error {
 	case s.Net == "" || s.Net == engine.NetHost:
 		return &checkpoint.UnfitError{What: "it is on the host's network, where whoever reaches DMTCP's coordinator could stop it", Remedy: "give it a network of its own (--net bridge, or -p)"}
 	case user != "" && user != "root" && user != "0":
-		return &checkpoint.UnfitError{What: "its user " + user + " is not root, which checkpoints by DMTCP were not tried with", Remedy: byCRIU}
+		return &checkpoint.UnfitError{What: "its user " + user +
+			" is not root, which checkpoints by DMTCP were not tried with", Remedy: byCRIU}
 	}
 	command, err := s.Args()
 	if err != nil {
@@ -181,14 +184,17 @@ func (e *Engine) Revive(s *engine.Spec, dir string) error {
 // dress gives a container DMTCP, a command, and a directory of its own that begins with images.
 func (e *Engine) dress(s *engine.Spec, command []string, images string) {
 	s.Entrypoint, s.Cmd = command, nil
-	s.Mounts = append(slices.Clone(s.Mounts), specs.Mount{Destination: PrefixDir, Type: "bind", Source: e.cfg.Prefix, Options: []string{"rbind", "rprivate", "ro"}})
+	s.Mounts = append(slices.Clone(s.Mounts),
+		specs.Mount{Destination: PrefixDir, Type: "bind", Source: e.cfg.Prefix,
+			Options: []string{"rbind", "rprivate", "ro"}})
 	s.Own = &engine.Own{Target: ImagesDir, From: images}
 }
 
 // Bare implements checkpoint.Carrier.
 func (e *Engine) Bare(o *specs.Spec) *specs.Spec {
 	bare, process := *o, *o.Process
-	if dressed := boot(nil); len(process.Args) > len(dressed) && slices.Equal(process.Args[:len(dressed)], dressed) {
+	if dressed := boot(nil); len(process.Args) > len(dressed) &&
+		slices.Equal(process.Args[:len(dressed)], dressed) {
 		process.Args = process.Args[len(dressed):]
 	}
 	bare.Process = &process
@@ -238,7 +244,9 @@ func (e *Engine) Awake(ctx context.Context, name string) error {
 // ask gives a container's coordinator a command.
 func (e *Engine) ask(ctx context.Context, name, command string) (said string, status int, err error) {
 	var out bytes.Buffer
-	status, err = e.cfg.Containers.Exec(ctx, name, engine.ExecSpec{Args: []string{PrefixDir + "/bin/dmtcp_command", "--coord-port", port, command}, Stdout: &out, Stderr: &out})
+	status, err = e.cfg.Containers.Exec(ctx, name,
+		engine.ExecSpec{Args: []string{PrefixDir + "/bin/dmtcp_command", "--coord-port", port, command},
+			Stdout: &out, Stderr: &out})
 	return strings.TrimSpace(out.String()), status, err
 }
 
@@ -250,7 +258,8 @@ const limit = time.Minute
 const tries = 3
 
 // Dump implements checkpoint.Engine.
-func (e *Engine) Dump(ctx context.Context, c checkpoint.Container, dir string, frozen func(ctx context.Context) error) (checkpoint.Dumped, error) {
+func (e *Engine) Dump(ctx context.Context, c checkpoint.Container, dir string,
+	frozen func(ctx context.Context) error) (checkpoint.Dumped, error) {
 	d, err := examine(c)
 	if err != nil {
 		return d, err
@@ -275,7 +284,8 @@ func (e *Engine) images(name string) string { return e.cfg.Containers.OwnDir(nam
 
 // write has the images written and leaves the container paused, with nothing
 // changed in its files since.
-func (e *Engine) write(ctx context.Context, name string, d *checkpoint.Dumped) (resume func() error, err error) {
+func (e *Engine) write(ctx context.Context, name string, d *checkpoint.Dumped) (resume func() error,
+	err error) {
 	resume = func() error { return e.cfg.Containers.Resume(name) }
 	for range tries {
 		began := time.Now()
@@ -295,7 +305,8 @@ func (e *Engine) write(ctx context.Context, name string, d *checkpoint.Dumped) (
 			return nil, err
 		}
 	}
-	return nil, &checkpoint.UnfitError{What: "the container changes files all the time", Remedy: "checkpoint it when it is idle, or by CRIU"}
+	return nil, &checkpoint.UnfitError{What: "the container changes files all the time",
+		Remedy: "checkpoint it when it is idle, or by CRIU"}
 }
 
 // command has all processes write their images, and says when the last was written.

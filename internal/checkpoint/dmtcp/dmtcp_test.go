@@ -71,7 +71,8 @@ func (f *fake) Exec(_ context.Context, _ string, s engine.ExecSpec) (int, error)
 		return f.status, err
 	}
 	file := f.images + "/ckpt_app_1.dmtcp"
-	err = errors.Join(err, os.WriteFile(file, []byte("image"), 0o600), os.WriteFile(f.images+"/dmtcp_restart_script.sh", nil, 0o700))
+	err = errors.Join(err, os.WriteFile(file, []byte("image"), 0o600),
+		os.WriteFile(f.images+"/dmtcp_restart_script.sh", nil, 0o700))
 	if f.writes > 0 {
 		f.writes--
 		time.Sleep(20 * time.Millisecond)
@@ -100,7 +101,8 @@ func TestWrittenAgainWhenFilesChange(t *testing.T) {
 	if _, err := e.write(t.Context(), "a", &d); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"dmtcp_command", "pause", "resume", "dmtcp_command", "pause", "resume", "dmtcp_command", "pause"}
+	want := []string{"dmtcp_command", "pause", "resume", "dmtcp_command", "pause", "resume", "dmtcp_command",
+		"pause"}
 	if !slices.Equal(f.calls, want) {
 		t.Errorf("calls %q", f.calls)
 	}
@@ -120,7 +122,8 @@ func TestNoImages(t *testing.T) {
 		t.Errorf("error %v, calls %q", err, f.calls)
 	}
 	f.status = 2
-	if _, err := e.write(t.Context(), "a", &d); err == nil || !strings.Contains(err.Error(), "status 2: what it says") {
+	if _, err := e.write(t.Context(), "a", &d); err == nil ||
+		!strings.Contains(err.Error(), "status 2: what it says") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -168,12 +171,15 @@ func TestCarryAndBare(t *testing.T) {
 		t.Fatal(err)
 	}
 	args, err := s.Args()
-	if err != nil || args[0] != "/bin/sh" || s.Own.Target != ImagesDir || s.Own.From != "" || len(before.Mounts) != 1 || len(s.Mounts) != 2 {
+	if err != nil || args[0] != "/bin/sh" || s.Own.Target != ImagesDir || s.Own.From != "" ||
+		len(before.Mounts) != 1 || len(s.Mounts) != 2 {
 		t.Errorf("%q, %+v, %v", args, s, err)
 	}
-	o := &specs.Spec{Process: &specs.Process{Args: args}, Mounts: append(s.Mounts, specs.Mount{Destination: ImagesDir})}
+	o := &specs.Spec{Process: &specs.Process{Args: args},
+		Mounts: append(s.Mounts, specs.Mount{Destination: ImagesDir})}
 	bare := e.Bare(o)
-	if !slices.Equal(bare.Process.Args, []string{"app", "-x"}) || len(bare.Mounts) != 1 || len(o.Mounts) != 3 || len(o.Process.Args) != len(args) {
+	if !slices.Equal(bare.Process.Args, []string{"app", "-x"}) || len(bare.Mounts) != 1 || len(o.Mounts) != 3 ||
+		len(o.Process.Args) != len(args) {
 		t.Errorf("bare: %q, %+v", bare.Process.Args, bare.Mounts)
 	}
 	if bare := e.Bare(bare); !slices.Equal(bare.Process.Args, []string{"app", "-x"}) {
@@ -191,7 +197,8 @@ func TestNotCarried(t *testing.T) {
 		s := someSpec()
 		change(&s)
 		var unfit *checkpoint.UnfitError
-		if err := New(Config{}).Carry(&s); !errors.As(err, &unfit) || !strings.Contains(unfit.What, says) || unfit.Remedy == "" || s.Own != nil || s.Entrypoint != nil {
+		if err := New(Config{}).Carry(&s); !errors.As(err, &unfit) || !strings.Contains(unfit.What, says) ||
+			unfit.Remedy == "" || s.Own != nil || s.Entrypoint != nil {
 			t.Errorf("%s: %v, %+v", says, err, s)
 		}
 	}
@@ -232,7 +239,8 @@ func TestAwake(t *testing.T) {
 func TestExamine(t *testing.T) {
 	var d checkpoint.Dumped
 	var unfit *checkpoint.UnfitError
-	if err := examineProcess(os.Getpid(), &d); !errors.As(err, &unfit) || !strings.Contains(err.Error(), "does not carry DMTCP") {
+	if err := examineProcess(os.Getpid(), &d); !errors.As(err, &unfit) ||
+		!strings.Contains(err.Error(), "does not carry DMTCP") {
 		t.Errorf("error %v", err)
 	}
 	if _, err := examine(checkpoint.Container{PID: os.Getpid(), TTY: true}); !errors.As(err, &unfit) {
@@ -250,7 +258,8 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 	}
 	fails := func(prefix, says string) {
 		t.Helper()
-		if _, err := New(Config{Prefix: prefix}).Probe(t.Context()); !errors.Is(err, checkpoint.ErrUnable) || !strings.Contains(err.Error(), says) {
+		if _, err := New(Config{Prefix: prefix}).Probe(t.Context()); !errors.Is(err, checkpoint.ErrUnable) ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("error %v, want %q", err, says)
 		}
 	}

@@ -72,7 +72,8 @@ func examineProcess(pid int, d *checkpoint.Dumped) error {
 		return nil // it has ended
 	}
 	if !strings.Contains(string(maps), "/libdmtcp") {
-		return &checkpoint.UnfitError{What: fmt.Sprintf("process %d (%s) does not carry DMTCP", pid, filepath.Base(program)),
+		return &checkpoint.UnfitError{What: fmt.Sprintf("process %d (%s) does not carry DMTCP", pid,
+			filepath.Base(program)),
 			Remedy: "wait until what exec started has ended; programs that are linked statically need CRIU"}
 	}
 	if err := examineFiles(pid); err != nil {
@@ -99,7 +100,8 @@ func examineFiles(pid int) error {
 				return &checkpoint.UnfitError{What: u.what, Remedy: u.remedy}
 			}
 		}
-		if info, _ := os.ReadFile(filepath.Join(pidDir(pid), "fdinfo", f.Name())); strings.Contains(string(info), "\nlock:") {
+		if info, _ := os.ReadFile(filepath.Join(pidDir(pid), "fdinfo", f.Name())); strings.Contains(string(info),
+			"\nlock:") {
 			return &checkpoint.UnfitError{What: "it holds a lock on " + link, Remedy: byCRIU}
 		}
 	}

@@ -28,7 +28,8 @@ const remedy = "no suite of Debian has it: build DMTCP 4 or newer, and have its 
 func (e *Engine) Probe(ctx context.Context) (checkpoint.Ability, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	a := checkpoint.Ability{Engine: e.Name(), PageSize: os.Getpagesize(), CPU: checkpoint.CPUFeatures(), Limits: limits}
+	a := checkpoint.Ability{Engine: e.Name(), PageSize: os.Getpagesize(), CPU: checkpoint.CPUFeatures(),
+		Limits: limits}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	var err error
@@ -92,7 +93,8 @@ func (e *Engine) tryOut(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := e.underCoordinator(ctx, dir, "dmtcp_launch", []string{"--no-gzip", "--ckptdir", dir, "sleep", "60"}, "--bcheckpoint"); err != nil {
+	if err := e.underCoordinator(ctx, dir, "dmtcp_launch",
+		[]string{"--no-gzip", "--ckptdir", dir, "sleep", "60"}, "--bcheckpoint"); err != nil {
 		return fmt.Errorf("dump a process: %w", err)
 	}
 	images, err := filepath.Glob(filepath.Join(dir, "*.dmtcp"))
@@ -107,10 +109,13 @@ func (e *Engine) tryOut(ctx context.Context) error {
 
 // underCoordinator starts something with a coordinator of its own, gives that a
 // command once it knows a process, and ends both.
-func (e *Engine) underCoordinator(ctx context.Context, dir, program string, args []string, command string) error {
+func (e *Engine) underCoordinator(ctx context.Context, dir, program string, args []string,
+	command string) error {
 	file := filepath.Join(dir, "port")
 	_ = os.Remove(file)
-	cmd := e.tool(ctx, program, append([]string{"--new-coordinator", "--coord-port", "0", "--port-file", file, "--quiet", "--quiet"}, args...)...)
+	cmd := e.tool(ctx, program,
+		append([]string{"--new-coordinator", "--coord-port", "0", "--port-file", file, "--quiet", "--quiet"},
+			args...)...)
 	if err := cmd.Start(); err != nil {
 		return err
 	}

@@ -56,7 +56,8 @@ type Mount struct {
 func Mounts(dir string) []Mount {
 	return []Mount{
 		{AgentsDir, "bind", dir, []string{"bind", "ro", "nosuid", "nodev"}},
-		{StateDir, "tmpfs", "tmpfs", []string{"nosuid", "nodev", "noexec", "mode=0755", "size=1m", "nr_inodes=8192"}},
+		{StateDir, "tmpfs", "tmpfs",
+			[]string{"nosuid", "nodev", "noexec", "mode=0755", "size=1m", "nr_inodes=8192"}},
 	}
 }
 
@@ -72,9 +73,13 @@ func Activate(env []string, agents []Agent) []string {
 		case Python:
 			env = join(env, "PYTHONPATH", ":", func(old string) string { return AgentsDir + "/python:" + old })
 		case Node:
-			env = join(env, "NODE_OPTIONS", " ", func(old string) string { return "--require=" + AgentsDir + "/node.js " + old })
+			env = join(env, "NODE_OPTIONS", " ", func(old string) string {
+				return "--require=" + AgentsDir + "/node.js " + old
+			})
 		case JVM:
-			env = join(env, "JAVA_TOOL_OPTIONS", " ", func(old string) string { return "-javaagent:" + AgentsDir + "/jvm.jar " + old })
+			env = join(env, "JAVA_TOOL_OPTIONS", " ", func(old string) string {
+				return "-javaagent:" + AgentsDir + "/jvm.jar " + old
+			})
 		}
 	}
 	return env

@@ -138,7 +138,8 @@ func (b *bed) kill() {
 	}
 	_ = unix.Kill(b.alive, unix.SIGKILL)
 	for range 400 {
-		if state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.alive)); len(state) == 0 || strings.Contains(string(state), ") Z ") {
+		if state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.alive)); len(state) == 0 ||
+			strings.Contains(string(state), ") Z ") {
 			break
 		}
 		time.Sleep(5 * time.Millisecond)
@@ -193,7 +194,8 @@ func checkClones(t *testing.T, agent Agent, repeats []string, start func(t *test
 		b.activate(nil, agent)
 		start(t, b)
 		b.draw(t)
-		if err := present(Container{Root: b.root, Labels: map[string]string{LabelAgents: string(agent)}}); err != nil {
+		if err := present(Container{Root: b.root,
+			Labels: map[string]string{LabelAgents: string(agent)}}); err != nil {
 			t.Error(err)
 		}
 		one, two := b.clones(t, true)
@@ -240,6 +242,7 @@ func TestJVM(t *testing.T) {
 		if err := os.WriteFile(path, program, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		b.start(t, "java", "-Xverify:all", "-XX:-UsePerfData", "-Xmx64m", "-XX:+UseSerialGC", "-Dport="+b.port, "-jar", path)
+		b.start(t, "java", "-Xverify:all", "-XX:-UsePerfData", "-Xmx64m", "-XX:+UseSerialGC", "-Dport="+b.port,
+			"-jar", path)
 	})
 }

@@ -44,7 +44,8 @@ func randPoll(machine elf.Machine) ([]byte, error) {
 	put(h)
 	rw := uint32(elf.PF_R | elf.PF_W)
 	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: rw, Filesz: size, Memsz: size, Align: 1 << 16})
-	put(elf.Prog64{Type: uint32(elf.PT_DYNAMIC), Flags: rw, Off: dynamic, Vaddr: dynamic, Filesz: 11 * 16, Memsz: 11 * 16, Align: 8})
+	put(elf.Prog64{Type: uint32(elf.PT_DYNAMIC), Flags: rw, Off: dynamic, Vaddr: dynamic, Filesz: 11 * 16,
+		Memsz: 11 * 16, Align: 8})
 	put(elf.Prog64{Type: uint32(elf.PT_GNU_STACK), Flags: rw, Align: 16})
 	for _, d := range []struct{ tag, value uint64 }{
 		{uint64(elf.DT_HASH), hash},

@@ -59,7 +59,8 @@ func TestCommandsRunInOrder(t *testing.T) {
 	if !slices.EqualFunc(r.args, want, slices.Equal) {
 		t.Errorf("ran %q, want %q", r.args, want)
 	}
-	env := []string{"DEWPOINT_EVENT=after-restore", "DEWPOINT_NAME=a", "DEWPOINT_ADDRESS=10.0.0.2", "DEWPOINT_IMAGE=i:1", "DEWPOINT_CHECKPOINT=c"}
+	env := []string{"DEWPOINT_EVENT=after-restore", "DEWPOINT_NAME=a", "DEWPOINT_ADDRESS=10.0.0.2",
+		"DEWPOINT_IMAGE=i:1", "DEWPOINT_CHECKPOINT=c"}
 	if !slices.Equal(r.env, env) {
 		t.Errorf("environment %q", r.env)
 	}
@@ -68,9 +69,11 @@ func TestCommandsRunInOrder(t *testing.T) {
 func TestStatusEndsTheEvent(t *testing.T) {
 	root, r := t.TempDir(), &ran{status: map[string]int{beforeFile: 3}}
 	program(t, root, beforeFile, 0o755)
-	err := Runner{}.Before(t.Context(), Container{Root: root, Exec: r.exec, Labels: map[string]string{LabelBefore: "second"}})
+	err := Runner{}.Before(t.Context(),
+		Container{Root: root, Exec: r.exec, Labels: map[string]string{LabelBefore: "second"}})
 	var he *Error
-	if !errors.As(err, &he) || he.Hook != beforeFile || he.Status != 3 || !strings.HasSuffix(err.Error(), "the end of "+beforeFile) {
+	if !errors.As(err, &he) || he.Hook != beforeFile || he.Status != 3 ||
+		!strings.HasSuffix(err.Error(), "the end of "+beforeFile) {
 		t.Errorf("error %v", err)
 	}
 	if len(he.Output) > tailSize || len(r.args) != 1 {
@@ -169,7 +172,8 @@ func TestAgentThatFailed(t *testing.T) {
 		bell, _ := os.Open(root + StateDir + "/bell")
 		bell.Close()
 		generation, _ := os.ReadFile(root + StateDir + "/generation")
-		_ = os.WriteFile(root+StateDir+"/agents/python-8", []byte(strings.TrimSpace(string(generation))+" no numpy"), 0o644)
+		_ = os.WriteFile(root+StateDir+"/agents/python-8",
+			[]byte(strings.TrimSpace(string(generation))+" no numpy"), 0o644)
 	}()
 	err := Runner{}.After(t.Context(), Container{Root: root, Exec: noExec})
 	<-done
@@ -187,13 +191,15 @@ func TestAgentsThatAreMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := Container{Root: root, Exec: noExec, Labels: map[string]string{LabelAgents: "python, jvm"}}
-	if err := (Runner{}).Before(t.Context(), c); err == nil || !strings.Contains(err.Error(), "dewpoint.hooks=python") {
+	if err := (Runner{}).Before(t.Context(), c); err == nil ||
+		!strings.Contains(err.Error(), "dewpoint.hooks=python") {
 		t.Errorf("error %v", err)
 	}
 }
 
 func TestCheck(t *testing.T) {
-	for label, value := range map[string]string{LabelBefore: `sh -c 'open`, LabelAfter: `x\`, LabelAgents: "python,perl"} {
+	for label, value := range map[string]string{LabelBefore: `sh -c 'open`, LabelAfter: `x\`,
+		LabelAgents: "python,perl"} {
 		if err := Check(map[string]string{label: value}); err == nil || !strings.Contains(err.Error(), label) {
 			t.Errorf("%s=%s: error %v", label, value, err)
 		}
@@ -204,9 +210,11 @@ func TestCheck(t *testing.T) {
 }
 
 func TestActivateKeepsWhatIsSet(t *testing.T) {
-	got := Activate([]string{"A=1", "PYTHONPATH=/app", "NODE_OPTIONS=--max-old-space-size=64"}, []Agent{Python, Node, JVM})
+	got := Activate([]string{"A=1", "PYTHONPATH=/app", "NODE_OPTIONS=--max-old-space-size=64"},
+		[]Agent{Python, Node, JVM})
 	want := []string{"A=1", "DEWPOINT_STATE=/run/dewpoint/state", "PYTHONPATH=/run/dewpoint/agents/python:/app",
-		"NODE_OPTIONS=--require=/run/dewpoint/agents/node.js --max-old-space-size=64", "JAVA_TOOL_OPTIONS=-javaagent:/run/dewpoint/agents/jvm.jar"}
+		"NODE_OPTIONS=--require=/run/dewpoint/agents/node.js --max-old-space-size=64",
+		"JAVA_TOOL_OPTIONS=-javaagent:/run/dewpoint/agents/jvm.jar"}
 	if !slices.Equal(got, want) {
 		t.Errorf("environment %q", got)
 	}
@@ -216,11 +224,13 @@ func TestActivateKeepsWhatIsSet(t *testing.T) {
 func TestPythonChains(t *testing.T) {
 	b := newBed(t)
 	b.activate([]string{"PYTHONPATH=" + b.root}, Python)
-	if err := os.WriteFile(b.root+"/sitecustomize.py", []byte("import sys; sys.theirs = __file__\n"), 0o644); err != nil {
+	if err := os.WriteFile(b.root+"/sitecustomize.py", []byte("import sys; sys.theirs = __file__\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	for _, env := range [][]string{b.env, {b.env[1]}} {
-		cmd := exec.Command("/usr/bin/python3", "-c", "import sys, sitecustomize; print(sys.theirs, sitecustomize.__file__)")
+		cmd := exec.Command("/usr/bin/python3", "-c",
+			"import sys, sitecustomize; print(sys.theirs, sitecustomize.__file__)")
 		cmd.Env = env
 		out, err := cmd.CombinedOutput()
 		theirs := b.root + "/sitecustomize.py"

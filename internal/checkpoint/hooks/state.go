@@ -57,7 +57,8 @@ func present(c Container) error {
 	}
 	for _, a := range asked {
 		if !slices.ContainsFunc(agents, func(name string) bool { return strings.HasPrefix(name, string(a)+"-") }) {
-			return &Error{Hook: LabelAgents + "=" + string(a), Err: errors.New("no process of the container runs this agent")}
+			return &Error{Hook: LabelAgents + "=" + string(a),
+				Err: errors.New("no process of the container runs this agent")}
 		}
 	}
 	return nil
@@ -85,7 +86,8 @@ func renew(ctx context.Context, c Container) error {
 		}
 		select {
 		case <-ctx.Done():
-			return &Error{Hook: "agents " + strings.Join(waiting, ", "), Err: fmt.Errorf("no report after the restore: %w", ctx.Err())}
+			return &Error{Hook: "agents " + strings.Join(waiting, ", "),
+				Err: fmt.Errorf("no report after the restore: %w", ctx.Err())}
 		case <-time.After(2 * time.Millisecond):
 		}
 	}
@@ -116,7 +118,8 @@ const maxAgents = 4096
 // living are the agents' names, KIND-PID or KIND-PID-THREAD, without those whose
 // process is known to be gone.
 func living(state *os.File, root string) ([]string, error) {
-	fd, err := unix.Openat(int(state.Fd()), "agents", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(int(state.Fd()), "agents",
+		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("list agents: %w", err)
 	}
@@ -135,7 +138,8 @@ func living(state *os.File, root string) ([]string, error) {
 }
 
 func readReport(state *os.File, name string) string {
-	fd, err := unix.Openat(int(state.Fd()), "agents/"+name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(int(state.Fd()), "agents/"+name,
+		unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return ""
 	}
@@ -163,7 +167,8 @@ func writeGeneration(state *os.File, generation string) error {
 
 // ring wakes who waits at the bell; without anybody it does nothing.
 func ring(state *os.File) {
-	fd, err := unix.Openat(int(state.Fd()), "bell", unix.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(int(state.Fd()), "bell", unix.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC,
+		0)
 	if err == nil {
 		_ = unix.Close(fd)
 	}
@@ -202,7 +207,8 @@ func open(root, file string, flags int) (*os.File, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC),
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
 	for {
 		fd, err := unix.Openat2(int(dir.Fd()), file, &how)
 		if err == unix.EINTR || err == unix.EAGAIN {

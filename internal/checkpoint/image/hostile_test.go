@@ -68,13 +68,17 @@ func unpackAll(t testing.TB, b []byte, dir string) error {
 }
 
 func TestForgedPaths(t *testing.T) {
-	if err := unpackAll(t, forge(tarOf(&tar.Header{Name: "fine", Size: 5, Typeflag: tar.TypeReg}), nil, nil), t.TempDir()); err != nil {
+	if err := unpackAll(t, forge(tarOf(&tar.Header{Name: "fine", Size: 5, Typeflag: tar.TypeReg}), nil, nil),
+		t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
 	for _, h := range []*tar.Header{
-		{Name: "../out", Typeflag: tar.TypeReg, Size: 3}, {Name: "/tmp/out", Typeflag: tar.TypeReg}, {Name: "a/../../out", Typeflag: tar.TypeReg},
-		{Name: "link", Typeflag: tar.TypeSymlink, Linkname: "/etc"}, {Name: "hard", Typeflag: tar.TypeLink, Linkname: "fine"},
-		{Name: "dev", Typeflag: tar.TypeChar}, {Name: "fifo", Typeflag: tar.TypeFifo}, {Name: "..", Typeflag: tar.TypeDir},
+		{Name: "../out", Typeflag: tar.TypeReg, Size: 3}, {Name: "/tmp/out", Typeflag: tar.TypeReg},
+		{Name: "a/../../out", Typeflag: tar.TypeReg},
+		{Name: "link", Typeflag: tar.TypeSymlink, Linkname: "/etc"},
+		{Name: "hard", Typeflag: tar.TypeLink, Linkname: "fine"},
+		{Name: "dev", Typeflag: tar.TypeChar}, {Name: "fifo", Typeflag: tar.TypeFifo},
+		{Name: "..", Typeflag: tar.TypeDir},
 		{Name: "pages-1.img", Typeflag: tar.TypeReg, Size: 3},
 	} {
 		above := t.TempDir()
@@ -108,7 +112,8 @@ func TestForgedSparse(t *testing.T) {
 	for _, c := range b[:512] {
 		sum += int(c)
 	}
-	copy(b[148:], []byte{byte('0' + sum>>15&7), byte('0' + sum>>12&7), byte('0' + sum>>9&7), byte('0' + sum>>6&7), byte('0' + sum>>3&7), byte('0' + sum&7), 0, ' '})
+	copy(b[148:], []byte{byte('0' + sum>>15&7), byte('0' + sum>>12&7), byte('0' + sum>>9&7),
+		byte('0' + sum>>6&7), byte('0' + sum>>3&7), byte('0' + sum&7), 0, ' '})
 	if h, err := tar.NewReader(bytes.NewReader(b)).Next(); err != nil || h.Size < 8<<29 {
 		t.Fatalf("the forgery is not one: %+v, %v", h, err)
 	}
@@ -122,15 +127,17 @@ func TestForgedIndex(t *testing.T) {
 		return pages{PagesFile{name, size}, chunks}
 	}
 	for what, change := range map[string]func(x *index){
-		"meta's length":    func(x *index) { x.metaLength++ },
-		"meta's sum":       func(x *index) { x.metaSum[0]++ },
-		"meta's size":      func(x *index) { x.metaRaw-- },
-		"meta is huge":     func(x *index) { x.metaRaw = maxMeta + 1 },
-		"a path":           func(x *index) { x.files = []pages{file("../pages-1.img", 10)} },
-		"a name":           func(x *index) { x.files = []pages{file("core-1.img", 10)} },
-		"twice":            func(x *index) { x.files = []pages{file("pages-1.img", 10), file("pages-1.img", 10)} },
-		"too large":        func(x *index) { x.files = []pages{file("pages-1.img", maxPages+1)} },
-		"chunk outside":    func(x *index) { x.files = []pages{file("pages-1.img", 10, chunk{number: 1, length: 1})} },
+		"meta's length": func(x *index) { x.metaLength++ },
+		"meta's sum":    func(x *index) { x.metaSum[0]++ },
+		"meta's size":   func(x *index) { x.metaRaw-- },
+		"meta is huge":  func(x *index) { x.metaRaw = maxMeta + 1 },
+		"a path":        func(x *index) { x.files = []pages{file("../pages-1.img", 10)} },
+		"a name":        func(x *index) { x.files = []pages{file("core-1.img", 10)} },
+		"twice":         func(x *index) { x.files = []pages{file("pages-1.img", 10), file("pages-1.img", 10)} },
+		"too large":     func(x *index) { x.files = []pages{file("pages-1.img", maxPages+1)} },
+		"chunk outside": func(x *index) {
+			x.files = []pages{file("pages-1.img", 10, chunk{number: 1, length: 1})}
+		},
 		"data outside":     func(x *index) { x.files = []pages{file("pages-1.img", 10, chunk{length: 1000})} },
 		"chunk of no data": func(x *index) { x.files = []pages{file("pages-1.img", 10, chunk{length: 0})} },
 	} {
@@ -151,7 +158,8 @@ func TestForgedIndex(t *testing.T) {
 // FuzzIndex reads what claims to be an index.
 func FuzzIndex(f *testing.F) {
 	x := indexOf(tarOf(), 90)
-	x.files = []pages{{PagesFile{"pages-1.img", 3 * ChunkSize}, []chunk{{number: 0, length: 7, sum: 8}, {number: 2, length: 3}}}, {PagesFile: PagesFile{"pages-2.img", 1}}}
+	x.files = []pages{{PagesFile{"pages-1.img", 3 * ChunkSize},
+		[]chunk{{number: 0, length: 7, sum: 8}, {number: 2, length: 3}}}, {PagesFile: PagesFile{"pages-2.img", 1}}}
 	f.Add(x.encode(), int64(108))
 	f.Add([]byte{1, 0, 0}, int64(8))
 	f.Fuzz(func(t *testing.T, b []byte, end int64) {

@@ -201,7 +201,8 @@ func chunksOf(size int64) int64 { return (size + ChunkSize - 1) / ChunkSize }
 
 // encoder compresses chunks; it is for EncodeAll only, by any number of goroutines.
 var encoder = sync.OnceValue(func() *zstd.Encoder {
-	e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(packers), zstd.WithEncoderCRC(false), zstd.WithSingleSegment(true))
+	e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(packers),
+		zstd.WithEncoderCRC(false), zstd.WithSingleSegment(true))
 	if err != nil {
 		panic(err) // of the options
 	}
@@ -210,7 +211,8 @@ var encoder = sync.OnceValue(func() *zstd.Encoder {
 
 // decoders decompress what is in memory, into no more than is there for it.
 var decoders = sync.OnceValue(func() *zstd.Decoder {
-	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderMaxMemory(maxIndex))
+	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecodeAllCapLimit(true),
+		zstd.WithDecoderMaxMemory(maxIndex))
 	if err != nil {
 		panic(err) // of the options
 	}

@@ -60,7 +60,8 @@ func usual() map[string][]byte {
 	return map[string][]byte{
 		"inventory.img": []byte("inventory"), "core-1.img": memory(1, 9000), "empty.img": nil,
 		"sub/dir/descriptors.json": []byte("[]"), "sub/pages-1.img": []byte("not memory"),
-		"pages-1.img": memory(2, 3<<20+123), "pages-2.img": holes, "pages-10.img": nil, "pages-3.img": make([]byte, image.ChunkSize),
+		"pages-1.img": memory(2, 3<<20+123), "pages-2.img": holes, "pages-10.img": nil,
+		"pages-3.img": make([]byte, image.ChunkSize),
 	}
 }
 
@@ -135,7 +136,8 @@ func TestRoundTrip(t *testing.T) {
 			meta += int64(len(f))
 		}
 	}
-	if info != (image.Info{Size: int64(len(b)), Digest: digest.FromBytes(b), Meta: meta, Pages: mem, Files: len(want)}) {
+	if info != (image.Info{Size: int64(len(b)), Digest: digest.FromBytes(b), Meta: meta, Pages: mem,
+		Files: len(want)}) {
 		t.Errorf("%+v", info)
 	}
 	if again, _ := pack(t, dump(t, want)); !bytes.Equal(b, again) {
@@ -148,7 +150,8 @@ func TestRoundTrip(t *testing.T) {
 		}
 		same(t, contents(t, dir), want)
 		var st unix.Stat_t
-		if err := unix.Stat(filepath.Join(dir, "pages-2.img"), &st); err != nil || st.Blocks*512 > 2*image.ChunkSize {
+		if err := unix.Stat(filepath.Join(dir, "pages-2.img"), &st); err != nil ||
+			st.Blocks*512 > 2*image.ChunkSize {
 			t.Errorf("zeros take %d bytes, %v", st.Blocks*512, err)
 		}
 	}
@@ -206,7 +209,8 @@ func drain(t testing.TB, b io.ReaderAt, size int64, dir string) error {
 
 // Whatever bit is wrong and wherever it ends: what is given out is right, or there is an error.
 func TestDamage(t *testing.T) {
-	want := map[string][]byte{"a.img": []byte("some text, some text"), "d/b.img": nil, "pages-1.img": memory(3, image.ChunkSize+9000)}
+	want := map[string][]byte{"a.img": []byte("some text, some text"), "d/b.img": nil,
+		"pages-1.img": memory(3, image.ChunkSize+9000)}
 	b, _ := pack(t, dump(t, want))
 	step := max(1, len(b)/120)
 	for at := 0; at < len(b); at++ {
@@ -341,7 +345,8 @@ func BenchmarkTar(b *testing.B) {
 		}
 	}
 	b.Run("Pack", func(b *testing.B) { run(b, `tar -C "$1" -cf - . | zstd -q -1 -T2 >/dev/null`) })
-	if out, err := exec.Command("sh", "-c", `tar -C "$1" -cf - . | zstd -q -1 >"$1.tzst"`, "sh", dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("sh", "-c", `tar -C "$1" -cf - . | zstd -q -1 >"$1.tzst"`, "sh",
+		dir).CombinedOutput(); err != nil {
 		b.Fatalf("%v: %s", err, out)
 	}
 	b.Run("Unpack", func(b *testing.B) { run(b, `zstd -q -dc "$1.tzst" | tar -C "$2" -xf -`) })

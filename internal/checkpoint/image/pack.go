@@ -107,7 +107,8 @@ func (p *packer) run(meta, mem []string) error {
 
 // meta writes the tar of the files that are not memory.
 func (p *packer) meta(names []string) error {
-	enc, err := zstd.NewWriter(p.out, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(false), zstd.WithWindowSize(1<<20))
+	enc, err := zstd.NewWriter(p.out, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1),
+		zstd.WithEncoderCRC(false), zstd.WithWindowSize(1<<20))
 	if err != nil {
 		return err
 	}
@@ -224,7 +225,8 @@ func (p *packer) pages(name string) error {
 }
 
 // cut reads the chunks of a file and hands on those that are not all zeros.
-func cut(ctx context.Context, f io.ReaderAt, size int64, free <-chan *squeezed, order, todo chan<- *squeezed) error {
+func cut(ctx context.Context, f io.ReaderAt, size int64, free <-chan *squeezed, order,
+	todo chan<- *squeezed) error {
 	var s *squeezed
 	for k := range chunksOf(size) {
 		if s == nil {

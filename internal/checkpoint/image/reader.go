@@ -38,7 +38,8 @@ func Open(r io.ReaderAt, size int64) (*Reader, error) {
 	}
 	at, stored := binary.LittleEndian.Uint64(foot[32:]), binary.LittleEndian.Uint32(foot[40:])
 	raw := binary.LittleEndian.Uint32(foot[44:])
-	if string(head[:]) != magic || string(foot[48:]) != endMagic || at > uint64(size) || int64(at) < int64(len(magic)) ||
+	if string(head[:]) != magic || string(foot[48:]) != endMagic || at > uint64(size) ||
+		int64(at) < int64(len(magic)) ||
 		int64(at)+int64(stored) != size-footerSize || raw > maxIndex || stored > maxIndex {
 		return nil, fmt.Errorf("%w: it has no beginning or no end", ErrDamaged)
 	}
@@ -108,7 +109,9 @@ func (r *Reader) Chunk(ctx context.Context, name string, chunk int) ([]byte, err
 
 // chunk finds one that is stored.
 func (f *pages) chunk(number uint32) (chunk, bool) {
-	i, ok := slices.BinarySearchFunc(f.chunks, number, func(c chunk, n uint32) int { return int(c.number) - int(n) })
+	i, ok := slices.BinarySearchFunc(f.chunks, number, func(c chunk, n uint32) int {
+		return int(c.number) - int(n)
+	})
 	if !ok {
 		return chunk{}, false
 	}
@@ -136,7 +139,8 @@ func (r *Reader) Meta(dir string) error {
 	}
 	defer root.Close()
 	src := &source{r: io.NewSectionReader(r.r, int64(len(magic)), r.metaLength)}
-	dec, err := zstd.NewReader(src, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(8<<20))
+	dec, err := zstd.NewReader(src, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderMaxWindow(8<<20))
 	if err != nil {
 		return fmt.Errorf("meta: %w", src.damage(err))
 	}

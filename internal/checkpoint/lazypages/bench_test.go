@@ -21,8 +21,8 @@ import (
 //	packed  the same, from the compressed file of a checkpoint
 //	again   the same, with the pages touched by the one before first
 //
-// and reports the seconds until CRIU is through, until the process has answered a request that reads pages all
-// over its memory, until all memory is in, and of CPU, of all processes.
+// and reports the seconds until CRIU is through, until the process has answered a request that reads pages
+// all over its memory, until all memory is in, and of CPU, of all processes.
 //
 //	go test -tags isal -run - -bench Restore -benchtime 5x ./internal/checkpoint/lazypages
 func BenchmarkRestore(b *testing.B) {

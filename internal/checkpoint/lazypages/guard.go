@@ -58,12 +58,14 @@ func (g *guard) hold(id uint32, fds ...int) error {
 	if g == nil {
 		return nil
 	}
-	return os.NewSyscallError("sendmsg", unix.Sendmsg(g.sock, guardWord(guardHold, id), unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL))
+	return os.NewSyscallError("sendmsg",
+		unix.Sendmsg(g.sock, guardWord(guardHold, id), unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL))
 }
 
 func (g *guard) drop(id uint32) {
 	if g != nil {
-		_ = unix.Sendmsg(g.sock, guardWord(guardDrop, id), nil, nil, unix.MSG_NOSIGNAL) // it has ended: so has the hold
+		// it has ended: so has the hold
+		_ = unix.Sendmsg(g.sock, guardWord(guardDrop, id), nil, nil, unix.MSG_NOSIGNAL)
 	}
 }
 

@@ -101,7 +101,8 @@ func (m *pagemap) add(f map[protowire.Number]uint64) error {
 	if flags&flagParent != 0 || f[3] != 0 {
 		return errors.New("pages in a parent image are not supported")
 	}
-	if addr%pageSize != 0 || addr > maxAddress || n > maxAddress/pageSize || uint64(m.size)+n*pageSize > maxAddress {
+	if addr%pageSize != 0 || addr > maxAddress || n > maxAddress/pageSize ||
+		uint64(m.size)+n*pageSize > maxAddress {
 		return fmt.Errorf("entry %#x of %d pages is out of range", addr, n)
 	}
 	if flags&flagPresent == 0 || n == 0 {

@@ -111,9 +111,11 @@ func TestTheRestIsHurried(t *testing.T) {
 // The order is fetched before CRIU comes.
 func TestOrderIsFetchedAhead(t *testing.T) {
 	src := &counter{Source: memory{}, asked: map[string]int{}}
-	order := []lazypages.Page{{File: "pages-1.img", Page: 5}, {File: "pages-1.img", Page: 1000}, {File: "pages-1.img", Page: 6}}
+	order := []lazypages.Page{{File: "pages-1.img", Page: 5}, {File: "pages-1.img", Page: 1000},
+		{File: "pages-1.img", Page: 6}}
 	ctx, cancel := context.WithCancel(t.Context())
-	s, err := lazypages.Serve(ctx, lazypages.Config{Dir: t.TempDir(), Work: t.TempDir(), Source: src, Order: order})
+	s, err := lazypages.Serve(ctx,
+		lazypages.Config{Dir: t.TempDir(), Work: t.TempDir(), Source: src, Order: order})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,8 +184,13 @@ func TestSourceThatFails(t *testing.T) {
 		wait time.Duration
 	}{
 		"error": {func(context.Context, int, []byte) ([]byte, error) { return nil, wrong }, wrong.Error(), 0},
-		"short": {func(_ context.Context, _ int, b []byte) ([]byte, error) { return b[:5000], nil }, "too short", 0},
-		"stuck": {func(ctx context.Context, _ int, _ []byte) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() }, "a process waited 300ms", 300 * time.Millisecond},
+		"short": {func(_ context.Context, _ int, b []byte) ([]byte, error) {
+			return b[:5000], nil
+		}, "too short", 0},
+		"stuck": {func(ctx context.Context, _ int, _ []byte) ([]byte, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, "a process waited 300ms", 300 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			src := &source{Source: img.pages, then: c.then}

@@ -30,7 +30,8 @@ func newBundle(t *testing.T, port int) *bundle {
 			t.Fatal(err)
 		}
 	}
-	if out, err := exec.Command("gcc", "-O2", "-static", "-pthread", "-o", filepath.Join(dir, "rootfs/victim"), "testdata/victim.c").CombinedOutput(); err != nil {
+	if out, err := exec.Command("gcc", "-O2", "-static", "-pthread", "-o", filepath.Join(dir, "rootfs/victim"),
+		"testdata/victim.c").CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v: %s", err, out)
 	}
 	kinds := []map[string]string{{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}}
@@ -64,7 +65,9 @@ func (b *bundle) configure(t *testing.T, lines string) {
 
 // runc gives the container a pipe for what it says: CRIU wants no host's file.
 func (b *bundle) runc(args ...string) error {
-	cmd := exec.Command("runc", append([]string{"--root", filepath.Join(b.dir, "state"), "--log", filepath.Join(b.dir, "runc.log")}, args...)...)
+	cmd := exec.Command("runc",
+		append([]string{"--root", filepath.Join(b.dir, "state"), "--log", filepath.Join(b.dir, "runc.log")},
+			args...)...)
 	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(criuPath())+":"+os.Getenv("PATH"))
 	cmd.Dir = b.dir
 	r, w, err := os.Pipe()
@@ -88,7 +91,8 @@ func TestThroughRunc(t *testing.T) {
 	b := newBundle(t, port)
 	dir := t.TempDir()
 	img := dumped{dir: filepath.Join(dir, "img"), pages: lazypages.Dir(filepath.Join(dir, "pages")), port: port}
-	work := filepath.Join(dir, "a work directory whose path is longer than the address of a socket may be", "so that its name must be taken relative to it")
+	work := filepath.Join(dir, "a work directory whose path is longer than the address of a socket may be",
+		"so that its name must be taken relative to it")
 	for _, d := range []string{img.dir, string(img.pages), work} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			t.Fatal(err)
@@ -112,7 +116,8 @@ func TestThroughRunc(t *testing.T) {
 	}
 	b.configure(t, "tcp-close\nlazy-pages")
 	ctx, cancel := context.WithCancel(t.Context())
-	s, err := lazypages.Serve(ctx, lazypages.Config{Dir: img.dir, Work: work, Source: img.pages, Rate: 64 << 20, Guard: guard()})
+	s, err := lazypages.Serve(ctx,
+		lazypages.Config{Dir: img.dir, Work: work, Source: img.pages, Rate: 64 << 20, Guard: guard()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -119,7 +119,8 @@ func Serve(ctx context.Context, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, start: time.Now(), procs: map[*process]struct{}{}, done: make(chan struct{}), live: make(chan struct{})}
+	s := &Server{cfg: cfg, start: time.Now(), procs: map[*process]struct{}{}, done: make(chan struct{}),
+		live: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	if s.guard, err = startGuard(cfg.Guard, cfg.Held); err != nil {
 		l.Close()
@@ -256,7 +257,8 @@ func (s *Server) kill(err error) {
 	for p := range s.procs {
 		awaitGone(p.fd, deadline)
 	}
-	s.cfg.Log.Warn("a restore's memory could not be given", "dir", s.cfg.Dir, "err", err, "processes", len(s.tasks))
+	s.cfg.Log.Warn("a restore's memory could not be given", "dir", s.cfg.Dir, "err", err, "processes",
+		len(s.tasks))
 }
 
 // add takes a process; chunks that it misses are put into the plan. t is nil for

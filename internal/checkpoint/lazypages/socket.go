@@ -55,7 +55,9 @@ func passCredentials(l *net.UnixListener) error {
 		return err
 	}
 	var set error
-	err = conn.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
+	err = conn.Control(func(fd uintptr) {
+		set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
+	})
 	return errors.Join(err, os.NewSyscallError("setsockopt", set))
 }
 

@@ -51,15 +51,16 @@ func TestPagemap(t *testing.T) {
 		}
 	}
 	for name, b := range map[string][]byte{
-		"nothing":        nil,
-		"no head":        pagemapImage(),
-		"another image":  append([]byte{1, 2, 3, 4}, pagemapImage(entry(1, 7))[4:]...),
-		"cut off":        pagemapImage(entry(1, 7), entry(1, 0x1000, 2, 1))[:20],
-		"in a parent":    pagemapImage(entry(1, 7), entry(1, 0x1000, 2, 1, 4, flagParent)),
-		"within a page":  pagemapImage(entry(1, 7), entry(1, 0x1001, 2, 1)),
-		"endless":        pagemapImage(entry(1, 7), entry(1, 0x1000, 5, 1<<60)),
-		"far up":         pagemapImage(entry(1, 7), entry(1, 1<<63, 5, 1)),
-		"endless in all": pagemapImage(entry(1, 7), entry(1, 0x1000, 5, 1<<43), entry(1, 0x1000, 5, 1<<43), entry(1, 0x1000, 5, 1<<43)),
+		"nothing":       nil,
+		"no head":       pagemapImage(),
+		"another image": append([]byte{1, 2, 3, 4}, pagemapImage(entry(1, 7))[4:]...),
+		"cut off":       pagemapImage(entry(1, 7), entry(1, 0x1000, 2, 1))[:20],
+		"in a parent":   pagemapImage(entry(1, 7), entry(1, 0x1000, 2, 1, 4, flagParent)),
+		"within a page": pagemapImage(entry(1, 7), entry(1, 0x1001, 2, 1)),
+		"endless":       pagemapImage(entry(1, 7), entry(1, 0x1000, 5, 1<<60)),
+		"far up":        pagemapImage(entry(1, 7), entry(1, 1<<63, 5, 1)),
+		"endless in all": pagemapImage(entry(1, 7), entry(1, 0x1000, 5, 1<<43), entry(1, 0x1000, 5, 1<<43),
+			entry(1, 0x1000, 5, 1<<43)),
 	} {
 		if m, err := parsePagemap(b); err == nil {
 			t.Errorf("%s: no error but %+v", name, m)
@@ -107,7 +108,8 @@ func FuzzMemory(f *testing.F) {
 	f.Add([]byte{1, 0, 100, 50, 1, 20, 60, 200, 0, 210, 5, 0})
 	f.Fuzz(func(t *testing.T, steps []byte) {
 		const base = 0x7f0000000000
-		runs := []run{{base, 0, 90 * int64(pageSize), true}, {base + 90*pageSize, 90 * int64(pageSize), 10 * int64(pageSize), false},
+		runs := []run{{base, 0, 90 * int64(pageSize), true},
+			{base + 90*pageSize, 90 * int64(pageSize), 10 * int64(pageSize), false},
 			{base + 120*pageSize, 100 * int64(pageSize), 70 * int64(pageSize), true}}
 		got, want := newMemory(runs), model{}
 		for _, r := range runs {
@@ -180,7 +182,8 @@ func TestEager(t *testing.T) {
 	}
 	lazy := uint64(flagPresent | flagLazy)
 	images := map[string][]byte{
-		"pagemap-1.img":       pagemapImage(entry(1, 1), entry(1, 0, 2, 100, 4, lazy), entry(1, 1<<20, 2, 50, 4, flagPresent), entry(1, 1<<30, 2, 50, 4, lazy)),
+		"pagemap-1.img": pagemapImage(entry(1, 1), entry(1, 0, 2, 100, 4, lazy),
+			entry(1, 1<<20, 2, 50, 4, flagPresent), entry(1, 1<<30, 2, 50, 4, lazy)),
 		"pagemap-shmem-5.img": pagemapImage(entry(1, 2), entry(1, 0, 2, 70, 4, lazy)),
 	}
 	for name, b := range images {
@@ -197,7 +200,8 @@ func TestEager(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(dir, "pages-1.img")); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("a process's pages differ: %v", err)
 	}
-	if got, err := os.ReadFile(filepath.Join(dir, "pages-2.img")); err != nil || !bytes.Equal(got, pages[:70*p]) {
+	if got, err := os.ReadFile(filepath.Join(dir, "pages-2.img")); err != nil ||
+		!bytes.Equal(got, pages[:70*p]) {
 		t.Errorf("shared pages differ: %v", err)
 	}
 	src["pages-1.img"] = pages[:120*p]

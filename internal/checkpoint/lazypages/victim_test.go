@@ -63,8 +63,9 @@ type dumped struct {
 	lazy  int64 // bytes
 }
 
-// dump starts a victim, lets it become ready, and dumps it, which ends it. If a thread's stack pointer happens to be a
-// multiple of the page size, CRIU takes each page for the end of its stack, and none may come late: another one is dumped.
+// dump starts a victim, lets it become ready, and dumps it, which ends it. If a thread's stack pointer
+// happens to be a multiple of the page size, CRIU takes each page for the end of its stack, and none may come
+// late: another one is dumped.
 func dump(t testing.TB, megabytes, children int) dumped {
 	t.Helper()
 	for range 4 {
@@ -85,7 +86,8 @@ func dumpOnce(t testing.TB, megabytes, children int) dumped {
 	}
 	dir := t.TempDir()
 	img := dumped{dir: filepath.Join(dir, "img"), pages: lazypages.Dir(filepath.Join(dir, "pages"))}
-	img.pid, img.port = start(t, path, strconv.Itoa(megabytes), strconv.Itoa(children), filepath.Join(dir, "filed"))
+	img.pid, img.port = start(t, path, strconv.Itoa(megabytes), strconv.Itoa(children),
+		filepath.Join(dir, "filed"))
 	for _, d := range []string{img.dir, string(img.pages)} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			t.Fatal(err)

@@ -100,10 +100,12 @@ func (s *Store) Unpacked(ctx context.Context, r Record) (dir string, release fun
 	})
 }
 
-// Meta is Unpacked without memory, which is to be read from the image: both stay until
-// release, which is told what reading it returned: damaged data are taken out. prepare, unless nil, adds to the directory, once for all who share it, what else is
-// needed there: it must be the same for all calls.
-func (s *Store) Meta(ctx context.Context, r Record, prepare func(ctx context.Context, dir string, img *image.Reader) error) (dir string, img *image.Reader, release func(read error), err error) {
+// Meta is Unpacked without memory, which is to be read from the image: both stay until release, which is told
+// what reading it returned: damaged data are taken out. prepare, unless nil, adds to the directory, once for
+// all who share it, what else is needed there: it must be the same for all calls.
+func (s *Store) Meta(ctx context.Context, r Record,
+	prepare func(ctx context.Context, dir string, img *image.Reader) error) (dir string, img *image.Reader,
+	release func(read error), err error) {
 	img, d, err := s.reader(ctx, r)
 	if err != nil {
 		return "", nil, nil, err
@@ -162,8 +164,8 @@ func (s *Store) ReadAhead(ctx context.Context, id string) {
 	}
 }
 
-// Warm reports whether a checkpoint is unpacked here and most of it in the page cache: reading it takes little time then.
-// Kernels before 6.5 do not tell what is in the page cache; what is unpacked is warm there.
+// Warm reports whether a checkpoint is unpacked here and most of it in the page cache: reading it takes
+// little time then. Kernels before 6.5 do not tell what is in the page cache; what is unpacked is warm there.
 func (s *Store) Warm(id string) bool {
 	size, ok := s.unpackedSize(id)
 	if !ok {
@@ -197,8 +199,8 @@ func eachFile(dir string, do func(f *os.File) error) error {
 	return nil
 }
 
-// How a file is read ahead: asked for in large steps, of each of which the kernel takes as much as the device's limit is (128 KiB
-// at least, as a rule), then touched in small ones, which brings what it left out.
+// How a file is read ahead: asked for in large steps, of each of which the kernel takes as much as the
+// device's limit is (128 KiB at least, as a rule), then touched in small ones, which brings what it left out.
 const (
 	readStep  = 1 << 20
 	touchStep = 128 << 10
@@ -271,7 +273,8 @@ func restrict(dir string) (int64, error) {
 }
 
 // cached is the directory of that name in the cache, which fill fills if there is none.
-func (s *Store) cached(ctx context.Context, id, name string, fill func(ctx context.Context, dir string) error) (string, func(), error) {
+func (s *Store) cached(ctx context.Context, id, name string,
+	fill func(ctx context.Context, dir string) error) (string, func(), error) {
 	for {
 		s.mu.Lock()
 		u := s.cache[name]
@@ -381,7 +384,8 @@ func (s *Store) evictCache(which func(u *unpacked) bool) {
 		if u.users > 0 || !which(u) {
 			continue
 		}
-		old, gone := filepath.Join(s.path(cacheDir), name), filepath.Join(s.path(cacheDir), name+"."+rand.Text()[:8]+tmpEnd)
+		old, gone := filepath.Join(s.path(cacheDir), name),
+			filepath.Join(s.path(cacheDir), name+"."+rand.Text()[:8]+tmpEnd)
 		if err := os.Rename(old, gone); err != nil {
 			s.cfg.Log.Warn("an unpacked checkpoint stays", "dir", old, "err", err)
 			continue

@@ -78,7 +78,8 @@ func TestKilledAtEachSync(t *testing.T) {
 		root := filepath.Join(dir, "store")
 		s := open(t, store.Config{Dir: root})
 		file := filepath.Join(root, "pack-1.tmp")
-		if err := errors.Join(os.WriteFile(filepath.Join(dir, "record"), text, 0o600), os.WriteFile(filepath.Join(dir, "data"), data, 0o600), os.WriteFile(file, oldData, 0o600)); err != nil {
+		if err := errors.Join(os.WriteFile(filepath.Join(dir, "record"), text, 0o600),
+			os.WriteFile(filepath.Join(dir, "data"), data, 0o600), os.WriteFile(file, oldData, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		was, err := s.Put(t.Context(), old, file)

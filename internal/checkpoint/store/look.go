@@ -9,8 +9,8 @@ import (
 )
 
 // What checkpoints the PoP's store has is found by listing its directory and reading every record that is new
-// there, a layer's too: on a distributed file system that takes longer than all else that decides on a start, and
-// longer the more is in the store. So it is done behind starts: a look holds until something is told that
+// there, a layer's too: on a distributed file system that takes longer than all else that decides on a start,
+// and longer the more is in the store. So it is done behind starts: a look holds until something is told that
 // it did not see (Heard). Where nobody tells, a start looks itself unless somebody has just looked.
 
 // look is what was seen in the PoP's store. The zero value has seen nothing.
@@ -31,7 +31,8 @@ const (
 	lookLater = time.Minute
 )
 
-// Look has what the PoP's store has at hand for a List of one image that follows. One that comes meanwhile waits for it.
+// Look has what the PoP's store has at hand for a List of one image that follows. One that comes meanwhile
+// waits for it.
 func (s *Store) Look(ctx context.Context) { _, _, _ = s.recent(ctx) } // List says why it could not
 
 // recent is shared, unless a look is at hand that holds.
@@ -86,7 +87,8 @@ func (s *Store) lookAgain() {
 	s.looked = look{at: time.Now()}
 }
 
-// Heard is told of events of the PoP, in their order, the Resync that each subscription begins with among them.
+// Heard is told of events of the PoP, in their order, the Resync that each subscription begins with among
+// them.
 func (s *Store) Heard(e pop.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,13 +109,14 @@ func (s *Store) concerned(e pop.Event) bool {
 	case pop.Resync, pop.Saved, pop.Returned:
 		return true
 	case pop.Evicted, pop.Damaged: // of layers, most of them; while it is being looked, nobody knows
-		return s.looked.store == nil || slices.ContainsFunc(s.looked.records, func(r Record) bool { return digestOf(r.ID).String() == e.Key })
+		return s.looked.store == nil ||
+			slices.ContainsFunc(s.looked.records, func(r Record) bool { return digestOf(r.ID).String() == e.Key })
 	}
 	return false
 }
 
-// Follow looks at the PoP's store when something was told, and once more when all nodes must see that, so that
-// starts need not, until ctx ends. While nothing is told it looks every ten minutes.
+// Follow looks at the PoP's store when something was told, and once more when all nodes must see that, so
+// that starts need not, until ctx ends. While nothing is told it looks every ten minutes.
 func (s *Store) Follow(ctx context.Context) {
 	wait := lookLast
 	for {

@@ -34,13 +34,16 @@ func (b *site) follow(node string) *follower {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	st, err := pop.OpenStore(b.t.Context(), pop.StoreConfig{FS: f.fs, Coord: c, Node: node, Grace: 100 * time.Millisecond})
+	st, err := pop.OpenStore(b.t.Context(),
+		pop.StoreConfig{FS: f.fs, Coord: c, Node: node, Grace: 100 * time.Millisecond})
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	f.shared = st
 	f.told.Store(true)
-	f.Store = open(b.t, store.Config{Dir: b.t.TempDir(), Node: node, PoP: func() *pop.Store { return st }, Told: f.told.Load})
+	f.Store = open(b.t, store.Config{Dir: b.t.TempDir(), Node: node, PoP: func() *pop.Store {
+		return st
+	}, Told: f.told.Load})
 	f.LookEvery(every)
 	ctx, cancel := context.WithCancel(context.Background())
 	events, err := c.Subscribe(ctx)
@@ -107,7 +110,8 @@ func TestStartsDoNotLook(t *testing.T) {
 	}
 }
 
-// While nobody tells it anything, each start looks, unless somebody has just done so; when it is told again, it has seen all.
+// While nobody tells it anything, each start looks, unless somebody has just done so; when it is told again,
+// it has seen all.
 func TestLooksWhileNobodyTells(t *testing.T) {
 	t.Parallel()
 	b, ctx := newSite(t), t.Context()

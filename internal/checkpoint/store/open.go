@@ -75,7 +75,8 @@ func (s *Store) open(id string) (*entry, *Data, error) {
 	}}, nil
 }
 
-// use notes that a checkpoint of this node is used, also for the order of use after a restart: the data file's time.
+// use notes that a checkpoint of this node is used, also for the order of use after a restart: the data
+// file's time.
 func (s *Store) use(id string) {
 	now := time.Now()
 	s.mu.Lock()
@@ -148,8 +149,8 @@ func (s *Store) reader(ctx context.Context, r Record) (*image.Reader, *Data, err
 	return img, d, nil
 }
 
-// doubt takes data away that were found to be damaged where they are: on this node, or in the
-// PoP's store. Who asks for them next finds them elsewhere, or nowhere, until the node that has made them puts them there
+// doubt takes data away that were found to be damaged where they are: on this node, or in the PoP's store.
+// Who asks for them next finds them elsewhere, or nowhere, until the node that has made them puts them there
 // again (Lost).
 func (s *Store) doubt(ctx context.Context, r Record, local bool, err error) {
 	if !errors.Is(err, image.ErrDamaged) && !errors.Is(err, ErrDamaged) {

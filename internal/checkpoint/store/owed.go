@@ -14,8 +14,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A checkpoint that this node has made is owed to the PoP's store until it is there: a file says so,
-// which is durable before the checkpoint is. A daemon that is killed, or a store that is away, does not lose it.
+// A checkpoint that this node has made is owed to the PoP's store until it is there: a file says so, which is
+// durable before the checkpoint is. A daemon that is killed, or a store that is away, does not lose it.
 
 const (
 	owedEnd  = ".owed"
@@ -47,8 +47,8 @@ func (s *Store) owe(id string, d debt) error {
 	return nil
 }
 
-// Lost is told of what has left the PoP's store since it was damaged there, a checkpoint or a layer. The checkpoints
-// concerned that this node has made and still keeps are owed again.
+// Lost is told of what has left the PoP's store since it was damaged there, a checkpoint or a layer. The
+// checkpoints concerned that this node has made and still keeps are owed again.
 func (s *Store) Lost(id digest.Digest) {
 	s.change.Lock()
 	defer s.change.Unlock()
@@ -62,7 +62,8 @@ func (s *Store) Lost(id digest.Digest) {
 	s.mu.Unlock()
 	for _, id := range again {
 		if err := s.owe(id, debt{}); err != nil {
-			s.cfg.Log.Warn("a checkpoint that was damaged in the PoP's store is not put there again", "id", id, "err", err)
+			s.cfg.Log.Warn("a checkpoint that was damaged in the PoP's store is not put there again", "id", id, "err",
+				err)
 		}
 	}
 	if len(again) > 0 {
@@ -70,8 +71,8 @@ func (s *Store) Lost(id digest.Digest) {
 	}
 }
 
-// Missed is Lost for what was damaged while this node was down. It is to be called at the start, when the PoP's store
-// is there: it returns an error that wraps ErrNoPoP or pop.ErrStoreAway while it is not.
+// Missed is Lost for what was damaged while this node was down. It is to be called at the start, when the
+// PoP's store is there: it returns an error that wraps ErrNoPoP or pop.ErrStoreAway while it is not.
 func (s *Store) Missed(ctx context.Context) error {
 	st := s.pop()
 	if st == nil {
@@ -100,8 +101,8 @@ func (s *Store) loadOwed(id string) {
 	s.owed[id] = d
 }
 
-// Owed are the checkpoints of this node that Settle was not called for and that are due, the oldest first; none
-// while there is no store to publish them in.
+// Owed are the checkpoints of this node that Settle was not called for and that are due, the oldest first;
+// none while there is no store to publish them in.
 func (s *Store) Owed() []Record {
 	if s.pop() == nil {
 		return nil
@@ -118,18 +119,21 @@ func (s *Store) Owed() []Record {
 	return all
 }
 
-// Superseded reports whether the PoP's store has as many later checkpoints of the same image and key as it keeps.
+// Superseded reports whether the PoP's store has as many later checkpoints of the same image and key as it
+// keeps.
 func (s *Store) Superseded(ctx context.Context, r Record) bool {
 	all, _, err := s.shared(ctx)
 	if err != nil {
 		return false
 	}
-	later := slices.DeleteFunc(all, func(o Record) bool { return o.Manifest != r.Manifest || o.Key != r.Key || !o.Created.After(r.Created) })
+	later := slices.DeleteFunc(all, func(o Record) bool {
+		return o.Manifest != r.Manifest || o.Key != r.Key || !o.Created.After(r.Created)
+	})
 	return len(later) >= s.cfg.Keep
 }
 
-// Settle notes how publishing a checkpoint ended: nil, and what will never succeed, ends the debt. What failed is due again later,
-// as long as the store is away, else so many times. It reports whether it is.
+// Settle notes how publishing a checkpoint ended: nil, and what will never succeed, ends the debt. What
+// failed is due again later, as long as the store is away, else so many times. It reports whether it is.
 func (s *Store) Settle(ctx context.Context, id string, err error) (again bool) {
 	s.change.Lock()
 	defer s.change.Unlock()
@@ -140,7 +144,8 @@ func (s *Store) Settle(ctx context.Context, id string, err error) (again bool) {
 		return false
 	}
 	pause := awayPause
-	switch hopeless := errors.Is(err, ErrQuarantined) || errors.Is(err, ErrDamaged) || errors.Is(err, ErrUnknown); {
+	switch hopeless := errors.Is(err, ErrQuarantined) || errors.Is(err, ErrDamaged) ||
+		errors.Is(err, ErrUnknown); {
 	case err != nil && ctx.Err() != nil:
 	case errors.Is(err, ErrNoPoP) || errors.Is(err, pop.ErrStoreAway):
 	case err == nil || hopeless || d.Tries+1 >= maxTries:

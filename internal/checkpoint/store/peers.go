@@ -52,7 +52,9 @@ func (s *Store) Give(manifest digest.Digest, has func(upper digest.Digest) bool)
 		}
 	}
 	s.mu.Unlock()
-	return json.Marshal(slices.DeleteFunc(out, func(r Record) bool { return r.Upper != nil && !has(r.Upper.DiffID) }))
+	return json.Marshal(slices.DeleteFunc(out, func(r Record) bool {
+		return r.Upper != nil && !has(r.Upper.DiffID)
+	}))
 }
 
 // Manifests are those that this node has checkpoints of.
@@ -66,7 +68,8 @@ func (s *Store) Manifests() []digest.Digest {
 	return slices.Collect(maps.Keys(all))
 }
 
-// GiveData opens the data of a checkpoint on this node for another one, or returns an error that wraps ErrUnknown.
+// GiveData opens the data of a checkpoint on this node for another one, or returns an error that wraps
+// ErrUnknown.
 func (s *Store) GiveData(id digest.Digest) (*Data, error) {
 	_, d, err := s.open(id.Encoded())
 	return d, err
@@ -168,7 +171,8 @@ func (s *Store) takeFrom(ctx context.Context, from string, r Record) error {
 		return err
 	}
 	h := sha256.New()
-	n, err := io.CopyBuffer(io.MultiWriter(f, h), cancelled{ctx, io.LimitReader(body, r.Data.Size+1)}, make([]byte, 256<<10))
+	n, err := io.CopyBuffer(io.MultiWriter(f, h), cancelled{ctx, io.LimitReader(body, r.Data.Size+1)},
+		make([]byte, 256<<10))
 	if err == nil && (n != r.Data.Size || digest.NewDigest(digest.SHA256, h) != r.Data.Digest) {
 		err = fmt.Errorf("%w: its bytes have another digest", ErrDamaged)
 	}

@@ -181,7 +181,8 @@ func TestFromAnotherNode(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if got := listed(t, y); !got.Local || got.Peer || got.Node != "x" || got.ID != r.ID || !got.Created.Equal(r.Created) || x.asked.Load() != 1 {
+	if got := listed(t, y); !got.Local || got.Peer || got.Node != "x" || got.ID != r.ID ||
+		!got.Created.Equal(r.Created) || x.asked.Load() != 1 {
 		t.Errorf("%+v; it was asked for %d times", got, x.asked.Load())
 	}
 	if err := y.Verify(ctx, r.ID); err != nil {
@@ -196,7 +197,8 @@ func TestFromAnotherNode(t *testing.T) {
 	}
 }
 
-// TestLies takes nothing from nodes that give something else than they say, and the rest from one that does not.
+// TestLies takes nothing from nodes that give something else than they say, and the rest from one that does
+// not.
 func TestLies(t *testing.T) {
 	cut := func(r io.Reader) []byte { b, _ := io.ReadAll(r); return b[:len(b)-1] }
 	flipped := func(r io.Reader) []byte { b, _ := io.ReadAll(r); b[len(b)/2]++; return b }
@@ -207,7 +209,9 @@ func TestLies(t *testing.T) {
 		"another manifest": {records: func(b []byte) []byte {
 			return []byte(strings.ReplaceAll(string(b), digest.FromString("manifest").String(), "sha256:m"))
 		}},
-		"another size":   {records: func(b []byte) []byte { return []byte(strings.ReplaceAll(string(b), `"pages"`, `"size":7,"pages"`)) }},
+		"another size": {records: func(b []byte) []byte {
+			return []byte(strings.ReplaceAll(string(b), `"pages"`, `"size":7,"pages"`))
+		}},
 		"no upper layer": {lacks: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -269,7 +273,8 @@ func TestStoreBeforePeers(t *testing.T) {
 		t.Fatalf("%+v", l)
 	}
 	away.Store(false)
-	if _, _, err := y.Unpacked(t.Context(), l.Record); !errors.Is(err, store.ErrUnknown) || errors.Is(err, image.ErrDamaged) {
+	if _, _, err := y.Unpacked(t.Context(), l.Record); !errors.Is(err, store.ErrUnknown) ||
+		errors.Is(err, image.ErrDamaged) {
 		t.Errorf("what only others have: %v", err)
 	}
 }

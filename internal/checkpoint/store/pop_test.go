@@ -111,7 +111,9 @@ func TestSharedWithAnotherNode(t *testing.T) {
 	b, ctx := newSite(t), t.Context()
 	x, xs := b.node("x")
 	y, ys := b.node("y")
-	r := put(t, x, "text", func(r *store.Record) { r.Upper = &store.Layer{DiffID: digest.FromString("upper"), Size: 5} })
+	r := put(t, x, "text", func(r *store.Record) {
+		r.Upper = &store.Layer{DiffID: digest.FromString("upper"), Size: 5}
+	})
 	is(t, "without its upper layer", x.Publish(ctx, r.ID), store.ErrNoUpper)
 	is(t, "unknown", x.Publish(ctx, strings.Repeat("ab", 32)), store.ErrUnknown)
 	b.layer(xs, "upper")
@@ -120,7 +122,8 @@ func TestSharedWithAnotherNode(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := y.Find(ctx, r.Manifest, r.Key); len(got) != 1 || got[0].ID != r.ID || got[0].Local || !got[0].PoP || got[0].Node != "x" || got[0].Upper.DiffID != r.Upper.DiffID {
+	if got := y.Find(ctx, r.Manifest, r.Key); len(got) != 1 || got[0].ID != r.ID || got[0].Local ||
+		!got[0].PoP || got[0].Node != "x" || got[0].Upper.DiffID != r.Upper.DiffID {
 		t.Fatalf("%+v", got)
 	}
 	if got := x.Find(ctx, r.Manifest, r.Key); len(got) != 1 || !got[0].Local || !got[0].PoP {
@@ -149,7 +152,8 @@ func TestSharedWithAnotherNode(t *testing.T) {
 	if err == nil {
 		err = xs.Quarantine(ctx, l)
 	}
-	if got := y.Find(ctx, r.Manifest, r.Key); err != nil || len(got) != 0 || len(x.Find(ctx, r.Manifest, r.Key)) != 1 {
+	if got := y.Find(ctx, r.Manifest, r.Key); err != nil || len(got) != 0 ||
+		len(x.Find(ctx, r.Manifest, r.Key)) != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if err := y.Remove(ctx, r.ID); err != nil || xs.Has(ctx, l.DiffID) {
@@ -247,7 +251,8 @@ func TestRetentionInThePoP(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, err := y.List(ctx, ""); err != nil || !slices.Equal(ids(got), []string{all[3].ID, all[2].ID, all[1].ID}) {
+	if got, err := y.List(ctx, ""); err != nil ||
+		!slices.Equal(ids(got), []string{all[3].ID, all[2].ID, all[1].ID}) {
 		t.Errorf("%+v, %v", ids(got), err)
 	}
 }
@@ -265,7 +270,8 @@ func TestQuarantineInThePoP(t *testing.T) {
 	for range 9 {
 		y.Fail(ctx, r.ID, "it hung")
 	}
-	if len(y.Find(ctx, r.Manifest, r.Key)) != 0 || len(z.Find(ctx, r.Manifest, r.Key)) != 1 || z.Find(ctx, r.Manifest, r.Key)[0].Failures != 9 {
+	if len(y.Find(ctx, r.Manifest, r.Key)) != 0 || len(z.Find(ctx, r.Manifest, r.Key)) != 1 ||
+		z.Find(ctx, r.Manifest, r.Key)[0].Failures != 9 {
 		t.Errorf("one node: %+v", z.Find(ctx, r.Manifest, r.Key))
 	}
 	for i := range 3 {
@@ -273,7 +279,8 @@ func TestQuarantineInThePoP(t *testing.T) {
 			t.Errorf("after %d: %v", i+1, got)
 		}
 	}
-	if zs.Has(ctx, digest.NewDigestFromEncoded(digest.SHA256, r.ID)) || len(z.Find(ctx, r.Manifest, r.Key)) != 0 {
+	if zs.Has(ctx, digest.NewDigestFromEncoded(digest.SHA256, r.ID)) ||
+		len(z.Find(ctx, r.Manifest, r.Key)) != 0 {
 		t.Error("two nodes: it is there")
 	}
 	is(t, "publish", x.Publish(ctx, r.ID), store.ErrQuarantined)
@@ -296,8 +303,8 @@ func flip(t *testing.T, path string) {
 	}
 }
 
-// What another node has found damaged, a checkpoint or what it stands on, who made it owes again while it keeps it; what was
-// taken out on purpose stays away.
+// What another node has found damaged, a checkpoint or what it stands on, who made it owes again while it
+// keeps it; what was taken out on purpose stays away.
 func TestOwedAgain(t *testing.T) {
 	b, ctx := newSite(t), t.Context()
 	x, xs := b.node("x")
@@ -329,7 +336,9 @@ func TestOwedAgain(t *testing.T) {
 		}
 	}
 	publish()
-	data := slices.DeleteFunc(b.files("layers"), func(n string) bool { return !strings.HasSuffix(n, ".data") || !strings.Contains(n, r.ID[:12]) })
+	data := slices.DeleteFunc(b.files("layers"), func(n string) bool {
+		return !strings.HasSuffix(n, ".data") || !strings.Contains(n, r.ID[:12])
+	})
 	if len(data) != 1 {
 		t.Fatalf("its data are %v of %v", data, b.files("layers"))
 	}
@@ -427,7 +436,9 @@ func TestDamagedInThePoP(t *testing.T) {
 	}
 	restorable(t, y, r, "text")
 	// A record that is no checkpoint's, or another's, is not taken for one.
-	records := slices.DeleteFunc(b.files("layers"), func(n string) bool { return !strings.HasSuffix(n, ".json") })
+	records := slices.DeleteFunc(b.files("layers"), func(n string) bool {
+		return !strings.HasSuffix(n, ".json")
+	})
 	name := filepath.Join(b.dir, "layers", records[0])
 	text, err := os.ReadFile(name)
 	if err == nil {
@@ -532,7 +543,9 @@ func TestStoreAway(t *testing.T) {
 	release(err)
 	_, _, err = y.Unpacked(ctx, r)
 	is(t, "unpack", err, pop.ErrStoreAway)
-	if got := slices.DeleteFunc(files(t, dir), func(n string) bool { return strings.Contains(n, "-meta") }); len(got) != 0 {
+	if got := slices.DeleteFunc(files(t, dir), func(n string) bool {
+		return strings.Contains(n, "-meta")
+	}); len(got) != 0 {
 		t.Errorf("left %v", got)
 	}
 	fs.away.Store(false)

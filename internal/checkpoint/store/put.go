@@ -65,7 +65,8 @@ func (s *Store) Put(ctx context.Context, r Record, file string) (Record, error) 
 		return r, fmt.Errorf("put a checkpoint: %w", err)
 	}
 	if fi.Size() != r.Data.Size {
-		return r, fmt.Errorf("put a checkpoint: %w: its data have %d bytes, not %d", ErrDamaged, fi.Size(), r.Data.Size)
+		return r, fmt.Errorf("put a checkpoint: %w: its data have %d bytes, not %d", ErrDamaged, fi.Size(),
+			r.Data.Size)
 	}
 	s.change.Lock()
 	defer s.change.Unlock()
@@ -111,7 +112,8 @@ func (s *Store) commit(r *Record, file string) error {
 		err = durable.WriteFile(s.path(r.ID+recordEnd), b, 0o600)
 	}
 	if err != nil {
-		return errors.Join(err, removed(os.Remove(s.path(r.ID+dataEnd))), removed(os.Remove(s.path(r.ID+recordEnd))), s.forgive(r.ID))
+		return errors.Join(err, removed(os.Remove(s.path(r.ID+dataEnd))),
+			removed(os.Remove(s.path(r.ID+recordEnd))), s.forgive(r.ID))
 	}
 	s.mu.Lock()
 	s.entries[r.ID] = &entry{Record: *r, used: time.Now()}
@@ -153,7 +155,8 @@ func (s *Store) Verify(ctx context.Context, id string) error {
 // compare hashes what r gives.
 func compare(ctx context.Context, want Blob, r io.ReaderAt) error {
 	h := sha256.New()
-	n, err := io.CopyBuffer(struct{ io.Writer }{h}, cancelled{ctx, io.NewSectionReader(r, 0, want.Size+1)}, make([]byte, 1<<20))
+	n, err := io.CopyBuffer(struct{ io.Writer }{h}, cancelled{ctx, io.NewSectionReader(r, 0, want.Size+1)},
+		make([]byte, 1<<20))
 	if err == nil && (n != want.Size || digest.NewDigest(digest.SHA256, h) != want.Digest) {
 		err = fmt.Errorf("%w: its data have another digest", ErrDamaged)
 	}

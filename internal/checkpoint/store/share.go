@@ -57,10 +57,11 @@ func (s *Store) upperThere(ctx context.Context, upper *Layer) bool {
 	return st != nil && st.Has(ctx, upper.DiffID)
 }
 
-// Publish copies a checkpoint of this node into the PoP's store, verifying it, unless
-// it is there, under a lease that is renewed meanwhile: a copy that stands still for longer than the
-// store's grace is not swept. Of several at once one copies, the others wait. Its upper layer is there already, else the error wraps ErrNoUpper; it wraps
-// ErrQuarantined if restoring failed too often, ErrDamaged if the data are not what the record says, ErrNoPoP, ErrUnknown.
+// Publish copies a checkpoint of this node into the PoP's store, verifying it, unless it is there, under a
+// lease that is renewed meanwhile: a copy that stands still for longer than the store's grace is not swept.
+// Of several at once one copies, the others wait. Its upper layer is there already, else the error wraps
+// ErrNoUpper; it wraps ErrQuarantined if restoring failed too often, ErrDamaged if the data are not what the
+// record says, ErrNoPoP, ErrUnknown.
 func (s *Store) Publish(ctx context.Context, id string) error {
 	if err := s.publish(ctx, id); err != nil {
 		return fmt.Errorf("publish checkpoint %.12s: %w", id, err)
@@ -117,7 +118,8 @@ const claimEvery = time.Second
 
 // claim takes the lease of a checkpoint that is to be copied into the PoP's store, or waits until who
 // has it has published the checkpoint or given up. Without a coordinator there is none: nobody sweeps then.
-func (s *Store) claim(ctx context.Context, st *pop.Store, id digest.Digest) (token uint64, release func(), err error) {
+func (s *Store) claim(ctx context.Context, st *pop.Store, id digest.Digest) (token uint64, release func(),
+	err error) {
 	for !st.Has(ctx, id) {
 		lease, err := st.Lead(ctx, id)
 		if err == nil {
@@ -159,13 +161,15 @@ func (s *Store) retainShared(ctx context.Context, r Record) error {
 }
 
 // copyTo publishes a data file if its bytes are right.
-func copyTo(ctx context.Context, st *pop.Store, id digest.Digest, token uint64, want digest.Digest, d *Data, l pop.Layer) error {
+func copyTo(ctx context.Context, st *pop.Store, id digest.Digest, token uint64, want digest.Digest, d *Data,
+	l pop.Layer) error {
 	draft, err := st.Draft(ctx, id, token)
 	if err != nil {
 		return err
 	}
 	h := sha256.New()
-	_, err = io.CopyBuffer(io.MultiWriter(draft, h), cancelled{ctx, io.NewSectionReader(d, 0, d.Size)}, make([]byte, 1<<20))
+	_, err = io.CopyBuffer(io.MultiWriter(draft, h), cancelled{ctx, io.NewSectionReader(d, 0, d.Size)},
+		make([]byte, 1<<20))
 	if err == nil && digest.NewDigest(digest.SHA256, h) != want {
 		err = fmt.Errorf("%w: this node's copy", ErrDamaged)
 	}
@@ -181,7 +185,8 @@ func (s *Store) unpublish(ctx context.Context, id string) (bool, error) {
 }
 
 // takeOut takes a checkpoint out of the PoP's store in one of its ways, and reports whether it was there.
-func (s *Store) takeOut(ctx context.Context, id string, out func(*pop.Store, context.Context, *pop.Layer) error) (bool, error) {
+func (s *Store) takeOut(ctx context.Context, id string,
+	out func(*pop.Store, context.Context, *pop.Layer) error) (bool, error) {
 	st := s.pop()
 	if st == nil || digestOf(id).Validate() != nil || !st.Has(ctx, digestOf(id)) {
 		return false, nil

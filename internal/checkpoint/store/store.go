@@ -43,8 +43,8 @@ var (
 	ErrUnknown = errors.New("no such checkpoint")
 	// ErrDamaged says that a checkpoint is not what it was.
 	ErrDamaged = errors.New("damaged checkpoint")
-	// ErrTorn says that the PoP's store has the record of a checkpoint and not all of its data, as this node sees it: others may
-	// see more, or this one later, so it stays.
+	// ErrTorn says that the PoP's store has the record of a checkpoint and not all of its data, as this node
+	// sees it: others may see more, or this one later, so it stays.
 	ErrTorn = errors.New("its data are not all in the PoP's store")
 	// ErrInUse says that a checkpoint is being read.
 	ErrInUse = errors.New("the checkpoint is in use")
@@ -149,7 +149,9 @@ const (
 // Open opens the store in cfg.Dir and removes what a crash has left there.
 // There is nothing to be closed.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg.withDefaults(), entries: map[string]*entry{}, notes: map[string]notes{}, owed: map[string]debt{}, cache: map[string]*unpacked{}, offers: map[string]offers{}, every: lookEvery, taking: make(chan struct{}, 1), looking: make(chan struct{}, 1), told: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg.withDefaults(), entries: map[string]*entry{}, notes: map[string]notes{},
+		owed: map[string]debt{}, cache: map[string]*unpacked{}, offers: map[string]offers{}, every: lookEvery,
+		taking: make(chan struct{}, 1), looking: make(chan struct{}, 1), told: make(chan struct{}, 1)}
 	if err := os.MkdirAll(s.path(cacheDir), 0o700); err != nil {
 		return nil, fmt.Errorf("open checkpoints: %w", err)
 	}
@@ -188,7 +190,8 @@ func (s *Store) load() error {
 			s.loadOwed(id)
 		case s.entries[id] != nil && slices.Contains([]string{dataEnd, recordEnd, orderEnd}, end):
 		case strings.HasPrefix(name, scratch):
-			if err := os.RemoveAll(s.path(name)); err != nil { // a dump that an earlier daemon has begun may still write into it
+			// a dump that an earlier daemon has begun may still write into it
+			if err := os.RemoveAll(s.path(name)); err != nil {
 				s.cfg.Log.Warn("what a dump has left stays until the next start", "dir", name, "err", err)
 			}
 		default:
@@ -287,8 +290,8 @@ func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
 	return out, err
 }
 
-// Knows reports whether there are checkpoints of any version of an image, by its reference: on this node, or in the PoP's
-// store as it was seen last. It asks nobody.
+// Knows reports whether there are checkpoints of any version of an image, by its reference: on this node, or
+// in the PoP's store as it was seen last. It asks nobody.
 func (s *Store) Knows(ref string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -52,7 +52,8 @@ func dump(t testing.TB, s *store.Store, text string, pages int) string {
 	for i := range mem[:pages/2] { // not all of it compresses
 		mem[i] += byte(i * i * 7 >> 8)
 	}
-	if err := errors.Join(os.WriteFile(filepath.Join(dir, "core.img"), []byte(text), 0o600), os.WriteFile(filepath.Join(dir, "pages-1.img"), mem, 0o600)); err != nil {
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "core.img"), []byte(text), 0o600),
+		os.WriteFile(filepath.Join(dir, "pages-1.img"), mem, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -91,7 +92,8 @@ func files(t testing.TB, dir string) []string {
 			return err
 		}
 		fi, err := e.Info()
-		if want := map[bool]os.FileMode{true: 0o700, false: 0o600}[e.IsDir()]; err == nil && fi.Mode().Perm() != want {
+		if want := map[bool]os.FileMode{true: 0o700, false: 0o600}[e.IsDir()]; err == nil &&
+			fi.Mode().Perm() != want {
 			t.Errorf("%s has mode %v", path, fi.Mode())
 		}
 		name := strings.TrimPrefix(strings.TrimPrefix(path, dir), "/")
@@ -141,7 +143,8 @@ func TestPutFindOpen(t *testing.T) {
 	put(t, s, "another key", func(r *store.Record) { r.Key = "other" })
 	put(t, s, "another image", func(r *store.Record) { r.Manifest = "sha256:n" })
 	for range 2 {
-		if got := s.Find(t.Context(), "sha256:m", "key"); !slices.Equal(ids(got), []string{r.ID, old.ID}) || !got[0].Local || got[0].PoP || got[0].Node != "here" || got[0].Boot != 3 {
+		if got := s.Find(t.Context(), "sha256:m", "key"); !slices.Equal(ids(got), []string{r.ID, old.ID}) ||
+			!got[0].Local || got[0].PoP || got[0].Node != "here" || got[0].Boot != 3 {
 			t.Errorf("%+v", got)
 		}
 		if got := s.Find(t.Context(), "sha256:m", "k"); len(got) != 0 {
@@ -163,7 +166,8 @@ func TestPutFindOpen(t *testing.T) {
 		s = open(t, store.Config{Dir: dir})
 	}
 	again, file := sample(t, s, "new")
-	if got, err := s.Put(t.Context(), again, file); err != nil || got.ID != r.ID || !got.Created.Equal(r.Created) {
+	if got, err := s.Put(t.Context(), again, file); err != nil || got.ID != r.ID ||
+		!got.Created.Equal(r.Created) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
@@ -174,9 +178,10 @@ func TestPutFindOpen(t *testing.T) {
 func TestMeta(t *testing.T) {
 	s := open(t, store.Config{Dir: t.TempDir()})
 	r := put(t, s, "text", nil)
-	dir, img, release, err := s.Meta(t.Context(), r, func(_ context.Context, dir string, img *image.Reader) error {
-		return os.WriteFile(filepath.Join(dir, "more"), []byte(img.Pages()[0].Name), 0o600)
-	})
+	dir, img, release, err := s.Meta(t.Context(), r,
+		func(_ context.Context, dir string, img *image.Reader) error {
+			return os.WriteFile(filepath.Join(dir, "more"), []byte(img.Pages()[0].Name), 0o600)
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +207,8 @@ func TestRemove(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, store.Config{Dir: dir})
 	r := put(t, s, "text", nil)
-	if err := s.SetOrder(t.Context(), r.ID, []byte("3 1 2")); err != nil || string(s.Order(t.Context(), r.ID)) != "3 1 2" {
+	if err := s.SetOrder(t.Context(), r.ID, []byte("3 1 2")); err != nil ||
+		string(s.Order(t.Context(), r.ID)) != "3 1 2" {
 		t.Errorf("order: %v", err)
 	}
 	cached, release, err := s.Unpacked(t.Context(), r)
@@ -254,7 +260,9 @@ func TestRetention(t *testing.T) {
 	var all []string
 	at := time.Now()
 	for i := range 4 {
-		r := put(t, s, fmt.Sprint("number ", i), func(r *store.Record) { r.Created = at.Add(time.Duration(i) * time.Second) })
+		r := put(t, s, fmt.Sprint("number ", i), func(r *store.Record) {
+			r.Created = at.Add(time.Duration(i) * time.Second)
+		})
 		all = append([]string{r.ID}, all...)
 	}
 	if got, _ := s.List(t.Context(), ""); !slices.Equal(ids(got), all[:2]) {
@@ -276,7 +284,9 @@ func TestRetention(t *testing.T) {
 	if now, _ := s.List(t.Context(), ""); !slices.Equal(ids(now), []string{r.ID, all[0]}) {
 		t.Errorf("%v", ids(now))
 	}
-	if got := files(t, dir); len(slices.DeleteFunc(got, func(n string) bool { return strings.HasPrefix(n, "scratch-") })) != 4 {
+	if got := files(t, dir); len(slices.DeleteFunc(got, func(n string) bool {
+		return strings.HasPrefix(n, "scratch-")
+	})) != 4 {
 		t.Errorf("left %v", got)
 	}
 }
@@ -422,7 +432,8 @@ func TestWarm(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close()); err != nil {
+		if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED),
+			f.Close()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -462,7 +473,8 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	from := dump(t, s, "text", 10)
-	if err := errors.Join(os.Symlink("/etc", filepath.Join(from, "link"))); err != nil || s.Adopt(r, from) == nil {
+	if err := errors.Join(os.Symlink("/etc", filepath.Join(from, "link"))); err != nil ||
+		s.Adopt(r, from) == nil {
 		t.Errorf("a link is adopted: %v", err)
 	}
 }
@@ -487,7 +499,11 @@ func TestCacheGivenUp(t *testing.T) {
 	}
 	restorable(t, s, r, "text")
 	wg.Wait()
-	if got := files(t, filepath.Dir(filepath.Dir(func() string { d, f, _ := s.Unpacked(t.Context(), r); f(); return d }()))); len(slices.DeleteFunc(got, func(n string) bool { return !strings.HasSuffix(n, ".tmp") })) != 0 {
+	if got := files(t, filepath.Dir(filepath.Dir(func() string {
+		d, f, _ := s.Unpacked(t.Context(), r)
+		f()
+		return d
+	}()))); len(slices.DeleteFunc(got, func(n string) bool { return !strings.HasSuffix(n, ".tmp") })) != 0 {
 		t.Errorf("left %v", got)
 	}
 }
@@ -521,7 +537,9 @@ func TestDamagedData(t *testing.T) {
 	if got, _ := s.List(t.Context(), ""); len(got) != 0 {
 		t.Errorf("%+v", got)
 	}
-	if got := slices.DeleteFunc(files(t, dir), func(n string) bool { return strings.HasPrefix(n, "scratch-") }); len(got) != 0 {
+	if got := slices.DeleteFunc(files(t, dir), func(n string) bool {
+		return strings.HasPrefix(n, "scratch-")
+	}); len(got) != 0 {
 		t.Errorf("left %v", got)
 	}
 }
@@ -531,24 +549,33 @@ func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, store.Config{Dir: dir, Keep: 9})
 	good := put(t, s, "good", nil)
-	short, noData, noRecord, bad, other, foreign := put(t, s, "short", nil), put(t, s, "no data", nil), put(t, s, "no record", nil), put(t, s, "bad", nil), put(t, s, "other", nil), put(t, s, "foreign", nil)
+	short, noData, noRecord, bad, other, foreign := put(t, s, "short", nil), put(t, s, "no data", nil),
+		put(t, s, "no record", nil), put(t, s, "bad", nil), put(t, s, "other", nil), put(t, s, "foreign", nil)
 	at := func(r store.Record, end string) string { return filepath.Join(dir, r.ID+end) }
 	b, err := os.ReadFile(at(good, ".json"))
 	if err := errors.Join(err,
-		os.Truncate(at(short, ".data"), short.Data.Size-1), os.Remove(at(noData, ".data")), os.Remove(at(noRecord, ".json")),
+		os.Truncate(at(short, ".data"), short.Data.Size-1), os.Remove(at(noData, ".data")),
+		os.Remove(at(noRecord, ".json")),
 		os.WriteFile(at(bad, ".json"), []byte(`{"format":1`), 0o600), os.WriteFile(at(other, ".json"), b, 0o600),
-		os.WriteFile(at(foreign, ".json"), bytes.Replace(bytes.Replace(b, []byte(good.ID), []byte(foreign.ID), 1), []byte(`"key"`), []byte(`"kex"`), 1), 0o600),
-		os.WriteFile(filepath.Join(dir, "pack-1.tmp"), b, 0o600), os.Mkdir(filepath.Join(dir, "scratch-x"), 0o700), os.WriteFile(filepath.Join(dir, "scratch-x", "f"), b, 0o600),
-		os.WriteFile(filepath.Join(dir, "x.notes"), nil, 0o600), os.WriteFile(at(good, ".notes"), []byte("no"), 0o600),
-		os.MkdirAll(filepath.Join(dir, "cache", good.ID+".abc.tmp", "d"), 0o700), os.WriteFile(filepath.Join(dir, "cache", "x"), nil, 0o600),
+		os.WriteFile(at(foreign, ".json"),
+			bytes.Replace(bytes.Replace(b, []byte(good.ID), []byte(foreign.ID), 1), []byte(`"key"`), []byte(`"kex"`),
+				1), 0o600),
+		os.WriteFile(filepath.Join(dir, "pack-1.tmp"), b, 0o600), os.Mkdir(filepath.Join(dir, "scratch-x"), 0o700),
+		os.WriteFile(filepath.Join(dir, "scratch-x", "f"), b, 0o600),
+		os.WriteFile(filepath.Join(dir, "x.notes"), nil, 0o600),
+		os.WriteFile(at(good, ".notes"), []byte("no"), 0o600),
+		os.MkdirAll(filepath.Join(dir, "cache", good.ID+".abc.tmp", "d"), 0o700),
+		os.WriteFile(filepath.Join(dir, "cache", "x"), nil, 0o600),
 	); err != nil {
 		t.Fatal(err)
 	}
 	s = open(t, store.Config{Dir: dir})
-	if got, err := s.List(t.Context(), ""); err != nil || !slices.Equal(ids(got), []string{good.ID}) || got[0].Failures != 0 {
+	if got, err := s.List(t.Context(), ""); err != nil || !slices.Equal(ids(got), []string{good.ID}) ||
+		got[0].Failures != 0 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if got := files(t, dir); !slices.Equal(got, []string{good.ID + ".data", good.ID + ".json", good.ID + ".notes"}) {
+	if got := files(t, dir); !slices.Equal(got,
+		[]string{good.ID + ".data", good.ID + ".json", good.ID + ".notes"}) {
 		t.Errorf("left %v", got)
 	}
 	restorable(t, s, good, "good")

@@ -18,7 +18,8 @@ import (
 
 const block = 512
 
-// maxSpans bounds a sparse file's map: of one with more the zeros are written, and if that is not enough, it is written whole.
+// maxSpans bounds a sparse file's map: of one with more the zeros are written, and if that is not enough, it
+// is written whole.
 var maxSpans = 4096
 
 // minHole is the smallest hole that is worth the headers of a sparse file.
@@ -90,9 +91,9 @@ func data(f *os.File, size int64) ([]span, error) {
 	return all, nil
 }
 
-// withoutZeros leaves out of the spans what is nothing but zeros, minHole of them at least and as many to a boundary of minHole:
-// databases write their logs and tables ahead, and overlayfs copies all that is no hole when such a file is opened
-// for writing.
+// withoutZeros leaves out of the spans what is nothing but zeros, minHole of them at least and as many to a
+// boundary of minHole: databases write their logs and tables ahead, and overlayfs copies all that is no hole
+// when such a file is opened for writing.
 func (t *writer) withoutZeros(f *os.File, spans []span) ([]span, error) {
 	var all []span
 	piece := make([]byte, minHole)
@@ -168,7 +169,8 @@ func (t *writer) sparse(f *os.File, h *tar.Header, spans []span) error {
 func sparseRecords(h *tar.Header, n int, spans string) []byte {
 	var b bytes.Buffer
 	for _, r := range [][2]string{
-		{"GNU.sparse.major", "0"}, {"GNU.sparse.minor", "1"}, {"GNU.sparse.name", h.Name}, {"GNU.sparse.size", strconv.FormatInt(h.Size, 10)},
+		{"GNU.sparse.major", "0"}, {"GNU.sparse.minor", "1"}, {"GNU.sparse.name", h.Name},
+		{"GNU.sparse.size", strconv.FormatInt(h.Size, 10)},
 		{"GNU.sparse.numblocks", strconv.Itoa(n)}, {"GNU.sparse.map", spans},
 		{"uid", strconv.Itoa(h.Uid)}, {"gid", strconv.Itoa(h.Gid)},
 		{"mtime", fmt.Sprintf("%d.%09d", h.ModTime.Unix(), h.ModTime.Nanosecond())},

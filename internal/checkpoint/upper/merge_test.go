@@ -103,15 +103,18 @@ func TestMergeErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, room := range []int{0, 2000, 5200} {
-		if _, err := upper.Merge(context.Background(), &full{room}, under, bytes.NewReader(top)); !errors.Is(err, syscall.ENOSPC) {
+		if _, err := upper.Merge(context.Background(), &full{room}, under, bytes.NewReader(top)); !errors.Is(err,
+			syscall.ENOSPC) {
 			t.Errorf("a full disk after %d bytes: %v", room, err)
 		}
 	}
-	if _, err := upper.Merge(context.Background(), io.Discard, filepath.Join(under, "none"), bytes.NewReader(top)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := upper.Merge(context.Background(), io.Discard, filepath.Join(under, "none"),
+		bytes.NewReader(top)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no directory: %v", err)
 	}
 	cut := append(make([]byte, 257), "ustar"...)
-	if _, err := upper.Merge(context.Background(), io.Discard, under, bytes.NewReader(append(cut, make([]byte, 4096)...))); err == nil {
+	if _, err := upper.Merge(context.Background(), io.Discard, under,
+		bytes.NewReader(append(cut, make([]byte, 4096)...))); err == nil {
 		t.Error("what is no tar is merged")
 	}
 }

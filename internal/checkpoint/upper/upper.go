@@ -92,7 +92,8 @@ func (t *writer) entry(at string, d fs.DirEntry, err error) error {
 	}
 	if rel != "." {
 		if strings.HasPrefix(d.Name(), whiteout) {
-			return fmt.Errorf("%w: a name that begins with %q means something else in a layer: /%s", ErrUnfit, whiteout, rel)
+			return fmt.Errorf("%w: a name that begins with %q means something else in a layer: /%s", ErrUnfit,
+				whiteout, rel)
 		}
 		if fi.Mode()&fs.ModeSocket != 0 {
 			return nil
@@ -134,7 +135,8 @@ func (t *writer) file(at, rel string, st *syscall.Stat_t) error {
 // header describes an entry, and says whether it is a directory that hides what
 // lies below it.
 func (t *writer) header(at, rel string, st *syscall.Stat_t) (h *tar.Header, hides bool, err error) {
-	h = &tar.Header{Format: tar.FormatPAX, Name: rel, Mode: int64(st.Mode & 0o7777), Uid: int(st.Uid), Gid: int(st.Gid), ModTime: time.Unix(max(0, st.Mtim.Sec), st.Mtim.Nsec)}
+	h = &tar.Header{Format: tar.FormatPAX, Name: rel, Mode: int64(st.Mode & 0o7777), Uid: int(st.Uid),
+		Gid: int(st.Gid), ModTime: time.Unix(max(0, st.Mtim.Sec), st.Mtim.Nsec)}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		h.Typeflag, h.Size = tar.TypeReg, st.Size

@@ -47,7 +47,8 @@ func overlay(t *testing.T, dir, lowers string) (merged, up string) {
 			t.Fatal(err)
 		}
 	}
-	if err := unix.Mount("overlay", merged, "overlay", 0, "index=off,lowerdir="+lowers+",upperdir="+up+",workdir="+filepath.Join(dir, "work")); err != nil {
+	if err := unix.Mount("overlay", merged, "overlay", 0,
+		"index=off,lowerdir="+lowers+",upperdir="+up+",workdir="+filepath.Join(dir, "work")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -60,8 +61,10 @@ func overlay(t *testing.T, dir, lowers string) (merged, up string) {
 
 func below() []byte {
 	var a treetest.Archive
-	a.Dir("etc").File("etc/one", "below").File("etc/gone", "x").Dir("var").Dir("var/cache").File("var/cache/a", "a").File("var/cache/b", "b").
-		Dir("opt").Dir("opt/old").File("opt/old/x", "x").File("now-a-dir", "file").Dir("now-a-file").File("now-a-file/x", "x").Symlink("lib", "usr/lib")
+	a.Dir("etc").File("etc/one", "below").File("etc/gone", "x").Dir("var").Dir("var/cache").File("var/cache/a",
+		"a").File("var/cache/b", "b").
+		Dir("opt").Dir("opt/old").File("opt/old/x", "x").File("now-a-dir",
+		"file").Dir("now-a-file").File("now-a-file/x", "x").Symlink("lib", "usr/lib")
 	return a.Bytes()
 }
 
@@ -89,7 +92,8 @@ func TestSameTree(t *testing.T) {
 	mounttest.Matches(t, []string{layer, mounttest.File(t, b.Bytes())}, want, nil)
 
 	var again bytes.Buffer
-	if _, err := upper.Write(context.Background(), &again, up); err != nil || !bytes.Equal(b.Bytes(), again.Bytes()) {
+	if _, err := upper.Write(context.Background(), &again, up); err != nil ||
+		!bytes.Equal(b.Bytes(), again.Bytes()) {
 		t.Errorf("a second tar of the same differs (%v)", err)
 	}
 }
@@ -129,12 +133,15 @@ func change(t *testing.T, root string) {
 	must(unix.Setxattr(at("etc/one"), "user.note", []byte("a\x00b=\n"), 0))
 	must(unix.Setxattr(at("run"), "user.note", []byte("dir"), 0))
 	must(os.Lchown(at("link"), 1234, 70000))
-	must(unix.UtimesNanoAt(unix.AT_FDCWD, at("second"), []unix.Timespec{{Sec: 1, Nsec: 5}, {Sec: 1_600_000_000, Nsec: 123_456_789}}, unix.AT_SYMLINK_NOFOLLOW))
+	must(unix.UtimesNanoAt(unix.AT_FDCWD, at("second"),
+		[]unix.Timespec{{Sec: 1, Nsec: 5}, {Sec: 1_600_000_000, Nsec: 123_456_789}}, unix.AT_SYMLINK_NOFOLLOW))
 	must(os.WriteFile(at("/"+strings.Repeat("n", 200)), []byte("long name"), 0o644))
 	sparse(t, at("db"), noise, 0, 40<<20, 64<<20)
 	sparse(t, at("tail"), nil, 0, 0, 8<<20)
 	sparse(t, at("head"), noise, 1<<20, 5<<20+4096*3, 5<<20+4096*3)
-	must(os.WriteFile(at("ahead"), slices.Concat(make([]byte, 9<<20), noise, make([]byte, 20<<20+5), noise[:100]), 0o600)) // zeros that were written
+	// zeros that were written
+	must(os.WriteFile(at("ahead"),
+		slices.Concat(make([]byte, 9<<20), noise, make([]byte, 20<<20+5), noise[:100]), 0o600))
 	must(os.WriteFile(at("zeros"), make([]byte, 3<<20+1), 0o600))
 	must(unix.Setxattr(at("db"), "user.kind", []byte("sparse"), 0))
 	must(os.Chown(at("db"), 99, 100))
@@ -142,7 +149,8 @@ func change(t *testing.T, root string) {
 
 // A file with more runs of zeros than a map has room for keeps its holes, and one with more holes is whole.
 func TestManySpans(t *testing.T) {
-	for most, less := range map[int]int{100: 2 << 20, 5: 6 << 20, 1: 60 << 20} { // bytes that are written at most
+	// bytes that are written at most
+	for most, less := range map[int]int{100: 2 << 20, 5: 6 << 20, 1: 60 << 20} {
 		back := upper.SetMaxSpans(most)
 		merged, up, layer := overlaid(t, below())
 		f, err := os.Create(filepath.Join(merged, "db"))
@@ -215,7 +223,8 @@ func TestUnfit(t *testing.T) {
 	if err := os.Remove(odd); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Setxattr(filepath.Join(up, "etc"), "trusted.overlay.redirect", []byte("/var"), 0); err != nil {
+	if err := unix.Setxattr(filepath.Join(up, "etc"), "trusted.overlay.redirect", []byte("/var"),
+		0); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := upper.Write(context.Background(), &bytes.Buffer{}, up); !errors.Is(err, upper.ErrUnfit) {
@@ -246,7 +255,8 @@ func TestErrors(t *testing.T) {
 	if _, err := upper.Write(ctx, &bytes.Buffer{}, up); !errors.Is(err, context.Canceled) {
 		t.Errorf("ended: %v", err)
 	}
-	if _, err := upper.Write(context.Background(), &bytes.Buffer{}, filepath.Join(up, "none")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := upper.Write(context.Background(), &bytes.Buffer{}, filepath.Join(up, "none")); !errors.Is(err,
+		os.ErrNotExist) {
 		t.Errorf("no directory: %v", err)
 	}
 }

@@ -40,7 +40,8 @@
 // Back-pressure. The queue is bounded, and so is each caller's part of it; who comes then is
 // told when to come again (BusyError). What can never fit is refused at once.
 //
-// While nothing is under way the kernel is asked once a second how long processors were waited for; nothing else runs then.
+// While nothing is under way the kernel is asked once a second how long processors were waited for; nothing
+// else runs then.
 package admit
 
 import (
@@ -185,7 +186,8 @@ func New(cfg Config) *Admitter {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	a := &Admitter{cfg: cfg, callers: map[string]*caller{}, images: map[string]int{}, failed: map[string]time.Time{}, hosts: map[string]int{}, learnt: learnt{}}
+	a := &Admitter{cfg: cfg, callers: map[string]*caller{}, images: map[string]int{},
+		failed: map[string]time.Time{}, hosts: map[string]int{}, learnt: learnt{}}
 	a.life, a.end = context.WithCancel(context.Background())
 	a.bg.Go(a.watch)
 	return a

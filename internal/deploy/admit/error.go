@@ -27,7 +27,8 @@ func (e *BusyError) Remedy() string {
 type NeverError struct{ Need, Have int64 }
 
 func (e *NeverError) Error() string {
-	return fmt.Sprintf("the container may take %s of memory, and the node has %s for containers", mib(e.Need), mib(e.Have))
+	return fmt.Sprintf("the container may take %s of memory, and the node has %s for containers", mib(e.Need),
+		mib(e.Have))
 }
 
 // Kind is the error's code in the API.

@@ -15,7 +15,8 @@ func TestNever(t *testing.T) {
 	a, _ := open(t, Config{})
 	_, err := a.Enter(Claim{Memory: 17 * gib})
 	var never *NeverError
-	if !errors.As(err, &never) || never.Need != 17*gib || never.Have != 16*gib-256<<20 || never.Kind() != "no_memory" {
+	if !errors.As(err, &never) || never.Need != 17*gib || never.Have != 16*gib-256<<20 ||
+		never.Kind() != "no_memory" {
 		t.Fatalf("%v", err)
 	}
 	o, _ := open(t, Config{Overcommit: true})
@@ -29,7 +30,8 @@ func TestMemory(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, w := open(t, Config{Reserve: gib})
 		w.set(func(w *world) { w.free = 6 * gib })
-		all := []*Ticket{enter(t, a, Claim{Memory: 4 * gib}), enter(t, a, Claim{Memory: 4 * gib}), enter(t, a, Claim{Memory: gib})}
+		all := []*Ticket{enter(t, a, Claim{Memory: 4 * gib}), enter(t, a, Claim{Memory: 4 * gib}),
+			enter(t, a, Claim{Memory: gib})}
 		want(t, all, "", Mem, "")
 		w.set(func(w *world) { w.free = 10 * gib })
 		begun := time.Now()
@@ -47,7 +49,8 @@ func TestOwed(t *testing.T) {
 	for _, overcommit := range []bool{false, true} {
 		inBubble(t, func(t *testing.T) {
 			owed := int64(10 * gib)
-			a, _ := open(t, Config{Reserve: gib, Overcommit: overcommit, Owed: func() int64 { return owed }}) // of 16, all free
+			// of 16, all free
+			a, _ := open(t, Config{Reserve: gib, Overcommit: overcommit, Owed: func() int64 { return owed }})
 			big := enter(t, a, Claim{Memory: 6 * gib})
 			small := enter(t, a, Claim{Memory: gib})
 			if overcommit {
@@ -96,7 +99,8 @@ func TestPromises(t *testing.T) {
 func TestLearnt(t *testing.T) {
 	a, _ := open(t, Config{Overcommit: true})
 	enter(t, a, Claim{Image: "big"}).Done(2 * gib)
-	big, unknown, limited := enter(t, a, Claim{Image: "big"}), enter(t, a, Claim{Image: "x"}), enter(t, a, Claim{Image: "big", Memory: gib})
+	big, unknown, limited := enter(t, a, Claim{Image: "big"}), enter(t, a, Claim{Image: "x"}),
+		enter(t, a, Claim{Image: "big", Memory: gib})
 	if big.need != 2*gib+overhead || unknown.need != defaultEstimate || limited.need != gib {
 		t.Errorf("claims of %d, %d and %d bytes", big.need, unknown.need, limited.need)
 	}
@@ -116,7 +120,8 @@ func TestLearnt(t *testing.T) {
 
 // tenant runs containers of size that live for life, one after the other and several at
 // once, until ctx ends. It counts those that were admitted.
-func tenant(ctx context.Context, t *testing.T, a *Admitter, w *world, size int64, life time.Duration, count *int) {
+func tenant(ctx context.Context, t *testing.T, a *Admitter, w *world, size int64, life time.Duration,
+	count *int) {
 	for ctx.Err() == nil {
 		k, err := a.Enter(Claim{Caller: "small", Memory: size})
 		if err != nil {
@@ -182,7 +187,8 @@ func TestBigDoesNotBlock(t *testing.T) {
 	})
 }
 
-// Other work's pressure leaves one slot per processor; the deployments' own changes nothing, nor does what has ended.
+// Other work's pressure leaves one slot per processor; the deployments' own changes nothing, nor does what
+// has ended.
 func TestPressure(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, w := open(t, Config{})
@@ -234,7 +240,9 @@ func TestPressure(t *testing.T) {
 // is here the others go on, before those that came later.
 func TestLink(t *testing.T) {
 	a, _ := open(t, Config{Fetch: 2, Max: 1})
-	fetch := func(image, host string) *Ticket { return enter(t, a, Claim{Image: image, Host: host, Fetch: true}) }
+	fetch := func(image, host string) *Ticket {
+		return enter(t, a, Claim{Image: image, Host: host, Fetch: true})
+	}
 	all := []*Ticket{fetch("a", "h"), fetch("a", "h"), fetch("b", "h"), fetch("c", "h"), fetch("d", "other")}
 	want(t, all, "", Link, "", Link, "")
 	here, later := enter(t, a, Claim{Image: "x"}), enter(t, a, Claim{Image: "y"})
@@ -341,7 +349,8 @@ func randomSchedule(t *testing.T, rnd *rand.Rand) {
 			c.Group = group
 		}
 		patience := time.Duration(1+rnd.IntN(300)) * time.Second
-		pause, took := time.Duration(rnd.IntN(2000))*time.Millisecond, time.Duration(rnd.IntN(9000))*time.Millisecond
+		pause, took := time.Duration(rnd.IntN(2000))*time.Millisecond,
+			time.Duration(rnd.IntN(9000))*time.Millisecond
 		used, life, fails := c.Memory/2, time.Duration(rnd.IntN(60))*time.Second, rnd.IntN(5) == 0
 		time.Sleep(time.Duration(rnd.IntN(1500)) * time.Millisecond)
 		k := enter(t, a, c)
@@ -375,7 +384,8 @@ func randomSchedule(t *testing.T, rnd *rand.Rand) {
 	work.Wait()
 	time.Sleep(2 * settle)
 	s := a.Stats()
-	if ended != n || s.Running+s.Fetching+s.Callers != 0 || s.Promised != 0 || group.used != 0 || a.disk != 0 || a.ticking || a.kept.by != nil {
+	if ended != n || s.Running+s.Fetching+s.Callers != 0 || s.Promised != 0 || group.used != 0 || a.disk != 0 ||
+		a.ticking || a.kept.by != nil {
 		t.Errorf("%d of %d ended; %+v, group %d, disk %d", ended, n, s, group.used, a.disk)
 	}
 }

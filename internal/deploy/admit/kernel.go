@@ -59,7 +59,8 @@ func kernelPressure() Pressure {
 	return p
 }
 
-// Waited is for how long, in all since the machine has booted, something has waited for a processor; 0 without CONFIG_PSI.
+// Waited is for how long, in all since the machine has booted, something has waited for a processor; 0
+// without CONFIG_PSI.
 func Waited() time.Duration {
 	_, total := some("/proc/pressure/cpu")
 	return total

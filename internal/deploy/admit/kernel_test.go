@@ -25,8 +25,10 @@ func TestParseSome(t *testing.T) {
 		total   time.Duration
 	}
 	for in, want := range map[string]read{
-		"some avg10=84.58 avg60=79.71 avg300=50.76 total=145\nfull avg10=1.00 avg60=0 avg300=0 total=9\n": {84.58, 145 * time.Microsecond},
-		"some avg10=0.00 avg60=1.00 total=2432679946":                                                     {0, 2432679946 * time.Microsecond},
+		"some avg10=84.58 avg60=79.71 avg300=50.76 total=145\nfull avg10=1.00 avg60=0 avg300=0 total=9\n": {84.58,
+			145 * time.Microsecond},
+		"some avg10=0.00 avg60=1.00 total=2432679946": {0,
+			2432679946 * time.Microsecond},
 		"":                           {},
 		"some avg10=":                {},
 		"some avg10=x total=y":       {},

@@ -196,7 +196,8 @@ func (a *Admitter) rank(s stage) {
 	}
 	slices.SortFunc(all, func(x, y at) int {
 		a, b := x.t.who, y.t.who
-		return cmp.Or(cmp.Compare(x.level, y.level), cmp.Compare(b.used[s], a.used[s]), cmp.Compare(a.last[s], b.last[s]))
+		return cmp.Or(cmp.Compare(x.level, y.level), cmp.Compare(b.used[s], a.used[s]),
+			cmp.Compare(a.last[s], b.last[s]))
 	})
 	for i, x := range all {
 		x.t.rank = i + 1

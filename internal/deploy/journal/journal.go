@@ -20,8 +20,8 @@
 // durable within a second or with the next acceptance. If a power cut takes it, the
 // deployment is found to be open, and whoever looks after it finds its container.
 //
-// In memory there is about half a kilobyte for each deployment; requests and records are
-// read from the file, but for the records that were listed last. It is not a bbolt database, as the snapshotter has, because a
+// In memory there is about half a kilobyte for each deployment; requests and records are read from the file,
+// but for the records that were listed last. It is not a bbolt database, as the snapshotter has, because a
 // transaction there is two fsyncs, and cannot do without.
 //
 // What ended is kept for Config.Keep and, of that, the newest Config.Most; its key with it.
@@ -120,7 +120,8 @@ func Open(cfg Config) (*Journal, error) {
 	}
 	j := &Journal{cfg: cfg, items: map[string]*item{}, keys: map[[2]string]*item{},
 		turned: make(chan struct{}),
-		hurry:  make(chan struct{}, 1), soon: make(chan struct{}, 1), stop: make(chan struct{}), gone: make(chan struct{})}
+		hurry:  make(chan struct{}, 1), soon: make(chan struct{}, 1), stop: make(chan struct{}),
+		gone: make(chan struct{})}
 	if err := j.load(); err != nil {
 		return nil, fmt.Errorf("journal of deployments: %w", err)
 	}
@@ -223,7 +224,8 @@ func (j *Journal) Durable(ctx context.Context, seq uint64) error {
 // End writes down how a deployment has ended: d's state, record and failure. With void
 // its key is free again. A file that cannot be written to gets it when it can.
 func (j *Journal) End(d spec.Deployment, void bool) {
-	b, err := marshal(line{End: &ended{ID: d.ID, State: d.State, Ended: d.Ended, Record: d.Record, Failure: d.Failure, Void: void}})
+	b, err := marshal(line{End: &ended{ID: d.ID, State: d.State, Ended: d.Ended, Record: d.Record,
+		Failure: d.Failure, Void: void}})
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	i := j.items[d.ID]

@@ -40,12 +40,14 @@ func inDir(t *testing.T) Config {
 // entry is an acceptance.
 func entry(id, key string) Entry {
 	return Entry{Sum: "sum of " + id, Request: spec.Request{Image: "web", Name: id, Env: []string{"A=" + id}},
-		Deployment: spec.Deployment{ID: id, Name: id, Image: "web", Caller: "me", Key: key, State: spec.StateQueued, Asked: time.Now().UTC(), Detached: true}}
+		Deployment: spec.Deployment{ID: id, Name: id, Image: "web", Caller: "me", Key: key, State: spec.StateQueued,
+			Asked: time.Now().UTC(), Detached: true}}
 }
 
 // over is how an entry's deployment ends.
 func over(id string) spec.Deployment {
-	return spec.Deployment{ID: id, State: spec.StateDone, Ended: time.Now().UTC(), Record: &spec.Record{Name: id, Image: "web", Stages: map[string]float64{"ready": 1.5}}}
+	return spec.Deployment{ID: id, State: spec.StateDone, Ended: time.Now().UTC(),
+		Record: &spec.Record{Name: id, Image: "web", Stages: map[string]float64{"ready": 1.5}}}
 }
 
 func accept(t *testing.T, j *Journal, entries ...Entry) {
@@ -77,7 +79,8 @@ func TestWhatWasAcceptedIsThereAfterwards(t *testing.T) {
 	j.End(over("one"), false)
 	failed := over("three")
 	accept(t, j, entry("three", "k3"))
-	failed.State, failed.Record, failed.Failure = spec.StateFailed, nil, &spec.Failure{Code: "busy", Message: "no", Exit: 13}
+	failed.State, failed.Record, failed.Failure = spec.StateFailed, nil,
+		&spec.Failure{Code: "busy", Message: "no", Exit: 13}
 	j.End(failed, true)
 	for range 2 {
 		if err := j.Close(); err != nil {
@@ -85,11 +88,13 @@ func TestWhatWasAcceptedIsThereAfterwards(t *testing.T) {
 		}
 		j = open(t, cfg)
 		list := j.Open()
-		if len(list) != 1 || list[0].ID != "two" || list[0].Request.Env[0] != "A=two" || !list[0].Until.Equal(two.Until) || list[0].Group != "g" || list[0].Parallel != 3 || !list[0].Detached {
+		if len(list) != 1 || list[0].ID != "two" || list[0].Request.Env[0] != "A=two" ||
+			!list[0].Until.Equal(two.Until) || list[0].Group != "g" || list[0].Parallel != 3 || !list[0].Detached {
 			t.Fatalf("open: %+v", list)
 		}
 		d, sum, ok := j.Key("me", "k1")
-		if !ok || d.State != spec.StateDone || d.Record == nil || d.Record.Stages["ready"] != 1.5 || sum != "sum of one" {
+		if !ok || d.State != spec.StateDone || d.Record == nil || d.Record.Stages["ready"] != 1.5 ||
+			sum != "sum of one" {
 			t.Errorf("by its key: %+v, %q, %t", d, sum, ok)
 		}
 		if _, _, ok := j.Key("you", "k1"); ok {
@@ -98,7 +103,8 @@ func TestWhatWasAcceptedIsThereAfterwards(t *testing.T) {
 		if _, _, ok := j.Key("me", "k3"); ok {
 			t.Error("a key that is free again is known")
 		}
-		if d, ok := j.Get("three"); !ok || d.State != spec.StateFailed || d.Failure == nil || d.Failure.Code != "busy" {
+		if d, ok := j.Get("three"); !ok || d.State != spec.StateFailed || d.Failure == nil ||
+			d.Failure.Code != "busy" {
 			t.Errorf("one that failed: %+v", d)
 		}
 		if r, ok := j.Request("one"); !ok || r.Name != "one" {
@@ -110,9 +116,9 @@ func TestWhatWasAcceptedIsThereAfterwards(t *testing.T) {
 	}
 }
 
-// The file is cut at every ninth byte and around the ends of what was written, as a crash may leave it: what was accepted together is
-// there whole or not at all, an end is there or the deployment is open, and what came
-// before the cut is there. It goes on from there.
+// The file is cut at every ninth byte and around the ends of what was written, as a crash may leave it: what
+// was accepted together is there whole or not at all, an end is there or the deployment is open, and what
+// came before the cut is there. It goes on from there.
 func TestTornAnywhere(t *testing.T) {
 	cfg := inDir(t)
 	j := open(t, cfg)
@@ -360,7 +366,8 @@ func TestListedAgain(t *testing.T) {
 		}
 		for n, d := range l {
 			i := int(l[0].Record.Bytes.Registry) + n
-			if d.ID != fmt.Sprint("e", i) || d.State != spec.StateDone || d.Record.Name != d.ID || d.Record.Bytes.Registry != int64(i) {
+			if d.ID != fmt.Sprint("e", i) || d.State != spec.StateDone || d.Record.Name != d.ID ||
+				d.Record.Bytes.Registry != int64(i) {
 				t.Fatalf("of %d number %d is %+v with %+v", most, n, d, d.Record)
 			}
 			newest = i

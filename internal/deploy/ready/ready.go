@@ -166,7 +166,8 @@ func fromImage(hc *Healthcheck) (Check, error) {
 	c := Check{
 		Kind:       Command,
 		TryTimeout: cmp.Or(max(hc.Timeout, 0), 30*time.Second),
-		Patience:   max(hc.StartPeriod, 0) + time.Duration(cmp.Or(retries, 3))*cmp.Or(max(hc.Interval, 0), 30*time.Second),
+		Patience: max(hc.StartPeriod, 0) +
+			time.Duration(cmp.Or(retries, 3))*cmp.Or(max(hc.Interval, 0), 30*time.Second),
 	}
 	switch {
 	case hc.Test[0] == "CMD" && len(hc.Test) > 1:

@@ -44,7 +44,9 @@ func play(role, arg string) {
 				w.WriteHeader(503)
 			}
 		})
-		http.HandleFunc("/moved", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/never", http.StatusFound) })
+		http.HandleFunc("/moved", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/never", http.StatusFound)
+		})
 		http.HandleFunc("/bad", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) })
 		fmt.Println(http.ListenAndServe(addr, nil))
 	case "die":
@@ -92,7 +94,8 @@ func start(t *testing.T, ns, role, arg string) *box {
 	if err := os.Mkdir(cg, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(cg+"/cgroup.procs", []byte(strconv.Itoa(b.cmd.Process.Pid)), 0o644); err != nil && role != "die" {
+	if err := os.WriteFile(cg+"/cgroup.procs", []byte(strconv.Itoa(b.cmd.Process.Pid)), 0o644); err != nil &&
+		role != "die" {
 		t.Fatal(err)
 	}
 	go func() { _ = b.cmd.Wait(); close(b.done) }()
@@ -111,14 +114,15 @@ func start(t *testing.T, ns, role, arg string) *box {
 }
 
 func (b *box) target() Target {
-	return Target{Host: true, Pid: b.cmd.Process.Pid, Logs: []string{b.log}, Exited: func(ctx context.Context) (int, error) {
-		select {
-		case <-b.done:
-			return b.cmd.ProcessState.ExitCode(), nil
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		}
-	}}
+	return Target{Host: true, Pid: b.cmd.Process.Pid, Logs: []string{b.log},
+		Exited: func(ctx context.Context) (int, error) {
+			select {
+			case <-b.done:
+				return b.cmd.ProcessState.ExitCode(), nil
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		}}
 }
 
 func freePort(t *testing.T) uint16 {
@@ -149,15 +153,18 @@ func mustParse(t *testing.T, spec string) Check {
 
 func TestParse(t *testing.T) {
 	for spec, want := range map[string]string{
-		"": "none", "none": "none", "tcp:80": "tcp:80", "http:8080": "http:8080/", "http:80/a/b?c=d": "http:80/a/b?c=d",
-		`cmd:["/bin/x","-y"]`: `cmd:["/bin/x","-y"]`, "cmd:pg_isready -q": `cmd:["/bin/sh","-c","pg_isready -q"]`, "log:ready: [0-9]+": "log:ready: [0-9]+",
+		"": "none", "none": "none", "tcp:80": "tcp:80", "http:8080": "http:8080/",
+		"http:80/a/b?c=d":     "http:80/a/b?c=d",
+		`cmd:["/bin/x","-y"]`: `cmd:["/bin/x","-y"]`, "cmd:pg_isready -q": `cmd:["/bin/sh","-c","pg_isready -q"]`,
+		"log:ready: [0-9]+": "log:ready: [0-9]+",
 	} {
 		c, err := Parse(spec, nil)
 		if err != nil || c.String() != want {
 			t.Errorf("%q gives %s, %v; want %s", spec, c, err, want)
 		}
 	}
-	for _, spec := range []string{"tcp", "tcp:0", "tcp:65536", "tcp:80/x", "http:/x", "udp:53", "cmd:", "cmd:[]", `cmd:["a"`, "log:", "log:(", "none:x"} {
+	for _, spec := range []string{"tcp", "tcp:0", "tcp:65536", "tcp:80/x", "http:/x", "udp:53", "cmd:", "cmd:[]",
+		`cmd:["a"`, "log:", "log:(", "none:x"} {
 		if c, err := Parse(spec, nil); err == nil {
 			t.Errorf("%q gives %s", spec, c)
 		}
@@ -170,13 +177,16 @@ func TestImageHealthcheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, err := Parse("", hc)
-	if err != nil || c.String() != `cmd:["/bin/sh","-c","curl localhost"]` || c.Patience != 11*time.Second || c.TryTimeout != 30*time.Second {
+	if err != nil || c.String() != `cmd:["/bin/sh","-c","curl localhost"]` || c.Patience != 11*time.Second ||
+		c.TryTimeout != 30*time.Second {
 		t.Errorf("%+v, %v", c, err)
 	}
 	if c, err := Parse("tcp:1", hc); err != nil || c.Kind != TCP {
 		t.Errorf("the given check does not go first: %v, %v", c, err)
 	}
-	for raw, want := range map[string]Kind{`{}`: None, `{"config":{}}`: None, `{"config":{"Healthcheck":{"Test":["NONE"]}}}`: None, `{"config":{"Healthcheck":{"Test":["CMD","/x"]}}}`: Command} {
+	for raw, want := range map[string]Kind{`{}`: None, `{"config":{}}`: None,
+		`{"config":{"Healthcheck":{"Test":["NONE"]}}}`:     None,
+		`{"config":{"Healthcheck":{"Test":["CMD","/x"]}}}`: Command} {
 		hc, err := ImageHealthcheck([]byte(raw))
 		if err != nil {
 			t.Fatal(err)
@@ -198,7 +208,8 @@ func TestTCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	var taken *TakenError
-	if err := c.Conflict(); !errors.As(err, &taken) || !strings.Contains(taken.By, strconv.Itoa(b.cmd.Process.Pid)) {
+	if err := c.Conflict(); !errors.As(err, &taken) ||
+		!strings.Contains(taken.By, strconv.Itoa(b.cmd.Process.Pid)) {
 		t.Errorf("conflict: %v", err)
 	}
 }
@@ -232,7 +243,8 @@ func TestHTTP(t *testing.T) {
 	p := freePort(t)
 	b := start(t, "", "serve", fmt.Sprintf(":%d", p))
 	for _, path := range []string{"warm", "moved"} {
-		if err := Wait(within(t, 10*time.Second), mustParse(t, fmt.Sprintf("http:%d/%s", p, path)), b.target()); err != nil {
+		if err := Wait(within(t, 10*time.Second), mustParse(t, fmt.Sprintf("http:%d/%s", p, path)),
+			b.target()); err != nil {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -255,7 +267,8 @@ func TestDies(t *testing.T) {
 	began := time.Now()
 	err := Wait(within(t, 10*time.Second), mustParse(t, fmt.Sprintf("tcp:%d", freePort(t))), b.target())
 	var exit *ExitError
-	if !errors.As(err, &exit) || exit.Status != 3 || !strings.Contains(err.Error(), "cannot read /etc/app.conf") || time.Since(began) > 3*time.Second {
+	if !errors.As(err, &exit) || exit.Status != 3 ||
+		!strings.Contains(err.Error(), "cannot read /etc/app.conf") || time.Since(began) > 3*time.Second {
 		t.Errorf("after %v: %v", time.Since(began), err)
 	}
 }
@@ -272,7 +285,8 @@ func TestStranger(t *testing.T) {
 	err = Wait(within(t, 300*time.Millisecond), mustParse(t, fmt.Sprintf("tcp:%d", p)), b.target())
 	var taken *TakenError
 	var nr *NotReadyError
-	if !errors.As(err, &nr) || !errors.As(nr.Last, &taken) || !strings.Contains(taken.By, strconv.Itoa(os.Getpid())) {
+	if !errors.As(err, &nr) || !errors.As(nr.Last, &taken) ||
+		!strings.Contains(taken.By, strconv.Itoa(os.Getpid())) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -371,13 +385,15 @@ func FuzzParse(f *testing.F) {
 }
 
 func FuzzProc(f *testing.F) {
-	f.Add("   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 12345 1", "4:memory:/a\n0::/b")
+	f.Add("   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 12345 1",
+		"4:memory:/a\n0::/b")
 	f.Fuzz(func(t *testing.T, line, cgroup string) {
 		if inode, ok := listening(line, ":1F90"); ok && inode == "" {
 			t.Error("no inode")
 		}
 		_ = past(line)
-		if d := cgroupDir(cgroup); d != "" && !strings.HasPrefix(d, "/sys/fs/cgroup") && !strings.Contains(cgroup, "..") {
+		if d := cgroupDir(cgroup); d != "" && !strings.HasPrefix(d, "/sys/fs/cgroup") &&
+			!strings.Contains(cgroup, "..") {
 			t.Errorf("directory %q", d)
 		}
 	})

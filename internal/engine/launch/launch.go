@@ -41,7 +41,8 @@ const (
 
 // The files of a launcher.
 const (
-	argvFile  = "argv"  // how to execute it, then a line for each argument before those of the shim; the first is a path
+	// how to execute it, then a line for each argument before those of the shim; the first is a path
+	argvFile  = "argv"
 	runcLink  = "runc"  // to what executes "checkpoint"
 	emptyFile = "empty" // only where the list of controllers is to be hidden
 )

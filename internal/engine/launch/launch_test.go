@@ -78,7 +78,8 @@ func TestVerbs(t *testing.T) {
 // What does not work is told with what it was about.
 func TestErrors(t *testing.T) {
 	dir := launcher(t, []string{"/nonexistent/crun"}, "/nonexistent/runc", false)
-	for args, want := range map[string]string{"start x": "exec /nonexistent/crun: No such file", "checkpoint x": "exec "} {
+	for args, want := range map[string]string{"start x": "exec /nonexistent/crun: No such file",
+		"checkpoint x": "exec "} {
 		out, err := exec.Command(Path(dir), strings.Fields(args)...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), want) {
 			t.Errorf("%s: %v: %s", args, err, out)
@@ -88,7 +89,8 @@ func TestErrors(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, argvFile), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := exec.Command(Path(dir), "start", "x").CombinedOutput(); err == nil || !strings.Contains(string(out), "names no program") {
+		if out, err := exec.Command(Path(dir), "start", "x").CombinedOutput(); err == nil ||
+			!strings.Contains(string(out), "names no program") {
 			t.Errorf("%q: %v: %s", text, err, out)
 		}
 	}

@@ -70,7 +70,8 @@ func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	var b bytes.Buffer
-	if err := Copy(ctx, path, &b, 0, make(chan struct{})); !errors.Is(err, context.DeadlineExceeded) || b.String() != "x" {
+	if err := Copy(ctx, path, &b, 0, make(chan struct{})); !errors.Is(err, context.DeadlineExceeded) ||
+		b.String() != "x" {
 		t.Errorf("%q, %v", b.String(), err)
 	}
 }
@@ -78,7 +79,8 @@ func TestCancel(t *testing.T) {
 func TestTail(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	long := strings.Repeat("a line of some length\n", 10_000)
-	for text, want := range map[string]string{"": "", "a": "a", "a\n": "a\n", "a\nb\nc\n": "b\nc\n", "a\nb\nc": "b\nc", "\n\n\n": "\n\n", long: "a line of some length\na line of some length\n"} {
+	for text, want := range map[string]string{"": "", "a": "a", "a\n": "a\n", "a\nb\nc\n": "b\nc\n",
+		"a\nb\nc": "b\nc", "\n\n\n": "\n\n", long: "a line of some length\na line of some length\n"} {
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -85,7 +85,8 @@ func goBack(path string, log *slog.Logger) error {
 		log.Warn("containerd's database was not flushed when the machine stopped, and there is no copy: it begins anew, images have to be pulled again", "path", path, "err", err)
 		return ignoreAbsent(os.Rename(path, path+".old"))
 	}
-	log.Warn("containerd's database was not flushed when the machine stopped: its copy is used", "path", path, "transactions_lost", int64(now-then))
+	log.Warn("containerd's database was not flushed when the machine stopped: its copy is used", "path", path,
+		"transactions_lost", int64(now-then))
 	return copyTo(path, path+kept)
 }
 
@@ -132,7 +133,8 @@ func Keep(ctx context.Context, path string, log *slog.Logger) {
 			}
 		}
 		if err != nil && !errors.Is(err, os.ErrNotExist) && !said {
-			log.Warn("no copy of containerd's database could be made: a power cut would lose more", "path", path, "err", err)
+			log.Warn("no copy of containerd's database could be made: a power cut would lose more", "path", path,
+				"err", err)
 			said = true
 		}
 		if last = now; over {

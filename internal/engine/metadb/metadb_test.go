@@ -37,7 +37,8 @@ func set(t *testing.T, db *bbolt.DB, v uint64) {
 
 func open(t *testing.T, path string) *bbolt.DB {
 	t.Helper()
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoSync: true, NoGrowSync: true, NoFreelistSync: true, Timeout: 10 * time.Second})
+	db, err := bbolt.Open(path, 0o600,
+		&bbolt.Options{NoSync: true, NoGrowSync: true, NoFreelistSync: true, Timeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,9 +59,10 @@ func (b *Bridge) make() error {
 	return b.addRules()
 }
 
-// newAddress is a MAC address of the bridge's own: unicast and locally administered (IEEE 802). Without one a bridge takes
-// the lowest of its containers' (br_stp_recalculate_bridge_id), and with each that comes or goes it may be another: what the
-// others send to their gateway is lost until they ask for its address again, which takes seconds.
+// newAddress is a MAC address of the bridge's own: unicast and locally administered (IEEE 802). Without one a
+// bridge takes the lowest of its containers' (br_stp_recalculate_bridge_id), and with each that comes or goes
+// it may be another: what the others send to their gateway is lost until they ask for its address again,
+// which takes seconds.
 func newAddress() net.HardwareAddr {
 	mac := make(net.HardwareAddr, 6)
 	_, _ = rand.Read(mac) // never fails
@@ -69,7 +70,8 @@ func newAddress() net.HardwareAddr {
 	return mac
 }
 
-// keepAddress has a bridge keep the address that it has now: one that an earlier version has made does not else.
+// keepAddress has a bridge keep the address that it has now: one that an earlier version has made does not
+// else.
 func (b *Bridge) keepAddress() error {
 	d, err := net.InterfaceByName(b.cfg.Bridge)
 	if err != nil {
@@ -214,7 +216,8 @@ func removePublished(network string) error {
 	for line := range strings.Lines(string(rules)) {
 		if m := published.FindStringSubmatch(strings.TrimSuffix(line, "\n")); m != nil && m[2] == network {
 			fmt.Fprintf(&entries, "-D %s\n", m[1])
-			if remove := fmt.Sprintf("-F %s\n-X %[1]s\n", m[3]); !strings.Contains(chains.String(), remove) { // one for TCP and UDP
+			// one for TCP and UDP
+			if remove := fmt.Sprintf("-F %s\n-X %[1]s\n", m[3]); !strings.Contains(chains.String(), remove) {
 				chains.WriteString(remove)
 			}
 		}

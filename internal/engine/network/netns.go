@@ -107,7 +107,8 @@ func loopbackUp() error {
 	}
 	copy(req.name[:], "lo")
 	req.flags = unix.IFF_UP | unix.IFF_RUNNING
-	if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCSIFFLAGS, uintptr(unsafe.Pointer(&req))); e != 0 {
+	if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCSIFFLAGS,
+		uintptr(unsafe.Pointer(&req))); e != 0 {
 		return os.NewSyscallError("bring lo up", e)
 	}
 	return nil

@@ -23,7 +23,8 @@ func TestParsePort(t *testing.T) {
 			t.Errorf("%s is %v, %v", s, got, err)
 		}
 	}
-	for _, s := range []string{"", "80", "0:1", "1:0", "1:65536", "a:1", "1:2/sctp", "x:1:2", "[::1]:1:2", "1:2:3:4"} {
+	for _, s := range []string{"", "80", "0:1", "1:0", "1:65536", "a:1", "1:2/sctp", "x:1:2", "[::1]:1:2",
+		"1:2:3:4"} {
 		if got, err := ParsePort(s); err == nil {
 			t.Errorf("%q is %v", s, got)
 		}
@@ -187,7 +188,8 @@ func testRelease(t *testing.T, b *Bridge, ns string) {
 	}
 }
 
-// Whichever containers come and go, their gateway has one MAC address: also a bridge that had none of its own.
+// Whichever containers come and go, their gateway has one MAC address: also a bridge that had none of its
+// own.
 func testAddress(t *testing.T, b *Bridge, ns string) {
 	mac := func() string {
 		d, err := net.InterfaceByName(b.cfg.Bridge)
@@ -239,7 +241,8 @@ func testOrphans(t *testing.T) {
 	}
 	idle.cfg.Subnet = netip.MustParsePrefix("10.99.0.0/24")
 	for i, b := range []*Bridge{dead, idle} {
-		ports := []Port{{Host: uint16(40100 + i), Container: 80, Protocol: "tcp"}, {Host: uint16(40200 + i), Container: 80, Protocol: "udp"}}
+		ports := []Port{{Host: uint16(40100 + i), Container: 80, Protocol: "tcp"},
+			{Host: uint16(40200 + i), Container: 80, Protocol: "udp"}}
 		if _, err := b.Add(t.Context(), "web", ns, ports); err != nil {
 			t.Fatal(err)
 		}
@@ -256,7 +259,8 @@ func testOrphans(t *testing.T) {
 	if err := os.RemoveAll(dead.cfg.Dir); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := NewBridge(Config{Dir: filepath.Join(t.TempDir(), "cni"), Bridge: "dew-new"}).prepare(false, true); err != nil {
+	if _, _, err := NewBridge(Config{Dir: filepath.Join(t.TempDir(), "cni"), Bridge: "dew-new"}).prepare(false,
+		true); err != nil {
 		t.Fatal(err)
 	}
 	if dead.exists() || ruled("dew-dead") || ruled("40100") || !ruled("40101") {
@@ -276,7 +280,8 @@ func ruled(bridge string) bool {
 }
 
 func TestFreeSubnet(t *testing.T) {
-	used := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("10.88.0.0/16"), netip.MustParsePrefix("10.89.255.0/24")}
+	used := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("10.88.0.0/16"),
+		netip.MustParsePrefix("10.89.255.0/24")}
 	p, err := freeSubnet(used)
 	if err != nil || p.String() != "10.90.240.0/20" {
 		t.Errorf("got %s, %v", p, err)
@@ -290,7 +295,8 @@ func TestFreeSubnet(t *testing.T) {
 	if p, err := freeSubnet([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); err == nil {
 		t.Errorf("got %s", p)
 	}
-	if p, ok := parseRoute("eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"); !ok || p.String() != "192.0.2.0/24" {
+	if p, ok := parseRoute("eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"); !ok ||
+		p.String() != "192.0.2.0/24" {
 		t.Errorf("route %s, %v", p, ok)
 	}
 }

@@ -116,7 +116,8 @@ func (t *Ports) Release(owner string) {
 
 func anyClash(have []Port, p Port) bool {
 	for _, h := range have {
-		if h.Host == p.Host && h.Protocol == p.Protocol && (all(h.HostIP) || all(p.HostIP) || h.HostIP == p.HostIP) {
+		if h.Host == p.Host && h.Protocol == p.Protocol &&
+			(all(h.HostIP) || all(p.HostIP) || h.HostIP == p.HostIP) {
 			return true
 		}
 	}

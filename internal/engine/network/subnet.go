@@ -64,7 +64,8 @@ func freeSubnet(used []netip.Prefix) (netip.Prefix, error) {
 			}
 		}
 	}
-	return netip.Prefix{}, errors.New("no free subnet for the bridge in 10.88.0.0 to 10.127.255.255: configure one ([engine] subnet)")
+	return netip.Prefix{},
+		errors.New("no free subnet for the bridge in 10.88.0.0 to 10.127.255.255: configure one ([engine] subnet)")
 }
 
 // overlaps overlooks default routes.

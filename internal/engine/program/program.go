@@ -24,14 +24,17 @@ import (
 
 // host is the machine whose programs the kernel executes.
 var host = map[string]elf.Machine{
-	"386": elf.EM_386, "amd64": elf.EM_X86_64, "arm": elf.EM_ARM, "arm64": elf.EM_AARCH64, "loong64": elf.EM_LOONGARCH,
+	"386": elf.EM_386, "amd64": elf.EM_X86_64, "arm": elf.EM_ARM, "arm64": elf.EM_AARCH64,
+	"loong64": elf.EM_LOONGARCH,
 	"ppc64le": elf.EM_PPC64, "riscv64": elf.EM_RISCV, "s390x": elf.EM_S390,
 }[runtime.GOARCH]
 
 // names are the machines' as "uname -m" has them.
 var names = map[elf.Machine]string{
-	elf.EM_386: "i386", elf.EM_X86_64: "x86_64", elf.EM_ARM: "arm", elf.EM_AARCH64: "aarch64", elf.EM_LOONGARCH: "loongarch64",
-	elf.EM_MIPS: "mips", elf.EM_PPC: "ppc", elf.EM_PPC64: "ppc64", elf.EM_RISCV: "riscv64", elf.EM_S390: "s390x",
+	elf.EM_386: "i386", elf.EM_X86_64: "x86_64", elf.EM_ARM: "arm", elf.EM_AARCH64: "aarch64",
+	elf.EM_LOONGARCH: "loongarch64",
+	elf.EM_MIPS:      "mips", elf.EM_PPC: "ppc", elf.EM_PPC64: "ppc64", elf.EM_RISCV: "riscv64",
+	elf.EM_S390: "s390x",
 }
 
 func nameOf(m elf.Machine) string {
@@ -74,7 +77,8 @@ func why(dir int, name string, depth int) string {
 
 // headOf reads the beginning of a file below dir.
 func headOf(dir int, name string) ([]byte, error) {
-	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	fd, err := unix.Openat2(dir, name,
+		&unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
 	if err != nil {
 		return nil, err
 	}

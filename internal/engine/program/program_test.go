@@ -13,9 +13,11 @@ import (
 
 // program makes the head of an ELF file for a machine, which names that loader unless it is "".
 func program(machine elf.Machine, loader string) []byte {
-	h := elf.Header64{Type: uint16(elf.ET_EXEC), Machine: uint16(machine), Version: 1, Phoff: 64, Phentsize: 56, Phnum: 2, Ehsize: 64}
+	h := elf.Header64{Type: uint16(elf.ET_EXEC), Machine: uint16(machine), Version: 1, Phoff: 64, Phentsize: 56,
+		Phnum: 2, Ehsize: 64}
 	copy(h.Ident[:], elf.ELFMAG)
-	h.Ident[elf.EI_CLASS], h.Ident[elf.EI_DATA], h.Ident[elf.EI_VERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1
+	h.Ident[elf.EI_CLASS], h.Ident[elf.EI_DATA], h.Ident[elf.EI_VERSION] = byte(elf.ELFCLASS64),
+		byte(elf.ELFDATA2LSB), 1
 	var b bytes.Buffer
 	load, interp := elf.Prog64{Type: uint32(elf.PT_LOAD)}, elf.Prog64{Type: uint32(elf.PT_NULL)}
 	if loader != "" {
@@ -36,9 +38,12 @@ func TestWhy(t *testing.T) {
 	}
 	root := t.TempDir()
 	files := map[string][]byte{
-		"empty": nil, "garbage": []byte("hello\n"), "other": program(other, ""), "cut": program(host, "")[:30], "static": program(host, ""),
-		"nolib": program(host, "/lib/ld-none.so.1"), "lib": program(host, "/static"), "big": {0x7f, 'E', 'L', 'F', 2, 2, 60: 0},
-		"script": []byte("#!/static -x\n"), "nosh": []byte("#! /bin/nosh\necho\n"), "windows": []byte("#!/static\r\n"), "blank": []byte("#! \n"),
+		"empty": nil, "garbage": []byte("hello\n"), "other": program(other, ""), "cut": program(host, "")[:30],
+		"static": program(host, ""),
+		"nolib":  program(host, "/lib/ld-none.so.1"), "lib": program(host, "/static"),
+		"big":    {0x7f, 'E', 'L', 'F', 2, 2, 60: 0},
+		"script": []byte("#!/static -x\n"), "nosh": []byte("#! /bin/nosh\necho\n"),
+		"windows": []byte("#!/static\r\n"), "blank": []byte("#! \n"),
 		"othersh": []byte("#!/other\n"), "itself": []byte("#!/itself\n"),
 	}
 	for name, b := range files {
@@ -52,9 +57,12 @@ func TestWhy(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"empty": "/empty is an empty file", "garbage": "/garbage is neither", "other": its, "cut": "/cut is the beginning", "static": "", "lib": "",
-		"nolib": "/lib/ld-none.so.1", "big": "(number 0)", "script": "", "nosh": `a script for "/bin/nosh"`, "windows": "carriage return",
-		"blank": "names no interpreter", "othersh": "/othersh is a script for /other, and /other is a program of another", "itself": "",
+		"empty": "/empty is an empty file", "garbage": "/garbage is neither", "other": its,
+		"cut": "/cut is the beginning", "static": "", "lib": "",
+		"nolib": "/lib/ld-none.so.1", "big": "(number 0)", "script": "", "nosh": `a script for "/bin/nosh"`,
+		"windows": "carriage return",
+		"blank":   "names no interpreter",
+		"othersh": "/othersh is a script for /other, and /other is a program of another", "itself": "",
 		"link": its, "out": its, "loop": "", "absent": "", ".": "",
 	} {
 		got := Why(root, "/"+name)

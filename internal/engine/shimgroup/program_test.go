@@ -35,11 +35,14 @@ func newBed(t *testing.T) *bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{t: t, group: filepath.Join(tmp, "group"), bundle: filepath.Join(tmp, "bundle"), containers: filepath.Join(tmp, "containers"),
-		said: filepath.Join(tmp, "said"), socket: filepath.Join(tmp, "s")}
+	b := &bed{t: t, group: filepath.Join(tmp, "group"), bundle: filepath.Join(tmp, "bundle"),
+		containers: filepath.Join(tmp, "containers"),
+		said:       filepath.Join(tmp, "said"), socket: filepath.Join(tmp, "s")}
 	real := filepath.Join(tmp, "real")
-	script := "#!/bin/sh\necho $PWD $* $TTRPC_ADDRESS $(cat) >> " + b.said + "\nprintf %s " + scheme + b.socket + "\n"
-	err = errors.Join(os.Mkdir(b.bundle, 0o700), os.Mkdir(b.containers, 0o700), os.WriteFile(real, []byte(script), 0o755),
+	script := "#!/bin/sh\necho $PWD $* $TTRPC_ADDRESS $(cat) >> " + b.said + "\nprintf %s " + scheme + b.socket +
+		"\n"
+	err = errors.Join(os.Mkdir(b.bundle, 0o700), os.Mkdir(b.containers, 0o700),
+		os.WriteFile(real, []byte(script), 0o755),
 		shimgroup.Make(b.group, program, real, b.containers))
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +95,8 @@ func TestStart(t *testing.T) {
 		t.Errorf("config.json: %s, %v", spec, err)
 	}
 	a := shimgroup.ReadAsked(b.group)
-	if a == nil || !slices.Equal(a.Args, []string{"-id", "a", "start"}) || !slices.Contains(a.Env, "TTRPC_ADDRESS=env") || string(a.Input) != "in" {
+	if a == nil || !slices.Equal(a.Args, []string{"-id", "a", "start"}) ||
+		!slices.Contains(a.Env, "TTRPC_ADDRESS=env") || string(a.Input) != "in" {
 		t.Errorf("noted: %+v", a)
 	}
 	if err := l.Close(); err != nil {
@@ -136,7 +140,8 @@ func TestDelete(t *testing.T) {
 	if err := proto.Unmarshal([]byte(b.call(args...)), &said); err != nil {
 		t.Fatal(err)
 	}
-	if at := said.ExitedAt.AsTime(); said.Pid != 4711 || said.ExitStatus != 137 || at.Before(before) || at.After(time.Now()) {
+	if at := said.ExitedAt.AsTime(); said.Pid != 4711 || said.ExitStatus != 137 || at.Before(before) ||
+		at.After(time.Now()) {
 		t.Errorf("it says %v", &said)
 	}
 	if b.told() != "" {
@@ -179,7 +184,8 @@ func TestStartIsKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(real, []byte("#!/bin/sh\necho $$ >> "+b.said+"\nexec sleep 1000\n"), 0o755); err != nil {
+	if err := os.WriteFile(real, []byte("#!/bin/sh\necho $$ >> "+b.said+"\nexec sleep 1000\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(shimgroup.Path(b.group), "-id", "a", "start")

@@ -149,7 +149,8 @@ func socketIn(boot []byte) string {
 	}
 	path := string(boot[i+len(scheme):])
 	end := strings.IndexFunc(path, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-", r))
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("/._-", r))
 	})
 	if end >= 0 {
 		path = path[:end]

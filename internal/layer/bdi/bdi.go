@@ -116,7 +116,8 @@ func Without(target string, mount func() error) ([]string, error) {
 		return Of(root)
 	})
 	if err != nil && mounted {
-		err = errors.Join(err, os.NewSyscallError("umount2", unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)))
+		err = errors.Join(err,
+			os.NewSyscallError("umount2", unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)))
 	}
 	return names, err
 }

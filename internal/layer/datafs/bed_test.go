@@ -267,7 +267,8 @@ func tarOf(seed uint64, sizes ...int) []byte {
 	for i, n := range sizes {
 		body := make([]byte, n)
 		r.Read(body)
-		w.WriteHeader(&tar.Header{Name: fmt.Sprintf("f%d", i), Mode: 0o755, Size: int64(n), ModTime: time.Unix(1, 5)})
+		w.WriteHeader(&tar.Header{Name: fmt.Sprintf("f%d", i), Mode: 0o755, Size: int64(n),
+			ModTime: time.Unix(1, 5)})
 		w.Write(body)
 	}
 	w.Close()
@@ -372,7 +373,8 @@ func readAs(how, path string, b []byte, off int64) error {
 	case "exec":
 		return unix.Exec(path, []string{path}, nil)
 	case "direct":
-		m, err := unix.Mmap(-1, 0, (len(b)+4095)&^4095, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		m, err := unix.Mmap(-1, 0, (len(b)+4095)&^4095, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANON)
 		if err != nil {
 			return err
 		}

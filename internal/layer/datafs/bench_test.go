@@ -25,7 +25,8 @@ func BenchmarkPresent(b *testing.B) {
 	direct.path = filepath.Join(l.dir, "data")
 	direct.target = filepath.Join(l.dir, "direct")
 	os.Mkdir(direct.target, 0o755)
-	if err := unix.Mount(filepath.Join(l.dir, "index"), direct.target, "erofs", unix.MS_RDONLY, "device="+direct.path); err != nil {
+	if err := unix.Mount(filepath.Join(l.dir, "index"), direct.target, "erofs", unix.MS_RDONLY,
+		"device="+direct.path); err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { unix.Unmount(direct.target, unix.MNT_DETACH) })
@@ -48,7 +49,8 @@ func BenchmarkPresent(b *testing.B) {
 		for k, what := range []string{"small", "large"} {
 			d, f := median(times[k][0]), median(times[k][1])
 			b.Logf("%s, cold %v: %v over the file, %v over datafs: %.2f", what, cold, d, f, f.Seconds()/d.Seconds())
-			b.ReportMetric(f.Seconds()/d.Seconds(), fmt.Sprintf("%s-%s-ratio", what, map[bool]string{true: "cold", false: "warm"}[cold]))
+			b.ReportMetric(f.Seconds()/d.Seconds(),
+				fmt.Sprintf("%s-%s-ratio", what, map[bool]string{true: "cold", false: "warm"}[cold]))
 		}
 	}
 	b.Logf("datafs: %d KiB", memoryOf(b, l.serverPID()))

@@ -92,13 +92,15 @@ func Start(ctx context.Context, cfg Config) (*Client, error) {
 	if err := os.MkdirAll(cfg.State, 0o700); err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, log: cfg.Log, done: make(chan struct{}), layers: map[string]*entry{}, next: 1, calls: map[call][]chan error{}}
+	c := &Client{cfg: cfg, log: cfg.Log, done: make(chan struct{}), layers: map[string]*entry{}, next: 1,
+		calls: map[call][]chan error{}}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	p, err := c.adopt(ctx)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) { // else a mount is in use that must not go
+	// else a mount is in use that must not go
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
 		c.log.Debug("no datafs runs yet", "error", err)
 		p, err = c.begin(ctx)
 	}
@@ -210,7 +212,8 @@ func (c *Client) connected(p *peer, tell bool) {
 }
 
 func (e *entry) add() message {
-	return message{kind: kindAdd, id: e.id, number: e.number, flags: e.flags, files: []*os.File{e.data, e.present.File()}}
+	return message{kind: kindAdd, id: e.id, number: e.number, flags: e.flags,
+		files: []*os.File{e.data, e.present.File()}}
 }
 
 func (e *entry) tree() message {
@@ -231,7 +234,8 @@ func (c *Client) learn(m message) {
 			c.log.Error("presence of a layer that datafs has", "layer", m.id, "error", err)
 			break
 		}
-		e := &entry{id: m.id, number: m.number, content: content{m.files[0], present}, flags: m.flags & (flagHeldFile | flagHeldTree | flagRemoved)}
+		e := &entry{id: m.id, number: m.number, content: content{m.files[0], present},
+			flags: m.flags & (flagHeldFile | flagHeldTree | flagRemoved)}
 		if len(m.files) == 3 {
 			e.index = m.files[2]
 		}

@@ -48,7 +48,8 @@ func (s *server) greet(k *link) {
 	k.send(hello)
 	for _, l := range s.all() {
 		l.mu.Lock()
-		have := message{kind: kindHave, id: l.id, number: l.number, flags: l.flags(), files: []*os.File{l.from.Load().data, l.present().File()}}
+		have := message{kind: kindHave, id: l.id, number: l.number, flags: l.flags(),
+			files: []*os.File{l.from.Load().data, l.present().File()}}
 		if l.indexFile != nil {
 			have.flags |= flagTree
 			have.files = append(have.files, l.indexFile)
@@ -159,7 +160,8 @@ func (s *server) add(m *message) (*layer, error) {
 		c.close()
 		return nil, unix.EEXIST
 	}
-	l := &layer{id: m.id, number: m.number, reads: map[uint64]*read{}, singles: &s.singles, removed: m.flags&flagRemoved != 0}
+	l := &layer{id: m.id, number: m.number, reads: map[uint64]*read{}, singles: &s.singles,
+		removed: m.flags&flagRemoved != 0}
 	l.from.Store(c)
 	l.uses[asFile].before = m.flags&flagHeldFile != 0
 	l.uses[asTree].before = m.flags&flagHeldTree != 0

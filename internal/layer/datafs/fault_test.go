@@ -57,7 +57,11 @@ func TestServerKilledForGood(t *testing.T) {
 	if err := r.ends(t, 5*time.Second); err == nil || r.out.Len() == 0 {
 		t.Errorf("the read went well: %v, %s", err, r.out.String())
 	}
-	wait(t, "the loss to be said", func() bool { l.mu.Lock(); defer l.mu.Unlock(); return slices.Contains(l.lost, l.id) })
+	wait(t, "the loss to be said", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return slices.Contains(l.lost, l.id)
+	})
 	unix.Unmount(l.target, unix.MNT_DETACH)
 	wait(t, "the new mount", func() bool { _, err := os.Stat(l.path); return err == nil })
 	l.mount()

@@ -185,7 +185,8 @@ func (x *index) lookup(dir *inode, name string) (uint32, error) {
 
 // list calls yield for a directory's entries from a place on, which is 0 or one
 // that yield got before, until it returns false.
-func (x *index) list(dir *inode, place uint64, yield func(nid uint32, next uint64, typ byte, name string) bool) error {
+func (x *index) list(dir *inode, place uint64,
+	yield func(nid uint32, next uint64, typ byte, name string) bool) error {
 	const perBlock = 64
 	var buf [indexBlock]byte
 	for i := int64(place / perBlock); i*indexBlock < dir.size; i++ {

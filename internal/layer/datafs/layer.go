@@ -286,7 +286,8 @@ func (l *layer) fileAttr() attr {
 
 // treeAttr is what stat shows of an inode of the layer's tree.
 func (l *layer) treeAttr(n *inode) attr {
-	a := attr{ino: l.node(n.nid), size: n.size, sec: n.sec, nsec: n.nsec, mode: n.mode, nlink: n.nlink, uid: n.uid, gid: n.gid}
+	a := attr{ino: l.node(n.nid), size: n.size, sec: n.sec, nsec: n.nsec, mode: n.mode, nlink: n.nlink,
+		uid: n.uid, gid: n.gid}
 	if k := n.mode & unix.S_IFMT; k == unix.S_IFCHR || k == unix.S_IFBLK {
 		a.rdev = n.union
 	}

@@ -35,7 +35,8 @@ func TestMain(m *testing.M) {
 			os.Exit(readProcess(os.Args[2:]))
 		case roleProbe:
 			for {
-				_ = Probe(context.Background(), ProbeConfig{Dir: os.Args[2], Exec: []string{"/proc/self/exe", roleServer}})
+				_ = Probe(context.Background(),
+					ProbeConfig{Dir: os.Args[2], Exec: []string{"/proc/self/exe", roleServer}})
 			}
 		}
 	}

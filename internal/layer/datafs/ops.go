@@ -295,7 +295,8 @@ func (w *worker) readdir(r *request) error {
 
 // direntType makes of EROFS's type of an entry the one of readdir(3).
 func direntType(t byte) uint32 {
-	types := [...]uint32{0, unix.DT_REG, unix.DT_DIR, unix.DT_CHR, unix.DT_BLK, unix.DT_FIFO, unix.DT_SOCK, unix.DT_LNK}
+	types := [...]uint32{0, unix.DT_REG, unix.DT_DIR, unix.DT_CHR, unix.DT_BLK, unix.DT_FIFO, unix.DT_SOCK,
+		unix.DT_LNK}
 	if int(t) < len(types) {
 		return types[t]
 	}

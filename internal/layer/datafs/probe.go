@@ -89,12 +89,14 @@ func (p *probe) run(ctx context.Context) error {
 	if err := p.build(); err != nil {
 		return err
 	}
-	c, err := Start(ctx, Config{State: p.dir, Exec: p.cfg.Exec, Log: p.cfg.Log, mortal: true, Want: func(_ digest.Digest, from, to int64) {
-		select {
-		case p.wants <- span{from, to}:
-		default:
-		}
-	}})
+	c, err := Start(ctx,
+		Config{State: p.dir, Exec: p.cfg.Exec, Log: p.cfg.Log, mortal: true,
+			Want: func(_ digest.Digest, from, to int64) {
+				select {
+				case p.wants <- span{from, to}:
+				default:
+				}
+			}})
 	if err != nil {
 		return err
 	}

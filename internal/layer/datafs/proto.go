@@ -127,7 +127,8 @@ func (r *request) readIn() (readIn, bool) {
 	if len(r.body) < 40 {
 		return readIn{}, false
 	}
-	in := readIn{off: int64(native.Uint64(r.body[8:])), size: int(native.Uint32(r.body[16:])), flags: native.Uint32(r.body[32:])}
+	in := readIn{off: int64(native.Uint64(r.body[8:])), size: int(native.Uint32(r.body[16:])),
+		flags: native.Uint32(r.body[32:])}
 	return in, in.off >= 0 && in.off <= math.MaxInt64-maxRead && in.size <= maxRead
 }
 

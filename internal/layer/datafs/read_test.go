@@ -45,7 +45,8 @@ func TestAbsentThenPresent(t *testing.T) {
 				wait(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
 				at := l.at("f1").from + 8192
 				got := l.wanted(l.id)
-				if want := (span{at / page * page, (at + 4095) / page * page}); len(got) != 1 && how != "direct" || got[0].from < want.from || got[0].to > want.to+page {
+				if want := (span{at / page * page, (at + 4095) / page * page}); len(got) != 1 && how != "direct" ||
+					got[0].from < want.from || got[0].to > want.to+page {
 					t.Errorf("wants %v for %v", got, want)
 				}
 				l.putAll()
@@ -196,7 +197,8 @@ func TestFailAndRecover(t *testing.T) {
 			} else {
 				l.client.Fail(l.id, w.from, w.to)
 			}
-			if err := r.ends(t, 5*time.Second); err == nil || !bytes.Contains(r.out.Bytes(), []byte("input/output error")) {
+			if err := r.ends(t, 5*time.Second); err == nil ||
+				!bytes.Contains(r.out.Bytes(), []byte("input/output error")) {
 				t.Errorf("failed read: %v, %s", err, r.out.String())
 			}
 			time.Sleep(failsFor)

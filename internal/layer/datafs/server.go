@@ -173,7 +173,8 @@ func (s *server) leave() error {
 	if s.held() {
 		return unix.EBUSY
 	}
-	if err := unix.Unmount(s.cfg.Mountpoint, unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+	if err := unix.Unmount(s.cfg.Mountpoint, unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL &&
+		err != unix.ENOENT {
 		return err
 	}
 	return nil

@@ -31,7 +31,8 @@ func TestProbe(t *testing.T) {
 			t.Errorf("left behind: %v", left)
 		}
 	}
-	if err := Probe(context.Background(), ProbeConfig{Dir: t.TempDir(), Exec: []string{"/bin/false"}}); err == nil {
+	if err := Probe(context.Background(),
+		ProbeConfig{Dir: t.TempDir(), Exec: []string{"/bin/false"}}); err == nil {
 		t.Error("a datafs that does not start was found good")
 	}
 }
@@ -78,7 +79,8 @@ func TestTreeIsTheTree(t *testing.T) {
 			if c.Lower != nil {
 				below = unpacked(t, c.Lower)
 			}
-			compareTrees(t, mounttest.Overlay(t, []string{below, dir}), mounttest.Overlay(t, []string{below, l.target}), true)
+			compareTrees(t, mounttest.Overlay(t, []string{below, dir}),
+				mounttest.Overlay(t, []string{below, l.target}), true)
 		})
 	}
 }

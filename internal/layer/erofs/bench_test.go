@@ -29,7 +29,8 @@ func layerFile(b *testing.B, n int) *os.File {
 	zeros := make([]byte, 1<<20)
 	dir := ""
 	for i := range n {
-		h := &tar.Header{Name: fmt.Sprintf("%sfile-of-some-length-%d.py", dir, i), Mode: 0o644, ModTime: treetest.Time}
+		h := &tar.Header{Name: fmt.Sprintf("%sfile-of-some-length-%d.py", dir, i), Mode: 0o644,
+			ModTime: treetest.Time}
 		switch {
 		case i%11 == 0:
 			dir = fmt.Sprintf("usr/lib/python3/dist-packages/package%d/", i/110)

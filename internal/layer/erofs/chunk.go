@@ -30,7 +30,8 @@ func (p *plan) chunks(pl *place, n *toc.Node) (refs int64, err error) {
 	refs = chunkCount(n.Size, best)
 	p.extra += refs*8 + copied
 	if p.extra > MaxExtra || refs > MaxExtra/8 {
-		return 0, fmt.Errorf("%w: its segments and those before take %d bytes of references and copies", ErrTooLarge, p.extra)
+		return 0, fmt.Errorf("%w: its segments and those before take %d bytes of references and copies",
+			ErrTooLarge, p.extra)
 	}
 	pl.bits = uint8(best)
 	p.putData(pl, uint32(copied/blockSize))

@@ -188,7 +188,8 @@ func TestSuperblock(t *testing.T) {
 	list, err := toc.Read(bytes.NewReader(treetest.Cases()[0].Tar))
 	check(t, err)
 	var other bytes.Buffer
-	check(t, erofs.Build(&other, list, erofs.Options{UUID: erofs.UUID("b"), DataSize: int64(len(treetest.Cases()[0].Tar))}))
+	check(t, erofs.Build(&other, list,
+		erofs.Options{UUID: erofs.UUID("b"), DataSize: int64(len(treetest.Cases()[0].Tar))}))
 	if !bytes.Equal(img[1536:], other.Bytes()[1536:]) {
 		t.Error("the identity changes more than the superblock")
 	}
@@ -220,12 +221,16 @@ func TestRefused(t *testing.T) {
 		size int64
 		err  error
 	}{
-		{"data beyond the end", entry(toc.Entry{Name: "f", Size: 5, Ranges: []toc.Range{{Data: 512, Length: 5}}}), 516, toc.ErrCorrupt},
+		{"data beyond the end", entry(toc.Entry{Name: "f", Size: 5, Ranges: []toc.Range{{Data: 512, Length: 5}}}),
+			516, toc.ErrCorrupt},
 		{"data too large", entry(toc.Entry{Name: "f"}), erofs.MaxDataSize + 1, erofs.ErrTooLarge},
-		{"too many references", entry(toc.Entry{Name: "f", Size: 1 << 44, Ranges: many}), 1 << 40, erofs.ErrTooLarge},
+		{"too many references", entry(toc.Entry{Name: "f", Size: 1 << 44, Ranges: many}), 1 << 40,
+			erofs.ErrTooLarge},
 		{"list cut", acl("system.posix_acl_access", "\x02\x00\x00\x00\x01"), 0, toc.ErrCorrupt},
-		{"list out of order", acl("system.posix_acl_access", treetest.ACL([3]uint32{4, 4, 0}, [3]uint32{1, 4, 0})), 0, toc.ErrCorrupt},
-		{"default list of a file", acl("system.posix_acl_default", treetest.ACL([3]uint32{1, 4, 0})), 0, toc.ErrCorrupt},
+		{"list out of order", acl("system.posix_acl_access", treetest.ACL([3]uint32{4, 4, 0}, [3]uint32{1, 4, 0})),
+			0, toc.ErrCorrupt},
+		{"default list of a file", acl("system.posix_acl_default", treetest.ACL([3]uint32{1, 4, 0})), 0,
+			toc.ErrCorrupt},
 		{"attributes too large", entry(toc.Entry{Name: "f", Xattrs: large}), 0, erofs.ErrTooLarge},
 		{"unknown namespace", acl("foo.bar", "x"), 0, toc.ErrCorrupt},
 	} {
@@ -277,7 +282,8 @@ func TestDataError(t *testing.T) {
 }
 
 func TestFarTimes(t *testing.T) {
-	tar := new(treetest.Archive).PAX('x', "mtime", fmt.Sprint(math.MaxInt64/int64(time.Second))+".5").File("f", "").Bytes()
+	tar := new(treetest.Archive).PAX('x', "mtime", fmt.Sprint(math.MaxInt64/int64(time.Second))+".5").File("f",
+		"").Bytes()
 	st, err := os.Stat(filepath.Join(mounted(t, writeTar(t, tar)), "f"))
 	check(t, err)
 	if want := time.Unix(math.MaxInt64/int64(time.Second), 5e8); !st.ModTime().Equal(want) {

@@ -119,7 +119,8 @@ func TestMergedAgainstContainerd(t *testing.T) {
 func overlay(t *testing.T, upper, lower string) string {
 	t.Helper()
 	target := t.TempDir()
-	check(t, unix.Mount("overlay", target, "overlay", unix.MS_RDONLY, fmt.Sprintf("lowerdir=%s:%s", upper, lower)))
+	check(t, unix.Mount("overlay", target, "overlay", unix.MS_RDONLY,
+		fmt.Sprintf("lowerdir=%s:%s", upper, lower)))
 	t.Cleanup(func() { check(t, unix.Unmount(target, 0)) })
 	return target
 }

@@ -33,7 +33,8 @@ var payloads = sync.OnceValue(func() map[string][]byte {
 		"far":    far.Bytes(),
 		"short":  repeats(rnd, 500_000),
 		"skewed": skewed(rnd, 400_000),
-		"mixed":  bytes.Join([][]byte{words(rnd, 100_000), random[:150_000], make([]byte, 99_999), words(rnd, 200_000)}, nil),
+		"mixed": bytes.Join([][]byte{words(rnd, 100_000), random[:150_000], make([]byte, 99_999),
+			words(rnd, 200_000)}, nil),
 		"binary": executable(1_000_000),
 	}
 })
@@ -134,7 +135,9 @@ type packer struct {
 func packers() []packer {
 	var list []packer
 	for level := gzip.HuffmanOnly; level <= gzip.BestCompression; level++ {
-		list = append(list, packer{fmt.Sprintf("go%d", level), func(_ testing.TB, data []byte) []byte { return goGzip(level, data) }})
+		list = append(list, packer{fmt.Sprintf("go%d", level), func(_ testing.TB, data []byte) []byte {
+			return goGzip(level, data)
+		}})
 	}
 	for _, line := range []string{"gzip -1 -n", "gzip -6", "gzip -9", "gzip --rsyncable"} {
 		list = append(list, packer{line, func(t testing.TB, data []byte) []byte { return command(t, data, line) }})
@@ -143,7 +146,9 @@ func packers() []packer {
 		packer{"flushed", func(_ testing.TB, data []byte) []byte { return goGzip(6, split(data, 30_000)...) }},
 		packer{"members", func(_ testing.TB, data []byte) []byte { return members(data, 65_280) }},
 		packer{"tiny members", func(_ testing.TB, data []byte) []byte { return members(data[:len(data)/20], 700) }},
-		packer{"padded", func(_ testing.TB, data []byte) []byte { return append(members(data, 200_000), make([]byte, 10_000)...) }},
+		packer{"padded", func(_ testing.TB, data []byte) []byte {
+			return append(members(data, 200_000), make([]byte, 10_000)...)
+		}},
 	)
 }
 

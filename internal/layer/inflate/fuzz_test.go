@@ -141,7 +141,8 @@ func FuzzZstd(f *testing.F) {
 	f.Add(zstdFrame(f, []byte("hello hello hello")))
 	f.Add(append(skippable(3), zstdSingle(f, payloads()["text"][:700])...))
 	f.Add(append(zstdFrame(f, payloads()["short"][:900]), zstdFrame(f, nil, zstd.WithZeroFrames(true))...))
-	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(fuzzMax), zstd.WithDecoderMaxWindow(8<<20))
+	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(fuzzMax),
+		zstd.WithDecoderMaxWindow(8<<20))
 	if err != nil {
 		f.Fatal(err)
 	}

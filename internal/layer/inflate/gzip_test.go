@@ -294,7 +294,8 @@ func TestGzipRefuses(t *testing.T) {
 		"crc":                with(-8, 1, 2, 3, 4),
 		"length":             with(-4, 6),
 		"header crc":         append([]byte{0x1f, 0x8b, 8, 2, 0, 0, 0, 0, 0, 3, 1, 1}, good...),
-		"long name":          append([]byte{0x1f, 0x8b, 8, 8, 0, 0, 0, 0, 0, 3}, bytes.Repeat([]byte("x"), 100_000)...),
+		"long name": append([]byte{0x1f, 0x8b, 8, 8, 0, 0, 0, 0, 0, 3},
+			bytes.Repeat([]byte("x"), 100_000)...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachEngine(t, func(t *testing.T, open func(io.Reader, *Point) *gzipReader) {

@@ -54,7 +54,8 @@ func zstdFrames(t testing.TB, data []byte) []byte {
 		case 1:
 			out = append(out, zstdSingle(t, p)...)
 		case 2:
-			out = append(out, zstdFrame(t, p, zstd.WithEncoderLevel(zstd.SpeedBestCompression), zstd.WithWindowSize(32<<20))...)
+			out = append(out, zstdFrame(t, p, zstd.WithEncoderLevel(zstd.SpeedBestCompression),
+				zstd.WithWindowSize(32<<20))...)
 		case 3:
 			out = append(out, zstdFrame(t, nil, zstd.WithZeroFrames(true))...)
 			out = append(out, zstdFrame(t, p, zstd.WithWindowSize(1<<10))...)

@@ -43,9 +43,12 @@ func TestCases(t *testing.T) {
 // ones below have.
 func TestStack(t *testing.T) {
 	var a, b, c, d treetest.Archive
-	a.Dir("etc").File("etc/one", "a").File("etc/two", "a").Dir("opt").Dir("opt/app").File("opt/app/x", "a").Symlink("lib", "usr/lib")
-	b.Dir("etc").File("etc/one", "b").File("etc/.wh.two", "").Link("etc/other", "etc/one").Dir("lib").File("lib/b", "b")
-	c.Dir("opt").Dir("opt/app").File("opt/app/.wh..wh..opq", "").File("opt/app/y", "c").Dir("etc").File("etc/two", "c")
+	a.Dir("etc").File("etc/one", "a").File("etc/two", "a").Dir("opt").Dir("opt/app").File("opt/app/x",
+		"a").Symlink("lib", "usr/lib")
+	b.Dir("etc").File("etc/one", "b").File("etc/.wh.two", "").Link("etc/other",
+		"etc/one").Dir("lib").File("lib/b", "b")
+	c.Dir("opt").Dir("opt/app").File("opt/app/.wh..wh..opq", "").File("opt/app/y",
+		"c").Dir("etc").File("etc/two", "c")
 	d.Dir("lib").File("lib/.wh.b", "").Symlink("etc", "opt")
 	var layers []string
 	for _, x := range []*treetest.Archive{&a, &b, &c, &d} {
@@ -58,9 +61,11 @@ func TestStack(t *testing.T) {
 func TestRealTree(t *testing.T) {
 	dir := t.TempDir()
 	var layers []string
-	for i, parts := range [][]string{{"usr/share/zoneinfo", "usr/share/perl5", "etc"}, {"usr/share/zoneinfo/Europe", "usr/share/base-files", "etc/ssl"}} {
+	for i, parts := range [][]string{{"usr/share/zoneinfo", "usr/share/perl5", "etc"},
+		{"usr/share/zoneinfo/Europe", "usr/share/base-files", "etc/ssl"}} {
 		out := filepath.Join(dir, string(rune('a'+i)))
-		args := append([]string{"-C", "/", "--xattrs", "--xattrs-include=*", "--format=pax", "--ignore-failed-read", "-cf", out}, withParents(t, parts)...)
+		args := append([]string{"-C", "/", "--xattrs", "--xattrs-include=*", "--format=pax", "--ignore-failed-read",
+			"-cf", out}, withParents(t, parts)...)
 		if msg, err := exec.Command("tar", args...).CombinedOutput(); err != nil {
 			t.Fatalf("tar: %v: %s", err, msg)
 		}
@@ -159,5 +164,6 @@ func likeAnImage(t *testing.T) []string {
 		}
 	}
 	app.Dir("srv").File("srv/app", treetest.Text(1<<20)).Dir("usr").Dir("usr/lib").File("usr/lib/.wh.faa", "")
-	return []string{mounttest.File(t, base.Bytes()), mounttest.File(t, packages.Bytes()), mounttest.File(t, app.Bytes())}
+	return []string{mounttest.File(t, base.Bytes()), mounttest.File(t, packages.Bytes()),
+		mounttest.File(t, app.Bytes())}
 }

@@ -16,7 +16,8 @@ import (
 // TestIdmap stacks overlayfs on a layer whose owners are shifted.
 func TestIdmap(t *testing.T) {
 	var a treetest.Archive
-	a.File("root", "r").Add(tar.Header{Name: "user", Uid: 7, Gid: 8}, "u").Add(tar.Header{Name: "beyond", Uid: 70_000}, "b")
+	a.File("root", "r").Add(tar.Header{Name: "user", Uid: 7, Gid: 8},
+		"u").Add(tar.Header{Name: "beyond", Uid: 70_000}, "b")
 	each(t, func(t *testing.T, b mount.Backend) {
 		layer, shifted := filepath.Join(t.TempDir(), "1"), t.TempDir()
 		mounttest.Mounted(t, b, prepared(t, a.Bytes()), layer)
@@ -25,7 +26,8 @@ func TestIdmap(t *testing.T) {
 		}
 		defer mount.Unmount(shifted)
 		merged := mounttest.Overlay(t, []string{shifted})
-		for name, want := range map[string]string{"root": "100000:200000", "user": "100007:200008", "beyond": "65534:200000"} {
+		for name, want := range map[string]string{"root": "100000:200000", "user": "100007:200008",
+			"beyond": "65534:200000"} {
 			var st unix.Stat_t
 			if err := unix.Stat(filepath.Join(merged, name), &st); err != nil {
 				t.Fatal(err)

@@ -169,7 +169,8 @@ func TestInUse(t *testing.T) {
 func TestOddPaths(t *testing.T) {
 	f := oneFile(t, "content")
 	dir := filepath.Join(t.TempDir(), "a,b:c d\\e\n")
-	moved := mount.Files{Index: filepath.Join(dir, "in,dex"), Data: filepath.Join(dir, "da,ta"), Tree: filepath.Join(dir, "tr,ee")}
+	moved := mount.Files{Index: filepath.Join(dir, "in,dex"), Data: filepath.Join(dir, "da,ta"),
+		Tree: filepath.Join(dir, "tr,ee")}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -223,14 +224,16 @@ func TestFlags(t *testing.T) {
 		var a treetest.Archive
 		mounttest.Mounted(t, b, prepared(t, a.Add(device("null", 1, 3), "").Bytes()), target)
 		merged := mounttest.Overlay(t, []string{target})
-		if err := os.WriteFile(target+"/null", []byte("x"), 0); !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EROFS) {
+		if err := os.WriteFile(target+"/null", []byte("x"), 0); !errors.Is(err, unix.EACCES) &&
+			!errors.Is(err, unix.EROFS) {
 			t.Errorf("device on the layer's mount: %v", err)
 		}
 		if err := os.WriteFile(merged+"/null", []byte("x"), 0); err != nil {
 			t.Errorf("device through overlayfs: %v", err)
 		}
 		var st unix.Statfs_t
-		if err := unix.Statfs(target, &st); err != nil || st.Flags&unix.ST_NOSUID == 0 || st.Flags&unix.ST_RDONLY == 0 {
+		if err := unix.Statfs(target, &st); err != nil || st.Flags&unix.ST_NOSUID == 0 ||
+			st.Flags&unix.ST_RDONLY == 0 {
 			t.Errorf("flags %#x, %v", st.Flags, err)
 		}
 		if err := unix.Statfs(merged, &st); err != nil || st.Flags&unix.ST_NOSUID != 0 {
@@ -242,7 +245,8 @@ func TestFlags(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Unmount(merged, 0)
-		if err := unix.Statfs(merged, &st); err != nil || st.Flags&unix.ST_NOSUID != 0 || st.Flags&unix.ST_RDONLY == 0 {
+		if err := unix.Statfs(merged, &st); err != nil || st.Flags&unix.ST_NOSUID != 0 ||
+			st.Flags&unix.ST_RDONLY == 0 {
 			t.Errorf("flags of a view %#x, %v", st.Flags, err)
 		}
 	})
@@ -254,7 +258,8 @@ func TestManyLayers(t *testing.T) {
 	files := make([]mount.Files, layers)
 	for i := range files {
 		n := string(rune('a'+i/26)) + string(rune('a'+i%26))
-		files[i] = prepared(t, new(treetest.Archive).File("own"+n, n).File("top", n).Dir("dir").File("dir/"+n, n).Bytes())
+		files[i] = prepared(t,
+			new(treetest.Archive).File("own"+n, n).File("top", n).Dir("dir").File("dir/"+n, n).Bytes())
 	}
 	each(t, func(t *testing.T, b mount.Backend) {
 		got := mounttest.Stacked(t, b, files)

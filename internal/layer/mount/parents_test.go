@@ -17,7 +17,8 @@ import (
 // describe.
 func TestParents(t *testing.T) {
 	dir := func(a *treetest.Archive, name string, mode int64, uid int, xattr string) {
-		a.Add(tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: mode, Uid: uid, PAXRecords: map[string]string{"SCHILY.xattr.user.x": xattr}}, "")
+		a.Add(tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: mode, Uid: uid,
+			PAXRecords: map[string]string{"SCHILY.xattr.user.x": xattr}}, "")
 	}
 	var bottom, middle, top treetest.Archive
 	dir(&bottom, "a", 0o700, 5, "a")

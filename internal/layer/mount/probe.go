@@ -81,7 +81,8 @@ func Probe(ctx context.Context, cfg Config) (Backend, []Finding, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, findings, err
 		}
-		cfg.log().Debug("mount backend tried", "backend", name, "works", f.Works, "took", f.Took, "reason", f.Reason)
+		cfg.log().Debug("mount backend tried", "backend", name, "works", f.Works, "took", f.Took, "reason",
+			f.Reason)
 	}
 	if best == nil {
 		return nil, findings, unusable(findings)

@@ -45,7 +45,8 @@ func newSample(dir string) (*sample, error) {
 		return nil, err
 	}
 	s := &sample{dir: own, content: []byte(strings.Repeat("Dewpoint reads what it wrote.\n", 300))}
-	s.files = Files{Index: filepath.Join(own, "index"), Data: filepath.Join(own, "data"), Tree: filepath.Join(own, "tree")}
+	s.files = Files{Index: filepath.Join(own, "index"), Data: filepath.Join(own, "data"),
+		Tree: filepath.Join(own, "tree")}
 	if err := s.build(); err != nil {
 		s.remove()
 		return nil, err
@@ -91,7 +92,8 @@ func (s *sample) tar() ([]byte, error) {
 	w := tar.NewWriter(&b)
 	var failed error
 	add := func(name string, typ byte, content []byte) {
-		h := &tar.Header{Name: name, Typeflag: typ, Mode: 0o755, Size: int64(len(content)), ModTime: time.Unix(1, 0)}
+		h := &tar.Header{Name: name, Typeflag: typ, Mode: 0o755, Size: int64(len(content)),
+			ModTime: time.Unix(1, 0)}
 		herr := w.WriteHeader(h)
 		_, err := w.Write(content)
 		failed = errors.Join(failed, herr, err)

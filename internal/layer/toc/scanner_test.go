@@ -127,7 +127,8 @@ func compare(t *testing.T, h *tar.Header, e *toc.Entry) {
 	t.Helper()
 	name := strings.TrimPrefix(filepath.Join("/", h.Name), "/")
 	dir, base := filepath.Split(name)
-	typ := map[byte]toc.Type{'0': toc.Regular, 'S': toc.Regular, '1': toc.Hardlink, '2': toc.Symlink, '3': toc.Char,
+	typ := map[byte]toc.Type{'0': toc.Regular, 'S': toc.Regular, '1': toc.Hardlink, '2': toc.Symlink,
+		'3': toc.Char,
 		'4': toc.Block, '5': toc.Directory, '6': toc.Fifo}[h.Typeflag]
 	if rest, ok := strings.CutPrefix(base, ".wh."); ok {
 		if typ, name = toc.Whiteout, filepath.Join(dir, rest); base == ".wh..wh..opq" {
@@ -157,7 +158,8 @@ func compare(t *testing.T, h *tar.Header, e *toc.Entry) {
 	if typ == toc.Regular && e.Size != h.Size {
 		t.Fatalf("%q: size %d, want %d", name, e.Size, h.Size)
 	}
-	if typ == toc.Symlink && e.Link != h.Linkname || typ == toc.Hardlink && "/"+e.Link != filepath.Join("/", h.Linkname) {
+	if typ == toc.Symlink && e.Link != h.Linkname ||
+		typ == toc.Hardlink && "/"+e.Link != filepath.Join("/", h.Linkname) {
 		t.Fatalf("%q: link to %q, want %q", name, e.Link, h.Linkname)
 	}
 	if (typ == toc.Char || typ == toc.Block) && (int64(e.Major) != h.Devmajor || int64(e.Minor) != h.Devminor) {
@@ -236,31 +238,48 @@ func TestRefused(t *testing.T) {
 		{"whiteout of nothing", file().File("a/.wh.", ""), toc.ErrUnsafe, "a/.wh."},
 		{"through symlink", file().Symlink("l", "/etc").File("l/passwd", "x"), toc.ErrUnsafe, "l/passwd"},
 		{"through symlink, deep", file().Symlink("l", "/etc").File("l/a/b/c", "x"), toc.ErrUnsafe, "l/a/b/c"},
-		{"whiteout through symlink", file().Symlink("l", "/etc").File("l/.wh.passwd", ""), toc.ErrUnsafe, "l/passwd"},
+		{"whiteout through symlink", file().Symlink("l", "/etc").File("l/.wh.passwd", ""), toc.ErrUnsafe,
+			"l/passwd"},
 		{"opaque through symlink", file().Symlink("l", "/etc").File("l/.wh..wh..opq", ""), toc.ErrUnsafe, "l"},
-		{"hard link through symlink", file().Dir("d").File("d/f", "").Symlink("l", "d").Link("x", "l/f"), toc.ErrUnsafe, "x"},
+		{"hard link through symlink", file().Dir("d").File("d/f", "").Symlink("l", "d").Link("x", "l/f"),
+			toc.ErrUnsafe, "x"},
 		{"through file", file().File("f", "").File("f/x", "x"), toc.ErrCorrupt, "f/x"},
 		{"hard link to nothing", file().Link("b", "missing"), toc.ErrCorrupt, "b"},
 		{"hard link to later", file().Link("b", "a").File("a", ""), toc.ErrCorrupt, "b"},
 		{"hard link to directory", file().Dir("d").Link("b", "d"), toc.ErrCorrupt, "b"},
 		{"hard link to itself", file().File("b", "").Link("b", "b"), toc.ErrCorrupt, "b"},
 		{"hard link into what it replaces", file().File("d/f", "").Link("d", "d/f"), toc.ErrCorrupt, "d"},
-		{"long component", file().File("a/"+strings.Repeat("n", 256), ""), toc.ErrCorrupt, "a/" + strings.Repeat("n", 256)},
-		{"long name", file().File(strings.Repeat("d/", 2100)+"f", ""), toc.ErrCorrupt, (strings.Repeat("d/", 2100) + "f")[:4095]},
-		{"empty symlink", file().Raw(treetest.Raw{Name: "l", Magic: treetest.MagicUstar, Type: '2'}, ""), toc.ErrCorrupt, "l"},
-		{"unknown type", file().Raw(treetest.Raw{Name: "v", Magic: treetest.MagicUstar, Type: 'V'}, ""), toc.ErrCorrupt, "v"},
+		{"long component", file().File("a/"+strings.Repeat("n", 256), ""), toc.ErrCorrupt,
+			"a/" + strings.Repeat("n", 256)},
+		{"long name", file().File(strings.Repeat("d/", 2100)+"f", ""), toc.ErrCorrupt,
+			(strings.Repeat("d/", 2100) + "f")[:4095]},
+		{"empty symlink", file().Raw(treetest.Raw{Name: "l", Magic: treetest.MagicUstar, Type: '2'}, ""),
+			toc.ErrCorrupt, "l"},
+		{"unknown type", file().Raw(treetest.Raw{Name: "v", Magic: treetest.MagicUstar, Type: 'V'}, ""),
+			toc.ErrCorrupt, "v"},
 		{"bad sum", file().Body(strings.Repeat("x", 512)), toc.ErrCorrupt, ""},
-		{"negative size", file().Raw(with(name("n"), func(r *treetest.Raw) { r.Size = treetest.Base256(-1, 12) }), ""), toc.ErrCorrupt, "n"},
-		{"huge size", file().Raw(with(name("n"), func(r *treetest.Raw) { r.Size = treetest.Base256(math.MaxInt64, 12) }), ""), toc.ErrCorrupt, "n"},
-		{"large size", file().Raw(with(name("n"), func(r *treetest.Raw) { r.Size = treetest.Base256(1<<45, 12) }), ""), toc.ErrLimit, "n"},
-		{"huge PAX header", file().Raw(treetest.Raw{Name: "x", Magic: treetest.MagicUstar, Type: 'x', Size: "77777777777"}, ""), toc.ErrLimit, ""},
-		{"bad PAX header", file().Raw(treetest.Raw{Name: "x", Magic: treetest.MagicUstar, Type: 'x'}, "12 path=x"), toc.ErrCorrupt, ""},
+		{"negative size", file().Raw(with(name("n"), func(r *treetest.Raw) { r.Size = treetest.Base256(-1, 12) }),
+			""), toc.ErrCorrupt, "n"},
+		{"huge size", file().Raw(with(name("n"), func(r *treetest.Raw) {
+			r.Size = treetest.Base256(math.MaxInt64, 12)
+		}), ""), toc.ErrCorrupt, "n"},
+		{"large size", file().Raw(with(name("n"), func(r *treetest.Raw) { r.Size = treetest.Base256(1<<45, 12) }),
+			""), toc.ErrLimit, "n"},
+		{"huge PAX header", file().Raw(treetest.Raw{Name: "x", Magic: treetest.MagicUstar, Type: 'x',
+			Size: "77777777777"}, ""), toc.ErrLimit, ""},
+		{"bad PAX header", file().Raw(treetest.Raw{Name: "x", Magic: treetest.MagicUstar, Type: 'x'}, "12 path=x"),
+			toc.ErrCorrupt, ""},
 		{"owner", file().PAX('x', "uid", "9999999999").File("f", ""), toc.ErrCorrupt, "f"},
-		{"device", file().Raw(with(name("d"), func(r *treetest.Raw) { r.Type, r.Major = '3', "7777777" }), ""), toc.ErrCorrupt, "d"},
-		{"large attribute", file().PAX('x', "SCHILY.xattr.user.x", strings.Repeat("v", 70_000)).File("f", ""), toc.ErrCorrupt, "f"},
-		{"sparse overlap", file().GNU(treetest.Sparse{Name: "s", Size: 100, Segs: segs(0, "abc", 2, "d")}), toc.ErrCorrupt, "s"},
-		{"sparse beyond", file().GNU(treetest.Sparse{Name: "s", Size: 3, Segs: segs(1, "abc")}), toc.ErrCorrupt, "s"},
-		{"sparse huge", file().GNU(treetest.Sparse{Name: "s", Size: 1<<33 - 1, Segs: segs(1<<33, "")}), toc.ErrCorrupt, "s"},
+		{"device", file().Raw(with(name("d"), func(r *treetest.Raw) { r.Type, r.Major = '3', "7777777" }), ""),
+			toc.ErrCorrupt, "d"},
+		{"large attribute", file().PAX('x', "SCHILY.xattr.user.x", strings.Repeat("v", 70_000)).File("f", ""),
+			toc.ErrCorrupt, "f"},
+		{"sparse overlap", file().GNU(treetest.Sparse{Name: "s", Size: 100, Segs: segs(0, "abc", 2, "d")}),
+			toc.ErrCorrupt, "s"},
+		{"sparse beyond", file().GNU(treetest.Sparse{Name: "s", Size: 3, Segs: segs(1, "abc")}), toc.ErrCorrupt,
+			"s"},
+		{"sparse huge", file().GNU(treetest.Sparse{Name: "s", Size: 1<<33 - 1, Segs: segs(1<<33, "")}),
+			toc.ErrCorrupt, "s"},
 		{"data after the end", file().Body(strings.Repeat("\x00", 512)).Body("x"), toc.ErrCorrupt, ""},
 	} {
 		t.Run(c.what, func(t *testing.T) {

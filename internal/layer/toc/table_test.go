@@ -48,7 +48,8 @@ func generated(seed uint64) []byte {
 		case 1:
 			a.Symlink(name, strings.Repeat("t", 1+rnd.IntN(300)))
 		case 2:
-			a.Add(tar.Header{Name: name, PAXRecords: map[string]string{"SCHILY.xattr.user.x": treetest.Text(rnd.IntN(3000))}}, "x")
+			a.Add(tar.Header{Name: name,
+				PAXRecords: map[string]string{"SCHILY.xattr.user.x": treetest.Text(rnd.IntN(3000))}}, "x")
 		case 3:
 			a.GNU(treetest.SparseFiles()[rnd.IntN(11)])
 		default:
@@ -100,7 +101,8 @@ func check(t testing.TB, err error) {
 // Contents are zeros but for the extra bytes, and reads may begin anywhere.
 func TestTableReadAt(t *testing.T) {
 	b := new(treetest.Archive).File("a", treetest.Text(5000)).File("b", treetest.Text(3)).Bytes()
-	extra := []toc.Span{{Offset: 5000, Length: 10}, {Offset: 700, Length: 100}, {Offset: 750, Length: 80}, {Offset: int64(len(b)) - 2, Length: 99}, {Offset: 9, Length: 0}}
+	extra := []toc.Span{{Offset: 5000, Length: 10}, {Offset: 700, Length: 100}, {Offset: 750, Length: 80},
+		{Offset: int64(len(b)) - 2, Length: 99}, {Offset: 9, Length: 0}}
 	table, err := toc.MakeTable(bytes.NewReader(b), int64(len(b)), extra)
 	check(t, err)
 	want := make([]byte, len(b))

@@ -204,7 +204,8 @@ func (t *Tree) link(i int32, e *Entry) error {
 func (t *Tree) noTarget(e *Entry) error {
 	for i := strings.IndexByte(e.Link, '/'); i >= 0; {
 		if at, ok := t.index[e.Link[:i]]; ok && t.Names[at].Node >= 0 && t.Nodes[t.Names[at].Node].Type == Symlink {
-			return refuse(e, ErrUnsafe, fmt.Sprintf("hard link to %q goes through the symbolic link %q", e.Link, e.Link[:i]))
+			return refuse(e, ErrUnsafe,
+				fmt.Sprintf("hard link to %q goes through the symbolic link %q", e.Link, e.Link[:i]))
 		}
 		j := strings.IndexByte(e.Link[i+1:], '/')
 		if j < 0 {

@@ -10,7 +10,8 @@ import (
 func TestImplied(t *testing.T) {
 	tree := toc.NewTree()
 	for _, e := range []toc.Entry{
-		{Name: "a/b/c"}, {Name: "a", Type: toc.Directory}, {Name: "x/y/z"}, {Name: "x", Type: toc.Symlink, Link: "a"},
+		{Name: "a/b/c"}, {Name: "a", Type: toc.Directory}, {Name: "x/y/z"},
+		{Name: "x", Type: toc.Symlink, Link: "a"},
 		{Name: "gone", Type: toc.Whiteout}, {Name: "gone/back"}, {Name: "o", Type: toc.Opaque},
 	} {
 		if err := tree.Add(&e); err != nil {
@@ -27,7 +28,8 @@ func TestTreeKeepsEntries(t *testing.T) {
 	tree := toc.NewTree()
 	first := map[string]string{"user.a": "1", "security.capability": "c"}
 	for _, e := range []toc.Entry{
-		{Name: "f", Xattrs: first}, {Name: "g", Type: toc.Hardlink, Link: "f", Xattrs: map[string]string{"user.b": "2"}},
+		{Name: "f", Xattrs: first},
+		{Name: "g", Type: toc.Hardlink, Link: "f", Xattrs: map[string]string{"user.b": "2"}},
 	} {
 		if err := tree.Add(&e); err != nil {
 			t.Fatal(err)
@@ -42,7 +44,8 @@ func TestTreeKeepsEntries(t *testing.T) {
 func TestLastEntryWins(t *testing.T) {
 	tree := toc.NewTree()
 	for _, e := range []toc.Entry{
-		{Name: "d/f", Size: 1}, {Name: "h", Type: toc.Hardlink, Link: "d/f"}, {Name: "d", Type: toc.Symlink, Link: "x"},
+		{Name: "d/f", Size: 1}, {Name: "h", Type: toc.Hardlink, Link: "d/f"},
+		{Name: "d", Type: toc.Symlink, Link: "x"},
 		{Name: "d", Type: toc.Directory}, {Name: "d/g"},
 	} {
 		if err := tree.Add(&e); err != nil {

@@ -82,7 +82,8 @@ func snapshot(t testing.TB, dir string) treetest.Tree {
 func applied(t testing.TB, layer []byte) treetest.Tree {
 	t.Helper()
 	dir := t.TempDir()
-	_, err := archive.Apply(context.Background(), dir, bytes.NewReader(layer), archive.WithConvertWhiteout(archive.OverlayConvertWhiteout))
+	_, err := archive.Apply(context.Background(), dir, bytes.NewReader(layer),
+		archive.WithConvertWhiteout(archive.OverlayConvertWhiteout))
 	if err != nil {
 		t.Fatalf("containerd's applier: %v", err)
 	}
@@ -162,7 +163,8 @@ func TestParent(t *testing.T) {
 	}
 	defer x.Close()
 	x.Parent = func(name string) (*toc.Entry, bool) {
-		return &toc.Entry{Name: name, Type: toc.Directory, Mode: 0o1750, UID: 5, GID: 6, ModTime: treetest.Time}, name == "a"
+		return &toc.Entry{Name: name, Type: toc.Directory, Mode: 0o1750, UID: 5, GID: 6, ModTime: treetest.Time},
+			name == "a"
 	}
 	if err := x.Add(&toc.Entry{Name: "a/b/c", Type: toc.Fifo}); err != nil {
 		t.Fatal(err)
@@ -171,7 +173,8 @@ func TestParent(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := snapshot(t, dir)
-	if a := got["a"]; a["mode"] != "1750" || a["owner"] != "5:6" || a["mtime"] != fmt.Sprintf("%d.000000000", treetest.Time.Unix()) {
+	if a := got["a"]; a["mode"] != "1750" || a["owner"] != "5:6" ||
+		a["mtime"] != fmt.Sprintf("%d.000000000", treetest.Time.Unix()) {
 		t.Errorf("known parent: %v", a)
 	}
 	if b := got["a/b"]; b["mode"] != "755" || b["owner"] != "0:0" || b["mtime"] != "0.000000000" {
@@ -207,27 +210,34 @@ func TestRefused(t *testing.T) {
 		entries []*toc.Entry
 		want    error
 	}{
-		"parent":             {[]*toc.Entry{file("../x")}, toc.ErrUnsafe},
-		"parent inside":      {[]*toc.Entry{file("a/../x")}, toc.ErrUnsafe},
-		"absolute":           {[]*toc.Entry{file("/x")}, toc.ErrUnsafe},
-		"dots":               {[]*toc.Entry{file("a/..")}, toc.ErrUnsafe},
-		"zero byte":          {[]*toc.Entry{file("a\x00b/c")}, toc.ErrUnsafe},
-		"through a symlink":  {[]*toc.Entry{link, file("out/x")}, toc.ErrUnsafe},
-		"directory through":  {[]*toc.Entry{link, {Name: "out/d", Type: toc.Directory}}, toc.ErrUnsafe},
-		"opaque through":     {[]*toc.Entry{link, {Name: "out", Type: toc.Opaque}, file("out/x"), {Name: "../o", Type: toc.Opaque}}, toc.ErrUnsafe},
-		"whiteout through":   {[]*toc.Entry{link, {Name: "out/x", Type: toc.Whiteout}}, toc.ErrUnsafe},
-		"link through":       {[]*toc.Entry{link, {Name: "x", Type: toc.Hardlink, Link: "out/secret"}}, toc.ErrUnsafe},
-		"link out":           {[]*toc.Entry{{Name: "x", Type: toc.Hardlink, Link: "../secret"}}, toc.ErrUnsafe},
-		"link to nothing":    {[]*toc.Entry{{Name: "x", Type: toc.Hardlink, Link: "y"}}, toc.ErrCorrupt},
-		"link to itself":     {[]*toc.Entry{file("x"), {Name: "x", Type: toc.Hardlink, Link: "x"}}, toc.ErrCorrupt},
-		"link to directory":  {[]*toc.Entry{{Name: "d", Type: toc.Directory}, {Name: "x", Type: toc.Hardlink, Link: "d"}}, toc.ErrCorrupt},
-		"link to a whiteout": {[]*toc.Entry{{Name: "w", Type: toc.Whiteout}, {Name: "x", Type: toc.Hardlink, Link: "w"}}, toc.ErrCorrupt},
-		"below a file":       {[]*toc.Entry{file("f"), file("f/x")}, toc.ErrCorrupt},
-		"root a file":        {[]*toc.Entry{file("")}, toc.ErrCorrupt},
-		"no such type":       {[]*toc.Entry{{Name: "x", Type: 99}}, toc.ErrCorrupt},
-		"data cut short":     {[]*toc.Entry{{Name: "x", Size: 9, Ranges: []toc.Range{{Length: 9}}}}, io.ErrUnexpectedEOF},
-		"range too long":     {[]*toc.Entry{{Name: "x", Size: 1, Ranges: []toc.Range{{Length: 2}}}}, toc.ErrCorrupt},
-		"ranges overlap":     {[]*toc.Entry{{Name: "x", Size: 2, Ranges: []toc.Range{{Length: 1}, {Length: 1}}}}, toc.ErrCorrupt},
+		"parent":            {[]*toc.Entry{file("../x")}, toc.ErrUnsafe},
+		"parent inside":     {[]*toc.Entry{file("a/../x")}, toc.ErrUnsafe},
+		"absolute":          {[]*toc.Entry{file("/x")}, toc.ErrUnsafe},
+		"dots":              {[]*toc.Entry{file("a/..")}, toc.ErrUnsafe},
+		"zero byte":         {[]*toc.Entry{file("a\x00b/c")}, toc.ErrUnsafe},
+		"through a symlink": {[]*toc.Entry{link, file("out/x")}, toc.ErrUnsafe},
+		"directory through": {[]*toc.Entry{link, {Name: "out/d", Type: toc.Directory}}, toc.ErrUnsafe},
+		"opaque through": {[]*toc.Entry{link, {Name: "out", Type: toc.Opaque}, file("out/x"),
+			{Name: "../o", Type: toc.Opaque}}, toc.ErrUnsafe},
+		"whiteout through": {[]*toc.Entry{link, {Name: "out/x", Type: toc.Whiteout}}, toc.ErrUnsafe},
+		"link through": {[]*toc.Entry{link, {Name: "x", Type: toc.Hardlink, Link: "out/secret"}},
+			toc.ErrUnsafe},
+		"link out":        {[]*toc.Entry{{Name: "x", Type: toc.Hardlink, Link: "../secret"}}, toc.ErrUnsafe},
+		"link to nothing": {[]*toc.Entry{{Name: "x", Type: toc.Hardlink, Link: "y"}}, toc.ErrCorrupt},
+		"link to itself":  {[]*toc.Entry{file("x"), {Name: "x", Type: toc.Hardlink, Link: "x"}}, toc.ErrCorrupt},
+		"link to directory": {[]*toc.Entry{{Name: "d", Type: toc.Directory},
+			{Name: "x", Type: toc.Hardlink, Link: "d"}}, toc.ErrCorrupt},
+		"link to a whiteout": {[]*toc.Entry{{Name: "w", Type: toc.Whiteout},
+			{Name: "x", Type: toc.Hardlink, Link: "w"}}, toc.ErrCorrupt},
+		"below a file": {[]*toc.Entry{file("f"), file("f/x")}, toc.ErrCorrupt},
+		"root a file":  {[]*toc.Entry{file("")}, toc.ErrCorrupt},
+		"no such type": {[]*toc.Entry{{Name: "x", Type: 99}}, toc.ErrCorrupt},
+		"data cut short": {[]*toc.Entry{{Name: "x", Size: 9, Ranges: []toc.Range{{Length: 9}}}},
+			io.ErrUnexpectedEOF},
+		"range too long": {[]*toc.Entry{{Name: "x", Size: 1, Ranges: []toc.Range{{Length: 2}}}},
+			toc.ErrCorrupt},
+		"ranges overlap": {[]*toc.Entry{{Name: "x", Size: 2, Ranges: []toc.Range{{Length: 1}, {Length: 1}}}},
+			toc.ErrCorrupt},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(outside, "secret"), nil, 0o600); err != nil {
@@ -303,7 +313,8 @@ func (s slow) ReadAt(b []byte, off int64) (int, error) {
 
 func TestShortReads(t *testing.T) {
 	needRoot(t)
-	layer := new(treetest.Archive).File("a", treetest.Text(100)).File("b", treetest.Text(300_000)).File("c", treetest.Text(5000)).Bytes()
+	layer := new(treetest.Archive).File("a", treetest.Text(100)).File("b", treetest.Text(300_000)).File("c",
+		treetest.Text(5000)).Bytes()
 	dir := t.TempDir()
 	x, err := New(dir, slow{bytes.NewReader(layer)})
 	if err != nil {
@@ -313,7 +324,9 @@ func TestShortReads(t *testing.T) {
 	if err := errors.Join(feed(x, bytes.NewReader(layer)), x.Seal()); err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range treetest.Diff(applied(t, layer), snapshot(t, dir), func(path, _ string) bool { return path == "." }) {
+	for _, d := range treetest.Diff(applied(t, layer), snapshot(t, dir), func(path, _ string) bool {
+		return path == "."
+	}) {
 		t.Error(d)
 	}
 }

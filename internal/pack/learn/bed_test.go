@@ -95,31 +95,36 @@ func (b *bed) Fresh(ctx context.Context, id digest.Digest) (string, func(), erro
 func newBed(t testing.TB, backend string, change func(*Config)) *bed {
 	t.Helper()
 	dir := t.TempDir()
-	b := &bed{t: t, reg: registrytest.New(t), packs: filepath.Join(dir, "packs"), built: make(chan error, 8), paths: map[digest.Digest]string{}}
+	b := &bed{t: t, reg: registrytest.New(t), packs: filepath.Join(dir, "packs"), built: make(chan error, 8),
+		paths: map[digest.Digest]string{}}
 	check(t, os.Mkdir(b.packs, 0o700))
 	client, err := registry.New(registry.Config{Hosts: map[string]registry.Host{b.reg.Host(): {PlainHTTP: true}},
 		DockerConfig: filepath.Join(dir, "none"), Backoff: time.Millisecond})
 	check(t, err)
 	t.Cleanup(client.Close)
-	layers, err := layer.Open(layer.Config{Dir: filepath.Join(dir, "layers"), Tree: backend == mount.Tree, Points: true})
+	layers, err := layer.Open(layer.Config{Dir: filepath.Join(dir, "layers"), Tree: backend == mount.Tree,
+		Points: true})
 	check(t, err)
 	t.Cleanup(func() { layers.Close() })
 	log := slog.New(slog.DiscardHandler)
 	catalog, err := fetch.OpenCatalog(filepath.Join(dir, "images"), log)
 	check(t, err)
-	b.puller = fetch.NewPuller(fetch.Config{Registry: client, Layers: layers, Catalog: catalog, Link: fetch.NewLink(fetch.LinkConfig{}),
+	b.puller = fetch.NewPuller(fetch.Config{Registry: client, Layers: layers, Catalog: catalog,
+		Link:  fetch.NewLink(fetch.LinkConfig{}),
 		Packs: fetch.PackConfig{Dir: b.packs}})
 	t.Cleanup(func() { b.puller.Close() })
 	back, err := mount.New(backend)
 	check(t, err)
 	cfg := Config{Mounts: b, Layers: layers, Packs: b.puller, Registry: client, Images: catalog.WithLayer,
-		Exec: []string{"/proc/self/exe", childArg}, Dir: filepath.Join(dir, "state"), Node: "n1", After: 10 * time.Millisecond,
+		Exec: []string{"/proc/self/exe", childArg}, Dir: filepath.Join(dir, "state"), Node: "n1",
+		After: 10 * time.Millisecond,
 		Built: func(_ *image.Image, _ pack.Stats, err error) { b.built <- err }}
 	if change != nil {
 		change(&cfg)
 	}
-	b.snaps, err = snapshot.New(t.Context(), snapshot.Config{Root: filepath.Join(dir, "snaps"), Layers: bare{b.puller}, Backend: back,
-		Prepared: func(ids []digest.Digest, gone <-chan struct{}) { b.Learner.Prepared(ids, gone) }})
+	b.snaps, err = snapshot.New(t.Context(),
+		snapshot.Config{Root: filepath.Join(dir, "snaps"), Layers: bare{b.puller}, Backend: back,
+			Prepared: func(ids []digest.Digest, gone <-chan struct{}) { b.Learner.Prepared(ids, gone) }})
 	check(t, err)
 	t.Cleanup(func() { b.snaps.Close() })
 	b.Learner = New(cfg)
@@ -140,9 +145,13 @@ func (b *bed) image(name string) *image.Image {
 		}
 		return w.String()
 	}
-	one := registrytest.Tar(registrytest.File{Name: "d/a", Body: body("a of "+name, 40)}, registrytest.File{Name: "both", Body: body("below", 1)})
-	two := registrytest.Tar(registrytest.File{Name: "b", Body: body("b", 300)}, registrytest.File{Name: "both", Body: body("above", 1)})
-	p := b.reg.PushImage(name, []registrytest.Layer{{Tar: one, Compression: image.Gzip}, {Tar: two, Compression: image.Gzip}}, registrytest.Options{})
+	one := registrytest.Tar(registrytest.File{Name: "d/a", Body: body("a of "+name, 40)},
+		registrytest.File{Name: "both", Body: body("below", 1)})
+	two := registrytest.Tar(registrytest.File{Name: "b", Body: body("b", 300)},
+		registrytest.File{Name: "both", Body: body("above", 1)})
+	p := b.reg.PushImage(name,
+		[]registrytest.Layer{{Tar: one, Compression: image.Gzip}, {Tar: two, Compression: image.Gzip}},
+		registrytest.Options{})
 	return b.pull(p.Ref)
 }
 

@@ -126,12 +126,16 @@ func (l *Learner) job(img *image.Image, p *pack.Profile) (job, []points, error) 
 		seen[want.DiffID] = true
 		have, err := l.cfg.Layers.Peek(want.DiffID)
 		if err != nil {
-			return j, nil, problem(inUse, fmt.Sprintf("layer %s of the image is not here, or not whole yet", want.Digest), "\"dew pull\" it first")
+			return j, nil, problem(inUse,
+				fmt.Sprintf("layer %s of the image is not here, or not whole yet", want.Digest), "\"dew pull\" it first")
 		}
 		if have.Tree {
-			return j, nil, problem(unsupported, "layers are unpacked directories here (mount backend tree), of which no pack can be made", "build it on a node whose kernel has EROFS")
+			return j, nil, problem(unsupported,
+				"layers are unpacked directories here (mount backend tree), of which no pack can be made",
+				"build it on a node whose kernel has EROFS")
 		}
-		to := jobLayer{DiffID: want.DiffID, Blob: want.Digest, BlobSize: want.Size, Size: have.Size, Compression: want.Compression(), Data: have.Files().Data}
+		to := jobLayer{DiffID: want.DiffID, Blob: want.Digest, BlobSize: want.Size, Size: have.Size,
+			Compression: want.Compression(), Data: have.Files().Data}
 		var found points
 		if to.Compression, found = pointsOf(have, want); found != nil {
 			to.Points = true

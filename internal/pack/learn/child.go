@@ -72,7 +72,8 @@ func serve(ctx context.Context, stdin io.Reader, out io.Writer) (pack.Stats, err
 			return pack.Stats{}, err
 		}
 		defer f.Close()
-		to := pack.InputLayer{DiffID: l.DiffID, Blob: l.Blob, BlobSize: l.BlobSize, Size: l.Size, Compression: l.Compression, Data: f}
+		to := pack.InputLayer{DiffID: l.DiffID, Blob: l.Blob, BlobSize: l.BlobSize, Size: l.Size,
+			Compression: l.Compression, Data: f}
 		if l.Points {
 			to.Points = func(yield func(inflate.Point) error) error { return each(d, i, yield) }
 		}

@@ -70,7 +70,8 @@ type Published interface {
 
 // Registry publishes packs; registry.Client does.
 type Registry interface {
-	PushArtifact(ctx context.Context, ref image.Reference, a registry.Artifact, o registry.ResolveOptions) (ocispec.Descriptor, error)
+	PushArtifact(ctx context.Context, ref image.Reference, a registry.Artifact,
+		o registry.ResolveOptions) (ocispec.Descriptor, error)
 }
 
 // Config says what a Learner works with. Mounts, Layers, Packs and Exec are
@@ -125,9 +126,11 @@ func New(cfg Config) *Learner {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	l := &Learner{cfg: cfg, turn: make(chan struct{}, 1), running: map[*Recording]bool{}, queued: map[digest.Digest]bool{}}
+	l := &Learner{cfg: cfg, turn: make(chan struct{}, 1), running: map[*Recording]bool{},
+		queued: map[digest.Digest]bool{}}
 	l.life, l.stop = context.WithCancel(context.Background())
-	if err := errors.Join(profile.Clean(cfg.Dir), sweep(filepath.Dir(cfg.Packs.PackPath(digest.FromString(""))))); err != nil {
+	if err := errors.Join(profile.Clean(cfg.Dir),
+		sweep(filepath.Dir(cfg.Packs.PackPath(digest.FromString(""))))); err != nil {
 		cfg.Log.Warn("remove what earlier recordings have left", "err", err)
 	}
 	return l
@@ -180,7 +183,8 @@ func (l *Learner) profilePath(id digest.Digest) string {
 func (l *Learner) Profile(id digest.Digest) (*pack.Profile, error) {
 	b, err := os.ReadFile(l.profilePath(id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, problem(notFound, "no start of the image has been recorded here", "record one with \"dew profile IMAGE\"")
+		return nil, problem(notFound, "no start of the image has been recorded here",
+			"record one with \"dew profile IMAGE\"")
 	}
 	if err != nil {
 		return nil, err

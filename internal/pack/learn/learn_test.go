@@ -214,7 +214,8 @@ func TestOneAtATime(t *testing.T) {
 	}
 	rep, err := b.End(spec.ProfileEnd{Name: "web", Discard: true})
 	check(t, err)
-	if rep.Read != 4*page || rep.Files != 3 || rep.Largest[0].Path != "d/a" || rep.Largest[0].Read != 2*page || rep.Digest != two.Desc.Digest.String() {
+	if rep.Read != 4*page || rep.Files != 3 || rep.Largest[0].Path != "d/a" || rep.Largest[0].Read != 2*page ||
+		rep.Digest != two.Desc.Digest.String() {
 		t.Errorf("%+v", rep)
 	}
 	if exists(b.profilePath(two.Desc.Digest)) {
@@ -234,7 +235,8 @@ func TestMergeBuildInspect(t *testing.T) {
 	b := newBed(t, mount.EROFS, nil)
 	img := b.image("app:1")
 	var none *Error
-	if _, err := b.Build(t.Context(), img); !errors.As(err, &none) || none.Kind() != notFound || !strings.Contains(none.Remedy(), "dew profile") {
+	if _, err := b.Build(t.Context(), img); !errors.As(err, &none) || none.Kind() != notFound ||
+		!strings.Contains(none.Remedy(), "dew profile") {
 		t.Errorf("build without a profile: %v", err)
 	}
 	read := func(merge bool, file string) {
@@ -250,7 +252,8 @@ func TestMergeBuildInspect(t *testing.T) {
 	read(false, "both")
 	read(true, "b")
 	check(t, os.WriteFile(b.cfg.Packs.PackPath(img.Desc.Digest)+".bad", []byte("it lied"), 0o600))
-	if _, err := b.Inspect(t.Context(), img); !errors.As(err, &none) || !strings.Contains(err.Error(), "it lied") {
+	if _, err := b.Inspect(t.Context(), img); !errors.As(err, &none) ||
+		!strings.Contains(err.Error(), "it lied") {
 		t.Errorf("inspect a quarantined pack: %v", err)
 	}
 	s, err := b.Build(t.Context(), img)
@@ -267,8 +270,10 @@ func TestMergeBuildInspect(t *testing.T) {
 	check(t, err)
 	parts := p.Parts
 	sum := parts.Header + parts.Tables + parts.Chunks + parts.Points + parts.Windows + parts.Files
-	if p.Runs != 2 || !p.Exercised || p.Node != "n1" || p.Pack != s.Digest.String() || p.Size != s.Size || sum != p.Size ||
-		p.Files != 2 || p.Largest[0].Path != "b" || p.Largest[0].Read != 300*page || p.Largest[0].Size != 300*page || p.Share <= 0 || p.Trust != "pop" {
+	if p.Runs != 2 || !p.Exercised || p.Node != "n1" || p.Pack != s.Digest.String() || p.Size != s.Size ||
+		sum != p.Size ||
+		p.Files != 2 || p.Largest[0].Path != "b" || p.Largest[0].Read != 300*page ||
+		p.Largest[0].Size != 300*page || p.Share <= 0 || p.Trust != "pop" {
 		t.Errorf("%+v", p)
 	}
 	b.empty()
@@ -280,7 +285,8 @@ func TestOtherClients(t *testing.T) {
 	img := b.image("app:1")
 	parent := ""
 	for i, id := range img.ChainIDs() {
-		_, err := b.snaps.Prepare(t.Context(), fmt.Sprint("extract-", i, " ", id), parent, snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: id.String()}))
+		_, err := b.snaps.Prepare(t.Context(), fmt.Sprint("extract-", i, " ", id), parent,
+			snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: id.String()}))
 		if err == nil {
 			t.Fatal("a layer is left to containerd")
 		}
@@ -317,7 +323,8 @@ func TestUnsupported(t *testing.T) {
 	asked, err := b.BeginAsked(img, "web")
 	check(t, err)
 	var e *Error
-	if err := asked.Watch(t.Context()); !errors.As(err, &e) || e.Kind() != unsupported || !strings.Contains(err.Error(), "tree") {
+	if err := asked.Watch(t.Context()); !errors.As(err, &e) || e.Kind() != unsupported ||
+		!strings.Contains(err.Error(), "tree") {
 		t.Errorf("%v", err)
 	}
 	check(t, b.store(&pack.Profile{Version: 1, Image: img.Desc.Digest}, false))
@@ -361,8 +368,10 @@ func (without) Peek(digest.Digest) (*layer.Layer, error) { return nil, layer.Err
 func TestPoints(t *testing.T) {
 	b := newBed(t, mount.EROFS, nil)
 	tar := func(seed uint64, n int) []byte { return registrytest.RandomTar(seed, n, 3<<20) }
-	p := b.reg.PushImage("app:1", []registrytest.Layer{{Tar: tar(1, 1), Compression: image.Plain}, {Tar: tar(2, 2), Compression: image.Gzip},
-		{Tar: tar(3, 1), Compression: image.Zstd}, {Tar: tar(4, 1), Compression: image.Zstd, MemberSize: 1 << 20}}, registrytest.Options{})
+	p := b.reg.PushImage("app:1",
+		[]registrytest.Layer{{Tar: tar(1, 1), Compression: image.Plain}, {Tar: tar(2, 2), Compression: image.Gzip},
+			{Tar: tar(3, 1), Compression: image.Zstd}, {Tar: tar(4, 1), Compression: image.Zstd, MemberSize: 1 << 20}},
+		registrytest.Options{})
 	img := b.pull(p.Ref)
 	check(t, b.store(&pack.Profile{Version: 1, Image: img.Desc.Digest}, false))
 	_, err := b.Build(t.Context(), img)
@@ -417,7 +426,8 @@ func (b *bed) segments(h *pack.Header, f *os.File, points *pack.Points, i int, i
 func (b *bed) blob(img *image.Image, i int) []byte {
 	b.t.Helper()
 	l := img.Layers[i]
-	r, err := b.cfg.Registry.(*registry.Client).Open(b.t.Context(), img.Ref, registry.Blob{Digest: l.Digest, Size: l.Size}, 0, -1, registry.OpenOptions{})
+	r, err := b.cfg.Registry.(*registry.Client).Open(b.t.Context(), img.Ref,
+		registry.Blob{Digest: l.Digest, Size: l.Size}, 0, -1, registry.OpenOptions{})
 	check(b.t, err)
 	defer r.Close()
 	all, err := io.ReadAll(r)
@@ -438,7 +448,8 @@ func TestBuildFails(t *testing.T) {
 	check(t, err)
 	_, err = f.WriteAt([]byte("changed"), 2000)
 	check(t, errors.Join(err, f.Close()))
-	if _, err := b.Build(t.Context(), img); err == nil || !strings.Contains(err.Error(), "does not match its digest") {
+	if _, err := b.Build(t.Context(), img); err == nil ||
+		!strings.Contains(err.Error(), "does not match its digest") {
 		t.Errorf("%v", err)
 	}
 	if _, err := b.Inspect(t.Context(), img); err != nil {
@@ -449,7 +460,8 @@ func TestBuildFails(t *testing.T) {
 	if _, err := b.Build(ctx, img); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
-	if err := (&outcome{Error: "write x: no space left on device", Full: true}).err(); !errors.Is(err, syscall.ENOSPC) {
+	if err := (&outcome{Error: "write x: no space left on device", Full: true}).err(); !errors.Is(err,
+		syscall.ENOSPC) {
 		t.Error(err)
 	}
 	b.empty()
@@ -471,13 +483,16 @@ func TestPush(t *testing.T) {
 		der, err := x509.MarshalPKCS8PrivateKey(private)
 		check(t, err)
 		var e *Error
-		if _, err := b.Push(t.Context(), img, spec.PackPush{Key: []byte("none")}); !errors.As(err, &e) || e.Kind() != badRequest {
+		if _, err := b.Push(t.Context(), img, spec.PackPush{Key: []byte("none")}); !errors.As(err, &e) ||
+			e.Kind() != badRequest {
 			t.Errorf("%v", err)
 		}
-		got, err := b.Push(t.Context(), img, spec.PackPush{Key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})})
+		got, err := b.Push(t.Context(), img,
+			spec.PackPush{Key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})})
 		check(t, err)
 		client := b.cfg.Registry.(*registry.Client)
-		list, err := client.Referrers(t.Context(), img.Ref, img.Desc.Digest, pack.MediaType, registry.ResolveOptions{})
+		list, err := client.Referrers(t.Context(), img.Ref, img.Desc.Digest, pack.MediaType,
+			registry.ResolveOptions{})
 		check(t, err)
 		if len(list) != 1 || list[0].Digest.String() != got.Manifest || !got.Signed {
 			t.Fatalf("%+v, %+v", list, got)

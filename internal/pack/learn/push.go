@@ -43,13 +43,15 @@ func (l *Learner) Push(ctx context.Context, img *image.Image, o spec.PackPush) (
 	}
 	a := artifact(img, f, digest.Digest(id), fi.Size(), header)
 	if key != nil {
-		a.Annotations[pack.AnnotationSignature] = base64.StdEncoding.EncodeToString(pack.Sign(key, img.Desc.Digest, header))
+		a.Annotations[pack.AnnotationSignature] = base64.StdEncoding.EncodeToString(pack.Sign(key, img.Desc.Digest,
+			header))
 	}
 	d, err := l.cfg.Registry.PushArtifact(ctx, img.Ref, a, registry.ResolveOptions{PlainHTTP: o.PlainHTTP})
 	if err != nil {
 		return spec.PackPushed{}, err
 	}
-	return spec.PackPushed{Image: img.Ref.String(), Manifest: d.Digest.String(), Pack: id, Size: fi.Size(), Signed: key != nil}, nil
+	return spec.PackPushed{Image: img.Ref.String(), Manifest: d.Digest.String(), Pack: id, Size: fi.Size(),
+		Signed: key != nil}, nil
 }
 
 func privateKey(text []byte) (ed25519.PrivateKey, error) {
@@ -58,21 +60,24 @@ func privateKey(text []byte) (ed25519.PrivateKey, error) {
 	}
 	key, err := pack.ParsePrivateKey(text)
 	if err != nil {
-		return nil, &Error{kind: badRequest, text: "the key cannot be used", err: err, remedy: "make one with openssl genpkey -algorithm ed25519"}
+		return nil, &Error{kind: badRequest, text: "the key cannot be used", err: err,
+			remedy: "make one with openssl genpkey -algorithm ed25519"}
 	}
 	return key, nil
 }
 
 // artifact is what docs/formats.md says of a published pack.
-func artifact(img *image.Image, f *os.File, id digest.Digest, size int64, header digest.Digest) registry.Artifact {
+func artifact(img *image.Image, f *os.File, id digest.Digest, size int64,
+	header digest.Digest) registry.Artifact {
 	return registry.Artifact{Type: pack.MediaType, Subject: img.Desc,
 		Annotations: map[string]string{
 			pack.AnnotationBlob:   id.String(),
 			pack.AnnotationSize:   strconv.FormatInt(size, 10),
 			pack.AnnotationHeader: header.String(),
 		},
-		Layers: []registry.ArtifactLayer{{MediaType: pack.MediaType, Digest: id, Size: size, Open: func() (io.ReadCloser, error) {
-			return io.NopCloser(io.NewSectionReader(f, 0, size)), nil
-		}}},
+		Layers: []registry.ArtifactLayer{{MediaType: pack.MediaType, Digest: id, Size: size,
+			Open: func() (io.ReadCloser, error) {
+				return io.NopCloser(io.NewSectionReader(f, 0, size)), nil
+			}}},
 	}
 }

@@ -105,7 +105,8 @@ func (l *Learner) begin(img *image.Image, name string, asked bool) (*Recording, 
 	r := &Recording{l: l, img: img, name: name, asked: asked, started: make(chan struct{})}
 	r.over, r.end = context.WithCancel(l.life)
 	r.limit = time.AfterFunc(longest, func() {
-		l.cfg.Log.Warn("a recording went on for too long: nothing of it is kept", "image", img.Ref, "limit", longest)
+		l.cfg.Log.Warn("a recording went on for too long: nothing of it is kept", "image", img.Ref, "limit",
+			longest)
 		r.Drop()
 	})
 	if err := l.enlist(r); err != nil {
@@ -131,7 +132,9 @@ func (l *Learner) enlist(r *Recording) error {
 	defer l.mu.Unlock()
 	for other := range l.running {
 		if overlap(other.img, r.img) {
-			return problem(inUse, fmt.Sprintf("a start of %s, which has layers in common, is being recorded", other.img.Ref), "try again when that has ended")
+			return problem(inUse,
+				fmt.Sprintf("a start of %s, which has layers in common, is being recorded", other.img.Ref),
+				"try again when that has ended")
 		}
 	}
 	l.running[r] = true
@@ -204,7 +207,8 @@ func (r *Recording) mount(ctx context.Context) ([]profile.Layer, error) {
 	var out []profile.Layer
 	for id, f := range files {
 		if f.Tree != "" {
-			return nil, cannot(fmt.Errorf("layers are unpacked directories here (mount backend tree): %w", profile.ErrUnsupported))
+			return nil, cannot(fmt.Errorf("layers are unpacked directories here (mount backend tree): %w",
+				profile.ErrUnsupported))
 		}
 		path, release, err := r.l.cfg.Mounts.Fresh(ctx, id)
 		if err != nil {
@@ -340,7 +344,8 @@ func (r *Recording) finish() (res profile.Result, ok bool, err error) {
 // profile makes a profile of what was recorded.
 func (r *Recording) profile(res profile.Result, exercised bool) *pack.Profile {
 	p := &pack.Profile{Version: pack.Version, Image: r.img.Desc.Digest,
-		About: pack.About{Runs: 1, Exercised: exercised, Created: time.Now().UTC().Truncate(time.Second), Node: r.l.cfg.Node}}
+		About: pack.About{Runs: 1, Exercised: exercised, Created: time.Now().UTC().Truncate(time.Second),
+			Node: r.l.cfg.Node}}
 	at := map[digest.Digest]int{}
 	for _, l := range r.img.Layers {
 		if _, ok := at[l.DiffID]; !ok {
@@ -422,7 +427,9 @@ func (l *Learner) stranger(layers []digest.Digest) (found *image.Image) {
 		}
 	}
 	for _, img := range l.cfg.Images(layers[len(layers)-1]) {
-		same := slices.EqualFunc(img.Layers, layers, func(a image.Layer, id digest.Digest) bool { return a.DiffID == id })
+		same := slices.EqualFunc(img.Layers, layers, func(a image.Layer, id digest.Digest) bool {
+			return a.DiffID == id
+		})
 		if same && !l.wanted(img) {
 			return nil
 		}

@@ -30,7 +30,9 @@ const largest = 20
 func (l *Learner) End(e spec.ProfileEnd) (spec.Profile, error) {
 	r := l.find(e.Name)
 	if r == nil {
-		return spec.Profile{}, problem(notFound, fmt.Sprintf("no recording of a container %q goes on", e.Name), "record one with \"dew profile IMAGE\"")
+		return spec.Profile{},
+			problem(notFound, fmt.Sprintf("no recording of a container %q goes on", e.Name),
+				"record one with \"dew profile IMAGE\"")
 	}
 	res, ok, err := r.finish()
 	if !ok {
@@ -58,7 +60,8 @@ func (l *Learner) find(name string) *Recording {
 }
 
 func (r *Recording) report(res profile.Result) spec.Profile {
-	out := spec.Profile{Name: r.name, Image: r.img.Ref.String(), Digest: r.img.Desc.Digest.String(), Lost: res.Lost, Total: r.l.total(r.img)}
+	out := spec.Profile{Name: r.name, Image: r.img.Ref.String(), Digest: r.img.Desc.Digest.String(),
+		Lost: res.Lost, Total: r.l.total(r.img)}
 	f := files{}
 	for _, read := range res.Reads {
 		f.add(read.Layer, read.File, read.Length, 0)
@@ -208,12 +211,16 @@ func (l *Learner) open(img *image.Image) (*os.File, error) {
 		return f, err
 	}
 	if why, err := os.ReadFile(path + ".bad"); err == nil {
-		return nil, problem(notFound, fmt.Sprintf("the pack of %s is quarantined: %s", img.Ref, why), "build it anew with \"dew pack build\"")
+		return nil, problem(notFound, fmt.Sprintf("the pack of %s is quarantined: %s", img.Ref, why),
+			"build it anew with \"dew pack build\"")
 	}
 	if exists(l.profilePath(img.Desc.Digest)) {
-		return nil, problem(notFound, fmt.Sprintf("%s has no pack here, but a profile", img.Ref), "build it with \"dew pack build\"")
+		return nil, problem(notFound, fmt.Sprintf("%s has no pack here, but a profile", img.Ref),
+			"build it with \"dew pack build\"")
 	}
-	return nil, problem(notFound, fmt.Sprintf("%s has no pack here, and no start of it has been recorded", img.Ref), "record one with \"dew profile\"")
+	return nil, problem(notFound,
+		fmt.Sprintf("%s has no pack here, and no start of it has been recorded", img.Ref),
+		"record one with \"dew profile\"")
 }
 
 func hashOf(f *os.File) (string, error) {
@@ -234,7 +241,8 @@ func describe(h *pack.Header) spec.Pack {
 		return n
 	}
 	out := spec.Pack{Digest: h.Image.String(), Size: at.Size, Chunks: len(h.Chunks), Needed: h.Needed,
-		Parts: spec.PackParts{Header: at.Header.Length, Tables: sum(at.Tables), Chunks: sum(at.Chunks), Points: sum(at.Points),
+		Parts: spec.PackParts{Header: at.Header.Length, Tables: sum(at.Tables), Chunks: sum(at.Chunks),
+			Points:  sum(at.Points),
 			Windows: sum(at.Windows), Files: sum(at.Files)},
 		Runs: h.Profile.Runs, Exercised: h.Profile.Exercised, Created: h.Profile.Created, Node: h.Profile.Node}
 	out.Start = out.Parts.Header + out.Parts.Tables + out.Parts.Chunks

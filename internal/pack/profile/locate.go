@@ -13,7 +13,8 @@ import (
 // tracepoints know the mount, and its backing device (package bdi).
 func locate(l Layer) (root *os.File, dev uint32, device string, err error) {
 	if l.Tree != "" {
-		return nil, 0, "", fmt.Errorf("%w: it is an unpacked directory; only EROFS mounts are recorded", ErrUnsupported)
+		return nil, 0, "", fmt.Errorf("%w: it is an unpacked directory; only EROFS mounts are recorded",
+			ErrUnsupported)
 	}
 	if root, err = os.OpenFile(l.Mount, unix.O_DIRECTORY, 0); err != nil {
 		return nil, 0, "", err

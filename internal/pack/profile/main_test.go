@@ -22,7 +22,8 @@ func TestMain(m *testing.M) {
 
 // recordUntilKilled is the child of TestClean: it records, says so, and waits.
 func recordUntilKilled(spec []string) {
-	_, err := Start(context.Background(), Config{Dir: spec[0]}, []Layer{{DiffID: "sha256:00", Index: spec[1], Mount: spec[2]}})
+	_, err := Start(context.Background(), Config{Dir: spec[0]},
+		[]Layer{{DiffID: "sha256:00", Index: spec[1], Mount: spec[2]}})
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)

@@ -249,8 +249,10 @@ func TestHardLinksAreOneFile(t *testing.T) {
 // has copied are not.
 func TestSparse(t *testing.T) {
 	var a treetest.Archive
-	middle := treetest.Sparse{Name: "middle", Size: 3 << 20, Segs: []treetest.Segment{{Off: 1 << 20, Data: treetest.Text(1 << 20)}}}
-	odd := treetest.Sparse{Name: "odd", Size: 100_000, Segs: []treetest.Segment{{Off: 10, Data: treetest.Text(100)}}}
+	middle := treetest.Sparse{Name: "middle", Size: 3 << 20,
+		Segs: []treetest.Segment{{Off: 1 << 20, Data: treetest.Text(1 << 20)}}}
+	odd := treetest.Sparse{Name: "odd", Size: 100_000,
+		Segs: []treetest.Segment{{Off: 10, Data: treetest.Text(100)}}}
 	hole := treetest.Sparse{Name: "hole", Size: 70_000}
 	a.GNU(middle).GNU(odd).GNU(hole)
 	l := newLayer(t, mount.EROFS, &a)
@@ -261,7 +263,8 @@ func TestSparse(t *testing.T) {
 		}
 	}, l)
 	r := l.toc.Entries[0].Ranges[0]
-	if len(res.Reads) != 1 || res.Reads[0].Offset != r.Data || res.Reads[0].Length != 1<<20 || res.Pages != (1<<20)/pageSize {
+	if len(res.Reads) != 1 || res.Reads[0].Offset != r.Data || res.Reads[0].Length != 1<<20 ||
+		res.Pages != (1<<20)/pageSize {
 		t.Errorf("%+v, the contents are at %+v", res, r)
 	}
 }
@@ -269,7 +272,8 @@ func TestSparse(t *testing.T) {
 // What is read through overlayfs, and of a duplicate the one that is seen.
 func TestThroughOverlayfs(t *testing.T) {
 	var low, high treetest.Archive
-	low.File("both", treetest.Text(5000)).File("low", treetest.Text(5000)).Add(tar.Header{Name: "prog", Mode: 0o755}, program(8, 5))
+	low.File("both", treetest.Text(5000)).File("low",
+		treetest.Text(5000)).Add(tar.Header{Name: "prog", Mode: 0o755}, program(8, 5))
 	high.File("both", treetest.Text(5000)).File("high", treetest.Text(5000))
 	bottom, top := newLayer(t, mount.EROFS, &low), newLayer(t, mount.EROFS, &high)
 	merged := mounttest.Overlay(t, []string{bottom.Mount, top.Mount})
@@ -452,7 +456,8 @@ func TestWhatCannotBeRecorded(t *testing.T) {
 		"no EROFS": {DiffID: "sha256:1", Index: l.Index, Mount: t.TempDir()},
 	} {
 		dir := t.TempDir()
-		if _, err := Start(context.Background(), Config{Dir: dir}, []Layer{l.Layer, bad}); !errors.Is(err, ErrUnsupported) {
+		if _, err := Start(context.Background(), Config{Dir: dir}, []Layer{l.Layer, bad}); !errors.Is(err,
+			ErrUnsupported) {
 			t.Errorf("%s: %v", name, err)
 		}
 		left(t, dir)

@@ -68,7 +68,8 @@ func fields(format string) map[string]field {
 		words := strings.Fields(decl)
 		var f field
 		rest = strings.Join(strings.Fields(rest), "")
-		if _, err := fmt.Sscanf(rest, "offset:%d;size:%d;", &f.at, &f.size); err == nil && f.at >= 0 && f.size >= 0 {
+		if _, err := fmt.Sscanf(rest, "offset:%d;size:%d;", &f.at, &f.size); err == nil && f.at >= 0 &&
+			f.size >= 0 {
 			out[words[len(words)-1]] = f
 		}
 	}

@@ -49,7 +49,8 @@ func mountTracing() (int, error) {
 	if err := unix.FsconfigCreate(fs); err != nil {
 		return -1, os.NewSyscallError("fsconfig", err)
 	}
-	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC,
+		unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 	if err != nil {
 		return -1, os.NewSyscallError("fsmount", err)
 	}

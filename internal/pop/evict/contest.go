@@ -9,27 +9,31 @@ import (
 	"strconv"
 )
 
-// contestants are the policies that a contest chooses from. The first leads until another has shown that it saves more; the second
-// is what a contest shall never be worse than.
+// contestants are the policies that a contest chooses from. The first leads until another has shown that it
+// saves more; the second is what a contest shall never be worse than.
 var contestants = []string{"lru-overdue", "lru", "overdue", "s3fifo"}
 
 const (
-	// What a contestant saved counts for about so many uses of each object in the cache, and for no fewer than memory in all.
+	// What a contestant saved counts for about so many uses of each object in the cache, and for no fewer than
+	// memory in all.
 	contestWindow = 20
 	contestMemory = 500
-	// To lead, a contestant has to save so much more of the bytes asked for in that time than the one that leads.
+	// To lead, a contestant has to save so much more of the bytes asked for in that time than the one that
+	// leads.
 	contestLead = 0.002
 )
 
-// contest plays what is asked of the cache on one shadow for each contestant: a cache of names and sizes, as large as the real one. The contestant whose shadow
-// had most bytes lately leads, and the cache becomes like its shadow: first goes what the shadow has let go of, the
-// earliest first, then what the leader names. A new leader begins with what is there; nothing goes but for room.
+// contest plays what is asked of the cache on one shadow for each contestant: a cache of names and sizes, as
+// large as the real one. The contestant whose shadow had most bytes lately leads, and the cache becomes like
+// its shadow: first goes what the shadow has let go of, the earliest first, then what the leader names. A new
+// leader begins with what is there; nothing goes but for room.
 //
-// The shadows know of no leases. What may not go stays in the cache as a stray that is asked for again and again. What is
-// deleted, not evicted, leaves the shadows too.
+// The shadows know of no leases. What may not go stays in the cache as a stray that is asked for again and
+// again. What is deleted, not evicted, leaves the shadows too.
 //
-// It takes the memory of five policies: an object in the cache about 1 KiB, and in a snapshot 400 bytes and its key once.
-// All calls are O(log n), amortised; Victim passes over what may refuses, and a change of leader sorts all.
+// It takes the memory of five policies: an object in the cache about 1 KiB, and in a snapshot 400 bytes and
+// its key once. All calls are O(log n), amortised; Victim passes over what may refuses, and a change of
+// leader sorts all.
 type contest struct {
 	objects
 	kept    list // in the leader's shadow too; the last used in front
@@ -136,7 +140,8 @@ func (s *shadow) remove(key string) {
 	s.Remove(key)
 }
 
-// fit makes room for size bytes in a shadow. It never has many more objects than the cache, however small they are.
+// fit makes room for size bytes in a shadow. It never has many more objects than the cache, however small
+// they are.
 func (c *contest) fit(s *shadow, size int64) {
 	for s.used+size > c.full || s.n > 2*max(len(c.all), 16) {
 		key, ok := s.Victim(nil)

@@ -105,7 +105,8 @@ func (c *cache) drop(key string) {
 	delete(c.there, key)
 }
 
-// play is a random run: some keys are popular, sizes span four orders of magnitude, objects are leased, deleted and described anew.
+// play is a random run: some keys are popular, sizes span four orders of magnitude, objects are leased,
+// deleted and described anew.
 func play(c *cache, seed uint64, n int) {
 	r := rand.New(rand.NewPCG(seed, 7))
 	for range n {
@@ -212,7 +213,8 @@ func TestSnapshotsOfOthersAreRefused(t *testing.T) {
 			}
 		}
 	})
-	if _, err := New("sieve", []byte(`{"version":1,"policy":"sieve","hand":"b"}`), 1); !errors.Is(err, ErrSnapshot) {
+	if _, err := New("sieve", []byte(`{"version":1,"policy":"sieve","hand":"b"}`), 1); !errors.Is(err,
+		ErrSnapshot) {
 		t.Errorf("a hand at nothing: %v", err)
 	}
 	if _, err := New("fifo", nil, 1); !errors.Is(err, ErrUnknown) {
@@ -248,7 +250,8 @@ func TestMemoryIsBounded(t *testing.T) {
 func TestNonsenseCountsAsTheNearestSense(t *testing.T) {
 	each(t, func(t *testing.T, name string) {
 		p := must(t, name, nil, -1)
-		for i, o := range []Object{{Size: -5}, {Cost: math.NaN()}, {Cost: math.Inf(1)}, {Size: math.MaxInt64, Cost: -1, Images: -3}, {Size: 1, Cost: math.MaxFloat64, Images: math.MaxInt}} {
+		for i, o := range []Object{{Size: -5}, {Cost: math.NaN()}, {Cost: math.Inf(1)},
+			{Size: math.MaxInt64, Cost: -1, Images: -3}, {Size: 1, Cost: math.MaxFloat64, Images: math.MaxInt}} {
 			o.Key = fmt.Sprint(i)
 			p.Add(o)
 			p.Hit(o.Key)
@@ -313,7 +316,10 @@ func TestGDSFForgetsFameByEvicting(t *testing.T) {
 		key, _ := p.Victim(nil)
 		return key
 	}
-	if got := turnover(func(p Policy, key string) { p.Victim(func(k string) bool { return k == key }); p.Remove(key) }); got != "famous" {
+	if got := turnover(func(p Policy, key string) {
+		p.Victim(func(k string) bool { return k == key })
+		p.Remove(key)
+	}); got != "famous" {
 		t.Errorf("after ten turnovers %q goes", got)
 	}
 	if got := turnover(func(p Policy, key string) { p.Remove(key) }); got != "new" {
@@ -417,7 +423,8 @@ func TestContestChangesItsLeader(t *testing.T) {
 	}
 }
 
-// Shadows have no more bytes than the cache has when it is full, and not many more objects, whatever is leased, deleted or described anew.
+// Shadows have no more bytes than the cache has when it is full, and not many more objects, whatever is
+// leased, deleted or described anew.
 func TestShadowsAreAsLargeAsTheCache(t *testing.T) {
 	p := newContest(5000)
 	c := newCache(t, p, 5000)
@@ -475,7 +482,8 @@ func TestSieveHandGoesOn(t *testing.T) {
 	p.Hit("a")
 	p.Hit("c")
 	p.Hit("d")
-	// b has not been used; then the hand stands at c, whose use it takes, then d's two, and a's was taken before.
+	// b has not been used; then the hand stands at c, whose use it takes, then d's two, and a's was taken
+	// before.
 	if got := drain(t, p); !slices.Equal(got, []string{"b", "a", "c", "d"}) {
 		t.Fatal(got)
 	}

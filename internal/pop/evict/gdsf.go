@@ -12,9 +12,10 @@ import (
 // the cache as it has uses, so that the layers of last month's release do not stay for a year.
 const maxUses = 64
 
-// gdsf names what saves least for its room: the lowest of clock + uses × cost × sharing / size, computed at the object's last use. The clock is
-// the value of the last victim, so what is used now is worth more than what was used as often before. All calls are
-// O(log n); Victim adds as much for each object that may refuses.
+// gdsf names what saves least for its room: the lowest of clock + uses × cost × sharing / size, computed at
+// the object's last use. The clock is the value of the last victim, so what is used now is worth more than
+// what was used as often before. All calls are O(log n); Victim adds as much for each object that may
+// refuses.
 type gdsf struct {
 	objects
 	heap    byValue
@@ -30,7 +31,9 @@ type gdsf struct {
 }
 
 func newGDSF() *gdsf {
-	return &gdsf{objects: newObjects(), name: "gdsf", weigh: func(uses, cost float64) float64 { return uses * cost }}
+	return &gdsf{objects: newObjects(), name: "gdsf", weigh: func(uses, cost float64) float64 {
+		return uses * cost
+	}}
 }
 
 func (p *gdsf) Add(o Object) {
@@ -74,8 +77,8 @@ func (p *gdsf) worth(e *entry) float64 {
 	return p.weigh(float64(e.uses), e.Cost/float64(max(e.Size, 1))) * sharing(e.Images)
 }
 
-// sharing is the weight of being part of n images: each doubling counts once more. That it will be wanted by one that
-// has not asked yet is what the uses do not show.
+// sharing is the weight of being part of n images: each doubling counts once more. That it will be wanted by
+// one that has not asked yet is what the uses do not show.
 func sharing(n int) float64 { return 1 + math.Log2(float64(n))/4 }
 
 func (p *gdsf) Remove(key string) {

@@ -5,16 +5,17 @@ import (
 	"math"
 )
 
-// An object is overdue when overdueAfter times its mean gap has passed since its last use. Of an object in steady use one gap in
-// e^20 is so long. It takes patience uses to have a mean. Nothing is overdue before twice as many uses have passed as the cache has objects: of what
-// came in a burst, the mean gap says little.
+// An object is overdue when overdueAfter times its mean gap has passed since its last use. Of an object in
+// steady use one gap in e^20 is so long. It takes patience uses to have a mean. Nothing is overdue before
+// twice as many uses have passed as the cache has objects: of what came in a burst, the mean gap says little.
 const (
 	overdueAfter = 20
 	patience     = 3
 )
 
-// newOverdue is gdsf with two changes. Uses count by their logarithm, so that it is nearer to LRU; and what is overdue goes before all else, the
-// longest overdue first. Time is counted in uses of anything, so that nights and weekends do not pass.
+// newOverdue is gdsf with two changes. Uses count by their logarithm, so that it is nearer to LRU; and what
+// is overdue goes before all else, the longest overdue first. Time is counted in uses of anything, so that
+// nights and weekends do not pass.
 func newOverdue() *gdsf {
 	p := newGDSF()
 	p.name, p.retires = "overdue", true
@@ -22,7 +23,8 @@ func newOverdue() *gdsf {
 	return p
 }
 
-// newLRUOverdue is overdue in which neither uses nor costs count: what is not overdue goes as with LRU, but for what several images share.
+// newLRUOverdue is overdue in which neither uses nor costs count: what is not overdue goes as with LRU, but
+// for what several images share.
 func newLRUOverdue() *gdsf {
 	p := newGDSF()
 	p.name, p.retires = "lru-overdue", true

@@ -1,17 +1,19 @@
 package evict
 
-// What s3fifo counts: a tenth of the bytes for newcomers, and up to so many uses that each save an object in the main queue once.
+// What s3fifo counts: a tenth of the bytes for newcomers, and up to so many uses that each save an object in
+// the main queue once.
 const (
 	smallShare = 10
 	maxPasses  = 3
 )
 
-// s3fifo has two queues. Newcomers enter the small one, and those that were used again by the time they come to its end go on to
-// the main one; the others leave and are remembered as ghosts, as many bytes of them as the cache has. A ghost that comes back
-// enters the main queue. There, each use since it last came by saves an object once.
+// s3fifo has two queues. Newcomers enter the small one, and those that were used again by the time they come
+// to its end go on to the main one; the others leave and are remembered as ghosts, as many bytes of them as
+// the cache has. A ghost that comes back enters the main queue. There, each use since it last came by saves
+// an object once.
 //
-// The queues and the ghosts are measured in bytes, not in objects. A layer of several images counts as used once more
-// whenever it is. All calls are O(1), Victim amortised; it passes over what may refuses.
+// The queues and the ghosts are measured in bytes, not in objects. A layer of several images counts as used
+// once more whenever it is. All calls are O(1), Victim amortised; it passes over what may refuses.
 type s3fifo struct {
 	objects
 	small, main list

@@ -2,9 +2,10 @@ package evict
 
 import "fmt"
 
-// sieve keeps objects in the order in which they came. A hand moves from the oldest to the newest and round again: what was used since it last came
-// by stays and counts as unused from then on, the first other is the victim. A layer of several images survives the hand twice for each time
-// it was used. All calls are O(1), Victim amortised; it passes over what may refuses.
+// sieve keeps objects in the order in which they came. A hand moves from the oldest to the newest and round
+// again: what was used since it last came by stays and counts as unused from then on, the first other is the
+// victim. A layer of several images survives the hand twice for each time it was used. All calls are O(1),
+// Victim amortised; it passes over what may refuses.
 type sieve struct {
 	objects
 	order list

@@ -73,7 +73,8 @@ func (s *state) encode(policy string) ([]byte, error) {
 	return json.Marshal(s)
 }
 
-// parse reads a snapshot of the named policy; what it returns has no object twice and no number that a policy could not have written.
+// parse reads a snapshot of the named policy; what it returns has no object twice and no number that a policy
+// could not have written.
 func parse(policy string, b []byte) (*state, error) {
 	var s state
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -106,7 +107,8 @@ func (s *state) check() error {
 			return fmt.Errorf("%q is there twice", o.Key)
 		}
 		seen[o.Key] = true
-		if o.Size < 0 || o.Cost < 0 || o.Images < 0 || o.Value < 0 || o.Value > maxValue || o.Gap < 0 || o.Gap > maxValue || o.Due < 0 || o.Due > maxValue {
+		if o.Size < 0 || o.Cost < 0 || o.Images < 0 || o.Value < 0 || o.Value > maxValue || o.Gap < 0 ||
+			o.Gap > maxValue || o.Due < 0 || o.Due > maxValue {
 			return fmt.Errorf("%q has a number out of range", o.Key)
 		}
 	}

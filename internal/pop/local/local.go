@@ -267,7 +267,8 @@ func (l *line) renewLocked(r session.Renewal, seq uint64) bool {
 	return false
 }
 
-func (l *line) Acquire(ctx context.Context, epoch string, seq uint64, key string, above uint64) (uint64, *pop.Holding, error) {
+func (l *line) Acquire(ctx context.Context, epoch string, seq uint64, key string, above uint64) (uint64,
+	*pop.Holding, error) {
 	h, err := l.reach(ctx, epoch)
 	if err != nil {
 		return 0, nil, err
@@ -278,7 +279,8 @@ func (l *line) Acquire(ctx context.Context, epoch string, seq uint64, key string
 		return 0, h.holdingLocked(there), nil
 	}
 	h.token = max(h.token, above) + 1
-	h.leases[key] = &lease{token: h.token, owner: l.session, node: l.cfg.Node, seq: seq, until: time.Now().Add(l.cfg.TTL)}
+	h.leases[key] = &lease{token: h.token, owner: l.session, node: l.cfg.Node, seq: seq,
+		until: time.Now().Add(l.cfg.TTL)}
 	return h.token, nil, nil
 }
 
@@ -333,7 +335,9 @@ func (l *line) Members(ctx context.Context, epoch string) ([]pop.Member, error) 
 	defer h.mu.Unlock()
 	h.sweepLocked()
 	names := slices.Sorted(maps.Keys(h.sessions))
-	slices.SortStableFunc(names, func(a, b string) int { return h.sessions[a].until.Compare(h.sessions[b].until) })
+	slices.SortStableFunc(names, func(a, b string) int {
+		return h.sessions[a].until.Compare(h.sessions[b].until)
+	})
 	var all []pop.Member
 	for _, name := range names {
 		if p := h.sessions[name]; p.member != nil {

@@ -97,7 +97,8 @@ func readSecret(path string) ([]byte, error) {
 		return nil, fmt.Errorf("%s is not a file", path)
 	}
 	if st.Mode().Perm()&0o007 != 0 {
-		return nil, fmt.Errorf("%s can be used by everybody (mode %04o): chmod 600 %s", path, st.Mode().Perm(), path)
+		return nil, fmt.Errorf("%s can be used by everybody (mode %04o): chmod 600 %s", path, st.Mode().Perm(),
+			path)
 	}
 	const most = 64 << 10
 	b, err := io.ReadAll(io.LimitReader(f, most+1))
@@ -118,7 +119,8 @@ func parseSecret(text string) ([]byte, error) {
 		return nil, fmt.Errorf("neither hex nor base64; make one with `dew pop key`")
 	}
 	if len(secret) < minSecret {
-		return nil, fmt.Errorf("%d bytes, and at least %d are needed; make one with `dew pop key`", len(secret), minSecret)
+		return nil, fmt.Errorf("%d bytes, and at least %d are needed; make one with `dew pop key`", len(secret),
+			minSecret)
 	}
 	return secret, nil
 }
@@ -135,7 +137,8 @@ func keyAuth(secret []byte) (*Auth, error) {
 		return nil, err
 	}
 	sum := sha256.Sum256(pub)
-	a := &Auth{server: baseTLS(), client: baseTLS(), advice: "is the same [pop] key on both nodes?", fingerprint: hex.EncodeToString(sum[:8])}
+	a := &Auth{server: baseTLS(), client: baseTLS(), advice: "is the same [pop] key on both nodes?",
+		fingerprint: hex.EncodeToString(sum[:8])}
 	for _, t := range []*tls.Config{a.server, a.client} {
 		t.Certificates = []tls.Certificate{cert}
 		t.VerifyConnection = func(s tls.ConnectionState) error { return sameKey(s, pub) }
@@ -179,9 +182,9 @@ func baseTLS() *tls.Config {
 	}
 }
 
-// ReadCertificates reads the authority that vouches for all nodes, and this node's certificate and key, all in PEM. The certificate must be
-// for servers and for clients, and for the address that others ask this node at. It is read again for each connection, so that
-// a renewed one counts at once; the authority is not.
+// ReadCertificates reads the authority that vouches for all nodes, and this node's certificate and key, all
+// in PEM. The certificate must be for servers and for clients, and for the address that others ask this node
+// at. It is read again for each connection, so that a renewed one counts at once; the authority is not.
 func ReadCertificates(ca, cert, key string) (*Auth, error) {
 	text, err := os.ReadFile(ca)
 	if err != nil {
@@ -198,11 +201,14 @@ func ReadCertificates(ca, cert, key string) (*Auth, error) {
 	if err := bothUses(pair.Leaf); err != nil {
 		return nil, fmt.Errorf("pop certificate %s: %w", cert, err)
 	}
-	a := &Auth{server: baseTLS(), client: baseTLS(), advice: "have both a valid certificate of the same [pop] ca, for its own address?"}
+	a := &Auth{server: baseTLS(), client: baseTLS(),
+		advice: "have both a valid certificate of the same [pop] ca, for its own address?"}
 	a.server.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return readPair(cert, key) }
 	a.server.ClientAuth = tls.RequireAndVerifyClientCert
 	a.server.ClientCAs = pool
-	a.client.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return readPair(cert, key) }
+	a.client.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return readPair(cert, key)
+	}
 	a.client.RootCAs = pool
 	return a, nil
 }

@@ -81,7 +81,8 @@ func TestBadKeyFiles(t *testing.T) {
 		}
 	}
 	for _, mode := range []os.FileMode{0o604, 0o602, 0o644} {
-		if _, err := ReadKey(writeFile(t, "key", good, mode)); err == nil || !strings.Contains(err.Error(), "chmod 600") {
+		if _, err := ReadKey(writeFile(t, "key", good, mode)); err == nil ||
+			!strings.Contains(err.Error(), "chmod 600") {
 			t.Error(mode, err)
 		}
 	}
@@ -111,7 +112,8 @@ func TestAnotherKeyIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 	// One that would talk to anybody is refused by the server.
-	for name, certs := range map[string][]tls.Certificate{"other key": other.client.Certificates, "no certificate": nil} {
+	for name, certs := range map[string][]tls.Certificate{"other key": other.client.Certificates,
+		"no certificate": nil} {
 		open := *other
 		open.client = open.client.Clone()
 		open.client.VerifyConnection = nil
@@ -135,11 +137,13 @@ func TestCopiedCertificate(t *testing.T) {
 	thief := *other
 	thief.client = thief.client.Clone()
 	thief.client.VerifyConnection = nil
-	thief.client.Certificates = []tls.Certificate{{Certificate: mine.client.Certificates[0].Certificate, PrivateKey: other.client.Certificates[0].PrivateKey}}
+	thief.client.Certificates = []tls.Certificate{{Certificate: mine.client.Certificates[0].Certificate,
+		PrivateKey: other.client.Certificates[0].PrivateKey}}
 	wants(t, askOnce(t, &thief, addr, id), ErrRefused)
 	// Nor does it help to put the true certificate behind one's own.
 	own := other.client.Certificates[0]
-	thief.client.Certificates = []tls.Certificate{{Certificate: [][]byte{own.Certificate[0], mine.client.Certificates[0].Certificate[0]}, PrivateKey: own.PrivateKey}}
+	thief.client.Certificates = []tls.Certificate{{Certificate: [][]byte{own.Certificate[0],
+		mine.client.Certificates[0].Certificate[0]}, PrivateKey: own.PrivateKey}}
 	wants(t, askOnce(t, &thief, addr, id), ErrRefused)
 	if got := s.Stats().Requests; got != 0 {
 		t.Error(got, "requests were let in")
@@ -187,7 +191,9 @@ func TestPlainHTTP(t *testing.T) {
 	if res.StatusCode != http.StatusBadRequest || s.Stats().Requests != 0 {
 		t.Error(res.Status)
 	}
-	plain := raw(t, func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") })
+	plain := raw(t, func(c net.Conn) {
+		io.WriteString(c, "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+	})
 	wants(t, askOnce(t, mine, plain, id), ErrRefused)
 }
 
@@ -233,7 +239,9 @@ func newAuthority(t *testing.T) *authority {
 	check(t, err)
 	c, err = x509.ParseCertificate(der)
 	check(t, err)
-	return &authority{t: t, key: key, cert: c, file: writeFile(t, "ca.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), 0o644)}
+	return &authority{t: t, key: key, cert: c,
+		file: writeFile(t, "ca.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
+			0o644)}
 }
 
 var bothExt = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
@@ -243,8 +251,9 @@ func (a *authority) issue(change func(*x509.Certificate)) (cert, key string) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	check(a.t, err)
 	c := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "node"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: bothExt,
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "node"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore:   time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: bothExt,
 	}
 	if change != nil {
 		change(c)
@@ -253,7 +262,8 @@ func (a *authority) issue(change func(*x509.Certificate)) (cert, key string) {
 	check(a.t, err)
 	kder, err := x509.MarshalPKCS8PrivateKey(k)
 	check(a.t, err)
-	return writeFile(a.t, "cert.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), 0o644),
+	return writeFile(a.t, "cert.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
+			0o644),
 		writeFile(a.t, "key.pem", string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: kder})), 0o600)
 }
 
@@ -289,7 +299,8 @@ func TestCertificates(t *testing.T) {
 	if got := s.Stats().Requests; got != 2 {
 		t.Error(got, "requests were let in")
 	}
-	for name, auth := range map[string]*Auth{"expired": ca.auth(expired), "elsewhere": ca.auth(elsewhere), "other authority": otherCA.auth(nil)} {
+	for name, auth := range map[string]*Auth{"expired": ca.auth(expired), "elsewhere": ca.auth(elsewhere),
+		"other authority": otherCA.auth(nil)} {
 		_, addr := serve(t, Config{Auth: auth, Content: n})
 		err := askOnce(t, ca.auth(nil), addr, id)
 		if wants(t, err, ErrRefused); !strings.Contains(err.Error(), "[pop] ca") {
@@ -298,7 +309,8 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// The server hangs up on a bad certificate while the client is already asking. Whichever is faster, it is a refusal.
+// The server hangs up on a bad certificate while the client is already asking. Whichever is faster, it is a
+// refusal.
 func TestRefusalIsNotLost(t *testing.T) {
 	ca := newAuthority(t)
 	_, addr := serve(t, Config{Auth: ca.auth(nil), Content: newNode()})
@@ -309,7 +321,8 @@ func TestRefusalIsNotLost(t *testing.T) {
 	// The slower way for certain: all that the client saw is that it could not write.
 	lost := &net.OpError{Op: "write", Err: syscall.EPIPE}
 	wants(t, client(t, Config{Auth: expired}).unanswered(t.Context(), addr, lost), ErrRefused)
-	wants(t, client(t, Config{Auth: ca.auth(nil), Connect: 100 * time.Millisecond}).unanswered(t.Context(), addr, lost), ErrAway)
+	wants(t, client(t, Config{Auth: ca.auth(nil), Connect: 100 * time.Millisecond}).unanswered(t.Context(), addr,
+		lost), ErrAway)
 }
 
 func TestRenewedCertificateCounts(t *testing.T) {

@@ -34,8 +34,8 @@ func (d *disk) Follow(ctx context.Context, id digest.Digest, off int64) (io.Read
 	return r, d.size, err
 }
 
-// BenchmarkStream moves a layer of 256 MiB from a node to another on the same machine, both in this process: the CPU seconds
-// are those of both sides and of the kernel.
+// BenchmarkStream moves a layer of 256 MiB from a node to another on the same machine, both in this process:
+// the CPU seconds are those of both sides and of the kernel.
 func BenchmarkStream(b *testing.B) {
 	const size = 256 << 20
 	path := filepath.Join(b.TempDir(), "data")
@@ -54,7 +54,9 @@ func BenchmarkStream(b *testing.B) {
 		stream(b, size, func() (io.ReadCloser, error) { return c.Range(b.Context(), addr, id, 0, size) })
 	})
 	b.Run("range-64KiB", func(b *testing.B) {
-		stream(b, 64<<10, func() (io.ReadCloser, error) { return c.Range(b.Context(), addr, id, 1<<20, 1<<20+64<<10) })
+		stream(b, 64<<10, func() (io.ReadCloser, error) {
+			return c.Range(b.Context(), addr, id, 1<<20, 1<<20+64<<10)
+		})
 	})
 }
 

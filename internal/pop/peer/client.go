@@ -19,11 +19,12 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Client asks other nodes of the PoP for what they have. Addresses are "host:port". Nothing is retried inside, save that a followed
-// layer that stands still is asked for again. It is safe for concurrent use.
+// Client asks other nodes of the PoP for what they have. Addresses are "host:port". Nothing is retried
+// inside, save that a followed layer that stands still is asked for again. It is safe for concurrent use.
 //
-// Its errors, and those of its streams, wrap one of the package's, or are the end of the caller's context. A stream that ends
-// early gives an error that wraps io.ErrUnexpectedEOF. How fast a stream is, as long as it does not stand still, is the caller's to judge.
+// Its errors, and those of its streams, wrap one of the package's, or are the end of the caller's context. A
+// stream that ends early gives an error that wraps io.ErrUnexpectedEOF. How fast a stream is, as long as it
+// does not stand still, is the caller's to judge.
 type Client struct {
 	cfg       Config
 	transport *http.Transport
@@ -107,7 +108,8 @@ func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, erro
 }
 
 // Range gives bytes [from, to) of a layer: exactly so many, or an error in their place.
-func (c *Client) Range(ctx context.Context, addr string, id digest.Digest, from, to int64) (io.ReadCloser, error) {
+func (c *Client) Range(ctx context.Context, addr string, id digest.Digest, from, to int64) (io.ReadCloser,
+	error) {
 	op := fmt.Sprintf("range %d-%d of %s from %s", from, to, id, addr)
 	if from < 0 || to < from || to > MaxLayer {
 		return nil, fmt.Errorf("%s: no such range", op)
@@ -115,27 +117,34 @@ func (c *Client) Range(ctx context.Context, addr string, id digest.Digest, from,
 	if from == to {
 		return http.NoBody, checkDigest(id)
 	}
-	a, err := c.ask(ctx, question{op: op, addr: addr, path: "/v1/layers/", id: id, rng: fmt.Sprintf("bytes=%d-%d", from, to-1)})
+	a, err := c.ask(ctx,
+		question{op: op, addr: addr, path: "/v1/layers/", id: id, rng: fmt.Sprintf("bytes=%d-%d", from, to-1)})
 	if err != nil {
 		return nil, err
 	}
 	res := a.res
-	if res.StatusCode != http.StatusPartialContent || res.ContentLength != to-from || res.Header.Get("Content-Range") != fmt.Sprintf("bytes %d-%d/*", from, to-1) {
+	if res.StatusCode != http.StatusPartialContent || res.ContentLength != to-from ||
+		res.Header.Get("Content-Range") != fmt.Sprintf("bytes %d-%d/*", from, to-1) {
 		a.Close()
-		return nil, fmt.Errorf("%s: %w: status %d, %d bytes, range %q", op, ErrProtocol, res.StatusCode, res.ContentLength, oneLine(res.Header.Get("Content-Range")))
+		return nil, fmt.Errorf("%s: %w: status %d, %d bytes, range %q", op, ErrProtocol, res.StatusCode,
+			res.ContentLength, oneLine(res.Header.Get("Content-Range")))
 	}
 	return a, nil
 }
 
 // Table gives a layer's table, of MaxTable bytes at most. Whether it makes sense is for the caller to see.
 func (c *Client) Table(ctx context.Context, addr string, id digest.Digest) ([]byte, error) {
-	return c.all(ctx, MaxTable, question{op: fmt.Sprintf("table of %s from %s", id, addr), addr: addr, path: "/v1/layers/", id: id, rest: "/table"})
+	return c.all(ctx, MaxTable,
+		question{op: fmt.Sprintf("table of %s from %s", id, addr), addr: addr, path: "/v1/layers/", id: id,
+			rest: "/table"})
 }
 
 // Records gives the records of the checkpoints that the node has of an image, of MaxRecords bytes at most.
 // Whether they make sense is for the caller to see.
 func (c *Client) Records(ctx context.Context, addr string, manifest digest.Digest) ([]byte, error) {
-	return c.all(ctx, MaxRecords, question{op: fmt.Sprintf("checkpoints of %s from %s", manifest, addr), addr: addr, path: "/v1/images/", id: manifest, rest: "/checkpoints"})
+	return c.all(ctx, MaxRecords,
+		question{op: fmt.Sprintf("checkpoints of %s from %s", manifest, addr), addr: addr, path: "/v1/images/",
+			id: manifest, rest: "/checkpoints"})
 }
 
 // all gives an answer of at most most bytes.
@@ -146,7 +155,8 @@ func (c *Client) all(ctx context.Context, most int64, q question) ([]byte, error
 	}
 	defer a.Close()
 	if a.res.StatusCode != http.StatusOK || a.res.ContentLength < 0 || a.res.ContentLength > most {
-		return nil, fmt.Errorf("%s: %w: status %d, %d bytes", q.op, ErrProtocol, a.res.StatusCode, a.res.ContentLength)
+		return nil, fmt.Errorf("%s: %w: status %d, %d bytes", q.op, ErrProtocol, a.res.StatusCode,
+			a.res.ContentLength)
 	}
 	return io.ReadAll(a) // net/http ends it after its length
 }
@@ -160,7 +170,8 @@ func (c *Client) Data(ctx context.Context, addr string, id digest.Digest, size i
 	}
 	if a.res.StatusCode != http.StatusOK || a.res.ContentLength != size {
 		a.Close()
-		return nil, fmt.Errorf("%s: %w: status %d, %d bytes", op, ErrProtocol, a.res.StatusCode, a.res.ContentLength)
+		return nil, fmt.Errorf("%s: %w: status %d, %d bytes", op, ErrProtocol, a.res.StatusCode,
+			a.res.ContentLength)
 	}
 	a.left = size
 	return a, nil
@@ -177,7 +188,8 @@ func (c *Client) Pack(ctx context.Context, addr string, manifest digest.Digest) 
 	delimited := a.res.ContentLength >= 0 || len(a.res.TransferEncoding) > 0
 	if a.res.StatusCode != http.StatusOK || !delimited || a.res.ContentLength > c.maxPack {
 		a.Close()
-		return nil, fmt.Errorf("%s: %w: status %d, %d bytes", op, ErrProtocol, a.res.StatusCode, a.res.ContentLength)
+		return nil, fmt.Errorf("%s: %w: status %d, %d bytes", op, ErrProtocol, a.res.StatusCode,
+			a.res.ContentLength)
 	}
 	a.left = c.maxPack
 	return a, nil
@@ -272,7 +284,8 @@ func (c *Client) greet(ctx context.Context, addr string) error {
 
 // broken reports that a connection ended without a reason.
 func broken(err error) bool {
-	return slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET},
+	return slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE,
+		syscall.ECONNRESET},
 		func(e error) bool { return errors.Is(err, e) })
 }
 

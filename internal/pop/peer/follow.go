@@ -13,11 +13,13 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Follow gives a layer's tar from off on, as the node that fills it gets it, to its end. size is the whole layer's, -1 while unknown.
-// The bytes are not verified. When the layer has stood still for Patience, the reader gives an ErrAway.
+// Follow gives a layer's tar from off on, as the node that fills it gets it, to its end. size is the whole
+// layer's, -1 while unknown. The bytes are not verified. When the layer has stood still for Patience, the
+// reader gives an ErrAway.
 //
 // One goroutine reads; Close may be called by another, and ends a Read that waits.
-func (c *Client) Follow(ctx context.Context, addr string, id digest.Digest, off int64) (r io.ReadCloser, size int64, err error) {
+func (c *Client) Follow(ctx context.Context, addr string, id digest.Digest, off int64) (r io.ReadCloser,
+	size int64, err error) {
 	f := &following{c: c, addr: addr, id: id, pos: off, size: -1, last: time.Now()}
 	if off < 0 || off > MaxLayer {
 		return nil, 0, fmt.Errorf("%s: no such offset", f.op())
@@ -93,7 +95,8 @@ func (f *following) ended(err error) error {
 	}
 	size, err := parseNumber(end)
 	if err != nil || size != f.pos || f.size >= 0 && size != f.size {
-		return fmt.Errorf("%s: %w: an end at %q of %d: %w", f.op(), ErrProtocol, oneLine(end), f.size, io.ErrUnexpectedEOF)
+		return fmt.Errorf("%s: %w: an end at %q of %d: %w", f.op(), ErrProtocol, oneLine(end), f.size,
+			io.ErrUnexpectedEOF)
 	}
 	return io.EOF
 }
@@ -132,14 +135,17 @@ func (f *following) wait(d time.Duration) error {
 // open asks from the position on.
 func (f *following) open() error {
 	f.asked = time.Now()
-	a, err := f.c.ask(f.ctx, question{op: f.op(), addr: f.addr, path: "/v1/layers/", id: f.id, query: "follow=1&from=" + strconv.FormatInt(f.pos, 10)})
+	a, err := f.c.ask(f.ctx,
+		question{op: f.op(), addr: f.addr, path: "/v1/layers/", id: f.id,
+			query: "follow=1&from=" + strconv.FormatInt(f.pos, 10)})
 	if err != nil {
 		return err
 	}
 	size, err := strconv.ParseInt(a.res.Header.Get(headerSize), 10, 64)
 	switch {
 	case a.res.StatusCode != http.StatusOK, a.res.Header.Get(headerFrom) != strconv.FormatInt(f.pos, 10),
-		err != nil, size < -1, size >= 0 && size < f.pos, size > MaxLayer, size >= 0 && f.size >= 0 && size != f.size:
+		err != nil, size < -1, size >= 0 && size < f.pos, size > MaxLayer,
+		size >= 0 && f.size >= 0 && size != f.size:
 		a.Close()
 		return fmt.Errorf("%s: %w: status %d, from %q, size %q", f.op(), ErrProtocol, a.res.StatusCode,
 			oneLine(a.res.Header.Get(headerFrom)), oneLine(a.res.Header.Get(headerSize)))

@@ -53,7 +53,8 @@ func (s strict) Pack(_ context.Context, id digest.Digest) (io.ReadCloser, error)
 // FuzzRequest gives the handler any request that net/http lets through.
 func FuzzRequest(f *testing.F) {
 	id := string(digest.FromString("x"))
-	for _, line := range []string{"/v1/layers/" + id, "/v1/layers/" + id + "?follow=1&from=5", "/v1/layers/" + id + "/table", "/v1/packs/" + id} {
+	for _, line := range []string{"/v1/layers/" + id, "/v1/layers/" + id + "?follow=1&from=5",
+		"/v1/layers/" + id + "/table", "/v1/packs/" + id} {
 		f.Add("GET " + line + " HTTP/1.1\r\nHost: x\r\nRange: bytes=5-9\r\n\r\n")
 		f.Add("GET " + line + " HTTP/1.1\r\nHost: x\r\n\r\n")
 	}
@@ -71,7 +72,8 @@ func FuzzRequest(f *testing.F) {
 		if s.Stats().Active != 0 {
 			t.Error("a request was not counted out")
 		}
-		if !cut && w.Code == http.StatusPartialContent && w.Header().Get("Content-Length") != "" && w.Body.Len() == 0 {
+		if !cut && w.Code == http.StatusPartialContent && w.Header().Get("Content-Length") != "" &&
+			w.Body.Len() == 0 {
 			t.Error("a range without bytes")
 		}
 		if w.Code == http.StatusInternalServerError {
@@ -108,7 +110,9 @@ func FuzzAnswer(f *testing.F) {
 		check(t, err)
 		defer c.Close()
 		c.maxPack = 100
-		c.transport.DialTLSContext = func(context.Context, string, string) (net.Conn, error) { return pipe(text), nil }
+		c.transport.DialTLSContext = func(context.Context, string, string) (net.Conn, error) {
+			return pipe(text), nil
+		}
 		for _, what := range []string{"range", "table", "pack", "follow"} {
 			got, err := drain(ctx, c, what, "127.0.0.1:1") // where nobody is
 			switch {
@@ -126,7 +130,8 @@ func FuzzAnswer(f *testing.F) {
 }
 
 func known(err error) bool {
-	for _, e := range []error{ErrUnknown, ErrRefused, ErrAway, ErrBusy, ErrProtocol, ErrFailed, context.DeadlineExceeded} {
+	for _, e := range []error{ErrUnknown, ErrRefused, ErrAway, ErrBusy, ErrProtocol, ErrFailed,
+		context.DeadlineExceeded} {
 		if errors.Is(err, e) {
 			return true
 		}

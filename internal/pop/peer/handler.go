@@ -50,7 +50,8 @@ type giving struct {
 	begun bool            // the header is out
 }
 
-// serve answers a request by give. What give returns before it has begun becomes a status, later the connection is cut.
+// serve answers a request by give. What give returns before it has begun becomes a status, later the
+// connection is cut.
 func (s *Server) serve(give func(*giving) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		peer, _, _ := net.SplitHostPort(r.RemoteAddr)

@@ -63,7 +63,8 @@ func head(status string, lines ...string) string {
 
 // followHead begins an answer to a follow from 5.
 func followHead(size string) string {
-	return head("200 OK", "Dewpoint-From: 5", "Dewpoint-Size: "+size, "Transfer-Encoding: chunked", "Trailer: Dewpoint-More, Dewpoint-End")
+	return head("200 OK", "Dewpoint-From: 5", "Dewpoint-Size: "+size, "Transfer-Encoding: chunked",
+		"Trailer: Dewpoint-More, Dewpoint-End")
 }
 
 // What a node must not say, and what becomes of it. None of it may end like a whole answer.
@@ -77,7 +78,8 @@ func TestNonsense(t *testing.T) {
 		{"range", head("206 x", "Content-Length: 9", partial[0]) + "123456789", ErrProtocol},
 		{"range", head("206 x", "Content-Length: 11", partial[0]) + "12345678901", ErrProtocol},
 		{"range", head("206 x", partial[0]) + "1234567890", ErrProtocol},
-		{"range", head("206 x", "Transfer-Encoding: chunked", partial[0]) + "a\r\n1234567890\r\n0\r\n\r\n", ErrProtocol},
+		{"range", head("206 x", "Transfer-Encoding: chunked", partial[0]) + "a\r\n1234567890\r\n0\r\n\r\n",
+			ErrProtocol},
 		{"range", head("200 x", "Content-Length: 10") + "1234567890", ErrProtocol},
 		{"range", head("206 x", "Content-Length: 10", "Content-Range: bytes 0-9/*") + "1234567890", ErrProtocol},
 		{"range", head("206 x", "Content-Length: 10", partial[0]) + "12345", io.ErrUnexpectedEOF},
@@ -91,8 +93,10 @@ func TestNonsense(t *testing.T) {
 		{"table", head("500 x", "Content-Length: 5000000") + "why", io.ErrUnexpectedEOF},
 		{"table", head("418 x", "Content-Length: 3") + "tea", ErrProtocol},
 		{"pack", head("200 x", "Content-Length: 101") + strings.Repeat("x", 101), ErrProtocol},
-		{"pack", head("200 x", "Transfer-Encoding: chunked") + strings.Repeat("a\r\n1234567890\r\n", 11), ErrProtocol},
-		{"pack", head("200 x", "Transfer-Encoding: chunked") + strings.Repeat("a\r\n1234567890\r\n", 9), io.ErrUnexpectedEOF},
+		{"pack", head("200 x", "Transfer-Encoding: chunked") + strings.Repeat("a\r\n1234567890\r\n", 11),
+			ErrProtocol},
+		{"pack", head("200 x", "Transfer-Encoding: chunked") + strings.Repeat("a\r\n1234567890\r\n", 9),
+			io.ErrUnexpectedEOF},
 		{"pack", head("200 x") + "1234567890", ErrProtocol},
 		{"pack", head("204 x"), ErrProtocol},
 		{"records", head("200 x", fmt.Sprint("Content-Length: ", MaxRecords+1)) + "x", ErrProtocol},
@@ -104,15 +108,18 @@ func TestNonsense(t *testing.T) {
 		{"follow", followHead("10") + "4\r\n1234\r\n0\r\nDewpoint-End: 10\r\n\r\n", io.ErrUnexpectedEOF},
 		{"follow", followHead("-1") + "4\r\n1234\r\n0\r\nDewpoint-End: 10\r\n\r\n", io.ErrUnexpectedEOF},
 		{"follow", followHead("10") + "5\r\n12345\r\n0\r\n\r\n", io.ErrUnexpectedEOF},
-		{"follow", followHead("10") + "5\r\n12345\r\n0\r\nDewpoint-More: 1\r\nDewpoint-End: 9\r\n\r\n", ErrProtocol},
+		{"follow", followHead("10") + "5\r\n12345\r\n0\r\nDewpoint-More: 1\r\nDewpoint-End: 9\r\n\r\n",
+			ErrProtocol},
 		{"follow", followHead("10") + "5\r\n12345\r\n", io.ErrUnexpectedEOF},
 		{"follow", followHead("10") + strings.Repeat("a\r\n1234567890\r\n", 100), ErrProtocol},
 		{"follow", followHead("4") + "0\r\n\r\n", ErrProtocol},
 		{"follow", followHead("-2") + "0\r\n\r\n", ErrProtocol},
 		{"follow", followHead(fmt.Sprint(MaxLayer+1)) + "0\r\n\r\n", ErrProtocol},
 		{"follow", head("200 x", "Dewpoint-From: 0", "Dewpoint-Size: 10", "Content-Length: 0"), ErrProtocol},
-		{"follow", head("200 x", "Dewpoint-From: 5", "Dewpoint-Size: 10", "Content-Length: 5") + "12345", ErrProtocol},
-		{"follow", head("206 x", "Dewpoint-From: 5", "Dewpoint-Size: 10", "Content-Length: 5") + "12345", ErrProtocol},
+		{"follow", head("200 x", "Dewpoint-From: 5", "Dewpoint-Size: 10", "Content-Length: 5") + "12345",
+			ErrProtocol},
+		{"follow", head("206 x", "Dewpoint-From: 5", "Dewpoint-Size: 10", "Content-Length: 5") + "12345",
+			ErrProtocol},
 	} {
 		c := client(t, Config{Auth: auth})
 		c.maxPack = 100
@@ -128,7 +135,8 @@ func TestNonsense(t *testing.T) {
 		"table":  head("200 x", "Content-Length: 10") + "1234567890",
 		"data":   head("200 x", "Content-Length: 10") + "1234567890",
 	} {
-		if got, err := drain(t.Context(), client(t, Config{Auth: auth}), what, saying(t, auth, text)); got != "1234567890" || err != nil {
+		if got, err := drain(t.Context(), client(t, Config{Auth: auth}), what,
+			saying(t, auth, text)); got != "1234567890" || err != nil {
 			t.Errorf("%s: %q, %v", what, got, err)
 		}
 	}
@@ -190,7 +198,8 @@ func TestFollowerOfABusyNode(t *testing.T) {
 	answers := make(chan string, 3)
 	answers <- followHead("10") + "2\r\n12\r\n0\r\nDewpoint-More: 1\r\n\r\n"
 	answers <- head("503 x", "Retry-After: 1", "Content-Length: 0")
-	answers <- strings.Replace(followHead("10"), "From: 5", "From: 7", 1) + "3\r\n345\r\n0\r\nDewpoint-End: 10\r\n\r\n"
+	answers <- strings.Replace(followHead("10"), "From: 5", "From: 7", 1) +
+		"3\r\n345\r\n0\r\nDewpoint-End: 10\r\n\r\n"
 	addr := raw(t, func(c net.Conn) {
 		s := tls.Server(c, auth.server)
 		if _, err := http.ReadRequest(bufio.NewReader(s)); err == nil {
@@ -231,8 +240,10 @@ func TestBadRequests(t *testing.T) {
 		}
 	}
 	for header, want := range map[string]int{
-		"Range: bytes=0-9": 206, "Range: bytes=0-": 400, "Range: bytes=-9": 400, "Range: bytes=9-0": 400, "Range: bytes=0-1,3-4": 400,
-		"Range: bytes=0-99999999999999999999": 400, "Range: bytes=0-999999999999999": 400, "Range: items=0-9": 400, "Content-Length: 5": 400,
+		"Range: bytes=0-9": 206, "Range: bytes=0-": 400, "Range: bytes=-9": 400, "Range: bytes=9-0": 400,
+		"Range: bytes=0-1,3-4":                400,
+		"Range: bytes=0-99999999999999999999": 400, "Range: bytes=0-999999999999999": 400, "Range: items=0-9": 400,
+		"Content-Length: 5":                 400,
 		"X: " + strings.Repeat("x", 64<<10): 431,
 	} {
 		if got := status(t, auth, addr, "GET "+path, header); got != want {

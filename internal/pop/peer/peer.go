@@ -13,32 +13,37 @@
 //
 // # Who is let in
 //
-// Both sides prove who they are in every TLS 1.3 handshake, before a byte of HTTP is read. With a PoP key (ReadKey) every node derives the same
-// Ed25519 key pair from one secret; who has that key is of the PoP, and nobody else is. No certificate authority is needed, no name and no
-// clock is compared. With certificates (ReadCertificates), both sides must show one of the given authority, for the address that
-// they are asked at, that is valid now. Nothing is resumed: each connection is a whole handshake.
+// Both sides prove who they are in every TLS 1.3 handshake, before a byte of HTTP is read. With a PoP key
+// (ReadKey) every node derives the same Ed25519 key pair from one secret; who has that key is of the PoP, and
+// nobody else is. No certificate authority is needed, no name and no clock is compared. With certificates
+// (ReadCertificates), both sides must show one of the given authority, for the address that they are asked
+// at, that is valid now. Nothing is resumed: each connection is a whole handshake.
 //
-// A node of the PoP is trusted to ask, not to be right. Whatever it answers is bounded here, and believed by nobody before it is
-// verified: Follow's bytes by the layer's digest when it is whole, the others by their own. What a checkpoint's record says can be verified by nobody:
-// whoever is let in is believed that it has seen what it gives.
+// A node of the PoP is trusted to ask, not to be right. Whatever it answers is bounded here, and believed by
+// nobody before it is verified: Follow's bytes by the layer's digest when it is whole, the others by their
+// own. What a checkpoint's record says can be verified by nobody: whoever is let in is believed that it has
+// seen what it gives.
 //
 // # On the wire
 //
 // HTTP/1.1 only: with HTTP/2 a reader that stands still would hold up the others of its connection.
 //
-//	GET /v1/layers/<diffID>?follow=1&from=N   200; headers Dewpoint-From: N, Dewpoint-Size: bytes or -1; trailers below
+//	GET /v1/layers/<diffID>?follow=1&from=N   200, trailers below; headers
+//	                                          Dewpoint-From: N, Dewpoint-Size: bytes or -1
 //	GET /v1/layers/<diffID>                   with Range: bytes=A-B: 206, exactly these bytes
 //	GET /v1/layers/<diffID>/table             200, with its length
 //	GET /v1/packs/<manifest>                  200, chunked
 //	GET /v1/images/<manifest>/checkpoints     200, with its length
 //	GET /v1/checkpoints/<ID>                  200, with its length
 //
-// 404 is ErrUnknown; 429 (too many requests of this node) and 503 (of all) are ErrBusy and say when to come again.
+// 404 is ErrUnknown; 429 (too many requests of this node) and 503 (of all) are ErrBusy and say when to come
+// again.
 //
-// A followed layer may stand still for minutes, while the link to the registry does. A connection on which nothing moves may as well be
-// dead, so a follow ends after Quiet without a byte, in order, with the trailer Dewpoint-More: 1, and the client asks again from where it is,
-// on the same connection, until it has waited for Patience. The end of the layer is the trailer Dewpoint-End with its size. A body
-// without either was cut off. So were a chunked body without its last chunk, and one shorter than its length. To the reader all of
+// A followed layer may stand still for minutes, while the link to the registry does. A connection on which
+// nothing moves may as well be dead, so a follow ends after Quiet without a byte, in order, with the trailer
+// Dewpoint-More: 1, and the client asks again from where it is, on the same connection, until it has waited
+// for Patience. The end of the layer is the trailer Dewpoint-End with its size. A body without either was cut
+// off. So were a chunked body without its last chunk, and one shorter than its length. To the reader all of
 // these are io.ErrUnexpectedEOF and never a clean end.
 package peer
 
@@ -83,7 +88,8 @@ func (b *Busy) Is(target error) bool { return target == ErrBusy }
 // what was asked for, and may wrap ErrBusy. Its methods are called concurrently; a Read returns soon
 // after ctx has ended, and nobody reads any more when Close is called.
 type Content interface {
-	// Follow gives a layer's tar from off on, and goes on as it grows, to its end; what it gives is not verified until the layer is. size is -1 while unknown.
+	// Follow gives a layer's tar from off on, and goes on as it grows, to its end; what it gives is not verified
+	// until the layer is. size is -1 while unknown.
 	Follow(ctx context.Context, id digest.Digest, off int64) (r io.ReadCloser, size int64, err error)
 	// Range gives verified bytes [from, to) of a layer, fetching them first if the layer is partial here.
 	Range(ctx context.Context, id digest.Digest, from, to int64) (io.ReadCloser, error)
@@ -118,7 +124,8 @@ type Config struct {
 
 	// Stall is for how long a stream may stand still, on either side, before it is cut: 30 s.
 	Stall time.Duration
-	// Quiet is after how long without a byte the server has a follower ask again: a third of Stall. It must be shorter than the clients' Stall.
+	// Quiet is after how long without a byte the server has a follower ask again: a third of Stall. It must be
+	// shorter than the clients' Stall.
 	Quiet time.Duration
 	// Patience is how long a client goes on asking a node that answers and has no byte for it: 5 min.
 	Patience time.Duration

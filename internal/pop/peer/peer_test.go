@@ -25,7 +25,8 @@ func TestGivesWhatItHas(t *testing.T) {
 			t.Error("size", size)
 		}
 	}
-	for _, r := range [][2]int64{{0, 1}, {0, int64(len(data))}, {4095, 4097}, {1 << 20, 2 << 20}, {int64(len(data)) - 1, int64(len(data))}, {5, 5}} {
+	for _, r := range [][2]int64{{0, 1}, {0, int64(len(data))}, {4095, 4097}, {1 << 20, 2 << 20},
+		{int64(len(data)) - 1, int64(len(data))}, {5, 5}} {
 		body, err := c.Range(ctx, addr, id, r[0], r[1])
 		same(t, readAll(t, body, err), data[r[0]:r[1]])
 	}
@@ -123,7 +124,8 @@ func TestFollowsAGrowingLayer(t *testing.T) {
 func TestAFollowerHasPatienceAndNoMore(t *testing.T) {
 	n := newNode()
 	id := n.growing(-1)
-	c, addr := pair(t, n, Config{Stall: time.Second, Quiet: 20 * time.Millisecond, Patience: 300 * time.Millisecond})
+	c, addr := pair(t, n,
+		Config{Stall: time.Second, Quiet: 20 * time.Millisecond, Patience: 300 * time.Millisecond})
 	r, _, err := c.Follow(t.Context(), addr, id, 0)
 	check(t, err)
 	defer r.Close()
@@ -321,7 +323,10 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	for i := range int64(8) {
 		for _, c := range []*Client{c, other} {
-			get(func() (io.ReadCloser, error) { r, _, err := c.Follow(t.Context(), addr, growing, i); return r, err }, data[i:])
+			get(func() (io.ReadCloser, error) {
+				r, _, err := c.Follow(t.Context(), addr, growing, i)
+				return r, err
+			}, data[i:])
 			get(func() (io.ReadCloser, error) { return c.Range(t.Context(), addr, id, i, 1000*i+1) }, data[i:1000*i+1])
 			get(func() (io.ReadCloser, error) { return c.Pack(t.Context(), addr, id) }, data)
 		}
@@ -358,12 +363,16 @@ func TestBusy(t *testing.T) {
 		for _, r := range held {
 			check(t, r.Close())
 		}
-		eventually(t, "there is room again", func() bool { _, err := c.Table(t.Context(), addr, id); return err == nil })
+		eventually(t, "there is room again", func() bool {
+			_, err := c.Table(t.Context(), addr, id)
+			return err == nil
+		})
 	}
 }
 
 func TestRetryAfterIsBounded(t *testing.T) {
-	for s, want := range map[string]time.Duration{"": 1, "x": 1, "-5": 1, "7": 7, "99999999999": 60, "999999999999999999999": 1} {
+	for s, want := range map[string]time.Duration{"": 1, "x": 1, "-5": 1, "7": 7, "99999999999": 60,
+		"999999999999999999999": 1} {
 		if got := retryAfter(http.Header{"Retry-After": {s}}); got != want*time.Second {
 			t.Errorf("%q: %v", s, got)
 		}
@@ -372,7 +381,8 @@ func TestRetryAfterIsBounded(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	auth := newAuth(t)
-	for _, cfg := range []Config{{}, {Auth: auth, Stall: -1}, {Auth: auth, Stall: 1, Quiet: 2}, {Auth: auth, PerPeer: -1}} {
+	for _, cfg := range []Config{{}, {Auth: auth, Stall: -1}, {Auth: auth, Stall: 1, Quiet: 2},
+		{Auth: auth, PerPeer: -1}} {
 		if _, err := NewClient(cfg); err == nil {
 			t.Errorf("accepted: %+v", cfg)
 		}

@@ -83,7 +83,8 @@ func (s *Server) Close() error {
 
 // Stats gives the server's counters.
 func (s *Server) Stats() ServerStats {
-	return ServerStats{Requests: s.stats.requests.Load(), Busy: s.stats.busy.Load(), Bytes: s.stats.bytes.Load(), Active: s.gate.active()}
+	return ServerStats{Requests: s.stats.requests.Load(), Busy: s.stats.busy.Load(), Bytes: s.stats.bytes.Load(),
+		Active: s.gate.active()}
 }
 
 // gate lets so many requests in, of each peer and of all.
@@ -135,7 +136,8 @@ func (g *gate) active() int {
 	return g.total
 }
 
-// bounded is a listener that hangs up on whoever comes while too many are there: they need memory before they have proved who they are.
+// bounded is a listener that hangs up on whoever comes while too many are there: they need memory before they
+// have proved who they are.
 type bounded struct {
 	net.Listener
 	most int64
@@ -167,7 +169,8 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
-// sparse takes net/http's complaints, mostly of handshakes that came to nothing. Anybody can cause them: one in ten seconds is logged.
+// sparse takes net/http's complaints, mostly of handshakes that came to nothing. Anybody can cause them: one
+// in ten seconds is logged.
 type sparse struct {
 	log *slog.Logger
 

@@ -51,11 +51,13 @@ type bed struct {
 func newBed(t testing.TB, secure bool) *bed {
 	t.Helper()
 	b := &bed{dir: t.TempDir(), proxies: map[string]*proxy{}, tls: secure, password: "p:w/d@%"}
-	b.args = []string{"--save", "", "--appendonly", "no", "--dir", b.dir, "--unixsocket", filepath.Join(b.dir, "s"), "--bind", "127.0.0.1"}
+	b.args = []string{"--save", "", "--appendonly", "no", "--dir", b.dir, "--unixsocket",
+		filepath.Join(b.dir, "s"), "--bind", "127.0.0.1"}
 	if secure {
 		b.ca = certificatesIn(t, b.dir)
 		b.args = append(b.args, "--port", "0", "--tls-auth-clients", "no", "--tls-ca-cert-file", b.ca,
-			"--tls-cert-file", filepath.Join(b.dir, "server.pem"), "--tls-key-file", filepath.Join(b.dir, "server.key"))
+			"--tls-cert-file", filepath.Join(b.dir, "server.pem"), "--tls-key-file",
+			filepath.Join(b.dir, "server.key"))
 	}
 	b.admin = redis.NewClient(&redis.Options{Network: "unix", Addr: filepath.Join(b.dir, "s"), MaxRetries: -1,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}})
@@ -120,7 +122,8 @@ func (b *bed) allow(t testing.TB) {
 	if rule == nil {
 		t.Fatal("no ACL in the package's documentation")
 	}
-	text := strings.NewReplacer("//", "", "{P}", "{"+testPoP+"}", ">PASSWORD", ">"+b.password).Replace(string(rule[1]) + string(rule[2]))
+	text := strings.NewReplacer("//", "", "{P}", "{"+testPoP+"}", ">PASSWORD",
+		">"+b.password).Replace(string(rule[1]) + string(rule[2]))
 	args := []any{"ACL"}
 	for _, word := range strings.Fields(text) {
 		args = append(args, word)
@@ -140,7 +143,8 @@ func (b *bed) Join(t testing.TB, node string) pop.Coordinator {
 	if b.proxies[node] == nil {
 		b.proxies[node] = newProxy(t, "127.0.0.1:"+b.port)
 	}
-	c, err := New(Config{Config: pop.Config{Node: node, TTL: poptest.TTL}, URL: b.url(node), CA: b.ca, PoP: testPoP})
+	c, err := New(Config{Config: pop.Config{Node: node, TTL: poptest.TTL}, URL: b.url(node), CA: b.ca,
+		PoP: testPoP})
 	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
@@ -311,9 +315,12 @@ func (p *proxy) close() {
 // certificatesIn makes a CA and a server's certificate and returns the CA's file.
 func certificatesIn(t testing.TB, dir string) string {
 	t.Helper()
-	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test CA"}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour)}
-	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "redis"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test CA"}, IsCA: true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(24 * time.Hour)}
+	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "redis"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, NotBefore: ca.NotBefore, NotAfter: ca.NotAfter}
 	caKey, leafKey := newKey(t), newKey(t)
 	write := func(name, kind string, der []byte, err error) string {

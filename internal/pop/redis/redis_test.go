@@ -37,7 +37,8 @@ func line(t *testing.T, address string, cfg pop.Config) *server {
 func TestServer(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, false)
-	poptest.RunServer(t, line(t, "127.0.0.1:"+b.port, pop.Config{Node: "a", TTL: time.Hour, Timeout: 10 * time.Second}))
+	poptest.RunServer(t,
+		line(t, "127.0.0.1:"+b.port, pop.Config{Node: "a", TTL: time.Hour, Timeout: 10 * time.Second}))
 }
 
 // A connection for events that a partition swallowed is given up, though nothing says so.
@@ -90,7 +91,10 @@ func TestClockJumps(t *testing.T) {
 				t.Errorf("after the jump: users %v, %v", users, err)
 			}
 			b.Cut(t, "a", true)
-			eventually(t, "the lease expires", func() (err error) { _, err = other.Acquire(t.Context(), "k", 0); return err })
+			eventually(t, "the lease expires", func() (err error) {
+				_, err = other.Acquire(t.Context(), "k", 0)
+				return err
+			})
 			select {
 			case <-l.Lost():
 			default:
@@ -225,7 +229,9 @@ func TestRefused(t *testing.T) {
 		c, err := New(cfg)
 		must(t, err)
 		_, err = c.Members(t.Context())
-		if !errors.Is(err, pop.ErrAway) || !strings.Contains(err.Error(), name) && !(name == "NOPERM" && strings.Contains(err.Error(), "permission")) {
+		if !errors.Is(err, pop.ErrAway) ||
+			!strings.Contains(err.Error(), name) &&
+				!(name == "NOPERM" && strings.Contains(err.Error(), "permission")) {
 			t.Errorf("%s: %v", name, err)
 		}
 		must(t, c.Close())

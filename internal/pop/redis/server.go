@@ -60,7 +60,8 @@ func (s *server) run(ctx context.Context, script *redis.Script, epoch string, ar
 	}
 }
 
-func (s *server) eval(ctx context.Context, c redis.Scripter, script *redis.Script, epoch string, args ...any) (any, error) {
+func (s *server) eval(ctx context.Context, c redis.Scripter, script *redis.Script, epoch string,
+	args ...any) (any, error) {
 	all := append([]any{s.prefix, s.cfg.TTL.Microseconds(), epoch}, args...)
 	v, err := script.Run(ctx, c, []string{s.key("epoch")}, all...).Result()
 	return v, sentinel(err)
@@ -155,7 +156,8 @@ func (s *server) Beat(ctx context.Context, epoch string, b session.Beat) (sessio
 	return session.Pulse{Lost: lost, Top: top}, err
 }
 
-func (s *server) Acquire(ctx context.Context, epoch string, seq uint64, key string, above uint64) (uint64, *pop.Holding, error) {
+func (s *server) Acquire(ctx context.Context, epoch string, seq uint64, key string, above uint64) (uint64,
+	*pop.Holding, error) {
 	reply, err := s.texts(ctx, acquireScript, epoch, s.session, s.cfg.Node, decimal(seq), key, decimal(above))
 	if err != nil {
 		return 0, nil, err
@@ -304,7 +306,8 @@ func decodeEvent(payload string) (e pop.Event, ok bool) {
 }
 
 // texts runs a script that returns a list of strings.
-func (s *server) texts(ctx context.Context, script *redis.Script, epoch string, args ...any) ([]string, error) {
+func (s *server) texts(ctx context.Context, script *redis.Script, epoch string, args ...any) ([]string,
+	error) {
 	v, err := s.run(ctx, script, epoch, args...)
 	if err != nil {
 		return nil, err

@@ -32,7 +32,8 @@ type Server interface {
 	Beat(ctx context.Context, epoch string, b Beat) (Pulse, error)
 	// Acquire takes a lease, or returns a token of 0 and who holds it. A lease of this node
 	// is held only against an Acquire that is not newer.
-	Acquire(ctx context.Context, epoch string, seq uint64, key string, above uint64) (token uint64, held *pop.Holding, err error)
+	Acquire(ctx context.Context, epoch string, seq uint64, key string, above uint64) (token uint64,
+		held *pop.Holding, err error)
 	// Release ends the lease if token is its.
 	Release(ctx context.Context, epoch, key string, token uint64) error
 	// Holder is nil if nobody holds the lease.

@@ -125,7 +125,8 @@ func (s *Session) Close() error {
 }
 
 // do runs a step in the current epoch, again if there is a new one or the connection broke.
-func (s *Session) do(ctx context.Context, what string, step func(ctx context.Context, epoch string) error) error {
+func (s *Session) do(ctx context.Context, what string,
+	step func(ctx context.Context, epoch string) error) error {
 	if s.isClosed() {
 		return fmt.Errorf("%s: %w: closed", what, pop.ErrAway)
 	}
@@ -260,7 +261,8 @@ func (s *Session) Touch(ctx context.Context, touches ...pop.Touch) error {
 	})
 }
 
-func (s *Session) Touches(ctx context.Context, after string, limit int) (touches []pop.Touch, position string, err error) {
+func (s *Session) Touches(ctx context.Context, after string, limit int) (touches []pop.Touch, position string,
+	err error) {
 	err = s.do(ctx, "read touches", func(ctx context.Context, epoch string) (err error) {
 		touches, position, err = s.server.Touches(ctx, epoch, after, limit)
 		return err

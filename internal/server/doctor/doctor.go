@@ -49,7 +49,8 @@ func kernel() spec.Finding {
 	f := finding("kernel", spec.LevelOK, str(u.Release[:])+" "+str(u.Machine[:]), "")
 	fs, err := os.ReadFile("/proc/filesystems")
 	if err == nil && !strings.Contains(string(fs), "\toverlay\n") {
-		f.Level, f.Detail, f.Remedy = spec.LevelBad, f.Detail+", no overlayfs", "modprobe overlay, or a kernel with CONFIG_OVERLAY_FS"
+		f.Level, f.Detail, f.Remedy = spec.LevelBad, f.Detail+", no overlayfs",
+			"modprobe overlay, or a kernel with CONFIG_OVERLAY_FS"
 	}
 	return f
 }
@@ -62,7 +63,8 @@ func memory() spec.Finding {
 	total := uint64(s.Totalram) * uint64(s.Unit) >> 20
 	f := finding("memory", spec.LevelOK, fmt.Sprintf("%d MiB", total), "")
 	if total < 400 {
-		f.Level, f.Remedy = spec.LevelNote, "dewd and containerd take about 100 MiB together; keep the rest for containers"
+		f.Level, f.Remedy = spec.LevelNote,
+			"dewd and containerd take about 100 MiB together; keep the rest for containers"
 	}
 	return f
 }
@@ -93,7 +95,8 @@ func cgroups() spec.Finding {
 		return finding("cgroups", spec.LevelOK, "version 2", "")
 	}
 	if _, err := os.Stat("/sys/fs/cgroup/memory"); err != nil {
-		return finding("cgroups", spec.LevelNote, "version 1 without the memory controller: --memory has no effect", "boot with cgroup_enable=memory")
+		return finding("cgroups", spec.LevelNote, "version 1 without the memory controller: --memory has no effect",
+			"boot with cgroup_enable=memory")
 	}
 	return finding("cgroups", spec.LevelOK, "version 1", "")
 }
@@ -102,7 +105,8 @@ func inflater() spec.Finding {
 	e := inflate.Engine()
 	f := finding("inflater", spec.LevelOK, e, "")
 	if e == "go" {
-		f.Level, f.Remedy = spec.LevelNote, "a build with ISA-L inflates faster: apt-get install libisal-dev, then make build"
+		f.Level, f.Remedy = spec.LevelNote,
+			"a build with ISA-L inflates faster: apt-get install libisal-dev, then make build"
 	}
 	return f
 }
@@ -131,7 +135,8 @@ func plugins(dirs []string) spec.Finding {
 		}
 	}
 	if len(missing) > 0 {
-		return finding("CNI plugins", spec.LevelNote, fmt.Sprintf("missing in %s: %s; --net bridge and -p do not work", dir, strings.Join(missing, ", ")),
+		return finding("CNI plugins", spec.LevelNote,
+			fmt.Sprintf("missing in %s: %s; --net bridge and -p do not work", dir, strings.Join(missing, ", ")),
 			"apt-get install containernetworking-plugins")
 	}
 	return finding("CNI plugins", spec.LevelOK, dir, "")

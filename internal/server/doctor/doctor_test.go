@@ -37,7 +37,8 @@ func examined(t *testing.T, cfg Config) map[string]spec.Finding {
 
 func TestExamine(t *testing.T) {
 	got := examined(t, Config{Root: t.TempDir(), CNI: []string{"/opt/cni/bin", "/usr/lib/cni"}})
-	for _, what := range []string{"kernel", "memory", "disk", "cgroups", "inflater", "runc", "CNI plugins", "iptables"} {
+	for _, what := range []string{"kernel", "memory", "disk", "cgroups", "inflater", "runc", "CNI plugins",
+		"iptables"} {
 		if _, ok := got[what]; !ok {
 			t.Errorf("nobody looked at %s", what)
 		}
@@ -73,10 +74,12 @@ func TestMissingPlugins(t *testing.T) {
 		}
 	}
 	f := examined(t, Config{Root: one, CNI: []string{one, two}})["CNI plugins"]
-	if f.Level != spec.LevelNote || !strings.Contains(f.Detail, "portmap;") || strings.Contains(f.Detail, "host-local") || !strings.Contains(f.Remedy, "containernetworking-plugins") {
+	if f.Level != spec.LevelNote || !strings.Contains(f.Detail, "portmap;") ||
+		strings.Contains(f.Detail, "host-local") || !strings.Contains(f.Remedy, "containernetworking-plugins") {
 		t.Errorf("%+v", f)
 	}
-	if f := plugins([]string{"/does/not/exist"}); f.Level != spec.LevelNote || !strings.Contains(f.Detail, "bridge, host-local, portmap, loopback") {
+	if f := plugins([]string{"/does/not/exist"}); f.Level != spec.LevelNote ||
+		!strings.Contains(f.Detail, "bridge, host-local, portmap, loopback") {
 		t.Errorf("%+v", f)
 	}
 }
@@ -91,10 +94,12 @@ func TestMissingPrograms(t *testing.T) {
 	if f := got["iptables"]; f.Level != spec.LevelNote || !strings.Contains(f.Detail, "--net bridge") {
 		t.Errorf("%+v", f)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "runc"), []byte("#!/bin/sh\necho it is broken\nexit 3\n"), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "runc"), []byte("#!/bin/sh\necho it is broken\nexit 3\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
-	if f := examined(t, Config{Root: dir})["runc"]; f.Level != spec.LevelBad || !strings.Contains(f.Detail, "it is broken") {
+	if f := examined(t, Config{Root: dir})["runc"]; f.Level != spec.LevelBad ||
+		!strings.Contains(f.Detail, "it is broken") {
 		t.Errorf("one that fails: %+v", f)
 	}
 }

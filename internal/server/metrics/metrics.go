@@ -51,19 +51,30 @@ type Set struct {
 // New returns a Set with the process's own metrics.
 func New(version string) *Set {
 	s := &Set{
-		registry:    prometheus.NewRegistry(),
-		stages:      histogram("deployment_stage_seconds", "Time from the stage before to this one.", "stage", "start", "pull", "outcome"),
-		deployments: histogram("deployment_seconds", "Time from the instruction until the container is ready, the image is pulled, or it failed.", "kind", "start", "pull", "outcome"),
-		bytes:       counter("deployment_bytes_total", "Compressed bytes of the layers of deployments and pulls, by where they came from.", "source"),
-		failures:    counter("deployment_failures_total", "Deployments and pulls that failed, by the API's error code.", "code"),
-		calls:       histogram("api_call_seconds", "Time of the API's calls; streams last as long as the client listens.", "method", "code"),
-		evicted:     prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "cache_evicted_layers_total", Help: "Layers that nothing used and that were removed from the node to make room."}),
-		freed:       prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "cache_evicted_bytes_total", Help: "Bytes of disk that this freed, what cut pulls had left included."}),
+		registry: prometheus.NewRegistry(),
+		stages: histogram("deployment_stage_seconds", "Time from the stage before to this one.", "stage",
+			"start", "pull", "outcome"),
+		deployments: histogram("deployment_seconds",
+			"Time from the instruction until the container is ready, the image is pulled, or it failed.", "kind",
+			"start", "pull", "outcome"),
+		bytes: counter("deployment_bytes_total",
+			"Compressed bytes of the layers of deployments and pulls, by where they came from.", "source"),
+		failures: counter("deployment_failures_total",
+			"Deployments and pulls that failed, by the API's error code.", "code"),
+		calls: histogram("api_call_seconds",
+			"Time of the API's calls; streams last as long as the client listens.", "method", "code"),
+		evicted: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "cache_evicted_layers_total",
+			Help: "Layers that nothing used and that were removed from the node to make room."}),
+		freed: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "cache_evicted_bytes_total",
+			Help: "Bytes of disk that this freed, what cut pulls had left included."}),
 	}
-	s.waits = prometheus.NewHistogram(opts("lazy_wait_seconds", "Time that something waited for absent bytes of a layer."))
-	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "build_info", Help: "1, with the version of dewd.", ConstLabels: prometheus.Labels{"version": version}})
+	s.waits = prometheus.NewHistogram(opts("lazy_wait_seconds",
+		"Time that something waited for absent bytes of a layer."))
+	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "build_info",
+		Help: "1, with the version of dewd.", ConstLabels: prometheus.Labels{"version": version}})
 	info.Set(1)
-	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	s.registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		s.stages, s.deployments, s.bytes, s.failures, s.calls, s.waits, s.evicted, s.freed, info)
 	return s
 }
@@ -72,7 +83,8 @@ func New(version string) *Set {
 // ones, bounded, for those that ask for them.
 func opts(name, help string) prometheus.HistogramOpts {
 	return prometheus.HistogramOpts{Name: prefix + name, Help: help, Buckets: buckets,
-		NativeHistogramBucketFactor: 1.2, NativeHistogramMaxBucketNumber: 64, NativeHistogramMinResetDuration: time.Hour}
+		NativeHistogramBucketFactor: 1.2, NativeHistogramMaxBucketNumber: 64,
+		NativeHistogramMinResetDuration: time.Hour}
 }
 
 func histogram(name, help string, labels ...string) *prometheus.HistogramVec {
@@ -88,14 +100,16 @@ func (s *Set) Registry() *prometheus.Registry { return s.registry }
 
 // Handler answers scrapes.
 func (s *Set) Handler() http.Handler {
-	return promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second})
+	return promhttp.HandlerFor(s.registry,
+		promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second})
 }
 
 // stages are the steps of a deployment, as their spans are called, and the
 // stages that they lead to.
 var stages = map[string]string{
-	"admit": spec.Admitted, "resolve": spec.Resolved, "tables": spec.Tables, "mount": spec.Mounted, "create": spec.Created,
-	"start": spec.Started, "restore": spec.Restored, "ready": spec.Ready, "complete": spec.Complete,
+	"admit": spec.Admitted, "resolve": spec.Resolved, "tables": spec.Tables, "mount": spec.Mounted,
+	"create": spec.Created,
+	"start":  spec.Started, "restore": spec.Restored, "ready": spec.Ready, "complete": spec.Complete,
 }
 
 // The outcomes of a deployment and of its stages.
@@ -145,14 +159,16 @@ func spanOutcome(p spec.Span, err error) string {
 
 // Settled observes one whose layers are complete, or will not be.
 func (s *Set) Settled(r spec.Record) {
-	for source, n := range map[string]int64{"registry": r.Bytes.Registry, "pop": r.Bytes.PoP, "local": r.Bytes.Local} {
+	for source, n := range map[string]int64{"registry": r.Bytes.Registry, "pop": r.Bytes.PoP,
+		"local": r.Bytes.Local} {
 		s.bytes.WithLabelValues(source).Add(float64(max(0, n)))
 	}
 	if r.Name == "" || r.Stages[spec.Complete] == 0 {
 		return
 	}
 	took := r.Stages[spec.Complete] - r.Stages[spec.Ready]
-	s.stages.WithLabelValues(spec.Complete, cmp.Or(r.Way.Start, "none"), cmp.Or(r.Way.Pull, "none"), outcomeOK).Observe(max(0, took))
+	s.stages.WithLabelValues(spec.Complete, cmp.Or(r.Way.Start, "none"), cmp.Or(r.Way.Pull, "none"),
+		outcomeOK).Observe(max(0, took))
 }
 
 // Call observes one call of the API: its procedure, "/package.Service/Method",

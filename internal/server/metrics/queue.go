@@ -26,13 +26,15 @@ func (s *Set) Queue(stats func() admit.Stats) {
 		promised: d("promised_bytes", "Memory promised to deployments under way."),
 		owed:     d("owed_bytes", "Memory kept for running containers that have not used up their limits."),
 		admitted: d("admitted_total", "Deployments that were let in."),
-		refused:  d("refused_total", "Deployments that were not taken: the queue was full, or they can never fit.", "reason"),
+		refused: d("refused_total", "Deployments that were not taken: the queue was full, or they can never fit.",
+			"reason"),
 	})
 }
 
 // Describe implements prometheus.Collector.
 func (q *queue) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{q.waiting, q.running, q.limit, q.callers, q.promised, q.owed, q.admitted, q.refused} {
+	for _, d := range []*prometheus.Desc{q.waiting, q.running, q.limit, q.callers, q.promised, q.owed,
+		q.admitted, q.refused} {
 		ch <- d
 	}
 }

@@ -37,14 +37,17 @@ func stage(name, stage string, at float64) spec.Event {
 
 func record(name string, stages map[string]float64, fail string) spec.Event {
 	r := spec.Record{Name: name, Image: "team/web:1", Node: "n1", Stages: stages, Error: fail,
-		Bytes: spec.Bytes{Registry: 3_900_000}, Way: spec.Way{Pull: "lazy", Start: "boot", Why: []string{"restore: no checkpoint fits"}}}
+		Bytes: spec.Bytes{Registry: 3_900_000},
+		Way:   spec.Way{Pull: "lazy", Start: "boot", Why: []string{"restore: no checkpoint fits"}}}
 	return spec.Event{Kind: spec.EventRecord, Name: name, Image: r.Image, Record: &r}
 }
 
 // withSpans adds steps to a record's event.
 func withSpans(e spec.Event) spec.Event {
-	e.Record.Spans = []spec.Span{{Name: "resolve", To: 0.02}, {Name: "create", From: 0.13, To: 0.18}, {Name: "create/snapshot", From: 0.13, To: 0.14},
-		{Name: "create/network", From: 0.13, To: 0.16}, {Name: "create/task", From: 0.16, To: 0.18}, {Name: "start", From: 0.18, To: 0.24}}
+	e.Record.Spans = []spec.Span{{Name: "resolve", To: 0.02}, {Name: "create", From: 0.13, To: 0.18},
+		{Name: "create/snapshot", From: 0.13, To: 0.14},
+		{Name: "create/network", From: 0.13, To: 0.16}, {Name: "create/task", From: 0.16, To: 0.18},
+		{Name: "start", From: 0.18, To: 0.24}}
 	return e
 }
 
@@ -58,10 +61,14 @@ func TestPage(t *testing.T) {
 	f.add(stage("web", "resolved", 0.02), stage("web", "mounted", 0.13))
 	webtest.Sees(t, ctx, "#deployment-table tbody tr.running", "web", "team/web:1")
 	f.add(stage("web", "created", 0.18), stage("web", "started", 0.24), stage("web", "ready", 0.31),
-		withSpans(record("web", map[string]float64{"resolved": 0.02, "mounted": 0.13, "created": 0.18, "started": 0.24, "ready": 0.31}, "")))
+		withSpans(record("web",
+			map[string]float64{"resolved": 0.02, "mounted": 0.13, "created": 0.18, "started": 0.24, "ready": 0.31},
+			"")))
 	webtest.Do(t, ctx, chromedp.Click("summary", chromedp.ByQuery))
-	webtest.Sees(t, ctx, "#deployment-table tbody tr:not(.running)", "web", "0.31 s", "lazy, boot", "no checkpoint fits", "3.9 MB")
-	if got := strings.Join(names(t, ctx, "image"), "\n"); !strings.Contains(got, "container created at 0.18 s") || !strings.Contains(got, "serving at 0.31 s") {
+	webtest.Sees(t, ctx, "#deployment-table tbody tr:not(.running)", "web", "0.31 s", "lazy, boot",
+		"no checkpoint fits", "3.9 MB")
+	if got := strings.Join(names(t, ctx, "image"), "\n"); !strings.Contains(got,
+		"container created at 0.18 s") || !strings.Contains(got, "serving at 0.31 s") {
 		t.Errorf("a screen reader is told %q of the waterfall", got)
 	}
 	var shares []float64
@@ -70,7 +77,8 @@ func TestPage(t *testing.T) {
 		t.Errorf("the waterfall's parts take %v of it; mounting took 0.11 of 0.31 s", shares)
 	}
 
-	f.add(stage("bad", "resolved", 0.02), record("bad", map[string]float64{"resolved": 0.02}, "no such command: <b>x</b>"))
+	f.add(stage("bad", "resolved", 0.02),
+		record("bad", map[string]float64{"resolved": 0.02}, "no such command: <b>x</b>"))
 	webtest.Sees(t, ctx, "#deployment-table tbody tr:first-child", "bad", "failed", "no such command: <b>x</b>")
 	webtest.Sees(t, ctx, "#said", "no such command")
 
@@ -79,18 +87,25 @@ func TestPage(t *testing.T) {
 		present[i] = 1
 	}
 	f.set(func(f *fake) {
-		f.layers = []spec.LayerMap{{DiffID: "sha256:0123456789abcdef", Image: "team/web:1", Size: 80_000_000, Present: present,
-			Waited: 201, Waits: []spec.LayerWait{{At: 0.5, Begun: time.Now().Add(-time.Hour), Took: 2}, {At: 0.75, Begun: time.Now(), Took: 0.1}}},
-			{DiffID: "sha256:fedcba9876543210", Image: "team/next:2", Size: 30_000_000, Present: present[:parts/2], Pulled: true}}
-		f.containers = []spec.Container{{Name: "web", Image: "team/web:1", Status: spec.StatusRunning, IP: "10.88.0.2", Created: time.Now(),
+		f.layers = []spec.LayerMap{{DiffID: "sha256:0123456789abcdef", Image: "team/web:1", Size: 80_000_000,
+			Present: present,
+			Waited:  201, Waits: []spec.LayerWait{{At: 0.5, Begun: time.Now().Add(-time.Hour), Took: 2},
+				{At: 0.75, Begun: time.Now(), Took: 0.1}}},
+			{DiffID: "sha256:fedcba9876543210", Image: "team/next:2", Size: 30_000_000, Present: present[:parts/2],
+				Pulled: true}}
+		f.containers = []spec.Container{{Name: "web", Image: "team/web:1", Status: spec.StatusRunning,
+			IP: "10.88.0.2", Created: time.Now(),
 			Ports: []spec.Port{{Host: 8080, Container: 80, Protocol: "tcp"}}}}
-		f.pop = &spec.PoP{Name: "edge", Node: "n1", Store: spec.PoPStore{State: spec.PoPOK, Path: "/mnt/pop", Bytes: 9e9, Free: 1e9, Total: 1e10},
+		f.pop = &spec.PoP{Name: "edge", Node: "n1",
+			Store:       spec.PoPStore{State: spec.PoPOK, Path: "/mnt/pop", Bytes: 9e9, Free: 1e9, Total: 1e10},
 			Coordinator: spec.PoPCoordinator{Kind: "redis", State: spec.PoPSettled},
-			Nodes:       []spec.PoPNode{{Name: "n1", Address: "10.0.0.1:7117", Local: spec.PoPHits{Layers: 2}, Store: spec.PoPHits{Layers: 1}, Registry: spec.PoPHits{Layers: 1}}}}
+			Nodes: []spec.PoPNode{{Name: "n1", Address: "10.0.0.1:7117", Local: spec.PoPHits{Layers: 2},
+				Store: spec.PoPHits{Layers: 1}, Registry: spec.PoPHits{Layers: 1}}}}
 	})
 	webtest.Sees(t, ctx, "#layers li:nth-child(2)", "team/next:2", "100 % of 30 MB fetched")
 	webtest.Sees(t, ctx, "#layers li", "team/web:1", "50 % of 80 MB here", "201 waited for", "the last 2 times")
-	if got := strings.Join(names(t, ctx, "image"), "\n"); !strings.Contains(got, "50 % of 80 MB here, 201 waited for") {
+	if got := strings.Join(names(t, ctx, "image"), "\n"); !strings.Contains(got,
+		"50 % of 80 MB here, 201 waited for") {
 		t.Errorf("a screen reader is told %q of the layers", got)
 	}
 	webtest.Do(t, ctx, chromedp.Focus("#layers summary", chromedp.ByQuery), chromedp.KeyEvent("\r"))
@@ -99,8 +114,9 @@ func TestPage(t *testing.T) {
 	webtest.Sees(t, ctx, "#container-table", "web", "running", "10.88.0.2", "8080→80/tcp")
 	f.set(func(f *fake) {
 		for i, why := range []string{spec.WaitsMemory, spec.WaitsTurn} {
-			f.waiting = append(f.waiting, spec.Deployment{ID: why, Name: fmt.Sprint("web-", 8+i), Image: "team/web:1", State: spec.StateQueued,
-				Position: i + 1, Waits: why, Caller: "token:ci", Asked: time.Now().Add(-time.Second)})
+			f.waiting = append(f.waiting,
+				spec.Deployment{ID: why, Name: fmt.Sprint("web-", 8+i), Image: "team/web:1", State: spec.StateQueued,
+					Position: i + 1, Waits: why, Caller: "token:ci", Asked: time.Now().Add(-time.Second)})
 		}
 	})
 	webtest.Sees(t, ctx, "#queue-table", "web-8", "memory", "web-9", "its turn")
@@ -123,7 +139,8 @@ func TestKeyboard(t *testing.T) {
 	ctx := webtest.Open(t, serve(t, f).URL)
 	webtest.Sees(t, ctx, "#deployment-table", "1.00 s")
 	focused := func() (what string) {
-		webtest.Do(t, ctx, chromedp.Evaluate(`document.activeElement.className || document.activeElement.id`, &what))
+		webtest.Do(t, ctx, chromedp.Evaluate(`document.activeElement.className || document.activeElement.id`,
+			&what))
 		return what
 	}
 	webtest.Do(t, ctx, chromedp.KeyEvent("\t"))
@@ -144,12 +161,16 @@ func TestKeyboard(t *testing.T) {
 func TestQueueAndSteps(t *testing.T) {
 	f := newFake()
 	for i := range 60 { // the last first: the page goes by positions
-		f.waiting = append(f.waiting, spec.Deployment{ID: fmt.Sprint("d", i), Name: fmt.Sprint("many-", 60-i), Image: "team/web:1", State: spec.StateQueued, Position: 60 - i,
-			Waits: spec.WaitsMemory, Caller: "token:ci", Asked: time.Now()})
+		f.waiting = append(f.waiting,
+			spec.Deployment{ID: fmt.Sprint("d", i), Name: fmt.Sprint("many-", 60-i), Image: "team/web:1",
+				State: spec.StateQueued, Position: 60 - i,
+				Waits: spec.WaitsMemory, Caller: "token:ci", Asked: time.Now()})
 	}
 	f.waiting = append(f.waiting, spec.Deployment{ID: "now", Name: "under-way", State: spec.StateDeploying})
-	r := record("web", map[string]float64{"admitted": 0.1, "resolved": 0.12, "mounted": 0.2, "created": 0.3, "started": 0.35, "ready": 0.4}, "")
-	r.Record.Spans = []spec.Span{{Name: "create", From: 0.2, To: 0.3}, {Name: "create/network", From: 0.21, To: 0.26, Attributes: map[string]string{"kind": "bridge"}}}
+	r := record("web", map[string]float64{"admitted": 0.1, "resolved": 0.12, "mounted": 0.2, "created": 0.3,
+		"started": 0.35, "ready": 0.4}, "")
+	r.Record.Spans = []spec.Span{{Name: "create", From: 0.2, To: 0.3},
+		{Name: "create/network", From: 0.21, To: 0.26, Attributes: map[string]string{"kind": "bridge"}}}
 	f.add(stage("web", "admitted", 0.1), r)
 	ctx := webtest.Open(t, serve(t, f).URL)
 	webtest.Sees(t, ctx, "#queue-section", "60 wait, the first 50 are shown")
@@ -161,7 +182,8 @@ func TestQueueAndSteps(t *testing.T) {
 		t.Error("what is under way is shown as waiting")
 	}
 	webtest.Sees(t, ctx, "#deployment-table tbody tr", "web", "0.40 s", "2 steps")
-	if got := strings.Join(names(t, ctx, "image"), "\n"); !strings.Contains(got, "waited for its turn at 0.10 s, manifest read at 0.12 s") {
+	if got := strings.Join(names(t, ctx, "image"), "\n"); !strings.Contains(got,
+		"waited for its turn at 0.10 s, manifest read at 0.12 s") {
 		t.Errorf("a screen reader is told %q", got)
 	}
 	webtest.Do(t, ctx, chromedp.Focus("summary", chromedp.ByQuery), chromedp.KeyEvent("\r"))
@@ -181,14 +203,16 @@ func TestQueueAndSteps(t *testing.T) {
 	f.add(stage("after", "ready", 0.2))
 	webtest.Sees(t, ctx, "#deployment-table", "after", "web")
 	var cut bool
-	webtest.Do(t, ctx, chromedp.Evaluate(`document.querySelector("#deployment-table").innerText.includes("cut")`, &cut))
+	webtest.Do(t, ctx, chromedp.Evaluate(`document.querySelector("#deployment-table").innerText.includes("cut")`,
+		&cut))
 	if cut {
 		t.Error("what was under way before some events were missed is shown for ever")
 	}
 	f.set(func(f *fake) { f.waiting = nil })
 	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		var hidden bool
-		if webtest.Do(t, ctx, chromedp.Evaluate(`document.getElementById("queue-section").hidden`, &hidden)); hidden {
+		if webtest.Do(t, ctx,
+			chromedp.Evaluate(`document.getElementById("queue-section").hidden`, &hidden)); hidden {
 			break
 		}
 		if time.Now().After(deadline) {

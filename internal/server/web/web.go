@@ -1,7 +1,7 @@
-// Package web is the page that a node shows a person: deployments as waterfalls
-// of their stages while they go on, with the steps of the work when they have ended, the queue of
-// those that wait for their turn, layers filling (those of pulls, and those that containers run with
-// already, with what was waited for in them: reads of what is here reach no daemon), the containers, and the nodes of the PoP.
+// Package web is the page that a node shows a person: deployments as waterfalls of their stages while they go
+// on, with the steps of the work when they have ended, the queue of those that wait for their turn, layers
+// filling (those of pulls, and those that containers run with already, with what was waited for in them:
+// reads of what is here reach no daemon), the containers, and the nodes of the PoP.
 //
 // # The model
 //
@@ -127,7 +127,8 @@ func file(w http.ResponseWriter, r *http.Request, name, kind string) {
 	h.Set("Content-Type", kind)
 	h.Set("Cache-Control", "no-cache")
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'")
+	h.Set("Content-Security-Policy",
+		"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'")
 	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(b))
 }
 

@@ -75,7 +75,8 @@ func (f *fake) ListDeployments(context.Context, spec.DeploymentQuery) ([]spec.De
 }
 
 func (f *fake) Version(context.Context) (spec.Version, error) {
-	return spec.Version{Version: "v1", Node: "n1", Engine: "containerd v2.4.2", Kernel: "6.18", Mount: "erofs"}, nil
+	return spec.Version{Version: "v1", Node: "n1", Engine: "containerd v2.4.2", Kernel: "6.18", Mount: "erofs"},
+		nil
 }
 
 func (f *fake) Arriving(int) []spec.LayerMap {
@@ -84,7 +85,8 @@ func (f *fake) Arriving(int) []spec.LayerMap {
 	return f.layers
 }
 
-func (f *fake) Events(ctx context.Context, after *spec.Mark, _ func() error, emit func(spec.Event) error) error {
+func (f *fake) Events(ctx context.Context, after *spec.Mark, _ func() error,
+	emit func(spec.Event) error) error {
 	seq := after.Seq
 	if after.Epoch != "" && after.Epoch != epoch {
 		seq = 0
@@ -160,7 +162,8 @@ func TestEventsResume(t *testing.T) {
 	if _, data := read(t, s.URL, ids[1], 1); !strings.Contains(data[0], `"kind":"c"`) {
 		t.Errorf("after the second came %q", data)
 	}
-	if _, data := read(t, s.URL, "other.2", 2); !strings.Contains(data[0], `"kind":"resync"`) || !strings.Contains(data[1], `"kind":"a"`) {
+	if _, data := read(t, s.URL, "other.2", 2); !strings.Contains(data[0], `"kind":"resync"`) ||
+		!strings.Contains(data[1], `"kind":"a"`) {
 		t.Errorf("after another daemon's came %q", data)
 	}
 }
@@ -197,7 +200,8 @@ func TestEventsAreBounded(t *testing.T) {
 		t.Errorf("status %d", got)
 	}
 	conns[0].Close()
-	for deadline := time.Now().Add(10 * time.Second); status() != http.StatusOK; time.Sleep(50 * time.Millisecond) {
+	deadline := time.Now().Add(10 * time.Second)
+	for ; status() != http.StatusOK; time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a stream that was closed is not given back")
 		}
@@ -207,7 +211,8 @@ func TestEventsAreBounded(t *testing.T) {
 // A name of elsewhere that leads here opens nothing.
 func TestOnlyLocalNames(t *testing.T) {
 	s := serve(t, newFake())
-	for host, want := range map[string]int{"evil.example": 421, "10.0.0.1:80": 421, "": 421, "localhost:1": 200, "127.0.0.1": 200, "[::1]:9": 200} {
+	for host, want := range map[string]int{"evil.example": 421, "10.0.0.1:80": 421, "": 421, "localhost:1": 200,
+		"127.0.0.1": 200, "[::1]:9": 200} {
 		w := httptest.NewRecorder()
 		r := httptest.NewRequestWithContext(t.Context(), "GET", s.URL+"/state", nil)
 		r.Host = host

@@ -95,10 +95,13 @@ func (d *deployer) deploy(ctx context.Context, o order.Order) error {
 		spec = append(spec, oci.WithProcessArgs(o.Args...))
 	}
 	if o.HostNetwork {
-		spec = append(spec, oci.WithHostNamespace(specs.NetworkNamespace), oci.WithHostHostsFile, oci.WithHostResolvconf)
+		spec = append(spec, oci.WithHostNamespace(specs.NetworkNamespace), oci.WithHostHostsFile,
+			oci.WithHostResolvconf)
 	}
-	c, err := d.client.NewContainer(ctx, o.Name, containerd.WithImage(image), containerd.WithImageConfigLabels(image),
-		containerd.WithSnapshotter(d.snapshotter), containerd.WithNewSnapshot(o.Name, image), containerd.WithNewSpec(spec...))
+	c, err := d.client.NewContainer(ctx, o.Name, containerd.WithImage(image),
+		containerd.WithImageConfigLabels(image),
+		containerd.WithSnapshotter(d.snapshotter), containerd.WithNewSnapshot(o.Name, image),
+		containerd.WithNewSpec(spec...))
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,8 @@ import (
 
 // things take something up and return what checks it.
 var things = map[string]func() (check func() error, err error){
-	"children": children, "unlinked": unlinked, "flock": flock, "timer": timer, "inotify": inotify, "pidfd": pidfd, "memfd": memfd,
+	"children": children, "unlinked": unlinked, "flock": flock, "timer": timer, "inotify": inotify,
+	"pidfd": pidfd, "memfd": memfd,
 	"shm": shm, "unix": unixPair, "epoll": epoll, "uring": uring, "mptcp": mptcp, "memory": memory,
 	"posix": posix, "ofd": ofd, "itimer": itimer, "ptimer": ptimer, "fifo": fifo, "udp": udp,
 }
@@ -283,7 +284,8 @@ func epoll() (func() error, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, ev, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: 77})
+	err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, ev,
+		&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: 77})
 	return func() error {
 		if _, err := unix.Write(ev, []byte{1, 0, 0, 0, 0, 0, 0, 0}); err != nil {
 			return err

@@ -96,12 +96,14 @@ func ptimer() (func() error, error) {
 	var event [64]byte // struct sigevent: value, signal, SIGEV_SIGNAL
 	*(*int32)(unsafe.Pointer(&event[8])) = int32(unix.SIGUSR2)
 	var id int32
-	if _, _, e := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&event)), uintptr(unsafe.Pointer(&id))); e != 0 {
+	if _, _, e := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&event)),
+		uintptr(unsafe.Pointer(&id))); e != 0 {
 		return nil, e
 	}
 	every := unix.NsecToTimespec(int64(20 * time.Millisecond))
 	spec := unix.ItimerSpec{Interval: every, Value: every}
-	if _, _, e := unix.Syscall6(unix.SYS_TIMER_SETTIME, uintptr(id), 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0); e != 0 {
+	if _, _, e := unix.Syscall6(unix.SYS_TIMER_SETTIME, uintptr(id), 0, uintptr(unsafe.Pointer(&spec)), 0, 0,
+		0); e != 0 {
 		return nil, e
 	}
 	return ticks, nil

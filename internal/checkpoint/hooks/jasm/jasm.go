@@ -157,7 +157,8 @@ var (
 	classOps  = map[string]byte{"new": 187, "anewarray": 189, "checkcast": 192}
 	memberOps = map[string]struct{ op, tag byte }{
 		"getstatic": {178, 9}, "putstatic": {179, 9},
-		"invokevirtual": {182, 10}, "invokespecial": {183, 10}, "invokestatic": {184, 10}, "invokeinterface": {185, 11},
+		"invokevirtual": {182, 10}, "invokespecial": {183, 10}, "invokestatic": {184, 10},
+		"invokeinterface": {185, 11},
 	}
 )
 

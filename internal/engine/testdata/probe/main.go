@@ -17,7 +17,8 @@ import (
 func main() {
 	verbs := map[string]func([]string){
 		"sleep": doze, "exit": leave, "say": say, "serve": serve, "stubborn": stubborn, "env": env,
-		"id": id, "cat": cat, "read": read, "count": count, "net": links, "hog": hog, "late": late, "orphan": orphan, "much": much,
+		"id": id, "cat": cat, "read": read, "count": count, "net": links, "hog": hog, "late": late,
+		"orphan": orphan, "much": much,
 	}
 	verbs[os.Args[1]](os.Args[2:])
 }
@@ -38,7 +39,9 @@ func serve(a []string) {
 		d, _ := time.ParseDuration(a[1])
 		time.Sleep(d)
 	}
-	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "hello from %s", r.RemoteAddr) })
+	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "hello from %s", r.RemoteAddr)
+	})
 	http.HandleFunc("/bad", func(w http.ResponseWriter, r *http.Request) { http.Error(w, "no", 503) })
 	l, err := net.Listen("tcp", a[0])
 	if err != nil {

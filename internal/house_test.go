@@ -1,0 +1,160 @@
+package internal
+
+import (
+	"bufio"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// The rules of the house that a machine can hold.
+const (
+	maxMethods = 40    // of a type; aim at 25
+	maxLines   = 5_000 // of a package, tests left out
+	maxColumns = 110   // of a line that is not a text in quotes; a tab is one
+)
+
+// large are the types and packages that are still to be taken apart, with what they have today: none may
+// grow, none may join them, and who takes one apart removes it here.
+var large = map[string]int{
+	"checkpoint.Manager":     52,
+	"checkpoint/store.Store": 81,
+	"engine.Engine":          176,
+	"engine.known":           42,
+	"fetch.Puller":           104,
+	"fetch.site":             136,
+	"layer.Store":            45,
+	"pop.Store":              113,
+	"pop/session.Session":    43,
+	"server.Daemon":          142,
+	"snapshot.Snapshotter":   60,
+	"engine":                 7313,
+	"fetch":                  9610,
+}
+
+// tree is every Go file of the project, by its path from the root, but for generated ones.
+func tree(t *testing.T) (map[string]*ast.File, *token.FileSet) {
+	t.Helper()
+	files, set := map[string]*ast.File{}, token.NewFileSet()
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (d.Name() == ".git" || d.Name() == "gen" || d.Name() == "bin") {
+			return fs.SkipDir
+		}
+		if filepath.Ext(path) != ".go" {
+			return nil
+		}
+		f, err := parser.ParseFile(set, path, nil, parser.ParseComments)
+		files[strings.TrimPrefix(path, "../")] = f
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files, set
+}
+
+func isProduct(path string) bool {
+	return !strings.HasSuffix(path, "_test.go") && (strings.HasPrefix(path, "internal/") || strings.HasPrefix(path, "cmd/"))
+}
+
+func TestSizes(t *testing.T) {
+	methods, lines := map[string]int{}, map[string]int{}
+	files, _ := tree(t)
+	for path, f := range files {
+		if !isProduct(path) {
+			continue
+		}
+		dir := strings.TrimPrefix(filepath.Dir(path), "internal/")
+		lines[dir] += lineCount(t, path)
+		for _, d := range f.Decls {
+			if d, ok := d.(*ast.FuncDecl); ok && d.Recv != nil {
+				methods[dir+"."+receiver(d.Recv.List[0].Type)]++
+			}
+		}
+	}
+	check := func(sizes map[string]int, limit int, what string) {
+		for _, name := range slices.Sorted(maps.Keys(sizes)) {
+			n, known := sizes[name], large[name]
+			switch {
+			case known > 0 && n <= limit:
+				t.Errorf("%s has %d %s: it is not large any more; remove it from the list", name, n, what)
+			case n > max(limit, known):
+				t.Errorf("%s has %d %s, more than %d: take it apart", name, n, what, max(limit, known))
+			}
+		}
+	}
+	check(methods, maxMethods, "methods")
+	check(lines, maxLines, "lines")
+	for name := range large {
+		if methods[name]+lines[name] == 0 {
+			t.Errorf("there is no %s: remove it from the list", name)
+		}
+	}
+}
+
+// receiver is the name of a method's type.
+func receiver(e ast.Expr) string {
+	for {
+		switch x := e.(type) {
+		case *ast.StarExpr:
+			e = x.X
+		case *ast.IndexExpr:
+			e = x.X
+		case *ast.Ident:
+			return x.Name
+		default:
+			return ""
+		}
+	}
+}
+
+func lineCount(t *testing.T, path string) int {
+	b, err := os.ReadFile("../" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(b), "\n")
+}
+
+func TestColumns(t *testing.T) {
+	files, set := tree(t)
+	for path, f := range files {
+		texts := literals(set, f)
+		r, err := os.Open("../" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := bufio.NewScanner(r)
+		for n := 1; s.Scan(); n++ {
+			if w := utf8.RuneCountInString(s.Text()); w > maxColumns && !texts(n) {
+				t.Errorf("%s:%d has %d columns, more than %d", path, n, w, maxColumns)
+			}
+		}
+		r.Close()
+	}
+}
+
+// literals reports whether a line of the file belongs to a text of several lines.
+func literals(set *token.FileSet, f *ast.File) func(line int) bool {
+	texts := map[int]bool{}
+	ast.Inspect(f, func(n ast.Node) bool {
+		if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING {
+			for line := set.Position(l.Pos()).Line; line <= set.Position(l.End()).Line; line++ {
+				texts[line] = true
+			}
+		}
+		return true
+	})
+	return func(line int) bool { return texts[line] }
+}
