@@ -24,7 +24,7 @@ TAGS := grpcnotrace$(if $(ISAL),$(comma)isal)
 SHIM = $(if $(shell command -v gcc),cmd/containerd-shim-dewpoint-v1/build,@echo no gcc, so no)
 BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build -tags $(TAGS) -ldflags '$(LDFLAGS)'
 
-.PHONY: build build-bench build-static images demo test test-dmtcp lint bench fuzz arm64 generate clean
+.PHONY: build build-lab build-static images demo test test-dmtcp lint bench fuzz arm64 generate clean
 
 build:
 	mkdir -p bin
@@ -32,10 +32,10 @@ build:
 	CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ $(RUNC_SHIM)
 	$(SHIM) bin/containerd-shim-dewpoint-v1
 
-# What "dew bench deploy" drives containerd's client library by.
-build-bench:
+# The laboratory: what measures, and what "dewlab bench deploy" drives containerd's client library by.
+build-lab:
 	mkdir -p bin
-	$(BUILD) -o bin/ ./lab/bench/ctrclient
+	$(BUILD) -o bin/ ./lab/dewlab ./lab/bench/ctrclient
 
 build-static:
 	mkdir -p bin/static
@@ -43,11 +43,11 @@ build-static:
 	$(SHIM) bin/static/containerd-shim-dewpoint-v1
 
 images:
-	go run ./demo/lab images -dir $(DEWPOINT_IMAGES)
+	go run ./lab/dewlab bench images -dir $(DEWPOINT_IMAGES)
 
 demo:
 	scripts/install demo
-	$(MAKE) build images
+	$(MAKE) build build-lab images
 	demo/run
 
 test:
@@ -69,8 +69,8 @@ lint:
 # make bench ARGS='pull -rates 20 -images nginx:1'
 bench:
 	scripts/install bench
-	$(MAKE) build build-bench
-	bin/dew bench $(or $(ARGS),pull)
+	$(MAKE) build build-lab
+	bin/dewlab bench $(or $(ARGS),pull)
 
 fuzz:
 	scripts/fuzz $(or $(SECONDS),10)

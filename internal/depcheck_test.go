@@ -73,7 +73,7 @@ func TestImportOrder(t *testing.T) {
 }
 
 func TestClientIsLight(t *testing.T) {
-	for _, p := range list(t, "dewpoint/internal/cli") {
+	for _, p := range append(list(t, "dewpoint/internal/cli"), list(t, "dewpoint/cmd/dew")...) {
 		for _, d := range p.Deps {
 			if slices.ContainsFunc(light, func(l string) bool { return d == l || strings.HasPrefix(d, l+"/") }) {
 				t.Errorf("the client drags in %s", d)

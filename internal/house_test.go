@@ -65,7 +65,8 @@ func tree(t *testing.T) (map[string]*ast.File, *token.FileSet) {
 }
 
 func isProduct(path string) bool {
-	return !strings.HasSuffix(path, "_test.go") && (strings.HasPrefix(path, "internal/") || strings.HasPrefix(path, "cmd/"))
+	return !strings.HasSuffix(path, "_test.go") &&
+		(strings.HasPrefix(path, "internal/") || strings.HasPrefix(path, "cmd/"))
 }
 
 func TestSizes(t *testing.T) {

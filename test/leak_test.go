@@ -25,7 +25,7 @@ type holdings struct {
 }
 
 // TestLeak deploys and removes forty containers one by one, then has forty alive at once:
-// what the node holds afterwards is what it held before. "dew bench deploy -parts
+// what the node holds afterwards is what it held before. "dewlab bench deploy -parts
 // alive" is the long form.
 func TestLeak(t *testing.T) {
 	reg := registrytest.New(t)

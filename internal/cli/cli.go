@@ -15,7 +15,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -36,14 +35,6 @@ type Config struct {
 	Stdin   *os.File
 	Stdout  io.Writer
 	Stderr  io.Writer
-	Extra   []Extra // commands that need no daemon's client
-}
-
-// Extra is a command that lives elsewhere. It parses its own arguments.
-type Extra struct {
-	Name    string
-	Summary string
-	Run     func(ctx context.Context, args []string, stdout, stderr io.Writer) error
 }
 
 // command is one word after dew.
@@ -174,14 +165,6 @@ func dispatch(ctx context.Context, args []string, cfg Config) error {
 	}
 	if args[0] == "help" {
 		return help(cfg, global, args[1:])
-	}
-	for _, x := range cfg.Extra {
-		if x.Name == args[0] {
-			if err := x.Run(ctx, args[1:], cfg.Stdout, cfg.Stderr); !errors.Is(err, flag.ErrHelp) {
-				return err
-			}
-			return nil
-		}
 	}
 	for _, cmd := range commands() {
 		if cmd.name == args[0] {

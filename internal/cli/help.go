@@ -16,9 +16,6 @@ func overview(cfg Config, global *pflag.FlagSet) {
 	for _, c := range commands() {
 		fmt.Fprintf(t, "  %s\t%s\n", c.name, c.summary)
 	}
-	for _, x := range cfg.Extra {
-		fmt.Fprintf(t, "  %s\t%s\n", x.Name, x.Summary)
-	}
 	t.Flush()
 	fmt.Fprintf(w, "\nFlags:\n%s\n\"dew COMMAND --help\" says more of a command.\n", global.FlagUsages())
 }

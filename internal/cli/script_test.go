@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -36,14 +35,6 @@ func TestMain(m *testing.M) {
 	testscript.Main(leakless{m}, map[string]func(){"dew": func() {
 		os.Exit(Main(context.Background(), os.Args[1:], Config{
 			Version: "v0.0-test", Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-			Extra: []Extra{{Name: "bench", Summary: "measure",
-				Run: func(_ context.Context, args []string, w, _ io.Writer) error {
-					if len(args) > 0 && args[0] == "fail" {
-						return errors.New("no such experiment")
-					}
-					_, err := fmt.Fprintln(w, "bench", args)
-					return err
-				}}},
 		}))
 	}})
 }

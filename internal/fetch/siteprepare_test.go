@@ -18,7 +18,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/pop"
-	"dewpoint/lab/simulate"
+	"dewpoint/testkit/pulltrace"
 	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
@@ -318,13 +318,13 @@ func TestReadyWhenIdle(t *testing.T) {
 // On a trace that is like a registry's, most of a node's first hits are of what it has made ready, and that
 // is not much. Other rules are logged beside.
 func TestReadyOfATrace(t *testing.T) {
-	zone, err := simulate.ZoneNamed("dal")
+	zone, err := pulltrace.ZoneNamed("dal")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var trace bytes.Buffer
 	path := filepath.Join(t.TempDir(), "trace.json")
-	if err := errors.Join(simulate.Generate(&trace, zone, 0.004, 1),
+	if err := errors.Join(pulltrace.Generate(&trace, zone, 0.004, 1),
 		os.WriteFile(path, trace.Bytes(), 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -341,7 +341,7 @@ func TestReadyOfATrace(t *testing.T) {
 
 // replayReady deploys what a trace has pulled on five nodes in turn, which make images ready in between.
 func replayReady(t *testing.T, cfg PrepareConfig, path string) (ready, made float64) {
-	r, err := simulate.NewReader(path)
+	r, err := pulltrace.NewReader(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -491,7 +491,7 @@ func (b *deployBench) open(ctx context.Context, name, part string) (manyEngine, 
 		e := containerd{tools: tools, snapshotter: "overlayfs"}
 		why, start = e.missing(), func() (manyEngine, error) { return openContainerd(ctx, b.bed, e, client) }
 		if _, err := os.Stat(client); err != nil && why == "" {
-			why = client + " is not built: make build-bench"
+			why = client + " is not built: make build-lab"
 		}
 		if b.net == "bridge" {
 			why = "it has no bridge of its own"

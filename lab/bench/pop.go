@@ -69,7 +69,7 @@ func comparePoP(ctx context.Context, args []string, stdout, stderr io.Writer, se
 	if err := b.parse(stores, counts); err != nil {
 		return err
 	}
-	b.doc = &popReport{out: stdout, file: file, command: commandLine("dew bench pop -report FILE", args),
+	b.doc = &popReport{out: stdout, file: file, command: commandLine("dewlab bench pop -report FILE", args),
 		commit: commit()}
 	if err := b.doc.check(); err != nil {
 		return err

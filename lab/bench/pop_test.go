@@ -18,6 +18,7 @@ import (
 
 	"dewpoint/lab/simulate"
 	"dewpoint/testkit/demo"
+	"dewpoint/testkit/pulltrace"
 
 	"github.com/klauspost/compress/gzip"
 )
@@ -123,11 +124,11 @@ func TestScriptIsTheTrace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	z, err := simulate.ZoneNamed("fra")
+	z, err := pulltrace.ZoneNamed("fra")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(simulate.GenerateFirst(f, z, 0.02, 1, 2*n), f.Close()); err != nil {
+	if err := errors.Join(pulltrace.GenerateFirst(f, z, 0.02, 1, 2*n), f.Close()); err != nil {
 		t.Fatal(err)
 	}
 	s, err := readScript(n, name)
@@ -135,7 +136,7 @@ func TestScriptIsTheTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	size := s.bytes() / 3
-	r, err := simulate.NewReader(name)
+	r, err := pulltrace.NewReader(name)
 	if err != nil {
 		t.Fatal(err)
 	}

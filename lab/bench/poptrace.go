@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"dewpoint/lab/simulate"
+	"dewpoint/testkit/pulltrace"
 )
 
 // script is the deployments of a trace, at the sizes at which they are replayed.
@@ -28,7 +29,7 @@ type deployment struct {
 
 // readScript reads the first n deployments of traces, told apart as package simulate does.
 func readScript(n int, paths ...string) (*script, error) {
-	r, err := simulate.NewReader(paths...)
+	r, err := pulltrace.NewReader(paths...)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +90,7 @@ func (d *deployment) add(l int) {
 
 // synthesize writes the beginning of a zone's synthetic trace, and reads it back.
 func synthesize(zone string, scale float64, seed uint64, n int, dir string) (*script, error) {
-	z, err := simulate.ZoneNamed(zone)
+	z, err := pulltrace.ZoneNamed(zone)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +101,7 @@ func synthesize(zone string, scale float64, seed uint64, n int, dir string) (*sc
 	defer os.Remove(f.Name())
 	w := bufio.NewWriter(f)
 	// Some pulls fetch nothing, and are no deployments.
-	err = simulate.GenerateFirst(w, z, scale, seed, 2*n)
+	err = pulltrace.GenerateFirst(w, z, scale, seed, 2*n)
 	if err = errors.Join(err, w.Flush(), f.Close()); err != nil {
 		return nil, err
 	}
@@ -125,12 +126,12 @@ type play struct {
 func (s *script) play(sizes []int64) *play { return &play{s: s, sizes: sizes, at: -1} }
 
 // Read implements simulate.Source.
-func (p *play) Read() (simulate.Request, error) {
+func (p *play) Read() (pulltrace.Request, error) {
 	if p.next == len(p.s.deployments) {
-		return simulate.Request{}, io.EOF
+		return pulltrace.Request{}, io.EOF
 	}
 	d := p.s.deployments[p.next]
-	q := simulate.Request{Client: "c", Image: d.image, ID: "m", Size: 1}
+	q := pulltrace.Request{Client: "c", Image: d.image, ID: "m", Size: 1}
 	if p.at >= 0 {
 		l := d.layers[p.at]
 		q.Blob, q.ID, q.Size = true, fmt.Sprint(l), p.sizes[l]

@@ -21,6 +21,6 @@
 // images. It first plays the users without sizes (model), then deals sizes to the layers such that the
 // published numbers come out, then plays the same users again and writes.
 //
-// The command dew simulate (Program) does these three things; with --study it does them all and writes
+// The command dewlab simulate (Program) does these three things; with --study it does them all and writes
 // docs/pop-study.md.
 package simulate

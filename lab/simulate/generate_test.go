@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"dewpoint/internal/pop/evict"
+
+	"dewpoint/testkit/pulltrace"
 )
 
-func traceOf(t testing.TB, z Zone, scale float64) string {
+func traceOf(t testing.TB, z pulltrace.Zone, scale float64) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := Generate(&b, z, scale, 1); err != nil {
+	if err := pulltrace.Generate(&b, z, scale, 1); err != nil {
 		t.Fatal(err)
 	}
 	name := filepath.Join(t.TempDir(), z.Name+".json")
@@ -43,8 +45,8 @@ func TestCalibration(t *testing.T) {
 	const scale = 0.02
 	var all Result
 	var top, pulls, distinct float64
-	for _, z := range Zones() {
-		src, err := NewReader(traceOf(t, z, scale))
+	for _, z := range pulltrace.Zones() {
+		src, err := pulltrace.NewReader(traceOf(t, z, scale))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,27 +62,27 @@ func TestCalibration(t *testing.T) {
 		within(t, z.Name+": pulls", float64(res.Manifests), scale*float64(z.Pulls), 0.001)
 		within(t, z.Name+": clients", float64(res.Clients), max(5, scale*float64(z.Clients)), 0.05)
 		within(t, z.Name+": distinct bytes", float64(res.UniqueBytes), scale*z.Bytes, 0.15)
-		within(t, z.Name+": days", res.To.Sub(res.From).Hours()/24, Days, 0.02)
+		within(t, z.Name+": days", res.To.Sub(res.From).Hours()/24, pulltrace.Days, 0.02)
 		all.Blobs, all.BlobBytes, all.Large, all.LargeBytes = all.Blobs+res.Blobs, all.BlobBytes+res.BlobBytes,
 			all.Large+res.Large, all.LargeBytes+res.LargeBytes
 		all.UniqueBytes += res.UniqueBytes
 		top, pulls, distinct = top+counts.top(), pulls+float64(res.Manifests), distinct+scale*z.Bytes
 	}
 	within(t, "distinct bytes", float64(all.UniqueBytes), distinct, 0.02)
-	within(t, "reads of blobs", float64(all.Blobs), scale*BlobReads, 0.005)
-	within(t, "mean blob", float64(all.BlobBytes)/float64(all.Blobs), MeanBlob, 0.005)
-	within(t, "share of large reads", ratio(all.Large, all.Blobs), LargeReads, 0.02)
-	within(t, "their share of the bytes", ratio(all.LargeBytes, all.BlobBytes), LargeBytes, 0.02)
-	within(t, "pulls of the top tenth", top/pulls, TopPulls, 0.04)
+	within(t, "reads of blobs", float64(all.Blobs), scale*pulltrace.BlobReads, 0.005)
+	within(t, "mean blob", float64(all.BlobBytes)/float64(all.Blobs), pulltrace.MeanBlob, 0.005)
+	within(t, "share of large reads", ratio(all.Large, all.Blobs), pulltrace.LargeReads, 0.02)
+	within(t, "their share of the bytes", ratio(all.LargeBytes, all.BlobBytes), pulltrace.LargeBytes, 0.02)
+	within(t, "pulls of the top tenth", top/pulls, pulltrace.TopPulls, 0.04)
 }
 
 // pullCounter counts the pulls of each image that is read.
 type pullCounter struct {
-	*Reader
+	*pulltrace.Reader
 	pulls map[string]int
 }
 
-func (c *pullCounter) Read() (Request, error) {
+func (c *pullCounter) Read() (pulltrace.Request, error) {
 	q, err := c.Reader.Read()
 	if err == nil && !q.Blob {
 		c.pulls[q.Image]++
@@ -91,14 +93,14 @@ func (c *pullCounter) Read() (Request, error) {
 // top is the pulls of the most popular tenth of the images.
 func (c *pullCounter) top() (n float64) {
 	sorted := slices.SortedFunc(maps.Values(c.pulls), func(a, b int) int { return cmp.Compare(b, a) })
-	for _, pulls := range sorted[:max(1, int(math.Round(TopImages*float64(len(sorted)))))] {
+	for _, pulls := range sorted[:max(1, int(math.Round(pulltrace.TopImages*float64(len(sorted)))))] {
 		n += float64(pulls)
 	}
 	return n
 }
 
 func TestGeneratedTracesLookLikeRegistries(t *testing.T) {
-	z, err := ZoneNamed("stg")
+	z, err := pulltrace.ZoneNamed("stg")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,10 +154,10 @@ func add(m map[string]map[string]bool, k, v string) {
 }
 
 func TestGenerateIsDeterministic(t *testing.T) {
-	z, _ := ZoneNamed("dev")
+	z, _ := pulltrace.ZoneNamed("dev")
 	var a, b, other bytes.Buffer
 	for w, seed := range map[*bytes.Buffer]uint64{&a: 1, &b: 1, &other: 2} {
-		if err := Generate(w, z, 0.02, seed); err != nil {
+		if err := pulltrace.Generate(w, z, 0.02, seed); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -166,7 +168,7 @@ func TestGenerateIsDeterministic(t *testing.T) {
 		t.Error("two seeds made the same trace")
 	}
 	for _, scale := range []float64{0, -1, math.NaN(), 11} {
-		if err := Generate(&a, z, scale, 1); err == nil {
+		if err := pulltrace.Generate(&a, z, scale, 1); err == nil {
 			t.Errorf("scale %g is accepted", scale)
 		}
 	}
@@ -178,7 +180,7 @@ func TestGenerateIsDeterministic(t *testing.T) {
 func TestDefaultPolicyBeatsLRU(t *testing.T) {
 	const scale = 0.02
 	for _, name := range []string{"dal", "stg", "dev"} {
-		z, err := ZoneNamed(name)
+		z, err := pulltrace.ZoneNamed(name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -190,7 +192,7 @@ func TestDefaultPolicyBeatsLRU(t *testing.T) {
 		}
 		trace := filepath.Join(t.TempDir(), name+".json")
 		if err := writeFile(trace, func(w io.Writer) error {
-			return Generate(w, z, scale, lookedSeed+1)
+			return pulltrace.Generate(w, z, scale, lookedSeed+1)
 		}); err != nil {
 			t.Fatal(err)
 		}

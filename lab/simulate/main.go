@@ -18,6 +18,8 @@ import (
 	"dewpoint/internal/api"
 	"dewpoint/internal/config"
 	"dewpoint/internal/pop/evict"
+
+	"dewpoint/testkit/pulltrace"
 )
 
 // options is the command line.
@@ -69,9 +71,9 @@ func (o *options) flags(stdout io.Writer) *pflag.FlagSet {
 	return f
 }
 
-const usage = `Usage: dew simulate [FLAGS] TRACE…
-       dew simulate --generate ZONE -o FILE [--scale S] [--seed N]
-       dew simulate --study [-o docs/pop-study.md] [--scale S] [--seed N]
+const usage = `Usage: dewlab simulate [FLAGS] TRACE…
+       dewlab simulate --generate ZONE -o FILE [--scale S] [--seed N]
+       dewlab simulate --study [-o docs/pop-study.md] [--scale S] [--seed N]
 
 Replay registry traces against the policies that a full cache evicts by. A TRACE is a file of a JSON
 array, as the IBM traces have, plain or .gz, or a directory of them. It needs no daemon.
@@ -79,7 +81,7 @@ array, as the IBM traces have, plain or .gz, or a directory of them. It needs no
 Flags:
 %s`
 
-// Program is the command dew simulate.
+// Program is the command dewlab simulate.
 type Program struct {
 	Version string // of the program, which the study names
 }
@@ -110,7 +112,7 @@ func (p Program) Main(ctx context.Context, args []string, stdout, stderr io.Writ
 
 func misuse(err error) error {
 	e := api.New(api.BadRequest, err.Error())
-	e.Remedy = "see \"dew simulate --help\""
+	e.Remedy = "see \"dewlab simulate --help\""
 	return e
 }
 
@@ -148,7 +150,7 @@ func parseBandwidth(s string) (float64, error) {
 }
 
 func (o *options) runGenerate(stdout io.Writer) (err error) {
-	zone, err := ZoneNamed(o.generate)
+	zone, err := pulltrace.ZoneNamed(o.generate)
 	if err != nil {
 		return misuse(err)
 	}
@@ -162,9 +164,9 @@ func (o *options) runGenerate(stdout io.Writer) (err error) {
 		return misuse(errors.New("a generated trace needs -o FILE, or -o - for standard output"))
 	}
 	if o.out == "-" {
-		return Generate(stdout, zone, o.scale, o.seed)
+		return pulltrace.Generate(stdout, zone, o.scale, o.seed)
 	}
-	return writeFile(o.out, func(w io.Writer) error { return Generate(w, zone, o.scale, o.seed) })
+	return writeFile(o.out, func(w io.Writer) error { return pulltrace.Generate(w, zone, o.scale, o.seed) })
 }
 
 // writeFile writes name, compressed if its name ends in .gz. What is unfinished is removed.

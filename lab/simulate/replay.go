@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"dewpoint/internal/pop/evict"
+
+	"dewpoint/testkit/pulltrace"
 )
 
 // Setup is one way to cache that a trace is replayed against.
@@ -115,7 +117,7 @@ type Point struct {
 
 // Result is what a trace has and what each setup made of it.
 type Result struct {
-	Skipped
+	pulltrace.Skipped
 	Synthetic   bool      `json:"synthetic"` // at least one record says that it is
 	From        time.Time `json:"from"`
 	To          time.Time `json:"to"`
@@ -134,7 +136,7 @@ type Result struct {
 
 // Source is a stream of requests that ends with io.EOF. A Reader is one.
 type Source interface {
-	Read() (Request, error)
+	Read() (pulltrace.Request, error)
 }
 
 // Replay reads the trace once and plays it against all setups. Memory is taken for each distinct blob, image
@@ -170,7 +172,7 @@ func Replay(src Source, cfg Config) (*Result, error) {
 		}
 	}
 	res := r.finish()
-	if read, ok := src.(*Reader); ok {
+	if read, ok := src.(*pulltrace.Reader); ok {
 		res.Skipped = read.Skipped
 	}
 	return res, nil
@@ -201,7 +203,7 @@ type deployment struct {
 }
 
 // play reports whether to go on.
-func (r *replay) play(q Request) bool {
+func (r *replay) play(q pulltrace.Request) bool {
 	if r.res.From.IsZero() {
 		r.res.From = q.Time
 	}
@@ -233,10 +235,10 @@ func (r *replay) play(q Request) bool {
 	return true
 }
 
-func (r *replay) layer(d *deployment, q Request) {
+func (r *replay) layer(d *deployment, q pulltrace.Request) {
 	r.res.Blobs++
 	r.res.BlobBytes += q.Size
-	if q.Size > Large {
+	if q.Size > pulltrace.Large {
 		r.res.Large++
 		r.res.LargeBytes += q.Size
 	}

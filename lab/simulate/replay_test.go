@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"dewpoint/testkit/pulltrace"
 )
 
 func play(t *testing.T, cfg Config, elements ...string) *Result {
@@ -132,7 +134,7 @@ func TestConfigIsChecked(t *testing.T) {
 
 type none struct{}
 
-func (none) Read() (Request, error) { return Request{}, io.EOF }
+func (none) Read() (pulltrace.Request, error) { return pulltrace.Request{}, io.EOF }
 
 func TestReplayOfNothing(t *testing.T) {
 	res, err := Replay(none{}, Config{Setups: []Setup{{Policy: "lru", Size: 1}}})

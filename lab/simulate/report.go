@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"dewpoint/internal/pop/evict"
+
+	"dewpoint/testkit/pulltrace"
 )
 
 // report writes the study's text.
@@ -14,8 +16,8 @@ func (s *study) report(w io.Writer, args []string) error {
 	p := &page{w: w, plots: filepath.Base(s.plots)}
 	p.f("# What a PoP's cache should let go of\n\n")
 	p.f("**All traces here are synthetic.** They are calibrated to published facts of the IBM registry traces; they are not those traces. Run\n")
-	p.f("`dew simulate TRACE…` on the real ones for what they say.\n\n")
-	p.f("    dew simulate %s\n\nseed %d unless another is named, scale %g (but at least %d pulls of each zone), commit %s. The link to the registry has %.0f Mbit/s and %v, the one to the shared cache %.0f Mbit/s and %v; a deployment that moves\nnothing takes %v; layers come one after the other. Of a layer that is in the shared cache a start reads %.0f %%, of one in a node's own what it reads takes no time. The refetch cost that policies are told is in %s.\n\n",
+	p.f("`dewlab simulate TRACE…` on the real ones for what they say.\n\n")
+	p.f("    dewlab simulate %s\n\nseed %d unless another is named, scale %g (but at least %d pulls of each zone), commit %s. The link to the registry has %.0f Mbit/s and %v, the one to the shared cache %.0f Mbit/s and %v; a deployment that moves\nnothing takes %v; layers come one after the other. Of a layer that is in the shared cache a start reads %.0f %%, of one in a node's own what it reads takes no time. The refetch cost that policies are told is in %s.\n\n",
 		strings.Join(args, " "), s.o.seed, s.o.scale, studyPulls, commit(s.version), s.o.cfg.WAN.Bandwidth/1e6,
 		s.o.cfg.WAN.RTT, s.o.cfg.LAN.Bandwidth/1e6, s.o.cfg.LAN.RTT, s.o.cfg.Start, 100*s.o.cfg.Reads, s.o.cfg.Cost)
 	s.writeVerdict(p)
@@ -84,7 +86,7 @@ func (s *study) writeZones(p *page) {
 	}
 	p.f("\nIn all %d reads of blobs, %.2f MB in the mean; blobs over 64 MiB are %s of the reads and %s of the bytes (published of the whole: %d, 14 MB, 6 %%, 65 %%).\n",
 		reads, float64(bytes)/float64(reads)/1e6, percent(ratio(large, reads)), percent(ratio(largeBytes, bytes)),
-		BlobReads)
+		pulltrace.BlobReads)
 	p.f("What is chosen and not published: clients, releases, popularity within the popular tenth, how layers are shared (`internal/simulate/zone.go`, `model.go`).\n\n")
 	p.chart("zones", "hit ratio of a shared LRU cache over its size, by zone")
 }

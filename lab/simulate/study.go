@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"dewpoint/internal/pop/evict"
+
+	"dewpoint/testkit/pulltrace"
 )
 
 // The study's capacities, as shares of a zone's distinct bytes, and its nodes, as many as the thesis has.
@@ -54,7 +56,7 @@ var thesisHits = map[string]float64{"fra": 0.80, "syd": 0.89, "stg": 0.55, "dal"
 
 // zoneStudy is what came of a zone.
 type zoneStudy struct {
-	zone   Zone
+	zone   pulltrace.Zone
 	scale  float64
 	result *Result
 	small  *Totals // LRU with what 32 GB is at this scale
@@ -97,7 +99,7 @@ func runStudy(ctx context.Context, o *options, version string, args []string, lo
 		o.seed = studySeed
 	}
 	for i := range uint64(studySeeds) {
-		for _, z := range Zones() {
+		for _, z := range pulltrace.Zones() {
 			if err := cmp.Or(ctx.Err(), s.sweepZone(z, o.seed+i)); err != nil {
 				return err
 			}
@@ -115,13 +117,15 @@ func runStudy(ctx context.Context, o *options, version string, args []string, lo
 }
 
 // trace writes a zone's trace into the study's directory.
-func (s *study) trace(z Zone, scale float64, seed uint64, limit int) (string, error) {
+func (s *study) trace(z pulltrace.Zone, scale float64, seed uint64, limit int) (string, error) {
 	name := filepath.Join(s.dir, z.Name+".json")
-	return name, writeFile(name, func(w io.Writer) error { return generate(w, z, scale, seed, limit) })
+	return name, writeFile(name, func(w io.Writer) error {
+		return pulltrace.GenerateFirst(w, z, scale, seed, limit)
+	})
 }
 
 // sweepZone replays one trace twice: with the cost that the options name, and with the other.
-func (s *study) sweepZone(z Zone, seed uint64) error {
+func (s *study) sweepZone(z pulltrace.Zone, seed uint64) error {
 	scale := min(1, max(s.o.scale, studyPulls/float64(z.Pulls)))
 	fmt.Fprintf(s.log, "%s: generating and replaying, seed %d, scale %.3g\n", z.Name, seed, scale)
 	name, err := s.trace(z, scale, seed, 0)
@@ -190,7 +194,7 @@ func studySetups(policies []string, working, small int64, separate bool) []Setup
 // replayZone is figures 4.7 and 4.8: so many deployments of the whole zone, against LRU as in the thesis and
 // the default policy.
 func (s *study) replayZone(name string, shared, node float64) error {
-	z, err := ZoneNamed(name)
+	z, err := pulltrace.ZoneNamed(name)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"dewpoint/internal/config"
+
+	"dewpoint/testkit/pulltrace"
 )
 
 // capacity is a cache's size: bytes, or a share of the trace's working set.
@@ -64,7 +66,7 @@ func sweep(policies []string, capacities []capacity, workingSet int64, nodes int
 
 // replayFiles replays files against the setups.
 func replayFiles(cfg Config, files ...string) (*Result, error) {
-	r, err := NewReader(files...)
+	r, err := pulltrace.NewReader(files...)
 	if err != nil {
 		return nil, err
 	}
@@ -202,12 +204,12 @@ func gigabytes(n int64) string {
 // printTrace says what a trace is.
 func (r *Result) printTrace(w io.Writer) {
 	if r.Synthetic {
-		fmt.Fprintln(w, "This trace is synthetic: dew simulate --generate made it.")
+		fmt.Fprintln(w, "This trace is synthetic: dewlab simulate --generate made it.")
 	}
 	fmt.Fprintf(w, "%d records, %d manifests and %d blobs read by %d clients from %d images, %s to %s\n",
 		r.Records, r.Manifests, r.Blobs, r.Clients, r.Images, r.From.UTC().Format("2006-01-02 15:04"),
 		r.To.UTC().Format("2006-01-02 15:04"))
-	if reasons := r.reasons(); len(reasons) > 0 {
+	if reasons := r.List(); len(reasons) > 0 {
 		fmt.Fprintf(w, "not counted: %s\n", strings.Join(reasons, ", "))
 	}
 	fmt.Fprintf(w, "%s read, %s of %d distinct blobs; %d deployments; blobs over 64 MiB: %.1f %% of the reads, %.1f %% of the bytes\n",

@@ -1,5 +1,5 @@
 // Command ctrclient deploys containers through containerd's own client
-// library, for "dew bench deploy". It is a program of its own because the
+// library, for "dewlab bench deploy". It is a program of its own because the
 // library would more than double the processor time of every start of dew.
 //
 // It keeps one connection open. Each line of its standard input is an order,

@@ -1,4 +1,4 @@
-package simulate
+package pulltrace
 
 import (
 	"math"
@@ -14,7 +14,7 @@ import (
 // A repository is built on one of a tenth as many bases, which the popular ones share. A version is three
 // layers of the base, up to three of dependencies and up to four of its own; a release makes new layers from
 // the top down. A client that has pulled a version has its layers; some of the pulls are by machines that are
-// new and have nothing, as many as it takes for blobsPerPull. An image that was just pulled is often pulled
+// new and have nothing, as many as it takes for BlobsPerPull. An image that was just pulled is often pulled
 // by the next client too: machines start together.
 type model struct {
 	zone   Zone
@@ -161,7 +161,7 @@ func (m *model) pull(second float64, on events) {
 
 // isNew says whether the client is a new machine. It holds the mean of blobs per pull.
 func (m *model) isNew() bool {
-	short := blobsPerPull()*float64(m.pulls+1) - float64(m.reads)
+	short := BlobsPerPull()*float64(m.pulls+1) - float64(m.reads)
 	return m.rng.Float64() < min(max(0.5+short/200, 0), 1)
 }
 

@@ -1,4 +1,4 @@
-package simulate
+package pulltrace
 
 import (
 	"fmt"
@@ -72,8 +72,8 @@ func (z Zone) scaled(by float64) Zone {
 	return z
 }
 
-// blobsPerPull is the same in all zones: the published reads over all pulls of table 4.1, 6.84.
-func blobsPerPull() float64 {
+// BlobsPerPull is the same in all zones: the published reads over all pulls of table 4.1, 6.84.
+func BlobsPerPull() float64 {
 	pulls := 0
 	for _, z := range Zones() {
 		pulls += z.Pulls

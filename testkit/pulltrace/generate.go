@@ -1,4 +1,4 @@
-package simulate
+package pulltrace
 
 import (
 	"bufio"

@@ -1,4 +1,4 @@
-package simulate
+package pulltrace
 
 import (
 	"bufio"
@@ -324,8 +324,8 @@ func (r *Reader) Close() {
 	r.open, r.waiting = nil, nil
 }
 
-// reasons lists what was skipped, the most frequent first.
-func (s *Skipped) reasons() []string {
+// List gives what was skipped, the most frequent first.
+func (s *Skipped) List() []string {
 	var keys []string
 	for k := range s.Reasons {
 		keys = append(keys, k)
