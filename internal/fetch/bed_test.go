@@ -97,9 +97,9 @@ func (b *bed) pull(p registrytest.Pushed) *image.Image {
 	b.must(pull.WaitComplete(ctx))
 	cancel()
 	b.eventually("the end of the pull's hold", func() bool {
-		b.holdMu.Lock()
-		defer b.holdMu.Unlock()
-		return !b.holds[pull]
+		b.holds.mu.Lock()
+		defer b.holds.mu.Unlock()
+		return !b.holds.pulls[pull]
 	})
 	return pull.Image
 }

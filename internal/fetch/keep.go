@@ -36,7 +36,7 @@ func (p *Puller) Collect(ctx context.Context, want int64, inUse func(digest.Dige
 		if ctx.Err() != nil || i > 0 && freed.Bytes >= want {
 			break
 		}
-		n, err := p.cfg.Layers.RemovePartial(p.claimed(inUse), age)
+		n, err := p.cfg.Layers.RemovePartial(p.holds.Claimed(inUse), age)
 		freed.Bytes += n
 		errs = errors.Join(errs, err)
 	}
@@ -62,7 +62,7 @@ func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(diges
 	defer p.collecting.Unlock()
 	idle, errs := p.idleImages(want)
 	p.order.look(p.cfg.Layers.Layers(), p.cfg.Catalog.Sharing())
-	c := &collection{p: p, claimed: p.claimed(inUse), idle: idle, freed: freed}
+	c := &collection{p: p, claimed: p.holds.Claimed(inUse), idle: idle, freed: freed}
 	errs = errors.Join(errs, c.run(ctx, want))
 	if p.site != nil && len(idle) > 0 {
 		c.owed = true
@@ -146,7 +146,7 @@ func (p *Puller) isStale(l *layer.Layer) bool { return time.Since(l.Used()) >= p
 
 // retireUnused lets go of partial layers that nothing mounts or is about to.
 func (p *Puller) retireUnused(inUse func(digest.Digest) bool) {
-	claimed := p.claimed(inUse)
+	claimed := p.holds.Claimed(inUse)
 	for _, part := range p.cfg.Layers.Partials() {
 		if id := part.Layer.DiffID; part.Age() >= p.fresh && !claimed(id) {
 			p.cfg.Layers.Retire(id)
@@ -160,7 +160,7 @@ const releaseWait = 2 * time.Second
 
 // awaitReleased waits until no unused layer is partial any more.
 func (p *Puller) awaitReleased(ctx context.Context, inUse func(digest.Digest) bool) {
-	claimed := p.claimed(inUse)
+	claimed := p.holds.Claimed(inUse)
 	for deadline := time.Now().Add(releaseWait); time.Now().Before(deadline) &&
 		ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
 		if !slices.ContainsFunc(p.cfg.Layers.Partials(), func(part *layer.Partial) bool {
@@ -171,16 +171,11 @@ func (p *Puller) awaitReleased(ctx context.Context, inUse func(digest.Digest) bo
 	}
 }
 
-// claimed is inUse with the pulls under way. It is called with the store locked.
-func (p *Puller) claimed(inUse func(digest.Digest) bool) func(digest.Digest) bool {
-	return func(id digest.Digest) bool { return p.isHeld(id) || inUse(id) }
-}
-
 // gone reports whether no layer of img is here or wanted here. An image
 // without layers is never gone.
 func (p *Puller) gone(img *image.Image, inUse func(digest.Digest) bool) bool {
 	for _, l := range img.Layers {
-		if _, err := p.cfg.Layers.Peek(l.DiffID); err == nil || p.isHeld(l.DiffID) || inUse(l.DiffID) {
+		if _, err := p.cfg.Layers.Peek(l.DiffID); err == nil || p.holds.Held(l.DiffID) || inUse(l.DiffID) {
 			return false
 		}
 	}
@@ -197,7 +192,7 @@ func (p *Puller) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Fre
 	}
 	p.retireUnused(inUse)
 	p.awaitReleased(ctx, inUse)
-	n, perr := p.cfg.Layers.RemovePartial(p.claimed(inUse), 0)
+	n, perr := p.cfg.Layers.RemovePartial(p.holds.Claimed(inUse), 0)
 	freed, err := p.Collect(ctx, math.MaxInt64, inUse)
 	freed.Bytes += n
 	if p.site != nil {
@@ -206,41 +201,4 @@ func (p *Puller) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Fre
 		}
 	}
 	return freed, errors.Join(perr, err)
-}
-
-// hold keeps the layers of a pull from being collected until its context ends.
-func (p *Puller) hold(ctx context.Context, pull *Pull) {
-	p.holdMu.Lock()
-	p.holds[pull] = true
-	p.holdMu.Unlock()
-	context.AfterFunc(ctx, func() {
-		p.holdMu.Lock()
-		delete(p.holds, pull)
-		p.holdMu.Unlock()
-	})
-}
-
-// give keeps a layer from being collected until it is called with -1.
-func (p *Puller) give(id digest.Digest, n int) {
-	p.holdMu.Lock()
-	defer p.holdMu.Unlock()
-	if p.given[id] += n; p.given[id] == 0 {
-		delete(p.given, id)
-	}
-}
-
-func (p *Puller) isHeld(id digest.Digest) bool {
-	p.holdMu.Lock()
-	defer p.holdMu.Unlock()
-	if p.given[id] > 0 {
-		return true
-	}
-	for pull := range p.holds {
-		for _, l := range pull.layers {
-			if l.DiffID == id {
-				return true
-			}
-		}
-	}
-	return false
 }

@@ -72,7 +72,7 @@ func TestCollectKeepsWhatIsWanted(t *testing.T) {
 		t.Error("the record of an image that is gone stays")
 	}
 	release()
-	b.eventually("the end of the pull's hold", func() bool { return !b.isHeld(heldID) })
+	b.eventually("the end of the pull's hold", func() bool { return !b.holds.Held(heldID) })
 	if freed, err := b.Collect(t.Context(), math.MaxInt64, inUse); err != nil || len(freed.Layers) != 1 ||
 		b.has(heldID) {
 		t.Error(freed, err)
@@ -88,7 +88,7 @@ func TestCollectAsksForHoldsEachTime(t *testing.T) {
 	defer release()
 	inUse := func(id digest.Digest) bool {
 		if id == first { // the moment between the first and the second
-			b.hold(ctx, &Pull{layers: second.Layers})
+			b.holds.hold(ctx, &Pull{layers: second.Layers})
 		}
 		return false
 	}
@@ -132,13 +132,13 @@ func TestCollectTakesAbandonedFillsFirst(t *testing.T) {
 func TestCollectKeepsWhatIsCopiedIntoTheStore(t *testing.T) {
 	b := newBed(t)
 	id := b.pull(b.push("a", 1)).Layers[0].DiffID
-	b.give(id, 1)
-	b.give(id, 1)
-	b.give(id, -1)
+	b.holds.Give(id, 1)
+	b.holds.Give(id, 1)
+	b.holds.Give(id, -1)
 	if _, err := b.Collect(t.Context(), math.MaxInt64, nobody); err != nil || !b.has(id) {
 		t.Error("it went", err)
 	}
-	b.give(id, -1)
+	b.holds.Give(id, -1)
 	if _, err := b.Collect(t.Context(), math.MaxInt64, nobody); err != nil || b.has(id) {
 		t.Error("it stays", err)
 	}

@@ -39,7 +39,7 @@ func (p *Puller) idleImages(want int64) (map[string]bool, error) {
 // What lies in the PoP's store takes no room here that would come back; what is on its way there stays, and,
 // unless owed, what it would not take yet.
 func (p *Puller) onlyIdle(l *layer.Layer, idle map[string]bool, owed bool) (images []image.Reference) {
-	if len(idle) == 0 || l.At != "" || !l.Complete() || p.isHeld(l.DiffID) || !p.isStale(l) ||
+	if len(idle) == 0 || l.At != "" || !l.Complete() || p.holds.Held(l.DiffID) || !p.isStale(l) ||
 		p.site != nil && p.site.indebted(l.DiffID, owed) {
 		return nil
 	}

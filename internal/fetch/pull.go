@@ -71,9 +71,8 @@ type Puller struct {
 
 	collecting sync.Mutex // held while layers are being collected; taken before all others
 
-	holdMu sync.Mutex            // nothing is locked while it is held
-	holds  map[*Pull]bool        // pulls whose layers must stay
-	given  map[digest.Digest]int // layers that are being copied into the PoP's store, and must stay
+	holdMu sync.Mutex // of the two below; nothing is locked while it is held
+	holds  *Holds
 	// By reference: how many pulls are under way, and what is closed when containerd has forgotten the image.
 	pulling  map[string]int
 	retiring map[string]chan struct{}
@@ -85,7 +84,7 @@ func NewPuller(cfg Config) *Puller {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	p := &Puller{cfg: cfg, sessions: map[digest.Digest]*session{}, origins: map[digest.Digest]*origin{},
-		wants: map[want]bool{}, holds: map[*Pull]bool{}, given: map[digest.Digest]int{}, sessionIdle: time.Minute,
+		wants: map[want]bool{}, holds: newHolds(), sessionIdle: time.Minute,
 		fresh: 2 * time.Second}
 	p.slots, p.hoursEvery = map[string]*semaphore.Weighted{}, time.Minute
 	p.pulling, p.retiring = map[string]int{}, map[string]chan struct{}{}
@@ -223,7 +222,7 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 		renew: map[digest.Digest]*sync.Once{}}
 	holding, unhold := context.WithCancel(ctx)
 	pull.unhold = unhold
-	p.hold(holding, pull)
+	p.holds.hold(holding, pull)
 	if p.site != nil {
 		actx, step := trace.Start(ctx, "attach")
 		lost := p.site.attach(actx, img, look.attaching)

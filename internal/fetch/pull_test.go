@@ -142,7 +142,7 @@ func TestSessionGoesOnBetweenCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.eventually("the layers that nobody asked for", func() bool { return b.has(p.Layers[2].DiffID) })
-	if !b.isHeld(p.Layers[0].DiffID) {
+	if !b.holds.Held(p.Layers[0].DiffID) {
 		t.Error("the layers of a session may be collected")
 	}
 	if n := b.reg.Count("/manifests/"); n > 2 {
@@ -155,7 +155,7 @@ func TestSessionGoesOnBetweenCalls(t *testing.T) {
 	if _, err := b.Fetch(t.Context(), Want{Ref: b.ref(p.Ref), Manifest: p.Digest, Layer: p.Config}); err == nil {
 		t.Error("a layer that the image does not have was given")
 	}
-	b.eventually("the end of the session", func() bool { return !b.isHeld(p.Layers[0].DiffID) })
+	b.eventually("the end of the session", func() bool { return !b.holds.Held(p.Layers[0].DiffID) })
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.sessions) != 0 {
@@ -203,7 +203,7 @@ func TestNoSessionAfterClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.must(b.Close())
-	b.eventually("the end of the hold", func() bool { return !b.isHeld(p.Layers[0].DiffID) })
+	b.eventually("the end of the hold", func() bool { return !b.holds.Held(p.Layers[0].DiffID) })
 	if _, err := b.Fetch(t.Context(), b.want(p, 0)); !errors.Is(err, errClosed) {
 		t.Error(err)
 	}

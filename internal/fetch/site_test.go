@@ -534,7 +534,7 @@ func TestPruneTakesMarks(t *testing.T) {
 	id := a.bring(p)[0].Layer.DiffID
 	a.published(id)
 	b.bring(p)
-	b.eventually("the pull has let go of it", func() bool { return !b.isHeld(id) })
+	b.eventually("the pull has let go of it", func() bool { return !b.holds.Held(id) })
 	for _, inUse := range []bool{true, false} {
 		_, err := b.Prune(t.Context(), func(digest.Digest) bool { return inUse })
 		b.must(err)

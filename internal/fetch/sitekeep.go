@@ -309,7 +309,7 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 // unuseIdle detaches what of the store nothing here has used for long, or less long when the store needs
 // room, and takes this node's marks from what nothing uses.
 func (s *site) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest.Digest) bool) {
-	claimed := s.p.claimed(inUse)
+	claimed := s.p.holds.Claimed(inUse)
 	layers := s.p.cfg.Layers.Layers()
 	idle := idleAttached
 	if s.isPressed() {

@@ -52,9 +52,9 @@ func (s *site) lead(ctx context.Context, b *blob, f *layer.Fill, lease pop.Lease
 	s.mu.Unlock()
 	s.seed(f, id, left)
 	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += b.l.Size })
-	s.p.give(id, 1)
+	s.p.holds.Give(id, 1)
 	s.p.work.Go(func() {
-		defer s.p.give(id, -1)
+		defer s.p.holds.Give(id, -1)
 		s.owes(id)
 		l := &leader{copier: copier{s: s, id: id, image: b.img.Ref.String(), lease: lease}, f: f, began: time.Now()}
 		l.run(s.p.life)
@@ -280,7 +280,7 @@ type leader struct {
 func (s *site) giveWay(ctx context.Context) {
 	tick := time.NewTicker(giveWayLook)
 	defer tick.Stop()
-	for since := time.Now(); time.Since(since) < giveWayMost && s.p.busy() && s.p.cfg.Link.idle(); {
+	for since := time.Now(); time.Since(since) < giveWayMost && s.p.holds.Busy() && s.p.cfg.Link.idle(); {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -276,7 +276,7 @@ func TestOwedLayersLeaveAFullCacheLast(t *testing.T) {
 		a.must(err)
 		return !a.has(rec.DiffID)
 	}
-	a.eventually("nobody holds it", func() bool { return !a.isHeld(rec.DiffID) && !a.isPulled(ref) })
+	a.eventually("nobody holds it", func() bool { return !a.holds.Held(rec.DiffID) && !a.isPulled(ref) })
 	a.site.owes(rec.DiffID)
 	if collect() {
 		t.Fatal("a layer on its way to the store was removed")

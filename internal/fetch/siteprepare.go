@@ -124,7 +124,7 @@ func (s *site) demanded(e pop.Event) {
 	s.ready.stays(e.Key)
 	if ref, err := image.ParseReference(e.Key); err == nil {
 		if img := s.p.cfg.Catalog.Get(ref); img != nil &&
-			(s.p.have(img) || slices.ContainsFunc(idsOf(img), s.p.isHeld)) {
+			(s.p.have(img) || slices.ContainsFunc(idsOf(img), s.p.holds.Held)) {
 			return
 		}
 	}
@@ -301,7 +301,7 @@ func (s *site) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) 
 	defer s.ready.letting.Unlock()
 	var rest []digest.Digest
 	for _, id := range ids {
-		if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" && !s.p.isHeld(id) {
+		if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" && !s.p.holds.Held(id) {
 			s.ready.setRest(id, true) // from here on who mounts it marks it
 			rest = append(rest, id)
 		}
@@ -419,19 +419,12 @@ func (s *site) quiet(ctx context.Context) bool {
 		now, sum := time.Now(), waited()
 		pressed := float64(sum-before) > quietShare*float64(now.Sub(at)) && now.Sub(began) < quietMost
 		at, before = now, sum
-		if s.p.busy() || pressed {
+		if s.p.holds.Busy() || pressed {
 			since = now
 		} else if now.Sub(since) >= prepareRest {
 			return true
 		}
 	}
-}
-
-// busy reports whether a pull is under way.
-func (p *Puller) busy() bool {
-	p.holdMu.Lock()
-	defer p.holdMu.Unlock()
-	return len(p.holds) > 0
 }
 
 func idsOf(img *image.Image) (ids []digest.Digest) {
@@ -482,7 +475,7 @@ func (s *site) introduce(ctx context.Context, img *image.Image) error {
 		return errors.New("not all of its layers could be attached")
 	}
 	s.ready.note(img.Ref)
-	if s.p.busy() { // who deploys it now may have looked before
+	if s.p.holds.Busy() { // who deploys it now may have looked before
 		s.ready.drop(img.Ref)
 		return errors.New("something is deployed here")
 	}

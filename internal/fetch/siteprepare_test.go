@@ -257,9 +257,9 @@ func TestReadyMetMeanwhile(t *testing.T) {
 	a := s.node("a", nil)
 	b, e := s.preparing("b", 4)
 	busy := new(Pull)
-	b.holdMu.Lock()
-	b.holds[busy] = true // is under way
-	b.holdMu.Unlock()
+	b.holds.mu.Lock()
+	b.holds.pulls[busy] = true // is under way
+	b.holds.mu.Unlock()
 	p, q := a.push("app", 1), a.push("other", 2)
 	a.bring(p)
 	wishes := func() int { return len(b.site.ready.wishes()) }
@@ -268,9 +268,9 @@ func TestReadyMetMeanwhile(t *testing.T) {
 	b.site.ready.met(b.ref(p.Ref).String())
 	a.bring(q)
 	b.eventually("another is heard of", func() bool { return wishes() == 1 })
-	b.holdMu.Lock()
-	delete(b.holds, busy)
-	b.holdMu.Unlock()
+	b.holds.mu.Lock()
+	delete(b.holds.pulls, busy)
+	b.holds.mu.Unlock()
 	s.awaitReady(e, q)
 	if e.has(p) {
 		t.Error("it is made ready, though nobody wants it any more")

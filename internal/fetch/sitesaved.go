@@ -54,8 +54,8 @@ func (p *Puller) Give(ctx context.Context, id digest.Digest) error {
 	if have.At != "" {
 		return nil
 	}
-	p.give(id, 1)
-	defer p.give(id, -1)
+	p.holds.Give(id, 1)
+	defer p.holds.Give(id, -1)
 	return p.site.republish(ctx, have)
 }
 
