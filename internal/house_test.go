@@ -29,7 +29,7 @@ var large = map[string]int{
 	"checkpoint/store.Store": 81,
 	"engine.Engine":          176,
 	"engine.known":           42,
-	"fetch.Puller":           104,
+	"fetch.Puller":           99,
 	"fetch.site":             136,
 	"layer.Store":            45,
 	"pop.Store":              113,
@@ -37,7 +37,7 @@ var large = map[string]int{
 	"server.Daemon":          142,
 	"snapshot.Snapshotter":   60,
 	"engine":                 7313,
-	"fetch":                  9610,
+	"fetch":                  9628,
 }
 
 // tree is every Go file of the project, by its path from the root, but for generated ones.

@@ -1,4 +1,4 @@
-// Package daemon is dewd: it builds the node's parts in the order of their
+// Package server is dewd: it builds the node's parts in the order of their
 // dependence, serves containerd and the API, and carries API calls to the
 // parts.
 //

@@ -1,4 +1,4 @@
-// Package node holds what a node can be asked and what it answers.
+// Package spec holds what a node can be asked and what it answers.
 //
 // A Request to deploy becomes a Record; meanwhile a Watch is told of stages
 // and layers. Containers, images and findings are described by plain structs
