@@ -55,7 +55,7 @@ test:
 	$(MAKE) build images lint
 	scripts/test
 
-# The second checkpoint engine, where DMTCP is installed: docs/checkpoints-dmtcp.md.
+# The second checkpoint engine, where DMTCP is installed: docs/design/checkpoints-dmtcp.md.
 test-dmtcp:
 	@command -v dmtcp_launch >/dev/null || { echo "dmtcp_launch is not in PATH" >&2; exit 1; }
 	go test -count=1 -tags dmtcp -run 'TestProbe|TestContract/(Lacks|Things|Clones|Uncopied)' ./internal/checkpoint/dmtcp

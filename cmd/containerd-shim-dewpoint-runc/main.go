@@ -3,7 +3,7 @@
 // one (package shimgroup). Its heap may grow to several times what is in use
 // before the collector runs: containerd-shim-runc-v2 has it run each time that
 // this has grown by 40 %, which took a fifth of the shim's processor time while
-// many containers were made (docs/creation.md).
+// many containers were made (docs/design/creation.md).
 package main
 
 import (

@@ -5,7 +5,7 @@
 //
 // It is executed four times in a container's life, and each time what counts is
 // how soon it is gone: a static C program takes a quarter of what one in Go does
-// to start (docs/creation.md).
+// to start (docs/design/creation.md).
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 """A client of a Dewpoint node, made of Python's standard library alone.
 
-The API is described at /openapi.yaml of a node and in docs/api.md. Requests and answers are
+The API is described at /openapi.yaml of a node and in docs/operate/api.md. Requests and answers are
 dictionaries as protobuf's JSON has them: names in lowerCamelCase, 64-bit integers as strings,
 durations as "1.5s", and what is zero, false or empty left out.
 

@@ -51,7 +51,7 @@ const (
 	KeyReused      Code = "key_reused"
 )
 
-// The exit codes of commands, listed in docs/cli.md.
+// The exit codes of commands, listed in docs/use/cli.md.
 const (
 	ExitFailure      = 1
 	ExitUsage        = 2

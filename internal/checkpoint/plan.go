@@ -24,7 +24,7 @@ const (
 // What a restore is expected to take where that was not measured.
 const (
 	floor        = 0.15  // seconds: runc, CRIU, namespaces
-	carriedFloor = 1.0   // seconds, by an engine that the container carries: docs/checkpoints-dmtcp.md
+	carriedFloor = 1.0   // seconds, by an engine that the container carries: docs/design/checkpoints-dmtcp.md
 	lazyFloor    = 0.6   // seconds, where memory comes while the processes run
 	readRate     = 600e6 // bytes of memory a second, from this node
 	fetchRate    = 80e6  // bytes a second, from the PoP's store

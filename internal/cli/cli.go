@@ -8,7 +8,7 @@
 // asked for goes to standard output, as a table or, with --json, as one JSON
 // document; progress and errors go to standard error. A command that fails
 // returns an error. It becomes one line and an exit code in Main, and only
-// there; docs/cli.md lists the codes.
+// there; docs/use/cli.md lists the codes.
 package cli
 
 import (

@@ -20,7 +20,7 @@ import (
 
 // spareShims starts a shim ahead, when there is none that the next container
 // could join: starting one is a third of what it takes to start the first
-// container of a group (docs/creation.md). It does what containerd did for an
+// container of a group (docs/design/creation.md). It does what containerd did for an
 // earlier group, as the program of package shimgroup has noted; so there is no
 // spare before the first container of this process's life, nor where the
 // containerd is the system's, whose shims belong into its own cgroup.

@@ -10,7 +10,7 @@ import (
 	"dewpoint/testkit/registrytest"
 )
 
-// known is an image with its pack, as docs/benchmarks.md has them.
+// known is an image with its pack, as docs/research/benchmarks.md has them.
 type known struct {
 	absent, start int64   // bytes of the layers; of tables and chunks
 	misses        float64 // as opened expects them

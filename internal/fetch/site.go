@@ -318,7 +318,7 @@ func (b *blob) Prepare(ctx context.Context, f *layer.Fill) (layer.Way, error) {
 	return b.p.site.way(ctx, b, f)
 }
 
-// way finds the way of a layer into this node (docs/pop.md): out of the store, from
+// way finds the way of a layer into this node (docs/operate/pop.md): out of the store, from
 // the node that is fetching it, or, with its lease, from the registry.
 func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, error) {
 	id := b.l.DiffID

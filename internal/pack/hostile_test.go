@@ -342,7 +342,7 @@ func TestPartsLie(t *testing.T) {
 	}
 }
 
-// rawPoints encodes points as docs/formats.md says.
+// rawPoints encodes points as docs/design/formats.md says.
 func rawPoints(list ...[6]uint64) []byte {
 	b := binary.AppendUvarint(nil, uint64(len(list)))
 	for _, p := range list {

@@ -10,7 +10,7 @@
 // layers' tars that a run has read, chunks being in the order of first use.
 // Points are places at which a compressed layer can be entered, a window the
 // output before such a place. Files are digests of the files in the tar.
-// docs/formats.md has every byte.
+// docs/design/formats.md has every byte.
 //
 // A Profile says which pages runs have read. Build makes the pack of a profile
 // and of complete layers. Open reads a pack as it arrives, part by part; who has

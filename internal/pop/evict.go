@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultPolicy is the policy that the study recommends (docs/pop-study.md).
+// DefaultPolicy is the policy that the study recommends (docs/research/pop-study.md).
 const DefaultPolicy = evict.Default
 
 const evictLease = "evict"

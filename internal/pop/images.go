@@ -24,7 +24,7 @@ func imageOf(ref string) string {
 	return path.Join(imagesDir, hex.EncodeToString(sum[:])+".json")
 }
 
-// PutImage records what a reference was resolved to: an image record (docs/formats.md), one JSON
+// PutImage records what a reference was resolved to: an image record (docs/design/formats.md), one JSON
 // value. Other nodes are told. It is written over what is there, which may be longer; who reads
 // a record that is being written gets one that does not verify, and asks the registry.
 func (s *Store) PutImage(ctx context.Context, ref string, record []byte) error {

@@ -353,7 +353,7 @@ func (s *Store) tell(ctx context.Context, e Event) {
 	}
 }
 
-// maxTable bounds a table (docs/formats.md).
+// maxTable bounds a table (docs/design/formats.md).
 const maxTable = 128 << 20
 
 func packTable(table []byte) []byte {

@@ -395,7 +395,7 @@ func (d *Daemon) checkpointFinding(ctx context.Context) []spec.Finding {
 	a, err := d.checkpoints.Probe(ctx)
 	if err != nil {
 		f.Level, f.Detail, f.Remedy = spec.LevelNote, err.Error(),
-			"see docs/checkpoints.md; containers boot meanwhile"
+			"see docs/use/checkpoints.md; containers boot meanwhile"
 		return []spec.Finding{f}
 	}
 	f.Detail = "work: " + a.Engine + " " + a.Version

@@ -66,9 +66,9 @@ var (
 	quoted = regexp.MustCompile("`([a-z_]+)`")
 )
 
-// docs/metrics.md lists the metrics that there are, with their types and labels.
+// docs/operate/metrics.md lists the metrics that there are, with their types and labels.
 func TestMetricsAreDocumented(t *testing.T) {
-	b, err := os.ReadFile("../../docs/metrics.md")
+	b, err := os.ReadFile("../../docs/operate/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,5 +22,5 @@
 // published numbers come out, then plays the same users again and writes.
 //
 // The command dewlab simulate (Program) does these three things; with --study it does them all and writes
-// docs/pop-study.md.
+// docs/research/pop-study.md.
 package simulate

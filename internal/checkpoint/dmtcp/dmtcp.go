@@ -28,7 +28,7 @@
 // That is also where an error may leave a container other than it was: if the
 // coordinator does not finish within a minute, the processes may be stopped.
 //
-// What a dump does not carry over is in docs/checkpoints-dmtcp.md. The image files
+// What a dump does not carry over is in docs/design/checkpoints-dmtcp.md. The image files
 // have the names that DMTCP gives them, and are all of a checkpoint.
 package dmtcp
 

@@ -171,7 +171,7 @@ func noExec(context.Context, []string, []string, io.Writer) (int, error) {
 }
 
 // checkClones wants that without agents exactly these values repeat, so that the
-// table in docs/uniqueness.md is true, and that with them none does.
+// table in docs/use/uniqueness.md is true, and that with them none does.
 func checkClones(t *testing.T, agent Agent, repeats []string, start func(t *testing.T, b *bed)) {
 	t.Run("without", func(t *testing.T) {
 		b := newBed(t)

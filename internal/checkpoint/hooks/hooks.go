@@ -4,7 +4,7 @@
 // Clones of one checkpoint begin as the same process: the same random generators,
 // keys drawn ahead, identifiers, connections. The kernel's randomness is each
 // clone's own, as are host name and addresses; what lives in a process's memory
-// only the process can renew. docs/uniqueness.md says which is which.
+// only the process can renew. docs/use/uniqueness.md says which is which.
 //
 // # Commands
 //

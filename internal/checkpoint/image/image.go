@@ -12,7 +12,7 @@
 //
 //	DEWCKPT1 | meta: tar, zstd | chunk: zstd | chunk … | index: zstd | footer
 //
-// docs/formats.md has it byte by byte. The same directory gives the same bytes.
+// docs/design/formats.md has it byte by byte. The same directory gives the same bytes.
 //
 // What a Reader reads may be anything: it is bounded in memory, verified before it is
 // given out, and names no path outside the directory that it is to be written to. The

@@ -79,7 +79,7 @@ type Config struct {
 // Defaults of Config.
 const (
 	// SlotsPerProcessor: with 6 slots a burst of 24 on two processors went no slower than with any other number
-	// (BenchmarkSlots in test), and took a third less than with 2 (docs/creation.md, "How many at once").
+	// (BenchmarkSlots in test), and took a third less than with 2 (docs/design/creation.md, "How many at once").
 	SlotsPerProcessor = 3
 	DefaultQueue      = 1024
 	defaultEstimate   = 24 << 20

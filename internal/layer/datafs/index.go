@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// index reads a layer's EROFS index (package erofs writes them; docs/erofs.md
+// index reads a layer's EROFS index (package erofs writes them; docs/design/erofs.md
 // has the subset) in place of a kernel that cannot. Nothing of it is kept in
 // memory. An index that is not well formed gives errors and no more. It is safe
 // for concurrent use.

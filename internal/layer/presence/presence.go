@@ -10,7 +10,7 @@
 // and a reader goes on while dewd is dead.
 //
 // What a presence file says holds for the boot that wrote it: after a power cut
-// pages may be missing that it calls present. docs/formats.md has the layout.
+// pages may be missing that it calls present. docs/design/formats.md has the layout.
 package presence
 
 import (

@@ -175,7 +175,7 @@ func (t *Table) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// MarshalBinary encodes the table as docs/formats.md has it. There is no error.
+// MarshalBinary encodes the table as docs/design/formats.md has it. There is no error.
 func (t *Table) MarshalBinary() ([]byte, error) {
 	return append(t.appendRuns(make([]byte, 0, t.encodedSize())), t.data...), nil
 }

@@ -21,7 +21,7 @@
 // A layer is foreign input. Names that leave the root, paths through symbolic
 // links, sizes that cannot be, and archives beyond the stated limits are
 // refused with an Error that names the entry and wraps ErrUnsafe, ErrCorrupt
-// or ErrLimit. docs/erofs.md says which names are refused and why.
+// or ErrLimit. docs/design/erofs.md says which names are refused and why.
 package toc
 
 import (

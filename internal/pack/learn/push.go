@@ -66,7 +66,7 @@ func privateKey(text []byte) (ed25519.PrivateKey, error) {
 	return key, nil
 }
 
-// artifact is what docs/formats.md says of a published pack.
+// artifact is what docs/design/formats.md says of a published pack.
 func artifact(img *image.Image, f *os.File, id digest.Digest, size int64,
 	header digest.Digest) registry.Artifact {
 	return registry.Artifact{Type: pack.MediaType, Subject: img.Desc,

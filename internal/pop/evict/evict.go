@@ -89,7 +89,7 @@ type Policy interface {
 	Snapshot() ([]byte, error)
 }
 
-// Default is the policy that wins the study (docs/pop-study.md).
+// Default is the policy that wins the study (docs/research/pop-study.md).
 const Default = "contest"
 
 // Names lists the policies, the thesis's first.

@@ -93,7 +93,7 @@ type Content interface {
 	Follow(ctx context.Context, id digest.Digest, off int64) (r io.ReadCloser, size int64, err error)
 	// Range gives verified bytes [from, to) of a layer, fetching them first if the layer is partial here.
 	Range(ctx context.Context, id digest.Digest, from, to int64) (io.ReadCloser, error)
-	// Table gives a layer's table, as docs/formats.md has it.
+	// Table gives a layer's table, as docs/design/formats.md has it.
 	Table(ctx context.Context, id digest.Digest) ([]byte, error)
 	// Pack gives the startup pack of the image with this manifest.
 	Pack(ctx context.Context, manifest digest.Digest) (io.ReadCloser, error)

@@ -8,7 +8,7 @@
 // bounded: every label has few values, known beforehand, and names of images,
 // containers, callers and layers are never labels (they are in the records).
 //
-// docs/metrics.md lists them all; a test compares.
+// docs/operate/metrics.md lists them all; a test compares.
 package metrics
 
 import (

@@ -81,7 +81,7 @@ func (Output_Stream) EnumDescriptor() ([]byte, []int) {
 // Error is the detail of a failed call.
 type Error struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`       // see docs/cli.md: not_found, disk_full, …
+	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`       // see docs/use/cli.md: not_found, disk_full, …
 	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"` // one line: what happened
 	Remedy        string                 `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`   // what to do; may be empty
 	Exit          int32                  `protobuf:"varint,4,opt,name=exit,proto3" json:"exit,omitempty"`      // exit code of a command that fails for this
