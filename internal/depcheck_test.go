@@ -27,7 +27,7 @@ var order = [][]string{
 	{"fetch"},
 	{"snapshot"},
 	{"pack/learn"},
-	{"engine/launch", "engine/logfile", "engine/metadb", "engine/network", "engine/program", "engine/shimgroup"},
+	{"engine/account", "engine/launch", "engine/logfile", "engine/metadb", "engine/network", "engine/program", "engine/shimgroup"},
 	{"engine"},
 	{"deploy/ready"},
 	{"checkpoint"},

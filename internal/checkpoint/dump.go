@@ -59,9 +59,7 @@ func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r sto
 	if err := m.whole(ctx, name); err != nil {
 		return r, d, err
 	}
-	m.mu.Lock()
-	made := m.makes(c.fit.kind())
-	m.mu.Unlock()
+	made := m.making.begin(c.fit.kind())
 	defer made()
 	below, err := m.below(ctx, c)
 	if err != nil {
@@ -73,7 +71,7 @@ func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r sto
 		return r, d, err
 	}
 	below.then(remove)
-	done, err := m.turn(ctx, name)
+	done, err := m.making.turn(ctx, name)
 	if err != nil {
 		return r, d, err
 	}
@@ -298,8 +296,8 @@ func (m *Manager) keep(ctx context.Context, c *subject, s saved, work string) (s
 		r.Boot = m.bootOf(ctx, c)
 	}
 	if s.info.Entries > 0 {
-		m.hold(s.upper, 1)
-		defer m.hold(s.upper, -1)
+		m.making.hold(s.upper, 1)
+		defer m.making.hold(s.upper, -1)
 		if err := m.cfg.Layers.Add(ctx, s.tar, s.upper, s.size); err != nil {
 			return r, fmt.Errorf("keep the writable layer: %w", err)
 		}

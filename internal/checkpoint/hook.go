@@ -6,9 +6,9 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -44,7 +44,7 @@ func (m *Manager) Dress(s *engine.Spec) error {
 	if err != nil || len(agents) == 0 {
 		return err
 	}
-	dir, err := m.agents()
+	dir, err := m.agents.install()
 	if err != nil {
 		return fmt.Errorf("agents: %w", err)
 	}
@@ -86,20 +86,28 @@ func overlay(s *engine.Spec, agents []hooks.Agent) []string {
 	return out
 }
 
-// agents installs them, once.
-func (m *Manager) agents() (string, error) {
-	m.installing.Lock()
-	defer m.installing.Unlock()
-	if m.agentDir != "" {
-		return m.agentDir, nil
+// agents are the files by which applications take part in being saved. They are installed when they are
+// needed first.
+type agents struct {
+	root string
+
+	mu  sync.Mutex
+	dir string // where they are, once they are; guarded by mu
+}
+
+// install returns the directory of the agents.
+func (a *agents) install() (string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.dir != "" {
+		return a.dir, nil
 	}
-	root := filepath.Join(m.cfg.Dir, "hooks")
-	if err := os.MkdirAll(root, 0o711); err != nil {
+	if err := os.MkdirAll(a.root, 0o711); err != nil {
 		return "", err
 	}
 	var err error
-	m.agentDir, err = hooks.Install(root)
-	return m.agentDir, err
+	a.dir, err = hooks.Install(a.root)
+	return a.dir, err
 }
 
 // Created prepares a container that is made and will boot.

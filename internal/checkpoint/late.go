@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -20,14 +21,18 @@ import (
 // guardWait is how long a guard may take to end what it guards.
 const guardWait = 20 * time.Second
 
-func (m *Manager) marks() string { return filepath.Join(m.cfg.Dir, "late") }
+// marks are the files of the containers whose memory is on its way.
+type marks struct {
+	dir string
+	log *slog.Logger
+}
 
-// mark marks a container. The file is to be held as long as its memory is served.
-func (m *Manager) mark(name string) (*os.File, error) {
-	if err := os.MkdirAll(m.marks(), 0o700); err != nil {
+// put marks a container. The file is to be held as long as its memory is served.
+func (k marks) put(name string) (*os.File, error) {
+	if err := os.MkdirAll(k.dir, 0o700); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(m.marks(), name)
+	path := filepath.Join(k.dir, name)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -45,8 +50,8 @@ func (m *Manager) mark(name string) (*os.File, error) {
 	return f, nil
 }
 
-// unmark takes a mark away, unless it is a later one's of that name.
-func (m *Manager) unmark(f *os.File) {
+// remove takes a mark away, unless it is a later one's of that name.
+func (k marks) remove(f *os.File) {
 	defer f.Close()
 	mine, err := f.Stat()
 	if err != nil {
@@ -54,7 +59,7 @@ func (m *Manager) unmark(f *os.File) {
 	}
 	if there, err := os.Lstat(f.Name()); err == nil && os.SameFile(mine, there) {
 		if err := os.Remove(f.Name()); err != nil {
-			m.cfg.Log.Warn("a mark stays", "file", f.Name(), "err", err)
+			k.log.Warn("a mark stays", "file", f.Name(), "err", err)
 		}
 	}
 }
@@ -64,21 +69,22 @@ func (m *Manager) unmark(f *os.File) {
 // the container runs, or it has been removed since. What revive fails at is tried again by the next call.
 // It is to be called before containers are restored.
 func (m *Manager) Abandoned(ctx context.Context, revive func(ctx context.Context, name string) error) error {
-	ents, err := os.ReadDir(m.marks())
+	ents, err := os.ReadDir(m.late.dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	for _, e := range ents {
-		if aerr := m.abandoned(ctx, e.Name(), revive); aerr != nil {
+		if aerr := m.late.revive(ctx, e.Name(), revive); aerr != nil {
 			err = errors.Join(err, fmt.Errorf("container %s, whose memory was coming: %w", e.Name(), aerr))
 		}
 	}
 	return err
 }
 
-func (m *Manager) abandoned(ctx context.Context, name string,
+// revive is Abandoned for one container.
+func (k marks) revive(ctx context.Context, name string,
 	revive func(ctx context.Context, name string) error) error {
-	f, err := os.Open(filepath.Join(m.marks(), name))
+	f, err := os.Open(filepath.Join(k.dir, name))
 	if err != nil {
 		return err
 	}

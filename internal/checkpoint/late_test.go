@@ -26,7 +26,7 @@ func TestServingOrLost(t *testing.T) {
 func TestAbandoned(t *testing.T) {
 	m, _, _ := newManager(t, nil)
 	guard := exec.CommandContext(t.Context(), "sleep", "600")
-	f, err := m.mark("late")
+	f, err := m.late.put("late")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func TestAbandoned(t *testing.T) {
 	if err := errors.Join(guard.Start(), f.Close()); err != nil { // as the end of the daemon does
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(m.marks(), "earlier"), []byte("of another boot"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(m.late.dir, "earlier"), []byte("of another boot"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -69,15 +69,15 @@ func TestMarks(t *testing.T) {
 	m, _, _ := newManager(t, nil)
 	var files []*os.File
 	for range 2 {
-		f, err := m.mark("one")
+		f, err := m.late.put("one")
 		if err != nil {
 			t.Fatal(err)
 		}
 		files = append(files, f)
 	}
 	for i, want := range []int{1, 0} {
-		m.unmark(files[i])
-		if left, err := os.ReadDir(m.marks()); err != nil || len(left) != want {
+		m.late.remove(files[i])
+		if left, err := os.ReadDir(m.late.dir); err != nil || len(left) != want {
 			t.Errorf("%d marks are left, %v; not %d", len(left), err, want)
 		}
 	}

@@ -125,7 +125,7 @@ func (p *Plan) Serve(ctx context.Context, name string, prep *Prepared) error {
 	if m.serving.closed {
 		return context.Canceled
 	}
-	mark, err := m.mark(name)
+	mark, err := m.late.put(name)
 	if err != nil {
 		return fmt.Errorf("serve its memory: %w", err)
 	}
@@ -135,7 +135,7 @@ func (p *Plan) Serve(ctx context.Context, name string, prep *Prepared) error {
 				m.cfg.Lost(name, err, !p.outcome.CompareAndSwap(open, lost))
 			}, Log: m.cfg.Log})
 	if err != nil {
-		m.unmark(mark)
+		m.late.remove(mark)
 		return fmt.Errorf("serve its memory: %w", err)
 	}
 	m.serving.all[s] = name
@@ -145,7 +145,7 @@ func (p *Plan) Serve(ctx context.Context, name string, prep *Prepared) error {
 		err := s.Wait()
 		held.release(err)
 		m.serving.mu.Lock()
-		m.unmark(mark)
+		m.late.remove(mark)
 		delete(m.serving.all, s)
 		m.serving.mu.Unlock()
 		m.served(p.Record.ID, order, s, err)

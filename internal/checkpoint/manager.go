@@ -118,15 +118,10 @@ type Manager struct {
 	stop    context.CancelFunc
 	serving serving
 
-	installing sync.Mutex
-	agentDir   string // where the hooks' agents are, once they are; guarded by installing
+	agents agents
 
-	mu       sync.Mutex
-	declined map[string]int           // how often a checkpoint was, for it was slow; guarded by mu
-	refused  map[string]string        // why the last checkpoint of a kind was not made; guarded by mu
-	making   map[string]int           // kinds that checkpoints are being made of, and how many; guarded by mu
-	dumping  map[string]chan struct{} // containers that are being dumped, closed when they were; guarded by mu
-	adding   map[digest.Digest]int    // writable layers of records to come; guarded by mu
+	making *making
+	late   marks
 }
 
 // New returns a Manager. Close must follow.
@@ -139,9 +134,9 @@ func New(cfg Config) *Manager {
 	life, stop := context.WithCancel(context.Background())
 	return &Manager{cfg: cfg, giving: make(chan struct{}, 1), life: life, stop: stop,
 		serving: serving{all: map[*lazypages.Server]string{}, claimed: map[string]bool{}},
-		boots:   openTimes(filepath.Join(cfg.Dir, "boots.json")), refused: map[string]string{},
-		making: map[string]int{}, dumping: map[string]chan struct{}{}, declined: map[string]int{},
-		adding: map[digest.Digest]int{}}
+		boots:   openTimes(filepath.Join(cfg.Dir, "boots.json")), making: newMaking(),
+		late:   marks{dir: filepath.Join(cfg.Dir, "late"), log: cfg.Log},
+		agents: agents{root: filepath.Join(cfg.Dir, "hooks")}}
 }
 
 // Probe finds out whether this node can make and use checkpoints.
@@ -156,74 +151,7 @@ func (m *Manager) Probe(ctx context.Context) (Ability, error) {
 // Holds reports whether a checkpoint of this node has the layer, so that it
 // must stay.
 func (m *Manager) Holds(id digest.Digest) bool {
-	m.mu.Lock()
-	adding := m.adding[id] > 0
-	m.mu.Unlock()
-	return adding || m.cfg.Store.Uppers()[id]
-}
-
-// hold keeps a layer until a record names it.
-func (m *Manager) hold(id digest.Digest, n int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.adding[id] += n; m.adding[id] == 0 {
-		delete(m.adding, id)
-	}
-}
-
-// once reports whether the caller is alone to work on a kind, until done.
-func (m *Manager) once(kind string) (done func(), alone bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.making[kind] > 0 {
-		return nil, false
-	}
-	return m.makes(kind), true
-}
-
-// makes notes that a checkpoint of key is being made, until done; m.mu is held.
-func (m *Manager) makes(key string) (done func()) {
-	m.making[key]++
-	return func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.making[key]--; m.making[key] == 0 {
-			delete(m.making, key)
-		}
-	}
-}
-
-// underway reports whether a checkpoint of key is being made.
-func (m *Manager) underway(key string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.making[key] > 0
-}
-
-// turn waits until nobody else dumps the container: one dump would let the processes go on
-// in the middle of another.
-func (m *Manager) turn(ctx context.Context, name string) (done func(), err error) {
-	for {
-		m.mu.Lock()
-		other := m.dumping[name]
-		if other == nil {
-			mine := make(chan struct{})
-			m.dumping[name] = mine
-			m.mu.Unlock()
-			return func() {
-				m.mu.Lock()
-				delete(m.dumping, name)
-				m.mu.Unlock()
-				close(mine)
-			}, nil
-		}
-		m.mu.Unlock()
-		select {
-		case <-other:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
+	return m.making.holds(id) || m.cfg.Store.Uppers()[id]
 }
 
 // Known is a checkpoint as this node sees it.

@@ -514,8 +514,8 @@ func TestWhyNotYet(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := m.Plan(t.Context(), s, Auto, false); err != nil || p.Record == nil || len(m.making) > 0 {
-		t.Errorf("once it is made: %+v, %v, %v", p, err, m.making)
+	if p, err := m.Plan(t.Context(), s, Auto, false); err != nil || p.Record == nil || len(m.making.kinds) > 0 {
+		t.Errorf("once it is made: %+v, %v, %v", p, err, m.making.kinds)
 	}
 }
 
@@ -734,7 +734,7 @@ func TestAtOnce(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Error(err)
 	}
-	done, err := m.turn(t.Context(), "one")
+	done, err := m.making.turn(t.Context(), "one")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -744,8 +744,8 @@ func TestAtOnce(t *testing.T) {
 		t.Errorf("while another is being made: %v", err)
 	}
 	done()
-	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); err != nil || len(m.dumping) > 0 {
-		t.Errorf("%v, still dumped: %v", err, m.dumping)
+	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); err != nil || len(m.making.dumping) > 0 {
+		t.Errorf("%v, still dumped: %v", err, m.making.dumping)
 	}
 }
 

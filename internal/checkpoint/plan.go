@@ -88,7 +88,7 @@ func (m *Manager) Plan(ctx context.Context, s engine.Spec, mode string, asked bo
 		why := p.Why
 		if why == "" {
 			why = "there is no checkpoint of the image; make one with \"dew checkpoint\""
-			if u := m.unmadeOf(p.fit.kind()); u != "" {
+			if u := m.making.refusal(p.fit.kind()); u != "" {
 				why = "there is no checkpoint of the image, the last that was asked for could not be made: " + u
 			}
 		}
@@ -159,7 +159,7 @@ func (m *Manager) choose(ctx context.Context, p *Plan, all []store.Listed, mode 
 		m.stats.unfit.Add(1)
 		p.Why = "the image is not the one that its checkpoints were made of: it has changed"
 	}
-	if mode != Never && m.underway(p.fit.kind()) {
+	if mode != Never && m.making.underway(p.fit.kind()) {
 		p.Why = strings.TrimPrefix(p.Why+"; a checkpoint that fits is still being made", "; ")
 	}
 	return false
@@ -240,10 +240,7 @@ func (m *Manager) again(id string) bool {
 	case n < enough:
 		return true
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.declined[id]++
-	return m.declined[id]%tryEvery == 0
+	return m.making.decline(id)%tryEvery == 0
 }
 
 // boot is how long booting takes in place of a checkpoint of fit f: here, or where it was made; 0 is unknown.
@@ -319,7 +316,7 @@ func (p *Plan) Booted(ctx context.Context, seconds float64) bool {
 // Make makes a checkpoint of the container that has booted, unless another one of
 // the same kind is being made. It returns when that is done.
 func (p *Plan) Make(ctx context.Context, name string, boot float64) error {
-	done, alone := p.m.once(p.fit.kind())
+	done, alone := p.m.making.beginAlone(p.fit.kind())
 	if !alone {
 		return nil
 	}
@@ -327,31 +324,12 @@ func (p *Plan) Make(ctx context.Context, name string, boot float64) error {
 	_, _, err := p.m.Checkpoint(ctx, name, Options{Boot: boot})
 	gone := errors.Is(err, engine.ErrNotRunning) || errors.Is(err, engine.ErrNotFound)
 	if err != nil && p.asked && !gone && ctx.Err() == nil {
-		p.m.unmade(p.fit.kind(), err)
+		p.m.making.refuse(p.fit.kind(), err)
 		if p.m.cfg.Unmade != nil {
 			p.m.cfg.Unmade(name, err)
 		}
 	}
 	return err
-}
-
-// maxRefused bounds of how many kinds of containers it is remembered why none was saved.
-const maxRefused = 256
-
-// unmade remembers why the last checkpoint of a kind was not made.
-func (m *Manager) unmade(key string, why error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.refused) >= maxRefused {
-		clear(m.refused)
-	}
-	m.refused[key] = why.Error()
-}
-
-func (m *Manager) unmadeOf(key string) string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.refused[key]
 }
 
 func fitIn(r store.Record) (Fit, error) {

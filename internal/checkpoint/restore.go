@@ -92,8 +92,8 @@ func (p *Plan) bringUpper(ctx context.Context, out *Prepared) error {
 	if u == nil {
 		return nil
 	}
-	p.m.hold(u.DiffID, 1)
-	out.release = append(out.release, func() { p.m.hold(u.DiffID, -1) })
+	p.m.making.hold(u.DiffID, 1)
+	out.release = append(out.release, func() { p.m.making.hold(u.DiffID, -1) })
 	if err := p.m.cfg.Layers.Bring(ctx, u.DiffID, u.Size); err != nil {
 		return fmt.Errorf("its writable layer: %w", err)
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,6 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"dewpoint/internal/engine/account"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/trace"
 )
@@ -238,7 +240,8 @@ func (e *Engine) disconnect(ctx context.Context, r record) error {
 func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) (bool, error) {
 	ctx, step := trace.Start(ctx, "record")
 	defer step.End()
-	u, err := e.resolveUser(ctx, s, mounts)
+	u, err := account.Lookup(cmp.Or(s.User, s.Image.Spec.Config.User),
+		account.Unmounted(e.cfg.execDir(), mounts))
 	if err != nil {
 		return false, err
 	}

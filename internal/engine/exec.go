@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"crypto/rand"
+	"dewpoint/internal/engine/account"
 	"errors"
 	"fmt"
 	"io"
@@ -160,10 +161,8 @@ func (e *Engine) execProcess(ctx context.Context, name string, s ExecSpec) (*spe
 	if err != nil {
 		return nil, notRunning(err)
 	}
-	u, err := lookupUser(s.User, func(file string) ([]byte, error) {
-		return readUnder(fmt.Sprintf("/proc/%d/root", st.Pid), file, unix.RESOLVE_IN_ROOT)
-	})
-	p.User = specs.User{UID: u.uid, GID: u.gid, AdditionalGids: u.groups}
+	u, err := account.Lookup(s.User, account.Mounted(fmt.Sprintf("/proc/%d/root", st.Pid)))
+	p.User = specs.User{UID: u.UID, GID: u.GID, AdditionalGids: u.Groups}
 	return p, err
 }
 

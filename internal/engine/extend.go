@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"dewpoint/internal/engine/account"
 	"dewpoint/internal/image"
 )
 
@@ -20,7 +21,7 @@ func (e *Engine) Plan(s Spec) (*specs.Spec, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
 	}
-	return e.ociSpec(&s, user{})
+	return e.ociSpec(&s, account.User{})
 }
 
 // SpecOf is the specification of a container that is there.

@@ -219,7 +219,7 @@ func (e *Engine) askDoubts(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-e.known.wake:
+		case <-e.known.doubts.wake:
 		}
 		containers, images := e.known.questions()
 		for _, name := range containers {

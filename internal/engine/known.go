@@ -26,17 +26,12 @@ import (
 // only if the kernel shows it, else that its status is Unknown. known asks nobody itself. It is
 // safe for concurrent use.
 type known struct {
-	wake chan struct{} // gets a value when there is a new doubt; has room for one
-
 	mu         sync.Mutex
 	containers map[string]*kept      // guarded by mu, as all that follows
 	images     map[string]*keptImage // by name
 	said       uint64                // changes of anything
 	reading    bool                  // what is there is being read: what goes meanwhile leaves its entry
-	// what is there was read since the stream of events began, which has not ended
-	read   bool
-	doubts int           // of containers and images
-	calm   chan struct{} // closed when all is read and nothing in doubt; nil when nobody waits
+	doubts     doubts
 }
 
 // kept is what is known of one container.
@@ -95,7 +90,8 @@ func taskOf(p *task.Process) taskNow {
 }
 
 func newKnown() *known {
-	return &known{wake: make(chan struct{}, 1), containers: map[string]*kept{}, images: map[string]*keptImage{}}
+	return &known{doubts: doubts{wake: make(chan struct{}, 1)}, containers: map[string]*kept{},
+		images: map[string]*keptImage{}}
 }
 
 // hold says that the engine is about to change a container: events about it that
@@ -119,7 +115,7 @@ func (k *known) release(name string) {
 		k.apply(ev)
 	}
 	if c.doubt {
-		k.rouse()
+		k.doubts.nudge()
 	}
 	k.tidy(name, c)
 }
@@ -170,7 +166,7 @@ func (k *known) untasked(name string) {
 
 // unsure says that it is not known what a call did to a container, which came to an error.
 func (k *known) unsure(name string) {
-	k.write(name, func(c *kept) { k.doubted(&c.doubt, true) })
+	k.write(name, func(c *kept) { k.doubts.set(&c.doubt, true) })
 }
 
 // ended says how a task's first process ended, which was pid.
@@ -199,7 +195,7 @@ func (k *known) happened(ev Event) {
 func (k *known) lost() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.read = false
+	k.doubts.read = false
 }
 
 // begin says that there is a new stream of events, and that what there is will be
@@ -209,7 +205,7 @@ func (k *known) begin() uint64 {
 	defer k.mu.Unlock()
 	k.reading = true
 	for _, c := range k.containers {
-		k.doubted(&c.doubt, true)
+		k.doubts.set(&c.doubt, true)
 	}
 	return k.said
 }
@@ -232,7 +228,7 @@ func (k *known) reread(mark uint64, all []found, images []ImageInfo) {
 		have[f.name] = true
 		if c := k.of(f.name); c.said <= mark {
 			c.set(f)
-			k.doubted(&c.doubt, !f.foreign) // its task was not read
+			k.doubts.set(&c.doubt, !f.foreign) // its task was not read
 		}
 	}
 	k.reading = false
@@ -240,13 +236,13 @@ func (k *known) reread(mark uint64, all []found, images []ImageInfo) {
 		if !have[name] && c.said <= mark {
 			c.set(found{})
 			c.task = taskNow{}
-			k.doubted(&c.doubt, false)
+			k.doubts.set(&c.doubt, false)
 		}
 		k.tidy(name, c)
 	}
 	k.rereadImages(mark, images)
-	k.read = true
-	k.settle()
+	k.doubts.read = true
+	k.doubts.settle()
 }
 
 // mark is what answer wants.
@@ -272,7 +268,7 @@ func (k *known) answer(mark uint64, f found, p *task.Process) bool {
 	c.set(f)
 	c.task, c.asked = t, false
 	k.say(c)
-	k.doubted(&c.doubt, false)
+	k.doubts.set(&c.doubt, false)
 	k.tidy(f.name, c)
 	return true
 }
@@ -307,19 +303,7 @@ func (k *known) unanswered(container, image string) {
 	if i := k.images[image]; i != nil {
 		i.asked = false
 	}
-	k.rouse()
-}
-
-// settled is closed when nothing is in doubt, or was not at a moment since it was given.
-func (k *known) settled() <-chan struct{} {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.calm == nil {
-		k.calm = make(chan struct{})
-	}
-	calm := k.calm
-	k.settle()
-	return calm
+	k.doubts.nudge()
 }
 
 // doubtful are the containers that are in doubt, and whether that is all.
@@ -331,7 +315,7 @@ func (k *known) doubtful() (names []string, all bool) {
 			names = append(names, name)
 		}
 	}
-	return names, k.read && len(names) == k.doubts
+	return names, k.doubts.read && len(names) == k.doubts.open
 }
 
 // check raises a doubt about each task whose process is gone though no event says so, if
@@ -349,7 +333,7 @@ func (k *known) check(before map[string]uint32) map[string]uint32 {
 	for name, pid := range gone {
 		if c := k.containers[name]; c != nil && before[name] == pid && c.task.pid == pid && c.task.runs() {
 			k.say(c)
-			k.doubted(&c.doubt, true)
+			k.doubts.set(&c.doubt, true)
 		}
 	}
 	return gone
@@ -378,7 +362,7 @@ func (k *known) list() []*Info {
 		}
 		i := c.info()
 		out = append(out, i)
-		if c.doubt || !k.read {
+		if c.doubt || !k.doubts.read {
 			unsure[i] = c.task
 		}
 	}
@@ -396,9 +380,9 @@ func (k *known) get(name string) (i *Info, foreign, sure bool) {
 	c := k.containers[name]
 	if c == nil || c.rec == nil {
 		defer k.mu.Unlock()
-		return nil, c != nil && c.foreign, k.read && (c == nil || !c.doubt && c.held == 0)
+		return nil, c != nil && c.foreign, k.doubts.read && (c == nil || !c.doubt && c.held == 0)
 	}
-	i, sure = c.info(), k.read && !c.doubt
+	i, sure = c.info(), k.doubts.read && !c.doubt
 	t := c.task
 	k.mu.Unlock()
 	if !sure {
@@ -441,33 +425,6 @@ func (k *known) say(c *kept) {
 	c.said = k.said
 }
 
-// doubted sets whether something is in doubt.
-func (k *known) doubted(flag *bool, now bool) {
-	switch {
-	case now && !*flag:
-		k.doubts++
-		k.rouse()
-	case !now && *flag:
-		k.doubts--
-	}
-	*flag = now
-	k.settle()
-}
-
-func (k *known) rouse() {
-	select {
-	case k.wake <- struct{}{}:
-	default:
-	}
-}
-
-func (k *known) settle() {
-	if k.read && k.doubts == 0 && k.calm != nil {
-		close(k.calm)
-		k.calm = nil
-	}
-}
-
 func (k *known) apply(ev Event) {
 	if ev.Kind == eventImage {
 		k.imageChanged(ev.Name)
@@ -488,7 +445,7 @@ func (k *known) apply(ev Event) {
 		c.early = append(c.early, ev)
 	default:
 		k.say(c) // an answer that is on its way is older
-		k.doubted(&c.doubt, true)
+		k.doubts.set(&c.doubt, true)
 	}
 	k.tidy(ev.Name, c)
 }

@@ -33,7 +33,7 @@ func (k *known) answerImage(mark uint64, name string, i *ImageInfo) bool {
 	}
 	k.sayImage(name)
 	kept.info, kept.asked = i, false
-	k.doubted(&kept.doubt, false)
+	k.doubts.set(&kept.doubt, false)
 	k.tidyImage(name)
 	return true
 }
@@ -56,7 +56,7 @@ func (k *known) imageList() []ImageInfo {
 
 // imageChanged takes in that something happened to an image: its record is to be read.
 func (k *known) imageChanged(name string) {
-	k.doubted(&k.sayImage(name).doubt, true)
+	k.doubts.set(&k.sayImage(name).doubt, true)
 }
 
 func (k *known) sayImage(name string) *keptImage {

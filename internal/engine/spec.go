@@ -15,6 +15,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"dewpoint/internal/engine/account"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/image"
 )
@@ -151,7 +152,7 @@ var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", 
 
 // ociSpec is the OCI runtime specification of the container. It mentions the
 // files and the namespace of the container's network, which may come later.
-func (e *Engine) ociSpec(s *Spec, u user) (*specs.Spec, error) {
+func (e *Engine) ociSpec(s *Spec, u account.User) (*specs.Spec, error) {
 	args, err := s.Args()
 	if err != nil {
 		return nil, err
@@ -188,7 +189,7 @@ func (s *Spec) hostname() (string, error) {
 	return s.Name, nil
 }
 
-func (s *Spec) process(args []string, hostname string, u user) *specs.Process {
+func (s *Spec) process(args []string, hostname string, u account.User) *specs.Process {
 	cwd := s.WorkingDir
 	if cwd == "" {
 		cwd = s.Image.Spec.Config.WorkingDir
@@ -197,7 +198,7 @@ func (s *Spec) process(args []string, hostname string, u user) *specs.Process {
 		Args: args,
 		Env:  s.env(hostname),
 		Cwd:  path.Join("/", cwd),
-		User: specs.User{UID: u.uid, GID: u.gid, AdditionalGids: u.groups},
+		User: specs.User{UID: u.UID, GID: u.GID, AdditionalGids: u.Groups},
 		Capabilities: &specs.LinuxCapabilities{
 			Bounding: capabilities, Permitted: capabilities, Effective: capabilities,
 		},

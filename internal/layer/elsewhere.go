@@ -109,16 +109,16 @@ func (s *Store) attachNew(e *Elsewhere) (*Layer, error) {
 	if have, err := s.attached(e); have != nil || err != nil {
 		return have, err
 	}
-	dir := s.dir(e.DiffID)
-	if err := s.clear(dir); err != nil {
+	dir := s.disk.dir(e.DiffID)
+	if err := s.disk.clear(dir); err != nil {
 		return nil, err
 	}
 	if err := os.Rename(filepath.Join(aside, "index"), filepath.Join(dir, "index")); err != nil {
-		return nil, errors.Join(err, s.discard(dir))
+		return nil, errors.Join(err, s.disk.discard(dir))
 	}
 	l.dir = dir
 	if err := l.declare(); err != nil {
-		return nil, errors.Join(err, s.discard(dir))
+		return nil, errors.Join(err, s.disk.discard(dir))
 	}
 	s.mu.Lock()
 	s.layers[e.DiffID] = l
@@ -153,22 +153,14 @@ func (s *Store) attach(dir string, e *Elsewhere) (*Layer, error) {
 	if s.cfg.Tree {
 		return nil, fmt.Errorf("layers are unpacked here: %w", ErrBusy)
 	}
-	if err := s.clear(dir); err != nil {
+	if err := s.disk.clear(dir); err != nil {
 		return nil, err
 	}
 	l, err := s.describe(dir, e)
 	if err != nil {
-		return nil, errors.Join(err, s.discard(dir))
+		return nil, errors.Join(err, s.disk.discard(dir))
 	}
 	return l, nil
-}
-
-// clear empties a layer's directory: of what an earlier fill left, all is elsewhere.
-func (s *Store) clear(dir string) error {
-	if err := s.discard(dir); err != nil {
-		return err
-	}
-	return os.MkdirAll(dir, 0o755)
 }
 
 // Described gives what saves another node the building of the layer's index: the length of what
@@ -267,7 +259,7 @@ func (f *Fill) Elsewhere() bool {
 }
 
 // DataPath is where the tar of a layer lies that is being filled, or partial.
-func (s *Store) DataPath(id digest.Digest) string { return filepath.Join(s.dir(id), "data") }
+func (s *Store) DataPath(id digest.Digest) string { return filepath.Join(s.disk.dir(id), "data") }
 
 // Detach forgets a layer that lies elsewhere and is not there any more, or not
 // mounted here any more.
@@ -279,7 +271,7 @@ func (s *Store) Detach(id digest.Digest) error {
 		return nil
 	}
 	delete(s.layers, id)
-	trash, err := s.hide(l.dir)
+	trash, err := s.disk.hide(l.dir)
 	s.mu.Unlock()
 	if err != nil {
 		return err

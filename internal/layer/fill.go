@@ -330,7 +330,7 @@ func (f *Fill) reject() error {
 	f.written.Store(0)
 	p := f.store.Partial(f.Layer.DiffID)
 	if p == nil {
-		return f.store.discard(f.dir)
+		return f.store.disk.discard(f.dir)
 	}
 	p.resume(0)
 	for _, name := range []string{bootFile, progressFile, pointsFile, blobFile} {

@@ -208,6 +208,6 @@ func (l *Layer) settle() error {
 	l.mu.Lock()
 	l.complete, l.noted = true, time.Now()
 	l.mu.Unlock()
-	l.store.removeLeftovers(l.DiffID, l.dir)
+	l.store.disk.removeLeftovers(l.dir, l.store.Partial(l.DiffID) == nil)
 	return nil
 }

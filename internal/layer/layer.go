@@ -78,6 +78,7 @@ type Config struct {
 
 // Store is the layers of one node. It is safe for concurrent use.
 type Store struct {
+	disk layout
 	cfg  Config
 	lock *os.File
 
@@ -133,7 +134,6 @@ type Layer struct {
 const (
 	layerFile = "layer.json"
 	readyFile = "layer.boot"
-	treeForm  = "-tree" // ends the directories of unpacked layers
 )
 
 // Open opens the store in cfg.Dir, making it if need be, and takes its lock.
@@ -156,7 +156,8 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, lock: lock, layers: map[digest.Digest]*Layer{}, fills: map[digest.Digest]*Fill{},
+	s := &Store{cfg: cfg, disk: layout{root: cfg.Dir, tree: cfg.Tree}, lock: lock,
+		layers: map[digest.Digest]*Layer{}, fills: map[digest.Digest]*Fill{},
 		partials: map[digest.Digest]*Partial{},
 		expelled: map[digest.Digest][]*Partial{}}
 	s.begun = sync.NewCond(&s.mu)
@@ -227,7 +228,7 @@ func (s *Store) scan() error {
 // load makes known the layer in dir, if it is complete, or was readable
 // already in this boot.
 func (s *Store) load(dir string) {
-	id, ok := s.idOf(filepath.Base(dir))
+	id, ok := s.disk.idOf(filepath.Base(dir))
 	if !ok {
 		return // of the other form, or nobody's: RemovePartial knows what to do
 	}
@@ -260,7 +261,7 @@ func (s *Store) load(dir string) {
 		l.used, l.noted = fi.ModTime(), fi.ModTime()
 	}
 	if complete {
-		s.removeLeftovers(id, dir)
+		s.disk.removeLeftovers(dir, s.Partial(id) == nil)
 	}
 	s.layers[l.DiffID] = l
 }
@@ -272,29 +273,6 @@ func readLayer(dir, name string) (*Layer, error) {
 	}
 	l := &Layer{dir: dir}
 	return l, json.Unmarshal(b, l)
-}
-
-// idOf is the layer that a directory of this store's form is named for.
-func (s *Store) idOf(name string) (digest.Digest, bool) {
-	hex, tree := strings.CutSuffix(name, treeForm)
-	id := digest.NewDigestFromEncoded(digest.SHA256, hex)
-	return id, tree == s.cfg.Tree && id.Validate() == nil
-}
-
-// removeLeftovers deletes what a complete layer does without. What its mounts
-// of a partial time need goes with Release.
-func (s *Store) removeLeftovers(id digest.Digest, dir string) {
-	names := []string{progressFile, bootFile, readyFile, earlyFile, blobFile}
-	if s.Partial(id) == nil && s.cfg.Tree {
-		names = append(names, "data")
-	}
-	for _, name := range names {
-		os.Remove(filepath.Join(dir, name))
-	}
-	tmps, _ := filepath.Glob(filepath.Join(dir, "*.tmp"))
-	for _, t := range tmps {
-		os.RemoveAll(t)
-	}
 }
 
 // Get returns the layer id if it is readable, else an error that wraps ErrUnknown.
@@ -341,7 +319,7 @@ func (s *Store) Remove(id digest.Digest, unused func(*Layer) bool) (bool, error)
 		return false, nil
 	}
 	delete(s.layers, id)
-	trash, err := s.hide(l.dir)
+	trash, err := s.disk.hide(l.dir)
 	s.mu.Unlock()
 	if err != nil {
 		return false, err
@@ -376,51 +354,18 @@ func (s *Store) removePartial(name string, inUse func(digest.Digest) bool) (int6
 	s.mu.Lock()
 	hex, _ := strings.CutSuffix(name, treeForm)
 	id := digest.NewDigestFromEncoded(digest.SHA256, hex)
-	_, ours := s.idOf(name)
+	_, ours := s.disk.idOf(name)
 	if s.fills[id] != nil || ours && s.layers[id] != nil || s.partials[id] != nil || inUse(id) {
 		s.mu.Unlock()
 		return 0, nil
 	}
 	n := diskUse(dir, "")
-	trash, err := s.hide(dir)
+	trash, err := s.disk.hide(dir)
 	s.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
 	return n, os.RemoveAll(trash)
-}
-
-const (
-	importPrefix = "import-"
-	trashPrefix  = "trash-"
-)
-
-// discard takes dir out of sight in one step and deletes it.
-func (s *Store) discard(dir string) error {
-	trash, err := s.hide(dir)
-	if err != nil {
-		return err
-	}
-	return os.RemoveAll(trash)
-}
-
-// hide renames dir, if it is there, to where the next Open would delete it.
-func (s *Store) hide(dir string) (string, error) {
-	trash := filepath.Join(s.cfg.Dir, trashPrefix+filepath.Base(dir))
-	if err := os.RemoveAll(trash); err != nil {
-		return "", err
-	}
-	if err := durable.Rename(dir, trash); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return "", err
-	}
-	return trash, nil
-}
-
-func (s *Store) dir(id digest.Digest) string {
-	if s.cfg.Tree {
-		return filepath.Join(s.cfg.Dir, id.Encoded()+treeForm)
-	}
-	return filepath.Join(s.cfg.Dir, id.Encoded())
 }
 
 // Files says where the layer lies.

@@ -121,7 +121,7 @@ func (s *Store) Begin(l image.Layer, table []byte, from Origin) (*Partial, error
 	case have != nil:
 		return have, s.again(have)
 	}
-	p := &Partial{Layer: l, Origin: from, store: s, begun: time.Now(), dir: s.dir(l.DiffID)}
+	p := &Partial{Layer: l, Origin: from, store: s, begun: time.Now(), dir: s.disk.dir(l.DiffID)}
 	if err := p.make(table); err != nil {
 		p.close()
 		return nil, fmt.Errorf("begin layer %s: %w", l.DiffID, err)
@@ -610,7 +610,7 @@ func (s *Store) expel(p *Partial, why error) error {
 	s.mu.Lock()
 	delete(s.partials, p.Layer.DiffID)
 	s.expelled[p.Layer.DiffID] = append(s.expelled[p.Layer.DiffID], p)
-	trash, err := s.hide(p.dir)
+	trash, err := s.disk.hide(p.dir)
 	s.mu.Unlock()
 	if err != nil {
 		return err

@@ -141,7 +141,7 @@ func (f *Fill) way(ctx context.Context) (Way, error) {
 
 // attach makes the layer one that lies elsewhere.
 func (f *Fill) attach(e *Elsewhere) (*Layer, error) {
-	f.dir = f.store.dir(e.DiffID)
+	f.dir = f.store.disk.dir(e.DiffID)
 	l, err := f.store.attach(f.dir, e)
 	f.settled = nothing
 	return l, err
@@ -155,7 +155,7 @@ var nothing = func() chan struct{} { c := make(chan struct{}); close(c); return 
 func (f *Fill) prepare(tar bool) (*pipeline, error) {
 	dir := filepath.Join(f.store.cfg.Dir, importPrefix+f.Layer.Digest.Encoded())
 	if f.Layer.DiffID != "" {
-		dir = f.store.dir(f.Layer.DiffID)
+		dir = f.store.disk.dir(f.Layer.DiffID)
 	}
 	if f.dir != dir { // who copies what an earlier run has brought may be reading it
 		f.dir = dir
@@ -657,8 +657,8 @@ func (f *Fill) adopt(l *Layer) (*Layer, error) {
 	if have := s.layers[l.DiffID]; have != nil {
 		return have, os.RemoveAll(f.dir)
 	}
-	dir := s.dir(l.DiffID)
-	if err := s.discard(dir); err != nil {
+	dir := s.disk.dir(l.DiffID)
+	if err := s.disk.discard(dir); err != nil {
 		return nil, err
 	}
 	if err := os.Rename(f.dir, dir); err != nil {

@@ -89,7 +89,7 @@ func (f *Fill) Seed(s Seed) error {
 	if f.seeded {
 		return nil // it did not verify
 	}
-	dir := f.store.dir(f.Layer.DiffID)
+	dir := f.store.disk.dir(f.Layer.DiffID)
 	if have := loadProgress(dir, f.Layer.Digest); have != nil && f.here(dir, have) >= p.here() {
 		return nil
 	}
@@ -99,7 +99,7 @@ func (f *Fill) Seed(s Seed) error {
 	}
 	if !mounted {
 		if err := f.writeSeed(dir, s.Data, p.Point.Out); err != nil {
-			return errors.Join(explain(err), f.store.discard(dir))
+			return errors.Join(explain(err), f.store.disk.discard(dir))
 		}
 	}
 	if s.Blob != nil {
@@ -121,7 +121,7 @@ func (f *Fill) here(dir string, p *progress) int64 {
 }
 
 func (f *Fill) writeSeed(dir string, data io.Reader, size int64) error {
-	if err := f.store.discard(dir); err != nil {
+	if err := f.store.disk.discard(dir); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {

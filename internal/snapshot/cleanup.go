@@ -28,7 +28,7 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 		return fmt.Errorf("remove snapshot %s: %w", key, err)
 	}
 	s.removed(id)
-	if l := s.forget(id); l != nil {
+	if l := s.roots.forget(id); l != nil {
 		s.drop(l)
 		if err := s.fixes.remove(id); err != nil {
 			s.log.Warn("correction of a snapshot stays", "key", key, "err", err)
@@ -65,7 +65,7 @@ func (s *Snapshotter) orphans(ctx context.Context) (dirs []string, err error) {
 		for _, e := range entries {
 			key, known := keys[e.Name()]
 			if !known || s.needless(ctx, e.Name(), key) {
-				dirs = append(dirs, s.dir(e.Name()))
+				dirs = append(dirs, s.roots.dir(e.Name()))
 			}
 		}
 		return s.fixes.sweep(keys)
@@ -84,7 +84,7 @@ func idMap(ctx context.Context) (map[string]string, error) {
 // needless says whether a snapshot has a directory from before it became an
 // image layer.
 func (s *Snapshotter) needless(ctx context.Context, id, key string) bool {
-	if s.layerOf(id) == nil {
+	if s.roots.layerOf(id) == nil {
 		return false
 	}
 	_, info, _, err := storage.GetInfo(ctx, key)
@@ -152,7 +152,7 @@ func (s *Snapshotter) restore(id string, info snapshots.Info) error {
 	}
 	n, _ := strconv.Atoi(info.Labels[LabelMount])
 	l := s.table.holdAs(diffID, n)
-	s.ids[id] = l
+	s.roots.keep(id, l)
 	return nil
 }
 
@@ -163,7 +163,7 @@ func (s *Snapshotter) collect(ctx context.Context, tops []string, needed map[*la
 			return err
 		}
 		for _, id := range append(snap.ParentIDs, snap.ID) {
-			if l := s.ids[id]; l != nil {
+			if l := s.roots.layerOf(id); l != nil {
 				needed[l] = true
 			}
 		}

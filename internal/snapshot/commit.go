@@ -28,7 +28,7 @@ func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snap
 	labels := base.Labels
 	var usage snapshots.Usage
 	if l == nil {
-		usage, err = diskUsage(ctx, s.upper(id))
+		usage, err = diskUsage(ctx, s.roots.upper(id))
 	} else {
 		defer s.drop(l)
 		labels = withLayer(labels, l)
@@ -37,20 +37,20 @@ func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snap
 	if err != nil {
 		return fmt.Errorf("commit snapshot %s: %w", key, err)
 	}
-	fresh := l != nil && s.layerOf(id) == nil
+	fresh := l != nil && s.roots.layerOf(id) == nil
 	err = s.update(ctx, func(ctx context.Context) error {
 		_, err := storage.CommitActive(ctx, key, name, usage, snapshots.WithLabels(labels),
 			snapshots.WithParent(base.Parent))
 		if err == nil && fresh {
 			s.table.again(l)
-			s.keep(id, l)
+			s.roots.keep(id, l)
 		}
 		return err
 	})
 	if err == nil {
 		return nil
 	}
-	if fresh && s.forget(id) != nil {
+	if fresh && s.roots.forget(id) != nil {
 		s.drop(l)
 	}
 	return fmt.Errorf("commit snapshot %s: %w", key, err)
@@ -73,8 +73,8 @@ func (s *Snapshotter) settle(ctx context.Context, key string) (string, *layer, e
 	if err != nil {
 		return "", nil, err
 	}
-	if l := s.layerOf(id); l != nil {
-		if !empty(s.upper(id)) {
+	if l := s.roots.layerOf(id); l != nil {
+		if !empty(s.roots.upper(id)) {
 			return "", nil, fmt.Errorf("was written to after its layer had been imported: %w",
 				errdefs.ErrFailedPrecondition)
 		}

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/containerd/containerd/v2/core/snapshots/storage"
-
 	"dewpoint/internal/durable"
 	"dewpoint/internal/layer/tree"
 )
@@ -146,47 +144,4 @@ func (c *corrections) sweep(keys map[string]string) error {
 		err = errors.Join(err, os.RemoveAll(c.path(e.Name())))
 	}
 	return err
-}
-
-// correct makes the corrections of the image layers that a snapshot stands on,
-// which are mounted. They are made from the bottom up, since each looks at those
-// below it.
-func (s *Snapshotter) correct(snap storage.Snapshot) error {
-	for i := len(snap.ParentIDs) - 2; i >= 0; i-- { // the bottom layer has nothing below
-		id := snap.ParentIDs[i]
-		l := s.layerOf(id)
-		if l == nil {
-			continue
-		}
-		if implied := l.impliedDirs(); len(implied) > 0 {
-			if err := s.fixes.ensure(id, s.table.path(l), implied, s.stack(snap.ParentIDs[i+1:])); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// stack returns the directories that show these snapshots, which are given top
-// first, as are the directories. A layer that occurs more than once in an image
-// (the empty layer often does) shows once, at the top: overlayfs refuses one
-// directory twice, and whatever the lower occurrence holds, the upper one holds
-// above it.
-func (s *Snapshotter) stack(ids []string) []string {
-	dirs := make([]string, 0, len(ids))
-	seen := make(map[*layer]bool, len(ids))
-	for _, id := range ids {
-		l := s.layerOf(id)
-		switch {
-		case l == nil:
-			dirs = append(dirs, s.upper(id))
-		case !seen[l]:
-			seen[l] = true
-			if s.fixes.has(id) {
-				dirs = append(dirs, s.fixes.path(id))
-			}
-			dirs = append(dirs, s.table.path(l))
-		}
-	}
-	return dirs
 }

@@ -113,8 +113,8 @@ type extracting struct {
 
 // extracting finds the extraction that mounts belong to.
 func (s *Snapshotter) extracting(ctx context.Context, mounts []mount.Mount) (extracting, error) {
-	id, ok := s.idOf(mounts)
-	if !ok || !empty(s.upper(id)) {
+	id, ok := s.roots.idOf(mounts)
+	if !ok || !empty(s.roots.upper(id)) {
 		return extracting{}, errdefs.ErrNotImplemented
 	}
 	x := extracting{id: id}
@@ -143,7 +143,7 @@ func (s *Snapshotter) extracting(ctx context.Context, mounts []mount.Mount) (ext
 
 // idOf returns the id of the active snapshot whose writable directory mounts
 // end in.
-func (s *Snapshotter) idOf(mounts []mount.Mount) (string, bool) {
+func (r *roots) idOf(mounts []mount.Mount) (string, bool) {
 	if len(mounts) != 1 {
 		return "", false
 	}
@@ -157,13 +157,13 @@ func (s *Snapshotter) idOf(mounts []mount.Mount) (string, bool) {
 		}
 	}
 	id := filepath.Base(filepath.Dir(dir))
-	return id, dir == s.upper(id)
+	return id, dir == r.upper(id)
 }
 
 // mark makes an active snapshot one that Commit makes an image layer. It
 // survives a restart from when it returns.
 func (s *Snapshotter) mark(ctx context.Context, x extracting, diffID digest.Digest) error {
-	if l := s.layerOf(x.id); l != nil && l.id == diffID {
+	if l := s.roots.layerOf(x.id); l != nil && l.id == diffID {
 		return nil
 	}
 	l := s.table.hold(diffID)
@@ -191,12 +191,12 @@ func (s *Snapshotter) recordMark(ctx context.Context, x extracting, l *layer) er
 		if _, err := storage.UpdateInfo(ctx, info); err != nil {
 			return err
 		}
-		s.keep(x.id, l)
+		s.roots.keep(x.id, l)
 		kept = true
 		return nil
 	})
 	if err != nil && kept {
-		s.forget(x.id)
+		s.roots.forget(x.id)
 	}
 	return err
 }

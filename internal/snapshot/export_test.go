@@ -11,7 +11,7 @@ import (
 func (s *Snapshotter) Upper(ctx context.Context, key string) (dir string, err error) {
 	err = s.view(ctx, func(ctx context.Context) error {
 		id, _, _, err := storage.GetInfo(ctx, key)
-		dir = s.upper(id)
+		dir = s.roots.upper(id)
 		return err
 	})
 	return dir, err

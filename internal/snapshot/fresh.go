@@ -56,7 +56,7 @@ func (s *Snapshotter) prepared(snap storage.Snapshot, key string, labels map[str
 	}
 	ids := make([]digest.Digest, 0, len(snap.ParentIDs))
 	for _, id := range slices.Backward(snap.ParentIDs) {
-		l := s.layerOf(id)
+		l := s.roots.layerOf(id)
 		if l == nil {
 			return
 		}

@@ -14,7 +14,7 @@ import (
 // rootOwner is who owns the root directory of a new snapshot, as seen by the
 // host: root of the user namespace that the labels map, else the owner of the
 // directory that it covers.
-func (s *Snapshotter) rootOwner(snap storage.Snapshot, labels map[string]string) (uid, gid int, err error) {
+func (r *roots) rootOwner(snap storage.Snapshot, labels map[string]string) (uid, gid int, err error) {
 	uids, mapU := labels[snapshots.LabelSnapshotUIDMapping]
 	gids, mapG := labels[snapshots.LabelSnapshotGIDMapping]
 	if mapU || mapG {
@@ -26,7 +26,7 @@ func (s *Snapshotter) rootOwner(snap storage.Snapshot, labels map[string]string)
 	if len(snap.ParentIDs) == 0 {
 		return 0, 0, nil
 	}
-	fi, err := os.Lstat(s.top(snap.ParentIDs[0]))
+	fi, err := os.Lstat(r.top(snap.ParentIDs[0]))
 	if err != nil {
 		return 0, 0, err
 	}
@@ -36,10 +36,10 @@ func (s *Snapshotter) rootOwner(snap storage.Snapshot, labels map[string]string)
 
 // idmapOptions are those by which containerd maps ids for a snapshot whose
 // labels say so.
-func (s *Snapshotter) idmapOptions(snap storage.Snapshot, labels map[string]string) (options []string) {
+func (r *roots) idmapOptions(snap storage.Snapshot, labels map[string]string) (options []string) {
 	uids, mapU := labels[snapshots.LabelSnapshotUIDMapping]
 	gids, mapG := labels[snapshots.LabelSnapshotGIDMapping]
-	if !s.remap || !mapU && !mapG || s.remapped(snap, labels) {
+	if !r.remap || !mapU && !mapG || r.remapped(snap, labels) {
 		return nil
 	}
 	if mapU {
@@ -54,16 +54,16 @@ func (s *Snapshotter) idmapOptions(snap storage.Snapshot, labels map[string]stri
 // remapped says whether everything below a snapshot belongs to the ids that its
 // labels map to already. A containerd that was not told that the snapshotter
 // remaps ids makes such a copy of the image first, and passes the labels still.
-func (s *Snapshotter) remapped(snap storage.Snapshot, labels map[string]string) bool {
-	if len(snap.ParentIDs) == 0 || s.layerOf(snap.ParentIDs[0]) != nil {
+func (r *roots) remapped(snap storage.Snapshot, labels map[string]string) bool {
+	if len(snap.ParentIDs) == 0 || r.layerOf(snap.ParentIDs[0]) != nil {
 		return false
 	}
-	uid, gid, err := s.rootOwner(snap, labels)
+	uid, gid, err := r.rootOwner(snap, labels)
 	if err != nil || uid == 0 && gid == 0 {
 		return false
 	}
 	var st syscall.Stat_t
-	err = syscall.Lstat(s.upper(snap.ParentIDs[0]), &st)
+	err = syscall.Lstat(r.upper(snap.ParentIDs[0]), &st)
 	return err == nil && int(st.Uid) == uid && int(st.Gid) == gid
 }
 

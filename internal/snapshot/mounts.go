@@ -29,30 +29,30 @@ func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, er
 	if err != nil {
 		return nil, err
 	}
-	if err := s.ensure(ctx, snap); err != nil {
+	if err := s.roots.ensure(ctx, snap); err != nil {
 		return nil, err
 	}
-	return s.mounts(snap, info.Labels)
+	return s.roots.mounts(snap, info.Labels)
 }
 
 // mounts is one bind mount where overlayfs has nothing to stack, else one
 // overlay.
-func (s *Snapshotter) mounts(snap storage.Snapshot, labels map[string]string) ([]mount.Mount, error) {
-	options := s.idmapOptions(snap, labels)
-	lowers := s.lowers(snap)
+func (r *roots) mounts(snap storage.Snapshot, labels map[string]string) ([]mount.Mount, error) {
+	options := r.idmapOptions(snap, labels)
+	lowers := r.lowers(snap)
 	active := snap.Kind == snapshots.KindActive
 	switch {
 	case active && len(lowers) == 0:
-		return bind(s.upper(snap.ID), append(options, "rw")), nil
+		return bind(r.upper(snap.ID), append(options, "rw")), nil
 	case !active && len(lowers) == 0:
-		return bind(s.upper(snap.ID), append(options, "ro")), nil
+		return bind(r.upper(snap.ID), append(options, "ro")), nil
 	case !active && len(lowers) == 1:
 		return bind(lowers[0], append(options, "ro")), nil
 	case active:
-		options = append(options, "workdir="+s.work(snap.ID), "upperdir="+s.upper(snap.ID))
+		options = append(options, "workdir="+r.work(snap.ID), "upperdir="+r.upper(snap.ID))
 	}
 	options = append(options, "lowerdir="+strings.Join(lowers, ":"))
-	options = append(options, s.options...)
+	options = append(options, r.options...)
 	if err := mountable(options, lowers); err != nil {
 		return nil, fmt.Errorf("snapshot %s: %w", snap.ID, err)
 	}
@@ -114,9 +114,9 @@ func bind(dir string, options []string) []mount.Mount {
 
 // lowers returns the directories below a snapshot, top first; an active one
 // that a layer was imported for shows that, too.
-func (s *Snapshotter) lowers(snap storage.Snapshot) []string {
-	if s.layerOf(snap.ID) == nil {
-		return s.stack(snap.ParentIDs)
+func (r *roots) lowers(snap storage.Snapshot) []string {
+	if r.layerOf(snap.ID) == nil {
+		return r.stack(snap.ParentIDs)
 	}
-	return s.stack(append([]string{snap.ID}, snap.ParentIDs...))
+	return r.stack(append([]string{snap.ID}, snap.ParentIDs...))
 }

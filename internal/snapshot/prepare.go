@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 
 	"github.com/containerd/containerd/v2/core/mount"
@@ -13,7 +12,6 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
-	"golang.org/x/sync/errgroup"
 )
 
 // Prepare creates an active snapshot. When its labels name a chain whose top
@@ -121,13 +119,13 @@ func (s *Snapshotter) recordRemote(ctx context.Context, key, parent string, base
 		}
 		id, err = storage.CommitActive(ctx, key, name, usage, snapshots.WithLabels(withLayer(base.Labels, l)))
 		if err == nil {
-			s.keep(id, l)
+			s.roots.keep(id, l)
 		}
 		return err
 	})
 	switch {
 	case err != nil && id != "":
-		s.forget(id)
+		s.roots.forget(id)
 	case err == nil && id == "":
 		s.drop(l)
 	}
@@ -191,12 +189,12 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 		if err != nil {
 			return err
 		}
-		return s.makeDirs(snap)
+		return s.roots.makeDirs(snap)
 	})
 	if err == nil {
 		var m []mount.Mount
-		if err = s.furnish(ctx, snap, base.Labels); err == nil {
-			m, err = s.mounts(snap, base.Labels)
+		if err = s.roots.furnish(ctx, snap, base.Labels); err == nil {
+			m, err = s.roots.mounts(snap, base.Labels)
 		}
 		if err == nil {
 			s.prepared(snap, key, base.Labels)
@@ -205,7 +203,7 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 		s.undo(ctx, key)
 	}
 	if snap.ID != "" {
-		os.RemoveAll(s.dir(snap.ID))
+		os.RemoveAll(s.roots.dir(snap.ID))
 	}
 	return nil, fmt.Errorf("create snapshot %s: %w", key, err)
 }
@@ -219,70 +217,4 @@ func (s *Snapshotter) undo(ctx context.Context, key string) {
 	if err != nil {
 		s.log.Warn("useless snapshot stays", "key", key, "err", err)
 	}
-}
-
-// makeDirs makes the directories of a new snapshot, of which a view on a
-// parent has none. What a crash left under its id, before the id was recorded,
-// goes.
-func (s *Snapshotter) makeDirs(snap storage.Snapshot) error {
-	if !hasDirs(snap) {
-		return nil
-	}
-	err := os.Mkdir(s.dir(snap.ID), 0o700)
-	if os.IsExist(err) {
-		if err = os.RemoveAll(s.dir(snap.ID)); err == nil {
-			err = os.Mkdir(s.dir(snap.ID), 0o700)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	if err := mkdir(s.upper(snap.ID), 0o755); err != nil {
-		return err
-	}
-	if snap.Kind == snapshots.KindActive {
-		return mkdir(s.work(snap.ID), 0o711)
-	}
-	return nil
-}
-
-func hasDirs(snap storage.Snapshot) bool {
-	return snap.Kind == snapshots.KindActive || len(snap.ParentIDs) == 0
-}
-
-// mkdir is os.Mkdir whatever the umask.
-func mkdir(path string, mode os.FileMode) error {
-	if err := os.Mkdir(path, mode); err != nil {
-		return err
-	}
-	return os.Chmod(path, mode)
-}
-
-// furnish mounts what a new snapshot stands on and gives its own directory the
-// owner that the root directory has below.
-func (s *Snapshotter) furnish(ctx context.Context, snap storage.Snapshot, labels map[string]string) error {
-	if err := s.ensure(ctx, snap); err != nil || !hasDirs(snap) {
-		return err
-	}
-	uid, gid, err := s.rootOwner(snap, labels)
-	if err != nil || uid == 0 && gid == 0 {
-		return err
-	}
-	return os.Lchown(s.upper(snap.ID), uid, gid)
-}
-
-// ensure mounts the image layers that a snapshot stands on and makes their
-// corrections. The record of the snapshot keeps them held.
-func (s *Snapshotter) ensure(ctx context.Context, snap storage.Snapshot) error {
-	var group errgroup.Group // the files of a layer may lie on a file system that is far away
-	group.SetLimit(8)
-	for _, id := range append(slices.Clone(snap.ParentIDs), snap.ID) {
-		if l := s.layerOf(id); l != nil {
-			group.Go(func() error { return s.table.show(ctx, l) })
-		}
-	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-	return s.correct(snap)
 }

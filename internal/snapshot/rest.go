@@ -58,19 +58,12 @@ func (s *Snapshotter) standsOn(ctx context.Context, l *layer) (stands bool, err 
 			}
 			snap, err := storage.GetSnapshot(ctx, info.Name)
 			for _, id := range append(snap.ParentIDs, snap.ID) {
-				stands = stands || s.layerOf(id) == l
+				stands = stands || s.roots.layerOf(id) == l
 			}
 			return err
 		})
 	})
-	s.mu.RLock()
-	shown := 0
-	for _, of := range s.ids {
-		if of == l {
-			shown++
-		}
-	}
-	s.mu.RUnlock()
+	shown := s.roots.count(l)
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	return stands || l.refs > shown, err

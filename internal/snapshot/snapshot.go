@@ -57,7 +57,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
-	"github.com/containerd/containerd/v2/plugins/snapshots/overlay/overlayutils"
 	"github.com/containerd/continuity/fs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -138,18 +137,16 @@ type Config struct {
 // Snapshotter implements containerd's snapshots.Snapshotter and Cleaner. It
 // is safe for concurrent use.
 type Snapshotter struct {
-	root    string
-	layers  Layers
-	log     *slog.Logger
-	ms      *storage.MetaStore
-	table   *table
-	fixes   *corrections
-	options []string                               // of every overlay mount
-	remap   bool                                   // the kernel can mount overlays with mapped ids
-	tell    func([]digest.Digest, <-chan struct{}) // Config.Prepared
+	root   string
+	layers Layers
+	log    *slog.Logger
+	ms     *storage.MetaStore
+	table  *table
+	fixes  *corrections
+	roots  *roots
+	tell   func([]digest.Digest, <-chan struct{}) // Config.Prepared
 
-	mu   sync.RWMutex
-	ids  map[string]*layer        // by snapshot id, those that stand for an image layer; guarded by mu
+	mu   sync.Mutex
 	gone map[string]chan struct{} // by snapshot id, what Config.Prepared was given; guarded by mu
 }
 
@@ -175,7 +172,7 @@ func New(ctx context.Context, cfg Config) (*Snapshotter, error) {
 	}
 	s := &Snapshotter{
 		root: root, layers: cfg.Layers, log: cfg.Log, ms: ms, tell: cfg.Prepared,
-		ids: make(map[string]*layer), gone: make(map[string]chan struct{}),
+		gone: make(map[string]chan struct{}),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -185,8 +182,7 @@ func New(ctx context.Context, cfg Config) (*Snapshotter, error) {
 		return nil, fmt.Errorf("open snapshotter %s: %w", root, err)
 	}
 	s.table = newTable(filepath.Join(root, "m"), cfg.Backend, cfg.Layers.Files)
-	s.options, s.remap = s.overlayOptions()
-	s.options = append(s.options, cfg.Overlay...)
+	s.roots = newRoots(root, s.table, s.fixes, cfg.Overlay, s.log)
 	if err := s.reconcile(ctx); err != nil {
 		ms.Close()
 		return nil, fmt.Errorf("open snapshotter %s: %w", root, err)
@@ -233,23 +229,6 @@ func openStore(file string, wait time.Duration) (*storage.MetaStore, error) {
 	return ms, tx.Rollback()
 }
 
-// overlayOptions are those that containerd's overlay snapshotter chooses.
-func (s *Snapshotter) overlayOptions() (options []string, remap bool) {
-	if need, err := overlayutils.NeedsUserXAttr(s.root); err != nil {
-		s.log.Warn("whether overlayfs needs userxattr is unknown", "err", err)
-	} else if need {
-		options = append(options, "userxattr")
-	}
-	if _, err := os.Stat("/sys/module/overlay/parameters/index"); err == nil {
-		options = append(options, "index=off")
-	}
-	remap, err := overlayutils.SupportsIDMappedMounts()
-	if err != nil {
-		s.log.Debug("id-mapped mounts", "err", err)
-	}
-	return options, remap
-}
-
 // Close releases the metadata. Mounts stay, for the containers that use them.
 func (s *Snapshotter) Close() error { return s.ms.Close() }
 
@@ -261,40 +240,6 @@ func (s *Snapshotter) InUse() map[digest.Digest]bool { return s.table.inUse() }
 // runs already keeps its mount. It does nothing if the layer is not mounted.
 func (s *Snapshotter) Renew(ctx context.Context, id digest.Digest) error {
 	return s.table.renew(ctx, id)
-}
-
-// layerOf returns the image layer that the snapshot with this id stands for.
-func (s *Snapshotter) layerOf(id string) *layer {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.ids[id]
-}
-
-// keep makes a held layer that of snapshot id; forget undoes it.
-func (s *Snapshotter) keep(id string, l *layer) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ids[id] = l
-}
-
-func (s *Snapshotter) forget(id string) *layer {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l := s.ids[id]
-	delete(s.ids, id)
-	return l
-}
-
-func (s *Snapshotter) dir(id string) string   { return filepath.Join(s.root, "snapshots", id) }
-func (s *Snapshotter) upper(id string) string { return filepath.Join(s.root, "snapshots", id, "fs") }
-func (s *Snapshotter) work(id string) string  { return filepath.Join(s.root, "snapshots", id, "work") }
-
-// top is the directory that shows the layer of a committed snapshot.
-func (s *Snapshotter) top(id string) string {
-	if l := s.layerOf(id); l != nil {
-		return s.table.path(l)
-	}
-	return s.upper(id)
 }
 
 func (s *Snapshotter) view(ctx context.Context, fn func(context.Context) error) error {

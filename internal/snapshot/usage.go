@@ -28,24 +28,12 @@ func (s *Snapshotter) Usage(ctx context.Context, key string) (snapshots.Usage, e
 		return snapshots.Usage{}, err
 	}
 	if info.Kind == snapshots.KindActive {
-		return diskUsage(ctx, s.upper(id))
+		return diskUsage(ctx, s.roots.upper(id))
 	}
-	if l := s.layerOf(id); l != nil && !s.oldest(id, l) {
+	if l := s.roots.layerOf(id); l != nil && !s.roots.oldest(id, l) {
 		return snapshots.Usage{}, nil
 	}
 	return usage, nil
-}
-
-// oldest says whether no snapshot with a smaller id stands for l.
-func (s *Snapshotter) oldest(id string, l *layer) bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	for other, ol := range s.ids {
-		if ol == l && older(other, id) {
-			return false
-		}
-	}
-	return true
 }
 
 // older compares ids, which are decimal numbers without leading zeros.

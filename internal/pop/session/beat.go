@@ -117,7 +117,7 @@ func (s *Session) takenForDead() {
 	defer s.mu.Unlock()
 	s.refs.full = true
 	if s.known {
-		s.resyncLocked()
+		s.board.resync()
 	}
 }
 

@@ -20,36 +20,25 @@ func (s *Session) Subscribe(ctx context.Context) (<-chan pop.Event, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("subscribe: %w", err)
 	}
-	b := &box{ready: make(chan struct{}, 1)}
-	out := make(chan pop.Event)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return nil, fmt.Errorf("subscribe: %w: closed", pop.ErrAway)
 	}
-	s.boxes[b] = struct{}{}
-	if s.connected {
-		b.resync()
-	}
+	b, out := s.board.add(), make(chan pop.Event)
 	s.wg.Go(func() {
 		defer close(out)
-		defer s.unsubscribe(b)
+		defer s.board.remove(b)
 		b.pour(ctx, s.ctx, out)
 	})
 	return out, nil
 }
 
-func (s *Session) unsubscribe(b *box) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.boxes, b)
-}
-
-// listen keeps the session connected to the board.
+// listen keeps the session connected to the coordinator's events.
 func (s *Session) listen() {
 	for s.ctx.Err() == nil {
-		err := s.server.Listen(s.ctx, func() { s.setConnected(true) }, s.deliver)
-		s.setConnected(false)
+		err := s.server.Listen(s.ctx, func() { s.board.connect(true) }, s.board.deliver)
+		s.board.connect(false)
 		if s.ctx.Err() == nil {
 			s.cfg.Log.Debug("no events from the PoP's coordinator", "error", err)
 		}
@@ -60,30 +49,60 @@ func (s *Session) listen() {
 	}
 }
 
-func (s *Session) setConnected(connected bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.connected = connected
-	if connected {
-		s.resyncLocked()
-	}
+// A board passes the PoP's events on to the node's subscribers. Its lock is taken after the session's.
+type board struct {
+	mu        sync.Mutex
+	connected bool // events come
+	boxes     map[*box]struct{}
 }
 
-// resyncLocked tells all subscribers that they may have missed events. Those
-// that the board is not connected for hear of it when it is.
-func (s *Session) resyncLocked() {
-	if !s.connected {
+// add makes a subscriber's box. It holds a Resync if events come already.
+func (o *board) add() *box {
+	b := &box{ready: make(chan struct{}, 1)}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.boxes[b] = struct{}{}
+	if o.connected {
+		b.resync()
+	}
+	return b
+}
+
+func (o *board) remove(b *box) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.boxes, b)
+}
+
+// connect says whether events come now. Subscribers may have missed some until then.
+func (o *board) connect(connected bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.connected = connected
+	o.resyncLocked()
+}
+
+// resync tells all subscribers that they may have missed events. Those that no events come for hear of it
+// when they come.
+func (o *board) resync() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.resyncLocked()
+}
+
+func (o *board) resyncLocked() {
+	if !o.connected {
 		return
 	}
-	for b := range s.boxes {
+	for b := range o.boxes {
 		b.resync()
 	}
 }
 
-func (s *Session) deliver(e pop.Event) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for b := range s.boxes {
+func (o *board) deliver(e pop.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for b := range o.boxes {
 		b.put(e)
 	}
 }

@@ -44,6 +44,7 @@ type Session struct {
 	wg     sync.WaitGroup
 	turn   chan struct{} // held by who sends a beat
 	kick   chan struct{} // asks for a beat now
+	board  board
 
 	mu        sync.Mutex
 	closed    bool
@@ -56,8 +57,6 @@ type Session struct {
 	refs      references
 	known     bool // a beat of this epoch was heard
 	away      bool // the last beat failed
-	connected bool // events come
-	boxes     map[*box]struct{}
 }
 
 var _ pop.Coordinator = (*Session)(nil)
@@ -92,7 +91,7 @@ func New(cfg pop.Config, server Server) *Session {
 		leases:    map[string]*lease{},
 		acquiring: map[string]chan struct{}{},
 		refs:      newReferences(),
-		boxes:     map[*box]struct{}{},
+		board:     board{boxes: map[*box]struct{}{}},
 	}
 	s.wg.Go(s.beats)
 	s.wg.Go(s.listen)
@@ -197,7 +196,7 @@ func (s *Session) learn(epoch string) {
 	}
 	s.epoch, s.known = epoch, false
 	s.refs.full = true
-	s.resyncLocked()
+	s.board.resync()
 	select {
 	case s.kick <- struct{}{}:
 	default:

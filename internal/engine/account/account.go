@@ -1,8 +1,11 @@
-package engine
+// Package account finds who a container's process runs as, by the container's own passwd and group.
+//
+// Both are files of an image that anybody may have written. They are read as a process in the container would
+// read them: links lead nowhere outside, and what is no regular file counts as empty.
+package account
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,32 +20,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// user is who a process runs as.
-type user struct {
-	uid, gid uint32
-	groups   []uint32
+// User is who a process runs as.
+type User struct {
+	UID, GID uint32
+	Groups   []uint32
 }
 
-// lookupUser resolves USER[:GROUP] with the container's own passwd and group,
+// Lookup resolves USER[:GROUP] with the container's own passwd and group,
 // which read gives; a file that is not there counts as empty.
-func lookupUser(spec string, read func(name string) ([]byte, error)) (user, error) {
+func Lookup(spec string, read func(name string) ([]byte, error)) (User, error) {
 	passwd, err := read("etc/passwd")
 	if err != nil {
-		return user{}, fmt.Errorf("user %q: %w", spec, err)
+		return User{}, fmt.Errorf("user %q: %w", spec, err)
 	}
 	group, err := read("etc/group")
 	if err != nil {
-		return user{}, fmt.Errorf("user %q: %w", spec, err)
+		return User{}, fmt.Errorf("user %q: %w", spec, err)
 	}
 	x, err := mobyuser.GetExecUser(spec, &mobyuser.ExecUser{Home: "/"}, bytes.NewReader(passwd),
 		bytes.NewReader(group))
 	if err != nil {
-		return user{}, fmt.Errorf("user %q: %w", spec, err)
+		return User{}, fmt.Errorf("user %q: %w", spec, err)
 	}
-	u := user{uid: uint32(x.Uid), gid: uint32(x.Gid)}
+	u := User{UID: uint32(x.Uid), GID: uint32(x.Gid)}
 	for _, g := range x.Sgids {
 		if g >= 0 && g <= math.MaxInt32 {
-			u.groups = append(u.groups, uint32(g))
+			u.Groups = append(u.Groups, uint32(g))
 		}
 	}
 	return u, nil
@@ -50,6 +53,11 @@ func lookupUser(spec string, read func(name string) ([]byte, error)) (user, erro
 
 // maxAccounts bounds passwd and group.
 const maxAccounts = 4 << 20
+
+// Mounted reads files below root, which is mounted, as a process there would.
+func Mounted(root string) func(name string) ([]byte, error) {
+	return func(name string) ([]byte, error) { return readUnder(root, name, unix.RESOLVE_IN_ROOT) }
+}
 
 // readUnder reads a small file below root as a process there would, following
 // its links inside. It returns nil if there is none.
@@ -90,10 +98,10 @@ func readUnder(root, name string, resolve uint64) ([]byte, error) {
 	return b, err
 }
 
-// rootReader reads files of a snapshot that is not mounted. It looks into the
+// Unmounted reads files of a snapshot that is not mounted. It looks into the
 // overlay's directories, topmost first; where that does not tell (a link on
 // the way, an opaque directory) it mounts them for a moment.
-func rootReader(tmp string, mounts []*types.Mount) func(string) ([]byte, error) {
+func Unmounted(tmp string, mounts []*types.Mount) func(string) ([]byte, error) {
 	dirs, err := layersOf(mounts)
 	return func(name string) ([]byte, error) {
 		if err != nil {
@@ -174,14 +182,4 @@ func readMounted(tmp string, dirs []string, name string) ([]byte, error) {
 	}
 	defer unix.Unmount(at, unix.MNT_DETACH)
 	return readUnder(at, name, unix.RESOLVE_IN_ROOT)
-}
-
-// resolveUser finds who the container's process is, without mounting where
-// that can be helped.
-func (e *Engine) resolveUser(_ context.Context, s *Spec, mounts []*types.Mount) (user, error) {
-	spec := s.User
-	if spec == "" {
-		spec = s.Image.Spec.Config.User
-	}
-	return lookupUser(spec, rootReader(e.cfg.execDir(), mounts))
 }
