@@ -16,7 +16,7 @@ import (
 var order = [][]string{
 	{"durable", "spec", "image", "sched", "deploy/admit"},
 	{"trace", "layer/presence"},
-	{"config", "deploy/journal", "layer/inflate", "layer/toc", "checkpoint/image", "checkpoint/hooks/jasm"},
+	{"config", "deploy/journal", "layer/inflate", "layer/toc", "checkpoint/image"},
 	{"registry", "layer/bdi", "layer/erofs", "layer/tree", "checkpoint/hooks", "checkpoint/lazypages",
 		"checkpoint/upper"},
 	{"layer/mount", "layer/datafs", "pack", "pack/profile"},

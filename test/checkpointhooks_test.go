@@ -12,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"dewpoint/internal/checkpoint/hooks/jasm"
 	"dewpoint/internal/spec"
 	"dewpoint/testkit/registrytest"
 
@@ -250,12 +249,8 @@ func drawPrograms(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	const from = "../internal/checkpoint/hooks/testdata/"
-	for _, name := range []string{"draw.py", "draw.js", "draw.jasm"} {
+	for _, name := range []string{"draw.py", "draw.js", "draw.jar"} {
 		b, err := os.ReadFile(from + name)
-		if err == nil && name == "draw.jasm" {
-			name = "draw.jar"
-			b, err = jasm.Jar("Main-Class: Draw\n", "Draw.class", string(b))
-		}
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, name), b, 0o644)
 		}

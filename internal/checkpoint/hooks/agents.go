@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 
-	"dewpoint/internal/checkpoint/hooks/jasm"
 	"dewpoint/internal/durable"
 )
 
@@ -107,8 +106,12 @@ var pythonAgent []byte
 //go:embed agents/node.js
 var nodeAgent []byte
 
-//go:embed agents/jvm.jasm
-var jvmAgent string
+// The JVM's agent is kept beside its source: mkjar says how it is made.
+//
+//go:generate ./mkjar agents/jvm.jar agents/jvm dewpoint/Agent Premain-Class
+//go:generate ./mkjar testdata/draw.jar testdata Draw Main-Class
+//go:embed agents/jvm.jar
+var jvmAgent []byte
 
 // Install writes the agents into a directory under root, which is named by their
 // content, and returns its path: to be mounted read-only at AgentsDir. Agents that
@@ -158,15 +161,11 @@ type agentFile struct {
 }
 
 func agentFiles() ([]agentFile, error) {
-	jar, err := jasm.Jar("Premain-Class: dewpoint.Agent\n", "dewpoint/Agent.class", jvmAgent)
-	if err != nil {
-		return nil, fmt.Errorf("assemble the JVM's agent: %w", err)
-	}
 	files := []agentFile{
 		{"python/sitecustomize.py", pythonStart},
 		{"python/dewpoint_restore.py", pythonAgent},
 		{"node.js", nodeAgent},
-		{"jvm.jar", jar},
+		{"jvm.jar", jvmAgent},
 	}
 	for arch, machine := range map[string]elf.Machine{"x64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
 		object, err := randPoll(machine)

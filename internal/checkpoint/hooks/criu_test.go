@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/checkpoint/hooks/jasm"
-
 	"golang.org/x/sys/unix"
 )
 
@@ -229,20 +227,8 @@ func TestNode(t *testing.T) {
 
 func TestJVM(t *testing.T) {
 	repeats := []string{"math", "local", "split"}
-	source, err := os.ReadFile("testdata/draw.jasm")
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := jasm.Jar("Main-Class: Draw\n", "Draw.class", string(source))
-	if err != nil {
-		t.Fatal(err)
-	}
 	checkClones(t, JVM, repeats, func(t *testing.T, b *bed) {
-		path := filepath.Join(b.root, "draw.jar")
-		if err := os.WriteFile(path, program, 0o644); err != nil {
-			t.Fatal(err)
-		}
 		b.start(t, "java", "-Xverify:all", "-XX:-UsePerfData", "-Xmx64m", "-XX:+UseSerialGC", "-Dport="+b.port,
-			"-jar", path)
+			"-jar", "testdata/draw.jar")
 	})
 }
