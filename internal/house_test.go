@@ -123,6 +123,23 @@ func lineCount(t *testing.T, path string) int {
 	return strings.Count(string(b), "\n")
 }
 
+// Each package of the product opens with what it is.
+func TestPackagesHaveModels(t *testing.T) {
+	documented := map[string]bool{}
+	files, _ := tree(t)
+	for path, f := range files {
+		if isProduct(path) {
+			dir := filepath.Dir(path)
+			documented[dir] = documented[dir] || f.Doc != nil
+		}
+	}
+	for dir, has := range documented {
+		if !has {
+			t.Errorf("%s has no package comment", dir)
+		}
+	}
+}
+
 func TestColumns(t *testing.T) {
 	files, set := tree(t)
 	for path, f := range files {

@@ -87,7 +87,7 @@ func (s *study) writeZones(p *page) {
 	p.f("\nIn all %d reads of blobs, %.2f MB in the mean; blobs over 64 MiB are %s of the reads and %s of the bytes (published of the whole: %d, 14 MB, 6 %%, 65 %%).\n",
 		reads, float64(bytes)/float64(reads)/1e6, percent(ratio(large, reads)), percent(ratio(largeBytes, bytes)),
 		pulltrace.BlobReads)
-	p.f("What is chosen and not published: clients, releases, popularity within the popular tenth, how layers are shared (`internal/simulate/zone.go`, `model.go`).\n\n")
+	p.f("What is chosen and not published: clients, releases, popularity within the popular tenth, how layers are shared (`testkit/pulltrace/zone.go`, `model.go`).\n\n")
 	p.chart("zones", "hit ratio of a shared LRU cache over its size, by zone")
 }
 

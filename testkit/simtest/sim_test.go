@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 
 // again is how one schedule is run again.
 func again(seed uint64) string {
-	return fmt.Sprintf("again: go test ./internal/pop/simtest -run 'TestSchedules$' -args -seed %d", seed)
+	return fmt.Sprintf("again: go test ./testkit/simtest -run 'TestSchedules$' -args -seed %d", seed)
 }
 
 // TestSchedules runs schedules of faults, each decided by its seed, against the store's protocol:
