@@ -6,7 +6,11 @@
 export DEWPOINT_TOOLS ?= /var/cache/dewpoint/tools
 export DEWPOINT_IMAGES ?= /var/cache/dewpoint/images
 export PATH := $(DEWPOINT_TOOLS)/go/bin:$(PATH):/usr/local/go/bin:/usr/sbin:/sbin
-export GOTOOLCHAIN := local
+# The Go of go.mod, or a newer one: what is here, or the module that a Go of 1.21 or newer fetches. Neither is one line of "no Go".
+GO_WANTED := $(shell awk '$$1 == "go" { print $$2 }' go.mod)
+GO_HERE := $(shell cd / && GOTOOLCHAIN=local go env GOVERSION 2>/dev/null | sed 's/^go//; s/[^0-9.].*//')
+at_least = $(shell printf '%s\n%s\n' $(1) '$(GO_HERE)' | sort -VC && echo yes)
+export GOTOOLCHAIN := $(if $(call at_least,$(GO_WANTED)),local,$(if $(call at_least,1.21),go$(GO_WANTED),none))
 export GOFLAGS := -buildvcs=false -trimpath
 export HOME ?= /root
 
@@ -24,23 +28,31 @@ TAGS := grpcnotrace$(if $(ISAL),$(comma)isal)
 SHIM = $(if $(shell command -v gcc),cmd/containerd-shim-dewpoint-v1/build,@echo no gcc, so no)
 BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build -tags $(TAGS) -ldflags '$(LDFLAGS)'
 
-.PHONY: build build-lab build-static images demo test test-dmtcp lint bench fuzz arm64 generate clean
+.PHONY: go build build-lab build-static notices images demo test test-dmtcp lint bench fuzz arm64 generate clean
 
-build:
+build: go
 	mkdir -p bin
 	$(BUILD) -o bin/ $(PROGRAMS)
 	CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ $(RUNC_SHIM)
 	$(SHIM) bin/containerd-shim-dewpoint-v1
 
 # The laboratory: what measures, and what "dewlab bench deploy" drives containerd's client library by.
-build-lab:
+build-lab: go
 	mkdir -p bin
 	$(BUILD) -o bin/ ./lab/dewlab ./lab/bench/ctrclient
 
-build-static:
+build-static: go
 	mkdir -p bin/static
 	CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/static/ $(PROGRAMS) $(RUNC_SHIM)
 	$(SHIM) bin/static/containerd-shim-dewpoint-v1
+
+go:
+	@[ $(GOTOOLCHAIN) != none ] || { echo "make: no Go $(GO_WANTED) or newer is here, nor one from 1.21 on that fetches it: sudo scripts/install build" >&2; exit 1; }
+
+# What the programs are linked with, by its licences.
+notices: go
+	mkdir -p bin
+	scripts/notices >bin/THIRD-PARTY-NOTICES
 
 images:
 	go run ./lab/dewlab bench images -dir $(DEWPOINT_IMAGES)
