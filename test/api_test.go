@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 )
 
@@ -130,14 +131,10 @@ func TestTCP(t *testing.T) {
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
+	address := testkit.FreeAddress(t)
 	dir := filepath.Dir(m.root)
 	tokens := filepath.Join(dir, "tokens")
-	m.config += fmt.Sprintf("[api]\nlisten = %q\ntokens = %q\n", l.Addr(), tokens)
+	m.config += fmt.Sprintf("[api]\nlisten = %q\ntokens = %q\n", address, tokens)
 	m.start()
 	as := func(role string) func(args ...string) result {
 		file := filepath.Join(dir, role)
@@ -146,7 +143,7 @@ func TestTCP(t *testing.T) {
 			t.Fatal(err)
 		}
 		return func(args ...string) result {
-			return m.dew(append([]string{"-H", "http://" + l.Addr().String(), "--token-file", file}, args...)...)
+			return m.dew(append([]string{"-H", "http://" + address, "--token-file", file}, args...)...)
 		}
 	}
 	read, deploy := as("read"), as("deploy")

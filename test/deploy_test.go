@@ -84,16 +84,6 @@ func (m *machine) idle(t *testing.T) {
 	t.Fatalf("%d deployments do not end: %+v", len(open), open[0])
 }
 
-// patiently waits until done, also on a machine that is busy.
-func (m *machine) patiently(what string, done func() bool) {
-	m.t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !done(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			m.t.Fatalf("%s: not in time", what)
-		}
-	}
-}
-
 // accounted asserts that each of the names was accepted once, and that there is a container
 // of it if, and only if, its deployment is done. It returns how many are.
 func (m *machine) accounted(t *testing.T, names []string) int {
@@ -173,13 +163,13 @@ func TestKilledWhileItDeploysMany(t *testing.T) {
 		over <- c.DeployMany(context.Background(),
 			spec.Many{Requests: []spec.Request{quiet(img.Ref, "kept", spec.Terms{})}, Count: 40}, spec.ManyWatch{})
 	}()
-	m.patiently("some are done", func() bool { return m.done(t) >= 12 })
+	m.eventually("some are done", func() bool { return m.done(t) >= 12 })
 	m.kill()
 	if err := <-over; code(err) != api.NoDaemon {
 		t.Errorf("who was connected is told %v", err)
 	}
 	m.start()
-	m.patiently("some more are done", func() bool { return m.done(t) >= 24 })
+	m.eventually("some more are done", func() bool { return m.done(t) >= 24 })
 	m.kill()
 	m.start()
 	m.idle(t)
@@ -243,7 +233,7 @@ func containerdEndsWhileMany(t *testing.T, signal unix.Signal) {
 		over <- c.DeployMany(context.Background(),
 			spec.Many{Requests: []spec.Request{quiet(img.Ref, "some", spec.Terms{})}, Count: 30}, spec.ManyWatch{})
 	}()
-	m.patiently("some are done", func() bool { return m.done(t) >= 5 })
+	m.eventually("some are done", func() bool { return m.done(t) >= 5 })
 	was := m.privateContainerd()
 	if err := unix.Kill(was, signal); err != nil {
 		t.Fatal(err)
@@ -251,7 +241,7 @@ func containerdEndsWhileMany(t *testing.T, signal unix.Signal) {
 	if err := <-over; err != nil {
 		t.Errorf("the call: %v", err)
 	}
-	m.patiently("it deploys again", func() bool {
+	m.eventually("it deploys again", func() bool {
 		r, err := c.Deploy(t.Context(), quiet(img.Ref, "", spec.Terms{}), spec.Watch{})
 		return err == nil && c.Remove(t.Context(), r.Name, true) == nil && m.privateContainerd() != was
 	})
@@ -280,7 +270,7 @@ func TestCancelQueuedAndRunning(t *testing.T) {
 			spec.Many{Requests: []spec.Request{never}, Count: 3, Parallel: 1, Terms: spec.Terms{Key: "n"}},
 			spec.ManyWatch{Ended: func(i int, _ spec.Record, f *spec.Failure) { failed[i] = f }})
 	}()
-	m.patiently("one runs and two wait", func() bool {
+	m.eventually("one runs and two wait", func() bool {
 		by, have := m.deployments(t)
 		two := by["never-2"]
 		return have["never-1"].Status == spec.StatusRunning && len(two) == 1 && two[0].State == spec.StateQueued &&
@@ -375,7 +365,7 @@ func TestKeysAndDeadlines(t *testing.T) {
 	joined, leave := context.WithCancel(t.Context())
 	gone := make(chan error, 2)
 	go func() { _, err := m.client(t).Deploy(ctx, slow, spec.Watch{}); gone <- err }()
-	m.patiently("it runs", func() bool {
+	m.eventually("it runs", func() bool {
 		_, have := m.deployments(t)
 		return have["slow"].Status == spec.StatusRunning
 	})

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
@@ -244,7 +245,7 @@ func TestContainerFaults(t *testing.T) {
 	}
 	m.t = t
 	m.must("run", "-d", "--name", "foreign", "--entrypoint", "/foreign", img.Ref)
-	eventually(t, "the output says what is wrong", func() bool {
+	testkit.Eventually(t, "the output says what is wrong", func() bool {
 		return strings.Contains(m.dew("logs", "foreign").err, "another architecture (s390x)")
 	})
 	m.must("rm", "foreign")

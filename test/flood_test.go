@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,6 +16,7 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
@@ -37,14 +37,10 @@ func (m *machine) onTmpfs(size string) *machine {
 // overTCP makes the node listen for callers with tokens.
 func (m *machine) overTCP() (as func(name string) *api.Client) {
 	m.t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	l.Close()
+	address := testkit.FreeAddress(m.t)
 	dir := filepath.Dir(m.root)
 	tokens := filepath.Join(dir, "tokens")
-	m.config += fmt.Sprintf("[api]\nlisten = %q\ntokens = %q\n", l.Addr(), tokens)
+	m.config += fmt.Sprintf("[api]\nlisten = %q\ntokens = %q\n", address, tokens)
 	return func(name string) *api.Client {
 		m.t.Helper()
 		file := filepath.Join(dir, name)
@@ -52,7 +48,7 @@ func (m *machine) overTCP() (as func(name string) *api.Client) {
 			0o600); err != nil {
 			m.t.Fatal(err)
 		}
-		c, err := api.DialWith("http://"+l.Addr().String(), api.Credentials{Token: file})
+		c, err := api.DialWith("http://"+address, api.Credentials{Token: file})
 		if err != nil {
 			m.t.Fatal(err)
 		}
@@ -78,16 +74,6 @@ func (m *machine) pressure(ctx context.Context, c *api.Client) string {
 	}
 	m.t.Fatal("the doctor does not look at pressure")
 	return ""
-}
-
-// eventually polls until ok.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it did not come about: %s", what)
-		}
-	}
 }
 
 // A caller who floods is told to come again; who has little there goes on beside him, both
@@ -124,7 +110,7 @@ func TestFlood(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "the queue is full for him", func() bool { return busy.Load()+odd.Load() >= many-200 })
+	testkit.Eventually(t, "the queue is full for him", func() bool { return busy.Load()+odd.Load() >= many-200 })
 	for i := range 3 {
 		if _, err := other.Deploy(t.Context(),
 			spec.Request{Image: img.Ref, Name: fmt.Sprint("other-", i), Net: "none", Cmd: []string{"sleep", "1h"}},
@@ -154,7 +140,7 @@ func TestFlood(t *testing.T) {
 	}
 	vanish()
 	flood.Wait()
-	eventually(t, "nothing of the one who flooded stays", func() bool {
+	testkit.Eventually(t, "nothing of the one who flooded stays", func() bool {
 		all, err := other.List(t.Context(), true)
 		return err == nil && len(all) == 3 && !someWait.MatchString(m.pressure(t.Context(), other))
 	})
@@ -207,9 +193,9 @@ func TestCallersShare(t *testing.T) {
 				ReadyTimeout: time.Hour}, spec.Watch{})
 	})
 	ask("much", 18)
-	eventually(t, "many wait", func() bool { return someWait.MatchString(m.pressure(t.Context(), first)) })
+	testkit.Eventually(t, "many wait", func() bool { return someWait.MatchString(m.pressure(t.Context(), first)) })
 	ask("little", 5)
-	eventually(t, "all are there", func() bool { mu.Lock(); defer mu.Unlock(); return len(order) == 23 })
+	testkit.Eventually(t, "all are there", func() bool { mu.Lock(); defer mu.Unlock(); return len(order) == 23 })
 	stop()
 	work.Wait()
 	last := len(order) - 1 - slices.Index(reversed(order), "little")
@@ -217,7 +203,7 @@ func TestCallersShare(t *testing.T) {
 		t.Errorf("the one who asked for little waited for the other: %v", order)
 	}
 	var all []spec.Container
-	eventually(t, "the one that was called off is gone", func() (ok bool) {
+	testkit.Eventually(t, "the one that was called off is gone", func() (ok bool) {
 		var err error
 		all, err = first.List(t.Context(), true)
 		return err == nil && len(all) == 23
@@ -282,7 +268,7 @@ func TestMemoryIsWaitedFor(t *testing.T) {
 	defer stop()
 	first := deploy(ctx, "first", half, "tcp:1")
 	second := deploy(t.Context(), "second", half, "")
-	eventually(t, "that it waits for memory is told", func() bool {
+	testkit.Eventually(t, "that it waits for memory is told", func() bool {
 		return strings.Contains(m.pressure(t.Context(), c), "1 wait for memory")
 	})
 	becomes(t, scrape, map[series]float64{{"queue_waiting", "reason=memory"}: 1, {"queue_waiting", ""}: 1})
@@ -309,7 +295,7 @@ func TestMemoryIsWaitedFor(t *testing.T) {
 	}
 	defer c.Close()
 	third := deploy(t.Context(), "third", half, "")
-	eventually(t, "another one waits for memory", func() bool {
+	testkit.Eventually(t, "another one waits for memory", func() bool {
 		return strings.Contains(m.pressure(t.Context(), c), "1 wait for memory")
 	})
 	scrape().atLeast(t, map[series]float64{{"queue_owed_bytes", ""}: float64(half) / 2})

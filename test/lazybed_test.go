@@ -14,6 +14,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
@@ -172,14 +173,9 @@ func (b *lazyBed) held(path string) <-chan answer {
 	return got
 }
 
-// eventually waits until done.
 func (m *machine) eventually(what string, done func() bool) {
 	m.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			m.t.Fatalf("%s: not in time", what)
-		}
-	}
+	testkit.Eventually(m.t, what, done)
 }
 
 // runAfterRestart runs the container NAME on port: containerd finds a dewd that was

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	dto "github.com/prometheus/client_model/go"
@@ -21,7 +22,7 @@ func (m *machine) measured(t *testing.T) (scrape func() metrics) {
 	m.args = append(m.args, "--http", at)
 	return func() metrics {
 		m.t.Helper()
-		eventually(m.t, "the metrics", func() bool { // dewd may serve them a moment after its socket
+		testkit.Eventually(m.t, "the metrics", func() bool { // dewd may serve them a moment after its socket
 			c, err := net.Dial("tcp", at)
 			if err == nil {
 				c.Close()
@@ -105,7 +106,7 @@ func TestCacheIsBounded(t *testing.T) {
 	m.must("pull", unused.Ref)
 	m.must("rmi", unused.Ref)
 	// after work is done; until then containerd may have it yet
-	eventually(t, "the layer that nothing uses is evicted", func() bool {
+	testkit.Eventually(t, "the layer that nothing uses is evicted", func() bool {
 		m.must("run", "--rm", "--net", "none", used.Ref, "cat", "/etc/motd")
 		return scrape().count(series{"cache_evicted_layers_total", ""}) > 0
 	})
@@ -138,7 +139,7 @@ func TestIdleImagesLeaveAFullCache(t *testing.T) {
 	m.must("stop", "web")
 	m.must("run", "--rm", "--net", "none", refs["old"], "cat", "/etc/motd")
 	m.must("run", "--rm", "--net", "none", refs["new"], "cat", "/etc/motd")
-	eventually(t, "the image that nothing uses is evicted", func() bool {
+	testkit.Eventually(t, "the image that nothing uses is evicted", func() bool {
 		return scrape().count(series{"cache_evicted_layers_total", ""}) > 0
 	})
 	images := m.must("images")

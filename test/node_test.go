@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -22,6 +21,7 @@ import (
 	"time"
 
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 	"dewpoint/testkit/shimtest"
 
@@ -349,19 +349,7 @@ func appOptions(args ...string) registrytest.Options {
 		Env: []string{"PATH=/"}}}
 }
 
-// freePort is a TCP port that nobody listens on.
-func freePort(t *testing.T) string {
-	t.Helper()
-	for range 100 {
-		port := strconv.Itoa(20000 + rand.IntN(12000)) // the kernel gives connections ports from 32768 on
-		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
-			l.Close()
-			return port
-		}
-	}
-	t.Fatal("no port is free")
-	return ""
-}
+func freePort(t *testing.T) string { return strconv.Itoa(testkit.FreePort(t)) }
 
 func get(t *testing.T, url string) string {
 	t.Helper()

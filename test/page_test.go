@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 	"dewpoint/testkit/webtest"
 )
@@ -85,7 +86,7 @@ func TestPageOfFilling(t *testing.T) {
 		webtest.Do(t, page, chromedp.Evaluate(`parseInt(document.querySelector("#layers .note")?.innerText.match(/(\d+) %/)?.[1] ?? "0")`, &n))
 		return n
 	}
-	m.patiently("the page sees the layer grow", func() bool { return share() > 3 })
+	m.eventually("the page sees the layer grow", func() bool { return share() > 3 })
 	if n := share(); n >= 100 {
 		t.Errorf("a layer that is not here is at %v %%", n)
 	}
@@ -205,13 +206,13 @@ func pageOfMany(t *testing.T, m *machine, reg *registrytest.Server, page context
 	}
 	webtest.Sees(t, page, "#container-table", append(all, "running")...)
 	ready := `[...document.querySelectorAll("#deployment-table tbody tr:not(.running)")].filter((r) => r.children[0].textContent.startsWith("` + by + `-") && / s$/.test(r.children[3].textContent)).length`
-	eventually(t, "all are shown as ready", func() bool { return count(ready) == atOnce })
+	testkit.Eventually(t, "all are shown as ready", func() bool { return count(ready) == atOnce })
 	for _, name := range all {
 		if count(`seen.has("`+name+`") ? 1 : 0`) == 0 {
 			t.Errorf("%s was not seen while it went on", name)
 		}
 	}
-	eventually(t, "no queue is shown", func() bool {
+	testkit.Eventually(t, "no queue is shown", func() bool {
 		return count(`document.getElementById("queue-section").hidden ? 1 : 0`) == 1
 	})
 	m.must(append([]string{"rm", "-f"}, all...)...)

@@ -12,6 +12,7 @@ import (
 	"dewpoint/internal/api"
 	"dewpoint/internal/pop/peer"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/popbed"
 )
 
@@ -103,14 +104,7 @@ func (p *pop) wan() int64 {
 // eventually waits until ok, for what other nodes see a moment later.
 func (p *pop) eventually(what string, ok func() error) {
 	p.t.Helper()
-	var err error
-	deadline := time.Now().Add(30 * time.Second)
-	for ; time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
-		if err = ok(); err == nil {
-			return
-		}
-	}
-	p.t.Fatalf("%s: %v", what, err)
+	testkit.Retry(p.t, what, ok)
 }
 
 // settled waits until every node sees all nodes, the store and the coordinator.

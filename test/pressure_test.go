@@ -14,6 +14,7 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
@@ -101,7 +102,7 @@ func TestMemoryIsShort(t *testing.T) {
 	defer held.release(t)
 	held.fill(t, reserve-margin)
 	over := begin(t.Context(), c, quiet(img.Ref, "web", spec.Terms{}))
-	eventually(t, "it waits for memory", func() bool {
+	testkit.Eventually(t, "it waits for memory", func() bool {
 		select {
 		case err := <-over:
 			t.Fatalf("it did not wait for memory: %v, and %d MiB are available of a reserve of %d", err,
@@ -142,9 +143,9 @@ func TestLinkIsWaitedFor(t *testing.T) {
 	held := first.Layers[2].Digest
 	reg.Fail(registrytest.Fault{Do: registrytest.Hang, Digest: held})
 	one := begin(t.Context(), c, quiet(first.Ref, "one", spec.Terms{}))
-	eventually(t, "the first image is being fetched", func() bool { return reg.Count(string(held)) > 0 })
+	testkit.Eventually(t, "the first image is being fetched", func() bool { return reg.Count(string(held)) > 0 })
 	two := begin(t.Context(), c, quiet(second.Ref, "two", spec.Terms{}))
-	eventually(t, "the second waits for the link", func() bool { return waitsFor(t, c, "two", "link") })
+	testkit.Eventually(t, "the second waits for the link", func() bool { return waitsFor(t, c, "two", "link") })
 	becomes(t, scrape, map[series]float64{{"queue_waiting", "reason=link"}: 1, {"queue_waiting", ""}: 1})
 	for name, ref := range map[string]string{"here": here.Ref, "elsewhere": elsewhere.Ref} {
 		if _, err := c.Deploy(t.Context(), quiet(ref, name, spec.Terms{}), spec.Watch{}); err != nil {
@@ -178,7 +179,7 @@ func TestProcessorsArePressed(t *testing.T) {
 	m.must("pull", img.Ref)
 	c := m.client(t)
 	spin(t, 4*runtime.NumCPU()) // fewer may be spread so that one of them has a processor to itself
-	eventually(t, "the kernel tells of pressure", func() bool { return cpuPressure(t) >= 60 })
+	testkit.Eventually(t, "the kernel tells of pressure", func() bool { return cpuPressure(t) >= 60 })
 	// They are not ready before they are called off: each holds its slot for a second.
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -188,7 +189,7 @@ func TestProcessorsArePressed(t *testing.T) {
 		r.Ready = "log:never"
 		all = append(all, begin(ctx, c, r))
 	}
-	eventually(t, "one waits for the processors", func() bool {
+	testkit.Eventually(t, "one waits for the processors", func() bool {
 		list, err := c.ListDeployments(t.Context(), spec.DeploymentQuery{})
 		if err != nil {
 			t.Fatal(err)
@@ -203,7 +204,7 @@ func TestProcessorsArePressed(t *testing.T) {
 			t.Error("what was called off is there")
 		}
 	}
-	eventually(t, "nothing of them stays", func() bool {
+	testkit.Eventually(t, "nothing of them stays", func() bool {
 		list, err := c.List(t.Context(), true)
 		return err == nil && len(list) == 0
 	})

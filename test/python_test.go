@@ -3,7 +3,6 @@ package test
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 )
 
@@ -77,16 +77,12 @@ func TestPython(t *testing.T) {
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
+	address := testkit.FreeAddress(t)
 	dir := filepath.Dir(m.root)
 	cert, key := certificate(t, dir, "node")
 	mine, minekey := certificate(t, dir, "reader")
 	tokens := filepath.Join(dir, "tokens")
-	m.config += fmt.Sprintf("[api]\nlisten = %q\ncert = %q\nkey = %q\nclient_ca = %q\ntokens = %q\n[api.clients]\nreader = \"read\"\n", l.Addr(), cert, key, mine, tokens)
+	m.config += fmt.Sprintf("[api]\nlisten = %q\ncert = %q\nkey = %q\nclient_ca = %q\ntokens = %q\n[api.clients]\nreader = \"read\"\n", address, cert, key, mine, tokens)
 	m.start()
 	out := python(t, func() {
 		awaitFile(t, filepath.Join(dir, "following"))
@@ -112,7 +108,7 @@ func TestPython(t *testing.T) {
 	}
 	for _, cred := range [][]string{{"token=" + token}, {"cert=" + mine, "key=" + minekey}} {
 		out := python(t, nil, "testdata/drive.py",
-			append([]string{"https://" + l.Addr().String(), dir, img.Ref, "ca=" + cert}, cred...)...)
+			append([]string{"https://" + address, dir, img.Ref, "ca=" + cert}, cred...)...)
 		if out != "version n1\nrefused permission\nrefused permission\n" {
 			t.Errorf("with %s python prints %q", cred[0], out)
 		}

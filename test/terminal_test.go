@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
@@ -93,7 +94,7 @@ func TestDeployOnATerminal(t *testing.T) {
 	})
 	for _, seen := range []string{`web-\d +queued \d, link`, `web-\d +(admitted|resolved) .*MB`,
 		`0 of 5 ready, 1 deploying, 4 queued`} {
-		eventually(t, seen, func() bool { return p.shows(seen) })
+		testkit.Eventually(t, seen, func() bool { return p.shows(seen) })
 	}
 	reg.Heal()
 	if err := cmd.Wait(); err != nil {
@@ -101,7 +102,7 @@ func TestDeployOnATerminal(t *testing.T) {
 	}
 	for i := range 5 {
 		seen := fmt.Sprintf(`web-%d +ready +\d+\.\d\d .*boot`, i+1)
-		eventually(t, seen, func() bool { return p.shows(seen) })
+		testkit.Eventually(t, seen, func() bool { return p.shows(seen) })
 	}
 	if got := strings.Fields(out.String()); len(got) != 5 {
 		t.Errorf("standard output is %q", out.String())

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 	"dewpoint/testkit/tracetest"
 
@@ -38,18 +39,14 @@ func (b *watchedBed) scrape() metrics {
 
 func newWatchedBed(t *testing.T, reg *registrytest.Server) *watchedBed {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
+	address := testkit.FreeAddress(t)
 	b := &watchedBed{machine: newMachine(t, reg), t: t, c: tracetest.New(t),
-		url: "http://" + l.Addr().String() + "/metrics"}
+		url: "http://" + address + "/metrics"}
 	b.config += fmt.Sprintf("[trace]\nendpoint = %q\n", b.c.URL)
-	b.args = append(b.args, "--http", l.Addr().String())
+	b.args = append(b.args, "--http", address)
 	b.start()
 	b.eventually("the metrics", func() bool { // dewd may serve them a moment after its socket
-		c, err := net.Dial("tcp", l.Addr().String())
+		c, err := net.Dial("tcp", address)
 		if err == nil {
 			c.Close()
 		}

@@ -20,6 +20,7 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/apitest"
 )
 
@@ -160,19 +161,10 @@ func TestClientThatGoesAwayCancelsTheDeployment(t *testing.T) {
 	_, err := c.Deploy(ctx,
 		spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}, Ready: "log:never"}, w)
 	wantCode(t, err, api.Canceled, api.ExitInterrupted)
-	eventually(t, "the container is undone", func() bool {
+	testkit.Eventually(t, "the container is undone", func() bool {
 		list, err := c.List(t.Context(), true)
 		return err == nil && len(list) == 0
 	})
-}
-
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not in time: %s", what)
-		}
-	}
 }
 
 func TestRunGivesOutputAndStatusThenRemoves(t *testing.T) {
@@ -474,7 +466,7 @@ func TestClientOutlivesItsNode(t *testing.T) {
 	for range 1200 {
 		open.Go(func() { _ = c.Events(ctx, nil, nil, func(spec.Event) error { return nil }) })
 	}
-	eventually(t, "a call is answered beside them", func() bool {
+	testkit.Eventually(t, "a call is answered beside them", func() bool {
 		_, err := c.Images(t.Context())
 		return err == nil
 	})

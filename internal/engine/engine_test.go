@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -30,6 +29,7 @@ import (
 
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/image"
+	"dewpoint/testkit"
 	"dewpoint/testkit/shimtest"
 )
 
@@ -605,15 +605,7 @@ func get(addr string) (string, error) {
 	return string(body), err
 }
 
-func freePort(t *testing.T) uint16 {
-	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return uint16(l.Addr().(*net.TCPAddr).Port)
-}
+func freePort(t *testing.T) uint16 { return uint16(testkit.FreePort(t)) }
 
 // What a process that was killed was registering keeps nothing: its leases end with the next one.
 func TestLeasesOfTheDead(t *testing.T) {

@@ -7,22 +7,14 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/task"
 	"golang.org/x/sys/unix"
 )
-
-// eventually polls, for up to a minute.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not so: %s", what)
-		}
-	}
-}
 
 // oneKnown is what is known of one running container, a, whose process is this one.
 func oneKnown() *known {
@@ -264,19 +256,19 @@ func TestListSeesOthers(t *testing.T) {
 				UpdateMask: fieldMask([]string{"labels"})}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "a has another label", func() bool { return its().Labels["told"] != "" })
+		testkit.Eventually(t, "a has another label", func() bool { return its().Labels["told"] != "" })
 		if _, err := c.tasks.Pause(ctx, &tasksapi.PauseTaskRequest{ContainerID: "a"}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "a is paused", func() bool { return its().Status == Paused })
+		testkit.Eventually(t, "a is paused", func() bool { return its().Status == Paused })
 		if _, err := c.tasks.Resume(ctx, &tasksapi.ResumeTaskRequest{ContainerID: "a"}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "a runs on", func() bool { return its().Status == Running })
+		testkit.Eventually(t, "a runs on", func() bool { return its().Status == Running })
 		if _, err := c.tasks.Kill(ctx, &tasksapi.KillRequest{ContainerID: "a", Signal: 9, All: true}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "a has ended", func() bool { i := its(); return i.Status == Stopped && i.Exit != nil })
+		testkit.Eventually(t, "a has ended", func() bool { i := its(); return i.Status == Stopped && i.Exit != nil })
 
 		other := r.Container
 		other.ID, other.SnapshotKey = "copy", ""
@@ -284,22 +276,22 @@ func TestListSeesOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		listed := func() int { all, _ := b.List(ctx); return len(all) }
-		eventually(t, "two are listed", func() bool { return listed() == 2 })
+		testkit.Eventually(t, "two are listed", func() bool { return listed() == 2 })
 		if _, err := c.containers.Delete(ctx, &containersapi.DeleteContainerRequest{ID: "copy"}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "one is listed", func() bool { return listed() == 1 })
+		testkit.Eventually(t, "one is listed", func() bool { return listed() == 1 })
 
 		img := &imagesapi.Image{Name: "other.invalid/i:1", Target: descriptor(b.img.Target)}
 		if _, err := c.images.Create(ctx, &imagesapi.CreateImageRequest{Image: img}); err != nil {
 			t.Fatal(err)
 		}
 		images := func() int { all, _ := b.Images(ctx); return len(all) }
-		eventually(t, "there are two images", func() bool { return images() == 2 })
+		testkit.Eventually(t, "there are two images", func() bool { return images() == 2 })
 		if _, err := c.images.Delete(ctx, &imagesapi.DeleteImageRequest{Name: img.Name}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "there is one image", func() bool { return images() == 1 })
+		testkit.Eventually(t, "there is one image", func() bool { return images() == 1 })
 	})
 }
 
@@ -319,11 +311,11 @@ func TestListAfterContainerd(t *testing.T) {
 		if err := unix.Kill(int(i.Pid), unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "it does not run", func() bool {
+		testkit.Eventually(t, "it does not run", func() bool {
 			i, err := b.Inspect(ctx, "ends")
 			return err == nil && i.Status != Running
 		})
-		eventually(t, "its end is known", func() bool {
+		testkit.Eventually(t, "its end is known", func() bool {
 			i, err := b.Inspect(ctx, "ends")
 			return err == nil && i.Status == Stopped
 		})

@@ -10,6 +10,7 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/registry"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
@@ -129,12 +130,7 @@ func (b *bed) want(p registrytest.Pushed, layer int) Want {
 	return Want{Ref: b.ref(p.Ref), Manifest: p.Digest, Layer: p.Layers[layer].Digest}
 }
 
-// eventually waits for what happens in the background.
 func (b *bed) eventually(what string, ok func() bool) {
 	b.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			b.t.Fatalf("%s: not within 30 s", what)
-		}
-	}
+	testkit.Eventually(b.t, what, ok)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"dewpoint/internal/spec"
 	"dewpoint/internal/trace"
+	"dewpoint/testkit"
 	"dewpoint/testkit/tracetest"
 
 	"go.uber.org/goleak"
@@ -197,12 +197,7 @@ func TestBounds(t *testing.T) {
 
 // A collector that is away costs a line of the log.
 func TestAway(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	away := "http://" + l.Addr().String()
-	l.Close()
+	away := "http://" + testkit.FreeAddress(t)
 	said := &lines{}
 	e, err := trace.NewExporter(t.Context(),
 		trace.Config{Endpoint: away, Log: slog.New(slog.NewTextHandler(said, nil))})

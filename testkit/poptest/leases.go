@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"dewpoint/internal/pop"
+	"dewpoint/testkit"
 )
 
 func oneHolder(t *testing.T, bed Bed) {
@@ -120,7 +121,7 @@ func lateHolder(t *testing.T, bed Bed) {
 	bed.Cut(t, "a", true)
 	second := await(t, b, "k")
 	bed.Cut(t, "a", false)
-	soon(t, "a is back", func() bool { return first.Release(t.Context()) == nil })
+	testkit.Eventually(t, "a is back", func() bool { return first.Release(t.Context()) == nil })
 	if held := refused(t, a, "k"); held.Token != second.Token() || held.Holder.Node != "b" {
 		t.Errorf("held by %+v", held)
 	}
@@ -168,7 +169,7 @@ func leasesSurvive(t *testing.T, bed Bed) {
 	l := acquire(t, a, "k", 0)
 	for _, forget := range []func(testing.TB){bed.Forget, bed.Restart} {
 		forget(t)
-		soon(t, "a holds the lease again", func() bool {
+		testkit.Eventually(t, "a holds the lease again", func() bool {
 			h, held, err := b.Holder(t.Context(), "k")
 			return err == nil && held && h.Holder.Node == "a" && h.Token == l.Token()
 		})
@@ -225,7 +226,7 @@ func awayAndBack(t *testing.T, bed Bed) {
 	away(t, "settled", err)
 	lost(t, l)
 	bed.Pause(t, false)
-	soon(t, "what was used while away is announced", func() bool { return usedBy(t, a, "x", "a") })
+	testkit.Eventually(t, "what was used while away is announced", func() bool { return usedBy(t, a, "x", "a") })
 	acquire(t, a, "k", l.Token())
 }
 
@@ -270,7 +271,7 @@ func cancelled(t *testing.T, bed Bed) {
 		cancel()
 	}
 	bed.Pause(t, false)
-	soon(t, "k can be acquired", func() bool { _, err := a.Acquire(t.Context(), "k", 0); return err == nil })
+	testkit.Eventually(t, "k can be acquired", func() bool { _, err := a.Acquire(t.Context(), "k", 0); return err == nil })
 }
 
 func closed(t *testing.T, bed Bed) {
@@ -297,7 +298,7 @@ func closed(t *testing.T, bed Bed) {
 	away(t, "members", err)
 	_, err = a.Subscribe(t.Context())
 	away(t, "subscribe", err)
-	soon(t, "references expire", func() bool { return usedBy(t, b, "x") })
+	testkit.Eventually(t, "references expire", func() bool { return usedBy(t, b, "x") })
 }
 
 func restarted(t *testing.T, bed Bed) {
@@ -310,8 +311,8 @@ func restarted(t *testing.T, bed Bed) {
 	until(t, ch, pop.Resync)
 	bed.Restart(t)
 	until(t, ch, pop.Resync)
-	soon(t, "a's references are back", func() bool { return usedBy(t, b, "x", "a") && usedBy(t, b, "y", "a") })
-	soon(t, "a is a member", func() bool {
+	testkit.Eventually(t, "a's references are back", func() bool { return usedBy(t, b, "x", "a") && usedBy(t, b, "y", "a") })
+	testkit.Eventually(t, "a is a member", func() bool {
 		all, err := b.Members(t.Context())
 		return err == nil && len(all) == 1 && all[0].Address == "there"
 	})

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"dewpoint/internal/pop"
+	"dewpoint/testkit"
 )
 
 func references(t *testing.T, bed Bed) {
@@ -45,9 +46,9 @@ func deadReferences(t *testing.T, bed Bed) {
 	defer cancel()
 	until(t, ch, pop.Resync)
 	bed.Cut(t, "a", true)
-	soon(t, "a's references expire", func() bool { return usedBy(t, b, "x", "b") })
+	testkit.Eventually(t, "a's references expire", func() bool { return usedBy(t, b, "x", "b") })
 	bed.Cut(t, "a", false)
-	soon(t, "a's references are back", func() bool { return usedBy(t, b, "x", "a", "b") })
+	testkit.Eventually(t, "a's references are back", func() bool { return usedBy(t, b, "x", "a", "b") })
 	until(t, ch, pop.Resync) // what a knew may have been evicted
 }
 
@@ -56,7 +57,7 @@ func referencesSurvive(t *testing.T, bed Bed) {
 	use(t, a, "x", "y")
 	must(t, a.Drop(t.Context(), "y"))
 	bed.Forget(t)
-	soon(t, "a's references are back", func() bool { return usedBy(t, b, "x", "a") })
+	testkit.Eventually(t, "a's references are back", func() bool { return usedBy(t, b, "x", "a") })
 	if !usedBy(t, b, "y") {
 		t.Error("y came back")
 	}
@@ -73,7 +74,7 @@ func changedWhileAway(t *testing.T, bed Bed) {
 	away(t, "use", a.Use(t.Context(), "new", "short"))
 	away(t, "drop", a.Drop(t.Context(), "x", "short"))
 	bed.Cut(t, "a", false)
-	soon(t, "a's changes are known", func() bool { return usedBy(t, b, "new", "a") && usedBy(t, b, "x") })
+	testkit.Eventually(t, "a's changes are known", func() bool { return usedBy(t, b, "new", "a") && usedBy(t, b, "x") })
 	if !usedBy(t, b, "y", "a") || !usedBy(t, b, "short") {
 		t.Error("not what a uses")
 	}
@@ -85,7 +86,7 @@ func settled(t *testing.T, bed Bed) {
 	for _, forget := range []func(testing.TB){func(testing.TB) {}, bed.Forget, bed.Restart} {
 		forget(t)
 		ok := false
-		soon(t, "the coordinator is back", func() (back bool) {
+		testkit.Eventually(t, "the coordinator is back", func() (back bool) {
 			var err error
 			ok, err = b.Settled(t.Context())
 			return err == nil
@@ -93,7 +94,7 @@ func settled(t *testing.T, bed Bed) {
 		if ok {
 			t.Error("a new epoch was settled")
 		}
-		soon(t, "the epoch settles", func() bool { ok, err := b.Settled(t.Context()); return err == nil && ok })
+		testkit.Eventually(t, "the epoch settles", func() bool { ok, err := b.Settled(t.Context()); return err == nil && ok })
 		if !usedBy(t, b, "x", "a") {
 			t.Error("the epoch settled without the references of a living node")
 		}
@@ -160,7 +161,7 @@ func eventsAfterDisconnect(t *testing.T, bed Bed) {
 			}
 			if e.Kind == pop.Resync {
 				resync = true
-				soon(t, what, func() bool {
+				testkit.Eventually(t, what, func() bool {
 					return a.Publish(t.Context(), pop.Event{Kind: pop.Evicted, Key: what}) == nil
 				})
 			}
@@ -174,7 +175,7 @@ func eventsAfterDisconnect(t *testing.T, bed Bed) {
 	must(t, b.Use(t.Context(), "k")) // b notices the new epoch
 	heard("publish in a new epoch")
 	bed.Cut(t, "b", true)
-	soon(t, "b is cut off", func() bool { return errors.Is(b.Touch(t.Context(), pop.Touch{}), pop.ErrAway) })
+	testkit.Eventually(t, "b is cut off", func() bool { return errors.Is(b.Touch(t.Context(), pop.Touch{}), pop.ErrAway) })
 	must(t, a.Publish(t.Context(), pop.Event{Kind: pop.Published})) // missed, or not
 	bed.Cut(t, "b", false)
 	heard("publish after a partition")
@@ -214,7 +215,7 @@ func members(t *testing.T, bed Bed) {
 	m := pop.Member{Address: "10.0.0.2:1", Capacity: 1 << 40, Used: 3,
 		Hits:     pop.Hits{Local: 4, RegistryBytes: 5},
 		Fetching: []pop.Fetch{{Key: "k", Done: 1, Size: 2}}}
-	soon(t, "b is announced", func() bool { return b.Announce(t.Context(), m) == nil })
+	testkit.Eventually(t, "b is announced", func() bool { return b.Announce(t.Context(), m) == nil })
 	use(t, a, "x")
 	all, err := a.Members(t.Context())
 	must(t, err)
@@ -240,11 +241,11 @@ func members(t *testing.T, bed Bed) {
 		}
 	}
 	bed.Cut(t, "b", true)
-	soon(t, "b is no member", names("a"))
+	testkit.Eventually(t, "b is no member", names("a"))
 	bed.Cut(t, "b", false)
-	soon(t, "b is a member again", names("ab"))
+	testkit.Eventually(t, "b is a member again", names("ab"))
 	bed.Forget(t)
-	soon(t, "both are members of the new epoch", names("ab"))
+	testkit.Eventually(t, "both are members of the new epoch", names("ab"))
 }
 
 // twins: two machines with one name are told of; one that was started anew is not.
@@ -258,7 +259,7 @@ func twins(t *testing.T, bed Bed) {
 		return all[0].Address + " " + all[0].Twin
 	}
 	a := bed.Join(t, "a")
-	soon(t, "a is announced", func() bool {
+	testkit.Eventually(t, "a is announced", func() bool {
 		return a.Announce(t.Context(), pop.Member{Address: "10.0.0.1:1"}) == nil
 	})
 	again := bed.Join(t, "a")
@@ -267,12 +268,12 @@ func twins(t *testing.T, bed Bed) {
 		t.Errorf("a and its twin are at %q", got)
 	}
 	must(t, a.Announce(t.Context(), pop.Member{Address: "10.0.0.2:1"}))
-	soon(t, "both are known", func() bool {
+	testkit.Eventually(t, "both are known", func() bool {
 		got := twin(again)
 		return got == "10.0.0.2:1 10.0.0.1:1" || got == "10.0.0.1:1 10.0.0.2:1"
 	})
 	must(t, a.Close())
-	soon(t, "the other one is gone", func() bool { return twin(again) == "10.0.0.1:1 " })
+	testkit.Eventually(t, "the other one is gone", func() bool { return twin(again) == "10.0.0.1:1 " })
 }
 
 func touches(t *testing.T, bed Bed) {

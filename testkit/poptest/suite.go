@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"dewpoint/internal/pop"
+	"dewpoint/testkit"
 )
 
 // A Bed is the coordinator of one PoP, and the means to hurt it.
@@ -71,17 +72,6 @@ func Run(t *testing.T, bed func(t *testing.T) Bed) {
 	}
 }
 
-// soon waits until ok is true. The time is a bound for a hanging test, no expectation.
-func soon(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("still not: %s", what)
-}
-
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -93,7 +83,7 @@ func must(t *testing.T, err error) {
 func acquire(t *testing.T, c pop.Coordinator, key string, above uint64) pop.Lease {
 	t.Helper()
 	var l pop.Lease
-	soon(t, "acquire "+key, func() bool {
+	testkit.Eventually(t, "acquire "+key, func() bool {
 		var err error
 		l, err = c.Acquire(t.Context(), key, above)
 		if err != nil && !errors.Is(err, pop.ErrAway) {
@@ -108,7 +98,7 @@ func acquire(t *testing.T, c pop.Coordinator, key string, above uint64) pop.Leas
 func await(t *testing.T, c pop.Coordinator, key string) pop.Lease {
 	t.Helper()
 	var l pop.Lease
-	soon(t, "acquire "+key, func() bool {
+	testkit.Eventually(t, "acquire "+key, func() bool {
 		var err error
 		l, err = c.Acquire(t.Context(), key, 0)
 		return err == nil
@@ -194,7 +184,7 @@ func away(t *testing.T, what string, err error) {
 // use makes the node use keys, again while the coordinator is away.
 func use(t *testing.T, c pop.Coordinator, keys ...string) {
 	t.Helper()
-	soon(t, "use", func() bool { return c.Use(t.Context(), keys...) == nil })
+	testkit.Eventually(t, "use", func() bool { return c.Use(t.Context(), keys...) == nil })
 }
 
 func subscribe(t *testing.T, c pop.Coordinator) (<-chan pop.Event, context.CancelFunc) {

@@ -28,6 +28,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	"github.com/opencontainers/go-digest"
 )
 
@@ -80,6 +82,9 @@ func NewConfig(tb testing.TB, cfg Config) *Server {
 	tb.Helper()
 	if cfg.Dir == "" {
 		cfg.Dir = tb.TempDir()
+	}
+	if cfg.Addr == "" {
+		cfg.Addr = testkit.FreeAddress(tb)
 	}
 	s, err := Start(cfg)
 	if err != nil {

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -23,8 +25,9 @@ import (
 type bed struct {
 	root, images, port string
 	env                []string
-	agents             string // Install's directory
-	alive              int    // the first process, in the host's numbering
+	agents             string        // Install's directory
+	alive              int           // the first process, in the host's numbering
+	caches             time.Duration // for how long it may keep randomness of the kernel; agents end that
 }
 
 func newBed(t *testing.T) *bed {
@@ -44,14 +47,7 @@ func newBed(t *testing.T) *bed {
 	return b
 }
 
-func freePort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
-}
+func freePort(t *testing.T) string { return strconv.Itoa(testkit.FreePort(t)) }
 
 // activate sets the environment as for a container, with the bed's paths.
 func (b *bed) activate(env []string, agents ...Agent) {
@@ -149,6 +145,9 @@ func (b *bed) kill() {
 func (b *bed) clones(t *testing.T, with bool) (one, two map[string]string) {
 	t.Helper()
 	b.draw(t)
+	if !with {
+		time.Sleep(b.caches)
+	}
 	b.dump(t)
 	var drawn [2]map[string]string
 	for i := range drawn {
@@ -228,6 +227,7 @@ func TestNode(t *testing.T) {
 func TestJVM(t *testing.T) {
 	repeats := []string{"math", "local", "split"}
 	checkClones(t, JVM, repeats, func(t *testing.T, b *bed) {
+		b.caches = 200 * time.Millisecond // SecureRandom keeps what it has read of the kernel for 100 ms
 		b.start(t, "java", "-Xverify:all", "-XX:-UsePerfData", "-Xmx64m", "-XX:+UseSerialGC", "-Dport="+b.port,
 			"-jar", "testdata/draw.jar")
 	})

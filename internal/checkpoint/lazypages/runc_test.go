@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"dewpoint/internal/checkpoint/lazypages"
+	"dewpoint/testkit"
 )
 
 // bundle is a container of the victim, on the host's network.
@@ -87,7 +87,7 @@ func (b *bundle) runc(args ...string) error {
 
 // The recipe of the package's documentation.
 func TestThroughRunc(t *testing.T) {
-	port := freePort(t)
+	port := testkit.FreePort(t)
 	b := newBundle(t, port)
 	dir := t.TempDir()
 	img := dumped{dir: filepath.Join(dir, "img"), pages: lazypages.Dir(filepath.Join(dir, "pages")), port: port}
@@ -134,14 +134,4 @@ func TestThroughRunc(t *testing.T) {
 	if err := s.Wait(); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }

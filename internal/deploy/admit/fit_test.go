@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"dewpoint/testkit"
 )
 
 // What can never fit fails at once, and says what would.
@@ -277,11 +279,7 @@ func inBackground(t *testing.T, f func(context.Context), then func()) {
 
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it did not come about")
-		}
-	}
+	testkit.Eventually(t, "the state that this waits for", ok)
 }
 
 // Registries that are silent leave room for others.

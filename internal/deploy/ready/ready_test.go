@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dewpoint/internal/engine/network"
+	"dewpoint/testkit"
 )
 
 // TestMain is also the program that the tests wait for.
@@ -125,15 +126,7 @@ func (b *box) target() Target {
 		}}
 }
 
-func freePort(t *testing.T) uint16 {
-	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return uint16(l.Addr().(*net.TCPAddr).Port)
-}
+func freePort(t *testing.T) uint16 { return uint16(testkit.FreePort(t)) }
 
 func within(t *testing.T, d time.Duration) context.Context {
 	t.Helper()

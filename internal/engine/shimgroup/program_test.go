@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"dewpoint/internal/engine/shimgroup"
+	"dewpoint/testkit"
 	"dewpoint/testkit/shimtest"
 )
 
@@ -193,7 +194,7 @@ func TestStartIsKilled(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the shim starts", func() bool { return b.told() != "" })
+	testkit.Eventually(t, "the shim starts", func() bool { return b.told() != "" })
 	locked := make(chan struct{})
 	go func() {
 		shimgroup.Lock(t.Context(), b.group)()
@@ -209,17 +210,8 @@ func TestStartIsKilled(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	<-locked
-	until(t, "the shim ends", func() bool {
+	testkit.Eventually(t, "the shim ends", func() bool {
 		status, err := os.ReadFile("/proc/" + strings.TrimSpace(b.told()) + "/status")
 		return err != nil || strings.Contains(string(status), "\nState:\tZ")
 	})
-}
-
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("in vain: ", what)
-		}
-	}
 }

@@ -283,18 +283,6 @@ func repeat(n, size int) []int {
 	return out
 }
 
-// wait polls until ok, for 20 s.
-func wait(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}
-
 // reader is a process that reads.
 type reader struct {
 	cmd  *exec.Cmd

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 )
@@ -24,12 +26,12 @@ func TestServerKilled(t *testing.T) {
 		l.put(l.at("f2").from, l.at("f2").to)
 		a := startReader(t, "read", l.file("f0"), 0, 64<<10)
 		b := startReader(t, "mmap", l.file("f1"), 4096, 8192)
-		wait(t, "wants", func() bool { return len(l.wanted(l.id)) >= 2 })
+		testkit.Eventually(t, "wants", func() bool { return len(l.wanted(l.id)) >= 2 })
 		for range 2 {
 			before := len(l.wanted(l.id))
 			pid := l.serverPID()
 			unix.Kill(pid, unix.SIGKILL)
-			wait(t, "the wants of those who still wait", func() bool { return len(l.wanted(l.id)) >= before+2 })
+			testkit.Eventually(t, "the wants of those who still wait", func() bool { return len(l.wanted(l.id)) >= before+2 })
 			if l.serverPID() == pid {
 				t.Error("datafs was not killed")
 			}
@@ -52,18 +54,18 @@ func TestServerKilledForGood(t *testing.T) {
 	b.cfg.noResend = true
 	l := b.start().layer(tarOf(11, 64<<10, 64<<10)).mount()
 	r := startReader(t, "read", l.file("f0"), 0, 4096)
-	wait(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
+	testkit.Eventually(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
 	unix.Kill(l.serverPID(), unix.SIGKILL)
 	if err := r.ends(t, 5*time.Second); err == nil || r.out.Len() == 0 {
 		t.Errorf("the read went well: %v, %s", err, r.out.String())
 	}
-	wait(t, "the loss to be said", func() bool {
+	testkit.Eventually(t, "the loss to be said", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return slices.Contains(l.lost, l.id)
 	})
 	unix.Unmount(l.target, unix.MNT_DETACH)
-	wait(t, "the new mount", func() bool { _, err := os.Stat(l.path); return err == nil })
+	testkit.Eventually(t, "the new mount", func() bool { _, err := os.Stat(l.path); return err == nil })
 	l.mount()
 	l.putAll()
 	startReader(t, "read", l.file("f0"), 0, 64<<10).right(t, l.content("f0"))
@@ -109,10 +111,10 @@ func TestDewdKilled(t *testing.T) {
 	said := func(s string) func() bool {
 		return func() bool { b, _ := os.ReadFile(out); return strings.Contains(string(b), s) }
 	}
-	wait(t, "the other dewd", said("ready"))
+	testkit.Eventually(t, "the other dewd", said("ready"))
 	l.mount()
 	r := startReader(t, "read", l.file("f0"), 0, 64<<10)
-	wait(t, "its want", said("want"))
+	testkit.Eventually(t, "its want", said("want"))
 	dewd.Process.Kill()
 	dewd.Wait()
 	startReader(t, "read", l.file("f1"), 0, 64<<10).right(t, l.content("f1"))
@@ -131,7 +133,7 @@ func TestDewdKilled(t *testing.T) {
 	if _, err := b.client.Add(l.id, l.data, l.present.File()); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "the want that stands", func() bool { return len(l.wanted(l.id)) > 0 })
+	testkit.Eventually(t, "the want that stands", func() bool { return len(l.wanted(l.id)) > 0 })
 	unix.Kill(b.serverPID(), unix.SIGKILL) // a client can replace what it has not started
 	startReader(t, "read", l.file("f1"), 0, 64<<10).right(t, l.content("f1"))
 	l.putAll()
@@ -150,7 +152,7 @@ func TestRemoveAndRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.client.Remove(l.id)
-		wait(t, "the name to go", func() bool { _, err := os.Stat(l.path); return os.IsNotExist(err) })
+		testkit.Eventually(t, "the name to go", func() bool { _, err := os.Stat(l.path); return os.IsNotExist(err) })
 		got := make([]byte, 64<<10)
 		if _, err := user.ReadAt(got, 0); err != nil || !bytes.Equal(got, l.content("f0")) {
 			t.Errorf("read of what was removed: %v", err)
@@ -161,7 +163,7 @@ func TestRemoveAndRelease(t *testing.T) {
 		}
 		user.Close()
 		unix.Unmount(l.target, 0)
-		wait(t, "the release", l.isReleased)
+		testkit.Eventually(t, "the release", l.isReleased)
 		l.path, err = l.client.Add(l.id, l.data, l.present.File())
 		if err != nil {
 			t.Fatal(err)
@@ -199,7 +201,7 @@ func TestHostileMessages(t *testing.T) {
 		}
 		b.client.mu.Unlock()
 		startReader(t, "read", l.path, 0, 4096).right(t, l.tar[:4096])
-		wait(t, "the connection", func() bool {
+		testkit.Eventually(t, "the connection", func() bool {
 			b.client.mu.Lock()
 			defer b.client.mu.Unlock()
 			return b.client.link != nil
@@ -224,7 +226,7 @@ func TestIdle(t *testing.T) {
 	if err := unix.Unmount(l.target, 0); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "the unused datafs to end", func() bool {
+	testkit.Eventually(t, "the unused datafs to end", func() bool {
 		var st unix.WaitStatus
 		got, _ := unix.Wait4(pid, &st, unix.WNOHANG, nil)
 		return got == pid
@@ -242,7 +244,7 @@ func TestOtherFiles(t *testing.T) {
 	raw := tarOf(16, 64<<10)
 	l := b.layer(raw).mount()
 	r := startReader(t, "read", l.file("f0"), 0, 64<<10)
-	wait(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
+	testkit.Eventually(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
 	other := b.layer(raw)
 	r2 := startReader(t, "mmap", l.file("f0"), 0, 64<<10)
 	other.putAll()
@@ -269,7 +271,7 @@ func TestFilesAreClosed(t *testing.T) {
 				}
 				b.client.Remove(l.id)
 				unix.Unmount(l.target, 0)
-				wait(sub, "the release", l.isReleased)
+				testkit.Eventually(sub, "the release", l.isReleased)
 			})
 			b.t = t
 		}

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -42,7 +44,7 @@ func TestAbsentThenPresent(t *testing.T) {
 					t.Skip("EROFS from a file opens nothing with O_DIRECT")
 				}
 				r := startReader(t, how, l.file("f1"), 8192, 4096)
-				wait(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
+				testkit.Eventually(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
 				at := l.at("f1").from + 8192
 				got := l.wanted(l.id)
 				if want := (span{at / page * page, (at + 4095) / page * page}); len(got) != 1 && how != "direct" ||
@@ -81,7 +83,7 @@ func TestPresentBesideAbsent(t *testing.T) {
 				}
 			})
 		}
-		wait(t, "40 wants", func() bool { return len(l.wanted(l.id)) >= 40 })
+		testkit.Eventually(t, "40 wants", func() bool { return len(l.wanted(l.id)) >= 40 })
 		f, err := os.Open(l.file("f0"))
 		if err != nil {
 			t.Fatal(err)
@@ -109,7 +111,7 @@ func TestOneWantForManyReaders(t *testing.T) {
 		for range 8 {
 			all = append(all, startReader(t, "read", l.file("f0"), 0, 64<<10))
 		}
-		wait(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
+		testkit.Eventually(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
 		time.Sleep(200 * time.Millisecond)
 		l.putAll()
 		for _, r := range all {
@@ -143,7 +145,7 @@ func TestKillWaitingReader(t *testing.T) {
 				}
 				r := startReader(t, how, l.file(name), off+page, page)
 				if how != "exec" || sig == unix.SIGKILL {
-					wait(t, "a want", func() bool { return len(l.wanted(l.id)) > before })
+					testkit.Eventually(t, "a want", func() bool { return len(l.wanted(l.id)) > before })
 				}
 				time.Sleep(50 * time.Millisecond)
 				// A harmless signal first: only its arrival is told to datafs.
@@ -173,7 +175,7 @@ func TestHarmlessSignal(t *testing.T) {
 				continue
 			}
 			r := startReader(t, how, l.file("f0"), 0, 16<<10)
-			wait(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
+			testkit.Eventually(t, "a want", func() bool { return len(l.wanted(l.id)) > 0 })
 			for range 20 {
 				r.cmd.Process.Signal(unix.SIGURG) // the Go runtime handles it
 				time.Sleep(10 * time.Millisecond)
@@ -190,7 +192,7 @@ func TestFailAndRecover(t *testing.T) {
 		for _, abort := range []bool{false, true} {
 			before := len(l.wanted(l.id))
 			r := startReader(t, "read", l.file("f0"), 0, 16<<10)
-			wait(t, "a want", func() bool { return len(l.wanted(l.id)) > before })
+			testkit.Eventually(t, "a want", func() bool { return len(l.wanted(l.id)) > before })
 			w := l.wanted(l.id)[before]
 			if abort {
 				l.client.Abort(l.id)
@@ -205,7 +207,7 @@ func TestFailAndRecover(t *testing.T) {
 		}
 		before := len(l.wanted(l.id))
 		r := startReader(t, "read", l.file("f0"), 0, 64<<10)
-		wait(t, "a want after the failure", func() bool { return len(l.wanted(l.id)) > before })
+		testkit.Eventually(t, "a want after the failure", func() bool { return len(l.wanted(l.id)) > before })
 		l.putAll()
 		r.right(t, l.content("f0"))
 	})

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"dewpoint/testkit"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -60,7 +62,7 @@ func TestWarm(t *testing.T) {
 			if !before {
 				l.mount()
 			}
-			wait(t, "the pages in the cache", func() bool { return cached(t, l.path) == 128 })
+			testkit.Eventually(t, "the pages in the cache", func() bool { return cached(t, l.path) == 128 })
 			l.putAll()
 			for _, f := range []string{"f0", "f1", "f2"} {
 				if got, err := os.ReadFile(l.file(f)); err != nil || !bytes.Equal(got, l.content(f)) {

@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"dewpoint/internal/layer/toc"
+	"dewpoint/testkit"
 	"dewpoint/testkit/mounttest"
 	"dewpoint/testkit/treetest"
 )
@@ -52,10 +53,10 @@ func TestProbeKilled(t *testing.T) {
 			return strings.Contains(string(b), dir+"/"+probePrefix) && strings.Contains(string(b), with)
 		})
 	}
-	wait(t, "a reader", func() bool { return left("-read") })
+	testkit.Eventually(t, "a reader", func() bool { return left("-read") })
 	prober.Process.Kill()
 	prober.Wait()
-	wait(t, "the end of the trial's processes", func() bool { return !left("") })
+	testkit.Eventually(t, "the end of the trial's processes", func() bool { return !left("") })
 	sweepProbes(dir)
 	if found, _ := os.ReadDir(dir); len(found) > 0 {
 		t.Errorf("left behind: %v", found)
@@ -178,7 +179,7 @@ func TestMemory(t *testing.T) {
 	for i := range int64(60) {
 		all = append(all, startReader(t, "read", l.file("large"), i*65536, 4096))
 	}
-	wait(t, "60 wants", func() bool { return len(l.wanted(l.id)) >= 60 })
+	testkit.Eventually(t, "60 wants", func() bool { return len(l.wanted(l.id)) >= 60 })
 	rss := memoryOf(t, l.serverPID())
 	t.Logf("datafs: %d KiB", rss)
 	if rss > 32<<10 {

@@ -26,6 +26,7 @@ import (
 	"dewpoint/internal/pack"
 	"dewpoint/internal/registry"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"github.com/containerd/containerd/v2/core/snapshots"
@@ -77,11 +78,7 @@ func (b *bed) empty() {
 
 func (b *bed) eventually(what string, ok func() bool) {
 	b.t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			b.t.Fatalf("%s: not in time", what)
-		}
-	}
+	testkit.Eventually(b.t, what, ok)
 }
 
 // stays is Gone of a container that does not end.

@@ -23,6 +23,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	"github.com/opencontainers/go-digest"
 )
 
@@ -200,16 +202,13 @@ func TestPlainHTTP(t *testing.T) {
 func TestAway(t *testing.T) {
 	mine := newAuth(t)
 	id := digest.FromString("x")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check(t, err)
-	closed := l.Addr().String()
-	check(t, l.Close())
+	closed := testkit.FreeAddress(t)
 	for _, addr := range []string{closed, "", "nonsense", "127.0.0.1:99999", "a b:1", "x@y/z?:1"} {
 		wants(t, askOnce(t, mine, addr, id), ErrAway)
 	}
 	// One that accepts and says nothing.
 	silent := raw(t, func(c net.Conn) { io.Copy(io.Discard, c) })
-	_, err = client(t, Config{Auth: mine, Connect: 50 * time.Millisecond}).Table(t.Context(), silent, id)
+	_, err := client(t, Config{Auth: mine, Connect: 50 * time.Millisecond}).Table(t.Context(), silent, id)
 	wants(t, err, ErrAway)
 	// One that hangs up.
 	rude := raw(t, func(net.Conn) {})

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -276,18 +275,6 @@ func same(t testing.TB, got, want []byte) {
 	if !bytes.Equal(got, want) {
 		t.Fatalf("%d bytes that are not the %d wanted", len(got), len(want))
 	}
-}
-
-// eventually waits for what happens soon or never.
-func eventually(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for range 1000 {
-		if is() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatal("never: " + what)
 }
 
 func writeFile(t testing.TB, name, text string, mode os.FileMode) string {

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	"github.com/opencontainers/go-digest"
 )
 
@@ -283,5 +285,5 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 	wants(t, askOnce(t, auth, addr, id), ErrAway)
 	idle[1].Close()
-	eventually(t, "there is room again", func() bool { return askOnce(t, auth, addr, id) == nil })
+	testkit.Eventually(t, "there is room again", func() bool { return askOnce(t, auth, addr, id) == nil })
 }

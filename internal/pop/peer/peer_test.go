@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	"github.com/opencontainers/go-digest"
 )
 
@@ -235,7 +237,7 @@ func TestAStreamEndsWithItsContext(t *testing.T) {
 	}
 	_, _, err = c.Follow(ctx, addr, id, 0)
 	wants(t, err, why)
-	eventually(t, "the other side ends", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.open == 0 })
+	testkit.Eventually(t, "the other side ends", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.open == 0 })
 }
 
 func TestCloseEndsARead(t *testing.T) {
@@ -261,7 +263,7 @@ func TestASlowFollowerIsCut(t *testing.T) {
 	r, _, err := c.Follow(t.Context(), addr, id, 0)
 	check(t, err)
 	defer r.Close()
-	eventually(t, "the server gives up", func() bool { return s.Stats().Active == 0 })
+	testkit.Eventually(t, "the server gives up", func() bool { return s.Stats().Active == 0 })
 	b, err := io.ReadAll(r)
 	wants(t, err, io.ErrUnexpectedEOF)
 	same(t, b, data[:len(b)])
@@ -336,7 +338,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	n.end(growing)
 	all.Wait()
-	eventually(t, "all have left", func() bool { return s.Stats().Active == 0 })
+	testkit.Eventually(t, "all have left", func() bool { return s.Stats().Active == 0 })
 	if st := s.Stats(); st.Requests != 48 || st.Bytes != c.Stats().Bytes+other.Stats().Bytes {
 		t.Error(st, c.Stats(), other.Stats())
 	}
@@ -363,7 +365,7 @@ func TestBusy(t *testing.T) {
 		for _, r := range held {
 			check(t, r.Close())
 		}
-		eventually(t, "there is room again", func() bool {
+		testkit.Eventually(t, "there is room again", func() bool {
 			_, err := c.Table(t.Context(), addr, id)
 			return err == nil
 		})

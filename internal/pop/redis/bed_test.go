@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -27,6 +28,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dewpoint/internal/pop"
+	"dewpoint/testkit"
 	"dewpoint/testkit/poptest"
 )
 
@@ -186,15 +188,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func freePort(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	must(t, err)
-	return port
-}
+func freePort(t testing.TB) string { return strconv.Itoa(testkit.FreePort(t)) }
 
 // A proxy passes bytes on. Cut, it takes what comes and passes nothing on, like a
 // network that loses everything; new connections hang, too.

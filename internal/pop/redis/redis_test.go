@@ -13,6 +13,7 @@ import (
 
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/session"
+	"dewpoint/testkit"
 	"dewpoint/testkit/poptest"
 )
 
@@ -54,21 +55,9 @@ func TestSilentConnection(t *testing.T) {
 	}
 }
 
-// eventually repeats what may find the server away.
-func eventually(t *testing.T, what string, try func() error) {
-	t.Helper()
-	var err error
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if err = try(); err == nil {
-			return
-		}
-	}
-	t.Fatalf("%s: %v", what, err)
-}
-
 func acquire(t *testing.T, c pop.Coordinator, key string) (l pop.Lease) {
 	t.Helper()
-	eventually(t, "acquire "+key, func() (err error) { l, err = c.Acquire(t.Context(), key, 0); return err })
+	testkit.Retry(t, "acquire "+key, func() (err error) { l, err = c.Acquire(t.Context(), key, 0); return err })
 	return l
 }
 
@@ -80,7 +69,7 @@ func TestClockJumps(t *testing.T) {
 			b := newBed(t, false)
 			a, other := b.Join(t, "a"), b.Join(t, "b")
 			l := acquire(t, a, "k")
-			eventually(t, "use", func() error { return a.Use(t.Context(), "x") })
+			testkit.Retry(t, "use", func() error { return a.Use(t.Context(), "x") })
 			jump := -(time.Duration(hours) * time.Hour).Microseconds()
 			must(t, b.admin.HIncrBy(t.Context(), "dewpoint:{"+testPoP+"}:clock", "last", jump).Err())
 			var held *pop.HeldError
@@ -91,7 +80,7 @@ func TestClockJumps(t *testing.T) {
 				t.Errorf("after the jump: users %v, %v", users, err)
 			}
 			b.Cut(t, "a", true)
-			eventually(t, "the lease expires", func() (err error) {
+			testkit.Retry(t, "the lease expires", func() (err error) {
 				_, err = other.Acquire(t.Context(), "k", 0)
 				return err
 			})
@@ -126,26 +115,26 @@ func TestOldMemory(t *testing.T) {
 	b := newBed(t, false)
 	a, c := b.Join(t, "a"), b.Join(t, "b")
 	old := acquire(t, a, "k")
-	eventually(t, "use", func() error { return a.Use(t.Context(), "dropped", "kept") })
+	testkit.Retry(t, "use", func() error { return a.Use(t.Context(), "dropped", "kept") })
 	must(t, b.admin.Save(t.Context()).Err())
 	must(t, old.Release(t.Context()))
 	must(t, a.Drop(t.Context(), "dropped"))
 	must(t, a.Use(t.Context(), "added"))
 	l := acquire(t, c, "k")
-	eventually(t, "the epoch settles", func() error { return settled(t, c) })
+	testkit.Retry(t, "the epoch settles", func() error { return settled(t, c) })
 	b.Restart(t)
-	eventually(t, "the server is back", func() error { _, err := c.Members(t.Context()); return err })
+	testkit.Retry(t, "the server is back", func() error { _, err := c.Members(t.Context()); return err })
 	if settled(t, c) == nil {
 		t.Error("an old memory is settled")
 	}
-	eventually(t, "what was so is so again", func() error {
+	testkit.Retry(t, "what was so is so again", func() error {
 		users, err := c.Users(t.Context(), "dropped", "kept", "added")
 		if err == nil && (len(users) != 2 || users["dropped"] != nil) {
 			err = errors.New("not yet")
 		}
 		return err
 	})
-	eventually(t, "b holds the lease", func() error {
+	testkit.Retry(t, "b holds the lease", func() error {
 		h, _, err := c.Holder(t.Context(), "k")
 		if err == nil && (h.Holder.Node != "b" || h.Token != l.Token()) {
 			err = errors.New("not yet")
@@ -198,9 +187,9 @@ func TestNothingPilesUp(t *testing.T) {
 	a, c := b.Join(t, "a"), b.Join(t, "b")
 	acquire(t, a, "dead")
 	acquire(t, c, "released").Release(t.Context())
-	eventually(t, "use", func() error { return a.Use(t.Context(), "x") })
+	testkit.Retry(t, "use", func() error { return a.Use(t.Context(), "x") })
 	b.Cut(t, "a", true)
-	eventually(t, "all of a is deleted", func() error {
+	testkit.Retry(t, "all of a is deleted", func() error {
 		for _, key := range b.admin.Keys(t.Context(), "*").Val() {
 			if strings.Contains(key, ":lease:") || strings.Contains(key, "refs:") || strings.Contains(key, "node:a/") {
 				return errors.New(key)
