@@ -30,7 +30,6 @@ var large = map[string]int{
 	"fetch.Puller":           99,
 	"fetch.site":             136,
 	"pop.Store":              113,
-	"server.Daemon":          142,
 	"engine":                 7313,
 	"fetch":                  9628,
 }

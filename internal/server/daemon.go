@@ -13,20 +13,16 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"dewpoint/internal/api"
@@ -35,19 +31,25 @@ import (
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/config"
 	"dewpoint/internal/deploy"
+	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
+	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/mount"
+	"dewpoint/internal/pack"
 	"dewpoint/internal/pack/learn"
+	"dewpoint/internal/pop/peer"
 	"dewpoint/internal/registry"
 	"dewpoint/internal/sched"
+	"dewpoint/internal/server/doctor"
 	"dewpoint/internal/server/metrics"
 	"dewpoint/internal/snapshot"
 	"dewpoint/internal/spec"
 	"dewpoint/internal/trace"
 
+	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
@@ -63,36 +65,33 @@ type Config struct {
 	Log        *slog.Logger
 }
 
-// Daemon is a running dewd.
-type Daemon struct {
-	cfg         Config
-	log         *slog.Logger
-	name        string
-	layers      *layer.Store
-	registry    *registry.Client
-	catalog     *fetch.Catalog
-	link        *fetch.Link
-	puller      *fetch.Puller
-	backend     mount.Backend
-	backends    []mount.Finding
-	snaps       *snapshot.Snapshotter
+// daemon is the parts of a dewd. Its methods make them, each of those before it.
+type daemon struct {
+	Config
+	name    string
+	closers []func()       // of what there is to be closed, the last first
+	bg      sync.WaitGroup // what goes on in the background of all parts
+
+	traces   *trace.Exporter // nil: nobody wants them
+	news     *news
+	usage    *usage
+	room     *room
+	mounts   mounts
+	partials *partials
+	layers   *layer.Store
+	registry *registry.Client
+	catalog  *fetch.Catalog
+	pop      *popParts
+	puller   *fetch.Puller
+	snaps    *snapshot.Snapshotter
+	learner  *late[*learn.Learner]
+
+	blobs       *blobs
+	criu        string // the program
 	engine      *engine.Engine
-	foreign     foreignImages // with engine
-	pop         *popParts     // nil: this node is by itself
-	learner     *learn.Learner
-	saved       *store.Store        // of checkpoints; nil: there are to be none
-	checkpoints *checkpoint.Manager // with saved
-	deployer    *deploy.Deployer
-	traces      *trace.Exporter // nil: nobody wants them
-	metrics     *metrics.Set
-	desk        *deploy.Desk
-	events      *events
-	lock        *os.File        // of State
-	server      *server         // of partial layers; nil if there are to be none
-	bg          sync.WaitGroup  // what close waits for
-	opened      context.Context // ends when puller and snapshotter are there
-	open        context.CancelFunc
-	work        atomic.Int64 // counts what was done, to see when nothing is
+	documents   *documents
+	checkpoints *checkpoints
+	deployments *deployments
 }
 
 // defaultMemory is what dewd's Go heap aims below.
@@ -112,44 +111,77 @@ func Run(ctx context.Context, cfg Config, started chan<- struct{}) error {
 	if err := sched.Prompt(); err != nil { // calls are answered all the same
 		cfg.Log.Warn("answers may wait for a processor", "err", err)
 	}
-	d, err := open(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	defer d.close()
-	return d.serve(ctx, started)
+	return newDaemon(cfg).run(ctx, started)
 }
 
-// open builds the parts that serve nothing yet.
-func open(ctx context.Context, cfg Config) (*Daemon, error) {
-	d := &Daemon{cfg: cfg, log: cfg.Log, name: cfg.File.Node.Name, events: newEvents(),
-		metrics: metrics.New(cfg.Version)}
+func newDaemon(cfg Config) *daemon {
+	d := &daemon{Config: cfg, name: cfg.File.Node.Name, blobs: &blobs{}, learner: newLate[*learn.Learner]()}
 	if d.name == "" {
 		d.name, _ = os.Hostname()
 	}
-	d.opened, d.open = context.WithCancel(context.Background())
-	steps := []func(context.Context) error{d.makeDirs, d.openTraces, d.chooseBackend, d.openDatafs, d.openLayers,
-		d.openRegistry, d.openSnapshotter, d.openLearner}
-	for _, step := range steps {
-		if err := step(ctx); err != nil {
-			d.close()
-			return nil, err
-		}
-	}
-	d.open()
-	d.failOrphans()
-	d.puller.Revive()
-	return d, nil
+	events := newEvents()
+	d.news = &news{events: events, metrics: metrics.New(cfg.Version), log: cfg.Log}
+	d.usage = &usage{engine: newLate[*engine.Engine](), snaps: newLate[*snapshot.Snapshotter](),
+		checkpoints: newLate[*checkpoint.Manager](), events: events, log: cfg.Log}
+	d.room = &room{root: cfg.Root, maxBytes: int64(cfg.File.Cache.MaxBytes), puller: newLate[*fetch.Puller](),
+		usage: d.usage, metrics: d.news.metrics, log: cfg.Log}
+	d.partials = &partials{engine: d.usage.engine, events: events, log: cfg.Log, bg: &d.bg}
+	d.pop = &popParts{cfg: cfg, node: d.name, saved: newLate[*store.Store](), usage: d.usage, room: d.room,
+		log: cfg.Log, bg: &d.bg}
+	return d
 }
 
-func (d *Daemon) openTraces(ctx context.Context) (err error) {
-	d.traces, err = trace.NewExporter(ctx,
-		trace.Config{Endpoint: d.cfg.File.Trace.Endpoint, Node: d.name, Version: d.cfg.Version, Log: d.log})
+// run makes the parts and serves until ctx ends. containerd is answered first, since the engine needs the
+// snapshotter, and then the API.
+func (d *daemon) run(ctx context.Context, started chan<- struct{}) error {
+	defer d.close()
+	err := d.make(ctx, d.makeDirs, d.openTraces, d.chooseBackend, d.openPartials, d.openLayers, d.openRegistry,
+		d.openPuller, d.openSnapshotter, d.openLearner)
+	if err != nil {
+		return err
+	}
+	d.partials.join(d.layers, d.catalog, d.puller, d.snaps)
+
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		return snapshot.Serve(ctx, d.socket(), d.snaps, snapshot.NewDiff(d.snaps, d.blobs))
+	})
+	g.Go(func() error {
+		if err := d.make(ctx, d.startEngine, d.openCheckpoints, d.openDeployer, d.openDesk); err != nil {
+			return err
+		}
+		return d.serve(ctx, g, started)
+	})
+	err = g.Wait()
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
 	return err
 }
 
-func (d *Daemon) makeDirs(context.Context) error {
-	for _, dir := range []string{d.cfg.Root, d.cfg.State} {
+func (d *daemon) make(ctx context.Context, steps ...func(context.Context) error) error {
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// atClose has f called by close, before all that was given to it earlier.
+func (d *daemon) atClose(f func()) { d.closers = append(d.closers, f) }
+
+func (d *daemon) close() {
+	for _, f := range slices.Backward(d.closers) {
+		f()
+	}
+}
+
+// socket is where the snapshotter answers containerd.
+func (d *daemon) socket() string { return filepath.Join(d.State, "snapshotter.sock") }
+
+func (d *daemon) makeDirs(context.Context) error {
+	for _, dir := range []string{d.Root, d.State} {
 		if !filepath.IsAbs(dir) {
 			return fmt.Errorf("directory %q is not absolute", dir)
 		}
@@ -162,223 +194,327 @@ func (d *Daemon) makeDirs(context.Context) error {
 
 // lockState keeps two dewds from sharing a state directory, whatever their
 // roots: its sockets and its containerd are one's alone.
-func (d *Daemon) lockState() error {
-	f, err := os.OpenFile(filepath.Join(d.cfg.State, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+func (d *daemon) lockState() error {
+	f, err := os.OpenFile(filepath.Join(d.State, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		return fmt.Errorf("%s is in use by another dewd: end that one, or give this one another --state and --root",
-			d.cfg.State)
+			d.State)
 	}
-	d.lock = f
+	d.atClose(func() { f.Close() })
 	return nil
 }
 
-func (d *Daemon) chooseBackend(ctx context.Context) error {
-	var err error
-	d.backend, d.backends, err = mount.Probe(ctx,
-		mount.Config{Dir: d.cfg.Root, Force: d.cfg.File.Node.Mount, Log: d.log})
+func (d *daemon) openTraces(ctx context.Context) (err error) {
+	d.traces, err = trace.NewExporter(ctx,
+		trace.Config{Endpoint: d.File.Trace.Endpoint, Node: d.name, Version: d.Version, Log: d.Log})
+	d.atClose(d.traces.Close)
+	d.atClose(d.bg.Wait)
 	return err
 }
 
-func (d *Daemon) openLayers(context.Context) error {
-	var err error
-	d.layers, err = layer.Open(layer.Config{Dir: filepath.Join(d.cfg.Root, "layers"),
-		Tree:     d.backend.Name() == mount.Tree,
-		MaxBytes: int64(d.cfg.File.Limits.LayerBytes), Server: d.layerServer(), LazyTree: d.lazyTree(),
-		Points: true, Lied: func(p *layer.Partial, why error) {
-			d.onceOpen(func() { d.lied(p, why) })
-		}, Log: d.log})
+func (d *daemon) chooseBackend(ctx context.Context) (err error) {
+	d.mounts.forced = d.File.Node.Mount != ""
+	d.mounts.backend, d.mounts.tried, err = mount.Probe(ctx,
+		mount.Config{Dir: d.Root, Force: d.File.Node.Mount, Log: d.Log})
 	return err
 }
 
-func (d *Daemon) openRegistry(context.Context) error {
+// lazyTree reports whether partial layers are shown as trees: EROFS reads them
+// from a file only with the file-backed mount.
+func (d *daemon) lazyTree() bool { return d.mounts.backend.Name() != mount.EROFS }
+
+func (d *daemon) openPartials(ctx context.Context) error {
+	if err := openPartials(ctx, d.Config, d.lazyTree(), d.partials); err != nil {
+		return err
+	}
+	d.atClose(func() { d.partials.rest(true) })
+	return nil
+}
+
+func (d *daemon) openLayers(context.Context) (err error) {
+	d.layers, err = layer.Open(layer.Config{Dir: filepath.Join(d.Root, "layers"),
+		Tree:     d.mounts.backend.Name() == mount.Tree,
+		MaxBytes: int64(d.File.Limits.LayerBytes), Server: d.partials.layerServer(), LazyTree: d.lazyTree(),
+		Points: true, Lied: d.partials.lied, Log: d.Log})
+	if err == nil {
+		d.atClose(func() { d.layers.Close() })
+	}
+	return err
+}
+
+func (d *daemon) openRegistry(context.Context) (err error) {
 	hosts := map[string]registry.Host{}
-	for name, r := range d.cfg.File.Registry {
+	for name, r := range d.File.Registry {
 		hosts[name] = registry.Host{PlainHTTP: r.PlainHTTP}
 	}
-	var err error
-	d.registry, err = registry.New(registry.Config{Hosts: hosts, HostsDirs: d.cfg.File.Registries.HostsDirs,
-		DockerConfig: d.cfg.File.Registries.DockerConfig,
-		StallTimeout: time.Duration(d.cfg.File.Registries.StallTimeout),
-		UserAgent:    "dewpoint/" + d.cfg.Version, Log: d.log})
+	d.registry, err = registry.New(registry.Config{Hosts: hosts, HostsDirs: d.File.Registries.HostsDirs,
+		DockerConfig: d.File.Registries.DockerConfig,
+		StallTimeout: time.Duration(d.File.Registries.StallTimeout),
+		UserAgent:    "dewpoint/" + d.Version, Log: d.Log})
+	if err == nil {
+		d.atClose(func() { d.registry.Close() })
+	}
+	return err
+}
+
+// openPuller makes the puller, and this node's part of the PoP.
+func (d *daemon) openPuller(context.Context) (err error) {
+	if d.catalog, err = fetch.OpenCatalog(filepath.Join(d.Root, "images"), d.Log); err != nil {
+		return err
+	}
+	d.usage.catalog = d.catalog
+	link := fetch.NewLink(fetch.LinkConfig{Limit: int64(d.File.Link.Limit),
+		Background: int64(d.File.Link.Background)})
+	packs, err := packConfig(d.Root, d.File.Pack)
 	if err != nil {
 		return err
 	}
-	if d.catalog, err = fetch.OpenCatalog(filepath.Join(d.cfg.Root, "images"), d.log); err != nil {
-		return err
-	}
-	d.link = fetch.NewLink(fetch.LinkConfig{Limit: int64(d.cfg.File.Link.Limit),
-		Background: int64(d.cfg.File.Link.Background)})
-	packs, err := d.packConfig()
+	cache, err := cacheConfig(d.Root, d.File.Cache)
 	if err != nil {
 		return err
 	}
-	cache, err := d.cacheConfig()
-	if err != nil {
-		return err
-	}
-	shared, err := d.joinPoP()
+	d.atClose(d.pop.leave)
+	shared, err := d.pop.join()
 	if err != nil {
 		return fmt.Errorf("pop: %w", err)
 	}
 	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog,
-		Link:  d.link,
+		Link:  link,
 		Packs: packs, Lazy: d.lazyConfig(), PoP: shared, Cache: cache,
-		Images: fetch.ImagesConfig{Idle: d.idleImages, Remove: d.removeImages}, Log: d.log})
+		Images: fetch.ImagesConfig{Idle: d.usage.idleImages, Remove: d.usage.removeImages}, Log: d.Log})
+	d.room.puller.set(d.puller)
+	d.atClose(d.closePuller)
 	return nil
 }
 
-func (d *Daemon) openSnapshotter(ctx context.Context) error {
-	var err error
-	d.snaps, err = snapshot.New(ctx, snapshot.Config{Root: filepath.Join(d.cfg.Root, "snapshotter"),
-		Layers: layers{d.puller, time.Now()}, Backend: d.backend, Prepared: d.prepared, Log: d.log})
-	return err
+func (d *daemon) lazyConfig() fetch.LazyConfig {
+	l := d.File.Lazy
+	c := fetch.LazyConfig{Never: d.partials.server == nil, Wait: time.Duration(l.Wait),
+		Delay: time.Duration(l.Delay), Off: l.Off, Whole: d.partials.whole, Room: d.room.makeFreeForRunning,
+		Waited: d.news.metrics.Waited}
+	if l.Hours != "" {
+		c.Hours = l.Between
+	}
+	return c
 }
 
-// close gives up what open and serve made, last first. Parts that were not
-// made are nil.
-func (d *Daemon) close() {
-	if d.desk != nil {
-		if err := d.desk.Close(); err != nil {
-			d.log.Error("close the journal of deployments", "err", err)
-		}
-	}
-	if d.deployer != nil {
-		d.deployer.Close()
-	}
-	if d.checkpoints != nil {
-		d.checkpoints.Close()
-	}
-	if d.learner != nil {
-		d.learner.Close()
-	}
-	if d.puller != nil {
-		d.puller.Close()
-	}
-	if d.engine != nil {
-		d.engine.Close()
-	}
-	if d.snaps != nil {
-		d.snaps.Close()
-	}
-	d.leavePoP()
-	if d.registry != nil {
-		d.registry.Close()
-	}
-	if d.layers != nil {
-		d.layers.Close()
-	}
-	if d.server != nil {
-		d.server.rest(true)
-	}
-	d.bg.Wait()
-	d.traces.Close()
-	if d.lock != nil {
-		d.lock.Close()
+// closePuller may be called again: the puller ends before each of the parts that it calls.
+func (d *daemon) closePuller() {
+	if err := d.puller.Close(); err != nil {
+		d.Log.Warn("end pulls", "err", err)
 	}
 }
 
-// serve answers containerd first, since the engine needs the snapshotter, and
-// then the API.
-func (d *Daemon) serve(ctx context.Context, started chan<- struct{}) error {
-	g, ctx := errgroup.WithContext(ctx)
-	socket := filepath.Join(d.cfg.State, "snapshotter.sock")
-	blobs := &blobs{}
-	defer blobs.close()
-	g.Go(func() error { return snapshot.Serve(ctx, socket, d.snaps, snapshot.NewDiff(d.snaps, blobs)) })
-	g.Go(func() error {
-		if err := d.startEngine(ctx, socket, blobs); err != nil {
-			return err
-		}
-		h := trace.Handler(api.NewHandler(d, api.Config{Classify: classify, Observe: d.metrics.Call, Log: d.log}))
-		if err := d.serveTCP(ctx, g, h); err != nil { // who finds the socket below finds this as well
-			return err
-		}
-		l, err := api.Listen(filepath.Join(d.cfg.State, "dewd.sock"), 0o600)
-		if err != nil {
-			return err
-		}
-		if d.cfg.HTTP != "" {
-			g.Go(func() error { return d.serveHTTP(ctx, d.cfg.HTTP) })
-		}
-		g.Go(func() error { return d.watchEngine(ctx) })
-		g.Go(func() error { return d.keepHouse(ctx) })
-		g.Go(func() error { return d.servePoP(ctx) })
-		close(started)
-		return api.Serve(ctx, l, h)
-	})
-	err := g.Wait()
-	if errors.Is(err, context.Canceled) {
-		return nil
+func (d *daemon) openSnapshotter(ctx context.Context) (err error) {
+	d.snaps, err = snapshot.New(ctx, snapshot.Config{Root: filepath.Join(d.Root, "snapshotter"),
+		Layers: layers{d.puller, time.Now()}, Backend: d.mounts.backend, Prepared: d.prepared, Log: d.Log})
+	if err != nil {
+		return err
 	}
-	return err
+	d.usage.snaps.set(d.snaps)
+	d.atClose(func() { d.snaps.Close() })
+	d.atClose(d.closePuller)
+	return nil
 }
 
-func (d *Daemon) startEngine(ctx context.Context, socket string, b *blobs) error {
-	f := d.cfg.File.Engine
+// prepared is told by the snapshotter of containers that anyone makes.
+func (d *daemon) prepared(layers []digest.Digest, gone <-chan struct{}) {
+	if l, ok := d.learner.get(); ok {
+		l.Prepared(layers, gone)
+	}
+}
+
+// openLearner makes the part that records starts and builds packs of them.
+func (d *daemon) openLearner(context.Context) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	p := d.File.Pack
+	l := learn.New(learn.Config{Mounts: d.snaps, Layers: d.layers, Packs: d.puller, Registry: d.registry,
+		Published: d.puller, Images: d.catalog.WithLayer,
+		Exec: []string{exe, PackBuilder}, Dir: d.recordings(), Node: d.name,
+		Never: p.Learn == "never", After: time.Duration(p.After), Built: d.packBuilt, Log: d.Log})
+	d.learner.set(l)
+	d.atClose(l.Close)
+	return nil
+}
+
+// packBuilt shares a pack with the PoP.
+func (d *daemon) packBuilt(img *image.Image, _ pack.Stats, err error) {
+	if err == nil {
+		d.puller.SharePack(img.Desc.Digest)
+	}
+}
+
+// recordings is the directory of the recordings' state.
+func (d *daemon) recordings() string { return filepath.Join(d.State, "profile") }
+
+func (d *daemon) startEngine(ctx context.Context) error {
+	f := d.File.Engine
 	subnet, err := netip.ParsePrefix(f.Subnet)
 	if f.Subnet != "" && err != nil {
 		return fmt.Errorf("engine.subnet: %w", err)
 	}
-	program := criu.Find(ctx, d.cfg.File.Checkpoint.CRIU)
+	d.criu = criu.Find(ctx, d.File.Checkpoint.CRIU)
 	d.engine, err = engine.Start(ctx,
-		engine.Config{Address: d.cfg.Containerd, Root: filepath.Join(d.cfg.Root, "engine"),
-			State: d.cfg.State, Namespace: f.Namespace, SnapshotterSocket: socket, DiffSocket: socket,
+		engine.Config{Address: d.Containerd, Root: filepath.Join(d.Root, "engine"),
+			State: d.State, Namespace: f.Namespace, SnapshotterSocket: d.socket(), DiffSocket: d.socket(),
 			Containerd: f.Containerd, Runtime: f.Runtime, Crun: f.Crun, PerShim: f.PerShim, SpareShim: !f.NoSpare,
-			LogBytes: int64(f.LogBytes), Sync: f.Sync, CRIU: program, Unblock: d.unblock(),
-			CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.log})
+			LogBytes: int64(f.LogBytes), Sync: f.Sync, CRIU: d.criu,
+			Unblock: d.partials.unblock(), CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.Log})
 	if err != nil {
 		return err
 	}
-	d.foreign.ask = d.engine.LocalImage
-	b.dial(d.engine.Socket())
-	if err := d.openCheckpoints(ctx, program); err != nil {
-		return err
-	}
-	d.deployer = deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: d.learner,
-		Checkpoints: d.checkpoints, Node: d.name, Log: d.log, Done: d.done,
-		Admit: d.admitConfig(), Room: d.makeRoom, Ended: d.ended, Traces: d.traces})
-	if err := d.deployer.TakeOver(ctx); err != nil {
-		return err
-	}
-	return d.openDesk(ctx)
+	d.atClose(func() { d.engine.Close() })
+	d.atClose(d.closePuller)
+	d.atClose(func() { l, _ := d.learner.get(); l.Close() }) // as the puller, before what it calls
+	d.usage.engine.set(d.engine)
+	d.documents = &documents{catalog: d.catalog, local: d.engine}
+	d.atClose(d.blobs.close)
+	return d.blobs.dial(d.engine.Socket())
 }
 
-// done logs a deployment or pull and tells the event stream its record.
-func (d *Daemon) done(r spec.Record) {
-	d.work.Add(1)
-	d.metrics.Settled(r)
-	kind, what := spec.EventRecord, "deployment"
-	if r.Name == "" {
-		kind, what = spec.EventPulled, "pull"
+// openCheckpoints makes the part by which containers start from others' memory.
+// What it lacks is found out in the background, and said by doctor.
+func (d *daemon) openCheckpoints(ctx context.Context) (err error) {
+	c := &checkpoints{engine: d.engine, catalog: d.catalog, documents: d.documents, news: d.news, log: d.Log,
+		life: ctx, bg: &d.bg}
+	d.checkpoints = c
+	f := d.File.Checkpoint
+	if f.Off {
+		d.pop.saved.set(nil)
+		d.usage.checkpoints.set(nil)
+		return nil
 	}
-	d.log.LogAttrs(context.Background(), slog.LevelInfo, what, summary(r)...)
-	d.events.add(spec.Event{Kind: kind, Name: r.Name, Image: r.Image, Record: &r})
+	dir := filepath.Join(d.Root, "checkpoints")
+	cfg := store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, Peers: d.puller.Savers(), Keep: f.Keep,
+		MaxBytes: int64(f.MaxBytes), Log: d.Log}
+	if d.File.PoP.Redis != "" {
+		cfg.Told = d.puller.Hears
+	}
+	if d.File.PoP.Store != "" {
+		cfg.PoP = d.puller.Store
+	}
+	if c.saved, err = store.Open(cfg); err != nil {
+		return err
+	}
+	c.manager = checkpoint.New(checkpoint.Config{
+		Engines: checkpointEngines(f, d.engine, d.criu, d.State, d.Log), Containers: d.engine,
+		Layers: saved{d.puller}, Store: c.saved, Dir: dir,
+		Restore: criu.RestoreConfig(false), RestoreLazy: criu.RestoreConfig(true), LazyAbove: int64(f.LazyAbove),
+		WorkDir: d.engine.WorkDir, Guard: []string{"/proc/self/exe", PageGuard}, Lost: c.memoryLost,
+		Explain: c.explain, Node: d.name, Auto: f.Auto, Image: d.documents.Image, Made: c.made, Unmade: c.unmade,
+		Quarantined: c.quarantined, Log: d.Log})
+	d.atClose(c.manager.Close)
+	d.pop.saved.set(c.saved)
+	d.usage.checkpoints.set(c.manager)
+	c.begin(ctx, cfg.PoP != nil)
+	return nil
 }
 
-// summary is what the log says of a record: its stages in seconds, in their order, and its
-// compressed bytes. The steps of the work are left to traces and the event stream.
-func summary(r spec.Record) []slog.Attr {
-	var named []slog.Attr
-	for _, f := range [][2]string{{"name", r.Name}, {"image", r.Image}, {"node", r.Node}, {"pull", r.Way.Pull},
-		{"start", r.Way.Start}} {
-		if f[1] != "" {
-			named = append(named, slog.String(f[0], f[1]))
+func (d *daemon) openDeployer(ctx context.Context) error {
+	learner, _ := d.learner.get()
+	deployer := deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: learner,
+		Checkpoints: d.checkpoints.manager, Node: d.name, Log: d.Log, Done: d.news.done,
+		Admit: d.admitConfig(), Room: d.room.makeFree, Ended: d.news.ended, Traces: d.traces})
+	d.atClose(deployer.Close)
+	d.deployments = &deployments{deployer: deployer, news: d.news, mount: d.mounts.backend.Name()}
+	return deployer.TakeOver(ctx)
+}
+
+func (d *daemon) admitConfig() admit.Config {
+	f := d.File.Deploy
+	return admit.Config{Max: f.Max, Fetch: f.Fetch, Queue: f.Queue, PerCaller: f.PerCaller,
+		Reserve: int64(f.Reserve), Overcommit: f.Overcommit, Disk: d.room.free, Log: d.Log}
+}
+
+// openDesk takes up what an earlier daemon had accepted.
+func (d *daemon) openDesk(ctx context.Context) error {
+	desk, err := deploy.NewDesk(deploy.DeskConfig{Deployer: d.deployments.deployer,
+		Path: filepath.Join(d.Root, "deployments"), Log: d.Log,
+		Failure: func(err error) *spec.Failure { return classify(err).Failure() },
+		Reached: d.news.reached})
+	if err != nil {
+		return err
+	}
+	d.atClose(func() {
+		if err := desk.Close(); err != nil {
+			d.Log.Error("close the journal of deployments", "err", err)
 		}
+	})
+	d.deployments.desk = desk
+	d.checkpoints.startAbandoned(ctx, desk.Unended())
+	return desk.Recover(ctx)
+}
+
+// node implements api.Node, and web.Node: each part of the API is a service of its own.
+type node struct {
+	*deployments
+	*containers
+	*images
+	*packs
+	*checkpoints
+	*pops
+	*observer
+}
+
+func (d *daemon) node() node {
+	learner, _ := d.learner.get()
+	r := &reads{puller: d.puller, catalog: d.catalog, never: d.partials.server == nil}
+	n := node{
+		deployments: d.deployments,
+		containers:  &containers{engine: d.engine, desk: d.deployments.desk, reads: r, node: d.name},
+		packs: &packs{learner: learner, catalog: d.catalog, recordings: d.recordings(),
+			mount: d.mounts.backend.Name()},
+		checkpoints: d.checkpoints,
+		pops: &pops{puller: d.puller, cfg: d.File.PoP, peers: d.pop.peers, dir: d.pop.dir,
+			log: d.Log},
 	}
-	var stages []slog.Attr
-	for _, s := range slices.SortedFunc(maps.Keys(r.Stages), func(a, b string) int {
-		return cmp.Compare(r.Stages[a], r.Stages[b])
-	}) {
-		stages = append(stages, slog.Float64(s, math.Round(r.Stages[s]*1000)/1000))
+	n.images = &images{engine: d.engine, catalog: d.catalog, layers: d.layers, puller: d.puller,
+		documents: d.documents, usage: d.usage, events: d.news.events, checkpoints: n.checkpoints, pops: n.pops}
+	engine := containerd{d.engine, d.State}
+	n.observer = &observer{events: d.news.events, version: d.Version, node: d.name, engine: engine,
+		doctor: doctor.Config{Root: d.Root, CNI: pluginDirs(d.File.Engine.CNI)}, mounts: d.mounts,
+		parts: []finder{engine, n.deployments, d.partials, n.packs, r, n.pops, n.checkpoints, d.mounts}}
+	return n
+}
+
+// serve answers the API, and keeps up what has to be.
+func (d *daemon) serve(ctx context.Context, g *errgroup.Group, started chan<- struct{}) error {
+	n := d.node()
+	h := trace.Handler(api.NewHandler(n,
+		api.Config{Classify: classify, Observe: d.news.metrics.Call, Log: d.Log}))
+	// Whoever finds the socket below finds this as well.
+	if err := serveTCP(ctx, g, d.File.API, h, d.Log); err != nil {
+		return err
 	}
-	named = append(named, slog.GroupAttrs("stages", stages...),
-		slog.Group("bytes", "registry", r.Bytes.Registry, "pop", r.Bytes.PoP, "local", r.Bytes.Local))
-	if r.Error != "" {
-		named = append(named, slog.String("error", r.Error))
+	l, err := api.Listen(filepath.Join(d.State, "dewd.sock"), 0o600)
+	if err != nil {
+		return err
 	}
-	return named
+	if d.HTTP != "" {
+		m := &meters{set: d.news.metrics, registry: d.registry, layers: d.layers, traces: d.traces,
+			puller: d.puller, checkpoints: d.checkpoints.manager}
+		m.measure(d.deployments.deployer.Admission)
+		g.Go(func() error { return serveHTTP(ctx, d.HTTP, d.news.metrics, n) })
+	}
+	g.Go(func() error { return d.news.events.watchEngine(ctx, d.engine) })
+	house := &house{engine: d.engine, room: d.room, news: d.news, checkpoints: d.checkpoints}
+	g.Go(func() error { house.keep(ctx); return nil })
+	g.Go(func() error { return d.pop.serve(ctx, d.puller, d.given()) })
+	close(started)
+	return api.Serve(ctx, l, h)
+}
+
+// given is what other nodes of the PoP get of this node's checkpoints; nil if it makes none.
+func (d *daemon) given() peer.Checkpoints {
+	if d.checkpoints.saved == nil {
+		return nil
+	}
+	return given{d.checkpoints.saved, d.layers}
 }

@@ -17,7 +17,6 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/checkpoint"
-	"dewpoint/internal/config"
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/deploy/ready"
 	"dewpoint/internal/engine"
@@ -134,8 +133,8 @@ func TestShortOf(t *testing.T) {
 
 // Of files, their blocks count, abandoned fills' too.
 func TestExcess(t *testing.T) {
-	d := &Daemon{cfg: Config{File: config.Config{Cache: config.Cache{MaxBytes: 1 << 20}}, Root: t.TempDir()}}
-	deep := filepath.Join(d.cfg.Root, "layers", "x.part")
+	d := &room{maxBytes: 1 << 20, root: t.TempDir()}
+	deep := filepath.Join(d.root, "layers", "x.part")
 	if err := os.MkdirAll(deep, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -145,9 +144,9 @@ func TestExcess(t *testing.T) {
 	if got := d.excess(); got < 2<<20 {
 		t.Errorf("3 MiB of 1 MiB allowed: %d bytes too many", got)
 	}
-	d.cfg.Root = t.TempDir()
+	d.root = t.TempDir()
 	var s unix.Statfs_t
-	if err := unix.Statfs(d.cfg.Root, &s); err != nil {
+	if err := unix.Statfs(d.root, &s); err != nil {
 		t.Fatal(err)
 	}
 	if got := d.excess(); shortOf(&s) < 0 && got > 0 {
@@ -186,9 +185,9 @@ func TestEventsAreBounded(t *testing.T) {
 
 // Without a number a watcher sees what comes, with one also what was.
 func TestEventsStream(t *testing.T) {
-	d := &Daemon{events: newEvents()}
-	d.events.add(spec.Event{Name: "old"})
-	d.events.add(spec.Event{Name: "new"})
+	d := newEvents()
+	d.add(spec.Event{Name: "old"})
+	d.add(spec.Event{Name: "new"})
 	for _, c := range []struct {
 		after *spec.Mark
 		want  []string
@@ -217,16 +216,16 @@ func TestEventsStream(t *testing.T) {
 			<-emitted
 		}
 		time.Sleep(10 * time.Millisecond) // a watcher without a number has to be there first
-		d.events.add(spec.Event{Name: "next"})
+		d.add(spec.Event{Name: "next"})
 		<-emitted
 		cancel()
 		wg.Wait()
 		if !slices.Equal(got, c.want) {
 			t.Errorf("after %v: %v, want %v", c.after, got, c.want)
 		}
-		d.events = newEvents()
-		d.events.add(spec.Event{Name: "old"})
-		d.events.add(spec.Event{Name: "new"})
+		d = newEvents()
+		d.add(spec.Event{Name: "old"})
+		d.add(spec.Event{Name: "new"})
 	}
 	broken := errors.New("the watcher has gone")
 	if err := d.Events(t.Context(), &spec.Mark{}, nil, func(spec.Event) error {
@@ -239,9 +238,9 @@ func TestEventsStream(t *testing.T) {
 // Who comes back behind an event goes on there; if some are missing he is told so first: those of
 // an earlier daemon, though this one has counted further, and those that were forgotten.
 func TestEventsEpoch(t *testing.T) {
-	d := &Daemon{events: newEvents()}
+	d := newEvents()
 	for range 5 {
-		d.events.add(spec.Event{Kind: spec.EventStage})
+		d.add(spec.Event{Kind: spec.EventStage})
 	}
 	enough := errors.New("enough")
 	first := func(after spec.Mark) (got spec.Event) {
@@ -253,39 +252,39 @@ func TestEventsEpoch(t *testing.T) {
 		}
 		return got
 	}
-	own := d.events.epoch
+	own := d.epoch
 	if e := first(spec.Mark{Epoch: own, Seq: 2}); e.Kind != spec.EventStage || e.Seq != 3 || e.Epoch != own {
 		t.Errorf("behind the second comes %+v", e)
 	}
-	d.events = newEvents() // the next daemon's
+	d = newEvents() // the next daemon's
 	for range keepEvents + 5 {
-		d.events.add(spec.Event{Kind: spec.EventStage})
+		d.add(spec.Event{Kind: spec.EventStage})
 	}
-	if d.events.epoch == own {
+	if d.epoch == own {
 		t.Fatal("two daemons have one epoch")
 	}
 	if e := first(spec.Mark{Epoch: own, Seq: 20}); e.Kind != spec.EventResync || e.Seq != 5 ||
-		e.Epoch != d.events.epoch || e.Error == "" {
+		e.Epoch != d.epoch || e.Error == "" {
 		t.Errorf("with an earlier daemon's mark comes %+v", e)
 	}
-	if e := first(spec.Mark{Epoch: d.events.epoch, Seq: 4}); e.Kind != spec.EventResync {
+	if e := first(spec.Mark{Epoch: d.epoch, Seq: 4}); e.Kind != spec.EventResync {
 		t.Errorf("behind one that is forgotten comes %+v", e)
 	}
-	if e := first(spec.Mark{Epoch: d.events.epoch, Seq: 5}); e.Kind != spec.EventStage || e.Seq != 6 {
+	if e := first(spec.Mark{Epoch: d.epoch, Seq: 5}); e.Kind != spec.EventStage || e.Seq != 6 {
 		t.Errorf("behind the last that is forgotten comes %+v", e)
 	}
 	if e := first(spec.Mark{}); e.Kind != spec.EventStage || e.Seq != 6 {
 		t.Errorf("of all that is known the first is %+v", e)
 	}
 	// Whoever reads so slowly that events pass him is told.
-	slow := spec.Mark{Epoch: d.events.epoch, Seq: keepEvents + 4}
+	slow := spec.Mark{Epoch: d.epoch, Seq: keepEvents + 4}
 	var kinds []string
 	err := d.Events(t.Context(), &slow, nil, func(e spec.Event) error {
 		if kinds = append(kinds, e.Kind); len(kinds) == 3 {
 			return enough
 		}
 		for range keepEvents + 2 {
-			d.events.add(spec.Event{Kind: spec.EventExited})
+			d.add(spec.Event{Kind: spec.EventExited})
 		}
 		return nil
 	})
@@ -296,7 +295,7 @@ func TestEventsEpoch(t *testing.T) {
 }
 
 func TestContainer(t *testing.T) {
-	d := &Daemon{name: "n1"}
+	d := &containers{node: "n1"}
 	made := time.Unix(1000, 0)
 	got := d.container(&engine.Info{Name: "web", Image: "r/app:1", Digest: "sha256:0", Created: made,
 		Status: engine.Running, Pid: 7,
@@ -326,10 +325,10 @@ func TestMountFindings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &Daemon{backend: b, backends: []mount.Finding{
+	d := mounts{backend: b, tried: []mount.Finding{
 		{Backend: mount.EROFS, Reason: "the kernel has no EROFS", Remedy: "modprobe erofs"},
 		{Backend: mount.Tree, Works: true}}}
-	got := d.mountFindings()
+	got := d.findings(t.Context())
 	if len(got) != 2 || got[0].Level != spec.LevelNote || got[0].Remedy != "modprobe erofs" ||
 		got[0].Detail != "the kernel has no EROFS" {
 		t.Errorf("what does not work: %+v", got)
@@ -337,8 +336,8 @@ func TestMountFindings(t *testing.T) {
 	if got[1].Level != spec.LevelOK || !strings.Contains(got[1].Detail, "the best that works") {
 		t.Errorf("what is in use: %+v", got[1])
 	}
-	d.cfg.File.Node.Mount = mount.Tree
-	if got := d.mountFindings(); !strings.Contains(got[1].Detail, "node.mount") {
+	d.forced = true
+	if got := d.findings(t.Context()); !strings.Contains(got[1].Detail, "node.mount") {
 		t.Errorf("what the configuration forces: %+v", got[1])
 	}
 }
@@ -349,7 +348,7 @@ func TestDeployRefusesAnotherMount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = (&Daemon{backend: b}).Deploy(t.Context(), spec.Request{Image: "app:1", Mount: mount.EROFS},
+	_, err = (&deployments{mount: b.Name()}).Deploy(t.Context(), spec.Request{Image: "app:1", Mount: mount.EROFS},
 		spec.Watch{})
 	if classify(err).Code != api.BadRequest || !strings.Contains(err.Error(), "node.mount") {
 		t.Errorf("got %v", err)
@@ -419,7 +418,7 @@ func TestChunks(t *testing.T) {
 }
 
 func TestDone(t *testing.T) {
-	d := &Daemon{metrics: metrics.New(""), events: newEvents(), log: slog.New(slog.DiscardHandler)}
+	d := &news{metrics: metrics.New(""), events: newEvents(), log: slog.New(slog.DiscardHandler)}
 	d.done(spec.Record{Image: "app:1"})
 	d.done(spec.Record{Image: "app:1", Name: "web"})
 	got, _ := d.events.after(0)

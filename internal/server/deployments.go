@@ -3,39 +3,30 @@ package server
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/spec"
 )
 
-// openDesk takes up what an earlier daemon had accepted.
-func (d *Daemon) openDesk(ctx context.Context) error {
-	var err error
-	d.desk, err = deploy.NewDesk(deploy.DeskConfig{Deployer: d.deployer,
-		Path: filepath.Join(d.cfg.Root, "deployments"), Log: d.log,
-		Failure: func(err error) *spec.Failure { return classify(err).Failure() },
-		Reached: func(p spec.Deployment, stage string, at float64) {
-			d.events.add(spec.Event{Kind: spec.EventStage, Name: p.Name, Image: p.Image, Stage: stage, At: at})
-		}})
-	if err != nil {
-		return err
-	}
-	d.startAbandoned(ctx, d.desk.Unended())
-	return d.desk.Recover(ctx)
+// deployments implements api.Deployer and api.Deployments.
+type deployments struct {
+	deployer *deploy.Deployer
+	desk     *deploy.Desk
+	news     *news
+	mount    string // the mount backend
 }
 
 // fits refuses what this dewd was not started for.
-func (d *Daemon) fits(req spec.Request) error {
-	if req.Mount != "" && req.Mount != d.backend.Name() {
+func (d *deployments) fits(req spec.Request) error {
+	if req.Mount != "" && req.Mount != d.mount {
 		return fmt.Errorf("%w: --mount %s: this dewd mounts by %s; start it with node.mount = %q",
-			deploy.ErrRequest, req.Mount, d.backend.Name(), req.Mount)
+			deploy.ErrRequest, req.Mount, d.mount, req.Mount)
 	}
 	return nil
 }
 
 // Deploy implements api.Deployer.
-func (d *Daemon) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec.Record, error) {
+func (d *deployments) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec.Record, error) {
 	if err := d.fits(req); err != nil {
 		return spec.Record{}, err
 	}
@@ -43,7 +34,7 @@ func (d *Daemon) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (sp
 }
 
 // DeployMany implements api.Deployments.
-func (d *Daemon) DeployMany(ctx context.Context, m spec.Many, w spec.ManyWatch) error {
+func (d *deployments) DeployMany(ctx context.Context, m spec.Many, w spec.ManyWatch) error {
 	for _, r := range m.Requests {
 		if err := d.fits(r); err != nil {
 			return err
@@ -53,32 +44,22 @@ func (d *Daemon) DeployMany(ctx context.Context, m spec.Many, w spec.ManyWatch) 
 }
 
 // ListDeployments implements api.Deployments.
-func (d *Daemon) ListDeployments(_ context.Context, q spec.DeploymentQuery) ([]spec.Deployment, error) {
+func (d *deployments) ListDeployments(_ context.Context, q spec.DeploymentQuery) ([]spec.Deployment, error) {
 	return d.desk.List(q), nil
 }
 
 // WatchDeployment implements api.Deployments.
-func (d *Daemon) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record,
+func (d *deployments) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record,
 	error) {
 	return d.desk.Watch(ctx, ref, w)
 }
 
 // CancelDeployment implements api.Deployments.
-func (d *Daemon) CancelDeployment(ctx context.Context, ref spec.DeploymentRef) (spec.Deployment, error) {
+func (d *deployments) CancelDeployment(ctx context.Context, ref spec.DeploymentRef) (spec.Deployment, error) {
 	return d.desk.Cancel(ctx, ref)
 }
 
-// Inspect implements api.Containers.
-func (d *Daemon) Inspect(ctx context.Context, name string) (spec.Inspection, error) {
-	i, err := d.engine.Inspect(ctx, name)
-	if err != nil {
-		return spec.Inspection{}, err
-	}
-	list := []spec.Container{d.container(i)}
-	d.markFailedReads(list)
-	out := spec.Inspection{Container: list[0]}
-	out.Request, out.Record = d.desk.Of(i.Labels)
-	oci, err := d.engine.OCI(ctx, name)
-	out.OCI = string(oci)
-	return out, err
+// Pull implements api.Deployer.
+func (d *deployments) Pull(ctx context.Context, req spec.PullRequest, w spec.Watch) (spec.Record, error) {
+	return d.deployer.Pull(ctx, req, d.news.watched(req.Image, w))
 }

@@ -84,21 +84,21 @@ func (e *events) resync(before uint64) spec.Event {
 
 // Events implements api.Observer. A watcher who is so slow that events are forgotten before he
 // has them is told that, too.
-func (d *Daemon) Events(ctx context.Context, after *spec.Mark, begun func() error,
+func (e *events) Events(ctx context.Context, after *spec.Mark, begun func() error,
 	emit func(spec.Event) error) error {
-	seq, missed := d.events.from(after)
+	seq, missed := e.from(after)
 	if begun != nil {
 		if err := begun(); err != nil {
 			return err
 		}
 	}
 	for {
-		evs, more := d.events.after(seq)
+		evs, more := e.after(seq)
 		if len(evs) > 0 && evs[0].Seq > seq+1 {
 			seq, missed = evs[0].Seq-1, true
 		}
 		if missed {
-			if err := emit(d.events.resync(seq)); err != nil {
+			if err := emit(e.resync(seq)); err != nil {
 				return err
 			}
 			missed = false
@@ -118,13 +118,13 @@ func (d *Daemon) Events(ctx context.Context, after *spec.Mark, begun func() erro
 }
 
 // watchEngine turns containerd's events into the node's.
-func (d *Daemon) watchEngine(ctx context.Context) error {
-	err := d.engine.Events(ctx, func(ev engine.Event) {
+func (e *events) watchEngine(ctx context.Context, c *engine.Engine) error {
+	err := c.Events(ctx, func(ev engine.Event) {
 		switch ev.Kind {
 		case engine.EventExited:
-			d.events.add(spec.Event{Time: ev.Time, Kind: spec.EventExited, Name: ev.Name, ExitCode: &ev.Exit})
+			e.add(spec.Event{Time: ev.Time, Kind: spec.EventExited, Name: ev.Name, ExitCode: &ev.Exit})
 		case engine.EventRemoved:
-			d.events.add(spec.Event{Time: ev.Time, Kind: spec.EventRemoved, Name: ev.Name})
+			e.add(spec.Event{Time: ev.Time, Kind: spec.EventRemoved, Name: ev.Name})
 		}
 	})
 	if ctx.Err() != nil {

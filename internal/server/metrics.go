@@ -2,44 +2,58 @@ package server
 
 import (
 	"dewpoint/internal/checkpoint"
+	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/fetch"
+	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
-	"dewpoint/internal/spec"
+	"dewpoint/internal/registry"
+	"dewpoint/internal/server/metrics"
+	"dewpoint/internal/trace"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// meters is what the metrics are read from.
+type meters struct {
+	set         *metrics.Set
+	registry    *registry.Client
+	layers      *layer.Store
+	traces      *trace.Exporter
+	puller      *fetch.Puller
+	checkpoints *checkpoint.Manager // nil if there are none
+}
+
 // measure registers what the parts that there are count.
-func (d *Daemon) measure() {
-	d.measureNode()
-	d.metrics.Queue(d.deployer.Admission)
-	d.measureLazy()
-	if _, ok := d.puller.PoPState(); ok {
-		d.measurePoP()
+func (m *meters) measure(admission func() admit.Stats) {
+	m.measureNode()
+	m.set.Queue(admission)
+	m.measureLazy()
+	if _, ok := m.puller.PoPState(); ok {
+		m.measurePoP()
 	}
-	if d.checkpoints != nil {
-		d.measureCheckpoints()
+	if m.checkpoints != nil {
+		m.measureCheckpoints()
 	}
 }
 
-func (d *Daemon) measureNode() {
-	d.metrics.Counter("registry_bytes_total", "Bytes of payload from registries.", nil, func() int64 {
-		return d.registry.Stats().Bytes
+func (m *meters) measureNode() {
+	m.set.Counter("registry_bytes_total", "Bytes of payload from registries.", nil, func() int64 {
+		return m.registry.Stats().Bytes
 	})
-	d.metrics.Gauge("layers", "Layers in the store.", nil, func() float64 {
-		return float64(len(d.layers.Layers()))
+	m.set.Gauge("layers", "Layers in the store.", nil, func() float64 {
+		return float64(len(m.layers.Layers()))
 	})
 	for outcome, value := range map[string]func() int64{
-		"sent": func() int64 { n, _ := d.traces.Sent(); return n },
-		"lost": func() int64 { _, n := d.traces.Sent(); return n },
+		"sent": func() int64 { n, _ := m.traces.Sent(); return n },
+		"lost": func() int64 { _, n := m.traces.Sent(); return n },
 	} {
-		d.metrics.Counter("trace_spans_total", "Spans for the trace collector.",
+		m.set.Counter("trace_spans_total", "Spans for the trace collector.",
 			prometheus.Labels{"outcome": outcome}, value)
 	}
 }
 
 // measureLazy registers what is counted of images that run before they are whole.
-func (d *Daemon) measureLazy() {
+func (m *meters) measureLazy() {
 	for _, c := range []struct {
 		name, help string
 		value      func(fetch.Stats) int64
@@ -56,13 +70,13 @@ func (d *Daemon) measureLazy() {
 			return s.Lies
 		}},
 	} {
-		d.metrics.Counter("lazy_"+c.name, c.help, nil, func() int64 { return c.value(d.puller.Stats()) })
+		m.set.Counter("lazy_"+c.name, c.help, nil, func() int64 { return c.value(m.puller.Stats()) })
 	}
 }
 
 // measurePoP registers what is counted of the PoP.
-func (d *Daemon) measurePoP() {
-	state := func() fetch.PoPState { s, _ := d.puller.PoPState(); return s }
+func (m *meters) measurePoP() {
+	state := func() fetch.PoPState { s, _ := m.puller.PoPState(); return s }
 	for source, get := range map[string]func(pop.Hits) (layers, bytes int64){
 		"local":    func(h pop.Hits) (int64, int64) { return h.Local, h.LocalBytes },
 		"store":    func(h pop.Hits) (int64, int64) { return h.Store, h.StoreBytes },
@@ -70,17 +84,17 @@ func (d *Daemon) measurePoP() {
 		"registry": func(h pop.Hits) (int64, int64) { return h.Registry, h.RegistryBytes },
 	} {
 		from := prometheus.Labels{"source": source}
-		d.metrics.Counter("pop_hits_total", "Layers that deployments wanted, by where they came from.", from,
+		m.set.Counter("pop_hits_total", "Layers that deployments wanted, by where they came from.", from,
 			func() int64 { n, _ := get(state().Hits); return n })
-		d.metrics.Counter("pop_hit_bytes_total", "Compressed bytes of these layers.", from, func() int64 {
+		m.set.Counter("pop_hit_bytes_total", "Compressed bytes of these layers.", from, func() int64 {
 			_, n := get(state().Hits)
 			return n
 		})
 	}
-	d.metrics.Flag("pop_store_away", "1 while the PoP's store does not answer.", func() bool {
+	m.set.Flag("pop_store_away", "1 while the PoP's store does not answer.", func() bool {
 		return state().StoreAway
 	})
-	d.metrics.Flag("pop_coordinator_away", "1 while the PoP's coordinator does not answer.", func() bool {
+	m.set.Flag("pop_coordinator_away", "1 while the PoP's coordinator does not answer.", func() bool {
 		return state().CoordAway
 	})
 	for _, c := range []struct {
@@ -99,12 +113,12 @@ func (d *Daemon) measurePoP() {
 			return s.Replaced
 		}},
 	} {
-		d.metrics.Counter("pop_"+c.name, c.help, nil, func() int64 { return c.value(d.puller.Stats()) })
+		m.set.Counter("pop_"+c.name, c.help, nil, func() int64 { return c.value(m.puller.Stats()) })
 	}
 }
 
 // measureCheckpoints registers what became of starts.
-func (d *Daemon) measureCheckpoints() {
+func (m *meters) measureCheckpoints() {
 	for _, c := range []struct {
 		outcome, reason string
 		value           func(checkpoint.Stats) int64
@@ -114,17 +128,8 @@ func (d *Daemon) measureCheckpoints() {
 		{"booted", "unfit", func(s checkpoint.Stats) int64 { return s.Unfit }},
 		{"booted", "slower", func(s checkpoint.Stats) int64 { return s.Slower }},
 	} {
-		d.metrics.Counter("restores_total", "Starts of containers whose image has checkpoints.",
+		m.set.Counter("restores_total", "Starts of containers whose image has checkpoints.",
 			prometheus.Labels{"outcome": c.outcome, "reason": c.reason},
-			func() int64 { return c.value(d.checkpoints.Stats()) })
+			func() int64 { return c.value(m.checkpoints.Stats()) })
 	}
-}
-
-// ended measures a deployment or pull that is being answered.
-func (d *Daemon) ended(r spec.Record, err error) {
-	var code string
-	if err != nil {
-		code = string(classify(err).Code)
-	}
-	d.metrics.Ended(r, err, code)
 }

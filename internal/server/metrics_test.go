@@ -22,10 +22,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// measured is a daemon with all the metrics that there are, each with values.
-func measured(t *testing.T) *Daemon {
+// measured has all the metrics that there are, each with values.
+func measured(t *testing.T) *meters {
 	t.Helper()
-	d := &Daemon{metrics: metrics.New("1"), checkpoints: &checkpoint.Manager{}}
+	d := &meters{set: metrics.New("1"), checkpoints: &checkpoint.Manager{}}
 	var err error
 	if d.registry, err = registry.New(registry.Config{}); err != nil {
 		t.Fatal(err)
@@ -38,21 +38,21 @@ func measured(t *testing.T) *Daemon {
 	d.puller = fetch.NewPuller(fetch.Config{})
 	t.Cleanup(func() { d.puller.Close() })
 	d.measureNode()
-	d.metrics.Queue(func() admit.Stats { return admit.Stats{} })
+	d.set.Queue(func() admit.Stats { return admit.Stats{} })
 	d.measureLazy()
 	d.measurePoP()
 	d.measureCheckpoints()
-	d.metrics.Ended(spec.Record{Name: "web", Way: spec.Way{Start: "boot", Pull: "whole"},
+	d.set.Ended(spec.Record{Name: "web", Way: spec.Way{Start: "boot", Pull: "whole"},
 		Spans: []spec.Span{{Name: "deploy", To: 1}, {Name: "resolve", To: 1}}}, nil, "")
-	d.metrics.Ended(spec.Record{Name: "web"}, errors.New("x"), "internal")
-	d.metrics.Settled(spec.Record{Name: "web"})
-	d.metrics.Call("/dewpoint.v1.Node/List", "ok", time.Millisecond)
+	d.set.Ended(spec.Record{Name: "web"}, errors.New("x"), "internal")
+	d.set.Settled(spec.Record{Name: "web"})
+	d.set.Call("/dewpoint.v1.Node/List", "ok", time.Millisecond)
 	return d
 }
 
 // Names and types are as Prometheus wants them.
 func TestMetricsLint(t *testing.T) {
-	problems, err := testutil.GatherAndLint(measured(t).metrics.Registry())
+	problems, err := testutil.GatherAndLint(measured(t).set.Registry())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		slices.Sort(labels)
 		docs[m[1]] = m[2] + " " + strings.Join(labels, " ")
 	}
-	families, err := measured(t).metrics.Registry().Gather()
+	families, err := measured(t).set.Registry().Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 // A deployment's stages, outcome and error are counted where they belong.
 func TestEndedIsMeasured(t *testing.T) {
 	s := metrics.New("1")
-	d := &Daemon{metrics: s}
+	d := &news{metrics: s}
 	spans := func(fail string) []spec.Span {
 		return []spec.Span{{Name: "deploy", To: 3, Attributes: map[string]string{"error": fail}},
 			{Name: "resolve", To: 1},

@@ -6,88 +6,96 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
+	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/config"
 	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/durable"
 	"dewpoint/internal/fetch"
-	"dewpoint/internal/image"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/evict"
 	"dewpoint/internal/pop/local"
 	"dewpoint/internal/pop/peer"
 	"dewpoint/internal/pop/redis"
 	"dewpoint/internal/pop/session"
+	"dewpoint/internal/spec"
 
-	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
 )
 
 // popParts is what a node in a PoP has beside the others.
 type popParts struct {
-	coord pop.Coordinator
-	peers *peer.Client // nil: nodes are not asked
-	dir   *pop.Dir     // the store's; nil without one
+	cfg   Config
+	node  string          // this node's name, where pop.node gives none
+	coord pop.Coordinator // nil: this node is by itself
+	peers *peer.Client    // nil: nodes are not asked
+	dir   *pop.Dir        // the store's; nil without one
 	auth  *peer.Auth
+	saved *late[*store.Store] // checkpoints; of nil if there are to be none
+	usage *usage
+	room  *room
+	log   *slog.Logger
+	bg    *sync.WaitGroup // has what goes on in the background
 }
 
-// joinPoP makes the parts that the configuration asks for. Neither Redis nor
+// join makes the parts that the configuration asks for. Neither Redis nor
 // the store need be there: the node works without until they are.
-func (d *Daemon) joinPoP() (fetch.PoPConfig, error) {
-	f := d.cfg.File.PoP
+func (p *popParts) join() (fetch.PoPConfig, error) {
+	f := p.cfg.File.PoP
 	if f.Store == "" && f.Redis == "" {
 		return fetch.PoPConfig{}, nil
 	}
 	if f.Policy != "" && !evict.Known(f.Policy) {
 		return fetch.PoPConfig{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
 	}
-	out := fetch.PoPConfig{Node: cmp.Or(f.Node, d.name), Damaged: d.popDamaged, Lost: d.popLost,
-		Replaced: d.popReplaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
-		Owed:  filepath.Join(d.cfg.Root, "pop.owed"),
-		House: time.Duration(f.Grace) / 3, Saved: d.savedImages, Heard: d.popHeard}
+	out := fetch.PoPConfig{Node: cmp.Or(f.Node, p.node), Damaged: p.damaged, Lost: p.lost,
+		Replaced: p.replaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
+		Owed:  filepath.Join(p.cfg.Root, "pop.owed"),
+		House: time.Duration(f.Grace) / 3, Saved: p.savedImages, Heard: p.heard}
 	if err := config.CheckNode(out.Node); err != nil {
 		return out, fmt.Errorf("node = %w; give pop.node", err)
 	}
 	var err error
-	d.pop = &popParts{}
-	if d.pop.coord, err = d.coordinator(out.Node); err != nil {
+	if p.coord, err = p.coordinator(out.Node); err != nil {
 		return out, err
 	}
-	out.Coord = d.pop.coord
-	if d.pop.auth, err = popAuth(f); err != nil {
+	out.Coord = p.coord
+	if p.auth, err = popAuth(f); err != nil {
 		return out, err
 	}
-	if d.pop.auth != nil {
-		if d.pop.peers, err = peer.NewClient(peer.Config{Auth: d.pop.auth, Log: d.log}); err != nil {
+	if p.auth != nil {
+		if p.peers, err = peer.NewClient(peer.Config{Auth: p.auth, Log: p.log}); err != nil {
 			return out, err
 		}
-		out.Peers, out.Address = d.pop.peers, cmp.Or(f.Advertise, f.Listen)
+		out.Peers, out.Address = p.peers, cmp.Or(f.Advertise, f.Listen)
 	}
 	if f.Store != "" {
 		out.Dir = pop.NewDir(filepath.Clean(f.Store), time.Duration(f.Patience))
-		d.pop.dir = out.Dir
+		p.dir = out.Dir
 		if f.Copy != "never" {
-			out.Room = d.copyRoom
+			out.Room = p.room.fitsCopy
 		}
 		out.Prepare = fetch.PrepareConfig{Images: cmp.Or(f.Prepare, defaultPrepare),
-			Path: filepath.Join(d.cfg.Root, "pop.prepared"), Rest: d.restLayers, Waited: admit.Waited,
-			Forget:   d.forgetUnused,
-			Register: func(ctx context.Context, img *image.Image) error { return d.engine.Register(ctx, img, nil) }}
-		out.Open = func(ctx context.Context) (*pop.Store, error) { return d.openStore(ctx, out) }
+			Path: filepath.Join(p.cfg.Root, "pop.prepared"), Rest: p.usage.unmount, Waited: admit.Waited,
+			Forget:   p.usage.forget,
+			Register: p.usage.register}
+		out.Open = func(ctx context.Context) (*pop.Store, error) { return p.openStore(ctx, out) }
 	}
 	return out, nil
 }
 
 // openStore opens the store and remembers which one it is: where a file system is
 // not mounted there is a directory, too.
-func (d *Daemon) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store, error) {
-	cfg := d.storeConfig(c)
-	path := filepath.Join(d.cfg.Root, "pop.store")
+func (p *popParts) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store, error) {
+	cfg := p.storeConfig(c)
+	path := filepath.Join(p.cfg.Root, "pop.store")
 	was, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -113,7 +121,7 @@ func (d *Daemon) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store, 
 	if err != nil {
 		return nil, err
 	}
-	if err := d.claimName(ctx, c, st); err != nil || string(was) == st.ID() {
+	if err := p.claimName(ctx, c, st); err != nil || string(was) == st.ID() {
 		return st, err
 	}
 	return st, durable.WriteFile(path, []byte(st.ID()), 0o600)
@@ -136,8 +144,8 @@ func storeOfOthers(ctx context.Context, c fetch.PoPConfig) (id string, err error
 }
 
 // claimName makes sure that no other machine has this node's name in the PoP.
-func (d *Daemon) claimName(ctx context.Context, c fetch.PoPConfig, st *pop.Store) error {
-	path := filepath.Join(d.cfg.Root, "pop.machine")
+func (p *popParts) claimName(ctx context.Context, c fetch.PoPConfig, st *pop.Store) error {
+	path := filepath.Join(p.cfg.Root, "pop.machine")
 	me, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		me = []byte(rand.Text())
@@ -169,54 +177,21 @@ func acquireSoon(ctx context.Context, c pop.Leases, key string) (pop.Lease, erro
 	}
 }
 
-func (d *Daemon) storeConfig(c fetch.PoPConfig) pop.StoreConfig {
-	f := d.cfg.File.PoP
+func (p *popParts) storeConfig(c fetch.PoPConfig) pop.StoreConfig {
+	f := p.cfg.File.PoP
 	quota := map[string]int64{}
 	for prefix, n := range f.Quota {
 		quota[prefix] = int64(n)
 	}
 	return pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Grace: time.Duration(f.Grace),
 		Forget:   time.Duration(f.Forget),
-		Capacity: int64(f.Capacity), High: f.High, Low: f.Low, Quota: quota, Policy: f.Policy, Log: d.log}
+		Capacity: int64(f.Capacity), High: f.High, Low: f.Low, Quota: quota, Policy: f.Policy, Log: p.log}
 }
-
-// restLayers unmounts layers that nothing needs mounted, and returns the others.
-func (d *Daemon) restLayers(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest, err error) {
-	var free []digest.Digest
-	for _, id := range ids {
-		if d.checkpoints != nil && d.checkpoints.Holds(id) {
-			busy = append(busy, id)
-		} else {
-			free = append(free, id)
-		}
-	}
-	mounted, err := d.snaps.Rest(ctx, free...)
-	return append(busy, mounted...), err
-}
-
-// forgetUnused forgets an image, unless a container uses it.
-func (d *Daemon) forgetUnused(ctx context.Context, ref image.Reference) error {
-	users, err := d.usersOf(ctx, ref.String())
-	if err == nil && len(users) > 0 {
-		err = fmt.Errorf("image %s: %w: %v", ref, errImageInUse, users)
-	}
-	if err != nil {
-		return err
-	}
-	err = d.engine.RemoveImage(ctx, ref.String(), false)
-	if errdefs.IsNotFound(err) { // it was being made ready, or somebody removed it
-		err = nil
-	}
-	return errors.Join(err, d.catalog.Forget(ref))
-}
-
-// copyRoom reports whether a copy of a layer of the store fits into the cache.
-func (d *Daemon) copyRoom(bytes int64) bool { return d.excess()+bytes <= 0 }
 
 // coordinator is Redis, or, for one node, this process.
-func (d *Daemon) coordinator(node string) (pop.Coordinator, error) {
-	f := d.cfg.File.PoP
-	common := pop.Config{Node: node, TTL: time.Duration(f.Lease), Log: d.log}
+func (p *popParts) coordinator(node string) (pop.Coordinator, error) {
+	f := p.cfg.File.PoP
+	common := pop.Config{Node: node, TTL: time.Duration(f.Lease), Log: p.log}
 	var s *session.Session
 	var err error
 	if f.Redis == "" {
@@ -240,23 +215,25 @@ func popAuth(f config.PoP) (*peer.Auth, error) {
 	return nil, nil
 }
 
-// servePoP answers the other nodes and keeps up this node's part of the PoP.
-func (d *Daemon) servePoP(ctx context.Context) error {
-	if d.pop == nil {
+// serve answers the other nodes and keeps up this node's part of the PoP.
+func (p *popParts) serve(ctx context.Context, puller *fetch.Puller, given peer.Checkpoints) error {
+	if p.coord == nil {
 		return nil
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return d.puller.KeepPoP(ctx, d.inUse) })
-	g.Go(func() error { d.puller.VerifyInBackground(ctx); return nil })
-	if listen := d.cfg.File.PoP.Listen; listen != "" {
-		g.Go(func() error { return d.servePeers(ctx, listen) })
+	g.Go(func() error { return puller.KeepPoP(ctx, p.usage.inUse) })
+	g.Go(func() error { puller.VerifyInBackground(ctx); return nil })
+	if listen := p.cfg.File.PoP.Listen; listen != "" {
+		g.Go(func() error {
+			return p.servePeers(ctx, listen, peer.Config{Auth: p.auth, Content: puller.Given(), Checkpoints: given,
+				Log: p.log})
+		})
 	}
 	return g.Wait()
 }
 
-func (d *Daemon) servePeers(ctx context.Context, addr string) error {
-	s, err := peer.NewServer(peer.Config{Auth: d.pop.auth, Content: d.puller.Given(),
-		Checkpoints: d.givenCheckpoints(), Log: d.log})
+func (p *popParts) servePeers(ctx context.Context, addr string, cfg peer.Config) error {
+	s, err := peer.NewServer(cfg)
 	if err != nil {
 		return err
 	}
@@ -269,19 +246,48 @@ func (d *Daemon) servePeers(ctx context.Context, addr string) error {
 	return s.Serve(l)
 }
 
-// leavePoP tells the other nodes that this one stops. What its containers use
+// leave tells the other nodes that this one stops. What its containers use
 // stays marked in the store.
-func (d *Daemon) leavePoP() {
-	if d.pop == nil {
+func (p *popParts) leave() {
+	if p.peers != nil {
+		p.peers.Close()
+	}
+	if p.coord == nil {
 		return
 	}
-	if d.pop.peers != nil {
-		d.pop.peers.Close()
+	if err := p.coord.Close(); err != nil && !errors.Is(err, pop.ErrAway) {
+		p.log.Warn("leave the PoP", "err", err)
 	}
-	if d.pop.coord == nil {
-		return
+}
+
+// damaged tells the event stream of a layer of the store that is not what was published.
+func (p *popParts) damaged(id digest.Digest, why error) {
+	p.usage.events.add(spec.Event{Kind: spec.EventDamaged, Layer: id.String(), Error: why.Error()})
+}
+
+func (p *popParts) replaced(id digest.Digest) {
+	p.usage.events.add(spec.Event{Kind: spec.EventReplaced, Layer: id.String()})
+}
+
+// lost has a checkpoint of this node's that was damaged in the store put there again.
+func (p *popParts) lost(id digest.Digest) {
+	if saved, _ := p.saved.get(); saved != nil {
+		p.bg.Go(func() { saved.Lost(id) })
 	}
-	if err := d.pop.coord.Close(); err != nil && !errors.Is(err, pop.ErrAway) {
-		d.log.Warn("leave the PoP", "err", err)
+}
+
+// savedImages are the manifests of images that this node gives checkpoints of.
+func (p *popParts) savedImages() []digest.Digest {
+	saved, _ := p.saved.get()
+	if saved == nil {
+		return nil
+	}
+	return saved.Manifests()
+}
+
+// heard is told of what happens in the PoP.
+func (p *popParts) heard(e pop.Event) {
+	if saved, _ := p.saved.get(); saved != nil {
+		saved.Heard(e)
 	}
 }

@@ -61,7 +61,7 @@ func TestPeerFinding(t *testing.T) {
 
 // What is away is bad and has a remedy; who has been silent for long is named.
 func TestPoPFindings(t *testing.T) {
-	d := &Daemon{cfg: Config{File: config.Config{PoP: config.PoP{Redis: "redis://r"}}}}
+	d := &pops{cfg: config.PoP{Redis: "redis://r"}}
 	well := &fetch.PoP{Settled: true, Shared: true, Path: "/mnt/pop",
 		Members: []pop.Member{{Node: "a"}, {Node: "b"}}}
 	if f := d.coordinatorFinding(well); f.Level != spec.LevelOK || f.Detail != "redis answers, 2 nodes" {
@@ -116,11 +116,12 @@ func TestWrongPoPIsAnError(t *testing.T) {
 		"pop key":                    {Redis: "redis://10.0.0.9:6379", Key: "/dev/null"},
 		"policy":                     {Store: "/mnt/pop", Policy: "best"},
 	} {
-		d := &Daemon{name: "n1", cfg: Config{File: config.Config{PoP: c}}, log: slog.New(slog.DiscardHandler)}
-		if _, err := d.joinPoP(); err == nil || !strings.Contains(err.Error(), want) {
+		d := &popParts{node: "n1", cfg: Config{File: config.Config{PoP: c}}, usage: &usage{},
+			log: slog.New(slog.DiscardHandler)}
+		if _, err := d.join(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q in it", c, err, want)
 		}
-		d.leavePoP()
+		d.leave()
 	}
 }
 
@@ -130,7 +131,7 @@ func TestFindingsTry(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "nodes"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	d := &Daemon{log: slog.New(slog.DiscardHandler), pop: &popParts{dir: pop.NewDir(dir, 0)}}
+	d := &pops{log: slog.New(slog.DiscardHandler), dir: pop.NewDir(dir, 0)}
 	ok := spec.Finding{Level: spec.LevelOK}
 	if f := d.writable(t.Context(), ok); f != ok {
 		t.Errorf("%+v", f)
@@ -138,15 +139,15 @@ func TestFindingsTry(t *testing.T) {
 	if left, err := os.ReadDir(filepath.Join(dir, "nodes")); err != nil || len(left) > 0 {
 		t.Errorf("%v stay, %v", left, err)
 	}
-	d.pop.dir = pop.NewDir(filepath.Join(dir, "nothing"), 0)
+	d.dir = pop.NewDir(filepath.Join(dir, "nothing"), 0)
 	if f := d.writable(t.Context(), ok); f.Level != spec.LevelBad || f.Remedy == "" {
 		t.Errorf("%+v", f)
 	}
 	var err error
-	if d.pop.peers, err = peer.NewClient(peer.Config{Auth: secret(t)}); err != nil {
+	if d.peers, err = peer.NewClient(peer.Config{Auth: secret(t)}); err != nil {
 		t.Fatal(err)
 	}
-	defer d.pop.peers.Close()
+	defer d.peers.Close()
 	p := &fetch.PoP{Node: "a",
 		Members: []pop.Member{{Node: "a", Address: "127.0.0.1:1"}, {Node: "b"},
 			{Node: "c", Address: "127.0.0.1:1"}}}
@@ -180,7 +181,7 @@ func TestStoreOfOneMachineOfAName(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer coord.Close()
-		d := &Daemon{cfg: Config{Root: root}, log: slog.New(slog.DiscardHandler)}
+		d := &popParts{cfg: Config{Root: root}, log: slog.New(slog.DiscardHandler)}
 		_, err = d.openStore(t.Context(), fetch.PoPConfig{Node: "n1", Coord: coord, Dir: pop.NewDir(dir, 0)})
 		return err
 	}
@@ -221,7 +222,7 @@ func TestNoStoreBesideThatOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		d := &Daemon{cfg: Config{Root: root}, log: slog.New(slog.DiscardHandler)}
+		d := &popParts{cfg: Config{Root: root}, log: slog.New(slog.DiscardHandler)}
 		return d.openStore(t.Context(), fetch.PoPConfig{Node: "new", Coord: c, Dir: pop.NewDir(dir, 0)})
 	}
 	theirs, err := pop.OpenStore(t.Context(),

@@ -16,25 +16,25 @@ import (
 	"dewpoint/internal/spec"
 )
 
-// popFindings says whether this node has what it shares with others.
-func (d *Daemon) popFindings(ctx context.Context) []spec.Finding {
+// findings says whether this node has what it shares with others.
+func (s *pops) findings(ctx context.Context) []spec.Finding {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	p, err := d.puller.PoP(ctx)
+	p, err := s.puller.PoP(ctx)
 	if p == nil {
 		return nil
 	}
 	if err != nil {
-		d.log.Debug("the PoP's findings lack something", "err", err)
+		s.log.Debug("the PoP's findings lack something", "err", err)
 	}
-	out := []spec.Finding{d.coordinatorFinding(p)}
+	out := []spec.Finding{s.coordinatorFinding(p)}
 	if p.Shared {
-		out = append(out, d.writable(ctx, storeFinding(p)))
+		out = append(out, s.writable(ctx, storeFinding(p)))
 	}
-	if d.cfg.File.PoP.Redis != "" {
-		out = append(out, peerFinding(d.cfg.File.PoP.Listen, d.cfg.File.PoP.Advertise))
+	if s.cfg.Redis != "" {
+		out = append(out, peerFinding(s.cfg.Listen, s.cfg.Advertise))
 	}
-	out = append(out, d.refusals(ctx, p)...)
+	out = append(out, s.refusals(ctx, p)...)
 	out = append(append(out, twinFindings(p)...), apartFindings(p)...)
 	return append(out, silentFindings(p)...)
 }
@@ -59,15 +59,15 @@ func apart(p *fetch.PoP) []pop.Member {
 }
 
 // refusals names nodes that say where they can be asked, and cannot be.
-func (d *Daemon) refusals(ctx context.Context, p *fetch.PoP) []spec.Finding {
-	if d.pop.peers == nil {
+func (s *pops) refusals(ctx context.Context, p *fetch.PoP) []spec.Finding {
+	if s.peers == nil {
 		return nil
 	}
 	why := make([]error, len(p.Members))
 	var all sync.WaitGroup
 	for i, m := range p.Members {
 		if m.Node != p.Node && m.Address != "" {
-			all.Go(func() { why[i] = d.pop.peers.Try(ctx, m.Address) })
+			all.Go(func() { why[i] = s.peers.Try(ctx, m.Address) })
 		}
 	}
 	all.Wait()
@@ -96,9 +96,9 @@ func twinFindings(p *fetch.PoP) []spec.Finding {
 	return out
 }
 
-func (d *Daemon) coordinatorFinding(p *fetch.PoP) spec.Finding {
+func (s *pops) coordinatorFinding(p *fetch.PoP) spec.Finding {
 	f := spec.Finding{What: "PoP coordinator", Level: spec.LevelOK,
-		Detail: fmt.Sprintf("%s answers, %d nodes", d.coordinatorKind(), len(p.Members))}
+		Detail: fmt.Sprintf("%s answers, %d nodes", s.coordinatorKind(), len(p.Members))}
 	switch {
 	case p.Lost != nil:
 		f.Level, f.Detail, f.Remedy = spec.LevelBad, p.Lost.Error(), redisRemedy
@@ -125,14 +125,14 @@ func storeFinding(p *fetch.PoP) spec.Finding {
 }
 
 // writable makes it bad that a store which answers takes nothing: it is full, or may be read only.
-func (d *Daemon) writable(ctx context.Context, f spec.Finding) spec.Finding {
+func (s *pops) writable(ctx context.Context, f spec.Finding) spec.Finding {
 	if f.Level != spec.LevelOK {
 		return f
 	}
 	name := "nodes/.doctor." + rand.Text()[:8]
-	err := d.pop.dir.WriteFile(ctx, name, make([]byte, 64<<10))
+	err := s.dir.WriteFile(ctx, name, make([]byte, 64<<10))
 	if err == nil {
-		err = d.pop.dir.Remove(ctx, name)
+		err = s.dir.Remove(ctx, name)
 	}
 	if err != nil {
 		f.Level, f.Detail, f.Remedy = spec.LevelBad, "it takes nothing: "+oneLine(err), fullRemedy

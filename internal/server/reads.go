@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,16 +17,23 @@ import (
 // failedLately is how long a read that failed is shown.
 const failedLately = time.Minute
 
-// markFailedReads says of those containers that run why reads of their images'
+// reads are those of layers that are not whole, and fail when nothing comes.
+type reads struct {
+	puller  *fetch.Puller
+	catalog *fetch.Catalog
+	never   bool // layers are always whole
+}
+
+// mark says of those containers that run why reads of their images'
 // layers have failed lately.
-func (d *Daemon) markFailedReads(all []spec.Container) {
-	failed := d.puller.FailedReads(time.Now().Add(-failedLately))
+func (r *reads) mark(all []spec.Container) {
+	failed := r.puller.FailedReads(time.Now().Add(-failedLately))
 	if len(failed) == 0 {
 		return
 	}
 	for i := range all {
 		c := &all[i]
-		if img := d.imageOf(c); img != nil && c.Status == spec.StatusRunning {
+		if img := r.imageOf(c); img != nil && c.Status == spec.StatusRunning {
 			if at := slices.IndexFunc(failed, func(f fetch.FailedReads) bool { return img.Has(f.Layer) }); at >= 0 {
 				c.ReadError = cause(failed[at])
 			}
@@ -34,12 +42,12 @@ func (d *Daemon) markFailedReads(all []spec.Container) {
 }
 
 // imageOf finds the documents of the image that a container was made of.
-func (d *Daemon) imageOf(c *spec.Container) *image.Image {
+func (r *reads) imageOf(c *spec.Container) *image.Image {
 	ref, err := image.ParseReference(c.Image)
 	if err != nil {
 		return nil
 	}
-	return d.catalog.Manifest(ref, digest.Digest(c.Digest))
+	return r.catalog.Manifest(ref, digest.Digest(c.Digest))
 }
 
 func cause(f fetch.FailedReads) string {
@@ -49,19 +57,19 @@ func cause(f fetch.FailedReads) string {
 	return f.Err.Error()
 }
 
-// readFindings says whether what containers read of images that are not whole comes.
-func (d *Daemon) readFindings() []spec.Finding {
-	if d.server == nil {
+// findings says whether what containers read of images that are not whole comes.
+func (r *reads) findings(context.Context) []spec.Finding {
+	if r.never {
 		return nil
 	}
-	failed := d.puller.FailedReads(time.Now().Add(-failedLately))
+	failed := r.puller.FailedReads(time.Now().Add(-failedLately))
 	if len(failed) == 0 {
 		return []spec.Finding{{What: "lazy reads", Level: spec.LevelOK,
 			Detail: "none has failed in the last minute"}}
 	}
 	var out []spec.Finding
 	for _, f := range failed {
-		what, hosts := d.readers(f.Layer)
+		what, hosts := r.readers(f.Layer)
 		out = append(out, spec.Finding{What: "lazy reads", Level: spec.LevelBad,
 			Detail: fmt.Sprintf("containers got I/O errors, for bytes of %s did not come, the last time %s ago: %s",
 				what, time.Since(f.Last).Round(time.Second), cause(f)),
@@ -71,9 +79,9 @@ func (d *Daemon) readFindings() []spec.Finding {
 }
 
 // readers names the images that have a layer, and their registries.
-func (d *Daemon) readers(id digest.Digest) (images, hosts string) {
+func (r *reads) readers(id digest.Digest) (images, hosts string) {
 	var names, from []string
-	for _, img := range d.catalog.WithLayer(id) {
+	for _, img := range r.catalog.WithLayer(id) {
 		names, from = append(names, img.Ref.String()), append(from, img.Ref.Host)
 	}
 	slices.Sort(from)

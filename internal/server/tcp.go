@@ -5,16 +5,17 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 
 	"dewpoint/internal/api"
+	"dewpoint/internal/config"
 
 	"golang.org/x/sync/errgroup"
 )
 
 // serveTCP serves the API over TCP to who shows that he may, if the configuration says so.
-func (d *Daemon) serveTCP(ctx context.Context, g *errgroup.Group, h http.Handler) error {
-	f := d.cfg.File.API
+func serveTCP(ctx context.Context, g *errgroup.Group, f config.API, h http.Handler, log *slog.Logger) error {
 	if f.Listen == "" {
 		return nil
 	}
@@ -43,7 +44,7 @@ func (d *Daemon) serveTCP(ctx context.Context, g *errgroup.Group, h http.Handler
 	if err != nil {
 		return fmt.Errorf("api.listen: %w", err)
 	}
-	d.log.Info("dewd serves its API over TCP", "address", l.Addr(), "tls", secure != nil)
+	log.Info("dewd serves its API over TCP", "address", l.Addr(), "tls", secure != nil)
 	g.Go(func() error { return api.Serve(ctx, l, who.Handler(h)) })
 	return nil
 }

@@ -5,15 +5,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"dewpoint/internal/api"
+	"dewpoint/internal/config"
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/peer"
 	"dewpoint/internal/spec"
 
 	"github.com/opencontainers/go-digest"
@@ -25,33 +28,26 @@ const defaultVerify = 168 * time.Hour
 // defaultPrepare is how many images are made ready that other nodes of the PoP deploy.
 const defaultPrepare = 16
 
-// popDamaged tells the event stream of a layer of the store that is not what was published.
-func (d *Daemon) popDamaged(id digest.Digest, why error) {
-	d.events.add(spec.Event{Kind: spec.EventDamaged, Layer: id.String(), Error: why.Error()})
-}
-
-// popLost has a checkpoint of this node's that was damaged in the store put there again.
-func (d *Daemon) popLost(id digest.Digest) {
-	if d.saved != nil {
-		d.bg.Go(func() { d.saved.Lost(id) })
-	}
-}
-
-func (d *Daemon) popReplaced(id digest.Digest) {
-	d.events.add(spec.Event{Kind: spec.EventReplaced, Layer: id.String()})
+// pops implements api.PoPs.
+type pops struct {
+	puller *fetch.Puller
+	cfg    config.PoP
+	peers  *peer.Client // nil: nodes are not asked
+	dir    *pop.Dir     // the store's; nil without one
+	log    *slog.Logger
 }
 
 // PoPStatus implements api.PoPs.
-func (d *Daemon) PoPStatus(ctx context.Context) (spec.PoP, error) {
-	p, err := d.puller.PoP(ctx)
+func (s *pops) PoPStatus(ctx context.Context) (spec.PoP, error) {
+	p, err := s.puller.PoP(ctx)
 	if p == nil {
 		return spec.PoP{}, popProblem(errors.Join(err, fetch.ErrNoPoP))
 	}
 	if err != nil {
-		d.log.Warn("the PoP's status lacks something", "err", err)
+		s.log.Warn("the PoP's status lacks something", "err", err)
 	}
-	out := spec.PoP{Name: cmp.Or(d.cfg.File.PoP.Name, "pop"), Node: p.Node, Store: popStore(p),
-		Coordinator: spec.PoPCoordinator{Kind: d.coordinatorKind(), State: spec.PoPSettled},
+	out := spec.PoP{Name: cmp.Or(s.cfg.Name, "pop"), Node: p.Node, Store: popStore(p),
+		Coordinator: spec.PoPCoordinator{Kind: s.coordinatorKind(), State: spec.PoPSettled},
 		Nodes:       []spec.PoPNode{}, Layers: []spec.PoPLayer{}}
 	switch {
 	case p.Lost != nil:
@@ -77,8 +73,8 @@ func (d *Daemon) PoPStatus(ctx context.Context) (spec.PoP, error) {
 	return out, nil
 }
 
-func (d *Daemon) coordinatorKind() string {
-	if d.cfg.File.PoP.Redis != "" {
+func (s *pops) coordinatorKind() string {
+	if s.cfg.Redis != "" {
 		return "redis"
 	}
 	return "local"
@@ -126,7 +122,7 @@ func popNode(m pop.Member) spec.PoPNode {
 }
 
 // PoPVerify implements api.PoPs.
-func (d *Daemon) PoPVerify(ctx context.Context, layers []string, emit func(spec.PoPVerified) error) error {
+func (s *pops) PoPVerify(ctx context.Context, layers []string, emit func(spec.PoPVerified) error) error {
 	var ids []digest.Digest
 	for _, l := range layers {
 		id, err := digest.Parse(l)
@@ -135,7 +131,7 @@ func (d *Daemon) PoPVerify(ctx context.Context, layers []string, emit func(spec.
 		}
 		ids = append(ids, id)
 	}
-	return popProblem(d.puller.VerifyPoP(ctx, ids, func(v fetch.Verified) error { return emit(popVerified(v)) }))
+	return popProblem(s.puller.VerifyPoP(ctx, ids, func(v fetch.Verified) error { return emit(popVerified(v)) }))
 }
 
 func popVerified(v fetch.Verified) spec.PoPVerified {
@@ -155,17 +151,17 @@ func popVerified(v fetch.Verified) spec.PoPVerified {
 }
 
 // PoPForget implements api.PoPs.
-func (d *Daemon) PoPForget(ctx context.Context, name string) error {
-	err := d.puller.ForgetNode(ctx, name)
+func (s *pops) PoPForget(ctx context.Context, name string) error {
+	err := s.puller.ForgetNode(ctx, name)
 	if err == nil {
-		d.log.Info("an operator had a node of the PoP forgotten", "node", name)
+		s.log.Info("an operator had a node of the PoP forgotten", "node", name)
 	}
 	return popProblem(err)
 }
 
-// prunePoP evicts from the store what no node uses.
-func (d *Daemon) prunePoP(ctx context.Context, r *spec.PruneReport) error {
-	done, err := d.puller.PrunePoP(ctx, d.inUse)
+// prune evicts from the store what no node uses.
+func (s *pops) prune(ctx context.Context, u *usage, r *spec.PruneReport) error {
+	done, err := s.puller.PrunePoP(ctx, u.inUse)
 	for _, id := range done.Layers {
 		r.PoPLayers = append(r.PoPLayers, id.String())
 	}

@@ -7,36 +7,11 @@ import (
 
 	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/spec"
-
-	"golang.org/x/sys/unix"
 )
 
-func (d *Daemon) admitConfig() admit.Config {
-	f := d.cfg.File.Deploy
-	return admit.Config{Max: f.Max, Fetch: f.Fetch, Queue: f.Queue, PerCaller: f.PerCaller,
-		Reserve: int64(f.Reserve), Overcommit: f.Overcommit,
-		Disk: d.freeDisk, Log: d.log}
-}
-
-// freeDisk is how many bytes are free where layers are.
-func (d *Daemon) freeDisk() (int64, error) {
-	var s unix.Statfs_t
-	err := unix.Statfs(d.cfg.Root, &s)
-	return int64(s.Bavail) * s.Bsize, err
-}
-
-// makeRoom lets go of bytes of disk that nothing uses.
-func (d *Daemon) makeRoom(ctx context.Context, bytes int64) {
-	freed, err := d.puller.Collect(ctx, bytes, d.inUse)
-	d.metrics.Evicted(len(freed.Layers), freed.Bytes)
-	if err != nil {
-		d.log.Warn("make room for an image", "err", err)
-	}
-}
-
-// pressureFinding says whether deployments wait, and for what.
-func (d *Daemon) pressureFinding() spec.Finding {
-	return pressureFinding(d.deployer.Admission())
+// findings says whether deployments wait, and for what.
+func (d *deployments) findings(context.Context) []spec.Finding {
+	return []spec.Finding{pressureFinding(d.deployer.Admission())}
 }
 
 const (

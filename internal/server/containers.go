@@ -1,0 +1,185 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"dewpoint/internal/deploy"
+	"dewpoint/internal/engine"
+	"dewpoint/internal/spec"
+)
+
+// defaultStop is how long a container may take to end when it is asked to.
+const defaultStop = 10 * time.Second
+
+// containers implements api.Containers.
+type containers struct {
+	engine *engine.Engine
+	desk   *deploy.Desk // knows what was asked for
+	reads  *reads
+	node   string
+}
+
+// Inspect implements api.Containers.
+func (c *containers) Inspect(ctx context.Context, name string) (spec.Inspection, error) {
+	i, err := c.engine.Inspect(ctx, name)
+	if err != nil {
+		return spec.Inspection{}, err
+	}
+	list := []spec.Container{c.container(i)}
+	c.reads.mark(list)
+	out := spec.Inspection{Container: list[0]}
+	out.Request, out.Record = c.desk.Of(i.Labels)
+	oci, err := c.engine.OCI(ctx, name)
+	out.OCI = string(oci)
+	return out, err
+}
+
+// List implements api.Containers.
+func (c *containers) List(ctx context.Context, all bool) ([]spec.Container, error) {
+	infos, err := c.engine.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := []spec.Container{}
+	for _, i := range infos {
+		if all || i.Status != engine.Stopped {
+			out = append(out, c.container(i))
+		}
+	}
+	c.reads.mark(out)
+	slices.SortStableFunc(out, func(a, b spec.Container) int { return a.Created.Compare(b.Created) })
+	return out, nil
+}
+
+func (c *containers) container(i *engine.Info) spec.Container {
+	out := spec.Container{Name: i.Name, Image: i.Image, Digest: i.Digest.String(), Status: string(i.Status),
+		PID: int(i.Pid), Created: i.Created, Node: c.node,
+		Caller: i.Labels[deploy.LabelCaller]}
+	if i.Status == engine.Stopped {
+		out.Status = spec.StatusExited
+		if i.Exit != nil {
+			out.ExitCode = i.Exit.Status
+		}
+	}
+	if i.Addr.IsValid() {
+		out.IP = i.Addr.String()
+	}
+	for _, p := range i.Ports {
+		np := spec.Port{Host: p.Host, Container: p.Container, Protocol: p.Protocol}
+		if p.HostIP.IsValid() {
+			np.HostIP = p.HostIP.String()
+		}
+		out.Ports = append(out.Ports, np)
+	}
+	return out
+}
+
+// Logs implements api.Containers.
+func (c *containers) Logs(ctx context.Context, name string, o spec.LogOptions,
+	emit func(spec.LogChunk) error) error {
+	if err := validName(name); err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	stream := func(s string) chunks { return chunks{&mu, s, emit} }
+	return c.engine.Logs(ctx, name,
+		engine.LogOptions{Follow: o.Follow, Tail: o.Tail, Stdout: stream(spec.Stdout), Stderr: stream(spec.Stderr)})
+}
+
+// chunks passes what is written to it to emit, one call at a time.
+type chunks struct {
+	mu     *sync.Mutex
+	stream string
+	emit   func(spec.LogChunk) error
+}
+
+func (c chunks) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.emit(spec.LogChunk{Stream: c.stream, Data: b}); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// Exec implements api.Containers.
+func (c *containers) Exec(ctx context.Context, name string, req spec.ExecRequest,
+	io spec.ExecIO) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	sizes := make(chan engine.WinSize, 1)
+	if req.Size != (spec.Size{}) {
+		sizes <- engine.WinSize{Width: uint32(req.Size.Cols), Height: uint32(req.Size.Rows)}
+	}
+	if io.Resize != nil {
+		go forward(ctx, io.Resize, sizes)
+	}
+	return c.engine.Exec(ctx, name,
+		engine.ExecSpec{Args: req.Args, Env: req.Env, User: req.User, WorkingDir: req.Dir,
+			TTY: req.TTY, Stdin: io.Stdin, Stdout: io.Stdout, Stderr: io.Stderr, Resize: sizes})
+}
+
+func forward(ctx context.Context, in <-chan spec.Size, out chan<- engine.WinSize) {
+	for {
+		select {
+		case s, ok := <-in:
+			if !ok {
+				return
+			}
+			select {
+			case out <- engine.WinSize{Width: uint32(s.Cols), Height: uint32(s.Rows)}:
+			case <-ctx.Done():
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Stop implements api.Containers.
+func (c *containers) Stop(ctx context.Context, name string, timeout time.Duration) error {
+	if timeout < 0 {
+		timeout = defaultStop
+	}
+	err := c.engine.Stop(ctx, name, timeout)
+	if errors.Is(err, engine.ErrNotRunning) {
+		return nil
+	}
+	return err
+}
+
+// Remove implements api.Containers.
+func (c *containers) Remove(ctx context.Context, name string, force bool) error {
+	if err := validName(name); err != nil {
+		return err
+	}
+	return c.engine.Remove(ctx, name, force)
+}
+
+// validName refuses what no container is named.
+func validName(name string) error {
+	if err := engine.ValidName(name); err != nil {
+		return fmt.Errorf("%w: %w", deploy.ErrRequest, err)
+	}
+	return nil
+}
+
+// Wait implements api.Containers.
+func (c *containers) Wait(ctx context.Context, name string) (int, error) {
+	e, err := c.engine.Wait(ctx, name)
+	if errors.Is(err, engine.ErrNotRunning) {
+		if _, unknown := c.engine.Inspect(ctx, name); errors.Is(unknown, engine.ErrNotFound) {
+			err = unknown
+		}
+	}
+	if err == nil {
+		err = c.engine.Unexecuted(ctx, name, e.Status)
+	}
+	return e.Status, err
+}

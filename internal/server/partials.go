@@ -1,0 +1,260 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"dewpoint/internal/engine"
+	"dewpoint/internal/fetch"
+	"dewpoint/internal/layer"
+	"dewpoint/internal/layer/datafs"
+	"dewpoint/internal/snapshot"
+	"dewpoint/internal/spec"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// partials are the layers that are mounted before they are complete: what datafs, the store, the puller and
+// the snapshotter have to tell each other of them. datafs may be older than all of these: what it tells waits
+// until they are there. It is safe for concurrent use.
+type partials struct {
+	server *datafsServer   // nil if there are to be none
+	opened context.Context // ends when the parts are there that join names
+	open   context.CancelFunc
+	engine *late[*engine.Engine]
+	events *events
+	stops  bool // containers that may have read bytes that are not their layer's
+	log    *slog.Logger
+	bg     *sync.WaitGroup // has what goes on in the background
+
+	layers  *layer.Store // what follows holds once opened has ended
+	catalog *fetch.Catalog
+	puller  *fetch.Puller
+	snaps   *snapshot.Snapshotter
+}
+
+// openPartials takes over a datafs that an earlier dewd has left. Else one is
+// started when the first layer is to be served: a node without packs has none.
+func openPartials(ctx context.Context, cfg Config, tree bool, p *partials) error {
+	p.stops = cfg.File.Pack.Lied == "stop"
+	p.opened, p.open = context.WithCancel(context.Background())
+	if cfg.File.Lazy.Never {
+		return nil
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	p.server = &datafsServer{probed: make(chan struct{}), slow: map[digest.Digest][]string{}, log: p.log,
+		cfg: datafs.Config{State: cfg.State, Exec: []string{exe, "datafs"}, Log: p.log, Want: p.want,
+			Released: p.released, Lost: p.lost}}
+	p.onceOpen(p.renewOrphans)
+	if _, err := os.Stat(filepath.Join(cfg.State, "datafs.sock")); err == nil {
+		c, err := p.server.running()
+		if err == nil {
+			p.server.found = c.Layers()
+		}
+		if len(p.server.found) > 0 {
+			close(p.server.probed) // it works: containers read by it
+			return nil
+		}
+		if err != nil {
+			p.log.Error("the datafs of an earlier dewd cannot be taken over", "err", err)
+		}
+	}
+	p.bg.Go(func() {
+		defer close(p.server.probed)
+		p.server.unusable = datafs.Probe(ctx,
+			datafs.ProbeConfig{Dir: cfg.Root, Exec: p.server.cfg.Exec, Tree: tree, Log: p.log})
+		if p.server.unusable != nil && ctx.Err() == nil {
+			p.log.Warn("images are pulled whole: layers cannot be served before they are", "err", p.server.unusable)
+		}
+	})
+	return nil
+}
+
+// join names the parts that datafs is older than, and tells them what it has told meanwhile.
+func (p *partials) join(l *layer.Store, c *fetch.Catalog, puller *fetch.Puller, snaps *snapshot.Snapshotter) {
+	p.layers, p.catalog, p.puller, p.snaps = l, c, puller, snaps
+	p.open()
+	p.failOrphans()
+	puller.Revive()
+}
+
+// rest ends a datafs that serves nothing, and else leaves it to the next dewd.
+func (p *partials) rest(last bool) {
+	if p.server != nil {
+		p.server.rest(last)
+	}
+}
+
+// layerServer is datafs as the store of layers wants it; nil without it.
+func (p *partials) layerServer() layer.Server {
+	if p.server == nil {
+		return nil
+	}
+	return p.server
+}
+
+// unblock ends the waits of a container that is to end; nil without datafs.
+func (p *partials) unblock() func([]int) {
+	if p.server == nil {
+		return nil
+	}
+	return func(threads []int) {
+		if c := p.server.there(); c != nil {
+			c.Unblock(threads)
+		}
+	}
+}
+
+// renewOrphans mounts those partial layers anew that no datafs served any more
+// when this dewd started: it died with the dewd before.
+func (p *partials) renewOrphans() {
+	var orphans []digest.Digest
+	for _, l := range p.layers.Partials() {
+		if !slices.Contains(p.server.found, l.Layer.DiffID) {
+			orphans = append(orphans, l.Layer.DiffID)
+		}
+	}
+	if len(orphans) > 0 {
+		p.log.Error("datafs died together with dewd: containers that ran before their image was whole get I/O errors; start them again", "layers", orphans)
+		p.events.add(spec.Event{Kind: spec.EventLost,
+			Error: "datafs died together with dewd: containers that ran before their image was whole get I/O errors"})
+	}
+	p.renew(orphans)
+}
+
+// failOrphans ends the reads of layers that datafs has and the store knows
+// nothing of: nobody will bring what they wait for.
+func (p *partials) failOrphans() {
+	if p.server == nil {
+		return
+	}
+	c := p.server.there()
+	if c == nil {
+		return
+	}
+	for _, id := range c.Layers() {
+		if p.layers.Partial(id) == nil {
+			p.log.Error("a layer that containers read by datafs is not known any more: what they lack of it gives I/O errors", "layer", id)
+			c.Abort(id)
+			c.Remove(id)
+		}
+	}
+}
+
+// findings says whether images can run before they are whole.
+func (p *partials) findings(context.Context) []spec.Finding {
+	f := spec.Finding{What: "lazy starts", Level: spec.LevelOK,
+		Detail: "images with a startup pack run before they are here"}
+	if p.server == nil {
+		f.Level, f.Detail = spec.LevelNote,
+			"switched off (lazy.never in the configuration): images are pulled whole"
+		return []spec.Finding{f}
+	}
+	if <-p.server.probed; p.server.unusable != nil {
+		f.Level, f.Detail = spec.LevelNote, "images are pulled whole: "+p.server.unusable.Error()
+		f.Remedy = "a kernel with FUSE (/dev/fuse) is needed, for EROFS over it Linux 6.12"
+	}
+	return []spec.Finding{f}
+}
+
+// lost is called by datafs when what is mounted of layers gives errors from now
+// on: new containers get new mounts.
+func (p *partials) lost(ids []digest.Digest) {
+	p.log.Error("datafs died and the kernel cannot resend what it left (before Linux 6.9): containers that run before their image is whole get I/O errors; start them again",
+		"layers", ids)
+	p.onceOpen(func() { p.renew(ids) })
+}
+
+// renew mounts layers anew, for containers that start from here on.
+func (p *partials) renew(ids []digest.Digest) {
+	for _, id := range ids {
+		if err := p.snaps.Renew(context.Background(), id); err != nil {
+			p.log.Error("mount a layer anew", "layer", id, "err", err)
+		}
+	}
+}
+
+// want is called by datafs when something waits for bytes of a layer.
+func (p *partials) want(id digest.Digest, from, to int64) {
+	p.onceOpen(func() { p.puller.Want(id, from, to) })
+}
+
+// onceOpen calls f, at once or when the parts are there that datafs is older than.
+func (p *partials) onceOpen(f func()) {
+	if p.opened.Err() != nil {
+		f()
+		return
+	}
+	context.AfterFunc(p.opened, f)
+}
+
+// released is called by datafs when nothing uses a layer any more that was removed.
+func (p *partials) released(id digest.Digest) {
+	p.onceOpen(func() {
+		p.layers.Release(id)
+		if len(p.layers.Partials()) == 0 {
+			p.bg.Go(func() { p.server.rest(false) }) // not within the client's call
+		}
+	})
+}
+
+// whole mounts a layer that is whole now from its own file, for containers that
+// start from here on.
+func (p *partials) whole(id digest.Digest) {
+	if p.opened.Err() == nil { // nothing is mounted yet
+		return
+	}
+	if err := p.snaps.Renew(context.Background(), id); err != nil {
+		p.log.Error("containers that start go on reading a layer through datafs", "layer", id, "err", err)
+	}
+}
+
+// lied is told by the store of bytes that a container may have read and that turn out not to be the layer's.
+func (p *partials) lied(l *layer.Partial, why error) {
+	p.onceOpen(func() { p.quarantine(l, why) })
+}
+
+func (p *partials) quarantine(l *layer.Partial, why error) {
+	id := l.Layer.DiffID
+	p.puller.Lied(l, why)
+	p.log.Error("a startup pack lied, or the layer changed: it is quarantined", "image", l.Origin.Ref, "layer",
+		id, "err", why)
+	if err := p.puller.Quarantine(l.Origin.Manifest, why); err != nil {
+		p.log.Error("record a quarantine", "err", err)
+	}
+	p.events.add(spec.Event{Kind: spec.EventLied, Image: l.Origin.Ref, Error: why.Error()})
+	if !p.stops {
+		return
+	}
+	for _, img := range p.catalog.WithLayer(id) { // they have run with its bytes, whosever pack it was
+		p.bg.Go(func() { p.stopAll(img.Desc.Digest.String(), img.Target.Digest.String()) })
+	}
+}
+
+// stopAll stops the containers of an image.
+func (p *partials) stopAll(digests ...string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	e, err := p.engine.wait(ctx)
+	var all []*engine.Info
+	if err == nil {
+		all, err = e.List(ctx)
+	}
+	for _, c := range all {
+		if slices.Contains(digests, c.Digest.String()) {
+			err = errors.Join(err, e.Stop(ctx, c.Name, 0))
+		}
+	}
+	if err != nil {
+		p.log.Error("stop containers whose startup pack lied", "err", err)
+	}
+}
