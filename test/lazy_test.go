@@ -78,7 +78,7 @@ func (p *madePacks) of(t *testing.T, li *lazyImage, client *registry.Client,
 			pack.InputLayer{DiffID: l.DiffID, Blob: l.Digest, BlobSize: l.Size, Size: int64(len(layers[i].Tar)),
 				Compression: l.Compression(), Data: bytes.NewReader(layers[i].Tar), Open: func() (io.ReadCloser, error) {
 					return client.Open(t.Context(), reference(t, li.Ref), registry.Blob{Digest: l.Digest, Size: l.Size}, 0,
-						-1, registry.OpenOptions{PlainHTTP: true})
+						-1, registry.OpenOptions{})
 				}})
 	}
 	var b bytes.Buffer
@@ -101,8 +101,7 @@ func (li *lazyImage) publish(t *testing.T, client *registry.Client, b []byte, he
 				pack.AnnotationHeader: header.String()},
 			Layers: []registry.ArtifactLayer{{MediaType: pack.MediaType, Digest: digest.FromBytes(b),
 				Size: int64(len(b)),
-				Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}}},
-		registry.ResolveOptions{PlainHTTP: true})
+				Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,7 +45,7 @@ func pushLiar(t *testing.T, reg *registrytest.Server) *lazyImage {
 			Compression: l.Compression(),
 			Data:        bytes.NewReader(tars[i].Tar), Open: func() (io.ReadCloser, error) {
 				return client.Open(t.Context(), reference(t, li.Ref), registry.Blob{Digest: l.Digest, Size: l.Size}, 0,
-					-1, registry.OpenOptions{PlainHTTP: true})
+					-1, registry.OpenOptions{})
 			}}
 		if i == top { // Build compares data and digest; relabel puts the digest right
 			il.DiffID, il.Data, il.Open = digest.FromBytes(spoiled), bytes.NewReader(spoiled), nil

@@ -90,7 +90,7 @@ func TestProfilePackPush(t *testing.T) {
 			}
 			key := filepath.Join(t.TempDir(), "key.pem")
 			writeKey(t, key)
-			m.must("pack", "push", "--plain-http", "--key", key, img.Ref)
+			m.must("pack", "push", "--key", key, img.Ref)
 			list := reg.Artifacts(repo, img.Digest)
 			if len(list) != 1 || list[0].Annotations[pack.AnnotationBlob] != p.Pack.Pack ||
 				list[0].Annotations[pack.AnnotationSignature] == "" {

@@ -27,7 +27,7 @@ func specOf(r spec.Request) *pb.Spec {
 		Image: r.Image, Name: r.Name, Entrypoint: r.Entrypoint, Cmd: r.Cmd, Env: r.Env,
 		Net: r.Net, Ports: each(r.Ports, portOf), Volumes: each(r.Volumes, volumeOf),
 		Memory: r.Memory, Cpus: r.CPUs, Ready: r.Ready, ReadyTimeout: durationOf(r.ReadyTimeout),
-		Lazy: r.Lazy, Restore: r.Restore, PlainHttp: r.PlainHTTP, Remove: r.Remove,
+		Lazy: r.Lazy, Restore: r.Restore, Remove: r.Remove,
 		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters), Record: r.Record, Checkpoint: r.Checkpoint,
 		Labels: r.Labels,
 	}
@@ -39,7 +39,7 @@ func requestFrom(s *pb.Spec) spec.Request {
 		Net: s.GetNet(), Ports: each(s.GetPorts(), portFrom), Volumes: each(s.GetVolumes(), volumeFrom),
 		Memory: s.GetMemory(), CPUs: s.GetCpus(), Ready: s.GetReady(),
 		ReadyTimeout: s.GetReadyTimeout().AsDuration(),
-		Lazy:         s.GetLazy(), Restore: s.GetRestore(), PlainHTTP: s.GetPlainHttp(), Remove: s.GetRemove(),
+		Lazy:         s.GetLazy(), Restore: s.GetRestore(), Remove: s.GetRemove(),
 		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()), Record: s.GetRecord(),
 		Checkpoint: s.GetCheckpoint(), Labels: s.GetLabels(),
 	}
@@ -64,14 +64,14 @@ func volumeFrom(v *pb.Volume) spec.Volume {
 
 func pullOf(r spec.PullRequest) *pb.PullRequest {
 	return &pb.PullRequest{
-		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, PlainHttp: r.PlainHTTP, Order: r.Order,
+		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, Order: r.Order,
 		Inflaters: int32(r.Inflaters),
 	}
 }
 
 func pullFrom(r *pb.PullRequest) spec.PullRequest {
 	return spec.PullRequest{
-		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, PlainHTTP: r.PlainHttp, Order: r.Order,
+		Image: r.Image, Lazy: r.Lazy, Blobs: r.Blobs, Order: r.Order,
 		Inflaters: int(r.Inflaters),
 	}
 }

@@ -163,11 +163,11 @@ func packFrom(p *pb.Pack) spec.Pack {
 }
 
 func packPushOf(p spec.PackPush) *pb.PackPushRequest {
-	return &pb.PackPushRequest{Image: p.Image, PlainHttp: p.PlainHTTP, Key: p.Key}
+	return &pb.PackPushRequest{Image: p.Image, Key: p.Key}
 }
 
 func packPushFrom(p *pb.PackPushRequest) spec.PackPush {
-	return spec.PackPush{Image: p.GetImage(), PlainHTTP: p.GetPlainHttp(), Key: p.GetKey()}
+	return spec.PackPush{Image: p.GetImage(), Key: p.GetKey()}
 }
 
 func packPushedOf(p spec.PackPushed) *pb.PackPushResponse {

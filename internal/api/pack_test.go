@@ -49,7 +49,7 @@ func TestPacks(t *testing.T) {
 	if err != nil || seen.Pack != built.Pack || seen.Created != built.Created {
 		t.Errorf("%+v, %v", seen, err)
 	}
-	pushed, err := c.PackPush(ctx, spec.PackPush{Image: "nginx:1", PlainHTTP: true, Key: []byte("key")})
+	pushed, err := c.PackPush(ctx, spec.PackPush{Image: "nginx:1", Key: []byte("key")})
 	if err != nil || !pushed.Signed || pushed.Size != 60_000 {
 		t.Errorf("%+v, %v", pushed, err)
 	}

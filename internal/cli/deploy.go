@@ -85,7 +85,7 @@ func (c *call) many() (spec.Many, error) {
 // specless are the flags that say what a file of instructions says itself.
 var specless = []string{"rm", "name", "entrypoint", "net", "network", "publish", "env", "label", "volume",
 	"memory", "cpus", "ready", "ready-timeout",
-	"restore", "checkpoint", "lazy", "plain-http", "order", "inflaters", "mount"}
+	"restore", "checkpoint", "lazy", "order", "inflaters", "mount"}
 
 // deploy asks for m and shows how it goes. The first signal cancels what is not ready and waits
 // until nothing is left of it, the second leaves at once.

@@ -57,15 +57,14 @@ func containerFlags(c *call) {
 	f.StringVar(&r.Restore, "restore", "", "`whether` to start from a checkpoint: auto, never or always")
 	f.BoolVar(&r.Checkpoint, "checkpoint", false, "make a checkpoint once it is ready, if none fits")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
-	imageFlags(f, &r.Lazy, &r.PlainHTTP, &r.Order, &r.Inflaters)
+	imageFlags(f, &r.Lazy, &r.Order, &r.Inflaters)
 	f.StringVar(&r.Mount, "mount", "", "mount layers by `backend`: erofs, loop or tree")
 	_ = f.MarkHidden("mount")
 }
 
 // imageFlags are those of everything that fetches an image.
-func imageFlags(f *pflag.FlagSet, lazy *string, plain *bool, order *string, inflaters *int) {
+func imageFlags(f *pflag.FlagSet, lazy *string, order *string, inflaters *int) {
 	f.StringVar(lazy, "lazy", "", "`whether` to start before the image is here: auto or never")
-	f.BoolVar(plain, "plain-http", false, "the registry may be asked over plain HTTP")
 	f.StringVar(order, "order", "", "fill layers by `order`: layers or parallel")
 	f.IntVar(inflaters, "inflaters", 0, "inflate this `number` of layers at once")
 	_ = f.MarkHidden("order")

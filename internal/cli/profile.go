@@ -303,7 +303,6 @@ func percent(part, whole int64) string {
 }
 
 func packFlags(c *call) {
-	c.flags.BoolVar(&c.opt.pull.PlainHTTP, "plain-http", false, "the registry may be asked over plain HTTP")
 	c.flags.StringVar(&c.opt.key, "key", "", "push: sign with the Ed25519 private key in this `file` (PEM)")
 }
 
@@ -320,8 +319,8 @@ func packs(ctx context.Context, c *call) error {
 	if err != nil {
 		return err
 	}
-	if verb != "push" && (c.opt.key != "" || c.opt.pull.PlainHTTP) {
-		return misuse(c, "--key and --plain-http are for pack push")
+	if verb != "push" && c.opt.key != "" {
+		return misuse(c, "--key is for pack push")
 	}
 	ctx, stop := interruptible(ctx)
 	defer stop()
@@ -355,7 +354,7 @@ func packInspect(ctx context.Context, c *call, image string) error {
 const maxKey = 64 << 10
 
 func packPush(ctx context.Context, c *call, image string) error {
-	req := spec.PackPush{Image: image, PlainHTTP: c.opt.pull.PlainHTTP}
+	req := spec.PackPush{Image: image}
 	if c.opt.key != "" {
 		f, err := os.Open(c.opt.key)
 		if err != nil {

@@ -159,7 +159,7 @@ func pullFlags(c *call) {
 	p := &c.opt.pull
 	c.flags.BoolVar(&p.Blobs, "blobs", false, "also put the original blobs into containerd's content store")
 	c.flags.BoolVarP(&c.opt.quiet, "quiet", "q", false, "show no progress")
-	imageFlags(c.flags, &p.Lazy, &p.PlainHTTP, &p.Order, &p.Inflaters)
+	imageFlags(c.flags, &p.Lazy, &p.Order, &p.Inflaters)
 }
 
 func pull(ctx context.Context, c *call) error {

@@ -200,7 +200,7 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 
 // Pull brings an image here whole and registers it, without a container.
 func (d *Deployer) Pull(ctx context.Context, req spec.PullRequest, w spec.Watch) (spec.Record, error) {
-	o, err := d.parse(spec.Request{Image: req.Image, Lazy: req.Lazy, PlainHTTP: req.PlainHTTP, Order: req.Order,
+	o, err := d.parse(spec.Request{Image: req.Image, Lazy: req.Lazy, Order: req.Order,
 		Inflaters: req.Inflaters})
 	if err != nil {
 		return spec.Record{}, err
@@ -512,7 +512,7 @@ func madeUpName(ref image.Reference) string {
 // options are those of the order's pull. A container takes the image that is
 // here, as docker run does; a pull asks the registry.
 func (o *order) options() fetch.Options {
-	return fetch.Options{PlainHTTP: o.PlainHTTP, Local: !o.pull, Lazy: !o.pull && !o.Record && o.Lazy != "never",
+	return fetch.Options{Local: !o.pull, Lazy: !o.pull && !o.Record && o.Lazy != "never",
 		Order: fetch.Order(o.Order), Inflaters: o.Inflaters}
 }
 

@@ -118,9 +118,9 @@ func TestPorts(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	o := &order{Request: spec.Request{PlainHTTP: true, Order: "parallel", Inflaters: 3}}
+	o := &order{Request: spec.Request{Order: "parallel", Inflaters: 3}}
 	if got, want := o.options(),
-		(fetch.Options{PlainHTTP: true, Local: true, Lazy: true, Order: fetch.Order("parallel"),
+		(fetch.Options{Local: true, Lazy: true, Order: fetch.Order("parallel"),
 			Inflaters: 3}); !reflect.DeepEqual(got, want) {
 		t.Errorf("of a container: %+v", got)
 	}

@@ -355,7 +355,7 @@ func (o *origin) openBlob(ctx context.Context, from, to int64) (io.ReadCloser, e
 	s, l := o.s, o.part.Layer
 	k := s.p.cfg.Link.claim(Demand)
 	r, err := s.p.cfg.Registry.Open(ctx, s.img.Ref, registry.Blob{Digest: l.Digest, Size: l.Size}, from, to-from,
-		registry.OpenOptions{PlainHTTP: s.o.PlainHTTP})
+		registry.OpenOptions{})
 	if err != nil {
 		k.release()
 		return nil, err

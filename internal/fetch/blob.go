@@ -147,9 +147,9 @@ func (b *blob) open(ctx context.Context, stats func() layer.Progress, offset int
 	b.turn = t
 	b.mu.Unlock()
 	return t.open(ctx, func() (io.ReadCloser, error) {
-		o := registry.OpenOptions{PlainHTTP: b.o.PlainHTTP, Observe: func(n int) { b.got.Add(int64(n)) }}
+		o := registry.OpenOptions{Observe: func(n int) { b.got.Add(int64(n)) }}
 		if b.classNow() == Background {
-			o.Window = b.p.cfg.Link.window(b.p.cfg.Registry.RoundTrip(b.img.Ref.Host, b.o.PlainHTTP))
+			o.Window = b.p.cfg.Link.window(b.p.cfg.Registry.RoundTrip(b.img.Ref.Host))
 		}
 		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1,
 			o)

@@ -386,7 +386,7 @@ type notWorth struct{ outlook }
 func (e notWorth) Error() string { return e.String() }
 
 func (s *Start) origin() layer.Origin {
-	return layer.Origin{Ref: s.img.Ref.String(), Manifest: s.img.Desc.Digest, PlainHTTP: s.o.PlainHTTP,
+	return layer.Origin{Ref: s.img.Ref.String(), Manifest: s.img.Desc.Digest,
 		Trust: s.Trust}
 }
 

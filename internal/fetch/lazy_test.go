@@ -211,8 +211,7 @@ func (lb *lazyBed) publish(b []byte, header digest.Digest, sign bool) {
 		registry.Artifact{Type: pack.MediaType, Subject: lb.img.Desc, Annotations: about,
 			Layers: []registry.ArtifactLayer{{MediaType: pack.MediaType, Digest: digest.FromBytes(b),
 				Size: int64(len(b)),
-				Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}}},
-		registry.ResolveOptions{})
+				Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}}})
 	lb.must(err)
 }
 
@@ -444,7 +443,7 @@ func TestPackLies(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("unmounted noticed")
 	}
-	if _, err := lb.findPack(t.Context(), pull.Image, Options{}); err == nil ||
+	if _, err := lb.findPack(t.Context(), pull.Image); err == nil ||
 		!strings.Contains(err.Error(), "quarantined") {
 		t.Errorf("the pack is found again: %v", err)
 	}

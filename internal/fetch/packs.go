@@ -104,7 +104,7 @@ func (l *lookup) warm() {
 		l.p.work.Go(func() {
 			ctx, cancel := context.WithTimeout(l.ctx, packLookup)
 			defer cancel()
-			_ = l.p.cfg.Registry.Ping(ctx, l.ref.Host, l.o.PlainHTTP) // the manifest's request tells what is wrong
+			_ = l.p.cfg.Registry.Ping(ctx, l.ref.Host) // the manifest's request tells what is wrong
 		})
 	}
 }
@@ -117,14 +117,14 @@ func (l *lookup) begin(d ocispec.Descriptor) {
 	l.done, l.manifest = make(chan struct{}), d.Digest
 	l.p.work.Go(func() {
 		defer close(l.done)
-		l.found, l.err = l.p.findPack(l.ctx, &image.Image{Ref: l.ref, Desc: d}, l.o)
+		l.found, l.err = l.p.findPack(l.ctx, &image.Image{Ref: l.ref, Desc: d})
 	})
 }
 
 // result waits for the search, which it begins if need be.
 func (l *lookup) result(ctx context.Context, img *image.Image) (*packFile, error) {
 	if l.done == nil || l.manifest != img.Desc.Digest {
-		return l.p.findPack(ctx, img, l.o)
+		return l.p.findPack(ctx, img)
 	}
 	select {
 	case <-l.done:
@@ -135,7 +135,7 @@ func (l *lookup) result(ctx context.Context, img *image.Image) (*packFile, error
 }
 
 // findPack looks for an image's pack: here, then in its repository.
-func (p *Puller) findPack(ctx context.Context, img *image.Image, o Options) (*packFile, error) {
+func (p *Puller) findPack(ctx context.Context, img *image.Image) (*packFile, error) {
 	if why := p.quarantined(img.Desc.Digest); why != "" {
 		return nil, fmt.Errorf("its startup pack is quarantined: %s", why)
 	}
@@ -153,20 +153,19 @@ func (p *Puller) findPack(ctx context.Context, img *image.Image, o Options) (*pa
 	if p.policy(img) == TrustPoP {
 		return nil, errNoPack
 	}
-	return p.published(ctx, img, o)
+	return p.published(ctx, img)
 }
 
 // published looks for an image's pack in its repository.
-func (p *Puller) published(ctx context.Context, img *image.Image, o Options) (*packFile, error) {
+func (p *Puller) published(ctx context.Context, img *image.Image) (*packFile, error) {
 	ctx, cancel := context.WithTimeout(ctx, packLookup)
 	defer cancel()
-	list, err := p.cfg.Registry.Referrers(ctx, img.Ref, img.Desc.Digest, pack.MediaType,
-		registry.ResolveOptions{PlainHTTP: o.PlainHTTP})
+	list, err := p.cfg.Registry.Referrers(ctx, img.Ref, img.Desc.Digest, pack.MediaType)
 	if err != nil {
 		return nil, fmt.Errorf("look for a startup pack: %w", err)
 	}
 	if best := p.choose(img, list); best != nil {
-		if f := p.remotePack(img, *best, o); f != nil {
+		if f := p.remotePack(img, *best); f != nil {
 			if p.site != nil {
 				f = p.site.once(img, f)
 			}
@@ -193,7 +192,7 @@ func (p *Puller) choose(img *image.Image, list []ocispec.Descriptor) *ocispec.De
 }
 
 // remotePack is the pack that a descriptor is about, or nil if it says too little.
-func (p *Puller) remotePack(img *image.Image, d ocispec.Descriptor, o Options) *packFile {
+func (p *Puller) remotePack(img *image.Image, d ocispec.Descriptor) *packFile {
 	blob, err := digest.Parse(d.Annotations[pack.AnnotationBlob])
 	size, serr := strconv.ParseInt(d.Annotations[pack.AnnotationSize], 10, 64)
 	if err != nil || serr != nil || size <= 0 {
@@ -202,7 +201,7 @@ func (p *Puller) remotePack(img *image.Image, d ocispec.Descriptor, o Options) *
 	return &packFile{size: size, about: d.Annotations,
 		open: func(ctx context.Context, at pack.Span) (io.ReadCloser, error) {
 			return p.cfg.Registry.Open(ctx, img.Ref, registry.Blob{Digest: blob, Size: size}, at.Offset, at.Length,
-				registry.OpenOptions{PlainHTTP: o.PlainHTTP})
+				registry.OpenOptions{})
 		}}
 }
 

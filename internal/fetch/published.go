@@ -26,7 +26,7 @@ type Published struct {
 // Published returns the pack that would be taken of an image's repository, and
 // an error if there is none or the registry does not say.
 func (p *Puller) Published(ctx context.Context, img *image.Image) (*Published, error) {
-	f, err := p.published(ctx, img, Options{PlainHTTP: p.plain(img)})
+	f, err := p.published(ctx, img)
 	if err != nil {
 		return nil, err
 	}

@@ -98,7 +98,6 @@ func NewPuller(cfg Config) *Puller {
 
 // Options are what one pull may differ in.
 type Options struct {
-	PlainHTTP bool
 	// Local takes what the reference was last resolved to, without asking the
 	// registry, if all its layers are here.
 	Local     bool
@@ -175,7 +174,7 @@ func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, lo
 	ctx, step := trace.Start(ctx, "registry")
 	defer step.End()
 	img, err := p.cfg.Registry.Resolve(ctx, ref,
-		registry.ResolveOptions{PlainHTTP: o.PlainHTTP, Manifest: look.begin})
+		registry.ResolveOptions{Manifest: look.begin})
 	if err != nil {
 		return nil, err
 	}

@@ -153,8 +153,7 @@ func (p *Puller) imageOf(part *layer.Partial) *image.Image {
 // reviveImage lets the partial layers of an image be filled, and looks for the
 // pack again, for what is read meanwhile, until it is found or there is none.
 func (p *Puller) reviveImage(img *image.Image) {
-	o := Options{PlainHTTP: p.plain(img)}
-	bare := p.bareStart(img, o)
+	bare := p.bareStart(img, Options{})
 	left := func() (parts []*layer.Partial) {
 		for _, part := range p.cfg.Layers.Partials() {
 			if !part.Whole() && img.Has(part.Layer.DiffID) {
@@ -163,7 +162,7 @@ func (p *Puller) reviveImage(img *image.Image) {
 		}
 		return parts
 	}
-	err := p.reviveStart(img, o) // first: what is wanted meanwhile waits, and need not come by whole streams
+	err := p.reviveStart(img) // first: what is wanted meanwhile waits, and need not come by whole streams
 	for _, part := range left() {
 		p.mu.Lock()
 		known := p.origins[part.Layer.DiffID] != nil
@@ -183,7 +182,7 @@ func (p *Puller) reviveImage(img *image.Image) {
 		case <-p.life.Done():
 			return
 		}
-		err = p.reviveStart(img, o)
+		err = p.reviveStart(img)
 	}
 }
 
@@ -192,12 +191,12 @@ const reviveFirst = 2 * time.Second
 
 // reviveStart makes the pack of an image the origin of its partial layers again.
 // Its chunks are fetched when they are read: most are here.
-func (p *Puller) reviveStart(img *image.Image, o Options) error {
-	f, err := p.findPack(p.life, img, o)
+func (p *Puller) reviveStart(img *image.Image) error {
+	f, err := p.findPack(p.life, img)
 	if err != nil {
 		return err
 	}
-	s := p.bareStart(img, o)
+	s := p.bareStart(img, Options{})
 	s.pack = f
 	_, end, err := s.readTables(p.life)
 	if err != nil {
@@ -220,16 +219,6 @@ func (p *Puller) reviveStart(img *image.Image, o Options) error {
 		}
 	}
 	return nil
-}
-
-// plain reports whether the partial layers of an image came over plain HTTP.
-func (p *Puller) plain(img *image.Image) bool {
-	for _, part := range p.cfg.Layers.Partials() {
-		if img.Has(part.Layer.DiffID) && part.Origin.PlainHTTP {
-			return true
-		}
-	}
-	return false
 }
 
 func (p *Puller) wait() time.Duration {

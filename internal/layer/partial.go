@@ -81,10 +81,9 @@ type Partial struct {
 // Origin is where a layer comes from. The store remembers it for who goes on
 // with the layer.
 type Origin struct {
-	Ref       string        `json:"ref,omitempty"`        // of the image
-	Manifest  digest.Digest `json:"manifest,omitempty"`   // of the image, for its platform
-	PlainHTTP bool          `json:"plain_http,omitempty"` // its registry is asked so
-	Trust     string        `json:"trust,omitempty"`      // why its pack was believed
+	Ref      string        `json:"ref,omitempty"`      // of the image
+	Manifest digest.Digest `json:"manifest,omitempty"` // of the image, for its platform
+	Trust    string        `json:"trust,omitempty"`    // why its pack was believed
 }
 
 // Span is the bytes [From, To) of a layer's data.

@@ -176,7 +176,7 @@ func TestRedirect(t *testing.T) {
 	storage := registrytest.NewConfig(t, registrytest.Config{Store: b.reg.Store})
 	b.reg.Require(registrytest.Auth{Mode: registrytest.Basic, User: "u", Password: "p"})
 	b.reg.Fail(registrytest.Fault{Do: registrytest.Redirect, To: storage})
-	c := client(t, Config{DockerConfig: logins(t, b.reg.Host(), "u", "p")}, b.reg)
+	c := client(t, Config{DockerConfig: logins(t, b.reg.Host(), "u", "p")}, b.reg, storage)
 	for range 3 {
 		got, _, err := b.read(t, c, 50_000, -1)
 		if err != nil || len(got) != 50_000 {
@@ -201,45 +201,6 @@ func TestRedirect(t *testing.T) {
 	}
 	if n := b.reg.Count("/blobs/"); n != 3 {
 		t.Errorf("the registry saw %d requests", n)
-	}
-}
-
-func TestRedirectToPlainHTTPIsRefused(t *testing.T) {
-	reg := registrytest.NewConfig(t, registrytest.Config{TLS: true})
-	storage := registrytest.NewConfig(t, registrytest.Config{Store: reg.Store})
-	p := reg.PushImage("a:1", someLayers, registrytest.Options{})
-	reg.Fail(registrytest.Fault{Do: registrytest.Redirect, To: storage})
-	c := client(t, Config{HostsDirs: []string{trust(t, reg)}})
-	_, err := c.Resolve(t.Context(), parse(t, p.Ref), ResolveOptions{})
-	wantKind(t, err, Protocol, "refused")
-	if n := len(storage.Requests()); n != 0 {
-		t.Errorf("%d requests in clear", n)
-	}
-}
-
-func TestRealmIsJudged(t *testing.T) {
-	for _, tc := range []struct {
-		registry, realm string
-		ok              bool
-	}{
-		{"https://r.example/v2", "https://auth.example/token", true},
-		{"https://r.example/v2", "http://auth.example/token", false},
-		{"https://r.example/v2", "https://169.254.169.254/token", false},
-		{"https://r.example/v2", "https://localhost/token", false},
-		{"https://r.example/v2", "https://[::1]/token", false},
-		{"https://10.0.0.1/v2", "https://10.0.0.2:5001/token", true},
-		{"http://10.0.0.1:5000/v2", "http://10.0.0.1:5001/token", true},
-		{"https://r.example/v2", "file:///etc/passwd", false},
-		{"https://r.example/v2", "", false},
-	} {
-		base, err := parseAddress(tc.registry, false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a := newAuthority(&endpoint{base: *base}, nil)
-		if err := a.checkRealm(tc.realm); (err == nil) != tc.ok {
-			t.Errorf("%s names %s: %v", tc.registry, tc.realm, err)
-		}
 	}
 }
 

@@ -122,8 +122,8 @@ func (a *authority) learn(params map[string]string) error {
 	return nil
 }
 
-// checkRealm keeps a registry from having our login sent in clear, or to
-// addresses inside the node's network that it could not reach itself.
+// checkRealm keeps a registry from having our login sent in clear, but to itself where it is
+// configured so, or to addresses inside the node's network that it could not reach itself.
 func (a *authority) checkRealm(realm string) error {
 	u, err := url.Parse(realm)
 	if err != nil || u.Host == "" {
@@ -131,9 +131,9 @@ func (a *authority) checkRealm(realm string) error {
 	}
 	switch {
 	case u.Scheme == "https":
-	case u.Scheme == "http" && a.ep.base.Scheme == "http":
+	case a.ep.same(u):
 	default:
-		return errors.New("not HTTPS")
+		return errors.New("neither HTTPS nor the registry itself")
 	}
 	if private(u.Hostname()) && !private(a.ep.base.Hostname()) {
 		return errors.New("a private address named by a registry elsewhere")

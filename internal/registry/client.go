@@ -18,9 +18,12 @@
 // HTTP/2 is not used: a stream that its reader holds back would share one
 // connection's fate and windows with the streams that must not wait.
 //
-// Plain HTTP is spoken only where Host.PlainHTTP, an http:// address in
-// hosts.toml or the caller's PlainHTTP option says so. A registry that is
-// asked over HTTPS may redirect to HTTPS only.
+// Plain HTTP is spoken only where Host.PlainHTTP or an http:// address in
+// hosts.toml says so, and to loopback addresses that answer so, which are sent
+// no login then. A registry that is asked over HTTPS may redirect to HTTPS
+// only, one that is asked over HTTP to itself too. Logins go to the endpoint
+// that they are for, and to the token server that it names: over HTTPS, or at
+// its own address.
 //
 // What refers to an image, such as a startup pack, is found by Referrers and
 // put there by PushArtifact: through the registry's API for it, or where there
@@ -88,7 +91,7 @@ type Config struct {
 
 // Host is what is configured for one registry host.
 type Host struct {
-	PlainHTTP bool // speak HTTP without TLS
+	PlainHTTP bool // speak HTTP without TLS, and send logins so
 }
 
 // Client speaks to registries. It is safe for concurrent use.
@@ -97,7 +100,7 @@ type Client struct {
 	transport *http.Transport // of endpoints with no TLS settings of their own
 
 	mu    sync.Mutex // guards hosts
-	hosts map[hostKey]*hostEntry
+	hosts map[string]*hostEntry
 
 	bytes, discarded, retries atomic.Int64
 }
@@ -111,7 +114,7 @@ func New(cfg Config) (*Client, error) {
 		}
 	}
 	return &Client{cfg: cfg, transport: newTransport(cfg, &tls.Config{}, cfg.DialTimeout),
-		hosts: map[hostKey]*hostEntry{}}, nil
+		hosts: map[string]*hostEntry{}}, nil
 }
 
 // Close ends idle connections. Streams that are open go on.

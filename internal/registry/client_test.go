@@ -206,34 +206,10 @@ func TestResolveFaults(t *testing.T) {
 	}
 }
 
-func TestNoPlainHTTPUnlessConfigured(t *testing.T) {
-	reg := registrytest.New(t)
-	p := reg.PushImage("a:1", someLayers, registrytest.Options{})
-	c := client(t, Config{})
-	_, err := c.Resolve(t.Context(), parse(t, p.Ref), ResolveOptions{})
-	wantKind(t, err, PlainHTTP, "--plain-http", `[registry."`+reg.Host()+`"] plain_http = true`)
-	if n := len(reg.Requests()); n != 0 {
-		t.Fatalf("%d requests in clear", n)
-	}
-	img, err := c.Resolve(t.Context(), parse(t, p.Ref), ResolveOptions{PlainHTTP: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Resolve(t.Context(), img.Ref, ResolveOptions{}); err == nil {
-		t.Fatal("the option outlived its call")
-	}
-	l := img.Layers[0]
-	s, err := c.Open(t.Context(), img.Ref, Blob{l.Digest, l.Size}, 0, -1, OpenOptions{PlainHTTP: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Close()
-}
-
 func TestPlainHTTPToHTTPS(t *testing.T) {
 	reg := registrytest.NewConfig(t, registrytest.Config{TLS: true})
 	_, err := client(t, Config{}, reg).Resolve(t.Context(), parse(t, reg.Host()+"/a:1"), ResolveOptions{})
-	wantKind(t, err, PlainHTTP, "leave out `--plain-http`")
+	wantKind(t, err, PlainHTTP, "leave out plain_http")
 }
 
 func TestUnreachable(t *testing.T) {
@@ -275,9 +251,9 @@ func TestPing(t *testing.T) {
 	reg := registrytest.New(t)
 	c := client(t, Config{}, reg)
 	reg.Require(registrytest.Auth{Mode: registrytest.Basic, User: "u", Password: "p"})
-	if err := c.Ping(t.Context(), reg.Host(), false); err != nil {
+	if err := c.Ping(t.Context(), reg.Host()); err != nil {
 		t.Fatal(err)
 	}
 	reg.Close()
-	wantKind(t, c.Ping(t.Context(), reg.Host(), false), Unreachable)
+	wantKind(t, c.Ping(t.Context(), reg.Host()), Unreachable)
 }

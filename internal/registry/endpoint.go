@@ -2,6 +2,7 @@ package registry
 
 import (
 	"crypto/tls"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -27,6 +28,8 @@ type endpoint struct {
 	authority *authority
 	redirects locations
 	latency   latency
+	loopback  bool         // of this machine, and nothing is configured for it
+	clear     atomic.Bool  // it is at a loopback address, and speaks HTTP
 	down      atomic.Int64 // unix nanoseconds until which others are asked first
 	mute      atomic.Int64 // unix nanoseconds until which it is not asked for referrers
 }
@@ -52,6 +55,9 @@ func (e *endpoint) address(q ask) *url.URL {
 // url is the address of a path below the API root.
 func (e *endpoint) url(path string) *url.URL {
 	u := e.base
+	if e.clear.Load() {
+		u.Scheme = "http"
+	}
 	u.Path += path
 	if e.namespace != "" {
 		u.RawQuery = url.Values{"ns": {e.namespace}}.Encode()
@@ -59,16 +65,10 @@ func (e *endpoint) url(path string) *url.URL {
 	return &u
 }
 
-// same reports that u lies at the endpoint itself, so that it may see the
-// endpoint's credentials and headers.
+// same reports that u lies at the endpoint as it is configured, so that it may see the
+// endpoint's credentials and headers. Where HTTP is spoken and not configured, it may not.
 func (e *endpoint) same(u *url.URL) bool {
 	return u.Scheme == e.base.Scheme && u.Host == e.base.Host
-}
-
-// hostKey names a host and how it is to be spoken to.
-type hostKey struct {
-	host  string
-	plain bool
 }
 
 // hostEntry is a host's endpoints, and the state of the configuration that
@@ -109,33 +109,31 @@ func (e *hostEntry) close(shared *http.Transport) {
 }
 
 // endpoints gives the endpoints of a host, mirrors first. They are kept until
-// the host's directory changes. plain speaks plain HTTP to the host itself,
-// not to its mirrors.
-func (c *Client) endpoints(host string, plain bool) ([]*endpoint, error) {
-	plain = plain || c.cfg.Hosts[host].PlainHTTP
+// the host's directory changes.
+func (c *Client) endpoints(host string) ([]*endpoint, error) {
 	dir, err := hostDir(c.cfg.HostsDirs, host)
 	if err != nil {
 		return nil, &Error{Kind: BadConfig, Host: host, Op: opHosts, Err: err}
 	}
-	key, now := hostKey{host, plain}, takeStamp(dir)
+	now := takeStamp(dir)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	old := c.hosts[key]
+	old := c.hosts[host]
 	if old != nil && old.stamp == now {
 		return old.endpoints, nil
 	}
-	eps, err := c.makeEndpoints(host, dir, plain)
+	eps, err := c.makeEndpoints(host, dir)
 	if err != nil {
 		return nil, &Error{Kind: BadConfig, Host: host, Op: opHosts, Err: err}
 	}
 	if old != nil {
 		old.close(c.transport)
 	}
-	c.hosts[key] = &hostEntry{now, eps}
+	c.hosts[host] = &hostEntry{now, eps}
 	return eps, nil
 }
 
-func (c *Client) makeEndpoints(host, dir string, plain bool) ([]*endpoint, error) {
+func (c *Client) makeEndpoints(host, dir string) ([]*endpoint, error) {
 	configs := []hostConfig{{caps: canAll}}
 	if dir != "" {
 		var err error
@@ -145,7 +143,7 @@ func (c *Client) makeEndpoints(host, dir string, plain bool) ([]*endpoint, error
 	}
 	var out []*endpoint
 	for _, h := range configs {
-		ep, err := c.makeEndpoint(host, h, plain)
+		ep, err := c.makeEndpoint(host, h)
 		if err != nil {
 			return nil, err
 		}
@@ -154,18 +152,19 @@ func (c *Client) makeEndpoints(host, dir string, plain bool) ([]*endpoint, error
 	return out, nil
 }
 
-func (c *Client) makeEndpoint(host string, h hostConfig, plain bool) (*endpoint, error) {
+func (c *Client) makeEndpoint(host string, h hostConfig) (*endpoint, error) {
 	base := h.base
 	if base == nil {
 		base = &url.URL{Scheme: "https", Host: apiHost(host), Path: "/v2"}
 	}
 	ep := &endpoint{base: *base, caps: h.caps, header: h.header, transport: c.transport}
-	if base.Host == apiHost(host) {
-		if plain {
-			ep.base.Scheme = "http"
-		}
-	} else {
+	switch {
+	case base.Host != apiHost(host):
 		ep.namespace = host
+	case c.cfg.Hosts[host].PlainHTTP: // the host itself, not its mirrors
+		ep.base.Scheme = "http"
+	default:
+		ep.loopback = h.base == nil && h.ordinary() && loopback(base.Hostname())
 	}
 	if !h.ordinary() {
 		t, err := h.tlsConfig()
@@ -193,4 +192,9 @@ func apiHost(host string) string {
 		return dockerHubEndpoint
 	}
 	return host
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }

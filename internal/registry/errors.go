@@ -100,6 +100,9 @@ func (e *Error) cause() string {
 
 // Remedy is what the reader can do, "" if nothing is known: the end of the error's text.
 func (e *Error) Remedy() string {
+	if errors.Is(e.Err, errInClear) {
+		return e.plainHTTP()
+	}
 	if a := e.pushAdvice(); a != "" {
 		return a
 	}
@@ -130,9 +133,9 @@ func (e *Error) Remedy() string {
 		return "the registry is in trouble, try again later"
 	case PlainHTTP:
 		if errors.Is(e.Err, errWantsTLS) {
-			return fmt.Sprintf("leave out `--plain-http`, or plain_http under [registry.%q]", e.Host)
+			return fmt.Sprintf("leave out plain_http under [registry.%q]", e.Host)
 		}
-		return fmt.Sprintf("if that is meant to be so, use `--plain-http`, or [registry.%q] plain_http = true in dewd's configuration", e.Host)
+		return e.plainHTTP()
 	case Certificate:
 		if alerted(e.Err) {
 			return fmt.Sprintf("if it wants a client's certificate, name one as `client` in the hosts.toml of %s",
@@ -143,6 +146,11 @@ func (e *Error) Remedy() string {
 		return "mend that file, of the user who runs dewd, and try again"
 	}
 	return ""
+}
+
+func (e *Error) plainHTTP() string {
+	return fmt.Sprintf("if that is meant to be so, [registry.%q] plain_http = true in dewd's configuration",
+		e.Host)
 }
 
 // pushAdvice is what differs where something was pushed.
@@ -189,6 +197,7 @@ func (e *Error) Temporary() bool {
 var (
 	errStalled  = errors.New("nothing arrived in time")
 	errNoTLS    = errors.New("the registry was asked over HTTPS, and answered without encryption")
+	errInClear  = errors.New("it wants a login and speaks plain HTTP, over which none is sent unless the configuration says so")
 	errWantsTLS = errors.New("the registry speaks HTTPS, and was asked over plain HTTP")
 )
 

@@ -3,6 +3,7 @@ package registry
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
@@ -64,8 +65,15 @@ func (e *endpoint) authorized(ctx context.Context, ua string, q ask) (*http.Resp
 	}
 	u := e.address(q)
 	res, err := e.send(ctx, ua, q, u, header)
-	if err != nil || res.StatusCode != http.StatusUnauthorized || !e.same(u) {
+	if err != nil || res.StatusCode != http.StatusUnauthorized {
 		return res, err
+	}
+	if res.Request.URL.Scheme == "http" && e.loopback {
+		drain(res)
+		return nil, &Error{Kind: Unauthorized, Host: u.Host, Op: q.op, Err: errInClear}
+	}
+	if !e.same(u) {
+		return res, nil
 	}
 	again, err := e.authority.challenged(ctx, res.Header, q.scope, header)
 	if err != nil {
@@ -79,8 +87,8 @@ func (e *endpoint) authorized(ctx context.Context, ua string, q ask) (*http.Resp
 	return e.send(ctx, ua, q, u, again)
 }
 
-// follow goes where redirects lead: never from HTTPS to plain HTTP, and with
-// credentials and configured headers only to the endpoint itself.
+// follow goes where redirects lead: with credentials and configured headers only
+// to the endpoint itself.
 func (e *endpoint) follow(ctx context.Context, ua string, q ask, res *http.Response) (*http.Response, error) {
 	header := res.Request.Header.Get("Authorization")
 	for n := 0; redirect(res); n++ {
@@ -118,19 +126,27 @@ func (e *endpoint) target(res *http.Response) (*url.URL, error) {
 	if err != nil {
 		return nil, fmt.Errorf("redirect: %w", err)
 	}
-	if to.Scheme != "https" && (to.Scheme != "http" || res.Request.URL.Scheme != "http") {
-		return nil, fmt.Errorf("redirect from HTTPS to %s://%s is refused", to.Scheme, to.Host)
+	if to.Scheme != "https" && !e.inClear(res.Request.URL, to) {
+		return nil, fmt.Errorf("redirect from %s://%s to %s://%s is refused", res.Request.URL.Scheme,
+			res.Request.URL.Host, to.Scheme, to.Host)
 	}
 	to.User = nil
 	return to, nil
 }
 
+// inClear reports whether a redirect may lead over plain HTTP: from there to the same place, or to one
+// that is configured so.
+func (e *endpoint) inClear(from, to *url.URL) bool {
+	return from.Scheme == "http" && to.Scheme == "http" &&
+		(to.Host == from.Host || e.authority.c.cfg.Hosts[to.Host].PlainHTTP)
+}
+
 // send is one round trip. header is the Authorization, sent to the endpoint only.
 func (e *endpoint) send(ctx context.Context, ua string, q ask, u *url.URL, header string) (*http.Response,
 	error) {
-	transport, ctx := e.through(ctx, q.window)
-	req, err := http.NewRequestWithContext(e.latency.traced(ctx), cmp.Or(q.method, http.MethodGet), u.String(),
-		nil)
+	transport, through := e.through(ctx, q.window)
+	method := cmp.Or(q.method, http.MethodGet)
+	req, err := http.NewRequestWithContext(e.latency.traced(through), method, u.String(), nil)
 	if err != nil {
 		return nil, &Error{Kind: Protocol, Host: u.Host, Op: q.op, Err: err}
 	}
@@ -153,10 +169,25 @@ func (e *endpoint) send(ctx context.Context, ua string, q ask, u *url.URL, heade
 		return nil, err
 	}
 	res, err := transport.RoundTrip(req)
+	if err != nil && e.loopback && u.Scheme == "https" && u.Host == e.base.Host && spokeHTTP(err) {
+		e.clear.Store(true)
+		plain := *u
+		plain.Scheme = "http"
+		return e.send(ctx, ua, q, &plain, "")
+	}
 	if err != nil {
 		return nil, broken(ctx, err, u.Host, q.op)
 	}
+	if e.loopback && res.StatusCode == http.StatusBadRequest {
+		e.clear.Store(false) // it may be one that speaks TLS by now: the next request finds out
+	}
 	return res, nil
+}
+
+// spokeHTTP reports that a TLS handshake was answered by HTTP.
+func spokeHTTP(err error) bool {
+	var r tls.RecordHeaderError
+	return errors.As(err, &r) && string(r.RecordHeader[:]) == "HTTP/"
 }
 
 // drain reads what little is left of a body, so that the connection is used again.

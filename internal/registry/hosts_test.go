@@ -170,7 +170,7 @@ func TestHeaderStaysAtHost(t *testing.T) {
 	p := reg.PushImage("a:1", someLayers, registrytest.Options{})
 	reg.Fail(registrytest.Fault{Do: registrytest.Redirect, To: storage})
 	root := mirrored(t, "example.com", "[host.\""+reg.URL()+"\".header]\nx-secret = [\"a\", \"b\"]\n", reg)
-	if err := resolve(t, client(t, Config{HostsDirs: []string{root}}),
+	if err := resolve(t, client(t, Config{HostsDirs: []string{root}}, storage),
 		strings.Replace(p.Ref, reg.Host(), "example.com", 1)); err != nil {
 		t.Fatal(err)
 	}

@@ -69,9 +69,9 @@ func (l *latency) traced(ctx context.Context) context.Context {
 
 // RoundTrip is the shortest time that lately passed between a request to a host
 // (or its mirrors: the first that was asked counts) and the first byte of the
-// answer; 0 if it is not known. plain is as in OpenOptions.
-func (c *Client) RoundTrip(host string, plain bool) time.Duration {
-	eps, err := c.endpoints(host, plain)
+// answer; 0 if it is not known.
+func (c *Client) RoundTrip(host string) time.Duration {
+	eps, err := c.endpoints(host)
 	if err != nil {
 		return 0
 	}

@@ -12,7 +12,7 @@ func TestRoundTrip(t *testing.T) {
 	reg := registrytest.New(t)
 	p := reg.PushImage("a/b:1", someLayers, registrytest.Options{})
 	c := client(t, Config{}, reg)
-	if d := c.RoundTrip(reg.Host(), false); d != 0 {
+	if d := c.RoundTrip(reg.Host()); d != 0 {
 		t.Errorf("%v before any request", d)
 	}
 	const far = 60 * time.Millisecond
@@ -20,14 +20,14 @@ func TestRoundTrip(t *testing.T) {
 	if _, err := c.Resolve(t.Context(), parse(t, p.Ref), ResolveOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if d := c.RoundTrip(reg.Host(), false); d < far {
+	if d := c.RoundTrip(reg.Host()); d < far {
 		t.Errorf("%v where each answer takes %v", d, far)
 	}
 	reg.Be(registrytest.Quirks{})
 	if _, err := c.Resolve(t.Context(), parse(t, p.Ref), ResolveOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if d := c.RoundTrip(reg.Host(), false); d <= 0 || d >= far {
+	if d := c.RoundTrip(reg.Host()); d <= 0 || d >= far {
 		t.Errorf("%v: the shortest of the last ones counts", d)
 	}
 }

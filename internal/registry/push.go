@@ -48,15 +48,15 @@ type ArtifactLayer struct {
 //
 // Errors are *Error, or the layer's own when its bytes cannot be read, or the
 // end of ctx. Temporary failures are retried.
-func (c *Client) PushArtifact(ctx context.Context, ref image.Reference, a Artifact,
-	o ResolveOptions) (ocispec.Descriptor, error) {
+func (c *Client) PushArtifact(ctx context.Context, ref image.Reference,
+	a Artifact) (ocispec.Descriptor, error) {
 	p := pusher{c: c, ctx: ctx, ref: ref,
 		op: opPush + "artifact for " + ref.Path + "@" + a.Subject.Digest.String()}
 	doc, err := a.manifest()
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("%s: %w", p.op, err)
 	}
-	if p.ep, err = c.origin(ref.Host, o.PlainHTTP); err != nil {
+	if p.ep, err = c.origin(ref.Host); err != nil {
 		return ocispec.Descriptor{}, err
 	}
 	d := ocispec.Descriptor{
@@ -122,8 +122,8 @@ func (a Artifact) manifest() ([]byte, error) {
 
 // origin is the endpoint of the registry itself: as its hosts directory
 // describes it, if that does.
-func (c *Client) origin(host string, plain bool) (*endpoint, error) {
-	eps, err := c.endpoints(host, plain)
+func (c *Client) origin(host string) (*endpoint, error) {
+	eps, err := c.endpoints(host)
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ func (c *Client) origin(host string, plain bool) (*endpoint, error) {
 			return ep, nil
 		}
 	}
-	return c.makeEndpoint(host, hostConfig{caps: canAll}, plain || c.cfg.Hosts[host].PlainHTTP)
+	return c.makeEndpoint(host, hostConfig{caps: canAll})
 }
 
 // pusher is one PushArtifact under way.

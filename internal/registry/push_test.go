@@ -31,7 +31,7 @@ func artifact(subject ocispec.Descriptor, typ, body string) Artifact {
 
 func push(t *testing.T, c *Client, ref string, a Artifact) ocispec.Descriptor {
 	t.Helper()
-	d, err := c.PushArtifact(t.Context(), parse(t, ref), a, ResolveOptions{})
+	d, err := c.PushArtifact(t.Context(), parse(t, ref), a)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func push(t *testing.T, c *Client, ref string, a Artifact) ocispec.Descriptor {
 // bodies lists what refers to a subject, by the annotation of artifact, sorted.
 func bodies(t *testing.T, c *Client, ref string, subject digest.Digest, typ string) string {
 	t.Helper()
-	list, err := c.Referrers(t.Context(), parse(t, ref), subject, typ, ResolveOptions{})
+	list, err := c.Referrers(t.Context(), parse(t, ref), subject, typ)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestArtifactRoundTrip(t *testing.T) {
 func checkArtifact(t *testing.T, c *Client, p registrytest.Pushed, d ocispec.Descriptor, body string) {
 	t.Helper()
 	ref := parse(t, p.Ref)
-	m, err := c.Artifact(t.Context(), ref, d, ResolveOptions{})
+	m, err := c.Artifact(t.Context(), ref, d)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestPushLogin(t *testing.T) {
 				cfg.DockerConfig = logins(t, reg.Host(), "u", tc.login)
 			}
 			c := client(t, cfg, reg)
-			_, err := c.PushArtifact(t.Context(), parse(t, p.Ref), artifact(p.Desc, packType, "x"), ResolveOptions{})
+			_, err := c.PushArtifact(t.Context(), parse(t, p.Ref), artifact(p.Desc, packType, "x"))
 			if tc.kind != -1 {
 				wantKind(t, err, tc.kind, "push", "docker login "+reg.Host(), "write")
 				return
@@ -226,7 +226,7 @@ func TestPushFaults(t *testing.T) {
 			c := client(t, Config{StallTimeout: 200 * time.Millisecond}, reg)
 			reg.Be(tc.quirks)
 			reg.Fail(tc.fault)
-			d, err := c.PushArtifact(t.Context(), parse(t, p.Ref), artifact(p.Desc, packType, "x"), ResolveOptions{})
+			d, err := c.PushArtifact(t.Context(), parse(t, p.Ref), artifact(p.Desc, packType, "x"))
 			if tc.kind != -1 {
 				wantKind(t, err, tc.kind, "push artifact for a@"+p.Digest.String()+" to "+reg.Host(), tc.words)
 				return
@@ -245,13 +245,13 @@ func TestUploadElsewhere(t *testing.T) {
 	elsewhere := registrytest.NewConfig(t, registrytest.Config{Store: reg.Store})
 	p := reg.PushImage("a:1", someLayers, registrytest.Options{})
 	reg.Require(registrytest.Auth{Mode: registrytest.Basic, User: "u", Password: "p"})
-	c := client(t, Config{DockerConfig: logins(t, reg.Host(), "u", "p")}, reg)
+	c := client(t, Config{DockerConfig: logins(t, reg.Host(), "u", "p")}, reg, elsewhere)
 	reg.Be(registrytest.Quirks{Uploads: reg.URL()})
 	push(t, c, p.Ref, artifact(p.Desc, packType, "x"))
 
 	reg.Be(registrytest.Quirks{Uploads: elsewhere.URL()})
 	elsewhere.Require(registrytest.Auth{Mode: registrytest.Bearer, Anonymous: true})
-	_, err := c.PushArtifact(t.Context(), parse(t, p.Ref), artifact(p.Desc, packType, "y"), ResolveOptions{})
+	_, err := c.PushArtifact(t.Context(), parse(t, p.Ref), artifact(p.Desc, packType, "y"))
 	wantKind(t, err, Unauthorized, elsewhere.Host())
 	for _, r := range elsewhere.Requests() {
 		if r.Auth != "" || r.Method != http.MethodPut {
@@ -309,7 +309,7 @@ func TestPushFromBrokenSource(t *testing.T) {
 		reg.Forget()
 		a := artifact(p.Desc, packType, "abcdef")
 		a.Layers[0].Open = tc.open
-		_, err := c.PushArtifact(t.Context(), parse(t, p.Ref), a, ResolveOptions{})
+		_, err := c.PushArtifact(t.Context(), parse(t, p.Ref), a)
 		if !errors.Is(err, tc.want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -319,7 +319,7 @@ func TestPushFromBrokenSource(t *testing.T) {
 	}
 	a := artifact(p.Desc, packType, "abcdef")
 	a.Layers[0].Open = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("ABCDEF")), nil }
-	_, err := c.PushArtifact(t.Context(), parse(t, p.Ref), a, ResolveOptions{})
+	_, err := c.PushArtifact(t.Context(), parse(t, p.Ref), a)
 	wantKind(t, err, Protocol, "digest did not match")
 }
 
@@ -339,7 +339,7 @@ func TestPushRefusesNonsense(t *testing.T) {
 	} {
 		a := good
 		spoil(&a)
-		_, err := c.PushArtifact(t.Context(), parse(t, "127.0.0.1:1/a"), a, ResolveOptions{})
+		_, err := c.PushArtifact(t.Context(), parse(t, "127.0.0.1:1/a"), a)
 		var e *Error
 		if err == nil || errors.As(err, &e) {
 			t.Errorf("%s: %v", name, err)
@@ -354,9 +354,9 @@ func TestFallbackTagIsTaken(t *testing.T) {
 	p := reg.PushImage("a:1", someLayers, registrytest.Options{})
 	taken := reg.PushImage("a:"+fallbackTag(p.Digest), someLayers[:1], registrytest.Options{})
 	c := client(t, Config{}, reg)
-	_, err := c.PushArtifact(t.Context(), parse(t, p.Ref), artifact(p.Desc, packType, "x"), ResolveOptions{})
+	_, err := c.PushArtifact(t.Context(), parse(t, p.Ref), artifact(p.Desc, packType, "x"))
 	wantKind(t, err, BadImage, fallbackTag(p.Digest), "delete it")
-	_, err = c.Referrers(t.Context(), parse(t, p.Ref), p.Digest, packType, ResolveOptions{})
+	_, err = c.Referrers(t.Context(), parse(t, p.Ref), p.Digest, packType)
 	wantKind(t, err, BadImage, fallbackTag(p.Digest))
 	if img, err := c.Resolve(t.Context(), parse(t, taken.Ref), ResolveOptions{}); err != nil ||
 		img.Desc.Digest != taken.Digest {

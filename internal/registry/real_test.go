@@ -116,7 +116,7 @@ func TestForeignArtifacts(t *testing.T) {
 			d := push(t, c, p.Ref, artifact(p.Desc, packType, body))
 			checkArtifact(t, c, p, d, body)
 		}
-		list, err := c.Referrers(t.Context(), parse(t, p.Ref), p.Digest, "", ResolveOptions{})
+		list, err := c.Referrers(t.Context(), parse(t, p.Ref), p.Digest, "")
 		if want := map[bool]int{false: 1, true: 2}[api]; err != nil || len(list) != want {
 			t.Errorf("%d artifacts listed, want %d; %v", len(list), want, err)
 		}

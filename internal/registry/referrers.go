@@ -43,12 +43,12 @@ var errNoAPI = errors.New("no referrers API")
 //
 // Its errors are as Resolve's. It tries as long as ctx lets it.
 func (c *Client) Referrers(ctx context.Context, ref image.Reference, subject digest.Digest,
-	artifactType string, o ResolveOptions) ([]ocispec.Descriptor, error) {
+	artifactType string) ([]ocispec.Descriptor, error) {
 	op := opList + ref.Path + "@" + subject.String()
 	if err := subject.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	eps, err := c.endpoints(ref.Host, o.PlainHTTP)
+	eps, err := c.endpoints(ref.Host)
 	if err != nil {
 		return nil, err
 	}
@@ -253,13 +253,13 @@ func absent(err error) bool {
 // Artifact fetches the manifest that a descriptor of Referrers names, and
 // verifies it: it is d's bytes, and each of its layers has a digest and a size.
 // Its layers are blobs for Open. Errors are as Resolve's.
-func (c *Client) Artifact(ctx context.Context, ref image.Reference, d ocispec.Descriptor,
-	o ResolveOptions) (ocispec.Manifest, error) {
+func (c *Client) Artifact(ctx context.Context, ref image.Reference,
+	d ocispec.Descriptor) (ocispec.Manifest, error) {
 	op := opFetch + d.Digest.String()
 	if err := d.Digest.Validate(); err != nil {
 		return ocispec.Manifest{}, fmt.Errorf("%s: %w", op, err)
 	}
-	eps, err := c.endpoints(ref.Host, o.PlainHTTP)
+	eps, err := c.endpoints(ref.Host)
 	if err != nil {
 		return ocispec.Manifest{}, err
 	}

@@ -48,7 +48,7 @@ func TestAPIIsNotForgottenForOneRepository(t *testing.T) {
 	}))
 	defer srv.Close()
 	host := strings.TrimPrefix(srv.URL, "http://")
-	c = client(t, Config{Hosts: map[string]Host{host: {PlainHTTP: true}}})
+	c = client(t, Config{Hosts: map[string]Host{host: {PlainHTTP: true}}}, reg)
 	defer c.Close()
 	if got := bodies(t, c, host+"/gone", p.Digest, packType); got != "" {
 		t.Error(got)
@@ -120,7 +120,7 @@ func TestReferrersFromHostileRegistry(t *testing.T) {
 			host := strings.TrimPrefix(srv.URL, "http://")
 			c := client(t, Config{Hosts: map[string]Host{host: {PlainHTTP: true}}})
 			defer c.Close()
-			got, err := c.Referrers(t.Context(), parse(t, host+"/a"), subject, packType, ResolveOptions{})
+			got, err := c.Referrers(t.Context(), parse(t, host+"/a"), subject, packType)
 			if (err != nil) != (tc.want == -1) || err == nil && len(got) != tc.want {
 				t.Errorf("%d entries, %v", len(got), err)
 			}
@@ -138,7 +138,7 @@ func TestReferrersEndWithContext(t *testing.T) {
 	defer cancel()
 	start := time.Now()
 	_, err := client(t, Config{}, reg).Referrers(ctx, parse(t, reg.Host()+"/a"), digest.FromString("x"),
-		packType, ResolveOptions{})
+		packType)
 	if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > time.Second {
 		t.Fatal(err, time.Since(start))
 	}
@@ -195,17 +195,17 @@ func TestArtifactIsVerified(t *testing.T) {
 	d := push(t, c, p.Ref, artifact(p.Desc, packType, "x"))
 	longer := d
 	longer.Size++
-	_, err := c.Artifact(t.Context(), parse(t, p.Ref), longer, ResolveOptions{})
+	_, err := c.Artifact(t.Context(), parse(t, p.Ref), longer)
 	wantKind(t, err, Mismatch)
 	idx := reg.PushIndex("i:1", nil, registrytest.Options{})
-	_, err = c.Artifact(t.Context(), parse(t, idx.Ref), idx.Desc, ResolveOptions{})
+	_, err = c.Artifact(t.Context(), parse(t, idx.Ref), idx.Desc)
 	wantKind(t, err, BadImage, "index")
 	reg.Fail(registrytest.Fault{Do: registrytest.Flip, At: 9, Path: "/manifests/"})
-	_, err = c.Artifact(t.Context(), parse(t, p.Ref), d, ResolveOptions{})
+	_, err = c.Artifact(t.Context(), parse(t, p.Ref), d)
 	wantKind(t, err, Mismatch)
 	reg.Heal()
 	reg.Fail(registrytest.Fault{Do: registrytest.Garbage, At: 5 << 20, Path: "/manifests/"})
-	_, err = c.Artifact(t.Context(), parse(t, p.Ref), d, ResolveOptions{})
+	_, err = c.Artifact(t.Context(), parse(t, p.Ref), d)
 	wantKind(t, err, BadImage, "too large")
 }
 

@@ -15,8 +15,7 @@ import (
 
 // ResolveOptions are what one Resolve may differ in.
 type ResolveOptions struct {
-	Platform  ocispec.Platform // zero is the node's own
-	PlainHTTP bool             // speak plain HTTP to the reference's host
+	Platform ocispec.Platform // zero is the node's own
 	// Manifest, if set, is called by Resolve as soon as the platform's manifest
 	// is known, before the config is fetched. It must not block.
 	Manifest func(ocispec.Descriptor)
@@ -34,7 +33,7 @@ var acceptManifests = []string{
 // Its errors are *Error, with Kind BadImage and one of package image's
 // sentinels where the documents came but cannot be used, or the end of ctx.
 func (c *Client) Resolve(ctx context.Context, ref image.Reference, o ResolveOptions) (*image.Image, error) {
-	eps, err := c.endpoints(ref.Host, o.PlainHTTP)
+	eps, err := c.endpoints(ref.Host)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +82,7 @@ func (r *resolver) resolve(o ResolveOptions) (*image.Image, error) {
 	if o.Manifest != nil {
 		o.Manifest(desc)
 	}
-	config, err := r.config(m.Config, o)
+	config, err := r.config(m.Config)
 	if err != nil {
 		return nil, err
 	}
@@ -128,8 +127,8 @@ func (r *resolver) chosen(index []byte) (d ocispec.Descriptor, doc []byte, err e
 	return d, doc, err
 }
 
-func (r *resolver) config(d ocispec.Descriptor, o ResolveOptions) ([]byte, error) {
-	s, err := r.c.Open(r.ctx, r.ref, Blob{d.Digest, d.Size}, 0, -1, OpenOptions{PlainHTTP: o.PlainHTTP})
+func (r *resolver) config(d ocispec.Descriptor) ([]byte, error) {
+	s, err := r.c.Open(r.ctx, r.ref, Blob{d.Digest, d.Size}, 0, -1, OpenOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -235,8 +234,8 @@ func (r *resolver) explain(err error) error {
 }
 
 // Ping asks whether one of a host's endpoints answers, logged in or not.
-func (c *Client) Ping(ctx context.Context, host string, plainHTTP bool) error {
-	eps, err := c.endpoints(host, plainHTTP)
+func (c *Client) Ping(ctx context.Context, host string) error {
+	eps, err := c.endpoints(host)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,6 @@ type Blob struct {
 
 // OpenOptions are what one stream may differ in.
 type OpenOptions struct {
-	PlainHTTP bool // speak plain HTTP to the reference's host
 	// Window is how many bytes may be under way that nobody has read, and so how long the
 	// stream goes on to take of the link when it is not read. 0 is as the system sees fit.
 	Window int
@@ -61,7 +60,7 @@ func (c *Client) Open(ctx context.Context, ref image.Reference, b Blob, offset, 
 	if err := b.Digest.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	eps, err := c.endpoints(ref.Host, o.PlainHTTP)
+	eps, err := c.endpoints(ref.Host)
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,6 @@ type Request struct {
 	Lazy         string        // auto, never
 	Restore      string        // auto, never, always
 	Checkpoint   bool          // make a checkpoint when it is ready, if none fits
-	PlainHTTP    bool          // the registry may be asked over plain HTTP
 	Remove       bool          // remove the container when it exits; see Watch.Hold
 	// Labels are the container's own, over the image's; one with an empty value takes the image's away.
 	Labels map[string]string `json:",omitempty"`

@@ -15,10 +15,9 @@ import (
 // PullRequest is one instruction to bring an image onto the node without
 // running it. The zero value of a field is its default.
 type PullRequest struct {
-	Image     string
-	Lazy      string // auto, never
-	Blobs     bool   // also put the original blobs into containerd's content store
-	PlainHTTP bool
+	Image string
+	Lazy  string // auto, never
+	Blobs bool   // also put the original blobs into containerd's content store
 	// Experiments; "" or 0 is the node's own choice.
 	Order     string // layers, parallel
 	Inflaters int

@@ -74,9 +74,8 @@ type PackParts struct {
 
 // PackPush is one instruction to publish an image's pack beside it.
 type PackPush struct {
-	Image     string
-	PlainHTTP bool
-	Key       []byte // private key to sign with, PEM; nil does not sign
+	Image string
+	Key   []byte // private key to sign with, PEM; nil does not sign
 }
 
 // PackPushed says what was published.

@@ -70,8 +70,7 @@ type Published interface {
 
 // Registry publishes packs; registry.Client does.
 type Registry interface {
-	PushArtifact(ctx context.Context, ref image.Reference, a registry.Artifact,
-		o registry.ResolveOptions) (ocispec.Descriptor, error)
+	PushArtifact(ctx context.Context, ref image.Reference, a registry.Artifact) (ocispec.Descriptor, error)
 }
 
 // Config says what a Learner works with. Mounts, Layers, Packs and Exec are

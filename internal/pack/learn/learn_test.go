@@ -488,8 +488,7 @@ func TestPush(t *testing.T) {
 			spec.PackPush{Key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})})
 		check(t, err)
 		client := b.cfg.Registry.(*registry.Client)
-		list, err := client.Referrers(t.Context(), img.Ref, img.Desc.Digest, pack.MediaType,
-			registry.ResolveOptions{})
+		list, err := client.Referrers(t.Context(), img.Ref, img.Desc.Digest, pack.MediaType)
 		check(t, err)
 		if len(list) != 1 || list[0].Digest.String() != got.Manifest || !got.Signed {
 			t.Fatalf("%+v, %+v", list, got)

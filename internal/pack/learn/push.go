@@ -46,7 +46,7 @@ func (l *Learner) Push(ctx context.Context, img *image.Image, o spec.PackPush) (
 		a.Annotations[pack.AnnotationSignature] = base64.StdEncoding.EncodeToString(pack.Sign(key, img.Desc.Digest,
 			header))
 	}
-	d, err := l.cfg.Registry.PushArtifact(ctx, img.Ref, a, registry.ResolveOptions{PlainHTTP: o.PlainHTTP})
+	d, err := l.cfg.Registry.PushArtifact(ctx, img.Ref, a)
 	if err != nil {
 		return spec.PackPushed{}, err
 	}

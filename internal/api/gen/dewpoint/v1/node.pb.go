@@ -164,8 +164,9 @@ type Spec struct {
 	ReadyTimeout *durationpb.Duration   `protobuf:"bytes,12,opt,name=ready_timeout,json=readyTimeout,proto3" json:"ready_timeout,omitempty"`
 	Lazy         string                 `protobuf:"bytes,13,opt,name=lazy,proto3" json:"lazy,omitempty"`       // auto, never
 	Restore      string                 `protobuf:"bytes,14,opt,name=restore,proto3" json:"restore,omitempty"` // auto, never, always
-	PlainHttp    bool                   `protobuf:"varint,15,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"`
-	Remove       bool                   `protobuf:"varint,16,opt,name=remove,proto3" json:"remove,omitempty"` // when the container exits
+	// Deprecated: Marked as deprecated in dewpoint/v1/node.proto.
+	PlainHttp bool `protobuf:"varint,15,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"` // has no effect: [registry."HOST"] plain_http of the node's configuration decides
+	Remove    bool `protobuf:"varint,16,opt,name=remove,proto3" json:"remove,omitempty"`                        // when the container exits
 	// Experiments.
 	Mount     string `protobuf:"bytes,17,opt,name=mount,proto3" json:"mount,omitempty"` // erofs, loop, tree
 	Order     string `protobuf:"bytes,18,opt,name=order,proto3" json:"order,omitempty"` // layers, parallel
@@ -311,6 +312,7 @@ func (x *Spec) GetRestore() string {
 	return ""
 }
 
+// Deprecated: Marked as deprecated in dewpoint/v1/node.proto.
 func (x *Spec) GetPlainHttp() bool {
 	if x != nil {
 		return x.PlainHttp
@@ -1928,13 +1930,14 @@ func (x *Exit) GetStatus() int32 {
 }
 
 type PullRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Image         string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
-	Lazy          string                 `protobuf:"bytes,2,opt,name=lazy,proto3" json:"lazy,omitempty"`
-	Blobs         bool                   `protobuf:"varint,3,opt,name=blobs,proto3" json:"blobs,omitempty"`
-	PlainHttp     bool                   `protobuf:"varint,4,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"`
-	Order         string                 `protobuf:"bytes,5,opt,name=order,proto3" json:"order,omitempty"`
-	Inflaters     int32                  `protobuf:"varint,6,opt,name=inflaters,proto3" json:"inflaters,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Image string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	Lazy  string                 `protobuf:"bytes,2,opt,name=lazy,proto3" json:"lazy,omitempty"`
+	Blobs bool                   `protobuf:"varint,3,opt,name=blobs,proto3" json:"blobs,omitempty"`
+	// Deprecated: Marked as deprecated in dewpoint/v1/node.proto.
+	PlainHttp     bool   `protobuf:"varint,4,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"` // has no effect: [registry."HOST"] plain_http of the node's configuration decides
+	Order         string `protobuf:"bytes,5,opt,name=order,proto3" json:"order,omitempty"`
+	Inflaters     int32  `protobuf:"varint,6,opt,name=inflaters,proto3" json:"inflaters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1990,6 +1993,7 @@ func (x *PullRequest) GetBlobs() bool {
 	return false
 }
 
+// Deprecated: Marked as deprecated in dewpoint/v1/node.proto.
 func (x *PullRequest) GetPlainHttp() bool {
 	if x != nil {
 		return x.PlainHttp
@@ -4407,10 +4411,11 @@ func (x *PackBuildResponse) GetPack() *Pack {
 }
 
 type PackPushRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Image         string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
-	PlainHttp     bool                   `protobuf:"varint,2,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"`
-	Key           []byte                 `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"` // private key to sign with, PEM
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Image string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	// Deprecated: Marked as deprecated in dewpoint/v1/node.proto.
+	PlainHttp     bool   `protobuf:"varint,2,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"` // has no effect: [registry."HOST"] plain_http of the node's configuration decides
+	Key           []byte `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`                               // private key to sign with, PEM
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4452,6 +4457,7 @@ func (x *PackPushRequest) GetImage() string {
 	return ""
 }
 
+// Deprecated: Marked as deprecated in dewpoint/v1/node.proto.
 func (x *PackPushRequest) GetPlainHttp() bool {
 	if x != nil {
 		return x.PlainHttp
@@ -6420,7 +6426,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xb9\x05\n" +
+	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xbd\x05\n" +
 	"\x04Spec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1e\n" +
@@ -6438,9 +6444,9 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05ready\x18\v \x01(\tR\x05ready\x12>\n" +
 	"\rready_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\freadyTimeout\x12\x12\n" +
 	"\x04lazy\x18\r \x01(\tR\x04lazy\x12\x18\n" +
-	"\arestore\x18\x0e \x01(\tR\arestore\x12\x1d\n" +
+	"\arestore\x18\x0e \x01(\tR\arestore\x12!\n" +
 	"\n" +
-	"plain_http\x18\x0f \x01(\bR\tplainHttp\x12\x16\n" +
+	"plain_http\x18\x0f \x01(\bB\x02\x18\x01R\tplainHttp\x12\x16\n" +
 	"\x06remove\x18\x10 \x01(\bR\x06remove\x12\x14\n" +
 	"\x05mount\x18\x11 \x01(\tR\x05mount\x12\x14\n" +
 	"\x05order\x18\x12 \x01(\tR\x05order\x12\x1c\n" +
@@ -6580,13 +6586,13 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\rSTREAM_STDOUT\x10\x01\x12\x11\n" +
 	"\rSTREAM_STDERR\x10\x02\"\x1e\n" +
 	"\x04Exit\x12\x16\n" +
-	"\x06status\x18\x01 \x01(\x05R\x06status\"\xa0\x01\n" +
+	"\x06status\x18\x01 \x01(\x05R\x06status\"\xa4\x01\n" +
 	"\vPullRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04lazy\x18\x02 \x01(\tR\x04lazy\x12\x14\n" +
-	"\x05blobs\x18\x03 \x01(\bR\x05blobs\x12\x1d\n" +
+	"\x05blobs\x18\x03 \x01(\bR\x05blobs\x12!\n" +
 	"\n" +
-	"plain_http\x18\x04 \x01(\bR\tplainHttp\x12\x14\n" +
+	"plain_http\x18\x04 \x01(\bB\x02\x18\x01R\tplainHttp\x12\x14\n" +
 	"\x05order\x18\x05 \x01(\tR\x05order\x12\x1c\n" +
 	"\tinflaters\x18\x06 \x01(\x05R\tinflaters\"\xa0\x01\n" +
 	"\fPullResponse\x12*\n" +
@@ -6762,11 +6768,11 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x10PackBuildRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\":\n" +
 	"\x11PackBuildResponse\x12%\n" +
-	"\x04pack\x18\x01 \x01(\v2\x11.dewpoint.v1.PackR\x04pack\"X\n" +
+	"\x04pack\x18\x01 \x01(\v2\x11.dewpoint.v1.PackR\x04pack\"\\\n" +
 	"\x0fPackPushRequest\x12\x14\n" +
-	"\x05image\x18\x01 \x01(\tR\x05image\x12\x1d\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12!\n" +
 	"\n" +
-	"plain_http\x18\x02 \x01(\bR\tplainHttp\x12\x10\n" +
+	"plain_http\x18\x02 \x01(\bB\x02\x18\x01R\tplainHttp\x12\x10\n" +
 	"\x03key\x18\x03 \x01(\fR\x03key\"\x84\x01\n" +
 	"\x10PackPushResponse\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x1a\n" +
