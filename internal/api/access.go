@@ -111,23 +111,14 @@ func (c caller) terms(key string, deadline time.Duration) spec.Terms {
 	return spec.Terms{Key: key, Deadline: deadline, Caller: c.name, Admin: c.role == Admin}
 }
 
-// host refuses what gives a container something of the host to who is not its administrator.
+// host refuses a container in the host's network to who is not its administrator. What else gives a
+// container something of the host is a field of its own.
 func host(ctx context.Context, req *spec.Request) error {
-	if callerOf(ctx).role == Admin {
+	if callerOf(ctx).role == Admin || req.Net != "host" && (req.Net != "" || len(req.Ports) > 0) {
 		return nil
 	}
-	what := ""
-	switch {
-	case len(req.Volumes) > 0:
-		what = "directories of the host"
-	case req.Net == "host", req.Net == "" && len(req.Ports) == 0:
-		what = "the host's network"
-	default:
-		return nil
-	}
-	e := New(Permission, "a container may have "+what+" by an administrator's word only")
-	e.Remedy = "leave volumes out, and say --net bridge or none"
-	return e
+	return advised(Permission, "a container may have the host's network by an administrator's word only",
+		"say --net bridge or none")
 }
 
 // own refuses a container that somebody else has deployed to who is not the node's administrator.

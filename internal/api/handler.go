@@ -53,7 +53,7 @@ func NewHandler(n Node, cfg Config) http.Handler {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(dewpointv1connect.NewNodeHandler(h,
-		connect.WithInterceptors(append([]connect.Interceptor{observer(cfg.Observe), detailer{}},
+		connect.WithInterceptors(append([]connect.Interceptor{observer(cfg.Observe), detailer{}, fielder{}},
 			cfg.Interceptors...)...),
 		connect.WithReadMaxBytes(maxMessage),
 		connect.WithCodec(strict{"json"}), connect.WithCodec(strict{"json; charset=utf-8"}),
