@@ -5,7 +5,6 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
@@ -21,12 +20,11 @@ type blob struct {
 	o   Options
 	got atomic.Int64 // bytes that came
 
+	route layer.Preparer // from elsewhere; nil is none
+
 	mu     sync.Mutex
-	from   func(context.Context, int64) (io.ReadCloser, error) // unless nil, gives the layer's tar
-	failed map[string]int                                      // attempts, by node of the PoP or its store
-	// since when the node that is to fetch it has not begun
-	unbegun time.Time
-	class   Class // that it moves in: the least of base and waits
+	routed bool  // the route gives the layer's tar
+	class  Class // that it moves in: the least of base and waits
 	// of the pulls that want it, for as long as it lasts
 	base  Class
 	waits [Background]int // who waits for it for a while, by class
@@ -37,16 +35,35 @@ type blob struct {
 	turn   *turn // the newest
 }
 
+func (p *Puller) newBlob(img *image.Image, l image.Layer, o Options, c Class) *blob {
+	return &blob{p: p, img: img, l: l, o: o, route: p.pop.Fill(img, l), class: c, base: c}
+}
+
+// Prepare implements layer.Preparer: it finds out who brings the layer.
+func (b *blob) Prepare(ctx context.Context, f *layer.Fill) (layer.Way, error) {
+	if b.route == nil {
+		return layer.Way{}, nil
+	}
+	if err := b.pass(ctx); err != nil {
+		return layer.Way{}, err
+	}
+	w, err := b.route.Prepare(ctx, f)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.routed = err == nil && w.Tar
+	return w, err
+}
+
 // Open implements layer.Source.
 func (b *blob) Open(ctx context.Context, f *layer.Fill, offset int64) (io.ReadCloser, error) {
 	if err := b.pass(ctx); err != nil {
 		return nil, err
 	}
 	b.mu.Lock()
-	from := b.from
+	routed := b.routed
 	b.mu.Unlock()
-	if from != nil {
-		return from(ctx, offset)
+	if routed {
+		return b.route.Open(ctx, f, offset)
 	}
 	if err := b.p.roomFor(b.l.DiffID); err != nil {
 		return nil, err

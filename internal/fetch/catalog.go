@@ -221,8 +221,8 @@ func (c *Catalog) WithLayer(diffID digest.Digest) []*image.Image {
 	return found
 }
 
-// refsWith are the references of the images that have the layer. It does not count as asking for them.
-func (c *Catalog) refsWith(diffID digest.Digest) (refs []image.Reference) {
+// RefsWith are the references of the images that have the layer. It does not count as asking for them.
+func (c *Catalog) RefsWith(diffID digest.Digest) (refs []image.Reference) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, img := range c.refs {

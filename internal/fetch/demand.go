@@ -198,6 +198,15 @@ func (p *Puller) come(id digest.Digest) int64 {
 	return n
 }
 
+// Bring makes [from, to) of a partial layer, all of it absent, present, or waits for another fetch that does,
+// or tries to.
+func (p *Puller) Bring(ctx context.Context, id digest.Digest, from, to int64) error {
+	if err := p.bring(ctx, id, from, to); !errors.Is(err, errWaited) {
+		return err
+	}
+	return nil
+}
+
 // errWaited says that somebody else has fetched, or tried to.
 var errWaited = errors.New("waited for another fetch")
 
@@ -211,11 +220,9 @@ func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) er
 	if o == nil {
 		return errors.New("nothing is known of where it comes from")
 	}
-	if p.site != nil {
-		if n, ok := p.site.bring(ctx, o.part, from, to); ok {
-			o.s.within.Add(n * o.part.Layer.Size / max(1, o.part.Size)) // as the registry would have sent it
-			return nil
-		}
+	if n, ok := p.pop.Want(ctx, o.part, from, to); ok {
+		o.s.within.Add(n * o.part.Layer.Size / max(1, o.part.Size)) // as the registry would have sent it
+		return nil
 	}
 	if k, ok := o.chunkAt(from); ok && !o.useless.Load() {
 		if err := o.bringChunk(ctx, k); !o.giveUp(err) {
@@ -419,7 +426,7 @@ func (o *origin) putPages(off int64, b []byte, last bool) (int, error) {
 	if skip >= end {
 		return 0, nil
 	}
-	return end, o.s.p.putRoomy(o.part, off+int64(skip), b[skip:end])
+	return end, o.s.p.Put(o.part, off+int64(skip), b[skip:end])
 }
 
 // sums are those of the segments i to j.
@@ -454,8 +461,7 @@ func (o *origin) follow(ctx context.Context, from, to int64, patience time.Durat
 	if !o.s.ended() { // the pack is what the same container, and others, wait for too
 		class = Startup
 	}
-	b := &blob{p: p, img: o.s.img, l: o.part.Layer, o: o.s.o, class: Background, base: Background}
-	fill := p.cfg.Layers.Fill(ctx, o.part.Layer, b)
+	fill := p.cfg.Layers.Fill(ctx, o.part.Layer, p.newBlob(o.s.img, o.part.Layer, o.s.o, Background))
 	if joined, ok := fill.Source().(*blob); ok {
 		defer joined.wait(class)()
 	}

@@ -58,7 +58,7 @@ func (e *edges) join(o *origin, k int, off int64) error {
 		return nil
 	}
 	delete(e.pages, k)
-	return o.s.p.putRoomy(o.part, off, append(page.left, page.right...))
+	return o.s.p.Put(o.part, off, append(page.left, page.right...))
 }
 
 // narrow leaves out of the segments i to j, which [from, to) touches, one whose

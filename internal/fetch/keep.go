@@ -64,8 +64,8 @@ func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(diges
 	p.order.look(p.cfg.Layers.Layers(), p.cfg.Catalog.Sharing())
 	c := &collection{p: p, claimed: p.holds.Claimed(inUse), idle: idle, freed: freed}
 	errs = errors.Join(errs, c.run(ctx, want))
-	if p.site != nil && len(idle) > 0 {
-		c.owed = true
+	if c.spared {
+		c.refused = true
 		errs = errors.Join(errs, c.run(ctx, want))
 	}
 	if len(freed.Layers) > 0 {
@@ -79,7 +79,8 @@ type collection struct {
 	p       *Puller
 	claimed func(digest.Digest) bool
 	idle    map[string]bool
-	owed    bool // what the PoP's store would not take may go, too
+	refused bool // what the PoP's store would not take may go, too
+	spared  bool // something stays that is to go to the PoP's store
 	freed   *Freed
 }
 
@@ -114,7 +115,7 @@ func (c *collection) victims(want int64, kept map[digest.Digest]bool) (layers []
 			continue
 		}
 		if c.claimed(id) {
-			of := c.p.onlyIdle(l, c.idle, c.owed)
+			of := c.onlyIdle(l)
 			if len(of) == 0 {
 				continue
 			}
@@ -195,10 +196,6 @@ func (p *Puller) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Fre
 	n, perr := p.cfg.Layers.RemovePartial(p.holds.Claimed(inUse), 0)
 	freed, err := p.Collect(ctx, math.MaxInt64, inUse)
 	freed.Bytes += n
-	if p.site != nil {
-		if st := p.site.usable(); st != nil {
-			p.site.unuseIdle(ctx, st, inUse)
-		}
-	}
+	p.pop.Unuse(ctx, inUse)
 	return freed, errors.Join(perr, err)
 }

@@ -37,14 +37,18 @@ func (p *Puller) idleImages(want int64) (map[string]bool, error) {
 
 // onlyIdle are the images that containerd has with a layer, if all of them are idle and nobody pulls one.
 // What lies in the PoP's store takes no room here that would come back; what is on its way there stays, and,
-// unless owed, what it would not take yet.
-func (p *Puller) onlyIdle(l *layer.Layer, idle map[string]bool, owed bool) (images []image.Reference) {
-	if len(idle) == 0 || l.At != "" || !l.Complete() || p.holds.Held(l.DiffID) || !p.isStale(l) ||
-		p.site != nil && p.site.indebted(l.DiffID, owed) {
+// unless refused, what it would not take yet.
+func (c *collection) onlyIdle(l *layer.Layer) (images []image.Reference) {
+	p := c.p
+	if len(c.idle) == 0 || l.At != "" || !l.Complete() || p.holds.Held(l.DiffID) || !p.isStale(l) {
 		return nil
 	}
-	for _, r := range p.cfg.Catalog.refsWith(l.DiffID) {
-		may, there := idle[r.String()]
+	if p.pop.Pending(l.DiffID, c.refused) {
+		c.spared = true
+		return nil
+	}
+	for _, r := range p.cfg.Catalog.RefsWith(l.DiffID) {
+		may, there := c.idle[r.String()]
 		if there && (!may || p.isPulled(r)) {
 			return nil
 		}

@@ -116,7 +116,7 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 	}
 	w := p.outlook(img, o, absent)
 	// Not worth it even with a pack of no size: the search is not waited for.
-	if p.quarantined(img.Desc.Digest) == "" && p.localPack(img.Desc.Digest) == nil && !w.lazily() {
+	if p.Quarantined(img.Desc.Digest) == "" && p.localPack(img.Desc.Digest) == nil && !w.lazily() {
 		return nil, w.String()
 	}
 	_, step := trace.Start(ctx, "find pack")
@@ -148,7 +148,7 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 func (p *Puller) absent(img *image.Image) int64 {
 	var n int64
 	for _, l := range img.Unique() {
-		if !p.mountable(img, l.DiffID) {
+		if !p.Mountable(img, l.DiffID) {
 			n += l.Size
 		}
 	}
@@ -276,12 +276,10 @@ func (p *Puller) bareStart(img *image.Image, o Options) *Start {
 func (s *Start) open(ctx context.Context, c *claim, at pack.Span) (io.ReadCloser, error) {
 	r, err := s.pack.open(ctx, at)
 	if err != nil || s.pack.local {
-		if s.p.site != nil {
-			s.within.Add(s.p.site.takeBrought(s.img.Desc.Digest))
-		}
+		s.within.Add(s.p.pop.Brought(s.img.Desc.Digest))
 		return r, err
 	}
-	if near, ok := r.(*withinPoP); ok {
+	if near, ok := r.(*Near); ok {
 		return &counted{ReadCloser: near.ReadCloser, n: &s.within, total: new(atomic.Int64)}, nil
 	}
 	total := &s.p.stats.packBytes
@@ -444,7 +442,7 @@ func (s *Start) putChunk(k int, data []byte) error {
 		if s.partials[l] == nil {
 			return nil
 		}
-		if err := s.p.putRoomy(s.partials[l], offset, b); err != nil {
+		if err := s.p.Put(s.partials[l], offset, b); err != nil {
 			return err
 		}
 		s.partials[l].Warm(offset, len(b))
@@ -452,8 +450,8 @@ func (s *Start) putChunk(k int, data []byte) error {
 	})
 }
 
-// putRoomy is Put that makes room once if the disk is full.
-func (p *Puller) putRoomy(part *layer.Partial, off int64, b []byte) error {
+// Put is Partial.Put that makes room once if the disk is full.
+func (p *Puller) Put(part *layer.Partial, off int64, b []byte) error {
 	err := part.Put(off, b)
 	if errors.Is(err, syscall.ENOSPC) && p.cfg.Lazy.Room != nil {
 		p.cfg.Log.Warn("disk full while an image runs that is not whole: unused layers go", "layer",

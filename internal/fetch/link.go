@@ -291,8 +291,8 @@ func (t *turn) steady(now time.Time) bool {
 	return known && now.Sub(t.paused) >= drained
 }
 
-// idle reports whether no layer crosses the link or waits for it.
-func (l *Link) idle() bool {
+// Idle reports whether no layer crosses the link or waits for it.
+func (l *Link) Idle() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.queue)+len(l.active) == 0
@@ -334,7 +334,7 @@ func (t *turn) look(now time.Time) {
 	t.last, t.lastT = p, now
 }
 
-// idle reports whether the turn waits for a registry that is silent.
+// Idle reports whether the turn waits for a registry that is silent.
 func (t *turn) idle(now time.Time) bool { return t.held == nil && now.Sub(t.heard) > silence }
 
 // live are the turns that count, held ones included, in order.

@@ -55,7 +55,7 @@ type packFile struct {
 	// passed says that what is read of it is passed on to other nodes, so all is to be.
 	passed bool
 	about  map[string]string // annotations
-	open   func(ctx context.Context, at pack.Span) (io.ReadCloser, error)
+	open   OpenPack
 }
 
 // packLookup bounds the search for a pack in a registry: a start does not wait
@@ -75,8 +75,8 @@ type lookup struct {
 	found    *packFile
 	err      error
 
-	recorded  func() error // returns when the image is recorded durably; nil if it is
-	attaching *attaching   // the image's layers, out of the PoP's store; nil if nobody has begun
+	recorded func() error // returns when the image is recorded durably; nil if it is
+	begun    any          // what Source.Resolve has begun
 }
 
 // settle waits until the image is recorded, if that is under way.
@@ -136,16 +136,11 @@ func (l *lookup) result(ctx context.Context, img *image.Image) (*packFile, error
 
 // findPack looks for an image's pack: here, then in its repository.
 func (p *Puller) findPack(ctx context.Context, img *image.Image) (*packFile, error) {
-	if why := p.quarantined(img.Desc.Digest); why != "" {
+	if why := p.Quarantined(img.Desc.Digest); why != "" {
 		return nil, fmt.Errorf("its startup pack is quarantined: %s", why)
 	}
-	if p.site != nil && p.localPack(img.Desc.Digest) == nil {
-		bctx, cancel := context.WithTimeout(ctx, sitePatience)
-		err := p.site.bringPack(bctx, img.Desc.Digest)
-		cancel()
-		if err != nil {
-			p.cfg.Log.Warn("a startup pack of the PoP's store cannot be used", "image", img.Ref, "err", err)
-		}
+	if err := p.pop.BringPack(ctx, img.Desc.Digest); err != nil {
+		p.cfg.Log.Warn("a startup pack of the PoP's store cannot be used", "image", img.Ref, "err", err)
 	}
 	if f := p.localPack(img.Desc.Digest); f != nil {
 		return f, nil
@@ -166,9 +161,7 @@ func (p *Puller) published(ctx context.Context, img *image.Image) (*packFile, er
 	}
 	if best := p.choose(img, list); best != nil {
 		if f := p.remotePack(img, *best); f != nil {
-			if p.site != nil {
-				f = p.site.once(img, f)
-			}
+			f.open, f.passed = p.pop.Pass(img.Desc.Digest, f.size, f.open)
 			return f, nil
 		}
 	}
@@ -227,6 +220,11 @@ func (p *Puller) localPack(id digest.Digest) *packFile {
 				io.Closer
 			}{io.NewSectionReader(f, at.Offset, at.Length), f}, nil
 		}}
+}
+
+// LacksPack reports whether a pack of a manifest would be used here, and there is none yet.
+func (p *Puller) LacksPack(id digest.Digest) bool {
+	return p.cfg.Packs.Dir != "" && p.localPack(id) == nil && p.Quarantined(id) == ""
 }
 
 // PackPath is where the pack of a manifest lies if it was made here.
@@ -324,8 +322,8 @@ func (p *Puller) Absolve(id digest.Digest) error {
 	return remove(p.PackPath(id) + ".bad")
 }
 
-// quarantined says why a pack must not be used, or nothing.
-func (p *Puller) quarantined(id digest.Digest) string {
+// Quarantined says why a pack must not be used, or nothing.
+func (p *Puller) Quarantined(id digest.Digest) string {
 	p.bad.mu.Lock()
 	defer p.bad.mu.Unlock()
 	if why := p.bad.why[id]; why != "" || p.cfg.Packs.Dir == "" {

@@ -42,7 +42,7 @@ func (r *Published) Open(ctx context.Context) (io.ReadCloser, error) {
 // Trust says why a pack with this header is believed, as records do, or why it
 // would not be used.
 func (r *Published) Trust(header digest.Digest) (string, error) {
-	if why := r.p.quarantined(r.img.Desc.Digest); why != "" {
+	if why := r.p.Quarantined(r.img.Desc.Digest); why != "" {
 		return "", fmt.Errorf("it is quarantined: %s", why)
 	}
 	if r.p.policy(r.img) == TrustPoP {

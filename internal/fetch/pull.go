@@ -24,6 +24,7 @@ import (
 	"dewpoint/internal/trace"
 
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 )
@@ -37,7 +38,6 @@ type Config struct {
 	Link     *Link
 	Packs    PackConfig
 	Lazy     LazyConfig
-	PoP      PoPConfig
 	Cache    CacheConfig
 	Images   ImagesConfig
 	Log      *slog.Logger // nil discards
@@ -46,7 +46,7 @@ type Config struct {
 // Puller pulls images. It is safe for concurrent use.
 type Puller struct {
 	cfg  Config
-	site *site           // nil: this node is by itself
+	pop  PoP             // what this node has in common with others
 	life context.Context // of fills that no caller owns
 	end  context.CancelFunc
 
@@ -90,11 +90,15 @@ func NewPuller(cfg Config) *Puller {
 	p.pulling, p.retiring = map[string]int{}, map[string]chan struct{}{}
 	p.order = newOrder(cfg.Cache, cfg.Log)
 	p.life, p.end = context.WithCancel(context.Background())
-	if cfg.PoP.Coord != nil {
-		p.site = newSite(p, cfg.PoP)
-	}
+	p.pop = alone{cfg.Layers}
 	return p
 }
+
+// Join has images and layers come from within a PoP, too. It is called before everything else, once at most.
+func (p *Puller) Join(pop PoP) { p.pop = pop }
+
+// Holds are the layers that must stay for now.
+func (p *Puller) Holds() *Holds { return p.holds }
 
 // Options are what one pull may differ in.
 type Options struct {
@@ -159,29 +163,27 @@ func (p *Puller) Pull(ctx context.Context, ref image.Reference, o Options) (*Pul
 func (p *Puller) resolve(ctx context.Context, ref image.Reference, o Options, look *lookup) (*image.Image,
 	error) {
 	known := p.cfg.Catalog.Get(ref)
-	if known != nil && (ref.Dgst != "" || o.Local && p.have(known)) {
+	if known != nil && (ref.Dgst != "" || o.Local && p.Have(known)) {
 		return known, nil
 	}
-	if p.site != nil {
-		img, begun := p.site.resolve(ctx, ref, o)
-		look.attaching = begun
-		if img != nil {
-			look.recorded = p.cfg.Catalog.PutSoon(img)
-			return img, nil
-		}
+	var asked bool
+	ask := func() (*image.Image, error) {
+		asked = true
+		look.warm()
+		ctx, step := trace.Start(ctx, "registry")
+		defer step.End()
+		return p.cfg.Registry.Resolve(ctx, ref,
+			registry.ResolveOptions{Manifest: look.begin})
 	}
-	look.warm()
-	ctx, step := trace.Start(ctx, "registry")
-	defer step.End()
-	img, err := p.cfg.Registry.Resolve(ctx, ref,
-		registry.ResolveOptions{Manifest: look.begin})
-	if err != nil {
+	img, begun, err := p.pop.Resolve(ctx, ref, o.Local, ask)
+	if look.begun = begun; err != nil {
 		return nil, err
 	}
-	if p.site != nil {
-		p.site.resolved(img)
+	if asked {
+		return img, p.cfg.Catalog.Put(img)
 	}
-	return img, p.cfg.Catalog.Put(img)
+	look.recorded = p.cfg.Catalog.PutSoon(img)
+	return img, nil
 }
 
 // Here reports whether a pull of ref would need nothing from elsewhere and, if the image
@@ -192,22 +194,22 @@ func (p *Puller) Here(ref image.Reference, o Options) (here bool, absent int64) 
 		return false, 0
 	}
 	absent = p.absent(known)
-	return absent == 0 && p.have(known), absent
+	return absent == 0 && p.Have(known), absent
 }
 
-// have reports whether every layer can be mounted without asking a registry first.
-func (p *Puller) have(img *image.Image) bool {
+// Have reports whether every layer can be mounted without asking a registry first.
+func (p *Puller) Have(img *image.Image) bool {
 	for _, l := range img.Layers {
-		if !p.mountable(img, l.DiffID) {
+		if !p.Mountable(img, l.DiffID) {
 			return false
 		}
 	}
 	return true
 }
 
-// mountable reports whether the layer is readable, or partial in a way that
+// Mountable reports whether the layer is readable, or partial in a way that
 // will do for img.
-func (p *Puller) mountable(img *image.Image, id digest.Digest) bool {
+func (p *Puller) Mountable(img *image.Image, id digest.Digest) bool {
 	if _, err := p.cfg.Layers.Get(id); err == nil {
 		return true
 	}
@@ -222,15 +224,10 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 	holding, unhold := context.WithCancel(ctx)
 	pull.unhold = unhold
 	p.holds.hold(holding, pull)
-	if p.site != nil {
-		actx, step := trace.Start(ctx, "attach")
-		lost := p.site.attach(actx, img, look.attaching)
-		step.End()
-		for _, id := range lost {
-			pull.renew[id] = new(sync.Once)
-		}
+	for _, id := range p.pop.Attach(ctx, img, look.begun) {
+		pull.renew[id] = new(sync.Once)
 	}
-	pull.Local = p.have(img)
+	pull.Local = p.Have(img)
 	p.order.used(pull.layers, p.cfg.Layers.Peek)
 	if o.Lazy && !pull.Local {
 		pull.Lazy, pull.Why = p.startLazily(ctx, img, o, look)
@@ -246,7 +243,7 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 // waits for nobody goes to the front when somebody waits for it now.
 func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o Options,
 	lazy *Start) (*layer.Fill, *blob) {
-	b := &blob{p: p, img: img, l: l, o: o, class: Startup, base: Startup}
+	b := p.newBlob(img, l, o, Startup)
 	if part := p.cfg.Layers.Partial(l.DiffID); o.Lazy && part != nil && p.accepts(img, part) {
 		b.class, b.base, b.gate = Background, Background, p.gateOf(l.DiffID, lazy)
 	}
@@ -289,8 +286,8 @@ func (p *Pull) mountable(f *layer.Fill, ctx context.Context) (*layer.Layer, erro
 	if err == nil && l.At != "" { // it may have been let go of since: its tar could not be reached
 		l, err = p.puller.known(ctx, p.Image, l)
 	}
-	if once := p.renew[f.Layer.DiffID]; err == nil && once != nil && p.puller.cfg.Lazy.Whole != nil {
-		once.Do(func() { p.puller.cfg.Lazy.Whole(f.Layer.DiffID) })
+	if once := p.renew[f.Layer.DiffID]; err == nil && once != nil {
+		once.Do(func() { p.puller.Remount(f.Layer.DiffID) })
 	}
 	return l, err
 }
@@ -301,9 +298,8 @@ func (p *Puller) known(ctx context.Context, img *image.Image, l *layer.Layer) (*
 	if err == nil {
 		return have, nil
 	}
-	missing := img.Layers[slices.IndexFunc(img.Layers, func(m image.Layer) bool { return m.DiffID == l.DiffID })]
-	return p.cfg.Layers.Fill(p.life, missing,
-		&blob{p: p, img: img, l: missing, class: Startup, base: Startup}).Wait(ctx)
+	missing := layerOf(img, l.DiffID)
+	return p.cfg.Layers.Fill(p.life, missing, p.newBlob(img, missing, Options{}, Startup)).Wait(ctx)
 }
 
 // WaitLayer blocks until the image's layer number i, from the bottom, can be mounted.
@@ -430,7 +426,7 @@ func (p *Puller) Chain(_ context.Context, chain digest.Digest) ([]digest.Digest,
 	}
 	strict := p.strictest(chain, ids)
 	for _, id := range ids {
-		if strict == nil || !p.mountable(strict, id) {
+		if strict == nil || !p.Mountable(strict, id) {
 			return nil, fmt.Errorf("%s: %w", id, layer.ErrUnknown)
 		}
 	}
@@ -464,15 +460,14 @@ func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, erro
 	if part := p.cfg.Layers.Partial(id); part != nil && err != nil {
 		return part.Files(), nil
 	}
-	if err == nil && l.At != "" && !(p.reachable(ctx, l) && p.site.rouseOne(ctx, l)) {
+	if err == nil && l.At != "" && !p.pop.Mountable(ctx, l) {
 		err = errors.Join(fmt.Errorf("layer %s lies in the PoP's store, which is away: %w", id, layer.ErrUnknown),
-			p.letGo(id))
+			p.pop.Detach(id))
 	}
 	if errors.Is(err, layer.ErrUnknown) {
 		for _, img := range p.cfg.Catalog.WithLayer(id) {
-			missing := img.Layers[slices.IndexFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == id })]
-			l, err = p.cfg.Layers.Fill(p.life, missing,
-				&blob{p: p, img: img, l: missing, class: Startup, base: Startup}).Wait(ctx)
+			missing := layerOf(img, id)
+			l, err = p.cfg.Layers.Fill(p.life, missing, p.newBlob(img, missing, Options{}, Startup)).Wait(ctx)
 			if err == nil || ctx.Err() != nil {
 				break
 			}
@@ -482,6 +477,30 @@ func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, erro
 		return mount.Files{}, err
 	}
 	return l.Files(), nil
+}
+
+// Saved is a layer that no registry has: what a container has written. Its
+// blob is its tar.
+func Saved(id digest.Digest, size int64) image.Layer {
+	return image.Layer{Digest: id, DiffID: id, Size: size, MediaType: ocispec.MediaTypeImageLayer}
+}
+
+// Keep makes the tar that src gives a layer of this node, and returns when it would survive a power cut.
+func (p *Puller) Keep(ctx context.Context, l image.Layer, src layer.Source) error {
+	_, err := p.cfg.Layers.Fill(ctx, l, src).WaitComplete(ctx)
+	return err
+}
+
+// Refill fetches a layer of an image as a pull would, behind what somebody waits for, and returns when it is
+// on disk.
+func (p *Puller) Refill(ctx context.Context, img *image.Image, id digest.Digest) (*layer.Layer, error) {
+	l := layerOf(img, id)
+	return p.cfg.Layers.Fill(ctx, l, p.newBlob(img, l, Options{}, Background)).WaitComplete(ctx)
+}
+
+// layerOf is the layer of img with that diffID, which it has.
+func layerOf(img *image.Image, id digest.Digest) image.Layer {
+	return img.Layers[slices.IndexFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == id })]
 }
 
 // Import turns the blob that open gives into a layer and returns it when it is readable.

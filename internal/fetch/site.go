@@ -15,21 +15,27 @@ import (
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/peer"
+	"dewpoint/internal/trace"
 
 	"github.com/opencontainers/go-digest"
 )
 
-// PoPConfig names what a Puller needs to have layers in common with the other
-// nodes of a PoP. The zero value is a node by itself.
-type PoPConfig struct {
+// MemberConfig names what a Member works with. Node, Coord, Layers, Catalog and Link are required.
+type MemberConfig struct {
 	Node  string
-	Coord pop.Coordinator // nil: there is no PoP
+	Coord pop.Coordinator
 	// Open opens the shared store. nil: there is none, nodes ask each other.
 	Open func(context.Context) (*pop.Store, error)
 	Dir  *pop.Dir // the store's; nil without one
 	// Peers asks other nodes; nil: they are not asked.
-	Peers   *peer.Client
-	Address string // host:port where this node is asked; "" if it is not
+	Peers    *peer.Client
+	Address  string // host:port where this node is asked; "" if it is not
+	PackDir  string // where this node has its startup packs; "" is nowhere
+	Capacity int64  // bytes that this node's own layers may take
+	Layers   *layer.Store
+	Catalog  *Catalog
+	Link     *Link
+	Log      *slog.Logger // nil discards
 	// Saved are the images, by their manifests, that this node gives checkpoints of. May be nil.
 	Saved func() []digest.Digest
 	// Room reports whether the node's cache has room for a copy of so many bytes.
@@ -42,11 +48,11 @@ type PoPConfig struct {
 	Lost func(id digest.Digest)
 	// Replaced is told of damaged layers that are in the store again. May be nil.
 	Replaced func(id digest.Digest)
-	// Heard is told of every event of the PoP, one after the other, while KeepPoP runs, and of a Resync when the
+	// Heard is told of every event of the PoP, one after the other, while Run does, and of a Resync when the
 	// store has been opened. It must not block. May be nil.
 	Heard func(e pop.Event)
 	// Prepare is how this node gets images ready that others have deployed.
-	Prepare PrepareConfig
+	Prepare PrewarmConfig
 	// Owed is the path of a file that remembers which layers this node is to give the store; "" remembers none.
 	Owed string
 	// House is the time between two looks for what may go; 0 is 20 s.
@@ -56,11 +62,21 @@ type PoPConfig struct {
 	Verify time.Duration
 }
 
-// site is the PoP as a node sees it. It is safe for concurrent use.
-type site struct {
-	p     *Puller
-	cfg   PoPConfig
-	log   *slog.Logger
+// Member is a node's side of its PoP. It is safe for concurrent use. A nil Member is that of a node by
+// itself: it has nothing, and says so.
+type Member struct {
+	cfg     MemberConfig
+	node    *Puller
+	layers  *layer.Store
+	catalog *Catalog
+	link    *Link
+	holds   *Holds
+	log     *slog.Logger
+	life    context.Context // of what goes on behind deployments
+	end     context.CancelFunc
+	work    sync.WaitGroup
+	stats   memberStats
+
 	store atomic.Pointer[pop.Store] // nil while it cannot be opened
 	tried chan struct{}             // closed once it was tried to open the store
 	// unmounted is why the store is not in its directory; nil while it is.
@@ -97,8 +113,13 @@ type site struct {
 	ready   *prepared                  // what rests, and why; nil: nothing does
 }
 
-func newSite(p *Puller, cfg PoPConfig) *site {
-	s := &site{p: p, cfg: cfg, log: p.cfg.Log, tried: make(chan struct{}), changed: make(chan struct{}),
+// NewMember returns the Member that a node's puller is to join. Close ends what it does in the background.
+func NewMember(cfg MemberConfig, p *Puller) *Member {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Member{cfg: cfg, node: p, layers: cfg.Layers, catalog: cfg.Catalog, link: cfg.Link, holds: p.Holds(),
+		log: cfg.Log, tried: make(chan struct{}), changed: make(chan struct{}),
 		leading: map[digest.Digest]pop.Lease{},
 		locks:   map[digest.Digest]*sync.Mutex{}, said: map[string]bool{}, uses: map[digest.Digest]int{},
 		owed: map[digest.Digest]bool{}, debts: loadDebts(cfg.Owed), relays: map[digest.Digest]*packRelay{},
@@ -108,7 +129,17 @@ func newSite(p *Puller, cfg PoPConfig) *site {
 	if cfg.Prepare.Rest != nil && cfg.Open != nil {
 		s.ready = newPrepared(cfg.Prepare)
 	}
+	s.life, s.end = context.WithCancel(context.Background())
 	return s
+}
+
+// Close ends what goes on in the background. It comes after that of the node's puller.
+func (s *Member) Close() {
+	if s == nil {
+		return
+	}
+	s.end()
+	s.work.Wait()
 }
 
 const (
@@ -124,7 +155,7 @@ const (
 )
 
 // usable is the store, if it answers.
-func (s *site) usable() *pop.Store {
+func (s *Member) usable() *pop.Store {
 	st := s.store.Load()
 	if st == nil || s.cfg.Dir.Away() != nil || s.unmounted.Load() != nil {
 		return nil
@@ -134,7 +165,7 @@ func (s *site) usable() *pop.Store {
 
 // opening waits for the first try to open the store, as long as for an answer of it: what a node that has
 // just booted is to deploy, or goes on with, need not be fetched because it came a moment before.
-func (s *site) opening(ctx context.Context) {
+func (s *Member) opening(ctx context.Context) {
 	if s.cfg.Open == nil {
 		return
 	}
@@ -146,7 +177,7 @@ func (s *site) opening(ctx context.Context) {
 }
 
 // lock excludes others from attaching a layer or letting go of it.
-func (s *site) lock(id digest.Digest) (unlock func()) {
+func (s *Member) lock(id digest.Digest) (unlock func()) {
 	s.mu.Lock()
 	l := s.locks[id]
 	if l == nil {
@@ -159,7 +190,7 @@ func (s *site) lock(id digest.Digest) (unlock func()) {
 }
 
 // lockAll is lock of several layers.
-func (s *site) lockAll(ids []digest.Digest) (unlock func()) {
+func (s *Member) lockAll(ids []digest.Digest) (unlock func()) {
 	var undo []func()
 	for _, id := range slices.Sorted(slices.Values(ids)) { // in one order, so that nobody waits in a circle
 		undo = append(undo, s.lock(id))
@@ -172,14 +203,14 @@ func (s *site) lockAll(ids []digest.Digest) (unlock func()) {
 }
 
 // count adds to the hit counters.
-func (s *site) count(fn func(*pop.Hits)) {
+func (s *Member) count(fn func(*pop.Hits)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fn(&s.hits)
 }
 
 // wake has those look again who wait for another node.
-func (s *site) wake() {
+func (s *Member) wake() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.changed)
@@ -187,7 +218,7 @@ func (s *site) wake() {
 }
 
 // rest blocks until something has changed, or for d.
-func (s *site) rest(ctx context.Context, d time.Duration) error {
+func (s *Member) rest(ctx context.Context, d time.Duration) error {
 	s.mu.Lock()
 	changed := s.changed
 	s.mu.Unlock()
@@ -200,10 +231,17 @@ func (s *site) rest(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// attach makes those layers of img known that the store has, before anything is decided about the others;
-// begun, unless nil, does that already. Layers of a store that is away are let go of: they are returned, and
-// are to be mounted anew when they have been fetched.
-func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (lost []digest.Digest) {
+// Attach implements fetch.Source: it makes those layers of img known that the store has, before anything is
+// decided about the others. Layers of a store that is away are let go of.
+func (s *Member) Attach(ctx context.Context, img *image.Image, begun any) (lost []digest.Digest) {
+	ctx, step := trace.Start(ctx, "attach")
+	defer step.End()
+	under, _ := begun.(*attaching)
+	return s.attach(ctx, img, under)
+}
+
+// attach is Attach, part of which begun, unless nil, does already.
+func (s *Member) attach(ctx context.Context, img *image.Image, begun *attaching) (lost []digest.Digest) {
 	s.opening(ctx)
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
 	defer cancel()
@@ -213,8 +251,8 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 	if st == nil {
 		return s.disown(img)
 	}
-	s.p.work.Go(func() { // where it is needed at once, findPack waits for it
-		if err := s.bringPack(s.p.life, img.Desc.Digest); err != nil {
+	s.work.Go(func() { // where it is needed at once, findPack waits for it
+		if err := s.bringPack(s.life, img.Desc.Digest); err != nil {
 			s.log.Warn("a startup pack of the PoP's store cannot be used", "image", img.Ref, "err", err)
 		}
 	})
@@ -267,13 +305,13 @@ func (s *site) attach(ctx context.Context, img *image.Image, begun *attaching) (
 }
 
 // touch tells the PoP that an image is deployed and its layers are used, behind the deployment.
-func (s *site) touch(img *image.Image, used []*pop.Layer) {
+func (s *Member) touch(img *image.Image, used []*pop.Layer) {
 	st := s.usable()
 	if st == nil {
 		return
 	}
-	s.p.work.Go(func() {
-		ctx, cancel := context.WithTimeout(s.p.life, sitePatience)
+	s.work.Go(func() {
+		ctx, cancel := context.WithTimeout(s.life, sitePatience)
 		defer cancel()
 		err := s.cfg.Coord.Publish(ctx, pop.Event{Kind: pop.Deployed, Key: img.Ref.String()})
 		if len(used) > 0 {
@@ -286,8 +324,8 @@ func (s *site) touch(img *image.Image, used []*pop.Layer) {
 }
 
 // found counts a layer that is here already, and returns what the policy is told of it.
-func (s *site) found(l image.Layer) *pop.Layer {
-	have, err := s.p.cfg.Layers.Peek(l.DiffID)
+func (s *Member) found(l image.Layer) *pop.Layer {
+	have, err := s.layers.Peek(l.DiffID)
 	if err == nil && have.At != "" {
 		s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += l.Size })
 		return s.recordOf(have)
@@ -297,30 +335,16 @@ func (s *site) found(l image.Layer) *pop.Layer {
 }
 
 // recordOf is what the policy is told of a layer that is here; nil of none.
-func (s *site) recordOf(l *layer.Layer) *pop.Layer {
+func (s *Member) recordOf(l *layer.Layer) *pop.Layer {
 	if l == nil {
 		return nil
 	}
 	return &pop.Layer{DiffID: l.DiffID, Size: l.Size, Blob: l.Blob, BlobSize: l.BlobSz}
 }
 
-// Prepare implements layer.Preparer: it finds out who brings the layer.
-func (b *blob) Prepare(ctx context.Context, f *layer.Fill) (layer.Way, error) {
-	b.mu.Lock()
-	b.from = nil
-	b.mu.Unlock()
-	if b.p.site == nil {
-		return layer.Way{}, nil
-	}
-	if err := b.pass(ctx); err != nil {
-		return layer.Way{}, err
-	}
-	return b.p.site.way(ctx, b, f)
-}
-
 // way finds the way of a layer into this node (docs/operate/pop.md): out of the store, from
 // the node that is fetching it, or, with its lease, from the registry.
-func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, error) {
+func (s *Member) way(ctx context.Context, b *route, f *layer.Fill) (layer.Way, error) {
 	id := b.l.DiffID
 	since := b.waitsSince() // for a node that cannot be asked, or does not begin
 	for {
@@ -364,18 +388,18 @@ func (s *site) way(ctx context.Context, b *blob, f *layer.Fill) (layer.Way, erro
 	}
 }
 
-func (s *site) leads(id digest.Digest) bool {
+func (s *Member) leads(id digest.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.leading[id] != nil
 }
 
-func (s *site) acquire(ctx context.Context, id digest.Digest) (pop.Lease, error) {
+func (s *Member) acquire(ctx context.Context, id digest.Digest) (pop.Lease, error) {
 	return s.cfg.Coord.Acquire(ctx, pop.LayerLease(id), s.above(ctx, id))
 }
 
 // above is what the token of a lease of the layer has to exceed.
-func (s *site) above(ctx context.Context, id digest.Digest) uint64 {
+func (s *Member) above(ctx context.Context, id digest.Digest) uint64 {
 	if st := s.usable(); st != nil {
 		return st.Above(ctx, id)
 	}
@@ -384,7 +408,7 @@ func (s *site) above(ctx context.Context, id digest.Digest) uint64 {
 
 // fromStore is the way out of the store, if the layer is there. A layer that is
 // mounted already before it is whole is copied.
-func (s *site) fromStore(ctx context.Context, b *blob, id digest.Digest) (layer.Way, bool) {
+func (s *Member) fromStore(ctx context.Context, b *route, id digest.Digest) (layer.Way, bool) {
 	st := s.usable()
 	if st == nil {
 		return layer.Way{}, false
@@ -398,7 +422,7 @@ func (s *site) fromStore(ctx context.Context, b *blob, id digest.Digest) (layer.
 		return layer.Way{}, false
 	}
 	s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += b.l.Size })
-	if s.p.cfg.Layers.Partial(id) == nil && !s.p.cfg.Layers.Unpacks() {
+	if s.layers.Partial(id) == nil && !s.layers.Unpacks() {
 		return layer.Way{Elsewhere: e}, true
 	}
 	w := b.take(storeName, func(_ context.Context, off int64) (io.ReadCloser, error) {
@@ -409,20 +433,20 @@ func (s *site) fromStore(ctx context.Context, b *blob, id digest.Digest) (layer.
 		wrong(err)
 		s.count(func(h *pop.Hits) { h.Store--; h.StoreBytes -= b.l.Size })
 		// else it is this node that cannot take it
-		if err := st.Verify(s.p.life, rec, 0); errors.Is(err, pop.ErrDamaged) {
-			s.quarantine(s.p.life, st, rec, err)
+		if err := st.Verify(s.life, rec, 0); errors.Is(err, pop.ErrDamaged) {
+			s.quarantine(s.life, st, rec, err)
 		}
 	}
 	return w, true
 }
 
 // openStored gives a layer's tar as it lies in the store.
-func (s *site) openStored(rec *pop.Layer, off int64) (io.ReadCloser, error) {
+func (s *Member) openStored(rec *pop.Layer, off int64) (io.ReadCloser, error) {
 	st := s.usable()
 	if st == nil {
 		return nil, pop.ErrStoreAway
 	}
-	f, err := st.Open(s.p.life, rec)
+	f, err := st.Open(s.life, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -433,7 +457,7 @@ func (s *site) openStored(rec *pop.Layer, off int64) (io.ReadCloser, error) {
 }
 
 // fromPeer is the way from a node that fetches the layer, or is said to have it whole.
-func (s *site) fromPeer(b *blob, m pop.Member, whole bool) (layer.Way, bool) {
+func (s *Member) fromPeer(b *route, m pop.Member, whole bool) (layer.Way, bool) {
 	who := m.Address
 	if whole {
 		who = wholeAt(m)
@@ -468,7 +492,7 @@ var errNotWhole = errors.New("it has let go of it")
 
 // follow gives the layer's tar as m has it, and as it grows there. It ends with an error when the node is
 // seen to have let go of the layer, or is dead. ended is called when the layer has come to its end.
-func (s *site) follow(ctx context.Context, m pop.Member, b *blob, whole bool, off int64,
+func (s *Member) follow(ctx context.Context, m pop.Member, b *route, whole bool, off int64,
 	ended func()) (io.ReadCloser, error) {
 	id := b.l.DiffID
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -485,7 +509,7 @@ func (s *site) follow(ctx context.Context, m pop.Member, b *blob, whole bool, of
 		return nil, err
 	}
 	f := &followed{ReadCloser: r, cancel: cancel, ended: ended}
-	s.p.work.Go(func() { s.watch(ctx, f, m, id) })
+	s.work.Go(func() { s.watch(ctx, f, m, id) })
 	return f, nil
 }
 
@@ -519,7 +543,7 @@ var errDeparted = errors.New("the node does not bring the layer any more")
 
 // watch cuts a stream that stands still when its node has lost the layer's lease,
 // and does not have it whole.
-func (s *site) watch(ctx context.Context, f *followed, m pop.Member, id digest.Digest) {
+func (s *Member) watch(ctx context.Context, f *followed, m pop.Member, id digest.Digest) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	for seen := int64(-1); ; {
@@ -543,72 +567,4 @@ func (s *site) watch(ctx context.Context, f *followed, m pop.Member, id digest.D
 		f.cancel(errDeparted)
 		return
 	}
-}
-
-// take has Open give what open gives, which who has.
-func (b *blob) take(who string, open func(context.Context, int64) (io.ReadCloser, error)) layer.Way {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.from = func(ctx context.Context, off int64) (io.ReadCloser, error) {
-		r, err := open(ctx, off)
-		if err != nil {
-			return nil, b.fail(who, err)
-		}
-		b.begun()
-		return &elsewhere{r, func(err error) error { return b.fail(who, err) }}, nil
-	}
-	return layer.Way{Tar: true, Wrong: func(err error) { _ = b.fail(who, err) }}
-}
-
-// fail counts a failure and has the fill look for another way.
-func (b *blob) fail(who string, err error) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.failed == nil {
-		b.failed = map[string]int{}
-	}
-	switch {
-	case errors.Is(err, errNotWhole):
-		b.failed[who] = peerFailures
-	case !errors.Is(err, peer.ErrUnknown): // else it has it soon, or loses its lease
-		b.failed[who]++
-	case b.unbegun.IsZero():
-		b.unbegun = time.Now()
-	}
-	return fmt.Errorf("from %s: %w: %w", who, err, layer.ErrAgain)
-}
-
-// waitsSince is since when a node that holds the layer's lease has not begun to fetch it; zero if none is
-// known. It may run the image lazily, and fetch the rest much later.
-func (b *blob) waitsSince() time.Time {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.unbegun
-}
-
-// begun ends such a wait.
-func (b *blob) begun() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.unbegun = time.Time{}
-}
-
-func (b *blob) failures(who string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.failed[who]
-}
-
-// elsewhere is a stream of the PoP.
-type elsewhere struct {
-	io.ReadCloser
-	fail func(error) error
-}
-
-func (e *elsewhere) Read(b []byte) (int, error) {
-	n, err := e.ReadCloser.Read(b)
-	if err != nil && err != io.EOF {
-		err = e.fail(err)
-	}
-	return n, err
 }

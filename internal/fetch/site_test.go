@@ -39,6 +39,7 @@ func newSiteBed(t testing.TB) *siteBed {
 // siteNode is one of its nodes. KeepPoP runs.
 type siteNode struct {
 	*bed
+	site *Member
 	name string
 
 	mu       sync.Mutex
@@ -53,7 +54,7 @@ const (
 )
 
 // node joins a node; change may change its configuration before.
-func (s *siteBed) node(name string, change func(*PoPConfig)) *siteNode {
+func (s *siteBed) node(name string, change func(*MemberConfig)) *siteNode {
 	s.t.Helper()
 	n := s.boot(name, change)
 	n.eventually("the store is open", func() bool { return n.site.usable() != nil })
@@ -61,7 +62,7 @@ func (s *siteBed) node(name string, change func(*PoPConfig)) *siteNode {
 }
 
 // boot is node, which need not have opened the store yet.
-func (s *siteBed) boot(name string, change func(*PoPConfig)) *siteNode {
+func (s *siteBed) boot(name string, change func(*MemberConfig)) *siteNode {
 	t := s.t
 	t.Helper()
 	n := &siteNode{bed: &bed{t: t, reg: s.reg, dir: filepath.Join(t.TempDir(), "layers")}, name: name,
@@ -77,24 +78,27 @@ func (s *siteBed) boot(name string, change func(*PoPConfig)) *siteNode {
 	n.must(err)
 	t.Cleanup(func() { coord.Close() })
 	dir := pop.NewDir(s.store, 0)
-	cfg := PoPConfig{Node: name, Coord: coord, Dir: dir,
+	cfg := MemberConfig{Node: name, Coord: coord, Dir: dir,
 		Open: func(ctx context.Context) (*pop.Store, error) {
 			return pop.OpenStore(ctx, pop.StoreConfig{FS: dir, Coord: coord, Node: name, Grace: time.Second})
 		},
 		Damaged:  func(id digest.Digest, _ error) { n.note(&n.damaged, id) },
 		Replaced: func(id digest.Digest) { n.note(&n.replaced, id) },
 		Owed:     filepath.Join(t.TempDir(), "owed"),
+		Capacity: siteCache, Layers: n.layers, Catalog: catalog, Link: NewLink(LinkConfig{Inflaters: 1}),
 	}
 	if change != nil {
 		change(&cfg)
 	}
 	n.Puller = NewPuller(Config{Registry: client, Layers: n.layers, Catalog: catalog,
-		Link: NewLink(LinkConfig{Inflaters: 1}), PoP: cfg, Cache: CacheConfig{Capacity: siteCache}})
+		Link: cfg.Link, Packs: PackConfig{Dir: cfg.PackDir}, Cache: CacheConfig{Capacity: siteCache}})
 	n.fresh = 0
-	t.Cleanup(func() { n.must(n.Close()) })
+	n.site = NewMember(cfg, n.Puller)
+	n.Join(n.site)
+	t.Cleanup(func() { n.must(n.Close()); n.site.Close() })
 	ctx, cancel := context.WithCancel(context.Background())
 	var kept sync.WaitGroup
-	kept.Go(func() { n.must(n.KeepPoP(ctx, n.inUse)) })
+	kept.Go(func() { n.must(n.site.Run(ctx, n.inUse)) })
 	t.Cleanup(func() { cancel(); kept.Wait() })
 	return n
 }
@@ -221,7 +225,7 @@ func TestBootWaitsForTheStore(t *testing.T) {
 		if !want {
 			name = "hangs"
 		}
-		b := s.boot(name, func(cfg *PoPConfig) {
+		b := s.boot(name, func(cfg *MemberConfig) {
 			open := cfg.Open
 			cfg.Open = func(ctx context.Context) (*pop.Store, error) {
 				select {
@@ -347,10 +351,10 @@ func TestStoreIsUnmounted(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(aside) })
 	for _, n := range []*siteNode{a, b} {
 		n.eventually("it is noticed", func() bool { return n.site.usable() == nil })
-		if now, _ := n.PoPState(); !now.StoreAway {
+		if now := n.site.State(); !now.StoreAway {
 			t.Error("the store is not away")
 		}
-		if got, err := n.PoP(t.Context()); err != nil || !errors.Is(got.Away, pop.ErrNotMounted) {
+		if got, err := n.site.Status(t.Context()); err != nil || !errors.Is(got.Away, pop.ErrNotMounted) {
 			t.Errorf("away: %v, %v", got.Away, err)
 		}
 	}
@@ -372,7 +376,7 @@ func TestStoreIsUnmounted(t *testing.T) {
 // verifyAll verifies the store and returns what was damaged.
 func (n *siteNode) verifyAll(ids ...digest.Digest) (whole int, damaged []Verified) {
 	n.t.Helper()
-	n.must(n.VerifyPoP(n.t.Context(), ids, func(v Verified) error {
+	n.must(n.site.Verify(n.t.Context(), ids, func(v Verified) error {
 		if v.Damage != nil {
 			damaged = append(damaged, v)
 		} else {
@@ -407,8 +411,9 @@ func TestDamageIsReplacedFromOwnCopy(t *testing.T) {
 	if now, err := os.ReadFile(s.data(rec)); err != nil || !bytes.Equal(now, good) || rec.Name == bad.Name {
 		t.Errorf("%s instead of %s: its bytes are right %t, %v", rec.Name, bad.Name, bytes.Equal(now, good), err)
 	}
-	if len(a.damaged) != 1 || len(a.replaced) != 1 || a.Stats().Damaged != 1 || a.Stats().Replaced != 1 {
-		t.Errorf("reported: %v damaged, %v replaced, %+v", a.damaged, a.replaced, a.Stats())
+	n := a.site.Stats()
+	if len(a.damaged) != 1 || len(a.replaced) != 1 || n.Damaged != 1 || n.Replaced != 1 {
+		t.Errorf("reported: %v damaged, %v replaced, %+v", a.damaged, a.replaced, n)
 	}
 	if s.served(p) != sent {
 		t.Error("the registry was asked for what is here")
@@ -483,20 +488,20 @@ func TestBrokenRecordIsReplaced(t *testing.T) {
 // Verification goes on by itself: what is due is read, and a flipped byte found.
 func TestVerificationInBackground(t *testing.T) {
 	s := newSiteBed(t)
-	a := s.node("a", func(c *PoPConfig) { c.Verify = 20 * time.Millisecond })
+	a := s.node("a", func(c *MemberConfig) { c.Verify = 20 * time.Millisecond })
 	id := a.bring(a.push("app", 1))[0].Layer.DiffID
 	bad := a.published(id)
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup
-	done.Go(func() { a.VerifyInBackground(ctx) })
+	done.Go(func() { a.site.VerifyInBackground(ctx) })
 	defer done.Wait()
 	defer cancel()
-	a.eventually("the layer was verified", func() bool { return a.Stats().Verified > 0 })
+	a.eventually("the layer was verified", func() bool { return a.site.Stats().Verified > 0 })
 	if v, err := a.site.usable().Verified(t.Context(), bad); err != nil || v.Node != "a" || v.Name != bad.Name {
 		t.Errorf("the note: %+v, %v", v, err)
 	}
 	s.flip(s.data(bad))
-	a.eventually("the damage was found, and is gone", func() bool { return a.Stats().Replaced == 1 })
+	a.eventually("the damage was found, and is gone", func() bool { return a.site.Stats().Replaced == 1 })
 	cancel()
 	done.Wait()
 	if whole, damaged := a.verifyAll(); whole != 1 || len(damaged) != 0 {
@@ -515,9 +520,9 @@ func TestPrunePoP(t *testing.T) {
 	b.use(kept)
 	b.bring(b.push("kept", 1))
 	time.Sleep(siteTTL) // the coordinator remembers for so long
-	done, err := a.PrunePoP(t.Context(), nobody)
+	done, err := a.site.Prune(t.Context(), nobody)
 	a.must(err)
-	if len(done.Layers) != 1 || done.Layers[0] != gone || done.Why != "" || a.Stats().Evicted != 1 {
+	if len(done.Layers) != 1 || done.Layers[0] != gone || done.Why != "" || a.site.Stats().Evicted != 1 {
 		t.Errorf("%+v", done)
 	}
 	st := a.site.usable()
@@ -538,7 +543,7 @@ func TestPruneTakesMarks(t *testing.T) {
 	for _, inUse := range []bool{true, false} {
 		_, err := b.Prune(t.Context(), func(digest.Digest) bool { return inUse })
 		b.must(err)
-		seen, err := a.PoP(t.Context())
+		seen, err := a.site.Status(t.Context())
 		a.must(err)
 		if slices.Contains(seen.Users[id.String()], "b") != inUse {
 			t.Errorf("in use: %v; users: %v", inUse, seen.Users)
@@ -549,7 +554,7 @@ func TestPruneTakesMarks(t *testing.T) {
 // One node keeps house for all, and another when it has gone.
 func TestOneKeepsHouse(t *testing.T) {
 	s := newSiteBed(t)
-	often := func(c *PoPConfig) { c.House = 20 * time.Millisecond }
+	often := func(c *MemberConfig) { c.House = 20 * time.Millisecond }
 	keeper := func(n *siteNode) string {
 		h, held, err := n.site.cfg.Coord.Holder(t.Context(), keeperLease)
 		n.must(err)
@@ -584,7 +589,7 @@ func TestAllAreTold(t *testing.T) {
 	a.published(id)
 	c.use(id)
 	c.bring(c.push("x", 1))
-	b := s.node("b", func(c *PoPConfig) {
+	b := s.node("b", func(c *MemberConfig) {
 		c.House = 20 * time.Millisecond
 		dir, coord := c.Dir, c.Coord
 		c.Open = func(ctx context.Context) (*pop.Store, error) {
@@ -610,7 +615,7 @@ func TestPoPStatus(t *testing.T) {
 	b.bring(p)
 	b.site.announce(t.Context())
 	a.eventually("the hub is settled", func() bool { ok, _ := a.site.cfg.Coord.Settled(t.Context()); return ok })
-	got, err := a.PoP(t.Context())
+	got, err := a.site.Status(t.Context())
 	a.must(err)
 	if got.Node != "a" || got.Path != s.store || got.Store == "" || got.Away != nil || got.Lost != nil ||
 		!got.Settled || len(got.Members) != 2 || len(got.Layers) != 1 {
@@ -626,7 +631,8 @@ func TestPoPStatus(t *testing.T) {
 		t.Errorf("hits of b: %+v", h)
 	}
 	s.hub.Cut("a", true)
-	if got, err = a.PoP(t.Context()); err != nil || !errors.Is(got.Lost, pop.ErrAway) || len(got.Layers) != 1 {
+	got, err = a.site.Status(t.Context())
+	if err != nil || !errors.Is(got.Lost, pop.ErrAway) || len(got.Layers) != 1 {
 		t.Errorf("without the coordinator: %+v, %v", got, err)
 	}
 }
@@ -670,7 +676,7 @@ func TestHotLayersAreCopiedBehindDeployments(t *testing.T) {
 	s := newSiteBed(t)
 	var asked atomic.Bool
 	a, b := s.node("a", nil),
-		s.node("b", func(c *PoPConfig) { c.Room = func(int64) bool { asked.Store(true); return true } })
+		s.node("b", func(c *MemberConfig) { c.Room = func(int64) bool { asked.Store(true); return true } })
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
 	a.published(id)

@@ -19,7 +19,7 @@ import (
 // being marked, which waits for the store several times, their records and tables are read and the
 // indexes built. What was read of a layer that is another one by then was in vain.
 type attaching struct {
-	s   *site
+	s   *Member
 	st  *pop.Store
 	img *image.Image
 
@@ -39,11 +39,11 @@ type attaching struct {
 
 // begin attaches what is not here of img, and goes on whatever becomes of who asked. likely says
 // that the store is likely to have all of it.
-func (s *site) begin(st *pop.Store, img *image.Image, likely bool) *attaching {
+func (s *Member) begin(st *pop.Store, img *image.Image, likely bool) *attaching {
 	return s.beginAs(st, img, likely, false)
 }
 
-func (s *site) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) *attaching {
+func (s *Member) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) *attaching {
 	a := &attaching{s: s, st: st, img: img, ahead: ahead, looked: make(chan struct{}), done: make(chan struct{}),
 		marked: make(chan struct{}), seeming: map[digest.Digest]bool{}}
 	for _, l := range img.Unique() {
@@ -56,8 +56,8 @@ func (s *site) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) *att
 		close(a.done)
 		return a
 	}
-	s.p.work.Go(func() {
-		ctx, cancel := context.WithTimeout(s.p.life, sitePatience)
+	s.work.Go(func() {
+		ctx, cancel := context.WithTimeout(s.life, sitePatience)
 		defer cancel()
 		defer close(a.done)
 		a.run(ctx, likely)
@@ -66,9 +66,9 @@ func (s *site) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) *att
 }
 
 // here reports whether there is something of a layer on this node, or it is attached.
-func (s *site) here(id digest.Digest) bool {
-	_, err := s.p.cfg.Layers.Peek(id)
-	return err == nil || s.p.cfg.Layers.Partial(id) != nil
+func (s *Member) here(id digest.Digest) bool {
+	_, err := s.layers.Peek(id)
+	return err == nil || s.layers.Partial(id) != nil
 }
 
 func (a *attaching) ids() []digest.Digest {
@@ -170,7 +170,7 @@ func (a *attaching) from(ctx context.Context, rec *pop.Layer, await func() error
 		return err
 	}
 	e.Await = await
-	if _, err = a.s.p.cfg.Layers.Attach(e); err != nil {
+	if _, err = a.s.layers.Attach(e); err != nil {
 		return err
 	}
 	return a.s.unlessShunned(a.st, rec)
@@ -178,11 +178,11 @@ func (a *attaching) from(ctx context.Context, rec *pop.Layer, await func() error
 
 // unlessShunned lets go of a layer that was attached if its files were found damaged meanwhile: who was told
 // of that did not find it attached.
-func (s *site) unlessShunned(st *pop.Store, rec *pop.Layer) error {
+func (s *Member) unlessShunned(st *pop.Store, rec *pop.Layer) error {
 	if !st.Shuns(rec.Name) {
 		return nil
 	}
-	return errors.Join(fmt.Errorf("layer %s was damaged: %w", rec.DiffID, pop.ErrUnknown), s.p.letGo(rec.DiffID))
+	return errors.Join(fmt.Errorf("layer %s was damaged: %w", rec.DiffID, pop.ErrUnknown), s.Detach(rec.DiffID))
 }
 
 // confirmed is the record of a layer once it is marked; nil if it is not there.
@@ -219,7 +219,7 @@ func (a *attaching) all(ctx context.Context) bool {
 		return false
 	}
 	for _, l := range a.layers {
-		if !a.seeming[l.DiffID] && !a.s.p.mountable(a.img, l.DiffID) {
+		if !a.seeming[l.DiffID] && !a.s.node.Mountable(a.img, l.DiffID) {
 			return false
 		}
 	}
@@ -237,7 +237,7 @@ func (a *attaching) wait(ctx context.Context) []*pop.Layer {
 }
 
 // attachLayer makes one layer known that the store has, unless there is something of it here.
-func (s *site) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) error {
+func (s *Member) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) error {
 	defer s.lock(l.DiffID)()
 	if s.here(l.DiffID) {
 		s.found(l)
@@ -246,7 +246,7 @@ func (s *site) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) er
 	}
 	rec, e, err := s.elsewhere(ctx, st, l)
 	if err == nil {
-		_, err = s.p.cfg.Layers.Attach(e)
+		_, err = s.layers.Attach(e)
 	}
 	if err == nil {
 		err = s.unlessShunned(st, rec)
@@ -260,7 +260,7 @@ func (s *site) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) er
 }
 
 // elsewhere is a layer that the store has, marked as used by this node.
-func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*pop.Layer, *layer.Elsewhere,
+func (s *Member) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*pop.Layer, *layer.Elsewhere,
 	error) {
 	rec, err := st.Use(ctx, l.DiffID)
 	if err != nil {
@@ -271,7 +271,7 @@ func (s *site) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*po
 }
 
 // described is a layer of the store, with its index if that is there, else its table.
-func (s *site) described(ctx context.Context, st *pop.Store, rec *pop.Layer,
+func (s *Member) described(ctx context.Context, st *pop.Store, rec *pop.Layer,
 	l image.Layer) (e *layer.Elsewhere, err error) {
 	e = &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size,
 		Data: s.cfg.Dir.Path(rec.Data())}
@@ -299,7 +299,7 @@ type proof struct {
 	left int // uses
 }
 
-func (s *site) prove(id digest.Digest) {
+func (s *Member) prove(id digest.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, p := range s.proved {
@@ -311,7 +311,7 @@ func (s *site) prove(id digest.Digest) {
 }
 
 // isProved reports whether the tar was seen a moment ago, and the store answers.
-func (s *site) isProved(id digest.Digest) bool {
+func (s *Member) isProved(id digest.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, ok := s.proved[id]

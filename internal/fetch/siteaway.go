@@ -18,7 +18,7 @@ import (
 
 // present looks whether the store is still in its directory, and says so. The
 // error wraps pop.ErrNotMounted if it is not.
-func (s *site) present(ctx context.Context, st *pop.Store) error {
+func (s *Member) present(ctx context.Context, st *pop.Store) error {
 	err := st.Present(ctx)
 	was := s.unmounted.Load()
 	if !errors.Is(err, pop.ErrNotMounted) {
@@ -38,7 +38,7 @@ func (s *site) present(ctx context.Context, st *pop.Store) error {
 // remounted has attached layers mounted anew for those that start from here on, if the
 // store is another mount than when this was asked last, or nobody knows: what
 // is mounted from one whose client has ended gives errors for good.
-func (s *site) remounted(ctx context.Context) {
+func (s *Member) remounted(ctx context.Context) {
 	fi, err := s.cfg.Dir.Stat(ctx, ".")
 	if err != nil {
 		return
@@ -51,12 +51,12 @@ func (s *site) remounted(ctx context.Context) {
 	same := s.device == uint64(st.Dev)
 	s.device = uint64(st.Dev)
 	s.mu.Unlock()
-	if same || s.p.cfg.Lazy.Whole == nil {
+	if same {
 		return
 	}
-	for _, l := range s.p.cfg.Layers.Layers() {
+	for _, l := range s.layers.Layers() {
 		if l.At != "" {
-			s.p.cfg.Lazy.Whole(l.DiffID)
+			s.node.Remount(l.DiffID)
 		}
 	}
 }
@@ -64,35 +64,35 @@ func (s *site) remounted(ctx context.Context) {
 // gone reports whether a layer is attached whose tar cannot be reached now: the store, or the
 // part of it where it lies, does not answer. It may look well from here, as long as
 // nobody reads what is not in the page cache.
-func (s *site) gone(ctx context.Context, id digest.Digest) bool {
-	have, err := s.p.cfg.Layers.Peek(id)
-	return err == nil && have.At != "" && !s.p.reachable(ctx, have)
+func (s *Member) gone(ctx context.Context, id digest.Digest) bool {
+	have, err := s.layers.Peek(id)
+	return err == nil && have.At != "" && !s.reachable(ctx, have)
 }
 
 // reachable reports whether the tar of a layer of the store is there: what the kernel
 // believes to know of it is not asked.
-func (p *Puller) reachable(ctx context.Context, l *layer.Layer) bool {
-	if p.site == nil || p.site.cfg.Dir == nil {
+func (s *Member) reachable(ctx context.Context, l *layer.Layer) bool {
+	if s.cfg.Dir == nil {
 		return false
 	}
-	name, err := filepath.Rel(p.site.cfg.Dir.Path("."), l.At)
+	name, err := filepath.Rel(s.cfg.Dir.Path("."), l.At)
 	if err != nil || !filepath.IsLocal(name) {
 		return false // of a store that was configured once
 	}
-	if p.site.isProved(l.DiffID) {
+	if s.isProved(l.DiffID) {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
 	defer cancel()
-	size, err := p.site.cfg.Dir.Reach(ctx, name)
+	size, err := s.cfg.Dir.Reach(ctx, name)
 	return err == nil && size == l.Size
 }
 
 // disown lets go of the image's layers that lie in a store which is away, so that
 // they are fetched. What runs with them keeps them.
-func (s *site) disown(img *image.Image) (lost []digest.Digest) {
+func (s *Member) disown(img *image.Image) (lost []digest.Digest) {
 	for _, l := range img.Unique() {
-		if have, err := s.p.cfg.Layers.Peek(l.DiffID); err == nil && have.At != "" {
+		if have, err := s.layers.Peek(l.DiffID); err == nil && have.At != "" {
 			s.detach(img, l.DiffID)
 			lost = append(lost, l.DiffID)
 		}
@@ -100,29 +100,32 @@ func (s *site) disown(img *image.Image) (lost []digest.Digest) {
 	return lost
 }
 
-func (s *site) detach(img *image.Image, id digest.Digest) {
+func (s *Member) detach(img *image.Image, id digest.Digest) {
 	s.log.Warn("a layer of the PoP's store is away: it is fetched anew", "layer", id, "image", img.Ref)
-	if err := s.p.letGo(id); err != nil {
+	if err := s.Detach(id); err != nil {
 		s.log.Warn("detach layer", "layer", id, "err", err)
 	}
 }
 
-// letGo detaches a layer; what comes in its place does not rest.
-func (p *Puller) letGo(id digest.Digest) error {
-	err := p.cfg.Layers.Detach(id)
-	if p.site != nil {
-		p.site.ready.setRest(id, false)
-	}
+// Mountable implements fetch.Attached.
+func (s *Member) Mountable(ctx context.Context, l *layer.Layer) bool {
+	return s.reachable(ctx, l) && s.rouseOne(ctx, l)
+}
+
+// Detach implements fetch.Attached. What comes in the layer's place does not rest.
+func (s *Member) Detach(id digest.Digest) error {
+	err := s.layers.Detach(id)
+	s.ready.setRest(id, false)
 	return err
 }
 
 // alone has a layer that this node fetches for itself given to the store later: there
 // is no lease now under which it could.
-func (s *site) alone(f *layer.Fill) {
+func (s *Member) alone(f *layer.Fill) {
 	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += f.Layer.Size })
-	s.p.work.Go(func() {
+	s.work.Go(func() {
 		s.owes(f.Layer.DiffID)
-		if _, err := f.WaitComplete(s.p.life); err == nil {
+		if _, err := f.WaitComplete(s.life); err == nil {
 			s.later(f.Layer.DiffID)
 		}
 	})

@@ -21,8 +21,8 @@ const copyWait = time.Minute
 // reused notes that a layer of the store was deployed here once more, and has it
 // copied when it is hot and there is room. Copies are made one after the other, behind deployments:
 // looking whether there is room costs a look at all that is here.
-func (s *site) reused(id digest.Digest) {
-	l, err := s.p.cfg.Layers.Peek(id)
+func (s *Member) reused(id digest.Digest) {
+	l, err := s.layers.Peek(id)
 	if err != nil || l.At == "" {
 		return
 	}
@@ -30,22 +30,22 @@ func (s *site) reused(id digest.Digest) {
 	s.uses[l.DiffID]++
 	hot := s.uses[l.DiffID] == hotUses
 	s.mu.Unlock()
-	if !hot || s.cfg.Room == nil || s.p.cfg.Layers.Unpacks() {
+	if !hot || s.cfg.Room == nil || s.layers.Unpacks() {
 		return
 	}
-	s.p.work.Go(func() {
+	s.work.Go(func() {
 		s.copying.Lock()
 		defer s.copying.Unlock()
-		ctx, cancel := context.WithTimeout(s.p.life, copyWait)
+		ctx, cancel := context.WithTimeout(s.life, copyWait)
 		s.quiet(ctx)
 		cancel()
-		if have, err := s.p.cfg.Layers.Peek(l.DiffID); s.p.life.Err() != nil || err != nil || have != l ||
+		if have, err := s.layers.Peek(l.DiffID); s.life.Err() != nil || err != nil || have != l ||
 			!s.cfg.Room(l.Size) {
 			s.forgetUses(l.DiffID) // perhaps later
 			return
 		}
 		start := time.Now()
-		if err := s.localize(s.p.life, l); err != nil {
+		if err := s.localize(s.life, l); err != nil {
 			s.log.Warn("a layer of the PoP's store is not copied", "layer", l.DiffID, "err", err)
 			s.forgetUses(l.DiffID)
 			return
@@ -55,7 +55,7 @@ func (s *site) reused(id digest.Digest) {
 	})
 }
 
-func (s *site) forgetUses(id digest.Digest) {
+func (s *Member) forgetUses(id digest.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.uses, id)
@@ -63,7 +63,7 @@ func (s *site) forgetUses(id digest.Digest) {
 
 // localize copies an attached layer. What is mounted of it goes on; the next mounts
 // are of the copy.
-func (s *site) localize(ctx context.Context, l *layer.Layer) error {
+func (s *Member) localize(ctx context.Context, l *layer.Layer) error {
 	st := s.usable()
 	if st == nil {
 		return pop.ErrStoreAway
@@ -77,12 +77,12 @@ func (s *site) localize(ctx context.Context, l *layer.Layer) error {
 		return err
 	}
 	defer body.Close()
-	err = s.p.cfg.Layers.Localize(l, &during{ctx, body})
+	err = s.layers.Localize(l, &during{ctx, body})
 	if errors.Is(err, layer.ErrMismatch) {
 		s.damaged(ctx, st, rec, err)
 	}
-	if err == nil && s.p.cfg.Lazy.Whole != nil {
-		s.p.cfg.Lazy.Whole(l.DiffID)
+	if err == nil {
+		s.node.Remount(l.DiffID)
 	}
 	return err
 }

@@ -17,9 +17,8 @@ import (
 // nothing on a LAN.
 const peerRange = 256 << 10
 
-// bring brings absent bytes of a partial layer from within the PoP. It reports how many came, and
-// whether they are all; else they are to be fetched.
-func (s *site) bring(ctx context.Context, part *layer.Partial, from, to int64) (n int64, ok bool) {
+// Want implements fetch.Source.
+func (s *Member) Want(ctx context.Context, part *layer.Partial, from, to int64) (n int64, ok bool) {
 	n, err := s.bringStored(ctx, part, from, to)
 	if err != nil && !errors.Is(err, context.Canceled) {
 		n, err = s.bringFromHolder(ctx, part, from, to)
@@ -32,7 +31,8 @@ func (s *site) bring(ctx context.Context, part *layer.Partial, from, to int64) (
 }
 
 // bringStored reads whole pieces that the store's record has sums of.
-func (s *site) bringStored(ctx context.Context, part *layer.Partial, from, to int64) (got int64, err error) {
+func (s *Member) bringStored(ctx context.Context, part *layer.Partial, from, to int64) (got int64,
+	err error) {
 	st := s.usable()
 	if st == nil {
 		return 0, pop.ErrStoreAway
@@ -55,7 +55,7 @@ func (s *site) bringStored(ctx context.Context, part *layer.Partial, from, to in
 			s.damaged(ctx, st, rec, fmt.Errorf("at %d: %w", at, pop.ErrDamaged))
 			return got, pop.ErrDamaged
 		}
-		if err := s.p.putRoomy(part, at, b); err != nil {
+		if err := s.node.Put(part, at, b); err != nil {
 			return got, err
 		}
 		got += int64(len(b))
@@ -65,7 +65,7 @@ func (s *site) bringStored(ctx context.Context, part *layer.Partial, from, to in
 
 // bringFromHolder asks the node that is fetching the layer: if it lacks the bytes
 // too, it fetches them, once for all.
-func (s *site) bringFromHolder(ctx context.Context, part *layer.Partial, from, to int64) (int64, error) {
+func (s *Member) bringFromHolder(ctx context.Context, part *layer.Partial, from, to int64) (int64, error) {
 	id := part.Layer.DiffID
 	if s.cfg.Peers == nil || s.leads(id) {
 		return 0, pop.ErrUnknown
@@ -88,12 +88,12 @@ func (s *site) bringFromHolder(ctx context.Context, part *layer.Partial, from, t
 	if _, err := io.ReadFull(r, b); err != nil {
 		return 0, err
 	}
-	return to - from, s.p.putRoomy(part, from-from%presence.Page, b)
+	return to - from, s.node.Put(part, from-from%presence.Page, b)
 }
 
 // damaged takes a layer out of the store whose bytes are not what was published,
 // and has it replaced.
-func (s *site) damaged(ctx context.Context, st *pop.Store, rec *pop.Layer, why error) {
+func (s *Member) damaged(ctx context.Context, st *pop.Store, rec *pop.Layer, why error) {
 	s.quarantine(ctx, st, rec, why)
-	s.p.work.Go(func() { s.replace(s.p.life, rec.DiffID) })
+	s.work.Go(func() { s.replace(s.life, rec.DiffID) })
 }

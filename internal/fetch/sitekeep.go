@@ -18,7 +18,7 @@ import (
 
 const (
 	siteBeat  = 3 * time.Second  // between two signs of life
-	siteHouse = 20 * time.Second // between two looks for what may go, if PoPConfig has nothing else
+	siteHouse = 20 * time.Second // between two looks for what may go, if MemberConfig has nothing else
 	// idleAttached is how long a layer of the store stays known here that nothing uses; when the store needs
 	// room and finds none, the older half of those go that were idle for idlePressed, and those that images have
 	// here which no container uses rest.
@@ -27,15 +27,11 @@ const (
 )
 
 // rounds is the time between two looks for what may go.
-func (s *site) rounds() time.Duration { return cmp.Or(s.cfg.House, siteHouse) }
+func (s *Member) rounds() time.Duration { return cmp.Or(s.cfg.House, siteHouse) }
 
-// KeepPoP shows the PoP that this node lives, what it has and what it uses, and keeps the store within its
+// Run shows the PoP that this node lives, what it has and what it uses, and keeps the store within its
 // bounds, until ctx ends. inUse says which layers containers stand on. It is called once.
-func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) error {
-	s := p.site
-	if s == nil {
-		return nil
-	}
+func (s *Member) Run(ctx context.Context, inUse func(digest.Digest) bool) error {
 	events, err := s.cfg.Coord.Subscribe(ctx)
 	if err != nil {
 		return err
@@ -85,7 +81,7 @@ func (p *Puller) KeepPoP(ctx context.Context, inUse func(digest.Digest) bool) er
 }
 
 // heard acts on what another node has done.
-func (s *site) heard(ctx context.Context, e pop.Event) {
+func (s *Member) heard(ctx context.Context, e pop.Event) {
 	switch e.Kind {
 	case pop.Deployed:
 		s.demanded(e)
@@ -93,14 +89,14 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 	case pop.Pressed:
 		s.pressed.Store(time.Now().UnixNano())
 		if st := s.usable(); st != nil {
-			s.p.work.Go(func() { s.restReady(s.p.life, st) })
+			s.work.Go(func() { s.restReady(s.life, st) })
 		}
 	case pop.Evicted, pop.Damaged:
 		if st := s.store.Load(); st != nil && e.Name != "" {
 			st.Shun(e.Name)
 		}
 		if id := digest.Digest(e.Key); s.ready.rests(id) {
-			s.p.work.Go(func() { s.takeBack(s.p.life, id) })
+			s.work.Go(func() { s.takeBack(s.life, id) })
 			break
 		}
 		if e.Node != s.cfg.Node { // whoever took it out here does what follows
@@ -113,11 +109,11 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 		if st := s.usable(); st != nil {
 			s.revalidate(ctx, st)
 		}
-		for _, img := range s.p.cfg.Catalog.All() {
+		for _, img := range s.catalog.All() {
 			s.refresh(ctx, img)
 		}
 	case pop.Resolved:
-		for _, img := range s.p.cfg.Catalog.All() {
+		for _, img := range s.catalog.All() {
 			if img.Ref.String() == e.Key && e.Node != s.cfg.Node {
 				s.refresh(ctx, img)
 			}
@@ -128,7 +124,7 @@ func (s *site) heard(ctx context.Context, e pop.Event) {
 }
 
 // refresh takes over what a reference means now to the PoP.
-func (s *site) refresh(ctx context.Context, have *image.Image) {
+func (s *Member) refresh(ctx context.Context, have *image.Image) {
 	st := s.usable()
 	if st == nil || have.Ref.Dgst != "" || !s.isTold(have.Ref) {
 		return
@@ -139,13 +135,13 @@ func (s *site) refresh(ctx context.Context, have *image.Image) {
 		img.Desc.Digest == have.Desc.Digest {
 		return
 	}
-	if err := s.p.cfg.Catalog.Put(img); err != nil {
+	if err := s.catalog.Put(img); err != nil {
 		s.log.Warn("what a reference means now is not recorded", "image", img.Ref, "err", err)
 	}
 }
 
 // beat opens the store if that failed before, and shows that the node lives.
-func (s *site) beat(ctx context.Context) {
+func (s *Member) beat(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*siteBeat)
 	defer cancel()
 	if s.cfg.Open != nil && s.store.Load() == nil {
@@ -169,7 +165,7 @@ func (s *site) beat(ctx context.Context) {
 	s.announce(ctx)
 }
 
-func (s *site) openStore(ctx context.Context) {
+func (s *Member) openStore(ctx context.Context) {
 	st, err := s.cfg.Open(ctx)
 	if err == nil {
 		s.store.Store(st)
@@ -192,8 +188,8 @@ func (s *site) openStore(ctx context.Context) {
 
 // revalidate marks again what an earlier process of this node has used of the
 // store, and forgets what is not there any more.
-func (s *site) revalidate(ctx context.Context, st *pop.Store) {
-	for _, l := range s.p.cfg.Layers.Layers() {
+func (s *Member) revalidate(ctx context.Context, st *pop.Store) {
+	for _, l := range s.layers.Layers() {
 		if l.At == "" {
 			continue
 		}
@@ -205,7 +201,7 @@ func (s *site) revalidate(ctx context.Context, st *pop.Store) {
 		rec, err := use(ctx, l.DiffID)
 		if errors.Is(err, pop.ErrUnknown) || err == nil && s.cfg.Dir.Path(rec.Data()) != l.At {
 			s.log.Warn("a layer has left the PoP's store while this node was away", "layer", l.DiffID)
-			err = s.p.letGo(l.DiffID)
+			err = s.Detach(l.DiffID)
 		}
 		if err != nil {
 			s.log.Warn("layer of the PoP's store", "layer", l.DiffID, "err", err)
@@ -215,14 +211,14 @@ func (s *site) revalidate(ctx context.Context, st *pop.Store) {
 }
 
 // announce tells the other nodes what this one has and does.
-func (s *site) announce(ctx context.Context) {
-	m := pop.Member{Node: s.cfg.Node, Address: s.cfg.Address, Capacity: s.p.cfg.Cache.Capacity}
+func (s *Member) announce(ctx context.Context) {
+	m := pop.Member{Node: s.cfg.Node, Address: s.cfg.Address, Capacity: s.cfg.Capacity}
 	if st := s.store.Load(); st != nil {
 		m.Store = st.ID()
 	}
 	now := map[string]bool{}
 	s.mu.Lock() // also while it is looked what there is: has may add to it
-	for _, l := range s.p.cfg.Layers.Layers() {
+	for _, l := range s.layers.Layers() {
 		if l.At == "" && !l.Tree && l.Complete() {
 			now[hasKey(l.DiffID)] = true
 		}
@@ -265,7 +261,7 @@ func (s *site) announce(ctx context.Context) {
 }
 
 // has tells the other nodes at once that this one has a layer whole.
-func (s *site) has(ctx context.Context, id digest.Digest) {
+func (s *Member) has(ctx context.Context, id digest.Digest) {
 	s.mu.Lock()
 	s.said[hasKey(id)] = true
 	s.mu.Unlock()
@@ -275,19 +271,19 @@ func (s *site) has(ctx context.Context, id digest.Digest) {
 }
 
 // fetching is how far a layer has come that this node brings.
-func (s *site) fetching(id digest.Digest) pop.Fetch {
+func (s *Member) fetching(id digest.Digest) pop.Fetch {
 	f := pop.Fetch{Key: id.String()}
-	if fill := s.p.cfg.Layers.Filling(id); fill != nil {
+	if fill := s.layers.Filling(id); fill != nil {
 		f.Done, f.Size = fill.Progress().Fetched, fill.Layer.Size
 	}
 	return f
 }
 
 // reconcile lets go of what of the store nothing here uses any more, and listens for other nodes' signs of
-// life. Only KeepPoP calls it.
-func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
+// life. Only Run calls it.
+func (s *Member) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	var disk int64
-	for _, l := range s.p.cfg.Layers.Layers() {
+	for _, l := range s.layers.Layers() {
 		disk += l.DiskUse()
 	}
 	s.mu.Lock()
@@ -308,9 +304,9 @@ func (s *site) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 
 // unuseIdle detaches what of the store nothing here has used for long, or less long when the store needs
 // room, and takes this node's marks from what nothing uses.
-func (s *site) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest.Digest) bool) {
-	claimed := s.p.holds.Claimed(inUse)
-	layers := s.p.cfg.Layers.Layers()
+func (s *Member) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest.Digest) bool) {
+	claimed := s.holds.Claimed(inUse)
+	layers := s.layers.Layers()
 	idle := idleAttached
 	if s.isPressed() {
 		s.restReady(ctx, st)
@@ -323,7 +319,7 @@ func (s *site) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest.D
 		if l.At == "" {
 			continue
 		}
-		if _, err := s.p.cfg.Layers.Remove(l.DiffID, func(l *layer.Layer) bool {
+		if _, err := s.layers.Remove(l.DiffID, func(l *layer.Layer) bool {
 			return time.Since(l.Used()) > idle && !claimed(l.DiffID)
 		}); err != nil {
 			s.log.Warn("detach layer", "layer", l.DiffID, "err", err)
@@ -336,8 +332,15 @@ func (s *site) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest.D
 	}
 }
 
+// Unuse implements fetch.Attached.
+func (s *Member) Unuse(ctx context.Context, inUse func(digest.Digest) bool) {
+	if st := s.usable(); st != nil {
+		s.unuseIdle(ctx, st, inUse)
+	}
+}
+
 // isPressed reports whether the store needed room a moment ago, and found none.
-func (s *site) isPressed() bool {
+func (s *Member) isPressed() bool {
 	return time.Since(time.Unix(0, s.pressed.Load())) < 2*s.rounds()
 }
 
@@ -360,15 +363,15 @@ func olderHalf(layers []*layer.Layer) time.Duration {
 
 // unuse takes this node's marks from those of the layers that are neither attached, nor on their
 // way, nor stood on: a container's mount may be older than what is known of the layer.
-func (s *site) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest,
+func (s *Member) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest,
 	claimed func(digest.Digest) bool) error {
 	defer s.lockAll(ids)()
 	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool {
 		if s.ready.rests(id) { // what a failure has left
 			return false
 		}
-		l, err := s.p.cfg.Layers.Peek(id)
-		return err == nil && l.At != "" || s.p.cfg.Layers.Filling(id) != nil || claimed(id)
+		l, err := s.layers.Peek(id)
+		return err == nil && l.At != "" || s.layers.Filling(id) != nil || claimed(id)
 	})
 	if len(ids) == 0 {
 		return nil
@@ -381,7 +384,7 @@ func (s *site) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest,
 const keeperLease = "keeper"
 
 // keeps says whether this node keeps house, which it does until it is gone.
-func (s *site) keeps(ctx context.Context) bool {
+func (s *Member) keeps(ctx context.Context) bool {
 	if s.keeper != nil {
 		select {
 		case <-s.keeper.Lost():
@@ -397,7 +400,7 @@ func (s *site) keeps(ctx context.Context) bool {
 }
 
 // leaveHouse lets another node keep house.
-func (s *site) leaveHouse(ctx context.Context) {
+func (s *Member) leaveHouse(ctx context.Context) {
 	if s.keeper != nil {
 		if err := s.keeper.Release(ctx); err != nil {
 			s.log.Debug("the lease of the store's keeper ends by expiry", "err", err)
@@ -408,7 +411,7 @@ func (s *site) leaveHouse(ctx context.Context) {
 
 // makeRoom evicts and deletes in the shared store what its bounds demand, if
 // this node keeps house.
-func (s *site) makeRoom(ctx context.Context) {
+func (s *Member) makeRoom(ctx context.Context) {
 	st := s.usable()
 	if st == nil {
 		s.leaveHouse(ctx)

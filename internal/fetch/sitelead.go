@@ -26,7 +26,7 @@ const (
 
 // lead begins the fetching of a layer for the whole PoP, where another node has
 // left it. The lease ends with the fill, and after the layer was published.
-func (s *site) lead(ctx context.Context, b *blob, f *layer.Fill, lease pop.Lease) (layer.Way, error) {
+func (s *Member) lead(ctx context.Context, b *route, f *layer.Fill, lease pop.Lease) (layer.Way, error) {
 	id := b.l.DiffID
 	var looks sync.WaitGroup
 	var whole pop.Member // that has it
@@ -52,22 +52,22 @@ func (s *site) lead(ctx context.Context, b *blob, f *layer.Fill, lease pop.Lease
 	s.mu.Unlock()
 	s.seed(f, id, left)
 	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += b.l.Size })
-	s.p.holds.Give(id, 1)
-	s.p.work.Go(func() {
-		defer s.p.holds.Give(id, -1)
+	s.holds.Give(id, 1)
+	s.work.Go(func() {
+		defer s.holds.Give(id, -1)
 		s.owes(id)
-		l := &leader{copier: copier{s: s, id: id, image: b.img.Ref.String(), lease: lease}, f: f, began: time.Now()}
-		l.run(s.p.life)
+		l := &leader{copier: copier{s: s, id: id, image: b.image, lease: lease}, f: f, began: time.Now()}
+		l.run(s.life)
 		s.mu.Lock()
 		delete(s.leading, id)
 		s.mu.Unlock()
-		s.release(s.p.life, lease)
+		s.release(s.life, lease)
 	})
 	return layer.Way{}, nil
 }
 
 // release gives a lease back; one that cannot be given back ends by itself.
-func (s *site) release(ctx context.Context, lease pop.Lease) {
+func (s *Member) release(ctx context.Context, lease pop.Lease) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sitePatience)
 	defer cancel()
 	if err := lease.Release(ctx); err != nil {
@@ -75,12 +75,18 @@ func (s *site) release(ctx context.Context, lease pop.Lease) {
 	}
 }
 
+// Claim implements fetch.Neighbours.
+func (s *Member) Claim(ctx context.Context, id digest.Digest) (release func()) {
+	s.claim(ctx, id)
+	return func() { s.unclaim(context.WithoutCancel(ctx), id) }
+}
+
 // claim takes the lease of a layer whose image starts lazily, if it is free: from
 // then on the other nodes ask this one for what they miss, and it is fetched once. The
 // layer's fill goes on with it.
-func (s *site) claim(ctx context.Context, id digest.Digest) {
-	if s.p.cfg.Lazy.Off || s.p.cfg.Lazy.Hours != nil || s.cfg.Peers == nil {
-		return // it may never be filled, or not soon, and nobody could ask for what is missing
+func (s *Member) claim(ctx context.Context, id digest.Digest) {
+	if s.cfg.Peers == nil {
+		return // nobody could ask for what is missing
 	}
 	lease, err := s.acquire(ctx, id)
 	if err != nil {
@@ -93,7 +99,7 @@ func (s *site) claim(ctx context.Context, id digest.Digest) {
 
 // takeClaim is the lease that claim has taken, which the caller has from then on;
 // nil is none.
-func (s *site) takeClaim(id digest.Digest) pop.Lease {
+func (s *Member) takeClaim(id digest.Digest) pop.Lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	lease := s.claims[id]
@@ -102,14 +108,14 @@ func (s *site) takeClaim(id digest.Digest) pop.Lease {
 }
 
 // unclaim gives up a claim that no fill went on with.
-func (s *site) unclaim(ctx context.Context, id digest.Digest) {
+func (s *Member) unclaim(ctx context.Context, id digest.Digest) {
 	if lease := s.takeClaim(id); lease != nil {
 		_ = lease.Release(ctx) // else it expires
 	}
 }
 
 // leftOf is what a dead node had copied of a layer; nil if nothing is known.
-func (s *site) leftOf(ctx context.Context, id digest.Digest) *pop.Checkpoint {
+func (s *Member) leftOf(ctx context.Context, id digest.Digest) *pop.Checkpoint {
 	st := s.usable()
 	if st == nil {
 		return nil
@@ -122,7 +128,7 @@ func (s *site) leftOf(ctx context.Context, id digest.Digest) *pop.Checkpoint {
 }
 
 // seed takes over what a dead node had copied, unless that is nil.
-func (s *site) seed(f *layer.Fill, id digest.Digest, c *pop.Checkpoint) {
+func (s *Member) seed(f *layer.Fill, id digest.Digest, c *pop.Checkpoint) {
 	if c == nil {
 		return
 	}
@@ -132,7 +138,7 @@ func (s *site) seed(f *layer.Fill, id digest.Digest, c *pop.Checkpoint) {
 }
 
 // holder is a node that has the whole layer, though the store does not.
-func (s *site) holder(ctx context.Context, b *blob) (pop.Member, bool) {
+func (s *Member) holder(ctx context.Context, b *route) (pop.Member, bool) {
 	if s.cfg.Peers == nil {
 		return pop.Member{}, false
 	}
@@ -160,7 +166,7 @@ func hasKey(id digest.Digest) string { return "has/" + id.String() }
 
 // copier copies a layer into the store, under a lease. One goroutine uses it.
 type copier struct {
-	s     *site
+	s     *Member
 	id    digest.Digest
 	image string        // that it was fetched for
 	cost  time.Duration // of fetching it
@@ -257,7 +263,7 @@ func (c *copier) roomFor(ctx context.Context, st *pop.Store, size int64) error {
 }
 
 // describe has a layer published with its index. Without, others build it.
-func (s *site) describe(d *pop.Draft, have *layer.Layer) {
+func (s *Member) describe(d *pop.Draft, have *layer.Layer) {
 	r, err := have.Described()
 	if err == nil {
 		err = errors.Join(d.Describe(r), r.Close())
@@ -277,10 +283,10 @@ type leader struct {
 
 // giveWay waits while a deployment has all it needs and is about to start: what it takes to publish a layer
 // would slow that down, and more on a small node than on others. It is over in a moment.
-func (s *site) giveWay(ctx context.Context) {
+func (s *Member) giveWay(ctx context.Context) {
 	tick := time.NewTicker(giveWayLook)
 	defer tick.Stop()
-	for since := time.Now(); time.Since(since) < giveWayMost && s.p.holds.Busy() && s.p.cfg.Link.idle(); {
+	for since := time.Now(); time.Since(since) < giveWayMost && s.holds.Busy() && s.link.Idle(); {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -292,7 +298,7 @@ func (s *site) giveWay(ctx context.Context) {
 // run returns when the layer is published, or will not be by this node.
 func (l *leader) run(ctx context.Context) {
 	ended := make(chan error, 1)
-	l.s.p.work.Go(func() {
+	l.s.work.Go(func() {
 		_, err := l.f.WaitComplete(ctx)
 		ended <- err
 	})
@@ -367,7 +373,7 @@ func (l *leader) room(ctx context.Context, st *pop.Store, c layer.Checkpoint) er
 
 // end publishes the layer, or leaves what there is to another node.
 func (l *leader) end(ctx context.Context, err error) {
-	have, gerr := l.s.p.cfg.Layers.Peek(l.id)
+	have, gerr := l.s.layers.Peek(l.id)
 	if err != nil || gerr != nil || have.At != "" || have.Tree {
 		l.checkpoint(ctx)
 	} else {

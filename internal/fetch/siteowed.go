@@ -35,7 +35,7 @@ func loadDebts(path string) map[digest.Digest]bool {
 }
 
 // owes notes that this node is to give the store a layer, when it has it.
-func (s *site) owes(id digest.Digest) {
+func (s *Member) owes(id digest.Digest) {
 	if s.cfg.Open == nil {
 		return // there is no store
 	}
@@ -49,7 +49,7 @@ func (s *site) owes(id digest.Digest) {
 }
 
 // paid notes that the store has a layer, or that it is not this node that gives it.
-func (s *site) paid(id digest.Digest) {
+func (s *Member) paid(id digest.Digest) {
 	s.mu.Lock()
 	known := s.debts[id]
 	delete(s.debts, id)
@@ -60,15 +60,14 @@ func (s *site) paid(id digest.Digest) {
 	}
 }
 
-// indebted reports whether the store is to get the layer from this node, and, with owed, whether it is on its
-// way there.
-func (s *site) indebted(id digest.Digest, owed bool) bool {
+// Pending implements fetch.Attached.
+func (s *Member) Pending(id digest.Digest, refused bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.debts[id] && !(owed && s.owed[id])
+	return s.debts[id] && !(refused && s.owed[id])
 }
 
-func (s *site) saveDebts() {
+func (s *Member) saveDebts() {
 	if s.cfg.Owed == "" {
 		return
 	}
@@ -90,7 +89,7 @@ func (s *site) saveDebts() {
 }
 
 // later has a layer given to the store that it did not take, or when it is back.
-func (s *site) later(id digest.Digest) {
+func (s *Member) later(id digest.Digest) {
 	if s.cfg.Open == nil {
 		return
 	}
@@ -102,7 +101,7 @@ func (s *site) later(id digest.Digest) {
 
 // recall has those layers given to the store that an earlier process of this node owed it: what is whole
 // here, of images that are known, and has room there.
-func (s *site) recall(ctx context.Context, st *pop.Store) {
+func (s *Member) recall(ctx context.Context, st *pop.Store) {
 	s.mu.Lock()
 	debts := slices.Sorted(maps.Keys(s.debts))
 	s.mu.Unlock()
@@ -118,9 +117,9 @@ func (s *site) recall(ctx context.Context, st *pop.Store) {
 		if s.leads(id) {
 			continue // by now
 		}
-		l, err := s.p.cfg.Layers.Peek(id)
+		l, err := s.layers.Peek(id)
 		switch {
-		case err != nil || l.At != "" || l.Tree || len(s.p.cfg.Catalog.WithLayer(id)) == 0 || st.Has(ctx, id):
+		case err != nil || l.At != "" || l.Tree || len(s.catalog.WithLayer(id)) == 0 || st.Has(ctx, id):
 			s.paid(id)
 		case l.Size <= spare:
 			spare -= l.Size
@@ -131,7 +130,7 @@ func (s *site) recall(ctx context.Context, st *pop.Store) {
 
 // giveOwed gives the store what it did not take, unless it is so full that what comes would go at once, and
 // be owed no more.
-func (s *site) giveOwed(ctx context.Context) {
+func (s *Member) giveOwed(ctx context.Context) {
 	s.mu.Lock()
 	owed := slices.Collect(maps.Keys(s.owed))
 	s.mu.Unlock()
@@ -139,7 +138,7 @@ func (s *site) giveOwed(ctx context.Context) {
 		return
 	}
 	for _, id := range owed {
-		have, err := s.p.cfg.Layers.Peek(id)
+		have, err := s.layers.Peek(id)
 		if err == nil && have.At == "" && !have.Tree {
 			err = s.republish(ctx, have)
 			if errors.Is(err, pop.ErrFull) {
@@ -157,7 +156,7 @@ func (s *site) giveOwed(ctx context.Context) {
 
 // crowded reports whether the store is above its high watermark: either room is about to be made, or there is
 // nothing to evict.
-func (s *site) crowded(ctx context.Context) bool {
+func (s *Member) crowded(ctx context.Context) bool {
 	st := s.usable()
 	if st == nil {
 		return false

@@ -99,7 +99,7 @@ func TestEvictedIsNotRecalled(t *testing.T) {
 	id := a.published(a.bring(a.push("app", 1))[0].Layer.DiffID).DiffID
 	a.eventually("nothing is owed", func() bool { return len(loadDebts(a.site.cfg.Owed)) == 0 })
 	a.eventually("the hub is settled", func() bool { ok, _ := a.site.cfg.Coord.Settled(t.Context()); return ok })
-	done, err := a.PrunePoP(t.Context(), a.inUse)
+	done, err := a.site.Prune(t.Context(), a.inUse)
 	if err != nil || len(done.Layers) != 1 {
 		t.Fatalf("evicted: %+v, %v", done, err)
 	}
@@ -130,7 +130,7 @@ func TestEvictedIsNotReplaced(t *testing.T) {
 	}
 	b.must(b.site.usable().Unuse(t.Context(), id)) // its mark is lost
 	a.eventually("the hub is settled", func() bool { ok, _ := a.site.cfg.Coord.Settled(t.Context()); return ok })
-	done, err := a.PrunePoP(t.Context(), a.inUse)
+	done, err := a.site.Prune(t.Context(), a.inUse)
 	if err != nil || len(done.Layers) != 1 {
 		t.Fatalf("evicted: %+v, %v", done, err)
 	}
@@ -140,8 +140,8 @@ func TestEvictedIsNotReplaced(t *testing.T) {
 	})
 	b.eventually("it is not where it was", func() bool { return at() != filepath.Base(was.Data()) })
 	b.eventually("b is done with it", func() bool { return b.site.begins(id) })
-	if b.Stats().Replaced != 0 || len(b.replaced) != 0 {
-		t.Errorf("%d were replaced: %v", b.Stats().Replaced, b.replaced)
+	if b.site.Stats().Replaced != 0 || len(b.replaced) != 0 {
+		t.Errorf("%d were replaced: %v", b.site.Stats().Replaced, b.replaced)
 	}
 }
 
@@ -164,7 +164,7 @@ func TestResolvedWhileAway(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
 	now := func(tag string) digest.Digest {
-		return a.site.p.cfg.Catalog.Get(a.ref(tag)).Desc.Digest
+		return a.site.catalog.Get(a.ref(tag)).Desc.Digest
 	}
 	st := a.site.usable()
 	for _, since := range []bool{false, true} {
@@ -216,7 +216,7 @@ func TestResolvedAndRemoved(t *testing.T) {
 	p := a.push("app", 1)
 	a.bring(p)
 	a.eventually("it is told", func() bool { return len(a.site.untoldNow()) == 0 })
-	ref, catalog := a.ref(p.Ref), a.site.p.cfg.Catalog
+	ref, catalog := a.ref(p.Ref), a.site.catalog
 	old := *catalog.Get(ref)
 	old.Desc.Digest = digest.FromString("an older one")
 	a.must(catalog.Forget(ref))
@@ -234,7 +234,7 @@ func TestResolvedAndRemoved(t *testing.T) {
 }
 
 // untoldNow is what the store does not know yet.
-func (s *site) untoldNow() []*resolution {
+func (s *Member) untoldNow() []*resolution {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.untold))
@@ -285,7 +285,9 @@ func TestOwedLayersLeaveAFullCacheLast(t *testing.T) {
 	l, err := a.layers.Peek(rec.DiffID)
 	a.must(err)
 	idle := map[string]bool{ref.String(): true}
-	if len(a.onlyIdle(l, idle, false)) != 0 || len(a.onlyIdle(l, idle, true)) != 1 {
+	first := &collection{p: a.Puller, idle: idle}
+	last := &collection{p: a.Puller, idle: idle, refused: true}
+	if len(first.onlyIdle(l)) != 0 || len(last.onlyIdle(l)) != 1 {
 		t.Error("what is owed does not go last")
 	}
 	if !collect() {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"dewpoint/internal/durable"
-	"dewpoint/internal/image"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/peer"
@@ -21,18 +20,18 @@ import (
 
 // SharePack puts a pack that this node has made into the PoP's store, unless
 // another node was first. It returns at once.
-func (p *Puller) SharePack(manifest digest.Digest) {
-	if p.site == nil {
+func (s *Member) SharePack(manifest digest.Digest) {
+	if s == nil {
 		return
 	}
-	p.work.Go(func() {
-		if err := p.site.sharePack(p.life, manifest); err != nil {
-			p.cfg.Log.Warn("a startup pack is not shared with the PoP", "manifest", manifest, "err", err)
+	s.work.Go(func() {
+		if err := s.sharePack(s.life, manifest); err != nil {
+			s.log.Warn("a startup pack is not shared with the PoP", "manifest", manifest, "err", err)
 		}
 	})
 }
 
-func (s *site) sharePack(ctx context.Context, manifest digest.Digest) error {
+func (s *Member) sharePack(ctx context.Context, manifest digest.Digest) error {
 	st := s.usable()
 	if st == nil {
 		return nil
@@ -41,7 +40,7 @@ func (s *site) sharePack(ctx context.Context, manifest digest.Digest) error {
 	if err == nil {
 		return have.Close()
 	}
-	f, err := os.Open(s.p.PackPath(manifest))
+	f, err := os.Open(s.node.PackPath(manifest))
 	if err != nil {
 		return err
 	}
@@ -49,13 +48,22 @@ func (s *site) sharePack(ctx context.Context, manifest digest.Digest) error {
 	return st.PutPack(ctx, manifest, f)
 }
 
+// BringPack implements fetch.Neighbours. A start does not wait for long.
+func (s *Member) BringPack(ctx context.Context, manifest digest.Digest) error {
+	if !s.node.LacksPack(manifest) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, sitePatience)
+	defer cancel()
+	return s.bringPack(ctx, manifest)
+}
+
 // bringPack copies a pack of the PoP's store to this node's own: it has what is
 // read first, also when the store is away.
-func (s *site) bringPack(ctx context.Context, manifest digest.Digest) error {
+func (s *Member) bringPack(ctx context.Context, manifest digest.Digest) error {
 	defer s.lock(manifest)()
 	st := s.usable()
-	if st == nil || s.p.cfg.Packs.Dir == "" || s.p.localPack(manifest) != nil ||
-		s.p.quarantined(manifest) != "" {
+	if st == nil || !s.node.LacksPack(manifest) {
 		return nil
 	}
 	from, err := st.Pack(ctx, manifest)
@@ -70,7 +78,7 @@ func (s *site) bringPack(ctx context.Context, manifest digest.Digest) error {
 	if err != nil || size > peer.MaxPack {
 		return errors.Join(err, fmt.Errorf("a pack of %d bytes", size))
 	}
-	err = durable.Commit(s.p.PackPath(manifest), 0o600, func(f *os.File) error {
+	err = durable.Commit(s.node.PackPath(manifest), 0o600, func(f *os.File) error {
 		_, err := io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{io.NewSectionReader(from, 0, size)},
 			make([]byte, 256<<10))
 		return err
@@ -86,17 +94,14 @@ func (s *site) bringPack(ctx context.Context, manifest digest.Digest) error {
 	return err
 }
 
-// takeBrought is how many bytes bringPack has brought of a pack since this was asked last.
-func (s *site) takeBrought(manifest digest.Digest) int64 {
+// Brought implements fetch.Neighbours.
+func (s *Member) Brought(manifest digest.Digest) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.brought[manifest]
 	delete(s.brought, manifest)
 	return n
 }
-
-// withinPoP is a stream that does not cross the PoP's link.
-type withinPoP struct{ io.ReadCloser }
 
 // A pack that comes from a registry is passed on to the other nodes that start
 // the image meanwhile, and kept for those that start it soon after: the link
@@ -118,38 +123,42 @@ const relayKept = 10 * time.Minute
 
 func packLease(manifest digest.Digest) string { return "pack/" + manifest.String() }
 
-// once makes f a pack that crosses the PoP's link once: it is taken from the node
-// that has it or is fetching it, else fetched under a lease and passed on.
-func (s *site) once(img *image.Image, f *packFile) *packFile {
-	if s.cfg.Peers == nil || s.cfg.Address == "" || s.p.cfg.Packs.Dir == "" {
-		return f
+// registryPack is a pack as its registry has it.
+type registryPack struct {
+	manifest digest.Digest
+	size     int64
+	open     OpenPack
+}
+
+// Pass implements fetch.Neighbours. The pack crosses the PoP's link once: it is taken from the node that has
+// it or is fetching it, else fetched under a lease and passed on.
+func (s *Member) Pass(manifest digest.Digest, size int64, open OpenPack) (OpenPack, bool) {
+	if s.cfg.Peers == nil || s.cfg.Address == "" || s.cfg.PackDir == "" {
+		return open, false
 	}
-	m := img.Desc.Digest
-	out := *f
-	out.passed = true
-	out.open = func(ctx context.Context, at pack.Span) (io.ReadCloser, error) {
-		if r := s.relayed(m, f.size); r != nil {
+	f := registryPack{manifest, size, open}
+	return func(ctx context.Context, at pack.Span) (io.ReadCloser, error) {
+		if r := s.relayed(manifest, size); r != nil {
 			return r.open(ctx, at)
 		}
-		if at.Offset != 0 || at.Length != f.size {
-			return f.open(ctx, at)
+		if at.Offset != 0 || at.Length != size {
+			return open(ctx, at)
 		}
-		return s.openPack(ctx, m, f, at)
-	}
-	return &out
+		return s.openPack(ctx, f)
+	}, true
 }
 
 // openPack opens a whole pack: from another node, or for all of them.
-func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pack.Span) (io.ReadCloser,
-	error) {
+func (s *Member) openPack(ctx context.Context, f registryPack) (io.ReadCloser, error) {
+	m := f.manifest
 	for began := time.Now(); ; {
 		lease, err := s.cfg.Coord.Acquire(ctx, packLease(m), 0)
 		if err == nil {
 			if r := s.packFromPeers(ctx, m); r != nil {
 				s.release(ctx, lease)
-				return &withinPoP{r}, nil
+				return &Near{r}, nil
 			}
-			return s.pass(ctx, m, f, at, lease)
+			return s.pass(ctx, f, lease)
 		}
 		var held *pop.HeldError
 		if !errors.As(err, &held) || held.Holder.Address == "" || held.Holder.Node == s.cfg.Node {
@@ -157,7 +166,7 @@ func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pa
 		}
 		r, err := s.cfg.Peers.Pack(ctx, held.Holder.Address, m)
 		if err == nil {
-			return &withinPoP{r}, nil
+			return &Near{r}, nil
 		}
 		if time.Since(began) >= packPatience(err) {
 			break
@@ -166,7 +175,7 @@ func (s *site) openPack(ctx context.Context, m digest.Digest, f *packFile, at pa
 			return nil, err
 		}
 	}
-	return f.open(ctx, at)
+	return f.open(ctx, pack.Span{Length: f.size})
 }
 
 // packPatience is how long the node that holds a pack's lease is waited for that has answered so: it may be
@@ -183,7 +192,7 @@ func packPatience(err error) time.Duration {
 }
 
 // packFromPeers is the pack from a node that has all of it; nil if none has.
-func (s *site) packFromPeers(ctx context.Context, m digest.Digest) io.ReadCloser {
+func (s *Member) packFromPeers(ctx context.Context, m digest.Digest) io.ReadCloser {
 	key := packLease(m)
 	users, err := s.cfg.Coord.Users(ctx, key)
 	if err != nil || len(users[key]) == 0 {
@@ -207,7 +216,7 @@ func (s *site) packFromPeers(ctx context.Context, m digest.Digest) io.ReadCloser
 }
 
 // relayed is the relay of a pack of that size that is here whole, or nil.
-func (s *site) relayed(m digest.Digest, size int64) *packRelay {
+func (s *Member) relayed(m digest.Digest, size int64) *packRelay {
 	s.mu.Lock()
 	r := s.relays[m]
 	s.mu.Unlock()
@@ -223,19 +232,19 @@ func (s *site) relayed(m digest.Digest, size int64) *packRelay {
 }
 
 // pass opens the pack at its registry and keeps what is read of it for others.
-func (s *site) pass(ctx context.Context, m digest.Digest, f *packFile, at pack.Span,
-	lease pop.Lease) (io.ReadCloser, error) {
+func (s *Member) pass(ctx context.Context, f registryPack, lease pop.Lease) (io.ReadCloser, error) {
+	m := f.manifest
 	release := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), sitePatience)
 		defer cancel()
 		_ = lease.Release(ctx) // else it expires
 	}
-	body, err := f.open(ctx, at)
+	body, err := f.open(ctx, pack.Span{Length: f.size})
 	if err != nil {
 		release()
 		return nil, err
 	}
-	r := &packRelay{path: filepath.Join(s.p.cfg.Packs.Dir, m.Encoded()+".relay"), size: f.size}
+	r := &packRelay{path: filepath.Join(s.cfg.PackDir, m.Encoded()+".relay"), size: f.size}
 	to, err := os.OpenFile(r.path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		release()
@@ -251,7 +260,7 @@ func (s *site) pass(ctx context.Context, m digest.Digest, f *packFile, at pack.S
 // passing is a pack that is read and written down.
 type passing struct {
 	io.ReadCloser
-	s       *site
+	s       *Member
 	m       digest.Digest
 	r       *packRelay
 	to      *os.File
@@ -283,14 +292,14 @@ func (p *passing) Close() error {
 	_ = p.s.cfg.Coord.Use(ctx, packLease(p.m)) // it is told later if it is away
 	p.release()
 	time.AfterFunc(relayKept, func() {
-		if p.s.p.life.Err() == nil {
+		if p.s.life.Err() == nil {
 			p.s.dropRelay(p.m, p.r)
 		}
 	})
 	return err
 }
 
-func (s *site) dropRelay(m digest.Digest, r *packRelay) {
+func (s *Member) dropRelay(m digest.Digest, r *packRelay) {
 	s.mu.Lock()
 	if s.relays[m] == r {
 		delete(s.relays, m)
@@ -373,7 +382,7 @@ func (r *packRelay) wait(ctx context.Context, at int64) (int64, error) {
 }
 
 // pack is what this node gives to others of a pack.
-func (s *site) pack(ctx context.Context, m digest.Digest) io.ReadCloser {
+func (s *Member) pack(ctx context.Context, m digest.Digest) io.ReadCloser {
 	s.mu.Lock()
 	r := s.relays[m]
 	s.mu.Unlock()

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/pop"
@@ -22,7 +21,6 @@ import (
 	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // cutting is what a node gives, of which no layer comes to its end while it is on.
@@ -81,8 +79,8 @@ func (s *siteBed) pair() (a, b *siteNode) {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		n := s.node(name, func(c *PoPConfig) { c.Address, c.Peers = l.Addr().String(), client })
-		n.serve(l, auth, n.Given())
+		n := s.node(name, func(c *MemberConfig) { c.Address, c.Peers = l.Addr().String(), client })
+		n.serve(l, auth, n.site.Given())
 		return n
 	}
 	return node("a"), node("b")
@@ -96,9 +94,9 @@ func TestTriesOfPeersDoNotCount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asks := func(c *PoPConfig) { c.Peers = client }
-	a := s.node("a", func(c *PoPConfig) { c.Address = l.Addr().String() })
-	gives := &cutting{Given: a.Given()}
+	asks := func(c *MemberConfig) { c.Peers = client }
+	a := s.node("a", func(c *MemberConfig) { c.Address = l.Addr().String() })
+	gives := &cutting{Given: a.site.Given()}
 	a.serve(l, auth, gives)
 	b, c := s.node("b", asks), s.node("c", asks)
 	p := a.push("app", 1)
@@ -149,7 +147,7 @@ func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 	a.eventually("both get it", func() bool { return fills(a) && fills(b) })
 	gives := 0
 	for _, n := range []*siteNode{a, b} {
-		r, _, err := n.Given().Follow(t.Context(), id, 0)
+		r, _, err := n.site.Given().Follow(t.Context(), id, 0)
 		if err == nil {
 			r.Close()
 		}
@@ -174,19 +172,22 @@ func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 func TestSlowPackComesOnce(t *testing.T) {
 	s := newSiteBed(t)
 	a, b := s.pair()
-	a.cfg.Packs.Dir, b.cfg.Packs.Dir = t.TempDir(), t.TempDir()
+	a.site.cfg.PackDir, b.site.cfg.PackDir = t.TempDir(), t.TempDir()
+	a.cfg.Packs.Dir, b.cfg.Packs.Dir = a.site.cfg.PackDir, b.site.cfg.PackDir
 	content := bytes.Repeat([]byte("pack"), 64<<10)
 	var opened atomic.Int32
 	begins := make(chan struct{})
-	f := &packFile{size: int64(len(content)), open: func(context.Context, pack.Span) (io.ReadCloser, error) {
+	size := int64(len(content))
+	open := func(context.Context, pack.Span) (io.ReadCloser, error) {
 		if opened.Add(1) == 1 {
 			<-begins
 		}
 		return io.NopCloser(bytes.NewReader(content)), nil
-	}}
-	img := &image.Image{Desc: ocispec.Descriptor{Digest: digest.FromString("image")}}
+	}
+	manifest := digest.FromString("image")
 	read := func(n *siteNode) {
-		r, err := n.site.once(img, f).open(t.Context(), pack.Span{Length: f.size})
+		pass, _ := n.site.Pass(manifest, size, open)
+		r, err := pass(t.Context(), pack.Span{Length: size})
 		n.must(err)
 		got, err := io.ReadAll(r)
 		n.must(err)
@@ -275,7 +276,7 @@ func TestNoCopyWithoutRoom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSiteBed(t)
 			s.every = 128 << 10
-			a := s.node("a", func(c *PoPConfig) {
+			a := s.node("a", func(c *MemberConfig) {
 				c.Open = func(ctx context.Context) (*pop.Store, error) {
 					return pop.OpenStore(ctx, pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Capacity: capacity})
 				}

@@ -23,8 +23,8 @@ import (
 // mounted nor marked. So they keep nothing in the store, and may be evicted; whoever mounts one marks it
 // first and looks whether it is still there, in the files that it was attached from (rouse).
 
-// PrepareConfig says how images are made ready. All of it is required but Path and Waited.
-type PrepareConfig struct {
+// PrewarmConfig says how images are made ready. All of it is required but Path and Waited.
+type PrewarmConfig struct {
 	Images int // so many at most; below 1 none
 	// After is how many deployments on other nodes make an image worth it; 0 is 2.
 	After int
@@ -44,7 +44,7 @@ const (
 	// prepareRest is for how long nothing must have happened here, or been published, before an image is made
 	// ready.
 	prepareRest = 500 * time.Millisecond
-	// prepareAfter is PrepareConfig.After unless it is given: most images are deployed once, a few of them
+	// prepareAfter is PrewarmConfig.After unless it is given: most images are deployed once, a few of them
 	// nearly always.
 	prepareAfter = 2
 	// Nor must anything have waited for a processor for more than quietShare of that time, for which is waited
@@ -66,7 +66,7 @@ const (
 
 // prepared is what is ready here, and what is to be. The methods of nil do nothing.
 type prepared struct {
-	cfg  PrepareConfig
+	cfg  PrewarmConfig
 	news chan struct{} // has one when there is something to look at
 
 	saving sync.Mutex
@@ -86,7 +86,7 @@ type demand struct {
 	since time.Time // when that was often enough; zero before
 }
 
-func newPrepared(cfg PrepareConfig) *prepared {
+func newPrepared(cfg PrewarmConfig) *prepared {
 	cfg.After = cmp.Or(cfg.After, prepareAfter)
 	r := &prepared{cfg: cfg, news: make(chan struct{}, 1), rest: map[digest.Digest]bool{}}
 	var refs []string
@@ -117,14 +117,14 @@ func (r *prepared) save() {
 
 // demanded notes that a node has deployed an image. What is here, or on its way, is not counted: if it is
 // removed, that was asked for.
-func (s *site) demanded(e pop.Event) {
+func (s *Member) demanded(e pop.Event) {
 	if s.ready == nil || e.Node == s.cfg.Node {
 		return
 	}
 	s.ready.stays(e.Key)
 	if ref, err := image.ParseReference(e.Key); err == nil {
-		if img := s.p.cfg.Catalog.Get(ref); img != nil &&
-			(s.p.have(img) || slices.ContainsFunc(idsOf(img), s.p.holds.Held)) {
+		if img := s.catalog.Get(ref); img != nil &&
+			(s.node.Have(img) || slices.ContainsFunc(idsOf(img), s.holds.Held)) {
 			return
 		}
 	}
@@ -252,7 +252,7 @@ func (r *prepared) drop(ref image.Reference) {
 
 // rouse marks those of the layers that rest. It detaches, and returns, those that are not there any more, in
 // the files that they were attached from.
-func (s *site) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest) map[digest.Digest]bool {
+func (s *Member) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest) map[digest.Digest]bool {
 	ids := s.ready.resting(layers)
 	if len(ids) == 0 {
 		return nil
@@ -264,11 +264,11 @@ func (s *site) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest)
 	have, err := st.UseAll(ctx, st.Glances(ctx, ids))
 	left := map[digest.Digest]bool{}
 	for _, id := range ids {
-		if l, perr := s.p.cfg.Layers.Peek(id); perr == nil && l.At != "" &&
+		if l, perr := s.layers.Peek(id); perr == nil && l.At != "" &&
 			(have[id] == nil || s.cfg.Dir.Path(have[id].Data()) != l.At) {
 			left[id] = true
 			s.log.Debug("a layer that was made ready has left the PoP's store", "layer", id, "err", err)
-			if err := s.p.letGo(id); err != nil {
+			if err := s.Detach(id); err != nil {
 				s.log.Warn("detach layer", "layer", id, "err", err)
 			}
 		} else if perr == nil {
@@ -280,7 +280,7 @@ func (s *site) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest)
 }
 
 // rouseOne is rouse of a layer that is about to be mounted. It reports whether that may be.
-func (s *site) rouseOne(ctx context.Context, l *layer.Layer) bool {
+func (s *Member) rouseOne(ctx context.Context, l *layer.Layer) bool {
 	if s.ready == nil {
 		return true
 	}
@@ -291,17 +291,17 @@ func (s *site) rouseOne(ctx context.Context, l *layer.Layer) bool {
 		}
 		s.rouse(ctx, st, []digest.Digest{l.DiffID})
 	}
-	now, err := s.p.cfg.Layers.Peek(l.DiffID) // somebody else may have found that it is gone
+	now, err := s.layers.Peek(l.DiffID) // somebody else may have found that it is gone
 	return err == nil && now.At == l.At
 }
 
 // letRest has layers rest that nothing needs mounted, and returns how many.
-func (s *site) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) (int, error) {
+func (s *Member) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) (int, error) {
 	s.ready.letting.Lock()
 	defer s.ready.letting.Unlock()
 	var rest []digest.Digest
 	for _, id := range ids {
-		if l, err := s.p.cfg.Layers.Peek(id); err == nil && l.At != "" && !s.p.holds.Held(id) {
+		if l, err := s.layers.Peek(id); err == nil && l.At != "" && !s.holds.Held(id) {
 			s.ready.setRest(id, true) // from here on who mounts it marks it
 			rest = append(rest, id)
 		}
@@ -320,11 +320,11 @@ func (s *site) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) 
 
 // restIdle has those layers rest that have not been used for idle and that no container stands on, whichever
 // image has them: the older half, or what there is. The store needs room.
-func (s *site) restIdle(ctx context.Context, st *pop.Store, idle time.Duration) (err error) {
+func (s *Member) restIdle(ctx context.Context, st *pop.Store, idle time.Duration) (err error) {
 	if s.ready == nil {
 		return nil
 	}
-	layers := slices.DeleteFunc(s.p.cfg.Layers.Layers(), func(l *layer.Layer) bool {
+	layers := slices.DeleteFunc(s.layers.Layers(), func(l *layer.Layer) bool {
 		return l.At == "" || time.Since(l.Used()) < idle || s.ready.rests(l.DiffID)
 	})
 	slices.SortFunc(layers, func(a, b *layer.Layer) int { return a.Used().Compare(b.Used()) })
@@ -341,7 +341,7 @@ func (s *site) restIdle(ctx context.Context, st *pop.Store, idle time.Duration) 
 }
 
 // prepareAll makes ready what others deploy, one image after the other, until ctx ends.
-func (s *site) prepareAll(ctx context.Context) {
+func (s *Member) prepareAll(ctx context.Context) {
 	for {
 		again := time.Duration(1<<63 - 1)
 		if len(s.ready.wishes()) > 0 {
@@ -360,7 +360,7 @@ func (s *site) prepareAll(ctx context.Context) {
 			if !s.ready.wishesFor(d.ref) { // it was deployed here meanwhile, and perhaps removed
 				continue
 			}
-			if st := s.usable(); st == nil || s.p.cfg.Layers.Unpacks() {
+			if st := s.usable(); st == nil || s.layers.Unpacks() {
 				break
 			} else if !s.grant(ctx, st, d) {
 				return
@@ -385,7 +385,7 @@ func (r *prepared) wishesFor(ref string) bool {
 }
 
 // grant makes an image ready, if that is possible now, and pauses; false is the end of ctx.
-func (s *site) grant(ctx context.Context, st *pop.Store, d demand) bool {
+func (s *Member) grant(ctx context.Context, st *pop.Store, d demand) bool {
 	began := time.Now()
 	done, err := s.prepare(ctx, st, d.ref)
 	if err != nil {
@@ -404,7 +404,7 @@ func (s *site) grant(ctx context.Context, st *pop.Store, d demand) bool {
 
 // quiet waits until nothing has been deployed here for a while, and the processors were idle; false is the
 // end of ctx.
-func (s *site) quiet(ctx context.Context) bool {
+func (s *Member) quiet(ctx context.Context) bool {
 	waited := func() time.Duration { return 0 }
 	if s.cfg.Prepare.Waited != nil {
 		waited = s.cfg.Prepare.Waited
@@ -419,7 +419,7 @@ func (s *site) quiet(ctx context.Context) bool {
 		now, sum := time.Now(), waited()
 		pressed := float64(sum-before) > quietShare*float64(now.Sub(at)) && now.Sub(began) < quietMost
 		at, before = now, sum
-		if s.p.holds.Busy() || pressed {
+		if s.holds.Busy() || pressed {
 			since = now
 		} else if now.Sub(since) >= prepareRest {
 			return true
@@ -436,11 +436,11 @@ func idsOf(img *image.Image) (ids []digest.Digest) {
 
 // prepare makes an image ready if the store has all of it. It reports whether there is no more to be done
 // about it.
-func (s *site) prepare(ctx context.Context, st *pop.Store, ref string) (done bool, err error) {
+func (s *Member) prepare(ctx context.Context, st *pop.Store, ref string) (done bool, err error) {
 	if r, err := image.ParseReference(ref); err != nil {
 		return true, err
 		// it is what the PoP has: see refresh
-	} else if known := s.p.cfg.Catalog.Get(r); known != nil && s.p.have(known) {
+	} else if known := s.catalog.Get(r); known != nil && s.node.Have(known) {
 		return true, nil
 	}
 	b, err := st.Image(ctx, ref)
@@ -470,16 +470,16 @@ func (s *site) prepare(ctx context.Context, st *pop.Store, ref string) (done boo
 
 // introduce makes an image known here whose layers are attached. It is noted before, so that after a crash it
 // is not taken for one that was deployed here.
-func (s *site) introduce(ctx context.Context, img *image.Image) error {
-	if !s.p.have(img) {
+func (s *Member) introduce(ctx context.Context, img *image.Image) error {
+	if !s.node.Have(img) {
 		return errors.New("not all of its layers could be attached")
 	}
 	s.ready.note(img.Ref)
-	if s.p.holds.Busy() { // who deploys it now may have looked before
+	if s.holds.Busy() { // who deploys it now may have looked before
 		s.ready.drop(img.Ref)
 		return errors.New("something is deployed here")
 	}
-	err := s.p.cfg.Catalog.Put(img)
+	err := s.catalog.Put(img)
 	if err == nil {
 		err = s.cfg.Prepare.Register(ctx, img)
 	}
@@ -494,7 +494,7 @@ func (s *site) introduce(ctx context.Context, img *image.Image) error {
 }
 
 // relinquish lets go of those layers of an image that was made ready, or nearly, which no image here has.
-func (s *site) relinquish(ctx context.Context, img *image.Image) {
+func (s *Member) relinquish(ctx context.Context, img *image.Image) {
 	ids := slices.DeleteFunc(idsOf(img), func(id digest.Digest) bool { return len(s.imagesWith(id)) > 0 })
 	st := s.usable()
 	if st == nil {
@@ -510,9 +510,9 @@ func (s *site) relinquish(ctx context.Context, img *image.Image) {
 
 // survey looks at an image's layers: whether some are not here. The error says why it cannot be made ready
 // now.
-func (s *site) survey(ctx context.Context, st *pop.Store, img *image.Image) (absent bool, err error) {
+func (s *Member) survey(ctx context.Context, st *pop.Store, img *image.Image) (absent bool, err error) {
 	for _, l := range img.Unique() {
-		if s.p.cfg.Layers.Partial(l.DiffID) != nil || s.p.cfg.Layers.Filling(l.DiffID) != nil {
+		if s.layers.Partial(l.DiffID) != nil || s.layers.Filling(l.DiffID) != nil {
 			return false, errors.New("it is on its way here")
 		}
 		if s.here(l.DiffID) {
@@ -527,12 +527,12 @@ func (s *site) survey(ctx context.Context, st *pop.Store, img *image.Image) (abs
 }
 
 // restReady has those layers of ready images rest that no other image here has: the store needs room.
-func (s *site) restReady(ctx context.Context, st *pop.Store) {
+func (s *Member) restReady(ctx context.Context, st *pop.Store) {
 	if s.ready == nil {
 		return
 	}
 	var ids []digest.Digest
-	for _, l := range s.p.cfg.Layers.Layers() {
+	for _, l := range s.layers.Layers() {
 		if l.At != "" && !s.ready.rests(l.DiffID) && s.onlyReady(l.DiffID) {
 			ids = append(ids, l.DiffID)
 		}
@@ -546,15 +546,15 @@ func (s *site) restReady(ctx context.Context, st *pop.Store) {
 }
 
 // onlyReady reports whether images have the layer, and none of them was deployed here.
-func (s *site) onlyReady(id digest.Digest) bool {
-	refs := s.p.cfg.Catalog.refsWith(id)
+func (s *Member) onlyReady(id digest.Digest) bool {
+	refs := s.catalog.RefsWith(id)
 	return len(refs) > 0 &&
 		!slices.ContainsFunc(refs, func(ref image.Reference) bool { return !s.ready.has(ref) })
 }
 
 // unused are those layers of an image that is about to be deployed which nothing here has used: they were
 // made ready.
-func (s *site) unused(img *image.Image) []digest.Digest {
+func (s *Member) unused(img *image.Image) []digest.Digest {
 	if !s.ready.has(img.Ref) {
 		return nil
 	}
@@ -599,8 +599,8 @@ func (r *prepared) surplus(indexes int64) (gone []image.Reference) {
 }
 
 // indexes is how many bytes the indexes of layers take that were made ready.
-func (s *site) indexes() (sum int64) {
-	for _, l := range s.p.cfg.Layers.Layers() {
+func (s *Member) indexes() (sum int64) {
+	for _, l := range s.layers.Layers() {
 		if l.At != "" && s.onlyReady(l.DiffID) {
 			sum += l.Index
 		}
@@ -609,8 +609,8 @@ func (s *site) indexes() (sum int64) {
 }
 
 // unready takes back that an image was made ready, and lets go of what nothing else has of it.
-func (s *site) unready(ctx context.Context, ref image.Reference) {
-	img := s.p.cfg.Catalog.Get(ref)
+func (s *Member) unready(ctx context.Context, ref image.Reference) {
+	img := s.catalog.Get(ref)
 	if err := s.cfg.Prepare.Forget(ctx, ref); err != nil {
 		s.log.Debug("an image that was made ready is not forgotten", "image", ref, "err", err)
 		return
@@ -621,19 +621,19 @@ func (s *site) unready(ctx context.Context, ref image.Reference) {
 }
 
 // dismiss detaches a layer that rests.
-func (s *site) dismiss(id digest.Digest) {
+func (s *Member) dismiss(id digest.Digest) {
 	defer s.lock(id)()
 	if !s.ready.rests(id) {
 		return
 	}
-	if err := s.p.letGo(id); err != nil {
+	if err := s.Detach(id); err != nil {
 		s.log.Warn("detach layer", "layer", id, "err", err)
 	}
 }
 
 // takeBack takes back what was made ready of a layer that has left the store, and reports whether nothing
 // here had used it.
-func (s *site) takeBack(ctx context.Context, id digest.Digest) bool {
+func (s *Member) takeBack(ctx context.Context, id digest.Digest) bool {
 	if st := s.usable(); st != nil && s.ready != nil && !s.ready.rests(id) && s.onlyReady(id) {
 		if _, err := s.letRest(ctx, st, []digest.Digest{id}); err != nil {
 			s.log.Debug("a layer that was made ready stays in use", "layer", id, "err", err)
@@ -648,7 +648,7 @@ func (s *site) takeBack(ctx context.Context, id digest.Digest) bool {
 	images := slices.Clone(r.images)
 	r.mu.Unlock()
 	for _, ref := range images {
-		img := s.p.cfg.Catalog.Get(ref)
+		img := s.catalog.Get(ref)
 		if img != nil && slices.Contains(idsOf(img), id) {
 			r.drop(ref)
 			s.unready(ctx, ref)

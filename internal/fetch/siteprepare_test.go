@@ -94,12 +94,12 @@ func (e *readyEngine) refuses(err error) {
 }
 
 // preparing is a node that makes so many images ready, each that was deployed once elsewhere.
-func (s *siteBed) preparing(name string, images int, change ...func(*PrepareConfig)) (*siteNode,
+func (s *siteBed) preparing(name string, images int, change ...func(*PrewarmConfig)) (*siteNode,
 	*readyEngine) {
 	e := &readyEngine{mounted: map[digest.Digest]bool{}, stands: map[digest.Digest]bool{}}
-	e.n = s.node(name, func(c *PoPConfig) {
+	e.n = s.node(name, func(c *MemberConfig) {
 		c.House = cmp.Or(s.house, 200*time.Millisecond)
-		c.Prepare = PrepareConfig{Images: images, After: 1, Register: e.register, Rest: e.rest, Forget: e.forget,
+		c.Prepare = PrewarmConfig{Images: images, After: 1, Register: e.register, Rest: e.rest, Forget: e.forget,
 			Path: filepath.Join(s.t.TempDir(), "prepared")}
 		for _, fn := range change {
 			fn(&c.Prepare)
@@ -189,7 +189,7 @@ func TestReadyGoesForRoom(t *testing.T) {
 		}
 	}
 	a.eventually("it is evicted", func() bool {
-		_, err := a.PrunePoP(t.Context(), func(digest.Digest) bool { return false })
+		_, err := a.site.Prune(t.Context(), func(digest.Digest) bool { return false })
 		return err == nil &&
 			!slices.ContainsFunc(layers, func(l LayerProgress) bool {
 				return a.site.usable().Has(t.Context(), l.Layer.DiffID)
@@ -285,7 +285,7 @@ func TestReadyWhenIdle(t *testing.T) {
 	var pressed atomic.Bool
 	pressed.Store(true)
 	asked := make(chan bool, 1000)
-	b, e := s.preparing("b", 4, func(c *PrepareConfig) {
+	b, e := s.preparing("b", 4, func(c *PrewarmConfig) {
 		c.Waited = func() time.Duration {
 			select {
 			case asked <- true:
@@ -328,7 +328,7 @@ func TestReadyOfATrace(t *testing.T) {
 		os.WriteFile(path, trace.Bytes(), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	for _, cfg := range []PrepareConfig{{Images: 16}, {Images: 16, After: 1}, {Images: 16, After: 3},
+	for _, cfg := range []PrewarmConfig{{Images: 16}, {Images: 16, After: 1}, {Images: 16, After: 3},
 		{Images: 8}, {Images: 64}} {
 		ready, made := replayReady(t, cfg, path)
 		t.Logf("%d images after %d: %.2f of the first hits are of what is ready, %.2f are made ready a deployment",
@@ -340,7 +340,7 @@ func TestReadyOfATrace(t *testing.T) {
 }
 
 // replayReady deploys what a trace has pulled on five nodes in turn, which make images ready in between.
-func replayReady(t *testing.T, cfg PrepareConfig, path string) (ready, made float64) {
+func replayReady(t *testing.T, cfg PrewarmConfig, path string) (ready, made float64) {
 	r, err := pulltrace.NewReader(path)
 	if err != nil {
 		t.Fatal(err)
@@ -544,7 +544,7 @@ func TestIdleLayersRest(t *testing.T) {
 		t.Error("what a container stands on rests")
 	}
 	a.eventually("it is evicted", func() bool { // once the hub is settled
-		_, err := a.PrunePoP(t.Context(), a.inUse)
+		_, err := a.site.Prune(t.Context(), a.inUse)
 		return err == nil && !a.site.usable().Has(t.Context(), ids[p.Ref][0]) &&
 			!a.site.usable().Has(t.Context(), ids[p.Ref][1])
 	})

@@ -12,12 +12,25 @@ import (
 
 // What references mean to the PoP: a node takes over what another one has resolved, and tells what it has.
 
+// Resolve implements fetch.Source.
+func (s *Member) Resolve(ctx context.Context, ref image.Reference, local bool,
+	ask func() (*image.Image, error)) (img *image.Image, begun any, err error) {
+	img, under := s.resolve(ctx, ref, local)
+	if img != nil {
+		return img, under, nil
+	}
+	if img, err = ask(); err == nil {
+		s.resolved(img) // before it is in the catalog: refresh would put back what the PoP knows
+	}
+	return img, under, err
+}
+
 // resolve returns what another node of the PoP has resolved ref to, if all
 // its layers can be had within the PoP, or the reference cannot change its meaning. Those
 // of its layers that the store has are being attached, also if it returns no image.
-func (s *site) resolve(ctx context.Context, ref image.Reference, o Options) (*image.Image, *attaching) {
+func (s *Member) resolve(ctx context.Context, ref image.Reference, local bool) (*image.Image, *attaching) {
 	st := s.usable()
-	if st == nil || ref.Dgst == "" && !o.Local {
+	if st == nil || ref.Dgst == "" && !local {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, sitePatience)
@@ -46,7 +59,7 @@ type resolution struct {
 
 // resolved tells the PoP what ref was resolved to, behind the deployment. While the store is away that
 // waits until it is back.
-func (s *site) resolved(img *image.Image) {
+func (s *Member) resolved(img *image.Image) {
 	if s.cfg.Open == nil {
 		return // there is no store
 	}
@@ -54,13 +67,13 @@ func (s *site) resolved(img *image.Image) {
 	s.mu.Lock()
 	s.untold[img.Ref.String()] = r
 	s.mu.Unlock()
-	s.p.work.Go(func() { s.tell(s.p.life, r) })
+	s.work.Go(func() { s.tell(s.life, r) })
 }
 
 const tellTime = time.Minute
 
 // tell records for the PoP what a reference was resolved to here.
-func (s *site) tell(ctx context.Context, r *resolution) {
+func (s *Member) tell(ctx context.Context, r *resolution) {
 	img, st := r.img, s.usable()
 	if st == nil {
 		return
@@ -79,7 +92,7 @@ func (s *site) tell(ctx context.Context, r *resolution) {
 }
 
 // told forgets what the PoP knows.
-func (s *site) told(r *resolution) {
+func (s *Member) told(r *resolution) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.untold[r.img.Ref.String()] == r {
@@ -88,7 +101,7 @@ func (s *site) told(r *resolution) {
 }
 
 // tellAll records what could not be recorded before, unless another node has resolved it since.
-func (s *site) tellAll(ctx context.Context) {
+func (s *Member) tellAll(ctx context.Context) {
 	st := s.usable()
 	if st == nil {
 		return
@@ -102,7 +115,7 @@ func (s *site) tellAll(ctx context.Context) {
 		}
 		if at, err := st.Resolved(ctx, r.img.Ref.String()); err == nil && at.After(r.at) {
 			s.told(r)
-			if have := s.p.cfg.Catalog.Get(r.img.Ref); have != nil { // it was not removed meanwhile
+			if have := s.catalog.Get(r.img.Ref); have != nil { // it was not removed meanwhile
 				s.refresh(ctx, have)
 			}
 			continue
@@ -112,7 +125,7 @@ func (s *site) tellAll(ctx context.Context) {
 }
 
 // isTold reports whether the PoP knows what ref was last resolved to here.
-func (s *site) isTold(ref image.Reference) bool {
+func (s *Member) isTold(ref image.Reference) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.untold[ref.String()] == nil

@@ -14,86 +14,78 @@ import (
 	"dewpoint/internal/pop"
 
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // Store is the PoP's store, nil if this node has none or it is away.
-func (p *Puller) Store() *pop.Store {
-	if p.site == nil {
+func (s *Member) Store() *pop.Store {
+	if s == nil {
 		return nil
 	}
-	return p.site.usable()
+	return s.usable()
 }
 
-// Saved is a layer that no registry has: what a container has written. Its
-// blob is its tar.
-func Saved(id digest.Digest, size int64) image.Layer {
-	return image.Layer{Digest: id, DiffID: id, Size: size, MediaType: ocispec.MediaTypeImageLayer}
-}
-
-// Keep makes the tar that src gives a layer of this node, and returns when it
-// would survive a power cut, and the other nodes of the PoP are told.
-func (p *Puller) Keep(ctx context.Context, l image.Layer, src layer.Source) error {
-	_, err := p.cfg.Layers.Fill(ctx, l, src).WaitComplete(ctx)
-	if err == nil && p.site != nil {
-		p.site.has(ctx, l.DiffID) // before the checkpoint is known that stands on it
+// Keep is that of the puller, and tells the other nodes.
+func (s *Member) Keep(ctx context.Context, l image.Layer, src layer.Source) error {
+	err := s.node.Keep(ctx, l, src)
+	if err == nil {
+		s.has(ctx, l.DiffID) // before the checkpoint is known that stands on it
 	}
 	return err
 }
 
 // Give puts a layer of this node into the PoP's store. It returns an error that
 // wraps pop.ErrStoreAway if there is none.
-func (p *Puller) Give(ctx context.Context, id digest.Digest) error {
-	if p.Store() == nil {
+func (s *Member) Give(ctx context.Context, id digest.Digest) error {
+	if s.usable() == nil {
 		return pop.ErrStoreAway
 	}
-	have, err := p.cfg.Layers.Peek(id)
+	have, err := s.layers.Peek(id)
 	if err != nil {
 		return err
 	}
 	if have.At != "" {
 		return nil
 	}
-	p.holds.Give(id, 1)
-	defer p.holds.Give(id, -1)
-	return p.site.republish(ctx, have)
+	s.holds.Give(id, 1)
+	defer s.holds.Give(id, -1)
+	return s.republish(ctx, have)
 }
 
 // Take makes a layer known that is here or in the PoP's store. While there is no such store, it is
 // copied from another node.
-func (p *Puller) Take(ctx context.Context, l image.Layer) error {
-	st := p.Store()
-	have, err := p.cfg.Layers.Get(l.DiffID)
-	if err == nil && (have.At == "" || p.reachable(ctx, have)) {
+func (s *Member) Take(ctx context.Context, l image.Layer) error {
+	st := s.usable()
+	have, err := s.layers.Get(l.DiffID)
+	if err == nil && (have.At == "" || s.reachable(ctx, have)) {
 		return nil
 	}
 	if st == nil {
-		return p.takeFromPeer(ctx, l)
+		return s.takeFromPeer(ctx, l)
 	}
-	if err := p.site.attachLayer(ctx, st, l); err != nil {
+	if err := s.attachLayer(ctx, st, l); err != nil {
 		return fmt.Errorf("layer %s of the PoP's store: %w", l.DiffID, err)
 	}
 	return nil
 }
 
 // takeFromPeer copies a layer from another node that has it whole, verified.
-func (p *Puller) takeFromPeer(ctx context.Context, l image.Layer) error {
-	givers := p.site.givers(ctx, hasKey(l.DiffID))
+func (s *Member) takeFromPeer(ctx context.Context, l image.Layer) error {
+	givers := s.givers(ctx, hasKey(l.DiffID))
 	if len(givers) == 0 {
 		return fmt.Errorf("layer %s is not here, and no node gives it: %w", l.DiffID,
 			errors.Join(layer.ErrUnknown, pop.ErrStoreAway))
 	}
-	err := p.Keep(ctx, l, &peerTar{p.site, givers})
+	err := s.Keep(ctx, l, &peerTar{s, givers})
 	if err == nil {
-		p.site.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += l.Size })
+		s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += l.Size })
 	}
 	return err
 }
 
 // givers are the other nodes that say that they have something, if they can be asked. While the
 // coordinator is away, nobody is known.
-func (s *site) givers(ctx context.Context, key string) []pop.Member {
-	if s == nil || s.cfg.Peers == nil {
+func (s *Member) givers(ctx context.Context, key string) []pop.Member {
+	if s.cfg.Peers == nil {
 		return nil
 	}
 	s.mu.Lock()
@@ -117,7 +109,7 @@ func (s *site) givers(ctx context.Context, key string) []pop.Member {
 
 // peerTar is the source of a layer that no registry has: the tar, as another node has it.
 type peerTar struct {
-	s    *site
+	s    *Member
 	from []pop.Member
 }
 
@@ -138,10 +130,10 @@ func (t *peerTar) Open(ctx context.Context, f *layer.Fill, offset int64) (io.Rea
 
 // Savers are the other nodes, as those that checkpoints are taken from while there is no store in
 // which they are found.
-type Savers struct{ p *Puller }
+type Savers struct{ s *Member }
 
 // Savers returns them.
-func (p *Puller) Savers() *Savers { return &Savers{p} }
+func (s *Member) Savers() *Savers { return &Savers{s} }
 
 // savedKey is what a node is said to use that gives checkpoints of an image.
 func savedKey(manifest digest.Digest) string { return "saved/" + manifest.String() }
@@ -151,8 +143,8 @@ const saversPatience = time.Second
 
 // Records implements store.Peers: what nodes give that say they have some, by their addresses.
 func (v *Savers) Records(ctx context.Context, manifest digest.Digest) map[string][]byte {
-	s := v.p.site
-	if s == nil || s.usable() != nil {
+	s := v.s
+	if s.usable() != nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, saversPatience)
@@ -178,8 +170,8 @@ func (v *Savers) Records(ctx context.Context, manifest digest.Digest) map[string
 
 // Data implements store.Peers.
 func (v *Savers) Data(ctx context.Context, from string, id digest.Digest, size int64) (io.ReadCloser, error) {
-	if v.p.site == nil || v.p.site.cfg.Peers == nil {
+	if v.s.cfg.Peers == nil {
 		return nil, fmt.Errorf("checkpoint %s: %w", id, ErrNoPoP)
 	}
-	return v.p.site.cfg.Peers.Data(ctx, from, id, size)
+	return v.s.cfg.Peers.Data(ctx, from, id, size)
 }

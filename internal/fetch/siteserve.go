@@ -17,10 +17,10 @@ import (
 
 // Given is what this node gives to the others of its PoP. It implements
 // peer.Content.
-type Given struct{ p *Puller }
+type Given struct{ s *Member }
 
 // Given returns it.
-func (p *Puller) Given() *Given { return &Given{p} }
+func (s *Member) Given() *Given { return &Given{s} }
 
 // Follow implements peer.Content. What only passes through this node is not given: two nodes would wait for
 // each other that each took the other to have the layer.
@@ -29,11 +29,11 @@ func (g *Given) Follow(ctx context.Context, id digest.Digest, off int64) (io.Rea
 		r, err := section(l.Files().Data, off, l.Size)
 		return r, l.Size, err
 	}
-	f := g.p.cfg.Layers.Filling(id)
-	if f == nil || !g.p.site.leads(id) {
+	f := g.s.layers.Filling(id)
+	if f == nil || !g.s.leads(id) {
 		return nil, 0, fmt.Errorf("layer %s: %w", id, peer.ErrUnknown)
 	}
-	file, err := os.Open(g.p.cfg.Layers.DataPath(id))
+	file, err := os.Open(g.s.layers.DataPath(id))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, 0, fmt.Errorf("layer %s has not begun: %w", id, peer.ErrUnknown)
 	}
@@ -45,7 +45,7 @@ func (g *Given) Follow(ctx context.Context, id digest.Digest, off int64) (io.Rea
 
 // whole is a layer whose tar this node has itself.
 func (g *Given) whole(id digest.Digest) (*layer.Layer, error) {
-	l, err := g.p.cfg.Layers.Peek(id)
+	l, err := g.s.layers.Peek(id)
 	if err == nil && (l.At != "" || l.Tree) {
 		err = fmt.Errorf("layer %s is not kept here: %w", id, peer.ErrUnknown)
 	}
@@ -122,16 +122,16 @@ func (g *Given) Range(ctx context.Context, id digest.Digest, from, to int64) (io
 		}
 		return section(l.Files().Data, from, to)
 	}
-	part := g.p.cfg.Layers.Partial(id)
+	part := g.s.layers.Partial(id)
 	if part == nil || to > part.Size {
 		return nil, fmt.Errorf("layer %s: %w", id, peer.ErrUnknown)
 	}
 	for {
 		at, end := part.Absent(from, to)
 		if at >= to {
-			return section(g.p.cfg.Layers.DataPath(id), from, to)
+			return section(g.s.layers.DataPath(id), from, to)
 		}
-		if err := g.p.bring(ctx, id, at, min(end, to)); err != nil && !errors.Is(err, errWaited) {
+		if err := g.s.node.Bring(ctx, id, at, min(end, to)); err != nil {
 			return nil, fmt.Errorf("layer %s: %w", id, err)
 		}
 	}
@@ -157,13 +157,13 @@ func (g *Given) Table(_ context.Context, id digest.Digest) ([]byte, error) {
 
 // Pack implements peer.Content.
 func (g *Given) Pack(ctx context.Context, manifest digest.Digest) (io.ReadCloser, error) {
-	if g.p.cfg.Packs.Dir == "" || g.p.quarantined(manifest) != "" {
+	if g.s.cfg.PackDir == "" || g.s.node.Quarantined(manifest) != "" {
 		return nil, fmt.Errorf("a pack of %s: %w", manifest, peer.ErrUnknown)
 	}
-	if r := g.p.site.pack(ctx, manifest); r != nil {
+	if r := g.s.pack(ctx, manifest); r != nil {
 		return r, nil
 	}
-	f, err := os.Open(g.p.PackPath(manifest))
+	f, err := os.Open(g.s.node.PackPath(manifest))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("a pack of %s: %w", manifest, peer.ErrUnknown)
 	}

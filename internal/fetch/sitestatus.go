@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"dewpoint/internal/pop"
@@ -11,8 +12,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// PoP is what a node knows of its PoP.
-type PoP struct {
+// Status is what a node knows of its PoP.
+type Status struct {
 	Node    string
 	Shared  bool   // there is to be a store
 	Store   string // its ID; "" if there is none, or it cannot be used
@@ -35,14 +36,13 @@ type PoP struct {
 // ErrNoPoP says that this node is in none, or has no store in common with others.
 var ErrNoPoP = errors.New("this node has no PoP")
 
-// PoP asks what the nodes of the PoP do. It returns nil if this node has none. What
+// Status asks what the nodes of the PoP do. It returns nil if this node has none. What
 // could not be found out is in the error, beside the rest.
-func (p *Puller) PoP(ctx context.Context) (*PoP, error) {
-	s := p.site
+func (s *Member) Status(ctx context.Context) (*Status, error) {
 	if s == nil {
 		return nil, nil
 	}
-	out := &PoP{Node: s.cfg.Node, Shared: s.cfg.Dir != nil, Hits: s.hitsNow()}
+	out := &Status{Node: s.cfg.Node, Shared: s.cfg.Dir != nil, Hits: s.hitsNow()}
 	out.Settled, out.Lost = s.cfg.Coord.Settled(ctx)
 	out.Away = s.storeAway()
 	if s.cfg.Dir != nil {
@@ -75,7 +75,7 @@ func (p *Puller) PoP(ctx context.Context) (*PoP, error) {
 	return out, errors.Join(errs[:]...)
 }
 
-func (s *site) users(ctx context.Context, layers []*pop.Layer) (map[string][]string, error) {
+func (s *Member) users(ctx context.Context, layers []*pop.Layer) (map[string][]string, error) {
 	keys := make([]string, 0, len(layers))
 	for _, l := range layers {
 		keys = append(keys, l.DiffID.String())
@@ -87,7 +87,7 @@ func (s *site) users(ctx context.Context, layers []*pop.Layer) (map[string][]str
 }
 
 // storeAway says why there is no store though there should be one, or nil.
-func (s *site) storeAway() error {
+func (s *Member) storeAway() error {
 	switch {
 	case s.cfg.Dir == nil:
 		return nil
@@ -106,14 +106,14 @@ func (s *site) storeAway() error {
 	return fmt.Errorf("%w: %w", pop.ErrStoreAway, s.lastErr)
 }
 
-func (s *site) hitsNow() pop.Hits {
+func (s *Member) hitsNow() pop.Hits {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.hits
 }
 
 // reached notes whether the coordinator has answered.
-func (s *site) reached(err error) {
+func (s *Member) reached(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.away = nil
@@ -122,10 +122,9 @@ func (s *site) reached(err error) {
 	}
 }
 
-// Hears reports whether Config.PoP.Heard is told of what happens in the PoP: the coordinator answered when it
+// Hears reports whether Config.Heard is told of what happens in the PoP: the coordinator answered when it
 // was asked last, a moment ago. What was missed before is made up for by a Resync.
-func (p *Puller) Hears() bool {
-	s := p.site
+func (s *Member) Hears() bool {
 	if s == nil {
 		return false
 	}
@@ -134,56 +133,54 @@ func (p *Puller) Hears() bool {
 	return s.away == nil
 }
 
-// PoPState is what this node saw last, without asking anybody.
-type PoPState struct {
+// State is what this node saw last, without asking anybody.
+type State struct {
 	Shared    bool // there is to be a store
 	StoreAway bool
 	CoordAway bool
 	Hits      pop.Hits
 }
 
-// PoPState returns it, and false if this node has no PoP.
-func (p *Puller) PoPState() (PoPState, bool) {
-	s := p.site
+// State returns it.
+func (s *Member) State() State {
 	if s == nil {
-		return PoPState{}, false
+		return State{}
 	}
-	out := PoPState{Shared: s.cfg.Dir != nil, StoreAway: s.storeAway() != nil, Hits: s.hitsNow()}
+	out := State{Shared: s.cfg.Dir != nil, StoreAway: s.storeAway() != nil, Hits: s.hitsNow()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out.CoordAway = s.away != nil
-	return out, true
+	return out
 }
 
 // needStore is the store for what an operator asks for.
-func (p *Puller) needStore() (*site, *pop.Store, error) {
-	s := p.site
+func (s *Member) needStore() (*pop.Store, error) {
 	if s == nil || s.cfg.Dir == nil {
-		return nil, nil, ErrNoPoP
+		return nil, ErrNoPoP
 	}
 	if st := s.usable(); st != nil {
-		return s, st, nil
+		return st, nil
 	}
-	return nil, nil, s.storeAway()
+	return nil, s.storeAway()
 }
 
-// ForgetNode removes from the store what a node says it uses that is gone for
+// Forget removes from the store what a node says it uses that is gone for
 // good. See pop.Store.Forget.
-func (p *Puller) ForgetNode(ctx context.Context, node string) error {
-	_, st, err := p.needStore()
+func (s *Member) Forget(ctx context.Context, node string) error {
+	st, err := s.needStore()
 	if err != nil {
 		return err
 	}
 	return st.Forget(ctx, node)
 }
 
-// giveTime is for how long PrunePoP waits for the nodes to let go of what they only have ready.
+// giveTime is for how long Prune waits for the nodes to let go of what they only have ready.
 const giveTime = time.Second
 
-// PrunePoP evicts from the store what no node uses: first it has the nodes let go of what they have no more
+// Prune evicts from the store what no node uses: first it has the nodes let go of what they have no more
 // than ready. What it evicts can come back for the time of grace.
-func (p *Puller) PrunePoP(ctx context.Context, inUse func(digest.Digest) bool) (pop.Eviction, error) {
-	s, st, err := p.needStore()
+func (s *Member) Prune(ctx context.Context, inUse func(digest.Digest) bool) (pop.Eviction, error) {
+	st, err := s.needStore()
 	if err != nil {
 		return pop.Eviction{}, err
 	}
@@ -206,21 +203,42 @@ func (p *Puller) PrunePoP(ctx context.Context, inUse func(digest.Digest) bool) (
 }
 
 // press tells the nodes that the store needs room.
-func (s *site) press(ctx context.Context) {
+func (s *Member) press(ctx context.Context) {
 	s.pressed.Store(time.Now().UnixNano())
 	if err := s.cfg.Coord.Publish(ctx, pop.Event{Kind: pop.Pressed}); err != nil {
 		s.log.Debug("nodes are not told that the store needs room", "err", err)
 	}
 }
 
-func (s *site) evict(ctx context.Context, st *pop.Store, want int64) (pop.Eviction, error) {
+func (s *Member) evict(ctx context.Context, st *pop.Store, want int64) (pop.Eviction, error) {
 	done, err := st.Evict(ctx, want)
 	if done.Why == pop.AllInUse {
 		s.press(ctx)
 	}
-	s.p.stats.evicted.Add(int64(len(done.Layers)))
-	s.p.stats.evictedBytes.Add(done.Bytes)
+	s.stats.evicted.Add(int64(len(done.Layers)))
+	s.stats.evictedBytes.Add(done.Bytes)
 	return done, err
+}
+
+// Stats counts what this node has done for the store since the Member was made.
+type Stats struct {
+	Damaged     int64 // layers that were not what was published
+	Replaced    int64 // of them, those that are there again
+	Verified    int64 // layers that were read and compared
+	Evicted     int64 // layers that were taken out
+	EvictedSize int64 // bytes of them
+}
+
+type memberStats struct{ damaged, replaced, verified, evicted, evictedBytes atomic.Int64 }
+
+// Stats returns the counters.
+func (s *Member) Stats() Stats {
+	if s == nil {
+		return Stats{}
+	}
+	n := &s.stats
+	return Stats{Damaged: n.damaged.Load(), Replaced: n.replaced.Load(), Verified: n.verified.Load(),
+		Evicted: n.evicted.Load(), EvictedSize: n.evictedBytes.Load()}
 }
 
 // sighting is something as it was when this node saw it first.

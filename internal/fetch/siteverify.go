@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/pop"
@@ -39,12 +38,12 @@ type Verified struct {
 	Gone     bool  // it has left the store meanwhile
 }
 
-// VerifyPoP reads layers of the PoP's store, all if none is named, and compares
+// Verify reads layers of the PoP's store, all if none is named, and compares
 // them with what was published. What is damaged is taken out, and replaced if this node has the layer
 // or uses it. found is called for each layer, one call at a time; an error of it
 // ends the verification.
-func (p *Puller) VerifyPoP(ctx context.Context, ids []digest.Digest, found func(Verified) error) error {
-	s, st, err := p.needStore()
+func (s *Member) Verify(ctx context.Context, ids []digest.Digest, found func(Verified) error) error {
+	st, err := s.needStore()
 	if err != nil {
 		return err
 	}
@@ -82,7 +81,7 @@ func (p *Puller) VerifyPoP(ctx context.Context, ids []digest.Digest, found func(
 }
 
 // toVerify are the records of the layers that are named, or of all.
-func (s *site) toVerify(ctx context.Context, st *pop.Store, ids, broken []digest.Digest) ([]*pop.Layer,
+func (s *Member) toVerify(ctx context.Context, st *pop.Store, ids, broken []digest.Digest) ([]*pop.Layer,
 	error) {
 	if len(ids) == 0 {
 		layers, err := st.Objects(ctx)
@@ -106,7 +105,7 @@ func (s *site) toVerify(ctx context.Context, st *pop.Store, ids, broken []digest
 }
 
 // verify verifies one layer. The error says why that was not possible.
-func (s *site) verify(ctx context.Context, st *pop.Store, l *pop.Layer, rate int64) (Verified, error) {
+func (s *Member) verify(ctx context.Context, st *pop.Store, l *pop.Layer, rate int64) (Verified, error) {
 	v := Verified{DiffID: l.DiffID, Image: l.Image, Size: l.Size}
 	err := st.Verify(ctx, l, rate)
 	switch {
@@ -124,12 +123,12 @@ func (s *site) verify(ctx context.Context, st *pop.Store, l *pop.Layer, rate int
 			s.log.Debug("a verification is not noted", "layer", l.DiffID, "err", err)
 		}
 	}
-	s.p.stats.verified.Add(1)
+	s.stats.verified.Add(1)
 	return v, nil
 }
 
 // mend removes a record that cannot be understood, and replaces the layer.
-func (s *site) mend(ctx context.Context, st *pop.Store, id digest.Digest) Verified {
+func (s *Member) mend(ctx context.Context, st *pop.Store, id digest.Digest) Verified {
 	v := Verified{DiffID: id, Damage: fmt.Errorf("the record of layer %s: %w", id, pop.ErrDamaged)}
 	s.report(id, st.Mend(ctx, id), v.Damage)
 	v.Replaced = s.replace(ctx, id)
@@ -137,17 +136,17 @@ func (s *site) mend(ctx context.Context, st *pop.Store, id digest.Digest) Verifi
 }
 
 // quarantine takes a damaged layer out of sight.
-func (s *site) quarantine(ctx context.Context, st *pop.Store, rec *pop.Layer, why error) {
+func (s *Member) quarantine(ctx context.Context, st *pop.Store, rec *pop.Layer, why error) {
 	s.report(rec.DiffID, st.Quarantine(ctx, rec), why)
 }
 
 // report tells of a damaged layer, and that err kept it from being taken out.
-func (s *site) report(id digest.Digest, err, why error) {
+func (s *Member) report(id digest.Digest, err, why error) {
 	s.log.Error("a layer in the PoP's store is damaged: it is taken out", "layer", id, "err", why)
 	if err != nil {
 		s.log.Error("it could not be taken out", "layer", id, "err", err)
 	}
-	s.p.stats.damaged.Add(1)
+	s.stats.damaged.Add(1)
 	if s.cfg.Damaged != nil {
 		s.cfg.Damaged(id, why)
 	}
@@ -155,25 +154,25 @@ func (s *site) report(id digest.Digest, err, why error) {
 
 // taken lets go of a layer that has left the store though it is attached here, and brings it again: another
 // node has found it damaged, or did not see that it is in use.
-func (s *site) taken(id digest.Digest, damaged bool) {
-	l, err := s.p.cfg.Layers.Peek(id)
+func (s *Member) taken(id digest.Digest, damaged bool) {
+	l, err := s.layers.Peek(id)
 	if err != nil || l.At == "" {
 		return
 	}
-	s.p.work.Go(func() {
+	s.work.Go(func() {
 		switch {
-		case s.takeBack(s.p.life, id):
+		case s.takeBack(s.life, id):
 		case damaged:
-			s.replace(s.p.life, id)
+			s.replace(s.life, id)
 		default:
-			s.again(s.p.life, id,
+			s.again(s.life, id,
 				"a layer has left the PoP's store, though this node used it: it comes anew for containers that start from here on")
 		}
 	})
 }
 
 // lost tells of what was damaged in the store, and is not there any more.
-func (s *site) lost(id digest.Digest) {
+func (s *Member) lost(id digest.Digest) {
 	if s.cfg.Lost != nil {
 		s.cfg.Lost(id)
 	}
@@ -181,14 +180,14 @@ func (s *site) lost(id digest.Digest) {
 
 // replace puts a layer into the store again that was damaged there, if this node
 // has it, or uses it. It reports whether it is there.
-func (s *site) replace(ctx context.Context, id digest.Digest) bool {
+func (s *Member) replace(ctx context.Context, id digest.Digest) bool {
 	s.lost(id)
 	if !s.again(ctx, id,
 		"a layer has left the PoP's store, since it was damaged: containers that run with it may have read wrong bytes; it comes anew for those that start from here on") {
 		return false
 	}
 	s.log.Info("a damaged layer of the PoP's store was replaced", "layer", id)
-	s.p.stats.replaced.Add(1)
+	s.stats.replaced.Add(1)
 	if s.cfg.Replaced != nil {
 		s.cfg.Replaced(id)
 	}
@@ -197,7 +196,7 @@ func (s *site) replace(ctx context.Context, id digest.Digest) bool {
 
 // again lets go of a layer that has left the store, and puts it there again if this node has it, or uses
 // it. It reports whether it is there. lost is said of one that is used here.
-func (s *site) again(ctx context.Context, id digest.Digest, lost string) bool {
+func (s *Member) again(ctx context.Context, id digest.Digest, lost string) bool {
 	if !s.begins(id) {
 		return false
 	}
@@ -205,7 +204,7 @@ func (s *site) again(ctx context.Context, id digest.Digest, lost string) bool {
 	ctx, cancel := context.WithTimeout(ctx, replaceTime)
 	defer cancel()
 	wanted := s.letGo(ctx, id, lost)
-	have, err := s.p.cfg.Layers.Peek(id)
+	have, err := s.layers.Peek(id)
 	if wanted && err != nil {
 		have, err = s.anew(ctx, id)
 	}
@@ -219,14 +218,14 @@ func (s *site) again(ctx context.Context, id digest.Digest, lost string) bool {
 		s.log.Error("a layer that has left the PoP's store is not there again", "layer", id, "err", err)
 		return false
 	}
-	if wanted && s.p.cfg.Lazy.Whole != nil {
-		s.p.cfg.Lazy.Whole(id) // what starts from here on mounts it anew
+	if wanted {
+		s.node.Remount(id) // what starts from here on mounts it anew
 	}
 	return true
 }
 
 // begins reports whether nobody else here replaces the layer; ends must follow.
-func (s *site) begins(id digest.Digest) bool {
+func (s *Member) begins(id digest.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mending[id] {
@@ -236,7 +235,7 @@ func (s *site) begins(id digest.Digest) bool {
 	return true
 }
 
-func (s *site) ends(id digest.Digest) {
+func (s *Member) ends(id digest.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.mending, id)
@@ -244,13 +243,13 @@ func (s *site) ends(id digest.Digest) {
 
 // letGo forgets a layer that was attached and is not there any more, or in other files, says say, and reports
 // whether it did. Containers that stand on it go on with the files that they have.
-func (s *site) letGo(ctx context.Context, id digest.Digest, say string) bool {
+func (s *Member) letGo(ctx context.Context, id digest.Digest, say string) bool {
 	st := s.usable()
 	if st == nil {
 		return false
 	}
 	defer s.lock(id)()
-	l, err := s.p.cfg.Layers.Peek(id)
+	l, err := s.layers.Peek(id)
 	if err != nil || l.At == "" {
 		return err == nil
 	}
@@ -259,29 +258,27 @@ func (s *site) letGo(ctx context.Context, id digest.Digest, say string) bool {
 		return false
 	}
 	s.log.Warn(say, "layer", id, "images", s.imagesWith(id))
-	if err := s.p.letGo(id); err != nil {
+	if err := s.Detach(id); err != nil {
 		s.log.Warn("detach layer", "layer", id, "err", err)
 		return false
 	}
 	return true
 }
 
-func (s *site) imagesWith(id digest.Digest) []string {
+func (s *Member) imagesWith(id digest.Digest) []string {
 	var names []string
-	for _, img := range s.p.cfg.Catalog.WithLayer(id) {
+	for _, img := range s.catalog.WithLayer(id) {
 		names = append(names, img.Ref.String())
 	}
 	return names
 }
 
 // anew fetches a layer as a deployment would: with its lease, or from who has it.
-func (s *site) anew(ctx context.Context, id digest.Digest) (*layer.Layer, error) {
+func (s *Member) anew(ctx context.Context, id digest.Digest) (*layer.Layer, error) {
 	err := fmt.Errorf("layer %s: no image here has it: %w", id, layer.ErrUnknown)
-	for _, img := range s.p.cfg.Catalog.WithLayer(id) {
-		l := img.Layers[slices.IndexFunc(img.Layers, func(l image.Layer) bool { return l.DiffID == id })]
+	for _, img := range s.catalog.WithLayer(id) {
 		var have *layer.Layer
-		have, err = s.p.cfg.Layers.Fill(ctx, l,
-			&blob{p: s.p, img: img, l: l, class: Background, base: Background}).WaitComplete(ctx)
+		have, err = s.node.Refill(ctx, img, id)
 		if err == nil || ctx.Err() != nil {
 			return have, err
 		}
@@ -290,7 +287,7 @@ func (s *site) anew(ctx context.Context, id digest.Digest) (*layer.Layer, error)
 }
 
 // republish puts a layer of this node's own into the store, unless it is there.
-func (s *site) republish(ctx context.Context, have *layer.Layer) error {
+func (s *Member) republish(ctx context.Context, have *layer.Layer) error {
 	st := s.usable()
 	if st == nil {
 		return pop.ErrStoreAway
@@ -322,7 +319,7 @@ func (s *site) republish(ctx context.Context, have *layer.Layer) error {
 
 // copyWhole publishes a layer that is complete here, if its bytes are still what
 // its name says.
-func (s *site) copyWhole(ctx context.Context, st *pop.Store, have *layer.Layer, token uint64) error {
+func (s *Member) copyWhole(ctx context.Context, st *pop.Store, have *layer.Layer, token uint64) error {
 	f, err := os.Open(have.Files().Data)
 	if err != nil {
 		return err
@@ -357,11 +354,10 @@ func (s *site) copyWhole(ctx context.Context, st *pop.Store, have *layer.Layer, 
 	return errors.Join(draft.Publish(ctx, rec, b), draft.Close())
 }
 
-// VerifyInBackground verifies every layer of the store once in PoPConfig.Verify,
+// VerifyInBackground verifies every layer of the store once in MemberConfig.Verify,
 // one at a time in the whole PoP, slowly, and while the coordinator is there, until ctx ends.
-func (p *Puller) VerifyInBackground(ctx context.Context) {
-	s := p.site
-	if s == nil || s.cfg.Dir == nil || s.cfg.Verify <= 0 {
+func (s *Member) VerifyInBackground(ctx context.Context) {
+	if s.cfg.Dir == nil || s.cfg.Verify <= 0 {
 		return
 	}
 	tick := time.NewTicker(min(max(verifyLook, s.cfg.Verify/200), s.cfg.Verify))
@@ -379,7 +375,7 @@ func (p *Puller) VerifyInBackground(ctx context.Context) {
 }
 
 // verifyDue verifies the layers that are due, if no other node does so.
-func (s *site) verifyDue(ctx context.Context) error {
+func (s *Member) verifyDue(ctx context.Context) error {
 	st := s.usable()
 	if st == nil {
 		return nil
@@ -423,7 +419,7 @@ func (s *site) verifyDue(ctx context.Context) error {
 // due reports whether the time since a layer was verified is over. Each node measures it by its own
 // clock: of what another one has verified, from when this one saw that first. A layer
 // that nobody has verified yet was verified when it was published: its time begins.
-func (s *site) due(ctx context.Context, st *pop.Store, l *pop.Layer) bool {
+func (s *Member) due(ctx context.Context, st *pop.Store, l *pop.Layer) bool {
 	v, err := st.Verified(ctx, l)
 	if errors.Is(err, pop.ErrUnknown) {
 		if err := st.NoteVerified(ctx, l); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Stats counts what was lazy since the puller was made.
-type Stats struct {
+// LazyStats counts what was lazy since the puller was made.
+type LazyStats struct {
 	Starts      int64         // images that ran before they were whole
 	PackBytes   int64         // of packs, from registries
 	DemandBytes int64         // fetched because something waited for them
@@ -19,27 +19,18 @@ type Stats struct {
 	Waited      time.Duration // for them, together
 	Failed      int64         // of them, those that did not come: I/O errors
 	Lies        int64         // layers of which a pack had wrong bytes
-	Damaged     int64         // layers of the PoP's store that were not what was published
-	Replaced    int64         // of them, those that are there again
-	Verified    int64         // layers of the PoP's store that were read and compared
-	Evicted     int64         // layers that this node took out of the PoP's store
-	EvictedSize int64         // bytes of them
 }
 
 type lazyStats struct {
-	starts, packBytes, demandBytes, wants, waited, failed, lies, damaged, replaced, verified, evicted,
-	evictedBytes atomic.Int64
+	starts, packBytes, demandBytes, wants, waited, failed, lies atomic.Int64
 }
 
 // Stats returns the counters.
-func (p *Puller) Stats() Stats {
+func (p *Puller) Stats() LazyStats {
 	s := &p.stats
-	return Stats{Starts: s.starts.Load(), PackBytes: s.packBytes.Load(), DemandBytes: s.demandBytes.Load(),
+	return LazyStats{Starts: s.starts.Load(), PackBytes: s.packBytes.Load(), DemandBytes: s.demandBytes.Load(),
 		Wants:  s.wants.Load(),
-		Waited: time.Duration(s.waited.Load()), Failed: s.failed.Load(), Lies: s.lies.Load(),
-		Damaged:  s.damaged.Load(),
-		Replaced: s.replaced.Load(), Verified: s.verified.Load(), Evicted: s.evicted.Load(),
-		EvictedSize: s.evictedBytes.Load()}
+		Waited: time.Duration(s.waited.Load()), Failed: s.failed.Load(), Lies: s.lies.Load()}
 }
 
 // FailedReads are a layer's reads that ended with an I/O error, for what they

@@ -1,7 +1,6 @@
 package fetch
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"syscall"
@@ -42,9 +41,8 @@ func (p *Puller) adopt(s *Start, n int, part *layer.Partial) {
 	p.origins[part.Layer.DiffID] = newOrigin(s, n, part)
 	p.mu.Unlock()
 	p.work.Go(func() {
-		if p.site != nil {
-			p.site.claim(p.life, part.Layer.DiffID)
-			defer p.site.unclaim(context.WithoutCancel(p.life), part.Layer.DiffID)
+		if !p.cfg.Lazy.Off && p.cfg.Lazy.Hours == nil { // else it may never be filled, or not soon
+			defer p.pop.Claim(p.life, part.Layer.DiffID)()
 		}
 		p.makeWhole(s, part)
 	})
@@ -57,7 +55,7 @@ func (p *Puller) makeWhole(s *Start, part *layer.Partial) {
 		if !p.mayFill(s.background) || p.cfg.Layers.Partial(id) != part {
 			break
 		}
-		b := &blob{p: p, img: s.img, l: part.Layer, o: s.o, class: Background, base: Background}
+		b := p.newBlob(s.img, part.Layer, s.o, Background)
 		_, err := p.cfg.Layers.Fill(p.life, part.Layer, b).WaitComplete(p.life)
 		if err == nil {
 			p.showWhole(id)
@@ -86,10 +84,15 @@ func (p *Puller) makeWhole(s *Start, part *layer.Partial) {
 
 // showWhole lets new mounts use a layer's own file. Those that are there go on.
 func (p *Puller) showWhole(id digest.Digest) {
+	p.Remount(id)
+	p.cfg.Layers.Retire(id)
+}
+
+// Remount has new mounts of a layer be made of what it is now. Those that are there go on.
+func (p *Puller) Remount(id digest.Digest) {
 	if p.cfg.Lazy.Whole != nil {
 		p.cfg.Lazy.Whole(id)
 	}
-	p.cfg.Layers.Retire(id)
 }
 
 // mayFill waits until the layers of a start may be completed. It is false if

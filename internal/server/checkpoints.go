@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -80,17 +81,35 @@ func (c *checkpoints) explain(name string, err error) error {
 }
 
 // saved is the puller as the manager of checkpoints wants it.
-type saved struct{ p *fetch.Puller }
+type saved struct {
+	p      *fetch.Puller
+	layers *layer.Store
+	member *fetch.Member // nil: this node is by itself
+}
 
 func (s saved) Add(ctx context.Context, path string, id digest.Digest, size int64) error {
-	return s.p.Keep(ctx, fetch.Saved(id, size), tarFile(path))
+	if s.member == nil {
+		return s.p.Keep(ctx, fetch.Saved(id, size), tarFile(path))
+	}
+	return s.member.Keep(ctx, fetch.Saved(id, size), tarFile(path))
 }
 
 func (s saved) Bring(ctx context.Context, id digest.Digest, size int64) error {
-	return s.p.Take(ctx, fetch.Saved(id, size))
+	if s.member == nil {
+		if l, err := s.layers.Get(id); err != nil || l.At != "" {
+			return fmt.Errorf("layer %s is not here: %w", id, errors.Join(layer.ErrUnknown, pop.ErrStoreAway))
+		}
+		return nil
+	}
+	return s.member.Take(ctx, fetch.Saved(id, size))
 }
 
-func (s saved) Give(ctx context.Context, id digest.Digest) error { return s.p.Give(ctx, id) }
+func (s saved) Give(ctx context.Context, id digest.Digest) error {
+	if s.member == nil {
+		return pop.ErrStoreAway
+	}
+	return s.member.Give(ctx, id)
+}
 
 // tarFile is a source of a layer's tar.
 type tarFile string

@@ -284,9 +284,15 @@ func (d *daemon) openPuller(context.Context) (err error) {
 	}
 	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog,
 		Link:  link,
-		Packs: packs, Lazy: d.lazyConfig(), PoP: shared, Cache: cache,
+		Packs: packs, Lazy: d.lazyConfig(), Cache: cache,
 		Images: fetch.ImagesConfig{Idle: d.usage.idleImages, Remove: d.usage.removeImages}, Log: d.Log})
 	d.room.puller.set(d.puller)
+	if shared.Coord != nil {
+		shared.Layers, shared.Catalog, shared.Link = d.layers, d.catalog, link
+		shared.PackDir, shared.Capacity = packs.Dir, cache.Capacity
+		d.pop.member = fetch.NewMember(shared, d.puller)
+		d.puller.Join(d.pop.member)
+	}
 	d.atClose(d.closePuller)
 	return nil
 }
@@ -307,6 +313,7 @@ func (d *daemon) closePuller() {
 	if err := d.puller.Close(); err != nil {
 		d.Log.Warn("end pulls", "err", err)
 	}
+	d.pop.member.Close()
 }
 
 func (d *daemon) openSnapshotter(ctx context.Context) (err error) {
@@ -347,7 +354,7 @@ func (d *daemon) openLearner(context.Context) error {
 // packBuilt shares a pack with the PoP.
 func (d *daemon) packBuilt(img *image.Image, _ pack.Stats, err error) {
 	if err == nil {
-		d.puller.SharePack(img.Desc.Digest)
+		d.pop.member.SharePack(img.Desc.Digest)
 	}
 }
 
@@ -392,20 +399,23 @@ func (d *daemon) openCheckpoints(ctx context.Context) (err error) {
 		return nil
 	}
 	dir := filepath.Join(d.Root, "checkpoints")
-	cfg := store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, Peers: d.puller.Savers(), Keep: f.Keep,
+	cfg := store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, Keep: f.Keep,
 		MaxBytes: int64(f.MaxBytes), Log: d.Log}
+	if d.pop.member != nil {
+		cfg.Peers = d.pop.member.Savers()
+	}
 	if d.File.PoP.Redis != "" {
-		cfg.Told = d.puller.Hears
+		cfg.Told = d.pop.member.Hears
 	}
 	if d.File.PoP.Store != "" {
-		cfg.PoP = d.puller.Store
+		cfg.PoP = d.pop.member.Store
 	}
 	if c.saved, err = store.Open(cfg); err != nil {
 		return err
 	}
 	c.manager = checkpoint.New(checkpoint.Config{
 		Engines: checkpointEngines(f, d.engine, d.criu, d.State, d.Log), Containers: d.engine,
-		Layers: saved{d.puller}, Store: c.saved, Dir: dir,
+		Layers: saved{d.puller, d.layers, d.pop.member}, Store: c.saved, Dir: dir,
 		Restore: criu.RestoreConfig(false), RestoreLazy: criu.RestoreConfig(true), LazyAbove: int64(f.LazyAbove),
 		WorkDir: d.engine.WorkDir, Guard: []string{"/proc/self/exe", PageGuard}, Lost: c.memoryLost,
 		Explain: c.explain, Node: d.name, Auto: f.Auto, Image: d.documents.Image, Made: c.made, Unmade: c.unmade,
@@ -472,7 +482,7 @@ func (d *daemon) node() node {
 		packs: &packs{learner: learner, catalog: d.catalog, recordings: d.recordings(),
 			mount: d.mounts.backend.Name()},
 		checkpoints: d.checkpoints,
-		pops: &pops{puller: d.puller, cfg: d.File.PoP, peers: d.pop.peers, dir: d.pop.dir,
+		pops: &pops{member: d.pop.member, cfg: d.File.PoP, peers: d.pop.peers, dir: d.pop.dir,
 			log: d.Log},
 	}
 	n.images = &images{engine: d.engine, catalog: d.catalog, layers: d.layers, puller: d.puller,
@@ -499,14 +509,14 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group, started chan<- st
 	}
 	if d.HTTP != "" {
 		m := &meters{set: d.news.metrics, registry: d.registry, layers: d.layers, traces: d.traces,
-			puller: d.puller, checkpoints: d.checkpoints.manager}
+			puller: d.puller, member: d.pop.member, checkpoints: d.checkpoints.manager}
 		m.measure(d.deployments.deployer.Admission)
 		g.Go(func() error { return serveHTTP(ctx, d.HTTP, d.news.metrics, n) })
 	}
 	g.Go(func() error { return d.news.events.watchEngine(ctx, d.engine) })
 	house := &house{engine: d.engine, room: d.room, news: d.news, checkpoints: d.checkpoints}
 	g.Go(func() error { house.keep(ctx); return nil })
-	g.Go(func() error { return d.pop.serve(ctx, d.puller, d.given()) })
+	g.Go(func() error { return d.pop.serve(ctx, d.given()) })
 	close(started)
 	return api.Serve(ctx, l, h)
 }

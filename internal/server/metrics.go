@@ -20,6 +20,7 @@ type meters struct {
 	layers      *layer.Store
 	traces      *trace.Exporter
 	puller      *fetch.Puller
+	member      *fetch.Member       // nil: this node is by itself
 	checkpoints *checkpoint.Manager // nil if there are none
 }
 
@@ -28,7 +29,7 @@ func (m *meters) measure(admission func() admit.Stats) {
 	m.measureNode()
 	m.set.Queue(admission)
 	m.measureLazy()
-	if _, ok := m.puller.PoPState(); ok {
+	if m.member != nil {
 		m.measurePoP()
 	}
 	if m.checkpoints != nil {
@@ -56,17 +57,21 @@ func (m *meters) measureNode() {
 func (m *meters) measureLazy() {
 	for _, c := range []struct {
 		name, help string
-		value      func(fetch.Stats) int64
+		value      func(fetch.LazyStats) int64
 	}{
-		{"starts_total", "Images that ran before they were whole.", func(s fetch.Stats) int64 { return s.Starts }},
-		{"pack_bytes_total", "Bytes of startup packs from registries.", func(s fetch.Stats) int64 {
+		{"starts_total", "Images that ran before they were whole.", func(s fetch.LazyStats) int64 {
+			return s.Starts
+		}},
+		{"pack_bytes_total", "Bytes of startup packs from registries.", func(s fetch.LazyStats) int64 {
 			return s.PackBytes
 		}},
-		{"demand_bytes_total", "Bytes fetched because something waited for them.", func(s fetch.Stats) int64 {
+		{"demand_bytes_total", "Bytes fetched because something waited for them.", func(s fetch.LazyStats) int64 {
 			return s.DemandBytes
 		}},
-		{"failed_waits_total", "Waits that ended in an I/O error.", func(s fetch.Stats) int64 { return s.Failed }},
-		{"lies_total", "Layers of which a startup pack had wrong bytes.", func(s fetch.Stats) int64 {
+		{"failed_waits_total", "Waits that ended in an I/O error.", func(s fetch.LazyStats) int64 {
+			return s.Failed
+		}},
+		{"lies_total", "Layers of which a startup pack had wrong bytes.", func(s fetch.LazyStats) int64 {
 			return s.Lies
 		}},
 	} {
@@ -76,7 +81,7 @@ func (m *meters) measureLazy() {
 
 // measurePoP registers what is counted of the PoP.
 func (m *meters) measurePoP() {
-	state := func() fetch.PoPState { s, _ := m.puller.PoPState(); return s }
+	state := m.member.State
 	for source, get := range map[string]func(pop.Hits) (layers, bytes int64){
 		"local":    func(h pop.Hits) (int64, int64) { return h.Local, h.LocalBytes },
 		"store":    func(h pop.Hits) (int64, int64) { return h.Store, h.StoreBytes },
@@ -113,7 +118,7 @@ func (m *meters) measurePoP() {
 			return s.Replaced
 		}},
 	} {
-		m.set.Counter("pop_"+c.name, c.help, nil, func() int64 { return c.value(m.puller.Stats()) })
+		m.set.Counter("pop_"+c.name, c.help, nil, func() int64 { return c.value(m.member.Stats()) })
 	}
 }
 

@@ -38,24 +38,26 @@ type popParts struct {
 	peers *peer.Client    // nil: nodes are not asked
 	dir   *pop.Dir        // the store's; nil without one
 	auth  *peer.Auth
-	saved *late[*store.Store] // checkpoints; of nil if there are to be none
-	usage *usage
-	room  *room
-	log   *slog.Logger
-	bg    *sync.WaitGroup // has what goes on in the background
+	// nil: this node is by itself; also before there is a puller
+	member *fetch.Member
+	saved  *late[*store.Store] // checkpoints; of nil if there are to be none
+	usage  *usage
+	room   *room
+	log    *slog.Logger
+	bg     *sync.WaitGroup // has what goes on in the background
 }
 
 // join makes the parts that the configuration asks for. Neither Redis nor
 // the store need be there: the node works without until they are.
-func (p *popParts) join() (fetch.PoPConfig, error) {
+func (p *popParts) join() (fetch.MemberConfig, error) {
 	f := p.cfg.File.PoP
 	if f.Store == "" && f.Redis == "" {
-		return fetch.PoPConfig{}, nil
+		return fetch.MemberConfig{}, nil
 	}
 	if f.Policy != "" && !evict.Known(f.Policy) {
-		return fetch.PoPConfig{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
+		return fetch.MemberConfig{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
 	}
-	out := fetch.PoPConfig{Node: cmp.Or(f.Node, p.node), Damaged: p.damaged, Lost: p.lost,
+	out := fetch.MemberConfig{Node: cmp.Or(f.Node, p.node), Log: p.log, Damaged: p.damaged, Lost: p.lost,
 		Replaced: p.replaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
 		Owed:  filepath.Join(p.cfg.Root, "pop.owed"),
 		House: time.Duration(f.Grace) / 3, Saved: p.savedImages, Heard: p.heard}
@@ -82,7 +84,7 @@ func (p *popParts) join() (fetch.PoPConfig, error) {
 		if f.Copy != "never" {
 			out.Room = p.room.fitsCopy
 		}
-		out.Prepare = fetch.PrepareConfig{Images: cmp.Or(f.Prepare, defaultPrepare),
+		out.Prepare = fetch.PrewarmConfig{Images: cmp.Or(f.Prepare, defaultPrepare),
 			Path: filepath.Join(p.cfg.Root, "pop.prepared"), Rest: p.usage.unmount, Waited: admit.Waited,
 			Forget:   p.usage.forget,
 			Register: p.usage.register}
@@ -93,7 +95,7 @@ func (p *popParts) join() (fetch.PoPConfig, error) {
 
 // openStore opens the store and remembers which one it is: where a file system is
 // not mounted there is a directory, too.
-func (p *popParts) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store, error) {
+func (p *popParts) openStore(ctx context.Context, c fetch.MemberConfig) (*pop.Store, error) {
 	cfg := p.storeConfig(c)
 	path := filepath.Join(p.cfg.Root, "pop.store")
 	was, err := os.ReadFile(path)
@@ -129,7 +131,7 @@ func (p *popParts) openStore(ctx context.Context, c fetch.PoPConfig) (*pop.Store
 
 // storeOfOthers is the store that all other nodes share which have one open; "" if there is
 // none, or they do not agree.
-func storeOfOthers(ctx context.Context, c fetch.PoPConfig) (id string, err error) {
+func storeOfOthers(ctx context.Context, c fetch.MemberConfig) (id string, err error) {
 	members, err := c.Coord.Members(ctx)
 	for _, m := range members {
 		switch {
@@ -144,7 +146,7 @@ func storeOfOthers(ctx context.Context, c fetch.PoPConfig) (id string, err error
 }
 
 // claimName makes sure that no other machine has this node's name in the PoP.
-func (p *popParts) claimName(ctx context.Context, c fetch.PoPConfig, st *pop.Store) error {
+func (p *popParts) claimName(ctx context.Context, c fetch.MemberConfig, st *pop.Store) error {
 	path := filepath.Join(p.cfg.Root, "pop.machine")
 	me, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -177,7 +179,7 @@ func acquireSoon(ctx context.Context, c pop.Leases, key string) (pop.Lease, erro
 	}
 }
 
-func (p *popParts) storeConfig(c fetch.PoPConfig) pop.StoreConfig {
+func (p *popParts) storeConfig(c fetch.MemberConfig) pop.StoreConfig {
 	f := p.cfg.File.PoP
 	quota := map[string]int64{}
 	for prefix, n := range f.Quota {
@@ -216,16 +218,16 @@ func popAuth(f config.PoP) (*peer.Auth, error) {
 }
 
 // serve answers the other nodes and keeps up this node's part of the PoP.
-func (p *popParts) serve(ctx context.Context, puller *fetch.Puller, given peer.Checkpoints) error {
+func (p *popParts) serve(ctx context.Context, given peer.Checkpoints) error {
 	if p.coord == nil {
 		return nil
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return puller.KeepPoP(ctx, p.usage.inUse) })
-	g.Go(func() error { puller.VerifyInBackground(ctx); return nil })
+	g.Go(func() error { return p.member.Run(ctx, p.usage.inUse) })
+	g.Go(func() error { p.member.VerifyInBackground(ctx); return nil })
 	if listen := p.cfg.File.PoP.Listen; listen != "" {
 		g.Go(func() error {
-			return p.servePeers(ctx, listen, peer.Config{Auth: p.auth, Content: puller.Given(), Checkpoints: given,
+			return p.servePeers(ctx, listen, peer.Config{Auth: p.auth, Content: p.member.Given(), Checkpoints: given,
 				Log: p.log})
 		})
 	}

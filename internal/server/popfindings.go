@@ -20,7 +20,7 @@ import (
 func (s *pops) findings(ctx context.Context) []spec.Finding {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	p, err := s.puller.PoP(ctx)
+	p, err := s.member.Status(ctx)
 	if p == nil {
 		return nil
 	}
@@ -40,7 +40,7 @@ func (s *pops) findings(ctx context.Context) []spec.Finding {
 }
 
 // apartFindings names nodes that share another store than this one.
-func apartFindings(p *fetch.PoP) []spec.Finding {
+func apartFindings(p *fetch.Status) []spec.Finding {
 	var out []spec.Finding
 	for _, m := range apart(p) {
 		out = append(out, spec.Finding{What: "PoP node " + m.Node, Level: spec.LevelBad,
@@ -52,14 +52,14 @@ func apartFindings(p *fetch.PoP) []spec.Finding {
 }
 
 // apart are the nodes that have another store than this one, which has one.
-func apart(p *fetch.PoP) []pop.Member {
+func apart(p *fetch.Status) []pop.Member {
 	return slices.DeleteFunc(slices.Clone(p.Members), func(m pop.Member) bool {
 		return p.Store == "" || m.Store == "" || m.Store == p.Store
 	})
 }
 
 // refusals names nodes that say where they can be asked, and cannot be.
-func (s *pops) refusals(ctx context.Context, p *fetch.PoP) []spec.Finding {
+func (s *pops) refusals(ctx context.Context, p *fetch.Status) []spec.Finding {
 	if s.peers == nil {
 		return nil
 	}
@@ -84,7 +84,7 @@ func (s *pops) refusals(ctx context.Context, p *fetch.PoP) []spec.Finding {
 }
 
 // twinFindings names nodes that cannot be told apart.
-func twinFindings(p *fetch.PoP) []spec.Finding {
+func twinFindings(p *fetch.Status) []spec.Finding {
 	var out []spec.Finding
 	for _, m := range p.Members {
 		if m.Twin != "" {
@@ -96,7 +96,7 @@ func twinFindings(p *fetch.PoP) []spec.Finding {
 	return out
 }
 
-func (s *pops) coordinatorFinding(p *fetch.PoP) spec.Finding {
+func (s *pops) coordinatorFinding(p *fetch.Status) spec.Finding {
 	f := spec.Finding{What: "PoP coordinator", Level: spec.LevelOK,
 		Detail: fmt.Sprintf("%s answers, %d nodes", s.coordinatorKind(), len(p.Members))}
 	switch {
@@ -109,7 +109,7 @@ func (s *pops) coordinatorFinding(p *fetch.PoP) spec.Finding {
 	return f
 }
 
-func storeFinding(p *fetch.PoP) spec.Finding {
+func storeFinding(p *fetch.Status) spec.Finding {
 	if p.Away != nil {
 		f := spec.Finding{What: "PoP store", Level: spec.LevelBad, Detail: oneLine(p.Away), Remedy: storeRemedy}
 		switch {
@@ -166,7 +166,7 @@ const silentLong = 2 * time.Minute
 
 // silentFindings names nodes that keep layers from being evicted and give no
 // sign of life.
-func silentFindings(p *fetch.PoP) []spec.Finding {
+func silentFindings(p *fetch.Status) []spec.Finding {
 	var out []spec.Finding
 	for _, n := range p.Silent {
 		lives := slices.ContainsFunc(p.Members, func(m pop.Member) bool { return m.Node == n.Node })

@@ -30,7 +30,7 @@ const defaultPrepare = 16
 
 // pops implements api.PoPs.
 type pops struct {
-	puller *fetch.Puller
+	member *fetch.Member // nil: this node is by itself
 	cfg    config.PoP
 	peers  *peer.Client // nil: nodes are not asked
 	dir    *pop.Dir     // the store's; nil without one
@@ -39,7 +39,7 @@ type pops struct {
 
 // PoPStatus implements api.PoPs.
 func (s *pops) PoPStatus(ctx context.Context) (spec.PoP, error) {
-	p, err := s.puller.PoP(ctx)
+	p, err := s.member.Status(ctx)
 	if p == nil {
 		return spec.PoP{}, popProblem(errors.Join(err, fetch.ErrNoPoP))
 	}
@@ -80,7 +80,7 @@ func (s *pops) coordinatorKind() string {
 	return "local"
 }
 
-func popStore(p *fetch.PoP) spec.PoPStore {
+func popStore(p *fetch.Status) spec.PoPStore {
 	s := spec.PoPStore{Path: p.Path, ID: p.Store, State: spec.PoPOK, Total: p.Total, Free: p.Free,
 		Trash: p.Trash, Capacity: p.Most}
 	switch {
@@ -131,7 +131,7 @@ func (s *pops) PoPVerify(ctx context.Context, layers []string, emit func(spec.Po
 		}
 		ids = append(ids, id)
 	}
-	return popProblem(s.puller.VerifyPoP(ctx, ids, func(v fetch.Verified) error { return emit(popVerified(v)) }))
+	return popProblem(s.member.Verify(ctx, ids, func(v fetch.Verified) error { return emit(popVerified(v)) }))
 }
 
 func popVerified(v fetch.Verified) spec.PoPVerified {
@@ -152,7 +152,7 @@ func popVerified(v fetch.Verified) spec.PoPVerified {
 
 // PoPForget implements api.PoPs.
 func (s *pops) PoPForget(ctx context.Context, name string) error {
-	err := s.puller.ForgetNode(ctx, name)
+	err := s.member.Forget(ctx, name)
 	if err == nil {
 		s.log.Info("an operator had a node of the PoP forgotten", "node", name)
 	}
@@ -161,7 +161,7 @@ func (s *pops) PoPForget(ctx context.Context, name string) error {
 
 // prune evicts from the store what no node uses.
 func (s *pops) prune(ctx context.Context, u *usage, r *spec.PruneReport) error {
-	done, err := s.puller.PrunePoP(ctx, u.inUse)
+	done, err := s.member.Prune(ctx, u.inUse)
 	for _, id := range done.Layers {
 		r.PoPLayers = append(r.PoPLayers, id.String())
 	}
