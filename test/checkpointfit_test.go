@@ -19,7 +19,7 @@ func newMeasured(t *testing.T) (*machine, *registrytest.Server) {
 	t.Helper()
 	reg := registrytest.New(t)
 	m := newMachine(t, reg)
-	m.config += "[checkpoint]\nauto = \"measured\"\n"
+	m.config += "[checkpoint]\nmode = \"measured\"\n"
 	return m.start(), reg
 }
 

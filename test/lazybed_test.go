@@ -34,7 +34,7 @@ type lazyBed struct {
 }
 
 // off leaves layers as they are, so that only what is read comes.
-const off = "[lazy]\noff = true\n"
+const off = "[lazy]\nmode = \"on-demand\"\n"
 
 // noLearn keeps the node from recording starts, and from making packs of its own.
 const noLearn = "[pack]\nlearn = \"never\"\n"

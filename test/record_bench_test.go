@@ -67,7 +67,7 @@ func BenchmarkRecordedStart(b *testing.B) {
 			nodes := map[string]*machine{}
 			for how, learn := range map[string]string{"recorded": "auto", "plain": "never"} {
 				m := newMachine(b, reg)
-				m.config += "[lazy]\nnever = true\n[pack]\nafter = \"700ms\"\nlearn = \"" + learn + "\"\n"
+				m.config += "[lazy]\nmode = \"never\"\n[pack]\nafter = \"700ms\"\nlearn = \"" + learn + "\"\n"
 				nodes[how] = m.start()
 			}
 			took := map[string][]float64{}

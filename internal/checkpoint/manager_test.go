@@ -616,7 +616,7 @@ func TestWanted(t *testing.T) {
 		"nobody asks":              {},
 		"who deploys":              {asked: true, wanted: true},
 		"the image":                {label: "auto", wanted: true},
-		"the image, and it is off": {label: "auto", auto: "off"},
+		"the image, and it is off": {label: "auto", auto: "manual"},
 		"the container":            {own: map[string]string{LabelCheckpoint: "auto"}, wanted: true},
 		"the container, not this": {label: "never", own: map[string]string{LabelCheckpoint: "auto"},
 			wanted: true},

@@ -290,7 +290,7 @@ func (m *Manager) expected(l store.Listed) float64 {
 
 // wants finds out whether a checkpoint is to be made of the container; label is its LabelCheckpoint.
 func (m *Manager) wants(p *Plan, label string, asked bool) {
-	p.asked = asked || label == "auto" && m.cfg.Auto != "off"
+	p.asked = asked || label == "auto" && m.cfg.Auto != "manual"
 	p.slow = label == "" && m.cfg.Auto == "measured"
 }
 

@@ -1,6 +1,9 @@
 // Package config reads the node's configuration: one TOML file, every key
 // optional. A key that is not known is an error that names it, since a
 // misspelt limit is worse than none.
+//
+// Keys with the tag "tuning" are for tests and the laboratory: they shorten clocks and choose what dewd
+// chooses by itself. Only a dewd whose environment has DEWPOINT_TUNING=1 takes them.
 package config
 
 import (
@@ -12,6 +15,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -43,7 +47,7 @@ type Config struct {
 type Trace struct {
 	// Endpoint is an OpenTelemetry collector's, by OTLP over HTTP: http://HOST:4318.
 	// "" is what OTEL_EXPORTER_OTLP_ENDPOINT says, else nowhere.
-	Endpoint string `toml:"endpoint"`
+	Endpoint string `toml:"endpoint" tuning:"yes"`
 }
 
 // Registry is what is to be known of one registry.
@@ -53,40 +57,40 @@ type Registry struct {
 
 // Registries is what holds for all registries.
 type Registries struct {
-	HostsDirs    []string `toml:"hosts_dirs"`    // containerd's hosts.toml directories
-	DockerConfig string   `toml:"docker_config"` // file; "" is ~/.docker/config.json of who runs dewd
-	StallTimeout Duration `toml:"stall_timeout"` // a read without a byte for so long is cut; 0 is 30s
+	HostsDirs    []string `toml:"hosts_dirs"`                 // containerd's hosts.toml directories
+	DockerConfig string   `toml:"docker_config" tuning:"yes"` // file; "" is ~/.docker/config.json of who runs dewd
+	StallTimeout Duration `toml:"stall_timeout" tuning:"yes"` // a read without a byte for so long is cut; 0 is 30s
 }
 
 // Engine is the containerd that runs containers.
 type Engine struct {
-	Containerd string `toml:"containerd"` // the private one's binary; "" looks beside dewd, then in PATH
-	Namespace  string `toml:"namespace"`  // "" is "dewpoint"
-	Subnet     string `toml:"subnet"`     // of --net bridge
-	CNI        string `toml:"cni"`        // directory of the CNI plugins
+	Containerd string `toml:"containerd" tuning:"yes"` // the private one's binary; "" looks beside dewd, then in PATH
+	Namespace  string `toml:"namespace"`               // "" is "dewpoint"
+	Subnet     string `toml:"subnet"`                  // of --net bridge
+	CNI        string `toml:"cni" tuning:"yes"`        // directory of the CNI plugins
 	// what makes containers: auto, crun, runc; "" is the engine's choice
 	Runtime string `toml:"runtime"`
-	Crun    string `toml:"crun"` // the program; "" is found beside dewd, with its tools and in PATH
+	Crun    string `toml:"crun" tuning:"yes"` // the program; "" is found beside dewd, with its tools and in PATH
 	// containers that share a shim, and end when it is killed; 0 is 32, 1 a shim for each
-	PerShim int `toml:"per_shim"`
+	PerShim int `toml:"per_shim" tuning:"yes"`
 	// that each stream of a container's output takes on the disk; 0 is 16 MiB
 	LogBytes Size `toml:"log_max_bytes"`
-	NoSpare  bool `toml:"no_spare"` // no shim is started ahead where the next container would need one
+	NoSpare  bool `toml:"no_spare" tuning:"yes"` // no shim is started ahead where the next container would need one
 	// a private containerd flushes its database with each change, instead of a copy being kept (2.1 and newer)
-	Sync bool `toml:"sync"`
+	Sync bool `toml:"sync" tuning:"yes"`
 }
 
 // Cache bounds what is kept though nothing uses it.
 type Cache struct {
 	MaxBytes Size `toml:"max_bytes"` // of all layers; 0 keeps until the disk is nearly full
 	// of what goes first: one of evict.Names; "" is evict.Default, the best of the study
-	Policy string `toml:"policy"`
+	Policy string `toml:"policy" tuning:"yes"`
 }
 
 // Limits refuses what would hurt the node.
 type Limits struct {
-	LayerBytes Size `toml:"layer_bytes"` // a layer may inflate to so much; 0 is 64GiB
-	Memory     Size `toml:"memory"`      // dewd's own Go heap aims below it; 0 is 40MiB
+	LayerBytes Size `toml:"layer_bytes" tuning:"yes"` // a layer may inflate to so much; 0 is 64GiB
+	Memory     Size `toml:"memory" tuning:"yes"`      // dewd's own Go heap aims below it; 0 is 40MiB
 }
 
 // Link bounds what the registries' link is used for.
@@ -102,19 +106,20 @@ type Pack struct {
 	Key   string `toml:"key"`   // file: the public key of signed packs, PEM
 	Learn string `toml:"learn"` // auto (an image's first start is recorded), never; "" is auto
 	// a recorded start lasts until the container has been ready for so long; 0 is 5s
-	After    Duration `toml:"after"`
-	MaxBytes Size     `toml:"max_bytes"` // of all packs that were made here; 0 is 1GiB
+	After    Duration `toml:"after" tuning:"yes"`
+	MaxBytes Size     `toml:"max_bytes" tuning:"yes"` // of all packs that were made here; 0 is 1GiB
 	// Lied is what becomes of a container whose pack lied: keep or stop; "" is keep.
-	Lied string `toml:"lied"`
+	Lied string `toml:"lied" tuning:"yes"`
 }
 
 // Lazy says how images run that are not whole yet.
 type Lazy struct {
-	Never bool     `toml:"never"` // pull every image whole
-	Wait  Duration `toml:"wait"`  // a read waits so long for bytes that do not come, then it fails; 0 is 60s
-	Delay Duration `toml:"delay"` // between a start and the completion of its layers
-	Off   bool     `toml:"off"`   // do not complete layers
-	Hours string   `toml:"hours"` // complete layers only then, in local time: "22:00-06:00"
+	// Mode is "auto" (an image with a startup pack starts lazily, and comes whole in the background), "never"
+	// (every image is pulled whole) or "on-demand" (what nobody reads never comes); "" is auto.
+	Mode  string   `toml:"mode"`
+	Wait  Duration `toml:"wait" tuning:"yes"`  // a read waits so long for bytes that do not come, then it fails; 0 is 60s
+	Delay Duration `toml:"delay" tuning:"yes"` // between a start and the completion of its layers
+	Hours string   `toml:"hours"`              // complete layers only then, in local time: "22:00-06:00"
 }
 
 // Between reports whether t lies within the hours; always, if none are given.
@@ -158,14 +163,14 @@ type API struct {
 // PoP says what this node has in common with others. It is in one if Store or
 // Redis is given.
 type PoP struct {
-	Name    string `toml:"name"`     // of the PoP, the same on all its nodes; "" is "pop"
-	Node    string `toml:"node"`     // this node's name in it; "" is node.name
-	Store   string `toml:"store"`    // directory on the file system that the nodes share
-	Redis   string `toml:"redis"`    // redis://… or rediss://…; "" is a node by itself
-	RedisCA string `toml:"redis_ca"` // file: who signs the server's certificate, PEM
+	Name    string `toml:"name" tuning:"yes"` // of the PoP, the same on all its nodes; "" is "pop"
+	Node    string `toml:"node" tuning:"yes"` // this node's name in it; "" is node.name
+	Store   string `toml:"store"`             // directory on the file system that the nodes share
+	Redis   string `toml:"redis"`             // redis://… or rediss://…; "" is a node by itself
+	RedisCA string `toml:"redis_ca"`          // file: who signs the server's certificate, PEM
 	// Listen is the address where the other nodes ask this one; "" is not at all.
 	Listen    string `toml:"listen"`
-	Advertise string `toml:"advertise"` // as they reach it; "" is Listen
+	Advertise string `toml:"advertise" tuning:"yes"` // as they reach it; "" is Listen
 	// Key is the file of the secret that lets nodes into the PoP ("dew pop key").
 	Key string `toml:"key"`
 	// CA, Cert and TLSKey are files, PEM, instead of Key.
@@ -173,54 +178,53 @@ type PoP struct {
 	Cert   string `toml:"cert"`
 	TLSKey string `toml:"tls_key"`
 
-	Capacity Size            `toml:"capacity"` // of the layers in the store; 0 is all of its file system
-	High     float64         `toml:"high"`     // share of it from which on layers are evicted; 0 is 0.95
-	Low      float64         `toml:"low"`      // share down to which; 0 is 0.05 less
-	Quota    map[string]Size `toml:"quota"`    // by the beginning of image references
+	Capacity Size            `toml:"capacity"`          // of the layers in the store; 0 is all of its file system
+	High     float64         `toml:"high" tuning:"yes"` // share of it from which on layers are evicted; 0 is 0.95
+	Low      float64         `toml:"low" tuning:"yes"`  // share down to which; 0 is 0.05 less
+	Quota    map[string]Size `toml:"quota"`             // by the beginning of image references
 	// of evicting: one of evict.Names; "" is evict.Default, the best of the study
-	Policy string `toml:"policy"`
+	Policy string `toml:"policy" tuning:"yes"`
 	// a node that is silent for so long has let go of what it did; 0 is 15s
-	Lease Duration `toml:"lease"`
-	Grace Duration `toml:"grace"` // what was evicted can come back for so long; 0 is 60s
+	Lease Duration `toml:"lease" tuning:"yes"`
+	Grace Duration `toml:"grace" tuning:"yes"` // what was evicted can come back for so long; 0 is 60s
 	// a silent node's containers are taken to be gone after so long; 0 is 24h
-	Forget Duration `toml:"forget"`
+	Forget Duration `toml:"forget" tuning:"yes"`
 	// time in which every layer of the store is read and compared once; 0 is 168h
-	Verify Duration `toml:"verify"`
+	Verify Duration `toml:"verify" tuning:"yes"`
 	// auto (layers that are deployed often here are copied near), never; "" is auto
-	Copy string `toml:"copy"`
+	Copy string `toml:"copy" tuning:"yes"`
 	// images that other nodes deploy again and again are made ready here while nothing is deployed, so many at
 	// most; 0 is 16, below it none
-	Prepare  int      `toml:"prepare"`
-	Patience Duration `toml:"patience"` // the store is away if it does not answer for so long; 0 is 5s
+	Prepare  int      `toml:"prepare" tuning:"yes"`
+	Patience Duration `toml:"patience" tuning:"yes"` // the store is away if it does not answer for so long; 0 is 5s
 }
 
 // Checkpoint says how containers start from the memory of others.
 type Checkpoint struct {
-	// Auto says which containers a checkpoint is made of by itself, once they are
-	// ready: asked (their image's label or who deploys them asks for it), measured
-	// (also those that take long to boot), off; "" is asked.
-	Auto   string `toml:"auto"`
-	Off    bool   `toml:"off"`    // neither make nor use checkpoints
-	Engine string `toml:"engine"` // criu, dmtcp, auto (the first of them that works); "" is auto
-	CRIU   string `toml:"criu"`   // the program; "" is found beside dewd's tools and in PATH
+	// Mode says which containers a checkpoint is made of by itself, once they are ready: "asked" (their image's
+	// label or their deployment asks for it), "measured" (also those that take long to boot). "manual" makes
+	// none by itself, "off" neither makes nor uses any; "" is asked.
+	Mode   string `toml:"mode"`
+	Engine string `toml:"engine" tuning:"yes"` // criu, dmtcp, auto (the first of them that works); "" is auto
+	CRIU   string `toml:"criu" tuning:"yes"`   // the program; "" is found beside dewd's tools and in PATH
 	// directory of its installation, with bin and lib; "" is that of dmtcp_launch in PATH
-	DMTCP    string `toml:"dmtcp"`
-	MaxBytes Size   `toml:"max_bytes"` // of all checkpoints on this node; 0 is 4GiB
-	Keep     int    `toml:"keep"`      // of one image and configuration; 0 is 2
+	DMTCP    string `toml:"dmtcp" tuning:"yes"`
+	MaxBytes Size   `toml:"max_bytes"`         // of all checkpoints on this node; 0 is 4GiB
+	Keep     int    `toml:"keep" tuning:"yes"` // of one image and configuration; 0 is 2
 	// LazyAbove is from how much memory on it comes while the processes run already, of what is not unpacked
 	// here from three quarters of that; 0 is 256MiB.
-	LazyAbove Size `toml:"lazy_above"`
+	LazyAbove Size `toml:"lazy_above" tuning:"yes"`
 }
 
 // Deploy says how many deployments are under way at once. Package admit has the defaults.
 type Deploy struct {
-	Max int `toml:"max"` // containers being made; 0 is by the number of processors
+	Max int `toml:"max" tuning:"yes"` // containers being made; 0 is by the number of processors
 	// images being fetched from one registry; 0 is by the number of processors
-	Fetch     int `toml:"fetch"`
-	Queue     int `toml:"queue"`      // deployments that wait; 0 is 1024
-	PerCaller int `toml:"per_caller"` // of one caller; 0 is half of queue
+	Fetch     int `toml:"fetch" tuning:"yes"`
+	Queue     int `toml:"queue" tuning:"yes"`      // deployments that wait; 0 is 1024
+	PerCaller int `toml:"per_caller" tuning:"yes"` // of one caller; 0 is half of queue
 	// memory that deployments leave free; 0 is a 32nd of the machine's, 32 to 256 MiB
-	Reserve Size `toml:"reserve"`
+	Reserve Size `toml:"reserve" tuning:"yes"`
 	// the limits of containers' memory need not fit into what is free, and are not kept for those that run
 	Overcommit bool `toml:"overcommit"`
 }
@@ -260,7 +264,32 @@ func Parse(b []byte) (Config, error) {
 	if err := d.Decode(&c); err != nil {
 		return Config{}, explain(err)
 	}
+	if os.Getenv(tuningVar) == "" {
+		if err := refuseTuning(reflect.ValueOf(c), ""); err != nil {
+			return Config{}, err
+		}
+	}
 	return c, c.validate()
+}
+
+// tuningVar is the environment variable that lets keys for tests and the laboratory in.
+const tuningVar = "DEWPOINT_TUNING"
+
+// refuseTuning names the first key below prefix that is given and is not an operator's.
+func refuseTuning(v reflect.Value, prefix string) error {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		key := prefix + f.Tag.Get("toml")
+		switch {
+		case f.Tag.Get("tuning") != "" && !v.Field(i).IsZero():
+			return fmt.Errorf("%s is not a key for operators: dewd chooses it (tests set %s=1)", key, tuningVar)
+		case f.Type.Kind() == reflect.Struct:
+			if err := refuseTuning(v.Field(i), key+"."); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // explain gives the line of what is wrong.
@@ -327,6 +356,7 @@ func (c Config) validateLazy() error {
 		{"pack.trust", c.Pack.Trust, []string{"", "pop", "signed", "repository"}},
 		{"pack.learn", c.Pack.Learn, []string{"", "auto", "never"}},
 		{"pack.lied", c.Pack.Lied, []string{"", "keep", "stop"}},
+		{"lazy.mode", c.Lazy.Mode, []string{"", "auto", "never", "on-demand"}},
 	} {
 		if !slices.Contains(k.of, k.value) {
 			return fmt.Errorf("%s = %q: it is %s", k.key, k.value, strings.Join(k.of[1:], " or "))
@@ -388,8 +418,12 @@ func (p PoP) validateAddresses() error {
 		if addr == "" {
 			continue
 		}
-		if _, port, err := net.SplitHostPort(addr); err != nil || port == "" {
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil || port == "" {
 			return fmt.Errorf("pop.%s = %q: HOST:PORT, such as 10.0.0.1:7070", key, addr)
+		}
+		if host == "" && p.Advertise == "" {
+			return fmt.Errorf("pop.%s = %q: give the address at which the other nodes reach this one", key, addr)
 		}
 	}
 	return nil
@@ -431,8 +465,8 @@ func (p PoP) validateTimes() error {
 
 func (c Checkpoint) validate() error {
 	switch {
-	case !slices.Contains([]string{"", "asked", "measured", "off"}, c.Auto):
-		return fmt.Errorf("checkpoint.auto = %q: it is asked, measured or off", c.Auto)
+	case !slices.Contains([]string{"", "asked", "measured", "manual", "off"}, c.Mode):
+		return fmt.Errorf("checkpoint.mode = %q: it is asked, measured, manual or off", c.Mode)
 	case !slices.Contains([]string{"", "auto", "criu", "dmtcp"}, c.Engine):
 		return fmt.Errorf("checkpoint.engine = %q: it is auto, criu or dmtcp", c.Engine)
 	case c.Keep < 0:

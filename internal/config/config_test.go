@@ -1,10 +1,18 @@
 package config
 
 import (
+	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 )
+
+// Tests and the laboratory may set what dewd chooses by itself.
+func TestMain(m *testing.M) {
+	os.Setenv(tuningVar, "1")
+	os.Exit(m.Run())
+}
 
 func TestParse(t *testing.T) {
 	c, err := Parse([]byte(`
@@ -34,39 +42,42 @@ mount = "loop"
 
 func TestWhatIsWrongIsNamed(t *testing.T) {
 	for text, want := range map[string]string{
-		"[cache]\nmax_byte = \"1GB\"":              "line 2: no such key: cache.max_byte",
-		"[cache]\nmax_bytes = \"many\"":            "is not a size",
-		"[link]\nlimit = \"20\"":                   "is not a rate",
-		"[node]\nmount = \"btrfs\"":                "erofs, loop or tree",
-		"[registry.\"http://h\"]\nplain_http=true": "give the host",
-		"[registries]\nstall_timeout = \"-3s\"":    "at least 1s",
-		"[limits]\nmemory = \"1KiB\"":              "at least 16MiB",
-		"[engine]\nnamespace = \"a/b\"":            "engine.namespace",
-		"[engine]\nsubnet = \"10.0.0.0/30\"":       "/28 or larger",
-		"[engine]\nruntime = \"kata\"":             "auto, crun or runc",
-		"[engine]\nper_shim = 1000":                "1 to 256",
-		"[engine]\ncni = \"/nope\"":                "engine.cni",
-		"[checkpoint]\nengine = \"docker\"":        "auto, criu or dmtcp",
-		"[checkpoint]\ndmtcp = \"/nope\"":          "checkpoint.dmtcp",
-		"[node":                                    "line 1",
-		"[pop]\nnode = \"a/b\"":                    "pop.node",
-		"[pop]\nnode = \"a:b\\n\"":                 "pop.node",
-		"[pop]\nnode = \"..\"":                     "pop.node",
-		"[pop]\nname = \"{x}\"":                    "pop.name",
-		"[pop]\nstore = \"mnt/pop\"":               "an absolute path",
-		"[pop]\nlisten = \":7070\"":                "pop.redis is missing",
-		"[pop]\nredis = \"x\"\nlisten = \":70\"":   "pop.key is missing",
-		"[pop]\nadvertise = \"10.0.0.1\"":          "pop.advertise",
-		"[pop]\nlow = 0.97":                        "low below high",
-		"[pop]\nhigh = 1.5":                        "low below high",
-		"[pop]\nhigh = 0.03":                       "low below high",
-		"[pop]\nlease = 5":                         "pop.lease = \"5ns\": at least 1s",
-		"[pop]\nlease = \"2m\"":                    "is not longer than pop.lease",
-		"[pop]\ngrace = \"-1s\"":                   "at least 1s",
-		"[pop]\ngrace = \"5s\"":                    "is not longer than pop.lease",
-		"[pop]\nforget = \"1s\"":                   "at least 1m",
-		"[pop]\nforget = \"2m\"\ngrace = \"3m\"":   "is not longer than pop.grace",
-		"[pop]\npatience = \"1us\"":                "at least 100ms",
+		"[cache]\nmax_byte = \"1GB\"":                         "line 2: no such key: cache.max_byte",
+		"[cache]\nmax_bytes = \"many\"":                       "is not a size",
+		"[link]\nlimit = \"20\"":                              "is not a rate",
+		"[node]\nmount = \"btrfs\"":                           "erofs, loop or tree",
+		"[registry.\"http://h\"]\nplain_http=true":            "give the host",
+		"[registries]\nstall_timeout = \"-3s\"":               "at least 1s",
+		"[limits]\nmemory = \"1KiB\"":                         "at least 16MiB",
+		"[engine]\nnamespace = \"a/b\"":                       "engine.namespace",
+		"[engine]\nsubnet = \"10.0.0.0/30\"":                  "/28 or larger",
+		"[engine]\nruntime = \"kata\"":                        "auto, crun or runc",
+		"[engine]\nper_shim = 1000":                           "1 to 256",
+		"[engine]\ncni = \"/nope\"":                           "engine.cni",
+		"[checkpoint]\nmode = \"auto\"":                       "asked, measured, manual or off",
+		"[lazy]\nmode = \"off\"":                              "auto or never or on-demand",
+		"[checkpoint]\nengine = \"docker\"":                   "auto, criu or dmtcp",
+		"[checkpoint]\ndmtcp = \"/nope\"":                     "checkpoint.dmtcp",
+		"[node":                                               "line 1",
+		"[pop]\nnode = \"a/b\"":                               "pop.node",
+		"[pop]\nnode = \"a:b\\n\"":                            "pop.node",
+		"[pop]\nnode = \"..\"":                                "pop.node",
+		"[pop]\nname = \"{x}\"":                               "pop.name",
+		"[pop]\nstore = \"mnt/pop\"":                          "an absolute path",
+		"[pop]\nlisten = \":7070\"":                           "pop.redis is missing",
+		"[pop]\nredis = \"x\"\nlisten = \":70\"":              "pop.key is missing",
+		"[pop]\nadvertise = \"10.0.0.1\"":                     "pop.advertise",
+		"[pop]\nredis = \"x\"\nkey = \"/\"\nlisten = \":70\"": "the other nodes reach",
+		"[pop]\nlow = 0.97":                                   "low below high",
+		"[pop]\nhigh = 1.5":                                   "low below high",
+		"[pop]\nhigh = 0.03":                                  "low below high",
+		"[pop]\nlease = 5":                                    "pop.lease = \"5ns\": at least 1s",
+		"[pop]\nlease = \"2m\"":                               "is not longer than pop.lease",
+		"[pop]\ngrace = \"-1s\"":                              "at least 1s",
+		"[pop]\ngrace = \"5s\"":                               "is not longer than pop.lease",
+		"[pop]\nforget = \"1s\"":                              "at least 1m",
+		"[pop]\nforget = \"2m\"\ngrace = \"3m\"":              "is not longer than pop.grace",
+		"[pop]\npatience = \"1us\"":                           "at least 100ms",
 	} {
 		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q in it", text, err, want)
@@ -84,5 +95,36 @@ func TestParseSize(t *testing.T) {
 		if n, err := ParseSize(s); err == nil {
 			t.Errorf("ParseSize(%q) = %d, want an error", s, n)
 		}
+	}
+}
+
+// An operator can reason about 35 keys. The others are for tests alone.
+func TestKeysForOperators(t *testing.T) {
+	var count func(v reflect.Type, prefix string) []string
+	count = func(v reflect.Type, prefix string) (keys []string) {
+		for f := range v.Fields() {
+			name := prefix + f.Tag.Get("toml")
+			switch {
+			case f.Type.Kind() == reflect.Struct:
+				keys = append(keys, count(f.Type, name+".")...)
+			case f.Type == reflect.TypeFor[map[string]Registry]():
+				keys = append(keys, count(f.Type.Elem(), name+".HOST.")...)
+			case f.Tag.Get("tuning") == "":
+				keys = append(keys, name)
+			}
+		}
+		return keys
+	}
+	if keys := count(reflect.TypeFor[Config](), ""); len(keys) > 35 {
+		t.Errorf("%d keys for operators, more than 35: %q", len(keys), keys)
+	}
+	t.Setenv(tuningVar, "")
+	for _, text := range []string{"[pop]\nlease = \"15s\"", "[engine]\nsync = true", "[trace]\nendpoint = \"http://h:1\""} {
+		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), "not a key for operators") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if _, err := Parse([]byte("[pop]\nstore = \"/mnt/pop\"\n[lazy]\nmode = \"never\"")); err != nil {
+		t.Error(err)
 	}
 }

@@ -253,7 +253,7 @@ func (k *Desk) ask(ctx context.Context, reqs []spec.Request, parallel int,
 	}
 	got, begin, err := k.sort(fresh)
 	if most := k.d.door.Most(); err == nil && len(begin) > most {
-		err = fmt.Errorf("%w: %d deployments at once are more than the queue has room for: ask for at most %d by one call, or raise deploy.queue and deploy.per_caller",
+		err = fmt.Errorf("%w: %d deployments at once are more than the queue has room for: ask for at most %d by one call",
 			ErrRequest, len(begin), most)
 	}
 	if err == nil {

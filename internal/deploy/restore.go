@@ -30,7 +30,7 @@ func (d *Deployer) plan(ctx context.Context, o *order, r *run, img *image.Image)
 	mode := d.mode(o)
 	if d.cfg.Checkpoints == nil {
 		if mode == checkpoint.Always {
-			return nil, fmt.Errorf("%w: this node makes and uses no checkpoints (checkpoint.off in its configuration)",
+			return nil, fmt.Errorf("%w: this node makes and uses no checkpoints (checkpoint.mode in its configuration)",
 				checkpoint.ErrRestore)
 		}
 		return nil, nil

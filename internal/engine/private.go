@@ -152,7 +152,7 @@ func (s *supervisor) notOlder(ctx context.Context, line string, v containerdVers
 	if err != nil || v.atLeast(lastVersion.major, lastVersion.minor, lastVersion.patch) {
 		return line, v
 	}
-	s.log.Warn("containerd stays the newer one of the last start: name the program in the configuration (engine.containerd) to have another", "program", last, "found", s.program)
+	s.log.Warn("containerd stays the newer one of the last start: put another beside dewd to have that", "program", last, "found", s.program)
 	s.program = last
 	return lastLine, lastVersion
 }

@@ -126,7 +126,7 @@ func (e *Engine) Shims() (how string, missing bool) {
 	s := e.shims
 	switch {
 	case s.max <= 1:
-		return "each container has one of its own: engine.per_shim says so", false
+		return "each container has one of its own", false
 	case s.program == "":
 		return "each container has one of its own: " + shimgroup.Program + " is not installed", true
 	case s.real == "":

@@ -341,7 +341,7 @@ func TestBound(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	_, err := s.Fill(ctx, bomb.layer, &source{blob: bomb.blob}).Wait(ctx)
-	if !errors.Is(err, layer.ErrTooLarge) || !strings.Contains(err.Error(), "limits.layer_bytes") {
+	if !errors.Is(err, layer.ErrTooLarge) || !strings.Contains(err.Error(), "that a layer may have") {
 		t.Fatal(err)
 	}
 }

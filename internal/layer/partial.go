@@ -156,7 +156,7 @@ func (p *Partial) make(table []byte) error {
 	}
 	p.Size = t.Size()
 	if p.Size > p.store.cfg.MaxBytes {
-		return fmt.Errorf("%d bytes (limits.layer_bytes in the configuration): %w", p.Size, ErrTooLarge)
+		return fmt.Errorf("%d bytes, more than a layer may have: %w", p.Size, ErrTooLarge)
 	}
 	if err := os.MkdirAll(p.dir, 0o755); err != nil {
 		return err

@@ -476,7 +476,7 @@ func (p *pipeline) inflate(ctx context.Context, in <-chan chunk, out chan<- piec
 		}
 		at += int64(pc.n)
 		if at > p.f.store.cfg.MaxBytes {
-			return fmt.Errorf("it inflates past %d bytes (limits.layer_bytes in the configuration): %w",
+			return fmt.Errorf("it inflates past %d bytes, the most that a layer may have: %w",
 				p.f.store.cfg.MaxBytes, ErrTooLarge)
 		}
 		if pc.n > 0 || pc.draft != nil {

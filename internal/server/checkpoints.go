@@ -181,7 +181,7 @@ func (c *checkpoints) off() error {
 		return nil
 	}
 	e := api.New(api.Unsupported, "this node makes and uses no checkpoints")
-	e.Remedy = "take checkpoint.off out of its configuration"
+	e.Remedy = "set checkpoint.mode = \"asked\" in its configuration"
 	return e
 }
 
@@ -308,7 +308,7 @@ func (c *checkpoints) tidy(ctx context.Context) {
 func (c *checkpoints) findings(ctx context.Context) []spec.Finding {
 	f := spec.Finding{What: "checkpoints", Level: spec.LevelOK}
 	if c.manager == nil {
-		f.Level, f.Detail = spec.LevelNote, "off: checkpoint.off says so"
+		f.Level, f.Detail = spec.LevelNote, "off: checkpoint.mode says so"
 		return []spec.Finding{f}
 	}
 	a, err := c.manager.Probe(ctx)
@@ -325,7 +325,7 @@ func (c *checkpoints) findings(ctx context.Context) []spec.Finding {
 	for _, why := range c.manager.PassedOver() {
 		out = append(out, spec.Finding{What: "checkpoints", Level: spec.LevelNote,
 			Detail: "not by the engine that is preferred: " + checkpoint.Cause(why),
-			Remedy: "mend that and restart dewd, or name the engine in checkpoint.engine"})
+			Remedy: "mend that and restart dewd"})
 	}
 	for _, l := range a.Limits {
 		out = append(out, spec.Finding{What: "checkpoints", Level: spec.LevelNote, Detail: l})

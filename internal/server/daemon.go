@@ -300,8 +300,8 @@ func (d *daemon) openPuller(context.Context) (err error) {
 func (d *daemon) lazyConfig() fetch.LazyConfig {
 	l := d.File.Lazy
 	c := fetch.LazyConfig{Never: d.partials.server == nil, Wait: time.Duration(l.Wait),
-		Delay: time.Duration(l.Delay), Off: l.Off, Whole: d.partials.whole, Room: d.room.makeFreeForRunning,
-		Waited: d.news.metrics.Waited}
+		Delay: time.Duration(l.Delay), Off: l.Mode == "on-demand", Whole: d.partials.whole,
+		Room: d.room.makeFreeForRunning, Waited: d.news.metrics.Waited}
 	if l.Hours != "" {
 		c.Hours = l.Between
 	}
@@ -393,7 +393,7 @@ func (d *daemon) openCheckpoints(ctx context.Context) (err error) {
 		life: ctx, bg: &d.bg}
 	d.checkpoints = c
 	f := d.File.Checkpoint
-	if f.Off {
+	if f.Mode == "off" {
 		d.pop.saved.set(nil)
 		d.usage.checkpoints.set(nil)
 		return nil
@@ -418,7 +418,7 @@ func (d *daemon) openCheckpoints(ctx context.Context) (err error) {
 		Layers: saved{d.puller, d.layers, d.pop.member}, Store: c.saved, Dir: dir,
 		Restore: criu.RestoreConfig(false), RestoreLazy: criu.RestoreConfig(true), LazyAbove: int64(f.LazyAbove),
 		WorkDir: d.engine.WorkDir, Guard: []string{"/proc/self/exe", PageGuard}, Lost: c.memoryLost,
-		Explain: c.explain, Node: d.name, Auto: f.Auto, Image: d.documents.Image, Made: c.made, Unmade: c.unmade,
+		Explain: c.explain, Node: d.name, Auto: f.Mode, Image: d.documents.Image, Made: c.made, Unmade: c.unmade,
 		Quarantined: c.quarantined, Log: d.Log})
 	d.atClose(c.manager.Close)
 	d.pop.saved.set(c.saved)

@@ -44,7 +44,7 @@ type partials struct {
 func openPartials(ctx context.Context, cfg Config, tree bool, p *partials) error {
 	p.stops = cfg.File.Pack.Lied == "stop"
 	p.opened, p.open = context.WithCancel(context.Background())
-	if cfg.File.Lazy.Never {
+	if cfg.File.Lazy.Mode == "never" {
 		return nil
 	}
 	exe, err := os.Executable()
@@ -156,7 +156,7 @@ func (p *partials) findings(context.Context) []spec.Finding {
 		Detail: "images with a startup pack run before they are here"}
 	if p.server == nil {
 		f.Level, f.Detail = spec.LevelNote,
-			"switched off (lazy.never in the configuration): images are pulled whole"
+			"switched off (lazy.mode in the configuration): images are pulled whole"
 		return []spec.Finding{f}
 	}
 	if <-p.server.probed; p.server.unusable != nil {

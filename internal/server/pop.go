@@ -62,7 +62,7 @@ func (p *popParts) join() (fetch.MemberConfig, error) {
 		Owed:  filepath.Join(p.cfg.Root, "pop.owed"),
 		House: time.Duration(f.Grace) / 3, Saved: p.savedImages, Heard: p.heard}
 	if err := config.CheckNode(out.Node); err != nil {
-		return out, fmt.Errorf("node = %w; give pop.node", err)
+		return out, fmt.Errorf("node = %w; give node.name", err)
 	}
 	var err error
 	if p.coord, err = p.coordinator(out.Node); err != nil {
@@ -157,7 +157,7 @@ func (p *popParts) claimName(ctx context.Context, c fetch.MemberConfig, st *pop.
 		return err
 	}
 	if err = st.Claim(ctx, string(me)); errors.Is(err, pop.ErrTaken) {
-		return fmt.Errorf("%w; give one of them another pop.node. If there is only this one, installed anew, remove %s",
+		return fmt.Errorf("%w; give one of them another node.name. If there is only this one, installed anew, remove %s",
 			err, c.Dir.Path(filepath.Join("nodes", c.Node+".owner")))
 	}
 	return err

@@ -77,7 +77,7 @@ func (s *pops) refusals(ctx context.Context, p *fetch.Status) []spec.Finding {
 			out = append(out, spec.Finding{What: "PoP node " + m.Node, Level: spec.LevelBad,
 				Detail: "cannot be asked: " + oneLine(why[i]),
 				Remedy: "see that it can be reached from here at " + m.Address +
-					", its pop.listen or pop.advertise, and that both have the same pop.key, or certificates of one pop.ca"})
+					", its pop.listen, and that both have the same pop.key, or certificates of one pop.ca"})
 		}
 	}
 	return out
@@ -152,11 +152,11 @@ func peerFinding(listen, advertise string) spec.Finding {
 			"other nodes cannot ask this one: they wait for what it fetches until it is in the store"
 		f.Remedy = "give pop.listen, and pop.key (\"dew pop key FILE\" makes one, for all nodes)"
 	case err != nil:
-		f.Level, f.Detail, f.Remedy = spec.LevelBad, err.Error(), "give pop.advertise as HOST:PORT"
+		f.Level, f.Detail, f.Remedy = spec.LevelBad, err.Error(), "give pop.listen as HOST:PORT"
 	case host == "" || ip != nil && ip.IsUnspecified():
 		f.Level, f.Detail = spec.LevelBad,
 			fmt.Sprintf("%q says to other nodes no address of this one", cmp.Or(advertise, listen))
-		f.Remedy = "give pop.advertise, HOST:PORT as the other nodes reach it"
+		f.Remedy = "give pop.listen the address at which the other nodes reach this one"
 	}
 	return f
 }

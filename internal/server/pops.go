@@ -199,7 +199,7 @@ func popProblem(err error) error {
 }
 
 const (
-	takenRemedy   = "give each node of the PoP a name of its own (pop.node); until then this one works with what is here and the registry"
+	takenRemedy   = "give each node of the PoP a name of its own (node.name); until then this one works with what is here and the registry"
 	foreignRemedy = "pop.store has to be an empty directory, or one that is a store; until then this node works with what is here and the registry"
 	fullRemedy    = "make room on the PoP's file system, or see why it cannot be written: \"dew prune --pop\" evicts what no node uses; until then what this node fetches it has for itself"
 	storeRemedy   = "see that the PoP's file system is mounted and answers (ls of pop.store); until then the node works with what is here and the registry, and it comes back by itself"

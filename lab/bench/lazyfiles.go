@@ -19,7 +19,7 @@ import (
 )
 
 // noBackground keeps an image from becoming whole.
-const noBackground = "[lazy]\noff = true\n"
+const noBackground = "[lazy]\nmode = \"on-demand\"\n"
 
 // pid is the process of an engine's container.
 func pid(ctx context.Context, s *session, e engine) (int, error) {

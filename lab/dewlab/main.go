@@ -28,6 +28,7 @@ policies. "dewlab bench NAME -h" and "dewlab simulate --help" say more.
 `
 
 func main() {
+	os.Setenv("DEWPOINT_TUNING", "1") // dewd takes keys that are not an operator's
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	err := run(ctx, os.Args[1:])
 	stop()

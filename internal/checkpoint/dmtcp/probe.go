@@ -20,7 +20,7 @@ var limits = []string{
 	"DMTCP cannot save programs that are linked statically, or make system calls without the C library as Go's do: use CRIU",
 }
 
-const remedy = "no suite of Debian has it: build DMTCP 4 or newer, and have its dmtcp_launch in PATH or name its directory in checkpoint.dmtcp"
+const remedy = "no suite of Debian has it: build DMTCP 4 or newer, and have its dmtcp_launch in PATH"
 
 // Probe implements checkpoint.Engine. It dumps and restarts sleep(1), which takes
 // about two seconds. What it could do is remembered until the version changes;
