@@ -29,7 +29,6 @@ var large = map[string]int{
 	"engine.Engine":          176,
 	"fetch.Puller":           87,
 	"fetch.Member":           164,
-	"pop.Store":              113,
 	"engine":                 7313,
 	"fetch":                  9874,
 }

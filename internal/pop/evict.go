@@ -2,15 +2,11 @@ package pop
 
 import (
 	"context"
-	"crypto/rand"
+	"dewpoint/internal/pop/evict"
 	"errors"
-	"io/fs"
 	"maps"
-	"path"
 	"slices"
 	"strings"
-
-	"dewpoint/internal/pop/evict"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -18,6 +14,16 @@ import (
 
 // DefaultPolicy is the policy that the study recommends (docs/research/pop-study.md).
 const DefaultPolicy = evict.Default
+
+// evictor chooses what leaves a store that is full, by a policy that all nodes' uses have fed.
+type evictor struct {
+	*layout
+	records *records
+	trash   *trash
+	room    *room
+	images  *images
+	packs   *packs
+}
 
 const evictLease = "evict"
 
@@ -38,30 +44,30 @@ type Eviction struct {
 // want bytes more, or down to its low watermark if it is above the high one. It does nothing
 // unless the coordinator answers, remembers, and lets this node evict; then
 // Eviction.Why says so. Deleting follows: see Sweep.
-func (s *Store) Evict(ctx context.Context, want int64) (Eviction, error) {
-	layers, err := s.Objects(ctx)
+func (ev *evictor) Evict(ctx context.Context, want int64) (Eviction, error) {
+	layers, err := ev.records.Objects(ctx)
 	if layers == nil && err != nil {
 		return Eviction{}, err
 	}
-	packs, err := s.packs(ctx)
+	packs, err := ev.packs.all(ctx)
 	if err != nil {
 		return Eviction{}, err
 	}
-	excess, err := s.excess(ctx, append(layers[:len(layers):len(layers)], slices.Collect(maps.Values(packs))...),
-		want)
-	over := s.overQuota(layers)
+	all := append(layers[:len(layers):len(layers)], slices.Collect(maps.Values(packs))...)
+	excess, err := ev.room.excess(ctx, all, want)
+	over := ev.room.overQuota(layers)
 	if err != nil || excess <= 0 && len(over) == 0 {
 		return Eviction{}, err
 	}
-	if ok, err := s.cfg.Coord.Settled(ctx); err != nil || !ok {
+	if ok, err := ev.cfg.Coord.Settled(ctx); err != nil || !ok {
 		return Eviction{Why: whyNot(err, "the coordinator has lost its memory a moment ago")}, nil
 	}
-	lease, err := s.cfg.Coord.Acquire(ctx, evictLease, 0)
+	lease, err := ev.cfg.Coord.Acquire(ctx, evictLease, 0)
 	if err != nil {
 		return Eviction{Why: whyNot(err, "")}, nil
 	}
 	defer lease.Release(context.WithoutCancel(ctx))
-	e := &evicting{s: s, lease: lease, layers: packs, on: uppers(layers), excess: excess, over: over}
+	e := &evicting{s: ev, lease: lease, layers: packs, on: uppers(layers), excess: excess, over: over}
 	for _, l := range layers {
 		e.layers[l.DiffID.String()] = l
 	}
@@ -83,68 +89,9 @@ func whyNot(err error, else_ string) string {
 	return else_
 }
 
-// filled is how many bytes are in the store, and how many it is to hold at most.
-func (s *Store) filled(ctx context.Context, layers []*Layer) (used, capacity int64, err error) {
-	total, free, err := s.cfg.FS.Space(ctx)
-	if err != nil {
-		return 0, 0, err
-	}
-	for _, l := range layers {
-		used += l.Size
-	}
-	if capacity = s.Capacity(total); capacity == total {
-		used = total - free - s.Trashed(ctx) // what is going already is as good as free
-	}
-	return used, capacity, nil
-}
-
-// excess is how many bytes have to go.
-func (s *Store) excess(ctx context.Context, layers []*Layer, want int64) (int64, error) {
-	used, capacity, err := s.filled(ctx, layers)
-	if err != nil {
-		return 0, err
-	}
-	if float64(used+want) <= s.cfg.High*float64(capacity) {
-		return 0, nil
-	}
-	return used + want - int64(s.cfg.Low*float64(capacity)), nil
-}
-
-// Quota is what layers of images whose references begin so have of the store, and may have, in bytes. A layer
-// counts for the image that it was fetched for first.
-type Quota struct {
-	Prefix      string
-	Bytes, Most int64
-}
-
-// Quotas are the configured ones, by prefix.
-func (s *Store) Quotas(layers []*Layer) (all []Quota) {
-	for _, prefix := range slices.Sorted(maps.Keys(s.cfg.Quota)) {
-		q := Quota{Prefix: prefix, Most: s.cfg.Quota[prefix]}
-		for _, l := range layers {
-			if strings.HasPrefix(l.Image, prefix) {
-				q.Bytes += l.Size
-			}
-		}
-		all = append(all, q)
-	}
-	return all
-}
-
-// overQuota is by how many bytes the layers of each quota exceed it.
-func (s *Store) overQuota(layers []*Layer) map[string]int64 {
-	over := map[string]int64{}
-	for _, q := range s.Quotas(layers) {
-		if q.Bytes > q.Most {
-			over[q.Prefix] = q.Bytes - q.Most
-		}
-	}
-	return over
-}
-
 // evicting is one round of evicting.
 type evicting struct {
-	s        *Store
+	s        *evictor
 	lease    Lease
 	layers   map[string]*Layer // and packs
 	policy   evict.Policy
@@ -183,7 +130,7 @@ func (e *evicting) load(ctx context.Context) error {
 	for _, key := range keys {
 		l := e.layers[key]
 		had, known := e.policy.Get(key)
-		images := e.s.imagesOf(l.DiffID)
+		images := e.s.images.imagesOf(l.DiffID)
 		if !known || images > 0 && images != had.Images { // nobody has touched it, or other images have it now
 			e.policy.Add(evict.Object{Key: key, Size: l.Size, Cost: l.Cost, Images: images})
 		}
@@ -276,11 +223,11 @@ func (e *evicting) run(ctx context.Context) error {
 // reports whether the object has gone.
 func (e *evicting) take(ctx context.Context, key string, l *Layer) (bool, error) {
 	if key == packKey(l.DiffID) { // nobody reads it but to copy it
-		if err := e.s.DropPack(ctx, l.DiffID); err != nil {
+		if err := e.s.packs.DropPack(ctx, l.DiffID); err != nil {
 			return false, err
 		}
 	} else {
-		gone, err := e.s.evict(ctx, l.DiffID)
+		gone, err := e.s.trash.evict(ctx, l.DiffID)
 		if err != nil || !gone {
 			return false, err
 		}
@@ -320,75 +267,11 @@ func (e *evicting) may(key string) bool {
 	return e.excess > 0
 }
 
-func lessen(over map[string]int64, l *Layer) {
-	for prefix := range over {
-		if strings.HasPrefix(l.Image, prefix) {
-			if over[prefix] -= l.Size; over[prefix] <= 0 {
-				delete(over, prefix)
-			}
-		}
+// Touch notes that an image's layers were used, for who evicts.
+func (ev *evictor) Touch(ctx context.Context, image, namespace string, layers ...*Layer) error {
+	touches := make([]Touch, len(layers))
+	for i, l := range layers {
+		touches[i] = Touch{Key: l.DiffID.String(), Size: l.Size, Cost: l.Cost, Image: image, Namespace: namespace}
 	}
-}
-
-// evict takes a layer out of sight, unless a node uses it. It reports whether it did.
-func (s *Store) evict(ctx context.Context, id digest.Digest) (bool, error) {
-	if used, err := s.inUse(ctx, id); err != nil || used {
-		return false, err
-	}
-	l, err := s.record(ctx, id)
-	if errors.Is(err, ErrUnknown) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	trash, err := s.hide(ctx, id, l.Name)
-	if err != nil || trash == "" {
-		return false, err
-	}
-	// A node that marked it before it was out of sight may have seen it.
-	used, err := s.inUse(ctx, id)
-	if err != nil || used {
-		return false, errors.Join(err, s.putBack(ctx, id, trash))
-	}
-	s.tell(ctx, Event{Kind: Evicted, Key: id.String()})
-	return true, nil
-}
-
-// hide takes the layer's record out of sight, whichever it is now, and returns its
-// name in the trash, which it has to itself; "" if there was no record. The data stay.
-func (s *Store) hide(ctx context.Context, id digest.Digest, name string) (string, error) {
-	trash, err := s.aside(ctx, recordOf(id), name, trashEnd)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	return trash, err
-}
-
-// aside renames the title of the files of that name to one in the trash that ends so, and returns it. On a
-// distributed file system whose servers are full to the last byte most new names fail: a name belongs on one
-// of the servers, and if the file lies on another one, a pointer has to be written there. So another name is
-// tried.
-func (s *Store) aside(ctx context.Context, title, name, end string) (to string, err error) {
-	for range asideTries {
-		to = path.Join(trashDir, name+"."+rand.Text()[:8]+end)
-		if err = s.cfg.FS.Rename(ctx, title, to); !errors.Is(err, unix.ENOSPC) {
-			break
-		}
-	}
-	return to, err
-}
-
-const asideTries = 32 // with three servers, one in half a million titles finds no name
-
-// putBack shows a layer again that was hidden, unless it was published anew or is being deleted.
-func (s *Store) putBack(ctx context.Context, id digest.Digest, trash string) error {
-	if s.Has(ctx, id) {
-		return nil // these files go when they are not used any more
-	}
-	err := s.cfg.FS.Rename(ctx, trash, recordOf(id))
-	if err == nil {
-		s.tell(ctx, Event{Kind: Returned, Key: id.String()}) // who looked meanwhile is to look again
-	}
-	return unlessGone(err)
+	return ev.cfg.Coord.Touch(ctx, touches...)
 }

@@ -11,18 +11,35 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"sync"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
 )
 
+// drafts are the layers that this node copies into the store, and how far others have come with theirs.
+type drafts struct {
+	*layout
+	records *records
+	trash   *trash
+
+	mu    sync.Mutex
+	fills map[digest.Digest]bool // layers of which checkpoints were made or seen here
+}
+
+// Lead takes the lease under which an object is copied into the store: while it is held, no sweep takes
+// the draft for a dead node's, however long nothing is written to it. Errors are those of Leases.Acquire.
+func (ds *drafts) Lead(ctx context.Context, id digest.Digest) (Lease, error) {
+	return ds.cfg.Coord.Acquire(ctx, LayerLease(id), ds.Above(ctx, id))
+}
+
 // Draft is a layer that this node copies into the store while it arrives.
 // One goroutine uses it. What it writes has its token in its name; nobody takes it
 // for a layer before Publish. A draft that nobody writes to for the time of grace, without the
 // lease and without a checkpoint, is deleted by a sweep; publishing it fails then.
 type Draft struct {
-	s    *Store
+	s    *drafts
 	id   digest.Digest
 	name string // of the files, see Layer
 	rec  File   // its title
@@ -53,27 +70,20 @@ func (c *checkpoint) of(id digest.Digest) bool {
 		c.Kept.To >= c.Kept.From
 }
 
-func checkpointOf(id digest.Digest) string { return path.Join(fillDir, id.Encoded()+".json") }
-
 // Draft begins to copy a layer into the store, under the token of a lease.
-func (s *Store) Draft(ctx context.Context, id digest.Digest, token uint64) (*Draft, error) {
+func (ds *drafts) Draft(ctx context.Context, id digest.Digest, token uint64) (*Draft, error) {
 	name := nameOf(id, token)
-	rec, err := s.cfg.FS.Append(ctx, titleOf(name))
+	rec, err := ds.cfg.FS.Append(ctx, titleOf(name))
 	if err != nil {
 		return nil, fmt.Errorf("copy layer %s into the store: %w", id, err)
 	}
-	f, err := s.cfg.FS.Append(ctx, path.Join(layersDir, name+dataEnd))
+	f, err := ds.cfg.FS.Append(ctx, path.Join(layersDir, name+dataEnd))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("copy layer %s into the store: %w", id, err), rec.Close(),
-			s.discard(ctx, titleOf(name), name))
+			ds.trash.discard(ctx, titleOf(name), name))
 	}
-	return &Draft{s: s, id: id, name: name, rec: rec, f: f, hash: sha256.New()}, nil
+	return &Draft{s: ds, id: id, name: name, rec: rec, f: f, hash: sha256.New()}, nil
 }
-
-// titleOf is where the record of a layer lies until it is published.
-func titleOf(name string) string { return path.Join(fillDir, name+titleEnd) }
-
-const titleEnd = ".title"
 
 // At is up to where the layer has been written.
 func (f *Draft) At() int64 { return f.at }
@@ -155,7 +165,7 @@ const maxIndex = 16 << 20
 // and sums are filled in. If the store has the layer already, that one stays. After an
 // error the layer may be published or not; the draft can be closed or abandoned only.
 func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
-	if have, err := f.s.whole(ctx, f.id, nil); err == nil && have.Size == l.Size {
+	if have, err := f.s.records.whole(ctx, f.id, nil); err == nil && have.Size == l.Size {
 		return f.Abandon(ctx)
 	}
 	if f.at%SumBytes != 0 {
@@ -228,7 +238,7 @@ func (f *Draft) entitle(ctx context.Context, l *Layer) error {
 // Abandon gives up what was written, unless it was published.
 func (f *Draft) Abandon(ctx context.Context) error {
 	_ = f.Close() // it goes
-	return f.s.discard(ctx, titleOf(f.name), f.name)
+	return f.s.trash.discard(ctx, titleOf(f.name), f.name)
 }
 
 // Close leaves what was written and checkpointed for who goes on with the layer. It
@@ -263,8 +273,8 @@ func (c *Checkpoint) Close() error {
 }
 
 // Checkpoint returns the last checkpoint of a layer, or an error that wraps ErrUnknown.
-func (s *Store) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint, error) {
-	b, err := s.cfg.FS.ReadFile(ctx, checkpointOf(id))
+func (ds *drafts) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint, error) {
+	b, err := ds.cfg.FS.ReadFile(ctx, checkpointOf(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("a checkpoint of %s: %w", id, ErrUnknown)
 	}
@@ -275,7 +285,7 @@ func (s *Store) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint, 
 	if err := json.Unmarshal(b, &c); err != nil || !c.of(id) {
 		return nil, fmt.Errorf("the checkpoint of %s: %w", id, ErrDamaged)
 	}
-	f, err := s.cfg.FS.Open(ctx, path.Join(layersDir, c.Name+dataEnd))
+	f, err := ds.cfg.FS.Open(ctx, path.Join(layersDir, c.Name+dataEnd))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("the data of the checkpoint of %s: %w", id, ErrUnknown)
 	}
@@ -288,26 +298,26 @@ func (s *Store) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint, 
 	}
 	out := &Checkpoint{Size: c.Size, Record: c.Record, Data: io.NewSectionReader(f, 0, c.Size), name: c.Name,
 		files: []File{f}}
-	if err := out.openKept(ctx, s.cfg.FS, c.Kept); err != nil {
+	if err := out.openKept(ctx, ds.cfg.FS, c.Kept); err != nil {
 		return nil, errors.Join(err, out.Close())
 	}
-	s.noteFill(id)
+	ds.noteFill(id)
 	return out, nil
 }
 
 // Above is the greatest token that the store shows for a layer: a lease of it
 // must have a greater one.
-func (s *Store) Above(ctx context.Context, id digest.Digest) uint64 {
+func (ds *drafts) Above(ctx context.Context, id digest.Digest) uint64 {
 	published := make(chan uint64, 1)
 	go func() {
 		var token uint64
-		if l, err := s.record(ctx, id); err == nil {
+		if l, err := ds.records.record(ctx, id); err == nil {
 			_, token, _ = parseName(l.Name)
 		}
 		published <- token
 	}()
 	var token uint64
-	if b, err := s.cfg.FS.ReadFile(ctx, checkpointOf(id)); err == nil {
+	if b, err := ds.cfg.FS.ReadFile(ctx, checkpointOf(id)); err == nil {
 		var c checkpoint
 		if json.Unmarshal(b, &c) == nil && c.of(id) {
 			_, token, _ = parseName(c.Name)
@@ -317,65 +327,23 @@ func (s *Store) Above(ctx context.Context, id digest.Digest) uint64 {
 }
 
 // noteFill notes that a layer has a checkpoint.
-func (s *Store) noteFill(id digest.Digest) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.fills[id] = true
+func (ds *drafts) noteFill(id digest.Digest) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	ds.fills[id] = true
 }
 
 // forgetFill removes the checkpoint of a layer that was published, if this node has made or seen one. What an
 // earlier holder wrote is left to the sweep: it may still be writing.
-func (s *Store) forgetFill(ctx context.Context, id digest.Digest) {
-	s.mu.Lock()
-	known := s.fills[id]
-	delete(s.fills, id)
-	s.mu.Unlock()
+func (ds *drafts) forgetFill(ctx context.Context, id digest.Digest) {
+	ds.mu.Lock()
+	known := ds.fills[id]
+	delete(ds.fills, id)
+	ds.mu.Unlock()
 	if !known {
 		return
 	}
-	if err := s.remove(ctx, checkpointOf(id)); err != nil {
-		s.cfg.Log.Debug("checkpoint stays", "layer", id, "err", err)
+	if err := ds.remove(ctx, checkpointOf(id)); err != nil {
+		ds.cfg.Log.Debug("checkpoint stays", "layer", id, "err", err)
 	}
-}
-
-// remove is Remove of what may not be there.
-func (s *Store) remove(ctx context.Context, name string) error {
-	if err := s.cfg.FS.Remove(ctx, name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// tell publishes an event; who misses it looks for himself.
-func (s *Store) tell(ctx context.Context, e Event) {
-	if err := s.cfg.Coord.Publish(ctx, e); err != nil {
-		s.cfg.Log.Debug("event is not published", "kind", e.Kind, "key", e.Key, "err", err)
-	}
-}
-
-// maxTable bounds a table (docs/design/formats.md).
-const maxTable = 128 << 20
-
-func packTable(table []byte) []byte {
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
-		zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))
-	if err != nil {
-		panic(err) // of the options
-	}
-	defer enc.Close()
-	return enc.EncodeAll(table, nil)
-}
-
-func unpackTable(b []byte, want digest.Digest) ([]byte, error) {
-	dec, err := zstd.NewReader(bytes.NewReader(b), zstd.WithDecoderConcurrency(1),
-		zstd.WithDecoderMaxMemory(maxTable), zstd.WithDecoderMaxWindow(16<<20))
-	if err != nil {
-		return nil, err
-	}
-	defer dec.Close()
-	table, err := io.ReadAll(io.LimitReader(dec, maxTable+1))
-	if err != nil || len(table) > maxTable || want.Validate() != nil || digest.FromBytes(table) != want {
-		return nil, fmt.Errorf("table %s: %w", want, ErrDamaged)
-	}
-	return table, nil
 }

@@ -8,31 +8,47 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/opencontainers/go-digest"
-	"golang.org/x/sys/unix"
 )
+
+// collector is the store's garbage collection. It remembers what it saw in earlier rounds: nodes share no
+// clock, so a file's age is for how long one node has seen it.
+type collector struct {
+	*layout
+	records    *records
+	references *references
+	nodes      *nodes
+	drafts     *drafts
+	trash      *trash
+	images     *images
+
+	sweeping sync.Mutex           // held for a round; guards what follows
+	since    map[string]sighting  // by name of the file
+	known    map[string]imageSeen // by file
+}
 
 // Sweep deletes what was evicted when its time of grace is over, and what crashed
 // nodes have left. Ages are those that this Store has seen, so it is to be
 // called now and then by every node. Nothing is deleted unless the coordinator answers and remembers;
 // what has come into use again is put back. It returns how many bytes were freed.
-func (s *Store) Sweep(ctx context.Context) (int64, error) {
-	if ok, err := s.cfg.Coord.Settled(ctx); err != nil || !ok || !s.sweeping.TryLock() {
+func (gc *collector) Sweep(ctx context.Context) (int64, error) {
+	if ok, err := gc.cfg.Coord.Settled(ctx); err != nil || !ok || !gc.sweeping.TryLock() {
 		return 0, nil
 	}
-	defer s.sweeping.Unlock()
-	twin, strays := s.twin(ctx)
+	defer gc.sweeping.Unlock()
+	twin, strays := gc.nodes.twin(ctx)
 	if strays == nil && !twin { // else they may be the other one's
-		strays = s.strays(ctx)
+		strays = gc.references.strays(ctx)
 	}
-	lease, err := s.cfg.Coord.Acquire(ctx, evictLease, 0)
+	lease, err := gc.cfg.Coord.Acquire(ctx, evictLease, 0)
 	if err != nil {
 		return 0, strays // another node does it
 	}
 	defer lease.Release(context.WithoutCancel(ctx))
-	w := &sweep{s: s, now: time.Now(), old: s.since, ages: map[string]sighting{}, named: map[string]bool{},
+	w := &sweep{s: gc, now: time.Now(), old: gc.since, ages: map[string]sighting{}, named: map[string]bool{},
 		files: map[string]bool{}, listed: map[string][]string{}}
 	names, err := w.names(ctx, layersDir)
 	if err == nil {
@@ -49,19 +65,13 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 	}
 	err = errors.Join(strays, err, w.temporary(ctx), w.incomplete(ctx), w.images(ctx), w.verified(ctx),
 		w.forgetNotes(ctx))
-	s.since = w.ages
+	gc.since = w.ages
 	return w.freed, err
-}
-
-// sighting is a file as it was when it was seen first in its present size.
-type sighting struct {
-	size int64
-	at   time.Time
 }
 
 // sweep is one round of sweeping.
 type sweep struct {
-	s     *Store
+	s     *collector
 	now   time.Time
 	old   map[string]sighting
 	ages  map[string]sighting
@@ -71,6 +81,12 @@ type sweep struct {
 
 	listed  map[string][]string // by directory: each is listed once
 	objects []*Layer            // in the store, as orphans saw them
+}
+
+// sighting is a file as it was when it was seen first in its present size.
+type sighting struct {
+	size int64
+	at   time.Time
 }
 
 // names are those in a directory, as this sweep saw it first.
@@ -108,26 +124,6 @@ func (w *sweep) age(name string, size int64) time.Duration {
 	return w.now.Sub(have.at)
 }
 
-const (
-	trashEnd = ".json" // of what was evicted
-	deadEnd  = ".dead" // of what is deleted
-)
-
-// kill makes the title of the files of that name dead, and returns what it is called then.
-func (s *Store) kill(ctx context.Context, title, name string) (dead string, err error) {
-	dead = path.Join(trashDir, name+deadEnd)
-	if err = s.cfg.FS.Rename(ctx, title, dead); errors.Is(err, unix.ENOSPC) {
-		return s.aside(ctx, title, name, deadEnd)
-	}
-	return dead, err
-}
-
-// filesOf is the name of the files that a title in the trash is of, which it begins with.
-func filesOf(title string) string {
-	parts := strings.SplitN(title, ".", 4)
-	return strings.Join(parts[:min(3, len(parts))], ".")
-}
-
 // trash deletes what was evicted, or puts it back, and what others have not
 // deleted to the end.
 func (w *sweep) trash(ctx context.Context) error {
@@ -143,12 +139,12 @@ func (w *sweep) trash(ctx context.Context) error {
 			}
 			continue
 		}
-		l, err := w.s.readRecord(ctx, name)
+		l, err := w.s.records.readRecord(ctx, name)
 		if errors.Is(err, ErrUnknown) || strings.HasPrefix(n, ".") {
 			continue
 		}
 		if errors.Is(err, ErrDamaged) { // what it was of is in its name
-			_, err = w.s.kill(ctx, name, filesOf(strings.TrimSuffix(n, trashEnd)))
+			_, err = w.s.trash.kill(ctx, name, filesOf(strings.TrimSuffix(n, trashEnd)))
 			err = unlessGone(err)
 		}
 		if err != nil || l == nil {
@@ -165,20 +161,20 @@ func (w *sweep) trash(ctx context.Context) error {
 
 // end deletes a layer whose time of grace is over, unless it came into use.
 func (w *sweep) end(ctx context.Context, name string, l *Layer) error {
-	used, err := w.s.inUse(ctx, l.DiffID)
+	used, err := w.s.references.inUse(ctx, l.DiffID)
 	if err != nil {
 		return err
 	}
-	if used && w.s.Has(ctx, l.DiffID) {
+	if used && w.s.records.Has(ctx, l.DiffID) {
 		return nil // published anew
 	}
 	if used {
-		if err = w.s.putBack(ctx, l.DiffID, name); err == nil {
+		if err = w.s.trash.putBack(ctx, l.DiffID, name); err == nil {
 			w.s.tell(ctx, Event{Kind: Published, Key: l.DiffID.String()})
 		}
 		return err
 	}
-	if err := w.s.discard(ctx, name, l.Name); err != nil {
+	if err := w.s.trash.discard(ctx, name, l.Name); err != nil {
 		return err
 	}
 	w.freed += l.Size
@@ -192,41 +188,11 @@ func (w *sweep) dead(ctx context.Context, title, name string) error {
 	if !ok {
 		return nil
 	}
-	used, err := w.s.inUse(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex))
+	used, err := w.s.references.inUse(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex))
 	if err != nil || used {
 		return err
 	}
-	return w.s.bury(ctx, title, name)
-}
-
-// discard deletes the files of that name if the title that lies at from is theirs
-// to the end: if it can be made dead, they are no layer and never will be.
-func (s *Store) discard(ctx context.Context, from, name string) error {
-	dead, err := s.kill(ctx, from, name)
-	if err != nil {
-		return unlessGone(err) // published, or put back, or somebody else deletes them
-	}
-	return s.bury(ctx, dead, name)
-}
-
-// bury deletes the files of a dead title, and it.
-func (s *Store) bury(ctx context.Context, title, name string) error {
-	for _, end := range fileEnds {
-		if err := s.remove(ctx, path.Join(layersDir, name+end)); err != nil {
-			return err
-		}
-	}
-	return s.remove(ctx, title)
-}
-
-// fileEnds end the names of a layer's files.
-var fileEnds = []string{dataEnd, tableEnd, indexEnd, blobEnd}
-
-func unlessGone(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return w.s.trash.bury(ctx, title, name)
 }
 
 // fills removes checkpoints that nobody goes on from, and then what they were of.
@@ -247,7 +213,7 @@ func (w *sweep) fills(ctx context.Context) error {
 }
 
 func (w *sweep) checkpoint(ctx context.Context, id digest.Digest, size int64) error {
-	c, err := w.s.Checkpoint(ctx, id)
+	c, err := w.s.drafts.Checkpoint(ctx, id)
 	switch {
 	case err == nil:
 		w.named[c.name] = true
@@ -256,7 +222,7 @@ func (w *sweep) checkpoint(ctx context.Context, id digest.Digest, size int64) er
 		return err
 	}
 	since := w.age(checkpointOf(id), size)
-	if since < w.s.cfg.Grace || since < w.s.cfg.Forget && !w.s.Has(ctx, id) {
+	if since < w.s.cfg.Grace || since < w.s.cfg.Forget && !w.s.records.Has(ctx, id) {
 		return nil
 	}
 	if _, held, err := w.s.cfg.Coord.Holder(ctx, LayerLease(id)); err != nil || held {
@@ -280,21 +246,18 @@ func (w *sweep) draft(ctx context.Context, name string) error {
 	if _, held, err := w.s.cfg.Coord.Holder(ctx, LayerLease(id)); err != nil || held {
 		return nil
 	}
-	if err := w.s.discard(ctx, titleOf(name), name); err != nil {
+	if err := w.s.trash.discard(ctx, titleOf(name), name); err != nil {
 		return fmt.Errorf("remove what a crashed node left: %w", err)
 	}
 	w.freed += size
 	return nil
 }
 
-// LayerLease names the lease of who brings a layer into the PoP.
-func LayerLease(id digest.Digest) string { return "layer/" + id.String() }
-
 // orphans removes files that have lost their title: by a power cut, or because
 // two nodes published at once. That a title was not seen proves little, for it may have
 // been on its way, so it must be missing for long.
 func (w *sweep) orphans(ctx context.Context, names []string) error {
-	layers, _, err := w.s.records(ctx, names)
+	layers, _, err := w.s.records.readAll(ctx, names)
 	if err != nil {
 		return err
 	}
@@ -347,7 +310,7 @@ func (w *sweep) size(ctx context.Context, name string) int64 {
 }
 
 func (w *sweep) orphan(ctx context.Context, id digest.Digest, file string, size int64) error {
-	if used, err := w.s.inUse(ctx, id); err != nil || used {
+	if used, err := w.s.references.inUse(ctx, id); err != nil || used {
 		return err
 	}
 	if err := w.s.remove(ctx, file); err != nil {
@@ -379,17 +342,101 @@ func (w *sweep) temporary(ctx context.Context) error {
 	return errs
 }
 
-// Trashed is how many bytes will be free when what was evicted is deleted.
-func (s *Store) Trashed(ctx context.Context) int64 {
-	ents, err := s.cfg.FS.ReadDir(ctx, trashDir)
-	if err != nil {
-		return 0
-	}
-	var sum int64
-	for _, e := range ents {
-		if l, err := s.readRecord(ctx, path.Join(trashDir, e.Name())); err == nil {
-			sum += l.Size
+// incomplete takes checkpoints out of the store whose upper layer has gone. That a record is
+// not seen proves little, so it must be missing for the time of grace.
+func (w *sweep) incomplete(ctx context.Context) error {
+	var errs error
+	for _, l := range w.objects {
+		if l.Checkpoint == nil || l.Upper == "" {
+			continue
+		}
+		if _, err := w.s.records.record(ctx, l.Upper); err == nil || !errors.Is(err, ErrUnknown) {
+			continue
+		}
+		if w.age("without/"+l.DiffID.Encoded(), 0) >= w.s.cfg.Grace {
+			_, err := w.s.trash.evict(ctx, l.DiffID)
+			errs = errors.Join(errs, err)
 		}
 	}
-	return sum
+	return errs
+}
+
+// forgetNotes removes what was told and learned of checkpoints that are not in the store
+// for so long that nobody will publish them again, and that something was damaged which is there again.
+func (w *sweep) forgetNotes(ctx context.Context) error {
+	var errs error
+	for _, dir := range []string{failedDir, ordersDir, lostDir} {
+		names, err := w.names(ctx, dir)
+		if err != nil {
+			errs = errors.Join(errs, unlessGone(err))
+			continue
+		}
+		for _, name := range names {
+			id, ok := idOf(name)
+			if !ok {
+				continue
+			}
+			_, err := w.s.cfg.FS.Stat(ctx, recordOf(id))
+			mended := err == nil && dir == lostDir
+			if !mended && !errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if file := path.Join(dir, name); mended || w.age(file, 0) >= w.s.cfg.Forget {
+				errs = errors.Join(errs, w.s.remove(ctx, file))
+			}
+		}
+	}
+	return errs
+}
+
+// images removes what references were resolved to once the store has not had all their layers for
+// as long as a silent node is remembered: without them a record saves nothing.
+func (w *sweep) images(ctx context.Context) error {
+	ents, err := w.list(ctx, imagesDir)
+	errs := unlessGone(err)
+	now := map[string]imageSeen{}
+	for _, e := range ents {
+		name := path.Join(imagesDir, e.Name())
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		seen, ok := w.s.known[name]
+		if !ok || seen.size != e.Size() || !seen.changed.Equal(e.ModTime()) {
+			b, err := w.s.cfg.FS.ReadFile(ctx, name)
+			if err != nil {
+				errs = errors.Join(errs, unlessGone(err))
+				continue
+			}
+			seen = imageSeen{size: e.Size(), changed: e.ModTime()}
+			seen.layers, _ = layersOf(b) // it may be half written
+		}
+		now[name] = seen
+		missing := len(seen.layers) == 0 ||
+			slices.ContainsFunc(seen.layers, func(id digest.Digest) bool { return !w.files[path.Base(recordOf(id))] })
+		if missing && w.age(name, e.Size()) >= w.s.cfg.Forget {
+			errs = errors.Join(errs, w.s.remove(ctx, name))
+		}
+	}
+	w.s.known = now
+	sharing := map[digest.Digest]int{}
+	for _, seen := range now {
+		for _, id := range slices.Compact(slices.Sorted(slices.Values(seen.layers))) {
+			sharing[id]++
+		}
+	}
+	w.s.images.share(sharing)
+	return errs
+}
+
+// verified removes the notes of layers that are not in the store any more.
+func (w *sweep) verified(ctx context.Context) error {
+	names, err := w.names(ctx, verifiedDir)
+	errs := unlessGone(err)
+	for _, name := range names {
+		id := digest.NewDigestFromEncoded(digest.SHA256, name)
+		if id.Validate() == nil && !w.files[path.Base(recordOf(id))] && !w.s.records.Has(ctx, id) {
+			errs = errors.Join(errs, w.s.remove(ctx, path.Join(verifiedDir, name)))
+		}
+	}
+	return errs
 }
