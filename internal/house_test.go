@@ -25,12 +25,11 @@ const (
 // large are the types and packages that are still to be taken apart, with what they have today: none may
 // grow, none may join them, and who takes one apart removes it here.
 var large = map[string]int{
-	"checkpoint/store.Store": 81,
-	"engine.Engine":          176,
-	"fetch.Puller":           87,
-	"fetch.Member":           164,
-	"engine":                 7313,
-	"fetch":                  9874,
+	"engine.Engine": 176,
+	"fetch.Puller":  87,
+	"fetch.Member":  164,
+	"engine":        7313,
+	"fetch":         9874,
 }
 
 // tree is every Go file of the project, by its path from the root, but for generated ones.

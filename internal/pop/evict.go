@@ -2,11 +2,12 @@ package pop
 
 import (
 	"context"
-	"dewpoint/internal/pop/evict"
 	"errors"
 	"maps"
 	"slices"
 	"strings"
+
+	"dewpoint/internal/pop/evict"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"

@@ -14,12 +14,11 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // answers waits until the directory is not taken to be away any more.

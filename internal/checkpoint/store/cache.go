@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,13 +14,26 @@ import (
 	"sync"
 	"time"
 
-	"dewpoint/internal/checkpoint/image"
 	"dewpoint/internal/durable"
 
 	"golang.org/x/sys/unix"
 )
 
-// unpacked is a directory of the cache, or one that is on its way; Store.mu guards it.
+// cache is directories with checkpoints' files as their engines wrote them, which all restores share. It is
+// bounded, holds for one boot of the machine, and costs only time when it is lost.
+type cache struct {
+	root string
+	most int64         // bytes; what is in use is kept beyond that
+	idle time.Duration // how long what nobody uses stays
+	log  *slog.Logger
+
+	mu   sync.Mutex
+	dirs map[string]*unpacked // by name below root
+}
+
+func (uc *cache) path(name string) string { return filepath.Join(uc.root, name) }
+
+// unpacked is a directory of the cache, or one that is on its way; cache.mu guards it.
 type unpacked struct {
 	id    string        // of the checkpoint
 	name  string        // below the cache
@@ -36,9 +50,9 @@ const (
 	metaEnd  = "-meta" // of a directory without memory
 )
 
-// loadCache takes up what is unpacked already, if it is of this boot: it was never made durable.
-func (s *Store) loadCache() error {
-	dir := s.path(cacheDir)
+// load takes up what is unpacked already, if it is of this boot: it was never made durable.
+func (uc *cache) load() error {
+	dir := uc.root
 	boot, err := os.ReadFile(filepath.Join(dir, bootFile))
 	fresh := err == nil && string(boot) == durable.BootID() && len(boot) > 0
 	ents, err := os.ReadDir(dir)
@@ -55,7 +69,7 @@ func (s *Store) loadCache() error {
 			u.size, err = diskUse(filepath.Join(dir, e.Name()))
 			errs = errors.Join(errs, err)
 			close(u.ready)
-			s.cache[u.name] = u
+			uc.dirs[u.name] = u
 		default:
 			errs = errors.Join(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
 		}
@@ -82,66 +96,17 @@ func diskUse(dir string) (sum int64, err error) {
 	return sum, err
 }
 
-// Unpacked is a directory with the checkpoint's files as its engine wrote them, which
-// must not be changed, and stays until release is called. All callers share it: the
-// first unpacks it, from this node's data file or from the PoP's store, the others wait. It was
-// verified as it was unpacked. An error wraps ErrUnknown, image.ErrDamaged, in which case the
-// damaged data are gone, or what reading or writing returned; no directory is left then.
-func (s *Store) Unpacked(ctx context.Context, r Record) (dir string, release func(), err error) {
-	s.use(r.ID)
-	return s.cached(ctx, r.ID, r.ID, func(ctx context.Context, dir string) error {
-		img, d, err := s.reader(ctx, r)
-		if err != nil {
-			return err
-		}
-		err = errors.Join(img.Unpack(ctx, dir, s.cfg.Workers), d.Close())
-		s.doubt(ctx, r, d.Local, err)
-		return err
-	})
-}
-
-// Meta is Unpacked without memory, which is to be read from the image: both stay until release, which is told
-// what reading it returned: damaged data are taken out. prepare, unless nil, adds to the directory, once for
-// all who share it, what else is needed there: it must be the same for all calls.
-func (s *Store) Meta(ctx context.Context, r Record,
-	prepare func(ctx context.Context, dir string, img *image.Reader) error) (dir string, img *image.Reader,
-	release func(read error), err error) {
-	img, d, err := s.reader(ctx, r)
-	if err != nil {
-		return "", nil, nil, err
-	}
-	dir, end, err := s.cached(ctx, r.ID, r.ID+metaEnd, func(ctx context.Context, dir string) error {
-		err := img.Meta(dir)
-		if err == nil && prepare != nil {
-			err = prepare(ctx, dir, img)
-		}
-		return err
-	})
-	if err != nil {
-		err = errors.Join(err, d.Close())
-		s.doubt(ctx, r, d.Local, err)
-		return "", nil, nil, err
-	}
-	return dir, img, func(read error) {
-		end()
-		if err := d.Close(); err != nil {
-			s.cfg.Log.Debug("close a checkpoint's data", "id", r.ID, "err", err)
-		}
-		s.doubt(ctx, r, d.Local, read)
-	}, nil
-}
-
 // HasUnpacked reports whether Unpacked would find all of a checkpoint unpacked.
-func (s *Store) HasUnpacked(id string) bool {
-	_, ok := s.unpackedSize(id)
+func (uc *cache) HasUnpacked(id string) bool {
+	_, ok := uc.size(id)
 	return ok
 }
 
-// unpackedSize is how many bytes an unpacked checkpoint takes on the disk, and whether there is one.
-func (s *Store) unpackedSize(id string) (int64, bool) {
-	s.mu.Lock()
-	u := s.cache[id]
-	s.mu.Unlock()
+// size is how many bytes an unpacked checkpoint takes on the disk, and whether there is one.
+func (uc *cache) size(id string) (int64, bool) {
+	uc.mu.Lock()
+	u := uc.dirs[id]
+	uc.mu.Unlock()
 	if u == nil {
 		return 0, false
 	}
@@ -154,25 +119,25 @@ func (s *Store) unpackedSize(id string) (int64, bool) {
 }
 
 // ReadAhead has what is unpacked of a checkpoint read into the page cache, if most of it is not there.
-func (s *Store) ReadAhead(ctx context.Context, id string) {
-	if !s.HasUnpacked(id) || s.Warm(id) {
+func (uc *cache) ReadAhead(ctx context.Context, id string) {
+	if !uc.HasUnpacked(id) || uc.Warm(id) {
 		return
 	}
-	err := eachFile(filepath.Join(s.path(cacheDir), id), func(f *os.File) error { return readAhead(ctx, f) })
+	err := eachFile(uc.path(id), func(f *os.File) error { return readAhead(ctx, f) })
 	if err != nil {
-		s.cfg.Log.Debug("an unpacked checkpoint is not read ahead", "id", id, "err", err)
+		uc.log.Debug("an unpacked checkpoint is not read ahead", "id", id, "err", err)
 	}
 }
 
 // Warm reports whether a checkpoint is unpacked here and most of it in the page cache: reading it takes
 // little time then. Kernels before 6.5 do not tell what is in the page cache; what is unpacked is warm there.
-func (s *Store) Warm(id string) bool {
-	size, ok := s.unpackedSize(id)
+func (uc *cache) Warm(id string) bool {
+	size, ok := uc.size(id)
 	if !ok {
 		return false
 	}
 	var cached int64
-	err := eachFile(filepath.Join(s.path(cacheDir), id), func(f *os.File) error {
+	err := eachFile(uc.path(id), func(f *os.File) error {
 		var in unix.Cachestat_t
 		err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &in, 0) // of length 0: to its end
 		cached += int64(in.Cache) * int64(os.Getpagesize())
@@ -226,31 +191,21 @@ func readAhead(ctx context.Context, f *os.File) error {
 	return nil
 }
 
-// Adopt puts the directory that a checkpoint was packed from, which lies in one that
-// Scratch has made, into the cache: the first restore here need not unpack it. The directory is gone then.
-// One that is there already stays.
-func (s *Store) Adopt(r Record, dir string) error {
-	size, err := restrict(dir)
-	if err != nil {
-		return fmt.Errorf("adopt %s: %w", dir, err)
-	}
-	u := &unpacked{id: r.ID, name: r.ID, ready: make(chan struct{}), size: size, used: time.Now()}
+// take puts a directory of that size into the cache as all of a checkpoint, unless there is one: it is
+// removed then.
+func (uc *cache) take(id, dir string, size int64) error {
+	u := &unpacked{id: id, name: id, ready: make(chan struct{}), size: size, used: time.Now()}
 	close(u.ready)
-	s.mu.Lock()
-	if s.cache[u.name] == nil {
-		if err = os.Rename(dir, filepath.Join(s.path(cacheDir), u.name)); err == nil {
-			s.cache[u.name] = u
-		}
-		gone := s.entries[r.ID] == nil // others that are newer have come meanwhile
-		s.mu.Unlock()
-		if gone {
-			s.discard(r.ID)
-		}
-		s.trimCache()
-		return err
+	uc.mu.Lock()
+	defer uc.mu.Unlock()
+	if uc.dirs[u.name] != nil {
+		return os.RemoveAll(dir)
 	}
-	s.mu.Unlock()
-	return os.RemoveAll(dir)
+	err := os.Rename(dir, uc.path(u.name))
+	if err == nil {
+		uc.dirs[u.name] = u
+	}
+	return err
 }
 
 // restrict gives what is below dir the modes of this store, and returns its size.
@@ -272,32 +227,32 @@ func restrict(dir string) (int64, error) {
 	return diskUse(dir)
 }
 
-// cached is the directory of that name in the cache, which fill fills if there is none.
-func (s *Store) cached(ctx context.Context, id, name string,
+// directory is the one of that name in the cache, which fill fills if there is none.
+func (uc *cache) directory(ctx context.Context, id, name string,
 	fill func(ctx context.Context, dir string) error) (string, func(), error) {
 	for {
-		s.mu.Lock()
-		u := s.cache[name]
+		uc.mu.Lock()
+		u := uc.dirs[name]
 		mine := u == nil
 		if mine {
 			u = &unpacked{id: id, name: name, ready: make(chan struct{})}
-			s.cache[name] = u
+			uc.dirs[name] = u
 		}
 		u.users++
-		s.mu.Unlock()
+		uc.mu.Unlock()
 		if mine {
-			s.fill(ctx, u, fill)
+			uc.fill(ctx, u, fill)
 		}
 		select {
 		case <-u.ready:
 		case <-ctx.Done():
-			s.release(u)
+			uc.release(u)
 			return "", nil, context.Cause(ctx)
 		}
 		if u.err == nil {
-			return filepath.Join(s.path(cacheDir), name), sync.OnceFunc(func() { s.release(u) }), nil
+			return uc.path(name), sync.OnceFunc(func() { uc.release(u) }), nil
 		}
-		s.release(u)
+		uc.release(u)
 		if mine || !errors.Is(u.err, context.Canceled) && !errors.Is(u.err, context.DeadlineExceeded) {
 			return "", nil, fmt.Errorf("unpack checkpoint %.12s: %w", id, u.err)
 		} // else who came first has given up: it is the next one's turn
@@ -305,9 +260,9 @@ func (s *Store) cached(ctx context.Context, id, name string,
 }
 
 // fill makes the directory under a temporary name.
-func (s *Store) fill(ctx context.Context, u *unpacked, fill func(ctx context.Context, dir string) error) {
-	s.trimCache()
-	tmp := filepath.Join(s.path(cacheDir), u.name+"."+rand.Text()[:8]+tmpEnd)
+func (uc *cache) fill(ctx context.Context, u *unpacked, fill func(ctx context.Context, dir string) error) {
+	uc.trim()
+	tmp := uc.path(u.name + "." + rand.Text()[:8] + tmpEnd)
 	err := os.Mkdir(tmp, 0o700)
 	if err == nil {
 		err = fill(ctx, tmp)
@@ -317,86 +272,86 @@ func (s *Store) fill(ctx context.Context, u *unpacked, fill func(ctx context.Con
 		size, err = diskUse(tmp)
 	}
 	if err == nil {
-		err = os.Rename(tmp, filepath.Join(s.path(cacheDir), u.name))
+		err = os.Rename(tmp, uc.path(u.name))
 	}
 	if err != nil {
 		err = errors.Join(err, os.RemoveAll(tmp))
 	}
-	s.mu.Lock()
+	uc.mu.Lock()
 	u.size, u.err, u.used = size, err, time.Now()
 	if err != nil {
-		delete(s.cache, u.name)
+		delete(uc.dirs, u.name)
 	}
-	s.mu.Unlock()
+	uc.mu.Unlock()
 	close(u.ready)
-	s.trimCache()
+	uc.trim()
 }
 
-func (s *Store) release(u *unpacked) {
-	s.mu.Lock()
+func (uc *cache) release(u *unpacked) {
+	uc.mu.Lock()
 	u.users--
 	u.used = time.Now()
 	gone := u.gone
-	s.mu.Unlock()
+	uc.mu.Unlock()
 	if gone {
-		s.evictGone()
+		uc.evictGone()
 	}
 }
 
 // discard removes what was unpacked of a checkpoint that is gone, now or when nobody uses it any more.
-func (s *Store) discard(id string) {
-	s.mu.Lock()
-	for _, u := range s.cache {
+func (uc *cache) discard(id string) {
+	uc.mu.Lock()
+	for _, u := range uc.dirs {
 		u.gone = u.gone || u.id == id
 	}
-	s.mu.Unlock()
-	s.evictGone()
+	uc.mu.Unlock()
+	uc.evictGone()
 }
 
-func (s *Store) evictGone() { s.evictCache(func(u *unpacked) bool { return u.gone }) }
+func (uc *cache) evictGone() { uc.evict(func(u *unpacked) bool { return u.gone }) }
 
-// trimCache removes what has been idle for long, and the least recently used beyond CacheBytes.
-func (s *Store) trimCache() {
-	s.mu.Lock()
-	all := make([]*unpacked, 0, len(s.cache))
+// trim removes what has been idle for long, and the least recently used beyond the bound.
+func (uc *cache) trim() {
+	uc.mu.Lock()
+	all := make([]*unpacked, 0, len(uc.dirs))
 	var sum int64
-	for _, u := range s.cache {
+	for _, u := range uc.dirs {
 		all = append(all, u)
 		sum += u.size
 	}
 	slices.SortFunc(all, func(a, b *unpacked) int { return a.used.Compare(b.used) })
 	idle := map[*unpacked]bool{}
 	for _, u := range all {
-		if u.users == 0 && (sum > s.cfg.CacheBytes || time.Since(u.used) > s.cfg.CacheIdle) {
+		if u.users == 0 && (sum > uc.most || time.Since(u.used) > uc.idle) {
 			idle[u] = true
 			sum -= u.size
 		}
 	}
-	s.mu.Unlock()
-	s.evictCache(func(u *unpacked) bool { return idle[u] })
+	uc.mu.Unlock()
+	uc.evict(func(u *unpacked) bool { return idle[u] })
 }
 
-// evictCache removes those that which chooses and nobody uses.
-func (s *Store) evictCache(which func(u *unpacked) bool) {
+// evict removes those that which chooses and nobody uses.
+func (uc *cache) evict(which func(u *unpacked) bool) {
 	var names []string
-	s.mu.Lock()
-	for name, u := range s.cache {
+	uc.mu.Lock()
+	for name, u := range uc.dirs {
 		if u.users > 0 || !which(u) {
 			continue
 		}
-		old, gone := filepath.Join(s.path(cacheDir), name),
-			filepath.Join(s.path(cacheDir), name+"."+rand.Text()[:8]+tmpEnd)
+		old, gone := uc.path(name),
+			uc.path(name+"."+rand.Text()[:8]+tmpEnd)
 		if err := os.Rename(old, gone); err != nil {
-			s.cfg.Log.Warn("an unpacked checkpoint stays", "dir", old, "err", err)
+			uc.log.Warn("an unpacked checkpoint stays", "dir", old, "err", err)
 			continue
 		}
-		delete(s.cache, name)
+		delete(uc.dirs, name)
 		names = append(names, gone)
 	}
-	s.mu.Unlock()
+	uc.mu.Unlock()
 	for _, name := range names {
 		if err := os.RemoveAll(name); err != nil {
-			s.cfg.Log.Warn("an unpacked checkpoint stays until the next start", "dir", name, "err", err)
+			uc.log.Warn("an unpacked checkpoint stays until the next start", "dir", name, "err", err)
 		}
 	}
 }

@@ -17,4 +17,4 @@ func (s *Store) Find(ctx context.Context, manifest, key string) []Listed {
 }
 
 // LookEvery sets how long a look at the PoP's store holds in any case.
-func (s *Store) LookEvery(d time.Duration) { s.every = d }
+func (s *Store) LookEvery(d time.Duration) { s.view.every = d }

@@ -2,16 +2,30 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"dewpoint/internal/pop"
 )
 
+// view is this node's view of the checkpoints in the PoP's store.
+//
 // What checkpoints the PoP's store has is found by listing its directory and reading every record that is new
 // there, a layer's too: on a distributed file system that takes longer than all else that decides on a start,
 // and longer the more is in the store. So it is done behind starts: a look holds until something is told that
 // it did not see (Heard). Where nobody tells, a start looks itself unless somebody has just looked.
+type view struct {
+	*place
+	every   time.Duration // lookEvery
+	looking chan struct{} // has one of those that look at the PoP's store for a start
+	told    chan struct{} // has one when there are news for Follow
+
+	mu     sync.Mutex
+	looked look
+	news   time.Time // when Heard was told last that this may have changed; zero before the first time
+}
 
 // look is what was seen in the PoP's store. The zero value has seen nothing.
 type look struct {
@@ -33,114 +47,157 @@ const (
 
 // Look has what the PoP's store has at hand for a List of one image that follows. One that comes meanwhile
 // waits for it.
-func (s *Store) Look(ctx context.Context) { _, _, _ = s.recent(ctx) } // List says why it could not
+func (vw *view) Look(ctx context.Context) { _, _, _ = vw.recent(ctx) } // List says why it could not
 
 // recent is shared, unless a look is at hand that holds.
-func (s *Store) recent(ctx context.Context) ([]Record, failed, error) {
-	st := s.pop()
+func (vw *view) recent(ctx context.Context) ([]Record, failed, error) {
+	st := vw.pop()
 	if st == nil {
 		return nil, nil, nil
 	}
-	if l, ok := s.holds(st); ok {
+	if l, ok := vw.holds(st); ok {
 		return l.records, l.failed, nil
 	}
 	select {
-	case s.looking <- struct{}{}:
-		defer func() { <-s.looking }()
+	case vw.looking <- struct{}{}:
+		defer func() { <-vw.looking }()
 	case <-ctx.Done():
 		return nil, nil, context.Cause(ctx)
 	}
-	before, ok := s.holds(st)
+	before, ok := vw.holds(st)
 	if ok { // somebody has looked meanwhile
 		return before.records, before.failed, nil
 	}
 	at := time.Now()
-	records, failed, err := s.shared(ctx)
+	records, failed, err := vw.shared(ctx)
 	if err == nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.looked.at.Equal(before.at) { // else something has changed meanwhile
-			s.looked = look{at, st, records, failed}
+		vw.mu.Lock()
+		defer vw.mu.Unlock()
+		if vw.looked.at.Equal(before.at) { // else something has changed meanwhile
+			vw.looked = look{at, st, records, failed}
 		}
 	}
 	return records, failed, err
 }
 
 // holds is the last look, and whether it says what st has now.
-func (s *Store) holds(st *pop.Store) (look, bool) {
-	told := s.cfg.Told != nil && s.cfg.Told()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l, age := s.looked, time.Since(s.looked.at)
-	return l, l.store == st && (age < s.every || told && age < 2*lookLast && s.sawAll(st))
+func (vw *view) holds(st *pop.Store) (look, bool) {
+	told := vw.cfg.Told != nil && vw.cfg.Told()
+	vw.mu.Lock()
+	defer vw.mu.Unlock()
+	l, age := vw.looked, time.Since(vw.looked.at)
+	return l, l.store == st && (age < vw.every || told && age < 2*lookLast && vw.sawAll(st))
 }
 
-// sawAll reports whether the last look began when every node saw what was told last. s.mu is held.
-func (s *Store) sawAll(st *pop.Store) bool {
-	return !s.news.IsZero() && s.looked.at.Sub(s.news) >= st.Seen()
+// sawAll reports whether the last look began when every node saw what was told last. mu is held.
+func (vw *view) sawAll(st *pop.Store) bool {
+	return !vw.news.IsZero() && vw.looked.at.Sub(vw.news) >= st.Seen()
 }
 
 // lookAgain forgets what was seen: this node has changed it.
-func (s *Store) lookAgain() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.looked = look{at: time.Now()}
+func (vw *view) lookAgain() {
+	vw.mu.Lock()
+	defer vw.mu.Unlock()
+	vw.looked = look{at: time.Now()}
 }
 
 // Heard is told of events of the PoP, in their order, the Resync that each subscription begins with among
 // them.
-func (s *Store) Heard(e pop.Event) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.concerned(e) {
+func (vw *view) Heard(e pop.Event) {
+	vw.mu.Lock()
+	defer vw.mu.Unlock()
+	if !vw.concerned(e) {
 		return
 	}
-	s.news = time.Now()
-	s.looked = look{at: s.news}
+	vw.news = time.Now()
+	vw.looked = look{at: vw.news}
 	select {
-	case s.told <- struct{}{}:
+	case vw.told <- struct{}{}:
 	default:
 	}
 }
 
-// concerned reports whether an event may change what a look has seen. s.mu is held.
-func (s *Store) concerned(e pop.Event) bool {
+// concerned reports whether an event may change what a look has seen. mu is held.
+func (vw *view) concerned(e pop.Event) bool {
 	switch e.Kind {
 	case pop.Resync, pop.Saved, pop.Returned:
 		return true
 	case pop.Evicted, pop.Damaged: // of layers, most of them; while it is being looked, nobody knows
-		return s.looked.store == nil ||
-			slices.ContainsFunc(s.looked.records, func(r Record) bool { return digestOf(r.ID).String() == e.Key })
+		return vw.looked.store == nil ||
+			slices.ContainsFunc(vw.looked.records, func(r Record) bool { return digestOf(r.ID).String() == e.Key })
 	}
 	return false
 }
 
 // Follow looks at the PoP's store when something was told, and once more when all nodes must see that, so
 // that starts need not, until ctx ends. While nothing is told it looks every ten minutes.
-func (s *Store) Follow(ctx context.Context) {
+func (vw *view) Follow(ctx context.Context) {
 	wait := lookLast
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.told:
+		case <-vw.told:
 		case <-time.After(wait):
 		}
-		_, _, err := s.recent(ctx)
-		wait = s.due(err)
+		_, _, err := vw.recent(ctx)
+		wait = vw.due(err)
 	}
 }
 
 // due is how long it is until Follow has to look again.
-func (s *Store) due(err error) time.Duration {
-	st := s.pop()
+func (vw *view) due(err error) time.Duration {
+	st := vw.pop()
 	if err != nil || st == nil {
 		return lookLater
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.looked.store != st || !s.news.IsZero() && !s.sawAll(st) {
-		return max(s.every, time.Until(s.news.Add(st.Seen())))
+	vw.mu.Lock()
+	defer vw.mu.Unlock()
+	if vw.looked.store != st || !vw.news.IsZero() && !vw.sawAll(st) {
+		return max(vw.every, time.Until(vw.news.Add(st.Seen())))
 	}
-	return max(s.every, time.Until(s.looked.at.Add(lookLast)))
+	return max(vw.every, time.Until(vw.looked.at.Add(lookLast)))
+}
+
+func (vw *view) failures(ctx context.Context) (failed, error) {
+	st := vw.pop()
+	if st == nil {
+		return nil, nil
+	}
+	all, err := st.Failures(ctx)
+	return all, err
+}
+
+// shared is the records of the PoP's store, and what nodes have failed at. Those that cannot
+// be understood are left out.
+func (vw *view) shared(ctx context.Context) ([]Record, failed, error) {
+	st := vw.pop()
+	if st == nil {
+		return nil, nil, nil
+	}
+	objects, err := st.Checkpoints(ctx)
+	if err != nil && objects == nil {
+		return nil, nil, err
+	}
+	var all []Record
+	for _, l := range objects {
+		r, err := parse(l.Checkpoint)
+		if err == nil && (digestOf(r.ID) != l.DiffID || r.Data.Size != l.Size) {
+			err = fmt.Errorf("%w: %s has the record of %s", ErrDamaged, l.DiffID, r.ID)
+		}
+		if err != nil {
+			vw.cfg.Log.Debug("a checkpoint of the PoP's store cannot be understood", "err", err)
+			continue
+		}
+		all = append(all, r)
+	}
+	f, err := vw.failures(ctx)
+	return all, f, err
+}
+
+// knows reports whether the last look saw checkpoints of an image.
+func (vw *view) knows(ref string) bool {
+	vw.mu.Lock()
+	defer vw.mu.Unlock()
+	return slices.ContainsFunc(vw.looked.records, func(r Record) bool { return r.Image == ref })
 }

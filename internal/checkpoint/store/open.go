@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"sync"
-	"time"
 
 	"dewpoint/internal/checkpoint/image"
 	"dewpoint/internal/pop"
@@ -34,104 +33,18 @@ func (d *Data) Close() error {
 // checkpoint that another node gives is copied to this one first. What is read is
 // verified by who reads it (package image).
 func (s *Store) Open(ctx context.Context, r Record) (*Data, error) {
-	_, d, err := s.open(r.ID)
+	_, d, err := s.catalog.open(r.ID)
 	if !errors.Is(err, ErrUnknown) {
 		return d, err
 	}
 	if s.cfg.Peers == nil || s.pop() != nil {
-		return s.openShared(ctx, r)
+		return s.sharing.openShared(ctx, r)
 	}
 	if err := s.take(ctx, r); err != nil {
 		return nil, err
 	}
-	_, d, err = s.open(r.ID)
+	_, d, err = s.catalog.open(r.ID)
 	return d, err
-}
-
-// open opens what is on this node.
-func (s *Store) open(id string) (*entry, *Data, error) {
-	s.mu.Lock()
-	e := s.entries[id]
-	if e == nil {
-		s.mu.Unlock()
-		return nil, nil, fmt.Errorf("%.12s: %w", id, ErrUnknown)
-	}
-	e.readers++
-	s.mu.Unlock()
-	s.use(id)
-	end := func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		e.readers--
-	}
-	f, err := os.Open(s.path(id + dataEnd))
-	if err != nil {
-		end()
-		return nil, nil, fmt.Errorf("checkpoint %.12s: %w", id, err)
-	}
-	return e, &Data{ReaderAt: f, Size: e.Data.Size, Local: true, close: func() error {
-		end()
-		return f.Close()
-	}}, nil
-}
-
-// use notes that a checkpoint of this node is used, also for the order of use after a restart: the data
-// file's time.
-func (s *Store) use(id string) {
-	now := time.Now()
-	s.mu.Lock()
-	e := s.entries[id]
-	if e != nil {
-		e.used = now
-	}
-	s.mu.Unlock()
-	if e == nil {
-		return
-	}
-	if err := os.Chtimes(s.path(id+dataEnd), now, now); err != nil {
-		s.cfg.Log.Debug("a checkpoint's use is not noted", "id", id, "err", err)
-	}
-}
-
-// openShared opens what is in the PoP's store, and keeps it there meanwhile.
-func (s *Store) openShared(ctx context.Context, r Record) (*Data, error) {
-	st := s.pop()
-	if st == nil {
-		return nil, fmt.Errorf("%.12s: %w", r.ID, errors.Join(ErrUnknown, ErrNoPoP))
-	}
-	l, release, err := st.Hold(ctx, digestOf(r.ID))
-	if errors.Is(err, pop.ErrUnknown) {
-		if _, rerr := st.Record(ctx, digestOf(r.ID)); rerr == nil { // nobody has taken it out
-			return nil, fmt.Errorf("checkpoint %.12s: %w: %w", r.ID, ErrTorn, err)
-		}
-		return nil, fmt.Errorf("%.12s: %w: %w", r.ID, ErrUnknown, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("checkpoint %.12s: %w", r.ID, err)
-	}
-	f, err := st.Open(ctx, l)
-	if err == nil && l.Size != r.Data.Size {
-		err = errors.Join(fmt.Errorf("%w: %d bytes of %d", ErrDamaged, l.Size, r.Data.Size), f.Close())
-	}
-	if err != nil {
-		release()
-		return nil, fmt.Errorf("checkpoint %.12s: %w", r.ID, err)
-	}
-	if err := st.Touch(ctx, l.Image, "", l); err != nil {
-		s.cfg.Log.Debug("a checkpoint's use is not told", "id", r.ID, "err", err)
-	}
-	return &Data{ReaderAt: f, Size: l.Size, close: func() error {
-		err := f.Close()
-		release()
-		return err
-	}}, nil
-}
-
-func (s *Store) pop() *pop.Store {
-	if s.cfg.PoP == nil {
-		return nil
-	}
-	return s.cfg.PoP()
 }
 
 // reader opens the data as an image.
@@ -163,9 +76,95 @@ func (s *Store) doubt(ctx context.Context, r Record, local bool, err error) {
 		_, rerr = s.drop(r.ID)
 		s.change.Unlock()
 	} else {
-		_, rerr = s.takeOut(context.WithoutCancel(ctx), r.ID, (*pop.Store).Quarantine)
+		_, rerr = s.sharing.takeOut(context.WithoutCancel(ctx), r.ID, (*pop.Store).Quarantine)
 	}
 	if rerr != nil {
 		s.cfg.Log.Error("it could not be taken out", "id", r.ID, "err", rerr)
 	}
+}
+
+// Unpacked is a directory with the checkpoint's files as its engine wrote them, which
+// must not be changed, and stays until release is called. All callers share it: the
+// first unpacks it, from this node's data file or from the PoP's store, the others wait. It was
+// verified as it was unpacked. An error wraps ErrUnknown, image.ErrDamaged, in which case the
+// damaged data are gone, or what reading or writing returned; no directory is left then.
+func (s *Store) Unpacked(ctx context.Context, r Record) (dir string, release func(), err error) {
+	s.catalog.use(r.ID)
+	return s.cache.directory(ctx, r.ID, r.ID, func(ctx context.Context, dir string) error {
+		img, d, err := s.reader(ctx, r)
+		if err != nil {
+			return err
+		}
+		err = errors.Join(img.Unpack(ctx, dir, s.cfg.Workers), d.Close())
+		s.doubt(ctx, r, d.Local, err)
+		return err
+	})
+}
+
+// Meta is Unpacked without memory, which is to be read from the image: both stay until release, which is told
+// what reading it returned: damaged data are taken out. prepare, unless nil, adds to the directory, once for
+// all who share it, what else is needed there: it must be the same for all calls.
+func (s *Store) Meta(ctx context.Context, r Record,
+	prepare func(ctx context.Context, dir string, img *image.Reader) error) (dir string, img *image.Reader,
+	release func(read error), err error) {
+	img, d, err := s.reader(ctx, r)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	dir, end, err := s.cache.directory(ctx, r.ID, r.ID+metaEnd, func(ctx context.Context, dir string) error {
+		err := img.Meta(dir)
+		if err == nil && prepare != nil {
+			err = prepare(ctx, dir, img)
+		}
+		return err
+	})
+	if err != nil {
+		err = errors.Join(err, d.Close())
+		s.doubt(ctx, r, d.Local, err)
+		return "", nil, nil, err
+	}
+	return dir, img, func(read error) {
+		end()
+		if err := d.Close(); err != nil {
+			s.cfg.Log.Debug("close a checkpoint's data", "id", r.ID, "err", err)
+		}
+		s.doubt(ctx, r, d.Local, read)
+	}, nil
+}
+
+// take copies a checkpoint that another node gives to this one, verified. One comes after the other.
+// An error wraps ErrUnknown if nobody gives what its record says.
+func (s *Store) take(ctx context.Context, r Record) error {
+	end, err := s.peers.turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if _, here := s.catalog.get(r.ID); here { // meanwhile
+		return nil
+	}
+	err = fmt.Errorf("%.12s: %w", r.ID, ErrUnknown)
+	for _, from := range s.peers.who(r) {
+		terr := s.takeFrom(ctx, from, r)
+		if terr == nil {
+			s.cfg.Log.Info("a checkpoint came from another node", "id", r.ID, "node", from, "bytes", r.Data.Size)
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		err = errors.Join(err, fmt.Errorf("from %s: %w", from, terr))
+	}
+	return err
+}
+
+func (s *Store) takeFrom(ctx context.Context, from string, r Record) error {
+	file, err := s.peers.bring(ctx, from, r)
+	if err != nil {
+		return err
+	}
+	if _, err = s.Put(ctx, r, file); err != nil {
+		err = errors.Join(err, removed(os.Remove(file)))
+	}
+	return err
 }

@@ -79,20 +79,10 @@ func (s *Store) Put(ctx context.Context, r Record, file string) (Record, error) 
 	return r, context.Cause(ctx)
 }
 
-func removed(err error) error {
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// commit moves the data and the record into place; s.change is held.
+// commit moves the data and the record into place; change is held.
 func (s *Store) commit(r *Record, file string) error {
-	s.mu.Lock()
-	have := s.entries[r.ID]
-	s.mu.Unlock()
-	if have != nil {
-		*r = have.Record
+	if have, here := s.catalog.get(r.ID); here {
+		*r = have
 		return os.Remove(file)
 	}
 	b, err := json.MarshalIndent(r, "", "\t")
@@ -102,22 +92,20 @@ func (s *Store) commit(r *Record, file string) error {
 	if len(b) > maxRecord {
 		return fmt.Errorf("%w: its record has %d bytes", ErrDamaged, len(b))
 	}
-	if err := settle(file, s.path(r.ID+dataEnd)); err != nil {
+	if err := settle(file, s.place.path(r.ID+dataEnd)); err != nil {
 		return err
 	}
 	if s.cfg.PoP != nil && r.Node == s.cfg.Node {
-		err = s.owe(r.ID, debt{due: time.Now().Add(firstTry)})
+		err = s.uploads.add(r.ID, upload{due: time.Now().Add(firstTry)})
 	}
 	if err == nil {
-		err = durable.WriteFile(s.path(r.ID+recordEnd), b, 0o600)
+		err = durable.WriteFile(s.place.path(r.ID+recordEnd), b, 0o600)
 	}
 	if err != nil {
-		return errors.Join(err, removed(os.Remove(s.path(r.ID+dataEnd))),
-			removed(os.Remove(s.path(r.ID+recordEnd))), s.forgive(r.ID))
+		return errors.Join(err, removed(os.Remove(s.place.path(r.ID+dataEnd))),
+			removed(os.Remove(s.place.path(r.ID+recordEnd))), s.uploads.end(r.ID))
 	}
-	s.mu.Lock()
-	s.entries[r.ID] = &entry{Record: *r, used: time.Now()}
-	s.mu.Unlock()
+	s.catalog.add(*r)
 	return nil
 }
 
@@ -140,7 +128,7 @@ func settle(file, name string) error {
 // Verify reads the data of a checkpoint on this node and compares them with its
 // record. An error wraps ErrDamaged if they differ, and they are gone then; or ErrUnknown.
 func (s *Store) Verify(ctx context.Context, id string) error {
-	e, f, err := s.open(id)
+	e, f, err := s.catalog.open(id)
 	if err != nil {
 		return err
 	}
@@ -174,4 +162,22 @@ func (c cancelled) Read(b []byte) (int, error) {
 		return 0, context.Cause(c.ctx)
 	}
 	return c.r.Read(b)
+}
+
+// Adopt puts the directory that a checkpoint was packed from, which lies in one that
+// Scratch has made, into the cache: the first restore here need not unpack it. The directory is gone then.
+// One that is there already stays.
+func (s *Store) Adopt(r Record, dir string) error {
+	size, err := restrict(dir)
+	if err != nil {
+		return fmt.Errorf("adopt %s: %w", dir, err)
+	}
+	err = s.cache.take(r.ID, dir, size)
+	// Newer ones may have displaced the checkpoint meanwhile. It leaves the catalog before it is discarded from
+	// the cache: so it is looked for after the directory is in the cache, or the directory would stay.
+	if _, here := s.catalog.get(r.ID); !here {
+		s.cache.discard(r.ID)
+	}
+	s.cache.trim()
+	return err
 }

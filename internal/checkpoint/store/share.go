@@ -15,45 +15,60 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// shared is the records of the PoP's store, and what nodes have failed at. Those that cannot
-// be understood are left out.
-func (s *Store) shared(ctx context.Context) ([]Record, failed, error) {
-	st := s.pop()
+// sharing puts checkpoints of this node into the PoP's store, takes them out, and opens those of others.
+type sharing struct {
+	*place
+	catalog  *catalog
+	failures *failures
+	view     *view
+}
+
+// openShared opens what is in the PoP's store, and keeps it there meanwhile.
+func (sh *sharing) openShared(ctx context.Context, r Record) (*Data, error) {
+	st := sh.pop()
 	if st == nil {
-		return nil, nil, nil
+		return nil, fmt.Errorf("%.12s: %w", r.ID, errors.Join(ErrUnknown, ErrNoPoP))
 	}
-	objects, err := st.Checkpoints(ctx)
-	if err != nil && objects == nil {
-		return nil, nil, err
-	}
-	var all []Record
-	for _, l := range objects {
-		r, err := parse(l.Checkpoint)
-		if err == nil && (digestOf(r.ID) != l.DiffID || r.Data.Size != l.Size) {
-			err = fmt.Errorf("%w: %s has the record of %s", ErrDamaged, l.DiffID, r.ID)
+	l, release, err := st.Hold(ctx, digestOf(r.ID))
+	if errors.Is(err, pop.ErrUnknown) {
+		if _, rerr := st.Record(ctx, digestOf(r.ID)); rerr == nil { // nobody has taken it out
+			return nil, fmt.Errorf("checkpoint %.12s: %w: %w", r.ID, ErrTorn, err)
 		}
-		if err != nil {
-			s.cfg.Log.Debug("a checkpoint of the PoP's store cannot be understood", "err", err)
-			continue
-		}
-		all = append(all, r)
+		return nil, fmt.Errorf("%.12s: %w: %w", r.ID, ErrUnknown, err)
 	}
-	f, err := s.failures(ctx)
-	return all, f, err
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint %.12s: %w", r.ID, err)
+	}
+	f, err := st.Open(ctx, l)
+	if err == nil && l.Size != r.Data.Size {
+		err = errors.Join(fmt.Errorf("%w: %d bytes of %d", ErrDamaged, l.Size, r.Data.Size), f.Close())
+	}
+	if err != nil {
+		release()
+		return nil, fmt.Errorf("checkpoint %.12s: %w", r.ID, err)
+	}
+	if err := st.Touch(ctx, l.Image, "", l); err != nil {
+		sh.cfg.Log.Debug("a checkpoint's use is not told", "id", r.ID, "err", err)
+	}
+	return &Data{ReaderAt: f, Size: l.Size, close: func() error {
+		err := f.Close()
+		release()
+		return err
+	}}, nil
 }
 
 // HasUpper reports whether the writable layer of a checkpoint can be had: this node keeps those
 // of its own, others' are in the PoP's store unless it has lost them, or come from who gives the checkpoint.
-func (s *Store) HasUpper(ctx context.Context, l Listed) bool {
-	return l.Local || l.Peer || s.upperThere(ctx, l.Upper)
+func (sh *sharing) HasUpper(ctx context.Context, l Listed) bool {
+	return l.Local || l.Peer || sh.upperThere(ctx, l.Upper)
 }
 
 // upperThere reports whether the PoP's store has the layer.
-func (s *Store) upperThere(ctx context.Context, upper *Layer) bool {
+func (sh *sharing) upperThere(ctx context.Context, upper *Layer) bool {
 	if upper == nil {
 		return true
 	}
-	st := s.pop()
+	st := sh.pop()
 	return st != nil && st.Has(ctx, upper.DiffID)
 }
 
@@ -62,34 +77,34 @@ func (s *Store) upperThere(ctx context.Context, upper *Layer) bool {
 // Of several at once one copies, the others wait. Its upper layer is there already, else the error wraps
 // ErrNoUpper; it wraps ErrQuarantined if restoring failed too often, ErrDamaged if the data are not what the
 // record says, ErrNoPoP, ErrUnknown.
-func (s *Store) Publish(ctx context.Context, id string) error {
-	if err := s.publish(ctx, id); err != nil {
+func (sh *sharing) Publish(ctx context.Context, id string) error {
+	if err := sh.publish(ctx, id); err != nil {
 		return fmt.Errorf("publish checkpoint %.12s: %w", id, err)
 	}
 	return nil
 }
 
-func (s *Store) publish(ctx context.Context, id string) error {
-	st := s.pop()
+func (sh *sharing) publish(ctx context.Context, id string) error {
+	st := sh.pop()
 	if st == nil {
 		return ErrNoPoP
 	}
-	e, d, err := s.open(id)
+	e, d, err := sh.catalog.open(id)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	failed, err := s.failures(ctx)
+	failed, err := sh.view.failures(ctx)
 	if err != nil {
 		return err
 	}
-	if _, bad := s.judge(id, failed); bad {
+	if _, bad := sh.failures.judge(id, failed); bad {
 		return ErrQuarantined
 	}
-	if !s.upperThere(ctx, e.Upper) {
+	if !sh.upperThere(ctx, e.Upper) {
 		return ErrNoUpper
 	}
-	token, release, err := s.claim(ctx, st, digestOf(id))
+	token, release, err := sh.claim(ctx, st, digestOf(id))
 	if err != nil {
 		return err
 	}
@@ -106,11 +121,11 @@ func (s *Store) publish(ctx context.Context, id string) error {
 		l.Upper = e.Upper.DiffID
 	}
 	err = copyTo(ctx, st, digestOf(id), token, e.Data.Digest, d, l)
-	s.lookAgain()
+	sh.view.lookAgain()
 	if err != nil {
 		return err
 	}
-	return s.retainShared(ctx, e.Record)
+	return sh.retainShared(ctx, e.Record)
 }
 
 // claimEvery is the time between two tries to get a lease that another node holds.
@@ -118,19 +133,19 @@ const claimEvery = time.Second
 
 // claim takes the lease of a checkpoint that is to be copied into the PoP's store, or waits until who
 // has it has published the checkpoint or given up. Without a coordinator there is none: nobody sweeps then.
-func (s *Store) claim(ctx context.Context, st *pop.Store, id digest.Digest) (token uint64, release func(),
+func (sh *sharing) claim(ctx context.Context, st *pop.Store, id digest.Digest) (token uint64, release func(),
 	err error) {
 	for !st.Has(ctx, id) {
 		lease, err := st.Lead(ctx, id)
 		if err == nil {
 			return lease.Token(), func() {
 				if err := lease.Release(context.WithoutCancel(ctx)); err != nil {
-					s.cfg.Log.Debug("a lease ends by itself", "checkpoint", id, "err", err)
+					sh.cfg.Log.Debug("a lease ends by itself", "checkpoint", id, "err", err)
 				}
 			}, nil
 		}
 		if !errors.As(err, new(*pop.HeldError)) {
-			s.cfg.Log.Debug("a checkpoint is published without a lease", "id", id, "err", err)
+			sh.cfg.Log.Debug("a checkpoint is published without a lease", "id", id, "err", err)
 			break
 		}
 		select {
@@ -144,16 +159,16 @@ func (s *Store) claim(ctx context.Context, st *pop.Store, id digest.Digest) (tok
 
 // retainShared takes older checkpoints of the same image and key out of the PoP's store,
 // beyond Keep. Who reads one goes on.
-func (s *Store) retainShared(ctx context.Context, r Record) error {
-	all, _, err := s.shared(ctx)
+func (sh *sharing) retainShared(ctx context.Context, r Record) error {
+	all, _, err := sh.view.shared(ctx)
 	if err != nil {
 		return err
 	}
 	all = slices.DeleteFunc(all, func(o Record) bool { return o.Manifest != r.Manifest || o.Key != r.Key })
 	slices.SortFunc(all, func(a, b Record) int { return b.Created.Compare(a.Created) })
 	for k, o := range all {
-		if k >= s.cfg.Keep && o.ID != r.ID {
-			_, uerr := s.unpublish(ctx, o.ID)
+		if k >= sh.cfg.Keep && o.ID != r.ID {
+			_, uerr := sh.unpublish(ctx, o.ID)
 			err = errors.Join(err, uerr)
 		}
 	}
@@ -180,14 +195,14 @@ func copyTo(ctx context.Context, st *pop.Store, id digest.Digest, token uint64, 
 }
 
 // unpublish takes a checkpoint out of the PoP's store, for good, and reports whether it was there.
-func (s *Store) unpublish(ctx context.Context, id string) (bool, error) {
-	return s.takeOut(ctx, id, (*pop.Store).Withdraw)
+func (sh *sharing) unpublish(ctx context.Context, id string) (bool, error) {
+	return sh.takeOut(ctx, id, (*pop.Store).Withdraw)
 }
 
 // takeOut takes a checkpoint out of the PoP's store in one of its ways, and reports whether it was there.
-func (s *Store) takeOut(ctx context.Context, id string,
+func (sh *sharing) takeOut(ctx context.Context, id string,
 	out func(*pop.Store, context.Context, *pop.Layer) error) (bool, error) {
-	st := s.pop()
+	st := sh.pop()
 	if st == nil || digestOf(id).Validate() != nil || !st.Has(ctx, digestOf(id)) {
 		return false, nil
 	}
@@ -195,7 +210,7 @@ func (s *Store) takeOut(ctx context.Context, id string,
 	if err == nil {
 		err = out(st, ctx, l)
 	}
-	s.lookAgain()
+	sh.view.lookAgain()
 	if errors.Is(err, pop.ErrUnknown) {
 		return false, nil
 	}

@@ -9,7 +9,7 @@
 // On the node a checkpoint is there when its record is: the data file is durable before
 // that, and the record goes first when a checkpoint is removed. What a crash leaves is no
 // checkpoint, and goes at Open. In the PoP's store it is one more object beside
-// the layers, under the same rules (package pop): published by a rename, marked by who
+// the layers, under the same rules (package pop): published by a rename, referenced by who
 // reads it, evicted by what it saves for its size.
 //
 // To restore, an engine needs a directory of plain files. It is unpacked once, into
@@ -29,13 +29,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"dewpoint/internal/durable"
 	"dewpoint/internal/pop"
-
-	"github.com/opencontainers/go-digest"
 )
 
 var (
@@ -109,62 +106,50 @@ func (c Config) withDefaults() Config {
 
 // Store is a node's checkpoints. It is safe for concurrent use, by one process:
 // the owner of the node's root.
+//
+// It is made of parts, each with a lock of its own; none calls another one while it holds it. What concerns
+// several of them, and the order in which files appear and go, is here.
 type Store struct {
-	cfg Config
-
-	change sync.Mutex // held while files appear or go
-
-	mu      sync.Mutex
-	entries map[string]*entry // by ID
-	owed    map[string]debt   // by ID, of what is in entries
-	notes   map[string]notes  // by ID, of what is in entries or in the PoP's store
-	cache   map[string]*unpacked
-	looked  look              // at the PoP's store
-	news    time.Time         // when Heard was told last that this may have changed; zero before the first time
-	offers  map[string]offers // of other nodes, by manifest
-
-	every   time.Duration // lookEvery
-	taking  chan struct{} // has one of who takes from another node
-	looking chan struct{} // has one of who looks at the PoP's store for a start
-	told    chan struct{} // has one when there are news for Follow
+	*place
+	*catalog
+	*cache
+	*failures
+	*uploads
+	*view
+	*sharing
+	*peers
 }
 
-// entry is a checkpoint whose data are here; Store.mu guards what changes.
-type entry struct {
-	Record
-	readers int
-	used    time.Time
+// newStore puts the parts together.
+func newStore(cfg Config) *Store {
+	s := &Store{place: &place{cfg: cfg}}
+	s.catalog = &catalog{place: s.place, entries: map[string]*entry{}}
+	s.cache = &cache{root: s.place.path(cacheDir), most: cfg.CacheBytes, idle: cfg.CacheIdle, log: cfg.Log,
+		dirs: map[string]*unpacked{}}
+	s.view = &view{place: s.place, every: lookEvery, looking: make(chan struct{}, 1),
+		told: make(chan struct{}, 1)}
+	s.failures = &failures{place: s.place, catalog: s.catalog, view: s.view, notes: map[string]notes{}}
+	s.uploads = &uploads{place: s.place, catalog: s.catalog, view: s.view, pending: map[string]upload{}}
+	s.sharing = &sharing{place: s.place, catalog: s.catalog, failures: s.failures, view: s.view}
+	s.peers = &peers{place: s.place, taking: make(chan struct{}, 1), offers: map[string]offers{}}
+	return s
 }
-
-const (
-	dataEnd   = ".data"
-	recordEnd = ".json"
-	notesEnd  = ".notes"
-	orderEnd  = ".order"
-	tmpEnd    = ".tmp"
-	scratch   = "scratch-"
-	cacheDir  = "cache"
-)
 
 // Open opens the store in cfg.Dir and removes what a crash has left there.
 // There is nothing to be closed.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg.withDefaults(), entries: map[string]*entry{}, notes: map[string]notes{},
-		owed: map[string]debt{}, cache: map[string]*unpacked{}, offers: map[string]offers{}, every: lookEvery,
-		taking: make(chan struct{}, 1), looking: make(chan struct{}, 1), told: make(chan struct{}, 1)}
-	if err := os.MkdirAll(s.path(cacheDir), 0o700); err != nil {
+	s := newStore(cfg.withDefaults())
+	if err := os.MkdirAll(s.place.path(cacheDir), 0o700); err != nil {
 		return nil, fmt.Errorf("open checkpoints: %w", err)
 	}
 	if err := os.Chmod(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open checkpoints: %w", err)
 	}
-	if err := errors.Join(s.load(), s.loadCache()); err != nil {
+	if err := errors.Join(s.load(), s.cache.load()); err != nil {
 		return nil, fmt.Errorf("open checkpoints: %w", err)
 	}
 	return s, nil
 }
-
-func (s *Store) path(name string) string { return filepath.Join(s.cfg.Dir, name) }
 
 // load reads the records and removes what none of them names.
 func (s *Store) load() error {
@@ -174,7 +159,7 @@ func (s *Store) load() error {
 	}
 	for _, e := range ents { // records first: they say what the rest is
 		if id, ok := strings.CutSuffix(e.Name(), recordEnd); ok {
-			s.adopt(id)
+			s.catalog.adopt(id)
 		}
 	}
 	var errs error
@@ -182,59 +167,24 @@ func (s *Store) load() error {
 		name := e.Name()
 		id, end := name, filepath.Ext(name)
 		id = strings.TrimSuffix(id, end)
+		_, here := s.catalog.get(id)
 		switch {
 		case name == cacheDir:
 		case end == notesEnd && digestOf(id).Validate() == nil: // of what is in the PoP's store, perhaps
-			s.loadNotes(id)
-		case end == owedEnd && s.entries[id] != nil:
-			s.loadOwed(id)
-		case s.entries[id] != nil && slices.Contains([]string{dataEnd, recordEnd, orderEnd}, end):
+			s.failures.load(id)
+		case end == pendingEnd && here:
+			s.uploads.load(id)
+		case here && slices.Contains([]string{dataEnd, recordEnd, orderEnd}, end):
 		case strings.HasPrefix(name, scratch):
 			// a dump that an earlier daemon has begun may still write into it
-			if err := os.RemoveAll(s.path(name)); err != nil {
+			if err := os.RemoveAll(s.place.path(name)); err != nil {
 				s.cfg.Log.Warn("what a dump has left stays until the next start", "dir", name, "err", err)
 			}
 		default:
-			errs = errors.Join(errs, os.RemoveAll(s.path(name)))
+			errs = errors.Join(errs, os.RemoveAll(s.place.path(name)))
 		}
 	}
 	return errs
-}
-
-// adopt takes up the checkpoint of that ID, if it is whole.
-func (s *Store) adopt(id string) {
-	b, err := readFile(s.path(id + recordEnd))
-	var r Record
-	if err == nil {
-		r, err = parse(b)
-	}
-	if err == nil && r.ID != id {
-		err = fmt.Errorf("%w: it is the record of %.12s", ErrDamaged, r.ID)
-	}
-	var fi os.FileInfo
-	if err == nil {
-		fi, err = os.Stat(s.path(id + dataEnd))
-	}
-	if err == nil && fi.Size() != r.Data.Size {
-		err = fmt.Errorf("%w: %d bytes of %d", ErrDamaged, fi.Size(), r.Data.Size)
-	}
-	if err != nil {
-		s.cfg.Log.Warn("a checkpoint is dropped", "id", id, "err", err)
-		return
-	}
-	s.entries[id] = &entry{Record: r, used: fi.ModTime()}
-}
-
-// readFile reads a small file of this store's.
-func readFile(path string) ([]byte, error) {
-	fi, err := os.Stat(path)
-	if err == nil && fi.Size() > maxRecord {
-		err = fmt.Errorf("%w: %d bytes", ErrDamaged, fi.Size())
-	}
-	if err != nil {
-		return nil, err
-	}
-	return os.ReadFile(path)
 }
 
 // Listed is a checkpoint and where it is.
@@ -253,14 +203,12 @@ type Listed struct {
 // is no such store now, those of one manifest that other nodes give are among them.
 func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
 	all := map[string]*Listed{}
-	s.mu.Lock()
-	for id, e := range s.entries {
-		all[id] = &Listed{Record: e.Record, Local: true}
+	for _, e := range s.catalog.all() {
+		all[e.ID] = &Listed{Record: e.Record, Local: true}
 	}
-	s.mu.Unlock()
-	look := s.recent
+	look := s.view.recent
 	if manifest == "" {
-		look = s.shared
+		look = s.view.shared
 	}
 	shared, failed, err := look(ctx)
 	for _, r := range shared {
@@ -269,7 +217,7 @@ func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
 		}
 		all[r.ID].PoP = true
 	}
-	for id, o := range s.offered(ctx, manifest) {
+	for id, o := range s.peers.offered(ctx, manifest) {
 		if all[id] == nil {
 			all[id] = &Listed{Record: o.Record, Peer: true}
 		}
@@ -277,7 +225,7 @@ func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
 	out := make([]Listed, 0, len(all))
 	for id, l := range all {
 		if manifest == "" || l.Manifest == manifest {
-			l.Failures, l.Quarantined = s.judge(id, failed)
+			l.Failures, l.Quarantined = s.failures.judge(id, failed)
 			out = append(out, *l)
 		}
 	}
@@ -293,28 +241,8 @@ func (s *Store) List(ctx context.Context, manifest string) ([]Listed, error) {
 // Knows reports whether there are checkpoints of any version of an image, by its reference: on this node, or
 // in the PoP's store as it was seen last. It asks nobody.
 func (s *Store) Knows(ref string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.entries {
-		if e.Image == ref {
-			return true
-		}
-	}
-	return slices.ContainsFunc(s.looked.records, func(r Record) bool { return r.Image == ref })
-}
-
-// Uppers are the diffIDs of the layers that checkpoints on this node stand on: they
-// are to be kept on this node.
-func (s *Store) Uppers() map[digest.Digest]bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := map[digest.Digest]bool{}
-	for _, e := range s.entries {
-		if e.Upper != nil {
-			all[e.Upper.DiffID] = true
-		}
-	}
-	return all
+	here := func(e entry) bool { return e.Image == ref }
+	return slices.ContainsFunc(s.catalog.all(), here) || s.view.knows(ref)
 }
 
 // Drop removes a checkpoint from this node alone. It returns an error that wraps ErrUnknown or ErrInUse.
@@ -325,7 +253,7 @@ func (s *Store) Drop(id string) error {
 	if err == nil && !there {
 		err = fmt.Errorf("%.12s: %w", id, ErrUnknown)
 	}
-	s.discard(id)
+	s.cache.discard(id)
 	return err
 }
 
@@ -339,35 +267,28 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	shared, err := s.unpublish(ctx, id)
+	shared, err := s.sharing.unpublish(ctx, id)
 	if err == nil && !local && !shared {
 		err = fmt.Errorf("%.12s: %w", id, ErrUnknown)
 	}
-	s.discard(id)
+	s.cache.discard(id)
 	return err
 }
 
-// drop removes a checkpoint of this node that nobody reads; s.change is held.
+// drop removes a checkpoint of this node that nobody reads; change is held.
 func (s *Store) drop(id string) (there bool, err error) {
-	s.mu.Lock()
-	e := s.entries[id]
-	if e != nil && e.readers > 0 {
-		s.mu.Unlock()
-		return true, fmt.Errorf("%.12s: %w", id, ErrInUse)
+	there, err = s.catalog.leave(id)
+	if err != nil || !there {
+		return there, err
 	}
-	delete(s.entries, id)
-	delete(s.owed, id)
-	s.mu.Unlock()
-	if e == nil {
-		return false, nil
-	}
+	s.uploads.leave(id)
 	// The record goes first, durably: what is left then is no checkpoint.
-	if err := os.Remove(s.path(id + recordEnd)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(s.place.path(id + recordEnd)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return true, err
 	}
 	err = durable.SyncDir(s.cfg.Dir)
-	for _, end := range []string{dataEnd, orderEnd, owedEnd} {
-		if rerr := os.Remove(s.path(id + end)); !errors.Is(rerr, os.ErrNotExist) {
+	for _, end := range []string{dataEnd, orderEnd, pendingEnd} {
+		if rerr := os.Remove(s.place.path(id + end)); !errors.Is(rerr, os.ErrNotExist) {
 			err = errors.Join(err, rerr)
 		}
 	}
@@ -380,28 +301,25 @@ func (s *Store) Tidy(ctx context.Context) error {
 	s.change.Lock()
 	err := s.retain("")
 	s.change.Unlock()
-	s.trimCache()
-	return errors.Join(err, s.forgetNotes(ctx))
+	s.cache.trim()
+	return errors.Join(err, s.failures.forget(ctx))
 }
 
 // retain removes checkpoints of this node beyond Keep for each image and key, and then
 // the least recently used beyond MaxBytes, but for the one of that ID and those that are
-// being read; s.change is held.
+// being read; change is held.
 func (s *Store) retain(but string) error {
-	s.mu.Lock()
-	all := make([]entry, 0, len(s.entries))
+	all := s.catalog.all()
 	var sum int64
-	for _, e := range s.entries {
-		all = append(all, *e)
+	for _, e := range all {
 		sum += e.Data.Size
 	}
-	s.mu.Unlock()
 	var errs error
 	gone := map[string]bool{}
 	remove := func(e entry) {
 		_, err := s.drop(e.ID)
 		if err == nil {
-			s.discard(e.ID)
+			s.cache.discard(e.ID)
 			gone[e.ID] = true
 			sum -= e.Data.Size
 		} else if !errors.Is(err, ErrInUse) {
@@ -423,4 +341,27 @@ func (s *Store) retain(but string) error {
 		}
 	}
 	return errs
+}
+
+// Fail notes that restoring a checkpoint failed, for this node durably, and for the others
+// if they share a store. It reports whether the checkpoint is not to be used here any
+// more. If it is not to be used anywhere, it leaves the PoP's store.
+func (s *Store) Fail(ctx context.Context, id, why string) (quarantined bool) {
+	if digestOf(id).Validate() != nil {
+		return false
+	}
+	s.change.Lock()
+	defer s.change.Unlock()
+	s.failures.note(ctx, id, s.failures.failed(id, why))
+	failed, err := s.view.failures(ctx)
+	if err != nil {
+		s.cfg.Log.Debug("other nodes' failures are not known", "err", err)
+	}
+	_, quarantined = s.failures.judge(id, failed)
+	if s.failures.condemned(id, failed) {
+		if _, err := s.sharing.unpublish(ctx, id); err != nil {
+			s.cfg.Log.Warn("a checkpoint that cannot be restored stays in the PoP's store", "id", id, "err", err)
+		}
+	}
+	return quarantined
 }
