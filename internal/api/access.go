@@ -21,6 +21,7 @@ import (
 
 	"dewpoint/api/openapi"
 	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
+	"dewpoint/internal/limit"
 	"dewpoint/internal/spec"
 )
 
@@ -164,15 +165,27 @@ type token struct {
 	sum  [sha256.Size]byte
 }
 
-// Handler lets h serve who may call what he calls.
+var errManyCalls = advised(Busy, "too many calls are under way over TCP, of this caller or of all",
+	"end some that stream, or try again in a few seconds")
+
+// Handler lets h serve who may call what he calls: so many at once, who read what h answers.
 func (a *Access) Handler(h http.Handler) http.Handler {
 	refuse, calls := connect.NewErrorWriter(), paths()
+	under := &limit.Shares{All: tcpCalls, Each: tcpCallerMost}
+	h = limit.Writes(h, writeTime)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who, err := a.caller(r)
 		// of what is no call, that is said
 		if need := roleOf(r.URL.Path); err == nil && who.role < need && calls[r.URL.Path] {
 			err = advised(Permission, fmt.Sprintf("the call needs the role %s, and the caller has %s", need, who.role),
 				"ask the node's administrator for the role")
+		}
+		if err == nil {
+			if under.Enter(who.name) {
+				defer under.Leave(who.name)
+			} else {
+				err = errManyCalls
+			}
 		}
 		if err != nil {
 			var e *Error

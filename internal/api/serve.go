@@ -36,7 +36,11 @@ func serve(ctx context.Context, l net.Listener, h http.Handler) error {
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          log.New(io.Discard, "", 0), // what strangers send is not to fill ours
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 1000},
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 1000, MaxReceiveBufferPerConnection: 128 << 10,
+			MaxReceiveBufferPerStream: 64 << 10}, // what was sent and is not read yet
+	}
+	if l.Addr().Network() != "unix" { // a local client may stand still for as long as it likes
+		s.HTTP2.WriteByteTimeout = writeTime
 	}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetHTTP2(true)

@@ -9,6 +9,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"dewpoint/internal/limit"
 )
 
 // TLSFiles are PEM files. They are read again when they have changed, so that a
@@ -90,17 +92,26 @@ func pool(path string) (*x509.CertPool, error) {
 	return p, nil
 }
 
+// What callers over TCP can take of the node, known or not.
+const (
+	tcpConns      = 512 // of which one address may have half
+	tcpCalls      = 2048
+	tcpCallerMost = 1024        // calls under way, of one caller
+	writeTime     = time.Minute // for one write to be taken; about a megabyte is under way by itself
+)
+
 // ListenTCP listens at addr, in clear if cfg is nil: then on a loopback address only.
 func ListenTCP(addr string, cfg *tls.Config) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, err
 	}
+	bounded := limit.Listener(l, tcpConns, tcpConns/2)
 	if cfg != nil {
-		return tls.NewListener(l, cfg), nil
+		return tls.NewListener(bounded, cfg), nil
 	}
 	if at, ok := l.Addr().(*net.TCPAddr); !ok || !at.IP.IsLoopback() {
 		return nil, errors.Join(fmt.Errorf("listen on %s: in clear on loopback addresses only: give [api] cert and key", addr), l.Close())
 	}
-	return l, nil
+	return bounded, nil
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"dewpoint/internal/limit"
 	"dewpoint/internal/server/metrics"
 	"dewpoint/internal/server/web"
 )
@@ -23,9 +24,10 @@ func serveHTTP(ctx context.Context, addr string, set *metrics.Set, n web.Node) e
 	if at, ok := l.Addr().(*net.TCPAddr); ok && at.IP.IsLoopback() {
 		mux.Handle("/", web.Handler(n))
 	}
-	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	s := &http.Server{Handler: limit.Writes(mux, time.Minute), ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
 	context.AfterFunc(ctx, func() { s.Close() })
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.Serve(limit.Listener(l, 128, 0)); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil

@@ -275,7 +275,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	n := newNode()
 	id, _ := n.whole(10)
 	auth := newAuth(t)
-	_, addr := serve(t, Config{Auth: auth, Content: n, Conns: 3})
+	_, addr := serve(t, Config{Auth: auth, Content: n, Conns: 5}) // three of them of one address
 	var idle []net.Conn
 	for range 3 {
 		c, err := net.Dial("tcp", addr)

@@ -132,7 +132,8 @@ type Config struct {
 	// Connect is how long a client waits for a connection, and once more for its handshake: 2 s.
 	Connect time.Duration
 
-	// The server's bounds: requests under way, of one address and of all, and connections: 64, 256, 512.
+	// The server's bounds: requests under way, of one address and of all, and connections, half of which one
+	// address may have: 64, 256, 512.
 	PerPeer, Requests, Conns int
 }
 

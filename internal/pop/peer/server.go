@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"dewpoint/internal/limit"
 )
 
 // Server gives a node's Content to the other nodes of its PoP.
@@ -65,7 +67,7 @@ func NewServer(cfg Config) (*Server, error) {
 
 // Serve takes connections from l until Close, which makes it return nil. It closes l.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.http.ServeTLS(&bounded{Listener: l, most: int64(s.cfg.Conns)}, "", "")
+	err := s.http.ServeTLS(limit.Listener(l, s.cfg.Conns, (s.cfg.Conns+1)/2), "", "")
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
@@ -134,39 +136,6 @@ func (g *gate) active() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.total
-}
-
-// bounded is a listener that hangs up on whoever comes while too many are there: they need memory before they
-// have proved who they are.
-type bounded struct {
-	net.Listener
-	most int64
-	have atomic.Int64
-}
-
-func (b *bounded) Accept() (net.Conn, error) {
-	for {
-		c, err := b.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		if b.have.Add(1) <= b.most {
-			return &counted{Conn: c, of: &b.have}, nil
-		}
-		b.have.Add(-1)
-		c.Close()
-	}
-}
-
-type counted struct {
-	net.Conn
-	of   *atomic.Int64
-	once sync.Once
-}
-
-func (c *counted) Close() error {
-	c.once.Do(func() { c.of.Add(-1) })
-	return c.Conn.Close()
 }
 
 // sparse takes net/http's complaints, mostly of handshakes that came to nothing. Anybody can cause them: one
