@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -25,9 +26,12 @@ import (
 type Group struct {
 	path string
 	dir  *os.File
-	main *exec.Cmd      // the long-lived program that was started last
-	done chan struct{}  // closed when main has ended
-	all  sync.WaitGroup // of those who wait for long-lived programs
+	main *exec.Cmd     // the long-lived program that was started last
+	done chan struct{} // closed when main has ended
+
+	guard *exec.Cmd
+	life  io.Closer      // what guard waits for the end of
+	all   sync.WaitGroup // of those who wait for long-lived programs
 }
 
 // NewGroup makes an empty group of that name.
@@ -40,8 +44,21 @@ func NewGroup(name string) (*Group, error) {
 	if err := os.Mkdir(g.path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	g.dir, err = os.Open(g.path)
-	return g, err
+	if g.dir, err = os.Open(g.path); err != nil {
+		return nil, err
+	}
+	return g, g.watchOver()
+}
+
+// watchOver starts a process that kills what is in the group once this process has ended, however that came:
+// what daemons start outlives a Pdeathsig.
+func (g *Group) watchOver() (err error) {
+	g.guard = exec.Command("sh", "-c", `read end; [ ! -d "$0" ] || echo 1 >"$0/cgroup.kill"`, g.path)
+	g.guard.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if g.life, err = g.guard.StdinPipe(); err != nil {
+		return err
+	}
+	return g.guard.Start()
 }
 
 // killStale ends the groups of processes that are gone.
@@ -132,6 +149,8 @@ func (g *Group) Close() error {
 	}
 	g.dir.Close()
 	err := endGroup(g.path)
+	g.life.Close()
+	g.guard.Wait()
 	if err == nil {
 		g.all.Wait()
 	}

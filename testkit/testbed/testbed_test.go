@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -14,8 +15,12 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"dewpoint/testkit"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/random"
@@ -256,4 +261,31 @@ func TestRegistryTakesPushes(t *testing.T) {
 		}
 		r.Close()
 	}
+}
+
+// What a process has started in a group ends with the process, also where it is a daemon.
+func TestGroupOfTheKilled(t *testing.T) {
+	if os.Getenv("TESTBED_DAEMON") != "" {
+		g, err := NewGroup("dies")
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := g.Run(exec.Command("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		os.Stderr.Write(out)
+		unix.Kill(os.Getpid(), unix.SIGKILL)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestGroupOfTheKilled$")
+	cmd.Env = append(os.Environ(), "TESTBED_DAEMON=1")
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	cmd.Run()
+	pid, err := strconv.Atoi(strings.TrimSpace(said.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the daemon ends", func() bool { return unix.Kill(pid, 0) == unix.ESRCH })
+	killStale(slog.New(slog.DiscardHandler))
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"dewpoint/internal/checkpoint/lazypages"
+	"dewpoint/testkit"
 )
 
 // slow is a rate at which next to nothing comes by itself.
@@ -64,9 +65,9 @@ func TestOrderComesFirst(t *testing.T) {
 	run := func(order []lazypages.Page) (lazypages.Stats, []lazypages.Page, *counter) {
 		src := &counter{Source: img.pages, asked: map[string]int{}}
 		s := img.restore(t, lazypages.Config{Source: src, Rate: slow, Order: order})
-		for s.Stats().OrderBytes < int64(len(order))*lazypages.ChunkSize/2 {
-			time.Sleep(time.Millisecond)
-		}
+		testkit.Eventually(t, "the order has come", func() bool {
+			return s.Stats().OrderBytes >= int64(len(order))*lazypages.ChunkSize/2
+		})
 		for _, p := range pages {
 			img.must(t, p)
 		}
@@ -119,9 +120,7 @@ func TestOrderIsFetchedAhead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for src.total() < 2 {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "both chunks are asked for", func() bool { return src.total() >= 2 })
 	cancel()
 	s.Wait()
 	if src.total() != 2 {
@@ -237,9 +236,7 @@ func TestSourceThatComesBack(t *testing.T) {
 		return nil, ctx.Err()
 	}
 	s := img.restore(t, lazypages.Config{Source: src, Wait: time.Second})
-	for bounds.Load() < 2 && s.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "it waits twice", func() bool { return bounds.Load() >= 2 || s.Err() != nil })
 	if err := s.Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -346,9 +343,5 @@ func TestServerIsKilled(t *testing.T) {
 	if got := <-answer; got != "" {
 		t.Errorf("without a server the processes say %q", got)
 	}
-	for until := time.Now().Add(20 * time.Second); len(img.alive()) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatalf("processes %v live", img.alive())
-		}
-	}
+	testkit.Eventually(t, "the processes end", func() bool { return len(img.alive()) == 0 })
 }

@@ -3,13 +3,13 @@ package lazypages_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"testing"
-	"time"
 
 	"dewpoint/internal/checkpoint/lazypages"
 	"dewpoint/testkit"
@@ -93,27 +93,25 @@ func TestThroughRunc(t *testing.T) {
 	img := dumped{dir: filepath.Join(dir, "img"), pages: lazypages.Dir(filepath.Join(dir, "pages")), port: port}
 	work := filepath.Join(dir, "a work directory whose path is longer than the address of a socket may be",
 		"so that its name must be taken relative to it")
-	for _, d := range []string{img.dir, string(img.pages), work} {
-		if err := os.MkdirAll(d, 0o700); err != nil {
+	untilLazy(t, func() int64 {
+		for _, d := range []string{img.dir, string(img.pages), work} {
+			if err := errors.Join(os.RemoveAll(d), os.MkdirAll(d, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := b.runc("run", "-d", b.name); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if err := b.runc("run", "-d", b.name); err != nil {
-		t.Fatal(err)
-	}
-	for until := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if got, err := img.ask("ping"); err == nil && got == "ok" {
-			break
-		} else if time.Now().After(until) {
-			t.Fatal(got, err)
+		testkit.Eventually(t, "it answers", func() bool {
+			got, err := img.ask("ping")
+			return err == nil && got == "ok"
+		})
+		if err := b.runc("checkpoint", "--image-path", img.dir, "--work-path", work, b.name); err != nil {
+			t.Fatal(err)
 		}
-	}
-	if err := b.runc("checkpoint", "--image-path", img.dir, "--work-path", work, b.name); err != nil {
-		t.Fatal(err)
-	}
-	if img.strip(t); img.lazy == 0 {
-		t.Fatal("CRIU says that no page may come late (see dump)")
-	}
+		img.strip(t)
+		return img.lazy
+	})
 	b.configure(t, "tcp-close\nlazy-pages")
 	ctx, cancel := context.WithCancel(t.Context())
 	s, err := lazypages.Serve(ctx,

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -42,6 +43,8 @@ const (
 // kernels would keep zeros for what failed. An error wraps ErrUnusable if lazy
 // reading does not work, and leaves nothing behind.
 func Probe(ctx context.Context, cfg ProbeConfig) error {
+	runtime.LockOSThread() // what is started here is killed when its thread ends, and others end threads
+	defer runtime.UnlockOSThread()
 	sweepProbes(cfg.Dir)
 	dir, err := os.MkdirTemp(cfg.Dir, probePrefix)
 	if err != nil {

@@ -74,13 +74,14 @@ func (b *bed) start(t testing.TB) {
 	t.Helper()
 	for range 20 {
 		if b.port == "" || b.cmd == nil {
-			b.port = freePort(t)
+			b.port = strconv.Itoa(testkit.FreePort(t))
 		}
 		port := "--port"
 		if b.tls {
 			port = "--tls-port"
 		}
 		b.cmd = exec.Command("redis-server", append(b.args, port, b.port)...)
+		b.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		out := &bytes.Buffer{}
 		b.cmd.Stdout, b.cmd.Stderr = out, out
 		must(t, b.cmd.Start())
@@ -187,8 +188,6 @@ func must(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
-
-func freePort(t testing.TB) string { return strconv.Itoa(testkit.FreePort(t)) }
 
 // A proxy passes bytes on. Cut, it takes what comes and passes nothing on, like a
 // network that loses everything; new connections hang, too.
