@@ -18,6 +18,7 @@ import (
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/popbed"
 	"dewpoint/testkit/registrytest"
 )
@@ -583,7 +584,7 @@ func TestCheckpointLazilyKilled(t *testing.T) {
 		if got != sum && got != "dead" && got != "" {
 			t.Errorf("its memory sums up to %q, not %q", got, sum)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(testkit.Limit):
 		t.Error("it neither answers nor ends")
 	}
 	m.start()

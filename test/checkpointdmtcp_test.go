@@ -14,6 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 )
 
@@ -59,14 +60,12 @@ func pushPython(reg *registrytest.Server) registrytest.Pushed {
 // awaitCheckpoint waits for the one that is being made.
 func (m *machine) awaitCheckpoint(t *testing.T) spec.Checkpoint {
 	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	for ; time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
-		if all := m.checkpoints(t); len(all) == 1 {
-			return all[0]
-		}
-	}
-	t.Fatal("no checkpoint is made")
-	return spec.Checkpoint{}
+	var all []spec.Checkpoint
+	testkit.Eventually(t, "a checkpoint is made", func() bool {
+		all = m.checkpoints(t)
+		return len(all) == 1
+	})
+	return all[0]
 }
 
 // Where CRIU does not work, DMTCP saves what was started for it, and restores it.
@@ -169,7 +168,7 @@ func (m *machine) exits(t *testing.T, name, url string) {
 	t.Helper()
 	_ = exec.Command("curl", "-s", "-m", "10", url+"/exit").Run() // it does not answer
 	var all []spec.Container
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(testkit.Limit)
 	for ; time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if err := json.Unmarshal([]byte(m.must("--json", "ps", "-a")), &all); err != nil {
 			t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
 	"dewpoint/testkit/containerdtest"
 	"dewpoint/testkit/registrytest"
 
@@ -96,7 +97,7 @@ func dialCRI(t *testing.T, socket string) *kubelet {
 // try calls f with a bound on its time.
 func (k *kubelet) try(what string, f func(context.Context) error) {
 	k.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Limit)
 	defer cancel()
 	if err := f(ctx); err != nil {
 		k.t.Fatalf("%s: %v", what, err)

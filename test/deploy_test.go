@@ -13,6 +13,7 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sys/unix"
@@ -70,18 +71,13 @@ func (m *machine) deployments(t *testing.T) (map[string][]spec.Deployment, map[s
 func (m *machine) idle(t *testing.T) {
 	t.Helper()
 	c := m.client(t)
-	var open []spec.Deployment
-	deadline := time.Now().Add(2 * time.Minute)
-	for ; time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		var err error
-		if open, err = c.ListDeployments(t.Context(), spec.DeploymentQuery{}); err != nil {
-			t.Fatal(err)
+	testkit.Retry(t, "no deployment is open", func() error {
+		open, err := c.ListDeployments(t.Context(), spec.DeploymentQuery{})
+		if err == nil && len(open) > 0 {
+			err = fmt.Errorf("%d are: %+v", len(open), open[0])
 		}
-		if len(open) == 0 {
-			return
-		}
-	}
-	t.Fatalf("%d deployments do not end: %+v", len(open), open[0])
+		return err
+	})
 }
 
 // accounted asserts that each of the names was accepted once, and that there is a container

@@ -115,12 +115,7 @@ func TestKilledPullResumes(t *testing.T) {
 	if err := pull.Start(); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.Now().Add(time.Minute)
-	for ; reg.Served(big.Digest) < big.Size*2/3; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the pull does not get on")
-		}
-	}
+	testkit.Eventually(t, "the pull gets on", func() bool { return reg.Served(big.Digest) >= big.Size*2/3 })
 	m.kill()
 	pull.Wait()
 	reg.Heal()
@@ -145,10 +140,7 @@ func TestRegistryRestart(t *testing.T) {
 	if err := pull.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); reg.Served(big.Digest) < big.Size/3 &&
-		time.Now().Before(deadline); {
-		time.Sleep(10 * time.Millisecond)
-	}
+	testkit.Eventually(t, "the pull gets on", func() bool { return reg.Served(big.Digest) >= big.Size/3 })
 	reg.Close()
 	time.Sleep(time.Second)
 	if err := reg.Up(); err != nil {
@@ -303,11 +295,8 @@ func TestContainerdWithoutSocket(t *testing.T) {
 	if err := os.Remove(filepath.Join(m.state, "containerd", "containerd.sock")); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); m.privateContainerd() == pid || m.dew("doctor").code != 0; {
-		if time.Now().After(deadline) {
-			t.Fatal("containerd was not started anew")
-		}
-		time.Sleep(200 * time.Millisecond)
-	}
+	testkit.Eventually(t, "containerd is started anew", func() bool {
+		return m.privateContainerd() != pid && m.dew("doctor").code == 0
+	})
 	m.must("ps")
 }

@@ -13,12 +13,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/registry"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
@@ -224,7 +224,7 @@ func (m *machine) json(v any, args ...string) {
 // awaitComplete waits until all layers of the node are complete.
 func (m *machine) awaitComplete() {
 	m.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	testkit.Eventually(m.t, "images are complete", func() bool {
 		var images []spec.Image
 		m.json(&images, "images")
 		complete := len(images) > 0
@@ -233,13 +233,8 @@ func (m *machine) awaitComplete() {
 				complete = complete && l.State == spec.StateComplete
 			}
 		}
-		if complete {
-			return
-		}
-		if time.Now().After(deadline) {
-			m.t.Fatalf("not complete: %+v", images)
-		}
-	}
+		return complete
+	})
 }
 
 // What a start has waited for, since it was not here, is among the spans of its record.

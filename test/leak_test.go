@@ -13,6 +13,7 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"golang.org/x/sync/errgroup"
@@ -113,7 +114,7 @@ func (h holdings) beyond(before holdings) bool {
 func (m *machine) settled(metrics string, before holdings) holdings {
 	m.t.Helper()
 	h := m.holds(metrics)
-	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(2 * testkit.Limit); time.Now().Before(deadline); {
 		time.Sleep(300 * time.Millisecond)
 		last := h
 		h = m.holds(metrics)

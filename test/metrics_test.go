@@ -171,7 +171,7 @@ func reaches(t *testing.T, scrape func() metrics, want map[series]float64) {
 
 // awaited is the first scrape in which all are well, or the last one.
 func awaited(scrape func() metrics, want map[series]float64, well func(got, want float64) bool) metrics {
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(testkit.Limit); ; time.Sleep(50 * time.Millisecond) {
 		all := scrape()
 		ok := true
 		for s, n := range want {

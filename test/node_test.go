@@ -117,7 +117,7 @@ func (m *machine) start() *machine {
 	if err := m.launch(); err != nil {
 		m.t.Fatal(err)
 	}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(testkit.Limit)
 	for time.Now().Before(deadline) {
 		if c, err := net.Dial("unix", filepath.Join(m.state, "dewd.sock")); err == nil {
 			c.Close()
@@ -185,7 +185,7 @@ func (m *machine) stop() {
 		if err != nil {
 			m.t.Errorf("dewd ended with %v", err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(testkit.Limit):
 		m.t.Error("dewd does not end")
 		m.kill()
 	}
@@ -219,7 +219,7 @@ func (m *machine) endContainers() {
 	for _, pid := range pids {
 		unix.Kill(pid, unix.SIGKILL)
 	}
-	for deadline := time.Now().Add(10 * time.Second); len(m.processes()) > 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(testkit.Limit); len(m.processes()) > 0 && time.Now().Before(deadline); {
 		time.Sleep(20 * time.Millisecond)
 	}
 }

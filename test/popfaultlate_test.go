@@ -12,6 +12,7 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 )
 
@@ -155,18 +156,17 @@ func (b *faultBed) begun(ctx context.Context, c *faultRun, done chan error) (run
 // sees waits until a node has a checkpoint that is there.
 func (b *faultBed) sees(i int, there string) {
 	b.t.Helper()
-	var all []spec.Checkpoint
-	deadline := time.Now().Add(2 * time.Minute)
-	for ; time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+	testkit.Retry(b.t, b.Nodes[i].Name+" sees it", func() error {
+		var all []spec.Checkpoint
 		b.must(b.client(i, func(ctx context.Context, c *api.Client) (err error) {
 			all, err = c.ListCheckpoints(ctx, "")
 			return err
 		}))
-		if slices.ContainsFunc(all, func(c spec.Checkpoint) bool { return c.Where == there }) {
-			return
+		if !slices.ContainsFunc(all, func(c spec.Checkpoint) bool { return c.Where == there }) {
+			return fmt.Errorf("it has %+v", all)
 		}
-	}
-	b.t.Fatalf("checkpoints of %s: %+v", b.Nodes[i].Name, all)
+		return nil
+	})
 }
 
 // guards are the processes of a node's dewd that guard memory on its way.

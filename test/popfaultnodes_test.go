@@ -14,6 +14,7 @@ import (
 	"dewpoint/internal/api"
 	"dewpoint/internal/image"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/popbed"
 	"dewpoint/testkit/registrytest"
 )
@@ -125,12 +126,7 @@ func killedEvicting(b *faultBed) {
 		before := len(b.records(eye))
 		pruned := make(chan error, 1)
 		go func() { pruned <- b.evict(bare) }()
-		deadline := time.Now().Add(30 * time.Second)
-		for ; len(b.records(eye)) == before; time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				b.t.Fatalf("nothing is evicted: %v", <-pruned)
-			}
-		}
+		testkit.Eventually(b.t, "something is evicted", func() bool { return len(b.records(eye)) != before })
 		time.Sleep(time.Duration(b.rand.IntN(5000)) * time.Microsecond)
 		b.must(b.KillNode(bare))
 		<-pruned // an answer, if it has evicted all before

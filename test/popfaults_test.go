@@ -23,6 +23,7 @@ import (
 	"dewpoint/internal/image"
 	popstore "dewpoint/internal/pop"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/popbed"
 	"dewpoint/testkit/registrytest"
 )
@@ -251,7 +252,7 @@ func (b *faultBed) clearNodes(nodes ...int) {
 // evict evicts on a node what no node uses. It is asked again while another node evicts or sweeps, and where
 // a machine that is busy with other things keeps Redis from answering in time.
 func (b *faultBed) evict(i int) (err error) {
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(testkit.Limit); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		err = b.client(i, func(ctx context.Context, c *api.Client) error {
 			r, err := c.Prune(ctx, spec.PruneOptions{PoP: true})
 			if err == nil && r.PoPWhy != "" {
@@ -375,7 +376,7 @@ func (b *faultBed) whole(i int) {
 			continue // which is not named by its data
 		}
 		f, err := os.Open(b.at(i, l.Data()))
-		for end := time.Now().Add(10 * time.Second); errors.Is(err, os.ErrNotExist) &&
+		for end := time.Now().Add(testkit.Limit); errors.Is(err, os.ErrNotExist) &&
 			time.Now().Before(end); f, err = os.Open(b.at(i, l.Data())) {
 			if now, ok := b.records(i)[id]; !ok || now.Name != l.Name {
 				break

@@ -16,6 +16,7 @@ import (
 
 	"dewpoint/internal/pack"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 )
 
@@ -253,11 +254,10 @@ func TestRecordingEndsWithItsContainer(t *testing.T) {
 
 func await(t *testing.T, file string) []byte {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if b, err := os.ReadFile(file); err == nil {
-			return b
-		}
-	}
-	t.Fatalf("%s does not come", file)
-	return nil
+	var b []byte
+	testkit.Retry(t, file+" comes", func() (err error) {
+		b, err = os.ReadFile(file)
+		return err
+	})
+	return b
 }

@@ -44,19 +44,6 @@ func python(t *testing.T, meanwhile func(), script string, args ...string) strin
 	return out.String()
 }
 
-// awaitFile waits until another process has made a file.
-func awaitFile(t *testing.T, path string) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		if _, err := os.Stat(path); err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not in time", path)
-		}
-	}
-}
-
 // certificate makes a certificate that signs itself and is one of 127.0.0.1.
 func certificate(t *testing.T, dir, name string) (cert, key string) {
 	t.Helper()
@@ -85,7 +72,7 @@ func TestPython(t *testing.T) {
 	m.config += fmt.Sprintf("[api]\nlisten = %q\ncert = %q\nkey = %q\nclient_ca = %q\ntokens = %q\n[api.clients]\nreader = \"read\"\n", address, cert, key, mine, tokens)
 	m.start()
 	out := python(t, func() {
-		awaitFile(t, filepath.Join(dir, "following"))
+		await(t, filepath.Join(dir, "following"))
 		m.kill()
 		m.start()
 		m.must("run", "-d", "--net", "none", "--name", "later", img.Ref, "sleep", "1h")

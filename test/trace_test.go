@@ -62,16 +62,15 @@ const rounded = time.Microsecond
 func (b *watchedBed) counted(want ...series) metrics {
 	b.t.Helper()
 	var all metrics
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	testkit.Retry(b.t, "all are counted once", func() error {
 		all = b.scrape()
 		missing := slices.DeleteFunc(slices.Clone(want), func(s series) bool { return all.count(s) == 1 })
-		if len(missing) == 0 {
-			return all
+		if len(missing) > 0 {
+			return fmt.Errorf("these are not: %+v", missing)
 		}
-		if time.Now().After(deadline) {
-			b.t.Fatalf("these were not counted once: %+v", missing)
-		}
-	}
+		return nil
+	})
+	return all
 }
 
 const (

@@ -25,6 +25,7 @@ import (
 	"dewpoint/internal/api"
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/apitest"
 )
 
@@ -343,15 +344,10 @@ func TestNodeLooksAtCertificates(t *testing.T) {
 		}
 	}
 	// on the same connection
-	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	testkit.Eventually(t, "what has ended is not taken", func() bool {
 		status, err := ask(brief)
-		if err != nil || status == http.StatusUnauthorized {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("it has ended, and is taken: %d", status)
-		}
-	}
+		return err != nil || status == http.StatusUnauthorized
+	})
 }
 
 // Who may deploy has what he has deployed, and nothing of others'.

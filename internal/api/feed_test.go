@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 )
 
 // A pull that reports each chunk must cost its reader, and itself, next to nothing.
@@ -43,7 +44,7 @@ func TestFeedKeepsTheNewestAndAllStages(t *testing.T) {
 	f.layer(spec.LayerProgress{Digest: "a"})
 	select {
 	case <-f.wake:
-	case <-time.After(10 * time.Second):
+	case <-time.After(testkit.Limit):
 		t.Error("a layer was not announced")
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/apitest"
 )
 
@@ -149,16 +149,11 @@ func TestLinesEndWithTheClient(t *testing.T) {
 	}
 	c.Close()
 	ctx := t.Context()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	testkit.Eventually(t, "its deployment ends", func() bool {
 		all, err := n.List(ctx, true)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(all) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("its deployment goes on: %v", all)
-		}
-	}
+		return len(all) == 0
+	})
 }

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/apitest"
 )
 
@@ -145,11 +146,7 @@ func TestFleetInterrupted(t *testing.T) {
 		}
 		return false
 	}
-	for end := time.Now().Add(20 * time.Second); !busy(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("not in time")
-		}
-	}
+	testkit.Eventually(t, "both are under way", busy)
 	good := state("good") == spec.StateDone
 	if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
 		t.Fatal(err)

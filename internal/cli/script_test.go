@@ -16,6 +16,7 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/apitest"
 )
 
@@ -97,7 +98,7 @@ func fail(ts *testscript.TestScript, _ bool, args []string) {
 // [!] await CONTAINER waits until it runs, or does not.
 func await(ts *testscript.TestScript, not bool, args []string) {
 	n := ts.Value(nodeKey{}).(*apitest.Node)
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(testkit.Limit); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		list, err := n.List(context.Background(), false)
 		ts.Check(err)
 		found := false
@@ -115,7 +116,7 @@ func await(ts *testscript.TestScript, not bool, args []string) {
 func says(ts *testscript.TestScript, _ bool, args []string) {
 	line, err := regexp.Compile("(?m)" + args[1])
 	ts.Check(err)
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(testkit.Limit); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if text, _ := os.ReadFile(ts.MkAbs(args[0])); line.Match(text) { // it comes a moment after the program
 			return
 		}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/apitest"
 )
 
@@ -136,12 +137,12 @@ func (p *terminal) screen(t *testing.T, cols int) []string {
 
 func (p *terminal) await(t *testing.T, text string) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !strings.Contains(p.text(),
-		text); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("no %q in %q", text, p.text())
+	testkit.Retry(t, fmt.Sprintf("%q comes", text), func() error {
+		if got := p.text(); !strings.Contains(got, text) {
+			return fmt.Errorf("there is %q", got)
 		}
-	}
+		return nil
+	})
 }
 
 // dew runs a command line against a node, with standard error a terminal.
@@ -255,12 +256,10 @@ func TestExecOnATerminal(t *testing.T) {
 			Config{Stdin: p.slave, Stdout: p.slave, Stderr: p.slave})
 	}()
 	// Raw: Ctrl-C and the end-of-file key are the container's.
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		if now, err := unix.IoctlGetTermios(int(p.slave.Fd()), unix.TCGETS); err == nil &&
-			now.Lflag&unix.ISIG == 0 {
-			break
-		}
-	}
+	testkit.Eventually(t, "the terminal is raw", func() bool {
+		now, err := unix.IoctlGetTermios(int(p.slave.Fd()), unix.TCGETS)
+		return err == nil && now.Lflag&unix.ISIG == 0
+	})
 	if _, err := p.master.WriteString("a\x03b\x04"); err != nil {
 		t.Fatal(err)
 	}

@@ -5,10 +5,10 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
-	"time"
 
 	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 )
 
 // fullQueue fills a desk's queue with so many detached deployments behind one that has the only
@@ -38,17 +38,11 @@ func fullQueue(tb testing.TB, n int) float64 {
 		tb.Fatal(err)
 	}
 	// each has come to its wait
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	testkit.Eventually(tb, "the queue fills", func() bool {
 		k.mu.Lock()
-		live := len(k.live)
-		k.mu.Unlock()
-		if s := d.door.Stats(); live == n && s.Waiting[admit.Turn] == n {
-			break
-		}
-		if time.Now().After(deadline) {
-			tb.Fatal("the queue does not fill")
-		}
-	}
+		defer k.mu.Unlock()
+		return len(k.live) == n && d.door.Stats().Waiting[admit.Turn] == n
+	})
 	list := k.List(spec.DeploymentQuery{})
 	if len(list) != n || list[n-1].Position != n {
 		tb.Fatalf("%d are listed, the last %+v", len(list), list[len(list)-1])

@@ -405,18 +405,16 @@ func TestRunToEnd(t *testing.T) {
 // awaitCaught waits until a container's first process catches signals: before, the kernel keeps them from it.
 func (b *bed) awaitCaught(pid uint32) {
 	b.t.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	testkit.Eventually(b.t, "it catches signals", func() bool {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
 			b.t.Fatal(err)
 		}
 		_, rest, _ := strings.Cut(string(status), "SigCgt:")
 		mask, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
-		if caught, err := strconv.ParseUint(mask, 16, 64); err == nil && caught&(1<<(unix.SIGTERM-1)) != 0 {
-			return
-		}
-	}
-	b.t.Fatal("it catches no signals")
+		caught, err := strconv.ParseUint(mask, 16, 64)
+		return err == nil && caught&(1<<(unix.SIGTERM-1)) != 0
+	})
 }
 
 func TestLifecycle(t *testing.T) {
@@ -474,7 +472,7 @@ func TestLifecycle(t *testing.T) {
 		b.run(Spec{Name: "c2", Cmd: []string{"stubborn"}})
 		b.awaitLog("c2", "ignoring")
 		began := time.Now()
-		if err := b.Stop(ctx, "c2", 200*time.Millisecond); err != nil || time.Since(began) > 3*time.Second {
+		if err := b.Stop(ctx, "c2", 200*time.Millisecond); err != nil || time.Since(began) > testkit.Limit {
 			t.Errorf("stop stubborn: %v after %v", err, time.Since(began))
 		}
 		if x, err := b.Wait(ctx, "c2"); err != nil || x.Status != 128+9 {

@@ -1,12 +1,14 @@
 package engine
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"testing"
-	"time"
+
+	"dewpoint/testkit"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,11 +35,7 @@ func TestFreezerOfVersion2(t *testing.T) {
 	defer func() {
 		_ = p.Process.Kill()
 		_ = p.Wait()
-		for deadline := time.Now().Add(10 * time.Second); unix.Rmdir(dir) != nil; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%s stays", dir)
-			}
-		}
+		testkit.Retry(t, "the group goes", func() error { return unix.Rmdir(dir) })
 	}()
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(p.Process.Pid)),
 		0); err != nil {
@@ -48,14 +46,12 @@ func TestFreezerOfVersion2(t *testing.T) {
 		if err := f.set(frozen); err != nil {
 			t.Fatal(err)
 		}
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		testkit.Eventually(t, fmt.Sprintf("it is frozen: %v", frozen), func() bool {
 			got, err := f.frozen()
-			if err == nil && got == frozen {
-				break
+			if err != nil {
+				t.Fatal(err)
 			}
-			if err != nil || time.Now().After(deadline) {
-				t.Fatalf("it is to be frozen: %v; it is: %v, %v", frozen, got, err)
-			}
-		}
+			return got == frozen
+		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/shimgroup"
+	"dewpoint/testkit"
 )
 
 // shimOf is the process that a container's first process is a child of.
@@ -46,17 +47,13 @@ func (b *bed) runMany(names ...string) {
 // awaitStatus polls.
 func (b *bed) awaitStatus(name string, want Status) {
 	b.t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for {
+	testkit.Retry(b.t, fmt.Sprintf("%s is %s", name, want), func() error {
 		i, err := b.Inspect(b.t.Context(), name)
-		if err == nil && i.Status == want {
-			return
+		if err == nil && i.Status != want {
+			err = fmt.Errorf("it is %+v", i)
 		}
-		if time.Now().After(deadline) {
-			b.t.Fatalf("%s is not %s: %+v %v", name, want, i, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return err
+	})
 }
 
 // awaitListed polls what List says.

@@ -23,6 +23,7 @@ import (
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/registry"
+	"dewpoint/testkit"
 	"dewpoint/testkit/packtest"
 	"dewpoint/testkit/registrytest"
 
@@ -440,7 +441,7 @@ func TestPackLies(t *testing.T) {
 			t.Errorf("told: %v", err)
 		}
 		lb.must(lb.Quarantine(lb.img.Digest, err))
-	case <-time.After(5 * time.Second):
+	case <-time.After(testkit.Limit):
 		t.Fatal("unmounted noticed")
 	}
 	if _, err := lb.findPack(t.Context(), pull.Image); err == nil ||

@@ -18,6 +18,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/pop"
+	"dewpoint/testkit"
 	"dewpoint/testkit/pulltrace"
 	"dewpoint/testkit/registrytest"
 
@@ -304,7 +305,7 @@ func TestReadyWhenIdle(t *testing.T) {
 
 		select {
 		case <-asked:
-		case <-time.After(time.Minute):
+		case <-time.After(testkit.Limit):
 			t.Fatal("nobody asks for the pressure")
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/presence"
 	"dewpoint/internal/layer/toc"
+	"dewpoint/testkit"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -336,7 +337,7 @@ func TestPartialLiedIsClosed(t *testing.T) {
 				mounts.close()
 			}
 			now := files(t)
-			for end := time.Now().Add(20 * time.Second); now != before && time.Now().Before(end); now = files(t) {
+			for end := time.Now().Add(testkit.Limit); now != before && time.Now().Before(end); now = files(t) {
 				time.Sleep(5 * time.Millisecond) // a fill that failed closes its own a moment after it has said so
 			}
 			if now != before {

@@ -16,6 +16,7 @@ import (
 
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
+	"dewpoint/testkit"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -24,12 +25,10 @@ import (
 // answers waits until the directory is not taken to be away any more.
 func answers(t *testing.T, d *pop.Dir, name string) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if _, err := d.ReadFile(t.Context(), name); err == nil {
-			return
-		}
-	}
-	t.Fatal("it does not come back")
+	testkit.Retry(t, "it comes back", func() error {
+		_, err := d.ReadFile(t.Context(), name)
+		return err
+	})
 }
 
 func write(t *testing.T, dir, name, content string) {

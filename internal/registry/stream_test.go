@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"dewpoint/internal/image"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 )
 
@@ -214,7 +215,7 @@ func TestCloseEndsRead(t *testing.T) {
 	}
 	time.AfterFunc(50*time.Millisecond, func() { s.Close() })
 	start := time.Now()
-	if _, err := io.ReadAll(s); !errors.Is(err, errClosed) || time.Since(start) > 2*time.Second {
+	if _, err := io.ReadAll(s); !errors.Is(err, errClosed) || time.Since(start) > testkit.Limit {
 		t.Fatal(err, time.Since(start))
 	}
 }

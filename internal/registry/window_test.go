@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"dewpoint/testkit"
 )
 
 // unread is how many bytes the kernel holds for readers of connections to addr.
@@ -55,7 +57,7 @@ func TestWindow(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got int64
-		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(testkit.Limit); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 			if n := unread(t, b.reg.Host()); n > 0 && n == got {
 				break // it does not grow any more
 			} else {

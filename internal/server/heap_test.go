@@ -1,10 +1,12 @@
 package server
 
 import (
+	"fmt"
 	"runtime"
 	"runtime/debug"
 	"testing"
-	"time"
+
+	"dewpoint/testkit"
 )
 
 func TestHeapGrowth(t *testing.T) {
@@ -30,15 +32,13 @@ func TestPaceHeap(t *testing.T) {
 	}
 	follows := func(what string, as func(percent int) bool) {
 		t.Helper()
-		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		testkit.Retry(t, what, func() error {
 			runtime.GC()
-			if as(percent()) {
-				return
+			if p := percent(); !as(p) {
+				return fmt.Errorf("the heap may grow by %d %%", p)
 			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: the heap may grow by %d %%", what, percent())
-			}
-		}
+			return nil
+		})
 	}
 	much := make([]byte, 3*smallHeap)
 	follows("much in use", func(p int) bool { return p == heapGrowth })

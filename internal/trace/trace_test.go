@@ -207,9 +207,7 @@ func TestAway(t *testing.T) {
 	for range 400 { // several times what waits for the collector
 		deployment(t.Context(), e)
 	}
-	for deadline := time.Now().Add(time.Minute); said.count() == 0 &&
-		time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-	}
+	testkit.Eventually(t, "it says something", func() bool { return said.count() > 0 })
 	e.Close()
 	if _, lost := e.Sent(); lost == 0 || said.count() != 1 || !strings.Contains(said.String(), away) {
 		t.Errorf("%d lost; the log:\n%s", lost, said)

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"dewpoint/internal/checkpoint"
+	"dewpoint/testkit"
 )
 
 // Bed makes containers for one engine.
@@ -81,7 +82,7 @@ func Run(t *testing.T, b Bed) {
 // Ask sends a line on a connection of its own and returns the answer.
 func (r Running) Ask(what string) (string, error) {
 	var err error
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(testkit.Limit)
 	for ; time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		var c net.Conn
 		if c, err = net.DialTimeout("tcp", r.Addr, time.Second); err != nil {
@@ -94,7 +95,7 @@ func (r Running) Ask(what string) (string, error) {
 }
 
 func ask(c net.Conn, what string) (string, error) {
-	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(testkit.Limit)); err != nil {
 		return "", err
 	}
 	fmt.Fprintln(c, what)

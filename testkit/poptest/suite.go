@@ -127,11 +127,7 @@ func isLost(l pop.Lease) bool {
 
 func lost(t *testing.T, l pop.Lease) {
 	t.Helper()
-	select {
-	case <-l.Lost():
-	case <-time.After(30 * time.Second):
-		t.Fatalf("the lease of %s was not lost", l.Key())
-	}
+	testkit.Receive(t, "the lease of "+l.Key()+" is lost", l.Lost())
 }
 
 func next(t *testing.T, ch <-chan pop.Event) pop.Event {
@@ -142,7 +138,7 @@ func next(t *testing.T, ch <-chan pop.Event) pop.Event {
 			t.Fatal("no more events")
 		}
 		return e
-	case <-time.After(30 * time.Second):
+	case <-time.After(testkit.Limit):
 		t.Fatal("no event")
 	}
 	return pop.Event{}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	common "go.opentelemetry.io/proto/otlp/common/v1"
 	"google.golang.org/protobuf/proto"
@@ -129,7 +131,7 @@ func (c *Collector) Spans() []Span {
 func (c *Collector) Await(t testing.TB, name, value string, enough func([]Span) bool) []Span {
 	t.Helper()
 	var of []Span
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(testkit.Limit); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		all := c.Spans()
 		i := slices.IndexFunc(all, func(s Span) bool { return s.Attributes[name] == value })
 		if i < 0 {
@@ -141,6 +143,6 @@ func (c *Collector) Await(t testing.TB, name, value string, enough func([]Span) 
 			return of
 		}
 	}
-	t.Fatalf("the collector did not get all spans of %s %s in a minute: %+v", name, value, of)
+	t.Fatalf("the collector did not get all spans of %s %s: %+v", name, value, of)
 	return nil
 }

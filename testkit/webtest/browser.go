@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 )
@@ -22,7 +24,7 @@ func Open(t testing.TB, url string) context.Context {
 	}
 	opts := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox,
 		chromedp.WindowSize(1280, 900), chromedp.UserDataDir(t.TempDir()), chromedp.WSURLReadTimeout(time.Minute))
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*testkit.Limit)
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewExecAllocator(ctx, opts...)
 	t.Cleanup(cancel)
@@ -54,7 +56,7 @@ func Do(t testing.TB, ctx context.Context, actions ...chromedp.Action) {
 func Sees(t testing.TB, ctx context.Context, element string, texts ...string) {
 	t.Helper()
 	var got string
-	deadline := time.Now().Add(15 * time.Second)
+	deadline := time.Now().Add(testkit.Limit)
 	for ; time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		Do(t, ctx, chromedp.Evaluate(fmt.Sprintf(`document.querySelector(%q)?.innerText || ""`, element), &got))
 		missing := false

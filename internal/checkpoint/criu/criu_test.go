@@ -19,6 +19,7 @@ import (
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/checkpoint/criu"
 	"dewpoint/internal/engine"
+	"dewpoint/testkit"
 	"dewpoint/testkit/enginetest"
 )
 
@@ -145,16 +146,12 @@ func TestProbeKilled(t *testing.T) {
 		<-ended
 		criu.New(criu.Config{State: state})
 		// what nobody ends takes longer
-		for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-			left := marked(mark)
-			if len(left) == 0 {
-				break
+		testkit.Retry(t, "killed when there was a "+when, func() error {
+			if left := marked(mark); len(left) > 0 {
+				return fmt.Errorf("%v stay", left)
 			}
-			if time.Now().After(deadline) {
-				t.Errorf("killed when there was a %s: %v stay", when, left)
-				break
-			}
-		}
+			return nil
+		})
 		if left, _ := filepath.Glob(filepath.Join(state, "*")); len(left) > 0 {
 			t.Errorf("files are left: %v", left)
 		}

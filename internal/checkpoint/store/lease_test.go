@@ -11,6 +11,7 @@ import (
 
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/pop"
+	"dewpoint/testkit"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -60,7 +61,7 @@ func TestStalledCopy(t *testing.T) {
 	}
 	left := func() []string { return b.files("fill") }
 	of := func(file string) bool { return strings.HasPrefix(filepath.Base(file), dead.Encoded()) }
-	for deadline := time.Now().Add(2 * time.Minute); slices.ContainsFunc(left(), of); time.Sleep(grace) {
+	for deadline := time.Now().Add(2 * testkit.Limit); slices.ContainsFunc(left(), of); time.Sleep(grace) {
 		if _, err := ys.Sweep(ctx); err != nil || time.Now().After(deadline) {
 			t.Fatalf("%v; still there are %v", err, left())
 		}

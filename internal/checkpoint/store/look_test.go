@@ -12,6 +12,7 @@ import (
 
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/pop"
+	"dewpoint/testkit"
 )
 
 // follower is a node that is told of what happens in the PoP, and counts how often it looks.
@@ -68,7 +69,7 @@ func (f *follower) comes(t *testing.T, manifest, want string) {
 	t.Helper()
 	var got string
 	var reads int64
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(testkit.Limit); time.Now().Before(deadline); {
 		time.Sleep(4 * every) // a look of a moment ago holds in any case
 		before := f.fs.reads.Load()
 		all, err := f.List(t.Context(), manifest)
@@ -130,7 +131,7 @@ func TestLooksWhileNobodyTells(t *testing.T) {
 		t.Errorf("%+v, %v", all, err)
 	}
 	served := false // by the look that was made for it
-	for end := time.Now().Add(30 * time.Second); !served && time.Now().Before(end); time.Sleep(4 * every) {
+	for end := time.Now().Add(testkit.Limit); !served && time.Now().Before(end); time.Sleep(4 * every) {
 		before := y.fs.reads.Load()
 		y.Look(ctx)
 		looked := y.fs.reads.Load()

@@ -261,7 +261,7 @@ func TestDies(t *testing.T) {
 	err := Wait(within(t, 10*time.Second), mustParse(t, fmt.Sprintf("tcp:%d", freePort(t))), b.target())
 	var exit *ExitError
 	if !errors.As(err, &exit) || exit.Status != 3 ||
-		!strings.Contains(err.Error(), "cannot read /etc/app.conf") || time.Since(began) > 3*time.Second {
+		!strings.Contains(err.Error(), "cannot read /etc/app.conf") || time.Since(began) > testkit.Limit {
 		t.Errorf("after %v: %v", time.Since(began), err)
 	}
 }

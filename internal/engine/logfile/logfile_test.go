@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	"go.uber.org/goleak"
 )
 
@@ -45,11 +47,7 @@ func TestFollow(t *testing.T) {
 		if _, err := f.WriteString(s); err != nil {
 			t.Fatal(err)
 		}
-		for began := time.Now(); !strings.HasSuffix(got.String(), s); time.Sleep(time.Millisecond) {
-			if time.Since(began) > 5*time.Second {
-				t.Fatalf("got %q", got.String())
-			}
-		}
+		testkit.Eventually(t, "the line comes", func() bool { return strings.HasSuffix(got.String(), s) })
 	}
 	close(ended)
 	time.Sleep(20 * time.Millisecond)

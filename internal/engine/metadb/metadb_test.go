@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
+
 	"go.etcd.io/bbolt"
 	"go.uber.org/goleak"
 )
@@ -202,13 +204,10 @@ func TestKeep(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); Keep(ctx, path, slog.New(slog.DiscardHandler)) }()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(path + kept); err == nil {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+	testkit.Retry(t, "a copy is made", func() error {
+		_, err := os.Stat(path + kept)
+		return err
+	})
 	if v := get(t, path+kept); v != 1 {
 		t.Errorf("copy of %d", v)
 	}

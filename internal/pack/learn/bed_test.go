@@ -24,6 +24,7 @@ import (
 	"dewpoint/internal/pack"
 	"dewpoint/internal/registry"
 	"dewpoint/internal/snapshot"
+	"dewpoint/testkit"
 	"dewpoint/testkit/mounttest"
 	"dewpoint/testkit/registrytest"
 
@@ -226,7 +227,7 @@ func (b *bed) wait() {
 	select {
 	case err := <-b.built:
 		check(b.t, err)
-	case <-time.After(30 * time.Second):
+	case <-time.After(testkit.Limit):
 		b.t.Fatal("no pack was built")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/webtest"
 
 	"github.com/chromedp/cdproto/accessibility"
@@ -209,16 +210,10 @@ func TestQueueAndSteps(t *testing.T) {
 		t.Error("what was under way before some events were missed is shown for ever")
 	}
 	f.set(func(f *fake) { f.waiting = nil })
-	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		var hidden bool
-		if webtest.Do(t, ctx,
-			chromedp.Evaluate(`document.getElementById("queue-section").hidden`, &hidden)); hidden {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("an empty queue is shown")
-		}
-	}
+	testkit.Eventually(t, "an empty queue is hidden", func() (hidden bool) {
+		webtest.Do(t, ctx, chromedp.Evaluate(`document.getElementById("queue-section").hidden`, &hidden))
+		return hidden
+	})
 }
 
 // scheme has the browser prefer light or dark.

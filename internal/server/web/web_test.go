@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 
 	"go.uber.org/goleak"
 )
@@ -200,12 +201,7 @@ func TestEventsAreBounded(t *testing.T) {
 		t.Errorf("status %d", got)
 	}
 	conns[0].Close()
-	deadline := time.Now().Add(10 * time.Second)
-	for ; status() != http.StatusOK; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("a stream that was closed is not given back")
-		}
-	}
+	testkit.Eventually(t, "a stream that was closed is given back", func() bool { return status() == http.StatusOK })
 }
 
 // A name of elsewhere that leads here opens nothing.
