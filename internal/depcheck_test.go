@@ -15,6 +15,7 @@ import (
 // those in rows before its own. Every package has a place of its own, also one below another's folder.
 var order = [][]string{
 	{"durable", "limit", "spec", "image", "sched", "deploy/admit"},
+	{"fetch/bound"},
 	{"trace", "layer/presence"},
 	{"config", "deploy/journal", "layer/inflate", "layer/toc", "checkpoint/image"},
 	{"registry", "layer/bdi", "layer/erofs", "layer/tree", "checkpoint/hooks", "checkpoint/lazypages",

@@ -80,7 +80,8 @@ type machine struct {
 	state  string // --state
 	config string // of dewd, TOML
 	args   []string
-	under  []string // a command that runs dewd in its place
+	under  []string   // a command that runs dewd in its place
+	files  []*os.File // that it inherits, from descriptor 3 on
 	cmd    *exec.Cmd
 	log    string // path of dewd's output
 }
@@ -147,7 +148,7 @@ func (m *machine) launch() error {
 		"--state", m.state)
 	args = append(args, m.args...)
 	m.cmd = exec.Command(args[0], args[1:]...)
-	m.cmd.Stdout, m.cmd.Stderr = out, out
+	m.cmd.Stdout, m.cmd.Stderr, m.cmd.ExtraFiles = out, out, m.files
 	if err := m.cmd.Start(); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -16,9 +17,12 @@ import (
 
 	"dewpoint/internal/checkpoint/lazypages"
 	"dewpoint/internal/config"
+	"dewpoint/internal/engine"
 	"dewpoint/internal/layer/datafs"
 	"dewpoint/internal/pack/learn"
 	"dewpoint/internal/server"
+
+	"github.com/coreos/go-systemd/v22/daemon"
 )
 
 // version is set by the linker.
@@ -60,6 +64,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	flags.StringVar(&cfg.Containerd, "containerd", "private",
 		"`socket` of the containerd to use, or private: dewd starts its own")
 	flags.StringVar(&cfg.HTTP, "http", "", "`address` for metrics and, on loopback, the page (none by default)")
+	check := flags.Bool("check", false, "read the configuration, say what is wrong with it, and end")
 	verbose := flags.Bool("debug", false, "log more")
 	showVersion := flags.Bool("version", false, "print the version and end")
 	if err := flags.Parse(args); err != nil {
@@ -89,16 +94,36 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	if cfg.File, err = config.Load(*file); err != nil {
 		return err
 	}
+	if *check {
+		fmt.Println(cmp.Or(*file, "no configuration file: the defaults are"), "valid")
+		return nil
+	}
 	for _, p := range []*string{&cfg.Root, &cfg.State} {
 		if *p, err = filepath.Abs(*p); err != nil {
 			return err
 		}
 	}
+	if cfg.Snapshots, err = inherited(filepath.Join(cfg.State, "snapshotter.sock")); err != nil {
+		return err
+	}
+	systemd, err := newManager(cfg.Log)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { systemd.tell(daemon.SdNotifyStopping) })()
+	// The system's containerd may be ordered after dewd: what it asks meanwhile waits in the socket.
+	if cfg.Containerd != engine.Private && cfg.Snapshots != nil {
+		systemd.tell(daemon.SdNotifyReady)
+	}
+	cfg.Reload = systemd.reloads(ctx, *file)
 	started := make(chan struct{})
 	go func() {
 		select {
 		case <-started:
-			cfg.Log.Info("dewd serves", "socket", filepath.Join(cfg.State, "dewd.sock"))
+			socket := filepath.Join(cfg.State, "dewd.sock")
+			cfg.Log.Info("dewd serves", "socket", socket)
+			systemd.tell(daemon.SdNotifyReady)
+			systemd.watch(ctx, "unix://"+socket)
 		case <-ctx.Done():
 		}
 	}()

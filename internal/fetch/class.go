@@ -4,6 +4,8 @@ import (
 	"context"
 	"io"
 	"time"
+
+	"dewpoint/internal/fetch/bound"
 )
 
 // claim is a transfer that takes no turn among the layers but holds higher
@@ -158,23 +160,23 @@ func (t *turn) yield(ctx context.Context) (Class, error) {
 
 // read reads within the bounds of the link and of the class.
 func (l *Link) read(ctx context.Context, c Class, r io.Reader, b []byte) (int, error) {
-	buckets := []*bucket{l.bucket}
+	buckets := []*bound.Bucket{l.bucket}
 	if c == Background {
 		buckets = append(buckets, l.slow)
 	}
 	var err error
 	for i, k := range buckets {
 		all := len(b)
-		if b, err = k.take(ctx, b); err != nil {
+		if b, err = k.Take(ctx, b); err != nil {
 			return 0, err
 		}
 		for _, before := range buckets[:i] {
-			before.giveBack(all - len(b))
+			before.GiveBack(all - len(b))
 		}
 	}
 	n, err := r.Read(b)
 	for _, k := range buckets {
-		k.giveBack(len(b) - n)
+		k.GiveBack(len(b) - n)
 	}
 	return n, err
 }

@@ -72,8 +72,8 @@ func (l *Link) expect() (rate float64, guessed bool) {
 	if rate <= 0 {
 		rate, guessed = guessedRate, true
 	}
-	if l.cfg.Limit > 0 && rate >= float64(l.cfg.Limit) {
-		return float64(l.cfg.Limit), false
+	if limit := l.bucket.Limit(); limit > 0 && rate >= limit {
+		return limit, false
 	}
 	return rate, guessed
 }

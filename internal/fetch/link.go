@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"dewpoint/internal/fetch/bound"
 	"dewpoint/internal/layer"
 )
 
@@ -71,8 +72,8 @@ type LinkConfig struct {
 // Link is safe for concurrent use.
 type Link struct {
 	cfg    LinkConfig
-	bucket *bucket
-	slow   *bucket          // of Class Background
+	bucket *bound.Bucket
+	slow   *bound.Bucket    // of Class Background
 	clock  func() time.Time // time.Now, but for tests
 
 	mu      sync.Mutex
@@ -111,8 +112,14 @@ func NewLink(cfg LinkConfig) *Link {
 	if cfg.Inflaters <= 0 {
 		cfg.Inflaters = runtime.NumCPU()
 	}
-	return &Link{cfg: cfg, bucket: newBucket(cfg.Limit), slow: newBucket(cfg.Background), clock: time.Now,
+	return &Link{cfg: cfg, bucket: bound.New(cfg.Limit), slow: bound.New(cfg.Background), clock: time.Now,
 		claims: map[*claim]bool{}}
+}
+
+// SetRates changes what LinkConfig has as Limit and Background, also for what is under way.
+func (l *Link) SetRates(limit, background int64) {
+	l.bucket.Set(limit)
+	l.slow.Set(background)
 }
 
 // turn is one layer's place on the link. Its fields are guarded by the link.
@@ -262,7 +269,7 @@ func (l *Link) step(now time.Time) bool {
 	var sum float64
 	for _, t := range l.active {
 		t.look(now)
-		if t.steady(now) && (t.class < Background || l.cfg.Background == 0) { // else it is the throttle's rate
+		if t.steady(now) && (t.class < Background || l.slow.Limit() == 0) { // else it is the throttle's rate
 			sum += t.rate
 		}
 	}

@@ -279,19 +279,3 @@ func TestForcedOrders(t *testing.T) {
 		t.Errorf("three in parallel, yet %d at once", r.most)
 	}
 }
-
-func TestBucket(t *testing.T) {
-	k := newBucket(1 << 20)
-	begin := time.Now()
-	buf, n := make([]byte, 64<<10), 0
-	for n < 512<<10 {
-		b, err := k.take(t.Context(), buf)
-		if err != nil {
-			t.Fatal(err)
-		}
-		n += len(b)
-	}
-	if d := time.Since(begin); d < 350*time.Millisecond {
-		t.Errorf("half a second's worth passed in %s", d)
-	}
-}

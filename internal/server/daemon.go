@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -63,6 +64,8 @@ type Config struct {
 	HTTP       string // address of metrics; "" is none
 	Version    string
 	Log        *slog.Logger
+	Reload     <-chan config.Config // configurations that are to come into force; nil: none
+	Snapshots  net.Listener         // where containerd asks for snapshots; nil: dewd makes the socket in State
 }
 
 // daemon is the parts of a dewd. Its methods make them, each of those before it.
@@ -82,6 +85,7 @@ type daemon struct {
 	registry *registry.Client
 	catalog  *fetch.Catalog
 	pop      *popParts
+	link     *fetch.Link
 	puller   *fetch.Puller
 	snaps    *snapshot.Snapshotter
 	learner  *late[*learn.Learner]
@@ -102,11 +106,7 @@ func Run(ctx context.Context, cfg Config, started chan<- struct{}) error {
 	if os.Geteuid() != 0 {
 		return errors.New("dewd mounts file systems and runs containers, so it needs root: run it with sudo or as a system service")
 	}
-	limit := int64(cfg.File.Limits.Memory)
-	if limit == 0 {
-		limit = defaultMemory
-	}
-	debug.SetMemoryLimit(limit)
+	debug.SetMemoryLimit(memoryLimit(cfg.File))
 	paceHeap()
 	if err := sched.Prompt(); err != nil { // calls are answered all the same
 		cfg.Log.Warn("answers may wait for a processor", "err", err)
@@ -123,8 +123,9 @@ func newDaemon(cfg Config) *daemon {
 	d.news = &news{events: events, metrics: metrics.New(cfg.Version), log: cfg.Log}
 	d.usage = &usage{engine: newLate[*engine.Engine](), snaps: newLate[*snapshot.Snapshotter](),
 		checkpoints: newLate[*checkpoint.Manager](), events: events, log: cfg.Log}
-	d.room = &room{root: cfg.Root, maxBytes: int64(cfg.File.Cache.MaxBytes), puller: newLate[*fetch.Puller](),
+	d.room = &room{root: cfg.Root, puller: newLate[*fetch.Puller](),
 		usage: d.usage, metrics: d.news.metrics, log: cfg.Log}
+	d.room.maxBytes.Store(int64(cfg.File.Cache.MaxBytes))
 	d.partials = &partials{engine: d.usage.engine, events: events, log: cfg.Log, bg: &d.bg}
 	d.pop = &popParts{cfg: cfg, node: d.name, saved: newLate[*store.Store](), usage: d.usage, room: d.room,
 		log: cfg.Log, bg: &d.bg}
@@ -144,8 +145,14 @@ func (d *daemon) run(ctx context.Context, started chan<- struct{}) error {
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		return snapshot.Serve(ctx, d.socket(), d.snaps, snapshot.NewDiff(d.snaps, d.blobs))
+		diff := snapshot.NewDiff(d.snaps, d.blobs)
+		if d.Snapshots != nil {
+			return snapshot.ServeOn(ctx, d.Snapshots, d.snaps, diff)
+		}
+		return snapshot.Serve(ctx, d.socket(), d.snaps, diff)
 	})
+	settings := &reloader{link: d.link, room: d.room, inForce: d.File, log: d.Log}
+	g.Go(func() error { return settings.follow(ctx, d.Reload) })
 	g.Go(func() error {
 		if err := d.make(ctx, d.startEngine, d.openCheckpoints, d.openDeployer, d.openDesk); err != nil {
 			return err
@@ -267,7 +274,7 @@ func (d *daemon) openPuller(context.Context) (err error) {
 		return err
 	}
 	d.usage.catalog = d.catalog
-	link := fetch.NewLink(fetch.LinkConfig{Limit: int64(d.File.Link.Limit),
+	d.link = fetch.NewLink(fetch.LinkConfig{Limit: int64(d.File.Link.Limit),
 		Background: int64(d.File.Link.Background)})
 	packs, err := packConfig(d.Root, d.File.Pack)
 	if err != nil {
@@ -283,12 +290,12 @@ func (d *daemon) openPuller(context.Context) (err error) {
 		return fmt.Errorf("pop: %w", err)
 	}
 	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog,
-		Link:  link,
+		Link:  d.link,
 		Packs: packs, Lazy: d.lazyConfig(), Cache: cache,
 		Images: fetch.ImagesConfig{Idle: d.usage.idleImages, Remove: d.usage.removeImages}, Log: d.Log})
 	d.room.puller.set(d.puller)
 	if shared.Coord != nil {
-		shared.Layers, shared.Catalog, shared.Link = d.layers, d.catalog, link
+		shared.Layers, shared.Catalog, shared.Link = d.layers, d.catalog, d.link
 		shared.PackDir, shared.Capacity = packs.Dir, cache.Capacity
 		d.pop.member = fetch.NewMember(shared, d.puller)
 		d.puller.Join(d.pop.member)

@@ -133,7 +133,8 @@ func TestShortOf(t *testing.T) {
 
 // Of files, their blocks count, abandoned fills' too.
 func TestExcess(t *testing.T) {
-	d := &room{maxBytes: 1 << 20, root: t.TempDir()}
+	d := &room{root: t.TempDir()}
+	d.maxBytes.Store(1 << 20)
 	deep := filepath.Join(d.root, "layers", "x.part")
 	if err := os.MkdirAll(deep, 0o755); err != nil {
 		t.Fatal(err)

@@ -36,7 +36,7 @@ func (h *house) keep(ctx context.Context) {
 		case <-quiet.C:
 			h.checkpoints.publishOwed(ctx)
 			work := h.news.work.Load()
-			if work != kept && h.room.maxBytes > 0 { // the bound holds also in a burst of work
+			if work != kept && h.room.maxBytes.Load() > 0 { // the bound holds also in a burst of work
 				if h.room.excess() > 0 {
 					h.collect(ctx)
 				}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 
 	"dewpoint/internal/config"
@@ -25,7 +26,7 @@ const keepFree = 0.10
 // concurrent use.
 type room struct {
 	root     string
-	maxBytes int64 // that layers may take; 0 is what the disk has
+	maxBytes atomic.Int64 // that layers may take; 0 is what the disk has
 	puller   *late[*fetch.Puller]
 	usage    *usage
 	metrics  *metrics.Set
@@ -57,8 +58,8 @@ func (r *room) free() (int64, error) {
 // or lacks of the share of the disk that is to stay free; below 0 is what is left.
 func (r *room) excess() int64 {
 	want := int64(math.MinInt64)
-	if r.maxBytes > 0 {
-		want = diskUse(filepath.Join(r.root, "layers")) - r.maxBytes
+	if most := r.maxBytes.Load(); most > 0 {
+		want = diskUse(filepath.Join(r.root, "layers")) - most
 	}
 	var s unix.Statfs_t
 	if unix.Statfs(r.root, &s) == nil {
