@@ -27,6 +27,8 @@ type table struct {
 	layers  map[digest.Digest]*layer // guarded by mu
 	numbers map[int]*layer           // the same ones by n; guarded by mu
 	swept   atomic.Bool              // what an earlier process left is gone
+
+	sweeping sync.Mutex // held by sweep; never waited for
 }
 
 // layer is one layer in use. Its mount point is named by n.
@@ -173,6 +175,11 @@ func (t *table) release(l *layer) error {
 func (t *table) retire(l *layer) error {
 	l.busy.Lock()
 	defer l.busy.Unlock()
+	return t.retireBusy(l)
+}
+
+// retireBusy is called with l.busy held.
+func (t *table) retireBusy(l *layer) error {
 	if !t.idle(l) {
 		return nil
 	}
@@ -207,8 +214,13 @@ func (t *table) clear(path string) error {
 }
 
 // sweep retires the layers whose unmounting failed earlier, and clears mount
-// points that belong to no layer. It returns the first error and goes on.
+// points that belong to no layer. It returns the first error and goes on. It
+// does nothing while another sweep is at work, which an unmount may hold up.
 func (t *table) sweep() error {
+	if !t.sweeping.TryLock() {
+		return nil
+	}
+	defer t.sweeping.Unlock()
 	var first error
 	note := func(err error) {
 		if first == nil {
@@ -216,7 +228,10 @@ func (t *table) sweep() error {
 		}
 	}
 	for _, l := range t.idlers() {
-		note(t.retire(l))
+		if l.busy.TryLock() { // else it is being retired
+			note(t.retireBusy(l))
+			l.busy.Unlock()
+		}
 	}
 	entries, err := os.ReadDir(t.dir)
 	if err != nil {
@@ -244,21 +259,34 @@ func (t *table) idlers() []*layer {
 	return idle
 }
 
-// clearStranger clears ROOT/m/NAME unless a layer owns it. The table is locked
-// meanwhile, so that the number is not given away; it never is when clearing
-// fails, for what is mounted there would pass for another layer.
+// clearStranger clears ROOT/m/NAME unless a layer owns it. Its number is taken
+// meanwhile, and stays so until clearing succeeds: what is mounted there would
+// pass for another layer. Only sweep calls it.
 func (t *table) clearStranger(name string) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	n, _ := strconv.Atoi(name)
-	if t.numbers[n] != nil {
+	if !t.takeNumber(n) {
 		return nil
 	}
-	err := t.clear(filepath.Join(t.dir, name))
-	if err != nil && n > 0 {
+	if err := t.clear(filepath.Join(t.dir, name)); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.numbers, n)
+	return nil
+}
+
+// takeNumber reports whether no layer has the number n, which then none gets. 0 is no number.
+func (t *table) takeNumber(n int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if l := t.numbers[n]; l != nil {
+		return l.id == ""
+	}
+	if n > 0 {
 		t.numbers[n] = &layer{n: n}
 	}
-	return err
+	return true
 }
 
 func (t *table) inUse() map[digest.Digest]bool {

@@ -17,6 +17,7 @@ type Backend struct {
 
 	mu   sync.Mutex
 	fail error
+	wait func(target string)
 }
 
 // NewBackend returns the backend of that name.
@@ -32,11 +33,21 @@ func (b *Backend) FailUnmount(err error) {
 	b.fail = err
 }
 
+// BeforeUnmount has wait called by each Unmount, which goes on when it returns.
+func (b *Backend) BeforeUnmount(wait func(target string)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.wait = wait
+}
+
 // Unmount implements mount.Backend.
 func (b *Backend) Unmount(target string) error {
 	b.mu.Lock()
-	err := b.fail
+	err, wait := b.fail, b.wait
 	b.mu.Unlock()
+	if wait != nil {
+		wait(target)
+	}
 	if err != nil {
 		return err
 	}
