@@ -14,7 +14,7 @@ import (
 // order is the packages as a deployment flows through them: each imports only
 // those in rows before its own. Every package has a place of its own, also one below another's folder.
 var order = [][]string{
-	{"durable", "limit", "spec", "image", "sched", "deploy/admit"},
+	{"durable", "limit", "spec", "image", "sched", "sender", "deploy/admit"},
 	{"fetch/bound"},
 	{"trace", "layer/presence"},
 	{"config", "deploy/journal", "layer/inflate", "layer/toc", "checkpoint/image"},

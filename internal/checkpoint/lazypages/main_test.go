@@ -19,6 +19,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "guard" {
 		end(lazypages.Guard())
 	}
+	if len(os.Args) == 3 && os.Args[1] == "task" {
+		end(lazypages.SendTask(os.Args[2]))
+	}
 	if len(os.Args) == 5 && os.Args[1] == "server" {
 		s, err := lazypages.Serve(context.Background(), lazypages.Config{Dir: os.Args[2], Work: os.Args[3],
 			Source: lazypages.Dir(os.Args[4]), Rate: slow, Guard: guard()})

@@ -271,12 +271,15 @@ func (s *Server) add(p *process, t *task) error {
 	p.id = s.ids
 	s.procs[p] = struct{}{}
 	fds := []int{p.fd}
-	if t != nil {
+	switch {
+	case t == nil:
+		s.stats.Forks++
+	case t.pidfd < 0:
+		s.stats.Processes++
+	default:
 		s.tasks = append(s.tasks, *t)
 		fds = append(fds, t.pidfd)
 		s.stats.Processes++
-	} else {
-		s.stats.Forks++
 	}
 	s.plan.want(p.name, chunks)
 	s.goDo(func() error { return s.watch(p) })

@@ -10,23 +10,21 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/sender"
 )
 
 // restoreFinished is what CRIU sends when all processes are about to run.
 const restoreFinished = 0x52535446
 
 // task is a restored process: the descriptor names it for good.
-type task struct {
-	pid   int
-	pidfd int
-}
+type task struct{ pidfd int }
 
 // listen makes the socket in dir; one that was left behind goes. dir may have a
-// path of any length. CRIU's messages come with the number of their sender.
+// path of any length. CRIU's messages come with the process that sends them.
 func listen(dir string) (*net.UnixListener, error) {
 	d, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -42,23 +40,21 @@ func listen(dir string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	l.SetUnlinkOnClose(false)
-	if err := passCredentials(l); err != nil {
+	if err := askSenders(l); err != nil {
 		l.Close()
 		return nil, err
 	}
 	return l, nil
 }
 
-func passCredentials(l *net.UnixListener) error {
+func askSenders(l *net.UnixListener) error {
 	conn, err := l.SyscallConn()
 	if err != nil {
 		return err
 	}
 	var set error
-	err = conn.Control(func(fd uintptr) {
-		set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
-	})
-	return errors.Join(err, os.NewSyscallError("setsockopt", set))
+	err = conn.Control(func(fd uintptr) { set = sender.Ask(int(fd)) })
+	return errors.Join(err, set)
 }
 
 // receive takes CRIU's connection: the number in the image and the descriptor of
@@ -85,7 +81,9 @@ func (s *Server) receive(l *net.UnixListener) error {
 
 func (s *Server) receiveOne(conn *net.UnixConn) (finished bool, err error) {
 	var word [4]byte
-	pid, _, err := recv(conn, word[:])
+	pidfd, none, err := recv(conn, word[:])
+	defer func() { closeIf(pidfd) }() // unless it is kept
+	closeIf(none)
 	if errors.Is(err, io.EOF) {
 		return false, ErrUnfinished
 	}
@@ -100,32 +98,32 @@ func (s *Server) receiveOne(conn *net.UnixConn) (finished bool, err error) {
 	case int32(id) < 0: // a process that has ended and was not waited for: it has no memory
 		return false, nil
 	}
-	_, fd, err := recv(conn, word[:1])
+	same, fd, err := recv(conn, word[:1])
+	closeIf(same)
 	if err == nil && fd < 0 {
 		err = errors.New("no descriptor")
 	}
 	if err != nil {
 		return false, fmt.Errorf("userfaultfd of process %d: %w", id, err)
 	}
-	return false, s.admit(int(id), pid, fd)
+	kept := pidfd
+	pidfd = -1
+	return false, s.admit(int(id), kept, fd)
 }
 
-// admit begins to serve the process that has the number id in the image. It owns fd.
-func (s *Server) admit(id, pid, fd int) error {
+// admit begins to serve the process that has the number id in the image. It owns both descriptors. pidfd
+// is -1 if the process has ended, or if the kernel does not tell: then Config.Kill alone ends it.
+func (s *Server) admit(id, pidfd, fd int) error {
 	m, err := readPagemap(filepath.Join(s.cfg.Dir, "pagemap-"+strconv.Itoa(id)+".img"))
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
 	if err != nil {
-		unix.Close(fd)
+		closeIf(pidfd)
+		closeIf(fd)
 		return err
 	}
-	t := &task{pid: pid, pidfd: -1}
-	if t.pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
-		unix.Close(fd)
-		return fmt.Errorf("process %d: %w", pid, os.NewSyscallError("pidfd_open", err))
-	}
-	return s.add(newProcess(m.file, fd, newMemory(m.runs)), t)
+	return s.add(newProcess(m.file, fd, newMemory(m.runs)), &task{pidfd: pidfd})
 }
 
 // restored: every mapping is registered, so what is not there is gone.
@@ -142,65 +140,68 @@ func (s *Server) restored() {
 	}
 }
 
-// recv fills b and returns the sender's number, and the descriptor that came
-// along or -1.
-func recv(conn *net.UnixConn, b []byte) (pid, fd int, err error) {
-	fd = -1
-	oob := make([]byte, unix.CmsgSpace(4)+unix.CmsgSpace(unix.SizeofUcred))
+// recv fills b and returns the sender's descriptor and the one that came along, which are the caller's; each
+// may be -1.
+func recv(conn *net.UnixConn, b []byte) (pidfd, fd int, err error) {
+	pidfd, fd = -1, -1
+	oob := make([]byte, unix.CmsgSpace(4)+sender.Room)
 	for len(b) > 0 {
 		n, nOOB, _, _, err := conn.ReadMsgUnix(b, oob)
 		if n == 0 && err == nil {
 			err = io.EOF
 		}
 		p, f, perr := control(oob[:nOOB])
-		if p != 0 {
-			pid = p
-		}
-		if f >= 0 {
-			fd = f
-		}
+		pidfd, fd = newer(pidfd, p), newer(fd, f)
 		if err = errors.Join(err, perr); err != nil {
-			return 0, -1, errors.Join(err, closeIf(fd))
+			closeIf(pidfd)
+			closeIf(fd)
+			return -1, -1, err
 		}
 		b = b[n:]
 	}
-	return pid, fd, nil
+	return pidfd, fd, nil
 }
 
-func closeIf(fd int) error {
-	if fd < 0 {
-		return nil
+// newer is the descriptor next, unless there is none; then old.
+func newer(old, next int) int {
+	if next < 0 {
+		return old
 	}
-	return unix.Close(fd)
+	closeIf(old)
+	return next
+}
+
+func closeIf(fd int) {
+	if fd >= 0 {
+		unix.Close(fd)
+	}
 }
 
 // control takes the sender and at most one descriptor out of control messages.
-func control(oob []byte) (pid, fd int, err error) {
-	fd = -1
-	msgs, err := syscall.ParseSocketControlMessage(oob)
-	if err != nil {
-		return 0, -1, err
+func control(oob []byte) (pidfd, fd int, err error) {
+	if len(oob) == 0 {
+		return -1, -1, nil
 	}
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return -1, -1, err
+	}
+	pidfd, fd = sender.Of(msgs, sender.Now()).FD, -1
 	for i := range msgs {
-		switch msgs[i].Header.Type {
-		case unix.SCM_CREDENTIALS:
-			cred, err := syscall.ParseUnixCredentials(&msgs[i])
-			if err != nil {
-				return 0, -1, err
-			}
-			pid = int(cred.Pid)
-		case unix.SCM_RIGHTS:
-			fds, err := syscall.ParseUnixRights(&msgs[i])
-			if err != nil {
-				return 0, -1, err
-			}
-			for _, f := range fds {
-				closeIf(fd)
-				fd = f
-			}
+		if msgs[i].Header.Type != unix.SCM_RIGHTS {
+			continue
+		}
+		fds, err := unix.ParseUnixRights(&msgs[i])
+		if err != nil {
+			closeIf(pidfd)
+			closeIf(fd)
+			return -1, -1, err
+		}
+		for _, f := range fds {
+			fd = newer(fd, f)
 		}
 	}
-	return pid, fd, nil
+	return pidfd, fd, nil
 }
 
 // killTasks ends the restored processes.

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/sender"
 )
 
 // The descriptors that a datafs inherits.
@@ -89,7 +91,7 @@ func lastWords(cfg *Config) string {
 type peer struct {
 	*link
 	hello message
-	pidfd int       // -1 if the kernel has none
+	pidfd int       // of who sent hello; -1 if the kernel has none
 	cmd   *exec.Cmd // nil if another process started it
 }
 
@@ -99,8 +101,8 @@ const handshakeTime = 20 * time.Second
 // dial connects to the datafs that listens in the state directory, and reads
 // what it says up to kindReady into told.
 func dial(ctx context.Context, state string, told func(message)) (*peer, error) {
-	path := filepath.Join(state, socketName)
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+	by := sender.Now() // it runs already
+	conn, err := connect(filepath.Join(state, socketName))
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +111,10 @@ func dial(ctx context.Context, state string, told func(message)) (*peer, error) 
 	conn.SetReadDeadline(time.Now().Add(handshakeTime))
 	p := &peer{link: newLink(conn), pidfd: -1}
 	for {
-		m, err := receiveMessage(conn)
+		m, control, err := receive(conn)
+		if p.hello.kind == 0 && control != nil {
+			p.sentBy(control, by, err == nil && m.kind == kindHello)
+		}
 		if err == nil && (m.kind == kindHello && len(m.files) != 1 || m.kind == kindReady && p.hello.kind == 0) {
 			closeFiles(m.files)
 			err = errMessage
@@ -127,13 +132,38 @@ func dial(ctx context.Context, state string, told func(message)) (*peer, error) 
 			p.hello.flags |= m.flags
 		case kindReady:
 			conn.SetReadDeadline(time.Time{})
-			if fd, err := unix.PidfdOpen(int(p.hello.from), 0); err == nil {
-				p.pidfd = fd
-			}
 			return p, nil
 		default:
 			told(m)
 		}
+	}
+}
+
+// connect has the kernel say who sends what comes.
+func connect(path string) (*net.UnixConn, error) {
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		cerr := c.Control(func(fd uintptr) { err = sender.Ask(int(fd)) })
+		return errors.Join(err, cerr)
+	}}
+	conn, err := d.Dial("unixpacket", path)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
+}
+
+// sentBy keeps the sender of hello as the process; nobody asks for that of later messages.
+func (p *peer) sentBy(control []unix.SocketControlMessage, by sender.Moment, hello bool) {
+	from := sender.Of(control, by)
+	if !hello {
+		if from.FD >= 0 {
+			unix.Close(from.FD)
+		}
+		return
+	}
+	p.pidfd = from.FD
+	if c, err := p.conn.SyscallConn(); err == nil {
+		c.Control(func(fd uintptr) { sender.Enough(int(fd)) })
 	}
 }
 

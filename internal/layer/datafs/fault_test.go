@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -298,4 +299,56 @@ func openFiles(t *testing.T, pid int) int {
 		t.Fatal(err)
 	}
 	return len(all)
+}
+
+// A message's word for its sender's number is not believed: the process that would be killed is its sender.
+func TestForgedNumber(t *testing.T) {
+	dir := t.TempDir()
+	innocent := exec.Command("sleep", "1000")
+	if err := innocent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer reap(innocent, true)
+	l, err := net.ListenUnix("unixpacket",
+		&net.UnixAddr{Name: filepath.Join(dir, socketName), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	before, said := openFiles(t, os.Getpid()), make(chan struct{})
+	go func() {
+		defer close(said)
+		conn, err := l.AcceptUnix()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		for _, m := range []message{{kind: kindKernel},
+			{kind: kindHello, from: int64(innocent.Process.Pid), files: []*os.File{null}}, {kind: kindReady}} {
+			if err := sendMessage(conn, &m); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	p, err := dial(t.Context(), dir, func(message) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.pidfd < 0 {
+		t.Fatal("the sender is not known")
+	}
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", p.pidfd))
+	if err != nil || !strings.Contains(string(info), fmt.Sprintf("Pid:\t%d\n", os.Getpid())) {
+		t.Errorf("it takes %s for the sender, %v", info, err)
+	}
+	p.release()
+	<-said
+	if now := openFiles(t, os.Getpid()); now > before {
+		t.Errorf("%d files are open, %d before", now, before)
+	}
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/sender"
 )
 
 // dewd and datafs talk over a socket of sequenced packets. Each packet is one
@@ -27,7 +29,7 @@ const (
 	kindResend   // all layers were added: ask the kernel for what was being served
 
 	// From datafs. Kind add, tree and shutdown come back as answers, with an error number in from.
-	kindHello    // file: /dev/fuse; flags; from: process id
+	kindHello    // file: /dev/fuse; flags; from: process id, for people
 	kindHave     // a layer: as kindAdd, and its index if it has one
 	kindReady    // all layers and wants were told
 	kindWant     // from, to
@@ -130,33 +132,39 @@ func rawFD(f *os.File) int {
 // receiveMessage reads a message. Its files are the receiver's, also when there
 // is an error of the message itself; then none are left open.
 func receiveMessage(c *net.UnixConn) (message, error) {
+	m, _, err := receive(c)
+	return m, err
+}
+
+// receive is receiveMessage that keeps what came beside the message.
+func receive(c *net.UnixConn) (message, []unix.SocketControlMessage, error) {
 	b := make([]byte, messageSize+1)
-	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
+	oob := make([]byte, unix.CmsgSpace(4*maxFiles)+sender.Room)
 	n, oobn, flags, _, err := c.ReadMsgUnix(b, oob)
 	if err != nil {
-		return message{}, err
+		return message{}, nil, err
 	}
-	files := receivedFiles(oob[:oobn])
+	control, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil {
+		control = nil
+	}
+	files := receivedFiles(control)
 	m, err := decodeMessage(b[:n])
 	if err == nil && flags&(unix.MSG_CTRUNC|unix.MSG_TRUNC) != 0 {
 		err = fmt.Errorf("%w: cut short", errMessage)
 	}
 	if err != nil {
 		closeFiles(files)
-		return message{}, err
+		return message{}, control, err
 	}
 	m.files = files
-	return m, nil
+	return m, control, nil
 }
 
-func receivedFiles(oob []byte) []*os.File {
+func receivedFiles(control []unix.SocketControlMessage) []*os.File {
 	var files []*os.File
-	list, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil
-	}
-	for i := range list {
-		fds, err := unix.ParseUnixRights(&list[i])
+	for i := range control {
+		fds, err := unix.ParseUnixRights(&control[i])
 		if err != nil {
 			continue
 		}
