@@ -36,10 +36,10 @@ build: go
 	CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ $(RUNC_SHIM)
 	$(SHIM) bin/containerd-shim-dewpoint-v1
 
-# The laboratory: what measures, and what "dewlab bench deploy" drives containerd's client library by.
+# The laboratory, a module of its own: what measures, and what "dewlab bench deploy" drives containerd's client library by.
 build-lab: go
 	mkdir -p bin
-	$(BUILD) -o bin/ ./lab/dewlab ./lab/bench/ctrclient
+	cd lab && $(BUILD) -o ../bin/ ./dewlab ./bench/ctrclient
 
 build-static: go
 	mkdir -p bin/static
@@ -55,7 +55,7 @@ notices: go
 	scripts/notices >bin/THIRD-PARTY-NOTICES
 
 images:
-	go run ./lab/dewlab bench images -dir $(DEWPOINT_IMAGES)
+	go -C lab run ./dewlab bench images -dir $(DEWPOINT_IMAGES)
 
 demo:
 	scripts/install demo
@@ -73,10 +73,14 @@ test-dmtcp:
 	go test -count=1 -tags dmtcp -run 'TestProbe|TestContract/(Lacks|Things|Clones|Uncopied)' ./internal/checkpoint/dmtcp
 	go test -count=1 -tags dmtcp,$(TAGS) -run 'ByDMTCP$$' ./test
 
+FORMATTED = test -z "$$(gofmt -l api cmd demo internal lab test testkit | tee /dev/stderr)"
+
 lint:
 	go vet -tags $(TAGS) ./...
-	@test -z "$$(gofmt -l api cmd demo internal lab test testkit | tee /dev/stderr)"
+	cd lab && go vet -tags $(TAGS) ./...
+	@$(FORMATTED)
 	$(DEWPOINT_TOOLS)/staticcheck-*/staticcheck -tags $(TAGS) ./...
+	cd lab && $(DEWPOINT_TOOLS)/staticcheck-*/staticcheck -tags $(TAGS) ./...
 
 # make bench ARGS='pull -rates 20 -images nginx:1'
 bench:

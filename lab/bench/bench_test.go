@@ -52,7 +52,11 @@ func build(t *testing.T, dir string, packages ...string) {
 	if exec.Command("pkg-config", "--exists", "libisal").Run() == nil {
 		args[len(args)-1] += ",isal"
 	}
-	if out, err := exec.Command("go", append(args, packages...)...).CombinedOutput(); err != nil {
+	cmd := exec.Command("go", append(args, packages...)...)
+	if strings.HasPrefix(packages[0], "dewpoint/cmd") { // the product's module has them
+		cmd.Dir = filepath.Join("..", "..")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build %v: %v\n%s", packages, err, out)
 	}
 }
