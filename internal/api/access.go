@@ -3,6 +3,7 @@ package api
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -122,16 +123,17 @@ func host(ctx context.Context, req *spec.Request) error {
 		"say --net bridge or none")
 }
 
-// own refuses a container that somebody else has deployed to who is not the node's administrator.
-func (h *handler) own(ctx context.Context, name string) error {
+// own refuses a container that somebody else has deployed to who is not the node's administrator. What it
+// returns names the container that was looked at, and no other one that has its name later.
+func (h *handler) own(ctx context.Context, name string) (string, error) {
 	if callerOf(ctx).role == Admin {
-		return nil
+		return name, nil
 	}
 	i, err := h.node.Inspect(ctx, name)
 	if err != nil {
-		return err
+		return "", err
 	}
-	return owned(ctx, i.Container)
+	return cmp.Or(i.Container.ID, name), owned(ctx, i.Container)
 }
 
 func owned(ctx context.Context, c spec.Container) error {

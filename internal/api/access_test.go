@@ -95,6 +95,11 @@ func serveTCP(t *testing.T, ca *authority, who *api.Access) string {
 	n := &apitest.Node{}
 	n.Add(nginx)
 	t.Cleanup(n.Close)
+	return serveNode(t, ca, who, n)
+}
+
+func serveNode(t *testing.T, ca *authority, who *api.Access, n api.Node) string {
+	t.Helper()
 	ca.sign("node", []net.IP{net.IPv4(127, 0, 0, 1)}, time.Hour)
 	b, err := os.ReadFile(ca.path("ca.crt"))
 	if err == nil {
@@ -380,6 +385,54 @@ func TestOwnContainers(t *testing.T) {
 		}
 	}
 	wantCode(t, mine.Remove(ctx, "nothing", true), api.NotFound, api.ExitNotFound)
+}
+
+// replacing is a node on which another container takes the name of one as soon as that was looked at.
+type replacing struct {
+	*apitest.Node
+	t *testing.T
+}
+
+func (n *replacing) Inspect(ctx context.Context, name string) (spec.Inspection, error) {
+	i, err := n.Node.Inspect(ctx, name)
+	if err == nil {
+		err = errors.Join(n.Node.Remove(ctx, name, true), n.deploy(name, "cert:theirs"))
+	}
+	if err != nil {
+		n.t.Error(err)
+	}
+	return i, err
+}
+
+func (n *replacing) deploy(name, caller string) error {
+	_, err := n.Node.Deploy(n.t.Context(), spec.Request{Image: "nginx:1", Name: name, Net: "none",
+		Cmd: []string{"sleep"}, Terms: spec.Terms{Caller: caller}}, spec.Watch{})
+	return err
+}
+
+// A call acts on the container that was looked at, though another caller's has its name by then.
+func TestNameOfAnother(t *testing.T) {
+	ca := newAuthority(t)
+	ca.sign("mine", nil, time.Hour)
+	n := &replacing{&apitest.Node{}, t}
+	n.Add(nginx)
+	t.Cleanup(n.Close)
+	mine := dialWith(t, serveNode(t, ca, &api.Access{Clients: map[string]api.Role{"mine": api.Deploy}}, n),
+		ca.credentials("mine"))
+	ctx := t.Context()
+	for call, act := range map[string]func(name string) error{
+		"stop":   func(name string) error { return mine.Stop(ctx, name, 0) },
+		"remove": func(name string) error { return mine.Remove(ctx, name, true) },
+	} {
+		if err := n.deploy(call, "cert:mine"); err != nil {
+			t.Fatal(err)
+		}
+		wantCode(t, act(call), api.NotFound, api.ExitNotFound)
+		i, err := n.Node.Inspect(ctx, call)
+		if err != nil || i.Container.Caller != "cert:theirs" || i.Container.Status != spec.StatusRunning {
+			t.Errorf("%s: the other one's container is %+v, %v", call, i.Container, err)
+		}
+	}
 }
 
 func TestClearOnLoopbackOnly(t *testing.T) {

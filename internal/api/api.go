@@ -73,7 +73,8 @@ type Deployments interface {
 	CancelDeployment(ctx context.Context, ref spec.DeploymentRef) (spec.Deployment, error)
 }
 
-// Containers are known by their names.
+// Containers are known by their names, and by the IDs that Inspect gives: a call with an ID acts on that
+// container or on none, a call with a name on the one that has it when the call begins.
 type Containers interface {
 	Inspect(ctx context.Context, name string) (spec.Inspection, error)
 	// List gives the containers that run, or all, the oldest first.

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -174,6 +175,7 @@ type attached struct {
 	once   sync.Once // begin, or never
 	output pending
 	exit   pending
+	id     string // of the container, once exit is done; its name where that is not known
 }
 
 // pending is what a goroutine will find out; its fields hold once done is closed.
@@ -213,7 +215,9 @@ func (a *attached) begin(name string) {
 		})
 		go a.exit.run(func() (status int, err error) {
 			err = a.d.h.guard("Wait", func() (err error) {
-				status, err = a.d.h.node.Wait(a.ctx, name)
+				i, _ := a.d.h.node.Inspect(a.ctx, name)
+				a.id = cmp.Or(i.Container.ID, name)
+				status, err = a.d.h.node.Wait(a.ctx, a.id)
 				return err
 			})
 			return status, err
@@ -257,8 +261,8 @@ func (a *attached) end(name string, err error) error {
 	}
 	a.free()
 	if a.d.req.Remove {
-		// The node removes it too; whoever comes second finds nothing.
-		if err := a.d.h.node.Remove(a.ctx, name, true); err != nil && a.d.h.classify(err).Code != NotFound {
+		// The node removes it too; whoever comes second finds nothing, though another container has its name.
+		if err := a.d.h.node.Remove(a.ctx, a.id, true); err != nil && a.d.h.classify(err).Code != NotFound {
 			return err
 		}
 	}

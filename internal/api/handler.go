@@ -138,10 +138,11 @@ func (h *handler) Stop(ctx context.Context,
 		timeout = max(0, t.AsDuration())
 	}
 	return answer(ctx, h, longCall+max(0, timeout), func(ctx context.Context) (*pb.StopResponse, error) {
-		if err := h.own(ctx, req.Msg.Name); err != nil {
+		id, err := h.own(ctx, req.Msg.Name)
+		if err != nil {
 			return nil, err
 		}
-		return &pb.StopResponse{}, h.node.Stop(ctx, req.Msg.Name, timeout)
+		return &pb.StopResponse{}, h.node.Stop(ctx, id, timeout)
 	})
 }
 
@@ -151,10 +152,11 @@ func (h *handler) Remove(ctx context.Context,
 		return nil, err
 	}
 	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.RemoveResponse, error) {
-		if err := h.own(ctx, req.Msg.Name); err != nil {
+		id, err := h.own(ctx, req.Msg.Name)
+		if err != nil {
 			return nil, err
 		}
-		return &pb.RemoveResponse{}, h.node.Remove(ctx, req.Msg.Name, req.Msg.Force)
+		return &pb.RemoveResponse{}, h.node.Remove(ctx, id, req.Msg.Force)
 	})
 }
 

@@ -32,11 +32,12 @@ type Options struct {
 	Boot     float64 // seconds from start to readiness; 0 is what was measured before, or unknown
 }
 
-// Checkpoint saves a container that runs: memory and writable layer as they
+// Checkpoint saves a container that runs, by its name or ID: memory and writable layer as they
 // were at one moment. The container runs on, whatever happens. Once Checkpoint
 // returns nil, containers start from it, also after a power cut.
-func (m *Manager) Checkpoint(ctx context.Context, name string, o Options) (store.Record, Dumped, error) {
-	r, d, err := m.checkpoint(ctx, name, o)
+func (m *Manager) Checkpoint(ctx context.Context, id string, o Options) (store.Record, Dumped, error) {
+	name := engine.Name(id)
+	r, d, err := m.checkpoint(ctx, id, o)
 	if err != nil {
 		return r, d, fmt.Errorf("checkpoint of %s: %w", name, err)
 	}
@@ -46,16 +47,17 @@ func (m *Manager) Checkpoint(ctx context.Context, name string, o Options) (store
 	return r, d, nil
 }
 
-func (m *Manager) checkpoint(ctx context.Context, name string, o Options) (r store.Record, d Dumped,
+func (m *Manager) checkpoint(ctx context.Context, id string, o Options) (r store.Record, d Dumped,
 	err error) {
 	a, err := m.probe(ctx)
 	if err != nil {
 		return r, d, err
 	}
-	c, err := m.subject(ctx, name, o, a)
+	c, err := m.subject(ctx, id, o, a)
 	if err != nil {
 		return r, d, err
 	}
+	name := c.info.Name
 	if err := m.whole(ctx, name); err != nil {
 		return r, d, err
 	}
@@ -157,11 +159,12 @@ type subject struct {
 }
 
 // subject looks at a container and refuses what no checkpoint may be made of.
-func (m *Manager) subject(ctx context.Context, name string, o Options, a *able) (*subject, error) {
-	info, err := m.cfg.Containers.Inspect(ctx, name)
+func (m *Manager) subject(ctx context.Context, id string, o Options, a *able) (*subject, error) {
+	info, err := m.cfg.Containers.Inspect(ctx, id)
 	if err != nil {
 		return nil, err
 	}
+	name := info.Name
 	if info.Status != engine.Running {
 		return nil, engine.ErrNotRunning
 	}
@@ -233,6 +236,9 @@ func (m *Manager) dump(ctx context.Context, c *subject, work string) (s saved, e
 	subject := Container{Name: c.info.Name, PID: int(c.info.Pid), TTY: c.spec.Process.Terminal,
 		Options: DumpOptions{RefuseTCP: c.o.TCP == "refuse"}}
 	s.dumped, err = c.able.engine.Dump(ctx, subject, dir, func(ctx context.Context) (err error) {
+		if _, err := m.cfg.Containers.Inspect(ctx, c.info.ID()); err != nil { // another one has its name by now
+			return err
+		}
 		return s.write(filepath.Join(work, "upper.tar"), func(w io.Writer) (upper.Info, error) {
 			return upper.Write(ctx, w, top)
 		})

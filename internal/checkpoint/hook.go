@@ -151,7 +151,7 @@ func (m *Manager) hooked(info *engine.Info, img *image.Image, id string) hooks.C
 		c.Address = info.Addr.String()
 	}
 	c.Exec = func(ctx context.Context, args, env []string, output io.Writer) (int, error) {
-		return m.cfg.Containers.Exec(ctx, info.Name,
+		return m.cfg.Containers.Exec(ctx, info.ID(),
 			engine.ExecSpec{Args: args, Env: env, Stdout: output, Stderr: output})
 	}
 	return c

@@ -174,12 +174,12 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 	r.cgroup = c.CgroupDir("memory")
 	if d.cfg.Checkpoints != nil {
 		if err := d.cfg.Checkpoints.Created(img, c); err != nil {
-			return errors.Join(err, d.remove(o.name))
+			return errors.Join(err, d.remove(c.ID()))
 		}
 	}
 	r.reached(spec.Created)
 	if err := d.cfg.Engine.Start(ctx, o.name); err != nil {
-		return errors.Join(err, d.remove(o.name))
+		return errors.Join(err, d.remove(c.ID()))
 	}
 	r.place.Started()
 	r.rec.Way.Start = "boot"
@@ -187,10 +187,10 @@ func (d *Deployer) boot(ctx context.Context, o *order, r *run, img *image.Image,
 	read := make(chan struct{}) // closed when nobody asks any more what the container has said
 	defer close(read)
 	if o.Remove {
-		d.removeAtExit(o.name, read, r.watch.Hold)
+		d.removeAtExit(c.ID(), read, r.watch.Hold)
 	}
 	if err := d.await(ctx, o, check, c); err != nil {
-		return d.unready(ctx, o, err)
+		return d.unready(ctx, o, c, err)
 	}
 	r.reached(spec.Ready)
 	d.booted(ctx, o, r, check, plan)
@@ -318,9 +318,9 @@ func (d *Deployer) await(ctx context.Context, o *order, check ready.Check, c *en
 	defer cancel()
 	err := ready.Wait(ctx, check, ready.Target{
 		Host: c.Net == engine.NetHost, Addr: c.Addr, NetNS: nsOf(c), Pid: int(c.Pid),
-		Logs: []string{c.Stdout, c.Stderr}, Runner: runner{d.cfg.Engine, o.name},
+		Logs: []string{c.Stdout, c.Stderr}, Runner: runner{d.cfg.Engine, c.ID()},
 		Exited: func(ctx context.Context) (int, error) {
-			e, err := d.cfg.Engine.Wait(ctx, o.name)
+			e, err := d.cfg.Engine.Wait(ctx, c.ID())
 			return e.Status, err
 		},
 	})
@@ -343,17 +343,17 @@ func nsOf(c *engine.Info) string {
 // unready decides what becomes of a container that does not serve: it is
 // stopped, behind the caller's back, and kept, so that its logs can be read; nothing of it stays if the
 // caller has gone, wanted it removed, or wanted no more than a recording.
-func (d *Deployer) unready(ctx context.Context, o *order, err error) error {
+func (d *Deployer) unready(ctx context.Context, o *order, c *engine.Info, err error) error {
 	if o.Terms.Detach && context.Cause(ctx) == error(errStop) {
 		return err // it goes on, and the next daemon waits for it
 	}
 	if ctx.Err() != nil || o.Remove || o.Record {
-		return errors.Join(err, d.remove(o.name))
+		return errors.Join(err, d.remove(c.ID()))
 	}
 	d.bg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(d.life), 2*stopGrace)
 		defer cancel()
-		if serr := d.cfg.Engine.Stop(ctx, o.name, stopGrace); serr != nil &&
+		if serr := d.cfg.Engine.Stop(ctx, c.ID(), stopGrace); serr != nil &&
 			!errors.Is(serr, engine.ErrNotRunning) && !errors.Is(serr, engine.ErrNotFound) {
 			d.cfg.Log.Warn("stop a container that is not ready", "name", o.name, "err", serr)
 		}
@@ -365,10 +365,10 @@ func (d *Deployer) unready(ctx context.Context, o *order, err error) error {
 const stopGrace = 5 * time.Second
 
 // remove takes a container away whatever becomes of the caller.
-func (d *Deployer) remove(name string) error {
+func (d *Deployer) remove(id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.life), 30*time.Second)
 	defer cancel()
-	if err := d.cfg.Engine.Remove(ctx, name, true); err != nil && !errors.Is(err, engine.ErrNotFound) {
+	if err := d.cfg.Engine.Remove(ctx, id, true); err != nil && !errors.Is(err, engine.ErrNotFound) {
 		return err
 	}
 	return nil
@@ -384,16 +384,16 @@ func (d *Deployer) TakeOver(ctx context.Context) error {
 	d.owed.account(all)
 	for _, c := range all {
 		if c.Labels[LabelRemove] != "" {
-			d.removeAtExit(c.Name)
+			d.removeAtExit(c.ID())
 		}
 	}
 	return nil
 }
 
 // removeAtExit removes a container when it has exited and all of hold, but those that are nil, are closed.
-func (d *Deployer) removeAtExit(name string, hold ...<-chan struct{}) {
+func (d *Deployer) removeAtExit(id string, hold ...<-chan struct{}) {
 	d.bg.Go(func() {
-		if _, err := d.cfg.Engine.Wait(d.life, name); err != nil && !errors.Is(err, engine.ErrNotRunning) {
+		if _, err := d.cfg.Engine.Wait(d.life, id); err != nil && !errors.Is(err, engine.ErrNotRunning) {
 			return
 		}
 		for _, h := range hold {
@@ -406,8 +406,8 @@ func (d *Deployer) removeAtExit(name string, hold ...<-chan struct{}) {
 				return
 			}
 		}
-		if err := d.remove(name); err != nil {
-			d.cfg.Log.Error("remove a container that has exited", "name", name, "err", err)
+		if err := d.remove(id); err != nil {
+			d.cfg.Log.Error("remove a container that has exited", "name", engine.Name(id), "err", err)
 		}
 	})
 }
@@ -536,8 +536,8 @@ func (o *order) conflict(c ready.Check) error {
 
 // runner runs a health check in the container.
 type runner struct {
-	e    *engine.Engine
-	name string
+	e  *engine.Engine
+	id string
 }
 
 // maxOutput bounds what is kept of a health check's output.
@@ -545,7 +545,7 @@ const maxOutput = 4 << 10
 
 func (r runner) Run(ctx context.Context, args []string) (int, []byte, error) {
 	out := &tail{}
-	status, err := r.e.Exec(ctx, r.name, engine.ExecSpec{Args: args, Stdout: out, Stderr: out})
+	status, err := r.e.Exec(ctx, r.id, engine.ExecSpec{Args: args, Stdout: out, Stderr: out})
 	return status, out.b, err
 }
 

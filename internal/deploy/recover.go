@@ -174,7 +174,7 @@ func (d *Deployer) adopt(ctx context.Context, o *order, c *engine.Info, asked ti
 		rec.Stages[spec.Ready] = time.Since(asked).Seconds()
 		w.Reached(o.name, spec.Ready, rec.Stages[spec.Ready])
 	} else {
-		err = why(ctx, d.unready(ctx, o, err))
+		err = why(ctx, d.unready(ctx, o, c, err))
 		rec.Error = err.Error()
 	}
 	if d.cfg.Ended != nil {

@@ -164,25 +164,25 @@ func (d *Deployer) revive(ctx context.Context, o *order, r *run, img *image.Imag
 	}
 	if err != nil {
 		err = plan.Explain(o.name, err)
-		return errors.Join(&restoreError{err}, d.remove(o.name))
+		return errors.Join(&restoreError{err}, d.remove(c.ID()))
 	}
 	r.place.Started()
 	restored := time.Now()
 	r.step(spec.Restored, restored)
 	if err = plan.After(sctx, o.name); err == nil {
-		err = d.awaitRestored(ctx, o, check, plan.Patience(o.timeout, restored.Sub(begun)))
+		err = d.awaitRestored(ctx, o, c, check, plan.Patience(o.timeout, restored.Sub(begun)))
 	}
 	if err == nil {
 		err = plan.Serving()
 	}
 	if err != nil {
-		return errors.Join(&restoreError{err}, d.remove(o.name))
+		return errors.Join(&restoreError{err}, d.remove(c.ID()))
 	}
 	r.rec.Way.Start = "restore"
 	r.tell(spec.Created, created)
 	r.tell(spec.Restored, restored)
 	if o.Remove {
-		d.removeAtExit(o.name, r.watch.Hold)
+		d.removeAtExit(c.ID(), r.watch.Hold)
 	}
 	r.reached(spec.Ready)
 	plan.Restored(ctx, time.Since(begun).Seconds())
@@ -231,9 +231,9 @@ func unrestored(err error) error {
 
 // awaitRestored waits for a restored container to serve. What it wrote when it
 // became ready it does not write again.
-func (d *Deployer) awaitRestored(ctx context.Context, o *order, check ready.Check,
+func (d *Deployer) awaitRestored(ctx context.Context, o *order, made *engine.Info, check ready.Check,
 	within time.Duration) error {
-	c, err := d.cfg.Engine.Inspect(ctx, o.name)
+	c, err := d.cfg.Engine.Inspect(ctx, made.ID())
 	if err != nil {
 		return err
 	}

@@ -107,11 +107,13 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 		return err
 	})
 	var made bool
+	var at time.Time
 	g.Go(func() (err error) {
-		made, err = e.putRecord(gctx, s, mounts)
+		made, at, err = e.putRecord(gctx, s, mounts)
 		return err
 	})
 	err = g.Wait()
+	rec.made = at
 	if made {
 		back.add(func(ctx context.Context) error { return e.deleteRecord(ctx, s.Name) })
 	}
@@ -136,7 +138,7 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 	}
 	info := e.info(rec)
 	info.Image, info.Digest, info.Labels = s.Image.Ref.String(), s.Image.Target.Digest, s.labels()
-	info.Created, info.Status, info.Pid, info.Addr = time.Now(), Created, pid, addr
+	info.Status, info.Pid, info.Addr = Created, pid, addr
 	if addr.IsValid() {
 		e.known.addressed(info)
 	}
@@ -236,26 +238,27 @@ func (e *Engine) disconnect(ctx context.Context, r record) error {
 	return errors.Join(err, network.RemoveNS(ns))
 }
 
-// putRecord says whether the record was made.
-func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) (bool, error) {
+// putRecord says whether the record was made, and when.
+func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) (made bool, at time.Time,
+	err error) {
 	ctx, step := trace.Start(ctx, "record")
 	defer step.End()
 	u, err := account.Lookup(cmp.Or(s.User, s.Image.Spec.Config.User),
 		account.Unmounted(e.cfg.execDir(), mounts))
 	if err != nil {
-		return false, err
+		return false, at, err
 	}
 	o, err := e.ociSpec(s, u)
 	if err != nil {
-		return false, err
+		return false, at, err
 	}
 	spec, err := jsonAny("Spec", o)
 	if err != nil {
-		return false, err
+		return false, at, err
 	}
 	opts, err := plainAny(e.runtimeOptions())
 	if err != nil {
-		return false, err
+		return false, at, err
 	}
 	r, err := e.c.containers.Create(context.WithoutCancel(ctx),
 		&containersapi.CreateContainerRequest{Container: &containersapi.Container{
@@ -266,15 +269,16 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 		}})
 	if err == nil {
 		rec := toRecord(r.Container)
+		at = rec.made
 		e.known.recorded(rec, *e.info(rec))
 	} else {
 		e.known.unsure(s.Name)
 	}
 	if errdefs.IsAlreadyExists(err) {
-		return false, ErrExists
+		return false, at, ErrExists
 	}
 	// A call that failed otherwise may have been heard.
-	return true, wrap(err, "record")
+	return true, at, wrap(err, "record")
 }
 
 // runcOptions are those of a task that runc makes. They keep its state in a
@@ -405,6 +409,7 @@ func (e *Engine) removeSnapshot(ctx context.Context, key string) error {
 }
 
 func (e *Engine) deleteRecord(ctx context.Context, name string) error {
+	defer e.records.lock(name)()
 	_, err := e.c.containers.Delete(ctx, &containersapi.DeleteContainerRequest{ID: name})
 	if errdefs.IsNotFound(err) {
 		err = nil

@@ -162,6 +162,7 @@ type Engine struct {
 	known   *known
 	feed    feed
 	names   keyed
+	records keyed // held while a record goes, and while what it names is acted on
 	version string
 	runc    string // what shims execute for a restore; "" is "runc" in their PATH
 	maker   maker

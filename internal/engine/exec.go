@@ -40,18 +40,19 @@ type WinSize struct{ Width, Height uint32 }
 // Exec runs a process in the container and returns its exit status once it
 // has ended and its output has been copied. When ctx ends first the process
 // is killed. The caller ends Stdin: Exec does not wait for a Read that blocks.
-func (e *Engine) Exec(ctx context.Context, name string, s ExecSpec) (int, error) {
+func (e *Engine) Exec(ctx context.Context, id string, s ExecSpec) (int, error) {
 	if len(s.Args) == 0 {
 		return 0, errors.New("exec: no command")
 	}
-	status, err := e.exec(ctx, name, s)
+	status, err := e.exec(ctx, id, s)
 	if end := ctx.Err(); err != nil && end != nil && !errors.Is(err, end) {
 		err = fmt.Errorf("%w: %w", end, err) // as a shim says it, it is not to be told from others
 	}
-	return status, wrap(err, "exec in container %s", name)
+	return status, wrap(err, "exec in container %s", Name(id))
 }
 
-func (e *Engine) exec(ctx context.Context, name string, s ExecSpec) (int, error) {
+func (e *Engine) exec(ctx context.Context, container string, s ExecSpec) (int, error) {
+	name := Name(container)
 	p, err := e.execProcess(ctx, name, s)
 	if err != nil {
 		return 0, err
@@ -74,6 +75,15 @@ func (e *Engine) exec(ctx context.Context, name string, s ExecSpec) (int, error)
 		return 0, notRunning(err)
 	}
 	defer e.endExec(context.WithoutCancel(ctx), name, id)
+	if container != name { // asked for behind the call: what has the process's id now is that container
+		r, err := e.getRecord(ctx, name)
+		if err == nil {
+			err = r.meant(container)
+		}
+		if err != nil {
+			return 0, notFound(err)
+		}
+	}
 	if _, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name, ExecID: id}); err != nil {
 		return 0, badCommand(notRunning(err))
 	}

@@ -139,7 +139,8 @@ func (e *Engine) info(r record) *Info {
 }
 
 // Inspect describes one container, as List does.
-func (e *Engine) Inspect(ctx context.Context, name string) (*Info, error) {
+func (e *Engine) Inspect(ctx context.Context, id string) (*Info, error) {
+	name := Name(id)
 	i, foreign, sure := e.known.get(name)
 	if i == nil && !sure { // a container that another client has just made, perhaps
 		if err := e.askContainer(ctx, name); err != nil {
@@ -150,7 +151,7 @@ func (e *Engine) Inspect(ctx context.Context, name string) (*Info, error) {
 	switch {
 	case foreign:
 		return nil, fmt.Errorf("inspect container %s: %w", name, errForeign)
-	case i == nil:
+	case i == nil || !means(id, i.Created):
 		return nil, fmt.Errorf("inspect container %s: %w", name, ErrNotFound)
 	}
 	return i, nil
@@ -158,7 +159,8 @@ func (e *Engine) Inspect(ctx context.Context, name string) (*Info, error) {
 
 // OCI is the OCI runtime specification that a container was made with, JSON. While there
 // is a task, containerd keeps it as a file beside that.
-func (e *Engine) OCI(ctx context.Context, name string) ([]byte, error) {
+func (e *Engine) OCI(ctx context.Context, id string) ([]byte, error) {
+	name := Name(id)
 	if ValidName(name) == nil {
 		if b, err := os.ReadFile(filepath.Join(e.bundle(name), "config.json")); err == nil {
 			return b, nil

@@ -172,7 +172,18 @@ func (e *Engine) reconnect(ctx context.Context, r record) error {
 
 // Kill sends a signal to the container's first process, SIGKILL to all.
 // ErrNotRunning if it does not run.
-func (e *Engine) Kill(ctx context.Context, name string, sig unix.Signal) error {
+func (e *Engine) Kill(ctx context.Context, id string, sig unix.Signal) error {
+	name := Name(id)
+	defer e.records.lock(name)()
+	if id != name {
+		r, err := e.getRecord(ctx, name)
+		if err == nil {
+			err = r.meant(id)
+		}
+		if err != nil {
+			return fmt.Errorf("kill container %s: %w", name, notFound(err))
+		}
+	}
 	_, err := e.c.tasks.Kill(ctx,
 		&tasksapi.KillRequest{ContainerID: name, Signal: uint32(sig), All: sig == unix.SIGKILL})
 	if errdefs.IsNotFound(err) {
@@ -184,41 +195,55 @@ func (e *Engine) Kill(ctx context.Context, name string, sig unix.Signal) error {
 // Stop sends the image's stop signal, SIGTERM by default, and SIGKILL when
 // the container still runs after grace. It returns when the container has
 // ended, at once if it does not run.
-func (e *Engine) Stop(ctx context.Context, name string, grace time.Duration) error {
+func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error {
+	name := Name(id)
 	r, err := e.getRecord(ctx, name)
+	if err == nil {
+		err = r.meant(id)
+	}
 	if err != nil {
 		return fmt.Errorf("stop container %s: %w", name, notFound(err))
 	}
-	if err := e.Kill(ctx, name, r.stopSignal()); err != nil {
-		if errors.Is(err, ErrNotRunning) {
+	id = e.info(r).ID()
+	if err := e.Kill(ctx, id, r.stopSignal()); err != nil {
+		if gone(err) {
 			return nil
 		}
 		return err
 	}
 	soft, cancel := context.WithTimeout(ctx, grace)
 	unblocked := e.unblock(soft, name, r.stopSignal())
-	_, err = e.Wait(soft, name)
+	_, err = e.Wait(soft, id)
 	cancel()
 	unblocked()
-	if err == nil || errors.Is(err, ErrNotRunning) {
+	if err == nil || gone(err) {
 		return nil
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if err := e.Kill(ctx, name, unix.SIGKILL); err != nil && !errors.Is(err, ErrNotRunning) {
+	if err := e.Kill(ctx, id, unix.SIGKILL); err != nil && !gone(err) {
 		return err
 	}
-	if _, err = e.Wait(ctx, name); errors.Is(err, ErrNotRunning) {
+	if _, err = e.Wait(ctx, id); gone(err) {
 		return nil
 	}
 	return err
 }
 
+// gone reports whether err says that a container does not run, or is not there any more.
+func gone(err error) bool { return errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) }
+
 // Wait returns when the container's first process has ended, at once if that
 // is so already. ErrNotRunning if there is no task whose end could be told,
 // as after a reboot. It outlasts restarts of containerd.
-func (e *Engine) Wait(ctx context.Context, name string) (Exit, error) {
+func (e *Engine) Wait(ctx context.Context, id string) (Exit, error) {
+	name := Name(id)
+	if id != name {
+		if _, err := e.Inspect(ctx, id); err != nil {
+			return Exit{}, fmt.Errorf("wait for container %s: %w", name, err)
+		}
+	}
 	return e.waitProcess(ctx, name, "")
 }
 
@@ -244,7 +269,8 @@ func (e *Engine) waitProcess(ctx context.Context, name, exec string) (Exit, erro
 // gives ErrRunning unless force is set, which kills it. What a failed or
 // interrupted Remove has left, the next one removes. ErrNotFound if there is
 // no such container, and then nothing of it either.
-func (e *Engine) Remove(ctx context.Context, name string, force bool) error {
+func (e *Engine) Remove(ctx context.Context, id string, force bool) error {
+	name := Name(id)
 	if err := ValidName(name); err != nil {
 		return err
 	}
@@ -253,6 +279,9 @@ func (e *Engine) Remove(ctx context.Context, name string, force bool) error {
 	if errdefs.IsNotFound(err) {
 		e.known.unrecorded(name)
 		return errors.Join(fmt.Errorf("remove container %s: %w", name, ErrNotFound), e.removeRemains(ctx, name))
+	}
+	if err == nil {
+		err = r.meant(id)
 	}
 	if err == nil {
 		err = e.remove(ctx, r, force)

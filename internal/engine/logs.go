@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -23,7 +22,8 @@ type LogOptions struct {
 // Logs copies what the container has written; with Follow also what it writes,
 // until it has ended and all of it is copied, or ctx has ended. The writers
 // are called from two goroutines.
-func (e *Engine) Logs(ctx context.Context, name string, o LogOptions) error {
+func (e *Engine) Logs(ctx context.Context, id string, o LogOptions) error {
+	name := Name(id)
 	if err := ValidName(name); err != nil {
 		return err
 	}
@@ -31,14 +31,19 @@ func (e *Engine) Logs(ctx context.Context, name string, o LogOptions) error {
 	if _, err := os.Stat(e.cfg.dir(name)); err != nil {
 		return fmt.Errorf("logs of container %s: %w", name, ErrNotFound)
 	}
+	if id != name {
+		if _, err := e.Inspect(ctx, id); err != nil {
+			return fmt.Errorf("logs of container %s: %w", name, err)
+		}
+	}
 	var ended chan struct{}
 	g, gctx := errgroup.WithContext(ctx)
 	if o.Follow {
 		ended = make(chan struct{})
 		g.Go(func() error {
 			defer close(ended)
-			x, err := e.Wait(gctx, name)
-			if err != nil && !errors.Is(err, ErrNotRunning) {
+			x, err := e.Wait(gctx, id)
+			if err != nil && !gone(err) {
 				return err
 			}
 			_ = e.Unexecuted(gctx, name, x.Status) // its reason is in the output from now on

@@ -24,6 +24,16 @@ type containers struct {
 	node   string
 }
 
+// id is the ID of the container that has a name now: what follows acts on that one, or on none. Of a name that
+// no container has it is the name.
+func (c *containers) id(ctx context.Context, name string) string {
+	i, err := c.engine.Inspect(ctx, name)
+	if err != nil {
+		return name
+	}
+	return i.ID()
+}
+
 // Inspect implements api.Containers.
 func (c *containers) Inspect(ctx context.Context, name string) (spec.Inspection, error) {
 	i, err := c.engine.Inspect(ctx, name)
@@ -57,7 +67,7 @@ func (c *containers) List(ctx context.Context, all bool) ([]spec.Container, erro
 }
 
 func (c *containers) container(i *engine.Info) spec.Container {
-	out := spec.Container{Name: i.Name, Image: i.Image, Digest: i.Digest.String(), Status: string(i.Status),
+	out := spec.Container{ID: i.ID(), Name: i.Name, Image: i.Image, Digest: i.Digest.String(), Status: string(i.Status),
 		PID: int(i.Pid), Created: i.Created, Node: c.node,
 		Caller: i.Labels[deploy.LabelCaller]}
 	if i.Status == engine.Stopped {
@@ -87,7 +97,7 @@ func (c *containers) Logs(ctx context.Context, name string, o spec.LogOptions,
 	}
 	var mu sync.Mutex
 	stream := func(s string) chunks { return chunks{&mu, s, emit} }
-	return c.engine.Logs(ctx, name,
+	return c.engine.Logs(ctx, c.id(ctx, name),
 		engine.LogOptions{Follow: o.Follow, Tail: o.Tail, Stdout: stream(spec.Stdout), Stderr: stream(spec.Stderr)})
 }
 
@@ -119,7 +129,7 @@ func (c *containers) Exec(ctx context.Context, name string, req spec.ExecRequest
 	if io.Resize != nil {
 		go forward(ctx, io.Resize, sizes)
 	}
-	return c.engine.Exec(ctx, name,
+	return c.engine.Exec(ctx, c.id(ctx, name),
 		engine.ExecSpec{Args: req.Args, Env: req.Env, User: req.User, WorkingDir: req.Dir,
 			TTY: req.TTY, Stdin: io.Stdin, Stdout: io.Stdout, Stderr: io.Stderr, Resize: sizes})
 }
@@ -147,7 +157,7 @@ func (c *containers) Stop(ctx context.Context, name string, timeout time.Duratio
 	if timeout < 0 {
 		timeout = defaultStop
 	}
-	err := c.engine.Stop(ctx, name, timeout)
+	err := c.engine.Stop(ctx, c.id(ctx, name), timeout)
 	if errors.Is(err, engine.ErrNotRunning) {
 		return nil
 	}
@@ -159,12 +169,12 @@ func (c *containers) Remove(ctx context.Context, name string, force bool) error 
 	if err := validName(name); err != nil {
 		return err
 	}
-	return c.engine.Remove(ctx, name, force)
+	return c.engine.Remove(ctx, c.id(ctx, name), force)
 }
 
 // validName refuses what no container is named.
 func validName(name string) error {
-	if err := engine.ValidName(name); err != nil {
+	if err := engine.ValidName(engine.Name(name)); err != nil {
 		return fmt.Errorf("%w: %w", deploy.ErrRequest, err)
 	}
 	return nil
@@ -172,6 +182,7 @@ func validName(name string) error {
 
 // Wait implements api.Containers.
 func (c *containers) Wait(ctx context.Context, name string) (int, error) {
+	name = c.id(ctx, name)
 	e, err := c.engine.Wait(ctx, name)
 	if errors.Is(err, engine.ErrNotRunning) {
 		if _, unknown := c.engine.Inspect(ctx, name); errors.Is(unknown, engine.ErrNotFound) {
@@ -179,7 +190,7 @@ func (c *containers) Wait(ctx context.Context, name string) (int, error) {
 		}
 	}
 	if err == nil {
-		err = c.engine.Unexecuted(ctx, name, e.Status)
+		err = c.engine.Unexecuted(ctx, engine.Name(name), e.Status)
 	}
 	return e.Status, err
 }

@@ -303,7 +303,7 @@ func TestContainer(t *testing.T) {
 		Addr: netip.MustParseAddr("10.88.240.2"), Ports: []network.Port{
 			{Host: 8080, Container: 80, Protocol: "tcp"},
 			{HostIP: netip.MustParseAddr("127.0.0.1"), Host: 53, Container: 53, Protocol: "udp"}}})
-	want := spec.Container{Name: "web", Image: "r/app:1", Digest: "sha256:0", Created: made,
+	want := spec.Container{ID: "web@cre66i9s", Name: "web", Image: "r/app:1", Digest: "sha256:0", Created: made,
 		Status: spec.StatusRunning, PID: 7,
 		IP: "10.88.240.2", Node: "n1", Ports: []spec.Port{
 			{Host: 8080, Container: 80, Protocol: "tcp"},

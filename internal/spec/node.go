@@ -33,6 +33,9 @@ const (
 
 // Container is one container on the node.
 type Container struct {
+	// ID is this container's alone, where a name is that of one after the other. A node takes it in place of a
+	// name; clients do not see it.
+	ID       string    `json:"-"`
 	Name     string    `json:"name"`
 	Image    string    `json:"image"`
 	Digest   string    `json:"digest"`

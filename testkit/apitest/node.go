@@ -38,6 +38,7 @@ type Node struct {
 	images     map[string]spec.Image // guarded by mu
 	pulled     map[string]bool       // guarded by mu
 	containers map[string]*container // guarded by mu
+	ids        int                   // guarded by mu; that containers have had
 	failures   map[string][]failure  // guarded by mu
 	events     []spec.Event          // guarded by mu
 	made       int                   // guarded by mu: names made up
@@ -154,7 +155,8 @@ func (n *Node) happened(e spec.Event) {
 
 // find is called with mu held.
 func (n *Node) find(name string) (*container, error) {
-	if c, ok := n.containers[name]; ok {
+	of, _, isID := strings.Cut(name, "@")
+	if c, ok := n.containers[of]; ok && (!isID || c.ID == name) {
 		return c, nil
 	}
 	return nil, api.New(api.NotFound, fmt.Sprintf("there is no container %s", name))
@@ -322,8 +324,9 @@ func (n *Node) create(req spec.Request, img spec.Image) (*container, error) {
 	if _, taken := n.containers[req.Name]; taken {
 		return nil, api.New(api.NameInUse, fmt.Sprintf("the name %s is taken", req.Name))
 	}
+	n.ids++
 	c := &container{req: req, Container: spec.Container{
-		Name: req.Name, Image: req.Image, Digest: img.Digest, Status: spec.StatusRunning,
+		ID: fmt.Sprintf("%s@%d", req.Name, n.ids), Name: req.Name, Image: req.Image, Digest: img.Digest, Status: spec.StatusRunning,
 		PID:   100 + len(n.containers),
 		Ports: req.Ports, Created: time.Now(), Node: "fake", Caller: req.Terms.Caller,
 	}}
