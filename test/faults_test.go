@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -176,6 +177,61 @@ func TestDiskFull(t *testing.T) {
 	if r := m.dew("run", "--rm", img.Ref, "cat", "/etc/motd"); r.out != "above\n" {
 		t.Errorf("with room again: %+v", r)
 	}
+}
+
+// On a disk that is full dewd starts, says so of what needs room, and prunes: also what a pull has left that
+// found no room.
+func TestStartOnFullDisk(t *testing.T) {
+	reg := registrytest.New(t)
+	small := reg.PushImage("small:1", appLayers(t, 0), appOptions())
+	wide := reg.PushImage("wide:1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.Tar(
+		registrytest.File{Name: "wide", Body: strings.Repeat("0123456789abcdef", 4<<20)})}), appOptions())
+	m := newMachine(t, reg).onTmpfs("48m").start()
+	m.must("pull", small.Ref)
+	if r := m.dew("pull", wide.Ref); r.code != 8 || !strings.Contains(r.err, "disk full") {
+		t.Fatalf("%+v", r)
+	}
+	m.stop()
+	left := m.diskUse("layers")
+	other := filepath.Join(m.root, "other")
+	m.fillDisk(other, 0)
+	m.start()
+	r := m.dew("run", "-d", "--net", "none", "--name", "web", wide.Ref, "sleep", "1h")
+	if r.code != 8 || !strings.Contains(r.err, "disk full") || !strings.Contains(r.err, "dew prune") {
+		t.Errorf("%+v", r)
+	}
+	m.must("prune")
+	if now := m.diskUse("layers"); left < 20<<20 || now > left/4 {
+		t.Errorf("%d bytes of layers before dew prune, %d after", left, now)
+	}
+	if _, err := os.Stat(filepath.Join(m.root, "reserve")); err != nil {
+		t.Errorf("with room again nothing is kept for the next time: %v", err)
+	}
+	if err := os.Remove(other); err != nil {
+		t.Fatal(err)
+	}
+	if r := m.dew("run", "--rm", "--net", "none", small.Ref, "cat", "/etc/motd"); r.out != "above\n" {
+		t.Errorf("with room again: %+v", r)
+	}
+}
+
+// diskUse is what a directory of the node's root takes.
+func (m *machine) diskUse(dir string) (bytes int64) {
+	m.t.Helper()
+	err := filepath.WalkDir(filepath.Join(m.root, dir), func(_ string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		fi, err := e.Info()
+		if err == nil {
+			bytes += fi.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		return err
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return bytes
 }
 
 func TestSecondDewd(t *testing.T) {

@@ -123,7 +123,7 @@ func newDaemon(cfg Config) *daemon {
 	d.news = &news{events: events, metrics: metrics.New(cfg.Version), log: cfg.Log}
 	d.usage = &usage{engine: newLate[*engine.Engine](), snaps: newLate[*snapshot.Snapshotter](),
 		checkpoints: newLate[*checkpoint.Manager](), events: events, log: cfg.Log}
-	d.room = &room{root: cfg.Root, puller: newLate[*fetch.Puller](),
+	d.room = &room{root: cfg.Root, reserve: reserve{cfg.Root, cfg.Log}, puller: newLate[*fetch.Puller](),
 		usage: d.usage, metrics: d.news.metrics, log: cfg.Log}
 	d.room.maxBytes.Store(int64(cfg.File.Cache.MaxBytes))
 	d.partials = &partials{engine: d.usage.engine, events: events, log: cfg.Log, bg: &d.bg}
@@ -139,7 +139,7 @@ func (d *daemon) run(ctx context.Context, started chan<- struct{}) error {
 	err := d.make(ctx, d.makeDirs, d.openTraces, d.chooseBackend, d.openPartials, d.openLayers, d.openRegistry,
 		d.openPuller, d.openSnapshotter, d.openLearner)
 	if err != nil {
-		return err
+		return d.room.reserve.fullAtStart(err)
 	}
 	d.partials.join(d.layers, d.catalog, d.puller, d.snaps)
 
@@ -155,8 +155,9 @@ func (d *daemon) run(ctx context.Context, started chan<- struct{}) error {
 	g.Go(func() error { return settings.follow(ctx, d.Reload) })
 	g.Go(func() error {
 		if err := d.make(ctx, d.startEngine, d.openCheckpoints, d.openDeployer, d.openDesk); err != nil {
-			return err
+			return d.room.reserve.fullAtStart(err)
 		}
+		d.room.reserve.keep()
 		return d.serve(ctx, g, started)
 	})
 	err = g.Wait()
@@ -196,7 +197,10 @@ func (d *daemon) makeDirs(context.Context) error {
 			return err
 		}
 	}
-	return d.lockState()
+	if err := d.lockState(); err != nil {
+		return err
+	}
+	return d.room.reserve.use()
 }
 
 // lockState keeps two dewds from sharing a state directory, whatever their
@@ -493,7 +497,7 @@ func (d *daemon) node() node {
 			log: d.Log},
 	}
 	n.images = &images{engine: d.engine, catalog: d.catalog, layers: d.layers, puller: d.puller,
-		documents: d.documents, usage: d.usage, events: d.news.events, checkpoints: n.checkpoints, pops: n.pops}
+		documents: d.documents, usage: d.usage, reserve: d.room.reserve, events: d.news.events, checkpoints: n.checkpoints, pops: n.pops}
 	engine := containerd{d.engine, d.State}
 	n.observer = &observer{events: d.news.events, version: d.Version, node: d.name, engine: engine,
 		doctor: doctor.Config{Root: d.Root, CNI: pluginDirs(d.File.Engine.CNI)}, mounts: d.mounts,

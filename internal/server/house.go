@@ -61,4 +61,5 @@ func (h *house) keep(ctx context.Context) {
 func (h *house) collect(ctx context.Context) {
 	h.checkpoints.tidy(ctx)
 	h.room.collect(ctx)
+	h.room.reserve.keep()
 }

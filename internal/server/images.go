@@ -21,6 +21,7 @@ type images struct {
 	puller      *fetch.Puller
 	documents   *documents
 	usage       *usage
+	reserve     reserve
 	events      *events
 	checkpoints *checkpoints
 	pops        *pops
@@ -79,6 +80,10 @@ func (s *images) RemoveImage(ctx context.Context, name string) error {
 // Prune implements api.Images.
 func (s *images) Prune(ctx context.Context, o spec.PruneOptions) (spec.PruneReport, error) {
 	var r spec.PruneReport
+	if err := s.reserve.use(); err != nil {
+		return r, err
+	}
+	defer s.reserve.keep()
 	if o.Images {
 		infos, err := s.engine.Images(ctx)
 		if err != nil {

@@ -26,6 +26,7 @@ const keepFree = 0.10
 // concurrent use.
 type room struct {
 	root     string
+	reserve  reserve
 	maxBytes atomic.Int64 // that layers may take; 0 is what the disk has
 	puller   *late[*fetch.Puller]
 	usage    *usage
