@@ -147,8 +147,8 @@ func (p *Plan) Carry(s *engine.Spec) bool {
 // Uncarried says that the container boots without the engine that it was to carry.
 func (p *Plan) Uncarried(name string, why error) {
 	p.asked = false
-	if p.m.cfg.Unmade != nil {
-		p.m.cfg.Unmade(name, why)
+	if p.m.cfg.Audience != nil {
+		p.m.cfg.Audience.Unmade(name, why)
 	}
 }
 

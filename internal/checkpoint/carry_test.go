@@ -119,8 +119,8 @@ func TestCarried(t *testing.T) {
 // What nobody wants saved carries nothing, and what cannot carry boots.
 func TestNotCarried(t *testing.T) {
 	m, _, c, s := newCarried(t)
-	var told []string
-	m.cfg.Unmade = func(name string, why error) { told = append(told, name+": "+why.Error()) }
+	var told audience
+	m.cfg.Audience = &told
 	carry := func(asked bool) bool {
 		p, err := m.Plan(t.Context(), s, Auto, asked)
 		if err != nil {
@@ -136,12 +136,12 @@ func TestNotCarried(t *testing.T) {
 		}
 		return is
 	}
-	if carry(false) || len(told) > 0 || !carry(true) {
-		t.Errorf("who asks decides, and nobody is told: %q", told)
+	if carry(false) || len(told.unmade) > 0 || !carry(true) {
+		t.Errorf("who asks decides, and nobody is told.unmade: %q", told.unmade)
 	}
 	c.refuses = &UnfitError{"it is the host's", "do"}
-	if carry(true) || !slices.Equal(told, []string{"two: it is the host's: do"}) {
-		t.Errorf("told %q", told)
+	if carry(true) || !slices.Equal(told.unmade, []string{"two: it is the host's: do"}) {
+		t.Errorf("told.unmade %q", told.unmade)
 	}
 	var none *Plan
 	if none.Carry(&s) {

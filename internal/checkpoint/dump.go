@@ -41,8 +41,8 @@ func (m *Manager) Checkpoint(ctx context.Context, id string, o Options) (store.R
 	if err != nil {
 		return r, d, fmt.Errorf("checkpoint of %s: %w", name, err)
 	}
-	if m.cfg.Made != nil {
-		m.cfg.Made(name, r)
+	if m.cfg.Audience != nil {
+		m.cfg.Audience.Made(name, r)
 	}
 	return r, d, nil
 }
@@ -172,7 +172,7 @@ func (m *Manager) subject(ctx context.Context, id string, o Options, a *able) (*
 	if c.spec, err = m.cfg.Containers.SpecOf(ctx, name); err != nil {
 		return nil, err
 	}
-	if c.img = m.cfg.Image(ctx, info.Image, info.Digest); c.img == nil {
+	if c.img = m.cfg.Images.Image(ctx, info.Image, info.Digest); c.img == nil {
 		return nil, fmt.Errorf("the image %s is not known here any more: pull it again", info.Image)
 	}
 	if err := c.bare(); err != nil {

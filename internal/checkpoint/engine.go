@@ -38,6 +38,12 @@ type Engine interface {
 	Dump(ctx context.Context, c Container, dir string, frozen func(ctx context.Context) error) (Dumped, error)
 }
 
+// Explainer is an Engine that finds out more about an error of a container that was to be restored in a
+// directory and is not removed yet.
+type Explainer interface {
+	Explain(dir string, err error) error
+}
+
 // Ability is what a node can dump and restore, and what images of it depend on.
 type Ability struct {
 	Engine, Version string

@@ -130,9 +130,9 @@ func (p *Plan) Serve(ctx context.Context, name string, prep *Prepared) error {
 		return fmt.Errorf("serve its memory: %w", err)
 	}
 	s, err := lazypages.Serve(m.life,
-		lazypages.Config{Dir: prep.late.dir, Work: m.cfg.WorkDir(name), Source: prep.late.source, Order: order,
-			Guard: m.cfg.Guard, Held: mark, Kill: func(err error) {
-				m.cfg.Lost(name, err, !p.outcome.CompareAndSwap(open, lost))
+		lazypages.Config{Dir: prep.late.dir, Work: m.cfg.Containers.WorkDir(name),
+			Source: prep.late.source, Order: order, Guard: m.cfg.Guard, Held: mark, Kill: func(err error) {
+				m.cfg.Audience.Lost(name, err, !p.outcome.CompareAndSwap(open, lost))
 			}, Log: m.cfg.Log})
 	if err != nil {
 		m.late.remove(mark)

@@ -55,6 +55,27 @@ type Containers interface {
 	Below(ctx context.Context, name string, img *image.Image) (string, error)
 	Exec(ctx context.Context, name string, s engine.ExecSpec) (int, error)
 	Extend(ctx context.Context, img *image.Image, layer digest.Digest) (release func(), err error)
+	WorkDir(name string) string // where a container is restored
+}
+
+// Images are those that this node knows.
+type Images interface {
+	// Image finds the documents of a container's image; nil if they are gone.
+	Image(ctx context.Context, ref string, target digest.Digest) *image.Image
+}
+
+// Audience is told what happens. No method but Lost may take long.
+type Audience interface {
+	// Made tells of a checkpoint of a container.
+	Made(container string, r store.Record)
+	// Unmade tells of one that was wanted, for which nobody waits.
+	Unmade(container string, why error)
+	// Quarantined tells of one that is not used any more.
+	Quarantined(r store.Record, why error)
+	// Lost tells of a container whose processes were killed, since their memory did not come. One that
+	// served already is nobody else's business any more; any other is removed by who restores it, and its name
+	// may be that of another one soon.
+	Lost(container string, err error, served bool)
 }
 
 // Layers keeps the writable layers of checkpoints, as it keeps all layers.
@@ -79,25 +100,14 @@ type Config struct {
 	Restore []string
 	// RestoreLazy are those lines where memory comes while the processes run; nil brings it before.
 	RestoreLazy []string
-	LazyAbove   int64                    // bytes of memory from which on that is so; 0 is 256 MiB, below 0 never
-	WorkDir     func(name string) string // where the engine restores a container; required with RestoreLazy
-	Guard       []string                 // command that runs lazypages.Guard; required with RestoreLazy
-	// Lost is told of a container whose processes were killed, since their memory did not come. One that
-	// served already is nobody else's business any more; any other is removed by who restores it, and its name
-	// may be that of another one soon. Required with RestoreLazy.
-	Lost func(name string, err error, served bool)
-	// Explain finds out more about an error of a container that was to be
-	// restored and is not removed yet. May be nil.
-	Explain func(container string, err error) error
-	Node    string
-	Auto    string // asked, measured, off; "" is asked
-	// Image finds the documents of a container's image; nil if they are gone.
-	Image func(ctx context.Context, ref string, target digest.Digest) *image.Image
-	// Made, Unmade and Quarantined tell what happened. They may be nil and must not block.
-	Made        func(container string, r store.Record)
-	Unmade      func(container string, why error) // of checkpoints that nobody waits for
-	Quarantined func(r store.Record, why error)
-	Log         *slog.Logger // nil discards
+	LazyAbove   int64    // bytes of memory from which on that is so; 0 is 256 MiB, below 0 never
+	Guard       []string // command that runs lazypages.Guard; required with RestoreLazy
+	Node        string
+	Auto        string // asked, measured, off; "" is asked
+	Images      Images
+	// Audience is required with RestoreLazy; nil: nobody wants to know.
+	Audience Audience
+	Log      *slog.Logger // nil discards
 }
 
 // Manager makes checkpoints of this node's containers, and decides which of

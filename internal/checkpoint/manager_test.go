@@ -109,6 +109,23 @@ func (f *fake) Bring(_ context.Context, id digest.Digest, _ int64) error {
 }
 
 func (f *fake) Give(context.Context, digest.Digest) error { return nil }
+func (f *fake) WorkDir(string) string                     { return f.dir }
+
+// known is the one image that there is.
+type known struct{ img *image.Image }
+
+func (k known) Image(context.Context, string, digest.Digest) *image.Image { return k.img }
+
+// audience keeps what it is told.
+type audience struct {
+	unmade      []string
+	quarantined int
+}
+
+func (a *audience) Made(string, store.Record)       {}
+func (a *audience) Unmade(name string, why error)   { a.unmade = append(a.unmade, name+": "+why.Error()) }
+func (a *audience) Quarantined(store.Record, error) { a.quarantined++ }
+func (a *audience) Lost(string, error, bool)        {}
 
 func newManager(t *testing.T, labels map[string]string) (*Manager, *fake, engine.Spec) {
 	t.Helper()
@@ -130,7 +147,7 @@ func newManagerOf(t *testing.T, labels map[string]string, cfg store.Config) (*Ma
 		t.Fatal(err)
 	}
 	m := New(Config{Engines: []Engine{f}, Containers: f, Layers: f, Store: s, Dir: dir, Node: cfg.Node,
-		Image: func(context.Context, string, digest.Digest) *image.Image { return img }})
+		Images: known{img}})
 	return m, f, engine.Spec{Name: "two", Image: img}
 }
 
@@ -753,8 +770,8 @@ func TestAtOnce(t *testing.T) {
 // asked for, or of a container that has gone, it does not.
 func TestUnmade(t *testing.T) {
 	m, f, s := newManager(t, nil)
-	var told []string
-	m.cfg.Unmade = func(name string, why error) { told = append(told, name+": "+why.Error()) }
+	var told audience
+	m.cfg.Audience = &told
 	unfit := &UnfitError{"it uses io_uring", "none"}
 	for _, c := range []struct {
 		asked bool
@@ -769,8 +786,8 @@ func TestUnmade(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	}
-	if len(told) != 1 || !strings.Contains(told[0], "one: ") || !strings.Contains(told[0], "io_uring") {
-		t.Errorf("told %q", told)
+	if len(told.unmade) != 1 || !strings.Contains(told.unmade[0], "one: ") || !strings.Contains(told.unmade[0], "io_uring") {
+		t.Errorf("told.unmade %q", told.unmade)
 	}
 }
 
@@ -798,8 +815,8 @@ func TestFailedDump(t *testing.T) {
 // TestQuarantine counts failures, of which the checkpoint may be guilty: what boots afterwards becomes ready.
 func TestQuarantine(t *testing.T) {
 	m, _, s := newManager(t, nil)
-	told := 0
-	m.cfg.Quarantined = func(store.Record, error) { told++ }
+	var told audience
+	m.cfg.Audience = &told
 	ctx := t.Context()
 	if _, _, err := m.Checkpoint(ctx, "one", Options{Boot: 5}); err != nil {
 		t.Fatal(err)
@@ -824,8 +841,8 @@ func TestQuarantine(t *testing.T) {
 		fail(errors.New("no")).Booted(ctx, 5)
 	}
 	if p, err := m.Plan(ctx, s, Auto, false); err != nil || p.Record != nil ||
-		!strings.Contains(p.Why, "quarantined after 3 failures") || told != 1 {
-		t.Errorf("%+v, %v, told %d times", p, err, told)
+		!strings.Contains(p.Why, "quarantined after 3 failures") || told.quarantined != 1 {
+		t.Errorf("%+v, %v, told.quarantined %d times", p, err, told.quarantined)
 	}
 }
 

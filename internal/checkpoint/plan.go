@@ -325,8 +325,8 @@ func (p *Plan) Make(ctx context.Context, name string, boot float64) error {
 	gone := errors.Is(err, engine.ErrNotRunning) || errors.Is(err, engine.ErrNotFound)
 	if err != nil && p.asked && !gone && ctx.Err() == nil {
 		p.m.making.refuse(p.fit.kind(), err)
-		if p.m.cfg.Unmade != nil {
-			p.m.cfg.Unmade(name, err)
+		if p.m.cfg.Audience != nil {
+			p.m.cfg.Audience.Unmade(name, err)
 		}
 	}
 	return err

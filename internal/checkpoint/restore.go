@@ -169,7 +169,7 @@ func (m *Manager) Again(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	img := m.cfg.Image(ctx, info.Image, info.Digest)
+	img := m.cfg.Images.Image(ctx, info.Image, info.Digest)
 	if img == nil {
 		return fmt.Errorf("the image %s is not known here any more", info.Image)
 	}
@@ -215,10 +215,12 @@ func machineID(dir string) error {
 // Explain finds out more about why a container could not be started. It is to
 // be called before the container is removed.
 func (p *Plan) Explain(name string, err error) error {
-	if p.m.cfg.Explain == nil {
-		return err
+	if a := p.m.able.Load(); a != nil {
+		if x, ok := a.engine.(Explainer); ok {
+			return x.Explain(p.m.cfg.Containers.WorkDir(name), err)
+		}
 	}
-	return p.m.cfg.Explain(name, err)
+	return err
 }
 
 // Serving decides that the container, which is ready, was restored. It returns an error if its memory was
@@ -260,7 +262,7 @@ func (p *Plan) blame(ctx context.Context) {
 		}
 	}
 	bad := p.m.cfg.Store.Fail(ctx, p.Record.ID, p.failed.Error())
-	if bad && p.m.cfg.Quarantined != nil {
-		p.m.cfg.Quarantined(*p.Record, p.failed)
+	if bad && p.m.cfg.Audience != nil {
+		p.m.cfg.Audience.Quarantined(*p.Record, p.failed)
 	}
 }

@@ -80,8 +80,8 @@ func (d *Deployer) fit(ctx context.Context, r *run) error {
 	}
 	err := r.place.Resolved(absent)
 	var full *admit.DiskError
-	if errors.As(err, &full) && d.cfg.Room != nil {
-		d.cfg.Room(ctx, full.Need-full.Have)
+	if errors.As(err, &full) && d.cfg.Disk != nil {
+		d.cfg.Disk.MakeFree(ctx, full.Need-full.Have)
 		err = r.place.Resolved(absent)
 	}
 	return err

@@ -3,7 +3,7 @@
 //
 // Deployer.deploy is the deployment, first line to last; before it stands the door of package admit, which
 // says when it may go on. Deployer alone records the stage times, so every surface shows the same ones. The
-// image's layers go on to their completion when the container is ready already; Config.Done gets the record
+// image's layers go on to their completion when the container is ready already; Audience.Done gets the record
 // with that moment.
 package deploy
 
@@ -49,18 +49,36 @@ type Config struct {
 	// Checkpoints has what containers start from instead of booting; nil has nothing.
 	Checkpoints *checkpoint.Manager
 	// Admit says how many deployments the node bears at once.
-	Admit admit.Config
-	// Room is asked to free some bytes of disk. May be nil.
-	Room func(ctx context.Context, bytes int64)
-	// Done is told of every deployment and pull that ended, once all its
-	// layers are complete or it failed. May be nil; must not block.
-	Done func(spec.Record)
-	// Ended is told of each when it is answered: it is ready, pulled, or failed for
-	// that reason. May be nil; must not block.
-	Ended func(spec.Record, error)
+	Admit    admit.Config
+	Disk     Disk     // nil is without end
+	Audience Audience // nil: nobody wants to know
 	// Traces gets the spans of deployments, which their records have anyway. May be nil.
 	Traces *trace.Exporter
 }
+
+// Disk is where images go.
+type Disk interface {
+	admit.Room
+	// MakeFree lets go of bytes that nothing uses, if there are so many.
+	MakeFree(ctx context.Context, bytes int64)
+}
+
+// Audience is told what becomes of deployments and pulls. No method may block.
+type Audience interface {
+	// Reached tells of a stage of a deployment that a Desk has accepted.
+	Reached(d spec.Deployment, stage string, at float64)
+	// Ended tells of one that is answered: it is ready, pulled, or failed for that reason.
+	Ended(r spec.Record, err error)
+	// Done tells of one that is over: all its layers are complete, or it failed.
+	Done(r spec.Record)
+}
+
+// deaf is an audience of nobody.
+type deaf struct{}
+
+func (deaf) Reached(spec.Deployment, string, float64) {}
+func (deaf) Ended(spec.Record, error)                 {}
+func (deaf) Done(spec.Record)                         {}
 
 // Deployer deploys. It is safe for concurrent use.
 type Deployer struct {
@@ -81,7 +99,13 @@ func New(cfg Config) *Deployer {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	d := &Deployer{cfg: cfg}
-	cfg.Admit.Owed = d.owed.owed
+	cfg.Admit.Limits = &d.owed
+	if cfg.Disk != nil {
+		cfg.Admit.Disk = cfg.Disk
+	}
+	if cfg.Audience == nil {
+		d.cfg.Audience = deaf{}
+	}
 	d.door = admit.New(cfg.Admit)
 	d.life, d.stop = context.WithCancel(context.Background())
 	return d

@@ -172,10 +172,18 @@ func TestTail(t *testing.T) {
 	}
 }
 
+// audience keeps what it is told to be over.
+type audience struct {
+	deaf
+	done []spec.Record
+}
+
+func (a *audience) Done(r spec.Record) { a.done = append(a.done, r) }
+
 // A deployment that fails has a record that says so, told to Done once.
 func TestRecordOfFailure(t *testing.T) {
-	var told []spec.Record
-	d := New(Config{Node: "n1", Done: func(r spec.Record) { told = append(told, r) }})
+	var told audience
+	d := New(Config{Node: "n1", Audience: &told})
 	defer d.Close()
 	var stages []string
 	r := d.begin(t.Context(), time.Now(), "app:1", "web",
@@ -183,8 +191,8 @@ func TestRecordOfFailure(t *testing.T) {
 	r.reached(spec.Resolved)
 	rec := r.end(errors.New("no"))
 	if rec.Error != "no" || rec.Name != "web" || rec.Node != "n1" || rec.Stages[spec.Resolved] <= 0 ||
-		len(told) != 1 || told[0].Error != "no" {
-		t.Errorf("%+v, told %+v", rec, told)
+		len(told.done) != 1 || told.done[0].Error != "no" {
+		t.Errorf("%+v, told %+v", rec, told.done)
 	}
 	if !slices.Equal(stages, []string{"web resolved"}) {
 		t.Errorf("stages %v", stages)

@@ -28,8 +28,6 @@ type DeskConfig struct {
 	Path     string // of the journal
 	// Failure says an error as the API does. nil knows texts only.
 	Failure func(error) *spec.Failure
-	// Reached is told of every stage of every deployment. May be nil; must not block.
-	Reached func(d spec.Deployment, stage string, at float64)
 	Log     *slog.Logger // nil discards
 }
 

@@ -177,12 +177,8 @@ func (d *Deployer) adopt(ctx context.Context, o *order, c *engine.Info, asked ti
 		err = why(ctx, d.unready(ctx, o, c, err))
 		rec.Error = err.Error()
 	}
-	if d.cfg.Ended != nil {
-		d.cfg.Ended(rec, err)
-	}
-	if d.cfg.Done != nil {
-		d.cfg.Done(rec)
-	}
+	d.cfg.Audience.Ended(rec, err)
+	d.cfg.Audience.Done(rec)
 	return rec, err
 }
 

@@ -156,7 +156,7 @@ func (r *run) settle(ctx context.Context) error {
 }
 
 // end closes the record of a run that ended with err. After a success the
-// layers that are not complete yet go on, and Config.Done gets the record with
+// layers that are not complete yet go on, and Audience.Done gets the record with
 // the moment when they are; after a failure they are given up.
 func (r *run) end(err error) spec.Record {
 	r.reg.close()
@@ -168,9 +168,7 @@ func (r *run) end(err error) spec.Record {
 	r.watch.Reached = nil
 	r.traced(err)
 	rec := r.snapshot(err)
-	if r.d.cfg.Ended != nil {
-		r.d.cfg.Ended(rec, err)
-	}
+	r.d.cfg.Audience.Ended(rec, err)
 	if _, done := rec.Stages[spec.Complete]; done || err != nil || r.pull != nil && r.pull.Deferred() {
 		r.finish(rec)
 		return rec
@@ -191,9 +189,7 @@ func (r *run) end(err error) spec.Record {
 
 func (r *run) finish(rec spec.Record) {
 	r.release()
-	if r.d.cfg.Done != nil {
-		r.d.cfg.Done(rec)
-	}
+	r.d.cfg.Audience.Done(rec)
 }
 
 // snapshot is the record as it stands.

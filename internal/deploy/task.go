@@ -162,9 +162,7 @@ func (t *task) reached(name, stage string, at float64) {
 		}
 	}
 	t.mu.Unlock()
-	if t.k.cfg.Reached != nil {
-		t.k.cfg.Reached(t.entry.Deployment, stage, at)
-	}
+	t.k.d.cfg.Audience.Reached(t.entry.Deployment, stage, at)
 }
 
 func (t *task) layer(l spec.LayerProgress) {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -28,7 +27,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// checkpoints implements api.Checkpoints, and tells what becomes of them.
+// checkpoints implements api.Checkpoints, and checkpoint.Audience.
 type checkpoints struct {
 	manager   *checkpoint.Manager // nil: there are to be none
 	saved     *store.Store        // with manager
@@ -70,14 +69,9 @@ func (c *checkpoints) begin(ctx context.Context, shared bool) {
 	})
 }
 
-// unmade tells that a container is not saved as it was asked for.
-func (c *checkpoints) unmade(name string, why error) {
+// Unmade tells that a container is not saved as it was asked for.
+func (c *checkpoints) Unmade(name string, why error) {
 	c.news.events.add(spec.Event{Kind: spec.EventUnsaved, Name: name, Error: why.Error()})
-}
-
-// explain finds out more of a container that could not be restored.
-func (c *checkpoints) explain(name string, err error) error {
-	return criu.ExplainRestore(filepath.Join(c.engine.WorkDir(name), "restore.log"), err)
 }
 
 // saved is the puller as the manager of checkpoints wants it.
@@ -125,8 +119,8 @@ func (t tarFile) Open(_ context.Context, _ *layer.Fill, offset int64) (io.ReadCl
 	return f, nil
 }
 
-// made tells of a checkpoint, and gives it to the PoP.
-func (c *checkpoints) made(name string, r store.Record) {
+// Made tells of a checkpoint, and gives it to the PoP.
+func (c *checkpoints) Made(name string, r store.Record) {
 	c.news.work.Add(1)
 	c.log.Info("checkpoint", "container", name, "image", r.Image, "id", r.ID, "memory", r.Data.Pages, "stored",
 		r.Data.Size)
@@ -169,7 +163,8 @@ func (c *checkpoints) publishOwed(ctx context.Context) {
 	})
 }
 
-func (c *checkpoints) quarantined(r store.Record, why error) {
+// Quarantined tells of a checkpoint that is not used any more.
+func (c *checkpoints) Quarantined(r store.Record, why error) {
 	c.log.Error("a checkpoint is not used any more", "image", r.Image, "id", r.ID, "err", why)
 	c.news.events.add(spec.Event{Kind: spec.EventQuarantined, Image: r.Image, Checkpoint: r.ID,
 		Error: why.Error()})

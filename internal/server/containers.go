@@ -24,8 +24,8 @@ type containers struct {
 	node   string
 }
 
-// id is the ID of the container that has a name now: what follows acts on that one, or on none. Of a name that
-// no container has it is the name.
+// id is the ID of the container that has a name now: what follows acts on that one, or on none. Of a name
+// that no container has it is the name.
 func (c *containers) id(ctx context.Context, name string) string {
 	i, err := c.engine.Inspect(ctx, name)
 	if err != nil {
@@ -67,8 +67,8 @@ func (c *containers) List(ctx context.Context, all bool) ([]spec.Container, erro
 }
 
 func (c *containers) container(i *engine.Info) spec.Container {
-	out := spec.Container{ID: i.ID(), Name: i.Name, Image: i.Image, Digest: i.Digest.String(), Status: string(i.Status),
-		PID: int(i.Pid), Created: i.Created, Node: c.node,
+	out := spec.Container{ID: i.ID(), Name: i.Name, Image: i.Image, Digest: i.Digest.String(),
+		Status: string(i.Status), PID: int(i.Pid), Created: i.Created, Node: c.node,
 		Caller: i.Labels[deploy.LabelCaller]}
 	if i.Status == engine.Stopped {
 		out.Status = spec.StatusExited

@@ -36,10 +36,8 @@ import (
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
-	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/mount"
-	"dewpoint/internal/pack"
 	"dewpoint/internal/pack/learn"
 	"dewpoint/internal/pop/peer"
 	"dewpoint/internal/registry"
@@ -354,19 +352,12 @@ func (d *daemon) openLearner(context.Context) error {
 	}
 	p := d.File.Pack
 	l := learn.New(learn.Config{Mounts: d.snaps, Layers: d.layers, Packs: d.puller, Registry: d.registry,
-		Published: d.puller, Images: d.catalog.WithLayer,
+		Published: d.puller, Images: d.catalog, Shared: d.pop.member,
 		Exec: []string{exe, PackBuilder}, Dir: d.recordings(), Node: d.name,
-		Never: p.Learn == "never", After: time.Duration(p.After), Built: d.packBuilt, Log: d.Log})
+		Never: p.Learn == "never", After: time.Duration(p.After), Log: d.Log})
 	d.learner.set(l)
 	d.atClose(l.Close)
 	return nil
-}
-
-// packBuilt shares a pack with the PoP.
-func (d *daemon) packBuilt(img *image.Image, _ pack.Stats, err error) {
-	if err == nil {
-		d.pop.member.SharePack(img.Desc.Digest)
-	}
 }
 
 // recordings is the directory of the recordings' state.
@@ -428,9 +419,8 @@ func (d *daemon) openCheckpoints(ctx context.Context) (err error) {
 		Engines: checkpointEngines(f, d.engine, d.criu, d.State, d.Log), Containers: d.engine,
 		Layers: saved{d.puller, d.layers, d.pop.member}, Store: c.saved, Dir: dir,
 		Restore: criu.RestoreConfig(false), RestoreLazy: criu.RestoreConfig(true), LazyAbove: int64(f.LazyAbove),
-		WorkDir: d.engine.WorkDir, Guard: []string{"/proc/self/exe", PageGuard}, Lost: c.memoryLost,
-		Explain: c.explain, Node: d.name, Auto: f.Mode, Image: d.documents.Image, Made: c.made, Unmade: c.unmade,
-		Quarantined: c.quarantined, Log: d.Log})
+		Guard: []string{"/proc/self/exe", PageGuard}, Node: d.name, Auto: f.Mode, Images: d.documents,
+		Audience: c, Log: d.Log})
 	d.atClose(c.manager.Close)
 	d.pop.saved.set(c.saved)
 	d.usage.checkpoints.set(c.manager)
@@ -441,8 +431,8 @@ func (d *daemon) openCheckpoints(ctx context.Context) (err error) {
 func (d *daemon) openDeployer(ctx context.Context) error {
 	learner, _ := d.learner.get()
 	deployer := deploy.New(deploy.Config{Puller: d.puller, Engine: d.engine, Learner: learner,
-		Checkpoints: d.checkpoints.manager, Node: d.name, Log: d.Log, Done: d.news.done,
-		Admit: d.admitConfig(), Room: d.room.makeFree, Ended: d.news.ended, Traces: d.traces})
+		Checkpoints: d.checkpoints.manager, Node: d.name, Log: d.Log,
+		Admit: d.admitConfig(), Disk: d.room, Audience: d.news, Traces: d.traces})
 	d.atClose(deployer.Close)
 	d.deployments = &deployments{deployer: deployer, news: d.news, mount: d.mounts.backend.Name()}
 	return deployer.TakeOver(ctx)
@@ -451,15 +441,14 @@ func (d *daemon) openDeployer(ctx context.Context) error {
 func (d *daemon) admitConfig() admit.Config {
 	f := d.File.Deploy
 	return admit.Config{Max: f.Max, Fetch: f.Fetch, Queue: f.Queue, PerCaller: f.PerCaller,
-		Reserve: int64(f.Reserve), Overcommit: f.Overcommit, Disk: d.room.free, Log: d.Log}
+		Reserve: int64(f.Reserve), Overcommit: f.Overcommit, Log: d.Log}
 }
 
 // openDesk takes up what an earlier daemon had accepted.
 func (d *daemon) openDesk(ctx context.Context) error {
 	desk, err := deploy.NewDesk(deploy.DeskConfig{Deployer: d.deployments.deployer,
 		Path: filepath.Join(d.Root, "deployments"), Log: d.Log,
-		Failure: func(err error) *spec.Failure { return classify(err).Failure() },
-		Reached: d.news.reached})
+		Failure: func(err error) *spec.Failure { return classify(err).Failure() }})
 	if err != nil {
 		return err
 	}
@@ -497,7 +486,8 @@ func (d *daemon) node() node {
 			log: d.Log},
 	}
 	n.images = &images{engine: d.engine, catalog: d.catalog, layers: d.layers, puller: d.puller,
-		documents: d.documents, usage: d.usage, reserve: d.room.reserve, events: d.news.events, checkpoints: n.checkpoints, pops: n.pops}
+		documents: d.documents, usage: d.usage, reserve: d.room.reserve, events: d.news.events,
+		checkpoints: n.checkpoints, pops: n.pops}
 	engine := containerd{d.engine, d.State}
 	n.observer = &observer{events: d.news.events, version: d.Version, node: d.name, engine: engine,
 		doctor: doctor.Config{Root: d.Root, CNI: pluginDirs(d.File.Engine.CNI)}, mounts: d.mounts,

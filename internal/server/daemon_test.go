@@ -420,8 +420,8 @@ func TestChunks(t *testing.T) {
 
 func TestDone(t *testing.T) {
 	d := &news{metrics: metrics.New(""), events: newEvents(), log: slog.New(slog.DiscardHandler)}
-	d.done(spec.Record{Image: "app:1"})
-	d.done(spec.Record{Image: "app:1", Name: "web"})
+	d.Done(spec.Record{Image: "app:1"})
+	d.Done(spec.Record{Image: "app:1", Name: "web"})
 	got, _ := d.events.after(0)
 	if len(got) != 2 || got[0].Kind != spec.EventPulled || got[1].Kind != spec.EventRecord ||
 		got[1].Record.Name != "web" || d.work.Load() != 2 {

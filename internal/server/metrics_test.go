@@ -115,10 +115,10 @@ func TestEndedIsMeasured(t *testing.T) {
 			{Name: "mount", From: 1, To: 3, Attributes: map[string]string{"error": fail}},
 			{Name: "mount/attach", From: 1, To: 2}, {Name: "fill", From: 1, To: 2}}
 	}
-	d.ended(spec.Record{Name: "a", Way: spec.Way{Pull: "whole"}, Spans: spans("no space")},
+	d.Ended(spec.Record{Name: "a", Way: spec.Way{Pull: "whole"}, Spans: spans("no space")},
 		errors.New("something"))
-	d.ended(spec.Record{Name: "a", Way: spec.Way{Pull: "whole"}, Spans: spans("gone")}, context.Canceled)
-	d.ended(spec.Record{Name: "a", Way: spec.Way{Pull: "lazy", Start: "boot"}, Spans: spans("")}, nil)
+	d.Ended(spec.Record{Name: "a", Way: spec.Way{Pull: "whole"}, Spans: spans("gone")}, context.Canceled)
+	d.Ended(spec.Record{Name: "a", Way: spec.Way{Pull: "lazy", Start: "boot"}, Spans: spans("")}, nil)
 	got := map[string]float64{}
 	families, err := s.Registry().Gather()
 	if err != nil {

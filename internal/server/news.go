@@ -13,8 +13,8 @@ import (
 	"dewpoint/internal/spec"
 )
 
-// news is what becomes of deployments and pulls, as the log, the metrics and the event stream have it. It is
-// safe for concurrent use.
+// news is what becomes of deployments and pulls, as the log, the metrics and the event stream have it. It
+// implements deploy.Audience, and is safe for concurrent use.
 type news struct {
 	events  *events
 	metrics *metrics.Set
@@ -34,13 +34,13 @@ func (n *news) watched(img string, w spec.Watch) spec.Watch {
 	return w
 }
 
-// reached tells of a stage of a deployment.
-func (n *news) reached(d spec.Deployment, stage string, at float64) {
+// Reached tells of a stage of a deployment.
+func (n *news) Reached(d spec.Deployment, stage string, at float64) {
 	n.events.add(spec.Event{Kind: spec.EventStage, Name: d.Name, Image: d.Image, Stage: stage, At: at})
 }
 
-// ended measures a deployment or pull that is being answered.
-func (n *news) ended(r spec.Record, err error) {
+// Ended measures a deployment or pull that is being answered.
+func (n *news) Ended(r spec.Record, err error) {
 	var code string
 	if err != nil {
 		code = string(classify(err).Code)
@@ -48,8 +48,8 @@ func (n *news) ended(r spec.Record, err error) {
 	n.metrics.Ended(r, err, code)
 }
 
-// done logs a deployment or pull and tells the event stream its record.
-func (n *news) done(r spec.Record) {
+// Done logs a deployment or pull and tells the event stream its record.
+func (n *news) Done(r spec.Record) {
 	n.work.Add(1)
 	n.metrics.Settled(r)
 	kind, what := spec.EventRecord, "deployment"

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// memoryLost is told of a restored container whose memory did not come: its processes are dead. One that
+// Lost is told of a restored container whose memory did not come: its processes are dead. One that
 // was to become ready boots instead (package deploy); one that served is started anew by its command.
-func (c *checkpoints) memoryLost(name string, err error, served bool) {
+func (c *checkpoints) Lost(name string, err error, served bool) {
 	c.log.Error("a restored container is killed: the rest of its memory does not come", "container", name, "err",
 		err)
 	c.news.events.add(spec.Event{Kind: spec.EventLost, Name: name, Error: err.Error()})

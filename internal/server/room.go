@@ -22,8 +22,8 @@ import (
 // keepFree is the share of the disk that unused layers are not to fill.
 const keepFree = 0.10
 
-// room is the disk of this node: how much of it is free, and what goes so that more is. It is safe for
-// concurrent use.
+// room is the disk of this node: how much of it is free, and what goes so that more is. It implements
+// deploy.Disk, and is safe for concurrent use.
 type room struct {
 	root     string
 	reserve  reserve
@@ -48,8 +48,8 @@ func cacheConfig(root string, f config.Cache) (fetch.CacheConfig, error) {
 	return c, nil
 }
 
-// free is how many bytes are free where layers are.
-func (r *room) free() (int64, error) {
+// Free is how many bytes are free where layers are.
+func (r *room) Free() (int64, error) {
 	var s unix.Statfs_t
 	err := unix.Statfs(r.root, &s)
 	return int64(s.Bavail) * s.Bsize, err
@@ -108,8 +108,8 @@ func (r *room) collect(ctx context.Context) {
 	}
 }
 
-// makeFree lets go of bytes of disk that nothing uses.
-func (r *room) makeFree(ctx context.Context, bytes int64) {
+// MakeFree lets go of bytes of disk that nothing uses.
+func (r *room) MakeFree(ctx context.Context, bytes int64) {
 	if _, err := r.evict(ctx, bytes); err != nil {
 		r.log.Warn("make room for an image", "err", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 
@@ -84,6 +85,11 @@ func errorLines(log string) []string {
 		}
 	}
 	return lines
+}
+
+// Explain implements checkpoint.Explainer.
+func (e *Engine) Explain(dir string, err error) error {
+	return ExplainRestore(filepath.Join(dir, "restore.log"), err)
 }
 
 // ExplainRestore makes of a restore that went wrong, and of the log in the

@@ -67,13 +67,24 @@ type Config struct {
 	Estimate   int64 // bytes that a container takes of which nothing is known; 0 is 24 MiB
 	Overcommit bool  // limits of memory are not claims, nor kept: what containers were seen to take is
 
-	Memory func() (Memory, error) // nil asks the kernel
-	// Owed is how many bytes containers that run may yet take of their limits. nil is nothing.
-	Owed     func() int64
-	Pressure func() Pressure       // nil asks the kernel
-	Disk     func() (int64, error) // bytes free for images; nil is without end
+	Memory   func() (Memory, error) // nil asks the kernel
+	Pressure func() Pressure        // nil asks the kernel
+	Limits   Limits                 // nil: there are none
+	Disk     Room                   // nil is without end
 
 	Log *slog.Logger // nil discards
+}
+
+// Limits are those of memory of the containers that run.
+type Limits interface {
+	// Owed is how many bytes the containers may yet take.
+	Owed() int64
+}
+
+// Room is the disk where images go.
+type Room interface {
+	// Free is how many bytes are free.
+	Free() (int64, error)
 }
 
 // Defaults of Config.

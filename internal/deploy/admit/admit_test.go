@@ -56,14 +56,17 @@ func open(t testing.TB, cfg Config) (*Admitter, *world) {
 		w.told = now
 		return w.pressure
 	}
-	cfg.Disk = func() (int64, error) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return w.disk, nil
-	}
+	cfg.Disk = w
 	a := New(cfg)
 	t.Cleanup(a.Close)
 	return a, w
+}
+
+// Free implements Room.
+func (w *world) Free() (int64, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.disk, nil
 }
 
 func enter(t testing.TB, a *Admitter, c Claim) *Ticket {

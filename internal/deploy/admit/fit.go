@@ -58,7 +58,7 @@ func (a *Admitter) sample(now time.Time) {
 	}
 	s.memory, s.free = m, -1
 	if a.cfg.Disk != nil {
-		if free, err := a.cfg.Disk(); err == nil {
+		if free, err := a.cfg.Disk.Free(); err == nil {
 			s.free = free
 		}
 	}
@@ -66,8 +66,8 @@ func (a *Admitter) sample(now time.Time) {
 		return
 	}
 	s.pressed = now
-	if a.cfg.Owed != nil && !a.cfg.Overcommit {
-		s.owed = a.cfg.Owed()
+	if a.cfg.Limits != nil && !a.cfg.Overcommit {
+		s.owed = a.cfg.Limits.Owed()
 	}
 	s.short = a.cfg.Pressure().Memory >= reclaiming
 }

@@ -46,13 +46,18 @@ func TestMemory(t *testing.T) {
 	})
 }
 
+type limits int64
+
+// Owed implements Limits.
+func (l *limits) Owed() int64 { return int64(*l) }
+
 // What containers that run may yet take of their limits is kept for them, unless limits are no claims.
 func TestOwed(t *testing.T) {
 	for _, overcommit := range []bool{false, true} {
 		inBubble(t, func(t *testing.T) {
-			owed := int64(10 * gib)
+			owed := limits(10 * gib)
 			// of 16, all free
-			a, _ := open(t, Config{Reserve: gib, Overcommit: overcommit, Owed: func() int64 { return owed }})
+			a, _ := open(t, Config{Reserve: gib, Overcommit: overcommit, Limits: &owed})
 			big := enter(t, a, Claim{Memory: 6 * gib})
 			small := enter(t, a, Claim{Memory: gib})
 			if overcommit {
@@ -60,7 +65,7 @@ func TestOwed(t *testing.T) {
 				return
 			}
 			want(t, []*Ticket{big, small}, Mem, "")
-			if s := a.Stats(); s.Owed != owed {
+			if s := a.Stats(); s.Owed != int64(owed) {
 				t.Errorf("%d bytes are owed", s.Owed)
 			}
 			owed = 8 * gib // one of them has ended

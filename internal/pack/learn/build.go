@@ -50,9 +50,9 @@ func (l *Learner) buildLater(img *image.Image) {
 		default:
 			l.done(id)
 			l.cfg.Log.Info("startup pack built", "image", img.Ref, "bytes", s.Size, "needed", s.Needed)
-		}
-		if l.cfg.Built != nil {
-			l.cfg.Built(img, s, err)
+			if l.cfg.Shared != nil {
+				l.cfg.Shared.SharePack(id)
+			}
 		}
 	})
 }

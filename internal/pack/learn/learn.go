@@ -68,6 +68,18 @@ type Published interface {
 	Published(ctx context.Context, img *image.Image) (*fetch.Published, error)
 }
 
+// Shared is what other nodes get; fetch.Member has it.
+type Shared interface {
+	// SharePack gives others a pack that was made of a recording that nobody asked for. It does not block.
+	SharePack(manifest digest.Digest)
+}
+
+// Images are those that this node knows; fetch.Catalog has them.
+type Images interface {
+	// WithLayer finds the images that have a layer.
+	WithLayer(diffID digest.Digest) []*image.Image
+}
+
 // Registry publishes packs; registry.Client does.
 type Registry interface {
 	PushArtifact(ctx context.Context, ref image.Reference, a registry.Artifact) (ocispec.Descriptor, error)
@@ -82,8 +94,8 @@ type Config struct {
 	Registry Registry // for Push
 	// Published is for Inspect, of images that have no pack here; nil: they have none.
 	Published Published
-	// Images finds the images that have a layer; for Prepared.
-	Images func(diffID digest.Digest) []*image.Image
+	Images    Images // for Prepared; nil: it records nothing
+	Shared    Shared // nil: nothing is shared
 	// Exec is the command line of a program that calls Child.
 	Exec []string
 
@@ -93,10 +105,6 @@ type Config struct {
 	After  time.Duration // from ready to the end of a recording that nobody asked for; 0 is 5 s
 	Others time.Duration // how long starts are recorded that nobody calls ready; 0 is 30 s
 	Log    *slog.Logger  // nil discards
-
-	// Built is told of packs that were made of recordings that nobody asked for.
-	// May be nil; must not block.
-	Built func(*image.Image, pack.Stats, error)
 }
 
 // Learner learns. It is safe for concurrent use.

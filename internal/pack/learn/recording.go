@@ -426,7 +426,7 @@ func (l *Learner) stranger(layers []digest.Digest) (found *image.Image) {
 			return nil
 		}
 	}
-	for _, img := range l.cfg.Images(layers[len(layers)-1]) {
+	for _, img := range l.cfg.Images.WithLayer(layers[len(layers)-1]) {
 		same := slices.EqualFunc(img.Layers, layers, func(a image.Layer, id digest.Digest) bool {
 			return a.DiffID == id
 		})
