@@ -113,7 +113,7 @@ func TestWrongPoPIsAnError(t *testing.T) {
 		"too short":                  {Redis: "redis://10.0.0.9:6379", Lease: config.Duration(time.Millisecond)},
 		"is no id":                   {Redis: "redis://10.0.0.9:6379", Name: "{x}"},
 		"lease period":               {Store: "/mnt/pop", Lease: config.Duration(time.Millisecond)},
-		"pop.node":                   {Store: "/mnt/pop", Node: "a/b"},
+		"node.name":                  {Store: "/mnt/pop", Node: "a/b"},
 		"pop key":                    {Redis: "redis://10.0.0.9:6379", Key: "/dev/null"},
 		"policy":                     {Store: "/mnt/pop", Policy: "best"},
 	} {

@@ -122,8 +122,9 @@ func newBed(t testing.TB, backend string, change func(*Config)) *bed {
 	t.Cleanup(func() { b.puller.Close() })
 	back, err := mount.New(backend)
 	check(t, err)
-	cfg := Config{Mounts: b, Layers: layers, Packs: b.puller, Registry: client, Images: catalog, Shared: shared(b.built),
-		Exec: []string{"/proc/self/exe", childArg}, Dir: filepath.Join(dir, "state"), Node: "n1",
+	cfg := Config{Mounts: b, Layers: layers, Packs: b.puller, Registry: client, Images: catalog,
+		Shared: shared(b.built),
+		Exec:   []string{"/proc/self/exe", childArg}, Dir: filepath.Join(dir, "state"), Node: "n1",
 		After: 10 * time.Millisecond}
 	if change != nil {
 		change(&cfg)
