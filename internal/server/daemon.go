@@ -320,7 +320,7 @@ func (d *daemon) lazyConfig() fetch.LazyConfig {
 // closePuller may be called again: the puller ends before each of the parts that it calls.
 func (d *daemon) closePuller() {
 	if err := d.puller.Close(); err != nil {
-		d.Log.Warn("end pulls", "err", err)
+		d.Log.Debug("end pulls", "err", err)
 	}
 	d.pop.member.Close()
 }
