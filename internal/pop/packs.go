@@ -83,16 +83,3 @@ func (pk *packs) writePack(ctx context.Context, name string, pack io.Reader) err
 func (pk *packs) DropPack(ctx context.Context, manifest digest.Digest) error {
 	return pk.remove(ctx, packOf(manifest))
 }
-
-// packs are the store's packs, as objects for who evicts, by key.
-func (pk *packs) packs(ctx context.Context) (map[string]*Layer, error) {
-	ents, err := pk.cfg.FS.ReadDir(ctx, packsDir)
-	all := map[string]*Layer{}
-	for _, e := range ents {
-		hex, ok := strings.CutSuffix(e.Name(), ".pack")
-		if m := digest.NewDigestFromEncoded(digest.SHA256, hex); ok && m.Validate() == nil {
-			all[packKey(m)] = &Layer{DiffID: m, Size: e.Size(), Cost: packCost}
-		}
-	}
-	return all, unlessGone(err)
-}

@@ -15,13 +15,6 @@ type late[T any] struct {
 
 func newLate[T any]() *late[T] { return &late[T]{there: make(chan struct{})} }
 
-// made is a part that is there already.
-func made[T any](part T) *late[T] {
-	l := newLate[T]()
-	l.set(part)
-	return l
-}
-
 // set is called once.
 func (l *late[T]) set(part T) {
 	l.once.Do(func() {
