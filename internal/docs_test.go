@@ -20,7 +20,7 @@ func document(t *testing.T, path string) []string {
 
 func TestDocumentsAreShort(t *testing.T) {
 	for path, most := range map[string]int{"README.md": 150, "docs/roadmap.md": 60, "docs/architecture.md": 80,
-		"CONTRIBUTING.md": 80} {
+		"CONTRIBUTING.md": 80, "SECURITY.md": 80} {
 		if n := len(document(t, path)); n > most {
 			t.Errorf("%s has %d lines, more than %d", path, n, most)
 		}
@@ -47,7 +47,7 @@ func TestChangesAreShort(t *testing.T) {
 var linked = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
 
 func TestLinksLeadSomewhere(t *testing.T) {
-	documents := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+	documents := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
 	err := filepath.WalkDir("../docs", func(path string, d fs.DirEntry, err error) error {
 		if filepath.Ext(path) == ".md" {
 			documents = append(documents, strings.TrimPrefix(path, "../"))
