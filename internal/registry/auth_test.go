@@ -147,21 +147,6 @@ func TestIdentityToken(t *testing.T) {
 	}
 }
 
-func TestCredentialHelper(t *testing.T) {
-	b := newBed(t, 1000)
-	b.reg.Require(registrytest.Auth{Mode: registrytest.Basic, User: "u", Password: "p"})
-	bin := t.TempDir()
-	script := write(t, filepath.Join(bin, "docker-credential-dewtest"),
-		"#!/bin/sh\nread host; echo \"{\\\"ServerURL\\\":\\\"$host\\\",\\\"Username\\\":\\\"u\\\",\\\"Secret\\\":\\\"p\\\"}\"\n")
-	chmod(t, script)
-	t.Setenv("PATH", bin+":/usr/bin:/bin")
-	file := write(t, filepath.Join(t.TempDir(), "config.json"),
-		fmt.Sprintf(`{"credHelpers":{%q:"dewtest"}}`, b.reg.Host()))
-	if _, _, err := b.read(t, client(t, Config{DockerConfig: file}, b.reg), 0, -1); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestBadDockerConfig(t *testing.T) {
 	b := newBed(t, 1000)
 	b.reg.Require(registrytest.Auth{Mode: registrytest.Basic, User: "u", Password: "p"})

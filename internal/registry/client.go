@@ -36,20 +36,17 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/docker/cli/cli/config/configfile"
-	"github.com/google/go-containerregistry/pkg/authn"
+	"golang.org/x/sync/singleflight"
 )
 
 // Config is what a Client needs to know. The zero value of each field means
@@ -102,6 +99,9 @@ type Client struct {
 	mu    sync.Mutex // guards hosts
 	hosts map[string]*hostEntry
 
+	logins     singleflight.Group // lookups under way, by host
+	helperTime time.Duration      // that a credential helper may take; then it is killed
+
 	bytes, discarded, retries atomic.Int64
 }
 
@@ -114,7 +114,7 @@ func New(cfg Config) (*Client, error) {
 		}
 	}
 	return &Client{cfg: cfg, transport: newTransport(cfg, &tls.Config{}, cfg.DialTimeout),
-		hosts: map[string]*hostEntry{}}, nil
+		hosts: map[string]*hostEntry{}, helperTime: helperTime}, nil
 }
 
 // Close ends idle connections. Streams that are open go on.
@@ -162,70 +162,4 @@ func def[T comparable](v *T, d T) {
 	if *v == zero {
 		*v = d
 	}
-}
-
-// dockerConfig is where docker keeps the logins of the user who runs us.
-func dockerConfig() string {
-	if d := os.Getenv("DOCKER_CONFIG"); d != "" {
-		return filepath.Join(d, "config.json")
-	}
-	home, err := os.UserHomeDir()
-	if err != nil {
-		return "" // no home, no logins
-	}
-	return filepath.Join(home, ".docker", "config.json")
-}
-
-// login looks up the credentials for a host, asking a credential helper if
-// one is configured. No credentials are the zero AuthConfig. A helper that
-// hangs is left behind when ctx ends.
-func (c *Client) login(ctx context.Context, host string) (authn.AuthConfig, error) {
-	type result struct {
-		auth authn.AuthConfig
-		err  error
-	}
-	done := make(chan result, 1)
-	go func() {
-		auth, err := readLogin(c.cfg.DockerConfig, host)
-		done <- result{auth, err}
-	}()
-	select {
-	case r := <-done:
-		return r.auth, r.err
-	case <-ctx.Done():
-		return authn.AuthConfig{}, context.Cause(ctx)
-	}
-}
-
-func readLogin(file, host string) (none authn.AuthConfig, err error) {
-	b, err := os.ReadFile(file)
-	if file == "" || os.IsNotExist(err) || err == nil && len(b) == 0 {
-		return none, nil
-	}
-	if err != nil {
-		return none, fmt.Errorf("read logins: %w", err)
-	}
-	cf, err := parseLogins(file, b)
-	if err != nil {
-		return none, fmt.Errorf("read logins of %s: %w", file, err)
-	}
-	a, err := cf.GetAuthConfig(loginKey(host))
-	if err != nil {
-		return none, fmt.Errorf("login for %s in %s: %w", host, file, err)
-	}
-	return authn.AuthConfig{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken,
-		RegistryToken: a.RegistryToken}, nil
-}
-
-func parseLogins(file string, b []byte) (*configfile.ConfigFile, error) {
-	cf := configfile.New(file)
-	return cf, cf.LoadFromReader(bytes.NewReader(b))
-}
-
-// loginKey is under which key docker keeps the login of a host.
-func loginKey(host string) string {
-	if host == dockerHubEndpoint || host == dockerHub {
-		return authn.DefaultAuthKey
-	}
-	return host
 }
