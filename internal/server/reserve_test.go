@@ -15,7 +15,7 @@ import (
 // The reserve is given up on a full disk alone, and comes back when there is room.
 func TestReserve(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("mounts")
+		t.Skip("needs root: it mounts a small file system")
 	}
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=40m"); err != nil {
