@@ -332,6 +332,9 @@ func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount
 		e.known.unsure(name)
 	}
 	seat.done(err == nil)
+	if err == nil {
+		err = e.alone(ctx, name, pid)
+	}
 	return pid, err
 }
 

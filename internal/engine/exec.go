@@ -84,8 +84,12 @@ func (e *Engine) exec(ctx context.Context, container string, s ExecSpec) (int, e
 			return 0, notFound(err)
 		}
 	}
-	if _, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name, ExecID: id}); err != nil {
+	r, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name, ExecID: id})
+	if err != nil {
 		return 0, badCommand(notRunning(err))
+	}
+	if err := e.alone(ctx, name, r.Pid); err != nil {
+		return 0, err
 	}
 	return e.attend(ctx, name, id, s, io)
 }

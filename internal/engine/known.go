@@ -164,6 +164,23 @@ func (k *known) untasked(name string) {
 	k.write(name, func(c *kept) { c.task = taskNow{status: Stopped} })
 }
 
+// outlived says that a container has no task, whose end stays known.
+func (k *known) outlived(name string, end *Exit) {
+	k.write(name, func(c *kept) { c.task = taskNow{status: Stopped, exit: end} })
+}
+
+// endedWith names the containers that have ended and whose task had that process.
+func (k *known) endedWith(pid uint32) (names []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, c := range k.containers {
+		if c.task.status == Stopped && c.task.pid == pid && pid != 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // unsure says that it is not known what a call did to a container, which came to an error.
 func (k *known) unsure(name string) {
 	k.write(name, func(c *kept) { k.doubts.set(&c.doubt, true) })

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -369,6 +370,35 @@ func (e *Engine) deleteTask(ctx context.Context, name string) error {
 		e.known.unsure(name)
 	}
 	left(err == nil)
+	return err
+}
+
+// alone makes sure that the end of a task's process is not taken for that of another one, which had the
+// same number: it deletes the task of a container that has ended so, in the same shim.
+func (e *Engine) alone(ctx context.Context, name string, pid uint32) error {
+	for _, other := range e.known.endedWith(pid) {
+		if other == name || !e.shims.confuses(name, other) {
+			continue
+		}
+		if err := e.outlive(ctx, other, pid); err != nil {
+			return fmt.Errorf("delete the task of %s, whose process had the same number: %w", other, err)
+		}
+	}
+	return nil
+}
+
+// outlive deletes the task of a container that has ended, whose process had that number. How it ended stays
+// known until the daemon ends.
+func (e *Engine) outlive(ctx context.Context, name string, pid uint32) error {
+	defer e.change(name)()
+	if !slices.Contains(e.known.endedWith(pid), name) {
+		return nil
+	}
+	i, _, _ := e.known.get(name)
+	err := e.deleteTask(ctx, name)
+	if err == nil && i != nil {
+		e.known.outlived(name, i.Exit)
+	}
 	return err
 }
 

@@ -167,6 +167,9 @@ func (e *Engine) startRestored(ctx context.Context, name string) error {
 			unmountBelow(e.runcDir(name)))
 	}
 	e.known.begun(name, r.Pid)
+	if err := e.alone(ctx, name, r.Pid); err != nil {
+		e.log.Warn("a container's end may not be seen", "container", name, "err", err)
+	}
 	return os.RemoveAll(e.imagesDir(name)) // links; a next start boots
 }
 

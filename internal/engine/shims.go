@@ -110,6 +110,14 @@ func (s *shims) serve(socket, version string) {
 	}
 }
 
+// confuses says whether two tasks have a shim that tells ends apart by the number of the process alone,
+// also those of processes that have ended long ago: it may take the end of one for that of the other.
+func (s *shims) confuses(task, other string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.serial && s.of[task] != nil && s.of[task] == s.of[other]
+}
+
 // sameMinor says whether a containerd is of the version whose packages our own
 // shim is made of, or differs in the last number alone.
 func sameMinor(version string) bool {
