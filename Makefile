@@ -17,7 +17,6 @@ export HOME ?= /root
 VERSION := $(shell git -c safe.directory='$(CURDIR)' describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 PROGRAMS := ./cmd/dewd ./cmd/dew
-RUNC_SHIM := ./cmd/containerd-shim-dewpoint-runc
 
 # ISA-L inflates three times faster than Go; without it or a C compiler the build is pure Go.
 ISAL := $(shell command -v gcc >/dev/null && pkg-config --exists libisal 2>/dev/null && echo isal)
@@ -33,7 +32,6 @@ BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build -tags $(TAGS) -ldflag
 build: go
 	mkdir -p bin
 	$(BUILD) -o bin/ $(PROGRAMS)
-	CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ $(RUNC_SHIM)
 	$(SHIM) bin/containerd-shim-dewpoint-v1
 
 # The laboratory, a module of its own: what measures, and what "dewlab bench deploy" drives containerd's client library by.
@@ -43,7 +41,7 @@ build-lab: go
 
 build-static: go
 	mkdir -p bin/static
-	CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/static/ $(PROGRAMS) $(RUNC_SHIM)
+	CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/static/ $(PROGRAMS)
 	$(SHIM) bin/static/containerd-shim-dewpoint-v1
 
 go:

@@ -57,8 +57,7 @@ func build() error {
 	for _, b := range []struct {
 		pkg string
 		env string
-	}{{"dewpoint/cmd/dewd", ""}, {"dewpoint/cmd/dew", ""}, {"dewpoint/test/app", "CGO_ENABLED=0"},
-		{"dewpoint/cmd/containerd-shim-dewpoint-runc", "CGO_ENABLED=0"}} {
+	}{{"dewpoint/cmd/dewd", ""}, {"dewpoint/cmd/dew", ""}, {"dewpoint/test/app", "CGO_ENABLED=0"}} {
 		args := []string{"build", "-o", programs + "/", "-tags", "grpcnotrace"}
 		if exec.Command("pkg-config", "--exists", "libisal").Run() == nil {
 			args[len(args)-1] += ",isal"

@@ -51,9 +51,6 @@ func TestMain(m *testing.M) {
 	if shimProgram, err = shimtest.Build(dir, "../.."); err != nil {
 		panic(err)
 	}
-	if err := shimtest.BuildOwn(dir, "../.."); err != nil {
-		panic(err)
-	}
 	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir+"/", "./testdata/probe")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

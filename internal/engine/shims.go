@@ -16,7 +16,6 @@ import (
 	"time"
 
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
-	containerdversion "github.com/containerd/containerd/v2/version"
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/shimgroup"
@@ -37,7 +36,7 @@ type shims struct {
 	dir        string // of the groups
 	containers string // where the runtime keeps their states
 	program    string // shimgroup.Program; "" is no groups
-	real       string // shimgroup.Real or Own
+	real       string // shimgroup.Real
 	max        int    // tasks in a group
 	wide       int    // groups that are begun at the same time
 	serial     bool   // a shim makes one task after the other: so many groups are filled at the same time
@@ -100,10 +99,6 @@ func findProgram(configured, name string) string {
 // those of other versions do not understand it. version is containerd's.
 func (s *shims) serve(socket, version string) {
 	s.real = shimOf(socket)
-	if own := filepath.Join(filepath.Dir(s.program), shimgroup.Own); s.real != "" && s.program != "" &&
-		sameMinor(version) && executable(own) {
-		s.real = own
-	}
 	s.wide = runtime.NumCPU()
 	if s.serial = strings.HasPrefix(strings.TrimPrefix(version, "v"), "1."); s.serial {
 		s.wide = 2 * runtime.NumCPU()
@@ -116,16 +111,6 @@ func (s *shims) confuses(task, other string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.serial && s.of[task] != nil && s.of[task] == s.of[other]
-}
-
-// sameMinor says whether a containerd is of the version whose packages our own
-// shim is made of, or differs in the last number alone.
-func sameMinor(version string) bool {
-	minor := func(v string) string {
-		f := strings.SplitN(strings.TrimPrefix(v, "v"), ".", 3)
-		return strings.Join(f[:min(2, len(f))], ".")
-	}
-	return minor(version) == minor(containerdversion.Version)
 }
 
 // Shims says how containers get their shims, and whether the program is missing

@@ -121,11 +121,7 @@ func TestShimIsShared(t *testing.T) {
 		if b.shimOf("b") != shim || b.shimOf("c") != shim {
 			t.Fatalf("three shims: %d, %d, %d", shim, b.shimOf("b"), b.shimOf("c"))
 		}
-		want := shimgroup.Real
-		if sameMinor(b.Version()) {
-			want = shimgroup.Own
-		}
-		if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", shim)); filepath.Base(exe) != want {
+		if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", shim)); filepath.Base(exe) != shimgroup.Real {
 			t.Errorf("the shim of containerd %s is %s, %v", b.Version(), exe, err)
 		}
 		for _, ns := range []string{"pid", "mnt", "net", "uts", "ipc"} {
@@ -272,16 +268,6 @@ func TestShimOfItsOwn(t *testing.T) {
 	b.runMany("a", "b")
 	if b.shimOf("a") == b.shimOf("b") {
 		t.Error("a shim is shared")
-	}
-}
-
-// Our own shim serves the containerds whose packages it is made of.
-func TestSameMinor(t *testing.T) {
-	for version, want := range map[string]bool{"v2.4.2": true, "2.4.0": true, "v2.4": true, "2.40.1": false,
-		"v2.5.2": false, "1.6.20~ds1": false, "": false} {
-		if sameMinor(version) != want {
-			t.Errorf("%q: %v", version, !want)
-		}
 	}
 }
 

@@ -3,7 +3,6 @@ package shimtest
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 
@@ -19,14 +18,4 @@ func Build(dir, module string) (string, error) {
 		return "", fmt.Errorf("build %s: %w\n%s", shimgroup.Program, err, out)
 	}
 	return program, nil
-}
-
-// BuildOwn builds our own shim in dir, where the program is to find it beside itself.
-func BuildOwn(dir, module string) error {
-	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir+"/", "./cmd/"+shimgroup.Own)
-	cmd.Dir, cmd.Env = module, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", shimgroup.Own, err, out)
-	}
-	return nil
 }

@@ -40,19 +40,15 @@ import (
 // Program is the name of the small program.
 const Program = "containerd-shim-dewpoint-v1"
 
-// Real is the name of the shim that serves, and Own that of ours, which is made
-// of the same packages and serves a group for less (cmd/containerd-shim-dewpoint-runc).
-const (
-	Real = "containerd-shim-runc-v2"
-	Own  = "containerd-shim-dewpoint-runc"
-)
+// Real is the name of the shim that serves.
+const Real = "containerd-shim-runc-v2"
 
 // The files of a group's directory. The program makes more: config.json, which
 // names the group, log, the shim's own, and address, which shims of containerd
 // 1.6 write and look for in each bundle.
 const (
 	startLink      = "start"      // to Program
-	shimLink       = "shim"       // to Real or Own
+	shimLink       = "shim"       // to Real
 	containersLink = "containers" // to the runtime's state: a directory for each container
 	bootFile       = "boot"       // what that said when it started
 	askedFile      = "asked"      // how it was asked to
