@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"dewpoint/internal/engine/cgroup"
 )
 
 var many = flag.Int("many", 24, "containers of one round of BenchmarkCreate")
@@ -91,7 +93,7 @@ func processorTime() time.Duration {
 			ns, _ := strconv.ParseInt(strings.TrimSpace(string(n)), 10, 64)
 			return time.Duration(ns)
 		}
-		if f[1] == "" && unifiedCgroup() {
+		if f[1] == "" && cgroup.Unified() {
 			n, _ := os.ReadFile("/sys/fs/cgroup" + f[2] + "/cpu.stat")
 			var us int64
 			_, _ = fmt.Sscanf(string(n), "usage_usec %d", &us)

@@ -51,14 +51,14 @@ func (e *Engine) Dump(ctx context.Context, name string, d DumpSpec) error {
 	if err != nil {
 		return err
 	}
-	_, err = e.c.tasks.Checkpoint(ctx, &tasksapi.CheckpointTaskRequest{ContainerID: name, Options: opts})
+	_, err = e.c.Tasks.Checkpoint(ctx, &tasksapi.CheckpointTaskRequest{ContainerID: name, Options: opts})
 	return wrap(notFound(err), "dump container %s", name)
 }
 
 // Upper is the directory that holds what a container has written and removed,
 // overlayfs's upper layer. It changes while the container runs.
 func (e *Engine) Upper(ctx context.Context, name string) (string, error) {
-	r, err := e.c.snapshots.Mounts(ctx, &snapshotsapi.MountsRequest{Snapshotter: e.cfg.Snapshotter, Key: name})
+	r, err := e.c.Snapshots.Mounts(ctx, &snapshotsapi.MountsRequest{Snapshotter: e.cfg.Snapshotter, Key: name})
 	if err != nil {
 		return "", fmt.Errorf("writable layer of %s: %w", name, notFound(err))
 	}
@@ -101,7 +101,7 @@ func (e *Engine) Below(ctx context.Context, name string, img *image.Image) (stri
 	if under, err := e.parentOf(ctx, parent); err != nil || under != ChainID(img) {
 		return "", errors.Join(fmt.Errorf("container %s stands on other layers than its image has now: pull the image again", name), err)
 	}
-	r, err := e.c.snapshots.Mounts(ctx, &snapshotsapi.MountsRequest{Snapshotter: e.cfg.Snapshotter, Key: name})
+	r, err := e.c.Snapshots.Mounts(ctx, &snapshotsapi.MountsRequest{Snapshotter: e.cfg.Snapshotter, Key: name})
 	if err != nil {
 		return "", fmt.Errorf("layers of %s: %w", name, notFound(err))
 	}
@@ -118,7 +118,7 @@ func (e *Engine) Below(ctx context.Context, name string, img *image.Image) (stri
 
 // parentOf is what a snapshot stands on.
 func (e *Engine) parentOf(ctx context.Context, key string) (string, error) {
-	r, err := e.c.snapshots.Stat(ctx,
+	r, err := e.c.Snapshots.Stat(ctx,
 		&snapshotsapi.StatSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
 	if err != nil {
 		return "", fmt.Errorf("snapshot %s: %w", key, notFound(err))

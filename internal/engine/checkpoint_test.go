@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"dewpoint/internal/engine/cgroup"
+	"dewpoint/internal/engine/process"
+
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
@@ -47,7 +50,7 @@ func (b *bed) commitUpper(name string) digest.Digest {
 	}
 	id := digest.FromString("upper of " + name)
 	parent := b.img.Spec.RootFS.DiffIDs[0]
-	_, err = b.c.snapshots.Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{
+	_, err = b.c.Snapshots.Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{
 		Snapshotter: b.cfg.Snapshotter, Key: "upper", Parent: parent.String(),
 		Labels: map[string]string{labelGCRoot: "now"},
 	})
@@ -61,7 +64,7 @@ func (b *bed) commitUpper(name string) digest.Digest {
 	if err := exec.Command("cp", "-a", upper+"/.", to).Run(); err != nil {
 		b.t.Fatal(err)
 	}
-	_, err = b.c.snapshots.Commit(ctx, &snapshotsapi.CommitSnapshotRequest{
+	_, err = b.c.Snapshots.Commit(ctx, &snapshotsapi.CommitSnapshotRequest{
 		Snapshotter: b.cfg.Snapshotter, Name: identity.ChainID([]digest.Digest{parent, id}).String(), Key: "upper",
 		Labels: map[string]string{labelGCRoot: "now"},
 	})
@@ -120,14 +123,14 @@ func (b *bed) likeABooted(i *Info) {
 		b.t.Errorf("exec: %d, %v, %q", st, err, out.String())
 	}
 	file := "memory.limit_in_bytes"
-	if unifiedCgroup() {
+	if cgroup.Unified() {
 		file = "memory.max"
 	}
 	limit, err := os.ReadFile(filepath.Join(i.CgroupDir("memory"), file))
 	if err != nil || strings.TrimSpace(string(limit)) != "67108864" {
 		b.t.Errorf("memory limit: %s, %v", limit, err)
 	}
-	if err := b.Stop(ctx, i.Name, stopTimeout); err != nil {
+	if err := b.Stop(ctx, i.Name, process.StopTimeout); err != nil {
 		b.t.Error(err)
 	}
 	if x, err := b.Wait(ctx, i.Name); err != nil || x.Status != 128+15 && x.Status != 2 {

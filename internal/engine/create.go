@@ -157,7 +157,7 @@ func (e *Engine) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
 		Snapshotter: e.cfg.Snapshotter, Key: s.Name, Parent: s.parent(),
 		Labels: map[string]string{labelGCRoot: time.Now().UTC().Format(time.RFC3339)},
 	}
-	r, err := e.c.snapshots.Prepare(ctx, req)
+	r, err := e.c.Snapshots.Prepare(ctx, req)
 	if errdefs.IsAlreadyExists(err) {
 		_, gerr := e.getRecord(ctx, s.Name)
 		if gerr == nil {
@@ -169,7 +169,7 @@ func (e *Engine) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
 		if err := e.removeRemains(ctx, s.Name); err != nil {
 			return nil, err
 		}
-		r, err = e.c.snapshots.Prepare(ctx, req)
+		r, err = e.c.Snapshots.Prepare(ctx, req)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("snapshot: %w", err)
@@ -260,7 +260,7 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 	if err != nil {
 		return false, at, err
 	}
-	r, err := e.c.containers.Create(context.WithoutCancel(ctx),
+	r, err := e.c.Containers.Create(context.WithoutCancel(ctx),
 		&containersapi.CreateContainerRequest{Container: &containersapi.Container{
 			ID: s.Name, Image: s.Image.Ref.String(), Labels: s.labels(),
 			Runtime:     &containersapi.Container_Runtime{Name: runtimeName, Options: opts},
@@ -354,7 +354,7 @@ func (e *Engine) makeTask(ctx context.Context, req *tasksapi.CreateTaskRequest, 
 	if err := os.WriteFile(e.shimFile(req.ContainerID), []byte(group), 0o600); err != nil {
 		return 0, err
 	}
-	r, err := e.c.tasks.Create(ctx, req)
+	r, err := e.c.Tasks.Create(ctx, req)
 	if err != nil {
 		return 0, fmt.Errorf("task: %w", badCommand(err))
 	}
@@ -403,7 +403,7 @@ func (e *Engine) logFiles(name string) (stdout, stderr string) {
 }
 
 func (e *Engine) removeSnapshot(ctx context.Context, key string) error {
-	_, err := e.c.snapshots.Remove(ctx,
+	_, err := e.c.Snapshots.Remove(ctx,
 		&snapshotsapi.RemoveSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -413,7 +413,7 @@ func (e *Engine) removeSnapshot(ctx context.Context, key string) error {
 
 func (e *Engine) deleteRecord(ctx context.Context, name string) error {
 	defer e.records.lock(name)()
-	_, err := e.c.containers.Delete(ctx, &containersapi.DeleteContainerRequest{ID: name})
+	_, err := e.c.Containers.Delete(ctx, &containersapi.DeleteContainerRequest{ID: name})
 	if errdefs.IsNotFound(err) {
 		err = nil
 	}

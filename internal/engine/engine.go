@@ -47,9 +47,11 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"dewpoint/internal/engine/cgroup"
+	"dewpoint/internal/engine/containerd"
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/engine/tool"
+	"dewpoint/internal/sched"
 )
 
 // Private as an address asks for a containerd of the engine's own.
@@ -66,7 +68,7 @@ var (
 	ErrNoCommand     = errors.New("command not found in the container")
 	ErrNotExecutable = errors.New("command cannot be executed")
 	// ErrMissing says that a program the engine needs is not installed.
-	ErrMissing = errors.New("program is missing")
+	ErrMissing = tool.ErrMissing
 )
 
 // Config says which containerd to use and where the engine's files lie.
@@ -149,12 +151,19 @@ func (c *Config) defaults() error {
 	return nil
 }
 
+// containerd is what of the configuration says which containerd is meant.
+func (c *Config) containerd() containerd.Config {
+	return containerd.Config{Address: c.Address, Root: c.Root, State: c.State, Program: c.Containerd,
+		Snapshotter: c.Snapshotter, SnapshotterSocket: c.SnapshotterSocket, DiffSocket: c.DiffSocket, Sync: c.Sync,
+		Log: c.Log}
+}
+
 // Engine is a connection to one containerd. See the package comment.
 type Engine struct {
 	cfg     Config
 	log     *slog.Logger
-	c       *client
-	private *supervisor // nil when containerd is not ours
+	c       *containerd.Client
+	private *containerd.Private // nil when containerd is not ours
 	bridge  *network.Bridge
 	ports   network.Ports
 	shims   *shims
@@ -231,25 +240,25 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 func (e *Engine) connect(ctx context.Context) error {
 	socket := e.cfg.Address
 	if socket == Private {
-		p, err := startPrivate(ctx, e.cfg)
+		p, err := containerd.StartPrivate(ctx, e.cfg.containerd())
 		if err != nil {
 			return err
 		}
-		e.private, socket = p, p.socket
+		e.private, socket = p, p.Socket()
 	}
-	c, err := dial(socket, e.cfg.Namespace)
+	c, err := containerd.Dial(socket, e.cfg.Namespace)
 	if err != nil {
 		return err
 	}
 	e.c = c
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	if e.version, err = c.alive(ctx); err != nil {
+	if e.version, err = c.Alive(ctx); err != nil {
 		return fmt.Errorf("containerd at %s does not answer (is it running? is this its socket?): %w", socket, err)
 	}
 	e.shims.serve(socket, e.version)
 	if e.private == nil {
-		return c.requireSnapshotter(ctx, e.cfg)
+		return c.RequireSnapshotter(ctx, e.cfg.containerd())
 	}
 	return nil
 }
@@ -263,7 +272,7 @@ func (e *Engine) awaitSnapshotter(ctx context.Context) error {
 	defer cancel()
 	for {
 		err := e.strandedSnapshots(ctx, map[string]bool{})
-		if err == nil || !sleep(ctx, 20*time.Millisecond) {
+		if err == nil || !sched.Sleep(ctx, 20*time.Millisecond) {
 			return wrap(err, "ask the snapshotter %s through containerd", e.cfg.Snapshotter)
 		}
 	}
@@ -271,7 +280,7 @@ func (e *Engine) awaitSnapshotter(ctx context.Context) error {
 
 // Check reports whether containerd answers and reaches the snapshotter.
 func (e *Engine) Check(ctx context.Context) error {
-	if _, err := e.c.alive(ctx); err != nil {
+	if _, err := e.c.Alive(ctx); err != nil {
 		return fmt.Errorf("containerd at %s does not answer: %w", e.Socket(), err)
 	}
 	return wrap(e.strandedSnapshots(ctx, map[string]bool{}), "ask the snapshotter %s through containerd",
@@ -285,19 +294,19 @@ func (e *Engine) Close() error {
 		e.spare.close()
 		e.spare = nil
 	}
-	e.removeCgroups()
+	cgroup.Remove(e.cfg.CgroupParent) // not beside Create
 	if err := e.bridge.Release(); err != nil {
 		e.log.Warn("the bridge stays", "err", err)
 	}
 	if e.private != nil {
-		e.private.release()
+		e.private.Release()
 	}
 	if e.unfollow != nil {
 		e.unfollow()
 		e.following.Wait()
 	}
 	if e.c != nil {
-		return e.c.conn.Close()
+		return e.c.Conn.Close()
 	}
 	return nil
 }
@@ -306,25 +315,9 @@ func (e *Engine) Close() error {
 func (e *Engine) Shutdown(ctx context.Context) error {
 	var err error
 	if e.private != nil {
-		err = e.private.stop(ctx)
+		err = e.private.Stop(ctx)
 	}
 	return errors.Join(err, e.Close())
-}
-
-// removeCgroups removes the parent cgroup from every hierarchy where no
-// container is in it: the kernel refuses to remove one with children. It must
-// not run beside Create.
-func (e *Engine) removeCgroups() { rmdirCgroup(e.cfg.CgroupParent) }
-
-// rmdirCgroup removes a cgroup where nothing is in it.
-func rmdirCgroup(cgroup string) {
-	roots := []string{"/sys/fs/cgroup"}
-	if !unifiedCgroup() {
-		roots, _ = filepath.Glob("/sys/fs/cgroup/*")
-	}
-	for _, r := range roots {
-		unix.Rmdir(filepath.Join(r, cgroup))
-	}
 }
 
 // Version is containerd's.
@@ -333,7 +326,7 @@ func (e *Engine) Version() string { return e.version }
 // Socket is the path of containerd's socket, for other clients.
 func (e *Engine) Socket() string {
 	if e.private != nil {
-		return e.private.socket
+		return e.private.Socket()
 	}
 	return e.cfg.Address
 }

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/engine/tool"
 	"dewpoint/internal/image"
 	"dewpoint/testkit"
 	"dewpoint/testkit/shimtest"
@@ -75,7 +76,7 @@ func containerds(t testing.TB) map[string]string {
 	two := filepath.Join(tools(), "containerd-2.4.2", "containerd")
 	out := map[string]string{"system": "/usr/bin/containerd", "2.x": two}
 	for name, p := range out {
-		if !executable(p) {
+		if !tool.Executable(p) {
 			t.Fatalf("containerd %s is not at %s: run the scripts that install what the tests need, or set DEWPOINT_TOOLS", name, p)
 		}
 	}
@@ -297,7 +298,7 @@ func testImage(t testing.TB, diff digest.Digest) *image.Image {
 func (b *bed) unpack(chain string) {
 	b.t.Helper()
 	ctx := b.t.Context()
-	r, err := b.c.snapshots.Prepare(ctx,
+	r, err := b.c.Snapshots.Prepare(ctx,
 		&snapshotsapi.PrepareSnapshotRequest{Snapshotter: b.cfg.Snapshotter, Key: "unpack",
 			Labels: map[string]string{labelGCRoot: "now"}})
 	if err != nil {
@@ -331,7 +332,7 @@ func (b *bed) unpack(chain string) {
 	if err := os.WriteFile(filepath.Join(dir, "bad", "plain"), src, 0o644); err != nil {
 		b.t.Fatal(err)
 	}
-	_, err = b.c.snapshots.Commit(ctx,
+	_, err = b.c.Snapshots.Commit(ctx,
 		&snapshotsapi.CommitSnapshotRequest{Snapshotter: b.cfg.Snapshotter, Name: chain, Key: "unpack",
 			Labels: map[string]string{labelGCRoot: "now"}})
 	if err != nil {
@@ -609,7 +610,7 @@ func TestLeasesOfTheDead(t *testing.T) {
 			t.Fatal(err)
 		}
 		count := func() int {
-			r, err := b.c.leases.List(t.Context(), &leasesapi.ListRequest{})
+			r, err := b.c.Leases.List(t.Context(), &leasesapi.ListRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}

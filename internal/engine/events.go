@@ -2,8 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
-	"io"
 	"strings"
 	"sync"
 	"time"
@@ -217,12 +215,4 @@ func decodeEvent(env *types.Envelope) (Event, bool) {
 		return ev, err == nil
 	}
 	return ev, false
-}
-
-// endOfStream is nil for the end of a stream, else the error as the engine gives it.
-func endOfStream(err error) error {
-	if errors.Is(err, io.EOF) {
-		return nil
-	}
-	return toNative(err)
 }

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"crypto/rand"
-	"dewpoint/internal/engine/account"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +18,8 @@ import (
 	"github.com/containerd/fifo"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/engine/account"
 )
 
 // ExecSpec is a process to run in a running container.
@@ -67,7 +68,7 @@ func (e *Engine) exec(ctx context.Context, container string, s ExecSpec) (int, e
 	}
 	defer io.close()
 	id := "exec-" + rand.Text()
-	_, err = e.c.tasks.Exec(ctx, &tasksapi.ExecProcessRequest{
+	_, err = e.c.Tasks.Exec(ctx, &tasksapi.ExecProcessRequest{
 		ContainerID: name, ExecID: id, Terminal: s.TTY, Spec: spec,
 		Stdin: io.stdin, Stdout: io.stdout, Stderr: io.stderr,
 	})
@@ -84,7 +85,7 @@ func (e *Engine) exec(ctx context.Context, container string, s ExecSpec) (int, e
 			return 0, notFound(err)
 		}
 	}
-	r, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name, ExecID: id})
+	r, err := e.c.Tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name, ExecID: id})
 	if err != nil {
 		return 0, badCommand(notRunning(err))
 	}
@@ -103,7 +104,7 @@ func (e *Engine) attend(ctx context.Context, name, id string, s ExecSpec, io *st
 	wg.Go(func() {
 		select {
 		case <-io.stdinEnd:
-			_, _ = e.c.tasks.CloseIO(ctx, &tasksapi.CloseIORequest{ContainerID: name, ExecID: id, Stdin: true})
+			_, _ = e.c.Tasks.CloseIO(ctx, &tasksapi.CloseIORequest{ContainerID: name, ExecID: id, Stdin: true})
 		case <-done:
 		}
 	})
@@ -114,7 +115,7 @@ func (e *Engine) attend(ctx context.Context, name, id string, s ExecSpec, io *st
 				if !ok {
 					return
 				}
-				_, _ = e.c.tasks.ResizePty(ctx,
+				_, _ = e.c.Tasks.ResizePty(ctx,
 					&tasksapi.ResizePtyRequest{ContainerID: name, ExecID: id, Width: z.Width, Height: z.Height})
 			case <-done:
 				return
@@ -134,14 +135,14 @@ func (e *Engine) endExec(ctx context.Context, name, id string) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	del := func() error {
-		_, err := e.c.tasks.DeleteProcess(ctx, &tasksapi.DeleteProcessRequest{ContainerID: name, ExecID: id})
+		_, err := e.c.Tasks.DeleteProcess(ctx, &tasksapi.DeleteProcessRequest{ContainerID: name, ExecID: id})
 		return err
 	}
 	err := del()
 	if err == nil || errdefs.IsNotFound(err) {
 		return
 	}
-	_, _ = e.c.tasks.Kill(ctx,
+	_, _ = e.c.Tasks.Kill(ctx,
 		&tasksapi.KillRequest{ContainerID: name, ExecID: id, Signal: uint32(unix.SIGKILL)})
 	_, _ = e.waitProcess(ctx, name, id)
 	if err := del(); err != nil && !errdefs.IsNotFound(err) {
@@ -151,7 +152,7 @@ func (e *Engine) endExec(ctx context.Context, name, id string) {
 
 // execProcess is the container's own process with other arguments.
 func (e *Engine) execProcess(ctx context.Context, name string, s ExecSpec) (*specs.Process, error) {
-	r, err := e.c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
+	r, err := e.c.Containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
 	if err != nil {
 		return nil, notFound(err)
 	}

@@ -26,7 +26,7 @@ func (e *Engine) Plan(s Spec) (*specs.Spec, error) {
 
 // SpecOf is the specification of a container that is there.
 func (e *Engine) SpecOf(ctx context.Context, name string) (*specs.Spec, error) {
-	r, err := e.c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
+	r, err := e.c.Containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
 	if err != nil {
 		return nil, fmt.Errorf("container %s: %w", name, notFound(err))
 	}
@@ -45,7 +45,7 @@ func (e *Engine) Extend(ctx context.Context, img *image.Image, layer digest.Dige
 	top := &Spec{Image: img, Restore: &Restore{Upper: layer}}
 	chain := top.parent()
 	// What is there already may be about to be collected: from here on it is not.
-	_, err = e.c.leases.AddResource(ctx, &leasesapi.AddResourceRequest{ID: id,
+	_, err = e.c.Leases.AddResource(ctx, &leasesapi.AddResourceRequest{ID: id,
 		Resource: &leasesapi.Resource{ID: chain, Type: "snapshots/" + e.cfg.Snapshotter}})
 	if err != nil {
 		release()

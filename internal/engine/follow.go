@@ -7,6 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"dewpoint/internal/engine/containerd"
+	"dewpoint/internal/sched"
+
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	eventsapi "github.com/containerd/containerd/api/services/events/v1"
 	imagesapi "github.com/containerd/containerd/api/services/images/v1"
@@ -94,7 +97,7 @@ func (e *Engine) follow(ctx context.Context) {
 			return
 		}
 		e.log.Debug("event stream", "err", err)
-		if !sleep(ctx, 50*time.Millisecond) {
+		if !sched.Sleep(ctx, 50*time.Millisecond) {
 			return
 		}
 	}
@@ -105,7 +108,7 @@ func (e *Engine) follow(ctx context.Context) {
 func (e *Engine) subscribe(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	filter := `namespace==` + e.cfg.Namespace + `,topic~="^/(tasks|containers|images|dewpoint)/"`
-	s, err := e.c.events.Subscribe(ctx, &eventsapi.SubscribeRequest{Filters: []string{filter}})
+	s, err := e.c.Events.Subscribe(ctx, &eventsapi.SubscribeRequest{Filters: []string{filter}})
 	if err != nil {
 		cancel()
 		return err
@@ -150,7 +153,7 @@ func (e *Engine) announce(ctx context.Context, mine string, heard <-chan struct{
 	req := &eventsapi.PublishRequest{Topic: listening,
 		Event: &anypb.Any{TypeUrl: "dewpoint.Listening", Value: []byte(mine)}}
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		if _, err := e.c.events.Publish(ctx, req); err != nil && ctx.Err() == nil {
+		if _, err := e.c.Events.Publish(ctx, req); err != nil && ctx.Err() == nil {
 			e.log.Debug("publish an event", "err", err)
 		}
 		select {
@@ -178,7 +181,7 @@ func (e *Engine) reread(ctx context.Context, mark uint64) error {
 		if ctx.Err() == nil {
 			e.log.Warn("read what containerd has", "err", err)
 		}
-		if !sleep(ctx, askAgain) {
+		if !sched.Sleep(ctx, askAgain) {
 			return ctx.Err()
 		}
 	}
@@ -186,9 +189,9 @@ func (e *Engine) reread(ctx context.Context, mark uint64) error {
 
 // findAll reads all records, one message after the other: each has a specification of some KiB.
 func (e *Engine) findAll(ctx context.Context) ([]found, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, containerd.CallTimeout)
 	defer cancel()
-	s, err := e.c.containers.ListStream(ctx, &containersapi.ListContainersRequest{})
+	s, err := e.c.Containers.ListStream(ctx, &containersapi.ListContainersRequest{})
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +199,7 @@ func (e *Engine) findAll(ctx context.Context) ([]found, error) {
 	for {
 		m, err := s.Recv()
 		if err != nil {
-			return all, endOfStream(err)
+			return all, containerd.EndOfStream(err)
 		}
 		all = append(all, e.foundIn(m.Container))
 	}
@@ -238,7 +241,7 @@ func (e *Engine) again(ctx context.Context, err error, container, image string) 
 	}
 	e.log.Warn("containerd does not say what it has", "container", container, "image", image, "err", err)
 	e.following.Go(func() {
-		if sleep(ctx, askAgain) {
+		if sched.Sleep(ctx, askAgain) {
 			e.known.unanswered(container, image)
 		}
 	})
@@ -258,7 +261,7 @@ func (e *Engine) askContainer(ctx context.Context, name string) error {
 func (e *Engine) find(ctx context.Context, name string) (found, *task.Process, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	r, err := e.c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
+	r, err := e.c.Containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
 	if errdefs.IsNotFound(err) {
 		return found{name: name}, nil, nil
 	}
@@ -284,7 +287,7 @@ func (e *Engine) askImage(ctx context.Context, name string) error {
 	defer cancel()
 	for {
 		mark := e.known.mark()
-		r, err := e.c.images.Get(ctx, &imagesapi.GetImageRequest{Name: name})
+		r, err := e.c.Images.Get(ctx, &imagesapi.GetImageRequest{Name: name})
 		var i *ImageInfo
 		switch {
 		case err == nil:
@@ -301,7 +304,7 @@ func (e *Engine) askImage(ctx context.Context, name string) error {
 // checkProcesses makes good for ends of processes that nobody told of.
 func (e *Engine) checkProcesses(ctx context.Context) {
 	gone := map[string]uint32{}
-	for sleep(ctx, checkEvery) {
+	for sched.Sleep(ctx, checkEvery) {
 		gone = e.known.check(gone)
 	}
 }

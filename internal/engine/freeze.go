@@ -6,10 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"time"
+
+	"dewpoint/internal/engine/cgroup"
+	"dewpoint/internal/sched"
 )
 
 // freezeTimeout bounds how long processes may take to stop; one that sleeps in
@@ -24,32 +25,32 @@ func (e *Engine) Pause(ctx context.Context, name string) error {
 	if err := e.thaws.wait(ctx, name); err != nil {
 		return fmt.Errorf("pause container %s: what a crash has left paused: %w", name, err)
 	}
-	f := freezerOf(e.cgroup(name))
-	if err := f.set(true); err != nil {
+	f := cgroup.FreezerOf(e.cgroup(name))
+	if err := f.Set(true); err != nil {
 		return fmt.Errorf("pause container %s: %w", name, paused(err))
 	}
 	ctx, cancel := context.WithTimeout(ctx, freezeTimeout)
 	defer cancel()
 	for n := 0; ; n++ {
-		frozen, err := f.frozen()
+		frozen, err := f.Frozen()
 		if err == nil && frozen {
 			return nil
 		}
-		if err == nil && !sleep(ctx, time.Millisecond) {
+		if err == nil && !sched.Sleep(ctx, time.Millisecond) {
 			err = ctx.Err()
 		}
 		if err == nil && n%10 == 9 {
-			err = f.set(true) // version 1 may have to be asked again
+			err = f.Set(true) // version 1 may have to be asked again
 		}
 		if err != nil {
-			return fmt.Errorf("pause container %s: %w", name, errors.Join(err, f.set(false)))
+			return fmt.Errorf("pause container %s: %w", name, errors.Join(err, f.Set(false)))
 		}
 	}
 }
 
 // Resume lets the processes of a container run on; it does no harm where they run.
 func (e *Engine) Resume(name string) error {
-	return wrap(paused(freezerOf(e.cgroup(name)).set(false)), "resume container %s", name)
+	return wrap(paused(cgroup.FreezerOf(e.cgroup(name)).Set(false)), "resume container %s", name)
 }
 
 // paused says in the engine's words that there is no such cgroup.
@@ -60,52 +61,20 @@ func paused(err error) error {
 	return err
 }
 
-// freezer is the control over a cgroup's freezer.
-type freezer struct {
-	control, state        string // files
-	freeze, thaw, reached string // what to write, and what tells that all are frozen
-}
-
-func freezerOf(cgroup string) freezer {
-	if unifiedCgroup() {
-		return freezerIn(filepath.Join("/sys/fs/cgroup", cgroup))
-	}
-	f := filepath.Join("/sys/fs/cgroup/freezer", cgroup, "freezer.state")
-	return freezer{f, f, "FROZEN", "THAWED", "FROZEN"}
-}
-
-// freezerIn is that of a directory of cgroup version 2.
-func freezerIn(dir string) freezer {
-	return freezer{dir + "/cgroup.freeze", dir + "/cgroup.events", "1", "0", "frozen 1"}
-}
-
-func (f freezer) set(frozen bool) error {
-	word := f.thaw
-	if frozen {
-		word = f.freeze
-	}
-	return os.WriteFile(f.control, []byte(word), 0)
-}
-
-func (f freezer) frozen() (bool, error) {
-	b, err := os.ReadFile(f.state)
-	return bytes.Contains(b, []byte(f.reached)), err
-}
-
 // thawAll ends the pauses of a daemon that died within them. A dump that it had
 // begun may still be at work, and would restore the pause that it found: its end is waited for in the
 // background, until Close, and by Pause.
 func (e *Engine) thawAll(ctx context.Context, recs []record) {
 	for _, r := range recs {
-		f := freezerOf(e.cgroup(r.name))
-		frozen, err := f.frozen()
+		f := cgroup.FreezerOf(e.cgroup(r.name))
+		frozen, err := f.Frozen()
 		switch {
 		case err != nil: // it does not run
 		case e.isDumped(r.name):
 			done := e.thaws.begin(r.name)
 			e.following.Go(func() {
 				defer done()
-				for e.isDumped(r.name) && sleep(ctx, 10*time.Millisecond) {
+				for e.isDumped(r.name) && sched.Sleep(ctx, 10*time.Millisecond) {
 				}
 				if ctx.Err() == nil {
 					e.thaw(r.name, f)
@@ -117,9 +86,9 @@ func (e *Engine) thawAll(ctx context.Context, recs []record) {
 	}
 }
 
-func (e *Engine) thaw(name string, f freezer) {
+func (e *Engine) thaw(name string, f cgroup.Freezer) {
 	e.log.Info("resuming what a crash has left paused", "container", name)
-	if err := f.set(false); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := f.Set(false); err != nil && !errors.Is(err, os.ErrNotExist) {
 		e.log.Warn("resume", "container", name, "err", err)
 	}
 }
@@ -168,12 +137,8 @@ func (t *thaws) wait(ctx context.Context, name string) error {
 
 // isDumped says whether CRIU holds a process of the container.
 func (e *Engine) isDumped(name string) bool {
-	info := Info{Cgroup: e.cgroup(name)}
-	procs, err := os.ReadFile(filepath.Join(info.CgroupDir("freezer"), "cgroup.procs"))
-	if err != nil {
-		return false
-	}
-	for pid := range strings.FieldsSeq(string(procs)) {
+	procs, _ := cgroup.Processes(e.cgroup(name))
+	for _, pid := range procs {
 		status, err := os.ReadFile("/proc/" + pid + "/status")
 		_, tracer, _ := bytes.Cut(status, []byte("\nTracerPid:\t"))
 		tracer, _, _ = bytes.Cut(tracer, []byte("\n"))

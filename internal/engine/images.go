@@ -17,6 +17,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
+	"dewpoint/internal/engine/containerd"
 	"dewpoint/internal/image"
 )
 
@@ -43,7 +44,7 @@ func (e *Engine) Images(ctx context.Context) ([]ImageInfo, error) {
 }
 
 func (e *Engine) listImages(ctx context.Context) ([]ImageInfo, error) {
-	r, err := e.c.images.List(ctx, &imagesapi.ListImagesRequest{})
+	r, err := e.c.Images.List(ctx, &imagesapi.ListImagesRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
@@ -63,7 +64,7 @@ func imageInfo(m *imagesapi.Image) *ImageInfo {
 // of what no other image and no container needs. With sync it has done so
 // when RemoveImage returns.
 func (e *Engine) RemoveImage(ctx context.Context, name string, sync bool) error {
-	_, err := e.c.images.Delete(ctx, &imagesapi.DeleteImageRequest{Name: name, Sync: sync})
+	_, err := e.c.Images.Delete(ctx, &imagesapi.DeleteImageRequest{Name: name, Sync: sync})
 	if err == nil || errdefs.IsNotFound(err) {
 		e.known.imageRemoved(name)
 	}
@@ -85,7 +86,7 @@ func (e *Engine) LocalImage(ctx context.Context, ref image.Reference) (*image.Im
 }
 
 func (e *Engine) localImage(ctx context.Context, ref image.Reference) (*image.Image, error) {
-	r, err := e.c.images.Get(ctx, &imagesapi.GetImageRequest{Name: ref.String()})
+	r, err := e.c.Images.Get(ctx, &imagesapi.GetImageRequest{Name: ref.String()})
 	if err != nil {
 		return nil, err
 	}
@@ -153,9 +154,9 @@ func (e *Engine) readContent(ctx context.Context, d ocispec.Descriptor) ([]byte,
 	if d.Size > maxDocument {
 		return nil, fmt.Errorf("%s has %d bytes, more than a document may have", d.Digest, d.Size)
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, containerd.CallTimeout)
 	defer cancel()
-	s, err := e.c.content.Read(ctx, &contentapi.ReadContentRequest{Digest: d.Digest.String()})
+	s, err := e.c.Content.Read(ctx, &contentapi.ReadContentRequest{Digest: d.Digest.String()})
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +167,7 @@ func (e *Engine) readContent(ctx context.Context, d ocispec.Descriptor) ([]byte,
 			break
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", d.Digest, toNative(err))
+			return nil, fmt.Errorf("read %s: %w", d.Digest, containerd.Native(err))
 		}
 		if b = append(b, m.Data...); len(b) > maxDocument {
 			return nil, fmt.Errorf("read %s: too long", d.Digest)

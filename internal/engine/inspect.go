@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path"
 	"path/filepath"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
+	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/engine/network"
 )
 
@@ -89,7 +89,7 @@ func formatPorts(p []network.Port) string {
 var errForeign = fmt.Errorf("it belongs to another client of containerd: %w", errdefs.ErrInvalidArgument)
 
 func (e *Engine) getRecord(ctx context.Context, name string) (record, error) {
-	r, err := e.c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
+	r, err := e.c.Containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
 	if err != nil {
 		return record{}, err
 	}
@@ -100,7 +100,7 @@ func (e *Engine) getRecord(ctx context.Context, name string) (record, error) {
 }
 
 func (e *Engine) listRecords(ctx context.Context) ([]record, error) {
-	r, err := e.c.containers.List(ctx,
+	r, err := e.c.Containers.List(ctx,
 		&containersapi.ListContainersRequest{Filters: []string{`labels."` + labelNet + `"`}})
 	if err != nil {
 		return nil, err
@@ -113,7 +113,7 @@ func (e *Engine) listRecords(ctx context.Context) ([]record, error) {
 }
 
 func (e *Engine) taskState(ctx context.Context, name string) (*task.Process, error) {
-	r, err := e.c.tasks.Get(ctx, &tasksapi.GetRequest{ContainerID: name})
+	r, err := e.c.Tasks.Get(ctx, &tasksapi.GetRequest{ContainerID: name})
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +166,7 @@ func (e *Engine) OCI(ctx context.Context, id string) ([]byte, error) {
 			return b, nil
 		}
 	}
-	r, err := e.c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
+	r, err := e.c.Containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
 	if err != nil {
 		return nil, fmt.Errorf("inspect container %s: %w", name, notFound(err))
 	}
@@ -196,8 +196,5 @@ func (e *Engine) List(ctx context.Context) ([]*Info, error) {
 // CgroupDir is the directory of a container's cgroup in the hierarchy that
 // carries controller, on cgroup v1 and v2.
 func (i *Info) CgroupDir(controller string) string {
-	if unifiedCgroup() {
-		return path.Join("/sys/fs/cgroup", i.Cgroup)
-	}
-	return path.Join("/sys/fs/cgroup", controller, i.Cgroup)
+	return cgroup.Dir(i.Cgroup, controller)
 }

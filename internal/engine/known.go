@@ -1,11 +1,11 @@
 package engine
 
 import (
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
+
+	"dewpoint/internal/engine/process"
 
 	"github.com/containerd/containerd/api/types/task"
 )
@@ -84,7 +84,7 @@ func taskOf(p *task.Process) taskNow {
 		return taskNow{}
 	}
 	if t.runs() && t.pid != 0 {
-		t.started, _ = startTime(int(t.pid)) // 0 is that of no process that lives
+		t.started, _ = process.Started(int(t.pid)) // 0 is that of no process that lives
 	}
 	return t
 }
@@ -341,7 +341,7 @@ func (k *known) check(before map[string]uint32) map[string]uint32 {
 	tasks := k.running()
 	gone := map[string]uint32{}
 	for name, t := range tasks {
-		if !lives(t.pid, t.started) {
+		if !process.Lives(t.pid, t.started) {
 			gone[name] = t.pid
 		}
 	}
@@ -541,18 +541,7 @@ func (c *kept) info() *Info {
 
 // confirm looks whether the process is there that i is said to have.
 func (i *Info) confirm(t taskNow) {
-	if t.runs() && t.pid != 0 && !lives(t.pid, t.started) {
+	if t.runs() && t.pid != 0 && !process.Lives(t.pid, t.started) {
 		i.Status, i.Pid = Unknown, 0
 	}
-}
-
-// lives says whether the process is there and has not ended.
-func lives(pid uint32, started uint64) bool {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/stat")
-	if err != nil {
-		return false
-	}
-	s := string(b)
-	f := strings.Fields(s[strings.LastIndexByte(s, ')')+1:])
-	return len(f) > 19 && f[0] != "Z" && f[0] != "X" && f[19] == strconv.FormatUint(started, 10)
 }

@@ -7,13 +7,14 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/testkit"
-
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/task"
 	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/engine/containerd"
+	"dewpoint/testkit"
 )
 
 // oneKnown is what is known of one running container, a, whose process is this one.
@@ -147,7 +148,7 @@ func TestListAsksNobody(t *testing.T) {
 		if _, err := b.Create(ctx, Spec{Name: "waits", Image: b.img, Net: NetNone}); err != nil {
 			t.Fatal(err)
 		}
-		r, err := b.c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: "runs"})
+		r, err := b.c.Containers.Get(ctx, &containersapi.GetContainerRequest{ID: "runs"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -238,57 +239,57 @@ func TestListKnowsEvents(t *testing.T) {
 func TestListSeesOthers(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {
 		ctx := t.Context()
-		c, err := dial(b.Socket(), b.cfg.Namespace)
+		c, err := containerd.Dial(b.Socket(), b.cfg.Namespace)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.conn.Close()
+		defer c.Conn.Close()
 		b.run(Spec{Name: "a", Net: NetNone})
-		r, err := c.containers.Get(ctx, &containersapi.GetContainerRequest{ID: "a"})
+		r, err := c.Containers.Get(ctx, &containersapi.GetContainerRequest{ID: "a"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		its := func() *Info { i, _ := b.Inspect(ctx, "a"); return i }
 
 		r.Container.Labels["told"] = "by another"
-		if _, err := c.containers.Update(ctx,
+		if _, err := c.Containers.Update(ctx,
 			&containersapi.UpdateContainerRequest{Container: r.Container,
 				UpdateMask: fieldMask([]string{"labels"})}); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, "a has another label", func() bool { return its().Labels["told"] != "" })
-		if _, err := c.tasks.Pause(ctx, &tasksapi.PauseTaskRequest{ContainerID: "a"}); err != nil {
+		if _, err := c.Tasks.Pause(ctx, &tasksapi.PauseTaskRequest{ContainerID: "a"}); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, "a is paused", func() bool { return its().Status == Paused })
-		if _, err := c.tasks.Resume(ctx, &tasksapi.ResumeTaskRequest{ContainerID: "a"}); err != nil {
+		if _, err := c.Tasks.Resume(ctx, &tasksapi.ResumeTaskRequest{ContainerID: "a"}); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, "a runs on", func() bool { return its().Status == Running })
-		if _, err := c.tasks.Kill(ctx, &tasksapi.KillRequest{ContainerID: "a", Signal: 9, All: true}); err != nil {
+		if _, err := c.Tasks.Kill(ctx, &tasksapi.KillRequest{ContainerID: "a", Signal: 9, All: true}); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, "a has ended", func() bool { i := its(); return i.Status == Stopped && i.Exit != nil })
 
 		other := r.Container
 		other.ID, other.SnapshotKey = "copy", ""
-		if _, err := c.containers.Create(ctx, &containersapi.CreateContainerRequest{Container: other}); err != nil {
+		if _, err := c.Containers.Create(ctx, &containersapi.CreateContainerRequest{Container: other}); err != nil {
 			t.Fatal(err)
 		}
 		listed := func() int { all, _ := b.List(ctx); return len(all) }
 		testkit.Eventually(t, "two are listed", func() bool { return listed() == 2 })
-		if _, err := c.containers.Delete(ctx, &containersapi.DeleteContainerRequest{ID: "copy"}); err != nil {
+		if _, err := c.Containers.Delete(ctx, &containersapi.DeleteContainerRequest{ID: "copy"}); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, "one is listed", func() bool { return listed() == 1 })
 
 		img := &imagesapi.Image{Name: "other.invalid/i:1", Target: descriptor(b.img.Target)}
-		if _, err := c.images.Create(ctx, &imagesapi.CreateImageRequest{Image: img}); err != nil {
+		if _, err := c.Images.Create(ctx, &imagesapi.CreateImageRequest{Image: img}); err != nil {
 			t.Fatal(err)
 		}
 		images := func() int { all, _ := b.Images(ctx); return len(all) }
 		testkit.Eventually(t, "there are two images", func() bool { return images() == 2 })
-		if _, err := c.images.Delete(ctx, &imagesapi.DeleteImageRequest{Name: img.Name}); err != nil {
+		if _, err := c.Images.Delete(ctx, &imagesapi.DeleteImageRequest{Name: img.Name}); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, "there is one image", func() bool { return images() == 1 })

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/sched"
 )
 
 // Exit is how a process ended. A process killed by signal N has status 128+N.
@@ -70,7 +71,7 @@ func (e *Engine) relabel(ctx context.Context, name string, labels map[string]str
 	for k := range labels {
 		mask.Paths = append(mask.Paths, "labels."+k)
 	}
-	r, err := e.c.containers.Update(ctx,
+	r, err := e.c.Containers.Update(ctx,
 		&containersapi.UpdateContainerRequest{Container: &containersapi.Container{ID: name, Labels: labels},
 			UpdateMask: mask})
 	if err != nil {
@@ -109,7 +110,7 @@ func (e *Engine) restart(ctx context.Context, name string, why error, created fu
 	if err := e.reconnect(ctx, r); err != nil {
 		return err
 	}
-	m, err := e.c.snapshots.Mounts(ctx, &snapshotsapi.MountsRequest{Snapshotter: e.cfg.Snapshotter, Key: name})
+	m, err := e.c.Snapshots.Mounts(ctx, &snapshotsapi.MountsRequest{Snapshotter: e.cfg.Snapshotter, Key: name})
 	if err != nil {
 		return err
 	}
@@ -129,7 +130,7 @@ func (e *Engine) restart(ctx context.Context, name string, why error, created fu
 }
 
 func (e *Engine) startTask(ctx context.Context, name string) error {
-	r, err := e.c.tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
+	r, err := e.c.Tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
 	if err != nil {
 		e.known.unsure(name)
 		return err
@@ -149,7 +150,7 @@ func (e *Engine) renewTask(ctx context.Context, name string, mounts []*types.Mou
 	}
 	for {
 		_, err := e.newTask(ctx, name, mounts, opts)
-		if !errdefs.IsAlreadyExists(err) || !sleep(ctx, 20*time.Millisecond) {
+		if !errdefs.IsAlreadyExists(err) || !sched.Sleep(ctx, 20*time.Millisecond) {
 			return err
 		}
 	}
@@ -185,7 +186,7 @@ func (e *Engine) Kill(ctx context.Context, id string, sig unix.Signal) error {
 			return fmt.Errorf("kill container %s: %w", name, notFound(err))
 		}
 	}
-	_, err := e.c.tasks.Kill(ctx,
+	_, err := e.c.Tasks.Kill(ctx,
 		&tasksapi.KillRequest{ContainerID: name, Signal: uint32(sig), All: sig == unix.SIGKILL})
 	if errdefs.IsNotFound(err) {
 		err = ErrNotRunning
@@ -250,7 +251,7 @@ func (e *Engine) Wait(ctx context.Context, id string) (Exit, error) {
 
 func (e *Engine) waitProcess(ctx context.Context, name, exec string) (Exit, error) {
 	pid := e.known.pid(name)
-	r, err := e.c.tasks.Wait(ctx, &tasksapi.WaitRequest{ContainerID: name, ExecID: exec})
+	r, err := e.c.Tasks.Wait(ctx, &tasksapi.WaitRequest{ContainerID: name, ExecID: exec})
 	switch {
 	case err == nil:
 		x := Exit{int(r.ExitStatus), r.ExitedAt.AsTime()}
@@ -356,10 +357,10 @@ func (e *Engine) deleteTask(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	_, err = e.c.tasks.Delete(ctx, &tasksapi.DeleteTaskRequest{ContainerID: name})
+	_, err = e.c.Tasks.Delete(ctx, &tasksapi.DeleteTaskRequest{ContainerID: name})
 	if err != nil && strings.Contains(err.Error(), ttrpcClosed) {
 		// The shim has ended before its answer was out; containerd knows whether the task has.
-		_, err = e.c.tasks.Delete(ctx, &tasksapi.DeleteTaskRequest{ContainerID: name})
+		_, err = e.c.Tasks.Delete(ctx, &tasksapi.DeleteTaskRequest{ContainerID: name})
 	}
 	if errdefs.IsNotFound(err) {
 		err = nil

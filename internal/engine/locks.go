@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"dewpoint/internal/engine/cgroup"
+	"dewpoint/internal/sched"
 )
 
 // lockLooks is the time between two looks for processes that wait for a lock.
@@ -16,12 +18,11 @@ const lockLooks = 500 * time.Millisecond
 // watchLocks ends a restore, with the reason, that waits for a lock which others hold: CRIU takes the locks
 // again that the processes had, and waits for each as long as it takes. It returns when ctx ends.
 func (e *Engine) watchLocks(ctx context.Context, name string, end context.CancelCauseFunc) {
-	info := Info{Cgroup: e.cgroup(name)}
 	before := map[string]string{}
-	for sleep(ctx, lockLooks) {
-		procs, _ := os.ReadFile(filepath.Join(info.CgroupDir("freezer"), "cgroup.procs"))
+	for sched.Sleep(ctx, lockLooks) {
+		procs, _ := cgroup.Processes(e.cgroup(name))
 		locks, _ := os.ReadFile("/proc/locks")
-		now := waiters(string(locks), strings.Fields(string(procs)))
+		now := waiters(string(locks), procs)
 		for pid, holder := range now {
 			if before[pid] == holder { // for a whole round
 				end(fmt.Errorf("a file that it had locked is locked by process %s: end that one, or let it unlock the file, and try again", holder))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"dewpoint/internal/engine/logfile"
+	"dewpoint/internal/sched"
 )
 
 // defaultLogBytes is what a stream of a container's output may take on the disk.
@@ -23,7 +24,7 @@ const (
 // boundOutput keeps what containers have written small, until ctx ends.
 func (e *Engine) boundOutput(ctx context.Context) {
 	sizes, pause := map[string]int64{}, outputRarely
-	for sleep(ctx, pause) {
+	for sched.Sleep(ctx, pause) {
 		var err error
 		sizes, pause, err = e.cutOutput(sizes, e.cfg.LogBytes)
 		if errors.Is(err, logfile.ErrKept) {

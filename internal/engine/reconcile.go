@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"dewpoint/internal/engine/containerd"
+
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 )
 
@@ -68,7 +70,7 @@ func (e *Engine) remains(ctx context.Context) (map[string]bool, error) {
 // strandedSnapshots adds the keys of container snapshots: ours alone are
 // roots of the garbage collector and active.
 func (e *Engine) strandedSnapshots(ctx context.Context, names map[string]bool) error {
-	s, err := e.c.snapshots.List(ctx, &snapshotsapi.ListSnapshotsRequest{
+	s, err := e.c.Snapshots.List(ctx, &snapshotsapi.ListSnapshotsRequest{
 		Snapshotter: e.cfg.Snapshotter, Filters: []string{`kind==active,labels."` + labelGCRoot + `"`},
 	})
 	if err != nil {
@@ -77,7 +79,7 @@ func (e *Engine) strandedSnapshots(ctx context.Context, names map[string]bool) e
 	for {
 		r, err := s.Recv()
 		if err != nil {
-			return endOfStream(err)
+			return containerd.EndOfStream(err)
 		}
 		for _, i := range r.Info {
 			if ValidName(i.Name) == nil {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/metadata"
 
+	"dewpoint/internal/engine/containerd"
 	"dewpoint/internal/image"
 	"dewpoint/internal/trace"
 )
@@ -74,7 +75,7 @@ func (e *Engine) registered(ctx context.Context, img *image.Image) bool {
 	var named, unpacked bool
 	var g errgroup.Group
 	g.Go(func() error {
-		r, err := e.c.images.Get(ctx, &imagesapi.GetImageRequest{Name: img.Ref.String()})
+		r, err := e.c.Images.Get(ctx, &imagesapi.GetImageRequest{Name: img.Ref.String()})
 		named = err == nil && r.Image.Target.Digest == img.Target.Digest.String() &&
 			r.Image.Labels[labelRegistered] == e.cfg.Snapshotter
 		return nil
@@ -88,7 +89,7 @@ func (e *Engine) registered(ctx context.Context, img *image.Image) bool {
 }
 
 func (e *Engine) hasSnapshot(ctx context.Context, key string) bool {
-	_, err := e.c.snapshots.Stat(ctx,
+	_, err := e.c.Snapshots.Stat(ctx,
 		&snapshotsapi.StatSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
 	return err == nil
 }
@@ -151,13 +152,13 @@ func (e *Engine) lease(ctx context.Context) (context.Context, func(), error) {
 // leaseID is lease for who wants to know its ID.
 func (e *Engine) leaseID(ctx context.Context) (string, context.Context, func(), error) {
 	id := "dewpoint-" + rand.Text()
-	_, err := e.c.leases.Create(ctx, &leasesapi.CreateRequest{ID: id, Labels: e.leaseLabels()})
+	_, err := e.c.Leases.Create(ctx, &leasesapi.CreateRequest{ID: id, Labels: e.leaseLabels()})
 	if err != nil {
 		return "", nil, nil, fmt.Errorf("lease: %w", err)
 	}
 	release := func() {
 		end := func() error {
-			_, err := e.c.leases.Delete(context.WithoutCancel(ctx), &leasesapi.DeleteRequest{ID: id})
+			_, err := e.c.Leases.Delete(context.WithoutCancel(ctx), &leasesapi.DeleteRequest{ID: id})
 			return err
 		}
 		err := end()
@@ -178,13 +179,13 @@ func (e *Engine) leaseLabels() map[string]string { return map[string]string{labe
 
 // endLeases ends those of an earlier process: what it was making is made anew or not at all.
 func (e *Engine) endLeases(ctx context.Context) error {
-	r, err := e.c.leases.List(ctx,
+	r, err := e.c.Leases.List(ctx,
 		&leasesapi.ListRequest{Filters: []string{`labels."` + labelOwner + `"==` + strconv.Quote(e.cfg.State)}})
 	if err != nil {
 		return err
 	}
 	for _, l := range r.Leases {
-		_, derr := e.c.leases.Delete(ctx, &leasesapi.DeleteRequest{ID: l.ID})
+		_, derr := e.c.Leases.Delete(ctx, &leasesapi.DeleteRequest{ID: l.ID})
 		err = errors.Join(err, derr)
 	}
 	return err
@@ -195,13 +196,13 @@ func (e *Engine) endLeases(ctx context.Context) error {
 // asks only snapshotters of which it removed something, so one snapshot is made for that.
 func (e *Engine) Collect(ctx context.Context) error {
 	id := "dewpoint-" + rand.Text()
-	_, err := e.c.leases.Create(ctx, &leasesapi.CreateRequest{ID: id, Labels: e.leaseLabels()})
+	_, err := e.c.Leases.Create(ctx, &leasesapi.CreateRequest{ID: id, Labels: e.leaseLabels()})
 	if err != nil {
 		return fmt.Errorf("collect: lease: %w", err)
 	}
-	_, err = e.c.snapshots.Prepare(metadata.AppendToOutgoingContext(ctx, "containerd-lease", id),
+	_, err = e.c.Snapshots.Prepare(metadata.AppendToOutgoingContext(ctx, "containerd-lease", id),
 		&snapshotsapi.PrepareSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: "collect-" + rand.Text()})
-	_, derr := e.c.leases.Delete(context.WithoutCancel(ctx), &leasesapi.DeleteRequest{ID: id, Sync: true})
+	_, derr := e.c.Leases.Delete(context.WithoutCancel(ctx), &leasesapi.DeleteRequest{ID: id, Sync: true})
 	return wrap(errors.Join(err, derr), "collect")
 }
 
@@ -248,9 +249,9 @@ func (e *Engine) writeContent(ctx context.Context, d document) error {
 // putContent puts a blob into the content store in one message, and makes
 // sure of its labels where the blob is there already.
 func (e *Engine) putContent(ctx context.Context, d document) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, containerd.CallTimeout)
 	defer cancel()
-	s, err := e.c.content.Write(ctx)
+	s, err := e.c.Content.Write(ctx)
 	if err == nil {
 		err = s.Send(&contentapi.WriteContentRequest{
 			Action: contentapi.WriteAction_COMMIT, Ref: "dewpoint-" + rand.Text(),
@@ -261,14 +262,14 @@ func (e *Engine) putContent(ctx context.Context, d document) error {
 		_ = s.CloseSend()
 		_, err = s.Recv()
 	}
-	if err = toNative(err); !errdefs.IsAlreadyExists(err) {
+	if err = containerd.Native(err); !errdefs.IsAlreadyExists(err) {
 		return wrap(err, "write %s", d.dgst)
 	}
 	paths := make([]string, 0, len(d.labels))
 	for k := range d.labels {
 		paths = append(paths, "labels."+k)
 	}
-	_, err = e.c.content.Update(ctx, &contentapi.UpdateRequest{
+	_, err = e.c.Content.Update(ctx, &contentapi.UpdateRequest{
 		Info:       &contentapi.Info{Digest: d.dgst.String(), Labels: d.labels},
 		UpdateMask: fieldMask(paths),
 	})
@@ -305,7 +306,7 @@ func (e *Engine) prepareLayer(ctx context.Context, chain, parent string, labels 
 	ctx, step := trace.Start(ctx, "layer")
 	defer step.End()
 	key := "extract-" + rand.Text() + " " + chain
-	_, err := e.c.snapshots.Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{
+	_, err := e.c.Snapshots.Prepare(ctx, &snapshotsapi.PrepareSnapshotRequest{
 		Snapshotter: e.cfg.Snapshotter, Key: key, Parent: parent, Labels: labels,
 	})
 	if errdefs.IsAlreadyExists(err) {
@@ -327,11 +328,11 @@ func (e *Engine) putImage(ctx context.Context, img *image.Image) error {
 		Target: descriptor(img.Target),
 		Labels: map[string]string{labelRegistered: e.cfg.Snapshotter, labelOwn: "true"},
 	}
-	made, err := e.c.images.Create(ctx, &imagesapi.CreateImageRequest{Image: rec})
+	made, err := e.c.Images.Create(ctx, &imagesapi.CreateImageRequest{Image: rec})
 	put := made.GetImage()
 	if errdefs.IsAlreadyExists(err) {
 		var changed *imagesapi.UpdateImageResponse
-		changed, err = e.c.images.Update(ctx, &imagesapi.UpdateImageRequest{
+		changed, err = e.c.Images.Update(ctx, &imagesapi.UpdateImageRequest{
 			Image: rec, UpdateMask: fieldMask([]string{"target", "labels." + labelRegistered}),
 		})
 		put = changed.GetImage()

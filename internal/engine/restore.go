@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -23,6 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"dewpoint/internal/durable"
+	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/trace"
 )
 
@@ -155,7 +155,7 @@ func (e *Engine) startRestored(ctx context.Context, name string) error {
 	sctx, end := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() { e.watchLocks(sctx, name, end) })
-	r, err := e.c.tasks.Start(sctx, &tasksapi.StartRequest{ContainerID: name})
+	r, err := e.c.Tasks.Start(sctx, &tasksapi.StartRequest{ContainerID: name})
 	end(nil)
 	watch.Wait()
 	if err != nil {
@@ -192,7 +192,7 @@ func (e *Engine) removeRestored(name string) error {
 			continue
 		}
 		err = errors.Join(err, os.RemoveAll(d))
-		rmdirCgroup(e.cgroup(name)) // a runc that was killed left it
+		cgroup.Remove(e.cgroup(name)) // a runc that was killed left it
 	}
 	return err
 }
@@ -227,25 +227,7 @@ func unescape(p string) string {
 func (e *Engine) killCgroup(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	info := Info{Cgroup: e.cgroup(name)}
-	for {
-		procs, err := os.ReadFile(filepath.Join(info.CgroupDir("freezer"), "cgroup.procs"))
-		if errors.Is(err, os.ErrNotExist) || err == nil && len(procs) == 0 {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		for pid := range strings.FieldsSeq(string(procs)) {
-			if n, err := strconv.Atoi(pid); err == nil {
-				_ = unix.Kill(n, unix.SIGKILL)
-			}
-		}
-		if !sleep(ctx, 5*time.Millisecond) {
-			return fmt.Errorf("processes %s survive SIGKILL: %w", strings.Join(strings.Fields(string(procs)), ", "),
-				ctx.Err())
-		}
-	}
+	return cgroup.End(ctx, e.cgroup(name))
 }
 
 // utsImage is CRIU's image of a UTS namespace: two magic numbers, and one

@@ -18,8 +18,10 @@ import (
 	"github.com/containerd/containerd/api/types/runc/options"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/engine/launch"
 	"dewpoint/internal/engine/shimgroup"
+	"dewpoint/internal/engine/tool"
 )
 
 // What makes containers, as Config.Runtime names it.
@@ -79,9 +81,9 @@ func (e *Engine) crunMaker(ctx context.Context) (maker, error) {
 	if err != nil {
 		return maker{}, err
 	}
-	program := findProgram(e.cfg.ShimProgram, shimgroup.Program)
+	program := tool.Find(e.cfg.ShimProgram, shimgroup.Program)
 	if program == "" {
-		return maker{}, fmt.Errorf("%w: %s is neither beside this program nor in PATH", ErrMissing,
+		return maker{}, fmt.Errorf("%w: %s is neither beside this program nor in PATH", tool.ErrMissing,
 			shimgroup.Program)
 	}
 	runc, err := exec.LookPath(cmp.Or(e.runc, "runc"))
@@ -125,7 +127,7 @@ var crunLine = regexp.MustCompile(`(?m)^crun version (\d+)\.(\d+)\S*`)
 // scripts/install, and in PATH.
 func findCrun(ctx context.Context, configured string) (argv []string, version string, err error) {
 	err = fmt.Errorf("%w: crun is not installed: scripts/install demo brings one, or name one of %d.%d or newer in the configuration",
-		ErrMissing, oldestCrunMajor, oldestCrunMinor)
+		tool.ErrMissing, oldestCrunMajor, oldestCrunMinor)
 	for _, p := range crunCandidates(configured) {
 		out, xerr := exec.CommandContext(ctx, p, "--version").Output()
 		m := crunLine.FindStringSubmatch(string(out))
@@ -165,7 +167,7 @@ func crunCandidates(configured string) []string {
 	}
 	var there []string
 	for _, p := range paths {
-		if executable(p) {
+		if tool.Executable(p) {
 			there = append(there, p)
 		}
 	}
@@ -177,7 +179,7 @@ func crunCandidates(configured string) []string {
 func crunArgv(program string) []string {
 	b, err := os.ReadFile(program + ".argv")
 	argv := strings.Split(strings.TrimSpace(string(b)), "\n")
-	if err != nil || !executable(argv[0]) || !executable(argv[len(argv)-1]) {
+	if err != nil || !tool.Executable(argv[0]) || !tool.Executable(argv[len(argv)-1]) {
 		if abs, err := filepath.Abs(program); err == nil {
 			program = abs
 		}
@@ -234,7 +236,7 @@ func (e *Engine) tryCrun(ctx context.Context, program, report string) (err error
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), trialTimeout)
 		defer cancel()
 		err := crun(ctx, nil, "delete", "--force", launch.Trial)
-		rmdirCgroup(e.cgroup(trialCgroup))
+		cgroup.Remove(e.cgroup(trialCgroup))
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	if _, err := os.Lstat(dir); err == nil { // of a trial that was killed

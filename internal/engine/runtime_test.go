@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"dewpoint/internal/engine/cgroup"
 )
 
 // bare is an engine without a containerd.
@@ -24,7 +26,7 @@ func bare(t *testing.T, runtime, crun string) *Engine {
 	if err := os.MkdirAll(e.cfg.State, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(e.removeCgroups)
+	t.Cleanup(func() { cgroup.Remove(e.cfg.CgroupParent) })
 	return e
 }
 
@@ -40,7 +42,7 @@ func TestCrunIsTried(t *testing.T) {
 	if left, _ := filepath.Glob(e.cfg.State + "/crun-trial*"); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	e.removeCgroups()
+	cgroup.Remove(e.cfg.CgroupParent)
 	if left, _ := filepath.Glob("/sys/fs/cgroup/*" + e.cfg.CgroupParent); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}

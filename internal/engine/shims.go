@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/shimgroup"
+	"dewpoint/internal/engine/tool"
 )
 
 // defaultPerShim is how many containers share a shim, and its fate.
@@ -71,28 +71,9 @@ func newShims(cfg Config) *shims {
 		groups: make(map[string]*shimGroup), of: make(map[string]*shimGroup), being: make(map[string]bool),
 		changed: make(chan struct{})}
 	if cfg.PerShim > 1 {
-		s.program = findProgram(cfg.ShimProgram, shimgroup.Program)
+		s.program = tool.Find(cfg.ShimProgram, shimgroup.Program)
 	}
 	return s
-}
-
-// findProgram looks beside this program, then in PATH; "" if it is in neither.
-func findProgram(configured, name string) string {
-	if configured != "" {
-		name = configured
-	} else if self, err := os.Executable(); err == nil {
-		if p := filepath.Join(filepath.Dir(self), name); executable(p) {
-			return p
-		}
-	}
-	p, err := exec.LookPath(name)
-	if err != nil {
-		return ""
-	}
-	if p, err = filepath.Abs(p); err != nil {
-		return ""
-	}
-	return p
 }
 
 // serve tells what shim the containerd has that answers at the socket, since
@@ -160,7 +141,7 @@ func shimOf(socket string) string {
 		dirs = append(dirs, filepath.Dir(exe))
 	}
 	for _, d := range dirs {
-		if p := filepath.Join(d, shimgroup.Real); filepath.IsAbs(p) && executable(p) {
+		if p := filepath.Join(d, shimgroup.Real); filepath.IsAbs(p) && tool.Executable(p) {
 			return p
 		}
 	}
@@ -422,7 +403,7 @@ func (e *Engine) adoptShims(ctx context.Context) error {
 func (e *Engine) tasks(ctx context.Context) (names []string, err error) {
 	some, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	r, err := e.c.tasks.List(some, &tasksapi.ListTasksRequest{})
+	r, err := e.c.Tasks.List(some, &tasksapi.ListTasksRequest{})
 	if err == nil {
 		for _, t := range r.Tasks {
 			names = append(names, t.ID)

@@ -13,9 +13,9 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/account"
+	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/image"
 )
@@ -213,16 +213,10 @@ func (e *Engine) namespaces(s *Spec) []specs.LinuxNamespace {
 	if s.Net != NetHost {
 		n = append(n, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: e.cfg.netns(s.Name)})
 	}
-	if unifiedCgroup() {
+	if cgroup.Unified() {
 		n = append(n, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	}
 	return n
-}
-
-// unifiedCgroup says whether the machine has cgroup v2 alone.
-func unifiedCgroup() bool {
-	var st unix.Statfs_t
-	return unix.Statfs("/sys/fs/cgroup", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
 func (e *Engine) cgroup(name string) string { return path.Join(e.cfg.CgroupParent, name) }

@@ -13,6 +13,9 @@ import (
 	"strconv"
 	"strings"
 
+	"dewpoint/internal/engine/cgroup"
+	"dewpoint/internal/engine/process"
+
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
@@ -85,7 +88,7 @@ func (e *Engine) crunMade(name string) (*crunStatus, uint64, error) {
 	if err := json.Unmarshal(b, &s); err != nil {
 		return nil, 0, fmt.Errorf("crun's status: %w", err)
 	}
-	start, err := startTime(s.Pid)
+	start, err := process.Started(s.Pid)
 	if err != nil {
 		return nil, 0, fmt.Errorf("%w (%w)", ErrNotRunning, err)
 	}
@@ -194,7 +197,7 @@ func (e *Engine) removeStandIn(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	err := e.runcStandIn(ctx, name, "delete", "--force", name)
-	rmdirCgroup(e.standInCgroup(name))
+	cgroup.Remove(e.standInCgroup(name))
 	return errors.Join(err, unmountBelow(dir), os.RemoveAll(dir))
 }
 

@@ -14,7 +14,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"dewpoint/internal/engine/cgroup"
+	"dewpoint/internal/engine/containerd"
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/engine/process"
 	"dewpoint/internal/image"
 )
 
@@ -93,15 +96,15 @@ func TestPowerCut(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	p, err := openProcess(b.containerdPid())
+	p, err := process.Open(b.containerdPid(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.close()
-	if err := unix.Kill(p.pid, unix.SIGKILL); err != nil {
+	defer p.Close()
+	if err := unix.Kill(p.PID, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	p.exited(time.Minute) // what still ends would be adopted
+	p.Exited(time.Minute) // what still ends would be adopted
 	if err := os.Truncate(db, 5000); err != nil {
 		t.Fatal(err)
 	}
@@ -191,11 +194,11 @@ func TestOlderContainerdIsNotTaken(t *testing.T) {
 // plantRemains leaves what a crash in the middle of Create would.
 func (b *bed) plantRemains() {
 	b.t.Helper()
-	c, err := dial(b.private.socket, b.cfg.Namespace)
+	c, err := containerd.Dial(b.private.Socket(), b.cfg.Namespace)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	defer c.conn.Close()
+	defer c.Conn.Close()
 	e := &Engine{cfg: b.cfg, log: b.log, c: c, bridge: b.bridge}
 	s := Spec{Name: "half", Image: b.img, Net: NetBridge}
 	ctx := context.Background()
@@ -222,7 +225,7 @@ func TestSystemContainerd(t *testing.T) {
 		e.Close()
 		cfg.Snapshotter = ""
 		_, err = Start(t.Context(), cfg)
-		var missing *SnapshotterMissingError
+		var missing *containerd.SnapshotterMissingError
 		if !errors.As(err, &missing) || !strings.Contains(err.Error(), "[proxy_plugins.dewpoint]") {
 			t.Errorf("without the proxy plugin: %v", err)
 		}
@@ -241,7 +244,7 @@ func TestLimits(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {
 		i := b.run(Spec{Name: "small", Memory: 64 << 20, CPUs: 0.5})
 		files := map[string]string{"memory/memory.limit_in_bytes": "67108864", "cpu/cpu.cfs_quota_us": "50000"}
-		if unifiedCgroup() {
+		if cgroup.Unified() {
 			files = map[string]string{"x/memory.max": "67108864", "x/cpu.max": "50000 100000"}
 		}
 		for f, want := range files {
@@ -346,7 +349,7 @@ func TestVolumes(t *testing.T) {
 func TestClients(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {
 		ctr := func(args ...string) (string, error) {
-			prog := filepath.Join(filepath.Dir(b.private.program), "ctr")
+			prog := filepath.Join(filepath.Dir(b.private.Program()), "ctr")
 			out, err := exec.Command(prog,
 				append([]string{"-a", b.Socket(), "-n", b.cfg.Namespace}, args...)...).CombinedOutput()
 			return string(out), err

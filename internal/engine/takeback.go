@@ -6,11 +6,9 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"dewpoint/internal/engine/cgroup"
 )
 
 // sweepFor is how long containerd may go on with what nobody waits for.
@@ -37,8 +35,8 @@ func (e *Engine) sweep(ctx context.Context, name string) error {
 	defer cancel()
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		err := e.killTask(ctx, name)
-		e.killStrays(name)
-		rmdirCgroup(e.cgroup(name))
+		cgroup.Kill(e.cgroup(name))
+		cgroup.Remove(e.cgroup(name))
 		if _, serr := os.Lstat(e.bundle(name)); err == nil && errors.Is(serr, os.ErrNotExist) {
 			err = e.removeRestored(name) // nobody works on it any more
 		}
@@ -63,14 +61,14 @@ func (e *Engine) sweep(ctx context.Context, name string) error {
 func (e *Engine) bundle(name string) string {
 	state := cmp.Or(e.cfg.ContainerdState, filepath.Dir(e.cfg.Address))
 	if e.private != nil {
-		state = filepath.Join(e.private.dir, "state")
+		state = e.private.StateDir()
 	}
 	return filepath.Join(state, "io.containerd.runtime.v2.task", e.cfg.Namespace, name)
 }
 
 // underWay reports whether containerd or runc have anything of a task.
 func (e *Engine) underWay(name string) bool {
-	for _, d := range append(e.cgroupDirs(name), e.bundle(name), e.runcDir(name)) {
+	for _, d := range append(cgroup.Dirs(e.cgroup(name)), e.bundle(name), e.runcDir(name)) {
 		if _, err := os.Lstat(d); err == nil {
 			return true
 		}
@@ -84,24 +82,4 @@ func (e *Engine) dropBundle(name string) error {
 		return err
 	}
 	return os.RemoveAll(e.bundle(name))
-}
-
-func (e *Engine) cgroupDirs(name string) []string {
-	if unifiedCgroup() {
-		return []string{filepath.Join("/sys/fs/cgroup", e.cgroup(name))}
-	}
-	dirs, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", e.cgroup(name)))
-	return dirs
-}
-
-// killStrays kills what is in the container's cgroup.
-func (e *Engine) killStrays(name string) {
-	for _, d := range e.cgroupDirs(name) {
-		b, _ := os.ReadFile(filepath.Join(d, "cgroup.procs"))
-		for _, f := range strings.Fields(string(b)) {
-			if pid, err := strconv.Atoi(f); err == nil && pid > 1 {
-				_ = unix.Kill(pid, unix.SIGKILL) // it may be gone
-			}
-		}
-	}
 }

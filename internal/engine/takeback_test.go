@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 )
@@ -14,7 +13,7 @@ import (
 func TestTakeBackOfSystem(t *testing.T) {
 	b := newBed(t, containerds(t)["system"])
 	ctx, dir := t.Context(), t.TempDir()
-	cfg := Config{Address: b.Socket(), ContainerdState: filepath.Join(b.private.dir, "state"), Root: dir + "/r",
+	cfg := Config{Address: b.Socket(), ContainerdState: b.private.StateDir(), Root: dir + "/r",
 		State:     dir + "/s",
 		Namespace: "other", Snapshotter: "overlayfs", Runtime: b.cfg.Runtime, ShimProgram: shimProgram, Log: b.log}
 	other := &bed{t: t}

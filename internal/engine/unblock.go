@@ -47,7 +47,7 @@ func (e *Engine) unblock(ctx context.Context, name string, sig syscall.Signal) (
 
 // threads are those of a container's processes for which sig is pending.
 func (e *Engine) threads(ctx context.Context, name string, sig syscall.Signal) ([]int, error) {
-	r, err := e.c.tasks.ListPids(ctx, &tasksapi.ListPidsRequest{ContainerID: name})
+	r, err := e.c.Tasks.ListPids(ctx, &tasksapi.ListPidsRequest{ContainerID: name})
 	if err != nil {
 		return nil, err
 	}

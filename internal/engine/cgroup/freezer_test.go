@@ -1,4 +1,4 @@
-package engine
+package cgroup
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ import (
 // in version 1 has beside it.
 func TestFreezerOfVersion2(t *testing.T) {
 	root := "/sys/fs/cgroup"
-	if !unifiedCgroup() {
+	if !Unified() {
 		root += "/unified"
 	}
 	var st unix.Statfs_t
@@ -43,11 +43,11 @@ func TestFreezerOfVersion2(t *testing.T) {
 	}
 	f := freezerIn(dir)
 	for _, frozen := range []bool{false, true, true, false, true, false} {
-		if err := f.set(frozen); err != nil {
+		if err := f.Set(frozen); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, fmt.Sprintf("it is frozen: %v", frozen), func() bool {
-			got, err := f.frozen()
+			got, err := f.Frozen()
 			if err != nil {
 				t.Fatal(err)
 			}

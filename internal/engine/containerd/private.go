@@ -1,7 +1,6 @@
-package engine
+package containerd
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,12 +19,13 @@ import (
 
 	"dewpoint/internal/engine/logfile"
 	"dewpoint/internal/engine/metadb"
+	"dewpoint/internal/engine/process"
+	"dewpoint/internal/engine/tool"
 	"dewpoint/internal/sched"
 )
 
 const (
 	startTimeout   = 30 * time.Second // until a new containerd's socket answers
-	stopTimeout    = 15 * time.Second // for SIGTERM, before SIGKILL
 	minBackoff     = 50 * time.Millisecond
 	maxBackoff     = 10 * time.Second
 	steadyAfter    = 30 * time.Second // alive for so long, the backoff starts anew
@@ -40,8 +39,8 @@ const (
 // otherwise.
 var collector = []string{"GOGC=400", "GOMEMLIMIT=48MiB"}
 
-// supervisor keeps one private containerd alive.
-type supervisor struct {
+// Private keeps one containerd of the engine's own alive.
+type Private struct {
 	log     *slog.Logger
 	program string
 	dir     string // STATE/containerd
@@ -54,17 +53,17 @@ type supervisor struct {
 	work   sync.WaitGroup // the goroutines that cancel ends
 
 	mu   sync.Mutex
-	proc *process // guarded by mu
+	proc *process.Process // guarded by mu
 }
 
-// startPrivate adopts the containerd that a former daemon left running, unless
+// StartPrivate adopts the containerd that a former daemon left running, unless
 // its program or configuration differ from what is wanted now, else starts one.
-func startPrivate(ctx context.Context, cfg Config) (*supervisor, error) {
-	program, err := findContainerd(cfg.Containerd)
+func StartPrivate(ctx context.Context, cfg Config) (*Private, error) {
+	program, err := findContainerd(cfg.Program)
 	if err != nil {
 		return nil, err
 	}
-	s := &supervisor{log: cfg.Log, program: program, dir: filepath.Join(cfg.State, "containerd")}
+	s := &Private{log: cfg.Log, program: program, dir: filepath.Join(cfg.State, "containerd")}
 	s.socket = filepath.Join(s.dir, "containerd.sock")
 	s.config = filepath.Join(s.dir, "config.toml")
 	s.db = filepath.Join(cfg.Root, "containerd", "io.containerd.metadata.v1.bolt", "meta.db")
@@ -91,44 +90,44 @@ func startPrivate(ctx context.Context, cfg Config) (*supervisor, error) {
 	return s, nil
 }
 
+// Socket is where it answers; Program what it executes; StateDir its own state directory.
+func (s *Private) Socket() string   { return s.socket }
+func (s *Private) Program() string  { return s.program }
+func (s *Private) StateDir() string { return filepath.Join(s.dir, "state") }
+
 // findContainerd looks beside this program, then in PATH.
 func findContainerd(configured string) (string, error) {
 	if configured != "" {
 		if _, err := exec.LookPath(configured); err != nil {
-			return "", fmt.Errorf("%w: containerd: %w; %s", ErrMissing, err, installRemedy)
+			return "", fmt.Errorf("%w: containerd: %w; %s", tool.ErrMissing, err, installRemedy)
 		}
 		return filepath.Abs(configured)
 	}
 	if self, err := os.Executable(); err == nil {
-		if p := filepath.Join(filepath.Dir(self), containerdProg); executable(p) {
+		if p := filepath.Join(filepath.Dir(self), containerdProg); tool.Executable(p) {
 			return p, nil
 		}
 	}
 	p, err := exec.LookPath(containerdProg)
 	if err != nil {
-		return "", fmt.Errorf("%w: containerd: %w; %s", ErrMissing, err, installRemedy)
+		return "", fmt.Errorf("%w: containerd: %w; %s", tool.ErrMissing, err, installRemedy)
 	}
 	return filepath.Abs(p)
 }
 
-func executable(path string) bool {
-	st, err := os.Stat(path)
-	return err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0
-}
-
 // configure writes the configuration file and says whether it differs from
 // the one that was there. The program's identity is part of it.
-func (s *supervisor) configure(ctx context.Context, cfg Config) (bool, error) {
+func (s *Private) configure(ctx context.Context, cfg Config) (bool, error) {
 	line, v, err := versionOf(ctx, s.program)
 	if err != nil {
 		return false, err
 	}
-	if cfg.Containerd == "" {
+	if cfg.Program == "" {
 		line, v = s.notOlder(ctx, line, v)
 	}
 	s.synced = cfg.synced(v)
 	text := fmt.Sprintf("# %s: %s\n", s.program, line) +
-		privateConfig(cfg, v, filepath.Join(cfg.Root, "containerd"), filepath.Join(s.dir, "state"), s.socket)
+		privateConfig(cfg, v, filepath.Join(cfg.Root, "containerd"), s.StateDir(), s.socket)
 	old, err := os.ReadFile(s.config)
 	if err == nil && string(old) == text {
 		return false, nil
@@ -140,12 +139,12 @@ func (s *supervisor) configure(ctx context.Context, cfg Config) (bool, error) {
 // was found now, as happens to a daemon that is started with another PATH: an
 // older containerd takes shims whose protocol it does not know for dead, and
 // kills their containers.
-func (s *supervisor) notOlder(ctx context.Context, line string, v containerdVersion) (string,
+func (s *Private) notOlder(ctx context.Context, line string, v containerdVersion) (string,
 	containerdVersion) {
 	b, _ := os.ReadFile(s.config)
 	first, _, _ := strings.Cut(strings.TrimPrefix(string(b), "# "), "\n")
 	last, _, _ := strings.Cut(first, ": ")
-	if last == s.program || !executable(last) {
+	if last == s.program || !tool.Executable(last) {
 		return line, v
 	}
 	lastLine, lastVersion, err := versionOf(ctx, last)
@@ -167,15 +166,15 @@ func versionOf(ctx context.Context, program string) (string, containerdVersion, 
 	return line, v, err
 }
 
-func (s *supervisor) adoptOrLaunch(ctx context.Context, changed bool) error {
+func (s *Private) adoptOrLaunch(ctx context.Context, changed bool) error {
 	if p := s.running(); p != nil {
 		if !changed && s.awaitSocket(ctx, p) == nil {
-			s.log.Info("adopted containerd", "pid", p.pid)
+			s.log.Info("adopted containerd", "pid", p.PID)
 			s.proc = p
 			return nil
 		}
-		s.log.Info("restarting containerd", "pid", p.pid, "changed", changed)
-		if err := p.terminate(ctx); err != nil {
+		s.log.Info("restarting containerd", "pid", p.PID, "changed", changed)
+		if err := p.Terminate(ctx); err != nil {
 			return err
 		}
 	}
@@ -186,7 +185,7 @@ func (s *supervisor) adoptOrLaunch(ctx context.Context, changed bool) error {
 }
 
 // running finds the process that the pid file names, nil if it is gone.
-func (s *supervisor) running() *process {
+func (s *Private) running() *process.Process {
 	b, err := os.ReadFile(s.pidFile())
 	if err != nil {
 		return nil
@@ -196,23 +195,23 @@ func (s *supervisor) running() *process {
 	if _, err := fmt.Sscanf(string(b), "%d %d", &pid, &start); err != nil {
 		return nil
 	}
-	p, err := openProcess(pid)
+	p, err := process.Open(pid, nil)
 	if err != nil {
 		return nil
 	}
-	if got, err := startTime(pid); err != nil || got != start {
-		p.close()
+	if got, err := process.Started(pid); err != nil || got != start {
+		p.Close()
 		return nil
 	}
 	return p
 }
 
-func (s *supervisor) pidFile() string { return filepath.Join(s.dir, "containerd.pid") }
-func (s *supervisor) logFile() string { return filepath.Join(s.dir, "containerd.log") }
+func (s *Private) pidFile() string { return filepath.Join(s.dir, "containerd.pid") }
+func (s *Private) logFile() string { return filepath.Join(s.dir, "containerd.log") }
 
 // launch starts containerd in a session of its own and returns once its
 // socket answers.
-func (s *supervisor) launch(ctx context.Context) error {
+func (s *Private) launch(ctx context.Context) error {
 	logf, err := s.openLog()
 	if err != nil {
 		return err
@@ -226,31 +225,30 @@ func (s *supervisor) launch(ctx context.Context) error {
 	if err := sched.Start(cmd); err != nil {
 		return fmt.Errorf("start containerd: %w", err)
 	}
-	p, err := openProcess(cmd.Process.Pid)
+	p, err := process.Open(cmd.Process.Pid, cmd)
 	if err != nil {
 		return err
 	}
-	p.cmd = cmd
-	start, err := startTime(p.pid)
+	start, err := process.Started(p.PID)
 	if err == nil {
-		err = os.WriteFile(s.pidFile(), fmt.Appendf(nil, "%d %d\n", p.pid, start), 0o600)
+		err = os.WriteFile(s.pidFile(), fmt.Appendf(nil, "%d %d\n", p.PID, start), 0o600)
 	}
 	if err == nil {
 		err = s.awaitSocket(ctx, p)
 	}
 	if err != nil {
-		_ = p.terminate(context.WithoutCancel(ctx))
+		_ = p.Terminate(context.WithoutCancel(ctx))
 		return fmt.Errorf("start containerd: %w; the end of %s:\n%s", err, s.logFile(),
 			logfile.Tail(s.logFile(), 5))
 	}
 	s.mu.Lock()
 	s.proc = p
 	s.mu.Unlock()
-	s.log.Info("started containerd", "pid", p.pid, "program", s.program)
+	s.log.Info("started containerd", "pid", p.PID, "program", s.program)
 	return nil
 }
 
-func (s *supervisor) openLog() (*os.File, error) {
+func (s *Private) openLog() (*os.File, error) {
 	flags := os.O_CREATE | os.O_APPEND | os.O_WRONLY
 	if st, err := os.Stat(s.logFile()); err == nil && st.Size() > maxLog {
 		flags |= os.O_TRUNC
@@ -266,7 +264,7 @@ func searchPath(dir string) string {
 }
 
 // awaitSocket returns nil once the socket accepts, an error if p dies before.
-func (s *supervisor) awaitSocket(ctx context.Context, p *process) error {
+func (s *Private) awaitSocket(ctx context.Context, p *process.Process) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	for {
@@ -274,7 +272,7 @@ func (s *supervisor) awaitSocket(ctx context.Context, p *process) error {
 		if err == nil {
 			return c.Close()
 		}
-		if p.exited(2 * time.Millisecond) {
+		if p.Exited(2 * time.Millisecond) {
 			return errors.New("containerd exited")
 		}
 		if ctx.Err() != nil {
@@ -284,25 +282,25 @@ func (s *supervisor) awaitSocket(ctx context.Context, p *process) error {
 }
 
 // supervise restarts containerd until ctx ends.
-func (s *supervisor) supervise(ctx context.Context) {
+func (s *Private) supervise(ctx context.Context) {
 	delay := minBackoff
 	for {
 		began := time.Now()
 		gctx, stop := context.WithCancel(ctx)
 		guarded := make(chan struct{})
 		go func() { defer close(guarded); s.guard(gctx, s.proc) }()
-		died := s.proc.wait(ctx)
+		died := s.proc.Wait(ctx)
 		stop()
 		<-guarded
 		if !died {
 			return
 		}
-		s.log.Error("containerd died", "pid", s.proc.pid, "log", logfile.Tail(s.logFile(), 1))
+		s.log.Error("containerd died", "pid", s.proc.PID, "log", logfile.Tail(s.logFile(), 1))
 		if time.Since(began) > steadyAfter {
 			delay = minBackoff
 		}
 		for {
-			if !sleep(ctx, delay) {
+			if !sched.Sleep(ctx, delay) {
 				return
 			}
 			delay = min(2*delay, maxBackoff)
@@ -322,8 +320,8 @@ const (
 
 // guard ends a containerd that lives but cannot be reached, as when its socket
 // was removed, so that it is started anew.
-func (s *supervisor) guard(ctx context.Context, p *process) {
-	for refused := 0; sleep(ctx, guardEvery); {
+func (s *Private) guard(ctx context.Context, p *process.Process) {
+	for refused := 0; sched.Sleep(ctx, guardEvery); {
 		c, err := net.DialTimeout("unix", s.socket, guardEvery)
 		if err == nil {
 			c.Close()
@@ -333,159 +331,32 @@ func (s *supervisor) guard(ctx context.Context, p *process) {
 		if refused++; refused < deafAfter {
 			continue
 		}
-		s.log.Error("containerd cannot be reached, ending it", "pid", p.pid, "err", err)
-		_ = unix.PidfdSendSignal(p.fd, unix.SIGTERM, nil, 0)
-		if sleep(ctx, stopTimeout) { // ctx ends when it is gone
-			_ = unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0)
+		s.log.Error("containerd cannot be reached, ending it", "pid", p.PID, "err", err)
+		_ = p.Signal(unix.SIGTERM)
+		if sched.Sleep(ctx, process.StopTimeout) { // ctx ends when it is gone
+			_ = p.Signal(unix.SIGKILL)
 		}
 		return
 	}
 }
 
-// release ends the supervision, not containerd.
-func (s *supervisor) release() {
+// Release ends the supervision, not containerd.
+func (s *Private) Release() {
 	s.cancel()
 	s.work.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.proc.detach()
+	s.proc.Detach()
 }
 
-// stop ends containerd, not its containers.
-func (s *supervisor) stop(ctx context.Context) error {
+// Stop ends containerd, not its containers.
+func (s *Private) Stop(ctx context.Context) error {
 	s.cancel()
 	s.work.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.proc.terminate(ctx); err != nil {
+	if err := s.proc.Terminate(ctx); err != nil {
 		return err
 	}
 	return errors.Join(os.Remove(s.pidFile()), metadb.Settle(s.db))
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
-// process is a running process, ours or adopted, held by a pidfd.
-type process struct {
-	pid int
-	fd  int       // pidfd, -1 once closed
-	cmd *exec.Cmd // nil if adopted
-}
-
-func openProcess(pid int) (*process, error) {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil, os.NewSyscallError("pidfd_open", err)
-	}
-	return &process{pid: pid, fd: fd}, nil
-}
-
-// exited waits up to d for the process to end.
-func (p *process) exited(d time.Duration) bool {
-	if p.fd < 0 {
-		return true
-	}
-	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, int(d.Milliseconds()))
-	return err == nil && n > 0
-}
-
-// wait returns true when the process has ended, false when ctx has.
-func (p *process) wait(ctx context.Context) bool {
-	pipe := make([]int, 2)
-	if err := unix.Pipe2(pipe, unix.O_CLOEXEC); err != nil {
-		return false
-	}
-	woken := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { unix.Close(pipe[1]); close(woken) })
-	defer func() {
-		if stop() {
-			unix.Close(pipe[1])
-		} else {
-			<-woken
-		}
-		unix.Close(pipe[0])
-	}()
-	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}, {Fd: int32(pipe[0]), Events: unix.POLLIN}}
-	for {
-		if _, err := unix.Poll(fds, -1); err != nil && err != unix.EINTR {
-			return false
-		}
-		if fds[0].Revents != 0 {
-			p.close()
-			return true
-		}
-		if ctx.Err() != nil {
-			return false
-		}
-	}
-}
-
-// terminate sends SIGTERM, after stopTimeout or the end of ctx SIGKILL, and
-// reaps the process.
-func (p *process) terminate(ctx context.Context) error {
-	if p.fd < 0 {
-		return nil
-	}
-	defer p.close()
-	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
-	defer cancel()
-	_ = unix.PidfdSendSignal(p.fd, unix.SIGTERM, nil, 0)
-	for !p.exited(5 * time.Millisecond) {
-		if ctx.Err() == nil {
-			continue
-		}
-		_ = unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0)
-		if !p.exited(5 * time.Second) {
-			return fmt.Errorf("process %d survives SIGKILL", p.pid)
-		}
-	}
-	return nil
-}
-
-// close releases the pidfd and reaps a child that has ended.
-func (p *process) close() {
-	if p.fd < 0 {
-		return
-	}
-	unix.Close(p.fd)
-	p.fd = -1
-	if p.cmd != nil {
-		_ = p.cmd.Wait()
-	}
-}
-
-// detach releases what is held of a process that goes on.
-func (p *process) detach() {
-	if p.fd < 0 {
-		return
-	}
-	unix.Close(p.fd)
-	p.fd = -1
-	if p.cmd != nil {
-		_ = p.cmd.Process.Release()
-	}
-}
-
-// startTime is field 22 of /proc/PID/stat, which with the pid names a process
-// for as long as the machine is up.
-func startTime(pid int) (uint64, error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return 0, err
-	}
-	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	if len(f) < 20 {
-		return 0, fmt.Errorf("/proc/%d/stat is short", pid)
-	}
-	return strconv.ParseUint(f[19], 10, 64)
 }

@@ -1,8 +1,10 @@
-package engine
+package containerd
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"time"
@@ -24,12 +26,14 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"dewpoint/internal/sched"
 )
 
-// callTimeout bounds a call whose context has no deadline, so that a dead
+// CallTimeout bounds a call whose context has no deadline, so that a dead
 // containerd cannot hang its callers. Waiting calls are exempt.
 const (
-	callTimeout = 2 * time.Minute
+	CallTimeout = 2 * time.Minute
 	waitMethod  = "/containerd.services.tasks.v1.Tasks/Wait"
 )
 
@@ -46,10 +50,10 @@ func readsOnly(method string) bool {
 // snapshotter: after a restart of the daemon it tries the socket seconds apart.
 func undelivered(err error) bool { return strings.Contains(err.Error(), "Error while dialing") }
 
-// toNative makes of an error of containerd's API one of package errdefs. A disk that is full wraps ENOSPC as
+// Native makes of an error of containerd's API one of package errdefs. A disk that is full wraps ENOSPC as
 // well, which the API has no code for: only the text says it. The kernel has the same number for too many
 // cgroups, which is something else.
-func toNative(err error) error {
+func Native(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -65,24 +69,25 @@ type fullError struct{ error }
 
 func (e fullError) Unwrap() []error { return []error{e.error, unix.ENOSPC} }
 
-// client is the part of containerd's API that the engine uses, by the bare
+// Client is the part of containerd's API that the engine uses, by the bare
 // generated stubs: the client library costs megabytes and extra round trips.
 // Calls carry the namespace, wait while containerd is being restarted, and
 // give errors of package errdefs.
-type client struct {
-	conn       *grpc.ClientConn
-	containers containersapi.ContainersClient
-	content    contentapi.ContentClient
-	events     eventsapi.EventsClient
-	images     imagesapi.ImagesClient
-	intro      introapi.IntrospectionClient
-	leases     leasesapi.LeasesClient
-	snapshots  snapshotsapi.SnapshotsClient
-	tasks      tasksapi.TasksClient
-	version    versionapi.VersionClient
+type Client struct {
+	Conn       *grpc.ClientConn
+	Containers containersapi.ContainersClient
+	Content    contentapi.ContentClient
+	Events     eventsapi.EventsClient
+	Images     imagesapi.ImagesClient
+	Intro      introapi.IntrospectionClient
+	Leases     leasesapi.LeasesClient
+	Snapshots  snapshotsapi.SnapshotsClient
+	Tasks      tasksapi.TasksClient
+	Version    versionapi.VersionClient
 }
 
-func dial(socket, namespace string) (*client, error) {
+// Dial connects to the containerd at a socket, for one namespace. It does not wait for it.
+func Dial(socket, namespace string) (*Client, error) {
 	withNS := func(ctx context.Context) context.Context {
 		return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
 	}
@@ -90,14 +95,14 @@ func dial(socket, namespace string) (*client, error) {
 		invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		if _, ok := ctx.Deadline(); !ok && method != waitMethod {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, callTimeout)
+			ctx, cancel = context.WithTimeout(ctx, CallTimeout)
 			defer cancel()
 		}
 		ctx = withNS(ctx)
 		for {
-			err := toNative(invoke(ctx, method, req, reply, cc, opts...))
+			err := Native(invoke(ctx, method, req, reply, cc, opts...))
 			if !errdefs.IsUnavailable(err) || !readsOnly(method) && !undelivered(err) ||
-				!sleep(ctx, 10*time.Millisecond) {
+				!sched.Sleep(ctx, 10*time.Millisecond) {
 				return err
 			}
 		}
@@ -105,7 +110,7 @@ func dial(socket, namespace string) (*client, error) {
 	stream := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 		streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		s, err := streamer(withNS(ctx), desc, cc, method, opts...)
-		return s, toNative(err)
+		return s, Native(err)
 	}
 	conn, err := grpc.NewClient("passthrough:///"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -124,23 +129,23 @@ func dial(socket, namespace string) (*client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("containerd at %s: %w", socket, err)
 	}
-	return &client{
-		conn:       conn,
-		containers: containersapi.NewContainersClient(conn),
-		content:    contentapi.NewContentClient(conn),
-		events:     eventsapi.NewEventsClient(conn),
-		images:     imagesapi.NewImagesClient(conn),
-		intro:      introapi.NewIntrospectionClient(conn),
-		leases:     leasesapi.NewLeasesClient(conn),
-		snapshots:  snapshotsapi.NewSnapshotsClient(conn),
-		tasks:      tasksapi.NewTasksClient(conn),
-		version:    versionapi.NewVersionClient(conn),
+	return &Client{
+		Conn:       conn,
+		Containers: containersapi.NewContainersClient(conn),
+		Content:    contentapi.NewContentClient(conn),
+		Events:     eventsapi.NewEventsClient(conn),
+		Images:     imagesapi.NewImagesClient(conn),
+		Intro:      introapi.NewIntrospectionClient(conn),
+		Leases:     leasesapi.NewLeasesClient(conn),
+		Snapshots:  snapshotsapi.NewSnapshotsClient(conn),
+		Tasks:      tasksapi.NewTasksClient(conn),
+		Version:    versionapi.NewVersionClient(conn),
 	}, nil
 }
 
-// alive returns the version of a containerd that answers.
-func (c *client) alive(ctx context.Context) (string, error) {
-	v, err := c.version.Version(ctx, &emptypb.Empty{})
+// Alive returns the version of a containerd that answers.
+func (c *Client) Alive(ctx context.Context) (string, error) {
+	v, err := c.Version.Version(ctx, &emptypb.Empty{})
 	if err != nil {
 		return "", err
 	}
@@ -162,8 +167,9 @@ func proxySnippet(name, socket string) string {
 	return fmt.Sprintf("[proxy_plugins.%s]\n  type = \"snapshot\"\n  address = %q\n", name, socket)
 }
 
-func (c *client) requireSnapshotter(ctx context.Context, cfg Config) error {
-	r, err := c.intro.Plugins(ctx, &introapi.PluginsRequest{
+// RequireSnapshotter gives a *SnapshotterMissingError where containerd does not have the configured one.
+func (c *Client) RequireSnapshotter(ctx context.Context, cfg Config) error {
+	r, err := c.Intro.Plugins(ctx, &introapi.PluginsRequest{
 		Filters: []string{"type==io.containerd.snapshotter.v1,id==" + cfg.Snapshotter},
 	})
 	if err != nil {
@@ -175,4 +181,12 @@ func (c *client) requireSnapshotter(ctx context.Context, cfg Config) error {
 		}
 	}
 	return &SnapshotterMissingError{cfg.Snapshotter, cfg.Address, cfg.SnapshotterSocket}
+}
+
+// EndOfStream is nil for the end of a stream, else the error as Native gives it.
+func EndOfStream(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return Native(err)
 }
