@@ -31,6 +31,7 @@ var order = [][]string{
 	{"engine/account", "engine/cgroup", "engine/launch", "engine/logfile", "engine/metadb", "engine/network",
 		"engine/process", "engine/program", "engine/shimgroup", "engine/tool"},
 	{"engine/containerd"},
+	{"engine/state"},
 	{"engine"},
 	{"deploy/ready"},
 	{"checkpoint"},

@@ -28,7 +28,6 @@ var large = map[string]int{
 	"engine.Engine": 176,
 	"fetch.Puller":  87,
 	"fetch.Member":  164,
-	"engine":        7313,
 	"fetch":         9874,
 }
 

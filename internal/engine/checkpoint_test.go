@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"dewpoint/internal/engine/cgroup"
-	"dewpoint/internal/engine/process"
-
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
+
+	"dewpoint/internal/engine/cgroup"
+	"dewpoint/internal/engine/process"
 )
 
 // criuLines are what both dump and restore need here.
@@ -82,7 +82,7 @@ func TestDumpAndRestore(t *testing.T) {
 		two := b.run(Spec{Name: "two", Net: NetBridge, Cmd: []string{"count"}, Restore: r, Memory: 64 << 20})
 		b.awaitLog("one", "\n40\n") // runs on
 		b.awaitLog("two", "\n40\n")
-		stdout, _ := b.logFiles("two")
+		stdout, _ := b.cfg.places().Output("two")
 		if log, _ := os.ReadFile(stdout); strings.HasPrefix(string(log), "0\n") {
 			t.Errorf("restored container began anew")
 		}
@@ -93,7 +93,7 @@ func TestDumpAndRestore(t *testing.T) {
 		three := Spec{Name: "three", Net: NetBridge, Image: b.img, Cmd: []string{"count"},
 			Restore: &Restore{Upper: r.Upper, Config: r.Config}}
 		three.Restore.Images = func(context.Context) (string, error) {
-			for _, there := range []string{b.addrFile("three"), b.bundle("three")} {
+			for _, there := range []string{b.cfg.places().Address("three"), b.bundle("three")} {
 				if _, err := os.Stat(there); err != nil {
 					t.Errorf("not made before its images are there: %v", err)
 				}

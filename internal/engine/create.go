@@ -25,6 +25,7 @@ import (
 
 	"dewpoint/internal/engine/account"
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/engine/state"
 	"dewpoint/internal/trace"
 )
 
@@ -98,7 +99,7 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 
 	// The record and the network are made at once; what each has to take
 	// back is known before it begins.
-	rec := record{name: s.Name, net: s.Net, ports: s.Ports}
+	rec := state.Record{Name: s.Name, Net: s.Net, Ports: s.Ports}
 	back.add(func(ctx context.Context) error { return e.disconnect(ctx, rec) })
 	g, gctx := errgroup.WithContext(ctx)
 	var addr netip.Addr
@@ -113,7 +114,7 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 		return err
 	})
 	err = g.Wait()
-	rec.made = at
+	rec.Made = at
 	if made {
 		back.add(func(ctx context.Context) error { return e.deleteRecord(ctx, s.Name) })
 	}
@@ -136,11 +137,11 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 	if err != nil {
 		return nil, err
 	}
-	info := e.info(rec)
+	info := e.cfg.places().Describe(rec)
 	info.Image, info.Digest, info.Labels = s.Image.Ref.String(), s.Image.Target.Digest, s.labels()
 	info.Status, info.Pid, info.Addr = Created, pid, addr
 	if addr.IsValid() {
-		e.known.addressed(info)
+		e.state.Addressed(s.Name, addr)
 	}
 	return info, nil
 }
@@ -159,7 +160,7 @@ func (e *Engine) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
 	}
 	r, err := e.c.Snapshots.Prepare(ctx, req)
 	if errdefs.IsAlreadyExists(err) {
-		_, gerr := e.getRecord(ctx, s.Name)
+		_, gerr := e.state.Record(ctx, s.Name)
 		if gerr == nil {
 			return nil, ErrExists
 		}
@@ -179,7 +180,7 @@ func (e *Engine) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
 
 // removeUnrecorded removes the snapshot, unless it is that of a container.
 func (e *Engine) removeUnrecorded(ctx context.Context, name string) error {
-	if _, err := e.getRecord(ctx, name); !errdefs.IsNotFound(err) {
+	if _, err := e.state.Record(ctx, name); !errdefs.IsNotFound(err) {
 		return err
 	}
 	return e.removeSnapshot(ctx, name)
@@ -198,12 +199,12 @@ func makeSources(volumes []Volume) error {
 
 // network makes the namespace and the files, and connects the bridge. It
 // takes nothing back itself.
-func (e *Engine) network(ctx context.Context, r record) (netip.Addr, error) {
+func (e *Engine) network(ctx context.Context, r state.Record) (netip.Addr, error) {
 	ctx, step := trace.Start(ctx, "network")
 	defer step.End()
 	var addr netip.Addr
-	ns := e.cfg.netns(r.name)
-	if r.net != NetHost && !network.IsNS(ns) {
+	ns := e.cfg.netns(r.Name)
+	if r.Net != NetHost && !network.IsNS(ns) {
 		if err := network.RemoveNS(ns); err != nil {
 			return addr, err
 		}
@@ -211,29 +212,29 @@ func (e *Engine) network(ctx context.Context, r record) (netip.Addr, error) {
 			return addr, err
 		}
 	}
-	if r.net == NetBridge {
+	if r.Net == NetBridge {
 		var err error
-		if addr, err = e.bridge.Add(ctx, r.name, ns, r.ports); err != nil {
+		if addr, err = e.bridge.Add(ctx, r.Name, ns, r.Ports); err != nil {
 			return addr, err
 		}
-		if err := os.WriteFile(e.addrFile(r.name), []byte(addr.String()), 0o644); err != nil {
+		if err := os.WriteFile(e.cfg.places().Address(r.Name), []byte(addr.String()), 0o644); err != nil {
 			return addr, err
 		}
 	}
-	return addr, network.FilesIn(e.cfg.dir(r.name)).Write(r.name, r.net == NetHost, addr)
+	return addr, network.FilesIn(e.cfg.dir(r.Name)).Write(r.Name, r.Net == NetHost, addr)
 }
 
 func (e *Engine) addrFile(name string) string { return filepath.Join(e.cfg.dir(name), "address") }
 
 // disconnect undoes network, whatever of it was done.
-func (e *Engine) disconnect(ctx context.Context, r record) error {
-	if r.net == NetHost {
+func (e *Engine) disconnect(ctx context.Context, r state.Record) error {
+	if r.Net == NetHost {
 		return nil
 	}
-	ns := e.cfg.netns(r.name)
+	ns := e.cfg.netns(r.Name)
 	var err error
-	if r.net == NetBridge {
-		err = e.bridge.Remove(ctx, r.name, ns, r.ports)
+	if r.Net == NetBridge {
+		err = e.bridge.Remove(ctx, r.Name, ns, r.Ports)
 	}
 	return errors.Join(err, network.RemoveNS(ns))
 }
@@ -268,11 +269,10 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 			Snapshotter: e.cfg.Snapshotter, SnapshotKey: s.Name,
 		}})
 	if err == nil {
-		rec := toRecord(r.Container)
-		at = rec.made
-		e.known.recorded(rec, *e.info(rec))
+		at = r.Container.CreatedAt.AsTime()
+		e.state.Recorded(r.Container)
 	} else {
-		e.known.unsure(s.Name)
+		e.state.Unsure(s.Name)
 	}
 	if errdefs.IsAlreadyExists(err) {
 		return false, at, ErrExists
@@ -311,7 +311,7 @@ func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount
 	error) {
 	ctx, step := trace.Start(ctx, "task")
 	defer step.End()
-	stdout, stderr := e.logFiles(name)
+	stdout, stderr := e.cfg.places().Output(name)
 	for _, p := range []string{stdout, stderr} {
 		f, err := os.OpenFile(p, os.O_CREATE|os.O_WRONLY, 0o640)
 		if err != nil {
@@ -327,9 +327,9 @@ func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount
 		ContainerID: name, Rootfs: mounts, Stdout: stdout, Stderr: stderr, Options: opts, RuntimePath: seat.path(),
 	}, seat.name())
 	if err == nil {
-		e.known.made(name, pid)
+		e.state.Made(name, pid)
 	} else {
-		e.known.unsure(name)
+		e.state.Unsure(name)
 	}
 	seat.done(err == nil)
 	if err == nil {
@@ -395,13 +395,6 @@ func crunBadCommand(err error) error {
 	return err
 }
 
-// logFiles are plain paths, not file: URIs, with which the shims of 1.6 and
-// 2.x alike write standard output and standard error to one file.
-func (e *Engine) logFiles(name string) (stdout, stderr string) {
-	d := e.cfg.dir(name)
-	return filepath.Join(d, "stdout.log"), filepath.Join(d, "stderr.log")
-}
-
 func (e *Engine) removeSnapshot(ctx context.Context, key string) error {
 	_, err := e.c.Snapshots.Remove(ctx,
 		&snapshotsapi.RemoveSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
@@ -418,9 +411,9 @@ func (e *Engine) deleteRecord(ctx context.Context, name string) error {
 		err = nil
 	}
 	if err == nil {
-		e.known.unrecorded(name)
+		e.state.Unrecorded(name)
 	} else {
-		e.known.unsure(name)
+		e.state.Unsure(name)
 	}
 	return wrap(err, "delete record %s", name)
 }

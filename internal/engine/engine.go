@@ -50,6 +50,7 @@ import (
 	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/engine/containerd"
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/engine/state"
 	"dewpoint/internal/engine/tool"
 	"dewpoint/internal/sched"
 )
@@ -59,7 +60,7 @@ const Private = "private"
 
 var (
 	ErrExists     = errors.New("container name is taken")
-	ErrNotFound   = errors.New("no such container")
+	ErrNotFound   = state.ErrNotFound
 	ErrRunning    = errors.New("container is running")
 	ErrNotRunning = errors.New("container is not running")
 	ErrPortTaken  = errors.New("port is taken")
@@ -168,8 +169,7 @@ type Engine struct {
 	ports   network.Ports
 	shims   *shims
 	spare   *spareShims // nil where none is kept
-	known   *known
-	feed    feed
+	state   *state.State
 	names   keyed
 	records keyed // held while a record goes, and while what it names is acted on
 	version string
@@ -177,10 +177,10 @@ type Engine struct {
 	maker   maker
 	telling sync.Mutex // of what Unexecuted adds to containers' output
 
-	life      context.Context    // of following
-	unfollow  context.CancelFunc // ends following; nil before
-	following sync.WaitGroup     // what keeps known true, and what Start has left to be done
-	thaws     thaws
+	life  context.Context    // of work
+	end   context.CancelFunc // ends work
+	work  sync.WaitGroup     // what goes on in the background
+	thaws thaws
 }
 
 // Start connects to containerd, starting or adopting a private one where the
@@ -200,8 +200,8 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 			return nil, err
 		}
 	}
-	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI), shims: newShims(cfg),
-		known: newKnown()}
+	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI), shims: newShims(cfg)}
+	e.life, e.end = context.WithCancel(context.Background())
 	var err error
 	if e.runc, err = cfg.wrapRunc(); err != nil {
 		return nil, err
@@ -213,7 +213,9 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 		e.Close()
 		return nil, err
 	}
-	e.startFollowing()
+	e.state = state.Follow(e.c, state.Config{Namespace: cfg.Namespace, Socket: e.Socket(), Places: cfg.places(),
+		Log: e.log})
+	e.work.Go(func() { e.boundOutput(e.life) })
 	if err := e.awaitSnapshotter(ctx); err != nil {
 		e.Close()
 		return nil, err
@@ -225,7 +227,7 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	if cfg.SpareShim && e.private != nil && e.shims.program != "" {
 		e.spare = keepSpare(e.shims, e.log)
 	}
-	if err := e.settle(ctx, func(name string) bool {
+	if err := e.state.SettleBut(ctx, func(name string) bool {
 		return e.isRestore(name) || e.thaws.of(name) != nil
 	}); err != nil {
 		if ctx.Err() != nil {
@@ -301,9 +303,10 @@ func (e *Engine) Close() error {
 	if e.private != nil {
 		e.private.Release()
 	}
-	if e.unfollow != nil {
-		e.unfollow()
-		e.following.Wait()
+	e.end()
+	e.work.Wait()
+	if e.state != nil {
+		e.state.Close()
 	}
 	if e.c != nil {
 		return e.c.Conn.Close()
@@ -331,16 +334,20 @@ func (e *Engine) Socket() string {
 	return e.cfg.Address
 }
 
-func (c *Config) containersDir() string { return filepath.Join(c.Root, "containers") }
-func (c *Config) netnsDir() string      { return filepath.Join(c.State, "netns") }
+func (c *Config) places() state.Places {
+	return state.Places{Root: c.Root, State: c.State, CgroupParent: c.CgroupParent}
+}
+
+func (c *Config) containersDir() string { return filepath.Dir(c.places().Dir("x")) }
+func (c *Config) netnsDir() string      { return filepath.Dir(c.places().NetNS("x")) }
 func (c *Config) execDir() string       { return filepath.Join(c.State, "exec") }
 func (c *Config) shimsDir() string      { return filepath.Join(c.State, "shims") }
 func (c *Config) runcRoot() string      { return filepath.Join(c.State, "runc") }
 
 func (c *Config) restoreDir() string { return filepath.Join(c.State, "restore") }
 
-func (c *Config) dir(name string) string   { return filepath.Join(c.containersDir(), name) }
-func (c *Config) netns(name string) string { return filepath.Join(c.netnsDir(), name) }
+func (c *Config) dir(name string) string   { return c.places().Dir(name) }
+func (c *Config) netns(name string) string { return c.places().NetNS(name) }
 
 var nameRE = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
 
@@ -386,5 +393,15 @@ func (k *keyed) lock(key string) func() {
 		if l.users--; l.users == 0 {
 			delete(k.m, key)
 		}
+	}
+}
+
+// change takes a container's lock, and keeps what is said of it meanwhile in order, until done.
+func (e *Engine) change(name string) (done func()) {
+	unlock := e.names.lock(name)
+	e.state.Hold(name)
+	return func() {
+		e.state.Release(name)
+		unlock()
 	}
 }

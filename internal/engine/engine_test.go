@@ -496,7 +496,7 @@ func TestLifecycle(t *testing.T) {
 
 func (b *bed) awaitLog(name, want string) {
 	b.t.Helper()
-	stdout, _ := b.logFiles(name)
+	stdout, _ := b.cfg.places().Output(name)
 	for range 500 {
 		if s, _ := os.ReadFile(stdout); strings.Contains(string(s), want) {
 			return

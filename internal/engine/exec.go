@@ -77,9 +77,9 @@ func (e *Engine) exec(ctx context.Context, container string, s ExecSpec) (int, e
 	}
 	defer e.endExec(context.WithoutCancel(ctx), name, id)
 	if container != name { // asked for behind the call: what has the process's id now is that container
-		r, err := e.getRecord(ctx, name)
+		r, err := e.state.Record(ctx, name)
 		if err == nil {
-			err = r.meant(container)
+			err = r.Meant(container)
 		}
 		if err != nil {
 			return 0, notFound(err)
@@ -172,7 +172,7 @@ func (e *Engine) execProcess(ctx context.Context, name string, s ExecSpec) (*spe
 	if s.User == "" {
 		return p, nil
 	}
-	st, err := e.taskState(ctx, name)
+	st, err := e.state.Task(ctx, name)
 	if err != nil {
 		return nil, notRunning(err)
 	}

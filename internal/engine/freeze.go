@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"dewpoint/internal/engine/cgroup"
+	"dewpoint/internal/engine/state"
 	"dewpoint/internal/sched"
 )
 
@@ -25,7 +26,7 @@ func (e *Engine) Pause(ctx context.Context, name string) error {
 	if err := e.thaws.wait(ctx, name); err != nil {
 		return fmt.Errorf("pause container %s: what a crash has left paused: %w", name, err)
 	}
-	f := cgroup.FreezerOf(e.cgroup(name))
+	f := cgroup.FreezerOf(e.cfg.places().Cgroup(name))
 	if err := f.Set(true); err != nil {
 		return fmt.Errorf("pause container %s: %w", name, paused(err))
 	}
@@ -50,7 +51,7 @@ func (e *Engine) Pause(ctx context.Context, name string) error {
 
 // Resume lets the processes of a container run on; it does no harm where they run.
 func (e *Engine) Resume(name string) error {
-	return wrap(paused(cgroup.FreezerOf(e.cgroup(name)).Set(false)), "resume container %s", name)
+	return wrap(paused(cgroup.FreezerOf(e.cfg.places().Cgroup(name)).Set(false)), "resume container %s", name)
 }
 
 // paused says in the engine's words that there is no such cgroup.
@@ -64,24 +65,24 @@ func paused(err error) error {
 // thawAll ends the pauses of a daemon that died within them. A dump that it had
 // begun may still be at work, and would restore the pause that it found: its end is waited for in the
 // background, until Close, and by Pause.
-func (e *Engine) thawAll(ctx context.Context, recs []record) {
+func (e *Engine) thawAll(ctx context.Context, recs []state.Record) {
 	for _, r := range recs {
-		f := cgroup.FreezerOf(e.cgroup(r.name))
+		f := cgroup.FreezerOf(e.cfg.places().Cgroup(r.Name))
 		frozen, err := f.Frozen()
 		switch {
 		case err != nil: // it does not run
-		case e.isDumped(r.name):
-			done := e.thaws.begin(r.name)
-			e.following.Go(func() {
+		case e.isDumped(r.Name):
+			done := e.thaws.begin(r.Name)
+			e.work.Go(func() {
 				defer done()
-				for e.isDumped(r.name) && sched.Sleep(ctx, 10*time.Millisecond) {
+				for e.isDumped(r.Name) && sched.Sleep(ctx, 10*time.Millisecond) {
 				}
 				if ctx.Err() == nil {
-					e.thaw(r.name, f)
+					e.thaw(r.Name, f)
 				}
 			})
 		case frozen:
-			e.thaw(r.name, f)
+			e.thaw(r.Name, f)
 		}
 	}
 }
@@ -137,7 +138,7 @@ func (t *thaws) wait(ctx context.Context, name string) error {
 
 // isDumped says whether CRIU holds a process of the container.
 func (e *Engine) isDumped(name string) bool {
-	procs, _ := cgroup.Processes(e.cgroup(name))
+	procs, _ := cgroup.Processes(e.cfg.places().Cgroup(name))
 	for _, pid := range procs {
 		status, err := os.ReadFile("/proc/" + pid + "/status")
 		_, tracer, _ := bytes.Cut(status, []byte("\nTracerPid:\t"))

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"time"
 
 	contentapi "github.com/containerd/containerd/api/services/content/v1"
 	imagesapi "github.com/containerd/containerd/api/services/images/v1"
@@ -21,52 +20,13 @@ import (
 	"dewpoint/internal/image"
 )
 
-// ImageInfo is what containerd knows of an image.
-type ImageInfo struct {
-	Name    string
-	Digest  digest.Digest // of the target: an index or a manifest
-	Created time.Time
-	Updated time.Time
-	Labels  map[string]string
-}
-
-// Own reports whether the engine has made the image's record: those of other clients are theirs to remove,
-// also when the engine has registered what they are of.
-func (i *ImageInfo) Own() bool { return i.Labels[labelOwn] != "" }
-
-// Images lists the images of the namespace by name, those of other clients too, from what the engine
-// has in memory, as List does.
-func (e *Engine) Images(ctx context.Context) ([]ImageInfo, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("list images: %w", err)
-	}
-	return e.known.imageList(), nil
-}
-
-func (e *Engine) listImages(ctx context.Context) ([]ImageInfo, error) {
-	r, err := e.c.Images.List(ctx, &imagesapi.ListImagesRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("list images: %w", err)
-	}
-	out := make([]ImageInfo, len(r.Images))
-	for i, m := range r.Images {
-		out[i] = *imageInfo(m)
-	}
-	return out, nil
-}
-
-func imageInfo(m *imagesapi.Image) *ImageInfo {
-	return &ImageInfo{m.Name, digest.Digest(m.GetTarget().GetDigest()), m.CreatedAt.AsTime(),
-		m.UpdatedAt.AsTime(), m.Labels}
-}
-
 // RemoveImage forgets an image; containerd's garbage collector then lets go
 // of what no other image and no container needs. With sync it has done so
 // when RemoveImage returns.
 func (e *Engine) RemoveImage(ctx context.Context, name string, sync bool) error {
 	_, err := e.c.Images.Delete(ctx, &imagesapi.DeleteImageRequest{Name: name, Sync: sync})
 	if err == nil || errdefs.IsNotFound(err) {
-		e.known.imageRemoved(name)
+		e.state.ImageRemoved(name)
 	}
 	return wrap(err, "remove image %s", name)
 }

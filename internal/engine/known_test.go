@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -10,134 +9,11 @@ import (
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
-	"github.com/containerd/containerd/api/types/task"
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/containerd"
 	"dewpoint/testkit"
 )
-
-// oneKnown is what is known of one running container, a, whose process is this one.
-func oneKnown() *known {
-	k := newKnown()
-	k.reread(k.begin(), nil, nil)
-	k.hold("a")
-	k.recorded(record{name: "a"}, Info{Name: "a"})
-	k.made("a", uint32(os.Getpid()))
-	k.begun("a", uint32(os.Getpid()))
-	k.release("a")
-	return k
-}
-
-func (k *known) want(t *testing.T, s Status, sure bool) {
-	t.Helper()
-	if i, _, is := k.get("a"); i == nil || i.Status != s || is != sure {
-		t.Fatalf("%+v, sure: %t; want %s, %t", i, is, s, sure)
-	}
-}
-
-func TestKnown(t *testing.T) {
-	pid := uint32(os.Getpid())
-	running := &task.Process{Pid: pid, Status: task.Status_RUNNING}
-	stopped := &task.Process{Pid: pid, Status: task.Status_STOPPED, ExitStatus: 3}
-	a := found{name: "a", rec: &record{name: "a"}, base: Info{Name: "a"}}
-	tests := map[string]func(t *testing.T, k *known){
-		"events that come late say nothing": func(t *testing.T, k *known) {
-			for _, ev := range []Event{{Kind: eventRecorded}, {Kind: EventCreated, Pid: pid},
-				{Kind: EventStarted, Pid: pid}, {Kind: EventExited, Pid: 1}, {Kind: eventUntasked, Pid: 1}} {
-				ev.Name = "a"
-				k.happened(ev)
-			}
-			k.want(t, Running, true)
-		},
-		"an end counts before the engine's own call has returned": func(t *testing.T, k *known) {
-			k.hold("a")
-			k.untasked("a")
-			k.happened(Event{Kind: EventExited, Name: "a", Pid: pid, Exit: 3})
-			k.made("a", pid)
-			k.begun("a", pid)
-			k.release("a")
-			k.want(t, Stopped, true)
-		},
-		"an answer that is older than an event does not count": func(t *testing.T, k *known) {
-			k.happened(Event{Kind: eventRelabelled, Name: "a"})
-			mark := k.mark()
-			k.ended("a", pid, Exit{Status: 3})
-			if k.answer(mark, a, running) {
-				t.Error("taken")
-			}
-			k.want(t, Stopped, false)
-			if !k.answer(k.mark(), a, stopped) {
-				t.Error("not taken")
-			}
-			k.want(t, Stopped, true)
-		},
-		"an answer that is older than the engine's own change does not count": func(t *testing.T, k *known) {
-			k.happened(Event{Kind: EventRemoved, Name: "a"})
-			mark := k.mark()
-			k.hold("a")
-			k.unrecorded("a")
-			if k.answer(mark, a, running); len(k.list()) != 0 {
-				t.Error("it is back")
-			}
-			k.release("a")
-			k.answer(k.mark(), found{name: "a"}, nil)
-			if i, _, sure := k.get("a"); i != nil || !sure || len(k.containers) != 0 {
-				t.Errorf("%v %t %v", i, sure, k.containers)
-			}
-		},
-		"another's new task is asked about": func(t *testing.T, k *known) {
-			k.ended("a", pid, Exit{})
-			k.happened(Event{Kind: EventCreated, Name: "a", Pid: 1})
-			if all, _ := k.questions(); len(all) != 1 {
-				t.Errorf("asks about %v", all)
-			}
-			k.want(t, Stopped, false)
-		},
-		"what went while everything was read does not come back": func(t *testing.T, k *known) {
-			mark := k.begin()
-			k.hold("a")
-			k.unrecorded("a")
-			k.release("a")
-			k.happened(Event{Kind: EventRemoved, Name: "b"})
-			k.reread(mark, []found{a, {name: "b", rec: &record{name: "b"}}}, nil)
-			k.answer(k.mark(), found{name: "a"}, nil)
-			if all := k.list(); len(all) != 0 {
-				t.Errorf("%+v", all[0])
-			}
-		},
-		"without events, a process that is gone is not said to run": func(t *testing.T, k *known) {
-			k.lost()
-			k.want(t, Running, false) // the kernel shows it
-			k.containers["a"].task.started++
-			k.want(t, Unknown, false)
-		},
-		"a process that is gone though nobody told is asked about": func(t *testing.T, k *known) {
-			k.containers["a"].task.started++
-			before := k.check(nil)
-			k.want(t, Running, true)
-			k.check(before)
-			k.want(t, Unknown, false)
-		},
-		"who waits for certainty gets it": func(t *testing.T, k *known) {
-			calm := k.settled()
-			<-calm
-			mark := k.begin()
-			calm = k.settled()
-			k.reread(mark, []found{a}, nil)
-			select {
-			case <-calm:
-				t.Error("the task was not asked about")
-			default:
-			}
-			k.answer(k.mark(), a, stopped)
-			<-calm
-		},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) { test(t, oneKnown()) })
-	}
-}
 
 // What is known is said without a call: containerd is stopped meanwhile.
 func TestListAsksNobody(t *testing.T) {

@@ -20,14 +20,9 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/engine/state"
 	"dewpoint/internal/sched"
 )
-
-// Exit is how a process ended. A process killed by signal N has status 128+N.
-type Exit struct {
-	Status int
-	At     time.Time
-}
 
 // Start runs the first process of a container that was created, or anew one
 // that has ended, also after a reboot. ErrRunning if it runs.
@@ -75,21 +70,21 @@ func (e *Engine) relabel(ctx context.Context, name string, labels map[string]str
 		&containersapi.UpdateContainerRequest{Container: &containersapi.Container{ID: name, Labels: labels},
 			UpdateMask: mask})
 	if err != nil {
-		e.known.unsure(name)
+		e.state.Unsure(name)
 		return notFound(err)
 	}
-	e.known.relabelled(e.foundIn(r.Container))
+	e.state.Relabelled(r.Container)
 	return nil
 }
 
 // restart makes the task anew where the old one is over; why is what starting
 // the old one said. created, unless nil, is called before its process starts.
 func (e *Engine) restart(ctx context.Context, name string, why error, created func(*Info) error) error {
-	r, err := e.getRecord(ctx, name)
+	r, err := e.state.Record(ctx, name)
 	if err != nil {
 		return notFound(err)
 	}
-	p, err := e.taskState(ctx, name)
+	p, err := e.state.Task(ctx, name)
 	switch {
 	case errdefs.IsNotFound(err):
 	case err != nil:
@@ -118,7 +113,7 @@ func (e *Engine) restart(ctx context.Context, name string, why error, created fu
 		return err
 	}
 	if created != nil {
-		i, err := e.Inspect(ctx, name)
+		i, err := e.state.Inspect(ctx, name)
 		if err == nil {
 			err = created(i)
 		}
@@ -132,10 +127,10 @@ func (e *Engine) restart(ctx context.Context, name string, why error, created fu
 func (e *Engine) startTask(ctx context.Context, name string) error {
 	r, err := e.c.Tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
 	if err != nil {
-		e.known.unsure(name)
+		e.state.Unsure(name)
 		return err
 	}
-	e.known.begun(name, r.Pid)
+	e.state.Begun(name, r.Pid)
 	return nil
 }
 
@@ -157,8 +152,8 @@ func (e *Engine) renewTask(ctx context.Context, name string, mounts []*types.Mou
 }
 
 // reconnect gives a stopped container its network back after a reboot.
-func (e *Engine) reconnect(ctx context.Context, r record) error {
-	if r.net == NetHost || network.IsNS(e.cfg.netns(r.name)) {
+func (e *Engine) reconnect(ctx context.Context, r state.Record) error {
+	if r.Net == NetHost || network.IsNS(e.cfg.netns(r.Name)) {
 		return nil
 	}
 	if err := e.disconnect(ctx, r); err != nil { // what the state directory remembers
@@ -168,8 +163,15 @@ func (e *Engine) reconnect(ctx context.Context, r record) error {
 	if err != nil {
 		return errors.Join(err, e.disconnect(context.WithoutCancel(ctx), r))
 	}
-	e.known.addressed(&Info{Name: r.name, Addr: addr})
+	e.state.Addressed(r.Name, addr)
 	return nil
+}
+
+func stopSignalOf(r state.Record) unix.Signal {
+	if sig, err := ParseSignal(r.Labels[labelStop]); err == nil {
+		return sig
+	}
+	return unix.SIGTERM
 }
 
 // Kill sends a signal to the container's first process, SIGKILL to all.
@@ -178,9 +180,9 @@ func (e *Engine) Kill(ctx context.Context, id string, sig unix.Signal) error {
 	name := Name(id)
 	defer e.records.lock(name)()
 	if id != name {
-		r, err := e.getRecord(ctx, name)
+		r, err := e.state.Record(ctx, name)
 		if err == nil {
-			err = r.meant(id)
+			err = r.Meant(id)
 		}
 		if err != nil {
 			return fmt.Errorf("kill container %s: %w", name, notFound(err))
@@ -199,22 +201,22 @@ func (e *Engine) Kill(ctx context.Context, id string, sig unix.Signal) error {
 // ended, at once if it does not run.
 func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error {
 	name := Name(id)
-	r, err := e.getRecord(ctx, name)
+	r, err := e.state.Record(ctx, name)
 	if err == nil {
-		err = r.meant(id)
+		err = r.Meant(id)
 	}
 	if err != nil {
 		return fmt.Errorf("stop container %s: %w", name, notFound(err))
 	}
-	id = e.info(r).ID()
-	if err := e.Kill(ctx, id, r.stopSignal()); err != nil {
+	id = e.cfg.places().Describe(r).ID()
+	if err := e.Kill(ctx, id, stopSignalOf(r)); err != nil {
 		if gone(err) {
 			return nil
 		}
 		return err
 	}
 	soft, cancel := context.WithTimeout(ctx, grace)
-	unblocked := e.unblock(soft, name, r.stopSignal())
+	unblocked := e.unblock(soft, name, stopSignalOf(r))
 	_, err = e.Wait(soft, id)
 	cancel()
 	unblocked()
@@ -242,7 +244,7 @@ func gone(err error) bool { return errors.Is(err, ErrNotRunning) || errors.Is(er
 func (e *Engine) Wait(ctx context.Context, id string) (Exit, error) {
 	name := Name(id)
 	if id != name {
-		if _, err := e.Inspect(ctx, id); err != nil {
+		if _, err := e.state.Inspect(ctx, id); err != nil {
 			return Exit{}, fmt.Errorf("wait for container %s: %w", name, err)
 		}
 	}
@@ -250,13 +252,13 @@ func (e *Engine) Wait(ctx context.Context, id string) (Exit, error) {
 }
 
 func (e *Engine) waitProcess(ctx context.Context, name, exec string) (Exit, error) {
-	pid := e.known.pid(name)
+	pid := e.state.Pid(name)
 	r, err := e.c.Tasks.Wait(ctx, &tasksapi.WaitRequest{ContainerID: name, ExecID: exec})
 	switch {
 	case err == nil:
-		x := Exit{int(r.ExitStatus), r.ExitedAt.AsTime()}
+		x := Exit{Status: int(r.ExitStatus), At: r.ExitedAt.AsTime()}
 		if exec == "" && pid != 0 {
-			e.known.ended(name, pid, x)
+			e.state.Ended(name, pid, x)
 		}
 		return x, nil
 	case ctx.Err() != nil:
@@ -277,13 +279,13 @@ func (e *Engine) Remove(ctx context.Context, id string, force bool) error {
 		return err
 	}
 	defer e.change(name)()
-	r, err := e.getRecord(ctx, name)
+	r, err := e.state.Record(ctx, name)
 	if errdefs.IsNotFound(err) {
-		e.known.unrecorded(name)
+		e.state.Unrecorded(name)
 		return errors.Join(fmt.Errorf("remove container %s: %w", name, ErrNotFound), e.removeRemains(ctx, name))
 	}
 	if err == nil {
-		err = r.meant(id)
+		err = r.Meant(id)
 	}
 	if err == nil {
 		err = e.remove(ctx, r, force)
@@ -291,21 +293,21 @@ func (e *Engine) Remove(ctx context.Context, id string, force bool) error {
 	return wrap(err, "remove container %s", name)
 }
 
-func (e *Engine) remove(ctx context.Context, r record, force bool) error {
-	if err := e.removeTask(ctx, r.name, force); err != nil {
+func (e *Engine) remove(ctx context.Context, r state.Record, force bool) error {
+	if err := e.removeTask(ctx, r.Name, force); err != nil {
 		return err
 	}
 	if err := e.disconnect(ctx, r); err != nil {
 		return err
 	}
-	e.ports.Release(r.name)
-	if err := e.removeSnapshot(ctx, r.name); err != nil {
+	e.ports.Release(r.Name)
+	if err := e.removeSnapshot(ctx, r.Name); err != nil {
 		return err
 	}
-	if err := errors.Join(e.removeRestored(r.name), os.RemoveAll(e.cfg.dir(r.name))); err != nil {
+	if err := errors.Join(e.removeRestored(r.Name), os.RemoveAll(e.cfg.dir(r.Name))); err != nil {
 		return err
 	}
-	return e.deleteRecord(ctx, r.name)
+	return e.deleteRecord(ctx, r.Name)
 }
 
 // removeTask ends a container's task. One that was made and never started is killed
@@ -322,7 +324,7 @@ func (e *Engine) removeTask(ctx context.Context, name string, force bool) error 
 	case force:
 		return e.killTask(ctx, name)
 	}
-	if p, serr := e.taskState(ctx, name); serr == nil && p.Status != task.Status_STOPPED {
+	if p, serr := e.state.Task(ctx, name); serr == nil && p.Status != task.Status_STOPPED {
 		return ErrRunning
 	}
 	return err
@@ -331,10 +333,10 @@ func (e *Engine) removeTask(ctx context.Context, name string, force bool) error 
 // unstarted says whether a task was made and not started yet. containerd is asked
 // unless it is known that this is not so.
 func (e *Engine) unstarted(ctx context.Context, name string) bool {
-	if i, _, sure := e.known.get(name); sure && i != nil && i.Status != Created {
+	if i, _, sure := e.state.Get(name); sure && i != nil && i.Status != Created {
 		return false
 	}
-	p, err := e.taskState(ctx, name)
+	p, err := e.state.Task(ctx, name)
 	return err == nil && p.Status == task.Status_CREATED
 }
 
@@ -342,7 +344,7 @@ func (e *Engine) unstarted(ctx context.Context, name string) bool {
 func (e *Engine) removeRemains(ctx context.Context, name string) error {
 	e.ports.Release(name)
 	return errors.Join(
-		e.disconnect(ctx, record{name: name, net: NetBridge}),
+		e.disconnect(ctx, state.Record{Name: name, Net: NetBridge}),
 		e.removeSnapshot(ctx, name),
 		e.removeRestored(name),
 		os.RemoveAll(e.cfg.dir(name)))
@@ -366,9 +368,9 @@ func (e *Engine) deleteTask(ctx context.Context, name string) error {
 		err = nil
 	}
 	if err == nil {
-		e.known.untasked(name)
+		e.state.Untasked(name)
 	} else {
-		e.known.unsure(name)
+		e.state.Unsure(name)
 	}
 	left(err == nil)
 	return err
@@ -377,7 +379,7 @@ func (e *Engine) deleteTask(ctx context.Context, name string) error {
 // alone makes sure that the end of a task's process is not taken for that of another one, which had the
 // same number: it deletes the task of a container that has ended so, in the same shim.
 func (e *Engine) alone(ctx context.Context, name string, pid uint32) error {
-	for _, other := range e.known.endedWith(pid) {
+	for _, other := range e.state.EndedWith(pid) {
 		if other == name || !e.shims.confuses(name, other) {
 			continue
 		}
@@ -392,13 +394,13 @@ func (e *Engine) alone(ctx context.Context, name string, pid uint32) error {
 // known until the daemon ends.
 func (e *Engine) outlive(ctx context.Context, name string, pid uint32) error {
 	defer e.change(name)()
-	if !slices.Contains(e.known.endedWith(pid), name) {
+	if !slices.Contains(e.state.EndedWith(pid), name) {
 		return nil
 	}
-	i, _, _ := e.known.get(name)
+	i, _, _ := e.state.Get(name)
 	err := e.deleteTask(ctx, name)
 	if err == nil && i != nil {
-		e.known.outlived(name, i.Exit)
+		e.state.Outlived(name, i.Exit)
 	}
 	return err
 }

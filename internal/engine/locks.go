@@ -20,7 +20,7 @@ const lockLooks = 500 * time.Millisecond
 func (e *Engine) watchLocks(ctx context.Context, name string, end context.CancelCauseFunc) {
 	before := map[string]string{}
 	for sched.Sleep(ctx, lockLooks) {
-		procs, _ := cgroup.Processes(e.cgroup(name))
+		procs, _ := cgroup.Processes(e.cfg.places().Cgroup(name))
 		locks, _ := os.ReadFile("/proc/locks")
 		now := waiters(string(locks), procs)
 		for pid, holder := range now {

@@ -27,7 +27,7 @@ func (e *Engine) Logs(ctx context.Context, id string, o LogOptions) error {
 	if err := ValidName(name); err != nil {
 		return err
 	}
-	stdout, stderr := e.logFiles(name)
+	stdout, stderr := e.cfg.places().Output(name)
 	if _, err := os.Stat(e.cfg.dir(name)); err != nil {
 		return fmt.Errorf("logs of container %s: %w", name, ErrNotFound)
 	}
@@ -50,7 +50,7 @@ func (e *Engine) Logs(ctx context.Context, id string, o LogOptions) error {
 			return nil
 		})
 	}
-	if i, _, _ := e.known.get(name); !o.Follow && i != nil && i.Exit != nil {
+	if i, _, _ := e.state.Get(name); !o.Follow && i != nil && i.Exit != nil {
 		_ = e.Unexecuted(ctx, name, i.Exit.Status)
 	}
 	stream := func(path string, w io.Writer) {

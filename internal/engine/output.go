@@ -41,8 +41,8 @@ func (e *Engine) boundOutput(ctx context.Context) {
 // the sizes before, and returns the ones they have now, and when to look again.
 func (e *Engine) cutOutput(before map[string]int64, most int64) (map[string]int64, time.Duration, error) {
 	now, pause := map[string]int64{}, outputRarely
-	var failed error
-	for _, i := range e.known.list() {
+	all, failed := e.state.List(context.Background())
+	for _, i := range all {
 		for _, path := range []string{i.Stdout, i.Stderr} {
 			st, err := os.Stat(path)
 			if err != nil || st.Size() == before[path] {

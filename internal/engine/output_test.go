@@ -21,7 +21,7 @@ func TestOutputIsBounded(t *testing.T) {
 		var followed lines
 		done := make(chan error, 1)
 		go func() { done <- b.Logs(ctx, "much", LogOptions{Follow: true, Stdout: &followed}) }()
-		stdout, _ := b.logFiles("much")
+		stdout, _ := b.cfg.places().Output("much")
 		sizes := map[string]int64{}
 		for ended := false; !ended; {
 			i, err := b.Inspect(ctx, "much")

@@ -6,24 +6,24 @@ import (
 	"os"
 	"path/filepath"
 
-	"dewpoint/internal/engine/containerd"
-
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
+
+	"dewpoint/internal/engine/containerd"
 )
 
 // reconcile learns the published ports, ends pauses, and removes what belongs to no
 // record: snapshots, leases, namespaces, allocations and directories of creations
 // and removals that a crash has cut short.
 func (e *Engine) reconcile(ctx context.Context) error {
-	recs, err := e.listRecords(ctx)
+	recs, err := e.state.Records(ctx)
 	if err != nil {
 		return err
 	}
 	known := make(map[string]bool, len(recs))
 	for _, r := range recs {
-		known[r.name] = true
-		if err := e.ports.Claim(r.name, r.ports, false); err != nil {
-			e.log.Warn("published port", "container", r.name, "err", err)
+		known[r.Name] = true
+		if err := e.ports.Claim(r.Name, r.Ports, false); err != nil {
+			e.log.Warn("published port", "container", r.Name, "err", err)
 		}
 	}
 	if err := e.adoptShims(ctx); err != nil {

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"dewpoint/internal/engine/containerd"
+	"dewpoint/internal/engine/state"
 	"dewpoint/internal/image"
 	"dewpoint/internal/trace"
 )
@@ -35,7 +36,6 @@ const (
 	labelManifest   = "containerd.io/snapshot/cri.manifest-digest"
 	labelLayer      = "containerd.io/snapshot/cri.layer-digest"
 	labelRegistered = "dewpoint.registered" // on an image: the snapshotter that has its chain
-	labelOwn        = "dewpoint.own"        // on an image: the engine has made its record, and may remove it
 	labelOwner      = "dewpoint.owner"      // on a lease: the state directory of the daemon that made it
 )
 
@@ -326,7 +326,7 @@ func (e *Engine) putImage(ctx context.Context, img *image.Image) error {
 	rec := &imagesapi.Image{
 		Name:   img.Ref.String(),
 		Target: descriptor(img.Target),
-		Labels: map[string]string{labelRegistered: e.cfg.Snapshotter, labelOwn: "true"},
+		Labels: map[string]string{labelRegistered: e.cfg.Snapshotter, state.LabelOwn: "true"},
 	}
 	made, err := e.c.Images.Create(ctx, &imagesapi.CreateImageRequest{Image: rec})
 	put := made.GetImage()
@@ -338,7 +338,7 @@ func (e *Engine) putImage(ctx context.Context, img *image.Image) error {
 		put = changed.GetImage()
 	}
 	if err == nil {
-		e.known.imagePut(*imageInfo(put))
+		e.state.ImagePut(*state.ImageInfoOf(put))
 	}
 	return err
 }

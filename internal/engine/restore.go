@@ -162,11 +162,11 @@ func (e *Engine) startRestored(ctx context.Context, name string) error {
 		if why := context.Cause(sctx); ctx.Err() == nil && !errors.Is(why, context.Canceled) {
 			err = why
 		}
-		e.known.unsure(name)
+		e.state.Unsure(name)
 		return errors.Join(err, e.killCgroup(ctx, name), unmountBelow(e.WorkDir(name)),
 			unmountBelow(e.runcDir(name)))
 	}
-	e.known.begun(name, r.Pid)
+	e.state.Begun(name, r.Pid)
 	if err := e.alone(ctx, name, r.Pid); err != nil {
 		e.log.Warn("a container's end may not be seen", "container", name, "err", err)
 	}
@@ -192,7 +192,7 @@ func (e *Engine) removeRestored(name string) error {
 			continue
 		}
 		err = errors.Join(err, os.RemoveAll(d))
-		cgroup.Remove(e.cgroup(name)) // a runc that was killed left it
+		cgroup.Remove(e.cfg.places().Cgroup(name)) // a runc that was killed left it
 	}
 	return err
 }
@@ -227,7 +227,7 @@ func unescape(p string) string {
 func (e *Engine) killCgroup(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	return cgroup.End(ctx, e.cgroup(name))
+	return cgroup.End(ctx, e.cfg.places().Cgroup(name))
 }
 
 // utsImage is CRIU's image of a UTS namespace: two magic numbers, and one

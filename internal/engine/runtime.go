@@ -236,7 +236,7 @@ func (e *Engine) tryCrun(ctx context.Context, program, report string) (err error
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), trialTimeout)
 		defer cancel()
 		err := crun(ctx, nil, "delete", "--force", launch.Trial)
-		cgroup.Remove(e.cgroup(trialCgroup))
+		cgroup.Remove(e.cfg.places().Cgroup(trialCgroup))
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	if _, err := os.Lstat(dir); err == nil { // of a trial that was killed
@@ -288,7 +288,8 @@ func (e *Engine) writeTrial(dir, report string) error {
 		Mounts: append(systemMounts(),
 			specs.Mount{Destination: "/" + launch.Trial, Type: "bind", Source: report,
 				Options: []string{"bind", "ro"}}),
-		Linux: &specs.Linux{CgroupsPath: e.cgroup(trialCgroup), Namespaces: ns, Resources: resources(&s),
+		Linux: &specs.Linux{CgroupsPath: e.cfg.places().Cgroup(trialCgroup), Namespaces: ns,
+			Resources:   resources(&s),
 			MaskedPaths: maskedPaths, ReadonlyPaths: readonlyPaths, Seccomp: filter()},
 	})
 	if err != nil {

@@ -121,7 +121,7 @@ func (b *bed) seen(i *Info, volume string) string {
 		"cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us", "cpu/cpu.shares", "devices/devices.list",
 		"pids/pids.max"} {
 		dir, file := filepath.Split(f)
-		if text, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", dir, b.cgroup(i.Name), file)); err == nil {
+		if text, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", dir, b.cfg.places().Cgroup(i.Name), file)); err == nil {
 			lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 			slices.Sort(lines)
 			fmt.Fprintf(&out, "%s: %s\n", f, strings.Join(lines, ", "))

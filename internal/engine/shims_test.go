@@ -90,7 +90,7 @@ func TestListFollows(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.awaitListed("a", Running)
-		if i, _, sure := b.known.get("a"); !sure || i == nil || i.Pid == 0 {
+		if i, _, sure := b.state.Get("a"); !sure || i == nil || i.Pid == 0 {
 			t.Errorf("known of a running container: %v", i)
 		}
 		if err := b.Kill(ctx, "a", unix.SIGKILL); err != nil {

@@ -17,6 +17,7 @@ import (
 	"dewpoint/internal/engine/account"
 	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/engine/state"
 	"dewpoint/internal/image"
 )
 
@@ -58,9 +59,9 @@ type Volume struct {
 
 // The networks of a container.
 const (
-	NetHost   = "host"
-	NetBridge = "bridge"
-	NetNone   = "none"
+	NetHost   = state.NetHost
+	NetBridge = state.NetBridge
+	NetNone   = state.NetNone
 )
 
 func (s *Spec) validate() error {
@@ -170,7 +171,7 @@ func (e *Engine) ociSpec(s *Spec, u account.User) (*specs.Spec, error) {
 		// The file is written when CRIU is to work on the container.
 		Annotations: map[string]string{criuConfig: e.criuFile(s.Name)},
 		Linux: &specs.Linux{
-			CgroupsPath:   e.cgroup(s.Name),
+			CgroupsPath:   e.cfg.places().Cgroup(s.Name),
 			Namespaces:    e.namespaces(s),
 			Resources:     resources(s),
 			MaskedPaths:   maskedPaths,
@@ -218,8 +219,6 @@ func (e *Engine) namespaces(s *Spec) []specs.LinuxNamespace {
 	}
 	return n
 }
-
-func (e *Engine) cgroup(name string) string { return path.Join(e.cfg.CgroupParent, name) }
 
 const cfsPeriod = 100_000 // microseconds
 
@@ -288,10 +287,7 @@ const LabelUser = "dewpoint.user"
 
 // Labels of our containers' records.
 const (
-	labelNet    = "dewpoint.net"
-	labelPorts  = "dewpoint.ports"
-	labelDigest = "dewpoint.image-digest"
-	labelStop   = "dewpoint.stop-signal"
+	labelStop = "dewpoint.stop-signal"
 )
 
 func (s *Spec) labels() map[string]string {
@@ -299,13 +295,13 @@ func (s *Spec) labels() map[string]string {
 	if l == nil {
 		l = make(map[string]string)
 	}
-	l[labelNet] = s.Net
-	l[labelDigest] = s.Image.Target.Digest.String()
+	l[state.LabelNet] = s.Net
+	l[state.LabelDigest] = s.Image.Target.Digest.String()
 	if s.User != "" {
 		l[LabelUser] = s.User
 	}
 	if len(s.Ports) > 0 {
-		l[labelPorts] = formatPorts(s.Ports)
+		l[state.LabelPorts] = state.FormatPorts(s.Ports)
 	}
 	if sig := stopSignal(s.Image.Spec.Config); sig != "" {
 		l[labelStop] = sig

@@ -13,10 +13,10 @@ import (
 	"strconv"
 	"strings"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/engine/process"
-
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // CRIU dumps a container at runc's word, also one that crun has made. What runc
@@ -176,7 +176,7 @@ func (e *Engine) writeStandIn(name string, s *crunStatus) error {
 }
 
 // standInCgroup is that of no container.
-func (e *Engine) standInCgroup(name string) string { return e.cgroup(".standin-" + name) }
+func (e *Engine) standInCgroup(name string) string { return e.cfg.places().Cgroup(".standin-" + name) }
 
 func (e *Engine) runcStandIn(ctx context.Context, name string, args ...string) error {
 	log := filepath.Join(e.standInDir(name), "log")
@@ -223,10 +223,10 @@ func (e *Engine) liken(state map[string]any, name string, s *crunStatus, start u
 	state["init_process_pid"], state["init_process_start"] = s.Pid, start
 	state["external_descriptors"] = s.descriptors()
 	config["rootfs"] = s.Rootfs
-	cgroups["path"] = e.cgroup(name)
+	cgroups["path"] = e.cfg.places().Cgroup(name)
 	for k, v := range paths {
 		if p, ok := v.(string); ok {
-			paths[k] = strings.Replace(p, e.standInCgroup(name), e.cgroup(name), 1)
+			paths[k] = strings.Replace(p, e.standInCgroup(name), e.cfg.places().Cgroup(name), 1)
 		}
 	}
 	own := "/proc/" + strconv.Itoa(s.Pid) + "/"

@@ -66,7 +66,7 @@ func TestStandIn(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	for _, p := range got.Cgroups {
-		if !strings.HasSuffix(p, e.cgroup("one")) {
+		if !strings.HasSuffix(p, e.cfg.places().Cgroup("one")) {
 			t.Errorf("cgroup %s", p)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"dewpoint/internal/engine/containerd"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/engine/process"
+	"dewpoint/internal/engine/state"
 	"dewpoint/internal/image"
 )
 
@@ -123,7 +124,7 @@ func TestPowerCut(t *testing.T) {
 }
 
 func (b *bed) logLines(name string) int {
-	stdout, _ := b.logFiles(name)
+	stdout, _ := b.cfg.places().Output(name)
 	s, _ := os.ReadFile(stdout)
 	return strings.Count(string(s), "\n")
 }
@@ -199,7 +200,7 @@ func (b *bed) plantRemains() {
 		b.t.Fatal(err)
 	}
 	defer c.Conn.Close()
-	e := &Engine{cfg: b.cfg, log: b.log, c: c, bridge: b.bridge}
+	e := &Engine{cfg: b.cfg, log: b.log, c: c, bridge: b.bridge, state: b.state}
 	s := Spec{Name: "half", Image: b.img, Net: NetBridge}
 	ctx := context.Background()
 	if _, err := e.reserve(ctx, &s); err != nil {
@@ -208,7 +209,7 @@ func (b *bed) plantRemains() {
 	if err := os.MkdirAll(b.cfg.dir("half"), 0o711); err != nil {
 		b.t.Fatal(err)
 	}
-	if _, err := e.network(ctx, record{name: "half", net: NetBridge}); err != nil {
+	if _, err := e.network(ctx, state.Record{Name: "half", Net: NetBridge}); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -318,7 +319,7 @@ func TestNetworkLost(t *testing.T) {
 		if i, err := b.Inspect(ctx, "web"); err != nil || i.Status != Stopped || i.Exit != nil {
 			t.Errorf("without a task: %+v, %v", i, err)
 		}
-		stdout, _ := b.logFiles("web")
+		stdout, _ := b.cfg.places().Output("web")
 		if err := os.Truncate(stdout, 0); err != nil {
 			t.Fatal(err)
 		}

@@ -35,8 +35,8 @@ func (e *Engine) sweep(ctx context.Context, name string) error {
 	defer cancel()
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		err := e.killTask(ctx, name)
-		cgroup.Kill(e.cgroup(name))
-		cgroup.Remove(e.cgroup(name))
+		cgroup.Kill(e.cfg.places().Cgroup(name))
+		cgroup.Remove(e.cfg.places().Cgroup(name))
 		if _, serr := os.Lstat(e.bundle(name)); err == nil && errors.Is(serr, os.ErrNotExist) {
 			err = e.removeRestored(name) // nobody works on it any more
 		}
@@ -68,7 +68,7 @@ func (e *Engine) bundle(name string) string {
 
 // underWay reports whether containerd or runc have anything of a task.
 func (e *Engine) underWay(name string) bool {
-	for _, d := range append(cgroup.Dirs(e.cgroup(name)), e.bundle(name), e.runcDir(name)) {
+	for _, d := range append(cgroup.Dirs(e.cfg.places().Cgroup(name)), e.bundle(name), e.runcDir(name)) {
 		if _, err := os.Lstat(d); err == nil {
 			return true
 		}

@@ -33,7 +33,7 @@ func (e *Engine) Unexecuted(ctx context.Context, name string, status int) error 
 	if status != 1 && status != 255 { // crun's and runc's; runc's of old is 1 too
 		return nil
 	}
-	_, stderr := e.logFiles(name)
+	_, stderr := e.cfg.places().Output(name)
 	if logfile.Written(ctx, stderr) != nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package engine
+package state
 
 import (
 	"fmt"
@@ -24,9 +24,9 @@ func means(id string, made time.Time) bool {
 	return !isID || when == strconv.FormatInt(made.UnixNano(), 36)
 }
 
-// meant is ErrNotFound unless id stands for the container of a record.
-func (r record) meant(id string) error {
-	if !means(id, r.made) {
+// Meant is ErrNotFound unless id stands for the container of a record.
+func (r Record) Meant(id string) error {
+	if !means(id, r.Made) {
 		return fmt.Errorf("%w: another one has its name by now", ErrNotFound)
 	}
 	return nil

@@ -1,4 +1,4 @@
-package engine
+package state
 
 // doubts counts what of the known is in doubt, has it asked about, and tells who waits when nothing is. Its
 // fields are guarded by the mutex of the known that has it, but for wake.

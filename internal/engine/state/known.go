@@ -1,30 +1,18 @@
-package engine
+package state
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 
-	"dewpoint/internal/engine/process"
-
 	"github.com/containerd/containerd/api/types/task"
+
+	"dewpoint/internal/engine/process"
 )
 
-// known is what containerd has of ours: the containers with the state of their
-// tasks, and the images. List, Inspect and Images answer from it alone, since
-// containerd takes its time while containers are made, and asks shim after shim about tasks,
-// each of which may be busy making another one.
-//
-// It is true by three means. What the engine does itself is written down before
-// its method returns (recorded, made, begun, ended, untasked, unrecorded). What others do,
-// and how processes end, containerd's events tell (happened). Whatever does not fit what
-// is known is a doubt, about which the engine asks in the background (follow.go);
-// its answer counts unless something else was said meanwhile. When the stream of
-// events breaks, all is read anew and everything becomes a doubt once there is another stream.
-//
-// As long as there is a doubt, or no stream, the last that was known is said, but of a process
-// only if the kernel shows it, else that its status is Unknown. known asks nobody itself. It is
-// safe for concurrent use.
+// known is the memory of a State: see the package comment. It asks nobody itself. It is safe for
+// concurrent use.
 type known struct {
 	mu         sync.Mutex
 	containers map[string]*kept      // guarded by mu, as all that follows
@@ -36,7 +24,7 @@ type known struct {
 
 // kept is what is known of one container.
 type kept struct {
-	rec     *record // nil: there is none of ours
+	rec     *Record // nil: there is none of ours
 	base    Info    // what rec says
 	foreign bool    // there is one of another client
 	task    taskNow
@@ -94,15 +82,15 @@ func newKnown() *known {
 		images: map[string]*keptImage{}}
 }
 
-// hold says that the engine is about to change a container: events about it that
+// Hold says that the engine is about to change a container: events about it that
 // do not fit are kept until release.
-func (k *known) hold(name string) {
+func (k *known) Hold(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.of(name).held++
 }
 
-func (k *known) release(name string) {
+func (k *known) Release(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c := k.of(name)
@@ -121,14 +109,14 @@ func (k *known) release(name string) {
 }
 
 // recorded says that a container's record was made, whose task comes next.
-func (k *known) recorded(r record, base Info) {
-	k.write(r.name, func(c *kept) {
+func (k *known) recorded(r Record, base Info) {
+	k.write(r.Name, func(c *kept) {
 		c.rec, c.base, c.foreign, c.task = &r, base, false, taskNow{status: Created}
 	})
 }
 
-// unrecorded says that a container's record was removed.
-func (k *known) unrecorded(name string) {
+// Unrecorded says that a container's record was removed.
+func (k *known) Unrecorded(name string) {
 	k.write(name, func(c *kept) { c.rec, c.base, c.foreign, c.task = nil, Info{}, false, taskNow{} })
 }
 
@@ -137,20 +125,20 @@ func (k *known) relabelled(f found) {
 	k.write(f.name, func(c *kept) { c.set(f) })
 }
 
-// addressed says at which address a container is.
-func (k *known) addressed(i *Info) {
-	k.write(i.Name, func(c *kept) { c.base.Addr = i.Addr })
+// Addressed says at which address a container is.
+func (k *known) Addressed(name string, addr netip.Addr) {
+	k.write(name, func(c *kept) { c.base.Addr = addr })
 }
 
-// made says that a task is there, whose first process waits for its start; a
+// Made says that a task is there, whose first process waits for its start; a
 // restore makes that only then, and pid is 0.
-func (k *known) made(name string, pid uint32) {
+func (k *known) Made(name string, pid uint32) {
 	t := taskOf(&task.Process{Pid: pid, Status: task.Status_CREATED})
 	k.write(name, func(c *kept) { c.task = t })
 }
 
-// begun says that a task runs, unless it has ended already.
-func (k *known) begun(name string, pid uint32) {
+// Begun says that a task runs, unless it has ended already.
+func (k *known) Begun(name string, pid uint32) {
 	t := taskOf(&task.Process{Pid: pid, Status: task.Status_RUNNING})
 	k.write(name, func(c *kept) {
 		if c.task.status != Stopped || c.task.pid != pid {
@@ -159,18 +147,18 @@ func (k *known) begun(name string, pid uint32) {
 	})
 }
 
-// untasked says that a container has no task.
-func (k *known) untasked(name string) {
+// Untasked says that a container has no task.
+func (k *known) Untasked(name string) {
 	k.write(name, func(c *kept) { c.task = taskNow{status: Stopped} })
 }
 
-// outlived says that a container has no task, whose end stays known.
-func (k *known) outlived(name string, end *Exit) {
+// Outlived says that a container has no task, whose end stays known.
+func (k *known) Outlived(name string, end *Exit) {
 	k.write(name, func(c *kept) { c.task = taskNow{status: Stopped, exit: end} })
 }
 
-// endedWith names the containers that have ended and whose task had that process.
-func (k *known) endedWith(pid uint32) (names []string) {
+// EndedWith names the containers that have ended and whose task had that process.
+func (k *known) EndedWith(pid uint32) (names []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for name, c := range k.containers {
@@ -181,18 +169,18 @@ func (k *known) endedWith(pid uint32) (names []string) {
 	return names
 }
 
-// unsure says that it is not known what a call did to a container, which came to an error.
-func (k *known) unsure(name string) {
+// Unsure says that it is not known what a call did to a container, which came to an error.
+func (k *known) Unsure(name string) {
 	k.write(name, func(c *kept) { k.doubts.set(&c.doubt, true) })
 }
 
-// ended says how a task's first process ended, which was pid.
-func (k *known) ended(name string, pid uint32, x Exit) {
+// Ended says how a task's first process ended, which was pid.
+func (k *known) Ended(name string, pid uint32, x Exit) {
 	k.happened(Event{Kind: EventExited, Name: name, Pid: pid, Exit: x.Status, Time: x.At})
 }
 
-// pid is that of a task, 0 where none is known.
-func (k *known) pid(name string) uint32 {
+// Pid is that of a task, 0 where none is known.
+func (k *known) Pid(name string) uint32 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if c := k.containers[name]; c != nil {
@@ -230,7 +218,7 @@ func (k *known) begin() uint64 {
 // found is a container as containerd has it: one of ours, of another client, or none.
 type found struct {
 	name    string
-	rec     *record
+	rec     *Record
 	base    Info
 	foreign bool
 }
@@ -391,8 +379,8 @@ func (k *known) list() []*Info {
 	return out
 }
 
-// get describes a container. Without sure, that there is none, or only another client's, is not certain.
-func (k *known) get(name string) (i *Info, foreign, sure bool) {
+// Get describes a container. Without sure, that there is none, or only another client's, is not certain.
+func (k *known) Get(name string) (i *Info, foreign, sure bool) {
 	k.mu.Lock()
 	c := k.containers[name]
 	if c == nil || c.rec == nil {

@@ -1,4 +1,4 @@
-package engine
+package state
 
 import (
 	"context"
@@ -55,16 +55,16 @@ func (k EventKind) public() bool {
 // Events calls fn for each event from now on, one after another, until ctx
 // ends, whose error it returns. It begins with EventLost, once the engine listens. What
 // an event says List knows already. Who is slow loses events, and is told so.
-func (e *Engine) Events(ctx context.Context, fn func(Event)) error {
-	l := e.feed.join()
-	defer e.feed.leave(l)
+func (s *State) Events(ctx context.Context, fn func(Event)) error {
+	l := s.feed.join()
+	defer s.feed.leave(l)
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-l.more:
 		}
-		for _, ev := range e.feed.take(l) {
+		for _, ev := range s.feed.take(l) {
 			fn(ev)
 		}
 	}

@@ -1,19 +1,19 @@
-package engine
+package state
 
 import (
 	"slices"
 	"strings"
 )
 
-// imagePut says that the engine has registered an image.
-func (k *known) imagePut(i ImageInfo) {
+// ImagePut says that the engine has registered an image.
+func (k *known) ImagePut(i ImageInfo) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.sayImage(i.Name).info = &i
 }
 
-// imageRemoved says that the engine has removed an image.
-func (k *known) imageRemoved(name string) {
+// ImageRemoved says that the engine has removed an image.
+func (k *known) ImageRemoved(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.sayImage(name).info = nil
