@@ -35,7 +35,7 @@ type DumpSpec struct {
 // Dump writes the processes of a running container to d.Dir by CRIU, and leaves
 // them running, or paused if they were. It goes on to its end when ctx is done.
 // On an error d.Work/dump.log tells more, and the container is as before.
-func (e *Engine) Dump(ctx context.Context, name string, d DumpSpec) error {
+func (e *dumps) Dump(ctx context.Context, name string, d DumpSpec) error {
 	defer e.names.lock(name)()
 	if err := e.writeCRIUConfig(name, d.Config); err != nil {
 		return fmt.Errorf("dump container %s: %w", name, err)
@@ -57,7 +57,7 @@ func (e *Engine) Dump(ctx context.Context, name string, d DumpSpec) error {
 
 // Upper is the directory that holds what a container has written and removed,
 // overlayfs's upper layer. It changes while the container runs.
-func (e *Engine) Upper(ctx context.Context, name string) (string, error) {
+func (e *roots) Upper(ctx context.Context, name string) (string, error) {
 	r, err := e.c.Snapshots.Mounts(ctx, &snapshotsapi.MountsRequest{Snapshotter: e.cfg.Snapshotter, Key: name})
 	if err != nil {
 		return "", fmt.Errorf("writable layer of %s: %w", name, notFound(err))
@@ -73,12 +73,12 @@ func (e *Engine) Upper(ctx context.Context, name string) (string, error) {
 }
 
 // criuFile is a file of the container's directory, so that it goes with it.
-func (e *Engine) criuFile(name string) string { return filepath.Join(e.cfg.dir(name), "criu.conf") }
+func (c *Config) criuFile(name string) string { return filepath.Join(c.dir(name), "criu.conf") }
 
 // writeCRIUConfig sets what CRIU reads when it next works on the container.
-func (e *Engine) writeCRIUConfig(name string, lines []string) error {
+func (e *core) writeCRIUConfig(name string, lines []string) error {
 	text := strings.Join(append([]string{"# written anew for each dump and restore"}, lines...), "\n")
-	return os.WriteFile(e.criuFile(name), []byte(text+"\n"), 0o600)
+	return os.WriteFile(e.cfg.criuFile(name), []byte(text+"\n"), 0o600)
 }
 
 // plainAny packs options as containerd's older versions know them too.
@@ -93,7 +93,7 @@ func plainAny(m proto.Message) (*anypb.Any, error) {
 
 // Below is the directory of the layer that a restored container stands on besides its
 // image's (Restore.Upper), as overlayfs has it; "" if there is none. It stays while the container does.
-func (e *Engine) Below(ctx context.Context, name string, img *image.Image) (string, error) {
+func (e *roots) Below(ctx context.Context, name string, img *image.Image) (string, error) {
 	parent, err := e.parentOf(ctx, name)
 	if err != nil || parent == ChainID(img) {
 		return "", err
@@ -117,7 +117,7 @@ func (e *Engine) Below(ctx context.Context, name string, img *image.Image) (stri
 }
 
 // parentOf is what a snapshot stands on.
-func (e *Engine) parentOf(ctx context.Context, key string) (string, error) {
+func (e *roots) parentOf(ctx context.Context, key string) (string, error) {
 	r, err := e.c.Snapshots.Stat(ctx,
 		&snapshotsapi.StatSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
 	if err != nil {

@@ -93,7 +93,7 @@ func TestDumpAndRestore(t *testing.T) {
 		three := Spec{Name: "three", Net: NetBridge, Image: b.img, Cmd: []string{"count"},
 			Restore: &Restore{Upper: r.Upper, Config: r.Config}}
 		three.Restore.Images = func(context.Context) (string, error) {
-			for _, there := range []string{b.cfg.places().Address("three"), b.bundle("three")} {
+			for _, there := range []string{b.cfg.places().Address("three"), b.cfg.bundle("three")} {
 				if _, err := os.Stat(there); err != nil {
 					t.Errorf("not made before its images are there: %v", err)
 				}

@@ -20,9 +20,9 @@ import (
 // match leaves nothing behind.
 //
 // The content proxy reads errors its own way, so it has a bare connection.
-func (e *Engine) WriteBlob(ctx context.Context, d ocispec.Descriptor,
+func (e *images) WriteBlob(ctx context.Context, d ocispec.Descriptor,
 	open func() (io.ReadCloser, error)) error {
-	conn, err := grpc.NewClient("unix://"+e.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+e.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}

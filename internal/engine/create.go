@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -60,7 +59,7 @@ func (u undo) run(ctx context.Context, err error) error {
 // network and namespaces are there, the first process is not. The image must
 // be registered. If Create fails nothing of the container is left. A name that
 // is taken gives ErrExists.
-func (e *Engine) Create(ctx context.Context, s Spec) (*Info, error) {
+func (e *containers) Create(ctx context.Context, s Spec) (*Info, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
 	}
@@ -73,7 +72,7 @@ func (e *Engine) Create(ctx context.Context, s Spec) (*Info, error) {
 	return info, nil
 }
 
-func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error) {
+func (e *containers) create(ctx context.Context, s *Spec, back *undo) (*Info, error) {
 	mounts, err := e.reserve(context.WithoutCancel(ctx), s)
 	switch {
 	case err == nil:
@@ -151,7 +150,7 @@ func (e *Engine) create(ctx context.Context, s *Spec, back *undo) (*Info, error)
 // containerd ends in the middle of it, the snapshot is there or comes back.
 // So the context should not end before the call does, nor should putRecord's:
 // containerd would go on, and have made what was taken back before it was there.
-func (e *Engine) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
+func (e *containers) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
 	ctx, step := trace.Start(ctx, "snapshot")
 	defer step.End()
 	req := &snapshotsapi.PrepareSnapshotRequest{
@@ -179,7 +178,7 @@ func (e *Engine) reserve(ctx context.Context, s *Spec) ([]*types.Mount, error) {
 }
 
 // removeUnrecorded removes the snapshot, unless it is that of a container.
-func (e *Engine) removeUnrecorded(ctx context.Context, name string) error {
+func (e *containers) removeUnrecorded(ctx context.Context, name string) error {
 	if _, err := e.state.Record(ctx, name); !errdefs.IsNotFound(err) {
 		return err
 	}
@@ -199,7 +198,7 @@ func makeSources(volumes []Volume) error {
 
 // network makes the namespace and the files, and connects the bridge. It
 // takes nothing back itself.
-func (e *Engine) network(ctx context.Context, r state.Record) (netip.Addr, error) {
+func (e *containers) network(ctx context.Context, r state.Record) (netip.Addr, error) {
 	ctx, step := trace.Start(ctx, "network")
 	defer step.End()
 	var addr netip.Addr
@@ -224,10 +223,8 @@ func (e *Engine) network(ctx context.Context, r state.Record) (netip.Addr, error
 	return addr, network.FilesIn(e.cfg.dir(r.Name)).Write(r.Name, r.Net == NetHost, addr)
 }
 
-func (e *Engine) addrFile(name string) string { return filepath.Join(e.cfg.dir(name), "address") }
-
 // disconnect undoes network, whatever of it was done.
-func (e *Engine) disconnect(ctx context.Context, r state.Record) error {
+func (e *containers) disconnect(ctx context.Context, r state.Record) error {
 	if r.Net == NetHost {
 		return nil
 	}
@@ -240,7 +237,7 @@ func (e *Engine) disconnect(ctx context.Context, r state.Record) error {
 }
 
 // putRecord says whether the record was made, and when.
-func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) (made bool, at time.Time,
+func (e *containers) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) (made bool, at time.Time,
 	err error) {
 	ctx, step := trace.Start(ctx, "record")
 	defer step.End()
@@ -249,7 +246,7 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 	if err != nil {
 		return false, at, err
 	}
-	o, err := e.ociSpec(s, u)
+	o, err := e.cfg.ociSpec(s, u)
 	if err != nil {
 		return false, at, err
 	}
@@ -284,7 +281,7 @@ func (e *Engine) putRecord(ctx context.Context, s *Spec, mounts []*types.Mount) 
 // runcOptions are those of a task that runc makes. They keep its state in a
 // directory of the engine's own, so that a container of another containerd on
 // this machine may have the same name.
-func (e *Engine) runcOptions() *options.Options {
+func (e *core) runcOptions() *options.Options {
 	return &options.Options{BinaryName: e.runc, Root: e.cfg.runcRoot()}
 }
 
@@ -307,7 +304,7 @@ func parseSpec(a *anypb.Any) (*specs.Spec, error) {
 // newTask starts the shim, which mounts the snapshot, has runc make the
 // container, and copies its output to the two files whoever else lives. opts
 // are the runtime's, unless nil in place of the record's.
-func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount, opts *anypb.Any) (uint32,
+func (e *tasks) newTask(ctx context.Context, name string, mounts []*types.Mount, opts *anypb.Any) (uint32,
 	error) {
 	ctx, step := trace.Start(ctx, "task")
 	defer step.End()
@@ -339,7 +336,7 @@ func (e *Engine) newTask(ctx context.Context, name string, mounts []*types.Mount
 }
 
 // seat waits for a place in a shim.
-func (e *Engine) seat(ctx context.Context, name string) (seat, error) {
+func (e *tasks) seat(ctx context.Context, name string) (seat, error) {
 	ctx, step := trace.Start(ctx, "seat")
 	defer step.End()
 	s, err := e.shims.take(ctx, name)
@@ -347,7 +344,7 @@ func (e *Engine) seat(ctx context.Context, name string) (seat, error) {
 }
 
 // makeTask asks containerd for the task, in the named group of shims.
-func (e *Engine) makeTask(ctx context.Context, req *tasksapi.CreateTaskRequest, group string) (uint32,
+func (e *tasks) makeTask(ctx context.Context, req *tasksapi.CreateTaskRequest, group string) (uint32,
 	error) {
 	ctx, step := trace.Start(ctx, "make")
 	defer step.End()
@@ -395,7 +392,7 @@ func crunBadCommand(err error) error {
 	return err
 }
 
-func (e *Engine) removeSnapshot(ctx context.Context, key string) error {
+func (e *roots) removeSnapshot(ctx context.Context, key string) error {
 	_, err := e.c.Snapshots.Remove(ctx,
 		&snapshotsapi.RemoveSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
 	if errdefs.IsNotFound(err) {
@@ -404,7 +401,7 @@ func (e *Engine) removeSnapshot(ctx context.Context, key string) error {
 	return wrap(err, "remove snapshot %s", key)
 }
 
-func (e *Engine) deleteRecord(ctx context.Context, name string) error {
+func (e *containers) deleteRecord(ctx context.Context, name string) error {
 	defer e.records.lock(name)()
 	_, err := e.c.Containers.Delete(ctx, &containersapi.DeleteContainerRequest{ID: name})
 	if errdefs.IsNotFound(err) {

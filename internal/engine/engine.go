@@ -4,14 +4,16 @@
 //
 // An Engine is one containerd and the part of it that is ours: one containerd
 // namespace, one snapshotter, one state directory of crun's and runc's, one
-// parent cgroup, one bridge. The containerd is either the system's, found at a socket, or a
-// private one that the engine starts under its own directories and keeps
-// alive. A private containerd is a session of its own: it outlives the daemon,
-// as shims and containers outlive both, and the next daemon adopts it by its
-// socket and pid file; it does not flush its database, which package metadb
-// makes up for. crun makes the containers where it was seen to work, runc
-// restores them (runtime.go). Close lets go of everything, Shutdown also stops the
-// private containerd; neither touches a container.
+// parent cgroup, one bridge. Package containerd reaches it, package state knows
+// what it has without asking it. crun makes the containers where it was seen to
+// work, runc restores them (runtime.go). Close lets go of everything, Shutdown
+// also stops a private containerd; neither touches a container.
+//
+// An Engine is composed of parts, each with those that it works with: images and
+// roots hold what containers are made of, runtimes says what makes them, tasks
+// has it make them in shared shims, restores has CRIU do it, containers puts a
+// container together and takes it apart, dumps saves one, execs and outputs are
+// what happens in one that runs.
 //
 // A container is known by its name, which is containerd's ID. It consists of
 //
@@ -159,28 +161,106 @@ func (c *Config) containerd() containerd.Config {
 		Log: c.Log}
 }
 
-// Engine is a connection to one containerd. See the package comment.
-type Engine struct {
-	cfg     Config
-	log     *slog.Logger
-	c       *containerd.Client
-	private *containerd.Private // nil when containerd is not ours
-	bridge  *network.Bridge
-	ports   network.Ports
-	shims   *shims
-	spare   *spareShims // nil where none is kept
-	state   *state.State
-	names   keyed
-	records keyed // held while a record goes, and while what it names is acted on
-	version string
-	runc    string // what shims execute for a restore; "" is "runc" in their PATH
-	maker   maker
-	telling sync.Mutex // of what Unexecuted adds to containers' output
+// core is what all parts of an engine share.
+type core struct {
+	cfg    Config
+	log    *slog.Logger
+	c      *containerd.Client
+	state  *state.State
+	socket string // containerd's
+	runc   string // what shims execute for a restore; "" is "runc" in their PATH
+	names  keyed  // the locks of containers: see change
+	// records are held while a record goes, and while what it names is acted on
+	records keyed
 
-	life  context.Context    // of work
-	end   context.CancelFunc // ends work
-	work  sync.WaitGroup     // what goes on in the background
-	thaws thaws
+	life context.Context    // of work
+	end  context.CancelFunc // ends work
+	work sync.WaitGroup     // what goes on in the background
+}
+
+// Engine is a connection to one containerd. See the package comment. It starts and ends its parts, whose
+// exported methods are its own.
+type Engine struct {
+	*core
+	*roots
+	*images
+	*runtimes
+	*tasks
+	*restores
+	*containers
+	*dumps
+	*execs
+	*outputs
+
+	private *containerd.Private // nil when containerd is not ours
+	version string
+}
+
+// The parts, each with those that it works with.
+type (
+	// roots are the snapshots that containers have as their root file systems.
+	roots struct{ *core }
+	// images registers images with containerd, and reads them back.
+	images struct {
+		*core
+		*roots
+	}
+	// runtimes finds out what makes containers.
+	runtimes struct {
+		*core
+		maker maker
+	}
+	// tasks makes, ends and deletes containers' tasks, in shims that they share.
+	tasks struct {
+		*core
+		*runtimes
+		shims *shims
+		spare *spareShims // nil where none is kept
+	}
+	// restores makes the processes of containers of dumped ones.
+	restores struct {
+		*core
+		*tasks
+	}
+	// containers makes, starts, stops and removes containers, each with all that belongs to it.
+	containers struct {
+		*core
+		*roots
+		*runtimes
+		*tasks
+		*restores
+		bridge *network.Bridge
+		ports  network.Ports
+	}
+	// dumps writes containers' processes to files, also those that crun has made.
+	dumps struct {
+		*core
+		thaws thaws
+	}
+	// execs runs further processes in containers.
+	execs struct {
+		*core
+		*tasks
+	}
+	// outputs reads and bounds what containers write.
+	outputs struct {
+		*core
+		*tasks
+		telling sync.Mutex // of what Unexecuted adds to containers' output
+	}
+)
+
+// compose builds an engine that is not connected.
+func compose(cfg Config) *Engine {
+	c := &core{cfg: cfg, log: cfg.Log}
+	c.life, c.end = context.WithCancel(context.Background())
+	r, rt := &roots{c}, &runtimes{core: c}
+	t := &tasks{core: c, runtimes: rt, shims: newShims(cfg)}
+	re := &restores{c, t}
+	return &Engine{core: c, roots: r, images: &images{c, r}, runtimes: rt, tasks: t, restores: re,
+		containers: &containers{core: c, roots: r, runtimes: rt, tasks: t, restores: re,
+			bridge: network.NewBridge(cfg.CNI)},
+		dumps: &dumps{core: c}, execs: &execs{c, t}, outputs: &outputs{core: c, tasks: t}}
 }
 
 // Start connects to containerd, starting or adopting a private one where the
@@ -200,8 +280,7 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 			return nil, err
 		}
 	}
-	e := &Engine{cfg: cfg, log: cfg.Log, bridge: network.NewBridge(cfg.CNI), shims: newShims(cfg)}
-	e.life, e.end = context.WithCancel(context.Background())
+	e := compose(cfg)
 	var err error
 	if e.runc, err = cfg.wrapRunc(); err != nil {
 		return nil, err
@@ -247,7 +326,9 @@ func (e *Engine) connect(ctx context.Context) error {
 			return err
 		}
 		e.private, socket = p, p.Socket()
+		e.cfg.ContainerdState = p.StateDir()
 	}
+	e.socket = socket
 	c, err := containerd.Dial(socket, e.cfg.Namespace)
 	if err != nil {
 		return err
@@ -327,12 +408,7 @@ func (e *Engine) Shutdown(ctx context.Context) error {
 func (e *Engine) Version() string { return e.version }
 
 // Socket is the path of containerd's socket, for other clients.
-func (e *Engine) Socket() string {
-	if e.private != nil {
-		return e.private.Socket()
-	}
-	return e.cfg.Address
-}
+func (e *Engine) Socket() string { return e.socket }
 
 func (c *Config) places() state.Places {
 	return state.Places{Root: c.Root, State: c.State, CgroupParent: c.CgroupParent}
@@ -397,7 +473,7 @@ func (k *keyed) lock(key string) func() {
 }
 
 // change takes a container's lock, and keeps what is said of it meanwhile in order, until done.
-func (e *Engine) change(name string) (done func()) {
+func (e *core) change(name string) (done func()) {
 	unlock := e.names.lock(name)
 	e.state.Hold(name)
 	return func() {

@@ -41,7 +41,7 @@ type WinSize struct{ Width, Height uint32 }
 // Exec runs a process in the container and returns its exit status once it
 // has ended and its output has been copied. When ctx ends first the process
 // is killed. The caller ends Stdin: Exec does not wait for a Read that blocks.
-func (e *Engine) Exec(ctx context.Context, id string, s ExecSpec) (int, error) {
+func (e *execs) Exec(ctx context.Context, id string, s ExecSpec) (int, error) {
 	if len(s.Args) == 0 {
 		return 0, errors.New("exec: no command")
 	}
@@ -52,7 +52,7 @@ func (e *Engine) Exec(ctx context.Context, id string, s ExecSpec) (int, error) {
 	return status, wrap(err, "exec in container %s", Name(id))
 }
 
-func (e *Engine) exec(ctx context.Context, container string, s ExecSpec) (int, error) {
+func (e *execs) exec(ctx context.Context, container string, s ExecSpec) (int, error) {
 	name := Name(container)
 	p, err := e.execProcess(ctx, name, s)
 	if err != nil {
@@ -96,7 +96,7 @@ func (e *Engine) exec(ctx context.Context, container string, s ExecSpec) (int, e
 }
 
 // attend waits for the started process.
-func (e *Engine) attend(ctx context.Context, name, id string, s ExecSpec, io *streams) (int, error) {
+func (e *execs) attend(ctx context.Context, name, id string, s ExecSpec, io *streams) (int, error) {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -131,7 +131,7 @@ func (e *Engine) attend(ctx context.Context, name, id string, s ExecSpec, io *st
 }
 
 // endExec kills the process if it still runs, and forgets it.
-func (e *Engine) endExec(ctx context.Context, name, id string) {
+func (e *execs) endExec(ctx context.Context, name, id string) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	del := func() error {
@@ -151,7 +151,7 @@ func (e *Engine) endExec(ctx context.Context, name, id string) {
 }
 
 // execProcess is the container's own process with other arguments.
-func (e *Engine) execProcess(ctx context.Context, name string, s ExecSpec) (*specs.Process, error) {
+func (e *execs) execProcess(ctx context.Context, name string, s ExecSpec) (*specs.Process, error) {
 	r, err := e.c.Containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
 	if err != nil {
 		return nil, notFound(err)
@@ -199,7 +199,7 @@ type streams struct {
 	cancel                context.CancelFunc
 }
 
-func (e *Engine) openStreams(ctx context.Context, s *ExecSpec) (*streams, error) {
+func (e *execs) openStreams(ctx context.Context, s *ExecSpec) (*streams, error) {
 	dir, err := os.MkdirTemp(e.cfg.execDir(), "")
 	if err != nil {
 		return nil, err

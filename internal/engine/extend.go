@@ -17,15 +17,15 @@ import (
 const labelDiffID = "containerd.io/snapshot/diff-id"
 
 // Plan is the specification that Create would give a container, but for its user.
-func (e *Engine) Plan(s Spec) (*specs.Spec, error) {
+func (e *containers) Plan(s Spec) (*specs.Spec, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
 	}
-	return e.ociSpec(&s, account.User{})
+	return e.cfg.ociSpec(&s, account.User{})
 }
 
 // SpecOf is the specification of a container that is there.
-func (e *Engine) SpecOf(ctx context.Context, name string) (*specs.Spec, error) {
+func (e *containers) SpecOf(ctx context.Context, name string) (*specs.Spec, error) {
 	r, err := e.c.Containers.Get(ctx, &containersapi.GetContainerRequest{ID: name})
 	if err != nil {
 		return nil, fmt.Errorf("container %s: %w", name, notFound(err))
@@ -36,7 +36,7 @@ func (e *Engine) SpecOf(ctx context.Context, name string) (*specs.Spec, error) {
 // Extend has the snapshotter show a registered image with one more layer on
 // top, which it must have, and keeps that until release is called: a container
 // that is made meanwhile keeps it from then on.
-func (e *Engine) Extend(ctx context.Context, img *image.Image, layer digest.Digest) (release func(),
+func (e *images) Extend(ctx context.Context, img *image.Image, layer digest.Digest) (release func(),
 	err error) {
 	id, ctx, release, err := e.leaseID(ctx)
 	if err != nil {

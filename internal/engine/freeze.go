@@ -22,7 +22,7 @@ const freezeTimeout = 10 * time.Second
 // containerd knows nothing of it and Inspect does not tell. They are stopped
 // when Pause returns nil; on an error they run. A daemon that dies meanwhile
 // leaves them stopped, which Start of the next one ends.
-func (e *Engine) Pause(ctx context.Context, name string) error {
+func (e *dumps) Pause(ctx context.Context, name string) error {
 	if err := e.thaws.wait(ctx, name); err != nil {
 		return fmt.Errorf("pause container %s: what a crash has left paused: %w", name, err)
 	}
@@ -50,7 +50,7 @@ func (e *Engine) Pause(ctx context.Context, name string) error {
 }
 
 // Resume lets the processes of a container run on; it does no harm where they run.
-func (e *Engine) Resume(name string) error {
+func (e *dumps) Resume(name string) error {
 	return wrap(paused(cgroup.FreezerOf(e.cfg.places().Cgroup(name)).Set(false)), "resume container %s", name)
 }
 
@@ -65,7 +65,7 @@ func paused(err error) error {
 // thawAll ends the pauses of a daemon that died within them. A dump that it had
 // begun may still be at work, and would restore the pause that it found: its end is waited for in the
 // background, until Close, and by Pause.
-func (e *Engine) thawAll(ctx context.Context, recs []state.Record) {
+func (e *dumps) thawAll(ctx context.Context, recs []state.Record) {
 	for _, r := range recs {
 		f := cgroup.FreezerOf(e.cfg.places().Cgroup(r.Name))
 		frozen, err := f.Frozen()
@@ -87,7 +87,7 @@ func (e *Engine) thawAll(ctx context.Context, recs []state.Record) {
 	}
 }
 
-func (e *Engine) thaw(name string, f cgroup.Freezer) {
+func (e *dumps) thaw(name string, f cgroup.Freezer) {
 	e.log.Info("resuming what a crash has left paused", "container", name)
 	if err := f.Set(false); err != nil && !errors.Is(err, os.ErrNotExist) {
 		e.log.Warn("resume", "container", name, "err", err)
@@ -137,7 +137,7 @@ func (t *thaws) wait(ctx context.Context, name string) error {
 }
 
 // isDumped says whether CRIU holds a process of the container.
-func (e *Engine) isDumped(name string) bool {
+func (e *dumps) isDumped(name string) bool {
 	procs, _ := cgroup.Processes(e.cfg.places().Cgroup(name))
 	for _, pid := range procs {
 		status, err := os.ReadFile("/proc/" + pid + "/status")

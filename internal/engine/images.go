@@ -23,7 +23,7 @@ import (
 // RemoveImage forgets an image; containerd's garbage collector then lets go
 // of what no other image and no container needs. With sync it has done so
 // when RemoveImage returns.
-func (e *Engine) RemoveImage(ctx context.Context, name string, sync bool) error {
+func (e *images) RemoveImage(ctx context.Context, name string, sync bool) error {
 	_, err := e.c.Images.Delete(ctx, &imagesapi.DeleteImageRequest{Name: name, Sync: sync})
 	if err == nil || errdefs.IsNotFound(err) {
 		e.state.ImageRemoved(name)
@@ -37,7 +37,7 @@ const maxDocument = 16 << 20
 // LocalImage reads an image back that was registered, so that a container can
 // start without its registry. The error is errdefs.ErrNotFound if the image
 // or a document of it is not here.
-func (e *Engine) LocalImage(ctx context.Context, ref image.Reference) (*image.Image, error) {
+func (e *images) LocalImage(ctx context.Context, ref image.Reference) (*image.Image, error) {
 	img, err := e.localImage(ctx, ref)
 	if err != nil {
 		return nil, fmt.Errorf("local image %s: %w", ref, err)
@@ -45,7 +45,7 @@ func (e *Engine) LocalImage(ctx context.Context, ref image.Reference) (*image.Im
 	return img, nil
 }
 
-func (e *Engine) localImage(ctx context.Context, ref image.Reference) (*image.Image, error) {
+func (e *images) localImage(ctx context.Context, ref image.Reference) (*image.Image, error) {
 	r, err := e.c.Images.Get(ctx, &imagesapi.GetImageRequest{Name: ref.String()})
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func (e *Engine) localImage(ctx context.Context, ref image.Reference) (*image.Im
 
 // presentManifest takes the manifest that was registered with the index: the
 // first one for this machine's kind that is here.
-func (e *Engine) presentManifest(ctx context.Context, index []byte) (ocispec.Descriptor, []byte, error) {
+func (e *images) presentManifest(ctx context.Context, index []byte) (ocispec.Descriptor, []byte, error) {
 	var idx ocispec.Index
 	if err := json.Unmarshal(index, &idx); err != nil {
 		return ocispec.Descriptor{}, nil, err
@@ -110,7 +110,7 @@ func isIndex(mediaType string) bool {
 }
 
 // readContent reads a small blob and checks it against its digest.
-func (e *Engine) readContent(ctx context.Context, d ocispec.Descriptor) ([]byte, error) {
+func (e *images) readContent(ctx context.Context, d ocispec.Descriptor) ([]byte, error) {
 	if d.Size > maxDocument {
 		return nil, fmt.Errorf("%s has %d bytes, more than a document may have", d.Digest, d.Size)
 	}

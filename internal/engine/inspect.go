@@ -12,10 +12,10 @@ import (
 
 // OCI is the OCI runtime specification that a container was made with, JSON. While there
 // is a task, containerd keeps it as a file beside that.
-func (e *Engine) OCI(ctx context.Context, id string) ([]byte, error) {
+func (e *containers) OCI(ctx context.Context, id string) ([]byte, error) {
 	name := Name(id)
 	if ValidName(name) == nil {
-		if b, err := os.ReadFile(filepath.Join(e.bundle(name), "config.json")); err == nil {
+		if b, err := os.ReadFile(filepath.Join(e.cfg.bundle(name), "config.json")); err == nil {
 			return b, nil
 		}
 	}
@@ -28,8 +28,8 @@ func (e *Engine) OCI(ctx context.Context, id string) ([]byte, error) {
 
 // TaskMade is when a container's present task was made, just before its processes were: by the clock that
 // files have their times of. The zero time is that it is not known.
-func (e *Engine) TaskMade(name string) time.Time {
-	fi, err := os.Stat(filepath.Join(e.bundle(name), "config.json"))
+func (e *containers) TaskMade(name string) time.Time {
+	fi, err := os.Stat(filepath.Join(e.cfg.bundle(name), "config.json"))
 	if err != nil {
 		return time.Time{}
 	}

@@ -26,7 +26,7 @@ import (
 
 // Start runs the first process of a container that was created, or anew one
 // that has ended, also after a reboot. ErrRunning if it runs.
-func (e *Engine) Start(ctx context.Context, name string) error {
+func (e *containers) Start(ctx context.Context, name string) error {
 	defer e.change(name)()
 	if e.isRestore(name) {
 		return wrap(e.startRestored(ctx, name), "restore container %s", name)
@@ -44,10 +44,10 @@ func (e *Engine) Start(ctx context.Context, name string) error {
 // StartAnew starts a container that has ended by its command, also one that was to be restored, or was
 // restored just when who did so ended. Labels are changed before that, an empty value removes one. created is
 // called when the container is made again, and its processes are not. ErrRunning if it runs.
-func (e *Engine) StartAnew(ctx context.Context, name string, labels map[string]string,
+func (e *containers) StartAnew(ctx context.Context, name string, labels map[string]string,
 	created func(*Info) error) error {
 	defer e.change(name)()
-	err := os.RemoveAll(e.imagesDir(name))
+	err := os.RemoveAll(e.cfg.imagesDir(name))
 	if err == nil {
 		err = e.relabel(ctx, name, labels)
 	}
@@ -58,7 +58,7 @@ func (e *Engine) StartAnew(ctx context.Context, name string, labels map[string]s
 }
 
 // relabel changes labels of a container's record; an empty value removes one.
-func (e *Engine) relabel(ctx context.Context, name string, labels map[string]string) error {
+func (e *containers) relabel(ctx context.Context, name string, labels map[string]string) error {
 	if len(labels) == 0 {
 		return nil
 	}
@@ -79,7 +79,7 @@ func (e *Engine) relabel(ctx context.Context, name string, labels map[string]str
 
 // restart makes the task anew where the old one is over; why is what starting
 // the old one said. created, unless nil, is called before its process starts.
-func (e *Engine) restart(ctx context.Context, name string, why error, created func(*Info) error) error {
+func (e *containers) restart(ctx context.Context, name string, why error, created func(*Info) error) error {
 	r, err := e.state.Record(ctx, name)
 	if err != nil {
 		return notFound(err)
@@ -124,7 +124,7 @@ func (e *Engine) restart(ctx context.Context, name string, why error, created fu
 	return e.startTask(ctx, name)
 }
 
-func (e *Engine) startTask(ctx context.Context, name string) error {
+func (e *tasks) startTask(ctx context.Context, name string) error {
 	r, err := e.c.Tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name})
 	if err != nil {
 		e.state.Unsure(name)
@@ -136,7 +136,7 @@ func (e *Engine) startTask(ctx context.Context, name string) error {
 
 // renewTask makes the task of a container that had one. containerd takes a
 // moment to clean up behind a shim that was killed.
-func (e *Engine) renewTask(ctx context.Context, name string, mounts []*types.Mount) error {
+func (e *tasks) renewTask(ctx context.Context, name string, mounts []*types.Mount) error {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	opts, err := plainAny(e.runtimeOptions()) // the record's may be of another time
@@ -152,7 +152,7 @@ func (e *Engine) renewTask(ctx context.Context, name string, mounts []*types.Mou
 }
 
 // reconnect gives a stopped container its network back after a reboot.
-func (e *Engine) reconnect(ctx context.Context, r state.Record) error {
+func (e *containers) reconnect(ctx context.Context, r state.Record) error {
 	if r.Net == NetHost || network.IsNS(e.cfg.netns(r.Name)) {
 		return nil
 	}
@@ -176,7 +176,7 @@ func stopSignalOf(r state.Record) unix.Signal {
 
 // Kill sends a signal to the container's first process, SIGKILL to all.
 // ErrNotRunning if it does not run.
-func (e *Engine) Kill(ctx context.Context, id string, sig unix.Signal) error {
+func (e *tasks) Kill(ctx context.Context, id string, sig unix.Signal) error {
 	name := Name(id)
 	defer e.records.lock(name)()
 	if id != name {
@@ -199,7 +199,7 @@ func (e *Engine) Kill(ctx context.Context, id string, sig unix.Signal) error {
 // Stop sends the image's stop signal, SIGTERM by default, and SIGKILL when
 // the container still runs after grace. It returns when the container has
 // ended, at once if it does not run.
-func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error {
+func (e *containers) Stop(ctx context.Context, id string, grace time.Duration) error {
 	name := Name(id)
 	r, err := e.state.Record(ctx, name)
 	if err == nil {
@@ -241,7 +241,7 @@ func gone(err error) bool { return errors.Is(err, ErrNotRunning) || errors.Is(er
 // Wait returns when the container's first process has ended, at once if that
 // is so already. ErrNotRunning if there is no task whose end could be told,
 // as after a reboot. It outlasts restarts of containerd.
-func (e *Engine) Wait(ctx context.Context, id string) (Exit, error) {
+func (e *tasks) Wait(ctx context.Context, id string) (Exit, error) {
 	name := Name(id)
 	if id != name {
 		if _, err := e.state.Inspect(ctx, id); err != nil {
@@ -251,7 +251,7 @@ func (e *Engine) Wait(ctx context.Context, id string) (Exit, error) {
 	return e.waitProcess(ctx, name, "")
 }
 
-func (e *Engine) waitProcess(ctx context.Context, name, exec string) (Exit, error) {
+func (e *tasks) waitProcess(ctx context.Context, name, exec string) (Exit, error) {
 	pid := e.state.Pid(name)
 	r, err := e.c.Tasks.Wait(ctx, &tasksapi.WaitRequest{ContainerID: name, ExecID: exec})
 	switch {
@@ -273,7 +273,7 @@ func (e *Engine) waitProcess(ctx context.Context, name, exec string) (Exit, erro
 // gives ErrRunning unless force is set, which kills it. What a failed or
 // interrupted Remove has left, the next one removes. ErrNotFound if there is
 // no such container, and then nothing of it either.
-func (e *Engine) Remove(ctx context.Context, id string, force bool) error {
+func (e *containers) Remove(ctx context.Context, id string, force bool) error {
 	name := Name(id)
 	if err := ValidName(name); err != nil {
 		return err
@@ -293,7 +293,7 @@ func (e *Engine) Remove(ctx context.Context, id string, force bool) error {
 	return wrap(err, "remove container %s", name)
 }
 
-func (e *Engine) remove(ctx context.Context, r state.Record, force bool) error {
+func (e *containers) remove(ctx context.Context, r state.Record, force bool) error {
 	if err := e.removeTask(ctx, r.Name, force); err != nil {
 		return err
 	}
@@ -313,7 +313,7 @@ func (e *Engine) remove(ctx context.Context, r state.Record, force bool) error {
 // removeTask ends a container's task. One that was made and never started is killed
 // first, also without force: its process has its output open, for whose end the
 // shim would wait ten seconds before it has the runtime delete it.
-func (e *Engine) removeTask(ctx context.Context, name string, force bool) error {
+func (e *tasks) removeTask(ctx context.Context, name string, force bool) error {
 	if e.unstarted(ctx, name) {
 		return e.killTask(ctx, name)
 	}
@@ -332,7 +332,7 @@ func (e *Engine) removeTask(ctx context.Context, name string, force bool) error 
 
 // unstarted says whether a task was made and not started yet. containerd is asked
 // unless it is known that this is not so.
-func (e *Engine) unstarted(ctx context.Context, name string) bool {
+func (e *tasks) unstarted(ctx context.Context, name string) bool {
 	if i, _, sure := e.state.Get(name); sure && i != nil && i.Status != Created {
 		return false
 	}
@@ -341,7 +341,7 @@ func (e *Engine) unstarted(ctx context.Context, name string) bool {
 }
 
 // removeRemains removes what a container without a record has left.
-func (e *Engine) removeRemains(ctx context.Context, name string) error {
+func (e *containers) removeRemains(ctx context.Context, name string) error {
 	e.ports.Release(name)
 	return errors.Join(
 		e.disconnect(ctx, state.Record{Name: name, Net: NetBridge}),
@@ -354,7 +354,7 @@ func (e *Engine) removeRemains(ctx context.Context, name string) error {
 const ttrpcClosed = "ttrpc: closed"
 
 // deleteTask ends a task whose process is not running, and its shim.
-func (e *Engine) deleteTask(ctx context.Context, name string) error {
+func (e *tasks) deleteTask(ctx context.Context, name string) error {
 	left, err := e.shims.leave(ctx, name)
 	if err != nil {
 		return err
@@ -378,7 +378,7 @@ func (e *Engine) deleteTask(ctx context.Context, name string) error {
 
 // alone makes sure that the end of a task's process is not taken for that of another one, which had the
 // same number: it deletes the task of a container that has ended so, in the same shim.
-func (e *Engine) alone(ctx context.Context, name string, pid uint32) error {
+func (e *tasks) alone(ctx context.Context, name string, pid uint32) error {
 	for _, other := range e.state.EndedWith(pid) {
 		if other == name || !e.shims.confuses(name, other) {
 			continue
@@ -392,7 +392,7 @@ func (e *Engine) alone(ctx context.Context, name string, pid uint32) error {
 
 // outlive deletes the task of a container that has ended, whose process had that number. How it ended stays
 // known until the daemon ends.
-func (e *Engine) outlive(ctx context.Context, name string, pid uint32) error {
+func (e *tasks) outlive(ctx context.Context, name string, pid uint32) error {
 	defer e.change(name)()
 	if !slices.Contains(e.state.EndedWith(pid), name) {
 		return nil
@@ -406,7 +406,7 @@ func (e *Engine) outlive(ctx context.Context, name string, pid uint32) error {
 }
 
 // killTask ends a task in whatever state it is.
-func (e *Engine) killTask(ctx context.Context, name string) error {
+func (e *tasks) killTask(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	if err := e.Kill(ctx, name, unix.SIGKILL); err == nil {

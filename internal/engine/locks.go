@@ -17,7 +17,7 @@ const lockLooks = 500 * time.Millisecond
 
 // watchLocks ends a restore, with the reason, that waits for a lock which others hold: CRIU takes the locks
 // again that the processes had, and waits for each as long as it takes. It returns when ctx ends.
-func (e *Engine) watchLocks(ctx context.Context, name string, end context.CancelCauseFunc) {
+func (e *restores) watchLocks(ctx context.Context, name string, end context.CancelCauseFunc) {
 	before := map[string]string{}
 	for sched.Sleep(ctx, lockLooks) {
 		procs, _ := cgroup.Processes(e.cfg.places().Cgroup(name))

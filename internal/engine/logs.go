@@ -22,7 +22,7 @@ type LogOptions struct {
 // Logs copies what the container has written; with Follow also what it writes,
 // until it has ended and all of it is copied, or ctx has ended. The writers
 // are called from two goroutines.
-func (e *Engine) Logs(ctx context.Context, id string, o LogOptions) error {
+func (e *outputs) Logs(ctx context.Context, id string, o LogOptions) error {
 	name := Name(id)
 	if err := ValidName(name); err != nil {
 		return err
@@ -32,7 +32,7 @@ func (e *Engine) Logs(ctx context.Context, id string, o LogOptions) error {
 		return fmt.Errorf("logs of container %s: %w", name, ErrNotFound)
 	}
 	if id != name {
-		if _, err := e.Inspect(ctx, id); err != nil {
+		if _, err := e.state.Inspect(ctx, id); err != nil {
 			return fmt.Errorf("logs of container %s: %w", name, err)
 		}
 	}

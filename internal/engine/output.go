@@ -22,7 +22,7 @@ const (
 )
 
 // boundOutput keeps what containers have written small, until ctx ends.
-func (e *Engine) boundOutput(ctx context.Context) {
+func (e *outputs) boundOutput(ctx context.Context) {
 	sizes, pause := map[string]int64{}, outputRarely
 	for sched.Sleep(ctx, pause) {
 		var err error
@@ -39,7 +39,7 @@ func (e *Engine) boundOutput(ctx context.Context) {
 
 // cutOutput cuts the files that take more than most bytes and have grown since they had
 // the sizes before, and returns the ones they have now, and when to look again.
-func (e *Engine) cutOutput(before map[string]int64, most int64) (map[string]int64, time.Duration, error) {
+func (e *outputs) cutOutput(before map[string]int64, most int64) (map[string]int64, time.Duration, error) {
 	now, pause := map[string]int64{}, outputRarely
 	all, failed := e.state.List(context.Background())
 	for _, i := range all {

@@ -8,10 +8,12 @@ import (
 )
 
 // OwnDir is the directory of Spec.Own on the host.
-func (e *Engine) OwnDir(name string) string { return filepath.Join(e.cfg.dir(name), "own") }
+func (e *core) OwnDir(name string) string { return e.cfg.ownDir(name) }
+
+func (c *Config) ownDir(name string) string { return filepath.Join(c.dir(name), "own") }
 
 // makeOwn makes it, anew if a creation that was cut short has left one.
-func (e *Engine) makeOwn(s *Spec) error {
+func (e *core) makeOwn(s *Spec) error {
 	if s.Own == nil {
 		return nil
 	}

@@ -69,7 +69,7 @@ func (e *Engine) remains(ctx context.Context) (map[string]bool, error) {
 
 // strandedSnapshots adds the keys of container snapshots: ours alone are
 // roots of the garbage collector and active.
-func (e *Engine) strandedSnapshots(ctx context.Context, names map[string]bool) error {
+func (e *roots) strandedSnapshots(ctx context.Context, names map[string]bool) error {
 	s, err := e.c.Snapshots.List(ctx, &snapshotsapi.ListSnapshotsRequest{
 		Snapshotter: e.cfg.Snapshotter, Filters: []string{`kind==active,labels."` + labelGCRoot + `"`},
 	})

@@ -60,7 +60,7 @@ func ChainID(img *image.Image) string {
 // ready, unless nil, blocks until the layer number i, from the bottom, can be
 // shown: what containerd has to store for the layers before it, each with its
 // fsyncs, is then done while the others still arrive.
-func (e *Engine) Register(ctx context.Context, img *image.Image,
+func (e *images) Register(ctx context.Context, img *image.Image,
 	ready func(ctx context.Context, i int) error) error {
 	if e.registered(ctx, img) {
 		return nil
@@ -71,7 +71,7 @@ func (e *Engine) Register(ctx context.Context, img *image.Image,
 	return nil
 }
 
-func (e *Engine) registered(ctx context.Context, img *image.Image) bool {
+func (e *images) registered(ctx context.Context, img *image.Image) bool {
 	var named, unpacked bool
 	var g errgroup.Group
 	g.Go(func() error {
@@ -88,13 +88,13 @@ func (e *Engine) registered(ctx context.Context, img *image.Image) bool {
 	return named && unpacked
 }
 
-func (e *Engine) hasSnapshot(ctx context.Context, key string) bool {
+func (e *roots) hasSnapshot(ctx context.Context, key string) bool {
 	_, err := e.c.Snapshots.Stat(ctx,
 		&snapshotsapi.StatSnapshotRequest{Snapshotter: e.cfg.Snapshotter, Key: key})
 	return err == nil
 }
 
-func (e *Engine) register(ctx context.Context, img *image.Image,
+func (e *images) register(ctx context.Context, img *image.Image,
 	ready func(context.Context, int) error) error {
 	ctx, release, err := e.lease(ctx)
 	if err != nil {
@@ -128,7 +128,7 @@ const collections = 5
 // and containerd may be about to collect them. What is made anew is kept. So it is when the
 // snapshotter had let go of a layer that was ready, since it could not be opened for a moment:
 // ready is asked again.
-func (e *Engine) keepChain(ctx context.Context, img *image.Image,
+func (e *images) keepChain(ctx context.Context, img *image.Image,
 	ready func(context.Context, int) error) error {
 	for n := 1; ; n++ {
 		err := e.prepareChain(ctx, img, ready)
@@ -144,13 +144,13 @@ func (e *Engine) keepChain(ctx context.Context, img *image.Image,
 
 // lease keeps what is made under the returned context from being collected
 // until release.
-func (e *Engine) lease(ctx context.Context) (context.Context, func(), error) {
+func (e *images) lease(ctx context.Context) (context.Context, func(), error) {
 	_, ctx, release, err := e.leaseID(ctx)
 	return ctx, release, err
 }
 
 // leaseID is lease for who wants to know its ID.
-func (e *Engine) leaseID(ctx context.Context) (string, context.Context, func(), error) {
+func (e *images) leaseID(ctx context.Context) (string, context.Context, func(), error) {
 	id := "dewpoint-" + rand.Text()
 	_, err := e.c.Leases.Create(ctx, &leasesapi.CreateRequest{ID: id, Labels: e.leaseLabels()})
 	if err != nil {
@@ -175,10 +175,10 @@ func (e *Engine) leaseID(ctx context.Context) (string, context.Context, func(), 
 
 // leaseLabels say whose the lease is, and not when it ends: the clock of a board without a battery
 // may be set years ahead while a registration goes on. What a crash leaves, endLeases ends.
-func (e *Engine) leaseLabels() map[string]string { return map[string]string{labelOwner: e.cfg.State} }
+func (e *images) leaseLabels() map[string]string { return map[string]string{labelOwner: e.cfg.State} }
 
 // endLeases ends those of an earlier process: what it was making is made anew or not at all.
-func (e *Engine) endLeases(ctx context.Context) error {
+func (e *images) endLeases(ctx context.Context) error {
 	r, err := e.c.Leases.List(ctx,
 		&leasesapi.ListRequest{Filters: []string{`labels."` + labelOwner + `"==` + strconv.Quote(e.cfg.State)}})
 	if err != nil {
@@ -194,7 +194,7 @@ func (e *Engine) endLeases(ctx context.Context) error {
 // Collect has containerd's garbage collector run, and the snapshotter asked what it has
 // that containerd does not know: what was removed while either was being killed. The collector
 // asks only snapshotters of which it removed something, so one snapshot is made for that.
-func (e *Engine) Collect(ctx context.Context) error {
+func (e *images) Collect(ctx context.Context) error {
 	id := "dewpoint-" + rand.Text()
 	_, err := e.c.Leases.Create(ctx, &leasesapi.CreateRequest{ID: id, Labels: e.leaseLabels()})
 	if err != nil {
@@ -213,7 +213,7 @@ type document struct {
 	labels map[string]string
 }
 
-func (e *Engine) documents(img *image.Image) []document {
+func (e *images) documents(img *image.Image) []document {
 	source := func(m map[string]string) map[string]string {
 		if img.Ref.Host != "" && img.Ref.Path != "" {
 			m[labelSource+img.Ref.Host] = img.Ref.Path
@@ -238,7 +238,7 @@ func (e *Engine) documents(img *image.Image) []document {
 
 // writeContent is putContent over again when a blob that was there already, and that our lease did not
 // keep, is collected before it has its labels.
-func (e *Engine) writeContent(ctx context.Context, d document) error {
+func (e *images) writeContent(ctx context.Context, d document) error {
 	for n := 1; ; n++ {
 		if err := e.putContent(ctx, d); !errdefs.IsNotFound(err) || n == collections || ctx.Err() != nil {
 			return err
@@ -248,7 +248,7 @@ func (e *Engine) writeContent(ctx context.Context, d document) error {
 
 // putContent puts a blob into the content store in one message, and makes
 // sure of its labels where the blob is there already.
-func (e *Engine) putContent(ctx context.Context, d document) error {
+func (e *images) putContent(ctx context.Context, d document) error {
 	ctx, cancel := context.WithTimeout(ctx, containerd.CallTimeout)
 	defer cancel()
 	s, err := e.c.Content.Write(ctx)
@@ -278,7 +278,7 @@ func (e *Engine) putContent(ctx context.Context, d document) error {
 
 // prepareChain asks for one snapshot per layer, bottom first, naming the
 // chain ID it wants: the snapshotter answers that it exists already.
-func (e *Engine) prepareChain(ctx context.Context, img *image.Image,
+func (e *images) prepareChain(ctx context.Context, img *image.Image,
 	ready func(context.Context, int) error) error {
 	chains := identity.ChainIDs(append([]digest.Digest(nil), img.Spec.RootFS.DiffIDs...))
 	parent := ""
@@ -302,7 +302,7 @@ func (e *Engine) prepareChain(ctx context.Context, img *image.Image,
 	return nil
 }
 
-func (e *Engine) prepareLayer(ctx context.Context, chain, parent string, labels map[string]string) error {
+func (e *images) prepareLayer(ctx context.Context, chain, parent string, labels map[string]string) error {
 	ctx, step := trace.Start(ctx, "layer")
 	defer step.End()
 	key := "extract-" + rand.Text() + " " + chain
@@ -322,7 +322,7 @@ func (e *Engine) prepareLayer(ctx context.Context, chain, parent string, labels 
 	return errors.Join(&NotRemoteError{e.cfg.Snapshotter, chain}, undo)
 }
 
-func (e *Engine) putImage(ctx context.Context, img *image.Image) error {
+func (e *images) putImage(ctx context.Context, img *image.Image) error {
 	rec := &imagesapi.Image{
 		Name:   img.Ref.String(),
 		Target: descriptor(img.Target),

@@ -52,9 +52,9 @@ func ImagesIn(dir string) func(context.Context) (string, error) {
 // socket lazy-pages.socket that it connects to with lazy-pages in its
 // configuration. It is there from Create on until Remove, and is short enough
 // for a socket's address with usual names.
-func (e *Engine) WorkDir(name string) string { return filepath.Join(e.cfg.restoreDir(), name) }
+func (e *core) WorkDir(name string) string { return filepath.Join(e.cfg.restoreDir(), name) }
 
-func (e *Engine) imagesDir(name string) string { return filepath.Join(e.cfg.dir(name), "images") }
+func (c *Config) imagesDir(name string) string { return filepath.Join(c.dir(name), "images") }
 
 // parent is the snapshot below the container's.
 func (s *Spec) parent() string {
@@ -68,11 +68,11 @@ func (s *Spec) parent() string {
 // prepareRestore makes the directories that the processes are restored from and in; from here on the
 // container is one that starts so. It returns the runtime's options for the task, which take the place
 // of the record's.
-func (e *Engine) prepareRestore(s *Spec) (*anypb.Any, error) {
+func (e *restores) prepareRestore(s *Spec) (*anypb.Any, error) {
 	if err := e.removeRestored(s.Name); err != nil {
 		return nil, err
 	}
-	for _, d := range []string{e.WorkDir(s.Name), e.imagesDir(s.Name)} {
+	for _, d := range []string{e.WorkDir(s.Name), e.cfg.imagesDir(s.Name)} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, err
 		}
@@ -81,13 +81,13 @@ func (e *Engine) prepareRestore(s *Spec) (*anypb.Any, error) {
 		return nil, err
 	}
 	o := e.runcOptions()
-	o.CriuImagePath, o.CriuWorkPath = e.imagesDir(s.Name), e.WorkDir(s.Name)
+	o.CriuImagePath, o.CriuWorkPath = e.cfg.imagesDir(s.Name), e.WorkDir(s.Name)
 	return plainAny(o)
 }
 
 // bringImages waits for the dumped images and links them to the container's directory of them. The host name
 // is its own.
-func (e *Engine) bringImages(ctx context.Context, s *Spec) error {
+func (e *restores) bringImages(ctx context.Context, s *Spec) error {
 	ctx, step := trace.Start(ctx, "images")
 	defer step.End()
 	from, err := s.Restore.Images(ctx)
@@ -101,13 +101,13 @@ func (e *Engine) bringImages(ctx context.Context, s *Spec) error {
 	return wrap(err, "checkpoint")
 }
 
-func (e *Engine) linkImages(name, hostname, from string) error {
+func (e *restores) linkImages(name, hostname, from string) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {
 		return err
 	}
 	for _, f := range entries {
-		to := filepath.Join(e.imagesDir(name), f.Name())
+		to := filepath.Join(e.cfg.imagesDir(name), f.Name())
 		if strings.HasPrefix(f.Name(), "utsns-") {
 			err = os.WriteFile(to, utsImage(hostname), 0o600)
 		} else {
@@ -142,14 +142,14 @@ func linkOrCopy(from, to string) error {
 const restoreTimeout = time.Minute
 
 // isRestore says whether the container is still to be made of dumped processes.
-func (e *Engine) isRestore(name string) bool {
-	_, err := os.Stat(e.imagesDir(name))
+func (e *restores) isRestore(name string) bool {
+	_, err := os.Stat(e.cfg.imagesDir(name))
 	return err == nil
 }
 
 // startRestored has CRIU make the processes. If that fails, or takes too long,
 // nothing of them is left, nor of CRIU: the call's end ends runc alone.
-func (e *Engine) startRestored(ctx context.Context, name string) error {
+func (e *restores) startRestored(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
 	sctx, end := context.WithCancelCause(ctx)
@@ -164,26 +164,26 @@ func (e *Engine) startRestored(ctx context.Context, name string) error {
 		}
 		e.state.Unsure(name)
 		return errors.Join(err, e.killCgroup(ctx, name), unmountBelow(e.WorkDir(name)),
-			unmountBelow(e.runcDir(name)))
+			unmountBelow(e.cfg.runcDir(name)))
 	}
 	e.state.Begun(name, r.Pid)
 	if err := e.alone(ctx, name, r.Pid); err != nil {
 		e.log.Warn("a container's end may not be seen", "container", name, "err", err)
 	}
-	return os.RemoveAll(e.imagesDir(name)) // links; a next start boots
+	return os.RemoveAll(e.cfg.imagesDir(name)) // links; a next start boots
 }
 
 // runcDir is runc's own directory for the container, where a runc that was
 // killed leaves the container's root mounted.
-func (e *Engine) runcDir(name string) string {
-	return filepath.Join(e.cfg.runcRoot(), e.cfg.Namespace, name)
+func (c *Config) runcDir(name string) string {
+	return filepath.Join(c.runcRoot(), c.Namespace, name)
 }
 
 // removeRestored removes what a restore, also one that was cut short, has left.
 // Nothing is removed through a mount.
-func (e *Engine) removeRestored(name string) error {
+func (e *restores) removeRestored(name string) error {
 	var err error
-	for _, d := range []string{e.WorkDir(name), e.runcDir(name)} {
+	for _, d := range []string{e.WorkDir(name), e.cfg.runcDir(name)} {
 		if _, serr := os.Lstat(d); errors.Is(serr, os.ErrNotExist) {
 			continue
 		}
@@ -224,7 +224,7 @@ func unescape(p string) string {
 }
 
 // killCgroup kills whatever is in the container's cgroup.
-func (e *Engine) killCgroup(ctx context.Context, name string) error {
+func (e *restores) killCgroup(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	return cgroup.End(ctx, e.cfg.places().Cgroup(name))

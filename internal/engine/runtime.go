@@ -44,15 +44,15 @@ type maker struct {
 
 // Runtime says what makes containers, and whether that is runc though crun was
 // to be taken where it works.
-func (e *Engine) Runtime() (detail string, lacking bool) { return e.maker.detail, e.maker.lacking }
+func (e *runtimes) Runtime() (detail string, lacking bool) { return e.maker.detail, e.maker.lacking }
 
 // runtimeOptions are those of a task that is booted.
-func (e *Engine) runtimeOptions() *options.Options {
+func (e *runtimes) runtimeOptions() *options.Options {
 	return &options.Options{BinaryName: e.maker.program, Root: e.cfg.runcRoot()}
 }
 
 // chooseRuntime finds out what is to make containers.
-func (e *Engine) chooseRuntime(ctx context.Context) error {
+func (e *runtimes) chooseRuntime(ctx context.Context) error {
 	want := cmp.Or(e.cfg.Runtime, defaultRuntime)
 	e.maker = maker{program: e.runc, detail: "runc: engine.runtime says so"}
 	switch want {
@@ -76,7 +76,7 @@ func (e *Engine) chooseRuntime(ctx context.Context) error {
 }
 
 // crunMaker finds crun and has it make a container.
-func (e *Engine) crunMaker(ctx context.Context) (maker, error) {
+func (e *runtimes) crunMaker(ctx context.Context) (maker, error) {
 	argv, version, err := findCrun(ctx, e.cfg.Crun)
 	if err != nil {
 		return maker{}, err
@@ -104,7 +104,7 @@ func (e *Engine) crunMaker(ctx context.Context) (maker, error) {
 // plainMasks has crun hide directories of /proc and /sys beneath an empty tmpfs
 // each, as runc does, and as CRIU can dump. Newer ones show a directory of the
 // machine there, which cannot be made where there is a file.
-func (e *Engine) plainMasks() error {
+func (e *runtimes) plainMasks() error {
 	dir := filepath.Join(e.cfg.runcRoot(), e.cfg.Namespace)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -190,7 +190,7 @@ func crunArgv(program string) []string {
 
 // provenCrun tries crun, unless that was done since the machine has started,
 // with the same files.
-func (e *Engine) provenCrun(ctx context.Context, program string, files []string, hide bool) error {
+func (e *runtimes) provenCrun(ctx context.Context, program string, files []string, hide bool) error {
 	var of strings.Builder
 	fmt.Fprintln(&of, hide)
 	for _, p := range files {
@@ -215,7 +215,7 @@ const trialTimeout = time.Minute
 
 // tryCrun makes, starts and deletes a container with namespaces, a cgroup, a
 // limit and the filter of system calls, whose process tells how it finds itself.
-func (e *Engine) tryCrun(ctx context.Context, program, report string) (err error) {
+func (e *runtimes) tryCrun(ctx context.Context, program, report string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
 	dir := filepath.Join(e.cfg.State, "crun-trial")
@@ -270,14 +270,14 @@ func (e *Engine) tryCrun(ctx context.Context, program, report string) (err error
 }
 
 // writeTrial makes the bundle of the container that crun is tried with.
-func (e *Engine) writeTrial(dir, report string) error {
+func (e *runtimes) writeTrial(dir, report string) error {
 	for _, d := range []string{"rootfs", "state"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			return err
 		}
 	}
 	s := Spec{Name: launch.Trial, Net: NetHost, Memory: 64 << 20}
-	ns := append(e.namespaces(&s), specs.LinuxNamespace{Type: specs.NetworkNamespace})
+	ns := append(e.cfg.namespaces(&s), specs.LinuxNamespace{Type: specs.NetworkNamespace})
 	b, err := json.Marshal(&specs.Spec{
 		Version: "1.0.2",
 		Process: &specs.Process{Args: []string{"/" + launch.Trial}, Cwd: "/", Env: []string{defaultPath},

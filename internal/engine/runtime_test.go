@@ -16,13 +16,14 @@ import (
 func bare(t *testing.T, runtime, crun string) *Engine {
 	t.Helper()
 	dir := t.TempDir()
-	e := &Engine{cfg: Config{Root: dir + "/root", State: dir + "/state", ShimProgram: shimProgram,
+	cfg := Config{Root: dir + "/root", State: dir + "/state", ShimProgram: shimProgram,
 		Runtime: runtime, Crun: crun,
-		Log: slog.New(slog.NewTextHandler(testWriter{t}, nil))}}
-	if err := e.cfg.defaults(); err != nil {
+		Log: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
+	if err := cfg.defaults(); err != nil {
 		t.Fatal(err)
 	}
-	e.log, e.runc = e.cfg.Log, "/usr/sbin/runc"
+	e := compose(cfg)
+	e.runc = "/usr/sbin/runc"
 	if err := os.MkdirAll(e.cfg.State, 0o711); err != nil {
 		t.Fatal(err)
 	}

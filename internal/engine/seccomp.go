@@ -11,11 +11,11 @@ import (
 
 // seccomp is the filter of a container, shared and not to be changed; nil is
 // none.
-func (e *Engine) seccomp(dumpable bool) *specs.LinuxSeccomp {
+func (c *Config) seccomp(dumpable bool) *specs.LinuxSeccomp {
 	switch {
-	case e.cfg.Unconfined && dumpable:
+	case c.Unconfined && dumpable:
 		return refuseUndumpable
-	case e.cfg.Unconfined:
+	case c.Unconfined:
 		return nil
 	case dumpable:
 		return dumpableFilter()

@@ -96,7 +96,7 @@ func (s *shims) confuses(task, other string) bool {
 
 // Shims says how containers get their shims, and whether the program is missing
 // with which they would share them.
-func (e *Engine) Shims() (how string, missing bool) {
+func (e *tasks) Shims() (how string, missing bool) {
 	s := e.shims
 	switch {
 	case s.max <= 1:
@@ -359,13 +359,13 @@ func (s *shims) wake() {
 }
 
 // shimFile keeps the name of a task's group in the container's directory.
-func (e *Engine) shimFile(name string) string { return filepath.Join(e.cfg.dir(name), "shim") }
+func (e *tasks) shimFile(name string) string { return filepath.Join(e.cfg.dir(name), "shim") }
 
 // adoptShims learns which task is in which group from what an earlier process
 // has left, and removes groups that no container names: of one that does, the
 // task may be under way still.
-func (e *Engine) adoptShims(ctx context.Context) error {
-	tasks, err := e.tasks(ctx)
+func (e *tasks) adoptShims(ctx context.Context) error {
+	tasks, err := e.taskNames(ctx)
 	if err != nil {
 		return err
 	}
@@ -400,7 +400,7 @@ func (e *Engine) adoptShims(ctx context.Context) error {
 
 // tasks are the names of the tasks that containerd has. It asks the shims about them, one after the other,
 // and one that restores a container does not answer: then they are those that it has directories of.
-func (e *Engine) tasks(ctx context.Context) (names []string, err error) {
+func (e *tasks) taskNames(ctx context.Context) (names []string, err error) {
 	some, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	r, err := e.c.Tasks.List(some, &tasksapi.ListTasksRequest{})
@@ -410,7 +410,7 @@ func (e *Engine) tasks(ctx context.Context) (names []string, err error) {
 		}
 		return names, nil
 	}
-	entries, derr := os.ReadDir(filepath.Dir(e.bundle("x")))
+	entries, derr := os.ReadDir(filepath.Dir(e.cfg.bundle("x")))
 	if some.Err() == nil || derr != nil {
 		return nil, err
 	}
@@ -421,7 +421,7 @@ func (e *Engine) tasks(ctx context.Context) (names []string, err error) {
 }
 
 // namedShims reads which container names which group, and which groups are named.
-func (e *Engine) namedShims() (of map[string]string, named map[string]bool, err error) {
+func (e *tasks) namedShims() (of map[string]string, named map[string]bool, err error) {
 	of, named = make(map[string]string), make(map[string]bool)
 	containers, err := os.ReadDir(e.cfg.containersDir())
 	for _, c := range containers {

@@ -153,7 +153,7 @@ var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", 
 
 // ociSpec is the OCI runtime specification of the container. It mentions the
 // files and the namespace of the container's network, which may come later.
-func (e *Engine) ociSpec(s *Spec, u account.User) (*specs.Spec, error) {
+func (c *Config) ociSpec(s *Spec, u account.User) (*specs.Spec, error) {
 	args, err := s.Args()
 	if err != nil {
 		return nil, err
@@ -167,18 +167,18 @@ func (e *Engine) ociSpec(s *Spec, u account.User) (*specs.Spec, error) {
 		Process:  s.process(args, hostname, u),
 		Root:     &specs.Root{Path: "rootfs"},
 		Hostname: hostname,
-		Mounts:   e.mounts(s),
+		Mounts:   c.mounts(s),
 		// The file is written when CRIU is to work on the container.
-		Annotations: map[string]string{criuConfig: e.criuFile(s.Name)},
+		Annotations: map[string]string{criuConfig: c.criuFile(s.Name)},
 		Linux: &specs.Linux{
-			CgroupsPath:   e.cfg.places().Cgroup(s.Name),
-			Namespaces:    e.namespaces(s),
+			CgroupsPath:   c.places().Cgroup(s.Name),
+			Namespaces:    c.namespaces(s),
 			Resources:     resources(s),
 			MaskedPaths:   maskedPaths,
 			ReadonlyPaths: readonlyPaths,
 		},
 	}
-	o.Linux.Seccomp = e.seccomp(s.Dumpable)
+	o.Linux.Seccomp = c.seccomp(s.Dumpable)
 	return o, nil
 }
 
@@ -206,13 +206,13 @@ func (s *Spec) process(args []string, hostname string, u account.User) *specs.Pr
 	}
 }
 
-func (e *Engine) namespaces(s *Spec) []specs.LinuxNamespace {
+func (c *Config) namespaces(s *Spec) []specs.LinuxNamespace {
 	n := []specs.LinuxNamespace{
 		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
 		{Type: specs.MountNamespace},
 	}
 	if s.Net != NetHost {
-		n = append(n, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: e.cfg.netns(s.Name)})
+		n = append(n, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: c.netns(s.Name)})
 	}
 	if cgroup.Unified() {
 		n = append(n, specs.LinuxNamespace{Type: specs.CgroupNamespace})
@@ -252,9 +252,9 @@ func systemMounts() []specs.Mount {
 	}
 }
 
-func (e *Engine) mounts(s *Spec) []specs.Mount {
+func (c *Config) mounts(s *Spec) []specs.Mount {
 	m := systemMounts()
-	f := network.FilesIn(e.cfg.dir(s.Name))
+	f := network.FilesIn(c.dir(s.Name))
 	bind := []string{"rbind", "rprivate"}
 	m = append(m,
 		specs.Mount{Destination: "/etc/hostname", Type: "bind", Source: f.Hostname, Options: bind},
@@ -266,7 +266,7 @@ func (e *Engine) mounts(s *Spec) []specs.Mount {
 		if s.Own.From != "" {
 			mode = "ro"
 		}
-		m = append(m, specs.Mount{Destination: s.Own.Target, Type: "bind", Source: e.OwnDir(s.Name),
+		m = append(m, specs.Mount{Destination: s.Own.Target, Type: "bind", Source: c.ownDir(s.Name),
 			Options: []string{"rbind", "rprivate", mode}})
 	}
 	for _, v := range s.Volumes {

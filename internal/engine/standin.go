@@ -33,26 +33,28 @@ type crunStatus struct {
 	Descriptors string `json:"external_descriptors"` // JSON: what its streams were
 }
 
-func (e *Engine) standInDir(name string) string { return filepath.Join(e.cfg.standInsDir(), name) }
+func (e *dumps) standInDir(name string) string { return filepath.Join(e.cfg.standInsDir(), name) }
 
 func (c *Config) standInsDir() string { return filepath.Join(c.State, "standin") }
 
 // runcState is what runc keeps about a container.
-func (e *Engine) runcState(name string) string { return filepath.Join(e.runcDir(name), "state.json") }
+func (e *dumps) runcState(name string) string {
+	return filepath.Join(e.cfg.runcDir(name), "state.json")
+}
 
 // preparedFile keeps what runc will be told about a container that crun has made.
-func (e *Engine) preparedFile(name string) string {
+func (e *dumps) preparedFile(name string) string {
 	return filepath.Join(e.cfg.dir(name), "runc-state.json")
 }
 
 // PrepareDump does of a Dump what can be done while the container runs, and takes
 // a while: Dump does the rest.
-func (e *Engine) PrepareDump(ctx context.Context, name string) error {
+func (e *dumps) PrepareDump(ctx context.Context, name string) error {
 	defer e.names.lock(name)()
 	return wrap(e.prepareDump(ctx, name), "prepare a dump of container %s", name)
 }
 
-func (e *Engine) prepareDump(ctx context.Context, name string) error {
+func (e *dumps) prepareDump(ctx context.Context, name string) error {
 	s, start, err := e.crunMade(name)
 	if s == nil || err != nil {
 		return err
@@ -76,8 +78,8 @@ func (e *Engine) prepareDump(ctx context.Context, name string) error {
 
 // crunMade returns crun's word of a container, and since when its first process
 // runs; nil if crun did not make it.
-func (e *Engine) crunMade(name string) (*crunStatus, uint64, error) {
-	b, err := os.ReadFile(filepath.Join(e.runcDir(name), "status"))
+func (e *dumps) crunMade(name string) (*crunStatus, uint64, error) {
+	b, err := os.ReadFile(filepath.Join(e.cfg.runcDir(name), "status"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, 0, nil
 	}
@@ -96,7 +98,7 @@ func (e *Engine) crunMade(name string) (*crunStatus, uint64, error) {
 }
 
 // isOf says whether a state is that of a process.
-func (e *Engine) isOf(state []byte, pid int, start uint64) bool {
+func (e *dumps) isOf(state []byte, pid int, start uint64) bool {
 	var s struct {
 		Pid   int    `json:"init_process_pid"`
 		Start uint64 `json:"init_process_start"`
@@ -106,7 +108,7 @@ func (e *Engine) isOf(state []byte, pid int, start uint64) bool {
 
 // introduce tells runc about a container that crun has made, until what it
 // returns is called. Of others runc knows.
-func (e *Engine) introduce(ctx context.Context, name string) (forget func(), err error) {
+func (e *dumps) introduce(ctx context.Context, name string) (forget func(), err error) {
 	s, _, err := e.crunMade(name)
 	if s == nil || err != nil {
 		return func() {}, err
@@ -128,7 +130,7 @@ func (e *Engine) introduce(ctx context.Context, name string) (forget func(), err
 
 // standIn has runc make a container in the likeness of one, on an empty root, and
 // returns its state. Nothing else of it is left.
-func (e *Engine) standIn(ctx context.Context, name string, s *crunStatus) (state map[string]any, err error) {
+func (e *dumps) standIn(ctx context.Context, name string, s *crunStatus) (state map[string]any, err error) {
 	dir := e.standInDir(name)
 	if err := e.removeStandIn(ctx, name); err != nil { // of a daemon that was killed
 		return nil, err
@@ -155,7 +157,7 @@ func (e *Engine) standIn(ctx context.Context, name string, s *crunStatus) (state
 // writeStandIn writes the specification of a stand-in: the container's, without
 // what costs time and is of no account for a dump. Its program is runc itself,
 // since there must be one.
-func (e *Engine) writeStandIn(name string, s *crunStatus) error {
+func (e *dumps) writeStandIn(name string, s *crunStatus) error {
 	b, err := os.ReadFile(filepath.Join(s.Bundle, "config.json"))
 	if err != nil {
 		return err
@@ -176,9 +178,9 @@ func (e *Engine) writeStandIn(name string, s *crunStatus) error {
 }
 
 // standInCgroup is that of no container.
-func (e *Engine) standInCgroup(name string) string { return e.cfg.places().Cgroup(".standin-" + name) }
+func (e *dumps) standInCgroup(name string) string { return e.cfg.places().Cgroup(".standin-" + name) }
 
-func (e *Engine) runcStandIn(ctx context.Context, name string, args ...string) error {
+func (e *dumps) runcStandIn(ctx context.Context, name string, args ...string) error {
 	log := filepath.Join(e.standInDir(name), "log")
 	args = append([]string{"--root", filepath.Join(e.standInDir(name), "state"), "--log", log}, args...)
 	// the container has what would be its output
@@ -189,7 +191,7 @@ func (e *Engine) runcStandIn(ctx context.Context, name string, args ...string) e
 	return nil
 }
 
-func (e *Engine) removeStandIn(ctx context.Context, name string) error {
+func (e *dumps) removeStandIn(ctx context.Context, name string) error {
 	dir := e.standInDir(name)
 	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -202,7 +204,7 @@ func (e *Engine) removeStandIn(ctx context.Context, name string) error {
 }
 
 // removeStandIns removes those of a daemon that was killed.
-func (e *Engine) removeStandIns(ctx context.Context) error {
+func (e *dumps) removeStandIns(ctx context.Context) error {
 	entries, err := os.ReadDir(e.cfg.standInsDir())
 	for _, d := range entries {
 		err = errors.Join(err, e.removeStandIn(ctx, d.Name()))
@@ -211,7 +213,7 @@ func (e *Engine) removeStandIns(ctx context.Context) error {
 }
 
 // liken makes a stand-in's state that of the container.
-func (e *Engine) liken(state map[string]any, name string, s *crunStatus, start uint64) error {
+func (e *dumps) liken(state map[string]any, name string, s *crunStatus, start uint64) error {
 	config, ok1 := state["config"].(map[string]any)
 	cgroups, ok2 := config["cgroups"].(map[string]any)
 	paths, ok3 := state["cgroup_paths"].(map[string]any)

@@ -200,7 +200,8 @@ func (b *bed) plantRemains() {
 		b.t.Fatal(err)
 	}
 	defer c.Conn.Close()
-	e := &Engine{cfg: b.cfg, log: b.log, c: c, bridge: b.bridge, state: b.state}
+	e := compose(b.cfg)
+	e.c, e.state, e.bridge = c, b.state, b.bridge
 	s := Spec{Name: "half", Image: b.img, Net: NetBridge}
 	ctx := context.Background()
 	if _, err := e.reserve(ctx, &s); err != nil {

@@ -16,7 +16,7 @@ const sweepFor = 20 * time.Second
 
 // TakeBack removes a container that a process which was killed was making, with what
 // containerd goes on to do for it.
-func (e *Engine) TakeBack(ctx context.Context, name string) error {
+func (e *containers) TakeBack(ctx context.Context, name string) error {
 	done := e.change(name)
 	err := e.sweep(ctx, name)
 	done()
@@ -30,14 +30,14 @@ func (e *Engine) TakeBack(ctx context.Context, name string) error {
 // with that for a while when its client is gone, or begins to clean up when it was killed itself,
 // and either may leave behind what runc has begun: sweep returns when that is over, and nothing of
 // the task is left. The record has to be there still.
-func (e *Engine) sweep(ctx context.Context, name string) error {
+func (e *containers) sweep(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepFor)
 	defer cancel()
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		err := e.killTask(ctx, name)
 		cgroup.Kill(e.cfg.places().Cgroup(name))
 		cgroup.Remove(e.cfg.places().Cgroup(name))
-		if _, serr := os.Lstat(e.bundle(name)); err == nil && errors.Is(serr, os.ErrNotExist) {
+		if _, serr := os.Lstat(e.cfg.bundle(name)); err == nil && errors.Is(serr, os.ErrNotExist) {
 			err = e.removeRestored(name) // nobody works on it any more
 		}
 		left := e.underWay(name)
@@ -58,17 +58,14 @@ func (e *Engine) sweep(ctx context.Context, name string) error {
 
 // bundle is containerd's directory of a container's task, which is there from the
 // beginning of its creation on.
-func (e *Engine) bundle(name string) string {
-	state := cmp.Or(e.cfg.ContainerdState, filepath.Dir(e.cfg.Address))
-	if e.private != nil {
-		state = e.private.StateDir()
-	}
-	return filepath.Join(state, "io.containerd.runtime.v2.task", e.cfg.Namespace, name)
+func (c *Config) bundle(name string) string {
+	state := cmp.Or(c.ContainerdState, filepath.Dir(c.Address))
+	return filepath.Join(state, "io.containerd.runtime.v2.task", c.Namespace, name)
 }
 
 // underWay reports whether containerd or runc have anything of a task.
-func (e *Engine) underWay(name string) bool {
-	for _, d := range append(cgroup.Dirs(e.cfg.places().Cgroup(name)), e.bundle(name), e.runcDir(name)) {
+func (e *tasks) underWay(name string) bool {
+	for _, d := range append(cgroup.Dirs(e.cfg.places().Cgroup(name)), e.cfg.bundle(name), e.cfg.runcDir(name)) {
 		if _, err := os.Lstat(d); err == nil {
 			return true
 		}
@@ -76,10 +73,10 @@ func (e *Engine) underWay(name string) bool {
 	return false
 }
 
-func (e *Engine) dropBundle(name string) error {
+func (e *tasks) dropBundle(name string) error {
 	e.log.Warn("containerd does not end what it had begun; its directory is removed", "container", name)
-	if err := unmountBelow(e.bundle(name)); err != nil {
+	if err := unmountBelow(e.cfg.bundle(name)); err != nil {
 		return err
 	}
-	return os.RemoveAll(e.bundle(name))
+	return os.RemoveAll(e.cfg.bundle(name))
 }

@@ -42,7 +42,7 @@ func TestTakeBackOfSystem(t *testing.T) {
 		if _, err := other.Inspect(ctx, name); !errors.Is(err, ErrNotFound) {
 			t.Errorf("after %s it is there: %v", after, err)
 		}
-		if _, err := os.Lstat(other.bundle(name)); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Lstat(other.cfg.bundle(name)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("after %s its bundle is there: %v", after, err)
 		}
 		other.checkLeaks()

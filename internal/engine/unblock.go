@@ -23,7 +23,7 @@ const (
 // unblock has Config.Unblock called for the threads of a container that have not
 // taken the signal sig, until ctx ends; the function that it returns waits for
 // the end of that. A process that handles the signal reads on in peace.
-func (e *Engine) unblock(ctx context.Context, name string, sig syscall.Signal) (wait func()) {
+func (e *tasks) unblock(ctx context.Context, name string, sig syscall.Signal) (wait func()) {
 	var group sync.WaitGroup
 	if e.cfg.Unblock == nil {
 		return group.Wait
@@ -46,7 +46,7 @@ func (e *Engine) unblock(ctx context.Context, name string, sig syscall.Signal) (
 }
 
 // threads are those of a container's processes for which sig is pending.
-func (e *Engine) threads(ctx context.Context, name string, sig syscall.Signal) ([]int, error) {
+func (e *tasks) threads(ctx context.Context, name string, sig syscall.Signal) ([]int, error) {
 	r, err := e.c.Tasks.ListPids(ctx, &tasksapi.ListPidsRequest{ContainerID: name})
 	if err != nil {
 		return nil, err

@@ -29,7 +29,7 @@ const told = "dewd: "
 // Unexecuted says why a container's program was not executed, which ended with that
 // status: ErrNotExecutable or ErrNoCommand, with what is wrong and what to do. It is
 // nil of one that has run. The container's standard error has it as its last line then.
-func (e *Engine) Unexecuted(ctx context.Context, name string, status int) error {
+func (e *outputs) Unexecuted(ctx context.Context, name string, status int) error {
 	if status != 1 && status != 255 { // crun's and runc's; runc's of old is 1 too
 		return nil
 	}
@@ -59,7 +59,7 @@ func (e *Engine) Unexecuted(ctx context.Context, name string, status int) error 
 }
 
 // explain says what is wrong with a program that the kernel did not execute, since why.
-func (e *Engine) explain(name, file, why string) (string, error) {
+func (e *outputs) explain(name, file, why string) (string, error) {
 	if strings.EqualFold(why, "permission denied") {
 		return file + ": the container's user may not search one of its directories, or not execute it: change its mode in the image, or have another user run it", ErrNotExecutable
 	}
@@ -67,7 +67,7 @@ func (e *Engine) explain(name, file, why string) (string, error) {
 	if strings.EqualFold(why, "no such file or directory") {
 		kind = ErrNoCommand
 	}
-	if text := program.Why(filepath.Join(e.bundle(name), "rootfs"), file); text != "" {
+	if text := program.Why(filepath.Join(e.cfg.bundle(name), "rootfs"), file); text != "" {
 		return text, kind
 	}
 	return file + ": " + strings.ToLower(why), kind

@@ -39,7 +39,7 @@ func TestArgs(t *testing.T) {
 
 // A container's own directory begins with another's files, which it may only read then.
 func TestOwnDirectory(t *testing.T) {
-	e, from := &Engine{cfg: Config{Root: t.TempDir()}}, t.TempDir()
+	e, from := compose(Config{Root: t.TempDir()}), t.TempDir()
 	if err := os.CopyFS(from,
 		fstest.MapFS{"a": {Data: []byte("1"), Mode: 0o600}, "d/b": {Data: []byte("2"), Mode: 0o600}}); err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func TestOwnDirectory(t *testing.T) {
 		if err := e.makeOwn(s); err != nil {
 			t.Fatal(err)
 		}
-		at := slices.IndexFunc(e.mounts(s), func(m specs.Mount) bool {
+		at := slices.IndexFunc(e.cfg.mounts(s), func(m specs.Mount) bool {
 			return m.Destination == "/own" && m.Source == dir
 		})
 		if own == nil {
@@ -62,8 +62,8 @@ func TestOwnDirectory(t *testing.T) {
 			}
 			continue
 		}
-		if want := []string{"rw", "ro"}[i]; at < 0 || !slices.Contains(e.mounts(s)[at].Options, want) {
-			t.Fatalf("mounts %+v, want one with %s", e.mounts(s), want)
+		if want := []string{"rw", "ro"}[i]; at < 0 || !slices.Contains(e.cfg.mounts(s)[at].Options, want) {
+			t.Fatalf("mounts %+v, want one with %s", e.cfg.mounts(s), want)
 		}
 		names, _ := filepath.Glob(dir + "/*")
 		deep, err := os.ReadFile(dir + "/d/b")
