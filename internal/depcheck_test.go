@@ -28,7 +28,7 @@ var order = [][]string{
 	{"fetch"},
 	{"snapshot"},
 	{"pack/learn"},
-	{"engine/account", "engine/cgroup", "engine/launch", "engine/logfile", "engine/metadb", "engine/network",
+	{"engine/account", "engine/cgroup", "engine/confine", "engine/launch", "engine/logfile", "engine/metadb", "engine/network",
 		"engine/process", "engine/program", "engine/shimgroup", "engine/tool"},
 	{"engine/containerd"},
 	{"engine/state"},

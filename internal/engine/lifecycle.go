@@ -368,7 +368,7 @@ func (e *tasks) deleteTask(ctx context.Context, name string) error {
 		err = nil
 	}
 	if err == nil {
-		e.state.Untasked(name)
+		e.state.Untasked(name, nil)
 	} else {
 		e.state.Unsure(name)
 	}
@@ -400,7 +400,7 @@ func (e *tasks) outlive(ctx context.Context, name string, pid uint32) error {
 	i, _, _ := e.state.Get(name)
 	err := e.deleteTask(ctx, name)
 	if err == nil && i != nil {
-		e.state.Outlived(name, i.Exit)
+		e.state.Untasked(name, i.Exit)
 	}
 	return err
 }

@@ -19,6 +19,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"dewpoint/internal/engine/cgroup"
+	"dewpoint/internal/engine/confine"
 	"dewpoint/internal/engine/launch"
 	"dewpoint/internal/engine/shimgroup"
 	"dewpoint/internal/engine/tool"
@@ -281,16 +282,17 @@ func (e *runtimes) writeTrial(dir, report string) error {
 	b, err := json.Marshal(&specs.Spec{
 		Version: "1.0.2",
 		Process: &specs.Process{Args: []string{"/" + launch.Trial}, Cwd: "/", Env: []string{defaultPath},
-			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Permitted: capabilities,
-				Effective: capabilities}},
+			Capabilities: &specs.LinuxCapabilities{Bounding: confine.Capabilities, Permitted: confine.Capabilities,
+				Effective: confine.Capabilities}},
 		Root:     &specs.Root{Path: filepath.Join(dir, "rootfs")},
 		Hostname: launch.Trial,
 		Mounts: append(systemMounts(),
 			specs.Mount{Destination: "/" + launch.Trial, Type: "bind", Source: report,
 				Options: []string{"bind", "ro"}}),
 		Linux: &specs.Linux{CgroupsPath: e.cfg.places().Cgroup(trialCgroup), Namespaces: ns,
-			Resources:   resources(&s),
-			MaskedPaths: maskedPaths, ReadonlyPaths: readonlyPaths, Seccomp: filter()},
+			Resources:     resources(&s),
+			MaskedPaths:   confine.MaskedPaths,
+			ReadonlyPaths: confine.ReadonlyPaths, Seccomp: confine.Filter(false, false)},
 	})
 	if err != nil {
 		return err

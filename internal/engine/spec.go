@@ -16,6 +16,7 @@ import (
 
 	"dewpoint/internal/engine/account"
 	"dewpoint/internal/engine/cgroup"
+	"dewpoint/internal/engine/confine"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/engine/state"
 	"dewpoint/internal/image"
@@ -136,21 +137,6 @@ func (s *Spec) env(hostname string) []string {
 	return slices.DeleteFunc(out, func(s string) bool { return s == "" })
 }
 
-// capabilities are those that Docker leaves to root in a container.
-var capabilities = []string{
-	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID",
-	"CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL",
-	"CAP_AUDIT_WRITE",
-}
-
-var maskedPaths = []string{
-	"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
-	"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi",
-	"/sys/devices/virtual/powercap", "/sys/firmware",
-}
-
-var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
-
 // ociSpec is the OCI runtime specification of the container. It mentions the
 // files and the namespace of the container's network, which may come later.
 func (c *Config) ociSpec(s *Spec, u account.User) (*specs.Spec, error) {
@@ -174,11 +160,11 @@ func (c *Config) ociSpec(s *Spec, u account.User) (*specs.Spec, error) {
 			CgroupsPath:   c.places().Cgroup(s.Name),
 			Namespaces:    c.namespaces(s),
 			Resources:     resources(s),
-			MaskedPaths:   maskedPaths,
-			ReadonlyPaths: readonlyPaths,
+			MaskedPaths:   confine.MaskedPaths,
+			ReadonlyPaths: confine.ReadonlyPaths,
 		},
 	}
-	o.Linux.Seccomp = c.seccomp(s.Dumpable)
+	o.Linux.Seccomp = confine.Filter(c.Unconfined, s.Dumpable)
 	return o, nil
 }
 
@@ -201,7 +187,7 @@ func (s *Spec) process(args []string, hostname string, u account.User) *specs.Pr
 		Cwd:  path.Join("/", cwd),
 		User: specs.User{UID: u.UID, GID: u.GID, AdditionalGids: u.Groups},
 		Capabilities: &specs.LinuxCapabilities{
-			Bounding: capabilities, Permitted: capabilities, Effective: capabilities,
+			Bounding: confine.Capabilities, Permitted: confine.Capabilities, Effective: confine.Capabilities,
 		},
 	}
 }

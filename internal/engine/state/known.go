@@ -147,13 +147,9 @@ func (k *known) Begun(name string, pid uint32) {
 	})
 }
 
-// Untasked says that a container has no task.
-func (k *known) Untasked(name string) {
-	k.write(name, func(c *kept) { c.task = taskNow{status: Stopped} })
-}
-
-// Outlived says that a container has no task, whose end stays known.
-func (k *known) Outlived(name string, end *Exit) {
+// Untasked says that a container has no task; end is how its last one ended, nil where that is not to be
+// known.
+func (k *known) Untasked(name string, end *Exit) {
 	k.write(name, func(c *kept) { c.task = taskNow{status: Stopped, exit: end} })
 }
 

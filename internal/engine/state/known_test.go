@@ -42,7 +42,7 @@ func TestKnown(t *testing.T) {
 		},
 		"an end counts before the engine's own call has returned": func(t *testing.T, k *known) {
 			k.Hold("a")
-			k.Untasked("a")
+			k.Untasked("a", nil)
 			k.happened(Event{Kind: EventExited, Name: "a", Pid: pid, Exit: 3})
 			k.Made("a", pid)
 			k.Begun("a", pid)

@@ -1,4 +1,6 @@
-package engine
+// Package confine says what the processes of a container may not do: their capabilities, what they do not
+// see, and which system calls they are refused.
+package confine
 
 import (
 	"slices"
@@ -9,13 +11,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// seccomp is the filter of a container, shared and not to be changed; nil is
-// none.
-func (c *Config) seccomp(dumpable bool) *specs.LinuxSeccomp {
+// Capabilities are those that Docker leaves to root in a container.
+var Capabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID",
+	"CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL",
+	"CAP_AUDIT_WRITE",
+}
+
+// MaskedPaths and ReadonlyPaths are those of /proc and /sys that a container does not see, or not write to.
+var MaskedPaths = []string{
+	"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+	"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi",
+	"/sys/devices/virtual/powercap", "/sys/firmware",
+}
+
+var ReadonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+
+// Filter is the filter of system calls of a container, shared and not to be changed; nil is none. A
+// dumpable one refuses what CRIU cannot dump: io_uring and multipath TCP.
+func Filter(unconfined, dumpable bool) *specs.LinuxSeccomp {
 	switch {
-	case c.Unconfined && dumpable:
+	case unconfined && dumpable:
 		return refuseUndumpable
-	case c.Unconfined:
+	case unconfined:
 		return nil
 	case dumpable:
 		return dumpableFilter()
@@ -27,7 +45,7 @@ func (c *Config) seccomp(dumpable bool) *specs.LinuxSeccomp {
 // has no io_uring. The x32 system calls are left out, since each kind costs
 // runc several milliseconds of compiling for every container.
 var filter = sync.OnceValue(func() *specs.LinuxSeccomp {
-	caps := &specs.LinuxCapabilities{Bounding: capabilities}
+	caps := &specs.LinuxCapabilities{Bounding: Capabilities}
 	f := seccomp.DefaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: caps}, Linux: &specs.Linux{}})
 	f.Architectures = slices.DeleteFunc(f.Architectures, func(a specs.Arch) bool { return a == specs.ArchX32 })
 	return f
