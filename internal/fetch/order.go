@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"dewpoint/internal/durable"
+	"dewpoint/internal/evict"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
-	"dewpoint/internal/pop/evict"
 
 	"github.com/opencontainers/go-digest"
 )

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"dewpoint/internal/pop/evict"
+	"dewpoint/internal/evict"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"

@@ -12,8 +12,8 @@ import (
 	"syscall"
 
 	"dewpoint/internal/config"
+	"dewpoint/internal/evict"
 	"dewpoint/internal/fetch"
-	"dewpoint/internal/pop/evict"
 	"dewpoint/internal/server/metrics"
 
 	"golang.org/x/sys/unix"

@@ -1,7 +1,7 @@
 package simulate
 
 import (
-	"dewpoint/internal/pop/evict"
+	"dewpoint/internal/evict"
 )
 
 // blob is what the simulation knows of one, shared by all caches.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/pop/evict"
+	"dewpoint/internal/evict"
 
 	"dewpoint/testkit/pulltrace"
 )

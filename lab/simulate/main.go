@@ -17,7 +17,7 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/config"
-	"dewpoint/internal/pop/evict"
+	"dewpoint/internal/evict"
 
 	"dewpoint/testkit/pulltrace"
 )

@@ -7,7 +7,7 @@ import (
 	"math"
 	"time"
 
-	"dewpoint/internal/pop/evict"
+	"dewpoint/internal/evict"
 
 	"dewpoint/testkit/pulltrace"
 )

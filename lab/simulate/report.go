@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"dewpoint/internal/pop/evict"
+	"dewpoint/internal/evict"
 
 	"dewpoint/testkit/pulltrace"
 )

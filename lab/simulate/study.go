@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"dewpoint/internal/pop/evict"
+	"dewpoint/internal/evict"
 
 	"dewpoint/testkit/pulltrace"
 )
