@@ -26,6 +26,7 @@ var order = [][]string{
 	{"pop/session", "checkpoint/store"},
 	{"pop/local", "pop/redis"},
 	{"fetch"},
+	{"pop/member"},
 	{"snapshot"},
 	{"pack/learn"},
 	{"engine/account", "engine/cgroup", "engine/confine", "engine/launch", "engine/logfile", "engine/metadb", "engine/network",

@@ -205,3 +205,47 @@ func TestCollectRetiresIdleImages(t *testing.T) {
 		t.Errorf("a prune removed what images have: %v, %v", freed, err)
 	}
 }
+
+// refusing is a PoP whose store is to get all layers of this node, which may have been refused.
+type refusing struct {
+	alone
+	refused bool
+}
+
+func (r *refusing) Pending(_ digest.Digest, refused bool) bool { return !(refused && r.refused) }
+
+// A layer that the PoP's store is to get stays in a full cache while it is on its way, and goes last while the
+// store would not take it.
+func TestCollectTakesPendingLayersLast(t *testing.T) {
+	b := newBed(t)
+	pop := &refusing{alone: alone{b.layers}}
+	b.Join(pop)
+	img := b.pull(b.push("app", 1))
+	id := img.Layers[0].DiffID
+	registered := true
+	b.cfg.Images = ImagesConfig{
+		Idle:   func() (map[string]bool, error) { return map[string]bool{img.Ref.String(): true}, nil },
+		Remove: func(context.Context, []image.Reference) error { registered = false; return nil },
+	}
+	collect := func() bool {
+		registered = true
+		_, err := b.Collect(t.Context(), 1, func(digest.Digest) bool { return registered })
+		b.must(err)
+		return !b.has(id)
+	}
+	b.eventually("nobody holds it", func() bool { return !b.holds.Held(id) && !b.isPulled(img.Ref) })
+	if collect() {
+		t.Fatal("a layer on its way to the store was removed")
+	}
+	pop.refused = true
+	l, err := b.layers.Peek(id)
+	b.must(err)
+	idle := map[string]bool{img.Ref.String(): true}
+	first, last := &collection{p: b.Puller, idle: idle}, &collection{p: b.Puller, idle: idle, refused: true}
+	if len(first.onlyIdle(l)) != 0 || len(last.onlyIdle(l)) != 1 {
+		t.Error("what is pending does not go last")
+	}
+	if !collect() {
+		t.Error("a layer that the store would not take stays, and the cache is full")
+	}
+}

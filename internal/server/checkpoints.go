@@ -22,6 +22,7 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/member"
 	"dewpoint/internal/spec"
 
 	"github.com/opencontainers/go-digest"
@@ -78,7 +79,7 @@ func (c *checkpoints) Unmade(name string, why error) {
 type saved struct {
 	p      *fetch.Puller
 	layers *layer.Store
-	member *fetch.Member // nil: this node is by itself
+	member *member.Member // nil: this node is by itself
 }
 
 func (s saved) Add(ctx context.Context, path string, id digest.Digest, size int64) error {

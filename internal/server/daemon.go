@@ -39,6 +39,7 @@ import (
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/mount"
 	"dewpoint/internal/pack/learn"
+	"dewpoint/internal/pop/member"
 	"dewpoint/internal/pop/peer"
 	"dewpoint/internal/registry"
 	"dewpoint/internal/sched"
@@ -299,7 +300,7 @@ func (d *daemon) openPuller(context.Context) (err error) {
 	if shared.Coord != nil {
 		shared.Layers, shared.Catalog, shared.Link = d.layers, d.catalog, d.link
 		shared.PackDir, shared.Capacity = packs.Dir, cache.Capacity
-		d.pop.member = fetch.NewMember(shared, d.puller)
+		d.pop.member = member.New(shared, d.puller)
 		d.puller.Join(d.pop.member)
 	}
 	d.atClose(d.closePuller)

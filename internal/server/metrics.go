@@ -6,6 +6,7 @@ import (
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/member"
 	"dewpoint/internal/registry"
 	"dewpoint/internal/server/metrics"
 	"dewpoint/internal/trace"
@@ -20,7 +21,7 @@ type meters struct {
 	layers      *layer.Store
 	traces      *trace.Exporter
 	puller      *fetch.Puller
-	member      *fetch.Member       // nil: this node is by itself
+	member      *member.Member      // nil: this node is by itself
 	checkpoints *checkpoint.Manager // nil if there are none
 }
 
@@ -104,17 +105,17 @@ func (m *meters) measurePoP() {
 	})
 	for _, c := range []struct {
 		name, help string
-		value      func(fetch.Stats) int64
+		value      func(member.Stats) int64
 	}{
-		{"evicted_layers_total", "Layers that this node evicted from the PoP's store.", func(s fetch.Stats) int64 {
+		{"evicted_layers_total", "Layers that this node evicted from the PoP's store.", func(s member.Stats) int64 {
 			return s.Evicted
 		}},
-		{"evicted_bytes_total", "Bytes of these layers.", func(s fetch.Stats) int64 { return s.EvictedSize }},
+		{"evicted_bytes_total", "Bytes of these layers.", func(s member.Stats) int64 { return s.EvictedSize }},
 		{"verified_layers_total", "Layers of the PoP's store that this node has read and compared.",
-			func(s fetch.Stats) int64 { return s.Verified }},
+			func(s member.Stats) int64 { return s.Verified }},
 		{"damaged_layers_total", "Layers of the PoP's store that were not what was published.",
-			func(s fetch.Stats) int64 { return s.Damaged }},
-		{"replaced_layers_total", "Damaged layers that are in the store anew.", func(s fetch.Stats) int64 {
+			func(s member.Stats) int64 { return s.Damaged }},
+		{"replaced_layers_total", "Damaged layers that are in the store anew.", func(s member.Stats) int64 {
 			return s.Replaced
 		}},
 	} {

@@ -18,9 +18,9 @@ import (
 	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/durable"
 	"dewpoint/internal/evict"
-	"dewpoint/internal/fetch"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
+	"dewpoint/internal/pop/member"
 	"dewpoint/internal/pop/peer"
 	"dewpoint/internal/pop/redis"
 	"dewpoint/internal/pop/session"
@@ -39,7 +39,7 @@ type popParts struct {
 	dir   *pop.Dir        // the store's; nil without one
 	auth  *peer.Auth
 	// nil: this node is by itself; also before there is a puller
-	member *fetch.Member
+	member *member.Member
 	saved  *late[*store.Store] // checkpoints; of nil if there are to be none
 	usage  *usage
 	room   *room
@@ -49,15 +49,15 @@ type popParts struct {
 
 // join makes the parts that the configuration asks for. Neither Redis nor
 // the store need be there: the node works without until they are.
-func (p *popParts) join() (fetch.MemberConfig, error) {
+func (p *popParts) join() (member.Config, error) {
 	f := p.cfg.File.PoP
 	if f.Store == "" && f.Redis == "" {
-		return fetch.MemberConfig{}, nil
+		return member.Config{}, nil
 	}
 	if f.Policy != "" && !evict.Known(f.Policy) {
-		return fetch.MemberConfig{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
+		return member.Config{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
 	}
-	out := fetch.MemberConfig{Node: cmp.Or(f.Node, p.node), Log: p.log, Damaged: p.damaged, Lost: p.lost,
+	out := member.Config{Node: cmp.Or(f.Node, p.node), Log: p.log, Damaged: p.damaged, Lost: p.lost,
 		Replaced: p.replaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
 		Owed:  filepath.Join(p.cfg.Root, "pop.owed"),
 		House: time.Duration(f.Grace) / 3, Saved: p.savedImages, Heard: p.heard}
@@ -84,7 +84,7 @@ func (p *popParts) join() (fetch.MemberConfig, error) {
 		if f.Copy != "never" {
 			out.Room = p.room.fitsCopy
 		}
-		out.Prepare = fetch.PrewarmConfig{Images: cmp.Or(f.Prepare, defaultPrepare),
+		out.Prepare = member.PrewarmConfig{Images: cmp.Or(f.Prepare, defaultPrepare),
 			Path: filepath.Join(p.cfg.Root, "pop.prepared"), Rest: p.usage.unmount, Waited: admit.Waited,
 			Forget:   p.usage.forget,
 			Register: p.usage.register}
@@ -95,7 +95,7 @@ func (p *popParts) join() (fetch.MemberConfig, error) {
 
 // openStore opens the store and remembers which one it is: where a file system is
 // not mounted there is a directory, too.
-func (p *popParts) openStore(ctx context.Context, c fetch.MemberConfig) (*pop.Store, error) {
+func (p *popParts) openStore(ctx context.Context, c member.Config) (*pop.Store, error) {
 	cfg := p.storeConfig(c)
 	path := filepath.Join(p.cfg.Root, "pop.store")
 	was, err := os.ReadFile(path)
@@ -131,7 +131,7 @@ func (p *popParts) openStore(ctx context.Context, c fetch.MemberConfig) (*pop.St
 
 // storeOfOthers is the store that all other nodes share which have one open; "" if there is
 // none, or they do not agree.
-func storeOfOthers(ctx context.Context, c fetch.MemberConfig) (id string, err error) {
+func storeOfOthers(ctx context.Context, c member.Config) (id string, err error) {
 	members, err := c.Coord.Members(ctx)
 	for _, m := range members {
 		switch {
@@ -146,7 +146,7 @@ func storeOfOthers(ctx context.Context, c fetch.MemberConfig) (id string, err er
 }
 
 // claimName makes sure that no other machine has this node's name in the PoP.
-func (p *popParts) claimName(ctx context.Context, c fetch.MemberConfig, st *pop.Store) error {
+func (p *popParts) claimName(ctx context.Context, c member.Config, st *pop.Store) error {
 	path := filepath.Join(p.cfg.Root, "pop.machine")
 	me, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -179,7 +179,7 @@ func acquireSoon(ctx context.Context, c pop.Leases, key string) (pop.Lease, erro
 	}
 }
 
-func (p *popParts) storeConfig(c fetch.MemberConfig) pop.StoreConfig {
+func (p *popParts) storeConfig(c member.Config) pop.StoreConfig {
 	f := p.cfg.File.PoP
 	quota := map[string]int64{}
 	for prefix, n := range f.Quota {

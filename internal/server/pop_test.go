@@ -13,16 +13,16 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/config"
-	"dewpoint/internal/fetch"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
+	"dewpoint/internal/pop/member"
 	"dewpoint/internal/pop/peer"
 	"dewpoint/internal/spec"
 )
 
 func TestPoPProblems(t *testing.T) {
 	for err, want := range map[error]api.Code{
-		fetch.ErrNoPoP:            api.Unsupported,
+		member.ErrNoPoP:           api.Unsupported,
 		pop.ErrStoreAway:          api.Unsupported,
 		pop.ErrAway:               api.Unsupported,
 		pop.ErrForeign:            api.Unsupported,
@@ -62,7 +62,7 @@ func TestPeerFinding(t *testing.T) {
 // What is away is bad and has a remedy; who has been silent for long is named.
 func TestPoPFindings(t *testing.T) {
 	d := &pops{cfg: config.PoP{Redis: "redis://r"}}
-	well := &fetch.Status{Settled: true, Shared: true, Path: "/mnt/pop",
+	well := &member.Status{Settled: true, Shared: true, Path: "/mnt/pop",
 		Members: []pop.Member{{Node: "a"}, {Node: "b"}}}
 	if f := d.coordinatorFinding(well); f.Level != spec.LevelOK || f.Detail != "redis answers, 2 nodes" {
 		t.Errorf("%+v", f)
@@ -70,7 +70,7 @@ func TestPoPFindings(t *testing.T) {
 	if f := storeFinding(well); f.Level != spec.LevelOK {
 		t.Errorf("%+v", f)
 	}
-	ill := &fetch.Status{Lost: pop.ErrAway, Away: pop.ErrStoreAway, Shared: true}
+	ill := &member.Status{Lost: pop.ErrAway, Away: pop.ErrStoreAway, Shared: true}
 	for _, f := range []spec.Finding{d.coordinatorFinding(ill), storeFinding(ill)} {
 		if f.Level != spec.LevelBad || f.Remedy == "" {
 			t.Errorf("%+v", f)
@@ -82,7 +82,7 @@ func TestPoPFindings(t *testing.T) {
 	}
 	for err, want := range map[error]string{pop.ErrTaken: takenRemedy, pop.ErrForeign: foreignRemedy,
 		errors.New("gone"): storeRemedy} {
-		away := &fetch.Status{Shared: true, Away: errors.Join(pop.ErrStoreAway, err)}
+		away := &member.Status{Shared: true, Away: errors.Join(pop.ErrStoreAway, err)}
 		if f := storeFinding(away); f.Remedy != want {
 			t.Errorf("%v: %+v", err, f)
 		}
@@ -149,7 +149,7 @@ func TestFindingsTry(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.peers.Close()
-	p := &fetch.Status{Node: "a",
+	p := &member.Status{Node: "a",
 		Members: []pop.Member{{Node: "a", Address: "127.0.0.1:1"}, {Node: "b"},
 			{Node: "c", Address: "127.0.0.1:1"}}}
 	if got := d.refusals(t.Context(), p); len(got) != 1 || got[0].What != "PoP node c" ||
@@ -183,7 +183,7 @@ func TestStoreOfOneMachineOfAName(t *testing.T) {
 		}
 		defer coord.Close()
 		d := &popParts{cfg: Config{Root: root}, log: slog.New(slog.DiscardHandler)}
-		_, err = d.openStore(t.Context(), fetch.MemberConfig{Node: "n1", Coord: coord, Dir: pop.NewDir(dir, 0)})
+		_, err = d.openStore(t.Context(), member.Config{Node: "n1", Coord: coord, Dir: pop.NewDir(dir, 0)})
 		return err
 	}
 	first, second := t.TempDir(), t.TempDir()
@@ -224,7 +224,7 @@ func TestNoStoreBesideThatOfOthers(t *testing.T) {
 		}
 		defer c.Close()
 		d := &popParts{cfg: Config{Root: root}, log: slog.New(slog.DiscardHandler)}
-		return d.openStore(t.Context(), fetch.MemberConfig{Node: "new", Coord: c, Dir: pop.NewDir(dir, 0)})
+		return d.openStore(t.Context(), member.Config{Node: "new", Coord: c, Dir: pop.NewDir(dir, 0)})
 	}
 	theirs, err := pop.OpenStore(t.Context(),
 		pop.StoreConfig{FS: pop.NewDir(shared, 0), Coord: coord, Node: "old"})

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"dewpoint/internal/fetch"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/member"
 	"dewpoint/internal/spec"
 )
 
@@ -40,7 +40,7 @@ func (s *pops) findings(ctx context.Context) []spec.Finding {
 }
 
 // apartFindings names nodes that share another store than this one.
-func apartFindings(p *fetch.Status) []spec.Finding {
+func apartFindings(p *member.Status) []spec.Finding {
 	var out []spec.Finding
 	for _, m := range apart(p) {
 		out = append(out, spec.Finding{What: "PoP node " + m.Node, Level: spec.LevelBad,
@@ -52,14 +52,14 @@ func apartFindings(p *fetch.Status) []spec.Finding {
 }
 
 // apart are the nodes that have another store than this one, which has one.
-func apart(p *fetch.Status) []pop.Member {
+func apart(p *member.Status) []pop.Member {
 	return slices.DeleteFunc(slices.Clone(p.Members), func(m pop.Member) bool {
 		return p.Store == "" || m.Store == "" || m.Store == p.Store
 	})
 }
 
 // refusals names nodes that say where they can be asked, and cannot be.
-func (s *pops) refusals(ctx context.Context, p *fetch.Status) []spec.Finding {
+func (s *pops) refusals(ctx context.Context, p *member.Status) []spec.Finding {
 	if s.peers == nil {
 		return nil
 	}
@@ -84,7 +84,7 @@ func (s *pops) refusals(ctx context.Context, p *fetch.Status) []spec.Finding {
 }
 
 // twinFindings names nodes that cannot be told apart.
-func twinFindings(p *fetch.Status) []spec.Finding {
+func twinFindings(p *member.Status) []spec.Finding {
 	var out []spec.Finding
 	for _, m := range p.Members {
 		if m.Twin != "" {
@@ -96,7 +96,7 @@ func twinFindings(p *fetch.Status) []spec.Finding {
 	return out
 }
 
-func (s *pops) coordinatorFinding(p *fetch.Status) spec.Finding {
+func (s *pops) coordinatorFinding(p *member.Status) spec.Finding {
 	f := spec.Finding{What: "PoP coordinator", Level: spec.LevelOK,
 		Detail: fmt.Sprintf("%s answers, %d nodes", s.coordinatorKind(), len(p.Members))}
 	switch {
@@ -109,7 +109,7 @@ func (s *pops) coordinatorFinding(p *fetch.Status) spec.Finding {
 	return f
 }
 
-func storeFinding(p *fetch.Status) spec.Finding {
+func storeFinding(p *member.Status) spec.Finding {
 	if p.Away != nil {
 		f := spec.Finding{What: "PoP store", Level: spec.LevelBad, Detail: oneLine(p.Away), Remedy: storeRemedy}
 		switch {
@@ -166,7 +166,7 @@ const silentLong = 2 * time.Minute
 
 // silentFindings names nodes that keep layers from being evicted and give no
 // sign of life.
-func silentFindings(p *fetch.Status) []spec.Finding {
+func silentFindings(p *member.Status) []spec.Finding {
 	var out []spec.Finding
 	for _, n := range p.Silent {
 		lives := slices.ContainsFunc(p.Members, func(m pop.Member) bool { return m.Node == n.Node })

@@ -14,8 +14,8 @@ import (
 	"dewpoint/internal/api"
 	"dewpoint/internal/config"
 	"dewpoint/internal/deploy"
-	"dewpoint/internal/fetch"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/pop/member"
 	"dewpoint/internal/pop/peer"
 	"dewpoint/internal/spec"
 
@@ -30,7 +30,7 @@ const defaultPrepare = 16
 
 // pops implements api.PoPs.
 type pops struct {
-	member *fetch.Member // nil: this node is by itself
+	member *member.Member // nil: this node is by itself
 	cfg    config.PoP
 	peers  *peer.Client // nil: nodes are not asked
 	dir    *pop.Dir     // the store's; nil without one
@@ -41,7 +41,7 @@ type pops struct {
 func (s *pops) PoPStatus(ctx context.Context) (spec.PoP, error) {
 	p, err := s.member.Status(ctx)
 	if p == nil {
-		return spec.PoP{}, popProblem(errors.Join(err, fetch.ErrNoPoP))
+		return spec.PoP{}, popProblem(errors.Join(err, member.ErrNoPoP))
 	}
 	if err != nil {
 		s.log.Warn("the PoP's status lacks something", "err", err)
@@ -80,7 +80,7 @@ func (s *pops) coordinatorKind() string {
 	return "local"
 }
 
-func popStore(p *fetch.Status) spec.PoPStore {
+func popStore(p *member.Status) spec.PoPStore {
 	s := spec.PoPStore{Path: p.Path, ID: p.Store, State: spec.PoPOK, Total: p.Total, Free: p.Free,
 		Trash: p.Trash, Capacity: p.Most}
 	switch {
@@ -131,10 +131,10 @@ func (s *pops) PoPVerify(ctx context.Context, layers []string, emit func(spec.Po
 		}
 		ids = append(ids, id)
 	}
-	return popProblem(s.member.Verify(ctx, ids, func(v fetch.Verified) error { return emit(popVerified(v)) }))
+	return popProblem(s.member.Verify(ctx, ids, func(v member.Verified) error { return emit(popVerified(v)) }))
 }
 
-func popVerified(v fetch.Verified) spec.PoPVerified {
+func popVerified(v member.Verified) spec.PoPVerified {
 	out := spec.PoPVerified{DiffID: v.DiffID.String(), Image: v.Image, Size: v.Size, State: spec.PoPWhole}
 	switch {
 	case v.Gone:
@@ -179,7 +179,7 @@ func popProblem(err error) error {
 		code   api.Code
 		remedy string
 	}{
-		{fetch.ErrNoPoP, api.Unsupported, "give store, and redis, in the [pop] section of its configuration"},
+		{member.ErrNoPoP, api.Unsupported, "give store, and redis, in the [pop] section of its configuration"},
 		{pop.ErrLives, api.InUse, "only a node that is gone for good is to be forgotten"},
 		{pop.ErrTaken, api.Unsupported, takenRemedy},
 		{pop.ErrForeign, api.Unsupported, foreignRemedy},

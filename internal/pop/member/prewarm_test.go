@@ -1,4 +1,4 @@
-package fetch
+package member
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
 	"dewpoint/internal/pop"
 	"dewpoint/testkit"
@@ -79,7 +80,7 @@ func (e *readyEngine) forget(_ context.Context, ref image.Reference) error {
 	e.mu.Lock()
 	e.images = slices.DeleteFunc(e.images, func(s string) bool { return s == ref.String() })
 	e.mu.Unlock()
-	return e.n.cfg.Catalog.Forget(ref)
+	return e.n.catalog.Forget(ref)
 }
 
 func (e *readyEngine) has(p registrytest.Pushed) bool {
@@ -98,7 +99,7 @@ func (e *readyEngine) refuses(err error) {
 func (s *siteBed) preparing(name string, images int, change ...func(*PrewarmConfig)) (*siteNode,
 	*readyEngine) {
 	e := &readyEngine{mounted: map[digest.Digest]bool{}, stands: map[digest.Digest]bool{}}
-	e.n = s.node(name, func(c *MemberConfig) {
+	e.n = s.node(name, func(c *Config) {
 		c.House = cmp.Or(s.house, 200*time.Millisecond)
 		c.Prepare = PrewarmConfig{Images: images, After: 1, Register: e.register, Rest: e.rest, Forget: e.forget,
 			Path: filepath.Join(s.t.TempDir(), "prepared")}
@@ -182,7 +183,7 @@ func TestReadyGoesForRoom(t *testing.T) {
 	p := a.push("app", 1, 2)
 	layers := a.bring(p)
 	s.awaitReady(e, p)
-	b.must(a.cfg.Catalog.Forget(a.ref(p.Ref)))
+	b.must(a.catalog.Forget(a.ref(p.Ref)))
 	for _, l := range layers {
 		a.published(l.Layer.DiffID)
 		if !b.Has(l.Layer.DiffID) || b.site.ready.rests(l.Layer.DiffID) {
@@ -192,7 +193,7 @@ func TestReadyGoesForRoom(t *testing.T) {
 	a.eventually("it is evicted", func() bool {
 		_, err := a.site.Prune(t.Context(), func(digest.Digest) bool { return false })
 		return err == nil &&
-			!slices.ContainsFunc(layers, func(l LayerProgress) bool {
+			!slices.ContainsFunc(layers, func(l fetch.LayerProgress) bool {
 				return a.site.usable().Has(t.Context(), l.Layer.DiffID)
 			})
 	})
@@ -257,10 +258,10 @@ func TestReadyMetMeanwhile(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
 	b, e := s.preparing("b", 4)
-	busy := new(Pull)
-	b.holds.mu.Lock()
-	b.holds.pulls[busy] = true // is under way
-	b.holds.mu.Unlock()
+	ctx, done := context.WithCancel(t.Context())
+	busy, err := b.Pull(ctx, b.ref(b.push("busy", 3).Ref), fetch.Options{}) // is under way until done
+	b.must(err)
+	b.must(busy.WaitComplete(ctx))
 	p, q := a.push("app", 1), a.push("other", 2)
 	a.bring(p)
 	wishes := func() int { return len(b.site.ready.wishes()) }
@@ -269,9 +270,7 @@ func TestReadyMetMeanwhile(t *testing.T) {
 	b.site.ready.met(b.ref(p.Ref).String())
 	a.bring(q)
 	b.eventually("another is heard of", func() bool { return wishes() == 1 })
-	b.holds.mu.Lock()
-	delete(b.holds.pulls, busy)
-	b.holds.mu.Unlock()
+	done()
 	s.awaitReady(e, q)
 	if e.has(p) {
 		t.Error("it is made ready, though nobody wants it any more")
@@ -410,7 +409,7 @@ func TestReadyFails(t *testing.T) {
 	layers := a.bring(p)
 	b.eventually("it was tried", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.noted) > 0 })
 	b.eventually("nothing is left", func() bool {
-		return b.cfg.Catalog.Get(b.ref(p.Ref)) == nil && !b.Has(layers[0].Layer.DiffID) &&
+		return b.catalog.Get(b.ref(p.Ref)) == nil && !b.Has(layers[0].Layer.DiffID) &&
 			!b.Has(layers[1].Layer.DiffID)
 	})
 	e.refuses(nil)
@@ -438,7 +437,7 @@ func TestReadyNeedsRoom(t *testing.T) {
 	b.eventually("it is tried", func() bool { return s.marks("b") > 0 })
 	b.eventually("all is let go of", func() bool {
 		return s.marks("b") == 0 &&
-			!slices.ContainsFunc(layers, func(l LayerProgress) bool { return b.Has(l.Layer.DiffID) })
+			!slices.ContainsFunc(layers, func(l fetch.LayerProgress) bool { return b.Has(l.Layer.DiffID) })
 	})
 	if e.has(p) {
 		t.Error("it is ready")
@@ -497,7 +496,7 @@ func TestReadyIsDeployed(t *testing.T) {
 	s.awaitReady(e, p)
 	sent, marked := s.served(p), s.markNames("b")
 	for _, l := range b.bring(p) {
-		if l.From != (Origins{PoP: l.Layer.Size}) {
+		if l.From != (fetch.Origins{PoP: l.Layer.Size}) {
 			t.Errorf("%+v", l.From)
 		}
 	}
@@ -530,7 +529,7 @@ func TestIdleLayersRest(t *testing.T) {
 			ids[img.Ref] = append(ids[img.Ref], l.Layer.DiffID)
 		}
 		b.bring(img)
-		b.must(e.register(t.Context(), b.cfg.Catalog.Get(b.ref(img.Ref))))
+		b.must(e.register(t.Context(), b.catalog.Get(b.ref(img.Ref))))
 	}
 	e.mu.Lock()
 	for _, id := range ids[q.Ref] {
@@ -573,7 +572,7 @@ func TestReadyIsTakenBack(t *testing.T) {
 		s.awaitReady(e, all[i])
 	}
 	b.eventually("the oldest goes", func() bool { return !e.has(all[0]) && e.has(all[1]) })
-	id := b.cfg.Catalog.Get(b.ref(all[2].Ref)).Layers[0].DiffID
+	id := b.catalog.Get(b.ref(all[2].Ref)).Layers[0].DiffID
 	rec, err := a.site.usable().Record(t.Context(), id)
 	if err == nil {
 		err = a.site.usable().Quarantine(t.Context(), rec)

@@ -1,4 +1,4 @@
-package fetch
+package member
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
@@ -20,8 +21,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// MemberConfig names what a Member works with. Node, Coord, Layers, Catalog and Link are required.
-type MemberConfig struct {
+// Config names what a Member works with. Node, Coord, Layers, Catalog and Link are required.
+type Config struct {
 	Node  string
 	Coord pop.Coordinator
 	// Open opens the shared store. nil: there is none, nodes ask each other.
@@ -33,8 +34,8 @@ type MemberConfig struct {
 	PackDir  string // where this node has its startup packs; "" is nowhere
 	Capacity int64  // bytes that this node's own layers may take
 	Layers   *layer.Store
-	Catalog  *Catalog
-	Link     *Link
+	Catalog  *fetch.Catalog
+	Link     *fetch.Link
 	Log      *slog.Logger // nil discards
 	// Saved are the images, by their manifests, that this node gives checkpoints of. May be nil.
 	Saved func() []digest.Digest
@@ -65,17 +66,17 @@ type MemberConfig struct {
 // Member is a node's side of its PoP. It is safe for concurrent use. A nil Member is that of a node by
 // itself: it has nothing, and says so.
 type Member struct {
-	cfg     MemberConfig
-	node    *Puller
+	cfg     Config
+	node    *fetch.Puller
 	layers  *layer.Store
-	catalog *Catalog
-	link    *Link
-	holds   *Holds
+	catalog *fetch.Catalog
+	link    *fetch.Link
+	holds   *fetch.Holds
 	log     *slog.Logger
 	life    context.Context // of what goes on behind deployments
 	end     context.CancelFunc
 	work    sync.WaitGroup
-	stats   memberStats
+	stats   counters
 
 	store atomic.Pointer[pop.Store] // nil while it cannot be opened
 	tried chan struct{}             // closed once it was tried to open the store
@@ -113,8 +114,8 @@ type Member struct {
 	ready   *prepared                  // what rests, and why; nil: nothing does
 }
 
-// NewMember returns the Member that a node's puller is to join. Close ends what it does in the background.
-func NewMember(cfg MemberConfig, p *Puller) *Member {
+// New returns the Member that a node's puller is to join. Close ends what it does in the background.
+func New(cfg Config, p *fetch.Puller) *Member {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}

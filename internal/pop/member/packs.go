@@ -1,4 +1,4 @@
-package fetch
+package member
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"dewpoint/internal/durable"
+	"dewpoint/internal/fetch"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/peer"
@@ -127,12 +128,12 @@ func packLease(manifest digest.Digest) string { return "pack/" + manifest.String
 type registryPack struct {
 	manifest digest.Digest
 	size     int64
-	open     OpenPack
+	open     fetch.OpenPack
 }
 
 // Pass implements fetch.Neighbours. The pack crosses the PoP's link once: it is taken from the node that has
 // it or is fetching it, else fetched under a lease and passed on.
-func (s *Member) Pass(manifest digest.Digest, size int64, open OpenPack) (OpenPack, bool) {
+func (s *Member) Pass(manifest digest.Digest, size int64, open fetch.OpenPack) (fetch.OpenPack, bool) {
 	if s.cfg.Peers == nil || s.cfg.Address == "" || s.cfg.PackDir == "" {
 		return open, false
 	}
@@ -156,7 +157,7 @@ func (s *Member) openPack(ctx context.Context, f registryPack) (io.ReadCloser, e
 		if err == nil {
 			if r := s.packFromPeers(ctx, m); r != nil {
 				s.release(ctx, lease)
-				return &Near{r}, nil
+				return &fetch.Near{ReadCloser: r}, nil
 			}
 			return s.pass(ctx, f, lease)
 		}
@@ -166,7 +167,7 @@ func (s *Member) openPack(ctx context.Context, f registryPack) (io.ReadCloser, e
 		}
 		r, err := s.cfg.Peers.Pack(ctx, held.Holder.Address, m)
 		if err == nil {
-			return &Near{r}, nil
+			return &fetch.Near{ReadCloser: r}, nil
 		}
 		if time.Since(began) >= packPatience(err) {
 			break

@@ -1,4 +1,4 @@
-package fetch
+package member
 
 import (
 	"cmp"
@@ -18,7 +18,7 @@ import (
 
 const (
 	siteBeat  = 3 * time.Second  // between two signs of life
-	siteHouse = 20 * time.Second // between two looks for what may go, if MemberConfig has nothing else
+	siteHouse = 20 * time.Second // between two looks for what may go, if Config has nothing else
 	// idleAttached is how long a layer of the store stays known here that nothing uses; when the store needs
 	// room and finds none, the older half of those go that were idle for idlePressed, and those that images have
 	// here which no container uses rest.

@@ -1,4 +1,4 @@
-package fetch
+package member
 
 import (
 	"bytes"
@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/fetch"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/pop"
@@ -79,7 +80,7 @@ func (s *siteBed) pair() (a, b *siteNode) {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		n := s.node(name, func(c *MemberConfig) { c.Address, c.Peers = l.Addr().String(), client })
+		n := s.node(name, func(c *Config) { c.Address, c.Peers = l.Addr().String(), client })
 		n.serve(l, auth, n.site.Given())
 		return n
 	}
@@ -94,8 +95,8 @@ func TestTriesOfPeersDoNotCount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asks := func(c *MemberConfig) { c.Peers = client }
-	a := s.node("a", func(c *MemberConfig) { c.Address = l.Addr().String() })
+	asks := func(c *Config) { c.Peers = client }
+	a := s.node("a", func(c *Config) { c.Address = l.Addr().String() })
 	gives := &cutting{Given: a.site.Given()}
 	a.serve(l, auth, gives)
 	b, c := s.node("b", asks), s.node("c", asks)
@@ -171,9 +172,8 @@ func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 // layers meanwhile.
 func TestSlowPackComesOnce(t *testing.T) {
 	s := newSiteBed(t)
+	s.packs = true
 	a, b := s.pair()
-	a.site.cfg.PackDir, b.site.cfg.PackDir = t.TempDir(), t.TempDir()
-	a.cfg.Packs.Dir, b.cfg.Packs.Dir = a.site.cfg.PackDir, b.site.cfg.PackDir
 	content := bytes.Repeat([]byte("pack"), 64<<10)
 	var opened atomic.Int32
 	begins := make(chan struct{})
@@ -276,7 +276,7 @@ func TestNoCopyWithoutRoom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSiteBed(t)
 			s.every = 128 << 10
-			a := s.node("a", func(c *MemberConfig) {
+			a := s.node("a", func(c *Config) {
 				c.Open = func(ctx context.Context) (*pop.Store, error) {
 					return pop.OpenStore(ctx, pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Capacity: capacity})
 				}
@@ -286,9 +286,9 @@ func TestNoCopyWithoutRoom(t *testing.T) {
 			s.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 256 << 10})
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			pull, err := a.Pull(ctx, a.ref(p.Ref), Options{})
+			pull, err := a.Pull(ctx, a.ref(p.Ref), fetch.Options{})
 			a.must(err)
-			f := pull.fills[0]
+			f := a.layers.Filling(pull.Image.Layers[0].DiffID)
 			a.eventually("there is something to copy", func() bool {
 				if !a.site.leads(f.Layer.DiffID) || f.Runs() == 0 {
 					return false

@@ -1,4 +1,4 @@
-package fetch
+package member
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/fetch"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
@@ -27,6 +28,7 @@ type siteBed struct {
 	reg   *registrytest.Server
 	hub   *local.Hub
 	store string
+	packs bool          // nodes to come keep packs
 	every int64         // of the nodes' layer.Config.Interval
 	tree  bool          // of the nodes to come: their layer.Config.Tree
 	house time.Duration // of the nodes to come that make images ready
@@ -54,7 +56,7 @@ const (
 )
 
 // node joins a node; change may change its configuration before.
-func (s *siteBed) node(name string, change func(*MemberConfig)) *siteNode {
+func (s *siteBed) node(name string, change func(*Config)) *siteNode {
 	s.t.Helper()
 	n := s.boot(name, change)
 	n.eventually("the store is open", func() bool { return n.site.usable() != nil })
@@ -62,38 +64,39 @@ func (s *siteBed) node(name string, change func(*MemberConfig)) *siteNode {
 }
 
 // boot is node, which need not have opened the store yet.
-func (s *siteBed) boot(name string, change func(*MemberConfig)) *siteNode {
+func (s *siteBed) boot(name string, change func(*Config)) *siteNode {
 	t := s.t
 	t.Helper()
 	n := &siteNode{bed: &bed{t: t, reg: s.reg, dir: filepath.Join(t.TempDir(), "layers")}, name: name,
 		used: map[digest.Digest]bool{}}
-	client := newClient(t, filepath.Join(t.TempDir(), "none"), s.reg)
 	var err error
 	n.layers, err = layer.Open(layer.Config{Dir: n.dir, Interval: s.every, Tree: s.tree})
 	n.must(err)
 	t.Cleanup(func() { n.must(n.layers.Close()) })
-	catalog, err := OpenCatalog(t.TempDir(), nil)
+	n.catalog, err = fetch.OpenCatalog(t.TempDir(), nil)
 	n.must(err)
 	coord, err := s.hub.Join(pop.Config{Node: name, TTL: siteTTL})
 	n.must(err)
 	t.Cleanup(func() { coord.Close() })
 	dir := pop.NewDir(s.store, 0)
-	cfg := MemberConfig{Node: name, Coord: coord, Dir: dir,
+	cfg := Config{Node: name, Coord: coord, Dir: dir,
 		Open: func(ctx context.Context) (*pop.Store, error) {
 			return pop.OpenStore(ctx, pop.StoreConfig{FS: dir, Coord: coord, Node: name, Grace: time.Second})
 		},
 		Damaged:  func(id digest.Digest, _ error) { n.note(&n.damaged, id) },
 		Replaced: func(id digest.Digest) { n.note(&n.replaced, id) },
 		Owed:     filepath.Join(t.TempDir(), "owed"),
-		Capacity: siteCache, Layers: n.layers, Catalog: catalog, Link: NewLink(LinkConfig{Inflaters: 1}),
+		Capacity: siteCache, Layers: n.layers, Catalog: n.catalog, Link: fetch.NewLink(fetch.LinkConfig{Inflaters: 1}),
+	}
+	if s.packs {
+		cfg.PackDir = t.TempDir()
 	}
 	if change != nil {
 		change(&cfg)
 	}
-	n.Puller = NewPuller(Config{Registry: client, Layers: n.layers, Catalog: catalog,
-		Link: cfg.Link, Packs: PackConfig{Dir: cfg.PackDir}, Cache: CacheConfig{Capacity: siteCache}})
-	n.fresh = 0
-	n.site = NewMember(cfg, n.Puller)
+	n.Puller = fetch.NewPuller(fetch.Config{Registry: newClient(t, s.reg), Layers: n.layers, Catalog: n.catalog,
+		Link: cfg.Link, Packs: fetch.PackConfig{Dir: cfg.PackDir}, Cache: fetch.CacheConfig{Capacity: siteCache}})
+	n.site = New(cfg, n.Puller)
 	n.Join(n.site)
 	t.Cleanup(func() { n.must(n.Close()); n.site.Close() })
 	ctx, cancel := context.WithCancel(context.Background())
@@ -123,11 +126,11 @@ func (n *siteNode) use(id digest.Digest) {
 }
 
 // bring pulls an image whole and says where each of its layers came from.
-func (n *siteNode) bring(p registrytest.Pushed) []LayerProgress {
+func (n *siteNode) bring(p registrytest.Pushed) []fetch.LayerProgress {
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(n.t.Context())
 	defer cancel()
-	pull, err := n.Pull(ctx, n.ref(p.Ref), Options{})
+	pull, err := n.Pull(ctx, n.ref(p.Ref), fetch.Options{})
 	n.must(err)
 	n.must(pull.WaitComplete(ctx))
 	return pull.Progress()
@@ -196,7 +199,7 @@ func TestSecondNodeAsksNoRegistry(t *testing.T) {
 	}
 	sent := s.served(p)
 	for _, l := range b.bring(p) {
-		if l.From != (Origins{PoP: l.Layer.Size}) {
+		if l.From != (fetch.Origins{PoP: l.Layer.Size}) {
 			t.Errorf("the second node: %+v of %d", l.From, l.Layer.Size)
 		}
 	}
@@ -225,7 +228,7 @@ func TestBootWaitsForTheStore(t *testing.T) {
 		if !want {
 			name = "hangs"
 		}
-		b := s.boot(name, func(cfg *MemberConfig) {
+		b := s.boot(name, func(cfg *Config) {
 			open := cfg.Open
 			cfg.Open = func(ctx context.Context) (*pop.Store, error) {
 				select {
@@ -238,7 +241,7 @@ func TestBootWaitsForTheStore(t *testing.T) {
 		})
 		began := time.Now()
 		for _, l := range b.bring(p) {
-			if stored := l.From == (Origins{PoP: l.Layer.Size}); stored != want {
+			if stored := l.From == (fetch.Origins{PoP: l.Layer.Size}); stored != want {
 				t.Errorf("where the store opens after %v: %+v of %d", took, l.From, l.Layer.Size)
 			}
 		}
@@ -292,7 +295,7 @@ func TestOriginsOfMixedImage(t *testing.T) {
 		a.published(l.Layer.DiffID)
 	}
 	got := b.bring(b.push("all", 1, 2, 3))
-	for i, want := range []Origins{{Local: got[0].Layer.Size}, {PoP: got[1].Layer.Size},
+	for i, want := range []fetch.Origins{{Local: got[0].Layer.Size}, {PoP: got[1].Layer.Size},
 		{Registry: got[2].Layer.Size}} {
 		if got[i].From != want {
 			t.Errorf("layer %d: %+v, want %+v", i, got[i].From, want)
@@ -316,7 +319,7 @@ func TestStoreHitsCountOnce(t *testing.T) {
 	a.must(s.hide(layers[1].Layer.DiffID))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	pull, err := b.Pull(ctx, b.ref(p.Ref), Options{Local: true})
+	pull, err := b.Pull(ctx, b.ref(p.Ref), fetch.Options{Local: true})
 	b.must(err)
 	b.must(pull.WaitComplete(ctx))
 	if h := b.site.hitsNow(); h.Store != 1 || h.StoreBytes != layers[0].Layer.Size || h.Registry != 1 ||
@@ -488,7 +491,7 @@ func TestBrokenRecordIsReplaced(t *testing.T) {
 // Verification goes on by itself: what is due is read, and a flipped byte found.
 func TestVerificationInBackground(t *testing.T) {
 	s := newSiteBed(t)
-	a := s.node("a", func(c *MemberConfig) { c.Verify = 20 * time.Millisecond })
+	a := s.node("a", func(c *Config) { c.Verify = 20 * time.Millisecond })
 	id := a.bring(a.push("app", 1))[0].Layer.DiffID
 	bad := a.published(id)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -539,7 +542,7 @@ func TestPruneTakesMarks(t *testing.T) {
 	id := a.bring(p)[0].Layer.DiffID
 	a.published(id)
 	b.bring(p)
-	b.eventually("the pull has let go of it", func() bool { return !b.holds.Held(id) })
+	b.eventually("the pull has let go of it", func() bool { return !b.Holds().Held(id) })
 	for _, inUse := range []bool{true, false} {
 		_, err := b.Prune(t.Context(), func(digest.Digest) bool { return inUse })
 		b.must(err)
@@ -554,7 +557,7 @@ func TestPruneTakesMarks(t *testing.T) {
 // One node keeps house for all, and another when it has gone.
 func TestOneKeepsHouse(t *testing.T) {
 	s := newSiteBed(t)
-	often := func(c *MemberConfig) { c.House = 20 * time.Millisecond }
+	often := func(c *Config) { c.House = 20 * time.Millisecond }
 	keeper := func(n *siteNode) string {
 		h, held, err := n.site.cfg.Coord.Holder(t.Context(), keeperLease)
 		n.must(err)
@@ -589,7 +592,7 @@ func TestAllAreTold(t *testing.T) {
 	a.published(id)
 	c.use(id)
 	c.bring(c.push("x", 1))
-	b := s.node("b", func(c *MemberConfig) {
+	b := s.node("b", func(c *Config) {
 		c.House = 20 * time.Millisecond
 		dir, coord := c.Dir, c.Coord
 		c.Open = func(ctx context.Context) (*pop.Store, error) {
@@ -676,13 +679,13 @@ func TestHotLayersAreCopiedBehindDeployments(t *testing.T) {
 	s := newSiteBed(t)
 	var asked atomic.Bool
 	a, b := s.node("a", nil),
-		s.node("b", func(c *MemberConfig) { c.Room = func(int64) bool { asked.Store(true); return true } })
+		s.node("b", func(c *Config) { c.Room = func(int64) bool { asked.Store(true); return true } })
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
 	a.published(id)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	pull, err := b.Pull(ctx, b.ref(p.Ref), Options{})
+	pull, err := b.Pull(ctx, b.ref(p.Ref), fetch.Options{})
 	b.must(err)
 	b.must(pull.WaitComplete(ctx))
 	for range hotUses {
@@ -703,7 +706,7 @@ func TestLetGoOfComesAgain(t *testing.T) {
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
 	a.published(id)
-	pull, err := b.Pull(t.Context(), b.ref(p.Ref), Options{})
+	pull, err := b.Pull(t.Context(), b.ref(p.Ref), fetch.Options{})
 	b.must(err)
 	b.must(pull.Wait(t.Context()))
 	b.must(b.layers.Detach(id)) // as when its tar could not be opened for a moment

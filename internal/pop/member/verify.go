@@ -1,4 +1,4 @@
-package fetch
+package member
 
 import (
 	"context"
@@ -354,7 +354,7 @@ func (s *Member) copyWhole(ctx context.Context, st *pop.Store, have *layer.Layer
 	return errors.Join(draft.Publish(ctx, rec, b), draft.Close())
 }
 
-// VerifyInBackground verifies every layer of the store once in MemberConfig.Verify,
+// VerifyInBackground verifies every layer of the store once in Config.Verify,
 // one at a time in the whole PoP, slowly, and while the coordinator is there, until ctx ends.
 func (s *Member) VerifyInBackground(ctx context.Context) {
 	if s.cfg.Dir == nil || s.cfg.Verify <= 0 {

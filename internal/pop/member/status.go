@@ -1,4 +1,4 @@
-package fetch
+package member
 
 import (
 	"context"
@@ -229,7 +229,7 @@ type Stats struct {
 	EvictedSize int64 // bytes of them
 }
 
-type memberStats struct{ damaged, replaced, verified, evicted, evictedBytes atomic.Int64 }
+type counters struct{ damaged, replaced, verified, evicted, evictedBytes atomic.Int64 }
 
 // Stats returns the counters.
 func (s *Member) Stats() Stats {

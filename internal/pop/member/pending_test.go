@@ -1,7 +1,6 @@
-package fetch
+package member
 
 import (
-	"context"
 	"maps"
 	"os"
 	"path/filepath"
@@ -10,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/image"
 	"dewpoint/internal/pop"
 
 	"github.com/opencontainers/go-digest"
@@ -250,47 +248,19 @@ func imageFile(t *testing.T, store string) string {
 	return all[0]
 }
 
-// A layer that the store is to get stays in a full cache while it is on its way, and goes last while the
-// store would not take it; one that the store has goes.
-func TestOwedLayersLeaveAFullCacheLast(t *testing.T) {
+// A layer that the store is to get is pending; once that would not take it, it may go from a full cache.
+func TestPending(t *testing.T) {
 	s := newSiteBed(t)
 	a := s.node("a", nil)
-	a.fresh = 0
-	img := a.push("app", 1)
-	rec := a.published(a.bring(img)[0].Layer.DiffID)
-	a.eventually("nothing is owed", func() bool { return len(loadDebts(a.site.cfg.Owed)) == 0 })
-	a.eventually("it is complete here", func() bool {
-		l, err := a.layers.Peek(rec.DiffID)
-		return err == nil && l.Complete()
-	})
-	a.ends()
-	registered := true
-	ref := a.ref(img.Ref)
-	a.cfg.Images = ImagesConfig{
-		Idle:   func() (map[string]bool, error) { return map[string]bool{ref.String(): true}, nil },
-		Remove: func(context.Context, []image.Reference) error { registered = false; return nil },
+	id := a.published(a.bring(a.push("app", 1))[0].Layer.DiffID).DiffID
+	pending := func() [2]bool { return [2]bool{a.site.Pending(id, false), a.site.Pending(id, true)} }
+	a.eventually("nothing is owed", func() bool { return pending() == [2]bool{} })
+	a.site.owes(id)
+	if got := pending(); got != [2]bool{true, true} {
+		t.Errorf("on its way: %v", got)
 	}
-	collect := func() bool {
-		registered = true
-		_, err := a.Collect(t.Context(), 1, func(digest.Digest) bool { return registered })
-		a.must(err)
-		return !a.has(rec.DiffID)
-	}
-	a.eventually("nobody holds it", func() bool { return !a.holds.Held(rec.DiffID) && !a.isPulled(ref) })
-	a.site.owes(rec.DiffID)
-	if collect() {
-		t.Fatal("a layer on its way to the store was removed")
-	}
-	a.site.later(rec.DiffID) // the store has no room, or is away
-	l, err := a.layers.Peek(rec.DiffID)
-	a.must(err)
-	idle := map[string]bool{ref.String(): true}
-	first := &collection{p: a.Puller, idle: idle}
-	last := &collection{p: a.Puller, idle: idle, refused: true}
-	if len(first.onlyIdle(l)) != 0 || len(last.onlyIdle(l)) != 1 {
-		t.Error("what is owed does not go last")
-	}
-	if !collect() {
-		t.Error("a layer that the store would not take stays, and the cache is full")
+	a.site.later(id) // the store has no room, or is away
+	if got := pending(); got != [2]bool{true, false} {
+		t.Errorf("refused: %v", got)
 	}
 }

@@ -1,10 +1,11 @@
-package fetch
+package member
 
 import (
 	"context"
 	"path/filepath"
 	"testing"
 
+	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
 	"dewpoint/testkit/registrytest"
 )
@@ -25,7 +26,7 @@ func TestTakeOverOfOneFrame(t *testing.T) {
 			s.reg.Fail(registrytest.Fault{Do: registrytest.Hang, Digest: l.Digest, Skip: 1})
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			_, err := a.Pull(ctx, a.ref(p.Ref), Options{})
+			_, err := a.Pull(ctx, a.ref(p.Ref), fetch.Options{})
 			a.must(err)
 			a.eventually("most of it is kept", func() bool {
 				c, err := a.site.usable().Checkpoint(ctx, l.DiffID)
