@@ -25,9 +25,8 @@ const (
 // large are the types and packages that are still to be taken apart, with what they have today: none may
 // grow, none may join them, and who takes one apart removes it here.
 var large = map[string]int{
-	"fetch.Puller": 87,
-	"fetch.Member": 164,
-	"fetch":        9874,
+	"fetch.Puller": 86,
+	"fetch":        5285,
 }
 
 // tree is every Go file of the project, by its path from the root, but for generated ones.

@@ -214,8 +214,8 @@ type refusing struct {
 
 func (r *refusing) Pending(_ digest.Digest, refused bool) bool { return !(refused && r.refused) }
 
-// A layer that the PoP's store is to get stays in a full cache while it is on its way, and goes last while the
-// store would not take it.
+// A layer that the PoP's store is to get stays in a full cache while it is on its way, and goes last while
+// the store would not take it.
 func TestCollectTakesPendingLayersLast(t *testing.T) {
 	b := newBed(t)
 	pop := &refusing{alone: alone{b.layers}}

@@ -11,15 +11,25 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
+	"dewpoint/internal/trace"
 
 	"github.com/opencontainers/go-digest"
 )
+
+// attacher makes layers of the store known on this node, and lets go of them.
+type attacher struct {
+	*common
+
+	mu     sync.Mutex
+	proved map[digest.Digest]proof // that the tars of layers can be opened
+	device uint64                  // of the store's mount; 0 before it was seen
+}
 
 // attaching makes layers of the store known that are not here, all at once: while they are
 // being marked, which waits for the store several times, their records and tables are read and the
 // indexes built. What was read of a layer that is another one by then was in vain.
 type attaching struct {
-	s   *Member
+	s   *attacher
 	st  *pop.Store
 	img *image.Image
 
@@ -39,11 +49,11 @@ type attaching struct {
 
 // begin attaches what is not here of img, and goes on whatever becomes of who asked. likely says
 // that the store is likely to have all of it.
-func (s *Member) begin(st *pop.Store, img *image.Image, likely bool) *attaching {
+func (s *attacher) begin(st *pop.Store, img *image.Image, likely bool) *attaching {
 	return s.beginAs(st, img, likely, false)
 }
 
-func (s *Member) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) *attaching {
+func (s *attacher) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) *attaching {
 	a := &attaching{s: s, st: st, img: img, ahead: ahead, looked: make(chan struct{}), done: make(chan struct{}),
 		marked: make(chan struct{}), seeming: map[digest.Digest]bool{}}
 	for _, l := range img.Unique() {
@@ -66,7 +76,7 @@ func (s *Member) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) *a
 }
 
 // here reports whether there is something of a layer on this node, or it is attached.
-func (s *Member) here(id digest.Digest) bool {
+func (s *common) here(id digest.Digest) bool {
 	_, err := s.layers.Peek(id)
 	return err == nil || s.layers.Partial(id) != nil
 }
@@ -86,7 +96,7 @@ func (a *attaching) run(ctx context.Context, likely bool) {
 		here := a.s.here(id) // meanwhile
 		if here && !a.ahead {
 			if rec := a.s.found(a.layer(id)); rec != nil {
-				a.s.reused(id)
+				a.s.copies.reused(id)
 				a.used = append(a.used, rec)
 			}
 		}
@@ -178,7 +188,7 @@ func (a *attaching) from(ctx context.Context, rec *pop.Layer, await func() error
 
 // unlessShunned lets go of a layer that was attached if its files were found damaged meanwhile: who was told
 // of that did not find it attached.
-func (s *Member) unlessShunned(st *pop.Store, rec *pop.Layer) error {
+func (s *attacher) unlessShunned(st *pop.Store, rec *pop.Layer) error {
 	if !st.Shuns(rec.Name) {
 		return nil
 	}
@@ -237,11 +247,11 @@ func (a *attaching) wait(ctx context.Context) []*pop.Layer {
 }
 
 // attachLayer makes one layer known that the store has, unless there is something of it here.
-func (s *Member) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) error {
+func (s *attacher) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) error {
 	defer s.lock(l.DiffID)()
 	if s.here(l.DiffID) {
 		s.found(l)
-		s.reused(l.DiffID)
+		s.copies.reused(l.DiffID)
 		return nil
 	}
 	rec, e, err := s.elsewhere(ctx, st, l)
@@ -260,7 +270,7 @@ func (s *Member) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) 
 }
 
 // elsewhere is a layer that the store has, marked as used by this node.
-func (s *Member) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*pop.Layer, *layer.Elsewhere,
+func (s *attacher) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*pop.Layer, *layer.Elsewhere,
 	error) {
 	rec, err := st.Use(ctx, l.DiffID)
 	if err != nil {
@@ -271,7 +281,7 @@ func (s *Member) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*
 }
 
 // described is a layer of the store, with its index if that is there, else its table.
-func (s *Member) described(ctx context.Context, st *pop.Store, rec *pop.Layer,
+func (s *attacher) described(ctx context.Context, st *pop.Store, rec *pop.Layer,
 	l image.Layer) (e *layer.Elsewhere, err error) {
 	e = &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size,
 		Data: s.cfg.Dir.Path(rec.Data())}
@@ -299,7 +309,7 @@ type proof struct {
 	left int // uses
 }
 
-func (s *Member) prove(id digest.Digest) {
+func (s *attacher) prove(id digest.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, p := range s.proved {
@@ -311,7 +321,7 @@ func (s *Member) prove(id digest.Digest) {
 }
 
 // isProved reports whether the tar was seen a moment ago, and the store answers.
-func (s *Member) isProved(id digest.Digest) bool {
+func (s *attacher) isProved(id digest.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, ok := s.proved[id]
@@ -321,4 +331,115 @@ func (s *Member) isProved(id digest.Digest) bool {
 	p.left--
 	s.proved[id] = p
 	return true
+}
+
+// Attach implements fetch.Source: it makes those layers of img known that the store has, before anything is
+// decided about the others. Layers of a store that is away are let go of.
+func (s *attacher) Attach(ctx context.Context, img *image.Image, begun any) (lost []digest.Digest) {
+	ctx, step := trace.Start(ctx, "attach")
+	defer step.End()
+	under, _ := begun.(*attaching)
+	return s.attach(ctx, img, under)
+}
+
+// attach is Attach, part of which begun, unless nil, does already.
+func (s *attacher) attach(ctx context.Context, img *image.Image, begun *attaching) (lost []digest.Digest) {
+	s.opening(ctx)
+	ctx, cancel := context.WithTimeout(ctx, sitePatience)
+	defer cancel()
+	unused := s.prewarmer.unused(img)
+	s.prewarmer.ready.adopt(img)
+	st := s.usable()
+	if st == nil {
+		return s.disown(img)
+	}
+	s.work.Go(func() { // where it is needed at once, findPack waits for it
+		if err := s.packs.bringPack(s.life, img.Desc.Digest); err != nil {
+			s.log.Warn("a startup pack of the PoP's store cannot be used", "image", img.Ref, "err", err)
+		}
+	})
+	// the registry says that it is another image now
+	if begun == nil || begun.img.Desc.Digest != img.Desc.Digest {
+		begun = s.begin(st, img, false)
+	}
+	var used []*pop.Layer
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	group.Go(func() { s.remounted(ctx) })
+	resting := s.prewarmer.ready.resting(idsOf(img))
+	roused := make(chan struct{})
+	var left map[digest.Digest]bool // of those; there once roused is closed
+	group.Go(func() {
+		defer close(roused)
+		left = s.prewarmer.rouse(ctx, st, resting)
+	})
+	for _, l := range img.Unique() {
+		if begun.has(l.DiffID) {
+			continue
+		}
+		group.Go(func() {
+			rested, isGone := slices.Contains(resting, l.DiffID), false
+			if rested {
+				<-roused
+				isGone = left[l.DiffID]
+			} else if isGone = s.gone(ctx, l.DiffID); isGone {
+				s.detach(img, l.DiffID)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if isGone {
+				lost = append(lost, l.DiffID)
+			} else if rec := s.found(l); rec != nil {
+				used = append(used, rec)
+				if !slices.Contains(unused, l.DiffID) {
+					s.copies.reused(l.DiffID)
+				}
+			}
+		})
+	}
+	group.Wait()
+	used = append(used, begun.wait(ctx)...)
+	s.touch(img, used)
+	if s.usable() == nil { // it went meanwhile
+		return append(lost, s.disown(img)...)
+	}
+	return lost
+}
+
+// touch tells the PoP that an image is deployed and its layers are used, behind the deployment.
+func (s *attacher) touch(img *image.Image, used []*pop.Layer) {
+	st := s.usable()
+	if st == nil {
+		return
+	}
+	s.work.Go(func() {
+		ctx, cancel := context.WithTimeout(s.life, sitePatience)
+		defer cancel()
+		err := s.cfg.Coord.Publish(ctx, pop.Event{Kind: pop.Deployed, Key: img.Ref.String()})
+		if len(used) > 0 {
+			err = errors.Join(err, st.Touch(ctx, img.Ref.String(), img.Ref.Host, used...))
+		}
+		if err != nil {
+			s.log.Debug("use is not noted", "image", img.Ref, "err", err)
+		}
+	})
+}
+
+// found counts a layer that is here already, and returns what the policy is told of it.
+func (s *attacher) found(l image.Layer) *pop.Layer {
+	have, err := s.layers.Peek(l.DiffID)
+	if err == nil && have.At != "" {
+		s.count(func(h *pop.Hits) { h.Store++; h.StoreBytes += l.Size })
+		return s.recordOf(have)
+	}
+	s.count(func(h *pop.Hits) { h.Local++; h.LocalBytes += l.Size })
+	return s.recordOf(have)
+}
+
+// recordOf is what the policy is told of a layer that is here; nil of none.
+func (s *attacher) recordOf(l *layer.Layer) *pop.Layer {
+	if l == nil {
+		return nil
+	}
+	return &pop.Layer{DiffID: l.DiffID, Size: l.Size, Blob: l.Blob, BlobSize: l.BlobSz}
 }

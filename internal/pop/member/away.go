@@ -18,7 +18,7 @@ import (
 
 // present looks whether the store is still in its directory, and says so. The
 // error wraps pop.ErrNotMounted if it is not.
-func (s *Member) present(ctx context.Context, st *pop.Store) error {
+func (s *common) present(ctx context.Context, st *pop.Store) error {
 	err := st.Present(ctx)
 	was := s.unmounted.Load()
 	if !errors.Is(err, pop.ErrNotMounted) {
@@ -38,7 +38,7 @@ func (s *Member) present(ctx context.Context, st *pop.Store) error {
 // remounted has attached layers mounted anew for those that start from here on, if the
 // store is another mount than when this was asked last, or nobody knows: what
 // is mounted from one whose client has ended gives errors for good.
-func (s *Member) remounted(ctx context.Context) {
+func (s *attacher) remounted(ctx context.Context) {
 	fi, err := s.cfg.Dir.Stat(ctx, ".")
 	if err != nil {
 		return
@@ -64,14 +64,14 @@ func (s *Member) remounted(ctx context.Context) {
 // gone reports whether a layer is attached whose tar cannot be reached now: the store, or the
 // part of it where it lies, does not answer. It may look well from here, as long as
 // nobody reads what is not in the page cache.
-func (s *Member) gone(ctx context.Context, id digest.Digest) bool {
+func (s *attacher) gone(ctx context.Context, id digest.Digest) bool {
 	have, err := s.layers.Peek(id)
 	return err == nil && have.At != "" && !s.reachable(ctx, have)
 }
 
 // reachable reports whether the tar of a layer of the store is there: what the kernel
 // believes to know of it is not asked.
-func (s *Member) reachable(ctx context.Context, l *layer.Layer) bool {
+func (s *attacher) reachable(ctx context.Context, l *layer.Layer) bool {
 	if s.cfg.Dir == nil {
 		return false
 	}
@@ -90,7 +90,7 @@ func (s *Member) reachable(ctx context.Context, l *layer.Layer) bool {
 
 // disown lets go of the image's layers that lie in a store which is away, so that
 // they are fetched. What runs with them keeps them.
-func (s *Member) disown(img *image.Image) (lost []digest.Digest) {
+func (s *attacher) disown(img *image.Image) (lost []digest.Digest) {
 	for _, l := range img.Unique() {
 		if have, err := s.layers.Peek(l.DiffID); err == nil && have.At != "" {
 			s.detach(img, l.DiffID)
@@ -100,7 +100,7 @@ func (s *Member) disown(img *image.Image) (lost []digest.Digest) {
 	return lost
 }
 
-func (s *Member) detach(img *image.Image, id digest.Digest) {
+func (s *attacher) detach(img *image.Image, id digest.Digest) {
 	s.log.Warn("a layer of the PoP's store is away: it is fetched anew", "layer", id, "image", img.Ref)
 	if err := s.Detach(id); err != nil {
 		s.log.Warn("detach layer", "layer", id, "err", err)
@@ -108,25 +108,25 @@ func (s *Member) detach(img *image.Image, id digest.Digest) {
 }
 
 // Mountable implements fetch.Attached.
-func (s *Member) Mountable(ctx context.Context, l *layer.Layer) bool {
-	return s.reachable(ctx, l) && s.rouseOne(ctx, l)
+func (s *attacher) Mountable(ctx context.Context, l *layer.Layer) bool {
+	return s.reachable(ctx, l) && s.prewarmer.rouseOne(ctx, l)
 }
 
 // Detach implements fetch.Attached. What comes in the layer's place does not rest.
-func (s *Member) Detach(id digest.Digest) error {
+func (s *attacher) Detach(id digest.Digest) error {
 	err := s.layers.Detach(id)
-	s.ready.setRest(id, false)
+	s.prewarmer.ready.setRest(id, false)
 	return err
 }
 
 // alone has a layer that this node fetches for itself given to the store later: there
 // is no lease now under which it could.
-func (s *Member) alone(f *layer.Fill) {
+func (s *routes) alone(f *layer.Fill) {
 	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += f.Layer.Size })
 	s.work.Go(func() {
-		s.owes(f.Layer.DiffID)
+		s.uploads.owes(f.Layer.DiffID)
 		if _, err := f.WaitComplete(s.life); err == nil {
-			s.later(f.Layer.DiffID)
+			s.uploads.later(f.Layer.DiffID)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package member
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"dewpoint/internal/layer"
@@ -10,6 +11,15 @@ import (
 
 	"github.com/opencontainers/go-digest"
 )
+
+// copies makes this node's own copies of layers of the store that are deployed here again and again.
+type copies struct {
+	*common
+
+	mu      sync.Mutex
+	uses    map[digest.Digest]int // deployments of layers of the store, here
+	copying sync.Mutex            // held while a layer is copied
+}
 
 // hotUses is how many deployments of an attached layer, the first one not counted, make it worth a copy
 // of this node's own: it is read near from then on, also while the store is away.
@@ -21,7 +31,7 @@ const copyWait = time.Minute
 // reused notes that a layer of the store was deployed here once more, and has it
 // copied when it is hot and there is room. Copies are made one after the other, behind deployments:
 // looking whether there is room costs a look at all that is here.
-func (s *Member) reused(id digest.Digest) {
+func (s *copies) reused(id digest.Digest) {
 	l, err := s.layers.Peek(id)
 	if err != nil || l.At == "" {
 		return
@@ -37,7 +47,7 @@ func (s *Member) reused(id digest.Digest) {
 		s.copying.Lock()
 		defer s.copying.Unlock()
 		ctx, cancel := context.WithTimeout(s.life, copyWait)
-		s.quiet(ctx)
+		s.prewarmer.quiet(ctx)
 		cancel()
 		if have, err := s.layers.Peek(l.DiffID); s.life.Err() != nil || err != nil || have != l ||
 			!s.cfg.Room(l.Size) {
@@ -55,7 +65,7 @@ func (s *Member) reused(id digest.Digest) {
 	})
 }
 
-func (s *Member) forgetUses(id digest.Digest) {
+func (s *copies) forgetUses(id digest.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.uses, id)
@@ -63,7 +73,7 @@ func (s *Member) forgetUses(id digest.Digest) {
 
 // localize copies an attached layer. What is mounted of it goes on; the next mounts
 // are of the copy.
-func (s *Member) localize(ctx context.Context, l *layer.Layer) error {
+func (s *copies) localize(ctx context.Context, l *layer.Layer) error {
 	st := s.usable()
 	if st == nil {
 		return pop.ErrStoreAway
@@ -72,14 +82,14 @@ func (s *Member) localize(ctx context.Context, l *layer.Layer) error {
 	if err != nil {
 		return err
 	}
-	body, err := s.openStored(rec, 0)
+	body, err := s.routes.openStored(rec, 0)
 	if err != nil {
 		return err
 	}
 	defer body.Close()
 	err = s.layers.Localize(l, &during{ctx, body})
 	if errors.Is(err, layer.ErrMismatch) {
-		s.damaged(ctx, st, rec, err)
+		s.verifier.damaged(ctx, st, rec, err)
 	}
 	if err == nil {
 		s.node.Remount(l.DiffID)

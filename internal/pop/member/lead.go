@@ -26,7 +26,7 @@ const (
 
 // lead begins the fetching of a layer for the whole PoP, where another node has
 // left it. The lease ends with the fill, and after the layer was published.
-func (s *Member) lead(ctx context.Context, b *route, f *layer.Fill, lease pop.Lease) (layer.Way, error) {
+func (s *routes) lead(ctx context.Context, b *route, f *layer.Fill, lease pop.Lease) (layer.Way, error) {
 	id := b.l.DiffID
 	var looks sync.WaitGroup
 	var whole pop.Member // that has it
@@ -55,8 +55,8 @@ func (s *Member) lead(ctx context.Context, b *route, f *layer.Fill, lease pop.Le
 	s.holds.Give(id, 1)
 	s.work.Go(func() {
 		defer s.holds.Give(id, -1)
-		s.owes(id)
-		l := &leader{copier: copier{s: s, id: id, image: b.image, lease: lease}, f: f, began: time.Now()}
+		s.uploads.owes(id)
+		l := &leader{copier: copier{s: s.uploads, id: id, image: b.image, lease: lease}, f: f, began: time.Now()}
 		l.run(s.life)
 		s.mu.Lock()
 		delete(s.leading, id)
@@ -67,7 +67,7 @@ func (s *Member) lead(ctx context.Context, b *route, f *layer.Fill, lease pop.Le
 }
 
 // release gives a lease back; one that cannot be given back ends by itself.
-func (s *Member) release(ctx context.Context, lease pop.Lease) {
+func (s *common) release(ctx context.Context, lease pop.Lease) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sitePatience)
 	defer cancel()
 	if err := lease.Release(ctx); err != nil {
@@ -76,7 +76,7 @@ func (s *Member) release(ctx context.Context, lease pop.Lease) {
 }
 
 // Claim implements fetch.Neighbours.
-func (s *Member) Claim(ctx context.Context, id digest.Digest) (release func()) {
+func (s *routes) Claim(ctx context.Context, id digest.Digest) (release func()) {
 	s.claim(ctx, id)
 	return func() { s.unclaim(context.WithoutCancel(ctx), id) }
 }
@@ -84,7 +84,7 @@ func (s *Member) Claim(ctx context.Context, id digest.Digest) (release func()) {
 // claim takes the lease of a layer whose image starts lazily, if it is free: from
 // then on the other nodes ask this one for what they miss, and it is fetched once. The
 // layer's fill goes on with it.
-func (s *Member) claim(ctx context.Context, id digest.Digest) {
+func (s *routes) claim(ctx context.Context, id digest.Digest) {
 	if s.cfg.Peers == nil {
 		return // nobody could ask for what is missing
 	}
@@ -99,7 +99,7 @@ func (s *Member) claim(ctx context.Context, id digest.Digest) {
 
 // takeClaim is the lease that claim has taken, which the caller has from then on;
 // nil is none.
-func (s *Member) takeClaim(id digest.Digest) pop.Lease {
+func (s *routes) takeClaim(id digest.Digest) pop.Lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	lease := s.claims[id]
@@ -108,14 +108,14 @@ func (s *Member) takeClaim(id digest.Digest) pop.Lease {
 }
 
 // unclaim gives up a claim that no fill went on with.
-func (s *Member) unclaim(ctx context.Context, id digest.Digest) {
+func (s *routes) unclaim(ctx context.Context, id digest.Digest) {
 	if lease := s.takeClaim(id); lease != nil {
 		_ = lease.Release(ctx) // else it expires
 	}
 }
 
 // leftOf is what a dead node had copied of a layer; nil if nothing is known.
-func (s *Member) leftOf(ctx context.Context, id digest.Digest) *pop.Checkpoint {
+func (s *routes) leftOf(ctx context.Context, id digest.Digest) *pop.Checkpoint {
 	st := s.usable()
 	if st == nil {
 		return nil
@@ -128,7 +128,7 @@ func (s *Member) leftOf(ctx context.Context, id digest.Digest) *pop.Checkpoint {
 }
 
 // seed takes over what a dead node had copied, unless that is nil.
-func (s *Member) seed(f *layer.Fill, id digest.Digest, c *pop.Checkpoint) {
+func (s *routes) seed(f *layer.Fill, id digest.Digest, c *pop.Checkpoint) {
 	if c == nil {
 		return
 	}
@@ -138,7 +138,7 @@ func (s *Member) seed(f *layer.Fill, id digest.Digest, c *pop.Checkpoint) {
 }
 
 // holder is a node that has the whole layer, though the store does not.
-func (s *Member) holder(ctx context.Context, b *route) (pop.Member, bool) {
+func (s *routes) holder(ctx context.Context, b *route) (pop.Member, bool) {
 	if s.cfg.Peers == nil {
 		return pop.Member{}, false
 	}
@@ -166,7 +166,7 @@ func hasKey(id digest.Digest) string { return "has/" + id.String() }
 
 // copier copies a layer into the store, under a lease. One goroutine uses it.
 type copier struct {
-	s     *Member
+	s     *uploads
 	id    digest.Digest
 	image string        // that it was fetched for
 	cost  time.Duration // of fetching it
@@ -263,7 +263,7 @@ func (c *copier) roomFor(ctx context.Context, st *pop.Store, size int64) error {
 }
 
 // describe has a layer published with its index. Without, others build it.
-func (s *Member) describe(d *pop.Draft, have *layer.Layer) {
+func (s *uploads) describe(d *pop.Draft, have *layer.Layer) {
 	r, err := have.Described()
 	if err == nil {
 		err = errors.Join(d.Describe(r), r.Close())
@@ -283,7 +283,7 @@ type leader struct {
 
 // giveWay waits while a deployment has all it needs and is about to start: what it takes to publish a layer
 // would slow that down, and more on a small node than on others. It is over in a moment.
-func (s *Member) giveWay(ctx context.Context) {
+func (s *uploads) giveWay(ctx context.Context) {
 	tick := time.NewTicker(giveWayLook)
 	defer tick.Stop()
 	for since := time.Now(); time.Since(since) < giveWayMost && s.holds.Busy() && s.link.Idle(); {
@@ -377,7 +377,7 @@ func (l *leader) end(ctx context.Context, err error) {
 	if err != nil || gerr != nil || have.At != "" || have.Tree {
 		l.checkpoint(ctx)
 	} else {
-		l.s.has(ctx, l.id) // before the lease ends: who comes next finds it
+		l.s.upkeep.has(ctx, l.id) // before the lease ends: who comes next finds it
 		l.cost = time.Since(l.began)
 		if l.err != nil {
 			_ = l.drop(ctx) // a sweep does it else

@@ -86,7 +86,8 @@ func (s *siteBed) boot(name string, change func(*Config)) *siteNode {
 		Damaged:  func(id digest.Digest, _ error) { n.note(&n.damaged, id) },
 		Replaced: func(id digest.Digest) { n.note(&n.replaced, id) },
 		Owed:     filepath.Join(t.TempDir(), "owed"),
-		Capacity: siteCache, Layers: n.layers, Catalog: n.catalog, Link: fetch.NewLink(fetch.LinkConfig{Inflaters: 1}),
+		Capacity: siteCache, Layers: n.layers, Catalog: n.catalog,
+		Link: fetch.NewLink(fetch.LinkConfig{Inflaters: 1}),
 	}
 	if s.packs {
 		cfg.PackDir = t.TempDir()

@@ -19,6 +19,16 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
+// packs has startup packs in common with the other nodes.
+type packs struct {
+	*common
+
+	mu     sync.Mutex
+	relays map[digest.Digest]*packRelay // by manifest
+	// bytes of packs that came out of the store, by manifest, until a start asks
+	brought map[digest.Digest]int64
+}
+
 // SharePack puts a pack that this node has made into the PoP's store, unless
 // another node was first. It returns at once.
 func (s *Member) SharePack(manifest digest.Digest) {
@@ -32,7 +42,7 @@ func (s *Member) SharePack(manifest digest.Digest) {
 	})
 }
 
-func (s *Member) sharePack(ctx context.Context, manifest digest.Digest) error {
+func (s *packs) sharePack(ctx context.Context, manifest digest.Digest) error {
 	st := s.usable()
 	if st == nil {
 		return nil
@@ -50,7 +60,7 @@ func (s *Member) sharePack(ctx context.Context, manifest digest.Digest) error {
 }
 
 // BringPack implements fetch.Neighbours. A start does not wait for long.
-func (s *Member) BringPack(ctx context.Context, manifest digest.Digest) error {
+func (s *packs) BringPack(ctx context.Context, manifest digest.Digest) error {
 	if !s.node.LacksPack(manifest) {
 		return nil
 	}
@@ -61,7 +71,7 @@ func (s *Member) BringPack(ctx context.Context, manifest digest.Digest) error {
 
 // bringPack copies a pack of the PoP's store to this node's own: it has what is
 // read first, also when the store is away.
-func (s *Member) bringPack(ctx context.Context, manifest digest.Digest) error {
+func (s *packs) bringPack(ctx context.Context, manifest digest.Digest) error {
 	defer s.lock(manifest)()
 	st := s.usable()
 	if st == nil || !s.node.LacksPack(manifest) {
@@ -96,7 +106,7 @@ func (s *Member) bringPack(ctx context.Context, manifest digest.Digest) error {
 }
 
 // Brought implements fetch.Neighbours.
-func (s *Member) Brought(manifest digest.Digest) int64 {
+func (s *packs) Brought(manifest digest.Digest) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.brought[manifest]
@@ -133,7 +143,7 @@ type registryPack struct {
 
 // Pass implements fetch.Neighbours. The pack crosses the PoP's link once: it is taken from the node that has
 // it or is fetching it, else fetched under a lease and passed on.
-func (s *Member) Pass(manifest digest.Digest, size int64, open fetch.OpenPack) (fetch.OpenPack, bool) {
+func (s *packs) Pass(manifest digest.Digest, size int64, open fetch.OpenPack) (fetch.OpenPack, bool) {
 	if s.cfg.Peers == nil || s.cfg.Address == "" || s.cfg.PackDir == "" {
 		return open, false
 	}
@@ -150,7 +160,7 @@ func (s *Member) Pass(manifest digest.Digest, size int64, open fetch.OpenPack) (
 }
 
 // openPack opens a whole pack: from another node, or for all of them.
-func (s *Member) openPack(ctx context.Context, f registryPack) (io.ReadCloser, error) {
+func (s *packs) openPack(ctx context.Context, f registryPack) (io.ReadCloser, error) {
 	m := f.manifest
 	for began := time.Now(); ; {
 		lease, err := s.cfg.Coord.Acquire(ctx, packLease(m), 0)
@@ -193,7 +203,7 @@ func packPatience(err error) time.Duration {
 }
 
 // packFromPeers is the pack from a node that has all of it; nil if none has.
-func (s *Member) packFromPeers(ctx context.Context, m digest.Digest) io.ReadCloser {
+func (s *packs) packFromPeers(ctx context.Context, m digest.Digest) io.ReadCloser {
 	key := packLease(m)
 	users, err := s.cfg.Coord.Users(ctx, key)
 	if err != nil || len(users[key]) == 0 {
@@ -217,7 +227,7 @@ func (s *Member) packFromPeers(ctx context.Context, m digest.Digest) io.ReadClos
 }
 
 // relayed is the relay of a pack of that size that is here whole, or nil.
-func (s *Member) relayed(m digest.Digest, size int64) *packRelay {
+func (s *packs) relayed(m digest.Digest, size int64) *packRelay {
 	s.mu.Lock()
 	r := s.relays[m]
 	s.mu.Unlock()
@@ -233,7 +243,7 @@ func (s *Member) relayed(m digest.Digest, size int64) *packRelay {
 }
 
 // pass opens the pack at its registry and keeps what is read of it for others.
-func (s *Member) pass(ctx context.Context, f registryPack, lease pop.Lease) (io.ReadCloser, error) {
+func (s *packs) pass(ctx context.Context, f registryPack, lease pop.Lease) (io.ReadCloser, error) {
 	m := f.manifest
 	release := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), sitePatience)
@@ -261,7 +271,7 @@ func (s *Member) pass(ctx context.Context, f registryPack, lease pop.Lease) (io.
 // passing is a pack that is read and written down.
 type passing struct {
 	io.ReadCloser
-	s       *Member
+	s       *packs
 	m       digest.Digest
 	r       *packRelay
 	to      *os.File
@@ -300,7 +310,7 @@ func (p *passing) Close() error {
 	return err
 }
 
-func (s *Member) dropRelay(m digest.Digest, r *packRelay) {
+func (s *packs) dropRelay(m digest.Digest, r *packRelay) {
 	s.mu.Lock()
 	if s.relays[m] == r {
 		delete(s.relays, m)
@@ -383,7 +393,7 @@ func (r *packRelay) wait(ctx context.Context, at int64) (int64, error) {
 }
 
 // pack is what this node gives to others of a pack.
-func (s *Member) pack(ctx context.Context, m digest.Digest) io.ReadCloser {
+func (s *packs) pack(ctx context.Context, m digest.Digest) io.ReadCloser {
 	s.mu.Lock()
 	r := s.relays[m]
 	s.mu.Unlock()

@@ -296,10 +296,10 @@ func TestNoCopyWithoutRoom(t *testing.T) {
 				_, err := f.Checkpoint()
 				return err == nil
 			})
-			a.site.mu.Lock()
+			a.site.routes.mu.Lock()
 			lease := a.site.leading[f.Layer.DiffID]
-			a.site.mu.Unlock()
-			l := &leader{copier: copier{s: a.site, id: f.Layer.DiffID, lease: lease}, f: f}
+			a.site.routes.mu.Unlock()
+			l := &leader{copier: copier{s: a.site.uploads, id: f.Layer.DiffID, lease: lease}, f: f}
 			l.checkpoint(t.Context())
 			if (l.draft != nil) != (capacity == 0) || errors.Is(l.err, pop.ErrFull) != (capacity != 0) {
 				t.Errorf("it is copied: %t, %v", l.draft != nil, l.err)

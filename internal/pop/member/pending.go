@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"sync"
 
 	"dewpoint/internal/pop"
 
@@ -17,6 +18,16 @@ import (
 // has not taken yet. It is remembered in a file, so that a node that has ended gives them later, and
 // nothing else: what the store had and was evicted does not come back. The file is not made durable; a layer
 // that it forgot is published by who fetches it next.
+
+// uploads gives layers of this node to the store.
+type uploads struct {
+	*common
+
+	mu     sync.Mutex
+	owed   map[digest.Digest]bool // layers that the store did not take
+	debts  map[digest.Digest]bool // these, and those that are to be published
+	saving sync.Mutex             // held while these are written down
+}
 
 // loadDebts is what an earlier process owed.
 func loadDebts(path string) map[digest.Digest]bool {
@@ -35,7 +46,7 @@ func loadDebts(path string) map[digest.Digest]bool {
 }
 
 // owes notes that this node is to give the store a layer, when it has it.
-func (s *Member) owes(id digest.Digest) {
+func (s *uploads) owes(id digest.Digest) {
 	if s.cfg.Open == nil {
 		return // there is no store
 	}
@@ -49,7 +60,7 @@ func (s *Member) owes(id digest.Digest) {
 }
 
 // paid notes that the store has a layer, or that it is not this node that gives it.
-func (s *Member) paid(id digest.Digest) {
+func (s *uploads) paid(id digest.Digest) {
 	s.mu.Lock()
 	known := s.debts[id]
 	delete(s.debts, id)
@@ -61,13 +72,13 @@ func (s *Member) paid(id digest.Digest) {
 }
 
 // Pending implements fetch.Attached.
-func (s *Member) Pending(id digest.Digest, refused bool) bool {
+func (s *uploads) Pending(id digest.Digest, refused bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.debts[id] && !(refused && s.owed[id])
 }
 
-func (s *Member) saveDebts() {
+func (s *uploads) saveDebts() {
 	if s.cfg.Owed == "" {
 		return
 	}
@@ -89,7 +100,7 @@ func (s *Member) saveDebts() {
 }
 
 // later has a layer given to the store that it did not take, or when it is back.
-func (s *Member) later(id digest.Digest) {
+func (s *uploads) later(id digest.Digest) {
 	if s.cfg.Open == nil {
 		return
 	}
@@ -101,7 +112,7 @@ func (s *Member) later(id digest.Digest) {
 
 // recall has those layers given to the store that an earlier process of this node owed it: what is whole
 // here, of images that are known, and has room there.
-func (s *Member) recall(ctx context.Context, st *pop.Store) {
+func (s *uploads) recall(ctx context.Context, st *pop.Store) {
 	s.mu.Lock()
 	debts := slices.Sorted(maps.Keys(s.debts))
 	s.mu.Unlock()
@@ -114,7 +125,7 @@ func (s *Member) recall(ctx context.Context, st *pop.Store) {
 		return
 	}
 	for _, id := range debts {
-		if s.leads(id) {
+		if s.routes.leads(id) {
 			continue // by now
 		}
 		l, err := s.layers.Peek(id)
@@ -130,7 +141,7 @@ func (s *Member) recall(ctx context.Context, st *pop.Store) {
 
 // giveOwed gives the store what it did not take, unless it is so full that what comes would go at once, and
 // be owed no more.
-func (s *Member) giveOwed(ctx context.Context) {
+func (s *uploads) giveOwed(ctx context.Context) {
 	s.mu.Lock()
 	owed := slices.Collect(maps.Keys(s.owed))
 	s.mu.Unlock()
@@ -156,7 +167,7 @@ func (s *Member) giveOwed(ctx context.Context) {
 
 // crowded reports whether the store is above its high watermark: either room is about to be made, or there is
 // nothing to evict.
-func (s *Member) crowded(ctx context.Context) bool {
+func (s *uploads) crowded(ctx context.Context) bool {
 	st := s.usable()
 	if st == nil {
 		return false

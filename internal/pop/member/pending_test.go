@@ -145,14 +145,14 @@ func TestEvictedIsNotReplaced(t *testing.T) {
 
 // ends is what becomes of a node's memory of what it owes when it ends, and another process begins.
 func (n *siteNode) ends() {
-	n.site.mu.Lock()
-	defer n.site.mu.Unlock()
+	n.site.uploads.mu.Lock()
+	defer n.site.uploads.mu.Unlock()
 	n.site.owed, n.site.debts = map[digest.Digest]bool{}, loadDebts(n.site.cfg.Owed)
 }
 
 func (n *siteNode) owed() []digest.Digest {
-	n.site.mu.Lock()
-	defer n.site.mu.Unlock()
+	n.site.uploads.mu.Lock()
+	defer n.site.uploads.mu.Unlock()
 	return slices.Collect(maps.Keys(n.site.owed))
 }
 
@@ -218,9 +218,9 @@ func TestResolvedAndRemoved(t *testing.T) {
 	old := *catalog.Get(ref)
 	old.Desc.Digest = digest.FromString("an older one")
 	a.must(catalog.Forget(ref))
-	a.site.mu.Lock()
+	a.site.names.mu.Lock()
 	a.site.untold[ref.String()] = &resolution{&old, time.Now().Add(-time.Hour)}
-	a.site.mu.Unlock()
+	a.site.names.mu.Unlock()
 	a.site.tellAll(t.Context())
 	if catalog.Get(ref) != nil || len(a.site.untoldNow()) != 0 {
 		t.Errorf("it is back: %v", catalog.Get(ref))
@@ -232,7 +232,7 @@ func TestResolvedAndRemoved(t *testing.T) {
 }
 
 // untoldNow is what the store does not know yet.
-func (s *Member) untoldNow() []*resolution {
+func (s *names) untoldNow() []*resolution {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.untold))

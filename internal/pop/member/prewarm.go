@@ -23,6 +23,12 @@ import (
 // mounted nor marked. So they keep nothing in the store, and may be evicted; whoever mounts one marks it
 // first and looks whether it is still there, in the files that it was attached from (rouse).
 
+// prewarmer makes images ready that other nodes deploy.
+type prewarmer struct {
+	*common
+	ready *prepared // what rests, and why; nil: nothing does
+}
+
 // PrewarmConfig says how images are made ready. All of it is required but Path and Waited.
 type PrewarmConfig struct {
 	Images int // so many at most; below 1 none
@@ -117,7 +123,7 @@ func (r *prepared) save() {
 
 // demanded notes that a node has deployed an image. What is here, or on its way, is not counted: if it is
 // removed, that was asked for.
-func (s *Member) demanded(e pop.Event) {
+func (s *prewarmer) demanded(e pop.Event) {
 	if s.ready == nil || e.Node == s.cfg.Node {
 		return
 	}
@@ -252,7 +258,7 @@ func (r *prepared) drop(ref image.Reference) {
 
 // rouse marks those of the layers that rest. It detaches, and returns, those that are not there any more, in
 // the files that they were attached from.
-func (s *Member) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest) map[digest.Digest]bool {
+func (s *prewarmer) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest) map[digest.Digest]bool {
 	ids := s.ready.resting(layers)
 	if len(ids) == 0 {
 		return nil
@@ -268,11 +274,11 @@ func (s *Member) rouse(ctx context.Context, st *pop.Store, layers []digest.Diges
 			(have[id] == nil || s.cfg.Dir.Path(have[id].Data()) != l.At) {
 			left[id] = true
 			s.log.Debug("a layer that was made ready has left the PoP's store", "layer", id, "err", err)
-			if err := s.Detach(id); err != nil {
+			if err := s.attacher.Detach(id); err != nil {
 				s.log.Warn("detach layer", "layer", id, "err", err)
 			}
 		} else if perr == nil {
-			s.prove(id)
+			s.attacher.prove(id)
 		}
 		s.ready.setRest(id, false) // who sees that sees what was detached, too
 	}
@@ -280,7 +286,7 @@ func (s *Member) rouse(ctx context.Context, st *pop.Store, layers []digest.Diges
 }
 
 // rouseOne is rouse of a layer that is about to be mounted. It reports whether that may be.
-func (s *Member) rouseOne(ctx context.Context, l *layer.Layer) bool {
+func (s *prewarmer) rouseOne(ctx context.Context, l *layer.Layer) bool {
 	if s.ready == nil {
 		return true
 	}
@@ -296,7 +302,7 @@ func (s *Member) rouseOne(ctx context.Context, l *layer.Layer) bool {
 }
 
 // letRest has layers rest that nothing needs mounted, and returns how many.
-func (s *Member) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) (int, error) {
+func (s *prewarmer) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) (int, error) {
 	s.ready.letting.Lock()
 	defer s.ready.letting.Unlock()
 	var rest []digest.Digest
@@ -320,7 +326,7 @@ func (s *Member) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest
 
 // restIdle has those layers rest that have not been used for idle and that no container stands on, whichever
 // image has them: the older half, or what there is. The store needs room.
-func (s *Member) restIdle(ctx context.Context, st *pop.Store, idle time.Duration) (err error) {
+func (s *prewarmer) restIdle(ctx context.Context, st *pop.Store, idle time.Duration) (err error) {
 	if s.ready == nil {
 		return nil
 	}
@@ -341,7 +347,7 @@ func (s *Member) restIdle(ctx context.Context, st *pop.Store, idle time.Duration
 }
 
 // prepareAll makes ready what others deploy, one image after the other, until ctx ends.
-func (s *Member) prepareAll(ctx context.Context) {
+func (s *prewarmer) prepareAll(ctx context.Context) {
 	for {
 		again := time.Duration(1<<63 - 1)
 		if len(s.ready.wishes()) > 0 {
@@ -385,7 +391,7 @@ func (r *prepared) wishesFor(ref string) bool {
 }
 
 // grant makes an image ready, if that is possible now, and pauses; false is the end of ctx.
-func (s *Member) grant(ctx context.Context, st *pop.Store, d demand) bool {
+func (s *prewarmer) grant(ctx context.Context, st *pop.Store, d demand) bool {
 	began := time.Now()
 	done, err := s.prepare(ctx, st, d.ref)
 	if err != nil {
@@ -404,7 +410,7 @@ func (s *Member) grant(ctx context.Context, st *pop.Store, d demand) bool {
 
 // quiet waits until nothing has been deployed here for a while, and the processors were idle; false is the
 // end of ctx.
-func (s *Member) quiet(ctx context.Context) bool {
+func (s *prewarmer) quiet(ctx context.Context) bool {
 	waited := func() time.Duration { return 0 }
 	if s.cfg.Prepare.Waited != nil {
 		waited = s.cfg.Prepare.Waited
@@ -436,7 +442,7 @@ func idsOf(img *image.Image) (ids []digest.Digest) {
 
 // prepare makes an image ready if the store has all of it. It reports whether there is no more to be done
 // about it.
-func (s *Member) prepare(ctx context.Context, st *pop.Store, ref string) (done bool, err error) {
+func (s *prewarmer) prepare(ctx context.Context, st *pop.Store, ref string) (done bool, err error) {
 	if r, err := image.ParseReference(ref); err != nil {
 		return true, err
 		// it is what the PoP has: see refresh
@@ -453,7 +459,7 @@ func (s *Member) prepare(ctx context.Context, st *pop.Store, ref string) (done b
 		return false, err
 	}
 	if absent {
-		s.beginAs(st, img, true, true).wait(ctx)
+		s.attacher.beginAs(st, img, true, true).wait(ctx)
 	}
 	if err := s.introduce(ctx, img); err != nil {
 		s.relinquish(ctx, img)
@@ -470,7 +476,7 @@ func (s *Member) prepare(ctx context.Context, st *pop.Store, ref string) (done b
 
 // introduce makes an image known here whose layers are attached. It is noted before, so that after a crash it
 // is not taken for one that was deployed here.
-func (s *Member) introduce(ctx context.Context, img *image.Image) error {
+func (s *prewarmer) introduce(ctx context.Context, img *image.Image) error {
 	if !s.node.Have(img) {
 		return errors.New("not all of its layers could be attached")
 	}
@@ -494,7 +500,7 @@ func (s *Member) introduce(ctx context.Context, img *image.Image) error {
 }
 
 // relinquish lets go of those layers of an image that was made ready, or nearly, which no image here has.
-func (s *Member) relinquish(ctx context.Context, img *image.Image) {
+func (s *prewarmer) relinquish(ctx context.Context, img *image.Image) {
 	ids := slices.DeleteFunc(idsOf(img), func(id digest.Digest) bool { return len(s.imagesWith(id)) > 0 })
 	st := s.usable()
 	if st == nil {
@@ -510,7 +516,7 @@ func (s *Member) relinquish(ctx context.Context, img *image.Image) {
 
 // survey looks at an image's layers: whether some are not here. The error says why it cannot be made ready
 // now.
-func (s *Member) survey(ctx context.Context, st *pop.Store, img *image.Image) (absent bool, err error) {
+func (s *prewarmer) survey(ctx context.Context, st *pop.Store, img *image.Image) (absent bool, err error) {
 	for _, l := range img.Unique() {
 		if s.layers.Partial(l.DiffID) != nil || s.layers.Filling(l.DiffID) != nil {
 			return false, errors.New("it is on its way here")
@@ -527,7 +533,7 @@ func (s *Member) survey(ctx context.Context, st *pop.Store, img *image.Image) (a
 }
 
 // restReady has those layers of ready images rest that no other image here has: the store needs room.
-func (s *Member) restReady(ctx context.Context, st *pop.Store) {
+func (s *prewarmer) restReady(ctx context.Context, st *pop.Store) {
 	if s.ready == nil {
 		return
 	}
@@ -546,7 +552,7 @@ func (s *Member) restReady(ctx context.Context, st *pop.Store) {
 }
 
 // onlyReady reports whether images have the layer, and none of them was deployed here.
-func (s *Member) onlyReady(id digest.Digest) bool {
+func (s *prewarmer) onlyReady(id digest.Digest) bool {
 	refs := s.catalog.RefsWith(id)
 	return len(refs) > 0 &&
 		!slices.ContainsFunc(refs, func(ref image.Reference) bool { return !s.ready.has(ref) })
@@ -554,7 +560,7 @@ func (s *Member) onlyReady(id digest.Digest) bool {
 
 // unused are those layers of an image that is about to be deployed which nothing here has used: they were
 // made ready.
-func (s *Member) unused(img *image.Image) []digest.Digest {
+func (s *prewarmer) unused(img *image.Image) []digest.Digest {
 	if !s.ready.has(img.Ref) {
 		return nil
 	}
@@ -599,7 +605,7 @@ func (r *prepared) surplus(indexes int64) (gone []image.Reference) {
 }
 
 // indexes is how many bytes the indexes of layers take that were made ready.
-func (s *Member) indexes() (sum int64) {
+func (s *prewarmer) indexes() (sum int64) {
 	for _, l := range s.layers.Layers() {
 		if l.At != "" && s.onlyReady(l.DiffID) {
 			sum += l.Index
@@ -609,7 +615,7 @@ func (s *Member) indexes() (sum int64) {
 }
 
 // unready takes back that an image was made ready, and lets go of what nothing else has of it.
-func (s *Member) unready(ctx context.Context, ref image.Reference) {
+func (s *prewarmer) unready(ctx context.Context, ref image.Reference) {
 	img := s.catalog.Get(ref)
 	if err := s.cfg.Prepare.Forget(ctx, ref); err != nil {
 		s.log.Debug("an image that was made ready is not forgotten", "image", ref, "err", err)
@@ -621,19 +627,19 @@ func (s *Member) unready(ctx context.Context, ref image.Reference) {
 }
 
 // dismiss detaches a layer that rests.
-func (s *Member) dismiss(id digest.Digest) {
+func (s *prewarmer) dismiss(id digest.Digest) {
 	defer s.lock(id)()
 	if !s.ready.rests(id) {
 		return
 	}
-	if err := s.Detach(id); err != nil {
+	if err := s.attacher.Detach(id); err != nil {
 		s.log.Warn("detach layer", "layer", id, "err", err)
 	}
 }
 
 // takeBack takes back what was made ready of a layer that has left the store, and reports whether nothing
 // here had used it.
-func (s *Member) takeBack(ctx context.Context, id digest.Digest) bool {
+func (s *prewarmer) takeBack(ctx context.Context, id digest.Digest) bool {
 	if st := s.usable(); st != nil && s.ready != nil && !s.ready.rests(id) && s.onlyReady(id) {
 		if _, err := s.letRest(ctx, st, []digest.Digest{id}); err != nil {
 			s.log.Debug("a layer that was made ready stays in use", "layer", id, "err", err)

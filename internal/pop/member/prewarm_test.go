@@ -503,11 +503,11 @@ func TestReadyIsDeployed(t *testing.T) {
 	if h := b.site.hitsNow(); h.Store != 2 || s.served(p) != sent || !slices.Equal(s.markNames("b"), marked) {
 		t.Errorf("%+v, marks %q and %q", h, marked, s.markNames("b"))
 	}
-	b.site.mu.Lock()
+	b.site.copies.mu.Lock()
 	if len(b.site.uses) > 0 { // which would have it copied near too soon
 		t.Errorf("the first deployment of what was ready counts as one more: %v", b.site.uses)
 	}
-	b.site.mu.Unlock()
+	b.site.copies.mu.Unlock()
 	a.bring(q)
 	b.eventually("the other image is ready", func() bool { return e.has(q) })
 	if !e.has(p) {

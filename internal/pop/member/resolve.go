@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"dewpoint/internal/image"
@@ -12,8 +13,16 @@ import (
 
 // What references mean to the PoP: a node takes over what another one has resolved, and tells what it has.
 
+// names has in common with the other nodes what references mean.
+type names struct {
+	*common
+
+	mu     sync.Mutex
+	untold map[string]*resolution // by reference, which the store does not have yet
+}
+
 // Resolve implements fetch.Source.
-func (s *Member) Resolve(ctx context.Context, ref image.Reference, local bool,
+func (s *names) Resolve(ctx context.Context, ref image.Reference, local bool,
 	ask func() (*image.Image, error)) (img *image.Image, begun any, err error) {
 	img, under := s.resolve(ctx, ref, local)
 	if img != nil {
@@ -28,7 +37,7 @@ func (s *Member) Resolve(ctx context.Context, ref image.Reference, local bool,
 // resolve returns what another node of the PoP has resolved ref to, if all
 // its layers can be had within the PoP, or the reference cannot change its meaning. Those
 // of its layers that the store has are being attached, also if it returns no image.
-func (s *Member) resolve(ctx context.Context, ref image.Reference, local bool) (*image.Image, *attaching) {
+func (s *names) resolve(ctx context.Context, ref image.Reference, local bool) (*image.Image, *attaching) {
 	st := s.usable()
 	if st == nil || ref.Dgst == "" && !local {
 		return nil, nil
@@ -44,7 +53,7 @@ func (s *Member) resolve(ctx context.Context, ref image.Reference, local bool) (
 		s.log.Warn("an image record of the PoP's store is not used", "image", ref, "err", err)
 		return nil, nil
 	}
-	begun := s.begin(st, img, true)
+	begun := s.attacher.begin(st, img, true)
 	if ref.Dgst == "" && !begun.all(ctx) {
 		return nil, begun
 	}
@@ -59,7 +68,7 @@ type resolution struct {
 
 // resolved tells the PoP what ref was resolved to, behind the deployment. While the store is away that
 // waits until it is back.
-func (s *Member) resolved(img *image.Image) {
+func (s *names) resolved(img *image.Image) {
 	if s.cfg.Open == nil {
 		return // there is no store
 	}
@@ -73,7 +82,7 @@ func (s *Member) resolved(img *image.Image) {
 const tellTime = time.Minute
 
 // tell records for the PoP what a reference was resolved to here.
-func (s *Member) tell(ctx context.Context, r *resolution) {
+func (s *names) tell(ctx context.Context, r *resolution) {
 	img, st := r.img, s.usable()
 	if st == nil {
 		return
@@ -92,7 +101,7 @@ func (s *Member) tell(ctx context.Context, r *resolution) {
 }
 
 // told forgets what the PoP knows.
-func (s *Member) told(r *resolution) {
+func (s *names) told(r *resolution) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.untold[r.img.Ref.String()] == r {
@@ -101,7 +110,7 @@ func (s *Member) told(r *resolution) {
 }
 
 // tellAll records what could not be recorded before, unless another node has resolved it since.
-func (s *Member) tellAll(ctx context.Context) {
+func (s *names) tellAll(ctx context.Context) {
 	st := s.usable()
 	if st == nil {
 		return
@@ -125,7 +134,7 @@ func (s *Member) tellAll(ctx context.Context) {
 }
 
 // isTold reports whether the PoP knows what ref was last resolved to here.
-func (s *Member) isTold(ref image.Reference) bool {
+func (s *names) isTold(ref image.Reference) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.untold[ref.String()] == nil

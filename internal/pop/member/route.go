@@ -15,7 +15,7 @@ import (
 
 // route is the way of one layer into this node, for one fill.
 type route struct {
-	s     *Member
+	s     *routes
 	image string // the reference that it is fetched for
 	l     image.Layer
 
@@ -24,11 +24,6 @@ type route struct {
 	failed map[string]int                                      // attempts, by node of the PoP or its store
 	// since when the node that is to fetch it has not begun
 	unbegun time.Time
-}
-
-// Fill implements fetch.Source.
-func (s *Member) Fill(img *image.Image, l image.Layer) layer.Preparer {
-	return &route{s: s, image: img.Ref.String(), l: l}
 }
 
 // Prepare implements layer.Preparer: it finds out who brings the layer.

@@ -85,13 +85,7 @@ func (s *Member) takeFromPeer(ctx context.Context, l image.Layer) error {
 // givers are the other nodes that say that they have something, if they can be asked. While the
 // coordinator is away, nobody is known.
 func (s *Member) givers(ctx context.Context, key string) []pop.Member {
-	if s.cfg.Peers == nil {
-		return nil
-	}
-	s.mu.Lock()
-	away := s.away
-	s.mu.Unlock()
-	if away != nil {
+	if s.cfg.Peers == nil || s.coordAway() != nil {
 		return nil
 	}
 	users, err := s.cfg.Coord.Users(ctx, key)

@@ -87,7 +87,7 @@ func (s *Member) users(ctx context.Context, layers []*pop.Layer) (map[string][]s
 }
 
 // storeAway says why there is no store though there should be one, or nil.
-func (s *Member) storeAway() error {
+func (s *common) storeAway() error {
 	switch {
 	case s.cfg.Dir == nil:
 		return nil
@@ -106,14 +106,23 @@ func (s *Member) storeAway() error {
 	return fmt.Errorf("%w: %w", pop.ErrStoreAway, s.lastErr)
 }
 
-func (s *Member) hitsNow() pop.Hits {
+// fails notes why the store cannot be opened, and reports whether that was so before.
+func (s *common) fails(err error) (known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known = s.lastErr != nil && s.lastErr.Error() == err.Error()
+	s.lastErr = err
+	return known
+}
+
+func (s *common) hitsNow() pop.Hits {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.hits
 }
 
 // reached notes whether the coordinator has answered.
-func (s *Member) reached(err error) {
+func (s *common) reached(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.away = nil
@@ -122,15 +131,17 @@ func (s *Member) reached(err error) {
 	}
 }
 
+// coordAway says why the coordinator did not answer last; nil if it did.
+func (s *common) coordAway() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.away
+}
+
 // Hears reports whether Config.Heard is told of what happens in the PoP: the coordinator answered when it
 // was asked last, a moment ago. What was missed before is made up for by a Resync.
 func (s *Member) Hears() bool {
-	if s == nil {
-		return false
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.away == nil
+	return s != nil && s.coordAway() == nil
 }
 
 // State is what this node saw last, without asking anybody.
@@ -146,11 +157,8 @@ func (s *Member) State() State {
 	if s == nil {
 		return State{}
 	}
-	out := State{Shared: s.cfg.Dir != nil, StoreAway: s.storeAway() != nil, Hits: s.hitsNow()}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out.CoordAway = s.away != nil
-	return out
+	return State{Shared: s.cfg.Dir != nil, StoreAway: s.storeAway() != nil, CoordAway: s.coordAway() != nil,
+		Hits: s.hitsNow()}
 }
 
 // needStore is the store for what an operator asks for.
@@ -203,14 +211,14 @@ func (s *Member) Prune(ctx context.Context, inUse func(digest.Digest) bool) (pop
 }
 
 // press tells the nodes that the store needs room.
-func (s *Member) press(ctx context.Context) {
+func (s *common) press(ctx context.Context) {
 	s.pressed.Store(time.Now().UnixNano())
 	if err := s.cfg.Coord.Publish(ctx, pop.Event{Kind: pop.Pressed}); err != nil {
 		s.log.Debug("nodes are not told that the store needs room", "err", err)
 	}
 }
 
-func (s *Member) evict(ctx context.Context, st *pop.Store, want int64) (pop.Eviction, error) {
+func (s *upkeep) evict(ctx context.Context, st *pop.Store, want int64) (pop.Eviction, error) {
 	done, err := st.Evict(ctx, want)
 	if done.Why == pop.AllInUse {
 		s.press(ctx)

@@ -16,6 +16,18 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
+// upkeep is what this node does for the PoP all the time.
+type upkeep struct {
+	*common
+	keeper pop.Lease // of who keeps house in the store; of Run alone
+	// listened is when other nodes' signs of life were looked at last; of Run alone.
+	listened time.Time
+
+	mu   sync.Mutex
+	said map[string]bool // what this node was last said to have
+	disk int64           // bytes that the layers here take, as of a moment ago
+}
+
 const (
 	siteBeat  = 3 * time.Second  // between two signs of life
 	siteHouse = 20 * time.Second // between two looks for what may go, if Config has nothing else
@@ -27,11 +39,11 @@ const (
 )
 
 // rounds is the time between two looks for what may go.
-func (s *Member) rounds() time.Duration { return cmp.Or(s.cfg.House, siteHouse) }
+func (s *common) rounds() time.Duration { return cmp.Or(s.cfg.House, siteHouse) }
 
 // Run shows the PoP that this node lives, what it has and what it uses, and keeps the store within its
 // bounds, until ctx ends. inUse says which layers containers stand on. It is called once.
-func (s *Member) Run(ctx context.Context, inUse func(digest.Digest) bool) error {
+func (s *upkeep) Run(ctx context.Context, inUse func(digest.Digest) bool) error {
 	events, err := s.cfg.Coord.Subscribe(ctx)
 	if err != nil {
 		return err
@@ -42,8 +54,8 @@ func (s *Member) Run(ctx context.Context, inUse func(digest.Digest) bool) error 
 	s.beat(ctx)
 	close(s.tried)
 	var upkeep sync.WaitGroup
-	if s.ready != nil && s.cfg.Prepare.Images > 0 {
-		upkeep.Go(func() { s.prepareAll(ctx) })
+	if s.prewarmer.ready != nil && s.cfg.Prepare.Images > 0 {
+		upkeep.Go(func() { s.prewarmer.prepareAll(ctx) })
 	}
 	defer func() {
 		upkeep.Wait()
@@ -68,8 +80,8 @@ func (s *Member) Run(ctx context.Context, inUse func(digest.Digest) bool) error 
 			select {
 			case busy <- struct{}{}: // beats go on beside it
 				upkeep.Go(func() {
-					s.tellAll(ctx)
-					s.giveOwed(ctx)
+					s.names.tellAll(ctx)
+					s.uploads.giveOwed(ctx)
 					s.reconcile(ctx, inUse)
 					s.makeRoom(ctx)
 					<-busy
@@ -81,28 +93,28 @@ func (s *Member) Run(ctx context.Context, inUse func(digest.Digest) bool) error 
 }
 
 // heard acts on what another node has done.
-func (s *Member) heard(ctx context.Context, e pop.Event) {
+func (s *upkeep) heard(ctx context.Context, e pop.Event) {
 	switch e.Kind {
 	case pop.Deployed:
-		s.demanded(e)
+		s.prewarmer.demanded(e)
 		return // nobody waits for it
 	case pop.Pressed:
 		s.pressed.Store(time.Now().UnixNano())
 		if st := s.usable(); st != nil {
-			s.work.Go(func() { s.restReady(s.life, st) })
+			s.work.Go(func() { s.prewarmer.restReady(s.life, st) })
 		}
 	case pop.Evicted, pop.Damaged:
 		if st := s.store.Load(); st != nil && e.Name != "" {
 			st.Shun(e.Name)
 		}
-		if id := digest.Digest(e.Key); s.ready.rests(id) {
-			s.work.Go(func() { s.takeBack(s.life, id) })
+		if id := digest.Digest(e.Key); s.prewarmer.ready.rests(id) {
+			s.work.Go(func() { s.prewarmer.takeBack(s.life, id) })
 			break
 		}
 		if e.Node != s.cfg.Node { // whoever took it out here does what follows
-			s.taken(digest.Digest(e.Key), e.Kind == pop.Damaged)
+			s.verifier.taken(digest.Digest(e.Key), e.Kind == pop.Damaged)
 			if e.Kind == pop.Damaged {
-				s.lost(digest.Digest(e.Key))
+				s.verifier.lost(digest.Digest(e.Key))
 			}
 		}
 	case pop.Resync:
@@ -110,21 +122,21 @@ func (s *Member) heard(ctx context.Context, e pop.Event) {
 			s.revalidate(ctx, st)
 		}
 		for _, img := range s.catalog.All() {
-			s.refresh(ctx, img)
+			s.names.refresh(ctx, img)
 		}
 	case pop.Resolved:
 		for _, img := range s.catalog.All() {
 			if img.Ref.String() == e.Key && e.Node != s.cfg.Node {
-				s.refresh(ctx, img)
+				s.names.refresh(ctx, img)
 			}
 		}
 	}
-	s.ready.heard(e, s.cfg.Node)
+	s.prewarmer.ready.heard(e, s.cfg.Node)
 	s.wake()
 }
 
 // refresh takes over what a reference means now to the PoP.
-func (s *Member) refresh(ctx context.Context, have *image.Image) {
+func (s *names) refresh(ctx context.Context, have *image.Image) {
 	st := s.usable()
 	if st == nil || have.Ref.Dgst != "" || !s.isTold(have.Ref) {
 		return
@@ -141,7 +153,7 @@ func (s *Member) refresh(ctx context.Context, have *image.Image) {
 }
 
 // beat opens the store if that failed before, and shows that the node lives.
-func (s *Member) beat(ctx context.Context) {
+func (s *upkeep) beat(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*siteBeat)
 	defer cancel()
 	if s.cfg.Open != nil && s.store.Load() == nil {
@@ -165,43 +177,39 @@ func (s *Member) beat(ctx context.Context) {
 	s.announce(ctx)
 }
 
-func (s *Member) openStore(ctx context.Context) {
+func (s *upkeep) openStore(ctx context.Context) {
 	st, err := s.cfg.Open(ctx)
 	if err == nil {
 		s.store.Store(st)
 		s.log.Info("the PoP's store is open", "id", st.ID())
 		s.revalidate(ctx, st)
-		s.recall(ctx, st)
+		s.uploads.recall(ctx, st)
 		if s.cfg.Heard != nil {
 			s.cfg.Heard(pop.Event{Kind: pop.Resync})
 		}
 		return
 	}
-	s.mu.Lock()
-	known := s.lastErr != nil && s.lastErr.Error() == err.Error()
-	s.lastErr = err
-	s.mu.Unlock()
-	if !known {
+	if !s.fails(err) {
 		s.log.Error("the PoP's store cannot be used: this node goes on without", "err", err)
 	}
 }
 
 // revalidate marks again what an earlier process of this node has used of the
 // store, and forgets what is not there any more.
-func (s *Member) revalidate(ctx context.Context, st *pop.Store) {
+func (s *upkeep) revalidate(ctx context.Context, st *pop.Store) {
 	for _, l := range s.layers.Layers() {
 		if l.At == "" {
 			continue
 		}
 		unlock := s.lock(l.DiffID)
 		use := st.Use
-		if s.ready.rests(l.DiffID) {
+		if s.prewarmer.ready.rests(l.DiffID) {
 			use = st.Record // it is marked before it is mounted
 		}
 		rec, err := use(ctx, l.DiffID)
 		if errors.Is(err, pop.ErrUnknown) || err == nil && s.cfg.Dir.Path(rec.Data()) != l.At {
 			s.log.Warn("a layer has left the PoP's store while this node was away", "layer", l.DiffID)
-			err = s.Detach(l.DiffID)
+			err = s.attacher.Detach(l.DiffID)
 		}
 		if err != nil {
 			s.log.Warn("layer of the PoP's store", "layer", l.DiffID, "err", err)
@@ -211,7 +219,7 @@ func (s *Member) revalidate(ctx context.Context, st *pop.Store) {
 }
 
 // announce tells the other nodes what this one has and does.
-func (s *Member) announce(ctx context.Context) {
+func (s *upkeep) announce(ctx context.Context) {
 	m := pop.Member{Node: s.cfg.Node, Address: s.cfg.Address, Capacity: s.cfg.Capacity}
 	if st := s.store.Load(); st != nil {
 		m.Store = st.ID()
@@ -228,13 +236,11 @@ func (s *Member) announce(ctx context.Context) {
 			now[savedKey(id)] = true
 		}
 	}
-	m.Hits, m.Used = s.hits, s.disk
+	m.Used = s.disk
 	before := s.said
 	s.said = now
-	for id := range s.leading {
-		m.Fetching = append(m.Fetching, s.fetching(id))
-	}
 	s.mu.Unlock()
+	m.Hits, m.Fetching = s.hitsNow(), s.routes.fetching()
 	var use, drop []string
 	for key := range now {
 		if !before[key] {
@@ -261,7 +267,7 @@ func (s *Member) announce(ctx context.Context) {
 }
 
 // has tells the other nodes at once that this one has a layer whole.
-func (s *Member) has(ctx context.Context, id digest.Digest) {
+func (s *upkeep) has(ctx context.Context, id digest.Digest) {
 	s.mu.Lock()
 	s.said[hasKey(id)] = true
 	s.mu.Unlock()
@@ -270,18 +276,9 @@ func (s *Member) has(ctx context.Context, id digest.Digest) {
 	}
 }
 
-// fetching is how far a layer has come that this node brings.
-func (s *Member) fetching(id digest.Digest) pop.Fetch {
-	f := pop.Fetch{Key: id.String()}
-	if fill := s.layers.Filling(id); fill != nil {
-		f.Done, f.Size = fill.Progress().Fetched, fill.Layer.Size
-	}
-	return f
-}
-
 // reconcile lets go of what of the store nothing here uses any more, and listens for other nodes' signs of
 // life. Only Run calls it.
-func (s *Member) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
+func (s *upkeep) reconcile(ctx context.Context, inUse func(digest.Digest) bool) {
 	var disk int64
 	for _, l := range s.layers.Layers() {
 		disk += l.DiskUse()
@@ -304,14 +301,14 @@ func (s *Member) reconcile(ctx context.Context, inUse func(digest.Digest) bool) 
 
 // unuseIdle detaches what of the store nothing here has used for long, or less long when the store needs
 // room, and takes this node's marks from what nothing uses.
-func (s *Member) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest.Digest) bool) {
+func (s *upkeep) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest.Digest) bool) {
 	claimed := s.holds.Claimed(inUse)
 	layers := s.layers.Layers()
 	idle := idleAttached
 	if s.isPressed() {
-		s.restReady(ctx, st)
+		s.prewarmer.restReady(ctx, st)
 		idle = min(idle, olderHalf(layers))
-		if err := s.restIdle(ctx, st, idlePressed); err != nil {
+		if err := s.prewarmer.restIdle(ctx, st, idlePressed); err != nil {
 			s.log.Debug("layers that no container uses stay in use", "err", err)
 		}
 	}
@@ -333,14 +330,14 @@ func (s *Member) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest
 }
 
 // Unuse implements fetch.Attached.
-func (s *Member) Unuse(ctx context.Context, inUse func(digest.Digest) bool) {
+func (s *upkeep) Unuse(ctx context.Context, inUse func(digest.Digest) bool) {
 	if st := s.usable(); st != nil {
 		s.unuseIdle(ctx, st, inUse)
 	}
 }
 
 // isPressed reports whether the store needed room a moment ago, and found none.
-func (s *Member) isPressed() bool {
+func (s *common) isPressed() bool {
 	return time.Since(time.Unix(0, s.pressed.Load())) < 2*s.rounds()
 }
 
@@ -363,11 +360,11 @@ func olderHalf(layers []*layer.Layer) time.Duration {
 
 // unuse takes this node's marks from those of the layers that are neither attached, nor on their
 // way, nor stood on: a container's mount may be older than what is known of the layer.
-func (s *Member) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest,
+func (s *upkeep) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest,
 	claimed func(digest.Digest) bool) error {
 	defer s.lockAll(ids)()
 	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool {
-		if s.ready.rests(id) { // what a failure has left
+		if s.prewarmer.ready.rests(id) { // what a failure has left
 			return false
 		}
 		l, err := s.layers.Peek(id)
@@ -384,7 +381,7 @@ func (s *Member) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest,
 const keeperLease = "keeper"
 
 // keeps says whether this node keeps house, which it does until it is gone.
-func (s *Member) keeps(ctx context.Context) bool {
+func (s *upkeep) keeps(ctx context.Context) bool {
 	if s.keeper != nil {
 		select {
 		case <-s.keeper.Lost():
@@ -400,7 +397,7 @@ func (s *Member) keeps(ctx context.Context) bool {
 }
 
 // leaveHouse lets another node keep house.
-func (s *Member) leaveHouse(ctx context.Context) {
+func (s *upkeep) leaveHouse(ctx context.Context) {
 	if s.keeper != nil {
 		if err := s.keeper.Release(ctx); err != nil {
 			s.log.Debug("the lease of the store's keeper ends by expiry", "err", err)
@@ -411,7 +408,7 @@ func (s *Member) leaveHouse(ctx context.Context) {
 
 // makeRoom evicts and deletes in the shared store what its bounds demand, if
 // this node keeps house.
-func (s *Member) makeRoom(ctx context.Context) {
+func (s *upkeep) makeRoom(ctx context.Context) {
 	st := s.usable()
 	if st == nil {
 		s.leaveHouse(ctx)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"dewpoint/internal/layer"
@@ -27,6 +28,15 @@ const (
 	// replaceTime is how long a damaged layer may take to come anew.
 	replaceTime = time.Hour
 )
+
+// verifier looks for layers of the store that are not what was published, and replaces them.
+type verifier struct {
+	*common
+
+	mu      sync.Mutex
+	mending map[digest.Digest]bool     // layers that are being replaced
+	noted   map[digest.Digest]sighting // of what other nodes have verified
+}
 
 // Verified is what the verification of a layer has found.
 type Verified struct {
@@ -81,7 +91,7 @@ func (s *Member) Verify(ctx context.Context, ids []digest.Digest, found func(Ver
 }
 
 // toVerify are the records of the layers that are named, or of all.
-func (s *Member) toVerify(ctx context.Context, st *pop.Store, ids, broken []digest.Digest) ([]*pop.Layer,
+func (s *verifier) toVerify(ctx context.Context, st *pop.Store, ids, broken []digest.Digest) ([]*pop.Layer,
 	error) {
 	if len(ids) == 0 {
 		layers, err := st.Objects(ctx)
@@ -105,7 +115,7 @@ func (s *Member) toVerify(ctx context.Context, st *pop.Store, ids, broken []dige
 }
 
 // verify verifies one layer. The error says why that was not possible.
-func (s *Member) verify(ctx context.Context, st *pop.Store, l *pop.Layer, rate int64) (Verified, error) {
+func (s *verifier) verify(ctx context.Context, st *pop.Store, l *pop.Layer, rate int64) (Verified, error) {
 	v := Verified{DiffID: l.DiffID, Image: l.Image, Size: l.Size}
 	err := st.Verify(ctx, l, rate)
 	switch {
@@ -128,7 +138,7 @@ func (s *Member) verify(ctx context.Context, st *pop.Store, l *pop.Layer, rate i
 }
 
 // mend removes a record that cannot be understood, and replaces the layer.
-func (s *Member) mend(ctx context.Context, st *pop.Store, id digest.Digest) Verified {
+func (s *verifier) mend(ctx context.Context, st *pop.Store, id digest.Digest) Verified {
 	v := Verified{DiffID: id, Damage: fmt.Errorf("the record of layer %s: %w", id, pop.ErrDamaged)}
 	s.report(id, st.Mend(ctx, id), v.Damage)
 	v.Replaced = s.replace(ctx, id)
@@ -136,12 +146,12 @@ func (s *Member) mend(ctx context.Context, st *pop.Store, id digest.Digest) Veri
 }
 
 // quarantine takes a damaged layer out of sight.
-func (s *Member) quarantine(ctx context.Context, st *pop.Store, rec *pop.Layer, why error) {
+func (s *verifier) quarantine(ctx context.Context, st *pop.Store, rec *pop.Layer, why error) {
 	s.report(rec.DiffID, st.Quarantine(ctx, rec), why)
 }
 
 // report tells of a damaged layer, and that err kept it from being taken out.
-func (s *Member) report(id digest.Digest, err, why error) {
+func (s *verifier) report(id digest.Digest, err, why error) {
 	s.log.Error("a layer in the PoP's store is damaged: it is taken out", "layer", id, "err", why)
 	if err != nil {
 		s.log.Error("it could not be taken out", "layer", id, "err", err)
@@ -154,14 +164,14 @@ func (s *Member) report(id digest.Digest, err, why error) {
 
 // taken lets go of a layer that has left the store though it is attached here, and brings it again: another
 // node has found it damaged, or did not see that it is in use.
-func (s *Member) taken(id digest.Digest, damaged bool) {
+func (s *verifier) taken(id digest.Digest, damaged bool) {
 	l, err := s.layers.Peek(id)
 	if err != nil || l.At == "" {
 		return
 	}
 	s.work.Go(func() {
 		switch {
-		case s.takeBack(s.life, id):
+		case s.prewarmer.takeBack(s.life, id):
 		case damaged:
 			s.replace(s.life, id)
 		default:
@@ -172,7 +182,7 @@ func (s *Member) taken(id digest.Digest, damaged bool) {
 }
 
 // lost tells of what was damaged in the store, and is not there any more.
-func (s *Member) lost(id digest.Digest) {
+func (s *verifier) lost(id digest.Digest) {
 	if s.cfg.Lost != nil {
 		s.cfg.Lost(id)
 	}
@@ -180,7 +190,7 @@ func (s *Member) lost(id digest.Digest) {
 
 // replace puts a layer into the store again that was damaged there, if this node
 // has it, or uses it. It reports whether it is there.
-func (s *Member) replace(ctx context.Context, id digest.Digest) bool {
+func (s *verifier) replace(ctx context.Context, id digest.Digest) bool {
 	s.lost(id)
 	if !s.again(ctx, id,
 		"a layer has left the PoP's store, since it was damaged: containers that run with it may have read wrong bytes; it comes anew for those that start from here on") {
@@ -196,7 +206,7 @@ func (s *Member) replace(ctx context.Context, id digest.Digest) bool {
 
 // again lets go of a layer that has left the store, and puts it there again if this node has it, or uses
 // it. It reports whether it is there. lost is said of one that is used here.
-func (s *Member) again(ctx context.Context, id digest.Digest, lost string) bool {
+func (s *verifier) again(ctx context.Context, id digest.Digest, lost string) bool {
 	if !s.begins(id) {
 		return false
 	}
@@ -209,7 +219,7 @@ func (s *Member) again(ctx context.Context, id digest.Digest, lost string) bool 
 		have, err = s.anew(ctx, id)
 	}
 	if err == nil {
-		err = s.republish(ctx, have)
+		err = s.uploads.republish(ctx, have)
 	}
 	switch {
 	case errors.Is(err, layer.ErrUnknown):
@@ -225,7 +235,7 @@ func (s *Member) again(ctx context.Context, id digest.Digest, lost string) bool 
 }
 
 // begins reports whether nobody else here replaces the layer; ends must follow.
-func (s *Member) begins(id digest.Digest) bool {
+func (s *verifier) begins(id digest.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mending[id] {
@@ -235,7 +245,7 @@ func (s *Member) begins(id digest.Digest) bool {
 	return true
 }
 
-func (s *Member) ends(id digest.Digest) {
+func (s *verifier) ends(id digest.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.mending, id)
@@ -243,7 +253,7 @@ func (s *Member) ends(id digest.Digest) {
 
 // letGo forgets a layer that was attached and is not there any more, or in other files, says say, and reports
 // whether it did. Containers that stand on it go on with the files that they have.
-func (s *Member) letGo(ctx context.Context, id digest.Digest, say string) bool {
+func (s *verifier) letGo(ctx context.Context, id digest.Digest, say string) bool {
 	st := s.usable()
 	if st == nil {
 		return false
@@ -258,14 +268,14 @@ func (s *Member) letGo(ctx context.Context, id digest.Digest, say string) bool {
 		return false
 	}
 	s.log.Warn(say, "layer", id, "images", s.imagesWith(id))
-	if err := s.Detach(id); err != nil {
+	if err := s.attacher.Detach(id); err != nil {
 		s.log.Warn("detach layer", "layer", id, "err", err)
 		return false
 	}
 	return true
 }
 
-func (s *Member) imagesWith(id digest.Digest) []string {
+func (s *common) imagesWith(id digest.Digest) []string {
 	var names []string
 	for _, img := range s.catalog.WithLayer(id) {
 		names = append(names, img.Ref.String())
@@ -274,7 +284,7 @@ func (s *Member) imagesWith(id digest.Digest) []string {
 }
 
 // anew fetches a layer as a deployment would: with its lease, or from who has it.
-func (s *Member) anew(ctx context.Context, id digest.Digest) (*layer.Layer, error) {
+func (s *verifier) anew(ctx context.Context, id digest.Digest) (*layer.Layer, error) {
 	err := fmt.Errorf("layer %s: no image here has it: %w", id, layer.ErrUnknown)
 	for _, img := range s.catalog.WithLayer(id) {
 		var have *layer.Layer
@@ -287,7 +297,7 @@ func (s *Member) anew(ctx context.Context, id digest.Digest) (*layer.Layer, erro
 }
 
 // republish puts a layer of this node's own into the store, unless it is there.
-func (s *Member) republish(ctx context.Context, have *layer.Layer) error {
+func (s *uploads) republish(ctx context.Context, have *layer.Layer) error {
 	st := s.usable()
 	if st == nil {
 		return pop.ErrStoreAway
@@ -302,7 +312,7 @@ func (s *Member) republish(ctx context.Context, have *layer.Layer) error {
 		if err := st.Room(ctx, have.Size); err != nil {
 			return err
 		}
-		lease, err := s.acquire(ctx, have.DiffID)
+		lease, err := s.routes.acquire(ctx, have.DiffID)
 		if err == nil {
 			err = s.copyWhole(ctx, st, have, lease.Token())
 			return errors.Join(err, lease.Release(context.WithoutCancel(ctx)))
@@ -319,7 +329,7 @@ func (s *Member) republish(ctx context.Context, have *layer.Layer) error {
 
 // copyWhole publishes a layer that is complete here, if its bytes are still what
 // its name says.
-func (s *Member) copyWhole(ctx context.Context, st *pop.Store, have *layer.Layer, token uint64) error {
+func (s *uploads) copyWhole(ctx context.Context, st *pop.Store, have *layer.Layer, token uint64) error {
 	f, err := os.Open(have.Files().Data)
 	if err != nil {
 		return err
@@ -356,7 +366,7 @@ func (s *Member) copyWhole(ctx context.Context, st *pop.Store, have *layer.Layer
 
 // VerifyInBackground verifies every layer of the store once in Config.Verify,
 // one at a time in the whole PoP, slowly, and while the coordinator is there, until ctx ends.
-func (s *Member) VerifyInBackground(ctx context.Context) {
+func (s *verifier) VerifyInBackground(ctx context.Context) {
 	if s.cfg.Dir == nil || s.cfg.Verify <= 0 {
 		return
 	}
@@ -375,7 +385,7 @@ func (s *Member) VerifyInBackground(ctx context.Context) {
 }
 
 // verifyDue verifies the layers that are due, if no other node does so.
-func (s *Member) verifyDue(ctx context.Context) error {
+func (s *verifier) verifyDue(ctx context.Context) error {
 	st := s.usable()
 	if st == nil {
 		return nil
@@ -419,7 +429,7 @@ func (s *Member) verifyDue(ctx context.Context) error {
 // due reports whether the time since a layer was verified is over. Each node measures it by its own
 // clock: of what another one has verified, from when this one saw that first. A layer
 // that nobody has verified yet was verified when it was published: its time begins.
-func (s *Member) due(ctx context.Context, st *pop.Store, l *pop.Layer) bool {
+func (s *verifier) due(ctx context.Context, st *pop.Store, l *pop.Layer) bool {
 	v, err := st.Verified(ctx, l)
 	if errors.Is(err, pop.ErrUnknown) {
 		if err := st.NoteVerified(ctx, l); err != nil {

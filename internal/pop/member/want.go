@@ -18,7 +18,7 @@ import (
 const peerRange = 256 << 10
 
 // Want implements fetch.Source.
-func (s *Member) Want(ctx context.Context, part *layer.Partial, from, to int64) (n int64, ok bool) {
+func (s *routes) Want(ctx context.Context, part *layer.Partial, from, to int64) (n int64, ok bool) {
 	n, err := s.bringStored(ctx, part, from, to)
 	if err != nil && !errors.Is(err, context.Canceled) {
 		n, err = s.bringFromHolder(ctx, part, from, to)
@@ -31,7 +31,7 @@ func (s *Member) Want(ctx context.Context, part *layer.Partial, from, to int64) 
 }
 
 // bringStored reads whole pieces that the store's record has sums of.
-func (s *Member) bringStored(ctx context.Context, part *layer.Partial, from, to int64) (got int64,
+func (s *routes) bringStored(ctx context.Context, part *layer.Partial, from, to int64) (got int64,
 	err error) {
 	st := s.usable()
 	if st == nil {
@@ -52,7 +52,7 @@ func (s *Member) bringStored(ctx context.Context, part *layer.Partial, from, to 
 			return got, cmp.Or(err, io.ErrUnexpectedEOF)
 		}
 		if k := at / pop.SumBytes * sha256.Size; sha256.Sum256(b) != [sha256.Size]byte(rec.Sums[k:k+sha256.Size]) {
-			s.damaged(ctx, st, rec, fmt.Errorf("at %d: %w", at, pop.ErrDamaged))
+			s.verifier.damaged(ctx, st, rec, fmt.Errorf("at %d: %w", at, pop.ErrDamaged))
 			return got, pop.ErrDamaged
 		}
 		if err := s.node.Put(part, at, b); err != nil {
@@ -65,7 +65,7 @@ func (s *Member) bringStored(ctx context.Context, part *layer.Partial, from, to 
 
 // bringFromHolder asks the node that is fetching the layer: if it lacks the bytes
 // too, it fetches them, once for all.
-func (s *Member) bringFromHolder(ctx context.Context, part *layer.Partial, from, to int64) (int64, error) {
+func (s *routes) bringFromHolder(ctx context.Context, part *layer.Partial, from, to int64) (int64, error) {
 	id := part.Layer.DiffID
 	if s.cfg.Peers == nil || s.leads(id) {
 		return 0, pop.ErrUnknown
@@ -93,7 +93,7 @@ func (s *Member) bringFromHolder(ctx context.Context, part *layer.Partial, from,
 
 // damaged takes a layer out of the store whose bytes are not what was published,
 // and has it replaced.
-func (s *Member) damaged(ctx context.Context, st *pop.Store, rec *pop.Layer, why error) {
+func (s *verifier) damaged(ctx context.Context, st *pop.Store, rec *pop.Layer, why error) {
 	s.quarantine(ctx, st, rec, why)
 	s.work.Go(func() { s.replace(s.life, rec.DiffID) })
 }
