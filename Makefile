@@ -8,7 +8,7 @@ export DEWPOINT_IMAGES ?= /var/cache/dewpoint/images
 export PATH := $(DEWPOINT_TOOLS)/go/bin:$(PATH):/usr/local/go/bin:/usr/sbin:/sbin
 # The Go of go.mod, or a newer one: what is here, or the module that a Go of 1.21 or newer fetches. Neither is one line of "no Go".
 GO_WANTED := $(shell awk '$$1 == "go" { print $$2 }' go.mod)
-GO_HERE := $(shell cd / && GOTOOLCHAIN=local go env GOVERSION 2>/dev/null | sed 's/^go//; s/[^0-9.].*//')
+GO_HERE := $(shell cd / && PATH='$(PATH)' GOTOOLCHAIN=local go env GOVERSION 2>/dev/null | sed 's/^go//; s/[^0-9.].*//')
 at_least = $(shell printf '%s\n%s\n' $(1) '$(GO_HERE)' | sort -VC && echo yes)
 export GOTOOLCHAIN := $(if $(call at_least,$(GO_WANTED)),local,$(if $(call at_least,1.21),go$(GO_WANTED),none))
 export GOFLAGS := -buildvcs=false -trimpath
@@ -27,7 +27,7 @@ TAGS := grpcnotrace$(if $(ISAL),$(comma)isal)
 SHIM = $(if $(shell command -v gcc),cmd/containerd-shim-dewpoint-v1/build,@echo no gcc, so no)
 BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build -tags $(TAGS) -ldflags '$(LDFLAGS)'
 
-.PHONY: go build build-lab build-static notices images demo test test-dmtcp lint bench fuzz arm64 generate clean
+.PHONY: go build build-lab build-static notices images demo test suite test-dmtcp lint bench fuzz arm64 generate clean
 
 build: go
 	mkdir -p bin
@@ -62,7 +62,10 @@ demo:
 
 test:
 	scripts/install test
-	$(MAKE) build images lint
+	$(MAKE) build images lint suite
+
+# A make of its own: Go may have come by scripts/install.
+suite: go
 	scripts/test
 
 # The second checkpoint engine, where DMTCP is installed: docs/design/checkpoints-dmtcp.md.
