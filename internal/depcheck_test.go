@@ -15,14 +15,13 @@ import (
 // those in rows before its own. Every package has a place of its own, also one below another's folder.
 var order = [][]string{
 	{"durable", "limit", "spec", "image", "sched", "sender", "deploy/admit", "evict"},
-	{"fetch/bound"},
 	{"trace", "layer/presence"},
 	{"config", "deploy/journal", "layer/inflate", "layer/toc", "checkpoint/image"},
 	{"registry", "layer/bdi", "layer/erofs", "layer/tree", "checkpoint/hooks", "checkpoint/lazypages",
 		"checkpoint/upper"},
 	{"layer/mount", "layer/datafs", "pack", "pack/profile"},
 	{"layer"},
-	{"pop", "pop/peer"},
+	{"fetch/link", "pop", "pop/peer"},
 	{"pop/session", "checkpoint/store"},
 	{"pop/local", "pop/redis"},
 	{"fetch"},

@@ -26,6 +26,7 @@ import (
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/pack/learn"
 	"dewpoint/internal/registry"
@@ -537,7 +538,7 @@ func madeUpName(ref image.Reference) string {
 // here, as docker run does; a pull asks the registry.
 func (o *order) options() fetch.Options {
 	return fetch.Options{Local: !o.pull, Lazy: !o.pull && !o.Record && o.Lazy != "never",
-		Order: fetch.Order(o.Order), Inflaters: o.Inflaters}
+		Order: link.Order(o.Order), Inflaters: o.Inflaters}
 }
 
 func (o *order) spec(img *image.Image) engine.Spec {

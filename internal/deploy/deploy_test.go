@@ -14,6 +14,7 @@ import (
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/spec"
 
@@ -120,7 +121,7 @@ func TestPorts(t *testing.T) {
 func TestOptions(t *testing.T) {
 	o := &order{Request: spec.Request{Order: "parallel", Inflaters: 3}}
 	if got, want := o.options(),
-		(fetch.Options{Local: true, Lazy: true, Order: fetch.Order("parallel"),
+		(fetch.Options{Local: true, Lazy: true, Order: link.Order("parallel"),
 			Inflaters: 3}); !reflect.DeepEqual(got, want) {
 		t.Errorf("of a container: %+v", got)
 	}

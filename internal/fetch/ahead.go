@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/layer/presence"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/registry"
@@ -345,7 +346,7 @@ func (o *origin) fetchWindows(ctx context.Context, points *pack.Points, h *hold)
 	}
 	go func() {
 		defer close(w.done)
-		w.b, w.err = o.s.read(ctx, Demand, at)
+		w.b, w.err = o.s.read(ctx, link.Demand, at)
 	}()
 	return w
 }
@@ -353,25 +354,25 @@ func (o *origin) fetchWindows(ctx context.Context, points *pack.Points, h *hold)
 // openBlob opens the compressed bytes [from, to) of the layer.
 func (o *origin) openBlob(ctx context.Context, from, to int64) (io.ReadCloser, error) {
 	s, l := o.s, o.part.Layer
-	k := s.p.cfg.Link.claim(Demand)
+	k := s.p.cfg.Link.Claim(link.Demand)
 	r, err := s.p.cfg.Registry.Open(ctx, s.img.Ref, registry.Blob{Digest: l.Digest, Size: l.Size}, from, to-from,
 		registry.OpenOptions{})
 	if err != nil {
-		k.release()
+		k.Release()
 		return nil, err
 	}
-	body := k.reader(ctx, &counted{ReadCloser: r, n: &s.got, total: &s.p.stats.demandBytes})
+	body := k.Reader(ctx, &counted{ReadCloser: r, n: &s.got, total: &s.p.stats.demandBytes})
 	return &releasing{body, k}, nil
 }
 
 // releasing is a stream that ends its claim.
 type releasing struct {
 	io.ReadCloser
-	k *claim
+	k *link.Claim
 }
 
 func (r *releasing) Close() error {
-	r.k.release()
+	r.k.Release()
 	return r.ReadCloser.Close()
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer/presence"
 	"dewpoint/internal/pack"
@@ -113,7 +114,7 @@ func TestReadAhead(t *testing.T) {
 // served by its stream, so that little comes twice.
 func TestReadByStream(t *testing.T) {
 	lb := newLongBed(t)
-	lb.restart(Config{Link: NewLink(LinkConfig{Limit: 8e6})})
+	lb.restart(Config{Link: link.New(link.Config{Limit: 8e6})})
 	pull := lb.start(lb.img.Ref)
 	if pull.Lazy == nil {
 		t.Fatalf("not lazy: %s", pull.Why)
@@ -205,7 +206,7 @@ func BenchmarkReadAll(b *testing.B) {
 					lb := newLongBed(b)
 					far := lb.far(20e6/8, rtt)
 					lb.restartAs(far, Config{Lazy: LazyConfig{Off: off, Wait: time.Minute},
-						Link: NewLink(LinkConfig{Limit: 20e6 / 8})})
+						Link: link.New(link.Config{Limit: 20e6 / 8})})
 					pull := lb.start(lb.img.Ref)
 					if pull.Lazy == nil {
 						b.Fatalf("not lazy: %s", pull.Why)

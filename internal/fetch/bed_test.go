@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/registry"
@@ -39,7 +40,7 @@ func newBed(t testing.TB, more ...*registrytest.Server) *bed {
 	catalog, err := OpenCatalog(t.TempDir(), nil)
 	b.must(err)
 	b.Puller = NewPuller(Config{Registry: client, Layers: b.layers, Catalog: catalog,
-		Link: NewLink(LinkConfig{Inflaters: 1})})
+		Link: link.New(link.Config{Inflaters: 1})})
 	b.fresh = 0
 	t.Cleanup(func() { b.must(b.Close()) })
 	return b

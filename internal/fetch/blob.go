@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/registry"
@@ -23,19 +24,19 @@ type blob struct {
 	route layer.Preparer // from elsewhere; nil is none
 
 	mu     sync.Mutex
-	routed bool  // the route gives the layer's tar
-	class  Class // that it moves in: the least of base and waits
+	routed bool       // the route gives the layer's tar
+	class  link.Class // that it moves in: the least of base and waits
 	// of the pulls that want it, for as long as it lasts
-	base  Class
-	waits [Background]int // who waits for it for a while, by class
+	base  link.Class
+	waits [link.Background]int // who waits for it for a while, by class
 	// unless nil, nothing is fetched before it is closed
 	gate <-chan struct{}
 	// closed by raise, to pass the gate; nil until somebody waits there
 	passed chan struct{}
-	turn   *turn // the newest
+	turn   *link.Turn // the newest
 }
 
-func (p *Puller) newBlob(img *image.Image, l image.Layer, o Options, c Class) *blob {
+func (p *Puller) newBlob(img *image.Image, l image.Layer, o Options, c link.Class) *blob {
 	return &blob{p: p, img: img, l: l, o: o, route: p.pop.Fill(img, l), class: c, base: c}
 }
 
@@ -96,7 +97,7 @@ func (b *blob) pass(ctx context.Context) error {
 
 // raise says that the layer is of class c for somebody else too, who waits for
 // it at no gate if ungated.
-func (b *blob) raise(c Class, ungated bool) {
+func (b *blob) raise(c link.Class, ungated bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if ungated {
@@ -106,7 +107,7 @@ func (b *blob) raise(c Class, ungated bool) {
 	b.reclass()
 }
 
-func (b *blob) classNow() Class {
+func (b *blob) classNow() link.Class {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.class
@@ -123,7 +124,7 @@ func (b *blob) openGate() {
 
 // wait has the layer be of class c for as long as somebody waits for it, at no
 // gate. release must follow.
-func (b *blob) wait(c Class) (release func()) {
+func (b *blob) wait(c link.Class) (release func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.openGate()
@@ -141,7 +142,7 @@ func (b *blob) wait(c Class) (release func()) {
 // with mu held.
 func (b *blob) reclass() {
 	c := b.base
-	for w := range Class(len(b.waits)) {
+	for w := range link.Class(len(b.waits)) {
 		if b.waits[w] > 0 {
 			c = min(c, w)
 		}
@@ -151,22 +152,22 @@ func (b *blob) reclass() {
 		return
 	}
 	if c < was {
-		b.p.cfg.Link.raise(b.turn, c)
+		b.turn.Raise(c)
 	} else {
-		b.p.cfg.Link.lower(b.turn, c)
+		b.turn.Lower(c)
 	}
 }
 
 func (b *blob) open(ctx context.Context, stats func() layer.Progress, offset int64) (io.ReadCloser, error) {
 	b.mu.Lock()
-	t := b.p.cfg.Link.enter(entry{host: b.img.Ref.Host, size: b.l.Size, class: b.class, order: b.o.Order,
-		inflaters: b.o.Inflaters, stats: stats})
+	t := b.p.cfg.Link.Enter(link.Entry{Host: b.img.Ref.Host, Size: b.l.Size, Class: b.class, Order: b.o.Order,
+		Inflaters: b.o.Inflaters, Stats: stats})
 	b.turn = t
 	b.mu.Unlock()
-	return t.open(ctx, func() (io.ReadCloser, error) {
+	return t.Open(ctx, func() (io.ReadCloser, error) {
 		o := registry.OpenOptions{Observe: func(n int) { b.got.Add(int64(n)) }}
-		if b.classNow() == Background {
-			o.Window = b.p.cfg.Link.window(b.p.cfg.Registry.RoundTrip(b.img.Ref.Host))
+		if b.classNow() == link.Background {
+			o.Window = b.p.cfg.Link.Window(b.p.cfg.Registry.RoundTrip(b.img.Ref.Host))
 		}
 		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1,
 			o)

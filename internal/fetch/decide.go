@@ -33,9 +33,6 @@ type outlook struct {
 const (
 	// quickPull is how long a whole pull may take that is not worth a lazy start.
 	quickPull = 150 * time.Millisecond
-	// guessedRate is the link's where nothing was measured: it is the slow links
-	// that matter.
-	guessedRate = 12.5e6
 	// lazyCost is what a lazy start costs the node more than a whole one: indexes,
 	// and reads that go through datafs.
 	lazyCost = 50 * time.Millisecond
@@ -62,20 +59,8 @@ const (
 // outlook is what is known of an image before its pack is.
 func (p *Puller) outlook(img *image.Image, o Options, absent int64) outlook {
 	w := outlook{absent: absent, rtt: p.cfg.Registry.RoundTrip(img.Ref.Host), trips: 1}
-	w.rate, w.guessed = p.cfg.Link.expect()
+	w.rate, w.guessed = p.cfg.Link.Expect()
 	return w
-}
-
-// expect is the rate that the link will carry; guessed says that it is not known.
-func (l *Link) expect() (rate float64, guessed bool) {
-	rate = l.Fastest()
-	if rate <= 0 {
-		rate, guessed = guessedRate, true
-	}
-	if limit := l.bucket.Limit(); limit > 0 && rate >= limit {
-		return limit, false
-	}
-	return rate, guessed
 }
 
 // carry is the time in which n bytes cross the link.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/pack"
 	"dewpoint/testkit/registrytest"
@@ -131,7 +132,7 @@ func TestDecideByDistance(t *testing.T) {
 			b, stats := lb.build(nil)
 			lb.publish(b.Bytes(), stats.Header, false)
 			// whose client has not measured yet
-			lb.restartAs(newClient(t, "", lb.reg), Config{Link: NewLink(LinkConfig{Inflaters: 1, Limit: 12e6})})
+			lb.restartAs(newClient(t, "", lb.reg), Config{Link: link.New(link.Config{Inflaters: 1, Limit: 12e6})})
 			lb.reg.Be(registrytest.Quirks{Far: c.far})
 			pull := lb.start(lb.img.Ref)
 			if (pull.Lazy != nil) != c.lazy {

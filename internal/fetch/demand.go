@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/presence"
 	"dewpoint/internal/pack"
@@ -356,7 +357,7 @@ func (o *origin) fetchChunk(ctx context.Context, k int) error {
 		return err
 	}
 	defer h.release()
-	stored, err := o.s.fetch(ctx, Demand, o.s.head.ChunkSpan(k))
+	stored, err := o.s.fetch(ctx, link.Demand, o.s.head.ChunkSpan(k))
 	if err != nil {
 		return err
 	}
@@ -368,7 +369,7 @@ func (o *origin) fetchChunk(ctx context.Context, k int) error {
 }
 
 // fetch reads a part of the pack in its turn.
-func (s *Start) fetch(ctx context.Context, c Class, at pack.Span) ([]byte, error) {
+func (s *Start) fetch(ctx context.Context, c link.Class, at pack.Span) ([]byte, error) {
 	slot := s.p.slot(s.img.Ref.Host)
 	if err := slot.Acquire(ctx, 1); err != nil {
 		return nil, err
@@ -378,9 +379,9 @@ func (s *Start) fetch(ctx context.Context, c Class, at pack.Span) ([]byte, error
 }
 
 // read reads a part of the pack.
-func (s *Start) read(ctx context.Context, c Class, at pack.Span) ([]byte, error) {
-	k := s.p.cfg.Link.claim(c)
-	defer k.release()
+func (s *Start) read(ctx context.Context, c link.Class, at pack.Span) ([]byte, error) {
+	k := s.p.cfg.Link.Claim(c)
+	defer k.Release()
 	r, err := s.open(ctx, k, at)
 	if err != nil {
 		return nil, err
@@ -404,7 +405,7 @@ func (o *origin) getPoints(ctx context.Context) (*pack.Points, error) {
 	if have := o.points.Load(); have != nil {
 		return have, nil
 	}
-	stored, err := o.s.fetch(ctx, Demand, o.s.head.PointsSpan(o.n))
+	stored, err := o.s.fetch(ctx, link.Demand, o.s.head.PointsSpan(o.n))
 	if err != nil {
 		return nil, err
 	}
@@ -457,11 +458,11 @@ var errStreamSilent = errors.New("the layer's stream does not move")
 // [from, to), but no longer than patience for it to move on.
 func (o *origin) follow(ctx context.Context, from, to int64, patience time.Duration) error {
 	p := o.s.p
-	class := Demand
+	class := link.Demand
 	if !o.s.ended() { // the pack is what the same container, and others, wait for too
-		class = Startup
+		class = link.Startup
 	}
-	fill := p.cfg.Layers.Fill(ctx, o.part.Layer, p.newBlob(o.s.img, o.part.Layer, o.s.o, Background))
+	fill := p.cfg.Layers.Fill(ctx, o.part.Layer, p.newBlob(o.s.img, o.part.Layer, o.s.o, link.Background))
 	if joined, ok := fill.Source().(*blob); ok {
 		defer joined.wait(class)()
 	}

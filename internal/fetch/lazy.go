@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
@@ -192,7 +193,7 @@ func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *
 // readTables opens the pack and begins its layers. ctx, and a registry that is
 // silent, end that; what follows in the stream goes on until end is called.
 func (s *Start) readTables(ctx context.Context) (stream *pack.Stream, end func(), err error) {
-	claim := s.p.cfg.Link.claim(Startup)
+	claim := s.p.cfg.Link.Claim(link.Startup)
 	life, cancel := context.WithCancelCause(s.p.life)
 	unhook := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	heard := s.cutSilence(func() { cancel(errSilent) })
@@ -207,7 +208,7 @@ func (s *Start) readTables(ctx context.Context) (stream *pack.Stream, end func()
 			body.Close()
 		}
 		cancel(nil)
-		claim.release()
+		claim.Release()
 	}
 	if err != nil {
 		end()
@@ -273,7 +274,7 @@ func (p *Puller) bareStart(img *image.Image, o Options) *Start {
 }
 
 // open opens a part of the pack; what is read of it counts as fetched.
-func (s *Start) open(ctx context.Context, c *claim, at pack.Span) (io.ReadCloser, error) {
+func (s *Start) open(ctx context.Context, c *link.Claim, at pack.Span) (io.ReadCloser, error) {
 	r, err := s.pack.open(ctx, at)
 	if err != nil || s.pack.local {
 		s.within.Add(s.p.pop.Brought(s.img.Desc.Digest))
@@ -283,10 +284,10 @@ func (s *Start) open(ctx context.Context, c *claim, at pack.Span) (io.ReadCloser
 		return &counted{ReadCloser: near.ReadCloser, n: &s.within, total: new(atomic.Int64)}, nil
 	}
 	total := &s.p.stats.packBytes
-	if c.class == Demand {
+	if c.Class == link.Demand {
 		total = &s.p.stats.demandBytes
 	}
-	return c.reader(ctx, &counted{ReadCloser: r, n: &s.got, total: total}), nil
+	return c.Reader(ctx, &counted{ReadCloser: r, n: &s.got, total: total}), nil
 }
 
 // counted counts what is read.
@@ -303,7 +304,7 @@ func (c *counted) Read(b []byte) (int, error) {
 }
 
 // openPack opens the pack and reads it up to its tables.
-func (s *Start) openPack(ctx context.Context, c *claim) (*pack.Stream, io.ReadCloser, error) {
+func (s *Start) openPack(ctx context.Context, c *link.Claim) (*pack.Stream, io.ReadCloser, error) {
 	body, err := s.open(ctx, c, pack.Span{Length: s.pack.size})
 	if err != nil {
 		return nil, nil, err

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
@@ -139,7 +140,7 @@ func (lb *lazyBed) open(client *registry.Client, cfg Config) {
 	lb.must(err)
 	cfg.Registry, cfg.Layers, cfg.Catalog = client, lb.layers, catalog
 	if cfg.Link == nil {
-		cfg.Link = NewLink(LinkConfig{Inflaters: 1})
+		cfg.Link = link.New(link.Config{Inflaters: 1})
 	}
 	cfg.Lazy.Whole = func(id digest.Digest) { lb.whole <- id }
 	if cfg.Lazy.Wait == 0 {

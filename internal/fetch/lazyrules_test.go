@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/registry"
 	"dewpoint/testkit/registrytest"
@@ -99,7 +100,7 @@ func newFullBed(t *testing.T, lazy LazyConfig) *fullBed {
 			t.Error(err)
 		}
 	}
-	fb.restart(Config{Link: NewLink(LinkConfig{Inflaters: 1, Limit: 16e6}),
+	fb.restart(Config{Link: link.New(link.Config{Inflaters: 1, Limit: 16e6}),
 		Log: slog.New(slog.NewTextHandler(&fb.log, nil)), Lazy: lazy})
 	other := fb.reg.PushImage("other:1",
 		[]registrytest.Layer{{Tar: registrytest.RandomTar(99, 8, 12<<20), Compression: image.Gzip}},

@@ -1,5 +1,5 @@
 // Package fetch brings images to the node: it resolves them, decides what
-// crosses the link when (see Link), and fills the layers.
+// crosses the link when (see package link), and fills the layers.
 //
 // A pull is: manifest and configuration, from the catalog or the registry; a
 // fill for each layer that the store lacks, shared with every other pull that
@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/mount"
@@ -35,7 +36,7 @@ type Config struct {
 	Registry *registry.Client
 	Layers   *layer.Store
 	Catalog  *Catalog
-	Link     *Link
+	Link     *link.Link
 	Packs    PackConfig
 	Lazy     LazyConfig
 	Cache    CacheConfig
@@ -105,9 +106,9 @@ type Options struct {
 	// Local takes what the reference was last resolved to, without asking the
 	// registry, if all its layers are here.
 	Local     bool
-	Lazy      bool  // mount before the layers are whole, if that is faster
-	Order     Order // for experiments
-	Inflaters int   // for experiments; 0 is the node's own number
+	Lazy      bool       // mount before the layers are whole, if that is faster
+	Order     link.Order // for experiments
+	Inflaters int        // for experiments; 0 is the node's own number
 	// Known, unless nil, is told of the image by Pull once it is known, before anything
 	// of it is brought.
 	Known func(*image.Image)
@@ -243,9 +244,9 @@ func (p *Puller) fill(ctx context.Context, img *image.Image, o Options, look *lo
 // waits for nobody goes to the front when somebody waits for it now.
 func (p *Puller) begin(ctx context.Context, img *image.Image, l image.Layer, o Options,
 	lazy *Start) (*layer.Fill, *blob) {
-	b := p.newBlob(img, l, o, Startup)
+	b := p.newBlob(img, l, o, link.Startup)
 	if part := p.cfg.Layers.Partial(l.DiffID); o.Lazy && part != nil && p.accepts(img, part) {
-		b.class, b.base, b.gate = Background, Background, p.gateOf(l.DiffID, lazy)
+		b.class, b.base, b.gate = link.Background, link.Background, p.gateOf(l.DiffID, lazy)
 	}
 	f := p.cfg.Layers.Fill(ctx, l, b)
 	if joined, ok := f.Source().(*blob); ok && joined != b {
@@ -299,7 +300,7 @@ func (p *Puller) known(ctx context.Context, img *image.Image, l *layer.Layer) (*
 		return have, nil
 	}
 	missing := layerOf(img, l.DiffID)
-	return p.cfg.Layers.Fill(p.life, missing, p.newBlob(img, missing, Options{}, Startup)).Wait(ctx)
+	return p.cfg.Layers.Fill(p.life, missing, p.newBlob(img, missing, Options{}, link.Startup)).Wait(ctx)
 }
 
 // WaitLayer blocks until the image's layer number i, from the bottom, can be mounted.
@@ -467,7 +468,7 @@ func (p *Puller) Files(ctx context.Context, id digest.Digest) (mount.Files, erro
 	if errors.Is(err, layer.ErrUnknown) {
 		for _, img := range p.cfg.Catalog.WithLayer(id) {
 			missing := layerOf(img, id)
-			l, err = p.cfg.Layers.Fill(p.life, missing, p.newBlob(img, missing, Options{}, Startup)).Wait(ctx)
+			l, err = p.cfg.Layers.Fill(p.life, missing, p.newBlob(img, missing, Options{}, link.Startup)).Wait(ctx)
 			if err == nil || ctx.Err() != nil {
 				break
 			}
@@ -495,7 +496,7 @@ func (p *Puller) Keep(ctx context.Context, l image.Layer, src layer.Source) erro
 // on disk.
 func (p *Puller) Refill(ctx context.Context, img *image.Image, id digest.Digest) (*layer.Layer, error) {
 	l := layerOf(img, id)
-	return p.cfg.Layers.Fill(ctx, l, p.newBlob(img, l, Options{}, Background)).WaitComplete(ctx)
+	return p.cfg.Layers.Fill(ctx, l, p.newBlob(img, l, Options{}, link.Background)).WaitComplete(ctx)
 }
 
 // layerOf is the layer of img with that diffID, which it has.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/testkit/registrytest"
@@ -72,7 +73,7 @@ func TestHangingRegistryDelaysNoOtherPull(t *testing.T) {
 	b.must(err)
 	begin := time.Now()
 	b.pull(fine)
-	if d := time.Since(begin); d > silence+time.Second {
+	if d := time.Since(begin); d > link.Silence+time.Second {
 		t.Errorf("the other pull took %s", d)
 	}
 	cancel()
@@ -87,7 +88,7 @@ func TestAnyLayersErrorIsToldAtOnce(t *testing.T) {
 	b.reg.Fail(registrytest.Fault{Do: registrytest.Status, Status: 404, Digest: p.Layers[1].Digest})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	pull, err := b.Pull(ctx, b.ref(p.Ref), Options{Order: Parallel, Inflaters: 2})
+	pull, err := b.Pull(ctx, b.ref(p.Ref), Options{Order: link.Parallel, Inflaters: 2})
 	b.must(err)
 	begin := time.Now()
 	if err := pull.Wait(ctx); err == nil || errors.Is(err, context.Canceled) {
@@ -237,7 +238,6 @@ func TestCopyBlobs(t *testing.T) {
 	b := newBed(t)
 	p := b.push("a", 1, 2, 1)
 	img := b.pull(p)
-	var seen layer.Progress
 	put := func(_ context.Context, d ocispec.Descriptor, open func() (io.ReadCloser, error)) error {
 		r, err := open()
 		if err != nil {
@@ -245,11 +245,12 @@ func TestCopyBlobs(t *testing.T) {
 		}
 		defer r.Close()
 		n, err := io.Copy(d.Digest.Algorithm().Hash(), r)
-		b.cfg.Link.mu.Lock()
-		seen = b.cfg.Link.active[0].stats()
-		b.cfg.Link.mu.Unlock()
-		if n != d.Size || seen.Received != n || seen.Fetched != n || seen.Waiting <= 0 {
+		if seen := r.(*metered).progress(); n != d.Size || seen.Received != n || seen.Fetched != n ||
+			seen.Waiting <= 0 {
 			t.Errorf("%d bytes of %d, the link sees %+v", n, d.Size, seen)
+		}
+		if b.cfg.Link.Idle() {
+			t.Error("it takes no turn on the link")
 		}
 		return err
 	}

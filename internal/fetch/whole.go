@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"time"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pack"
@@ -55,7 +56,7 @@ func (p *Puller) makeWhole(s *Start, part *layer.Partial) {
 		if !p.mayFill(s.background) || p.cfg.Layers.Partial(id) != part {
 			break
 		}
-		b := p.newBlob(s.img, part.Layer, s.o, Background)
+		b := p.newBlob(s.img, part.Layer, s.o, link.Background)
 		_, err := p.cfg.Layers.Fill(p.life, part.Layer, b).WaitComplete(p.life)
 		if err == nil {
 			p.showWhole(id)

@@ -36,6 +36,7 @@ import (
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/mount"
 	"dewpoint/internal/pack/learn"
@@ -84,7 +85,7 @@ type daemon struct {
 	registry *registry.Client
 	catalog  *fetch.Catalog
 	pop      *popParts
-	link     *fetch.Link
+	link     *link.Link
 	puller   *fetch.Puller
 	snaps    *snapshot.Snapshotter
 	learner  *late[*learn.Learner]
@@ -277,7 +278,7 @@ func (d *daemon) openPuller(context.Context) (err error) {
 		return err
 	}
 	d.usage.catalog = d.catalog
-	d.link = fetch.NewLink(fetch.LinkConfig{Limit: int64(d.File.Link.Limit),
+	d.link = link.New(link.Config{Limit: int64(d.File.Link.Limit),
 		Background: int64(d.File.Link.Background)})
 	packs, err := packConfig(d.Root, d.File.Pack)
 	if err != nil {

@@ -6,13 +6,13 @@ import (
 	"runtime/debug"
 
 	"dewpoint/internal/config"
-	"dewpoint/internal/fetch"
+	"dewpoint/internal/fetch/link"
 )
 
 // reloader puts what may change while dewd runs into force: the link's rates, the cache's
 // bound and dewd's memory.
 type reloader struct {
-	link    *fetch.Link
+	link    *link.Link
 	room    *room
 	inForce config.Config
 	log     *slog.Logger

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"dewpoint/internal/fetch"
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/mount"
@@ -117,7 +118,7 @@ func newBed(t testing.TB, backend string, change func(*Config)) *bed {
 	catalog, err := fetch.OpenCatalog(filepath.Join(dir, "images"), log)
 	check(t, err)
 	b.puller = fetch.NewPuller(fetch.Config{Registry: client, Layers: layers, Catalog: catalog,
-		Link:  fetch.NewLink(fetch.LinkConfig{}),
+		Link:  link.New(link.Config{}),
 		Packs: fetch.PackConfig{Dir: b.packs}})
 	t.Cleanup(func() { b.puller.Close() })
 	back, err := mount.New(backend)

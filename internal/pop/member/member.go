@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"dewpoint/internal/fetch"
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/peer"
@@ -43,7 +44,7 @@ type Config struct {
 	Capacity int64  // bytes that this node's own layers may take
 	Layers   *layer.Store
 	Catalog  *fetch.Catalog
-	Link     *fetch.Link
+	Link     *link.Link
 	Log      *slog.Logger // nil discards
 	// Saved are the images, by their manifests, that this node gives checkpoints of. May be nil.
 	Saved func() []digest.Digest
@@ -92,7 +93,7 @@ type common struct {
 	node    *fetch.Puller
 	layers  *layer.Store
 	catalog *fetch.Catalog
-	link    *fetch.Link
+	link    *link.Link
 	holds   *fetch.Holds
 	log     *slog.Logger
 	life    context.Context // of what goes on behind deployments

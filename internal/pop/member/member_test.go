@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"dewpoint/internal/fetch"
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
@@ -87,7 +88,7 @@ func (s *siteBed) boot(name string, change func(*Config)) *siteNode {
 		Replaced: func(id digest.Digest) { n.note(&n.replaced, id) },
 		Owed:     filepath.Join(t.TempDir(), "owed"),
 		Capacity: siteCache, Layers: n.layers, Catalog: n.catalog,
-		Link: fetch.NewLink(fetch.LinkConfig{Inflaters: 1}),
+		Link: link.New(link.Config{Inflaters: 1}),
 	}
 	if s.packs {
 		cfg.PackDir = t.TempDir()

@@ -1,4 +1,4 @@
-package fetch
+package link
 
 import (
 	"bytes"
@@ -40,36 +40,36 @@ func blocked(r io.Reader) bool {
 // What somebody waits for holds what nobody waits for, for as long as it moves.
 func TestClassesYield(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewLink(LinkConfig{})
+		l := New(Config{})
 		ctx, cancel := context.WithCancel(t.Context())
-		back := l.enter(entry{host: "a", size: 1 << 20, class: Background, stats: still})
-		r, err := back.open(ctx, func() (io.ReadCloser, error) { return endless(), nil })
+		back := l.Enter(Entry{Host: "a", Size: 1 << 20, Class: Background, Stats: still})
+		r, err := back.Open(ctx, func() (io.ReadCloser, error) { return endless(), nil })
 		if err != nil || blocked(r) {
 			t.Fatalf("alone: %v", err)
 		}
-		pack := l.claim(Startup)
+		pack := l.Claim(Startup)
 		if !blocked(r) {
 			t.Error("the background does not yield to a pack")
 		}
-		p := pack.reader(ctx, endless())
+		p := pack.Reader(ctx, endless())
 		if blocked(p) {
 			t.Error("a pack waits though nothing is before it")
 		}
-		miss := l.claim(Demand)
+		miss := l.Claim(Demand)
 		if !blocked(p) {
 			t.Error("a pack does not yield to who waits for a page")
 		}
-		if blocked(miss.reader(ctx, endless())) {
+		if blocked(miss.Reader(ctx, endless())) {
 			t.Error("what is first waits")
 		}
 		// Silent for a second: it holds nobody up.
-		time.Sleep(2 * silence)
+		time.Sleep(2 * Silence)
 		synctest.Wait()
 		if blocked(p) {
 			t.Error("a silent transfer holds others up")
 		}
-		miss.release()
-		pack.release()
+		miss.Release()
+		pack.Release()
 		time.Sleep(2 * recheck)
 		synctest.Wait()
 		if blocked(r) {
@@ -85,11 +85,11 @@ func TestClassesYield(t *testing.T) {
 // waits for is under way, and overtakes those in the queue.
 func TestStartupOvertakesBackground(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewLink(LinkConfig{Order: Layers})
-		enter := func(c Class) *turn { return l.enter(entry{host: "a", size: 1 << 20, class: c, stats: still}) }
+		l := New(Config{Order: Layers})
+		enter := func(c Class) *Turn { return l.Enter(Entry{Host: "a", Size: 1 << 20, Class: c, Stats: still}) }
 		first, second := enter(Background), enter(Background)
 		urgent := enter(Startup)
-		begun := func(t *turn) bool {
+		begun := func(t *Turn) bool {
 			select {
 			case <-t.start:
 				return true
@@ -100,11 +100,11 @@ func TestStartupOvertakesBackground(t *testing.T) {
 		if !begun(first) || begun(second) || !begun(urgent) {
 			t.Errorf("begun: %v %v, and of who is waited for %v", begun(first), begun(second), begun(urgent))
 		}
-		l.raise(second, Demand)
+		second.Raise(Demand)
 		if !begun(second) {
 			t.Error("a layer that was raised does not begin")
 		}
-		for _, x := range []*turn{first, second, urgent} {
+		for _, x := range []*Turn{first, second, urgent} {
 			l.leave(x)
 		}
 		time.Sleep(time.Second)
@@ -114,9 +114,9 @@ func TestStartupOvertakesBackground(t *testing.T) {
 // The background keeps to its share.
 func TestBackgroundLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewLink(LinkConfig{Background: 1000})
-		turn := l.enter(entry{host: "a", size: 1 << 20, class: Background, stats: still})
-		r, err := turn.open(t.Context(), func() (io.ReadCloser, error) { return endless(), nil })
+		l := New(Config{Background: 1000})
+		turn := l.Enter(Entry{Host: "a", Size: 1 << 20, Class: Background, Stats: still})
+		r, err := turn.Open(t.Context(), func() (io.ReadCloser, error) { return endless(), nil })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,8 +138,8 @@ func TestFastestIsNoBurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got int64
 		var mu sync.Mutex
-		l := NewLink(LinkConfig{})
-		turn := l.enter(entry{host: "a", size: 1 << 40, class: Background, stats: func() layer.Progress {
+		l := New(Config{})
+		turn := l.Enter(Entry{Host: "a", Size: 1 << 40, Class: Background, Stats: func() layer.Progress {
 			mu.Lock()
 			defer mu.Unlock()
 			return layer.Progress{Received: got}
@@ -169,41 +169,17 @@ func TestFastestIsNoBurst(t *testing.T) {
 	})
 }
 
-// A layer moves in the class of whoever waits for it most urgently, until the
-// last of them has gone.
-func TestWaitsAreCounted(t *testing.T) {
-	b := &blob{p: &Puller{cfg: Config{Link: NewLink(LinkConfig{})}}, class: Background, base: Background,
-		gate: make(chan struct{})}
-	want := func(c Class) {
-		t.Helper()
-		if got := b.classNow(); got != c {
-			t.Errorf("class %d, not %d", got, c)
-		}
-	}
-	first, second := b.wait(Demand), b.wait(Demand)
-	want(Demand)
-	if b.gate != nil {
-		t.Error("who waits stands at the gate")
-	}
-	first()
-	want(Demand)
-	b.raise(Startup, true)
-	want(Demand)
-	second()
-	want(Startup)
-}
-
 // A pack's transfer tells the link's rate, and so how much the background may
 // have under way, before any layer has moved.
 func TestClaimsAreMeasured(t *testing.T) {
-	l := NewLink(LinkConfig{})
+	l := New(Config{})
 	now := time.Now()
 	l.clock = func() time.Time { return now }
-	if got := l.window(0); got < 1<<20 {
+	if got := l.Window(0); got < 1<<20 {
 		t.Errorf("a window of %d bytes on a link that nobody has measured", got)
 	}
-	k := l.claim(Startup)
-	defer k.release()
+	k := l.Claim(Startup)
+	defer k.Release()
 	for range 40 { // 1 Mbit/s
 		now = now.Add(100 * time.Millisecond)
 		l.mu.Lock()
@@ -213,7 +189,7 @@ func TestClaimsAreMeasured(t *testing.T) {
 	if rate := l.Fastest(); rate < 100e3 || rate > 150e3 {
 		t.Errorf("%.0f bytes a second", rate)
 	}
-	if got := l.window(0); got != leastWindow {
+	if got := l.Window(0); got != leastWindow {
 		t.Errorf("a window of %d bytes", got)
 	}
 }

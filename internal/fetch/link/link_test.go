@@ -1,4 +1,4 @@
-package fetch
+package link
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 type rig struct {
 	link    *Link
 	now     time.Time
-	turns   []*turn
+	turns   []*Turn
 	got     []float64 // bytes of each turn
 	size    float64
 	perConn float64 // bytes a second that one connection can carry
@@ -29,14 +29,14 @@ type rig struct {
 	begun time.Time
 }
 
-func newRig(cfg LinkConfig, layers int, size, perConn, total, node float64) *rig {
+func newRig(cfg Config, layers int, size, perConn, total, node float64) *rig {
 	return newRigOf(cfg, layers, size, perConn, total, node, func(int) string { return "a" })
 }
 
 // newRigOf is newRig for layers of several hosts.
-func newRigOf(cfg LinkConfig, layers int, size, perConn, total, node float64,
+func newRigOf(cfg Config, layers int, size, perConn, total, node float64,
 	host func(layer int) string) *rig {
-	r := &rig{link: NewLink(cfg), now: time.Now(), size: size, perConn: perConn, total: total, node: node}
+	r := &rig{link: New(cfg), now: time.Now(), size: size, perConn: perConn, total: total, node: node}
 	r.begun = r.now
 	r.link.ticking = true // the rig is the clock
 	r.link.clock = func() time.Time { return r.now }
@@ -48,7 +48,7 @@ func newRigOf(cfg LinkConfig, layers int, size, perConn, total, node float64,
 		r.since = append(r.since, time.Time{})
 		r.ended = append(r.ended, 0)
 		r.turns = append(r.turns,
-			r.link.enter(entry{host: host(i), size: int64(size), class: Startup, stats: func() layer.Progress {
+			r.link.Enter(Entry{Host: host(i), Size: int64(size), Class: Startup, Stats: func() layer.Progress {
 				return layer.Progress{Received: int64(r.got[i]), Fetched: int64(r.got[i]), Written: int64(r.got[i]),
 					Waiting: r.waiting[i], Blocked: r.blocked[i]}
 			}}))
@@ -125,7 +125,7 @@ func (r *rig) run(t *testing.T) float64 {
 const mb = 1e6
 
 func TestSlowLinkCarriesOneLayerAfterTheOther(t *testing.T) {
-	r := newRig(LinkConfig{Inflaters: 2}, 4, 20*mb, 2.5*mb, 2.5*mb, 100*mb)
+	r := newRig(Config{Inflaters: 2}, 4, 20*mb, 2.5*mb, 2.5*mb, 100*mb)
 	secs := r.run(t)
 	if ideal := 80 / 2.5; secs > ideal*1.02 {
 		t.Errorf("%.1f s for what the link carries in %.1f", secs, ideal)
@@ -137,7 +137,7 @@ func TestSlowLinkCarriesOneLayerAfterTheOther(t *testing.T) {
 }
 
 func TestFirstLayerIsNotDelayedOnASlowLink(t *testing.T) {
-	r := newRig(LinkConfig{Inflaters: 4}, 4, 20*mb, 2.5*mb, 2.5*mb, 100*mb)
+	r := newRig(Config{Inflaters: 4}, 4, 20*mb, 2.5*mb, 2.5*mb, 100*mb)
 	begin := r.now
 	var first time.Duration
 	for first == 0 {
@@ -171,7 +171,7 @@ func (r *rig) stepOnce() {
 }
 
 func TestFastLinkKeepsAllProcessorsBusy(t *testing.T) {
-	r := newRig(LinkConfig{Inflaters: 4}, 8, 50*mb, 1000*mb, 1000*mb, 100*mb)
+	r := newRig(Config{Inflaters: 4}, 8, 50*mb, 1000*mb, 1000*mb, 100*mb)
 	secs := r.run(t)
 	if r.most != 4 {
 		t.Errorf("%d layers at once, there are 4 inflaters", r.most)
@@ -182,7 +182,7 @@ func TestFastLinkKeepsAllProcessorsBusy(t *testing.T) {
 }
 
 func TestMoreConnectionsWhereOneDoesNotFillTheLink(t *testing.T) {
-	r := newRig(LinkConfig{Inflaters: 2}, 8, 30*mb, 3*mb, 12*mb, 100*mb)
+	r := newRig(Config{Inflaters: 2}, 8, 30*mb, 3*mb, 12*mb, 100*mb)
 	secs := r.run(t)
 	if r.most < 4 {
 		t.Errorf("%d connections at most, 4 would fill the link", r.most)
@@ -197,10 +197,10 @@ func TestMoreConnectionsWhereOneDoesNotFillTheLink(t *testing.T) {
 func TestStalledLayerHoldsNoOtherUp(t *testing.T) {
 	for _, order := range []Order{Measured, Layers, Parallel} {
 		for _, after := range []float64{0, 1 * mb} {
-			r := newRig(LinkConfig{Order: order, Inflaters: 1}, 4, 20*mb, 2.5*mb, 2.5*mb, 100*mb)
+			r := newRig(Config{Order: order, Inflaters: 1}, 4, 20*mb, 2.5*mb, 2.5*mb, 100*mb)
 			r.stall[0] = after
 			secs := r.run(t)
-			if ideal := 60/2.5 + after/2.5e6 + silence.Seconds(); secs > ideal*1.05 {
+			if ideal := 60/2.5 + after/2.5e6 + Silence.Seconds(); secs > ideal*1.05 {
 				t.Errorf("%q, stalled after %.0f bytes: %.1f s, want %.1f", order, after, secs, ideal)
 			}
 		}
@@ -209,7 +209,7 @@ func TestStalledLayerHoldsNoOtherUp(t *testing.T) {
 
 // The second layer is tried and held; then the first one stalls.
 func TestHeldLayerGoesOnWhenTheOthersStall(t *testing.T) {
-	r := newRig(LinkConfig{Inflaters: 1}, 2, 20*mb, 2.5*mb, 2.5*mb, 100*mb)
+	r := newRig(Config{Inflaters: 1}, 2, 20*mb, 2.5*mb, 2.5*mb, 100*mb)
 	for r.turns[1].held == nil {
 		if r.stepOnce(); r.now.Sub(r.begun) > 8*time.Second {
 			t.Fatal("the second layer was never held")
@@ -224,7 +224,7 @@ func TestHeldLayerGoesOnWhenTheOthersStall(t *testing.T) {
 // Layers of a host that hangs are not begun one after the other for ever, and
 // not before those of one that does not.
 func TestHangingHostDelaysItsOwnLayersOnly(t *testing.T) {
-	r := newRigOf(LinkConfig{Inflaters: 2}, 40, 5*mb, 2.5*mb, 2.5*mb, 100*mb, func(i int) string {
+	r := newRigOf(Config{Inflaters: 2}, 40, 5*mb, 2.5*mb, 2.5*mb, 100*mb, func(i int) string {
 		return string('a' + rune(i/30))
 	})
 	for i := range 30 {
@@ -244,7 +244,7 @@ func TestHangingHostDelaysItsOwnLayersOnly(t *testing.T) {
 
 // A node that does not take what came is no reason to start more.
 func TestBusyNodeIsNotSilence(t *testing.T) {
-	r := newRig(LinkConfig{Inflaters: 1}, 2, 5*mb, 2.5*mb, 2.5*mb, 100*mb)
+	r := newRig(Config{Inflaters: 1}, 2, 5*mb, 2.5*mb, 2.5*mb, 100*mb)
 	r.stall[0] = 1 * mb
 	r.turns[0].working.Store(true)
 	for range 1000 {
@@ -257,12 +257,12 @@ func TestBusyNodeIsNotSilence(t *testing.T) {
 
 // Bytes that begin to flow late are neither a stall nor a try that failed.
 func TestSlowToStart(t *testing.T) {
-	r := newRig(LinkConfig{Inflaters: 2}, 8, 30*mb, 3*mb, 12*mb, 100*mb)
+	r := newRig(Config{Inflaters: 2}, 8, 30*mb, 3*mb, 12*mb, 100*mb)
 	r.delay = 600 * time.Millisecond
 	if secs := r.run(t); r.most < 4 || secs > 240/3.0/2 {
 		t.Errorf("%.1f s, %d connections at most; the link could do %.1f with 4", secs, r.most, 240/12.0)
 	}
-	r = newRig(LinkConfig{Inflaters: 2}, 4, 20*mb, 2.5*mb, 2.5*mb, 100*mb)
+	r = newRig(Config{Inflaters: 2}, 4, 20*mb, 2.5*mb, 2.5*mb, 100*mb)
 	r.delay = 600 * time.Millisecond
 	if secs := r.run(t); r.most > 2 || secs > 80/2.5+4*0.6 {
 		t.Errorf("%.1f s, %d connections at most, where one fills the link", secs, r.most)
@@ -270,11 +270,11 @@ func TestSlowToStart(t *testing.T) {
 }
 
 func TestForcedOrders(t *testing.T) {
-	r := newRig(LinkConfig{Order: Layers, Inflaters: 4}, 4, 50*mb, 1000*mb, 1000*mb, 100*mb)
+	r := newRig(Config{Order: Layers, Inflaters: 4}, 4, 50*mb, 1000*mb, 1000*mb, 100*mb)
 	if r.run(t); r.most != 1 {
 		t.Errorf("layers in order, yet %d at once", r.most)
 	}
-	r = newRig(LinkConfig{Order: Parallel, Inflaters: 3}, 6, 5*mb, 2.5*mb, 2.5*mb, 100*mb)
+	r = newRig(Config{Order: Parallel, Inflaters: 3}, 6, 5*mb, 2.5*mb, 2.5*mb, 100*mb)
 	if r.run(t); r.most != 3 {
 		t.Errorf("three in parallel, yet %d at once", r.most)
 	}

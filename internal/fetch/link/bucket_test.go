@@ -1,4 +1,4 @@
-package bound
+package link
 
 import (
 	"context"
@@ -8,17 +8,17 @@ import (
 
 // A new rate holds for what waits already, and none lets all pass.
 func TestBucketChanges(t *testing.T) {
-	k := New(10)
+	k := newBucket(10)
 	b := make([]byte, 1<<20)
 	taken := make(chan int)
 	go func() {
 		for range 2 {
-			got, _ := k.Take(context.Background(), b)
+			got, _ := k.take(context.Background(), b)
 			taken <- len(got)
 		}
 	}()
 	first := <-taken
-	k.Set(0)
+	k.set(0)
 	select {
 	case n := <-taken:
 		if first >= n || n != len(b) {
@@ -27,17 +27,17 @@ func TestBucketChanges(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Error("what waited does not know that the rate is gone")
 	}
-	if k.Set(1 << 20); k.Limit() != 1<<20 {
-		t.Errorf("the rate is %v", k.Limit())
+	if k.set(1 << 20); k.limit() != 1<<20 {
+		t.Errorf("the rate is %v", k.limit())
 	}
 }
 
 func TestBucket(t *testing.T) {
-	k := New(1 << 20)
+	k := newBucket(1 << 20)
 	begin := time.Now()
 	buf, n := make([]byte, 64<<10), 0
 	for n < 512<<10 {
-		b, err := k.Take(t.Context(), buf)
+		b, err := k.take(t.Context(), buf)
 		if err != nil {
 			t.Fatal(err)
 		}

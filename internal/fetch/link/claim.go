@@ -1,18 +1,17 @@
-package fetch
+package link
 
 import (
 	"context"
 	"io"
 	"time"
-
-	"dewpoint/internal/fetch/bound"
 )
 
-// claim is a transfer that takes no turn among the layers but holds higher
+// Claim is a transfer that takes no turn among the layers but holds higher
 // classes while it moves: a pack, or a range that a reader waits for.
-type claim struct {
+type Claim struct {
+	Class Class
+
 	link  *Link
-	class Class
 	heard time.Time // guarded by the link, as what follows
 	first time.Time // when the first byte had come; zero before
 	got   int64     // bytes since then
@@ -23,7 +22,7 @@ type claim struct {
 const telling = 256 << 10
 
 // carried notes what has come. It is called with the link's mu held.
-func (k *claim) carried(n int, now time.Time) {
+func (k *Claim) carried(n int, now time.Time) {
 	switch {
 	case n == 0:
 	case k.first.IsZero():
@@ -48,24 +47,25 @@ const (
 	windowTime = 100 * time.Millisecond
 )
 
-// window is how many bytes a stream may have under way that yields to others:
+// Window is how many bytes a stream may have under way that yields to others:
 // what the link carries in windowTime, and twice what it carries in a round trip, so
 // that the stream can fill it.
-func (l *Link) window(rtt time.Duration) int {
-	rate, _ := l.expect()
+func (l *Link) Window(rtt time.Duration) int {
+	rate, _ := l.Expect()
 	return max(leastWindow, int(rate*(windowTime+2*rtt).Seconds()))
 }
 
-// claim tells the link of such a transfer. release must follow.
-func (l *Link) claim(c Class) *claim {
-	k := &claim{link: l, class: c, heard: l.clock()}
+// Claim tells the link of a transfer that takes no turn. Release must follow.
+func (l *Link) Claim(c Class) *Claim {
+	k := &Claim{link: l, Class: c, heard: l.clock()}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.claims[k] = true
 	return k
 }
 
-func (k *claim) release() {
+// Release ends the claim.
+func (k *Claim) Release() {
 	k.link.mu.Lock()
 	defer k.link.mu.Unlock()
 	delete(k.link.claims, k)
@@ -80,22 +80,22 @@ func (l *Link) free() {
 	}
 }
 
-// reader is r under the claim. What it gives must be read by one goroutine.
-func (k *claim) reader(ctx context.Context, r io.ReadCloser) io.ReadCloser {
+// Reader is r under the claim. What it gives must be read by one goroutine.
+func (k *Claim) Reader(ctx context.Context, r io.ReadCloser) io.ReadCloser {
 	return &claimed{k: k, ctx: ctx, body: r}
 }
 
 type claimed struct {
-	k    *claim
+	k    *Claim
 	ctx  context.Context
 	body io.ReadCloser
 }
 
 func (r *claimed) Read(b []byte) (int, error) {
-	if err := r.k.link.yield(r.ctx, func() Class { return r.k.class }, nil); err != nil {
+	if err := r.k.link.yield(r.ctx, func() Class { return r.k.Class }, nil); err != nil {
 		return 0, err
 	}
-	n, err := r.k.link.read(r.ctx, r.k.class, r.body, b)
+	n, err := r.k.link.read(r.ctx, r.k.Class, r.body, b)
 	r.k.link.mu.Lock()
 	r.k.carried(n, r.k.link.clock())
 	r.k.link.mu.Unlock()
@@ -139,7 +139,7 @@ func (l *Link) yield(ctx context.Context, class func() Class, yielding func(bool
 // with mu held.
 func (l *Link) ahead(c Class, now time.Time) bool {
 	for k := range l.claims {
-		if k.class < c && now.Sub(k.heard) < silence {
+		if k.Class < c && now.Sub(k.heard) < Silence {
 			return true
 		}
 	}
@@ -152,7 +152,7 @@ func (l *Link) ahead(c Class, now time.Time) bool {
 }
 
 // yield is Link.yield for a turn. It returns the turn's class.
-func (t *turn) yield(ctx context.Context) (Class, error) {
+func (t *Turn) yield(ctx context.Context) (Class, error) {
 	var c Class
 	err := t.link.yield(ctx, func() Class { c = t.class; return c }, t.yielding.Store)
 	return c, err
@@ -160,23 +160,23 @@ func (t *turn) yield(ctx context.Context) (Class, error) {
 
 // read reads within the bounds of the link and of the class.
 func (l *Link) read(ctx context.Context, c Class, r io.Reader, b []byte) (int, error) {
-	buckets := []*bound.Bucket{l.bucket}
+	buckets := []*bucket{l.bucket}
 	if c == Background {
 		buckets = append(buckets, l.slow)
 	}
 	var err error
 	for i, k := range buckets {
 		all := len(b)
-		if b, err = k.Take(ctx, b); err != nil {
+		if b, err = k.take(ctx, b); err != nil {
 			return 0, err
 		}
 		for _, before := range buckets[:i] {
-			before.GiveBack(all - len(b))
+			before.giveBack(all - len(b))
 		}
 	}
 	n, err := r.Read(b)
 	for _, k := range buckets {
-		k.GiveBack(len(b) - n)
+		k.giveBack(len(b) - n)
 	}
 	return n, err
 }

@@ -1,5 +1,4 @@
-// Package bound bounds the bytes that pass in a second.
-package bound
+package link
 
 import (
 	"context"
@@ -7,36 +6,36 @@ import (
 	"time"
 )
 
-// Bucket is a token bucket: rate bytes a second, at most a tenth of a
+// bucket is a token bucket: rate bytes a second, at most a tenth of a
 // second's worth at once. Without a rate it lets everything pass.
-type Bucket struct {
+type bucket struct {
 	mu     sync.Mutex
 	rate   float64 // 0 is none
 	tokens float64
 	at     time.Time
 }
 
-// New returns a bucket of rate bytes a second; 0 is no bound.
-func New(rate int64) *Bucket {
-	return &Bucket{rate: float64(max(rate, 0)), at: time.Now()}
+// newBucket returns a bucket of rate bytes a second; 0 is no bound.
+func newBucket(rate int64) *bucket {
+	return &bucket{rate: float64(max(rate, 0)), at: time.Now()}
 }
 
-// Set changes the rate. What waits goes on by the new one within a twentieth of a second.
-func (k *Bucket) Set(rate int64) {
+// set changes the rate. What waits goes on by the new one within a twentieth of a second.
+func (k *bucket) set(rate int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.rate, k.tokens, k.at = float64(max(rate, 0)), 0, time.Now()
 }
 
-// Limit is the rate; 0 is none.
-func (k *Bucket) Limit() float64 {
+// limit is the rate; 0 is none.
+func (k *bucket) limit() float64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.rate
 }
 
-// Take waits until some bytes may pass and returns the part of b that they fill.
-func (k *Bucket) Take(ctx context.Context, b []byte) ([]byte, error) {
+// take waits until some bytes may pass and returns the part of b that they fill.
+func (k *bucket) take(ctx context.Context, b []byte) ([]byte, error) {
 	for len(b) > 0 {
 		k.mu.Lock()
 		if k.rate == 0 {
@@ -66,8 +65,8 @@ func (k *Bucket) Take(ctx context.Context, b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// GiveBack returns what was taken and not used.
-func (k *Bucket) GiveBack(n int) {
+// giveBack returns what was taken and not used.
+func (k *bucket) giveBack(n int) {
 	if n <= 0 {
 		return
 	}

@@ -1,11 +1,11 @@
-package fetch
+package link
 
 import "time"
 
 // probe finds out whether one connection more fills a link better. Its fields
 // are guarded by the link.
 type probe struct {
-	extra  *turn         // being tried, or held because it did not help
+	extra  *Turn         // being tried, or held because it did not help
 	before float64       // the link's rate until then
 	failed time.Time     // when the last try did not help
 	pause  time.Duration // before the next one, longer each time
@@ -15,7 +15,7 @@ type probe struct {
 // tryNow reports whether a further connection is worth a try: the link is the
 // limit, its rate has settled, nothing ends before a try would, and none has
 // failed lately. If so, next is that try.
-func (p *probe) tryNow(next *turn, live []*turn, now time.Time) bool {
+func (p *probe) tryNow(next *Turn, live []*Turn, now time.Time) bool {
 	if p.extra != nil || len(live) >= maxConns || now.Sub(p.failed) < p.pause || now.Sub(p.moved) < 2*settle {
 		return false
 	}
@@ -32,7 +32,7 @@ func (p *probe) tryNow(next *turn, live []*turn, now time.Time) bool {
 // judge ends a try whose time is over: what did not help is held until the
 // live turns before it are here. A try's time begins with its first byte; one
 // that stays silent says nothing of the link.
-func (p *probe) judge(live []*turn, now time.Time) {
+func (p *probe) judge(live []*Turn, now time.Time) {
 	t := p.extra
 	if t == nil {
 		return
@@ -67,7 +67,7 @@ func (p *probe) defeat(now time.Time) {
 func (p *probe) holding() bool { return p.extra != nil && p.extra.held != nil }
 
 // forget lets go of a turn.
-func (p *probe) forget(t *turn, now time.Time) {
+func (p *probe) forget(t *Turn, now time.Time) {
 	p.moved = now
 	if p.extra != t {
 		return

@@ -1,4 +1,30 @@
-package fetch
+// Package link shares the node's one way to the registries among all that crosses it.
+//
+// A layer takes a Turn: it waits until the link lets it begin. A pack, and a range that a reader waits for,
+// take no turn but a Claim.
+//
+// Layers begin in the order in which they were asked for. Another one begins
+// while some are being fetched only for one of these reasons, each of them
+// measured on the fills themselves:
+//
+//   - the node is the limit: for a quarter of the time or more, what arrived
+//     had to wait for the inflater. A further layer uses the other processors.
+//   - the link is the limit but one connection does not fill it: a further
+//     connection was tried for a moment and the total rate rose by a fifth.
+//     If it did not rise, the further one is held until its turn comes.
+//   - what is being fetched is almost here: the request for the next layer
+//     crosses the link meanwhile, so that the link is never idle for a round trip.
+//
+// So a slow link carries one layer after the other, as Docker-pi does, and a
+// fast one keeps all processors busy.
+//
+// A layer whose registry has been silent for a second (Silence) holds no other one up:
+// until it is heard of again it does not count. What waits for another host
+// goes first then, so that a registry that hangs delays only its own images.
+//
+// All this is among layers of one class. What is of a lower class (see Class)
+// holds those of higher ones between two of their reads, as long as it moves.
+package link
 
 import (
 	"context"
@@ -9,7 +35,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"dewpoint/internal/fetch/bound"
 	"dewpoint/internal/layer"
 )
 
@@ -35,8 +60,8 @@ const (
 	Background              // nobody does: the rest of layers that are mounted already
 )
 
-// LinkConfig bounds what the link is used for. The zero value measures.
-type LinkConfig struct {
+// Config bounds what the link is used for. The zero value measures.
+type Config struct {
 	Order     Order
 	Inflaters int   // layers filled at once at most; 0 is the number of processors
 	Limit     int64 // bytes a second; 0 is none
@@ -45,42 +70,18 @@ type LinkConfig struct {
 	Background int64
 }
 
-// Link is the node's one way to the registries. It decides which layers are
-// fetched now and which wait, for all deployments of the node together.
-//
-// Layers start in the order in which they were asked for. Another one starts
-// while some are being fetched only for one of these reasons, each of them
-// measured on the fills themselves:
-//
-//   - the node is the limit: for a quarter of the time or more, what arrived
-//     had to wait for the inflater. A further layer uses the other processors.
-//   - the link is the limit but one connection does not fill it: a further
-//     connection was tried for a moment and the total rate rose by a fifth.
-//     If it did not rise, the further one is held until its turn comes.
-//   - what is being fetched is almost here: the request for the next layer
-//     crosses the link meanwhile, so that the link is never idle for a round trip.
-//
-// So a slow link carries one layer after the other, as Docker-pi does, and a
-// fast one keeps all processors busy.
-//
-// A layer whose registry has been silent for a second holds no other one up:
-// until it is heard of again it does not count. What waits for another host
-// goes first then, so that a registry that hangs delays only its own images.
-//
-// All this is among layers of one class. What is of a lower class (see Class)
-// holds those of higher ones between two of their reads, as long as it moves.
-// Link is safe for concurrent use.
+// Link is the node's one way to the registries. It is safe for concurrent use.
 type Link struct {
-	cfg    LinkConfig
-	bucket *bound.Bucket
-	slow   *bound.Bucket    // of Class Background
+	cfg    Config
+	bucket *bucket
+	slow   *bucket          // of Class Background
 	clock  func() time.Time // time.Now, but for tests
 
 	mu      sync.Mutex
-	queue   []*turn // not started, in order
-	active  []*turn // started, in order
+	queue   []*Turn // not started, in order
+	active  []*Turn // started, in order
 	ticking bool
-	claims  map[*claim]bool // transfers that take no turn
+	claims  map[*Claim]bool // transfers that take no turn
 	freed   chan struct{}   // closed when a claim or an active turn goes; nil if nobody waits
 	fastest float64         // bytes a second, the most that layers had together lately
 	fastAt  time.Time       // when
@@ -104,26 +105,28 @@ const (
 	endgame     = 150 * time.Millisecond // of fetching left, when the next request goes out
 	// connections tried at most to fill the link, or to a host that is silent
 	maxConns = 6
-	silence  = time.Second // after which a turn is idle
 )
 
-// NewLink returns a link that nothing crosses yet.
-func NewLink(cfg LinkConfig) *Link {
+// Silence is how long a registry may give nothing before what waits for it holds nobody up.
+const Silence = time.Second
+
+// New returns a link that nothing crosses yet.
+func New(cfg Config) *Link {
 	if cfg.Inflaters <= 0 {
 		cfg.Inflaters = runtime.NumCPU()
 	}
-	return &Link{cfg: cfg, bucket: bound.New(cfg.Limit), slow: bound.New(cfg.Background), clock: time.Now,
-		claims: map[*claim]bool{}}
+	return &Link{cfg: cfg, bucket: newBucket(cfg.Limit), slow: newBucket(cfg.Background), clock: time.Now,
+		claims: map[*Claim]bool{}}
 }
 
-// SetRates changes what LinkConfig has as Limit and Background, also for what is under way.
+// SetRates changes what Config has as Limit and Background, also for what is under way.
 func (l *Link) SetRates(limit, background int64) {
-	l.bucket.Set(limit)
-	l.slow.Set(background)
+	l.bucket.set(limit)
+	l.slow.set(background)
 }
 
-// turn is one layer's place on the link. Its fields are guarded by the link.
-type turn struct {
+// Turn is one layer's place on the link. Its fields are guarded by the link.
+type Turn struct {
 	start  chan struct{} // closed when it may begin
 	held   chan struct{} // not nil while it must pause; closed to let it go on
 	stats  func() layer.Progress
@@ -147,20 +150,20 @@ type turn struct {
 	class Class
 }
 
-// entry is what the link is told of a layer.
-type entry struct {
-	host      string // of the registry
-	size      int64  // compressed bytes
-	class     Class
-	order     Order
-	inflaters int
-	stats     func() layer.Progress
+// Entry is what the link is told of a layer.
+type Entry struct {
+	Host      string // of the registry
+	Size      int64  // compressed bytes
+	Class     Class
+	Order     Order                 // of this layer; Measured is the link's own
+	Inflaters int                   // for this layer; 0 is the link's own number
+	Stats     func() layer.Progress // how far the layer has come; must not block
 }
 
-// enter queues a layer. leave must follow.
-func (l *Link) enter(e entry) *turn {
-	t := &turn{start: make(chan struct{}), host: e.host, size: e.size, link: l, stats: e.stats, order: e.order,
-		limit: e.inflaters, class: e.class}
+// Enter queues a layer. The turn ends with the stream that Open gives.
+func (l *Link) Enter(e Entry) *Turn {
+	t := &Turn{start: make(chan struct{}), host: e.Host, size: e.Size, link: l, stats: e.Stats, order: e.Order,
+		limit: e.Inflaters, class: e.Class}
 	if t.order == Measured {
 		t.order = l.cfg.Order
 	}
@@ -179,7 +182,7 @@ func (l *Link) enter(e entry) *turn {
 }
 
 // enqueue puts a turn behind those of its class. It is called with mu held.
-func (l *Link) enqueue(t *turn) {
+func (l *Link) enqueue(t *Turn) {
 	at := len(l.queue)
 	for at > 0 && l.queue[at-1].class > t.class {
 		at--
@@ -187,8 +190,9 @@ func (l *Link) enqueue(t *turn) {
 	l.queue = slices.Insert(l.queue, at, t)
 }
 
-// raise gives a turn a lower class.
-func (l *Link) raise(t *turn, c Class) {
+// Raise gives a turn a lower class.
+func (t *Turn) Raise(c Class) {
+	l := t.link
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c >= t.class {
@@ -203,8 +207,9 @@ func (l *Link) raise(t *turn, c Class) {
 	l.admit(l.clock())
 }
 
-// lower gives a turn that has begun a higher class.
-func (l *Link) lower(t *turn, c Class) {
+// Lower gives a turn that has begun a higher class.
+func (t *Turn) Lower(c Class) {
+	l := t.link
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t.class = max(t.class, c)
@@ -212,7 +217,7 @@ func (l *Link) lower(t *turn, c Class) {
 }
 
 // leave ends a turn, begun or not.
-func (l *Link) leave(t *turn) {
+func (l *Link) leave(t *Turn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.queue = without(l.queue, t)
@@ -223,7 +228,7 @@ func (l *Link) leave(t *turn) {
 	l.admit(now)
 }
 
-func without(ts []*turn, t *turn) []*turn {
+func without(ts []*Turn, t *Turn) []*Turn {
 	for i, x := range ts {
 		if x == t {
 			return append(ts[:i:i], ts[i+1:]...)
@@ -269,7 +274,7 @@ func (l *Link) step(now time.Time) bool {
 	var sum float64
 	for _, t := range l.active {
 		t.look(now)
-		if t.steady(now) && (t.class < Background || l.slow.Limit() == 0) { // else it is the throttle's rate
+		if t.steady(now) && (t.class < Background || l.slow.limit() == 0) { // else it is the throttle's rate
 			sum += t.rate
 		}
 	}
@@ -291,9 +296,24 @@ func (l *Link) Fastest() float64 {
 	return l.fastest
 }
 
+// guessedRate is the link's where nothing was measured: it is the slow links that matter.
+const guessedRate = 12.5e6
+
+// Expect is the rate that the link will carry; guessed says that it is not known.
+func (l *Link) Expect() (rate float64, guessed bool) {
+	rate = l.Fastest()
+	if rate <= 0 {
+		rate, guessed = guessedRate, true
+	}
+	if limit := l.bucket.limit(); limit > 0 && rate >= limit {
+		return limit, false
+	}
+	return rate, guessed
+}
+
 // steady reports whether the turn's rate is the link's: it has been looked at for
 // long enough, and what comes has not gathered in the connection while it paused.
-func (t *turn) steady(now time.Time) bool {
+func (t *Turn) steady(now time.Time) bool {
 	known := !t.first.IsZero() && now.Sub(t.first) >= settle || t.last.Received >= steadyBytes
 	return known && now.Sub(t.paused) >= drained
 }
@@ -306,7 +326,7 @@ func (l *Link) Idle() bool {
 }
 
 // look updates what is known of a turn, once a window.
-func (t *turn) look(now time.Time) {
+func (t *Turn) look(now time.Time) {
 	dt := now.Sub(t.lastT)
 	if dt < window {
 		return
@@ -342,11 +362,11 @@ func (t *turn) look(now time.Time) {
 }
 
 // Idle reports whether the turn waits for a registry that is silent.
-func (t *turn) idle(now time.Time) bool { return t.held == nil && now.Sub(t.heard) > silence }
+func (t *Turn) idle(now time.Time) bool { return t.held == nil && now.Sub(t.heard) > Silence }
 
 // live are the turns that count, held ones included, in order.
-func (l *Link) live(now time.Time) []*turn {
-	ts := make([]*turn, 0, len(l.active))
+func (l *Link) live(now time.Time) []*Turn {
+	ts := make([]*Turn, 0, len(l.active))
 	for _, t := range l.active {
 		if !t.idle(now) {
 			ts = append(ts, t)
@@ -369,13 +389,13 @@ func (l *Link) admit(now time.Time) {
 }
 
 // upTo are the turns of class c and lower ones: the others will be held.
-func upTo(c Class, ts []*turn) []*turn {
-	return slices.DeleteFunc(slices.Clone(ts), func(t *turn) bool { return t.class > c })
+func upTo(c Class, ts []*Turn) []*Turn {
+	return slices.DeleteFunc(slices.Clone(ts), func(t *Turn) bool { return t.class > c })
 }
 
 // next is the layer that is to start next, or nil. Layers of a host that is
 // silent are last, and not many of them are tried.
-func (l *Link) next(live int, now time.Time) *turn {
+func (l *Link) next(live int, now time.Time) *Turn {
 	if len(l.queue) == 0 {
 		return nil
 	}
@@ -388,7 +408,7 @@ func (l *Link) next(live int, now time.Time) *turn {
 			silent[t.host]++
 		}
 	}
-	var best *turn
+	var best *Turn
 	for _, t := range l.queue {
 		if n := silent[t.host]; n < maxConns && (best == nil || n < silent[best.host]) {
 			best = t
@@ -397,7 +417,7 @@ func (l *Link) next(live int, now time.Time) *turn {
 	return best
 }
 
-func (l *Link) begin(t *turn, now time.Time) {
+func (l *Link) begin(t *Turn, now time.Time) {
 	l.queue = without(l.queue, t)
 	t.began, t.heard, t.lastT, t.last = now, now, now, t.stats()
 	l.active = append(l.active, t)
@@ -406,7 +426,7 @@ func (l *Link) begin(t *turn, now time.Time) {
 }
 
 // mayStart reports whether next may start beside the live turns.
-func (l *Link) mayStart(next *turn, live []*turn, now time.Time) bool {
+func (l *Link) mayStart(next *Turn, live []*Turn, now time.Time) bool {
 	n := len(live)
 	switch {
 	case n == 0:
@@ -426,7 +446,7 @@ func (l *Link) mayStart(next *turn, live []*turn, now time.Time) bool {
 }
 
 // ending reports whether all that is being fetched is about to be here.
-func ending(live []*turn) bool {
+func ending(live []*Turn) bool {
 	for _, t := range live {
 		left := float64(t.size - t.last.Fetched)
 		if t.held == nil && left > 0 && left > t.rate*endgame.Seconds() {
@@ -437,7 +457,7 @@ func ending(live []*turn) bool {
 }
 
 // nodeIsLimit reports whether every fill under way makes the link wait.
-func nodeIsLimit(live []*turn) bool {
+func nodeIsLimit(live []*Turn) bool {
 	for _, t := range live {
 		if t.held == nil && t.stuck < nodeLimit {
 			return false
@@ -446,7 +466,7 @@ func nodeIsLimit(live []*turn) bool {
 	return true
 }
 
-func rate(live []*turn) float64 {
+func rate(live []*Turn) float64 {
 	var r float64
 	for _, t := range live {
 		r += t.rate
@@ -454,9 +474,9 @@ func rate(live []*turn) float64 {
 	return r
 }
 
-// open waits for the turn and then opens the stream that takes it. The turn
+// Open waits for the turn and then opens the stream that takes it. The turn
 // ends when the stream is closed, or at once if it cannot be opened.
-func (t *turn) open(ctx context.Context, open func() (io.ReadCloser, error)) (io.ReadCloser, error) {
+func (t *Turn) Open(ctx context.Context, open func() (io.ReadCloser, error)) (io.ReadCloser, error) {
 	select {
 	case <-t.start:
 	case <-ctx.Done():
@@ -475,7 +495,7 @@ func (t *turn) open(ctx context.Context, open func() (io.ReadCloser, error)) (io
 type reader struct {
 	body io.ReadCloser
 	ctx  context.Context
-	turn *turn
+	turn *Turn
 	once sync.Once
 }
 
@@ -498,7 +518,7 @@ func (r *reader) Close() error {
 }
 
 // wait blocks while the turn is held.
-func (t *turn) wait(ctx context.Context) error {
+func (t *Turn) wait(ctx context.Context) error {
 	t.link.mu.Lock()
 	held := t.held
 	t.link.mu.Unlock()
