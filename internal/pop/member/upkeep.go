@@ -239,8 +239,6 @@ func (s *upkeep) announce(ctx context.Context) {
 	m.Used = s.disk
 	before := s.said
 	s.said = now
-	s.mu.Unlock()
-	m.Hits, m.Fetching = s.hitsNow(), s.routes.fetching()
 	var use, drop []string
 	for key := range now {
 		if !before[key] {
@@ -252,6 +250,8 @@ func (s *upkeep) announce(ctx context.Context) {
 			drop = append(drop, key)
 		}
 	}
+	s.mu.Unlock()
+	m.Hits, m.Fetching = s.hitsNow(), s.routes.fetching()
 	// What does not reach the coordinator now, it is told when it is back.
 	err := s.cfg.Coord.Announce(ctx, m)
 	s.reached(err)
