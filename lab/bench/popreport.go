@@ -85,7 +85,7 @@ func (d *popReport) write() error {
 	if d.file == "" {
 		return nil
 	}
-	text := fmt.Sprintf("# A PoP's deployments\n\nWritten by `%s`, commit %s, on %s. Traces are synthetic unless a part says otherwise; the terms are those of [benchmarks.md](benchmarks.md), \"A PoP\".\n",
+	text := fmt.Sprintf("# A PoP's deployments\n\nWritten by `%s`, commit %s, on %s. Traces are synthetic unless a part says otherwise; the terms are those of docs/research/pop-bed.md.\n",
 		d.command, d.commit, machine())
 	if len(d.verdicts) > 0 {
 		text += "\n## Held against the targets\n" + d.held()

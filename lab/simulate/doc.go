@@ -22,5 +22,5 @@
 // published numbers come out, then plays the same users again and writes.
 //
 // The command dewlab simulate (Program) does these three things; with --study it does them all and writes
-// docs/research/pop-study.md.
+// pop-study.md, or what -o names; docs/research/pop-study.md has its results.
 package simulate

@@ -73,7 +73,7 @@ func (o *options) flags(stdout io.Writer) *pflag.FlagSet {
 
 const usage = `Usage: dewlab simulate [FLAGS] TRACE…
        dewlab simulate --generate ZONE -o FILE [--scale S] [--seed N]
-       dewlab simulate --study [-o docs/research/pop-study.md] [--scale S] [--seed N]
+       dewlab simulate --study [-o FILE] [--scale S] [--seed N]
 
 Replay registry traces against the policies that a full cache evicts by. A TRACE is a file of a JSON
 array, as the IBM traces have, plain or .gz, or a directory of them. It needs no daemon.

@@ -83,7 +83,7 @@ type study struct {
 
 // runStudy makes the report and its charts.
 func runStudy(ctx context.Context, o *options, version string, args []string, log io.Writer) error {
-	s := &study{o: o, version: version, out: cmp.Or(o.out, "docs/research/pop-study.md"),
+	s := &study{o: o, version: version, out: cmp.Or(o.out, "pop-study.md"),
 		replay: make(map[string]*Result), log: log}
 	s.plots = strings.TrimSuffix(s.out, filepath.Ext(s.out))
 	if o.scale == 0 {
