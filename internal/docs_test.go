@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -36,6 +37,65 @@ func TestDocumentsAreShort(t *testing.T) {
 	}
 }
 
+// references are held to the code, or generated from it.
+var references = []string{"docs/use/cli.md", "docs/operate/api.md", "docs/operate/configuration.md",
+	"docs/operate/metrics.md"}
+
+func documents(t *testing.T) (found []string) {
+	t.Helper()
+	err := filepath.WalkDir("../docs", func(path string, d fs.DirEntry, err error) error {
+		if filepath.Ext(path) == ".md" {
+			found = append(found, strings.TrimPrefix(path, "../"))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestDocumentsAreFew(t *testing.T) {
+	const most = 2000
+	sum := 0
+	for _, path := range documents(t) {
+		if !slices.Contains(references, path) {
+			sum += len(document(t, path))
+		}
+	}
+	if sum > most {
+		t.Errorf("docs/ has %d lines beside its references, more than %d", sum, most)
+	}
+}
+
+// Words that the glossary has leave, and that have left the documents.
+var left = map[string]string{
+	"site": "sites?", "keep house": "(keep|keeps|keeping|kept) house", "keeper": "keepers?", "rouse": "rous(e|es|ed|ing)",
+	"make ready": "(make|makes|making|made) ready", "owed": "owe[sd]?", "lied": "lied", "shun": "shun(s|ned)?",
+	"door": "doors?", "desk": "desks?", "glance": "glanc(e|es|ed)", "foreign": "foreign",
+}
+
+var code = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
+
+func TestWordsThatLeftStayAway(t *testing.T) {
+	glossary := strings.Join(document(t, "docs/glossary.md"), "\n")
+	for word, forms := range left {
+		if !strings.Contains(glossary, "\n- "+word+" -> ") {
+			t.Errorf("%q is not among the words that leave", word)
+		}
+		forbidden := regexp.MustCompile(`(?i)\b(` + forms + `)\b`)
+		for _, path := range documents(t) {
+			if path == "docs/glossary.md" || path == "docs/roadmap.md" {
+				continue
+			}
+			text := code.ReplaceAllString(strings.Join(document(t, path), "\n"), "")
+			if said := forbidden.FindString(text); said != "" {
+				t.Errorf("%s says %q: docs/glossary.md has another word", path, said)
+			}
+		}
+	}
+}
+
 func TestChangesAreShort(t *testing.T) {
 	for _, l := range document(t, "CHANGELOG.md") {
 		if strings.HasPrefix(l, "- ") && len(strings.Fields(l[2:])) > 20 {
@@ -47,17 +107,7 @@ func TestChangesAreShort(t *testing.T) {
 var linked = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
 
 func TestLinksLeadSomewhere(t *testing.T) {
-	documents := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
-	err := filepath.WalkDir("../docs", func(path string, d fs.DirEntry, err error) error {
-		if filepath.Ext(path) == ".md" {
-			documents = append(documents, strings.TrimPrefix(path, "../"))
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range documents {
+	for _, path := range append(documents(t), "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md") {
 		for _, m := range linked.FindAllStringSubmatch(strings.Join(document(t, path), "\n"), -1) {
 			if strings.Contains(m[1], "://") {
 				continue
@@ -72,7 +122,40 @@ func TestLinksLeadSomewhere(t *testing.T) {
 var (
 	commandLine = regexp.MustCompile(`(?m)^\s{4}(?:sudo )?(?:bin/)?dew (?:--json )?([a-z]+)`)
 	commandName = regexp.MustCompile(`\{name: "([a-z]+)"`)
+	flagName    = regexp.MustCompile(`\.\w+VarP?\([^"]*"([a-z-]+)"(?:, "([a-zA-Z])")?`)
+	errorCode   = regexp.MustCompile(`\bCode\s+= "([a-z_]+)"`)
 )
+
+// docs/use/cli.md has the commands with their flags, long or short, and the codes of errors.
+func TestCommandsAreDocumented(t *testing.T) {
+	text := strings.Join(document(t, "docs/use/cli.md"), "\n")
+	says := func(word string) bool {
+		return regexp.MustCompile("[`\\[ ]" + word + "[`\\] ,|]").MatchString(text)
+	}
+	sources, err := filepath.Glob("cli/*.go")
+	if err != nil || len(sources) == 0 {
+		t.Fatal(sources, err)
+	}
+	for _, path := range append(sources, "api/error.go") {
+		source := strings.Join(document(t, filepath.Join("internal", path)), "\n")
+		for _, m := range commandName.FindAllStringSubmatch(source, -1) {
+			if !strings.Contains(text, "\n| `"+m[1]) {
+				t.Errorf("docs/use/cli.md has no command %s", m[1])
+			}
+		}
+		for _, m := range errorCode.FindAllStringSubmatch(source, -1) {
+			if !strings.Contains(text, "`"+m[1]+"`") {
+				t.Errorf("docs/use/cli.md has no code %s", m[1])
+			}
+		}
+		for _, m := range flagName.FindAllStringSubmatch(source, -1) {
+			if short := "-" + m[2]; m[1] != "network" && !says("--"+m[1]) && // network is --net
+				(short == "-" || !says(short)) {
+				t.Errorf("docs/use/cli.md has no flag --%s", m[1])
+			}
+		}
+	}
+}
 
 // Snippets of the README name commands that there are.
 func TestSnippetsNameCommands(t *testing.T) {
