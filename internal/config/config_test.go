@@ -3,6 +3,7 @@ package config
 import (
 	"os"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -98,24 +99,25 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
+// operatorKeys are the keys of the file that are not for tests alone.
+func operatorKeys(v reflect.Type, prefix string) (keys []string) {
+	for f := range v.Fields() {
+		name := prefix + f.Tag.Get("toml")
+		switch {
+		case f.Type.Kind() == reflect.Struct:
+			keys = append(keys, operatorKeys(f.Type, name+".")...)
+		case f.Type == reflect.TypeFor[map[string]Registry]():
+			keys = append(keys, operatorKeys(f.Type.Elem(), name+".HOST.")...)
+		case f.Tag.Get("tuning") == "":
+			keys = append(keys, name)
+		}
+	}
+	return keys
+}
+
 // An operator can reason about 35 keys. The others are for tests alone.
 func TestKeysForOperators(t *testing.T) {
-	var count func(v reflect.Type, prefix string) []string
-	count = func(v reflect.Type, prefix string) (keys []string) {
-		for f := range v.Fields() {
-			name := prefix + f.Tag.Get("toml")
-			switch {
-			case f.Type.Kind() == reflect.Struct:
-				keys = append(keys, count(f.Type, name+".")...)
-			case f.Type == reflect.TypeFor[map[string]Registry]():
-				keys = append(keys, count(f.Type.Elem(), name+".HOST.")...)
-			case f.Tag.Get("tuning") == "":
-				keys = append(keys, name)
-			}
-		}
-		return keys
-	}
-	if keys := count(reflect.TypeFor[Config](), ""); len(keys) > 35 {
+	if keys := operatorKeys(reflect.TypeFor[Config](), ""); len(keys) > 35 {
 		t.Errorf("%d keys for operators, more than 35: %q", len(keys), keys)
 	}
 	t.Setenv(tuningVar, "")
@@ -126,5 +128,35 @@ func TestKeysForOperators(t *testing.T) {
 	}
 	if _, err := Parse([]byte("[pop]\nstore = \"/mnt/pop\"\n[lazy]\nmode = \"never\"")); err != nil {
 		t.Error(err)
+	}
+}
+
+// docs/operate/configuration.md shows every key of operators, in a file that dewd takes.
+func TestKeysAreDocumented(t *testing.T) {
+	t.Setenv(tuningVar, "")
+	b, err := os.ReadFile("../../docs/operate/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, file, _ := strings.Cut(string(b), "```toml\n")
+	file, _, _ = strings.Cut(file, "```")
+	if _, err := Parse([]byte(regexp.MustCompile(`"/etc/[^"]*"`).ReplaceAllString(file, `"/"`))); err != nil {
+		t.Error(err)
+	}
+	shown, section := map[string]bool{}, ""
+	for line := range strings.Lines(file) {
+		if name, ok := strings.CutPrefix(line, "["); ok {
+			section, _, _ = strings.Cut(name, "]")
+			if strings.HasPrefix(section, "registry.") {
+				section = "registry.HOST"
+			}
+		} else if key, _, ok := strings.Cut(strings.TrimPrefix(line, "# "), " = "); ok {
+			shown[section+"."+key] = true
+		}
+	}
+	for _, key := range operatorKeys(reflect.TypeFor[Config](), "") {
+		if !shown[key] {
+			t.Errorf("docs/operate/configuration.md does not show %s", key)
+		}
 	}
 }
