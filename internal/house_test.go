@@ -19,6 +19,7 @@ import (
 const (
 	maxMethods = 40    // of a type; aim at 25
 	maxLines   = 5_000 // of a package, tests left out
+	maxModel   = 30    // lines of a package's comment
 	maxColumns = 110   // of a line that is not a text in quotes; a tab is one
 )
 
@@ -116,7 +117,7 @@ func lineCount(t *testing.T, path string) int {
 	return strings.Count(string(b), "\n")
 }
 
-// Each package of the product opens with what it is.
+// Each package of the product opens with what it is, its model, in few lines.
 func TestPackagesHaveModels(t *testing.T) {
 	documented := map[string]bool{}
 	files, _ := tree(t)
@@ -124,6 +125,9 @@ func TestPackagesHaveModels(t *testing.T) {
 		if isProduct(path) {
 			dir := filepath.Dir(path)
 			documented[dir] = documented[dir] || f.Doc != nil
+			if f.Doc != nil && len(f.Doc.List) > maxModel {
+				t.Errorf("%s: the package comment has %d lines, more than %d", path, len(f.Doc.List), maxModel)
+			}
 		}
 	}
 	for dir, has := range documented {

@@ -2,37 +2,32 @@
 //
 // # The model
 //
-// An Engine is one containerd and the part of it that is ours: one containerd
-// namespace, one snapshotter, one state directory of crun's and runc's, one
-// parent cgroup, one bridge. Package containerd reaches it, package state knows
-// what it has without asking it. crun makes the containers where it was seen to
-// work, runc restores them (runtime.go). Close lets go of everything, Shutdown
-// also stops a private containerd; neither touches a container.
+// An Engine is one containerd and the part of it that is ours: one containerd namespace, one snapshotter, one
+// state directory of crun's and runc's, one parent cgroup, one bridge. Package containerd reaches it, package
+// state knows what it has without asking it. crun makes the containers where it was seen to work, runc
+// restores them (runtime.go). Close lets go of all, Shutdown also stops a private containerd; neither touches
+// a container.
 //
-// An Engine is composed of parts, each with those that it works with: images and
-// roots hold what containers are made of, runtimes says what makes them, tasks
-// has it make them in shared shims, restores has CRIU do it, containers puts a
-// container together and takes it apart, dumps saves one, execs and outputs are
-// what happens in one that runs.
+// An Engine is composed of parts: images and roots hold what containers are made of, runtimes says what makes
+// them, tasks has it make them in shared shims, restores has CRIU do it, containers puts a container together
+// and takes it apart, dumps saves one, execs and outputs are what happens in one that runs.
 //
 // A container is known by its name, which is containerd's ID. It consists of
 //
 //   - a containerd record (labels "dewpoint.…", OCI spec),
 //   - a snapshot whose key is the name,
-//   - a directory ROOT/containers/NAME: hosts, hostname, resolv.conf and the
-//     output files stdout.log and stderr.log, which the shim writes itself,
-//   - unless it uses the host's network, a network namespace at
-//     STATE/netns/NAME and, for the bridge, an address,
+//   - a directory ROOT/containers/NAME: hosts, hostname, resolv.conf and the output files stdout.log and
+//     stderr.log, which the shim writes itself,
+//   - unless it uses the host's network, a network namespace at STATE/netns/NAME and, for the bridge, an
+//     address,
 //   - a task, from Create until Remove.
 //
-// The record is the truth: Create makes the snapshot first, so that its key
-// reserves the name, and the record next; Remove takes the record away last.
-// Whatever has no record is left from a crash and is removed by Start, or by
-// the next Create of that name. So every step may be repeated.
+// The record is the truth: Create makes the snapshot first, so that its key reserves the name, and the record
+// next; Remove takes the record away last. Start, or the next Create of that name, removes what has no
+// record. So every step may be repeated.
 //
-// All methods are safe for concurrent use. Those that change a container are
-// serialised by its name. Errors wrap ErrExists, ErrNotFound, ErrRunning,
-// ErrNotRunning or ErrPortTaken where these apply.
+// All methods are safe for concurrent use. Those that change a container are serialised by its name. Errors
+// wrap ErrExists, ErrNotFound, ErrRunning, ErrNotRunning or ErrPortTaken where these apply.
 package engine
 
 import (

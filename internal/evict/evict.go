@@ -1,14 +1,12 @@
-// Package evict decides what a full cache lets go of.
+// Package evict decides what leaves a full cache.
 //
-// A cache of layers is not a cache of pages: its objects differ in size by five orders of magnitude, fetching
-// one again may take a second or ten minutes, one of them may be part of forty images, and what a container
-// stands on cannot go at all. The policies here know keys, sizes, costs and the number of images, and nothing
-// else: no file, no clock, no network, no randomness. The same calls in the same order give the same victims,
-// on every node and after a restart, so that a trace replayed by the simulator shows what a PoP would do.
+// Layers differ in size by five orders of magnitude, fetching one again may take a second or ten minutes, one
+// may be part of forty images, and a layer under a container cannot go at all. The policies know keys, sizes,
+// costs and the number of images, and nothing else: no file, no clock, no network, no randomness. The same
+// calls in the same order give the same victims, on every node and in the simulator.
 //
 // A Policy is told of what comes (Add), is used (Hit) and goes (Remove), and names what to evict next
-// (Victim). Naming is not evicting: the cache may find that the object has come into use and leave it where
-// it is.
+// (Victim). Naming is not evicting: the cache may find the object in use and leave it where it is.
 //
 //	for used > low {
 //		key, ok := p.Victim(func(key string) bool { return !inUse(key) })
@@ -20,25 +18,13 @@
 //		}
 //	}
 //
-// The policies differ in what they keep:
-//
-//   - lru: what was used last. The thesis's policy, and the one that the others are measured against.
-//   - gdsf: what saves most for the room that it takes: uses × cost × weight of sharing / size, above a floor
-//     ("inflation") that rises to the value of the last victim, so that what was popular once grows old. Cost
-//     in seconds minimises waiting, cost in bytes minimises traffic.
-//   - s3fifo: what was used again soon after it came. New objects pass through a small queue of a tenth of
-//     the bytes; most of them leave from there. A memory of keys that left ("ghosts") lets them in at once
-//     when they come back.
-//   - sieve: what was used at all since a hand passed by that sweeps from the oldest to the newest.
-//   - overdue: a combination of ours. As gdsf, but uses count by their logarithm; and what was in steady use
-//     and has stopped goes first. A layer that a new version of its image replaced was popular until
-//     yesterday: recency and frequency both keep it for long.
-//   - lru-overdue: the same of lru. It keeps less of what is popular than overdue does, and is hardly ever
-//     worse than lru.
-//   - contest: the default. It plays all that is asked for on shadows, caches without contents, of lru, lru-
-//     overdue, overdue and s3fifo, and follows the one that has lately had most bytes. No policy is best at
-//     all sizes and of all users: s3fifo is in a cache far too small for what is popular, and worse than lru
-//     in a large one. It costs about 1 KiB of memory per object where lru costs 0.2, little beside a layer.
+// lru keeps what was used last; it is the thesis's policy. gdsf keeps what saves most for its room: uses ×
+// cost × weight of sharing / size, above a floor that rises to the last victim's value. s3fifo keeps what was
+// used again soon after it came, and remembers keys that left. sieve keeps what was used since a hand passed
+// by. overdue is gdsf with the logarithm of the uses, and lets go first of what was in steady use and has
+// stopped, as a layer that a new version replaced; lru-overdue is the same of lru. contest, the default,
+// plays all on shadows of lru, lru-overdue, overdue and s3fifo and follows the one with most bytes lately; it
+// costs about 1 KiB of memory an object, lru 0.2.
 package evict
 
 import (

@@ -1,11 +1,9 @@
-// Package registry fetches images from registries that speak the OCI
-// distribution protocol: it resolves references to image.Image values and
-// opens blobs as streams that mend themselves. It also finds and pushes what
-// refers to an image.
+// Package registry fetches images from registries that speak the OCI distribution protocol: it resolves
+// references to image.Image values and opens blobs as streams that mend themselves. It also finds and pushes
+// what refers to an image.
 //
-// A Client asks the endpoints that are configured for a reference's host: the
-// mirrors of its hosts.toml in their order, then the registry. Each request
-// passes through small layers, outermost first:
+// A Client asks the endpoints that are configured for a reference's host: the mirrors of its hosts.toml in
+// their order, then the registry. Each request passes through small layers, outermost first:
 //
 //	resume   carries a blob's stream over failures, from the position reached
 //	mirrors  tries the host's endpoints until one answers
@@ -15,24 +13,21 @@
 //	authority answers challenges, and keeps tokens until they expire
 //	http     connections, one request at a time each (HTTP/1.1)
 //
-// HTTP/2 is not used: a stream that its reader holds back would share one
-// connection's fate and windows with the streams that must not wait.
+// HTTP/2 is not used: a stream that its reader holds back would share one connection's fate and windows with
+// the streams that must not wait.
 //
-// Plain HTTP is spoken only where Host.PlainHTTP or an http:// address in
-// hosts.toml says so, and to loopback addresses that answer so, which are sent
-// no login then. A registry that is asked over HTTPS may redirect to HTTPS
-// only, one that is asked over HTTP to itself too. Logins go to the endpoint
-// that they are for, and to the token server that it names: over HTTPS, or at
-// its own address.
+// Plain HTTP is spoken only where Host.PlainHTTP or an http:// address in hosts.toml says so, and to loopback
+// addresses that answer so, which are sent no login then. A registry that is asked over HTTPS may redirect to
+// HTTPS only, one that is asked over HTTP to itself too. Logins go to the endpoint that they are for, and to
+// the token server that it names: over HTTPS, or at its own address.
 //
-// What refers to an image, such as a startup pack, is found by Referrers and
-// put there by PushArtifact: through the registry's API for it, or where there
-// is none by a tag that clients agree on. Pushes pass the mirrors by.
+// What refers to an image, such as a startup pack, is found by Referrers and put there by PushArtifact:
+// through the registry's API for it, or where there is none by a tag that clients agree on. Pushes pass the
+// mirrors by.
 //
-// Documents (indexes, manifests, configs) are verified here. Blobs are not:
-// the bytes of a Stream are as many as asked for and begin where asked for,
-// but whether they hash to the digest is for the reader to find out. Memory
-// does not depend on the size of a blob.
+// Documents (indexes, manifests, configs) are verified here. Blobs are not: the bytes of a Stream are as many
+// as asked for and begin where asked for, but whether they hash to the digest is for the reader to find out.
+// Memory does not depend on the size of a blob.
 package registry
 
 import (

@@ -1,47 +1,30 @@
-// Package snapshot is containerd's snapshotter, and its diff plugin, over
-// layers that are one file each.
+// Package snapshot is containerd's snapshotter, and its diff plugin, over layers that are one file each.
 //
-// A snapshot is what containerd names: a committed one stands for a layer on
-// top of its parent's layers, an active one for a container's writable
-// directory on top of them. Two kinds of committed snapshots exist, and a
-// chain may mix them:
+// A committed snapshot stands for a layer on top of its parent's layers, an active one for a container's
+// writable directory on top of them. A chain may mix two kinds of committed snapshots:
 //
-//   - An image layer owns nothing but a reference to a layer of the node's
-//     store, by diffID. The layer is mounted once, at ROOT/m/N, and every
-//     snapshot that stands on it uses that mount; N is small, so that the
-//     options of an overlay mount of 127 layers fit where the kernel wants
-//     them. The mount stays until the last snapshot of the layer is removed.
-//   - A local layer (built, imported, or fetched by containerd because nothing
-//     better could be had) is a directory, ROOT/snapshots/ID/fs, exactly as
-//     in containerd's overlay snapshotter.
+//   - An image layer owns nothing but a reference to a layer of the node's store, by diffID. The layer is
+//     mounted once, at ROOT/m/N, for all snapshots on it, until the last of them is removed. N is small, so
+//     that the options of an overlay mount of 127 layers fit into a page.
+//   - A local layer (built, imported, or fetched by containerd) is a directory, ROOT/snapshots/ID/fs, as in
+//     containerd's overlay snapshotter.
 //
-// Active snapshots have ROOT/snapshots/ID/{fs,work}; views have fs alone.
+// Active snapshots have ROOT/snapshots/ID/{fs,work}; views have fs alone. Where an image layer has entries in
+// directories that it does not describe, a tree of these as they are below stands above its mount, ROOT/f/ID
+// (type corrections).
 //
-// An image layer with entries in directories that it does not describe would
-// show those with made-up attributes; a tree of the directories as they are
-// below, ROOT/f/ID, stands above its mount where the chain needs it (type
-// corrections).
+// An image layer comes about in one of three ways. The remote-snapshot protocol: Prepare carries the chain's
+// name in the label containerd.io/snapshot.ref; when the layer is here or can be fetched, Prepare commits it
+// and answers ErrAlreadyExists. The diff plugin: containerd has fetched the blob, and Diff.Apply turns it
+// into a file of the store. Or late: Commit of an extraction whose layer has arrived meanwhile takes the file
+// and drops the tree. All three check that the parent's chain and the diffID hash to the name asked for; what
+// does not is left to containerd.
 //
-// An image layer comes about in one of three ways. The remote-snapshot
-// protocol: Prepare carries the chain's name in the label
-// containerd.io/snapshot.ref, and when the layer is here or can be fetched
-// Prepare commits it at once and answers ErrAlreadyExists, so that containerd
-// never fetches the blob. The diff plugin: containerd has fetched the blob
-// itself, and Diff.Apply turns it into a file of the store instead of a tree.
-// Or late: Commit of an extraction whose layer has arrived in the store
-// meanwhile takes the file and drops the tree. All three check that the
-// parent's chain and the diffID hash to the name asked for; what does not is
-// left to containerd.
-//
-// Metadata lie in ROOT/metadata.db (core/snapshots/storage on bbolt), which is
-// the only authority: which layer a snapshot stands for, and the N of its
-// mount, are labels of the snapshot (LabelLayer, LabelMount), written in the
-// transaction that makes it one. So dewd may be killed anywhere. New brings
-// the rest into line: a mount or directory that no record names goes, and the
-// layers that active snapshots stand on are mounted.
-//
-// One containerd per root: containerd's garbage collector removes every
-// snapshot that its own database does not know.
+// ROOT/metadata.db (core/snapshots/storage on bbolt) is the only authority: labels of the snapshot
+// (LabelLayer, LabelMount), written in the transaction that makes it one, have its layer and N. So dewd may
+// be killed anywhere. New removes a mount or directory that no record names, and mounts the layers of active
+// snapshots. One containerd per root: its garbage collector removes every snapshot that its own database does
+// not know.
 package snapshot
 
 import (

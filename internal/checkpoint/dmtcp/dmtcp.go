@@ -1,35 +1,27 @@
-// Package dmtcp checkpoints containers by DMTCP, which needs no privileges: its
-// library is loaded into every process of the container when it boots, and writes
-// the process's memory by the process's own means.
+// Package dmtcp checkpoints containers by DMTCP, which needs no privileges: its library is loaded into every
+// process of the container at boot, and writes the process's memory by the process's own means.
 //
 // # A container that carries DMTCP
 //
-// DMTCP comes into the container with it: a node's installation is mounted
-// read-only at PrefixDir, a directory for images at ImagesDir, and Carry puts a
-// first process before the application's command. It is a shell that runs DMTCP's
-// coordinator, starts the application under it, hands on SIGTERM, and ends as the
-// application's first process does. Revive does the same with what was dumped in
-// the place of the command; it ends with the last process, whose status is lost. So
-// the image must have /bin/sh and be built on a C library like the node's, and its
-// programs be linked dynamically. Where DMTCP's own programs do not run, the
-// application is started without it.
+// A node's installation is mounted read-only at PrefixDir, and a directory for images at ImagesDir. Carry
+// puts a first process before the application's command: a shell that runs DMTCP's coordinator, starts the
+// application under it, hands on SIGTERM, and ends as the application's first process does. Revive does the
+// same with a dump in the place of the command; it ends with the last process, whose status is lost. So the
+// image must have /bin/sh and a C library like the node's, and its programs must be linked dynamically. Where
+// DMTCP's own programs do not run, the application starts without it.
 //
-// Whatever reaches the coordinator's port can stop the application. It listens on
-// all of the container's addresses: Carry refuses the host's network, and the one
-// of the container should be trusted.
+// Any program that reaches the coordinator's port can stop the application. The coordinator listens on all of
+// the container's addresses: Carry refuses the host's network.
 //
 // # A dump
 //
-// The coordinator has all processes write their images at one moment, and lets
-// them run on at once; no engine of containers has a part in that. So the container
-// is paused as soon as they are written, and if a file has changed in between the
-// dump is made again.
+// The coordinator lets all processes write their images at one moment, and run on at once. The container is
+// paused as soon as the images are written. If a file has changed in between, the dump is made again. If the
+// coordinator does not finish within a minute, the processes may be stopped: only that error leaves a
+// container other than it was.
 //
-// That is also where an error may leave a container other than it was: if the
-// coordinator does not finish within a minute, the processes may be stopped.
-//
-// What a dump does not carry over is in docs/design/checkpoints-dmtcp.md. The image files
-// have the names that DMTCP gives them, and are all of a checkpoint.
+// docs/design/checkpoints-dmtcp.md says what a dump does not carry over. The image files have the names that
+// DMTCP gives them, and are all of a checkpoint.
 package dmtcp
 
 import (

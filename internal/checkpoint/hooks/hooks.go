@@ -1,48 +1,32 @@
-// Package hooks lets an application take part when its container is dumped and
-// when it is started from a checkpoint.
-//
-// Clones of one checkpoint begin as the same process: the same random generators,
-// keys drawn ahead, identifiers, connections. The kernel's randomness is each
-// clone's own, as are host name and addresses; what lives in a process's memory
-// only the process can renew. docs/use/uniqueness.md says which is which.
+// Package hooks lets an application take part when its container is dumped and when it is started from a
+// checkpoint. docs/use/uniqueness.md says what clones share and only the application can renew.
 //
 // # Commands
 //
-// A container has up to two commands for each of the two events, and they run in
-// this order, inside it, as its user:
+// A container has up to two commands for each event. They run in this order, inside it, as its user:
 //
 //	before a checkpoint   /etc/dewpoint/before-checkpoint, then the label dewpoint.checkpoint.before
 //	after a restore       /etc/dewpoint/after-restore, then the label dewpoint.restore.after
 //
-// A label is split into words as a shell does, without expansion. Each command
-// finds what it needs to know in DEWPOINT_EVENT (before-checkpoint or
-// after-restore), DEWPOINT_NAME, DEWPOINT_ADDRESS, DEWPOINT_IMAGE and, after a
-// restore, DEWPOINT_CHECKPOINT. The first that does not end with status 0 within
-// the time limit ends the event with an *Error: a checkpoint is not made then, and
-// a restored container is given up for one that boots.
+// A label is split into words as a shell does, without expansion. The environment has DEWPOINT_EVENT,
+// DEWPOINT_NAME, DEWPOINT_ADDRESS, DEWPOINT_IMAGE and, after a restore, DEWPOINT_CHECKPOINT. The first
+// command that does not end with status 0 in time ends the event with an *Error: no checkpoint is made then,
+// and a restored container is given up for one that boots.
 //
 // # Agents
 //
-// A container that asks with the label dewpoint.hooks gets ready-made agents for
-// Python, Node and the JVM, which reseed the generators of these interpreters. The
-// node writes them below its root (Install), mounts them read-only into the
-// container (Mounts), and has the interpreters load them by their environment
-// variables (Activate). Between a container's creation and its start, Prepare
-// makes what the agents and the node share, in a tmpfs that belongs to the
-// container and so is dumped and restored with it:
+// The label dewpoint.hooks asks for agents for Python, Node and the JVM, which reseed the generators of these
+// interpreters. Install writes them below the node's root, Mounts mounts them read-only, Activate has the
+// interpreters load them. Prepare makes what agents and node share, in a tmpfs that is dumped and restored:
 //
 //	generation    a random name, written anew after every restore
 //	bell          a FIFO; an agent waits at its reading end
 //	agents/NAME   one file per process: the generation that it has seen, and "ok" or what went wrong
 //
-// After a restore, before any command, After writes a new generation and rings:
-// it opens the bell for writing and closes it, which wakes every waiting reader.
-// It rings until each agent whose process lives has reported the new generation.
-// Nothing of this uses a clock that a restore may set back, a signal that an
-// application may want, or a watch that CRIU must find again, and a waiting agent
-// costs nothing. What an application does by itself in the milliseconds until then
-// still draws from the old generators; requests do not, if the container is
-// announced only after After has returned.
+// After a restore, before any command, After writes a new generation and rings: it opens the bell for writing
+// and closes it, which wakes all readers, until each agent whose process lives has reported. That uses no
+// clock, signal or watch, and a waiting agent costs nothing. Until After has returned, an application may
+// draw from the old generators.
 package hooks
 
 import (

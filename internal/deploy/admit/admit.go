@@ -1,47 +1,28 @@
-// Package admit is the door in front of deployments: it says when each may go
-// on, so that many at once are as fast as few at once, one after the other.
-//
-// A deployment is a Ticket. It may have to wait twice:
+// Package admit says when each deployment may go on, so that many at once are as fast as few at once, one
+// after the other. A deployment is a Ticket. It may have to wait twice:
 //
 //	Enter ─▶ Wait ─▶ (the image comes) ─▶ Run ─▶ (container) ─▶ Started ─▶ Done
 //	           │                            │
 //	           a place on the link          a slot, and memory
 //
-// What has its image here needs no place on the link: its Wait is for the slot
-// already, and Run returns at once. So it passes those that must fetch, which
-// hold no slot meanwhile. Of the deployments of one absent image one fetches;
-// the others wait for it, and then have the image here.
+// A deployment whose image is here waits for the slot already in Wait; Run returns at once. So it passes
+// those that must fetch, which hold no slot meanwhile. Of the deployments of one absent image one fetches.
 //
-// What is looked at:
+//   - Slots: a few for each processor, down to one while others press the processors or memory is so short
+//     that the kernel reclaims. Pressure by deployments does not count, so the kernel is asked once a second
+//     while none is under way, and only then.
+//   - Memory: the claim (a limit, or what containers of the image took) must fit into what the kernel has
+//     available, less a reserve, what is promised to others, and what running containers may yet take of
+//     their limits. A promise ends some time after the container runs.
+//   - The link: images are fetched by few at once, of one registry fewer. The disk: absent bytes must fit.
 //
-//   - Slots. A processor is shared without loss by a few deployments at once;
-//     more of them only make each of them later. So there are a few slots per
-//     processor. While other work presses the processors, or memory is so short that
-//     the kernel spends its time on reclaim, there are fewer, down to one per
-//     processor: the node's containers go on. The pressure that deployments cause
-//     themselves does not count; what others cause is only known while none is under way.
-//   - Memory. What a deployment claims (its limit, or what containers of
-//     its image were seen to take) must fit into what the kernel has available, less
-//     a reserve for the node, what is promised to others, and what those that run may
-//     yet take of their limits. A promise ends some time after the container runs: then
-//     the kernel's figure, and what is left of its limit, have it.
-//   - The link. Images are fetched by few at once, of one registry fewer: package
-//     fetch orders their layers, more images would only wait there.
-//   - The disk. What is known to be absent must fit.
+// Order: next is the caller with the least under way, of several the one served longest ago; of a caller the
+// oldest deployment that can go on. A deployment that lacks memory is passed by others, but for the first
+// such one all that becomes free is kept, and the others share what was free when it began to wait. If it
+// does not fit after a time, it begins anew, for twice that time.
 //
-// Order. The next is always of the caller that has the least under way, and
-// of several the one that was served the longest ago; among one caller's it is the
-// oldest that can go on. One that lacks memory is passed by those that do
-// not, but not for ever: for the first that lacks it, all that becomes free is kept from
-// then on, and the others share what was free when it began to wait. If it still does not
-// fit after a time, it begins anew, for twice that time: so a claim that nothing will ever
-// satisfy costs the others little, and one that could be satisfied is at last.
-//
-// Back-pressure. The queue is bounded, and so is each caller's part of it; who comes then is
-// told when to come again (BusyError). What can never fit is refused at once.
-//
-// While nothing is under way the kernel is asked once a second how long processors were waited for; nothing
-// else runs then.
+// Back-pressure: the queue is bounded, and so is each caller's part of it. A BusyError says when to come
+// again. A claim that can never fit is refused at once.
 package admit
 
 import (

@@ -1,13 +1,10 @@
-// Package metadb keeps containerd's database safe while containerd does not
-// wait for the disk.
+// Package metadb keeps containerd's database safe while containerd does not wait for the disk.
 //
-// containerd's database is a bbolt file, each of whose transactions is made
-// durable twice, one transaction after the other: a container's life has seven
-// to ten of them, and on an SD card a flush takes tens of milliseconds. A private
-// containerd is therefore told not to (no_sync, containerd 2.1 and newer). The end
-// of a process, containerd's or this one's, does the file no harm: what was written
-// is in the page cache. A power cut may leave any part of what was written since
-// the last flush, and so a file that cannot be trusted.
+// containerd's database is a bbolt file, each of whose transactions is made durable twice, one transaction
+// after the other: a container's life has seven to ten of them, and on an SD card a flush takes tens of
+// milliseconds. A private containerd is therefore told not to (no_sync, containerd 2.1 and newer). The end of
+// a process, containerd's or this one's, does the file no harm: the writes are in the page cache. A power cut
+// may leave any part of the writes since the last flush, and so a file that cannot be trusted.
 //
 // Against that a copy is kept beside it:
 //
@@ -15,20 +12,18 @@
 //	meta.db.kept      a copy, complete and durable
 //	meta.db.unsynced  says since which boot meta.db has been written without flushes
 //
-// Keep copies whenever the database has changed and then rested for a second, or
-// has not rested for ten. Prepare, before containerd is started, puts the copy in
-// the database's place if the machine has been started anew since meta.db was
-// written without flushes. What was recorded between the last copy and the power
-// cut is lost then: a container, which does not run any more anyway, or an image's
-// record, whose layers are still there.
+// Keep copies whenever the database has changed and then rested for a second, or has not rested for ten.
+// Prepare, before containerd is started, puts the copy in the database's place if the machine has been
+// started anew since meta.db was written without flushes. Records between the last copy and the power cut are
+// lost then: of a container, which does not run any more anyway, or of an image, whose layers are still
+// there.
 //
 // # How a file that changes is copied
 //
-// bbolt never writes a page that the newest committed transaction reaches; a
-// commit writes other pages and then one of two meta pages (bbolt's
-// documentation, "Caveats"; its page layout has been the same since version 2 of the format). A copy is
-// complete, therefore, if no transaction was committed between its beginning and
-// its end.
+// bbolt never writes a page that the newest committed transaction reaches; a commit writes other pages and
+// then one of two meta pages (bbolt's documentation, "Caveats"; its page layout has been the same since
+// version 2 of the format). A copy is complete, therefore, if no transaction was committed between its
+// beginning and its end.
 package metadb
 
 import (

@@ -1,9 +1,7 @@
 // Package datafs serves layers that are not whole yet.
 //
-// A layer may be mounted while its data has holes. EROFS reads such data through
-// a file of a small FUSE file system, where a read of bytes that are there is
-// answered from the layer's own data file, and a read of bytes that are not
-// waits. Two processes share the work:
+// A layer may be mounted while its data has holes. EROFS reads such data through a file of a small FUSE file
+// system. A read of present bytes is answered from the layer's own data file, a read of absent bytes waits.
 //
 //	container ─▶ EROFS ─▶ kernel's FUSE ─▶ datafs ─▶ data, present
 //	                                         │ ▲
@@ -11,38 +9,24 @@
 //	                                         ▼ │
 //	                                        dewd
 //
-// datafs (Serve, a process of its own) has the FUSE connection, the layers'
-// descriptors and the reads that wait. dewd's side (Client) says which layers
-// there are, is told which absent bytes are wanted, fetches them, sets their
-// bits in the presence file, and says so. Either may die:
+// datafs (Serve, a process of its own) has the FUSE connection, the layers' descriptors and the waiting
+// reads. dewd's side (Client) says which layers there are, learns which bytes are wanted, fetches them, sets
+// their bits in the presence file, and says so. Either may die:
 //
-//   - dewd: datafs goes on. Present bytes are read as ever, wants stand, and the
-//     next dewd gets all descriptors, the wants, and the FUSE descriptor.
-//   - datafs: dewd, which holds the FUSE descriptor too, starts another with it
-//     and adds all layers again; then the kernel resends what was being served
-//     (Linux 6.9). Where it cannot, the mount is lost and says so: reads fail, and
-//     a new mount serves what comes later.
+//   - dewd: datafs goes on; the next dewd gets all descriptors, the wants, and the FUSE descriptor.
+//   - datafs: dewd, which holds the FUSE descriptor too, starts another and adds all layers again; then the
+//     kernel resends (Linux 6.9). Where it cannot, the mount is lost: reads fail, a new mount serves the
+//     rest.
 //   - both: the kernel ends the connection, and reads of it fail.
 //
-// The file system's root has a file for each layer, named by the diffID in
-// hexadecimal, and for kernels that cannot mount EROFS a tree, HEX.tree, which is
-// read out of the layer's EROFS index by this package instead of by the kernel.
-// Names, attributes and contents never change, so the kernel may keep them.
+// The root has a file for each layer, named by the diffID in hexadecimal, and for kernels that cannot mount
+// EROFS a tree, HEX.tree, read out of the layer's index. Contents never change, so the kernel may keep them.
 //
-// # Which reads wait
-//
-// The kernel asks for a page when something reads it, and for more when it
-// expects that. It expects wrongly where neighbours are absent, and everything in
-// one request is answered at once. So a request of several pages that are not all
-// present is refused: no reader sees that, since the kernel then asks for the
-// one page that is needed, and that request waits for nothing else. Presence is
-// looked at again after a read has been put on the list of those that wait, and
-// dewd sets bits before it says so, therefore no wake-up is lost.
-//
-// # Who lives how long
-//
-// datafs ends when, for a minute, no dewd was connected and the kernel held none
-// of its files; and by Client.Shutdown. It takes its mount along.
+// A request of several pages that are not all present is refused: no reader sees that, since the kernel then
+// asks for the one page that is needed, and that request waits. Presence is looked at again after a read is
+// on the list of those that wait, and dewd sets bits before it says so: no wake-up is lost. datafs ends, with
+// its mount, by Client.Shutdown, or when for a minute no dewd was connected and the kernel held none of its
+// files.
 package datafs
 
 import (

@@ -1,40 +1,33 @@
 // Package profile records which bytes of which layers are read, and when first.
 //
-// A layer that is mounted afresh has an empty page cache, and whatever is read
-// of it for the first time, by read, by mmap, by exec, through overlayfs or
-// without, by whichever process, enters the page cache. The kernel has a
-// tracepoint for just that, and this package listens to it:
+// A layer that is mounted afresh has an empty page cache. Every first read of it, by read, mmap or exec,
+// through overlayfs or without, enters the page cache. The kernel has a tracepoint for just that, and this
+// package listens to it:
 //
 //	instance of the kernel's tracing, of this recording alone
 //	    event filemap/mm_filemap_add_to_page_cache, filter s_dev == the layers'
 //	        ──▶ ring buffer of each CPU ──▶ (time, inode, page) ──▶ index ──▶ range of the tar
 //
-// Read-ahead would add pages that nobody asked for, so it is switched off for
-// the recorded mounts (and no others) until Stop, which puts it back. What
-// remains is page by page what the programs asked for, for kernels read ahead
-// nothing when they are told so: not after a fault either, and fault-around
-// maps only pages that are there already. Pages that a program itself asks for
-// beforehand (readahead, MAP_POPULATE, MADV_WILLNEED) count as read.
+// Read-ahead would add pages that nobody asked for, so it is switched off for the recorded mounts (and no
+// others) until Stop, which puts it back. The kernel adds nothing after a fault either, and fault-around maps
+// only present pages. Pages that a program itself asks for beforehand (readahead, MAP_POPULATE,
+// MADV_WILLNEED) count as read.
 //
-// Inode numbers are those of the layer's index, which also says where the
-// bytes lie in the tar. Names, attributes, directories and symbolic links are
-// the index's own contents and not of the tar: they do not appear in a Result.
+// Inode numbers are those of the layer's index, which also says where the bytes lie in the tar. Names,
+// attributes, directories and symbolic links are the index's own contents and not of the tar: they do not
+// appear in a Result.
 //
 // What the recording depends on, and does not check:
 //
-//   - The mounts are fresh: no page of the layers' files is in the mounts' page
-//     cache (the page cache of index and tar themselves does not matter), and
-//     no file is open, for an open file keeps the read-ahead it began with.
-//   - Every mount is recorded by one process at a time. Several recordings in
-//     one process may share mounts.
+//   - The mounts are fresh: no page of the layers' files is in the mounts' page cache (the page cache of
+//     index and tar themselves does not matter), and no file is open, for an open file keeps the read-ahead
+//     it began with.
+//   - Every mount is recorded by one process at a time. Several recordings in one process may share mounts.
 //
-// A first read of a page takes some 3 µs longer while it is recorded, nearly
-// all of it because pages come one by one; a file that was opened meanwhile
-// reads nothing ahead until it is closed, also after Stop.
+// A first read of a page takes some 3 µs longer while it is recorded; a file that was opened meanwhile reads
+// nothing ahead until it is closed, also after Stop.
 //
-// Unpacked layers (the tree backend) are not recorded: their pages are those
-// of the node's own file system, whose read-ahead belongs to everything else
-// that runs there, and their inode numbers lead to no tar.
+// Unpacked layers (the tree backend) are not recorded: their inode numbers lead to no tar.
 package profile
 
 import (

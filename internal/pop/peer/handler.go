@@ -27,6 +27,27 @@ const bufferSize = 128 << 10
 
 var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 
+// handler answers the requests of the PoP's nodes.
+//
+// HTTP/1.1 only: with HTTP/2 a reader that stands still would hold up the others of its connection.
+//
+//	GET /v1/layers/<diffID>?follow=1&from=N   200, trailers below; headers
+//	                                          Dewpoint-From: N, Dewpoint-Size: bytes or -1
+//	GET /v1/layers/<diffID>                   with Range: bytes=A-B: 206, exactly these bytes
+//	GET /v1/layers/<diffID>/table             200, with its length
+//	GET /v1/packs/<manifest>                  200, chunked
+//	GET /v1/images/<manifest>/checkpoints     200, with its length
+//	GET /v1/checkpoints/<ID>                  200, with its length
+//
+// 404 is ErrUnknown; 429 (too many requests of this node) and 503 (of all) are ErrBusy and say when to come
+// again.
+//
+// A followed layer may stand still for minutes, while the link to the registry does. A connection on which
+// nothing moves may as well be dead, so a follow ends after Quiet without a byte, in order, with the trailer
+// Dewpoint-More: 1, and the client asks again from where it is, on the same connection, until it has waited
+// for Patience. The end of the layer is the trailer Dewpoint-End with its size. A body without either was cut
+// off. So were a chunked body without its last chunk, and one shorter than its length. To the reader all of
+// these are io.ErrUnexpectedEOF and never a clean end.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/layers/{id}", s.serve((*giving).layer))

@@ -1,8 +1,8 @@
-// Package peer is what a node of a PoP asks another one directly: layers that
-// the other is filling, and complete ones, and checkpoints, while the shared store is away.
+// Package peer is what a node of a PoP asks another one directly: layers that the other is filling, and,
+// while the shared store is away, complete ones and checkpoints.
 //
-// What a node has is its Content, and its Checkpoints. A Server gives them to the other nodes, a Client
-// asks them for theirs, with the same methods and an address:
+// What a node has is its Content, and its Checkpoints. A Server gives them to the other nodes, a Client asks
+// them for theirs, with the same methods and an address:
 //
 //	Follow  a layer's tar from an offset on, as it grows, to its end
 //	Range   some bytes of it that are verified
@@ -14,37 +14,14 @@
 // # Who is let in
 //
 // Both sides prove who they are in every TLS 1.3 handshake, before a byte of HTTP is read. With a PoP key
-// (ReadKey) every node derives the same Ed25519 key pair from one secret; who has that key is of the PoP, and
-// nobody else is. No certificate authority is needed, no name and no clock is compared. With certificates
-// (ReadCertificates), both sides must show one of the given authority, for the address that they are asked
-// at, that is valid now. Nothing is resumed: each connection is a whole handshake.
+// (ReadKey) every node derives the same Ed25519 key pair from one secret: no authority is needed, no name and
+// no clock is compared. With certificates (ReadCertificates), both sides must show a valid one of the given
+// authority, for the address that they are asked at. Nothing is resumed: each connection is a whole
+// handshake.
 //
-// A node of the PoP is trusted to ask, not to be right. Whatever it answers is bounded here, and believed by
-// nobody before it is verified: Follow's bytes by the layer's digest when it is whole, the others by their
-// own. What a checkpoint's record says can be verified by nobody: whoever is let in is believed that it has
-// seen what it gives.
-//
-// # On the wire
-//
-// HTTP/1.1 only: with HTTP/2 a reader that stands still would hold up the others of its connection.
-//
-//	GET /v1/layers/<diffID>?follow=1&from=N   200, trailers below; headers
-//	                                          Dewpoint-From: N, Dewpoint-Size: bytes or -1
-//	GET /v1/layers/<diffID>                   with Range: bytes=A-B: 206, exactly these bytes
-//	GET /v1/layers/<diffID>/table             200, with its length
-//	GET /v1/packs/<manifest>                  200, chunked
-//	GET /v1/images/<manifest>/checkpoints     200, with its length
-//	GET /v1/checkpoints/<ID>                  200, with its length
-//
-// 404 is ErrUnknown; 429 (too many requests of this node) and 503 (of all) are ErrBusy and say when to come
-// again.
-//
-// A followed layer may stand still for minutes, while the link to the registry does. A connection on which
-// nothing moves may as well be dead, so a follow ends after Quiet without a byte, in order, with the trailer
-// Dewpoint-More: 1, and the client asks again from where it is, on the same connection, until it has waited
-// for Patience. The end of the layer is the trailer Dewpoint-End with its size. A body without either was cut
-// off. So were a chunked body without its last chunk, and one shorter than its length. To the reader all of
-// these are io.ErrUnexpectedEOF and never a clean end.
+// A node of the PoP is trusted to ask, not to be right. Its answers are bounded here, and verified by the
+// caller: Follow's bytes by the layer's digest when it is whole, the others by their own. No node can verify
+// a checkpoint's record. handler.go has the requests.
 package peer
 
 import (

@@ -1,47 +1,24 @@
-// Package redis is the coordinator of a PoP with several nodes: what they agree on
-// lies in one Redis server (7 or newer), in scripts' reach.
-//
-// # What is there
-//
-// With the PoP's id as P, under the prefix "dewpoint:{P}:":
-//
-//	epoch          hash: id, run (the server's run id), born (by the clock below)
-//	clock          hash: now, last (both in microseconds)
-//	token          the greatest token given
-//	lease:KEY      hash: token, owner, node, seq, until
-//	leases         sorted set: keys that have a lease, by when it expires
-//	nodes          sorted set: sessions, by when they expire
-//	node:SESSION   hash: node, seq, member (JSON)
-//	refs:SESSION   set: what the session's node uses
-//	uses           stream: touches
-//	policy         hash: token, position, data
-//	events         the channel of events
+// Package redis is the coordinator of a PoP with several nodes: what they agree on lies in one Redis server
+// (7 or newer), in scripts' reach. scripts.go has the keys.
 //
 // # Time
 //
-// Redis measures expiry by its machine's wall clock, which may jump. So nothing here
-// expires by Redis's means. The scripts keep a clock of their own: each adds what
-// Redis's time has advanced since the script before, at least nothing and at most
-// a fifth of the lease period. Nodes are heard of more often than that, so it goes as real time
-// does, and a jump of hours costs a fifth of a lease. When nobody calls, it
-// nearly stands still, and leases last longer.
+// Redis measures expiry by its machine's wall clock, which may jump. So nothing here expires by Redis's
+// means. The scripts keep a clock of their own: each adds what Redis's time has advanced since the script
+// before, at least nothing and at most a fifth of the lease period. Nodes are heard of more often than that,
+// so it goes as real time does, and a jump of hours costs a fifth of a lease. When no node calls, it nearly
+// stands still.
 //
 // # Epochs and tokens
 //
-// An epoch ends when its record is gone (emptied) or when the server's run id
-// is not the one in it (restarted, also from a dump that may be old; another server took
-// over). Each connection looks at the run id before anything else; each script, at the record.
-// Tokens are one counter for all keys. A new epoch starts it at the greatest of
-// the time in microseconds, what the server still has, and what the node that
-// begins it has seen; if that is not the time, the clock went back, and there is
-// room for tokens that the node has not seen.
+// An epoch ends when its record is gone (emptied) or when the server's run id is not the one in it
+// (restarted, also from a dump that may be old; another server took over). Each connection looks at the run
+// id before anything else; each script, at the record. Tokens are one counter for all keys. A new epoch
+// starts it at the greatest of the time in microseconds, what the server still has, and what the node that
+// begins it has seen.
 //
-// Redis must not evict keys by itself: maxmemory-policy is noeviction, its default, or
-// one of volatile-*. Touches take at most some 20 MB, all else little.
-//
-// # Rights
-//
-// The URL's user needs no more than
+// Redis must not evict keys by itself: maxmemory-policy is noeviction, its default, or one of volatile-*.
+// Touches take at most some 20 MB, all else little. The URL's user needs no more than
 //
 //	ACL SETUSER dewpoint on >PASSWORD resetkeys resetchannels
 //	    ~dewpoint:{P}:* &dewpoint:{P}:*

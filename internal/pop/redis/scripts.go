@@ -2,6 +2,20 @@ package redis
 
 import "github.com/redis/go-redis/v9"
 
+// The keys, with the PoP's id as P, under the prefix "dewpoint:{P}:":
+//
+//	epoch          hash: id, run (the server's run id), born (by the clock below)
+//	clock          hash: now, last (both in microseconds)
+//	token          the greatest token given
+//	lease:KEY      hash: token, owner, node, seq, until
+//	leases         sorted set: keys that have a lease, by when it expires
+//	nodes          sorted set: sessions, by when they expire
+//	node:SESSION   hash: node, seq, member (JSON)
+//	refs:SESSION   set: what the session's node uses
+//	uses           stream: touches
+//	policy         hash: token, position, data
+//	events         the channel of events
+
 // Every script begins so. KEYS[1] is the epoch's key, which names the server in
 // a cluster; all others have the same hash tag. ARGV: prefix, the lease period in microseconds,
 // the epoch, and from the fourth on the script's own. Numbers are doubles, exact until 2^53.
