@@ -60,7 +60,7 @@ func comparePoP(ctx context.Context, args []string, stdout, stderr io.Writer, se
 			"comma-separated `stores`; many and replay take the first that is shared, gluster if it is among them")
 		f.StringVar(&counts, "nodes", "1,2,4,6,8,10", "comma-separated `numbers` of nodes that deploy at once")
 		f.IntVar(&b.prepare, "prepare", 16,
-			"`number` of images that nodes make ready which others have deployed (pop.prepare); 0 is none, as in many unless it is given")
+			"`number` of images that nodes prewarm (pop.prepare); 0 is none, as in many unless it is given")
 		b.replay.flags(f)
 	})
 	if err != nil {
