@@ -28,7 +28,8 @@ import (
 // same, for as long as this node's session lasts.
 //
 // A node references a layer first and then looks whether it is there. One that evicts takes the record out of
-// sight first and then looks for references.
+// sight first and then looks for references. Nothing stands on a layer before its reference survives a power cut
+// of the servers: the directory is synced while it is looked whether the layer is there.
 type references struct {
 	*layout
 	records *records
@@ -38,6 +39,8 @@ type references struct {
 	used map[digest.Digest]*nameSet      // what this node references, or may
 	held map[digest.Digest]int           // of these, what Unuse leaves referenced
 	turn map[digest.Digest]chan struct{} // held by the caller that references an object or ceases to
+
+	settled map[string]bool // references that survive a power cut
 }
 
 // perReference is how many layers one reference names: a file's name has up to 255 bytes.
@@ -101,10 +104,18 @@ func referencedBy(name string) (ids []digest.Digest) {
 
 func (refs *references) dir() string { return path.Join(refsDir, refs.cfg.Node) }
 
+// makeDir makes this node's directory, so that a power cut leaves it.
+func (refs *references) makeDir(ctx context.Context) error {
+	if err := refs.cfg.FS.Mkdir(ctx, refs.dir()); err != nil {
+		return err
+	}
+	return refs.cfg.FS.SyncDir(ctx, refsDir)
+}
+
 // adopt takes up the references that an earlier process of this node has left:
 // what it used may still be mounted. Unuse takes them back.
 func (refs *references) adopt(ctx context.Context) error {
-	if err := refs.cfg.FS.Mkdir(ctx, refs.dir()); err != nil {
+	if err := refs.makeDir(ctx); err != nil {
 		return err
 	}
 	names, err := refs.cfg.FS.Names(ctx, refs.dir())
@@ -214,12 +225,18 @@ func (refs *references) secure(ctx context.Context, ids []digest.Digest,
 	for _, id := range ids {
 		before[id] = refs.has(id)
 	}
-	if err := refs.make(ctx, ids); err != nil {
+	names, err := refs.make(ctx, ids)
+	if err != nil {
 		return nil, fmt.Errorf("reference layers %v: %w", ids, err)
 	}
+	settled := make(chan error, 1)
+	go func() { settled <- refs.settle(ctx, names) }()
 	// A node that evicts looks for references after the record is out of sight. So if the
 	// record is there now, the reference is seen in time.
 	have, err := refs.records.wholes(ctx, ids, glances)
+	if serr := <-settled; serr != nil { // a power cut might take what the caller is to stand on
+		have, err = nil, errors.Join(err, fmt.Errorf("reference layers %v: %w", ids, serr))
+	}
 	var vain []digest.Digest
 	for _, id := range ids {
 		if have[id] == nil && !before[id] {
@@ -239,14 +256,14 @@ func (refs *references) has(id digest.Digest) bool {
 	return refs.used[id] != nil
 }
 
-// make makes references that count of those layers that have none, and makes sure of those there are.
-func (refs *references) make(ctx context.Context, ids []digest.Digest) error {
+// make makes references that count of those layers that have none, and makes sure of those there are. It returns
+// their names; nothing may stand on them before they are settled.
+func (refs *references) make(ctx context.Context, ids []digest.Digest) (names []string, err error) {
 	if len(ids) == 0 {
-		return nil
+		return nil, nil
 	}
-	names, err := refs.namesFor(ids)
-	if err != nil {
-		return err
+	if names, err = refs.namesFor(ids); err != nil {
+		return nil, err
 	}
 	keys := make([]string, len(ids))
 	for i, id := range ids {
@@ -263,7 +280,61 @@ func (refs *references) make(ctx context.Context, ids []digest.Digest) error {
 	for _, name := range names {
 		making.Go(func() error { return refs.cfg.FS.Make(ctx, path.Join(refs.dir(), name)) })
 	}
-	return making.Wait()
+	return names, making.Wait()
+}
+
+// makeSettled is make and settle.
+func (refs *references) makeSettled(ctx context.Context, ids []digest.Digest) error {
+	names, err := refs.make(ctx, ids)
+	if err != nil {
+		return err
+	}
+	return refs.settle(ctx, names)
+}
+
+// settle makes references survive a power cut of the servers. It looks for them last: a cut between their making
+// and the fsync has taken them, and they are made again.
+func (refs *references) settle(ctx context.Context, names []string) error {
+	for range settleTries {
+		if names = refs.unsettled(names); len(names) == 0 {
+			return nil
+		}
+		if err := refs.cfg.FS.SyncDir(ctx, refs.dir()); err != nil {
+			return err
+		}
+		var looks errgroup.Group
+		for _, name := range names {
+			looks.Go(func() error { return refs.settleOne(ctx, name) })
+		}
+		if err := looks.Wait(); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: it loses references that it has made durable", ErrStoreAway)
+}
+
+const settleTries = 3
+
+// settleOne notes that a reference is there after an fsync, or makes it again.
+func (refs *references) settleOne(ctx context.Context, name string) error {
+	file := path.Join(refs.dir(), name)
+	_, err := refs.cfg.FS.Stat(ctx, file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return refs.cfg.FS.Make(ctx, file)
+	}
+	if err == nil {
+		refs.mu.Lock()
+		defer refs.mu.Unlock()
+		refs.settled[name] = true
+	}
+	return err
+}
+
+// unsettled are those among names that a power cut may take.
+func (refs *references) unsettled(names []string) []string {
+	refs.mu.Lock()
+	defer refs.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return refs.settled[name] })
 }
 
 // namesFor are the references that count of these layers. Those of layers that have none are to be made.
@@ -428,7 +499,7 @@ func (refs *references) removeName(ctx context.Context, name string, ids []diges
 	}
 	refs.mu.Unlock()
 	if len(others) > 0 {
-		if err := refs.make(ctx, others); err != nil {
+		if err := refs.makeSettled(ctx, others); err != nil {
 			return fmt.Errorf("reference anew what stays in use: %w", err)
 		}
 	}
@@ -437,6 +508,7 @@ func (refs *references) removeName(ctx context.Context, name string, ids []diges
 	}
 	refs.mu.Lock()
 	defer refs.mu.Unlock()
+	delete(refs.settled, name)
 	for _, id := range referencedBy(name) {
 		if m := refs.used[id]; m != nil {
 			m.forget(name)
@@ -504,9 +576,12 @@ func (refs *references) renew(ctx context.Context) error {
 		return err
 	}
 	refs.cfg.Log.Warn("this node was forgotten by the PoP: it references again what it uses")
-	if err := refs.cfg.FS.Mkdir(ctx, dir); err != nil {
+	if err := refs.makeDir(ctx); err != nil {
 		return err
 	}
+	refs.mu.Lock()
+	clear(refs.settled)
+	refs.mu.Unlock()
 	var errs error
 	for _, ids := range refs.Used() {
 		errs = errors.Join(errs, refs.renewSome(ctx, ids))
@@ -521,5 +596,5 @@ func (refs *references) renewSome(ctx context.Context, ids []digest.Digest) erro
 	}
 	defer end()
 	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool { return !refs.has(id) })
-	return refs.make(ctx, ids)
+	return refs.makeSettled(ctx, ids)
 }

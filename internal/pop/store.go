@@ -99,7 +99,8 @@ func newStore(cfg StoreConfig) *Store {
 	s.records = &records{layout: s.layout, read: map[string]seenRecord{}, shunned: map[string]bool{}}
 	s.nodes = &nodes{layout: s.layout, seen: map[string]*silence{}}
 	s.references = &references{layout: s.layout, records: s.records, nodes: s.nodes,
-		used: map[digest.Digest]*nameSet{}, held: map[digest.Digest]int{}, turn: map[digest.Digest]chan struct{}{}}
+		used: map[digest.Digest]*nameSet{}, held: map[digest.Digest]int{}, turn: map[digest.Digest]chan struct{}{},
+		settled: map[string]bool{}}
 	s.notes = &notes{layout: s.layout, records: s.records}
 	s.images = &images{layout: s.layout}
 	s.packs = &packs{layout: s.layout}
@@ -184,6 +185,9 @@ func (s *Store) create(ctx context.Context) error {
 		if err := s.cfg.FS.Mkdir(ctx, d); err != nil {
 			return err
 		}
+	}
+	if err := s.cfg.FS.SyncDir(ctx, "."); err != nil {
+		return err
 	}
 	b, err := json.Marshal(storeRecord{formatVersion, rand.Text()})
 	if err != nil {

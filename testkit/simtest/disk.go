@@ -149,6 +149,29 @@ func (d *Disk) Crash(node string, rng *rand.Rand) {
 	d.changed("crash", node)
 }
 
+// PowerCut is a power cut on the servers, which are back at once: each name below dir that nobody has made durable
+// is lost, a directory's with all that is below it, if lose says so. What was written to files stays.
+func (d *Disk) PowerCut(dir string, lose func() bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var names []string
+	for name, ino := range d.names {
+		if strings.HasPrefix(name, dir+"/") && !ino.durable {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return d.names[a].seq - d.names[b].seq })
+	names = slices.DeleteFunc(names, func(string) bool { return !lose() })
+	for _, gone := range names {
+		for name := range d.names {
+			if name == gone || strings.HasPrefix(name, gone+"/") {
+				d.unlink(name)
+			}
+		}
+	}
+	d.changed("power cut", dir)
+}
+
 // torn is what a power cut leaves of a file.
 func torn(ino *inode, rng *rand.Rand) []byte {
 	switch n := len(ino.synced) + rng.IntN(max(1, len(ino.data)-len(ino.synced)+1)); rng.IntN(3) {

@@ -268,6 +268,8 @@ func (w *world) trouble(rng *rand.Rand) {
 			w.wg.Go(func() { n.crash(off, span) })
 		case 7:
 			w.flip(rng)
+		case 8:
+			w.powerCut(rng)
 		}
 	}
 }
@@ -278,6 +280,17 @@ func (w *world) cut(span time.Duration, set func(bool)) {
 		time.Sleep(span)
 		set(false)
 	})
+}
+
+// powerCut is a power cut on the servers, on one of which the coordinator may be. What it takes of a layer that is
+// being published is not tried here.
+func (w *world) powerCut(rng *rand.Rand) {
+	w.note("the servers lose power")
+	w.disk.PowerCut("refs", func() bool { return rng.IntN(4) > 0 })
+	w.disk.PowerCut("nodes", func() bool { return rng.IntN(4) > 0 })
+	if rng.IntN(2) == 0 {
+		w.hub.Forget()
+	}
 }
 
 // flip damages a layer in the store.
