@@ -15,7 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var onSync atomic.Pointer[func(path string)]
+var (
+	onSync   atomic.Pointer[func(path string)]
+	failSync atomic.Pointer[func(path string) error]
+)
 
 // OnSync has fn called before every fsync with the path concerned, nil takes
 // it away. It exists for tests of crash consistency.
@@ -27,15 +30,32 @@ func OnSync(fn func(path string)) {
 	onSync.Store(&fn)
 }
 
-func syncing(path string) {
+// FailSync has every fsync fail for which fn returns an error; nil takes it away. It exists for tests of
+// disks that fail.
+func FailSync(fn func(path string) error) {
+	if fn == nil {
+		failSync.Store(nil)
+		return
+	}
+	failSync.Store(&fn)
+}
+
+// syncing is called before every fsync, which is not done if it returns an error.
+func syncing(path string) error {
 	if fn := onSync.Load(); fn != nil {
 		(*fn)(path)
 	}
+	if fn := failSync.Load(); fn != nil {
+		return (*fn)(path)
+	}
+	return nil
 }
 
 // Sync makes the content and the length of f durable (fdatasync(2)).
 func Sync(f *os.File) error {
-	syncing(f.Name())
+	if err := syncing(f.Name()); err != nil {
+		return &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
+	}
 	for {
 		err := unix.Fdatasync(int(f.Fd()))
 		if err == unix.EINTR {
@@ -87,7 +107,9 @@ func Rename(old, new string) error {
 
 // SyncDir makes the entries of a directory durable.
 func SyncDir(path string) error {
-	syncing(path)
+	if err := syncing(path); err != nil {
+		return &os.PathError{Op: "sync", Path: path, Err: err}
+	}
 	d, err := os.Open(path)
 	if err != nil {
 		return err
@@ -98,7 +120,9 @@ func SyncDir(path string) error {
 // SyncFS makes everything on the file system that path is on durable
 // (syncfs(2)): cheaper than an fsync for each of thousands of files.
 func SyncFS(path string) error {
-	syncing(path)
+	if err := syncing(path); err != nil {
+		return &os.PathError{Op: "sync", Path: path, Err: err}
+	}
 	d, err := os.Open(path)
 	if err != nil {
 		return err

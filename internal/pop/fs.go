@@ -383,7 +383,9 @@ func (d *Dir) Space(ctx context.Context) (total, free int64, err error) {
 }
 
 // syncDir makes the names in a directory durable. Those who wait for an fsync to end share the
-// one that follows: it begins after all that they did.
+// one that follows: it begins after all that they did. One that failed does not fail those after it: a
+// directory has no pages that get lost. Its fsync commits the file system's journal, and where that has
+// failed it fails for good.
 func (d *Dir) syncDir(path string) error {
 	d.mu.Lock()
 	q := d.syncs[path]
@@ -494,7 +496,8 @@ func (f *dirFile) WriteAt(b []byte, off int64) (int, error) {
 }
 
 func (f *dirFile) Sync() error {
-	return f.d.call(context.Background(), slowPatience, f.f.Sync)
+	// call may try again: a second fsync would not say what the first has said
+	return f.d.call(context.Background(), slowPatience, sync.OnceValue(f.f.Sync))
 }
 
 func (f *dirFile) Size() (int64, error) {

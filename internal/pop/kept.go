@@ -30,6 +30,9 @@ type kept struct {
 // begin before an earlier one. An empty span is none. Nobody takes them for anything but what they
 // claim to be, and they are deleted when the layer is published.
 func (f *Draft) Keep(ctx context.Context, r io.ReaderAt, span Span) error {
+	if f.failed != nil {
+		return f.failed
+	}
 	k := &f.kept
 	if span.From >= span.To {
 		k.span = Span{}

@@ -151,8 +151,8 @@ func (lay *layout) remove(ctx context.Context, name string) error {
 // overwrite writes b where the same number of bytes is, or nothing. A file that is renamed
 // over another while servers of a replicated file system are parted is another file on each, and
 // read by nobody for good (GlusterFS: a split brain of the file's identity); one that is
-// written in place is what the majority has. Unless it is to last, a power cut may take it. It returns how
-// many bytes there were.
+// written in place is what the majority has. Unless it is to last, a power cut may take it; if its
+// sync fails then, it is removed. It returns how many bytes there were.
 func (lay *layout) overwrite(ctx context.Context, name string, b []byte, last bool) (had int64, err error) {
 	f, err := lay.cfg.FS.Append(ctx, name)
 	if err != nil {
@@ -162,7 +162,9 @@ func (lay *layout) overwrite(ctx context.Context, name string, b []byte, last bo
 		_, err = f.WriteAt(b, 0)
 	}
 	if err == nil && last {
-		err = f.Sync()
+		if err = f.Sync(); err != nil {
+			err = errors.Join(err, lay.remove(context.WithoutCancel(ctx), name))
+		}
 	}
 	return had, errors.Join(err, f.Close())
 }

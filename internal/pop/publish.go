@@ -48,6 +48,9 @@ type Draft struct {
 	hash hash.Hash
 	sums []byte
 	kept kept
+	// failed is why it can only be abandoned: a sync has failed. Linux reports once that bytes did not reach the
+	// disk, so a later sync that succeeds says nothing of them.
+	failed error
 	// placed is how many files' names were made durable for a checkpoint.
 	placed int
 
@@ -90,6 +93,9 @@ func (f *Draft) At() int64 { return f.at }
 
 // Write writes what follows.
 func (f *Draft) Write(b []byte) (int, error) {
+	if f.failed != nil {
+		return 0, f.failed
+	}
 	n, err := f.f.WriteAt(b, f.at)
 	if err != nil {
 		return 0, err
@@ -114,8 +120,11 @@ func (f *Draft) endSum() {
 // Checkpoint makes what was written and kept durable and says so, with a record of the
 // fill that does not claim more than what was written.
 func (f *Draft) Checkpoint(ctx context.Context, record []byte) error {
+	if f.failed != nil {
+		return f.failed
+	}
 	if err := errors.Join(f.f.Sync(), f.kept.sync()); err != nil {
-		return err
+		return f.fail(ctx, err)
 	}
 	files := 1
 	if f.kept.f != nil {
@@ -133,6 +142,17 @@ func (f *Draft) Checkpoint(ctx context.Context, record []byte) error {
 	}
 	f.s.noteFill(f.id)
 	return f.s.cfg.FS.WriteFile(ctx, checkpointOf(f.id), b)
+}
+
+// fail discards what was written, and the checkpoint of it, since a sync has failed.
+func (f *Draft) fail(ctx context.Context, err error) error {
+	f.failed = fmt.Errorf("copy layer %s into the store: %w", f.id, err)
+	ctx = context.WithoutCancel(ctx)
+	if aerr := f.Abandon(ctx); aerr != nil { // a sweep does it else
+		f.s.cfg.Log.Debug("a draft stays", "layer", f.id, "err", aerr)
+	}
+	f.s.forgetFill(ctx, f.id)
+	return f.failed
 }
 
 // Describe has the layer published with what saves who mounts it the way from its table to an
@@ -163,8 +183,12 @@ const maxIndex = 16 << 20
 // Publish makes the layer visible to all nodes: everything was written. table
 // is the layer's. The caller has verified the tar that it wrote. Of l the files' names
 // and sums are filled in. If the store has the layer already, that one stays. After an
-// error the layer may be published or not; the draft can be closed or abandoned only.
+// error the layer may be published or not; the draft can be closed or abandoned only. If a sync has failed,
+// now or at a checkpoint, it is not published, and what was written is discarded.
 func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
+	if f.failed != nil {
+		return f.failed
+	}
 	if have, err := f.s.records.whole(ctx, f.id, nil); err == nil && have.Size == l.Size {
 		return f.Abandon(ctx)
 	}
@@ -172,7 +196,7 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 		f.endSum()
 	}
 	if err := f.writeTables(ctx, table); err != nil {
-		return err
+		return f.fail(ctx, err)
 	}
 	if n, err := f.f.Size(); err != nil || n != l.Size || f.at != l.Size {
 		return fmt.Errorf("publish layer %s: %d bytes were written and %d are there, of %d: %w", f.id, f.at, n,
@@ -230,7 +254,7 @@ func (f *Draft) entitle(ctx context.Context, l *Layer) error {
 		err = f.rec.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		return err
+		return f.fail(ctx, err)
 	}
 	return f.s.cfg.FS.Rename(ctx, titleOf(f.name), recordOf(f.id))
 }

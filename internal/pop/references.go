@@ -28,8 +28,8 @@ import (
 // same, for as long as this node's session lasts.
 //
 // A node references a layer first and then looks whether it is there. One that evicts takes the record out of
-// sight first and then looks for references. Nothing stands on a layer before its reference survives a power cut
-// of the servers: the directory is synced while it is looked whether the layer is there.
+// sight first and then looks for references. Nothing stands on a layer before its reference survives a power
+// cut of the servers: the node syncs the directory while it looks whether the layer is there.
 type references struct {
 	*layout
 	records *records
@@ -256,8 +256,8 @@ func (refs *references) has(id digest.Digest) bool {
 	return refs.used[id] != nil
 }
 
-// make makes references that count of those layers that have none, and makes sure of those there are. It returns
-// their names; nothing may stand on them before they are settled.
+// make makes references that count of those layers that have none, and makes sure of those there are. It
+// returns their names; nothing may stand on them before they are settled.
 func (refs *references) make(ctx context.Context, ids []digest.Digest) (names []string, err error) {
 	if len(ids) == 0 {
 		return nil, nil
@@ -292,8 +292,8 @@ func (refs *references) makeSettled(ctx context.Context, ids []digest.Digest) er
 	return refs.settle(ctx, names)
 }
 
-// settle makes references survive a power cut of the servers. It looks for them last: a cut between their making
-// and the fsync has taken them, and they are made again.
+// settle makes references survive a power cut of the servers. It looks for them last: a cut between their
+// making and the fsync has taken them, and they are made again.
 func (refs *references) settle(ctx context.Context, names []string) error {
 	for range settleTries {
 		if names = refs.unsettled(names); len(names) == 0 {

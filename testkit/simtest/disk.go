@@ -149,8 +149,8 @@ func (d *Disk) Crash(node string, rng *rand.Rand) {
 	d.changed("crash", node)
 }
 
-// PowerCut is a power cut on the servers, which are back at once: each name below dir that nobody has made durable
-// is lost, a directory's with all that is below it, if lose says so. What was written to files stays.
+// PowerCut is a power cut on the servers, which are back at once: each name below dir that nobody has made
+// durable is lost, a directory's with all that is below it, if lose says so. What was written to files stays.
 func (d *Disk) PowerCut(dir string, lose func() bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

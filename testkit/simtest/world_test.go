@@ -98,7 +98,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	w.weights[0] *= 2
 	w.weights[1] *= 2
 	w.weights[2] *= 2
-	w.stay = []time.Duration{time.Second, 10 * time.Second, 60 * time.Second}[rng.IntN(3)]
+	w.stay = []time.Duration{time.Second, 10 * time.Second, time.Minute, 3 * time.Minute}[rng.IntN(4)]
 	for i := range 3 + rng.IntN(5) {
 		b := make([]byte, rng.IntN(1500)+i)
 		for k := range b {
@@ -269,7 +269,7 @@ func (w *world) trouble(rng *rand.Rand) {
 		case 7:
 			w.flip(rng)
 		case 8:
-			w.powerCut(rng)
+			w.powerCut(n, rng)
 		}
 	}
 }
@@ -282,9 +282,17 @@ func (w *world) cut(span time.Duration, set func(bool)) {
 	})
 }
 
-// powerCut is a power cut on the servers, on one of which the coordinator may be. What it takes of a layer that is
+// powerCut is a power cut on the servers. The coordinator may be on one of them, or one node may not reach
+// it: then nothing but its references in the store protects what it uses. What a cut takes of a layer that is
 // being published is not tried here.
-func (w *world) powerCut(rng *rand.Rand) {
+func (w *world) powerCut(n *node, rng *rand.Rand) {
+	if rng.IntN(2) == 0 {
+		w.cut(ttl+2*grace, func(cut bool) {
+			w.hub.Cut(n.name, cut)
+			w.note("%s and the coordinator: cut %v", n.name, cut)
+		})
+		time.Sleep(time.Duration(rng.Int64N(int64(ttl))))
+	}
 	w.note("the servers lose power")
 	w.disk.PowerCut("refs", func() bool { return rng.IntN(4) > 0 })
 	w.disk.PowerCut("nodes", func() bool { return rng.IntN(4) > 0 })

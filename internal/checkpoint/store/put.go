@@ -93,7 +93,7 @@ func (s *Store) commit(r *Record, file string) error {
 		return fmt.Errorf("%w: its record has %d bytes", ErrDamaged, len(b))
 	}
 	if err := settle(file, s.place.path(r.ID+dataEnd)); err != nil {
-		return err
+		return errors.Join(err, removed(os.Remove(s.place.path(r.ID+dataEnd))))
 	}
 	if s.cfg.PoP != nil && r.Node == s.cfg.Node {
 		err = s.uploads.add(r.ID, upload{due: time.Now().Add(firstTry)})

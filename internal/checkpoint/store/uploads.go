@@ -42,19 +42,17 @@ type upload struct {
 	due   time.Time
 }
 
-// add notes that a checkpoint is to be published; change is held.
+// add notes that a checkpoint is to be published; change is held. After an error this process knows, and the
+// next one may not.
 func (up *uploads) add(id string, d upload) error {
+	up.mu.Lock()
+	up.pending[id] = d
+	up.mu.Unlock()
 	b, err := json.Marshal(d)
-	if err == nil {
-		err = durable.WriteFile(up.path(id+pendingEnd), b, 0o600)
-	}
 	if err != nil {
 		return err
 	}
-	up.mu.Lock()
-	defer up.mu.Unlock()
-	up.pending[id] = d
-	return nil
+	return durable.WriteFile(up.path(id+pendingEnd), b, 0o600)
 }
 
 // Lost is told of what has left the PoP's store since it was damaged there, a checkpoint or a layer. The
@@ -70,8 +68,8 @@ func (up *uploads) Lost(id digest.Digest) {
 	}
 	for _, id := range again {
 		if err := up.add(id, upload{}); err != nil {
-			up.cfg.Log.Warn("a checkpoint that was damaged in the PoP's store is not put there again", "id", id, "err",
-				err)
+			up.cfg.Log.Warn("a checkpoint that was damaged in the PoP's store may not be put there again after a restart",
+				"id", id, "err", err)
 		}
 	}
 	if len(again) > 0 {
@@ -178,9 +176,6 @@ func (up *uploads) Settle(ctx context.Context, id string, err error) (again bool
 	d.due = time.Now().Add(pause)
 	if err := up.add(id, d); err != nil {
 		up.cfg.Log.Warn("how often a checkpoint was published in vain is not noted", "id", id, "err", err)
-		up.mu.Lock()
-		up.pending[id] = d
-		up.mu.Unlock()
 	}
 	return true
 }
