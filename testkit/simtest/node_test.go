@@ -373,7 +373,13 @@ func (p *process) startAll(ctx context.Context, img []*content, rng *rand.Rand) 
 		return started
 	}
 	defer p.n.lockAll(ids)()
-	found, err := p.store.UseAll(ctx, p.store.Glances(ctx, ids))
+	glances := p.store.Glances(ctx, ids)
+	found, err := p.store.UseAll(ctx, glances)
+	p.n.w.wg.Go(func() { // UseAll does not wait for them if it can make no references
+		for _, g := range glances {
+			_, _ = g.Record()
+		}
+	})
 	p.n.w.note("%s uses %d of %d: %v", p.n.name, len(found), len(ids), err != nil)
 	for _, of := range img {
 		if l := found[of.id]; l != nil {
