@@ -27,7 +27,7 @@ TAGS := grpcnotrace$(if $(ISAL),$(comma)isal)
 SHIM = $(if $(shell command -v gcc),cmd/containerd-shim-dewpoint-v1/build,@echo no gcc, so no)
 BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build -tags $(TAGS) -ldflags '$(LDFLAGS)'
 
-.PHONY: go build build-lab build-static notices images demo test suite test-dmtcp lint bench fuzz arm64 generate clean
+.PHONY: go build build-lab build-static notices package release images demo test suite test-dmtcp lint bench fuzz arm64 generate clean
 
 build: go
 	mkdir -p bin
@@ -51,6 +51,17 @@ go:
 notices: go
 	mkdir -p bin
 	scripts/notices >bin/THIRD-PARTY-NOTICES
+
+# bin/packages: Debian packages, RPMs and archives of the programs, the same bytes from the same source.
+package: go
+	scripts/package
+
+# What a release has: packages, checksums, and notes, which are the changelog's first section.
+release: go
+	rm -rf bin/packages
+	scripts/package
+	awk '/^## / { n++; next } n == 1' CHANGELOG.md >bin/packages/NOTES.md
+	cd bin/packages && sha256sum dewpoint* NOTES.md >SHA256SUMS
 
 images:
 	go -C lab run ./dewlab bench images -dir $(DEWPOINT_IMAGES)

@@ -15,7 +15,7 @@ import (
 // those in rows before its own. Every package has a place of its own, also one below another's folder.
 var order = [][]string{
 	{"durable", "limit", "spec", "image", "sched", "sender", "deploy/admit", "evict"},
-	{"trace", "layer/presence"},
+	{"trace", "layer/presence", "setup"},
 	{"config", "deploy/journal", "layer/inflate", "layer/toc", "checkpoint/image"},
 	{"registry", "layer/bdi", "layer/erofs", "layer/tree", "checkpoint/hooks", "checkpoint/lazypages",
 		"checkpoint/upper"},
@@ -32,7 +32,7 @@ var order = [][]string{
 		"engine/process", "engine/program", "engine/shimgroup", "engine/tool"},
 	{"engine/containerd"},
 	{"engine/state"},
-	{"engine"},
+	{"engine", "teardown"},
 	{"deploy/ready"},
 	{"checkpoint"},
 	{"checkpoint/criu", "checkpoint/dmtcp"},

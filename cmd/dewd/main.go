@@ -21,6 +21,7 @@ import (
 	"dewpoint/internal/layer/datafs"
 	"dewpoint/internal/pack/learn"
 	"dewpoint/internal/server"
+	"dewpoint/internal/teardown"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 )
@@ -30,6 +31,8 @@ var version = "unknown"
 
 const (
 	defaultConfig = "/etc/dewpoint/dewd.toml"
+	defaultRoot   = "/var/lib/dewpoint"
+	defaultState  = "/run/dewpoint"
 	exitUsage     = 2
 )
 
@@ -46,6 +49,8 @@ func main() {
 		err = lazypages.Guard()
 	case server.PackBuilder:
 		err = learn.Child(ctx, os.Stdin, os.Stdout)
+	case "teardown":
+		err = tearDown(ctx, os.Args[2:], os.Stderr)
 	default:
 		err = run(ctx, os.Args[1:], os.Stderr)
 	}
@@ -59,8 +64,8 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	cfg := server.Config{Version: version}
 	flags := flag.NewFlagSet("dewd", flag.ContinueOnError)
 	file := flags.String("config", "", "configuration `file` (default "+defaultConfig+", if it is there)")
-	flags.StringVar(&cfg.Root, "root", "/var/lib/dewpoint", "`directory` for what survives a reboot")
-	flags.StringVar(&cfg.State, "state", "/run/dewpoint", "`directory` for sockets and what need not survive")
+	flags.StringVar(&cfg.Root, "root", defaultRoot, "`directory` for what survives a reboot")
+	flags.StringVar(&cfg.State, "state", defaultState, "`directory` for sockets and what need not survive")
 	flags.StringVar(&cfg.Containerd, "containerd", "private",
 		"`socket` of the containerd to use, or private: dewd starts its own")
 	flags.StringVar(&cfg.HTTP, "http", "", "`address` for metrics and, on loopback, the page (none by default)")
@@ -128,4 +133,24 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 		}
 	}()
 	return server.Run(ctx, cfg, started)
+}
+
+// tearDown is the command "dewd teardown", by which a package is removed.
+func tearDown(ctx context.Context, args []string, stderr io.Writer) error {
+	var node teardown.Node
+	flags := flag.NewFlagSet("dewd teardown", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&node.Root, "root", defaultRoot, "dewd's `directory` for what survives a reboot")
+	flags.StringVar(&node.State, "state", defaultState, "dewd's `directory` for what need not")
+	check := flags.Bool("check", false, "only say whether containers run from dewd's layers")
+	if err := flags.Parse(args); err != nil {
+		if err == flag.ErrHelp {
+			return nil
+		}
+		os.Exit(exitUsage)
+	}
+	if *check {
+		return node.Check()
+	}
+	return node.Run(ctx)
 }

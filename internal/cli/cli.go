@@ -81,6 +81,10 @@ func commands() []command {
 			run: makeToken},
 		{name: "events", summary: "show what happens on the node", flags: eventsFlags, run: events},
 		{name: "doctor", summary: "say what this node can do and what it lacks", run: doctor},
+		{name: "setup", args: "containerd|k3s|docker|nerdctl",
+			summary: "have what runs containers here use dewd's layers", flags: setupFlags, run: joinHost},
+		{name: "completion", args: "bash|zsh|fish", summary: "print what a shell completes dew by", run: completion},
+		{name: "man", summary: "print the manual page dew(1)", run: manual},
 		{name: "version", summary: "show the versions of dew and dewd", run: version},
 	}
 }

@@ -137,6 +137,10 @@ func (f *foreground) tend(ctx context.Context, signals <-chan os.Signal, cancel 
 			return
 		case name = <-f.ready:
 		case s := <-signals:
+			select {
+			case name = <-f.ready: // it was ready before the signal came
+			default:
+			}
 			n++
 			if name == "" || n > 2 {
 				cancel(exitStatus(128 + int(s.(syscall.Signal))))

@@ -21,12 +21,10 @@ import (
 	"dewpoint/testkit/apitest"
 )
 
-// terminal is a pseudo-terminal: a program's end, and what arrives at ours.
+// terminal is a pseudo-terminal: a program's end, and ours with what arrives there.
 type terminal struct {
 	master, slave *os.File
-
-	mu  sync.Mutex
-	got bytes.Buffer // guarded by mu
+	output
 }
 
 func newTerminal(t *testing.T, cols, rows uint16) *terminal {
@@ -53,9 +51,7 @@ func newTerminal(t *testing.T, cols, rows uint16) *terminal {
 		buf := make([]byte, 4096)
 		for {
 			n, err := p.master.Read(buf)
-			p.mu.Lock()
-			p.got.Write(buf[:n])
-			p.mu.Unlock()
+			_, _ = p.Write(buf[:n])
 			if err != nil {
 				return
 			}
@@ -76,12 +72,6 @@ func (p *terminal) resize(t *testing.T, cols, rows uint16) {
 		&unix.Winsize{Col: cols, Row: rows}); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func (p *terminal) text() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.got.String()
 }
 
 // screen is what is seen after all that was written: a terminal that knows the
@@ -281,15 +271,17 @@ func TestExecOnATerminal(t *testing.T) {
 
 func TestSignalsDecideTheStatus(t *testing.T) {
 	for _, c := range []struct {
-		command string
+		command []string
 		signals []syscall.Signal
+		says    []string // by the container, before each signal
 		ready   string
 		status  int
 	}{
-		{"sleep", []syscall.Signal{syscall.SIGTERM}, "", 143},
-		{"stubborn", []syscall.Signal{syscall.SIGINT, syscall.SIGINT}, "", 137},
-		{"sleep", []syscall.Signal{syscall.SIGINT}, "log:never", 130},
-		{"sleep", []syscall.Signal{syscall.SIGHUP}, "log:never", 129},
+		{[]string{"echo", "up", "sleep"}, []syscall.Signal{syscall.SIGTERM}, []string{"up\n"}, "", 143},
+		{[]string{"echo", "up", "stubborn"}, []syscall.Signal{syscall.SIGINT, syscall.SIGINT},
+			[]string{"up\n", "up\nno\n"}, "", 137},
+		{[]string{"sleep"}, []syscall.Signal{syscall.SIGINT}, []string{""}, "log:never", 130},
+		{[]string{"sleep"}, []syscall.Signal{syscall.SIGHUP}, []string{""}, "log:never", 129},
 	} {
 		t.Run(fmt.Sprint(c.command, c.signals, c.ready), func(t *testing.T) {
 			n := &apitest.Node{}
@@ -298,16 +290,20 @@ func TestSignalsDecideTheStatus(t *testing.T) {
 			s := apitest.Serve(t, n)
 			t.Setenv(HostVariable, s.Host)
 			code := make(chan int)
+			out := &output{}
 			go func() {
 				code <- Main(context.Background(),
-					[]string{"run", "-q", "--name", "web", "--ready", c.ready, "nginx:1", c.command},
-					Config{Stdin: os.Stdin, Stdout: io.Discard, Stderr: io.Discard})
+					append([]string{"run", "-q", "--name", "web", "--ready", c.ready, "nginx:1"}, c.command...),
+					Config{Stdin: os.Stdin, Stdout: out, Stderr: io.Discard})
 			}()
-			for list, _ := n.List(t.Context(), false); len(list) == 0; list, _ = n.List(t.Context(), false) {
-				time.Sleep(2 * time.Millisecond)
-			}
-			for _, sig := range c.signals {
-				time.Sleep(200 * time.Millisecond)
+			testkit.Eventually(t, "the container runs", func() bool {
+				list, _ := n.List(t.Context(), false)
+				return len(list) > 0
+			})
+			for i, sig := range c.signals {
+				testkit.Eventually(t, fmt.Sprintf("the container says %q", c.says[i]), func() bool {
+					return out.text() == c.says[i]
+				})
 				if err := syscall.Kill(os.Getpid(), sig); err != nil {
 					t.Fatal(err)
 				}
@@ -317,4 +313,22 @@ func TestSignalsDecideTheStatus(t *testing.T) {
 			}
 		})
 	}
+}
+
+// output keeps what a command writes.
+type output struct {
+	mu  sync.Mutex
+	got bytes.Buffer // guarded by mu
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.got.Write(b)
+}
+
+func (o *output) text() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.got.String()
 }

@@ -33,8 +33,6 @@ package engine
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -105,15 +103,12 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-const (
-	defaultRoot  = "/var/lib/dewpoint"
-	defaultState = "/run/dewpoint"
-)
+const defaultRoot = "/var/lib/dewpoint"
 
 func (c *Config) defaults() error {
 	c.Address = cmp.Or(c.Address, Private)
 	c.Root = cmp.Or(c.Root, defaultRoot)
-	c.State = cmp.Or(c.State, defaultState)
+	c.State = cmp.Or(c.State, state.Default)
 	c.Namespace = cmp.Or(c.Namespace, "dewpoint")
 	c.Snapshotter = cmp.Or(c.Snapshotter, "dewpoint")
 	c.PerShim = cmp.Or(c.PerShim, defaultPerShim)
@@ -127,20 +122,10 @@ func (c *Config) defaults() error {
 			return fmt.Errorf("engine directory %q is not absolute", d)
 		}
 	}
-	suffix := ""
-	if filepath.Clean(c.State) != defaultState {
-		h := sha256.Sum256([]byte(filepath.Clean(c.State)))
-		suffix = hex.EncodeToString(h[:4])
-	}
-	if c.CgroupParent == "" {
-		c.CgroupParent = "/dewpoint"
-		if suffix != "" {
-			c.CgroupParent += "-" + suffix
-		}
-	}
+	c.CgroupParent = cmp.Or(c.CgroupParent, state.CgroupParent(c.State))
 	if c.CNI.Bridge == "" {
 		c.CNI.Bridge = "dewpoint0"
-		if suffix != "" {
+		if suffix := state.Suffix(c.State); suffix != "" {
 			c.CNI.Bridge = "dew-" + suffix
 		}
 	}

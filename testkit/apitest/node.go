@@ -3,7 +3,7 @@
 //
 // A container's command is a little script of words: "echo WORD…" and "warn
 // WORD…" write a line to standard output or error, "exit N" ends, "sleep" lives
-// until it is stopped, "stubborn" until it is killed, "panic" is a defect of the
+// until it is stopped, "stubborn" until it is killed and says "no" to a stop, "panic" is a defect of the
 // daemon. Anything else ends at once with status 0.
 //
 // An image exists when it has been added. Its layers "arrive" in ten steps of
@@ -414,6 +414,9 @@ func (n *Node) script(ctx context.Context, c *container, words []string,
 			}
 			return 143
 		case "stubborn":
+			if n.await(ctx, func() bool { return c.stop != "" }) == nil && c.stop == "term" {
+				print(spec.Stdout, "no\n")
+			}
 			_ = n.await(ctx, func() bool { return c.stop == "kill" })
 			return 137
 		}

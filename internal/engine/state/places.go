@@ -1,6 +1,8 @@
 package state
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"net/netip"
 	"os"
 	"path"
@@ -8,6 +10,26 @@ import (
 
 	"github.com/opencontainers/go-digest"
 )
+
+// Default is the directory whose dewd has names without a suffix for what it makes.
+const Default = "/run/dewpoint"
+
+// Suffix tells apart what is made by daemons of several directories; "" is that of Default.
+func Suffix(dir string) string {
+	if dir = filepath.Clean(dir); dir == Default {
+		return ""
+	}
+	h := sha256.Sum256([]byte(dir))
+	return hex.EncodeToString(h[:4])
+}
+
+// CgroupParent is the cgroup that those of all containers are in.
+func CgroupParent(dir string) string {
+	if suffix := Suffix(dir); suffix != "" {
+		return "/dewpoint-" + suffix
+	}
+	return "/dewpoint"
+}
 
 // Places says where the files of containers are. It holds nothing.
 type Places struct {
