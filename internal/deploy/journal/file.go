@@ -184,7 +184,7 @@ func (j *Journal) forget() bool {
 // slack is how much of the file may be of no use, beyond as much as was of use.
 const slack = 1 << 20
 
-// mend writes the file anew if it has to be, or if that is worth it. It is called with mu held.
+// mend writes the file anew, durably, if it has to be, or if that is worth it. It is called with mu held.
 func (j *Journal) mend() error {
 	if !j.torn && j.size < 2*j.base+slack {
 		return nil
@@ -192,27 +192,38 @@ func (j *Journal) mend() error {
 	j.forget()
 	n := &newFile{}
 	err := durable.Commit(j.cfg.Path, 0o600, func(f *os.File) error { return n.write(f, j) })
-	if err != nil {
+	if err != nil && !j.replaced() {
 		if j.torn {
 			return err
 		}
 		j.base = j.size // it goes on as it is, for a while
 		return nil
 	}
-	f, err := os.OpenFile(j.cfg.Path, os.O_RDWR, 0)
-	if err != nil {
+	f, oerr := os.OpenFile(j.cfg.Path, os.O_RDWR, 0)
+	if oerr != nil {
 		j.torn = true
-		return err
+		return oerr
 	}
 	j.f.Close()
-	j.f, j.size, j.base, j.torn = f, n.size, n.size, false
+	j.f, j.size, j.base = f, n.size, n.size
 	for k, i := range j.order {
 		i.accept, i.end, i.last = n.accepts[k], n.ends[k], nil
 	}
 	j.owed = nil
 	j.wrote++
+	if j.torn, j.lost = err != nil, err != nil; j.lost { // a power cut may bring back the old file
+		signal(j.soon)
+		return err
+	}
 	j.durable(j.wrote, nil)
 	return nil
+}
+
+// replaced reports whether another file than f has the journal's name.
+func (j *Journal) replaced() bool {
+	named, err := os.Stat(j.cfg.Path)
+	open, oerr := j.f.Stat()
+	return err == nil && oerr == nil && !os.SameFile(named, open)
 }
 
 // newFile is where the lines are in a file that is written anew.
@@ -264,23 +275,32 @@ func (j *Journal) sync() {
 	defer close(j.gone)
 	for j.awaited() {
 		j.mu.Lock()
-		if err := j.pay(); err != nil && !j.closed {
+		err := j.pay()
+		if err == nil && j.lost {
+			err = j.mend()
+		}
+		if err != nil && !j.closed {
 			j.cfg.Log.Warn("the journal of deployments cannot be written to", "err", err)
 			signal(j.soon)
 		}
+		if j.lost {
+			j.durable(0, err)
+		}
 		f, upTo := j.f, j.wrote
-		dirty := upTo > j.synced
+		dirty := upTo > j.synced && !j.lost
 		j.mu.Unlock()
 		if !dirty {
 			continue
 		}
-		err := durable.Sync(f)
+		err = durable.Sync(f)
 		j.mu.Lock()
-		if j.f != f { // written anew meanwhile, durably
-			err = nil
+		if j.f == f { // else it was written anew meanwhile, and who waits was told
+			if err != nil { // what was written may be lost though it can be read
+				j.torn, j.lost = true, true
+				signal(j.soon)
+			}
+			j.durable(upTo, err)
 		}
-		j.torn = j.torn || err != nil // what was written may be lost though it can be read
-		j.durable(upTo, err)
 		j.mu.Unlock()
 	}
 }

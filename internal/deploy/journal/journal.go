@@ -73,6 +73,7 @@ type Journal struct {
 	size   int64               // guarded by mu; of f, in whole lines
 	base   int64               // guarded by mu; of f when it was last written anew
 	torn   bool                // guarded by mu; f has to be written anew before it is written to
+	lost   bool                // guarded by mu; torn by a sync that failed: the next one would say nothing of it
 	items  map[string]*item    // guarded by mu; by ID
 	order  []*item             // guarded by mu; as they were accepted
 	keys   map[[2]string]*item // guarded by mu; by caller and key
@@ -150,7 +151,9 @@ func (j *Journal) load() error {
 	j.base = j.size
 	if j.forget() || bad > 0 {
 		j.base = -slack
-		return j.mend()
+		if err := j.mend(); err != nil && !j.lost {
+			return err
+		}
 	}
 	return nil
 }
@@ -443,7 +446,7 @@ func (j *Journal) whole(h half) spec.Deployment {
 	return d
 }
 
-// Close makes everything durable and closes the file.
+// Close makes everything durable and closes the file. With an error not everything is.
 func (j *Journal) Close() error {
 	j.mu.Lock()
 	if j.closed {
@@ -455,9 +458,14 @@ func (j *Journal) Close() error {
 	j.mu.Unlock()
 	close(j.stop)
 	<-j.gone
-	err = errors.Join(err, durable.Sync(j.f))
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if !j.lost && durable.Sync(j.f) != nil {
+		j.torn, j.lost = true, true
+	}
+	if j.lost {
+		err = errors.Join(err, j.mend())
+	}
 	if err == nil {
 		j.durable(j.wrote, nil)
 	} else {
