@@ -23,6 +23,7 @@ func each[A, B any](in []A, f func(A) B) []B {
 }
 
 func specOf(r spec.Request) *pb.Spec {
+	o := r.Options
 	return &pb.Spec{
 		Image: r.Image, Name: r.Name, Entrypoint: r.Entrypoint, Cmd: r.Cmd, Env: r.Env,
 		Net: r.Net, Ports: each(r.Ports, portOf), Volumes: each(r.Volumes, volumeOf),
@@ -30,6 +31,13 @@ func specOf(r spec.Request) *pb.Spec {
 		Lazy: r.Lazy, Restore: r.Restore, Remove: r.Remove,
 		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters), Record: r.Record, Checkpoint: r.Checkpoint,
 		Labels: r.Labels,
+
+		User: o.User, WorkingDir: o.WorkingDir, Hostname: o.Hostname,
+		Dns: o.DNS, DnsSearch: o.DNSSearch, DnsOptions: o.DNSOptions, Hosts: o.Hosts,
+		ReadOnly: o.ReadOnly, Tmpfs: each(o.Tmpfs, tmpfsOf), ShmSize: o.ShmSize,
+		Ulimits: each(o.Ulimits, ulimitOf), Sysctls: o.Sysctls, CapAdd: o.CapAdd, CapDrop: o.CapDrop,
+		Privileged: o.Privileged, Devices: each(o.Devices, deviceOf), NoNewPrivileges: o.NoNewPrivileges,
+		Init: o.Init, PullPolicy: o.PullPolicy,
 	}
 }
 
@@ -41,8 +49,40 @@ func requestFrom(s *pb.Spec) spec.Request {
 		ReadyTimeout: s.GetReadyTimeout().AsDuration(),
 		Lazy:         s.GetLazy(), Restore: s.GetRestore(), Remove: s.GetRemove(),
 		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()), Record: s.GetRecord(),
-		Checkpoint: s.GetCheckpoint(), Labels: s.GetLabels(),
+		Checkpoint: s.GetCheckpoint(), Labels: s.GetLabels(), Options: optionsFrom(s),
 	}
+}
+
+func optionsFrom(s *pb.Spec) spec.Options {
+	return spec.Options{
+		User: s.GetUser(), WorkingDir: s.GetWorkingDir(), Hostname: s.GetHostname(),
+		DNS: s.GetDns(), DNSSearch: s.GetDnsSearch(), DNSOptions: s.GetDnsOptions(), Hosts: s.GetHosts(),
+		ReadOnly: s.GetReadOnly(), Tmpfs: each(s.GetTmpfs(), tmpfsFrom), ShmSize: s.GetShmSize(),
+		Ulimits: each(s.GetUlimits(), ulimitFrom), Sysctls: s.GetSysctls(),
+		CapAdd: s.GetCapAdd(), CapDrop: s.GetCapDrop(), Privileged: s.GetPrivileged(),
+		Devices: each(s.GetDevices(), deviceFrom), NoNewPrivileges: s.GetNoNewPrivileges(),
+		Init: s.GetInit(), PullPolicy: s.GetPullPolicy(),
+	}
+}
+
+func tmpfsOf(t spec.Tmpfs) *pb.Tmpfs { return &pb.Tmpfs{Target: t.Target, Options: t.Options} }
+
+func tmpfsFrom(t *pb.Tmpfs) spec.Tmpfs {
+	return spec.Tmpfs{Target: t.GetTarget(), Options: t.GetOptions()}
+}
+
+func ulimitOf(u spec.Ulimit) *pb.Ulimit { return &pb.Ulimit{Name: u.Name, Soft: u.Soft, Hard: u.Hard} }
+
+func ulimitFrom(u *pb.Ulimit) spec.Ulimit {
+	return spec.Ulimit{Name: u.GetName(), Soft: u.GetSoft(), Hard: u.GetHard()}
+}
+
+func deviceOf(d spec.Device) *pb.Device {
+	return &pb.Device{Source: d.Source, Target: d.Target, Permissions: d.Permissions}
+}
+
+func deviceFrom(d *pb.Device) spec.Device {
+	return spec.Device{Source: d.GetSource(), Target: d.GetTarget(), Permissions: d.GetPermissions()}
 }
 
 func portOf(p spec.Port) *pb.Port {

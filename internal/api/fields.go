@@ -30,6 +30,18 @@ var fields = map[string]Role{
 	"Spec.plain_http":    Deploy, // has no effect
 	"Spec.remove":        Deploy,
 	"Spec.labels":        Deploy, "Spec.LabelsEntry.key": Deploy, "Spec.LabelsEntry.value": Deploy,
+	"Spec.user": Deploy, "Spec.working_dir": Deploy, "Spec.hostname": Deploy, "Spec.read_only": Deploy,
+	"Spec.dns": Deploy, "Spec.dns_search": Deploy, "Spec.dns_options": Deploy, "Spec.hosts": Deploy,
+	"Spec.tmpfs": Deploy, "Tmpfs.target": Deploy, "Tmpfs.options": Deploy, // of the container's own memory
+	"Spec.shm_size": Deploy, "Spec.no_new_privileges": Deploy, "Spec.cap_drop": Deploy,
+	"Spec.init":        Deploy, // the node's own program
+	"Spec.pull_policy": Deploy,
+	"Spec.ulimits":     Admin, // rtprio, nice and memlock take from all of the node
+	"Ulimit.name":      Admin, "Ulimit.soft": Admin, "Ulimit.hard": Admin,
+	"Spec.sysctls": Admin, "Spec.SysctlsEntry.key": Admin, "Spec.SysctlsEntry.value": Admin,
+	"Spec.cap_add": Admin, "Spec.privileged": Admin,
+	"Spec.devices":  Admin,
+	"Device.source": Admin, "Device.target": Admin, "Device.permissions": Admin,
 	"Spec.mount":     Admin, // takes the node's loop devices
 	"Spec.order":     Admin,
 	"Spec.inflaters": Admin, // takes the node's memory

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -202,6 +203,9 @@ func refuse(c *subject) error {
 		return &UnfitError{"its label " + LabelCheckpoint +
 			"=never, or its image's, says that no checkpoint is to be made",
 			"if you want one, start it with --label " + LabelCheckpoint + "="}
+	case len(unsaved(c.spec)) > 0:
+		return &UnfitError{"it has what no checkpoint keeps: " + strings.Join(unsaved(c.spec), ", "),
+			"start it without that"}
 	case c.o.Stateful:
 		return nil
 	}

@@ -35,6 +35,8 @@ type Fit struct {
 	Rlimits      []string          `json:"rlimits,omitempty"`
 	Namespaces   []string          `json:"namespaces"` // "host network" is one that is not there
 	Masked       string            `json:"masked"`     // hash of the masked and read-only paths
+	// Options are what else the container was given that its processes can tell.
+	Options []string `json:"options,omitempty"`
 	// Labels are hashes of the container's own that say what is run before a checkpoint and after a
 	// restore; those of the image go with Config.
 	Labels map[string]string `json:"labels,omitempty"`
@@ -81,6 +83,7 @@ func FitOf(img *image.Image, o *specs.Spec, a Ability, own map[string]string) Fi
 		f.Namespaces = append(f.Namespaces, string(n.Type))
 	}
 	slices.Sort(f.Namespaces)
+	f.Options = optionsOf(o)
 	return f
 }
 
@@ -196,6 +199,7 @@ func (f Fit) Why(want Fit) []string {
 	}
 	changed("limits", f.Rlimits, want.Rlimits)
 	changed("namespaces", f.Namespaces, want.Namespaces)
+	changed("options", f.Options, want.Options)
 	if f.Masked != want.Masked {
 		why = append(why, "the paths that are hidden differ")
 	}

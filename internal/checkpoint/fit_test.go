@@ -104,6 +104,12 @@ func TestEveryField(t *testing.T) {
 			o.Linux.Namespaces = o.Linux.Namespaces[:1]
 		}, `namespaces differ: -"network"`},
 		"Masked": {func(_ *image.Image, o *specs.Spec, _ *Ability) { o.Linux.MaskedPaths = nil }, "hidden"},
+		"Options": {func(_ *image.Image, o *specs.Spec, _ *Ability) {
+			o.Process.NoNewPrivileges = true
+			o.Linux.Sysctl = map[string]string{"net.core.somaxconn": "1"}
+			o.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/x", Type: "c", Major: 1, Minor: 3}}
+			o.Root = &specs.Root{Readonly: true}
+		}, `options differ: +"no new privileges" +"device /dev/x c 1:3" +"read-only root" +"sysctl net.core.somaxconn=1"`},
 		"Engine": {func(_ *image.Image, _ *specs.Spec, a *Ability) {
 			a.Engine = "dmtcp"
 		}, "engine criu, here dmtcp"},
@@ -147,7 +153,7 @@ func TestEveryField(t *testing.T) {
 			}
 		})
 	}
-	if n := reflect.TypeFor[Fit]().NumField(); n != 22 {
+	if n := reflect.TypeFor[Fit]().NumField(); n != 23 {
 		t.Errorf("Fit has %d fields: test the new ones here, as TestOwner and TestContents do", n)
 	}
 }

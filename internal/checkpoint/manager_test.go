@@ -605,6 +605,17 @@ func TestUnable(t *testing.T) {
 	}
 }
 
+// TestUnsavedOptions has no checkpoint made, though a label asks for it, of what none keeps.
+func TestUnsavedOptions(t *testing.T) {
+	for _, readonly := range []bool{false, true} {
+		m, f, s := newManager(t, map[string]string{LabelCheckpoint: "auto"})
+		f.spec.Root = &specs.Root{Readonly: readonly}
+		if p, err := m.Plan(t.Context(), s, Auto, false); err != nil || p.Booted(t.Context(), 9) == readonly {
+			t.Errorf("read-only root %t: %v", readonly, err)
+		}
+	}
+}
+
 // TestRefusedBefore says to who insists why there is nothing to restore.
 func TestRefusedBefore(t *testing.T) {
 	m, f, s := newManager(t, nil)
@@ -671,6 +682,9 @@ func TestRefused(t *testing.T) {
 			f.info.Labels = map[string]string{LabelCheckpoint: "never"}
 		}},
 		"writes to the volume /data": {change: func(f *fake) { f.spec = someSpec("one") }},
+		"what no checkpoint keeps: read-only root": {stateful: true, change: func(f *fake) {
+			f.spec.Root = &specs.Root{Readonly: true}
+		}},
 	} {
 		m, f, _ := newManager(t, map[string]string{LabelCheckpoint: c.label})
 		if c.change != nil {

@@ -127,6 +127,9 @@ func (m *Manager) plan(ctx context.Context, s engine.Spec, mode string, asked bo
 	}
 	p.keeps = stateOf(s.Image, o, s.Labels)
 	p.slow = p.slow && p.keeps == state{}
+	if len(unsaved(o)) > 0 {
+		p.asked, p.slow = false, false
+	}
 	if m.choose(ctx, p, all, mode) {
 		p.asked, p.slow = false, false
 	}

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
 	"dewpoint/internal/api"
@@ -72,7 +73,7 @@ func (c *call) many() (spec.Many, error) {
 	if len(c.args) > 0 {
 		return m, misuse(c, "an image and --spec are given: the file names images")
 	}
-	for _, f := range specless {
+	for _, f := range specless() {
 		if c.flags.Changed(f) {
 			return m, misuse(c, "--%s and --spec are given: say it in the file", f)
 		}
@@ -83,9 +84,17 @@ func (c *call) many() (spec.Many, error) {
 }
 
 // specless are the flags that say what a file of instructions says itself.
-var specless = []string{"rm", "name", "entrypoint", "net", "network", "publish", "env", "label", "volume",
-	"memory", "cpus", "ready", "ready-timeout",
-	"restore", "checkpoint", "lazy", "order", "inflaters", "mount"}
+func specless() []string {
+	c := &call{flags: pflag.NewFlagSet("", pflag.ContinueOnError)}
+	containerFlags(c)
+	names := []string{"rm"}
+	c.flags.VisitAll(func(f *pflag.Flag) {
+		if f.Name != "quiet" {
+			names = append(names, f.Name)
+		}
+	})
+	return names
+}
 
 // deploy asks for m and shows how it goes. The first signal cancels what is not ready and waits
 // until nothing is left of it, the second leaves at once.

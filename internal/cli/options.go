@@ -33,6 +33,8 @@ type options struct {
 	spec                            string
 	terms                           spec.Terms
 	checkpoint                      spec.CheckpointRequest
+	given                           given
+	cidfile                         string
 }
 
 // containerFlags are those of an instruction to deploy.
@@ -44,7 +46,7 @@ func containerFlags(c *call) {
 	f.StringVar(&r.Net, "network", "", "the same as --net")
 	_ = f.MarkHidden("network")
 	f.StringArrayVarP(&o.publish, "publish", "p", nil,
-		"publish a `port` on the host: [IP:]HOST:CONTAINER[/udp]; the network is then bridge")
+		"publish a `port` or range on the host: [IP:]HOST:CONTAINER[/udp]; the network is then bridge")
 	f.StringArrayVarP(&o.env, "env", "e", nil,
 		"set a `variable`: KEY=VALUE, or KEY to pass on this environment's")
 	f.StringArrayVarP(&o.labels, "label", "l", nil,
@@ -57,6 +59,7 @@ func containerFlags(c *call) {
 	f.DurationVar(&r.ReadyTimeout, "ready-timeout", 0, "longest `time` to become ready; the node's default if 0")
 	f.StringVar(&r.Restore, "restore", "", "`whether` to start from a checkpoint: auto, never or always")
 	f.BoolVar(&r.Checkpoint, "checkpoint", false, "make a checkpoint once it is ready, if none fits")
+	optionFlags(c)
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 	imageFlags(f, &r.Lazy, &r.Order, &r.Inflaters)
 	f.StringVar(&r.Mount, "mount", "", "mount layers by `backend`: erofs, loop or tree")
@@ -93,11 +96,11 @@ func (c *call) instruction() (spec.Request, error) {
 		r.Memory = n
 	}
 	for _, s := range c.opt.publish {
-		p, err := parsePort(s)
+		p, err := parsePorts(s)
 		if err != nil {
 			return r, misuse(c, "-p %s: %v", s, err)
 		}
-		r.Ports = append(r.Ports, p)
+		r.Ports = append(r.Ports, p...)
 	}
 	for _, s := range c.opt.volumes {
 		v, err := parseVolume(s)
@@ -107,6 +110,9 @@ func (c *call) instruction() (spec.Request, error) {
 		r.Volumes = append(r.Volumes, v)
 	}
 	r.Env = environment(c.opt.env)
+	if err := c.options(&r); err != nil {
+		return r, err
+	}
 	r.Labels = labels(c.opt.labels)
 	r.Remove = c.opt.remove
 	if err := r.Validate(); err != nil {
@@ -143,31 +149,6 @@ func labels(list []string) map[string]string {
 		all[k] = v
 	}
 	return all
-}
-
-// parsePort reads [IP:]HOST:CONTAINER[/PROTOCOL]; PORT alone is PORT:PORT.
-func parsePort(s string) (spec.Port, error) {
-	s, proto, ok := strings.Cut(s, "/")
-	if !ok {
-		proto = "tcp"
-	}
-	p := spec.Port{Protocol: proto}
-	if proto != "tcp" && proto != "udp" {
-		return p, fmt.Errorf("the protocol is tcp or udp, not %q", proto)
-	}
-	host, container := s, s
-	if i := strings.LastIndexByte(s, ':'); i >= 0 {
-		host, container = s[:i], s[i+1:]
-	}
-	if i := strings.LastIndexByte(host, ':'); i >= 0 {
-		p.HostIP, host = strings.Trim(host[:i], "[]"), host[i+1:]
-	}
-	var err error
-	if p.Host, err = parsePortNumber(host); err != nil {
-		return p, err
-	}
-	p.Container, err = parsePortNumber(container)
-	return p, err
 }
 
 func parsePortNumber(s string) (uint16, error) {

@@ -18,6 +18,7 @@ func runFlags(c *call) {
 	c.flags.BoolVarP(&c.opt.detach, "detach", "d", false,
 		"return when the container is ready, and print its name")
 	c.flags.BoolVar(&c.opt.remove, "rm", false, "remove the container when it exits")
+	c.flags.StringVar(&c.opt.cidfile, "cidfile", "", "write the container's name to a new `file`")
 	containerFlags(c)
 }
 
@@ -38,7 +39,11 @@ func (c *call) background(ctx context.Context, req spec.Request) error {
 	ctx, stop := interruptible(ctx)
 	defer stop()
 	show := c.progress(req.Image)
-	record, err := c.client.Deploy(ctx, req, show.watch())
+	watch, err := c.noting(show.watch())
+	if err != nil {
+		return err
+	}
+	record, err := c.client.Deploy(ctx, req, watch)
 	show.finish(record, err)
 	if c.json && record.Image != "" {
 		return errors.Join(err, c.print(record))
@@ -60,6 +65,10 @@ type foreground struct {
 }
 
 func (f *foreground) run(ctx context.Context, req spec.Request) error {
+	watch, err := f.c.noting(f.watch())
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	signals := make(chan os.Signal, 4)
@@ -68,7 +77,7 @@ func (f *foreground) run(ctx context.Context, req spec.Request) error {
 	var tending sync.WaitGroup
 	tending.Go(func() { f.tend(ctx, signals, cancel) })
 
-	record, status, err := f.c.client.Run(ctx, req, f.watch(), f.output)
+	record, status, err := f.c.client.Run(ctx, req, watch, f.output)
 	var signalled exitStatus
 	if errors.As(context.Cause(ctx), &signalled) {
 		err = signalled

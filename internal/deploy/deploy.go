@@ -270,6 +270,10 @@ func (d *Deployer) pull(ctx context.Context, o *order, r *run, blobs bool) error
 // resolve finds out what the image is and lets its layers begin to fill.
 func (d *Deployer) resolve(ctx context.Context, o *order, r *run) (*image.Image, error) {
 	opts := o.options()
+	if here, _ := d.cfg.Puller.Here(o.ref, opts); !here && o.PullPolicy == "never" {
+		return d.local(ctx, o, r, fmt.Errorf("%w: the image %s, and --pull never keeps dewd from fetching it",
+			errAbsent, o.ref))
+	}
 	opts.Known = func(img *image.Image) {
 		r.reached(spec.Resolved)
 		r.reg = d.register(trace.Beside(ctx), img)
@@ -304,11 +308,14 @@ func (d *Deployer) mount(ctx context.Context, img *image.Image, r *run) error {
 	return r.mounted(err)
 }
 
+// errAbsent says that an image is to be here and is not.
+var errAbsent = fmt.Errorf("%w on this node", errdefs.ErrNotFound)
+
 // local falls back on an image that containerd has though no registry gives
 // it: one that was built or imported here.
 func (d *Deployer) local(ctx context.Context, o *order, r *run, cause error) (*image.Image, error) {
 	var re *registry.Error
-	if o.pull || !errors.As(cause, &re) {
+	if o.pull || !errors.As(cause, &re) && !errors.Is(cause, errAbsent) {
 		return nil, cause
 	}
 	img, err := d.cfg.Engine.LocalImage(ctx, o.ref)
@@ -535,15 +542,15 @@ func madeUpName(ref image.Reference) string {
 }
 
 // options are those of the order's pull. A container takes the image that is
-// here, as docker run does; a pull asks the registry.
+// here, as docker run does, unless it is to ask always; a pull asks the registry.
 func (o *order) options() fetch.Options {
-	return fetch.Options{Local: !o.pull, Lazy: !o.pull && !o.Record && o.Lazy != "never",
-		Order: link.Order(o.Order), Inflaters: o.Inflaters}
+	return fetch.Options{Local: !o.pull && o.PullPolicy != "always",
+		Lazy: !o.pull && !o.Record && o.Lazy != "never", Order: link.Order(o.Order), Inflaters: o.Inflaters}
 }
 
 func (o *order) spec(img *image.Image) engine.Spec {
 	s := engine.Spec{Name: o.name, Image: img, Entrypoint: o.Entrypoint, Cmd: o.Cmd, Env: o.Env, Net: o.Net,
-		Ports: o.ports, Memory: o.Memory, CPUs: o.CPUs}
+		Ports: o.ports, Memory: o.Memory, CPUs: o.CPUs, Options: o.Options}
 	for _, v := range o.Volumes {
 		s.Volumes = append(s.Volumes, engine.Volume(v))
 	}

@@ -92,7 +92,8 @@ func (e *containers) create(ctx context.Context, s *Spec, back *undo) (*Info, er
 		return nil, err
 	}
 	back.add(func(context.Context) error { return os.RemoveAll(e.cfg.dir(s.Name)) })
-	if err := errors.Join(makeSources(s.Volumes), e.makeOwn(s)); err != nil {
+	files := network.FilesIn(e.cfg.dir(s.Name))
+	if err := errors.Join(makeSources(s.Volumes), e.makeOwn(s), files.Keep(s.naming())); err != nil {
 		return nil, err
 	}
 
@@ -244,6 +245,9 @@ func (e *containers) putRecord(ctx context.Context, s *Spec, mounts []*types.Mou
 	u, err := account.Lookup(cmp.Or(s.User, s.Image.Spec.Config.User),
 		account.Unmounted(e.cfg.execDir(), mounts))
 	if err != nil {
+		if s.User != "" {
+			err = fmt.Errorf("%w: --%w", ErrOption, err)
+		}
 		return false, at, err
 	}
 	o, err := e.cfg.ociSpec(s, u)

@@ -65,6 +65,8 @@ var (
 	ErrNotExecutable = errors.New("command cannot be executed")
 	// ErrMissing says that a program the engine needs is not installed.
 	ErrMissing = tool.ErrMissing
+	// ErrOption says that a container cannot be given what it was to be given.
+	ErrOption = errors.New("option")
 )
 
 // Config says which containerd to use and where the engine's files lie.

@@ -30,6 +30,7 @@ import (
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/engine/tool"
 	"dewpoint/internal/image"
+	"dewpoint/internal/spec"
 	"dewpoint/testkit"
 	"dewpoint/testkit/shimtest"
 )
@@ -389,7 +390,7 @@ func TestRunToEnd(t *testing.T) {
 				t.Errorf("environment lacks %q: %s", want, out)
 			}
 		}
-		out, _, _ = b.output(Spec{Name: "id", Cmd: []string{"id"}, User: "web"})
+		out, _, _ = b.output(Spec{Name: "id", Cmd: []string{"id"}, Options: spec.Options{User: "web"}})
 		if out != "33 34 [40]\n" {
 			t.Errorf("user web is %q", out)
 		}

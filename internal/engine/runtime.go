@@ -21,6 +21,7 @@ import (
 	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/engine/confine"
 	"dewpoint/internal/engine/launch"
+	"dewpoint/internal/engine/mounts"
 	"dewpoint/internal/engine/shimgroup"
 	"dewpoint/internal/engine/tool"
 )
@@ -286,13 +287,13 @@ func (e *runtimes) writeTrial(dir, report string) error {
 				Effective: confine.Capabilities}},
 		Root:     &specs.Root{Path: filepath.Join(dir, "rootfs")},
 		Hostname: launch.Trial,
-		Mounts: append(systemMounts(),
+		Mounts: append(mounts.System(),
 			specs.Mount{Destination: "/" + launch.Trial, Type: "bind", Source: report,
 				Options: []string{"bind", "ro"}}),
 		Linux: &specs.Linux{CgroupsPath: e.cfg.places().Cgroup(trialCgroup), Namespaces: ns,
 			Resources:     resources(&s),
 			MaskedPaths:   confine.MaskedPaths,
-			ReadonlyPaths: confine.ReadonlyPaths, Seccomp: confine.Filter(false, false)},
+			ReadonlyPaths: confine.ReadonlyPaths, Seccomp: confine.Filter(false, false, confine.Capabilities)},
 	})
 	if err != nil {
 		return err

@@ -17,9 +17,11 @@ import (
 	"dewpoint/internal/engine/account"
 	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/engine/confine"
+	"dewpoint/internal/engine/mounts"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/engine/state"
 	"dewpoint/internal/image"
+	"dewpoint/internal/spec"
 )
 
 // Spec is the order for one container. The zero value of a field is its default.
@@ -29,9 +31,7 @@ type Spec struct {
 	Entrypoint []string     // replaces the image's, and its command too
 	Cmd        []string
 	Env        []string // KEY=VALUE; KEY alone removes the image's
-	User       string   // USER[:GROUP], names or numbers; default the image's
-	WorkingDir string
-	Net        string // host (default), bridge, none
+	Net        string   // host (default), bridge, none
 	Ports      []network.Port
 	Volumes    []Volume
 	Memory     int64   // bytes, 0 is unlimited
@@ -41,6 +41,7 @@ type Spec struct {
 	Own        *Own          // nil is none
 	Dumpable   bool          // refuse what CRIU cannot dump: io_uring and multipath TCP
 	Restore    *Restore      // nil boots
+	spec.Options
 }
 
 // Own is a directory of the container's own: OwnDir on the host, made with the container and removed with it.
@@ -89,6 +90,9 @@ func (s *Spec) validate() error {
 		if !filepath.IsAbs(v.Source) || !path.IsAbs(v.Target) || path.Clean(v.Target) == "/" {
 			return fmt.Errorf("volume %s:%s: both paths must be absolute, and the target not /", v.Source, v.Target)
 		}
+	}
+	if _, err := confine.Allowed(&s.Options); err != nil {
+		return fmt.Errorf("%w: %w", ErrOption, err)
 	}
 	_, err := s.Args()
 	return err
@@ -148,35 +152,56 @@ func (c *Config) ociSpec(s *Spec, u account.User) (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
+	capabilities, err := confine.Allowed(&s.Options)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrOption, err)
+	}
+	nodes, access, err := confine.Devices(&s.Options)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrOption, err)
+	}
+	all := c.mounts(s)
+	if s.Init {
+		if all, args, err = mounts.UnderInit(all, args); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrOption, err)
+		}
+	}
 	o := &specs.Spec{
 		Version:  "1.0.2",
-		Process:  s.process(args, hostname, u),
-		Root:     &specs.Root{Path: "rootfs"},
+		Process:  s.process(args, hostname, u, capabilities),
+		Root:     &specs.Root{Path: "rootfs", Readonly: s.ReadOnly},
 		Hostname: hostname,
-		Mounts:   c.mounts(s),
+		Mounts:   all,
 		// The file is written when CRIU is to work on the container.
 		Annotations: map[string]string{criuConfig: c.criuFile(s.Name)},
 		Linux: &specs.Linux{
-			CgroupsPath:   c.places().Cgroup(s.Name),
-			Namespaces:    c.namespaces(s),
-			Resources:     resources(s),
-			MaskedPaths:   confine.MaskedPaths,
-			ReadonlyPaths: confine.ReadonlyPaths,
+			CgroupsPath: c.places().Cgroup(s.Name),
+			Namespaces:  c.namespaces(s),
+			Resources:   resources(s),
+			Devices:     nodes,
+			Sysctl:      s.Sysctls,
+			Seccomp:     confine.Filter(c.Unconfined || s.Privileged, s.Dumpable, capabilities),
 		},
 	}
-	o.Linux.Seccomp = confine.Filter(c.Unconfined, s.Dumpable)
+	o.Linux.Resources.Devices = append(o.Linux.Resources.Devices, access...)
+	if !s.Privileged {
+		o.Linux.MaskedPaths, o.Linux.ReadonlyPaths = confine.MaskedPaths, confine.ReadonlyPaths
+	}
 	return o, nil
 }
 
-// hostname is the container's name, or the host's on its network.
+// hostname is the one that was asked for, else the container's name, or the host's on its network.
 func (s *Spec) hostname() (string, error) {
-	if s.Net == NetHost {
+	switch {
+	case s.Hostname != "":
+		return s.Hostname, nil
+	case s.Net == NetHost:
 		return os.Hostname()
 	}
 	return s.Name, nil
 }
 
-func (s *Spec) process(args []string, hostname string, u account.User) *specs.Process {
+func (s *Spec) process(args []string, hostname string, u account.User, capabilities []string) *specs.Process {
 	cwd := s.WorkingDir
 	if cwd == "" {
 		cwd = s.Image.Spec.Config.WorkingDir
@@ -187,8 +212,10 @@ func (s *Spec) process(args []string, hostname string, u account.User) *specs.Pr
 		Cwd:  path.Join("/", cwd),
 		User: specs.User{UID: u.UID, GID: u.GID, AdditionalGids: u.Groups},
 		Capabilities: &specs.LinuxCapabilities{
-			Bounding: confine.Capabilities, Permitted: confine.Capabilities, Effective: confine.Capabilities,
+			Bounding: capabilities, Permitted: capabilities, Effective: capabilities,
 		},
+		Rlimits:         confine.Rlimits(&s.Options),
+		NoNewPrivileges: s.NoNewPrivileges,
 	}
 }
 
@@ -220,26 +247,8 @@ func resources(s *Spec) *specs.LinuxResources {
 	return r
 }
 
-// systemMounts are those that every container has of the kernel.
-func systemMounts() []specs.Mount {
-	return []specs.Mount{
-		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs",
-			Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-		{Destination: "/dev/pts", Type: "devpts", Source: "devpts",
-			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
-		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm",
-			Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
-		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue",
-			Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
-		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
-			Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}},
-	}
-}
-
 func (c *Config) mounts(s *Spec) []specs.Mount {
-	m := systemMounts()
+	m := mounts.Of(&s.Options)
 	f := network.FilesIn(c.dir(s.Name))
 	bind := []string{"rbind", "rprivate"}
 	m = append(m,
@@ -260,12 +269,16 @@ func (c *Config) mounts(s *Spec) []specs.Mount {
 		if v.ReadOnly {
 			mode = "ro"
 		}
-		target := path.Clean(v.Target)
-		m = slices.DeleteFunc(m, func(o specs.Mount) bool { return o.Destination == target })
-		m = append(m, specs.Mount{Destination: target, Type: "bind", Source: v.Source,
+		m = mounts.Over(m, specs.Mount{Destination: path.Clean(v.Target), Type: "bind", Source: v.Source,
 			Options: []string{"rbind", "rprivate", mode}})
 	}
-	return m
+	return mounts.ByDepth(mounts.Over(m, mounts.Tmpfs(&s.Options)...))
+}
+
+// naming is what the container's files of names say.
+func (s *Spec) naming() network.Names {
+	return network.Names{Hostname: s.Hostname, DNS: s.DNS, Search: s.DNSSearch, Options: s.DNSOptions,
+		Hosts: s.Hosts}
 }
 
 // LabelUser is Spec.User on containers that have one of their own.

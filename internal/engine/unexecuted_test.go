@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"dewpoint/internal/spec"
 )
 
 // A program that the kernel does not execute is told as that, by the error and in the
@@ -42,7 +44,8 @@ func (b *bed) refuses(cmd string, kind error, text string) {
 	b.t.Helper()
 	ctx := b.t.Context()
 	_, err := b.Create(ctx,
-		Spec{Name: "bad", Image: b.img, Net: NetNone, User: "web", Entrypoint: []string{cmd}})
+		Spec{Name: "bad", Image: b.img, Net: NetNone, Options: spec.Options{User: "web"},
+			Entrypoint: []string{cmd}})
 	if err != nil {
 		if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
 			b.t.Errorf("%s: %v", cmd, err)
@@ -82,8 +85,9 @@ func (b *bed) refuses(cmd string, kind error, text string) {
 // end badly.
 func (b *bed) runs() {
 	b.t.Helper()
-	if out, errs, _ := b.output(Spec{Name: "ran", Net: NetNone, User: "web", Entrypoint: []string{"/shut/probe"},
-		Cmd: []string{"id"}}); out != "33 34 [40]\n" {
+	if out, errs, _ := b.output(Spec{Name: "ran", Net: NetNone, Options: spec.Options{User: "web"},
+		Entrypoint: []string{"/shut/probe"},
+		Cmd:        []string{"id"}}); out != "33 34 [40]\n" {
 		b.t.Errorf("%q, %q", out, errs)
 	}
 	for _, status := range []string{"1", "255"} {

@@ -29,6 +29,7 @@ var sentinels = []struct {
 	{syscall.ENOSPC, api.DiskFull},
 	{syscall.EDQUOT, api.DiskFull},
 	{deploy.ErrRequest, api.BadRequest},
+	{engine.ErrOption, api.BadRequest},
 	{checkpoint.ErrUnable, api.Unsupported},
 	{layer.ErrMismatch, api.Mismatch},
 	{layer.ErrLied, api.Mismatch},

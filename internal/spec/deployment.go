@@ -29,6 +29,8 @@ type Request struct {
 	Order     string // layers, parallel
 	Inflaters int
 
+	Options
+
 	Terms Terms `json:"-"`
 }
 

@@ -32,6 +32,24 @@ func (r Request) Validate() error {
 			return fmt.Errorf("volume %s:%s: both paths have to be absolute", v.Source, v.Target)
 		}
 	}
+	if len(r.Ports) > maxPorts {
+		return fmt.Errorf("%d ports are published, and at most %d can be: use --net host", len(r.Ports), maxPorts)
+	}
+	if o := r.Options.unsaved(); o != "" && (r.Checkpoint || r.Restore == "always") {
+		wish := "--checkpoint"
+		if !r.Checkpoint {
+			wish = "--restore always"
+		}
+		return fmt.Errorf("no checkpoint keeps --%s; leave out %s or that", o, wish)
+	}
+	for _, p := range r.Ports {
+		if err := p.validate(); err != nil {
+			return err
+		}
+	}
+	if err := r.Options.validate(r.Net == "host" || r.Net == "" && len(r.Ports) == 0); err != nil {
+		return err
+	}
 	for k, v := range r.Labels {
 		if err := label(k, v); err != nil {
 			return err

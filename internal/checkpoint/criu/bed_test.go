@@ -28,6 +28,7 @@ import (
 	"dewpoint/internal/checkpoint/criu"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
+	"dewpoint/internal/spec"
 	"dewpoint/testkit/enginetest"
 	"dewpoint/testkit/shimtest"
 )
@@ -177,8 +178,8 @@ func (b *bed) Boot(t testing.TB, o enginetest.Boot) enginetest.Running {
 		e = b.loose
 	}
 	i, err := e.Create(t.Context(),
-		engine.Spec{Name: o.Name, Image: b.img, Net: engine.NetBridge, Cmd: o.Things, User: o.User,
-			Dumpable: o.Dumpable})
+		engine.Spec{Name: o.Name, Image: b.img, Net: engine.NetBridge, Cmd: o.Things,
+			Options: spec.Options{User: o.User}, Dumpable: o.Dumpable})
 	if err != nil {
 		t.Fatal(err)
 	}

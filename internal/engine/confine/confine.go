@@ -27,34 +27,45 @@ var MaskedPaths = []string{
 
 var ReadonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 
-// Filter is the filter of system calls of a container, shared and not to be changed; nil is none. A
-// dumpable one refuses what CRIU cannot dump: io_uring and multipath TCP.
-func Filter(unconfined, dumpable bool) *specs.LinuxSeccomp {
+// Filter is the filter of system calls of a container with these capabilities, shared and not to be changed;
+// nil is none. A dumpable one refuses what CRIU cannot dump: io_uring and multipath TCP.
+func Filter(unconfined, dumpable bool, capabilities []string) *specs.LinuxSeccomp {
+	usual := slices.Equal(capabilities, Capabilities)
 	switch {
 	case unconfined && dumpable:
 		return refuseUndumpable
 	case unconfined:
 		return nil
-	case dumpable:
+	case usual && dumpable:
 		return dumpableFilter()
+	case usual:
+		return filter()
+	case dumpable:
+		return withoutMultipath(profile(capabilities))
 	}
-	return filter()
+	return profile(capabilities)
 }
 
-// filter is containerd's default seccomp profile for our capabilities, which
+// filter and dumpableFilter are those of what has Docker's capabilities, made once.
+var (
+	filter         = sync.OnceValue(func() *specs.LinuxSeccomp { return profile(Capabilities) })
+	dumpableFilter = sync.OnceValue(func() *specs.LinuxSeccomp { return withoutMultipath(filter()) })
+)
+
+// profile is containerd's default seccomp profile for the capabilities, which
 // has no io_uring. The x32 system calls are left out, since each kind costs
 // runc several milliseconds of compiling for every container.
-var filter = sync.OnceValue(func() *specs.LinuxSeccomp {
-	caps := &specs.LinuxCapabilities{Bounding: Capabilities}
+func profile(capabilities []string) *specs.LinuxSeccomp {
+	caps := &specs.LinuxCapabilities{Bounding: capabilities}
 	f := seccomp.DefaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: caps}, Linux: &specs.Linux{}})
 	f.Architectures = slices.DeleteFunc(f.Architectures, func(a specs.Arch) bool { return a == specs.ArchX32 })
 	return f
-})
+}
 
-// dumpableFilter is filter without multipath TCP: programs that ask for it,
+// withoutMultipath refuses multipath TCP: programs that ask for it,
 // those in Go, take TCP when it is refused.
-var dumpableFilter = sync.OnceValue(func() *specs.LinuxSeccomp {
-	f := *filter()
+func withoutMultipath(whole *specs.LinuxSeccomp) *specs.LinuxSeccomp {
+	f := *whole
 	f.Syscalls = slices.Clone(f.Syscalls)
 	for i, s := range f.Syscalls {
 		if slices.Contains(s.Names, "socket") {
@@ -62,7 +73,7 @@ var dumpableFilter = sync.OnceValue(func() *specs.LinuxSeccomp {
 		}
 	}
 	return &f
-})
+}
 
 // refuseUndumpable is the filter of what is not confined otherwise.
 var refuseUndumpable = &specs.LinuxSeccomp{

@@ -3,6 +3,8 @@ package network
 import (
 	"bufio"
 	"bytes"
+	"cmp"
+	"encoding/json"
 	"errors"
 	"net/netip"
 	"os"
@@ -11,18 +13,46 @@ import (
 )
 
 // Files are the paths of what a container sees as /etc/hostname, /etc/hosts
-// and /etc/resolv.conf.
-type Files struct{ Hostname, Hosts, Resolv string }
+// and /etc/resolv.conf, and of the names that they are made of.
+type Files struct{ Hostname, Hosts, Resolv, names string }
 
 // FilesIn names the files in a container's directory.
 func FilesIn(dir string) Files {
-	return Files{filepath.Join(dir, "hostname"), filepath.Join(dir, "hosts"), filepath.Join(dir, "resolv.conf")}
+	return Files{filepath.Join(dir, "hostname"), filepath.Join(dir, "hosts"), filepath.Join(dir, "resolv.conf"),
+		filepath.Join(dir, "names.json")}
+}
+
+// Names are what a container was to be told in place of what it would be, or beside it.
+type Names struct {
+	Hostname string   `json:"hostname,omitempty"`
+	DNS      []string `json:"dns,omitempty"` // addresses of name servers
+	Search   []string `json:"search,omitempty"`
+	Options  []string `json:"options,omitempty"`
+	Hosts    []string `json:"hosts,omitempty"` // NAME:ADDRESS
+}
+
+// Keep has each Write tell these names, also after a reboot.
+func (f Files) Keep(n Names) error {
+	b, err := json.Marshal(n)
+	if err != nil || string(b) == "{}" {
+		return err
+	}
+	return os.WriteFile(f.names, b, 0o644)
 }
 
 // Write makes the files. On the host's network they copy the host's; else
 // name is in hosts, with the address if it has one, and name servers that
-// listen on the host's loopback are left out.
+// listen on the host's loopback are left out. Names that were kept come first.
 func (f Files) Write(name string, host bool, addr netip.Addr) error {
+	var n Names
+	kept, err := readIfThere(f.names)
+	if err == nil && kept != nil {
+		err = json.Unmarshal(kept, &n)
+	}
+	if err != nil {
+		return err
+	}
+	name = cmp.Or(n.Hostname, name)
 	hosts, err := readIfThere("/etc/hosts")
 	if err != nil {
 		return err
@@ -33,14 +63,63 @@ func (f Files) Write(name string, host bool, addr netip.Addr) error {
 	}
 	if !host {
 		hosts = hostsFor(name, addr)
-		if resolv = withoutLoopback(resolv); !bytes.Contains(resolv, []byte("nameserver")) {
+		resolv = withoutLoopback(resolv)
+		if !bytes.Contains(resolv, []byte("nameserver")) && len(n.DNS) == 0 {
 			resolv = upstreamResolv(resolv)
 		}
 	}
 	return errors.Join(
 		os.WriteFile(f.Hostname, []byte(name+"\n"), 0o644),
-		os.WriteFile(f.Hosts, hosts, 0o644),
-		os.WriteFile(f.Resolv, resolv, 0o644))
+		os.WriteFile(f.Hosts, n.hosts(hosts), 0o644),
+		os.WriteFile(f.Resolv, n.resolv(resolv), 0o644))
+}
+
+// hosts are the lines of /etc/hosts with those that were asked for.
+func (n *Names) hosts(lines []byte) []byte {
+	if len(lines) > 0 && lines[len(lines)-1] != '\n' {
+		lines = append(lines, '\n')
+	}
+	for _, h := range n.Hosts {
+		name, addr, _ := strings.Cut(h, ":")
+		lines = append(lines, addr+"\t"+name+"\n"...)
+	}
+	return lines
+}
+
+// resolv is /etc/resolv.conf with what was asked for in place of lines of the same kind.
+func (n *Names) resolv(lines []byte) []byte {
+	var servers []string
+	for _, d := range n.DNS {
+		servers = append(servers, "nameserver "+d)
+	}
+	for _, own := range [][]string{servers, line("search", n.Search), line("options", n.Options)} {
+		if len(own) > 0 {
+			kind, _, _ := strings.Cut(own[0], " ")
+			lines = append(without(lines, kind), strings.Join(own, "\n")+"\n"...)
+		}
+	}
+	return lines
+}
+
+// line is one of a kind with words; none without them.
+func line(kind string, words []string) []string {
+	if len(words) == 0 {
+		return nil
+	}
+	return []string{kind + " " + strings.Join(words, " ")}
+}
+
+// without are the lines that do not begin with a word.
+func without(lines []byte, kind string) (rest []byte) {
+	for l := range bytes.Lines(lines) {
+		if f := bytes.Fields(l); len(f) == 0 || string(f[0]) != kind {
+			rest = append(rest, l...)
+		}
+	}
+	if len(rest) > 0 && rest[len(rest)-1] != '\n' {
+		rest = append(rest, '\n')
+	}
+	return rest
 }
 
 func readIfThere(path string) ([]byte, error) {

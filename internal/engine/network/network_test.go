@@ -318,3 +318,42 @@ func TestFiles(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+// Names that a container was given are in its files each time that these are written.
+func TestNames(t *testing.T) {
+	dir := t.TempDir()
+	names := Names{Hostname: "box", DNS: []string{"10.1.2.3", "fd00::1"}, Search: []string{"example", "test"},
+		Options: []string{"ndots:2"}, Hosts: []string{"db:10.0.0.2", "six:fd00::2"}}
+	if err := FilesIn(dir).Keep(names); err != nil {
+		t.Fatal(err)
+	}
+	read := func(path string) string {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	for _, host := range []bool{false, true, false} {
+		f := FilesIn(dir)
+		if err := f.Write("web", host, netip.MustParseAddr("10.88.240.2")); err != nil {
+			t.Fatal(err)
+		}
+		if hosts := read(f.Hosts); !strings.HasSuffix(hosts, "10.0.0.2\tdb\nfd00::2\tsix\n") ||
+			!host && !strings.Contains(hosts, "10.88.240.2\tbox\n") || read(f.Hostname) != "box\n" {
+			t.Errorf("host name %s, hosts: %s", read(f.Hostname), hosts)
+		}
+		if r := read(f.Resolv); !strings.HasSuffix(r,
+			"nameserver 10.1.2.3\nnameserver fd00::1\nsearch example test\noptions ndots:2\n") ||
+			strings.Count(r, "nameserver") != 2 || strings.Count(r, "search") != 1 {
+			t.Errorf("resolv.conf: %s", r)
+		}
+	}
+	plain := t.TempDir()
+	if err := FilesIn(plain).Keep(Names{}); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(plain); len(left) > 0 {
+		t.Errorf("without names there is %v", left)
+	}
+}

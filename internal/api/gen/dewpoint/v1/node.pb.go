@@ -75,7 +75,7 @@ func (x Output_Stream) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Output_Stream.Descriptor instead.
 func (Output_Stream) EnumDescriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{24, 0}
 }
 
 // Error is the detail of a failed call.
@@ -179,9 +179,28 @@ type Spec struct {
 	// The container's own, over the image's. One with an empty value takes the image's
 	// away. Of those that begin with dewpoint. there are dewpoint.checkpoint,
 	// dewpoint.checkpoint.before, dewpoint.restore.after, dewpoint.restore.env, dewpoint.restore.volumes and dewpoint.hooks.
-	Labels        map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Labels          map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	User            string            `protobuf:"bytes,40,opt,name=user,proto3" json:"user,omitempty"` // USER[:GROUP], names of the image's passwd and group, or numbers
+	WorkingDir      string            `protobuf:"bytes,41,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
+	Hostname        string            `protobuf:"bytes,42,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Dns             []string          `protobuf:"bytes,43,rep,name=dns,proto3" json:"dns,omitempty"`                              // addresses of name servers
+	DnsSearch       []string          `protobuf:"bytes,44,rep,name=dns_search,json=dnsSearch,proto3" json:"dns_search,omitempty"` // domains
+	DnsOptions      []string          `protobuf:"bytes,45,rep,name=dns_options,json=dnsOptions,proto3" json:"dns_options,omitempty"`
+	Hosts           []string          `protobuf:"bytes,46,rep,name=hosts,proto3" json:"hosts,omitempty"`                        // NAME:ADDRESS, for /etc/hosts
+	ReadOnly        bool              `protobuf:"varint,47,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"` // the root file system
+	Tmpfs           []*Tmpfs          `protobuf:"bytes,48,rep,name=tmpfs,proto3" json:"tmpfs,omitempty"`
+	ShmSize         int64             `protobuf:"varint,49,opt,name=shm_size,json=shmSize,proto3" json:"shm_size,omitempty"` // bytes of /dev/shm
+	Ulimits         []*Ulimit         `protobuf:"bytes,50,rep,name=ulimits,proto3" json:"ulimits,omitempty"`
+	Sysctls         map[string]string `protobuf:"bytes,51,rep,name=sysctls,proto3" json:"sysctls,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // net., fs.mqueue. and those of System V IPC
+	CapAdd          []string          `protobuf:"bytes,52,rep,name=cap_add,json=capAdd,proto3" json:"cap_add,omitempty"`                                                               // names, or ALL
+	CapDrop         []string          `protobuf:"bytes,53,rep,name=cap_drop,json=capDrop,proto3" json:"cap_drop,omitempty"`
+	Privileged      bool              `protobuf:"varint,54,opt,name=privileged,proto3" json:"privileged,omitempty"`
+	Devices         []*Device         `protobuf:"bytes,55,rep,name=devices,proto3" json:"devices,omitempty"`
+	NoNewPrivileges bool              `protobuf:"varint,56,opt,name=no_new_privileges,json=noNewPrivileges,proto3" json:"no_new_privileges,omitempty"`
+	Init            bool              `protobuf:"varint,57,opt,name=init,proto3" json:"init,omitempty"`                              // the node's init is the first process
+	PullPolicy      string            `protobuf:"bytes,58,opt,name=pull_policy,json=pullPolicy,proto3" json:"pull_policy,omitempty"` // always, missing, never
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Spec) Reset() {
@@ -369,6 +388,311 @@ func (x *Spec) GetLabels() map[string]string {
 	return nil
 }
 
+func (x *Spec) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Spec) GetWorkingDir() string {
+	if x != nil {
+		return x.WorkingDir
+	}
+	return ""
+}
+
+func (x *Spec) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *Spec) GetDns() []string {
+	if x != nil {
+		return x.Dns
+	}
+	return nil
+}
+
+func (x *Spec) GetDnsSearch() []string {
+	if x != nil {
+		return x.DnsSearch
+	}
+	return nil
+}
+
+func (x *Spec) GetDnsOptions() []string {
+	if x != nil {
+		return x.DnsOptions
+	}
+	return nil
+}
+
+func (x *Spec) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *Spec) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *Spec) GetTmpfs() []*Tmpfs {
+	if x != nil {
+		return x.Tmpfs
+	}
+	return nil
+}
+
+func (x *Spec) GetShmSize() int64 {
+	if x != nil {
+		return x.ShmSize
+	}
+	return 0
+}
+
+func (x *Spec) GetUlimits() []*Ulimit {
+	if x != nil {
+		return x.Ulimits
+	}
+	return nil
+}
+
+func (x *Spec) GetSysctls() map[string]string {
+	if x != nil {
+		return x.Sysctls
+	}
+	return nil
+}
+
+func (x *Spec) GetCapAdd() []string {
+	if x != nil {
+		return x.CapAdd
+	}
+	return nil
+}
+
+func (x *Spec) GetCapDrop() []string {
+	if x != nil {
+		return x.CapDrop
+	}
+	return nil
+}
+
+func (x *Spec) GetPrivileged() bool {
+	if x != nil {
+		return x.Privileged
+	}
+	return false
+}
+
+func (x *Spec) GetDevices() []*Device {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *Spec) GetNoNewPrivileges() bool {
+	if x != nil {
+		return x.NoNewPrivileges
+	}
+	return false
+}
+
+func (x *Spec) GetInit() bool {
+	if x != nil {
+		return x.Init
+	}
+	return false
+}
+
+func (x *Spec) GetPullPolicy() string {
+	if x != nil {
+		return x.PullPolicy
+	}
+	return ""
+}
+
+type Tmpfs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        string                 `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	Options       []string               `protobuf:"bytes,2,rep,name=options,proto3" json:"options,omitempty"` // of mount, such as size=64m, mode=1777, exec
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tmpfs) Reset() {
+	*x = Tmpfs{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tmpfs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tmpfs) ProtoMessage() {}
+
+func (x *Tmpfs) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tmpfs.ProtoReflect.Descriptor instead.
+func (*Tmpfs) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Tmpfs) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *Tmpfs) GetOptions() []string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+type Ulimit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`  // nofile, nproc, …
+	Soft          int64                  `protobuf:"varint,2,opt,name=soft,proto3" json:"soft,omitempty"` // -1 is unlimited
+	Hard          int64                  `protobuf:"varint,3,opt,name=hard,proto3" json:"hard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ulimit) Reset() {
+	*x = Ulimit{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ulimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ulimit) ProtoMessage() {}
+
+func (x *Ulimit) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
+func (*Ulimit) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Ulimit) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Ulimit) GetSoft() int64 {
+	if x != nil {
+		return x.Soft
+	}
+	return 0
+}
+
+func (x *Ulimit) GetHard() int64 {
+	if x != nil {
+		return x.Hard
+	}
+	return 0
+}
+
+type Device struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`           // path on the host
+	Target        string                 `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`           // in the container; source if empty
+	Permissions   string                 `protobuf:"bytes,3,opt,name=permissions,proto3" json:"permissions,omitempty"` // of rwm; empty is all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Device) Reset() {
+	*x = Device{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Device) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Device) ProtoMessage() {}
+
+func (x *Device) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Device.ProtoReflect.Descriptor instead.
+func (*Device) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Device) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Device) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *Device) GetPermissions() string {
+	if x != nil {
+		return x.Permissions
+	}
+	return ""
+}
+
 type Port struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	HostIp        string                 `protobuf:"bytes,1,opt,name=host_ip,json=hostIp,proto3" json:"host_ip,omitempty"`
@@ -381,7 +705,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[2]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -393,7 +717,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[2]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -406,7 +730,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{2}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Port) GetHostIp() string {
@@ -448,7 +772,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[3]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -460,7 +784,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[3]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -473,7 +797,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{3}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Volume) GetSource() string {
@@ -515,7 +839,7 @@ type DeployRequest struct {
 
 func (x *DeployRequest) Reset() {
 	*x = DeployRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[4]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -527,7 +851,7 @@ func (x *DeployRequest) String() string {
 func (*DeployRequest) ProtoMessage() {}
 
 func (x *DeployRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[4]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -540,7 +864,7 @@ func (x *DeployRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployRequest.ProtoReflect.Descriptor instead.
 func (*DeployRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{4}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DeployRequest) GetSpec() *Spec {
@@ -590,7 +914,7 @@ type DeployResponse struct {
 
 func (x *DeployResponse) Reset() {
 	*x = DeployResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[5]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -602,7 +926,7 @@ func (x *DeployResponse) String() string {
 func (*DeployResponse) ProtoMessage() {}
 
 func (x *DeployResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[5]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -615,7 +939,7 @@ func (x *DeployResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployResponse.ProtoReflect.Descriptor instead.
 func (*DeployResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{5}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DeployResponse) GetStep() isDeployResponse_Step {
@@ -735,7 +1059,7 @@ type DeployManyRequest struct {
 
 func (x *DeployManyRequest) Reset() {
 	*x = DeployManyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +1071,7 @@ func (x *DeployManyRequest) String() string {
 func (*DeployManyRequest) ProtoMessage() {}
 
 func (x *DeployManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,7 +1084,7 @@ func (x *DeployManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployManyRequest.ProtoReflect.Descriptor instead.
 func (*DeployManyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeployManyRequest) GetSpecs() []*Spec {
@@ -823,7 +1147,7 @@ type DeployManyResponse struct {
 
 func (x *DeployManyResponse) Reset() {
 	*x = DeployManyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +1159,7 @@ func (x *DeployManyResponse) String() string {
 func (*DeployManyResponse) ProtoMessage() {}
 
 func (x *DeployManyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +1172,7 @@ func (x *DeployManyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployManyResponse.ProtoReflect.Descriptor instead.
 func (*DeployManyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeployManyResponse) GetIndex() int32 {
@@ -966,7 +1290,7 @@ type Deployment struct {
 
 func (x *Deployment) Reset() {
 	*x = Deployment{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1302,7 @@ func (x *Deployment) String() string {
 func (*Deployment) ProtoMessage() {}
 
 func (x *Deployment) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1315,7 @@ func (x *Deployment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deployment.ProtoReflect.Descriptor instead.
 func (*Deployment) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Deployment) GetId() string {
@@ -1096,7 +1420,7 @@ type ListDeploymentsRequest struct {
 
 func (x *ListDeploymentsRequest) Reset() {
 	*x = ListDeploymentsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1432,7 @@ func (x *ListDeploymentsRequest) String() string {
 func (*ListDeploymentsRequest) ProtoMessage() {}
 
 func (x *ListDeploymentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1445,7 @@ func (x *ListDeploymentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeploymentsRequest.ProtoReflect.Descriptor instead.
 func (*ListDeploymentsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListDeploymentsRequest) GetAll() bool {
@@ -1154,7 +1478,7 @@ type ListDeploymentsResponse struct {
 
 func (x *ListDeploymentsResponse) Reset() {
 	*x = ListDeploymentsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1166,7 +1490,7 @@ func (x *ListDeploymentsResponse) String() string {
 func (*ListDeploymentsResponse) ProtoMessage() {}
 
 func (x *ListDeploymentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1179,7 +1503,7 @@ func (x *ListDeploymentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeploymentsResponse.ProtoReflect.Descriptor instead.
 func (*ListDeploymentsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListDeploymentsResponse) GetDeployments() []*Deployment {
@@ -1199,7 +1523,7 @@ type WatchDeploymentRequest struct {
 
 func (x *WatchDeploymentRequest) Reset() {
 	*x = WatchDeploymentRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1535,7 @@ func (x *WatchDeploymentRequest) String() string {
 func (*WatchDeploymentRequest) ProtoMessage() {}
 
 func (x *WatchDeploymentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1548,7 @@ func (x *WatchDeploymentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDeploymentRequest.ProtoReflect.Descriptor instead.
 func (*WatchDeploymentRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WatchDeploymentRequest) GetId() string {
@@ -1251,7 +1575,7 @@ type CancelDeploymentRequest struct {
 
 func (x *CancelDeploymentRequest) Reset() {
 	*x = CancelDeploymentRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1263,7 +1587,7 @@ func (x *CancelDeploymentRequest) String() string {
 func (*CancelDeploymentRequest) ProtoMessage() {}
 
 func (x *CancelDeploymentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1276,7 +1600,7 @@ func (x *CancelDeploymentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDeploymentRequest.ProtoReflect.Descriptor instead.
 func (*CancelDeploymentRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CancelDeploymentRequest) GetId() string {
@@ -1302,7 +1626,7 @@ type CancelDeploymentResponse struct {
 
 func (x *CancelDeploymentResponse) Reset() {
 	*x = CancelDeploymentResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1638,7 @@ func (x *CancelDeploymentResponse) String() string {
 func (*CancelDeploymentResponse) ProtoMessage() {}
 
 func (x *CancelDeploymentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1651,7 @@ func (x *CancelDeploymentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDeploymentResponse.ProtoReflect.Descriptor instead.
 func (*CancelDeploymentResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CancelDeploymentResponse) GetDeployment() *Deployment {
@@ -1349,7 +1673,7 @@ type Stage struct {
 
 func (x *Stage) Reset() {
 	*x = Stage{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1685,7 @@ func (x *Stage) String() string {
 func (*Stage) ProtoMessage() {}
 
 func (x *Stage) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1698,7 @@ func (x *Stage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stage.ProtoReflect.Descriptor instead.
 func (*Stage) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Stage) GetName() string {
@@ -1408,7 +1732,7 @@ type Layers struct {
 
 func (x *Layers) Reset() {
 	*x = Layers{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1744,7 @@ func (x *Layers) String() string {
 func (*Layers) ProtoMessage() {}
 
 func (x *Layers) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1757,7 @@ func (x *Layers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layers.ProtoReflect.Descriptor instead.
 func (*Layers) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Layers) GetLayers() []*LayerProgress {
@@ -1456,7 +1780,7 @@ type LayerProgress struct {
 
 func (x *LayerProgress) Reset() {
 	*x = LayerProgress{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1792,7 @@ func (x *LayerProgress) String() string {
 func (*LayerProgress) ProtoMessage() {}
 
 func (x *LayerProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1805,7 @@ func (x *LayerProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerProgress.ProtoReflect.Descriptor instead.
 func (*LayerProgress) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LayerProgress) GetDigest() string {
@@ -1537,7 +1861,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1549,7 +1873,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1562,7 +1886,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Record) GetName() string {
@@ -1648,7 +1972,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1660,7 +1984,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1673,7 +1997,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Span) GetName() string {
@@ -1716,7 +2040,7 @@ type Bytes struct {
 
 func (x *Bytes) Reset() {
 	*x = Bytes{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +2052,7 @@ func (x *Bytes) String() string {
 func (*Bytes) ProtoMessage() {}
 
 func (x *Bytes) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +2065,7 @@ func (x *Bytes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bytes.ProtoReflect.Descriptor instead.
 func (*Bytes) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Bytes) GetRegistry() int64 {
@@ -1777,7 +2101,7 @@ type Way struct {
 
 func (x *Way) Reset() {
 	*x = Way{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1789,7 +2113,7 @@ func (x *Way) String() string {
 func (*Way) ProtoMessage() {}
 
 func (x *Way) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1802,7 +2126,7 @@ func (x *Way) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Way.ProtoReflect.Descriptor instead.
 func (*Way) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Way) GetPull() string {
@@ -1843,7 +2167,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +2179,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +2192,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Output) GetStream() Output_Stream {
@@ -1894,7 +2218,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2230,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2243,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Exit) GetStatus() int32 {
@@ -1944,7 +2268,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1956,7 +2280,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1969,7 +2293,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PullRequest) GetImage() string {
@@ -2029,7 +2353,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2041,7 +2365,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2054,7 +2378,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PullResponse) GetStep() isPullResponse_Step {
@@ -2122,7 +2446,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2134,7 +2458,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2147,7 +2471,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -2166,7 +2490,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2178,7 +2502,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2191,7 +2515,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListResponse) GetContainers() []*Container {
@@ -2221,7 +2545,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2233,7 +2557,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2246,7 +2570,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Container) GetName() string {
@@ -2342,7 +2666,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2678,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2691,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *InspectRequest) GetName() string {
@@ -2389,7 +2713,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2725,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2738,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InspectResponse) GetContainer() *Container {
@@ -2456,7 +2780,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2468,7 +2792,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2481,7 +2805,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LogsRequest) GetName() string {
@@ -2514,7 +2838,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2850,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2863,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LogsResponse) GetOutput() *Output {
@@ -2564,7 +2888,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2576,7 +2900,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2589,7 +2913,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -2673,7 +2997,7 @@ type Size struct {
 
 func (x *Size) Reset() {
 	*x = Size{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +3009,7 @@ func (x *Size) String() string {
 func (*Size) ProtoMessage() {}
 
 func (x *Size) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +3022,7 @@ func (x *Size) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Size.ProtoReflect.Descriptor instead.
 func (*Size) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Size) GetRows() uint32 {
@@ -2728,7 +3052,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2740,7 +3064,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2753,7 +3077,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -2807,7 +3131,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2819,7 +3143,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2832,7 +3156,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StopRequest) GetName() string {
@@ -2857,7 +3181,7 @@ type StopResponse struct {
 
 func (x *StopResponse) Reset() {
 	*x = StopResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2869,7 +3193,7 @@ func (x *StopResponse) String() string {
 func (*StopResponse) ProtoMessage() {}
 
 func (x *StopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,7 +3206,7 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 type RemoveRequest struct {
@@ -2895,7 +3219,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2907,7 +3231,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2920,7 +3244,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RemoveRequest) GetName() string {
@@ -2945,7 +3269,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3281,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3294,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 type WaitRequest struct {
@@ -2982,7 +3306,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2994,7 +3318,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3007,7 +3331,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WaitRequest) GetName() string {
@@ -3026,7 +3350,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3362,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3375,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WaitResponse) GetStatus() int32 {
@@ -3069,7 +3393,7 @@ type ImagesRequest struct {
 
 func (x *ImagesRequest) Reset() {
 	*x = ImagesRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3081,7 +3405,7 @@ func (x *ImagesRequest) String() string {
 func (*ImagesRequest) ProtoMessage() {}
 
 func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3094,7 +3418,7 @@ func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesRequest.ProtoReflect.Descriptor instead.
 func (*ImagesRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 type ImagesResponse struct {
@@ -3106,7 +3430,7 @@ type ImagesResponse struct {
 
 func (x *ImagesResponse) Reset() {
 	*x = ImagesResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3118,7 +3442,7 @@ func (x *ImagesResponse) String() string {
 func (*ImagesResponse) ProtoMessage() {}
 
 func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3131,7 +3455,7 @@ func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesResponse.ProtoReflect.Descriptor instead.
 func (*ImagesResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ImagesResponse) GetImages() []*Image {
@@ -3155,7 +3479,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3167,7 +3491,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3180,7 +3504,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Image) GetName() string {
@@ -3238,7 +3562,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3250,7 +3574,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3263,7 +3587,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Layer) GetDigest() string {
@@ -3310,7 +3634,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3322,7 +3646,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3335,7 +3659,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -3353,7 +3677,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3365,7 +3689,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3378,7 +3702,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 type PruneRequest struct {
@@ -3391,7 +3715,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3403,7 +3727,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3416,7 +3740,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PruneRequest) GetImages() bool {
@@ -3448,7 +3772,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3460,7 +3784,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3473,7 +3797,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PruneResponse) GetImages() []string {
@@ -3533,7 +3857,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3545,7 +3869,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3558,7 +3882,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 type DoctorResponse struct {
@@ -3570,7 +3894,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3582,7 +3906,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3595,7 +3919,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DoctorResponse) GetFindings() []*Finding {
@@ -3617,7 +3941,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3629,7 +3953,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3642,7 +3966,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Finding) GetWhat() string {
@@ -3681,7 +4005,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3693,7 +4017,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3706,7 +4030,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 type VersionResponse struct {
@@ -3724,7 +4048,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3736,7 +4060,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3749,7 +4073,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -3816,7 +4140,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3828,7 +4152,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3841,7 +4165,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -3867,7 +4191,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3879,7 +4203,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3892,7 +4216,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3923,7 +4247,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3935,7 +4259,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3948,7 +4272,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -4054,7 +4378,7 @@ type ProfileEndRequest struct {
 
 func (x *ProfileEndRequest) Reset() {
 	*x = ProfileEndRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4066,7 +4390,7 @@ func (x *ProfileEndRequest) String() string {
 func (*ProfileEndRequest) ProtoMessage() {}
 
 func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4079,7 +4403,7 @@ func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndRequest.ProtoReflect.Descriptor instead.
 func (*ProfileEndRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ProfileEndRequest) GetName() string {
@@ -4119,7 +4443,7 @@ type ProfileEndResponse struct {
 
 func (x *ProfileEndResponse) Reset() {
 	*x = ProfileEndResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4131,7 +4455,7 @@ func (x *ProfileEndResponse) String() string {
 func (*ProfileEndResponse) ProtoMessage() {}
 
 func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4144,7 +4468,7 @@ func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndResponse.ProtoReflect.Descriptor instead.
 func (*ProfileEndResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ProfileEndResponse) GetProfile() *Profile {
@@ -4170,7 +4494,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4182,7 +4506,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4195,7 +4519,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Profile) GetName() string {
@@ -4266,7 +4590,7 @@ type FileRead struct {
 
 func (x *FileRead) Reset() {
 	*x = FileRead{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4278,7 +4602,7 @@ func (x *FileRead) String() string {
 func (*FileRead) ProtoMessage() {}
 
 func (x *FileRead) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4291,7 +4615,7 @@ func (x *FileRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRead.ProtoReflect.Descriptor instead.
 func (*FileRead) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *FileRead) GetPath() string {
@@ -4331,7 +4655,7 @@ type PackBuildRequest struct {
 
 func (x *PackBuildRequest) Reset() {
 	*x = PackBuildRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4343,7 +4667,7 @@ func (x *PackBuildRequest) String() string {
 func (*PackBuildRequest) ProtoMessage() {}
 
 func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4356,7 +4680,7 @@ func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildRequest.ProtoReflect.Descriptor instead.
 func (*PackBuildRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PackBuildRequest) GetImage() string {
@@ -4375,7 +4699,7 @@ type PackBuildResponse struct {
 
 func (x *PackBuildResponse) Reset() {
 	*x = PackBuildResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4387,7 +4711,7 @@ func (x *PackBuildResponse) String() string {
 func (*PackBuildResponse) ProtoMessage() {}
 
 func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4400,7 +4724,7 @@ func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildResponse.ProtoReflect.Descriptor instead.
 func (*PackBuildResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PackBuildResponse) GetPack() *Pack {
@@ -4422,7 +4746,7 @@ type PackPushRequest struct {
 
 func (x *PackPushRequest) Reset() {
 	*x = PackPushRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4434,7 +4758,7 @@ func (x *PackPushRequest) String() string {
 func (*PackPushRequest) ProtoMessage() {}
 
 func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4447,7 +4771,7 @@ func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushRequest.ProtoReflect.Descriptor instead.
 func (*PackPushRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PackPushRequest) GetImage() string {
@@ -4485,7 +4809,7 @@ type PackPushResponse struct {
 
 func (x *PackPushResponse) Reset() {
 	*x = PackPushResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4497,7 +4821,7 @@ func (x *PackPushResponse) String() string {
 func (*PackPushResponse) ProtoMessage() {}
 
 func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4510,7 +4834,7 @@ func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushResponse.ProtoReflect.Descriptor instead.
 func (*PackPushResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PackPushResponse) GetImage() string {
@@ -4557,7 +4881,7 @@ type PackInspectRequest struct {
 
 func (x *PackInspectRequest) Reset() {
 	*x = PackInspectRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4569,7 +4893,7 @@ func (x *PackInspectRequest) String() string {
 func (*PackInspectRequest) ProtoMessage() {}
 
 func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4582,7 +4906,7 @@ func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectRequest.ProtoReflect.Descriptor instead.
 func (*PackInspectRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PackInspectRequest) GetImage() string {
@@ -4601,7 +4925,7 @@ type PackInspectResponse struct {
 
 func (x *PackInspectResponse) Reset() {
 	*x = PackInspectResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4613,7 +4937,7 @@ func (x *PackInspectResponse) String() string {
 func (*PackInspectResponse) ProtoMessage() {}
 
 func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4626,7 +4950,7 @@ func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectResponse.ProtoReflect.Descriptor instead.
 func (*PackInspectResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PackInspectResponse) GetPack() *Pack {
@@ -4664,7 +4988,7 @@ type Pack struct {
 
 func (x *Pack) Reset() {
 	*x = Pack{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4676,7 +5000,7 @@ func (x *Pack) String() string {
 func (*Pack) ProtoMessage() {}
 
 func (x *Pack) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4689,7 +5013,7 @@ func (x *Pack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack.ProtoReflect.Descriptor instead.
 func (*Pack) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Pack) GetImage() string {
@@ -4844,7 +5168,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4856,7 +5180,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4869,7 +5193,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CheckpointRequest) GetName() string {
@@ -4909,7 +5233,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4921,7 +5245,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4934,7 +5258,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -4953,7 +5277,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4965,7 +5289,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4978,7 +5302,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListCheckpointsRequest) GetImage() string {
@@ -4997,7 +5321,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5009,7 +5333,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5022,7 +5346,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -5041,7 +5365,7 @@ type RemoveCheckpointRequest struct {
 
 func (x *RemoveCheckpointRequest) Reset() {
 	*x = RemoveCheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5053,7 +5377,7 @@ func (x *RemoveCheckpointRequest) String() string {
 func (*RemoveCheckpointRequest) ProtoMessage() {}
 
 func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5066,7 +5390,7 @@ func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RemoveCheckpointRequest) GetId() string {
@@ -5084,7 +5408,7 @@ type RemoveCheckpointResponse struct {
 
 func (x *RemoveCheckpointResponse) Reset() {
 	*x = RemoveCheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5096,7 +5420,7 @@ func (x *RemoveCheckpointResponse) String() string {
 func (*RemoveCheckpointResponse) ProtoMessage() {}
 
 func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5109,7 +5433,7 @@ func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 type Checkpoint struct {
@@ -5138,7 +5462,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5150,7 +5474,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5163,7 +5487,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Checkpoint) GetId() string {
@@ -5300,7 +5624,7 @@ type PoPStatusRequest struct {
 
 func (x *PoPStatusRequest) Reset() {
 	*x = PoPStatusRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5312,7 +5636,7 @@ func (x *PoPStatusRequest) String() string {
 func (*PoPStatusRequest) ProtoMessage() {}
 
 func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5325,7 +5649,7 @@ func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusRequest.ProtoReflect.Descriptor instead.
 func (*PoPStatusRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 type PoPStatusResponse struct {
@@ -5337,7 +5661,7 @@ type PoPStatusResponse struct {
 
 func (x *PoPStatusResponse) Reset() {
 	*x = PoPStatusResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5349,7 +5673,7 @@ func (x *PoPStatusResponse) String() string {
 func (*PoPStatusResponse) ProtoMessage() {}
 
 func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5362,7 +5686,7 @@ func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusResponse.ProtoReflect.Descriptor instead.
 func (*PoPStatusResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PoPStatusResponse) GetPop() *PoP {
@@ -5386,7 +5710,7 @@ type PoP struct {
 
 func (x *PoP) Reset() {
 	*x = PoP{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5398,7 +5722,7 @@ func (x *PoP) String() string {
 func (*PoP) ProtoMessage() {}
 
 func (x *PoP) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5411,7 +5735,7 @@ func (x *PoP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP.ProtoReflect.Descriptor instead.
 func (*PoP) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PoP) GetName() string {
@@ -5465,7 +5789,7 @@ type PoPVerifyRequest struct {
 
 func (x *PoPVerifyRequest) Reset() {
 	*x = PoPVerifyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5477,7 +5801,7 @@ func (x *PoPVerifyRequest) String() string {
 func (*PoPVerifyRequest) ProtoMessage() {}
 
 func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5490,7 +5814,7 @@ func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyRequest.ProtoReflect.Descriptor instead.
 func (*PoPVerifyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *PoPVerifyRequest) GetLayers() []string {
@@ -5513,7 +5837,7 @@ type PoPVerifyResponse struct {
 
 func (x *PoPVerifyResponse) Reset() {
 	*x = PoPVerifyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5525,7 +5849,7 @@ func (x *PoPVerifyResponse) String() string {
 func (*PoPVerifyResponse) ProtoMessage() {}
 
 func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5538,7 +5862,7 @@ func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyResponse.ProtoReflect.Descriptor instead.
 func (*PoPVerifyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PoPVerifyResponse) GetDiffId() string {
@@ -5585,7 +5909,7 @@ type PoPForgetRequest struct {
 
 func (x *PoPForgetRequest) Reset() {
 	*x = PoPForgetRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5597,7 +5921,7 @@ func (x *PoPForgetRequest) String() string {
 func (*PoPForgetRequest) ProtoMessage() {}
 
 func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5610,7 +5934,7 @@ func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetRequest.ProtoReflect.Descriptor instead.
 func (*PoPForgetRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *PoPForgetRequest) GetNode() string {
@@ -5628,7 +5952,7 @@ type PoPForgetResponse struct {
 
 func (x *PoPForgetResponse) Reset() {
 	*x = PoPForgetResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5640,7 +5964,7 @@ func (x *PoPForgetResponse) String() string {
 func (*PoPForgetResponse) ProtoMessage() {}
 
 func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5653,7 +5977,7 @@ func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetResponse.ProtoReflect.Descriptor instead.
 func (*PoPForgetResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 type ExecRequest_Start struct {
@@ -5672,7 +5996,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5684,7 +6008,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5697,7 +6021,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35, 0}
 }
 
 func (x *ExecRequest_Start) GetName() string {
@@ -5764,7 +6088,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5776,7 +6100,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5789,7 +6113,7 @@ func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_EndOfInput.ProtoReflect.Descriptor instead.
 func (*ExecRequest_EndOfInput) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35, 1}
 }
 
 type Pack_Parts struct {
@@ -5806,7 +6130,7 @@ type Pack_Parts struct {
 
 func (x *Pack_Parts) Reset() {
 	*x = Pack_Parts{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5818,7 +6142,7 @@ func (x *Pack_Parts) String() string {
 func (*Pack_Parts) ProtoMessage() {}
 
 func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5831,7 +6155,7 @@ func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack_Parts.ProtoReflect.Descriptor instead.
 func (*Pack_Parts) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70, 0}
 }
 
 func (x *Pack_Parts) GetHeader() int64 {
@@ -5888,7 +6212,7 @@ type PoP_Quota struct {
 
 func (x *PoP_Quota) Reset() {
 	*x = PoP_Quota{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5900,7 +6224,7 @@ func (x *PoP_Quota) String() string {
 func (*PoP_Quota) ProtoMessage() {}
 
 func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5913,7 +6237,7 @@ func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Quota.ProtoReflect.Descriptor instead.
 func (*PoP_Quota) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 0}
 }
 
 func (x *PoP_Quota) GetPrefix() string {
@@ -5955,7 +6279,7 @@ type PoP_Store struct {
 
 func (x *PoP_Store) Reset() {
 	*x = PoP_Store{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5967,7 +6291,7 @@ func (x *PoP_Store) String() string {
 func (*PoP_Store) ProtoMessage() {}
 
 func (x *PoP_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5980,7 +6304,7 @@ func (x *PoP_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Store.ProtoReflect.Descriptor instead.
 func (*PoP_Store) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 1}
 }
 
 func (x *PoP_Store) GetPath() string {
@@ -6064,7 +6388,7 @@ type PoP_Coordinator struct {
 
 func (x *PoP_Coordinator) Reset() {
 	*x = PoP_Coordinator{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6076,7 +6400,7 @@ func (x *PoP_Coordinator) String() string {
 func (*PoP_Coordinator) ProtoMessage() {}
 
 func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6089,7 +6413,7 @@ func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Coordinator.ProtoReflect.Descriptor instead.
 func (*PoP_Coordinator) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 2}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 2}
 }
 
 func (x *PoP_Coordinator) GetKind() string {
@@ -6123,7 +6447,7 @@ type PoP_Hits struct {
 
 func (x *PoP_Hits) Reset() {
 	*x = PoP_Hits{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6135,7 +6459,7 @@ func (x *PoP_Hits) String() string {
 func (*PoP_Hits) ProtoMessage() {}
 
 func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6148,7 +6472,7 @@ func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Hits.ProtoReflect.Descriptor instead.
 func (*PoP_Hits) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 3}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 3}
 }
 
 func (x *PoP_Hits) GetLayers() int64 {
@@ -6176,7 +6500,7 @@ type PoP_Fetch struct {
 
 func (x *PoP_Fetch) Reset() {
 	*x = PoP_Fetch{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6188,7 +6512,7 @@ func (x *PoP_Fetch) String() string {
 func (*PoP_Fetch) ProtoMessage() {}
 
 func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6201,7 +6525,7 @@ func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Fetch.ProtoReflect.Descriptor instead.
 func (*PoP_Fetch) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 4}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 4}
 }
 
 func (x *PoP_Fetch) GetLayer() string {
@@ -6242,7 +6566,7 @@ type PoP_Node struct {
 
 func (x *PoP_Node) Reset() {
 	*x = PoP_Node{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6254,7 +6578,7 @@ func (x *PoP_Node) String() string {
 func (*PoP_Node) ProtoMessage() {}
 
 func (x *PoP_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6267,7 +6591,7 @@ func (x *PoP_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Node.ProtoReflect.Descriptor instead.
 func (*PoP_Node) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 5}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 5}
 }
 
 func (x *PoP_Node) GetName() string {
@@ -6347,7 +6671,7 @@ type PoP_Layer struct {
 
 func (x *PoP_Layer) Reset() {
 	*x = PoP_Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6359,7 +6683,7 @@ func (x *PoP_Layer) String() string {
 func (*PoP_Layer) ProtoMessage() {}
 
 func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6372,7 +6696,7 @@ func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Layer.ProtoReflect.Descriptor instead.
 func (*PoP_Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 6}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 6}
 }
 
 func (x *PoP_Layer) GetDiffId() string {
@@ -6426,7 +6750,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xbd\x05\n" +
+	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xe1\n" +
+	"\n" +
 	"\x04Spec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1e\n" +
@@ -6455,10 +6780,49 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"checkpoint\x18\x15 \x01(\bR\n" +
 	"checkpoint\x125\n" +
-	"\x06labels\x18\x16 \x03(\v2\x1d.dewpoint.v1.Spec.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\x16 \x03(\v2\x1d.dewpoint.v1.Spec.LabelsEntryR\x06labels\x12\x12\n" +
+	"\x04user\x18( \x01(\tR\x04user\x12\x1f\n" +
+	"\vworking_dir\x18) \x01(\tR\n" +
+	"workingDir\x12\x1a\n" +
+	"\bhostname\x18* \x01(\tR\bhostname\x12\x10\n" +
+	"\x03dns\x18+ \x03(\tR\x03dns\x12\x1d\n" +
+	"\n" +
+	"dns_search\x18, \x03(\tR\tdnsSearch\x12\x1f\n" +
+	"\vdns_options\x18- \x03(\tR\n" +
+	"dnsOptions\x12\x14\n" +
+	"\x05hosts\x18. \x03(\tR\x05hosts\x12\x1b\n" +
+	"\tread_only\x18/ \x01(\bR\breadOnly\x12(\n" +
+	"\x05tmpfs\x180 \x03(\v2\x12.dewpoint.v1.TmpfsR\x05tmpfs\x12\x19\n" +
+	"\bshm_size\x181 \x01(\x03R\ashmSize\x12-\n" +
+	"\aulimits\x182 \x03(\v2\x13.dewpoint.v1.UlimitR\aulimits\x128\n" +
+	"\asysctls\x183 \x03(\v2\x1e.dewpoint.v1.Spec.SysctlsEntryR\asysctls\x12\x17\n" +
+	"\acap_add\x184 \x03(\tR\x06capAdd\x12\x19\n" +
+	"\bcap_drop\x185 \x03(\tR\acapDrop\x12\x1e\n" +
+	"\n" +
+	"privileged\x186 \x01(\bR\n" +
+	"privileged\x12-\n" +
+	"\adevices\x187 \x03(\v2\x13.dewpoint.v1.DeviceR\adevices\x12*\n" +
+	"\x11no_new_privileges\x188 \x01(\bR\x0fnoNewPrivileges\x12\x12\n" +
+	"\x04init\x189 \x01(\bR\x04init\x12\x1f\n" +
+	"\vpull_policy\x18: \x01(\tR\n" +
+	"pullPolicy\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"m\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
+	"\fSysctlsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"9\n" +
+	"\x05Tmpfs\x12\x16\n" +
+	"\x06target\x18\x01 \x01(\tR\x06target\x12\x18\n" +
+	"\aoptions\x18\x02 \x03(\tR\aoptions\"D\n" +
+	"\x06Ulimit\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04soft\x18\x02 \x01(\x03R\x04soft\x12\x12\n" +
+	"\x04hard\x18\x03 \x01(\x03R\x04hard\"Z\n" +
+	"\x06Device\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12 \n" +
+	"\vpermissions\x18\x03 \x01(\tR\vpermissions\"m\n" +
 	"\x04Port\x12\x17\n" +
 	"\ahost_ip\x18\x01 \x01(\tR\x06hostIp\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\rR\x04host\x12\x1c\n" +
@@ -6963,248 +7327,256 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Output_Stream)(0),               // 0: dewpoint.v1.Output.Stream
 	(*Error)(nil),                    // 1: dewpoint.v1.Error
 	(*Spec)(nil),                     // 2: dewpoint.v1.Spec
-	(*Port)(nil),                     // 3: dewpoint.v1.Port
-	(*Volume)(nil),                   // 4: dewpoint.v1.Volume
-	(*DeployRequest)(nil),            // 5: dewpoint.v1.DeployRequest
-	(*DeployResponse)(nil),           // 6: dewpoint.v1.DeployResponse
-	(*DeployManyRequest)(nil),        // 7: dewpoint.v1.DeployManyRequest
-	(*DeployManyResponse)(nil),       // 8: dewpoint.v1.DeployManyResponse
-	(*Deployment)(nil),               // 9: dewpoint.v1.Deployment
-	(*ListDeploymentsRequest)(nil),   // 10: dewpoint.v1.ListDeploymentsRequest
-	(*ListDeploymentsResponse)(nil),  // 11: dewpoint.v1.ListDeploymentsResponse
-	(*WatchDeploymentRequest)(nil),   // 12: dewpoint.v1.WatchDeploymentRequest
-	(*CancelDeploymentRequest)(nil),  // 13: dewpoint.v1.CancelDeploymentRequest
-	(*CancelDeploymentResponse)(nil), // 14: dewpoint.v1.CancelDeploymentResponse
-	(*Stage)(nil),                    // 15: dewpoint.v1.Stage
-	(*Layers)(nil),                   // 16: dewpoint.v1.Layers
-	(*LayerProgress)(nil),            // 17: dewpoint.v1.LayerProgress
-	(*Record)(nil),                   // 18: dewpoint.v1.Record
-	(*Span)(nil),                     // 19: dewpoint.v1.Span
-	(*Bytes)(nil),                    // 20: dewpoint.v1.Bytes
-	(*Way)(nil),                      // 21: dewpoint.v1.Way
-	(*Output)(nil),                   // 22: dewpoint.v1.Output
-	(*Exit)(nil),                     // 23: dewpoint.v1.Exit
-	(*PullRequest)(nil),              // 24: dewpoint.v1.PullRequest
-	(*PullResponse)(nil),             // 25: dewpoint.v1.PullResponse
-	(*ListRequest)(nil),              // 26: dewpoint.v1.ListRequest
-	(*ListResponse)(nil),             // 27: dewpoint.v1.ListResponse
-	(*Container)(nil),                // 28: dewpoint.v1.Container
-	(*InspectRequest)(nil),           // 29: dewpoint.v1.InspectRequest
-	(*InspectResponse)(nil),          // 30: dewpoint.v1.InspectResponse
-	(*LogsRequest)(nil),              // 31: dewpoint.v1.LogsRequest
-	(*LogsResponse)(nil),             // 32: dewpoint.v1.LogsResponse
-	(*ExecRequest)(nil),              // 33: dewpoint.v1.ExecRequest
-	(*Size)(nil),                     // 34: dewpoint.v1.Size
-	(*ExecResponse)(nil),             // 35: dewpoint.v1.ExecResponse
-	(*StopRequest)(nil),              // 36: dewpoint.v1.StopRequest
-	(*StopResponse)(nil),             // 37: dewpoint.v1.StopResponse
-	(*RemoveRequest)(nil),            // 38: dewpoint.v1.RemoveRequest
-	(*RemoveResponse)(nil),           // 39: dewpoint.v1.RemoveResponse
-	(*WaitRequest)(nil),              // 40: dewpoint.v1.WaitRequest
-	(*WaitResponse)(nil),             // 41: dewpoint.v1.WaitResponse
-	(*ImagesRequest)(nil),            // 42: dewpoint.v1.ImagesRequest
-	(*ImagesResponse)(nil),           // 43: dewpoint.v1.ImagesResponse
-	(*Image)(nil),                    // 44: dewpoint.v1.Image
-	(*Layer)(nil),                    // 45: dewpoint.v1.Layer
-	(*RemoveImageRequest)(nil),       // 46: dewpoint.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),      // 47: dewpoint.v1.RemoveImageResponse
-	(*PruneRequest)(nil),             // 48: dewpoint.v1.PruneRequest
-	(*PruneResponse)(nil),            // 49: dewpoint.v1.PruneResponse
-	(*DoctorRequest)(nil),            // 50: dewpoint.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 51: dewpoint.v1.DoctorResponse
-	(*Finding)(nil),                  // 52: dewpoint.v1.Finding
-	(*VersionRequest)(nil),           // 53: dewpoint.v1.VersionRequest
-	(*VersionResponse)(nil),          // 54: dewpoint.v1.VersionResponse
-	(*EventsRequest)(nil),            // 55: dewpoint.v1.EventsRequest
-	(*EventsResponse)(nil),           // 56: dewpoint.v1.EventsResponse
-	(*Event)(nil),                    // 57: dewpoint.v1.Event
-	(*ProfileEndRequest)(nil),        // 58: dewpoint.v1.ProfileEndRequest
-	(*ProfileEndResponse)(nil),       // 59: dewpoint.v1.ProfileEndResponse
-	(*Profile)(nil),                  // 60: dewpoint.v1.Profile
-	(*FileRead)(nil),                 // 61: dewpoint.v1.FileRead
-	(*PackBuildRequest)(nil),         // 62: dewpoint.v1.PackBuildRequest
-	(*PackBuildResponse)(nil),        // 63: dewpoint.v1.PackBuildResponse
-	(*PackPushRequest)(nil),          // 64: dewpoint.v1.PackPushRequest
-	(*PackPushResponse)(nil),         // 65: dewpoint.v1.PackPushResponse
-	(*PackInspectRequest)(nil),       // 66: dewpoint.v1.PackInspectRequest
-	(*PackInspectResponse)(nil),      // 67: dewpoint.v1.PackInspectResponse
-	(*Pack)(nil),                     // 68: dewpoint.v1.Pack
-	(*CheckpointRequest)(nil),        // 69: dewpoint.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 70: dewpoint.v1.CheckpointResponse
-	(*ListCheckpointsRequest)(nil),   // 71: dewpoint.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),  // 72: dewpoint.v1.ListCheckpointsResponse
-	(*RemoveCheckpointRequest)(nil),  // 73: dewpoint.v1.RemoveCheckpointRequest
-	(*RemoveCheckpointResponse)(nil), // 74: dewpoint.v1.RemoveCheckpointResponse
-	(*Checkpoint)(nil),               // 75: dewpoint.v1.Checkpoint
-	(*PoPStatusRequest)(nil),         // 76: dewpoint.v1.PoPStatusRequest
-	(*PoPStatusResponse)(nil),        // 77: dewpoint.v1.PoPStatusResponse
-	(*PoP)(nil),                      // 78: dewpoint.v1.PoP
-	(*PoPVerifyRequest)(nil),         // 79: dewpoint.v1.PoPVerifyRequest
-	(*PoPVerifyResponse)(nil),        // 80: dewpoint.v1.PoPVerifyResponse
-	(*PoPForgetRequest)(nil),         // 81: dewpoint.v1.PoPForgetRequest
-	(*PoPForgetResponse)(nil),        // 82: dewpoint.v1.PoPForgetResponse
-	nil,                              // 83: dewpoint.v1.Spec.LabelsEntry
-	nil,                              // 84: dewpoint.v1.Record.StagesEntry
-	nil,                              // 85: dewpoint.v1.Span.AttributesEntry
-	(*ExecRequest_Start)(nil),        // 86: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil),   // 87: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),               // 88: dewpoint.v1.Pack.Parts
-	(*PoP_Quota)(nil),                // 89: dewpoint.v1.PoP.Quota
-	(*PoP_Store)(nil),                // 90: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),          // 91: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),                 // 92: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),                // 93: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),                 // 94: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),                // 95: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),      // 96: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 97: google.protobuf.Timestamp
+	(*Tmpfs)(nil),                    // 3: dewpoint.v1.Tmpfs
+	(*Ulimit)(nil),                   // 4: dewpoint.v1.Ulimit
+	(*Device)(nil),                   // 5: dewpoint.v1.Device
+	(*Port)(nil),                     // 6: dewpoint.v1.Port
+	(*Volume)(nil),                   // 7: dewpoint.v1.Volume
+	(*DeployRequest)(nil),            // 8: dewpoint.v1.DeployRequest
+	(*DeployResponse)(nil),           // 9: dewpoint.v1.DeployResponse
+	(*DeployManyRequest)(nil),        // 10: dewpoint.v1.DeployManyRequest
+	(*DeployManyResponse)(nil),       // 11: dewpoint.v1.DeployManyResponse
+	(*Deployment)(nil),               // 12: dewpoint.v1.Deployment
+	(*ListDeploymentsRequest)(nil),   // 13: dewpoint.v1.ListDeploymentsRequest
+	(*ListDeploymentsResponse)(nil),  // 14: dewpoint.v1.ListDeploymentsResponse
+	(*WatchDeploymentRequest)(nil),   // 15: dewpoint.v1.WatchDeploymentRequest
+	(*CancelDeploymentRequest)(nil),  // 16: dewpoint.v1.CancelDeploymentRequest
+	(*CancelDeploymentResponse)(nil), // 17: dewpoint.v1.CancelDeploymentResponse
+	(*Stage)(nil),                    // 18: dewpoint.v1.Stage
+	(*Layers)(nil),                   // 19: dewpoint.v1.Layers
+	(*LayerProgress)(nil),            // 20: dewpoint.v1.LayerProgress
+	(*Record)(nil),                   // 21: dewpoint.v1.Record
+	(*Span)(nil),                     // 22: dewpoint.v1.Span
+	(*Bytes)(nil),                    // 23: dewpoint.v1.Bytes
+	(*Way)(nil),                      // 24: dewpoint.v1.Way
+	(*Output)(nil),                   // 25: dewpoint.v1.Output
+	(*Exit)(nil),                     // 26: dewpoint.v1.Exit
+	(*PullRequest)(nil),              // 27: dewpoint.v1.PullRequest
+	(*PullResponse)(nil),             // 28: dewpoint.v1.PullResponse
+	(*ListRequest)(nil),              // 29: dewpoint.v1.ListRequest
+	(*ListResponse)(nil),             // 30: dewpoint.v1.ListResponse
+	(*Container)(nil),                // 31: dewpoint.v1.Container
+	(*InspectRequest)(nil),           // 32: dewpoint.v1.InspectRequest
+	(*InspectResponse)(nil),          // 33: dewpoint.v1.InspectResponse
+	(*LogsRequest)(nil),              // 34: dewpoint.v1.LogsRequest
+	(*LogsResponse)(nil),             // 35: dewpoint.v1.LogsResponse
+	(*ExecRequest)(nil),              // 36: dewpoint.v1.ExecRequest
+	(*Size)(nil),                     // 37: dewpoint.v1.Size
+	(*ExecResponse)(nil),             // 38: dewpoint.v1.ExecResponse
+	(*StopRequest)(nil),              // 39: dewpoint.v1.StopRequest
+	(*StopResponse)(nil),             // 40: dewpoint.v1.StopResponse
+	(*RemoveRequest)(nil),            // 41: dewpoint.v1.RemoveRequest
+	(*RemoveResponse)(nil),           // 42: dewpoint.v1.RemoveResponse
+	(*WaitRequest)(nil),              // 43: dewpoint.v1.WaitRequest
+	(*WaitResponse)(nil),             // 44: dewpoint.v1.WaitResponse
+	(*ImagesRequest)(nil),            // 45: dewpoint.v1.ImagesRequest
+	(*ImagesResponse)(nil),           // 46: dewpoint.v1.ImagesResponse
+	(*Image)(nil),                    // 47: dewpoint.v1.Image
+	(*Layer)(nil),                    // 48: dewpoint.v1.Layer
+	(*RemoveImageRequest)(nil),       // 49: dewpoint.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),      // 50: dewpoint.v1.RemoveImageResponse
+	(*PruneRequest)(nil),             // 51: dewpoint.v1.PruneRequest
+	(*PruneResponse)(nil),            // 52: dewpoint.v1.PruneResponse
+	(*DoctorRequest)(nil),            // 53: dewpoint.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 54: dewpoint.v1.DoctorResponse
+	(*Finding)(nil),                  // 55: dewpoint.v1.Finding
+	(*VersionRequest)(nil),           // 56: dewpoint.v1.VersionRequest
+	(*VersionResponse)(nil),          // 57: dewpoint.v1.VersionResponse
+	(*EventsRequest)(nil),            // 58: dewpoint.v1.EventsRequest
+	(*EventsResponse)(nil),           // 59: dewpoint.v1.EventsResponse
+	(*Event)(nil),                    // 60: dewpoint.v1.Event
+	(*ProfileEndRequest)(nil),        // 61: dewpoint.v1.ProfileEndRequest
+	(*ProfileEndResponse)(nil),       // 62: dewpoint.v1.ProfileEndResponse
+	(*Profile)(nil),                  // 63: dewpoint.v1.Profile
+	(*FileRead)(nil),                 // 64: dewpoint.v1.FileRead
+	(*PackBuildRequest)(nil),         // 65: dewpoint.v1.PackBuildRequest
+	(*PackBuildResponse)(nil),        // 66: dewpoint.v1.PackBuildResponse
+	(*PackPushRequest)(nil),          // 67: dewpoint.v1.PackPushRequest
+	(*PackPushResponse)(nil),         // 68: dewpoint.v1.PackPushResponse
+	(*PackInspectRequest)(nil),       // 69: dewpoint.v1.PackInspectRequest
+	(*PackInspectResponse)(nil),      // 70: dewpoint.v1.PackInspectResponse
+	(*Pack)(nil),                     // 71: dewpoint.v1.Pack
+	(*CheckpointRequest)(nil),        // 72: dewpoint.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 73: dewpoint.v1.CheckpointResponse
+	(*ListCheckpointsRequest)(nil),   // 74: dewpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),  // 75: dewpoint.v1.ListCheckpointsResponse
+	(*RemoveCheckpointRequest)(nil),  // 76: dewpoint.v1.RemoveCheckpointRequest
+	(*RemoveCheckpointResponse)(nil), // 77: dewpoint.v1.RemoveCheckpointResponse
+	(*Checkpoint)(nil),               // 78: dewpoint.v1.Checkpoint
+	(*PoPStatusRequest)(nil),         // 79: dewpoint.v1.PoPStatusRequest
+	(*PoPStatusResponse)(nil),        // 80: dewpoint.v1.PoPStatusResponse
+	(*PoP)(nil),                      // 81: dewpoint.v1.PoP
+	(*PoPVerifyRequest)(nil),         // 82: dewpoint.v1.PoPVerifyRequest
+	(*PoPVerifyResponse)(nil),        // 83: dewpoint.v1.PoPVerifyResponse
+	(*PoPForgetRequest)(nil),         // 84: dewpoint.v1.PoPForgetRequest
+	(*PoPForgetResponse)(nil),        // 85: dewpoint.v1.PoPForgetResponse
+	nil,                              // 86: dewpoint.v1.Spec.LabelsEntry
+	nil,                              // 87: dewpoint.v1.Spec.SysctlsEntry
+	nil,                              // 88: dewpoint.v1.Record.StagesEntry
+	nil,                              // 89: dewpoint.v1.Span.AttributesEntry
+	(*ExecRequest_Start)(nil),        // 90: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil),   // 91: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),               // 92: dewpoint.v1.Pack.Parts
+	(*PoP_Quota)(nil),                // 93: dewpoint.v1.PoP.Quota
+	(*PoP_Store)(nil),                // 94: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),          // 95: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                 // 96: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                // 97: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                 // 98: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                // 99: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),      // 100: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 101: google.protobuf.Timestamp
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
-	3,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
-	4,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	96,  // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
-	83,  // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
-	2,   // 4: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
-	96,  // 5: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
-	15,  // 6: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
-	16,  // 7: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
-	18,  // 8: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
-	22,  // 9: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
-	23,  // 10: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
-	9,   // 11: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
-	2,   // 12: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
-	96,  // 13: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
-	9,   // 14: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
-	15,  // 15: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
-	16,  // 16: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
-	18,  // 17: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
-	1,   // 18: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
-	97,  // 19: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
-	97,  // 20: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
-	18,  // 21: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
-	1,   // 22: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
-	9,   // 23: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
-	9,   // 24: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
-	17,  // 25: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	84,  // 26: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
-	20,  // 27: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
-	21,  // 28: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
-	19,  // 29: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
-	85,  // 30: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
-	0,   // 31: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
-	15,  // 32: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
-	16,  // 33: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
-	18,  // 34: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
-	28,  // 35: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
-	3,   // 36: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	97,  // 37: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
-	28,  // 38: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
-	2,   // 39: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
-	18,  // 40: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
-	22,  // 41: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	86,  // 42: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	87,  // 43: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
-	34,  // 44: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
-	22,  // 45: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
-	23,  // 46: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	96,  // 47: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
-	44,  // 48: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	97,  // 49: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
-	45,  // 50: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
-	52,  // 51: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
-	57,  // 52: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	97,  // 53: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
-	18,  // 54: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
-	60,  // 55: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
-	61,  // 56: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
-	68,  // 57: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
-	68,  // 58: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	88,  // 59: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	97,  // 60: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
-	61,  // 61: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
-	75,  // 62: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
-	75,  // 63: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
-	97,  // 64: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
-	78,  // 65: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	90,  // 66: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	91,  // 67: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	94,  // 68: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	95,  // 69: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
-	34,  // 70: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	89,  // 71: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
-	92,  // 72: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	92,  // 73: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	92,  // 74: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	92,  // 75: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	93,  // 76: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
-	5,   // 77: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	7,   // 78: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
-	10,  // 79: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
-	12,  // 80: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
-	13,  // 81: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
-	24,  // 82: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	26,  // 83: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	29,  // 84: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
-	31,  // 85: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	33,  // 86: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	36,  // 87: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	38,  // 88: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	40,  // 89: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	42,  // 90: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	46,  // 91: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	48,  // 92: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	58,  // 93: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	62,  // 94: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	64,  // 95: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	66,  // 96: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	69,  // 97: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	71,  // 98: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	73,  // 99: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	76,  // 100: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	79,  // 101: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	81,  // 102: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	50,  // 103: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	53,  // 104: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	55,  // 105: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	6,   // 106: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	8,   // 107: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
-	11,  // 108: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
-	6,   // 109: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
-	14,  // 110: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
-	25,  // 111: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	27,  // 112: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	30,  // 113: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
-	32,  // 114: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	35,  // 115: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	37,  // 116: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	39,  // 117: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	41,  // 118: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	43,  // 119: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	47,  // 120: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	49,  // 121: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	59,  // 122: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	63,  // 123: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	65,  // 124: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	67,  // 125: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	70,  // 126: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	72,  // 127: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	74,  // 128: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	77,  // 129: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	80,  // 130: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	82,  // 131: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	51,  // 132: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	54,  // 133: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	56,  // 134: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	106, // [106:135] is the sub-list for method output_type
-	77,  // [77:106] is the sub-list for method input_type
-	77,  // [77:77] is the sub-list for extension type_name
-	77,  // [77:77] is the sub-list for extension extendee
-	0,   // [0:77] is the sub-list for field type_name
+	6,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
+	7,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
+	100, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	86,  // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
+	3,   // 4: dewpoint.v1.Spec.tmpfs:type_name -> dewpoint.v1.Tmpfs
+	4,   // 5: dewpoint.v1.Spec.ulimits:type_name -> dewpoint.v1.Ulimit
+	87,  // 6: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
+	5,   // 7: dewpoint.v1.Spec.devices:type_name -> dewpoint.v1.Device
+	2,   // 8: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
+	100, // 9: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
+	18,  // 10: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
+	19,  // 11: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
+	21,  // 12: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
+	25,  // 13: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
+	26,  // 14: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
+	12,  // 15: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
+	2,   // 16: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
+	100, // 17: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
+	12,  // 18: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
+	18,  // 19: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
+	19,  // 20: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
+	21,  // 21: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
+	1,   // 22: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
+	101, // 23: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
+	101, // 24: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
+	21,  // 25: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
+	1,   // 26: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
+	12,  // 27: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
+	12,  // 28: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
+	20,  // 29: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
+	88,  // 30: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	23,  // 31: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
+	24,  // 32: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
+	22,  // 33: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
+	89,  // 34: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
+	0,   // 35: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
+	18,  // 36: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
+	19,  // 37: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
+	21,  // 38: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
+	31,  // 39: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
+	6,   // 40: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
+	101, // 41: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	31,  // 42: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
+	2,   // 43: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
+	21,  // 44: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
+	25,  // 45: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
+	90,  // 46: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	91,  // 47: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	37,  // 48: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
+	25,  // 49: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
+	26,  // 50: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
+	100, // 51: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	47,  // 52: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
+	101, // 53: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	48,  // 54: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
+	55,  // 55: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
+	60,  // 56: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
+	101, // 57: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	21,  // 58: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
+	63,  // 59: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
+	64,  // 60: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
+	71,  // 61: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
+	71,  // 62: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
+	92,  // 63: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	101, // 64: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	64,  // 65: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
+	78,  // 66: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
+	78,  // 67: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
+	101, // 68: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	81,  // 69: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
+	94,  // 70: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	95,  // 71: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	98,  // 72: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	99,  // 73: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	37,  // 74: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
+	93,  // 75: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
+	96,  // 76: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	96,  // 77: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	96,  // 78: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	96,  // 79: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	97,  // 80: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	8,   // 81: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	10,  // 82: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
+	13,  // 83: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
+	15,  // 84: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
+	16,  // 85: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
+	27,  // 86: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	29,  // 87: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	32,  // 88: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
+	34,  // 89: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	36,  // 90: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	39,  // 91: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	41,  // 92: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	43,  // 93: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	45,  // 94: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	49,  // 95: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	51,  // 96: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	61,  // 97: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	65,  // 98: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	67,  // 99: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	69,  // 100: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	72,  // 101: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	74,  // 102: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	76,  // 103: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	79,  // 104: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	82,  // 105: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	84,  // 106: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	53,  // 107: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	56,  // 108: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	58,  // 109: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	9,   // 110: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	11,  // 111: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	14,  // 112: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	9,   // 113: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	17,  // 114: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	28,  // 115: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	30,  // 116: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	33,  // 117: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	35,  // 118: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	38,  // 119: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	40,  // 120: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	42,  // 121: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	44,  // 122: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	46,  // 123: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	50,  // 124: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	52,  // 125: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	62,  // 126: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	66,  // 127: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	68,  // 128: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	70,  // 129: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	73,  // 130: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	75,  // 131: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	77,  // 132: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	80,  // 133: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	83,  // 134: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	85,  // 135: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	54,  // 136: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	57,  // 137: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	59,  // 138: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	110, // [110:139] is the sub-list for method output_type
+	81,  // [81:110] is the sub-list for method input_type
+	81,  // [81:81] is the sub-list for extension type_name
+	81,  // [81:81] is the sub-list for extension extendee
+	0,   // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_dewpoint_v1_node_proto_init() }
@@ -7212,7 +7584,7 @@ func file_dewpoint_v1_node_proto_init() {
 	if File_dewpoint_v1_node_proto != nil {
 		return
 	}
-	file_dewpoint_v1_node_proto_msgTypes[5].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[8].OneofWrappers = []any{
 		(*DeployResponse_Stage)(nil),
 		(*DeployResponse_Layers)(nil),
 		(*DeployResponse_Record)(nil),
@@ -7220,37 +7592,37 @@ func file_dewpoint_v1_node_proto_init() {
 		(*DeployResponse_Exit)(nil),
 		(*DeployResponse_Deployment)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[7].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[10].OneofWrappers = []any{
 		(*DeployManyResponse_Deployment)(nil),
 		(*DeployManyResponse_Stage)(nil),
 		(*DeployManyResponse_Layers)(nil),
 		(*DeployManyResponse_Record)(nil),
 		(*DeployManyResponse_Error)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[24].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[27].OneofWrappers = []any{
 		(*PullResponse_Stage)(nil),
 		(*PullResponse_Layers)(nil),
 		(*PullResponse_Record)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[32].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[35].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_EndOfInput_)(nil),
 		(*ExecRequest_Resize)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[34].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[37].OneofWrappers = []any{
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[54].OneofWrappers = []any{}
-	file_dewpoint_v1_node_proto_msgTypes[56].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[57].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[59].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   95,
+			NumMessages:   99,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
