@@ -29,7 +29,7 @@ var order = [][]string{
 	{"snapshot"},
 	{"pack/learn"},
 	{"engine/account", "engine/cgroup", "engine/confine", "engine/launch", "engine/logfile", "engine/metadb",
-		"engine/mounts", "engine/network", "engine/process", "engine/program", "engine/shimgroup", "engine/tool"},
+		"engine/mounts", "engine/network", "engine/process", "engine/program", "engine/shimgroup", "engine/tool", "engine/volumes"},
 	{"engine/containerd"},
 	{"engine/state"},
 	{"engine", "teardown"},

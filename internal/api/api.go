@@ -39,6 +39,7 @@ type Node interface {
 	Deployer
 	Deployments
 	Containers
+	Volumes
 	Images
 	Packs
 	Checkpoints
@@ -96,6 +97,13 @@ type Containers interface {
 	// Wait returns the exit status once the container's process has ended,
 	// also when the container is removed meanwhile.
 	Wait(ctx context.Context, name string) (int, error)
+}
+
+// Volumes are directories of the node that containers have by name.
+type Volumes interface {
+	Volumes(ctx context.Context) ([]spec.VolumeInfo, error)
+	MakeVolume(ctx context.Context, name string) error
+	RemoveVolume(ctx context.Context, name string) error
 }
 
 // Images are known by their references.

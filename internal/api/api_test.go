@@ -135,7 +135,7 @@ func TestDeployIsValidatedAtTheEdge(t *testing.T) {
 	for _, r := range []spec.Request{
 		{}, {Image: "i", Net: "moon"}, {Image: "i", Ready: "tcp"}, {Image: "i", Memory: -1},
 		{Image: "i", Net: "none", Ports: []spec.Port{{Host: 1, Container: 1}}}, {Image: "i", Inflaters: -1},
-		{Image: "i", Volumes: []spec.Volume{{Source: "a", Target: "/b"}}}, {Image: "i", Env: []string{"=x"}},
+		{Image: "i", Volumes: []spec.Volume{{Source: "a/b", Target: "/b"}}}, {Image: "i", Env: []string{"=x"}},
 		labeled("", "x"), labeled("a b", "x"), labeled("a", "x\x00"), labeled("a", strings.Repeat("x", 4096)),
 		labeled("containerd.io/gc.root", "x"),
 		labeled("dewpoint.net", "host"), labeled("dewpoint.restore.afterwards", "x"),

@@ -120,6 +120,7 @@ func TestNothingIsForgotten(t *testing.T) {
 		}
 		return c
 	})
+	roundTrip(t, volumeInfoOf, volumeInfoFrom)
 	roundTrip(t, imageOf, imageFrom)
 	roundTrip(t, findingOf, findingFrom)
 	roundTrip(t, versionOf, versionFrom)

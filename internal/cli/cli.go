@@ -66,6 +66,8 @@ func commands() []command {
 		{name: "rm", args: "NAME…", summary: "remove containers", flags: rmFlags, run: rm},
 		{name: "images", summary: "list images", run: images},
 		{name: "rmi", args: "IMAGE…", summary: "remove images", run: rmi},
+		{name: "volume", args: "ls|create|inspect|rm|prune [NAME…]",
+			summary: "list, make or remove the volumes that containers have by name", flags: volumeFlags, run: volume},
 		{name: "prune", summary: "remove what nothing uses", flags: pruneFlags, run: prune},
 		{name: "profile", args: "IMAGE [CMD…]", summary: "record what a start reads, and make a startup pack of it",
 			before: true, flags: profileFlags, run: profile},

@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -20,6 +19,7 @@ type options struct {
 	detach, remove, quiet           bool
 	entrypoint, memory              string
 	publish, env, volumes, labels   []string
+	mounts                          []string
 	request                         spec.Request // what needs no parsing of ours
 	pull                            spec.PullRequest
 	count, parallel                 int
@@ -51,7 +51,10 @@ func containerFlags(c *call) {
 		"set a `variable`: KEY=VALUE, or KEY to pass on this environment's")
 	f.StringArrayVarP(&o.labels, "label", "l", nil,
 		"set a `label` of the container: KEY=VALUE; it goes before the image's")
-	f.StringArrayVarP(&o.volumes, "volume", "v", nil, "bind a `path` of the host: SOURCE:TARGET[:ro]")
+	f.StringArrayVarP(&o.volumes, "volume", "v", nil,
+		"mount a `path` of the host, or a volume by its name: SOURCE:TARGET[:ro]")
+	f.StringArrayVar(&o.mounts, "mount", nil,
+		"mount by `keys`: type=bind|volume|tmpfs,source=…,target=…[,readonly]")
 	f.StringVarP(&o.memory, "memory", "m", "", "memory limit, a `size` such as 256m or 1GiB")
 	f.Float64Var(&r.CPUs, "cpus", 0, "CPU limit, a `number` such as 0.5")
 	f.StringVar(&r.Ready, "ready", "",
@@ -62,8 +65,8 @@ func containerFlags(c *call) {
 	optionFlags(c)
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 	imageFlags(f, &r.Lazy, &r.Order, &r.Inflaters)
-	f.StringVar(&r.Mount, "mount", "", "mount layers by `backend`: erofs, loop or tree")
-	_ = f.MarkHidden("mount")
+	f.StringVar(&r.Mount, "layer-mount", "", "mount layers by `backend`: erofs, loop or tree")
+	_ = f.MarkHidden("layer-mount")
 }
 
 // imageFlags are those of everything that fetches an image.
@@ -108,6 +111,11 @@ func (c *call) instruction() (spec.Request, error) {
 			return r, misuse(c, "-v %s: %v", s, err)
 		}
 		r.Volumes = append(r.Volumes, v)
+	}
+	for _, s := range c.opt.mounts {
+		if err := parseMount(&r, s); err != nil {
+			return r, misuse(c, "--mount %s: %v", s, err)
+		}
 	}
 	r.Env = environment(c.opt.env)
 	if err := c.options(&r); err != nil {
@@ -157,26 +165,4 @@ func parsePortNumber(s string) (uint16, error) {
 		return 0, fmt.Errorf("%q is not a port; want [IP:]HOST:CONTAINER[/tcp|udp]", s)
 	}
 	return uint16(n), nil
-}
-
-// parseVolume reads SOURCE:TARGET[:ro|rw]. A relative source is one of the
-// current directory.
-func parseVolume(s string) (spec.Volume, error) {
-	parts := strings.Split(s, ":")
-	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" {
-		return spec.Volume{}, fmt.Errorf("want SOURCE:TARGET[:ro]")
-	}
-	v := spec.Volume{Source: parts[0], Target: parts[1]}
-	if len(parts) == 3 {
-		if parts[2] != "ro" && parts[2] != "rw" {
-			return v, fmt.Errorf("%q is not ro or rw", parts[2])
-		}
-		v.ReadOnly = parts[2] == "ro"
-	}
-	source, err := filepath.Abs(v.Source)
-	if err != nil {
-		return v, err
-	}
-	v.Source = source
-	return v, nil
 }

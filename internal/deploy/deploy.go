@@ -550,10 +550,7 @@ func (o *order) options() fetch.Options {
 
 func (o *order) spec(img *image.Image) engine.Spec {
 	s := engine.Spec{Name: o.name, Image: img, Entrypoint: o.Entrypoint, Cmd: o.Cmd, Env: o.Env, Net: o.Net,
-		Ports: o.ports, Memory: o.Memory, CPUs: o.CPUs, Options: o.Options}
-	for _, v := range o.Volumes {
-		s.Volumes = append(s.Volumes, engine.Volume(v))
-	}
+		Ports: o.ports, Volumes: o.Volumes, Memory: o.Memory, CPUs: o.CPUs, Options: o.Options}
 	s.Labels = o.labels()
 	return s
 }

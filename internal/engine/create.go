@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"regexp"
-	"strings"
 	"time"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
@@ -24,6 +22,7 @@ import (
 
 	"dewpoint/internal/engine/account"
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/engine/program"
 	"dewpoint/internal/engine/state"
 	"dewpoint/internal/trace"
 )
@@ -93,9 +92,14 @@ func (e *containers) create(ctx context.Context, s *Spec, back *undo) (*Info, er
 	}
 	back.add(func(context.Context) error { return os.RemoveAll(e.cfg.dir(s.Name)) })
 	files := network.FilesIn(e.cfg.dir(s.Name))
-	if err := errors.Join(makeSources(s.Volumes), e.makeOwn(s), files.Keep(s.naming())); err != nil {
+	if err := errors.Join(e.makeOwn(s), files.Keep(s.naming())); err != nil {
 		return nil, err
 	}
+	release, err := e.makeSources(s, mounts)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 
 	// The record and the network are made at once; what each has to take
 	// back is known before it begins.
@@ -184,17 +188,6 @@ func (e *containers) removeUnrecorded(ctx context.Context, name string) error {
 		return err
 	}
 	return e.removeSnapshot(ctx, name)
-}
-
-func makeSources(volumes []Volume) error {
-	for _, v := range volumes {
-		if _, err := os.Stat(v.Source); errors.Is(err, os.ErrNotExist) {
-			if err := os.MkdirAll(v.Source, 0o755); err != nil {
-				return fmt.Errorf("volume: %w", err)
-			}
-		}
-	}
-	return nil
 }
 
 // network makes the namespace and the files, and connects the bridge. It
@@ -357,43 +350,9 @@ func (e *tasks) makeTask(ctx context.Context, req *tasksapi.CreateTaskRequest, g
 	}
 	r, err := e.c.Tasks.Create(ctx, req)
 	if err != nil {
-		return 0, fmt.Errorf("task: %w", badCommand(err))
+		return 0, fmt.Errorf("task: %w", program.BadCommand(err))
 	}
 	return r.Pid, nil
-}
-
-// badCommand finds in the runtime's words that the command itself is at fault.
-func badCommand(err error) error {
-	_, why, ok := strings.Cut(err.Error(), "unable to start container process: exec: ")
-	if !ok {
-		return crunBadCommand(err)
-	}
-	why = strings.TrimSuffix(why, ": unknown")
-	switch {
-	case strings.Contains(why, "no such file or directory"), strings.Contains(why, "not found"),
-		strings.Contains(why, "not a directory"):
-		return fmt.Errorf("%w: %s", ErrNoCommand, why)
-	case strings.Contains(why, "permission denied"), strings.Contains(why, "exec format error"),
-		strings.Contains(why, "is a directory"):
-		return fmt.Errorf("%w: %s", ErrNotExecutable, why)
-	}
-	return err
-}
-
-var (
-	crunNoCommand     = regexp.MustCompile("executable file `[^`]*` not found( in \\$PATH)?|open `[^`]*`: Not a directory")
-	crunNotExecutable = regexp.MustCompile("the path `[^`]*` (exists but it is not executable|is not a regular file)|exec container process `[^`]*`: .*")
-)
-
-// crunBadCommand is badCommand for crun.
-func crunBadCommand(err error) error {
-	if why := crunNoCommand.FindString(err.Error()); why != "" {
-		return fmt.Errorf("%w: %s", ErrNoCommand, why)
-	}
-	if why := crunNotExecutable.FindString(err.Error()); why != "" {
-		return fmt.Errorf("%w: %s", ErrNotExecutable, strings.TrimSuffix(why, ": unknown"))
-	}
-	return err
 }
 
 func (e *roots) removeSnapshot(ctx context.Context, key string) error {

@@ -45,8 +45,10 @@ import (
 	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/engine/containerd"
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/engine/program"
 	"dewpoint/internal/engine/state"
 	"dewpoint/internal/engine/tool"
+	"dewpoint/internal/engine/volumes"
 	"dewpoint/internal/sched"
 )
 
@@ -61,8 +63,8 @@ var (
 	ErrPortTaken  = errors.New("port is taken")
 	// ErrNoCommand and ErrNotExecutable say that the container has no such
 	// program, or cannot run it.
-	ErrNoCommand     = errors.New("command not found in the container")
-	ErrNotExecutable = errors.New("command cannot be executed")
+	ErrNoCommand     = program.ErrNoCommand
+	ErrNotExecutable = program.ErrNotExecutable
 	// ErrMissing says that a program the engine needs is not installed.
 	ErrMissing = tool.ErrMissing
 	// ErrOption says that a container cannot be given what it was to be given.
@@ -211,8 +213,9 @@ type (
 		*runtimes
 		*tasks
 		*restores
-		bridge *network.Bridge
-		ports  network.Ports
+		bridge  *network.Bridge
+		ports   network.Ports
+		volumes *volumes.Store
 	}
 	// dumps writes containers' processes to files, also those that crun has made.
 	dumps struct {
@@ -241,7 +244,7 @@ func compose(cfg Config) *Engine {
 	re := &restores{c, t}
 	return &Engine{core: c, roots: r, images: &images{c, r}, runtimes: rt, tasks: t, restores: re,
 		containers: &containers{core: c, roots: r, runtimes: rt, tasks: t, restores: re,
-			bridge: network.NewBridge(cfg.CNI)},
+			bridge: network.NewBridge(cfg.CNI), volumes: volumes.New(cfg.volumesDir())},
 		dumps: &dumps{core: c}, execs: &execs{c, t}, outputs: &outputs{core: c, tasks: t}}
 }
 

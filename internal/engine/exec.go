@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/account"
+	"dewpoint/internal/engine/program"
 )
 
 // ExecSpec is a process to run in a running container.
@@ -87,7 +88,7 @@ func (e *execs) exec(ctx context.Context, container string, s ExecSpec) (int, er
 	}
 	r, err := e.c.Tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name, ExecID: id})
 	if err != nil {
-		return 0, badCommand(notRunning(err))
+		return 0, program.BadCommand(notRunning(err))
 	}
 	if err := e.alone(ctx, name, r.Pid); err != nil {
 		return 0, err

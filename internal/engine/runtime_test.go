@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"dewpoint/internal/engine/cgroup"
+
+	"dewpoint/internal/engine/program"
 )
 
 // bare is an engine without a containerd.
@@ -128,7 +130,7 @@ func TestBadCommandOfCrun(t *testing.T) {
 		"OCI runtime exec failed: exec container process `/bin/x`: Exec format error: unknown":                                ErrNotExecutable,
 		"OCI runtime create failed: open `/sys/fs/cgroup/memory/x/memory.limit_in_bytes`: No such file or directory: unknown": nil,
 	} {
-		got := badCommand(errors.New(text))
+		got := program.BadCommand(errors.New(text))
 		if want == nil && (errors.Is(got, ErrNoCommand) || errors.Is(got, ErrNotExecutable)) ||
 			want != nil && !errors.Is(got, want) {
 			t.Errorf("%s: %v", text, got)

@@ -52,12 +52,9 @@ type Own struct {
 	From string
 }
 
-// Volume binds a directory or file of the host into the container. A source
-// that does not exist becomes a directory.
-type Volume struct {
-	Source, Target string
-	ReadOnly       bool
-}
+// Volume binds a directory or file of the host into the container, or a named volume. A source that does not
+// exist becomes a directory.
+type Volume = spec.Volume
 
 // The networks of a container.
 const (
@@ -87,8 +84,9 @@ func (s *Spec) validate() error {
 		return fmt.Errorf("limits: memory %d, cpus %g", s.Memory, s.CPUs)
 	}
 	for _, v := range s.Volumes {
-		if !filepath.IsAbs(v.Source) || !path.IsAbs(v.Target) || path.Clean(v.Target) == "/" {
-			return fmt.Errorf("volume %s:%s: both paths must be absolute, and the target not /", v.Source, v.Target)
+		if v.Named() && !spec.ValidVolume(v.Source) || !path.IsAbs(v.Target) || path.Clean(v.Target) == "/" {
+			return fmt.Errorf("volume %s:%s: want an absolute path or a name, and a target that is not /", v.Source,
+				v.Target)
 		}
 	}
 	if _, err := confine.Allowed(&s.Options); err != nil {
@@ -269,7 +267,11 @@ func (c *Config) mounts(s *Spec) []specs.Mount {
 		if v.ReadOnly {
 			mode = "ro"
 		}
-		m = mounts.Over(m, specs.Mount{Destination: path.Clean(v.Target), Type: "bind", Source: v.Source,
+		source := v.Source
+		if v.Named() {
+			source = filepath.Join(c.volumesDir(), v.Source)
+		}
+		m = mounts.Over(m, specs.Mount{Destination: path.Clean(v.Target), Type: "bind", Source: source,
 			Options: []string{"rbind", "rprivate", mode}})
 	}
 	return mounts.ByDepth(mounts.Over(m, mounts.Tmpfs(&s.Options)...))
@@ -286,7 +288,8 @@ const LabelUser = "dewpoint.user"
 
 // Labels of our containers' records.
 const (
-	labelStop = "dewpoint.stop-signal"
+	labelStop    = "dewpoint.stop-signal"
+	labelVolumes = "dewpoint.volumes" // names, with blanks between
 )
 
 func (s *Spec) labels() map[string]string {
@@ -298,6 +301,9 @@ func (s *Spec) labels() map[string]string {
 	l[state.LabelDigest] = s.Image.Target.Digest.String()
 	if s.User != "" {
 		l[LabelUser] = s.User
+	}
+	if names := s.named(); len(names) > 0 {
+		l[labelVolumes] = strings.Join(names, " ")
 	}
 	if len(s.Ports) > 0 {
 		l[state.LabelPorts] = state.FormatPorts(s.Ports)

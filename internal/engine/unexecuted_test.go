@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"dewpoint/internal/engine/program"
 	"dewpoint/internal/spec"
 )
 
@@ -122,7 +123,7 @@ func TestUnexecutedSays(t *testing.T) {
 		"{":                                                                  {},
 		"":                                                                   {},
 	} {
-		if file, why := unexecuted(said); [2]string{file, why} != want {
+		if file, why := program.Unexecuted(said); [2]string{file, why} != want {
 			t.Errorf("%q: %q, %q", said, file, why)
 		}
 	}

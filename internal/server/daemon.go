@@ -468,6 +468,7 @@ func (d *daemon) openDesk(ctx context.Context) error {
 type node struct {
 	*deployments
 	*containers
+	*volumes
 	*images
 	*packs
 	*checkpoints
@@ -481,6 +482,7 @@ func (d *daemon) node() node {
 	n := node{
 		deployments: d.deployments,
 		containers:  &containers{engine: d.engine, desk: d.deployments.desk, reads: r, node: d.name},
+		volumes:     &volumes{d.engine},
 		packs: &packs{learner: learner, catalog: d.catalog, recordings: d.recordings(),
 			mount: d.mounts.backend.Name()},
 		checkpoints: d.checkpoints,

@@ -19,7 +19,7 @@ type deployments struct {
 // fits refuses what this dewd was not started for.
 func (d *deployments) fits(req spec.Request) error {
 	if req.Mount != "" && req.Mount != d.mount {
-		return fmt.Errorf("%w: --mount %s: this dewd mounts by %s; start it with node.mount = %q",
+		return fmt.Errorf("%w: mount %s: this dewd mounts by %s; start it with node.mount = %q",
 			deploy.ErrRequest, req.Mount, d.mount, req.Mount)
 	}
 	return nil

@@ -46,6 +46,8 @@ var sentinels = []struct {
 	{engine.ErrNotExecutable, api.NotExecutable},
 	{engine.ErrExists, api.NameInUse},
 	{engine.ErrNotFound, api.NotFound},
+	{engine.ErrNoVolume, api.NotFound},
+	{engine.ErrVolumeUsed, api.InUse},
 	{engine.ErrPortTaken, api.PortInUse},
 	{engine.ErrNotRunning, api.NotRunning},
 	{engine.ErrRunning, api.Running},

@@ -42,9 +42,9 @@ type Port struct {
 	Protocol  string `json:"protocol"` // tcp, udp
 }
 
-// Volume binds a host directory or file into the container.
+// Volume binds a directory or file of the host, or a named volume of the node, into the container.
 type Volume struct {
-	Source, Target string
+	Source, Target string // Source is an absolute path, or a name
 	ReadOnly       bool
 }
 

@@ -28,8 +28,8 @@ func (r Request) Validate() error {
 		}
 	}
 	for _, v := range r.Volumes {
-		if !strings.HasPrefix(v.Source, "/") || !strings.HasPrefix(v.Target, "/") {
-			return fmt.Errorf("volume %s:%s: both paths have to be absolute", v.Source, v.Target)
+		if err := v.validate(); err != nil {
+			return err
 		}
 	}
 	if len(r.Ports) > maxPorts {
@@ -71,7 +71,7 @@ func (r Request) Validate() error {
 		choice{"net", r.Net, []string{"host", "bridge", "none"}},
 		choice{"lazy", r.Lazy, []string{"auto", "never"}},
 		choice{"restore", r.Restore, []string{"auto", "never", "always"}},
-		choice{"mount", r.Mount, []string{"erofs", "loop", "tree"}},
+		choice{"layer-mount", r.Mount, []string{"erofs", "loop", "tree"}},
 		choice{"order", r.Order, []string{"layers", "parallel"}},
 		count(r.Inflaters),
 	)

@@ -46,6 +46,7 @@ type Node struct {
 
 	checkpoints []spec.Checkpoint // guarded by mu
 	deployments []*deployment     // guarded by mu; in the order of being asked for
+	volumes     []string          // guarded by mu; that were made by themselves
 	closed      bool              // guarded by mu
 }
 

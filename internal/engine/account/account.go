@@ -170,16 +170,36 @@ func hidesBelow(dir string) bool {
 	return err == nil && n == 1 && v[0] == 'y'
 }
 
-func readMounted(tmp string, dirs []string, name string) ([]byte, error) {
+func readMounted(tmp string, dirs []string, name string) (b []byte, err error) {
+	err = mounted(tmp, dirs, func(root string) (err error) {
+		b, err = readUnder(root, name, unix.RESOLVE_IN_ROOT)
+		return err
+	})
+	return b, err
+}
+
+// Root calls f with the root directory of a snapshot that is not mounted. It is mounted read-only meanwhile.
+func Root(tmp string, mounts []*types.Mount, f func(root string) error) error {
+	dirs, err := layersOf(mounts)
+	switch {
+	case err != nil:
+		return err
+	case len(dirs) == 1:
+		return f(dirs[0])
+	}
+	return mounted(tmp, dirs, f)
+}
+
+func mounted(tmp string, dirs []string, f func(root string) error) error {
 	at, err := os.MkdirTemp(tmp, "root-")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer os.Remove(at)
 	if err := unix.Mount("overlay", at, "overlay", unix.MS_RDONLY,
 		"lowerdir="+strings.Join(dirs, ":")); err != nil {
-		return nil, fmt.Errorf("mount snapshot: %w", err)
+		return fmt.Errorf("mount snapshot: %w", err)
 	}
 	defer unix.Unmount(at, unix.MNT_DETACH)
-	return readUnder(at, name, unix.RESOLVE_IN_ROOT)
+	return f(at)
 }

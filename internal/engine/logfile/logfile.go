@@ -5,6 +5,7 @@
 package logfile
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -210,4 +211,23 @@ func Tail(path string, n int) string {
 		b = b[:len(b)-1]
 	}
 	return string(b)
+}
+
+// AddLine appends a line to a file that nobody writes to any more.
+func AddLine(path, line string) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var text bytes.Buffer
+	if st, err := f.Stat(); err == nil && st.Size() > 0 {
+		end := make([]byte, 1)
+		if _, err := f.ReadAt(end, st.Size()-1); err == nil && end[0] != '\n' {
+			text.WriteByte('\n')
+		}
+	}
+	text.WriteString(line + "\n")
+	_, err = f.Write(text.Bytes())
+	return err
 }

@@ -75,7 +75,7 @@ func (x Output_Stream) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Output_Stream.Descriptor instead.
 func (Output_Stream) EnumDescriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{24, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{31, 0}
 }
 
 // Error is the detail of a failed call.
@@ -763,7 +763,7 @@ func (x *Port) GetProtocol() string {
 
 type Volume struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // absolute path on the host, or the name of a volume of the node
 	Target        string                 `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
 	ReadOnly      bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -821,6 +821,315 @@ func (x *Volume) GetReadOnly() bool {
 	return false
 }
 
+// VolumeInfo is a named volume.
+type VolumeInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`             // on the node
+	Changed       *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=changed,proto3" json:"changed,omitempty"`       // when a name in it was last made or removed
+	Containers    []string               `protobuf:"bytes,4,rep,name=containers,proto3" json:"containers,omitempty"` // that have it, running or not
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeInfo) Reset() {
+	*x = VolumeInfo{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeInfo) ProtoMessage() {}
+
+func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeInfo.ProtoReflect.Descriptor instead.
+func (*VolumeInfo) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *VolumeInfo) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VolumeInfo) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *VolumeInfo) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *VolumeInfo) GetContainers() []string {
+	if x != nil {
+		return x.Containers
+	}
+	return nil
+}
+
+type ListVolumesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListVolumesRequest) Reset() {
+	*x = ListVolumesRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListVolumesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListVolumesRequest) ProtoMessage() {}
+
+func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
+func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{8}
+}
+
+type ListVolumesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volumes       []*VolumeInfo          `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListVolumesResponse) Reset() {
+	*x = ListVolumesResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListVolumesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListVolumesResponse) ProtoMessage() {}
+
+func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
+func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ListVolumesResponse) GetVolumes() []*VolumeInfo {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+type MakeVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MakeVolumeRequest) Reset() {
+	*x = MakeVolumeRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MakeVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MakeVolumeRequest) ProtoMessage() {}
+
+func (x *MakeVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MakeVolumeRequest.ProtoReflect.Descriptor instead.
+func (*MakeVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *MakeVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type MakeVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MakeVolumeResponse) Reset() {
+	*x = MakeVolumeResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MakeVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MakeVolumeResponse) ProtoMessage() {}
+
+func (x *MakeVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MakeVolumeResponse.ProtoReflect.Descriptor instead.
+func (*MakeVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{11}
+}
+
+type RemoveVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveVolumeRequest) Reset() {
+	*x = RemoveVolumeRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveVolumeRequest) ProtoMessage() {}
+
+func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
+func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RemoveVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemoveVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveVolumeResponse) Reset() {
+	*x = RemoveVolumeResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveVolumeResponse) ProtoMessage() {}
+
+func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
+func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{13}
+}
+
 type DeployRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *Spec                  `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -839,7 +1148,7 @@ type DeployRequest struct {
 
 func (x *DeployRequest) Reset() {
 	*x = DeployRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -851,7 +1160,7 @@ func (x *DeployRequest) String() string {
 func (*DeployRequest) ProtoMessage() {}
 
 func (x *DeployRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -864,7 +1173,7 @@ func (x *DeployRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployRequest.ProtoReflect.Descriptor instead.
 func (*DeployRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeployRequest) GetSpec() *Spec {
@@ -914,7 +1223,7 @@ type DeployResponse struct {
 
 func (x *DeployResponse) Reset() {
 	*x = DeployResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -926,7 +1235,7 @@ func (x *DeployResponse) String() string {
 func (*DeployResponse) ProtoMessage() {}
 
 func (x *DeployResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -939,7 +1248,7 @@ func (x *DeployResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployResponse.ProtoReflect.Descriptor instead.
 func (*DeployResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeployResponse) GetStep() isDeployResponse_Step {
@@ -1059,7 +1368,7 @@ type DeployManyRequest struct {
 
 func (x *DeployManyRequest) Reset() {
 	*x = DeployManyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1380,7 @@ func (x *DeployManyRequest) String() string {
 func (*DeployManyRequest) ProtoMessage() {}
 
 func (x *DeployManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1393,7 @@ func (x *DeployManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployManyRequest.ProtoReflect.Descriptor instead.
 func (*DeployManyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeployManyRequest) GetSpecs() []*Spec {
@@ -1147,7 +1456,7 @@ type DeployManyResponse struct {
 
 func (x *DeployManyResponse) Reset() {
 	*x = DeployManyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1159,7 +1468,7 @@ func (x *DeployManyResponse) String() string {
 func (*DeployManyResponse) ProtoMessage() {}
 
 func (x *DeployManyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1172,7 +1481,7 @@ func (x *DeployManyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployManyResponse.ProtoReflect.Descriptor instead.
 func (*DeployManyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeployManyResponse) GetIndex() int32 {
@@ -1290,7 +1599,7 @@ type Deployment struct {
 
 func (x *Deployment) Reset() {
 	*x = Deployment{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1302,7 +1611,7 @@ func (x *Deployment) String() string {
 func (*Deployment) ProtoMessage() {}
 
 func (x *Deployment) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1315,7 +1624,7 @@ func (x *Deployment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deployment.ProtoReflect.Descriptor instead.
 func (*Deployment) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Deployment) GetId() string {
@@ -1420,7 +1729,7 @@ type ListDeploymentsRequest struct {
 
 func (x *ListDeploymentsRequest) Reset() {
 	*x = ListDeploymentsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1741,7 @@ func (x *ListDeploymentsRequest) String() string {
 func (*ListDeploymentsRequest) ProtoMessage() {}
 
 func (x *ListDeploymentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1754,7 @@ func (x *ListDeploymentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeploymentsRequest.ProtoReflect.Descriptor instead.
 func (*ListDeploymentsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListDeploymentsRequest) GetAll() bool {
@@ -1478,7 +1787,7 @@ type ListDeploymentsResponse struct {
 
 func (x *ListDeploymentsResponse) Reset() {
 	*x = ListDeploymentsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1490,7 +1799,7 @@ func (x *ListDeploymentsResponse) String() string {
 func (*ListDeploymentsResponse) ProtoMessage() {}
 
 func (x *ListDeploymentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1503,7 +1812,7 @@ func (x *ListDeploymentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeploymentsResponse.ProtoReflect.Descriptor instead.
 func (*ListDeploymentsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListDeploymentsResponse) GetDeployments() []*Deployment {
@@ -1523,7 +1832,7 @@ type WatchDeploymentRequest struct {
 
 func (x *WatchDeploymentRequest) Reset() {
 	*x = WatchDeploymentRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1535,7 +1844,7 @@ func (x *WatchDeploymentRequest) String() string {
 func (*WatchDeploymentRequest) ProtoMessage() {}
 
 func (x *WatchDeploymentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1548,7 +1857,7 @@ func (x *WatchDeploymentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDeploymentRequest.ProtoReflect.Descriptor instead.
 func (*WatchDeploymentRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WatchDeploymentRequest) GetId() string {
@@ -1575,7 +1884,7 @@ type CancelDeploymentRequest struct {
 
 func (x *CancelDeploymentRequest) Reset() {
 	*x = CancelDeploymentRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1587,7 +1896,7 @@ func (x *CancelDeploymentRequest) String() string {
 func (*CancelDeploymentRequest) ProtoMessage() {}
 
 func (x *CancelDeploymentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1600,7 +1909,7 @@ func (x *CancelDeploymentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDeploymentRequest.ProtoReflect.Descriptor instead.
 func (*CancelDeploymentRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CancelDeploymentRequest) GetId() string {
@@ -1626,7 +1935,7 @@ type CancelDeploymentResponse struct {
 
 func (x *CancelDeploymentResponse) Reset() {
 	*x = CancelDeploymentResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1638,7 +1947,7 @@ func (x *CancelDeploymentResponse) String() string {
 func (*CancelDeploymentResponse) ProtoMessage() {}
 
 func (x *CancelDeploymentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1651,7 +1960,7 @@ func (x *CancelDeploymentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDeploymentResponse.ProtoReflect.Descriptor instead.
 func (*CancelDeploymentResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CancelDeploymentResponse) GetDeployment() *Deployment {
@@ -1673,7 +1982,7 @@ type Stage struct {
 
 func (x *Stage) Reset() {
 	*x = Stage{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1685,7 +1994,7 @@ func (x *Stage) String() string {
 func (*Stage) ProtoMessage() {}
 
 func (x *Stage) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1698,7 +2007,7 @@ func (x *Stage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stage.ProtoReflect.Descriptor instead.
 func (*Stage) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Stage) GetName() string {
@@ -1732,7 +2041,7 @@ type Layers struct {
 
 func (x *Layers) Reset() {
 	*x = Layers{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1744,7 +2053,7 @@ func (x *Layers) String() string {
 func (*Layers) ProtoMessage() {}
 
 func (x *Layers) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1757,7 +2066,7 @@ func (x *Layers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layers.ProtoReflect.Descriptor instead.
 func (*Layers) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Layers) GetLayers() []*LayerProgress {
@@ -1780,7 +2089,7 @@ type LayerProgress struct {
 
 func (x *LayerProgress) Reset() {
 	*x = LayerProgress{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +2101,7 @@ func (x *LayerProgress) String() string {
 func (*LayerProgress) ProtoMessage() {}
 
 func (x *LayerProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +2114,7 @@ func (x *LayerProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerProgress.ProtoReflect.Descriptor instead.
 func (*LayerProgress) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LayerProgress) GetDigest() string {
@@ -1861,7 +2170,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1873,7 +2182,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1886,7 +2195,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Record) GetName() string {
@@ -1972,7 +2281,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2293,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2306,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Span) GetName() string {
@@ -2040,7 +2349,7 @@ type Bytes struct {
 
 func (x *Bytes) Reset() {
 	*x = Bytes{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2361,7 @@ func (x *Bytes) String() string {
 func (*Bytes) ProtoMessage() {}
 
 func (x *Bytes) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2374,7 @@ func (x *Bytes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bytes.ProtoReflect.Descriptor instead.
 func (*Bytes) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Bytes) GetRegistry() int64 {
@@ -2101,7 +2410,7 @@ type Way struct {
 
 func (x *Way) Reset() {
 	*x = Way{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2113,7 +2422,7 @@ func (x *Way) String() string {
 func (*Way) ProtoMessage() {}
 
 func (x *Way) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2126,7 +2435,7 @@ func (x *Way) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Way.ProtoReflect.Descriptor instead.
 func (*Way) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Way) GetPull() string {
@@ -2167,7 +2476,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2488,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2501,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Output) GetStream() Output_Stream {
@@ -2218,7 +2527,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2230,7 +2539,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2243,7 +2552,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Exit) GetStatus() int32 {
@@ -2268,7 +2577,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2280,7 +2589,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2293,7 +2602,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PullRequest) GetImage() string {
@@ -2353,7 +2662,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2674,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2687,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PullResponse) GetStep() isPullResponse_Step {
@@ -2446,7 +2755,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2458,7 +2767,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2471,7 +2780,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -2490,7 +2799,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2811,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2824,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListResponse) GetContainers() []*Container {
@@ -2545,7 +2854,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2557,7 +2866,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2570,7 +2879,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Container) GetName() string {
@@ -2666,7 +2975,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2678,7 +2987,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2691,7 +3000,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *InspectRequest) GetName() string {
@@ -2713,7 +3022,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +3034,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,7 +3047,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *InspectResponse) GetContainer() *Container {
@@ -2780,7 +3089,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2792,7 +3101,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2805,7 +3114,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *LogsRequest) GetName() string {
@@ -2838,7 +3147,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +3159,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +3172,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *LogsResponse) GetOutput() *Output {
@@ -2888,7 +3197,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3209,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3222,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -2997,7 +3306,7 @@ type Size struct {
 
 func (x *Size) Reset() {
 	*x = Size{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3009,7 +3318,7 @@ func (x *Size) String() string {
 func (*Size) ProtoMessage() {}
 
 func (x *Size) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3022,7 +3331,7 @@ func (x *Size) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Size.ProtoReflect.Descriptor instead.
 func (*Size) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Size) GetRows() uint32 {
@@ -3052,7 +3361,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3064,7 +3373,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3077,7 +3386,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -3131,7 +3440,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3452,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3465,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StopRequest) GetName() string {
@@ -3181,7 +3490,7 @@ type StopResponse struct {
 
 func (x *StopResponse) Reset() {
 	*x = StopResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3193,7 +3502,7 @@ func (x *StopResponse) String() string {
 func (*StopResponse) ProtoMessage() {}
 
 func (x *StopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3206,7 +3515,7 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 type RemoveRequest struct {
@@ -3219,7 +3528,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3540,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3553,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RemoveRequest) GetName() string {
@@ -3269,7 +3578,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3281,7 +3590,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3294,7 +3603,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 type WaitRequest struct {
@@ -3306,7 +3615,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +3627,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +3640,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WaitRequest) GetName() string {
@@ -3350,7 +3659,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3362,7 +3671,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3375,7 +3684,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WaitResponse) GetStatus() int32 {
@@ -3393,7 +3702,7 @@ type ImagesRequest struct {
 
 func (x *ImagesRequest) Reset() {
 	*x = ImagesRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3405,7 +3714,7 @@ func (x *ImagesRequest) String() string {
 func (*ImagesRequest) ProtoMessage() {}
 
 func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3418,7 +3727,7 @@ func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesRequest.ProtoReflect.Descriptor instead.
 func (*ImagesRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 type ImagesResponse struct {
@@ -3430,7 +3739,7 @@ type ImagesResponse struct {
 
 func (x *ImagesResponse) Reset() {
 	*x = ImagesResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3442,7 +3751,7 @@ func (x *ImagesResponse) String() string {
 func (*ImagesResponse) ProtoMessage() {}
 
 func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3455,7 +3764,7 @@ func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesResponse.ProtoReflect.Descriptor instead.
 func (*ImagesResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ImagesResponse) GetImages() []*Image {
@@ -3479,7 +3788,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3491,7 +3800,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3504,7 +3813,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Image) GetName() string {
@@ -3562,7 +3871,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3574,7 +3883,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3587,7 +3896,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Layer) GetDigest() string {
@@ -3634,7 +3943,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3646,7 +3955,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3659,7 +3968,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -3677,7 +3986,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3689,7 +3998,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3702,7 +4011,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 type PruneRequest struct {
@@ -3715,7 +4024,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3727,7 +4036,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3740,7 +4049,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PruneRequest) GetImages() bool {
@@ -3772,7 +4081,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3784,7 +4093,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3797,7 +4106,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PruneResponse) GetImages() []string {
@@ -3857,7 +4166,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3869,7 +4178,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3882,7 +4191,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 type DoctorResponse struct {
@@ -3894,7 +4203,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3906,7 +4215,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3919,7 +4228,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DoctorResponse) GetFindings() []*Finding {
@@ -3941,7 +4250,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3953,7 +4262,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3966,7 +4275,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Finding) GetWhat() string {
@@ -4005,7 +4314,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4017,7 +4326,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4030,7 +4339,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 type VersionResponse struct {
@@ -4048,7 +4357,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4060,7 +4369,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4073,7 +4382,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -4140,7 +4449,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4152,7 +4461,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4165,7 +4474,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -4191,7 +4500,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4203,7 +4512,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4216,7 +4525,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -4247,7 +4556,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4259,7 +4568,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4272,7 +4581,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -4378,7 +4687,7 @@ type ProfileEndRequest struct {
 
 func (x *ProfileEndRequest) Reset() {
 	*x = ProfileEndRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4390,7 +4699,7 @@ func (x *ProfileEndRequest) String() string {
 func (*ProfileEndRequest) ProtoMessage() {}
 
 func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4403,7 +4712,7 @@ func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndRequest.ProtoReflect.Descriptor instead.
 func (*ProfileEndRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ProfileEndRequest) GetName() string {
@@ -4443,7 +4752,7 @@ type ProfileEndResponse struct {
 
 func (x *ProfileEndResponse) Reset() {
 	*x = ProfileEndResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4455,7 +4764,7 @@ func (x *ProfileEndResponse) String() string {
 func (*ProfileEndResponse) ProtoMessage() {}
 
 func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4468,7 +4777,7 @@ func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndResponse.ProtoReflect.Descriptor instead.
 func (*ProfileEndResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ProfileEndResponse) GetProfile() *Profile {
@@ -4494,7 +4803,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4506,7 +4815,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4519,7 +4828,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Profile) GetName() string {
@@ -4590,7 +4899,7 @@ type FileRead struct {
 
 func (x *FileRead) Reset() {
 	*x = FileRead{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4602,7 +4911,7 @@ func (x *FileRead) String() string {
 func (*FileRead) ProtoMessage() {}
 
 func (x *FileRead) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4615,7 +4924,7 @@ func (x *FileRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRead.ProtoReflect.Descriptor instead.
 func (*FileRead) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *FileRead) GetPath() string {
@@ -4655,7 +4964,7 @@ type PackBuildRequest struct {
 
 func (x *PackBuildRequest) Reset() {
 	*x = PackBuildRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4667,7 +4976,7 @@ func (x *PackBuildRequest) String() string {
 func (*PackBuildRequest) ProtoMessage() {}
 
 func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4680,7 +4989,7 @@ func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildRequest.ProtoReflect.Descriptor instead.
 func (*PackBuildRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *PackBuildRequest) GetImage() string {
@@ -4699,7 +5008,7 @@ type PackBuildResponse struct {
 
 func (x *PackBuildResponse) Reset() {
 	*x = PackBuildResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4711,7 +5020,7 @@ func (x *PackBuildResponse) String() string {
 func (*PackBuildResponse) ProtoMessage() {}
 
 func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4724,7 +5033,7 @@ func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildResponse.ProtoReflect.Descriptor instead.
 func (*PackBuildResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *PackBuildResponse) GetPack() *Pack {
@@ -4746,7 +5055,7 @@ type PackPushRequest struct {
 
 func (x *PackPushRequest) Reset() {
 	*x = PackPushRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4758,7 +5067,7 @@ func (x *PackPushRequest) String() string {
 func (*PackPushRequest) ProtoMessage() {}
 
 func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4771,7 +5080,7 @@ func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushRequest.ProtoReflect.Descriptor instead.
 func (*PackPushRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PackPushRequest) GetImage() string {
@@ -4809,7 +5118,7 @@ type PackPushResponse struct {
 
 func (x *PackPushResponse) Reset() {
 	*x = PackPushResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4821,7 +5130,7 @@ func (x *PackPushResponse) String() string {
 func (*PackPushResponse) ProtoMessage() {}
 
 func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4834,7 +5143,7 @@ func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushResponse.ProtoReflect.Descriptor instead.
 func (*PackPushResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PackPushResponse) GetImage() string {
@@ -4881,7 +5190,7 @@ type PackInspectRequest struct {
 
 func (x *PackInspectRequest) Reset() {
 	*x = PackInspectRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4893,7 +5202,7 @@ func (x *PackInspectRequest) String() string {
 func (*PackInspectRequest) ProtoMessage() {}
 
 func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4906,7 +5215,7 @@ func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectRequest.ProtoReflect.Descriptor instead.
 func (*PackInspectRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *PackInspectRequest) GetImage() string {
@@ -4925,7 +5234,7 @@ type PackInspectResponse struct {
 
 func (x *PackInspectResponse) Reset() {
 	*x = PackInspectResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4937,7 +5246,7 @@ func (x *PackInspectResponse) String() string {
 func (*PackInspectResponse) ProtoMessage() {}
 
 func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4950,7 +5259,7 @@ func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectResponse.ProtoReflect.Descriptor instead.
 func (*PackInspectResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PackInspectResponse) GetPack() *Pack {
@@ -4988,7 +5297,7 @@ type Pack struct {
 
 func (x *Pack) Reset() {
 	*x = Pack{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5000,7 +5309,7 @@ func (x *Pack) String() string {
 func (*Pack) ProtoMessage() {}
 
 func (x *Pack) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5013,7 +5322,7 @@ func (x *Pack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack.ProtoReflect.Descriptor instead.
 func (*Pack) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Pack) GetImage() string {
@@ -5168,7 +5477,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5180,7 +5489,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5193,7 +5502,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CheckpointRequest) GetName() string {
@@ -5233,7 +5542,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5245,7 +5554,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5258,7 +5567,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *CheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -5277,7 +5586,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5289,7 +5598,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5302,7 +5611,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListCheckpointsRequest) GetImage() string {
@@ -5321,7 +5630,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5333,7 +5642,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5346,7 +5655,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -5365,7 +5674,7 @@ type RemoveCheckpointRequest struct {
 
 func (x *RemoveCheckpointRequest) Reset() {
 	*x = RemoveCheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5377,7 +5686,7 @@ func (x *RemoveCheckpointRequest) String() string {
 func (*RemoveCheckpointRequest) ProtoMessage() {}
 
 func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5390,7 +5699,7 @@ func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RemoveCheckpointRequest) GetId() string {
@@ -5408,7 +5717,7 @@ type RemoveCheckpointResponse struct {
 
 func (x *RemoveCheckpointResponse) Reset() {
 	*x = RemoveCheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5420,7 +5729,7 @@ func (x *RemoveCheckpointResponse) String() string {
 func (*RemoveCheckpointResponse) ProtoMessage() {}
 
 func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5433,7 +5742,7 @@ func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 type Checkpoint struct {
@@ -5462,7 +5771,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5474,7 +5783,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5487,7 +5796,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Checkpoint) GetId() string {
@@ -5624,7 +5933,7 @@ type PoPStatusRequest struct {
 
 func (x *PoPStatusRequest) Reset() {
 	*x = PoPStatusRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5636,7 +5945,7 @@ func (x *PoPStatusRequest) String() string {
 func (*PoPStatusRequest) ProtoMessage() {}
 
 func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5649,7 +5958,7 @@ func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusRequest.ProtoReflect.Descriptor instead.
 func (*PoPStatusRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 type PoPStatusResponse struct {
@@ -5661,7 +5970,7 @@ type PoPStatusResponse struct {
 
 func (x *PoPStatusResponse) Reset() {
 	*x = PoPStatusResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5673,7 +5982,7 @@ func (x *PoPStatusResponse) String() string {
 func (*PoPStatusResponse) ProtoMessage() {}
 
 func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5686,7 +5995,7 @@ func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusResponse.ProtoReflect.Descriptor instead.
 func (*PoPStatusResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *PoPStatusResponse) GetPop() *PoP {
@@ -5710,7 +6019,7 @@ type PoP struct {
 
 func (x *PoP) Reset() {
 	*x = PoP{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5722,7 +6031,7 @@ func (x *PoP) String() string {
 func (*PoP) ProtoMessage() {}
 
 func (x *PoP) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5735,7 +6044,7 @@ func (x *PoP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP.ProtoReflect.Descriptor instead.
 func (*PoP) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *PoP) GetName() string {
@@ -5789,7 +6098,7 @@ type PoPVerifyRequest struct {
 
 func (x *PoPVerifyRequest) Reset() {
 	*x = PoPVerifyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5801,7 +6110,7 @@ func (x *PoPVerifyRequest) String() string {
 func (*PoPVerifyRequest) ProtoMessage() {}
 
 func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5814,7 +6123,7 @@ func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyRequest.ProtoReflect.Descriptor instead.
 func (*PoPVerifyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *PoPVerifyRequest) GetLayers() []string {
@@ -5837,7 +6146,7 @@ type PoPVerifyResponse struct {
 
 func (x *PoPVerifyResponse) Reset() {
 	*x = PoPVerifyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5849,7 +6158,7 @@ func (x *PoPVerifyResponse) String() string {
 func (*PoPVerifyResponse) ProtoMessage() {}
 
 func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5862,7 +6171,7 @@ func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyResponse.ProtoReflect.Descriptor instead.
 func (*PoPVerifyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PoPVerifyResponse) GetDiffId() string {
@@ -5909,7 +6218,7 @@ type PoPForgetRequest struct {
 
 func (x *PoPForgetRequest) Reset() {
 	*x = PoPForgetRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5921,7 +6230,7 @@ func (x *PoPForgetRequest) String() string {
 func (*PoPForgetRequest) ProtoMessage() {}
 
 func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5934,7 +6243,7 @@ func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetRequest.ProtoReflect.Descriptor instead.
 func (*PoPForgetRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *PoPForgetRequest) GetNode() string {
@@ -5952,7 +6261,7 @@ type PoPForgetResponse struct {
 
 func (x *PoPForgetResponse) Reset() {
 	*x = PoPForgetResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5964,7 +6273,7 @@ func (x *PoPForgetResponse) String() string {
 func (*PoPForgetResponse) ProtoMessage() {}
 
 func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5977,7 +6286,7 @@ func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetResponse.ProtoReflect.Descriptor instead.
 func (*PoPForgetResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 type ExecRequest_Start struct {
@@ -5996,7 +6305,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6008,7 +6317,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6021,7 +6330,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42, 0}
 }
 
 func (x *ExecRequest_Start) GetName() string {
@@ -6088,7 +6397,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6100,7 +6409,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6113,7 +6422,7 @@ func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_EndOfInput.ProtoReflect.Descriptor instead.
 func (*ExecRequest_EndOfInput) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42, 1}
 }
 
 type Pack_Parts struct {
@@ -6130,7 +6439,7 @@ type Pack_Parts struct {
 
 func (x *Pack_Parts) Reset() {
 	*x = Pack_Parts{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6142,7 +6451,7 @@ func (x *Pack_Parts) String() string {
 func (*Pack_Parts) ProtoMessage() {}
 
 func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6155,7 +6464,7 @@ func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack_Parts.ProtoReflect.Descriptor instead.
 func (*Pack_Parts) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 0}
 }
 
 func (x *Pack_Parts) GetHeader() int64 {
@@ -6212,7 +6521,7 @@ type PoP_Quota struct {
 
 func (x *PoP_Quota) Reset() {
 	*x = PoP_Quota{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6224,7 +6533,7 @@ func (x *PoP_Quota) String() string {
 func (*PoP_Quota) ProtoMessage() {}
 
 func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6237,7 +6546,7 @@ func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Quota.ProtoReflect.Descriptor instead.
 func (*PoP_Quota) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 0}
 }
 
 func (x *PoP_Quota) GetPrefix() string {
@@ -6279,7 +6588,7 @@ type PoP_Store struct {
 
 func (x *PoP_Store) Reset() {
 	*x = PoP_Store{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6291,7 +6600,7 @@ func (x *PoP_Store) String() string {
 func (*PoP_Store) ProtoMessage() {}
 
 func (x *PoP_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6304,7 +6613,7 @@ func (x *PoP_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Store.ProtoReflect.Descriptor instead.
 func (*PoP_Store) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 1}
 }
 
 func (x *PoP_Store) GetPath() string {
@@ -6388,7 +6697,7 @@ type PoP_Coordinator struct {
 
 func (x *PoP_Coordinator) Reset() {
 	*x = PoP_Coordinator{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6400,7 +6709,7 @@ func (x *PoP_Coordinator) String() string {
 func (*PoP_Coordinator) ProtoMessage() {}
 
 func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6413,7 +6722,7 @@ func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Coordinator.ProtoReflect.Descriptor instead.
 func (*PoP_Coordinator) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 2}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 2}
 }
 
 func (x *PoP_Coordinator) GetKind() string {
@@ -6447,7 +6756,7 @@ type PoP_Hits struct {
 
 func (x *PoP_Hits) Reset() {
 	*x = PoP_Hits{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6459,7 +6768,7 @@ func (x *PoP_Hits) String() string {
 func (*PoP_Hits) ProtoMessage() {}
 
 func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6472,7 +6781,7 @@ func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Hits.ProtoReflect.Descriptor instead.
 func (*PoP_Hits) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 3}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 3}
 }
 
 func (x *PoP_Hits) GetLayers() int64 {
@@ -6500,7 +6809,7 @@ type PoP_Fetch struct {
 
 func (x *PoP_Fetch) Reset() {
 	*x = PoP_Fetch{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6512,7 +6821,7 @@ func (x *PoP_Fetch) String() string {
 func (*PoP_Fetch) ProtoMessage() {}
 
 func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6525,7 +6834,7 @@ func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Fetch.ProtoReflect.Descriptor instead.
 func (*PoP_Fetch) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 4}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 4}
 }
 
 func (x *PoP_Fetch) GetLayer() string {
@@ -6566,7 +6875,7 @@ type PoP_Node struct {
 
 func (x *PoP_Node) Reset() {
 	*x = PoP_Node{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6578,7 +6887,7 @@ func (x *PoP_Node) String() string {
 func (*PoP_Node) ProtoMessage() {}
 
 func (x *PoP_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6591,7 +6900,7 @@ func (x *PoP_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Node.ProtoReflect.Descriptor instead.
 func (*PoP_Node) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 5}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 5}
 }
 
 func (x *PoP_Node) GetName() string {
@@ -6671,7 +6980,7 @@ type PoP_Layer struct {
 
 func (x *PoP_Layer) Reset() {
 	*x = PoP_Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6683,7 +6992,7 @@ func (x *PoP_Layer) String() string {
 func (*PoP_Layer) ProtoMessage() {}
 
 func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6696,7 +7005,7 @@ func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Layer.ProtoReflect.Descriptor instead.
 func (*PoP_Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80, 6}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 6}
 }
 
 func (x *PoP_Layer) GetDiffId() string {
@@ -6831,7 +7140,24 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x06Volume\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
 	"\x06target\x18\x02 \x01(\tR\x06target\x12\x1b\n" +
-	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\x97\x01\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\x8a\x01\n" +
+	"\n" +
+	"VolumeInfo\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x124\n" +
+	"\achanged\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x12\x1e\n" +
+	"\n" +
+	"containers\x18\x04 \x03(\tR\n" +
+	"containers\"\x14\n" +
+	"\x12ListVolumesRequest\"H\n" +
+	"\x13ListVolumesResponse\x121\n" +
+	"\avolumes\x18\x01 \x03(\v2\x17.dewpoint.v1.VolumeInfoR\avolumes\"'\n" +
+	"\x11MakeVolumeRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
+	"\x12MakeVolumeResponse\")\n" +
+	"\x13RemoveVolumeRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
+	"\x14RemoveVolumeResponse\"\x97\x01\n" +
 	"\rDeployRequest\x12%\n" +
 	"\x04spec\x18\x01 \x01(\v2\x11.dewpoint.v1.SpecR\x04spec\x12\x16\n" +
 	"\x06attach\x18\x02 \x01(\bR\x06attach\x12\x10\n" +
@@ -7279,7 +7605,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"&\n" +
 	"\x10PoPForgetRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\x13\n" +
-	"\x11PoPForgetResponse2\xa6\x11\n" +
+	"\x11PoPForgetResponse2\xa1\x13\n" +
 	"\x04Node\x12C\n" +
 	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse0\x01\x12O\n" +
 	"\n" +
@@ -7297,7 +7623,11 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04Wait\x12\x18.dewpoint.v1.WaitRequest\x1a\x19.dewpoint.v1.WaitResponse\x12F\n" +
 	"\x06Images\x12\x1a.dewpoint.v1.ImagesRequest\x1a\x1b.dewpoint.v1.ImagesResponse\"\x03\x90\x02\x01\x12P\n" +
 	"\vRemoveImage\x12\x1f.dewpoint.v1.RemoveImageRequest\x1a .dewpoint.v1.RemoveImageResponse\x12>\n" +
-	"\x05Prune\x12\x19.dewpoint.v1.PruneRequest\x1a\x1a.dewpoint.v1.PruneResponse\x12M\n" +
+	"\x05Prune\x12\x19.dewpoint.v1.PruneRequest\x1a\x1a.dewpoint.v1.PruneResponse\x12U\n" +
+	"\vListVolumes\x12\x1f.dewpoint.v1.ListVolumesRequest\x1a .dewpoint.v1.ListVolumesResponse\"\x03\x90\x02\x01\x12M\n" +
+	"\n" +
+	"MakeVolume\x12\x1e.dewpoint.v1.MakeVolumeRequest\x1a\x1f.dewpoint.v1.MakeVolumeResponse\x12S\n" +
+	"\fRemoveVolume\x12 .dewpoint.v1.RemoveVolumeRequest\x1a!.dewpoint.v1.RemoveVolumeResponse\x12M\n" +
 	"\n" +
 	"ProfileEnd\x12\x1e.dewpoint.v1.ProfileEndRequest\x1a\x1f.dewpoint.v1.ProfileEndResponse\x12J\n" +
 	"\tPackBuild\x12\x1d.dewpoint.v1.PackBuildRequest\x1a\x1e.dewpoint.v1.PackBuildResponse\x12G\n" +
@@ -7327,7 +7657,7 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 106)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Output_Stream)(0),               // 0: dewpoint.v1.Output.Stream
 	(*Error)(nil),                    // 1: dewpoint.v1.Error
@@ -7337,246 +7667,261 @@ var file_dewpoint_v1_node_proto_goTypes = []any{
 	(*Device)(nil),                   // 5: dewpoint.v1.Device
 	(*Port)(nil),                     // 6: dewpoint.v1.Port
 	(*Volume)(nil),                   // 7: dewpoint.v1.Volume
-	(*DeployRequest)(nil),            // 8: dewpoint.v1.DeployRequest
-	(*DeployResponse)(nil),           // 9: dewpoint.v1.DeployResponse
-	(*DeployManyRequest)(nil),        // 10: dewpoint.v1.DeployManyRequest
-	(*DeployManyResponse)(nil),       // 11: dewpoint.v1.DeployManyResponse
-	(*Deployment)(nil),               // 12: dewpoint.v1.Deployment
-	(*ListDeploymentsRequest)(nil),   // 13: dewpoint.v1.ListDeploymentsRequest
-	(*ListDeploymentsResponse)(nil),  // 14: dewpoint.v1.ListDeploymentsResponse
-	(*WatchDeploymentRequest)(nil),   // 15: dewpoint.v1.WatchDeploymentRequest
-	(*CancelDeploymentRequest)(nil),  // 16: dewpoint.v1.CancelDeploymentRequest
-	(*CancelDeploymentResponse)(nil), // 17: dewpoint.v1.CancelDeploymentResponse
-	(*Stage)(nil),                    // 18: dewpoint.v1.Stage
-	(*Layers)(nil),                   // 19: dewpoint.v1.Layers
-	(*LayerProgress)(nil),            // 20: dewpoint.v1.LayerProgress
-	(*Record)(nil),                   // 21: dewpoint.v1.Record
-	(*Span)(nil),                     // 22: dewpoint.v1.Span
-	(*Bytes)(nil),                    // 23: dewpoint.v1.Bytes
-	(*Way)(nil),                      // 24: dewpoint.v1.Way
-	(*Output)(nil),                   // 25: dewpoint.v1.Output
-	(*Exit)(nil),                     // 26: dewpoint.v1.Exit
-	(*PullRequest)(nil),              // 27: dewpoint.v1.PullRequest
-	(*PullResponse)(nil),             // 28: dewpoint.v1.PullResponse
-	(*ListRequest)(nil),              // 29: dewpoint.v1.ListRequest
-	(*ListResponse)(nil),             // 30: dewpoint.v1.ListResponse
-	(*Container)(nil),                // 31: dewpoint.v1.Container
-	(*InspectRequest)(nil),           // 32: dewpoint.v1.InspectRequest
-	(*InspectResponse)(nil),          // 33: dewpoint.v1.InspectResponse
-	(*LogsRequest)(nil),              // 34: dewpoint.v1.LogsRequest
-	(*LogsResponse)(nil),             // 35: dewpoint.v1.LogsResponse
-	(*ExecRequest)(nil),              // 36: dewpoint.v1.ExecRequest
-	(*Size)(nil),                     // 37: dewpoint.v1.Size
-	(*ExecResponse)(nil),             // 38: dewpoint.v1.ExecResponse
-	(*StopRequest)(nil),              // 39: dewpoint.v1.StopRequest
-	(*StopResponse)(nil),             // 40: dewpoint.v1.StopResponse
-	(*RemoveRequest)(nil),            // 41: dewpoint.v1.RemoveRequest
-	(*RemoveResponse)(nil),           // 42: dewpoint.v1.RemoveResponse
-	(*WaitRequest)(nil),              // 43: dewpoint.v1.WaitRequest
-	(*WaitResponse)(nil),             // 44: dewpoint.v1.WaitResponse
-	(*ImagesRequest)(nil),            // 45: dewpoint.v1.ImagesRequest
-	(*ImagesResponse)(nil),           // 46: dewpoint.v1.ImagesResponse
-	(*Image)(nil),                    // 47: dewpoint.v1.Image
-	(*Layer)(nil),                    // 48: dewpoint.v1.Layer
-	(*RemoveImageRequest)(nil),       // 49: dewpoint.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),      // 50: dewpoint.v1.RemoveImageResponse
-	(*PruneRequest)(nil),             // 51: dewpoint.v1.PruneRequest
-	(*PruneResponse)(nil),            // 52: dewpoint.v1.PruneResponse
-	(*DoctorRequest)(nil),            // 53: dewpoint.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 54: dewpoint.v1.DoctorResponse
-	(*Finding)(nil),                  // 55: dewpoint.v1.Finding
-	(*VersionRequest)(nil),           // 56: dewpoint.v1.VersionRequest
-	(*VersionResponse)(nil),          // 57: dewpoint.v1.VersionResponse
-	(*EventsRequest)(nil),            // 58: dewpoint.v1.EventsRequest
-	(*EventsResponse)(nil),           // 59: dewpoint.v1.EventsResponse
-	(*Event)(nil),                    // 60: dewpoint.v1.Event
-	(*ProfileEndRequest)(nil),        // 61: dewpoint.v1.ProfileEndRequest
-	(*ProfileEndResponse)(nil),       // 62: dewpoint.v1.ProfileEndResponse
-	(*Profile)(nil),                  // 63: dewpoint.v1.Profile
-	(*FileRead)(nil),                 // 64: dewpoint.v1.FileRead
-	(*PackBuildRequest)(nil),         // 65: dewpoint.v1.PackBuildRequest
-	(*PackBuildResponse)(nil),        // 66: dewpoint.v1.PackBuildResponse
-	(*PackPushRequest)(nil),          // 67: dewpoint.v1.PackPushRequest
-	(*PackPushResponse)(nil),         // 68: dewpoint.v1.PackPushResponse
-	(*PackInspectRequest)(nil),       // 69: dewpoint.v1.PackInspectRequest
-	(*PackInspectResponse)(nil),      // 70: dewpoint.v1.PackInspectResponse
-	(*Pack)(nil),                     // 71: dewpoint.v1.Pack
-	(*CheckpointRequest)(nil),        // 72: dewpoint.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 73: dewpoint.v1.CheckpointResponse
-	(*ListCheckpointsRequest)(nil),   // 74: dewpoint.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),  // 75: dewpoint.v1.ListCheckpointsResponse
-	(*RemoveCheckpointRequest)(nil),  // 76: dewpoint.v1.RemoveCheckpointRequest
-	(*RemoveCheckpointResponse)(nil), // 77: dewpoint.v1.RemoveCheckpointResponse
-	(*Checkpoint)(nil),               // 78: dewpoint.v1.Checkpoint
-	(*PoPStatusRequest)(nil),         // 79: dewpoint.v1.PoPStatusRequest
-	(*PoPStatusResponse)(nil),        // 80: dewpoint.v1.PoPStatusResponse
-	(*PoP)(nil),                      // 81: dewpoint.v1.PoP
-	(*PoPVerifyRequest)(nil),         // 82: dewpoint.v1.PoPVerifyRequest
-	(*PoPVerifyResponse)(nil),        // 83: dewpoint.v1.PoPVerifyResponse
-	(*PoPForgetRequest)(nil),         // 84: dewpoint.v1.PoPForgetRequest
-	(*PoPForgetResponse)(nil),        // 85: dewpoint.v1.PoPForgetResponse
-	nil,                              // 86: dewpoint.v1.Spec.LabelsEntry
-	nil,                              // 87: dewpoint.v1.Spec.SysctlsEntry
-	nil,                              // 88: dewpoint.v1.Record.StagesEntry
-	nil,                              // 89: dewpoint.v1.Span.AttributesEntry
-	(*ExecRequest_Start)(nil),        // 90: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil),   // 91: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),               // 92: dewpoint.v1.Pack.Parts
-	(*PoP_Quota)(nil),                // 93: dewpoint.v1.PoP.Quota
-	(*PoP_Store)(nil),                // 94: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),          // 95: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),                 // 96: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),                // 97: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),                 // 98: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),                // 99: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),      // 100: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 101: google.protobuf.Timestamp
+	(*VolumeInfo)(nil),               // 8: dewpoint.v1.VolumeInfo
+	(*ListVolumesRequest)(nil),       // 9: dewpoint.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),      // 10: dewpoint.v1.ListVolumesResponse
+	(*MakeVolumeRequest)(nil),        // 11: dewpoint.v1.MakeVolumeRequest
+	(*MakeVolumeResponse)(nil),       // 12: dewpoint.v1.MakeVolumeResponse
+	(*RemoveVolumeRequest)(nil),      // 13: dewpoint.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),     // 14: dewpoint.v1.RemoveVolumeResponse
+	(*DeployRequest)(nil),            // 15: dewpoint.v1.DeployRequest
+	(*DeployResponse)(nil),           // 16: dewpoint.v1.DeployResponse
+	(*DeployManyRequest)(nil),        // 17: dewpoint.v1.DeployManyRequest
+	(*DeployManyResponse)(nil),       // 18: dewpoint.v1.DeployManyResponse
+	(*Deployment)(nil),               // 19: dewpoint.v1.Deployment
+	(*ListDeploymentsRequest)(nil),   // 20: dewpoint.v1.ListDeploymentsRequest
+	(*ListDeploymentsResponse)(nil),  // 21: dewpoint.v1.ListDeploymentsResponse
+	(*WatchDeploymentRequest)(nil),   // 22: dewpoint.v1.WatchDeploymentRequest
+	(*CancelDeploymentRequest)(nil),  // 23: dewpoint.v1.CancelDeploymentRequest
+	(*CancelDeploymentResponse)(nil), // 24: dewpoint.v1.CancelDeploymentResponse
+	(*Stage)(nil),                    // 25: dewpoint.v1.Stage
+	(*Layers)(nil),                   // 26: dewpoint.v1.Layers
+	(*LayerProgress)(nil),            // 27: dewpoint.v1.LayerProgress
+	(*Record)(nil),                   // 28: dewpoint.v1.Record
+	(*Span)(nil),                     // 29: dewpoint.v1.Span
+	(*Bytes)(nil),                    // 30: dewpoint.v1.Bytes
+	(*Way)(nil),                      // 31: dewpoint.v1.Way
+	(*Output)(nil),                   // 32: dewpoint.v1.Output
+	(*Exit)(nil),                     // 33: dewpoint.v1.Exit
+	(*PullRequest)(nil),              // 34: dewpoint.v1.PullRequest
+	(*PullResponse)(nil),             // 35: dewpoint.v1.PullResponse
+	(*ListRequest)(nil),              // 36: dewpoint.v1.ListRequest
+	(*ListResponse)(nil),             // 37: dewpoint.v1.ListResponse
+	(*Container)(nil),                // 38: dewpoint.v1.Container
+	(*InspectRequest)(nil),           // 39: dewpoint.v1.InspectRequest
+	(*InspectResponse)(nil),          // 40: dewpoint.v1.InspectResponse
+	(*LogsRequest)(nil),              // 41: dewpoint.v1.LogsRequest
+	(*LogsResponse)(nil),             // 42: dewpoint.v1.LogsResponse
+	(*ExecRequest)(nil),              // 43: dewpoint.v1.ExecRequest
+	(*Size)(nil),                     // 44: dewpoint.v1.Size
+	(*ExecResponse)(nil),             // 45: dewpoint.v1.ExecResponse
+	(*StopRequest)(nil),              // 46: dewpoint.v1.StopRequest
+	(*StopResponse)(nil),             // 47: dewpoint.v1.StopResponse
+	(*RemoveRequest)(nil),            // 48: dewpoint.v1.RemoveRequest
+	(*RemoveResponse)(nil),           // 49: dewpoint.v1.RemoveResponse
+	(*WaitRequest)(nil),              // 50: dewpoint.v1.WaitRequest
+	(*WaitResponse)(nil),             // 51: dewpoint.v1.WaitResponse
+	(*ImagesRequest)(nil),            // 52: dewpoint.v1.ImagesRequest
+	(*ImagesResponse)(nil),           // 53: dewpoint.v1.ImagesResponse
+	(*Image)(nil),                    // 54: dewpoint.v1.Image
+	(*Layer)(nil),                    // 55: dewpoint.v1.Layer
+	(*RemoveImageRequest)(nil),       // 56: dewpoint.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),      // 57: dewpoint.v1.RemoveImageResponse
+	(*PruneRequest)(nil),             // 58: dewpoint.v1.PruneRequest
+	(*PruneResponse)(nil),            // 59: dewpoint.v1.PruneResponse
+	(*DoctorRequest)(nil),            // 60: dewpoint.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 61: dewpoint.v1.DoctorResponse
+	(*Finding)(nil),                  // 62: dewpoint.v1.Finding
+	(*VersionRequest)(nil),           // 63: dewpoint.v1.VersionRequest
+	(*VersionResponse)(nil),          // 64: dewpoint.v1.VersionResponse
+	(*EventsRequest)(nil),            // 65: dewpoint.v1.EventsRequest
+	(*EventsResponse)(nil),           // 66: dewpoint.v1.EventsResponse
+	(*Event)(nil),                    // 67: dewpoint.v1.Event
+	(*ProfileEndRequest)(nil),        // 68: dewpoint.v1.ProfileEndRequest
+	(*ProfileEndResponse)(nil),       // 69: dewpoint.v1.ProfileEndResponse
+	(*Profile)(nil),                  // 70: dewpoint.v1.Profile
+	(*FileRead)(nil),                 // 71: dewpoint.v1.FileRead
+	(*PackBuildRequest)(nil),         // 72: dewpoint.v1.PackBuildRequest
+	(*PackBuildResponse)(nil),        // 73: dewpoint.v1.PackBuildResponse
+	(*PackPushRequest)(nil),          // 74: dewpoint.v1.PackPushRequest
+	(*PackPushResponse)(nil),         // 75: dewpoint.v1.PackPushResponse
+	(*PackInspectRequest)(nil),       // 76: dewpoint.v1.PackInspectRequest
+	(*PackInspectResponse)(nil),      // 77: dewpoint.v1.PackInspectResponse
+	(*Pack)(nil),                     // 78: dewpoint.v1.Pack
+	(*CheckpointRequest)(nil),        // 79: dewpoint.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 80: dewpoint.v1.CheckpointResponse
+	(*ListCheckpointsRequest)(nil),   // 81: dewpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),  // 82: dewpoint.v1.ListCheckpointsResponse
+	(*RemoveCheckpointRequest)(nil),  // 83: dewpoint.v1.RemoveCheckpointRequest
+	(*RemoveCheckpointResponse)(nil), // 84: dewpoint.v1.RemoveCheckpointResponse
+	(*Checkpoint)(nil),               // 85: dewpoint.v1.Checkpoint
+	(*PoPStatusRequest)(nil),         // 86: dewpoint.v1.PoPStatusRequest
+	(*PoPStatusResponse)(nil),        // 87: dewpoint.v1.PoPStatusResponse
+	(*PoP)(nil),                      // 88: dewpoint.v1.PoP
+	(*PoPVerifyRequest)(nil),         // 89: dewpoint.v1.PoPVerifyRequest
+	(*PoPVerifyResponse)(nil),        // 90: dewpoint.v1.PoPVerifyResponse
+	(*PoPForgetRequest)(nil),         // 91: dewpoint.v1.PoPForgetRequest
+	(*PoPForgetResponse)(nil),        // 92: dewpoint.v1.PoPForgetResponse
+	nil,                              // 93: dewpoint.v1.Spec.LabelsEntry
+	nil,                              // 94: dewpoint.v1.Spec.SysctlsEntry
+	nil,                              // 95: dewpoint.v1.Record.StagesEntry
+	nil,                              // 96: dewpoint.v1.Span.AttributesEntry
+	(*ExecRequest_Start)(nil),        // 97: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil),   // 98: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),               // 99: dewpoint.v1.Pack.Parts
+	(*PoP_Quota)(nil),                // 100: dewpoint.v1.PoP.Quota
+	(*PoP_Store)(nil),                // 101: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),          // 102: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                 // 103: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                // 104: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                 // 105: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                // 106: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),      // 107: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 108: google.protobuf.Timestamp
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	6,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
 	7,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	100, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
-	86,  // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
+	107, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	93,  // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
 	3,   // 4: dewpoint.v1.Spec.tmpfs:type_name -> dewpoint.v1.Tmpfs
 	4,   // 5: dewpoint.v1.Spec.ulimits:type_name -> dewpoint.v1.Ulimit
-	87,  // 6: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
+	94,  // 6: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
 	5,   // 7: dewpoint.v1.Spec.devices:type_name -> dewpoint.v1.Device
-	2,   // 8: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
-	100, // 9: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
-	18,  // 10: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
-	19,  // 11: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
-	21,  // 12: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
-	25,  // 13: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
-	26,  // 14: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
-	12,  // 15: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
-	2,   // 16: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
-	100, // 17: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
-	12,  // 18: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
-	18,  // 19: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
-	19,  // 20: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
-	21,  // 21: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
-	1,   // 22: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
-	101, // 23: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
-	101, // 24: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
-	21,  // 25: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
-	1,   // 26: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
-	12,  // 27: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
-	12,  // 28: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
-	20,  // 29: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	88,  // 30: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
-	23,  // 31: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
-	24,  // 32: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
-	22,  // 33: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
-	89,  // 34: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
-	0,   // 35: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
-	18,  // 36: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
-	19,  // 37: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
-	21,  // 38: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
-	31,  // 39: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
-	6,   // 40: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	101, // 41: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
-	31,  // 42: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
-	2,   // 43: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
-	21,  // 44: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
-	25,  // 45: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	90,  // 46: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	91,  // 47: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
-	37,  // 48: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
-	25,  // 49: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
-	26,  // 50: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	100, // 51: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
-	47,  // 52: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	101, // 53: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
-	48,  // 54: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
-	55,  // 55: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
-	60,  // 56: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	101, // 57: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
-	21,  // 58: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
-	63,  // 59: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
-	64,  // 60: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
-	71,  // 61: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
-	71,  // 62: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	92,  // 63: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	101, // 64: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
-	64,  // 65: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
-	78,  // 66: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
-	78,  // 67: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
-	101, // 68: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
-	81,  // 69: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	94,  // 70: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	95,  // 71: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	98,  // 72: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	99,  // 73: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
-	37,  // 74: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	93,  // 75: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
-	96,  // 76: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	96,  // 77: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	96,  // 78: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	96,  // 79: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	97,  // 80: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
-	8,   // 81: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	10,  // 82: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
-	13,  // 83: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
-	15,  // 84: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
-	16,  // 85: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
-	27,  // 86: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	29,  // 87: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	32,  // 88: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
-	34,  // 89: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	36,  // 90: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	39,  // 91: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	41,  // 92: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	43,  // 93: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	45,  // 94: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	49,  // 95: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	51,  // 96: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	61,  // 97: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	65,  // 98: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	67,  // 99: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	69,  // 100: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	72,  // 101: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	74,  // 102: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	76,  // 103: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	79,  // 104: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	82,  // 105: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	84,  // 106: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	53,  // 107: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	56,  // 108: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	58,  // 109: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	9,   // 110: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	11,  // 111: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
-	14,  // 112: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
-	9,   // 113: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
-	17,  // 114: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
-	28,  // 115: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	30,  // 116: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	33,  // 117: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
-	35,  // 118: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	38,  // 119: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	40,  // 120: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	42,  // 121: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	44,  // 122: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	46,  // 123: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	50,  // 124: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	52,  // 125: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	62,  // 126: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	66,  // 127: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	68,  // 128: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	70,  // 129: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	73,  // 130: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	75,  // 131: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	77,  // 132: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	80,  // 133: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	83,  // 134: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	85,  // 135: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	54,  // 136: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	57,  // 137: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	59,  // 138: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	110, // [110:139] is the sub-list for method output_type
-	81,  // [81:110] is the sub-list for method input_type
-	81,  // [81:81] is the sub-list for extension type_name
-	81,  // [81:81] is the sub-list for extension extendee
-	0,   // [0:81] is the sub-list for field type_name
+	108, // 8: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
+	8,   // 9: dewpoint.v1.ListVolumesResponse.volumes:type_name -> dewpoint.v1.VolumeInfo
+	2,   // 10: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
+	107, // 11: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
+	25,  // 12: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
+	26,  // 13: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
+	28,  // 14: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
+	32,  // 15: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
+	33,  // 16: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
+	19,  // 17: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
+	2,   // 18: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
+	107, // 19: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
+	19,  // 20: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
+	25,  // 21: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
+	26,  // 22: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
+	28,  // 23: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
+	1,   // 24: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
+	108, // 25: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
+	108, // 26: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
+	28,  // 27: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
+	1,   // 28: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
+	19,  // 29: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
+	19,  // 30: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
+	27,  // 31: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
+	95,  // 32: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	30,  // 33: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
+	31,  // 34: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
+	29,  // 35: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
+	96,  // 36: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
+	0,   // 37: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
+	25,  // 38: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
+	26,  // 39: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
+	28,  // 40: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
+	38,  // 41: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
+	6,   // 42: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
+	108, // 43: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	38,  // 44: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
+	2,   // 45: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
+	28,  // 46: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
+	32,  // 47: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
+	97,  // 48: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	98,  // 49: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	44,  // 50: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
+	32,  // 51: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
+	33,  // 52: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
+	107, // 53: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	54,  // 54: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
+	108, // 55: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	55,  // 56: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
+	62,  // 57: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
+	67,  // 58: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
+	108, // 59: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	28,  // 60: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
+	70,  // 61: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
+	71,  // 62: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
+	78,  // 63: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
+	78,  // 64: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
+	99,  // 65: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	108, // 66: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	71,  // 67: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
+	85,  // 68: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
+	85,  // 69: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
+	108, // 70: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	88,  // 71: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
+	101, // 72: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	102, // 73: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	105, // 74: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	106, // 75: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	44,  // 76: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
+	100, // 77: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
+	103, // 78: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	103, // 79: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	103, // 80: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	103, // 81: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	104, // 82: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	15,  // 83: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	17,  // 84: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
+	20,  // 85: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
+	22,  // 86: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
+	23,  // 87: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
+	34,  // 88: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	36,  // 89: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	39,  // 90: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
+	41,  // 91: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	43,  // 92: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	46,  // 93: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	48,  // 94: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	50,  // 95: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	52,  // 96: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	56,  // 97: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	58,  // 98: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	9,   // 99: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
+	11,  // 100: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
+	13,  // 101: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
+	68,  // 102: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	72,  // 103: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	74,  // 104: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	76,  // 105: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	79,  // 106: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	81,  // 107: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	83,  // 108: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	86,  // 109: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	89,  // 110: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	91,  // 111: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	60,  // 112: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	63,  // 113: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	65,  // 114: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	16,  // 115: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	18,  // 116: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	21,  // 117: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	16,  // 118: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	24,  // 119: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	35,  // 120: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	37,  // 121: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	40,  // 122: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	42,  // 123: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	45,  // 124: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	47,  // 125: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	49,  // 126: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	51,  // 127: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	53,  // 128: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	57,  // 129: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	59,  // 130: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	10,  // 131: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
+	12,  // 132: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
+	14,  // 133: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
+	69,  // 134: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	73,  // 135: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	75,  // 136: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	77,  // 137: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	80,  // 138: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	82,  // 139: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	84,  // 140: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	87,  // 141: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	90,  // 142: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	92,  // 143: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	61,  // 144: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	64,  // 145: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	66,  // 146: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	115, // [115:147] is the sub-list for method output_type
+	83,  // [83:115] is the sub-list for method input_type
+	83,  // [83:83] is the sub-list for extension type_name
+	83,  // [83:83] is the sub-list for extension extendee
+	0,   // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_dewpoint_v1_node_proto_init() }
@@ -7584,7 +7929,7 @@ func file_dewpoint_v1_node_proto_init() {
 	if File_dewpoint_v1_node_proto != nil {
 		return
 	}
-	file_dewpoint_v1_node_proto_msgTypes[8].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[15].OneofWrappers = []any{
 		(*DeployResponse_Stage)(nil),
 		(*DeployResponse_Layers)(nil),
 		(*DeployResponse_Record)(nil),
@@ -7592,37 +7937,37 @@ func file_dewpoint_v1_node_proto_init() {
 		(*DeployResponse_Exit)(nil),
 		(*DeployResponse_Deployment)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[10].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[17].OneofWrappers = []any{
 		(*DeployManyResponse_Deployment)(nil),
 		(*DeployManyResponse_Stage)(nil),
 		(*DeployManyResponse_Layers)(nil),
 		(*DeployManyResponse_Record)(nil),
 		(*DeployManyResponse_Error)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[27].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[34].OneofWrappers = []any{
 		(*PullResponse_Stage)(nil),
 		(*PullResponse_Layers)(nil),
 		(*PullResponse_Record)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[35].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[42].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_EndOfInput_)(nil),
 		(*ExecRequest_Resize)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[37].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[44].OneofWrappers = []any{
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[57].OneofWrappers = []any{}
-	file_dewpoint_v1_node_proto_msgTypes[59].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[64].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[66].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   99,
+			NumMessages:   106,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

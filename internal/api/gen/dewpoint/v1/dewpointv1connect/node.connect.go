@@ -71,6 +71,12 @@ const (
 	NodeRemoveImageProcedure = "/dewpoint.v1.Node/RemoveImage"
 	// NodePruneProcedure is the fully-qualified name of the Node's Prune RPC.
 	NodePruneProcedure = "/dewpoint.v1.Node/Prune"
+	// NodeListVolumesProcedure is the fully-qualified name of the Node's ListVolumes RPC.
+	NodeListVolumesProcedure = "/dewpoint.v1.Node/ListVolumes"
+	// NodeMakeVolumeProcedure is the fully-qualified name of the Node's MakeVolume RPC.
+	NodeMakeVolumeProcedure = "/dewpoint.v1.Node/MakeVolume"
+	// NodeRemoveVolumeProcedure is the fully-qualified name of the Node's RemoveVolume RPC.
+	NodeRemoveVolumeProcedure = "/dewpoint.v1.Node/RemoveVolume"
 	// NodeProfileEndProcedure is the fully-qualified name of the Node's ProfileEnd RPC.
 	NodeProfileEndProcedure = "/dewpoint.v1.Node/ProfileEnd"
 	// NodePackBuildProcedure is the fully-qualified name of the Node's PackBuild RPC.
@@ -133,6 +139,13 @@ type NodeClient interface {
 	Images(context.Context, *connect.Request[v1.ImagesRequest]) (*connect.Response[v1.ImagesResponse], error)
 	RemoveImage(context.Context, *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error)
 	Prune(context.Context, *connect.Request[v1.PruneRequest]) (*connect.Response[v1.PruneResponse], error)
+	// ListVolumes gives the named volumes, in the order of their names.
+	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
+	// MakeVolume makes an empty volume, unless it is there. A container that names one
+	// makes it by itself.
+	MakeVolume(context.Context, *connect.Request[v1.MakeVolumeRequest]) (*connect.Response[v1.MakeVolumeResponse], error)
+	// RemoveVolume removes a volume that no container has, with what is in it.
+	RemoveVolume(context.Context, *connect.Request[v1.RemoveVolumeRequest]) (*connect.Response[v1.RemoveVolumeResponse], error)
 	// ProfileEnd ends the recording of a container that was deployed with
 	// Spec.record, and keeps what it has seen as the image's profile.
 	ProfileEnd(context.Context, *connect.Request[v1.ProfileEndRequest]) (*connect.Response[v1.ProfileEndResponse], error)
@@ -268,6 +281,25 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			connect.WithSchema(nodeMethods.ByName("Prune")),
 			connect.WithClientOptions(opts...),
 		),
+		listVolumes: connect.NewClient[v1.ListVolumesRequest, v1.ListVolumesResponse](
+			httpClient,
+			baseURL+NodeListVolumesProcedure,
+			connect.WithSchema(nodeMethods.ByName("ListVolumes")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		makeVolume: connect.NewClient[v1.MakeVolumeRequest, v1.MakeVolumeResponse](
+			httpClient,
+			baseURL+NodeMakeVolumeProcedure,
+			connect.WithSchema(nodeMethods.ByName("MakeVolume")),
+			connect.WithClientOptions(opts...),
+		),
+		removeVolume: connect.NewClient[v1.RemoveVolumeRequest, v1.RemoveVolumeResponse](
+			httpClient,
+			baseURL+NodeRemoveVolumeProcedure,
+			connect.WithSchema(nodeMethods.ByName("RemoveVolume")),
+			connect.WithClientOptions(opts...),
+		),
 		profileEnd: connect.NewClient[v1.ProfileEndRequest, v1.ProfileEndResponse](
 			httpClient,
 			baseURL+NodeProfileEndProcedure,
@@ -371,6 +403,9 @@ type nodeClient struct {
 	images           *connect.Client[v1.ImagesRequest, v1.ImagesResponse]
 	removeImage      *connect.Client[v1.RemoveImageRequest, v1.RemoveImageResponse]
 	prune            *connect.Client[v1.PruneRequest, v1.PruneResponse]
+	listVolumes      *connect.Client[v1.ListVolumesRequest, v1.ListVolumesResponse]
+	makeVolume       *connect.Client[v1.MakeVolumeRequest, v1.MakeVolumeResponse]
+	removeVolume     *connect.Client[v1.RemoveVolumeRequest, v1.RemoveVolumeResponse]
 	profileEnd       *connect.Client[v1.ProfileEndRequest, v1.ProfileEndResponse]
 	packBuild        *connect.Client[v1.PackBuildRequest, v1.PackBuildResponse]
 	packPush         *connect.Client[v1.PackPushRequest, v1.PackPushResponse]
@@ -464,6 +499,21 @@ func (c *nodeClient) RemoveImage(ctx context.Context, req *connect.Request[v1.Re
 // Prune calls dewpoint.v1.Node.Prune.
 func (c *nodeClient) Prune(ctx context.Context, req *connect.Request[v1.PruneRequest]) (*connect.Response[v1.PruneResponse], error) {
 	return c.prune.CallUnary(ctx, req)
+}
+
+// ListVolumes calls dewpoint.v1.Node.ListVolumes.
+func (c *nodeClient) ListVolumes(ctx context.Context, req *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
+	return c.listVolumes.CallUnary(ctx, req)
+}
+
+// MakeVolume calls dewpoint.v1.Node.MakeVolume.
+func (c *nodeClient) MakeVolume(ctx context.Context, req *connect.Request[v1.MakeVolumeRequest]) (*connect.Response[v1.MakeVolumeResponse], error) {
+	return c.makeVolume.CallUnary(ctx, req)
+}
+
+// RemoveVolume calls dewpoint.v1.Node.RemoveVolume.
+func (c *nodeClient) RemoveVolume(ctx context.Context, req *connect.Request[v1.RemoveVolumeRequest]) (*connect.Response[v1.RemoveVolumeResponse], error) {
+	return c.removeVolume.CallUnary(ctx, req)
 }
 
 // ProfileEnd calls dewpoint.v1.Node.ProfileEnd.
@@ -565,6 +615,13 @@ type NodeHandler interface {
 	Images(context.Context, *connect.Request[v1.ImagesRequest]) (*connect.Response[v1.ImagesResponse], error)
 	RemoveImage(context.Context, *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error)
 	Prune(context.Context, *connect.Request[v1.PruneRequest]) (*connect.Response[v1.PruneResponse], error)
+	// ListVolumes gives the named volumes, in the order of their names.
+	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
+	// MakeVolume makes an empty volume, unless it is there. A container that names one
+	// makes it by itself.
+	MakeVolume(context.Context, *connect.Request[v1.MakeVolumeRequest]) (*connect.Response[v1.MakeVolumeResponse], error)
+	// RemoveVolume removes a volume that no container has, with what is in it.
+	RemoveVolume(context.Context, *connect.Request[v1.RemoveVolumeRequest]) (*connect.Response[v1.RemoveVolumeResponse], error)
 	// ProfileEnd ends the recording of a container that was deployed with
 	// Spec.record, and keeps what it has seen as the image's profile.
 	ProfileEnd(context.Context, *connect.Request[v1.ProfileEndRequest]) (*connect.Response[v1.ProfileEndResponse], error)
@@ -696,6 +753,25 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		connect.WithSchema(nodeMethods.ByName("Prune")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeListVolumesHandler := connect.NewUnaryHandler(
+		NodeListVolumesProcedure,
+		svc.ListVolumes,
+		connect.WithSchema(nodeMethods.ByName("ListVolumes")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeMakeVolumeHandler := connect.NewUnaryHandler(
+		NodeMakeVolumeProcedure,
+		svc.MakeVolume,
+		connect.WithSchema(nodeMethods.ByName("MakeVolume")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeRemoveVolumeHandler := connect.NewUnaryHandler(
+		NodeRemoveVolumeProcedure,
+		svc.RemoveVolume,
+		connect.WithSchema(nodeMethods.ByName("RemoveVolume")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeProfileEndHandler := connect.NewUnaryHandler(
 		NodeProfileEndProcedure,
 		svc.ProfileEnd,
@@ -812,6 +888,12 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodeRemoveImageHandler.ServeHTTP(w, r)
 		case NodePruneProcedure:
 			nodePruneHandler.ServeHTTP(w, r)
+		case NodeListVolumesProcedure:
+			nodeListVolumesHandler.ServeHTTP(w, r)
+		case NodeMakeVolumeProcedure:
+			nodeMakeVolumeHandler.ServeHTTP(w, r)
+		case NodeRemoveVolumeProcedure:
+			nodeRemoveVolumeHandler.ServeHTTP(w, r)
 		case NodeProfileEndProcedure:
 			nodeProfileEndHandler.ServeHTTP(w, r)
 		case NodePackBuildProcedure:
@@ -909,6 +991,18 @@ func (UnimplementedNodeHandler) RemoveImage(context.Context, *connect.Request[v1
 
 func (UnimplementedNodeHandler) Prune(context.Context, *connect.Request[v1.PruneRequest]) (*connect.Response[v1.PruneResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Prune is not implemented"))
+}
+
+func (UnimplementedNodeHandler) ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.ListVolumes is not implemented"))
+}
+
+func (UnimplementedNodeHandler) MakeVolume(context.Context, *connect.Request[v1.MakeVolumeRequest]) (*connect.Response[v1.MakeVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.MakeVolume is not implemented"))
+}
+
+func (UnimplementedNodeHandler) RemoveVolume(context.Context, *connect.Request[v1.RemoveVolumeRequest]) (*connect.Response[v1.RemoveVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.RemoveVolume is not implemented"))
 }
 
 func (UnimplementedNodeHandler) ProfileEnd(context.Context, *connect.Request[v1.ProfileEndRequest]) (*connect.Response[v1.ProfileEndResponse], error) {
