@@ -1,12 +1,14 @@
 package test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"dewpoint/internal/spec"
 	"dewpoint/testkit/registrytest"
 )
 
@@ -82,8 +84,42 @@ func TestOptions(t *testing.T) {
 		t.Errorf("--pull always: %s", rec.Digest)
 	}
 	m.must("rm", "-f", "p")
+	namedVolumes(t, reg, m)
 	if r := m.dew("run", "--rm", "--privileged", img.Ref, "cat", "/proc/self/status"); r.code != 0 ||
 		!strings.Contains(r.out, "\nSeccomp:\t0\n") {
 		t.Errorf("--privileged: %+v", r)
+	}
+}
+
+// namedVolumes has a volume begin with what the image has there, outlast its containers, and go.
+func namedVolumes(t *testing.T, reg *registrytest.Server, m *machine) {
+	t.Helper()
+	img := reg.PushImage("vol:1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.Tar(
+		registrytest.File{Name: "srv/", Mode: 0o755}, registrytest.File{Name: "srv/data/", Mode: 0o1770},
+		registrytest.File{Name: "srv/data/f", Body: "image\n"})}), appOptions())
+	data := []string{"run", "--rm", "-v", "data:/srv/data", img.Ref}
+	m.must(append(data, "append", "/srv/data/f", "mine\n")...)
+	if out := m.must(append(data, "cat", "/srv/data/f")...); out != "image\nmine\n" {
+		t.Errorf("the volume has %q", out)
+	}
+	var all []spec.VolumeInfo
+	if err := json.Unmarshal([]byte(m.must("--json", "volume", "ls")), &all); err != nil || len(all) != 1 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	if fi, err := os.Stat(all[0].Path); err != nil || fi.Mode() != os.ModeDir|os.ModeSticky|0o770 {
+		t.Errorf("the volume is %+v, %v", fi, err)
+	}
+	ro := []string{"run", "--rm", "--mount", "type=volume,source=data,target=/d,readonly", img.Ref}
+	if r := m.dew(append(ro, "append", "/d/f", "x")...); r.code == 0 || !strings.Contains(r.err, "read-only") {
+		t.Errorf("a volume that is read-only was written: %+v", r)
+	}
+	m.must("run", "-d", "--name", "has", "--net", "none", "-v", "data:/d", img.Ref, "sleep", "1h")
+	if r := m.dew("volume", "rm", "data"); r.code != 10 || !strings.Contains(r.err, "has") {
+		t.Errorf("a volume that a container has: %+v", r)
+	}
+	m.must("rm", "-f", "has")
+	m.must("volume", "rm", "data")
+	if _, err := os.Stat(all[0].Path); err == nil || strings.Contains(m.must("volume", "ls"), all[0].Path) {
+		t.Errorf("the volume is there: %v, %s", err, m.must("volume", "ls"))
 	}
 }
