@@ -178,7 +178,7 @@ func dispatch(ctx context.Context, args []string, cfg Config) error {
 			return c.do(ctx, args[1:])
 		}
 	}
-	return misuse(nil, "%q is not a command", args[0])
+	return unknownCommand(args[0])
 }
 
 // newFlags has the flags that stand before and after the command. What is set
@@ -216,7 +216,10 @@ func (c *call) parsed(err error, usage func()) error {
 	if c.command.name == "" {
 		cc = nil
 	}
-	return misuse(cc, "%v", err)
+	if cc == nil {
+		return misuse(nil, "%v", err)
+	}
+	return cmp.Or(c.unknownFlag(err), misuse(c, "%v", err))
 }
 
 func (c *call) do(ctx context.Context, args []string) error {

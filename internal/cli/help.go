@@ -44,5 +44,5 @@ func help(cfg Config, global *pflag.FlagSet, args []string) error {
 		c.usage(cfg.Stdout)
 		return nil
 	}
-	return misuse(nil, "%q is not a command", args[0])
+	return unknownCommand(args[0])
 }

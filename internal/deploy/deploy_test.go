@@ -220,3 +220,14 @@ func TestNamespaceToConnectFrom(t *testing.T) {
 		}
 	}
 }
+
+// Whether the registry is asked follows the pull policy.
+func TestPullPolicy(t *testing.T) {
+	d := &Deployer{}
+	for policy, local := range map[string]bool{"": true, "missing": true, "never": true, "always": false} {
+		o, err := d.parse(spec.Request{Image: "app:1", Options: spec.Options{PullPolicy: policy}})
+		if err != nil || o.options().Local != local {
+			t.Errorf("%q: %+v, %v", policy, o.options(), err)
+		}
+	}
+}
