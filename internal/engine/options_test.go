@@ -64,7 +64,9 @@ func TestOptionsInSpecification(t *testing.T) {
 	if o.Linux.Sysctl["net.core.somaxconn"] != "7" || len(o.Linux.MaskedPaths) == 0 || o.Linux.Seccomp == nil {
 		t.Errorf("%+v", o.Linux)
 	}
-	if o, err = c.ociSpec(plain(spec.Options{Privileged: true}), account.User{}); err != nil {
+	privileged := plain(spec.Options{Privileged: true})
+	privileged.Dumpable = true
+	if o, err = c.ociSpec(privileged, account.User{}); err != nil {
 		t.Fatal(err)
 	}
 	if len(o.Linux.MaskedPaths)+len(o.Linux.ReadonlyPaths) > 0 || o.Linux.Seccomp != nil ||

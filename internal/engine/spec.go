@@ -178,7 +178,7 @@ func (c *Config) ociSpec(s *Spec, u account.User) (*specs.Spec, error) {
 			Resources:   resources(s),
 			Devices:     nodes,
 			Sysctl:      s.Sysctls,
-			Seccomp:     confine.Filter(c.Unconfined || s.Privileged, s.Dumpable, capabilities),
+			Seccomp:     confine.Filter(c.Unconfined || s.Privileged, s.Dumpable && !s.Privileged, capabilities),
 		},
 	}
 	o.Linux.Resources.Devices = append(o.Linux.Resources.Devices, access...)
