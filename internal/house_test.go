@@ -23,12 +23,6 @@ const (
 	maxColumns = 110   // of a line that is not a text in quotes; a tab is one
 )
 
-// large are the types and packages that are still to be taken apart, with what they have today: none may
-// grow, none may join them, and who takes one apart removes it here.
-var large = map[string]int{
-	"fetch.Puller": 86,
-}
-
 // tree is every Go file of the project, by its path from the root, but for generated ones.
 func tree(t *testing.T) (map[string]*ast.File, *token.FileSet) {
 	t.Helper()
@@ -75,22 +69,13 @@ func TestSizes(t *testing.T) {
 	}
 	check := func(sizes map[string]int, limit int, what string) {
 		for _, name := range slices.Sorted(maps.Keys(sizes)) {
-			n, known := sizes[name], large[name]
-			switch {
-			case known > 0 && n <= limit:
-				t.Errorf("%s has %d %s: it is not large any more; remove it from the list", name, n, what)
-			case n > max(limit, known):
-				t.Errorf("%s has %d %s, more than %d: take it apart", name, n, what, max(limit, known))
+			if n := sizes[name]; n > limit {
+				t.Errorf("%s has %d %s, more than %d: take it apart", name, n, what, limit)
 			}
 		}
 	}
 	check(methods, maxMethods, "methods")
 	check(lines, maxLines, "lines")
-	for name := range large {
-		if methods[name]+lines[name] == 0 {
-			t.Errorf("there is no %s: remove it from the list", name)
-		}
-	}
 }
 
 // receiver is the name of a method's type.

@@ -67,7 +67,7 @@ type Wait struct {
 // Waits is what readers of the image's layers, in whatever container, have waited for since a moment and is
 // still known, the earliest ended first.
 func (p *Pull) Waits(since time.Time) (out []Wait) {
-	w := &p.puller.waits
+	w := p.pulls.waits
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, l := range w.ring {
@@ -81,23 +81,23 @@ func (p *Pull) Waits(since time.Time) (out []Wait) {
 // Arriving describes the layers that are not whole, each with how much is here of so many equal
 // parts of it: first those that containers run with already, then those of pulls that wait
 // for them, the earliest begun first.
-func (p *Puller) Arriving(parts int) []spec.LayerMap {
-	all := p.cfg.Layers.Partials()
+func (d *demand) Arriving(parts int) []spec.LayerMap {
+	all := d.cfg.Layers.Partials()
 	slices.SortFunc(all, func(a, b *layer.Partial) int { return cmp.Compare(b.Age(), a.Age()) })
 	out, known := []spec.LayerMap{}, map[digest.Digest]bool{}
 	for _, l := range all {
 		known[l.Layer.DiffID] = true
 		m := spec.LayerMap{DiffID: l.Layer.DiffID.String(), Image: l.Origin.Ref, Size: l.Size,
 			Present: shape(l, parts)}
-		m.Waits, m.Waited = p.waits.of(l.Layer.DiffID, l.Size)
+		m.Waits, m.Waited = d.waits.of(l.Layer.DiffID, l.Size)
 		out = append(out, m)
 	}
-	return append(out, p.pulled(parts, known)...)
+	return append(out, d.pulled(parts, known)...)
 }
 
 // pulled describes the layers that are being pulled, but for those that are known.
-func (p *Puller) pulled(parts int, known map[digest.Digest]bool) (out []spec.LayerMap) {
-	fills := p.cfg.Layers.Fills()
+func (d *demand) pulled(parts int, known map[digest.Digest]bool) (out []spec.LayerMap) {
+	fills := d.cfg.Layers.Fills()
 	slices.SortFunc(fills, func(a, b *layer.Fill) int {
 		return cmp.Or(a.Progress().Begun.Compare(b.Progress().Begun), cmp.Compare(a.Layer.Digest, b.Layer.Digest))
 	})

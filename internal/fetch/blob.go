@@ -2,20 +2,25 @@ package fetch
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/registry"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // blob is a layer's blob in its registry, as a layer.Source that takes its
 // turn on the link from the first Open until it has ended.
 type blob struct {
-	p   *Puller
+	c   *common
 	img *image.Image
 	l   image.Layer
 	o   Options
@@ -36,8 +41,9 @@ type blob struct {
 	turn   *link.Turn // the newest
 }
 
-func (p *Puller) newBlob(img *image.Image, l image.Layer, o Options, c link.Class) *blob {
-	return &blob{p: p, img: img, l: l, o: o, route: p.pop.Fill(img, l), class: c, base: c}
+func (c *common) newBlob(img *image.Image, l image.Layer, o Options,
+	class link.Class) *blob {
+	return &blob{c: c, img: img, l: l, o: o, route: c.pop.Fill(img, l), class: class, base: class}
 }
 
 // Prepare implements layer.Preparer: it finds out who brings the layer.
@@ -66,7 +72,7 @@ func (b *blob) Open(ctx context.Context, f *layer.Fill, offset int64) (io.ReadCl
 	if routed {
 		return b.route.Open(ctx, f, offset)
 	}
-	if err := b.p.roomFor(b.l.DiffID); err != nil {
+	if err := b.c.roomFor(b.l.DiffID); err != nil {
 		return nil, err
 	}
 	return b.open(ctx, f.Progress, offset)
@@ -160,16 +166,38 @@ func (b *blob) reclass() {
 
 func (b *blob) open(ctx context.Context, stats func() layer.Progress, offset int64) (io.ReadCloser, error) {
 	b.mu.Lock()
-	t := b.p.cfg.Link.Enter(link.Entry{Host: b.img.Ref.Host, Size: b.l.Size, Class: b.class, Order: b.o.Order,
+	t := b.c.cfg.Link.Enter(link.Entry{Host: b.img.Ref.Host, Size: b.l.Size, Class: b.class, Order: b.o.Order,
 		Inflaters: b.o.Inflaters, Stats: stats})
 	b.turn = t
 	b.mu.Unlock()
 	return t.Open(ctx, func() (io.ReadCloser, error) {
 		o := registry.OpenOptions{Observe: func(n int) { b.got.Add(int64(n)) }}
 		if b.classNow() == link.Background {
-			o.Window = b.p.cfg.Link.Window(b.p.cfg.Registry.RoundTrip(b.img.Ref.Host))
+			o.Window = b.c.cfg.Link.Window(b.c.cfg.Registry.RoundTrip(b.img.Ref.Host))
 		}
-		return b.p.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1,
+		return b.c.cfg.Registry.Open(ctx, b.img.Ref, registry.Blob{Digest: b.l.Digest, Size: b.l.Size}, offset, -1,
 			o)
 	})
+}
+
+// spareRoom is what the completion of a layer that runs already leaves free of
+// the disk, in bytes: containers, and their removal, need some.
+const spareRoom = 64 << 20
+
+// roomFor is an error that wraps ENOSPC if the disk has not enough room to make
+// a partial layer whole. Others are filled as far as they go.
+func (c *common) roomFor(id digest.Digest) error {
+	part := c.cfg.Layers.Partial(id)
+	if part == nil {
+		return nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(part.Files().Index, &st); err != nil {
+		return err
+	}
+	if free, want := int64(st.Bavail)*st.Bsize, part.Size-part.Passed()-part.Early()+spareRoom; free < want {
+		return fmt.Errorf("%d bytes of disk are free, the rest of the layer, which runs already, takes %d: %w",
+			free, want, syscall.ENOSPC)
+	}
+	return nil
 }

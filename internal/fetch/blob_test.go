@@ -9,7 +9,7 @@ import (
 // A layer moves in the class of whoever waits for it most urgently, until the
 // last of them has gone.
 func TestWaitsAreCounted(t *testing.T) {
-	b := &blob{p: &Puller{cfg: Config{Link: link.New(link.Config{})}}, class: link.Background,
+	b := &blob{c: &common{cfg: Config{Link: link.New(link.Config{})}}, class: link.Background,
 		base: link.Background, gate: make(chan struct{})}
 	want := func(c link.Class) {
 		t.Helper()

@@ -17,12 +17,12 @@ import (
 // hands each to put, which verifies and stores it, or does nothing if it has
 // the blob already. The streams take their turns on the link as fills do.
 // CopyBlobs returns the number of bytes that came, also beside an error.
-func (p *Puller) CopyBlobs(ctx context.Context, img *image.Image, o Options,
+func (p *pulls) CopyBlobs(ctx context.Context, img *image.Image, o Options,
 	put func(context.Context, ocispec.Descriptor, func() (io.ReadCloser, error)) error) (int64, error) {
 	var total int64
 	for _, l := range img.Unique() {
 		d := ocispec.Descriptor{MediaType: l.MediaType, Digest: l.Digest, Size: l.Size}
-		src := &blob{p: p, img: img, l: l, o: o}
+		src := &blob{c: p.common, img: img, l: l, o: o}
 		m := new(meter)
 		err := put(ctx, d, func() (io.ReadCloser, error) {
 			body, err := src.open(ctx, m.progress, 0)

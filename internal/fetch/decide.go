@@ -57,7 +57,7 @@ const (
 )
 
 // outlook is what is known of an image before its pack is.
-func (p *Puller) outlook(img *image.Image, o Options, absent int64) outlook {
+func (p *partials) outlook(img *image.Image, o Options, absent int64) outlook {
 	w := outlook{absent: absent, rtt: p.cfg.Registry.RoundTrip(img.Ref.Host), trips: 1}
 	w.rate, w.guessed = p.cfg.Link.Expect()
 	return w

@@ -18,7 +18,6 @@ import (
 	"dewpoint/internal/registry"
 
 	"github.com/opencontainers/go-digest"
-	"golang.org/x/sync/semaphore"
 )
 
 // origin is where a partial layer gets its bytes when they are read.
@@ -55,69 +54,63 @@ type place struct {
 	chunk    int
 }
 
+// demand brings the absent bytes that readers of partial layers wait for.
+type demand struct {
+	*common
+	partials *partials
+	failures failures
+	waits    waits
+
+	mu    sync.Mutex
+	wants map[want]bool // being served
+}
+
 // want is a stretch of a layer that somebody waits for.
 type want struct {
 	id       digest.Digest
 	from, to int64
 }
 
-// atOnce is how many ranges are fetched at once of a registry for those who wait,
-// those of a layer with their windows.
-const atOnce = 6
-
-// slot bounds the fetches of a registry, so that one that hangs delays only its
-// own images.
-func (p *Puller) slot(host string) *semaphore.Weighted {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := p.slots[host]
-	if s == nil {
-		s = semaphore.NewWeighted(atOnce)
-		p.slots[host] = s
-	}
-	return s
-}
-
 // Want sees to it that the absent bytes of [from, to) of a partial layer come,
 // or that who waits for them gets an error after the configured time. It
 // returns at once; a want that is being served already changes nothing.
-func (p *Puller) Want(id digest.Digest, from, to int64) {
+func (d *demand) Want(id digest.Digest, from, to int64) {
 	w := want{id, from, to}
-	p.mu.Lock()
-	if p.wants[w] || p.life.Err() != nil {
-		p.mu.Unlock()
+	d.mu.Lock()
+	if d.wants[w] || d.life.Err() != nil {
+		d.mu.Unlock()
 		return
 	}
-	p.wants[w] = true
-	p.mu.Unlock()
-	p.stats.wants.Add(1)
+	d.wants[w] = true
+	d.mu.Unlock()
+	d.stats.wants.Add(1)
 	begun := time.Now()
-	p.work.Go(func() {
-		p.serve(w)
-		p.stats.waited.Add(int64(time.Since(begun)))
-		if p.cfg.Lazy.Waited != nil {
-			p.cfg.Lazy.Waited(time.Since(begun))
+	d.work.Go(func() {
+		d.serve(w)
+		d.stats.waited.Add(int64(time.Since(begun)))
+		if d.cfg.Lazy.Waited != nil {
+			d.cfg.Lazy.Waited(time.Since(begun))
 		}
-		p.waits.add(layerWait{layer: id, from: from, begun: begun, took: time.Since(begun)})
-		p.cfg.Log.Debug("bytes that were waited for", "layer", id, "from", from, "to", to, "took",
+		d.waits.add(layerWait{layer: id, from: from, begun: begun, took: time.Since(begun)})
+		d.cfg.Log.Debug("bytes that were waited for", "layer", id, "from", from, "to", to, "took",
 			time.Since(begun))
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(p.wants, w)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.wants, w)
 	})
 }
 
 // serve brings what is wanted. Errors are retried; when nothing at all has come
 // for the layer for the configured time, who waits gets an error.
-func (p *Puller) serve(w want) {
-	ctx, cancel := context.WithCancel(p.life)
+func (d *demand) serve(w want) {
+	ctx, cancel := context.WithCancel(d.life)
 	defer cancel()
-	watch := p.watchProgress(ctx, cancel, w.id)
+	watch := d.watchProgress(ctx, cancel, w.id)
 	defer watch.Wait()
 	defer cancel()
 	var last error
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
-		done, progress, err := p.attempt(ctx, w)
+		done, progress, err := d.attempt(ctx, w)
 		if done {
 			return
 		}
@@ -133,20 +126,20 @@ func (p *Puller) serve(w want) {
 			continue
 		case <-ctx.Done():
 		}
-		if p.life.Err() == nil {
-			p.cfg.Log.Error("bytes that a container waits for do not come; it gets an I/O error",
-				"layer", w.id, "from", w.from, "to", w.to, "after", p.wait(), "err", last)
-			p.stats.failed.Add(1)
-			p.failures.add(w.id, last)
-			p.cfg.Layers.FailReads(w.id, w.from, w.to)
+		if d.life.Err() == nil {
+			d.cfg.Log.Error("bytes that a container waits for do not come; it gets an I/O error",
+				"layer", w.id, "from", w.from, "to", w.to, "after", d.wait(), "err", last)
+			d.stats.failed.Add(1)
+			d.failures.add(w.id, last)
+			d.cfg.Layers.FailReads(w.id, w.from, w.to)
 		}
 		return
 	}
 }
 
 // attempt tries once to bring some of what is wanted.
-func (p *Puller) attempt(ctx context.Context, w want) (done, progress bool, err error) {
-	part := p.cfg.Layers.Partial(w.id)
+func (d *demand) attempt(ctx context.Context, w want) (done, progress bool, err error) {
+	part := d.cfg.Layers.Partial(w.id)
 	if part == nil { // expelled, and about to be repaired; or left by another time
 		return false, false, fmt.Errorf("%s: %w", w.id, layer.ErrUnknown)
 	}
@@ -155,28 +148,36 @@ func (p *Puller) attempt(ctx context.Context, w want) (done, progress bool, err 
 	if from >= end {
 		return true, false, nil
 	}
-	err = p.bring(ctx, w.id, from, min(to, end))
+	err = d.bring(ctx, w.id, from, min(to, end))
 	at, _ := part.Absent(w.from, end)
 	return false, err == errWaited || err == nil && at > from, err
 }
 
+// wait is how long a reader waits for absent bytes.
+func (d *demand) wait() time.Duration {
+	if d.cfg.Lazy.Wait > 0 {
+		return d.cfg.Lazy.Wait
+	}
+	return defaultWait
+}
+
 // watchProgress calls cancel when nothing has come for a layer for so long as
 // readers are to wait. It ends with ctx.
-func (p *Puller) watchProgress(ctx context.Context, cancel func(), id digest.Digest) *sync.WaitGroup {
+func (d *demand) watchProgress(ctx context.Context, cancel func(), id digest.Digest) *sync.WaitGroup {
 	var group sync.WaitGroup
 	group.Go(func() {
-		tick := time.NewTicker(p.wait() / 8)
+		tick := time.NewTicker(d.wait() / 8)
 		defer tick.Stop()
-		seen, at := p.come(id), time.Now()
+		seen, at := d.come(id), time.Now()
 		for {
 			select {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
 			}
-			if n := p.come(id); n != seen {
+			if n := d.come(id); n != seen {
 				seen, at = n, time.Now()
-			} else if time.Since(at) >= p.wait() {
+			} else if time.Since(at) >= d.wait() {
 				cancel()
 				return
 			}
@@ -186,14 +187,12 @@ func (p *Puller) watchProgress(ctx context.Context, cancel func(), id digest.Dig
 }
 
 // come is a number that changes whenever bytes come for a partial layer.
-func (p *Puller) come(id digest.Digest) int64 {
+func (d *demand) come(id digest.Digest) int64 {
 	var n int64
-	if part := p.cfg.Layers.Partial(id); part != nil {
+	if part := d.cfg.Layers.Partial(id); part != nil {
 		n = part.Early() + part.Passed()
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if o := p.origins[id]; o != nil {
+	if o := d.partials.originOf(id); o != nil {
 		n += o.s.got.Load()
 	}
 	return n
@@ -201,8 +200,8 @@ func (p *Puller) come(id digest.Digest) int64 {
 
 // Bring makes [from, to) of a partial layer, all of it absent, present, or waits for another fetch that does,
 // or tries to.
-func (p *Puller) Bring(ctx context.Context, id digest.Digest, from, to int64) error {
-	if err := p.bring(ctx, id, from, to); !errors.Is(err, errWaited) {
+func (d *demand) Bring(ctx context.Context, id digest.Digest, from, to int64) error {
+	if err := d.bring(ctx, id, from, to); !errors.Is(err, errWaited) {
 		return err
 	}
 	return nil
@@ -214,14 +213,12 @@ var errWaited = errors.New("waited for another fetch")
 // bring makes some of [from, to), all of it absent, present: by a chunk of the
 // pack, by the layer's segments, or by its stream. What the registry does not
 // have, or what does not verify, is not tried again.
-func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) error {
-	p.mu.Lock()
-	o := p.origins[id]
-	p.mu.Unlock()
+func (d *demand) bring(ctx context.Context, id digest.Digest, from, to int64) error {
+	o := d.partials.originOf(id)
 	if o == nil {
 		return errors.New("nothing is known of where it comes from")
 	}
-	if n, ok := p.pop.Want(ctx, o.part, from, to); ok {
+	if n, ok := d.pop.Want(ctx, o.part, from, to); ok {
 		o.s.within.Add(n * o.part.Layer.Size / max(1, o.part.Size)) // as the registry would have sent it
 		return nil
 	}
@@ -243,7 +240,7 @@ func (p *Puller) bring(ctx context.Context, id digest.Digest, from, to int64) er
 			return err
 		}
 	}
-	return o.follow(ctx, from, to, p.wait())
+	return o.follow(ctx, from, to, d.wait())
 }
 
 // giveUp reports whether err says that the pack is of no use any more: it does
@@ -370,7 +367,7 @@ func (o *origin) fetchChunk(ctx context.Context, k int) error {
 
 // fetch reads a part of the pack in its turn.
 func (s *Start) fetch(ctx context.Context, c link.Class, at pack.Span) ([]byte, error) {
-	slot := s.p.slot(s.img.Ref.Host)
+	slot := s.p.slots.of(s.img.Ref.Host)
 	if err := slot.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}

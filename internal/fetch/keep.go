@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"sync"
 	"time"
 
 	"dewpoint/internal/image"
@@ -18,6 +19,23 @@ import (
 // that was cut a moment ago is likely to be taken up again.
 var partialAges = []time.Duration{24 * time.Hour, 6 * time.Hour, time.Hour, 10 * time.Minute, time.Minute}
 
+// cache is what may leave a full disk: this node's layers, images and packs.
+type cache struct {
+	*common
+	packs *packs
+	*pulling
+	holds *Holds
+	order *order // in which unused layers go
+	// fresh is how long a layer that was just asked for is kept though nothing
+	// refers to it yet: a client that was told of it is about to. It is constant.
+	fresh time.Duration
+
+	collecting sync.Mutex // held while layers are being collected; taken before all others
+}
+
+// Holds are the layers that must stay for now.
+func (c *cache) Holds() *Holds { return c.holds }
+
 // Freed says what a collection removed.
 type Freed struct {
 	Layers []string // their diffIDs
@@ -29,54 +47,54 @@ type Freed struct {
 // (CacheConfig). What was left a day ago goes in any case, and so do records
 // of images of which nothing is here. inUse is asked what must stay; it must
 // not call the puller. Pulls under way are known here.
-func (p *Puller) Collect(ctx context.Context, want int64, inUse func(digest.Digest) bool) (Freed, error) {
+func (c *cache) Collect(ctx context.Context, want int64, inUse func(digest.Digest) bool) (Freed, error) {
 	var freed Freed
 	var errs error
 	for i, age := range partialAges {
 		if ctx.Err() != nil || i > 0 && freed.Bytes >= want {
 			break
 		}
-		n, err := p.cfg.Layers.RemovePartial(p.holds.Claimed(inUse), age)
+		n, err := c.cfg.Layers.RemovePartial(c.holds.Claimed(inUse), age)
 		freed.Bytes += n
 		errs = errors.Join(errs, err)
 	}
-	p.retireUnused(inUse)
-	errs = errors.Join(errs, p.collectLayers(ctx, want, inUse, &freed))
+	c.retireUnused(inUse)
+	errs = errors.Join(errs, c.collectLayers(ctx, want, inUse, &freed))
 	if want < math.MaxInt64 { // packs make a start quick after everything else has been pruned
-		n, err := p.collectPacks(want - freed.Bytes)
+		n, err := c.packs.collectPacks(want - freed.Bytes)
 		freed.Bytes += n
 		errs = errors.Join(errs, err)
 	}
 	return freed, errors.Join(errs,
-		p.cfg.Catalog.Sweep(func(img *image.Image) bool { return p.gone(img, inUse) }))
+		c.cfg.Catalog.Sweep(func(img *image.Image) bool { return c.gone(img, inUse) }))
 }
 
 // collectLayers removes layers by the cache's policy: those that nobody claims, and those that only images
 // claim of which there is no container, with these images. What the PoP's store would not take yet goes last.
-func (p *Puller) collectLayers(ctx context.Context, want int64, inUse func(digest.Digest) bool,
+func (c *cache) collectLayers(ctx context.Context, want int64, inUse func(digest.Digest) bool,
 	freed *Freed) error {
 	if freed.Bytes >= want {
 		return nil
 	}
-	p.collecting.Lock() // else two could have the same image go, the second one when a pull of it has begun
-	defer p.collecting.Unlock()
-	idle, errs := p.idleImages(want)
-	p.order.look(p.cfg.Layers.Layers(), p.cfg.Catalog.Sharing())
-	c := &collection{p: p, claimed: p.holds.Claimed(inUse), idle: idle, freed: freed}
-	errs = errors.Join(errs, c.run(ctx, want))
-	if c.spared {
-		c.refused = true
-		errs = errors.Join(errs, c.run(ctx, want))
+	c.collecting.Lock() // else two could have the same image go, the second one when a pull of it has begun
+	defer c.collecting.Unlock()
+	idle, errs := c.idleImages(want)
+	c.order.look(c.cfg.Layers.Layers(), c.cfg.Catalog.Sharing())
+	run := &collection{cache: c, claimed: c.holds.Claimed(inUse), idle: idle, freed: freed}
+	errs = errors.Join(errs, run.run(ctx, want))
+	if run.spared {
+		run.refused = true
+		errs = errors.Join(errs, run.run(ctx, want))
 	}
 	if len(freed.Layers) > 0 {
-		errs = errors.Join(errs, p.order.save())
+		errs = errors.Join(errs, c.order.save())
 	}
 	return errs
 }
 
 // collection is one go through the cache.
 type collection struct {
-	p       *Puller
+	cache   *cache
 	claimed func(digest.Digest) bool
 	idle    map[string]bool
 	refused bool // what the PoP's store would not take may go, too
@@ -91,9 +109,9 @@ func (c *collection) run(ctx context.Context, want int64) (errs error) {
 		if len(victims) == 0 {
 			break
 		}
-		errs = errors.Join(errs, c.p.retireImages(ctx, images))
+		errs = errors.Join(errs, c.cache.retireImages(ctx, images))
 		for _, id := range victims {
-			errs = errors.Join(errs, c.p.removeLayer(id, c.claimed, c.freed))
+			errs = errors.Join(errs, c.cache.removeLayer(id, c.claimed, c.freed))
 		}
 	}
 	return errs
@@ -104,14 +122,14 @@ func (c *collection) run(ctx context.Context, want int64) (errs error) {
 func (c *collection) victims(want int64, kept map[digest.Digest]bool) (layers []digest.Digest,
 	images []image.Reference) {
 	for want > 0 {
-		id, ok := c.p.order.next(kept)
+		id, ok := c.cache.order.next(kept)
 		if !ok {
 			break
 		}
 		kept[id] = true
-		l, err := c.p.cfg.Layers.Peek(id)
+		l, err := c.cache.cfg.Layers.Peek(id)
 		if err != nil { // it went meanwhile
-			c.p.order.gone(id)
+			c.cache.order.gone(id)
 			continue
 		}
 		if c.claimed(id) {
@@ -128,29 +146,29 @@ func (c *collection) victims(want int64, kept map[digest.Digest]bool) (layers []
 }
 
 // removeLayer removes a layer unless somebody wants it.
-func (p *Puller) removeLayer(id digest.Digest, claimed func(digest.Digest) bool, freed *Freed) error {
-	l, err := p.cfg.Layers.Peek(id)
+func (c *cache) removeLayer(id digest.Digest, claimed func(digest.Digest) bool, freed *Freed) error {
+	l, err := c.cfg.Layers.Peek(id)
 	if err != nil {
 		return nil
 	}
 	size := l.DiskUse()
-	ok, err := p.cfg.Layers.Remove(id, func(l *layer.Layer) bool { return p.isStale(l) && !claimed(l.DiffID) })
+	ok, err := c.cfg.Layers.Remove(id, func(l *layer.Layer) bool { return c.isStale(l) && !claimed(l.DiffID) })
 	if ok {
-		p.order.gone(id)
+		c.order.gone(id)
 		freed.Layers = append(freed.Layers, id.String())
 		freed.Bytes += size
 	}
 	return err
 }
 
-func (p *Puller) isStale(l *layer.Layer) bool { return time.Since(l.Used()) >= p.fresh }
+func (c *cache) isStale(l *layer.Layer) bool { return time.Since(l.Used()) >= c.fresh }
 
 // retireUnused lets go of partial layers that nothing mounts or is about to.
-func (p *Puller) retireUnused(inUse func(digest.Digest) bool) {
-	claimed := p.holds.Claimed(inUse)
-	for _, part := range p.cfg.Layers.Partials() {
-		if id := part.Layer.DiffID; part.Age() >= p.fresh && !claimed(id) {
-			p.cfg.Layers.Retire(id)
+func (c *cache) retireUnused(inUse func(digest.Digest) bool) {
+	claimed := c.holds.Claimed(inUse)
+	for _, part := range c.cfg.Layers.Partials() {
+		if id := part.Layer.DiffID; part.Age() >= c.fresh && !claimed(id) {
+			c.cfg.Layers.Retire(id)
 		}
 	}
 }
@@ -160,11 +178,11 @@ func (p *Puller) retireUnused(inUse func(digest.Digest) bool) {
 const releaseWait = 2 * time.Second
 
 // awaitReleased waits until no unused layer is partial any more.
-func (p *Puller) awaitReleased(ctx context.Context, inUse func(digest.Digest) bool) {
-	claimed := p.holds.Claimed(inUse)
+func (c *cache) awaitReleased(ctx context.Context, inUse func(digest.Digest) bool) {
+	claimed := c.holds.Claimed(inUse)
 	for deadline := time.Now().Add(releaseWait); time.Now().Before(deadline) &&
 		ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
-		if !slices.ContainsFunc(p.cfg.Layers.Partials(), func(part *layer.Partial) bool {
+		if !slices.ContainsFunc(c.cfg.Layers.Partials(), func(part *layer.Partial) bool {
 			return !claimed(part.Layer.DiffID)
 		}) {
 			return
@@ -174,9 +192,9 @@ func (p *Puller) awaitReleased(ctx context.Context, inUse func(digest.Digest) bo
 
 // gone reports whether no layer of img is here or wanted here. An image
 // without layers is never gone.
-func (p *Puller) gone(img *image.Image, inUse func(digest.Digest) bool) bool {
+func (c *cache) gone(img *image.Image, inUse func(digest.Digest) bool) bool {
 	for _, l := range img.Layers {
-		if _, err := p.cfg.Layers.Peek(l.DiffID); err == nil || p.holds.Held(l.DiffID) || inUse(l.DiffID) {
+		if _, err := c.cfg.Layers.Peek(l.DiffID); err == nil || c.holds.Held(l.DiffID) || inUse(l.DiffID) {
 			return false
 		}
 	}
@@ -185,17 +203,17 @@ func (p *Puller) gone(img *image.Image, inUse func(digest.Digest) bool) bool {
 
 // Prune removes every layer that nothing uses, and what cut pulls left. What of the PoP's store nothing uses
 // here is not marked any more then.
-func (p *Puller) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Freed, error) {
+func (c *cache) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Freed, error) {
 	select { // let the freshest become collectable
-	case <-time.After(p.fresh):
+	case <-time.After(c.fresh):
 	case <-ctx.Done():
 		return Freed{}, ctx.Err()
 	}
-	p.retireUnused(inUse)
-	p.awaitReleased(ctx, inUse)
-	n, perr := p.cfg.Layers.RemovePartial(p.holds.Claimed(inUse), 0)
-	freed, err := p.Collect(ctx, math.MaxInt64, inUse)
+	c.retireUnused(inUse)
+	c.awaitReleased(ctx, inUse)
+	n, perr := c.cfg.Layers.RemovePartial(c.holds.Claimed(inUse), 0)
+	freed, err := c.Collect(ctx, math.MaxInt64, inUse)
 	freed.Bytes += n
-	p.pop.Unuse(ctx, inUse)
+	c.pop.Unuse(ctx, inUse)
 	return freed, errors.Join(perr, err)
 }

@@ -241,7 +241,8 @@ func TestCollectTakesPendingLayersLast(t *testing.T) {
 	l, err := b.layers.Peek(id)
 	b.must(err)
 	idle := map[string]bool{img.Ref.String(): true}
-	first, last := &collection{p: b.Puller, idle: idle}, &collection{p: b.Puller, idle: idle, refused: true}
+	first := &collection{cache: b.cache, idle: idle}
+	last := &collection{cache: b.cache, idle: idle, refused: true}
 	if len(first.onlyIdle(l)) != 0 || len(last.onlyIdle(l)) != 1 {
 		t.Error("what is pending does not go last")
 	}

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
@@ -24,11 +25,11 @@ type ImagesConfig struct {
 
 // idleImages are those that may go so that so many bytes become free; none if all that is not claimed is to
 // go.
-func (p *Puller) idleImages(want int64) (map[string]bool, error) {
-	if p.cfg.Images.Idle == nil || want == math.MaxInt64 {
+func (c *cache) idleImages(want int64) (map[string]bool, error) {
+	if c.cfg.Images.Idle == nil || want == math.MaxInt64 {
 		return nil, nil
 	}
-	idle, err := p.cfg.Images.Idle()
+	idle, err := c.cfg.Images.Idle()
 	if err != nil {
 		return nil, fmt.Errorf("look for images that nothing uses: %w", err)
 	}
@@ -39,17 +40,17 @@ func (p *Puller) idleImages(want int64) (map[string]bool, error) {
 // What lies in the PoP's store takes no room here that would come back; what is on its way there stays, and,
 // unless refused, what it would not take yet.
 func (c *collection) onlyIdle(l *layer.Layer) (images []image.Reference) {
-	p := c.p
-	if len(c.idle) == 0 || l.At != "" || !l.Complete() || p.holds.Held(l.DiffID) || !p.isStale(l) {
+	k := c.cache
+	if len(c.idle) == 0 || l.At != "" || !l.Complete() || k.holds.Held(l.DiffID) || !k.isStale(l) {
 		return nil
 	}
-	if p.pop.Pending(l.DiffID, c.refused) {
+	if k.pop.Pending(l.DiffID, c.refused) {
 		c.spared = true
 		return nil
 	}
-	for _, r := range p.cfg.Catalog.RefsWith(l.DiffID) {
+	for _, r := range k.cfg.Catalog.RefsWith(l.DiffID) {
 		may, there := c.idle[r.String()]
-		if there && (!may || p.isPulled(r)) {
+		if there && (!may || k.isPulled(r)) {
 			return nil
 		}
 		if may {
@@ -59,48 +60,66 @@ func (c *collection) onlyIdle(l *layer.Layer) (images []image.Reference) {
 	return images
 }
 
-func (p *Puller) isPulled(ref image.Reference) bool {
-	p.holdMu.Lock()
-	defer p.holdMu.Unlock()
-	return p.pulling[ref.String()] > 0
-}
-
 // retireImages has containerd forget images that are not being pulled. Their records stay as long as there is
 // a layer of them: what is still here need not be fetched when they are deployed again.
-func (p *Puller) retireImages(ctx context.Context, images []image.Reference) error {
+func (c *cache) retireImages(ctx context.Context, images []image.Reference) error {
 	if len(images) == 0 {
 		return nil
 	}
 	slices.SortFunc(images, func(a, b image.Reference) int { return strings.Compare(a.String(), b.String()) })
 	images = slices.CompactFunc(images, func(a, b image.Reference) bool { return a.String() == b.String() })
-	done := make(chan struct{})
-	p.holdMu.Lock()
-	images = slices.DeleteFunc(images, func(r image.Reference) bool { return p.pulling[r.String()] > 0 })
-	for _, r := range images {
-		p.retiring[r.String()] = done
+	images, done := c.retire(images)
+	defer done()
+	return c.cfg.Images.Remove(ctx, images)
+}
+
+// pulling is the images that are being pulled, and those that are being removed: none is both. It is safe for
+// concurrent use.
+type pulling struct {
+	mu       sync.Mutex               // nothing is locked while it is held
+	count    map[string]int           // by reference: how many are under way
+	retiring map[string]chan struct{} // by reference: closed when containerd has forgotten the image
+}
+
+func newPulling() *pulling {
+	return &pulling{count: map[string]int{}, retiring: map[string]chan struct{}{}}
+}
+
+func (p *pulling) isPulled(ref image.Reference) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.count[ref.String()] > 0
+}
+
+// retire returns those of images that are not being pulled. Until done is called no pull of them begins.
+func (p *pulling) retire(images []image.Reference) (idle []image.Reference, done func()) {
+	gone := make(chan struct{})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	idle = slices.DeleteFunc(images, func(r image.Reference) bool { return p.count[r.String()] > 0 })
+	for _, r := range idle {
+		p.retiring[r.String()] = gone
 	}
-	p.holdMu.Unlock()
-	defer func() {
-		p.holdMu.Lock()
-		defer p.holdMu.Unlock()
-		for _, r := range images {
+	return idle, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for _, r := range idle {
 			delete(p.retiring, r.String())
 		}
-		close(done)
-	}()
-	return p.cfg.Images.Remove(ctx, images)
+		close(gone)
+	}
 }
 
 // enter has a pull of ref be one that is under way until ctx ends. It waits while the image is being removed.
-func (p *Puller) enter(ctx context.Context, ref image.Reference) error {
+func (p *pulling) enter(ctx context.Context, ref image.Reference) error {
 	name := ref.String()
 	for {
-		p.holdMu.Lock()
+		p.mu.Lock()
 		going := p.retiring[name]
 		if going == nil {
-			p.pulling[name]++
+			p.count[name]++
 		}
-		p.holdMu.Unlock()
+		p.mu.Unlock()
 		if going == nil {
 			break
 		}
@@ -111,10 +130,10 @@ func (p *Puller) enter(ctx context.Context, ref image.Reference) error {
 		}
 	}
 	context.AfterFunc(ctx, func() {
-		p.holdMu.Lock()
-		defer p.holdMu.Unlock()
-		if p.pulling[name]--; p.pulling[name] == 0 {
-			delete(p.pulling, name)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.count[name]--; p.count[name] == 0 {
+			delete(p.count, name)
 		}
 	})
 	return nil

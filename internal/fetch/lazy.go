@@ -7,7 +7,6 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"dewpoint/internal/fetch/link"
@@ -17,7 +16,6 @@ import (
 	"dewpoint/internal/trace"
 
 	"github.com/opencontainers/go-digest"
-	"golang.org/x/sys/unix"
 )
 
 // LazyConfig bounds what is mounted before it is whole. The zero value waits
@@ -52,7 +50,7 @@ const (
 type Start struct {
 	Trust string // why the pack is believed: pop, signed, repository
 
-	p    *Puller
+	p    *partials
 	img  *image.Image
 	o    Options
 	pack *packFile
@@ -83,10 +81,8 @@ func (s *Start) Lied() error {
 }
 
 // Lied is to be called when a partial layer turns out to have had wrong bytes.
-func (p *Puller) Lied(part *layer.Partial, why error) {
-	p.mu.Lock()
-	o := p.origins[part.Layer.DiffID]
-	p.mu.Unlock()
+func (p *partials) Lied(part *layer.Partial, why error) {
+	o := p.originOf(part.Layer.DiffID)
 	p.stats.lies.Add(1)
 	if o == nil {
 		return
@@ -106,7 +102,7 @@ func (s *Start) Within() int64 { return s.within.Load() }
 // startLazily begins an image by its pack. It returns nil if the image is
 // better pulled whole, or cannot be begun otherwise; why says on what grounds it
 // was decided, either way.
-func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, look *lookup) (s *Start,
+func (p *partials) startLazily(ctx context.Context, img *image.Image, o Options, look *lookup) (s *Start,
 	why string) {
 	if p.cfg.Lazy.Never {
 		return nil, ""
@@ -117,7 +113,7 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 	}
 	w := p.outlook(img, o, absent)
 	// Not worth it even with a pack of no size: the search is not waited for.
-	if p.Quarantined(img.Desc.Digest) == "" && p.localPack(img.Desc.Digest) == nil && !w.lazily() {
+	if p.packs.Quarantined(img.Desc.Digest) == "" && p.packs.localPack(img.Desc.Digest) == nil && !w.lazily() {
 		return nil, w.String()
 	}
 	_, step := trace.Start(ctx, "find pack")
@@ -145,8 +141,28 @@ func (p *Puller) startLazily(ctx context.Context, img *image.Image, o Options, l
 	return s, s.outlook.String()
 }
 
+// Have reports whether every layer can be mounted without asking a registry first.
+func (p *partials) Have(img *image.Image) bool {
+	for _, l := range img.Layers {
+		if !p.Mountable(img, l.DiffID) {
+			return false
+		}
+	}
+	return true
+}
+
+// Mountable reports whether the layer is readable, or partial in a way that
+// will do for img.
+func (p *partials) Mountable(img *image.Image, id digest.Digest) bool {
+	if _, err := p.cfg.Layers.Get(id); err == nil {
+		return true
+	}
+	part := p.cfg.Layers.Partial(id)
+	return part != nil && p.packs.accepts(img, part)
+}
+
 // absent is the compressed bytes of the layers that cannot be mounted.
-func (p *Puller) absent(img *image.Image) int64 {
+func (p *partials) absent(img *image.Image) int64 {
 	var n int64
 	for _, l := range img.Unique() {
 		if !p.Mountable(img, l.DiffID) {
@@ -158,8 +174,8 @@ func (p *Puller) absent(img *image.Image) int64 {
 
 // openStart reads the pack up to its tables, begins the layers, and lets the
 // chunks come.
-func (p *Puller) openStart(ctx context.Context, img *image.Image, o Options, f *packFile, w outlook) (*Start,
-	error) {
+func (p *partials) openStart(ctx context.Context, img *image.Image, o Options, f *packFile,
+	w outlook) (*Start, error) {
 	s := &Start{p: p, img: img, o: o, pack: f, outlook: &w, background: make(chan struct{}),
 		done: make(chan struct{})}
 	_, step := trace.Start(ctx, "read tables")
@@ -267,7 +283,7 @@ func (s *Start) abandon() {
 }
 
 // bareStart is one without a pack.
-func (p *Puller) bareStart(img *image.Image, o Options) *Start {
+func (p *partials) bareStart(img *image.Image, o Options) *Start {
 	s := &Start{p: p, img: img, o: o, background: make(chan struct{}), done: make(chan struct{})}
 	close(s.done)
 	return s
@@ -326,7 +342,7 @@ func (s *Start) begin(r io.Reader) (*pack.Stream, error) {
 	if err := s.fits(); err != nil {
 		return nil, err
 	}
-	if s.Trust, err = s.p.trust(s.img, s.pack, stream.HeaderDigest); err != nil {
+	if s.Trust, err = s.p.packs.trust(s.img, s.pack, stream.HeaderDigest); err != nil {
 		return nil, err
 	}
 	if err := s.worth(); err != nil {
@@ -399,7 +415,7 @@ func (s *Start) beginLayer(item pack.Item) error {
 		if err == nil && part.Size != s.head.Layers[item.Layer].Size {
 			err = fmt.Errorf("its table and its header differ: %w", pack.ErrInvalid)
 		}
-		if err == nil && s.p.accepts(s.img, part) {
+		if err == nil && s.p.packs.accepts(s.img, part) {
 			s.partials[item.Layer] = part
 			return nil
 		}
@@ -449,38 +465,4 @@ func (s *Start) putChunk(k int, data []byte) error {
 		s.partials[l].Warm(offset, len(b))
 		return nil
 	})
-}
-
-// Put is Partial.Put that makes room once if the disk is full.
-func (p *Puller) Put(part *layer.Partial, off int64, b []byte) error {
-	err := part.Put(off, b)
-	if errors.Is(err, syscall.ENOSPC) && p.cfg.Lazy.Room != nil {
-		p.cfg.Log.Warn("disk full while an image runs that is not whole: unused layers go", "layer",
-			part.Layer.DiffID)
-		p.cfg.Lazy.Room(p.life, int64(len(b)))
-		err = part.Put(off, b)
-	}
-	return err
-}
-
-// spareRoom is what the completion of a layer that runs already leaves free of
-// the disk, in bytes: containers, and their removal, need some.
-const spareRoom = 64 << 20
-
-// roomFor is an error that wraps ENOSPC if the disk has not enough room to make
-// a partial layer whole. Others are filled as far as they go.
-func (p *Puller) roomFor(id digest.Digest) error {
-	part := p.cfg.Layers.Partial(id)
-	if part == nil {
-		return nil
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(part.Files().Index, &st); err != nil {
-		return err
-	}
-	if free, want := int64(st.Bavail)*st.Bsize, part.Size-part.Passed()-part.Early()+spareRoom; free < want {
-		return fmt.Errorf("%d bytes of disk are free, the rest of the layer, which runs already, takes %d: %w",
-			free, want, syscall.ENOSPC)
-	}
-	return nil
 }

@@ -527,7 +527,7 @@ func TestPassedPackComesOnce(t *testing.T) {
 				t.Fatalf("%d chunks only", len(chunks))
 			}
 			img, err := lb.resolve(t.Context(), lb.ref(lb.img.Ref), Options{},
-				&lookup{p: lb.Puller, done: make(chan struct{})})
+				&lookup{p: lb.packs, done: make(chan struct{})})
 			lb.must(err)
 			var alone atomic.Int32
 			goOn := make(chan struct{})

@@ -45,6 +45,14 @@ const (
 	TrustRepository = "repository"
 )
 
+// packs are the startup packs of this node and of registries: where one is, and whether it is believed.
+type packs struct {
+	*common
+
+	mu  sync.Mutex
+	bad map[digest.Digest]string // why packs that lied are not used, by manifest
+}
+
 // errNoPack says that an image has no pack, as most have not.
 var errNoPack = errors.New("the image has no startup pack")
 
@@ -65,7 +73,7 @@ const packLookup = 5 * time.Second
 // lookup is a search for a pack that begins while the image is still being
 // resolved: what crosses the link at the same time costs one round trip.
 type lookup struct {
-	p    *Puller
+	p    *packs
 	ctx  context.Context
 	ref  image.Reference
 	o    Options
@@ -91,7 +99,7 @@ func (l *lookup) settle() {
 
 // newLookup returns a lookup that does nothing yet, and never will if the pull
 // is not to be lazy. One goroutine uses it.
-func (p *Puller) newLookup(ctx context.Context, ref image.Reference, o Options) *lookup {
+func (p *packs) newLookup(ctx context.Context, ref image.Reference, o Options) *lookup {
 	return &lookup{p: p, ctx: ctx, ref: ref, o: o}
 }
 
@@ -135,7 +143,7 @@ func (l *lookup) result(ctx context.Context, img *image.Image) (*packFile, error
 }
 
 // findPack looks for an image's pack: here, then in its repository.
-func (p *Puller) findPack(ctx context.Context, img *image.Image) (*packFile, error) {
+func (p *packs) findPack(ctx context.Context, img *image.Image) (*packFile, error) {
 	if why := p.Quarantined(img.Desc.Digest); why != "" {
 		return nil, fmt.Errorf("its startup pack is quarantined: %s", why)
 	}
@@ -152,7 +160,7 @@ func (p *Puller) findPack(ctx context.Context, img *image.Image) (*packFile, err
 }
 
 // published looks for an image's pack in its repository.
-func (p *Puller) published(ctx context.Context, img *image.Image) (*packFile, error) {
+func (p *packs) published(ctx context.Context, img *image.Image) (*packFile, error) {
 	ctx, cancel := context.WithTimeout(ctx, packLookup)
 	defer cancel()
 	list, err := p.cfg.Registry.Referrers(ctx, img.Ref, img.Desc.Digest, pack.MediaType)
@@ -170,7 +178,7 @@ func (p *Puller) published(ctx context.Context, img *image.Image) (*packFile, er
 
 // choose is the pack to use of those that a repository has: one whose signature
 // is valid before others, and the newest of them.
-func (p *Puller) choose(img *image.Image, list []ocispec.Descriptor) *ocispec.Descriptor {
+func (p *packs) choose(img *image.Image, list []ocispec.Descriptor) *ocispec.Descriptor {
 	var best *ocispec.Descriptor
 	var signed bool
 	for i, d := range list {
@@ -185,7 +193,7 @@ func (p *Puller) choose(img *image.Image, list []ocispec.Descriptor) *ocispec.De
 }
 
 // remotePack is the pack that a descriptor is about, or nil if it says too little.
-func (p *Puller) remotePack(img *image.Image, d ocispec.Descriptor) *packFile {
+func (p *packs) remotePack(img *image.Image, d ocispec.Descriptor) *packFile {
 	blob, err := digest.Parse(d.Annotations[pack.AnnotationBlob])
 	size, serr := strconv.ParseInt(d.Annotations[pack.AnnotationSize], 10, 64)
 	if err != nil || serr != nil || size <= 0 {
@@ -198,7 +206,7 @@ func (p *Puller) remotePack(img *image.Image, d ocispec.Descriptor) *packFile {
 		}}
 }
 
-func (p *Puller) localPack(id digest.Digest) *packFile {
+func (p *packs) localPack(id digest.Digest) *packFile {
 	if p.cfg.Packs.Dir == "" {
 		return nil
 	}
@@ -223,17 +231,17 @@ func (p *Puller) localPack(id digest.Digest) *packFile {
 }
 
 // LacksPack reports whether a pack of a manifest would be used here, and there is none yet.
-func (p *Puller) LacksPack(id digest.Digest) bool {
+func (p *packs) LacksPack(id digest.Digest) bool {
 	return p.cfg.Packs.Dir != "" && p.localPack(id) == nil && p.Quarantined(id) == ""
 }
 
 // PackPath is where the pack of a manifest lies if it was made here.
-func (p *Puller) PackPath(id digest.Digest) string {
+func (p *packs) PackPath(id digest.Digest) string {
 	return filepath.Join(p.cfg.Packs.Dir, id.Encoded()+".pack")
 }
 
 // policy is what packs of the image's repository must be.
-func (p *Puller) policy(img *image.Image) string {
+func (p *packs) policy(img *image.Image) string {
 	switch {
 	case p.cfg.Packs.Trust != "":
 		return p.cfg.Packs.Trust
@@ -245,7 +253,7 @@ func (p *Puller) policy(img *image.Image) string {
 
 // accepts reports whether a partial layer, which another image's pack may have
 // begun, will do for img.
-func (p *Puller) accepts(img *image.Image, part *layer.Partial) bool {
+func (p *packs) accepts(img *image.Image, part *layer.Partial) bool {
 	switch p.policy(img) {
 	case TrustRepository:
 		return true
@@ -256,7 +264,7 @@ func (p *Puller) accepts(img *image.Image, part *layer.Partial) bool {
 }
 
 // trust says why a pack is believed, or an error if it is not.
-func (p *Puller) trust(img *image.Image, f *packFile, header digest.Digest) (string, error) {
+func (p *packs) trust(img *image.Image, f *packFile, header digest.Digest) (string, error) {
 	if f.local {
 		return TrustPoP, nil
 	}
@@ -274,7 +282,7 @@ func (p *Puller) trust(img *image.Image, f *packFile, header digest.Digest) (str
 	}
 }
 
-func (p *Puller) signed(img *image.Image, about map[string]string, header digest.Digest) error {
+func (p *packs) signed(img *image.Image, about map[string]string, header digest.Digest) error {
 	if p.cfg.Packs.Key == nil {
 		return errors.New("no key is configured (pack.key)")
 	}
@@ -285,21 +293,12 @@ func (p *Puller) signed(img *image.Image, about map[string]string, header digest
 	return pack.Verify(p.cfg.Packs.Key, img.Desc.Digest, header, sig)
 }
 
-// quarantine is about packs that lied, by manifest.
-type quarantine struct {
-	mu  sync.Mutex
-	why map[digest.Digest]string
-}
-
 // Quarantine keeps the pack of a manifest from being used again. It is kept on
 // disk; a pack that is built anew lifts it.
-func (p *Puller) Quarantine(id digest.Digest, why error) error {
-	p.bad.mu.Lock()
-	defer p.bad.mu.Unlock()
-	if p.bad.why == nil {
-		p.bad.why = map[digest.Digest]string{}
-	}
-	p.bad.why[id] = why.Error()
+func (p *packs) Quarantine(id digest.Digest, why error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bad[id] = why.Error()
 	if p.cfg.Packs.Dir == "" {
 		return nil
 	}
@@ -315,18 +314,18 @@ func remove(path string) error {
 }
 
 // Absolve lifts a quarantine.
-func (p *Puller) Absolve(id digest.Digest) error {
-	p.bad.mu.Lock()
-	defer p.bad.mu.Unlock()
-	delete(p.bad.why, id)
+func (p *packs) Absolve(id digest.Digest) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.bad, id)
 	return remove(p.PackPath(id) + ".bad")
 }
 
 // Quarantined says why a pack must not be used, or nothing.
-func (p *Puller) Quarantined(id digest.Digest) string {
-	p.bad.mu.Lock()
-	defer p.bad.mu.Unlock()
-	if why := p.bad.why[id]; why != "" || p.cfg.Packs.Dir == "" {
+func (p *packs) Quarantined(id digest.Digest) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if why := p.bad[id]; why != "" || p.cfg.Packs.Dir == "" {
 		return why
 	}
 	b, err := os.ReadFile(p.PackPath(id) + ".bad")
@@ -340,7 +339,7 @@ const maxPacks = 1 << 30 // bytes, where PackConfig says none
 
 // collectPacks removes packs beyond the bound, and then while want bytes have
 // not been freed yet. It returns how many bytes of disk that gave.
-func (p *Puller) collectPacks(want int64) (int64, error) {
+func (p *packs) collectPacks(want int64) (int64, error) {
 	if p.cfg.Packs.Dir == "" {
 		return 0, nil
 	}

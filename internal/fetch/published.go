@@ -18,14 +18,14 @@ type Published struct {
 	Digest digest.Digest // of the pack
 	Size   int64
 
-	p   *Puller
+	p   *packs
 	img *image.Image
 	f   *packFile
 }
 
 // Published returns the pack that would be taken of an image's repository, and
 // an error if there is none or the registry does not say.
-func (p *Puller) Published(ctx context.Context, img *image.Image) (*Published, error) {
+func (p *packs) Published(ctx context.Context, img *image.Image) (*Published, error) {
 	f, err := p.published(ctx, img)
 	if err != nil {
 		return nil, err

@@ -157,8 +157,8 @@ func TestSessionGoesOnBetweenCalls(t *testing.T) {
 		t.Error("a layer that the image does not have was given")
 	}
 	b.eventually("the end of the session", func() bool { return !b.holds.Held(p.Layers[0].DiffID) })
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	b.clients.mu.Lock()
+	defer b.clients.mu.Unlock()
 	if len(b.sessions) != 0 {
 		t.Error("the session is still listed")
 	}

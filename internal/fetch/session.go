@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"dewpoint/internal/image"
@@ -18,8 +19,18 @@ type session struct {
 	made  chan struct{} // closed when pull is there
 	pull  *Pull
 	end   context.CancelFunc
-	users int         // calls under way; guarded by the puller
-	idle  *time.Timer // runs while there are none; guarded by the puller
+	users int         // calls under way; guarded by clients
+	idle  *time.Timer // runs while there are none; guarded by clients
+}
+
+// clients are programs that ask for one layer after the other: what they have begun goes on for a while.
+type clients struct {
+	*common
+	pulls       *pulls
+	sessionIdle time.Duration // how long fills go on after the last call that wanted them; constant
+
+	mu       sync.Mutex
+	sessions map[digest.Digest]*session // by manifest
 }
 
 // clientStart is how long the start of a container may take of which dewd does
@@ -39,12 +50,12 @@ type Want struct {
 
 // Fetch makes one layer of an image readable and returns its diffID. The
 // image's other layers fill meanwhile.
-func (p *Puller) Fetch(ctx context.Context, w Want) (digest.Digest, error) {
-	s, err := p.join(ctx, w)
+func (c *clients) Fetch(ctx context.Context, w Want) (digest.Digest, error) {
+	s, err := c.join(ctx, w)
 	if err != nil {
 		return "", err
 	}
-	defer p.part(s.pull.Image.Desc.Digest, s)
+	defer c.part(s.pull.Image.Desc.Digest, s)
 	for i, l := range s.pull.Image.Layers {
 		if l.Digest == w.Layer {
 			return l.DiffID, s.pull.WaitLayer(ctx, i)
@@ -54,28 +65,28 @@ func (p *Puller) Fetch(ctx context.Context, w Want) (digest.Digest, error) {
 }
 
 // join finds or begins the session of the image that w names. part must follow.
-func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
-	o := Options{Lazy: !p.cfg.Lazy.Never}
-	look := p.newLookup(ctx, w.Ref, o)
-	img := p.cfg.Catalog.Manifest(w.Ref, w.Manifest)
+func (c *clients) join(ctx context.Context, w Want) (*session, error) {
+	o := Options{Lazy: !c.cfg.Lazy.Never}
+	look := c.pulls.packs.newLookup(ctx, w.Ref, o)
+	img := c.cfg.Catalog.Manifest(w.Ref, w.Manifest)
 	if img == nil {
 		ref := w.Ref
 		if w.Manifest != "" {
 			ref.Dgst = w.Manifest
 		}
 		var err error
-		if img, err = p.resolve(ctx, ref, o, look); err != nil {
+		if img, err = c.pulls.resolve(ctx, ref, o, look); err != nil {
 			return nil, err
 		}
 		look.settle()
 	}
 	img = as(img, w.Ref)
-	s, run, err := p.enlist(img.Desc.Digest)
+	s, run, err := c.enlist(img.Desc.Digest)
 	if err != nil {
 		return nil, err
 	}
 	if run != nil { // nobody else makes it
-		s.pull = p.fill(run, img, o, look)
+		s.pull = c.pulls.fill(run, img, o, look)
 		s.pull.BackgroundSoon()
 		close(s.made)
 	}
@@ -83,7 +94,7 @@ func (p *Puller) join(ctx context.Context, w Want) (*session, error) {
 	case <-s.made:
 		return s, nil
 	case <-ctx.Done():
-		p.part(img.Desc.Digest, s)
+		c.part(img.Desc.Digest, s)
 		return nil, context.Cause(ctx)
 	}
 }
@@ -98,17 +109,17 @@ func as(img *image.Image, ref image.Reference) *image.Image {
 
 // enlist counts the caller in the session of a manifest. If there was none it
 // returns the context of a new one, whose pull the caller must make.
-func (p *Puller) enlist(d digest.Digest) (s *session, run context.Context, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.life.Err() != nil {
+func (c *clients) enlist(d digest.Digest) (s *session, run context.Context, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.life.Err() != nil {
 		return nil, nil, errClosed
 	}
-	s = p.sessions[d]
+	s = c.sessions[d]
 	if s == nil || s.failed() {
 		s = &session{made: make(chan struct{})}
-		run, s.end = context.WithCancel(p.life)
-		p.sessions[d] = s
+		run, s.end = context.WithCancel(c.life)
+		c.sessions[d] = s
 	}
 	s.users++
 	if s.idle != nil {
@@ -121,24 +132,35 @@ func (p *Puller) enlist(d digest.Digest) (s *session, run context.Context, err e
 var errClosed = errors.New("no more fetches: the node stops")
 
 // part ends what join began.
-func (p *Puller) part(d digest.Digest, s *session) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if s.users--; s.users == 0 && p.life.Err() == nil {
-		s.idle = time.AfterFunc(p.sessionIdle, func() { p.endIdle(d, s) })
+func (c *clients) part(d digest.Digest, s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.users--; s.users == 0 && c.life.Err() == nil {
+		s.idle = time.AfterFunc(c.sessionIdle, func() { c.endIdle(d, s) })
 	}
 }
 
-func (p *Puller) endIdle(d digest.Digest, s *session) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (c *clients) endIdle(d digest.Digest, s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if s.users > 0 {
 		return
 	}
 	s.end()
-	if p.sessions[d] == s {
-		delete(p.sessions, d)
+	if c.sessions[d] == s {
+		delete(c.sessions, d)
 	}
+}
+
+func (c *clients) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.sessions {
+		if s.idle != nil {
+			s.idle.Stop()
+		}
+	}
+	clear(c.sessions)
 }
 
 // failed reports whether a fill of the session has erred.

@@ -26,8 +26,8 @@ type lazyStats struct {
 }
 
 // Stats returns the counters.
-func (p *Puller) Stats() LazyStats {
-	s := &p.stats
+func (c *common) Stats() LazyStats {
+	s := &c.stats
 	return LazyStats{Starts: s.starts.Load(), PackBytes: s.packBytes.Load(), DemandBytes: s.demandBytes.Load(),
 		Wants:  s.wants.Load(),
 		Waited: time.Duration(s.waited.Load()), Failed: s.failed.Load(), Lies: s.lies.Load()}
@@ -68,11 +68,11 @@ func (f *failures) add(id digest.Digest, why error) {
 
 // FailedReads returns the layers of which reads have failed since then, at most
 // an hour ago, the latest first.
-func (p *Puller) FailedReads(since time.Time) []FailedReads {
-	p.failures.mu.Lock()
-	defer p.failures.mu.Unlock()
+func (d *demand) FailedReads(since time.Time) []FailedReads {
+	d.failures.mu.Lock()
+	defer d.failures.mu.Unlock()
 	var out []FailedReads
-	for _, r := range p.failures.by {
+	for _, r := range d.failures.by {
 		if r.Last.After(since) {
 			out = append(out, r)
 		}

@@ -3,6 +3,7 @@ package fetch
 import (
 	"errors"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -13,6 +14,25 @@ import (
 
 	"github.com/opencontainers/go-digest"
 )
+
+// partials are the layers that are mounted before they are whole: where each gets its bytes, and when it is
+// completed.
+type partials struct {
+	*common
+	packs      *packs
+	slots      *slots        // of fetches for readers who wait
+	hoursEvery time.Duration // how often it is looked whether the hours allow filling; constant
+
+	mu      sync.Mutex
+	origins map[digest.Digest]*origin // by layer: where partial ones get their bytes
+}
+
+// originOf is where a partial layer gets its bytes, or nil.
+func (p *partials) originOf(id digest.Digest) *origin {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.origins[id]
+}
 
 // letFill lets the layers fill, after the configured delay.
 func (s *Start) letFill() {
@@ -37,7 +57,7 @@ func (s *Start) letFill() {
 
 // adopt makes s the origin of a partial layer and sees to it that the layer
 // becomes whole one day.
-func (p *Puller) adopt(s *Start, n int, part *layer.Partial) {
+func (p *partials) adopt(s *Start, n int, part *layer.Partial) {
 	p.mu.Lock()
 	p.origins[part.Layer.DiffID] = newOrigin(s, n, part)
 	p.mu.Unlock()
@@ -49,8 +69,20 @@ func (p *Puller) adopt(s *Start, n int, part *layer.Partial) {
 	})
 }
 
+// gateOf is closed when a partial layer may fill: that of the start that began
+// it, or of this one. nil holds nothing.
+func (p *partials) gateOf(id digest.Digest, lazy *Start) <-chan struct{} {
+	if o := p.originOf(id); o != nil {
+		return o.s.background
+	}
+	if lazy != nil {
+		return lazy.background
+	}
+	return nil
+}
+
 // makeWhole fills a partial layer, when that is allowed, and again after errors.
-func (p *Puller) makeWhole(s *Start, part *layer.Partial) {
+func (p *partials) makeWhole(s *Start, part *layer.Partial) {
 	id := part.Layer.DiffID
 	for pause := 5 * time.Second; ; pause = min(2*pause, 5*time.Minute) {
 		if !p.mayFill(s.background) || p.cfg.Layers.Partial(id) != part {
@@ -84,13 +116,13 @@ func (p *Puller) makeWhole(s *Start, part *layer.Partial) {
 }
 
 // showWhole lets new mounts use a layer's own file. Those that are there go on.
-func (p *Puller) showWhole(id digest.Digest) {
+func (p *partials) showWhole(id digest.Digest) {
 	p.Remount(id)
 	p.cfg.Layers.Retire(id)
 }
 
 // Remount has new mounts of a layer be made of what it is now. Those that are there go on.
-func (p *Puller) Remount(id digest.Digest) {
+func (p *partials) Remount(id digest.Digest) {
 	if p.cfg.Lazy.Whole != nil {
 		p.cfg.Lazy.Whole(id)
 	}
@@ -98,7 +130,7 @@ func (p *Puller) Remount(id digest.Digest) {
 
 // mayFill waits until the layers of a start may be completed. It is false if
 // the node stops before.
-func (p *Puller) mayFill(gate <-chan struct{}) bool {
+func (p *partials) mayFill(gate <-chan struct{}) bool {
 	select {
 	case <-gate:
 	case <-p.life.Done():
@@ -109,7 +141,7 @@ func (p *Puller) mayFill(gate <-chan struct{}) bool {
 
 // awaitHours waits until the hours allow layers to be completed. It is false if
 // the node stops before.
-func (p *Puller) awaitHours() bool {
+func (p *partials) awaitHours() bool {
 	for p.cfg.Lazy.Hours != nil && !p.cfg.Lazy.Hours(time.Now()) {
 		select {
 		case <-time.After(p.hoursEvery):
@@ -122,7 +154,7 @@ func (p *Puller) awaitHours() bool {
 
 // Revive takes up the partial layers that an earlier process has left, so that
 // what reads them goes on. It returns at once.
-func (p *Puller) Revive() {
+func (p *partials) Revive() {
 	byImage := map[digest.Digest]*image.Image{}
 	for _, part := range p.cfg.Layers.Partials() {
 		if _, err := p.cfg.Layers.Peek(part.Layer.DiffID); err == nil {
@@ -140,7 +172,7 @@ func (p *Puller) Revive() {
 
 // imageOf is the image that a partial layer was begun for, by the reference that
 // was used then; or another one that has the layer, or nil.
-func (p *Puller) imageOf(part *layer.Partial) *image.Image {
+func (p *partials) imageOf(part *layer.Partial) *image.Image {
 	all := p.cfg.Catalog.WithLayer(part.Layer.DiffID)
 	ref, err := image.ParseReference(part.Origin.Ref)
 	if err != nil || len(all) == 0 {
@@ -156,7 +188,7 @@ func (p *Puller) imageOf(part *layer.Partial) *image.Image {
 
 // reviveImage lets the partial layers of an image be filled, and looks for the
 // pack again, for what is read meanwhile, until it is found or there is none.
-func (p *Puller) reviveImage(img *image.Image) {
+func (p *partials) reviveImage(img *image.Image) {
 	bare := p.bareStart(img, Options{})
 	left := func() (parts []*layer.Partial) {
 		for _, part := range p.cfg.Layers.Partials() {
@@ -168,10 +200,7 @@ func (p *Puller) reviveImage(img *image.Image) {
 	}
 	err := p.reviveStart(img) // first: what is wanted meanwhile waits, and need not come by whole streams
 	for _, part := range left() {
-		p.mu.Lock()
-		known := p.origins[part.Layer.DiffID] != nil
-		p.mu.Unlock()
-		if !known {
+		if p.originOf(part.Layer.DiffID) == nil {
 			p.adopt(bare, -1, part)
 		}
 	}
@@ -195,8 +224,8 @@ const reviveFirst = 2 * time.Second
 
 // reviveStart makes the pack of an image the origin of its partial layers again.
 // Its chunks are fetched when they are read: most are here.
-func (p *Puller) reviveStart(img *image.Image) error {
-	f, err := p.findPack(p.life, img)
+func (p *partials) reviveStart(img *image.Image) error {
+	f, err := p.packs.findPack(p.life, img)
 	if err != nil {
 		return err
 	}
@@ -225,9 +254,14 @@ func (p *Puller) reviveStart(img *image.Image) error {
 	return nil
 }
 
-func (p *Puller) wait() time.Duration {
-	if p.cfg.Lazy.Wait > 0 {
-		return p.cfg.Lazy.Wait
+// Put is Partial.Put that makes room once if the disk is full.
+func (p *partials) Put(part *layer.Partial, off int64, b []byte) error {
+	err := part.Put(off, b)
+	if errors.Is(err, syscall.ENOSPC) && p.cfg.Lazy.Room != nil {
+		p.cfg.Log.Warn("disk full while an image runs that is not whole: unused layers go", "layer",
+			part.Layer.DiffID)
+		p.cfg.Lazy.Room(p.life, int64(len(b)))
+		err = part.Put(off, b)
 	}
-	return defaultWait
+	return err
 }
