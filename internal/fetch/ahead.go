@@ -252,7 +252,7 @@ func (s *Start) mayComplete() bool {
 	select {
 	case <-s.background:
 		hours := s.p.cfg.Lazy.Hours
-		return hours == nil || hours(time.Now())
+		return hours == nil || hours.Between(time.Now())
 	default:
 		return false
 	}

@@ -88,9 +88,7 @@ func (d *demand) Want(id digest.Digest, from, to int64) {
 	d.work.Go(func() {
 		d.serve(w)
 		d.stats.waited.Add(int64(time.Since(begun)))
-		if d.cfg.Lazy.Waited != nil {
-			d.cfg.Lazy.Waited(time.Since(begun))
-		}
+		d.cfg.Lazy.Audience.Waited(time.Since(begun))
 		d.waits.add(layerWait{layer: id, from: from, begun: begun, took: time.Since(begun)})
 		d.cfg.Log.Debug("bytes that were waited for", "layer", id, "from", from, "to", to, "took",
 			time.Since(begun))

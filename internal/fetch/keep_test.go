@@ -22,6 +22,18 @@ func (c *Catalog) backdate() {
 	}
 }
 
+// containerd is the Images of a test.
+type containerd struct {
+	idle   func() (map[string]bool, error)
+	remove func(context.Context, []image.Reference) error
+}
+
+func (c containerd) Idle() (map[string]bool, error) { return c.idle() }
+
+func (c containerd) Remove(ctx context.Context, refs []image.Reference) error {
+	return c.remove(ctx, refs)
+}
+
 func TestCollectTakesTheOldestFirst(t *testing.T) {
 	b := newBed(t)
 	first, second := b.pull(b.push("a", 1)).Layers[0].DiffID, b.pull(b.push("b", 2)).Layers[0].DiffID
@@ -162,9 +174,9 @@ func TestCollectRetiresIdleImages(t *testing.T) {
 	}
 	var removed []string
 	waited := make(chan error, 1)
-	b.cfg.Images = ImagesConfig{
-		Idle: func() (map[string]bool, error) { return known, nil },
-		Remove: func(_ context.Context, refs []image.Reference) error {
+	b.cfg.Images = containerd{
+		idle: func() (map[string]bool, error) { return known, nil },
+		remove: func(_ context.Context, refs []image.Reference) error {
 			for _, r := range refs {
 				removed = append(removed, r.String())
 				delete(known, r.String())
@@ -223,9 +235,9 @@ func TestCollectTakesPendingLayersLast(t *testing.T) {
 	img := b.pull(b.push("app", 1))
 	id := img.Layers[0].DiffID
 	registered := true
-	b.cfg.Images = ImagesConfig{
-		Idle:   func() (map[string]bool, error) { return map[string]bool{img.Ref.String(): true}, nil },
-		Remove: func(context.Context, []image.Reference) error { registered = false; return nil },
+	b.cfg.Images = containerd{
+		idle:   func() (map[string]bool, error) { return map[string]bool{img.Ref.String(): true}, nil },
+		remove: func(context.Context, []image.Reference) error { registered = false; return nil },
 	}
 	collect := func() bool {
 		registered = true

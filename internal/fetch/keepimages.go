@@ -12,21 +12,20 @@ import (
 	"dewpoint/internal/layer"
 )
 
-// ImagesConfig is who knows which images containerd has. Without it what an image has stays until that is
-// removed.
-type ImagesConfig struct {
+// Images are those that containerd has.
+type Images interface {
 	// Idle has the references of containerd's images, and whether they may go: this node has registered them and
 	// there is no container of them, as it seems. Those of other clients of containerd are theirs to remove.
-	Idle func() (map[string]bool, error)
+	Idle() (map[string]bool, error)
 	// Remove has containerd forget images, but those that a container uses by now, and returns when it has let
 	// go of what only they needed. No pull of them is under way.
-	Remove func(context.Context, []image.Reference) error
+	Remove(context.Context, []image.Reference) error
 }
 
 // idleImages are those that may go so that so many bytes become free; none if all that is not claimed is to
 // go.
 func (c *cache) idleImages(want int64) (map[string]bool, error) {
-	if c.cfg.Images.Idle == nil || want == math.MaxInt64 {
+	if c.cfg.Images == nil || want == math.MaxInt64 {
 		return nil, nil
 	}
 	idle, err := c.cfg.Images.Idle()

@@ -25,17 +25,36 @@ type LazyConfig struct {
 	Wait  time.Duration // a reader waits so long for absent bytes, then it gets EIO; 0 is a minute
 	// Delay is the time between a start and the completion of its layers.
 	Delay time.Duration
-	// Hours, unless nil, says at what times layers are completed.
-	Hours func(time.Time) bool
+	// Hours are when layers are completed; nil is always.
+	Hours Hours
 	// Off leaves layers as they are: only what is read is fetched.
-	Off bool
-	// Whole is told of every layer that has become complete and may have been
-	// mounted before. May be nil.
-	Whole func(digest.Digest)
-	// Waited is told of every wait for absent bytes that is over. May be nil; must not block.
-	Waited func(time.Duration)
-	// Room is asked to free some bytes of disk. May be nil.
-	Room func(ctx context.Context, bytes int64)
+	Off      bool
+	Audience Audience // nil: nobody wants to know
+	Disk     Disk     // asked when the disk is full; nil: nobody
+}
+
+// Hours are the times of a day at which layers are completed.
+type Hours interface{ Between(time.Time) bool }
+
+// Audience is told what becomes of partial layers.
+type Audience interface {
+	// Whole is told of every layer that has become complete and may have been mounted before.
+	Whole(digest.Digest)
+	// Waited is told of every wait for absent bytes that is over. It must not block.
+	Waited(time.Duration)
+}
+
+// deaf is an Audience that listens to nothing.
+type deaf struct{}
+
+func (deaf) Whole(digest.Digest) {}
+
+func (deaf) Waited(time.Duration) {}
+
+// Disk is where the layers lie.
+type Disk interface {
+	// MakeFree frees some bytes of it, if it can.
+	MakeFree(ctx context.Context, bytes int64)
 }
 
 const (

@@ -117,6 +117,14 @@ func mixedTar(seed uint64) []byte {
 	return tar
 }
 
+// ear hears of layers that have become complete.
+type ear struct {
+	deaf
+	whole chan digest.Digest
+}
+
+func (e ear) Whole(id digest.Digest) { e.whole <- id }
+
 // restart gives the bed another store and puller, with the same registry.
 func (lb *lazyBed) restart(cfg Config) {
 	lb.t.Helper()
@@ -142,7 +150,7 @@ func (lb *lazyBed) open(client *registry.Client, cfg Config) {
 	if cfg.Link == nil {
 		cfg.Link = link.New(link.Config{Inflaters: 1})
 	}
-	cfg.Lazy.Whole = func(id digest.Digest) { lb.whole <- id }
+	cfg.Lazy.Audience = ear{whole: lb.whole}
 	if cfg.Lazy.Wait == 0 {
 		cfg.Lazy.Wait = 5 * time.Second
 	}

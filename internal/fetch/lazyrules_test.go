@@ -39,7 +39,7 @@ func TestLazyHours(t *testing.T) {
 	lb.publish(b.Bytes(), stats.Header, false)
 	var night atomic.Bool
 	var looked atomic.Int64
-	lb.restart(Config{Lazy: LazyConfig{Hours: func(time.Time) bool { looked.Add(1); return night.Load() }}})
+	lb.restart(Config{Lazy: LazyConfig{Hours: hours(func() bool { looked.Add(1); return night.Load() })}})
 	before := lb.servedLayers()
 	pull := lb.start(lb.img.Ref)
 	if pull.Lazy == nil {
@@ -85,6 +85,19 @@ type fullBed struct {
 	unused digest.Digest
 }
 
+// hours says whether layers may be completed now.
+type hours func() bool
+
+func (h hours) Between(time.Time) bool { return h() }
+
+// MakeFree has layers go that the bed's image does not have.
+func (fb *fullBed) MakeFree(ctx context.Context, n int64) {
+	used := func(id digest.Digest) bool { return id == fb.img.Layers[0].DiffID || id == fb.img.Layers[1].DiffID }
+	if _, err := fb.Collect(ctx, n, used); err != nil {
+		fb.t.Error(err)
+	}
+}
+
 func newFullBed(t *testing.T, lazy LazyConfig) *fullBed {
 	t.Helper()
 	fb := &fullBed{lazyBed: newLazyBed(t, image.Gzip)}
@@ -94,12 +107,7 @@ func newFullBed(t *testing.T, lazy LazyConfig) *fullBed {
 	fb.must(unix.Mount("tmpfs", disk, "tmpfs", 0, "size=40m"))
 	t.Cleanup(func() { unix.Unmount(disk, unix.MNT_DETACH) })
 	fb.dir = filepath.Join(disk, "layers")
-	used := func(id digest.Digest) bool { return id == fb.img.Layers[0].DiffID || id == fb.img.Layers[1].DiffID }
-	lazy.Room = func(ctx context.Context, n int64) {
-		if _, err := fb.Collect(ctx, n, used); err != nil {
-			t.Error(err)
-		}
-	}
+	lazy.Disk = fb
 	fb.restart(Config{Link: link.New(link.Config{Inflaters: 1, Limit: 16e6}),
 		Log: slog.New(slog.NewTextHandler(&fb.log, nil)), Lazy: lazy})
 	other := fb.reg.PushImage("other:1",

@@ -99,8 +99,8 @@ func (p *partials) makeWhole(s *Start, part *layer.Partial) {
 		}
 		p.cfg.Log.Warn("a layer that runs already is not whole yet; trying again", "layer", part.Layer.Digest, "in",
 			pause, "err", err)
-		if errors.Is(err, syscall.ENOSPC) && p.cfg.Lazy.Room != nil {
-			p.cfg.Lazy.Room(p.life, part.Size)
+		if errors.Is(err, syscall.ENOSPC) && p.cfg.Lazy.Disk != nil {
+			p.cfg.Lazy.Disk.MakeFree(p.life, part.Size)
 		}
 		select {
 		case <-time.After(pause):
@@ -123,9 +123,7 @@ func (p *partials) showWhole(id digest.Digest) {
 
 // Remount has new mounts of a layer be made of what it is now. Those that are there go on.
 func (p *partials) Remount(id digest.Digest) {
-	if p.cfg.Lazy.Whole != nil {
-		p.cfg.Lazy.Whole(id)
-	}
+	p.cfg.Lazy.Audience.Whole(id)
 }
 
 // mayFill waits until the layers of a start may be completed. It is false if
@@ -142,7 +140,7 @@ func (p *partials) mayFill(gate <-chan struct{}) bool {
 // awaitHours waits until the hours allow layers to be completed. It is false if
 // the node stops before.
 func (p *partials) awaitHours() bool {
-	for p.cfg.Lazy.Hours != nil && !p.cfg.Lazy.Hours(time.Now()) {
+	for p.cfg.Lazy.Hours != nil && !p.cfg.Lazy.Hours.Between(time.Now()) {
 		select {
 		case <-time.After(p.hoursEvery):
 		case <-p.life.Done():
@@ -257,10 +255,10 @@ func (p *partials) reviveStart(img *image.Image) error {
 // Put is Partial.Put that makes room once if the disk is full.
 func (p *partials) Put(part *layer.Partial, off int64, b []byte) error {
 	err := part.Put(off, b)
-	if errors.Is(err, syscall.ENOSPC) && p.cfg.Lazy.Room != nil {
+	if errors.Is(err, syscall.ENOSPC) && p.cfg.Lazy.Disk != nil {
 		p.cfg.Log.Warn("disk full while an image runs that is not whole: unused layers go", "layer",
 			part.Layer.DiffID)
-		p.cfg.Lazy.Room(p.life, int64(len(b)))
+		p.cfg.Lazy.Disk.MakeFree(p.life, int64(len(b)))
 		err = part.Put(off, b)
 	}
 	return err

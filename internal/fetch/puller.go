@@ -40,7 +40,7 @@ type Config struct {
 	Packs    PackConfig
 	Lazy     LazyConfig
 	Cache    CacheConfig
-	Images   ImagesConfig
+	Images   Images       // nil: what an image has stays until it is removed
 	Log      *slog.Logger // nil discards
 }
 
@@ -69,6 +69,9 @@ type common struct {
 func NewPuller(cfg Config) *Puller {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Lazy.Audience == nil {
+		cfg.Lazy.Audience = deaf{}
 	}
 	c := &common{cfg: cfg, pop: alone{cfg.Layers}}
 	c.life, c.end = context.WithCancel(context.Background())

@@ -296,7 +296,7 @@ func (d *daemon) openPuller(context.Context) (err error) {
 	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog,
 		Link:  d.link,
 		Packs: packs, Lazy: d.lazyConfig(), Cache: cache,
-		Images: fetch.ImagesConfig{Idle: d.usage.idleImages, Remove: d.usage.removeImages}, Log: d.Log})
+		Images: containerdImages{d.usage}, Log: d.Log})
 	d.room.puller.set(d.puller)
 	if shared.Coord != nil {
 		shared.Layers, shared.Catalog, shared.Link = d.layers, d.catalog, d.link
@@ -311,10 +311,10 @@ func (d *daemon) openPuller(context.Context) (err error) {
 func (d *daemon) lazyConfig() fetch.LazyConfig {
 	l := d.File.Lazy
 	c := fetch.LazyConfig{Never: d.partials.server == nil, Wait: time.Duration(l.Wait),
-		Delay: time.Duration(l.Delay), Off: l.Mode == "on-demand", Whole: d.partials.whole,
-		Room: d.room.makeFreeForRunning, Waited: d.news.metrics.Waited}
+		Delay: time.Duration(l.Delay), Off: l.Mode == "on-demand", Audience: partialsAudience{d.partials, d.news.metrics},
+		Disk: runningDisk{d.room}}
 	if l.Hours != "" {
-		c.Hours = l.Between
+		c.Hours = l
 	}
 	return c
 }

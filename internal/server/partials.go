@@ -14,6 +14,7 @@ import (
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/datafs"
+	"dewpoint/internal/server/metrics"
 	"dewpoint/internal/snapshot"
 	"dewpoint/internal/spec"
 
@@ -207,9 +208,18 @@ func (p *partials) released(id digest.Digest) {
 	})
 }
 
-// whole mounts a layer that is whole now from its own file, for containers that
+// partialsAudience is fetch's Audience.
+type partialsAudience struct {
+	*partials
+	metrics *metrics.Set
+}
+
+// Waited counts a wait for absent bytes.
+func (a partialsAudience) Waited(took time.Duration) { a.metrics.Waited(took) }
+
+// Whole mounts a layer that is whole now from its own file, for containers that
 // start from here on.
-func (p *partials) whole(id digest.Digest) {
+func (p *partials) Whole(id digest.Digest) {
 	if p.opened.Err() == nil { // nothing is mounted yet
 		return
 	}

@@ -115,8 +115,11 @@ func (r *room) MakeFree(ctx context.Context, bytes int64) {
 	}
 }
 
-// makeFreeForRunning frees disk for bytes that a running container needs.
-func (r *room) makeFreeForRunning(ctx context.Context, bytes int64) {
+// runningDisk is fetch's Disk.
+type runningDisk struct{ *room }
+
+// MakeFree frees disk for bytes that a running container needs.
+func (r runningDisk) MakeFree(ctx context.Context, bytes int64) {
 	freed, err := r.evict(ctx, bytes)
 	if err != nil || freed.Bytes < bytes {
 		r.log.Error("the disk is full: containers that run before their image is whole may get I/O errors; free some space",

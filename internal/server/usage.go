@@ -66,9 +66,12 @@ func unused(ctx context.Context, e *engine.Engine, ref image.Reference) error {
 	return err
 }
 
-// idleImages has the images of containerd, and whether they may go when the disk needs room: dewd has
+// containerdImages are fetch's Images.
+type containerdImages struct{ *usage }
+
+// Idle has the images of containerd, and whether they may go when the disk needs room: dewd has
 // registered them, and no container has them.
-func (u *usage) idleImages() (map[string]bool, error) {
+func (u containerdImages) Idle() (map[string]bool, error) {
 	e, ok := u.engine.get()
 	if !ok {
 		return nil, nil
@@ -94,8 +97,8 @@ func (u *usage) idleImages() (map[string]bool, error) {
 	return idle, nil
 }
 
-// removeImages has containerd forget images that no container has, and collect what only they needed.
-func (u *usage) removeImages(ctx context.Context, refs []image.Reference) error {
+// Remove has containerd forget images that no container has, and collect what only they needed.
+func (u containerdImages) Remove(ctx context.Context, refs []image.Reference) error {
 	e, err := u.engine.wait(ctx)
 	if err != nil {
 		return err
