@@ -57,10 +57,10 @@ func (p *popParts) join() (member.Config, error) {
 	if f.Policy != "" && !evict.Known(f.Policy) {
 		return member.Config{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
 	}
-	out := member.Config{Node: cmp.Or(f.Node, p.node), Log: p.log, Damaged: p.damaged, Lost: p.lost,
-		Replaced: p.replaced, Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
-		Owed:  filepath.Join(p.cfg.Root, "pop.owed"),
-		House: time.Duration(f.Grace) / 3, Saved: p.savedImages, Heard: p.heard}
+	out := member.Config{Node: cmp.Or(f.Node, p.node), Log: p.log, Audience: p, Saved: p,
+		Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
+		Owed:   filepath.Join(p.cfg.Root, "pop.owed"),
+		House:  time.Duration(f.Grace) / 3}
 	if err := config.CheckNode(out.Node); err != nil {
 		return out, fmt.Errorf("node = %w; give node.name", err)
 	}
@@ -82,15 +82,28 @@ func (p *popParts) join() (member.Config, error) {
 		out.Dir = pop.NewDir(filepath.Clean(f.Store), time.Duration(f.Patience))
 		p.dir = out.Dir
 		if f.Copy != "never" {
-			out.Room = p.room.fitsCopy
+			out.Cache = p.room
 		}
 		out.Prepare = member.PrewarmConfig{Images: cmp.Or(f.Prepare, defaultPrepare),
-			Path: filepath.Join(p.cfg.Root, "pop.prepared"), Rest: p.usage.unmount, Waited: admit.Waited,
-			Forget:   p.usage.forget,
-			Register: p.usage.register}
-		out.Open = func(ctx context.Context) (*pop.Store, error) { return p.openStore(ctx, out) }
+			Path: filepath.Join(p.cfg.Root, "pop.prepared"), Engine: p.usage, Processors: processors{}}
+		out.Store = storeOpener{p, out}
 	}
 	return out, nil
+}
+
+// processors are those of this machine.
+type processors struct{}
+
+func (processors) Waited() time.Duration { return admit.Waited() }
+
+// storeOpener opens the store of a member.
+type storeOpener struct {
+	p *popParts
+	c member.Config
+}
+
+func (o storeOpener) OpenStore(ctx context.Context) (*pop.Store, error) {
+	return o.p.openStore(ctx, o.c)
 }
 
 // openStore opens the store and remembers which one it is: where a file system is
@@ -262,24 +275,25 @@ func (p *popParts) leave() {
 	}
 }
 
-// damaged tells the event stream of a layer of the store that is not what was published.
-func (p *popParts) damaged(id digest.Digest, why error) {
+// Damaged tells the event stream of a layer of the store that is not what was published.
+func (p *popParts) Damaged(id digest.Digest, why error) {
 	p.usage.events.add(spec.Event{Kind: spec.EventDamaged, Layer: id.String(), Error: why.Error()})
 }
 
-func (p *popParts) replaced(id digest.Digest) {
+// Replaced tells it of one that is in the store again.
+func (p *popParts) Replaced(id digest.Digest) {
 	p.usage.events.add(spec.Event{Kind: spec.EventReplaced, Layer: id.String()})
 }
 
-// lost has a checkpoint of this node's that was damaged in the store put there again.
-func (p *popParts) lost(id digest.Digest) {
+// Lost has a checkpoint of this node's that was damaged in the store put there again.
+func (p *popParts) Lost(id digest.Digest) {
 	if saved, _ := p.saved.get(); saved != nil {
 		p.bg.Go(func() { saved.Lost(id) })
 	}
 }
 
-// savedImages are the manifests of images that this node gives checkpoints of.
-func (p *popParts) savedImages() []digest.Digest {
+// Manifests are the manifests of images that this node gives checkpoints of.
+func (p *popParts) Manifests() []digest.Digest {
 	saved, _ := p.saved.get()
 	if saved == nil {
 		return nil
@@ -287,8 +301,8 @@ func (p *popParts) savedImages() []digest.Digest {
 	return saved.Manifests()
 }
 
-// heard is told of what happens in the PoP.
-func (p *popParts) heard(e pop.Event) {
+// Heard is told of what happens in the PoP.
+func (p *popParts) Heard(e pop.Event) {
 	if saved, _ := p.saved.get(); saved != nil {
 		saved.Heard(e)
 	}

@@ -93,8 +93,8 @@ func diskUse(dir string) int64 {
 	return sum
 }
 
-// fitsCopy reports whether a copy of a layer of the PoP's store fits into the cache.
-func (r *room) fitsCopy(bytes int64) bool { return r.excess()+bytes <= 0 }
+// Fits reports whether a copy of a layer of the PoP's store fits into the cache.
+func (r *room) Fits(bytes int64) bool { return r.excess()+bytes <= 0 }
 
 // collect lets go of what exceeds the cache's bound, and of what cut pulls have left.
 func (r *room) collect(ctx context.Context) {

@@ -125,8 +125,8 @@ func (u containerdImages) Remove(ctx context.Context, refs []image.Reference) er
 	return errs
 }
 
-// register makes an image known to containerd, whose layers are attached.
-func (u *usage) register(ctx context.Context, img *image.Image) error {
+// Register makes an image known to containerd, whose layers are attached.
+func (u *usage) Register(ctx context.Context, img *image.Image) error {
 	e, err := u.engine.wait(ctx)
 	if err != nil {
 		return err
@@ -134,8 +134,8 @@ func (u *usage) register(ctx context.Context, img *image.Image) error {
 	return e.Register(ctx, img, nil)
 }
 
-// forget forgets an image, unless a container uses it.
-func (u *usage) forget(ctx context.Context, ref image.Reference) error {
+// Forget forgets an image, unless a container uses it.
+func (u *usage) Forget(ctx context.Context, ref image.Reference) error {
 	e, err := u.engine.wait(ctx)
 	if err != nil {
 		return err
@@ -150,8 +150,8 @@ func (u *usage) forget(ctx context.Context, ref image.Reference) error {
 	return errors.Join(err, u.catalog.Forget(ref))
 }
 
-// unmount unmounts layers that nothing needs mounted, and returns the others.
-func (u *usage) unmount(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest, err error) {
+// Unmount unmounts layers that nothing needs mounted, and returns the others.
+func (u *usage) Unmount(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest, err error) {
 	snaps, err := u.snaps.wait(ctx)
 	if err != nil {
 		return ids, err

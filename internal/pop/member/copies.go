@@ -40,7 +40,7 @@ func (s *copies) reused(id digest.Digest) {
 	s.uses[l.DiffID]++
 	hot := s.uses[l.DiffID] == hotUses
 	s.mu.Unlock()
-	if !hot || s.cfg.Room == nil || s.layers.Unpacks() {
+	if !hot || s.cfg.Cache == nil || s.layers.Unpacks() {
 		return
 	}
 	s.work.Go(func() {
@@ -50,7 +50,7 @@ func (s *copies) reused(id digest.Digest) {
 		s.prewarmer.quiet(ctx)
 		cancel()
 		if have, err := s.layers.Peek(l.DiffID); s.life.Err() != nil || err != nil || have != l ||
-			!s.cfg.Room(l.Size) {
+			!s.cfg.Cache.Fits(l.Size) {
 			s.forgetUses(l.DiffID) // perhaps later
 			return
 		}

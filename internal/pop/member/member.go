@@ -34,9 +34,8 @@ import (
 type Config struct {
 	Node  string
 	Coord pop.Coordinator
-	// Open opens the shared store. nil: there is none, nodes ask each other.
-	Open func(context.Context) (*pop.Store, error)
-	Dir  *pop.Dir // the store's; nil without one
+	Store Opener   // opens the shared store. nil: there is none, nodes ask each other
+	Dir   *pop.Dir // the store's; nil without one
 	// Peers asks other nodes; nil: they are not asked.
 	Peers    *peer.Client
 	Address  string // host:port where this node is asked; "" if it is not
@@ -46,21 +45,9 @@ type Config struct {
 	Catalog  *fetch.Catalog
 	Link     *link.Link
 	Log      *slog.Logger // nil discards
-	// Saved are the images, by their manifests, that this node gives checkpoints of. May be nil.
-	Saved func() []digest.Digest
-	// Room reports whether the node's cache has room for a copy of so many bytes.
-	// nil: none are made.
-	Room func(bytes int64) bool
-	// Damaged is told of layers in the store that are not what was published. May be nil.
-	Damaged func(id digest.Digest, why error)
-	// Lost is told of what has left the store since it was damaged, whichever node has found that: layers, and
-	// what others keep there. May be nil; must not block for long.
-	Lost func(id digest.Digest)
-	// Replaced is told of damaged layers that are in the store again. May be nil.
-	Replaced func(id digest.Digest)
-	// Heard is told of every event of the PoP, one after the other, while Run does, and of a Resync when the
-	// store has been opened. It must not block. May be nil.
-	Heard func(e pop.Event)
+	Saved    Checkpoints  // may be nil
+	Cache    Cache        // asked before a layer of the store is copied to this node; nil: none is
+	Audience Audience     // nil: nobody wants to know
 	// Prepare is how this node gets images ready that others have deployed.
 	Prepare PrewarmConfig
 	// Owed is the path of a file that remembers which layers this node is to give the store; "" remembers none.
@@ -131,6 +118,9 @@ func New(cfg Config, p *fetch.Puller) *Member {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Audience == nil {
+		cfg.Audience = deaf{}
+	}
 	c := &common{cfg: cfg, node: p, layers: cfg.Layers, catalog: cfg.Catalog, link: cfg.Link, holds: p.Holds(),
 		log: cfg.Log, tried: make(chan struct{}), changed: make(chan struct{}),
 		locks: map[digest.Digest]*sync.Mutex{}}
@@ -144,7 +134,7 @@ func New(cfg Config, p *fetch.Puller) *Member {
 	c.names = &names{common: c, untold: map[string]*resolution{}}
 	c.copies = &copies{common: c, uses: map[digest.Digest]int{}}
 	c.upkeep = &upkeep{common: c, said: map[string]bool{}}
-	if cfg.Prepare.Rest != nil && cfg.Open != nil {
+	if cfg.Prepare.Engine != nil && cfg.Store != nil {
 		c.prewarmer.ready = newPrepared(cfg.Prepare)
 	}
 	return &Member{c, c.attacher, c.routes, c.uploads, c.packs, c.verifier, c.prewarmer, c.names, c.copies,
@@ -184,7 +174,7 @@ func (s *common) usable() *pop.Store {
 // opening waits for the first try to open the store, as long as for an answer of it: what a node that has
 // just booted is to deploy, or goes on with, need not be fetched because it came a moment before.
 func (s *common) opening(ctx context.Context) {
-	if s.cfg.Open == nil {
+	if s.cfg.Store == nil {
 		return
 	}
 	select {

@@ -81,11 +81,10 @@ func (s *siteBed) boot(name string, change func(*Config)) *siteNode {
 	t.Cleanup(func() { coord.Close() })
 	dir := pop.NewDir(s.store, 0)
 	cfg := Config{Node: name, Coord: coord, Dir: dir,
-		Open: func(ctx context.Context) (*pop.Store, error) {
+		Store: opener(func(ctx context.Context) (*pop.Store, error) {
 			return pop.OpenStore(ctx, pop.StoreConfig{FS: dir, Coord: coord, Node: name, Grace: time.Second})
-		},
-		Damaged:  func(id digest.Digest, _ error) { n.note(&n.damaged, id) },
-		Replaced: func(id digest.Digest) { n.note(&n.replaced, id) },
+		}),
+		Audience: ear{n: n},
 		Owed:     filepath.Join(t.TempDir(), "owed"),
 		Capacity: siteCache, Layers: n.layers, Catalog: n.catalog,
 		Link: link.New(link.Config{Inflaters: 1}),
@@ -107,6 +106,26 @@ func (s *siteBed) boot(name string, change func(*Config)) *siteNode {
 	t.Cleanup(func() { cancel(); kept.Wait() })
 	return n
 }
+
+// opener opens a store.
+type opener func(context.Context) (*pop.Store, error)
+
+func (o opener) OpenStore(ctx context.Context) (*pop.Store, error) { return o(ctx) }
+
+// fits says whether a cache has room.
+type fits func() bool
+
+func (f fits) Fits(int64) bool { return f() }
+
+// ear notes which layers are damaged, and replaced.
+type ear struct {
+	deaf
+	n *siteNode
+}
+
+func (e ear) Damaged(id digest.Digest, _ error) { e.n.note(&e.n.damaged, id) }
+
+func (e ear) Replaced(id digest.Digest) { e.n.note(&e.n.replaced, id) }
 
 func (n *siteNode) note(list *[]digest.Digest, id digest.Digest) {
 	n.mu.Lock()
@@ -231,15 +250,15 @@ func TestBootWaitsForTheStore(t *testing.T) {
 			name = "hangs"
 		}
 		b := s.boot(name, func(cfg *Config) {
-			open := cfg.Open
-			cfg.Open = func(ctx context.Context) (*pop.Store, error) {
+			store := cfg.Store
+			cfg.Store = opener(func(ctx context.Context) (*pop.Store, error) {
 				select {
 				case <-time.After(took):
-					return open(ctx)
+					return store.OpenStore(ctx)
 				case <-ctx.Done():
 					return nil, context.Cause(ctx)
 				}
-			}
+			})
 		})
 		began := time.Now()
 		for _, l := range b.bring(p) {
@@ -597,10 +616,10 @@ func TestAllAreTold(t *testing.T) {
 	b := s.node("b", func(c *Config) {
 		c.House = 20 * time.Millisecond
 		dir, coord := c.Dir, c.Coord
-		c.Open = func(ctx context.Context) (*pop.Store, error) {
+		c.Store = opener(func(ctx context.Context) (*pop.Store, error) {
 			return pop.OpenStore(ctx,
 				pop.StoreConfig{FS: dir, Coord: coord, Node: "b", Grace: time.Second, Capacity: 1})
-		}
+		})
 	})
 	for _, n := range []*siteNode{a, b, c} {
 		n.eventually(n.name+" is told", func() bool { return n.site.pressed.Load() > 0 })
@@ -681,7 +700,7 @@ func TestHotLayersAreCopiedBehindDeployments(t *testing.T) {
 	s := newSiteBed(t)
 	var asked atomic.Bool
 	a, b := s.node("a", nil),
-		s.node("b", func(c *Config) { c.Room = func(int64) bool { asked.Store(true); return true } })
+		s.node("b", func(c *Config) { c.Cache = fits(func() bool { asked.Store(true); return true }) })
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
 	a.published(id)

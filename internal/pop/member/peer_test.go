@@ -277,9 +277,9 @@ func TestNoCopyWithoutRoom(t *testing.T) {
 			s := newSiteBed(t)
 			s.every = 128 << 10
 			a := s.node("a", func(c *Config) {
-				c.Open = func(ctx context.Context) (*pop.Store, error) {
+				c.Store = opener(func(ctx context.Context) (*pop.Store, error) {
 					return pop.OpenStore(ctx, pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Capacity: capacity})
-				}
+				})
 			})
 			p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 4<<20)}},
 				registrytest.Options{})

@@ -47,7 +47,7 @@ func loadDebts(path string) map[digest.Digest]bool {
 
 // owes notes that this node is to give the store a layer, when it has it.
 func (s *uploads) owes(id digest.Digest) {
-	if s.cfg.Open == nil {
+	if s.cfg.Store == nil {
 		return // there is no store
 	}
 	s.mu.Lock()
@@ -101,7 +101,7 @@ func (s *uploads) saveDebts() {
 
 // later has a layer given to the store that it did not take, or when it is back.
 func (s *uploads) later(id digest.Digest) {
-	if s.cfg.Open == nil {
+	if s.cfg.Store == nil {
 		return
 	}
 	s.owes(id)

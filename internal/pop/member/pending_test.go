@@ -225,7 +225,7 @@ func TestResolvedAndRemoved(t *testing.T) {
 	if catalog.Get(ref) != nil || len(a.site.untoldNow()) != 0 {
 		t.Errorf("it is back: %v", catalog.Get(ref))
 	}
-	a.site.cfg.Open = nil
+	a.site.cfg.Store = nil
 	if a.site.resolved(&old); len(a.site.untoldNow()) != 0 {
 		t.Error("what nobody can be told is remembered")
 	}

@@ -29,19 +29,13 @@ type prewarmer struct {
 	ready *prepared // what rests, and why; nil: nothing does
 }
 
-// PrewarmConfig says how images are made ready. All of it is required but Path and Waited.
+// PrewarmConfig says how images are made ready. All of it is required but Path and Processors.
 type PrewarmConfig struct {
 	Images int // so many at most; below 1 none
 	// After is how many deployments on other nodes make an image worth it; 0 is 2.
-	After int
-	// Register makes an image known to the engine, whose layers are attached.
-	Register func(ctx context.Context, img *image.Image) error
-	// Rest unmounts layers that nothing needs mounted, and returns the others.
-	Rest func(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest, err error)
-	// Forget has the engine, and the catalog, forget an image, unless a container uses it.
-	Forget func(ctx context.Context, ref image.Reference) error
-	// Waited is for how long, in all, something on this machine has waited for a processor. nil: nobody knows.
-	Waited func() time.Duration
+	After      int
+	Engine     Engine
+	Processors Processors // nil: nobody knows how busy they are
 	// Path is the file that remembers which images were made ready; "" remembers none.
 	Path string
 }
@@ -312,7 +306,7 @@ func (s *prewarmer) letRest(ctx context.Context, st *pop.Store, ids []digest.Dig
 			rest = append(rest, id)
 		}
 	}
-	busy, err := s.cfg.Prepare.Rest(ctx, rest...)
+	busy, err := s.cfg.Prepare.Engine.Unmount(ctx, rest...)
 	for _, id := range busy {
 		s.ready.setRest(id, false)
 	}
@@ -412,8 +406,8 @@ func (s *prewarmer) grant(ctx context.Context, st *pop.Store, d demand) bool {
 // end of ctx.
 func (s *prewarmer) quiet(ctx context.Context) bool {
 	waited := func() time.Duration { return 0 }
-	if s.cfg.Prepare.Waited != nil {
-		waited = s.cfg.Prepare.Waited
+	if p := s.cfg.Prepare.Processors; p != nil {
+		waited = p.Waited
 	}
 	began := time.Now()
 	for since, at, before := began, began, waited(); ; {
@@ -487,12 +481,12 @@ func (s *prewarmer) introduce(ctx context.Context, img *image.Image) error {
 	}
 	err := s.catalog.Put(img)
 	if err == nil {
-		err = s.cfg.Prepare.Register(ctx, img)
+		err = s.cfg.Prepare.Engine.Register(ctx, img)
 	}
 	if err == nil {
 		return nil
 	}
-	if ferr := s.cfg.Prepare.Forget(context.WithoutCancel(ctx), img.Ref); ferr != nil {
+	if ferr := s.cfg.Prepare.Engine.Forget(context.WithoutCancel(ctx), img.Ref); ferr != nil {
 		return errors.Join(err, ferr) // it stays noted, and its layers rest soon
 	}
 	s.ready.drop(img.Ref)
@@ -617,7 +611,7 @@ func (s *prewarmer) indexes() (sum int64) {
 // unready takes back that an image was made ready, and lets go of what nothing else has of it.
 func (s *prewarmer) unready(ctx context.Context, ref image.Reference) {
 	img := s.catalog.Get(ref)
-	if err := s.cfg.Prepare.Forget(ctx, ref); err != nil {
+	if err := s.cfg.Prepare.Engine.Forget(ctx, ref); err != nil {
 		s.log.Debug("an image that was made ready is not forgotten", "image", ref, "err", err)
 		return
 	}

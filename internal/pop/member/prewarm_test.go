@@ -33,13 +33,13 @@ type readyEngine struct {
 
 	mu      sync.Mutex
 	images  []string
-	refuse  error    // unless nil, what register returns
+	refuse  error    // unless nil, what Register returns
 	noted   []string // what each image's registering has found in the file of those that are ready
 	mounted map[digest.Digest]bool
 	stands  map[digest.Digest]bool // containers do
 }
 
-func (e *readyEngine) register(ctx context.Context, img *image.Image) error {
+func (e *readyEngine) Register(ctx context.Context, img *image.Image) error {
 	noted, _ := os.ReadFile(e.n.site.cfg.Prepare.Path)
 	e.mu.Lock()
 	e.noted = append(e.noted, string(noted))
@@ -63,7 +63,7 @@ func (e *readyEngine) register(ctx context.Context, img *image.Image) error {
 	return nil
 }
 
-func (e *readyEngine) rest(_ context.Context, ids ...digest.Digest) (busy []digest.Digest, err error) {
+func (e *readyEngine) Unmount(_ context.Context, ids ...digest.Digest) (busy []digest.Digest, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, id := range ids {
@@ -76,7 +76,7 @@ func (e *readyEngine) rest(_ context.Context, ids ...digest.Digest) (busy []dige
 	return busy, nil
 }
 
-func (e *readyEngine) forget(_ context.Context, ref image.Reference) error {
+func (e *readyEngine) Forget(_ context.Context, ref image.Reference) error {
 	e.mu.Lock()
 	e.images = slices.DeleteFunc(e.images, func(s string) bool { return s == ref.String() })
 	e.mu.Unlock()
@@ -101,7 +101,7 @@ func (s *siteBed) preparing(name string, images int, change ...func(*PrewarmConf
 	e := &readyEngine{mounted: map[digest.Digest]bool{}, stands: map[digest.Digest]bool{}}
 	e.n = s.node(name, func(c *Config) {
 		c.House = cmp.Or(s.house, 200*time.Millisecond)
-		c.Prepare = PrewarmConfig{Images: images, After: 1, Register: e.register, Rest: e.rest, Forget: e.forget,
+		c.Prepare = PrewarmConfig{Images: images, After: 1, Engine: e,
 			Path: filepath.Join(s.t.TempDir(), "prepared")}
 		for _, fn := range change {
 			fn(&c.Prepare)
@@ -277,6 +277,11 @@ func TestReadyMetMeanwhile(t *testing.T) {
 	}
 }
 
+// waited is for how long something has waited for a processor.
+type waited func() time.Duration
+
+func (w waited) Waited() time.Duration { return w() }
+
 // Nothing is made ready while processes wait for the processors.
 func TestReadyWhenIdle(t *testing.T) {
 	s := newSiteBed(t)
@@ -286,7 +291,7 @@ func TestReadyWhenIdle(t *testing.T) {
 	pressed.Store(true)
 	asked := make(chan bool, 1000)
 	b, e := s.preparing("b", 4, func(c *PrewarmConfig) {
-		c.Waited = func() time.Duration {
+		c.Processors = waited(func() time.Duration {
 			select {
 			case asked <- true:
 			default:
@@ -295,7 +300,7 @@ func TestReadyWhenIdle(t *testing.T) {
 				return time.Since(began)
 			}
 			return 0
-		}
+		})
 	})
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
@@ -529,7 +534,7 @@ func TestIdleLayersRest(t *testing.T) {
 			ids[img.Ref] = append(ids[img.Ref], l.Layer.DiffID)
 		}
 		b.bring(img)
-		b.must(e.register(t.Context(), b.catalog.Get(b.ref(img.Ref))))
+		b.must(e.Register(t.Context(), b.catalog.Get(b.ref(img.Ref))))
 	}
 	e.mu.Lock()
 	for _, id := range ids[q.Ref] {

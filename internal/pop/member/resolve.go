@@ -69,7 +69,7 @@ type resolution struct {
 // resolved tells the PoP what ref was resolved to, behind the deployment. While the store is away that
 // waits until it is back.
 func (s *names) resolved(img *image.Image) {
-	if s.cfg.Open == nil {
+	if s.cfg.Store == nil {
 		return // there is no store
 	}
 	r := &resolution{img, time.Now()}

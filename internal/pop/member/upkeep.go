@@ -71,9 +71,7 @@ func (s *upkeep) Run(ctx context.Context, inUse func(digest.Digest) bool) error 
 				return nil
 			}
 			s.heard(ctx, e)
-			if s.cfg.Heard != nil {
-				s.cfg.Heard(e)
-			}
+			s.cfg.Audience.Heard(e)
 		case <-beat.C:
 			s.beat(ctx)
 		case <-house.C:
@@ -156,7 +154,7 @@ func (s *names) refresh(ctx context.Context, have *image.Image) {
 func (s *upkeep) beat(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*siteBeat)
 	defer cancel()
-	if s.cfg.Open != nil && s.store.Load() == nil {
+	if s.cfg.Store != nil && s.store.Load() == nil {
 		s.openStore(ctx)
 	}
 	if st := s.store.Load(); st != nil {
@@ -178,15 +176,13 @@ func (s *upkeep) beat(ctx context.Context) {
 }
 
 func (s *upkeep) openStore(ctx context.Context) {
-	st, err := s.cfg.Open(ctx)
+	st, err := s.cfg.Store.OpenStore(ctx)
 	if err == nil {
 		s.store.Store(st)
 		s.log.Info("the PoP's store is open", "id", st.ID())
 		s.revalidate(ctx, st)
 		s.uploads.recall(ctx, st)
-		if s.cfg.Heard != nil {
-			s.cfg.Heard(pop.Event{Kind: pop.Resync})
-		}
+		s.cfg.Audience.Heard(pop.Event{Kind: pop.Resync})
 		return
 	}
 	if !s.fails(err) {
@@ -232,7 +228,7 @@ func (s *upkeep) announce(ctx context.Context) {
 		}
 	}
 	if s.cfg.Saved != nil && s.cfg.Address != "" {
-		for _, id := range s.cfg.Saved() {
+		for _, id := range s.cfg.Saved.Manifests() {
 			now[savedKey(id)] = true
 		}
 	}

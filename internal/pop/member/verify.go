@@ -157,9 +157,7 @@ func (s *verifier) report(id digest.Digest, err, why error) {
 		s.log.Error("it could not be taken out", "layer", id, "err", err)
 	}
 	s.stats.damaged.Add(1)
-	if s.cfg.Damaged != nil {
-		s.cfg.Damaged(id, why)
-	}
+	s.cfg.Audience.Damaged(id, why)
 }
 
 // taken lets go of a layer that has left the store though it is attached here, and brings it again: another
@@ -183,9 +181,7 @@ func (s *verifier) taken(id digest.Digest, damaged bool) {
 
 // lost tells of what was damaged in the store, and is not there any more.
 func (s *verifier) lost(id digest.Digest) {
-	if s.cfg.Lost != nil {
-		s.cfg.Lost(id)
-	}
+	s.cfg.Audience.Lost(id)
 }
 
 // replace puts a layer into the store again that was damaged there, if this node
@@ -198,9 +194,7 @@ func (s *verifier) replace(ctx context.Context, id digest.Digest) bool {
 	}
 	s.log.Info("a damaged layer of the PoP's store was replaced", "layer", id)
 	s.stats.replaced.Add(1)
-	if s.cfg.Replaced != nil {
-		s.cfg.Replaced(id)
-	}
+	s.cfg.Audience.Replaced(id)
 	return true
 }
 
