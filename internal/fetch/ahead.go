@@ -26,9 +26,9 @@ const (
 	streamAfter = 2
 	streamNear  = 4 << 20
 	// streamPatience is how long such a stream may not move; then it is not used for
-	// streamShunned.
+	// streamAvoided.
 	streamPatience = 2 * time.Second
-	streamShunned  = 30 * time.Second
+	streamAvoided  = 30 * time.Second
 )
 
 // pass is a reader that goes through a layer, from one segment to the next.
@@ -224,7 +224,7 @@ func (o *origin) byStream(points *pack.Points, from, to int64) bool {
 // come twice. It is called with busyMu held.
 func (o *origin) streamIsNear(points *pack.Points, p *pass) bool {
 	passed := o.part.Passed()
-	if time.Since(time.Unix(0, o.stuck.Load())) < streamShunned {
+	if time.Since(time.Unix(0, o.stuck.Load())) < streamAvoided {
 		return false
 	}
 	if p.misses < streamAfter || p.next >= points.Len() || !o.s.mayComplete() {

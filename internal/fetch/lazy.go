@@ -86,29 +86,29 @@ type Start struct {
 	// the same from within the PoP; of what came uncompressed, what the registry would have sent
 	within atomic.Int64
 
-	mu   sync.Mutex
-	next int   // chunks before it are here
-	lied error // what of the pack turned out to be wrong
+	mu       sync.Mutex
+	next     int   // chunks before it are here
+	mismatch error // what of the pack turned out to be wrong
 }
 
-// Lied returns an error that wraps layer.ErrLied once something of the pack has
+// Mismatch returns an error that wraps layer.ErrLied once something of the pack has
 // turned out to be wrong. Its bytes may have been used until then.
-func (s *Start) Lied() error {
+func (s *Start) Mismatch() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.lied
+	return s.mismatch
 }
 
-// Lied is to be called when a partial layer turns out to have had wrong bytes.
-func (p *partials) Lied(part *layer.Partial, why error) {
+// Mismatched is to be called when a partial layer turns out to have had wrong bytes.
+func (p *partials) Mismatched(part *layer.Partial, why error) {
 	o := p.originOf(part.Layer.DiffID)
-	p.stats.lies.Add(1)
+	p.stats.mismatches.Add(1)
 	if o == nil {
 		return
 	}
 	o.s.mu.Lock()
 	defer o.s.mu.Unlock()
-	o.s.lied = fmt.Errorf("the startup pack of %s lied, and the container has run with it: %w", o.s.img.Ref, why)
+	o.s.mismatch = fmt.Errorf("the startup pack of %s lied, and the container has run with it: %w", o.s.img.Ref, why)
 }
 
 // Bytes is how many compressed bytes came from the registry for the start beside the layers' own

@@ -50,7 +50,7 @@ type packs struct {
 	*common
 
 	mu  sync.Mutex
-	bad map[digest.Digest]string // why packs that lied are not used, by manifest
+	bad map[digest.Digest]string // why packs with wrong bytes are not used, by manifest
 }
 
 // errNoPack says that an image has no pack, as most have not.

@@ -249,7 +249,7 @@ func (p *Pull) Background() {
 func (p *Pull) WaitComplete(ctx context.Context) error {
 	err := p.each(ctx, (*layer.Fill).WaitComplete)
 	if err == nil && p.Lazy != nil {
-		err = p.Lazy.Lied()
+		err = p.Lazy.Mismatch()
 	}
 	return err
 }

@@ -18,11 +18,11 @@ type LazyStats struct {
 	Wants       int64         // stretches of layers that something waited for
 	Waited      time.Duration // for them, together
 	Failed      int64         // of them, those that did not come: I/O errors
-	Lies        int64         // layers of which a pack had wrong bytes
+	Mismatches  int64         // layers of which a pack had wrong bytes
 }
 
 type lazyStats struct {
-	starts, packBytes, demandBytes, wants, waited, failed, lies atomic.Int64
+	starts, packBytes, demandBytes, wants, waited, failed, mismatches atomic.Int64
 }
 
 // Stats returns the counters.
@@ -30,7 +30,7 @@ func (c *common) Stats() LazyStats {
 	s := &c.stats
 	return LazyStats{Starts: s.starts.Load(), PackBytes: s.packBytes.Load(), DemandBytes: s.demandBytes.Load(),
 		Wants:  s.wants.Load(),
-		Waited: time.Duration(s.waited.Load()), Failed: s.failed.Load(), Lies: s.lies.Load()}
+		Waited: time.Duration(s.waited.Load()), Failed: s.failed.Load(), Mismatches: s.mismatches.Load()}
 }
 
 // FailedReads are a layer's reads that ended with an I/O error, for what they

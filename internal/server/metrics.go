@@ -73,7 +73,7 @@ func (m *meters) measureLazy() {
 			return s.Failed
 		}},
 		{"lies_total", "Layers of which a startup pack had wrong bytes.", func(s fetch.LazyStats) int64 {
-			return s.Lies
+			return s.Mismatches
 		}},
 	} {
 		m.set.Counter("lazy_"+c.name, c.help, nil, func() int64 { return c.value(m.puller.Stats()) })

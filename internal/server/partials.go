@@ -235,7 +235,7 @@ func (p *partials) lied(l *layer.Partial, why error) {
 
 func (p *partials) quarantine(l *layer.Partial, why error) {
 	id := l.Layer.DiffID
-	p.puller.Lied(l, why)
+	p.puller.Mismatched(l, why)
 	p.log.Error("a startup pack lied, or the layer changed: it is quarantined", "image", l.Origin.Ref, "layer",
 		id, "err", why)
 	if err := p.puller.Quarantine(l.Origin.Manifest, why); err != nil {

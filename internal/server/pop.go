@@ -58,9 +58,9 @@ func (p *popParts) join() (member.Config, error) {
 		return member.Config{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
 	}
 	out := member.Config{Node: cmp.Or(f.Node, p.node), Log: p.log, Audience: p, Saved: p,
-		Verify: cmp.Or(time.Duration(f.Verify), defaultVerify),
-		Owed:   filepath.Join(p.cfg.Root, "pop.owed"),
-		House:  time.Duration(f.Grace) / 3}
+		Verify:       cmp.Or(time.Duration(f.Verify), defaultVerify),
+		Pending:      filepath.Join(p.cfg.Root, "pop.owed"),
+		CollectEvery: time.Duration(f.Grace) / 3}
 	if err := config.CheckNode(out.Node); err != nil {
 		return out, fmt.Errorf("node = %w; give node.name", err)
 	}
@@ -84,7 +84,7 @@ func (p *popParts) join() (member.Config, error) {
 		if f.Copy != "never" {
 			out.Cache = p.room
 		}
-		out.Prepare = member.PrewarmConfig{Images: cmp.Or(f.Prepare, defaultPrepare),
+		out.Prewarm = member.PrewarmConfig{Images: cmp.Or(f.Prepare, defaultPrepare),
 			Path: filepath.Join(p.cfg.Root, "pop.prepared"), Engine: p.usage, Processors: processors{}}
 		out.Store = storeOpener{p, out}
 	}

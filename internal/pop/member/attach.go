@@ -26,7 +26,7 @@ type attacher struct {
 }
 
 // attaching makes layers of the store known that are not here, all at once: while they are
-// being marked, which waits for the store several times, their records and tables are read and the
+// being referenced, which waits for the store several times, their records and tables are read and the
 // indexes built. What was read of a layer that is another one by then was in vain.
 type attaching struct {
 	s   *attacher
@@ -42,9 +42,9 @@ type attaching struct {
 	seeming map[digest.Digest]bool // guarded by mu until looked is closed
 	used    []*pop.Layer           // guarded by mu until done is closed
 
-	marked chan struct{} // closed when have and err are there
-	have   map[digest.Digest]*pop.Layer
-	err    error // why the others are not
+	referenced chan struct{} // closed when have and err are there
+	have       map[digest.Digest]*pop.Layer
+	err        error // why the others are not
 }
 
 // begin attaches what is not here of img, and goes on whatever becomes of who asked. likely says
@@ -55,7 +55,7 @@ func (s *attacher) begin(st *pop.Store, img *image.Image, likely bool) *attachin
 
 func (s *attacher) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) *attaching {
 	a := &attaching{s: s, st: st, img: img, ahead: ahead, looked: make(chan struct{}), done: make(chan struct{}),
-		marked: make(chan struct{}), seeming: map[digest.Digest]bool{}}
+		referenced: make(chan struct{}), seeming: map[digest.Digest]bool{}}
 	for _, l := range img.Unique() {
 		if !s.here(l.DiffID) {
 			a.layers = append(a.layers, l)
@@ -67,7 +67,7 @@ func (s *attacher) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) 
 		return a
 	}
 	s.work.Go(func() {
-		ctx, cancel := context.WithTimeout(s.life, sitePatience)
+		ctx, cancel := context.WithTimeout(s.life, storePatience)
 		defer cancel()
 		defer close(a.done)
 		a.run(ctx, likely)
@@ -127,7 +127,7 @@ func (a *attaching) run(ctx context.Context, likely bool) {
 		})
 	}
 	a.have, a.err = a.st.UseAll(ctx, glances)
-	close(a.marked)
+	close(a.referenced)
 	<-a.looked
 	for id, rec := range a.have {
 		if !a.seeming[id] { // a moment ago
@@ -195,13 +195,13 @@ func (s *attacher) unlessShunned(st *pop.Store, rec *pop.Layer) error {
 	return errors.Join(fmt.Errorf("layer %s was damaged: %w", rec.DiffID, pop.ErrUnknown), s.Detach(rec.DiffID))
 }
 
-// confirmed is the record of a layer once it is marked; nil if it is not there.
+// confirmed is the record of a layer once it is referenced; nil if it is not there.
 func (a *attaching) confirmed(id digest.Digest) *pop.Layer {
-	<-a.marked
+	<-a.referenced
 	return a.have[id]
 }
 
-// confirm returns nil when the layer is marked and is the one that it seemed to be.
+// confirm returns nil when the layer is referenced and is the one that it seemed to be.
 func (a *attaching) confirm(seemed *pop.Layer) error {
 	switch rec := a.confirmed(seemed.DiffID); {
 	case rec == nil:
@@ -269,7 +269,7 @@ func (s *attacher) attachLayer(ctx context.Context, st *pop.Store, l image.Layer
 	return nil
 }
 
-// elsewhere is a layer that the store has, marked as used by this node.
+// elsewhere is a layer that the store has, referenced by this node.
 func (s *attacher) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) (*pop.Layer, *layer.Elsewhere,
 	error) {
 	rec, err := st.Use(ctx, l.DiffID)
@@ -296,7 +296,7 @@ func (s *attacher) described(ctx context.Context, st *pop.Store, rec *pop.Layer,
 	return e, err
 }
 
-// A layer's tar was seen when it was attached, or marked. Who mounts it then, which looks twice, need not
+// A layer's tar was seen when it was attached, or referenced. Who mounts it then, which looks twice, need not
 // look again; whoever comes later, or a second later, looks himself.
 const (
 	provedTime = time.Second
@@ -345,10 +345,10 @@ func (s *attacher) Attach(ctx context.Context, img *image.Image, begun any) (los
 // attach is Attach, part of which begun, unless nil, does already.
 func (s *attacher) attach(ctx context.Context, img *image.Image, begun *attaching) (lost []digest.Digest) {
 	s.opening(ctx)
-	ctx, cancel := context.WithTimeout(ctx, sitePatience)
+	ctx, cancel := context.WithTimeout(ctx, storePatience)
 	defer cancel()
 	unused := s.prewarmer.unused(img)
-	s.prewarmer.ready.adopt(img)
+	s.prewarmer.prewarmed.adopt(img)
 	st := s.usable()
 	if st == nil {
 		return s.disown(img)
@@ -366,21 +366,21 @@ func (s *attacher) attach(ctx context.Context, img *image.Image, begun *attachin
 	var mu sync.Mutex
 	var group sync.WaitGroup
 	group.Go(func() { s.remounted(ctx) })
-	resting := s.prewarmer.ready.resting(idsOf(img))
-	roused := make(chan struct{})
-	var left map[digest.Digest]bool // of those; there once roused is closed
+	inactive := s.prewarmer.prewarmed.inactiveOf(idsOf(img))
+	activated := make(chan struct{})
+	var left map[digest.Digest]bool // of those; there once activated is closed
 	group.Go(func() {
-		defer close(roused)
-		left = s.prewarmer.rouse(ctx, st, resting)
+		defer close(activated)
+		left = s.prewarmer.activate(ctx, st, inactive)
 	})
 	for _, l := range img.Unique() {
 		if begun.has(l.DiffID) {
 			continue
 		}
 		group.Go(func() {
-			rested, isGone := slices.Contains(resting, l.DiffID), false
-			if rested {
-				<-roused
+			wasInactive, isGone := slices.Contains(inactive, l.DiffID), false
+			if wasInactive {
+				<-activated
 				isGone = left[l.DiffID]
 			} else if isGone = s.gone(ctx, l.DiffID); isGone {
 				s.detach(img, l.DiffID)
@@ -413,7 +413,7 @@ func (s *attacher) touch(img *image.Image, used []*pop.Layer) {
 		return
 	}
 	s.work.Go(func() {
-		ctx, cancel := context.WithTimeout(s.life, sitePatience)
+		ctx, cancel := context.WithTimeout(s.life, storePatience)
 		defer cancel()
 		err := s.cfg.Coord.Publish(ctx, pop.Event{Kind: pop.Deployed, Key: img.Ref.String()})
 		if len(used) > 0 {

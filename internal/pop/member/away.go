@@ -82,7 +82,7 @@ func (s *attacher) reachable(ctx context.Context, l *layer.Layer) bool {
 	if s.isProved(l.DiffID) {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(ctx, sitePatience)
+	ctx, cancel := context.WithTimeout(ctx, storePatience)
 	defer cancel()
 	size, err := s.cfg.Dir.Reach(ctx, name)
 	return err == nil && size == l.Size
@@ -109,13 +109,13 @@ func (s *attacher) detach(img *image.Image, id digest.Digest) {
 
 // Mountable implements fetch.Attached.
 func (s *attacher) Mountable(ctx context.Context, l *layer.Layer) bool {
-	return s.reachable(ctx, l) && s.prewarmer.rouseOne(ctx, l)
+	return s.reachable(ctx, l) && s.prewarmer.activateOne(ctx, l)
 }
 
-// Detach implements fetch.Attached. What comes in the layer's place does not rest.
+// Detach implements fetch.Attached. What comes in the layer's place is not inactive.
 func (s *attacher) Detach(id digest.Digest) error {
 	err := s.layers.Detach(id)
-	s.prewarmer.ready.setRest(id, false)
+	s.prewarmer.prewarmed.setInactive(id, false)
 	return err
 }
 
@@ -124,7 +124,7 @@ func (s *attacher) Detach(id digest.Digest) error {
 func (s *routes) alone(f *layer.Fill) {
 	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += f.Layer.Size })
 	s.work.Go(func() {
-		s.uploads.owes(f.Layer.DiffID)
+		s.uploads.expects(f.Layer.DiffID)
 		if _, err := f.WaitComplete(s.life); err == nil {
 			s.uploads.later(f.Layer.DiffID)
 		}

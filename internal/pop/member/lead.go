@@ -55,7 +55,7 @@ func (s *routes) lead(ctx context.Context, b *route, f *layer.Fill, lease pop.Le
 	s.holds.Give(id, 1)
 	s.work.Go(func() {
 		defer s.holds.Give(id, -1)
-		s.uploads.owes(id)
+		s.uploads.expects(id)
 		l := &leader{copier: copier{s: s.uploads, id: id, image: b.image, lease: lease}, f: f, began: time.Now()}
 		l.run(s.life)
 		s.mu.Lock()
@@ -68,7 +68,7 @@ func (s *routes) lead(ctx context.Context, b *route, f *layer.Fill, lease pop.Le
 
 // release gives a lease back; one that cannot be given back ends by itself.
 func (s *common) release(ctx context.Context, lease pop.Lease) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sitePatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storePatience)
 	defer cancel()
 	if err := lease.Release(ctx); err != nil {
 		s.log.Debug("a lease ends by itself", "err", err)
@@ -387,11 +387,11 @@ func (l *leader) end(ctx context.Context, err error) {
 			l.s.log.Warn("a layer is not published to the PoP yet", "layer", l.id, "err", err)
 			l.s.later(l.id)
 		} else {
-			l.s.paid(l.id)
+			l.s.settled(l.id)
 		}
 	}
 	if gerr != nil || have.At != "" || have.Tree { // nothing of it is here but its progress
-		l.s.paid(l.id)
+		l.s.settled(l.id)
 	}
 	if l.draft == nil {
 		return

@@ -15,7 +15,7 @@ import (
 func TestTakeOverOfOneFrame(t *testing.T) {
 	for name, flip := range map[string]bool{"as they were": false, "flipped": true} {
 		t.Run(name, func(t *testing.T) {
-			s := newSiteBed(t)
+			s := newPoPBed(t)
 			s.every = 128 << 10
 			a := s.node("a", nil)
 			p := s.reg.PushImage("app",
@@ -29,7 +29,7 @@ func TestTakeOverOfOneFrame(t *testing.T) {
 			_, err := a.Pull(ctx, a.ref(p.Ref), fetch.Options{})
 			a.must(err)
 			a.eventually("most of it is kept", func() bool {
-				c, err := a.site.usable().Checkpoint(ctx, l.DiffID)
+				c, err := a.member.usable().Checkpoint(ctx, l.DiffID)
 				if err != nil {
 					return false
 				}
@@ -56,10 +56,10 @@ func TestTakeOverOfOneFrame(t *testing.T) {
 				t.Errorf("of %d bytes the registry sent %d", l.Size, n)
 			}
 			rec := b.published(l.DiffID)
-			b.must(b.site.usable().Verify(t.Context(), rec, 0))
+			b.must(b.member.usable().Verify(t.Context(), rec, 0))
 			s.hub.Cut("a", false)
 			b.eventually("nothing else is there", func() bool {
-				_, err := b.site.usable().Sweep(t.Context())
+				_, err := b.member.usable().Sweep(t.Context())
 				b.must(err)
 				left, err := filepath.Glob(filepath.Join(s.store, "layers", "*"))
 				b.must(err)

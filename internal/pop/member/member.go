@@ -6,7 +6,7 @@
 // this node takes the layer's lease, fetches it for all (routes) and gives it to the store (uploads).
 // Startup packs cross the link once (packs). Behind deployments a node tells the others that it lives, lets
 // go of what it does not use, and makes room in the store if it is the one that does so for all (upkeep);
-// it makes images ready that others deploy (prewarmer), has copies of what it uses often (copies), and
+// it prewarms images that others deploy (prewarmer), has copies of what it uses often (copies), and
 // verifies the store (verifier).
 //
 // Each part has its own state and lock; what they share is common. No part calls another with its mu held.
@@ -48,12 +48,12 @@ type Config struct {
 	Saved    Checkpoints  // may be nil
 	Cache    Cache        // asked before a layer of the store is copied to this node; nil: none is
 	Audience Audience     // nil: nobody wants to know
-	// Prepare is how this node gets images ready that others have deployed.
-	Prepare PrewarmConfig
-	// Owed is the path of a file that remembers which layers this node is to give the store; "" remembers none.
-	Owed string
-	// House is the time between two looks for what may go; 0 is 20 s.
-	House time.Duration
+	// Prewarm is how this node prewarms images that others have deployed.
+	Prewarm PrewarmConfig
+	// Pending is the path of a file that remembers which uploads are pending; "" remembers none.
+	Pending string
+	// CollectEvery is the time between two looks for what may go; 0 is 20 s.
+	CollectEvery time.Duration
 	// Verify is the time in which every layer of the store is read and compared
 	// once, in the background. 0 does not.
 	Verify time.Duration
@@ -127,15 +127,15 @@ func New(cfg Config, p *fetch.Puller) *Member {
 	c.life, c.end = context.WithCancel(context.Background())
 	c.attacher = &attacher{common: c, proved: map[digest.Digest]proof{}}
 	c.routes = &routes{common: c, leading: map[digest.Digest]pop.Lease{}, claims: map[digest.Digest]pop.Lease{}}
-	c.uploads = &uploads{common: c, owed: map[digest.Digest]bool{}, debts: loadDebts(cfg.Owed)}
+	c.uploads = &uploads{common: c, refused: map[digest.Digest]bool{}, pending: loadPending(cfg.Pending)}
 	c.packs = &packs{common: c, relays: map[digest.Digest]*packRelay{}, brought: map[digest.Digest]int64{}}
 	c.verifier = &verifier{common: c, mending: map[digest.Digest]bool{}, noted: map[digest.Digest]sighting{}}
 	c.prewarmer = &prewarmer{common: c}
 	c.names = &names{common: c, untold: map[string]*resolution{}}
 	c.copies = &copies{common: c, uses: map[digest.Digest]int{}}
 	c.upkeep = &upkeep{common: c, said: map[string]bool{}}
-	if cfg.Prepare.Engine != nil && cfg.Store != nil {
-		c.prewarmer.ready = newPrepared(cfg.Prepare)
+	if cfg.Prewarm.Engine != nil && cfg.Store != nil {
+		c.prewarmer.prewarmed = newPrewarmed(cfg.Prewarm)
 	}
 	return &Member{c, c.attacher, c.routes, c.uploads, c.packs, c.verifier, c.prewarmer, c.names, c.copies,
 		c.upkeep}
@@ -151,9 +151,9 @@ func (s *Member) Close() {
 }
 
 const (
-	// sitePatience is how long a deployment waits for an answer of the store: after
+	// storePatience is how long a deployment waits for an answer of the store: after
 	// that it goes on without.
-	sitePatience = 3 * time.Second
+	storePatience = 3 * time.Second
 	// peerFailures is how often a node is asked that does not answer well.
 	peerFailures = 3
 	storeName    = "the PoP's store" // among those that fail
@@ -179,7 +179,7 @@ func (s *common) opening(ctx context.Context) {
 	}
 	select {
 	case <-s.tried:
-	case <-time.After(sitePatience):
+	case <-time.After(storePatience):
 	case <-ctx.Done():
 	}
 }
@@ -225,8 +225,8 @@ func (s *common) wake() {
 	s.changed = make(chan struct{})
 }
 
-// rest blocks until something has changed, or for d.
-func (s *common) rest(ctx context.Context, d time.Duration) error {
+// awaitChange blocks until something has changed, or for d.
+func (s *common) awaitChange(ctx context.Context, d time.Duration) error {
 	s.mu.Lock()
 	changed := s.changed
 	s.mu.Unlock()

@@ -22,28 +22,28 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// siteBed is a PoP whose nodes are pullers in this process: one registry, one
+// popBed is a PoP whose nodes are pullers in this process: one registry, one
 // directory as the store, one hub.
-type siteBed struct {
-	t     testing.TB
-	reg   *registrytest.Server
-	hub   *local.Hub
-	store string
-	packs bool          // nodes to come keep packs
-	every int64         // of the nodes' layer.Config.Interval
-	tree  bool          // of the nodes to come: their layer.Config.Tree
-	house time.Duration // of the nodes to come that make images ready
+type popBed struct {
+	t       testing.TB
+	reg     *registrytest.Server
+	hub     *local.Hub
+	store   string
+	packs   bool          // nodes to come keep packs
+	every   int64         // of the nodes' layer.Config.Interval
+	tree    bool          // of the nodes to come: their layer.Config.Tree
+	collect time.Duration // of the nodes to come that prewarm images
 }
 
-func newSiteBed(t testing.TB) *siteBed {
-	return &siteBed{t: t, reg: registrytest.New(t), hub: local.NewHub(), store: t.TempDir()}
+func newPoPBed(t testing.TB) *popBed {
+	return &popBed{t: t, reg: registrytest.New(t), hub: local.NewHub(), store: t.TempDir()}
 }
 
-// siteNode is one of its nodes. KeepPoP runs.
-type siteNode struct {
+// popNode is one of its nodes. KeepPoP runs.
+type popNode struct {
 	*bed
-	site *Member
-	name string
+	member *Member
+	name   string
 
 	mu       sync.Mutex
 	used     map[digest.Digest]bool // what containers stand on
@@ -52,23 +52,23 @@ type siteNode struct {
 }
 
 const (
-	siteTTL   = 500 * time.Millisecond
-	siteCache = 1 << 30 // bytes that a node's own layers may take
+	leaseTTL  = 500 * time.Millisecond
+	cacheSize = 1 << 30 // bytes that a node's own layers may take
 )
 
 // node joins a node; change may change its configuration before.
-func (s *siteBed) node(name string, change func(*Config)) *siteNode {
+func (s *popBed) node(name string, change func(*Config)) *popNode {
 	s.t.Helper()
 	n := s.boot(name, change)
-	n.eventually("the store is open", func() bool { return n.site.usable() != nil })
+	n.eventually("the store is open", func() bool { return n.member.usable() != nil })
 	return n
 }
 
 // boot is node, which need not have opened the store yet.
-func (s *siteBed) boot(name string, change func(*Config)) *siteNode {
+func (s *popBed) boot(name string, change func(*Config)) *popNode {
 	t := s.t
 	t.Helper()
-	n := &siteNode{bed: &bed{t: t, reg: s.reg, dir: filepath.Join(t.TempDir(), "layers")}, name: name,
+	n := &popNode{bed: &bed{t: t, reg: s.reg, dir: filepath.Join(t.TempDir(), "layers")}, name: name,
 		used: map[digest.Digest]bool{}}
 	var err error
 	n.layers, err = layer.Open(layer.Config{Dir: n.dir, Interval: s.every, Tree: s.tree})
@@ -76,7 +76,7 @@ func (s *siteBed) boot(name string, change func(*Config)) *siteNode {
 	t.Cleanup(func() { n.must(n.layers.Close()) })
 	n.catalog, err = fetch.OpenCatalog(t.TempDir(), nil)
 	n.must(err)
-	coord, err := s.hub.Join(pop.Config{Node: name, TTL: siteTTL})
+	coord, err := s.hub.Join(pop.Config{Node: name, TTL: leaseTTL})
 	n.must(err)
 	t.Cleanup(func() { coord.Close() })
 	dir := pop.NewDir(s.store, 0)
@@ -85,8 +85,8 @@ func (s *siteBed) boot(name string, change func(*Config)) *siteNode {
 			return pop.OpenStore(ctx, pop.StoreConfig{FS: dir, Coord: coord, Node: name, Grace: time.Second})
 		}),
 		Audience: ear{n: n},
-		Owed:     filepath.Join(t.TempDir(), "owed"),
-		Capacity: siteCache, Layers: n.layers, Catalog: n.catalog,
+		Pending:  filepath.Join(t.TempDir(), "owed"),
+		Capacity: cacheSize, Layers: n.layers, Catalog: n.catalog,
 		Link: link.New(link.Config{Inflaters: 1}),
 	}
 	if s.packs {
@@ -96,13 +96,13 @@ func (s *siteBed) boot(name string, change func(*Config)) *siteNode {
 		change(&cfg)
 	}
 	n.Puller = fetch.NewPuller(fetch.Config{Registry: newClient(t, s.reg), Layers: n.layers, Catalog: n.catalog,
-		Link: cfg.Link, Packs: fetch.PackConfig{Dir: cfg.PackDir}, Cache: fetch.CacheConfig{Capacity: siteCache}})
-	n.site = New(cfg, n.Puller)
-	n.Join(n.site)
-	t.Cleanup(func() { n.must(n.Close()); n.site.Close() })
+		Link: cfg.Link, Packs: fetch.PackConfig{Dir: cfg.PackDir}, Cache: fetch.CacheConfig{Capacity: cacheSize}})
+	n.member = New(cfg, n.Puller)
+	n.Join(n.member)
+	t.Cleanup(func() { n.must(n.Close()); n.member.Close() })
 	ctx, cancel := context.WithCancel(context.Background())
 	var kept sync.WaitGroup
-	kept.Go(func() { n.must(n.site.Run(ctx, n.inUse)) })
+	kept.Go(func() { n.must(n.member.Run(ctx, n.inUse)) })
 	t.Cleanup(func() { cancel(); kept.Wait() })
 	return n
 }
@@ -120,34 +120,34 @@ func (f fits) Fits(int64) bool { return f() }
 // ear notes which layers are damaged, and replaced.
 type ear struct {
 	deaf
-	n *siteNode
+	n *popNode
 }
 
 func (e ear) Damaged(id digest.Digest, _ error) { e.n.note(&e.n.damaged, id) }
 
 func (e ear) Replaced(id digest.Digest) { e.n.note(&e.n.replaced, id) }
 
-func (n *siteNode) note(list *[]digest.Digest, id digest.Digest) {
+func (n *popNode) note(list *[]digest.Digest, id digest.Digest) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	*list = append(*list, id)
 }
 
-func (n *siteNode) inUse(id digest.Digest) bool {
+func (n *popNode) inUse(id digest.Digest) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.used[id]
 }
 
 // use says that a container stands on a layer.
-func (n *siteNode) use(id digest.Digest) {
+func (n *popNode) use(id digest.Digest) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.used[id] = true
 }
 
 // bring pulls an image whole and says where each of its layers came from.
-func (n *siteNode) bring(p registrytest.Pushed) []fetch.LayerProgress {
+func (n *popNode) bring(p registrytest.Pushed) []fetch.LayerProgress {
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(n.t.Context())
 	defer cancel()
@@ -158,27 +158,27 @@ func (n *siteNode) bring(p registrytest.Pushed) []fetch.LayerProgress {
 }
 
 // published waits until the store has the layer, and returns its record.
-func (n *siteNode) published(id digest.Digest) *pop.Layer {
+func (n *popNode) published(id digest.Digest) *pop.Layer {
 	n.t.Helper()
 	var rec *pop.Layer
 	n.eventually("the layer is in the store", func() bool {
 		var err error
-		rec, err = n.site.usable().Record(n.t.Context(), id)
+		rec, err = n.member.usable().Record(n.t.Context(), id)
 		return err == nil
 	})
 	return rec
 }
 
 // data is the path of a layer's tar in the store.
-func (s *siteBed) data(l *pop.Layer) string { return filepath.Join(s.store, l.Data()) }
+func (s *popBed) data(l *pop.Layer) string { return filepath.Join(s.store, l.Data()) }
 
 // hide takes a layer's record out of the store.
-func (s *siteBed) hide(id digest.Digest) error {
+func (s *popBed) hide(id digest.Digest) error {
 	return os.Remove(filepath.Join(s.store, "layers", id.Encoded()+".json"))
 }
 
 // flip changes a byte in the middle of a file.
-func (s *siteBed) flip(path string) {
+func (s *popBed) flip(path string) {
 	s.t.Helper()
 	b, err := os.ReadFile(path)
 	if err == nil {
@@ -191,7 +191,7 @@ func (s *siteBed) flip(path string) {
 }
 
 // served is how many bytes of an image's layers the registry has sent.
-func (s *siteBed) served(p registrytest.Pushed) int64 {
+func (s *popBed) served(p registrytest.Pushed) int64 {
 	var sum int64
 	for _, l := range p.Layers {
 		sum += s.reg.Served(l.Digest)
@@ -209,7 +209,7 @@ func size(p registrytest.Pushed) int64 {
 
 // What one node has fetched, the other takes out of the store.
 func TestSecondNodeAsksNoRegistry(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1, 2)
 	for _, l := range a.bring(p) {
@@ -227,7 +227,7 @@ func TestSecondNodeAsksNoRegistry(t *testing.T) {
 	if more := s.served(p) - sent; more != 0 || sent != size(p) {
 		t.Errorf("the registry sent %d bytes to the first node, of %d, and %d to the second", sent, size(p), more)
 	}
-	if h := b.site.hitsNow(); h.Store != 2 || h.Registry != 0 || h.StoreBytes != size(p) {
+	if h := b.member.hitsNow(); h.Store != 2 || h.Registry != 0 || h.StoreBytes != size(p) {
 		t.Errorf("hits of the second node: %+v", h)
 	}
 	if marks, err := os.ReadDir(filepath.Join(s.store, "refs", "b")); err != nil || len(marks) != 1 {
@@ -237,7 +237,7 @@ func TestSecondNodeAsksNoRegistry(t *testing.T) {
 
 // A node that has just booted waits for the store, which takes its time to open, and not for long.
 func TestBootWaitsForTheStore(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	p := a.push("app", 1, 2)
 	for _, l := range a.bring(p) {
@@ -266,7 +266,7 @@ func TestBootWaitsForTheStore(t *testing.T) {
 				t.Errorf("where the store opens after %v: %+v of %d", took, l.From, l.Layer.Size)
 			}
 		}
-		if d := time.Since(began); d > 2*sitePatience {
+		if d := time.Since(began); d > 2*storePatience {
 			t.Errorf("it took %v", d)
 		}
 		if got := s.served(p) > sent; got == want {
@@ -279,12 +279,12 @@ func TestBootWaitsForTheStore(t *testing.T) {
 // A node that is told that files are damaged does not use them, though it still sees their record: neither
 // what it has attached nor what it attaches then.
 func TestDamagedFilesAreShunned(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b, c := s.node("a", nil), s.node("b", nil), s.node("c", nil)
 	p := a.push("app", 1)
 	rec := a.published(a.bring(p)[0].Layer.DiffID)
 	b.bring(p)
-	at := func(n *siteNode) string {
+	at := func(n *popNode) string {
 		l, err := n.layers.Peek(rec.DiffID)
 		if err != nil {
 			return ""
@@ -294,10 +294,10 @@ func TestDamagedFilesAreShunned(t *testing.T) {
 	if at(b) != filepath.Base(rec.Data()) {
 		t.Fatalf("b has it at %q", at(b))
 	}
-	a.must(a.site.cfg.Coord.Publish(t.Context(),
+	a.must(a.member.cfg.Coord.Publish(t.Context(),
 		pop.Event{Kind: pop.Damaged, Key: rec.DiffID.String(), Name: rec.Name}))
-	for _, n := range []*siteNode{b, c} { // the record is where it was
-		n.eventually("it is told", func() bool { return n.site.usable().Shuns(rec.Name) })
+	for _, n := range []*popNode{b, c} { // the record is where it was
+		n.eventually("it is told", func() bool { return n.member.usable().Shuns(rec.Name) })
 		n.eventually("it is let go of", func() bool { return at(n) != filepath.Base(rec.Data()) })
 		for _, l := range n.bring(p) {
 			if at(n) == filepath.Base(rec.Data()) {
@@ -309,7 +309,7 @@ func TestDamagedFilesAreShunned(t *testing.T) {
 
 // Of one image, a layer is here, one in the store, and one at the registry.
 func TestOriginsOfMixedImage(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	b.bring(b.push("one", 1))
 	for _, l := range a.bring(a.push("two", 2)) {
@@ -326,7 +326,7 @@ func TestOriginsOfMixedImage(t *testing.T) {
 
 // A layer of the store counts once, though the registry had to be asked what the image is.
 func TestStoreHitsCountOnce(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1, 2)
 	layers := a.bring(p)
@@ -334,7 +334,7 @@ func TestStoreHitsCountOnce(t *testing.T) {
 		a.published(l.Layer.DiffID)
 	}
 	a.eventually("the image's record", func() bool {
-		_, err := a.site.usable().Image(t.Context(), a.ref(p.Ref).String())
+		_, err := a.member.usable().Image(t.Context(), a.ref(p.Ref).String())
 		return err == nil
 	})
 	a.must(s.hide(layers[1].Layer.DiffID))
@@ -343,7 +343,7 @@ func TestStoreHitsCountOnce(t *testing.T) {
 	pull, err := b.Pull(ctx, b.ref(p.Ref), fetch.Options{Local: true})
 	b.must(err)
 	b.must(pull.WaitComplete(ctx))
-	if h := b.site.hitsNow(); h.Store != 1 || h.StoreBytes != layers[0].Layer.Size || h.Registry != 1 ||
+	if h := b.member.hitsNow(); h.Store != 1 || h.StoreBytes != layers[0].Layer.Size || h.Registry != 1 ||
 		h.Local != 0 {
 		t.Errorf("of two layers, one in the store: %+v", h)
 	}
@@ -351,12 +351,12 @@ func TestStoreHitsCountOnce(t *testing.T) {
 
 // Without the coordinator a node fetches for itself, which counts too.
 func TestFetchingAloneCounts(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	s.hub.Cut("a", true)
 	p := a.push("app", 1)
 	a.bring(p)
-	if h := a.site.hitsNow(); h.Registry != 1 || h.RegistryBytes != size(p) {
+	if h := a.member.hitsNow(); h.Registry != 1 || h.RegistryBytes != size(p) {
 		t.Errorf("%+v", h)
 	}
 }
@@ -364,7 +364,7 @@ func TestFetchingAloneCounts(t *testing.T) {
 // A store whose file system is unmounted under the node is away, though there is a directory; nothing is
 // written there, and when it is back, so is the node.
 func TestStoreIsUnmounted(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
@@ -373,17 +373,17 @@ func TestStoreIsUnmounted(t *testing.T) {
 	a.must(os.Rename(s.store, aside))
 	a.must(os.Mkdir(s.store, 0o700))
 	t.Cleanup(func() { os.RemoveAll(aside) })
-	for _, n := range []*siteNode{a, b} {
-		n.eventually("it is noticed", func() bool { return n.site.usable() == nil })
-		if now := n.site.State(); !now.StoreAway {
+	for _, n := range []*popNode{a, b} {
+		n.eventually("it is noticed", func() bool { return n.member.usable() == nil })
+		if now := n.member.State(); !now.StoreAway {
 			t.Error("the store is not away")
 		}
-		if got, err := n.site.Status(t.Context()); err != nil || !errors.Is(got.Away, pop.ErrNotMounted) {
+		if got, err := n.member.Status(t.Context()); err != nil || !errors.Is(got.Away, pop.ErrNotMounted) {
 			t.Errorf("away: %v, %v", got.Away, err)
 		}
 	}
 	b.bring(p)
-	if h := b.site.hitsNow(); h.Store != 0 || h.Registry != 1 {
+	if h := b.member.hitsNow(); h.Store != 0 || h.Registry != 1 {
 		t.Errorf("%+v", h)
 	}
 	if left, err := os.ReadDir(s.store); err != nil || len(left) > 0 {
@@ -391,16 +391,16 @@ func TestStoreIsUnmounted(t *testing.T) {
 	}
 	a.must(os.Remove(s.store))
 	a.must(os.Rename(aside, s.store))
-	b.eventually("it is back", func() bool { return b.site.usable() != nil })
+	b.eventually("it is back", func() bool { return b.member.usable() != nil })
 	for _, l := range b.bring(b.push("other", 1, 2)) {
 		b.published(l.Layer.DiffID)
 	}
 }
 
 // verifyAll verifies the store and returns what was damaged.
-func (n *siteNode) verifyAll(ids ...digest.Digest) (whole int, damaged []Verified) {
+func (n *popNode) verifyAll(ids ...digest.Digest) (whole int, damaged []Verified) {
 	n.t.Helper()
-	n.must(n.site.Verify(n.t.Context(), ids, func(v Verified) error {
+	n.must(n.member.Verify(n.t.Context(), ids, func(v Verified) error {
 		if v.Damage != nil {
 			damaged = append(damaged, v)
 		} else {
@@ -413,7 +413,7 @@ func (n *siteNode) verifyAll(ids ...digest.Digest) (whole int, damaged []Verifie
 
 // A flipped byte is found. The node has the layer itself and puts it back.
 func TestDamageIsReplacedFromOwnCopy(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	p := a.push("app", 1, 2)
 	layers := a.bring(p)
@@ -435,7 +435,7 @@ func TestDamageIsReplacedFromOwnCopy(t *testing.T) {
 	if now, err := os.ReadFile(s.data(rec)); err != nil || !bytes.Equal(now, good) || rec.Name == bad.Name {
 		t.Errorf("%s instead of %s: its bytes are right %t, %v", rec.Name, bad.Name, bytes.Equal(now, good), err)
 	}
-	n := a.site.Stats()
+	n := a.member.Stats()
 	if len(a.damaged) != 1 || len(a.replaced) != 1 || n.Damaged != 1 || n.Replaced != 1 {
 		t.Errorf("reported: %v damaged, %v replaced, %+v", a.damaged, a.replaced, n)
 	}
@@ -446,7 +446,7 @@ func TestDamageIsReplacedFromOwnCopy(t *testing.T) {
 
 // The same of a layer that the node only uses: it comes anew.
 func TestDamageIsFetchedAnew(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
@@ -476,7 +476,7 @@ func TestDamageIsFetchedAnew(t *testing.T) {
 
 // Who uses a layer that another node finds damaged lets go of it.
 func TestDamageIsLetGoOfElsewhere(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
@@ -498,7 +498,7 @@ func TestDamageIsLetGoOfElsewhere(t *testing.T) {
 
 // A record that cannot be read is damage as well.
 func TestBrokenRecordIsReplaced(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	id := a.bring(a.push("app", 1))[0].Layer.DiffID
 	a.published(id)
@@ -511,21 +511,21 @@ func TestBrokenRecordIsReplaced(t *testing.T) {
 
 // Verification goes on by itself: what is due is read, and a flipped byte found.
 func TestVerificationInBackground(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a := s.node("a", func(c *Config) { c.Verify = 20 * time.Millisecond })
 	id := a.bring(a.push("app", 1))[0].Layer.DiffID
 	bad := a.published(id)
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup
-	done.Go(func() { a.site.VerifyInBackground(ctx) })
+	done.Go(func() { a.member.VerifyInBackground(ctx) })
 	defer done.Wait()
 	defer cancel()
-	a.eventually("the layer was verified", func() bool { return a.site.Stats().Verified > 0 })
-	if v, err := a.site.usable().Verified(t.Context(), bad); err != nil || v.Node != "a" || v.Name != bad.Name {
+	a.eventually("the layer was verified", func() bool { return a.member.Stats().Verified > 0 })
+	if v, err := a.member.usable().Verified(t.Context(), bad); err != nil || v.Node != "a" || v.Name != bad.Name {
 		t.Errorf("the note: %+v, %v", v, err)
 	}
 	s.flip(s.data(bad))
-	a.eventually("the damage was found, and is gone", func() bool { return a.site.Stats().Replaced == 1 })
+	a.eventually("the damage was found, and is gone", func() bool { return a.member.Stats().Replaced == 1 })
 	cancel()
 	done.Wait()
 	if whole, damaged := a.verifyAll(); whole != 1 || len(damaged) != 0 {
@@ -535,7 +535,7 @@ func TestVerificationInBackground(t *testing.T) {
 
 // Pruning takes out what no node uses, and nothing else.
 func TestPrunePoP(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	kept := a.bring(a.push("kept", 1))[0].Layer.DiffID
 	gone := a.bring(a.push("gone", 2))[0].Layer.DiffID
@@ -543,13 +543,13 @@ func TestPrunePoP(t *testing.T) {
 	a.published(gone)
 	b.use(kept)
 	b.bring(b.push("kept", 1))
-	time.Sleep(siteTTL) // the coordinator remembers for so long
-	done, err := a.site.Prune(t.Context(), nobody)
+	time.Sleep(leaseTTL) // the coordinator remembers for so long
+	done, err := a.member.Prune(t.Context(), nobody)
 	a.must(err)
-	if len(done.Layers) != 1 || done.Layers[0] != gone || done.Why != "" || a.site.Stats().Evicted != 1 {
+	if len(done.Layers) != 1 || done.Layers[0] != gone || done.Why != "" || a.member.Stats().Evicted != 1 {
 		t.Errorf("%+v", done)
 	}
-	st := a.site.usable()
+	st := a.member.usable()
 	if !st.Has(t.Context(), kept) || st.Has(t.Context(), gone) {
 		t.Error("the wrong one")
 	}
@@ -557,7 +557,7 @@ func TestPrunePoP(t *testing.T) {
 
 // What a node has pruned it does not use from then on, so that another may evict it at once.
 func TestPruneTakesMarks(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
@@ -567,7 +567,7 @@ func TestPruneTakesMarks(t *testing.T) {
 	for _, inUse := range []bool{true, false} {
 		_, err := b.Prune(t.Context(), func(digest.Digest) bool { return inUse })
 		b.must(err)
-		seen, err := a.site.Status(t.Context())
+		seen, err := a.member.Status(t.Context())
 		a.must(err)
 		if slices.Contains(seen.Users[id.String()], "b") != inUse {
 			t.Errorf("in use: %v; users: %v", inUse, seen.Users)
@@ -575,77 +575,77 @@ func TestPruneTakesMarks(t *testing.T) {
 	}
 }
 
-// One node keeps house for all, and another when it has gone.
-func TestOneKeepsHouse(t *testing.T) {
-	s := newSiteBed(t)
-	often := func(c *Config) { c.House = 20 * time.Millisecond }
-	keeper := func(n *siteNode) string {
-		h, held, err := n.site.cfg.Coord.Holder(t.Context(), keeperLease)
+// One node is the GC leader for all, and another when it has gone.
+func TestOneLeadsGC(t *testing.T) {
+	s := newPoPBed(t)
+	often := func(c *Config) { c.CollectEvery = 20 * time.Millisecond }
+	leader := func(n *popNode) string {
+		h, held, err := n.member.cfg.Coord.Holder(t.Context(), leaderLease)
 		n.must(err)
 		if !held {
 			return ""
 		}
 		return h.Holder.Node
 	}
-	var b *siteNode
+	var b *popNode
 	t.Run("both", func(t *testing.T) {
 		first := *s
 		first.t = t
 		a := first.node("a", often)
-		a.eventually("a keeps house", func() bool { return keeper(a) == "a" })
+		a.eventually("a is the GC leader", func() bool { return leader(a) == "a" })
 		b = s.node("b", often)
-		h, _, err := b.site.cfg.Coord.Holder(t.Context(), keeperLease)
+		h, _, err := b.member.cfg.Coord.Holder(t.Context(), leaderLease)
 		b.must(err)
 		time.Sleep(10 * 20 * time.Millisecond)
-		if again, held, err := b.site.cfg.Coord.Holder(t.Context(), keeperLease); err != nil || !held ||
+		if again, held, err := b.member.cfg.Coord.Holder(t.Context(), leaderLease); err != nil || !held ||
 			again.Token != h.Token {
 			t.Errorf("while a lives: %+v, then %+v, %v", h, again, err)
 		}
 	})
-	b.eventually("b keeps house after a", func() bool { return keeper(b) == "b" })
+	b.eventually("b is the GC leader after a", func() bool { return leader(b) == "b" })
 }
 
-// When who keeps house needs room and finds none, every node is told to let go of what it can.
+// When the GC leader needs room and finds none, every node is told to let go of what it can.
 func TestAllAreTold(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, c := s.node("a", nil), s.node("c", nil)
 	id := a.bring(a.push("x", 1))[0].Layer.DiffID
 	a.published(id)
 	c.use(id)
 	c.bring(c.push("x", 1))
 	b := s.node("b", func(c *Config) {
-		c.House = 20 * time.Millisecond
+		c.CollectEvery = 20 * time.Millisecond
 		dir, coord := c.Dir, c.Coord
 		c.Store = opener(func(ctx context.Context) (*pop.Store, error) {
 			return pop.OpenStore(ctx,
 				pop.StoreConfig{FS: dir, Coord: coord, Node: "b", Grace: time.Second, Capacity: 1})
 		})
 	})
-	for _, n := range []*siteNode{a, b, c} {
-		n.eventually(n.name+" is told", func() bool { return n.site.pressed.Load() > 0 })
+	for _, n := range []*popNode{a, b, c} {
+		n.eventually(n.name+" is told", func() bool { return n.member.pressed.Load() > 0 })
 	}
-	if !c.site.usable().Has(t.Context(), id) {
+	if !c.member.usable().Has(t.Context(), id) {
 		t.Error("what is in use was evicted")
 	}
 }
 
 // The status has what each node does and uses.
 func TestPoPStatus(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
 	a.published(id)
 	b.bring(p)
-	b.site.announce(t.Context())
-	a.eventually("the hub is settled", func() bool { ok, _ := a.site.cfg.Coord.Settled(t.Context()); return ok })
-	got, err := a.site.Status(t.Context())
+	b.member.announce(t.Context())
+	a.eventually("the hub is settled", func() bool { ok, _ := a.member.cfg.Coord.Settled(t.Context()); return ok })
+	got, err := a.member.Status(t.Context())
 	a.must(err)
 	if got.Node != "a" || got.Path != s.store || got.Store == "" || got.Away != nil || got.Lost != nil ||
 		!got.Settled || len(got.Members) != 2 || len(got.Layers) != 1 {
 		t.Errorf("%+v", got)
 	}
-	if of := got.Members[1]; got.Most != got.Total || got.Most == 0 || of.Capacity != siteCache {
+	if of := got.Members[1]; got.Most != got.Total || got.Most == 0 || of.Capacity != cacheSize {
 		t.Errorf("the store is to hold %d bytes of %d, b %d", got.Most, got.Total, of.Capacity)
 	}
 	if users := got.Users[id.String()]; len(users) != 1 || users[0] != "b" {
@@ -655,7 +655,7 @@ func TestPoPStatus(t *testing.T) {
 		t.Errorf("hits of b: %+v", h)
 	}
 	s.hub.Cut("a", true)
-	got, err = a.site.Status(t.Context())
+	got, err = a.member.Status(t.Context())
 	if err != nil || !errors.Is(got.Lost, pop.ErrAway) || len(got.Layers) != 1 {
 		t.Errorf("without the coordinator: %+v, %v", got, err)
 	}
@@ -664,14 +664,14 @@ func TestPoPStatus(t *testing.T) {
 // A node takes an image out of the store with the indexes that another has built, and with
 // tables where there are none.
 func TestStoreGivesIndexes(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b, c := s.node("a", nil), s.node("b", nil), s.node("c", nil)
 	p := a.push("app", 1)
 	rec := a.published(a.bring(p)[0].Layer.DiffID)
 	if rec.Index == "" {
 		t.Fatal("the layer was published without its index")
 	}
-	index := func(n *siteNode) []byte {
+	index := func(n *popNode) []byte {
 		n.bring(p)
 		l, err := n.layers.Get(rec.DiffID)
 		n.must(err)
@@ -697,7 +697,7 @@ func TestStoreGivesIndexes(t *testing.T) {
 
 // A layer that is deployed often is copied, once nothing is being deployed.
 func TestHotLayersAreCopiedBehindDeployments(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	var asked atomic.Bool
 	a, b := s.node("a", nil),
 		s.node("b", func(c *Config) { c.Cache = fits(func() bool { asked.Store(true); return true }) })
@@ -712,7 +712,7 @@ func TestHotLayersAreCopiedBehindDeployments(t *testing.T) {
 	for range hotUses {
 		b.bring(p)
 	}
-	time.Sleep(prepareRest + 200*time.Millisecond)
+	time.Sleep(prewarmQuiet + 200*time.Millisecond)
 	if asked.Load() {
 		t.Error("it is copied while something is deployed")
 	}
@@ -720,9 +720,9 @@ func TestHotLayersAreCopiedBehindDeployments(t *testing.T) {
 	b.eventually("it is copied", func() bool { l, err := b.layers.Peek(id); return err == nil && l.At == "" })
 }
 
-// A layer that was let go of after it was ready comes again before it is mounted.
+// A layer that was let go of after it was prewarmed comes again before it is mounted.
 func TestLetGoOfComesAgain(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID

@@ -64,7 +64,7 @@ func (s *packs) BringPack(ctx context.Context, manifest digest.Digest) error {
 	if !s.node.LacksPack(manifest) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, sitePatience)
+	ctx, cancel := context.WithTimeout(ctx, storePatience)
 	defer cancel()
 	return s.bringPack(ctx, manifest)
 }
@@ -182,7 +182,7 @@ func (s *packs) openPack(ctx context.Context, f registryPack) (io.ReadCloser, er
 		if time.Since(began) >= packPatience(err) {
 			break
 		}
-		if err := s.rest(ctx, 50*time.Millisecond); err != nil {
+		if err := s.awaitChange(ctx, 50*time.Millisecond); err != nil {
 			return nil, err
 		}
 	}
@@ -246,7 +246,7 @@ func (s *packs) relayed(m digest.Digest, size int64) *packRelay {
 func (s *packs) pass(ctx context.Context, f registryPack, lease pop.Lease) (io.ReadCloser, error) {
 	m := f.manifest
 	release := func() {
-		ctx, cancel := context.WithTimeout(context.Background(), sitePatience)
+		ctx, cancel := context.WithTimeout(context.Background(), storePatience)
 		defer cancel()
 		_ = lease.Release(ctx) // else it expires
 	}
@@ -298,7 +298,7 @@ func (p *passing) Close() error {
 		p.release()
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), sitePatience)
+	ctx, cancel := context.WithTimeout(context.Background(), storePatience)
 	defer cancel()
 	_ = p.s.cfg.Coord.Use(ctx, packLease(p.m)) // it is told later if it is away
 	p.release()
@@ -316,7 +316,7 @@ func (s *packs) dropRelay(m digest.Digest, r *packRelay) {
 		delete(s.relays, m)
 	}
 	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), sitePatience)
+	ctx, cancel := context.WithTimeout(context.Background(), storePatience)
 	defer cancel()
 	_ = s.cfg.Coord.Drop(ctx, packLease(m)) // it is told later if it is away
 	os.Remove(r.path)

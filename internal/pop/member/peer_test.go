@@ -45,7 +45,7 @@ type broken struct{}
 func (broken) Read([]byte) (int, error) { return 0, errTorn }
 
 // peers is a PoP's key, and what asks with it.
-func (s *siteBed) peers() (*peer.Auth, *peer.Client) {
+func (s *popBed) peers() (*peer.Auth, *peer.Client) {
 	path := filepath.Join(s.t.TempDir(), "key")
 	err := peer.NewKey(path)
 	var auth *peer.Auth
@@ -64,7 +64,7 @@ func (s *siteBed) peers() (*peer.Auth, *peer.Client) {
 }
 
 // serve has a node give to others what content is, at l.
-func (n *siteNode) serve(l net.Listener, auth *peer.Auth, content peer.Content) {
+func (n *popNode) serve(l net.Listener, auth *peer.Auth, content peer.Content) {
 	srv, err := peer.NewServer(peer.Config{Auth: auth, Content: content})
 	n.must(err)
 	var served sync.WaitGroup
@@ -73,15 +73,15 @@ func (n *siteNode) serve(l net.Listener, auth *peer.Auth, content peer.Content) 
 }
 
 // pair is two nodes, a and b, that give to each other what they have.
-func (s *siteBed) pair() (a, b *siteNode) {
+func (s *popBed) pair() (a, b *popNode) {
 	auth, client := s.peers()
-	node := func(name string) *siteNode {
+	node := func(name string) *popNode {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			s.t.Fatal(err)
 		}
 		n := s.node(name, func(c *Config) { c.Address, c.Peers = l.Addr().String(), client })
-		n.serve(l, auth, n.site.Given())
+		n.serve(l, auth, n.member.Given())
 		return n
 	}
 	return node("a"), node("b")
@@ -89,7 +89,7 @@ func (s *siteBed) pair() (a, b *siteNode) {
 
 // What came from another node counts as such when it has come, and not when it was tried.
 func TestTriesOfPeersDoNotCount(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	auth, client := s.peers()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -97,20 +97,20 @@ func TestTriesOfPeersDoNotCount(t *testing.T) {
 	}
 	asks := func(c *Config) { c.Peers = client }
 	a := s.node("a", func(c *Config) { c.Address = l.Addr().String() })
-	gives := &cutting{Given: a.site.Given()}
+	gives := &cutting{Given: a.member.Given()}
 	a.serve(l, auth, gives)
 	b, c := s.node("b", asks), s.node("c", asks)
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
 	a.eventually("a has published it, and says that it has it", func() bool {
-		users, err := b.site.cfg.Coord.Users(t.Context(), hasKey(id))
-		return err == nil && len(users) > 0 && a.site.usable().Has(t.Context(), id) && !a.site.leads(id)
+		users, err := b.member.cfg.Coord.Users(t.Context(), hasKey(id))
+		return err == nil && len(users) > 0 && a.member.usable().Has(t.Context(), id) && !a.member.leads(id)
 	})
-	a.site.announce(t.Context())
+	a.member.announce(t.Context())
 	a.must(s.hide(id))
 
 	b.bring(p)
-	if h := b.site.hitsNow(); h.Peer != 1 || h.PeerBytes != size(p) || h.Registry != 0 {
+	if h := b.member.hitsNow(); h.Peer != 1 || h.PeerBytes != size(p) || h.Registry != 0 {
 		t.Errorf("it came from a: %+v", h)
 	}
 	sent := s.served(p)
@@ -118,7 +118,7 @@ func TestTriesOfPeersDoNotCount(t *testing.T) {
 	if got := c.bring(p); got[0].From.Registry == 0 {
 		t.Errorf("a gives no whole layer: %+v", got[0].From)
 	}
-	if h := c.site.hitsNow(); h.Peer != 0 || h.PeerBytes != 0 || h.Registry != 1 {
+	if h := c.member.hitsNow(); h.Peer != 0 || h.PeerBytes != 0 || h.Registry != 1 {
 		t.Errorf("what a gave came to no end: %+v", h)
 	}
 	if s.served(p) == sent {
@@ -129,30 +129,30 @@ func TestTriesOfPeersDoNotCount(t *testing.T) {
 // A node gives what it fetches itself and what it has, not what passes through it. Two nodes that are said to
 // have a layer, and do not, do not wait for each other.
 func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.pair()
 	p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 4<<20)}},
 		registrytest.Options{})
 	id := p.Layers[0].DiffID
-	for _, n := range []*siteNode{a, b} {
-		n.site.has(t.Context(), id)
+	for _, n := range []*popNode{a, b} {
+		n.member.has(t.Context(), id)
 	}
 	s.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 2 << 20})
 	var both sync.WaitGroup
 	both.Go(func() { a.bring(p) })
 	both.Go(func() { b.bring(p) })
-	fills := func(n *siteNode) bool {
+	fills := func(n *popNode) bool {
 		f := n.layers.Filling(id)
 		return f != nil && f.Progress().Written > 0
 	}
 	a.eventually("both get it", func() bool { return fills(a) && fills(b) })
 	gives := 0
-	for _, n := range []*siteNode{a, b} {
-		r, _, err := n.site.Given().Follow(t.Context(), id, 0)
+	for _, n := range []*popNode{a, b} {
+		r, _, err := n.member.Given().Follow(t.Context(), id, 0)
 		if err == nil {
 			r.Close()
 		}
-		if leads := n.site.leads(id); leads != (err == nil) || err != nil && !errors.Is(err, peer.ErrUnknown) {
+		if leads := n.member.leads(id); leads != (err == nil) || err != nil && !errors.Is(err, peer.ErrUnknown) {
 			t.Errorf("%s leads %v, and gives %v", n.name, leads, err)
 		}
 		if err == nil {
@@ -163,7 +163,7 @@ func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 		t.Errorf("%d nodes give it", gives)
 	}
 	both.Wait()
-	if h, k := a.site.hitsNow(), b.site.hitsNow(); h.Registry+k.Registry != 1 || h.Peer+k.Peer != 1 {
+	if h, k := a.member.hitsNow(), b.member.hitsNow(); h.Registry+k.Registry != 1 || h.Peer+k.Peer != 1 {
 		t.Errorf("it came to a by %+v, to b by %+v", h, k)
 	}
 }
@@ -171,7 +171,7 @@ func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 // A pack crosses the link once, however long the registry lets its first node wait, and whatever happens to
 // layers meanwhile.
 func TestSlowPackComesOnce(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	s.packs = true
 	a, b := s.pair()
 	content := bytes.Repeat([]byte("pack"), 64<<10)
@@ -185,8 +185,8 @@ func TestSlowPackComesOnce(t *testing.T) {
 		return io.NopCloser(bytes.NewReader(content)), nil
 	}
 	manifest := digest.FromString("image")
-	read := func(n *siteNode) {
-		pass, _ := n.site.Pass(manifest, size, open)
+	read := func(n *popNode) {
+		pass, _ := n.member.Pass(manifest, size, open)
 		r, err := pass(t.Context(), pack.Span{Length: size})
 		n.must(err)
 		got, err := io.ReadAll(r)
@@ -201,7 +201,7 @@ func TestSlowPackComesOnce(t *testing.T) {
 	a.eventually("a asks the registry", func() bool { return opened.Load() == 1 })
 	both.Go(func() { read(b) })
 	for range 100 {
-		b.site.wake()
+		b.member.wake()
 		time.Sleep(15 * time.Millisecond)
 	}
 	close(begins)
@@ -214,7 +214,7 @@ func TestSlowPackComesOnce(t *testing.T) {
 // A node that copies layers whole out of the store, as one without EROFS does, takes out what is not the
 // layer, and gets that from the registry.
 func TestWrongTarOfTheStore(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
@@ -231,7 +231,7 @@ func TestWrongTarOfTheStore(t *testing.T) {
 	if !slices.Contains(b.damaged, id) {
 		t.Error("it is not reported")
 	}
-	if h := b.site.hitsNow(); h.Store != 0 || h.Registry != 1 {
+	if h := b.member.hitsNow(); h.Store != 0 || h.Registry != 1 {
 		t.Errorf("it counts as %+v", h)
 	}
 }
@@ -248,7 +248,7 @@ func (w wayTo) Prepare(context.Context, *layer.Fill) (layer.Way, error) {
 
 // Who follows a layer that was attached from the store in the end is not told that it was empty.
 func TestFollowedLayerIsAttached(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	p := a.push("app", 1)
 	l := a.bring(p)[0].Layer
@@ -256,7 +256,7 @@ func TestFollowedLayerIsAttached(t *testing.T) {
 	b, err := layer.Open(layer.Config{Dir: t.TempDir()})
 	a.must(err)
 	t.Cleanup(func() { a.must(b.Close()) })
-	e, err := a.site.described(t.Context(), a.site.usable(), rec, l)
+	e, err := a.member.described(t.Context(), a.member.usable(), rec, l)
 	a.must(err)
 	f := b.Fill(t.Context(), l, wayTo{e: e})
 	_, err = f.WaitComplete(t.Context())
@@ -274,7 +274,7 @@ func TestFollowedLayerIsAttached(t *testing.T) {
 func TestNoCopyWithoutRoom(t *testing.T) {
 	for name, capacity := range map[string]int64{"room": 0, "no room": 1 << 20} {
 		t.Run(name, func(t *testing.T) {
-			s := newSiteBed(t)
+			s := newPoPBed(t)
 			s.every = 128 << 10
 			a := s.node("a", func(c *Config) {
 				c.Store = opener(func(ctx context.Context) (*pop.Store, error) {
@@ -290,16 +290,16 @@ func TestNoCopyWithoutRoom(t *testing.T) {
 			a.must(err)
 			f := a.layers.Filling(pull.Image.Layers[0].DiffID)
 			a.eventually("there is something to copy", func() bool {
-				if !a.site.leads(f.Layer.DiffID) || f.Runs() == 0 {
+				if !a.member.leads(f.Layer.DiffID) || f.Runs() == 0 {
 					return false
 				}
 				_, err := f.Checkpoint()
 				return err == nil
 			})
-			a.site.routes.mu.Lock()
-			lease := a.site.leading[f.Layer.DiffID]
-			a.site.routes.mu.Unlock()
-			l := &leader{copier: copier{s: a.site.uploads, id: f.Layer.DiffID, lease: lease}, f: f}
+			a.member.routes.mu.Lock()
+			lease := a.member.leading[f.Layer.DiffID]
+			a.member.routes.mu.Unlock()
+			l := &leader{copier: copier{s: a.member.uploads, id: f.Layer.DiffID, lease: lease}, f: f}
 			l.checkpoint(t.Context())
 			if (l.draft != nil) != (capacity == 0) || errors.Is(l.err, pop.ErrFull) != (capacity != 0) {
 				t.Errorf("it is copied: %t, %v", l.draft != nil, l.err)

@@ -14,60 +14,60 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// What a node owes its PoP's store: layers that it has brought from a registry and that the store
-// has not taken yet. It is remembered in a file, so that a node that has ended gives them later, and
-// nothing else: what the store had and was evicted does not come back. The file is not made durable; a layer
-// that it forgot is published by who fetches it next.
+// Pending uploads are what a node is to give its PoP's store: layers that it has brought from a registry and
+// that the store has not taken yet. A file remembers them, so that a node that has ended gives them later,
+// and nothing else: what the store had and was evicted does not come back. The file is not made durable; a
+// layer that it forgot is published by who fetches it next.
 
 // uploads gives layers of this node to the store.
 type uploads struct {
 	*common
 
-	mu     sync.Mutex
-	owed   map[digest.Digest]bool // layers that the store did not take
-	debts  map[digest.Digest]bool // these, and those that are to be published
-	saving sync.Mutex             // held while these are written down
+	mu      sync.Mutex
+	refused map[digest.Digest]bool // layers that the store did not take
+	pending map[digest.Digest]bool // these, and those that are to be published
+	saving  sync.Mutex             // held while these are written down
 }
 
-// loadDebts is what an earlier process owed.
-func loadDebts(path string) map[digest.Digest]bool {
-	debts := map[digest.Digest]bool{}
+// loadPending is what was pending when an earlier process ended.
+func loadPending(path string) map[digest.Digest]bool {
+	pending := map[digest.Digest]bool{}
 	b, err := os.ReadFile(path)
 	var ids []digest.Digest
 	if err != nil || json.Unmarshal(b, &ids) != nil {
-		return debts
+		return pending
 	}
 	for _, id := range ids {
 		if id.Validate() == nil {
-			debts[id] = true
+			pending[id] = true
 		}
 	}
-	return debts
+	return pending
 }
 
-// owes notes that this node is to give the store a layer, when it has it.
-func (s *uploads) owes(id digest.Digest) {
+// expects notes that this node is to give the store a layer, when it has it.
+func (s *uploads) expects(id digest.Digest) {
 	if s.cfg.Store == nil {
 		return // there is no store
 	}
 	s.mu.Lock()
-	known := s.debts[id]
-	s.debts[id] = true
+	known := s.pending[id]
+	s.pending[id] = true
 	s.mu.Unlock()
 	if !known {
-		s.saveDebts()
+		s.savePending()
 	}
 }
 
-// paid notes that the store has a layer, or that it is not this node that gives it.
-func (s *uploads) paid(id digest.Digest) {
+// settled notes that the store has a layer, or that it is not this node that gives it.
+func (s *uploads) settled(id digest.Digest) {
 	s.mu.Lock()
-	known := s.debts[id]
-	delete(s.debts, id)
-	delete(s.owed, id)
+	known := s.pending[id]
+	delete(s.pending, id)
+	delete(s.refused, id)
 	s.mu.Unlock()
 	if known {
-		s.saveDebts()
+		s.savePending()
 	}
 }
 
@@ -75,24 +75,24 @@ func (s *uploads) paid(id digest.Digest) {
 func (s *uploads) Pending(id digest.Digest, refused bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.debts[id] && !(refused && s.owed[id])
+	return s.pending[id] && !(refused && s.refused[id])
 }
 
-func (s *uploads) saveDebts() {
-	if s.cfg.Owed == "" {
+func (s *uploads) savePending() {
+	if s.cfg.Pending == "" {
 		return
 	}
 	s.saving.Lock()
 	defer s.saving.Unlock()
 	s.mu.Lock()
-	ids := slices.Sorted(maps.Keys(s.debts))
+	ids := slices.Sorted(maps.Keys(s.pending))
 	s.mu.Unlock()
 	b, err := json.Marshal(ids)
 	if err == nil {
-		err = os.WriteFile(s.cfg.Owed+".tmp", b, 0o600)
+		err = os.WriteFile(s.cfg.Pending+".tmp", b, 0o600)
 	}
 	if err == nil {
-		err = os.Rename(s.cfg.Owed+".tmp", s.cfg.Owed)
+		err = os.Rename(s.cfg.Pending+".tmp", s.cfg.Pending)
 	}
 	if err != nil {
 		s.log.Warn("what this node owes the PoP's store is not remembered", "err", err)
@@ -104,19 +104,19 @@ func (s *uploads) later(id digest.Digest) {
 	if s.cfg.Store == nil {
 		return
 	}
-	s.owes(id)
+	s.expects(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.owed[id] = true
+	s.refused[id] = true
 }
 
-// recall has those layers given to the store that an earlier process of this node owed it: what is whole
-// here, of images that are known, and has room there.
+// recall has those layers given to the store that were pending when an earlier process of this node ended:
+// what is whole here, of images that are known, and has room there.
 func (s *uploads) recall(ctx context.Context, st *pop.Store) {
 	s.mu.Lock()
-	debts := slices.Sorted(maps.Keys(s.debts))
+	pending := slices.Sorted(maps.Keys(s.pending))
 	s.mu.Unlock()
-	if len(debts) == 0 {
+	if len(pending) == 0 {
 		return
 	}
 	spare, err := st.Spare(ctx)
@@ -124,14 +124,14 @@ func (s *uploads) recall(ctx context.Context, st *pop.Store) {
 		s.log.Debug("what has room in the PoP's store is not known", "err", err)
 		return
 	}
-	for _, id := range debts {
+	for _, id := range pending {
 		if s.routes.leads(id) {
 			continue // by now
 		}
 		l, err := s.layers.Peek(id)
 		switch {
 		case err != nil || l.At != "" || l.Tree || len(s.catalog.WithLayer(id)) == 0 || st.Has(ctx, id):
-			s.paid(id)
+			s.settled(id)
 		case l.Size <= spare:
 			spare -= l.Size
 			s.later(id)
@@ -139,16 +139,16 @@ func (s *uploads) recall(ctx context.Context, st *pop.Store) {
 	}
 }
 
-// giveOwed gives the store what it did not take, unless it is so full that what comes would go at once, and
-// be owed no more.
-func (s *uploads) giveOwed(ctx context.Context) {
+// giveRefused gives the store what it did not take, unless it is so full that what comes would go at once,
+// and be pending no more.
+func (s *uploads) giveRefused(ctx context.Context) {
 	s.mu.Lock()
-	owed := slices.Collect(maps.Keys(s.owed))
+	refused := slices.Collect(maps.Keys(s.refused))
 	s.mu.Unlock()
-	if len(owed) == 0 || s.crowded(ctx) {
+	if len(refused) == 0 || s.crowded(ctx) {
 		return
 	}
-	for _, id := range owed {
+	for _, id := range refused {
 		have, err := s.layers.Peek(id)
 		if err == nil && have.At == "" && !have.Tree {
 			err = s.republish(ctx, have)
@@ -161,7 +161,7 @@ func (s *uploads) giveOwed(ctx context.Context) {
 				return
 			}
 		}
-		s.paid(id)
+		s.settled(id)
 	}
 }
 

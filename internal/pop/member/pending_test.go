@@ -14,53 +14,53 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// What a node owed the store when it ended, it gives when it is back, but nothing that has no room there.
-func TestOwedIsRecalled(t *testing.T) {
-	s := newSiteBed(t)
+// What was pending when it ended, it gives when it is back, but nothing that has no room there.
+func TestPendingIsRecalled(t *testing.T) {
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	rec := a.published(a.bring(a.push("app", 1))[0].Layer.DiffID)
-	st := a.site.usable()
-	a.eventually("nothing is owed", func() bool { return len(loadDebts(a.site.cfg.Owed)) == 0 })
+	st := a.member.usable()
+	a.eventually("nothing is pending", func() bool { return len(loadPending(a.member.cfg.Pending)) == 0 })
 	// as if it had never come there
 	a.must(os.Remove(filepath.Join(s.store, "layers", rec.DiffID.Encoded()+".json")))
-	a.site.owes(rec.DiffID)
+	a.member.expects(rec.DiffID)
 	a.eventually("it is complete here", func() bool {
 		l, err := a.layers.Peek(rec.DiffID)
 		return err == nil && l.Complete()
 	})
 	small, err := pop.OpenStore(t.Context(),
-		pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.site.cfg.Coord, Node: "a", Grace: time.Second,
+		pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.member.cfg.Coord, Node: "a", Grace: time.Second,
 			Capacity: rec.Size})
 	a.must(err)
 	a.ends()
-	a.site.recall(t.Context(), small)
-	if owed := a.owed(); len(owed) != 0 {
-		t.Errorf("owed to a store that is too small: %v", owed)
+	a.member.recall(t.Context(), small)
+	if left := a.pendingUploads(); len(left) != 0 {
+		t.Errorf("owed to a store that is too small: %v", left)
 	}
-	a.site.recall(t.Context(), st)
-	if owed := a.owed(); len(owed) != 1 || owed[0] != rec.DiffID {
-		t.Errorf("owed: %v", owed)
+	a.member.recall(t.Context(), st)
+	if left := a.pendingUploads(); len(left) != 1 || left[0] != rec.DiffID {
+		t.Errorf("owed: %v", left)
 	}
-	a.site.store.Store(small)
-	a.site.giveOwed(t.Context())
-	if owed := a.owed(); len(owed) != 1 || small.Has(t.Context(), rec.DiffID) {
-		t.Errorf("there is no room, and owed is %v", owed)
+	a.member.store.Store(small)
+	a.member.giveRefused(t.Context())
+	if left := a.pendingUploads(); len(left) != 1 || small.Has(t.Context(), rec.DiffID) {
+		t.Errorf("there is no room, and owed is %v", left)
 	}
 	if drafts, err := filepath.Glob(filepath.Join(s.store, "fill", "*")); err != nil || len(drafts) > 0 {
 		t.Errorf("begun: %v, %v", drafts, err)
 	}
-	a.site.store.Store(st)
-	a.site.giveOwed(t.Context())
-	if owed := a.owed(); len(owed) != 0 || !st.Has(t.Context(), rec.DiffID) ||
-		len(loadDebts(a.site.cfg.Owed)) != 0 {
-		t.Errorf("owed: %v", owed)
+	a.member.store.Store(st)
+	a.member.giveRefused(t.Context())
+	if left := a.pendingUploads(); len(left) != 0 || !st.Has(t.Context(), rec.DiffID) ||
+		len(loadPending(a.member.cfg.Pending)) != 0 {
+		t.Errorf("owed: %v", left)
 	}
 }
 
-// What is owed waits while the store is above its high watermark: it would be evicted at once, and be owed no
-// more.
-func TestOwedIsNotGivenToBeEvicted(t *testing.T) {
-	s := newSiteBed(t)
+// What is pending waits while the store is above its high watermark: it would be evicted at once, and be
+// pending no more.
+func TestPendingIsNotGivenToBeEvicted(t *testing.T) {
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	var kept int64
 	var owed *pop.Layer
@@ -69,48 +69,48 @@ func TestOwedIsNotGivenToBeEvicted(t *testing.T) {
 		kept += owed.Size
 	}
 	kept -= owed.Size
-	a.eventually("nothing is owed", func() bool { return len(loadDebts(a.site.cfg.Owed)) == 0 })
+	a.eventually("nothing is pending", func() bool { return len(loadPending(a.member.cfg.Pending)) == 0 })
 	a.must(s.hide(owed.DiffID))
-	a.site.later(owed.DiffID)
+	a.member.later(owed.DiffID)
 	for capacity, gives := range map[int64]bool{kept + kept/50: false, 2 * kept: true} {
 		st, err := pop.OpenStore(t.Context(),
-			pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.site.cfg.Coord, Node: "a", Grace: time.Second,
+			pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.member.cfg.Coord, Node: "a", Grace: time.Second,
 				Capacity: capacity})
 		a.must(err)
 		a.must(st.Room(t.Context(), owed.Size))
-		a.site.store.Store(st)
-		a.site.giveOwed(t.Context())
-		if st.Has(t.Context(), owed.DiffID) != gives || len(a.owed()) == 0 != gives {
+		a.member.store.Store(st)
+		a.member.giveRefused(t.Context())
+		if st.Has(t.Context(), owed.DiffID) != gives || len(a.pendingUploads()) == 0 != gives {
 			t.Errorf("of %d bytes a store has %d, and what is owed is given to it: %v", capacity, kept, !gives)
 		}
 		if gives {
 			a.must(s.hide(owed.DiffID))
-			a.site.later(owed.DiffID)
+			a.member.later(owed.DiffID)
 		}
 	}
 }
 
 // What the store had and was evicted does not come back by itself.
 func TestEvictedIsNotRecalled(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	id := a.published(a.bring(a.push("app", 1))[0].Layer.DiffID).DiffID
-	a.eventually("nothing is owed", func() bool { return len(loadDebts(a.site.cfg.Owed)) == 0 })
-	a.eventually("the hub is settled", func() bool { ok, _ := a.site.cfg.Coord.Settled(t.Context()); return ok })
-	done, err := a.site.Prune(t.Context(), a.inUse)
+	a.eventually("nothing is pending", func() bool { return len(loadPending(a.member.cfg.Pending)) == 0 })
+	a.eventually("the hub is settled", func() bool { ok, _ := a.member.cfg.Coord.Settled(t.Context()); return ok })
+	done, err := a.member.Prune(t.Context(), a.inUse)
 	if err != nil || len(done.Layers) != 1 {
 		t.Fatalf("evicted: %+v, %v", done, err)
 	}
 	a.ends()
-	a.site.recall(t.Context(), a.site.usable())
-	if owed := a.owed(); len(owed) != 0 || a.site.usable().Has(t.Context(), id) {
-		t.Errorf("owed: %v", owed)
+	a.member.recall(t.Context(), a.member.usable())
+	if left := a.pendingUploads(); len(left) != 0 || a.member.usable().Has(t.Context(), id) {
+		t.Errorf("owed: %v", left)
 	}
 }
 
 // A layer that is evicted and published anew while another node has it attached was not damaged.
 func TestEvictedIsNotReplaced(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1)
 	id := a.bring(p)[0].Layer.DiffID
@@ -126,76 +126,76 @@ func TestEvictedIsNotReplaced(t *testing.T) {
 	if at() != filepath.Base(was.Data()) {
 		t.Fatalf("b has it at %q", at())
 	}
-	b.must(b.site.usable().Unuse(t.Context(), id)) // its mark is lost
-	a.eventually("the hub is settled", func() bool { ok, _ := a.site.cfg.Coord.Settled(t.Context()); return ok })
-	done, err := a.site.Prune(t.Context(), a.inUse)
+	b.must(b.member.usable().Unuse(t.Context(), id)) // its reference is lost
+	a.eventually("the hub is settled", func() bool { ok, _ := a.member.cfg.Coord.Settled(t.Context()); return ok })
+	done, err := a.member.Prune(t.Context(), a.inUse)
 	if err != nil || len(done.Layers) != 1 {
 		t.Fatalf("evicted: %+v, %v", done, err)
 	}
 	b.eventually("it is in the store again", func() bool {
-		now, err := b.site.usable().Record(t.Context(), id)
+		now, err := b.member.usable().Record(t.Context(), id)
 		return err == nil && now.Name != was.Name
 	})
 	b.eventually("it is not where it was", func() bool { return at() != filepath.Base(was.Data()) })
-	b.eventually("b is done with it", func() bool { return b.site.begins(id) })
-	if b.site.Stats().Replaced != 0 || len(b.replaced) != 0 {
-		t.Errorf("%d were replaced: %v", b.site.Stats().Replaced, b.replaced)
+	b.eventually("b is done with it", func() bool { return b.member.begins(id) })
+	if b.member.Stats().Replaced != 0 || len(b.replaced) != 0 {
+		t.Errorf("%d were replaced: %v", b.member.Stats().Replaced, b.replaced)
 	}
 }
 
-// ends is what becomes of a node's memory of what it owes when it ends, and another process begins.
-func (n *siteNode) ends() {
-	n.site.uploads.mu.Lock()
-	defer n.site.uploads.mu.Unlock()
-	n.site.owed, n.site.debts = map[digest.Digest]bool{}, loadDebts(n.site.cfg.Owed)
+// ends is what becomes of a node's memory of what is pending when it ends, and another process begins.
+func (n *popNode) ends() {
+	n.member.uploads.mu.Lock()
+	defer n.member.uploads.mu.Unlock()
+	n.member.refused, n.member.pending = map[digest.Digest]bool{}, loadPending(n.member.cfg.Pending)
 }
 
-func (n *siteNode) owed() []digest.Digest {
-	n.site.uploads.mu.Lock()
-	defer n.site.uploads.mu.Unlock()
-	return slices.Collect(maps.Keys(n.site.owed))
+func (n *popNode) pendingUploads() []digest.Digest {
+	n.member.uploads.mu.Lock()
+	defer n.member.uploads.mu.Unlock()
+	return slices.Collect(maps.Keys(n.member.refused))
 }
 
 // What a tag was resolved to while the store was away is not given up for what the store says, which is
 // older; and it is told when the store is back, unless another node has resolved it since.
 func TestResolvedWhileAway(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	now := func(tag string) digest.Digest {
-		return a.site.catalog.Get(a.ref(tag)).Desc.Digest
+		return a.member.catalog.Get(a.ref(tag)).Desc.Digest
 	}
-	st := a.site.usable()
+	st := a.member.usable()
 	for _, since := range []bool{false, true} {
 		old := a.push("app", 1, 2)
 		a.bring(old)
 		a.eventually("it is told", func() bool {
 			_, err := st.Resolved(t.Context(), old.Ref)
-			return err == nil && len(a.site.untoldNow()) == 0
+			return err == nil && len(a.member.untoldNow()) == 0
 		})
 		was := now(old.Ref)
-		a.site.store.Store(nil)
+		a.member.store.Store(nil)
 		a.bring(a.push("app", 1, 3))
 		new := now(old.Ref)
 		if was == new {
 			t.Fatal("the tag means the same")
 		}
-		a.site.store.Store(st)
-		a.site.heard(t.Context(), pop.Event{Kind: pop.Resync})
+		a.member.store.Store(st)
+		a.member.heard(t.Context(), pop.Event{Kind: pop.Resync})
 		if now(old.Ref) != new {
 			t.Error("the tag means what it did before")
 		}
-		for _, r := range a.site.untoldNow() {
+		for _, r := range a.member.untoldNow() {
 			r.at = r.at.Add(-time.Hour)
 			if !since { // nobody has
 				a.must(os.Chtimes(imageFile(t, s.store), time.Time{}, r.at.Add(-time.Hour)))
 			}
 		}
-		a.site.tellAll(t.Context())
+		a.member.tellAll(t.Context())
 		want := new
 		if since {
 			want = was
 		}
-		if len(a.site.untoldNow()) != 0 || now(old.Ref) != want {
+		if len(a.member.untoldNow()) != 0 || now(old.Ref) != want {
 			t.Errorf("resolved by another node since: %v, and it is %v", since, now(old.Ref))
 		}
 		b, err := st.Image(t.Context(), old.Ref)
@@ -209,24 +209,24 @@ func TestResolvedWhileAway(t *testing.T) {
 // What was removed since it was resolved does not come back with what another node has resolved, and a PoP
 // without a store remembers nothing.
 func TestResolvedAndRemoved(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	p := a.push("app", 1)
 	a.bring(p)
-	a.eventually("it is told", func() bool { return len(a.site.untoldNow()) == 0 })
-	ref, catalog := a.ref(p.Ref), a.site.catalog
+	a.eventually("it is told", func() bool { return len(a.member.untoldNow()) == 0 })
+	ref, catalog := a.ref(p.Ref), a.member.catalog
 	old := *catalog.Get(ref)
 	old.Desc.Digest = digest.FromString("an older one")
 	a.must(catalog.Forget(ref))
-	a.site.names.mu.Lock()
-	a.site.untold[ref.String()] = &resolution{&old, time.Now().Add(-time.Hour)}
-	a.site.names.mu.Unlock()
-	a.site.tellAll(t.Context())
-	if catalog.Get(ref) != nil || len(a.site.untoldNow()) != 0 {
+	a.member.names.mu.Lock()
+	a.member.untold[ref.String()] = &resolution{&old, time.Now().Add(-time.Hour)}
+	a.member.names.mu.Unlock()
+	a.member.tellAll(t.Context())
+	if catalog.Get(ref) != nil || len(a.member.untoldNow()) != 0 {
 		t.Errorf("it is back: %v", catalog.Get(ref))
 	}
-	a.site.cfg.Store = nil
-	if a.site.resolved(&old); len(a.site.untoldNow()) != 0 {
+	a.member.cfg.Store = nil
+	if a.member.resolved(&old); len(a.member.untoldNow()) != 0 {
 		t.Error("what nobody can be told is remembered")
 	}
 }
@@ -250,16 +250,16 @@ func imageFile(t *testing.T, store string) string {
 
 // A layer that the store is to get is pending; once that would not take it, it may go from a full cache.
 func TestPending(t *testing.T) {
-	s := newSiteBed(t)
+	s := newPoPBed(t)
 	a := s.node("a", nil)
 	id := a.published(a.bring(a.push("app", 1))[0].Layer.DiffID).DiffID
-	pending := func() [2]bool { return [2]bool{a.site.Pending(id, false), a.site.Pending(id, true)} }
-	a.eventually("nothing is owed", func() bool { return pending() == [2]bool{} })
-	a.site.owes(id)
+	pending := func() [2]bool { return [2]bool{a.member.Pending(id, false), a.member.Pending(id, true)} }
+	a.eventually("nothing is pending", func() bool { return pending() == [2]bool{} })
+	a.member.expects(id)
 	if got := pending(); got != [2]bool{true, true} {
 		t.Errorf("on its way: %v", got)
 	}
-	a.site.later(id) // the store has no room, or is away
+	a.member.later(id) // the store has no room, or is away
 	if got := pending(); got != [2]bool{true, false} {
 		t.Errorf("refused: %v", got)
 	}

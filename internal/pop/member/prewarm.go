@@ -17,66 +17,67 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// What other nodes of the PoP deploy again and again is made ready here while nothing is being deployed: the
+// What other nodes of the PoP deploy again and again is prewarmed here while nothing is being deployed: the
 // image's documents and its layers' indexes are copied, and containerd is told of it. Its layers are
-// attached, mounted and marked as any others, until the store needs room. Then they rest: they are neither
-// mounted nor marked. So they keep nothing in the store, and may be evicted; whoever mounts one marks it
-// first and looks whether it is still there, in the files that it was attached from (rouse).
+// attached, mounted and referenced as any others, until the store needs room. Then they are deactivated:
+// neither mounted nor referenced. So they keep nothing in the store, and may be evicted; whoever mounts one
+// references it first and looks whether it is still there, in the files that it was attached from (activate).
 
-// prewarmer makes images ready that other nodes deploy.
+// prewarmer prewarms images that other nodes deploy.
 type prewarmer struct {
 	*common
-	ready *prepared // what rests, and why; nil: nothing does
+	prewarmed *prewarmed // nil: nothing is
 }
 
-// PrewarmConfig says how images are made ready. All of it is required but Path and Processors.
+// PrewarmConfig says how images are prewarmed. All of it is required but Path and Processors.
 type PrewarmConfig struct {
 	Images int // so many at most; below 1 none
 	// After is how many deployments on other nodes make an image worth it; 0 is 2.
 	After      int
 	Engine     Engine
 	Processors Processors // nil: nobody knows how busy they are
-	// Path is the file that remembers which images were made ready; "" remembers none.
+	// Path is the file that remembers which images were prewarmed; "" remembers none.
 	Path string
 }
 
 const (
-	// prepareRest is for how long nothing must have happened here, or been published, before an image is made
-	// ready.
-	prepareRest = 500 * time.Millisecond
-	// prepareAfter is PrewarmConfig.After unless it is given: most images are deployed once, a few of them
+	// prewarmQuiet is for how long nothing must have happened here, or been published, before an image is
+	// prewarmed.
+	prewarmQuiet = 500 * time.Millisecond
+	// prewarmAfter is PrewarmConfig.After unless it is given: most images are deployed once, a few of them
 	// nearly always.
-	prepareAfter = 2
+	prewarmAfter = 2
 	// Nor must anything have waited for a processor for more than quietShare of that time, for which is waited
-	// quietMost at most: on a node that is never idle images are made ready all the same.
+	// quietMost at most: on a node that is never idle images are prewarmed all the same.
 	quietShare = 0.25
 	quietMost  = 10 * time.Second
-	// After an image that took t there is a pause of prepareShare times t, so that getting ready takes a
-	// twentieth of the time, at most prepareMost: what takes longer than half a second waits for most of it.
-	prepareShare = 19
-	prepareMost  = 10 * time.Second
-	// prepareAgain is the pause before an image is looked at again that was not whole in the store, prepareAge
+	// After an image that took t there is a pause of prewarmShare times t, so that prewarming takes a
+	// twentieth of the time, at most prewarmMost: what takes longer than half a second waits for most of it.
+	prewarmShare = 19
+	prewarmMost  = 10 * time.Second
+	// prewarmAgain is the pause before an image is looked at again that was not whole in the store, prewarmAge
 	// for how long.
-	prepareAgain = 5 * time.Second
-	prepareAge   = 30 * time.Minute
+	prewarmAgain = 5 * time.Second
+	prewarmAge   = 30 * time.Minute
 	maxDemand    = 256 // images
-	// maxReadyIndex is how many bytes of indexes may be ready: beyond it one image goes for each that comes.
-	maxReadyIndex = 64 << 20
+	// maxPrewarmedIndex is how many bytes of indexes prewarmed images may have: beyond it one image goes for
+	// each that comes.
+	maxPrewarmedIndex = 64 << 20
 )
 
-// prepared is what is ready here, and what is to be. The methods of nil do nothing.
-type prepared struct {
+// prewarmed is what is prewarmed here, and what is to be. The methods of nil do nothing.
+type prewarmed struct {
 	cfg  PrewarmConfig
 	news chan struct{} // has one when there is something to look at
 
 	saving sync.Mutex
-	// held by letRest: of two at once each could take for its own what the other has found busy
+	// held by deactivate: of two at once each could take for its own what the other has found busy
 	letting sync.Mutex
 	mu      sync.Mutex
-	demand  []demand // for images that are not ready; what was deployed last is last
-	// that are ready, or are being made so; what was deployed elsewhere last is last
-	images []image.Reference
-	rest   map[digest.Digest]bool // attached, and neither mounted nor marked
+	demand  []demand // for images that are not prewarmed; what was deployed last is last
+	// that are prewarmed, or are being; what was deployed elsewhere last is last
+	images   []image.Reference
+	inactive map[digest.Digest]bool // attached, and neither mounted nor referenced
 }
 
 // demand is how often other nodes have deployed an image.
@@ -86,9 +87,9 @@ type demand struct {
 	since time.Time // when that was often enough; zero before
 }
 
-func newPrepared(cfg PrewarmConfig) *prepared {
-	cfg.After = cmp.Or(cfg.After, prepareAfter)
-	r := &prepared{cfg: cfg, news: make(chan struct{}, 1), rest: map[digest.Digest]bool{}}
+func newPrewarmed(cfg PrewarmConfig) *prewarmed {
+	cfg.After = cmp.Or(cfg.After, prewarmAfter)
+	r := &prewarmed{cfg: cfg, news: make(chan struct{}, 1), inactive: map[digest.Digest]bool{}}
 	var refs []string
 	if b, err := os.ReadFile(cfg.Path); err == nil && json.Unmarshal(b, &refs) == nil {
 		for _, s := range refs {
@@ -100,8 +101,9 @@ func newPrepared(cfg PrewarmConfig) *prepared {
 	return r
 }
 
-// save writes down which images are ready. A file that is lost costs some marks: what it named stays in use.
-func (r *prepared) save() {
+// save writes down which images are prewarmed. A file that is lost costs some references: what it named stays
+// in use.
+func (r *prewarmed) save() {
 	r.saving.Lock()
 	defer r.saving.Unlock()
 	r.mu.Lock()
@@ -118,21 +120,21 @@ func (r *prepared) save() {
 // demanded notes that a node has deployed an image. What is here, or on its way, is not counted: if it is
 // removed, that was asked for.
 func (s *prewarmer) demanded(e pop.Event) {
-	if s.ready == nil || e.Node == s.cfg.Node {
+	if s.prewarmed == nil || e.Node == s.cfg.Node {
 		return
 	}
-	s.ready.stays(e.Key)
+	s.prewarmed.stays(e.Key)
 	if ref, err := image.ParseReference(e.Key); err == nil {
 		if img := s.catalog.Get(ref); img != nil &&
 			(s.node.Have(img) || slices.ContainsFunc(idsOf(img), s.holds.Held)) {
 			return
 		}
 	}
-	s.ready.heard(e, s.cfg.Node)
+	s.prewarmed.heard(e, s.cfg.Node)
 }
 
-// stays moves an image that is ready behind the others: it is taken back last.
-func (r *prepared) stays(ref string) {
+// stays moves a prewarmed image behind the others: it is taken back last.
+func (r *prewarmed) stays(ref string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if i := slices.IndexFunc(r.images, func(have image.Reference) bool { return have.String() == ref }); i >= 0 {
@@ -142,7 +144,7 @@ func (r *prepared) stays(ref string) {
 }
 
 // heard counts what other nodes have deployed, and looks what of it may be whole in the store now.
-func (r *prepared) heard(e pop.Event, self string) {
+func (r *prewarmed) heard(e pop.Event, self string) {
 	if r == nil || r.cfg.Images < 1 || e.Node == self && e.Kind == pop.Deployed {
 		return
 	}
@@ -162,7 +164,7 @@ func (r *prepared) heard(e pop.Event, self string) {
 }
 
 // deployed is called with mu held.
-func (r *prepared) deployed(ref string) {
+func (r *prewarmed) deployed(ref string) {
 	d := demand{ref: ref}
 	if i := r.demandFor(ref); i >= 0 {
 		d = r.demand[i]
@@ -176,12 +178,12 @@ func (r *prepared) deployed(ref string) {
 }
 
 // demandFor is called with mu held.
-func (r *prepared) demandFor(ref string) int {
+func (r *prewarmed) demandFor(ref string) int {
 	return slices.IndexFunc(r.demand, func(d demand) bool { return d.ref == ref })
 }
 
-// wanted are the images that are worth being made ready. It is called with mu held.
-func (r *prepared) wanted() (all []demand) {
+// wanted are the images that are worth being prewarmed. It is called with mu held.
+func (r *prewarmed) wanted() (all []demand) {
 	for _, d := range r.demand {
 		if d.times >= r.cfg.After {
 			all = append(all, d)
@@ -191,7 +193,7 @@ func (r *prepared) wanted() (all []demand) {
 }
 
 // met forgets the demand for an image.
-func (r *prepared) met(ref string) {
+func (r *prewarmed) met(ref string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if i := r.demandFor(ref); i >= 0 {
@@ -199,36 +201,36 @@ func (r *prepared) met(ref string) {
 	}
 }
 
-// rests reports whether a layer is attached without a mark.
-func (r *prepared) rests(id digest.Digest) bool {
+// isInactive reports whether a layer is attached without a reference.
+func (r *prewarmed) isInactive(id digest.Digest) bool {
 	if r == nil {
 		return false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.rest[id]
+	return r.inactive[id]
 }
 
-// resting are those of the layers that rest.
-func (r *prepared) resting(ids []digest.Digest) []digest.Digest {
-	return slices.DeleteFunc(slices.Clone(ids), func(id digest.Digest) bool { return !r.rests(id) })
+// inactiveOf are those of the layers that are inactive.
+func (r *prewarmed) inactiveOf(ids []digest.Digest) []digest.Digest {
+	return slices.DeleteFunc(slices.Clone(ids), func(id digest.Digest) bool { return !r.isInactive(id) })
 }
 
-func (r *prepared) setRest(id digest.Digest, rests bool) {
+func (r *prewarmed) setInactive(id digest.Digest, inactive bool) {
 	if r == nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if rests {
-		r.rest[id] = true
+	if inactive {
+		r.inactive[id] = true
 	} else {
-		delete(r.rest, id)
+		delete(r.inactive, id)
 	}
 }
 
 // adopt notes that an image is deployed here: it stays as any other.
-func (r *prepared) adopt(img *image.Image) {
+func (r *prewarmed) adopt(img *image.Image) {
 	if r == nil {
 		return
 	}
@@ -236,8 +238,8 @@ func (r *prepared) adopt(img *image.Image) {
 	r.drop(img.Ref)
 }
 
-// drop takes an image from those that are ready.
-func (r *prepared) drop(ref image.Reference) {
+// drop takes an image from those that are prewarmed.
+func (r *prewarmed) drop(ref image.Reference) {
 	r.mu.Lock()
 	n := len(r.images)
 	r.images = slices.DeleteFunc(r.images, func(have image.Reference) bool {
@@ -250,15 +252,16 @@ func (r *prepared) drop(ref image.Reference) {
 	}
 }
 
-// rouse marks those of the layers that rest. It detaches, and returns, those that are not there any more, in
-// the files that they were attached from.
-func (s *prewarmer) rouse(ctx context.Context, st *pop.Store, layers []digest.Digest) map[digest.Digest]bool {
-	ids := s.ready.resting(layers)
+// activate references those of the layers that are inactive. It detaches, and returns, those that are not
+// there any more, in the files that they were attached from.
+func (s *prewarmer) activate(ctx context.Context, st *pop.Store,
+	layers []digest.Digest) map[digest.Digest]bool {
+	ids := s.prewarmed.inactiveOf(layers)
 	if len(ids) == 0 {
 		return nil
 	}
 	defer s.lockAll(ids)()
-	if ids = s.ready.resting(layers); len(ids) == 0 {
+	if ids = s.prewarmed.inactiveOf(layers); len(ids) == 0 {
 		return nil
 	}
 	have, err := st.UseAll(ctx, st.Glances(ctx, ids))
@@ -274,58 +277,60 @@ func (s *prewarmer) rouse(ctx context.Context, st *pop.Store, layers []digest.Di
 		} else if perr == nil {
 			s.attacher.prove(id)
 		}
-		s.ready.setRest(id, false) // who sees that sees what was detached, too
+		s.prewarmed.setInactive(id, false) // who sees that sees what was detached, too
 	}
 	return left
 }
 
-// rouseOne is rouse of a layer that is about to be mounted. It reports whether that may be.
-func (s *prewarmer) rouseOne(ctx context.Context, l *layer.Layer) bool {
-	if s.ready == nil {
+// activateOne is activate of a layer that is about to be mounted. It reports whether that may be.
+func (s *prewarmer) activateOne(ctx context.Context, l *layer.Layer) bool {
+	if s.prewarmed == nil {
 		return true
 	}
-	if s.ready.rests(l.DiffID) {
+	if s.prewarmed.isInactive(l.DiffID) {
 		st := s.usable()
 		if st == nil {
 			return false
 		}
-		s.rouse(ctx, st, []digest.Digest{l.DiffID})
+		s.activate(ctx, st, []digest.Digest{l.DiffID})
 	}
 	now, err := s.layers.Peek(l.DiffID) // somebody else may have found that it is gone
 	return err == nil && now.At == l.At
 }
 
-// letRest has layers rest that nothing needs mounted, and returns how many.
-func (s *prewarmer) letRest(ctx context.Context, st *pop.Store, ids []digest.Digest) (int, error) {
-	s.ready.letting.Lock()
-	defer s.ready.letting.Unlock()
-	var rest []digest.Digest
+// deactivate unmounts layers that nothing needs mounted, gives their references back, and returns how many.
+func (s *prewarmer) deactivate(ctx context.Context, st *pop.Store, ids []digest.Digest) (int, error) {
+	s.prewarmed.letting.Lock()
+	defer s.prewarmed.letting.Unlock()
+	var idle []digest.Digest
 	for _, id := range ids {
 		if l, err := s.layers.Peek(id); err == nil && l.At != "" && !s.holds.Held(id) {
-			s.ready.setRest(id, true) // from here on who mounts it marks it
-			rest = append(rest, id)
+			s.prewarmed.setInactive(id, true) // from here on who mounts it references it
+			idle = append(idle, id)
 		}
 	}
-	busy, err := s.cfg.Prepare.Engine.Unmount(ctx, rest...)
+	busy, err := s.cfg.Prewarm.Engine.Unmount(ctx, idle...)
 	for _, id := range busy {
-		s.ready.setRest(id, false)
+		s.prewarmed.setInactive(id, false)
 	}
-	defer s.lockAll(rest)()
-	rest = slices.DeleteFunc(rest, func(id digest.Digest) bool { return !s.ready.rests(id) }) // roused meanwhile
-	if len(rest) == 0 {
+	defer s.lockAll(idle)()
+	idle = slices.DeleteFunc(idle, func(id digest.Digest) bool { // activated meanwhile
+		return !s.prewarmed.isInactive(id)
+	})
+	if len(idle) == 0 {
 		return 0, err
 	}
-	return len(rest), errors.Join(err, st.Unuse(ctx, rest...))
+	return len(idle), errors.Join(err, st.Unuse(ctx, idle...))
 }
 
-// restIdle has those layers rest that have not been used for idle and that no container stands on, whichever
-// image has them: the older half, or what there is. The store needs room.
-func (s *prewarmer) restIdle(ctx context.Context, st *pop.Store, idle time.Duration) (err error) {
-	if s.ready == nil {
+// deactivateIdle deactivates those layers that have not been used for idle and that no container stands on,
+// whichever image has them: the older half, or what there is. The store needs room.
+func (s *prewarmer) deactivateIdle(ctx context.Context, st *pop.Store, idle time.Duration) (err error) {
+	if s.prewarmed == nil {
 		return nil
 	}
 	layers := slices.DeleteFunc(s.layers.Layers(), func(l *layer.Layer) bool {
-		return l.At == "" || time.Since(l.Used()) < idle || s.ready.rests(l.DiffID)
+		return l.At == "" || time.Since(l.Used()) < idle || s.prewarmed.isInactive(l.DiffID)
 	})
 	slices.SortFunc(layers, func(a, b *layer.Layer) int { return a.Used().Compare(b.Used()) })
 	for want := (len(layers) + 1) / 2; want > 0 && len(layers) > 0; {
@@ -333,31 +338,31 @@ func (s *prewarmer) restIdle(ctx context.Context, st *pop.Store, idle time.Durat
 		for _, l := range layers[:min(want, len(layers))] {
 			ids = append(ids, l.DiffID)
 		}
-		n, rerr := s.letRest(ctx, st, ids)
+		n, rerr := s.deactivate(ctx, st, ids)
 		err = errors.Join(err, rerr)
 		want, layers = want-n, layers[len(ids):]
 	}
 	return err
 }
 
-// prepareAll makes ready what others deploy, one image after the other, until ctx ends.
-func (s *prewarmer) prepareAll(ctx context.Context) {
+// prewarmAll prewarms what others deploy, one image after the other, until ctx ends.
+func (s *prewarmer) prewarmAll(ctx context.Context) {
 	for {
 		again := time.Duration(1<<63 - 1)
-		if len(s.ready.wishes()) > 0 {
-			again = prepareAgain
+		if len(s.prewarmed.wishes()) > 0 {
+			again = prewarmAgain
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.ready.news:
+		case <-s.prewarmed.news:
 		case <-time.After(again):
 		}
-		for _, d := range slices.Backward(s.ready.wishes()) { // the newest first
+		for _, d := range slices.Backward(s.prewarmed.wishes()) { // the newest first
 			if !s.quiet(ctx) {
 				return
 			}
-			if !s.ready.wishesFor(d.ref) { // it was deployed here meanwhile, and perhaps removed
+			if !s.prewarmed.wishesFor(d.ref) { // it was deployed here meanwhile, and perhaps removed
 				continue
 			}
 			if st := s.usable(); st == nil || s.layers.Unpacks() {
@@ -369,35 +374,35 @@ func (s *prewarmer) prepareAll(ctx context.Context) {
 	}
 }
 
-// wishes are the images that are worth being made ready.
-func (r *prepared) wishes() []demand {
+// wishes are the images that are worth being prewarmed.
+func (r *prewarmed) wishes() []demand {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.wanted()
 }
 
-// wishesFor reports whether an image is still worth being made ready.
-func (r *prepared) wishesFor(ref string) bool {
+// wishesFor reports whether an image is still worth being prewarmed.
+func (r *prewarmed) wishesFor(ref string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i := r.demandFor(ref)
 	return i >= 0 && r.demand[i].times >= r.cfg.After
 }
 
-// grant makes an image ready, if that is possible now, and pauses; false is the end of ctx.
+// grant prewarms an image, if that is possible now, and pauses; false is the end of ctx.
 func (s *prewarmer) grant(ctx context.Context, st *pop.Store, d demand) bool {
 	began := time.Now()
-	done, err := s.prepare(ctx, st, d.ref)
+	done, err := s.prewarm(ctx, st, d.ref)
 	if err != nil {
 		s.log.Debug("an image is not made ready", "image", d.ref, "err", err)
 	}
-	if done || time.Since(d.since) > prepareAge {
-		s.ready.met(d.ref)
+	if done || time.Since(d.since) > prewarmAge {
+		s.prewarmed.met(d.ref)
 	}
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(min(prepareShare*time.Since(began), prepareMost)):
+	case <-time.After(min(prewarmShare*time.Since(began), prewarmMost)):
 		return true
 	}
 }
@@ -406,7 +411,7 @@ func (s *prewarmer) grant(ctx context.Context, st *pop.Store, d demand) bool {
 // end of ctx.
 func (s *prewarmer) quiet(ctx context.Context) bool {
 	waited := func() time.Duration { return 0 }
-	if p := s.cfg.Prepare.Processors; p != nil {
+	if p := s.cfg.Prewarm.Processors; p != nil {
 		waited = p.Waited
 	}
 	began := time.Now()
@@ -414,14 +419,14 @@ func (s *prewarmer) quiet(ctx context.Context) bool {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(prepareRest / 5):
+		case <-time.After(prewarmQuiet / 5):
 		}
 		now, sum := time.Now(), waited()
 		pressed := float64(sum-before) > quietShare*float64(now.Sub(at)) && now.Sub(began) < quietMost
 		at, before = now, sum
 		if s.holds.Busy() || pressed {
 			since = now
-		} else if now.Sub(since) >= prepareRest {
+		} else if now.Sub(since) >= prewarmQuiet {
 			return true
 		}
 	}
@@ -434,9 +439,9 @@ func idsOf(img *image.Image) (ids []digest.Digest) {
 	return ids
 }
 
-// prepare makes an image ready if the store has all of it. It reports whether there is no more to be done
+// prewarm prewarms an image if the store has all of it. It reports whether there is no more to be done
 // about it.
-func (s *prewarmer) prepare(ctx context.Context, st *pop.Store, ref string) (done bool, err error) {
+func (s *prewarmer) prewarm(ctx context.Context, st *pop.Store, ref string) (done bool, err error) {
 	if r, err := image.ParseReference(ref); err != nil {
 		return true, err
 		// it is what the PoP has: see refresh
@@ -459,11 +464,11 @@ func (s *prewarmer) prepare(ctx context.Context, st *pop.Store, ref string) (don
 		s.relinquish(ctx, img)
 		return false, err
 	}
-	for _, gone := range s.ready.surplus(s.indexes()) {
-		s.unready(ctx, gone)
+	for _, gone := range s.prewarmed.surplus(s.indexes()) {
+		s.withdraw(ctx, gone)
 	}
 	if s.isPressed() {
-		s.restReady(context.WithoutCancel(ctx), st)
+		s.deactivatePrewarmed(context.WithoutCancel(ctx), st)
 	}
 	return true, nil
 }
@@ -474,33 +479,33 @@ func (s *prewarmer) introduce(ctx context.Context, img *image.Image) error {
 	if !s.node.Have(img) {
 		return errors.New("not all of its layers could be attached")
 	}
-	s.ready.note(img.Ref)
+	s.prewarmed.note(img.Ref)
 	if s.holds.Busy() { // who deploys it now may have looked before
-		s.ready.drop(img.Ref)
+		s.prewarmed.drop(img.Ref)
 		return errors.New("something is deployed here")
 	}
 	err := s.catalog.Put(img)
 	if err == nil {
-		err = s.cfg.Prepare.Engine.Register(ctx, img)
+		err = s.cfg.Prewarm.Engine.Register(ctx, img)
 	}
 	if err == nil {
 		return nil
 	}
-	if ferr := s.cfg.Prepare.Engine.Forget(context.WithoutCancel(ctx), img.Ref); ferr != nil {
-		return errors.Join(err, ferr) // it stays noted, and its layers rest soon
+	if ferr := s.cfg.Prewarm.Engine.Forget(context.WithoutCancel(ctx), img.Ref); ferr != nil {
+		return errors.Join(err, ferr) // it stays noted, and its layers are deactivated soon
 	}
-	s.ready.drop(img.Ref)
+	s.prewarmed.drop(img.Ref)
 	return err
 }
 
-// relinquish lets go of those layers of an image that was made ready, or nearly, which no image here has.
+// relinquish lets go of those layers of an image that was prewarmed, or nearly, which no image here has.
 func (s *prewarmer) relinquish(ctx context.Context, img *image.Image) {
 	ids := slices.DeleteFunc(idsOf(img), func(id digest.Digest) bool { return len(s.imagesWith(id)) > 0 })
 	st := s.usable()
 	if st == nil {
 		return // they go as others that nothing uses
 	}
-	if _, err := s.letRest(context.WithoutCancel(ctx), st, ids); err != nil {
+	if _, err := s.deactivate(context.WithoutCancel(ctx), st, ids); err != nil {
 		s.log.Debug("layers that were made ready stay in use", "image", img.Ref, "err", err)
 	}
 	for _, id := range ids {
@@ -508,7 +513,7 @@ func (s *prewarmer) relinquish(ctx context.Context, img *image.Image) {
 	}
 }
 
-// survey looks at an image's layers: whether some are not here. The error says why it cannot be made ready
+// survey looks at an image's layers: whether some are not here. The error says why it cannot be prewarmed
 // now.
 func (s *prewarmer) survey(ctx context.Context, st *pop.Store, img *image.Image) (absent bool, err error) {
 	for _, l := range img.Unique() {
@@ -526,43 +531,44 @@ func (s *prewarmer) survey(ctx context.Context, st *pop.Store, img *image.Image)
 	return absent, nil
 }
 
-// restReady has those layers of ready images rest that no other image here has: the store needs room.
-func (s *prewarmer) restReady(ctx context.Context, st *pop.Store) {
-	if s.ready == nil {
+// deactivatePrewarmed deactivates those layers of prewarmed images that no other image here has: the store
+// needs room.
+func (s *prewarmer) deactivatePrewarmed(ctx context.Context, st *pop.Store) {
+	if s.prewarmed == nil {
 		return
 	}
 	var ids []digest.Digest
 	for _, l := range s.layers.Layers() {
-		if l.At != "" && !s.ready.rests(l.DiffID) && s.onlyReady(l.DiffID) {
+		if l.At != "" && !s.prewarmed.isInactive(l.DiffID) && s.onlyPrewarmed(l.DiffID) {
 			ids = append(ids, l.DiffID)
 		}
 	}
 	if len(ids) == 0 {
 		return
 	}
-	if _, err := s.letRest(ctx, st, ids); err != nil {
+	if _, err := s.deactivate(ctx, st, ids); err != nil {
 		s.log.Debug("layers that were made ready stay in use", "err", err)
 	}
 }
 
-// onlyReady reports whether images have the layer, and none of them was deployed here.
-func (s *prewarmer) onlyReady(id digest.Digest) bool {
+// onlyPrewarmed reports whether images have the layer, and none of them was deployed here.
+func (s *prewarmer) onlyPrewarmed(id digest.Digest) bool {
 	refs := s.catalog.RefsWith(id)
 	return len(refs) > 0 &&
-		!slices.ContainsFunc(refs, func(ref image.Reference) bool { return !s.ready.has(ref) })
+		!slices.ContainsFunc(refs, func(ref image.Reference) bool { return !s.prewarmed.has(ref) })
 }
 
 // unused are those layers of an image that is about to be deployed which nothing here has used: they were
-// made ready.
+// prewarmed.
 func (s *prewarmer) unused(img *image.Image) []digest.Digest {
-	if !s.ready.has(img.Ref) {
+	if !s.prewarmed.has(img.Ref) {
 		return nil
 	}
-	return slices.DeleteFunc(idsOf(img), func(id digest.Digest) bool { return !s.onlyReady(id) })
+	return slices.DeleteFunc(idsOf(img), func(id digest.Digest) bool { return !s.onlyPrewarmed(id) })
 }
 
-// has reports whether an image is ready, or is being made so.
-func (r *prepared) has(ref image.Reference) bool {
+// has reports whether an image is prewarmed, or is being.
+func (r *prewarmed) has(ref image.Reference) bool {
 	if r == nil {
 		return false
 	}
@@ -573,8 +579,8 @@ func (r *prepared) has(ref image.Reference) bool {
 	})
 }
 
-// note adds an image to those that are ready.
-func (r *prepared) note(ref image.Reference) {
+// note adds an image to those that are prewarmed.
+func (r *prewarmed) note(ref image.Reference) {
 	r.mu.Lock()
 	r.images = append(slices.DeleteFunc(r.images, func(have image.Reference) bool {
 		return have.String() == ref.String()
@@ -584,10 +590,10 @@ func (r *prepared) note(ref image.Reference) {
 }
 
 // surplus takes out and returns the images that were deployed elsewhere least lately, if there are too many.
-func (r *prepared) surplus(indexes int64) (gone []image.Reference) {
+func (r *prewarmed) surplus(indexes int64) (gone []image.Reference) {
 	r.mu.Lock()
 	n := max(0, len(r.images)-r.cfg.Images)
-	if len(r.images) > 1 && indexes > maxReadyIndex {
+	if len(r.images) > 1 && indexes > maxPrewarmedIndex {
 		n = max(n, 1)
 	}
 	gone, r.images = slices.Clone(r.images[:n]), slices.Clone(r.images[n:])
@@ -598,20 +604,20 @@ func (r *prepared) surplus(indexes int64) (gone []image.Reference) {
 	return gone
 }
 
-// indexes is how many bytes the indexes of layers take that were made ready.
+// indexes is how many bytes the indexes of layers take that were prewarmed.
 func (s *prewarmer) indexes() (sum int64) {
 	for _, l := range s.layers.Layers() {
-		if l.At != "" && s.onlyReady(l.DiffID) {
+		if l.At != "" && s.onlyPrewarmed(l.DiffID) {
 			sum += l.Index
 		}
 	}
 	return sum
 }
 
-// unready takes back that an image was made ready, and lets go of what nothing else has of it.
-func (s *prewarmer) unready(ctx context.Context, ref image.Reference) {
+// withdraw takes back that an image was prewarmed, and lets go of what nothing else has of it.
+func (s *prewarmer) withdraw(ctx context.Context, ref image.Reference) {
 	img := s.catalog.Get(ref)
-	if err := s.cfg.Prepare.Engine.Forget(ctx, ref); err != nil {
+	if err := s.cfg.Prewarm.Engine.Forget(ctx, ref); err != nil {
 		s.log.Debug("an image that was made ready is not forgotten", "image", ref, "err", err)
 		return
 	}
@@ -620,10 +626,10 @@ func (s *prewarmer) unready(ctx context.Context, ref image.Reference) {
 	}
 }
 
-// dismiss detaches a layer that rests.
+// dismiss detaches an inactive layer.
 func (s *prewarmer) dismiss(id digest.Digest) {
 	defer s.lock(id)()
-	if !s.ready.rests(id) {
+	if !s.prewarmed.isInactive(id) {
 		return
 	}
 	if err := s.attacher.Detach(id); err != nil {
@@ -631,19 +637,19 @@ func (s *prewarmer) dismiss(id digest.Digest) {
 	}
 }
 
-// takeBack takes back what was made ready of a layer that has left the store, and reports whether nothing
+// takeBack takes back what was prewarmed of a layer that has left the store, and reports whether nothing
 // here had used it.
 func (s *prewarmer) takeBack(ctx context.Context, id digest.Digest) bool {
-	if st := s.usable(); st != nil && s.ready != nil && !s.ready.rests(id) && s.onlyReady(id) {
-		if _, err := s.letRest(ctx, st, []digest.Digest{id}); err != nil {
+	if st := s.usable(); st != nil && s.prewarmed != nil && !s.prewarmed.isInactive(id) && s.onlyPrewarmed(id) {
+		if _, err := s.deactivate(ctx, st, []digest.Digest{id}); err != nil {
 			s.log.Debug("a layer that was made ready stays in use", "layer", id, "err", err)
 		}
 	}
-	if !s.ready.rests(id) {
+	if !s.prewarmed.isInactive(id) {
 		return false
 	}
 	s.dismiss(id)
-	r := s.ready
+	r := s.prewarmed
 	r.mu.Lock()
 	images := slices.Clone(r.images)
 	r.mu.Unlock()
@@ -651,7 +657,7 @@ func (s *prewarmer) takeBack(ctx context.Context, id digest.Digest) bool {
 		img := s.catalog.Get(ref)
 		if img != nil && slices.Contains(idsOf(img), id) {
 			r.drop(ref)
-			s.unready(ctx, ref)
+			s.withdraw(ctx, ref)
 		}
 	}
 	return true

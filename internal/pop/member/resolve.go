@@ -42,7 +42,7 @@ func (s *names) resolve(ctx context.Context, ref image.Reference, local bool) (*
 	if st == nil || ref.Dgst == "" && !local {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, sitePatience)
+	ctx, cancel := context.WithTimeout(ctx, storePatience)
 	defer cancel()
 	b, err := st.Image(ctx, ref.String())
 	if err != nil {

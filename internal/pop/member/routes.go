@@ -72,7 +72,7 @@ func (s *routes) way(ctx context.Context, b *route, f *layer.Fill) (layer.Way, e
 			s.alone(f)
 			return layer.Way{}, nil
 		}
-		if err := s.rest(ctx, 250*time.Millisecond); err != nil {
+		if err := s.awaitChange(ctx, 250*time.Millisecond); err != nil {
 			return layer.Way{}, err
 		}
 	}
@@ -193,7 +193,7 @@ func (s *routes) follow(ctx context.Context, m pop.Member, b *route, whole bool,
 		case whole:
 			err = fmt.Errorf("%w: %w", err, errNotWhole)
 		default: // it holds the lease and has not begun
-			err = errors.Join(err, s.rest(ctx, 50*time.Millisecond))
+			err = errors.Join(err, s.awaitChange(ctx, 50*time.Millisecond))
 		}
 		cancel(nil)
 		return nil, err

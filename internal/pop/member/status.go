@@ -182,11 +182,11 @@ func (s *Member) Forget(ctx context.Context, node string) error {
 	return st.Forget(ctx, node)
 }
 
-// giveTime is for how long Prune waits for the nodes to let go of what they only have ready.
+// giveTime is for how long Prune waits for the nodes to let go of what they only have prewarmed.
 const giveTime = time.Second
 
 // Prune evicts from the store what no node uses: first it has the nodes let go of what they have no more
-// than ready. What it evicts can come back for the time of grace.
+// than prewarmed. What it evicts can come back for the time of grace.
 func (s *Member) Prune(ctx context.Context, inUse func(digest.Digest) bool) (pop.Eviction, error) {
 	st, err := s.needStore()
 	if err != nil {

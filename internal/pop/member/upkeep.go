@@ -19,7 +19,7 @@ import (
 // upkeep is what this node does for the PoP all the time.
 type upkeep struct {
 	*common
-	keeper pop.Lease // of who keeps house in the store; of Run alone
+	leader pop.Lease // of the GC leader; of Run alone
 	// listened is when other nodes' signs of life were looked at last; of Run alone.
 	listened time.Time
 
@@ -29,17 +29,17 @@ type upkeep struct {
 }
 
 const (
-	siteBeat  = 3 * time.Second  // between two signs of life
-	siteHouse = 20 * time.Second // between two looks for what may go, if Config has nothing else
+	beatEvery    = 3 * time.Second  // between two signs of life
+	collectEvery = 20 * time.Second // between two looks for what may go, if Config has nothing else
 	// idleAttached is how long a layer of the store stays known here that nothing uses; when the store needs
 	// room and finds none, the older half of those go that were idle for idlePressed, and those that images have
-	// here which no container uses rest.
+	// here which no container uses are deactivated.
 	idleAttached = 5 * time.Minute
 	idlePressed  = 5 * time.Second
 )
 
 // rounds is the time between two looks for what may go.
-func (s *common) rounds() time.Duration { return cmp.Or(s.cfg.House, siteHouse) }
+func (s *common) rounds() time.Duration { return cmp.Or(s.cfg.CollectEvery, collectEvery) }
 
 // Run shows the PoP that this node lives, what it has and what it uses, and keeps the store within its
 // bounds, until ctx ends. inUse says which layers containers stand on. It is called once.
@@ -48,18 +48,18 @@ func (s *upkeep) Run(ctx context.Context, inUse func(digest.Digest) bool) error 
 	if err != nil {
 		return err
 	}
-	beat, house := time.NewTicker(siteBeat), time.NewTicker(s.rounds())
+	beat, collect := time.NewTicker(beatEvery), time.NewTicker(s.rounds())
 	defer beat.Stop()
-	defer house.Stop()
+	defer collect.Stop()
 	s.beat(ctx)
 	close(s.tried)
 	var upkeep sync.WaitGroup
-	if s.prewarmer.ready != nil && s.cfg.Prepare.Images > 0 {
-		upkeep.Go(func() { s.prewarmer.prepareAll(ctx) })
+	if s.prewarmer.prewarmed != nil && s.cfg.Prewarm.Images > 0 {
+		upkeep.Go(func() { s.prewarmer.prewarmAll(ctx) })
 	}
 	defer func() {
 		upkeep.Wait()
-		s.leaveHouse(context.WithoutCancel(ctx))
+		s.resign(context.WithoutCancel(ctx))
 	}()
 	busy := make(chan struct{}, 1)
 	for {
@@ -74,12 +74,12 @@ func (s *upkeep) Run(ctx context.Context, inUse func(digest.Digest) bool) error 
 			s.cfg.Audience.Heard(e)
 		case <-beat.C:
 			s.beat(ctx)
-		case <-house.C:
+		case <-collect.C:
 			select {
 			case busy <- struct{}{}: // beats go on beside it
 				upkeep.Go(func() {
 					s.names.tellAll(ctx)
-					s.uploads.giveOwed(ctx)
+					s.uploads.giveRefused(ctx)
 					s.reconcile(ctx, inUse)
 					s.makeRoom(ctx)
 					<-busy
@@ -99,13 +99,13 @@ func (s *upkeep) heard(ctx context.Context, e pop.Event) {
 	case pop.Pressed:
 		s.pressed.Store(time.Now().UnixNano())
 		if st := s.usable(); st != nil {
-			s.work.Go(func() { s.prewarmer.restReady(s.life, st) })
+			s.work.Go(func() { s.prewarmer.deactivatePrewarmed(s.life, st) })
 		}
 	case pop.Evicted, pop.Damaged:
 		if st := s.store.Load(); st != nil && e.Name != "" {
 			st.Shun(e.Name)
 		}
-		if id := digest.Digest(e.Key); s.prewarmer.ready.rests(id) {
+		if id := digest.Digest(e.Key); s.prewarmer.prewarmed.isInactive(id) {
 			s.work.Go(func() { s.prewarmer.takeBack(s.life, id) })
 			break
 		}
@@ -129,7 +129,7 @@ func (s *upkeep) heard(ctx context.Context, e pop.Event) {
 			}
 		}
 	}
-	s.prewarmer.ready.heard(e, s.cfg.Node)
+	s.prewarmer.prewarmed.heard(e, s.cfg.Node)
 	s.wake()
 }
 
@@ -152,7 +152,7 @@ func (s *names) refresh(ctx context.Context, have *image.Image) {
 
 // beat opens the store if that failed before, and shows that the node lives.
 func (s *upkeep) beat(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 2*siteBeat)
+	ctx, cancel := context.WithTimeout(ctx, 2*beatEvery)
 	defer cancel()
 	if s.cfg.Store != nil && s.store.Load() == nil {
 		s.openStore(ctx)
@@ -190,7 +190,7 @@ func (s *upkeep) openStore(ctx context.Context) {
 	}
 }
 
-// revalidate marks again what an earlier process of this node has used of the
+// revalidate references again what an earlier process of this node has used of the
 // store, and forgets what is not there any more.
 func (s *upkeep) revalidate(ctx context.Context, st *pop.Store) {
 	for _, l := range s.layers.Layers() {
@@ -199,8 +199,8 @@ func (s *upkeep) revalidate(ctx context.Context, st *pop.Store) {
 		}
 		unlock := s.lock(l.DiffID)
 		use := st.Use
-		if s.prewarmer.ready.rests(l.DiffID) {
-			use = st.Record // it is marked before it is mounted
+		if s.prewarmer.prewarmed.isInactive(l.DiffID) {
+			use = st.Record // it is referenced before it is mounted
 		}
 		rec, err := use(ctx, l.DiffID)
 		if errors.Is(err, pop.ErrUnknown) || err == nil && s.cfg.Dir.Path(rec.Data()) != l.At {
@@ -287,7 +287,7 @@ func (s *upkeep) reconcile(ctx context.Context, inUse func(digest.Digest) bool) 
 		return
 	}
 	s.unuseIdle(ctx, st, inUse)
-	if s.keeper != nil || time.Since(s.listened) >= siteHouse { // who evicts has to know it well
+	if s.leader != nil || time.Since(s.listened) >= collectEvery { // who evicts has to know it well
 		s.listened = time.Now()
 		if err := st.Listen(ctx); err != nil {
 			s.log.Debug("other nodes' signs of life", "err", err)
@@ -296,15 +296,15 @@ func (s *upkeep) reconcile(ctx context.Context, inUse func(digest.Digest) bool) 
 }
 
 // unuseIdle detaches what of the store nothing here has used for long, or less long when the store needs
-// room, and takes this node's marks from what nothing uses.
+// room, and takes this node's references from what nothing uses.
 func (s *upkeep) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest.Digest) bool) {
 	claimed := s.holds.Claimed(inUse)
 	layers := s.layers.Layers()
 	idle := idleAttached
 	if s.isPressed() {
-		s.prewarmer.restReady(ctx, st)
+		s.prewarmer.deactivatePrewarmed(ctx, st)
 		idle = min(idle, olderHalf(layers))
-		if err := s.prewarmer.restIdle(ctx, st, idlePressed); err != nil {
+		if err := s.prewarmer.deactivateIdle(ctx, st, idlePressed); err != nil {
 			s.log.Debug("layers that no container uses stay in use", "err", err)
 		}
 	}
@@ -354,13 +354,13 @@ func olderHalf(layers []*layer.Layer) time.Duration {
 	return idle[len(idle)/2] - time.Millisecond
 }
 
-// unuse takes this node's marks from those of the layers that are neither attached, nor on their
+// unuse takes this node's references from those of the layers that are neither attached, nor on their
 // way, nor stood on: a container's mount may be older than what is known of the layer.
 func (s *upkeep) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest,
 	claimed func(digest.Digest) bool) error {
 	defer s.lockAll(ids)()
 	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool {
-		if s.prewarmer.ready.rests(id) { // what a failure has left
+		if s.prewarmer.prewarmed.isInactive(id) { // what a failure has left
 			return false
 		}
 		l, err := s.layers.Peek(id)
@@ -372,45 +372,45 @@ func (s *upkeep) unuse(ctx context.Context, st *pop.Store, ids []digest.Digest,
 	return st.Unuse(ctx, ids...)
 }
 
-// keeperLease is of the node that keeps house in the store for all: each look goes through
+// leaderLease is that of the GC leader, which collects garbage in the store for all: each look goes through
 // the whole directory, which on a distributed file system costs every node.
-const keeperLease = "keeper"
+const leaderLease = "keeper"
 
-// keeps says whether this node keeps house, which it does until it is gone.
-func (s *upkeep) keeps(ctx context.Context) bool {
-	if s.keeper != nil {
+// isLeader says whether this node is the GC leader, which it is until it is gone.
+func (s *upkeep) isLeader(ctx context.Context) bool {
+	if s.leader != nil {
 		select {
-		case <-s.keeper.Lost():
+		case <-s.leader.Lost():
 		default:
 			return true
 		}
 	}
 	var err error
-	if s.keeper, err = s.cfg.Coord.Acquire(ctx, keeperLease, 0); err != nil {
-		s.keeper = nil
+	if s.leader, err = s.cfg.Coord.Acquire(ctx, leaderLease, 0); err != nil {
+		s.leader = nil
 	}
-	return s.keeper != nil
+	return s.leader != nil
 }
 
-// leaveHouse lets another node keep house.
-func (s *upkeep) leaveHouse(ctx context.Context) {
-	if s.keeper != nil {
-		if err := s.keeper.Release(ctx); err != nil {
+// resign lets another node be the GC leader.
+func (s *upkeep) resign(ctx context.Context) {
+	if s.leader != nil {
+		if err := s.leader.Release(ctx); err != nil {
 			s.log.Debug("the lease of the store's keeper ends by expiry", "err", err)
 		}
-		s.keeper = nil
+		s.leader = nil
 	}
 }
 
 // makeRoom evicts and deletes in the shared store what its bounds demand, if
-// this node keeps house.
+// this node is the GC leader.
 func (s *upkeep) makeRoom(ctx context.Context) {
 	st := s.usable()
 	if st == nil {
-		s.leaveHouse(ctx)
+		s.resign(ctx)
 		return
 	}
-	if !s.keeps(ctx) {
+	if !s.isLeader(ctx) {
 		return
 	}
 	done, err := s.evict(ctx, st, 0)
@@ -423,6 +423,6 @@ func (s *upkeep) makeRoom(ctx context.Context) {
 		s.log.Info("deleted from the PoP's store", "bytes", n, "err", serr)
 	}
 	if err != nil || serr != nil {
-		s.leaveHouse(ctx) // another may see more of the store
+		s.resign(ctx) // another may see more of the store
 	}
 }

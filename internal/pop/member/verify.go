@@ -315,7 +315,7 @@ func (s *uploads) republish(ctx context.Context, have *layer.Layer) error {
 		if !errors.As(err, &held) {
 			return err
 		}
-		if err := s.rest(ctx, time.Second); err != nil { // its holder publishes it
+		if err := s.awaitChange(ctx, time.Second); err != nil { // its holder publishes it
 			return err
 		}
 	}
