@@ -3,6 +3,7 @@ package deploy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -204,6 +205,10 @@ func (r *run) snapshot(err error) spec.Record {
 		for _, l := range layers {
 			rec.Bytes.PoP += l.From.PoP
 			rec.Bytes.Local += l.From.Local
+			if l.Again {
+				rec.Way.Why = append(slices.Clip(rec.Way.Why),
+					fmt.Sprintf("layer %s was fetched twice: the disk had lost it", l.Layer.Digest))
+			}
 		}
 		rec.Bytes.Registry += r.pull.Fetched()
 		rec.Bytes.PoP += r.pull.Within()

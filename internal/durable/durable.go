@@ -15,6 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrLost is wrapped by the errors of syncs: what was written since the last one that succeeded may not be on
+// the disk, though it can be read, and the kernel does not say so again (fsync(2)). It is to be written anew,
+// into another file; to sync once more is of no use.
+var ErrLost = errors.New("what was written may not have reached the disk")
+
 var (
 	onSync   atomic.Pointer[func(path string)]
 	failSync atomic.Pointer[func(path string) error]
@@ -40,32 +45,30 @@ func FailSync(fn func(path string) error) {
 	failSync.Store(&fn)
 }
 
-// syncing is called before every fsync, which is not done if it returns an error.
-func syncing(path string) error {
+// syncing does one sync of what is at path. EINTR is no answer.
+func syncing(op, path string, sync func() error) error {
 	if fn := onSync.Load(); fn != nil {
 		(*fn)(path)
 	}
+	err := error(unix.EINTR)
 	if fn := failSync.Load(); fn != nil {
-		return (*fn)(path)
+		if ferr := (*fn)(path); ferr != nil {
+			err = ferr
+		}
+	}
+	for err == unix.EINTR {
+		err = sync()
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", &os.PathError{Op: op, Path: path, Err: err}, ErrLost)
 	}
 	return nil
 }
 
-// Sync makes the content and the length of f durable (fdatasync(2)).
+// Sync makes the content and the length of f durable (fdatasync(2)). It tells of each failed write to the
+// file since f was opened, but for those that another Sync of f has told of.
 func Sync(f *os.File) error {
-	if err := syncing(f.Name()); err != nil {
-		return &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
-	}
-	for {
-		err := unix.Fdatasync(int(f.Fd()))
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
-		}
-		return nil
-	}
+	return syncing("fdatasync", f.Name(), func() error { return unix.Fdatasync(int(f.Fd())) })
 }
 
 // WriteFile puts data at path so that, whenever the machine stops, path holds
@@ -107,28 +110,16 @@ func Rename(old, new string) error {
 
 // SyncDir makes the entries of a directory durable.
 func SyncDir(path string) error {
-	if err := syncing(path); err != nil {
-		return &os.PathError{Op: "sync", Path: path, Err: err}
-	}
 	d, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(syncing("fsync", path, func() error { return unix.Fsync(int(d.Fd())) }), d.Close())
 }
 
-// SyncFS makes everything on the file system that path is on durable
-// (syncfs(2)): cheaper than an fsync for each of thousands of files.
-func SyncFS(path string) error {
-	if err := syncing(path); err != nil {
-		return &os.PathError{Op: "sync", Path: path, Err: err}
-	}
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	if err = unix.Syncfs(int(d.Fd())); err != nil {
-		err = &os.PathError{Op: "syncfs", Path: path, Err: err}
-	}
-	return errors.Join(err, d.Close())
+// SyncFS makes everything on the file system that f is on durable (syncfs(2)): cheaper than an fsync for each
+// of thousands of files. It tells of each failed write there since f was opened, but for those that another
+// SyncFS of f has told of.
+func SyncFS(f *os.File) error {
+	return syncing("syncfs", f.Name(), func() error { return unix.Syncfs(int(f.Fd())) })
 }

@@ -142,7 +142,7 @@ func (s *Store) settleSoon(l *Layer) {
 		if have, err := s.Peek(l.DiffID); err != nil || have != l {
 			return // it was let go of; what is in its place settles itself
 		}
-		if err := l.settle(); err != nil && !errors.Is(err, os.ErrNotExist) { // it may go meanwhile
+		if err := l.settleOrLeave(); err != nil && !errors.Is(err, os.ErrNotExist) { // it may go meanwhile
 			s.cfg.Log.Error("layer can be read but not made durable", "layer", l.DiffID, "err", err)
 		}
 	})
@@ -283,7 +283,7 @@ func (s *Store) Detach(id digest.Digest) error {
 // that r gives, and verifies it. Mounts go on with what they have; the next ones
 // take the node's own file.
 func (s *Store) Localize(l *Layer, r io.Reader) error {
-	if err := l.settle(); err != nil { // which removes what is temporary
+	if err := l.settleOrLeave(); err != nil { // which removes what is temporary
 		return explain(err)
 	}
 	tmp := filepath.Join(l.dir, "data.tmp")

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"dewpoint/internal/durable"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer/erofs"
 	"dewpoint/internal/layer/inflate"
@@ -55,18 +56,20 @@ type Fill struct {
 	Layer image.Layer // DiffID is empty for imports until it is readable
 
 	store   *Store
-	dir     string
+	dir     string   // written by run alone, with mu held
 	source  Source   // read from now; guarded by store.mu
 	others  []Source // of the same blob, of those who joined; guarded by store.mu
 	cancel  context.CancelCauseFunc
-	users   int             // guarded by store.mu
-	settled <-chan struct{} // of the newest run: its progress is not written any more
-	resumed bool            // the newest run went on from an earlier fill's bytes
-	wrong   func(error)     // of the newest run's Way
-	runs    atomic.Int64    // how often it was begun
-	begun   time.Time       // zero if the layer was here
-	shownAt atomic.Int64    // unix nanoseconds when it became readable; 0 before
-	seeded  bool            // Seed has given it another node's
+	users   int          // guarded by store.mu
+	keep    *keeper      // of the newest run; nil if its layer lies elsewhere
+	lost    *Layer       // readable, and lost: the run is to replace it; of run alone
+	again   atomic.Bool  // what it had brought was lost, and is fetched once more
+	resumed bool         // the newest run went on from an earlier fill's bytes
+	wrong   func(error)  // of the newest run's Way
+	runs    atomic.Int64 // how often it was begun
+	begun   time.Time    // zero if the layer was here
+	shownAt atomic.Int64 // unix nanoseconds when it became readable; 0 before
+	seeded  bool         // Seed has given it another node's
 
 	state    atomic.Int32
 	fetched  atomic.Int64 // compressed bytes that need not be fetched again
@@ -151,7 +154,7 @@ func (s *Store) have(l image.Layer, have *Layer) *Fill {
 		return f
 	}
 	f.state.Store(int32(Readable))
-	s.work.Go(func() { f.conclude(have.settle()) })
+	s.work.Go(func() { f.conclude(have.settleOrLeave()) })
 	return f
 }
 
@@ -229,6 +232,7 @@ type Progress struct {
 	Blocked  time.Duration // the source waited for the node
 	Begun    time.Time     // zero if the layer was here already
 	Readable time.Time     // when it became readable; zero before, and if it was here
+	Again    bool          // the disk has lost it once: it was, or is, fetched twice
 }
 
 // Progress returns the fill's counters now.
@@ -240,6 +244,7 @@ func (f *Fill) Progress() Progress {
 	return Progress{
 		Begun: f.begun, Readable: shown,
 		State: State(f.state.Load()), Fetched: f.fetched.Load(), Received: f.received.Load(), Tar: f.tar.Load(),
+		Again:   f.again.Load(),
 		Written: f.written.Load(),
 		Seeded:  min(f.seed.Load(), f.fetched.Load()),
 		Waiting: time.Duration(f.waiting.Load()), Blocked: time.Duration(f.blocked.Load()),
@@ -250,11 +255,61 @@ func (f *Fill) Progress() Progress {
 // elsewhere gives up each of them long before.
 const maxWrong = 64
 
-// run carries the fill to its end. Bytes that do not verify are thrown away;
-// if some of them came from an earlier fill, or all as a tar from elsewhere, which may be what was wrong, the
-// layer is fetched anew from the start.
+// run carries the fill to its end. What the disk has lost is brought once more, from the start.
 func (f *Fill) run(ctx context.Context, key digest.Digest) {
 	defer f.cancel(nil)
+	err := f.bring(ctx)
+	if lost := err; errors.Is(lost, durable.ErrLost) && ctx.Err() == nil {
+		f.store.cfg.Log.Warn("the disk has lost what was written of a layer; fetching it once more", "layer",
+			f.Layer.Digest, "mounted", f.shown() != nil, "err", lost)
+		f.again.Store(true)
+		if err = f.lose(false); err == nil {
+			err = f.bring(ctx)
+		}
+		if f.lost != nil { // nothing replaces it
+			err = errors.Join(lost, err)
+		}
+	}
+	switch {
+	case errors.Is(err, durable.ErrLost):
+		err = errors.Join(err, f.lose(true))
+	case err != nil && ctx.Err() != nil:
+		err = context.Cause(ctx)
+	}
+	f.store.mu.Lock()
+	delete(f.store.fills, key)
+	f.store.mu.Unlock()
+	f.conclude(err)
+}
+
+// lose removes what the disk has lost of the layer. What is mounted stays, unless this is for good, until the
+// next run replaces it.
+func (f *Fill) lose(forGood bool) (err error) {
+	f.written.Store(0)
+	f.seeded = true
+	l, p := f.shown(), f.store.Partial(f.Layer.DiffID)
+	if (l == nil || l.dir != f.dir) && (p == nil || p.place() != f.dir) {
+		err = f.store.disk.discard(f.dir)
+	}
+	switch {
+	case l != nil && forGood:
+		err = errors.Join(err, l.leave())
+	case l != nil:
+		f.lost = l
+	case p != nil && forGood:
+		f.store.mu.Lock()
+		err = errors.Join(err, f.store.vacate(p.Layer.DiffID, f.store.disk.dir(p.Layer.DiffID)))
+		f.store.mu.Unlock()
+	case p != nil:
+		err = errors.Join(err, p.lose())
+	}
+	return err
+}
+
+// bring makes the layer complete. Bytes that do not verify are thrown away; if some of them came from an
+// earlier fill, or all as a tar from elsewhere, which may be what was wrong, the layer is fetched anew from
+// the start.
+func (f *Fill) bring(ctx context.Context) error {
 	l, err := f.fetch(ctx)
 	for again := 0; damaged(err); again++ {
 		err = errors.Join(err, f.reject())
@@ -275,21 +330,15 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 	if err == nil {
 		err = l.declare()
 	}
-	if err == nil {
-		f.becomeReadable(l)
-		<-f.settled
-		err = l.settle()
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = f.store.repairExpelled(l)
+	l = f.becomeReadable(l)
+	if err = f.keep.settle(); err != nil {
+		l.lose(err)
+		return err
 	}
-	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	f.store.mu.Lock()
-	delete(f.store.fills, key)
-	f.store.mu.Unlock()
-	f.conclude(err)
+	return errors.Join(f.store.repairExpelled(l), l.settle()) // of a complete tree the data may be gone
 }
 
 // sourceError is an error of the source: another one may do better.
@@ -302,7 +351,8 @@ func (f *Fill) fetch(ctx context.Context) (*Layer, error) {
 	for {
 		l, err := f.fill(ctx)
 		var of *sourceError
-		if !errors.As(err, &of) || ctx.Err() != nil || !errors.Is(err, ErrAgain) && !f.nextSource() {
+		if !errors.As(err, &of) || ctx.Err() != nil || errors.Is(err, durable.ErrLost) ||
+			!errors.Is(err, ErrAgain) && !f.nextSource() {
 			return l, err
 		}
 		level := slog.LevelWarn
@@ -343,6 +393,9 @@ func (f *Fill) reject() error {
 
 // damaged tells errors that no resumed fill can get over.
 func damaged(err error) bool {
+	if errors.Is(err, durable.ErrLost) {
+		return false // whatever else it is
+	}
 	for _, d := range []error{ErrMismatch, ErrTooLarge, inflate.ErrCorrupt, toc.ErrCorrupt, toc.ErrUnsafe,
 		toc.ErrLimit, erofs.ErrTooLarge} {
 		if errors.Is(err, d) {
@@ -352,36 +405,40 @@ func damaged(err error) bool {
 	return false
 }
 
-// becomeReadable shows the layer to those who wait and to Get.
-func (f *Fill) becomeReadable(l *Layer) {
+// becomeReadable shows the layer, or the same one that is there, to those who wait and to Get.
+func (f *Fill) becomeReadable(l *Layer) *Layer {
 	f.store.mu.Lock()
-	if have := f.store.layers[l.DiffID]; have != nil {
+	if have := f.store.layers[l.DiffID]; have != nil && have != f.lost {
 		l = have
 	} else {
 		f.store.layers[l.DiffID] = l
 	}
 	f.store.mu.Unlock()
+	f.lost = nil
 	if p := f.store.Partial(l.DiffID); p != nil {
 		p.become()
 	}
 	f.mu.Lock()
 	f.layer = l
 	f.mu.Unlock()
-	f.state.Store(int32(Readable))
-	f.shownAt.Store(time.Now().UnixNano())
-	close(f.readable)
+	if State(f.state.Swap(int32(Readable))) != Readable { // else it was, and is replaced
+		f.shownAt.Store(time.Now().UnixNano())
+		close(f.readable)
+	}
+	return l
 }
 
 // conclude ends the fill. A layer that became readable stays so, whatever err
-// says: it may be mounted. The next Fill tries again to complete it.
+// says, unless it is lost: it may be mounted. The next Fill tries again to complete it.
 func (f *Fill) conclude(err error) {
 	f.mu.Lock()
 	f.err = explain(err)
-	shown := f.layer
+	if errors.Is(err, durable.ErrLost) {
+		f.layer = nil
+	}
 	f.mu.Unlock()
 	if err != nil {
-		f.state.Store(int32(Failed))
-		if shown == nil {
+		if State(f.state.Swap(int32(Failed))) != Readable {
 			close(f.readable)
 		}
 	} else {
@@ -398,6 +455,9 @@ func explain(err error) error {
 			err)
 	case errors.Is(err, syscall.EROFS):
 		return fmt.Errorf("the store is on a read-only file system: %w", err)
+	case errors.Is(err, durable.ErrLost):
+		return fmt.Errorf("the disk does not keep what is written: look for its errors in the kernel's log (dmesg), repair or replace it, and deploy again: %w",
+			err)
 	}
 	return err
 }

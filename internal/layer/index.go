@@ -140,23 +140,30 @@ func (x *index) show(tmp, path string) error {
 // sync makes the layer's files durable.
 func (l *Layer) sync() error {
 	if l.Tree {
-		return durable.SyncFS(l.dir)
+		return l.syncFile(".", durable.SyncFS)
 	}
-	names := []string{"data", "index"}
-	if l.At != "" {
-		names = names[1:]
-	}
-	for _, name := range names {
-		f, err := os.Open(filepath.Join(l.dir, name))
-		if err != nil {
+	if l.At == "" {
+		if err := l.syncFile("data", durable.Sync); err != nil {
 			return err
 		}
-		err = durable.Sync(f)
-		if err := errors.Join(err, f.Close()); err != nil {
-			return err
-		}
+	}
+	if err := l.syncFile("index", durable.Sync); err != nil {
+		return err
 	}
 	return durable.SyncDir(l.dir)
+}
+
+// syncFile syncs one of the layer's files; the first by what was open while it was written, if that is.
+func (l *Layer) syncFile(name string, sync func(*os.File) error) error {
+	f := l.written
+	l.written = nil
+	if f == nil {
+		var err error
+		if f, err = os.Open(filepath.Join(l.dir, name)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(sync(f), f.Close())
 }
 
 // declare says on disk that the layer is readable, for the rest of this boot.
@@ -180,12 +187,50 @@ func (l *Layer) declare() error {
 
 // settle makes a readable layer complete: durable, and then said to be so on
 // disk. It may be called by many, and again after an error.
+//
+// The kernel says once that a write did not reach the disk. So a layer whose sync has failed is lost: settle
+// returns the error, which wraps durable.ErrLost, for good, and neither this process nor the next goes on
+// from anything of the layer. Its fill brings it once more, into other files; until then, who mounts it
+// gets the lost ones. Mounts of these go on.
 func (l *Layer) settle() error {
 	l.settling.Lock()
 	defer l.settling.Unlock()
-	if l.Complete() {
-		return nil
+	if l.Complete() || l.lost != nil {
+		return l.lost
 	}
+	err := l.makeComplete()
+	if errors.Is(err, durable.ErrLost) {
+		l.disown(err)
+	}
+	return err
+}
+
+// lose is settle for what is known to be lost.
+func (l *Layer) lose(why error) {
+	l.settling.Lock()
+	defer l.settling.Unlock()
+	l.disown(why)
+}
+
+// disown removes what says on disk that anything of the layer is there. After a power cut nothing does: what
+// has failed to sync is in no record that outlives the boot. It is called with settling held.
+func (l *Layer) disown(why error) {
+	l.lost = why
+	if l.written != nil {
+		l.written.Close()
+		l.written = nil
+	}
+	for _, name := range []string{layerFile, readyFile, progressFile, bootFile} {
+		err := os.Remove(filepath.Join(l.dir, name))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			l.lost = errors.Join(l.lost, err)
+		}
+	}
+	removePartialFiles(l.dir)
+}
+
+// makeComplete is called with settling held.
+func (l *Layer) makeComplete() error {
 	if err := l.sync(); err != nil {
 		return err
 	}

@@ -21,7 +21,8 @@ type keeper struct {
 	draft *progress // the newest restart point
 	kept  int64     // compressed bytes written to the kept blob
 	done  bool
-	whole bool // with done: the stream ended well, the layer itself will be made durable
+	whole bool  // with done: the stream ended well, the layer itself will be made durable
+	lost  error // of a sync of the data: what was written may not be on the disk
 
 	rooted  bool // used by saveHard alone
 	wake    chan struct{}
@@ -76,6 +77,31 @@ func (k *keeper) newest() (d progress, done, whole bool) {
 	return d, k.done, k.whole
 }
 
+// lose ends the fill with the error of a sync.
+func (k *keeper) lose(err error) error {
+	k.mu.Lock()
+	k.lost = err
+	k.mu.Unlock()
+	k.nudge()
+	return err
+}
+
+func (k *keeper) failure() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.lost
+}
+
+// settle waits until nothing will be written any more, and returns an error if what was written is lost. A
+// nil keeper keeps nothing.
+func (k *keeper) settle() error {
+	if k == nil {
+		return nil
+	}
+	<-k.settled
+	return k.failure()
+}
+
 // run saves progress until stop. Two savers run side by side, since the
 // durable one may wait long for the disk; run does not wait for it, settled
 // is closed when it has ended.
@@ -97,6 +123,9 @@ func (k *keeper) saveBoot(p *pipeline, hard chan progress) error {
 	last := *p.from
 	offered := last
 	for range k.wake {
+		if err := k.failure(); err != nil {
+			return err
+		}
 		d, done, whole := k.newest()
 		if d.Point.Out > last.Point.Out {
 			if err := d.saveBoot(p.f.dir); err != nil {
@@ -130,16 +159,8 @@ func (k *keeper) saveHard(p *pipeline, in <-chan progress) error {
 		if _, _, whole := k.newest(); whole {
 			return nil
 		}
-		if err := k.syncParent(p); err != nil {
-			return err
-		}
-		if err := durable.Sync(p.data); err != nil {
-			return err
-		}
-		if p.kept != nil {
-			if err := durable.Sync(p.kept); err != nil {
-				return err
-			}
+		if err := k.sync(p); err != nil {
+			return k.lose(err)
 		}
 		if err := d.save(p.f.dir); err != nil {
 			return err
@@ -150,6 +171,20 @@ func (k *keeper) saveHard(p *pipeline, in <-chan progress) error {
 		}
 	}
 	return nil
+}
+
+// sync makes durable what a record is to vouch for.
+func (k *keeper) sync(p *pipeline) error {
+	if err := k.syncParent(p); err != nil {
+		return err
+	}
+	if err := durable.Sync(p.data); err != nil {
+		return err
+	}
+	if p.kept == nil {
+		return nil
+	}
+	return durable.Sync(p.kept)
 }
 
 // syncParent makes the layer's directory itself durable, once.

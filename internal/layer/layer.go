@@ -23,7 +23,7 @@
 // the boot, so nothing writes to its files any more, also when the process is
 // killed before it is complete: layer.boot tells the next one, which completes
 // it. After a power cut only a complete layer is one; the others go on where
-// their progress says.
+// their progress says. A layer whose sync has failed is lost (Layer.settle).
 //
 // A tree layer gives up its data when the tree is complete, so that nothing is
 // stored twice.
@@ -124,6 +124,10 @@ type Layer struct {
 	store    *Store
 	dir      string
 	settling sync.Mutex // held while the layer is made complete
+	// written is open since before its file was written, which is data or, of a tree, the directory: its sync
+	// tells of each write that failed. Nil if this process has not written the layer; guarded by settling.
+	written *os.File
+	lost    error // why the layer will never be complete; guarded by settling
 
 	mu       sync.Mutex // guards what follows
 	used     time.Time
@@ -177,10 +181,44 @@ func Open(cfg Config) (*Store, error) {
 // completeLater takes up what an earlier process could not end.
 func (s *Store) completeLater(l *Layer) {
 	s.work.Go(func() {
-		if err := l.settle(); err != nil {
+		if err := l.settleOrLeave(); err != nil {
 			s.cfg.Log.Error("layer can be read but not made durable", "layer", l.DiffID, "err", err)
 		}
 	})
+}
+
+// settleOrLeave is settle of a layer that no fill works on: one that is lost leaves the store.
+func (l *Layer) settleOrLeave() error {
+	err := l.settle()
+	if errors.Is(err, durable.ErrLost) {
+		err = errors.Join(err, l.leave())
+	}
+	return err
+}
+
+// leave lets nobody have a layer any more that is lost.
+func (l *Layer) leave() error {
+	s := l.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.layers[l.DiffID] != l {
+		return nil
+	}
+	delete(s.layers, l.DiffID)
+	return s.vacate(l.DiffID, l.dir)
+}
+
+// vacate removes a layer's directory, whatever it holds. Mounts of it go on, also those of the partial layer.
+// It is called with mu held.
+func (s *Store) vacate(id digest.Digest, dir string) error {
+	if p := s.partials[id]; p != nil {
+		delete(s.partials, id)
+		s.expelled[id] = append(s.expelled[id], p)
+		p.mu.Lock()
+		p.dir, p.passed = "", 0
+		p.mu.Unlock()
+	}
+	return s.disk.retire(dir)
 }
 
 func lockFile(path string) (*os.File, error) {
@@ -213,7 +251,9 @@ func (s *Store) scan() error {
 		dir := filepath.Join(s.cfg.Dir, e.Name())
 		switch {
 		case !e.IsDir():
-		case strings.HasPrefix(e.Name(), importPrefix), strings.HasPrefix(e.Name(), trashPrefix):
+		case strings.HasPrefix(e.Name(), s.disk.retired()): // a container may stand on it
+		case strings.HasPrefix(e.Name(), importPrefix), strings.HasPrefix(e.Name(), trashPrefix),
+			strings.HasPrefix(e.Name(), retiredPrefix):
 			if err := os.RemoveAll(dir); err != nil {
 				return err
 			}
@@ -339,7 +379,8 @@ func (s *Store) RemovePartial(inUse func(digest.Digest) bool, olderThan time.Dur
 	var freed int64
 	for _, e := range ents {
 		fi, serr := e.Info()
-		if serr != nil || !e.IsDir() || strings.HasPrefix(e.Name(), importPrefix) || ageOf(fi) < olderThan {
+		if serr != nil || !e.IsDir() || strings.HasPrefix(e.Name(), importPrefix) ||
+			strings.HasPrefix(e.Name(), retiredPrefix) || ageOf(fi) < olderThan {
 			continue
 		}
 		n, rerr := s.removePartial(e.Name(), inUse)

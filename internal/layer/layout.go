@@ -4,7 +4,9 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 
 	"dewpoint/internal/durable"
 
@@ -20,9 +22,10 @@ type layout struct {
 }
 
 const (
-	importPrefix = "import-"
-	trashPrefix  = "trash-"
-	treeForm     = "-tree"
+	importPrefix  = "import-"
+	trashPrefix   = "trash-"
+	retiredPrefix = "retired-" // with the boot behind it, see retire
+	treeForm      = "-tree"
 )
 
 // dir is the directory of a layer.
@@ -40,13 +43,15 @@ func (d layout) idOf(name string) (digest.Digest, bool) {
 	return id, tree == d.tree && id.Validate() == nil
 }
 
-// hide renames dir, if it is there, to where the next Open would delete it.
+// hide renames dir, if it is there, to where the next Open would delete it. That the disk may forget this
+// is no error: what comes back after a power cut says of itself what it is worth.
 func (d layout) hide(dir string) (string, error) {
 	trash := filepath.Join(d.root, trashPrefix+filepath.Base(dir))
 	if err := os.RemoveAll(trash); err != nil {
 		return "", err
 	}
-	if err := durable.Rename(dir, trash); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := durable.Rename(dir, trash); err != nil && !errors.Is(err, os.ErrNotExist) &&
+		!errors.Is(err, durable.ErrLost) {
 		return "", err
 	}
 	return trash, nil
@@ -60,6 +65,18 @@ func (d layout) discard(dir string) error {
 	}
 	return os.RemoveAll(trash)
 }
+
+// retire is discard for the directory of a layer that may be mounted. The kernel has the files of one open,
+// but reads a tree by its names: that stays aside until the next boot.
+func (d layout) retire(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, "tree")); err != nil {
+		return d.discard(dir)
+	}
+	return os.Rename(dir, filepath.Join(d.root, d.retired()+strconv.FormatInt(time.Now().UnixNano(), 36)))
+}
+
+// retired is what the names of directories begin with that were retired in this boot.
+func (d layout) retired() string { return retiredPrefix + durable.BootID() + "-" }
 
 // clear empties a layer's directory: of what an earlier fill left, all is elsewhere.
 func (d layout) clear(dir string) error {

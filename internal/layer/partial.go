@@ -75,6 +75,7 @@ type Partial struct {
 	differs []Span     // where early bytes and the stream's differ
 	early   atomic.Int64
 	retired bool // nothing new is to use it; guarded by the store's mu
+	lost    bool // a sync of data has failed: what the stream brings goes into another file
 	gone    bool // released: its files are closed
 }
 
@@ -636,6 +637,33 @@ func (s *Store) repairExpelled(whole *Layer) error {
 		p.leave()
 	}
 	return errors.Join(errs...)
+}
+
+// lose has the layer go on until its stream has brought it once more; the next process finds nothing of it.
+func (p *Partial) lose() (err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lost = true
+	removePartialFiles(p.dir)
+	for _, name := range []string{bootFile, progressFile} {
+		if rerr := os.Remove(filepath.Join(p.dir, name)); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+	}
+	return err
+}
+
+func (p *Partial) isLost() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lost
+}
+
+// place is where its files lie.
+func (p *Partial) place() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dir
 }
 
 // leave closes an expelled layer's files and deletes them: the server and the

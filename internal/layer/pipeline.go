@@ -61,10 +61,12 @@ type pipeline struct {
 	f    *Fill
 	from *progress // where this run begins; never nil
 	data *os.File
+	tree *os.File // the layer's directory, of trees
 	kept *os.File // compressed bytes kept for streams without restart points, or nil
 	has  *arrival
 
 	partial *Partial // the same layer, mounted already, or nil
+	aside   bool     // the layer is made beside its place, see Fill.aside
 	tar     bool     // the source gives the layer's tar (Way)
 
 	// cut is why the source ended before its time. What it gave before passes
@@ -81,7 +83,7 @@ type pipeline struct {
 }
 
 // fill makes the layer's files and verifies them. It leaves them in f.dir.
-// Until f.settled is closed it may still write to the progress there.
+// Until f.keep has settled it may still write to the progress there.
 func (f *Fill) fill(ctx context.Context) (*Layer, error) {
 	way, err := f.way(ctx)
 	if err != nil {
@@ -95,7 +97,7 @@ func (f *Fill) fill(ctx context.Context) (*Layer, error) {
 	if err != nil {
 		return nil, err
 	}
-	f.settled = p.keep.settled
+	f.keep = &p.keep
 	defer func() {
 		go func() {
 			<-p.keep.settled
@@ -125,7 +127,9 @@ func (f *Fill) fill(ctx context.Context) (*Layer, error) {
 		l, err = p.verified(idx)
 	}
 	if err != nil {
-		<-f.settled
+		if lost := f.keep.settle(); lost != nil && !errors.Is(err, lost) {
+			err = errors.Join(err, lost)
+		}
 		return nil, fmt.Errorf("layer %s: %w", f.Layer.Digest, err)
 	}
 	return l, nil
@@ -141,31 +145,40 @@ func (f *Fill) way(ctx context.Context) (Way, error) {
 
 // attach makes the layer one that lies elsewhere.
 func (f *Fill) attach(e *Elsewhere) (*Layer, error) {
-	f.dir = f.store.disk.dir(e.DiffID)
-	l, err := f.store.attach(f.dir, e)
-	f.settled = nothing
-	return l, err
+	f.lies(f.store.disk.dir(e.DiffID))
+	f.keep = nil
+	return f.store.attach(f.dir, e)
 }
 
-// nothing is closed.
-var nothing = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+// lies says where the fill's files are now.
+func (f *Fill) lies(dir string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dir = dir
+}
 
 // prepare opens the layer's files and finds where to begin. tar says what the
 // source gives.
 func (f *Fill) prepare(tar bool) (*pipeline, error) {
 	dir := filepath.Join(f.store.cfg.Dir, importPrefix+f.Layer.Digest.Encoded())
-	if f.Layer.DiffID != "" {
+	aside := f.aside()
+	switch {
+	case f.Layer.DiffID == "":
+	case aside:
+		dir = fmt.Sprintf("%s-%x", dir, f.begun.UnixNano()) // others may import the same blob
+	default:
 		dir = f.store.disk.dir(f.Layer.DiffID)
 	}
-	if f.dir != dir { // who copies what an earlier run has brought may be reading it
-		f.dir = dir
-	}
+	f.lies(dir)
 	if err := os.MkdirAll(f.dir, 0o755); err != nil {
 		return nil, err
 	}
 	f.runs.Add(1)
-	p := &pipeline{f: f, tar: tar, has: newArrival(), partial: f.store.Partial(f.Layer.DiffID),
-		blobHash: sha256.New(), dataHash: sha256.New()}
+	p := &pipeline{f: f, tar: tar, aside: aside, has: newArrival(), blobHash: sha256.New(),
+		dataHash: sha256.New()}
+	if !aside {
+		p.partial = f.store.Partial(f.Layer.DiffID)
+	}
 	p.from = loadProgress(f.dir, f.Layer.Digest)
 	if p.from != nil && p.restore() != nil {
 		p.from = nil
@@ -187,6 +200,9 @@ func (f *Fill) prepare(tar bool) (*pipeline, error) {
 		p.from = tarProgress(p.from, f.Layer.DiffID)
 	}
 	p.data, err = os.OpenFile(filepath.Join(f.dir, "data"), os.O_RDWR|os.O_CREATE, 0o644)
+	if err == nil && f.store.cfg.Tree {
+		p.tree, err = os.Open(f.dir)
+	}
 	if err == nil && keeps(f.Layer) && !tar {
 		err = p.openKept()
 	}
@@ -245,8 +261,21 @@ func (p *pipeline) openKept() error {
 	return p.kept.Truncate(p.from.Kept)
 }
 
+// written is the Layer.written of layer id, what the fill has synced by. Its name is that of its later place.
+func (p *pipeline) written(id digest.Digest) (*os.File, error) {
+	f, name := p.data, filepath.Join(p.f.store.disk.dir(id), "data")
+	if p.tree != nil {
+		f, name = p.tree, filepath.Dir(name)
+	}
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("dup", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
 func (p *pipeline) close() {
-	for _, f := range []*os.File{p.data, p.kept} {
+	for _, f := range []*os.File{p.data, p.tree, p.kept} {
 		if f != nil {
 			f.Close()
 		}
@@ -636,36 +665,51 @@ func (p *pipeline) verified(idx *index) (*Layer, error) {
 			return nil, err
 		}
 	}
-	if f.Layer.DiffID == "" {
-		return f.adopt(l)
+	var err error
+	if l.written, err = p.written(got); err != nil || !p.aside {
+		return l, err
 	}
-	return l, nil
+	have, err := f.adopt(l)
+	if have != l {
+		l.written.Close()
+	}
+	return have, err
 }
 
-// adopt moves an imported layer to the place that its diffID names, or drops
+// aside reports whether the layer is to be made beside its place: that is not known yet, or what is mounted
+// from there is lost.
+func (f *Fill) aside() bool {
+	p := f.store.Partial(f.Layer.DiffID)
+	return f.Layer.DiffID == "" || f.lost != nil || p != nil && p.isLost()
+}
+
+// adopt moves a layer that was made aside to the place that its diffID names, or drops
 // it for the one that is there.
 func (f *Fill) adopt(l *Layer) (*Layer, error) {
-	<-f.settled
+	if err := f.keep.settle(); err != nil {
+		return nil, err
+	}
 	s := f.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for other := s.fills[l.DiffID]; other != nil; other = s.fills[l.DiffID] {
+	for other := s.fills[l.DiffID]; other != nil && other != f; other = s.fills[l.DiffID] {
 		s.mu.Unlock()
 		<-other.ended
 		s.mu.Lock()
 	}
-	if have := s.layers[l.DiffID]; have != nil {
+	if have := s.layers[l.DiffID]; have != nil && have != f.lost {
 		return have, os.RemoveAll(f.dir)
 	}
 	dir := s.disk.dir(l.DiffID)
-	if err := s.disk.discard(dir); err != nil {
+	if err := s.vacate(l.DiffID, dir); err != nil {
 		return nil, err
 	}
 	if err := os.Rename(f.dir, dir); err != nil {
 		return nil, err
 	}
 	f.Layer.DiffID = l.DiffID
-	f.dir, l.dir = dir, dir
+	f.lies(dir)
+	l.dir = dir
 	s.layers[l.DiffID] = l
 	return l, nil
 }

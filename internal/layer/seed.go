@@ -26,11 +26,14 @@ type Checkpoint struct {
 // go on from.
 func (f *Fill) Checkpoint() (Checkpoint, error) {
 	none := fmt.Errorf("a checkpoint of layer %s: %w", f.Layer.DiffID, ErrUnknown)
-	p := loadProgress(f.dir, f.Layer.Digest)
+	f.mu.Lock()
+	dir := f.dir
+	f.mu.Unlock()
+	p := loadProgress(dir, f.Layer.Digest)
 	if p == nil {
 		return Checkpoint{}, none
 	}
-	c := Checkpoint{Data: filepath.Join(f.dir, "data"), Size: p.Point.Out, Blob: filepath.Join(f.dir, blobFile)}
+	c := Checkpoint{Data: filepath.Join(dir, "data"), Size: p.Point.Out, Blob: filepath.Join(dir, blobFile)}
 	c.From, c.To = f.worthKeeping(p, c.Blob)
 	if c.Size == 0 && c.From == c.To {
 		return Checkpoint{}, none
@@ -87,7 +90,7 @@ func (f *Fill) Seed(s Seed) error {
 		return fmt.Errorf("a checkpoint of another blob: %w", ErrUnknown)
 	}
 	if f.seeded {
-		return nil // it did not verify
+		return nil // it did not verify, or is lost
 	}
 	dir := f.store.disk.dir(f.Layer.DiffID)
 	if have := loadProgress(dir, f.Layer.Digest); have != nil && f.here(dir, have) >= p.here() {
