@@ -33,7 +33,7 @@ func TestRegistryFaults(t *testing.T) {
 		says  string
 	}{
 		"401": {fault: registrytest.Fault{Do: registrytest.Status, Status: 401,
-			Path: registrytest.Anywhere}, code: 5, says: "docker login"},
+			Path: registrytest.Anywhere}, code: 5, says: "dew login"},
 		"403": {fault: registrytest.Fault{Do: registrytest.Status, Status: 403,
 			Path: registrytest.Anywhere}, code: 5, says: "no right"},
 		"404": {fault: registrytest.Fault{Do: registrytest.Status, Status: 404, Path: "/manifests/"},

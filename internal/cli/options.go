@@ -15,7 +15,8 @@ import (
 // options are the values of all commands' flags.
 type options struct {
 	joining                         joining // of setup
-	tokens, owner                   string  // of a token: the file, and who is to have it
+	loggingIn                       loggingIn
+	tokens, owner                   string // of a token: the file, and who is to have it
 	detach, remove, quiet           bool
 	entrypoint, memory              string
 	publish, env, volumes, labels   []string

@@ -59,7 +59,7 @@ func TestAuth(t *testing.T) {
 				t.Errorf("%d requests, want %d", n, tc.requests)
 			}
 			if tc.kind != -1 {
-				wantKind(t, err, tc.kind, "docker login "+reg.Host())
+				wantKind(t, err, tc.kind, "dew login "+reg.Host())
 				return
 			}
 			if err != nil {
@@ -195,7 +195,7 @@ func FuzzReadToken(f *testing.F) {
 	f.Add(`{"access_token":"a","expires_in":-1}`)
 	f.Add(`{"token":"a\nb"}`)
 	f.Fuzz(func(t *testing.T, s string) {
-		v, life, err := readToken(io.LimitReader(strings.NewReader(s), 1<<20))
+		v, _, life, err := readToken(io.LimitReader(strings.NewReader(s), 1<<20))
 		if err == nil && (v == "" || life <= 0 || strings.ContainsAny(v, "\r\n")) {
 			t.Fatal(v, life)
 		}

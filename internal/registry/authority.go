@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
 	"github.com/google/go-containerregistry/pkg/authn"
 )
 
@@ -23,6 +22,7 @@ const (
 	defaultLife  = 60 * time.Second // of a token that does not say, by the specification
 	maxMargin    = 10 * time.Second // before its end, a token is no longer used
 	tokenTimeout = 30 * time.Second
+	clientID     = "dewpoint"
 )
 
 // authority authenticates the requests to one endpoint. It asks for nothing
@@ -37,6 +37,8 @@ type authority struct {
 	realm  string     // where tokens are had, "" if not challenged so
 	serv   string     // the service to ask a token for
 	tokens map[string]*token
+
+	identity string // that came with the last token, "" if none
 }
 
 // token is the bearer token for one scope. sem, of capacity 1, is held by
@@ -66,14 +68,14 @@ func (a *authority) authorization(ctx context.Context, scope string) (string, er
 // challenged learns from a 401 and gives the header to try again with. sent is
 // the header that was refused.
 func (a *authority) challenged(ctx context.Context, h http.Header, scope, sent string) (string, error) {
-	for _, ch := range auth.ParseAuthHeader(h) {
-		switch ch.Scheme {
-		case auth.BearerAuth:
-			if err := a.learn(ch.Parameters); err != nil {
+	for _, ch := range challenges(h) {
+		switch ch.scheme {
+		case schemeBearer:
+			if err := a.learn(ch.params); err != nil {
 				return "", err
 			}
-			return a.bearer(ctx, scope, ch.Parameters["scope"], sent)
-		case auth.BasicAuth:
+			return a.bearer(ctx, scope, ch.params["scope"], sent)
+		case schemeBasic:
 			return a.useBasic(ctx, sent)
 		}
 	}
@@ -202,6 +204,12 @@ func (a *authority) fetchToken(ctx context.Context, scope string) (string, time.
 	if err != nil {
 		return "", 0, &Error{Kind: Protocol, Host: a.ep.base.Host, Op: opLogin, Err: err}
 	}
+	if a.c.given != nil {
+		q := req.URL.Query()
+		q.Set("offline_token", "true") // an identity token too, if the registry has those
+		q.Set("client_id", clientID)
+		req.URL.RawQuery = q.Encode()
+	}
 	req.Header.Set("User-Agent", a.c.cfg.UserAgent)
 	res, err := a.ep.transport.RoundTrip(req)
 	if err != nil {
@@ -211,7 +219,10 @@ func (a *authority) fetchToken(ctx context.Context, scope string) (string, time.
 		return "", 0, a.denied(res)
 	}
 	defer res.Body.Close()
-	value, life, err := readToken(res.Body)
+	value, identity, life, err := readToken(res.Body)
+	a.mu.Lock()
+	a.identity = identity
+	a.mu.Unlock()
 	if err != nil {
 		return "", 0, broken(ctx, &Error{Kind: Protocol, Host: req.URL.Host, Op: opLogin, Err: err}, "", "")
 	}
@@ -240,7 +251,7 @@ func tokenRequest(ctx context.Context, realm, service, scope string, login authn
 	if login.IdentityToken != "" {
 		form := url.Values{
 			"grant_type": {"refresh_token"}, "refresh_token": {login.IdentityToken},
-			"service": {service}, "scope": {scope}, "client_id": {"dewpoint"},
+			"service": {service}, "scope": {scope}, "client_id": {clientID},
 		}
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), strings.NewReader(form.Encode()))
 		if err == nil {
@@ -263,28 +274,29 @@ func tokenRequest(ctx context.Context, realm, service, scope string, login authn
 	return req, err
 }
 
-func readToken(r io.Reader) (string, time.Duration, error) {
+func readToken(r io.Reader) (value, identity string, life time.Duration, err error) {
 	var doc struct {
-		Token       string `json:"token"`
-		AccessToken string `json:"access_token"`
-		ExpiresIn   int64  `json:"expires_in"`
+		Token        string `json:"token"`
+		AccessToken  string `json:"access_token"`
+		RefreshToken string `json:"refresh_token"`
+		ExpiresIn    int64  `json:"expires_in"`
 	}
 	b, err := io.ReadAll(io.LimitReader(r, maxToken))
 	if err != nil {
-		return "", 0, fmt.Errorf("token: %w", err)
+		return "", "", 0, fmt.Errorf("token: %w", err)
 	}
 	if err := json.Unmarshal(b, &doc); err != nil {
-		return "", 0, fmt.Errorf("token: %w", err)
+		return "", "", 0, fmt.Errorf("token: %w", err)
 	}
 	if doc.Token == "" {
 		doc.Token = doc.AccessToken
 	}
 	if doc.Token == "" || strings.ContainsAny(doc.Token, "\r\n") {
-		return "", 0, errors.New("token: none in the answer")
+		return "", "", 0, errors.New("token: none in the answer")
 	}
-	life := time.Duration(min(doc.ExpiresIn, int64(7*24*3600))) * time.Second
+	life = time.Duration(min(doc.ExpiresIn, int64(7*24*3600))) * time.Second
 	if life <= 0 {
 		life = defaultLife
 	}
-	return doc.Token, life, nil
+	return doc.Token, doc.RefreshToken, life, nil
 }

@@ -41,6 +41,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	"golang.org/x/sync/singleflight"
 )
 
@@ -94,6 +95,7 @@ type Client struct {
 	mu    sync.Mutex // guards hosts
 	hosts map[string]*hostEntry
 
+	given      *authn.AuthConfig  // the login of all hosts, to be checked; nil is what Docker's file has
 	logins     singleflight.Group // lookups under way, by host
 	helperTime time.Duration      // that a credential helper may take; then it is killed
 

@@ -106,13 +106,16 @@ func (e *Error) Remedy() string {
 	if a := e.pushAdvice(); a != "" {
 		return a
 	}
+	if errors.Is(e.Err, errWrongLogin) {
+		return "what was known before stays"
+	}
 	switch e.Kind {
 	case Unreachable:
 		return "check the network and the registry's address"
 	case Stalled:
 		return "check the link; what has arrived is kept, pull again to go on"
 	case Unauthorized:
-		return fmt.Sprintf("the image does not exist, or the login is missing or wrong: `docker login%s` for the user who runs dewd", loginName(e.Host))
+		return fmt.Sprintf("the image does not exist, or the login is missing or wrong: `dew login%s` as the user who runs dewd", loginName(e.Host))
 	case Forbidden:
 		return "the login has no right to pull this image"
 	case NotFound:
@@ -160,7 +163,7 @@ func (e *Error) pushAdvice() string {
 	}
 	switch e.Kind {
 	case Unauthorized, Forbidden:
-		return fmt.Sprintf("a push needs a login that may write to the repository: `docker login%s` for the user who runs dewd", loginName(e.Host))
+		return fmt.Sprintf("a push needs a login that may write to the repository: `dew login%s` as the user who runs dewd", loginName(e.Host))
 	case Stalled:
 		return "check the link, and push again"
 	case NotFound, Protocol:
@@ -171,7 +174,7 @@ func (e *Error) pushAdvice() string {
 	return ""
 }
 
-// loginName is what follows "docker login".
+// loginName is what follows "dew login".
 func loginName(host string) string {
 	if host == dockerHubEndpoint {
 		return ""

@@ -84,3 +84,86 @@ func TestHelperHangs(t *testing.T) {
 		}
 	}
 }
+
+// A login is checked, kept where Docker keeps it, and pulled with; what else is in the file stays.
+func TestLogin(t *testing.T) {
+	const user, password, token = "dew", "point:s3cret", "refresh-me"
+	for name, tc := range map[string]struct {
+		auth     registrytest.Auth
+		password string
+		kept     string // in Docker's file, "" for a login that is refused
+	}{
+		"basic":          {registrytest.Auth{Mode: registrytest.Basic}, password, `"auth": "ZGV3OnBvaW50OnMzY3JldA=="`},
+		"basic, wrong":   {registrytest.Auth{Mode: registrytest.Basic}, "wrong", ""},
+		"bearer":         {registrytest.Auth{Mode: registrytest.Bearer}, password, `"auth": "ZGV3OnBvaW50OnMzY3JldA=="`},
+		"bearer, wrong":  {registrytest.Auth{Mode: registrytest.Bearer}, "wrong", ""},
+		"identity token": {registrytest.Auth{Mode: registrytest.Bearer, Identity: token}, password, token},
+	} {
+		t.Run(name, func(t *testing.T) {
+			reg := registrytest.New(t)
+			p := reg.PushImage("a/b:1", someLayers, registrytest.Options{})
+			tc.auth.User, tc.auth.Password = user, password
+			reg.Require(tc.auth)
+			const before = `{"auths":{"other":{"auth":"bzpw"}},"credHelpers":{"third":"x"}}`
+			file := write(t, filepath.Join(t.TempDir(), "config.json"), before)
+			c := client(t, Config{DockerConfig: file}, reg)
+			err := c.Login(t.Context(), reg.Host(), user, tc.password)
+			text, readErr := os.ReadFile(file)
+			if readErr != nil {
+				t.Fatal(readErr)
+			}
+			if tc.kept == "" {
+				wantKind(t, err, Unauthorized, "the user or the password is wrong")
+				if string(text) != before {
+					t.Errorf("the file is %s", text)
+				}
+				return
+			}
+			for _, part := range []string{tc.kept, `"other"`, `"third": "x"`} {
+				if err != nil || !strings.Contains(string(text), part) {
+					t.Errorf("%v, no %s in %s", err, part, text)
+				}
+			}
+			if tc.kept == token && strings.Contains(string(text), "ZGV3OnBv") {
+				t.Errorf("the password is kept beside the token: %s", text)
+			}
+			if _, err := c.Resolve(t.Context(), parse(t, p.Ref), ResolveOptions{}); err != nil {
+				t.Error(err)
+			}
+			if err := c.Logout(reg.Host()); err != nil {
+				t.Error(err)
+			}
+			if text, _ := os.ReadFile(file); strings.Contains(string(text), reg.Host()) ||
+				!strings.Contains(string(text), `"other"`) {
+				t.Errorf("after the logout it is %s", text)
+			}
+		})
+	}
+}
+
+// A credential helper that Docker's file names keeps the login: an identity token as one.
+func TestLoginByHelper(t *testing.T) {
+	for identity, want := range map[string]string{"": `"Username":"dew","Secret":"p4ss"`,
+		"refresh-me": `"Username":"\u003ctoken\u003e","Secret":"refresh-me"`} {
+		reg := registrytest.New(t)
+		reg.Require(registrytest.Auth{Mode: registrytest.Bearer, User: "dew", Password: "p4ss", Identity: identity})
+		kept := filepath.Join(t.TempDir(), "kept")
+		file := helpedBy(t, reg.Host(), "echo $1 $(cat) >>"+kept)
+		c := client(t, Config{DockerConfig: file}, reg)
+		if err := c.Login(t.Context(), reg.Host(), "dew", "p4ss"); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Logout(reg.Host()); err != nil {
+			t.Fatal(err)
+		}
+		got, _ := os.ReadFile(kept)
+		for _, part := range []string{"store {", want, "erase " + reg.Host()} {
+			if !strings.Contains(string(got), part) {
+				t.Errorf("no %s in %q", part, got)
+			}
+		}
+		if text, _ := os.ReadFile(file); strings.Contains(string(text), "p4ss") {
+			t.Errorf("the password is in the file: %s", text)
+		}
+	}
+}

@@ -174,7 +174,7 @@ func TestPushLogin(t *testing.T) {
 			c := client(t, cfg, reg)
 			_, err := c.PushArtifact(t.Context(), parse(t, p.Ref), artifact(p.Desc, packType, "x"))
 			if tc.kind != -1 {
-				wantKind(t, err, tc.kind, "push", "docker login "+reg.Host(), "write")
+				wantKind(t, err, tc.kind, "push", "dew login "+reg.Host(), "write")
 				return
 			}
 			if err != nil {
@@ -211,7 +211,7 @@ func TestPushFaults(t *testing.T) {
 		"503": {registrytest.Fault{Do: registrytest.Status, Status: 503, Method: "POST"},
 			registrytest.Quirks{}, ServerFault, "later"},
 		"403": {registrytest.Fault{Do: registrytest.Status, Status: 403, Method: "POST"},
-			registrytest.Quirks{}, Forbidden, "docker login"},
+			registrytest.Quirks{}, Forbidden, "dew login"},
 		"413": {registrytest.Fault{Do: registrytest.Status, Status: 413, Method: "PUT"},
 			registrytest.Quirks{}, Protocol, "413"},
 		"read-only": {registrytest.Fault{Path: "none"}, registrytest.Quirks{ReadOnly: true}, Protocol,

@@ -22,7 +22,7 @@ type Auth struct {
 	Life time.Duration
 	Tell time.Duration
 	// Identity is the refresh token that a POST to the token server may carry
-	// instead of user and password.
+	// instead of user and password. Who asks by these for offline use gets it.
 	Identity string
 	// Realm is where tokens are had; "" is this server.
 	Realm string
@@ -152,8 +152,11 @@ func (a *answer) token() {
 	a.s.mu.Lock()
 	a.s.tokens[id] = token{scopes: scopes, expires: time.Now().Add(auth.Life)}
 	a.s.mu.Unlock()
-	body, err := json.Marshal(map[string]any{"token": id, "access_token": id,
-		"expires_in": int(auth.Tell.Seconds())})
+	doc := map[string]any{"token": id, "access_token": id, "expires_in": int(auth.Tell.Seconds())}
+	if auth.Identity != "" && a.r.URL.Query().Get("offline_token") == "true" {
+		doc["refresh_token"] = auth.Identity
+	}
+	body, err := json.Marshal(doc)
 	if err != nil {
 		panic(err)
 	}
