@@ -173,10 +173,24 @@ func (n Node) removeCgroups() error {
 			dirs, _ := filepath.Glob(parent + below)
 			for _, d := range dirs {
 				if st, err := os.Stat(d); err == nil && st.IsDir() {
-					errs = append(errs, unix.Rmdir(d))
+					errs = append(errs, rmdir(d))
 				}
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// rmdir removes a cgroup. One whose last process is ending is busy for a moment.
+func rmdir(dir string) (err error) {
+	for range 100 {
+		if err = unix.Rmdir(dir); err != unix.EBUSY {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err != nil {
+		return fmt.Errorf("remove cgroup %s: %w", dir, err)
+	}
+	return nil
 }

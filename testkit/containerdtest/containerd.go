@@ -82,7 +82,18 @@ func StartCRI(t testing.TB, v Version, dir, socket string, cri *CRI) *Containerd
 	if err := os.WriteFile(c.file(), []byte(c.config(socket)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.Stop)
+	return c.begin()
+}
+
+// StartAs starts containerd by the file config.toml that dir has, which names dir/c.sock as its address.
+func StartAs(t testing.TB, v Version, dir string) *Containerd {
+	t.Helper()
+	return (&Containerd{Address: filepath.Join(dir, "c.sock"), Version: v, t: t, dir: dir}).begin()
+}
+
+func (c *Containerd) begin() *Containerd {
+	c.t.Helper()
+	c.t.Cleanup(c.Stop)
 	c.Up()
 	return c
 }
