@@ -33,7 +33,7 @@ var order = [][]string{
 	{"engine/containerd"},
 	{"engine/state"},
 	{"engine", "teardown"},
-	{"deploy/ready"},
+	{"deploy/ready", "restart"},
 	{"checkpoint"},
 	{"checkpoint/criu", "checkpoint/dmtcp"},
 	{"deploy"},

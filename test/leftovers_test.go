@@ -206,12 +206,7 @@ func rulesOf(t *testing.T, name string) []string {
 // clean takes away what a node leaves on the machine when it was killed: its
 // bridge and its cgroups.
 func (m *machine) clean() {
-	if _, err := os.Stat("/sys/class/net/" + m.bridge()); err == nil {
-		if err := network.NewBridge(network.Config{Dir: filepath.Join(m.state, "cni"),
-			Bridge: m.bridge()}).Destroy(); err != nil {
-			m.t.Errorf("the bridge: %v", err)
-		}
-	}
+	m.removeBridge()
 	for _, below := range []string{"/*/*", "/*", ""} {
 		for _, d := range m.cgroups(below) {
 			unix.Rmdir(d)
@@ -219,6 +214,16 @@ func (m *machine) clean() {
 	}
 	if left := gone(func() []string { return m.cgroups("") }); len(left) > 0 {
 		m.t.Errorf("cgroups left: %v", left)
+	}
+}
+
+func (m *machine) removeBridge() {
+	if _, err := os.Stat("/sys/class/net/" + m.bridge()); err != nil {
+		return
+	}
+	if err := network.NewBridge(network.Config{Dir: filepath.Join(m.state, "cni"),
+		Bridge: m.bridge()}).Destroy(); err != nil {
+		m.t.Errorf("the bridge: %v", err)
 	}
 }
 

@@ -202,13 +202,14 @@ func (m *machine) privateContainerd() int {
 	return pid
 }
 
-// reboot takes away what a reboot takes: dewd, containerd, containers, mounts
+// reboot takes away what a reboot takes: dewd, containerd, containers, mounts, the bridge
 // and what lies in --state.
 func (m *machine) reboot() {
 	m.t.Helper()
 	m.kill()
 	m.endContainers()
 	m.unmount()
+	m.removeBridge()
 	if err := os.RemoveAll(m.state); err != nil {
 		m.t.Fatal(err)
 	}

@@ -79,6 +79,9 @@ var needs = map[string]Role{
 	dewpointv1connect.NodeInspectProcedure:          Deploy, // his own: it shows environments
 	dewpointv1connect.NodePullProcedure:             Deploy,
 	dewpointv1connect.NodeStopProcedure:             Deploy, // his own
+	dewpointv1connect.NodeStartProcedure:            Deploy, // his own
+	dewpointv1connect.NodeRestartProcedure:          Deploy, // his own
+	dewpointv1connect.NodeKillProcedure:             Deploy, // his own
 	dewpointv1connect.NodeRemoveProcedure:           Deploy, // his own
 }
 

@@ -374,7 +374,8 @@ func TestOwnContainers(t *testing.T) {
 	}
 	touch := func(c *api.Client, name string) []error {
 		_, err := c.Inspect(ctx, name)
-		return []error{err, c.Stop(ctx, name, 0), c.Remove(ctx, name, true)}
+		return []error{err, c.Kill(ctx, name, "HUP"), c.Stop(ctx, name, 0), c.Start(ctx, name),
+			c.Restart(ctx, name, 0), c.Remove(ctx, name, true)}
 	}
 	for _, err := range slices.Concat(touch(theirs, "a"), touch(theirs, "admins"), touch(mine, "admins")) {
 		wantCode(t, err, api.Permission, api.ExitPermission)
@@ -421,8 +422,11 @@ func TestNameOfAnother(t *testing.T) {
 		ca.credentials("mine"))
 	ctx := t.Context()
 	for call, act := range map[string]func(name string) error{
-		"stop":   func(name string) error { return mine.Stop(ctx, name, 0) },
-		"remove": func(name string) error { return mine.Remove(ctx, name, true) },
+		"stop":    func(name string) error { return mine.Stop(ctx, name, 0) },
+		"start":   func(name string) error { return mine.Start(ctx, name) },
+		"restart": func(name string) error { return mine.Restart(ctx, name, 0) },
+		"kill":    func(name string) error { return mine.Kill(ctx, name, "") },
+		"remove":  func(name string) error { return mine.Remove(ctx, name, true) },
 	} {
 		if err := n.deploy(call, "cert:mine"); err != nil {
 			t.Fatal(err)

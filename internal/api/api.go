@@ -92,6 +92,14 @@ type Containers interface {
 	// at once. It returns when the process has ended, with nil if it had
 	// before. A second Stop of the container may run beside the first.
 	Stop(ctx context.Context, name string, timeout time.Duration) error
+	// Start starts a container by its command that has ended, on the files that it has, and returns when its
+	// process runs. It does nothing to one that runs.
+	Start(ctx context.Context, name string) error
+	// Restart is Stop, with its timeout, and Start.
+	Restart(ctx context.Context, name string, timeout time.Duration) error
+	// Kill sends a signal to the container's process, by name or number; "" and KILL end all that it has. It
+	// does not wait for what comes of that.
+	Kill(ctx context.Context, name, signal string) error
 	// Remove removes a container that does not run or, with force, any.
 	Remove(ctx context.Context, name string, force bool) error
 	// Wait returns the exit status once the container's process has ended,

@@ -336,6 +336,42 @@ func TestContainersRoundTrip(t *testing.T) {
 	}
 }
 
+func TestStartsAnew(t *testing.T) {
+	_, _, c := newNode(t)
+	ctx := t.Context()
+	if _, err := c.Deploy(ctx, spec.Request{Image: "nginx:1", Name: "web", Cmd: []string{"sleep"}},
+		spec.Watch{}); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, c.Kill(ctx, "web", "HANGUP"), api.BadRequest, api.ExitUsage)
+	for what, end := range map[string]func() error{
+		"stop": func() error { return c.Stop(ctx, "web", 0) },
+		"kill": func() error { return c.Kill(ctx, "web", "") },
+	} {
+		if err := end(); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if status, err := c.Wait(ctx, "web"); err != nil || status != 137 {
+			t.Errorf("%s: status %d, %v", what, status, err)
+		}
+		wantCode(t, c.Kill(ctx, "web", "TERM"), api.NotRunning, api.ExitConflict)
+		for range 2 { // one that runs is left alone
+			if err := c.Start(ctx, "web"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := c.Restart(ctx, "web", time.Second); err != nil {
+		t.Error(err)
+	}
+	if list, err := c.List(ctx, false); err != nil || len(list) != 1 {
+		t.Errorf("%v, %v", list, err)
+	}
+	for _, err := range []error{c.Start(ctx, "none"), c.Restart(ctx, "none", 0), c.Kill(ctx, "none", "")} {
+		wantCode(t, err, api.NotFound, api.ExitNotFound)
+	}
+}
+
 func TestStopTimeouts(t *testing.T) {
 	_, _, c := newNode(t)
 	for _, timeout := range []time.Duration{0, 10 * time.Millisecond} {

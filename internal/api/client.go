@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
 	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
@@ -83,7 +82,7 @@ func DialWith(host string, cred Credentials) (*Client, error) {
 		c.socket, base, c.shows = u.Host, "https://"+u.Host, cred.Cert != ""
 		c.transport.Protocols.SetHTTP2(true)
 		if c.transport.TLSClientConfig, err = cred.tls(); err != nil {
-			return nil, c.credential(err)
+			return nil, credential(err)
 		}
 	case u.Scheme == "http" && net.ParseIP(u.Hostname()).IsLoopback():
 		c.socket, base, c.clear = u.Host, "http://"+u.Host, true
@@ -93,7 +92,7 @@ func DialWith(host string, cred Credentials) (*Client, error) {
 	}
 	token, err := cred.token()
 	if err != nil {
-		return nil, c.credential(err)
+		return nil, credential(err)
 	}
 	c.rpc = dewpointv1connect.NewNodeClient(&http.Client{Transport: bearer{c.transport, token, cred.Trace}},
 		base,
@@ -103,7 +102,7 @@ func DialWith(host string, cred Credentials) (*Client, error) {
 }
 
 // credential is what is wrong with a file of the caller's.
-func (c *Client) credential(err error) error {
+func credential(err error) error {
 	var e *Error
 	if errors.As(err, &e) {
 		return e
@@ -210,7 +209,7 @@ func (c *Client) problem(ctx context.Context, err error) error {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOTSOCK):
 		return New(NoDaemon, fmt.Sprintf("dewd does not run at %s", c.socket))
 	}
-	return c.strange(ce, err)
+	return strange(c.socket, ce, err)
 }
 
 // cut reports whether a connection was there and was closed by the other side.
@@ -240,13 +239,13 @@ func untrusted(err error) string {
 
 // strange is an error that no Node made: the connection's, or an answer that
 // does not come from a dewd.
-func (c *Client) strange(ce *connect.Error, err error) error {
+func strange(socket string, ce *connect.Error, err error) error {
 	if ce == nil {
-		return New(NoDaemon, oneLine(fmt.Sprintf("the connection to dewd at %s broke: %v", c.socket, err)))
+		return New(NoDaemon, oneLine(fmt.Sprintf("the connection to dewd at %s broke: %v", socket, err)))
 	}
 	switch ce.Code() {
 	case connect.CodeUnavailable, connect.CodeUnknown, connect.CodeCanceled, connect.CodeInternal:
-		return New(NoDaemon, oneLine(fmt.Sprintf("the connection to dewd at %s broke: %s", c.socket, ce.Message())))
+		return New(NoDaemon, oneLine(fmt.Sprintf("the connection to dewd at %s broke: %s", socket, ce.Message())))
 	case connect.CodeUnimplemented:
 		return New(Unsupported, "this dewd does not know the command: its version is another")
 	}
@@ -308,12 +307,12 @@ func (c *Client) receive(ctx context.Context, stream *connect.ServerStreamForCli
 	if err == nil && !ended {
 		err = New(NoDaemon, "dewd ended the call early")
 	}
-	return record, status, c.lost(err, attach && record.Image != "" && record.Error == "")
+	return record, status, lost(err, attach && record.Image != "" && record.Error == "")
 }
 
 // lost says of a connection that broke while a container ran that its status
 // is unknown.
-func (c *Client) lost(err error, running bool) error {
+func lost(err error, running bool) error {
 	var e *Error
 	if running && errors.As(err, &e) && (e.Code == NoDaemon || e.Code == Stopping) {
 		return New(StatusUnknown, e.Message+"; the container goes on")
@@ -383,22 +382,6 @@ func (c *Client) Logs(ctx context.Context, name string, opt spec.LogOptions,
 		}
 	}
 	return c.problem(ctx, stream.Err())
-}
-
-// Stop implements Containers.
-func (c *Client) Stop(ctx context.Context, name string, timeout time.Duration) error {
-	req := &pb.StopRequest{Name: name}
-	if timeout >= 0 {
-		req.Timeout = durationpb.New(timeout)
-	}
-	_, err := c.rpc.Stop(ctx, connect.NewRequest(req))
-	return c.problem(ctx, err)
-}
-
-// Remove implements Containers.
-func (c *Client) Remove(ctx context.Context, name string, force bool) error {
-	_, err := c.rpc.Remove(ctx, connect.NewRequest(&pb.RemoveRequest{Name: name, Force: force}))
-	return c.problem(ctx, err)
 }
 
 // Wait implements Containers.

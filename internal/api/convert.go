@@ -30,7 +30,7 @@ func specOf(r spec.Request) *pb.Spec {
 		Memory: r.Memory, Cpus: r.CPUs, Ready: r.Ready, ReadyTimeout: durationOf(r.ReadyTimeout),
 		Lazy: r.Lazy, Restore: r.Restore, Remove: r.Remove,
 		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters), Record: r.Record, Checkpoint: r.Checkpoint,
-		Labels: r.Labels,
+		Labels: r.Labels, Restart: r.Restart,
 
 		User: o.User, WorkingDir: o.WorkingDir, Hostname: o.Hostname,
 		Dns: o.DNS, DnsSearch: o.DNSSearch, DnsOptions: o.DNSOptions, Hosts: o.Hosts,
@@ -49,7 +49,7 @@ func requestFrom(s *pb.Spec) spec.Request {
 		ReadyTimeout: s.GetReadyTimeout().AsDuration(),
 		Lazy:         s.GetLazy(), Restore: s.GetRestore(), Remove: s.GetRemove(),
 		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()), Record: s.GetRecord(),
-		Checkpoint: s.GetCheckpoint(), Labels: s.GetLabels(), Options: optionsFrom(s),
+		Checkpoint: s.GetCheckpoint(), Labels: s.GetLabels(), Restart: s.GetRestart(), Options: optionsFrom(s),
 	}
 }
 
@@ -178,7 +178,8 @@ func containerOf(c spec.Container) *pb.Container {
 		Name: c.Name, Image: c.Image, Digest: c.Digest, Status: c.Status, ExitCode: int32(c.ExitCode),
 		Pid: int32(c.PID),
 		Ip:  c.IP, Ports: each(c.Ports, portOf), Created: timeOf(c.Created), Node: c.Node, ReadError: c.ReadError,
-		Caller: c.Caller,
+		Caller: c.Caller, Restart: c.Restart, Restarts: int32(c.Restarts), CrashLoop: c.CrashLoop,
+		NextStart: timeOf(c.NextStart),
 	}
 }
 
@@ -187,7 +188,8 @@ func containerFrom(c *pb.Container) spec.Container {
 		Name: c.GetName(), Image: c.GetImage(), Digest: c.GetDigest(), Status: c.GetStatus(),
 		ExitCode: int(c.GetExitCode()), PID: int(c.GetPid()),
 		IP: c.GetIp(), Ports: each(c.GetPorts(), portFrom), Created: timeFrom(c.GetCreated()), Node: c.GetNode(),
-		ReadError: c.GetReadError(), Caller: c.GetCaller(),
+		ReadError: c.GetReadError(), Caller: c.GetCaller(), Restart: c.GetRestart(),
+		Restarts: int(c.GetRestarts()), CrashLoop: c.GetCrashLoop(), NextStart: timeFrom(c.GetNextStart()),
 	}
 }
 

@@ -29,6 +29,7 @@ var fields = map[string]Role{
 	"Spec.checkpoint":    Deploy, // for the caller's own
 	"Spec.plain_http":    Deploy, // has no effect
 	"Spec.remove":        Deploy,
+	"Spec.restart":       Deploy, // of the caller's own container
 	"Spec.labels":        Deploy, "Spec.LabelsEntry.key": Deploy, "Spec.LabelsEntry.value": Deploy,
 	"Spec.user": Deploy, "Spec.working_dir": Deploy, "Spec.hostname": Deploy, "Spec.read_only": Deploy,
 	"Spec.dns": Deploy, "Spec.dns_search": Deploy, "Spec.dns_options": Deploy, "Spec.hosts": Deploy,
@@ -56,7 +57,9 @@ var fields = map[string]Role{
 	"PullRequest.plain_http": Deploy, // has no effect
 	"PullRequest.order":      Admin, "PullRequest.inflaters": Admin,
 	"InspectRequest.name": Deploy, "RemoveRequest.name": Deploy, "RemoveRequest.force": Deploy,
-	"StopRequest.name": Deploy, "StopRequest.timeout": Deploy,
+	"StopRequest.name": Deploy, "StopRequest.timeout": Deploy, "StartRequest.name": Deploy,
+	"RestartRequest.name": Deploy, "RestartRequest.timeout": Deploy,
+	"KillRequest.name": Deploy, "KillRequest.signal": Deploy, // of the container's own processes
 
 	"ListRequest.all":            Read,
 	"ListDeploymentsRequest.all": Read, "ListDeploymentsRequest.limit": Read, "ListDeploymentsRequest.spans": Read,

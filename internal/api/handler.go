@@ -128,38 +128,6 @@ func (h *handler) List(ctx context.Context,
 	})
 }
 
-func (h *handler) Stop(ctx context.Context,
-	req *connect.Request[pb.StopRequest]) (*connect.Response[pb.StopResponse], error) {
-	if err := named("container", req.Msg.Name); err != nil {
-		return nil, err
-	}
-	timeout := time.Duration(-1)
-	if t := req.Msg.Timeout; t != nil {
-		timeout = max(0, t.AsDuration())
-	}
-	return answer(ctx, h, longCall+max(0, timeout), func(ctx context.Context) (*pb.StopResponse, error) {
-		id, err := h.own(ctx, req.Msg.Name)
-		if err != nil {
-			return nil, err
-		}
-		return &pb.StopResponse{}, h.node.Stop(ctx, id, timeout)
-	})
-}
-
-func (h *handler) Remove(ctx context.Context,
-	req *connect.Request[pb.RemoveRequest]) (*connect.Response[pb.RemoveResponse], error) {
-	if err := named("container", req.Msg.Name); err != nil {
-		return nil, err
-	}
-	return answer(ctx, h, longCall, func(ctx context.Context) (*pb.RemoveResponse, error) {
-		id, err := h.own(ctx, req.Msg.Name)
-		if err != nil {
-			return nil, err
-		}
-		return &pb.RemoveResponse{}, h.node.Remove(ctx, id, req.Msg.Force)
-	})
-}
-
 func (h *handler) Wait(ctx context.Context,
 	req *connect.Request[pb.WaitRequest]) (*connect.Response[pb.WaitResponse], error) {
 	if err := named("container", req.Msg.Name); err != nil {

@@ -10,7 +10,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"dewpoint/internal/api"
 	"dewpoint/internal/spec"
 )
 
@@ -62,13 +61,25 @@ func ps(ctx context.Context, c *call) error {
 }
 
 func status(v spec.Container) string {
+	s := v.Status
 	switch {
-	case v.Status == spec.StatusExited:
-		return fmt.Sprintf("%s (%d)", v.Status, v.ExitCode)
+	case s == spec.StatusExited:
+		s = fmt.Sprintf("%s (%d)", s, v.ExitCode)
+	case s == spec.StatusRestarting:
+		s = fmt.Sprintf("%s (%d) in %.0fs", s, v.ExitCode, max(0, time.Until(v.NextStart).Seconds()))
 	case v.ReadError != "":
-		return v.Status + " (reads fail)"
+		s += " (reads fail)"
 	}
-	return v.Status
+	if v.CrashLoop {
+		s += ", crash loop"
+	}
+	switch {
+	case v.Restarts == 1:
+		s += ", 1 restart"
+	case v.Restarts > 1:
+		s += fmt.Sprintf(", %d restarts", v.Restarts)
+	}
+	return s
 }
 
 func ports(list []spec.Port) string {
@@ -133,39 +144,6 @@ func (c *call) chunk(l spec.LogChunk) error {
 	}
 	_, err := w.Write(l.Data)
 	return err
-}
-
-func stopFlags(c *call) {
-	c.flags.StringVarP(&c.opt.timeout, "time", "t", "", "seconds, or a `time` such as 500ms, until it is killed")
-}
-
-func stop(ctx context.Context, c *call) error {
-	timeout := api.DefaultTimeout
-	if s := c.opt.timeout; s != "" {
-		if _, err := strconv.Atoi(s); err == nil {
-			s += "s"
-		}
-		d, err := time.ParseDuration(s)
-		if err != nil || d < 0 {
-			return misuse(c, "--time %s: want seconds, or a time such as 500ms", c.opt.timeout)
-		}
-		timeout = d
-	}
-	return c.names("container", func(name string) error { return c.client.Stop(ctx, name, timeout) })
-}
-
-func rmFlags(c *call) {
-	c.flags.BoolVarP(&c.opt.force, "force", "f", false, "also if it runs; no error if there is none")
-}
-
-func rm(ctx context.Context, c *call) error {
-	return c.names("container", func(name string) error {
-		err := c.client.Remove(ctx, name, c.opt.force)
-		if err != nil && c.opt.force && verdict(err).Code == api.NotFound {
-			return nil
-		}
-		return err
-	})
 }
 
 // names does f to every argument and prints those that it was done to.

@@ -14,28 +14,28 @@ import (
 
 // options are the values of all commands' flags.
 type options struct {
-	joining                         joining // of setup
-	loggingIn                       loggingIn
-	tokens, owner                   string // of a token: the file, and who is to have it
-	detach, remove, quiet           bool
-	entrypoint, memory              string
-	publish, env, volumes, labels   []string
-	mounts                          []string
-	request                         spec.Request // what needs no parsing of ours
-	pull                            spec.PullRequest
-	count, parallel                 int
-	all, force, follow, interactive bool
-	tty                             bool
-	tail, user, dir, timeout        string
-	after                           string
-	profile                         profiling
-	key                             string
-	layers, pop, oci                bool
-	spec                            string
-	terms                           spec.Terms
-	checkpoint                      spec.CheckpointRequest
-	given                           given
-	cidfile                         string
+	joining                          joining // of setup
+	loggingIn                        loggingIn
+	tokens, owner                    string // of a token: the file, and who is to have it
+	detach, remove, quiet            bool
+	entrypoint, memory               string
+	publish, env, volumes, labels    []string
+	mounts                           []string
+	request                          spec.Request // what needs no parsing of ours
+	pull                             spec.PullRequest
+	count, parallel                  int
+	all, force, follow, interactive  bool
+	tty                              bool
+	tail, user, dir, timeout, signal string
+	after                            string
+	profile                          profiling
+	key                              string
+	layers, pop, oci                 bool
+	spec                             string
+	terms                            spec.Terms
+	checkpoint                       spec.CheckpointRequest
+	given                            given
+	cidfile                          string
 }
 
 // containerFlags are those of an instruction to deploy.
@@ -61,6 +61,8 @@ func containerFlags(c *call) {
 	f.StringVar(&r.Ready, "ready", "",
 		"it is ready when this `check` succeeds: tcp:PORT, http:PORT/PATH, cmd:COMMAND, log:REGEXP or none")
 	f.DurationVar(&r.ReadyTimeout, "ready-timeout", 0, "longest `time` to become ready; the node's default if 0")
+	f.StringVar(&r.Restart, "restart", "",
+		"`when` to start it again once it has ended: no, on-failure[:N], always or unless-stopped")
 	f.StringVar(&r.Restore, "restore", "", "`whether` to start from a checkpoint: auto, never or always")
 	f.BoolVar(&r.Checkpoint, "checkpoint", false, "make a checkpoint once it is ready, if none fits")
 	optionFlags(c)

@@ -30,6 +30,7 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/pack/learn"
 	"dewpoint/internal/registry"
+	"dewpoint/internal/restart"
 	"dewpoint/internal/spec"
 	"dewpoint/internal/trace"
 
@@ -382,6 +383,12 @@ func (d *Deployer) unready(ctx context.Context, o *order, c *engine.Info, err er
 	if ctx.Err() != nil || o.Remove || o.Record {
 		return errors.Join(err, d.remove(c.ID()))
 	}
+	if o.restarts() { // before its deployment has ended
+		rerr := d.cfg.Engine.Relabel(context.WithoutCancel(ctx), c.ID(), restart.Failed())
+		if rerr != nil && !errors.Is(rerr, engine.ErrNotFound) {
+			d.cfg.Log.Error("a container that is not ready starts again", "name", o.name, "err", rerr)
+		}
+	}
 	d.bg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(d.life), 2*stopGrace)
 		defer cancel()
@@ -493,6 +500,9 @@ func (d *Deployer) parse(req spec.Request) (*order, error) {
 	if req.Memory != 0 && req.Memory < minMemory {
 		return nil, fmt.Errorf("%w: --memory %d: a container needs at least %d MiB", ErrRequest, req.Memory,
 			minMemory>>20)
+	}
+	if _, err := spec.ParseRestart(req.Restart); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
 	o.ports, err = ports(req.Ports)
 	if err != nil {

@@ -459,6 +459,13 @@ func (k *Desk) end(t *task, rec spec.Record, err error) {
 	t.release()
 }
 
+// GoesOn reports whether a deployment is under way.
+func (k *Desk) GoesOn(id string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.live[id] != nil
+}
+
 // find is the deployment that ref names. It is called with mu held.
 func (k *Desk) find(ref spec.DeploymentRef) (*task, spec.Deployment, error) {
 	if ref.ID == "" {

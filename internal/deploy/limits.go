@@ -33,6 +33,9 @@ func (l *limits) add(dir string) {
 	}
 }
 
+// Runs takes in a container that runs again.
+func (d *Deployer) Runs(c *engine.Info) { d.owed.add(c.CgroupDir("memory")) }
+
 // Owed is how many bytes the containers may yet take, beside what their processes have. Those that
 // have ended are forgotten.
 func (l *limits) Owed() (sum int64) {

@@ -10,6 +10,7 @@ import (
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/deploy/journal"
+	"dewpoint/internal/restart"
 	"dewpoint/internal/spec"
 )
 
@@ -210,15 +211,21 @@ func (t *task) finish(d spec.Deployment, rec spec.Record, err error) {
 	close(t.done)
 }
 
+// restarts reports whether the container of an order has a policy of restarts.
+func (o *order) restarts() bool { return o.Restart != "" && o.Restart != spec.RestartNo }
+
 // labels are those of the container of an order, the caller's among them.
 func (o *order) labels() map[string]string {
-	if !o.Remove && o.id == "" && len(o.Labels) == 0 {
+	if !o.Remove && !o.restarts() && o.id == "" && len(o.Labels) == 0 {
 		return nil
 	}
 	l := map[string]string{}
 	maps.Copy(l, o.Labels)
 	if o.Remove {
 		l[LabelRemove] = "true"
+	}
+	if o.restarts() {
+		l[restart.LabelPolicy] = o.Restart
 	}
 	if o.id == "" {
 		return l

@@ -32,6 +32,7 @@ func TestIDIsOfOneContainer(t *testing.T) {
 		"inspect": inspected, "exec": ran, "wait": waited,
 		"stop":   b.Stop(ctx, first.ID(), 0),
 		"kill":   b.Kill(ctx, first.ID(), 9),
+		"start":  b.StartAnew(ctx, first.ID(), nil, nil),
 		"logs":   b.Logs(ctx, first.ID(), LogOptions{Stdout: io.Discard, Stderr: io.Discard}),
 		"remove": b.Remove(ctx, first.ID(), true),
 	} {
@@ -41,6 +42,17 @@ func TestIDIsOfOneContainer(t *testing.T) {
 	}
 	if i, err := b.Inspect(ctx, "a"); err != nil || i.ID() != second.ID() || i.Status != Running {
 		t.Errorf("the second is %+v, %v", i, err)
+	}
+	if err := b.StartAnew(ctx, second.ID(), nil, nil); !errors.Is(err, ErrRunning) {
+		t.Errorf("it runs, and is started: %v", err)
+	}
+	for range 2 {
+		if err := b.Stop(ctx, second.ID(), 0); err != nil {
+			t.Error(err)
+		}
+		if err := b.StartAnew(ctx, second.ID(), nil, nil); err != nil {
+			t.Error(err)
+		}
 	}
 	if err := b.Stop(ctx, second.ID(), 0); err != nil {
 		t.Error(err)

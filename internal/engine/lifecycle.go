@@ -43,11 +43,16 @@ func (e *containers) Start(ctx context.Context, name string) error {
 
 // StartAnew starts a container that has ended by its command, also one that was to be restored, or was
 // restored just when who did so ended. Labels are changed before that, an empty value removes one. created is
-// called when the container is made again, and its processes are not. ErrRunning if it runs.
-func (e *containers) StartAnew(ctx context.Context, name string, labels map[string]string,
+// called when the container is made again, and its processes are not. ErrRunning if it runs, with nothing
+// changed.
+func (e *containers) StartAnew(ctx context.Context, id string, labels map[string]string,
 	created func(*Info) error) error {
+	name := Name(id)
 	defer e.change(name)()
-	err := os.RemoveAll(e.cfg.imagesDir(name))
+	err := e.ended(ctx, id)
+	if err == nil {
+		err = os.RemoveAll(e.cfg.imagesDir(name))
+	}
 	if err == nil {
 		err = e.relabel(ctx, name, labels)
 	}
@@ -55,6 +60,42 @@ func (e *containers) StartAnew(ctx context.Context, name string, labels map[stri
 		err = e.restart(ctx, name, errdefs.ErrFailedPrecondition, created)
 	}
 	return wrap(err, "start container %s anew", name)
+}
+
+// Relabel changes labels of a container; an empty value removes one.
+func (e *containers) Relabel(ctx context.Context, id string, labels map[string]string) error {
+	name := Name(id)
+	defer e.change(name)()
+	r, err := e.state.Record(ctx, name)
+	if err == nil {
+		err = r.Meant(id)
+	}
+	if err == nil {
+		err = e.relabel(ctx, name, labels)
+	}
+	return wrap(notFound(err), "change labels of container %s", name)
+}
+
+// StopSignal is what Stop sends a container.
+func StopSignal(i *Info) unix.Signal { return stopSignal(i.Labels) }
+
+// ended returns nil of a container whose process does not run.
+func (e *containers) ended(ctx context.Context, id string) error {
+	r, err := e.state.Record(ctx, Name(id))
+	if err == nil {
+		err = r.Meant(id)
+	}
+	if err != nil {
+		return notFound(err)
+	}
+	p, err := e.state.Task(ctx, r.Name)
+	if err == nil && (p.Status == task.Status_RUNNING || p.Status == task.Status_PAUSED) {
+		return ErrRunning
+	}
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // relabel changes labels of a container's record; an empty value removes one.
@@ -167,8 +208,8 @@ func (e *containers) reconnect(ctx context.Context, r state.Record) error {
 	return nil
 }
 
-func stopSignalOf(r state.Record) unix.Signal {
-	if sig, err := ParseSignal(r.Labels[labelStop]); err == nil {
+func stopSignal(labels map[string]string) unix.Signal {
+	if sig, err := ParseSignal(labels[labelStop]); err == nil {
 		return sig
 	}
 	return unix.SIGTERM
@@ -209,14 +250,14 @@ func (e *containers) Stop(ctx context.Context, id string, grace time.Duration) e
 		return fmt.Errorf("stop container %s: %w", name, notFound(err))
 	}
 	id = e.cfg.places().Describe(r).ID()
-	if err := e.Kill(ctx, id, stopSignalOf(r)); err != nil {
+	if err := e.Kill(ctx, id, stopSignal(r.Labels)); err != nil {
 		if gone(err) {
 			return nil
 		}
 		return err
 	}
 	soft, cancel := context.WithTimeout(ctx, grace)
-	unblocked := e.unblock(soft, name, stopSignalOf(r))
+	unblocked := e.unblock(soft, name, stopSignal(r.Labels))
 	_, err = e.Wait(soft, id)
 	cancel()
 	unblocked()

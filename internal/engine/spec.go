@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"dewpoint/internal/engine/account"
@@ -308,10 +307,8 @@ func (s *Spec) labels() map[string]string {
 	if len(s.Ports) > 0 {
 		l[state.LabelPorts] = state.FormatPorts(s.Ports)
 	}
-	if sig := stopSignal(s.Image.Spec.Config); sig != "" {
+	if sig := s.Image.Spec.Config.StopSignal; sig != "" {
 		l[labelStop] = sig
 	}
 	return l
 }
-
-func stopSignal(c ocispec.ImageConfig) string { return c.StopSignal }

@@ -2,26 +2,23 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
+	"dewpoint/internal/restart"
 	"dewpoint/internal/spec"
 )
 
-// defaultStop is how long a container may take to end when it is asked to.
-const defaultStop = 10 * time.Second
-
 // containers implements api.Containers.
 type containers struct {
-	engine *engine.Engine
-	desk   *deploy.Desk // knows what was asked for
-	reads  *reads
-	node   string
+	engine     *engine.Engine
+	desk       *deploy.Desk // knows what was asked for
+	reads      *reads
+	node       string
+	supervisor *restart.Supervisor
 }
 
 // id is the ID of the container that has a name now: what follows acts on that one, or on none. Of a name
@@ -57,8 +54,8 @@ func (c *containers) List(ctx context.Context, all bool) ([]spec.Container, erro
 	}
 	out := []spec.Container{}
 	for _, i := range infos {
-		if all || i.Status != engine.Stopped {
-			out = append(out, c.container(i))
+		if v := c.container(i); all || v.Status != spec.StatusExited {
+			out = append(out, v)
 		}
 	}
 	c.reads.mark(out)
@@ -76,6 +73,7 @@ func (c *containers) container(i *engine.Info) spec.Container {
 			out.ExitCode = i.Exit.Status
 		}
 	}
+	c.supervisor.Describe(i, &out)
 	if i.Addr.IsValid() {
 		out.IP = i.Addr.String()
 	}
@@ -152,45 +150,10 @@ func forward(ctx context.Context, in <-chan spec.Size, out chan<- engine.WinSize
 	}
 }
 
-// Stop implements api.Containers.
-func (c *containers) Stop(ctx context.Context, name string, timeout time.Duration) error {
-	if timeout < 0 {
-		timeout = defaultStop
-	}
-	err := c.engine.Stop(ctx, c.id(ctx, name), timeout)
-	if errors.Is(err, engine.ErrNotRunning) {
-		return nil
-	}
-	return err
-}
-
-// Remove implements api.Containers.
-func (c *containers) Remove(ctx context.Context, name string, force bool) error {
-	if err := validName(name); err != nil {
-		return err
-	}
-	return c.engine.Remove(ctx, c.id(ctx, name), force)
-}
-
 // validName refuses what no container is named.
 func validName(name string) error {
 	if err := engine.ValidName(engine.Name(name)); err != nil {
 		return fmt.Errorf("%w: %w", deploy.ErrRequest, err)
 	}
 	return nil
-}
-
-// Wait implements api.Containers.
-func (c *containers) Wait(ctx context.Context, name string) (int, error) {
-	name = c.id(ctx, name)
-	e, err := c.engine.Wait(ctx, name)
-	if errors.Is(err, engine.ErrNotRunning) {
-		if _, unknown := c.engine.Inspect(ctx, name); errors.Is(unknown, engine.ErrNotFound) {
-			err = unknown
-		}
-	}
-	if err == nil {
-		err = c.engine.Unexecuted(ctx, engine.Name(name), e.Status)
-	}
-	return e.Status, err
 }

@@ -43,6 +43,7 @@ import (
 	"dewpoint/internal/pop/member"
 	"dewpoint/internal/pop/peer"
 	"dewpoint/internal/registry"
+	"dewpoint/internal/restart"
 	"dewpoint/internal/sched"
 	"dewpoint/internal/server/doctor"
 	"dewpoint/internal/server/metrics"
@@ -96,6 +97,7 @@ type daemon struct {
 	documents   *documents
 	checkpoints *checkpoints
 	deployments *deployments
+	supervisor  *restart.Supervisor
 }
 
 // defaultMemory is what dewd's Go heap aims below.
@@ -154,7 +156,8 @@ func (d *daemon) run(ctx context.Context, started chan<- struct{}) error {
 	settings := &reloader{link: d.link, room: d.room, inForce: d.File, log: d.Log}
 	g.Go(func() error { return settings.follow(ctx, d.Reload) })
 	g.Go(func() error {
-		if err := d.make(ctx, d.startEngine, d.openCheckpoints, d.openDeployer, d.openDesk); err != nil {
+		if err := d.make(ctx, d.startEngine, d.openCheckpoints, d.openDeployer, d.openDesk,
+			d.openSupervisor); err != nil {
 			return d.room.reserve.fullAtStart(err)
 		}
 		d.room.reserve.keep()
@@ -464,6 +467,24 @@ func (d *daemon) openDesk(ctx context.Context) error {
 	return desk.Recover(ctx)
 }
 
+// openSupervisor makes the part that starts containers again.
+func (d *daemon) openSupervisor(context.Context) error {
+	desk := d.deployments.desk
+	d.supervisor = restart.New(restart.Config{Engine: d.engine, Start: d.startAgain, Told: d.news.restarted,
+		Deploying: func(i *engine.Info) bool { return desk.GoesOn(i.Labels[deploy.LabelDeployment]) }, Log: d.Log})
+	d.atClose(d.supervisor.Close)
+	return nil
+}
+
+// startAgain starts a container that has ended.
+func (d *daemon) startAgain(ctx context.Context, i *engine.Info, labels map[string]string) error {
+	err := d.checkpoints.startAnew(ctx, i, labels)
+	if err == nil {
+		d.deployments.deployer.Runs(i)
+	}
+	return err
+}
+
 // node implements api.Node, and web.Node: each part of the API is a service of its own.
 type node struct {
 	*deployments
@@ -481,8 +502,9 @@ func (d *daemon) node() node {
 	r := &reads{puller: d.puller, catalog: d.catalog, never: d.partials.server == nil}
 	n := node{
 		deployments: d.deployments,
-		containers:  &containers{engine: d.engine, desk: d.deployments.desk, reads: r, node: d.name},
-		volumes:     &volumes{d.engine},
+		containers: &containers{engine: d.engine, desk: d.deployments.desk, reads: r, node: d.name,
+			supervisor: d.supervisor},
+		volumes: &volumes{d.engine},
 		packs: &packs{learner: learner, catalog: d.catalog, recordings: d.recordings(),
 			mount: d.mounts.backend.Name()},
 		checkpoints: d.checkpoints,
@@ -519,6 +541,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group, started chan<- st
 		g.Go(func() error { return serveHTTP(ctx, d.HTTP, d.news.metrics, n) })
 	}
 	g.Go(func() error { return d.news.events.watchEngine(ctx, d.engine) })
+	g.Go(func() error { return d.supervisor.Run(ctx) })
 	house := &house{engine: d.engine, room: d.room, news: d.news, checkpoints: d.checkpoints}
 	g.Go(func() error { house.keep(ctx); return nil })
 	g.Go(func() error { return d.pop.serve(ctx, d.given()) })

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"dewpoint/internal/engine"
 	"dewpoint/internal/server/metrics"
 	"dewpoint/internal/spec"
 )
@@ -58,6 +59,18 @@ func (n *news) Done(r spec.Record) {
 	}
 	n.log.LogAttrs(context.Background(), slog.LevelInfo, what, summary(r)...)
 	n.events.add(spec.Event{Kind: kind, Name: r.Name, Image: r.Image, Record: &r})
+}
+
+// restarted tells of a container that its policy started again, or could not.
+func (n *news) restarted(i *engine.Info, restarts int, err error) {
+	ev := spec.Event{Kind: spec.EventRestarted, Name: i.Name, Image: i.Image}
+	if err != nil {
+		ev.Error = err.Error()
+		n.log.Error("a container cannot be started again", "container", i.Name, "restarts", restarts, "err", err)
+	} else {
+		n.log.Info("a container is started again", "container", i.Name, "restarts", restarts)
+	}
+	n.events.add(ev)
 }
 
 // summary is what the log says of a record: its stages in seconds, in their order, and its

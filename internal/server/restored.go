@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"time"
@@ -30,7 +31,7 @@ func (c *checkpoints) Lost(name string, err error, served bool) {
 	if err := c.engine.Kill(ctx, name, unix.SIGKILL); err != nil && !errors.Is(err, engine.ErrNotRunning) {
 		c.log.Warn("kill what is left of it", "container", name, "err", err)
 	}
-	if err := c.startAnew(ctx, name); err != nil {
+	if err := c.startDeadAnew(ctx, name); err != nil {
 		c.log.Error("it stays down", "container", name, "err", err)
 	}
 }
@@ -38,9 +39,9 @@ func (c *checkpoints) Lost(name string, err error, served bool) {
 // lostTime bounds the end of a container and its new start.
 const lostTime = 30 * time.Second
 
-// startAnew starts a container that was killed by its command, on the files that it has, unless
+// startDeadAnew starts a container that was killed by its command, on the files that it has, unless
 // it goes when it exits.
-func (c *checkpoints) startAnew(ctx context.Context, name string) error {
+func (c *checkpoints) startDeadAnew(ctx context.Context, name string) error {
 	info, err := c.engine.Inspect(ctx, name)
 	if err != nil || info.Labels[deploy.LabelRemove] != "" {
 		return err
@@ -48,7 +49,24 @@ func (c *checkpoints) startAnew(ctx context.Context, name string) error {
 	if _, err := c.engine.Wait(ctx, name); err != nil && !errors.Is(err, engine.ErrNotRunning) {
 		return err
 	}
-	return c.engine.StartAnew(ctx, name, checkpoint.Anew(info), func(made *engine.Info) error {
+	if err := c.startAnew(ctx, info, nil); !errors.Is(err, engine.ErrRunning) { // by its policy
+		return err
+	}
+	return nil
+}
+
+// startAnew starts a container that has ended by its command, on the files that it has. Labels are changed
+// before, an empty value removes one.
+func (c *checkpoints) startAnew(ctx context.Context, info *engine.Info, labels map[string]string) error {
+	if c.manager == nil {
+		return c.engine.StartAnew(ctx, info.ID(), labels, nil)
+	}
+	all := checkpoint.Anew(info)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, labels)
+	return c.engine.StartAnew(ctx, info.ID(), all, func(made *engine.Info) error {
 		return c.manager.Remade(ctx, made)
 	})
 }
@@ -86,7 +104,7 @@ func (c *checkpoints) startDead(ctx context.Context, name string, unended map[st
 	why := "dewd was killed while the rest of its memory was coming"
 	c.log.Error("a restored container has ended: "+why, "container", name)
 	c.news.events.add(spec.Event{Kind: spec.EventLost, Name: name, Error: why})
-	return c.startAnew(ctx, name)
+	return c.startDeadAnew(ctx, name)
 }
 
 // alive reports whether a process is there and no zombie.

@@ -23,7 +23,9 @@ type Request struct {
 	Remove       bool          // remove the container when it exits; see Watch.Hold
 	// Labels are the container's own, over the image's; one with an empty value takes the image's away.
 	Labels map[string]string `json:",omitempty"`
-	Record bool              // record what is read of the image until ProfileEnd; it is pulled whole first
+	// Restart says when it starts again once it has ended, as ParseRestart reads it. Not with Remove or Record.
+	Restart string `json:",omitempty"`
+	Record  bool   // record what is read of the image until ProfileEnd; it is pulled whole first
 	// Experiments; "" or 0 is the node's own choice.
 	Mount     string // erofs, loop, tree
 	Order     string // layers, parallel

@@ -29,6 +29,8 @@ const (
 	StatusRunning = "running"
 	StatusExited  = "exited"
 	StatusUnknown = "unknown" // containerd was restarted, and does not say yet
+	// it has ended, and its policy starts it again
+	StatusRestarting = "restarting"
 )
 
 // Container is one container on the node.
@@ -40,7 +42,7 @@ type Container struct {
 	Image    string    `json:"image"`
 	Digest   string    `json:"digest"`
 	Status   string    `json:"status"`
-	ExitCode int       `json:"exit_code"` // of the last run, once Status is exited
+	ExitCode int       `json:"exit_code"` // of the last run, once Status is exited or restarting
 	PID      int       `json:"pid,omitempty"`
 	IP       string    `json:"ip,omitempty"`
 	Ports    []Port    `json:"ports,omitempty"`
@@ -51,6 +53,11 @@ type Container struct {
 	// come. "" if none has failed.
 	ReadError string `json:"read_error,omitempty"`
 	Caller    string `json:"caller,omitempty"` // who deployed it, "" is not known
+	// Restart is its policy, "" is no; Restarts counts what that has done since a person started it.
+	Restart   string    `json:"restart,omitempty"`
+	Restarts  int       `json:"restarts,omitempty"`
+	CrashLoop bool      `json:"crash_loop,omitempty"` // it ends again and again, soon after its starts
+	NextStart time.Time `json:"next_start,omitzero"`  // of one that is restarting
 }
 
 // LogOptions says which output of a container is wanted.
@@ -160,12 +167,14 @@ type Version struct {
 
 // The kinds of an Event.
 const (
-	EventStage   = "stage"   // a deployment reached Stage
-	EventRecord  = "record"  // a deployment ended, well or not: Record
-	EventPulled  = "pulled"  // an image is here whole
-	EventExited  = "exited"  // a container's process ended: ExitCode
-	EventRemoved = "removed" // a container is gone
-	EventDeleted = "deleted" // an image is gone
+	EventStage  = "stage"  // a deployment reached Stage
+	EventRecord = "record" // a deployment ended, well or not: Record
+	EventPulled = "pulled" // an image is here whole
+	EventExited = "exited" // a container's process ended: ExitCode
+	// a container's policy has started it again; with Error it could not, and tries later
+	EventRestarted = "restarted"
+	EventRemoved   = "removed" // a container is gone
+	EventDeleted   = "deleted" // an image is gone
 	// containers get I/O errors, or Name was killed, for what served their layers or memory is gone: Error
 	EventLost = "lost"
 	EventLied = "lied" // bytes that an image ran with are not the layer's: Error

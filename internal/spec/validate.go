@@ -67,6 +67,9 @@ func (r Request) Validate() error {
 	if err := readiness(r.Ready); err != nil {
 		return err
 	}
+	if err := r.restarts(); err != nil {
+		return err
+	}
 	return choices(
 		choice{"net", r.Net, []string{"host", "bridge", "none"}},
 		choice{"lazy", r.Lazy, []string{"auto", "never"}},

@@ -13,7 +13,6 @@ package apitest
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -330,6 +329,7 @@ func (n *Node) create(req spec.Request, img spec.Image) (*container, error) {
 		ID: fmt.Sprintf("%s@%d", req.Name, n.ids), Name: req.Name, Image: req.Image, Digest: img.Digest, Status: spec.StatusRunning,
 		PID:   100 + len(n.containers),
 		Ports: req.Ports, Created: time.Now(), Node: "fake", Caller: req.Terms.Caller,
+		Restart: req.Restart,
 	}}
 	n.containers[c.Name] = c
 	return c, nil
@@ -532,80 +532,4 @@ func sizes(req spec.ExecRequest, std spec.ExecIO) error {
 			return err
 		}
 	}
-}
-
-// Stop implements api.Containers.
-func (n *Node) Stop(ctx context.Context, name string, timeout time.Duration) error {
-	now, after := n.fault("Stop")
-	if now != nil {
-		return now
-	}
-	unlock := n.lock()
-	c, err := n.find(name)
-	if err == nil {
-		c.stop = "term"
-		if timeout == 0 {
-			c.stop = "kill"
-		}
-	}
-	unlock()
-	if err != nil {
-		return err
-	}
-	patient, cancel := ctx, context.CancelFunc(func() {})
-	if timeout > 0 {
-		patient, cancel = context.WithTimeout(ctx, timeout)
-	}
-	defer cancel()
-	ended := func() bool { return c.Status == spec.StatusExited }
-	if err := n.await(patient, ended); errors.Is(err, context.DeadlineExceeded) {
-		unlock := n.lock()
-		c.stop = "kill"
-		unlock()
-	}
-	return errors.Join(n.await(ctx, ended), after)
-}
-
-// Remove implements api.Containers.
-func (n *Node) Remove(ctx context.Context, name string, force bool) error {
-	now, after := n.fault("Remove")
-	if now != nil {
-		return now
-	}
-	unlock := n.lock()
-	c, err := n.find(name)
-	running := err == nil && c.Status == spec.StatusRunning
-	unlock()
-	switch {
-	case err != nil:
-		return err
-	case running && !force:
-		return api.New(api.Running, fmt.Sprintf("%s runs", name))
-	case running:
-		if err := n.Stop(ctx, name, 0); err != nil {
-			return err
-		}
-	}
-	defer n.lock()()
-	n.drop(c)
-	return after
-}
-
-// Wait implements api.Containers.
-func (n *Node) Wait(ctx context.Context, name string) (int, error) {
-	if now, _ := n.fault("Wait"); now != nil {
-		return 0, now
-	}
-	unlock := n.lock()
-	c, err := n.find(name)
-	unlock()
-	if err != nil {
-		return 0, err
-	}
-	status := 0
-	err = n.await(ctx, func() bool {
-		status = c.ExitCode
-		return c.Status == spec.StatusExited
-	})
-	return status, err
 }

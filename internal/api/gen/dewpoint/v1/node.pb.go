@@ -179,7 +179,10 @@ type Spec struct {
 	// The container's own, over the image's. One with an empty value takes the image's
 	// away. Of those that begin with dewpoint. there are dewpoint.checkpoint,
 	// dewpoint.checkpoint.before, dewpoint.restore.after, dewpoint.restore.env, dewpoint.restore.volumes and dewpoint.hooks.
-	Labels          map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// When a container that has ended starts again: no, on-failure[:N], always, unless-stopped. Not with
+	// remove or record.
+	Restart         string            `protobuf:"bytes,23,opt,name=restart,proto3" json:"restart,omitempty"`
 	User            string            `protobuf:"bytes,40,opt,name=user,proto3" json:"user,omitempty"` // USER[:GROUP], names of the image's passwd and group, or numbers
 	WorkingDir      string            `protobuf:"bytes,41,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
 	Hostname        string            `protobuf:"bytes,42,opt,name=hostname,proto3" json:"hostname,omitempty"`
@@ -386,6 +389,13 @@ func (x *Spec) GetLabels() map[string]string {
 		return x.Labels
 	}
 	return nil
+}
+
+func (x *Spec) GetRestart() string {
+	if x != nil {
+		return x.Restart
+	}
+	return ""
 }
 
 func (x *Spec) GetUser() string {
@@ -2835,19 +2845,25 @@ func (x *ListResponse) GetContainers() []*Container {
 }
 
 type Container struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
-	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
-	Status        string                 `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"` // created, running, exited, paused, unknown (containerd was restarted, and does not say yet)
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Image  string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
+	Digest string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	// created, running, exited, restarting (it has ended, and starts again), paused, unknown (containerd was
+	// restarted, and does not say yet)
+	Status        string                 `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
 	ExitCode      int32                  `protobuf:"varint,5,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
 	Pid           int32                  `protobuf:"varint,6,opt,name=pid,proto3" json:"pid,omitempty"`
 	Ip            string                 `protobuf:"bytes,7,opt,name=ip,proto3" json:"ip,omitempty"`
 	Ports         []*Port                `protobuf:"bytes,8,rep,name=ports,proto3" json:"ports,omitempty"`
 	Created       *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created,proto3" json:"created,omitempty"`
 	Node          string                 `protobuf:"bytes,10,opt,name=node,proto3" json:"node,omitempty"`
-	ReadError     string                 `protobuf:"bytes,11,opt,name=read_error,json=readError,proto3" json:"read_error,omitempty"` // why reads of its image failed in the last minute
-	Caller        string                 `protobuf:"bytes,12,opt,name=caller,proto3" json:"caller,omitempty"`                        // who deployed it: local, token:NAME, cert:NAME; empty is not known
+	ReadError     string                 `protobuf:"bytes,11,opt,name=read_error,json=readError,proto3" json:"read_error,omitempty"`  // why reads of its image failed in the last minute
+	Caller        string                 `protobuf:"bytes,12,opt,name=caller,proto3" json:"caller,omitempty"`                         // who deployed it: local, token:NAME, cert:NAME; empty is not known
+	Restart       string                 `protobuf:"bytes,13,opt,name=restart,proto3" json:"restart,omitempty"`                       // its policy, empty is no
+	Restarts      int32                  `protobuf:"varint,14,opt,name=restarts,proto3" json:"restarts,omitempty"`                    // by its policy, since a person has started it
+	CrashLoop     bool                   `protobuf:"varint,15,opt,name=crash_loop,json=crashLoop,proto3" json:"crash_loop,omitempty"` // it has ended several times in a row, none of which it ran for ten seconds
+	NextStart     *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=next_start,json=nextStart,proto3" json:"next_start,omitempty"`  // of one that is restarting
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2964,6 +2980,34 @@ func (x *Container) GetCaller() string {
 		return x.Caller
 	}
 	return ""
+}
+
+func (x *Container) GetRestart() string {
+	if x != nil {
+		return x.Restart
+	}
+	return ""
+}
+
+func (x *Container) GetRestarts() int32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
+func (x *Container) GetCrashLoop() bool {
+	if x != nil {
+		return x.CrashLoop
+	}
+	return false
+}
+
+func (x *Container) GetNextStart() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextStart
+	}
+	return nil
 }
 
 type InspectRequest struct {
@@ -3518,6 +3562,262 @@ func (*StopResponse) Descriptor() ([]byte, []int) {
 	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
+type StartRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartRequest) Reset() {
+	*x = StartRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartRequest) ProtoMessage() {}
+
+func (x *StartRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartRequest.ProtoReflect.Descriptor instead.
+func (*StartRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *StartRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type StartResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartResponse) Reset() {
+	*x = StartResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartResponse) ProtoMessage() {}
+
+func (x *StartResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartResponse.ProtoReflect.Descriptor instead.
+func (*StartResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{48}
+}
+
+type RestartRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Timeout       *durationpb.Duration   `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"` // until it is killed; unset is the node's default
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartRequest) Reset() {
+	*x = RestartRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartRequest) ProtoMessage() {}
+
+func (x *RestartRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartRequest.ProtoReflect.Descriptor instead.
+func (*RestartRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *RestartRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RestartRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+type RestartResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartResponse) Reset() {
+	*x = RestartResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartResponse) ProtoMessage() {}
+
+func (x *RestartResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartResponse.ProtoReflect.Descriptor instead.
+func (*RestartResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{50}
+}
+
+type KillRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Signal        string                 `protobuf:"bytes,2,opt,name=signal,proto3" json:"signal,omitempty"` // KILL, SIGHUP, 15, RTMIN+3, …; empty is KILL
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KillRequest) Reset() {
+	*x = KillRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KillRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KillRequest) ProtoMessage() {}
+
+func (x *KillRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KillRequest.ProtoReflect.Descriptor instead.
+func (*KillRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *KillRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *KillRequest) GetSignal() string {
+	if x != nil {
+		return x.Signal
+	}
+	return ""
+}
+
+type KillResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KillResponse) Reset() {
+	*x = KillResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KillResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KillResponse) ProtoMessage() {}
+
+func (x *KillResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KillResponse.ProtoReflect.Descriptor instead.
+func (*KillResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
+}
+
 type RemoveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3528,7 +3828,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3540,7 +3840,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3553,7 +3853,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RemoveRequest) GetName() string {
@@ -3578,7 +3878,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3590,7 +3890,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3603,7 +3903,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 type WaitRequest struct {
@@ -3615,7 +3915,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +3927,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +3940,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *WaitRequest) GetName() string {
@@ -3659,7 +3959,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3671,7 +3971,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3684,7 +3984,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WaitResponse) GetStatus() int32 {
@@ -3702,7 +4002,7 @@ type ImagesRequest struct {
 
 func (x *ImagesRequest) Reset() {
 	*x = ImagesRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3714,7 +4014,7 @@ func (x *ImagesRequest) String() string {
 func (*ImagesRequest) ProtoMessage() {}
 
 func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3727,7 +4027,7 @@ func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesRequest.ProtoReflect.Descriptor instead.
 func (*ImagesRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 type ImagesResponse struct {
@@ -3739,7 +4039,7 @@ type ImagesResponse struct {
 
 func (x *ImagesResponse) Reset() {
 	*x = ImagesResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3751,7 +4051,7 @@ func (x *ImagesResponse) String() string {
 func (*ImagesResponse) ProtoMessage() {}
 
 func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3764,7 +4064,7 @@ func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesResponse.ProtoReflect.Descriptor instead.
 func (*ImagesResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ImagesResponse) GetImages() []*Image {
@@ -3788,7 +4088,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3800,7 +4100,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3813,7 +4113,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Image) GetName() string {
@@ -3871,7 +4171,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3883,7 +4183,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3896,7 +4196,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Layer) GetDigest() string {
@@ -3943,7 +4243,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3955,7 +4255,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3968,7 +4268,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -3986,7 +4286,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3998,7 +4298,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4011,7 +4311,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 type PruneRequest struct {
@@ -4024,7 +4324,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4036,7 +4336,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4049,7 +4349,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PruneRequest) GetImages() bool {
@@ -4081,7 +4381,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4093,7 +4393,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4106,7 +4406,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PruneResponse) GetImages() []string {
@@ -4166,7 +4466,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4178,7 +4478,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4191,7 +4491,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 type DoctorResponse struct {
@@ -4203,7 +4503,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4215,7 +4515,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4228,7 +4528,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DoctorResponse) GetFindings() []*Finding {
@@ -4250,7 +4550,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4562,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4575,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Finding) GetWhat() string {
@@ -4314,7 +4614,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4326,7 +4626,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4339,7 +4639,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 type VersionResponse struct {
@@ -4357,7 +4657,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4369,7 +4669,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4382,7 +4682,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -4449,7 +4749,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4461,7 +4761,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4474,7 +4774,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -4500,7 +4800,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4512,7 +4812,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4525,7 +4825,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -4539,7 +4839,7 @@ type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	Time          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, removed, deleted, lost, lied, damaged, replaced, checkpointed, unsaved, quarantined, resync
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, restarted, removed, deleted, lost, lied, damaged, replaced, checkpointed, unsaved, quarantined, resync
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	Image         string                 `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
 	Stage         string                 `protobuf:"bytes,6,opt,name=stage,proto3" json:"stage,omitempty"`
@@ -4556,7 +4856,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4568,7 +4868,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4581,7 +4881,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -4687,7 +4987,7 @@ type ProfileEndRequest struct {
 
 func (x *ProfileEndRequest) Reset() {
 	*x = ProfileEndRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4699,7 +4999,7 @@ func (x *ProfileEndRequest) String() string {
 func (*ProfileEndRequest) ProtoMessage() {}
 
 func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4712,7 +5012,7 @@ func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndRequest.ProtoReflect.Descriptor instead.
 func (*ProfileEndRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ProfileEndRequest) GetName() string {
@@ -4752,7 +5052,7 @@ type ProfileEndResponse struct {
 
 func (x *ProfileEndResponse) Reset() {
 	*x = ProfileEndResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4764,7 +5064,7 @@ func (x *ProfileEndResponse) String() string {
 func (*ProfileEndResponse) ProtoMessage() {}
 
 func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4777,7 +5077,7 @@ func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndResponse.ProtoReflect.Descriptor instead.
 func (*ProfileEndResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ProfileEndResponse) GetProfile() *Profile {
@@ -4803,7 +5103,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4815,7 +5115,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4828,7 +5128,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Profile) GetName() string {
@@ -4899,7 +5199,7 @@ type FileRead struct {
 
 func (x *FileRead) Reset() {
 	*x = FileRead{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4911,7 +5211,7 @@ func (x *FileRead) String() string {
 func (*FileRead) ProtoMessage() {}
 
 func (x *FileRead) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4924,7 +5224,7 @@ func (x *FileRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRead.ProtoReflect.Descriptor instead.
 func (*FileRead) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *FileRead) GetPath() string {
@@ -4964,7 +5264,7 @@ type PackBuildRequest struct {
 
 func (x *PackBuildRequest) Reset() {
 	*x = PackBuildRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4976,7 +5276,7 @@ func (x *PackBuildRequest) String() string {
 func (*PackBuildRequest) ProtoMessage() {}
 
 func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4989,7 +5289,7 @@ func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildRequest.ProtoReflect.Descriptor instead.
 func (*PackBuildRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PackBuildRequest) GetImage() string {
@@ -5008,7 +5308,7 @@ type PackBuildResponse struct {
 
 func (x *PackBuildResponse) Reset() {
 	*x = PackBuildResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5020,7 +5320,7 @@ func (x *PackBuildResponse) String() string {
 func (*PackBuildResponse) ProtoMessage() {}
 
 func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5033,7 +5333,7 @@ func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildResponse.ProtoReflect.Descriptor instead.
 func (*PackBuildResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PackBuildResponse) GetPack() *Pack {
@@ -5055,7 +5355,7 @@ type PackPushRequest struct {
 
 func (x *PackPushRequest) Reset() {
 	*x = PackPushRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5067,7 +5367,7 @@ func (x *PackPushRequest) String() string {
 func (*PackPushRequest) ProtoMessage() {}
 
 func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5080,7 +5380,7 @@ func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushRequest.ProtoReflect.Descriptor instead.
 func (*PackPushRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PackPushRequest) GetImage() string {
@@ -5118,7 +5418,7 @@ type PackPushResponse struct {
 
 func (x *PackPushResponse) Reset() {
 	*x = PackPushResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5130,7 +5430,7 @@ func (x *PackPushResponse) String() string {
 func (*PackPushResponse) ProtoMessage() {}
 
 func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5143,7 +5443,7 @@ func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushResponse.ProtoReflect.Descriptor instead.
 func (*PackPushResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PackPushResponse) GetImage() string {
@@ -5190,7 +5490,7 @@ type PackInspectRequest struct {
 
 func (x *PackInspectRequest) Reset() {
 	*x = PackInspectRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5202,7 +5502,7 @@ func (x *PackInspectRequest) String() string {
 func (*PackInspectRequest) ProtoMessage() {}
 
 func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5215,7 +5515,7 @@ func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectRequest.ProtoReflect.Descriptor instead.
 func (*PackInspectRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *PackInspectRequest) GetImage() string {
@@ -5234,7 +5534,7 @@ type PackInspectResponse struct {
 
 func (x *PackInspectResponse) Reset() {
 	*x = PackInspectResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5246,7 +5546,7 @@ func (x *PackInspectResponse) String() string {
 func (*PackInspectResponse) ProtoMessage() {}
 
 func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5259,7 +5559,7 @@ func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectResponse.ProtoReflect.Descriptor instead.
 func (*PackInspectResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PackInspectResponse) GetPack() *Pack {
@@ -5297,7 +5597,7 @@ type Pack struct {
 
 func (x *Pack) Reset() {
 	*x = Pack{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5309,7 +5609,7 @@ func (x *Pack) String() string {
 func (*Pack) ProtoMessage() {}
 
 func (x *Pack) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5322,7 +5622,7 @@ func (x *Pack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack.ProtoReflect.Descriptor instead.
 func (*Pack) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Pack) GetImage() string {
@@ -5477,7 +5777,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5489,7 +5789,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5502,7 +5802,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *CheckpointRequest) GetName() string {
@@ -5542,7 +5842,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5554,7 +5854,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5567,7 +5867,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -5586,7 +5886,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5598,7 +5898,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5611,7 +5911,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListCheckpointsRequest) GetImage() string {
@@ -5630,7 +5930,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5642,7 +5942,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5655,7 +5955,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -5674,7 +5974,7 @@ type RemoveCheckpointRequest struct {
 
 func (x *RemoveCheckpointRequest) Reset() {
 	*x = RemoveCheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5686,7 +5986,7 @@ func (x *RemoveCheckpointRequest) String() string {
 func (*RemoveCheckpointRequest) ProtoMessage() {}
 
 func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5699,7 +5999,7 @@ func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RemoveCheckpointRequest) GetId() string {
@@ -5717,7 +6017,7 @@ type RemoveCheckpointResponse struct {
 
 func (x *RemoveCheckpointResponse) Reset() {
 	*x = RemoveCheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5729,7 +6029,7 @@ func (x *RemoveCheckpointResponse) String() string {
 func (*RemoveCheckpointResponse) ProtoMessage() {}
 
 func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5742,7 +6042,7 @@ func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 type Checkpoint struct {
@@ -5771,7 +6071,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5783,7 +6083,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5796,7 +6096,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Checkpoint) GetId() string {
@@ -5933,7 +6233,7 @@ type PoPStatusRequest struct {
 
 func (x *PoPStatusRequest) Reset() {
 	*x = PoPStatusRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5945,7 +6245,7 @@ func (x *PoPStatusRequest) String() string {
 func (*PoPStatusRequest) ProtoMessage() {}
 
 func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5958,7 +6258,7 @@ func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusRequest.ProtoReflect.Descriptor instead.
 func (*PoPStatusRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 type PoPStatusResponse struct {
@@ -5970,7 +6270,7 @@ type PoPStatusResponse struct {
 
 func (x *PoPStatusResponse) Reset() {
 	*x = PoPStatusResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5982,7 +6282,7 @@ func (x *PoPStatusResponse) String() string {
 func (*PoPStatusResponse) ProtoMessage() {}
 
 func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5995,7 +6295,7 @@ func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusResponse.ProtoReflect.Descriptor instead.
 func (*PoPStatusResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *PoPStatusResponse) GetPop() *PoP {
@@ -6019,7 +6319,7 @@ type PoP struct {
 
 func (x *PoP) Reset() {
 	*x = PoP{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6031,7 +6331,7 @@ func (x *PoP) String() string {
 func (*PoP) ProtoMessage() {}
 
 func (x *PoP) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6044,7 +6344,7 @@ func (x *PoP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP.ProtoReflect.Descriptor instead.
 func (*PoP) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *PoP) GetName() string {
@@ -6098,7 +6398,7 @@ type PoPVerifyRequest struct {
 
 func (x *PoPVerifyRequest) Reset() {
 	*x = PoPVerifyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6110,7 +6410,7 @@ func (x *PoPVerifyRequest) String() string {
 func (*PoPVerifyRequest) ProtoMessage() {}
 
 func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6123,7 +6423,7 @@ func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyRequest.ProtoReflect.Descriptor instead.
 func (*PoPVerifyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *PoPVerifyRequest) GetLayers() []string {
@@ -6146,7 +6446,7 @@ type PoPVerifyResponse struct {
 
 func (x *PoPVerifyResponse) Reset() {
 	*x = PoPVerifyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6158,7 +6458,7 @@ func (x *PoPVerifyResponse) String() string {
 func (*PoPVerifyResponse) ProtoMessage() {}
 
 func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6171,7 +6471,7 @@ func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyResponse.ProtoReflect.Descriptor instead.
 func (*PoPVerifyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *PoPVerifyResponse) GetDiffId() string {
@@ -6218,7 +6518,7 @@ type PoPForgetRequest struct {
 
 func (x *PoPForgetRequest) Reset() {
 	*x = PoPForgetRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6230,7 +6530,7 @@ func (x *PoPForgetRequest) String() string {
 func (*PoPForgetRequest) ProtoMessage() {}
 
 func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6243,7 +6543,7 @@ func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetRequest.ProtoReflect.Descriptor instead.
 func (*PoPForgetRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *PoPForgetRequest) GetNode() string {
@@ -6261,7 +6561,7 @@ type PoPForgetResponse struct {
 
 func (x *PoPForgetResponse) Reset() {
 	*x = PoPForgetResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6273,7 +6573,7 @@ func (x *PoPForgetResponse) String() string {
 func (*PoPForgetResponse) ProtoMessage() {}
 
 func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6286,7 +6586,7 @@ func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetResponse.ProtoReflect.Descriptor instead.
 func (*PoPForgetResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 type ExecRequest_Start struct {
@@ -6305,7 +6605,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6317,7 +6617,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6397,7 +6697,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6409,7 +6709,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6439,7 +6739,7 @@ type Pack_Parts struct {
 
 func (x *Pack_Parts) Reset() {
 	*x = Pack_Parts{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6451,7 +6751,7 @@ func (x *Pack_Parts) String() string {
 func (*Pack_Parts) ProtoMessage() {}
 
 func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6464,7 +6764,7 @@ func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack_Parts.ProtoReflect.Descriptor instead.
 func (*Pack_Parts) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83, 0}
 }
 
 func (x *Pack_Parts) GetHeader() int64 {
@@ -6521,7 +6821,7 @@ type PoP_Quota struct {
 
 func (x *PoP_Quota) Reset() {
 	*x = PoP_Quota{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6533,7 +6833,7 @@ func (x *PoP_Quota) String() string {
 func (*PoP_Quota) ProtoMessage() {}
 
 func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6546,7 +6846,7 @@ func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Quota.ProtoReflect.Descriptor instead.
 func (*PoP_Quota) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 0}
 }
 
 func (x *PoP_Quota) GetPrefix() string {
@@ -6588,7 +6888,7 @@ type PoP_Store struct {
 
 func (x *PoP_Store) Reset() {
 	*x = PoP_Store{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6600,7 +6900,7 @@ func (x *PoP_Store) String() string {
 func (*PoP_Store) ProtoMessage() {}
 
 func (x *PoP_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6613,7 +6913,7 @@ func (x *PoP_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Store.ProtoReflect.Descriptor instead.
 func (*PoP_Store) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 1}
 }
 
 func (x *PoP_Store) GetPath() string {
@@ -6697,7 +6997,7 @@ type PoP_Coordinator struct {
 
 func (x *PoP_Coordinator) Reset() {
 	*x = PoP_Coordinator{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[101]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6709,7 +7009,7 @@ func (x *PoP_Coordinator) String() string {
 func (*PoP_Coordinator) ProtoMessage() {}
 
 func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[101]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6722,7 +7022,7 @@ func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Coordinator.ProtoReflect.Descriptor instead.
 func (*PoP_Coordinator) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 2}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 2}
 }
 
 func (x *PoP_Coordinator) GetKind() string {
@@ -6756,7 +7056,7 @@ type PoP_Hits struct {
 
 func (x *PoP_Hits) Reset() {
 	*x = PoP_Hits{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6768,7 +7068,7 @@ func (x *PoP_Hits) String() string {
 func (*PoP_Hits) ProtoMessage() {}
 
 func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6781,7 +7081,7 @@ func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Hits.ProtoReflect.Descriptor instead.
 func (*PoP_Hits) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 3}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 3}
 }
 
 func (x *PoP_Hits) GetLayers() int64 {
@@ -6809,7 +7109,7 @@ type PoP_Fetch struct {
 
 func (x *PoP_Fetch) Reset() {
 	*x = PoP_Fetch{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6821,7 +7121,7 @@ func (x *PoP_Fetch) String() string {
 func (*PoP_Fetch) ProtoMessage() {}
 
 func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6834,7 +7134,7 @@ func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Fetch.ProtoReflect.Descriptor instead.
 func (*PoP_Fetch) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 4}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 4}
 }
 
 func (x *PoP_Fetch) GetLayer() string {
@@ -6875,7 +7175,7 @@ type PoP_Node struct {
 
 func (x *PoP_Node) Reset() {
 	*x = PoP_Node{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6887,7 +7187,7 @@ func (x *PoP_Node) String() string {
 func (*PoP_Node) ProtoMessage() {}
 
 func (x *PoP_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6900,7 +7200,7 @@ func (x *PoP_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Node.ProtoReflect.Descriptor instead.
 func (*PoP_Node) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 5}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 5}
 }
 
 func (x *PoP_Node) GetName() string {
@@ -6980,7 +7280,7 @@ type PoP_Layer struct {
 
 func (x *PoP_Layer) Reset() {
 	*x = PoP_Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6992,7 +7292,7 @@ func (x *PoP_Layer) String() string {
 func (*PoP_Layer) ProtoMessage() {}
 
 func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7005,7 +7305,7 @@ func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Layer.ProtoReflect.Descriptor instead.
 func (*PoP_Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87, 6}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 6}
 }
 
 func (x *PoP_Layer) GetDiffId() string {
@@ -7059,7 +7359,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xe1\n" +
+	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xfb\n" +
 	"\n" +
 	"\x04Spec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
@@ -7089,7 +7389,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"checkpoint\x18\x15 \x01(\bR\n" +
 	"checkpoint\x125\n" +
-	"\x06labels\x18\x16 \x03(\v2\x1d.dewpoint.v1.Spec.LabelsEntryR\x06labels\x12\x12\n" +
+	"\x06labels\x18\x16 \x03(\v2\x1d.dewpoint.v1.Spec.LabelsEntryR\x06labels\x12\x18\n" +
+	"\arestart\x18\x17 \x01(\tR\arestart\x12\x12\n" +
 	"\x04user\x18( \x01(\tR\x04user\x12\x1f\n" +
 	"\vworking_dir\x18) \x01(\tR\n" +
 	"workingDir\x12\x1a\n" +
@@ -7295,7 +7596,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\fListResponse\x126\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2\x16.dewpoint.v1.ContainerR\n" +
-	"containers\"\xce\x02\n" +
+	"containers\"\xde\x03\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x16\n" +
@@ -7310,7 +7611,13 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	" \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
 	"read_error\x18\v \x01(\tR\treadError\x12\x16\n" +
-	"\x06caller\x18\f \x01(\tR\x06caller\"$\n" +
+	"\x06caller\x18\f \x01(\tR\x06caller\x12\x18\n" +
+	"\arestart\x18\r \x01(\tR\arestart\x12\x1a\n" +
+	"\brestarts\x18\x0e \x01(\x05R\brestarts\x12\x1d\n" +
+	"\n" +
+	"crash_loop\x18\x0f \x01(\bR\tcrashLoop\x129\n" +
+	"\n" +
+	"next_start\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\tnextStart\"$\n" +
 	"\x0eInspectRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\xad\x01\n" +
 	"\x0fInspectResponse\x124\n" +
@@ -7352,7 +7659,18 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\vStopRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\x0e\n" +
-	"\fStopResponse\"9\n" +
+	"\fStopResponse\"\"\n" +
+	"\fStartRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x0f\n" +
+	"\rStartResponse\"Y\n" +
+	"\x0eRestartRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\x11\n" +
+	"\x0fRestartResponse\"9\n" +
+	"\vKillRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06signal\x18\x02 \x01(\tR\x06signal\"\x0e\n" +
+	"\fKillResponse\"9\n" +
 	"\rRemoveRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"\x10\n" +
@@ -7605,7 +7923,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"&\n" +
 	"\x10PoPForgetRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\x13\n" +
-	"\x11PoPForgetResponse2\xa1\x13\n" +
+	"\x11PoPForgetResponse2\xe4\x14\n" +
 	"\x04Node\x12C\n" +
 	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse0\x01\x12O\n" +
 	"\n" +
@@ -7618,7 +7936,10 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\aInspect\x12\x1b.dewpoint.v1.InspectRequest\x1a\x1c.dewpoint.v1.InspectResponse\"\x03\x90\x02\x01\x12=\n" +
 	"\x04Logs\x12\x18.dewpoint.v1.LogsRequest\x1a\x19.dewpoint.v1.LogsResponse0\x01\x12?\n" +
 	"\x04Exec\x12\x18.dewpoint.v1.ExecRequest\x1a\x19.dewpoint.v1.ExecResponse(\x010\x01\x12;\n" +
-	"\x04Stop\x12\x18.dewpoint.v1.StopRequest\x1a\x19.dewpoint.v1.StopResponse\x12A\n" +
+	"\x04Stop\x12\x18.dewpoint.v1.StopRequest\x1a\x19.dewpoint.v1.StopResponse\x12>\n" +
+	"\x05Start\x12\x19.dewpoint.v1.StartRequest\x1a\x1a.dewpoint.v1.StartResponse\x12D\n" +
+	"\aRestart\x12\x1b.dewpoint.v1.RestartRequest\x1a\x1c.dewpoint.v1.RestartResponse\x12;\n" +
+	"\x04Kill\x12\x18.dewpoint.v1.KillRequest\x1a\x19.dewpoint.v1.KillResponse\x12A\n" +
 	"\x06Remove\x12\x1a.dewpoint.v1.RemoveRequest\x1a\x1b.dewpoint.v1.RemoveResponse\x12;\n" +
 	"\x04Wait\x12\x18.dewpoint.v1.WaitRequest\x1a\x19.dewpoint.v1.WaitResponse\x12F\n" +
 	"\x06Images\x12\x1a.dewpoint.v1.ImagesRequest\x1a\x1b.dewpoint.v1.ImagesResponse\"\x03\x90\x02\x01\x12P\n" +
@@ -7657,7 +7978,7 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 106)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 112)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Output_Stream)(0),               // 0: dewpoint.v1.Output.Stream
 	(*Error)(nil),                    // 1: dewpoint.v1.Error
@@ -7707,81 +8028,87 @@ var file_dewpoint_v1_node_proto_goTypes = []any{
 	(*ExecResponse)(nil),             // 45: dewpoint.v1.ExecResponse
 	(*StopRequest)(nil),              // 46: dewpoint.v1.StopRequest
 	(*StopResponse)(nil),             // 47: dewpoint.v1.StopResponse
-	(*RemoveRequest)(nil),            // 48: dewpoint.v1.RemoveRequest
-	(*RemoveResponse)(nil),           // 49: dewpoint.v1.RemoveResponse
-	(*WaitRequest)(nil),              // 50: dewpoint.v1.WaitRequest
-	(*WaitResponse)(nil),             // 51: dewpoint.v1.WaitResponse
-	(*ImagesRequest)(nil),            // 52: dewpoint.v1.ImagesRequest
-	(*ImagesResponse)(nil),           // 53: dewpoint.v1.ImagesResponse
-	(*Image)(nil),                    // 54: dewpoint.v1.Image
-	(*Layer)(nil),                    // 55: dewpoint.v1.Layer
-	(*RemoveImageRequest)(nil),       // 56: dewpoint.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),      // 57: dewpoint.v1.RemoveImageResponse
-	(*PruneRequest)(nil),             // 58: dewpoint.v1.PruneRequest
-	(*PruneResponse)(nil),            // 59: dewpoint.v1.PruneResponse
-	(*DoctorRequest)(nil),            // 60: dewpoint.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 61: dewpoint.v1.DoctorResponse
-	(*Finding)(nil),                  // 62: dewpoint.v1.Finding
-	(*VersionRequest)(nil),           // 63: dewpoint.v1.VersionRequest
-	(*VersionResponse)(nil),          // 64: dewpoint.v1.VersionResponse
-	(*EventsRequest)(nil),            // 65: dewpoint.v1.EventsRequest
-	(*EventsResponse)(nil),           // 66: dewpoint.v1.EventsResponse
-	(*Event)(nil),                    // 67: dewpoint.v1.Event
-	(*ProfileEndRequest)(nil),        // 68: dewpoint.v1.ProfileEndRequest
-	(*ProfileEndResponse)(nil),       // 69: dewpoint.v1.ProfileEndResponse
-	(*Profile)(nil),                  // 70: dewpoint.v1.Profile
-	(*FileRead)(nil),                 // 71: dewpoint.v1.FileRead
-	(*PackBuildRequest)(nil),         // 72: dewpoint.v1.PackBuildRequest
-	(*PackBuildResponse)(nil),        // 73: dewpoint.v1.PackBuildResponse
-	(*PackPushRequest)(nil),          // 74: dewpoint.v1.PackPushRequest
-	(*PackPushResponse)(nil),         // 75: dewpoint.v1.PackPushResponse
-	(*PackInspectRequest)(nil),       // 76: dewpoint.v1.PackInspectRequest
-	(*PackInspectResponse)(nil),      // 77: dewpoint.v1.PackInspectResponse
-	(*Pack)(nil),                     // 78: dewpoint.v1.Pack
-	(*CheckpointRequest)(nil),        // 79: dewpoint.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 80: dewpoint.v1.CheckpointResponse
-	(*ListCheckpointsRequest)(nil),   // 81: dewpoint.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),  // 82: dewpoint.v1.ListCheckpointsResponse
-	(*RemoveCheckpointRequest)(nil),  // 83: dewpoint.v1.RemoveCheckpointRequest
-	(*RemoveCheckpointResponse)(nil), // 84: dewpoint.v1.RemoveCheckpointResponse
-	(*Checkpoint)(nil),               // 85: dewpoint.v1.Checkpoint
-	(*PoPStatusRequest)(nil),         // 86: dewpoint.v1.PoPStatusRequest
-	(*PoPStatusResponse)(nil),        // 87: dewpoint.v1.PoPStatusResponse
-	(*PoP)(nil),                      // 88: dewpoint.v1.PoP
-	(*PoPVerifyRequest)(nil),         // 89: dewpoint.v1.PoPVerifyRequest
-	(*PoPVerifyResponse)(nil),        // 90: dewpoint.v1.PoPVerifyResponse
-	(*PoPForgetRequest)(nil),         // 91: dewpoint.v1.PoPForgetRequest
-	(*PoPForgetResponse)(nil),        // 92: dewpoint.v1.PoPForgetResponse
-	nil,                              // 93: dewpoint.v1.Spec.LabelsEntry
-	nil,                              // 94: dewpoint.v1.Spec.SysctlsEntry
-	nil,                              // 95: dewpoint.v1.Record.StagesEntry
-	nil,                              // 96: dewpoint.v1.Span.AttributesEntry
-	(*ExecRequest_Start)(nil),        // 97: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil),   // 98: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),               // 99: dewpoint.v1.Pack.Parts
-	(*PoP_Quota)(nil),                // 100: dewpoint.v1.PoP.Quota
-	(*PoP_Store)(nil),                // 101: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),          // 102: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),                 // 103: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),                // 104: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),                 // 105: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),                // 106: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),      // 107: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 108: google.protobuf.Timestamp
+	(*StartRequest)(nil),             // 48: dewpoint.v1.StartRequest
+	(*StartResponse)(nil),            // 49: dewpoint.v1.StartResponse
+	(*RestartRequest)(nil),           // 50: dewpoint.v1.RestartRequest
+	(*RestartResponse)(nil),          // 51: dewpoint.v1.RestartResponse
+	(*KillRequest)(nil),              // 52: dewpoint.v1.KillRequest
+	(*KillResponse)(nil),             // 53: dewpoint.v1.KillResponse
+	(*RemoveRequest)(nil),            // 54: dewpoint.v1.RemoveRequest
+	(*RemoveResponse)(nil),           // 55: dewpoint.v1.RemoveResponse
+	(*WaitRequest)(nil),              // 56: dewpoint.v1.WaitRequest
+	(*WaitResponse)(nil),             // 57: dewpoint.v1.WaitResponse
+	(*ImagesRequest)(nil),            // 58: dewpoint.v1.ImagesRequest
+	(*ImagesResponse)(nil),           // 59: dewpoint.v1.ImagesResponse
+	(*Image)(nil),                    // 60: dewpoint.v1.Image
+	(*Layer)(nil),                    // 61: dewpoint.v1.Layer
+	(*RemoveImageRequest)(nil),       // 62: dewpoint.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),      // 63: dewpoint.v1.RemoveImageResponse
+	(*PruneRequest)(nil),             // 64: dewpoint.v1.PruneRequest
+	(*PruneResponse)(nil),            // 65: dewpoint.v1.PruneResponse
+	(*DoctorRequest)(nil),            // 66: dewpoint.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 67: dewpoint.v1.DoctorResponse
+	(*Finding)(nil),                  // 68: dewpoint.v1.Finding
+	(*VersionRequest)(nil),           // 69: dewpoint.v1.VersionRequest
+	(*VersionResponse)(nil),          // 70: dewpoint.v1.VersionResponse
+	(*EventsRequest)(nil),            // 71: dewpoint.v1.EventsRequest
+	(*EventsResponse)(nil),           // 72: dewpoint.v1.EventsResponse
+	(*Event)(nil),                    // 73: dewpoint.v1.Event
+	(*ProfileEndRequest)(nil),        // 74: dewpoint.v1.ProfileEndRequest
+	(*ProfileEndResponse)(nil),       // 75: dewpoint.v1.ProfileEndResponse
+	(*Profile)(nil),                  // 76: dewpoint.v1.Profile
+	(*FileRead)(nil),                 // 77: dewpoint.v1.FileRead
+	(*PackBuildRequest)(nil),         // 78: dewpoint.v1.PackBuildRequest
+	(*PackBuildResponse)(nil),        // 79: dewpoint.v1.PackBuildResponse
+	(*PackPushRequest)(nil),          // 80: dewpoint.v1.PackPushRequest
+	(*PackPushResponse)(nil),         // 81: dewpoint.v1.PackPushResponse
+	(*PackInspectRequest)(nil),       // 82: dewpoint.v1.PackInspectRequest
+	(*PackInspectResponse)(nil),      // 83: dewpoint.v1.PackInspectResponse
+	(*Pack)(nil),                     // 84: dewpoint.v1.Pack
+	(*CheckpointRequest)(nil),        // 85: dewpoint.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 86: dewpoint.v1.CheckpointResponse
+	(*ListCheckpointsRequest)(nil),   // 87: dewpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),  // 88: dewpoint.v1.ListCheckpointsResponse
+	(*RemoveCheckpointRequest)(nil),  // 89: dewpoint.v1.RemoveCheckpointRequest
+	(*RemoveCheckpointResponse)(nil), // 90: dewpoint.v1.RemoveCheckpointResponse
+	(*Checkpoint)(nil),               // 91: dewpoint.v1.Checkpoint
+	(*PoPStatusRequest)(nil),         // 92: dewpoint.v1.PoPStatusRequest
+	(*PoPStatusResponse)(nil),        // 93: dewpoint.v1.PoPStatusResponse
+	(*PoP)(nil),                      // 94: dewpoint.v1.PoP
+	(*PoPVerifyRequest)(nil),         // 95: dewpoint.v1.PoPVerifyRequest
+	(*PoPVerifyResponse)(nil),        // 96: dewpoint.v1.PoPVerifyResponse
+	(*PoPForgetRequest)(nil),         // 97: dewpoint.v1.PoPForgetRequest
+	(*PoPForgetResponse)(nil),        // 98: dewpoint.v1.PoPForgetResponse
+	nil,                              // 99: dewpoint.v1.Spec.LabelsEntry
+	nil,                              // 100: dewpoint.v1.Spec.SysctlsEntry
+	nil,                              // 101: dewpoint.v1.Record.StagesEntry
+	nil,                              // 102: dewpoint.v1.Span.AttributesEntry
+	(*ExecRequest_Start)(nil),        // 103: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil),   // 104: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),               // 105: dewpoint.v1.Pack.Parts
+	(*PoP_Quota)(nil),                // 106: dewpoint.v1.PoP.Quota
+	(*PoP_Store)(nil),                // 107: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),          // 108: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                 // 109: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                // 110: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                 // 111: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                // 112: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),      // 113: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 114: google.protobuf.Timestamp
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	6,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
 	7,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	107, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
-	93,  // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
+	113, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	99,  // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
 	3,   // 4: dewpoint.v1.Spec.tmpfs:type_name -> dewpoint.v1.Tmpfs
 	4,   // 5: dewpoint.v1.Spec.ulimits:type_name -> dewpoint.v1.Ulimit
-	94,  // 6: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
+	100, // 6: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
 	5,   // 7: dewpoint.v1.Spec.devices:type_name -> dewpoint.v1.Device
-	108, // 8: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
+	114, // 8: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
 	8,   // 9: dewpoint.v1.ListVolumesResponse.volumes:type_name -> dewpoint.v1.VolumeInfo
 	2,   // 10: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
-	107, // 11: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
+	113, // 11: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
 	25,  // 12: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
 	26,  // 13: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
 	28,  // 14: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
@@ -7789,139 +8116,147 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	33,  // 16: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
 	19,  // 17: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
 	2,   // 18: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
-	107, // 19: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
+	113, // 19: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
 	19,  // 20: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
 	25,  // 21: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
 	26,  // 22: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
 	28,  // 23: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
 	1,   // 24: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
-	108, // 25: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
-	108, // 26: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
+	114, // 25: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
+	114, // 26: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
 	28,  // 27: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
 	1,   // 28: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
 	19,  // 29: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
 	19,  // 30: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
 	27,  // 31: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	95,  // 32: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	101, // 32: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
 	30,  // 33: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
 	31,  // 34: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
 	29,  // 35: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
-	96,  // 36: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
+	102, // 36: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
 	0,   // 37: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
 	25,  // 38: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
 	26,  // 39: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
 	28,  // 40: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
 	38,  // 41: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
 	6,   // 42: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	108, // 43: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
-	38,  // 44: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
-	2,   // 45: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
-	28,  // 46: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
-	32,  // 47: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	97,  // 48: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	98,  // 49: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
-	44,  // 50: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
-	32,  // 51: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
-	33,  // 52: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	107, // 53: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
-	54,  // 54: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	108, // 55: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
-	55,  // 56: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
-	62,  // 57: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
-	67,  // 58: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	108, // 59: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
-	28,  // 60: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
-	70,  // 61: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
-	71,  // 62: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
-	78,  // 63: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
-	78,  // 64: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	99,  // 65: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	108, // 66: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
-	71,  // 67: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
-	85,  // 68: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
-	85,  // 69: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
-	108, // 70: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
-	88,  // 71: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	101, // 72: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	102, // 73: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	105, // 74: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	106, // 75: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
-	44,  // 76: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	100, // 77: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
-	103, // 78: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	103, // 79: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	103, // 80: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	103, // 81: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	104, // 82: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
-	15,  // 83: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	17,  // 84: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
-	20,  // 85: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
-	22,  // 86: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
-	23,  // 87: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
-	34,  // 88: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	36,  // 89: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	39,  // 90: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
-	41,  // 91: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	43,  // 92: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	46,  // 93: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	48,  // 94: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	50,  // 95: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	52,  // 96: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	56,  // 97: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	58,  // 98: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	9,   // 99: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
-	11,  // 100: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
-	13,  // 101: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
-	68,  // 102: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	72,  // 103: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	74,  // 104: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	76,  // 105: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	79,  // 106: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	81,  // 107: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	83,  // 108: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	86,  // 109: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	89,  // 110: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	91,  // 111: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	60,  // 112: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	63,  // 113: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	65,  // 114: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	16,  // 115: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	18,  // 116: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
-	21,  // 117: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
-	16,  // 118: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
-	24,  // 119: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
-	35,  // 120: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	37,  // 121: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	40,  // 122: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
-	42,  // 123: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	45,  // 124: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	47,  // 125: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	49,  // 126: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	51,  // 127: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	53,  // 128: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	57,  // 129: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	59,  // 130: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	10,  // 131: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
-	12,  // 132: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
-	14,  // 133: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
-	69,  // 134: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	73,  // 135: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	75,  // 136: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	77,  // 137: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	80,  // 138: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	82,  // 139: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	84,  // 140: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	87,  // 141: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	90,  // 142: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	92,  // 143: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	61,  // 144: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	64,  // 145: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	66,  // 146: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	115, // [115:147] is the sub-list for method output_type
-	83,  // [83:115] is the sub-list for method input_type
-	83,  // [83:83] is the sub-list for extension type_name
-	83,  // [83:83] is the sub-list for extension extendee
-	0,   // [0:83] is the sub-list for field type_name
+	114, // 43: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	114, // 44: dewpoint.v1.Container.next_start:type_name -> google.protobuf.Timestamp
+	38,  // 45: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
+	2,   // 46: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
+	28,  // 47: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
+	32,  // 48: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
+	103, // 49: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	104, // 50: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	44,  // 51: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
+	32,  // 52: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
+	33,  // 53: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
+	113, // 54: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	113, // 55: dewpoint.v1.RestartRequest.timeout:type_name -> google.protobuf.Duration
+	60,  // 56: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
+	114, // 57: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	61,  // 58: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
+	68,  // 59: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
+	73,  // 60: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
+	114, // 61: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	28,  // 62: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
+	76,  // 63: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
+	77,  // 64: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
+	84,  // 65: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
+	84,  // 66: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
+	105, // 67: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	114, // 68: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	77,  // 69: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
+	91,  // 70: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
+	91,  // 71: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
+	114, // 72: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	94,  // 73: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
+	107, // 74: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	108, // 75: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	111, // 76: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	112, // 77: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	44,  // 78: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
+	106, // 79: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
+	109, // 80: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	109, // 81: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	109, // 82: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	109, // 83: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	110, // 84: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	15,  // 85: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	17,  // 86: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
+	20,  // 87: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
+	22,  // 88: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
+	23,  // 89: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
+	34,  // 90: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	36,  // 91: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	39,  // 92: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
+	41,  // 93: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	43,  // 94: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	46,  // 95: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	48,  // 96: dewpoint.v1.Node.Start:input_type -> dewpoint.v1.StartRequest
+	50,  // 97: dewpoint.v1.Node.Restart:input_type -> dewpoint.v1.RestartRequest
+	52,  // 98: dewpoint.v1.Node.Kill:input_type -> dewpoint.v1.KillRequest
+	54,  // 99: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	56,  // 100: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	58,  // 101: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	62,  // 102: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	64,  // 103: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	9,   // 104: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
+	11,  // 105: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
+	13,  // 106: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
+	74,  // 107: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	78,  // 108: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	80,  // 109: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	82,  // 110: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	85,  // 111: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	87,  // 112: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	89,  // 113: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	92,  // 114: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	95,  // 115: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	97,  // 116: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	66,  // 117: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	69,  // 118: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	71,  // 119: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	16,  // 120: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	18,  // 121: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	21,  // 122: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	16,  // 123: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	24,  // 124: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	35,  // 125: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	37,  // 126: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	40,  // 127: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	42,  // 128: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	45,  // 129: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	47,  // 130: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	49,  // 131: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
+	51,  // 132: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
+	53,  // 133: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
+	55,  // 134: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	57,  // 135: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	59,  // 136: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	63,  // 137: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	65,  // 138: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	10,  // 139: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
+	12,  // 140: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
+	14,  // 141: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
+	75,  // 142: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	79,  // 143: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	81,  // 144: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	83,  // 145: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	86,  // 146: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	88,  // 147: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	90,  // 148: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	93,  // 149: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	96,  // 150: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	98,  // 151: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	67,  // 152: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	70,  // 153: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	72,  // 154: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	120, // [120:155] is the sub-list for method output_type
+	85,  // [85:120] is the sub-list for method input_type
+	85,  // [85:85] is the sub-list for extension type_name
+	85,  // [85:85] is the sub-list for extension extendee
+	0,   // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_dewpoint_v1_node_proto_init() }
@@ -7959,15 +8294,15 @@ func file_dewpoint_v1_node_proto_init() {
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[64].OneofWrappers = []any{}
-	file_dewpoint_v1_node_proto_msgTypes[66].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[70].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[72].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   106,
+			NumMessages:   112,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

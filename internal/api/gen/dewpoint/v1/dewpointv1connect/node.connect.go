@@ -61,6 +61,12 @@ const (
 	NodeExecProcedure = "/dewpoint.v1.Node/Exec"
 	// NodeStopProcedure is the fully-qualified name of the Node's Stop RPC.
 	NodeStopProcedure = "/dewpoint.v1.Node/Stop"
+	// NodeStartProcedure is the fully-qualified name of the Node's Start RPC.
+	NodeStartProcedure = "/dewpoint.v1.Node/Start"
+	// NodeRestartProcedure is the fully-qualified name of the Node's Restart RPC.
+	NodeRestartProcedure = "/dewpoint.v1.Node/Restart"
+	// NodeKillProcedure is the fully-qualified name of the Node's Kill RPC.
+	NodeKillProcedure = "/dewpoint.v1.Node/Kill"
 	// NodeRemoveProcedure is the fully-qualified name of the Node's Remove RPC.
 	NodeRemoveProcedure = "/dewpoint.v1.Node/Remove"
 	// NodeWaitProcedure is the fully-qualified name of the Node's Wait RPC.
@@ -133,6 +139,13 @@ type NodeClient interface {
 	// that goes away ends the process. It needs HTTP/2.
 	Exec(context.Context) *connect.BidiStreamForClient[v1.ExecRequest, v1.ExecResponse]
 	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
+	// Start runs a container anew that has ended, on the files that it has. It does not wait until
+	// that is ready, and does nothing to one that runs.
+	Start(context.Context, *connect.Request[v1.StartRequest]) (*connect.Response[v1.StartResponse], error)
+	// Restart is Stop and Start.
+	Restart(context.Context, *connect.Request[v1.RestartRequest]) (*connect.Response[v1.RestartResponse], error)
+	// Kill sends a signal to a container that runs.
+	Kill(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error)
 	Remove(context.Context, *connect.Request[v1.RemoveRequest]) (*connect.Response[v1.RemoveResponse], error)
 	// Wait answers when the container has exited, at once if it has.
 	Wait(context.Context, *connect.Request[v1.WaitRequest]) (*connect.Response[v1.WaitResponse], error)
@@ -248,6 +261,24 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			httpClient,
 			baseURL+NodeStopProcedure,
 			connect.WithSchema(nodeMethods.ByName("Stop")),
+			connect.WithClientOptions(opts...),
+		),
+		start: connect.NewClient[v1.StartRequest, v1.StartResponse](
+			httpClient,
+			baseURL+NodeStartProcedure,
+			connect.WithSchema(nodeMethods.ByName("Start")),
+			connect.WithClientOptions(opts...),
+		),
+		restart: connect.NewClient[v1.RestartRequest, v1.RestartResponse](
+			httpClient,
+			baseURL+NodeRestartProcedure,
+			connect.WithSchema(nodeMethods.ByName("Restart")),
+			connect.WithClientOptions(opts...),
+		),
+		kill: connect.NewClient[v1.KillRequest, v1.KillResponse](
+			httpClient,
+			baseURL+NodeKillProcedure,
+			connect.WithSchema(nodeMethods.ByName("Kill")),
 			connect.WithClientOptions(opts...),
 		),
 		remove: connect.NewClient[v1.RemoveRequest, v1.RemoveResponse](
@@ -398,6 +429,9 @@ type nodeClient struct {
 	logs             *connect.Client[v1.LogsRequest, v1.LogsResponse]
 	exec             *connect.Client[v1.ExecRequest, v1.ExecResponse]
 	stop             *connect.Client[v1.StopRequest, v1.StopResponse]
+	start            *connect.Client[v1.StartRequest, v1.StartResponse]
+	restart          *connect.Client[v1.RestartRequest, v1.RestartResponse]
+	kill             *connect.Client[v1.KillRequest, v1.KillResponse]
 	remove           *connect.Client[v1.RemoveRequest, v1.RemoveResponse]
 	wait             *connect.Client[v1.WaitRequest, v1.WaitResponse]
 	images           *connect.Client[v1.ImagesRequest, v1.ImagesResponse]
@@ -474,6 +508,21 @@ func (c *nodeClient) Exec(ctx context.Context) *connect.BidiStreamForClient[v1.E
 // Stop calls dewpoint.v1.Node.Stop.
 func (c *nodeClient) Stop(ctx context.Context, req *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error) {
 	return c.stop.CallUnary(ctx, req)
+}
+
+// Start calls dewpoint.v1.Node.Start.
+func (c *nodeClient) Start(ctx context.Context, req *connect.Request[v1.StartRequest]) (*connect.Response[v1.StartResponse], error) {
+	return c.start.CallUnary(ctx, req)
+}
+
+// Restart calls dewpoint.v1.Node.Restart.
+func (c *nodeClient) Restart(ctx context.Context, req *connect.Request[v1.RestartRequest]) (*connect.Response[v1.RestartResponse], error) {
+	return c.restart.CallUnary(ctx, req)
+}
+
+// Kill calls dewpoint.v1.Node.Kill.
+func (c *nodeClient) Kill(ctx context.Context, req *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error) {
+	return c.kill.CallUnary(ctx, req)
 }
 
 // Remove calls dewpoint.v1.Node.Remove.
@@ -609,6 +658,13 @@ type NodeHandler interface {
 	// that goes away ends the process. It needs HTTP/2.
 	Exec(context.Context, *connect.BidiStream[v1.ExecRequest, v1.ExecResponse]) error
 	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
+	// Start runs a container anew that has ended, on the files that it has. It does not wait until
+	// that is ready, and does nothing to one that runs.
+	Start(context.Context, *connect.Request[v1.StartRequest]) (*connect.Response[v1.StartResponse], error)
+	// Restart is Stop and Start.
+	Restart(context.Context, *connect.Request[v1.RestartRequest]) (*connect.Response[v1.RestartResponse], error)
+	// Kill sends a signal to a container that runs.
+	Kill(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error)
 	Remove(context.Context, *connect.Request[v1.RemoveRequest]) (*connect.Response[v1.RemoveResponse], error)
 	// Wait answers when the container has exited, at once if it has.
 	Wait(context.Context, *connect.Request[v1.WaitRequest]) (*connect.Response[v1.WaitResponse], error)
@@ -720,6 +776,24 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		NodeStopProcedure,
 		svc.Stop,
 		connect.WithSchema(nodeMethods.ByName("Stop")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeStartHandler := connect.NewUnaryHandler(
+		NodeStartProcedure,
+		svc.Start,
+		connect.WithSchema(nodeMethods.ByName("Start")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeRestartHandler := connect.NewUnaryHandler(
+		NodeRestartProcedure,
+		svc.Restart,
+		connect.WithSchema(nodeMethods.ByName("Restart")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeKillHandler := connect.NewUnaryHandler(
+		NodeKillProcedure,
+		svc.Kill,
+		connect.WithSchema(nodeMethods.ByName("Kill")),
 		connect.WithHandlerOptions(opts...),
 	)
 	nodeRemoveHandler := connect.NewUnaryHandler(
@@ -878,6 +952,12 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodeExecHandler.ServeHTTP(w, r)
 		case NodeStopProcedure:
 			nodeStopHandler.ServeHTTP(w, r)
+		case NodeStartProcedure:
+			nodeStartHandler.ServeHTTP(w, r)
+		case NodeRestartProcedure:
+			nodeRestartHandler.ServeHTTP(w, r)
+		case NodeKillProcedure:
+			nodeKillHandler.ServeHTTP(w, r)
 		case NodeRemoveProcedure:
 			nodeRemoveHandler.ServeHTTP(w, r)
 		case NodeWaitProcedure:
@@ -971,6 +1051,18 @@ func (UnimplementedNodeHandler) Exec(context.Context, *connect.BidiStream[v1.Exe
 
 func (UnimplementedNodeHandler) Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Stop is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Start(context.Context, *connect.Request[v1.StartRequest]) (*connect.Response[v1.StartResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Start is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Restart(context.Context, *connect.Request[v1.RestartRequest]) (*connect.Response[v1.RestartResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Restart is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Kill(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Kill is not implemented"))
 }
 
 func (UnimplementedNodeHandler) Remove(context.Context, *connect.Request[v1.RemoveRequest]) (*connect.Response[v1.RemoveResponse], error) {

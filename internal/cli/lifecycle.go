@@ -1,0 +1,100 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"dewpoint/internal/api"
+)
+
+func stopFlags(c *call) {
+	c.flags.StringVarP(&c.opt.timeout, "time", "t", "", "seconds, or a `time` such as 500ms, until it is killed")
+}
+
+// patience is what --time says.
+func (c *call) patience() (time.Duration, error) {
+	s := c.opt.timeout
+	if s == "" {
+		return api.DefaultTimeout, nil
+	}
+	if _, err := strconv.Atoi(s); err == nil {
+		s += "s"
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return 0, misuse(c, "--time %s: want seconds, or a time such as 500ms", c.opt.timeout)
+	}
+	return d, nil
+}
+
+func stop(ctx context.Context, c *call) error {
+	timeout, err := c.patience()
+	if err != nil {
+		return err
+	}
+	return c.names("container", func(name string) error { return c.client.Stop(ctx, name, timeout) })
+}
+
+func start(ctx context.Context, c *call) error {
+	return c.names("container", func(name string) error { return c.client.Start(ctx, name) })
+}
+
+func restart(ctx context.Context, c *call) error {
+	timeout, err := c.patience()
+	if err != nil {
+		return err
+	}
+	return c.names("container", func(name string) error { return c.client.Restart(ctx, name, timeout) })
+}
+
+func killFlags(c *call) {
+	c.flags.StringVarP(&c.opt.signal, "signal", "s", "KILL", "`signal` to send: a name or a number")
+}
+
+func kill(ctx context.Context, c *call) error {
+	return c.names("container", func(name string) error { return c.client.Kill(ctx, name, c.opt.signal) })
+}
+
+// wait prints how each container has ended, once it has.
+func wait(ctx context.Context, c *call) error {
+	ctx, end := interruptible(ctx)
+	defer end()
+	type ended struct {
+		Name   string `json:"name"`
+		Status int    `json:"exit_code"`
+	}
+	var all []ended
+	err := c.each("container", func(name string) error {
+		status, err := c.client.Wait(ctx, name)
+		if err != nil {
+			return err
+		}
+		if !c.json {
+			fmt.Fprintln(c.cfg.Stdout, status)
+		}
+		all = append(all, ended{name, status})
+		return nil
+	})
+	if c.json && len(c.args) > 0 {
+		if err := list(c, all); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func rmFlags(c *call) {
+	c.flags.BoolVarP(&c.opt.force, "force", "f", false, "also if it runs; no error if there is none")
+}
+
+func rm(ctx context.Context, c *call) error {
+	return c.names("container", func(name string) error {
+		err := c.client.Remove(ctx, name, c.opt.force)
+		if err != nil && c.opt.force && verdict(err).Code == api.NotFound {
+			return nil
+		}
+		return err
+	})
+}

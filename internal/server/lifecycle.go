@@ -1,0 +1,104 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"dewpoint/internal/deploy"
+	"dewpoint/internal/engine"
+
+	"golang.org/x/sys/unix"
+)
+
+// defaultStop is how long a container may take to end when it is asked to.
+const defaultStop = 10 * time.Second
+
+// patience is a timeout of the API's in the engine's terms.
+func patience(timeout time.Duration) time.Duration {
+	if timeout < 0 {
+		return defaultStop
+	}
+	return timeout
+}
+
+// Stop implements api.Containers.
+func (c *containers) Stop(ctx context.Context, name string, timeout time.Duration) error {
+	return c.supervisor.Stop(ctx, name, patience(timeout))
+}
+
+// Start implements api.Containers.
+func (c *containers) Start(ctx context.Context, name string) error {
+	i, err := c.startable(ctx, name)
+	if err != nil || i == nil {
+		return err
+	}
+	if err = c.supervisor.Start(ctx, i.ID()); errors.Is(err, engine.ErrRunning) {
+		return nil
+	}
+	return err
+}
+
+// startable is a container that may be started; nil if it is about to be by its deployment.
+func (c *containers) startable(ctx context.Context, name string) (*engine.Info, error) {
+	i, err := c.engine.Inspect(ctx, name)
+	switch {
+	case err != nil:
+		return nil, err
+	case i.Status == engine.Created:
+		return nil, nil
+	case i.Labels[deploy.LabelRemove] != "" && i.Status == engine.Stopped:
+		return nil, fmt.Errorf("start container %s: it is removed, as it has ended: %w", i.Name,
+			engine.ErrNotFound)
+	}
+	return i, nil
+}
+
+// Restart implements api.Containers.
+func (c *containers) Restart(ctx context.Context, name string, timeout time.Duration) error {
+	i, err := c.startable(ctx, name)
+	if err != nil || i == nil {
+		return err
+	}
+	return c.supervisor.Restart(ctx, i.ID(), patience(timeout))
+}
+
+// Kill implements api.Containers.
+func (c *containers) Kill(ctx context.Context, name, signal string) error {
+	sig := unix.SIGKILL
+	if signal != "" {
+		var err error
+		if sig, err = engine.ParseSignal(signal); err != nil {
+			return fmt.Errorf("%w: %w", deploy.ErrRequest, err)
+		}
+	}
+	return c.supervisor.Kill(ctx, name, sig)
+}
+
+// Remove implements api.Containers.
+func (c *containers) Remove(ctx context.Context, name string, force bool) error {
+	if err := validName(name); err != nil {
+		return err
+	}
+	return c.supervisor.Remove(ctx, name, force)
+}
+
+// Wait implements api.Containers.
+func (c *containers) Wait(ctx context.Context, name string) (int, error) {
+	name = c.id(ctx, name)
+	e, err := c.engine.Wait(ctx, name)
+	if errors.Is(err, engine.ErrNotRunning) {
+		i, unknown := c.engine.Inspect(ctx, name)
+		switch {
+		case errors.Is(unknown, engine.ErrNotFound):
+			err = unknown
+		case unknown == nil && i.Exit != nil: // its task is gone, and how it ended is known
+			e, err = *i.Exit, nil
+		}
+	}
+	if err == nil {
+		err = c.engine.Unexecuted(ctx, engine.Name(name), e.Status)
+	}
+	return e.Status, err
+}
