@@ -134,8 +134,6 @@ var dockerCommands = map[string]string{
 	"import":  "push the image to a registry, and pull it",
 	"info":    "use dew doctor and dew version",
 	"load":    "use ctr images import, or push the image to a registry",
-	"login":   "dewd reads Docker's config.json: docs/operate/configuration.md",
-	"logout":  "dewd reads Docker's config.json: docs/operate/configuration.md",
 	"network": "the networks are host, bridge and none: dew run --net",
 	"pause":   "use dew checkpoint, or dew stop",
 	"port":    "use dew ps",
