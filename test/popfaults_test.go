@@ -408,7 +408,6 @@ func (b *faultBed) leftovers() (names []string) {
 		base := strings.TrimSuffix(l.Data(), ".data")
 		kept[base+".data"], kept[base+".table"], kept["layers/"+strings.TrimPrefix(id, "sha256:")+".json"] = true,
 			true, true
-		kept[base+".index"] = l.Index != ""
 	}
 	for _, dir := range []string{"layers", "fill", "trash"} {
 		entries, err := os.ReadDir(b.at(eye, dir))

@@ -1,9 +1,7 @@
 package layer
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,16 +19,15 @@ import (
 )
 
 // Elsewhere is a complete layer whose tar somebody else keeps, under a path that
-// can be mounted from: a PoP's store. Its index is what Described gave on another node, or it is
-// built here of the table.
+// can be mounted from: a PoP's store. Its index is built here of the table: the kernel mounts none that
+// another node wrote.
 type Elsewhere struct {
 	DiffID   digest.Digest
 	Blob     digest.Digest // the compressed form that it came from
 	BlobSize int64         // bytes
 	Size     int64         // of the tar, bytes
 	Data     string        // path of the tar
-	Index    []byte        // as Described gave it; nil for none
-	Table    []byte        // unless Index is there
+	Table    []byte        // of the tar's entries
 	// Await, unless nil, is called by Attach when all else is done, before the layer is known. Its error is
 	// Attach's.
 	Await func() error
@@ -163,48 +160,10 @@ func (s *Store) attach(dir string, e *Elsewhere) (*Layer, error) {
 	return l, nil
 }
 
-// Described gives what saves another node the building of the layer's index: the length of what
-// follows as an unsigned varint, the names that the layer implies, as JSON, and its index.
-func (l *Layer) Described() (io.ReadCloser, error) {
-	if l.Tree {
-		return nil, fmt.Errorf("layer %s is unpacked: %w", l.DiffID, ErrUnknown)
-	}
-	names, err := json.Marshal(l.Implied)
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.Open(l.Files().Index)
-	if err != nil {
-		return nil, err
-	}
-	return struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(bytes.NewReader(append(binary.AppendUvarint(nil, uint64(len(names))), names...)), f), f},
-		nil
-}
-
-// writeDescribed writes dir's index from what Described gave. It returns what writeIndex does.
-func writeDescribed(dir string, b []byte) (implied names, size int64, err error) {
-	n, k := binary.Uvarint(b)
-	if k <= 0 || n > uint64(len(b)-k) {
-		return nil, 0, fmt.Errorf("index of %d bytes: %w", len(b), ErrMismatch)
-	}
-	if err := json.Unmarshal(b[k:k+int(n)], &implied); err != nil {
-		return nil, 0, fmt.Errorf("index: %w: %w", err, ErrMismatch)
-	}
-	index := b[k+int(n):]
-	return implied, int64(len(index)), os.WriteFile(filepath.Join(dir, "index"), index, 0o644)
-}
-
 // describe writes the index of a layer that lies elsewhere into dir.
 func (s *Store) describe(dir string, e *Elsewhere) (l *Layer, err error) {
 	l = &Layer{store: s, DiffID: e.DiffID, Size: e.Size, Blob: e.Blob, BlobSz: e.BlobSize, At: e.Data, dir: dir,
 		used: time.Now()}
-	if e.Index != nil {
-		l.Implied, l.Index, err = writeDescribed(dir, e.Index)
-		return l, err
-	}
 	t, err := toc.ParseTable(e.Table)
 	if err != nil {
 		return nil, err

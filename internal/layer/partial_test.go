@@ -63,7 +63,7 @@ func (s *shower) Remove(id digest.Digest) {
 	s.removed = append(s.removed, id)
 }
 
-func table(t *testing.T, tarball []byte) []byte {
+func table(t testing.TB, tarball []byte) []byte {
 	t.Helper()
 	tab, err := toc.MakeTable(bytes.NewReader(tarball), int64(len(tarball)), nil)
 	if err != nil {

@@ -3,7 +3,6 @@ package pop_test
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,79 +15,18 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// described puts a layer with an index into the store.
-func described(t *testing.T, st *pop.Store, tar, index []byte) *pop.Layer {
-	t.Helper()
-	ctx, id := t.Context(), digest.FromBytes(tar)
-	d, err := st.Draft(ctx, id, st.Above(ctx, id)+1)
-	if err == nil {
-		_, err = d.Write(tar)
-	}
-	if err == nil {
-		err = d.Describe(bytes.NewReader(index))
-	}
-	if err == nil {
-		err = d.Publish(ctx, pop.Layer{Size: int64(len(tar))}, []byte("table"))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := st.Record(ctx, id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
-// A layer's index is read by other nodes, verified, and goes with the layer. There need not be one.
-func TestIndex(t *testing.T) {
+// The index that an earlier version published beside a layer goes with it.
+func TestOldIndexGoesWithItsLayer(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {
-		a, other := b.node("a"), b.node("b")
-		index := []byte(strings.Repeat("an index ", 1000))
-		l := described(t, a, []byte("layer"), index)
-		if got, err := other.Index(t.Context(), l); err != nil || !bytes.Equal(got, index) {
-			t.Errorf("%d bytes, %v", len(got), err)
-		}
-		if err := other.Verify(t.Context(), l, 0); err != nil {
-			t.Error(err)
-		}
-		without, err := a.Record(t.Context(), publish(t, a, []byte("another"), ""))
+		st := b.open(pop.StoreConfig{Node: "x", Capacity: 100, Forget: 10 * time.Minute})
+		l, err := st.Record(t.Context(), publish(t, st, []byte("layer"), ""))
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = other.Index(t.Context(), without)
-		is(t, "a layer without", err, pop.ErrUnknown)
-		if err := other.Verify(t.Context(), without, 0); err != nil {
-			t.Error(err)
-		}
-		file := filepath.Join(b.dir, "layers", l.Name+".index")
-		for _, c := range []struct {
-			damage func() error
-			want   error
-		}{
-			{func() error { return os.WriteFile(file, []byte("something else"), 0o600) }, pop.ErrDamaged},
-			{func() error { return os.Remove(file) }, pop.ErrMissing},
-		} {
-			if err := c.damage(); err != nil {
+		for _, name := range []string{l.Name, digest.FromString("lost").Encoded() + ".7.ABCDEFGH"} {
+			if err := os.WriteFile(filepath.Join(b.dir, "layers", name+".index"), []byte("old"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := other.Index(t.Context(), l); !errors.Is(err, pop.ErrDamaged) &&
-				!errors.Is(err, pop.ErrUnknown) {
-				t.Errorf("damaged: %v", err)
-			}
-			is(t, "verified", other.Verify(t.Context(), l, 0), c.want)
-		}
-	})
-}
-
-// What lies beside a layer is deleted with it, and without a title too.
-func TestIndexGoesWithItsLayer(t *testing.T) {
-	inBed(t, func(t *testing.T, b *bed) {
-		st := b.open(pop.StoreConfig{Node: "x", Capacity: 100, Forget: 10 * time.Minute})
-		described(t, st, []byte("layer"), []byte("index"))
-		lost := filepath.Join(b.dir, "layers", digest.FromString("lost").Encoded()+".7.ABCDEFGH.index")
-		if err := os.WriteFile(lost, []byte("of a title that a power cut took"), 0o600); err != nil {
-			t.Fatal(err)
 		}
 		if e, err := st.Evict(t.Context(), 100); err != nil || len(e.Layers) != 1 {
 			t.Fatal(e, err)
@@ -252,5 +190,28 @@ func TestRoom(t *testing.T) {
 		if n, err := st.Spare(ctx); err != nil || n != 800 {
 			t.Errorf("100 bytes are there, and 900 may be: %d, %v", n, err)
 		}
+	})
+}
+
+// A neighbour who publishes other bytes than the layer's, with sums that fit them, is found out.
+func TestLyingNeighbour(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		a, other := b.node("a"), b.node("b")
+		id, lie := digest.FromString("the layer"), []byte("not it at all")
+		d, err := a.Draft(t.Context(), id, 1)
+		if err == nil {
+			_, err = d.Write(lie)
+		}
+		if err == nil {
+			err = d.Publish(t.Context(), pop.Layer{Size: int64(len(lie))}, []byte("table"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := other.Record(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		is(t, "verified", other.Verify(t.Context(), l, 0), pop.ErrDamaged)
 	})
 }

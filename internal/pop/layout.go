@@ -21,7 +21,7 @@ import (
 // is open; every part of a Store has it.
 //
 //	dewpoint.json            which store this is
-//	layers/HEX.json          the record of a layer or checkpoint, beside HEX.TOKEN.NONCE.data, .table, .index
+//	layers/HEX.json          the record of a layer or checkpoint, beside HEX.TOKEN.NONCE.data, .table
 //	fill/                    titles of what is being written, and checkpoints of fills
 //	trash/                   titles of what was evicted (.json) or is deleted (.dead)
 //	refs/NODE/               what a node uses (references.go)
@@ -62,10 +62,8 @@ type Layer struct {
 	BlobSize int64         `json:"blob_size"`
 	Name     string        `json:"name"`  // of its files in layers/, without what ends them: HEX.TOKEN.NONCE
 	Table    digest.Digest `json:"table"` // sha256 of the layer's table
-	// Index is the sha256 of what describes the layer to who mounts it (Draft.Describe); "" if nothing does.
-	Index digest.Digest `json:"index,omitempty"`
-	Sums  []byte        `json:"sums"` // sha256 of each SumBytes of the tar, one after the other
-	Node  string        `json:"node"` // who published it
+	Sums     []byte        `json:"sums"`  // sha256 of each SumBytes of the tar, one after the other
+	Node     string        `json:"node"`  // who published it
 	// Cost is what fetching it took, seconds.
 	Cost float64 `json:"cost,omitempty"`
 	// Image is the reference that it was fetched for first.
@@ -84,7 +82,7 @@ func (l *Layer) valid() bool {
 	return ok && l.Version == formatVersion && l.DiffID.Validate() == nil &&
 		l.DiffID.Algorithm() == digest.SHA256 && hex == l.DiffID.Encoded() && l.Size >= 0 &&
 		int64(len(l.Sums)) == (l.Size+SumBytes-1)/SumBytes*sha256.Size && l.Table.Validate() == nil &&
-		(l.Index == "" || l.Index.Validate() == nil) && (l.Upper == "" || l.Upper.Validate() == nil)
+		(l.Upper == "" || l.Upper.Validate() == nil)
 }
 
 func recordOf(id digest.Digest) string { return path.Join(layersDir, id.Encoded()+".json") }
@@ -92,8 +90,9 @@ func recordOf(id digest.Digest) string { return path.Join(layersDir, id.Encoded(
 const (
 	dataEnd  = ".data"
 	tableEnd = ".table"
-	indexEnd = ".index"
 	blobEnd  = ".blob"
+	// indexEnd is of earlier versions, which published indexes.
+	indexEnd = ".index"
 )
 
 // fileEnds end the names of a layer's files.
@@ -187,20 +186,20 @@ func (l *Layer) data() string { return path.Join(layersDir, l.Name+dataEnd) }
 
 func (l *Layer) table() string { return path.Join(layersDir, l.Name+tableEnd) }
 
-func (l *Layer) index() string { return path.Join(layersDir, l.Name+indexEnd) }
-
 // Data is the name of the file that has the layer's tar.
 func (l *Layer) Data() string { return l.data() }
 
-// verify compares the tar in r with the sums.
+// verify compares what r gives with the sums and, if it is a layer, with its digest: who published it is not
+// believed. A checkpoint is named by its record.
 func (l *Layer) verify(ctx context.Context, r io.ReaderAt) error {
 	buf := make([]byte, min(256<<10, l.Size))
+	whole := l.DiffID.Verifier()
 	for at, k := int64(0), 0; at < l.Size; at, k = at+SumBytes, k+1 {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		h := sha256.New()
-		n, err := io.CopyBuffer(struct{ io.Writer }{h},
+		n, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(h, whole)},
 			struct{ io.Reader }{io.NewSectionReader(r, at, min(SumBytes, l.Size-at))}, buf)
 		if err != nil {
 			return err
@@ -208,6 +207,9 @@ func (l *Layer) verify(ctx context.Context, r io.ReaderAt) error {
 		if n < min(SumBytes, l.Size-at) || !bytes.Equal(h.Sum(nil), l.Sums[k*sha256.Size:][:sha256.Size]) {
 			return fmt.Errorf("layer %s at %d: %w", l.DiffID, at, ErrDamaged)
 		}
+	}
+	if l.Checkpoint == nil && !whole.Verified() {
+		return fmt.Errorf("layer %s is not what its digest says: %w", l.DiffID, ErrDamaged)
 	}
 	return nil
 }

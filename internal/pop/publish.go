@@ -1,7 +1,6 @@
 package pop
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -13,7 +12,6 @@ import (
 	"path"
 	"sync"
 
-	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
 )
@@ -53,9 +51,6 @@ type Draft struct {
 	failed error
 	// placed is how many files' names were made durable for a checkpoint.
 	placed int
-
-	index  []byte        // as it is to lie in the store; nil for none
-	indexD digest.Digest // of what it says
 }
 
 // checkpoint is fill/HEX.json: how far whom had come.
@@ -155,31 +150,6 @@ func (f *Draft) fail(ctx context.Context, err error) error {
 	return f.failed
 }
 
-// Describe has the layer published with what saves who mounts it the way from its table to an
-// index: what r gives, at most maxIndex bytes. It is kept in memory, compressed, until then.
-func (f *Draft) Describe(r io.Reader) error {
-	var b bytes.Buffer
-	enc, err := zstd.NewWriter(&b, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
-		zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))
-	if err != nil {
-		return err
-	}
-	h := digest.Canonical.Digester()
-	n, err := io.CopyBuffer(io.MultiWriter(enc, h.Hash()), struct{ io.Reader }{io.LimitReader(r, maxIndex+1)},
-		make([]byte, 64<<10))
-	if err = errors.Join(err, enc.Close()); err == nil && n > maxIndex {
-		err = fmt.Errorf("the index of layer %s has more than %d bytes", f.id, maxIndex)
-	}
-	if err != nil {
-		return err
-	}
-	f.index, f.indexD = b.Bytes(), h.Digest()
-	return nil
-}
-
-// maxIndex bounds an index in the store: larger ones are built of tables.
-const maxIndex = 16 << 20
-
 // Publish makes the layer visible to all nodes: everything was written. table
 // is the layer's. The caller has verified the tar that it wrote. Of l the files' names
 // and sums are filled in. If the store has the layer already, that one stays. After an
@@ -195,7 +165,7 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 	if f.at%SumBytes != 0 {
 		f.endSum()
 	}
-	if err := f.writeTables(ctx, table); err != nil {
+	if err := f.writeTable(ctx, table); err != nil {
 		return f.fail(ctx, err)
 	}
 	if n, err := f.f.Size(); err != nil || n != l.Size || f.at != l.Size {
@@ -203,7 +173,7 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 			l.Size, errors.Join(err, ErrDamaged))
 	}
 	l.Version, l.DiffID, l.Name, l.Node = formatVersion, f.id, f.name, f.s.cfg.Node
-	l.Table, l.Index, l.Sums = digest.FromBytes(table), f.indexD, f.sums
+	l.Table, l.Sums = digest.FromBytes(table), f.sums
 	if err := f.entitle(ctx, &l); err != nil {
 		return fmt.Errorf("publish layer %s: %w", f.id, err)
 	}
@@ -216,15 +186,11 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 	return nil
 }
 
-// writeTables writes the layer's table and, if there is one, its index, and makes all that the
-// record is to name durable.
-func (f *Draft) writeTables(ctx context.Context, table []byte) error {
+// writeTable writes the layer's table, and makes all that the record is to name durable.
+func (f *Draft) writeTable(ctx context.Context, table []byte) error {
 	var all errgroup.Group
 	all.Go(f.f.Sync)
 	all.Go(func() error { return f.write(ctx, tableEnd, packTable(table)) })
-	if f.index != nil {
-		all.Go(func() error { return f.write(ctx, indexEnd, f.index) })
-	}
 	if err := all.Wait(); err != nil {
 		return err
 	}

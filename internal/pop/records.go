@@ -244,22 +244,6 @@ func (recs *records) Table(ctx context.Context, l *Layer) ([]byte, error) {
 	return unpackTable(b, l.Table)
 }
 
-// Index returns what describes the layer to who mounts it, verified. The error wraps
-// ErrUnknown if nothing does: its table has as much.
-func (recs *records) Index(ctx context.Context, l *Layer) ([]byte, error) {
-	if l.Index == "" {
-		return nil, fmt.Errorf("index of layer %s: %w", l.DiffID, ErrUnknown)
-	}
-	b, err := recs.cfg.FS.ReadFile(ctx, l.index())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("index of layer %s: %w", l.DiffID, ErrUnknown)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return unpackTable(b, l.Index)
-}
-
 func packTable(table []byte) []byte {
 	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
 		zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))

@@ -77,9 +77,6 @@ func TestFailedSyncFailsTheLayer(t *testing.T) {
 				if _, err := d.Write(data[5000:]); err != nil && !disk.failed() {
 					t.Fatal(err)
 				}
-				if err := d.Describe(strings.NewReader("an index")); err != nil {
-					t.Fatal(err)
-				}
 				defer d.Close()
 				return d.Publish(t.Context(), pop.Layer{Size: int64(len(data))}, []byte("a table"))
 			}

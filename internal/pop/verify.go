@@ -23,7 +23,7 @@ type verifier struct {
 	lacks map[string]absence // layers, by the names of their files, of which some are missing
 }
 
-// Verify reads a layer, its table and its index, and compares them with what was published, at most rate
+// Verify reads a layer and its table, and compares them with what was published, at most rate
 // bytes a second; 0 is as fast as it goes. It returns an error that wraps ErrDamaged if they differ,
 // ErrUnknown if the layer has left the store meanwhile. What is not there wraps ErrMissing, until this node
 // has seen it missing for StoreConfig.Forget; then ErrDamaged.
@@ -72,11 +72,6 @@ func (vf *verifier) complete(l *Layer) {
 func (vf *verifier) compare(ctx context.Context, l *Layer, rate int64) error {
 	if _, err := vf.records.Table(ctx, l); err != nil {
 		return err
-	}
-	if l.Index != "" {
-		if _, err := vf.records.Index(ctx, l); err != nil {
-			return err
-		}
 	}
 	f, err := vf.cfg.FS.Open(ctx, l.data())
 	if err != nil {

@@ -460,11 +460,7 @@ func (p *process) bring(ctx context.Context, of *content, rng *rand.Rand) error 
 		return err
 	}
 	p.n.w.note("%s brings %.8s", p.n.name, of.id.Encoded())
-	// some are published as by a node of an earlier version
-	if err = p.copy(ctx, of, d, rng); err == nil && rng.IntN(3) > 0 {
-		err = d.Describe(strings.NewReader("index of " + of.id.String()))
-	}
-	if err == nil {
+	if err = p.copy(ctx, of, d, rng); err == nil {
 		rec := pop.Layer{Size: int64(len(of.data)), Image: "registry/image", Cost: 1, Checkpoint: of.checkpoint}
 		if of.upper != nil {
 			rec.Upper = of.upper.id

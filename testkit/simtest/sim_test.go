@@ -137,7 +137,6 @@ func (w *world) tidy(ctx context.Context) {
 	for _, l := range layers {
 		base := "layers/" + l.Name
 		named[base+".data"], named[base+".table"], named["layers/"+l.DiffID.Encoded()+".json"] = true, true, true
-		named[base+".index"] = l.Index != ""
 		sum += l.Size
 		under := func(u *pop.Layer) bool { return u.DiffID == l.Upper }
 		if l.Upper != "" && !slices.ContainsFunc(layers, under) {

@@ -45,12 +45,11 @@ type content struct {
 // A container stands on a layer that the store gave to its node. What reads a
 // checkpoint is one too, and ends with its process.
 type container struct {
-	node *node
-	of   *content
-	name string // of the data
-	file int    // its identity
-	// beside are the names of what describes the data.
-	beside []string
+	node  *node
+	of    *content
+	name  string // of the data
+	file  int    // its identity
+	table string // the name of what describes the data
 }
 
 // world is one schedule. The disk's lock guards what is below it.
@@ -189,11 +188,9 @@ func (w *world) check(c *container, after string) {
 	case !t.Synced:
 		w.violated("%s: a container runs on %s, which is not durable", c.node.name, c.name)
 	}
-	for _, name := range c.beside {
-		if t, ok := w.disk.Peek(name); !ok || !t.Synced {
-			w.violated("%s: a container runs on %s, and %s is gone or not durable after %s", c.node.name, c.name, name,
-				after)
-		}
+	if t, ok := w.disk.Peek(c.table); !ok || !t.Synced {
+		w.violated("%s: a container runs on %s, and %s is gone or not durable after %s", c.node.name, c.name, c.table,
+			after)
 	}
 }
 
@@ -204,11 +201,7 @@ func (w *world) run(n *node, of *content, l *pop.Layer) *container {
 		t, _ := w.disk.Peek(c.name)
 		c.file = t.ID
 		w.note("%s runs a container on %s", n.name, c.name)
-		for _, end := range []string{".table", ".index"} {
-			if beside := strings.TrimSuffix(c.name, ".data") + end; end == ".table" || l.Index != "" {
-				c.beside = append(c.beside, beside)
-			}
-		}
+		c.table = strings.TrimSuffix(c.name, ".data") + ".table"
 		w.check(c, "it was given")
 		w.running[c] = true
 	})

@@ -285,14 +285,7 @@ func (s *attacher) described(ctx context.Context, st *pop.Store, rec *pop.Layer,
 	l image.Layer) (e *layer.Elsewhere, err error) {
 	e = &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size,
 		Data: s.cfg.Dir.Path(rec.Data())}
-	e.Index, err = st.Index(ctx, rec)
-	if errors.Is(err, pop.ErrDamaged) {
-		// verification replaces it
-		s.log.Warn("the index of a layer in the PoP's store is not used", "layer", l.DiffID, "err", err)
-	}
-	if errors.Is(err, pop.ErrDamaged) || errors.Is(err, pop.ErrUnknown) {
-		e.Table, err = st.Table(ctx, rec)
-	}
+	e.Table, err = st.Table(ctx, rec)
 	return e, err
 }
 

@@ -240,7 +240,6 @@ func (c *copier) publish(ctx context.Context, have *layer.Layer, runs int64) err
 	if err != nil {
 		return err
 	}
-	c.s.describe(c.draft, have)
 	rec := pop.Layer{DiffID: c.id, Size: have.Size, Blob: have.Blob, BlobSize: have.BlobSz, Image: c.image,
 		Cost: c.cost.Seconds()}
 	return c.draft.Publish(ctx, rec, b)
@@ -260,17 +259,6 @@ func (c *copier) roomFor(ctx context.Context, st *pop.Store, size int64) error {
 		return err
 	}
 	return st.Room(ctx, size)
-}
-
-// describe has a layer published with its index. Without, others build it.
-func (s *uploads) describe(d *pop.Draft, have *layer.Layer) {
-	r, err := have.Described()
-	if err == nil {
-		err = errors.Join(d.Describe(r), r.Close())
-	}
-	if err != nil {
-		s.log.Debug("a layer is published without its index", "layer", have.DiffID, "err", err)
-	}
 }
 
 // leader copies a layer into the store while it arrives. One goroutine uses it.

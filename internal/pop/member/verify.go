@@ -350,7 +350,6 @@ func (s *uploads) copyWhole(ctx context.Context, st *pop.Store, have *layer.Laye
 	if err != nil {
 		return errors.Join(err, draft.Abandon(context.WithoutCancel(ctx)))
 	}
-	s.describe(draft, have)
 	rec := pop.Layer{DiffID: have.DiffID, Size: have.Size, Blob: have.Blob, BlobSize: have.BlobSz}
 	if names := s.imagesWith(have.DiffID); len(names) > 0 {
 		rec.Image = names[0]
