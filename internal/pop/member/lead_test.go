@@ -65,7 +65,7 @@ func TestTakeOverOfOneFrame(t *testing.T) {
 				b.must(err)
 				fills, err := filepath.Glob(filepath.Join(s.store, "fill", "*"))
 				b.must(err)
-				return len(left) == 4 && len(fills) == 0 // record, tar, table and index
+				return len(left) == 3 && len(fills) == 0 // record, tar and table
 			})
 		})
 	}
