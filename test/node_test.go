@@ -33,10 +33,7 @@ import (
 var programs string
 
 func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "these tests mount and run containers: run them as root")
-		os.Exit(1)
-	}
+	testkit.RequireRoot(m, "they mount and run containers")
 	os.Setenv("DEWPOINT_TUNING", "1") // they shorten clocks
 	code := 1
 	dir, err := os.MkdirTemp("", "dewtest")

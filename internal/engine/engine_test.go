@@ -41,10 +41,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "the engine's tests run real containers and need root")
-		os.Exit(1)
-	}
+	testkit.RequireRoot(m, "they run containers")
 	dir, err := os.MkdirTemp("", "probe")
 	if err != nil {
 		panic(err)
@@ -449,7 +446,7 @@ func TestLifecycle(t *testing.T) {
 			t.Errorf("start running: %v", err)
 		}
 		b.awaitCaught(i.Pid)
-		if err := b.Stop(ctx, "c1", 5*time.Second); err != nil {
+		if err := b.Stop(ctx, "c1", testkit.Limit); err != nil {
 			t.Error(err)
 		}
 		if i, _ := b.Inspect(ctx, "c1"); i.Status != Stopped || i.Exit == nil ||

@@ -10,13 +10,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"dewpoint/testkit"
 )
 
 // The reserve is given up on a full disk alone, and comes back when there is room.
 func TestReserve(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: it mounts a small file system")
-	}
+	testkit.NeedRoot(t, "it mounts a small file system")
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=40m"); err != nil {
 		t.Fatal(err)

@@ -18,14 +18,12 @@ import (
 
 	layermount "dewpoint/internal/layer/mount"
 	"dewpoint/internal/snapshot"
+	"dewpoint/testkit"
 	"dewpoint/testkit/snapshottest"
 )
 
 func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "the snapshotter's tests mount file systems: run them as root")
-		os.Exit(1)
-	}
+	testkit.RequireRoot(m, "they mount file systems")
 	if dir := os.Getenv(crashEnv); dir != "" {
 		crashChild(dir)
 		return

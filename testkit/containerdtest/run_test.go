@@ -20,16 +20,14 @@ import (
 
 	"dewpoint/internal/layer/mount"
 	"dewpoint/internal/snapshot"
+	"dewpoint/testkit"
 	"dewpoint/testkit/containerdtest"
 	"dewpoint/testkit/registrytest"
 	"dewpoint/testkit/snapshottest"
 )
 
 func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "these tests run containers: run them as root")
-		os.Exit(1)
-	}
+	testkit.RequireRoot(m, "they run containers")
 	os.Exit(m.Run())
 }
 

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"dewpoint/testkit"
 )
 
 const inside = "DEWPOINT_TEST_MOUNTS"
@@ -17,10 +19,7 @@ const inside = "DEWPOINT_TEST_MOUNTS"
 // their own, so that whatever they mount ends with them, and looks for
 // goroutines that they leave behind.
 func Main(m *testing.M) {
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "these tests mount file systems: run them as root")
-		os.Exit(1)
-	}
+	testkit.RequireRoot(m, "they mount file systems")
 	if os.Getenv(inside) == "" {
 		os.Exit(again())
 	}

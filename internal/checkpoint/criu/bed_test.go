@@ -29,6 +29,7 @@ import (
 	"dewpoint/internal/engine"
 	"dewpoint/internal/image"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 	"dewpoint/testkit/enginetest"
 	"dewpoint/testkit/shimtest"
 )
@@ -39,10 +40,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "these tests run real containers and need root")
-		os.Exit(1)
-	}
+	testkit.RequireRoot(m, "they run containers")
 	if helper := helpers[os.Getenv(helperVar)]; helper != nil {
 		helper()
 		return

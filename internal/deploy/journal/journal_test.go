@@ -16,6 +16,7 @@ import (
 
 	"dewpoint/internal/durable"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -250,6 +251,7 @@ func onTmpfs(t *testing.T, bytes int) Config {
 // When the disk is full nothing is accepted by half, what was accepted stays, and an end is
 // known and reaches the disk when there is room.
 func TestFullDisk(t *testing.T) {
+	testkit.NeedRoot(t, "it mounts a small file system")
 	cfg := onTmpfs(t, 256<<10)
 	j := open(t, cfg)
 	accept(t, j, entry("first", "k"))

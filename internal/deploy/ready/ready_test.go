@@ -26,10 +26,7 @@ func TestMain(m *testing.M) {
 		play(role, os.Getenv("READY_TEST_ARG"))
 		return
 	}
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "the tests of package ready make network namespaces and cgroups, and need root")
-		os.Exit(1)
-	}
+	testkit.RequireRoot(m, "they make network namespaces and cgroups")
 	goleak.VerifyTestMain(m)
 }
 

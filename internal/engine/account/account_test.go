@@ -9,6 +9,8 @@ import (
 
 	"github.com/containerd/containerd/api/types"
 	"golang.org/x/sys/unix"
+
+	"dewpoint/testkit"
 )
 
 // overlayDirs makes layers, topmost first, and says how they are mounted.
@@ -37,6 +39,7 @@ func put(t *testing.T, path, text string) {
 }
 
 func TestUnmounted(t *testing.T) {
+	testkit.NeedRoot(t, "it mounts file systems")
 	const name = "etc/passwd"
 	cases := map[string]struct {
 		make func(t *testing.T, d []string)

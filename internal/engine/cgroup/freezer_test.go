@@ -16,6 +16,7 @@ import (
 // TestFreezerOfVersion2 stops a process by cgroup version 2, which a machine that has its controllers
 // in version 1 has beside it.
 func TestFreezerOfVersion2(t *testing.T) {
+	testkit.NeedRoot(t, "it makes a cgroup")
 	root := "/sys/fs/cgroup"
 	if !Unified() {
 		root += "/unified"

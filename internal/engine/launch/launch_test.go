@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"dewpoint/testkit"
 	"dewpoint/testkit/shimtest"
 )
 
@@ -98,6 +99,7 @@ func TestErrors(t *testing.T) {
 
 // A program that is not a script is executed from where nobody can write to it.
 func TestSealed(t *testing.T) {
+	testkit.NeedRoot(t, "it makes namespaces")
 	sh, err := exec.LookPath("sh")
 	if err != nil {
 		t.Fatal(err)
@@ -114,6 +116,7 @@ func TestSealed(t *testing.T) {
 
 // Only who makes a container does not see the list, and nobody else misses it.
 func TestHide(t *testing.T) {
+	testkit.NeedRoot(t, "it makes namespaces")
 	dir := launcher(t, []string{script(t, "cat "+controllers)}, "/none", true)
 	before, err := os.ReadFile(controllers)
 	if err != nil { // cgroup v2 alone, or v1 alone: there is nothing to hide

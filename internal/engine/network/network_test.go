@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"dewpoint/testkit"
 )
 
 func TestParsePort(t *testing.T) {
@@ -76,6 +78,7 @@ func TestClaim(t *testing.T) {
 }
 
 func TestNS(t *testing.T) {
+	testkit.NeedRoot(t, "it makes network namespaces")
 	path := filepath.Join(t.TempDir(), "ns")
 	if err := NewNS(path); err != nil {
 		t.Fatal(err)
@@ -113,6 +116,7 @@ func TestNS(t *testing.T) {
 
 // TestBridge runs in a namespace of its own, in the place of a host.
 func TestBridge(t *testing.T) {
+	testkit.NeedRoot(t, "it makes network namespaces")
 	if os.Getenv("NETWORK_TEST_INSIDE") == "" {
 		host := filepath.Join(t.TempDir(), "host")
 		if err := NewNS(host); err != nil {

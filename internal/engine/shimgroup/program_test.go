@@ -131,6 +131,7 @@ func TestStart(t *testing.T) {
 
 // Only where something is left the real shim cleans up.
 func TestDelete(t *testing.T) {
+	testkit.NeedRoot(t, "it makes cgroups")
 	b := newBed(t)
 	args := []string{"-namespace", "n", "-id", "a", "-bundle", b.bundle, "delete"}
 	if err := os.WriteFile(filepath.Join(b.bundle, "init.pid"), []byte("4711"), 0o600); err != nil {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"dewpoint/testkit"
 )
 
 // Roles that this program plays for the tests, by its first argument.
@@ -40,10 +42,7 @@ func TestMain(m *testing.M) {
 			}
 		}
 	}
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "these tests mount file systems: run them as root")
-		os.Exit(1)
-	}
+	testkit.RequireRoot(m, "they mount file systems")
 	if os.Getenv(inside) == "" {
 		os.Exit(again())
 	}

@@ -17,6 +17,7 @@ import (
 
 	"dewpoint/internal/layer/erofs"
 	"dewpoint/internal/layer/toc"
+	"dewpoint/testkit"
 	"dewpoint/testkit/treetest"
 )
 
@@ -196,7 +197,7 @@ func TestSuperblock(t *testing.T) {
 	img[1024+100] ^= 1 // the checksum is checked by the kernel
 	path := writeTar(t, treetest.Cases()[0].Tar)
 	check(t, os.WriteFile(path+".index", img, 0o600))
-	needRoot(t)
+	testkit.NeedRoot(t, "it mounts a file system")
 	if err := unix.Mount(path+".index", t.TempDir(), "erofs", unix.MS_RDONLY, "device="+path); err == nil {
 		t.Error("a damaged superblock was mounted")
 	}

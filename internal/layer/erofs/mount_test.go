@@ -13,13 +13,14 @@ import (
 
 	"dewpoint/internal/layer/erofs"
 	"dewpoint/internal/layer/toc"
+	"dewpoint/testkit"
 	"dewpoint/testkit/treetest"
 )
 
 // mounted makes the index of the tar in the file data and mounts the pair.
 func mounted(t *testing.T, data string) string {
 	t.Helper()
-	needRoot(t)
+	testkit.NeedRoot(t, "it mounts a file system")
 	f, err := os.Open(data)
 	check(t, err)
 	defer f.Close()
@@ -39,13 +40,6 @@ func mountPair(t *testing.T, index, data string) string {
 	check(t, unix.Mount(index, target, "erofs", unix.MS_RDONLY, "device="+data))
 	t.Cleanup(func() { check(t, unix.Unmount(target, 0)) })
 	return target
-}
-
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test mounts file systems: run it as root")
-	}
 }
 
 func check(t testing.TB, err error) {

@@ -16,15 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/layer/toc"
+	"dewpoint/testkit"
 	"dewpoint/testkit/treetest"
 )
-
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test makes devices and other users' files: run it as root")
-	}
-}
 
 // extract unpacks a tar into dir, all but the sync, which would wait for all that
 // others write to the disk.
@@ -93,7 +87,7 @@ func applied(t testing.TB, layer []byte) treetest.Tree {
 // TestLikeContainerd compares with containerd's applier, from a file and from
 // another kind of reader.
 func TestLikeContainerd(t *testing.T) {
-	needRoot(t)
+	testkit.NeedRoot(t, "it makes devices and files of other users")
 	for _, c := range treetest.Cases() {
 		t.Run(c.Name, func(t *testing.T) {
 			like := c.Tar
@@ -117,7 +111,7 @@ func TestLikeContainerd(t *testing.T) {
 // TestUmask runs under a creation mask that forbids everything, and one that
 // forbids nothing, by pretending to have read it.
 func TestUmask(t *testing.T) {
-	needRoot(t)
+	testkit.NeedRoot(t, "it makes devices and files of other users")
 	old := unix.Umask(0o777)
 	defer unix.Umask(old)
 	tarball := new(treetest.Archive).Dir("d").File("d/f", "x").
@@ -136,7 +130,7 @@ func TestUmask(t *testing.T) {
 
 // TestHoles checks that holes take no room.
 func TestHoles(t *testing.T) {
-	needRoot(t)
+	testkit.NeedRoot(t, "it makes devices and files of other users")
 	layer := new(treetest.Archive).PAXSparse("1.0", treetest.Sparse{Name: "s", Size: 64 << 20,
 		Segs: []treetest.Segment{{Off: 32 << 20, Data: "middle"}}}).Bytes()
 	dir := t.TempDir()
@@ -154,7 +148,7 @@ func TestHoles(t *testing.T) {
 
 // TestParent gives an implied directory the attributes of the layer below.
 func TestParent(t *testing.T) {
-	needRoot(t)
+	testkit.NeedRoot(t, "it makes devices and files of other users")
 	dir := t.TempDir()
 	data := bytes.NewReader(nil)
 	x, err := New(dir, data)
@@ -184,7 +178,7 @@ func TestParent(t *testing.T) {
 
 // TestDeep goes deeper than a walk keeps open, there and back.
 func TestDeep(t *testing.T) {
-	needRoot(t)
+	testkit.NeedRoot(t, "it makes devices and files of other users")
 	var a treetest.Archive
 	deep := strings.Repeat("d/", 3*maxOpen)
 	a.File(deep+"bottom", "1").File("d/top", "2").File(deep+"again", "3").Link("link", deep+"again").
@@ -202,7 +196,7 @@ func TestDeep(t *testing.T) {
 
 // TestRefused feeds entries that must not leave the target directory.
 func TestRefused(t *testing.T) {
-	needRoot(t)
+	testkit.NeedRoot(t, "it makes devices and files of other users")
 	outside := t.TempDir()
 	file := func(name string) *toc.Entry { return &toc.Entry{Name: name} }
 	link := &toc.Entry{Name: "out", Type: toc.Symlink, Link: outside}
@@ -270,7 +264,7 @@ func refusal(dir string, entries []*toc.Entry) error {
 
 // TestClose gives up in the middle and counts descriptors.
 func TestClose(t *testing.T) {
-	needRoot(t)
+	testkit.NeedRoot(t, "it makes devices and files of other users")
 	before := descriptors(t)
 	x, err := New(t.TempDir(), strings.NewReader(""))
 	if err != nil {
@@ -312,7 +306,7 @@ func (s slow) ReadAt(b []byte, off int64) (int, error) {
 }
 
 func TestShortReads(t *testing.T) {
-	needRoot(t)
+	testkit.NeedRoot(t, "it makes devices and files of other users")
 	layer := new(treetest.Archive).File("a", treetest.Text(100)).File("b", treetest.Text(300_000)).File("c",
 		treetest.Text(5000)).Bytes()
 	dir := t.TempDir()
@@ -334,7 +328,7 @@ func TestShortReads(t *testing.T) {
 // FuzzExtract unpacks whatever the scanner lets pass and looks for damage
 // outside the target.
 func FuzzExtract(f *testing.F) {
-	needRoot(f)
+	testkit.NeedRoot(f, "it makes devices and files of other users")
 	for _, c := range treetest.Cases() {
 		if len(c.Tar) < 64<<10 {
 			f.Add(c.Tar)
