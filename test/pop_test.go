@@ -2,6 +2,7 @@ package test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -122,13 +123,19 @@ func (p *pop) settled() {
 	}
 }
 
-// stored asserts that the store has so many layers.
+// stored asserts that the store has so many layers, as the last node sees it: another node may see later what
+// the one that published them sees at once.
 func (p *pop) stored(layers int) {
 	p.t.Helper()
+	dir := filepath.Join(p.Nodes[len(p.Nodes)-1].Store, "layers")
 	p.eventually("the store", func() error {
-		found, err := filepath.Glob(filepath.Join(p.Nodes[0].Store, "layers", "*.json"))
+		found, err := filepath.Glob(filepath.Join(dir, "*.json"))
 		if err == nil && len(found) != layers {
 			err = fmt.Errorf("%d layers and not %d", len(found), layers)
+		}
+		for _, path := range found {
+			_, serr := os.Stat(path)
+			err = errors.Join(err, serr)
 		}
 		return err
 	})

@@ -241,7 +241,12 @@ func (c *call) noting(w spec.Watch) (spec.Watch, error) {
 		if stage != spec.Created {
 			return
 		}
-		if err := os.WriteFile(name, []byte(container), 0o644); err != nil {
+		f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+		if err == nil {
+			_, err = f.WriteString(container)
+			err = errors.Join(err, f.Close())
+		}
+		if err != nil {
 			fmt.Fprintf(c.cfg.Stderr, "dew: --cidfile: %v\n", err)
 		}
 	}

@@ -316,7 +316,7 @@ var errAbsent = fmt.Errorf("%w on this node", errdefs.ErrNotFound)
 // it: one that was built or imported here.
 func (d *Deployer) local(ctx context.Context, o *order, r *run, cause error) (*image.Image, error) {
 	var re *registry.Error
-	if o.pull || !errors.As(cause, &re) && !errors.Is(cause, errAbsent) {
+	if o.pull || o.PullPolicy == "always" || !errors.As(cause, &re) && !errors.Is(cause, errAbsent) {
 		return nil, cause
 	}
 	img, err := d.cfg.Engine.LocalImage(ctx, o.ref)

@@ -154,15 +154,18 @@ func (e *containers) restart(ctx context.Context, name string, why error, create
 		return err
 	}
 	if created != nil {
-		i, err := e.state.Inspect(ctx, name)
-		if err == nil {
+		var i *Info
+		if i, err = e.state.Inspect(ctx, name); err == nil {
 			err = created(i)
 		}
-		if err != nil {
-			return errors.Join(err, e.killTask(context.WithoutCancel(ctx), name))
-		}
 	}
-	return e.startTask(ctx, name)
+	if err == nil {
+		err = e.startTask(ctx, name)
+	}
+	if err != nil { // one that is made and never started would be in the way
+		return errors.Join(err, e.killTask(context.WithoutCancel(ctx), name))
+	}
+	return nil
 }
 
 func (e *tasks) startTask(ctx context.Context, name string) error {

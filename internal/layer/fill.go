@@ -171,10 +171,11 @@ func (f *Fill) leave() {
 
 // Wait blocks until the layer is readable.
 func (f *Fill) Wait(ctx context.Context) (*Layer, error) {
-	if _, err := f.await(ctx, f.readable); err != nil && f.shown() == nil {
-		return nil, err
+	l, err := f.await(ctx, f.readable)
+	if shown := f.shown(); shown != nil {
+		return shown, nil
 	}
-	return f.shown(), nil
+	return l, err
 }
 
 func (f *Fill) shown() *Layer {

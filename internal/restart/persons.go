@@ -25,7 +25,9 @@ func (s *Supervisor) mark(ctx context.Context, i *engine.Info, m mark) (waited b
 	defer e.turn.Unlock()
 	s.mu.Lock()
 	waited = e.off()
-	e.state.Mark = m
+	if m != stopped || e.state.Mark != failed && e.state.Mark != over { // which keep it down already, and longer
+		e.state.Mark = m
+	}
 	s.mu.Unlock()
 	return waited, s.save(ctx, e, i.ID())
 }
@@ -54,6 +56,9 @@ func (s *Supervisor) Kill(ctx context.Context, id string, sig unix.Signal) error
 	var unmarked error
 	if sig == unix.SIGKILL || sig == engine.StopSignal(i) {
 		waited, unmarked = s.mark(ctx, i, stopped)
+		if i, err = s.cfg.Engine.Inspect(ctx, i.ID()); err != nil { // it may have been started just before
+			return errors.Join(err, unmarked)
+		}
 	}
 	switch {
 	case waited: // it was about to run
@@ -118,9 +123,14 @@ func (s *Supervisor) Restart(ctx context.Context, id string, grace time.Duration
 // Remove removes a container as the engine does.
 func (s *Supervisor) Remove(ctx context.Context, id string, force bool) error {
 	i, err := s.cfg.Engine.Inspect(ctx, id)
-	if err == nil && (force || i.Status == engine.Stopped) {
-		_, _ = s.mark(ctx, i, stopped) // the next daemon does not find it
-		id = i.ID()
+	if err != nil || !force && i.Status != engine.Stopped {
+		return s.cfg.Engine.Remove(ctx, id, force)
 	}
-	return s.cfg.Engine.Remove(ctx, id, force)
+	_, _ = s.mark(ctx, i, stopped) // the next daemon does not find it
+	err = s.cfg.Engine.Remove(ctx, i.ID(), force)
+	if errors.Is(err, engine.ErrRunning) { // since a moment ago: then its policy holds
+		_, unmarked := s.mark(context.WithoutCancel(ctx), i, "")
+		err = errors.Join(err, unmarked)
+	}
+	return err
 }

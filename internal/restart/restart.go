@@ -146,10 +146,16 @@ func (s *Supervisor) look(id string, boot bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i, err := s.cfg.Engine.Inspect(s.life, id) // as it is now: it may have been started since
-	if err != nil || i.Status != engine.Stopped || policyOf(i).Kind == spec.RestartNo {
+	if err != nil || policyOf(i).Kind == spec.RestartNo {
 		return
 	}
-	if s.all[i.ID()] == nil && s.cfg.Deploying(i) {
+	if boot && !ended(i) {
+		s.unfinished(i)
+	}
+	if !ended(i) {
+		return
+	}
+	if (s.all[i.ID()] == nil || i.Status == engine.Created) && s.cfg.Deploying(i) {
 		s.work.Go(func() { // its label says by then what has become of the deployment
 			if sched.Sleep(s.life, firstWait) {
 				s.look(i.ID(), boot)
@@ -161,11 +167,43 @@ func (s *Supervisor) look(id string, boot bool) {
 	if e.busy || !e.due.IsZero() {
 		return
 	}
+	if now := stateOf(i.Labels); now.Mark == failed { // its deployment has failed meanwhile
+		e.state, e.saved = now, now
+	}
 	end := ending{boot: boot}
 	if i.Exit != nil {
-		end.known, end.status, end.ran = true, i.Exit.Status, i.Exit.At.Sub(s.cfg.Engine.TaskMade(i.Name))
+		end.known, end.status = true, i.Exit.Status
+		if made := s.cfg.Engine.TaskMade(i.Name); !made.IsZero() {
+			end.ran = i.Exit.At.Sub(made)
+		}
 	}
 	s.decide(e, i, end)
+}
+
+// ended reports whether a container has no process: it has ended, or whoever started it again was killed
+// before it ran.
+func ended(i *engine.Info) bool { return i.Status == engine.Stopped || i.Status == engine.Created }
+
+// unfinished takes the mark off a container that an earlier dewd was about to stop, and that runs on. It is
+// called with mu held.
+func (s *Supervisor) unfinished(i *engine.Info) {
+	if m := stateOf(i.Labels).Mark; m != stopped && m != turning {
+		return
+	}
+	e := s.entry(i)
+	e.state.Mark = ""
+	s.keep(e, i)
+}
+
+// keep saves the state behind its caller, who holds mu.
+func (s *Supervisor) keep(e *entry, i *engine.Info) {
+	s.work.Go(func() {
+		e.turn.Lock()
+		defer e.turn.Unlock()
+		if err := s.save(s.life, e, i.ID()); err != nil && s.life.Err() == nil {
+			s.cfg.Log.Warn("keep what has become of a container", "container", i.Name, "err", err)
+		}
+	})
 }
 
 // decide has what follows an end done, or waited for. It is called with mu held.
@@ -176,13 +214,7 @@ func (s *Supervisor) decide(e *entry, i *engine.Info, end ending) {
 	case again:
 		s.arm(e, i, wait)
 	case e.state != e.saved:
-		s.work.Go(func() {
-			e.turn.Lock()
-			defer e.turn.Unlock()
-			if err := s.save(s.life, e, i.ID()); err != nil && s.life.Err() == nil {
-				s.cfg.Log.Warn("keep what has become of a container", "container", i.Name, "err", err)
-			}
-		})
+		s.keep(e, i)
 	}
 }
 
@@ -226,7 +258,7 @@ func (s *Supervisor) fire(ctx context.Context, e *entry, id string) {
 	}
 	want := e.state
 	// else it was called off, or is gone, or somebody else has started it
-	e.busy = ctx.Err() == nil && want.Mark == "" && err == nil && i.Status == engine.Stopped
+	e.busy = ctx.Err() == nil && want.Mark == "" && err == nil && ended(i)
 	goes := e.busy
 	s.mu.Unlock()
 	if !goes {

@@ -156,7 +156,10 @@ func (n *node) Kill(_ context.Context, id string, sig unix.Signal) error {
 	return nil
 }
 
-func (n *node) Remove(_ context.Context, id string, _ bool) error {
+func (n *node) Remove(ctx context.Context, id string, force bool) error {
+	if i, err := n.Inspect(ctx, id); err == nil && i.Status == engine.Running && !force {
+		return engine.ErrRunning
+	}
 	n.ended(engine.Name(id), 137)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -470,6 +473,35 @@ func TestNoEventTells(t *testing.T) {
 			pass(lookEvery + firstWait)
 			if n.count("web") != 2 {
 				t.Errorf("%d starts", n.count("web"))
+			}
+		})
+	})
+}
+
+// A dewd that was killed may leave a container that is made and does not run, and marks of what it was about
+// to do to one that runs on.
+func TestKilledBetween(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode()
+		n.add("made", "always", state{}, nil)
+		n.all["made"].Status = engine.Created
+		n.add("turned", "unless-stopped", state{Mark: turning}, nil)
+		n.add("held", "unless-stopped", state{Mark: stopped}, nil)
+		n.all["turned"].Status, n.all["held"].Status = engine.Running, engine.Running
+		supervised(t, n, Config{}, func(t *testing.T, _ *Supervisor) {
+			pass(time.Second)
+			if n.count("made") != 1 {
+				t.Errorf("what was made was started %d times", n.count("made"))
+			}
+			for _, name := range []string{"turned", "held"} {
+				if k := n.kept(name); k.Mark != "" {
+					t.Errorf("%s runs, and is marked %s", name, k.Mark)
+				}
+				n.ended(name, 1)
+				pass(time.Second)
+				if n.count(name) != 1 {
+					t.Errorf("%s has ended, and was started %d times", name, n.count(name))
+				}
 			}
 		})
 	})

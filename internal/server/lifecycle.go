@@ -46,7 +46,7 @@ func (c *containers) startable(ctx context.Context, name string) (*engine.Info, 
 	switch {
 	case err != nil:
 		return nil, err
-	case i.Status == engine.Created:
+	case i.Status == engine.Created && c.desk.GoesOn(i.Labels[deploy.LabelDeployment]):
 		return nil, nil
 	case i.Labels[deploy.LabelRemove] != "" && i.Status == engine.Stopped:
 		return nil, fmt.Errorf("start container %s: it is removed, as it has ended: %w", i.Name,
@@ -60,6 +60,10 @@ func (c *containers) Restart(ctx context.Context, name string, timeout time.Dura
 	i, err := c.startable(ctx, name)
 	if err != nil || i == nil {
 		return err
+	}
+	if i.Labels[deploy.LabelRemove] != "" {
+		return fmt.Errorf("%w: restart container %s: it is removed when it ends; deploy it without --rm", deploy.ErrRequest,
+			i.Name)
 	}
 	return c.supervisor.Restart(ctx, i.ID(), patience(timeout))
 }

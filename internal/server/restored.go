@@ -59,7 +59,7 @@ func (c *checkpoints) startDeadAnew(ctx context.Context, name string) error {
 // before, an empty value removes one.
 func (c *checkpoints) startAnew(ctx context.Context, info *engine.Info, labels map[string]string) error {
 	if c.manager == nil {
-		return c.engine.StartAnew(ctx, info.ID(), labels, nil)
+		return c.engine.StartAnew(ctx, info.ID(), labels, func(*engine.Info) error { return nil })
 	}
 	all := checkpoint.Anew(info)
 	if all == nil {

@@ -94,7 +94,12 @@ func undoJSON(text []byte, backup string) (out []byte, gone bool, err error) {
 	restore(doc, old, "storage-driver")
 	features, _ := doc["features"].(map[string]any)
 	was, _ := old["features"].(map[string]any)
-	if restore(features, was, dockerFeature); len(features) == 0 && was == nil {
+	if features == nil {
+		features = map[string]any{}
+	}
+	if restore(features, was, dockerFeature); len(features) > 0 || was != nil {
+		doc["features"] = features
+	} else {
 		delete(doc, "features")
 	}
 	if len(doc) == 0 && none {
@@ -122,7 +127,11 @@ func parseJSON(text []byte) (map[string]any, error) {
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
-	return doc, d.Decode(&doc)
+	err := d.Decode(&doc)
+	if doc == nil { // null
+		doc = map[string]any{}
+	}
+	return doc, err
 }
 
 func writeJSON(doc map[string]any) ([]byte, error) {

@@ -67,7 +67,11 @@ func readUnder(root, name string, resolve uint64) ([]byte, error) {
 		return nil, &os.PathError{Op: "open", Path: root, Err: err}
 	}
 	defer unix.Close(dir)
-	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: resolve})
+	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: resolve}
+	fd, err := unix.Openat2(dir, name, how)
+	for tries := 0; err == unix.EAGAIN && tries < 1000; tries++ { // a mount or rename anywhere beside a ".."
+		fd, err = unix.Openat2(dir, name, how)
+	}
 	if err == unix.ENOENT || err == unix.ENOTDIR {
 		return nil, nil
 	}

@@ -99,16 +99,18 @@ func (s *Store) mark(name string) string { return filepath.Join(s.dir, untouched
 func (s *Store) make(name string, fill func(dir string) error) error {
 	_, err := os.Lstat(s.Path(name))
 	_, merr := os.Lstat(s.mark(name))
-	switch there := !errors.Is(err, fs.ErrNotExist); {
-	case there && merr != nil:
+	there := !errors.Is(err, fs.ErrNotExist)
+	if there && (err != nil || merr != nil) {
 		return err
-	case there && err == nil:
-		if err := os.Remove(s.mark(name)); err != nil {
+	}
+	// Other users of the host do not reach what containers have made, which may be programs that run as root.
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	if !there { // of a volume that is gone
+		if err := os.RemoveAll(s.mark(name)); err != nil {
 			return err
 		}
-	}
-	if err := os.MkdirAll(s.dir, 0o711); err != nil {
-		return err
 	}
 	dir := filepath.Join(s.dir, unfinished+name)
 	err = os.RemoveAll(dir) // of a dewd that was killed
@@ -122,10 +124,13 @@ func (s *Store) make(name string, fill func(dir string) error) error {
 		err = unix.Rename(dir, s.Path(name)) // also over an empty one, which os.Rename refuses
 	}
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
-		return os.RemoveAll(dir) // somebody has put files there
+		err = os.RemoveAll(dir) // somebody has put files there
 	}
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(dir))
+	}
+	if there {
+		return os.Remove(s.mark(name)) // last: a fill that failed is tried again
 	}
 	return nil
 }

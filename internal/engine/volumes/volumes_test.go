@@ -113,6 +113,33 @@ func TestMadeByItself(t *testing.T) {
 	}
 }
 
+// A fill that fails is tried again, and the mark of a volume that is gone is not the next one's.
+func TestFillsAreTriedAgain(t *testing.T) {
+	s := New(filepath.Join(t.TempDir(), "volumes"))
+	if err := s.Make("data"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Use("data", func(string) error { return unix.ENOSPC }); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a full disk: %v", err)
+	}
+	fill := func(dir string) error { return os.WriteFile(dir+"/image's", nil, 0o600) }
+	use(t, s, "data", fill)
+	if files, _ := os.ReadDir(s.Path("data")); len(files) != 1 {
+		t.Errorf("it was not filled: %v", files)
+	}
+	if err := os.WriteFile(s.mark("other"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	use(t, s, "other", func(string) error { return nil })
+	use(t, s, "other", fill)
+	if files, _ := os.ReadDir(s.Path("other")); len(files) != 0 {
+		t.Errorf("a volume that a container has had was made anew: %v", files)
+	}
+	if fi, err := os.Stat(s.dir); err != nil || fi.Mode().Perm() != 0o700 {
+		t.Errorf("others reach what containers have made: %v, %v", fi.Mode(), err)
+	}
+}
+
 func TestFromImage(t *testing.T) {
 	root, dir := t.TempDir(), t.TempDir()
 	outside := t.TempDir()
