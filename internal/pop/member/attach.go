@@ -280,7 +280,7 @@ func (s *attacher) elsewhere(ctx context.Context, st *pop.Store, l image.Layer) 
 	return rec, e, err
 }
 
-// described is a layer of the store, with its index if that is there, else its table.
+// described is a layer of the store with its table, of which its index is built here.
 func (s *attacher) described(ctx context.Context, st *pop.Store, rec *pop.Layer,
 	l image.Layer) (e *layer.Elsewhere, err error) {
 	e = &layer.Elsewhere{DiffID: l.DiffID, Blob: rec.Blob, BlobSize: rec.BlobSize, Size: rec.Size,

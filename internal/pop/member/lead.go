@@ -232,17 +232,22 @@ func (c *copier) publish(ctx context.Context, have *layer.Layer, runs int64) err
 		return err
 	}
 	defer f.Close()
-	table, _, err := pack.MakeTable(f, have.Size)
-	if err != nil {
-		return err
-	}
-	b, err := table.MarshalBinary()
+	table, err := tableOf(f, have.Size)
 	if err != nil {
 		return err
 	}
 	rec := pop.Layer{DiffID: c.id, Size: have.Size, Blob: have.Blob, BlobSize: have.BlobSz, Image: c.image,
 		Cost: c.cost.Seconds()}
-	return c.draft.Publish(ctx, rec, b)
+	return c.draft.Publish(ctx, rec, table)
+}
+
+// tableOf is the table of a tar of size bytes, as it is published.
+func tableOf(tar io.ReaderAt, size int64) ([]byte, error) {
+	table, _, err := pack.MakeTable(tar, size)
+	if err != nil {
+		return nil, err
+	}
+	return table.MarshalBinary()
 }
 
 // roomFor asks whether there is room for a whole layer of which nothing was copied. What is kept of its

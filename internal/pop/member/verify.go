@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"dewpoint/internal/layer"
-	"dewpoint/internal/pack"
 	"dewpoint/internal/pop"
 
 	"github.com/opencontainers/go-digest"
@@ -329,11 +328,7 @@ func (s *uploads) copyWhole(ctx context.Context, st *pop.Store, have *layer.Laye
 		return err
 	}
 	defer f.Close()
-	table, _, err := pack.MakeTable(f, have.Size)
-	if err != nil {
-		return err
-	}
-	b, err := table.MarshalBinary()
+	table, err := tableOf(f, have.Size)
 	if err != nil {
 		return err
 	}
@@ -354,7 +349,7 @@ func (s *uploads) copyWhole(ctx context.Context, st *pop.Store, have *layer.Laye
 	if names := s.imagesWith(have.DiffID); len(names) > 0 {
 		rec.Image = names[0]
 	}
-	return errors.Join(draft.Publish(ctx, rec, b), draft.Close())
+	return errors.Join(draft.Publish(ctx, rec, table), draft.Close())
 }
 
 // VerifyInBackground verifies every layer of the store once in Config.Verify,
