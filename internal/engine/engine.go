@@ -371,6 +371,7 @@ func (e *Engine) Close() error {
 	}
 	e.end()
 	e.work.Wait()
+	e.shims.ending.Wait()
 	if e.state != nil {
 		e.state.Close()
 	}

@@ -47,6 +47,8 @@ type shims struct {
 	being   map[string]bool       // tasks that are being made; guarded by mu
 	changed chan struct{}         // closed when a group changes; guarded by mu
 	made    int                   // groups so far; guarded by mu
+
+	ending sync.WaitGroup // of the shims of groups that are empty
 }
 
 type shimGroup struct {
@@ -347,7 +349,10 @@ func (s *shims) leave(ctx context.Context, task string) (func(gone bool), error)
 func (s *shims) settle(g *shimGroup) {
 	if g.making+g.stand+g.leaving == 0 {
 		delete(s.groups, g.name)
-		_ = shimgroup.Remove(filepath.Join(s.dir, g.name)) // else at the next start
+		dir := filepath.Join(s.dir, g.name)
+		shim := shimgroup.Find(dir)
+		_ = shimgroup.Remove(dir) // else at the next start
+		s.ending.Go(shim.End)
 	}
 	s.wake()
 }
@@ -392,7 +397,7 @@ func (e *tasks) adoptShims(ctx context.Context) error {
 	dirs, err := os.ReadDir(s.dir)
 	for _, d := range dirs {
 		if !named[d.Name()] {
-			err = errors.Join(err, endShim(filepath.Join(s.dir, d.Name()))) // a spare one's may run
+			err = errors.Join(err, shimgroup.End(filepath.Join(s.dir, d.Name()))) // a spare one's may run
 		}
 	}
 	return err

@@ -218,6 +218,41 @@ func TestShimIsKilled(t *testing.T) {
 	})
 }
 
+// A shim whose books name a container that containerd does not know ends after its last other one.
+func TestShimKeepsOneThatNobodyKnows(t *testing.T) {
+	eachContainerd(t, func(t *testing.T, b *bed) {
+		ctx := t.Context()
+		b.runMany("a", "forgotten")
+		shim := b.shimOf("a")
+		if b.shimOf("forgotten") != shim {
+			t.Fatal("there are two shims")
+		}
+		if err := b.Kill(ctx, "forgotten", unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		b.awaitStatus("forgotten", Stopped)
+		bundle := b.cfg.bundle("forgotten")
+		if err := errors.Join(unmountBelow(bundle), os.RemoveAll(bundle)); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Kill(b.containerdPid(), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Settle(ctx); err != nil {
+			t.Fatal(err)
+		}
+		b.awaitStatus("a", Running)
+		for _, n := range []string{"forgotten", "a"} {
+			if err := b.Remove(ctx, n, true); err != nil {
+				t.Error(err)
+			}
+		}
+		testkit.Eventually(t, "the shim ends", func() bool {
+			return errors.Is(unix.Kill(shim, 0), unix.ESRCH)
+		})
+	})
+}
+
 // Containers come and go at once, and some cannot be made: no shim ends beneath another one.
 func TestShimsUnderChurn(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {

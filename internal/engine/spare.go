@@ -5,14 +5,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"time"
-
-	taskv2 "github.com/containerd/containerd/api/runtime/task/v2"
-	taskv3 "github.com/containerd/containerd/api/runtime/task/v3"
-	"github.com/containerd/ttrpc"
 
 	"dewpoint/internal/engine/shimgroup"
 	"dewpoint/internal/sched"
@@ -35,10 +30,7 @@ type spareShims struct {
 // middle of a burst the processors have better to do.
 const spareRest = 250 * time.Millisecond
 
-const (
-	spareStartTimeout = 10 * time.Second
-	spareEndTimeout   = 2 * time.Second
-)
+const spareStartTimeout = 10 * time.Second
 
 // keepSpare starts and ends spare shims until close.
 func keepSpare(s *shims, log *slog.Logger) *spareShims {
@@ -57,7 +49,7 @@ func (k *spareShims) close() {
 	for name, g := range k.s.groups {
 		if g.spare() {
 			delete(k.s.groups, name)
-			if err := endShim(filepath.Join(k.s.dir, name)); err != nil {
+			if err := shimgroup.End(filepath.Join(k.s.dir, name)); err != nil {
 				k.log.Warn("what a shim had stays until the next start", "err", err)
 			}
 		}
@@ -113,7 +105,7 @@ func (k *spareShims) start(how *shimgroup.Asked) error {
 		err = cmd.Wait()
 	}
 	if err != nil {
-		return errors.Join(err, errors.New(out.String()), endShim(dir))
+		return errors.Join(err, errors.New(out.String()), shimgroup.End(dir))
 	}
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -121,27 +113,4 @@ func (k *spareShims) start(how *shimgroup.Asked) error {
 	k.s.groups[g.name] = g
 	k.s.wake()
 	return nil
-}
-
-// endShim ends the shim of a group that has no task, and removes the group. One
-// that has tasks does not listen to it. One that is being started is waited for.
-func endShim(dir string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), spareStartTimeout)
-	defer cancel()
-	unlock := shimgroup.Lock(ctx, dir)
-	defer unlock()
-	socket := shimgroup.Socket(dir)
-	if c, err := net.DialTimeout("unix", socket, spareEndTimeout); socket != "" && err == nil {
-		t := ttrpc.NewClient(c)
-		ctx, cancel := context.WithTimeout(ctx, spareEndTimeout)
-		// containerd 1.6 and 2.x speak different versions of it. That the
-		// connection ends is the answer.
-		if _, err := taskv3.NewTTRPCTaskClient(t).Shutdown(ctx, &taskv3.ShutdownRequest{}); err != nil &&
-			ctx.Err() == nil {
-			_, _ = taskv2.NewTTRPCTaskClient(t).Shutdown(ctx, &taskv2.ShutdownRequest{})
-		}
-		cancel()
-		t.Close()
-	}
-	return shimgroup.Remove(dir)
 }
