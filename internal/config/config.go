@@ -58,7 +58,6 @@ type Registry struct {
 // Registries is what holds for all registries.
 type Registries struct {
 	HostsDirs    []string `toml:"hosts_dirs"`                 // containerd's hosts.toml directories
-	DockerConfig string   `toml:"docker_config" tuning:"yes"` // file; "" is ~/.docker/config.json of who runs dewd
 	StallTimeout Duration `toml:"stall_timeout" tuning:"yes"` // a read without a byte for so long is cut; 0 is 30s
 }
 
@@ -67,17 +66,10 @@ type Engine struct {
 	Containerd string `toml:"containerd" tuning:"yes"` // the private one's binary; "" looks beside dewd, then in PATH
 	Namespace  string `toml:"namespace"`               // "" is "dewpoint"
 	Subnet     string `toml:"subnet"`                  // of --net bridge
-	CNI        string `toml:"cni" tuning:"yes"`        // directory of the CNI plugins
 	// what makes containers: auto, crun, runc; "" is the engine's choice
 	Runtime string `toml:"runtime"`
-	Crun    string `toml:"crun" tuning:"yes"` // the program; "" is found beside dewd, with its tools and in PATH
-	// containers that share a shim, and end when it is killed; 0 is 32, 1 a shim for each
-	PerShim int `toml:"per_shim" tuning:"yes"`
 	// that each stream of a container's output takes on the disk; 0 is 16 MiB
 	LogBytes Size `toml:"log_max_bytes"`
-	NoSpare  bool `toml:"no_spare" tuning:"yes"` // no shim is started ahead where the next container would need one
-	// a private containerd flushes its database with each change, instead of a copy being kept (2.1 and newer)
-	Sync bool `toml:"sync" tuning:"yes"`
 }
 
 // Cache bounds what is kept though nothing uses it.
@@ -89,8 +81,7 @@ type Cache struct {
 
 // Limits refuses what would hurt the node.
 type Limits struct {
-	LayerBytes Size `toml:"layer_bytes" tuning:"yes"` // a layer may inflate to so much; 0 is 64GiB
-	Memory     Size `toml:"memory" tuning:"yes"`      // dewd's own Go heap aims below it; 0 is 40MiB
+	Memory Size `toml:"memory" tuning:"yes"` // dewd's own Go heap aims below it; 0 is 40MiB
 }
 
 // Link bounds what the registries' link is used for.
@@ -106,10 +97,7 @@ type Pack struct {
 	Key   string `toml:"key"`   // file: the public key of signed packs, PEM
 	Learn string `toml:"learn"` // auto (an image's first start is recorded), never; "" is auto
 	// a recorded start lasts until the container has been ready for so long; 0 is 5s
-	After    Duration `toml:"after" tuning:"yes"`
-	MaxBytes Size     `toml:"max_bytes" tuning:"yes"` // of all packs that were made here; 0 is 1GiB
-	// Lied is what becomes of a container whose pack lied: keep or stop; "" is keep.
-	Lied string `toml:"lied" tuning:"yes"`
+	After Duration `toml:"after" tuning:"yes"`
 }
 
 // Lazy says how images run that are not whole yet.
@@ -163,14 +151,12 @@ type API struct {
 // PoP says what this node has in common with others. It is in one if Store or
 // Redis is given.
 type PoP struct {
-	Name    string `toml:"name" tuning:"yes"` // of the PoP, the same on all its nodes; "" is "pop"
 	Node    string `toml:"node" tuning:"yes"` // this node's name in it; "" is node.name
 	Store   string `toml:"store"`             // directory on the file system that the nodes share
 	Redis   string `toml:"redis"`             // redis://… or rediss://…; "" is a node by itself
 	RedisCA string `toml:"redis_ca"`          // file: who signs the server's certificate, PEM
 	// Listen is the address where the other nodes ask this one; "" is not at all.
-	Listen    string `toml:"listen"`
-	Advertise string `toml:"advertise" tuning:"yes"` // as they reach it; "" is Listen
+	Listen string `toml:"listen"`
 	// Key is the file of the secret that lets nodes into the PoP ("dew pop key").
 	Key string `toml:"key"`
 	// CA, Cert and TLSKey are files, PEM, instead of Key.
@@ -187,10 +173,6 @@ type PoP struct {
 	// a node that is silent for so long has let go of what it did; 0 is 15s
 	Lease Duration `toml:"lease" tuning:"yes"`
 	Grace Duration `toml:"grace" tuning:"yes"` // what was evicted can come back for so long; 0 is 60s
-	// a silent node's containers are taken to be gone after so long; 0 is 24h
-	Forget Duration `toml:"forget" tuning:"yes"`
-	// time in which every layer of the store is read and compared once; 0 is 168h
-	Verify Duration `toml:"verify" tuning:"yes"`
 	// auto (layers that are deployed often here are copied near), never; "" is auto
 	Copy string `toml:"copy" tuning:"yes"`
 	// images that other nodes deploy again and again are made ready here while nothing is deployed, so many at
@@ -209,8 +191,7 @@ type Checkpoint struct {
 	CRIU   string `toml:"criu" tuning:"yes"`   // the program; "" is found beside dewd's tools and in PATH
 	// directory of its installation, with bin and lib; "" is that of dmtcp_launch in PATH
 	DMTCP    string `toml:"dmtcp" tuning:"yes"`
-	MaxBytes Size   `toml:"max_bytes"`         // of all checkpoints on this node; 0 is 4GiB
-	Keep     int    `toml:"keep" tuning:"yes"` // of one image and configuration; 0 is 2
+	MaxBytes Size   `toml:"max_bytes"` // of all checkpoints on this node; 0 is 4GiB
 	// LazyAbove is from how much memory on it comes while the processes run already, of what is not unpacked
 	// here from three quarters of that; 0 is 256MiB.
 	LazyAbove Size `toml:"lazy_above" tuning:"yes"`
@@ -220,9 +201,8 @@ type Checkpoint struct {
 type Deploy struct {
 	Max int `toml:"max" tuning:"yes"` // containers being made; 0 is by the number of processors
 	// images being fetched from one registry; 0 is by the number of processors
-	Fetch     int `toml:"fetch" tuning:"yes"`
-	Queue     int `toml:"queue" tuning:"yes"`      // deployments that wait; 0 is 1024
-	PerCaller int `toml:"per_caller" tuning:"yes"` // of one caller; 0 is half of queue
+	Fetch int `toml:"fetch" tuning:"yes"`
+	Queue int `toml:"queue" tuning:"yes"` // deployments that wait; 0 is 1024
 	// memory that deployments leave free; 0 is a 32nd of the machine's, 32 to 256 MiB
 	Reserve Size `toml:"reserve" tuning:"yes"`
 	// the limits of containers' memory need not fit into what is free, and are not kept for those that run
@@ -233,7 +213,7 @@ func (d Deploy) validate() error {
 	for _, k := range []struct {
 		key string
 		n   int
-	}{{"max", d.Max}, {"fetch", d.Fetch}, {"queue", d.Queue}, {"per_caller", d.PerCaller}} {
+	}{{"max", d.Max}, {"fetch", d.Fetch}, {"queue", d.Queue}} {
 		if k.n < 0 {
 			return fmt.Errorf("deploy.%s = %d: it is below zero", k.key, k.n)
 		}
@@ -338,9 +318,6 @@ func (c Config) validate() error {
 	if n := c.Engine.LogBytes; n != 0 && n < 1<<20 {
 		return fmt.Errorf("engine.log_max_bytes: %d bytes are too few: at least 1MiB", n)
 	}
-	if n := c.Engine.PerShim; n < 0 || n > 256 {
-		return fmt.Errorf("engine.per_shim = %d: 1 to 256", n)
-	}
 	if err := errors.Join(c.validateLazy(), c.PoP.validate(), c.Checkpoint.validate(),
 		c.Deploy.validate()); err != nil {
 		return err
@@ -355,7 +332,6 @@ func (c Config) validateLazy() error {
 	}{
 		{"pack.trust", c.Pack.Trust, []string{"", "pop", "signed", "repository"}},
 		{"pack.learn", c.Pack.Learn, []string{"", "auto", "never"}},
-		{"pack.lied", c.Pack.Lied, []string{"", "keep", "stop"}},
 		{"lazy.mode", c.Lazy.Mode, []string{"", "auto", "never", "on-demand"}},
 	} {
 		if !slices.Contains(k.of, k.value) {
@@ -391,8 +367,6 @@ func (p PoP) validate() error {
 		}
 	}
 	switch {
-	case strings.ContainsAny(p.Name, "{}*?[]\\ \n"):
-		return fmt.Errorf("pop.name = %q: letters, digits and - . _", p.Name)
 	case p.Redis == "" && (p.Listen != "" || p.RedisCA != ""):
 		return errors.New("pop.redis is missing: nodes find each other by it")
 	case p.Listen != "" && p.Key == "" && p.Cert == "":
@@ -407,26 +381,16 @@ func (p PoP) validate() error {
 	case p.Store != "" && !strings.HasPrefix(p.Store, "/"):
 		return fmt.Errorf("pop.store = %q: an absolute path", p.Store)
 	}
-	if err := p.validateAddresses(); err != nil {
-		return err
+	if p.Listen != "" {
+		host, port, err := net.SplitHostPort(p.Listen)
+		if err != nil || port == "" {
+			return fmt.Errorf("pop.listen = %q: HOST:PORT, such as 10.0.0.1:7070", p.Listen)
+		}
+		if host == "" {
+			return fmt.Errorf("pop.listen = %q: give the address at which the other nodes reach this one", p.Listen)
+		}
 	}
 	return p.validateTimes()
-}
-
-func (p PoP) validateAddresses() error {
-	for key, addr := range map[string]string{"listen": p.Listen, "advertise": p.Advertise} {
-		if addr == "" {
-			continue
-		}
-		host, port, err := net.SplitHostPort(addr)
-		if err != nil || port == "" {
-			return fmt.Errorf("pop.%s = %q: HOST:PORT, such as 10.0.0.1:7070", key, addr)
-		}
-		if host == "" && p.Advertise == "" {
-			return fmt.Errorf("pop.%s = %q: give the address at which the other nodes reach this one", key, addr)
-		}
-	}
-	return nil
 }
 
 // Of the times of package pop and its session, which see.
@@ -434,7 +398,6 @@ const (
 	defaultHigh  = 0.95
 	defaultLease = Duration(15 * time.Second)
 	defaultGrace = Duration(time.Minute)
-	leastForget  = Duration(time.Minute)
 )
 
 // validateTimes refuses times with which nodes would take each other for dead, or what another
@@ -445,20 +408,15 @@ func (p PoP) validateTimes() error {
 		d, least Duration
 	}{
 		{"lease", p.Lease, Duration(time.Second)}, {"grace", p.Grace, Duration(time.Second)},
-		{"forget", p.Forget, leastForget},
-		{"verify", p.Verify, Duration(time.Second)}, {"patience", p.Patience, Duration(100 * time.Millisecond)},
+		{"patience", p.Patience, Duration(100 * time.Millisecond)},
 	} {
 		if t.d != 0 && t.d < t.least {
 			return fmt.Errorf("pop.%s = %q: at least %v", t.key, time.Duration(t.d), time.Duration(t.least))
 		}
 	}
 	lease, grace := cmp.Or(p.Lease, defaultLease), cmp.Or(p.Grace, defaultGrace)
-	switch {
-	case grace <= lease:
+	if grace <= lease {
 		return fmt.Errorf("pop.grace = %q is not longer than pop.lease = %q: a node that was cut off for a moment would find gone what it uses", time.Duration(grace), time.Duration(lease))
-	case p.Forget != 0 && p.Forget <= grace:
-		return fmt.Errorf("pop.forget = %q is not longer than pop.grace = %q", time.Duration(p.Forget),
-			time.Duration(grace))
 	}
 	return nil
 }
@@ -469,8 +427,6 @@ func (c Checkpoint) validate() error {
 		return fmt.Errorf("checkpoint.mode = %q: it is asked, measured, manual or off", c.Mode)
 	case !slices.Contains([]string{"", "auto", "criu", "dmtcp"}, c.Engine):
 		return fmt.Errorf("checkpoint.engine = %q: it is auto, criu or dmtcp", c.Engine)
-	case c.Keep < 0:
-		return fmt.Errorf("checkpoint.keep = %d: it is below zero", c.Keep)
 	}
 	return nil
 }
@@ -482,10 +438,8 @@ func (c Config) validatePaths() error {
 			return fmt.Errorf("engine.subnet = %q: an IPv4 subnet of /28 or larger, such as 10.88.240.0/20", n)
 		}
 	}
-	paths := map[string]string{"registries.docker_config": c.Registries.DockerConfig,
-		"engine.containerd": c.Engine.Containerd, "engine.crun": c.Engine.Crun, "engine.cni": c.Engine.CNI,
-		"pack.key": c.Pack.Key,
-		"pop.key":  c.PoP.Key, "pop.ca": c.PoP.CA, "pop.cert": c.PoP.Cert, "pop.tls_key": c.PoP.TLSKey,
+	paths := map[string]string{"engine.containerd": c.Engine.Containerd, "pack.key": c.Pack.Key,
+		"pop.key": c.PoP.Key, "pop.ca": c.PoP.CA, "pop.cert": c.PoP.Cert, "pop.tls_key": c.PoP.TLSKey,
 		"pop.redis_ca": c.PoP.RedisCA, "checkpoint.criu": c.Checkpoint.CRIU, "checkpoint.dmtcp": c.Checkpoint.DMTCP}
 	for i, d := range c.Registries.HostsDirs {
 		paths[fmt.Sprintf("registries.hosts_dirs[%d]", i)] = d

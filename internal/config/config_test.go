@@ -24,7 +24,7 @@ stall_timeout = "5s"
 [cache]
 max_bytes = "10GB"
 [limits]
-layer_bytes = "2GiB"
+memory = "64MiB"
 [link]
 limit = "20Mbit"
 [node]
@@ -34,7 +34,7 @@ mount = "loop"
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !c.Registry["10.77.255.1:5000"].PlainHTTP || c.Cache.MaxBytes != 10e9 || c.Limits.LayerBytes != 2<<30 ||
+	if !c.Registry["10.77.255.1:5000"].PlainHTTP || c.Cache.MaxBytes != 10e9 || c.Limits.Memory != 64<<20 ||
 		c.Link.Limit != 2_500_000 || time.Duration(c.Registries.StallTimeout) != 5*time.Second ||
 		c.Node.Mount != "loop" {
 		t.Fatalf("read as %+v", c)
@@ -53,8 +53,6 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"[engine]\nnamespace = \"a/b\"":                       "engine.namespace",
 		"[engine]\nsubnet = \"10.0.0.0/30\"":                  "/28 or larger",
 		"[engine]\nruntime = \"kata\"":                        "auto, crun or runc",
-		"[engine]\nper_shim = 1000":                           "1 to 256",
-		"[engine]\ncni = \"/nope\"":                           "engine.cni",
 		"[checkpoint]\nmode = \"auto\"":                       "asked, measured, manual or off",
 		"[lazy]\nmode = \"off\"":                              "auto or never or on-demand",
 		"[checkpoint]\nengine = \"docker\"":                   "auto, criu or dmtcp",
@@ -63,11 +61,9 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"[pop]\nnode = \"a/b\"":                               "pop.node",
 		"[pop]\nnode = \"a:b\\n\"":                            "pop.node",
 		"[pop]\nnode = \"..\"":                                "pop.node",
-		"[pop]\nname = \"{x}\"":                               "pop.name",
 		"[pop]\nstore = \"mnt/pop\"":                          "an absolute path",
 		"[pop]\nlisten = \":7070\"":                           "pop.redis is missing",
 		"[pop]\nredis = \"x\"\nlisten = \":70\"":              "pop.key is missing",
-		"[pop]\nadvertise = \"10.0.0.1\"":                     "pop.advertise",
 		"[pop]\nredis = \"x\"\nkey = \"/\"\nlisten = \":70\"": "the other nodes reach",
 		"[pop]\nlow = 0.97":                                   "low below high",
 		"[pop]\nhigh = 1.5":                                   "low below high",
@@ -76,8 +72,6 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"[pop]\nlease = \"2m\"":                               "is not longer than pop.lease",
 		"[pop]\ngrace = \"-1s\"":                              "at least 1s",
 		"[pop]\ngrace = \"5s\"":                               "is not longer than pop.lease",
-		"[pop]\nforget = \"1s\"":                              "at least 1m",
-		"[pop]\nforget = \"2m\"\ngrace = \"3m\"":              "is not longer than pop.grace",
 		"[pop]\npatience = \"1us\"":                           "at least 100ms",
 	} {
 		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
@@ -121,7 +115,7 @@ func TestKeysForOperators(t *testing.T) {
 		t.Errorf("%d keys for operators, more than 35: %q", len(keys), keys)
 	}
 	t.Setenv(tuningVar, "")
-	for _, text := range []string{"[pop]\nlease = \"15s\"", "[engine]\nsync = true", "[trace]\nendpoint = \"http://h:1\""} {
+	for _, text := range []string{"[pop]\nlease = \"15s\"", "[deploy]\nmax = 2", "[trace]\nendpoint = \"http://h:1\""} {
 		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), "not a key for operators") {
 			t.Errorf("%q: %v", text, err)
 		}

@@ -93,10 +93,8 @@ type Config struct {
 	// containers in a shim, which end when it is killed; default 32, 1 is a shim for each
 	PerShim int
 	// a shim is started ahead where the next container would need one; of a private containerd only
-	SpareShim bool
-	CRIU      string // program that runc is to use; default what it finds in PATH
-	// a private containerd flushes each change of its database, as any does by itself; else see package metadb
-	Sync         bool
+	SpareShim    bool
+	CRIU         string // program that runc is to use; default what it finds in PATH
 	CgroupParent string // default /dewpoint, with a suffix when State is not the default
 	Unconfined   bool   // no seccomp filter
 	LogBytes     int64  // that each stream of a container's output may take on the disk; default 16 MiB
@@ -141,7 +139,7 @@ func (c *Config) defaults() error {
 // containerd is what of the configuration says which containerd is meant.
 func (c *Config) containerd() containerd.Config {
 	return containerd.Config{Address: c.Address, Root: c.Root, State: c.State, Program: c.Containerd,
-		Snapshotter: c.Snapshotter, SnapshotterSocket: c.SnapshotterSocket, DiffSocket: c.DiffSocket, Sync: c.Sync,
+		Snapshotter: c.Snapshotter, SnapshotterSocket: c.SnapshotterSocket, DiffSocket: c.DiffSocket,
 		Log: c.Log}
 }
 

@@ -20,11 +20,10 @@
 //
 // lru keeps what was used last; it is the thesis's policy. gdsf keeps what saves most for its room: uses ×
 // cost × weight of sharing / size, above a floor that rises to the last victim's value. s3fifo keeps what was
-// used again soon after it came, and remembers keys that left. sieve keeps what was used since a hand passed
-// by. overdue is gdsf with the logarithm of the uses, and lets go first of what was in steady use and has
-// stopped, as a layer that a new version replaced; lru-overdue is the same of lru. contest, the default,
-// plays all on shadows of lru, lru-overdue, overdue and s3fifo and follows the one with most bytes lately; it
-// costs about 1 KiB of memory an object, lru 0.2.
+// used again soon after it came, and remembers keys that left. overdue is gdsf with the logarithm of the
+// uses, and lets go first of what was in steady use and has stopped, as a layer that a new version replaced;
+// lru-overdue is the same of lru. contest, the default, plays all on shadows of lru, lru-overdue, overdue and
+// s3fifo and follows the one with most bytes lately; it costs about 1 KiB of memory an object, lru 0.2.
 package evict
 
 import (
@@ -80,7 +79,7 @@ const Default = "contest"
 
 // Names lists the policies, the thesis's first.
 func Names() []string {
-	return []string{"lru", "gdsf", "s3fifo", "sieve", "overdue", "lru-overdue", "contest"}
+	return []string{"lru", "gdsf", "s3fifo", "overdue", "lru-overdue", "contest"}
 }
 
 // New returns the named policy for a cache of capacity bytes, empty or as snapshot left it. The capacity may
@@ -112,8 +111,6 @@ func empty(name string, capacity int64) policy {
 		return newGDSF()
 	case "s3fifo":
 		return newS3FIFO(capacity)
-	case "sieve":
-		return newSieve()
 	case "overdue":
 		return newOverdue()
 	case "lru-overdue":

@@ -213,10 +213,6 @@ func TestSnapshotsOfOthersAreRefused(t *testing.T) {
 			}
 		}
 	})
-	if _, err := New("sieve", []byte(`{"version":1,"policy":"sieve","hand":"b"}`), 1); !errors.Is(err,
-		ErrSnapshot) {
-		t.Errorf("a hand at nothing: %v", err)
-	}
 	if _, err := New("fifo", nil, 1); !errors.Is(err, ErrUnknown) {
 		t.Errorf("an unknown policy: %v", err)
 	}
@@ -471,21 +467,6 @@ func TestS3FIFORemembersWhatItEvicted(t *testing.T) {
 		if inMain := p.all["a"].in == &p.main; inMain == deleted {
 			t.Errorf("deleted %v: back in the main queue %v", deleted, inMain)
 		}
-	}
-}
-
-func TestSieveHandGoesOn(t *testing.T) {
-	p := must(t, "sieve", nil, 0)
-	for _, k := range []string{"a", "b", "c", "d"} {
-		p.Add(Object{Key: k, Size: 1, Images: 1 + b2i(k == "d")})
-	}
-	p.Hit("a")
-	p.Hit("c")
-	p.Hit("d")
-	// b has not been used; then the hand stands at c, whose use it takes, then d's two, and a's was taken
-	// before.
-	if got := drain(t, p); !slices.Equal(got, []string{"b", "a", "c", "d"}) {
-		t.Fatal(got)
 	}
 }
 

@@ -20,7 +20,6 @@ type state struct {
 	Policy  string  `json:"policy"`
 	Clock   float64 `json:"clock,omitempty"` // gdsf: the inflation
 	Now     uint64  `json:"now,omitempty"`   // gdsf: uses of anything, ever
-	Hand    *string `json:"hand,omitempty"`  // sieve: the key it points at, if it is not at the oldest
 	Objects []saved `json:"objects"`
 	Ghosts  []saved `json:"ghosts,omitempty"` // s3fifo
 

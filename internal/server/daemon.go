@@ -128,7 +128,7 @@ func newDaemon(cfg Config) *daemon {
 	d.room = &room{root: cfg.Root, reserve: reserve{cfg.Root, cfg.Log}, puller: newLate[*fetch.Puller](),
 		usage: d.usage, metrics: d.news.metrics, log: cfg.Log}
 	d.room.maxBytes.Store(int64(cfg.File.Cache.MaxBytes))
-	d.partials = &partials{engine: d.usage.engine, events: events, log: cfg.Log, bg: &d.bg}
+	d.partials = &partials{events: events, log: cfg.Log, bg: &d.bg}
 	d.pop = &popParts{cfg: cfg, node: d.name, saved: newLate[*store.Store](), usage: d.usage, room: d.room,
 		log: cfg.Log, bg: &d.bg}
 	return d
@@ -143,7 +143,7 @@ func (d *daemon) run(ctx context.Context, started chan<- struct{}) error {
 	if err != nil {
 		return d.room.reserve.fullAtStart(err)
 	}
-	d.partials.join(d.layers, d.catalog, d.puller, d.snaps)
+	d.partials.join(d.layers, d.puller, d.snaps)
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -251,8 +251,8 @@ func (d *daemon) openPartials(ctx context.Context) error {
 
 func (d *daemon) openLayers(context.Context) (err error) {
 	d.layers, err = layer.Open(layer.Config{Dir: filepath.Join(d.Root, "layers"),
-		Tree:     d.mounts.backend.Name() == mount.Tree,
-		MaxBytes: int64(d.File.Limits.LayerBytes), Server: d.partials.layerServer(), LazyTree: d.lazyTree(),
+		Tree:   d.mounts.backend.Name() == mount.Tree,
+		Server: d.partials.layerServer(), LazyTree: d.lazyTree(),
 		Points: true, Lied: d.partials.lied, Log: d.Log})
 	if err == nil {
 		d.atClose(func() { d.layers.Close() })
@@ -266,7 +266,6 @@ func (d *daemon) openRegistry(context.Context) (err error) {
 		hosts[name] = registry.Host{PlainHTTP: r.PlainHTTP}
 	}
 	d.registry, err = registry.New(registry.Config{Hosts: hosts, HostsDirs: d.File.Registries.HostsDirs,
-		DockerConfig: d.File.Registries.DockerConfig,
 		StallTimeout: time.Duration(d.File.Registries.StallTimeout),
 		UserAgent:    "dewpoint/" + d.Version, Log: d.Log})
 	if err == nil {
@@ -378,9 +377,9 @@ func (d *daemon) startEngine(ctx context.Context) error {
 	d.engine, err = engine.Start(ctx,
 		engine.Config{Address: d.Containerd, Root: filepath.Join(d.Root, "engine"),
 			State: d.State, Namespace: f.Namespace, SnapshotterSocket: d.socket(), DiffSocket: d.socket(),
-			Containerd: f.Containerd, Runtime: f.Runtime, Crun: f.Crun, PerShim: f.PerShim, SpareShim: !f.NoSpare,
-			LogBytes: int64(f.LogBytes), Sync: f.Sync, CRIU: d.criu,
-			Unblock: d.partials.unblock(), CNI: network.Config{Bin: pluginDirs(f.CNI), Subnet: subnet}, Log: d.Log})
+			Containerd: f.Containerd, Runtime: f.Runtime, SpareShim: true,
+			LogBytes: int64(f.LogBytes), CRIU: d.criu,
+			Unblock: d.partials.unblock(), CNI: network.Config{Bin: pluginDirs, Subnet: subnet}, Log: d.Log})
 	if err != nil {
 		return err
 	}
@@ -406,7 +405,7 @@ func (d *daemon) openCheckpoints(ctx context.Context) (err error) {
 		return nil
 	}
 	dir := filepath.Join(d.Root, "checkpoints")
-	cfg := store.Config{Dir: filepath.Join(dir, "store"), Node: d.name, Keep: f.Keep,
+	cfg := store.Config{Dir: filepath.Join(dir, "store"), Node: d.name,
 		MaxBytes: int64(f.MaxBytes), Log: d.Log}
 	if d.pop.member != nil {
 		cfg.Peers = d.pop.member.Savers()
@@ -445,7 +444,7 @@ func (d *daemon) openDeployer(ctx context.Context) error {
 
 func (d *daemon) admitConfig() admit.Config {
 	f := d.File.Deploy
-	return admit.Config{Max: f.Max, Fetch: f.Fetch, Queue: f.Queue, PerCaller: f.PerCaller,
+	return admit.Config{Max: f.Max, Fetch: f.Fetch, Queue: f.Queue,
 		Reserve: int64(f.Reserve), Overcommit: f.Overcommit, Log: d.Log}
 }
 
@@ -516,7 +515,7 @@ func (d *daemon) node() node {
 		checkpoints: n.checkpoints, pops: n.pops}
 	engine := containerd{d.engine, d.State}
 	n.observer = &observer{events: d.news.events, version: d.Version, node: d.name, engine: engine,
-		doctor: doctor.Config{Root: d.Root, CNI: pluginDirs(d.File.Engine.CNI)}, mounts: d.mounts,
+		doctor: doctor.Config{Root: d.Root, CNI: pluginDirs}, mounts: d.mounts,
 		parts: []finder{engine, n.deployments, d.partials, n.packs, r, n.pops, n.checkpoints, d.mounts}}
 	return n
 }

@@ -122,9 +122,4 @@ func (m mounts) findings(context.Context) []spec.Finding {
 }
 
 // pluginDirs are the directories to look for CNI plugins in.
-func pluginDirs(configured string) []string {
-	if configured != "" {
-		return []string{configured}
-	}
-	return []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
-}
+var pluginDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}

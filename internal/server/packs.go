@@ -96,7 +96,7 @@ func (p *packs) PackInspect(ctx context.Context, name string) (spec.Pack, error)
 
 // packConfig is where packs come from.
 func packConfig(root string, f config.Pack) (fetch.PackConfig, error) {
-	c := fetch.PackConfig{Dir: filepath.Join(root, "packs"), Trust: f.Trust, MaxBytes: int64(f.MaxBytes)}
+	c := fetch.PackConfig{Dir: filepath.Join(root, "packs"), Trust: f.Trust}
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return c, err
 	}

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -10,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"dewpoint/internal/engine"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/datafs"
@@ -28,22 +26,18 @@ type partials struct {
 	server *datafsServer   // nil if there are to be none
 	opened context.Context // ends when the parts are there that join names
 	open   context.CancelFunc
-	engine *late[*engine.Engine]
 	events *events
-	stops  bool // containers that may have read bytes that are not their layer's
 	log    *slog.Logger
 	bg     *sync.WaitGroup // has what goes on in the background
 
-	layers  *layer.Store // what follows holds once opened has ended
-	catalog *fetch.Catalog
-	puller  *fetch.Puller
-	snaps   *snapshot.Snapshotter
+	layers *layer.Store // what follows holds once opened has ended
+	puller *fetch.Puller
+	snaps  *snapshot.Snapshotter
 }
 
 // openPartials takes over a datafs that an earlier dewd has left. Else one is
 // started when the first layer is to be served: a node without packs has none.
 func openPartials(ctx context.Context, cfg Config, tree bool, p *partials) error {
-	p.stops = cfg.File.Pack.Lied == "stop"
 	p.opened, p.open = context.WithCancel(context.Background())
 	if cfg.File.Lazy.Mode == "never" {
 		return nil
@@ -81,8 +75,8 @@ func openPartials(ctx context.Context, cfg Config, tree bool, p *partials) error
 }
 
 // join names the parts that datafs is older than, and tells them what it has told meanwhile.
-func (p *partials) join(l *layer.Store, c *fetch.Catalog, puller *fetch.Puller, snaps *snapshot.Snapshotter) {
-	p.layers, p.catalog, p.puller, p.snaps = l, c, puller, snaps
+func (p *partials) join(l *layer.Store, puller *fetch.Puller, snaps *snapshot.Snapshotter) {
+	p.layers, p.puller, p.snaps = l, puller, snaps
 	p.open()
 	p.failOrphans()
 	puller.Revive()
@@ -242,29 +236,4 @@ func (p *partials) quarantine(l *layer.Partial, why error) {
 		p.log.Error("record a quarantine", "err", err)
 	}
 	p.events.add(spec.Event{Kind: spec.EventLied, Image: l.Origin.Ref, Error: why.Error()})
-	if !p.stops {
-		return
-	}
-	for _, img := range p.catalog.WithLayer(id) { // they have run with its bytes, whosever pack it was
-		p.bg.Go(func() { p.stopAll(img.Desc.Digest.String(), img.Target.Digest.String()) })
-	}
-}
-
-// stopAll stops the containers of an image.
-func (p *partials) stopAll(digests ...string) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	e, err := p.engine.wait(ctx)
-	var all []*engine.Info
-	if err == nil {
-		all, err = e.List(ctx)
-	}
-	for _, c := range all {
-		if slices.Contains(digests, c.Digest.String()) {
-			err = errors.Join(err, e.Stop(ctx, c.Name, 0))
-		}
-	}
-	if err != nil {
-		p.log.Error("stop containers whose startup pack lied", "err", err)
-	}
 }

@@ -30,6 +30,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// popName is part of the names of a PoP's keys in Redis.
+const popName = "pop"
+
 // popParts is what a node in a PoP has beside the others.
 type popParts struct {
 	cfg   Config
@@ -58,7 +61,7 @@ func (p *popParts) join() (member.Config, error) {
 		return member.Config{}, fmt.Errorf("policy = %q: it is one of %q", f.Policy, evict.Names())
 	}
 	out := member.Config{Node: cmp.Or(f.Node, p.node), Log: p.log, Audience: p, Saved: p,
-		Verify:       cmp.Or(time.Duration(f.Verify), defaultVerify),
+		Verify:       defaultVerify,
 		Pending:      filepath.Join(p.cfg.Root, "pop.owed"),
 		CollectEvery: time.Duration(f.Grace) / 3}
 	if err := config.CheckNode(out.Node); err != nil {
@@ -76,7 +79,7 @@ func (p *popParts) join() (member.Config, error) {
 		if p.peers, err = peer.NewClient(peer.Config{Auth: p.auth, Log: p.log}); err != nil {
 			return out, err
 		}
-		out.Peers, out.Address = p.peers, cmp.Or(f.Advertise, f.Listen)
+		out.Peers, out.Address = p.peers, f.Listen
 	}
 	if f.Store != "" {
 		out.Dir = pop.NewDir(filepath.Clean(f.Store), time.Duration(f.Patience))
@@ -199,7 +202,6 @@ func (p *popParts) storeConfig(c member.Config) pop.StoreConfig {
 		quota[prefix] = int64(n)
 	}
 	return pop.StoreConfig{FS: c.Dir, Coord: c.Coord, Node: c.Node, Grace: time.Duration(f.Grace),
-		Forget:   time.Duration(f.Forget),
 		Capacity: int64(f.Capacity), High: f.High, Low: f.Low, Quota: quota, Policy: f.Policy, Log: p.log}
 }
 
@@ -212,7 +214,7 @@ func (p *popParts) coordinator(node string) (pop.Coordinator, error) {
 	if f.Redis == "" {
 		s, err = local.New(common)
 	} else {
-		s, err = redis.New(redis.Config{Config: common, URL: f.Redis, CA: f.RedisCA, PoP: cmp.Or(f.Name, "pop")})
+		s, err = redis.New(redis.Config{Config: common, URL: f.Redis, CA: f.RedisCA, PoP: popName})
 	}
 	if err != nil {
 		return nil, err

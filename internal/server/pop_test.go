@@ -44,17 +44,18 @@ func TestPoPProblems(t *testing.T) {
 }
 
 func TestPeerFinding(t *testing.T) {
-	for _, c := range []struct{ listen, advertise, level string }{
-		{"", "", spec.LevelNote},
-		{":7070", "", spec.LevelBad},
-		{"0.0.0.0:7070", "", spec.LevelBad},
-		{"[::]:7070", "n1.lan", spec.LevelBad},
-		{":7070", "n1.lan:7070", spec.LevelOK},
-		{"10.0.0.1:7070", "", spec.LevelOK},
+	for _, c := range []struct{ listen, level string }{
+		{"", spec.LevelNote},
+		{":7070", spec.LevelBad},
+		{"0.0.0.0:7070", spec.LevelBad},
+		{"[::]:7070", spec.LevelBad},
+		{"n1.lan", spec.LevelBad},
+		{"n1.lan:7070", spec.LevelOK},
+		{"10.0.0.1:7070", spec.LevelOK},
 	} {
-		if f := peerFinding(c.listen, c.advertise); f.Level != c.level ||
+		if f := peerFinding(c.listen); f.Level != c.level ||
 			(f.Remedy == "") != (c.level == spec.LevelOK) {
-			t.Errorf("%q, %q: %+v", c.listen, c.advertise, f)
+			t.Errorf("%q: %+v", c.listen, f)
 		}
 	}
 }
@@ -111,7 +112,6 @@ func TestWrongPoPIsAnError(t *testing.T) {
 	for want, c := range map[string]config.PoP{
 		"address of the PoP's Redis": {Redis: "http://10.0.0.9"},
 		"too short":                  {Redis: "redis://10.0.0.9:6379", Lease: config.Duration(time.Millisecond)},
-		"is no id":                   {Redis: "redis://10.0.0.9:6379", Name: "{x}"},
 		"lease period":               {Store: "/mnt/pop", Lease: config.Duration(time.Millisecond)},
 		"node.name":                  {Store: "/mnt/pop", Node: "a/b"},
 		"pop key":                    {Redis: "redis://10.0.0.9:6379", Key: "/dev/null"},

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -32,7 +31,7 @@ func (s *pops) findings(ctx context.Context) []spec.Finding {
 		out = append(out, s.writable(ctx, storeFinding(p)))
 	}
 	if s.cfg.Redis != "" {
-		out = append(out, peerFinding(s.cfg.Listen, s.cfg.Advertise))
+		out = append(out, peerFinding(s.cfg.Listen))
 	}
 	out = append(out, s.refusals(ctx, p)...)
 	out = append(append(out, twinFindings(p)...), apartFindings(p)...)
@@ -141,10 +140,10 @@ func (s *pops) writable(ctx context.Context, f spec.Finding) spec.Finding {
 }
 
 // peerFinding says whether other nodes can ask this one.
-func peerFinding(listen, advertise string) spec.Finding {
+func peerFinding(listen string) spec.Finding {
 	f := spec.Finding{What: "PoP peers", Level: spec.LevelOK,
-		Detail: "other nodes ask this one at " + cmp.Or(advertise, listen)}
-	host, _, err := net.SplitHostPort(cmp.Or(advertise, listen))
+		Detail: "other nodes ask this one at " + listen}
+	host, _, err := net.SplitHostPort(listen)
 	ip := net.ParseIP(host)
 	switch {
 	case listen == "":
@@ -155,7 +154,7 @@ func peerFinding(listen, advertise string) spec.Finding {
 		f.Level, f.Detail, f.Remedy = spec.LevelBad, err.Error(), "give pop.listen as HOST:PORT"
 	case host == "" || ip != nil && ip.IsUnspecified():
 		f.Level, f.Detail = spec.LevelBad,
-			fmt.Sprintf("%q says to other nodes no address of this one", cmp.Or(advertise, listen))
+			fmt.Sprintf("%q says to other nodes no address of this one", listen)
 		f.Remedy = "give pop.listen the address at which the other nodes reach this one"
 	}
 	return f

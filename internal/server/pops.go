@@ -46,7 +46,7 @@ func (s *pops) PoPStatus(ctx context.Context) (spec.PoP, error) {
 	if err != nil {
 		s.log.Warn("the PoP's status lacks something", "err", err)
 	}
-	out := spec.PoP{Name: cmp.Or(s.cfg.Name, "pop"), Node: p.Node, Store: popStore(p),
+	out := spec.PoP{Name: popName, Node: p.Node, Store: popStore(p),
 		Coordinator: spec.PoPCoordinator{Kind: s.coordinatorKind(), State: spec.PoPSettled},
 		Nodes:       []spec.PoPNode{}, Layers: []spec.PoPLayer{}}
 	switch {

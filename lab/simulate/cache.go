@@ -47,7 +47,7 @@ type cache struct {
 }
 
 func newCache(policy string, capacity int64) (*cache, error) {
-	p, err := evict.New(policy, nil, capacity)
+	p, err := newPolicy(policy, capacity)
 	if err != nil {
 		return nil, err
 	}

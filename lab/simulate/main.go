@@ -43,7 +43,7 @@ func (o *options) flags(stdout io.Writer) *pflag.FlagSet {
 	f.SortFlags = false
 	f.SetOutput(io.Discard)
 	f.Usage = func() { fmt.Fprintf(stdout, usage, f.FlagUsages()) }
-	f.StringVar(&o.policies, "policies", strings.Join(evict.Names(), ","), "the `list` of policies")
+	f.StringVar(&o.policies, "policies", strings.Join(policyNames(), ","), "the `list` of policies")
 	f.StringVar(&o.sizes, "sizes", "0.5%,1%,2%,5%,10%,20%,40%,80%",
 		"the caches' sizes, a `list` of bytes or shares of the trace's distinct bytes")
 	f.IntVar(&o.nodes, "nodes", 0, "also divide each size between `N` nodes with a cache each")
@@ -196,8 +196,8 @@ func writeFile(name string, write func(io.Writer) error) (err error) {
 func (o *options) runSweep(files []string, stdout io.Writer) error {
 	policies := strings.Split(o.policies, ",")
 	for _, p := range policies {
-		if !evict.Known(p) {
-			return misuse(fmt.Errorf("%w %q: there are %s", evict.ErrUnknown, p, strings.Join(evict.Names(), ", ")))
+		if !knownPolicy(p) {
+			return misuse(fmt.Errorf("%w %q: there are %s", evict.ErrUnknown, p, strings.Join(policyNames(), ", ")))
 		}
 	}
 	capacities, err := parseCapacities(o.sizes)

@@ -99,7 +99,7 @@ func (s *study) writePolicies(p *page) {
 	}
 	p.head(head...)
 	for _, z := range s.rounds[0].zones {
-		for _, name := range evict.Names() {
+		for _, name := range policyNames() {
 			cells := []string{z.zone.Name, "`" + name + "`"}
 			for _, t := range z.result.of(name, 0) {
 				cells = append(cells, fmt.Sprintf("%.2f", 100*t.ByteHitRatio))
@@ -112,7 +112,7 @@ func (s *study) writePolicies(p *page) {
 	p.f("\nThe same by requests:\n\n")
 	p.head(head...)
 	for _, z := range s.rounds[0].zones {
-		for _, name := range evict.Names() {
+		for _, name := range policyNames() {
 			cells := []string{z.zone.Name, "`" + name + "`"}
 			for _, t := range z.result.of(name, 0) {
 				cells = append(cells, fmt.Sprintf("%.2f", 100*t.HitRatio))

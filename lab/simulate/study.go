@@ -166,7 +166,7 @@ func (s *study) round(seed uint64, cost string) *round {
 	r := &round{seed: seed, cost: cost,
 		policies: []string{"lru", "s3fifo", "overdue", "lru-overdue", evict.Default}}
 	if len(s.rounds) == 0 {
-		r.policies = evict.Names()
+		r.policies = policyNames()
 	}
 	s.rounds = append(s.rounds, r)
 	return r

@@ -114,7 +114,7 @@ func privateConfig(cfg Config, v containerdVersion, root, state, socket string) 
 		}
 		b.WriteByte('\n')
 	}
-	if !cfg.synced(v) {
+	if !synced(v) {
 		b.WriteString("[plugins.\"io.containerd.metadata.v1.bolt\"]\n  no_sync = true\n\n")
 	}
 	if cfg.DiffSocket != "" && v.diffs() {
@@ -127,8 +127,8 @@ func privateConfig(cfg Config, v containerdVersion, root, state, socket string) 
 }
 
 // synced says whether a private containerd of the version flushes its database.
-func (c *Config) synced(v containerdVersion) bool {
-	return c.Sync || !v.unsynced() || durable.BootID() == ""
+func synced(v containerdVersion) bool {
+	return !v.unsynced() || durable.BootID() == ""
 }
 
 // kernelRemaps says whether overlayfs takes id-mapped mounts, without which the

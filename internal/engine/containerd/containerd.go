@@ -21,6 +21,5 @@ type Config struct {
 	Snapshotter       string
 	SnapshotterSocket string // of the proxy plugin Snapshotter
 	DiffSocket        string // of the diff proxy plugin, used where containerd has those; "" is none
-	Sync              bool   // a private one flushes each change of its database
 	Log               *slog.Logger
 }

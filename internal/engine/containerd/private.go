@@ -125,7 +125,7 @@ func (s *Private) configure(ctx context.Context, cfg Config) (bool, error) {
 	if cfg.Program == "" {
 		line, v = s.notOlder(ctx, line, v)
 	}
-	s.synced = cfg.synced(v)
+	s.synced = synced(v)
 	text := fmt.Sprintf("# %s: %s\n", s.program, line) +
 		privateConfig(cfg, v, filepath.Join(cfg.Root, "containerd"), s.StateDir(), s.socket)
 	old, err := os.ReadFile(s.config)

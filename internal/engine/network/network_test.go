@@ -14,38 +14,6 @@ import (
 	"dewpoint/testkit"
 )
 
-func TestParsePort(t *testing.T) {
-	for s, want := range map[string]Port{
-		"80:8080":             {netip.Addr{}, 80, 8080, "tcp"},
-		"53:53/udp":           {netip.Addr{}, 53, 53, "udp"},
-		"127.0.0.1:1:2":       {netip.MustParseAddr("127.0.0.1"), 1, 2, "tcp"},
-		"0.0.0.0:65535:1/tcp": {netip.MustParseAddr("0.0.0.0"), 65535, 1, "tcp"},
-	} {
-		if got, err := ParsePort(s); err != nil || got != want {
-			t.Errorf("%s is %v, %v", s, got, err)
-		}
-	}
-	for _, s := range []string{"", "80", "0:1", "1:0", "1:65536", "a:1", "1:2/sctp", "x:1:2", "[::1]:1:2",
-		"1:2:3:4"} {
-		if got, err := ParsePort(s); err == nil {
-			t.Errorf("%q is %v", s, got)
-		}
-	}
-}
-
-func FuzzParsePort(f *testing.F) {
-	f.Add("127.0.0.1:80:8080/tcp")
-	f.Fuzz(func(t *testing.T, s string) {
-		p, err := ParsePort(s)
-		if err != nil {
-			return
-		}
-		if again, err := ParsePort(p.String()); err != nil || again != p {
-			t.Errorf("%q is %v, whose text is %v, %v", s, p, again, err)
-		}
-	})
-}
-
 func TestClaim(t *testing.T) {
 	var ports Ports
 	l, err := net.Listen("tcp4", "127.0.0.1:0")

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strconv"
-	"strings"
 	"sync"
 )
 
@@ -23,51 +21,6 @@ func (p Port) String() string {
 		s = p.HostIP.String() + ":" + s
 	}
 	return s
-}
-
-// ParsePort reads [IP:]HOST:CONTAINER[/tcp|udp].
-func ParsePort(s string) (Port, error) {
-	bad := func(why string) (Port, error) {
-		return Port{}, fmt.Errorf("published port %q: %s; want [IP:]HOST:CONTAINER[/tcp|udp]", s, why)
-	}
-	rest, proto, ok := strings.Cut(s, "/")
-	if !ok {
-		proto = "tcp"
-	}
-	p := Port{Protocol: proto}
-	if proto != "tcp" && proto != "udp" {
-		return bad("protocol " + strconv.Quote(proto))
-	}
-	i := strings.LastIndexByte(rest, ':')
-	if i < 0 {
-		return bad("no host port")
-	}
-	host := rest[:i]
-	var err error
-	if p.Container, err = portNumber(rest[i+1:]); err != nil {
-		return bad(err.Error())
-	}
-	if j := strings.LastIndexByte(host, ':'); j >= 0 {
-		if p.HostIP, err = netip.ParseAddr(strings.Trim(host[:j], "[]")); err != nil {
-			return bad(err.Error())
-		}
-		if !p.HostIP.Is4() {
-			return bad("only IPv4 addresses are published")
-		}
-		host = host[j+1:]
-	}
-	if p.Host, err = portNumber(host); err != nil {
-		return bad(err.Error())
-	}
-	return p, nil
-}
-
-func portNumber(s string) (uint16, error) {
-	n, err := strconv.ParseUint(s, 10, 16)
-	if err != nil || n == 0 {
-		return 0, fmt.Errorf("port %q is not between 1 and 65535", s)
-	}
-	return uint16(n), nil
 }
 
 // Ports knows who has published what. It is safe for concurrent use, and its

@@ -58,10 +58,7 @@ type Node struct {
 	Ranges       []Range
 }
 
-// NewTree returns a tree of an empty root directory.
-func NewTree() *Tree { return newTree(0) }
-
-// newTree makes room for n entries and some implied directories.
+// newTree returns a tree of an empty root directory, with room for n entries and some implied directories.
 func newTree(n int) *Tree {
 	n += n/16 + 1
 	t := &Tree{Names: make([]Name, 0, n), Nodes: make([]Node, 0, n), index: make(map[string]int32, n)}

@@ -10,7 +10,7 @@ import (
 	"dewpoint/internal/layer/toc"
 )
 
-// dir is a directory that was made; its attributes are set by Finish.
+// dir is a directory that was made; its attributes are set by Seal.
 type dir struct {
 	name     string
 	mode     uint32
@@ -21,7 +21,7 @@ type dir struct {
 	dead     bool // removed again by a later entry
 }
 
-// making is the mode of a directory until Finish.
+// making is the mode of a directory until Seal.
 const making = 0o700
 
 // directory makes t or, where the directory is there already, notes its new

@@ -14,7 +14,7 @@
 // one buffer that is filled in tar order; and attributes are set only where
 // the kernel has not given the right ones at creation. A plain file of root's
 // costs openat, write, utimensat and close. Directories get their attributes at
-// the end, in Finish, since making entries in them would change their times.
+// the end, in Seal, since making entries in them would change their times.
 //
 // Nothing is ever made outside the target directory: a name is walked one
 // component at a time by descriptor, never through a symbolic link.
@@ -33,7 +33,7 @@ import (
 )
 
 // Extractor unpacks one layer. It is not safe for concurrent use. Whoever made
-// it calls Finish or, to give up, Close; what Close leaves behind is for the
+// it calls Seal and Close, to give up Close alone; what Close leaves behind is for the
 // caller to remove.
 type Extractor struct {
 	// Parent, if not nil, gives the attributes of a directory that has no
@@ -217,28 +217,6 @@ func (e *Extractor) Seal() error {
 		if err := e.finishDir(d); err != nil {
 			return fmt.Errorf("unpack %q: %w", d.name, err)
 		}
-	}
-	return nil
-}
-
-// Finish seals the tree and makes it durable (syncfs(2), so all else that was
-// written to that file system too). It closes the Extractor, whatever it returns.
-func (e *Extractor) Finish() error {
-	defer e.Close()
-	if err := e.Seal(); err != nil {
-		return err
-	}
-	return e.sync()
-}
-
-func (e *Extractor) sync() error {
-	fd, err := unix.Openat(e.root, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &os.PathError{Op: "open", Path: ".", Err: err}
-	}
-	defer unix.Close(fd)
-	if err := unix.Syncfs(fd); err != nil {
-		return os.NewSyscallError("syncfs", err)
 	}
 	return nil
 }

@@ -163,7 +163,7 @@ func TestParent(t *testing.T) {
 	if err := x.Add(&toc.Entry{Name: "a/b/c", Type: toc.Fifo}); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.Finish(); err != nil {
+	if err := x.Seal(); err != nil {
 		t.Fatal(err)
 	}
 	got := snapshot(t, dir)
@@ -259,7 +259,7 @@ func refusal(dir string, entries []*toc.Entry) error {
 			return err
 		}
 	}
-	return x.Finish()
+	return x.Seal()
 }
 
 // TestClose gives up in the middle and counts descriptors.
