@@ -101,3 +101,33 @@ func TestProfileBounds(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func FuzzProfile(f *testing.F) {
+	b, err := json.Marshal(profile("xy", pack.Range{0, 5, 10}, pack.Range{1, page * 3, page}))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte(`{"version":1,"layers":[],"reads":[{"layer":-1,"offset":9223372036854775807,"length":1}]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, err := pack.ParseProfile(b)
+		if err != nil {
+			if !errors.Is(err, pack.ErrInvalid) {
+				t.Fatal(err)
+			}
+			return
+		}
+		for _, r := range p.Reads {
+			if r.Layer < 0 || r.Layer >= len(p.Layers) || r.Offset < 0 || r.Length < 0 || r.Offset+r.Length < 0 {
+				t.Fatalf("%+v", r)
+			}
+		}
+		text, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := pack.ParseProfile(text); err != nil || len(again.Reads) != len(p.Reads) {
+			t.Fatal(err)
+		}
+	})
+}

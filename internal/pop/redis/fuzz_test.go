@@ -1,0 +1,19 @@
+package redis
+
+import "testing"
+
+// FuzzAnswers reads what claims to be Redis' answers and events.
+func FuzzAnswers(f *testing.F) {
+	f.Add("5", `{"node":"a","address":"b"}`)
+	f.Add("-1", `null`)
+	f.Fuzz(func(t *testing.T, first, second string) {
+		for _, reply := range [][]string{{first, second}, {first}, {}} {
+			if h, err := holding(reply); err == nil && (h == nil || len(reply) != 2) {
+				t.Fatalf("%q: %+v", reply, h)
+			}
+		}
+		_, _ = decodeEvent(second)
+		_, _ = texts([]any{first, second})
+		_ = idIn(first, second)
+	})
+}
