@@ -3,6 +3,7 @@ package deploy
 import (
 	"errors"
 	"net/netip"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -26,6 +27,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestParseRefuses(t *testing.T) {
 	d := New(Config{})
 	defer d.Close()
+	k, err := NewDesk(DeskConfig{Deployer: d, Path: filepath.Join(t.TempDir(), "deployments")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
 	for says, req := range map[string]spec.Request{
 		"UPPER":           {Image: "UPPER/Case:1"},
 		"reference":       {Image: ""},
@@ -40,7 +46,7 @@ func TestParseRefuses(t *testing.T) {
 		if !errors.Is(err, ErrRequest) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%+v: %v, want ErrRequest with %q", req, err, says)
 		}
-		if _, err := d.Deploy(t.Context(), req, spec.Watch{}); !errors.Is(err, ErrRequest) {
+		if _, err := k.Deploy(t.Context(), req, spec.Watch{}); !errors.Is(err, ErrRequest) {
 			t.Errorf("Deploy of %+v: %v", req, err)
 		}
 	}
@@ -125,7 +131,7 @@ func TestOptions(t *testing.T) {
 			Inflaters: 3}); !reflect.DeepEqual(got, want) {
 		t.Errorf("of a container: %+v", got)
 	}
-	o.pull = true
+	o.pullOnly = true
 	if o.options().Local {
 		t.Error("a pull takes what is here")
 	}
@@ -187,7 +193,11 @@ func TestRecordOfFailure(t *testing.T) {
 	d := New(Config{Node: "n1", Audience: &told})
 	defer d.Close()
 	var stages []string
-	r := d.begin(t.Context(), time.Now(), "app:1", "web",
+	r, err := d.parse(spec.Request{Image: "app:1", Name: "web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.begin(t.Context(), time.Now(),
 		spec.Watch{Reached: func(name, stage string, at float64) { stages = append(stages, name+" "+stage) }})
 	r.reached(spec.Resolved)
 	rec := r.end(errors.New("no"))

@@ -56,16 +56,14 @@ type Desk struct {
 
 // maker is what a Desk has its deployments made by.
 type maker interface {
-	// carry is a deployment until it ends. The ticket is its place in the queue, nil if it has none yet.
-	carry(ctx context.Context, o *order, t *admit.Ticket, w spec.Watch) (spec.Record, error)
+	// carry is a deployment, from its place in the queue until it ends.
+	carry(ctx context.Context, r *run, w spec.Watch) (spec.Record, error)
 	// made gives the containers that deployments have made, by the deployments' IDs.
 	made(ctx context.Context) (map[string]*engine.Info, error)
-	// complete makes a container one of its own that an earlier daemon has started from a checkpoint; of others
-	// there is nothing to do. It is false if that cannot be, or if the container has ended: it had not served
+	// adopt waits until a container is ready that an earlier daemon has started. One that was being restored it
+	// makes one of its own; errIncomplete if that cannot be, or if the container has ended: it had not served
 	// yet.
-	complete(ctx context.Context, name string, c *engine.Info) bool
-	// adopt waits until a container is ready that an earlier daemon has started.
-	adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time, w spec.Watch) (spec.Record, error)
+	adopt(ctx context.Context, r *run, c *engine.Info, asked time.Time, w spec.Watch) (spec.Record, error)
 	// takeBack removes what there is of a container that has not started.
 	takeBack(ctx context.Context, name string) error
 }
@@ -87,8 +85,10 @@ var (
 		"deploy again"}
 	errReused = &ended{"key_reused", "the key stands for another deployment",
 		"take another key for what is not the same"}
-	errUnknown = &ended{"not_found", "there is no such deployment", "those that have ended are known for a day"}
-	errOthers  = &ended{"permission", "the deployment is another caller's",
+	errUnknown  = &ended{"not_found", "there is no such deployment", "those that have ended are known for a day"}
+	errNoRecord = &ended{"unsupported", "the start of an image that no registry gives cannot be recorded",
+		"push the image to a registry, and run it from there"}
+	errOthers = &ended{"permission", "the deployment is another caller's",
 		"ask who asked for it, or an administrator"}
 )
 
@@ -128,8 +128,10 @@ func (k *Desk) Close() error {
 	return k.j.Close()
 }
 
-// Deploy is Deployer.Deploy, with an account of it. A request whose key is known joins that
-// deployment, or gives its record again.
+// Deploy carries req until the container is ready. If ctx ends before, or anything fails before the container
+// has started, nothing of it is left. A container that starts and is not ready in time is stopped; it, or one
+// that exits before, is kept for inspection, unless req.Remove or req.Record. A request whose key is known
+// joins that deployment, or gives its record again.
 func (k *Desk) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec.Record, error) {
 	got, err := k.ask(ctx, []spec.Request{req}, 0, func(int) spec.Watch { return w })
 	if err != nil {
@@ -276,7 +278,7 @@ func (k *Desk) ask(ctx context.Context, reqs []spec.Request, parallel int,
 		}
 	}
 	for _, t := range begin {
-		k.begin(t, t.carry)
+		k.begin(t, func() (spec.Record, error) { return k.make.carry(t.ctx, t.run, t.watch()) })
 	}
 	return got, nil
 }
@@ -309,7 +311,7 @@ func (k *Desk) accept(begin []*task, g *admit.Group) error {
 	entries := make([]journal.Entry, len(begin))
 	for i, t := range begin {
 		var err error
-		if t.place, err = k.d.enter(t.order, g, false); err != nil {
+		if err = t.enter(g, false); err != nil {
 			undo(begin[:i])
 			return err
 		}
@@ -332,7 +334,7 @@ func (k *Desk) accept(begin []*task, g *admit.Group) error {
 // undo gives places in the queue back.
 func undo(begin []*task) {
 	for _, t := range begin {
-		t.place.Done(0)
+		t.run.place.Done(0)
 	}
 }
 
@@ -371,7 +373,12 @@ func (k *Desk) tellPlaces() {
 			k.mu.Unlock()
 			return
 		}
-		waiting := k.waiting((*task).watched)
+		var waiting []*task
+		for _, t := range k.live {
+			if t.watched() {
+				waiting = append(waiting, t)
+			}
+		}
 		k.mu.Unlock()
 		for i, p := range k.places(waiting) {
 			waiting[i].moved(p)
@@ -379,21 +386,11 @@ func (k *Desk) tellPlaces() {
 	}
 }
 
-// waiting is those in the queue for which want holds. It is called with mu held.
-func (k *Desk) waiting(want func(*task) bool) (all []*task) {
-	for _, t := range k.live {
-		if t.place != nil && want(t) {
-			all = append(all, t)
-		}
-	}
-	return all
-}
-
 // places are those of tasks that have one.
 func (k *Desk) places(tasks []*task) []admit.Place {
 	tickets := make([]*admit.Ticket, len(tasks))
 	for i, t := range tasks {
-		tickets[i] = t.place
+		tickets[i] = t.run.place
 	}
 	return k.d.door.Places(tickets)
 }
@@ -401,26 +398,26 @@ func (k *Desk) places(tasks []*task) []admit.Place {
 // task is a deployment that was understood. ctx gives it values; it does not end it.
 func (k *Desk) task(ctx context.Context, req spec.Request) (*task, error) {
 	sum := sumOf(req)
-	o, err := k.d.parse(req)
+	r, err := k.d.parse(req)
 	if err != nil {
 		return nil, err
 	}
-	o.Name = o.name
+	r.Name = r.name
 	now := time.Now()
-	e := journal.Entry{Request: o.Request, Sum: sum, Admin: req.Terms.Admin,
-		Deployment: spec.Deployment{ID: newID(), Name: o.name, Image: o.ref.String(),
+	e := journal.Entry{Request: r.Request, Sum: sum, Admin: req.Terms.Admin,
+		Deployment: spec.Deployment{ID: newID(), Name: r.name, Image: r.ref.String(),
 			Caller: req.Terms.Caller, Key: req.Terms.Key, State: spec.StateQueued, Asked: now.UTC(),
 			Detached: req.Terms.Detach}}
 	if req.Terms.Deadline > 0 {
 		e.Until = now.Add(req.Terms.Deadline).UTC()
 	}
-	return k.newTask(ctx, o, e), nil
+	return k.newTask(ctx, r, e), nil
 }
 
 // newTask makes the task of an entry.
-func (k *Desk) newTask(ctx context.Context, o *order, e journal.Entry) *task {
-	t := &task{k: k, order: o, entry: e, done: make(chan struct{}), stand: e.Deployment}
-	o.id, o.written = e.ID, t.written
+func (k *Desk) newTask(ctx context.Context, r *run, e journal.Entry) *task {
+	t := &task{k: k, run: r, entry: e, done: make(chan struct{}), stand: e.Deployment}
+	r.id, r.written = e.ID, t.written
 	ctx = context.WithoutCancel(ctx)
 	end := context.CancelFunc(func() {})
 	if !e.Until.IsZero() {
@@ -553,7 +550,7 @@ func (k *Desk) List(q spec.DeploymentQuery) []spec.Deployment {
 func (k *Desk) now(tasks []*task) []spec.Deployment {
 	queued := make([]*task, 0, len(tasks))
 	for _, t := range tasks {
-		if t.place != nil {
+		if t.placed() {
 			queued = append(queued, t)
 		}
 	}
@@ -563,7 +560,9 @@ func (k *Desk) now(tasks []*task) []spec.Deployment {
 	}
 	out := make([]spec.Deployment, len(tasks))
 	for i, t := range tasks {
-		out[i] = t.at(at[t])
+		t.mu.Lock()
+		out[i] = t.standing(at[t])
+		t.mu.Unlock()
 	}
 	return out
 }

@@ -46,10 +46,10 @@ func (f *fakeMaker) note(list *[]string, name string) {
 	*list = append(*list, name)
 }
 
-func (f *fakeMaker) carry(ctx context.Context, o *order, t *admit.Ticket, w spec.Watch) (spec.Record, error) {
-	defer t.Done(0)
+func (f *fakeMaker) carry(ctx context.Context, o *run, w spec.Watch) (spec.Record, error) {
+	defer o.place.Done(0)
 	rec := spec.Record{ID: o.id, Name: o.name, Image: o.ref.String()}
-	if err := t.Wait(ctx); err != nil {
+	if err := o.place.Wait(ctx); err != nil {
 		return rec, why(ctx, err)
 	}
 	f.note(&f.carried, o.name)
@@ -67,12 +67,11 @@ func (f *fakeMaker) carry(ctx context.Context, o *order, t *admit.Ticket, w spec
 
 func (f *fakeMaker) made(context.Context) (map[string]*engine.Info, error) { return f.containers, nil }
 
-func (f *fakeMaker) complete(_ context.Context, name string, _ *engine.Info) bool {
-	return !strings.Contains(name, "half")
-}
-
-func (f *fakeMaker) adopt(_ context.Context, o *order, _ *engine.Info, _ time.Time,
+func (f *fakeMaker) adopt(_ context.Context, o *run, _ *engine.Info, _ time.Time,
 	w spec.Watch) (spec.Record, error) {
+	if strings.Contains(o.name, "half") {
+		return spec.Record{}, errIncomplete
+	}
 	f.note(&f.adopted, o.name)
 	w.Reached(o.name, spec.Ready, 1)
 	return spec.Record{ID: o.id, Name: o.name, Image: o.ref.String()}, nil

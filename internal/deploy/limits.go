@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"io/fs"
@@ -8,9 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
-
-	"dewpoint/internal/engine"
 )
 
 // limits are the containers that run with a limit of memory, by the directories of their
@@ -32,9 +32,6 @@ func (l *limits) add(dir string) {
 		l.all[dir] = bytes
 	}
 }
-
-// Runs takes in a container that runs again.
-func (d *Deployer) Runs(c *engine.Info) { d.owed.add(c.CgroupDir("memory")) }
 
 // Owed is how many bytes the containers may yet take, beside what their processes have. Those that
 // have ended are forgotten.
@@ -67,11 +64,21 @@ func limitIn(dir string) (int64, bool) {
 	return 0, false
 }
 
-// account takes in the containers of an earlier daemon.
-func (l *limits) account(all []*engine.Info) {
-	for _, c := range all {
-		if c.Status != engine.Stopped {
-			l.add(c.CgroupDir("memory"))
+// memoryIn is how many bytes of memory the processes of a cgroup take that is not
+// of files; 0 if it has ended, or that is not known.
+func memoryIn(dir string) int64 {
+	f, err := os.Open(filepath.Join(dir, "memory.stat"))
+	if dir == "" || err != nil {
+		return 0
+	}
+	defer f.Close()
+	in := bufio.NewScanner(f)
+	for in.Scan() {
+		name, n, _ := strings.Cut(in.Text(), " ")
+		if name == "anon" || name == "total_rss" { // of cgroup v2, v1
+			n, _ := strconv.ParseInt(n, 10, 64)
+			return n
 		}
 	}
+	return 0
 }

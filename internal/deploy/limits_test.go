@@ -40,3 +40,23 @@ func TestLimits(t *testing.T) {
 		t.Errorf("%d bytes of %d after one has ended", n, len(l.all))
 	}
 }
+
+func TestMemoryIn(t *testing.T) {
+	for text, want := range map[string]int64{
+		"anon 4096\nfile 99\n":                             4096,
+		"cache 7\nrss 8\ntotal_cache 9\ntotal_rss 12288\n": 12288,
+		"file 99\n": 0,
+		"anon x\n":  0,
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "memory.stat"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := memoryIn(dir); got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
+	if n := memoryIn(""); n != 0 {
+		t.Errorf("%d of no cgroup", n)
+	}
+}

@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"runtime"
@@ -81,5 +82,40 @@ func BenchmarkFullQueue(b *testing.B) {
 			b.ReportMetric(per, "B/deployment")
 			b.ReportMetric(per*float64(n)/(1<<20), "MiB")
 		})
+	}
+}
+
+// What can never fit, or comes to a full queue, is refused before anything is made of it.
+func TestEnterRefuses(t *testing.T) {
+	d := New(Config{Admit: admit.Config{Max: 1, Queue: 1, Memory: func() (admit.Memory, error) {
+		return admit.Memory{Available: 1 << 30, Total: 1 << 30}, nil
+	}}})
+	defer d.Close()
+	k, err := NewDesk(DeskConfig{Deployer: d, Path: filepath.Join(t.TempDir(), "deployments")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	deploy := func(memory int64) error {
+		_, err := k.Deploy(t.Context(), spec.Request{Image: "app:1", Memory: memory}, spec.Watch{})
+		return err
+	}
+	var never *admit.NeverError
+	if err := deploy(2 << 30); !errors.As(err, &never) {
+		t.Errorf("%v", err)
+	}
+	for range 2 {
+		r, err := d.parse(spec.Request{Image: "app:1"})
+		if err == nil {
+			err = r.enter(nil, false)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.place.Done(0)
+	}
+	var busy *admit.BusyError
+	if err := deploy(0); !errors.As(err, &busy) {
+		t.Errorf("%v", err)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/deploy/journal"
-	"dewpoint/internal/deploy/ready"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/spec"
 
@@ -54,24 +53,28 @@ func (k *Desk) Unended() map[string]bool {
 func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.Group,
 	undoing *semaphore.Weighted) {
 	e.Request.Terms = spec.Terms{Caller: e.Caller, Admin: e.Admin, Key: e.Key, Detach: e.Detached}
-	o, err := k.d.parse(e.Request)
+	r, err := k.d.parse(e.Request)
 	if err != nil {
-		o = &order{Request: e.Request, name: e.Name}
+		r = &run{d: k.d, order: order{Request: e.Request, name: e.Name}}
 	}
-	t := k.newTask(context.Background(), o, e)
-	if err == nil && e.Detached && (c == nil || !started(c)) {
-		t.place, err = k.d.enter(o, group(groups, e), true)
-	}
-	if c != nil && started(c) {
-		t.stand.State = spec.StateDeploying
-	}
+	t := k.newTask(context.Background(), r, e)
+	has := c != nil && started(c)
 	g := group(groups, e)
+	switch {
+	case has:
+		t.stand.State = spec.StateDeploying
+	case err == nil && e.Detached:
+		err = r.enter(g, true)
+	}
 	k.begin(t, func() (spec.Record, error) {
 		if err != nil {
 			return spec.Record{}, err
 		}
-		if c != nil && started(c) && k.make.complete(t.ctx, o.name, c) {
-			return k.make.adopt(t.ctx, o, c, e.Asked, t.watch())
+		if has {
+			rec, err := k.make.adopt(t.ctx, r, c, e.Asked, t.watch())
+			if err != errIncomplete {
+				return rec, err
+			}
 		}
 		if c != nil {
 			if err := t.takeBack(undoing); err != nil {
@@ -81,23 +84,13 @@ func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.
 		if !e.Detached {
 			return spec.Record{}, errKilled
 		}
-		if err := t.queue(g); err != nil {
-			return spec.Record{}, err
+		if has { // it has no place in the queue yet
+			if err := t.enter(g, true); err != nil {
+				return spec.Record{}, err
+			}
 		}
-		return t.carry()
+		return k.make.carry(t.ctx, r, t.watch())
 	})
-}
-
-// queue gives the task a place in the queue, if it has none.
-func (t *task) queue(g *admit.Group) (err error) {
-	t.k.mu.Lock()
-	defer t.k.mu.Unlock()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.place == nil {
-		t.place, err = t.k.d.enter(t.order, g, true)
-	}
-	return err
 }
 
 // group is the one that e was asked for in.
@@ -124,7 +117,7 @@ func (t *task) takeBack(undoing *semaphore.Weighted) error {
 		return context.Cause(t.ctx)
 	}
 	defer undoing.Release(1)
-	return t.k.make.takeBack(context.WithoutCancel(t.ctx), t.order.name)
+	return t.k.make.takeBack(context.WithoutCancel(t.ctx), t.run.name)
 }
 
 // made keeps the contract of maker.
@@ -142,39 +135,39 @@ func (d *Deployer) takeBack(ctx context.Context, name string) error {
 	return d.cfg.Engine.TakeBack(ctx, name)
 }
 
-// complete keeps the contract of maker.
-func (d *Deployer) complete(ctx context.Context, name string, c *engine.Info) bool {
-	if c.Labels[checkpoint.LabelRestored] == "" {
-		return true
-	}
-	err := errors.New("this daemon makes and uses no checkpoints")
-	if d.cfg.Checkpoints != nil {
-		if err = d.cfg.Engine.Sure(ctx, name); err == nil { // the restore may not be over
-			err = d.cfg.Checkpoints.Again(ctx, name)
-		}
-	}
-	if err != nil && ctx.Err() == nil {
-		d.cfg.Log.Warn("a container whose restore was under way is taken back", "name", name, "err", err)
-	}
-	return err == nil
-}
+// errIncomplete says that a container was restored by an earlier daemon, and is not one of its own yet.
+var errIncomplete = errors.New("its restore was under way")
 
 // adopt keeps the contract of maker.
-func (d *Deployer) adopt(ctx context.Context, o *order, c *engine.Info, asked time.Time,
+func (d *Deployer) adopt(ctx context.Context, r *run, c *engine.Info, asked time.Time,
 	w spec.Watch) (spec.Record, error) {
-	rec := spec.Record{ID: o.id, Name: o.name, Image: o.ref.String(), Digest: c.Digest.String(),
+	rec := spec.Record{ID: r.id, Name: r.name, Image: r.ref.String(), Digest: c.Digest.String(),
 		Node: d.cfg.Node, Stages: map[string]float64{},
 		Way: spec.Way{Start: "boot",
 			Why: []string{"dewd was started anew meanwhile: what came before is not known"}}}
-	if c.Labels[checkpoint.LabelRestored] != "" {
+	restored := c.Labels[checkpoint.LabelRestored] != ""
+	if restored {
 		rec.Way.Start = "restore"
+		if err := d.complete(ctx, r.name); err != nil {
+			if ctx.Err() == nil {
+				d.cfg.Log.Warn("a container whose restore was under way is taken back", "name", r.name, "err", err)
+			}
+			return spec.Record{}, errIncomplete
+		}
 	}
-	err := d.awaitAgain(ctx, o, c)
+	r.container = c
+	img, err := d.cfg.Engine.LocalImage(ctx, r.ref)
+	if err == nil {
+		r.check, err = r.checkOf(img)
+	}
+	if err == nil {
+		err = r.awaitAgain(ctx, r.name, restored, r.timeout) // c may be from when less was known
+	}
 	if err == nil {
 		rec.Stages[spec.Ready] = time.Since(asked).Seconds()
-		w.Reached(o.name, spec.Ready, rec.Stages[spec.Ready])
+		w.Reached(r.name, spec.Ready, rec.Stages[spec.Ready])
 	} else {
-		err = why(ctx, d.unready(ctx, o, c, err))
+		err = why(ctx, r.unready(ctx, err))
 		rec.Error = err.Error()
 	}
 	d.cfg.Audience.Ended(rec, err)
@@ -182,29 +175,13 @@ func (d *Deployer) adopt(ctx context.Context, o *order, c *engine.Info, asked ti
 	return rec, err
 }
 
-func (d *Deployer) awaitAgain(ctx context.Context, o *order, c *engine.Info) error {
-	img, err := d.cfg.Engine.LocalImage(ctx, o.ref)
-	if err != nil {
+// complete makes a container one of its own that an earlier daemon has restored.
+func (d *Deployer) complete(ctx context.Context, name string) error {
+	if d.cfg.Checkpoints == nil {
+		return errors.New("this daemon makes and uses no checkpoints")
+	}
+	if err := d.cfg.Engine.Sure(ctx, name); err != nil { // the restore may not be over
 		return err
 	}
-	check, err := d.check(o, img)
-	if err != nil {
-		return err
-	}
-	now, err := d.cfg.Engine.Inspect(ctx, o.name) // c may be from when less was known
-	if err != nil {
-		return err
-	}
-	if check.Kind == ready.Log && c.Labels[checkpoint.LabelRestored] != "" {
-		return nil
-	}
-	return d.await(ctx, o, check, now)
-}
-
-// why is the error of a deployment that failed with err: that it was called off, if it was.
-func why(ctx context.Context, err error) error {
-	if e, off := context.Cause(ctx).(*ended); off && err != nil {
-		return e
-	}
-	return err
+	return d.cfg.Checkpoints.Again(ctx, name)
 }

@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"context"
+	"sync"
 
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
@@ -11,9 +12,9 @@ import (
 // registration makes an image known to containerd. It begins when the image is
 // known: its documents are written while it is found out how its layers come.
 type registration struct {
-	end   context.CancelCauseFunc // gives it up, for a reason
-	ended chan struct{}
-	err   error // once ended is closed
+	giveUp context.CancelCauseFunc // for a reason
+	ended  chan struct{}
+	err    error // once ended is closed
 
 	pulled chan struct{} // closed when pull is there
 	pull   *fetch.Pull
@@ -21,8 +22,8 @@ type registration struct {
 
 // register begins one, which ends with ctx at the latest.
 func (d *Deployer) register(ctx context.Context, img *image.Image) *registration {
-	ctx, end := context.WithCancelCause(ctx)
-	g := &registration{end: end, ended: make(chan struct{}), pulled: make(chan struct{})}
+	ctx, giveUp := context.WithCancelCause(ctx)
+	g := &registration{giveUp: giveUp, ended: make(chan struct{}), pulled: make(chan struct{})}
 	go func() {
 		defer close(g.ended)
 		ctx, step := trace.Start(ctx, "register")
@@ -52,20 +53,33 @@ func (g *registration) layer(ctx context.Context, i int) error {
 	}
 }
 
-// wait returns when it has ended, or ctx has: it goes on then.
+// wait blocks until containerd has the image and its layers can be mounted. An error of any layer ends it at
+// once.
 func (g *registration) wait(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var filling sync.WaitGroup
+	defer filling.Wait()
+	defer cancel()
+	filling.Go(func() {
+		if err := g.pull.WaitMountable(ctx); err != nil && ctx.Err() == nil { // else it is this wait that ends
+			g.giveUp(err)
+		}
+	})
 	select {
 	case <-g.ended:
-		return g.err
+		if g.err != nil {
+			return g.err
+		}
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	return g.pull.WaitMountable(ctx) // also what containerd had of an earlier time is here
 }
 
 // close gives it up, unless it has ended, and waits for its end. g may be nil.
 func (g *registration) close() {
 	if g != nil {
-		g.end(nil)
+		g.giveUp(nil)
 		<-g.ended
 	}
 }

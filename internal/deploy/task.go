@@ -2,24 +2,20 @@ package deploy
 
 import (
 	"context"
-	"encoding/json"
-	"maps"
 	"slices"
 	"sync"
 
-	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/deploy/journal"
-	"dewpoint/internal/restart"
 	"dewpoint/internal/spec"
 )
 
-// task is one deployment that the Desk answers for, from its acceptance to its end.
+// task is the Desk's account of one run, from its acceptance to its end: who is told of it, and who keeps it
+// going.
 type task struct {
 	k       *Desk
-	order   *order
+	run     *run // which has its place from the beginning, but for a container that is adopted; see enter
 	entry   journal.Entry
-	place   *admit.Ticket
 	seq     uint64 // of the journal
 	serial  uint64
 	ctx     context.Context
@@ -61,7 +57,10 @@ func (t *task) join(w spec.Watch, asks bool) *watcher {
 		t.askers++
 	}
 	if w.Deployment != nil {
-		w.Deployment(t.standing())
+		if t.stand.State == spec.StateQueued && t.run.place != nil {
+			t.told = t.run.place.Place()
+		}
+		w.Deployment(t.standing(t.told))
 	}
 	for _, s := range t.stages {
 		if w.Reached != nil {
@@ -92,36 +91,34 @@ func (t *task) leave(a *asked) bool {
 	return true
 }
 
+// enter has the run take a place in the queue.
+func (t *task) enter(g *admit.Group, accepted bool) error {
+	t.mu.Lock() // others may ask for the place already
+	defer t.mu.Unlock()
+	return t.run.enter(g, accepted)
+}
+
+// placed reports whether the task has a place in the queue.
+func (t *task) placed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.run.place != nil
+}
+
 // watched reports whether somebody wants to be told of the task's place in the queue.
 func (t *task) watched() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.stand.State == spec.StateQueued && len(t.watchers) > 0
+	return t.run.place != nil && t.stand.State == spec.StateQueued && len(t.watchers) > 0
 }
 
-// at is where the task stands, which has that place.
-func (t *task) at(p admit.Place) spec.Deployment {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.placed(p)
-}
-
-// placed is called with mu held.
-func (t *task) placed(p admit.Place) spec.Deployment {
+// standing is where the task stands, at place p if it is in the queue. It is called with mu held.
+func (t *task) standing(p admit.Place) spec.Deployment {
 	d := t.stand
 	if d.State == spec.StateQueued {
 		d.Position, d.Waits = p.Position, p.Waits
 	}
 	return d
-}
-
-// standing is where the task stands. It is called with mu held.
-func (t *task) standing() spec.Deployment {
-	if t.stand.State != spec.StateQueued || t.place == nil {
-		return t.stand
-	}
-	t.told = t.place.Place()
-	return t.placed(t.told)
 }
 
 // moved tells who watches that the task's place in the queue is another, if it is: of one far
@@ -135,14 +132,12 @@ func (t *task) moved(p admit.Place) {
 		return
 	}
 	t.told = p
-	t.telling(t.placed(p))
+	t.tell()
 }
 
 // tell tells where the task stands. It is called with mu held.
-func (t *task) tell() { t.telling(t.standing()) }
-
-// telling is called with mu held.
-func (t *task) telling(d spec.Deployment) {
+func (t *task) tell() {
+	d := t.standing(t.told)
 	for _, w := range t.watchers {
 		if w.Deployment != nil {
 			w.Deployment(d)
@@ -192,11 +187,6 @@ func (t *task) watch() spec.Watch {
 	return w
 }
 
-// carry deploys.
-func (t *task) carry() (spec.Record, error) {
-	return t.k.make.carry(t.ctx, t.order, t.place, t.watch())
-}
-
 // written returns when the task's acceptance survives a power cut.
 func (t *task) written(ctx context.Context) error { return t.k.j.Durable(ctx, t.seq) }
 
@@ -209,36 +199,4 @@ func (t *task) finish(d spec.Deployment, rec spec.Record, err error) {
 	t.tell()
 	t.mu.Unlock()
 	close(t.done)
-}
-
-// restarts reports whether the container of an order has a policy of restarts.
-func (o *order) restarts() bool { return o.Restart != "" && o.Restart != spec.RestartNo }
-
-// labels are those of the container of an order, the caller's among them.
-func (o *order) labels() map[string]string {
-	if !o.Remove && !o.restarts() && o.id == "" && len(o.Labels) == 0 {
-		return nil
-	}
-	l := map[string]string{}
-	maps.Copy(l, o.Labels)
-	if o.Remove {
-		l[LabelRemove] = "true"
-	}
-	if o.restarts() {
-		l[restart.LabelPolicy] = o.Restart
-	}
-	if o.id == "" {
-		return l
-	}
-	l[LabelDeployment] = o.id
-	if o.Terms.Caller != "" {
-		l[LabelCaller] = o.Terms.Caller
-	}
-	if owner := o.Terms.Owner(); owner != "" {
-		l[checkpoint.LabelOwner] = owner
-	}
-	if b, err := json.Marshal(o.Request); err == nil && len(b) <= maxRequest {
-		l[LabelRequest] = string(b)
-	}
-	return l
 }
