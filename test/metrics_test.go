@@ -2,6 +2,7 @@ package test
 
 import (
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"golang.org/x/sys/unix"
 )
 
 // measured makes the node, which is not started, serve its metrics, and returns what Prometheus gets.
@@ -31,6 +33,37 @@ func (m *machine) measured(t *testing.T) (scrape func() metrics) {
 		})
 		return parseMetrics(t, get(t, "http://"+at+"/metrics"))
 	}
+}
+
+// /healthz says that dewd answers, /readyz that a container could start: not while containerd stands still.
+func TestReadyz(t *testing.T) {
+	m := newMachine(t, registrytest.New(t))
+	at := net.JoinHostPort("127.0.0.1", freePort(t))
+	m.args = append(m.args, "--http", at)
+	m.start()
+	status := func(path string) int {
+		r, err := http.Get("http://" + at + path)
+		if err != nil {
+			return 0
+		}
+		r.Body.Close()
+		return r.StatusCode
+	}
+	for _, path := range []string{"/healthz", "/readyz"} {
+		m.eventually(path+" is 200", func() bool { return status(path) == http.StatusOK })
+	}
+	containerd := m.privateContainerd()
+	if err := unix.Kill(containerd, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	m.eventually("/readyz is 503", func() bool { return status("/readyz") == http.StatusServiceUnavailable })
+	if got := status("/healthz"); got != http.StatusOK {
+		t.Errorf("/healthz of it is %d", got)
+	}
+	if err := unix.Kill(containerd, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	m.eventually("/readyz is 200 again", func() bool { return status("/readyz") == http.StatusOK })
 }
 
 // metrics are what was scraped, by name.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"dewpoint/internal/server/doctor"
 	"dewpoint/testkit/containerdtest"
 	"dewpoint/testkit/registrytest"
 )
@@ -43,6 +44,9 @@ func TestSetup(t *testing.T) {
 			}
 			setup()
 			c := containerdtest.StartAs(t, v, dir)
+			if known, err := doctor.Knows(t.Context(), filepath.Join(dir, "c.sock")); err != nil || !known {
+				t.Errorf("a doctor sees the snapshotter: %v, %v", known, err)
+			}
 			m.start()
 			c.Ctr("images", "pull", "--plain-http", "--snapshotter", "dewpoint", img.Ref)
 			want(t, c.Ctr("run", "--rm", "--snapshotter", "dewpoint", img.Ref, "check", "/app", "cat", "/etc/motd"), "above")

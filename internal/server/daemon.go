@@ -537,7 +537,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group, started chan<- st
 		m := &meters{set: d.news.metrics, registry: d.registry, layers: d.layers, traces: d.traces,
 			puller: d.puller, member: d.pop.member, checkpoints: d.checkpoints.manager}
 		m.measure(d.deployments.deployer.Admission)
-		g.Go(func() error { return serveHTTP(ctx, d.HTTP, d.news.metrics, n) })
+		g.Go(func() error { return serveHTTP(ctx, d.HTTP, d.news.metrics, n, d.engine.Check) })
 	}
 	g.Go(func() error { return d.news.events.watchEngine(ctx, d.engine) })
 	g.Go(func() error { return d.supervisor.Run(ctx) })

@@ -130,7 +130,7 @@ func Leave(ctx context.Context, c Config) (Plan, error) {
 			return Change{}, nil
 		}
 		if filepath.Ext(f.path) == ".json" {
-			text, gone, err := undoJSON(old, c.Root+f.path+backup)
+			text, gone, err := undoJSON(old, c.real(f)+backup)
 			return Change{Before: old, New: text, Remove: gone}, err
 		}
 		text, gone := undo(old)
@@ -143,12 +143,18 @@ func joined(text []byte) bool {
 	return bytes.Contains(text, []byte(mark+"\n")) || bytes.Contains(text, []byte(`"dewpoint"`)) && jsonJoined(text)
 }
 
+// real is where a file lies: a link to it stays one.
+func (c Config) real(f file) string {
+	path := c.Root + f.path
+	if to, err := filepath.EvalSymlinks(path); err == nil {
+		return to
+	}
+	return path
+}
+
 func (c Config) plan(files []file, plan Plan, change func(file, []byte) (Change, error)) (Plan, error) {
 	for _, f := range files {
-		path := c.Root + f.path
-		if to, err := filepath.EvalSymlinks(path); err == nil {
-			path = to // a link stays one
-		}
+		path := c.real(f)
 		old, err := os.ReadFile(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return plan, err

@@ -175,6 +175,45 @@ func TestDockerChangedSince(t *testing.T) {
 	}
 }
 
+// A daemon.json that is a link stays one, and the file that it leads to is what it was after the undo.
+func TestDockerByLink(t *testing.T) {
+	c := fake(t, "docker")
+	link, to := filepath.Join(c.Root, "etc/docker/daemon.json"), filepath.Join(c.Root, "srv/docker.json")
+	const before = "{ \"storage-driver\":   \"btrfs\" }"
+	write(t, to, before)
+	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(to, link); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Join(t.Context(), c)
+	if err == nil {
+		err = p.Make(true)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, _ := os.ReadFile(link); !joined(text) {
+		t.Errorf("after the setup it is\n%s", text)
+	}
+	if p, err = Leave(t.Context(), c); err == nil {
+		err = p.Make(false)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if at, err := os.Readlink(link); err != nil || at != to {
+		t.Errorf("the link leads to %q, %v", at, err)
+	}
+	if text, err := os.ReadFile(to); err != nil || string(text) != before {
+		t.Errorf("%v, after the undo it is\n%s", err, text)
+	}
+	if _, err := os.Lstat(to + backup); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the old text: %v", err)
+	}
+}
+
 // tree is all files of a directory with their contents.
 func tree(t *testing.T, root string) string {
 	t.Helper()

@@ -24,6 +24,7 @@ import (
 type Config struct {
 	Root string   // the store's directory
 	CNI  []string // directories of the CNI plugins
+	Host string   // before the paths of other programs' configuration; "" is the machine's own
 }
 
 func finding(what, level, detail, remedy string) spec.Finding {
@@ -36,7 +37,7 @@ func Examine(ctx context.Context, cfg Config) []spec.Finding {
 	return []spec.Finding{
 		kernel(), memory(), disk(cfg.Root), cgroups(), inflater(),
 		program(ctx, "runc", "--version", "apt-get install runc"),
-		plugins(cfg.CNI), iptables(ctx),
+		plugins(cfg.CNI), iptables(ctx), joined(ctx, cfg.Host, Knows),
 	}
 }
 

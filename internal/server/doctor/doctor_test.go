@@ -1,6 +1,8 @@
 package doctor
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,7 +40,7 @@ func examined(t *testing.T, cfg Config) map[string]spec.Finding {
 func TestExamine(t *testing.T) {
 	got := examined(t, Config{Root: t.TempDir(), CNI: []string{"/opt/cni/bin", "/usr/lib/cni"}})
 	for _, what := range []string{"kernel", "memory", "disk", "cgroups", "inflater", "runc", "CNI plugins",
-		"iptables"} {
+		"iptables", "joined programs"} {
 		if _, ok := got[what]; !ok {
 			t.Errorf("nobody looked at %s", what)
 		}
@@ -101,5 +103,40 @@ func TestMissingPrograms(t *testing.T) {
 	if f := examined(t, Config{Root: dir})["runc"]; f.Level != spec.LevelBad ||
 		!strings.Contains(f.Detail, "it is broken") {
 		t.Errorf("one that fails: %+v", f)
+	}
+}
+
+// A program that dew setup has joined is named, with what is left to do.
+func TestJoined(t *testing.T) {
+	host := t.TempDir()
+	config := filepath.Join(host, "etc/nerdctl/nerdctl.toml")
+	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config, []byte("snapshotter = \"dewpoint\" # dewpoint\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		known  bool
+		err    error
+		level  string
+		detail string
+	}{
+		{true, nil, spec.LevelOK, "nerdctl"},
+		{false, nil, spec.LevelNote, "has not read"},
+		{false, errors.New("refused"), spec.LevelNote, "does not answer: refused"},
+	} {
+		f := joined(t.Context(), host, func(_ context.Context, socket string) (bool, error) {
+			if socket != "/run/containerd/containerd.sock" {
+				t.Errorf("%s was asked", socket)
+			}
+			return c.known, c.err
+		})
+		if f.Level != c.level || !strings.Contains(f.Detail, c.detail) || (f.Remedy == "") != (f.Level == spec.LevelOK) {
+			t.Errorf("%v, %v: %+v", c.known, c.err, f)
+		}
+	}
+	if f := joined(t.Context(), t.TempDir(), nil); f.Level != spec.LevelOK {
+		t.Errorf("%+v", f)
 	}
 }
