@@ -1,7 +1,8 @@
 # sudo make demo   installs what is missing, builds, deploys real images, cleans up
 # sudo make test   the same, then every test
+# make check       for the daily loop: lint's first half and the quick tests, in a minute and a half, without root
 #
-# Both need root: containers, mounts and network namespaces are real.
+# The first two need root: containers, mounts and network namespaces are real.
 
 export DEWPOINT_TOOLS ?= /var/cache/dewpoint/tools
 export DEWPOINT_IMAGES ?= /var/cache/dewpoint/images
@@ -27,7 +28,7 @@ TAGS := grpcnotrace$(if $(ISAL),$(comma)isal)
 SHIM = $(if $(shell command -v gcc),cmd/containerd-shim-dewpoint-v1/build,@echo no gcc, so no)
 BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build -tags $(TAGS) -ldflags '$(LDFLAGS)'
 
-.PHONY: go build build-lab build-static notices package release images demo test suite test-dmtcp lint bench fuzz arm64 generate clean
+.PHONY: go build build-lab build-static notices package release images demo test suite check test-dmtcp lint bench fuzz arm64 generate clean
 
 build: go
 	mkdir -p bin
@@ -78,6 +79,15 @@ test:
 # A make of its own: Go may have come by scripts/install.
 suite: go
 	scripts/test
+
+# What is left out says so: tests that need root, and long ones. For root, tests run as nobody all the same.
+check: go
+	@$(FORMATTED)
+	go vet -tags $(TAGS) ./...
+	cd lab && go vet -tags $(TAGS) ./...
+	bash -o pipefail -c "go test -json -short -vet=off -p 4 -tags $(TAGS) $(UNPRIVILEGED) ./... | go run ./test/report /dev/null"
+
+UNPRIVILEGED = $(if $(filter 0,$(shell id -u)),-exec '$(CURDIR)/scripts/unprivileged')
 
 # The second checkpoint engine, where DMTCP is installed: docs/design/checkpoints-dmtcp.md.
 test-dmtcp:

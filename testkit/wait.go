@@ -21,6 +21,14 @@ func limit(patience string) time.Duration {
 	return time.Minute
 }
 
+// Long leaves a test of seconds out of "make check" (go test -short).
+func Long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+}
+
 // Eventually waits until ok, and fails the test at the Limit.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()

@@ -282,6 +282,7 @@ func TestCertificatesThatDoNotHold(t *testing.T) {
 // for tomorrow, or of an authority that it trusts no longer, opens nothing; nor does one that ends
 // while its connection lives.
 func TestNodeLooksAtCertificates(t *testing.T) {
+	testkit.Long(t)
 	ca := newAuthority(t)
 	host := serveTCP(t, ca,
 		&api.Access{Clients: map[string]api.Role{"late": api.Admin, "root": api.Admin, "brief": api.Admin}})

@@ -15,6 +15,7 @@ import (
 	"dewpoint/internal/layer/presence"
 	"dewpoint/internal/pack"
 	"dewpoint/internal/registry"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 )
 
@@ -80,6 +81,7 @@ func (lb *lazyBed) requests(n int) int { return len(lb.reg.Ranges(lb.img.Layers[
 // makes a fraction of the requests that it has segments, and hardly any of its
 // bytes come twice; one that jumps gets what it asks for.
 func TestReadAhead(t *testing.T) {
+	testkit.Long(t)
 	lb := newLongBed(t)
 	lb.restart(Config{Lazy: LazyConfig{Off: true}})
 	lb.reg.Forget()
@@ -113,6 +115,7 @@ func TestReadAhead(t *testing.T) {
 // Where the layer is being completed anyway, a reader that goes through it is
 // served by its stream, so that little comes twice.
 func TestReadByStream(t *testing.T) {
+	testkit.Long(t)
 	lb := newLongBed(t)
 	lb.restart(Config{Link: link.New(link.Config{Limit: 8e6})})
 	pull := lb.start(lb.img.Ref)
@@ -131,6 +134,7 @@ func TestReadByStream(t *testing.T) {
 
 // A stream that hangs does not keep a reader that goes through the layer: ranges do.
 func TestReadBesideHangingStream(t *testing.T) {
+	testkit.Long(t)
 	lb := newLongBed(t)
 	hosts := map[string]registry.Host{lb.reg.Host(): {PlainHTTP: true}}
 	client, err := registry.New(registry.Config{Hosts: hosts, StallTimeout: time.Hour})

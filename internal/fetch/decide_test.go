@@ -8,6 +8,7 @@ import (
 	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/pack"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 )
 
@@ -128,6 +129,9 @@ func TestDecideByDistance(t *testing.T) {
 	}{{0, true}, {700 * time.Millisecond, false}} {
 		t.Run(c.far.String(), func(t *testing.T) {
 			t.Parallel()
+			if c.far > 0 {
+				testkit.Long(t)
+			}
 			lb := newLazyBed(t, image.Gzip)
 			b, stats := lb.build(nil)
 			lb.publish(b.Bytes(), stats.Header, false)

@@ -523,6 +523,7 @@ func TestBrokenChunk(t *testing.T) {
 // What lies far behind a pack's stream is fetched by itself; that of a pack which is passed on, and so read
 // to its end, is waited for.
 func TestPassedPackComesOnce(t *testing.T) {
+	testkit.Long(t)
 	for _, passed := range []bool{false, true} {
 		t.Run(fmt.Sprint("passed ", passed), func(t *testing.T) {
 			const size = 6 << 20

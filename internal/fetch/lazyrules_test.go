@@ -18,6 +18,7 @@ import (
 	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/registry"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
@@ -100,6 +101,7 @@ func (fb *fullBed) MakeFree(ctx context.Context, n int64) {
 
 func newFullBed(t *testing.T, lazy LazyConfig) *fullBed {
 	t.Helper()
+	testkit.NeedRoot(t, "it mounts a small file system")
 	fb := &fullBed{lazyBed: newLazyBed(t, image.Gzip)}
 	b, stats := fb.build(nil)
 	fb.publish(b.Bytes(), stats.Header, false)

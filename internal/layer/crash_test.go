@@ -17,6 +17,7 @@ import (
 	"dewpoint/internal/durable"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
+	"dewpoint/testkit"
 
 	"golang.org/x/sys/unix"
 )
@@ -62,6 +63,7 @@ func crashChild() int {
 // A pull that is killed at any of its fsyncs leaves nothing half-made visible,
 // and the next one succeeds.
 func TestKilledAtEachSync(t *testing.T) {
+	testkit.Long(t)
 	tarball := makeTar(t, 4<<20, 12)
 	for _, c := range []image.Compression{image.Gzip, image.Zstd} {
 		t.Run(string(c), func(t *testing.T) { killAtEachSync(t, pack(t, tarball, c), false) })
@@ -70,6 +72,9 @@ func TestKilledAtEachSync(t *testing.T) {
 }
 
 func killAtEachSync(t *testing.T, want sample, tree bool) {
+	if tree {
+		testkit.NeedRoot(t, "files of a tree get their owners")
+	}
 	check := func(l *layer.Layer) {
 		t.Helper()
 		if !tree {
@@ -122,6 +127,7 @@ func killAtEachSync(t *testing.T, want sample, tree bool) {
 // A disk that fills up gives a clear error; when there is room again, the
 // pull goes on.
 func TestDiskFull(t *testing.T) {
+	testkit.NeedRoot(t, "it mounts a small file system")
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16m"); err != nil {
 		t.Fatalf("this test needs root: %v", err)

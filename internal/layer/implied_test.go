@@ -2,6 +2,7 @@ package layer_test
 
 import (
 	"archive/tar"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,25 +25,27 @@ func TestImplied(t *testing.T) {
 	want := []string{"n\xff\\\"\n", "n\xff\\\"\n/in", "tmp", "w", "é"}
 	s := pack(t, a.Bytes(), image.Gzip)
 	for _, cfg := range []layer.Config{{}, {Tree: true}} {
-		dir := t.TempDir()
-		store := open(t, dir, cfg)
-		l := mustComplete(t, store, s.layer, &source{blob: s.blob})
-		check := func(when string) {
-			t.Helper()
-			got := slices.Sorted(slices.Values(l.Files().Implied))
-			if !slices.Equal(got, want) {
-				t.Errorf("%s, tree %v: %q, want %q", when, cfg.Tree, got, want)
+		t.Run(fmt.Sprintf("tree %v", cfg.Tree), func(t *testing.T) {
+			dir := t.TempDir()
+			store := open(t, dir, cfg)
+			l := mustComplete(t, store, s.layer, &source{blob: s.blob})
+			check := func(when string) {
+				t.Helper()
+				got := slices.Sorted(slices.Values(l.Files().Implied))
+				if !slices.Equal(got, want) {
+					t.Errorf("%s: %q, want %q", when, got, want)
+				}
 			}
-		}
-		check("filled")
-		store.Close()
-		store = open(t, dir, cfg)
-		defer store.Close()
-		var err error
-		if l, err = store.Get(s.layer.DiffID); err != nil {
-			t.Fatal(err)
-		}
-		check("opened")
+			check("filled")
+			store.Close()
+			store = open(t, dir, cfg)
+			defer store.Close()
+			var err error
+			if l, err = store.Get(s.layer.DiffID); err != nil {
+				t.Fatal(err)
+			}
+			check("opened")
+		})
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
+	"dewpoint/testkit"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -143,6 +144,9 @@ func (r *stream) Close() error { return nil }
 
 func open(t testing.TB, dir string, cfg layer.Config) *layer.Store {
 	t.Helper()
+	if cfg.Tree {
+		testkit.NeedRoot(t, "files of a tree get their owners")
+	}
 	cfg.Dir = dir
 	s, err := layer.Open(cfg)
 	if err != nil {
@@ -226,6 +230,7 @@ func TestImport(t *testing.T) {
 
 // A cut pull goes on where it was, in the same process and in the next one.
 func TestResume(t *testing.T) {
+	testkit.Long(t)
 	const bound, interval = 4 << 20, 512 << 10 // the defaults are 8 and 4 MiB
 	tarball := makeTar(t, 24<<20, 4)
 	for _, c := range []image.Compression{image.Plain, image.Gzip, image.Zstd} {
@@ -335,6 +340,7 @@ func hostileTar(t testing.TB) []byte {
 }
 
 func TestBound(t *testing.T) {
+	testkit.Long(t)
 	bomb := pack(t, make([]byte, 64<<20), image.Gzip)
 	s := open(t, t.TempDir(), layer.Config{MaxBytes: 8 << 20})
 	defer s.Close()

@@ -188,6 +188,7 @@ func TestPartialIndex(t *testing.T) {
 // Early bytes, or a table, that are not the layer's are found when the stream
 // has passed. The layer is then right, and what was mounted gets the rest of it.
 func TestPartialLie(t *testing.T) {
+	testkit.Long(t)
 	tarball := makeTar(t, 5<<20, 33)
 	other := append([]byte(nil), tarball...)
 	copy(other[100:], "0004755") // the first file is setuid there
@@ -309,6 +310,7 @@ func liar(t *testing.T, s *layer.Store, tarball []byte) (sample, *layer.Partial)
 
 // Layers that lied are not kept open, whichever way they come to their end.
 func TestPartialLiedIsClosed(t *testing.T) {
+	testkit.Long(t)
 	for name, end := range map[string]func(*testing.T, *layer.Store, sample){
 		"repaired": func(t *testing.T, s *layer.Store, want sample) {
 			mustComplete(t, s, want.layer, &source{blob: want.blob})

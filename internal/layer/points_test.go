@@ -10,10 +10,12 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/inflate"
+	"dewpoint/testkit"
 )
 
 // Every point of a layer enters its blob, also of one whose pull was cut.
 func TestPoints(t *testing.T) {
+	testkit.Long(t)
 	want := pack(t, makeTar(t, 24<<20, 41), image.Gzip)
 	dir := t.TempDir()
 	s := open(t, dir, layer.Config{Points: true, Interval: 1 << 20})

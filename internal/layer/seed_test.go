@@ -9,10 +9,12 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/presence"
+	"dewpoint/testkit"
 )
 
 // A fill goes on on another node from where one was cut, and from wrong bytes.
 func TestSeed(t *testing.T) {
+	testkit.Long(t)
 	tarball := makeTar(t, 24<<20, 9)
 	for _, c := range []image.Compression{image.Gzip, image.Zstd} {
 		t.Run(string(c), func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/mount"
+	"dewpoint/testkit"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -22,6 +23,7 @@ func nobody(digest.Digest) bool { return false }
 // A power cut leaves what was fsynced and nothing else: the durable record and
 // the bytes it vouches for are enough to go on from.
 func TestResumeAfterPowerCut(t *testing.T) {
+	testkit.Long(t)
 	const bound, interval = 4 << 20, 512 << 10 // the defaults are 8 and 4 MiB
 	tarball := makeTar(t, 24<<20, 20)
 	for _, c := range []image.Compression{image.Plain, image.Gzip, image.Zstd} {
@@ -81,6 +83,7 @@ func powerCut(t *testing.T, dir string) {
 // when the process dies and the next one opens the store, without its source,
 // on every backend; and prune does not take it.
 func TestReadableLayerOutlivesItsProcess(t *testing.T) {
+	testkit.NeedRoot(t, "it mounts file systems")
 	want := pack(t, makeTar(t, 4<<20, 21), image.Gzip)
 	for _, backend := range mount.Names() {
 		t.Run(backend, func(t *testing.T) {

@@ -137,6 +137,7 @@ func halts(want sample, gates ...chan struct{}) *halting {
 // Whichever sync fails, once: the layer is complete only in files that were written after it, and so it is
 // for the next process.
 func TestFailedSyncFillsOnceMore(t *testing.T) {
+	testkit.Long(t)
 	tarball := makeTar(t, 4<<20, 21)
 	for _, c := range []struct {
 		name     string
@@ -262,6 +263,7 @@ func TestFailedSyncIsNotForgotten(t *testing.T) {
 
 // A disk that loses a layer twice fails its fill, and leaves nothing to go on from.
 func TestFailedSyncTwice(t *testing.T) {
+	testkit.Long(t)
 	want := pack(t, makeTar(t, 4<<20, 23), image.Gzip)
 	for _, when := range []string{"arrives", "is readable"} {
 		t.Run(when, func(t *testing.T) {

@@ -98,6 +98,7 @@ func TestShares(t *testing.T) {
 
 // An answer that nobody reads ends; one that is quiet for longer, and read, does not.
 func TestWrites(t *testing.T) {
+	testkit.Long(t)
 	const patience = 200 * time.Millisecond
 	ended := make(chan error, 1)
 	flood := limit.Writes(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -14,6 +14,7 @@ import (
 	"testing/iotest"
 
 	"dewpoint/internal/pack"
+	"dewpoint/testkit"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
@@ -71,6 +72,7 @@ func TestTruncated(t *testing.T) {
 
 // Every byte that is changed is noticed, save in windows, which segments prove.
 func TestChanged(t *testing.T) {
+	testkit.Long(t)
 	b := packedSmall()
 	l := b.header(t).Layout()
 	changed := bytes.Clone(b.pack)
@@ -302,6 +304,7 @@ func allocated(f func()) uint64 {
 
 // The parts of a right header may still lie.
 func TestPartsLie(t *testing.T) {
+	testkit.Long(t)
 	b := packed()
 	h := b.header(t)
 	for what, f := range map[string]func(stored []byte) error{

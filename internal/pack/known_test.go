@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"dewpoint/internal/layer/inflate"
+	"dewpoint/testkit"
 )
 
 // found gives the restart points of a blob, about every MiB.
@@ -37,6 +38,7 @@ func found(t *testing.T, b *bed, l int) func(func(inflate.Point) error) error {
 
 // With points that are known a pack gives every segment, and without a blob.
 func TestKnownPoints(t *testing.T) {
+	testkit.Long(t)
 	from := packed()
 	b := *from
 	b.in.Layers = nil

@@ -16,6 +16,7 @@ import (
 	"dewpoint/internal/layer/erofs"
 	"dewpoint/internal/layer/toc"
 	"dewpoint/internal/pack"
+	"dewpoint/testkit"
 	"dewpoint/testkit/treetest"
 
 	"github.com/opencontainers/go-digest"
@@ -257,6 +258,7 @@ func TestCopies(t *testing.T) {
 // Whatever the profile and the layers' sizes are, the pack is valid and brings
 // exactly what was asked for.
 func TestPlans(t *testing.T) {
+	testkit.Long(t)
 	for seed := range uint64(12) {
 		rnd := rand.New(rand.NewPCG(seed, 11))
 		b := &bed{in: pack.Input{Image: digest.FromString("m")}}

@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"testing"
+
+	"dewpoint/testkit"
 )
 
 // Frames of every size are decoded within the bounds that they are made with.
 func TestPartSizes(t *testing.T) {
+	testkit.Long(t)
 	enc, err := newEncoder()
 	if err != nil {
 		t.Fatal(err)

@@ -98,6 +98,7 @@ func TestDir(t *testing.T) {
 
 // A file whose opening blocks stands for a file system that hangs.
 func TestPatience(t *testing.T) {
+	testkit.Long(t)
 	dir := t.TempDir()
 	write(t, dir, "good", "")
 	fifo := filepath.Join(dir, "hangs")
@@ -132,6 +133,7 @@ func TestPatience(t *testing.T) {
 
 // A real EIO is that of reading a process's memory where there is none.
 func TestReadError(t *testing.T) {
+	testkit.Long(t)
 	dir := t.TempDir()
 	write(t, dir, "good", "")
 	if err := os.Symlink("/proc/self/mem", filepath.Join(dir, "bad")); err != nil {
@@ -146,6 +148,7 @@ func TestReadError(t *testing.T) {
 
 // A full store takes nothing more, says why, and goes on giving what it has.
 func TestFull(t *testing.T) {
+	testkit.NeedRoot(t, "it mounts a small file system")
 	dir := t.TempDir()
 	if err := unix.Mount("none", dir, "tmpfs", 0, "size=1m"); err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
+	"dewpoint/testkit"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -415,6 +416,7 @@ var errDied = errors.New("the node has died")
 
 // A node dies ahead of each of its steps in turn. Others find nothing half, and in the end nothing left over.
 func TestDiesAtEveryStep(t *testing.T) {
+	testkit.Long(t)
 	for left, died := 0, true; died; left++ {
 		inBed(t, func(t *testing.T, b *bed) { died = diesAfter(t, b, left) })
 		if t.Failed() {

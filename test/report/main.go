@@ -1,6 +1,6 @@
 // Command report reads what "go test -json" writes and tells it as go test alone does: a line for each
-// package, and what tests that failed have said. It appends how long each test took to a file, for
-// scripts/test to name the slowest.
+// package, and what tests that failed have said, and in the end how many were left out, and why. It appends
+// how long each test took to a file, for scripts/test to name the slowest.
 //
 //	go test -json ./... | report FILE
 //
@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -36,7 +37,12 @@ func run(in io.Reader, out io.Writer, times string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(tell(in, out, f), f.Close())
+	t := newTeller(out, f)
+	err = errors.Join(t.tell(in), f.Close())
+	for _, why := range slices.Sorted(maps.Keys(t.skipped)) {
+		fmt.Fprintf(out, "left out: %d, %s\n", t.skipped[why], why)
+	}
+	return err
 }
 
 // event is what cmd/test2json says of one moment.
@@ -65,6 +71,7 @@ type piece struct {
 type teller struct {
 	out, times io.Writer
 	packages   map[string]*testsOf
+	skipped    map[string]int // tests, by what they said last
 }
 
 type testsOf struct {
@@ -73,9 +80,12 @@ type testsOf struct {
 	whole  []*test // those that are nobody's part and of which nothing was told, in their order
 }
 
+func newTeller(out, times io.Writer) *teller {
+	return &teller{out, times, map[string]*testsOf{}, map[string]int{}}
+}
+
 // tell copies until the input ends. Lines that are no events are passed on as they are.
-func tell(in io.Reader, out, times io.Writer) error {
-	t := teller{out, times, map[string]*testsOf{}}
+func (t *teller) tell(in io.Reader) error {
 	r := bufio.NewReader(in)
 	for {
 		line, err := r.ReadBytes('\n')
@@ -83,7 +93,7 @@ func tell(in io.Reader, out, times io.Writer) error {
 		switch {
 		case len(line) == 0:
 		case line[0] != '{' || json.Unmarshal(line, &e) != nil || e.Action == "":
-			out.Write(line)
+			t.out.Write(line)
 		default:
 			t.event(e)
 		}
@@ -172,6 +182,9 @@ func (t *teller) end(e event) {
 	}
 	one := t.of(e)
 	one.ended, one.failed = true, e.Action == "fail"
+	if e.Action == "skip" {
+		t.skipped[one.reason()]++
+	}
 	fmt.Fprintf(t.times, "%.2f %s %s\n", max(0, e.Elapsed-one.below), e.Package, e.Test)
 	if one.above != nil {
 		one.above.below += e.Elapsed
@@ -182,6 +195,16 @@ func (t *teller) end(e event) {
 		one.tell(&all.out, "")
 	}
 	one.said = nil
+}
+
+// reason is what a test has said last, without the place.
+func (one *test) reason() string {
+	if len(one.said) == 0 {
+		return "without a reason"
+	}
+	said := one.said[len(one.said)-1].line
+	_, said, _ = strings.Cut(said, ": ")
+	return strings.TrimSpace(said)
 }
 
 // unended tells of tests that have not ended with their package.

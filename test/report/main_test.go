@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"dewpoint/testkit"
 )
 
 // tests are packages that go test has something to say of, by their file's name.
@@ -48,6 +50,7 @@ var varies = regexp.MustCompile(`\(?\d+\.\d+s\)?|0x[0-9a-f]+\??|goroutine \d+|\+
 
 // What is told is what go test tells, and all tests are timed.
 func TestTellsAsGoTest(t *testing.T) {
+	testkit.Long(t)
 	dir := t.TempDir()
 	tests["go.mod"] = "module m\ngo 1.26\n"
 	for name, text := range tests {
@@ -70,7 +73,7 @@ func TestTellsAsGoTest(t *testing.T) {
 		return out
 	}
 	var out, times bytes.Buffer
-	if err := tell(bytes.NewReader(goTest("-json")), &out, &times); err != nil {
+	if err := newTeller(&out, &times).tell(bytes.NewReader(goTest("-json"))); err != nil {
 		t.Fatal(err)
 	}
 	want := varies.ReplaceAllString(string(goTest()), "")

@@ -15,6 +15,8 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"dewpoint/testkit"
 )
 
 func testStore(t *testing.T) store {
@@ -166,6 +168,7 @@ func hostTree(t *testing.T) (paths []string) {
 
 // The machine's own mirror is found without naming it anywhere.
 func TestAptSources(t *testing.T) {
+	testkit.Long(t)
 	lines, codename, err := aptSources(t.Context())
 	if err != nil {
 		t.Fatal(err)

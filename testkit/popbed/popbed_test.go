@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/testkit"
 	"dewpoint/testkit/testbed"
 
 	"go.uber.org/goleak"
@@ -27,6 +28,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	testkit.RequireRoot(m, "they make network namespaces, mounts and containers")
 	goleak.VerifyTestMain(m)
 }
 

@@ -5,6 +5,8 @@ package simtest
 import (
 	"testing"
 	"testing/synctest"
+
+	"dewpoint/testkit"
 )
 
 // How many schedules are run: always the same, and others each time.
@@ -16,6 +18,7 @@ const (
 // TestSame shows that a seed decides what happens. The race detector has goroutines run in
 // an order of its own.
 func TestSame(t *testing.T) {
+	testkit.Long(t)
 	for seed := uint64(1); seed <= 20; seed++ {
 		var sums [2]uint64
 		for i := range sums {

@@ -34,6 +34,9 @@ var chosen = uint64(time.Now().Unix()) << 20
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(800) // a schedule makes much garbage and keeps little
 	flag.Parse()
+	if testing.Short() {
+		*schedules, *fresh = min(*schedules, 30), min(*fresh, 10)
+	}
 	if *one == 0 {
 		fmt.Printf("seeds %d to %d, and %d to %d\n", *from, *from+*schedules-1, chosen, chosen+*fresh-1)
 	}

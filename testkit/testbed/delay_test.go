@@ -8,6 +8,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"dewpoint/testkit"
 )
 
 // farEcho is a server behind a distance; it sends everything back, and its own
@@ -49,6 +51,7 @@ func relay(t *testing.T, rtt time.Duration, to string) (address string) {
 // The first exchange of a connection takes two round trips, each further one
 // takes one.
 func TestDistanceCostsRoundTrips(t *testing.T) {
+	testkit.Long(t)
 	const rtt = 100 * time.Millisecond
 	conn, err := net.Dial("tcp", farEcho(t, rtt))
 	if err != nil {
@@ -72,6 +75,7 @@ func TestDistanceCostsRoundTrips(t *testing.T) {
 // 64 MiB there and back take little longer over a distance than without, in
 // order, and an end of the stream passes on.
 func TestDistanceCostsNoBandwidth(t *testing.T) {
+	testkit.Long(t)
 	const rtt = 200 * time.Millisecond
 	near, far := throughput(t, 0), throughput(t, rtt)
 	if far > 2*near+4*rtt {

@@ -62,6 +62,7 @@ func putBlob(t *testing.T, dir string, size int) (digest string, content []byte)
 }
 
 func TestBedShapesItsLinkAndCleansUp(t *testing.T) {
+	testkit.NeedRoot(t, "it makes network namespaces")
 	images := t.TempDir()
 	digest, _ := putBlob(t, images, 1<<20)
 	bed, err := New(t.Context(),
@@ -110,6 +111,7 @@ func fetchTime(t *testing.T, bed *Bed, url string) time.Duration {
 }
 
 func TestGroupCountsAndEndsWhatItsProgramsStart(t *testing.T) {
+	testkit.NeedRoot(t, "it makes cgroups")
 	g, err := NewGroup("test")
 	if err != nil {
 		t.Fatal(err)
@@ -145,6 +147,7 @@ func TestGroupCountsAndEndsWhatItsProgramsStart(t *testing.T) {
 }
 
 func TestGroupIsKilledFrozenAndUsedAgain(t *testing.T) {
+	testkit.NeedRoot(t, "it makes cgroups")
 	g, err := NewGroup("again")
 	if err != nil {
 		t.Fatal(err)
@@ -178,6 +181,7 @@ func TestGroupIsKilledFrozenAndUsedAgain(t *testing.T) {
 }
 
 func TestRunFailsWithTheOutput(t *testing.T) {
+	testkit.NeedRoot(t, "it makes cgroups")
 	g, err := NewGroup("fails")
 	if err != nil {
 		t.Fatal(err)
@@ -265,6 +269,7 @@ func TestRegistryTakesPushes(t *testing.T) {
 
 // What a process has started in a group ends with the process, also where it is a daemon.
 func TestGroupOfTheKilled(t *testing.T) {
+	testkit.NeedRoot(t, "it makes cgroups")
 	if os.Getenv("TESTBED_DAEMON") != "" {
 		g, err := NewGroup("dies")
 		if err != nil {

@@ -170,6 +170,7 @@ func noExec(context.Context, []string, []string, io.Writer) (int, error) {
 // checkClones wants that without agents exactly these values repeat, so that the
 // table in docs/use/uniqueness.md is true, and that with them none does.
 func checkClones(t *testing.T, agent Agent, repeats []string, start func(t *testing.T, b *bed)) {
+	testkit.NeedRoot(t, "CRIU makes clones")
 	t.Run("without", func(t *testing.T) {
 		b := newBed(t)
 		start(t, b)

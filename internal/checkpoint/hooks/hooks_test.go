@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dewpoint/testkit"
 )
 
 // ran is an Exec that keeps what it was given and ends as told.
@@ -154,6 +156,7 @@ func TestHostileState(t *testing.T) {
 }
 
 func TestAgentThatFailed(t *testing.T) {
+	testkit.NeedRoot(t, "only root may ring")
 	root := t.TempDir()
 	if err := os.MkdirAll(root+StateDir, 0o755); err != nil {
 		t.Fatal(err)

@@ -87,6 +87,7 @@ func (b *bundle) runc(args ...string) error {
 
 // The recipe of the package's documentation.
 func TestThroughRunc(t *testing.T) {
+	testkit.NeedRoot(t, "runc runs a container")
 	port := testkit.FreePort(t)
 	b := newBundle(t, port)
 	dir := t.TempDir()

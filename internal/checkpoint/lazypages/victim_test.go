@@ -19,6 +19,7 @@ import (
 
 	find "dewpoint/internal/checkpoint/criu"
 	"dewpoint/internal/checkpoint/lazypages"
+	"dewpoint/testkit"
 )
 
 var victimPath = sync.OnceValues(func() (string, error) {
@@ -66,6 +67,7 @@ type dumped struct {
 // dump starts a victim, lets it become ready, and dumps it, which ends it.
 func dump(t testing.TB, megabytes, children int) (img dumped) {
 	t.Helper()
+	testkit.NeedRoot(t, "CRIU dumps")
 	untilLazy(t, func() int64 {
 		img = dumpOnce(t, megabytes, children)
 		return img.lazy

@@ -45,6 +45,7 @@ func (f stallingFile) WriteAt(b []byte, at int64) (int, error) {
 // TestStalledCopy holds a copy up for longer than the store's grace, while another node sweeps: it is
 // published nevertheless, and who publishes the same meanwhile waits. What nobody has a lease of is swept.
 func TestStalledCopy(t *testing.T) {
+	testkit.Long(t)
 	const ttl, grace = 5 * time.Second, 50 * time.Millisecond
 	b, ctx := newSite(t), t.Context()
 	slow := &stalling{FS: pop.NewDir(b.dir, 0), stalled: make(chan struct{}), goOn: make(chan struct{})}

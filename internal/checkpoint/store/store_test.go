@@ -16,6 +16,7 @@ import (
 
 	"dewpoint/internal/checkpoint/image"
 	"dewpoint/internal/checkpoint/store"
+	"dewpoint/testkit"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -583,6 +584,7 @@ func TestLeftovers(t *testing.T) {
 
 // On a disk that is full there is a clear error, and nothing is left.
 func TestNoSpace(t *testing.T) {
+	testkit.NeedRoot(t, "it mounts a small file system")
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m,mode=0700"); err != nil {
 		t.Fatal(err)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"dewpoint/testkit"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -141,6 +143,7 @@ func TestFillsAreTriedAgain(t *testing.T) {
 }
 
 func TestFromImage(t *testing.T) {
+	testkit.NeedRoot(t, "it makes files of other users")
 	root, dir := t.TempDir(), t.TempDir()
 	outside := t.TempDir()
 	for _, err := range []error{

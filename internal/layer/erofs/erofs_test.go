@@ -185,6 +185,7 @@ func TestUnpaddedEnd(t *testing.T) {
 }
 
 func TestSuperblock(t *testing.T) {
+	testkit.Long(t)
 	img := index(t, treetest.Cases()[0].Tar)
 	list, err := toc.Read(bytes.NewReader(treetest.Cases()[0].Tar))
 	check(t, err)

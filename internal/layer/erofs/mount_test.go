@@ -75,6 +75,7 @@ func snapshot(t *testing.T, root string) treetest.Tree {
 
 // The layer alone, as mounted, is what containerd's applier makes of it.
 func TestLayerAgainstContainerd(t *testing.T) {
+	testkit.Long(t)
 	for _, c := range treetest.Cases() {
 		t.Run(c.Name, func(t *testing.T) {
 			same := c.Tar

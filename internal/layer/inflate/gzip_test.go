@@ -11,6 +11,8 @@ import (
 	"os"
 	"testing"
 	"testing/iotest"
+
+	"dewpoint/testkit"
 )
 
 func eachEngine(t *testing.T, f func(t *testing.T, open func(io.Reader, *Point) *gzipReader)) {
@@ -49,6 +51,7 @@ func firstDiff(a, b []byte) int {
 }
 
 func TestGzipAgrees(t *testing.T) {
+	testkit.Long(t)
 	for _, p := range packers() {
 		for name, data := range payloads() {
 			gz := p.pack(t, data)
@@ -71,6 +74,7 @@ func TestGzipAgrees(t *testing.T) {
 
 // TestGzipPieces gives and takes small pieces.
 func TestGzipPieces(t *testing.T) {
+	testkit.Long(t)
 	for _, name := range []string{"text", "binary", "skewed", "short"} {
 		data := payloads()[name][:60_000]
 		gz := append(command(t, data, "gzip -6"), goGzip(0, data)...)
@@ -189,6 +193,7 @@ func roundTrip(t *testing.T, p Point) (q Point) {
 }
 
 func TestGzipPoints(t *testing.T) {
+	testkit.Long(t)
 	for _, p := range packers() {
 		for name, least := range map[string]int{"text": 1, "binary": 2, "mixed": 1, "random": 1} {
 			data := payloads()[name]
@@ -256,6 +261,7 @@ func TestGzipTruncated(t *testing.T) {
 }
 
 func TestGzipFlipped(t *testing.T) {
+	testkit.Long(t)
 	data := payloads()["text"][:4000]
 	gz := goGzip(6, data)
 	eachEngine(t, func(t *testing.T, open func(io.Reader, *Point) *gzipReader) {

@@ -10,6 +10,7 @@ import (
 	"testing/iotest"
 
 	"dewpoint/internal/image"
+	"dewpoint/testkit"
 
 	"github.com/klauspost/compress/zstd"
 )
@@ -120,6 +121,7 @@ func TestZstdTruncated(t *testing.T) {
 }
 
 func TestZstdFlipped(t *testing.T) {
+	testkit.Long(t)
 	data := payloads()["text"][:2000]
 	z := zstdFrame(t, data)
 	for i := range len(z) * 8 {

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"dewpoint/internal/layer/toc"
+	"dewpoint/testkit"
 	"dewpoint/testkit/treetest"
 )
 
@@ -60,6 +61,7 @@ func generated(seed uint64) []byte {
 }
 
 func TestTableReadsLikeTar(t *testing.T) {
+	testkit.Long(t)
 	for name, b := range archives() {
 		t.Run(name, func(t *testing.T) {
 			want, err := toc.Read(bytes.NewReader(b))

@@ -7,12 +7,14 @@ import (
 
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/image"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 )
 
 // A layer that is one zstd frame goes on from the compressed bytes that a dead node has left in the
 // store; wrong ones are found out, and nothing of them stays.
 func TestTakeOverOfOneFrame(t *testing.T) {
+	testkit.Long(t)
 	for name, flip := range map[string]bool{"as they were": false, "flipped": true} {
 		t.Run(name, func(t *testing.T) {
 			s := newPoPBed(t)

@@ -19,6 +19,7 @@ import (
 	"dewpoint/internal/layer"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
@@ -239,6 +240,7 @@ func TestSecondNodeAsksNoRegistry(t *testing.T) {
 
 // A node that has just booted waits for the store, which takes its time to open, and not for long.
 func TestBootWaitsForTheStore(t *testing.T) {
+	testkit.Long(t)
 	s := newPoPBed(t)
 	a := s.node("a", nil)
 	p := a.push("app", 1, 2)
@@ -366,6 +368,7 @@ func TestFetchingAloneCounts(t *testing.T) {
 // A store whose file system is unmounted under the node is away, though there is a directory; nothing is
 // written there, and when it is back, so is the node.
 func TestStoreIsUnmounted(t *testing.T) {
+	testkit.Long(t)
 	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1)
@@ -559,6 +562,7 @@ func TestPrunePoP(t *testing.T) {
 
 // What a node has pruned it does not use from then on, so that another may evict it at once.
 func TestPruneTakesMarks(t *testing.T) {
+	testkit.Long(t)
 	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1)

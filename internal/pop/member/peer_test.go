@@ -19,6 +19,7 @@ import (
 	"dewpoint/internal/pack"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/peer"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
@@ -214,6 +215,7 @@ func TestSlowPackComesOnce(t *testing.T) {
 // A node that copies layers whole out of the store, as one without EROFS does, takes out what is not the
 // layer, and gets that from the registry.
 func TestWrongTarOfTheStore(t *testing.T) {
+	testkit.NeedRoot(t, "files of a tree get their owners")
 	s := newPoPBed(t)
 	a := s.node("a", nil)
 	p := a.push("app", 1)
@@ -272,6 +274,7 @@ func TestFollowedLayerIsAttached(t *testing.T) {
 
 // A layer that the store has no room for is not copied there while it arrives.
 func TestNoCopyWithoutRoom(t *testing.T) {
+	testkit.Long(t)
 	for name, capacity := range map[string]int64{"room": 0, "no room": 1 << 20} {
 		t.Run(name, func(t *testing.T) {
 			s := newPoPBed(t)

@@ -203,6 +203,7 @@ func TestPrewarmGoesForRoom(t *testing.T) {
 // An image is prewarmed once it was deployed elsewhere for the second time; what this node deploys, or has,
 // is no reason. Of those that are prewarmed the one goes that was deployed elsewhere least lately.
 func TestPrewarmByDemand(t *testing.T) {
+	testkit.Long(t)
 	s := newPoPBed(t)
 	a := s.node("a", nil)
 	b, e := s.prewarming("b", 2)
@@ -284,6 +285,7 @@ func (w waited) Waited() time.Duration { return w() }
 
 // Nothing is prewarmed while processes wait for the processors.
 func TestPrewarmWhenIdle(t *testing.T) {
+	testkit.Long(t)
 	s := newPoPBed(t)
 	a := s.node("a", nil)
 	began := time.Now()
@@ -323,6 +325,7 @@ func TestPrewarmWhenIdle(t *testing.T) {
 // On a trace that is like a registry's, most of a node's first hits are of what it has prewarmed, and that
 // is not much. Other rules are logged beside.
 func TestPrewarmOfATrace(t *testing.T) {
+	testkit.Long(t)
 	zone, err := pulltrace.ZoneNamed("dal")
 	if err != nil {
 		t.Fatal(err)
@@ -432,6 +435,7 @@ func TestPrewarmFails(t *testing.T) {
 // A node whose disk is full prewarms nothing, and uses nothing of the store for it; when there is room, it
 // does.
 func TestPrewarmNeedsRoom(t *testing.T) {
+	testkit.NeedRoot(t, "it mounts a small file system")
 	s := newPoPBed(t)
 	a := s.node("a", nil)
 	b, e := s.prewarming("b", 4)
@@ -455,6 +459,7 @@ func TestPrewarmNeedsRoom(t *testing.T) {
 // What is inactive while the store is away is fetched when it is deployed, and is as any other then. A
 // coordinator that has lost its memory changes nothing.
 func TestPrewarmWhileTheStoreIsAway(t *testing.T) {
+	testkit.Long(t)
 	s := newPoPBed(t)
 	a := s.node("a", nil)
 	b, e := s.prewarming("b", 4)
@@ -493,6 +498,7 @@ func TestPrewarmWhileTheStoreIsAway(t *testing.T) {
 // What is deployed of an image that is prewarmed comes out of the store, and counts; from then on it is as
 // any other.
 func TestPrewarmIsDeployed(t *testing.T) {
+	testkit.Long(t)
 	s := newPoPBed(t)
 	a := s.node("a", nil)
 	b, e := s.prewarming("b", 1)
@@ -567,6 +573,7 @@ func TestIdleLayersAreDeactivated(t *testing.T) {
 
 // So many images are prewarmed and no more; one whose layer is evicted is not prewarmed any more.
 func TestPrewarmIsTakenBack(t *testing.T) {
+	testkit.Long(t)
 	s := newPoPBed(t)
 	a := s.node("a", nil)
 	b, e := s.prewarming("b", 2)

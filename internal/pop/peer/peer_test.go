@@ -255,6 +255,7 @@ func TestCloseEndsARead(t *testing.T) {
 
 // A follower that does not read is cut, and holds neither the server's reader nor its place.
 func TestASlowFollowerIsCut(t *testing.T) {
+	testkit.Long(t)
 	n := newNode()
 	id, data := n.whole(64 << 20) // more than the sockets hold
 	auth := newAuth(t)

@@ -63,6 +63,7 @@ func acquire(t *testing.T, c pop.Coordinator, key string) (l pop.Lease) {
 
 // The machine's clock jumps: what the scripts remember of it is moved instead.
 func TestClockJumps(t *testing.T) {
+	testkit.Long(t)
 	t.Parallel()
 	for name, hours := range map[string]int64{"forward": 1000, "back": -1000} {
 		t.Run(name, func(t *testing.T) {
@@ -182,6 +183,7 @@ func TestTwoPoPs(t *testing.T) {
 
 // What expired is deleted, so that keys that were used once do not pile up.
 func TestNothingPilesUp(t *testing.T) {
+	testkit.Long(t)
 	t.Parallel()
 	b := newBed(t, false)
 	a, c := b.Join(t, "a"), b.Join(t, "b")

@@ -54,6 +54,7 @@ func withSpans(e spec.Event) spec.Event {
 
 // What a person sees of a node at work: what runs, how it came, what comes, and what fails.
 func TestPage(t *testing.T) {
+	testkit.Long(t)
 	f := newFake()
 	ctx := webtest.Open(t, serve(t, f).URL)
 	webtest.Sees(t, ctx, "header", "Dewpoint n1", "containerd v2.4.2", "live")
@@ -135,6 +136,7 @@ func TestPage(t *testing.T) {
 // The page is worked with the keyboard: its first stop leads to the deployments, and the
 // next ones are their waterfalls.
 func TestKeyboard(t *testing.T) {
+	testkit.Long(t)
 	f := newFake()
 	f.add(stage("web", "ready", 1))
 	ctx := webtest.Open(t, serve(t, f).URL)
@@ -160,6 +162,7 @@ func TestKeyboard(t *testing.T) {
 
 // A person sees who waits for what, and can open the steps of a deployment with the keyboard.
 func TestQueueAndSteps(t *testing.T) {
+	testkit.Long(t)
 	f := newFake()
 	for i := range 60 { // the last first: the page goes by positions
 		f.waiting = append(f.waiting,
