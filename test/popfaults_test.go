@@ -103,9 +103,7 @@ type faultImage struct {
 const faultFiles = 8
 
 // push pushes an image that has nothing but the test program in common with others.
-func (b *faultBed) push(size int) *faultImage { return b.pushAs(image.Gzip, size) }
-
-func (b *faultBed) pushAs(c image.Compression, size int) *faultImage {
+func (b *faultBed) push(size int) *faultImage {
 	b.pushed++
 	img := &faultImage{}
 	r := rand.NewChaCha8([32]byte{byte(b.pushed)})
@@ -116,7 +114,8 @@ func (b *faultBed) pushAs(c image.Compression, size int) *faultImage {
 		files = append(files, registrytest.File{Name: fmt.Sprintf("data/f%d", i), Body: string(body)})
 		img.sums = append(img.sums, fmt.Sprintf("%x", sha256.Sum256(body)))
 	}
-	layers := append(slices.Clone(b.base), registrytest.Layer{Tar: registrytest.Tar(files...), Compression: c})
+	own := registrytest.Layer{Tar: registrytest.Tar(files...), Compression: image.Gzip}
+	layers := append(slices.Clone(b.base), own)
 	img.Pushed = b.reg.PushImage(fmt.Sprintf("team/app%d:1", b.pushed), layers, appOptions())
 	return img
 }

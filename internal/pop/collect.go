@@ -239,7 +239,7 @@ func (w *sweep) draft(ctx context.Context, name string) error {
 		return nil
 	}
 	w.named[name] = true
-	size := w.size(ctx, name+dataEnd) + w.size(ctx, name+blobEnd)
+	size := w.size(ctx, name+dataEnd)
 	if w.age(titleOf(name), size) < w.s.cfg.Grace {
 		return nil
 	}
@@ -262,19 +262,14 @@ func (w *sweep) orphans(ctx context.Context, names []string) error {
 		return err
 	}
 	w.objects = layers
-	published := map[string]bool{}
 	for _, l := range layers {
-		w.named[l.Name], published[l.Name] = true, true
+		w.named[l.Name] = true
 	}
 	var errs error
 	for _, n := range names {
 		name := strings.TrimSuffix(n, path.Ext(n))
 		hex, _, good := parseName(name)
 		file := path.Join(layersDir, n)
-		if published[name] && path.Ext(n) == blobEnd {
-			errs = errors.Join(errs, w.needless(ctx, file))
-			continue
-		}
 		if !slices.Contains(fileEnds, path.Ext(n)) || !good || w.named[name] {
 			continue
 		}
@@ -285,15 +280,6 @@ func (w *sweep) orphans(ctx context.Context, names []string) error {
 			w.orphan(ctx, digest.NewDigestFromEncoded(digest.SHA256, hex), file, w.size(ctx, n)))
 	}
 	return errs
-}
-
-// needless removes compressed bytes that were kept for a layer which is published: its
-// publisher has died before he could.
-func (w *sweep) needless(ctx context.Context, file string) error {
-	if w.age(file, 0) < w.s.cfg.Grace {
-		return nil
-	}
-	return w.s.remove(ctx, file)
 }
 
 // size is that of a file in layers, 0 if it has not been seen there: what is not there is not

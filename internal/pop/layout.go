@@ -90,9 +90,9 @@ func recordOf(id digest.Digest) string { return path.Join(layersDir, id.Encoded(
 const (
 	dataEnd  = ".data"
 	tableEnd = ".table"
-	blobEnd  = ".blob"
-	// indexEnd is of earlier versions, which published indexes.
+	// indexEnd and blobEnd are of earlier versions, which published indexes and kept compressed bytes.
 	indexEnd = ".index"
+	blobEnd  = ".blob"
 )
 
 // fileEnds end the names of a layer's files.

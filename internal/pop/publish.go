@@ -45,12 +45,10 @@ type Draft struct {
 	at   int64 // everything before it was written
 	hash hash.Hash
 	sums []byte
-	kept kept
 	// failed is why it can only be abandoned: a sync has failed. Linux reports once that bytes did not reach the
 	// disk, so a later sync that succeeds says nothing of them.
 	failed error
-	// placed is how many files' names were made durable for a checkpoint.
-	placed int
+	placed bool // its file's name was made durable for a checkpoint
 }
 
 // checkpoint is fill/HEX.json: how far whom had come.
@@ -59,13 +57,11 @@ type checkpoint struct {
 	Name    string          `json:"name"` // of the files, see Layer
 	Size    int64           `json:"size"` // bytes of the data that are durable
 	Record  json.RawMessage `json:"record"`
-	Kept    Span            `json:"kept,omitzero"` // of the compressed bytes that are durable too
 }
 
 func (c *checkpoint) of(id digest.Digest) bool {
 	hex, _, ok := parseName(c.Name)
-	return ok && hex == id.Encoded() && c.Version == formatVersion && c.Size >= 0 && c.Kept.From >= 0 &&
-		c.Kept.To >= c.Kept.From
+	return ok && hex == id.Encoded() && c.Version == formatVersion && c.Size >= 0
 }
 
 // Draft begins to copy a layer into the store, under the token of a lease.
@@ -112,26 +108,22 @@ func (f *Draft) endSum() {
 	f.hash.Reset()
 }
 
-// Checkpoint makes what was written and kept durable and says so, with a record of the
+// Checkpoint makes what was written durable and says so, with a record of the
 // fill that does not claim more than what was written.
 func (f *Draft) Checkpoint(ctx context.Context, record []byte) error {
 	if f.failed != nil {
 		return f.failed
 	}
-	if err := errors.Join(f.f.Sync(), f.kept.sync()); err != nil {
+	if err := f.f.Sync(); err != nil {
 		return f.fail(ctx, err)
 	}
-	files := 1
-	if f.kept.f != nil {
-		files++
-	}
-	if f.placed < files {
+	if !f.placed {
 		if err := f.s.cfg.FS.SyncDir(ctx, layersDir); err != nil {
 			return err
 		}
-		f.placed = files
+		f.placed = true
 	}
-	b, err := json.Marshal(checkpoint{formatVersion, f.name, f.at, record, f.kept.span})
+	b, err := json.Marshal(checkpoint{formatVersion, f.name, f.at, record})
 	if err != nil {
 		return err
 	}
@@ -178,7 +170,6 @@ func (f *Draft) Publish(ctx context.Context, l Layer, table []byte) error {
 		return fmt.Errorf("publish layer %s: %w", f.id, err)
 	}
 	f.s.forgetFill(ctx, f.id)
-	f.forgetKept(ctx)
 	f.s.tell(ctx, Event{Kind: Published, Key: f.id.String()})
 	if l.Checkpoint != nil {
 		f.s.tell(ctx, Event{Kind: Saved, Key: f.id.String()})
@@ -237,7 +228,7 @@ func (f *Draft) Close() error {
 	if f.f == nil {
 		return nil
 	}
-	err := errors.Join(f.f.Close(), f.rec.Close(), f.kept.close())
+	err := errors.Join(f.f.Close(), f.rec.Close())
 	f.f = nil
 	return err
 }
@@ -247,20 +238,12 @@ type Checkpoint struct {
 	Size   int64  // bytes of the tar that Data gives
 	Record []byte // of the fill
 	Data   io.Reader
-	Kept   Span      // of compressed bytes that go with them
-	Blob   io.Reader // gives these; nil for none
 	name   string
-	files  []File
+	file   File
 }
 
-// Close ends the reading of Data and Blob.
-func (c *Checkpoint) Close() error {
-	var errs error
-	for _, f := range c.files {
-		errs = errors.Join(errs, f.Close())
-	}
-	return errs
-}
+// Close ends the reading of Data.
+func (c *Checkpoint) Close() error { return c.file.Close() }
 
 // Checkpoint returns the last checkpoint of a layer, or an error that wraps ErrUnknown.
 func (ds *drafts) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint, error) {
@@ -286,13 +269,9 @@ func (ds *drafts) Checkpoint(ctx context.Context, id digest.Digest) (*Checkpoint
 		return nil, errors.Join(fmt.Errorf("the checkpoint of %s has %d bytes of %d: %w", id, n, c.Size,
 			ErrUnknown), err, f.Close())
 	}
-	out := &Checkpoint{Size: c.Size, Record: c.Record, Data: io.NewSectionReader(f, 0, c.Size), name: c.Name,
-		files: []File{f}}
-	if err := out.openKept(ctx, ds.cfg.FS, c.Kept); err != nil {
-		return nil, errors.Join(err, out.Close())
-	}
 	ds.noteFill(id)
-	return out, nil
+	return &Checkpoint{Size: c.Size, Record: c.Record, Data: io.NewSectionReader(f, 0, c.Size), name: c.Name,
+		file: f}, nil
 }
 
 // Above is the greatest token that the store shows for a layer: a lease of it

@@ -247,57 +247,6 @@ func TestTakeOver(t *testing.T) {
 	})
 }
 
-// What cannot be entered where the tar ends is kept as it arrived, until the layer is there.
-func TestTakeOverOfWhatWasKept(t *testing.T) {
-	inBed(t, func(t *testing.T, b *bed) {
-		ctx, x, y := t.Context(), b.node("x"), b.node("y")
-		id, blob := digest.FromString("abcdef"), strings.NewReader("0123456789")
-		d, err := x.Draft(ctx, id, 41)
-		for _, span := range []pop.Span{{From: 2, To: 4}, {From: 3, To: 8}} {
-			if err == nil {
-				err = d.Keep(ctx, blob, span)
-			}
-			if err == nil && span.From == 2 {
-				err = d.Checkpoint(ctx, []byte(`{"so":"far"}`))
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			b.keeps(y, id, "23") // what came after the checkpoint may be torn
-		}
-		if err = errors.Join(d.Checkpoint(ctx, []byte(`{"so":"far"}`)), d.Close()); err != nil {
-			t.Fatal(err)
-		}
-		b.sweep(y)
-		b.keeps(y, id, "34567")
-		held, err := y.Checkpoint(ctx, id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		publish(t, y, []byte("abcdef"), "")
-		if err := errors.Join(d.Abandon(ctx), held.Close()); err != nil {
-			t.Error(err)
-		}
-		if got := b.files("layers", "fill", "trash"); len(got) != 3 {
-			t.Errorf("left: %v", got)
-		}
-	})
-}
-
-// keeps asserts what compressed bytes go with a layer's checkpoint.
-func (b *bed) keeps(st *pop.Store, id digest.Digest, want string) {
-	b.t.Helper()
-	c, err := st.Checkpoint(b.t.Context(), id)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	got, err := io.ReadAll(c.Blob)
-	if err = errors.Join(err, c.Close()); err != nil || string(got) != want ||
-		int(c.Kept.To-c.Kept.From) != len(want) {
-		b.t.Errorf("%q of %+v, %v", got, c.Kept, err)
-	}
-}
-
 func TestForeignDirectories(t *testing.T) {
 	for what, files := range map[string]map[string]string{
 		"not empty":       {"photos.txt": "x"},
@@ -486,10 +435,7 @@ func aLife(ctx context.Context, cfg pop.StoreConfig) error {
 		if err != nil {
 			return err
 		}
-		if _, err = d.Write([]byte(tar)); err == nil && i != 1 {
-			err = d.Keep(ctx, strings.NewReader("what it arrived in"), pop.Span{From: 5, To: 7})
-		}
-		if err == nil {
+		if _, err = d.Write([]byte(tar)); err == nil {
 			err = d.Checkpoint(ctx, []byte("{}"))
 		}
 		if err == nil && i < 2 {

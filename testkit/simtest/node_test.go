@@ -479,18 +479,10 @@ var errEnough = errors.New("enough")
 
 // copy writes the layer in pieces; now and then it gives up.
 func (p *process) copy(ctx context.Context, of *content, d *pop.Draft, rng *rand.Rand) error {
-	var kept pop.Span
 	for int(d.At()) < len(of.data) {
 		k := min(int(d.At())+1+rng.IntN(1000), len(of.data))
 		if _, err := d.Write(of.data[d.At():k]); err != nil {
 			return err
-		}
-		if rng.IntN(3) == 0 { // of some it goes on in the middle of what is kept, of some at the tar's end
-			kept.From = min(kept.From+rng.Int64N(100), int64(len(of.blob)))
-			kept.To = min(max(kept.From, kept.To)+rng.Int64N(300), int64(len(of.blob)))
-			if err := d.Keep(ctx, bytes.NewReader(of.blob), kept); err != nil {
-				return err
-			}
 		}
 		if rng.IntN(3) == 0 {
 			if err := d.Checkpoint(ctx, []byte(fmt.Sprintf(`{"at":%d}`, d.At()))); err != nil {
@@ -524,13 +516,6 @@ func (p *process) takeOver(ctx context.Context, of *content) {
 	})
 	if err == nil && !damaged && (c.Size > int64(len(of.data)) || !bytes.Equal(b, of.data[:c.Size])) {
 		p.n.w.violated("%s: the checkpoint of %s has other bytes: %d of %d", p.n.name, of.id, len(b), c.Size)
-	}
-	if c.Blob != nil {
-		b, err := io.ReadAll(c.Blob)
-		if err == nil && !bytes.Equal(b, of.blob[c.Kept.From:c.Kept.To]) {
-			p.n.w.violated("%s: the checkpoint of %s keeps other bytes: %d at %d", p.n.name, of.id, len(b),
-				c.Kept.From)
-		}
 	}
 	if string(c.Record) != fmt.Sprintf(`{"at":%d}`, c.Size) {
 		p.n.w.violated("%s: the checkpoint of %s says %s at %d", p.n.name, of.id, c.Record, c.Size)

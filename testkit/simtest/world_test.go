@@ -35,7 +35,6 @@ type content struct {
 	id    digest.Digest
 	data  []byte
 	table []byte
-	blob  []byte // the compressed form that it arrives in
 	top   uint64 // the greatest token of its lease so far
 	// A checkpoint's record, nil for a layer, and the layer that it stands on, nil for none.
 	checkpoint []byte
@@ -103,10 +102,8 @@ func newWorld(t *testing.T, seed uint64) *world {
 		for k := range b {
 			b[k] = byte(rng.Uint32() | 1) // no zeros: those are holes
 		}
-		blob := slices.Clone(b[:len(b)/2])
-		slices.Reverse(blob)
 		w.layers = append(w.layers,
-			&content{id: digest.FromBytes(b), data: b, blob: blob, table: []byte(fmt.Sprint("table of ", i))})
+			&content{id: digest.FromBytes(b), data: b, table: []byte(fmt.Sprint("table of ", i))})
 	}
 	clocks := rand.New(rand.NewPCG(seed, 9))
 	w.disk.Tick = []time.Duration{1, time.Second, 5 * time.Second}[clocks.IntN(3)]

@@ -132,9 +132,9 @@ func (s *routes) seed(f *layer.Fill, id digest.Digest, c *pop.Checkpoint) {
 	if c == nil {
 		return
 	}
-	err := f.Seed(layer.Seed{Record: c.Record, Data: c.Data, Blob: c.Blob, From: c.Kept.From, To: c.Kept.To})
-	s.log.Info("a layer goes on from where another node of the PoP had come", "layer", id, "bytes", c.Size,
-		"compressed", c.Kept.To-c.Kept.From, "err", err)
+	err := f.Seed(layer.Seed{Record: c.Record, Data: c.Data})
+	s.log.Info("a layer goes on from where another node of the PoP had come", "layer", id, "bytes", c.Size, "err",
+		err)
 }
 
 // holder is a node that has the whole layer, though the store does not.
@@ -173,7 +173,6 @@ type copier struct {
 	lease pop.Lease
 	draft *pop.Draft // nil until something is to be copied
 	runs  int64      // of the fill, when the draft was begun
-	kept  int64      // up to which compressed byte it has some
 }
 
 // copy writes the tar in the file at path up to size into the store. What a fill
@@ -189,7 +188,7 @@ func (c *copier) copy(ctx context.Context, st *pop.Store, path string, size, run
 		if err != nil {
 			return err
 		}
-		c.draft, c.runs, c.kept = d, runs, 0
+		c.draft, c.runs = d, runs
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -250,18 +249,10 @@ func tableOf(tar io.ReaderAt, size int64) ([]byte, error) {
 	return table.MarshalBinary()
 }
 
-// roomFor asks whether there is room for a whole layer of which nothing was copied. What is kept of its
-// compressed bytes gives way.
+// roomFor asks whether there is room for a whole layer of which nothing was copied.
 func (c *copier) roomFor(ctx context.Context, st *pop.Store, size int64) error {
 	if c.draft != nil && c.draft.At() > 0 {
 		return nil
-	}
-	err := st.Room(ctx, size)
-	if !errors.Is(err, pop.ErrFull) || c.draft == nil {
-		return err
-	}
-	if err := c.drop(ctx); err != nil {
-		return err
 	}
 	return st.Room(ctx, size)
 }
@@ -317,14 +308,11 @@ func (l *leader) checkpoint(ctx context.Context) {
 	}
 	runs := l.f.Runs()
 	c, err := l.f.Checkpoint()
-	if err != nil || l.draft != nil && l.runs == runs && c.Size <= l.draft.At() && c.To <= l.kept {
+	if err != nil || l.draft != nil && l.runs == runs && c.Size <= l.draft.At() {
 		return // nothing new
 	}
 	if err = l.room(ctx, st, c); err == nil {
 		err = l.copy(ctx, st, c.Data, c.Size, runs)
-	}
-	if err == nil {
-		err = l.keep(ctx, c)
 	}
 	if err == nil && l.f.Runs() == runs {
 		err = l.draft.Checkpoint(ctx, c.Record)
@@ -340,28 +328,14 @@ func (l *leader) checkpoint(ctx context.Context) {
 	}
 }
 
-// keep copies the compressed bytes that go with a checkpoint.
-func (l *leader) keep(ctx context.Context, c layer.Checkpoint) error {
-	if c.From == c.To {
-		return l.draft.Keep(ctx, nil, pop.Span{})
-	}
-	f, err := os.Open(c.Blob)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	l.kept = c.To
-	return l.draft.Keep(ctx, f, pop.Span{From: c.From, To: c.To})
-}
-
 // room asks whether the store has room for what a layer has inflated to so far, and for as much as what it
 // arrives in: what it comes to in the end is not known yet.
 func (l *leader) room(ctx context.Context, st *pop.Store, c layer.Checkpoint) error {
-	var at, kept int64
+	var at int64
 	if l.draft != nil {
-		at, kept = l.draft.At(), l.kept
+		at = l.draft.At()
 	}
-	return st.Room(ctx, max(c.Size, l.f.Layer.Size)-at+max(0, c.To-max(kept, c.From)))
+	return st.Room(ctx, max(c.Size, l.f.Layer.Size)-at)
 }
 
 // end publishes the layer, or leaves what there is to another node.
