@@ -15,7 +15,6 @@ import (
 
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/config"
-	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/durable"
 	"dewpoint/internal/evict"
 	"dewpoint/internal/pop"
@@ -88,16 +87,11 @@ func (p *popParts) join() (member.Config, error) {
 			out.Cache = p.room
 		}
 		out.Prewarm = member.PrewarmConfig{Images: cmp.Or(f.Prepare, defaultPrepare),
-			Path: filepath.Join(p.cfg.Root, "pop.prepared"), Engine: p.usage, Processors: processors{}}
+			Path: filepath.Join(p.cfg.Root, "pop.prepared"), Engine: p.usage}
 		out.Store = storeOpener{p, out}
 	}
 	return out, nil
 }
-
-// processors are those of this machine.
-type processors struct{}
-
-func (processors) Waited() time.Duration { return admit.Waited() }
 
 // storeOpener opens the store of a member.
 type storeOpener struct {

@@ -59,13 +59,6 @@ func kernelPressure() Pressure {
 	return p
 }
 
-// Waited is for how long, in all since the machine has booted, something has waited for a processor; 0
-// without CONFIG_PSI.
-func Waited() time.Duration {
-	_, total := some("/proc/pressure/cpu")
-	return total
-}
-
 // some is avg10 and total of a PSI file's line "some".
 func some(path string) (percent float64, total time.Duration) {
 	b, err := head(path)

@@ -2,7 +2,6 @@ package member
 
 import (
 	"context"
-	"time"
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/pop"
@@ -60,10 +59,4 @@ type Engine interface {
 	Unmount(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest, err error)
 	// Forget has the engine, and the catalog, forget an image, unless a container uses it.
 	Forget(ctx context.Context, ref image.Reference) error
-}
-
-// Processors are those of this machine.
-type Processors interface {
-	// Waited is for how long, in all, something has waited for one.
-	Waited() time.Duration
 }

@@ -29,13 +29,12 @@ type prewarmer struct {
 	prewarmed *prewarmed // nil: nothing is
 }
 
-// PrewarmConfig says how images are prewarmed. All of it is required but Path and Processors.
+// PrewarmConfig says how images are prewarmed. All of it is required but Path.
 type PrewarmConfig struct {
 	Images int // so many at most; below 1 none
 	// After is how many deployments on other nodes make an image worth it; 0 is 2.
-	After      int
-	Engine     Engine
-	Processors Processors // nil: nobody knows how busy they are
+	After  int
+	Engine Engine
 	// Path is the file that remembers which images were prewarmed; "" remembers none.
 	Path string
 }
@@ -47,10 +46,6 @@ const (
 	// prewarmAfter is PrewarmConfig.After unless it is given: most images are deployed once, a few of them
 	// nearly always.
 	prewarmAfter = 2
-	// Nor must anything have waited for a processor for more than quietShare of that time, for which is waited
-	// quietMost at most: on a node that is never idle images are prewarmed all the same.
-	quietShare = 0.25
-	quietMost  = 10 * time.Second
 	// After an image that took t there is a pause of prewarmShare times t, so that prewarming takes a
 	// twentieth of the time, at most prewarmMost: what takes longer than half a second waits for most of it.
 	prewarmShare = 19
@@ -60,9 +55,6 @@ const (
 	prewarmAgain = 5 * time.Second
 	prewarmAge   = 30 * time.Minute
 	maxDemand    = 256 // images
-	// maxPrewarmedIndex is how many bytes of indexes prewarmed images may have: beyond it one image goes for
-	// each that comes.
-	maxPrewarmedIndex = 64 << 20
 )
 
 // prewarmed is what is prewarmed here, and what is to be. The methods of nil do nothing.
@@ -407,26 +399,17 @@ func (s *prewarmer) grant(ctx context.Context, st *pop.Store, d demand) bool {
 	}
 }
 
-// quiet waits until nothing has been deployed here for a while, and the processors were idle; false is the
-// end of ctx.
+// quiet waits until nothing has been deployed here for a while; false is the end of ctx.
 func (s *prewarmer) quiet(ctx context.Context) bool {
-	waited := func() time.Duration { return 0 }
-	if p := s.cfg.Prewarm.Processors; p != nil {
-		waited = p.Waited
-	}
-	began := time.Now()
-	for since, at, before := began, began, waited(); ; {
+	for since := time.Now(); ; {
 		select {
 		case <-ctx.Done():
 			return false
 		case <-time.After(prewarmQuiet / 5):
 		}
-		now, sum := time.Now(), waited()
-		pressed := float64(sum-before) > quietShare*float64(now.Sub(at)) && now.Sub(began) < quietMost
-		at, before = now, sum
-		if s.holds.Busy() || pressed {
-			since = now
-		} else if now.Sub(since) >= prewarmQuiet {
+		if s.holds.Busy() {
+			since = time.Now()
+		} else if time.Since(since) >= prewarmQuiet {
 			return true
 		}
 	}
@@ -464,7 +447,7 @@ func (s *prewarmer) prewarm(ctx context.Context, st *pop.Store, ref string) (don
 		s.relinquish(ctx, img)
 		return false, err
 	}
-	for _, gone := range s.prewarmed.surplus(s.indexes()) {
+	for _, gone := range s.prewarmed.surplus() {
 		s.withdraw(ctx, gone)
 	}
 	if s.isPressed() {
@@ -590,28 +573,15 @@ func (r *prewarmed) note(ref image.Reference) {
 }
 
 // surplus takes out and returns the images that were deployed elsewhere least lately, if there are too many.
-func (r *prewarmed) surplus(indexes int64) (gone []image.Reference) {
+func (r *prewarmed) surplus() (gone []image.Reference) {
 	r.mu.Lock()
 	n := max(0, len(r.images)-r.cfg.Images)
-	if len(r.images) > 1 && indexes > maxPrewarmedIndex {
-		n = max(n, 1)
-	}
 	gone, r.images = slices.Clone(r.images[:n]), slices.Clone(r.images[n:])
 	r.mu.Unlock()
 	if n > 0 {
 		r.save()
 	}
 	return gone
-}
-
-// indexes is how many bytes the indexes of layers take that were prewarmed.
-func (s *prewarmer) indexes() (sum int64) {
-	for _, l := range s.layers.Layers() {
-		if l.At != "" && s.onlyPrewarmed(l.DiffID) {
-			sum += l.Index
-		}
-	}
-	return sum
 }
 
 // withdraw takes back that an image was prewarmed, and lets go of what nothing else has of it.

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -278,50 +277,6 @@ func TestPrewarmMetMeanwhile(t *testing.T) {
 	}
 }
 
-// waited is for how long something has waited for a processor.
-type waited func() time.Duration
-
-func (w waited) Waited() time.Duration { return w() }
-
-// Nothing is prewarmed while processes wait for the processors.
-func TestPrewarmWhenIdle(t *testing.T) {
-	testkit.Long(t)
-	s := newPoPBed(t)
-	a := s.node("a", nil)
-	began := time.Now()
-	var pressed atomic.Bool
-	pressed.Store(true)
-	asked := make(chan bool, 1000)
-	b, e := s.prewarming("b", 4, func(c *PrewarmConfig) {
-		c.Processors = waited(func() time.Duration {
-			select {
-			case asked <- true:
-			default:
-			}
-			if pressed.Load() {
-				return time.Since(began)
-			}
-			return 0
-		})
-	})
-	p := a.push("app", 1)
-	id := a.bring(p)[0].Layer.DiffID
-	a.published(id)
-	for range 20 { // four times as long as it would take
-
-		select {
-		case <-asked:
-		case <-time.After(testkit.Limit):
-			t.Fatal("nobody asks for the pressure")
-		}
-	}
-	if e.has(p) || b.Has(id) {
-		t.Error("it is ready")
-	}
-	pressed.Store(false)
-	s.awaitPrewarmed(e, p)
-}
-
 // On a trace that is like a registry's, most of a node's first hits are of what it has prewarmed, and that
 // is not much. Other rules are logged beside.
 func TestPrewarmOfATrace(t *testing.T) {
@@ -398,7 +353,7 @@ func replayPrewarmed(t *testing.T, cfg PrewarmConfig, path string) (ready, made 
 				node.met(ref.String())
 				if !have[i][ref.String()] && !isReady(i) {
 					node.note(ref)
-					node.surplus(0)
+					node.surplus()
 					prepared++
 				}
 			}
