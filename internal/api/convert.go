@@ -30,7 +30,7 @@ func specOf(r spec.Request) *pb.Spec {
 		Memory: r.Memory, Cpus: r.CPUs, Ready: r.Ready, ReadyTimeout: durationOf(r.ReadyTimeout),
 		Lazy: r.Lazy, Restore: r.Restore, Remove: r.Remove,
 		Mount: r.Mount, Order: r.Order, Inflaters: int32(r.Inflaters), Record: r.Record, Checkpoint: r.Checkpoint,
-		Labels: r.Labels, Restart: r.Restart,
+		Labels: r.Labels, Restart: r.Restart, Health: healthOf(r.Health),
 
 		User: o.User, WorkingDir: o.WorkingDir, Hostname: o.Hostname,
 		Dns: o.DNS, DnsSearch: o.DNSSearch, DnsOptions: o.DNSOptions, Hosts: o.Hosts,
@@ -49,7 +49,8 @@ func requestFrom(s *pb.Spec) spec.Request {
 		ReadyTimeout: s.GetReadyTimeout().AsDuration(),
 		Lazy:         s.GetLazy(), Restore: s.GetRestore(), Remove: s.GetRemove(),
 		Mount: s.GetMount(), Order: s.GetOrder(), Inflaters: int(s.GetInflaters()), Record: s.GetRecord(),
-		Checkpoint: s.GetCheckpoint(), Labels: s.GetLabels(), Restart: s.GetRestart(), Options: optionsFrom(s),
+		Checkpoint: s.GetCheckpoint(), Labels: s.GetLabels(), Restart: s.GetRestart(),
+		Health: healthFrom(s.GetHealth()), Options: optionsFrom(s),
 	}
 }
 
@@ -63,6 +64,24 @@ func optionsFrom(s *pb.Spec) spec.Options {
 		Devices: each(s.GetDevices(), deviceFrom), NoNewPrivileges: s.GetNoNewPrivileges(),
 		Init: s.GetInit(), PullPolicy: s.GetPullPolicy(),
 	}
+}
+
+func healthOf(h *spec.Health) *pb.Health {
+	if h == nil {
+		return nil
+	}
+	return &pb.Health{Test: h.Test, Interval: durationOf(h.Interval), Timeout: durationOf(h.Timeout),
+		StartPeriod: durationOf(h.StartPeriod), StartInterval: durationOf(h.StartInterval),
+		Retries: int32(h.Retries)}
+}
+
+func healthFrom(h *pb.Health) *spec.Health {
+	if h == nil {
+		return nil
+	}
+	return &spec.Health{Test: h.Test, Interval: h.Interval.AsDuration(), Timeout: h.Timeout.AsDuration(),
+		StartPeriod: h.StartPeriod.AsDuration(), StartInterval: h.StartInterval.AsDuration(),
+		Retries: int(h.Retries)}
 }
 
 func tmpfsOf(t spec.Tmpfs) *pb.Tmpfs { return &pb.Tmpfs{Target: t.Target, Options: t.Options} }
@@ -179,7 +198,7 @@ func containerOf(c spec.Container) *pb.Container {
 		Pid: int32(c.PID),
 		Ip:  c.IP, Ports: each(c.Ports, portOf), Created: timeOf(c.Created), Node: c.Node, ReadError: c.ReadError,
 		Caller: c.Caller, Restart: c.Restart, Restarts: int32(c.Restarts), CrashLoop: c.CrashLoop,
-		NextStart: timeOf(c.NextStart),
+		NextStart: timeOf(c.NextStart), Health: c.Health, HealthError: c.HealthError,
 	}
 }
 
@@ -190,6 +209,7 @@ func containerFrom(c *pb.Container) spec.Container {
 		IP: c.GetIp(), Ports: each(c.GetPorts(), portFrom), Created: timeFrom(c.GetCreated()), Node: c.GetNode(),
 		ReadError: c.GetReadError(), Caller: c.GetCaller(), Restart: c.GetRestart(),
 		Restarts: int(c.GetRestarts()), CrashLoop: c.GetCrashLoop(), NextStart: timeFrom(c.GetNextStart()),
+		Health: c.GetHealth(), HealthError: c.GetHealthError(),
 	}
 }
 
@@ -240,7 +260,7 @@ func versionFrom(v *pb.VersionResponse) spec.Version {
 
 func eventOf(e spec.Event) *pb.Event {
 	p := &pb.Event{Seq: e.Seq, Epoch: e.Epoch, Time: timeOf(e.Time), Kind: e.Kind, Name: e.Name, Image: e.Image,
-		Stage: e.Stage, At: e.At, Error: e.Error, Layer: e.Layer, Checkpoint: e.Checkpoint}
+		Stage: e.Stage, At: e.At, Error: e.Error, Layer: e.Layer, Checkpoint: e.Checkpoint, Health: e.Health}
 	if e.ExitCode != nil {
 		code := int32(*e.ExitCode)
 		p.ExitCode = &code
@@ -255,7 +275,7 @@ func eventFrom(p *pb.Event) spec.Event {
 	e := spec.Event{
 		Seq: p.GetSeq(), Epoch: p.GetEpoch(), Time: timeFrom(p.GetTime()), Kind: p.GetKind(), Name: p.GetName(),
 		Image: p.GetImage(), Stage: p.GetStage(), At: p.GetAt(), Error: p.GetError(), Layer: p.GetLayer(),
-		Checkpoint: p.GetCheckpoint(),
+		Checkpoint: p.GetCheckpoint(), Health: p.GetHealth(),
 	}
 	if p != nil && p.ExitCode != nil {
 		code := int(p.GetExitCode())

@@ -88,6 +88,11 @@ func deref(v any) any {
 		d.Record, d.Failure = nil, nil
 		return []any{d, r, f}
 	}
+	if r, ok := v.(spec.Request); ok && r.Health != nil {
+		h := *r.Health
+		r.Health = nil
+		return []any{r, h}
+	}
 	e, ok := v.(spec.Event)
 	if !ok || e.ExitCode == nil {
 		return v

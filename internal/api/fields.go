@@ -30,7 +30,10 @@ var fields = map[string]Role{
 	"Spec.plain_http":    Deploy, // has no effect
 	"Spec.remove":        Deploy,
 	"Spec.restart":       Deploy, // of the caller's own container
-	"Spec.labels":        Deploy, "Spec.LabelsEntry.key": Deploy, "Spec.LabelsEntry.value": Deploy,
+	"Spec.health":        Deploy, // runs commands in the container
+	"Health.test":        Deploy, "Health.interval": Deploy, "Health.timeout": Deploy,
+	"Health.start_period": Deploy, "Health.start_interval": Deploy, "Health.retries": Deploy,
+	"Spec.labels": Deploy, "Spec.LabelsEntry.key": Deploy, "Spec.LabelsEntry.value": Deploy,
 	"Spec.user": Deploy, "Spec.working_dir": Deploy, "Spec.hostname": Deploy, "Spec.read_only": Deploy,
 	"Spec.dns": Deploy, "Spec.dns_search": Deploy, "Spec.dns_options": Deploy, "Spec.hosts": Deploy,
 	"Spec.tmpfs": Deploy, "Tmpfs.target": Deploy, "Tmpfs.options": Deploy, // of the container's own memory

@@ -226,6 +226,13 @@ type saved struct {
 
 // dump stops the container for as long as it takes to copy it.
 func (m *Manager) dump(ctx context.Context, c *subject, work string) (s saved, err error) {
+	if m.cfg.Hold != nil {
+		release, err := m.cfg.Hold(ctx, c.info.ID())
+		if err != nil {
+			return s, err
+		}
+		defer release()
+	}
 	if err := (hooks.Runner{}).Before(ctx, m.hooked(c.info, c.img, "")); err != nil {
 		return s, err
 	}

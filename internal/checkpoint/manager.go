@@ -105,6 +105,8 @@ type Config struct {
 	Node        string
 	Auto        string // asked, measured, off; "" is asked
 	Images      Images
+	// Hold keeps what else the daemon does in a container away while it is saved; nil: there is nothing.
+	Hold func(ctx context.Context, id string) (release func(), err error)
 	// Audience is required with RestoreLazy; nil: nobody wants to know.
 	Audience Audience
 	Log      *slog.Logger // nil discards

@@ -826,6 +826,32 @@ func TestFailedDump(t *testing.T) {
 	}
 }
 
+// TestHeldWhileSaved keeps others off a container until its dump has ended.
+func TestHeldWhileSaved(t *testing.T) {
+	m, f, _ := newManager(t, nil)
+	var held atomic.Bool
+	m.cfg.Hold = func(_ context.Context, id string) (func(), error) {
+		held.Store(engine.Name(id) == "one")
+		return func() { held.Store(false) }, nil
+	}
+	f.going, f.goOn = make(chan bool), make(chan bool)
+	var g errgroup.Group
+	g.Go(func() error { _, _, err := m.Checkpoint(t.Context(), "one", Options{}); return err })
+	<-f.going
+	if !held.Load() {
+		t.Error("it is not held while it is saved")
+	}
+	close(f.goOn)
+	if err := g.Wait(); err != nil || held.Load() {
+		t.Errorf("%v, it is held: %v", err, held.Load())
+	}
+	busy := errors.New("busy")
+	m.cfg.Hold = func(context.Context, string) (func(), error) { return nil, busy }
+	if _, _, err := m.Checkpoint(t.Context(), "one", Options{}); !errors.Is(err, busy) {
+		t.Errorf("it is saved, and cannot be held: %v", err)
+	}
+}
+
 // TestQuarantine counts failures, of which the checkpoint may be guilty: what boots afterwards becomes ready.
 func TestQuarantine(t *testing.T) {
 	m, _, s := newManager(t, nil)

@@ -70,6 +70,9 @@ func status(v spec.Container) string {
 	case v.ReadError != "":
 		s += " (reads fail)"
 	}
+	if v.Health != "" {
+		s += ", " + v.Health
+	}
 	if v.CrashLoop {
 		s += ", crash loop"
 	}

@@ -136,7 +136,7 @@ func specJSON(i spec.Inspection) (json.RawMessage, error) {
 func describe(w io.Writer, i spec.Inspection, spec json.RawMessage) error {
 	v := i.Container
 	for _, line := range [][2]string{{"name", v.Name}, {"image", v.Image}, {"digest", v.Digest},
-		{"status", status(v)}, {"restart", v.Restart}, {"pid", fmt.Sprint(v.PID)},
+		{"status", status(v)}, {"health", v.HealthError}, {"restart", v.Restart}, {"pid", fmt.Sprint(v.PID)},
 		{"address", v.IP}, {"ports", ports(v.Ports)},
 		{"created", v.Created.Local().Format("2006-01-02 15:04:05")}} {
 		if line[1] != "" && line[1] != "0" {

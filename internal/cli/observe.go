@@ -56,7 +56,7 @@ func (c *call) event(e spec.Event) error {
 		return c.print(e)
 	}
 	words := []string{e.Time.Local().Format(time.StampMilli), e.Kind}
-	for _, s := range []string{e.Name, e.Image, e.Stage, e.Layer, e.Checkpoint} {
+	for _, s := range []string{e.Name, e.Image, e.Stage, e.Layer, e.Checkpoint, e.Health} {
 		if s != "" {
 			words = append(words, s)
 		}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/spf13/pflag"
 
 	"dewpoint/internal/config"
 	"dewpoint/internal/spec"
@@ -18,6 +21,9 @@ import (
 type given struct {
 	shmSize                                                  string
 	envFiles, hosts, tmpfs, ulimits, sysctls, devices, secur []string
+	health                                                   spec.Health
+	healthCmd                                                string
+	noHealth                                                 bool
 }
 
 // optionFlags are those of spec.Options.
@@ -42,6 +48,13 @@ func optionFlags(c *call) {
 	f.StringArrayVar(&g.devices, "device", nil, "give it a device of the host: `SOURCE[:TARGET][:rwm]`")
 	f.StringArrayVar(&g.secur, "security-opt", nil, "`option` of security: no-new-privileges")
 	f.BoolVar(&o.Init, "init", false, "run an init of the node as first process, which passes signals on and reaps")
+	f.StringVar(&g.healthCmd, "health-cmd", "", "check its health by this `command`, instead of the image's check")
+	f.DurationVar(&g.health.Interval, "health-interval", 0, "`time` between checks; 30s if neither given nor the image's")
+	f.DurationVar(&g.health.Timeout, "health-timeout", 0, "longest `time` of a check; else the image's, or 30s")
+	f.IntVar(&g.health.Retries, "health-retries", 0, "`number` of failures in a row that count; else the image's, or 3")
+	f.DurationVar(&g.health.StartPeriod, "health-start-period", 0, "`time` from its start in which failures do not count")
+	f.DurationVar(&g.health.StartInterval, "health-start-interval", 0, "`time` between checks in the start period; else 5s")
+	f.BoolVar(&g.noHealth, "no-healthcheck", false, "do not check its health, though the image has a check")
 	f.StringVar(&o.PullPolicy, "pull", "", "`whether` to ask the registry: always, missing (default) or never")
 }
 
@@ -103,6 +116,30 @@ func (c *call) options(r *spec.Request) error {
 		}
 	}
 	return nil
+}
+
+// health is the check that flags have changed; nil is the image's.
+func (c *call) health() (*spec.Health, error) {
+	g := &c.opt.given
+	changed := false
+	c.flags.Visit(func(f *pflag.Flag) { changed = changed || strings.HasPrefix(f.Name, "health-") })
+	switch {
+	case changed && g.noHealth:
+		return nil, misuse(c, "--no-healthcheck is given, and what a health check is to be")
+	case g.noHealth:
+		return &spec.Health{Test: []string{"NONE"}}, nil
+	case !changed:
+		return nil, nil
+	}
+	h := g.health
+	if g.healthCmd != "" {
+		h.Test = []string{"CMD-SHELL", g.healthCmd}
+		var args []string // for images without a shell
+		if json.Unmarshal([]byte(g.healthCmd), &args) == nil && len(args) > 0 {
+			h.Test = append([]string{"CMD"}, args...)
+		}
+	}
+	return &h, nil
 }
 
 // envFile reads a file of variables: KEY=VALUE or KEY on a line, # begins a comment. Quotes have no meaning.

@@ -124,6 +124,10 @@ func (c *call) instruction() (spec.Request, error) {
 	if err := c.options(&r); err != nil {
 		return r, err
 	}
+	var err error
+	if r.Health, err = c.health(); err != nil {
+		return r, err
+	}
 	r.Labels = labels(c.opt.labels)
 	r.Remove = c.opt.remove
 	if err := r.Validate(); err != nil {

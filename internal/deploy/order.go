@@ -163,7 +163,7 @@ func (o *order) restarts() bool { return o.Restart != "" && o.Restart != spec.Re
 
 // checkOf is when a container of the image is ready.
 func (o *order) checkOf(img *image.Image) (ready.Check, error) {
-	hc, err := ready.ImageHealthcheck(img.Config)
+	hc, err := o.health(img)
 	if err != nil {
 		return ready.Check{}, err
 	}
@@ -172,6 +172,21 @@ func (o *order) checkOf(img *image.Image) (ready.Check, error) {
 		return ready.Check{}, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
 	return c, nil
+}
+
+// health is how the container's health is checked while it runs: as the order says, over the image's check.
+func (o *order) health(img *image.Image) (*spec.Health, error) {
+	hc, err := ready.ImageHealthcheck(img.Config)
+	if err != nil {
+		return nil, err
+	}
+	if hc, err = o.Health.Over(hc); err == nil && o.Health != nil {
+		err = hc.Fits()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	return hc, nil
 }
 
 // conflict refuses a check that another process of the host would pass.

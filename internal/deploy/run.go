@@ -11,6 +11,7 @@ import (
 	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/deploy/ready"
 	"dewpoint/internal/engine"
+	"dewpoint/internal/health"
 	"dewpoint/internal/image"
 	"dewpoint/internal/pack/learn"
 	"dewpoint/internal/registry"
@@ -215,6 +216,14 @@ func (r *run) decide(ctx context.Context) (err error) {
 		return err
 	}
 	want := r.spec(r.img)
+	switch check, err := r.health(r.img); {
+	case err != nil:
+		return err
+	case check.Fits() != nil: // the image's
+		r.d.cfg.Log.Warn("its health is not checked", "container", r.name, "because", check.Fits())
+	default:
+		want.Labels = health.Keep(want.Labels, check)
+	}
 	r.want = &want
 	if r.d.cfg.Checkpoints == nil {
 		if r.mode == checkpoint.Always {

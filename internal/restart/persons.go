@@ -25,7 +25,10 @@ func (s *Supervisor) mark(ctx context.Context, i *engine.Info, m mark) (waited b
 	defer e.turn.Unlock()
 	s.mu.Lock()
 	waited = e.off()
-	if m != stopped || e.state.Mark != failed && e.state.Mark != over { // which keep it down already, and longer
+	switch {
+	case m == ill && e.state.Mark != "": // a person came before
+	case m == stopped && (e.state.Mark == failed || e.state.Mark == over): // which keep it down, and longer
+	default:
 		e.state.Mark = m
 	}
 	s.mu.Unlock()
@@ -133,4 +136,36 @@ func (s *Supervisor) Remove(ctx context.Context, id string, force bool) error {
 		err = errors.Join(err, unmarked)
 	}
 	return err
+}
+
+// Unhealthy has a container that runs and is not well stopped and started again, unless its policy would not
+// start it: then it runs on.
+func (s *Supervisor) Unhealthy(ctx context.Context, i *engine.Info, grace time.Duration) error {
+	s.mu.Lock()
+	e := s.entry(i)
+	_, again, _ := next(policyOf(i), e.state, ending{known: true, status: unstarted})
+	again = again && !e.busy
+	s.mu.Unlock()
+	if !again {
+		return nil
+	}
+	_, unmarked := s.mark(ctx, i, ill)
+	s.mu.Lock()
+	again = e.state.Mark == ill
+	s.mu.Unlock()
+	if !again { // a person wants it otherwise
+		return unmarked
+	}
+	err := s.cfg.Engine.Stop(ctx, i.ID(), grace)
+	if err == nil || errors.Is(err, engine.ErrNotRunning) {
+		s.look(i.ID(), false)
+		return unmarked
+	}
+	s.mu.Lock()
+	if e.state.Mark == ill {
+		e.state.Mark = ""
+		s.keep(e, i)
+	}
+	s.mu.Unlock()
+	return errors.Join(err, unmarked)
 }

@@ -31,6 +31,7 @@ const (
 	turning mark = "turning" // a person restarts it, and starts it by himself
 	over    mark = "over"    // its policy has had its way: it ended well, or too often
 	failed  mark = "failed"  // its deployment failed
+	ill     mark = "ill"     // it is stopped for its health, and starts again
 )
 
 // state is what has become of a container, as its label has it.
@@ -89,10 +90,12 @@ func next(p spec.RestartPolicy, s state, e ending) (after state, again bool, wai
 	case e.boot && (s.Mark != "" || !e.known): // it did not end by itself
 		s.Mark = ""
 		return s, true, 0
-	case p.Kind == spec.RestartOnFailure && (e.known && e.status == 0 || p.Most > 0 && s.Restarts >= p.Most):
+	case p.Kind == spec.RestartOnFailure &&
+		(e.known && e.status == 0 && s.Mark != ill || p.Most > 0 && s.Restarts >= p.Most):
 		s.Mark = over
 		return s, false, 0
 	}
+	s.Mark = ""
 	s.Restarts++
 	s.Streak++
 	return s, true, waitOf(s.Streak)

@@ -187,7 +187,7 @@ func ended(i *engine.Info) bool { return i.Status == engine.Stopped || i.Status 
 // unfinished takes the mark off a container that an earlier dewd was about to stop, and that runs on. It is
 // called with mu held.
 func (s *Supervisor) unfinished(i *engine.Info) {
-	if m := stateOf(i.Labels).Mark; m != stopped && m != turning {
+	if m := stateOf(i.Labels).Mark; m != stopped && m != turning && m != ill {
 		return
 	}
 	e := s.entry(i)

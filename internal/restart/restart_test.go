@@ -256,6 +256,10 @@ func TestNext(t *testing.T) {
 		{"it ended while no dewd ran", "always", state{}, ending{known: true, boot: true}, state{1, 1, ""}, true,
 			firstWait},
 		{"its deployment failed", "always", state{Mark: failed}, ending{boot: true}, state{Mark: failed}, false, 0},
+		{"it is not well", "on-failure:2", state{1, 1, ill}, ending{known: true, ran: long}, state{2, 1, ""}, true,
+			firstWait},
+		{"and dewd was killed", "on-failure", state{1, 1, ill}, ending{known: true, boot: true}, state{1, 1, ""},
+			true, 0},
 		{"somebody restarts it", "always", state{Mark: turning}, fails, state{Mark: turning}, false, 0},
 		{"and dewd was killed", "on-failure", state{Mark: turning}, ending{known: true, boot: true}, state{}, true, 0},
 	} {
@@ -505,4 +509,46 @@ func TestKilledBetween(t *testing.T) {
 			}
 		})
 	})
+}
+
+// One that is not well starts again, as an end that counts, unless its policy would not start it, or a person
+// wants it down.
+func TestUnhealthy(t *testing.T) {
+	for _, c := range []struct {
+		policy   string
+		state    state
+		restarts int
+		runs     bool
+	}{
+		{"always", state{}, 1, true},
+		{"on-failure", state{}, 1, true},
+		{"on-failure:2", state{Restarts: 2}, 2, true}, // as it was
+		{"no", state{}, 0, true},
+		{"always", state{Mark: stopped}, 0, true}, // about to be stopped
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNode()
+			n.add("web", c.policy, c.state, nil)
+			n.all["web"].Status, n.made["web"] = engine.Running, time.Now()
+			supervised(t, n, Config{}, func(t *testing.T, s *Supervisor) {
+				if c.state.Mark != "" { // one that runs on is taken for one that is not stopped
+					s.mu.Lock()
+					s.entry(n.all["web"]).state.Mark = c.state.Mark
+					s.mu.Unlock()
+				}
+				i, _ := n.Inspect(t.Context(), "web")
+				if err := s.Unhealthy(t.Context(), i, time.Second); err != nil {
+					t.Error(err)
+				}
+				pass(time.Second)
+				i, _ = n.Inspect(t.Context(), "web")
+				if got := n.view(s, "web"); got.Restarts != c.restarts || (i.Status == engine.Running) != c.runs {
+					t.Errorf("%s, %+v: %+v, %s", c.policy, c.state, got, i.Status)
+				}
+				if want := c.restarts - c.state.Restarts; n.count("web") != want {
+					t.Errorf("%s: %d starts, want %d", c.policy, n.count("web"), want)
+				}
+			})
+		})
+	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
+	"dewpoint/internal/health"
 	"dewpoint/internal/restart"
 	"dewpoint/internal/spec"
 )
@@ -19,6 +20,7 @@ type containers struct {
 	reads      *reads
 	node       string
 	supervisor *restart.Supervisor
+	health     *health.Monitor
 }
 
 // id is the ID of the container that has a name now: what follows acts on that one, or on none. Of a name
@@ -74,6 +76,7 @@ func (c *containers) container(i *engine.Info) spec.Container {
 		}
 	}
 	c.supervisor.Describe(i, &out)
+	c.health.Describe(i, &out)
 	if i.Addr.IsValid() {
 		out.IP = i.Addr.String()
 	}

@@ -37,6 +37,7 @@ import (
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/fetch/link"
+	"dewpoint/internal/health"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/mount"
 	"dewpoint/internal/pack/learn"
@@ -98,6 +99,7 @@ type daemon struct {
 	checkpoints *checkpoints
 	deployments *deployments
 	supervisor  *restart.Supervisor
+	health      *health.Monitor
 }
 
 // defaultMemory is what dewd's Go heap aims below.
@@ -156,7 +158,7 @@ func (d *daemon) run(ctx context.Context, started chan<- struct{}) error {
 	settings := &reloader{link: d.link, room: d.room, inForce: d.File, log: d.Log}
 	g.Go(func() error { return settings.follow(ctx, d.Reload) })
 	g.Go(func() error {
-		if err := d.make(ctx, d.startEngine, d.openCheckpoints, d.openDeployer, d.openDesk,
+		if err := d.make(ctx, d.startEngine, d.openHealth, d.openCheckpoints, d.openDeployer, d.openDesk,
 			d.openSupervisor); err != nil {
 			return d.room.reserve.fullAtStart(err)
 		}
@@ -392,6 +394,24 @@ func (d *daemon) startEngine(ctx context.Context) error {
 	return d.blobs.dial(d.engine.Socket())
 }
 
+// openHealth makes the part that checks containers, which begins when all parts are there.
+func (d *daemon) openHealth(context.Context) error {
+	d.health = health.New(health.Config{Engine: d.engine, Deploying: d.deploying, Told: d.news.healthy,
+		Log: d.Log, Unhealthy: func(ctx context.Context, i *engine.Info) {
+			err := d.supervisor.Unhealthy(ctx, i, defaultStop)
+			if err != nil && ctx.Err() == nil && !errors.Is(err, engine.ErrNotFound) {
+				d.Log.Error("a container that is not healthy is not started again", "container", i.Name, "err", err)
+			}
+		}})
+	d.atClose(d.health.Close)
+	return nil
+}
+
+// deploying reports whether the deployment that made a container goes on.
+func (d *daemon) deploying(i *engine.Info) bool {
+	return d.deployments.desk.GoesOn(i.Labels[deploy.LabelDeployment])
+}
+
 // openCheckpoints makes the part by which containers start from others' memory.
 // What it lacks is found out in the background, and said by doctor.
 func (d *daemon) openCheckpoints(ctx context.Context) (err error) {
@@ -424,7 +444,7 @@ func (d *daemon) openCheckpoints(ctx context.Context) (err error) {
 		Layers: saved{d.puller, d.layers, d.pop.member}, Store: c.saved, Dir: dir,
 		Restore: criu.RestoreConfig(false), RestoreLazy: criu.RestoreConfig(true), LazyAbove: int64(f.LazyAbove),
 		Guard: []string{"/proc/self/exe", PageGuard}, Node: d.name, Auto: f.Mode, Images: d.documents,
-		Audience: c, Log: d.Log})
+		Hold: d.health.Hold, Audience: c, Log: d.Log})
 	d.atClose(c.manager.Close)
 	d.pop.saved.set(c.saved)
 	d.usage.checkpoints.set(c.manager)
@@ -468,9 +488,8 @@ func (d *daemon) openDesk(ctx context.Context) error {
 
 // openSupervisor makes the part that starts containers again.
 func (d *daemon) openSupervisor(context.Context) error {
-	desk := d.deployments.desk
 	d.supervisor = restart.New(restart.Config{Engine: d.engine, Start: d.startAgain, Told: d.news.restarted,
-		Deploying: func(i *engine.Info) bool { return desk.GoesOn(i.Labels[deploy.LabelDeployment]) }, Log: d.Log})
+		Deploying: d.deploying, Log: d.Log})
 	d.atClose(d.supervisor.Close)
 	return nil
 }
@@ -502,7 +521,7 @@ func (d *daemon) node() node {
 	n := node{
 		deployments: d.deployments,
 		containers: &containers{engine: d.engine, desk: d.deployments.desk, reads: r, node: d.name,
-			supervisor: d.supervisor},
+			supervisor: d.supervisor, health: d.health},
 		volumes: &volumes{d.engine},
 		packs: &packs{learner: learner, catalog: d.catalog, recordings: d.recordings(),
 			mount: d.mounts.backend.Name()},
@@ -541,6 +560,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group, started chan<- st
 	}
 	g.Go(func() error { return d.news.events.watchEngine(ctx, d.engine) })
 	g.Go(func() error { return d.supervisor.Run(ctx) })
+	g.Go(func() error { return d.health.Run(ctx) })
 	house := &house{engine: d.engine, room: d.room, news: d.news, checkpoints: d.checkpoints}
 	g.Go(func() error { house.keep(ctx); return nil })
 	g.Go(func() error { return d.pop.serve(ctx, d.given()) })

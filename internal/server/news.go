@@ -73,6 +73,17 @@ func (n *news) restarted(i *engine.Info, restarts int, err error) {
 	n.events.add(ev)
 }
 
+// healthy tells of a container whose health has another state, and why that is a bad one.
+func (n *news) healthy(i *engine.Info, now, why string) {
+	level := slog.LevelInfo
+	if why != "" {
+		level = slog.LevelWarn
+	}
+	n.log.Log(context.Background(), level, "a container's health has changed", "container", i.Name, "health", now,
+		"why", why)
+	n.events.add(spec.Event{Kind: spec.EventHealth, Name: i.Name, Image: i.Image, Health: now, Error: why})
+}
+
 // summary is what the log says of a record: its stages in seconds, in their order, and its
 // compressed bytes. The steps of the work are left to traces and the event stream.
 func summary(r spec.Record) []slog.Attr {

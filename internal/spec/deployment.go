@@ -14,7 +14,7 @@ type Request struct {
 	Volumes    []Volume
 	Memory     int64   // bytes, 0 is unlimited
 	CPUs       float64 // 0 is unlimited
-	// tcp:PORT, http:PORT/PATH, cmd:…, log:RE, none; "" is the image's health check, else none
+	// tcp:PORT, http:PORT/PATH, cmd:…, log:RE, none; "" is the health check, else none
 	Ready        string
 	ReadyTimeout time.Duration // 0 is the node's default
 	Lazy         string        // auto, never
@@ -25,7 +25,9 @@ type Request struct {
 	Labels map[string]string `json:",omitempty"`
 	// Restart says when it starts again once it has ended, as ParseRestart reads it. Not with Remove or Record.
 	Restart string `json:",omitempty"`
-	Record  bool   // record what is read of the image until ProfileEnd; it is pulled whole first
+	// Health is how it is checked while it runs; nil is the image's health check.
+	Health *Health `json:",omitempty"`
+	Record bool    // record what is read of the image until ProfileEnd; it is pulled whole first
 	// Experiments; "" or 0 is the node's own choice.
 	Mount     string // erofs, loop, tree
 	Order     string // layers, parallel

@@ -58,6 +58,9 @@ type Container struct {
 	Restarts  int       `json:"restarts,omitempty"`
 	CrashLoop bool      `json:"crash_loop,omitempty"` // it ends again and again, soon after its starts
 	NextStart time.Time `json:"next_start,omitzero"`  // of one that is restarting
+	// Health is one of its states, of one that runs and is checked; HealthError says why the last check failed.
+	Health      string `json:"health,omitempty"`
+	HealthError string `json:"health_error,omitempty"`
 }
 
 // LogOptions says which output of a container is wanted.
@@ -173,6 +176,7 @@ const (
 	EventExited = "exited" // a container's process ended: ExitCode
 	// a container's policy has started it again; with Error it could not, and tries later
 	EventRestarted = "restarted"
+	EventHealth    = "health"  // a container's health has another state: Health, with Error if it is bad
 	EventRemoved   = "removed" // a container is gone
 	EventDeleted   = "deleted" // an image is gone
 	// containers get I/O errors, or Name was killed, for what served their layers or memory is gone: Error
@@ -208,6 +212,7 @@ type Event struct {
 	Layer    string    `json:"layer,omitempty"` // diffID
 	// Checkpoint is its ID.
 	Checkpoint string `json:"checkpoint,omitempty"`
+	Health     string `json:"health,omitempty"`
 }
 
 // Mark is a place among a node's events: behind the one that has these.

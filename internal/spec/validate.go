@@ -70,6 +70,9 @@ func (r Request) Validate() error {
 	if err := r.restarts(); err != nil {
 		return err
 	}
+	if err := r.Health.validate(); err != nil {
+		return err
+	}
 	return choices(
 		choice{"net", r.Net, []string{"host", "bridge", "none"}},
 		choice{"lazy", r.Lazy, []string{"auto", "never"}},

@@ -331,6 +331,9 @@ func (n *Node) create(req spec.Request, img spec.Image) (*container, error) {
 		Ports: req.Ports, Created: time.Now(), Node: "fake", Caller: req.Terms.Caller,
 		Restart: req.Restart,
 	}}
+	if !req.Health.None() { // its checks succeed
+		c.Health = spec.HealthHealthy
+	}
 	n.containers[c.Name] = c
 	return c, nil
 }

@@ -41,6 +41,7 @@ type Options struct {
 	Docker   bool                // Docker schema 2 media types
 	Platform ocispec.Platform    // zero is linux on this machine's architecture
 	Config   ocispec.ImageConfig // entrypoint, environment and so on
+	Health   any                 // Docker's Healthcheck in it; nil is none
 }
 
 // Pushed is an image, or an index, in the registry.
@@ -159,6 +160,16 @@ func (s *Server) build(layers []Layer, o Options) (ocispec.Manifest, Pushed, err
 		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, got.DiffID)
 	}
 	body, err := json.Marshal(config)
+	if o.Health != nil {
+		type checked struct {
+			ocispec.ImageConfig
+			Healthcheck any
+		}
+		body, err = json.Marshal(struct {
+			ocispec.Image
+			Config checked `json:"config"`
+		}{config, checked{o.Config, o.Health}})
+	}
 	if err != nil {
 		return m, p, err
 	}

@@ -13,7 +13,6 @@
 package ready
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,6 +23,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"dewpoint/internal/spec"
 )
 
 // Kind is the way of a check.
@@ -45,7 +46,7 @@ type Check struct {
 	Args    []string       // Command
 	Pattern *regexp.Regexp // Log
 
-	// Of an image's health check: the time limit of one try, and how long
+	// Of a health check: the time limit of one try, and how long
 	// failures are borne before the container counts as unhealthy. 0 leaves
 	// both to the context.
 	TryTimeout time.Duration
@@ -71,20 +72,11 @@ func (c Check) String() string {
 	return string(None)
 }
 
-// Healthcheck is Docker's extension of the image configuration.
-type Healthcheck struct {
-	Test        []string      // NONE, CMD args…, CMD-SHELL line
-	Interval    time.Duration // default 30 s
-	Timeout     time.Duration // default 30 s
-	StartPeriod time.Duration
-	Retries     int // default 3
-}
-
 // ImageHealthcheck reads the health check of a raw image configuration, nil
 // if there is none.
-func ImageHealthcheck(config []byte) (*Healthcheck, error) {
+func ImageHealthcheck(config []byte) (*spec.Health, error) {
 	var c struct {
-		Config struct{ Healthcheck *Healthcheck } `json:"config"`
+		Config struct{ Healthcheck *spec.Health } `json:"config"`
 	}
 	if err := json.Unmarshal(config, &c); err != nil {
 		return nil, fmt.Errorf("image configuration: %w", err)
@@ -93,21 +85,21 @@ func ImageHealthcheck(config []byte) (*Healthcheck, error) {
 }
 
 // Parse reads tcp:PORT, http:PORT/PATH, cmd:LINE (run by the container's
-// /bin/sh), cmd:["ARG",…], log:RE and none. With no spec the image's health
-// check decides, and None if there is none.
-func Parse(spec string, hc *Healthcheck) (Check, error) {
-	if spec == "" {
-		return fromImage(hc)
+// /bin/sh), cmd:["ARG",…], log:RE and none. With none said the health check
+// decides, and None if there is none.
+func Parse(how string, hc *spec.Health) (Check, error) {
+	if how == "" {
+		return fromHealth(hc)
 	}
-	if !utf8.ValidString(spec) {
-		return Check{}, fmt.Errorf("readiness check %q is not UTF-8", spec)
+	if !utf8.ValidString(how) {
+		return Check{}, fmt.Errorf("readiness check %q is not UTF-8", how)
 	}
-	kind, arg, _ := strings.Cut(spec, ":")
+	kind, arg, _ := strings.Cut(how, ":")
 	c := Check{Kind: Kind(kind)}
 	var err error
 	switch c.Kind {
 	case None:
-		if spec != string(None) {
+		if how != string(None) {
 			err = errors.New("none takes no argument")
 		}
 	case TCP:
@@ -126,7 +118,7 @@ func Parse(spec string, hc *Healthcheck) (Check, error) {
 		err = errors.New("the kind is unknown")
 	}
 	if err != nil {
-		return Check{}, fmt.Errorf("readiness check %q: %w; want tcp:PORT, http:PORT/PATH, cmd:COMMAND, log:EXPRESSION or none", spec, err)
+		return Check{}, fmt.Errorf("readiness check %q: %w; want tcp:PORT, http:PORT/PATH, cmd:COMMAND, log:EXPRESSION or none", how, err)
 	}
 	return c, nil
 }
@@ -156,28 +148,19 @@ func command(s string) ([]string, error) {
 	return args, nil
 }
 
-// fromImage gives the image's health check Docker's limits: Retries failures,
+// fromHealth gives the health check Docker's limits: Retries failures,
 // Interval apart, after StartPeriod. It is tried more often than that.
-func fromImage(hc *Healthcheck) (Check, error) {
-	if hc == nil || len(hc.Test) == 0 || hc.Test[0] == "NONE" {
+func fromHealth(hc *spec.Health) (Check, error) {
+	if hc.None() {
 		return Check{Kind: None}, nil
 	}
-	retries := max(hc.Retries, 0)
-	c := Check{
-		Kind:       Command,
-		TryTimeout: cmp.Or(max(hc.Timeout, 0), 30*time.Second),
-		Patience: max(hc.StartPeriod, 0) +
-			time.Duration(cmp.Or(retries, 3))*cmp.Or(max(hc.Interval, 0), 30*time.Second),
+	args, err := hc.Args()
+	if err != nil {
+		return Check{}, fmt.Errorf("%w; give --ready", err)
 	}
-	switch {
-	case hc.Test[0] == "CMD" && len(hc.Test) > 1:
-		c.Args = hc.Test[1:]
-	case hc.Test[0] == "CMD-SHELL" && len(hc.Test) == 2:
-		c.Args = []string{"/bin/sh", "-c", hc.Test[1]}
-	default:
-		return Check{}, fmt.Errorf("image's health check %q is not understood; give --ready", hc.Test)
-	}
-	return c, nil
+	h := hc.Defaults()
+	return Check{Kind: Command, Args: args, TryTimeout: h.Timeout,
+		Patience: h.StartPeriod + time.Duration(h.Retries)*h.Interval}, nil
 }
 
 // Runner runs commands inside the container.

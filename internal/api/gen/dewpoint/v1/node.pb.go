@@ -75,7 +75,7 @@ func (x Output_Stream) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Output_Stream.Descriptor instead.
 func (Output_Stream) EnumDescriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{31, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32, 0}
 }
 
 // Error is the detail of a failed call.
@@ -182,7 +182,10 @@ type Spec struct {
 	Labels map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// When a container that has ended starts again: no, on-failure[:N], always, unless-stopped. Not with
 	// remove or record.
-	Restart         string            `protobuf:"bytes,23,opt,name=restart,proto3" json:"restart,omitempty"`
+	Restart string `protobuf:"bytes,23,opt,name=restart,proto3" json:"restart,omitempty"`
+	// How its health is checked while it runs; unset is the image's health check. With a policy of restarts
+	// one that has become unhealthy is stopped and started again.
+	Health          *Health           `protobuf:"bytes,24,opt,name=health,proto3" json:"health,omitempty"`
 	User            string            `protobuf:"bytes,40,opt,name=user,proto3" json:"user,omitempty"` // USER[:GROUP], names of the image's passwd and group, or numbers
 	WorkingDir      string            `protobuf:"bytes,41,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
 	Hostname        string            `protobuf:"bytes,42,opt,name=hostname,proto3" json:"hostname,omitempty"`
@@ -398,6 +401,13 @@ func (x *Spec) GetRestart() string {
 	return ""
 }
 
+func (x *Spec) GetHealth() *Health {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
 func (x *Spec) GetUser() string {
 	if x != nil {
 		return x.User
@@ -531,6 +541,91 @@ func (x *Spec) GetPullPolicy() string {
 	return ""
 }
 
+// Health is a check as Docker's HEALTHCHECK has it. What is not set is the image's, then the default.
+type Health struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Test          []string               `protobuf:"bytes,1,rep,name=test,proto3" json:"test,omitempty"`                                        // CMD and arguments, CMD-SHELL and a line, or NONE
+	Interval      *durationpb.Duration   `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"`                                // between checks; default 30 s
+	Timeout       *durationpb.Duration   `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`                                  // of one; default 30 s
+	StartPeriod   *durationpb.Duration   `protobuf:"bytes,4,opt,name=start_period,json=startPeriod,proto3" json:"start_period,omitempty"`       // in which failures do not count, until the first success
+	StartInterval *durationpb.Duration   `protobuf:"bytes,5,opt,name=start_interval,json=startInterval,proto3" json:"start_interval,omitempty"` // between checks in it; default 5 s
+	Retries       int32                  `protobuf:"varint,6,opt,name=retries,proto3" json:"retries,omitempty"`                                 // failures in a row that make it unhealthy; default 3
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Health) Reset() {
+	*x = Health{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Health) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Health) ProtoMessage() {}
+
+func (x *Health) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Health.ProtoReflect.Descriptor instead.
+func (*Health) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Health) GetTest() []string {
+	if x != nil {
+		return x.Test
+	}
+	return nil
+}
+
+func (x *Health) GetInterval() *durationpb.Duration {
+	if x != nil {
+		return x.Interval
+	}
+	return nil
+}
+
+func (x *Health) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *Health) GetStartPeriod() *durationpb.Duration {
+	if x != nil {
+		return x.StartPeriod
+	}
+	return nil
+}
+
+func (x *Health) GetStartInterval() *durationpb.Duration {
+	if x != nil {
+		return x.StartInterval
+	}
+	return nil
+}
+
+func (x *Health) GetRetries() int32 {
+	if x != nil {
+		return x.Retries
+	}
+	return 0
+}
+
 type Tmpfs struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        string                 `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
@@ -541,7 +636,7 @@ type Tmpfs struct {
 
 func (x *Tmpfs) Reset() {
 	*x = Tmpfs{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[2]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -553,7 +648,7 @@ func (x *Tmpfs) String() string {
 func (*Tmpfs) ProtoMessage() {}
 
 func (x *Tmpfs) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[2]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -566,7 +661,7 @@ func (x *Tmpfs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tmpfs.ProtoReflect.Descriptor instead.
 func (*Tmpfs) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{2}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Tmpfs) GetTarget() string {
@@ -594,7 +689,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[3]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -606,7 +701,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[3]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -619,7 +714,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{3}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Ulimit) GetName() string {
@@ -654,7 +749,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[4]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +761,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[4]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +774,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{4}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Device) GetSource() string {
@@ -715,7 +810,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[5]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +822,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[5]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +835,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{5}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Port) GetHostIp() string {
@@ -782,7 +877,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -794,7 +889,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[6]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -807,7 +902,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Volume) GetSource() string {
@@ -844,7 +939,7 @@ type VolumeInfo struct {
 
 func (x *VolumeInfo) Reset() {
 	*x = VolumeInfo{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +951,7 @@ func (x *VolumeInfo) String() string {
 func (*VolumeInfo) ProtoMessage() {}
 
 func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[7]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +964,7 @@ func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeInfo.ProtoReflect.Descriptor instead.
 func (*VolumeInfo) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *VolumeInfo) GetName() string {
@@ -908,7 +1003,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -920,7 +1015,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[8]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -933,7 +1028,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{9}
 }
 
 type ListVolumesResponse struct {
@@ -945,7 +1040,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1052,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[9]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1065,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeInfo {
@@ -989,7 +1084,7 @@ type MakeVolumeRequest struct {
 
 func (x *MakeVolumeRequest) Reset() {
 	*x = MakeVolumeRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1001,7 +1096,7 @@ func (x *MakeVolumeRequest) String() string {
 func (*MakeVolumeRequest) ProtoMessage() {}
 
 func (x *MakeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[10]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1014,7 +1109,7 @@ func (x *MakeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MakeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*MakeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MakeVolumeRequest) GetName() string {
@@ -1032,7 +1127,7 @@ type MakeVolumeResponse struct {
 
 func (x *MakeVolumeResponse) Reset() {
 	*x = MakeVolumeResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1044,7 +1139,7 @@ func (x *MakeVolumeResponse) String() string {
 func (*MakeVolumeResponse) ProtoMessage() {}
 
 func (x *MakeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[11]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1057,7 +1152,7 @@ func (x *MakeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MakeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*MakeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{12}
 }
 
 type RemoveVolumeRequest struct {
@@ -1069,7 +1164,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1081,7 +1176,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[12]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1094,7 +1189,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RemoveVolumeRequest) GetName() string {
@@ -1112,7 +1207,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1124,7 +1219,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[13]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1137,7 +1232,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 type DeployRequest struct {
@@ -1158,7 +1253,7 @@ type DeployRequest struct {
 
 func (x *DeployRequest) Reset() {
 	*x = DeployRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1265,7 @@ func (x *DeployRequest) String() string {
 func (*DeployRequest) ProtoMessage() {}
 
 func (x *DeployRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[14]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1278,7 @@ func (x *DeployRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployRequest.ProtoReflect.Descriptor instead.
 func (*DeployRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeployRequest) GetSpec() *Spec {
@@ -1233,7 +1328,7 @@ type DeployResponse struct {
 
 func (x *DeployResponse) Reset() {
 	*x = DeployResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1340,7 @@ func (x *DeployResponse) String() string {
 func (*DeployResponse) ProtoMessage() {}
 
 func (x *DeployResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[15]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1353,7 @@ func (x *DeployResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployResponse.ProtoReflect.Descriptor instead.
 func (*DeployResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeployResponse) GetStep() isDeployResponse_Step {
@@ -1378,7 +1473,7 @@ type DeployManyRequest struct {
 
 func (x *DeployManyRequest) Reset() {
 	*x = DeployManyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1390,7 +1485,7 @@ func (x *DeployManyRequest) String() string {
 func (*DeployManyRequest) ProtoMessage() {}
 
 func (x *DeployManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[16]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1403,7 +1498,7 @@ func (x *DeployManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployManyRequest.ProtoReflect.Descriptor instead.
 func (*DeployManyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeployManyRequest) GetSpecs() []*Spec {
@@ -1466,7 +1561,7 @@ type DeployManyResponse struct {
 
 func (x *DeployManyResponse) Reset() {
 	*x = DeployManyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1478,7 +1573,7 @@ func (x *DeployManyResponse) String() string {
 func (*DeployManyResponse) ProtoMessage() {}
 
 func (x *DeployManyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[17]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1491,7 +1586,7 @@ func (x *DeployManyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeployManyResponse.ProtoReflect.Descriptor instead.
 func (*DeployManyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeployManyResponse) GetIndex() int32 {
@@ -1609,7 +1704,7 @@ type Deployment struct {
 
 func (x *Deployment) Reset() {
 	*x = Deployment{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +1716,7 @@ func (x *Deployment) String() string {
 func (*Deployment) ProtoMessage() {}
 
 func (x *Deployment) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[18]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +1729,7 @@ func (x *Deployment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deployment.ProtoReflect.Descriptor instead.
 func (*Deployment) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Deployment) GetId() string {
@@ -1739,7 +1834,7 @@ type ListDeploymentsRequest struct {
 
 func (x *ListDeploymentsRequest) Reset() {
 	*x = ListDeploymentsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1846,7 @@ func (x *ListDeploymentsRequest) String() string {
 func (*ListDeploymentsRequest) ProtoMessage() {}
 
 func (x *ListDeploymentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[19]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1859,7 @@ func (x *ListDeploymentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeploymentsRequest.ProtoReflect.Descriptor instead.
 func (*ListDeploymentsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListDeploymentsRequest) GetAll() bool {
@@ -1797,7 +1892,7 @@ type ListDeploymentsResponse struct {
 
 func (x *ListDeploymentsResponse) Reset() {
 	*x = ListDeploymentsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +1904,7 @@ func (x *ListDeploymentsResponse) String() string {
 func (*ListDeploymentsResponse) ProtoMessage() {}
 
 func (x *ListDeploymentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[20]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +1917,7 @@ func (x *ListDeploymentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeploymentsResponse.ProtoReflect.Descriptor instead.
 func (*ListDeploymentsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListDeploymentsResponse) GetDeployments() []*Deployment {
@@ -1842,7 +1937,7 @@ type WatchDeploymentRequest struct {
 
 func (x *WatchDeploymentRequest) Reset() {
 	*x = WatchDeploymentRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +1949,7 @@ func (x *WatchDeploymentRequest) String() string {
 func (*WatchDeploymentRequest) ProtoMessage() {}
 
 func (x *WatchDeploymentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[21]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +1962,7 @@ func (x *WatchDeploymentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDeploymentRequest.ProtoReflect.Descriptor instead.
 func (*WatchDeploymentRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WatchDeploymentRequest) GetId() string {
@@ -1894,7 +1989,7 @@ type CancelDeploymentRequest struct {
 
 func (x *CancelDeploymentRequest) Reset() {
 	*x = CancelDeploymentRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2001,7 @@ func (x *CancelDeploymentRequest) String() string {
 func (*CancelDeploymentRequest) ProtoMessage() {}
 
 func (x *CancelDeploymentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[22]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2014,7 @@ func (x *CancelDeploymentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDeploymentRequest.ProtoReflect.Descriptor instead.
 func (*CancelDeploymentRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CancelDeploymentRequest) GetId() string {
@@ -1945,7 +2040,7 @@ type CancelDeploymentResponse struct {
 
 func (x *CancelDeploymentResponse) Reset() {
 	*x = CancelDeploymentResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2052,7 @@ func (x *CancelDeploymentResponse) String() string {
 func (*CancelDeploymentResponse) ProtoMessage() {}
 
 func (x *CancelDeploymentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[23]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2065,7 @@ func (x *CancelDeploymentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDeploymentResponse.ProtoReflect.Descriptor instead.
 func (*CancelDeploymentResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CancelDeploymentResponse) GetDeployment() *Deployment {
@@ -1992,7 +2087,7 @@ type Stage struct {
 
 func (x *Stage) Reset() {
 	*x = Stage{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2099,7 @@ func (x *Stage) String() string {
 func (*Stage) ProtoMessage() {}
 
 func (x *Stage) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[24]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2112,7 @@ func (x *Stage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stage.ProtoReflect.Descriptor instead.
 func (*Stage) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Stage) GetName() string {
@@ -2051,7 +2146,7 @@ type Layers struct {
 
 func (x *Layers) Reset() {
 	*x = Layers{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2063,7 +2158,7 @@ func (x *Layers) String() string {
 func (*Layers) ProtoMessage() {}
 
 func (x *Layers) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[25]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2171,7 @@ func (x *Layers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layers.ProtoReflect.Descriptor instead.
 func (*Layers) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Layers) GetLayers() []*LayerProgress {
@@ -2099,7 +2194,7 @@ type LayerProgress struct {
 
 func (x *LayerProgress) Reset() {
 	*x = LayerProgress{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2206,7 @@ func (x *LayerProgress) String() string {
 func (*LayerProgress) ProtoMessage() {}
 
 func (x *LayerProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[26]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2219,7 @@ func (x *LayerProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerProgress.ProtoReflect.Descriptor instead.
 func (*LayerProgress) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LayerProgress) GetDigest() string {
@@ -2180,7 +2275,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2287,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[27]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2300,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Record) GetName() string {
@@ -2291,7 +2386,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2398,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[28]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2411,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Span) GetName() string {
@@ -2359,7 +2454,7 @@ type Bytes struct {
 
 func (x *Bytes) Reset() {
 	*x = Bytes{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2466,7 @@ func (x *Bytes) String() string {
 func (*Bytes) ProtoMessage() {}
 
 func (x *Bytes) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[29]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,7 +2479,7 @@ func (x *Bytes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bytes.ProtoReflect.Descriptor instead.
 func (*Bytes) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Bytes) GetRegistry() int64 {
@@ -2420,7 +2515,7 @@ type Way struct {
 
 func (x *Way) Reset() {
 	*x = Way{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2432,7 +2527,7 @@ func (x *Way) String() string {
 func (*Way) ProtoMessage() {}
 
 func (x *Way) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[30]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2445,7 +2540,7 @@ func (x *Way) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Way.ProtoReflect.Descriptor instead.
 func (*Way) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Way) GetPull() string {
@@ -2486,7 +2581,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2593,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[31]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2606,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Output) GetStream() Output_Stream {
@@ -2537,7 +2632,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2644,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[32]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2657,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Exit) GetStatus() int32 {
@@ -2587,7 +2682,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2599,7 +2694,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[33]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2612,7 +2707,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PullRequest) GetImage() string {
@@ -2672,7 +2767,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +2779,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[34]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +2792,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PullResponse) GetStep() isPullResponse_Step {
@@ -2765,7 +2860,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2872,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[35]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2885,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -2809,7 +2904,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +2916,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[36]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2834,7 +2929,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListResponse) GetContainers() []*Container {
@@ -2858,19 +2953,21 @@ type Container struct {
 	Ports         []*Port                `protobuf:"bytes,8,rep,name=ports,proto3" json:"ports,omitempty"`
 	Created       *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created,proto3" json:"created,omitempty"`
 	Node          string                 `protobuf:"bytes,10,opt,name=node,proto3" json:"node,omitempty"`
-	ReadError     string                 `protobuf:"bytes,11,opt,name=read_error,json=readError,proto3" json:"read_error,omitempty"`  // why reads of its image failed in the last minute
-	Caller        string                 `protobuf:"bytes,12,opt,name=caller,proto3" json:"caller,omitempty"`                         // who deployed it: local, token:NAME, cert:NAME; empty is not known
-	Restart       string                 `protobuf:"bytes,13,opt,name=restart,proto3" json:"restart,omitempty"`                       // its policy, empty is no
-	Restarts      int32                  `protobuf:"varint,14,opt,name=restarts,proto3" json:"restarts,omitempty"`                    // by its policy, since a person has started it
-	CrashLoop     bool                   `protobuf:"varint,15,opt,name=crash_loop,json=crashLoop,proto3" json:"crash_loop,omitempty"` // it has ended several times in a row, none of which it ran for ten seconds
-	NextStart     *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=next_start,json=nextStart,proto3" json:"next_start,omitempty"`  // of one that is restarting
+	ReadError     string                 `protobuf:"bytes,11,opt,name=read_error,json=readError,proto3" json:"read_error,omitempty"`       // why reads of its image failed in the last minute
+	Caller        string                 `protobuf:"bytes,12,opt,name=caller,proto3" json:"caller,omitempty"`                              // who deployed it: local, token:NAME, cert:NAME; empty is not known
+	Restart       string                 `protobuf:"bytes,13,opt,name=restart,proto3" json:"restart,omitempty"`                            // its policy, empty is no
+	Restarts      int32                  `protobuf:"varint,14,opt,name=restarts,proto3" json:"restarts,omitempty"`                         // by its policy, since a person has started it
+	CrashLoop     bool                   `protobuf:"varint,15,opt,name=crash_loop,json=crashLoop,proto3" json:"crash_loop,omitempty"`      // it has ended several times in a row, none of which it ran for ten seconds
+	NextStart     *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=next_start,json=nextStart,proto3" json:"next_start,omitempty"`       // of one that is restarting
+	Health        string                 `protobuf:"bytes,17,opt,name=health,proto3" json:"health,omitempty"`                              // starting, healthy, unhealthy; empty of one that does not run, or is not checked
+	HealthError   string                 `protobuf:"bytes,18,opt,name=health_error,json=healthError,proto3" json:"health_error,omitempty"` // why the last check failed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2882,7 +2979,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[37]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2895,7 +2992,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Container) GetName() string {
@@ -3010,6 +3107,20 @@ func (x *Container) GetNextStart() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Container) GetHealth() string {
+	if x != nil {
+		return x.Health
+	}
+	return ""
+}
+
+func (x *Container) GetHealthError() string {
+	if x != nil {
+		return x.HealthError
+	}
+	return ""
+}
+
 type InspectRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3019,7 +3130,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3031,7 +3142,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[38]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3044,7 +3155,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *InspectRequest) GetName() string {
@@ -3066,7 +3177,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3078,7 +3189,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[39]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3091,7 +3202,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *InspectResponse) GetContainer() *Container {
@@ -3133,7 +3244,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3145,7 +3256,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[40]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3158,7 +3269,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *LogsRequest) GetName() string {
@@ -3191,7 +3302,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3203,7 +3314,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[41]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3327,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LogsResponse) GetOutput() *Output {
@@ -3241,7 +3352,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3253,7 +3364,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[42]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3266,7 +3377,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -3350,7 +3461,7 @@ type Size struct {
 
 func (x *Size) Reset() {
 	*x = Size{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3362,7 +3473,7 @@ func (x *Size) String() string {
 func (*Size) ProtoMessage() {}
 
 func (x *Size) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[43]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3375,7 +3486,7 @@ func (x *Size) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Size.ProtoReflect.Descriptor instead.
 func (*Size) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Size) GetRows() uint32 {
@@ -3405,7 +3516,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3417,7 +3528,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[44]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3430,7 +3541,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -3484,7 +3595,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3496,7 +3607,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[45]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3509,7 +3620,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StopRequest) GetName() string {
@@ -3534,7 +3645,7 @@ type StopResponse struct {
 
 func (x *StopResponse) Reset() {
 	*x = StopResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3546,7 +3657,7 @@ func (x *StopResponse) String() string {
 func (*StopResponse) ProtoMessage() {}
 
 func (x *StopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[46]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3559,7 +3670,7 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 type StartRequest struct {
@@ -3571,7 +3682,7 @@ type StartRequest struct {
 
 func (x *StartRequest) Reset() {
 	*x = StartRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3583,7 +3694,7 @@ func (x *StartRequest) String() string {
 func (*StartRequest) ProtoMessage() {}
 
 func (x *StartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[47]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3596,7 +3707,7 @@ func (x *StartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRequest.ProtoReflect.Descriptor instead.
 func (*StartRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StartRequest) GetName() string {
@@ -3614,7 +3725,7 @@ type StartResponse struct {
 
 func (x *StartResponse) Reset() {
 	*x = StartResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3626,7 +3737,7 @@ func (x *StartResponse) String() string {
 func (*StartResponse) ProtoMessage() {}
 
 func (x *StartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[48]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3639,7 +3750,7 @@ func (x *StartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartResponse.ProtoReflect.Descriptor instead.
 func (*StartResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 type RestartRequest struct {
@@ -3652,7 +3763,7 @@ type RestartRequest struct {
 
 func (x *RestartRequest) Reset() {
 	*x = RestartRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3664,7 +3775,7 @@ func (x *RestartRequest) String() string {
 func (*RestartRequest) ProtoMessage() {}
 
 func (x *RestartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[49]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3677,7 +3788,7 @@ func (x *RestartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartRequest.ProtoReflect.Descriptor instead.
 func (*RestartRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RestartRequest) GetName() string {
@@ -3702,7 +3813,7 @@ type RestartResponse struct {
 
 func (x *RestartResponse) Reset() {
 	*x = RestartResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3714,7 +3825,7 @@ func (x *RestartResponse) String() string {
 func (*RestartResponse) ProtoMessage() {}
 
 func (x *RestartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[50]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3727,7 +3838,7 @@ func (x *RestartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartResponse.ProtoReflect.Descriptor instead.
 func (*RestartResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 type KillRequest struct {
@@ -3740,7 +3851,7 @@ type KillRequest struct {
 
 func (x *KillRequest) Reset() {
 	*x = KillRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3752,7 +3863,7 @@ func (x *KillRequest) String() string {
 func (*KillRequest) ProtoMessage() {}
 
 func (x *KillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[51]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3765,7 +3876,7 @@ func (x *KillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillRequest.ProtoReflect.Descriptor instead.
 func (*KillRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *KillRequest) GetName() string {
@@ -3790,7 +3901,7 @@ type KillResponse struct {
 
 func (x *KillResponse) Reset() {
 	*x = KillResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3802,7 +3913,7 @@ func (x *KillResponse) String() string {
 func (*KillResponse) ProtoMessage() {}
 
 func (x *KillResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3815,7 +3926,7 @@ func (x *KillResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillResponse.ProtoReflect.Descriptor instead.
 func (*KillResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 type RemoveRequest struct {
@@ -3828,7 +3939,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3840,7 +3951,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3853,7 +3964,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RemoveRequest) GetName() string {
@@ -3878,7 +3989,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3890,7 +4001,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3903,7 +4014,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 type WaitRequest struct {
@@ -3915,7 +4026,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3927,7 +4038,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3940,7 +4051,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WaitRequest) GetName() string {
@@ -3959,7 +4070,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3971,7 +4082,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3984,7 +4095,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WaitResponse) GetStatus() int32 {
@@ -4002,7 +4113,7 @@ type ImagesRequest struct {
 
 func (x *ImagesRequest) Reset() {
 	*x = ImagesRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4014,7 +4125,7 @@ func (x *ImagesRequest) String() string {
 func (*ImagesRequest) ProtoMessage() {}
 
 func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4027,7 +4138,7 @@ func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesRequest.ProtoReflect.Descriptor instead.
 func (*ImagesRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 type ImagesResponse struct {
@@ -4039,7 +4150,7 @@ type ImagesResponse struct {
 
 func (x *ImagesResponse) Reset() {
 	*x = ImagesResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4051,7 +4162,7 @@ func (x *ImagesResponse) String() string {
 func (*ImagesResponse) ProtoMessage() {}
 
 func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4064,7 +4175,7 @@ func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesResponse.ProtoReflect.Descriptor instead.
 func (*ImagesResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ImagesResponse) GetImages() []*Image {
@@ -4088,7 +4199,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4100,7 +4211,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4113,7 +4224,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Image) GetName() string {
@@ -4171,7 +4282,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4183,7 +4294,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4196,7 +4307,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Layer) GetDigest() string {
@@ -4243,7 +4354,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4255,7 +4366,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4268,7 +4379,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -4286,7 +4397,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4298,7 +4409,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4311,7 +4422,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 type PruneRequest struct {
@@ -4324,7 +4435,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4336,7 +4447,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4349,7 +4460,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PruneRequest) GetImages() bool {
@@ -4381,7 +4492,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4393,7 +4504,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4406,7 +4517,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PruneResponse) GetImages() []string {
@@ -4466,7 +4577,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4478,7 +4589,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4491,7 +4602,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 type DoctorResponse struct {
@@ -4503,7 +4614,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4515,7 +4626,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4528,7 +4639,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DoctorResponse) GetFindings() []*Finding {
@@ -4550,7 +4661,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4562,7 +4673,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4575,7 +4686,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Finding) GetWhat() string {
@@ -4614,7 +4725,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4626,7 +4737,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4639,7 +4750,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 type VersionResponse struct {
@@ -4657,7 +4768,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4669,7 +4780,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4682,7 +4793,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -4749,7 +4860,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4761,7 +4872,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4774,7 +4885,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -4800,7 +4911,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4812,7 +4923,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4825,7 +4936,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -4839,7 +4950,7 @@ type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	Time          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, restarted, removed, deleted, lost, lied, damaged, replaced, checkpointed, unsaved, quarantined, resync
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // stage, record, pulled, exited, restarted, health, removed, deleted, lost, lied, damaged, replaced, checkpointed, unsaved, quarantined, resync
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	Image         string                 `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
 	Stage         string                 `protobuf:"bytes,6,opt,name=stage,proto3" json:"stage,omitempty"`
@@ -4850,13 +4961,14 @@ type Event struct {
 	Layer         string                 `protobuf:"bytes,11,opt,name=layer,proto3" json:"layer,omitempty"` // diffID
 	Checkpoint    string                 `protobuf:"bytes,12,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	Epoch         string                 `protobuf:"bytes,13,opt,name=epoch,proto3" json:"epoch,omitempty"` // of seq: another dewd has another one
+	Health        string                 `protobuf:"bytes,14,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4868,7 +4980,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4881,7 +4993,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -4975,6 +5087,13 @@ func (x *Event) GetEpoch() string {
 	return ""
 }
 
+func (x *Event) GetHealth() string {
+	if x != nil {
+		return x.Health
+	}
+	return ""
+}
+
 type ProfileEndRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the container
@@ -4987,7 +5106,7 @@ type ProfileEndRequest struct {
 
 func (x *ProfileEndRequest) Reset() {
 	*x = ProfileEndRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4999,7 +5118,7 @@ func (x *ProfileEndRequest) String() string {
 func (*ProfileEndRequest) ProtoMessage() {}
 
 func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5012,7 +5131,7 @@ func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndRequest.ProtoReflect.Descriptor instead.
 func (*ProfileEndRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ProfileEndRequest) GetName() string {
@@ -5052,7 +5171,7 @@ type ProfileEndResponse struct {
 
 func (x *ProfileEndResponse) Reset() {
 	*x = ProfileEndResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5064,7 +5183,7 @@ func (x *ProfileEndResponse) String() string {
 func (*ProfileEndResponse) ProtoMessage() {}
 
 func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5077,7 +5196,7 @@ func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndResponse.ProtoReflect.Descriptor instead.
 func (*ProfileEndResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ProfileEndResponse) GetProfile() *Profile {
@@ -5103,7 +5222,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5115,7 +5234,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5128,7 +5247,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Profile) GetName() string {
@@ -5199,7 +5318,7 @@ type FileRead struct {
 
 func (x *FileRead) Reset() {
 	*x = FileRead{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5211,7 +5330,7 @@ func (x *FileRead) String() string {
 func (*FileRead) ProtoMessage() {}
 
 func (x *FileRead) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5224,7 +5343,7 @@ func (x *FileRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRead.ProtoReflect.Descriptor instead.
 func (*FileRead) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *FileRead) GetPath() string {
@@ -5264,7 +5383,7 @@ type PackBuildRequest struct {
 
 func (x *PackBuildRequest) Reset() {
 	*x = PackBuildRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5276,7 +5395,7 @@ func (x *PackBuildRequest) String() string {
 func (*PackBuildRequest) ProtoMessage() {}
 
 func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5289,7 +5408,7 @@ func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildRequest.ProtoReflect.Descriptor instead.
 func (*PackBuildRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PackBuildRequest) GetImage() string {
@@ -5308,7 +5427,7 @@ type PackBuildResponse struct {
 
 func (x *PackBuildResponse) Reset() {
 	*x = PackBuildResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5320,7 +5439,7 @@ func (x *PackBuildResponse) String() string {
 func (*PackBuildResponse) ProtoMessage() {}
 
 func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5333,7 +5452,7 @@ func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildResponse.ProtoReflect.Descriptor instead.
 func (*PackBuildResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PackBuildResponse) GetPack() *Pack {
@@ -5355,7 +5474,7 @@ type PackPushRequest struct {
 
 func (x *PackPushRequest) Reset() {
 	*x = PackPushRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5367,7 +5486,7 @@ func (x *PackPushRequest) String() string {
 func (*PackPushRequest) ProtoMessage() {}
 
 func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5380,7 +5499,7 @@ func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushRequest.ProtoReflect.Descriptor instead.
 func (*PackPushRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PackPushRequest) GetImage() string {
@@ -5418,7 +5537,7 @@ type PackPushResponse struct {
 
 func (x *PackPushResponse) Reset() {
 	*x = PackPushResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5430,7 +5549,7 @@ func (x *PackPushResponse) String() string {
 func (*PackPushResponse) ProtoMessage() {}
 
 func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5443,7 +5562,7 @@ func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushResponse.ProtoReflect.Descriptor instead.
 func (*PackPushResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *PackPushResponse) GetImage() string {
@@ -5490,7 +5609,7 @@ type PackInspectRequest struct {
 
 func (x *PackInspectRequest) Reset() {
 	*x = PackInspectRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5502,7 +5621,7 @@ func (x *PackInspectRequest) String() string {
 func (*PackInspectRequest) ProtoMessage() {}
 
 func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5515,7 +5634,7 @@ func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectRequest.ProtoReflect.Descriptor instead.
 func (*PackInspectRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PackInspectRequest) GetImage() string {
@@ -5534,7 +5653,7 @@ type PackInspectResponse struct {
 
 func (x *PackInspectResponse) Reset() {
 	*x = PackInspectResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5546,7 +5665,7 @@ func (x *PackInspectResponse) String() string {
 func (*PackInspectResponse) ProtoMessage() {}
 
 func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5559,7 +5678,7 @@ func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectResponse.ProtoReflect.Descriptor instead.
 func (*PackInspectResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *PackInspectResponse) GetPack() *Pack {
@@ -5597,7 +5716,7 @@ type Pack struct {
 
 func (x *Pack) Reset() {
 	*x = Pack{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5609,7 +5728,7 @@ func (x *Pack) String() string {
 func (*Pack) ProtoMessage() {}
 
 func (x *Pack) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5622,7 +5741,7 @@ func (x *Pack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack.ProtoReflect.Descriptor instead.
 func (*Pack) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Pack) GetImage() string {
@@ -5777,7 +5896,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5789,7 +5908,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5802,7 +5921,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CheckpointRequest) GetName() string {
@@ -5842,7 +5961,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5854,7 +5973,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5867,7 +5986,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -5886,7 +6005,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5898,7 +6017,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5911,7 +6030,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListCheckpointsRequest) GetImage() string {
@@ -5930,7 +6049,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5942,7 +6061,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5955,7 +6074,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -5974,7 +6093,7 @@ type RemoveCheckpointRequest struct {
 
 func (x *RemoveCheckpointRequest) Reset() {
 	*x = RemoveCheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5986,7 +6105,7 @@ func (x *RemoveCheckpointRequest) String() string {
 func (*RemoveCheckpointRequest) ProtoMessage() {}
 
 func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5999,7 +6118,7 @@ func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RemoveCheckpointRequest) GetId() string {
@@ -6017,7 +6136,7 @@ type RemoveCheckpointResponse struct {
 
 func (x *RemoveCheckpointResponse) Reset() {
 	*x = RemoveCheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6029,7 +6148,7 @@ func (x *RemoveCheckpointResponse) String() string {
 func (*RemoveCheckpointResponse) ProtoMessage() {}
 
 func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6042,7 +6161,7 @@ func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 type Checkpoint struct {
@@ -6071,7 +6190,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6083,7 +6202,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6096,7 +6215,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Checkpoint) GetId() string {
@@ -6233,7 +6352,7 @@ type PoPStatusRequest struct {
 
 func (x *PoPStatusRequest) Reset() {
 	*x = PoPStatusRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6245,7 +6364,7 @@ func (x *PoPStatusRequest) String() string {
 func (*PoPStatusRequest) ProtoMessage() {}
 
 func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6258,7 +6377,7 @@ func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusRequest.ProtoReflect.Descriptor instead.
 func (*PoPStatusRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 type PoPStatusResponse struct {
@@ -6270,7 +6389,7 @@ type PoPStatusResponse struct {
 
 func (x *PoPStatusResponse) Reset() {
 	*x = PoPStatusResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6282,7 +6401,7 @@ func (x *PoPStatusResponse) String() string {
 func (*PoPStatusResponse) ProtoMessage() {}
 
 func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6295,7 +6414,7 @@ func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusResponse.ProtoReflect.Descriptor instead.
 func (*PoPStatusResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *PoPStatusResponse) GetPop() *PoP {
@@ -6319,7 +6438,7 @@ type PoP struct {
 
 func (x *PoP) Reset() {
 	*x = PoP{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6331,7 +6450,7 @@ func (x *PoP) String() string {
 func (*PoP) ProtoMessage() {}
 
 func (x *PoP) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6344,7 +6463,7 @@ func (x *PoP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP.ProtoReflect.Descriptor instead.
 func (*PoP) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *PoP) GetName() string {
@@ -6398,7 +6517,7 @@ type PoPVerifyRequest struct {
 
 func (x *PoPVerifyRequest) Reset() {
 	*x = PoPVerifyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6410,7 +6529,7 @@ func (x *PoPVerifyRequest) String() string {
 func (*PoPVerifyRequest) ProtoMessage() {}
 
 func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6423,7 +6542,7 @@ func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyRequest.ProtoReflect.Descriptor instead.
 func (*PoPVerifyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *PoPVerifyRequest) GetLayers() []string {
@@ -6446,7 +6565,7 @@ type PoPVerifyResponse struct {
 
 func (x *PoPVerifyResponse) Reset() {
 	*x = PoPVerifyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6458,7 +6577,7 @@ func (x *PoPVerifyResponse) String() string {
 func (*PoPVerifyResponse) ProtoMessage() {}
 
 func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6471,7 +6590,7 @@ func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyResponse.ProtoReflect.Descriptor instead.
 func (*PoPVerifyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *PoPVerifyResponse) GetDiffId() string {
@@ -6518,7 +6637,7 @@ type PoPForgetRequest struct {
 
 func (x *PoPForgetRequest) Reset() {
 	*x = PoPForgetRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6530,7 +6649,7 @@ func (x *PoPForgetRequest) String() string {
 func (*PoPForgetRequest) ProtoMessage() {}
 
 func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6543,7 +6662,7 @@ func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetRequest.ProtoReflect.Descriptor instead.
 func (*PoPForgetRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *PoPForgetRequest) GetNode() string {
@@ -6561,7 +6680,7 @@ type PoPForgetResponse struct {
 
 func (x *PoPForgetResponse) Reset() {
 	*x = PoPForgetResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6573,7 +6692,7 @@ func (x *PoPForgetResponse) String() string {
 func (*PoPForgetResponse) ProtoMessage() {}
 
 func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6586,7 +6705,7 @@ func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetResponse.ProtoReflect.Descriptor instead.
 func (*PoPForgetResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 type ExecRequest_Start struct {
@@ -6605,7 +6724,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6617,7 +6736,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6630,7 +6749,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{43, 0}
 }
 
 func (x *ExecRequest_Start) GetName() string {
@@ -6697,7 +6816,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6709,7 +6828,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6722,7 +6841,7 @@ func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_EndOfInput.ProtoReflect.Descriptor instead.
 func (*ExecRequest_EndOfInput) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{42, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{43, 1}
 }
 
 type Pack_Parts struct {
@@ -6739,7 +6858,7 @@ type Pack_Parts struct {
 
 func (x *Pack_Parts) Reset() {
 	*x = Pack_Parts{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6751,7 +6870,7 @@ func (x *Pack_Parts) String() string {
 func (*Pack_Parts) ProtoMessage() {}
 
 func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6764,7 +6883,7 @@ func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack_Parts.ProtoReflect.Descriptor instead.
 func (*Pack_Parts) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84, 0}
 }
 
 func (x *Pack_Parts) GetHeader() int64 {
@@ -6821,7 +6940,7 @@ type PoP_Quota struct {
 
 func (x *PoP_Quota) Reset() {
 	*x = PoP_Quota{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6833,7 +6952,7 @@ func (x *PoP_Quota) String() string {
 func (*PoP_Quota) ProtoMessage() {}
 
 func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6846,7 +6965,7 @@ func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Quota.ProtoReflect.Descriptor instead.
 func (*PoP_Quota) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 0}
 }
 
 func (x *PoP_Quota) GetPrefix() string {
@@ -6888,7 +7007,7 @@ type PoP_Store struct {
 
 func (x *PoP_Store) Reset() {
 	*x = PoP_Store{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6900,7 +7019,7 @@ func (x *PoP_Store) String() string {
 func (*PoP_Store) ProtoMessage() {}
 
 func (x *PoP_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6913,7 +7032,7 @@ func (x *PoP_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Store.ProtoReflect.Descriptor instead.
 func (*PoP_Store) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 1}
 }
 
 func (x *PoP_Store) GetPath() string {
@@ -6997,7 +7116,7 @@ type PoP_Coordinator struct {
 
 func (x *PoP_Coordinator) Reset() {
 	*x = PoP_Coordinator{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7009,7 +7128,7 @@ func (x *PoP_Coordinator) String() string {
 func (*PoP_Coordinator) ProtoMessage() {}
 
 func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7022,7 +7141,7 @@ func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Coordinator.ProtoReflect.Descriptor instead.
 func (*PoP_Coordinator) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 2}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 2}
 }
 
 func (x *PoP_Coordinator) GetKind() string {
@@ -7056,7 +7175,7 @@ type PoP_Hits struct {
 
 func (x *PoP_Hits) Reset() {
 	*x = PoP_Hits{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7068,7 +7187,7 @@ func (x *PoP_Hits) String() string {
 func (*PoP_Hits) ProtoMessage() {}
 
 func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7081,7 +7200,7 @@ func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Hits.ProtoReflect.Descriptor instead.
 func (*PoP_Hits) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 3}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 3}
 }
 
 func (x *PoP_Hits) GetLayers() int64 {
@@ -7109,7 +7228,7 @@ type PoP_Fetch struct {
 
 func (x *PoP_Fetch) Reset() {
 	*x = PoP_Fetch{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7121,7 +7240,7 @@ func (x *PoP_Fetch) String() string {
 func (*PoP_Fetch) ProtoMessage() {}
 
 func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7134,7 +7253,7 @@ func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Fetch.ProtoReflect.Descriptor instead.
 func (*PoP_Fetch) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 4}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 4}
 }
 
 func (x *PoP_Fetch) GetLayer() string {
@@ -7175,7 +7294,7 @@ type PoP_Node struct {
 
 func (x *PoP_Node) Reset() {
 	*x = PoP_Node{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7187,7 +7306,7 @@ func (x *PoP_Node) String() string {
 func (*PoP_Node) ProtoMessage() {}
 
 func (x *PoP_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7200,7 +7319,7 @@ func (x *PoP_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Node.ProtoReflect.Descriptor instead.
 func (*PoP_Node) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 5}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 5}
 }
 
 func (x *PoP_Node) GetName() string {
@@ -7280,7 +7399,7 @@ type PoP_Layer struct {
 
 func (x *PoP_Layer) Reset() {
 	*x = PoP_Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7292,7 +7411,7 @@ func (x *PoP_Layer) String() string {
 func (*PoP_Layer) ProtoMessage() {}
 
 func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7305,7 +7424,7 @@ func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Layer.ProtoReflect.Descriptor instead.
 func (*PoP_Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93, 6}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 6}
 }
 
 func (x *PoP_Layer) GetDiffId() string {
@@ -7359,8 +7478,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xfb\n" +
-	"\n" +
+	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xa8\v\n" +
 	"\x04Spec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1e\n" +
@@ -7390,7 +7508,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"checkpoint\x18\x15 \x01(\bR\n" +
 	"checkpoint\x125\n" +
 	"\x06labels\x18\x16 \x03(\v2\x1d.dewpoint.v1.Spec.LabelsEntryR\x06labels\x12\x18\n" +
-	"\arestart\x18\x17 \x01(\tR\arestart\x12\x12\n" +
+	"\arestart\x18\x17 \x01(\tR\arestart\x12+\n" +
+	"\x06health\x18\x18 \x01(\v2\x13.dewpoint.v1.HealthR\x06health\x12\x12\n" +
 	"\x04user\x18( \x01(\tR\x04user\x12\x1f\n" +
 	"\vworking_dir\x18) \x01(\tR\n" +
 	"workingDir\x12\x1a\n" +
@@ -7421,7 +7540,14 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
 	"\fSysctlsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"9\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa2\x02\n" +
+	"\x06Health\x12\x12\n" +
+	"\x04test\x18\x01 \x03(\tR\x04test\x125\n" +
+	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\binterval\x123\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12<\n" +
+	"\fstart_period\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\vstartPeriod\x12@\n" +
+	"\x0estart_interval\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rstartInterval\x12\x18\n" +
+	"\aretries\x18\x06 \x01(\x05R\aretries\"9\n" +
 	"\x05Tmpfs\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x12\x18\n" +
 	"\aoptions\x18\x02 \x03(\tR\aoptions\"D\n" +
@@ -7596,7 +7722,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\fListResponse\x126\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2\x16.dewpoint.v1.ContainerR\n" +
-	"containers\"\xde\x03\n" +
+	"containers\"\x99\x04\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x16\n" +
@@ -7617,7 +7743,9 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"crash_loop\x18\x0f \x01(\bR\tcrashLoop\x129\n" +
 	"\n" +
-	"next_start\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\tnextStart\"$\n" +
+	"next_start\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\tnextStart\x12\x16\n" +
+	"\x06health\x18\x11 \x01(\tR\x06health\x12!\n" +
+	"\fhealth_error\x18\x12 \x01(\tR\vhealthError\"$\n" +
 	"\x0eInspectRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\xad\x01\n" +
 	"\x0fInspectResponse\x124\n" +
@@ -7732,7 +7860,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05epoch\x18\x02 \x01(\tR\x05epochB\b\n" +
 	"\x06_after\":\n" +
 	"\x0eEventsResponse\x12(\n" +
-	"\x05event\x18\x01 \x01(\v2\x12.dewpoint.v1.EventR\x05event\"\xec\x02\n" +
+	"\x05event\x18\x01 \x01(\v2\x12.dewpoint.v1.EventR\x05event\"\x84\x03\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
@@ -7749,7 +7877,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"checkpoint\x18\f \x01(\tR\n" +
 	"checkpoint\x12\x14\n" +
-	"\x05epoch\x18\r \x01(\tR\x05epochB\f\n" +
+	"\x05epoch\x18\r \x01(\tR\x05epoch\x12\x16\n" +
+	"\x06health\x18\x0e \x01(\tR\x06healthB\f\n" +
 	"\n" +
 	"_exit_code\"u\n" +
 	"\x11ProfileEndRequest\x12\x12\n" +
@@ -7978,285 +8107,291 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 112)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 113)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Output_Stream)(0),               // 0: dewpoint.v1.Output.Stream
 	(*Error)(nil),                    // 1: dewpoint.v1.Error
 	(*Spec)(nil),                     // 2: dewpoint.v1.Spec
-	(*Tmpfs)(nil),                    // 3: dewpoint.v1.Tmpfs
-	(*Ulimit)(nil),                   // 4: dewpoint.v1.Ulimit
-	(*Device)(nil),                   // 5: dewpoint.v1.Device
-	(*Port)(nil),                     // 6: dewpoint.v1.Port
-	(*Volume)(nil),                   // 7: dewpoint.v1.Volume
-	(*VolumeInfo)(nil),               // 8: dewpoint.v1.VolumeInfo
-	(*ListVolumesRequest)(nil),       // 9: dewpoint.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),      // 10: dewpoint.v1.ListVolumesResponse
-	(*MakeVolumeRequest)(nil),        // 11: dewpoint.v1.MakeVolumeRequest
-	(*MakeVolumeResponse)(nil),       // 12: dewpoint.v1.MakeVolumeResponse
-	(*RemoveVolumeRequest)(nil),      // 13: dewpoint.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),     // 14: dewpoint.v1.RemoveVolumeResponse
-	(*DeployRequest)(nil),            // 15: dewpoint.v1.DeployRequest
-	(*DeployResponse)(nil),           // 16: dewpoint.v1.DeployResponse
-	(*DeployManyRequest)(nil),        // 17: dewpoint.v1.DeployManyRequest
-	(*DeployManyResponse)(nil),       // 18: dewpoint.v1.DeployManyResponse
-	(*Deployment)(nil),               // 19: dewpoint.v1.Deployment
-	(*ListDeploymentsRequest)(nil),   // 20: dewpoint.v1.ListDeploymentsRequest
-	(*ListDeploymentsResponse)(nil),  // 21: dewpoint.v1.ListDeploymentsResponse
-	(*WatchDeploymentRequest)(nil),   // 22: dewpoint.v1.WatchDeploymentRequest
-	(*CancelDeploymentRequest)(nil),  // 23: dewpoint.v1.CancelDeploymentRequest
-	(*CancelDeploymentResponse)(nil), // 24: dewpoint.v1.CancelDeploymentResponse
-	(*Stage)(nil),                    // 25: dewpoint.v1.Stage
-	(*Layers)(nil),                   // 26: dewpoint.v1.Layers
-	(*LayerProgress)(nil),            // 27: dewpoint.v1.LayerProgress
-	(*Record)(nil),                   // 28: dewpoint.v1.Record
-	(*Span)(nil),                     // 29: dewpoint.v1.Span
-	(*Bytes)(nil),                    // 30: dewpoint.v1.Bytes
-	(*Way)(nil),                      // 31: dewpoint.v1.Way
-	(*Output)(nil),                   // 32: dewpoint.v1.Output
-	(*Exit)(nil),                     // 33: dewpoint.v1.Exit
-	(*PullRequest)(nil),              // 34: dewpoint.v1.PullRequest
-	(*PullResponse)(nil),             // 35: dewpoint.v1.PullResponse
-	(*ListRequest)(nil),              // 36: dewpoint.v1.ListRequest
-	(*ListResponse)(nil),             // 37: dewpoint.v1.ListResponse
-	(*Container)(nil),                // 38: dewpoint.v1.Container
-	(*InspectRequest)(nil),           // 39: dewpoint.v1.InspectRequest
-	(*InspectResponse)(nil),          // 40: dewpoint.v1.InspectResponse
-	(*LogsRequest)(nil),              // 41: dewpoint.v1.LogsRequest
-	(*LogsResponse)(nil),             // 42: dewpoint.v1.LogsResponse
-	(*ExecRequest)(nil),              // 43: dewpoint.v1.ExecRequest
-	(*Size)(nil),                     // 44: dewpoint.v1.Size
-	(*ExecResponse)(nil),             // 45: dewpoint.v1.ExecResponse
-	(*StopRequest)(nil),              // 46: dewpoint.v1.StopRequest
-	(*StopResponse)(nil),             // 47: dewpoint.v1.StopResponse
-	(*StartRequest)(nil),             // 48: dewpoint.v1.StartRequest
-	(*StartResponse)(nil),            // 49: dewpoint.v1.StartResponse
-	(*RestartRequest)(nil),           // 50: dewpoint.v1.RestartRequest
-	(*RestartResponse)(nil),          // 51: dewpoint.v1.RestartResponse
-	(*KillRequest)(nil),              // 52: dewpoint.v1.KillRequest
-	(*KillResponse)(nil),             // 53: dewpoint.v1.KillResponse
-	(*RemoveRequest)(nil),            // 54: dewpoint.v1.RemoveRequest
-	(*RemoveResponse)(nil),           // 55: dewpoint.v1.RemoveResponse
-	(*WaitRequest)(nil),              // 56: dewpoint.v1.WaitRequest
-	(*WaitResponse)(nil),             // 57: dewpoint.v1.WaitResponse
-	(*ImagesRequest)(nil),            // 58: dewpoint.v1.ImagesRequest
-	(*ImagesResponse)(nil),           // 59: dewpoint.v1.ImagesResponse
-	(*Image)(nil),                    // 60: dewpoint.v1.Image
-	(*Layer)(nil),                    // 61: dewpoint.v1.Layer
-	(*RemoveImageRequest)(nil),       // 62: dewpoint.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),      // 63: dewpoint.v1.RemoveImageResponse
-	(*PruneRequest)(nil),             // 64: dewpoint.v1.PruneRequest
-	(*PruneResponse)(nil),            // 65: dewpoint.v1.PruneResponse
-	(*DoctorRequest)(nil),            // 66: dewpoint.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 67: dewpoint.v1.DoctorResponse
-	(*Finding)(nil),                  // 68: dewpoint.v1.Finding
-	(*VersionRequest)(nil),           // 69: dewpoint.v1.VersionRequest
-	(*VersionResponse)(nil),          // 70: dewpoint.v1.VersionResponse
-	(*EventsRequest)(nil),            // 71: dewpoint.v1.EventsRequest
-	(*EventsResponse)(nil),           // 72: dewpoint.v1.EventsResponse
-	(*Event)(nil),                    // 73: dewpoint.v1.Event
-	(*ProfileEndRequest)(nil),        // 74: dewpoint.v1.ProfileEndRequest
-	(*ProfileEndResponse)(nil),       // 75: dewpoint.v1.ProfileEndResponse
-	(*Profile)(nil),                  // 76: dewpoint.v1.Profile
-	(*FileRead)(nil),                 // 77: dewpoint.v1.FileRead
-	(*PackBuildRequest)(nil),         // 78: dewpoint.v1.PackBuildRequest
-	(*PackBuildResponse)(nil),        // 79: dewpoint.v1.PackBuildResponse
-	(*PackPushRequest)(nil),          // 80: dewpoint.v1.PackPushRequest
-	(*PackPushResponse)(nil),         // 81: dewpoint.v1.PackPushResponse
-	(*PackInspectRequest)(nil),       // 82: dewpoint.v1.PackInspectRequest
-	(*PackInspectResponse)(nil),      // 83: dewpoint.v1.PackInspectResponse
-	(*Pack)(nil),                     // 84: dewpoint.v1.Pack
-	(*CheckpointRequest)(nil),        // 85: dewpoint.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 86: dewpoint.v1.CheckpointResponse
-	(*ListCheckpointsRequest)(nil),   // 87: dewpoint.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),  // 88: dewpoint.v1.ListCheckpointsResponse
-	(*RemoveCheckpointRequest)(nil),  // 89: dewpoint.v1.RemoveCheckpointRequest
-	(*RemoveCheckpointResponse)(nil), // 90: dewpoint.v1.RemoveCheckpointResponse
-	(*Checkpoint)(nil),               // 91: dewpoint.v1.Checkpoint
-	(*PoPStatusRequest)(nil),         // 92: dewpoint.v1.PoPStatusRequest
-	(*PoPStatusResponse)(nil),        // 93: dewpoint.v1.PoPStatusResponse
-	(*PoP)(nil),                      // 94: dewpoint.v1.PoP
-	(*PoPVerifyRequest)(nil),         // 95: dewpoint.v1.PoPVerifyRequest
-	(*PoPVerifyResponse)(nil),        // 96: dewpoint.v1.PoPVerifyResponse
-	(*PoPForgetRequest)(nil),         // 97: dewpoint.v1.PoPForgetRequest
-	(*PoPForgetResponse)(nil),        // 98: dewpoint.v1.PoPForgetResponse
-	nil,                              // 99: dewpoint.v1.Spec.LabelsEntry
-	nil,                              // 100: dewpoint.v1.Spec.SysctlsEntry
-	nil,                              // 101: dewpoint.v1.Record.StagesEntry
-	nil,                              // 102: dewpoint.v1.Span.AttributesEntry
-	(*ExecRequest_Start)(nil),        // 103: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil),   // 104: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),               // 105: dewpoint.v1.Pack.Parts
-	(*PoP_Quota)(nil),                // 106: dewpoint.v1.PoP.Quota
-	(*PoP_Store)(nil),                // 107: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),          // 108: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),                 // 109: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),                // 110: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),                 // 111: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),                // 112: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),      // 113: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 114: google.protobuf.Timestamp
+	(*Health)(nil),                   // 3: dewpoint.v1.Health
+	(*Tmpfs)(nil),                    // 4: dewpoint.v1.Tmpfs
+	(*Ulimit)(nil),                   // 5: dewpoint.v1.Ulimit
+	(*Device)(nil),                   // 6: dewpoint.v1.Device
+	(*Port)(nil),                     // 7: dewpoint.v1.Port
+	(*Volume)(nil),                   // 8: dewpoint.v1.Volume
+	(*VolumeInfo)(nil),               // 9: dewpoint.v1.VolumeInfo
+	(*ListVolumesRequest)(nil),       // 10: dewpoint.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),      // 11: dewpoint.v1.ListVolumesResponse
+	(*MakeVolumeRequest)(nil),        // 12: dewpoint.v1.MakeVolumeRequest
+	(*MakeVolumeResponse)(nil),       // 13: dewpoint.v1.MakeVolumeResponse
+	(*RemoveVolumeRequest)(nil),      // 14: dewpoint.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),     // 15: dewpoint.v1.RemoveVolumeResponse
+	(*DeployRequest)(nil),            // 16: dewpoint.v1.DeployRequest
+	(*DeployResponse)(nil),           // 17: dewpoint.v1.DeployResponse
+	(*DeployManyRequest)(nil),        // 18: dewpoint.v1.DeployManyRequest
+	(*DeployManyResponse)(nil),       // 19: dewpoint.v1.DeployManyResponse
+	(*Deployment)(nil),               // 20: dewpoint.v1.Deployment
+	(*ListDeploymentsRequest)(nil),   // 21: dewpoint.v1.ListDeploymentsRequest
+	(*ListDeploymentsResponse)(nil),  // 22: dewpoint.v1.ListDeploymentsResponse
+	(*WatchDeploymentRequest)(nil),   // 23: dewpoint.v1.WatchDeploymentRequest
+	(*CancelDeploymentRequest)(nil),  // 24: dewpoint.v1.CancelDeploymentRequest
+	(*CancelDeploymentResponse)(nil), // 25: dewpoint.v1.CancelDeploymentResponse
+	(*Stage)(nil),                    // 26: dewpoint.v1.Stage
+	(*Layers)(nil),                   // 27: dewpoint.v1.Layers
+	(*LayerProgress)(nil),            // 28: dewpoint.v1.LayerProgress
+	(*Record)(nil),                   // 29: dewpoint.v1.Record
+	(*Span)(nil),                     // 30: dewpoint.v1.Span
+	(*Bytes)(nil),                    // 31: dewpoint.v1.Bytes
+	(*Way)(nil),                      // 32: dewpoint.v1.Way
+	(*Output)(nil),                   // 33: dewpoint.v1.Output
+	(*Exit)(nil),                     // 34: dewpoint.v1.Exit
+	(*PullRequest)(nil),              // 35: dewpoint.v1.PullRequest
+	(*PullResponse)(nil),             // 36: dewpoint.v1.PullResponse
+	(*ListRequest)(nil),              // 37: dewpoint.v1.ListRequest
+	(*ListResponse)(nil),             // 38: dewpoint.v1.ListResponse
+	(*Container)(nil),                // 39: dewpoint.v1.Container
+	(*InspectRequest)(nil),           // 40: dewpoint.v1.InspectRequest
+	(*InspectResponse)(nil),          // 41: dewpoint.v1.InspectResponse
+	(*LogsRequest)(nil),              // 42: dewpoint.v1.LogsRequest
+	(*LogsResponse)(nil),             // 43: dewpoint.v1.LogsResponse
+	(*ExecRequest)(nil),              // 44: dewpoint.v1.ExecRequest
+	(*Size)(nil),                     // 45: dewpoint.v1.Size
+	(*ExecResponse)(nil),             // 46: dewpoint.v1.ExecResponse
+	(*StopRequest)(nil),              // 47: dewpoint.v1.StopRequest
+	(*StopResponse)(nil),             // 48: dewpoint.v1.StopResponse
+	(*StartRequest)(nil),             // 49: dewpoint.v1.StartRequest
+	(*StartResponse)(nil),            // 50: dewpoint.v1.StartResponse
+	(*RestartRequest)(nil),           // 51: dewpoint.v1.RestartRequest
+	(*RestartResponse)(nil),          // 52: dewpoint.v1.RestartResponse
+	(*KillRequest)(nil),              // 53: dewpoint.v1.KillRequest
+	(*KillResponse)(nil),             // 54: dewpoint.v1.KillResponse
+	(*RemoveRequest)(nil),            // 55: dewpoint.v1.RemoveRequest
+	(*RemoveResponse)(nil),           // 56: dewpoint.v1.RemoveResponse
+	(*WaitRequest)(nil),              // 57: dewpoint.v1.WaitRequest
+	(*WaitResponse)(nil),             // 58: dewpoint.v1.WaitResponse
+	(*ImagesRequest)(nil),            // 59: dewpoint.v1.ImagesRequest
+	(*ImagesResponse)(nil),           // 60: dewpoint.v1.ImagesResponse
+	(*Image)(nil),                    // 61: dewpoint.v1.Image
+	(*Layer)(nil),                    // 62: dewpoint.v1.Layer
+	(*RemoveImageRequest)(nil),       // 63: dewpoint.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),      // 64: dewpoint.v1.RemoveImageResponse
+	(*PruneRequest)(nil),             // 65: dewpoint.v1.PruneRequest
+	(*PruneResponse)(nil),            // 66: dewpoint.v1.PruneResponse
+	(*DoctorRequest)(nil),            // 67: dewpoint.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 68: dewpoint.v1.DoctorResponse
+	(*Finding)(nil),                  // 69: dewpoint.v1.Finding
+	(*VersionRequest)(nil),           // 70: dewpoint.v1.VersionRequest
+	(*VersionResponse)(nil),          // 71: dewpoint.v1.VersionResponse
+	(*EventsRequest)(nil),            // 72: dewpoint.v1.EventsRequest
+	(*EventsResponse)(nil),           // 73: dewpoint.v1.EventsResponse
+	(*Event)(nil),                    // 74: dewpoint.v1.Event
+	(*ProfileEndRequest)(nil),        // 75: dewpoint.v1.ProfileEndRequest
+	(*ProfileEndResponse)(nil),       // 76: dewpoint.v1.ProfileEndResponse
+	(*Profile)(nil),                  // 77: dewpoint.v1.Profile
+	(*FileRead)(nil),                 // 78: dewpoint.v1.FileRead
+	(*PackBuildRequest)(nil),         // 79: dewpoint.v1.PackBuildRequest
+	(*PackBuildResponse)(nil),        // 80: dewpoint.v1.PackBuildResponse
+	(*PackPushRequest)(nil),          // 81: dewpoint.v1.PackPushRequest
+	(*PackPushResponse)(nil),         // 82: dewpoint.v1.PackPushResponse
+	(*PackInspectRequest)(nil),       // 83: dewpoint.v1.PackInspectRequest
+	(*PackInspectResponse)(nil),      // 84: dewpoint.v1.PackInspectResponse
+	(*Pack)(nil),                     // 85: dewpoint.v1.Pack
+	(*CheckpointRequest)(nil),        // 86: dewpoint.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 87: dewpoint.v1.CheckpointResponse
+	(*ListCheckpointsRequest)(nil),   // 88: dewpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),  // 89: dewpoint.v1.ListCheckpointsResponse
+	(*RemoveCheckpointRequest)(nil),  // 90: dewpoint.v1.RemoveCheckpointRequest
+	(*RemoveCheckpointResponse)(nil), // 91: dewpoint.v1.RemoveCheckpointResponse
+	(*Checkpoint)(nil),               // 92: dewpoint.v1.Checkpoint
+	(*PoPStatusRequest)(nil),         // 93: dewpoint.v1.PoPStatusRequest
+	(*PoPStatusResponse)(nil),        // 94: dewpoint.v1.PoPStatusResponse
+	(*PoP)(nil),                      // 95: dewpoint.v1.PoP
+	(*PoPVerifyRequest)(nil),         // 96: dewpoint.v1.PoPVerifyRequest
+	(*PoPVerifyResponse)(nil),        // 97: dewpoint.v1.PoPVerifyResponse
+	(*PoPForgetRequest)(nil),         // 98: dewpoint.v1.PoPForgetRequest
+	(*PoPForgetResponse)(nil),        // 99: dewpoint.v1.PoPForgetResponse
+	nil,                              // 100: dewpoint.v1.Spec.LabelsEntry
+	nil,                              // 101: dewpoint.v1.Spec.SysctlsEntry
+	nil,                              // 102: dewpoint.v1.Record.StagesEntry
+	nil,                              // 103: dewpoint.v1.Span.AttributesEntry
+	(*ExecRequest_Start)(nil),        // 104: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil),   // 105: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),               // 106: dewpoint.v1.Pack.Parts
+	(*PoP_Quota)(nil),                // 107: dewpoint.v1.PoP.Quota
+	(*PoP_Store)(nil),                // 108: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),          // 109: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                 // 110: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                // 111: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                 // 112: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                // 113: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),      // 114: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 115: google.protobuf.Timestamp
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
-	6,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
-	7,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	113, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
-	99,  // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
-	3,   // 4: dewpoint.v1.Spec.tmpfs:type_name -> dewpoint.v1.Tmpfs
-	4,   // 5: dewpoint.v1.Spec.ulimits:type_name -> dewpoint.v1.Ulimit
-	100, // 6: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
-	5,   // 7: dewpoint.v1.Spec.devices:type_name -> dewpoint.v1.Device
-	114, // 8: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
-	8,   // 9: dewpoint.v1.ListVolumesResponse.volumes:type_name -> dewpoint.v1.VolumeInfo
-	2,   // 10: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
-	113, // 11: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
-	25,  // 12: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
-	26,  // 13: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
-	28,  // 14: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
-	32,  // 15: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
-	33,  // 16: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
-	19,  // 17: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
-	2,   // 18: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
-	113, // 19: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
-	19,  // 20: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
-	25,  // 21: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
-	26,  // 22: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
-	28,  // 23: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
-	1,   // 24: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
-	114, // 25: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
-	114, // 26: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
-	28,  // 27: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
-	1,   // 28: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
-	19,  // 29: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
-	19,  // 30: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
-	27,  // 31: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	101, // 32: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
-	30,  // 33: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
-	31,  // 34: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
-	29,  // 35: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
-	102, // 36: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
-	0,   // 37: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
-	25,  // 38: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
-	26,  // 39: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
-	28,  // 40: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
-	38,  // 41: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
-	6,   // 42: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	114, // 43: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
-	114, // 44: dewpoint.v1.Container.next_start:type_name -> google.protobuf.Timestamp
-	38,  // 45: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
-	2,   // 46: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
-	28,  // 47: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
-	32,  // 48: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	103, // 49: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	104, // 50: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
-	44,  // 51: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
-	32,  // 52: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
-	33,  // 53: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	113, // 54: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
-	113, // 55: dewpoint.v1.RestartRequest.timeout:type_name -> google.protobuf.Duration
-	60,  // 56: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	114, // 57: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
-	61,  // 58: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
-	68,  // 59: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
-	73,  // 60: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	114, // 61: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
-	28,  // 62: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
-	76,  // 63: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
-	77,  // 64: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
-	84,  // 65: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
-	84,  // 66: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	105, // 67: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	114, // 68: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
-	77,  // 69: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
-	91,  // 70: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
-	91,  // 71: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
-	114, // 72: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
-	94,  // 73: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	107, // 74: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	108, // 75: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	111, // 76: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	112, // 77: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
-	44,  // 78: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	106, // 79: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
-	109, // 80: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	109, // 81: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	109, // 82: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	109, // 83: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	110, // 84: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
-	15,  // 85: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	17,  // 86: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
-	20,  // 87: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
-	22,  // 88: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
-	23,  // 89: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
-	34,  // 90: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	36,  // 91: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	39,  // 92: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
-	41,  // 93: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	43,  // 94: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	46,  // 95: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	48,  // 96: dewpoint.v1.Node.Start:input_type -> dewpoint.v1.StartRequest
-	50,  // 97: dewpoint.v1.Node.Restart:input_type -> dewpoint.v1.RestartRequest
-	52,  // 98: dewpoint.v1.Node.Kill:input_type -> dewpoint.v1.KillRequest
-	54,  // 99: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	56,  // 100: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	58,  // 101: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	62,  // 102: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	64,  // 103: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	9,   // 104: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
-	11,  // 105: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
-	13,  // 106: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
-	74,  // 107: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	78,  // 108: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	80,  // 109: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	82,  // 110: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	85,  // 111: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	87,  // 112: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	89,  // 113: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	92,  // 114: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	95,  // 115: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	97,  // 116: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	66,  // 117: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	69,  // 118: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	71,  // 119: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	16,  // 120: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	18,  // 121: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
-	21,  // 122: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
-	16,  // 123: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
-	24,  // 124: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
-	35,  // 125: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	37,  // 126: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	40,  // 127: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
-	42,  // 128: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	45,  // 129: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	47,  // 130: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	49,  // 131: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
-	51,  // 132: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
-	53,  // 133: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
-	55,  // 134: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	57,  // 135: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	59,  // 136: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	63,  // 137: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	65,  // 138: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	10,  // 139: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
-	12,  // 140: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
-	14,  // 141: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
-	75,  // 142: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	79,  // 143: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	81,  // 144: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	83,  // 145: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	86,  // 146: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	88,  // 147: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	90,  // 148: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	93,  // 149: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	96,  // 150: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	98,  // 151: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	67,  // 152: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	70,  // 153: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	72,  // 154: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	120, // [120:155] is the sub-list for method output_type
-	85,  // [85:120] is the sub-list for method input_type
-	85,  // [85:85] is the sub-list for extension type_name
-	85,  // [85:85] is the sub-list for extension extendee
-	0,   // [0:85] is the sub-list for field type_name
+	7,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
+	8,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
+	114, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	100, // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
+	3,   // 4: dewpoint.v1.Spec.health:type_name -> dewpoint.v1.Health
+	4,   // 5: dewpoint.v1.Spec.tmpfs:type_name -> dewpoint.v1.Tmpfs
+	5,   // 6: dewpoint.v1.Spec.ulimits:type_name -> dewpoint.v1.Ulimit
+	101, // 7: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
+	6,   // 8: dewpoint.v1.Spec.devices:type_name -> dewpoint.v1.Device
+	114, // 9: dewpoint.v1.Health.interval:type_name -> google.protobuf.Duration
+	114, // 10: dewpoint.v1.Health.timeout:type_name -> google.protobuf.Duration
+	114, // 11: dewpoint.v1.Health.start_period:type_name -> google.protobuf.Duration
+	114, // 12: dewpoint.v1.Health.start_interval:type_name -> google.protobuf.Duration
+	115, // 13: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
+	9,   // 14: dewpoint.v1.ListVolumesResponse.volumes:type_name -> dewpoint.v1.VolumeInfo
+	2,   // 15: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
+	114, // 16: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
+	26,  // 17: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
+	27,  // 18: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
+	29,  // 19: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
+	33,  // 20: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
+	34,  // 21: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
+	20,  // 22: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
+	2,   // 23: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
+	114, // 24: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
+	20,  // 25: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
+	26,  // 26: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
+	27,  // 27: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
+	29,  // 28: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
+	1,   // 29: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
+	115, // 30: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
+	115, // 31: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
+	29,  // 32: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
+	1,   // 33: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
+	20,  // 34: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
+	20,  // 35: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
+	28,  // 36: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
+	102, // 37: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	31,  // 38: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
+	32,  // 39: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
+	30,  // 40: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
+	103, // 41: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
+	0,   // 42: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
+	26,  // 43: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
+	27,  // 44: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
+	29,  // 45: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
+	39,  // 46: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
+	7,   // 47: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
+	115, // 48: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	115, // 49: dewpoint.v1.Container.next_start:type_name -> google.protobuf.Timestamp
+	39,  // 50: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
+	2,   // 51: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
+	29,  // 52: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
+	33,  // 53: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
+	104, // 54: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	105, // 55: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	45,  // 56: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
+	33,  // 57: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
+	34,  // 58: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
+	114, // 59: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	114, // 60: dewpoint.v1.RestartRequest.timeout:type_name -> google.protobuf.Duration
+	61,  // 61: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
+	115, // 62: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	62,  // 63: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
+	69,  // 64: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
+	74,  // 65: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
+	115, // 66: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	29,  // 67: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
+	77,  // 68: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
+	78,  // 69: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
+	85,  // 70: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
+	85,  // 71: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
+	106, // 72: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	115, // 73: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	78,  // 74: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
+	92,  // 75: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
+	92,  // 76: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
+	115, // 77: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	95,  // 78: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
+	108, // 79: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	109, // 80: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	112, // 81: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	113, // 82: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	45,  // 83: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
+	107, // 84: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
+	110, // 85: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	110, // 86: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	110, // 87: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	110, // 88: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	111, // 89: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	16,  // 90: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	18,  // 91: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
+	21,  // 92: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
+	23,  // 93: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
+	24,  // 94: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
+	35,  // 95: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	37,  // 96: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	40,  // 97: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
+	42,  // 98: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	44,  // 99: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	47,  // 100: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	49,  // 101: dewpoint.v1.Node.Start:input_type -> dewpoint.v1.StartRequest
+	51,  // 102: dewpoint.v1.Node.Restart:input_type -> dewpoint.v1.RestartRequest
+	53,  // 103: dewpoint.v1.Node.Kill:input_type -> dewpoint.v1.KillRequest
+	55,  // 104: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	57,  // 105: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	59,  // 106: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	63,  // 107: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	65,  // 108: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	10,  // 109: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
+	12,  // 110: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
+	14,  // 111: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
+	75,  // 112: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	79,  // 113: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	81,  // 114: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	83,  // 115: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	86,  // 116: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	88,  // 117: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	90,  // 118: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	93,  // 119: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	96,  // 120: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	98,  // 121: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	67,  // 122: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	70,  // 123: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	72,  // 124: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	17,  // 125: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	19,  // 126: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	22,  // 127: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	17,  // 128: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	25,  // 129: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	36,  // 130: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	38,  // 131: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	41,  // 132: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	43,  // 133: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	46,  // 134: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	48,  // 135: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	50,  // 136: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
+	52,  // 137: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
+	54,  // 138: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
+	56,  // 139: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	58,  // 140: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	60,  // 141: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	64,  // 142: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	66,  // 143: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	11,  // 144: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
+	13,  // 145: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
+	15,  // 146: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
+	76,  // 147: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	80,  // 148: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	82,  // 149: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	84,  // 150: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	87,  // 151: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	89,  // 152: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	91,  // 153: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	94,  // 154: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	97,  // 155: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	99,  // 156: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	68,  // 157: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	71,  // 158: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	73,  // 159: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	125, // [125:160] is the sub-list for method output_type
+	90,  // [90:125] is the sub-list for method input_type
+	90,  // [90:90] is the sub-list for extension type_name
+	90,  // [90:90] is the sub-list for extension extendee
+	0,   // [0:90] is the sub-list for field type_name
 }
 
 func init() { file_dewpoint_v1_node_proto_init() }
@@ -8264,7 +8399,7 @@ func file_dewpoint_v1_node_proto_init() {
 	if File_dewpoint_v1_node_proto != nil {
 		return
 	}
-	file_dewpoint_v1_node_proto_msgTypes[15].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[16].OneofWrappers = []any{
 		(*DeployResponse_Stage)(nil),
 		(*DeployResponse_Layers)(nil),
 		(*DeployResponse_Record)(nil),
@@ -8272,37 +8407,37 @@ func file_dewpoint_v1_node_proto_init() {
 		(*DeployResponse_Exit)(nil),
 		(*DeployResponse_Deployment)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[17].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[18].OneofWrappers = []any{
 		(*DeployManyResponse_Deployment)(nil),
 		(*DeployManyResponse_Stage)(nil),
 		(*DeployManyResponse_Layers)(nil),
 		(*DeployManyResponse_Record)(nil),
 		(*DeployManyResponse_Error)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[34].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[35].OneofWrappers = []any{
 		(*PullResponse_Stage)(nil),
 		(*PullResponse_Layers)(nil),
 		(*PullResponse_Record)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[42].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[43].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_EndOfInput_)(nil),
 		(*ExecRequest_Resize)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[44].OneofWrappers = []any{
+	file_dewpoint_v1_node_proto_msgTypes[45].OneofWrappers = []any{
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[70].OneofWrappers = []any{}
-	file_dewpoint_v1_node_proto_msgTypes[72].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[71].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[73].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   112,
+			NumMessages:   113,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
