@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -276,6 +277,9 @@ func (f *Fill) run(ctx context.Context, key digest.Digest) {
 		err = errors.Join(err, f.lose(true))
 	case err != nil && ctx.Err() != nil:
 		err = context.Cause(ctx)
+	}
+	if err != nil && f.Layer.DiffID != "" && strings.HasPrefix(filepath.Base(f.dir), importPrefix) {
+		err = errors.Join(err, f.store.disk.discard(f.dir)) // no later fill goes on from what lies beside its place
 	}
 	f.store.mu.Lock()
 	delete(f.store.fills, key)

@@ -377,3 +377,41 @@ func TestFailedSyncOfPartial(t *testing.T) {
 		})
 	}
 }
+
+// A fill beside its place that is cut leaves nothing there.
+func TestCutFillBesideItsPlace(t *testing.T) {
+	tarball := makeTar(t, 4<<20, 25)
+	want := pack(t, tarball, image.Gzip)
+	dir := t.TempDir()
+	server := &mounted{shower: newShower()}
+	defer server.close()
+	s := open(t, dir, layer.Config{Interval: 256 << 10, Server: server})
+	defer s.Close()
+	if _, err := s.Begin(want.layer, table(t, tarball), layer.Origin{}); err != nil {
+		t.Fatal(err)
+	}
+	failed := false
+	newBadDisk(t, dir, func(_ int, path string) bool {
+		now := filepath.Base(path) == "data" && !failed
+		failed = failed || now
+		return now
+	})
+	ctx, cut := context.WithCancel(t.Context())
+	defer cut()
+	first, second := make(chan struct{}), make(chan struct{})
+	defer close(first)
+	defer close(second)
+	f := s.Fill(ctx, want.layer, halts(want, first, second))
+	beside := func() []string {
+		found, _ := filepath.Glob(filepath.Join(dir, "import-*"))
+		return found
+	}
+	testkit.Eventually(t, "it is filled beside its place", func() bool { return len(beside()) == 1 })
+	cut()
+	if _, err := f.WaitComplete(t.Context()); err == nil {
+		t.Error("a fill that was cut is complete")
+	}
+	if left := beside(); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
