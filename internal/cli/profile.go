@@ -259,10 +259,9 @@ func (c *call) showPack(p spec.Pack) error {
 			percent(p.Needed, p.Total), size(p.Total))},
 		{"and waits for", fmt.Sprintf("%s, %s of the image's %s", size(p.Start), percent(p.Start, p.ImageSize),
 			size(p.ImageSize))},
-		{"pack", fmt.Sprintf("%s: header %s, tables %s, %d chunks %s, points %s, windows %s, file digests %s",
+		{"pack", fmt.Sprintf("%s: header %s, tables %s, %d chunks %s, points %s, windows %s",
 			size(p.Size), size(p.Parts.Header),
-			size(p.Parts.Tables), p.Chunks, size(p.Parts.Chunks), size(p.Parts.Points), size(p.Parts.Windows),
-			size(p.Parts.Files))},
+			size(p.Parts.Tables), p.Chunks, size(p.Parts.Chunks), size(p.Parts.Points), size(p.Parts.Windows))},
 		{"digest", p.Pack},
 	}
 	for _, l := range p.Unlazy {

@@ -51,7 +51,7 @@ type Stats struct {
 	Raw    int64 // of them, those that chunks hold; the others are copies
 
 	// Bytes stored, of which the first three are what a start waits for.
-	HeaderSize, Tables, ChunkData, Points, Windows, Files int64
+	HeaderSize, Tables, ChunkData, Points, Windows int64
 	// Unlazy are layers without a table, for their headers or files are too many.
 	Unlazy []digest.Digest
 }
@@ -102,13 +102,13 @@ func (s *section) rewind(n int64) error {
 }
 
 type builder struct {
-	ctx                                    context.Context
-	in                                     Input
-	layers                                 []InputLayer // distinct
-	h                                      Header
-	enc                                    *encoder
-	stats                                  Stats
-	tables, chunks, points, windows, files section
+	ctx                             context.Context
+	in                              Input
+	layers                          []InputLayer // distinct
+	h                               Header
+	enc                             *encoder
+	stats                           Stats
+	tables, chunks, points, windows section
 }
 
 func newBuilder(ctx context.Context, in Input) (*builder, error) {
@@ -137,7 +137,7 @@ func newBuilder(ctx context.Context, in Input) (*builder, error) {
 
 // sections are in the order of the file.
 func (b *builder) sections() []*section {
-	return []*section{&b.tables, &b.chunks, &b.points, &b.windows, &b.files}
+	return []*section{&b.tables, &b.chunks, &b.points, &b.windows}
 }
 
 func anonymous(dir string) (*os.File, error) {
@@ -188,7 +188,7 @@ func (b *builder) layer(l InputLayer) error {
 	b.h.Layers = append(b.h.Layers,
 		Layer{DiffID: l.DiffID, Blob: l.Blob, BlobSize: l.BlobSize, Size: l.Size, Compression: l.Compression})
 	to := &b.h.Layers[len(b.h.Layers)-1]
-	table, list, err := MakeTable(l.Data, l.Size)
+	table, err := MakeTable(l.Data, l.Size)
 	if errors.Is(err, toc.ErrLimit) || errors.Is(err, erofs.ErrTooLarge) {
 		b.stats.Unlazy = append(b.stats.Unlazy, l.DiffID)
 		return nil
@@ -203,7 +203,7 @@ func (b *builder) layer(l InputLayer) error {
 	if to.Table, err = b.part(&b.tables, raw); err != nil {
 		return err
 	}
-	s := &scan{ctx: b.ctx, in: l, files: contiguous(list), windows: &b.windows, enc: b.enc}
+	s := &scan{ctx: b.ctx, in: l, windows: &b.windows, enc: b.enc}
 	before := b.windows.n
 	if err := s.run(); err != nil {
 		return err
@@ -222,10 +222,7 @@ func (b *builder) layer(l InputLayer) error {
 			return err
 		}
 	}
-	if len(s.files) > 0 {
-		to.Files, err = b.part(&b.files, encodeFiles(s.files))
-	}
-	return err
+	return nil
 }
 
 func (b *builder) part(to *section, raw []byte) (*Part, error) {
@@ -313,6 +310,6 @@ func (b *builder) write(to io.Writer) (Stats, error) {
 	s.Digest, s.Header = digest.NewDigest(digest.SHA256, hash), digest.FromBytes(head)
 	s.Chunks, s.Needed = len(b.h.Chunks), b.h.Needed
 	s.HeaderSize, s.Tables, s.ChunkData = int64(len(head)), b.tables.n, b.chunks.n
-	s.Points, s.Windows, s.Files = b.points.n, b.windows.n, b.files.n
+	s.Points, s.Windows = b.points.n, b.windows.n
 	return s, nil
 }

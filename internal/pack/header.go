@@ -41,7 +41,7 @@ type Layer struct {
 	Table       *Part             `json:"table,omitempty"`
 	Points      *Part             `json:"points,omitempty"`
 	Windows     int64             `json:"windows,omitempty"` // bytes of all windows as stored
-	Files       *Part             `json:"files,omitempty"`
+	Files       *Part             `json:"files,omitempty"`   // of packs that were built once; nobody reads it
 }
 
 // Chunk is some ranges of the layers' tars, one after the other in one frame.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -310,10 +311,9 @@ func TestPartsLie(t *testing.T) {
 	for what, f := range map[string]func(stored []byte) error{
 		"table":  func(s []byte) error { _, err := h.DecodeTable(0, s); return err },
 		"points": func(s []byte) error { _, err := h.DecodePoints(0, s); return err },
-		"files":  func(s []byte) error { _, err := h.DecodeFiles(0, s); return err },
 		"chunk":  func(s []byte) error { _, err := h.DecodeChunk(0, s, nil); return err },
 	} {
-		span := map[string]pack.Span{"table": h.TableSpan(0), "points": h.PointsSpan(0), "files": h.FilesSpan(0),
+		span := map[string]pack.Span{"table": h.TableSpan(0), "points": h.PointsSpan(0),
 			"chunk": h.ChunkSpan(0)}[what]
 		right := b.part(span)
 		check(t, f(right))
@@ -420,29 +420,22 @@ func TestPointBounds(t *testing.T) {
 	}
 }
 
-func TestFileBounds(t *testing.T) {
-	h, err := parse(small())
+// A pack of an earlier build ends with digests of files, which nobody reads.
+func TestPackWithFiles(t *testing.T) {
+	b := packedSmall()
+	h := b.header(t)
+	old := *h
+	old.Layers = slices.Clone(h.Layers)
+	files := []byte("digests of files")
+	frame := zst(files)
+	old.Layers[0].Files = &pack.Part{Length: int64(len(frame)), Raw: int64(len(files)),
+		SHA256: digest.FromBytes(files)}
+	text, err := json.Marshal(&old)
 	check(t, err)
-	files := func(list ...[2]uint64) []byte {
-		b := binary.AppendUvarint(nil, uint64(len(list)))
-		for _, f := range list {
-			b = binary.AppendUvarint(binary.AppendUvarint(b, f[0]), f[1])
-			b = append(b, make([]byte, 32)...)
-		}
-		return b
-	}
-	if list, err := h.ParseFiles(0, files([2]uint64{512, 4096}, [2]uint64{5000, 36_000})); err != nil ||
-		len(list) != 2 {
-		t.Fatal(list, err)
-	}
-	for what, b := range map[string][]byte{
-		"nothing": nil, "too many": binary.AppendUvarint(nil, 1<<30), "more than bytes": {100, 1, 2, 3},
-		"beyond": files([2]uint64{5000, 36_001}), "overlap": files([2]uint64{512, 5000}, [2]uint64{5000, 5000}),
-		"small": files([2]uint64{512, 4095}), "behind": append(files(), 1), "cut": files([2]uint64{512, 4096})[:30],
-	} {
-		if _, err := h.ParseFiles(0, b); !errors.Is(err, pack.ErrInvalid) {
-			t.Errorf("%s: %v", what, err)
-		}
+	whole := slices.Concat(stored(text), b.pack[h.Layout().Header.Length:], frame)
+	check(t, drain(bytes.NewReader(whole)))
+	if err := drain(bytes.NewReader(whole[:len(whole)-1])); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("without its last byte: %v", err)
 	}
 }
 
@@ -463,7 +456,8 @@ func FuzzHeader(f *testing.F) {
 		}
 		end := h.Layout().Header.Length
 		for i := range h.Layers {
-			end += h.TableSpan(i).Length + h.PointsSpan(i).Length + h.WindowsSpan(i).Length + h.FilesSpan(i).Length
+			end += h.TableSpan(i).Length + h.PointsSpan(i).Length + h.WindowsSpan(i).Length +
+				h.Layout().Files[i].Length
 		}
 		for k := range h.Chunks {
 			end += h.ChunkSpan(k).Length

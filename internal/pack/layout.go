@@ -17,7 +17,7 @@ type Layout struct {
 	Chunks  []Span
 	Points  []Span // by layer
 	Windows []Span // by layer, all of a layer's together
-	Files   []Span // by layer
+	Files   []Span // by layer, of packs that have them
 	Size    int64  // of the pack
 }
 
@@ -55,13 +55,12 @@ func (h *Header) place(header int64) Layout {
 	return l
 }
 
-// TableSpan, ChunkSpan, PointsSpan, WindowsSpan and FilesSpan are where the
+// TableSpan, ChunkSpan, PointsSpan and WindowsSpan are where the
 // parts of layer i, or chunk k, lie.
 func (h *Header) TableSpan(i int) Span   { return h.layout.Tables[i] }
 func (h *Header) ChunkSpan(k int) Span   { return h.layout.Chunks[k] }
 func (h *Header) PointsSpan(i int) Span  { return h.layout.Points[i] }
 func (h *Header) WindowsSpan(i int) Span { return h.layout.Windows[i] }
-func (h *Header) FilesSpan(i int) Span   { return h.layout.Files[i] }
 
 // DecodeTable reads the table of layer i as the pack stores it.
 func (h *Header) DecodeTable(i int, stored []byte) (*toc.Table, error) {

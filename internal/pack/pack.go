@@ -3,13 +3,13 @@
 //
 // A pack belongs to one manifest. It is one file, made of parts without gaps:
 //
-//	preamble and header | tables | chunks | points | windows | files
+//	preamble and header | tables | chunks | points | windows
 //
 // The header (JSON) names the other parts by length and digest. A table is a
 // layer's headers, from which its index is built. A chunk is some pages of the
 // layers' tars that a run has read, chunks being in the order of first use.
 // Points are places at which a compressed layer can be entered, a window the
-// output before such a place. Files are digests of the files in the tar.
+// output before such a place. Older packs end with digests of files, of no use.
 // docs/design/formats.md has every byte.
 //
 // A Profile says which pages runs have read. Build makes the pack of a profile
@@ -62,7 +62,6 @@ const (
 	MaxWindow  = 8 << 20  // bytes of window that a zstd frame may ask for
 	MaxPoints  = 1 << 18  // points of a layer
 	MaxSegment = 16 << 20 // bytes of tar between two points
-	MaxFiles   = 1 << 20  // files of a layer that have digests
 
 	maxRawPoints = 16 << 20
 	maxRawFiles  = 48 << 20

@@ -3,7 +3,6 @@ package pack_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -84,14 +83,10 @@ func TestStream(t *testing.T) {
 				t.Errorf("windows at %d, not %d", it.Offset, len(windows[it.Layer]))
 			}
 			windows[it.Layer] = append(windows[it.Layer], it.Data...)
-		case pack.KindFiles:
-			files, err := s.Header.ParseFiles(it.Layer, it.Data)
-			check(t, err)
-			checkFiles(t, b.tars[it.Layer], files)
 		}
 	}
 	if !slices.Equal(kinds,
-		[]pack.Kind{pack.KindTable, pack.KindChunk, pack.KindPoints, pack.KindWindows, pack.KindFiles}) {
+		[]pack.Kind{pack.KindTable, pack.KindChunk, pack.KindPoints, pack.KindWindows}) {
 		t.Errorf("parts in the order %v", kinds)
 	}
 	for i := range windows {
@@ -148,27 +143,6 @@ func index(t *testing.T, r io.ReaderAt, size int) []byte {
 	return b.Bytes()
 }
 
-func checkFiles(t *testing.T, tar []byte, files []pack.File) {
-	t.Helper()
-	list, err := toc.Read(bytes.NewReader(tar))
-	check(t, err)
-	n := 0
-	for _, e := range list.Entries {
-		if e.Type != toc.Regular || e.Size < pack.MinFile {
-			continue
-		}
-		r := e.Ranges[0]
-		if n == len(files) || files[n].Offset != r.Data || files[n].Length != r.Length ||
-			files[n].SHA256 != sha256.Sum256(tar[r.Data:r.Data+r.Length]) {
-			t.Fatalf("file %d of %d is not %s", n, len(files), e.Name)
-		}
-		n++
-	}
-	if n != len(files) {
-		t.Errorf("%d files, not %d", len(files), n)
-	}
-}
-
 // Sparse files that an index copies from, and all other kinds of layers.
 func TestTableGivesIndex(t *testing.T) {
 	cases := treetest.Cases()
@@ -176,7 +150,7 @@ func TestTableGivesIndex(t *testing.T) {
 	cases = append(cases, treetest.Case{Name: "unpadded", Tar: unpadded[:512*3+70_001]})
 	for _, c := range cases {
 		t.Run(c.Name, func(t *testing.T) {
-			table, _, err := pack.MakeTable(bytes.NewReader(c.Tar), int64(len(c.Tar)))
+			table, err := pack.MakeTable(bytes.NewReader(c.Tar), int64(len(c.Tar)))
 			check(t, err)
 			b, err := table.MarshalBinary()
 			check(t, err)
@@ -208,11 +182,6 @@ func TestPartsAlone(t *testing.T) {
 		table, err := h.DecodeTable(i, b.part(h.TableSpan(i)))
 		check(t, err)
 		sameIndex(t, b.tars[i], table)
-		if h.Layers[i].Files != nil {
-			files, err := h.DecodeFiles(i, b.part(h.FilesSpan(i)))
-			check(t, err)
-			checkFiles(t, b.tars[i], files)
-		}
 	}
 }
 

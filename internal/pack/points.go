@@ -276,60 +276,6 @@ func unfit(err error) error {
 	return err
 }
 
-// File is where a file's bytes lie in the tar, and their digest.
-type File struct {
-	Offset, Length int64
-	SHA256         [sha256.Size]byte
-}
-
-// MinFile is the size of the smallest file that a pack has a digest of: smaller
-// ones cannot fill a page.
-const MinFile = Page
-
-// DecodeFiles reads the files of layer i as the pack stores them, ascending.
-func (h *Header) DecodeFiles(i int, stored []byte) ([]File, error) {
-	raw, err := h.decode("files", i, h.Layers[i].Files, stored)
-	if err != nil {
-		return nil, err
-	}
-	return h.ParseFiles(i, raw)
-}
-
-// ParseFiles reads the files of layer i as a Stream gives them.
-func (h *Header) ParseFiles(i int, raw []byte) ([]File, error) {
-	d := numbers{b: raw}
-	n := d.next(MaxFiles)
-	if d.bad || n > int64(len(d.b)/(2+sha256.Size)) {
-		return nil, invalid("files of layer %d: bad number", i)
-	}
-	files := make([]File, n)
-	end := int64(0)
-	for k := range files {
-		f := &files[k]
-		f.Offset = d.next(h.Layers[i].Size)
-		f.Length = d.next(h.Layers[i].Size - f.Offset)
-		f.SHA256 = d.sum()
-		if d.bad || f.Offset < end || f.Length < MinFile {
-			return nil, invalid("files of layer %d: number %d is impossible", i, k)
-		}
-		end = f.Offset + f.Length
-	}
-	if len(d.b) != 0 {
-		return nil, invalid("files of layer %d: bytes behind the last", i)
-	}
-	return files, nil
-}
-
-func encodeFiles(files []File) []byte {
-	b := binary.AppendUvarint(nil, uint64(len(files)))
-	for _, f := range files {
-		b = binary.AppendUvarint(b, uint64(f.Offset))
-		b = binary.AppendUvarint(b, uint64(f.Length))
-		b = append(b, f.SHA256[:]...)
-	}
-	return b
-}
-
 func encodePoints(list []point) []byte {
 	b := binary.AppendUvarint(nil, uint64(len(list)))
 	last := &point{}

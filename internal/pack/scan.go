@@ -11,7 +11,6 @@ import (
 
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer/inflate"
-	"dewpoint/internal/layer/toc"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -22,44 +21,27 @@ const (
 	lateMark    = 64 << 10  // the decoder is told of a point when this much is left
 )
 
-// scan reads a layer once, front to back, and finds its restart points and the
-// digests of its files. What the blob inflates to is compared with the data.
+// scan reads a layer once, front to back, and finds its restart points. What the blob inflates to is compared
+// with the data.
 type scan struct {
 	ctx     context.Context
 	in      InputLayer
 	windows io.Writer // windows go here as they are found
 	enc     *encoder
-	files   []File // in: where they lie; out: with digests
 	points  []point
 
 	src     source
 	at      int64     // bytes of the tar that have passed
 	whole   hash.Hash // of the tar
 	segment hash.Hash // since the last point
-	file    hash.Hash // of files[next], so far
-	next    int
-	every   int64   // bytes between points
-	useless bool    // a segment is longer than MaxSegment
-	window  int64   // bytes of windows so far
-	known   []point // points to come, where they are known
-}
-
-// contiguous finds the files of one piece that are worth a digest.
-func contiguous(list *toc.TOC) []File {
-	var out []File
-	for _, e := range list.Entries {
-		if len(e.Ranges) != 1 || e.Ranges[0].Length < MinFile {
-			continue
-		}
-		if out = append(out, File{Offset: e.Ranges[0].Data, Length: e.Ranges[0].Length}); len(out) > MaxFiles {
-			return nil
-		}
-	}
-	return out
+	every   int64     // bytes between points
+	useless bool      // a segment is longer than MaxSegment
+	window  int64     // bytes of windows so far
+	known   []point   // points to come, where they are known
 }
 
 func (s *scan) run() error {
-	s.whole, s.segment, s.file = sha256.New(), sha256.New(), sha256.New()
+	s.whole, s.segment = sha256.New(), sha256.New()
 	s.every = max(segmentSize, s.in.Size/(MaxPoints/4))
 	if s.in.Open == nil {
 		return s.data()
@@ -184,21 +166,7 @@ func (s *scan) pass(b []byte) {
 	if s.points != nil {
 		s.segment.Write(b)
 	}
-	from, to := s.at, s.at+int64(len(b))
-	s.at = to
-	for s.next < len(s.files) {
-		f := &s.files[s.next]
-		lo, hi := max(f.Offset, from), min(f.Offset+f.Length, to)
-		if lo < hi {
-			s.file.Write(b[lo-from : hi-from])
-		}
-		if f.Offset+f.Length > to {
-			return
-		}
-		s.file.Sum(f.SHA256[:0])
-		s.file.Reset()
-		s.next++
-	}
+	s.at += int64(len(b))
 }
 
 // point takes the restart point at which the last read stopped, if it did and

@@ -15,7 +15,7 @@ const (
 	KindChunk               // a chunk's data: Chunk.Each places it
 	KindPoints              // a layer's points, decoded: Header.ParsePoints reads them
 	KindWindows             // some of a layer's windows, as stored and unchecked
-	KindFiles               // a layer's files, decoded: ParseFiles reads them
+	KindFiles               // of no use: digests of a layer's files, which Build made once
 )
 
 var kindNames = [...]string{"table", "chunk", "points", "windows", "files"}

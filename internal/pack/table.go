@@ -9,22 +9,22 @@ import (
 )
 
 // MakeTable makes the table of the tar of size bytes in r: complete, that is
-// from the table alone the layer's index can be built. It also returns the
-// tar's table of contents. Errors are those of toc.MakeTable and erofs.Build.
-func MakeTable(r io.ReaderAt, size int64) (*toc.Table, *toc.TOC, error) {
+// from the table alone the layer's index can be built. Errors are those of toc.MakeTable
+// and erofs.Build.
+func MakeTable(r io.ReaderAt, size int64) (*toc.Table, error) {
 	list, err := toc.Read(io.NewSectionReader(r, 0, size))
 	if err != nil {
-		return nil, nil, fmt.Errorf("read layer: %w", err)
+		return nil, fmt.Errorf("read layer: %w", err)
 	}
 	copied := &recorder{ReaderAt: r}
 	if err := erofs.Build(io.Discard, list, erofs.Options{DataSize: size, Data: copied}); err != nil {
-		return nil, nil, fmt.Errorf("index layer: %w", err)
+		return nil, fmt.Errorf("index layer: %w", err)
 	}
 	t, err := toc.MakeTable(r, size, copied.spans)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make table: %w", err)
+		return nil, fmt.Errorf("make table: %w", err)
 	}
-	return t, list, nil
+	return t, nil
 }
 
 // recorder remembers what is read.

@@ -148,7 +148,7 @@ func (g *Given) Table(_ context.Context, id digest.Digest) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	t, _, err := pack.MakeTable(f, l.Size)
+	t, err := pack.MakeTable(f, l.Size)
 	if err != nil {
 		return nil, err
 	}

@@ -242,7 +242,7 @@ func (c *copier) publish(ctx context.Context, have *layer.Layer, runs int64) err
 
 // tableOf is the table of a tar of size bytes, as it is published.
 func tableOf(tar io.ReaderAt, size int64) ([]byte, error) {
-	table, _, err := pack.MakeTable(tar, size)
+	table, err := pack.MakeTable(tar, size)
 	if err != nil {
 		return nil, err
 	}
