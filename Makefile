@@ -28,7 +28,7 @@ TAGS := grpcnotrace$(if $(ISAL),$(comma)isal)
 SHIM = $(if $(shell command -v gcc),cmd/containerd-shim-dewpoint-v1/build,@echo no gcc, so no)
 BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build -tags $(TAGS) -ldflags '$(LDFLAGS)'
 
-.PHONY: go build build-lab build-static notices package release images demo test suite check test-dmtcp lint bench fuzz arm64 generate clean
+.PHONY: go build build-lab build-static notices package release images demo test suite check test-dmtcp lint bench fuzz soak arm64 generate clean
 
 build: go
 	mkdir -p bin
@@ -98,10 +98,10 @@ test-dmtcp:
 FORMATTED = test -z "$$(gofmt -l api cmd demo internal lab test testkit | tee /dev/stderr)"
 
 lint:
-	go vet -tags $(TAGS) ./...
+	go vet -tags $(TAGS),soak ./...
 	cd lab && go vet -tags $(TAGS) ./...
 	@$(FORMATTED)
-	$(DEWPOINT_TOOLS)/staticcheck-*/staticcheck -tags $(TAGS) ./...
+	$(DEWPOINT_TOOLS)/staticcheck-*/staticcheck -tags $(TAGS),soak ./...
 	cd lab && $(DEWPOINT_TOOLS)/staticcheck-*/staticcheck -tags $(TAGS) ./...
 
 # make bench ARGS='pull -rates 20 -images nginx:1'
@@ -112,6 +112,12 @@ bench:
 
 fuzz:
 	scripts/fuzz $(or $(SECONDS),10)
+
+# Random schedules of operations and faults on a node, or a PoP (NODES=3): make soak MINUTES=10 SEED=1
+soak: go
+	scripts/install test
+	MINUTES=$(or $(MINUTES),10) SEED=$(or $(SEED),1) NODES=$(or $(NODES),1) go test -count=1 -v -timeout 0 \
+		-tags $(TAGS),soak -run '^TestSoak$$' ./test
 
 arm64:
 	scripts/install arm64
