@@ -53,7 +53,8 @@ func soakFaults(nodes int) []fault {
 	}
 	for _, f := range []registrytest.Fault{{Do: registrytest.Cut}, {Do: registrytest.Stall},
 		{Do: registrytest.Slow}, {Do: registrytest.Flip}, {Do: registrytest.WrongBytes}, {Do: registrytest.Short},
-		{Do: registrytest.IgnoreRange}, {Do: registrytest.Hang}, {Do: registrytest.Status, Status: 503, Path: registrytest.Anywhere}} {
+		{Do: registrytest.IgnoreRange}, {Do: registrytest.Hang},
+		{Do: registrytest.Status, Status: 503, Path: registrytest.Anywhere}} {
 		all = append(all, fault{fmt.Sprintf("the registry fails by %d", f.Do), func(s *soak, _, at int) func() {
 			f.At = int64(at)
 			s.reg.Fail(f)
@@ -105,8 +106,8 @@ func kills(word string) func(*soak, int, int) func() {
 	}
 }
 
-// stopsAt is a fault of the kernel's: the system calls of dewd, from one of their next ones on, do what strace
-// is told.
+// stopsAt is a fault of the kernel's: the system calls of dewd, from one of their next ones on, do what
+// strace is told.
 func stopsAt(calls, what string, wide int) func(*soak, int, int) func() {
 	return func(s *soak, i, at int) func() {
 		pids := s.Nodes[i].Group().Processes("dewd")

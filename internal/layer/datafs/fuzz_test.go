@@ -45,7 +45,7 @@ func FuzzIndex(f *testing.F) {
 				continue
 			}
 			readAll(t, x, &n)
-			left := 1000
+			left := 100
 			_ = x.list(&n, 0, func(nid uint32, _ uint64, _ byte, name string) bool {
 				_, _ = x.lookup(&n, name)
 				if !seen[nid] {
