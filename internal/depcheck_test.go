@@ -14,8 +14,8 @@ import (
 // order is the packages as a deployment flows through them: each imports only
 // those in rows before its own. Every package has a place of its own, also one below another's folder.
 var order = [][]string{
-	{"durable", "limit", "spec", "image", "sched", "sender", "deploy/admit", "evict"},
-	{"trace", "layer/presence", "setup"},
+	{"durable", "limit", "spec", "image", "sched", "engine/process", "deploy/admit", "evict"},
+	{"trace", "layer/presence", "sender", "setup"},
 	{"config", "deploy/journal", "layer/inflate", "layer/toc", "checkpoint/image"},
 	{"registry", "layer/bdi", "layer/erofs", "layer/tree", "checkpoint/hooks", "checkpoint/lazypages",
 		"checkpoint/upper"},
@@ -29,7 +29,7 @@ var order = [][]string{
 	{"snapshot"},
 	{"pack/learn"},
 	{"engine/account", "engine/cgroup", "engine/confine", "engine/launch", "engine/logfile", "engine/metadb",
-		"engine/mounts", "engine/network", "engine/process", "engine/program", "engine/tool", "engine/volumes"},
+		"engine/mounts", "engine/network", "engine/program", "engine/tool", "engine/volumes"},
 	{"engine/containerd", "engine/shimgroup"},
 	{"engine/state"},
 	{"engine", "teardown"},

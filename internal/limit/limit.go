@@ -1,5 +1,5 @@
-// Package limit bounds what strangers can take of a node that listens to a network: how many connections and
-// calls there are at once, of all and of each, and how long an answer is kept for who does not read it.
+// Package limit bounds what strangers can take of a node: how many connections and calls there are at once,
+// of all and of each, how long an answer is kept for who does not read it, and how long one is waited for.
 //
 // How long a handshake, a header and a body may take, and how large they may be, net/http's Server bounds.
 package limit

@@ -112,8 +112,8 @@ func (c *Client) Login(ctx context.Context, host, user, password string) error {
 // check asks for the API's root with the client's login, and gives the identity token that came with that.
 func (e *endpoint) check(ctx context.Context, cfg Config) (identity string, err error) {
 	w := newWatch(ctx, cfg.StallTimeout)
-	defer w.end()
-	res, err := e.do(w.ctx, cfg.UserAgent, ask{op: opLogin, path: "/", accept: acceptAny})
+	defer w.End()
+	res, err := e.do(w.Ctx, cfg.UserAgent, ask{op: opLogin, path: "/", accept: acceptAny})
 	if err != nil {
 		return "", err
 	}

@@ -16,6 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"dewpoint/internal/image"
+	"dewpoint/internal/limit"
 )
 
 // Artifact is something to push that refers to an image.
@@ -154,11 +155,11 @@ func (p *pusher) ask(method, path string) ask {
 // do makes one request of the push. The answer's body has been read away.
 func (p *pusher) do(q ask, l *ArtifactLayer) (*http.Response, error) {
 	w := newWatch(p.ctx, p.c.cfg.StallTimeout)
-	defer w.end()
+	defer w.End()
 	if l != nil {
 		q.body = &upload{ArtifactLayer: l, w: w, op: p.op}
 	}
-	res, err := p.ep.do(w.ctx, p.c.cfg.UserAgent, q)
+	res, err := p.ep.do(w.Ctx, p.c.cfg.UserAgent, q)
 	if err != nil {
 		return nil, p.asPush(err)
 	}
@@ -262,7 +263,7 @@ func (p *pusher) listed(subject digest.Digest) ([]ocispec.Descriptor, error) {
 // upload is the body of a request.
 type upload struct {
 	*ArtifactLayer
-	w  *watch
+	w  *limit.Watch
 	op string
 }
 
@@ -292,7 +293,7 @@ type outgoing struct {
 }
 
 func (o *outgoing) Read(p []byte) (int, error) {
-	o.u.w.arm()
+	o.u.w.Arm()
 	if o.left == 0 {
 		return 0, io.EOF
 	}
@@ -303,7 +304,7 @@ func (o *outgoing) Read(p []byte) (int, error) {
 	}
 	if err != nil && err != io.EOF {
 		err = fmt.Errorf("%s: %w", o.u.op, err)
-		o.u.w.cancel(err)
+		o.u.w.Cancel(err)
 	}
 	return n, err
 }

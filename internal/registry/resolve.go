@@ -180,8 +180,8 @@ func (c *Client) retried(ctx context.Context, op string, try func() error) error
 func (c *Client) document(ctx context.Context, ep *endpoint, q ask, d digest.Digest) ([]byte, http.Header,
 	error) {
 	w := newWatch(ctx, c.cfg.StallTimeout)
-	defer w.end()
-	res, err := ep.do(w.ctx, c.cfg.UserAgent, q)
+	defer w.End()
+	res, err := ep.do(w.Ctx, c.cfg.UserAgent, q)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -190,13 +190,13 @@ func (c *Client) document(ctx context.Context, ep *endpoint, q ask, d digest.Dig
 	defer body.Close()
 	doc, err := io.ReadAll(io.LimitReader(body, image.MaxManifest+1))
 	if err != nil {
-		return nil, nil, broken(w.ctx, err, host, q.op)
+		return nil, nil, broken(w.Ctx, err, host, q.op)
 	}
 	if len(doc) > image.MaxManifest {
 		return nil, nil, &Error{Kind: BadImage, Host: host, Op: q.op, Err: image.ErrTooLarge}
 	}
 	if res.ContentLength > int64(len(doc)) {
-		return nil, nil, broken(w.ctx, io.ErrUnexpectedEOF, host, q.op)
+		return nil, nil, broken(w.Ctx, io.ErrUnexpectedEOF, host, q.op)
 	}
 	for _, want := range []digest.Digest{d, digest.Digest(res.Header.Get("Docker-Content-Digest"))} {
 		if err := hashesTo(doc, want); err != nil {
@@ -241,8 +241,8 @@ func (c *Client) Ping(ctx context.Context, host string) error {
 	}
 	return c.mirrors(ctx, eps, canPull, opPing, func(ep *endpoint) error {
 		w := newWatch(ctx, c.cfg.StallTimeout)
-		defer w.end()
-		res, err := ep.send(w.ctx, c.cfg.UserAgent, ask{op: opPing, accept: acceptAny}, ep.url("/"), "")
+		defer w.End()
+		res, err := ep.send(w.Ctx, c.cfg.UserAgent, ask{op: opPing, accept: acceptAny}, ep.url("/"), "")
 		if err != nil {
 			return err
 		}

@@ -221,10 +221,10 @@ func (s *Stream) connect(ep *endpoint) error {
 		q.rng = fmt.Sprintf("bytes=%d-%d", s.pos, s.end-1)
 	}
 	w := newWatch(s.ctx, s.c.cfg.StallTimeout)
-	res, err := ep.do(w.ctx, s.c.cfg.UserAgent, q)
-	w.rest()
+	res, err := ep.do(w.Ctx, s.c.cfg.UserAgent, q)
+	w.Rest()
 	if err != nil {
-		w.end()
+		w.End()
 		return err
 	}
 	body := &exact{wire: &wire{body: res.Body, w: w, c: s.c, observe: s.count, host: res.Request.URL.Host,

@@ -4,38 +4,20 @@ import (
 	"context"
 	"io"
 	"time"
+
+	"dewpoint/internal/limit"
 )
 
-// watch ends a request whose server says nothing for a time, while somebody
-// waits for it. It is made armed.
-type watch struct {
-	ctx    context.Context // of the request; its cause is errStalled if cut
-	cancel context.CancelCauseFunc
-	timer  *time.Timer
-	after  time.Duration
-}
-
-func newWatch(ctx context.Context, after time.Duration) *watch {
-	w := &watch{after: after}
-	w.ctx, w.cancel = context.WithCancelCause(ctx)
-	w.timer = time.AfterFunc(after, func() { w.cancel(errStalled) })
-	return w
-}
-
-func (w *watch) arm()  { w.timer.Reset(w.after) }
-func (w *watch) rest() { w.timer.Stop() }
-
-// end frees the watch; the request's body must not be read any more.
-func (w *watch) end() {
-	w.timer.Stop()
-	w.cancel(nil)
+// newWatch ends a request whose server says nothing for a time, while somebody waits for it.
+func newWatch(ctx context.Context, after time.Duration) *limit.Watch {
+	return limit.NewWatch(ctx, after, errStalled)
 }
 
 // wire is a response's body as it comes off the connection: watched, and
 // counted.
 type wire struct {
 	body     io.ReadCloser
-	w        *watch
+	w        *limit.Watch
 	c        *Client
 	observe  func(int)
 	host, op string // for errors
@@ -44,16 +26,16 @@ type wire struct {
 // Read reads as the body does. Its errors are io.EOF, an *Error, or the end of
 // the caller's context.
 func (r *wire) Read(p []byte) (int, error) {
-	r.w.arm()
+	r.w.Arm()
 	n, err := r.body.Read(p)
-	r.w.rest()
+	r.w.Rest()
 	if n > 0 {
 		if werr := r.count(n); werr != nil {
 			return n, werr
 		}
 	}
 	if err != nil && err != io.EOF {
-		err = broken(r.w.ctx, err, r.host, r.op)
+		err = broken(r.w.Ctx, err, r.host, r.op)
 	}
 	return n, err
 }
@@ -67,13 +49,13 @@ func (r *wire) count(n int) error {
 		r.observe(n)
 	}
 	if r.c.cfg.Wait != nil {
-		return r.c.cfg.Wait(r.w.ctx, n)
+		return r.c.cfg.Wait(r.w.Ctx, n)
 	}
 	return nil
 }
 
 func (r *wire) Close() error {
-	r.w.end()
+	r.w.End()
 	return r.body.Close()
 }
 
@@ -98,7 +80,7 @@ func (r *exact) Read(p []byte) (int, error) {
 	case err != io.EOF:
 		return n, err
 	case r.left > 0:
-		return n, broken(r.w.ctx, io.ErrUnexpectedEOF, r.host, r.op)
+		return n, broken(r.w.Ctx, io.ErrUnexpectedEOF, r.host, r.op)
 	}
 	return n, io.EOF
 }
@@ -123,7 +105,7 @@ func (r *wire) skip(n int64) error {
 		n -= int64(got)
 		r.c.discarded.Add(int64(got))
 		if err == io.EOF && n > 0 {
-			err = broken(r.w.ctx, io.ErrUnexpectedEOF, r.host, r.op)
+			err = broken(r.w.Ctx, io.ErrUnexpectedEOF, r.host, r.op)
 		}
 		if err != nil && err != io.EOF {
 			return err

@@ -4,13 +4,12 @@
 package sender
 
 import (
-	"bytes"
 	"encoding/binary"
-	"fmt"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/engine/process"
 )
 
 // Process is who sent a message.
@@ -89,25 +88,9 @@ func open(pid int, by Moment) int {
 	if err != nil {
 		return -1
 	}
-	if at, err := started(pid); err != nil || at > by {
+	if at, err := process.Started(pid); err != nil || Moment(at) > by {
 		unix.Close(fd)
 		return -1
 	}
 	return fd
-}
-
-// started is when the process with the number pid was started.
-func started(pid int) (Moment, error) {
-	path := fmt.Sprintf("/proc/%d/stat", pid)
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
-	const field = 22 - 3 // of those behind the name, as proc_pid_stat(5) counts
-	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(fields) <= field {
-		return 0, fmt.Errorf("%s has %d fields", path, len(fields))
-	}
-	n, err := strconv.ParseUint(string(fields[field]), 10, 64)
-	return Moment(n), err
 }

@@ -3,15 +3,13 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
-	"os"
-	"strings"
 	"time"
 
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
+	"dewpoint/internal/engine/process"
 	"dewpoint/internal/spec"
 
 	"golang.org/x/sys/unix"
@@ -97,7 +95,7 @@ func (c *checkpoints) startDead(ctx context.Context, name string, unended map[st
 	if err != nil {
 		return err
 	}
-	if info.Status == engine.Created || info.Pid != 0 && alive(info.Pid) ||
+	if info.Status == engine.Created || info.Pid != 0 && process.Alive(info.Pid) ||
 		unended[info.Labels[deploy.LabelDeployment]] {
 		return nil
 	}
@@ -105,11 +103,4 @@ func (c *checkpoints) startDead(ctx context.Context, name string, unended map[st
 	c.log.Error("a restored container has ended: "+why, "container", name)
 	c.news.events.add(spec.Event{Kind: spec.EventLost, Name: name, Error: why})
 	return c.startDeadAnew(ctx, name)
-}
-
-// alive reports whether a process is there and no zombie.
-func alive(pid uint32) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	state := string(b[strings.LastIndexByte(string(b), ')')+1:]) // behind its name
-	return err == nil && !strings.HasPrefix(state, " Z") && !strings.HasPrefix(state, " X")
 }

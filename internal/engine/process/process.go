@@ -124,27 +124,38 @@ func (p *Process) Detach() {
 	}
 }
 
-// Started is field 22 of /proc/PID/stat, which with the pid names a process
-// for as long as the machine is up.
-func Started(pid int) (uint64, error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+// stat is the state of a process and the time of its start, in ticks since the machine is up, as
+// proc_pid_stat(5) has them.
+func stat(pid int) (state string, started uint64, err error) {
+	path := "/proc/" + strconv.Itoa(pid) + "/stat"
+	b, err := os.ReadFile(path)
 	if err != nil {
-		return 0, err
+		return "", 0, err
 	}
+	const field = 22 - 3 // of those behind the name
 	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	if len(f) < 20 {
-		return 0, fmt.Errorf("/proc/%d/stat is short", pid)
+	if len(f) <= field {
+		return "", 0, fmt.Errorf("%s has %d fields", path, len(f))
 	}
-	return strconv.ParseUint(f[19], 10, 64)
+	started, err = strconv.ParseUint(f[field], 10, 64)
+	return f[0], started, err
 }
 
-// Lives says whether the process is there and has not ended.
+// Started is when the process with that number was started, which with the number names a process for as long
+// as the machine is up.
+func Started(pid int) (uint64, error) {
+	_, started, err := stat(pid)
+	return started, err
+}
+
+// Lives reports whether the process is there and has not ended.
 func Lives(pid uint32, started uint64) bool {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/stat")
-	if err != nil {
-		return false
-	}
-	s := string(b)
-	f := strings.Fields(s[strings.LastIndexByte(s, ')')+1:])
-	return len(f) > 19 && f[0] != "Z" && f[0] != "X" && f[19] == strconv.FormatUint(started, 10)
+	state, at, err := stat(int(pid))
+	return err == nil && at == started && state != "Z" && state != "X"
+}
+
+// Alive reports whether any process has that number and has not ended.
+func Alive(pid uint32) bool {
+	state, _, err := stat(int(pid))
+	return err == nil && state != "Z" && state != "X"
 }

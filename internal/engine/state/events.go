@@ -151,68 +151,60 @@ func (l *listener) add(ev Event) {
 // those of exec processes, and kinds that are not listed above.
 func decodeEvent(env *types.Envelope) (Event, bool) {
 	ev := Event{Time: env.Timestamp.AsTime()}
-	v := env.Event.GetValue()
+	decode := func(m proto.Message) bool { return proto.Unmarshal(env.Event.GetValue(), m) == nil }
+	ok := false
 	name := env.Event.GetTypeUrl()
 	switch name[strings.LastIndexByte(name, '/')+1:] {
 	case "containerd.events.TaskCreate":
 		var m eventsapi.TaskCreate
-		err := proto.Unmarshal(v, &m)
+		ok = decode(&m)
 		ev.Kind, ev.Name, ev.Pid = EventCreated, m.ContainerID, m.Pid
-		return ev, err == nil
 	case "containerd.events.TaskStart":
 		var m eventsapi.TaskStart
-		err := proto.Unmarshal(v, &m)
+		ok = decode(&m)
 		ev.Kind, ev.Name, ev.Pid = EventStarted, m.ContainerID, m.Pid
-		return ev, err == nil
 	case "containerd.events.TaskExit":
 		var m eventsapi.TaskExit
-		err := proto.Unmarshal(v, &m)
+		ok = decode(&m)
 		ev.Kind, ev.Name, ev.Pid, ev.Exit = EventExited, m.ContainerID, m.Pid, int(m.ExitStatus)
 		if m.ExitedAt != nil {
 			ev.Time = m.ExitedAt.AsTime()
 		}
-		return ev, err == nil && m.ID == m.ContainerID
+		ok = ok && m.ID == m.ContainerID
 	case "containerd.events.TaskOOM":
 		var m eventsapi.TaskOOM
-		err := proto.Unmarshal(v, &m)
+		ok = decode(&m)
 		ev.Kind, ev.Name = EventOOM, m.ContainerID
-		return ev, err == nil
 	case "containerd.events.TaskPaused":
 		var m eventsapi.TaskPaused
-		err := proto.Unmarshal(v, &m)
+		ok = decode(&m)
 		ev.Kind, ev.Name = EventPaused, m.ContainerID
-		return ev, err == nil
 	case "containerd.events.TaskResumed":
 		var m eventsapi.TaskResumed
-		err := proto.Unmarshal(v, &m)
+		ok = decode(&m)
 		ev.Kind, ev.Name = EventResumed, m.ContainerID
-		return ev, err == nil
 	case "containerd.events.TaskDelete":
 		var m eventsapi.TaskDelete
-		err := proto.Unmarshal(v, &m)
+		ok = decode(&m)
 		ev.Kind, ev.Name, ev.Pid = eventUntasked, m.ContainerID, m.Pid
-		return ev, err == nil && (m.ID == "" || m.ID == m.ContainerID)
+		ok = ok && (m.ID == "" || m.ID == m.ContainerID)
 	case "containerd.events.ContainerCreate":
 		var m eventsapi.ContainerCreate
-		err := proto.Unmarshal(v, &m)
+		ok = decode(&m)
 		ev.Kind, ev.Name = eventRecorded, m.ID
-		return ev, err == nil
 	case "containerd.events.ContainerUpdate":
 		var m eventsapi.ContainerUpdate
-		err := proto.Unmarshal(v, &m)
+		ok = decode(&m)
 		ev.Kind, ev.Name = eventRelabelled, m.ID
-		return ev, err == nil
 	case "containerd.services.images.v1.ImageCreate", "containerd.services.images.v1.ImageUpdate",
 		"containerd.services.images.v1.ImageDelete":
 		var m eventsapi.ImageDelete // the name is the first field of each
-		err := proto.Unmarshal(v, &m)
+		ok = decode(&m)
 		ev.Kind, ev.Name = eventImage, m.Name
-		return ev, err == nil
 	case "containerd.events.ContainerDelete":
 		var m eventsapi.ContainerDelete
-		err := proto.Unmarshal(v, &m)
+		ok = decode(&m)
 		ev.Kind, ev.Name = EventRemoved, m.ID
-		return ev, err == nil
 	}
-	return ev, false
+	return ev, ok
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"dewpoint/internal/engine/process"
 )
 
 // Clean removes what recordings of dead processes have left behind: their
@@ -94,14 +96,6 @@ func dead(name string) bool {
 // identity names a process: its number, and when it started in clock ticks
 // since boot.
 func identity(pid int) (string, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return "", err
-	}
-	const startTime = 22 - 3 // of the fields behind the name
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-	if len(fields) <= startTime {
-		return "", fmt.Errorf("/proc/%d/stat: too short", pid)
-	}
-	return fmt.Sprintf("%d-%s", pid, fields[startTime]), nil
+	at, err := process.Started(pid)
+	return fmt.Sprintf("%d-%d", pid, at), err
 }

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	"dewpoint/internal/limit"
+
 	"github.com/opencontainers/go-digest"
 )
 
@@ -209,20 +211,20 @@ func (c *Client) ask(ctx context.Context, q question) (*answer, error) {
 		return nil, fmt.Errorf("%s: %w", q.op, err)
 	}
 	u := url.URL{Scheme: "https", Host: q.addr, Path: q.path + string(q.id) + q.rest, RawQuery: q.query}
-	w := newWatch(ctx, c.cfg.Stall)
-	req, err := http.NewRequestWithContext(w.ctx, http.MethodGet, u.String(), nil)
+	w := limit.NewWatch(ctx, c.cfg.Stall, errStalled)
+	req, err := http.NewRequestWithContext(w.Ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		w.end()
+		w.End()
 		return nil, fmt.Errorf("%s: %w: %w", q.op, ErrAway, err)
 	}
 	if q.rng != "" {
 		req.Header.Set("Range", q.rng)
 	}
 	res, err := c.transport.RoundTrip(req) // no redirects
-	w.rest()
+	w.Rest()
 	if err != nil {
-		err = c.unanswered(w.ctx, q.addr, err)
-		w.end()
+		err = c.unanswered(w.Ctx, q.addr, err)
+		w.End()
 		return nil, fmt.Errorf("%s: %w", q.op, err)
 	}
 	c.stats.requests.Add(1)
@@ -312,15 +314,15 @@ type answer struct {
 	c     *Client
 	op    string
 	res   *http.Response
-	watch *watch
+	watch *limit.Watch
 	left  int64 // bytes that may still come
 }
 
 // Read gives the body. It ends with io.EOF only if net/http has seen it whole.
 func (a *answer) Read(p []byte) (int, error) {
-	a.watch.arm()
+	a.watch.Arm()
 	n, err := a.res.Body.Read(p)
-	a.watch.rest()
+	a.watch.Rest()
 	a.c.stats.bytes.Add(int64(n))
 	if a.left -= int64(n); a.left < 0 {
 		return 0, fmt.Errorf("%s: %w: too many bytes", a.op, ErrProtocol)
@@ -333,7 +335,7 @@ func (a *answer) Read(p []byte) (int, error) {
 
 // cut says why a body ended.
 func (a *answer) cut(err error) error {
-	cause := context.Cause(a.watch.ctx)
+	cause := context.Cause(a.watch.Ctx)
 	switch {
 	case cause == errStalled:
 		return fmt.Errorf("%w: %w: %w", ErrAway, io.ErrUnexpectedEOF, errStalled)
@@ -347,7 +349,7 @@ func (a *answer) cut(err error) error {
 
 // Close frees the connection: for another request if the body has been read to its end.
 func (a *answer) Close() error {
-	a.watch.end()
+	a.watch.End()
 	return a.res.Body.Close()
 }
 

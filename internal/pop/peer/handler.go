@@ -13,13 +13,16 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"dewpoint/internal/limit"
+
 	"github.com/opencontainers/go-digest"
 )
 
 var (
-	errQuiet = errors.New("no byte for a while")
-	errShort = errors.New("less than was promised")
-	errAsk   = errors.New("not a request of this protocol")
+	errQuiet   = errors.New("no byte for a while")
+	errStalled = errors.New("nothing moved for too long")
+	errShort   = errors.New("less than was promised")
+	errAsk     = errors.New("not a request of this protocol")
 )
 
 // bufferSize is what is read from Content at a time; one of them is held for each request under way.
@@ -67,7 +70,7 @@ type giving struct {
 	r     *http.Request
 	id    digest.Digest
 	ctx   context.Context // of Content's work
-	watch *watch          // ends it when Content stands still
+	watch *limit.Watch    // ends it when Content stands still
 	begun bool            // the header is out
 }
 
@@ -83,9 +86,9 @@ func (s *Server) serve(give func(*giving) error) http.HandlerFunc {
 		}
 		defer s.gate.leave(peer)
 		s.stats.requests.Add(1)
-		g := &giving{s: s, w: w, r: r, watch: newWatch(r.Context(), s.cfg.Stall)}
-		g.ctx = g.watch.ctx
-		defer func() { g.watch.end() }()
+		g := &giving{s: s, w: w, r: r, watch: limit.NewWatch(r.Context(), s.cfg.Stall, errStalled)}
+		g.ctx = g.watch.Ctx
+		defer func() { g.watch.End() }()
 		err := g.check()
 		if err == nil {
 			err = give(g)
@@ -230,9 +233,9 @@ func (g *giving) pack() error {
 
 // follow gives a layer as it grows. When it stands still, the follower is told to ask again.
 func (g *giving) follow(from int64) error {
-	g.watch.end()
-	g.watch = newWatchFor(g.r.Context(), g.s.cfg.Quiet, errQuiet)
-	g.ctx = g.watch.ctx
+	g.watch.End()
+	g.watch = limit.NewWatch(g.r.Context(), g.s.cfg.Quiet, errQuiet)
+	g.ctx = g.watch.Ctx
 	r, size, err := g.s.cfg.Content.Follow(g.ctx, g.id, from)
 	quiet := err != nil && context.Cause(g.ctx) == errQuiet
 	if err != nil && !quiet {
@@ -331,9 +334,9 @@ func (g *giving) copy(r io.Reader, most int64) (int64, error) {
 	var done int64
 	for done < most {
 		b := buf[:min(bufferSize, most-done)]
-		g.watch.arm()
+		g.watch.Arm()
 		n, err := r.Read(b)
-		g.watch.rest()
+		g.watch.Rest()
 		if n > 0 {
 			if werr := g.write(b[:n]); werr != nil {
 				return done, werr
