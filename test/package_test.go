@@ -2,6 +2,7 @@ package test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -9,20 +10,26 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"dewpoint/testkit"
+	"dewpoint/testkit/registrytest"
 )
 
-// The package is the same bytes each time, installs beside Debian's containerd, is not removed while a
-// container runs from dewd's layers, and leaves nothing when it is purged.
+// The package is the same bytes each time, installs beside Debian's containerd, runs containers, is
+// upgraded and downgraded beneath them, is not removed while one runs from its layers, and leaves nothing
+// when it is purged.
 func TestPackage(t *testing.T) {
-	deb := buildDeb(t)
-	if !bytes.Equal(deb, buildDeb(t)) {
+	deb := buildDeb(t, "1.2.3")
+	if !bytes.Equal(deb, buildDeb(t, "1.2.3")) {
 		t.Error("two builds differ")
 	}
+	reg := registrytest.New(t)
+	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newOverlaid(t)
 	m.write("/dewpoint.deb", string(deb))
+	m.write("/newer.deb", string(buildDeb(t, "1.2.4")))
 	m.write("/etc/containerd/config.toml", "version = 2\n")
 	before := m.changes()
 
@@ -50,31 +57,49 @@ func TestPackage(t *testing.T) {
 		"dewd --check --config /run/all.toml")
 	m.must("dew setup containerd; grep -q proxy_plugins.dewpoint /etc/containerd/config.toml; echo more >/etc/dewpoint/own")
 
-	// The package's scripts learn of dewd's directories where its unit does.
-	m.write("/etc/default/dewpoint", "DEWD_OPTIONS=\"--containerd /run/c.sock --root /srv/dewpoint --state=/run/dew2\"\n")
-	m.must("cd /srv; mkdir -p dewpoint /run/c/default/web/rootfs /run/dew2 /var/lib/dewpoint; touch /run/dew2/lock /var/lib/dewpoint/x; " +
-		"mount -t tmpfs tmpfs dewpoint; mkdir dewpoint/u dewpoint/w; " +
-		"mount -t overlay -o lowerdir=/usr,upperdir=/srv/dewpoint/u,workdir=/srv/dewpoint/w overlay /run/c/default/web/rootfs")
-	if out, err := m.run("apt-get purge -y dewpoint"); err == nil || !strings.Contains(out, "default/web: stop and remove") {
+	// Layers cannot lie on an overlay. The package's scripts learn of the directories where the unit does.
+	m.write("/etc/default/dewpoint", "DEWD_OPTIONS=\"--root /srv/dewpoint --state="+m.state+"\"\n")
+	m.write("/etc/dewpoint/dewd.toml", fmt.Sprintf("[registry.%q]\nplain_http = true\n", reg.Host()))
+	end := m.startDewd()
+	m.must("dew run -d --name web --net none " + img.Ref + " sleep 1h")
+	want(t, m.must("dew ps"), "web")
+	if out, err := m.run("apt-get purge -y dewpoint"); err == nil || !strings.Contains(out, "/web: stop and remove") {
 		t.Errorf("a container runs, and the package is purged: %v\n%s", err, out)
 	}
-	want(t, m.must("cat /etc/containerd/config.toml; dewd --version"), "proxy_plugins.dewpoint")
-	m.must("umount /run/c/default/web/rootfs; mkdir /srv/dewpoint/m; mount -t tmpfs tmpfs /srv/dewpoint/m; apt-get purge -y dewpoint")
-	want(t, m.must("grep -c ' /srv/dewpoint' /proc/self/mountinfo; umount /srv/dewpoint; rmdir /srv/dewpoint"), "1\n")
+	const pid = "dew --json inspect web | grep -oE '\"pid\": ?[0-9]+'"
+	started := m.must(pid)
+	for _, u := range []struct{ file, version string }{{"/newer.deb", "v1.2.4"}, {"/dewpoint.deb", "v1.2.3"}} {
+		m.must("apt-get install -y --no-install-recommends --allow-downgrades " + u.file)
+		end()
+		end = m.startDewd()
+		want(t, m.must("dew version"), u.version)
+		if now := m.must(pid); now != started {
+			t.Errorf("a container of before %s was installed was %s and is %s", u.version, started, now)
+		}
+	}
+	m.must("dew rm -f web")
+	end()
+	m.must("apt-get purge -y dewpoint")
+	if left := m.must("grep -e /srv/dewpoint/ -e " + m.state + "/ /proc/self/mountinfo || true"); left != "" {
+		t.Errorf("mounts are left: %s", left)
+	}
+	if left, _ := m.run("pgrep -af " + m.state + "/"); strings.Contains(left, "containerd") {
+		t.Errorf("processes are left: %s", left)
+	}
 	if after := m.changes(); after != before {
 		t.Errorf("what there was before\n%s\nand is after a purge\n%s", before, after)
 	}
 }
 
-func buildDeb(t *testing.T) []byte {
+func buildDeb(t *testing.T, version string) []byte {
 	t.Helper()
 	dir := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), "../scripts/package", "deb")
-	cmd.Env = append(os.Environ(), "ARCHES="+runtime.GOARCH, "OUT="+dir, "VERSION=1.2.3", "SOURCE_DATE_EPOCH=1700000000")
+	cmd.Env = append(os.Environ(), "ARCHES="+runtime.GOARCH, "OUT="+dir, "VERSION="+version, "SOURCE_DATE_EPOCH=1700000000")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	b, err := os.ReadFile(filepath.Join(dir, "dewpoint_1.2.3_"+runtime.GOARCH+".deb"))
+	b, err := os.ReadFile(filepath.Join(dir, "dewpoint_"+version+"_"+runtime.GOARCH+".deb"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,37 +113,47 @@ type overlaid struct {
 	pid         string // of the first process
 	root, upper string // as this process sees them
 	at          string // where the first process sees the root
+	state       string // a directory of its own in /run
 }
 
 func newOverlaid(t *testing.T) *overlaid {
 	t.Helper()
 	dir := t.TempDir()
+	data, err := os.MkdirTemp("/var/tmp", "dewpkg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(data) })
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec", `
 		mount -t tmpfs tmpfs "$1"
 		cd "$1"
 		mkdir upper work root
 		mount -t overlay -o lowerdir=/,upperdir=$1/upper,workdir=$1/work overlay root
 		mount -t proc proc root/proc
+		mount --rbind /sys root/sys
 		mount --rbind /dev root/dev
 		mount -t tmpfs tmpfs root/run
 		mount -t tmpfs tmpfs root/tmp
+		mkdir root/srv/dewpoint
+		mount --bind "$2" root/srv/dewpoint
 		printf '#!/bin/sh\nexit 101\n' >root/usr/sbin/policy-rc.d
 		chmod 755 root/usr/sbin/policy-rc.d
 		grep -rl path-exclude root/etc/dpkg/dpkg.cfg.d | xargs -r rm # images of Debian leave manuals out
 		rm -f root/var/lib/man-db/auto-update # else each step makes the index of all manuals
 		touch ready
-		exec sleep infinity`, "sh", dir)
+		exec sleep infinity`, "sh", dir, data)
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	m := &overlaid{t: t, pid: fmt.Sprint(cmd.Process.Pid), at: dir + "/root"}
+	m := &overlaid{t: t, pid: fmt.Sprint(cmd.Process.Pid), at: dir + "/root", state: "/run/" + filepath.Base(data)}
 	within := "/proc/" + m.pid + "/root" + dir
 	m.root, m.upper = within+"/root", within+"/upper"
 	ended := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(ended) }()
 	t.Cleanup(func() {
+		_, _ = m.run("dewd teardown --root /srv/dewpoint --state " + m.state)
 		_ = cmd.Process.Kill()
 		<-ended
 	})
@@ -134,10 +169,15 @@ func newOverlaid(t *testing.T) *overlaid {
 	return m
 }
 
-// run runs a script there.
+// command runs a script there.
+func (m *overlaid) command(ctx context.Context, script string) *exec.Cmd {
+	return exec.CommandContext(ctx, "nsenter", "--target", m.pid, "--mount", "chroot", m.at, "env", "-i",
+		"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive",
+		"DEWPOINT_HOST=unix://"+m.state+"/dewd.sock", "sh", "-ec", script)
+}
+
 func (m *overlaid) run(script string) (string, error) {
-	out, err := exec.Command("nsenter", "--target", m.pid, "--mount", "chroot", m.at, "env", "-i",
-		"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", "sh", "-ec", script).CombinedOutput()
+	out, err := m.command(context.Background(), script).CombinedOutput()
 	return string(out), err
 }
 
@@ -158,6 +198,34 @@ func (m *overlaid) write(path, text string) {
 	if err := os.WriteFile(m.root+path, []byte(text), 0o600); err != nil {
 		m.t.Fatal(err)
 	}
+}
+
+// startDewd runs dewd as its unit would, until it answers, and returns what ends it.
+func (m *overlaid) startDewd() (end func()) {
+	m.t.Helper()
+	var said bytes.Buffer
+	cmd := m.command(context.Background(), ". /etc/default/dewpoint; exec dewd $DEWD_OPTIONS")
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	end = func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			_ = cmd.Wait()
+		}
+	}
+	m.t.Cleanup(func() {
+		end()
+		if m.t.Failed() {
+			m.t.Logf("dewd said:\n%s", said.String())
+		}
+	})
+	testkit.Eventually(m.t, "dewd answers", func() bool {
+		_, err := m.run("dew ps")
+		return err == nil
+	})
+	return end
 }
 
 // changes are the files that the machine does not have, and those that it has with other contents.

@@ -3,7 +3,7 @@
 //
 // # The model
 //
-// A Node is the daemon in terms of package node. NewHandler speaks Connect,
+// A Node is the daemon in terms of package spec. NewHandler speaks Connect,
 // gRPC and JSON over HTTP for it; Serve puts the handler on a listener, with
 // HTTP/1.1 and HTTP/2 on the same socket; a Client is the other end.
 // Whoever may open the Unix socket may do everything: the socket's mode is the

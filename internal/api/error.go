@@ -132,7 +132,7 @@ type Error struct {
 	Err     error  `json:"-"`                // what it was made of; nil on the client's side
 }
 
-// Failure is the Error in terms of package node.
+// Failure is the Error in terms of package spec.
 func (e *Error) Failure() *spec.Failure {
 	return &spec.Failure{Code: string(e.Code), Message: e.Message, Remedy: e.Remedy, Exit: e.Exit}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -24,21 +23,45 @@ const sector = 512
 type backend struct {
 	name   string
 	attach func(f Files, target string) error
-	locks  [32]sync.Mutex // by target: looking and mounting is not one step for the kernel
+
+	mu      sync.Mutex
+	targets map[string]*targetLock // guarded by mu; those that somebody works at
 }
 
-var seed = maphash.MakeSeed()
+// targetLock is held at a target, since looking and mounting is not one step for the kernel. Each target has
+// its own: an unmount may hang.
+type targetLock struct {
+	sync.Mutex
+	users int // guarded by the backend's mu
+}
 
-func (b *backend) lock(target string) *sync.Mutex {
-	return &b.locks[maphash.String(seed, target)%uint64(len(b.locks))]
+func (b *backend) lock(target string) (unlock func()) {
+	b.mu.Lock()
+	l := b.targets[target]
+	if l == nil {
+		l = &targetLock{}
+		if b.targets == nil {
+			b.targets = make(map[string]*targetLock)
+		}
+		b.targets[target] = l
+	}
+	l.users++
+	b.mu.Unlock()
+	l.Lock()
+	return func() {
+		l.Unlock()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if l.users--; l.users == 0 {
+			delete(b.targets, target)
+		}
+	}
 }
 
 func (b *backend) Name() string { return b.name }
 
 func (b *backend) Mount(ctx context.Context, f Files, target string) error {
-	l := b.lock(target)
-	l.Lock()
-	defer l.Unlock()
+	defer b.lock(target)()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -71,9 +94,7 @@ func (b *backend) show(f Files, target string) error {
 // Where the kernel cannot, the new mount covers the old one, which then stays
 // until Unmount.
 func (b *backend) Replace(ctx context.Context, f Files, target string) error {
-	l := b.lock(target)
-	l.Lock()
-	defer l.Unlock()
+	defer b.lock(target)()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -148,9 +169,7 @@ func sameFile(a, b string) bool {
 }
 
 func (b *backend) Unmount(target string) error {
-	l := b.lock(target)
-	l.Lock()
-	defer l.Unlock()
+	defer b.lock(target)()
 	return Unmount(target)
 }
 
