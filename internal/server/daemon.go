@@ -130,7 +130,7 @@ func newDaemon(cfg Config) *daemon {
 	d.room = &room{root: cfg.Root, reserve: reserve{cfg.Root, cfg.Log}, puller: newLate[*fetch.Puller](),
 		usage: d.usage, metrics: d.news.metrics, log: cfg.Log}
 	d.room.maxBytes.Store(int64(cfg.File.Cache.MaxBytes))
-	d.partials = &partials{events: events, log: cfg.Log, bg: &d.bg}
+	d.partials = &partials{engine: d.usage.engine, events: events, log: cfg.Log, bg: &d.bg}
 	d.pop = &popParts{cfg: cfg, node: d.name, saved: newLate[*store.Store](), usage: d.usage, room: d.room,
 		log: cfg.Log, bg: &d.bg}
 	return d
@@ -145,7 +145,7 @@ func (d *daemon) run(ctx context.Context, started chan<- struct{}) error {
 	if err != nil {
 		return d.room.reserve.fullAtStart(err)
 	}
-	d.partials.join(d.layers, d.puller, d.snaps)
+	d.partials.join(d.layers, d.catalog, d.puller, d.snaps)
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {

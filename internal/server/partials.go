@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"dewpoint/internal/engine"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/datafs"
@@ -26,13 +27,15 @@ type partials struct {
 	server *datafsServer   // nil if there are to be none
 	opened context.Context // ends when the parts are there that join names
 	open   context.CancelFunc
+	engine *late[*engine.Engine]
 	events *events
 	log    *slog.Logger
 	bg     *sync.WaitGroup // has what goes on in the background
 
-	layers *layer.Store // what follows holds once opened has ended
-	puller *fetch.Puller
-	snaps  *snapshot.Snapshotter
+	layers  *layer.Store // what follows holds once opened has ended
+	catalog *fetch.Catalog
+	puller  *fetch.Puller
+	snaps   *snapshot.Snapshotter
 }
 
 // openPartials takes over a datafs that an earlier dewd has left. Else one is
@@ -48,7 +51,7 @@ func openPartials(ctx context.Context, cfg Config, tree bool, p *partials) error
 	}
 	p.server = &datafsServer{probed: make(chan struct{}), slow: map[digest.Digest][]string{}, log: p.log,
 		cfg: datafs.Config{State: cfg.State, Exec: []string{exe, "datafs"}, Log: p.log, Want: p.want,
-			Released: p.released, Lost: p.lost}}
+			Released: p.released, Lost: p.lost, Healed: p.healed}}
 	p.onceOpen(p.renewOrphans)
 	if _, err := os.Stat(filepath.Join(cfg.State, "datafs.sock")); err == nil {
 		c, err := p.server.running()
@@ -75,8 +78,8 @@ func openPartials(ctx context.Context, cfg Config, tree bool, p *partials) error
 }
 
 // join names the parts that datafs is older than, and tells them what it has told meanwhile.
-func (p *partials) join(l *layer.Store, puller *fetch.Puller, snaps *snapshot.Snapshotter) {
-	p.layers, p.puller, p.snaps = l, puller, snaps
+func (p *partials) join(l *layer.Store, c *fetch.Catalog, puller *fetch.Puller, snaps *snapshot.Snapshotter) {
+	p.layers, p.catalog, p.puller, p.snaps = l, c, puller, snaps
 	p.open()
 	p.failOrphans()
 	puller.Revive()
@@ -119,11 +122,11 @@ func (p *partials) renewOrphans() {
 		}
 	}
 	if len(orphans) > 0 {
-		p.log.Error("datafs died together with dewd: containers that ran before their image was whole get I/O errors; start them again", "layers", orphans)
-		p.events.add(spec.Event{Kind: spec.EventLost,
-			Error: "datafs died together with dewd: containers that ran before their image was whole get I/O errors"})
+		p.bg.Go(func() { p.tellLost(orphans, "datafs died together with dewd") })
 	}
-	p.renew(orphans)
+	for _, id := range orphans {
+		p.renew(id)
+	}
 }
 
 // failOrphans ends the reads of layers that datafs has and the store knows
@@ -157,24 +160,66 @@ func (p *partials) findings(context.Context) []spec.Finding {
 	if <-p.server.probed; p.server.unusable != nil {
 		f.Level, f.Detail = spec.LevelNote, "images are pulled whole: "+p.server.unusable.Error()
 		f.Remedy = "a kernel with FUSE (/dev/fuse) is needed, for EROFS over it Linux 6.12"
+	} else if c := p.server.there(); c != nil && c.Down() {
+		f.Level, f.Detail = spec.LevelBad,
+			"datafs has died and does not start: images are pulled whole, and reads of what images lacked fail"
+		f.Remedy = "see dewd's log; then restart the containers that events (\"lost\") name"
 	}
 	return []spec.Finding{f}
 }
 
-// lost is called by datafs when what is mounted of layers gives errors from now
-// on: new containers get new mounts.
+// lost is called by datafs when what is mounted of layers gives errors from now on.
 func (p *partials) lost(ids []digest.Digest) {
-	p.log.Error("datafs died and the kernel cannot resend what it left (before Linux 6.9): containers that run before their image is whole get I/O errors; start them again",
-		"layers", ids)
-	p.onceOpen(func() { p.renew(ids) })
+	p.onceOpen(func() {
+		p.bg.Go(func() { p.tellLost(ids, "datafs died, and no other could take its place") })
+	})
 }
 
-// renew mounts layers anew, for containers that start from here on.
-func (p *partials) renew(ids []digest.Digest) {
+// tellLost says which containers run by layers that give errors.
+func (p *partials) tellLost(ids []digest.Digest, why string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	hurt, err := p.runBy(ctx, ids)
+	names := make([]string, len(hurt))
+	for i, c := range hurt {
+		names[i] = c.Name
+		p.events.add(spec.Event{Kind: spec.EventLost, Name: c.Name, Image: c.Image,
+			Error: why + ": reads of what the image lacked then give I/O errors; restart the container"})
+	}
+	p.log.Error(why+": containers that run before their image is whole get I/O errors; restart them once "+
+		"`dew doctor` says that lazy starts work", "containers", names, "layers", ids, "err", err)
+}
+
+// runBy lists the containers that run and whose images have one of the layers.
+func (p *partials) runBy(ctx context.Context, ids []digest.Digest) (found []*engine.Info, err error) {
+	e, err := p.engine.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := e.List(ctx)
+	images := map[digest.Digest]bool{}
 	for _, id := range ids {
-		if err := p.snaps.Renew(context.Background(), id); err != nil {
-			p.log.Error("mount a layer anew", "layer", id, "err", err)
+		for _, img := range p.catalog.WithLayer(id) {
+			images[img.Desc.Digest], images[img.Target.Digest] = true, true
 		}
+	}
+	for _, c := range all {
+		if images[c.Digest] && c.Status == engine.Running {
+			found = append(found, c)
+		}
+	}
+	return found, err
+}
+
+// healed is called by datafs when a layer that was lost can be mounted anew, which new containers get.
+func (p *partials) healed(id digest.Digest) {
+	p.onceOpen(func() { p.bg.Go(func() { p.renew(id) }) })
+}
+
+// renew mounts a layer anew, for containers that start from here on.
+func (p *partials) renew(id digest.Digest) {
+	if err := p.snaps.Renew(context.Background(), id); err != nil {
+		p.log.Error("mount a layer anew", "layer", id, "err", err)
 	}
 }
 
@@ -217,9 +262,7 @@ func (p *partials) Whole(id digest.Digest) {
 	if p.opened.Err() == nil { // nothing is mounted yet
 		return
 	}
-	if err := p.snaps.Renew(context.Background(), id); err != nil {
-		p.log.Error("containers that start go on reading a layer through datafs", "layer", id, "err", err)
-	}
+	p.renew(id)
 }
 
 // lied is told by the store of bytes that a container may have read and that turn out not to be the layer's.

@@ -31,14 +31,17 @@ type Config struct {
 	Want func(id digest.Digest, from, to int64)
 	// Released says that a removed layer is not used any more.
 	Released func(id digest.Digest)
-	// Lost says that what is mounted of these layers gives errors from now on,
-	// since datafs died and the kernel cannot resend what it left unanswered. The
-	// layers themselves are served anew.
+	// Lost says that what is mounted of these layers gives errors from now on:
+	// datafs died, and no other could take its place in time, or the kernel cannot
+	// resend what it left unanswered.
 	Lost func(ids []digest.Digest)
-	Log  *slog.Logger // nil is none
+	// Healed says that a layer which was lost can be mounted anew, by the same paths.
+	Healed func(id digest.Digest)
+	Log    *slog.Logger // nil is none
 
-	noResend bool // take the kernel for one that cannot
-	mortal   bool // the datafs ends when this process is killed, as that of a trial does
+	patience time.Duration // 0 is the constant
+	noResend bool          // take the kernel for one that cannot
+	mortal   bool          // the datafs ends when this process is killed, as that of a trial does
 }
 
 // Client is dewd's side of datafs. It keeps a datafs running, starts another
@@ -56,6 +59,7 @@ type Client struct {
 	next      uint32            // number of the next layer
 	device    *os.File
 	canResend bool
+	down      bool  // the mount was given up, and there is no other yet
 	link      *link // nil while there is no datafs
 	calls     map[call][]chan error
 }
@@ -68,6 +72,7 @@ type entry struct {
 	index *os.File // nil without a tree
 	flags uint8    // flagHeldFile, flagHeldTree, flagRemoved
 	mine  bool     // added by this process: its wants are told
+	lost  bool     // something that gives errors was mounted of it, and it is not served anew yet
 	wants spans
 }
 
@@ -88,6 +93,9 @@ func Start(ctx context.Context, cfg Config) (*Client, error) {
 	}
 	if cfg.Mountpoint == "" {
 		cfg.Mountpoint = filepath.Join(cfg.State, "datafs")
+	}
+	if cfg.patience == 0 {
+		cfg.patience = patience
 	}
 	if err := os.MkdirAll(cfg.State, 0o700); err != nil {
 		return nil, err
@@ -144,17 +152,20 @@ func (c *Client) begin(ctx context.Context) (*peer, error) {
 	c.device = device
 	p, err := c.launch(ctx, false)
 	if err == nil {
+		stuck := time.AfterFunc(c.cfg.patience, func() { detach(c.cfg.Mountpoint) }) // else it waits for a dead one
 		err = c.awaitInit()
+		stuck.Stop()
 	}
+	if err != nil && p != nil {
+		p.finish()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if err != nil {
-		if p != nil {
-			p.finish()
-		}
-		c.mu.Lock()
 		c.link, c.device = nil, nil
-		c.mu.Unlock()
 		return nil, errors.Join(err, device.Close(), detach(c.cfg.Mountpoint))
 	}
+	c.down = false
 	return p, nil
 }
 
@@ -265,6 +276,13 @@ func (e *entry) close() {
 	}
 }
 
+// Down reports whether the mount was given up and there is no other yet.
+func (c *Client) Down() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.down
+}
+
 // Layers tells which layers datafs has: after a restart of dewd, those that it
 // should Add again. Wants of such a layer are told after that.
 func (c *Client) Layers() []digest.Digest {
@@ -309,6 +327,10 @@ func (c *Client) insert(name string, data, present *os.File) (spans, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.down {
+		own.close()
+		return nil, errDown
+	}
 	e := c.layers[name]
 	if e == nil {
 		c.layers[name] = &entry{id: name, number: c.next, content: *own, mine: true}

@@ -15,8 +15,8 @@
 //
 //   - dewd: datafs goes on; the next dewd gets all descriptors, the wants, and the FUSE descriptor.
 //   - datafs: dewd, which holds the FUSE descriptor too, starts another and adds all layers again; then the
-//     kernel resends (Linux 6.9). Where it cannot, the mount is lost: reads fail, a new mount serves the
-//     rest.
+//     kernel resends (Linux 6.9). Where it cannot, or no other starts in 20 s, the mount is lost: reads fail
+//     but of pages that the kernel has. dewd goes on trying a new mount, which serves what is mounted later.
 //   - both: the kernel ends the connection, and reads of it fail.
 //
 // The root has a file for each layer, named by the diffID in hexadecimal, and for kernels that cannot mount
@@ -31,6 +31,7 @@ package datafs
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"dewpoint/internal/layer/presence"
@@ -54,4 +55,6 @@ var (
 	ErrClosed = errors.New("datafs client is closed")
 	// ErrUnknown says that no layer of this digest was added.
 	ErrUnknown = errors.New("layer is not served by datafs")
+
+	errDown = fmt.Errorf("%w now: datafs has died, and does not start", ErrUnusable)
 )

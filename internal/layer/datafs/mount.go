@@ -26,10 +26,11 @@ func mountFS(dir string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "/dev/fuse"), nil
 }
 
-// detach takes away whatever is mounted at dir, used or not.
+// detach takes away whatever is mounted at dir, used or not. It ends the connections of what is FUSE there,
+// whoever holds their devices.
 func detach(dir string) error {
 	for {
-		switch err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); {
+		switch err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH|unix.MNT_FORCE); {
 		case err == nil:
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
 			return nil

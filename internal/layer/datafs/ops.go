@@ -50,7 +50,7 @@ func (w *worker) serve(r *request) {
 	case opRead:
 		w.readFile(r)
 		return
-	case opDestroy, opRelease, opReleasedir, opFlush:
+	case opDestroy, opRelease, opReleasedir: // not FLUSH, which the kernel then leaves out
 		err = nil
 	case opInit:
 		err = w.initialize(r)
@@ -66,7 +66,7 @@ func (w *worker) serve(r *request) {
 		if l, ino, nerr := w.node(r.node); nerr == nil && ino == 0 {
 			w.opens(l)
 		}
-		w.opened(openKeepCache)
+		w.opened(openKeepCache | openNoFlush)
 		err = nil
 	default:
 		err = w.describe(r)

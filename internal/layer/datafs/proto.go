@@ -70,6 +70,7 @@ const (
 const (
 	openKeepCache = 1 << 1
 	openCacheDir  = 1 << 3
+	openNoFlush   = 1 << 5 // who closes a file does not wait for its server (Linux 5.16)
 
 	notifyInvalEntry = 3
 	notifyStore      = 4

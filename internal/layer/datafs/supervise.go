@@ -1,6 +1,7 @@
 package datafs
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -14,7 +15,9 @@ import (
 // is closed.
 func (c *Client) run(p *peer) {
 	defer close(c.done)
+	var until time.Time // readers wait so long for a datafs that stays alive
 	for p != nil {
+		began := time.Now()
 		ended := c.listen(p)
 		c.mu.Lock()
 		c.link = nil
@@ -32,7 +35,14 @@ func (c *Client) run(p *peer) {
 		c.answered(call{kind: kindShutdown}, unix.EAGAIN) // the next one is not to end
 		p.finish()
 		c.log.Warn("datafs has died: another takes its place")
-		p = c.revive()
+		pause := shortest
+		switch now := time.Now(); {
+		case until.IsZero() || now.Sub(began) > alive:
+			until, pause = now.Add(c.cfg.patience), 0
+		case now.After(until):
+			pause = longest
+		}
+		p = c.revive(until, pause)
 	}
 }
 
@@ -64,6 +74,7 @@ func (c *Client) heed(m *message) {
 	switch m.kind {
 	case kindAdd, kindTree, kindShutdown:
 		c.answered(call{m.kind, m.id}, errorOf(m.from))
+		c.healed(m)
 	case kindKernel:
 		c.mu.Lock()
 		c.canResend = m.flags&flagResend != 0 && !c.cfg.noResend
@@ -91,6 +102,20 @@ func (c *Client) answered(to call, err error) {
 	if e := c.layers[to.id]; err != nil && to.kind == kindAdd && e != nil {
 		e.close()
 		delete(c.layers, to.id)
+	}
+}
+
+// healed says of a lost layer that it is served again, once all of it is.
+func (c *Client) healed(m *message) {
+	c.mu.Lock()
+	e := c.layers[m.id]
+	again := e != nil && e.lost && m.from == 0 && (m.kind == kindTree || e.index == nil)
+	if again {
+		e.lost = false
+	}
+	c.mu.Unlock()
+	if again && c.cfg.Healed != nil {
+		c.cfg.Healed(digest.NewDigestFromEncoded(digest.SHA256, m.id))
 	}
 }
 
@@ -144,48 +169,63 @@ func (c *Client) released(id string) {
 	}
 }
 
-// revive puts another datafs in the place of one that is dead. It returns nil
-// when the Client was closed.
-func (c *Client) revive() *peer {
-	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
-		p, err := c.replace()
-		if err == nil {
+const (
+	// patience is how long readers wait for a datafs in the place of one that has died.
+	patience = 20 * time.Second
+	// alive is how old a datafs gets that has started well.
+	alive = time.Second
+	// The pauses between tries.
+	shortest, longest = 100 * time.Millisecond, 5 * time.Second
+)
+
+// revive puts another datafs in the place of one that is dead, after a pause: up to a time on the same mount,
+// whose readers wait, later on a new one. It returns nil when the Client was closed.
+func (c *Client) revive(until time.Time, pause time.Duration) *peer {
+	c.mu.Lock()
+	over := c.canResend
+	c.mu.Unlock()
+	if over {
+		ctx, cancel := context.WithDeadline(c.ctx, until)
+		defer cancel()
+		p := c.retry(ctx, pause, func() (*peer, error) { return c.launch(ctx, true) })
+		if p != nil || c.ctx.Err() != nil {
 			return p
 		}
-		c.log.Error("datafs does not start", "error", err, "next_try", pause)
+	}
+	c.lose()
+	return c.retry(c.ctx, pause, func() (*peer, error) { return c.begin(c.ctx) })
+}
+
+// retry calls start until it succeeds, after pauses that grow. It returns nil when ctx ends.
+func (c *Client) retry(ctx context.Context, pause time.Duration, start func() (*peer, error)) *peer {
+	for ; ; pause = min(max(2*pause, shortest), longest) {
 		select {
-		case <-c.ctx.Done():
+		case <-ctx.Done():
 			return nil
 		case <-time.After(pause):
 		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		p, err := start()
+		if err == nil {
+			return p
+		}
+		c.log.Error("datafs does not start", "error", err)
 	}
 }
 
-func (c *Client) replace() (*peer, error) {
-	c.mu.Lock()
-	over := c.canResend && c.device != nil
-	c.mu.Unlock()
-	if over {
-		return c.launch(c.ctx, true)
-	}
-	c.lose()
-	return c.begin(c.ctx)
-}
-
-// lose gives up a mount whose server has died. What uses it gets errors.
+// lose gives up a mount whose server has died. Who reads its layers gets errors, but for pages that the
+// kernel has.
 func (c *Client) lose() {
 	c.mu.Lock()
-	if c.device == nil {
-		c.mu.Unlock()
-		return
-	}
 	c.device.Close()
-	c.device = nil
+	c.device, c.down = nil, true
 	var lost, gone []digest.Digest
 	for id, e := range c.layers {
 		d := digest.NewDigestFromEncoded(digest.SHA256, id)
 		if e.flags&(flagHeldFile|flagHeldTree) != 0 {
-			lost = append(lost, d)
+			lost, e.lost = append(lost, d), true
 		}
 		if e.flags&flagRemoved != 0 {
 			gone = append(gone, d)
@@ -196,7 +236,11 @@ func (c *Client) lose() {
 	}
 	c.mu.Unlock()
 	slices.Sort(lost)
-	c.log.Error("datafs has died and this kernel cannot hand its reads over: what is mounted of its layers gives errors", "layers", fmt.Sprint(lost))
+	if err := detach(c.cfg.Mountpoint); err != nil { // whoever else holds the device
+		c.log.Error("take the mount of the dead datafs away", "error", err)
+	}
+	c.log.Error("datafs has died and its mount is given up: what is mounted of its layers gives errors",
+		"layers", fmt.Sprint(lost))
 	if c.cfg.Lost != nil {
 		c.cfg.Lost(lost)
 	}
