@@ -68,6 +68,9 @@ type Leases interface {
 	Acquire(ctx context.Context, key string, above uint64) (Lease, error)
 	// Holder is who holds the lease of key with which token, if anyone.
 	Holder(ctx context.Context, key string) (h Holding, held bool, err error)
+	// Break ends the lease of key, whoever holds it, if this is still its token. It is for who has seen that
+	// the holder is dead. One that lives has lost the lease, as by expiry, and learns so when it renews it.
+	Break(ctx context.Context, key string, token uint64) error
 }
 
 // A Holding is a lease as others see it.
@@ -83,7 +86,7 @@ type Lease interface {
 	// Lost is closed when the lease may not be counted on any longer: another node
 	// has it, or it could not be renewed in time. The time is measured by this
 	// node's monotonic clock, and it is over before the coordinator gives the lease
-	// to another. It is closed after Release, too.
+	// to another, unless another breaks it. It is closed after Release, too.
 	Lost() <-chan struct{}
 	// Release gives the lease up. It is given up for this node even if there is an
 	// error; for the others it then ends by expiry.

@@ -115,6 +115,24 @@ func killedHolder(t *testing.T, bed Bed) {
 	}
 }
 
+func brokenLease(t *testing.T, bed Bed) {
+	a, b, c := bed.Join(t, "a"), bed.Join(t, "b"), bed.Join(t, "c")
+	first := acquire(t, a, "k", 0)
+	must(t, b.Break(t.Context(), "k", first.Token()))
+	second := acquire(t, b, "k", 0)
+	if second.Token() <= first.Token() {
+		t.Errorf("token %d after %d", second.Token(), first.Token())
+	}
+	must(t, c.Break(t.Context(), "k", first.Token())) // who has seen the same, and is late
+	if held := refused(t, c, "k"); held.Token != second.Token() {
+		t.Errorf("held by %+v", held)
+	}
+	lost(t, first)
+	if isLost(second) {
+		t.Error("the second holder has lost it too")
+	}
+}
+
 func lateHolder(t *testing.T, bed Bed) {
 	a, b := bed.Join(t, "a"), bed.Join(t, "b")
 	first := acquire(t, a, "k", 0)

@@ -45,6 +45,7 @@ func Run(t *testing.T, bed func(t *testing.T) Bed) {
 		{"a node takes over from its earlier self", earlierSelf},
 		{"tokens grow when memory is lost", tokensGrow},
 		{"leases survive lost memory", leasesSurvive},
+		{"a broken lease", brokenLease},
 		{"a lease taken while its holder was cut off", takenWhileCut},
 		{"references", references},
 		{"references of a dead node", deadReferences},

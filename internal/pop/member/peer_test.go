@@ -169,6 +169,34 @@ func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 	}
 }
 
+// A layer whose fetcher was killed is not waited for until its lease ends: nobody listens where it was.
+func TestKilledFetcher(t *testing.T) {
+	s := newPoPBed(t)
+	_, client := s.peers()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ghost, err := s.hub.Join(pop.Config{Node: "ghost", TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ghost.Close()
+	b := s.node("b", func(c *Config) { c.Peers = client })
+	b.must(ghost.Announce(t.Context(), pop.Member{Node: "ghost", Address: l.Addr().String()}))
+	p := b.push("app", 1)
+	id := p.Layers[0].DiffID
+	lease, err := ghost.Acquire(t.Context(), pop.LayerLease(id), 0)
+	b.must(err)
+	b.must(l.Close())
+	b.bring(p)
+	if h := b.member.hitsNow(); h.Registry != 1 {
+		t.Errorf("it did not come by b's lease: %+v", h)
+	}
+	b.published(id)
+	b.must(lease.Release(t.Context())) // which is nobody's any more
+}
+
 // A pack crosses the link once, however long the registry lets its first node wait, and whatever happens to
 // layers meanwhile.
 func TestSlowPackComesOnce(t *testing.T) {

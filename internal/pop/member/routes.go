@@ -59,6 +59,9 @@ func (s *routes) way(ctx context.Context, b *route, f *layer.Fill) (layer.Way, e
 			s.alone(f)
 			return layer.Way{}, context.Cause(ctx)
 		}
+		if s.dead(ctx, b, held) {
+			continue
+		}
 		late := !since.IsZero() && time.Since(since) > holderPatience
 		if w, ok := s.fromPeer(b, held.Holder, false); ok && !late {
 			return w, nil
@@ -76,6 +79,34 @@ func (s *routes) way(ctx context.Context, b *route, f *layer.Fill) (layer.Way, e
 			return layer.Way{}, err
 		}
 	}
+}
+
+// refusedFor is the time between two refusals that show that a node is dead.
+const refusedFor = 300 * time.Millisecond
+
+// dead ends the lease of a node that did not give the layer, and on whose machine nobody listens any more.
+func (s *routes) dead(ctx context.Context, b *route, held *pop.HeldError) bool {
+	m := held.Holder
+	if s.cfg.Peers == nil || m.Address == "" || m.Node == s.cfg.Node || b.failures(m.Address) == 0 {
+		return false
+	}
+	bounded, cancel := context.WithTimeout(ctx, time.Second) // a machine that is there refuses at once
+	defer cancel()
+	if !s.cfg.Peers.Refuses(bounded, m.Address) {
+		return false
+	}
+	select {
+	case <-time.After(refusedFor):
+	case <-bounded.Done():
+		return false
+	}
+	if !s.cfg.Peers.Refuses(bounded, m.Address) {
+		return false
+	}
+	err := s.cfg.Coord.Break(ctx, held.Key, held.Token)
+	s.log.Warn("a node that fetches a layer is dead: this one goes on", "layer", b.l.DiffID, "node", m.Node,
+		"err", err)
+	return err == nil
 }
 
 func (s *routes) leads(id digest.Digest) bool {

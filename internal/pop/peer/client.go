@@ -109,6 +109,16 @@ func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	return (&net.Dialer{Timeout: c.cfg.Connect, KeepAlive: 15 * time.Second}).DialContext(ctx, network, addr)
 }
 
+// Refuses reports whether the machine of addr is there and says that nobody listens: its node is dead, or
+// is about to start.
+func (c *Client) Refuses(ctx context.Context, addr string) bool {
+	conn, err := c.dial(ctx, "tcp", addr)
+	if err == nil {
+		conn.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
 // Range gives bytes [from, to) of a layer: exactly so many, or an error in their place.
 func (c *Client) Range(ctx context.Context, addr string, id digest.Digest, from, to int64) (io.ReadCloser,
 	error) {

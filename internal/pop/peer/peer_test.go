@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"sync"
 	"testing"
@@ -14,6 +15,31 @@ import (
 
 	"github.com/opencontainers/go-digest"
 )
+
+func TestRefuses(t *testing.T) {
+	auth := newAuth(t)
+	c, err := NewClient(Config{Auth: auth})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Refuses(t.Context(), l.Addr().String()) {
+		t.Error("a listener refuses")
+	}
+	l.Close()
+	if !c.Refuses(t.Context(), l.Addr().String()) {
+		t.Error("a port without a listener does not refuse")
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if c.Refuses(over, l.Addr().String()) {
+		t.Error("a refusal that nobody has seen")
+	}
+}
 
 func TestGivesWhatItHas(t *testing.T) {
 	n := newNode()

@@ -148,6 +148,12 @@ func (s *Session) adopt(key string, token uint64, epoch string, sent time.Time) 
 	return l
 }
 
+func (s *Session) Break(ctx context.Context, key string, token uint64) error {
+	return s.do(ctx, "break "+key, func(ctx context.Context, epoch string) error {
+		return s.server.Release(ctx, epoch, key, token)
+	})
+}
+
 func (s *Session) Holder(ctx context.Context, key string) (h pop.Holding, held bool, err error) {
 	err = s.do(ctx, "holder of "+key, func(ctx context.Context, epoch string) error {
 		found, err := s.server.Holder(ctx, epoch, key)

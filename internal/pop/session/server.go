@@ -34,7 +34,7 @@ type Server interface {
 	// is held only against an Acquire that is not newer.
 	Acquire(ctx context.Context, epoch string, seq uint64, key string, above uint64) (token uint64,
 		held *pop.Holding, err error)
-	// Release ends the lease if token is its.
+	// Release ends the lease, of any session, if token is its.
 	Release(ctx context.Context, epoch, key string, token uint64) error
 	// Holder is nil if nobody holds the lease.
 	Holder(ctx context.Context, epoch, key string) (*pop.Holding, error)
