@@ -40,6 +40,7 @@ var order = [][]string{
 	{"api", "server/metrics"},
 	{"server/doctor", "server/web"},
 	{"server"},
+	{"cli/show"},
 	{"cli"},
 }
 

@@ -69,7 +69,7 @@ func commands() []command {
 		{name: "wait", args: "NAME…", summary: "wait until containers have ended, and print their exit codes",
 			run: wait},
 		{name: "rm", args: "NAME…", summary: "remove containers", flags: rmFlags, run: rm},
-		{name: "images", summary: "list images", run: images},
+		{name: "images", summary: "list images", flags: imagesFlags, run: images},
 		{name: "rmi", args: "IMAGE…", summary: "remove images", run: rmi},
 		{name: "volume", args: "ls|create|inspect|rm|prune [NAME…]",
 			summary: "list, make or remove the volumes that containers have by name", flags: volumeFlags, run: volume},

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"dewpoint/internal/cli/show"
 	"dewpoint/internal/spec"
 )
 
@@ -40,6 +42,41 @@ func table(w io.Writer, head string, rows [][]string) error {
 
 func psFlags(c *call) {
 	c.flags.BoolVarP(&c.opt.all, "all", "a", false, "also those that do not run")
+	listFlags(c, "name, status, health, image")
+}
+
+// listFlags are those of a list, which has the filters.
+func listFlags(c *call, filters string) {
+	s := &c.opt.show
+	c.flags.BoolVarP(&s.Quiet, "quiet", "q", false, "print names alone")
+	c.flags.StringArrayVarP(&s.Filters, "filter", "f", nil,
+		"list those that match, `NAME=VALUE`, with a name of "+filters)
+	c.flags.StringVar(&s.Format, "format", "", "print by a `template` such as '{{.Names}}', table TEMPLATE, or json")
+}
+
+// shows prints a list as flags say.
+func (c *call) shows(l show.List) error {
+	if !c.json {
+		return c.shown(l.Print(c.cfg.Stdout, c.opt.show))
+	}
+	rows, err := l.Filtered(c.opt.show.Filters)
+	if err != nil {
+		return c.shown(err)
+	}
+	docs := []any{}
+	for _, r := range rows {
+		docs = append(docs, r.Doc)
+	}
+	return c.print(docs)
+}
+
+// shown is the error of what was to be shown.
+func (c *call) shown(err error) error {
+	var m show.Misuse
+	if errors.As(err, &m) {
+		return misuse(c, "%v", m)
+	}
+	return err
 }
 
 func ps(ctx context.Context, c *call) error {
@@ -50,14 +87,18 @@ func ps(ctx context.Context, c *call) error {
 	if err != nil {
 		return err
 	}
-	if c.json {
-		return list(c, all)
-	}
-	var rows [][]string
+	l := show.List{Head: []string{"NAME", "IMAGE", "STATUS", "ADDRESS", "PORTS", "AGE"}, Quiet: "Names",
+		Filters: map[string]show.Filter{"name": {Column: "Names", Part: true}, "status": {Column: "State"},
+			"health": {Column: "Health"}, "image": {Column: "Image", Part: true}}}
 	for _, v := range all {
-		rows = append(rows, []string{v.Name, v.Image, status(v), dash(v.IP), dash(ports(v.Ports)), age(v.Created)})
+		l.Rows = append(l.Rows, show.Row{Doc: v,
+			Cells: []string{v.Name, v.Image, status(v), dash(v.IP), dash(ports(v.Ports)), age(v.Created)},
+			Names: map[string]string{"ID": v.Name, "Names": v.Name, "Image": v.Image, "Digest": v.Digest,
+				"State": v.Status, "Status": status(v), "Health": v.Health, "Ports": ports(v.Ports), "Address": v.IP,
+				"CreatedAt": v.Created.Format(time.RFC3339), "RunningFor": age(v.Created),
+				"Restarts": strconv.Itoa(v.Restarts)}})
 	}
-	return table(c.cfg.Stdout, "NAME IMAGE STATUS ADDRESS PORTS AGE", rows)
+	return c.shows(l)
 }
 
 func status(v spec.Container) string {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"dewpoint/internal/api"
+	"dewpoint/internal/cli/show"
 	"dewpoint/internal/spec"
 )
 
@@ -91,6 +92,8 @@ func (c *call) deployment(ctx context.Context, name string) (string, error) {
 
 func inspectFlags(c *call) {
 	c.flags.BoolVar(&c.opt.oci, "oci", false, "print what the runtime was given, alone")
+	c.flags.StringVar(&c.opt.show.Format, "format", "",
+		"print by a `template` of the names that --json has, such as '{{.container.status}}', or json")
 }
 
 // inspect shows one container: what it is, what it was asked for by, and how it came.
@@ -111,8 +114,12 @@ func inspect(ctx context.Context, c *call) error {
 	if err != nil {
 		return err
 	}
-	if c.json {
-		return c.print(inspection{i.Container, spec, i.Record, json.RawMessage(i.OCI)})
+	doc := inspection{i.Container, spec, i.Record, json.RawMessage(i.OCI)}
+	switch format := c.opt.show.Format; {
+	case c.json, format == "json":
+		return c.print(doc)
+	case format != "":
+		return c.shown(show.Template(c.cfg.Stdout, doc, format))
 	}
 	return describe(c.cfg.Stdout, i, spec)
 }

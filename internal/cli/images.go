@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
+	"dewpoint/internal/cli/show"
 	"dewpoint/internal/spec"
 )
 
@@ -17,17 +19,25 @@ func images(ctx context.Context, c *call) error {
 	if err != nil {
 		return err
 	}
-	if c.json {
-		return list(c, all)
-	}
-	var rows [][]string
+	l := show.List{Head: []string{"IMAGE", "DIGEST", "LAYERS", "COMPRESSED", "DISK", "AGE"}, Quiet: "Name",
+		Filters: map[string]show.Filter{"reference": {Column: "Name", Part: true},
+			"digest": {Column: "Digest", Part: true}}}
 	for _, i := range all {
-		rows = append(rows, []string{
-			i.Name, short(i.Digest), strconv.Itoa(len(i.Layers)), size(i.Size), size(i.Disk), age(i.Created),
-		})
+		repository, tag := i.Name, ""
+		if n := strings.LastIndexByte(i.Name, ':'); n > strings.LastIndexByte(i.Name, '/') {
+			repository, tag = i.Name[:n], i.Name[n+1:]
+		}
+		layers := strconv.Itoa(len(i.Layers))
+		l.Rows = append(l.Rows, show.Row{Doc: i,
+			Cells: []string{i.Name, short(i.Digest), layers, size(i.Size), size(i.Disk), age(i.Created)},
+			Names: map[string]string{"ID": short(i.Digest), "Name": i.Name, "Repository": repository, "Tag": tag,
+				"Digest": i.Digest, "Layers": layers, "Size": size(i.Size), "Disk": size(i.Disk),
+				"CreatedAt": i.Created.Format(time.RFC3339), "CreatedSince": age(i.Created)}})
 	}
-	return table(c.cfg.Stdout, "IMAGE DIGEST LAYERS COMPRESSED DISK AGE", rows)
+	return c.shows(l)
 }
+
+func imagesFlags(c *call) { listFlags(c, "reference, digest") }
 
 func rmi(ctx context.Context, c *call) error {
 	return c.names("image", func(name string) error { return c.client.RemoveImage(ctx, name) })

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"dewpoint/internal/cli/show"
 	"dewpoint/internal/config"
 	"dewpoint/internal/spec"
 )
@@ -36,6 +37,7 @@ type options struct {
 	checkpoint                       spec.CheckpointRequest
 	given                            given
 	cidfile                          string
+	show                             show.Flags
 }
 
 // containerFlags are those of an instruction to deploy.
