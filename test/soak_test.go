@@ -106,7 +106,7 @@ type container struct {
 const soakTags = 3
 
 func newSoak(t *testing.T, nodes int, backend string) *soak {
-	const more = slowLink + noLearn + "[registries]\nstall_timeout = \"1s\"\n"
+	const more = "[link]\nlimit = \"40Mbit\"\n" + noLearn + "[registries]\nstall_timeout = \"1s\"\n"
 	cfg := popbed.Config{Nodes: nodes, Template: popbed.Basic + more}
 	s := &soak{t: t}
 	if nodes > 1 {

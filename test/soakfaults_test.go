@@ -92,15 +92,22 @@ func soakFaults(nodes int) []fault {
 	}})
 }
 
-// kills is a fault that kills one of the node's programs, which dewd starts again: the one whose command line
-// has the word.
+// pids are the programs of a node whose command line has the word.
+func (s *soak) pids(i int, word string) (pids []int) {
+	for _, pid := range s.Nodes[i].Group().Processes("") {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if strings.Contains("\x00"+string(line), word) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// kills is a fault that kills one of the node's programs, which dewd starts again.
 func kills(word string) func(*soak, int, int) func() {
 	return func(s *soak, i, _ int) func() {
-		for _, pid := range s.Nodes[i].Group().Processes("") {
-			line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-			if strings.Contains("\x00"+string(line), word) {
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
+		for _, pid := range s.pids(i, word) {
+			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 		return func() {}
 	}
@@ -110,13 +117,13 @@ func kills(word string) func(*soak, int, int) func() {
 // strace is told.
 func stopsAt(calls, what string, wide int) func(*soak, int, int) func() {
 	return func(s *soak, i, at int) func() {
-		pids := s.Nodes[i].Group().Processes("dewd")
-		if len(pids) == 0 {
+		pids := s.pids(i, "/dewd\x00--config\x00")
+		if len(pids) != 1 {
+			s.t.Errorf("n%d has %d dewds", i+1, len(pids))
 			return func() {}
 		}
-		main := slices.Min(pids)
 		cmd := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace="+calls, "-e",
-			fmt.Sprintf("inject=%s:%s:when=%d+", calls, what, 1+at%wide), "-p", strconv.Itoa(main))
+			fmt.Sprintf("inject=%s:%s:when=%d+", calls, what, 1+at%wide), "-p", strconv.Itoa(pids[0]))
 		if err := s.Nodes[i].Group().StartBeside(cmd); err != nil {
 			s.t.Error(err)
 		}
