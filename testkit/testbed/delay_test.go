@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"testing"
@@ -49,27 +51,36 @@ func relay(t *testing.T, rtt time.Duration, to string) (address string) {
 }
 
 // The first exchange of a connection takes two round trips, each further one
-// takes one.
+// takes one. A busy machine only adds to it, so the shortest of some tries counts.
 func TestDistanceCostsRoundTrips(t *testing.T) {
 	testkit.Long(t)
 	const rtt = 100 * time.Millisecond
-	conn, err := net.Dial("tcp", farEcho(t, rtt))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	for i, want := range []time.Duration{2 * rtt, rtt, rtt} {
-		start := time.Now()
-		if _, err := conn.Write([]byte("ping")); err != nil {
+	wants := []time.Duration{2 * rtt, rtt, rtt}
+	address := farEcho(t, rtt)
+	testkit.Retry(t, "exchanges in time", func() error {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := io.ReadFull(conn, make([]byte, 4)); err != nil {
-			t.Fatal(err)
+		defer conn.Close()
+		for i, want := range wants {
+			start := time.Now()
+			if _, err := conn.Write([]byte("ping")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(conn, make([]byte, 4)); err != nil {
+				t.Fatal(err)
+			}
+			took := time.Since(start)
+			if took < want-10*time.Millisecond {
+				t.Fatalf("exchange %d took %s, no less than %s is possible", i, took, want)
+			}
+			if took > want+60*time.Millisecond {
+				err = errors.Join(err, fmt.Errorf("exchange %d took %s, want %s", i, took, want))
+			}
 		}
-		if took := time.Since(start); took < want-10*time.Millisecond || took > want+60*time.Millisecond {
-			t.Errorf("exchange %d took %s, want %s", i, took, want)
-		}
-	}
+		return err
+	})
 }
 
 // 64 MiB there and back take little longer over a distance than without, in

@@ -241,6 +241,7 @@ func TestSecondNodeAsksNoRegistry(t *testing.T) {
 // A node that has just booted waits for the store, which takes its time to open, and not for long.
 func TestBootWaitsForTheStore(t *testing.T) {
 	testkit.Long(t)
+	t.Parallel()
 	s := newPoPBed(t)
 	a := s.node("a", nil)
 	p := a.push("app", 1, 2)
@@ -369,6 +370,7 @@ func TestFetchingAloneCounts(t *testing.T) {
 // written there, and when it is back, so is the node.
 func TestStoreIsUnmounted(t *testing.T) {
 	testkit.Long(t)
+	t.Parallel()
 	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1)
@@ -563,6 +565,7 @@ func TestPrunePoP(t *testing.T) {
 // What a node has pruned it does not use from then on, so that another may evict it at once.
 func TestPruneTakesMarks(t *testing.T) {
 	testkit.Long(t)
+	t.Parallel()
 	s := newPoPBed(t)
 	a, b := s.node("a", nil), s.node("b", nil)
 	p := a.push("app", 1)

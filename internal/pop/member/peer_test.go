@@ -303,6 +303,7 @@ func TestFollowedLayerIsAttached(t *testing.T) {
 // A layer that the store has no room for is not copied there while it arrives.
 func TestNoCopyWithoutRoom(t *testing.T) {
 	testkit.Long(t)
+	t.Parallel()
 	for name, capacity := range map[string]int64{"room": 0, "no room": 1 << 20} {
 		t.Run(name, func(t *testing.T) {
 			s := newPoPBed(t)

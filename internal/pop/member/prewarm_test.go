@@ -281,6 +281,7 @@ func TestPrewarmMetMeanwhile(t *testing.T) {
 // is not much. Other rules are logged beside.
 func TestPrewarmOfATrace(t *testing.T) {
 	testkit.Long(t)
+	t.Parallel()
 	zone, err := pulltrace.ZoneNamed("dal")
 	if err != nil {
 		t.Fatal(err)
@@ -415,6 +416,7 @@ func TestPrewarmNeedsRoom(t *testing.T) {
 // coordinator that has lost its memory changes nothing.
 func TestPrewarmWhileTheStoreIsAway(t *testing.T) {
 	testkit.Long(t)
+	t.Parallel()
 	s := newPoPBed(t)
 	a := s.node("a", nil)
 	b, e := s.prewarming("b", 4)
