@@ -18,7 +18,7 @@ const maxUses = 64
 // refuses.
 type gdsf struct {
 	objects
-	heap    byValue
+	heap    ranking // by value
 	clock   float64
 	seq     uint64 // uses of anything, ever
 	named   *entry // by the last Victim, unless it was used since
@@ -27,13 +27,16 @@ type gdsf struct {
 	name    string
 	weigh   func(uses, cost float64) float64 // what these uses of a byte that costs so much are worth
 	retires bool                             // what is overdue goes first
-	due     byDue
+	due     ranking                          // by the time when they are overdue
 }
 
 func newGDSF() *gdsf {
-	return &gdsf{objects: newObjects(), name: "gdsf", weigh: func(uses, cost float64) float64 {
-		return uses * cost
-	}}
+	return &gdsf{objects: newObjects(), name: "gdsf",
+		heap: ranking{of: func(e *entry) float64 { return e.value }, at: func(e *entry) *int { return &e.at }},
+		due:  ranking{of: func(e *entry) float64 { return e.due }, at: func(e *entry) *int { return &e.dueAt }},
+		weigh: func(uses, cost float64) float64 {
+			return uses * cost
+		}}
 }
 
 func (p *gdsf) Add(o Object) {
@@ -105,8 +108,8 @@ func (p *gdsf) Victim(may func(string) bool) (string, bool) {
 	}
 	p.retired = false
 	var refused []*entry
-	for len(p.heap) > 0 {
-		e := p.heap[0]
+	for p.heap.Len() > 0 {
+		e := p.heap.all[0]
 		if may == nil || may(e.Key) {
 			p.named = e
 			break
@@ -125,7 +128,8 @@ func (p *gdsf) Victim(may func(string) bool) (string, bool) {
 func (p *gdsf) Snapshot() ([]byte, error) { return p.state().encode(p.name) }
 
 func (p *gdsf) state() *state {
-	order := slices.SortedFunc(slices.Values(p.heap), func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) })
+	order := slices.SortedFunc(slices.Values(p.heap.all),
+		func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) })
 	s := &state{Clock: p.clock, Now: p.seq, Objects: make([]saved, len(order))}
 	for i, e := range order {
 		o := save(e)
@@ -155,33 +159,38 @@ func (p *gdsf) restore(s *state) error {
 	return nil
 }
 
-// byValue is a heap with the least valuable object first; among equals, the one unused for longest.
-type byValue []*entry
+// ranking is a heap of objects with the lowest in front; among equals, the one unused for longest.
+type ranking struct {
+	all []*entry
+	of  func(*entry) float64 // what they are ranked by
+	at  func(*entry) *int    // where an object keeps its index in all; -1 when it is not there
+}
 
-func (h byValue) Len() int { return len(h) }
+func (r *ranking) Len() int { return len(r.all) }
 
-func (h byValue) Less(i, j int) bool {
-	if h[i].value != h[j].value {
-		return h[i].value < h[j].value
+func (r *ranking) Less(i, j int) bool {
+	if a, b := r.of(r.all[i]), r.of(r.all[j]); a != b {
+		return a < b
 	}
-	return h[i].seq < h[j].seq
+	return r.all[i].seq < r.all[j].seq
 }
 
-func (h byValue) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].at, h[j].at = i, j
+func (r *ranking) Swap(i, j int) {
+	r.all[i], r.all[j] = r.all[j], r.all[i]
+	*r.at(r.all[i]), *r.at(r.all[j]) = i, j
 }
 
-func (h *byValue) Push(x any) {
+func (r *ranking) Push(x any) {
 	e := x.(*entry)
-	e.at = len(*h)
-	*h = append(*h, e)
+	*r.at(e) = len(r.all)
+	r.all = append(r.all, e)
 }
 
-func (h *byValue) Pop() any {
-	old := *h
-	e := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
+func (r *ranking) Pop() any {
+	last := len(r.all) - 1
+	e := r.all[last]
+	*r.at(e) = -1
+	r.all[last] = nil
+	r.all = r.all[:last]
 	return e
 }

@@ -51,8 +51,8 @@ func (p *gdsf) expect(e *entry) {
 // overdue is the object that is overdue for longest of those that may accepts, or nil.
 func (p *gdsf) overdue(may func(string) bool) (found *entry) {
 	var refused []*entry
-	for found == nil && len(p.due) > 0 && p.due[0].due < float64(p.seq) {
-		if e := p.due[0]; may == nil || may(e.Key) {
+	for found == nil && p.due.Len() > 0 && p.due.all[0].due < float64(p.seq) {
+		if e := p.due.all[0]; may == nil || may(e.Key) {
 			found = e
 		} else {
 			refused = append(refused, heap.Pop(&p.due).(*entry))
@@ -62,36 +62,4 @@ func (p *gdsf) overdue(may func(string) bool) (found *entry) {
 		heap.Push(&p.due, e)
 	}
 	return found
-}
-
-// byDue is a heap with what was due first in front; among equals, the one unused for longest.
-type byDue []*entry
-
-func (h byDue) Len() int { return len(h) }
-
-func (h byDue) Less(i, j int) bool {
-	if a, b := h[i].due, h[j].due; a != b {
-		return a < b
-	}
-	return h[i].seq < h[j].seq
-}
-
-func (h byDue) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].dueAt, h[j].dueAt = i, j
-}
-
-func (h *byDue) Push(x any) {
-	e := x.(*entry)
-	e.dueAt = len(*h)
-	*h = append(*h, e)
-}
-
-func (h *byDue) Pop() any {
-	old := *h
-	e := old[len(old)-1]
-	e.dueAt = -1
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	return e
 }
