@@ -2,6 +2,16 @@ package redis
 
 import "testing"
 
+// A Redis that answers with half a pair is refused, and ends nobody.
+func TestHalfPair(t *testing.T) {
+	if got, err := inTwos([]string{"a", "b", "c"}); err == nil {
+		t.Errorf("%q", got)
+	}
+	if got, err := inTwos([]string{"a", "b"}); err != nil || len(got) != 1 || got[0] != [2]string{"a", "b"} {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
 // FuzzAnswers reads what claims to be Redis' answers and events.
 func FuzzAnswers(f *testing.F) {
 	f.Add("5", `{"node":"a","address":"b"}`)

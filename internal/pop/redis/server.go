@@ -207,12 +207,12 @@ func (s *server) Users(ctx context.Context, epoch string, keys []string) (map[st
 	for i, key := range keys {
 		args[i] = key
 	}
-	reply, err := s.texts(ctx, usersScript, epoch, args...)
+	reply, err := s.pairs(ctx, usersScript, epoch, args...)
 	if err != nil {
 		return nil, err
 	}
 	users := map[string][]string{}
-	for pair := range slices.Chunk(reply, 2) {
+	for _, pair := range reply {
 		users[pair[0]] = append(users[pair[0]], pair[1])
 	}
 	for key, nodes := range users {
@@ -252,12 +252,12 @@ func (s *server) Touch(ctx context.Context, epoch string, touches []pop.Touch) e
 
 // A position is an epoch and an id of the stream: after another epoch's, all is new.
 func (s *server) Touches(ctx context.Context, epoch, after string, limit int) ([]pop.Touch, string, error) {
-	reply, err := s.texts(ctx, touchesScript, epoch, idIn(epoch, after), limit)
+	reply, err := s.pairs(ctx, touchesScript, epoch, idIn(epoch, after), limit)
 	if err != nil {
 		return nil, "", err
 	}
 	touches, position := []pop.Touch{}, after
-	for pair := range slices.Chunk(reply, 2) {
+	for _, pair := range reply {
 		var t pop.Touch
 		if err := json.Unmarshal([]byte(pair[1]), &t); err != nil {
 			return nil, "", fmt.Errorf("a touch: %w", err)
@@ -313,6 +313,27 @@ func (s *server) texts(ctx context.Context, script *redis.Script, epoch string, 
 		return nil, err
 	}
 	return texts(v)
+}
+
+// pairs runs a script that returns a list of strings in twos.
+func (s *server) pairs(ctx context.Context, script *redis.Script, epoch string, args ...any) ([][2]string,
+	error) {
+	list, err := s.texts(ctx, script, epoch, args...)
+	if err != nil {
+		return nil, err
+	}
+	return inTwos(list)
+}
+
+func inTwos(list []string) ([][2]string, error) {
+	if len(list)%2 != 0 {
+		return nil, unexpected(list)
+	}
+	pairs := make([][2]string, 0, len(list)/2)
+	for pair := range slices.Chunk(list, 2) {
+		pairs = append(pairs, [2]string(pair))
+	}
+	return pairs, nil
 }
 
 func texts(v any) ([]string, error) {
