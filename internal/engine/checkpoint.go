@@ -58,18 +58,24 @@ func (e *dumps) Dump(ctx context.Context, name string, d DumpSpec) error {
 // Upper is the directory that holds what a container has written and removed,
 // overlayfs's upper layer. It changes while the container runs.
 func (e *roots) Upper(ctx context.Context, name string) (string, error) {
+	dir, err := e.overlay(ctx, name, "upperdir=")
+	return dir, wrap(err, "writable layer of %s", name)
+}
+
+// overlay is an option of the overlay that is a container's root.
+func (e *roots) overlay(ctx context.Context, name, option string) (string, error) {
 	r, err := e.c.Snapshots.Mounts(ctx, &snapshotsapi.MountsRequest{Snapshotter: e.cfg.Snapshotter, Key: name})
 	if err != nil {
-		return "", fmt.Errorf("writable layer of %s: %w", name, notFound(err))
+		return "", notFound(err)
 	}
 	for _, m := range r.Mounts {
 		for _, o := range m.Options {
-			if dir, ok := strings.CutPrefix(o, "upperdir="); ok {
-				return dir, nil
+			if value, ok := strings.CutPrefix(o, option); ok {
+				return value, nil
 			}
 		}
 	}
-	return "", fmt.Errorf("writable layer of %s: its root is no overlay", name)
+	return "", errors.New("its root is no overlay")
 }
 
 // criuFile is a file of the container's directory, so that it goes with it.
@@ -101,19 +107,9 @@ func (e *roots) Below(ctx context.Context, name string, img *image.Image) (strin
 	if under, err := e.parentOf(ctx, parent); err != nil || under != ChainID(img) {
 		return "", errors.Join(fmt.Errorf("container %s stands on other layers than its image has now: pull the image again", name), err)
 	}
-	r, err := e.c.Snapshots.Mounts(ctx, &snapshotsapi.MountsRequest{Snapshotter: e.cfg.Snapshotter, Key: name})
-	if err != nil {
-		return "", fmt.Errorf("layers of %s: %w", name, notFound(err))
-	}
-	for _, m := range r.Mounts {
-		for _, o := range m.Options {
-			if dirs, ok := strings.CutPrefix(o, "lowerdir="); ok {
-				top, _, _ := strings.Cut(dirs, ":")
-				return top, nil
-			}
-		}
-	}
-	return "", fmt.Errorf("layers of %s: its root is no overlay", name)
+	dirs, err := e.overlay(ctx, name, "lowerdir=")
+	top, _, _ := strings.Cut(dirs, ":")
+	return top, wrap(err, "layers of %s", name)
 }
 
 // parentOf is what a snapshot stands on.

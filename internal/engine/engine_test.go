@@ -604,7 +604,7 @@ func freePort(t *testing.T) uint16 { return uint16(testkit.FreePort(t)) }
 // What a process that was killed was registering keeps nothing: its leases end with the next one.
 func TestLeasesOfTheDead(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, b *bed) {
-		if _, _, err := b.lease(t.Context()); err != nil {
+		if _, _, _, err := b.lease(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		count := func() int {

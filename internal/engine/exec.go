@@ -78,12 +78,8 @@ func (e *execs) exec(ctx context.Context, container string, s ExecSpec) (int, er
 	}
 	defer e.endExec(context.WithoutCancel(ctx), name, id)
 	if container != name { // asked for behind the call: what has the process's id now is that container
-		r, err := e.state.Record(ctx, name)
-		if err == nil {
-			err = r.Meant(container)
-		}
-		if err != nil {
-			return 0, notFound(err)
+		if _, err := e.recordOf(ctx, container); err != nil {
+			return 0, err
 		}
 	}
 	r, err := e.c.Tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name, ExecID: id})

@@ -38,7 +38,7 @@ func (e *containers) SpecOf(ctx context.Context, name string) (*specs.Spec, erro
 // that is made meanwhile keeps it from then on.
 func (e *images) Extend(ctx context.Context, img *image.Image, layer digest.Digest) (release func(),
 	err error) {
-	id, ctx, release, err := e.leaseID(ctx)
+	id, ctx, release, err := e.lease(ctx)
 	if err != nil {
 		return nil, err
 	}

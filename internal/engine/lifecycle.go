@@ -66,27 +66,30 @@ func (e *containers) StartAnew(ctx context.Context, id string, labels map[string
 func (e *containers) Relabel(ctx context.Context, id string, labels map[string]string) error {
 	name := Name(id)
 	defer e.change(name)()
-	r, err := e.state.Record(ctx, name)
-	if err == nil {
-		err = r.Meant(id)
-	}
+	_, err := e.recordOf(ctx, id)
 	if err == nil {
 		err = e.relabel(ctx, name, labels)
 	}
-	return wrap(notFound(err), "change labels of container %s", name)
+	return wrap(err, "change labels of container %s", name)
 }
 
 // StopSignal is what Stop sends a container.
 func StopSignal(i *Info) unix.Signal { return stopSignal(i.Labels) }
 
-// ended returns nil of a container whose process does not run.
-func (e *containers) ended(ctx context.Context, id string) error {
+// recordOf is the record of the container that a name or an ID stands for; ErrNotFound.
+func (e *core) recordOf(ctx context.Context, id string) (state.Record, error) {
 	r, err := e.state.Record(ctx, Name(id))
 	if err == nil {
 		err = r.Meant(id)
 	}
+	return r, notFound(err)
+}
+
+// ended returns nil of a container whose process does not run.
+func (e *containers) ended(ctx context.Context, id string) error {
+	r, err := e.recordOf(ctx, id)
 	if err != nil {
-		return notFound(err)
+		return err
 	}
 	p, err := e.state.Task(ctx, r.Name)
 	if err == nil && (p.Status == task.Status_RUNNING || p.Status == task.Status_PAUSED) {
@@ -224,12 +227,8 @@ func (e *tasks) Kill(ctx context.Context, id string, sig unix.Signal) error {
 	name := Name(id)
 	defer e.records.lock(name)()
 	if id != name {
-		r, err := e.state.Record(ctx, name)
-		if err == nil {
-			err = r.Meant(id)
-		}
-		if err != nil {
-			return fmt.Errorf("kill container %s: %w", name, notFound(err))
+		if _, err := e.recordOf(ctx, id); err != nil {
+			return fmt.Errorf("kill container %s: %w", name, err)
 		}
 	}
 	_, err := e.c.Tasks.Kill(ctx,
@@ -245,12 +244,9 @@ func (e *tasks) Kill(ctx context.Context, id string, sig unix.Signal) error {
 // ended, at once if it does not run.
 func (e *containers) Stop(ctx context.Context, id string, grace time.Duration) error {
 	name := Name(id)
-	r, err := e.state.Record(ctx, name)
-	if err == nil {
-		err = r.Meant(id)
-	}
+	r, err := e.recordOf(ctx, id)
 	if err != nil {
-		return fmt.Errorf("stop container %s: %w", name, notFound(err))
+		return fmt.Errorf("stop container %s: %w", name, err)
 	}
 	id = e.cfg.places().Describe(r).ID()
 	if err := e.Kill(ctx, id, stopSignal(r.Labels)); err != nil {

@@ -96,7 +96,7 @@ func (e *roots) hasSnapshot(ctx context.Context, key string) bool {
 
 func (e *images) register(ctx context.Context, img *image.Image,
 	ready func(context.Context, int) error) error {
-	ctx, release, err := e.lease(ctx)
+	_, ctx, release, err := e.lease(ctx)
 	if err != nil {
 		return err
 	}
@@ -143,14 +143,8 @@ func (e *images) keepChain(ctx context.Context, img *image.Image,
 }
 
 // lease keeps what is made under the returned context from being collected
-// until release.
-func (e *images) lease(ctx context.Context) (context.Context, func(), error) {
-	_, ctx, release, err := e.leaseID(ctx)
-	return ctx, release, err
-}
-
-// leaseID is lease for who wants to know its ID.
-func (e *images) leaseID(ctx context.Context) (string, context.Context, func(), error) {
+// until release. It has an ID.
+func (e *images) lease(ctx context.Context) (string, context.Context, func(), error) {
 	id := "dewpoint-" + rand.Text()
 	_, err := e.c.Leases.Create(ctx, &leasesapi.CreateRequest{ID: id, Labels: e.leaseLabels()})
 	if err != nil {

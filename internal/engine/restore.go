@@ -15,6 +15,7 @@ import (
 	"time"
 
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	"golang.org/x/sys/unix"
@@ -199,28 +200,16 @@ func (e *restores) removeRestored(name string) error {
 
 // unmountBelow unmounts everything in a directory, the last mount first.
 func unmountBelow(dir string) error {
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return err
-	}
-	var points []string
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
-			points = append(points, f[4])
-		}
-	}
-	for _, p := range slices.Backward(points) {
-		if uerr := unix.Unmount(unescape(p), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); uerr != nil &&
+	below, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return !strings.HasPrefix(m.Mountpoint, dir+"/"), false
+	})
+	for _, m := range slices.Backward(below) {
+		if uerr := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); uerr != nil &&
 			!errors.Is(uerr, unix.EINVAL) {
-			err = errors.Join(err, fmt.Errorf("unmount %s: %w", p, uerr))
+			err = errors.Join(err, fmt.Errorf("unmount %s: %w", m.Mountpoint, uerr))
 		}
 	}
 	return err
-}
-
-// unescape reads what the kernel writes for a blank in a path.
-func unescape(p string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(p)
 }
 
 // killCgroup kills whatever is in the container's cgroup.
