@@ -42,7 +42,8 @@ func (f *Fill) Runs() int64 { return f.runs.Load() }
 // Seed is another node's checkpoint: what Fill.Checkpoint says, and what lies there.
 type Seed struct {
 	Record []byte
-	Data   io.Reader // the tar's bytes
+	// Data are the tar's bytes; nil are those that this fill has written already, as a tar from elsewhere.
+	Data io.Reader
 }
 
 // Seed has the fill go on from another node's checkpoint, if it has come further
@@ -67,7 +68,14 @@ func (f *Fill) Seed(s Seed) error {
 	if f.store.Partial(f.Layer.DiffID) != nil {
 		return nil // other bytes of the tar are there already
 	}
-	if err := f.writeSeed(dir, s.Data, p.Point.Out); err != nil {
+	if s.Data == nil {
+		if f.written.Load() < p.Point.Out {
+			return fmt.Errorf("a checkpoint of bytes that are not here: %w", ErrUnknown)
+		}
+		if err := durable.WriteFile(filepath.Join(dir, earlyFile), nil, 0o600); err != nil {
+			return explain(err)
+		}
+	} else if err := f.writeSeed(dir, s.Data, p.Point.Out); err != nil {
 		return errors.Join(explain(err), f.store.disk.discard(dir))
 	}
 	f.seeded = true

@@ -31,6 +31,46 @@ func TestSeed(t *testing.T) {
 	}
 }
 
+// A fill goes on by the word of another node with what it has of the layer itself, and not with more.
+func TestSeedOfOwnData(t *testing.T) {
+	testkit.Long(t)
+	tarball := makeTar(t, 24<<20, 9)
+	s := pack(t, tarball, image.Gzip)
+	given := cutSeed(t, s, int64(len(s.blob))*2/3)(false)
+	given.Data = nil
+	for name, c := range map[string]struct {
+		here   int // bytes of the tar
+		wrong  bool
+		spares bool
+	}{
+		"most":       {here: len(s.tar) - 1<<20, spares: true},
+		"too little": {here: 1 << 20},
+		"wrong":      {here: len(s.tar) - 1<<20, wrong: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tar := bytes.Clone(s.tar)
+			if c.wrong {
+				tar[1<<20] ^= 1
+			}
+			src := &prepared{source: source{blob: s.blob}, tar: tar, cutTar: int64(c.here)}
+			src.prepare = func(f *layer.Fill) (layer.Way, error) {
+				if src.cutTar > 0 {
+					return layer.Way{Tar: true}, nil
+				}
+				src.tar = nil
+				if err := f.Seed(given); err != nil && c.spares {
+					t.Error(err)
+				}
+				return layer.Way{}, nil
+			}
+			checkData(t, mustComplete(t, open(t, t.TempDir(), layer.Config{}), s.layer, src), s)
+			if sent := src.sent.Load(); c.spares != (sent < int64(len(s.blob))/2) {
+				t.Errorf("%d bytes of %d were fetched again", sent, len(s.blob))
+			}
+		})
+	}
+}
+
 // cutSeed gives the checkpoint of a fill that is cut at a byte of the blob, with a wrong byte in it on
 // demand.
 func cutSeed(t *testing.T, s sample, at int64) func(wrong bool) layer.Seed {

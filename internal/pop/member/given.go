@@ -43,6 +43,19 @@ func (g *Given) Follow(ctx context.Context, id digest.Digest, off int64) (io.Rea
 	return &growing{ctx: ctx, f: f, file: file, at: off}, -1, nil
 }
 
+// Progress implements peer.Content.
+func (g *Given) Progress(_ context.Context, id digest.Digest) ([]byte, error) {
+	f := g.s.layers.Filling(id)
+	if f == nil || !g.s.leads(id) {
+		return nil, fmt.Errorf("layer %s: %w", id, peer.ErrUnknown)
+	}
+	c, err := f.Checkpoint()
+	if err != nil {
+		return nil, fmt.Errorf("layer %s: %w: %w", id, err, peer.ErrUnknown)
+	}
+	return c.Record, nil
+}
+
 // whole is a layer whose tar this node has itself.
 func (g *Given) whole(id digest.Digest) (*layer.Layer, error) {
 	l, err := g.s.layers.Peek(id)

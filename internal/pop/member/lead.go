@@ -51,6 +51,7 @@ func (s *routes) lead(ctx context.Context, b *route, f *layer.Fill, lease pop.Le
 	s.leading[id] = lease
 	s.mu.Unlock()
 	s.seed(f, id, left)
+	b.goOn(f)
 	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += b.l.Size })
 	s.holds.Give(id, 1)
 	s.work.Go(func() {

@@ -3,12 +3,14 @@ package member
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -41,6 +43,26 @@ func (c *cutting) Follow(ctx context.Context, id digest.Digest, off int64) (io.R
 	return r, size, err
 }
 
+// telling is what a node gives, and how far a layer is that it has said so of.
+type telling struct {
+	*Given
+	size atomic.Int64 // the first time
+	said atomic.Int64 // how often
+}
+
+func (g *telling) Progress(ctx context.Context, id digest.Digest) ([]byte, error) {
+	b, err := g.Given.Progress(ctx, id)
+	var said struct{ Point struct{ Out int64 } }
+	if err == nil {
+		err = json.Unmarshal(b, &said)
+	}
+	if err == nil {
+		g.size.CompareAndSwap(0, said.Point.Out)
+		g.said.Add(1)
+	}
+	return b, err
+}
+
 type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, errTorn }
@@ -65,12 +87,14 @@ func (s *popBed) peers() (*peer.Auth, *peer.Client) {
 }
 
 // serve has a node give to others what content is, at l.
-func (n *popNode) serve(l net.Listener, auth *peer.Auth, content peer.Content) {
+func (n *popNode) serve(l net.Listener, auth *peer.Auth, content peer.Content) (stop func()) {
 	srv, err := peer.NewServer(peer.Config{Auth: auth, Content: content})
 	n.must(err)
 	var served sync.WaitGroup
 	served.Go(func() { n.must(srv.Serve(l)) })
-	n.t.Cleanup(func() { srv.Close(); served.Wait() })
+	stop = sync.OnceFunc(func() { srv.Close(); served.Wait() })
+	n.t.Cleanup(stop)
+	return stop
 }
 
 // pair is two nodes, a and b, that give to each other what they have.
@@ -195,6 +219,48 @@ func TestKilledFetcher(t *testing.T) {
 	}
 	b.published(id)
 	b.must(lease.Release(t.Context())) // which is nobody's any more
+}
+
+// Who follows a layer goes on from there when its fetcher is killed, also where no store keeps what it had.
+func TestKilledFetcherWithoutStore(t *testing.T) {
+	testkit.Long(t)
+	t.Parallel()
+	s := newPoPBed(t)
+	s.every = 128 << 10
+	auth, client := s.peers()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	away := opener(func(context.Context) (*pop.Store, error) { return nil, pop.ErrStoreAway })
+	a := s.boot("a", func(c *Config) { c.Store, c.Address, c.Peers = away, l.Addr().String(), client })
+	b := s.boot("b", func(c *Config) { c.Store, c.Peers = away, client })
+	gives := &telling{Given: a.member.Given()}
+	stop := a.serve(l, auth, gives)
+	p := s.reg.PushImage("app", []registrytest.Layer{{Tar: registrytest.RandomTar(1, 4, 4<<20)}},
+		registrytest.Options{})
+	blob, id := p.Layers[0].Digest, p.Layers[0].DiffID
+	s.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 256 << 10, Digest: blob})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	_, err = a.Pull(ctx, a.ref(p.Ref), fetch.Options{})
+	a.must(err)
+	a.eventually("a fetches it", func() bool { return a.member.leads(id) && len(s.reg.Ranges(blob)) > 0 })
+	var ended sync.WaitGroup
+	defer ended.Wait()
+	ended.Go(func() { b.bring(p) })
+	b.eventually("b has what a says that it has come to", func() bool {
+		f := b.layers.Filling(id)
+		return f != nil && gives.said.Load() > 1 && f.Progress().Written >= gives.size.Load()
+	})
+	asked := len(s.reg.Ranges(blob))
+	stop()
+	s.reg.Heal()
+	ended.Wait()
+	ranges := s.reg.Ranges(blob)[asked:]
+	if !b.Has(id) || len(ranges) == 0 || ranges[0] == "" || strings.HasPrefix(ranges[0], "bytes=0-") {
+		t.Errorf("b asks the registry for %q", ranges)
+	}
 }
 
 // A pack crosses the link once, however long the registry lets its first node wait, and whatever happens to

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +25,7 @@ type route struct {
 	failed map[string]int                                      // attempts, by node of the PoP or its store
 	// since when the node that is to fetch it has not begun
 	unbegun time.Time
+	records [][]byte // of how far nodes had come from which the layer was followed, the newest last
 }
 
 // Prepare implements layer.Preparer: it finds out who brings the layer.
@@ -84,6 +86,30 @@ func (r *route) waitsSince() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.unbegun
+}
+
+// mostRecords bounds what is kept: with the newest the follower may not be there yet.
+const mostRecords = 4
+
+// remember keeps how far a node has come from which the layer is followed.
+func (r *route) remember(record []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.records = append(r.records, record)
+	r.records = r.records[max(0, len(r.records)-mostRecords):]
+}
+
+// goOn has the fill go on with what it followed, which may be nothing.
+func (r *route) goOn(f *layer.Fill) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, record := range slices.Backward(r.records) {
+		if err := f.Seed(layer.Seed{Record: record}); err == nil {
+			r.s.log.Info("a layer goes on from where a dead node had come", "layer", r.l.DiffID)
+			break
+		}
+	}
+	r.records = nil
 }
 
 // begun ends such a wait.

@@ -230,7 +230,7 @@ func (s *routes) follow(ctx context.Context, m pop.Member, b *route, whole bool,
 		return nil, err
 	}
 	f := &followed{ReadCloser: r, cancel: cancel, ended: ended}
-	s.work.Go(func() { s.watch(ctx, f, m, id) })
+	s.work.Go(func() { s.watch(ctx, f, m, b) })
 	return f, nil
 }
 
@@ -263,8 +263,9 @@ const watchEvery = 2 * time.Second
 var errDeparted = errors.New("the node does not bring the layer any more")
 
 // watch cuts a stream that stands still when its node has lost the layer's lease,
-// and does not have it whole.
-func (s *routes) watch(ctx context.Context, f *followed, m pop.Member, id digest.Digest) {
+// and does not have it whole. It remembers how far the node has come.
+func (s *routes) watch(ctx context.Context, f *followed, m pop.Member, b *route) {
+	id := b.l.DiffID
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	for seen := int64(-1); ; {
@@ -275,6 +276,9 @@ func (s *routes) watch(ctx context.Context, f *followed, m pop.Member, id digest
 		}
 		if n := f.got.Load(); n != seen {
 			seen = n
+			if record, err := s.cfg.Peers.Progress(ctx, m.Address, id); err == nil {
+				b.remember(record)
+			}
 			continue
 		}
 		h, held, err := s.cfg.Coord.Holder(ctx, pop.LayerLease(id))

@@ -160,6 +160,13 @@ func (n *node) Range(ctx context.Context, id digest.Digest, from, to int64) (io.
 	return r, err
 }
 
+func (n *node) Progress(_ context.Context, id digest.Digest) ([]byte, error) {
+	if _, err := n.get(id); err != nil {
+		return nil, err
+	}
+	return []byte("of " + id.String()), nil
+}
+
 func (n *node) Table(_ context.Context, id digest.Digest) ([]byte, error) {
 	l, err := n.get(id)
 	if err != nil {

@@ -144,6 +144,13 @@ func (c *Client) Range(ctx context.Context, addr string, id digest.Digest, from,
 	return a, nil
 }
 
+// Progress gives how far a layer has come that can be followed at addr, of MaxProgress bytes at most.
+func (c *Client) Progress(ctx context.Context, addr string, id digest.Digest) ([]byte, error) {
+	return c.all(ctx, MaxProgress,
+		question{op: fmt.Sprintf("progress of %s from %s", id, addr), addr: addr, path: "/v1/layers/", id: id,
+			rest: "/progress"})
+}
+
 // Table gives a layer's table, of MaxTable bytes at most. Whether it makes sense is for the caller to see.
 func (c *Client) Table(ctx context.Context, addr string, id digest.Digest) ([]byte, error) {
 	return c.all(ctx, MaxTable,

@@ -45,6 +45,11 @@ func (s strict) Table(_ context.Context, id digest.Digest) ([]byte, error) {
 	return []byte("table"), nil
 }
 
+func (s strict) Progress(_ context.Context, id digest.Digest) ([]byte, error) {
+	s.check(id, 0, 0)
+	return []byte("progress"), nil
+}
+
 func (s strict) Pack(_ context.Context, id digest.Digest) (io.ReadCloser, error) {
 	s.check(id, 0, 0)
 	return io.NopCloser(strings.NewReader("pack")), nil
@@ -54,7 +59,7 @@ func (s strict) Pack(_ context.Context, id digest.Digest) (io.ReadCloser, error)
 func FuzzRequest(f *testing.F) {
 	id := string(digest.FromString("x"))
 	for _, line := range []string{"/v1/layers/" + id, "/v1/layers/" + id + "?follow=1&from=5",
-		"/v1/layers/" + id + "/table", "/v1/packs/" + id} {
+		"/v1/layers/" + id + "/table", "/v1/layers/" + id + "/progress", "/v1/packs/" + id} {
 		f.Add("GET " + line + " HTTP/1.1\r\nHost: x\r\nRange: bytes=5-9\r\n\r\n")
 		f.Add("GET " + line + " HTTP/1.1\r\nHost: x\r\n\r\n")
 	}

@@ -37,6 +37,7 @@ var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 //	GET /v1/layers/<diffID>?follow=1&from=N   200, trailers below; headers
 //	                                          Dewpoint-From: N, Dewpoint-Size: bytes or -1
 //	GET /v1/layers/<diffID>                   with Range: bytes=A-B: 206, exactly these bytes
+//	GET /v1/layers/<diffID>/progress          200, with its length
 //	GET /v1/layers/<diffID>/table             200, with its length
 //	GET /v1/packs/<manifest>                  200, chunked
 //	GET /v1/images/<manifest>/checkpoints     200, with its length
@@ -54,6 +55,7 @@ var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/layers/{id}", s.serve((*giving).layer))
+	mux.HandleFunc("GET /v1/layers/{id}/progress", s.serve((*giving).progress))
 	mux.HandleFunc("GET /v1/layers/{id}/table", s.serve((*giving).table))
 	mux.HandleFunc("GET /v1/packs/{id}", s.serve((*giving).pack))
 	if s.cfg.Checkpoints != nil {
@@ -179,6 +181,14 @@ func (g *giving) table() error {
 		return err
 	}
 	return g.all("table", b, MaxTable)
+}
+
+func (g *giving) progress() error {
+	b, err := g.s.cfg.Content.Progress(g.ctx, g.id)
+	if err != nil {
+		return err
+	}
+	return g.all("progress", b, MaxProgress)
 }
 
 func (g *giving) records() error {

@@ -236,6 +236,8 @@ func TestBadRequests(t *testing.T) {
 		"GET /v1/packs/sha512:abc":                     400,
 		"GET /v2/":                                     404,
 		"GET " + path + "/table":                       200,
+		"GET " + path + "/progress":                    200,
+		"GET /v1/layers/sha256:abc/progress":           400,
 	} {
 		if got := status(t, auth, addr, line, ""); got != want {
 			t.Errorf("%s: %d, want %d", line, got, want)

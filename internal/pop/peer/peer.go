@@ -68,6 +68,8 @@ type Content interface {
 	// Follow gives a layer's tar from off on, and goes on as it grows, to its end; what it gives is not verified
 	// until the layer is. size is -1 while unknown.
 	Follow(ctx context.Context, id digest.Digest, off int64) (r io.ReadCloser, size int64, err error)
+	// Progress gives how far a layer has come that is followed here: a record of the fill (layer.Seed).
+	Progress(ctx context.Context, id digest.Digest) ([]byte, error)
 	// Range gives verified bytes [from, to) of a layer, fetching them first if the layer is partial here.
 	Range(ctx context.Context, id digest.Digest, from, to int64) (io.ReadCloser, error)
 	// Table gives a layer's table, as docs/design/formats.md has it.
@@ -86,10 +88,11 @@ type Checkpoints interface {
 
 // Bounds of what is taken from another node.
 const (
-	MaxTable   = 128 << 20
-	MaxRecords = 4 << 20
-	MaxPack    = 1 << 30
-	MaxLayer   = 1 << 40 // and data of a checkpoint
+	MaxTable    = 128 << 20
+	MaxProgress = 256 << 10
+	MaxRecords  = 4 << 20
+	MaxPack     = 1 << 30
+	MaxLayer    = 1 << 40 // and data of a checkpoint
 )
 
 // Config is what a Server and a Client need. Both need Auth; 0 stands for the default.
