@@ -62,7 +62,7 @@ func pushLiar(t *testing.T, reg *registrytest.Server) *lazyImage {
 	return li
 }
 
-// A pack that lied is told of, is not used again, and leaves no trace in what
+// A pack that does not match its layers is told of, is not used again, and leaves no trace in what
 // the layers are in the end. The container goes on.
 func TestLazyPackLied(t *testing.T) {
 	t.Parallel()
@@ -75,7 +75,7 @@ func TestLazyPackLied(t *testing.T) {
 	if got := get(t, "http://127.0.0.1:"+b.port+"/cat?/etc/motd"); got != "a lie\n" {
 		t.Fatalf("before the layer itself is here: %q", got)
 	}
-	if e := b.event(spec.EventLied); e.Image != b.li.Ref || e.Error == "" {
+	if e := b.event(spec.EventMismatch); e.Image != b.li.Ref || e.Error == "" {
 		t.Errorf("the event: %+v", e)
 	}
 	b.awaitComplete()

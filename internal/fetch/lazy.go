@@ -91,7 +91,7 @@ type Start struct {
 	mismatch error // what of the pack turned out to be wrong
 }
 
-// Mismatch returns an error that wraps layer.ErrLied once something of the pack has
+// Mismatch returns an error that wraps layer.ErrEarlyMismatch once something of the pack has
 // turned out to be wrong. Its bytes may have been used until then.
 func (s *Start) Mismatch() error {
 	s.mu.Lock()
@@ -108,7 +108,7 @@ func (p *partials) Mismatched(part *layer.Partial, why error) {
 	}
 	o.s.mu.Lock()
 	defer o.s.mu.Unlock()
-	o.s.mismatch = fmt.Errorf("the startup pack of %s lied, and the container has run with it: %w", o.s.img.Ref, why)
+	o.s.mismatch = fmt.Errorf("the startup pack of %s does not match it, and the container has run with it: %w", o.s.img.Ref, why)
 }
 
 // Bytes is how many compressed bytes came from the registry for the start beside the layers' own

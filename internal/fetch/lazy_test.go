@@ -68,7 +68,7 @@ type lazyBed struct {
 	img    registrytest.Pushed
 	reads  []pack.Range // what the pack says is read
 	key    ed25519.PrivateKey
-	lied   chan error
+	wrong  chan error
 	whole  chan digest.Digest
 }
 
@@ -83,7 +83,7 @@ func newLazyBed(t testing.TB, c image.Compression) *lazyBed {
 // newLazyBedOf is newLazyBed for an image with a layer of each tar.
 func newLazyBedOf(t testing.TB, c image.Compression, reads []pack.Range, tars ...[]byte) *lazyBed {
 	t.Helper()
-	lb := &lazyBed{bed: newBed(t), server: &unmounted{}, tars: tars, reads: reads, lied: make(chan error, 4),
+	lb := &lazyBed{bed: newBed(t), server: &unmounted{}, tars: tars, reads: reads, wrong: make(chan error, 4),
 		whole: make(chan digest.Digest, 4)}
 	var ls []registrytest.Layer
 	for _, tar := range tars {
@@ -142,7 +142,7 @@ func (lb *lazyBed) restartAs(client *registry.Client, cfg Config) {
 func (lb *lazyBed) open(client *registry.Client, cfg Config) {
 	var err error
 	lb.layers, err = layer.Open(layer.Config{Dir: lb.dir, Server: lb.server,
-		Lied: func(_ *layer.Partial, why error) { lb.lied <- why }})
+		Mismatched: func(_ *layer.Partial, why error) { lb.wrong <- why }})
 	lb.must(err)
 	catalog, err := OpenCatalog(filepath.Join(lb.dir, "..", "images"), nil)
 	lb.must(err)
@@ -428,14 +428,14 @@ func TestWantRegistryAway(t *testing.T) {
 	lb.read(0, 0, 4096)
 }
 
-// A pack that lied is found out, told, and not used again.
+// A pack that does not match its layers is found out, told, and not used again.
 func TestPackLies(t *testing.T) {
 	lb := newLazyBed(t, image.Gzip)
 	honest := []image.Layer{lb.img.Layers[0], lb.img.Layers[1]}
 	b, _ := lb.build(func(tars [][]byte) { tars[1][20000] ^= 0xff })
-	// The liar names the honest layers.
-	lied, header := packtest.Relabel(t, b.Bytes(), honest)
-	lb.publish(lied, header, false)
+	// The false pack names the honest layers.
+	relabelled, header := packtest.Relabel(t, b.Bytes(), honest)
+	lb.publish(relabelled, header, false)
 	lb.restart(Config{Packs: PackConfig{Dir: t.TempDir()}})
 	pull := lb.start(lb.img.Ref)
 	if pull.Lazy == nil {
@@ -445,8 +445,8 @@ func TestPackLies(t *testing.T) {
 	pull.Background()
 	lb.must(pull.WaitComplete(t.Context()))
 	select {
-	case err := <-lb.lied:
-		if !errors.Is(err, layer.ErrLied) {
+	case err := <-lb.wrong:
+		if !errors.Is(err, layer.ErrEarlyMismatch) {
 			t.Errorf("told: %v", err)
 		}
 		lb.must(lb.Quarantine(lb.img.Digest, err))

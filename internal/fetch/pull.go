@@ -245,7 +245,7 @@ func (p *Pull) Background() {
 }
 
 // WaitComplete blocks until every layer is on disk. It returns an error that
-// wraps layer.ErrLied if all are, but a pack has given wrong bytes before.
+// wraps layer.ErrEarlyMismatch if all are, but a pack has given wrong bytes before.
 func (p *Pull) WaitComplete(ctx context.Context) error {
 	err := p.each(ctx, (*layer.Fill).WaitComplete)
 	if err == nil && p.Lazy != nil {

@@ -327,8 +327,8 @@ func (f *Fill) bring(ctx context.Context) error {
 		}
 		l, err = f.fetch(ctx)
 	}
-	if liar := f.store.Partial(f.Layer.DiffID); liar != nil && errors.Is(err, ErrLied) {
-		if err = f.store.expel(liar, err); err == nil {
+	if wrong := f.store.Partial(f.Layer.DiffID); wrong != nil && errors.Is(err, ErrEarlyMismatch) {
+		if err = f.store.expel(wrong, err); err == nil {
 			l, err = f.fetch(ctx)
 		}
 	}

@@ -132,7 +132,7 @@ func (x *index) show(tmp, path string) error {
 	}
 	same, err := sameFile(tmp, path)
 	if err == nil && !same {
-		err = fmt.Errorf("the table gives another index: %w", ErrLied)
+		err = fmt.Errorf("the table gives another index: %w", ErrEarlyMismatch)
 	}
 	return errors.Join(err, os.Remove(tmp))
 }

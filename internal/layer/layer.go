@@ -71,9 +71,9 @@ type Config struct {
 	// Server shows partial layers. Without one there are none.
 	Server   Server
 	LazyTree bool // partial layers are mounted as trees that the server shows
-	// Lied is told of partial layers whose early bytes turned out wrong. The
+	// Mismatched is told of partial layers whose early bytes turned out wrong. The
 	// layer is filled anew; mounts of the partial one go on. May be nil.
-	Lied func(p *Partial, why error)
+	Mismatched func(p *Partial, why error)
 }
 
 // Store is the layers of one node. It is safe for concurrent use.
@@ -92,7 +92,7 @@ type Store struct {
 	// partials are the layers that may be mounted through the server, whole
 	// ones included as long as such mounts may exist.
 	partials map[digest.Digest]*Partial
-	// expelled are the partial layers that lied, until their mounts have what
+	// expelled are the partial layers with a mismatch, until their mounts have what
 	// they lack, or nothing uses them.
 	expelled map[digest.Digest][]*Partial
 

@@ -51,7 +51,7 @@ var ErrBusy = errors.New("layer is not to be had as a partial one")
 // index was built from its table, its data has holes, and a Server shows them
 // to the kernel. Bytes come in two ways. Put takes those whose digest was
 // checked, from anywhere. The layer's Fill takes the whole stream, writes what
-// is absent, and compares what is not; what came early and differs is a lie (ErrLied).
+// is absent, and compares what is not; what came early and differs is a mismatch (ErrEarlyMismatch).
 //
 // What the stream has written is shown when the stream as a whole has
 // verified; until then Vouch shows a stretch of it against a digest.
@@ -533,9 +533,9 @@ func (s *Store) FailReads(id digest.Digest, from, to int64) {
 	}
 }
 
-// ErrLied says that bytes of a partial layer that came early, its table or its
-// index are not what the layer, as a whole, has: the pack lied.
-var ErrLied = errors.New("what came early is not the layer's")
+// ErrEarlyMismatch says that bytes of a partial layer that came early, its table or its
+// index are not what the layer, as a whole, has: the pack does not match it.
+var ErrEarlyMismatch = errors.New("what came early is not the layer's")
 
 // check compares a partial layer with what its stream, which has verified,
 // turned out to be: its size, and the index that was built from it. build puts
@@ -544,10 +544,10 @@ func (p *Partial) check(size int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if size != p.Size {
-		return fmt.Errorf("the table says %d bytes, the layer has %d: %w", p.Size, size, ErrLied)
+		return fmt.Errorf("the table says %d bytes, the layer has %d: %w", p.Size, size, ErrEarlyMismatch)
 	}
 	if len(p.differs) > 0 {
-		return fmt.Errorf("%d ranges differ, the first at %d: %w", len(p.differs), p.differs[0].From, ErrLied)
+		return fmt.Errorf("%d ranges differ, the first at %d: %w", len(p.differs), p.differs[0].From, ErrEarlyMismatch)
 	}
 	return nil
 }
@@ -568,7 +568,7 @@ func (p *pipeline) checkEarly(want digest.Digest) error {
 	case got == want:
 		return nil
 	case p.partial != nil:
-		return fmt.Errorf("with the bytes that came early it hashes to %s: %w", got, ErrLied)
+		return fmt.Errorf("with the bytes that came early it hashes to %s: %w", got, ErrEarlyMismatch)
 	default:
 		return fmt.Errorf("with bytes that came early once it hashes to %s, the image's configuration says %s: %w",
 			got, want, ErrMismatch)
@@ -588,7 +588,7 @@ func (p *Partial) checkIndex(data io.ReaderAt) error {
 	}
 	same, err := sameFile(filepath.Join(whole.dir, "index"), p.files.Index)
 	if err == nil && !same {
-		err = fmt.Errorf("the table gives another index: %w", ErrLied)
+		err = fmt.Errorf("the table gives another index: %w", ErrEarlyMismatch)
 	}
 	return err
 }
@@ -603,7 +603,7 @@ func sameFile(a, b string) (bool, error) {
 	return err == nil && bytes.Equal(x, y), err
 }
 
-// expel takes a partial layer that lied out of the store, which fills the layer
+// expel takes a partial layer with a mismatch out of the store, which fills the layer
 // anew. Its mounts go on with its files, which are the server's too, and get what
 // they lack when the layer is whole.
 func (s *Store) expel(p *Partial, why error) error {
@@ -618,13 +618,13 @@ func (s *Store) expel(p *Partial, why error) error {
 	p.mu.Lock()
 	p.dir, p.passed = trash, 0
 	p.mu.Unlock()
-	if s.cfg.Lied != nil {
-		s.cfg.Lied(p, why)
+	if s.cfg.Mismatched != nil {
+		s.cfg.Mismatched(p, why)
 	}
 	return nil
 }
 
-// repairExpelled gives the mounts of a layer that lied before it was whole what
+// repairExpelled gives the mounts of a layer, that had a mismatch before it was whole, what
 // they lack, and lets go of their files.
 func (s *Store) repairExpelled(whole *Layer) error {
 	s.mu.Lock()
@@ -674,7 +674,7 @@ func (p *Partial) leave() {
 	p.gone = true
 	p.close()
 	if err := os.RemoveAll(p.dir); err != nil { // the next Open tries again
-		p.store.cfg.Log.Warn("delete what is left of a layer that lied", "err", err)
+		p.store.cfg.Log.Warn("delete what is left of a layer with a mismatch", "err", err)
 	}
 }
 

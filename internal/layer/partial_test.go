@@ -213,7 +213,7 @@ func TestPartialLie(t *testing.T) {
 			mounts := &mounted{shower: newShower()}
 			defer mounts.close()
 			s := open(t, t.TempDir(),
-				layer.Config{Server: mounts, LazyTree: lie.tree, Lied: func(p *layer.Partial, err error) {
+				layer.Config{Server: mounts, LazyTree: lie.tree, Mismatched: func(p *layer.Partial, err error) {
 					told, why = p, err
 				}})
 			defer s.Close()
@@ -233,11 +233,11 @@ func TestPartialLie(t *testing.T) {
 			}
 			l := mustComplete(t, s, want.layer, &source{blob: want.blob})
 			checkData(t, l, want)
-			if told != p || !errors.Is(why, layer.ErrLied) {
+			if told != p || !errors.Is(why, layer.ErrEarlyMismatch) {
 				t.Fatalf("told: %v, %v", told, why)
 			}
 			if s.Partial(want.layer.DiffID) != nil {
-				t.Error("a layer that lied is still to be mounted")
+				t.Error("a layer with a mismatch is still to be mounted")
 			}
 			if at, _ := mounts.present.Absent(0, p.Size); at < p.Size {
 				t.Errorf("what is mounted waits for ever for %d of %d", at, p.Size)
@@ -308,7 +308,7 @@ func liar(t *testing.T, s *layer.Store, tarball []byte) (sample, *layer.Partial)
 	return want, p
 }
 
-// Layers that lied are not kept open, whichever way they come to their end.
+// Layers with a mismatch are not kept open, whichever way they come to their end.
 func TestPartialLiedIsClosed(t *testing.T) {
 	testkit.Long(t)
 	for name, end := range map[string]func(*testing.T, *layer.Store, sample){
@@ -326,7 +326,7 @@ func TestPartialLiedIsClosed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			mounts, dir := &mounted{shower: newShower()}, t.TempDir()
-			s := open(t, dir, layer.Config{Server: mounts, Lied: func(*layer.Partial, error) {}})
+			s := open(t, dir, layer.Config{Server: mounts, Mismatched: func(*layer.Partial, error) {}})
 			defer s.Close()
 			before := files(t)
 			for seed := range 20 {
@@ -352,7 +352,7 @@ func TestPartialLiedIsClosed(t *testing.T) {
 	}
 }
 
-// failOnce fills a layer that lied; the stream that is to follow is cut.
+// failOnce fills a layer with a mismatch; the stream that is to follow is cut.
 func failOnce(t *testing.T, s *layer.Store, want sample) {
 	t.Helper()
 	if _, err := s.Fill(t.Context(), want.layer,
@@ -378,7 +378,7 @@ func TestPartialSurvivesABadStream(t *testing.T) {
 	bad[3<<20] ^= 1
 	bad[5100] ^= 1 // also where early bytes are
 	s := open(t, t.TempDir(),
-		layer.Config{Server: newShower(), Lied: func(*layer.Partial, error) { t.Error("the pack did not lie") }})
+		layer.Config{Server: newShower(), Mismatched: func(*layer.Partial, error) { t.Error("the pack did not lie") }})
 	defer s.Close()
 	p, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{})
 	if err != nil {
@@ -489,7 +489,7 @@ func TestPartialLieIsNotForgotten(t *testing.T) {
 	lie[700] ^= 1
 	half := int64(len(want.blob)) / 2
 	begin := func(t *testing.T, dir string, told *int) (*layer.Store, *layer.Partial) {
-		s := open(t, dir, layer.Config{Server: newShower(), Interval: 64 << 10, Lied: func(*layer.Partial, error) {
+		s := open(t, dir, layer.Config{Server: newShower(), Interval: 64 << 10, Mismatched: func(*layer.Partial, error) {
 			*told++
 		}})
 		p, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{})
@@ -520,7 +520,7 @@ func TestPartialLieIsNotForgotten(t *testing.T) {
 			}
 			cut(t, s)
 			s.Close()
-			return open(t, dir, layer.Config{Server: newShower(), Lied: func(*layer.Partial, error) {}})
+			return open(t, dir, layer.Config{Server: newShower(), Mismatched: func(*layer.Partial, error) {}})
 		},
 		"released": func(t *testing.T, s *layer.Store, p *layer.Partial, _ string) *layer.Store {
 			if err := p.Put(0, lie); err != nil {

@@ -255,7 +255,7 @@ func (d *daemon) openLayers(context.Context) (err error) {
 	d.layers, err = layer.Open(layer.Config{Dir: filepath.Join(d.Root, "layers"),
 		Tree:   d.mounts.backend.Name() == mount.Tree,
 		Server: d.partials.layerServer(), LazyTree: d.lazyTree(),
-		Points: true, Lied: d.partials.lied, Log: d.Log})
+		Points: true, Mismatched: d.partials.mismatched, Log: d.Log})
 	if err == nil {
 		d.atClose(func() { d.layers.Close() })
 	}

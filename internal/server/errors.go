@@ -32,7 +32,7 @@ var sentinels = []struct {
 	{engine.ErrOption, api.BadRequest},
 	{checkpoint.ErrUnable, api.Unsupported},
 	{layer.ErrMismatch, api.Mismatch},
-	{layer.ErrLied, api.Mismatch},
+	{layer.ErrEarlyMismatch, api.Mismatch},
 	{inflate.ErrCorrupt, api.Mismatch},
 	{layer.ErrTooLarge, api.BadImage},
 	{erofs.ErrTooLarge, api.BadImage},

@@ -265,18 +265,18 @@ func (p *partials) Whole(id digest.Digest) {
 	p.renew(id)
 }
 
-// lied is told by the store of bytes that a container may have read and that turn out not to be the layer's.
-func (p *partials) lied(l *layer.Partial, why error) {
+// mismatched is told by the store of bytes that a container may have read and that turn out not to be the layer's.
+func (p *partials) mismatched(l *layer.Partial, why error) {
 	p.onceOpen(func() { p.quarantine(l, why) })
 }
 
 func (p *partials) quarantine(l *layer.Partial, why error) {
 	id := l.Layer.DiffID
 	p.puller.Mismatched(l, why)
-	p.log.Error("a startup pack lied, or the layer changed: it is quarantined", "image", l.Origin.Ref, "layer",
+	p.log.Error("a startup pack does not match the layer, or the layer changed: the pack is quarantined", "image", l.Origin.Ref, "layer",
 		id, "err", why)
 	if err := p.puller.Quarantine(l.Origin.Manifest, why); err != nil {
 		p.log.Error("record a quarantine", "err", err)
 	}
-	p.events.add(spec.Event{Kind: spec.EventLied, Image: l.Origin.Ref, Error: why.Error()})
+	p.events.add(spec.Event{Kind: spec.EventMismatch, Image: l.Origin.Ref, Error: why.Error()})
 }

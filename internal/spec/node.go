@@ -180,8 +180,8 @@ const (
 	EventRemoved   = "removed" // a container is gone
 	EventDeleted   = "deleted" // an image is gone
 	// containers get I/O errors, or Name was killed, for what served their layers or memory is gone: Error
-	EventLost = "lost"
-	EventLied = "lied" // bytes that an image ran with are not the layer's: Error
+	EventLost     = "lost"
+	EventMismatch = "lied" // bytes that an image ran with are not the layer's: Error
 	// A Layer of the PoP's store is not what was published (Error), and one that was
 	// so is there anew.
 	EventDamaged  = "damaged"
