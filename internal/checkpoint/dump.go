@@ -91,7 +91,7 @@ func (m *Manager) checkpoint(ctx context.Context, id string, o Options) (r store
 }
 
 // Publish puts a checkpoint into the PoP's store, one after the other. If there is none now that is no error:
-// PublishOwed does it later, as it does after an error that may pass.
+// PublishPending does it later, as it does after an error that may pass.
 func (m *Manager) Publish(ctx context.Context, r store.Record) error {
 	select {
 	case m.giving <- struct{}{}:
@@ -119,12 +119,12 @@ func (m *Manager) publish(ctx context.Context, r store.Record) (err error) {
 	return err
 }
 
-// PublishOwed puts those of this node's checkpoints into the PoP's store that could not be when they were
+// PublishPending puts those of this node's checkpoints into the PoP's store that could not be when they were
 // made, unless later ones have taken their place there. It returns at once if there are none, or if some are
 // on their way.
-func (m *Manager) PublishOwed(ctx context.Context) error {
-	owed := m.cfg.Store.Owed()
-	if len(owed) == 0 {
+func (m *Manager) PublishPending(ctx context.Context) error {
+	pending := m.cfg.Store.PendingUploads()
+	if len(pending) == 0 {
 		return nil
 	}
 	select {
@@ -134,7 +134,7 @@ func (m *Manager) PublishOwed(ctx context.Context) error {
 		return nil
 	}
 	var errs error
-	for _, r := range owed {
+	for _, r := range pending {
 		if ctx.Err() != nil {
 			break
 		}

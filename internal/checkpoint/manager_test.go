@@ -237,9 +237,9 @@ func TestOwnersInPoP(t *testing.T) {
 	}
 }
 
-// TestPublishOwed makes checkpoints while the PoP's store is away: they are there when it is back, but not
+// TestPublishPending makes checkpoints while the PoP's store is away: they are there when it is back, but not
 // those that others have taken the place of meanwhile.
-func TestPublishOwed(t *testing.T) {
+func TestPublishPending(t *testing.T) {
 	c, err := local.NewHub().Join(pop.Config{Node: "n1"})
 	if err != nil {
 		t.Fatal(err)
@@ -273,11 +273,11 @@ func TestPublishOwed(t *testing.T) {
 	lacks := save(m, f, "b") // its writable layer will not be there
 	there = shared
 	m, _, _ = newManagerOf(t, nil, cfg)
-	if err := m.PublishOwed(ctx); !errors.Is(err, store.ErrNoUpper) ||
+	if err := m.PublishPending(ctx); !errors.Is(err, store.ErrNoUpper) ||
 		strings.Contains(err.Error(), r.ID[:12]) || !strings.Contains(err.Error(), "it is tried again") {
 		t.Errorf("what lacks its layer: %v", err)
 	}
-	if err := m.PublishOwed(ctx); err != nil {
+	if err := m.PublishPending(ctx); err != nil {
 		t.Errorf("tried again at once: %v", err)
 	}
 	where := map[string]bool{}

@@ -62,7 +62,7 @@ type Fill struct {
 	others  []Source // of the same blob, of those who joined; guarded by store.mu
 	cancel  context.CancelCauseFunc
 	users   int          // guarded by store.mu
-	keep    *keeper      // of the newest run; nil if its layer lies elsewhere
+	keep    *saver       // of the newest run; nil if its layer lies elsewhere
 	lost    *Layer       // readable, and lost: the run is to replace it; of run alone
 	again   atomic.Bool  // what it had brought was lost, and is fetched once more
 	resumed bool         // the newest run went on from an earlier fill's bytes

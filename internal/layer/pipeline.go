@@ -77,7 +77,7 @@ type pipeline struct {
 	blobHash, dataHash hash.Hash
 	size               int64             // of data, once inflated
 	format             image.Compression // as found in the stream
-	keep               keeper
+	keep               saver
 	points             *pointKeeper // nil if none are kept
 	marked             int64        // In of the last point of progress
 }

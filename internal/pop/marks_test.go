@@ -18,7 +18,7 @@ func TestMarkedTogether(t *testing.T) {
 		ctx := t.Context()
 		x, y := b.open(pop.StoreConfig{Node: "x", Capacity: 10}), b.node("y")
 		ids := fill(t, x, 7)
-		have, err := y.UseAll(ctx, y.Glances(ctx, ids))
+		have, err := y.UseAll(ctx, y.Lookups(ctx, ids))
 		if err != nil || len(have) != 7 || len(b.files("refs/y")) != 2 {
 			t.Fatalf("%d layers, %v, marks %v", len(have), err, b.files("refs/y"))
 		}
@@ -50,11 +50,11 @@ func TestSomeAreNotThere(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {
 		x, y := b.node("x"), b.node("y")
 		ids := append(fill(t, x, 2), digest.FromString("not there"))
-		glances := y.Glances(t.Context(), ids)
-		have, err := y.UseAll(t.Context(), glances)
+		lookups := y.Lookups(t.Context(), ids)
+		have, err := y.UseAll(t.Context(), lookups)
 		is(t, "one that is not there", err, pop.ErrUnknown)
 		var all []digest.Digest
-		for id, g := range glances {
+		for id, g := range lookups {
 			if l, err := g.Record(); err == nil && l.DiffID == id {
 				all = append(all, id)
 			}
@@ -76,8 +76,8 @@ func TestLookedTooSoon(t *testing.T) {
 		ctx := t.Context()
 		x, y := b.node("x"), b.node("y")
 		ids := fill(t, x, 3)
-		glances := y.Glances(ctx, ids)
-		for id, g := range glances {
+		lookups := y.Lookups(ctx, ids)
+		for id, g := range lookups {
 			rec, err := g.Record()
 			if err == nil && id != ids[2] {
 				err = x.Quarantine(ctx, rec)
@@ -91,7 +91,7 @@ func TestLookedTooSoon(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		have, err := y.UseAll(ctx, glances)
+		have, err := y.UseAll(ctx, lookups)
 		is(t, "one that went", err, pop.ErrUnknown)
 		if len(have) != 2 || have[ids[0]] == nil || have[ids[0]].Name != now.Name || have[ids[2]] == nil {
 			t.Errorf("there are %v", have)

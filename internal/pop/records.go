@@ -28,7 +28,7 @@ type records struct {
 	mu   sync.Mutex
 	read map[string]seenRecord // by name in layers
 	// names of files that were found damaged: this node may still see their record for a while
-	shunned map[string]bool
+	denied map[string]bool
 }
 
 // Has reports whether the store has the layer, without referencing it.
@@ -52,7 +52,7 @@ func (recs *records) record(ctx context.Context, id digest.Digest) (*Layer, erro
 	if err == nil && l.DiffID != id {
 		err = fmt.Errorf("the record of %s names %s: %w", id, l.DiffID, ErrDamaged)
 	}
-	if err == nil && recs.Shuns(l.Name) {
+	if err == nil && recs.Denies(l.Name) {
 		return nil, fmt.Errorf("%s: its files were damaged: %w", id, ErrUnknown)
 	}
 	return l, err
@@ -212,19 +212,19 @@ func (recs *records) Broken(ctx context.Context) ([]digest.Digest, error) {
 	return all, err
 }
 
-// Shun has the store not show files of that name any more, which another node has found damaged and taken
+// Deny has the store not show files of that name any more, which another node has found damaged and taken
 // out: what this node sees of the file system may be older than what it is told.
-func (recs *records) Shun(name string) {
+func (recs *records) Deny(name string) {
 	recs.mu.Lock()
 	defer recs.mu.Unlock()
-	recs.shunned[name] = true
+	recs.denied[name] = true
 }
 
-// Shuns reports whether Shun was called with that name.
-func (recs *records) Shuns(name string) bool {
+// Denies reports whether Deny was called with that name.
+func (recs *records) Denies(name string) bool {
 	recs.mu.Lock()
 	defer recs.mu.Unlock()
-	return recs.shunned[name]
+	return recs.denied[name]
 }
 
 // Open opens a layer's tar for reading.
@@ -272,7 +272,7 @@ func unpackTable(b []byte, want digest.Digest) ([]byte, error) {
 const maxTable = 128 << 20
 
 // whole is the record of a layer whose data are seen to be there; g, unless nil, is an earlier look at it.
-func (recs *records) whole(ctx context.Context, id digest.Digest, g *Glance) (*Layer, error) {
+func (recs *records) whole(ctx context.Context, id digest.Digest, g *Lookup) (*Layer, error) {
 	l, err := recs.recordNow(ctx, id, g)
 	if err != nil {
 		return nil, err
@@ -292,14 +292,14 @@ func (recs *records) whole(ctx context.Context, id digest.Digest, g *Glance) (*L
 // wholes are the records of those layers whose data are seen to be there. The error
 // is of the others.
 func (recs *records) wholes(ctx context.Context, ids []digest.Digest,
-	glances map[digest.Digest]*Glance) (map[digest.Digest]*Layer, error) {
+	lookups map[digest.Digest]*Lookup) (map[digest.Digest]*Layer, error) {
 	var mu sync.Mutex
 	have := map[digest.Digest]*Layer{}
 	var errs error
 	var looks sync.WaitGroup
 	for _, id := range ids {
 		looks.Go(func() {
-			l, err := recs.whole(ctx, id, glances[id])
+			l, err := recs.whole(ctx, id, lookups[id])
 			mu.Lock()
 			defer mu.Unlock()
 			if errs = errors.Join(errs, err); err == nil {
@@ -313,7 +313,7 @@ func (recs *records) wholes(ctx context.Context, ids []digest.Digest,
 
 // recordNow is the record of a layer as it is now. One whose file is as it was before a look read it is not
 // read again.
-func (recs *records) recordNow(ctx context.Context, id digest.Digest, g *Glance) (*Layer, error) {
+func (recs *records) recordNow(ctx context.Context, id digest.Digest, g *Lookup) (*Layer, error) {
 	if g == nil {
 		return recs.record(ctx, id)
 	}
@@ -322,7 +322,7 @@ func (recs *records) recordNow(ctx context.Context, id digest.Digest, g *Glance)
 		return recs.record(ctx, id)
 	}
 	fi, err := recs.cfg.FS.Stat(ctx, recordOf(id))
-	if err != nil || !sameFile(fi, g.file) || recs.Shuns(l.Name) {
+	if err != nil || !sameFile(fi, g.file) || recs.Denies(l.Name) {
 		return recs.record(ctx, id)
 	}
 	return l, nil
@@ -336,10 +336,10 @@ func sameFile(a, b fs.FileInfo) bool {
 		(x == nil || y == nil || x.Ino == y.Ino)
 }
 
-// Glance looks at a layer, behind its caller. Its data are looked up, too: a caller that references the
+// LookUp looks at a layer, behind its caller. Its data are looked up, too: a caller that references the
 // layer looks at them last, and finds them known.
-func (recs *records) Glance(ctx context.Context, id digest.Digest) *Glance {
-	g := &Glance{done: make(chan struct{})}
+func (recs *records) LookUp(ctx context.Context, id digest.Digest) *Lookup {
+	g := &Lookup{done: make(chan struct{})}
 	go func() {
 		defer close(g.done)
 		if g.file, g.err = recs.cfg.FS.Stat(ctx, recordOf(id)); errors.Is(g.err, fs.ErrNotExist) {
@@ -355,8 +355,8 @@ func (recs *records) Glance(ctx context.Context, id digest.Digest) *Glance {
 	return g
 }
 
-// Glance is what a look at a layer has shown that was made before it was referenced: it may be out of date.
-type Glance struct {
+// Lookup is what a look at a layer has shown that was made before it was referenced: it may be out of date.
+type Lookup struct {
 	done chan struct{}
 	rec  *Layer
 	file fs.FileInfo // of the record, before that was read
@@ -364,16 +364,16 @@ type Glance struct {
 }
 
 // Record waits for the look, and returns the record that it has read, or an error that wraps ErrUnknown.
-func (g *Glance) Record() (*Layer, error) {
+func (g *Lookup) Record() (*Layer, error) {
 	<-g.done
 	return g.rec, g.err
 }
 
-// Glances are those of several layers.
-func (recs *records) Glances(ctx context.Context, ids []digest.Digest) map[digest.Digest]*Glance {
-	all := map[digest.Digest]*Glance{}
+// Lookups are those of several layers.
+func (recs *records) Lookups(ctx context.Context, ids []digest.Digest) map[digest.Digest]*Lookup {
+	all := map[digest.Digest]*Lookup{}
 	for _, id := range ids {
-		all[id] = recs.Glance(ctx, id)
+		all[id] = recs.LookUp(ctx, id)
 	}
 	return all
 }

@@ -208,14 +208,14 @@ func (refs *references) Use(ctx context.Context, id digest.Digest) (*Layer, erro
 // UseAll is Use of several layers that are likely to be there, at the cost of one or
 // little more. It returns the records of those that are; the error is of the others.
 func (refs *references) UseAll(ctx context.Context,
-	layers map[digest.Digest]*Glance) (map[digest.Digest]*Layer, error) {
+	layers map[digest.Digest]*Lookup) (map[digest.Digest]*Layer, error) {
 	return refs.secure(ctx, slices.Sorted(maps.Keys(layers)), layers)
 }
 
-// secure references layers and then looks whether they are there. glances has what was seen of them
+// secure references layers and then looks whether they are there. lookups has what was seen of them
 // before, if anything was.
 func (refs *references) secure(ctx context.Context, ids []digest.Digest,
-	glances map[digest.Digest]*Glance) (map[digest.Digest]*Layer, error) {
+	lookups map[digest.Digest]*Lookup) (map[digest.Digest]*Layer, error) {
 	end, err := refs.turns(ctx, ids)
 	if err != nil {
 		return nil, err
@@ -233,7 +233,7 @@ func (refs *references) secure(ctx context.Context, ids []digest.Digest,
 	go func() { settled <- refs.settle(ctx, names) }()
 	// A node that evicts looks for references after the record is out of sight. So if the
 	// record is there now, the reference is seen in time.
-	have, err := refs.records.wholes(ctx, ids, glances)
+	have, err := refs.records.wholes(ctx, ids, lookups)
 	if serr := <-settled; serr != nil { // a power cut might take what the caller is to stand on
 		have, err = nil, errors.Join(err, fmt.Errorf("reference layers %v: %w", ids, serr))
 	}

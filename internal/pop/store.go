@@ -96,7 +96,7 @@ type Store struct {
 // newStore puts the parts together. None may be used before the store's directory is known to be one.
 func newStore(cfg StoreConfig) *Store {
 	s := &Store{layout: &layout{cfg: cfg, boot: rand.Text()}}
-	s.records = &records{layout: s.layout, read: map[string]seenRecord{}, shunned: map[string]bool{}}
+	s.records = &records{layout: s.layout, read: map[string]seenRecord{}, denied: map[string]bool{}}
 	s.nodes = &nodes{layout: s.layout, seen: map[string]*silence{}}
 	s.references = &references{layout: s.layout, records: s.records, nodes: s.nodes,
 		used: map[digest.Digest]*nameSet{}, held: map[digest.Digest]int{}, turn: map[digest.Digest]chan struct{}{},

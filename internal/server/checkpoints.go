@@ -152,13 +152,13 @@ func (c *checkpoints) catchUp(ctx context.Context) {
 	}
 }
 
-// publishOwed gives the PoP those checkpoints that it could not have when they were made.
-func (c *checkpoints) publishOwed(ctx context.Context) {
-	if c.saved == nil || len(c.saved.Owed()) == 0 {
+// publishPending gives the PoP those checkpoints that it could not have when they were made.
+func (c *checkpoints) publishPending(ctx context.Context) {
+	if c.saved == nil || len(c.saved.PendingUploads()) == 0 {
 		return
 	}
 	c.bg.Go(func() {
-		if err := c.manager.PublishOwed(ctx); err != nil && ctx.Err() == nil {
+		if err := c.manager.PublishPending(ctx); err != nil && ctx.Err() == nil {
 			c.log.Warn("a checkpoint is still not in the PoP's store", "err", err)
 		}
 	})

@@ -34,7 +34,7 @@ func (h *house) keep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-quiet.C:
-			h.checkpoints.publishOwed(ctx)
+			h.checkpoints.publishPending(ctx)
 			work := h.news.work.Load()
 			if work != kept && h.room.maxBytes.Load() > 0 { // the bound holds also in a burst of work
 				if h.room.excess() > 0 {

@@ -373,10 +373,10 @@ func (p *process) startAll(ctx context.Context, img []*content, rng *rand.Rand) 
 		return started
 	}
 	defer p.n.lockAll(ids)()
-	glances := p.store.Glances(ctx, ids)
-	found, err := p.store.UseAll(ctx, glances)
+	lookups := p.store.Lookups(ctx, ids)
+	found, err := p.store.UseAll(ctx, lookups)
 	p.n.w.wg.Go(func() { // UseAll does not wait for them if it can make no references
-		for _, g := range glances {
+		for _, g := range lookups {
 			_, _ = g.Record()
 		}
 	})

@@ -303,9 +303,9 @@ func flip(t *testing.T, path string) {
 	}
 }
 
-// What another node has found damaged, a checkpoint or what it stands on, who made it owes again while it
-// keeps it; what was taken out on purpose stays away.
-func TestOwedAgain(t *testing.T) {
+// What another node has found damaged, a checkpoint or what it stands on, is pending again for who made it,
+// while it keeps it; what was taken out on purpose stays away.
+func TestPendingAgain(t *testing.T) {
 	b, ctx := newSite(t), t.Context()
 	x, xs := b.node("x")
 	y, _ := b.node("y")
@@ -331,7 +331,7 @@ func TestOwedAgain(t *testing.T) {
 	id := digest.NewDigestFromEncoded(digest.SHA256, r.ID)
 	publish := func() {
 		t.Helper()
-		if err := x.Publish(ctx, r.ID); err != nil || x.Settle(ctx, r.ID, nil) || len(x.Owed()) > 0 {
+		if err := x.Publish(ctx, r.ID); err != nil || x.Settle(ctx, r.ID, nil) || len(x.PendingUploads()) > 0 {
 			t.Fatal(err)
 		}
 	}
@@ -350,19 +350,19 @@ func TestOwedAgain(t *testing.T) {
 	}
 	y.Lost(id) // has not made it
 	x.Lost(digest.FromString("another"))
-	if len(x.Owed())+len(y.Owed()) > 0 {
-		t.Error("it is owed by who has not made it, or for another one")
+	if len(x.PendingUploads())+len(y.PendingUploads()) > 0 {
+		t.Error("it is pending for who has not made it, or for another one")
 	}
 	for _, lost := range []digest.Digest{id, upper.DiffID} {
 		x.Lost(lost)
-		if got := x.Owed(); len(got) != 1 || got[0].ID != r.ID {
-			t.Errorf("without %s so much is owed: %v", lost, got)
+		if got := x.PendingUploads(); len(got) != 1 || got[0].ID != r.ID {
+			t.Errorf("without %s so much is pending: %v", lost, got)
 		}
 		publish()
 	}
 	restorable(t, y, r, "text")
-	if err := x.Missed(ctx); err != nil || len(x.Owed()) > 0 {
-		t.Errorf("all is there, and it owes %v, %v", x.Owed(), err)
+	if err := x.Missed(ctx); err != nil || len(x.PendingUploads()) > 0 {
+		t.Errorf("all is there, and pending are %v, %v", x.PendingUploads(), err)
 	}
 	if err := y.Remove(ctx, r.ID); err != nil {
 		t.Fatal(err)
@@ -370,8 +370,8 @@ func TestOwedAgain(t *testing.T) {
 	if kind := told(id); kind != pop.Evicted {
 		t.Errorf("removed, and nodes are told %s", kind)
 	}
-	if err := x.Missed(ctx); err != nil || len(x.Owed()) > 0 {
-		t.Errorf("what was removed on purpose is owed: %v, %v", x.Owed(), err)
+	if err := x.Missed(ctx); err != nil || len(x.PendingUploads()) > 0 {
+		t.Errorf("what was removed on purpose is pending: %v, %v", x.PendingUploads(), err)
 	}
 }
 
@@ -402,15 +402,15 @@ func TestMissed(t *testing.T) {
 	_, _, err := y.Unpacked(ctx, r)
 	is(t, "unpack", err, image.ErrDamaged)
 	x = node()
-	if err := x.Missed(ctx); err != nil || len(x.Owed()) != 1 {
-		t.Fatalf("it owes %v, %v", x.Owed(), err)
+	if err := x.Missed(ctx); err != nil || len(x.PendingUploads()) != 1 {
+		t.Fatalf("pending are %v, %v", x.PendingUploads(), err)
 	}
 	if err := x.Publish(ctx, r.ID); err != nil || x.Settle(ctx, r.ID, nil) {
 		t.Fatal(err)
 	}
 	restorable(t, y, r, "text")
-	if err := x.Missed(ctx); err != nil || len(x.Owed()) > 0 {
-		t.Errorf("it is there again, and owed: %v, %v", x.Owed(), err)
+	if err := x.Missed(ctx); err != nil || len(x.PendingUploads()) > 0 {
+		t.Errorf("it is there again, and pending: %v, %v", x.PendingUploads(), err)
 	}
 }
 

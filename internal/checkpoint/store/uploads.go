@@ -107,9 +107,9 @@ func (up *uploads) load(id string) {
 	up.pending[id] = d
 }
 
-// Owed are the checkpoints of this node that Settle was not called for and that are due, the oldest first;
+// PendingUploads are the checkpoints of this node that Settle was not called for and that are due, the oldest first;
 // none while there is no store to publish them in.
-func (up *uploads) Owed() []Record {
+func (up *uploads) PendingUploads() []Record {
 	if up.pop() == nil {
 		return nil
 	}

@@ -102,17 +102,17 @@ func (a *attaching) run(ctx context.Context, likely bool) {
 		}
 		return here
 	})
-	glances := a.st.Glances(ctx, ids)
+	lookups := a.st.Lookups(ctx, ids)
 	if !likely {
-		a.keepThere(glances)
+		a.keepThere(lookups)
 	}
-	left := len(glances)
+	left := len(lookups)
 	if left == 0 {
 		close(a.looked)
 		return
 	}
 	var all sync.WaitGroup
-	for id, g := range glances {
+	for id, g := range lookups {
 		all.Go(func() {
 			rec, err := g.Record()
 			a.mu.Lock()
@@ -126,7 +126,7 @@ func (a *attaching) run(ctx context.Context, likely bool) {
 			}
 		})
 	}
-	a.have, a.err = a.st.UseAll(ctx, glances)
+	a.have, a.err = a.st.UseAll(ctx, lookups)
 	close(a.referenced)
 	<-a.looked
 	for id, rec := range a.have {
@@ -141,14 +141,14 @@ func (a *attaching) run(ctx context.Context, likely bool) {
 }
 
 // keepThere leaves those of the layers that the store has, as it seems.
-func (a *attaching) keepThere(glances map[digest.Digest]*pop.Glance) {
-	for id, g := range glances {
+func (a *attaching) keepThere(lookups map[digest.Digest]*pop.Lookup) {
+	for id, g := range lookups {
 		_, err := g.Record()
 		if err != nil && !errors.Is(err, pop.ErrUnknown) {
 			a.s.log.Warn("a layer of the PoP's store cannot be used", "layer", id, "err", err)
 		}
 		if err != nil {
-			delete(glances, id)
+			delete(lookups, id)
 		}
 	}
 }
@@ -189,7 +189,7 @@ func (a *attaching) from(ctx context.Context, rec *pop.Layer, await func() error
 // unlessShunned lets go of a layer that was attached if its files were found damaged meanwhile: who was told
 // of that did not find it attached.
 func (s *attacher) unlessShunned(st *pop.Store, rec *pop.Layer) error {
-	if !st.Shuns(rec.Name) {
+	if !st.Denies(rec.Name) {
 		return nil
 	}
 	return errors.Join(fmt.Errorf("layer %s was damaged: %w", rec.DiffID, pop.ErrUnknown), s.Detach(rec.DiffID))

@@ -302,7 +302,7 @@ func TestDamagedFilesAreShunned(t *testing.T) {
 	a.must(a.member.cfg.Coord.Publish(t.Context(),
 		pop.Event{Kind: pop.Damaged, Key: rec.DiffID.String(), Name: rec.Name}))
 	for _, n := range []*popNode{b, c} { // the record is where it was
-		n.eventually("it is told", func() bool { return n.member.usable().Shuns(rec.Name) })
+		n.eventually("it is told", func() bool { return n.member.usable().Denies(rec.Name) })
 		n.eventually("it is let go of", func() bool { return at(n) != filepath.Base(rec.Data()) })
 		for _, l := range n.bring(p) {
 			if at(n) == filepath.Base(rec.Data()) {

@@ -95,7 +95,7 @@ func (s *uploads) savePending() {
 		err = os.Rename(s.cfg.Pending+".tmp", s.cfg.Pending)
 	}
 	if err != nil {
-		s.log.Warn("what this node owes the PoP's store is not remembered", "err", err)
+		s.log.Warn("what is pending for the PoP's store is not remembered", "err", err)
 	}
 }
 

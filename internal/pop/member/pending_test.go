@@ -35,16 +35,16 @@ func TestPendingIsRecalled(t *testing.T) {
 	a.ends()
 	a.member.recall(t.Context(), small)
 	if left := a.pendingUploads(); len(left) != 0 {
-		t.Errorf("owed to a store that is too small: %v", left)
+		t.Errorf("pending for a store that is too small: %v", left)
 	}
 	a.member.recall(t.Context(), st)
 	if left := a.pendingUploads(); len(left) != 1 || left[0] != rec.DiffID {
-		t.Errorf("owed: %v", left)
+		t.Errorf("pending: %v", left)
 	}
 	a.member.store.Store(small)
 	a.member.giveRefused(t.Context())
 	if left := a.pendingUploads(); len(left) != 1 || small.Has(t.Context(), rec.DiffID) {
-		t.Errorf("there is no room, and owed is %v", left)
+		t.Errorf("there is no room, and pending is %v", left)
 	}
 	if drafts, err := filepath.Glob(filepath.Join(s.store, "fill", "*")); err != nil || len(drafts) > 0 {
 		t.Errorf("begun: %v, %v", drafts, err)
@@ -53,7 +53,7 @@ func TestPendingIsRecalled(t *testing.T) {
 	a.member.giveRefused(t.Context())
 	if left := a.pendingUploads(); len(left) != 0 || !st.Has(t.Context(), rec.DiffID) ||
 		len(loadPending(a.member.cfg.Pending)) != 0 {
-		t.Errorf("owed: %v", left)
+		t.Errorf("pending: %v", left)
 	}
 }
 
@@ -63,29 +63,29 @@ func TestPendingIsNotGivenToBeEvicted(t *testing.T) {
 	s := newPoPBed(t)
 	a := s.node("a", nil)
 	var kept int64
-	var owed *pop.Layer
+	var pending *pop.Layer
 	for _, l := range a.bring(a.push("app", 1, 2, 3)) {
-		owed = a.published(l.Layer.DiffID)
-		kept += owed.Size
+		pending = a.published(l.Layer.DiffID)
+		kept += pending.Size
 	}
-	kept -= owed.Size
+	kept -= pending.Size
 	a.eventually("nothing is pending", func() bool { return len(loadPending(a.member.cfg.Pending)) == 0 })
-	a.must(s.hide(owed.DiffID))
-	a.member.later(owed.DiffID)
+	a.must(s.hide(pending.DiffID))
+	a.member.later(pending.DiffID)
 	for capacity, gives := range map[int64]bool{kept + kept/50: false, 2 * kept: true} {
 		st, err := pop.OpenStore(t.Context(),
 			pop.StoreConfig{FS: pop.NewDir(s.store, 0), Coord: a.member.cfg.Coord, Node: "a", Grace: time.Second,
 				Capacity: capacity})
 		a.must(err)
-		a.must(st.Room(t.Context(), owed.Size))
+		a.must(st.Room(t.Context(), pending.Size))
 		a.member.store.Store(st)
 		a.member.giveRefused(t.Context())
-		if st.Has(t.Context(), owed.DiffID) != gives || len(a.pendingUploads()) == 0 != gives {
-			t.Errorf("of %d bytes a store has %d, and what is owed is given to it: %v", capacity, kept, !gives)
+		if st.Has(t.Context(), pending.DiffID) != gives || len(a.pendingUploads()) == 0 != gives {
+			t.Errorf("of %d bytes a store has %d, and what is pending is given to it: %v", capacity, kept, !gives)
 		}
 		if gives {
-			a.must(s.hide(owed.DiffID))
-			a.member.later(owed.DiffID)
+			a.must(s.hide(pending.DiffID))
+			a.member.later(pending.DiffID)
 		}
 	}
 }
@@ -104,7 +104,7 @@ func TestEvictedIsNotRecalled(t *testing.T) {
 	a.ends()
 	a.member.recall(t.Context(), a.member.usable())
 	if left := a.pendingUploads(); len(left) != 0 || a.member.usable().Has(t.Context(), id) {
-		t.Errorf("owed: %v", left)
+		t.Errorf("pending: %v", left)
 	}
 }
 

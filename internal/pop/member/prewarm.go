@@ -256,7 +256,7 @@ func (s *prewarmer) activate(ctx context.Context, st *pop.Store,
 	if ids = s.prewarmed.inactiveOf(layers); len(ids) == 0 {
 		return nil
 	}
-	have, err := st.UseAll(ctx, st.Glances(ctx, ids))
+	have, err := st.UseAll(ctx, st.Lookups(ctx, ids))
 	left := map[digest.Digest]bool{}
 	for _, id := range ids {
 		if l, perr := s.layers.Peek(id); perr == nil && l.At != "" &&

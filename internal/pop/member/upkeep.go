@@ -103,7 +103,7 @@ func (s *upkeep) heard(ctx context.Context, e pop.Event) {
 		}
 	case pop.Evicted, pop.Damaged:
 		if st := s.store.Load(); st != nil && e.Name != "" {
-			st.Shun(e.Name)
+			st.Deny(e.Name)
 		}
 		if id := digest.Digest(e.Key); s.prewarmer.prewarmed.isInactive(id) {
 			s.work.Go(func() { s.prewarmer.takeBack(s.life, id) })
@@ -396,7 +396,7 @@ func (s *upkeep) isLeader(ctx context.Context) bool {
 func (s *upkeep) resign(ctx context.Context) {
 	if s.leader != nil {
 		if err := s.leader.Release(ctx); err != nil {
-			s.log.Debug("the lease of the store's keeper ends by expiry", "err", err)
+			s.log.Debug("the lease of the GC leader ends by expiry", "err", err)
 		}
 		s.leader = nil
 	}

@@ -13,10 +13,10 @@ import (
 // than two intervals; over faster links it costs what arrives meanwhile.
 const hardGap = 300 * time.Millisecond
 
-// keeper records a fill's progress beside it: at once for this boot, and
+// saver records a fill's progress beside it: at once for this boot, and
 // durably as fast as the disk follows. It drops records that newer ones
 // overtake, so the fill never waits for the disk here.
-type keeper struct {
+type saver struct {
 	mu    sync.Mutex
 	draft *progress // the newest restart point
 	kept  int64     // compressed bytes written to the kept blob
@@ -30,7 +30,7 @@ type keeper struct {
 	settled chan struct{} // closed when nothing will be written any more
 }
 
-func (k *keeper) start(from *progress) {
+func (k *saver) start(from *progress) {
 	k.wake = make(chan struct{}, 1)
 	k.stopped = make(chan struct{})
 	k.settled = make(chan struct{})
@@ -38,14 +38,14 @@ func (k *keeper) start(from *progress) {
 	k.kept = from.Kept
 }
 
-func (k *keeper) offer(d *progress) {
+func (k *saver) offer(d *progress) {
 	k.mu.Lock()
 	k.draft = d
 	k.mu.Unlock()
 	k.nudge()
 }
 
-func (k *keeper) keptTo(n int64) {
+func (k *saver) keptTo(n int64) {
 	k.mu.Lock()
 	k.kept = n
 	k.mu.Unlock()
@@ -54,7 +54,7 @@ func (k *keeper) keptTo(n int64) {
 
 // stop ends the keeping. After a stream that did not end well the newest
 // record is saved durably before settled is closed.
-func (k *keeper) stop(whole bool) {
+func (k *saver) stop(whole bool) {
 	k.mu.Lock()
 	k.done, k.whole = true, whole
 	k.mu.Unlock()
@@ -62,14 +62,14 @@ func (k *keeper) stop(whole bool) {
 	k.nudge()
 }
 
-func (k *keeper) nudge() {
+func (k *saver) nudge() {
 	select {
 	case k.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (k *keeper) newest() (d progress, done, whole bool) {
+func (k *saver) newest() (d progress, done, whole bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d = *k.draft
@@ -78,7 +78,7 @@ func (k *keeper) newest() (d progress, done, whole bool) {
 }
 
 // lose ends the fill with the error of a sync.
-func (k *keeper) lose(err error) error {
+func (k *saver) lose(err error) error {
 	k.mu.Lock()
 	k.lost = err
 	k.mu.Unlock()
@@ -86,15 +86,15 @@ func (k *keeper) lose(err error) error {
 	return err
 }
 
-func (k *keeper) failure() error {
+func (k *saver) failure() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.lost
 }
 
 // settle waits until nothing will be written any more, and returns an error if what was written is lost. A
-// nil keeper keeps nothing.
-func (k *keeper) settle() error {
+// nil saver keeps nothing.
+func (k *saver) settle() error {
 	if k == nil {
 		return nil
 	}
@@ -105,7 +105,7 @@ func (k *keeper) settle() error {
 // run saves progress until stop. Two savers run side by side, since the
 // durable one may wait long for the disk; run does not wait for it, settled
 // is closed when it has ended.
-func (k *keeper) run(p *pipeline) error {
+func (k *saver) run(p *pipeline) error {
 	hard := make(chan progress, 1)
 	defer close(hard)
 	go func() {
@@ -119,7 +119,7 @@ func (k *keeper) run(p *pipeline) error {
 
 // saveBoot writes each new restart point for this boot and hands on what is
 // worth an fsync.
-func (k *keeper) saveBoot(p *pipeline, hard chan progress) error {
+func (k *saver) saveBoot(p *pipeline, hard chan progress) error {
 	last := *p.from
 	offered := last
 	for range k.wake {
@@ -154,7 +154,7 @@ func (p progress) here() int64 { return max(p.Point.In, p.Kept) }
 // saveHard makes data, kept blob and then the record durable. It leaves what
 // is left when the fill has ended well meanwhile: the layer is about to be
 // made durable as a whole.
-func (k *keeper) saveHard(p *pipeline, in <-chan progress) error {
+func (k *saver) saveHard(p *pipeline, in <-chan progress) error {
 	for d := range in {
 		if _, _, whole := k.newest(); whole {
 			return nil
@@ -174,7 +174,7 @@ func (k *keeper) saveHard(p *pipeline, in <-chan progress) error {
 }
 
 // sync makes durable what a record is to vouch for.
-func (k *keeper) sync(p *pipeline) error {
+func (k *saver) sync(p *pipeline) error {
 	if err := k.syncParent(p); err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func (k *keeper) sync(p *pipeline) error {
 }
 
 // syncParent makes the layer's directory itself durable, once.
-func (k *keeper) syncParent(p *pipeline) error {
+func (k *saver) syncParent(p *pipeline) error {
 	if k.rooted {
 		return nil
 	}

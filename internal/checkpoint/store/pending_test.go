@@ -11,8 +11,8 @@ import (
 	"dewpoint/internal/pop"
 )
 
-// What a node has made is owed to the PoP's store until it is there, whatever becomes of the daemon.
-func TestOwed(t *testing.T) {
+// What a node has made is pending for the PoP's store until it is there, whatever becomes of the daemon.
+func TestPendingUploads(t *testing.T) {
 	b, ctx := newSite(t), t.Context()
 	dir, st := t.TempDir(), b.shared("x", nil)
 	var there *pop.Store // nil: the store is away
@@ -20,12 +20,12 @@ func TestOwed(t *testing.T) {
 		t.Helper()
 		return open(t, store.Config{Dir: dir, Node: "x", PoP: func() *pop.Store { return there }})
 	}
-	owes := func(what string, x *store.Store, want ...store.Record) {
+	pending := func(what string, x *store.Store, want ...store.Record) {
 		t.Helper()
-		got := x.Owed()
+		got := x.PendingUploads()
 		for i := range max(len(got), len(want)) {
 			if i >= len(got) || i >= len(want) || got[i].ID != want[i].ID {
-				t.Fatalf("%s: %d are owed, want %d", what, len(got), len(want))
+				t.Fatalf("%s: %d are pending, want %d", what, len(got), len(want))
 			}
 		}
 	}
@@ -33,16 +33,16 @@ func TestOwed(t *testing.T) {
 	one := put(t, x, "one", nil)
 	two := put(t, x, "two", func(r *store.Record) { r.Key = "other" })
 	put(t, x, "taken", func(r *store.Record) { r.Node = "y" }) // another node's
-	owes("while the store is away", x)
+	pending("while the store is away", x)
 	there = st
-	owes("while who made them may still be at it", x)
+	pending("while who made them may still be at it", x)
 	x = restart()
-	owes("after a restart", x, one, two)
+	pending("after a restart", x, one, two)
 
 	if err := x.Publish(ctx, one.ID); err != nil || x.Settle(ctx, one.ID, nil) {
 		t.Error(err)
 	}
-	owes("when one is there", restart(), two)
+	pending("when one is there", restart(), two)
 	for _, err := range []error{store.ErrNoPoP, pop.ErrStoreAway} {
 		for range 30 {
 			if !x.Settle(ctx, two.ID, err) {
@@ -57,10 +57,10 @@ func TestOwed(t *testing.T) {
 			t.Fatal("given up by one who was called off")
 		}
 	}
-	owes("at once", x)
-	owes("when it was away for long", restart(), two)
+	pending("at once", x)
+	pending("when it was away for long", restart(), two)
 	tries := 0
-	for x = restart(); len(x.Owed()) > 0 && tries < 100; x = restart() { // which do not forget
+	for x = restart(); len(x.PendingUploads()) > 0 && tries < 100; x = restart() { // which do not forget
 		tries++
 		if again := x.Settle(ctx, two.ID, errors.New("no")); again != (tries < 10) {
 			t.Errorf("after %d tries: %v", tries, again)
@@ -77,7 +77,7 @@ func TestOwed(t *testing.T) {
 	}
 	last := put(t, x, "last", nil)
 	if err := x.Remove(ctx, last.ID); err != nil || x.Settle(ctx, last.ID, errors.New("no")) {
-		t.Errorf("what is removed is owed: %v", err)
+		t.Errorf("what is removed is pending: %v", err)
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "*.owed")); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
@@ -85,7 +85,7 @@ func TestOwed(t *testing.T) {
 }
 
 // A note that cannot be read is a debt; one of what is not here is none.
-func TestOwedDamaged(t *testing.T) {
+func TestPendingDamaged(t *testing.T) {
 	b := newSite(t)
 	dir, st := t.TempDir(), b.shared("x", nil)
 	cfg := store.Config{Dir: dir, Node: "x", PoP: func() *pop.Store { return st }}
@@ -96,8 +96,8 @@ func TestOwedDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := open(t, cfg).Owed(); len(got) != 1 || got[0].ID != r.ID {
-		t.Errorf("owed: %+v", got)
+	if got := open(t, cfg).PendingUploads(); len(got) != 1 || got[0].ID != r.ID {
+		t.Errorf("pending: %+v", got)
 	}
 	if _, err := os.Stat(stray); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("it stays: %v", err)
