@@ -489,9 +489,10 @@ func TestPartialLieIsNotForgotten(t *testing.T) {
 	lie[700] ^= 1
 	half := int64(len(want.blob)) / 2
 	begin := func(t *testing.T, dir string, told *int) (*layer.Store, *layer.Partial) {
-		s := open(t, dir, layer.Config{Server: newShower(), Interval: 64 << 10, Mismatched: func(*layer.Partial, error) {
-			*told++
-		}})
+		s := open(t, dir, layer.Config{Server: newShower(), Interval: 64 << 10,
+			Mismatched: func(*layer.Partial, error) {
+				*told++
+			}})
 		p, err := s.Begin(want.layer, table(t, want.tar), layer.Origin{})
 		if err != nil {
 			t.Fatal(err)

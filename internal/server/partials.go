@@ -265,7 +265,8 @@ func (p *partials) Whole(id digest.Digest) {
 	p.renew(id)
 }
 
-// mismatched is told by the store of bytes that a container may have read and that turn out not to be the layer's.
+// mismatched is told by the store of bytes that a container may have read and that turn out not to be the
+// layer's.
 func (p *partials) mismatched(l *layer.Partial, why error) {
 	p.onceOpen(func() { p.quarantine(l, why) })
 }

@@ -107,8 +107,8 @@ func (up *uploads) load(id string) {
 	up.pending[id] = d
 }
 
-// PendingUploads are the checkpoints of this node that Settle was not called for and that are due, the oldest first;
-// none while there is no store to publish them in.
+// PendingUploads are the checkpoints of this node that Settle was not called for and that are due, the oldest
+// first; none while there is no store to publish them in.
 func (up *uploads) PendingUploads() []Record {
 	if up.pop() == nil {
 		return nil
