@@ -19,6 +19,7 @@ const (
 type progress struct {
 	screen // guarded by mu
 	title  string
+	born   time.Time
 
 	mu     sync.Mutex
 	layers []spec.LayerProgress // guarded by mu, in order of appearance
@@ -30,7 +31,7 @@ type progress struct {
 }
 
 func (c *call) progress(title string) *progress {
-	return &progress{screen: c.screen(), title: title, at: map[string]int{}, over: c.opt.quiet}
+	return &progress{screen: c.screen(), title: title, born: time.Now(), at: map[string]int{}, over: c.opt.quiet}
 }
 
 func (p *progress) watch() spec.Watch {
@@ -41,6 +42,9 @@ func (p *progress) reached(_, stage string, _ float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stage = stage
+	if p.term == nil && !p.over {
+		p.begin()
+	}
 }
 
 func (p *progress) layer(l spec.LayerProgress) {
@@ -58,6 +62,11 @@ func (p *progress) layer(l spec.LayerProgress) {
 		p.at[l.Digest] = len(p.layers)
 		p.layers = append(p.layers, l)
 	}
+	p.begin()
+}
+
+// begin has what goes on shown from now on. It is called with mu held.
+func (p *progress) begin() {
 	if p.stop == nil {
 		p.stop = make(chan struct{})
 		p.ticker.Add(1)
@@ -102,6 +111,14 @@ func (p *progress) show() {
 	if total.Fetched < total.Size {
 		fmt.Fprintf(p.w, "%s: %s of %s, %s/s%s\n", p.title, size(total.Fetched), size(total.Size),
 			size(int64(total.Rate)), prefixed(", ", left(total), " left"))
+		return
+	}
+	stage := p.stage
+	if stage == spec.Started || stage == spec.Restored {
+		stage += ", not ready yet"
+	}
+	if stage != "" && stage != spec.Ready {
+		fmt.Fprintf(p.w, "%s: %s, %.0f s\n", p.title, stage, time.Since(p.born).Seconds())
 	}
 }
 
