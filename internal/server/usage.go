@@ -164,6 +164,6 @@ func (u *usage) Unmount(ctx context.Context, ids ...digest.Digest) (busy []diges
 			free = append(free, id)
 		}
 	}
-	mounted, err := snaps.Rest(ctx, free...)
+	mounted, err := snaps.Deactivate(ctx, free...)
 	return append(busy, mounted...), err
 }

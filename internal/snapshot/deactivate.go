@@ -10,12 +10,12 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Rest unmounts those of the layers that only committed snapshots stand for, and returns those that are, or
+// Deactivate unmounts those of the layers that only committed snapshots stand for, and returns those that are, or
 // may be, mounted afterwards: a container or a view stands on them, or a call is under way. What is unmounted
 // is mounted again, and Layers.Files asked for it, before anything can stand on it.
-func (s *Snapshotter) Rest(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest, err error) {
+func (s *Snapshotter) Deactivate(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest, err error) {
 	for _, id := range ids {
-		ok, rerr := s.rest(ctx, id)
+		ok, rerr := s.deactivate(ctx, id)
 		if rerr != nil {
 			err = errors.Join(err, fmt.Errorf("unmount layer %s: %w", id, rerr))
 		}
@@ -26,9 +26,9 @@ func (s *Snapshotter) Rest(ctx context.Context, ids ...digest.Digest) (busy []di
 	return busy, err
 }
 
-// rest unmounts one layer, and reports whether it is not mounted. While it looks, nobody mounts the layer:
+// deactivate unmounts one layer, and reports whether it is not mounted. While it looks, nobody mounts the layer:
 // whoever has recorded a snapshot on it meanwhile, and was not seen, mounts it afterwards.
-func (s *Snapshotter) rest(ctx context.Context, id digest.Digest) (bool, error) {
+func (s *Snapshotter) deactivate(ctx context.Context, id digest.Digest) (bool, error) {
 	t := s.table
 	t.mu.Lock()
 	l := t.layers[id]

@@ -10,13 +10,13 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-func TestRest(t *testing.T) {
+func TestDeactivate(t *testing.T) {
 	onEach(t, func(b *bed) {
 		low, high := b.layer("a", "low"), b.layer("b", "high")
 		top := b.pull(low, high)
 		rest := func(want ...digest.Digest) {
 			b.t.Helper()
-			busy, err := b.Rest(background, low, high, digest.FromString("unknown"))
+			busy, err := b.Deactivate(background, low, high, digest.FromString("unknown"))
 			if err != nil || !slices.Equal(busy, want) || b.mounted() != len(want) || len(b.InUse()) != 2 {
 				b.t.Errorf("%v stay mounted, %d mounts, %v in use, %v; want %v", busy, b.mounted(), b.InUse(), err, want)
 			}
@@ -57,7 +57,7 @@ func TestRestWhileContainersAreMade(t *testing.T) {
 				return
 			default:
 			}
-			if _, err := b.Rest(background, low, high); err != nil {
+			if _, err := b.Deactivate(background, low, high); err != nil {
 				t.Error(err)
 				return
 			}
