@@ -26,7 +26,7 @@ func (s *Snapshotter) Deactivate(ctx context.Context, ids ...digest.Digest) (bus
 	return busy, err
 }
 
-// deactivate unmounts one layer, and reports whether it is not mounted. While it looks, nobody mounts the layer:
+// deactivate unmounts one layer, and reports whether it is not mounted. While it looks, nobody mounts it:
 // whoever has recorded a snapshot on it meanwhile, and was not seen, mounts it afterwards.
 func (s *Snapshotter) deactivate(ctx context.Context, id digest.Digest) (bool, error) {
 	t := s.table
