@@ -10,10 +10,11 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Deactivate unmounts those of the layers that only committed snapshots stand for, and returns those that are, or
-// may be, mounted afterwards: a container or a view stands on them, or a call is under way. What is unmounted
-// is mounted again, and Layers.Files asked for it, before anything can stand on it.
-func (s *Snapshotter) Deactivate(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest, err error) {
+// Deactivate unmounts those of the layers that only committed snapshots stand for, and returns those that
+// are, or may be, mounted afterwards: a container or a view stands on them, or a call is under way. What is
+// unmounted is mounted again, and Layers.Files asked for it, before anything can stand on it.
+func (s *Snapshotter) Deactivate(ctx context.Context, ids ...digest.Digest) (busy []digest.Digest,
+	err error) {
 	for _, id := range ids {
 		ok, rerr := s.deactivate(ctx, id)
 		if rerr != nil {
