@@ -176,8 +176,10 @@ func (li *lazyImage) served(reg *registrytest.Server) int64 {
 // An image with a pack starts with the pack alone, reads what is absent on
 // demand, becomes whole behind that, and is then mounted from its own files.
 func TestLazyRun(t *testing.T) {
+	t.Parallel()
 	for _, backend := range []string{"erofs", "loop", "tree"} {
 		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
 			reg := registrytest.New(t)
 			li := pushLazy(t, reg, "app:1", 32<<20, image.Gzip)
 			before := li.served(reg)

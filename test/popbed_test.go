@@ -30,7 +30,7 @@ type pop struct {
 }
 
 // newPop makes a PoP, and starts dewd on all of its nodes. When the test ends
-// nothing may be left of it.
+// nothing may be left of it. Its machines are its own, and it mostly waits: such tests run beside each other.
 func newPop(t testing.TB, cfg popbed.Config) *pop {
 	t.Helper()
 	cfg.Dewd = cmp.Or(cfg.Dewd, filepath.Join(programs, "dewd"))
@@ -117,6 +117,7 @@ func (p *pop) answers(i int) error {
 // Without a PoP's configuration each node fetches for itself, and its faults
 // are its own.
 func TestNodesOfABedDeploy(t *testing.T) {
+	t.Parallel()
 	p := newPop(t, popbed.Config{Store: popbed.Gluster, StoreBytes: 256 << 20})
 	const noise = 4 << 20
 	img := p.reg.PushImage("team/app:1", appLayers(t, noise), appOptions())

@@ -25,6 +25,7 @@ import (
 // time since the boot, which a time namespace moves. What the kernel itself dates, files among it, has
 // the machine's clock; TestPoPFaults has that.
 func TestPoPClocks(t *testing.T) {
+	t.Parallel()
 	c := newClocks(t, filepath.Join(programs, "dewd"))
 	for i := range 5 {
 		c.set(i, map[int]string{bare: "1970", 1: "2065"}[i])

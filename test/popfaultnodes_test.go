@@ -21,7 +21,9 @@ import (
 
 // Faults of nodes, of Redis and of what the store holds.
 func TestPoPFaults(t *testing.T) {
-	b := newFaultBed(t, popbed.Config{Store: popbed.Gluster, Template: faultConfig + boundedCache})
+	t.Parallel()
+	b := newFaultBed(t, popbed.Config{Store: popbed.Gluster, Template: faultConfig + boundedCache,
+		Args: []string{"--debug"}})
 	b.try(t, "killed while fetching", killedFetching)
 	b.try(t, "killed while copying", killedCopying)
 	b.try(t, "killed while evicting", killedEvicting)
@@ -512,9 +514,8 @@ func redisHangs(b *faultBed) {
 
 // What many nodes start at once crosses the WAN once.
 func TestPoPOnce(t *testing.T) {
-	config := strings.NewReplacer(`lease = "3s"`, `lease = "15s"`, `grace = "6s"`,
-		`grace = "20s"`).Replace(faultConfig)
-	b := newFaultBed(t, popbed.Config{Store: popbed.Gluster, Template: config + slowLink})
+	t.Parallel()
+	b := newFaultBed(t, popbed.Config{Store: popbed.Gluster, Template: patient.Replace(faultConfig) + slowLink})
 	b.must(b.Rate(t.Context(), 50))
 	b.try(t, "lazily", lazyOnce)
 	b.try(t, "Redis is slow", slowOnce)

@@ -425,7 +425,7 @@ func (b *faultBed) tidy() {
 	b.t.Helper()
 	b.eventually("leftovers", func() error {
 		if left := b.leftovers(); len(left) > 0 {
-			return fmt.Errorf("%d: %q", len(left), left)
+			return fmt.Errorf("%d: %q, beside %v", len(left), left, keys(b.records(eye)))
 		}
 		return nil
 	})

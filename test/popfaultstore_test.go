@@ -12,7 +12,9 @@ import (
 
 // Faults of a file system that is made of several servers and has a client on each node.
 func TestPoPStoreFaults(t *testing.T) {
+	t.Parallel()
 	t.Run("distributed", func(t *testing.T) {
+		t.Parallel()
 		b := newFaultBed(t, popbed.Config{Store: popbed.Gluster, Template: faultConfig + lateConfig})
 		b.try(t, "hangs on a node", storeHangs)
 		b.try(t, "hangs while memory comes", lateHangs)
@@ -26,6 +28,7 @@ func TestPoPStoreFaults(t *testing.T) {
 		})
 	})
 	t.Run("replica 3", func(t *testing.T) {
+		t.Parallel()
 		b := newFaultBed(t, popbed.Config{Store: popbed.Gluster3})
 		b.try(t, "server lost", copyLost)
 	})

@@ -75,6 +75,7 @@ func (p *pop) served(i int, ref string) {
 // What one node deploys again the others make ready, which keeps nothing in a store that needs room, is taken
 // back when it is evicted, and goes on after a restart and after Redis was away.
 func TestPoPPrepares(t *testing.T) {
+	t.Parallel()
 	p := newSite(t, popbed.Config{Nodes: 2, Store: popbed.Dir, StoreBytes: 1 << 30})
 	ctx := t.Context()
 	push := func(name string) string {

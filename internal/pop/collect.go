@@ -45,7 +45,8 @@ func (gc *collector) Sweep(ctx context.Context) (int64, error) {
 	}
 	lease, err := gc.cfg.Coord.Acquire(ctx, evictLease, 0)
 	if err != nil {
-		return 0, strays // another node does it
+		gc.cfg.Log.Debug("another node sweeps", "err", err)
+		return 0, strays
 	}
 	defer lease.Release(context.WithoutCancel(ctx))
 	w := &sweep{s: gc, now: time.Now(), old: gc.since, ages: map[string]sighting{}, named: map[string]bool{},
@@ -165,8 +166,9 @@ func (w *sweep) end(ctx context.Context, name string, l *Layer) error {
 	if err != nil {
 		return err
 	}
-	if used && w.s.records.Has(ctx, l.DiffID) {
-		return nil // published anew
+	if used && w.s.records.Has(ctx, l.DiffID) { // published anew
+		w.s.cfg.Log.Debug("evicted files stay: the layer is there again, and used", "files", l.Name)
+		return nil
 	}
 	if used {
 		if err = w.s.trash.putBack(ctx, l.DiffID, name); err == nil {

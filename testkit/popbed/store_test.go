@@ -16,6 +16,7 @@ import (
 func TestStores(t *testing.T) {
 	for _, kind := range Kinds() {
 		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
 			size := int64(512 << 20)
 			if kind == Ceph {
 				size = 4 << 30
