@@ -128,7 +128,7 @@ func stopsAt(calls, what string, wide int) func(*soak, int, int) func() {
 			s.t.Error(err)
 		}
 		return func() {
-			cmd.Process.Signal(unix.SIGINT)
+			cmd.Process.Kill() // it heeds no other signal while dewd ends
 			cmd.Wait()
 			s.must(s.KillDewd(s.t.Context(), i))
 			s.must(s.StartDewd(s.t.Context(), i))
