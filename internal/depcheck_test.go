@@ -28,7 +28,7 @@ var order = [][]string{
 	{"pop/member"},
 	{"snapshot"},
 	{"pack/learn"},
-	{"engine/account", "engine/cgroup", "engine/confine", "engine/launch", "engine/logfile", "engine/metadb",
+	{"engine/account", "engine/cgroup", "engine/confine", "engine/launch", "engine/limits", "engine/logfile", "engine/metadb",
 		"engine/mounts", "engine/network", "engine/program", "engine/tool", "engine/volumes"},
 	{"engine/containerd", "engine/shimgroup"},
 	{"engine/state"},

@@ -82,6 +82,7 @@ var needs = map[string]Role{
 	dewpointv1connect.NodeStartProcedure:            Deploy, // his own
 	dewpointv1connect.NodeRestartProcedure:          Deploy, // his own
 	dewpointv1connect.NodeKillProcedure:             Deploy, // his own
+	dewpointv1connect.NodeUpdateProcedure:           Deploy, // his own
 	dewpointv1connect.NodeRemoveProcedure:           Deploy, // his own
 }
 

@@ -427,6 +427,7 @@ func TestNameOfAnother(t *testing.T) {
 		"start":   func(name string) error { return mine.Start(ctx, name) },
 		"restart": func(name string) error { return mine.Restart(ctx, name, 0) },
 		"kill":    func(name string) error { return mine.Kill(ctx, name, "") },
+		"update":  func(name string) error { return mine.Update(ctx, name, spec.Update{Memory: new(int64)}) },
 		"remove":  func(name string) error { return mine.Remove(ctx, name, true) },
 	} {
 		if err := n.deploy(call, "cert:mine"); err != nil {

@@ -100,6 +100,8 @@ type Containers interface {
 	// Kill sends a signal to the container's process, by name or number; "" and KILL end all that it has. It
 	// does not wait for what comes of that.
 	Kill(ctx context.Context, name, signal string) error
+	// Update changes a container for good, and at once if it runs. It may end where it takes more than it may.
+	Update(ctx context.Context, name string, u spec.Update) error
 	// Remove removes a container that does not run or, with force, any.
 	Remove(ctx context.Context, name string, force bool) error
 	// Wait returns the exit status once the container's process has ended,

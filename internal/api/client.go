@@ -38,6 +38,19 @@ const maxConns = 4
 // Client is a Node that a daemon serves. Every error it returns is an *Error.
 // Safe for concurrent use.
 type Client struct {
+	*conn
+	lifecycle
+	volumes
+}
+
+// The parts of a Client, whose exported methods are its own.
+type (
+	lifecycle struct{ *conn } // what is done to a container
+	volumes   struct{ *conn }
+)
+
+// conn is what the parts of a Client ask by.
+type conn struct {
 	rpc       dewpointv1connect.NodeClient
 	transport *http.Transport
 	socket    string // or host and port
@@ -67,7 +80,7 @@ func DialWith(host string, cred Credentials) (*Client, error) {
 	if err != nil {
 		return nil, notAHost(host)
 	}
-	c := &Client{transport: &http.Transport{Protocols: new(http.Protocols), DisableCompression: true,
+	c := &conn{transport: &http.Transport{Protocols: new(http.Protocols), DisableCompression: true,
 		MaxConnsPerHost: maxConns}}
 	base := "http://dewd"
 	switch {
@@ -98,7 +111,7 @@ func DialWith(host string, cred Credentials) (*Client, error) {
 		base,
 		connect.WithReadMaxBytes(maxAnswer),
 		connect.WithAcceptCompression("gzip", nil, nil))
-	return c, nil
+	return &Client{c, lifecycle{c}, volumes{c}}, nil
 }
 
 // credential is what is wrong with a file of the caller's.
@@ -173,7 +186,7 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
 // problem makes an Error of what a call returned.
-func (c *Client) problem(ctx context.Context, err error) error {
+func (c *conn) problem(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}

@@ -40,6 +40,7 @@ var fields = map[string]Role{
 	"Spec.shm_size": Deploy, "Spec.no_new_privileges": Deploy, "Spec.cap_drop": Deploy,
 	"Spec.init":        Deploy, // the node's own program
 	"Spec.pull_policy": Deploy,
+	"Spec.pids_limit":  Deploy,
 	"Spec.ulimits":     Admin, // rtprio, nice and memlock take from all of the node
 	"Ulimit.name":      Admin, "Ulimit.soft": Admin, "Ulimit.hard": Admin,
 	"Spec.sysctls": Admin, "Spec.SysctlsEntry.key": Admin, "Spec.SysctlsEntry.value": Admin,
@@ -63,6 +64,9 @@ var fields = map[string]Role{
 	"StopRequest.name": Deploy, "StopRequest.timeout": Deploy, "StartRequest.name": Deploy,
 	"RestartRequest.name": Deploy, "RestartRequest.timeout": Deploy,
 	"KillRequest.name": Deploy, "KillRequest.signal": Deploy, // of the container's own processes
+
+	"UpdateRequest.name": Deploy, "UpdateRequest.memory": Deploy, "UpdateRequest.cpus": Deploy,
+	"UpdateRequest.pids_limit": Deploy, "UpdateRequest.restart": Deploy, // as Spec's
 
 	"ListRequest.all":            Read,
 	"ListDeploymentsRequest.all": Read, "ListDeploymentsRequest.limit": Read, "ListDeploymentsRequest.spans": Read,

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "dewpoint/internal/api/gen/dewpoint/v1"
+	"dewpoint/internal/spec"
 )
 
 // act does something to the container that has a name now, and is the caller's.
@@ -66,6 +67,15 @@ func (h *handler) Kill(ctx context.Context,
 		func(ctx context.Context, id string) error { return h.node.Kill(ctx, id, req.Msg.Signal) })
 }
 
+func (h *handler) Update(ctx context.Context,
+	req *connect.Request[pb.UpdateRequest]) (*connect.Response[pb.UpdateResponse], error) {
+	m := req.Msg
+	return act[pb.UpdateResponse](ctx, h, longCall, m.Name, func(ctx context.Context, id string) error {
+		return h.node.Update(ctx, id,
+			spec.Update{Memory: m.Memory, CPUs: m.Cpus, Pids: m.PidsLimit, Restart: m.Restart})
+	})
+}
+
 func (h *handler) Remove(ctx context.Context,
 	req *connect.Request[pb.RemoveRequest]) (*connect.Response[pb.RemoveResponse], error) {
 	return act[pb.RemoveResponse](ctx, h, longCall, req.Msg.Name,
@@ -73,32 +83,39 @@ func (h *handler) Remove(ctx context.Context,
 }
 
 // Stop implements Containers.
-func (c *Client) Stop(ctx context.Context, name string, timeout time.Duration) error {
+func (c lifecycle) Stop(ctx context.Context, name string, timeout time.Duration) error {
 	_, err := c.rpc.Stop(ctx, connect.NewRequest(&pb.StopRequest{Name: name, Timeout: patienceOf(timeout)}))
 	return c.problem(ctx, err)
 }
 
 // Start implements Containers.
-func (c *Client) Start(ctx context.Context, name string) error {
+func (c lifecycle) Start(ctx context.Context, name string) error {
 	_, err := c.rpc.Start(ctx, connect.NewRequest(&pb.StartRequest{Name: name}))
 	return c.problem(ctx, err)
 }
 
 // Restart implements Containers.
-func (c *Client) Restart(ctx context.Context, name string, timeout time.Duration) error {
+func (c lifecycle) Restart(ctx context.Context, name string, timeout time.Duration) error {
 	_, err := c.rpc.Restart(ctx,
 		connect.NewRequest(&pb.RestartRequest{Name: name, Timeout: patienceOf(timeout)}))
 	return c.problem(ctx, err)
 }
 
 // Kill implements Containers.
-func (c *Client) Kill(ctx context.Context, name, signal string) error {
+func (c lifecycle) Kill(ctx context.Context, name, signal string) error {
 	_, err := c.rpc.Kill(ctx, connect.NewRequest(&pb.KillRequest{Name: name, Signal: signal}))
 	return c.problem(ctx, err)
 }
 
+// Update implements Containers.
+func (c lifecycle) Update(ctx context.Context, name string, u spec.Update) error {
+	_, err := c.rpc.Update(ctx, connect.NewRequest(
+		&pb.UpdateRequest{Name: name, Memory: u.Memory, Cpus: u.CPUs, PidsLimit: u.Pids, Restart: u.Restart}))
+	return c.problem(ctx, err)
+}
+
 // Remove implements Containers.
-func (c *Client) Remove(ctx context.Context, name string, force bool) error {
+func (c lifecycle) Remove(ctx context.Context, name string, force bool) error {
 	_, err := c.rpc.Remove(ctx, connect.NewRequest(&pb.RemoveRequest{Name: name, Force: force}))
 	return c.problem(ctx, err)
 }

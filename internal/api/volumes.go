@@ -38,7 +38,7 @@ func (h *handler) RemoveVolume(ctx context.Context,
 }
 
 // Volumes implements Volumes.
-func (c *Client) Volumes(ctx context.Context) ([]spec.VolumeInfo, error) {
+func (c volumes) Volumes(ctx context.Context) ([]spec.VolumeInfo, error) {
 	r, err := c.rpc.ListVolumes(ctx, connect.NewRequest(&pb.ListVolumesRequest{}))
 	if err != nil {
 		return nil, c.problem(ctx, err)
@@ -47,13 +47,13 @@ func (c *Client) Volumes(ctx context.Context) ([]spec.VolumeInfo, error) {
 }
 
 // MakeVolume implements Volumes.
-func (c *Client) MakeVolume(ctx context.Context, name string) error {
+func (c volumes) MakeVolume(ctx context.Context, name string) error {
 	_, err := c.rpc.MakeVolume(ctx, connect.NewRequest(&pb.MakeVolumeRequest{Name: name}))
 	return c.problem(ctx, err)
 }
 
 // RemoveVolume implements Volumes.
-func (c *Client) RemoveVolume(ctx context.Context, name string) error {
+func (c volumes) RemoveVolume(ctx context.Context, name string) error {
 	_, err := c.rpc.RemoveVolume(ctx, connect.NewRequest(&pb.RemoveVolumeRequest{Name: name}))
 	return c.problem(ctx, err)
 }

@@ -86,7 +86,7 @@ var dockerRun = []struct{ name, why string }{
 	{"oom-kill-disable", "set it on the container's cgroup"},
 	{"oom-score-adj", "use --memory"},
 	{"pid", "a container has a PID namespace of its own; dew exec runs a command in it"},
-	{"pids-limit", "use --ulimit nproc"},
+	{"pids-limit", ""},
 	{"platform", "dewd takes the image of the node's platform"},
 	{"privileged", ""},
 	{"publish", "IPv4 addresses; the host's port is said: -p 80 is -p 80:80"},
@@ -146,7 +146,6 @@ var dockerCommands = map[string]string{
 	"tag":     "push it to the registry by its other name",
 	"top":     "use dew exec NAME ps",
 	"unpause": "use dew run, which starts from a checkpoint",
-	"update":  "use dew rm -f and dew run with other limits",
 }
 
 // unknownCommand is the error of a command that dew has not.

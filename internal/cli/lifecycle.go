@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"dewpoint/internal/api"
+	"dewpoint/internal/config"
+	"dewpoint/internal/spec"
 )
 
 func stopFlags(c *call) {
@@ -55,6 +57,37 @@ func killFlags(c *call) {
 
 func kill(ctx context.Context, c *call) error {
 	return c.names("container", func(name string) error { return c.client.Kill(ctx, name, c.opt.signal) })
+}
+
+func updateFlags(c *call) {
+	limitFlags(c)
+	restartFlag(c)
+}
+
+// updateLimits changes what flags say.
+func updateLimits(ctx context.Context, c *call) error {
+	u, r := spec.Update{}, &c.opt.request
+	if c.flags.Changed("memory") {
+		n, err := config.ParseSize(c.opt.memory)
+		if err != nil {
+			return misuse(c, "--memory: %v", err)
+		}
+		u.Memory = &n
+	}
+	if c.flags.Changed("cpus") {
+		u.CPUs = &r.CPUs
+	}
+	if c.flags.Changed("pids-limit") {
+		n := max(0, r.PidsLimit) // Docker's -1 is no limit, too
+		u.Pids = &n
+	}
+	if c.flags.Changed("restart") {
+		u.Restart = &r.Restart
+	}
+	if err := u.Validate(); err != nil {
+		return misuse(c, "%v", err)
+	}
+	return c.names("container", func(name string) error { return c.client.Update(ctx, name, u) })
 }
 
 // wait prints how each container has ended, once it has.

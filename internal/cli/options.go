@@ -58,13 +58,11 @@ func containerFlags(c *call) {
 		"mount a `path` of the host, or a volume by its name: SOURCE:TARGET[:ro]")
 	f.StringArrayVar(&o.mounts, "mount", nil,
 		"mount by `keys`: type=bind|volume|tmpfs,source=…,target=…[,readonly]")
-	f.StringVarP(&o.memory, "memory", "m", "", "memory limit, a `size` such as 256m or 1GiB")
-	f.Float64Var(&r.CPUs, "cpus", 0, "CPU limit, a `number` such as 0.5")
+	limitFlags(c)
 	f.StringVar(&r.Ready, "ready", "",
 		"it is ready when this `check` succeeds: tcp:PORT, http:PORT/PATH, cmd:COMMAND, log:REGEXP or none")
 	f.DurationVar(&r.ReadyTimeout, "ready-timeout", 0, "longest `time` to become ready; the node's default if 0")
-	f.StringVar(&r.Restart, "restart", "",
-		"`when` to start it again once it has ended: no, on-failure[:N], always or unless-stopped")
+	restartFlag(c)
 	f.StringVar(&r.Restore, "restore", "", "`whether` to start from a checkpoint: auto, never or always")
 	f.BoolVar(&r.Checkpoint, "checkpoint", false, "make a checkpoint once it is ready, if none fits")
 	optionFlags(c)
@@ -72,6 +70,19 @@ func containerFlags(c *call) {
 	imageFlags(f, &r.Lazy, &r.Order, &r.Inflaters)
 	f.StringVar(&r.Mount, "layer-mount", "", "mount layers by `backend`: erofs, loop or tree")
 	_ = f.MarkHidden("layer-mount")
+}
+
+// limitFlags are those of what a container may take.
+func limitFlags(c *call) {
+	f, r := c.flags, &c.opt.request
+	f.StringVarP(&c.opt.memory, "memory", "m", "", "memory limit, a `size` such as 256m or 1GiB; 0 is none")
+	f.Float64Var(&r.CPUs, "cpus", 0, "CPU limit, a `number` such as 0.5; 0 is none")
+	f.Int64Var(&r.PidsLimit, "pids-limit", 0, "limit of processes and threads, a `number`; 0 is none")
+}
+
+func restartFlag(c *call) {
+	c.flags.StringVar(&c.opt.request.Restart, "restart", "",
+		"`when` to start it again once it has ended: no, on-failure[:N], always or unless-stopped")
 }
 
 // imageFlags are those of everything that fetches an image.
@@ -130,6 +141,7 @@ func (c *call) instruction() (spec.Request, error) {
 	if r.Health, err = c.health(); err != nil {
 		return r, err
 	}
+	r.PidsLimit = max(0, r.PidsLimit) // Docker's -1 is no limit, too
 	r.Labels = labels(c.opt.labels)
 	r.Remove = c.opt.remove
 	if err := r.Validate(); err != nil {

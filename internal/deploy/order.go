@@ -70,9 +70,9 @@ func (d *Deployer) parse(req spec.Request) (*run, error) {
 				strings.Join(f.allowed, " "))
 		}
 	}
-	if req.Memory != 0 && req.Memory < minMemory {
+	if req.Memory != 0 && req.Memory < spec.MinMemory {
 		return nil, fmt.Errorf("%w: --memory %d: a container needs at least %d MiB", ErrRequest, req.Memory,
-			minMemory>>20)
+			spec.MinMemory>>20)
 	}
 	if _, err := spec.ParseRestart(req.Restart); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
@@ -83,9 +83,6 @@ func (d *Deployer) parse(req spec.Request) (*run, error) {
 	}
 	return &run{d: d, order: o}, nil
 }
-
-// minMemory is what runc itself takes in a container's cgroup (as docker has it).
-const minMemory = 6 << 20
 
 func ports(in []spec.Port) ([]network.Port, error) {
 	var out []network.Port
@@ -152,10 +149,19 @@ func (o *order) labels() map[string]string {
 	if owner := o.Terms.Owner(); owner != "" {
 		l[checkpoint.LabelOwner] = owner
 	}
-	if b, err := json.Marshal(o.Request); err == nil && len(b) <= maxRequest {
-		l[LabelRequest] = string(b)
+	if text := Asked(o.Request); text != "" {
+		l[LabelRequest] = text
 	}
 	return l
+}
+
+// Asked is what LabelRequest has of a request; "" of one that is too long.
+func Asked(r spec.Request) string {
+	b, err := json.Marshal(r)
+	if err != nil || len(b) > maxRequest {
+		return ""
+	}
+	return string(b)
 }
 
 // restarts reports whether the container has a policy of restarts.

@@ -21,6 +21,7 @@ import (
 	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/engine/confine"
 	"dewpoint/internal/engine/launch"
+	"dewpoint/internal/engine/limits"
 	"dewpoint/internal/engine/mounts"
 	"dewpoint/internal/engine/shimgroup"
 	"dewpoint/internal/engine/tool"
@@ -291,7 +292,7 @@ func (e *runtimes) writeTrial(dir, report string) error {
 			specs.Mount{Destination: "/" + launch.Trial, Type: "bind", Source: report,
 				Options: []string{"bind", "ro"}}),
 		Linux: &specs.Linux{CgroupsPath: e.cfg.places().Cgroup(trialCgroup), Namespaces: ns,
-			Resources:     resources(&s),
+			Resources:     limits.Limits{Memory: s.Memory}.Resources(),
 			MaskedPaths:   confine.MaskedPaths,
 			ReadonlyPaths: confine.ReadonlyPaths, Seccomp: confine.Filter(false, false, confine.Capabilities)},
 	})

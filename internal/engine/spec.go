@@ -16,6 +16,7 @@ import (
 	"dewpoint/internal/engine/account"
 	"dewpoint/internal/engine/cgroup"
 	"dewpoint/internal/engine/confine"
+	"dewpoint/internal/engine/limits"
 	"dewpoint/internal/engine/mounts"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/engine/state"
@@ -174,7 +175,7 @@ func (c *Config) ociSpec(s *Spec, u account.User) (*specs.Spec, error) {
 		Linux: &specs.Linux{
 			CgroupsPath: c.places().Cgroup(s.Name),
 			Namespaces:  c.namespaces(s),
-			Resources:   resources(s),
+			Resources:   limits.Limits{Memory: s.Memory, CPUs: s.CPUs, Pids: s.PidsLimit}.Resources(),
 			Devices:     nodes,
 			Sysctl:      s.Sysctls,
 			Seccomp:     confine.Filter(c.Unconfined || s.Privileged, s.Dumpable && !s.Privileged, capabilities),
@@ -228,20 +229,6 @@ func (c *Config) namespaces(s *Spec) []specs.LinuxNamespace {
 		n = append(n, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	}
 	return n
-}
-
-const cfsPeriod = 100_000 // microseconds
-
-func resources(s *Spec) *specs.LinuxResources {
-	r := &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
-	if s.Memory > 0 {
-		r.Memory = &specs.LinuxMemory{Limit: &s.Memory}
-	}
-	if s.CPUs > 0 {
-		period, quota := uint64(cfsPeriod), max(int64(s.CPUs*cfsPeriod), 1000)
-		r.CPU = &specs.LinuxCPU{Period: &period, Quota: &quota}
-	}
-	return r
 }
 
 func (c *Config) mounts(s *Spec) []specs.Mount {

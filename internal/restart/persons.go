@@ -169,3 +169,31 @@ func (s *Supervisor) Unhealthy(ctx context.Context, i *engine.Info, grace time.D
 	s.mu.Unlock()
 	return errors.Join(err, unmarked)
 }
+
+// SetPolicy gives a container another policy. One that has ended, and that no policy was to start, stays down
+// until a person starts it.
+func (s *Supervisor) SetPolicy(ctx context.Context, i *engine.Info, policy string) error {
+	p, err := spec.ParseRestart(policy)
+	if err != nil {
+		return err
+	}
+	if p.Kind == spec.RestartNo {
+		policy = ""
+	}
+	s.mu.Lock()
+	e := s.entry(i)
+	s.mu.Unlock()
+	e.turn.Lock()
+	defer e.turn.Unlock()
+	s.mu.Lock()
+	if policy == "" {
+		e.off()
+	} else if policyOf(i).Kind == spec.RestartNo && i.Status == engine.Stopped {
+		e.state.Mark = over
+	}
+	s.mu.Unlock()
+	if err := s.save(ctx, e, i.ID()); err != nil {
+		return err
+	}
+	return s.cfg.Engine.Relabel(ctx, i.ID(), map[string]string{LabelPolicy: policy})
+}

@@ -552,3 +552,44 @@ func TestUnhealthy(t *testing.T) {
 		})
 	}
 }
+
+// Another policy holds from now on: one that has ended stays down until a person starts it.
+func TestSetPolicy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode()
+		n.add("web", "no", state{}, &engine.Exit{Status: 1, At: time.Now()})
+		supervised(t, n, Config{}, func(t *testing.T, s *Supervisor) {
+			set := func(policy string) {
+				t.Helper()
+				i, _ := n.Inspect(t.Context(), "web")
+				if err := s.SetPolicy(t.Context(), i, policy); err != nil {
+					t.Error(err)
+				}
+			}
+			set("always")
+			pass(time.Minute)
+			if n.count("web") != 0 || n.view(s, "web").Restart != "always" {
+				t.Errorf("%d starts, %+v", n.count("web"), n.view(s, "web"))
+			}
+			if err := s.Start(t.Context(), "web"); err != nil {
+				t.Error(err)
+			}
+			n.ended("web", 1)
+			pass(time.Second)
+			if n.count("web") != 2 {
+				t.Errorf("%d starts by its policy", n.count("web"))
+			}
+			n.ended("web", 1)
+			synctest.Wait()
+			set("no")
+			pass(time.Minute)
+			if n.count("web") != 2 || n.view(s, "web").Restart != "" {
+				t.Errorf("%d starts without a policy, %+v", n.count("web"), n.view(s, "web"))
+			}
+			i, _ := n.Inspect(t.Context(), "web")
+			if err := s.SetPolicy(t.Context(), i, "sometimes"); err == nil {
+				t.Error("a policy that there is not is taken")
+			}
+		})
+	})
+}

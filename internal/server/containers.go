@@ -21,6 +21,7 @@ type containers struct {
 	node       string
 	supervisor *restart.Supervisor
 	health     *health.Monitor
+	limited    func(*engine.Info) // is told of one whose limits have changed
 }
 
 // id is the ID of the container that has a name now: what follows acts on that one, or on none. Of a name

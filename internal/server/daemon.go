@@ -521,7 +521,7 @@ func (d *daemon) node() node {
 	n := node{
 		deployments: d.deployments,
 		containers: &containers{engine: d.engine, desk: d.deployments.desk, reads: r, node: d.name,
-			supervisor: d.supervisor, health: d.health},
+			supervisor: d.supervisor, health: d.health, limited: d.deployments.deployer.Runs},
 		volumes: &volumes{d.engine},
 		packs: &packs{learner: learner, catalog: d.catalog, recordings: d.recordings(),
 			mount: d.mounts.backend.Name()},

@@ -8,6 +8,8 @@ import (
 
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
+	"dewpoint/internal/engine/limits"
+	"dewpoint/internal/spec"
 
 	"golang.org/x/sys/unix"
 )
@@ -78,6 +80,42 @@ func (c *containers) Kill(ctx context.Context, name, signal string) error {
 		}
 	}
 	return c.supervisor.Kill(ctx, name, sig)
+}
+
+// Update implements api.Containers.
+func (c *containers) Update(ctx context.Context, name string, u spec.Update) error {
+	if err := u.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", deploy.ErrRequest, err)
+	}
+	i, err := c.engine.Inspect(ctx, name)
+	if err != nil {
+		return err
+	}
+	if u.Restart != nil {
+		if *u.Restart != spec.RestartNo && i.Labels[deploy.LabelRemove] != "" {
+			return fmt.Errorf("%w: update container %s: it is removed when it ends, and does not start again",
+				deploy.ErrRequest, i.Name)
+		}
+		if err := c.supervisor.SetPolicy(ctx, i, *u.Restart); err != nil {
+			return err
+		}
+	}
+	if u.Memory != nil || u.CPUs != nil || u.Pids != nil {
+		err := c.engine.Limit(ctx, i.ID(), func(l *limits.Limits) {
+			r := spec.Request{Memory: l.Memory, CPUs: l.CPUs, Options: spec.Options{PidsLimit: l.Pids}}
+			u.In(&r)
+			*l = limits.Limits{Memory: r.Memory, CPUs: r.CPUs, Pids: r.PidsLimit}
+		})
+		if err != nil {
+			return err
+		}
+		c.limited(i)
+	}
+	if asked, _ := c.desk.Of(i.Labels); asked != nil {
+		u.In(asked)
+		return c.engine.Relabel(ctx, i.ID(), map[string]string{deploy.LabelRequest: deploy.Asked(*asked)})
+	}
+	return nil
 }
 
 // Remove implements api.Containers.

@@ -33,6 +33,7 @@ type Options struct {
 	NoNewPrivileges bool     `json:",omitempty"`
 	Init            bool     `json:",omitempty"` // the node's init is the first process
 	PullPolicy      string   `json:",omitempty"` // always, missing, never; "" is missing
+	PidsLimit       int64    `json:",omitempty"` // processes and threads; 0 is unlimited
 }
 
 // Tmpfs is a file system in memory.
@@ -79,6 +80,8 @@ func (o *Options) validate(host bool) error {
 		return fmt.Errorf("--hostname %q: want at most 63 letters, digits, dots and hyphens", o.Hostname)
 	case o.ShmSize < 0:
 		return fmt.Errorf("--shm-size %d is below zero", o.ShmSize)
+	case o.PidsLimit < 0:
+		return fmt.Errorf("--pids-limit %d is below zero", o.PidsLimit)
 	}
 	if err := o.validateNames(); err != nil {
 		return err

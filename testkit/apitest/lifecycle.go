@@ -116,6 +116,25 @@ func (n *Node) Restart(ctx context.Context, name string, timeout time.Duration) 
 	return errors.Join(n.Stop(ctx, name, timeout), n.Start(ctx, name), after)
 }
 
+// Update implements api.Containers.
+func (n *Node) Update(_ context.Context, name string, u spec.Update) error {
+	now, after := n.fault("Update")
+	if now != nil {
+		return now
+	}
+	if err := u.Validate(); err != nil {
+		return api.New(api.BadRequest, err.Error())
+	}
+	defer n.lock()()
+	c, err := n.find(name)
+	if err != nil {
+		return err
+	}
+	u.In(&c.req)
+	c.Container.Restart = c.req.Restart
+	return after
+}
+
 // Kill implements api.Containers. Signals but KILL and TERM do nothing to what runs here.
 func (n *Node) Kill(_ context.Context, name, signal string) error {
 	now, after := n.fault("Kill")

@@ -205,6 +205,7 @@ type Spec struct {
 	NoNewPrivileges bool              `protobuf:"varint,56,opt,name=no_new_privileges,json=noNewPrivileges,proto3" json:"no_new_privileges,omitempty"`
 	Init            bool              `protobuf:"varint,57,opt,name=init,proto3" json:"init,omitempty"`                              // the node's init is the first process
 	PullPolicy      string            `protobuf:"bytes,58,opt,name=pull_policy,json=pullPolicy,proto3" json:"pull_policy,omitempty"` // always, missing, never
+	PidsLimit       int64             `protobuf:"varint,59,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`   // processes and threads
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -539,6 +540,13 @@ func (x *Spec) GetPullPolicy() string {
 		return x.PullPolicy
 	}
 	return ""
+}
+
+func (x *Spec) GetPidsLimit() int64 {
+	if x != nil {
+		return x.PidsLimit
+	}
+	return 0
 }
 
 // Health is a check as Docker's HEALTHCHECK has it. What is not set is the image's, then the default.
@@ -3929,6 +3937,119 @@ func (*KillResponse) Descriptor() ([]byte, []int) {
 	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
+// UpdateRequest leaves as it is what is not set. A limit of 0 is none.
+type UpdateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Memory        *int64                 `protobuf:"varint,2,opt,name=memory,proto3,oneof" json:"memory,omitempty"` // bytes
+	Cpus          *float64               `protobuf:"fixed64,3,opt,name=cpus,proto3,oneof" json:"cpus,omitempty"`
+	PidsLimit     *int64                 `protobuf:"varint,4,opt,name=pids_limit,json=pidsLimit,proto3,oneof" json:"pids_limit,omitempty"`
+	Restart       *string                `protobuf:"bytes,5,opt,name=restart,proto3,oneof" json:"restart,omitempty"` // no, on-failure[:N], always, unless-stopped
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateRequest) Reset() {
+	*x = UpdateRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateRequest) ProtoMessage() {}
+
+func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateRequest.ProtoReflect.Descriptor instead.
+func (*UpdateRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *UpdateRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *UpdateRequest) GetMemory() int64 {
+	if x != nil && x.Memory != nil {
+		return *x.Memory
+	}
+	return 0
+}
+
+func (x *UpdateRequest) GetCpus() float64 {
+	if x != nil && x.Cpus != nil {
+		return *x.Cpus
+	}
+	return 0
+}
+
+func (x *UpdateRequest) GetPidsLimit() int64 {
+	if x != nil && x.PidsLimit != nil {
+		return *x.PidsLimit
+	}
+	return 0
+}
+
+func (x *UpdateRequest) GetRestart() string {
+	if x != nil && x.Restart != nil {
+		return *x.Restart
+	}
+	return ""
+}
+
+type UpdateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateResponse) Reset() {
+	*x = UpdateResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateResponse) ProtoMessage() {}
+
+func (x *UpdateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateResponse.ProtoReflect.Descriptor instead.
+func (*UpdateResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
+}
+
 type RemoveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3939,7 +4060,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3951,7 +4072,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3964,7 +4085,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RemoveRequest) GetName() string {
@@ -3989,7 +4110,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4001,7 +4122,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4014,7 +4135,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 type WaitRequest struct {
@@ -4026,7 +4147,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4038,7 +4159,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4051,7 +4172,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *WaitRequest) GetName() string {
@@ -4070,7 +4191,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4082,7 +4203,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4095,7 +4216,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WaitResponse) GetStatus() int32 {
@@ -4113,7 +4234,7 @@ type ImagesRequest struct {
 
 func (x *ImagesRequest) Reset() {
 	*x = ImagesRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4125,7 +4246,7 @@ func (x *ImagesRequest) String() string {
 func (*ImagesRequest) ProtoMessage() {}
 
 func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4138,7 +4259,7 @@ func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesRequest.ProtoReflect.Descriptor instead.
 func (*ImagesRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 type ImagesResponse struct {
@@ -4150,7 +4271,7 @@ type ImagesResponse struct {
 
 func (x *ImagesResponse) Reset() {
 	*x = ImagesResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4162,7 +4283,7 @@ func (x *ImagesResponse) String() string {
 func (*ImagesResponse) ProtoMessage() {}
 
 func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4175,7 +4296,7 @@ func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesResponse.ProtoReflect.Descriptor instead.
 func (*ImagesResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ImagesResponse) GetImages() []*Image {
@@ -4199,7 +4320,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4211,7 +4332,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4224,7 +4345,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Image) GetName() string {
@@ -4282,7 +4403,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4415,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4428,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Layer) GetDigest() string {
@@ -4354,7 +4475,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4366,7 +4487,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4379,7 +4500,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -4397,7 +4518,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4409,7 +4530,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4422,7 +4543,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 type PruneRequest struct {
@@ -4435,7 +4556,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4447,7 +4568,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4460,7 +4581,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PruneRequest) GetImages() bool {
@@ -4492,7 +4613,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4504,7 +4625,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4517,7 +4638,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PruneResponse) GetImages() []string {
@@ -4577,7 +4698,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4589,7 +4710,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4602,7 +4723,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 type DoctorResponse struct {
@@ -4614,7 +4735,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4626,7 +4747,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4639,7 +4760,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DoctorResponse) GetFindings() []*Finding {
@@ -4661,7 +4782,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4673,7 +4794,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4686,7 +4807,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Finding) GetWhat() string {
@@ -4725,7 +4846,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4737,7 +4858,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4750,7 +4871,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 type VersionResponse struct {
@@ -4768,7 +4889,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4780,7 +4901,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4793,7 +4914,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -4860,7 +4981,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4872,7 +4993,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4885,7 +5006,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -4911,7 +5032,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4923,7 +5044,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4936,7 +5057,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -4968,7 +5089,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4980,7 +5101,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4993,7 +5114,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -5106,7 +5227,7 @@ type ProfileEndRequest struct {
 
 func (x *ProfileEndRequest) Reset() {
 	*x = ProfileEndRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5118,7 +5239,7 @@ func (x *ProfileEndRequest) String() string {
 func (*ProfileEndRequest) ProtoMessage() {}
 
 func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5131,7 +5252,7 @@ func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndRequest.ProtoReflect.Descriptor instead.
 func (*ProfileEndRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ProfileEndRequest) GetName() string {
@@ -5171,7 +5292,7 @@ type ProfileEndResponse struct {
 
 func (x *ProfileEndResponse) Reset() {
 	*x = ProfileEndResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5183,7 +5304,7 @@ func (x *ProfileEndResponse) String() string {
 func (*ProfileEndResponse) ProtoMessage() {}
 
 func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5196,7 +5317,7 @@ func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndResponse.ProtoReflect.Descriptor instead.
 func (*ProfileEndResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ProfileEndResponse) GetProfile() *Profile {
@@ -5222,7 +5343,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5234,7 +5355,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5247,7 +5368,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Profile) GetName() string {
@@ -5318,7 +5439,7 @@ type FileRead struct {
 
 func (x *FileRead) Reset() {
 	*x = FileRead{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5330,7 +5451,7 @@ func (x *FileRead) String() string {
 func (*FileRead) ProtoMessage() {}
 
 func (x *FileRead) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5343,7 +5464,7 @@ func (x *FileRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRead.ProtoReflect.Descriptor instead.
 func (*FileRead) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *FileRead) GetPath() string {
@@ -5383,7 +5504,7 @@ type PackBuildRequest struct {
 
 func (x *PackBuildRequest) Reset() {
 	*x = PackBuildRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5395,7 +5516,7 @@ func (x *PackBuildRequest) String() string {
 func (*PackBuildRequest) ProtoMessage() {}
 
 func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5408,7 +5529,7 @@ func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildRequest.ProtoReflect.Descriptor instead.
 func (*PackBuildRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PackBuildRequest) GetImage() string {
@@ -5427,7 +5548,7 @@ type PackBuildResponse struct {
 
 func (x *PackBuildResponse) Reset() {
 	*x = PackBuildResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5439,7 +5560,7 @@ func (x *PackBuildResponse) String() string {
 func (*PackBuildResponse) ProtoMessage() {}
 
 func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5452,7 +5573,7 @@ func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildResponse.ProtoReflect.Descriptor instead.
 func (*PackBuildResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *PackBuildResponse) GetPack() *Pack {
@@ -5474,7 +5595,7 @@ type PackPushRequest struct {
 
 func (x *PackPushRequest) Reset() {
 	*x = PackPushRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5486,7 +5607,7 @@ func (x *PackPushRequest) String() string {
 func (*PackPushRequest) ProtoMessage() {}
 
 func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5499,7 +5620,7 @@ func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushRequest.ProtoReflect.Descriptor instead.
 func (*PackPushRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PackPushRequest) GetImage() string {
@@ -5537,7 +5658,7 @@ type PackPushResponse struct {
 
 func (x *PackPushResponse) Reset() {
 	*x = PackPushResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5549,7 +5670,7 @@ func (x *PackPushResponse) String() string {
 func (*PackPushResponse) ProtoMessage() {}
 
 func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5562,7 +5683,7 @@ func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushResponse.ProtoReflect.Descriptor instead.
 func (*PackPushResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *PackPushResponse) GetImage() string {
@@ -5609,7 +5730,7 @@ type PackInspectRequest struct {
 
 func (x *PackInspectRequest) Reset() {
 	*x = PackInspectRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5621,7 +5742,7 @@ func (x *PackInspectRequest) String() string {
 func (*PackInspectRequest) ProtoMessage() {}
 
 func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5634,7 +5755,7 @@ func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectRequest.ProtoReflect.Descriptor instead.
 func (*PackInspectRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *PackInspectRequest) GetImage() string {
@@ -5653,7 +5774,7 @@ type PackInspectResponse struct {
 
 func (x *PackInspectResponse) Reset() {
 	*x = PackInspectResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5665,7 +5786,7 @@ func (x *PackInspectResponse) String() string {
 func (*PackInspectResponse) ProtoMessage() {}
 
 func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5678,7 +5799,7 @@ func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectResponse.ProtoReflect.Descriptor instead.
 func (*PackInspectResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *PackInspectResponse) GetPack() *Pack {
@@ -5716,7 +5837,7 @@ type Pack struct {
 
 func (x *Pack) Reset() {
 	*x = Pack{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5728,7 +5849,7 @@ func (x *Pack) String() string {
 func (*Pack) ProtoMessage() {}
 
 func (x *Pack) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5741,7 +5862,7 @@ func (x *Pack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack.ProtoReflect.Descriptor instead.
 func (*Pack) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Pack) GetImage() string {
@@ -5896,7 +6017,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5908,7 +6029,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5921,7 +6042,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CheckpointRequest) GetName() string {
@@ -5961,7 +6082,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5973,7 +6094,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5986,7 +6107,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *CheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -6005,7 +6126,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6017,7 +6138,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6030,7 +6151,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListCheckpointsRequest) GetImage() string {
@@ -6049,7 +6170,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6061,7 +6182,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6074,7 +6195,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -6093,7 +6214,7 @@ type RemoveCheckpointRequest struct {
 
 func (x *RemoveCheckpointRequest) Reset() {
 	*x = RemoveCheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6105,7 +6226,7 @@ func (x *RemoveCheckpointRequest) String() string {
 func (*RemoveCheckpointRequest) ProtoMessage() {}
 
 func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6118,7 +6239,7 @@ func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RemoveCheckpointRequest) GetId() string {
@@ -6136,7 +6257,7 @@ type RemoveCheckpointResponse struct {
 
 func (x *RemoveCheckpointResponse) Reset() {
 	*x = RemoveCheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6148,7 +6269,7 @@ func (x *RemoveCheckpointResponse) String() string {
 func (*RemoveCheckpointResponse) ProtoMessage() {}
 
 func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6161,7 +6282,7 @@ func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 type Checkpoint struct {
@@ -6190,7 +6311,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6202,7 +6323,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6215,7 +6336,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Checkpoint) GetId() string {
@@ -6352,7 +6473,7 @@ type PoPStatusRequest struct {
 
 func (x *PoPStatusRequest) Reset() {
 	*x = PoPStatusRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6364,7 +6485,7 @@ func (x *PoPStatusRequest) String() string {
 func (*PoPStatusRequest) ProtoMessage() {}
 
 func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6377,7 +6498,7 @@ func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusRequest.ProtoReflect.Descriptor instead.
 func (*PoPStatusRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 type PoPStatusResponse struct {
@@ -6389,7 +6510,7 @@ type PoPStatusResponse struct {
 
 func (x *PoPStatusResponse) Reset() {
 	*x = PoPStatusResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6401,7 +6522,7 @@ func (x *PoPStatusResponse) String() string {
 func (*PoPStatusResponse) ProtoMessage() {}
 
 func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6414,7 +6535,7 @@ func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusResponse.ProtoReflect.Descriptor instead.
 func (*PoPStatusResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *PoPStatusResponse) GetPop() *PoP {
@@ -6438,7 +6559,7 @@ type PoP struct {
 
 func (x *PoP) Reset() {
 	*x = PoP{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6450,7 +6571,7 @@ func (x *PoP) String() string {
 func (*PoP) ProtoMessage() {}
 
 func (x *PoP) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6463,7 +6584,7 @@ func (x *PoP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP.ProtoReflect.Descriptor instead.
 func (*PoP) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *PoP) GetName() string {
@@ -6517,7 +6638,7 @@ type PoPVerifyRequest struct {
 
 func (x *PoPVerifyRequest) Reset() {
 	*x = PoPVerifyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6529,7 +6650,7 @@ func (x *PoPVerifyRequest) String() string {
 func (*PoPVerifyRequest) ProtoMessage() {}
 
 func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6542,7 +6663,7 @@ func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyRequest.ProtoReflect.Descriptor instead.
 func (*PoPVerifyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *PoPVerifyRequest) GetLayers() []string {
@@ -6565,7 +6686,7 @@ type PoPVerifyResponse struct {
 
 func (x *PoPVerifyResponse) Reset() {
 	*x = PoPVerifyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6577,7 +6698,7 @@ func (x *PoPVerifyResponse) String() string {
 func (*PoPVerifyResponse) ProtoMessage() {}
 
 func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6590,7 +6711,7 @@ func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyResponse.ProtoReflect.Descriptor instead.
 func (*PoPVerifyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *PoPVerifyResponse) GetDiffId() string {
@@ -6637,7 +6758,7 @@ type PoPForgetRequest struct {
 
 func (x *PoPForgetRequest) Reset() {
 	*x = PoPForgetRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6649,7 +6770,7 @@ func (x *PoPForgetRequest) String() string {
 func (*PoPForgetRequest) ProtoMessage() {}
 
 func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6662,7 +6783,7 @@ func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetRequest.ProtoReflect.Descriptor instead.
 func (*PoPForgetRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *PoPForgetRequest) GetNode() string {
@@ -6680,7 +6801,7 @@ type PoPForgetResponse struct {
 
 func (x *PoPForgetResponse) Reset() {
 	*x = PoPForgetResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6692,7 +6813,7 @@ func (x *PoPForgetResponse) String() string {
 func (*PoPForgetResponse) ProtoMessage() {}
 
 func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6705,7 +6826,7 @@ func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetResponse.ProtoReflect.Descriptor instead.
 func (*PoPForgetResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 type ExecRequest_Start struct {
@@ -6724,7 +6845,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6736,7 +6857,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6816,7 +6937,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6828,7 +6949,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6858,7 +6979,7 @@ type Pack_Parts struct {
 
 func (x *Pack_Parts) Reset() {
 	*x = Pack_Parts{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6870,7 +6991,7 @@ func (x *Pack_Parts) String() string {
 func (*Pack_Parts) ProtoMessage() {}
 
 func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6883,7 +7004,7 @@ func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack_Parts.ProtoReflect.Descriptor instead.
 func (*Pack_Parts) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{86, 0}
 }
 
 func (x *Pack_Parts) GetHeader() int64 {
@@ -6940,7 +7061,7 @@ type PoP_Quota struct {
 
 func (x *PoP_Quota) Reset() {
 	*x = PoP_Quota{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6952,7 +7073,7 @@ func (x *PoP_Quota) String() string {
 func (*PoP_Quota) ProtoMessage() {}
 
 func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6965,7 +7086,7 @@ func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Quota.ProtoReflect.Descriptor instead.
 func (*PoP_Quota) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 0}
 }
 
 func (x *PoP_Quota) GetPrefix() string {
@@ -7007,7 +7128,7 @@ type PoP_Store struct {
 
 func (x *PoP_Store) Reset() {
 	*x = PoP_Store{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7019,7 +7140,7 @@ func (x *PoP_Store) String() string {
 func (*PoP_Store) ProtoMessage() {}
 
 func (x *PoP_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7032,7 +7153,7 @@ func (x *PoP_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Store.ProtoReflect.Descriptor instead.
 func (*PoP_Store) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 1}
 }
 
 func (x *PoP_Store) GetPath() string {
@@ -7116,7 +7237,7 @@ type PoP_Coordinator struct {
 
 func (x *PoP_Coordinator) Reset() {
 	*x = PoP_Coordinator{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7128,7 +7249,7 @@ func (x *PoP_Coordinator) String() string {
 func (*PoP_Coordinator) ProtoMessage() {}
 
 func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7141,7 +7262,7 @@ func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Coordinator.ProtoReflect.Descriptor instead.
 func (*PoP_Coordinator) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 2}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 2}
 }
 
 func (x *PoP_Coordinator) GetKind() string {
@@ -7175,7 +7296,7 @@ type PoP_Hits struct {
 
 func (x *PoP_Hits) Reset() {
 	*x = PoP_Hits{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7187,7 +7308,7 @@ func (x *PoP_Hits) String() string {
 func (*PoP_Hits) ProtoMessage() {}
 
 func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7200,7 +7321,7 @@ func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Hits.ProtoReflect.Descriptor instead.
 func (*PoP_Hits) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 3}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 3}
 }
 
 func (x *PoP_Hits) GetLayers() int64 {
@@ -7228,7 +7349,7 @@ type PoP_Fetch struct {
 
 func (x *PoP_Fetch) Reset() {
 	*x = PoP_Fetch{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7240,7 +7361,7 @@ func (x *PoP_Fetch) String() string {
 func (*PoP_Fetch) ProtoMessage() {}
 
 func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7253,7 +7374,7 @@ func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Fetch.ProtoReflect.Descriptor instead.
 func (*PoP_Fetch) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 4}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 4}
 }
 
 func (x *PoP_Fetch) GetLayer() string {
@@ -7294,7 +7415,7 @@ type PoP_Node struct {
 
 func (x *PoP_Node) Reset() {
 	*x = PoP_Node{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7306,7 +7427,7 @@ func (x *PoP_Node) String() string {
 func (*PoP_Node) ProtoMessage() {}
 
 func (x *PoP_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7319,7 +7440,7 @@ func (x *PoP_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Node.ProtoReflect.Descriptor instead.
 func (*PoP_Node) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 5}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 5}
 }
 
 func (x *PoP_Node) GetName() string {
@@ -7399,7 +7520,7 @@ type PoP_Layer struct {
 
 func (x *PoP_Layer) Reset() {
 	*x = PoP_Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7411,7 +7532,7 @@ func (x *PoP_Layer) String() string {
 func (*PoP_Layer) ProtoMessage() {}
 
 func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7424,7 +7545,7 @@ func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Layer.ProtoReflect.Descriptor instead.
 func (*PoP_Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94, 6}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 6}
 }
 
 func (x *PoP_Layer) GetDiffId() string {
@@ -7478,7 +7599,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xa8\v\n" +
+	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xc7\v\n" +
 	"\x04Spec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1e\n" +
@@ -7534,7 +7655,9 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x11no_new_privileges\x188 \x01(\bR\x0fnoNewPrivileges\x12\x12\n" +
 	"\x04init\x189 \x01(\bR\x04init\x12\x1f\n" +
 	"\vpull_policy\x18: \x01(\tR\n" +
-	"pullPolicy\x1a9\n" +
+	"pullPolicy\x12\x1d\n" +
+	"\n" +
+	"pids_limit\x18; \x01(\x03R\tpidsLimit\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
@@ -7798,7 +7921,20 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\vKillRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\tR\x06signal\"\x0e\n" +
-	"\fKillResponse\"9\n" +
+	"\fKillResponse\"\xcb\x01\n" +
+	"\rUpdateRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
+	"\x06memory\x18\x02 \x01(\x03H\x00R\x06memory\x88\x01\x01\x12\x17\n" +
+	"\x04cpus\x18\x03 \x01(\x01H\x01R\x04cpus\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"pids_limit\x18\x04 \x01(\x03H\x02R\tpidsLimit\x88\x01\x01\x12\x1d\n" +
+	"\arestart\x18\x05 \x01(\tH\x03R\arestart\x88\x01\x01B\t\n" +
+	"\a_memoryB\a\n" +
+	"\x05_cpusB\r\n" +
+	"\v_pids_limitB\n" +
+	"\n" +
+	"\b_restart\"\x10\n" +
+	"\x0eUpdateResponse\"9\n" +
 	"\rRemoveRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"\x10\n" +
@@ -8052,7 +8188,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"&\n" +
 	"\x10PoPForgetRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\x13\n" +
-	"\x11PoPForgetResponse2\xe4\x14\n" +
+	"\x11PoPForgetResponse2\xa7\x15\n" +
 	"\x04Node\x12C\n" +
 	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse0\x01\x12O\n" +
 	"\n" +
@@ -8069,6 +8205,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05Start\x12\x19.dewpoint.v1.StartRequest\x1a\x1a.dewpoint.v1.StartResponse\x12D\n" +
 	"\aRestart\x12\x1b.dewpoint.v1.RestartRequest\x1a\x1c.dewpoint.v1.RestartResponse\x12;\n" +
 	"\x04Kill\x12\x18.dewpoint.v1.KillRequest\x1a\x19.dewpoint.v1.KillResponse\x12A\n" +
+	"\x06Update\x12\x1a.dewpoint.v1.UpdateRequest\x1a\x1b.dewpoint.v1.UpdateResponse\x12A\n" +
 	"\x06Remove\x12\x1a.dewpoint.v1.RemoveRequest\x1a\x1b.dewpoint.v1.RemoveResponse\x12;\n" +
 	"\x04Wait\x12\x18.dewpoint.v1.WaitRequest\x1a\x19.dewpoint.v1.WaitResponse\x12F\n" +
 	"\x06Images\x12\x1a.dewpoint.v1.ImagesRequest\x1a\x1b.dewpoint.v1.ImagesResponse\"\x03\x90\x02\x01\x12P\n" +
@@ -8107,7 +8244,7 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 113)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Output_Stream)(0),               // 0: dewpoint.v1.Output.Stream
 	(*Error)(nil),                    // 1: dewpoint.v1.Error
@@ -8164,86 +8301,88 @@ var file_dewpoint_v1_node_proto_goTypes = []any{
 	(*RestartResponse)(nil),          // 52: dewpoint.v1.RestartResponse
 	(*KillRequest)(nil),              // 53: dewpoint.v1.KillRequest
 	(*KillResponse)(nil),             // 54: dewpoint.v1.KillResponse
-	(*RemoveRequest)(nil),            // 55: dewpoint.v1.RemoveRequest
-	(*RemoveResponse)(nil),           // 56: dewpoint.v1.RemoveResponse
-	(*WaitRequest)(nil),              // 57: dewpoint.v1.WaitRequest
-	(*WaitResponse)(nil),             // 58: dewpoint.v1.WaitResponse
-	(*ImagesRequest)(nil),            // 59: dewpoint.v1.ImagesRequest
-	(*ImagesResponse)(nil),           // 60: dewpoint.v1.ImagesResponse
-	(*Image)(nil),                    // 61: dewpoint.v1.Image
-	(*Layer)(nil),                    // 62: dewpoint.v1.Layer
-	(*RemoveImageRequest)(nil),       // 63: dewpoint.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),      // 64: dewpoint.v1.RemoveImageResponse
-	(*PruneRequest)(nil),             // 65: dewpoint.v1.PruneRequest
-	(*PruneResponse)(nil),            // 66: dewpoint.v1.PruneResponse
-	(*DoctorRequest)(nil),            // 67: dewpoint.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 68: dewpoint.v1.DoctorResponse
-	(*Finding)(nil),                  // 69: dewpoint.v1.Finding
-	(*VersionRequest)(nil),           // 70: dewpoint.v1.VersionRequest
-	(*VersionResponse)(nil),          // 71: dewpoint.v1.VersionResponse
-	(*EventsRequest)(nil),            // 72: dewpoint.v1.EventsRequest
-	(*EventsResponse)(nil),           // 73: dewpoint.v1.EventsResponse
-	(*Event)(nil),                    // 74: dewpoint.v1.Event
-	(*ProfileEndRequest)(nil),        // 75: dewpoint.v1.ProfileEndRequest
-	(*ProfileEndResponse)(nil),       // 76: dewpoint.v1.ProfileEndResponse
-	(*Profile)(nil),                  // 77: dewpoint.v1.Profile
-	(*FileRead)(nil),                 // 78: dewpoint.v1.FileRead
-	(*PackBuildRequest)(nil),         // 79: dewpoint.v1.PackBuildRequest
-	(*PackBuildResponse)(nil),        // 80: dewpoint.v1.PackBuildResponse
-	(*PackPushRequest)(nil),          // 81: dewpoint.v1.PackPushRequest
-	(*PackPushResponse)(nil),         // 82: dewpoint.v1.PackPushResponse
-	(*PackInspectRequest)(nil),       // 83: dewpoint.v1.PackInspectRequest
-	(*PackInspectResponse)(nil),      // 84: dewpoint.v1.PackInspectResponse
-	(*Pack)(nil),                     // 85: dewpoint.v1.Pack
-	(*CheckpointRequest)(nil),        // 86: dewpoint.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 87: dewpoint.v1.CheckpointResponse
-	(*ListCheckpointsRequest)(nil),   // 88: dewpoint.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),  // 89: dewpoint.v1.ListCheckpointsResponse
-	(*RemoveCheckpointRequest)(nil),  // 90: dewpoint.v1.RemoveCheckpointRequest
-	(*RemoveCheckpointResponse)(nil), // 91: dewpoint.v1.RemoveCheckpointResponse
-	(*Checkpoint)(nil),               // 92: dewpoint.v1.Checkpoint
-	(*PoPStatusRequest)(nil),         // 93: dewpoint.v1.PoPStatusRequest
-	(*PoPStatusResponse)(nil),        // 94: dewpoint.v1.PoPStatusResponse
-	(*PoP)(nil),                      // 95: dewpoint.v1.PoP
-	(*PoPVerifyRequest)(nil),         // 96: dewpoint.v1.PoPVerifyRequest
-	(*PoPVerifyResponse)(nil),        // 97: dewpoint.v1.PoPVerifyResponse
-	(*PoPForgetRequest)(nil),         // 98: dewpoint.v1.PoPForgetRequest
-	(*PoPForgetResponse)(nil),        // 99: dewpoint.v1.PoPForgetResponse
-	nil,                              // 100: dewpoint.v1.Spec.LabelsEntry
-	nil,                              // 101: dewpoint.v1.Spec.SysctlsEntry
-	nil,                              // 102: dewpoint.v1.Record.StagesEntry
-	nil,                              // 103: dewpoint.v1.Span.AttributesEntry
-	(*ExecRequest_Start)(nil),        // 104: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil),   // 105: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),               // 106: dewpoint.v1.Pack.Parts
-	(*PoP_Quota)(nil),                // 107: dewpoint.v1.PoP.Quota
-	(*PoP_Store)(nil),                // 108: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),          // 109: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),                 // 110: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),                // 111: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),                 // 112: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),                // 113: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),      // 114: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 115: google.protobuf.Timestamp
+	(*UpdateRequest)(nil),            // 55: dewpoint.v1.UpdateRequest
+	(*UpdateResponse)(nil),           // 56: dewpoint.v1.UpdateResponse
+	(*RemoveRequest)(nil),            // 57: dewpoint.v1.RemoveRequest
+	(*RemoveResponse)(nil),           // 58: dewpoint.v1.RemoveResponse
+	(*WaitRequest)(nil),              // 59: dewpoint.v1.WaitRequest
+	(*WaitResponse)(nil),             // 60: dewpoint.v1.WaitResponse
+	(*ImagesRequest)(nil),            // 61: dewpoint.v1.ImagesRequest
+	(*ImagesResponse)(nil),           // 62: dewpoint.v1.ImagesResponse
+	(*Image)(nil),                    // 63: dewpoint.v1.Image
+	(*Layer)(nil),                    // 64: dewpoint.v1.Layer
+	(*RemoveImageRequest)(nil),       // 65: dewpoint.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),      // 66: dewpoint.v1.RemoveImageResponse
+	(*PruneRequest)(nil),             // 67: dewpoint.v1.PruneRequest
+	(*PruneResponse)(nil),            // 68: dewpoint.v1.PruneResponse
+	(*DoctorRequest)(nil),            // 69: dewpoint.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 70: dewpoint.v1.DoctorResponse
+	(*Finding)(nil),                  // 71: dewpoint.v1.Finding
+	(*VersionRequest)(nil),           // 72: dewpoint.v1.VersionRequest
+	(*VersionResponse)(nil),          // 73: dewpoint.v1.VersionResponse
+	(*EventsRequest)(nil),            // 74: dewpoint.v1.EventsRequest
+	(*EventsResponse)(nil),           // 75: dewpoint.v1.EventsResponse
+	(*Event)(nil),                    // 76: dewpoint.v1.Event
+	(*ProfileEndRequest)(nil),        // 77: dewpoint.v1.ProfileEndRequest
+	(*ProfileEndResponse)(nil),       // 78: dewpoint.v1.ProfileEndResponse
+	(*Profile)(nil),                  // 79: dewpoint.v1.Profile
+	(*FileRead)(nil),                 // 80: dewpoint.v1.FileRead
+	(*PackBuildRequest)(nil),         // 81: dewpoint.v1.PackBuildRequest
+	(*PackBuildResponse)(nil),        // 82: dewpoint.v1.PackBuildResponse
+	(*PackPushRequest)(nil),          // 83: dewpoint.v1.PackPushRequest
+	(*PackPushResponse)(nil),         // 84: dewpoint.v1.PackPushResponse
+	(*PackInspectRequest)(nil),       // 85: dewpoint.v1.PackInspectRequest
+	(*PackInspectResponse)(nil),      // 86: dewpoint.v1.PackInspectResponse
+	(*Pack)(nil),                     // 87: dewpoint.v1.Pack
+	(*CheckpointRequest)(nil),        // 88: dewpoint.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 89: dewpoint.v1.CheckpointResponse
+	(*ListCheckpointsRequest)(nil),   // 90: dewpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),  // 91: dewpoint.v1.ListCheckpointsResponse
+	(*RemoveCheckpointRequest)(nil),  // 92: dewpoint.v1.RemoveCheckpointRequest
+	(*RemoveCheckpointResponse)(nil), // 93: dewpoint.v1.RemoveCheckpointResponse
+	(*Checkpoint)(nil),               // 94: dewpoint.v1.Checkpoint
+	(*PoPStatusRequest)(nil),         // 95: dewpoint.v1.PoPStatusRequest
+	(*PoPStatusResponse)(nil),        // 96: dewpoint.v1.PoPStatusResponse
+	(*PoP)(nil),                      // 97: dewpoint.v1.PoP
+	(*PoPVerifyRequest)(nil),         // 98: dewpoint.v1.PoPVerifyRequest
+	(*PoPVerifyResponse)(nil),        // 99: dewpoint.v1.PoPVerifyResponse
+	(*PoPForgetRequest)(nil),         // 100: dewpoint.v1.PoPForgetRequest
+	(*PoPForgetResponse)(nil),        // 101: dewpoint.v1.PoPForgetResponse
+	nil,                              // 102: dewpoint.v1.Spec.LabelsEntry
+	nil,                              // 103: dewpoint.v1.Spec.SysctlsEntry
+	nil,                              // 104: dewpoint.v1.Record.StagesEntry
+	nil,                              // 105: dewpoint.v1.Span.AttributesEntry
+	(*ExecRequest_Start)(nil),        // 106: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil),   // 107: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),               // 108: dewpoint.v1.Pack.Parts
+	(*PoP_Quota)(nil),                // 109: dewpoint.v1.PoP.Quota
+	(*PoP_Store)(nil),                // 110: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),          // 111: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                 // 112: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                // 113: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                 // 114: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                // 115: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),      // 116: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 117: google.protobuf.Timestamp
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	7,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
 	8,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	114, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
-	100, // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
+	116, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	102, // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
 	3,   // 4: dewpoint.v1.Spec.health:type_name -> dewpoint.v1.Health
 	4,   // 5: dewpoint.v1.Spec.tmpfs:type_name -> dewpoint.v1.Tmpfs
 	5,   // 6: dewpoint.v1.Spec.ulimits:type_name -> dewpoint.v1.Ulimit
-	101, // 7: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
+	103, // 7: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
 	6,   // 8: dewpoint.v1.Spec.devices:type_name -> dewpoint.v1.Device
-	114, // 9: dewpoint.v1.Health.interval:type_name -> google.protobuf.Duration
-	114, // 10: dewpoint.v1.Health.timeout:type_name -> google.protobuf.Duration
-	114, // 11: dewpoint.v1.Health.start_period:type_name -> google.protobuf.Duration
-	114, // 12: dewpoint.v1.Health.start_interval:type_name -> google.protobuf.Duration
-	115, // 13: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
+	116, // 9: dewpoint.v1.Health.interval:type_name -> google.protobuf.Duration
+	116, // 10: dewpoint.v1.Health.timeout:type_name -> google.protobuf.Duration
+	116, // 11: dewpoint.v1.Health.start_period:type_name -> google.protobuf.Duration
+	116, // 12: dewpoint.v1.Health.start_interval:type_name -> google.protobuf.Duration
+	117, // 13: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
 	9,   // 14: dewpoint.v1.ListVolumesResponse.volumes:type_name -> dewpoint.v1.VolumeInfo
 	2,   // 15: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
-	114, // 16: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
+	116, // 16: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
 	26,  // 17: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
 	27,  // 18: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
 	29,  // 19: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
@@ -8251,72 +8390,72 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	34,  // 21: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
 	20,  // 22: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
 	2,   // 23: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
-	114, // 24: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
+	116, // 24: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
 	20,  // 25: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
 	26,  // 26: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
 	27,  // 27: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
 	29,  // 28: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
 	1,   // 29: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
-	115, // 30: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
-	115, // 31: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
+	117, // 30: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
+	117, // 31: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
 	29,  // 32: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
 	1,   // 33: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
 	20,  // 34: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
 	20,  // 35: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
 	28,  // 36: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	102, // 37: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	104, // 37: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
 	31,  // 38: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
 	32,  // 39: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
 	30,  // 40: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
-	103, // 41: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
+	105, // 41: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
 	0,   // 42: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
 	26,  // 43: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
 	27,  // 44: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
 	29,  // 45: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
 	39,  // 46: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
 	7,   // 47: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	115, // 48: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
-	115, // 49: dewpoint.v1.Container.next_start:type_name -> google.protobuf.Timestamp
+	117, // 48: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	117, // 49: dewpoint.v1.Container.next_start:type_name -> google.protobuf.Timestamp
 	39,  // 50: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
 	2,   // 51: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
 	29,  // 52: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
 	33,  // 53: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	104, // 54: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	105, // 55: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	106, // 54: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	107, // 55: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
 	45,  // 56: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
 	33,  // 57: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
 	34,  // 58: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	114, // 59: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
-	114, // 60: dewpoint.v1.RestartRequest.timeout:type_name -> google.protobuf.Duration
-	61,  // 61: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	115, // 62: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
-	62,  // 63: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
-	69,  // 64: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
-	74,  // 65: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	115, // 66: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	116, // 59: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	116, // 60: dewpoint.v1.RestartRequest.timeout:type_name -> google.protobuf.Duration
+	63,  // 61: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
+	117, // 62: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	64,  // 63: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
+	71,  // 64: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
+	76,  // 65: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
+	117, // 66: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
 	29,  // 67: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
-	77,  // 68: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
-	78,  // 69: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
-	85,  // 70: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
-	85,  // 71: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	106, // 72: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	115, // 73: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
-	78,  // 74: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
-	92,  // 75: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
-	92,  // 76: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
-	115, // 77: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
-	95,  // 78: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	108, // 79: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	109, // 80: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	112, // 81: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	113, // 82: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	79,  // 68: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
+	80,  // 69: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
+	87,  // 70: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
+	87,  // 71: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
+	108, // 72: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	117, // 73: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	80,  // 74: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
+	94,  // 75: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
+	94,  // 76: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
+	117, // 77: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	97,  // 78: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
+	110, // 79: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	111, // 80: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	114, // 81: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	115, // 82: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
 	45,  // 83: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	107, // 84: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
-	110, // 85: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	110, // 86: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	110, // 87: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	110, // 88: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	111, // 89: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	109, // 84: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
+	112, // 85: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	112, // 86: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	112, // 87: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	112, // 88: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	113, // 89: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
 	16,  // 90: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
 	18,  // 91: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
 	21,  // 92: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
@@ -8331,64 +8470,66 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	49,  // 101: dewpoint.v1.Node.Start:input_type -> dewpoint.v1.StartRequest
 	51,  // 102: dewpoint.v1.Node.Restart:input_type -> dewpoint.v1.RestartRequest
 	53,  // 103: dewpoint.v1.Node.Kill:input_type -> dewpoint.v1.KillRequest
-	55,  // 104: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	57,  // 105: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	59,  // 106: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	63,  // 107: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	65,  // 108: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	10,  // 109: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
-	12,  // 110: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
-	14,  // 111: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
-	75,  // 112: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	79,  // 113: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	81,  // 114: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	83,  // 115: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	86,  // 116: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	88,  // 117: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	90,  // 118: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	93,  // 119: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	96,  // 120: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	98,  // 121: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	67,  // 122: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	70,  // 123: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	72,  // 124: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	17,  // 125: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	19,  // 126: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
-	22,  // 127: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
-	17,  // 128: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
-	25,  // 129: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
-	36,  // 130: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	38,  // 131: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	41,  // 132: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
-	43,  // 133: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	46,  // 134: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	48,  // 135: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	50,  // 136: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
-	52,  // 137: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
-	54,  // 138: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
-	56,  // 139: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	58,  // 140: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	60,  // 141: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	64,  // 142: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	66,  // 143: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	11,  // 144: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
-	13,  // 145: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
-	15,  // 146: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
-	76,  // 147: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	80,  // 148: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	82,  // 149: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	84,  // 150: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	87,  // 151: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	89,  // 152: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	91,  // 153: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	94,  // 154: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	97,  // 155: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	99,  // 156: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	68,  // 157: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	71,  // 158: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	73,  // 159: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	125, // [125:160] is the sub-list for method output_type
-	90,  // [90:125] is the sub-list for method input_type
+	55,  // 104: dewpoint.v1.Node.Update:input_type -> dewpoint.v1.UpdateRequest
+	57,  // 105: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	59,  // 106: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	61,  // 107: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	65,  // 108: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	67,  // 109: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	10,  // 110: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
+	12,  // 111: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
+	14,  // 112: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
+	77,  // 113: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	81,  // 114: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	83,  // 115: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	85,  // 116: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	88,  // 117: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	90,  // 118: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	92,  // 119: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	95,  // 120: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	98,  // 121: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	100, // 122: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	69,  // 123: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	72,  // 124: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	74,  // 125: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	17,  // 126: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	19,  // 127: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	22,  // 128: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	17,  // 129: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	25,  // 130: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	36,  // 131: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	38,  // 132: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	41,  // 133: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	43,  // 134: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	46,  // 135: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	48,  // 136: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	50,  // 137: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
+	52,  // 138: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
+	54,  // 139: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
+	56,  // 140: dewpoint.v1.Node.Update:output_type -> dewpoint.v1.UpdateResponse
+	58,  // 141: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	60,  // 142: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	62,  // 143: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	66,  // 144: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	68,  // 145: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	11,  // 146: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
+	13,  // 147: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
+	15,  // 148: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
+	78,  // 149: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	82,  // 150: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	84,  // 151: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	86,  // 152: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	89,  // 153: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	91,  // 154: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	93,  // 155: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	96,  // 156: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	99,  // 157: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	101, // 158: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	70,  // 159: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	73,  // 160: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	75,  // 161: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	126, // [126:162] is the sub-list for method output_type
+	90,  // [90:126] is the sub-list for method input_type
 	90,  // [90:90] is the sub-list for extension type_name
 	90,  // [90:90] is the sub-list for extension extendee
 	0,   // [0:90] is the sub-list for field type_name
@@ -8429,15 +8570,16 @@ func file_dewpoint_v1_node_proto_init() {
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[71].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[54].OneofWrappers = []any{}
 	file_dewpoint_v1_node_proto_msgTypes[73].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[75].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   113,
+			NumMessages:   115,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

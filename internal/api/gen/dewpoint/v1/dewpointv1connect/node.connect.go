@@ -67,6 +67,8 @@ const (
 	NodeRestartProcedure = "/dewpoint.v1.Node/Restart"
 	// NodeKillProcedure is the fully-qualified name of the Node's Kill RPC.
 	NodeKillProcedure = "/dewpoint.v1.Node/Kill"
+	// NodeUpdateProcedure is the fully-qualified name of the Node's Update RPC.
+	NodeUpdateProcedure = "/dewpoint.v1.Node/Update"
 	// NodeRemoveProcedure is the fully-qualified name of the Node's Remove RPC.
 	NodeRemoveProcedure = "/dewpoint.v1.Node/Remove"
 	// NodeWaitProcedure is the fully-qualified name of the Node's Wait RPC.
@@ -146,6 +148,8 @@ type NodeClient interface {
 	Restart(context.Context, *connect.Request[v1.RestartRequest]) (*connect.Response[v1.RestartResponse], error)
 	// Kill sends a signal to a container that runs.
 	Kill(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error)
+	// Update changes a container's limits and policy of restarts, for good, and at once if it runs.
+	Update(context.Context, *connect.Request[v1.UpdateRequest]) (*connect.Response[v1.UpdateResponse], error)
 	Remove(context.Context, *connect.Request[v1.RemoveRequest]) (*connect.Response[v1.RemoveResponse], error)
 	// Wait answers when the container has exited, at once if it has.
 	Wait(context.Context, *connect.Request[v1.WaitRequest]) (*connect.Response[v1.WaitResponse], error)
@@ -279,6 +283,12 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			httpClient,
 			baseURL+NodeKillProcedure,
 			connect.WithSchema(nodeMethods.ByName("Kill")),
+			connect.WithClientOptions(opts...),
+		),
+		update: connect.NewClient[v1.UpdateRequest, v1.UpdateResponse](
+			httpClient,
+			baseURL+NodeUpdateProcedure,
+			connect.WithSchema(nodeMethods.ByName("Update")),
 			connect.WithClientOptions(opts...),
 		),
 		remove: connect.NewClient[v1.RemoveRequest, v1.RemoveResponse](
@@ -432,6 +442,7 @@ type nodeClient struct {
 	start            *connect.Client[v1.StartRequest, v1.StartResponse]
 	restart          *connect.Client[v1.RestartRequest, v1.RestartResponse]
 	kill             *connect.Client[v1.KillRequest, v1.KillResponse]
+	update           *connect.Client[v1.UpdateRequest, v1.UpdateResponse]
 	remove           *connect.Client[v1.RemoveRequest, v1.RemoveResponse]
 	wait             *connect.Client[v1.WaitRequest, v1.WaitResponse]
 	images           *connect.Client[v1.ImagesRequest, v1.ImagesResponse]
@@ -523,6 +534,11 @@ func (c *nodeClient) Restart(ctx context.Context, req *connect.Request[v1.Restar
 // Kill calls dewpoint.v1.Node.Kill.
 func (c *nodeClient) Kill(ctx context.Context, req *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error) {
 	return c.kill.CallUnary(ctx, req)
+}
+
+// Update calls dewpoint.v1.Node.Update.
+func (c *nodeClient) Update(ctx context.Context, req *connect.Request[v1.UpdateRequest]) (*connect.Response[v1.UpdateResponse], error) {
+	return c.update.CallUnary(ctx, req)
 }
 
 // Remove calls dewpoint.v1.Node.Remove.
@@ -665,6 +681,8 @@ type NodeHandler interface {
 	Restart(context.Context, *connect.Request[v1.RestartRequest]) (*connect.Response[v1.RestartResponse], error)
 	// Kill sends a signal to a container that runs.
 	Kill(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error)
+	// Update changes a container's limits and policy of restarts, for good, and at once if it runs.
+	Update(context.Context, *connect.Request[v1.UpdateRequest]) (*connect.Response[v1.UpdateResponse], error)
 	Remove(context.Context, *connect.Request[v1.RemoveRequest]) (*connect.Response[v1.RemoveResponse], error)
 	// Wait answers when the container has exited, at once if it has.
 	Wait(context.Context, *connect.Request[v1.WaitRequest]) (*connect.Response[v1.WaitResponse], error)
@@ -794,6 +812,12 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		NodeKillProcedure,
 		svc.Kill,
 		connect.WithSchema(nodeMethods.ByName("Kill")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeUpdateHandler := connect.NewUnaryHandler(
+		NodeUpdateProcedure,
+		svc.Update,
+		connect.WithSchema(nodeMethods.ByName("Update")),
 		connect.WithHandlerOptions(opts...),
 	)
 	nodeRemoveHandler := connect.NewUnaryHandler(
@@ -958,6 +982,8 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodeRestartHandler.ServeHTTP(w, r)
 		case NodeKillProcedure:
 			nodeKillHandler.ServeHTTP(w, r)
+		case NodeUpdateProcedure:
+			nodeUpdateHandler.ServeHTTP(w, r)
 		case NodeRemoveProcedure:
 			nodeRemoveHandler.ServeHTTP(w, r)
 		case NodeWaitProcedure:
@@ -1063,6 +1089,10 @@ func (UnimplementedNodeHandler) Restart(context.Context, *connect.Request[v1.Res
 
 func (UnimplementedNodeHandler) Kill(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Kill is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Update(context.Context, *connect.Request[v1.UpdateRequest]) (*connect.Response[v1.UpdateResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Update is not implemented"))
 }
 
 func (UnimplementedNodeHandler) Remove(context.Context, *connect.Request[v1.RemoveRequest]) (*connect.Response[v1.RemoveResponse], error) {
