@@ -121,9 +121,13 @@ type deploying struct {
 	stream *connect.ServerStream[pb.DeployResponse] // guarded by mu
 }
 
+// send sends what the feed was told, then m: who is sent output knows of what was reached before it.
 func (d *deploying) send(m *pb.DeployResponse) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.tell(); err != nil {
+		return err
+	}
 	return d.stream.Send(m)
 }
 
@@ -132,7 +136,7 @@ func (d *deploying) run(ctx context.Context) (record spec.Record, err error) {
 	if d.attached != nil {
 		w.Hold, w.Reached = d.attached.hold, d.attached.reached
 	}
-	err = follow(ctx, d.feed, func(ctx context.Context) error {
+	err = pump(ctx, d.feed.wake, func(ctx context.Context) error {
 		return d.h.guard("Deploy", func() (err error) {
 			record, err = d.h.node.Deploy(ctx, d.req, w)
 			return err
@@ -141,21 +145,29 @@ func (d *deploying) run(ctx context.Context) (record spec.Record, err error) {
 	return record, err
 }
 
-func (d *deploying) progress(n news) error {
+func (d *deploying) progress() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.tell()
+}
+
+// tell sends what the feed was told. It is called with mu held.
+func (d *deploying) tell() error {
+	n := d.feed.take()
 	if n.deployment != nil {
 		step := &pb.DeployResponse_Deployment{Deployment: n.deployment}
-		if err := d.send(&pb.DeployResponse{Step: step}); err != nil {
+		if err := d.stream.Send(&pb.DeployResponse{Step: step}); err != nil {
 			return err
 		}
 	}
 	if len(n.layers) > 0 {
 		step := &pb.DeployResponse_Layers{Layers: &pb.Layers{Layers: n.layers}}
-		if err := d.send(&pb.DeployResponse{Step: step}); err != nil {
+		if err := d.stream.Send(&pb.DeployResponse{Step: step}); err != nil {
 			return err
 		}
 	}
 	for _, s := range n.stages {
-		if err := d.send(&pb.DeployResponse{Step: &pb.DeployResponse_Stage{Stage: s}}); err != nil {
+		if err := d.stream.Send(&pb.DeployResponse{Step: &pb.DeployResponse_Stage{Stage: s}}); err != nil {
 			return err
 		}
 	}

@@ -149,7 +149,7 @@ func (h *handler) WatchDeployment(ctx context.Context, req *connect.Request[pb.W
 	d := &deploying{h: h, feed: newFeed(), stream: stream}
 	var record spec.Record
 	w := spec.Watch{Reached: d.feed.reached, Layer: d.feed.layer, Deployment: d.feed.deployment}
-	err := follow(ctx, d.feed, func(ctx context.Context) error {
+	err := pump(ctx, d.feed.wake, func(ctx context.Context) error {
 		return h.guard("WatchDeployment", func() (err error) {
 			record, err = h.node.WatchDeployment(ctx, ref, w)
 			return err

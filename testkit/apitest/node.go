@@ -286,7 +286,12 @@ func (n *Node) deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec
 	}
 	r.Name = c.Name
 	reach(r, w, c.Name, spec.Created)
-	n.processes.Go(func() { n.live(c, w.Hold) })
+	// What it writes comes after it is ready, but where it is ready by what it writes.
+	begin := sync.OnceFunc(func() { n.processes.Go(func() { n.live(c, w.Hold) }) })
+	defer begin()
+	if strings.HasPrefix(req.Ready, "log:") {
+		begin()
+	}
 	if n.restore(c, &r) {
 		reach(r, w, c.Name, spec.Restored)
 	} else {
