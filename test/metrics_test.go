@@ -56,6 +56,7 @@ func TestReadyz(t *testing.T) {
 	if err := unix.Kill(containerd, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = unix.Kill(containerd, unix.SIGCONT) })
 	m.eventually("/readyz is 503", func() bool { return status("/readyz") == http.StatusServiceUnavailable })
 	if got := status("/healthz"); got != http.StatusOK {
 		t.Errorf("/healthz of it is %d", got)

@@ -177,7 +177,9 @@ func (m *overlaid) command(ctx context.Context, script string) *exec.Cmd {
 }
 
 func (m *overlaid) run(script string) (string, error) {
-	out, err := m.command(context.Background(), script).CombinedOutput()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*testkit.Limit)
+	defer cancel()
+	out, err := m.command(ctx, script).CombinedOutput()
 	return string(out), err
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -83,7 +84,8 @@ func ps(ctx context.Context, c *call) error {
 	if err := c.none(); err != nil {
 		return err
 	}
-	all, err := c.client.List(ctx, c.opt.all)
+	ended := slices.ContainsFunc(c.opt.show.Filters, func(f string) bool { return strings.HasPrefix(f, "status=") })
+	all, err := c.client.List(ctx, c.opt.all || ended)
 	if err != nil {
 		return err
 	}

@@ -21,16 +21,19 @@ type limits struct {
 	all map[string]int64 // guarded by mu; bytes by directory
 }
 
-// add takes a container in, unless it has no limit.
+// add takes a container in, or takes it out if it has no limit any more.
 func (l *limits) add(dir string) {
-	if bytes, ok := limitIn(dir); ok {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.all == nil {
-			l.all = map[string]int64{}
-		}
-		l.all[dir] = bytes
+	bytes, ok := limitIn(dir)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !ok {
+		delete(l.all, dir)
+		return
 	}
+	if l.all == nil {
+		l.all = map[string]int64{}
+	}
+	l.all[dir] = bytes
 }
 
 // Owed is how many bytes the containers may yet take, beside what their processes have. Those that

@@ -33,6 +33,14 @@ func TestLimits(t *testing.T) {
 	if n := l.Owed(); n != 700000+400000 || len(l.all) != 3 {
 		t.Errorf("%d bytes of %d", n, len(l.all))
 	}
+	gone := group(map[string]string{"memory.max": "90000\n"})
+	l.add(gone)
+	if err := os.WriteFile(filepath.Join(gone, "memory.max"), []byte("max\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if l.add(gone); len(l.all) != 3 {
+		t.Errorf("a limit that was taken away is kept: %d", len(l.all))
+	}
 	if err := os.RemoveAll(one); err != nil {
 		t.Fatal(err)
 	}

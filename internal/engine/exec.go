@@ -34,6 +34,7 @@ type ExecSpec struct {
 	Stdout     io.Writer
 	Stderr     io.Writer
 	Resize     <-chan WinSize // of the terminal; may be nil
+	Started    func()         // is called once the process runs; may be nil
 }
 
 // WinSize is a terminal's size in characters.
@@ -85,6 +86,9 @@ func (e *execs) exec(ctx context.Context, container string, s ExecSpec) (int, er
 	r, err := e.c.Tasks.Start(ctx, &tasksapi.StartRequest{ContainerID: name, ExecID: id})
 	if err != nil {
 		return 0, program.BadCommand(notRunning(err))
+	}
+	if s.Started != nil {
+		s.Started()
 	}
 	if err := e.alone(ctx, name, r.Pid); err != nil {
 		return 0, err

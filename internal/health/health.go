@@ -286,8 +286,9 @@ func (m *Monitor) run(i *engine.Info, check spec.Health) (why string, known bool
 	}
 	ctx, cancel := context.WithTimeout(m.life, check.Timeout)
 	defer cancel()
-	out := &output{}
-	status, err := m.cfg.Engine.Exec(ctx, i.ID(), engine.ExecSpec{Args: args, Stdout: out, Stderr: out})
+	out, began := &output{}, false
+	status, err := m.cfg.Engine.Exec(ctx, i.ID(), engine.ExecSpec{Args: args, Stdout: out, Stderr: out,
+		Started: func() { began = true }})
 	switch {
 	case m.life.Err() != nil:
 		return "", false
@@ -295,7 +296,7 @@ func (m *Monitor) run(i *engine.Info, check spec.Health) (why string, known bool
 		return "", true
 	case err == nil:
 		return out.after(fmt.Sprintf("status %d", status)), true
-	case ctx.Err() != nil:
+	case ctx.Err() != nil && began: // else containerd, which may be starting again, has let it wait
 		return out.after(fmt.Sprintf("no end after %v", check.Timeout)), true
 	case errors.Is(err, engine.ErrNoCommand), errors.Is(err, engine.ErrNotExecutable):
 		return err.Error(), true

@@ -31,6 +31,7 @@ type node struct {
 	status  int           // of its check
 	err     error         // of its check
 	takes   time.Duration // its check
+	waits   bool          // containerd, which is starting, for its check to begin
 	execs   int
 	running int // checks, now
 }
@@ -87,9 +88,12 @@ func (n *node) Exec(ctx context.Context, _ string, s engine.ExecSpec) (int, erro
 	n.mu.Lock()
 	n.execs++
 	n.running++
-	takes, status, err := n.takes, n.status, n.err
+	takes, status, err, waits := n.takes, n.status, n.err, n.waits
 	n.mu.Unlock()
 	defer n.set(func() { n.running-- })
+	if !waits && s.Started != nil {
+		s.Started()
+	}
 	select {
 	case <-time.After(takes):
 	case <-ctx.Done():
@@ -198,6 +202,7 @@ func TestWhatCounts(t *testing.T) {
 	}{
 		"too long":         {func(n *node) { n.takes = time.Hour }, "unhealthy"},
 		"missing":          {func(n *node) { n.err = fmt.Errorf("x: %w", engine.ErrNoCommand) }, "unhealthy"},
+		"containerd waits": {func(n *node) { n.takes, n.waits = time.Hour, true }, ""},
 		"containerd away":  {func(n *node) { n.err = errors.New("unavailable") }, ""},
 		"not running":      {func(n *node) { n.err = engine.ErrNotRunning }, ""},
 		"paused":           {func(n *node) { n.status, n.info.Status = 1, engine.Paused }, ""},

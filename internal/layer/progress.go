@@ -79,6 +79,16 @@ func (p *progress) sane() error {
 	return nil
 }
 
+// within says whether a fill of the layer can go on there: the record may be a neighbour's.
+func (p *progress) within(l image.Layer) bool {
+	switch p.Compression {
+	case "", image.Plain, image.Gzip, image.Zstd:
+	default:
+		return false
+	}
+	return p.Point.In <= l.Size && (p.Point.In > 0 || p.Point.Out == 0)
+}
+
 // saveBoot writes the record for the rest of this boot.
 func (p progress) saveBoot(dir string) error {
 	p.Boot = durable.BootID()

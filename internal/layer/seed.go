@@ -55,7 +55,7 @@ func (f *Fill) Seed(s Seed) error {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
 	p.Boot, p.Kept = "", 0
-	if !p.fits(f.Layer.Digest) || p.sane() != nil {
+	if !p.fits(f.Layer.Digest) || p.sane() != nil || !p.within(f.Layer) {
 		return fmt.Errorf("a checkpoint of another blob: %w", ErrUnknown)
 	}
 	if f.seeded {

@@ -2,6 +2,7 @@ package layer_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"os"
 	"testing"
@@ -67,6 +68,41 @@ func TestSeedOfOwnData(t *testing.T) {
 			if sent := src.sent.Load(); c.spares != (sent < int64(len(s.blob))/2) {
 				t.Errorf("%d bytes of %d were fetched again", sent, len(s.blob))
 			}
+		})
+	}
+}
+
+// What another node says of a place where no fill can go on is refused, and the layer is fetched.
+func TestSeedOutsideTheLayer(t *testing.T) {
+	s := pack(t, makeTar(t, 12<<20, 26), image.Gzip)
+	given := cutSeed(t, s, int64(len(s.blob))*3/4)(false)
+	for name, change := range map[string]func(point map[string]any, record map[string]any){
+		"behind its end":    func(p, r map[string]any) { p["In"], r["blob_at"] = 1<<40, 1<<40 },
+		"bytes of nothing":  func(p, r map[string]any) { p["In"], r["blob_at"] = 0, 0 },
+		"no known encoding": func(_, r map[string]any) { r["compression"] = "x" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var record map[string]any
+			if err := json.Unmarshal(given.Record, &record); err != nil {
+				t.Fatal(err)
+			}
+			point := record["point"].(map[string]any)
+			if _, ok := point["In"]; !ok {
+				t.Fatal("a point has no In")
+			}
+			change(point, record)
+			b, err := json.Marshal(record)
+			if err != nil {
+				t.Fatal(err)
+			}
+			src := &prepared{source: source{blob: s.blob}}
+			src.prepare = func(f *layer.Fill) (layer.Way, error) {
+				if err := f.Seed(layer.Seed{Record: b, Data: bytes.NewReader(s.tar)}); !errors.Is(err, layer.ErrUnknown) {
+					t.Errorf("the seed: %v", err)
+				}
+				return layer.Way{}, nil
+			}
+			checkData(t, mustComplete(t, open(t, t.TempDir(), layer.Config{}), s.layer, src), s)
 		})
 	}
 }

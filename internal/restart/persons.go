@@ -162,7 +162,7 @@ func (s *Supervisor) Unhealthy(ctx context.Context, i *engine.Info, grace time.D
 		return unmarked
 	}
 	s.mu.Lock()
-	if e.state.Mark == ill {
+	if e.state.Mark == ill && ctx.Err() == nil { // else it may be stopping
 		e.state.Mark = ""
 		s.keep(e, i)
 	}
@@ -188,8 +188,10 @@ func (s *Supervisor) SetPolicy(ctx context.Context, i *engine.Info, policy strin
 	s.mu.Lock()
 	if policy == "" {
 		e.off()
-	} else if policyOf(i).Kind == spec.RestartNo && i.Status == engine.Stopped {
-		e.state.Mark = over
+	} else if policyOf(i).Kind == spec.RestartNo { // nobody has kept its mark
+		if e.state.Mark = ""; i.Status == engine.Stopped {
+			e.state.Mark = over
+		}
 	}
 	s.mu.Unlock()
 	if err := s.save(ctx, e, i.ID()); err != nil {

@@ -184,10 +184,10 @@ func (s *Supervisor) look(id string, boot bool) {
 // before it ran.
 func ended(i *engine.Info) bool { return i.Status == engine.Stopped || i.Status == engine.Created }
 
-// unfinished takes the mark off a container that an earlier dewd was about to stop, and that runs on. It is
-// called with mu held.
+// unfinished takes the mark off a container that an earlier dewd was about to stop for a person, and that
+// runs on. One that was to be stopped for its health may be ending now. It is called with mu held.
 func (s *Supervisor) unfinished(i *engine.Info) {
-	if m := stateOf(i.Labels).Mark; m != stopped && m != turning && m != ill {
+	if m := stateOf(i.Labels).Mark; m != stopped && m != turning {
 		return
 	}
 	e := s.entry(i)

@@ -593,3 +593,38 @@ func TestSetPolicy(t *testing.T) {
 		})
 	})
 }
+
+// What was said of a container while it had a policy does not count when it gets one again; and what is to end
+// for its health starts again, though the dewd that stopped it was killed meanwhile.
+func TestMarksOfEarlier(t *testing.T) {
+	for name, c := range map[string]struct {
+		policy string
+		mark   mark
+		set    string
+	}{
+		"a policy again":      {"no", stopped, "always"},
+		"killed as it stops":  {"on-failure", ill, ""},
+		"a policy after over": {"no", over, "on-failure"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNode()
+			n.add("web", c.policy, state{Mark: c.mark}, nil)
+			n.all["web"].Status, n.made["web"] = engine.Running, time.Now()
+			supervised(t, n, Config{}, func(t *testing.T, s *Supervisor) {
+				i, _ := n.Inspect(t.Context(), "web")
+				status := 0
+				if c.set != "" {
+					if err := s.SetPolicy(t.Context(), i, c.set); err != nil {
+						t.Error(err)
+					}
+					status = 1
+				}
+				n.ended("web", status)
+				pass(time.Second)
+				if n.count("web") != 1 {
+					t.Errorf("%s: %d starts", name, n.count("web"))
+				}
+			})
+		})
+	}
+}

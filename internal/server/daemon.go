@@ -403,7 +403,6 @@ func (d *daemon) openHealth(context.Context) error {
 				d.Log.Error("a container that is not healthy is not started again", "container", i.Name, "err", err)
 			}
 		}})
-	d.atClose(d.health.Close)
 	return nil
 }
 
@@ -491,6 +490,7 @@ func (d *daemon) openSupervisor(context.Context) error {
 	d.supervisor = restart.New(restart.Config{Engine: d.engine, Start: d.startAgain, Told: d.news.restarted,
 		Deploying: d.deploying, Log: d.Log})
 	d.atClose(d.supervisor.Close)
+	d.atClose(d.health.Close) // before the supervisor: it has that stop what is not well
 	return nil
 }
 

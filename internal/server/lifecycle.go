@@ -91,14 +91,9 @@ func (c *containers) Update(ctx context.Context, name string, u spec.Update) err
 	if err != nil {
 		return err
 	}
-	if u.Restart != nil {
-		if *u.Restart != spec.RestartNo && i.Labels[deploy.LabelRemove] != "" {
-			return fmt.Errorf("%w: update container %s: it is removed when it ends, and does not start again",
-				deploy.ErrRequest, i.Name)
-		}
-		if err := c.supervisor.SetPolicy(ctx, i, *u.Restart); err != nil {
-			return err
-		}
+	if u.Restart != nil && *u.Restart != spec.RestartNo && i.Labels[deploy.LabelRemove] != "" {
+		return fmt.Errorf("%w: update container %s: it is removed when it ends, and does not start again",
+			deploy.ErrRequest, i.Name)
 	}
 	if u.Memory != nil || u.CPUs != nil || u.Pids != nil {
 		err := c.engine.Limit(ctx, i.ID(), func(l *limits.Limits) {
@@ -110,6 +105,11 @@ func (c *containers) Update(ctx context.Context, name string, u spec.Update) err
 			return err
 		}
 		c.limited(i)
+	}
+	if u.Restart != nil { // last: the limits may be refused
+		if err := c.supervisor.SetPolicy(ctx, i, *u.Restart); err != nil {
+			return err
+		}
 	}
 	if asked, _ := c.desk.Of(i.Labels); asked != nil {
 		u.In(asked)

@@ -27,6 +27,8 @@ type partials struct {
 	server *datafsServer   // nil if there are to be none
 	opened context.Context // ends when the parts are there that join names
 	open   context.CancelFunc
+	life   context.Context // ends when dewd does
+	end    context.CancelFunc
 	engine *late[*engine.Engine]
 	events *events
 	log    *slog.Logger
@@ -42,6 +44,7 @@ type partials struct {
 // started when the first layer is to be served: a node without packs has none.
 func openPartials(ctx context.Context, cfg Config, tree bool, p *partials) error {
 	p.opened, p.open = context.WithCancel(context.Background())
+	p.life, p.end = context.WithCancel(context.Background())
 	if cfg.File.Lazy.Mode == "never" {
 		return nil
 	}
@@ -87,6 +90,9 @@ func (p *partials) join(l *layer.Store, c *fetch.Catalog, puller *fetch.Puller, 
 
 // rest ends a datafs that serves nothing, and else leaves it to the next dewd.
 func (p *partials) rest(last bool) {
+	if last {
+		p.end()
+	}
 	if p.server != nil {
 		p.server.rest(last)
 	}
@@ -177,9 +183,15 @@ func (p *partials) lost(ids []digest.Digest) {
 
 // tellLost says which containers run by layers that give errors.
 func (p *partials) tellLost(ids []digest.Digest, why string) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	if len(ids) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(p.life, time.Minute)
 	defer cancel()
 	hurt, err := p.runBy(ctx, ids)
+	if len(hurt) == 0 { // of another client of containerd, or its image is not known any more
+		p.events.add(spec.Event{Kind: spec.EventLost, Error: why + ": containers that read layers before they are whole get I/O errors; restart them"})
+	}
 	names := make([]string, len(hurt))
 	for i, c := range hurt {
 		names[i] = c.Name
@@ -204,7 +216,7 @@ func (p *partials) runBy(ctx context.Context, ids []digest.Digest) (found []*eng
 		}
 	}
 	for _, c := range all {
-		if images[c.Digest] && c.Status == engine.Running {
+		if images[c.Digest] && c.Status != engine.Stopped && c.Status != engine.Created {
 			found = append(found, c)
 		}
 	}
@@ -218,7 +230,7 @@ func (p *partials) healed(id digest.Digest) {
 
 // renew mounts a layer anew, for containers that start from here on.
 func (p *partials) renew(id digest.Digest) {
-	if err := p.snaps.Renew(context.Background(), id); err != nil {
+	if err := p.snaps.Renew(p.life, id); err != nil && p.life.Err() == nil {
 		p.log.Error("mount a layer anew", "layer", id, "err", err)
 	}
 }

@@ -39,6 +39,10 @@ func (h *Health) Over(image *Health) (*Health, error) {
 	switch {
 	case h == nil:
 		return image, nil
+	case len(h.Test) > 0 && image != nil:
+		timing := *image
+		timing.Test = nil
+		image = &timing
 	case len(h.Test) > 0:
 		image = &Health{}
 	case image.None():

@@ -70,6 +70,8 @@ func (s *Shim) End() {
 	}
 	defer p.Close()
 	if !p.Wait(ctx) && childless(p.PID) {
+		ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+		defer cancel()
 		_ = p.Terminate(ctx)
 	}
 }

@@ -139,7 +139,7 @@ func (c *Client) adopt(ctx context.Context) (*peer, error) {
 
 // begin mounts the file system and starts the first datafs of the mount.
 func (c *Client) begin(ctx context.Context) (*peer, error) {
-	if err := detach(c.cfg.Mountpoint); err != nil {
+	if err := leave(c.cfg.Mountpoint); err != nil { // a datafs that nobody can reach may serve it
 		return nil, err
 	}
 	if err := os.MkdirAll(c.cfg.Mountpoint, 0o711); err != nil {

@@ -28,9 +28,14 @@ func mountFS(dir string) (*os.File, error) {
 
 // detach takes away whatever is mounted at dir, used or not. It ends the connections of what is FUSE there,
 // whoever holds their devices.
-func detach(dir string) error {
+func detach(dir string) error { return unmountAll(dir, unix.MNT_DETACH|unix.MNT_FORCE) }
+
+// leave takes it away too, and whoever uses it goes on.
+func leave(dir string) error { return unmountAll(dir, unix.MNT_DETACH) }
+
+func unmountAll(dir string, flags int) error {
 	for {
-		switch err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH|unix.MNT_FORCE); {
+		switch err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|flags); {
 		case err == nil:
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
 			return nil

@@ -16,6 +16,7 @@ import (
 func (c *Client) run(p *peer) {
 	defer close(c.done)
 	var until time.Time // readers wait so long for a datafs that stays alive
+	early := 0          // that have lived for less than patience, in a row
 	for p != nil {
 		began := time.Now()
 		ended := c.listen(p)
@@ -36,8 +37,13 @@ func (c *Client) run(p *peer) {
 		p.finish()
 		c.log.Warn("datafs has died: another takes its place")
 		pause := shortest
-		switch now := time.Now(); {
-		case until.IsZero() || now.Sub(began) > alive:
+		now := time.Now()
+		lived := now.Sub(began)
+		if early++; lived > c.cfg.patience {
+			early = 1
+		}
+		switch {
+		case until.IsZero() || lived > alive && early <= mostEarly:
 			until, pause = now.Add(c.cfg.patience), 0
 		case now.After(until):
 			pause = longest
@@ -172,8 +178,9 @@ func (c *Client) released(id string) {
 const (
 	// patience is how long readers wait for a datafs in the place of one that has died.
 	patience = 20 * time.Second
-	// alive is how old a datafs gets that has started well.
-	alive = time.Second
+	// alive is how old a datafs gets that has started well; after mostEarly that died within patience no
+	// other is waited for longer.
+	alive, mostEarly = time.Second, 5
 	// The pauses between tries.
 	shortest, longest = 100 * time.Millisecond, 5 * time.Second
 )

@@ -84,7 +84,8 @@ func (s *routes) way(ctx context.Context, b *route, f *layer.Fill) (layer.Way, e
 // refusedFor is the time between two refusals that show that a node is dead.
 const refusedFor = 300 * time.Millisecond
 
-// dead ends the lease of a node that did not give the layer, and on whose machine nobody listens any more.
+// dead ends the lease of a node that did not give the layer, and on whose machine nobody listens any more. If
+// a firewall refuses for a node that lives, the layer is fetched twice.
 func (s *routes) dead(ctx context.Context, b *route, held *pop.HeldError) bool {
 	m := held.Holder
 	if s.cfg.Peers == nil || m.Address == "" || m.Node == s.cfg.Node || b.failures(m.Address) == 0 {
@@ -104,9 +105,12 @@ func (s *routes) dead(ctx context.Context, b *route, held *pop.HeldError) bool {
 		return false
 	}
 	err := s.cfg.Coord.Break(ctx, held.Key, held.Token)
-	s.log.Warn("a node that fetches a layer is dead: this one goes on", "layer", b.l.DiffID, "node", m.Node,
-		"err", err)
-	return err == nil
+	if err != nil {
+		s.log.Debug("the lease of a dead node stays", "layer", b.l.DiffID, "node", m.Node, "err", err)
+		return false
+	}
+	s.log.Warn("a node that fetches a layer is dead: this one goes on", "layer", b.l.DiffID, "node", m.Node)
+	return true
 }
 
 func (s *routes) leads(id digest.Digest) bool {
