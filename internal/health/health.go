@@ -72,9 +72,10 @@ type Monitor struct {
 	all map[string]*watch // guarded by mu; by ID
 }
 
-// watch is a container that is checked, or held. Its fields but turn are guarded by the Monitor's mu.
+// watch is a container that is checked, or held. Its fields but the channels are guarded by the Monitor's mu.
 type watch struct {
 	turn   chan struct{} // has one of who checks or holds it
+	anew   chan struct{} // has one when its process may be another
 	users  int           // of turn
 	active bool          // a goroutine follows it
 	state  state
@@ -103,7 +104,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 	})
 	err := m.cfg.Engine.Events(ctx, func(ev engine.Event) {
 		if ev.Kind == engine.EventStarted {
-			m.look(ev.Name)
+			m.look(ev.Name, true)
 		}
 	})
 	if ctx.Err() != nil {
@@ -118,12 +119,12 @@ func (m *Monitor) lookAtAll(ctx context.Context) {
 		return // ctx has ended
 	}
 	for _, i := range list {
-		m.look(i.ID())
+		m.look(i.ID(), false)
 	}
 }
 
-// look has a container followed that runs and has a check.
-func (m *Monitor) look(id string) {
+// look has a container followed that runs and has a check. started says that its process has just been made.
+func (m *Monitor) look(id string, started bool) {
 	i, err := m.cfg.Engine.Inspect(m.life, id)
 	if err != nil || !runs(i) || checkOf(i).None() || m.life.Err() != nil {
 		return
@@ -133,6 +134,12 @@ func (m *Monitor) look(id string) {
 	w := m.watch(i.ID())
 	if w.active {
 		m.leave(i.ID(), w)
+		if started {
+			select {
+			case w.anew <- struct{}{}:
+			default:
+			}
+		}
 		return
 	}
 	w.active, w.state = true, stateOf(i.Labels)
@@ -154,7 +161,7 @@ func runs(i *engine.Info) bool {
 func (m *Monitor) watch(id string) *watch {
 	w := m.all[id]
 	if w == nil {
-		w = &watch{turn: make(chan struct{}, 1)}
+		w = &watch{turn: make(chan struct{}, 1), anew: make(chan struct{}, 1)}
 		m.all[id] = w
 	}
 	w.users++
@@ -205,7 +212,14 @@ func (m *Monitor) follow(id string, w *watch) {
 		}
 		due := t.due(check, w.state)
 		m.mu.Unlock()
-		if !sched.Sleep(m.life, time.Until(due)) || m.take(w.turn, m.room) != nil {
+		select {
+		case <-w.anew:
+			continue
+		case <-m.life.Done():
+			return
+		case <-time.After(time.Until(due)):
+		}
+		if m.take(w.turn, m.room) != nil {
 			return
 		}
 		t.known = m.check(id, w, made, t.born)
@@ -316,6 +330,9 @@ func (m *Monitor) Describe(i *engine.Info, out *spec.Container) {
 		now = w.state
 	}
 	m.mu.Unlock()
+	if now.Made != m.cfg.Engine.TaskMade(i.Name).UnixNano() {
+		now = state{} // of its process before
+	}
 	out.Health, out.HealthError = spec.HealthStarting, now.Why
 	if now.Health != "" {
 		out.Health = now.Health

@@ -341,3 +341,20 @@ func TestClockIsSet(t *testing.T) {
 		}
 	}
 }
+
+// One that is started anew is not what it was, and is checked as one that has just started.
+func TestStartedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rare := shell
+		rare.Interval = time.Hour
+		n := newNode(rare)
+		b := start(t, n)
+		time.Sleep(10 * time.Second)
+		b.is(t, n, "healthy", spec.HealthHealthy)
+		n.set(func() { n.made = time.Now() })
+		b.is(t, n, "healthy", spec.HealthStarting)
+		n.events <- engine.Event{Kind: engine.EventStarted, Name: "c"}
+		time.Sleep(10 * time.Second)
+		b.is(t, n, "healthy healthy", spec.HealthHealthy)
+	})
+}
