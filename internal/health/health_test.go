@@ -105,6 +105,13 @@ func (n *node) Exec(ctx context.Context, _ string, s engine.ExecSpec) (int, erro
 	return status, err
 }
 
+// checks are how many there were, and how many run.
+func (n *node) checks() (execs, running int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.execs, n.running
+}
+
 func (n *node) TaskMade(string) time.Time {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -254,15 +261,17 @@ func TestHold(t *testing.T) {
 		n := newNode(shell)
 		n.takes = time.Second
 		b := start(t, n)
+		b.mu.Lock()
 		b.deploying = true
+		b.mu.Unlock()
 		time.Sleep(time.Minute)
-		if n.execs != 0 {
-			t.Fatalf("%d checks while it is deployed", n.execs)
+		if execs, _ := n.checks(); execs != 0 {
+			t.Fatalf("%d checks while it is deployed", execs)
 		}
 		b.mu.Lock()
 		b.deploying = false
 		b.mu.Unlock()
-		for n.running == 0 {
+		for _, running := n.checks(); running == 0; _, running = n.checks() {
 			time.Sleep(100 * time.Millisecond)
 			synctest.Wait()
 		}
@@ -273,25 +282,27 @@ func TestHold(t *testing.T) {
 			t.Errorf("held beside a check: %v", err)
 		}
 		release, err := b.Hold(t.Context(), i.ID())
-		if err != nil || n.running != 0 {
-			t.Fatalf("%v, %d checks run", err, n.running)
+		if _, running := n.checks(); err != nil || running != 0 {
+			t.Fatalf("%v, %d checks run", err, running)
 		}
 		time.Sleep(time.Minute)
-		if n.execs != 1 {
-			t.Errorf("%d checks while it is held", n.execs)
+		if execs, _ := n.checks(); execs != 1 {
+			t.Errorf("%d checks while it is held", execs)
 		}
 		release()
 		release()
 		time.Sleep(2 * time.Second)
 		b.is(t, n, "healthy", spec.HealthHealthy)
-		if n.execs != 2 {
-			t.Errorf("%d checks", n.execs)
+		if execs, _ := n.checks(); execs != 2 {
+			t.Errorf("%d checks", execs)
 		}
 		n.set(func() { n.info.Status = engine.Stopped })
 		time.Sleep(time.Minute)
+		b.Monitor.mu.Lock()
 		if len(b.all) != 0 {
 			t.Errorf("%d containers are followed", len(b.all))
 		}
+		b.Monitor.mu.Unlock()
 		if release, err = b.Hold(t.Context(), i.ID()); err != nil { // also of one that is not followed
 			t.Fatal(err)
 		}
