@@ -2,7 +2,9 @@ package test
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -76,6 +78,45 @@ func testLazyDatafsDies(t *testing.T, backend string) {
 	b.record("run", "-d", "--name", "two", "--ready", "http:"+port+"/", b.li.Ref, "serve", port)
 	b.right(file(25), ask(port, file(25)))
 	b.must("rm", "-f", "web", "two")
+}
+
+// While no datafs can start, reads of absent bytes fail after a while and an event names the container; when
+// one can, containers that start are well.
+func TestLazyDatafsAway(t *testing.T) {
+	b := newLazyBed(t, "erofs", off+noLearn)
+	b.run()
+	b.reads(file(40))
+	b.hang()
+	got := b.held(file(10))
+	socket := filepath.Join(b.state, "datafs.sock")
+	if err := errors.Join(os.Remove(socket), os.MkdirAll(filepath.Join(socket, "taken"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	b.killDatafs()
+	if a := <-got; len(a.said) == 2*sha256.Size {
+		t.Errorf("an absent file reads as %s", a.said)
+	}
+	if e := b.event(spec.EventLost); e.Name != "web" || !strings.Contains(e.Error, "restart") {
+		t.Errorf("event %+v", e)
+	}
+	b.reads(file(40)) // the kernel has it
+	b.reg.Heal()
+	if err := os.RemoveAll(socket); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually("another datafs", func() bool { return b.datafs() != 0 })
+	b.eventually("files after a restart", func() bool {
+		right := false
+		if b.dew("restart", "-t", "1", "web").code == 0 {
+			for try := 0; try < 50 && !right; try++ { // until it listens
+				time.Sleep(100 * time.Millisecond)
+				right = (<-b.ask(file(10))).said == b.li.files[file(10)]
+			}
+		}
+		return right
+	})
+	b.reads(file(25), file(40))
+	b.must("rm", "-f", "web")
 }
 
 // When dewd and datafs are both killed, nobody has the kernel's requests any
