@@ -594,8 +594,8 @@ func TestSetPolicy(t *testing.T) {
 	})
 }
 
-// What was said of a container while it had a policy does not count when it gets one again; and what is to end
-// for its health starts again, though the dewd that stopped it was killed meanwhile.
+// What was said of a container while it had a policy does not count when it gets one again; and what is to
+// end for its health starts again, though the dewd that stopped it was killed meanwhile.
 func TestMarksOfEarlier(t *testing.T) {
 	for name, c := range map[string]struct {
 		policy string
