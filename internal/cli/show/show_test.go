@@ -63,7 +63,7 @@ func TestTemplate(t *testing.T) {
 	}{"web", []int{80, 443}, []string{"a", "b"}}
 	for format, want := range map[string]string{
 		"{{.name}}": "web\n", "{{json .ports}}": "[80,443]\n", `{{join .words ", "}}`: "a, b\n",
-		"{{range .ports}}{{.}};{{end}}": "80;443;\n",
+		"{{range .ports}}{{.}};{{end}}": "80;443;\n", `{{with index . "health"}}{{.}}{{end}}`: "\n",
 	} {
 		var b strings.Builder
 		if err := Template(&b, doc, format); err != nil || b.String() != want {
