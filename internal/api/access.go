@@ -19,22 +19,25 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"dewpoint/api/openapi"
+	pb "dewpoint/internal/api/gen/dewpoint/v1"
 	"dewpoint/internal/api/gen/dewpoint/v1/dewpointv1connect"
 	"dewpoint/internal/limit"
 	"dewpoint/internal/spec"
 )
 
-// Role is what a caller may do. Each may do what the ones before it may.
-type Role int
+// Role is what a caller may do. Each may do what the ones before it may; node.proto says what that is.
+type Role pb.Role
 
 // The roles.
 const (
-	NoRole Role = iota
-	Read        // look: containers, images, logs, events, status
-	Deploy      // run containers that have nothing of the host, stop and remove these, pull images
-	Admin       // everything, which is as much as root on the node
+	NoRole = Role(pb.Role_ROLE_UNSPECIFIED)
+	Read   = Role(pb.Role_READ)
+	Deploy = Role(pb.Role_DEPLOY)
+	Admin  = Role(pb.Role_ADMIN)
 )
 
 var roleNames = map[string]Role{"read": Read, "deploy": Deploy, "admin": Admin}
@@ -56,40 +59,23 @@ func (r Role) String() string {
 	return "none"
 }
 
-// needs is the role that each call needs; Admin, where it is not named.
-var needs = map[string]Role{
-	dewpointv1connect.NodeListProcedure:            Read,
-	dewpointv1connect.NodeLogsProcedure:            Read,
-	dewpointv1connect.NodeWaitProcedure:            Read,
-	dewpointv1connect.NodeImagesProcedure:          Read,
-	dewpointv1connect.NodePackInspectProcedure:     Read,
-	dewpointv1connect.NodePoPStatusProcedure:       Read,
-	dewpointv1connect.NodeDoctorProcedure:          Read,
-	dewpointv1connect.NodeListCheckpointsProcedure: Read,
-	dewpointv1connect.NodeVersionProcedure:         Read,
-	dewpointv1connect.NodeEventsProcedure:          Read,
-	dewpointv1connect.NodeListDeploymentsProcedure: Read,
-	dewpointv1connect.NodeWatchDeploymentProcedure: Read,
-
-	openapi.Path: Read,
-
-	dewpointv1connect.NodeDeployProcedure:           Deploy,
-	dewpointv1connect.NodeDeployManyProcedure:       Deploy,
-	dewpointv1connect.NodeCancelDeploymentProcedure: Deploy, // his own
-	dewpointv1connect.NodeInspectProcedure:          Deploy, // his own: it shows environments
-	dewpointv1connect.NodePullProcedure:             Deploy,
-	dewpointv1connect.NodeStopProcedure:             Deploy, // his own
-	dewpointv1connect.NodeStartProcedure:            Deploy, // his own
-	dewpointv1connect.NodeRestartProcedure:          Deploy, // his own
-	dewpointv1connect.NodeKillProcedure:             Deploy, // his own
-	dewpointv1connect.NodeUpdateProcedure:           Deploy, // his own
-	dewpointv1connect.NodeRemoveProcedure:           Deploy, // his own
+// roleOf is the role needed to call a procedure, such as "/dewpoint.v1.Node/List".
+func roleOf(procedure string) Role {
+	if procedure == openapi.Path {
+		return Read
+	}
+	methods := pb.File_dewpoint_v1_node_proto.Services().ByName("Node").Methods()
+	name := strings.TrimPrefix(procedure, "/"+dewpointv1connect.NodeName+"/")
+	if m := methods.ByName(protoreflect.Name(name)); m != nil {
+		return leastRole(m, pb.E_MayCall)
+	}
+	return Admin
 }
 
-// roleOf is the role needed to call a procedure.
-func roleOf(procedure string) Role {
-	if r, ok := needs[procedure]; ok {
-		return r
+// leastRole is what an option of a call or of a field says; Admin, where it says nothing.
+func leastRole(d protoreflect.Descriptor, option protoreflect.ExtensionType) Role {
+	if r, _ := proto.GetExtension(d.Options(), option).(pb.Role); r != pb.Role_ROLE_UNSPECIFIED {
+		return Role(r)
 	}
 	return Admin
 }

@@ -15,6 +15,7 @@ package dewpointv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	descriptorpb "google.golang.org/protobuf/types/descriptorpb"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
@@ -28,6 +29,60 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+// Role is what a caller over TCP may do; each may do what the one before it may. A call, or a field of a
+// request, that names no role needs ADMIN. docs/operate/api.md says why.
+type Role int32
+
+const (
+	Role_ROLE_UNSPECIFIED Role = 0
+	Role_READ             Role = 1 // look: containers, images, logs, events, status
+	Role_DEPLOY           Role = 2 // run containers that have nothing of the host, stop and remove these, pull images
+	Role_ADMIN            Role = 3 // everything, which is as much as root on the node
+)
+
+// Enum value maps for Role.
+var (
+	Role_name = map[int32]string{
+		0: "ROLE_UNSPECIFIED",
+		1: "READ",
+		2: "DEPLOY",
+		3: "ADMIN",
+	}
+	Role_value = map[string]int32{
+		"ROLE_UNSPECIFIED": 0,
+		"READ":             1,
+		"DEPLOY":           2,
+		"ADMIN":            3,
+	}
+)
+
+func (x Role) Enum() *Role {
+	p := new(Role)
+	*p = x
+	return p
+}
+
+func (x Role) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Role) Descriptor() protoreflect.EnumDescriptor {
+	return file_dewpoint_v1_node_proto_enumTypes[0].Descriptor()
+}
+
+func (Role) Type() protoreflect.EnumType {
+	return &file_dewpoint_v1_node_proto_enumTypes[0]
+}
+
+func (x Role) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Role.Descriptor instead.
+func (Role) EnumDescriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{0}
+}
 
 type Output_Stream int32
 
@@ -62,11 +117,11 @@ func (x Output_Stream) String() string {
 }
 
 func (Output_Stream) Descriptor() protoreflect.EnumDescriptor {
-	return file_dewpoint_v1_node_proto_enumTypes[0].Descriptor()
+	return file_dewpoint_v1_node_proto_enumTypes[1].Descriptor()
 }
 
 func (Output_Stream) Type() protoreflect.EnumType {
-	return &file_dewpoint_v1_node_proto_enumTypes[0]
+	return &file_dewpoint_v1_node_proto_enumTypes[1]
 }
 
 func (x Output_Stream) Number() protoreflect.EnumNumber {
@@ -155,7 +210,7 @@ type Spec struct {
 	Entrypoint   []string               `protobuf:"bytes,3,rep,name=entrypoint,proto3" json:"entrypoint,omitempty"`
 	Cmd          []string               `protobuf:"bytes,4,rep,name=cmd,proto3" json:"cmd,omitempty"`
 	Env          []string               `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty"` // KEY=VALUE
-	Net          string                 `protobuf:"bytes,6,opt,name=net,proto3" json:"net,omitempty"` // host, bridge, none
+	Net          string                 `protobuf:"bytes,6,opt,name=net,proto3" json:"net,omitempty"` // host, bridge, none; the host's, which is also the default, needs ADMIN
 	Ports        []*Port                `protobuf:"bytes,7,rep,name=ports,proto3" json:"ports,omitempty"`
 	Volumes      []*Volume              `protobuf:"bytes,8,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	Memory       int64                  `protobuf:"varint,9,opt,name=memory,proto3" json:"memory,omitempty"` // bytes
@@ -164,13 +219,15 @@ type Spec struct {
 	ReadyTimeout *durationpb.Duration   `protobuf:"bytes,12,opt,name=ready_timeout,json=readyTimeout,proto3" json:"ready_timeout,omitempty"`
 	Lazy         string                 `protobuf:"bytes,13,opt,name=lazy,proto3" json:"lazy,omitempty"`       // auto, never
 	Restore      string                 `protobuf:"bytes,14,opt,name=restore,proto3" json:"restore,omitempty"` // auto, never, always
+	// Has no effect: [registry."HOST"] plain_http of the node's configuration decides.
+	//
 	// Deprecated: Marked as deprecated in dewpoint/v1/node.proto.
-	PlainHttp bool `protobuf:"varint,15,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"` // has no effect: [registry."HOST"] plain_http of the node's configuration decides
-	Remove    bool `protobuf:"varint,16,opt,name=remove,proto3" json:"remove,omitempty"`                        // when the container exits
+	PlainHttp bool `protobuf:"varint,15,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"`
+	Remove    bool `protobuf:"varint,16,opt,name=remove,proto3" json:"remove,omitempty"` // when the container exits
 	// Experiments.
-	Mount     string `protobuf:"bytes,17,opt,name=mount,proto3" json:"mount,omitempty"` // erofs, loop, tree
-	Order     string `protobuf:"bytes,18,opt,name=order,proto3" json:"order,omitempty"` // layers, parallel
-	Inflaters int32  `protobuf:"varint,19,opt,name=inflaters,proto3" json:"inflaters,omitempty"`
+	Mount     string `protobuf:"bytes,17,opt,name=mount,proto3" json:"mount,omitempty"`          // erofs, loop, tree; takes the node's loop devices
+	Order     string `protobuf:"bytes,18,opt,name=order,proto3" json:"order,omitempty"`          // layers, parallel
+	Inflaters int32  `protobuf:"varint,19,opt,name=inflaters,proto3" json:"inflaters,omitempty"` // takes the node's memory
 	// Record what is read of the image from the start on, until ProfileEnd. The
 	// image is then pulled whole first.
 	Record bool `protobuf:"varint,20,opt,name=record,proto3" json:"record,omitempty"`
@@ -195,8 +252,8 @@ type Spec struct {
 	Hosts           []string          `protobuf:"bytes,46,rep,name=hosts,proto3" json:"hosts,omitempty"`                        // NAME:ADDRESS, for /etc/hosts
 	ReadOnly        bool              `protobuf:"varint,47,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"` // the root file system
 	Tmpfs           []*Tmpfs          `protobuf:"bytes,48,rep,name=tmpfs,proto3" json:"tmpfs,omitempty"`
-	ShmSize         int64             `protobuf:"varint,49,opt,name=shm_size,json=shmSize,proto3" json:"shm_size,omitempty"` // bytes of /dev/shm
-	Ulimits         []*Ulimit         `protobuf:"bytes,50,rep,name=ulimits,proto3" json:"ulimits,omitempty"`
+	ShmSize         int64             `protobuf:"varint,49,opt,name=shm_size,json=shmSize,proto3" json:"shm_size,omitempty"`                                                           // bytes of /dev/shm
+	Ulimits         []*Ulimit         `protobuf:"bytes,50,rep,name=ulimits,proto3" json:"ulimits,omitempty"`                                                                           // rtprio, nice and memlock take from all of the node
 	Sysctls         map[string]string `protobuf:"bytes,51,rep,name=sysctls,proto3" json:"sysctls,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // net., fs.mqueue. and those of System V IPC
 	CapAdd          []string          `protobuf:"bytes,52,rep,name=cap_add,json=capAdd,proto3" json:"cap_add,omitempty"`                                                               // names, or ALL
 	CapDrop         []string          `protobuf:"bytes,53,rep,name=cap_drop,json=capDrop,proto3" json:"cap_drop,omitempty"`
@@ -551,13 +608,14 @@ func (x *Spec) GetPidsLimit() int64 {
 
 // Health is a check as Docker's HEALTHCHECK has it. What is not set is the image's, then the default.
 type Health struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Test          []string               `protobuf:"bytes,1,rep,name=test,proto3" json:"test,omitempty"`                                        // CMD and arguments, CMD-SHELL and a line, or NONE
-	Interval      *durationpb.Duration   `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"`                                // between checks; default 30 s
-	Timeout       *durationpb.Duration   `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`                                  // of one; default 30 s
-	StartPeriod   *durationpb.Duration   `protobuf:"bytes,4,opt,name=start_period,json=startPeriod,proto3" json:"start_period,omitempty"`       // in which failures do not count, until the first success
-	StartInterval *durationpb.Duration   `protobuf:"bytes,5,opt,name=start_interval,json=startInterval,proto3" json:"start_interval,omitempty"` // between checks in it; default 5 s
-	Retries       int32                  `protobuf:"varint,6,opt,name=retries,proto3" json:"retries,omitempty"`                                 // failures in a row that make it unhealthy; default 3
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Test     []string               `protobuf:"bytes,1,rep,name=test,proto3" json:"test,omitempty"`         // CMD and arguments, CMD-SHELL and a line, or NONE
+	Interval *durationpb.Duration   `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"` // between checks; default 30 s
+	Timeout  *durationpb.Duration   `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`   // of one; default 30 s
+	// In which failures do not count, until the first success.
+	StartPeriod   *durationpb.Duration `protobuf:"bytes,4,opt,name=start_period,json=startPeriod,proto3" json:"start_period,omitempty"`
+	StartInterval *durationpb.Duration `protobuf:"bytes,5,opt,name=start_interval,json=startInterval,proto3" json:"start_interval,omitempty"` // between checks in it; default 5 s
+	Retries       int32                `protobuf:"varint,6,opt,name=retries,proto3" json:"retries,omitempty"`                                 // failures in a row that make it unhealthy; default 3
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -809,7 +867,7 @@ func (x *Device) GetPermissions() string {
 type Port struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	HostIp        string                 `protobuf:"bytes,1,opt,name=host_ip,json=hostIp,proto3" json:"host_ip,omitempty"`
-	Host          uint32                 `protobuf:"varint,2,opt,name=host,proto3" json:"host,omitempty"`
+	Host          uint32                 `protobuf:"varint,2,opt,name=host,proto3" json:"host,omitempty"` // one that nobody on the node has
 	Container     uint32                 `protobuf:"varint,3,opt,name=container,proto3" json:"container,omitempty"`
 	Protocol      string                 `protobuf:"bytes,4,opt,name=protocol,proto3" json:"protocol,omitempty"` // tcp, udp
 	unknownFields protoimpl.UnknownFields
@@ -1832,10 +1890,11 @@ func (x *Deployment) GetDetached() bool {
 }
 
 type ListDeploymentsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	All           bool                   `protobuf:"varint,1,opt,name=all,proto3" json:"all,omitempty"`     // also those that have ended
-	Limit         int32                  `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"` // of those that have ended, the newest; 0 is 100
-	Spans         bool                   `protobuf:"varint,3,opt,name=spans,proto3" json:"spans,omitempty"` // with the spans of their records, which are most of what there is to say; Inspect gives them of one
+	state protoimpl.MessageState `protogen:"open.v1"`
+	All   bool                   `protobuf:"varint,1,opt,name=all,proto3" json:"all,omitempty"`     // also those that have ended
+	Limit int32                  `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"` // of those that have ended, the newest; 0 is 100
+	// With the spans of their records, which are most of what there is to say; Inspect gives them of one.
+	Spans         bool `protobuf:"varint,3,opt,name=spans,proto3" json:"spans,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2680,8 +2739,10 @@ type PullRequest struct {
 	Image string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
 	Lazy  string                 `protobuf:"bytes,2,opt,name=lazy,proto3" json:"lazy,omitempty"`
 	Blobs bool                   `protobuf:"varint,3,opt,name=blobs,proto3" json:"blobs,omitempty"`
+	// Has no effect: [registry."HOST"] plain_http of the node's configuration decides.
+	//
 	// Deprecated: Marked as deprecated in dewpoint/v1/node.proto.
-	PlainHttp     bool   `protobuf:"varint,4,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"` // has no effect: [registry."HOST"] plain_http of the node's configuration decides
+	PlainHttp     bool   `protobuf:"varint,4,opt,name=plain_http,json=plainHttp,proto3" json:"plain_http,omitempty"`
 	Order         string `protobuf:"bytes,5,opt,name=order,proto3" json:"order,omitempty"`
 	Inflaters     int32  `protobuf:"varint,6,opt,name=inflaters,proto3" json:"inflaters,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3594,9 +3655,10 @@ func (*ExecResponse_Output) isExecResponse_Message() {}
 func (*ExecResponse_Exit) isExecResponse_Message() {}
 
 type StopRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Timeout       *durationpb.Duration   `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"` // until it is killed; unset is the node's default
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Until it is killed; unset is the node's default.
+	Timeout       *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3762,9 +3824,10 @@ func (*StartResponse) Descriptor() ([]byte, []int) {
 }
 
 type RestartRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Timeout       *durationpb.Duration   `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"` // until it is killed; unset is the node's default
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Until it is killed; unset is the node's default.
+	Timeout       *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7590,107 +7653,138 @@ func (x *PoP_Layer) GetUsers() []string {
 	return nil
 }
 
+var file_dewpoint_v1_node_proto_extTypes = []protoimpl.ExtensionInfo{
+	{
+		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
+		ExtensionType: (*Role)(nil),
+		Field:         50001,
+		Name:          "dewpoint.v1.may_call",
+		Tag:           "varint,50001,opt,name=may_call,enum=dewpoint.v1.Role",
+		Filename:      "dewpoint/v1/node.proto",
+	},
+	{
+		ExtendedType:  (*descriptorpb.FieldOptions)(nil),
+		ExtensionType: (*Role)(nil),
+		Field:         50001,
+		Name:          "dewpoint.v1.may_set",
+		Tag:           "varint,50001,opt,name=may_set,enum=dewpoint.v1.Role",
+		Filename:      "dewpoint/v1/node.proto",
+	},
+}
+
+// Extension fields to descriptorpb.MethodOptions.
+var (
+	// optional dewpoint.v1.Role may_call = 50001;
+	E_MayCall = &file_dewpoint_v1_node_proto_extTypes[0] // the least role
+)
+
+// Extension fields to descriptorpb.FieldOptions.
+var (
+	// optional dewpoint.v1.Role may_set = 50001;
+	E_MaySet = &file_dewpoint_v1_node_proto_extTypes[1] // the least role
+)
+
 var File_dewpoint_v1_node_proto protoreflect.FileDescriptor
 
 const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x16dewpoint/v1/node.proto\x12\vdewpoint.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"a\n" +
+	"\x16dewpoint/v1/node.proto\x12\vdewpoint.v1\x1a google/protobuf/descriptor.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"a\n" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xc7\v\n" +
-	"\x04Spec\x12\x14\n" +
-	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1e\n" +
+	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xcd\r\n" +
+	"\x04Spec\x12\x1a\n" +
+	"\x05image\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x05image\x12\x18\n" +
+	"\x04name\x18\x02 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\x12$\n" +
 	"\n" +
-	"entrypoint\x18\x03 \x03(\tR\n" +
-	"entrypoint\x12\x10\n" +
-	"\x03cmd\x18\x04 \x03(\tR\x03cmd\x12\x10\n" +
-	"\x03env\x18\x05 \x03(\tR\x03env\x12\x10\n" +
-	"\x03net\x18\x06 \x01(\tR\x03net\x12'\n" +
-	"\x05ports\x18\a \x03(\v2\x11.dewpoint.v1.PortR\x05ports\x12-\n" +
-	"\avolumes\x18\b \x03(\v2\x13.dewpoint.v1.VolumeR\avolumes\x12\x16\n" +
-	"\x06memory\x18\t \x01(\x03R\x06memory\x12\x12\n" +
+	"entrypoint\x18\x03 \x03(\tB\x04\x88\xb5\x18\x02R\n" +
+	"entrypoint\x12\x16\n" +
+	"\x03cmd\x18\x04 \x03(\tB\x04\x88\xb5\x18\x02R\x03cmd\x12\x16\n" +
+	"\x03env\x18\x05 \x03(\tB\x04\x88\xb5\x18\x02R\x03env\x12\x16\n" +
+	"\x03net\x18\x06 \x01(\tB\x04\x88\xb5\x18\x02R\x03net\x12-\n" +
+	"\x05ports\x18\a \x03(\v2\x11.dewpoint.v1.PortB\x04\x88\xb5\x18\x02R\x05ports\x123\n" +
+	"\avolumes\x18\b \x03(\v2\x13.dewpoint.v1.VolumeB\x04\x88\xb5\x18\x03R\avolumes\x12\x1c\n" +
+	"\x06memory\x18\t \x01(\x03B\x04\x88\xb5\x18\x02R\x06memory\x12\x18\n" +
 	"\x04cpus\x18\n" +
-	" \x01(\x01R\x04cpus\x12\x14\n" +
-	"\x05ready\x18\v \x01(\tR\x05ready\x12>\n" +
-	"\rready_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\freadyTimeout\x12\x12\n" +
-	"\x04lazy\x18\r \x01(\tR\x04lazy\x12\x18\n" +
-	"\arestore\x18\x0e \x01(\tR\arestore\x12!\n" +
+	" \x01(\x01B\x04\x88\xb5\x18\x02R\x04cpus\x12\x1a\n" +
+	"\x05ready\x18\v \x01(\tB\x04\x88\xb5\x18\x02R\x05ready\x12D\n" +
+	"\rready_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationB\x04\x88\xb5\x18\x02R\freadyTimeout\x12\x18\n" +
+	"\x04lazy\x18\r \x01(\tB\x04\x88\xb5\x18\x02R\x04lazy\x12\x1e\n" +
+	"\arestore\x18\x0e \x01(\tB\x04\x88\xb5\x18\x02R\arestore\x12%\n" +
 	"\n" +
-	"plain_http\x18\x0f \x01(\bB\x02\x18\x01R\tplainHttp\x12\x16\n" +
-	"\x06remove\x18\x10 \x01(\bR\x06remove\x12\x14\n" +
-	"\x05mount\x18\x11 \x01(\tR\x05mount\x12\x14\n" +
-	"\x05order\x18\x12 \x01(\tR\x05order\x12\x1c\n" +
-	"\tinflaters\x18\x13 \x01(\x05R\tinflaters\x12\x16\n" +
-	"\x06record\x18\x14 \x01(\bR\x06record\x12\x1e\n" +
+	"plain_http\x18\x0f \x01(\bB\x06\x88\xb5\x18\x02\x18\x01R\tplainHttp\x12\x1c\n" +
+	"\x06remove\x18\x10 \x01(\bB\x04\x88\xb5\x18\x02R\x06remove\x12\x1a\n" +
+	"\x05mount\x18\x11 \x01(\tB\x04\x88\xb5\x18\x03R\x05mount\x12\x1a\n" +
+	"\x05order\x18\x12 \x01(\tB\x04\x88\xb5\x18\x03R\x05order\x12\"\n" +
+	"\tinflaters\x18\x13 \x01(\x05B\x04\x88\xb5\x18\x03R\tinflaters\x12\x1c\n" +
+	"\x06record\x18\x14 \x01(\bB\x04\x88\xb5\x18\x03R\x06record\x12$\n" +
 	"\n" +
-	"checkpoint\x18\x15 \x01(\bR\n" +
-	"checkpoint\x125\n" +
-	"\x06labels\x18\x16 \x03(\v2\x1d.dewpoint.v1.Spec.LabelsEntryR\x06labels\x12\x18\n" +
-	"\arestart\x18\x17 \x01(\tR\arestart\x12+\n" +
-	"\x06health\x18\x18 \x01(\v2\x13.dewpoint.v1.HealthR\x06health\x12\x12\n" +
-	"\x04user\x18( \x01(\tR\x04user\x12\x1f\n" +
-	"\vworking_dir\x18) \x01(\tR\n" +
-	"workingDir\x12\x1a\n" +
-	"\bhostname\x18* \x01(\tR\bhostname\x12\x10\n" +
-	"\x03dns\x18+ \x03(\tR\x03dns\x12\x1d\n" +
+	"checkpoint\x18\x15 \x01(\bB\x04\x88\xb5\x18\x02R\n" +
+	"checkpoint\x12;\n" +
+	"\x06labels\x18\x16 \x03(\v2\x1d.dewpoint.v1.Spec.LabelsEntryB\x04\x88\xb5\x18\x02R\x06labels\x12\x1e\n" +
+	"\arestart\x18\x17 \x01(\tB\x04\x88\xb5\x18\x02R\arestart\x121\n" +
+	"\x06health\x18\x18 \x01(\v2\x13.dewpoint.v1.HealthB\x04\x88\xb5\x18\x02R\x06health\x12\x18\n" +
+	"\x04user\x18( \x01(\tB\x04\x88\xb5\x18\x02R\x04user\x12%\n" +
+	"\vworking_dir\x18) \x01(\tB\x04\x88\xb5\x18\x02R\n" +
+	"workingDir\x12 \n" +
+	"\bhostname\x18* \x01(\tB\x04\x88\xb5\x18\x02R\bhostname\x12\x16\n" +
+	"\x03dns\x18+ \x03(\tB\x04\x88\xb5\x18\x02R\x03dns\x12#\n" +
 	"\n" +
-	"dns_search\x18, \x03(\tR\tdnsSearch\x12\x1f\n" +
-	"\vdns_options\x18- \x03(\tR\n" +
-	"dnsOptions\x12\x14\n" +
-	"\x05hosts\x18. \x03(\tR\x05hosts\x12\x1b\n" +
-	"\tread_only\x18/ \x01(\bR\breadOnly\x12(\n" +
-	"\x05tmpfs\x180 \x03(\v2\x12.dewpoint.v1.TmpfsR\x05tmpfs\x12\x19\n" +
-	"\bshm_size\x181 \x01(\x03R\ashmSize\x12-\n" +
-	"\aulimits\x182 \x03(\v2\x13.dewpoint.v1.UlimitR\aulimits\x128\n" +
-	"\asysctls\x183 \x03(\v2\x1e.dewpoint.v1.Spec.SysctlsEntryR\asysctls\x12\x17\n" +
-	"\acap_add\x184 \x03(\tR\x06capAdd\x12\x19\n" +
-	"\bcap_drop\x185 \x03(\tR\acapDrop\x12\x1e\n" +
+	"dns_search\x18, \x03(\tB\x04\x88\xb5\x18\x02R\tdnsSearch\x12%\n" +
+	"\vdns_options\x18- \x03(\tB\x04\x88\xb5\x18\x02R\n" +
+	"dnsOptions\x12\x1a\n" +
+	"\x05hosts\x18. \x03(\tB\x04\x88\xb5\x18\x02R\x05hosts\x12!\n" +
+	"\tread_only\x18/ \x01(\bB\x04\x88\xb5\x18\x02R\breadOnly\x12.\n" +
+	"\x05tmpfs\x180 \x03(\v2\x12.dewpoint.v1.TmpfsB\x04\x88\xb5\x18\x02R\x05tmpfs\x12\x1f\n" +
+	"\bshm_size\x181 \x01(\x03B\x04\x88\xb5\x18\x02R\ashmSize\x123\n" +
+	"\aulimits\x182 \x03(\v2\x13.dewpoint.v1.UlimitB\x04\x88\xb5\x18\x03R\aulimits\x12>\n" +
+	"\asysctls\x183 \x03(\v2\x1e.dewpoint.v1.Spec.SysctlsEntryB\x04\x88\xb5\x18\x03R\asysctls\x12\x1d\n" +
+	"\acap_add\x184 \x03(\tB\x04\x88\xb5\x18\x03R\x06capAdd\x12\x1f\n" +
+	"\bcap_drop\x185 \x03(\tB\x04\x88\xb5\x18\x02R\acapDrop\x12$\n" +
 	"\n" +
-	"privileged\x186 \x01(\bR\n" +
-	"privileged\x12-\n" +
-	"\adevices\x187 \x03(\v2\x13.dewpoint.v1.DeviceR\adevices\x12*\n" +
-	"\x11no_new_privileges\x188 \x01(\bR\x0fnoNewPrivileges\x12\x12\n" +
-	"\x04init\x189 \x01(\bR\x04init\x12\x1f\n" +
-	"\vpull_policy\x18: \x01(\tR\n" +
-	"pullPolicy\x12\x1d\n" +
+	"privileged\x186 \x01(\bB\x04\x88\xb5\x18\x03R\n" +
+	"privileged\x123\n" +
+	"\adevices\x187 \x03(\v2\x13.dewpoint.v1.DeviceB\x04\x88\xb5\x18\x03R\adevices\x120\n" +
+	"\x11no_new_privileges\x188 \x01(\bB\x04\x88\xb5\x18\x02R\x0fnoNewPrivileges\x12\x18\n" +
+	"\x04init\x189 \x01(\bB\x04\x88\xb5\x18\x02R\x04init\x12%\n" +
+	"\vpull_policy\x18: \x01(\tB\x04\x88\xb5\x18\x02R\n" +
+	"pullPolicy\x12#\n" +
 	"\n" +
-	"pids_limit\x18; \x01(\x03R\tpidsLimit\x1a9\n" +
+	"pids_limit\x18; \x01(\x03B\x04\x88\xb5\x18\x02R\tpidsLimit\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
 	"\fSysctlsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa2\x02\n" +
-	"\x06Health\x12\x12\n" +
-	"\x04test\x18\x01 \x03(\tR\x04test\x125\n" +
-	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\binterval\x123\n" +
-	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12<\n" +
-	"\fstart_period\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\vstartPeriod\x12@\n" +
-	"\x0estart_interval\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rstartInterval\x12\x18\n" +
-	"\aretries\x18\x06 \x01(\x05R\aretries\"9\n" +
-	"\x05Tmpfs\x12\x16\n" +
-	"\x06target\x18\x01 \x01(\tR\x06target\x12\x18\n" +
-	"\aoptions\x18\x02 \x03(\tR\aoptions\"D\n" +
-	"\x06Ulimit\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04soft\x18\x02 \x01(\x03R\x04soft\x12\x12\n" +
-	"\x04hard\x18\x03 \x01(\x03R\x04hard\"Z\n" +
-	"\x06Device\x12\x16\n" +
-	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\x12 \n" +
-	"\vpermissions\x18\x03 \x01(\tR\vpermissions\"m\n" +
-	"\x04Port\x12\x17\n" +
-	"\ahost_ip\x18\x01 \x01(\tR\x06hostIp\x12\x12\n" +
-	"\x04host\x18\x02 \x01(\rR\x04host\x12\x1c\n" +
-	"\tcontainer\x18\x03 \x01(\rR\tcontainer\x12\x1a\n" +
-	"\bprotocol\x18\x04 \x01(\tR\bprotocol\"U\n" +
-	"\x06Volume\x12\x16\n" +
-	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\x12\x1b\n" +
-	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\x8a\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc6\x02\n" +
+	"\x06Health\x12\x18\n" +
+	"\x04test\x18\x01 \x03(\tB\x04\x88\xb5\x18\x02R\x04test\x12;\n" +
+	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x04\x88\xb5\x18\x02R\binterval\x129\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\x04\x88\xb5\x18\x02R\atimeout\x12B\n" +
+	"\fstart_period\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\x04\x88\xb5\x18\x02R\vstartPeriod\x12F\n" +
+	"\x0estart_interval\x18\x05 \x01(\v2\x19.google.protobuf.DurationB\x04\x88\xb5\x18\x02R\rstartInterval\x12\x1e\n" +
+	"\aretries\x18\x06 \x01(\x05B\x04\x88\xb5\x18\x02R\aretries\"E\n" +
+	"\x05Tmpfs\x12\x1c\n" +
+	"\x06target\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x06target\x12\x1e\n" +
+	"\aoptions\x18\x02 \x03(\tB\x04\x88\xb5\x18\x02R\aoptions\"V\n" +
+	"\x06Ulimit\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x03R\x04name\x12\x18\n" +
+	"\x04soft\x18\x02 \x01(\x03B\x04\x88\xb5\x18\x03R\x04soft\x12\x18\n" +
+	"\x04hard\x18\x03 \x01(\x03B\x04\x88\xb5\x18\x03R\x04hard\"l\n" +
+	"\x06Device\x12\x1c\n" +
+	"\x06source\x18\x01 \x01(\tB\x04\x88\xb5\x18\x03R\x06source\x12\x1c\n" +
+	"\x06target\x18\x02 \x01(\tB\x04\x88\xb5\x18\x03R\x06target\x12&\n" +
+	"\vpermissions\x18\x03 \x01(\tB\x04\x88\xb5\x18\x03R\vpermissions\"\x85\x01\n" +
+	"\x04Port\x12\x1d\n" +
+	"\ahost_ip\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x06hostIp\x12\x18\n" +
+	"\x04host\x18\x02 \x01(\rB\x04\x88\xb5\x18\x02R\x04host\x12\"\n" +
+	"\tcontainer\x18\x03 \x01(\rB\x04\x88\xb5\x18\x02R\tcontainer\x12 \n" +
+	"\bprotocol\x18\x04 \x01(\tB\x04\x88\xb5\x18\x02R\bprotocol\"g\n" +
+	"\x06Volume\x12\x1c\n" +
+	"\x06source\x18\x01 \x01(\tB\x04\x88\xb5\x18\x03R\x06source\x12\x1c\n" +
+	"\x06target\x18\x02 \x01(\tB\x04\x88\xb5\x18\x03R\x06target\x12!\n" +
+	"\tread_only\x18\x03 \x01(\bB\x04\x88\xb5\x18\x03R\breadOnly\"\x8a\x01\n" +
 	"\n" +
 	"VolumeInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
@@ -7707,12 +7801,12 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x12MakeVolumeResponse\")\n" +
 	"\x13RemoveVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
-	"\x14RemoveVolumeResponse\"\x97\x01\n" +
-	"\rDeployRequest\x12%\n" +
-	"\x04spec\x18\x01 \x01(\v2\x11.dewpoint.v1.SpecR\x04spec\x12\x16\n" +
-	"\x06attach\x18\x02 \x01(\bR\x06attach\x12\x10\n" +
-	"\x03key\x18\x03 \x01(\tR\x03key\x125\n" +
-	"\bdeadline\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\"\xb5\x02\n" +
+	"\x14RemoveVolumeResponse\"\xaf\x01\n" +
+	"\rDeployRequest\x12+\n" +
+	"\x04spec\x18\x01 \x01(\v2\x11.dewpoint.v1.SpecB\x04\x88\xb5\x18\x02R\x04spec\x12\x1c\n" +
+	"\x06attach\x18\x02 \x01(\bB\x04\x88\xb5\x18\x02R\x06attach\x12\x16\n" +
+	"\x03key\x18\x03 \x01(\tB\x04\x88\xb5\x18\x02R\x03key\x12;\n" +
+	"\bdeadline\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\x04\x88\xb5\x18\x02R\bdeadline\"\xb5\x02\n" +
 	"\x0eDeployResponse\x12*\n" +
 	"\x05stage\x18\x01 \x01(\v2\x12.dewpoint.v1.StageH\x00R\x05stage\x12-\n" +
 	"\x06layers\x18\x02 \x01(\v2\x13.dewpoint.v1.LayersH\x00R\x06layers\x12-\n" +
@@ -7722,14 +7816,14 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"deployment\x18\x06 \x01(\v2\x17.dewpoint.v1.DeploymentH\x00R\n" +
 	"deploymentB\x06\n" +
-	"\x04step\"\xcf\x01\n" +
-	"\x11DeployManyRequest\x12'\n" +
-	"\x05specs\x18\x01 \x03(\v2\x11.dewpoint.v1.SpecR\x05specs\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x05R\x05count\x12\x1a\n" +
-	"\bparallel\x18\x03 \x01(\x05R\bparallel\x12\x10\n" +
-	"\x03key\x18\x04 \x01(\tR\x03key\x125\n" +
-	"\bdeadline\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\x12\x16\n" +
-	"\x06detach\x18\x06 \x01(\bR\x06detach\"\xa3\x02\n" +
+	"\x04step\"\xf3\x01\n" +
+	"\x11DeployManyRequest\x12-\n" +
+	"\x05specs\x18\x01 \x03(\v2\x11.dewpoint.v1.SpecB\x04\x88\xb5\x18\x02R\x05specs\x12\x1a\n" +
+	"\x05count\x18\x02 \x01(\x05B\x04\x88\xb5\x18\x02R\x05count\x12 \n" +
+	"\bparallel\x18\x03 \x01(\x05B\x04\x88\xb5\x18\x02R\bparallel\x12\x16\n" +
+	"\x03key\x18\x04 \x01(\tB\x04\x88\xb5\x18\x02R\x03key\x12;\n" +
+	"\bdeadline\x18\x05 \x01(\v2\x19.google.protobuf.DurationB\x04\x88\xb5\x18\x02R\bdeadline\x12\x1c\n" +
+	"\x06detach\x18\x06 \x01(\bB\x04\x88\xb5\x18\x02R\x06detach\"\xa3\x02\n" +
 	"\x12DeployManyResponse\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x05R\x05index\x129\n" +
 	"\n" +
@@ -7755,19 +7849,19 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12+\n" +
 	"\x06record\x18\v \x01(\v2\x13.dewpoint.v1.RecordR\x06record\x12(\n" +
 	"\x05error\x18\f \x01(\v2\x12.dewpoint.v1.ErrorR\x05error\x12\x1a\n" +
-	"\bdetached\x18\r \x01(\bR\bdetached\"V\n" +
-	"\x16ListDeploymentsRequest\x12\x10\n" +
-	"\x03all\x18\x01 \x01(\bR\x03all\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12\x14\n" +
-	"\x05spans\x18\x03 \x01(\bR\x05spans\"T\n" +
+	"\bdetached\x18\r \x01(\bR\bdetached\"h\n" +
+	"\x16ListDeploymentsRequest\x12\x16\n" +
+	"\x03all\x18\x01 \x01(\bB\x04\x88\xb5\x18\x01R\x03all\x12\x1a\n" +
+	"\x05limit\x18\x02 \x01(\x05B\x04\x88\xb5\x18\x01R\x05limit\x12\x1a\n" +
+	"\x05spans\x18\x03 \x01(\bB\x04\x88\xb5\x18\x01R\x05spans\"T\n" +
 	"\x17ListDeploymentsResponse\x129\n" +
-	"\vdeployments\x18\x01 \x03(\v2\x17.dewpoint.v1.DeploymentR\vdeployments\":\n" +
-	"\x16WatchDeploymentRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\";\n" +
-	"\x17CancelDeploymentRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\"S\n" +
+	"\vdeployments\x18\x01 \x03(\v2\x17.dewpoint.v1.DeploymentR\vdeployments\"F\n" +
+	"\x16WatchDeploymentRequest\x12\x14\n" +
+	"\x02id\x18\x01 \x01(\tB\x04\x88\xb5\x18\x01R\x02id\x12\x16\n" +
+	"\x03key\x18\x02 \x01(\tB\x04\x88\xb5\x18\x01R\x03key\"G\n" +
+	"\x17CancelDeploymentRequest\x12\x14\n" +
+	"\x02id\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x02id\x12\x16\n" +
+	"\x03key\x18\x02 \x01(\tB\x04\x88\xb5\x18\x02R\x03key\"S\n" +
 	"\x18CancelDeploymentResponse\x127\n" +
 	"\n" +
 	"deployment\x18\x01 \x01(\v2\x17.dewpoint.v1.DeploymentR\n" +
@@ -7826,22 +7920,22 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\rSTREAM_STDOUT\x10\x01\x12\x11\n" +
 	"\rSTREAM_STDERR\x10\x02\"\x1e\n" +
 	"\x04Exit\x12\x16\n" +
-	"\x06status\x18\x01 \x01(\x05R\x06status\"\xa4\x01\n" +
-	"\vPullRequest\x12\x14\n" +
-	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
-	"\x04lazy\x18\x02 \x01(\tR\x04lazy\x12\x14\n" +
-	"\x05blobs\x18\x03 \x01(\bR\x05blobs\x12!\n" +
+	"\x06status\x18\x01 \x01(\x05R\x06status\"\xc6\x01\n" +
+	"\vPullRequest\x12\x1a\n" +
+	"\x05image\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x05image\x12\x18\n" +
+	"\x04lazy\x18\x02 \x01(\tB\x04\x88\xb5\x18\x02R\x04lazy\x12\x1a\n" +
+	"\x05blobs\x18\x03 \x01(\bB\x04\x88\xb5\x18\x02R\x05blobs\x12%\n" +
 	"\n" +
-	"plain_http\x18\x04 \x01(\bB\x02\x18\x01R\tplainHttp\x12\x14\n" +
-	"\x05order\x18\x05 \x01(\tR\x05order\x12\x1c\n" +
-	"\tinflaters\x18\x06 \x01(\x05R\tinflaters\"\xa0\x01\n" +
+	"plain_http\x18\x04 \x01(\bB\x06\x88\xb5\x18\x02\x18\x01R\tplainHttp\x12\x1a\n" +
+	"\x05order\x18\x05 \x01(\tB\x04\x88\xb5\x18\x03R\x05order\x12\"\n" +
+	"\tinflaters\x18\x06 \x01(\x05B\x04\x88\xb5\x18\x03R\tinflaters\"\xa0\x01\n" +
 	"\fPullResponse\x12*\n" +
 	"\x05stage\x18\x01 \x01(\v2\x12.dewpoint.v1.StageH\x00R\x05stage\x12-\n" +
 	"\x06layers\x18\x02 \x01(\v2\x13.dewpoint.v1.LayersH\x00R\x06layers\x12-\n" +
 	"\x06record\x18\x03 \x01(\v2\x13.dewpoint.v1.RecordH\x00R\x06recordB\x06\n" +
-	"\x04step\"\x1f\n" +
-	"\vListRequest\x12\x10\n" +
-	"\x03all\x18\x01 \x01(\bR\x03all\"F\n" +
+	"\x04step\"%\n" +
+	"\vListRequest\x12\x16\n" +
+	"\x03all\x18\x01 \x01(\bB\x04\x88\xb5\x18\x01R\x03all\"F\n" +
 	"\fListResponse\x126\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2\x16.dewpoint.v1.ContainerR\n" +
@@ -7868,18 +7962,18 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"next_start\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\tnextStart\x12\x16\n" +
 	"\x06health\x18\x11 \x01(\tR\x06health\x12!\n" +
-	"\fhealth_error\x18\x12 \x01(\tR\vhealthError\"$\n" +
-	"\x0eInspectRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\xad\x01\n" +
+	"\fhealth_error\x18\x12 \x01(\tR\vhealthError\"*\n" +
+	"\x0eInspectRequest\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\"\xad\x01\n" +
 	"\x0fInspectResponse\x124\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x16.dewpoint.v1.ContainerR\tcontainer\x12%\n" +
 	"\x04spec\x18\x02 \x01(\v2\x11.dewpoint.v1.SpecR\x04spec\x12+\n" +
 	"\x06record\x18\x03 \x01(\v2\x13.dewpoint.v1.RecordR\x06record\x12\x10\n" +
-	"\x03oci\x18\x04 \x01(\tR\x03oci\"M\n" +
-	"\vLogsRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
-	"\x04tail\x18\x03 \x01(\x05R\x04tail\";\n" +
+	"\x03oci\x18\x04 \x01(\tR\x03oci\"_\n" +
+	"\vLogsRequest\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x01R\x04name\x12\x1c\n" +
+	"\x06follow\x18\x02 \x01(\bB\x04\x88\xb5\x18\x01R\x06follow\x12\x18\n" +
+	"\x04tail\x18\x03 \x01(\x05B\x04\x88\xb5\x18\x01R\x04tail\";\n" +
 	"\fLogsResponse\x12+\n" +
 	"\x06output\x18\x01 \x01(\v2\x13.dewpoint.v1.OutputR\x06output\"\xa5\x03\n" +
 	"\vExecRequest\x126\n" +
@@ -7906,41 +8000,41 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\fExecResponse\x12-\n" +
 	"\x06output\x18\x01 \x01(\v2\x13.dewpoint.v1.OutputH\x00R\x06output\x12'\n" +
 	"\x04exit\x18\x02 \x01(\v2\x11.dewpoint.v1.ExitH\x00R\x04exitB\t\n" +
-	"\amessage\"V\n" +
-	"\vStopRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
-	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\x0e\n" +
-	"\fStopResponse\"\"\n" +
-	"\fStartRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x0f\n" +
-	"\rStartResponse\"Y\n" +
-	"\x0eRestartRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
-	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\x11\n" +
-	"\x0fRestartResponse\"9\n" +
-	"\vKillRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06signal\x18\x02 \x01(\tR\x06signal\"\x0e\n" +
-	"\fKillResponse\"\xcb\x01\n" +
-	"\rUpdateRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
-	"\x06memory\x18\x02 \x01(\x03H\x00R\x06memory\x88\x01\x01\x12\x17\n" +
-	"\x04cpus\x18\x03 \x01(\x01H\x01R\x04cpus\x88\x01\x01\x12\"\n" +
+	"\amessage\"b\n" +
+	"\vStopRequest\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\x129\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x04\x88\xb5\x18\x02R\atimeout\"\x0e\n" +
+	"\fStopResponse\"(\n" +
+	"\fStartRequest\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\"\x0f\n" +
+	"\rStartResponse\"e\n" +
+	"\x0eRestartRequest\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\x129\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x04\x88\xb5\x18\x02R\atimeout\"\x11\n" +
+	"\x0fRestartResponse\"E\n" +
+	"\vKillRequest\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\x12\x1c\n" +
+	"\x06signal\x18\x02 \x01(\tB\x04\x88\xb5\x18\x02R\x06signal\"\x0e\n" +
+	"\fKillResponse\"\xe9\x01\n" +
+	"\rUpdateRequest\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\x12!\n" +
+	"\x06memory\x18\x02 \x01(\x03B\x04\x88\xb5\x18\x02H\x00R\x06memory\x88\x01\x01\x12\x1d\n" +
+	"\x04cpus\x18\x03 \x01(\x01B\x04\x88\xb5\x18\x02H\x01R\x04cpus\x88\x01\x01\x12(\n" +
 	"\n" +
-	"pids_limit\x18\x04 \x01(\x03H\x02R\tpidsLimit\x88\x01\x01\x12\x1d\n" +
-	"\arestart\x18\x05 \x01(\tH\x03R\arestart\x88\x01\x01B\t\n" +
+	"pids_limit\x18\x04 \x01(\x03B\x04\x88\xb5\x18\x02H\x02R\tpidsLimit\x88\x01\x01\x12#\n" +
+	"\arestart\x18\x05 \x01(\tB\x04\x88\xb5\x18\x02H\x03R\arestart\x88\x01\x01B\t\n" +
 	"\a_memoryB\a\n" +
 	"\x05_cpusB\r\n" +
 	"\v_pids_limitB\n" +
 	"\n" +
 	"\b_restart\"\x10\n" +
-	"\x0eUpdateResponse\"9\n" +
-	"\rRemoveRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"\x10\n" +
-	"\x0eRemoveResponse\"!\n" +
-	"\vWaitRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"&\n" +
+	"\x0eUpdateResponse\"E\n" +
+	"\rRemoveRequest\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\x12\x1a\n" +
+	"\x05force\x18\x02 \x01(\bB\x04\x88\xb5\x18\x02R\x05force\"\x10\n" +
+	"\x0eRemoveResponse\"'\n" +
+	"\vWaitRequest\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x01R\x04name\"&\n" +
 	"\fWaitResponse\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\x05R\x06status\"\x0f\n" +
 	"\rImagesRequest\"<\n" +
@@ -7990,10 +8084,10 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05mount\x18\x04 \x01(\tR\x05mount\x12\x1a\n" +
 	"\binflater\x18\x05 \x01(\tR\binflater\x12\x16\n" +
 	"\x06kernel\x18\x06 \x01(\tR\x06kernel\x12\x0e\n" +
-	"\x02go\x18\a \x01(\tR\x02go\"J\n" +
-	"\rEventsRequest\x12\x19\n" +
-	"\x05after\x18\x01 \x01(\x04H\x00R\x05after\x88\x01\x01\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\tR\x05epochB\b\n" +
+	"\x02go\x18\a \x01(\tR\x02go\"V\n" +
+	"\rEventsRequest\x12\x1f\n" +
+	"\x05after\x18\x01 \x01(\x04B\x04\x88\xb5\x18\x01H\x00R\x05after\x88\x01\x01\x12\x1a\n" +
+	"\x05epoch\x18\x02 \x01(\tB\x04\x88\xb5\x18\x01R\x05epochB\b\n" +
 	"\x06_after\":\n" +
 	"\x0eEventsResponse\x12(\n" +
 	"\x05event\x18\x01 \x01(\v2\x12.dewpoint.v1.EventR\x05event\"\x84\x03\n" +
@@ -8052,9 +8146,9 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\bmanifest\x18\x02 \x01(\tR\bmanifest\x12\x12\n" +
 	"\x04pack\x18\x03 \x01(\tR\x04pack\x12\x12\n" +
 	"\x04size\x18\x04 \x01(\x03R\x04size\x12\x16\n" +
-	"\x06signed\x18\x05 \x01(\bR\x06signed\"*\n" +
-	"\x12PackInspectRequest\x12\x14\n" +
-	"\x05image\x18\x01 \x01(\tR\x05image\"<\n" +
+	"\x06signed\x18\x05 \x01(\bR\x06signed\"0\n" +
+	"\x12PackInspectRequest\x12\x1a\n" +
+	"\x05image\x18\x01 \x01(\tB\x04\x88\xb5\x18\x01R\x05image\"<\n" +
 	"\x13PackInspectResponse\x12%\n" +
 	"\x04pack\x18\x01 \x01(\v2\x11.dewpoint.v1.PackR\x04pack\"\xbb\x05\n" +
 	"\x04Pack\x12\x14\n" +
@@ -8095,9 +8189,9 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x12CheckpointResponse\x127\n" +
 	"\n" +
 	"checkpoint\x18\x01 \x01(\v2\x17.dewpoint.v1.CheckpointR\n" +
-	"checkpoint\".\n" +
-	"\x16ListCheckpointsRequest\x12\x14\n" +
-	"\x05image\x18\x01 \x01(\tR\x05image\"T\n" +
+	"checkpoint\"4\n" +
+	"\x16ListCheckpointsRequest\x12\x1a\n" +
+	"\x05image\x18\x01 \x01(\tB\x04\x88\xb5\x18\x01R\x05image\"T\n" +
 	"\x17ListCheckpointsResponse\x129\n" +
 	"\vcheckpoints\x18\x01 \x03(\v2\x17.dewpoint.v1.CheckpointR\vcheckpoints\")\n" +
 	"\x17RemoveCheckpointRequest\x12\x0e\n" +
@@ -8188,27 +8282,33 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"&\n" +
 	"\x10PoPForgetRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\x13\n" +
-	"\x11PoPForgetResponse2\xa7\x15\n" +
-	"\x04Node\x12C\n" +
-	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse0\x01\x12O\n" +
+	"\x11PoPForgetResponse*=\n" +
+	"\x04Role\x12\x14\n" +
+	"\x10ROLE_UNSPECIFIED\x10\x00\x12\b\n" +
+	"\x04READ\x10\x01\x12\n" +
 	"\n" +
-	"DeployMany\x12\x1e.dewpoint.v1.DeployManyRequest\x1a\x1f.dewpoint.v1.DeployManyResponse0\x01\x12a\n" +
-	"\x0fListDeployments\x12#.dewpoint.v1.ListDeploymentsRequest\x1a$.dewpoint.v1.ListDeploymentsResponse\"\x03\x90\x02\x01\x12U\n" +
-	"\x0fWatchDeployment\x12#.dewpoint.v1.WatchDeploymentRequest\x1a\x1b.dewpoint.v1.DeployResponse0\x01\x12_\n" +
-	"\x10CancelDeployment\x12$.dewpoint.v1.CancelDeploymentRequest\x1a%.dewpoint.v1.CancelDeploymentResponse\x12=\n" +
-	"\x04Pull\x12\x18.dewpoint.v1.PullRequest\x1a\x19.dewpoint.v1.PullResponse0\x01\x12@\n" +
-	"\x04List\x12\x18.dewpoint.v1.ListRequest\x1a\x19.dewpoint.v1.ListResponse\"\x03\x90\x02\x01\x12I\n" +
-	"\aInspect\x12\x1b.dewpoint.v1.InspectRequest\x1a\x1c.dewpoint.v1.InspectResponse\"\x03\x90\x02\x01\x12=\n" +
-	"\x04Logs\x12\x18.dewpoint.v1.LogsRequest\x1a\x19.dewpoint.v1.LogsResponse0\x01\x12?\n" +
-	"\x04Exec\x12\x18.dewpoint.v1.ExecRequest\x1a\x19.dewpoint.v1.ExecResponse(\x010\x01\x12;\n" +
-	"\x04Stop\x12\x18.dewpoint.v1.StopRequest\x1a\x19.dewpoint.v1.StopResponse\x12>\n" +
-	"\x05Start\x12\x19.dewpoint.v1.StartRequest\x1a\x1a.dewpoint.v1.StartResponse\x12D\n" +
-	"\aRestart\x12\x1b.dewpoint.v1.RestartRequest\x1a\x1c.dewpoint.v1.RestartResponse\x12;\n" +
-	"\x04Kill\x12\x18.dewpoint.v1.KillRequest\x1a\x19.dewpoint.v1.KillResponse\x12A\n" +
-	"\x06Update\x12\x1a.dewpoint.v1.UpdateRequest\x1a\x1b.dewpoint.v1.UpdateResponse\x12A\n" +
-	"\x06Remove\x12\x1a.dewpoint.v1.RemoveRequest\x1a\x1b.dewpoint.v1.RemoveResponse\x12;\n" +
-	"\x04Wait\x12\x18.dewpoint.v1.WaitRequest\x1a\x19.dewpoint.v1.WaitResponse\x12F\n" +
-	"\x06Images\x12\x1a.dewpoint.v1.ImagesRequest\x1a\x1b.dewpoint.v1.ImagesResponse\"\x03\x90\x02\x01\x12P\n" +
+	"\x06DEPLOY\x10\x02\x12\t\n" +
+	"\x05ADMIN\x10\x032\xa1\x16\n" +
+	"\x04Node\x12I\n" +
+	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse\"\x04\x88\xb5\x18\x020\x01\x12U\n" +
+	"\n" +
+	"DeployMany\x12\x1e.dewpoint.v1.DeployManyRequest\x1a\x1f.dewpoint.v1.DeployManyResponse\"\x04\x88\xb5\x18\x020\x01\x12e\n" +
+	"\x0fListDeployments\x12#.dewpoint.v1.ListDeploymentsRequest\x1a$.dewpoint.v1.ListDeploymentsResponse\"\a\x88\xb5\x18\x01\x90\x02\x01\x12[\n" +
+	"\x0fWatchDeployment\x12#.dewpoint.v1.WatchDeploymentRequest\x1a\x1b.dewpoint.v1.DeployResponse\"\x04\x88\xb5\x18\x010\x01\x12e\n" +
+	"\x10CancelDeployment\x12$.dewpoint.v1.CancelDeploymentRequest\x1a%.dewpoint.v1.CancelDeploymentResponse\"\x04\x88\xb5\x18\x02\x12C\n" +
+	"\x04Pull\x12\x18.dewpoint.v1.PullRequest\x1a\x19.dewpoint.v1.PullResponse\"\x04\x88\xb5\x18\x020\x01\x12D\n" +
+	"\x04List\x12\x18.dewpoint.v1.ListRequest\x1a\x19.dewpoint.v1.ListResponse\"\a\x88\xb5\x18\x01\x90\x02\x01\x12M\n" +
+	"\aInspect\x12\x1b.dewpoint.v1.InspectRequest\x1a\x1c.dewpoint.v1.InspectResponse\"\a\x88\xb5\x18\x02\x90\x02\x01\x12C\n" +
+	"\x04Logs\x12\x18.dewpoint.v1.LogsRequest\x1a\x19.dewpoint.v1.LogsResponse\"\x04\x88\xb5\x18\x010\x01\x12?\n" +
+	"\x04Exec\x12\x18.dewpoint.v1.ExecRequest\x1a\x19.dewpoint.v1.ExecResponse(\x010\x01\x12A\n" +
+	"\x04Stop\x12\x18.dewpoint.v1.StopRequest\x1a\x19.dewpoint.v1.StopResponse\"\x04\x88\xb5\x18\x02\x12D\n" +
+	"\x05Start\x12\x19.dewpoint.v1.StartRequest\x1a\x1a.dewpoint.v1.StartResponse\"\x04\x88\xb5\x18\x02\x12J\n" +
+	"\aRestart\x12\x1b.dewpoint.v1.RestartRequest\x1a\x1c.dewpoint.v1.RestartResponse\"\x04\x88\xb5\x18\x02\x12A\n" +
+	"\x04Kill\x12\x18.dewpoint.v1.KillRequest\x1a\x19.dewpoint.v1.KillResponse\"\x04\x88\xb5\x18\x02\x12G\n" +
+	"\x06Update\x12\x1a.dewpoint.v1.UpdateRequest\x1a\x1b.dewpoint.v1.UpdateResponse\"\x04\x88\xb5\x18\x02\x12G\n" +
+	"\x06Remove\x12\x1a.dewpoint.v1.RemoveRequest\x1a\x1b.dewpoint.v1.RemoveResponse\"\x04\x88\xb5\x18\x02\x12A\n" +
+	"\x04Wait\x12\x18.dewpoint.v1.WaitRequest\x1a\x19.dewpoint.v1.WaitResponse\"\x04\x88\xb5\x18\x01\x12J\n" +
+	"\x06Images\x12\x1a.dewpoint.v1.ImagesRequest\x1a\x1b.dewpoint.v1.ImagesResponse\"\a\x88\xb5\x18\x01\x90\x02\x01\x12P\n" +
 	"\vRemoveImage\x12\x1f.dewpoint.v1.RemoveImageRequest\x1a .dewpoint.v1.RemoveImageResponse\x12>\n" +
 	"\x05Prune\x12\x19.dewpoint.v1.PruneRequest\x1a\x1a.dewpoint.v1.PruneResponse\x12U\n" +
 	"\vListVolumes\x12\x1f.dewpoint.v1.ListVolumesRequest\x1a .dewpoint.v1.ListVolumesResponse\"\x03\x90\x02\x01\x12M\n" +
@@ -8218,18 +8318,20 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"ProfileEnd\x12\x1e.dewpoint.v1.ProfileEndRequest\x1a\x1f.dewpoint.v1.ProfileEndResponse\x12J\n" +
 	"\tPackBuild\x12\x1d.dewpoint.v1.PackBuildRequest\x1a\x1e.dewpoint.v1.PackBuildResponse\x12G\n" +
-	"\bPackPush\x12\x1c.dewpoint.v1.PackPushRequest\x1a\x1d.dewpoint.v1.PackPushResponse\x12U\n" +
-	"\vPackInspect\x12\x1f.dewpoint.v1.PackInspectRequest\x1a .dewpoint.v1.PackInspectResponse\"\x03\x90\x02\x01\x12M\n" +
+	"\bPackPush\x12\x1c.dewpoint.v1.PackPushRequest\x1a\x1d.dewpoint.v1.PackPushResponse\x12Y\n" +
+	"\vPackInspect\x12\x1f.dewpoint.v1.PackInspectRequest\x1a .dewpoint.v1.PackInspectResponse\"\a\x88\xb5\x18\x01\x90\x02\x01\x12M\n" +
 	"\n" +
-	"Checkpoint\x12\x1e.dewpoint.v1.CheckpointRequest\x1a\x1f.dewpoint.v1.CheckpointResponse\x12a\n" +
-	"\x0fListCheckpoints\x12#.dewpoint.v1.ListCheckpointsRequest\x1a$.dewpoint.v1.ListCheckpointsResponse\"\x03\x90\x02\x01\x12_\n" +
-	"\x10RemoveCheckpoint\x12$.dewpoint.v1.RemoveCheckpointRequest\x1a%.dewpoint.v1.RemoveCheckpointResponse\x12O\n" +
-	"\tPoPStatus\x12\x1d.dewpoint.v1.PoPStatusRequest\x1a\x1e.dewpoint.v1.PoPStatusResponse\"\x03\x90\x02\x01\x12L\n" +
+	"Checkpoint\x12\x1e.dewpoint.v1.CheckpointRequest\x1a\x1f.dewpoint.v1.CheckpointResponse\x12e\n" +
+	"\x0fListCheckpoints\x12#.dewpoint.v1.ListCheckpointsRequest\x1a$.dewpoint.v1.ListCheckpointsResponse\"\a\x88\xb5\x18\x01\x90\x02\x01\x12_\n" +
+	"\x10RemoveCheckpoint\x12$.dewpoint.v1.RemoveCheckpointRequest\x1a%.dewpoint.v1.RemoveCheckpointResponse\x12S\n" +
+	"\tPoPStatus\x12\x1d.dewpoint.v1.PoPStatusRequest\x1a\x1e.dewpoint.v1.PoPStatusResponse\"\a\x88\xb5\x18\x01\x90\x02\x01\x12L\n" +
 	"\tPoPVerify\x12\x1d.dewpoint.v1.PoPVerifyRequest\x1a\x1e.dewpoint.v1.PoPVerifyResponse0\x01\x12J\n" +
-	"\tPoPForget\x12\x1d.dewpoint.v1.PoPForgetRequest\x1a\x1e.dewpoint.v1.PoPForgetResponse\x12A\n" +
-	"\x06Doctor\x12\x1a.dewpoint.v1.DoctorRequest\x1a\x1b.dewpoint.v1.DoctorResponse\x12I\n" +
-	"\aVersion\x12\x1b.dewpoint.v1.VersionRequest\x1a\x1c.dewpoint.v1.VersionResponse\"\x03\x90\x02\x01\x12C\n" +
-	"\x06Events\x12\x1a.dewpoint.v1.EventsRequest\x1a\x1b.dewpoint.v1.EventsResponse0\x01B2Z0dewpoint/internal/api/gen/dewpoint/v1;dewpointv1b\x06proto3"
+	"\tPoPForget\x12\x1d.dewpoint.v1.PoPForgetRequest\x1a\x1e.dewpoint.v1.PoPForgetResponse\x12G\n" +
+	"\x06Doctor\x12\x1a.dewpoint.v1.DoctorRequest\x1a\x1b.dewpoint.v1.DoctorResponse\"\x04\x88\xb5\x18\x01\x12M\n" +
+	"\aVersion\x12\x1b.dewpoint.v1.VersionRequest\x1a\x1c.dewpoint.v1.VersionResponse\"\a\x88\xb5\x18\x01\x90\x02\x01\x12I\n" +
+	"\x06Events\x12\x1a.dewpoint.v1.EventsRequest\x1a\x1b.dewpoint.v1.EventsResponse\"\x04\x88\xb5\x18\x010\x01:N\n" +
+	"\bmay_call\x12\x1e.google.protobuf.MethodOptions\x18ц\x03 \x01(\x0e2\x11.dewpoint.v1.RoleR\amayCall:K\n" +
+	"\amay_set\x12\x1d.google.protobuf.FieldOptions\x18ц\x03 \x01(\x0e2\x11.dewpoint.v1.RoleR\x06maySetB2Z0dewpoint/internal/api/gen/dewpoint/v1;dewpointv1b\x06proto3"
 
 var (
 	file_dewpoint_v1_node_proto_rawDescOnce sync.Once
@@ -8243,295 +8345,302 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 	return file_dewpoint_v1_node_proto_rawDescData
 }
 
-var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
 var file_dewpoint_v1_node_proto_goTypes = []any{
-	(Output_Stream)(0),               // 0: dewpoint.v1.Output.Stream
-	(*Error)(nil),                    // 1: dewpoint.v1.Error
-	(*Spec)(nil),                     // 2: dewpoint.v1.Spec
-	(*Health)(nil),                   // 3: dewpoint.v1.Health
-	(*Tmpfs)(nil),                    // 4: dewpoint.v1.Tmpfs
-	(*Ulimit)(nil),                   // 5: dewpoint.v1.Ulimit
-	(*Device)(nil),                   // 6: dewpoint.v1.Device
-	(*Port)(nil),                     // 7: dewpoint.v1.Port
-	(*Volume)(nil),                   // 8: dewpoint.v1.Volume
-	(*VolumeInfo)(nil),               // 9: dewpoint.v1.VolumeInfo
-	(*ListVolumesRequest)(nil),       // 10: dewpoint.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),      // 11: dewpoint.v1.ListVolumesResponse
-	(*MakeVolumeRequest)(nil),        // 12: dewpoint.v1.MakeVolumeRequest
-	(*MakeVolumeResponse)(nil),       // 13: dewpoint.v1.MakeVolumeResponse
-	(*RemoveVolumeRequest)(nil),      // 14: dewpoint.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),     // 15: dewpoint.v1.RemoveVolumeResponse
-	(*DeployRequest)(nil),            // 16: dewpoint.v1.DeployRequest
-	(*DeployResponse)(nil),           // 17: dewpoint.v1.DeployResponse
-	(*DeployManyRequest)(nil),        // 18: dewpoint.v1.DeployManyRequest
-	(*DeployManyResponse)(nil),       // 19: dewpoint.v1.DeployManyResponse
-	(*Deployment)(nil),               // 20: dewpoint.v1.Deployment
-	(*ListDeploymentsRequest)(nil),   // 21: dewpoint.v1.ListDeploymentsRequest
-	(*ListDeploymentsResponse)(nil),  // 22: dewpoint.v1.ListDeploymentsResponse
-	(*WatchDeploymentRequest)(nil),   // 23: dewpoint.v1.WatchDeploymentRequest
-	(*CancelDeploymentRequest)(nil),  // 24: dewpoint.v1.CancelDeploymentRequest
-	(*CancelDeploymentResponse)(nil), // 25: dewpoint.v1.CancelDeploymentResponse
-	(*Stage)(nil),                    // 26: dewpoint.v1.Stage
-	(*Layers)(nil),                   // 27: dewpoint.v1.Layers
-	(*LayerProgress)(nil),            // 28: dewpoint.v1.LayerProgress
-	(*Record)(nil),                   // 29: dewpoint.v1.Record
-	(*Span)(nil),                     // 30: dewpoint.v1.Span
-	(*Bytes)(nil),                    // 31: dewpoint.v1.Bytes
-	(*Way)(nil),                      // 32: dewpoint.v1.Way
-	(*Output)(nil),                   // 33: dewpoint.v1.Output
-	(*Exit)(nil),                     // 34: dewpoint.v1.Exit
-	(*PullRequest)(nil),              // 35: dewpoint.v1.PullRequest
-	(*PullResponse)(nil),             // 36: dewpoint.v1.PullResponse
-	(*ListRequest)(nil),              // 37: dewpoint.v1.ListRequest
-	(*ListResponse)(nil),             // 38: dewpoint.v1.ListResponse
-	(*Container)(nil),                // 39: dewpoint.v1.Container
-	(*InspectRequest)(nil),           // 40: dewpoint.v1.InspectRequest
-	(*InspectResponse)(nil),          // 41: dewpoint.v1.InspectResponse
-	(*LogsRequest)(nil),              // 42: dewpoint.v1.LogsRequest
-	(*LogsResponse)(nil),             // 43: dewpoint.v1.LogsResponse
-	(*ExecRequest)(nil),              // 44: dewpoint.v1.ExecRequest
-	(*Size)(nil),                     // 45: dewpoint.v1.Size
-	(*ExecResponse)(nil),             // 46: dewpoint.v1.ExecResponse
-	(*StopRequest)(nil),              // 47: dewpoint.v1.StopRequest
-	(*StopResponse)(nil),             // 48: dewpoint.v1.StopResponse
-	(*StartRequest)(nil),             // 49: dewpoint.v1.StartRequest
-	(*StartResponse)(nil),            // 50: dewpoint.v1.StartResponse
-	(*RestartRequest)(nil),           // 51: dewpoint.v1.RestartRequest
-	(*RestartResponse)(nil),          // 52: dewpoint.v1.RestartResponse
-	(*KillRequest)(nil),              // 53: dewpoint.v1.KillRequest
-	(*KillResponse)(nil),             // 54: dewpoint.v1.KillResponse
-	(*UpdateRequest)(nil),            // 55: dewpoint.v1.UpdateRequest
-	(*UpdateResponse)(nil),           // 56: dewpoint.v1.UpdateResponse
-	(*RemoveRequest)(nil),            // 57: dewpoint.v1.RemoveRequest
-	(*RemoveResponse)(nil),           // 58: dewpoint.v1.RemoveResponse
-	(*WaitRequest)(nil),              // 59: dewpoint.v1.WaitRequest
-	(*WaitResponse)(nil),             // 60: dewpoint.v1.WaitResponse
-	(*ImagesRequest)(nil),            // 61: dewpoint.v1.ImagesRequest
-	(*ImagesResponse)(nil),           // 62: dewpoint.v1.ImagesResponse
-	(*Image)(nil),                    // 63: dewpoint.v1.Image
-	(*Layer)(nil),                    // 64: dewpoint.v1.Layer
-	(*RemoveImageRequest)(nil),       // 65: dewpoint.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),      // 66: dewpoint.v1.RemoveImageResponse
-	(*PruneRequest)(nil),             // 67: dewpoint.v1.PruneRequest
-	(*PruneResponse)(nil),            // 68: dewpoint.v1.PruneResponse
-	(*DoctorRequest)(nil),            // 69: dewpoint.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 70: dewpoint.v1.DoctorResponse
-	(*Finding)(nil),                  // 71: dewpoint.v1.Finding
-	(*VersionRequest)(nil),           // 72: dewpoint.v1.VersionRequest
-	(*VersionResponse)(nil),          // 73: dewpoint.v1.VersionResponse
-	(*EventsRequest)(nil),            // 74: dewpoint.v1.EventsRequest
-	(*EventsResponse)(nil),           // 75: dewpoint.v1.EventsResponse
-	(*Event)(nil),                    // 76: dewpoint.v1.Event
-	(*ProfileEndRequest)(nil),        // 77: dewpoint.v1.ProfileEndRequest
-	(*ProfileEndResponse)(nil),       // 78: dewpoint.v1.ProfileEndResponse
-	(*Profile)(nil),                  // 79: dewpoint.v1.Profile
-	(*FileRead)(nil),                 // 80: dewpoint.v1.FileRead
-	(*PackBuildRequest)(nil),         // 81: dewpoint.v1.PackBuildRequest
-	(*PackBuildResponse)(nil),        // 82: dewpoint.v1.PackBuildResponse
-	(*PackPushRequest)(nil),          // 83: dewpoint.v1.PackPushRequest
-	(*PackPushResponse)(nil),         // 84: dewpoint.v1.PackPushResponse
-	(*PackInspectRequest)(nil),       // 85: dewpoint.v1.PackInspectRequest
-	(*PackInspectResponse)(nil),      // 86: dewpoint.v1.PackInspectResponse
-	(*Pack)(nil),                     // 87: dewpoint.v1.Pack
-	(*CheckpointRequest)(nil),        // 88: dewpoint.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 89: dewpoint.v1.CheckpointResponse
-	(*ListCheckpointsRequest)(nil),   // 90: dewpoint.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),  // 91: dewpoint.v1.ListCheckpointsResponse
-	(*RemoveCheckpointRequest)(nil),  // 92: dewpoint.v1.RemoveCheckpointRequest
-	(*RemoveCheckpointResponse)(nil), // 93: dewpoint.v1.RemoveCheckpointResponse
-	(*Checkpoint)(nil),               // 94: dewpoint.v1.Checkpoint
-	(*PoPStatusRequest)(nil),         // 95: dewpoint.v1.PoPStatusRequest
-	(*PoPStatusResponse)(nil),        // 96: dewpoint.v1.PoPStatusResponse
-	(*PoP)(nil),                      // 97: dewpoint.v1.PoP
-	(*PoPVerifyRequest)(nil),         // 98: dewpoint.v1.PoPVerifyRequest
-	(*PoPVerifyResponse)(nil),        // 99: dewpoint.v1.PoPVerifyResponse
-	(*PoPForgetRequest)(nil),         // 100: dewpoint.v1.PoPForgetRequest
-	(*PoPForgetResponse)(nil),        // 101: dewpoint.v1.PoPForgetResponse
-	nil,                              // 102: dewpoint.v1.Spec.LabelsEntry
-	nil,                              // 103: dewpoint.v1.Spec.SysctlsEntry
-	nil,                              // 104: dewpoint.v1.Record.StagesEntry
-	nil,                              // 105: dewpoint.v1.Span.AttributesEntry
-	(*ExecRequest_Start)(nil),        // 106: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil),   // 107: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),               // 108: dewpoint.v1.Pack.Parts
-	(*PoP_Quota)(nil),                // 109: dewpoint.v1.PoP.Quota
-	(*PoP_Store)(nil),                // 110: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),          // 111: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),                 // 112: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),                // 113: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),                 // 114: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),                // 115: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),      // 116: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 117: google.protobuf.Timestamp
+	(Role)(0),                          // 0: dewpoint.v1.Role
+	(Output_Stream)(0),                 // 1: dewpoint.v1.Output.Stream
+	(*Error)(nil),                      // 2: dewpoint.v1.Error
+	(*Spec)(nil),                       // 3: dewpoint.v1.Spec
+	(*Health)(nil),                     // 4: dewpoint.v1.Health
+	(*Tmpfs)(nil),                      // 5: dewpoint.v1.Tmpfs
+	(*Ulimit)(nil),                     // 6: dewpoint.v1.Ulimit
+	(*Device)(nil),                     // 7: dewpoint.v1.Device
+	(*Port)(nil),                       // 8: dewpoint.v1.Port
+	(*Volume)(nil),                     // 9: dewpoint.v1.Volume
+	(*VolumeInfo)(nil),                 // 10: dewpoint.v1.VolumeInfo
+	(*ListVolumesRequest)(nil),         // 11: dewpoint.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 12: dewpoint.v1.ListVolumesResponse
+	(*MakeVolumeRequest)(nil),          // 13: dewpoint.v1.MakeVolumeRequest
+	(*MakeVolumeResponse)(nil),         // 14: dewpoint.v1.MakeVolumeResponse
+	(*RemoveVolumeRequest)(nil),        // 15: dewpoint.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),       // 16: dewpoint.v1.RemoveVolumeResponse
+	(*DeployRequest)(nil),              // 17: dewpoint.v1.DeployRequest
+	(*DeployResponse)(nil),             // 18: dewpoint.v1.DeployResponse
+	(*DeployManyRequest)(nil),          // 19: dewpoint.v1.DeployManyRequest
+	(*DeployManyResponse)(nil),         // 20: dewpoint.v1.DeployManyResponse
+	(*Deployment)(nil),                 // 21: dewpoint.v1.Deployment
+	(*ListDeploymentsRequest)(nil),     // 22: dewpoint.v1.ListDeploymentsRequest
+	(*ListDeploymentsResponse)(nil),    // 23: dewpoint.v1.ListDeploymentsResponse
+	(*WatchDeploymentRequest)(nil),     // 24: dewpoint.v1.WatchDeploymentRequest
+	(*CancelDeploymentRequest)(nil),    // 25: dewpoint.v1.CancelDeploymentRequest
+	(*CancelDeploymentResponse)(nil),   // 26: dewpoint.v1.CancelDeploymentResponse
+	(*Stage)(nil),                      // 27: dewpoint.v1.Stage
+	(*Layers)(nil),                     // 28: dewpoint.v1.Layers
+	(*LayerProgress)(nil),              // 29: dewpoint.v1.LayerProgress
+	(*Record)(nil),                     // 30: dewpoint.v1.Record
+	(*Span)(nil),                       // 31: dewpoint.v1.Span
+	(*Bytes)(nil),                      // 32: dewpoint.v1.Bytes
+	(*Way)(nil),                        // 33: dewpoint.v1.Way
+	(*Output)(nil),                     // 34: dewpoint.v1.Output
+	(*Exit)(nil),                       // 35: dewpoint.v1.Exit
+	(*PullRequest)(nil),                // 36: dewpoint.v1.PullRequest
+	(*PullResponse)(nil),               // 37: dewpoint.v1.PullResponse
+	(*ListRequest)(nil),                // 38: dewpoint.v1.ListRequest
+	(*ListResponse)(nil),               // 39: dewpoint.v1.ListResponse
+	(*Container)(nil),                  // 40: dewpoint.v1.Container
+	(*InspectRequest)(nil),             // 41: dewpoint.v1.InspectRequest
+	(*InspectResponse)(nil),            // 42: dewpoint.v1.InspectResponse
+	(*LogsRequest)(nil),                // 43: dewpoint.v1.LogsRequest
+	(*LogsResponse)(nil),               // 44: dewpoint.v1.LogsResponse
+	(*ExecRequest)(nil),                // 45: dewpoint.v1.ExecRequest
+	(*Size)(nil),                       // 46: dewpoint.v1.Size
+	(*ExecResponse)(nil),               // 47: dewpoint.v1.ExecResponse
+	(*StopRequest)(nil),                // 48: dewpoint.v1.StopRequest
+	(*StopResponse)(nil),               // 49: dewpoint.v1.StopResponse
+	(*StartRequest)(nil),               // 50: dewpoint.v1.StartRequest
+	(*StartResponse)(nil),              // 51: dewpoint.v1.StartResponse
+	(*RestartRequest)(nil),             // 52: dewpoint.v1.RestartRequest
+	(*RestartResponse)(nil),            // 53: dewpoint.v1.RestartResponse
+	(*KillRequest)(nil),                // 54: dewpoint.v1.KillRequest
+	(*KillResponse)(nil),               // 55: dewpoint.v1.KillResponse
+	(*UpdateRequest)(nil),              // 56: dewpoint.v1.UpdateRequest
+	(*UpdateResponse)(nil),             // 57: dewpoint.v1.UpdateResponse
+	(*RemoveRequest)(nil),              // 58: dewpoint.v1.RemoveRequest
+	(*RemoveResponse)(nil),             // 59: dewpoint.v1.RemoveResponse
+	(*WaitRequest)(nil),                // 60: dewpoint.v1.WaitRequest
+	(*WaitResponse)(nil),               // 61: dewpoint.v1.WaitResponse
+	(*ImagesRequest)(nil),              // 62: dewpoint.v1.ImagesRequest
+	(*ImagesResponse)(nil),             // 63: dewpoint.v1.ImagesResponse
+	(*Image)(nil),                      // 64: dewpoint.v1.Image
+	(*Layer)(nil),                      // 65: dewpoint.v1.Layer
+	(*RemoveImageRequest)(nil),         // 66: dewpoint.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),        // 67: dewpoint.v1.RemoveImageResponse
+	(*PruneRequest)(nil),               // 68: dewpoint.v1.PruneRequest
+	(*PruneResponse)(nil),              // 69: dewpoint.v1.PruneResponse
+	(*DoctorRequest)(nil),              // 70: dewpoint.v1.DoctorRequest
+	(*DoctorResponse)(nil),             // 71: dewpoint.v1.DoctorResponse
+	(*Finding)(nil),                    // 72: dewpoint.v1.Finding
+	(*VersionRequest)(nil),             // 73: dewpoint.v1.VersionRequest
+	(*VersionResponse)(nil),            // 74: dewpoint.v1.VersionResponse
+	(*EventsRequest)(nil),              // 75: dewpoint.v1.EventsRequest
+	(*EventsResponse)(nil),             // 76: dewpoint.v1.EventsResponse
+	(*Event)(nil),                      // 77: dewpoint.v1.Event
+	(*ProfileEndRequest)(nil),          // 78: dewpoint.v1.ProfileEndRequest
+	(*ProfileEndResponse)(nil),         // 79: dewpoint.v1.ProfileEndResponse
+	(*Profile)(nil),                    // 80: dewpoint.v1.Profile
+	(*FileRead)(nil),                   // 81: dewpoint.v1.FileRead
+	(*PackBuildRequest)(nil),           // 82: dewpoint.v1.PackBuildRequest
+	(*PackBuildResponse)(nil),          // 83: dewpoint.v1.PackBuildResponse
+	(*PackPushRequest)(nil),            // 84: dewpoint.v1.PackPushRequest
+	(*PackPushResponse)(nil),           // 85: dewpoint.v1.PackPushResponse
+	(*PackInspectRequest)(nil),         // 86: dewpoint.v1.PackInspectRequest
+	(*PackInspectResponse)(nil),        // 87: dewpoint.v1.PackInspectResponse
+	(*Pack)(nil),                       // 88: dewpoint.v1.Pack
+	(*CheckpointRequest)(nil),          // 89: dewpoint.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),         // 90: dewpoint.v1.CheckpointResponse
+	(*ListCheckpointsRequest)(nil),     // 91: dewpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),    // 92: dewpoint.v1.ListCheckpointsResponse
+	(*RemoveCheckpointRequest)(nil),    // 93: dewpoint.v1.RemoveCheckpointRequest
+	(*RemoveCheckpointResponse)(nil),   // 94: dewpoint.v1.RemoveCheckpointResponse
+	(*Checkpoint)(nil),                 // 95: dewpoint.v1.Checkpoint
+	(*PoPStatusRequest)(nil),           // 96: dewpoint.v1.PoPStatusRequest
+	(*PoPStatusResponse)(nil),          // 97: dewpoint.v1.PoPStatusResponse
+	(*PoP)(nil),                        // 98: dewpoint.v1.PoP
+	(*PoPVerifyRequest)(nil),           // 99: dewpoint.v1.PoPVerifyRequest
+	(*PoPVerifyResponse)(nil),          // 100: dewpoint.v1.PoPVerifyResponse
+	(*PoPForgetRequest)(nil),           // 101: dewpoint.v1.PoPForgetRequest
+	(*PoPForgetResponse)(nil),          // 102: dewpoint.v1.PoPForgetResponse
+	nil,                                // 103: dewpoint.v1.Spec.LabelsEntry
+	nil,                                // 104: dewpoint.v1.Spec.SysctlsEntry
+	nil,                                // 105: dewpoint.v1.Record.StagesEntry
+	nil,                                // 106: dewpoint.v1.Span.AttributesEntry
+	(*ExecRequest_Start)(nil),          // 107: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil),     // 108: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),                 // 109: dewpoint.v1.Pack.Parts
+	(*PoP_Quota)(nil),                  // 110: dewpoint.v1.PoP.Quota
+	(*PoP_Store)(nil),                  // 111: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),            // 112: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                   // 113: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                  // 114: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                   // 115: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                  // 116: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),        // 117: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),      // 118: google.protobuf.Timestamp
+	(*descriptorpb.MethodOptions)(nil), // 119: google.protobuf.MethodOptions
+	(*descriptorpb.FieldOptions)(nil),  // 120: google.protobuf.FieldOptions
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
-	7,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
-	8,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	116, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
-	102, // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
-	3,   // 4: dewpoint.v1.Spec.health:type_name -> dewpoint.v1.Health
-	4,   // 5: dewpoint.v1.Spec.tmpfs:type_name -> dewpoint.v1.Tmpfs
-	5,   // 6: dewpoint.v1.Spec.ulimits:type_name -> dewpoint.v1.Ulimit
-	103, // 7: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
-	6,   // 8: dewpoint.v1.Spec.devices:type_name -> dewpoint.v1.Device
-	116, // 9: dewpoint.v1.Health.interval:type_name -> google.protobuf.Duration
-	116, // 10: dewpoint.v1.Health.timeout:type_name -> google.protobuf.Duration
-	116, // 11: dewpoint.v1.Health.start_period:type_name -> google.protobuf.Duration
-	116, // 12: dewpoint.v1.Health.start_interval:type_name -> google.protobuf.Duration
-	117, // 13: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
-	9,   // 14: dewpoint.v1.ListVolumesResponse.volumes:type_name -> dewpoint.v1.VolumeInfo
-	2,   // 15: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
-	116, // 16: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
-	26,  // 17: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
-	27,  // 18: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
-	29,  // 19: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
-	33,  // 20: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
-	34,  // 21: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
-	20,  // 22: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
-	2,   // 23: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
-	116, // 24: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
-	20,  // 25: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
-	26,  // 26: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
-	27,  // 27: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
-	29,  // 28: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
-	1,   // 29: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
-	117, // 30: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
-	117, // 31: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
-	29,  // 32: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
-	1,   // 33: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
-	20,  // 34: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
-	20,  // 35: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
-	28,  // 36: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	104, // 37: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
-	31,  // 38: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
-	32,  // 39: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
-	30,  // 40: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
-	105, // 41: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
-	0,   // 42: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
-	26,  // 43: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
-	27,  // 44: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
-	29,  // 45: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
-	39,  // 46: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
-	7,   // 47: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	117, // 48: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
-	117, // 49: dewpoint.v1.Container.next_start:type_name -> google.protobuf.Timestamp
-	39,  // 50: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
-	2,   // 51: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
-	29,  // 52: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
-	33,  // 53: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	106, // 54: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	107, // 55: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
-	45,  // 56: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
-	33,  // 57: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
-	34,  // 58: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	116, // 59: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
-	116, // 60: dewpoint.v1.RestartRequest.timeout:type_name -> google.protobuf.Duration
-	63,  // 61: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	117, // 62: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
-	64,  // 63: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
-	71,  // 64: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
-	76,  // 65: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	117, // 66: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
-	29,  // 67: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
-	79,  // 68: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
-	80,  // 69: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
-	87,  // 70: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
-	87,  // 71: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	108, // 72: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	117, // 73: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
-	80,  // 74: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
-	94,  // 75: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
-	94,  // 76: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
-	117, // 77: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
-	97,  // 78: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	110, // 79: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	111, // 80: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	114, // 81: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	115, // 82: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
-	45,  // 83: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	109, // 84: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
-	112, // 85: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	112, // 86: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	112, // 87: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	112, // 88: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	113, // 89: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
-	16,  // 90: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	18,  // 91: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
-	21,  // 92: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
-	23,  // 93: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
-	24,  // 94: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
-	35,  // 95: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	37,  // 96: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	40,  // 97: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
-	42,  // 98: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	44,  // 99: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	47,  // 100: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	49,  // 101: dewpoint.v1.Node.Start:input_type -> dewpoint.v1.StartRequest
-	51,  // 102: dewpoint.v1.Node.Restart:input_type -> dewpoint.v1.RestartRequest
-	53,  // 103: dewpoint.v1.Node.Kill:input_type -> dewpoint.v1.KillRequest
-	55,  // 104: dewpoint.v1.Node.Update:input_type -> dewpoint.v1.UpdateRequest
-	57,  // 105: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	59,  // 106: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	61,  // 107: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	65,  // 108: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	67,  // 109: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	10,  // 110: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
-	12,  // 111: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
-	14,  // 112: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
-	77,  // 113: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	81,  // 114: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	83,  // 115: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	85,  // 116: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	88,  // 117: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	90,  // 118: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	92,  // 119: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	95,  // 120: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	98,  // 121: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	100, // 122: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	69,  // 123: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	72,  // 124: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	74,  // 125: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	17,  // 126: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	19,  // 127: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
-	22,  // 128: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
-	17,  // 129: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
-	25,  // 130: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
-	36,  // 131: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	38,  // 132: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	41,  // 133: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
-	43,  // 134: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	46,  // 135: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	48,  // 136: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	50,  // 137: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
-	52,  // 138: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
-	54,  // 139: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
-	56,  // 140: dewpoint.v1.Node.Update:output_type -> dewpoint.v1.UpdateResponse
-	58,  // 141: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	60,  // 142: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	62,  // 143: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	66,  // 144: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	68,  // 145: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	11,  // 146: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
-	13,  // 147: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
-	15,  // 148: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
-	78,  // 149: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	82,  // 150: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	84,  // 151: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	86,  // 152: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	89,  // 153: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	91,  // 154: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	93,  // 155: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	96,  // 156: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	99,  // 157: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	101, // 158: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	70,  // 159: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	73,  // 160: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	75,  // 161: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	126, // [126:162] is the sub-list for method output_type
-	90,  // [90:126] is the sub-list for method input_type
-	90,  // [90:90] is the sub-list for extension type_name
-	90,  // [90:90] is the sub-list for extension extendee
+	8,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
+	9,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
+	117, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	103, // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
+	4,   // 4: dewpoint.v1.Spec.health:type_name -> dewpoint.v1.Health
+	5,   // 5: dewpoint.v1.Spec.tmpfs:type_name -> dewpoint.v1.Tmpfs
+	6,   // 6: dewpoint.v1.Spec.ulimits:type_name -> dewpoint.v1.Ulimit
+	104, // 7: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
+	7,   // 8: dewpoint.v1.Spec.devices:type_name -> dewpoint.v1.Device
+	117, // 9: dewpoint.v1.Health.interval:type_name -> google.protobuf.Duration
+	117, // 10: dewpoint.v1.Health.timeout:type_name -> google.protobuf.Duration
+	117, // 11: dewpoint.v1.Health.start_period:type_name -> google.protobuf.Duration
+	117, // 12: dewpoint.v1.Health.start_interval:type_name -> google.protobuf.Duration
+	118, // 13: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
+	10,  // 14: dewpoint.v1.ListVolumesResponse.volumes:type_name -> dewpoint.v1.VolumeInfo
+	3,   // 15: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
+	117, // 16: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
+	27,  // 17: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
+	28,  // 18: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
+	30,  // 19: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
+	34,  // 20: dewpoint.v1.DeployResponse.output:type_name -> dewpoint.v1.Output
+	35,  // 21: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
+	21,  // 22: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
+	3,   // 23: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
+	117, // 24: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
+	21,  // 25: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
+	27,  // 26: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
+	28,  // 27: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
+	30,  // 28: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
+	2,   // 29: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
+	118, // 30: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
+	118, // 31: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
+	30,  // 32: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
+	2,   // 33: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
+	21,  // 34: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
+	21,  // 35: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
+	29,  // 36: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
+	105, // 37: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	32,  // 38: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
+	33,  // 39: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
+	31,  // 40: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
+	106, // 41: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
+	1,   // 42: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
+	27,  // 43: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
+	28,  // 44: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
+	30,  // 45: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
+	40,  // 46: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
+	8,   // 47: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
+	118, // 48: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	118, // 49: dewpoint.v1.Container.next_start:type_name -> google.protobuf.Timestamp
+	40,  // 50: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
+	3,   // 51: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
+	30,  // 52: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
+	34,  // 53: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
+	107, // 54: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	108, // 55: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	46,  // 56: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
+	34,  // 57: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
+	35,  // 58: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
+	117, // 59: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	117, // 60: dewpoint.v1.RestartRequest.timeout:type_name -> google.protobuf.Duration
+	64,  // 61: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
+	118, // 62: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	65,  // 63: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
+	72,  // 64: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
+	77,  // 65: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
+	118, // 66: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	30,  // 67: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
+	80,  // 68: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
+	81,  // 69: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
+	88,  // 70: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
+	88,  // 71: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
+	109, // 72: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	118, // 73: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	81,  // 74: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
+	95,  // 75: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
+	95,  // 76: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
+	118, // 77: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	98,  // 78: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
+	111, // 79: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	112, // 80: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	115, // 81: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	116, // 82: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	46,  // 83: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
+	110, // 84: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
+	113, // 85: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	113, // 86: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	113, // 87: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	113, // 88: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	114, // 89: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	119, // 90: dewpoint.v1.may_call:extendee -> google.protobuf.MethodOptions
+	120, // 91: dewpoint.v1.may_set:extendee -> google.protobuf.FieldOptions
+	0,   // 92: dewpoint.v1.may_call:type_name -> dewpoint.v1.Role
+	0,   // 93: dewpoint.v1.may_set:type_name -> dewpoint.v1.Role
+	17,  // 94: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	19,  // 95: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
+	22,  // 96: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
+	24,  // 97: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
+	25,  // 98: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
+	36,  // 99: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	38,  // 100: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	41,  // 101: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
+	43,  // 102: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	45,  // 103: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	48,  // 104: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	50,  // 105: dewpoint.v1.Node.Start:input_type -> dewpoint.v1.StartRequest
+	52,  // 106: dewpoint.v1.Node.Restart:input_type -> dewpoint.v1.RestartRequest
+	54,  // 107: dewpoint.v1.Node.Kill:input_type -> dewpoint.v1.KillRequest
+	56,  // 108: dewpoint.v1.Node.Update:input_type -> dewpoint.v1.UpdateRequest
+	58,  // 109: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	60,  // 110: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	62,  // 111: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	66,  // 112: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	68,  // 113: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	11,  // 114: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
+	13,  // 115: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
+	15,  // 116: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
+	78,  // 117: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	82,  // 118: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	84,  // 119: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	86,  // 120: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	89,  // 121: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	91,  // 122: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	93,  // 123: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	96,  // 124: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	99,  // 125: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	101, // 126: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	70,  // 127: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	73,  // 128: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	75,  // 129: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	18,  // 130: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	20,  // 131: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	23,  // 132: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	18,  // 133: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	26,  // 134: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	37,  // 135: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	39,  // 136: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	42,  // 137: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	44,  // 138: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	47,  // 139: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	49,  // 140: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	51,  // 141: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
+	53,  // 142: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
+	55,  // 143: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
+	57,  // 144: dewpoint.v1.Node.Update:output_type -> dewpoint.v1.UpdateResponse
+	59,  // 145: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	61,  // 146: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	63,  // 147: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	67,  // 148: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	69,  // 149: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	12,  // 150: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
+	14,  // 151: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
+	16,  // 152: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
+	79,  // 153: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	83,  // 154: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	85,  // 155: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	87,  // 156: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	90,  // 157: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	92,  // 158: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	94,  // 159: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	97,  // 160: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	100, // 161: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	102, // 162: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	71,  // 163: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	74,  // 164: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	76,  // 165: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	130, // [130:166] is the sub-list for method output_type
+	94,  // [94:130] is the sub-list for method input_type
+	92,  // [92:94] is the sub-list for extension type_name
+	90,  // [90:92] is the sub-list for extension extendee
 	0,   // [0:90] is the sub-list for field type_name
 }
 
@@ -8578,15 +8687,16 @@ func file_dewpoint_v1_node_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   115,
-			NumExtensions: 0,
+			NumExtensions: 2,
 			NumServices:   1,
 		},
 		GoTypes:           file_dewpoint_v1_node_proto_goTypes,
 		DependencyIndexes: file_dewpoint_v1_node_proto_depIdxs,
 		EnumInfos:         file_dewpoint_v1_node_proto_enumTypes,
 		MessageInfos:      file_dewpoint_v1_node_proto_msgTypes,
+		ExtensionInfos:    file_dewpoint_v1_node_proto_extTypes,
 	}.Build()
 	File_dewpoint_v1_node_proto = out.File
 	file_dewpoint_v1_node_proto_goTypes = nil
