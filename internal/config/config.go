@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"github.com/pelletier/go-toml/v2"
+
+	"dewpoint/internal/spec"
 )
 
 // Config is the configuration file. The zero value is the default of every key.
@@ -289,10 +291,8 @@ func explain(err error) error {
 }
 
 func (c Config) validate() error {
-	switch c.Node.Mount {
-	case "", "erofs", "loop", "tree":
-	default:
-		return fmt.Errorf("node.mount = %q: it is erofs, loop or tree", c.Node.Mount)
+	if err := c.validateChoices(); err != nil {
+		return err
 	}
 	for host := range c.Registry {
 		if host == "" || strings.ContainsAny(host, "/ ") {
@@ -312,31 +312,8 @@ func (c Config) validate() error {
 		(err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
 		return fmt.Errorf("trace.endpoint = %q: want http://HOST:PORT, or https", c.Trace.Endpoint)
 	}
-	if r := c.Engine.Runtime; r != "" && r != "auto" && r != "crun" && r != "runc" {
-		return fmt.Errorf("engine.runtime = %q: auto, crun or runc", r)
-	}
 	if n := c.Engine.LogBytes; n != 0 && n < 1<<20 {
 		return fmt.Errorf("engine.log_max_bytes: %d bytes are too few: at least 1MiB", n)
-	}
-	if err := errors.Join(c.validateLazy(), c.PoP.validate(), c.Checkpoint.validate(),
-		c.Deploy.validate()); err != nil {
-		return err
-	}
-	return c.validatePaths()
-}
-
-func (c Config) validateLazy() error {
-	for _, k := range []struct {
-		key, value string
-		of         []string
-	}{
-		{"pack.trust", c.Pack.Trust, []string{"", "pop", "signed", "repository"}},
-		{"pack.learn", c.Pack.Learn, []string{"", "auto", "never"}},
-		{"lazy.mode", c.Lazy.Mode, []string{"", "auto", "never", "on-demand"}},
-	} {
-		if !slices.Contains(k.of, k.value) {
-			return fmt.Errorf("%s = %q: it is %s", k.key, k.value, strings.Join(k.of[1:], " or "))
-		}
 	}
 	if c.Lazy.Hours != "" {
 		if _, _, ok := parseHours(c.Lazy.Hours); !ok {
@@ -345,6 +322,32 @@ func (c Config) validateLazy() error {
 	}
 	if c.Pack.Trust == "signed" && c.Pack.Key == "" {
 		return errors.New("pack.trust = \"signed\": pack.key is missing, the file of the public key")
+	}
+	if err := errors.Join(c.PoP.validate(), c.Deploy.validate()); err != nil {
+		return err
+	}
+	return c.validatePaths()
+}
+
+// validateChoices refuses what is not among the few values of a key.
+func (c Config) validateChoices() error {
+	for _, k := range []struct {
+		key, value string
+		of         []string
+	}{
+		{"node.mount", c.Node.Mount, spec.Mounts},
+		{"engine.runtime", c.Engine.Runtime, []string{"auto", "crun", "runc"}},
+		{"pack.trust", c.Pack.Trust, []string{"pop", "signed", "repository"}},
+		{"pack.learn", c.Pack.Learn, []string{"auto", "never"}},
+		{"lazy.mode", c.Lazy.Mode, []string{"auto", "never", "on-demand"}},
+		{"pop.copy", c.PoP.Copy, []string{"auto", "never"}},
+		{"checkpoint.mode", c.Checkpoint.Mode, []string{"asked", "measured", "manual", "off"}},
+		{"checkpoint.engine", c.Checkpoint.Engine, []string{"auto", "criu", "dmtcp"}},
+	} {
+		if k.value != "" && !slices.Contains(k.of, k.value) {
+			last := len(k.of) - 1
+			return fmt.Errorf("%s = %q: it is %s or %s", k.key, k.value, strings.Join(k.of[:last], ", "), k.of[last])
+		}
 	}
 	return nil
 }
@@ -376,8 +379,6 @@ func (p PoP) validate() error {
 	case p.High != 0 && p.High < 0.1 || p.High > 1 || p.Low < 0 ||
 		p.Low > 0 && p.Low > cmp.Or(p.High, defaultHigh):
 		return fmt.Errorf("pop.high = %g, pop.low = %g: shares of the capacity, low below high, which is %g unless given", p.High, p.Low, defaultHigh)
-	case !slices.Contains([]string{"", "auto", "never"}, p.Copy):
-		return fmt.Errorf("pop.copy = %q: it is auto or never", p.Copy)
 	case p.Store != "" && !strings.HasPrefix(p.Store, "/"):
 		return fmt.Errorf("pop.store = %q: an absolute path", p.Store)
 	}
@@ -417,16 +418,6 @@ func (p PoP) validateTimes() error {
 	lease, grace := cmp.Or(p.Lease, defaultLease), cmp.Or(p.Grace, defaultGrace)
 	if grace <= lease {
 		return fmt.Errorf("pop.grace = %q is not longer than pop.lease = %q: a node that was cut off for a moment would find gone what it uses", time.Duration(grace), time.Duration(lease))
-	}
-	return nil
-}
-
-func (c Checkpoint) validate() error {
-	switch {
-	case !slices.Contains([]string{"", "asked", "measured", "manual", "off"}, c.Mode):
-		return fmt.Errorf("checkpoint.mode = %q: it is asked, measured, manual or off", c.Mode)
-	case !slices.Contains([]string{"", "auto", "criu", "dmtcp"}, c.Engine):
-		return fmt.Errorf("checkpoint.engine = %q: it is auto, criu or dmtcp", c.Engine)
 	}
 	return nil
 }

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"dewpoint/internal/deploy/ready"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
@@ -217,7 +216,7 @@ func TestRecordOfFailure(t *testing.T) {
 func TestConflict(t *testing.T) {
 	for _, net := range []string{engine.NetBridge, engine.NetNone} {
 		o := &order{Request: spec.Request{Net: net}}
-		if err := o.conflict(ready.Check{}); err != nil {
+		if err := o.conflict(spec.ReadyCheck{}); err != nil {
 			t.Errorf("--net %s: %v", net, err)
 		}
 	}

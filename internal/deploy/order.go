@@ -168,14 +168,14 @@ func Asked(r spec.Request) string {
 func (o *order) restarts() bool { return o.Restart != "" && o.Restart != spec.RestartNo }
 
 // checkOf is when a container of the image is ready.
-func (o *order) checkOf(img *image.Image) (ready.Check, error) {
+func (o *order) checkOf(img *image.Image) (spec.ReadyCheck, error) {
 	hc, err := o.health(img)
 	if err != nil {
-		return ready.Check{}, err
+		return spec.ReadyCheck{}, err
 	}
-	c, err := ready.Parse(o.Ready, hc)
+	c, err := spec.ParseReadyCheck(o.Ready, hc)
 	if err != nil {
-		return ready.Check{}, fmt.Errorf("%w: %w", ErrRequest, err)
+		return spec.ReadyCheck{}, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
 	return c, nil
 }
@@ -196,9 +196,9 @@ func (o *order) health(img *image.Image) (*spec.Health, error) {
 }
 
 // conflict refuses a check that another process of the host would pass.
-func (o *order) conflict(c ready.Check) error {
+func (o *order) conflict(c spec.ReadyCheck) error {
 	if o.Net != "" && o.Net != engine.NetHost {
 		return nil
 	}
-	return c.Conflict()
+	return ready.Conflict(c)
 }

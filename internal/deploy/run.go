@@ -38,7 +38,7 @@ type run struct {
 	reg     *registration // of the image; nil before it is known, and if containerd has it
 
 	img       *image.Image
-	check     ready.Check
+	check     spec.ReadyCheck
 	want      *engine.Spec     // what the container is made by
 	plan      *checkpoint.Plan // nil boots
 	container *engine.Info     // nil before it is made
@@ -381,7 +381,7 @@ func (r *run) await(ctx context.Context, c *engine.Info, atMost time.Duration) e
 // wrote when it became ready it does not write again.
 func (r *run) awaitAgain(ctx context.Context, id string, restored bool, atMost time.Duration) error {
 	now, err := r.d.cfg.Engine.Inspect(ctx, id)
-	if err != nil || restored && r.check.Kind == ready.Log {
+	if err != nil || restored && r.check.Kind == spec.ReadyLog {
 		return err
 	}
 	return r.await(ctx, now, atMost)
@@ -430,7 +430,7 @@ func (r *run) unready(ctx context.Context, err error) error {
 // booted learns how long booting takes, makes the checkpoint that is wanted, and lets what the start did
 // without come.
 func (r *run) booted(ctx context.Context) {
-	checked := r.check.Kind != ready.None && r.check.Kind != ""
+	checked := r.check.Kind != spec.ReadyNone && r.check.Kind != ""
 	var seconds float64
 	if checked {
 		r.note(func(rec *spec.Record) { seconds = rec.Stages[spec.Ready] - rec.Stages[spec.Created] })

@@ -12,6 +12,7 @@ import (
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 	"dewpoint/internal/layer/mount"
+	"dewpoint/internal/spec"
 	"dewpoint/testkit"
 
 	"github.com/opencontainers/go-digest"
@@ -85,7 +86,7 @@ func powerCut(t *testing.T, dir string) {
 func TestReadableLayerOutlivesItsProcess(t *testing.T) {
 	testkit.NeedRoot(t, "it mounts file systems")
 	want := pack(t, makeTar(t, 4<<20, 21), image.Gzip)
-	for _, backend := range mount.Names() {
+	for _, backend := range spec.Mounts {
 		t.Run(backend, func(t *testing.T) {
 			dir := t.TempDir()
 			s := open(t, filepath.Join(dir, "store"), layer.Config{Tree: backend == mount.Tree})

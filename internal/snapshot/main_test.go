@@ -18,6 +18,7 @@ import (
 
 	layermount "dewpoint/internal/layer/mount"
 	"dewpoint/internal/snapshot"
+	"dewpoint/internal/spec"
 	"dewpoint/testkit"
 	"dewpoint/testkit/snapshottest"
 )
@@ -47,7 +48,7 @@ func newBed(t *testing.T) *bed {
 
 // onEach runs a test on every mount backend.
 func onEach(t *testing.T, test func(b *bed)) {
-	for _, name := range layermount.Names() {
+	for _, name := range spec.Mounts {
 		t.Run(name, func(t *testing.T) { test(newBedOn(t, name)) })
 	}
 }

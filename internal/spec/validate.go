@@ -64,7 +64,7 @@ func (r Request) Validate() error {
 	if r.Checkpoint && r.Record {
 		return fmt.Errorf("a start that is recorded makes no checkpoint")
 	}
-	if err := readiness(r.Ready); err != nil {
+	if _, err := ParseReadyCheck(r.Ready, nil); err != nil {
 		return err
 	}
 	if err := r.restarts(); err != nil {
@@ -77,7 +77,7 @@ func (r Request) Validate() error {
 		choice{"net", r.Net, []string{"host", "bridge", "none"}},
 		choice{"lazy", r.Lazy, []string{"auto", "never"}},
 		choice{"restore", r.Restore, []string{"auto", "never", "always"}},
-		choice{"layer-mount", r.Mount, []string{"erofs", "loop", "tree"}},
+		choice{"layer-mount", r.Mount, Mounts},
 		choice{"order", r.Order, []string{"layers", "parallel"}},
 		count(r.Inflaters),
 	)
@@ -100,6 +100,9 @@ func (r PullRequest) Validate() error {
 var ours = []string{"dewpoint.checkpoint", "dewpoint.checkpoint.before", "dewpoint.restore.after",
 	"dewpoint.restore.env", "dewpoint.restore.volumes", "dewpoint.hooks"}
 
+// Mounts are the backends of package layer/mount, best first.
+var Mounts = []string{"erofs", "loop", "tree"}
+
 const maxLabel = 4096 // bytes of name and value, containerd's own limit
 
 func label(name, value string) error {
@@ -119,17 +122,6 @@ func label(name, value string) error {
 			strings.Join(ours, ", "))
 	case name == "dewpoint.checkpoint" && !slices.Contains([]string{"", "auto", "never", "stateful"}, value):
 		return fmt.Errorf("label %s=%s: want auto, never or stateful", name, value)
-	}
-	return nil
-}
-
-func readiness(s string) error {
-	if s == "" || s == "none" {
-		return nil
-	}
-	kind, rest, ok := strings.Cut(s, ":")
-	if !ok || rest == "" || !slices.Contains([]string{"tcp", "http", "cmd", "log"}, kind) {
-		return fmt.Errorf("%q does not say when the container is ready: want tcp:PORT, http:PORT/PATH, cmd:COMMAND, log:REGEXP or none", s)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"dewpoint/internal/layer/mount"
 	"dewpoint/internal/layer/toc"
+	"dewpoint/internal/spec"
 	"dewpoint/testkit/treetest"
 )
 
@@ -17,7 +18,7 @@ import (
 func Backends(t testing.TB) []mount.Backend {
 	t.Helper()
 	var all []mount.Backend
-	for _, name := range mount.Names() {
+	for _, name := range spec.Mounts {
 		b, err := mount.New(name)
 		if err != nil {
 			t.Fatal(err)

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"dewpoint/internal/spec"
 )
 
 // TakenError says that somebody listens on the port of a check already.
@@ -23,8 +25,8 @@ func (e *TakenError) Error() string {
 
 // Conflict returns a *TakenError when the check's port on the host's network
 // is listened on. To be asked before the container starts.
-func (c Check) Conflict() error {
-	if c.Kind != TCP && c.Kind != HTTP {
+func Conflict(c spec.ReadyCheck) error {
+	if c.Kind != spec.ReadyTCP && c.Kind != spec.ReadyHTTP {
 		return nil
 	}
 	socks, err := listeners("/proc/self/net", c.Port)

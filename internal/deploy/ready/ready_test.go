@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/spec"
 	"dewpoint/testkit"
 )
 
@@ -132,33 +133,13 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-func mustParse(t *testing.T, spec string) Check {
+func mustParse(t *testing.T, how string) spec.ReadyCheck {
 	t.Helper()
-	c, err := Parse(spec, nil)
+	c, err := spec.ParseReadyCheck(how, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c
-}
-
-func TestParse(t *testing.T) {
-	for spec, want := range map[string]string{
-		"": "none", "none": "none", "tcp:80": "tcp:80", "http:8080": "http:8080/",
-		"http:80/a/b?c=d":     "http:80/a/b?c=d",
-		`cmd:["/bin/x","-y"]`: `cmd:["/bin/x","-y"]`, "cmd:pg_isready -q": `cmd:["/bin/sh","-c","pg_isready -q"]`,
-		"log:ready: [0-9]+": "log:ready: [0-9]+",
-	} {
-		c, err := Parse(spec, nil)
-		if err != nil || c.String() != want {
-			t.Errorf("%q gives %s, %v; want %s", spec, c, err, want)
-		}
-	}
-	for _, spec := range []string{"tcp", "tcp:0", "tcp:65536", "tcp:80/x", "http:/x", "udp:53", "cmd:", "cmd:[]",
-		`cmd:["a"`, "log:", "log:(", "none:x"} {
-		if c, err := Parse(spec, nil); err == nil {
-			t.Errorf("%q gives %s", spec, c)
-		}
-	}
 }
 
 func TestImageHealthcheck(t *testing.T) {
@@ -166,22 +147,22 @@ func TestImageHealthcheck(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Parse("", hc)
+	c, err := spec.ParseReadyCheck("", hc)
 	if err != nil || c.String() != `cmd:["/bin/sh","-c","curl localhost"]` || c.Patience != 11*time.Second ||
 		c.TryTimeout != 30*time.Second {
 		t.Errorf("%+v, %v", c, err)
 	}
-	if c, err := Parse("tcp:1", hc); err != nil || c.Kind != TCP {
+	if c, err := spec.ParseReadyCheck("tcp:1", hc); err != nil || c.Kind != spec.ReadyTCP {
 		t.Errorf("the given check does not go first: %v, %v", c, err)
 	}
-	for raw, want := range map[string]Kind{`{}`: None, `{"config":{}}`: None,
-		`{"config":{"Healthcheck":{"Test":["NONE"]}}}`:     None,
-		`{"config":{"Healthcheck":{"Test":["CMD","/x"]}}}`: Command} {
+	for raw, want := range map[string]spec.ReadyKind{`{}`: spec.ReadyNone, `{"config":{}}`: spec.ReadyNone,
+		`{"config":{"Healthcheck":{"Test":["NONE"]}}}`:     spec.ReadyNone,
+		`{"config":{"Healthcheck":{"Test":["CMD","/x"]}}}`: spec.ReadyCommand} {
 		hc, err := ImageHealthcheck([]byte(raw))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c, err := Parse("", hc); err != nil || c.Kind != want {
+		if c, err := spec.ParseReadyCheck("", hc); err != nil || c.Kind != want {
 			t.Errorf("%s gives %s, %v", raw, c, err)
 		}
 	}
@@ -190,7 +171,7 @@ func TestImageHealthcheck(t *testing.T) {
 func TestTCP(t *testing.T) {
 	p := freePort(t)
 	c := mustParse(t, fmt.Sprintf("tcp:%d", p))
-	if err := c.Conflict(); err != nil {
+	if err := Conflict(c); err != nil {
 		t.Fatal(err)
 	}
 	b := start(t, "", "serve", fmt.Sprintf("127.0.0.1:%d 100ms", p))
@@ -198,7 +179,7 @@ func TestTCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	var taken *TakenError
-	if err := c.Conflict(); !errors.As(err, &taken) ||
+	if err := Conflict(c); !errors.As(err, &taken) ||
 		!strings.Contains(taken.By, strconv.Itoa(b.cmd.Process.Pid)) {
 		t.Errorf("conflict: %v", err)
 	}
@@ -353,25 +334,9 @@ func TestCommand(t *testing.T) {
 }
 
 func TestNone(t *testing.T) {
-	if err := Wait(t.Context(), Check{}, Target{}); err != nil {
+	if err := Wait(t.Context(), spec.ReadyCheck{}, Target{}); err != nil {
 		t.Error(err)
 	}
-}
-
-func FuzzParse(f *testing.F) {
-	for _, s := range []string{"tcp:80", "http:80/x", "cmd:[\"a\"]", "log:a+", "none", ":"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		c, err := Parse(s, nil)
-		if err != nil {
-			return
-		}
-		again, err := Parse(c.String(), nil)
-		if err != nil || again.String() != c.String() {
-			t.Errorf("%q reads as %s, which reads as %s, %v", s, c, again, err)
-		}
-	})
 }
 
 func FuzzProc(f *testing.F) {

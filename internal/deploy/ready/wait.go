@@ -9,12 +9,14 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"dewpoint/internal/engine/logfile"
 	"dewpoint/internal/engine/network"
+	"dewpoint/internal/spec"
 )
 
 // The pause between tries grows from first to last, so that a container which
@@ -32,8 +34,8 @@ const (
 // Wait returns nil once the check succeeds. It returns an *ExitError as soon
 // as the container ends, and a *NotReadyError, which says what was seen last,
 // when ctx does.
-func Wait(ctx context.Context, c Check, t Target) error {
-	if c.Kind == None || c.Kind == "" {
+func Wait(ctx context.Context, c spec.ReadyCheck, t Target) error {
+	if c.Kind == spec.ReadyNone || c.Kind == "" {
 		return nil
 	}
 	wctx, cancel := context.WithCancelCause(ctx)
@@ -65,7 +67,7 @@ func Wait(ctx context.Context, c Check, t Target) error {
 }
 
 // explain makes the error of a wait that ended with err.
-func explain(ctx context.Context, c Check, t Target, last, err error) error {
+func explain(ctx context.Context, c spec.ReadyCheck, t Target, last, err error) error {
 	if ctx.Err() == nil {
 		return err // the check cannot be made at all
 	}
@@ -91,20 +93,20 @@ func output(logs []string) string {
 
 // attempt tries until success or the end of ctx. last is the last failure
 // that was not due to ctx.
-func attempt(ctx context.Context, c Check, t Target) (last, err error) {
+func attempt(ctx context.Context, c spec.ReadyCheck, t Target) (last, err error) {
 	switch c.Kind {
-	case TCP:
+	case spec.ReadyTCP:
 		return poll(ctx, firstPause, lastPause, func() error { return tryTCP(ctx, c, &t) })
-	case HTTP:
+	case spec.ReadyHTTP:
 		client := httpClient(&t)
 		defer client.CloseIdleConnections()
 		return poll(ctx, firstPause, lastPause, func() error { return tryHTTP(ctx, client, c, &t) })
-	case Command:
+	case spec.ReadyCommand:
 		if t.Runner == nil {
 			return nil, errors.New("readiness by command: nothing runs commands in this container")
 		}
 		return poll(ctx, firstRunPause, lastRunPause, func() error { return tryCommand(ctx, c, &t) })
-	case Log:
+	case spec.ReadyLog:
 		return nil, awaitLine(ctx, c, &t)
 	}
 	return nil, fmt.Errorf("readiness check of kind %q", c.Kind)
@@ -169,7 +171,7 @@ func (t *Target) dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return c, nil
 }
 
-func tryTCP(ctx context.Context, c Check, t *Target) error {
+func tryTCP(ctx context.Context, c spec.ReadyCheck, t *Target) error {
 	conn, err := t.dial(ctx, c.Port)
 	if err != nil {
 		return err
@@ -187,18 +189,18 @@ func httpClient(t *Target) *http.Client {
 				if err != nil {
 					return nil, err
 				}
-				n, err := port(p)
+				n, err := strconv.ParseUint(p, 10, 16)
 				if err != nil {
 					return nil, err
 				}
-				return t.dial(ctx, n)
+				return t.dial(ctx, uint16(n))
 			},
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
 
-func tryHTTP(ctx context.Context, client *http.Client, c Check, t *Target) error {
+func tryHTTP(ctx context.Context, client *http.Client, c spec.ReadyCheck, t *Target) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+t.addr(c.Port)+c.Path, nil)
 	if err != nil {
 		return err
@@ -217,7 +219,7 @@ func tryHTTP(ctx context.Context, client *http.Client, c Check, t *Target) error
 	return nil
 }
 
-func tryCommand(ctx context.Context, c Check, t *Target) error {
+func tryCommand(ctx context.Context, c spec.ReadyCheck, t *Target) error {
 	if c.TryTimeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, c.TryTimeout)
@@ -238,7 +240,7 @@ const maxLine = 64 << 10
 
 // matcher looks for the pattern in lines, also in one that is not finished.
 type matcher struct {
-	check Check
+	check spec.ReadyCheck
 	line  []byte
 	found context.CancelFunc
 }
@@ -270,7 +272,7 @@ func (m *matcher) Write(p []byte) (int, error) {
 }
 
 // awaitLine follows the output files until one has a line that matches.
-func awaitLine(ctx context.Context, c Check, t *Target) error {
+func awaitLine(ctx context.Context, c spec.ReadyCheck, t *Target) error {
 	if len(t.Logs) == 0 {
 		return errors.New("readiness by log: the container has no output files")
 	}

@@ -28,6 +28,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"dewpoint/internal/spec"
 )
 
 // ErrUnusable is wrapped by Probe's error if the backend that was asked for,
@@ -72,15 +74,12 @@ type Backend interface {
 	Unmount(target string) error
 }
 
-// The backends' names, best first.
+// The backends of spec.Mounts.
 const (
 	EROFS = "erofs"
 	Loop  = "loop"
 	Tree  = "tree"
 )
-
-// Names lists the backends, best first.
-func Names() []string { return []string{EROFS, Loop, Tree} }
 
 // New returns a backend by name without trying it.
 func New(name string) (Backend, error) {
@@ -92,5 +91,5 @@ func New(name string) (Backend, error) {
 	case Tree:
 		return &backend{name: Tree, attach: attachTree}, nil
 	}
-	return nil, fmt.Errorf("mount backend %q: there are %v", name, Names())
+	return nil, fmt.Errorf("mount backend %q: there are %v", name, spec.Mounts)
 }

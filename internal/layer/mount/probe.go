@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"dewpoint/internal/spec"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -56,7 +58,7 @@ const probePrefix = ".probe-"
 // not end within the timeout is left to itself and counts as not working.
 // Any number of processes may probe one directory at a time.
 func Probe(ctx context.Context, cfg Config) (Backend, []Finding, error) {
-	names := Names()
+	names := spec.Mounts
 	if cfg.Force != "" {
 		if !slices.Contains(names, cfg.Force) {
 			_, err := New(cfg.Force)
