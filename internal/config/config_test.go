@@ -54,7 +54,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"[engine]\nsubnet = \"10.0.0.0/30\"":                  "/28 or larger",
 		"[engine]\nruntime = \"kata\"":                        "auto, crun or runc",
 		"[checkpoint]\nmode = \"auto\"":                       "asked, measured, manual or off",
-		"[lazy]\nmode = \"off\"":                              "auto or never or on-demand",
+		"[lazy]\nmode = \"off\"":                              "auto, never or on-demand",
 		"[checkpoint]\nengine = \"docker\"":                   "auto, criu or dmtcp",
 		"[checkpoint]\ndmtcp = \"/nope\"":                     "checkpoint.dmtcp",
 		"[node":                                               "line 1",
