@@ -161,7 +161,7 @@ type PoP struct {
 	Listen string `toml:"listen"`
 	// Key is the file of the secret that lets nodes into the PoP ("dew pop key").
 	Key string `toml:"key"`
-	// CA, Cert and TLSKey are files, PEM, instead of Key.
+	// CA, Cert and TLSKey are files, PEM, instead of Key. CA also has the lists of revoked certificates.
 	CA     string `toml:"ca"`
 	Cert   string `toml:"cert"`
 	TLSKey string `toml:"tls_key"`

@@ -155,7 +155,7 @@ func (d *daemon) run(ctx context.Context, started chan<- struct{}) error {
 		}
 		return snapshot.Serve(ctx, d.socket(), d.snaps, diff)
 	})
-	settings := &reloader{link: d.link, room: d.room, inForce: d.File, log: d.Log}
+	settings := &reloader{link: d.link, peers: d.pop.auth, room: d.room, inForce: d.File, log: d.Log}
 	g.Go(func() error { return settings.follow(ctx, d.Reload) })
 	g.Go(func() error {
 		if err := d.make(ctx, d.startEngine, d.openHealth, d.openCheckpoints, d.openDeployer, d.openDesk,

@@ -1,11 +1,15 @@
 package server
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,11 +17,15 @@ import (
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/config"
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/pop"
 	"dewpoint/internal/pop/local"
 	"dewpoint/internal/pop/member"
 	"dewpoint/internal/pop/peer"
 	"dewpoint/internal/spec"
+	"dewpoint/testkit"
+
+	"github.com/opencontainers/go-digest"
 )
 
 func TestPoPProblems(t *testing.T) {
@@ -262,5 +270,82 @@ func TestNoStoreBesideThatOfOthers(t *testing.T) {
 	}
 	if _, err := open(t.TempDir(), unmounted); !errors.Is(err, pop.ErrNotMounted) {
 		t.Errorf("another store than that of the others: %v", err)
+	}
+}
+
+// tables is a node that has a table of any layer, and nothing else.
+type tables struct{ peer.Content }
+
+func (tables) Table(context.Context, digest.Digest) ([]byte, error) { return []byte("table"), nil }
+
+// A node that is connected when its certificate is revoked is cut off when the configuration is read again,
+// and is not let in any more. A wrong list lets nobody in.
+func TestReloadRevokes(t *testing.T) {
+	dir := t.TempDir()
+	run := func(script string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "bash", "-euc", script)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	run(`printf '[ca]\ndefault_ca=p\n[p]\ndatabase=db\ncrlnumber=number\ncertificate=ca.crt\nprivate_key=ca.key
+new_certs_dir=.\nrand_serial=yes\ndefault_md=default\ndefault_days=9\ndefault_crl_days=9\npolicy=n
+copy_extensions=copy\n[n]\ncommonName=supplied\n' > cnf
+touch db; echo 01 > number
+openssl req -x509 -newkey ed25519 -nodes -subj /CN=pop -keyout ca.key -out ca.crt
+cp ca.crt ca.pem
+for n in a b; do
+openssl req -newkey ed25519 -nodes -subj /CN=$n -addext subjectAltName=IP:127.0.0.1 -keyout $n.key -out $n.csr
+openssl ca -config cnf -batch -notext -in $n.csr -out $n.crt
+done`)
+	auth := func(name string) *peer.Auth {
+		in := func(file string) string { return filepath.Join(dir, file) }
+		a, err := popAuth(config.PoP{CA: in("ca.pem"), Cert: in(name + ".crt"), TLSKey: in(name + ".key")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	var said bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&said, nil))
+	own := auth("a")
+	ctx, cancel := context.WithCancel(t.Context())
+	served, addr := make(chan error, 1), testkit.FreeAddress(t)
+	go func() {
+		served <- (&popParts{}).servePeers(ctx, addr, peer.Config{Auth: own, Content: tables{}})
+	}()
+	defer func() {
+		cancel()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
+	other, err := peer.NewClient(peer.Config{Auth: auth("b")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	ask := func() error {
+		_, err := other.Table(t.Context(), addr, digest.FromString("x"))
+		return err
+	}
+	testkit.Retry(t, "the node answers", ask)
+
+	r := &reloader{link: link.New(link.Config{}), peers: own, room: &room{}, log: log}
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
+	run(`openssl ca -config cnf -revoke b.crt; openssl ca -config cnf -gencrl -out crl; cat ca.crt crl > ca.pem`)
+	r.apply(config.Config{})
+	if want := "certificates=1 connections_closed=1"; !strings.Contains(said.String(), want) {
+		t.Errorf("no %q in %s", want, &said)
+	}
+	run(`cp ca.crt ca.pem`)
+	r.apply(config.Config{})
+	if want := "those in force stay"; !strings.Contains(said.String(), want) {
+		t.Errorf("no %q in %s", want, &said)
+	}
+	if err := ask(); !errors.Is(err, peer.ErrRefused) {
+		t.Errorf("a revoked node was answered: %v", err)
 	}
 }

@@ -7,12 +7,14 @@ import (
 
 	"dewpoint/internal/config"
 	"dewpoint/internal/fetch/link"
+	"dewpoint/internal/pop/peer"
 )
 
 // reloader puts what may change while dewd runs into force: the link's rates, the cache's
-// bound and dewd's memory.
+// bound, dewd's memory, and which nodes' certificates are revoked.
 type reloader struct {
 	link    *link.Link
+	peers   *peer.Auth // nil: none
 	room    *room
 	inForce config.Config
 	log     *slog.Logger
@@ -40,8 +42,20 @@ func (r *reloader) apply(c config.Config) {
 	r.room.maxBytes.Store(int64(c.Cache.MaxBytes))
 	debug.SetMemoryLimit(memoryLimit(c))
 	r.log.Info("the configuration was read again", "changed", config.Changed(before, r.inForce))
+	r.revoke()
 	if later := config.Changed(r.inForce, c); len(later) > 0 {
 		r.log.Warn("these keys change when dewd starts again", "keys", later)
+	}
+}
+
+// revoke has the nodes of the PoP refused that the authority has revoked by now.
+func (r *reloader) revoke() {
+	revoked, closed, err := r.peers.Reread()
+	switch {
+	case err != nil:
+		r.log.Error("the lists of revoked certificates are wrong: those in force stay", "err", err)
+	case revoked > 0:
+		r.log.Info("nodes' certificates are revoked", "certificates", revoked, "connections_closed", closed)
 	}
 }
 

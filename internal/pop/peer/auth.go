@@ -38,6 +38,7 @@ var (
 // Auth is how this node proves that it is of the PoP, and how it knows that others are.
 type Auth struct {
 	server, client *tls.Config
+	ca             *trust // nil: a key, which nobody can revoke
 	advice         string // what to do when the nodes do not accept each other
 	fingerprint    string
 }
@@ -184,15 +185,12 @@ func baseTLS() *tls.Config {
 
 // ReadCertificates reads the authority that vouches for all nodes, and this node's certificate and key, all
 // in PEM. The certificate must be for servers and for clients, and for the address that others ask this node
-// at. It is read again for each connection, so that a renewed one counts at once; the authority is not.
+// at. It is read again for each connection, so that a renewed one counts at once. The file of the authority
+// may have its lists of revoked certificates (X509 CRL), which Reread reads again.
 func ReadCertificates(ca, cert, key string) (*Auth, error) {
-	text, err := os.ReadFile(ca)
+	vouches, err := readTrust(ca)
 	if err != nil {
-		return nil, fmt.Errorf("pop ca: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("pop ca: no certificate in %s", ca)
+		return nil, fmt.Errorf("pop ca %s: %w", ca, err)
 	}
 	pair, err := readPair(cert, key)
 	if err != nil {
@@ -201,15 +199,15 @@ func ReadCertificates(ca, cert, key string) (*Auth, error) {
 	if err := bothUses(pair.Leaf); err != nil {
 		return nil, fmt.Errorf("pop certificate %s: %w", cert, err)
 	}
-	a := &Auth{server: baseTLS(), client: baseTLS(),
+	a := &Auth{server: baseTLS(), client: baseTLS(), ca: vouches,
 		advice: "have both a valid certificate of the same [pop] ca, for its own address?"}
 	a.server.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return readPair(cert, key) }
 	a.server.ClientAuth = tls.RequireAndVerifyClientCert
-	a.server.ClientCAs = pool
+	a.server.ClientCAs = vouches.pool
 	a.client.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 		return readPair(cert, key)
 	}
-	a.client.RootCAs = pool
+	a.client.RootCAs = vouches.pool
 	return a, nil
 }
 

@@ -84,9 +84,7 @@ func NewClient(cfg Config) (*Client, error) {
 	c := &Client{cfg: cfg, maxPack: MaxPack, refused: map[string]bool{}}
 	c.transport = &http.Transport{
 		// No proxy: these are neighbours.
-		DialContext:            c.dial,
-		TLSClientConfig:        cfg.Auth.client.Clone(),
-		TLSHandshakeTimeout:    cfg.Connect,
+		DialTLSContext:         c.dialTLS,
 		MaxIdleConnsPerHost:    8,
 		IdleConnTimeout:        idleTime / 2, // before the server's
 		DisableCompression:     true,
@@ -107,6 +105,23 @@ func (c *Client) Stats() ClientStats {
 
 func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	return (&net.Dialer{Timeout: c.cfg.Connect, KeepAlive: 15 * time.Second}).DialContext(ctx, network, addr)
+}
+
+// dialTLS connects, and shakes hands.
+func (c *Client) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
+	raw, err := c.dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	host, _, _ := net.SplitHostPort(addr)
+	conn := c.cfg.Auth.over(raw, host)
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Connect)
+	defer cancel()
+	if err := conn.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
 }
 
 // Refuses reports whether the machine of addr is there and says that nobody listens: its node is dead, or
@@ -279,12 +294,7 @@ func (c *Client) unanswered(ctx context.Context, addr string, err error) error {
 // greet connects, says nothing, and returns what the other side has against that; nil
 // if it waits for a request.
 func (c *Client) greet(ctx context.Context, addr string) error {
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.Connect)
-	defer cancel()
-	t := c.transport.TLSClientConfig.Clone()
-	t.ServerName, _, _ = net.SplitHostPort(addr)
-	d := tls.Dialer{NetDialer: &net.Dialer{}, Config: t}
-	conn, err := d.DialContext(ctx, "tcp", addr)
+	conn, err := c.dialTLS(ctx, "tcp", addr)
 	if err != nil {
 		return err
 	}
@@ -316,6 +326,8 @@ func refusal(err error) error {
 	switch {
 	case errors.Is(err, errOtherKey):
 		return errOtherKey
+	case errors.Is(err, errRevoked):
+		return err
 	case errors.As(err, &record):
 		return errNotTLS
 	case errors.As(err, &cert):

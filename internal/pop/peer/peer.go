@@ -16,8 +16,8 @@
 // Both sides prove who they are in every TLS 1.3 handshake, before a byte of HTTP is read. With a PoP key
 // (ReadKey) every node derives the same Ed25519 key pair from one secret: no authority is needed, no name and
 // no clock is compared. With certificates (ReadCertificates), both sides must show a valid one of the given
-// authority, for the address that they are asked at. Nothing is resumed: each connection is a whole
-// handshake.
+// authority, for the address that they are asked at, and the authority may revoke one: revoke.go. Nothing is
+// resumed: each connection is a whole handshake.
 //
 // A node of the PoP is trusted to ask, not to be right. Its answers are bounded here, and verified by the
 // caller: Follow's bytes by the layer's digest when it is whole, the others by their own. No node can verify

@@ -53,7 +53,7 @@ func NewServer(cfg Config) (*Server, error) {
 	only1.SetHTTP1(true)
 	s.http = http.Server{
 		Handler:           s.handler(),
-		TLSConfig:         cfg.Auth.server.Clone(),
+		TLSConfig:         cfg.Auth.serverTLS(),
 		Protocols:         &only1,
 		ReadHeaderTimeout: headerTime,
 		WriteTimeout:      cfg.Stall, // from a request's header on; put off with each write
@@ -67,7 +67,8 @@ func NewServer(cfg Config) (*Server, error) {
 
 // Serve takes connections from l until Close, which makes it return nil. It closes l.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.http.ServeTLS(limit.Listener(l, s.cfg.Conns, (s.cfg.Conns+1)/2), "", "")
+	l = s.cfg.Auth.listener(limit.Listener(l, s.cfg.Conns, (s.cfg.Conns+1)/2))
+	err := s.http.ServeTLS(l, "", "")
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
