@@ -33,7 +33,7 @@ var order = [][]string{
 	{"engine/containerd", "engine/shimgroup"},
 	{"engine/state"},
 	{"engine", "teardown"},
-	{"deploy/ready", "health", "restart"},
+	{"deploy/ready", "health", "restart", "adopt"},
 	{"checkpoint"},
 	{"checkpoint/criu", "checkpoint/dmtcp"},
 	{"deploy"},

@@ -260,6 +260,7 @@ func apiFails(t *testing.T, m *machine, c *caller, host string) {
 		{"ListCheckpoints", `{"image":"A::B"}`, "bad_request"},
 		{"RemoveCheckpoint", `{}`, "bad_request"},
 		{"RemoveCheckpoint", `{"id":"none"}`, "not_found"},
+		{"Adopt", `{"images":["none:1"]}`, "not_found"},
 		{"PoPStatus", `{}`, "unsupported"},
 		{"PoPVerify", `{"layers":["x"]}`, "bad_request"},
 		{"PoPForget", `{}`, "bad_request"},

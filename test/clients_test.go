@@ -74,6 +74,8 @@ func testClients(t *testing.T, v containerdtest.Version) {
 	c.Ctr("-n", "third", "images", "import", "--snapshotter", "dewpoint", out)
 	want(t, c.Ctr("-n", "third", "run", "--rm", "--snapshotter", "dewpoint", img.Ref, id, "/app", "cat",
 		"/etc/motd"), "above")
+
+	testAdopt(t, m, c, reg)
 }
 
 func want(t *testing.T, got, part string) {

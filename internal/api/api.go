@@ -124,6 +124,10 @@ type Images interface {
 	RemoveImage(ctx context.Context, name string) error
 	// Prune removes what nothing uses.
 	Prune(ctx context.Context, opt spec.PruneOptions) (spec.PruneReport, error)
+	// Adopt makes images of containerd's other clients (no names are all) images of this node, and calls emit
+	// with what each costs, one call at a time; with dry it only says what it would cost. An error of emit ends
+	// it and is returned. An image that cannot be adopted is told to emit, and is no error.
+	Adopt(ctx context.Context, images []string, dry bool, emit func(spec.Adoption) error) error
 }
 
 // Packs are the startup packs of the node's images.

@@ -35,7 +35,10 @@ const (
 )
 
 // handler implements dewpointv1connect.NodeHandler.
-type handler struct {
+type handler struct{ edge }
+
+// edge is what all calls need beside their messages.
+type edge struct {
 	node     Node
 	log      *slog.Logger
 	classify func(error) *Error
@@ -44,7 +47,7 @@ type handler struct {
 // NewHandler serves a Node. What the Node panics with is logged and becomes
 // the error of the call.
 func NewHandler(n Node, cfg Config) http.Handler {
-	h := &handler{node: n, log: cfg.Log, classify: cfg.Classify}
+	h := &handler{edge{node: n, log: cfg.Log, classify: cfg.Classify}}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
@@ -65,13 +68,13 @@ func NewHandler(n Node, cfg Config) http.Handler {
 	return gated(detailed(lines(mux)))
 }
 
-func (h *handler) panicked(where string, v any) *Error {
+func (h *edge) panicked(where string, v any) *Error {
 	h.log.Error("panic", "in", where, "value", v, "stack", string(debug.Stack()))
 	return New(Internal, fmt.Sprintf("dewd has a defect: panic in %s; its log has the details", where))
 }
 
 // guard runs f in a goroutine that is not net/http's.
-func (h *handler) guard(where string, f func() error) (err error) {
+func (h *edge) guard(where string, f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = h.panicked(where, v)
@@ -82,7 +85,7 @@ func (h *handler) guard(where string, f func() error) (err error) {
 
 // fail makes what a handler returns of what the Node returned. When the daemon
 // stops, or the call's time is over, that is the reason of whatever failed then.
-func (h *handler) fail(ctx context.Context, err error) error {
+func (h *edge) fail(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}

@@ -72,6 +72,8 @@ func commands() []command {
 			run: wait},
 		{name: "rm", args: "NAME…", summary: "remove containers", flags: rmFlags, run: rm},
 		{name: "images", summary: "list images", flags: imagesFlags, run: images},
+		{name: "adopt", args: "[IMAGE…]", summary: "make images that containerd has images of this node; say what it costs",
+			flags: adoptFlags, run: adopt},
 		{name: "rmi", args: "IMAGE…", summary: "remove images", run: rmi},
 		{name: "volume", args: "ls|create|inspect|rm|prune [NAME…]",
 			summary: "list, make or remove the volumes that containers have by name", flags: volumeFlags, run: volume},

@@ -119,6 +119,17 @@ func (e *images) register(ctx context.Context, img *image.Image,
 	return e.keepChain(ctx, img, ready)
 }
 
+// Unpack gives an image, whose layers are here, to another namespace that has it: its containers start from
+// the chain. The image keeps the chain there as well.
+func (e *images) Unpack(ctx context.Context, namespace string, img *image.Image) error {
+	ctx = containerd.InNamespace(ctx, namespace)
+	err := e.writeContent(ctx, e.documents(img)[0]) // its label keeps the chain
+	if err == nil {
+		err = e.keepChain(ctx, img, nil)
+	}
+	return wrap(err, "unpack %s in namespace %s", img.Ref, namespace)
+}
+
 // collections is how often the garbage collector may get in the way of one
 // registration.
 const collections = 5

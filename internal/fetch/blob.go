@@ -24,13 +24,18 @@ type blob struct {
 	img *image.Image
 	l   image.Layer
 	o   Options
-	got atomic.Int64 // bytes that came
+	got atomic.Int64 // bytes that came from the registry
+	// bytes that were read of the stored blob, and of them those that were of no use
+	had, vain atomic.Int64
 
 	route layer.Preparer // from elsewhere; nil is none
 
 	mu     sync.Mutex
-	routed bool       // the route gives the layer's tar
-	class  link.Class // that it moves in: the least of base and waits
+	routed bool // the route gives the layer's tar
+	// the stored blob is read, and it was wrong
+	fromStored, storedWrong bool
+
+	class link.Class // that it moves in: the least of base and waits
 	// of the pulls that want it, for as long as it lasts
 	base  link.Class
 	waits [link.Background]int // who waits for it for a while, by class
@@ -49,15 +54,18 @@ func (c *common) newBlob(img *image.Image, l image.Layer, o Options,
 // Prepare implements layer.Preparer: it finds out who brings the layer.
 func (b *blob) Prepare(ctx context.Context, f *layer.Fill) (layer.Way, error) {
 	if b.route == nil {
-		return layer.Way{}, nil
+		return b.storedWay(), nil
 	}
 	if err := b.pass(ctx); err != nil {
 		return layer.Way{}, err
 	}
 	w, err := b.route.Prepare(ctx, f)
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.routed = err == nil && w.Tar
+	b.mu.Unlock()
+	if err == nil && !w.Tar && w.Elsewhere == nil {
+		w = b.storedWay()
+	}
 	return w, err
 }
 
@@ -74,6 +82,9 @@ func (b *blob) Open(ctx context.Context, f *layer.Fill, offset int64) (io.ReadCl
 	}
 	if err := b.c.roomFor(b.l.DiffID); err != nil {
 		return nil, err
+	}
+	if r, err := b.openStored(ctx, offset); r != nil || err != nil {
+		return r, err
 	}
 	return b.open(ctx, f.Progress, offset)
 }

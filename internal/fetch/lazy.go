@@ -180,11 +180,11 @@ func (p *partials) Mountable(img *image.Image, id digest.Digest) bool {
 	return part != nil && p.packs.accepts(img, part)
 }
 
-// absent is the compressed bytes of the layers that cannot be mounted.
+// absent is the compressed bytes that have to come to this node before all layers can be mounted.
 func (p *partials) absent(img *image.Image) int64 {
 	var n int64
 	for _, l := range img.Unique() {
-		if !p.Mountable(img, l.DiffID) {
+		if !p.Mountable(img, l.DiffID) && !p.Stored(l) {
 			n += l.Size
 		}
 	}

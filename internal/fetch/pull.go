@@ -29,10 +29,12 @@ type pulls struct {
 type Options struct {
 	// Local takes what the reference was last resolved to, without asking the
 	// registry, if all its layers are here.
-	Local     bool
-	Lazy      bool       // mount before the layers are whole, if that is faster
-	Order     link.Order // for experiments
-	Inflaters int        // for experiments; 0 is the node's own number
+	Local bool
+	Lazy  bool // mount before the layers are whole, if that is faster
+	// Background has nobody wait for the layers: they go last on the link.
+	Background bool
+	Order      link.Order // for experiments
+	Inflaters  int        // for experiments; 0 is the node's own number
 	// Known, unless nil, is told of the image by Pull once it is known, before anything
 	// of it is brought.
 	Known func(*image.Image)
@@ -148,7 +150,11 @@ func (p *pulls) fill(ctx context.Context, img *image.Image, o Options, look *loo
 // waits for nobody goes to the front when somebody waits for it now.
 func (p *pulls) begin(ctx context.Context, img *image.Image, l image.Layer, o Options,
 	lazy *Start) (*layer.Fill, *blob) {
-	b := p.newBlob(img, l, o, link.Startup)
+	class := link.Startup
+	if o.Background {
+		class = link.Background
+	}
+	b := p.newBlob(img, l, o, class)
 	if part := p.cfg.Layers.Partial(l.DiffID); o.Lazy && part != nil && p.packs.accepts(img, part) {
 		b.class, b.base, b.gate = link.Background, link.Background, p.partials.gateOf(l.DiffID, lazy)
 	}
@@ -276,7 +282,7 @@ type LayerProgress struct {
 
 // Origins are compressed bytes by where they came from.
 type Origins struct {
-	Local    int64 // they were here
+	Local    int64 // they were here, or in containerd's content store
 	PoP      int64 // its store or another node; of what came uncompressed, what the registry would have sent
 	Registry int64
 }
@@ -289,6 +295,11 @@ func originsOf(f *layer.Fill, p layer.Progress) Origins {
 	had := max(0, p.Fetched-p.Received) // less after bytes that did not verify
 	o := Origins{Registry: p.Received, PoP: min(p.Seeded, had)}
 	o.Local = had - o.PoP
+	if b, ok := f.Source().(*blob); ok {
+		stored := min(p.Received, b.had.Load())
+		o.Registry -= stored
+		o.Local += max(0, stored-b.vain.Load())
+	}
 	if rest := f.Layer.Size - p.Fetched; p.Tar > 0 && rest > 0 {
 		if !p.State.Usable() {
 			rest = min(rest, p.Tar)

@@ -20,6 +20,7 @@ package fetch
 import (
 	"context"
 	"log/slog"
+	"runtime"
 	"sync"
 	"time"
 
@@ -28,6 +29,7 @@ import (
 	"dewpoint/internal/registry"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/semaphore"
 )
 
 // Config names what a Puller works with. Registry, Layers,
@@ -41,6 +43,7 @@ type Config struct {
 	Lazy     LazyConfig
 	Cache    CacheConfig
 	Images   Images       // nil: what an image has stays until it is removed
+	Stored   Stored       // nil: there are none
 	Log      *slog.Logger // nil discards
 }
 
@@ -63,6 +66,8 @@ type common struct {
 	end   context.CancelFunc
 	work  sync.WaitGroup // what goes on behind starts that are over
 	stats lazyStats
+	// storing bounds the layers that are filled from stored blobs at once: no link holds them back
+	storing *semaphore.Weighted
 }
 
 // NewPuller returns a Puller. Close ends what it does in the background.
@@ -73,7 +78,7 @@ func NewPuller(cfg Config) *Puller {
 	if cfg.Lazy.Audience == nil {
 		cfg.Lazy.Audience = deaf{}
 	}
-	c := &common{cfg: cfg, pop: alone{cfg.Layers}}
+	c := &common{cfg: cfg, pop: alone{cfg.Layers}, storing: semaphore.NewWeighted(int64(runtime.GOMAXPROCS(0)))}
 	c.life, c.end = context.WithCancel(context.Background())
 	p := &Puller{common: c}
 	p.packs = &packs{common: c, bad: map[digest.Digest]string{}}

@@ -26,6 +26,7 @@ import (
 	"sync"
 	"time"
 
+	"dewpoint/internal/adopt"
 	"dewpoint/internal/api"
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/checkpoint/criu"
@@ -34,6 +35,7 @@ import (
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/deploy/admit"
 	"dewpoint/internal/engine"
+	engineapi "dewpoint/internal/engine/containerd"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/fetch"
 	"dewpoint/internal/fetch/link"
@@ -100,6 +102,7 @@ type daemon struct {
 	deployments *deployments
 	supervisor  *restart.Supervisor
 	health      *health.Monitor
+	adopter     *adopt.Adopter
 }
 
 // defaultMemory is what dewd's Go heap aims below.
@@ -300,7 +303,7 @@ func (d *daemon) openPuller(context.Context) (err error) {
 	d.puller = fetch.NewPuller(fetch.Config{Registry: d.registry, Layers: d.layers, Catalog: d.catalog,
 		Link:  d.link,
 		Packs: packs, Lazy: d.lazyConfig(), Cache: cache,
-		Images: containerdImages{d.usage}, Log: d.Log})
+		Images: containerdImages{d.usage}, Stored: d.blobs, Log: d.Log})
 	d.room.puller.set(d.puller)
 	if shared.Coord != nil {
 		shared.Layers, shared.Catalog, shared.Link = d.layers, d.catalog, d.link
@@ -391,7 +394,25 @@ func (d *daemon) startEngine(ctx context.Context) error {
 	d.usage.engine.set(d.engine)
 	d.documents = &documents{catalog: d.catalog, local: d.engine}
 	d.atClose(d.blobs.close)
-	return d.blobs.dial(d.engine.Socket())
+	if err := d.blobs.dial(d.engine.Socket()); err != nil {
+		return err
+	}
+	return d.openAdopter(ctx)
+}
+
+// openAdopter makes the part that finds what containerd's other clients have, in all namespaces.
+func (d *daemon) openAdopter(ctx context.Context) error {
+	c, err := engineapi.Dial(d.engine.Socket(), d.File.Engine.Namespace)
+	if err != nil {
+		return err
+	}
+	d.atClose(func() { c.Conn.Close() })
+	d.adopter = adopt.New(adopt.Config{Containerd: c, Stored: d.blobs, Puller: d.puller, Catalog: d.catalog,
+		Layers: d.layers, Engine: d.engine})
+	if err := d.blobs.find(ctx, c); err != nil {
+		d.Log.Warn("layers do not come from containerd's content store", "err", err)
+	}
+	return nil
 }
 
 // openHealth makes the part that checks containers, which begins when all parts are there.
@@ -531,7 +552,7 @@ func (d *daemon) node() node {
 	}
 	n.images = &images{engine: d.engine, catalog: d.catalog, layers: d.layers, puller: d.puller,
 		documents: d.documents, usage: d.usage, reserve: d.room.reserve, events: d.news.events,
-		checkpoints: n.checkpoints, pops: n.pops}
+		checkpoints: n.checkpoints, pops: n.pops, adopter: d.adopter}
 	engine := containerd{d.engine, d.State}
 	n.observer = &observer{events: d.news.events, version: d.Version, node: d.name, engine: engine,
 		doctor: doctor.Config{Root: d.Root, CNI: pluginDirs}, mounts: d.mounts,

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"syscall"
 
+	"dewpoint/internal/adopt"
 	"dewpoint/internal/api"
 	"dewpoint/internal/checkpoint"
 	"dewpoint/internal/deploy"
@@ -42,6 +43,7 @@ var sentinels = []struct {
 	{image.ErrInvalid, api.BadImage},
 	{image.ErrUnsupported, api.BadImage},
 	{errImageInUse, api.InUse},
+	{adopt.ErrUnknown, api.NotFound},
 	{engine.ErrNoCommand, api.CommandMissing},
 	{engine.ErrNotExecutable, api.NotExecutable},
 	{engine.ErrExists, api.NameInUse},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"dewpoint/internal/adopt"
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
 	"dewpoint/internal/fetch"
@@ -25,6 +26,7 @@ type images struct {
 	events      *events
 	checkpoints *checkpoints
 	pops        *pops
+	adopter     *adopt.Adopter
 }
 
 // Images implements api.Images.
@@ -112,6 +114,16 @@ func (s *images) Prune(ctx context.Context, o spec.PruneOptions) (spec.PruneRepo
 		err = s.pops.prune(ctx, s.usage, &r)
 	}
 	return r, err
+}
+
+// Adopt implements api.Images.
+func (s *images) Adopt(ctx context.Context, names []string, dry bool, emit func(spec.Adoption) error) error {
+	for _, n := range names {
+		if _, err := image.ParseReference(n); err != nil {
+			return fmt.Errorf("%w: %w", deploy.ErrRequest, err)
+		}
+	}
+	return s.adopter.Adopt(ctx, names, dry, emit)
 }
 
 // Arriving implements web.Node.

@@ -77,6 +77,45 @@ func (n *Node) Prune(_ context.Context, opt spec.PruneOptions) (spec.PruneReport
 	return r, after
 }
 
+// Adopt implements api.Images. containerd has two images, one of which has lost its blobs. After FailAfter
+// the second cannot be adopted.
+func (n *Node) Adopt(_ context.Context, images []string, dry bool, emit func(spec.Adoption) error) error {
+	now, after := n.fault("Adopt")
+	if now != nil {
+		return now
+	}
+	all := []spec.Adoption{
+		{Image: "docker.io/library/nginx:1", Digest: layerOf("a"), Namespaces: []string{"default", "k8s.io"},
+			State: spec.AdoptNew, Store: 3_100_000, Disk: 9_000_000},
+		{Image: "docker.io/library/redis:7", Digest: layerOf("b"), Namespaces: []string{"k8s.io"},
+			State: spec.AdoptNew, Here: 1_000_000, Link: 2_000_000},
+	}
+	for _, name := range images {
+		if !slices.ContainsFunc(all, func(a spec.Adoption) bool { return a.Image == name }) {
+			return api.New(api.NotFound, fmt.Sprintf("%s: containerd has no such image", name))
+		}
+	}
+	for i, a := range all {
+		if len(images) > 0 && !slices.Contains(images, a.Image) {
+			continue
+		}
+		if !dry {
+			a.State = spec.Adopting
+			if err := emit(a); err != nil {
+				return err
+			}
+			a.State, a.Done, a.Disk = spec.Adopted, a.Store+a.Link, 9_000_000
+			if after != nil && i == 1 {
+				a.State, a.Done, a.Error = spec.AdoptFailed, 0, after.Error()
+			}
+		}
+		if err := emit(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Doctor implements api.Observer. It finds fault with whatever a call of Fail
 // said.
 func (n *Node) Doctor(context.Context) ([]spec.Finding, error) {

@@ -15,6 +15,7 @@ import (
 	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	introapi "github.com/containerd/containerd/api/services/introspection/v1"
 	leasesapi "github.com/containerd/containerd/api/services/leases/v1"
+	namespacesapi "github.com/containerd/containerd/api/services/namespaces/v1"
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	versionapi "github.com/containerd/containerd/api/services/version/v1"
@@ -81,15 +82,26 @@ type Client struct {
 	Images     imagesapi.ImagesClient
 	Intro      introapi.IntrospectionClient
 	Leases     leasesapi.LeasesClient
+	Namespaces namespacesapi.NamespacesClient
 	Snapshots  snapshotsapi.SnapshotsClient
 	Tasks      tasksapi.TasksClient
 	Version    versionapi.VersionClient
 }
 
+const namespaceHeader = "containerd-namespace"
+
+// InNamespace has the calls under the context be for another namespace than the client's.
+func InNamespace(ctx context.Context, namespace string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, namespaceHeader, namespace)
+}
+
 // Dial connects to the containerd at a socket, for one namespace. It does not wait for it.
 func Dial(socket, namespace string) (*Client, error) {
 	withNS := func(ctx context.Context) context.Context {
-		return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
+		if md, _ := metadata.FromOutgoingContext(ctx); len(md.Get(namespaceHeader)) > 0 {
+			return ctx
+		}
+		return InNamespace(ctx, namespace)
 	}
 	unary := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -137,6 +149,7 @@ func Dial(socket, namespace string) (*Client, error) {
 		Images:     imagesapi.NewImagesClient(conn),
 		Intro:      introapi.NewIntrospectionClient(conn),
 		Leases:     leasesapi.NewLeasesClient(conn),
+		Namespaces: namespacesapi.NewNamespacesClient(conn),
 		Snapshots:  snapshotsapi.NewSnapshotsClient(conn),
 		Tasks:      tasksapi.NewTasksClient(conn),
 		Version:    versionapi.NewVersionClient(conn),
@@ -181,6 +194,20 @@ func (c *Client) RequireSnapshotter(ctx context.Context, cfg Config) error {
 		}
 	}
 	return &SnapshotterMissingError{cfg.Snapshotter, cfg.Address, cfg.SnapshotterSocket}
+}
+
+// ContentRoot is the directory of containerd's content store.
+func (c *Client) ContentRoot(ctx context.Context) (string, error) {
+	r, err := c.Intro.Plugins(ctx, &introapi.PluginsRequest{Filters: []string{"type==io.containerd.content.v1"}})
+	if err != nil {
+		return "", fmt.Errorf("list containerd's plugins: %w", err)
+	}
+	for _, p := range r.Plugins {
+		if root := p.Exports["root"]; root != "" {
+			return root, nil
+		}
+	}
+	return "", errors.New("containerd does not say where its content store is")
 }
 
 // EndOfStream is nil for the end of a stream, else the error as Native gives it.

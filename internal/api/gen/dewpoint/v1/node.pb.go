@@ -6692,6 +6692,174 @@ func (x *PoP) GetLayers() []*PoP_Layer {
 	return nil
 }
 
+type AdoptRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Images        []string               `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"` // none is all
+	Dry           bool                   `protobuf:"varint,2,opt,name=dry,proto3" json:"dry,omitempty"`      // tell what it would cost, and do nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptRequest) Reset() {
+	*x = AdoptRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptRequest) ProtoMessage() {}
+
+func (x *AdoptRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptRequest.ProtoReflect.Descriptor instead.
+func (*AdoptRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{97}
+}
+
+func (x *AdoptRequest) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *AdoptRequest) GetDry() bool {
+	if x != nil {
+		return x.Dry
+	}
+	return false
+}
+
+type AdoptResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Image         string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	Namespaces    []string               `protobuf:"bytes,3,rep,name=namespaces,proto3" json:"namespaces,omitempty"` // of containerd, that have it by this name
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`           // new, adopting, adopted, failed
+	Here          int64                  `protobuf:"varint,5,opt,name=here,proto3" json:"here,omitempty"`            // compressed bytes of layers that are here
+	Store         int64                  `protobuf:"varint,6,opt,name=store,proto3" json:"store,omitempty"`          // that come, or came, from containerd's content store
+	Link          int64                  `protobuf:"varint,7,opt,name=link,proto3" json:"link,omitempty"`            // over the link
+	Disk          int64                  `protobuf:"varint,8,opt,name=disk,proto3" json:"disk,omitempty"`            // bytes of the disk, 0 if not known yet
+	Done          int64                  `protobuf:"varint,9,opt,name=done,proto3" json:"done,omitempty"`            // of store and link
+	Error         string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptResponse) Reset() {
+	*x = AdoptResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptResponse) ProtoMessage() {}
+
+func (x *AdoptResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptResponse.ProtoReflect.Descriptor instead.
+func (*AdoptResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{98}
+}
+
+func (x *AdoptResponse) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *AdoptResponse) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *AdoptResponse) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *AdoptResponse) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *AdoptResponse) GetHere() int64 {
+	if x != nil {
+		return x.Here
+	}
+	return 0
+}
+
+func (x *AdoptResponse) GetStore() int64 {
+	if x != nil {
+		return x.Store
+	}
+	return 0
+}
+
+func (x *AdoptResponse) GetLink() int64 {
+	if x != nil {
+		return x.Link
+	}
+	return 0
+}
+
+func (x *AdoptResponse) GetDisk() int64 {
+	if x != nil {
+		return x.Disk
+	}
+	return 0
+}
+
+func (x *AdoptResponse) GetDone() int64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *AdoptResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type PoPVerifyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Layers        []string               `protobuf:"bytes,1,rep,name=layers,proto3" json:"layers,omitempty"` // diffIDs; none is all
@@ -6701,7 +6869,7 @@ type PoPVerifyRequest struct {
 
 func (x *PoPVerifyRequest) Reset() {
 	*x = PoPVerifyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6713,7 +6881,7 @@ func (x *PoPVerifyRequest) String() string {
 func (*PoPVerifyRequest) ProtoMessage() {}
 
 func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6726,7 +6894,7 @@ func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyRequest.ProtoReflect.Descriptor instead.
 func (*PoPVerifyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *PoPVerifyRequest) GetLayers() []string {
@@ -6749,7 +6917,7 @@ type PoPVerifyResponse struct {
 
 func (x *PoPVerifyResponse) Reset() {
 	*x = PoPVerifyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6761,7 +6929,7 @@ func (x *PoPVerifyResponse) String() string {
 func (*PoPVerifyResponse) ProtoMessage() {}
 
 func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6774,7 +6942,7 @@ func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyResponse.ProtoReflect.Descriptor instead.
 func (*PoPVerifyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *PoPVerifyResponse) GetDiffId() string {
@@ -6821,7 +6989,7 @@ type PoPForgetRequest struct {
 
 func (x *PoPForgetRequest) Reset() {
 	*x = PoPForgetRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6833,7 +7001,7 @@ func (x *PoPForgetRequest) String() string {
 func (*PoPForgetRequest) ProtoMessage() {}
 
 func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6846,7 +7014,7 @@ func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetRequest.ProtoReflect.Descriptor instead.
 func (*PoPForgetRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *PoPForgetRequest) GetNode() string {
@@ -6864,7 +7032,7 @@ type PoPForgetResponse struct {
 
 func (x *PoPForgetResponse) Reset() {
 	*x = PoPForgetResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6876,7 +7044,7 @@ func (x *PoPForgetResponse) String() string {
 func (*PoPForgetResponse) ProtoMessage() {}
 
 func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6889,7 +7057,7 @@ func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetResponse.ProtoReflect.Descriptor instead.
 func (*PoPForgetResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 type ExecRequest_Start struct {
@@ -6908,7 +7076,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6920,7 +7088,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7000,7 +7168,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7012,7 +7180,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[106]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7042,7 +7210,7 @@ type Pack_Parts struct {
 
 func (x *Pack_Parts) Reset() {
 	*x = Pack_Parts{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7054,7 +7222,7 @@ func (x *Pack_Parts) String() string {
 func (*Pack_Parts) ProtoMessage() {}
 
 func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7124,7 +7292,7 @@ type PoP_Quota struct {
 
 func (x *PoP_Quota) Reset() {
 	*x = PoP_Quota{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7136,7 +7304,7 @@ func (x *PoP_Quota) String() string {
 func (*PoP_Quota) ProtoMessage() {}
 
 func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7191,7 +7359,7 @@ type PoP_Store struct {
 
 func (x *PoP_Store) Reset() {
 	*x = PoP_Store{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7203,7 +7371,7 @@ func (x *PoP_Store) String() string {
 func (*PoP_Store) ProtoMessage() {}
 
 func (x *PoP_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7300,7 +7468,7 @@ type PoP_Coordinator struct {
 
 func (x *PoP_Coordinator) Reset() {
 	*x = PoP_Coordinator{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7312,7 +7480,7 @@ func (x *PoP_Coordinator) String() string {
 func (*PoP_Coordinator) ProtoMessage() {}
 
 func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7359,7 +7527,7 @@ type PoP_Hits struct {
 
 func (x *PoP_Hits) Reset() {
 	*x = PoP_Hits{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7371,7 +7539,7 @@ func (x *PoP_Hits) String() string {
 func (*PoP_Hits) ProtoMessage() {}
 
 func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7412,7 +7580,7 @@ type PoP_Fetch struct {
 
 func (x *PoP_Fetch) Reset() {
 	*x = PoP_Fetch{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7424,7 +7592,7 @@ func (x *PoP_Fetch) String() string {
 func (*PoP_Fetch) ProtoMessage() {}
 
 func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7478,7 +7646,7 @@ type PoP_Node struct {
 
 func (x *PoP_Node) Reset() {
 	*x = PoP_Node{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[113]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7490,7 +7658,7 @@ func (x *PoP_Node) String() string {
 func (*PoP_Node) ProtoMessage() {}
 
 func (x *PoP_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[113]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7583,7 +7751,7 @@ type PoP_Layer struct {
 
 func (x *PoP_Layer) Reset() {
 	*x = PoP_Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[114]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7595,7 +7763,7 @@ func (x *PoP_Layer) String() string {
 func (*PoP_Layer) ProtoMessage() {}
 
 func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[114]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8271,7 +8439,24 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\tblob_size\x18\x03 \x01(\x03R\bblobSize\x12\x14\n" +
 	"\x05image\x18\x04 \x01(\tR\x05image\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\tR\x04node\x12\x14\n" +
-	"\x05users\x18\x06 \x03(\tR\x05users\"*\n" +
+	"\x05users\x18\x06 \x03(\tR\x05users\"8\n" +
+	"\fAdoptRequest\x12\x16\n" +
+	"\x06images\x18\x01 \x03(\tR\x06images\x12\x10\n" +
+	"\x03dry\x18\x02 \x01(\bR\x03dry\"\xef\x01\n" +
+	"\rAdoptResponse\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x03 \x03(\tR\n" +
+	"namespaces\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x12\n" +
+	"\x04here\x18\x05 \x01(\x03R\x04here\x12\x14\n" +
+	"\x05store\x18\x06 \x01(\x03R\x05store\x12\x12\n" +
+	"\x04link\x18\a \x01(\x03R\x04link\x12\x12\n" +
+	"\x04disk\x18\b \x01(\x03R\x04disk\x12\x12\n" +
+	"\x04done\x18\t \x01(\x03R\x04done\x12\x14\n" +
+	"\x05error\x18\n" +
+	" \x01(\tR\x05error\"*\n" +
 	"\x10PoPVerifyRequest\x12\x16\n" +
 	"\x06layers\x18\x01 \x03(\tR\x06layers\"\x82\x01\n" +
 	"\x11PoPVerifyResponse\x12\x17\n" +
@@ -8288,7 +8473,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04READ\x10\x01\x12\n" +
 	"\n" +
 	"\x06DEPLOY\x10\x02\x12\t\n" +
-	"\x05ADMIN\x10\x032\xa1\x16\n" +
+	"\x05ADMIN\x10\x032\xe3\x16\n" +
 	"\x04Node\x12I\n" +
 	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse\"\x04\x88\xb5\x18\x020\x01\x12U\n" +
 	"\n" +
@@ -8310,7 +8495,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04Wait\x12\x18.dewpoint.v1.WaitRequest\x1a\x19.dewpoint.v1.WaitResponse\"\x04\x88\xb5\x18\x01\x12J\n" +
 	"\x06Images\x12\x1a.dewpoint.v1.ImagesRequest\x1a\x1b.dewpoint.v1.ImagesResponse\"\a\x88\xb5\x18\x01\x90\x02\x01\x12P\n" +
 	"\vRemoveImage\x12\x1f.dewpoint.v1.RemoveImageRequest\x1a .dewpoint.v1.RemoveImageResponse\x12>\n" +
-	"\x05Prune\x12\x19.dewpoint.v1.PruneRequest\x1a\x1a.dewpoint.v1.PruneResponse\x12U\n" +
+	"\x05Prune\x12\x19.dewpoint.v1.PruneRequest\x1a\x1a.dewpoint.v1.PruneResponse\x12@\n" +
+	"\x05Adopt\x12\x19.dewpoint.v1.AdoptRequest\x1a\x1a.dewpoint.v1.AdoptResponse0\x01\x12U\n" +
 	"\vListVolumes\x12\x1f.dewpoint.v1.ListVolumesRequest\x1a .dewpoint.v1.ListVolumesResponse\"\x03\x90\x02\x01\x12M\n" +
 	"\n" +
 	"MakeVolume\x12\x1e.dewpoint.v1.MakeVolumeRequest\x1a\x1f.dewpoint.v1.MakeVolumeResponse\x12S\n" +
@@ -8346,7 +8532,7 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 117)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Role)(0),                          // 0: dewpoint.v1.Role
 	(Output_Stream)(0),                 // 1: dewpoint.v1.Output.Stream
@@ -8447,47 +8633,49 @@ var file_dewpoint_v1_node_proto_goTypes = []any{
 	(*PoPStatusRequest)(nil),           // 96: dewpoint.v1.PoPStatusRequest
 	(*PoPStatusResponse)(nil),          // 97: dewpoint.v1.PoPStatusResponse
 	(*PoP)(nil),                        // 98: dewpoint.v1.PoP
-	(*PoPVerifyRequest)(nil),           // 99: dewpoint.v1.PoPVerifyRequest
-	(*PoPVerifyResponse)(nil),          // 100: dewpoint.v1.PoPVerifyResponse
-	(*PoPForgetRequest)(nil),           // 101: dewpoint.v1.PoPForgetRequest
-	(*PoPForgetResponse)(nil),          // 102: dewpoint.v1.PoPForgetResponse
-	nil,                                // 103: dewpoint.v1.Spec.LabelsEntry
-	nil,                                // 104: dewpoint.v1.Spec.SysctlsEntry
-	nil,                                // 105: dewpoint.v1.Record.StagesEntry
-	nil,                                // 106: dewpoint.v1.Span.AttributesEntry
-	(*ExecRequest_Start)(nil),          // 107: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil),     // 108: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),                 // 109: dewpoint.v1.Pack.Parts
-	(*PoP_Quota)(nil),                  // 110: dewpoint.v1.PoP.Quota
-	(*PoP_Store)(nil),                  // 111: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),            // 112: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),                   // 113: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),                  // 114: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),                   // 115: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),                  // 116: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),        // 117: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),      // 118: google.protobuf.Timestamp
-	(*descriptorpb.MethodOptions)(nil), // 119: google.protobuf.MethodOptions
-	(*descriptorpb.FieldOptions)(nil),  // 120: google.protobuf.FieldOptions
+	(*AdoptRequest)(nil),               // 99: dewpoint.v1.AdoptRequest
+	(*AdoptResponse)(nil),              // 100: dewpoint.v1.AdoptResponse
+	(*PoPVerifyRequest)(nil),           // 101: dewpoint.v1.PoPVerifyRequest
+	(*PoPVerifyResponse)(nil),          // 102: dewpoint.v1.PoPVerifyResponse
+	(*PoPForgetRequest)(nil),           // 103: dewpoint.v1.PoPForgetRequest
+	(*PoPForgetResponse)(nil),          // 104: dewpoint.v1.PoPForgetResponse
+	nil,                                // 105: dewpoint.v1.Spec.LabelsEntry
+	nil,                                // 106: dewpoint.v1.Spec.SysctlsEntry
+	nil,                                // 107: dewpoint.v1.Record.StagesEntry
+	nil,                                // 108: dewpoint.v1.Span.AttributesEntry
+	(*ExecRequest_Start)(nil),          // 109: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil),     // 110: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),                 // 111: dewpoint.v1.Pack.Parts
+	(*PoP_Quota)(nil),                  // 112: dewpoint.v1.PoP.Quota
+	(*PoP_Store)(nil),                  // 113: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),            // 114: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                   // 115: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                  // 116: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                   // 117: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                  // 118: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),        // 119: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),      // 120: google.protobuf.Timestamp
+	(*descriptorpb.MethodOptions)(nil), // 121: google.protobuf.MethodOptions
+	(*descriptorpb.FieldOptions)(nil),  // 122: google.protobuf.FieldOptions
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	8,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
 	9,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	117, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
-	103, // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
+	119, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	105, // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
 	4,   // 4: dewpoint.v1.Spec.health:type_name -> dewpoint.v1.Health
 	5,   // 5: dewpoint.v1.Spec.tmpfs:type_name -> dewpoint.v1.Tmpfs
 	6,   // 6: dewpoint.v1.Spec.ulimits:type_name -> dewpoint.v1.Ulimit
-	104, // 7: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
+	106, // 7: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
 	7,   // 8: dewpoint.v1.Spec.devices:type_name -> dewpoint.v1.Device
-	117, // 9: dewpoint.v1.Health.interval:type_name -> google.protobuf.Duration
-	117, // 10: dewpoint.v1.Health.timeout:type_name -> google.protobuf.Duration
-	117, // 11: dewpoint.v1.Health.start_period:type_name -> google.protobuf.Duration
-	117, // 12: dewpoint.v1.Health.start_interval:type_name -> google.protobuf.Duration
-	118, // 13: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
+	119, // 9: dewpoint.v1.Health.interval:type_name -> google.protobuf.Duration
+	119, // 10: dewpoint.v1.Health.timeout:type_name -> google.protobuf.Duration
+	119, // 11: dewpoint.v1.Health.start_period:type_name -> google.protobuf.Duration
+	119, // 12: dewpoint.v1.Health.start_interval:type_name -> google.protobuf.Duration
+	120, // 13: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
 	10,  // 14: dewpoint.v1.ListVolumesResponse.volumes:type_name -> dewpoint.v1.VolumeInfo
 	3,   // 15: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
-	117, // 16: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
+	119, // 16: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
 	27,  // 17: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
 	28,  // 18: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
 	30,  // 19: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
@@ -8495,74 +8683,74 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	35,  // 21: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
 	21,  // 22: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
 	3,   // 23: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
-	117, // 24: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
+	119, // 24: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
 	21,  // 25: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
 	27,  // 26: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
 	28,  // 27: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
 	30,  // 28: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
 	2,   // 29: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
-	118, // 30: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
-	118, // 31: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
+	120, // 30: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
+	120, // 31: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
 	30,  // 32: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
 	2,   // 33: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
 	21,  // 34: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
 	21,  // 35: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
 	29,  // 36: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	105, // 37: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	107, // 37: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
 	32,  // 38: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
 	33,  // 39: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
 	31,  // 40: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
-	106, // 41: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
+	108, // 41: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
 	1,   // 42: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
 	27,  // 43: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
 	28,  // 44: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
 	30,  // 45: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
 	40,  // 46: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
 	8,   // 47: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	118, // 48: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
-	118, // 49: dewpoint.v1.Container.next_start:type_name -> google.protobuf.Timestamp
+	120, // 48: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	120, // 49: dewpoint.v1.Container.next_start:type_name -> google.protobuf.Timestamp
 	40,  // 50: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
 	3,   // 51: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
 	30,  // 52: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
 	34,  // 53: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	107, // 54: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	108, // 55: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	109, // 54: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	110, // 55: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
 	46,  // 56: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
 	34,  // 57: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
 	35,  // 58: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	117, // 59: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
-	117, // 60: dewpoint.v1.RestartRequest.timeout:type_name -> google.protobuf.Duration
+	119, // 59: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	119, // 60: dewpoint.v1.RestartRequest.timeout:type_name -> google.protobuf.Duration
 	64,  // 61: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	118, // 62: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	120, // 62: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
 	65,  // 63: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
 	72,  // 64: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
 	77,  // 65: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	118, // 66: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	120, // 66: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
 	30,  // 67: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
 	80,  // 68: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
 	81,  // 69: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
 	88,  // 70: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
 	88,  // 71: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	109, // 72: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	118, // 73: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	111, // 72: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	120, // 73: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
 	81,  // 74: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
 	95,  // 75: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
 	95,  // 76: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
-	118, // 77: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	120, // 77: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
 	98,  // 78: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	111, // 79: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	112, // 80: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	115, // 81: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	116, // 82: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	113, // 79: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	114, // 80: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	117, // 81: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	118, // 82: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
 	46,  // 83: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	110, // 84: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
-	113, // 85: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	113, // 86: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	113, // 87: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	113, // 88: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	114, // 89: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
-	119, // 90: dewpoint.v1.may_call:extendee -> google.protobuf.MethodOptions
-	120, // 91: dewpoint.v1.may_set:extendee -> google.protobuf.FieldOptions
+	112, // 84: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
+	115, // 85: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	115, // 86: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	115, // 87: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	115, // 88: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	116, // 89: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	121, // 90: dewpoint.v1.may_call:extendee -> google.protobuf.MethodOptions
+	122, // 91: dewpoint.v1.may_set:extendee -> google.protobuf.FieldOptions
 	0,   // 92: dewpoint.v1.may_call:type_name -> dewpoint.v1.Role
 	0,   // 93: dewpoint.v1.may_set:type_name -> dewpoint.v1.Role
 	17,  // 94: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
@@ -8585,60 +8773,62 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	62,  // 111: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
 	66,  // 112: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
 	68,  // 113: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	11,  // 114: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
-	13,  // 115: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
-	15,  // 116: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
-	78,  // 117: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	82,  // 118: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	84,  // 119: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	86,  // 120: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	89,  // 121: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	91,  // 122: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	93,  // 123: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	96,  // 124: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	99,  // 125: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	101, // 126: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	70,  // 127: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	73,  // 128: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	75,  // 129: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	18,  // 130: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	20,  // 131: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
-	23,  // 132: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
-	18,  // 133: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
-	26,  // 134: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
-	37,  // 135: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	39,  // 136: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	42,  // 137: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
-	44,  // 138: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	47,  // 139: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	49,  // 140: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	51,  // 141: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
-	53,  // 142: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
-	55,  // 143: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
-	57,  // 144: dewpoint.v1.Node.Update:output_type -> dewpoint.v1.UpdateResponse
-	59,  // 145: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	61,  // 146: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	63,  // 147: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	67,  // 148: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	69,  // 149: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	12,  // 150: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
-	14,  // 151: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
-	16,  // 152: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
-	79,  // 153: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	83,  // 154: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	85,  // 155: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	87,  // 156: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	90,  // 157: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	92,  // 158: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	94,  // 159: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	97,  // 160: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	100, // 161: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	102, // 162: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	71,  // 163: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	74,  // 164: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	76,  // 165: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	130, // [130:166] is the sub-list for method output_type
-	94,  // [94:130] is the sub-list for method input_type
+	99,  // 114: dewpoint.v1.Node.Adopt:input_type -> dewpoint.v1.AdoptRequest
+	11,  // 115: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
+	13,  // 116: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
+	15,  // 117: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
+	78,  // 118: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	82,  // 119: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	84,  // 120: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	86,  // 121: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	89,  // 122: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	91,  // 123: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	93,  // 124: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	96,  // 125: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	101, // 126: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	103, // 127: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	70,  // 128: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	73,  // 129: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	75,  // 130: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	18,  // 131: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	20,  // 132: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	23,  // 133: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	18,  // 134: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	26,  // 135: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	37,  // 136: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	39,  // 137: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	42,  // 138: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	44,  // 139: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	47,  // 140: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	49,  // 141: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	51,  // 142: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
+	53,  // 143: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
+	55,  // 144: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
+	57,  // 145: dewpoint.v1.Node.Update:output_type -> dewpoint.v1.UpdateResponse
+	59,  // 146: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	61,  // 147: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	63,  // 148: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	67,  // 149: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	69,  // 150: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	100, // 151: dewpoint.v1.Node.Adopt:output_type -> dewpoint.v1.AdoptResponse
+	12,  // 152: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
+	14,  // 153: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
+	16,  // 154: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
+	79,  // 155: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	83,  // 156: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	85,  // 157: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	87,  // 158: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	90,  // 159: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	92,  // 160: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	94,  // 161: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	97,  // 162: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	102, // 163: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	104, // 164: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	71,  // 165: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	74,  // 166: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	76,  // 167: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	131, // [131:168] is the sub-list for method output_type
+	94,  // [94:131] is the sub-list for method input_type
 	92,  // [92:94] is the sub-list for extension type_name
 	90,  // [90:92] is the sub-list for extension extendee
 	0,   // [0:90] is the sub-list for field type_name
@@ -8688,7 +8878,7 @@ func file_dewpoint_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   115,
+			NumMessages:   117,
 			NumExtensions: 2,
 			NumServices:   1,
 		},

@@ -79,6 +79,8 @@ const (
 	NodeRemoveImageProcedure = "/dewpoint.v1.Node/RemoveImage"
 	// NodePruneProcedure is the fully-qualified name of the Node's Prune RPC.
 	NodePruneProcedure = "/dewpoint.v1.Node/Prune"
+	// NodeAdoptProcedure is the fully-qualified name of the Node's Adopt RPC.
+	NodeAdoptProcedure = "/dewpoint.v1.Node/Adopt"
 	// NodeListVolumesProcedure is the fully-qualified name of the Node's ListVolumes RPC.
 	NodeListVolumesProcedure = "/dewpoint.v1.Node/ListVolumes"
 	// NodeMakeVolumeProcedure is the fully-qualified name of the Node's MakeVolume RPC.
@@ -156,6 +158,10 @@ type NodeClient interface {
 	Images(context.Context, *connect.Request[v1.ImagesRequest]) (*connect.Response[v1.ImagesResponse], error)
 	RemoveImage(context.Context, *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error)
 	Prune(context.Context, *connect.Request[v1.PruneRequest]) (*connect.Response[v1.PruneResponse], error)
+	// Adopt makes images of containerd's other clients images of this node, one after the other. Each
+	// is told with what it will cost, as it goes on, and with what it has cost. One that fails is told
+	// too, and does not fail the call.
+	Adopt(context.Context, *connect.Request[v1.AdoptRequest]) (*connect.ServerStreamForClient[v1.AdoptResponse], error)
 	// ListVolumes gives the named volumes, in the order of their names.
 	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
 	// MakeVolume makes an empty volume, unless it is there. A container that names one
@@ -322,6 +328,12 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			connect.WithSchema(nodeMethods.ByName("Prune")),
 			connect.WithClientOptions(opts...),
 		),
+		adopt: connect.NewClient[v1.AdoptRequest, v1.AdoptResponse](
+			httpClient,
+			baseURL+NodeAdoptProcedure,
+			connect.WithSchema(nodeMethods.ByName("Adopt")),
+			connect.WithClientOptions(opts...),
+		),
 		listVolumes: connect.NewClient[v1.ListVolumesRequest, v1.ListVolumesResponse](
 			httpClient,
 			baseURL+NodeListVolumesProcedure,
@@ -448,6 +460,7 @@ type nodeClient struct {
 	images           *connect.Client[v1.ImagesRequest, v1.ImagesResponse]
 	removeImage      *connect.Client[v1.RemoveImageRequest, v1.RemoveImageResponse]
 	prune            *connect.Client[v1.PruneRequest, v1.PruneResponse]
+	adopt            *connect.Client[v1.AdoptRequest, v1.AdoptResponse]
 	listVolumes      *connect.Client[v1.ListVolumesRequest, v1.ListVolumesResponse]
 	makeVolume       *connect.Client[v1.MakeVolumeRequest, v1.MakeVolumeResponse]
 	removeVolume     *connect.Client[v1.RemoveVolumeRequest, v1.RemoveVolumeResponse]
@@ -564,6 +577,11 @@ func (c *nodeClient) RemoveImage(ctx context.Context, req *connect.Request[v1.Re
 // Prune calls dewpoint.v1.Node.Prune.
 func (c *nodeClient) Prune(ctx context.Context, req *connect.Request[v1.PruneRequest]) (*connect.Response[v1.PruneResponse], error) {
 	return c.prune.CallUnary(ctx, req)
+}
+
+// Adopt calls dewpoint.v1.Node.Adopt.
+func (c *nodeClient) Adopt(ctx context.Context, req *connect.Request[v1.AdoptRequest]) (*connect.ServerStreamForClient[v1.AdoptResponse], error) {
+	return c.adopt.CallServerStream(ctx, req)
 }
 
 // ListVolumes calls dewpoint.v1.Node.ListVolumes.
@@ -689,6 +707,10 @@ type NodeHandler interface {
 	Images(context.Context, *connect.Request[v1.ImagesRequest]) (*connect.Response[v1.ImagesResponse], error)
 	RemoveImage(context.Context, *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error)
 	Prune(context.Context, *connect.Request[v1.PruneRequest]) (*connect.Response[v1.PruneResponse], error)
+	// Adopt makes images of containerd's other clients images of this node, one after the other. Each
+	// is told with what it will cost, as it goes on, and with what it has cost. One that fails is told
+	// too, and does not fail the call.
+	Adopt(context.Context, *connect.Request[v1.AdoptRequest], *connect.ServerStream[v1.AdoptResponse]) error
 	// ListVolumes gives the named volumes, in the order of their names.
 	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
 	// MakeVolume makes an empty volume, unless it is there. A container that names one
@@ -851,6 +873,12 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		connect.WithSchema(nodeMethods.ByName("Prune")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeAdoptHandler := connect.NewServerStreamHandler(
+		NodeAdoptProcedure,
+		svc.Adopt,
+		connect.WithSchema(nodeMethods.ByName("Adopt")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeListVolumesHandler := connect.NewUnaryHandler(
 		NodeListVolumesProcedure,
 		svc.ListVolumes,
@@ -994,6 +1022,8 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodeRemoveImageHandler.ServeHTTP(w, r)
 		case NodePruneProcedure:
 			nodePruneHandler.ServeHTTP(w, r)
+		case NodeAdoptProcedure:
+			nodeAdoptHandler.ServeHTTP(w, r)
 		case NodeListVolumesProcedure:
 			nodeListVolumesHandler.ServeHTTP(w, r)
 		case NodeMakeVolumeProcedure:
@@ -1113,6 +1143,10 @@ func (UnimplementedNodeHandler) RemoveImage(context.Context, *connect.Request[v1
 
 func (UnimplementedNodeHandler) Prune(context.Context, *connect.Request[v1.PruneRequest]) (*connect.Response[v1.PruneResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Prune is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Adopt(context.Context, *connect.Request[v1.AdoptRequest], *connect.ServerStream[v1.AdoptResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Adopt is not implemented"))
 }
 
 func (UnimplementedNodeHandler) ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
