@@ -1,6 +1,8 @@
 package internal
 
 import (
+	"go/ast"
+	"go/token"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -95,6 +97,41 @@ func TestWordsThatLeftStayAway(t *testing.T) {
 		}
 	}
 }
+
+// Words that left the documents stay away from the code, too: from comments and from the words of names.
+// What is in quotes may be a format's.
+func TestWordsThatLeftTheCodeStayAway(t *testing.T) {
+	var forms []string
+	for _, f := range left {
+		forms = append(forms, f)
+	}
+	forbidden := regexp.MustCompile(`(?i)\b(` + strings.Join(forms, "|") + `)\b`)
+	files, set := tree(t)
+	fine := map[string]bool{"DockerForeignLayer": true} // names that have no such word, or are of another's format
+	for path, f := range files {
+		says := func(at token.Pos, text string) bool {
+			said := forbidden.FindString(text)
+			if said != "" {
+				t.Errorf("%s:%d says %q: docs/glossary.md has another word", path, set.Position(at).Line, said)
+			}
+			return said != ""
+		}
+		for _, c := range f.Comments {
+			says(c.Pos(), quoted.ReplaceAllString(c.Text(), ""))
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if id, ok := n.(*ast.Ident); ok && !fine[id.Name] {
+				fine[id.Name] = !says(id.Pos(), nameWord.ReplaceAllString(id.Name, " $0"))
+			}
+			return true
+		})
+	}
+}
+
+var (
+	quoted   = regexp.MustCompile("\"[^\"\n]*\"|`[^`\n]*`")
+	nameWord = regexp.MustCompile(`[A-Z][a-z]+`)
+)
 
 func TestChangesAreShort(t *testing.T) {
 	for _, l := range document(t, "CHANGELOG.md") {

@@ -416,7 +416,7 @@ func restores(t *testing.T) int {
 
 // Another node of the PoP starts from what one has saved, and a third one from what was saved of that.
 func TestCheckpointInPoP(t *testing.T) {
-	p := newSite(t, popbed.Config{Store: popbed.Dir, StoreBytes: 1 << 30})
+	p := newPoP(t, popbed.Config{Store: popbed.Dir, StoreBytes: 1 << 30})
 	img := p.reg.PushImage("team/slow:1", appLayers(t, 0), appOptions("slow", "80"))
 	request := spec.Request{Image: img.Ref, Name: "web", Net: "host", Ready: "http:80/", Checkpoint: true}
 	if _, err := p.Deploy(t.Context(), 0, request); err != nil {

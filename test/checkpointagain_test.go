@@ -113,7 +113,7 @@ func (p *pop) saveClone(i int, name string) {
 // Nodes that have no store in common give checkpoints to each other: one that another made, and one that
 // was made of a clone of it.
 func TestCheckpointFromPeers(t *testing.T) {
-	p := newSite(t, popbed.Config{Nodes: 3, Store: popbed.None})
+	p := newPoP(t, popbed.Config{Nodes: 3, Store: popbed.None})
 	img := p.reg.PushImage("team/slow:1", appLayers(t, 0), appOptions("slow", "80"))
 	request := spec.Request{Image: img.Ref, Name: "web", Net: "host", Ready: "http:80/", Checkpoint: true}
 	if _, err := p.Deploy(t.Context(), 0, request); err != nil {

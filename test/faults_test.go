@@ -263,10 +263,10 @@ func TestUnprivileged(t *testing.T) {
 func TestContainerFaults(t *testing.T) {
 	reg := registrytest.New(t)
 	// for s390x
-	foreign := "\x7fELF\x02\x02\x01" + strings.Repeat("\x00", 10) + "\x02\x00\x16" + strings.Repeat("\x00", 100)
+	s390x := "\x7fELF\x02\x02\x01" + strings.Repeat("\x00", 10) + "\x02\x00\x16" + strings.Repeat("\x00", 100)
 	img := reg.PushImage("app:1",
 		append(appLayers(t, 0),
-			registrytest.Layer{Tar: registrytest.Tar(registrytest.File{Name: "foreign", Body: foreign, Mode: 0o755})}),
+			registrytest.Layer{Tar: registrytest.Tar(registrytest.File{Name: "s390x", Body: s390x, Mode: 0o755})}),
 		appOptions())
 	m := newMachine(t, reg).start()
 	port := freePort(t)
@@ -280,10 +280,10 @@ func TestContainerFaults(t *testing.T) {
 		"not ready in time": {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, "--ready-timeout",
 			"300ms", img.Ref, "serve", freePort(t)}, 9, "not ready"},
 		"no such command": {[]string{"run", "--rm", "--entrypoint", "/none", img.Ref}, 127, "/none"},
-		"foreign program": {[]string{"run", "--rm", "--entrypoint", "/foreign", img.Ref}, 126,
+		"other program": {[]string{"run", "--rm", "--entrypoint", "/s390x", img.Ref}, 126,
 			"another architecture (s390x)"},
-		"foreign program, awaited": {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, "--entrypoint",
-			"/foreign", img.Ref}, 126, "another architecture (s390x)"},
+		"other program, awaited": {[]string{"run", "-d", "--rm", "--ready", "tcp:" + port, "--entrypoint",
+			"/s390x", img.Ref}, 126, "another architecture (s390x)"},
 		"no such image":     {[]string{"run", "--rm", reg.Host() + "/none:1"}, 4, "none"},
 		"bad reference":     {[]string{"run", "--rm", "UPPER/Case:1"}, 2, "UPPER"},
 		"bad readiness":     {[]string{"run", "--rm", "--ready", "smtp:25", img.Ref}, 2, "smtp"},
@@ -297,11 +297,11 @@ func TestContainerFaults(t *testing.T) {
 		})
 	}
 	m.t = t
-	m.must("run", "-d", "--name", "foreign", "--entrypoint", "/foreign", img.Ref)
+	m.must("run", "-d", "--name", "s390x", "--entrypoint", "/s390x", img.Ref)
 	testkit.Eventually(t, "the output says what is wrong", func() bool {
-		return strings.Contains(m.dew("logs", "foreign").err, "another architecture (s390x)")
+		return strings.Contains(m.dew("logs", "s390x").err, "another architecture (s390x)")
 	})
-	m.must("rm", "foreign")
+	m.must("rm", "s390x")
 	m.must("run", "-d", "--name", "one", img.Ref, "serve", port)
 	if r := m.dew("run", "-d", "--name", "one", img.Ref, "serve", port); r.code != 10 ||
 		!strings.Contains(r.err, "one") {

@@ -64,7 +64,7 @@ func pushLiar(t *testing.T, reg *registrytest.Server) *lazyImage {
 
 // A pack that does not match its layers is told of, is not used again, and leaves no trace in what
 // the layers are in the end. The container goes on.
-func TestLazyPackLied(t *testing.T) {
+func TestLazyPackMismatch(t *testing.T) {
 	t.Parallel()
 	reg := registrytest.New(t)
 	b := &lazyBed{reg: reg, li: pushLiar(t, reg), machine: newMachine(t, reg), port: freePort(t)}

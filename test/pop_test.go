@@ -36,8 +36,8 @@ patience = "2s"
 // and no node dies.
 var patient = strings.NewReplacer(`lease = "3s"`, `lease = "15s"`, `grace = "6s"`, `grace = "20s"`)
 
-// newSite makes a PoP whose nodes share what they fetch.
-func newSite(t testing.TB, cfg popbed.Config) *pop {
+// newPoP makes a PoP whose nodes share what they fetch.
+func newPoP(t testing.TB, cfg popbed.Config) *pop {
 	t.Helper()
 	cfg.Redis = true
 	if cfg.Template == "" {
@@ -52,7 +52,7 @@ func newSite(t testing.TB, cfg popbed.Config) *pop {
 	}
 	cfg.Template = strings.ReplaceAll(cfg.Template, "KEY", key)
 	p := newPop(t, cfg)
-	if cfg.Store != popbed.None { // what comes before is owed to the store for a while
+	if cfg.Store != popbed.None { // what comes before waits for its upload for a while
 		for i, n := range p.Nodes {
 			p.eventually("the store of "+n.Name, func() error {
 				s, err := p.status(i)
@@ -156,7 +156,7 @@ func TestPoPFetchesOnce(t *testing.T) {
 				cfg.Template = strings.Replace(sharingStore, `patience = "2s"`, `patience = "30s"`, 1)
 			}
 			cfg.Template = patient.Replace(cfg.Template)
-			p := newSite(t, cfg)
+			p := newPoP(t, cfg)
 			const noise = 16 << 20
 			img := p.reg.PushImage("team/app:1", appLayers(t, noise), appOptions())
 			var unique int64

@@ -63,7 +63,7 @@ func newFaultBed(t *testing.T, cfg popbed.Config) *faultBed {
 	if cfg.Template == "" {
 		cfg.Template = faultConfig
 	}
-	return &faultBed{pop: newSite(t, cfg), base: appLayers(t, 0), ports: 1000,
+	return &faultBed{pop: newPoP(t, cfg), base: appLayers(t, 0), ports: 1000,
 		rand: rand.New(rand.NewPCG(seed, 0))}
 }
 

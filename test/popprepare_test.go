@@ -14,7 +14,7 @@ import (
 	"dewpoint/testkit/popbed"
 )
 
-// knows reports whether node i has an image, deployed or made ready.
+// knows reports whether node i has an image, deployed or prewarmed.
 func (p *pop) knows(i int, ref string) (known bool, err error) {
 	err = p.client(i, func(ctx context.Context, c *api.Client) error {
 		all, err := c.Images(ctx)
@@ -72,11 +72,11 @@ func (p *pop) served(i int, ref string) {
 	}
 }
 
-// What one node deploys again the others make ready, which keeps nothing in a store that needs room, is taken
+// What one node deploys again the others prewarm, which keeps nothing in a store that needs room, is taken
 // back when it is evicted, and goes on after a restart and after Redis was away.
 func TestPoPPrepares(t *testing.T) {
 	t.Parallel()
-	p := newSite(t, popbed.Config{Nodes: 2, Store: popbed.Dir, StoreBytes: 1 << 30})
+	p := newPoP(t, popbed.Config{Nodes: 2, Store: popbed.Dir, StoreBytes: 1 << 30})
 	ctx := t.Context()
 	push := func(name string) string {
 		return p.reg.PushImage("team/"+name+":1", appLayers(t, 1<<20), appOptions("name", name)).Ref

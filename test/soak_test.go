@@ -117,7 +117,7 @@ func newSoak(t *testing.T, nodes int, backend string) *soak {
 	if nodes == 1 {
 		s.pop = newPop(t, cfg)
 	} else {
-		s.pop = newSite(t, cfg)
+		s.pop = newPoP(t, cfg)
 	}
 	s.near = registrytest.NewConfig(t, registrytest.Config{Store: s.reg.Store})
 	for n := range 6 {

@@ -259,9 +259,9 @@ func TestCertificatesThatDoNotHold(t *testing.T) {
 
 	_, err := api.DialWith(host, ca.credentials("late"))
 	wantCode(t, err, api.Unauthorized, api.ExitUnauthorized)
-	foreign := other.credentials("root")
-	foreign.CA = ca.path("ca.crt")
-	_, err = dialWith(t, host, foreign).Images(t.Context())
+	stranger := other.credentials("root")
+	stranger.CA = ca.path("ca.crt")
+	_, err = dialWith(t, host, stranger).Images(t.Context())
 	wantCode(t, err, api.Unauthorized, api.ExitUnauthorized)
 	_, err = dialWith(t, host, other.credentials("root")).Images(t.Context())
 	wantCode(t, err, api.Unauthorized, api.ExitUnauthorized)

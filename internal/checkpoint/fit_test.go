@@ -26,7 +26,7 @@ func someSpec(name string) *specs.Spec {
 	return &specs.Spec{
 		Hostname: name,
 		Process: &specs.Process{Args: []string{"/app", "serve"},
-			Env: []string{"PATH=/", "HOSTNAME=" + name, "SECRET=opens-the-door"}, Cwd: "/",
+			Env: []string{"PATH=/", "HOSTNAME=" + name, "SECRET=opens-the-safe"}, Cwd: "/",
 			Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_CHOWN", "CAP_KILL"}},
 			Rlimits:      []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 1, Hard: 2}}},
 		Mounts: []specs.Mount{
@@ -53,7 +53,7 @@ func TestClonesFit(t *testing.T) {
 	if why := a.Why(b); len(why) > 0 || a.Key() != b.Key() {
 		t.Errorf("containers that differ in what is their own do not fit: %q", why)
 	}
-	if s, _ := json.Marshal(a); strings.Contains(string(s), "opens-the-door") {
+	if s, _ := json.Marshal(a); strings.Contains(string(s), "opens-the-safe") {
 		t.Errorf("a variable's value is in the record: %s", s)
 	}
 }

@@ -284,7 +284,7 @@ func largestFiles(w io.Writer, all []spec.FileRead) error {
 	return table(w, "READ SIZE LAYER FILE", rows)
 }
 
-// printable keeps names of foreign files from steering a terminal.
+// printable keeps names of files from steering a terminal.
 func printable(name string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {

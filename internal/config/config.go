@@ -177,7 +177,7 @@ type PoP struct {
 	Grace Duration `toml:"grace" tuning:"yes"` // what was evicted can come back for so long; 0 is 60s
 	// auto (layers that are deployed often here are copied near), never; "" is auto
 	Copy string `toml:"copy" tuning:"yes"`
-	// images that other nodes deploy again and again are made ready here while nothing is deployed, so many at
+	// images that other nodes deploy again and again are prewarmed here while nothing is deployed, so many at
 	// most; 0 is 16, below it none
 	Prepare  int      `toml:"prepare" tuning:"yes"`
 	Patience Duration `toml:"patience" tuning:"yes"` // the store is away if it does not answer for so long; 0 is 5s

@@ -5,7 +5,7 @@
 // takes it from there to its end, and deploy is its work, first line to last (run.go). A recorder keeps its
 // stage times, so every surface shows the same ones. The image's layers go on to their completion when the
 // container is ready already; Audience.Done gets the record with that moment. The Deployer has what runs
-// share. The Desk answers for deployments: it writes them into the journal before they begin, and tells who
+// share. The Queue answers for deployments: it writes them into the journal before they begin, and tells who
 // watches.
 package deploy
 
@@ -55,7 +55,7 @@ type Disk interface {
 
 // Audience is told what becomes of deployments and pulls. No method may block.
 type Audience interface {
-	// Reached tells of a stage of a deployment that a Desk has accepted.
+	// Reached tells of a stage of a deployment that a Queue has accepted.
 	Reached(d spec.Deployment, stage string, at float64)
 	// Ended tells of one that is answered: it is ready, pulled, or failed for that reason.
 	Ended(r spec.Record, err error)
@@ -73,12 +73,12 @@ func (deaf) Done(spec.Record)                         {}
 // Deployer has what runs share: the parts of the node, the queue, and what goes on behind deployments that
 // are ready. It is safe for concurrent use.
 type Deployer struct {
-	cfg  Config
-	door *admit.Admitter // the queue; it has a lock of its own
-	owed limits          // has a lock of its own
-	life context.Context
-	stop context.CancelFunc
-	bg   sync.WaitGroup // what goes on behind deployments that are ready
+	cfg       Config
+	admission *admit.Admitter // the queue; it has a lock of its own
+	limits    limits          // has a lock of its own
+	life      context.Context
+	stop      context.CancelFunc
+	bg        sync.WaitGroup // what goes on behind deployments that are ready
 }
 
 // New returns a Deployer. Close must follow.
@@ -90,14 +90,14 @@ func New(cfg Config) *Deployer {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	d := &Deployer{cfg: cfg}
-	cfg.Admit.Limits = &d.owed
+	cfg.Admit.Limits = &d.limits
 	if cfg.Disk != nil {
 		cfg.Admit.Disk = cfg.Disk
 	}
 	if cfg.Audience == nil {
 		d.cfg.Audience = deaf{}
 	}
-	d.door = admit.New(cfg.Admit)
+	d.admission = admit.New(cfg.Admit)
 	d.life, d.stop = context.WithCancel(context.Background())
 	return d
 }
@@ -106,7 +106,7 @@ func New(cfg Config) *Deployer {
 // fills keep their progress.
 func (d *Deployer) Close() {
 	d.stop()
-	d.door.Close()
+	d.admission.Close()
 	d.bg.Wait()
 }
 
@@ -128,10 +128,10 @@ func (d *Deployer) Pull(ctx context.Context, req spec.PullRequest, w spec.Watch)
 }
 
 // Admission is how the queue stands.
-func (d *Deployer) Admission() admit.Stats { return d.door.Stats() }
+func (d *Deployer) Admission() admit.Stats { return d.admission.Stats() }
 
 // Runs takes in a container that runs again.
-func (d *Deployer) Runs(c *engine.Info) { d.owed.add(c.CgroupDir("memory")) }
+func (d *Deployer) Runs(c *engine.Info) { d.limits.add(c.CgroupDir("memory")) }
 
 // TakeOver takes up the containers that an earlier daemon has left: what they may take of memory,
 // and the end of those with LabelRemove.

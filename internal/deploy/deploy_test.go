@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestParseRefuses(t *testing.T) {
 	d := New(Config{})
 	defer d.Close()
-	k, err := NewDesk(DeskConfig{Deployer: d, Path: filepath.Join(t.TempDir(), "deployments")})
+	k, err := NewQueue(QueueConfig{Deployer: d, Path: filepath.Join(t.TempDir(), "deployments")})
 	if err != nil {
 		t.Fatal(err)
 	}

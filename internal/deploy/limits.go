@@ -36,9 +36,9 @@ func (l *limits) add(dir string) {
 	l.all[dir] = bytes
 }
 
-// Owed is how many bytes the containers may yet take, beside what their processes have. Those that
+// Unused is how many bytes the containers may yet take, beside what their processes have. Those that
 // have ended are forgotten.
-func (l *limits) Owed() (sum int64) {
+func (l *limits) Unused() (sum int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for dir, limit := range l.all {

@@ -22,15 +22,15 @@ func TestLimits(t *testing.T) {
 	two := group(map[string]string{"memory.max": "500000\n", "memory.stat": "anon 100000\nfile 7000\n"})
 	over := group(map[string]string{"memory.max": "50000\n", "memory.stat": "anon 60000\n"})
 	var l limits
-	if n := l.Owed(); n != 0 {
-		t.Errorf("nobody is owed %d", n)
+	if n := l.Unused(); n != 0 {
+		t.Errorf("%d bytes are unused", n)
 	}
 	for _, dir := range []string{one, two, over, two, "", "/nonexistent",
 		group(map[string]string{"memory.max": "max\n"}),
 		group(map[string]string{"memory.limit_in_bytes": "9223372036854771712\n"})} {
 		l.add(dir)
 	}
-	if n := l.Owed(); n != 700000+400000 || len(l.all) != 3 {
+	if n := l.Unused(); n != 700000+400000 || len(l.all) != 3 {
 		t.Errorf("%d bytes of %d", n, len(l.all))
 	}
 	gone := group(map[string]string{"memory.max": "90000\n"})
@@ -44,7 +44,7 @@ func TestLimits(t *testing.T) {
 	if err := os.RemoveAll(one); err != nil {
 		t.Fatal(err)
 	}
-	if n := l.Owed(); n != 400000 || len(l.all) != 2 {
+	if n := l.Unused(); n != 400000 || len(l.all) != 2 {
 		t.Errorf("%d bytes of %d after one has ended", n, len(l.all))
 	}
 }

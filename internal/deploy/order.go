@@ -33,7 +33,7 @@ type order struct {
 	mode     string        // of checkpoint: whether the container may start from one
 	pullOnly bool          // of an image, without a container
 	blobs    bool          // of a pull: containerd gets the image's blobs too
-	id       string        // the deployment's, which the Desk gives; "" without a Desk
+	id       string        // the deployment's, which the Queue gives; "" without a Queue
 }
 
 // parse understands a request. The run that it returns has not begun.

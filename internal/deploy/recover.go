@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Recover takes up what an earlier Desk has accepted and not ended. A container that has started is waited
+// Recover takes up what an earlier Queue has accepted and not ended. A container that has started is waited
 // for again, until it is ready; hooks run again in one that was restored. Of others nothing is left, nor of
 // one whose restore cannot be brought to its end: a detached deployment begins anew, with its name, its place
 // behind those that were accepted before it, and its deadline; one whose caller was connected fails. Recover
 // returns when each is known again, by its ID and its key; they go on behind it.
-func (k *Desk) Recover(ctx context.Context) error {
+func (k *Queue) Recover(ctx context.Context) error {
 	open := k.j.Open()
 	if len(open) == 0 {
 		return nil
@@ -41,7 +41,7 @@ func (k *Desk) Recover(ctx context.Context) error {
 }
 
 // Unended are the IDs of the deployments that Recover will take up.
-func (k *Desk) Unended() map[string]bool {
+func (k *Queue) Unended() map[string]bool {
 	ids := map[string]bool{}
 	for _, e := range k.j.Open() {
 		ids[e.ID] = true
@@ -50,7 +50,7 @@ func (k *Desk) Unended() map[string]bool {
 }
 
 // takeUp is called with mu held.
-func (k *Desk) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.Group,
+func (k *Queue) takeUp(e journal.Entry, c *engine.Info, groups map[string]*admit.Group,
 	undoing *semaphore.Weighted) {
 	e.Request.Terms = spec.Terms{Caller: e.Caller, Admin: e.Admin, Key: e.Key, Detach: e.Detached}
 	r, err := k.d.parse(e.Request)

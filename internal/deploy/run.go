@@ -28,7 +28,7 @@ import (
 type run struct {
 	d *Deployer
 	order
-	written func(context.Context) error // returns once the journal has the order for good; nil without a Desk
+	written func(context.Context) error // returns once the journal has the order for good; nil without a Queue
 	place   *admit.Ticket               // in the queue; nil before enter
 
 	// Nil until it has left the queue, since thousands may wait there.
@@ -59,7 +59,7 @@ func (r *run) enter(g *admit.Group, accepted bool) (err error) {
 	if !r.options().Lazy {
 		c.Image += " whole" // who does not need that does not wait for it
 	}
-	r.place, err = r.d.door.Enter(c)
+	r.place, err = r.d.admission.Enter(c)
 	return err
 }
 

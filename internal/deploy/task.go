@@ -10,10 +10,10 @@ import (
 	"dewpoint/internal/spec"
 )
 
-// task is the Desk's account of one run, from its acceptance to its end: who is told of it, and who keeps it
+// task is the Queue's account of one run, from its acceptance to its end: who is told of it, and who keeps it
 // going.
 type task struct {
-	k       *Desk
+	k       *Queue
 	run     *run // which has its place from the beginning, but for a container that is adopted; see enter
 	entry   journal.Entry
 	seq     uint64 // of the journal
@@ -190,7 +190,7 @@ func (t *task) watch() spec.Watch {
 // written returns when the task's acceptance survives a power cut.
 func (t *task) written(ctx context.Context) error { return t.k.j.Durable(ctx, t.seq) }
 
-// finish tells what the task has come to. The Desk calls it once.
+// finish tells what the task has come to. The Queue calls it once.
 func (t *task) finish(d spec.Deployment, rec spec.Record, err error) {
 	t.rec, t.err, t.last = rec, err, d
 	t.mu.Lock()

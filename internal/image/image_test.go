@@ -135,7 +135,7 @@ func TestNewRefuses(t *testing.T) {
 		"Windows base": {func(p *parts) {
 			p.manifest.Layers[0].MediaType = DockerForeignLayer + ".gzip"
 		}, ErrUnsupported, "non-distributable"},
-		"foreign with URLs": {foreignOCI, ErrUnsupported, "non-distributable"},
+		"not distributable, with URLs": {undistributedOCI, ErrUnsupported, "non-distributable"},
 		"two sizes": {func(p *parts) {
 			p.manifest.Layers[1].Digest = p.manifest.Layers[0].Digest
 		}, ErrInvalid, "occurs"},
@@ -160,7 +160,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-func foreignOCI(p *parts) {
+func undistributedOCI(p *parts) {
 	p.manifest.Layers[0].MediaType = layerNonDistributable + "+gzip"
 	p.manifest.Layers[0].URLs = []string{"https://elsewhere.example/"}
 }

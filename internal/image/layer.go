@@ -130,7 +130,7 @@ func checkLayer(d ocispec.Descriptor, diffID digest.Digest) error {
 		return fmt.Errorf("%w: media type %q; a layer must be a tar, plain or with gzip or zstd", ErrUnsupported,
 			d.MediaType)
 	}
-	if foreign(d) {
+	if undistributed(d) {
 		return fmt.Errorf("%w: the layer is non-distributable and lies outside the registry (%s); build on another base image", ErrUnsupported, d.MediaType)
 	}
 	if d.Size < 0 || d.Size > MaxLayer {
@@ -145,9 +145,9 @@ func checkLayer(d ocispec.Descriptor, diffID digest.Digest) error {
 	return nil
 }
 
-// foreign reports a layer that its registry is not meant to serve. OCI's
+// undistributed reports a layer that its registry is not meant to serve. OCI's
 // non-distributable layers that name no other place are ordinary blobs.
-func foreign(d ocispec.Descriptor) bool {
+func undistributed(d ocispec.Descriptor) bool {
 	return strings.HasPrefix(d.MediaType, DockerForeignLayer) ||
 		strings.HasPrefix(d.MediaType, layerNonDistributable) && len(d.URLs) > 0
 }

@@ -17,7 +17,7 @@ func FuzzPoints(f *testing.F) {
 	f.Add("")
 	f.Add("1 0 0 0 0 0\n2 9 5 0 0 0\n")
 	var b strings.Builder
-	k := &pointKeeper{}
+	k := &pointWriter{}
 	if file, err := os.Create(filepath.Join(f.TempDir(), "points")); err == nil {
 		k.f = file
 		_ = k.add(inflate.Point{In: 5 << 20, Bit: 3, Out: 9 << 20, CRC: 7, Length: 8, Window: make([]byte, 100)})

@@ -309,7 +309,7 @@ func liar(t *testing.T, s *layer.Store, tarball []byte) (sample, *layer.Partial)
 }
 
 // Layers with a mismatch are not kept open, whichever way they come to their end.
-func TestPartialLiedIsClosed(t *testing.T) {
+func TestPartialMismatchIsClosed(t *testing.T) {
 	testkit.Long(t)
 	for name, end := range map[string]func(*testing.T, *layer.Store, sample){
 		"repaired": func(t *testing.T, s *layer.Store, want sample) {

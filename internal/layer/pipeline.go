@@ -78,7 +78,7 @@ type pipeline struct {
 	size               int64             // of data, once inflated
 	format             image.Compression // as found in the stream
 	keep               saver
-	points             *pointKeeper // nil if none are kept
+	points             *pointWriter // nil if none are kept
 	marked             int64        // In of the last point of progress
 }
 

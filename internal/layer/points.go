@@ -20,20 +20,20 @@ const (
 	pointLine  = "%d %d %d %d %d %d\n"
 )
 
-// pointKeeper appends points to a layer's file. One goroutine uses it.
-type pointKeeper struct {
+// pointWriter appends points to a layer's file. One goroutine uses it.
+type pointWriter struct {
 	f    *os.File
 	last int64 // Out of the newest
 }
 
 // keepPoints opens the points of the layer in dir, less those that lie behind
 // from, where the stream goes on.
-func keepPoints(dir string, from int64) (*pointKeeper, error) {
+func keepPoints(dir string, from int64) (*pointWriter, error) {
 	f, err := os.OpenFile(filepath.Join(dir, pointsFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	k := &pointKeeper{f: f}
+	k := &pointWriter{f: f}
 	var keep int64
 	err = eachPoint(f, func(p inflate.Point, _ int, end int64) error {
 		if p.Out <= from {
@@ -55,10 +55,10 @@ func keepPoints(dir string, from int64) (*pointKeeper, error) {
 }
 
 // due reports whether the data's byte at off is far enough from the last point.
-func (k *pointKeeper) due(off int64) bool { return k != nil && off-k.last >= pointEvery }
+func (k *pointWriter) due(off int64) bool { return k != nil && off-k.last >= pointEvery }
 
-// add keeps a point that is due. A nil keeper keeps none.
-func (k *pointKeeper) add(p inflate.Point) error {
+// add keeps a point that is due. A nil writer keeps none.
+func (k *pointWriter) add(p inflate.Point) error {
 	if !k.due(p.Out) {
 		return nil
 	}
@@ -67,7 +67,7 @@ func (k *pointKeeper) add(p inflate.Point) error {
 	return err
 }
 
-func (k *pointKeeper) close() {
+func (k *pointWriter) close() {
 	if k != nil {
 		k.f.Close()
 	}

@@ -17,7 +17,7 @@
 // the header can fetch any part by itself (Header.Layout) and decode it alone.
 // Sign and Verify bind a header to its image.
 //
-// Everything that is read is foreign: whatever is wrong with a pack gives an
+// All that is read comes from strangers: whatever is wrong with a pack gives an
 // error that wraps ErrInvalid, no part is handed out before its digest has been
 // compared, and memory is bounded by the limits below: a Stream holds the
 // header, one chunk as stored and as data, and one table at a time.

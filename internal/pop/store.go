@@ -27,8 +27,8 @@ var (
 	ErrMissing = errors.New("a file of it is missing in the PoP's store: the part of the file system that has it may be away")
 	// ErrNotMounted says that the directory does not have the store that it had, or that the other nodes have.
 	ErrNotMounted = errors.New("the PoP's store is not there")
-	// ErrForeign says that a directory is no store, or one of another version.
-	ErrForeign = errors.New("not a PoP's store of this version")
+	// ErrNotStore says that a directory is no store, or one of another version.
+	ErrNotStore = errors.New("not a PoP's store of this version")
 )
 
 // StoreConfig says what a Store works with. FS, Coord and Node are required.
@@ -137,7 +137,7 @@ func OpenStore(ctx context.Context, cfg StoreConfig) (*Store, error) {
 	}
 	var rec storeRecord
 	if err := json.Unmarshal(b, &rec); err != nil || rec.Version != formatVersion {
-		return nil, fmt.Errorf("%w: %s says %.60q", ErrForeign, storeFile, b)
+		return nil, fmt.Errorf("%w: %s says %.60q", ErrNotStore, storeFile, b)
 	}
 	if s.id = rec.ID; cfg.ID != "" && cfg.ID != s.id {
 		return nil, fmt.Errorf("%w: %s is to be there, and %s is", ErrNotMounted, cfg.ID, s.id)
@@ -178,7 +178,7 @@ func (s *Store) create(ctx context.Context) error {
 			return nil
 		}
 		if !slices.Contains(storeDirs, e.Name()) && !strings.HasPrefix(e.Name(), ".") {
-			return fmt.Errorf("%w: the directory has %q in it; give it an empty one", ErrForeign, e.Name())
+			return fmt.Errorf("%w: the directory has %q in it; give it an empty one", ErrNotStore, e.Name())
 		}
 	}
 	for _, d := range storeDirs {

@@ -247,7 +247,7 @@ func TestTakeOver(t *testing.T) {
 	})
 }
 
-func TestForeignDirectories(t *testing.T) {
+func TestOtherDirectories(t *testing.T) {
 	for what, files := range map[string]map[string]string{
 		"not empty":       {"photos.txt": "x"},
 		"newer":           {"dewpoint.json": `{"version":2,"id":"x"}`},
@@ -266,7 +266,7 @@ func TestForeignDirectories(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(dir, 0), Coord: c, Node: "x"})
-		is(t, what, err, pop.ErrForeign)
+		is(t, what, err, pop.ErrNotStore)
 		c.Close()
 	}
 }

@@ -59,7 +59,7 @@ func copyTo(t *testing.T, from *registrytest.Server, p registrytest.Pushed, url,
 }
 
 // The client gets from somebody else's registry what it gets from ours.
-func TestForeignRegistry(t *testing.T) {
+func TestRealRegistry(t *testing.T) {
 	ours := registrytest.New(t)
 	p := ours.PushImage("a/b:1", someLayers, registrytest.Options{})
 	srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
@@ -100,7 +100,7 @@ func TestForeignRegistry(t *testing.T) {
 // Somebody else's registry takes our artifacts and lists them: by the tag where
 // it has no referrers API, and by its API, which knows neither types nor
 // annotations, where it has.
-func TestForeignArtifacts(t *testing.T) {
+func TestOthersArtifacts(t *testing.T) {
 	for _, api := range []bool{false, true} {
 		ours := registrytest.New(t)
 		p := ours.PushImage("a/b:1", someLayers, registrytest.Options{})

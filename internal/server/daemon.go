@@ -161,7 +161,7 @@ func (d *daemon) run(ctx context.Context, started chan<- struct{}) error {
 	settings := &reloader{link: d.link, peers: d.pop.auth, room: d.room, inForce: d.File, log: d.Log}
 	g.Go(func() error { return settings.follow(ctx, d.Reload) })
 	g.Go(func() error {
-		if err := d.make(ctx, d.startEngine, d.openHealth, d.openCheckpoints, d.openDeployer, d.openDesk,
+		if err := d.make(ctx, d.startEngine, d.openHealth, d.openCheckpoints, d.openDeployer, d.openQueue,
 			d.openSupervisor); err != nil {
 			return d.room.reserve.fullAtStart(err)
 		}
@@ -429,7 +429,7 @@ func (d *daemon) openHealth(context.Context) error {
 
 // deploying reports whether the deployment that made a container goes on.
 func (d *daemon) deploying(i *engine.Info) bool {
-	return d.deployments.desk.GoesOn(i.Labels[deploy.LabelDeployment])
+	return d.deployments.queue.GoesOn(i.Labels[deploy.LabelDeployment])
 }
 
 // openCheckpoints makes the part by which containers start from others' memory.
@@ -488,22 +488,22 @@ func (d *daemon) admitConfig() admit.Config {
 		Reserve: int64(f.Reserve), Overcommit: f.Overcommit, Log: d.Log}
 }
 
-// openDesk takes up what an earlier daemon had accepted.
-func (d *daemon) openDesk(ctx context.Context) error {
-	desk, err := deploy.NewDesk(deploy.DeskConfig{Deployer: d.deployments.deployer,
+// openQueue takes up what an earlier daemon had accepted.
+func (d *daemon) openQueue(ctx context.Context) error {
+	queue, err := deploy.NewQueue(deploy.QueueConfig{Deployer: d.deployments.deployer,
 		Path: filepath.Join(d.Root, "deployments"), Log: d.Log,
 		Failure: func(err error) *spec.Failure { return classify(err).Failure() }})
 	if err != nil {
 		return err
 	}
 	d.atClose(func() {
-		if err := desk.Close(); err != nil {
+		if err := queue.Close(); err != nil {
 			d.Log.Error("close the journal of deployments", "err", err)
 		}
 	})
-	d.deployments.desk = desk
-	d.checkpoints.startAbandoned(ctx, desk.Unended())
-	return desk.Recover(ctx)
+	d.deployments.queue = queue
+	d.checkpoints.startAbandoned(ctx, queue.Unended())
+	return queue.Recover(ctx)
 }
 
 // openSupervisor makes the part that starts containers again.
@@ -541,7 +541,7 @@ func (d *daemon) node() node {
 	r := &reads{puller: d.puller, catalog: d.catalog, never: d.partials.server == nil}
 	n := node{
 		deployments: d.deployments,
-		containers: &containers{engine: d.engine, desk: d.deployments.desk, reads: r, node: d.name,
+		containers: &containers{engine: d.engine, queue: d.deployments.queue, reads: r, node: d.name,
 			supervisor: d.supervisor, health: d.health, limited: d.deployments.deployer.Runs},
 		volumes: &volumes{d.engine},
 		packs: &packs{learner: learner, catalog: d.catalog, recordings: d.recordings(),
@@ -582,8 +582,8 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group, started chan<- st
 	g.Go(func() error { return d.news.events.watchEngine(ctx, d.engine) })
 	g.Go(func() error { return d.supervisor.Run(ctx) })
 	g.Go(func() error { return d.health.Run(ctx) })
-	house := &house{engine: d.engine, room: d.room, news: d.news, checkpoints: d.checkpoints}
-	g.Go(func() error { house.keep(ctx); return nil })
+	collector := &collector{engine: d.engine, room: d.room, news: d.news, checkpoints: d.checkpoints}
+	g.Go(func() error { collector.run(ctx); return nil })
 	g.Go(func() error { return d.pop.serve(ctx, d.given()) })
 	close(started)
 	return api.Serve(ctx, l, h)

@@ -11,7 +11,7 @@ import (
 // deployments implements api.Deployer and api.Deployments.
 type deployments struct {
 	deployer *deploy.Deployer
-	desk     *deploy.Desk
+	queue    *deploy.Queue
 	news     *news
 	mount    string // the mount backend
 }
@@ -30,7 +30,7 @@ func (d *deployments) Deploy(ctx context.Context, req spec.Request, w spec.Watch
 	if err := d.fits(req); err != nil {
 		return spec.Record{}, err
 	}
-	return d.desk.Deploy(ctx, req, w)
+	return d.queue.Deploy(ctx, req, w)
 }
 
 // DeployMany implements api.Deployments.
@@ -40,23 +40,23 @@ func (d *deployments) DeployMany(ctx context.Context, m spec.Many, w spec.ManyWa
 			return err
 		}
 	}
-	return d.desk.Many(ctx, m, w)
+	return d.queue.Many(ctx, m, w)
 }
 
 // ListDeployments implements api.Deployments.
 func (d *deployments) ListDeployments(_ context.Context, q spec.DeploymentQuery) ([]spec.Deployment, error) {
-	return d.desk.List(q), nil
+	return d.queue.List(q), nil
 }
 
 // WatchDeployment implements api.Deployments.
 func (d *deployments) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record,
 	error) {
-	return d.desk.Watch(ctx, ref, w)
+	return d.queue.Watch(ctx, ref, w)
 }
 
 // CancelDeployment implements api.Deployments.
 func (d *deployments) CancelDeployment(ctx context.Context, ref spec.DeploymentRef) (spec.Deployment, error) {
-	return d.desk.Cancel(ctx, ref)
+	return d.queue.Cancel(ctx, ref)
 }
 
 // Pull implements api.Deployer.

@@ -48,7 +48,7 @@ func (c *containers) startable(ctx context.Context, name string) (*engine.Info, 
 	switch {
 	case err != nil:
 		return nil, err
-	case i.Status == engine.Created && c.desk.GoesOn(i.Labels[deploy.LabelDeployment]):
+	case i.Status == engine.Created && c.queue.GoesOn(i.Labels[deploy.LabelDeployment]):
 		return nil, nil
 	case i.Labels[deploy.LabelRemove] != "" && i.Status == engine.Stopped:
 		return nil, fmt.Errorf("start container %s: it is removed, as it has ended: %w", i.Name,
@@ -111,7 +111,7 @@ func (c *containers) Update(ctx context.Context, name string, u spec.Update) err
 			return err
 		}
 	}
-	if asked, _ := c.desk.Of(i.Labels); asked != nil {
+	if asked, _ := c.queue.Of(i.Labels); asked != nil {
 		u.In(asked)
 		return c.engine.Relabel(ctx, i.ID(), map[string]string{deploy.LabelRequest: deploy.Asked(*asked)})
 	}

@@ -33,7 +33,7 @@ func TestPoPProblems(t *testing.T) {
 		member.ErrNoPoP:           api.Unsupported,
 		pop.ErrStoreAway:          api.Unsupported,
 		pop.ErrAway:               api.Unsupported,
-		pop.ErrForeign:            api.Unsupported,
+		pop.ErrNotStore:           api.Unsupported,
 		pop.ErrNotMounted:         api.Unsupported,
 		pop.ErrTaken:              api.Unsupported,
 		syscall.EROFS:             api.Unsupported,
@@ -89,7 +89,7 @@ func TestPoPFindings(t *testing.T) {
 	if got := twinFindings(well); len(got) != 1 || got[0].What != "PoP node b" || got[0].Level != spec.LevelBad {
 		t.Errorf("%+v", got)
 	}
-	for err, want := range map[error]string{pop.ErrTaken: takenRemedy, pop.ErrForeign: foreignRemedy,
+	for err, want := range map[error]string{pop.ErrTaken: takenRemedy, pop.ErrNotStore: notStoreRemedy,
 		errors.New("gone"): storeRemedy} {
 		away := &member.Status{Shared: true, Away: errors.Join(pop.ErrStoreAway, err)}
 		if f := storeFinding(away); f.Remedy != want {

@@ -114,8 +114,8 @@ func storeFinding(p *member.Status) spec.Finding {
 		switch {
 		case errors.Is(p.Away, pop.ErrTaken):
 			f.Remedy = takenRemedy
-		case errors.Is(p.Away, pop.ErrForeign):
-			f.Remedy = foreignRemedy
+		case errors.Is(p.Away, pop.ErrNotStore):
+			f.Remedy = notStoreRemedy
 		}
 		return f
 	}

@@ -25,7 +25,7 @@ import (
 // defaultVerify is the time in which every layer of the PoP's store is verified once.
 const defaultVerify = 168 * time.Hour
 
-// defaultPrepare is how many images are made ready that other nodes of the PoP deploy.
+// defaultPrepare is how many images are prewarmed that other nodes of the PoP deploy.
 const defaultPrepare = 16
 
 // pops implements api.PoPs.
@@ -182,7 +182,7 @@ func popProblem(err error) error {
 		{member.ErrNoPoP, api.Unsupported, "give store, and redis, in the [pop] section of its configuration"},
 		{pop.ErrLives, api.InUse, "only a node that is gone for good is to be forgotten"},
 		{pop.ErrTaken, api.Unsupported, takenRemedy},
-		{pop.ErrForeign, api.Unsupported, foreignRemedy},
+		{pop.ErrNotStore, api.Unsupported, notStoreRemedy},
 		{pop.ErrNotMounted, api.Unsupported, storeRemedy},
 		{pop.ErrStoreAway, api.Unsupported, storeRemedy},
 		{pop.ErrAway, api.Unsupported, redisRemedy},
@@ -199,9 +199,9 @@ func popProblem(err error) error {
 }
 
 const (
-	takenRemedy   = "give each node of the PoP a name of its own (node.name); until then this one works with what is here and the registry"
-	foreignRemedy = "pop.store has to be an empty directory, or one that is a store; until then this node works with what is here and the registry"
-	fullRemedy    = "make room on the PoP's file system, or see why it cannot be written: \"dew prune --pop\" evicts what no node uses; until then what this node fetches it has for itself"
-	storeRemedy   = "see that the PoP's file system is mounted and answers (ls of pop.store); until then the node works with what is here and the registry, and it comes back by itself"
-	redisRemedy   = "see that Redis runs and can be reached (pop.redis); until then each node fetches for itself and nothing is evicted, and it comes back by itself"
+	takenRemedy    = "give each node of the PoP a name of its own (node.name); until then this one works with what is here and the registry"
+	notStoreRemedy = "pop.store has to be an empty directory, or one that is a store; until then this node works with what is here and the registry"
+	fullRemedy     = "make room on the PoP's file system, or see why it cannot be written: \"dew prune --pop\" evicts what no node uses; until then what this node fetches it has for itself"
+	storeRemedy    = "see that the PoP's file system is mounted and answers (ls of pop.store); until then the node works with what is here and the registry, and it comes back by itself"
+	redisRemedy    = "see that Redis runs and can be reached (pop.redis); until then each node fetches for itself and nothing is evicted, and it comes back by itself"
 )

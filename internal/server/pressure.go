@@ -22,7 +22,7 @@ const (
 func pressureFinding(s admit.Stats) spec.Finding {
 	f := spec.Finding{What: "pressure", Level: spec.LevelOK}
 	said := []string{fmt.Sprintf("%s of memory available, %s promised to deployments, %s kept for containers up to their limits, %s kept free; %d of %d deployments at once under way",
-		mebi(s.Memory.Available), mebi(s.Promised), mebi(s.Owed), mebi(s.Reserve), s.Running, s.Limit)}
+		mebi(s.Memory.Available), mebi(s.Promised), mebi(s.Unused), mebi(s.Reserve), s.Running, s.Limit)}
 	waiting := 0
 	for _, n := range s.Waiting {
 		waiting += n

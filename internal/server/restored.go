@@ -70,7 +70,7 @@ func (c *checkpoints) startAnew(ctx context.Context, info *engine.Info, labels m
 }
 
 // startAbandoned starts anew the containers whose memory was coming when an earlier daemon was
-// killed: their guards have ended them. Those of deployments that had not ended are the desk's business.
+// killed: their guards have ended them. Those of deployments that had not ended are the queue's business.
 func (c *checkpoints) startAbandoned(ctx context.Context, unended map[string]bool) {
 	if c.manager == nil {
 		return

@@ -106,13 +106,13 @@ func TestApplyIsNotImplementedElsewhere(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(full[0].Source, "f"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	foreign := []mount.Mount{{Type: "bind", Source: t.TempDir(), Options: []string{"rbind", "rw"}}}
-	for _, m := range [][]mount.Mount{b.prepare("c", ""), full, foreign, nil} {
+	others := []mount.Mount{{Type: "bind", Source: t.TempDir(), Options: []string{"rbind", "rw"}}}
+	for _, m := range [][]mount.Mount{b.prepare("c", ""), full, others, nil} {
 		if _, err := b.Apply(background, desc, m); !errdefs.IsNotImplemented(err) {
 			t.Errorf("%v: %v", m, err)
 		}
 	}
-	if _, err := b.Compare(background, foreign, foreign); !errdefs.IsNotImplemented(err) {
+	if _, err := b.Compare(background, others, others); !errdefs.IsNotImplemented(err) {
 		t.Errorf("compare: %v", err)
 	}
 }

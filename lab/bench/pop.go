@@ -41,7 +41,7 @@ type popBench struct {
 	stores         []popbed.Kind
 	counts         []int
 	replay         replayOptions
-	prepare        int     // images that nodes make ready
+	prepare        int     // images that nodes prewarm
 	report         *report // of one part: its samples
 	doc            *popReport
 	figures        []figure
@@ -173,7 +173,7 @@ type popConfig struct {
 	cache  int64  // cache.max_bytes; 0 is none
 	engine string // more of [engine]
 	pop    string // more of [pop]
-	// prepare is how many images nodes make ready; 0 is none.
+	// prepare is how many images nodes prewarm; 0 is none.
 	prepare int
 }
 

@@ -127,7 +127,7 @@ func (r *replayOptions) check(o *options) error {
 	return nil
 }
 
-// zoneReplay is a trace made ready: the images are in a layout.
+// zoneReplay is a trace prepared: the images are in a layout.
 type zoneReplay struct {
 	replayPlan
 	b      *popBench

@@ -100,10 +100,10 @@ func (m *model) popular() int {
 // run plays the whole trace.
 func (m *model) run(on events) {
 	clock := newClock(m.zone.Pulls)
-	perPull, owed := m.zone.Releases*float64(len(m.repos))/float64(m.zone.Pulls), 0.0
+	perPull, due := m.zone.Releases*float64(len(m.repos))/float64(m.zone.Pulls), 0.0
 	for range m.zone.Pulls {
 		second := clock.next(m.rng)
-		for owed += perPull; owed >= 1; owed-- {
+		for due += perPull; due >= 1; due-- {
 			m.release(second, on)
 		}
 		m.pull(second, on)

@@ -47,7 +47,7 @@ func (f stallingFile) WriteAt(b []byte, at int64) (int, error) {
 func TestStalledCopy(t *testing.T) {
 	testkit.Long(t)
 	const ttl, grace = 5 * time.Second, 50 * time.Millisecond
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	slow := &stalling{FS: pop.NewDir(b.dir, 0), stalled: make(chan struct{}), goOn: make(chan struct{})}
 	xs, ys := b.sharedFor("x", slow, ttl, grace), b.sharedFor("y", nil, ttl, grace)
 	x := open(t, store.Config{Dir: t.TempDir(), Node: "x", PoP: func() *pop.Store { return xs }})

@@ -28,7 +28,7 @@ type follower struct {
 const every = 20 * time.Millisecond
 
 // follow makes one, of a PoP in which everybody sees at once what has changed.
-func (b *site) follow(node string) *follower {
+func (b *nodes) follow(node string) *follower {
 	b.t.Helper()
 	f := &follower{fs: &counted{FS: pop.NewDir(b.dir, 0)}}
 	c, err := b.hub.Join(pop.Config{Node: node})
@@ -90,7 +90,7 @@ func (f *follower) comes(t *testing.T, manifest, want string) {
 // A start does not look into the PoP's store at all, while this node is told of what happens there.
 func TestStartsDoNotLook(t *testing.T) {
 	t.Parallel()
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	x, _ := b.node("x")
 	y := b.follow("y")
 	r := put(t, x, "text", nil)
@@ -115,7 +115,7 @@ func TestStartsDoNotLook(t *testing.T) {
 // it has seen all.
 func TestLooksWhileNobodyTells(t *testing.T) {
 	t.Parallel()
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	x, _ := b.node("x")
 	y := b.follow("y")
 	r := put(t, x, "text", nil)
@@ -153,7 +153,7 @@ func TestLooksWhileNobodyTells(t *testing.T) {
 // What is out of sight for a moment, since somebody was about to evict it, is not taken to be gone for good.
 func TestReturns(t *testing.T) {
 	t.Parallel()
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	x, _ := b.node("x")
 	y := b.follow("y")
 	r := put(t, x, "text", nil)

@@ -256,7 +256,7 @@ func TestLies(t *testing.T) {
 func TestStoreBeforePeers(t *testing.T) {
 	c := newCircle(t)
 	put(t, c.giver("x").Store, "text", ofManifest)
-	st := newSite(t).shared("y", nil)
+	st := newPoP(t).shared("y", nil)
 	var away atomic.Bool
 	y := open(t, store.Config{Dir: t.TempDir(), Node: "y", Peers: c, PoP: func() *pop.Store {
 		if away.Load() {

@@ -13,7 +13,7 @@ import (
 
 // What a node has made is pending for the PoP's store until it is there, whatever becomes of the daemon.
 func TestPendingUploads(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	dir, st := t.TempDir(), b.shared("x", nil)
 	var there *pop.Store // nil: the store is away
 	restart := func() *store.Store {
@@ -86,7 +86,7 @@ func TestPendingUploads(t *testing.T) {
 
 // A note that cannot be read is a debt; one of what is not here is none.
 func TestPendingDamaged(t *testing.T) {
-	b := newSite(t)
+	b := newPoP(t)
 	dir, st := t.TempDir(), b.shared("x", nil)
 	cfg := store.Config{Dir: dir, Node: "x", PoP: func() *pop.Store { return st }}
 	r := put(t, open(t, cfg), "one", nil)
@@ -106,7 +106,7 @@ func TestPendingDamaged(t *testing.T) {
 
 // What later ones have taken the place of is told.
 func TestSuperseded(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	x, _ := b.node("x")
 	y, _ := b.node("y")
 	old := put(t, x, "old", nil)

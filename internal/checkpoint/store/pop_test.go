@@ -21,14 +21,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// site is a PoP: nodes that share a directory.
-type site struct {
+// nodes are those of a PoP: they share a directory.
+type nodes struct {
 	t   *testing.T
 	hub *local.Hub
 	dir string
 }
 
-func newSite(t *testing.T) *site { return &site{t, local.NewHub(), t.TempDir()} }
+func newPoP(t *testing.T) *nodes { return &nodes{t, local.NewHub(), t.TempDir()} }
 
 // flaky is a file system whose files cannot be read while it is away.
 type flaky struct {
@@ -54,13 +54,13 @@ func (f flakyFile) ReadAt(b []byte, at int64) (int, error) {
 }
 
 // shared is a node's view of the PoP's store.
-func (b *site) shared(node string, fs pop.FS) *pop.Store {
+func (b *nodes) shared(node string, fs pop.FS) *pop.Store {
 	b.t.Helper()
 	return b.sharedFor(node, fs, 0, 0)
 }
 
 // sharedFor is shared with a lease period and a time of grace.
-func (b *site) sharedFor(node string, fs pop.FS, ttl, grace time.Duration) *pop.Store {
+func (b *nodes) sharedFor(node string, fs pop.FS, ttl, grace time.Duration) *pop.Store {
 	b.t.Helper()
 	c, err := b.hub.Join(pop.Config{Node: node, TTL: ttl})
 	if err != nil {
@@ -77,14 +77,14 @@ func (b *site) sharedFor(node string, fs pop.FS, ttl, grace time.Duration) *pop.
 	return st
 }
 
-func (b *site) node(name string) (*store.Store, *pop.Store) {
+func (b *nodes) node(name string) (*store.Store, *pop.Store) {
 	b.t.Helper()
 	st := b.shared(name, nil)
 	return open(b.t, store.Config{Dir: b.t.TempDir(), Node: name, PoP: func() *pop.Store { return st }}), st
 }
 
 // layer publishes one.
-func (b *site) layer(st *pop.Store, tar string) *store.Layer {
+func (b *nodes) layer(st *pop.Store, tar string) *store.Layer {
 	b.t.Helper()
 	ctx, id := b.t.Context(), digest.FromString(tar)
 	d, err := st.Draft(ctx, id, 1)
@@ -100,7 +100,7 @@ func (b *site) layer(st *pop.Store, tar string) *store.Layer {
 	return &store.Layer{DiffID: id, Size: int64(len(tar))}
 }
 
-func (b *site) files(dirs ...string) (all []string) {
+func (b *nodes) files(dirs ...string) (all []string) {
 	for _, d := range dirs {
 		all = append(all, files(b.t, filepath.Join(b.dir, d))...)
 	}
@@ -108,7 +108,7 @@ func (b *site) files(dirs ...string) (all []string) {
 }
 
 func TestSharedWithAnotherNode(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	x, xs := b.node("x")
 	y, ys := b.node("y")
 	r := put(t, x, "text", func(r *store.Record) {
@@ -178,7 +178,7 @@ func (c *counted) Names(ctx context.Context, name string) ([]string, error) {
 // Who starts many containers does not look into the PoP's store for each, and sees at once what this
 // node changes there.
 func TestLooksSeldom(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	fs := &counted{FS: pop.NewDir(b.dir, 0)}
 	xs := b.shared("x", fs)
 	x := open(t, store.Config{Dir: t.TempDir(), Node: "x", PoP: func() *pop.Store { return xs }})
@@ -218,7 +218,7 @@ func TestLooksSeldom(t *testing.T) {
 
 // Who publishes leaves no more than it keeps; who reads an older one goes on.
 func TestRetentionInThePoP(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	x, _ := b.node("x")
 	y, _ := b.node("y")
 	at := time.Now()
@@ -259,7 +259,7 @@ func TestRetentionInThePoP(t *testing.T) {
 
 // One node alone that cannot restore a checkpoint does not take it from the others; two do.
 func TestQuarantineInThePoP(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	x, _ := b.node("x")
 	y, _ := b.node("y")
 	z, zs := b.node("z")
@@ -306,7 +306,7 @@ func flip(t *testing.T, path string) {
 // What another node has found damaged, a checkpoint or what it stands on, is pending again for who made it,
 // while it keeps it; what was taken out on purpose stays away.
 func TestPendingAgain(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	x, xs := b.node("x")
 	y, _ := b.node("y")
 	c, err := b.hub.Join(pop.Config{Node: "z"})
@@ -377,7 +377,7 @@ func TestPendingAgain(t *testing.T) {
 
 // Who was down when what it made was found damaged hears of it at its start.
 func TestMissed(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	dir := t.TempDir()
 	xs := b.shared("x", nil)
 	up := false
@@ -415,7 +415,7 @@ func TestMissed(t *testing.T) {
 }
 
 func TestDamagedInThePoP(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	dir := t.TempDir()
 	xs := b.shared("x", nil)
 	x := open(t, store.Config{Dir: dir, Node: "x", PoP: func() *pop.Store { return xs }})
@@ -463,7 +463,7 @@ func TestDamagedInThePoP(t *testing.T) {
 
 // What one node drops is still there for the others.
 func TestDrop(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	x, _ := b.node("x")
 	y, _ := b.node("y")
 	r := put(t, x, "text", nil)
@@ -482,7 +482,7 @@ func TestDrop(t *testing.T) {
 
 // What is cut off in the store is not taken for one that was removed: who fails at it is to count.
 func TestTornInThePoP(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	x, _ := b.node("x")
 	y, _ := b.node("y")
 	r := put(t, x, "text", nil)
@@ -517,7 +517,7 @@ func TestTornInThePoP(t *testing.T) {
 
 // That the store goes away in the middle is no damage, and leaves nothing.
 func TestStoreAway(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	x, _ := b.node("x")
 	fs := &flaky{FS: pop.NewDir(b.dir, 0)}
 	ys := b.shared("y", fs)
@@ -562,7 +562,7 @@ func TestStoreAway(t *testing.T) {
 
 // A store that hangs costs its patience, and what is on the node is found.
 func TestStoreHangs(t *testing.T) {
-	b, ctx := newSite(t), t.Context()
+	b, ctx := newPoP(t), t.Context()
 	st := b.shared("x", pop.NewDir(b.dir, 50*time.Millisecond))
 	x := open(t, store.Config{Dir: t.TempDir(), Node: "x", PoP: func() *pop.Store { return st }})
 	r := put(t, x, "text", nil)

@@ -550,16 +550,16 @@ func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, store.Config{Dir: dir, Keep: 9})
 	good := put(t, s, "good", nil)
-	short, noData, noRecord, bad, other, foreign := put(t, s, "short", nil), put(t, s, "no data", nil),
-		put(t, s, "no record", nil), put(t, s, "bad", nil), put(t, s, "other", nil), put(t, s, "foreign", nil)
+	short, noData, noRecord, bad, other, stranger := put(t, s, "short", nil), put(t, s, "no data", nil),
+		put(t, s, "no record", nil), put(t, s, "bad", nil), put(t, s, "other", nil), put(t, s, "stranger", nil)
 	at := func(r store.Record, end string) string { return filepath.Join(dir, r.ID+end) }
 	b, err := os.ReadFile(at(good, ".json"))
 	if err := errors.Join(err,
 		os.Truncate(at(short, ".data"), short.Data.Size-1), os.Remove(at(noData, ".data")),
 		os.Remove(at(noRecord, ".json")),
 		os.WriteFile(at(bad, ".json"), []byte(`{"format":1`), 0o600), os.WriteFile(at(other, ".json"), b, 0o600),
-		os.WriteFile(at(foreign, ".json"),
-			bytes.Replace(bytes.Replace(b, []byte(good.ID), []byte(foreign.ID), 1), []byte(`"key"`), []byte(`"kex"`),
+		os.WriteFile(at(stranger, ".json"),
+			bytes.Replace(bytes.Replace(b, []byte(good.ID), []byte(stranger.ID), 1), []byte(`"key"`), []byte(`"kex"`),
 				1), 0o600),
 		os.WriteFile(filepath.Join(dir, "pack-1.tmp"), b, 0o600), os.Mkdir(filepath.Join(dir, "scratch-x"), 0o700),
 		os.WriteFile(filepath.Join(dir, "scratch-x", "f"), b, 0o600),

@@ -58,8 +58,8 @@ type Config struct {
 
 // Limits are those of memory of the containers that run.
 type Limits interface {
-	// Owed is how many bytes the containers may yet take.
-	Owed() int64
+	// Unused is how many bytes the containers may yet take.
+	Unused() int64
 }
 
 // Room is the disk where images go.

@@ -10,7 +10,7 @@ type sample struct {
 	memory  Memory
 	free    int64     // bytes on disk; below 0: not known
 	pressed time.Time // when what follows was looked at
-	owed    int64     // bytes that running containers may yet take
+	unused  int64     // bytes that running containers may yet take
 	short   bool      // memory is so short that reclaim takes time
 	gauge   gauge
 }
@@ -67,14 +67,14 @@ func (a *Admitter) sample(now time.Time) {
 	}
 	s.pressed = now
 	if a.cfg.Limits != nil && !a.cfg.Overcommit {
-		s.owed = a.cfg.Limits.Owed()
+		s.unused = a.cfg.Limits.Unused()
 	}
 	s.short = a.cfg.Pressure().Memory >= reclaiming
 }
 
 // limit is how many deployments may be under way now.
 func (a *Admitter) limit() int {
-	if a.seen.short || a.seen.gauge.foreign >= pressed {
+	if a.seen.short || a.seen.gauge.others >= pressed {
 		return min(a.cfg.Max, a.cfg.Processors)
 	}
 	return a.cfg.Max
@@ -93,7 +93,7 @@ func (a *Admitter) free() int64 {
 	if a.seen.memory.Total == 0 {
 		return 1 << 62
 	}
-	return a.seen.memory.Available - a.reserve() - a.promised - a.seen.owed
+	return a.seen.memory.Available - a.reserve() - a.promised - a.seen.unused
 }
 
 // needOf is what a claim takes, or a *NeverError.

@@ -48,16 +48,16 @@ func TestMemory(t *testing.T) {
 
 type limits int64
 
-// Owed implements Limits.
-func (l *limits) Owed() int64 { return int64(*l) }
+// Unused implements Limits.
+func (l *limits) Unused() int64 { return int64(*l) }
 
 // What containers that run may yet take of their limits is kept for them, unless limits are no claims.
-func TestOwed(t *testing.T) {
+func TestUnused(t *testing.T) {
 	for _, overcommit := range []bool{false, true} {
 		inBubble(t, func(t *testing.T) {
-			owed := limits(10 * gib)
+			unused := limits(10 * gib)
 			// of 16, all free
-			a, _ := open(t, Config{Reserve: gib, Overcommit: overcommit, Limits: &owed})
+			a, _ := open(t, Config{Reserve: gib, Overcommit: overcommit, Limits: &unused})
 			big := enter(t, a, Claim{Memory: 6 * gib})
 			small := enter(t, a, Claim{Memory: gib})
 			if overcommit {
@@ -65,10 +65,10 @@ func TestOwed(t *testing.T) {
 				return
 			}
 			want(t, []*Ticket{big, small}, Mem, "")
-			if s := a.Stats(); s.Owed != int64(owed) {
-				t.Errorf("%d bytes are owed", s.Owed)
+			if s := a.Stats(); s.Unused != int64(unused) {
+				t.Errorf("%d bytes are unused", s.Unused)
 			}
-			owed = 8 * gib // one of them has ended
+			unused = 8 * gib // one of them has ended
 			begun := time.Now()
 			if err := big.Run(t.Context()); err != nil {
 				t.Fatal(err)
@@ -226,7 +226,7 @@ func TestPressure(t *testing.T) {
 		come(4)
 		want(t, all, "", "", CPU, CPU)
 		press(0)
-		time.Sleep(foreignFor + time.Second) // it cannot be told from ours, and is not believed for ever
+		time.Sleep(othersFor + time.Second) // it cannot be told from ours, and is not believed for ever
 		want(t, all, "", "", "", "")
 		done()
 		press(90)

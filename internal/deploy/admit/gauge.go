@@ -6,7 +6,7 @@ const (
 	gaugeEvery = time.Second     // while nothing is under way
 	gaugeLeast = gaugeEvery / 4  // a time over which pressure can be told
 	quiet      = 2 * time.Second // after deployments what follows them is still their doing
-	foreignFor = time.Minute     // what other work did is believed for so long
+	othersFor  = time.Minute     // what other work did is believed for so long
 )
 
 // gauge is what is known of how others press the processors: the share of time in which
@@ -16,15 +16,15 @@ type gauge struct {
 	at      time.Time
 	waited  time.Duration // until then, since the machine's start
 	busyAt  time.Time     // when deployments were last under way
-	foreign float64       // percent
-	knownAt time.Time     // when foreign was seen
+	others  float64       // percent
+	knownAt time.Time     // when that was seen
 }
 
 // gaugeNow looks, if it is time to. With mu held.
 func (a *Admitter) gaugeNow(now time.Time) {
 	g := &a.seen.gauge
-	if now.Sub(g.knownAt) >= foreignFor {
-		g.foreign = 0
+	if now.Sub(g.knownAt) >= othersFor {
+		g.others = 0
 	}
 	switch passed := now.Sub(g.at); {
 	case a.used[running] > 0:
@@ -33,7 +33,7 @@ func (a *Admitter) gaugeNow(now time.Time) {
 	default:
 		waited := a.cfg.Pressure().Waited
 		if g.at.Sub(g.busyAt) >= quiet && passed < 2*gaugeEvery {
-			g.foreign, g.knownAt = 100*float64(waited-g.waited)/float64(passed), now
+			g.others, g.knownAt = 100*float64(waited-g.waited)/float64(passed), now
 		}
 		g.at, g.waited = now, waited
 	}

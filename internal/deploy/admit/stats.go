@@ -2,7 +2,7 @@ package admit
 
 import "time"
 
-// Stats is how the door stands.
+// Stats is how admission stands.
 type Stats struct {
 	Admitted, Busy, Refused uint64 // since the start; Refused could never fit
 
@@ -12,14 +12,14 @@ type Stats struct {
 	Limit    int            // of Running, now
 	Callers  int
 	Promised int64 // bytes of memory
-	Owed     int64 // bytes that running containers may yet take of their limits
+	Unused   int64 // bytes that running containers may yet take of their limits
 
 	Memory   Memory
 	Reserve  int64 // bytes
 	Pressure Pressure
 }
 
-// Stats looks at the door and the node.
+// Stats looks at admission and the node.
 func (a *Admitter) Stats() Stats {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -34,7 +34,7 @@ func (a *Admitter) Stats() Stats {
 		}
 	}
 	s.Running, s.Fetching, s.Limit, s.Callers = a.used[running], a.used[fetching], a.limit(), len(a.callers)
-	s.Owed = a.seen.owed
+	s.Unused = a.seen.unused
 	s.Promised, s.Memory, s.Reserve, s.Pressure = a.promised, a.seen.memory, a.reserve(), a.cfg.Pressure()
 	return s
 }

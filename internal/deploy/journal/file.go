@@ -209,7 +209,7 @@ func (j *Journal) mend() error {
 	for k, i := range j.order {
 		i.accept, i.end, i.last = n.accepts[k], n.ends[k], nil
 	}
-	j.owed = nil
+	j.unwritten = nil
 	j.wrote++
 	if j.torn, j.lost = err != nil, err != nil; j.lost { // a power cut may bring back the old file
 		signal(j.soon)

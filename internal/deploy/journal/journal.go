@@ -68,22 +68,22 @@ var ErrClosed = errors.New("the journal is closed")
 type Journal struct {
 	cfg Config
 
-	mu     sync.Mutex
-	f      *os.File            // guarded by mu
-	size   int64               // guarded by mu; of f, in whole lines
-	base   int64               // guarded by mu; of f when it was last written anew
-	torn   bool                // guarded by mu; f has to be written anew before it is written to
-	lost   bool                // guarded by mu; torn by a sync that failed: the next one would say nothing of it
-	items  map[string]*item    // guarded by mu; by ID
-	order  []*item             // guarded by mu; as they were accepted
-	keys   map[[2]string]*item // guarded by mu; by caller and key
-	ended  int                 // guarded by mu; of order
-	owed   []*item             // guarded by mu; whose end the file does not have yet
-	wrote  uint64              // guarded by mu; counts writes
-	synced uint64              // guarded by mu; what is durable of wrote
-	failed error               // guarded by mu; of the last fdatasync
-	turned chan struct{}       // guarded by mu; closed when synced or failed has changed
-	closed bool                // guarded by mu
+	mu        sync.Mutex
+	f         *os.File            // guarded by mu
+	size      int64               // guarded by mu; of f, in whole lines
+	base      int64               // guarded by mu; of f when it was last written anew
+	torn      bool                // guarded by mu; f has to be written anew before it is written to
+	lost      bool                // guarded by mu; a sync failed, and the next one would not say so
+	items     map[string]*item    // guarded by mu; by ID
+	order     []*item             // guarded by mu; as they were accepted
+	keys      map[[2]string]*item // guarded by mu; by caller and key
+	ended     int                 // guarded by mu; of order
+	unwritten []*item             // guarded by mu; whose end the file does not have yet
+	wrote     uint64              // guarded by mu; counts writes
+	synced    uint64              // guarded by mu; what is durable of wrote
+	failed    error               // guarded by mu; of the last fdatasync
+	turned    chan struct{}       // guarded by mu; closed when synced or failed has changed
+	closed    bool                // guarded by mu
 
 	recent map[string]spec.Deployment // guarded by mu; what List gave last, by ID
 
@@ -238,7 +238,7 @@ func (j *Journal) End(d spec.Deployment, void bool) {
 	}
 	j.finish(i, d.State, d.Ended, void)
 	i.last = b
-	j.owed = append(j.owed, i)
+	j.unwritten = append(j.unwritten, i)
 	if err := j.pay(); err != nil {
 		j.cfg.Log.Error("the end of a deployment is not on disk yet", "id", d.ID, "err", err)
 	}
@@ -265,22 +265,22 @@ func (j *Journal) finish(i *item, state string, at time.Time, void bool) {
 
 // pay writes the ends that the file does not have. It is called with mu held.
 func (j *Journal) pay() error {
-	if len(j.owed) == 0 {
+	if len(j.unwritten) == 0 {
 		return nil
 	}
 	if err := j.mend(); err != nil {
 		return err
 	}
-	for len(j.owed) > 0 { // unless the file was written anew just now, with them
-		i := j.owed[0]
+	for len(j.unwritten) > 0 { // unless the file was written anew just now, with them
+		i := j.unwritten[0]
 		at, err := j.append([][]byte{i.last})
 		if err != nil {
 			return err
 		}
 		i.end, i.last = at[0], nil
-		j.owed = j.owed[1:]
+		j.unwritten = j.unwritten[1:]
 	}
-	j.owed = nil
+	j.unwritten = nil
 	return nil
 }
 

@@ -284,7 +284,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	j = open(t, cfg)
 	if d, _ := j.Get("first"); d.State != spec.StateDone || d.Record == nil {
-		t.Errorf("the end that was owed: %+v", d)
+		t.Errorf("the end that was not written: %+v", d)
 	}
 	if n := len(j.Open()); n != 100 {
 		t.Errorf("%d are open", n)

@@ -24,15 +24,15 @@ type known struct {
 
 // kept is what is known of one container.
 type kept struct {
-	rec     *Record // nil: there is none of ours
-	base    Info    // what rec says
-	foreign bool    // there is one of another client
-	task    taskNow
-	said    uint64 // when something was said of it last
-	doubt   bool
-	asked   bool    // somebody asks about it
-	held    int     // changes by the engine that are under way
-	early   []Event // that did not fit meanwhile
+	rec    *Record // nil: there is none of ours
+	base   Info    // what rec says
+	others bool    // there is one of another client
+	task   taskNow
+	said   uint64 // when something was said of it last
+	doubt  bool
+	asked  bool    // somebody asks about it
+	held   int     // changes by the engine that are under way
+	early  []Event // that did not fit meanwhile
 }
 
 // keptImage is what is known of one image.
@@ -111,13 +111,13 @@ func (k *known) Release(name string) {
 // recorded says that a container's record was made, whose task comes next.
 func (k *known) recorded(r Record, base Info) {
 	k.write(r.Name, func(c *kept) {
-		c.rec, c.base, c.foreign, c.task = &r, base, false, taskNow{status: Created}
+		c.rec, c.base, c.others, c.task = &r, base, false, taskNow{status: Created}
 	})
 }
 
 // Unrecorded says that a container's record was removed.
 func (k *known) Unrecorded(name string) {
-	k.write(name, func(c *kept) { c.rec, c.base, c.foreign, c.task = nil, Info{}, false, taskNow{} })
+	k.write(name, func(c *kept) { c.rec, c.base, c.others, c.task = nil, Info{}, false, taskNow{} })
 }
 
 // relabelled says that a container's record was changed.
@@ -213,10 +213,10 @@ func (k *known) begin() uint64 {
 
 // found is a container as containerd has it: one of ours, of another client, or none.
 type found struct {
-	name    string
-	rec     *Record
-	base    Info
-	foreign bool
+	name   string
+	rec    *Record
+	base   Info
+	others bool
 }
 
 // reread says what containers and images there are, as they were read since begin gave mark.
@@ -229,7 +229,7 @@ func (k *known) reread(mark uint64, all []found, images []ImageInfo) {
 		have[f.name] = true
 		if c := k.of(f.name); c.said <= mark {
 			c.set(f)
-			k.doubts.set(&c.doubt, !f.foreign) // its task was not read
+			k.doubts.set(&c.doubt, !f.others) // its task was not read
 		}
 	}
 	k.reading = false
@@ -376,12 +376,12 @@ func (k *known) list() []*Info {
 }
 
 // Get describes a container. Without sure, that there is none, or only another client's, is not certain.
-func (k *known) Get(name string) (i *Info, foreign, sure bool) {
+func (k *known) Get(name string) (i *Info, others, sure bool) {
 	k.mu.Lock()
 	c := k.containers[name]
 	if c == nil || c.rec == nil {
 		defer k.mu.Unlock()
-		return nil, c != nil && c.foreign, k.doubts.read && (c == nil || !c.doubt && c.held == 0)
+		return nil, c != nil && c.others, k.doubts.read && (c == nil || !c.doubt && c.held == 0)
 	}
 	i, sure = c.info(), k.doubts.read && !c.doubt
 	t := c.task
@@ -406,7 +406,7 @@ func (k *known) of(name string) *kept {
 
 // tidy drops an entry that says nothing.
 func (k *known) tidy(name string, c *kept) {
-	if c.rec == nil && !c.foreign && c.held == 0 && !c.doubt && !k.reading {
+	if c.rec == nil && !c.others && c.held == 0 && !c.doubt && !k.reading {
 		delete(k.containers, name)
 	}
 }
@@ -455,7 +455,7 @@ func (k *known) apply(ev Event) {
 func (c *kept) take(ev Event) (fits, news bool) {
 	t := &c.task
 	same := t.status != "" && t.pid == ev.Pid
-	there := c.rec != nil || c.foreign
+	there := c.rec != nil || c.others
 	switch ev.Kind {
 	case eventRecorded:
 		return there && !c.doubt, false
@@ -464,7 +464,7 @@ func (c *kept) take(ev Event) (fits, news bool) {
 	case EventRemoved:
 		return !there && !c.doubt, false
 	}
-	if c.foreign {
+	if c.others {
 		return true, false
 	}
 	switch ev.Kind {
@@ -508,7 +508,7 @@ func (t *taskNow) turn(from, to Status) (fits, news bool) {
 }
 
 func (c *kept) set(f found) {
-	c.rec, c.base, c.foreign = f.rec, f.base, f.foreign
+	c.rec, c.base, c.others = f.rec, f.base, f.others
 }
 
 func (c *kept) info() *Info {

@@ -97,7 +97,7 @@ func (s *State) Recorded(c *containersapi.Container) {
 // Relabelled says that a container's record was changed.
 func (s *State) Relabelled(c *containersapi.Container) { s.relabelled(s.foundIn(c)) }
 
-var errForeign = fmt.Errorf("it belongs to another client of containerd: %w", errdefs.ErrInvalidArgument)
+var errOthers = fmt.Errorf("it belongs to another client of containerd: %w", errdefs.ErrInvalidArgument)
 
 // Record asks for a container's record.
 func (s *State) Record(ctx context.Context, name string) (Record, error) {
@@ -106,7 +106,7 @@ func (s *State) Record(ctx context.Context, name string) (Record, error) {
 		return Record{}, err
 	}
 	if _, ours := r.Container.Labels[LabelNet]; !ours {
-		return Record{}, fmt.Errorf("container %s: %w", name, errForeign)
+		return Record{}, fmt.Errorf("container %s: %w", name, errOthers)
 	}
 	return toRecord(r.Container), nil
 }
@@ -156,16 +156,16 @@ func (s *State) List(ctx context.Context) ([]*Info, error) {
 // Inspect describes one container, as List does.
 func (s *State) Inspect(ctx context.Context, id string) (*Info, error) {
 	name := Name(id)
-	i, foreign, sure := s.Get(name)
+	i, others, sure := s.Get(name)
 	if i == nil && !sure { // a container that another client has just made, perhaps
 		if err := s.askContainer(ctx, name); err != nil {
 			return nil, fmt.Errorf("inspect container %s: %w", name, err)
 		}
-		i, foreign, _ = s.Get(name)
+		i, others, _ = s.Get(name)
 	}
 	switch {
-	case foreign:
-		return nil, fmt.Errorf("inspect container %s: %w", name, errForeign)
+	case others:
+		return nil, fmt.Errorf("inspect container %s: %w", name, errOthers)
 	case i == nil || !means(id, i.Created):
 		return nil, fmt.Errorf("inspect container %s: %w", name, ErrNotFound)
 	}
@@ -329,7 +329,7 @@ func (s *State) findAll(ctx context.Context) ([]found, error) {
 
 func (s *State) foundIn(c *containersapi.Container) found {
 	if _, ours := c.Labels[LabelNet]; !ours {
-		return found{name: c.ID, foreign: true}
+		return found{name: c.ID, others: true}
 	}
 	r := toRecord(c)
 	return found{name: c.ID, rec: &r, base: *s.cfg.Places.Describe(r)}
@@ -391,7 +391,7 @@ func (s *State) find(ctx context.Context, name string) (found, *task.Process, er
 		return found{}, nil, err
 	}
 	f := s.foundIn(r.Container)
-	if f.foreign {
+	if f.others {
 		return f, nil, nil
 	}
 	p, err := s.Task(ctx, name)

@@ -333,9 +333,9 @@ func TestSourceError(t *testing.T) {
 	})
 }
 
-// TestForeignWindow starts with the window of another place: the bytes differ,
+// TestOtherWindow starts with the window of another place: the bytes differ,
 // so the checksum must not fit, and nothing worse happens.
-func TestForeignWindow(t *testing.T) {
+func TestOtherWindow(t *testing.T) {
 	data := payloads()["binary"]
 	gz := command(t, data, "gzip -6")
 	eachEngine(t, func(t *testing.T, open func(io.Reader, *Point) *gzipReader) {

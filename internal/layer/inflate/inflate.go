@@ -34,7 +34,7 @@ import (
 )
 
 // ErrCorrupt is wrapped by every error that means that the bytes are not what
-// they claim to be: bad framing, impossible codes, wrong checksums, foreign
+// they claim to be: bad framing, impossible codes, wrong checksums, other
 // bytes behind the end. Trying again with the same bytes cannot help.
 var ErrCorrupt = errors.New("corrupt stream")
 

@@ -18,7 +18,7 @@
 // whiteouts hide what lower layers have. Package erofs lays a Tree out as a
 // file system image.
 //
-// A layer is foreign input. Names that leave the root, paths through symbolic
+// A layer is input of strangers. Names that leave the root, paths through symbolic
 // links, sizes that cannot be, and archives beyond the stated limits are
 // refused with an Error that names the entry and wraps ErrUnsafe, ErrCorrupt
 // or ErrLimit. docs/design/erofs.md says which names are refused and why.

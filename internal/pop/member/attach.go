@@ -183,12 +183,12 @@ func (a *attaching) from(ctx context.Context, rec *pop.Layer, await func() error
 	if _, err = a.s.layers.Attach(e); err != nil {
 		return err
 	}
-	return a.s.unlessShunned(a.st, rec)
+	return a.s.unlessDenied(a.st, rec)
 }
 
-// unlessShunned lets go of a layer that was attached if its files were found damaged meanwhile: who was told
+// unlessDenied lets go of a layer that was attached if its files were found damaged meanwhile: who was told
 // of that did not find it attached.
-func (s *attacher) unlessShunned(st *pop.Store, rec *pop.Layer) error {
+func (s *attacher) unlessDenied(st *pop.Store, rec *pop.Layer) error {
 	if !st.Denies(rec.Name) {
 		return nil
 	}
@@ -259,7 +259,7 @@ func (s *attacher) attachLayer(ctx context.Context, st *pop.Store, l image.Layer
 		_, err = s.layers.Attach(e)
 	}
 	if err == nil {
-		err = s.unlessShunned(st, rec)
+		err = s.unlessDenied(st, rec)
 	}
 	if err != nil {
 		return err

@@ -88,7 +88,7 @@ func (s *popBed) boot(name string, change func(*Config)) *popNode {
 			return pop.OpenStore(ctx, pop.StoreConfig{FS: dir, Coord: coord, Node: name, Grace: time.Second})
 		}),
 		Audience: ear{n: n},
-		Pending:  filepath.Join(t.TempDir(), "owed"),
+		Pending:  filepath.Join(t.TempDir(), "pending"),
 		Capacity: cacheSize, Layers: n.layers, Catalog: n.catalog,
 		Link: link.New(link.Config{Inflaters: 1}),
 	}
@@ -283,7 +283,7 @@ func TestBootWaitsForTheStore(t *testing.T) {
 
 // A node that is told that files are damaged does not use them, though it still sees their record: neither
 // what it has attached nor what it attaches then.
-func TestDamagedFilesAreShunned(t *testing.T) {
+func TestDamagedFilesAreDenied(t *testing.T) {
 	s := newPoPBed(t)
 	a, b, c := s.node("a", nil), s.node("b", nil), s.node("c", nil)
 	p := a.push("app", 1)

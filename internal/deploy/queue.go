@@ -22,8 +22,8 @@ import (
 	"dewpoint/internal/spec"
 )
 
-// DeskConfig says what a Desk works with. Deployer and Path are required.
-type DeskConfig struct {
+// QueueConfig says what a Queue works with. Deployer and Path are required.
+type QueueConfig struct {
 	Deployer *Deployer
 	Path     string // of the journal
 	// Failure says an error as the API does. nil knows texts only.
@@ -31,16 +31,16 @@ type DeskConfig struct {
 	Log     *slog.Logger // nil discards
 }
 
-// Desk takes deployments in, writes them into the journal before anything is made for
+// Queue takes deployments in, writes them into the journal before anything is made for
 // them, and has the Deployer carry each. It answers for what it has accepted: also
 // when the daemon was killed meanwhile, each ends as done, failed or canceled, or
-// is deployed anew if nobody but the Desk waits for it; see Recover.
+// is deployed anew if nobody but the Queue waits for it; see Recover.
 //
 // Who asks for a deployment keeps it going: when the last of them goes away it is
-// undone, unless it is detached. Who only watches keeps nothing. A Desk is safe for
+// undone, unless it is detached. Who only watches keeps nothing. A Queue is safe for
 // concurrent use.
-type Desk struct {
-	cfg  DeskConfig
+type Queue struct {
+	cfg  QueueConfig
 	d    *Deployer
 	make maker // d but for tests
 	j    *journal.Journal
@@ -54,7 +54,7 @@ type Desk struct {
 	telling bool             // guarded by mu: tellPlaces runs
 }
 
-// maker is what a Desk has its deployments made by.
+// maker is what a Queue has its deployments made by.
 type maker interface {
 	// carry is a deployment, from its place in the queue until it ends.
 	carry(ctx context.Context, r *run, w spec.Watch) (spec.Record, error)
@@ -101,8 +101,8 @@ const (
 	maxRequest      = 3 << 10 // bytes; containerd takes 4096 for a label
 )
 
-// NewDesk opens the journal. Recover must follow, and Close.
-func NewDesk(cfg DeskConfig) (*Desk, error) {
+// NewQueue opens the journal. Recover must follow, and Close.
+func NewQueue(cfg QueueConfig) (*Queue, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -115,14 +115,14 @@ func NewDesk(cfg DeskConfig) (*Desk, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Desk{cfg: cfg, d: cfg.Deployer, make: cfg.Deployer, j: j, live: map[string]*task{}}
+	k := &Queue{cfg: cfg, d: cfg.Deployer, make: cfg.Deployer, j: j, live: map[string]*task{}}
 	k.life, k.stop = context.WithCancelCause(context.Background())
 	return k, nil
 }
 
 // Close undoes what is under way and waits for that. What is detached stays in the
-// journal, for the next Desk: of that, containers that have started go on.
-func (k *Desk) Close() error {
+// journal, for the next Queue: of that, containers that have started go on.
+func (k *Queue) Close() error {
 	k.stop(errStop)
 	k.bg.Wait()
 	return k.j.Close()
@@ -132,7 +132,7 @@ func (k *Desk) Close() error {
 // has started, nothing of it is left. A container that starts and is not ready in time is stopped; it, or one
 // that exits before, is kept for inspection, unless req.Remove or req.Record. A request whose key is known
 // joins that deployment, or gives its record again.
-func (k *Desk) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec.Record, error) {
+func (k *Queue) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec.Record, error) {
 	got, err := k.ask(ctx, []spec.Request{req}, 0, func(int) spec.Watch { return w })
 	if err != nil {
 		return spec.Record{}, err
@@ -141,7 +141,7 @@ func (k *Desk) Deploy(ctx context.Context, req spec.Request, w spec.Watch) (spec
 }
 
 // Many deploys many; see api.Deployments.
-func (k *Desk) Many(ctx context.Context, m spec.Many, w spec.ManyWatch) error {
+func (k *Queue) Many(ctx context.Context, m spec.Many, w spec.ManyWatch) error {
 	all, err := m.All()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrRequest, err)
@@ -172,7 +172,7 @@ func (k *Desk) Many(ctx context.Context, m spec.Many, w spec.ManyWatch) error {
 }
 
 // sure returns when what was accepted survives a power cut.
-func (k *Desk) sure(ctx context.Context, got []*asked) error {
+func (k *Queue) sure(ctx context.Context, got []*asked) error {
 	for _, a := range got {
 		if a.t != nil {
 			a.t.leave(a)
@@ -184,7 +184,7 @@ func (k *Desk) sure(ctx context.Context, got []*asked) error {
 	return nil
 }
 
-func (k *Desk) failure(err error) *spec.Failure {
+func (k *Queue) failure(err error) *spec.Failure {
 	var f *spec.Failure
 	if errors.As(err, &f) {
 		return f
@@ -229,7 +229,7 @@ func outcome(d spec.Deployment) (rec spec.Record, err error) {
 }
 
 // ask accepts requests: all or, with an error, none. Those that are new begin.
-func (k *Desk) ask(ctx context.Context, reqs []spec.Request, parallel int,
+func (k *Queue) ask(ctx context.Context, reqs []spec.Request, parallel int,
 	watch func(int) spec.Watch) ([]*asked, error) {
 	fresh := make([]*task, len(reqs))
 	for i, r := range reqs {
@@ -252,7 +252,7 @@ func (k *Desk) ask(ctx context.Context, reqs []spec.Request, parallel int,
 		return nil, errStop
 	}
 	got, begin, err := k.sort(fresh)
-	if most := k.d.door.Most(); err == nil && len(begin) > most {
+	if most := k.d.admission.Most(); err == nil && len(begin) > most {
 		err = fmt.Errorf("%w: %d deployments at once are more than the queue has room for: ask for at most %d by one call",
 			ErrRequest, len(begin), most)
 	}
@@ -284,7 +284,7 @@ func (k *Desk) ask(ctx context.Context, reqs []spec.Request, parallel int,
 }
 
 // sort tells what is new from what is known by its key. It is called with mu held.
-func (k *Desk) sort(fresh []*task) (got []*asked, begin []*task, err error) {
+func (k *Queue) sort(fresh []*task) (got []*asked, begin []*task, err error) {
 	for _, t := range fresh {
 		key := [2]string{t.entry.Caller, t.entry.Key}
 		if t.entry.Key == "" {
@@ -307,7 +307,7 @@ func (k *Desk) sort(fresh []*task) (got []*asked, begin []*task, err error) {
 }
 
 // accept gives tasks their places in the queue and writes them down. It is called with mu held.
-func (k *Desk) accept(begin []*task, g *admit.Group) error {
+func (k *Queue) accept(begin []*task, g *admit.Group) error {
 	entries := make([]journal.Entry, len(begin))
 	for i, t := range begin {
 		var err error
@@ -339,7 +339,7 @@ func undo(begin []*task) {
 }
 
 // begin lets a task run. It is called with mu held.
-func (k *Desk) begin(t *task, run func() (spec.Record, error)) {
+func (k *Queue) begin(t *task, run func() (spec.Record, error)) {
 	k.serial++
 	t.serial = k.serial
 	k.live[t.entry.ID] = t
@@ -358,7 +358,7 @@ const placesEvery = 400 * time.Millisecond
 
 // tellPlaces tells who watches a deployment in the queue of its place there, as long as
 // any is under way.
-func (k *Desk) tellPlaces() {
+func (k *Queue) tellPlaces() {
 	tick := time.NewTicker(placesEvery)
 	defer tick.Stop()
 	for {
@@ -387,16 +387,16 @@ func (k *Desk) tellPlaces() {
 }
 
 // places are those of tasks that have one.
-func (k *Desk) places(tasks []*task) []admit.Place {
+func (k *Queue) places(tasks []*task) []admit.Place {
 	tickets := make([]*admit.Ticket, len(tasks))
 	for i, t := range tasks {
 		tickets[i] = t.run.place
 	}
-	return k.d.door.Places(tickets)
+	return k.d.admission.Places(tickets)
 }
 
 // task is a deployment that was understood. ctx gives it values; it does not end it.
-func (k *Desk) task(ctx context.Context, req spec.Request) (*task, error) {
+func (k *Queue) task(ctx context.Context, req spec.Request) (*task, error) {
 	sum := sumOf(req)
 	r, err := k.d.parse(req)
 	if err != nil {
@@ -415,7 +415,7 @@ func (k *Desk) task(ctx context.Context, req spec.Request) (*task, error) {
 }
 
 // newTask makes the task of an entry.
-func (k *Desk) newTask(ctx context.Context, r *run, e journal.Entry) *task {
+func (k *Queue) newTask(ctx context.Context, r *run, e journal.Entry) *task {
 	t := &task{k: k, run: r, entry: e, done: make(chan struct{}), stand: e.Deployment}
 	r.id, r.written = e.ID, t.written
 	ctx = context.WithoutCancel(ctx)
@@ -430,7 +430,7 @@ func (k *Desk) newTask(ctx context.Context, r *run, e journal.Entry) *task {
 }
 
 // end writes down what a deployment has come to, and tells it.
-func (k *Desk) end(t *task, rec spec.Record, err error) {
+func (k *Queue) end(t *task, rec spec.Record, err error) {
 	d := t.entry.Deployment
 	d.State, d.Ended = spec.StateDone, time.Now().UTC()
 	if rec.Image != "" {
@@ -457,14 +457,14 @@ func (k *Desk) end(t *task, rec spec.Record, err error) {
 }
 
 // GoesOn reports whether a deployment is under way.
-func (k *Desk) GoesOn(id string) bool {
+func (k *Queue) GoesOn(id string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.live[id] != nil
 }
 
 // find is the deployment that ref names. It is called with mu held.
-func (k *Desk) find(ref spec.DeploymentRef) (*task, spec.Deployment, error) {
+func (k *Queue) find(ref spec.DeploymentRef) (*task, spec.Deployment, error) {
 	if ref.ID == "" {
 		d, _, ok := k.j.Key(ref.Caller, ref.Key)
 		if !ok {
@@ -483,7 +483,7 @@ func (k *Desk) find(ref spec.DeploymentRef) (*task, spec.Deployment, error) {
 }
 
 // Watch follows a deployment until it has ended; see api.Deployments.
-func (k *Desk) Watch(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record, error) {
+func (k *Queue) Watch(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) (spec.Record, error) {
 	k.mu.Lock()
 	t, past, err := k.find(ref)
 	if err != nil {
@@ -501,7 +501,7 @@ func (k *Desk) Watch(ctx context.Context, ref spec.DeploymentRef, w spec.Watch) 
 }
 
 // Cancel calls a deployment off; see api.Deployments.
-func (k *Desk) Cancel(ctx context.Context, ref spec.DeploymentRef) (spec.Deployment, error) {
+func (k *Queue) Cancel(ctx context.Context, ref spec.DeploymentRef) (spec.Deployment, error) {
 	k.mu.Lock()
 	t, past, err := k.find(ref)
 	k.mu.Unlock()
@@ -527,12 +527,12 @@ func (k *Desk) Cancel(ctx context.Context, ref spec.DeploymentRef) (spec.Deploym
 }
 
 // List gives deployments in the order in which they were asked for.
-func (k *Desk) List(q spec.DeploymentQuery) []spec.Deployment {
+func (k *Queue) List(q spec.DeploymentQuery) []spec.Deployment {
 	var out []spec.Deployment
 	k.mu.Lock()
 	tasks := slices.Collect(maps.Values(k.live))
 	k.mu.Unlock()
-	if q.All { // read while nobody waits for the desk, and behind the others: what ends meanwhile is in both
+	if q.All { // read while nobody waits for the queue, and behind the others: what ends meanwhile is in both
 		out = k.j.List(cmp.Or(max(0, q.Limit), 100))
 		ended := map[string]bool{}
 		for _, d := range out {
@@ -547,7 +547,7 @@ func (k *Desk) List(q spec.DeploymentQuery) []spec.Deployment {
 }
 
 // now is where tasks stand.
-func (k *Desk) now(tasks []*task) []spec.Deployment {
+func (k *Queue) now(tasks []*task) []spec.Deployment {
 	queued := make([]*task, 0, len(tasks))
 	for _, t := range tasks {
 		if t.placed() {
@@ -569,7 +569,7 @@ func (k *Desk) now(tasks []*task) []spec.Deployment {
 
 // Of gives what is known of a container: what was asked for, and the record of its
 // deployment; nil where it is not known any more.
-func (k *Desk) Of(labels map[string]string) (*spec.Request, *spec.Record) {
+func (k *Queue) Of(labels map[string]string) (*spec.Request, *spec.Record) {
 	id := labels[LabelDeployment]
 	d, _ := k.j.Get(id)
 	var req spec.Request
