@@ -16,7 +16,7 @@ import (
 // follow runs work, which tells f, and sends what it is told until work has
 // returned. A send that fails ends work's context.
 func follow(ctx context.Context, f *feed, work func(context.Context) error, send func(news) error) error {
-	return pump(ctx, f.wake, work, func() error { return send(f.take()) })
+	return pump(ctx, f.wake, work, func() error { return send(f.drain()) })
 }
 
 // pump runs work, and send whenever wake says that there is something, until work has
@@ -153,7 +153,7 @@ func (d *deploying) progress() error {
 
 // tell sends what the feed was told. It is called with mu held.
 func (d *deploying) tell() error {
-	n := d.feed.take()
+	n := d.feed.drain()
 	if n.deployment != nil {
 		step := &pb.DeployResponse_Deployment{Deployment: n.deployment}
 		if err := d.stream.Send(&pb.DeployResponse{Step: step}); err != nil {

@@ -47,7 +47,7 @@ func (h *handler) DeployMany(ctx context.Context, req *connect.Request[pb.Deploy
 			return h.node.DeployMany(ctx, m, spec.ManyWatch{Watch: f.watch, Ended: f.ended})
 		})
 	}, func() error {
-		for _, s := range f.take() {
+		for _, s := range f.drain() {
 			if err := stream.Send(s); err != nil {
 				return err
 			}
@@ -105,15 +105,15 @@ func (m *manyFeed) ended(i int, r spec.Record, why *spec.Failure) {
 	m.announce(i)
 }
 
-// take returns what came since the last take.
-func (m *manyFeed) take() []*pb.DeployManyResponse {
+// drain returns what came since the last take.
+func (m *manyFeed) drain() []*pb.DeployManyResponse {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out []*pb.DeployManyResponse
 	for _, i := range m.news {
 		from := len(out)
 		if f := m.feeds[i]; f != nil {
-			n := f.take()
+			n := f.drain()
 			if n.deployment != nil {
 				step := &pb.DeployManyResponse_Deployment{Deployment: n.deployment}
 				out = append(out, &pb.DeployManyResponse{Step: step})

@@ -76,8 +76,8 @@ type news struct {
 	layers     []*pb.LayerProgress
 }
 
-// take returns what came since the last take.
-func (f *feed) take() news {
+// drain returns what came since the last take.
+func (f *feed) drain() news {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := news{stages: f.stages, layers: each(f.layers, layerOf)}

@@ -25,7 +25,7 @@ func TestFeedKeepsTheNewestAndAllStages(t *testing.T) {
 	}
 	wg.Wait()
 	<-f.wake
-	got := f.take()
+	got := f.drain()
 	stages, layers := got.stages, got.layers
 	if len(stages) != 3 || stages[2].Stage != spec.Ready {
 		t.Errorf("stages %v", stages)
@@ -38,7 +38,7 @@ func TestFeedKeepsTheNewestAndAllStages(t *testing.T) {
 			t.Errorf("layer %v is not the newest", l)
 		}
 	}
-	if again := f.take(); again.stages != nil || again.layers != nil {
+	if again := f.drain(); again.stages != nil || again.layers != nil {
 		t.Errorf("taken twice: %v, %v", again.stages, again.layers)
 	}
 	f.layer(spec.LayerProgress{Digest: "a"})

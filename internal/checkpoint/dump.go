@@ -104,7 +104,7 @@ func (m *Manager) Publish(ctx context.Context, r store.Record) error {
 
 func (m *Manager) publish(ctx context.Context, r store.Record) (err error) {
 	if r.Upper != nil {
-		err = m.cfg.Layers.Give(ctx, r.Upper.DiffID)
+		err = m.cfg.Layers.UploadLayer(ctx, r.Upper.DiffID)
 	}
 	if err == nil {
 		err = m.cfg.Store.Publish(ctx, r.ID)

@@ -85,8 +85,8 @@ type Layers interface {
 	Add(ctx context.Context, path string, id digest.Digest, size int64) error
 	// Bring returns when the layer can be mounted. It may have to come from the PoP.
 	Bring(ctx context.Context, id digest.Digest, size int64) error
-	// Give puts the layer into the PoP's store.
-	Give(ctx context.Context, id digest.Digest) error
+	// UploadLayer puts the layer into the PoP's store.
+	UploadLayer(ctx context.Context, id digest.Digest) error
 }
 
 // Config names the parts of a Manager. All but those that say so are required.

@@ -108,8 +108,8 @@ func (f *fake) Bring(_ context.Context, id digest.Digest, _ int64) error {
 	return nil
 }
 
-func (f *fake) Give(context.Context, digest.Digest) error { return nil }
-func (f *fake) WorkDir(string) string                     { return f.dir }
+func (f *fake) UploadLayer(context.Context, digest.Digest) error { return nil }
+func (f *fake) WorkDir(string) string                            { return f.dir }
 
 // known is the one image that there is.
 type known struct{ img *image.Image }

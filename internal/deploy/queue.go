@@ -567,9 +567,9 @@ func (k *Queue) now(tasks []*task) []spec.Deployment {
 	return out
 }
 
-// Of gives what is known of a container: what was asked for, and the record of its
+// RequestOf gives what is known of a container: what was asked for, and the record of its
 // deployment; nil where it is not known any more.
-func (k *Queue) Of(labels map[string]string) (*spec.Request, *spec.Record) {
+func (k *Queue) RequestOf(labels map[string]string) (*spec.Request, *spec.Record) {
 	id := labels[LabelDeployment]
 	d, _ := k.j.Get(id)
 	var req spec.Request

@@ -49,7 +49,7 @@ type run struct {
 func (r *run) enter(g *admit.Group, accepted bool) (err error) {
 	here, absent := true, int64(0)
 	if r.d.cfg.Puller != nil {
-		here, absent = r.d.cfg.Puller.Here(r.ref, r.options())
+		here, absent = r.d.cfg.Puller.PullIsLocal(r.ref, r.options())
 	}
 	if r.pullOnly {
 		here = false // it needs no slot
@@ -130,7 +130,7 @@ func (r *run) bring(ctx context.Context) error {
 	if err := r.mount(ctx); err != nil {
 		return err
 	}
-	r.place.Here()
+	r.place.ImageIsHere()
 	if r.blobs {
 		n, err := r.d.cfg.Puller.CopyBlobs(ctx, r.img, r.options(), r.d.cfg.Engine.WriteBlob)
 		r.note(func(rec *spec.Record) { rec.Bytes.Registry += n })
@@ -147,7 +147,7 @@ var errAbsent = fmt.Errorf("%w on this node", errdefs.ErrNotFound)
 // resolve finds out what the image is and lets its layers begin to fill.
 func (r *run) resolve(ctx context.Context) error {
 	opts := r.options()
-	if here, _ := r.d.cfg.Puller.Here(r.ref, opts); !here && r.PullPolicy == "never" {
+	if here, _ := r.d.cfg.Puller.PullIsLocal(r.ref, opts); !here && r.PullPolicy == "never" {
 		return r.resolveLocal(ctx,
 			fmt.Errorf("%w: the image %s, and --pull never keeps dewd from fetching it", errAbsent, r.ref))
 	}

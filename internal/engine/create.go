@@ -336,7 +336,7 @@ func (e *tasks) newTask(ctx context.Context, name string, mounts []*types.Mount,
 func (e *tasks) seat(ctx context.Context, name string) (seat, error) {
 	ctx, step := trace.Start(ctx, "seat")
 	defer step.End()
-	s, err := e.shims.take(ctx, name)
+	s, err := e.shims.takeSeat(ctx, name)
 	return s, wrap(err, "shim")
 }
 

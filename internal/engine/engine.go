@@ -290,7 +290,7 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 		e.spare = keepSpare(e.shims, e.log)
 	}
 	if err := e.state.SettleBut(ctx, func(name string) bool {
-		return e.isRestore(name) || e.thaws.of(name) != nil
+		return e.isRestore(name) || e.thaws.pendingThaw(name) != nil
 	}); err != nil {
 		if ctx.Err() != nil {
 			e.Close()

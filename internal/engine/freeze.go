@@ -116,15 +116,15 @@ func (t *thaws) begin(name string) (done func()) {
 	}
 }
 
-// of is closed when that container is resumed; nil if it is not about to be.
-func (t *thaws) of(name string) <-chan struct{} {
+// pendingThaw is closed when that container is resumed; nil if it is not about to be.
+func (t *thaws) pendingThaw(name string) <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.all[name]
 }
 
 func (t *thaws) wait(ctx context.Context, name string) error {
-	c := t.of(name)
+	c := t.pendingThaw(name)
 	if c == nil {
 		return nil
 	}

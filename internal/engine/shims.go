@@ -172,8 +172,8 @@ func (p seat) name() string {
 	return p.group.name
 }
 
-// take finds a place for a task that is to be made; done must follow.
-func (s *shims) take(ctx context.Context, task string) (seat, error) {
+// takeSeat finds a place for a task that is to be made; done must follow.
+func (s *shims) takeSeat(ctx context.Context, task string) (seat, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.being[task] = true

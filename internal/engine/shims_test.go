@@ -317,13 +317,13 @@ func testShims(t *testing.T) *shims {
 func TestFirstOfAGroupIsAlone(t *testing.T) {
 	s := testShims(t)
 	s.wide = 1
-	first, err := s.take(t.Context(), "a")
+	first, err := s.takeSeat(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)
 	}
 	second := make(chan seat, 1)
 	go func() {
-		p, err := s.take(context.Background(), "b")
+		p, err := s.takeSeat(context.Background(), "b")
 		if err != nil {
 			t.Error(err)
 		}
@@ -354,8 +354,8 @@ func TestLastOfAGroupWaits(t *testing.T) {
 		}
 		return p
 	}
-	must(s.take(t.Context(), "a")).done(true)
-	b := must(s.take(t.Context(), "b"))
+	must(s.takeSeat(t.Context(), "a")).done(true)
+	b := must(s.takeSeat(t.Context(), "b"))
 	left := make(chan func(bool), 1)
 	go func() {
 		f, err := s.leave(context.Background(), "a")
@@ -371,7 +371,7 @@ func TestLastOfAGroupWaits(t *testing.T) {
 	}
 	b.done(true)
 	(<-left)(true)
-	if c := must(s.take(t.Context(), "c")); c.group != b.group {
+	if c := must(s.takeSeat(t.Context(), "c")); c.group != b.group {
 		t.Error("c is not with b, which stands")
 	} else {
 		c.done(true)
@@ -382,7 +382,7 @@ func TestLastOfAGroupWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n == "c" {
-			if d := must(s.take(t.Context(), "d")); d.group == b.group {
+			if d := must(s.takeSeat(t.Context(), "d")); d.group == b.group {
 				t.Error("d is in a group whose last is being deleted")
 			} else {
 				d.done(false)

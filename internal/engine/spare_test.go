@@ -112,7 +112,7 @@ func TestGroupAhead(t *testing.T) {
 	take := func(n int) {
 		t.Helper()
 		for range n {
-			p, err := s.take(t.Context(), strconv.Itoa(len(seats)))
+			p, err := s.takeSeat(t.Context(), strconv.Itoa(len(seats)))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -283,7 +283,7 @@ func (o *origin) bringSegments(ctx context.Context, points *pack.Points, from, t
 // fetchSegments fetches what h holds with one request, and one for the windows
 // at the same time. Segments are shown and released as they come.
 func (o *origin) fetchSegments(ctx context.Context, points *pack.Points, h *hold) error {
-	slot := o.s.p.slots.of(o.s.img.Ref.Host)
+	slot := o.s.p.slots.slotsOf(o.s.img.Ref.Host)
 	if err := slot.Acquire(ctx, 1); err != nil {
 		return err
 	}

@@ -39,8 +39,8 @@ func (w *waits) add(l layerWait) {
 	w.ring = append(w.ring, l)
 }
 
-// of returns the newest waits for a layer, the earliest of them first, and how many are known.
-func (w *waits) of(id digest.Digest, size int64) (out []spec.LayerWait, known int) {
+// waitsOf returns the newest waits for a layer, the earliest of them first, and how many are known.
+func (w *waits) waitsOf(id digest.Digest, size int64) (out []spec.LayerWait, known int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, l := range slices.Backward(w.ring) {
@@ -71,7 +71,7 @@ func (p *Pull) Waits(since time.Time) (out []Wait) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, l := range w.ring {
-		if !l.begun.Before(since) && p.Image.Has(l.layer) {
+		if !l.begun.Before(since) && p.Image.HasLayer(l.layer) {
 			out = append(out, Wait{l.layer, l.from, l.begun, l.took})
 		}
 	}
@@ -89,7 +89,7 @@ func (d *demand) Arriving(parts int) []spec.LayerMap {
 		known[l.Layer.DiffID] = true
 		m := spec.LayerMap{DiffID: l.Layer.DiffID.String(), Image: l.Origin.Ref, Size: l.Size,
 			Present: shape(l, parts)}
-		m.Waits, m.Waited = d.waits.of(l.Layer.DiffID, l.Size)
+		m.Waits, m.Waited = d.waits.waitsOf(l.Layer.DiffID, l.Size)
 		out = append(out, m)
 	}
 	return append(out, d.pulled(parts, known)...)

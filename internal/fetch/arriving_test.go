@@ -46,7 +46,7 @@ func TestWaitsAreBounded(t *testing.T) {
 		w.add(layerWait{layer: a, from: int64(i), begun: time.Now().Add(-time.Hour), took: time.Second})
 	}
 	w.add(layerWait{layer: other})
-	list, known := w.of(a, 2*keepWaits)
+	list, known := w.waitsOf(a, 2*keepWaits)
 	if len(list) != showWaits || known != keepWaits-1 || len(w.ring) != keepWaits {
 		t.Fatalf("%d are shown of %d, of %d in all", len(list), known, len(w.ring))
 	}

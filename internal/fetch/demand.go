@@ -365,7 +365,7 @@ func (o *origin) fetchChunk(ctx context.Context, k int) error {
 
 // fetch reads a part of the pack in its turn.
 func (s *Start) fetch(ctx context.Context, c link.Class, at pack.Span) ([]byte, error) {
-	slot := s.p.slots.of(s.img.Ref.Host)
+	slot := s.p.slots.slotsOf(s.img.Ref.Host)
 	if err := slot.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}

@@ -29,8 +29,8 @@ func (h *Holds) hold(ctx context.Context, pull *Pull) {
 	})
 }
 
-// Give keeps a layer from being collected until it is called with -1.
-func (h *Holds) Give(id digest.Digest, n int) {
+// PinLayer keeps a layer from being collected until it is called with -1.
+func (h *Holds) PinLayer(id digest.Digest, n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.given[id] += n; h.given[id] == 0 {

@@ -129,7 +129,7 @@ func (c *collection) victims(want int64, kept map[digest.Digest]bool) (layers []
 		kept[id] = true
 		l, err := c.cache.cfg.Layers.Peek(id)
 		if err != nil { // it went meanwhile
-			c.cache.order.gone(id)
+			c.cache.order.dropLayer(id)
 			continue
 		}
 		if c.claimed(id) {
@@ -154,7 +154,7 @@ func (c *cache) removeLayer(id digest.Digest, claimed func(digest.Digest) bool, 
 	size := l.DiskUse()
 	ok, err := c.cfg.Layers.Remove(id, func(l *layer.Layer) bool { return c.isStale(l) && !claimed(l.DiffID) })
 	if ok {
-		c.order.gone(id)
+		c.order.dropLayer(id)
 		freed.Layers = append(freed.Layers, id.String())
 		freed.Bytes += size
 	}

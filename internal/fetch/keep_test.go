@@ -144,13 +144,13 @@ func TestCollectTakesAbandonedFillsFirst(t *testing.T) {
 func TestCollectKeepsWhatIsCopiedIntoTheStore(t *testing.T) {
 	b := newBed(t)
 	id := b.pull(b.push("a", 1)).Layers[0].DiffID
-	b.holds.Give(id, 1)
-	b.holds.Give(id, 1)
-	b.holds.Give(id, -1)
+	b.holds.PinLayer(id, 1)
+	b.holds.PinLayer(id, 1)
+	b.holds.PinLayer(id, -1)
 	if _, err := b.Collect(t.Context(), math.MaxInt64, nobody); err != nil || !b.has(id) {
 		t.Error("it went", err)
 	}
-	b.holds.Give(id, -1)
+	b.holds.PinLayer(id, -1)
 	if _, err := b.Collect(t.Context(), math.MaxInt64, nobody); err != nil || b.has(id) {
 		t.Error("it stays", err)
 	}

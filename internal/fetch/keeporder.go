@@ -136,8 +136,8 @@ func (o *order) next(kept map[digest.Digest]bool) (digest.Digest, bool) {
 	return digest.Digest(key), ok
 }
 
-// gone tells that a layer has gone.
-func (o *order) gone(id digest.Digest) {
+// dropLayer tells that a layer has gone.
+func (o *order) dropLayer(id digest.Digest) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.policy.Remove(id.String())

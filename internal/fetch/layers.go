@@ -45,8 +45,8 @@ func (p *pulls) strictest(chain digest.Digest, ids []digest.Digest) *image.Image
 	return found
 }
 
-// Has reports whether a layer is readable.
-func (p *pulls) Has(id digest.Digest) bool {
+// HasLayer reports whether a layer is readable.
+func (p *pulls) HasLayer(id digest.Digest) bool {
 	_, err := p.cfg.Layers.Peek(id)
 	return err == nil
 }

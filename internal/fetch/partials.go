@@ -190,7 +190,7 @@ func (p *partials) reviveImage(img *image.Image) {
 	bare := p.bareStart(img, Options{})
 	left := func() (parts []*layer.Partial) {
 		for _, part := range p.cfg.Layers.Partials() {
-			if !part.Whole() && img.Has(part.Layer.DiffID) {
+			if !part.Whole() && img.HasLayer(part.Layer.DiffID) {
 				parts = append(parts, part)
 			}
 		}

@@ -113,9 +113,9 @@ func (p *pulls) resolve(ctx context.Context, ref image.Reference, o Options, loo
 	return img, nil
 }
 
-// Here reports whether a pull of ref would need nothing from elsewhere and, if the image
+// PullIsLocal reports whether a pull of ref would need nothing from elsewhere and, if the image
 // is known, how many of its compressed bytes are absent.
-func (p *pulls) Here(ref image.Reference, o Options) (here bool, absent int64) {
+func (p *pulls) PullIsLocal(ref image.Reference, o Options) (here bool, absent int64) {
 	known := p.cfg.Catalog.Get(ref)
 	if known == nil || ref.Dgst == "" && !o.Local {
 		return false, 0

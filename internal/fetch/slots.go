@@ -19,8 +19,8 @@ type slots struct {
 
 func newSlots() *slots { return &slots{byHost: map[string]*semaphore.Weighted{}} }
 
-// of are those of a registry.
-func (s *slots) of(host string) *semaphore.Weighted {
+// slotsOf are those of a registry.
+func (s *slots) slotsOf(host string) *semaphore.Weighted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.byHost[host]

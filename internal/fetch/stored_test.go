@@ -89,7 +89,7 @@ func TestAdopt(t *testing.T) {
 	pull, err := b.Adopt(t.Context(), img)
 	b.must(err)
 	b.must(pull.WaitComplete(t.Context()))
-	if here, _ := b.Here(img.Ref, Options{Local: true}); !here || len(b.reg.Requests()) > 0 {
+	if here, _ := b.PullIsLocal(img.Ref, Options{Local: true}); !here || len(b.reg.Requests()) > 0 {
 		t.Errorf("here %t, after %d requests", here, len(b.reg.Requests()))
 	}
 }

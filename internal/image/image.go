@@ -138,8 +138,8 @@ func (i *Image) Size() int64 {
 	return sum
 }
 
-// Has reports whether the image has the layer of that diffID.
-func (i *Image) Has(diffID digest.Digest) bool {
+// HasLayer reports whether the image has the layer of that diffID.
+func (i *Image) HasLayer(diffID digest.Digest) bool {
 	return slices.ContainsFunc(i.Layers, func(l Layer) bool { return l.DiffID == diffID })
 }
 

@@ -133,7 +133,8 @@ func (k *saver) saveBoot(p *pipeline, hard chan progress) error {
 			}
 			last = d
 		}
-		if ahead := d.here() - offered.here(); ahead >= p.f.store.cfg.Interval || done && !whole && ahead > 0 {
+		ahead := d.sparedBytes() - offered.sparedBytes()
+		if ahead >= p.f.store.cfg.Interval || done && !whole && ahead > 0 {
 			offered = d
 			select {
 			case <-hard: // overtaken
@@ -148,8 +149,8 @@ func (k *saver) saveBoot(p *pipeline, hard chan progress) error {
 	return nil
 }
 
-// here is how many compressed bytes the record spares the next fill.
-func (p progress) here() int64 { return max(p.Point.In, p.Kept) }
+// sparedBytes is how many compressed bytes the record spares the next fill.
+func (p progress) sparedBytes() int64 { return max(p.Point.In, p.Kept) }
 
 // saveHard makes data, kept blob and then the record durable. It leaves what
 // is left when the fill has ended well meanwhile: the layer is about to be

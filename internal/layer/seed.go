@@ -62,7 +62,7 @@ func (f *Fill) Seed(s Seed) error {
 		return nil // it did not verify, or is lost
 	}
 	dir := f.store.disk.dir(f.Layer.DiffID)
-	if have := loadProgress(dir, f.Layer.Digest); have != nil && have.here() >= p.here() {
+	if have := loadProgress(dir, f.Layer.Digest); have != nil && have.sparedBytes() >= p.sparedBytes() {
 		return nil
 	}
 	if f.store.Partial(f.Layer.DiffID) != nil {

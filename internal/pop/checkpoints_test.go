@@ -135,7 +135,7 @@ func TestUpperInUseStays(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := evicts(t, st, 20, 1, pop.AllInUse).Layers; !slices.Equal(got, []digest.Digest{id}) ||
-			!st.Has(ctx, upper) {
+			!st.HasLayer(ctx, upper) {
 			t.Errorf("%v", got)
 		}
 	})
@@ -158,15 +158,15 @@ func TestCheckpointWithoutUpper(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b.sweep(x); !x.Has(ctx, id) {
+		if b.sweep(x); !x.HasLayer(ctx, id) {
 			t.Error("gone while it is read")
 		}
-		if release(); !x.Has(ctx, id) {
+		if release(); !x.HasLayer(ctx, id) {
 			t.Error("gone")
 		}
 		b.sweep(x)
-		if b.sweep(x); x.Has(ctx, id) || !x.Has(ctx, alone) {
-			t.Errorf("without its upper: %v; without any: %v", x.Has(ctx, id), x.Has(ctx, alone))
+		if b.sweep(x); x.HasLayer(ctx, id) || !x.HasLayer(ctx, alone) {
+			t.Errorf("without its upper: %v; without any: %v", x.HasLayer(ctx, id), x.HasLayer(ctx, alone))
 		}
 		if got := b.files("layers", "trash", "fill"); len(got) != 3 {
 			t.Errorf("left %v", got)

@@ -166,7 +166,7 @@ func (w *sweep) end(ctx context.Context, name string, l *Layer) error {
 	if err != nil {
 		return err
 	}
-	if used && w.s.records.Has(ctx, l.DiffID) { // published anew
+	if used && w.s.records.HasLayer(ctx, l.DiffID) { // published anew
 		w.s.cfg.Log.Debug("evicted files stay: the layer is there again, and used", "files", l.Name)
 		return nil
 	}
@@ -224,7 +224,7 @@ func (w *sweep) checkpoint(ctx context.Context, id digest.Digest, size int64) er
 		return err
 	}
 	since := w.age(checkpointOf(id), size)
-	if since < w.s.cfg.Grace || since < w.s.cfg.Forget && !w.s.records.Has(ctx, id) {
+	if since < w.s.cfg.Grace || since < w.s.cfg.Forget && !w.s.records.HasLayer(ctx, id) {
 		return nil
 	}
 	if _, held, err := w.s.cfg.Coord.Holder(ctx, LayerLease(id)); err != nil || held {
@@ -422,7 +422,7 @@ func (w *sweep) verified(ctx context.Context) error {
 	errs := unlessGone(err)
 	for _, name := range names {
 		id := digest.NewDigestFromEncoded(digest.SHA256, name)
-		if id.Validate() == nil && !w.files[path.Base(recordOf(id))] && !w.s.records.Has(ctx, id) {
+		if id.Validate() == nil && !w.files[path.Base(recordOf(id))] && !w.s.records.HasLayer(ctx, id) {
 			errs = errors.Join(errs, w.s.remove(ctx, path.Join(verifiedDir, name)))
 		}
 	}

@@ -42,7 +42,7 @@ func TestWatermarks(t *testing.T) {
 		evicts(t, st, 0, 0, "") // 70 of 100
 		evicts(t, st, 5, 0, "") // just high
 		e := evicts(t, st, 6, 3, "")
-		if st.Has(t.Context(), e.Layers[0]) {
+		if st.HasLayer(t.Context(), e.Layers[0]) {
 			t.Error("it is visible")
 		}
 		if st.Trashed(t.Context()) != 30 {
@@ -181,7 +181,7 @@ func TestCostIsTheRecords(t *testing.T) {
 			}
 		}
 		evicts(t, st, 36, 6, "")
-		if !st.Has(t.Context(), here[0].DiffID) {
+		if !st.HasLayer(t.Context(), here[0].DiffID) {
 			t.Error("what took a thousand times as long went before others")
 		}
 	})

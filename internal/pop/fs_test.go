@@ -178,7 +178,7 @@ func TestFull(t *testing.T) {
 		if errors.Is(err, pop.ErrStoreAway) || fsys.Away() != nil {
 			t.Errorf("a full store is not away: %v", err)
 		}
-		if err := d.Abandon(ctx); err != nil || st.Has(ctx, digest.FromBytes(big)) {
+		if err := d.Abandon(ctx); err != nil || st.HasLayer(ctx, digest.FromBytes(big)) {
 			t.Errorf("abandoned: %v", err)
 		}
 	}

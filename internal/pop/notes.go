@@ -139,7 +139,7 @@ func (nt *notes) Lost(ctx context.Context) ([]digest.Digest, error) {
 	names, err := nt.cfg.FS.Names(ctx, lostDir)
 	var all []digest.Digest
 	for _, name := range names {
-		if id, ok := idOf(name); ok && !nt.records.Has(ctx, id) {
+		if id, ok := idOf(name); ok && !nt.records.HasLayer(ctx, id) {
 			all = append(all, id)
 		}
 	}

@@ -31,8 +31,8 @@ type records struct {
 	denied map[string]bool
 }
 
-// Has reports whether the store has the layer, without referencing it.
-func (recs *records) Has(ctx context.Context, id digest.Digest) bool {
+// HasLayer reports whether the store has the layer, without referencing it.
+func (recs *records) HasLayer(ctx context.Context, id digest.Digest) bool {
 	_, err := recs.record(ctx, id)
 	return err == nil
 }

@@ -199,7 +199,7 @@ func TestSweptBeforePublished(t *testing.T) {
 		if freed := b.sweep(y); freed != 1 {
 			t.Errorf("%d bytes were freed", freed)
 		}
-		if err := d.Publish(ctx, pop.Layer{Size: 1}, nil); err == nil || y.Has(ctx, digest.FromString("a")) {
+		if err := d.Publish(ctx, pop.Layer{Size: 1}, nil); err == nil || y.HasLayer(ctx, digest.FromString("a")) {
 			t.Errorf("published without data: %v", err)
 		}
 		if err := d.Abandon(ctx); err != nil {

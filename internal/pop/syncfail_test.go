@@ -84,7 +84,7 @@ func TestFailedSyncFailsTheLayer(t *testing.T) {
 				}
 				return
 			}
-			if !errors.Is(err, unix.EIO) || st.Has(t.Context(), id) {
+			if !errors.Is(err, unix.EIO) || st.HasLayer(t.Context(), id) {
 				t.Errorf("sync %d failed: published with %v", fails, err)
 			}
 			left, _ := filepath.Glob(filepath.Join(b.dir, "*", id.Encoded()+".*"))

@@ -73,7 +73,7 @@ const asideTries = 32 // with three servers, one in half a million titles finds 
 
 // putBack shows a layer again that was hidden, unless it was published anew or is being deleted.
 func (bin *trash) putBack(ctx context.Context, id digest.Digest, trash string) error {
-	if bin.records.Has(ctx, id) {
+	if bin.records.HasLayer(ctx, id) {
 		return nil // these files go when they are not used any more
 	}
 	err := bin.cfg.FS.Rename(ctx, trash, recordOf(id))

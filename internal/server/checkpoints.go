@@ -96,14 +96,14 @@ func (s saved) Bring(ctx context.Context, id digest.Digest, size int64) error {
 		}
 		return nil
 	}
-	return s.member.Take(ctx, fetch.Saved(id, size))
+	return s.member.BringLayer(ctx, fetch.Saved(id, size))
 }
 
-func (s saved) Give(ctx context.Context, id digest.Digest) error {
+func (s saved) UploadLayer(ctx context.Context, id digest.Digest) error {
 	if s.member == nil {
 		return pop.ErrStoreAway
 	}
-	return s.member.Give(ctx, id)
+	return s.member.UploadLayer(ctx, id)
 }
 
 // tarFile is a source of a layer's tar.

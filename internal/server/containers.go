@@ -43,7 +43,7 @@ func (c *containers) Inspect(ctx context.Context, name string) (spec.Inspection,
 	list := []spec.Container{c.container(i)}
 	c.reads.mark(list)
 	out := spec.Inspection{Container: list[0]}
-	out.Request, out.Record = c.queue.Of(i.Labels)
+	out.Request, out.Record = c.queue.RequestOf(i.Labels)
 	oci, err := c.engine.OCI(ctx, name)
 	out.OCI = string(oci)
 	return out, err

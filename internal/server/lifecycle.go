@@ -111,7 +111,7 @@ func (c *containers) Update(ctx context.Context, name string, u spec.Update) err
 			return err
 		}
 	}
-	if asked, _ := c.queue.Of(i.Labels); asked != nil {
+	if asked, _ := c.queue.RequestOf(i.Labels); asked != nil {
 		u.In(asked)
 		return c.engine.Relabel(ctx, i.ID(), map[string]string{deploy.LabelRequest: deploy.Asked(*asked)})
 	}

@@ -62,7 +62,7 @@ const (
 	refillLater = 2 * time.Second
 )
 
-func (l layers) Has(id digest.Digest) bool { return l.p.Has(id) }
+func (l layers) HasLayer(id digest.Digest) bool { return l.p.HasLayer(id) }
 
 func (l layers) Files(id digest.Digest) (mount.Files, error) {
 	ctx, cancel := context.WithTimeout(context.Background(),

@@ -21,7 +21,7 @@ type given struct {
 
 // Records implements peer.Checkpoints: of those whose writable layer is on this node.
 func (g given) Records(_ context.Context, manifest digest.Digest) ([]byte, error) {
-	return g.saved.Give(manifest, func(upper digest.Digest) bool {
+	return g.saved.OfferRecords(manifest, func(upper digest.Digest) bool {
 		l, err := g.layers.Peek(upper)
 		return err == nil && l.At == "" && l.Complete()
 	})

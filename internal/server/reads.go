@@ -34,7 +34,8 @@ func (r *reads) mark(all []spec.Container) {
 	for i := range all {
 		c := &all[i]
 		if img := r.imageOf(c); img != nil && c.Status == spec.StatusRunning {
-			if at := slices.IndexFunc(failed, func(f fetch.FailedReads) bool { return img.Has(f.Layer) }); at >= 0 {
+			ofImage := func(f fetch.FailedReads) bool { return img.HasLayer(f.Layer) }
+			if at := slices.IndexFunc(failed, ofImage); at >= 0 {
 				c.ReadError = cause(failed[at])
 			}
 		}

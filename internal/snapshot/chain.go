@@ -88,7 +88,7 @@ func (s *Snapshotter) find(ctx context.Context, e extraction, fetch bool) (diges
 		return "", err
 	}
 	if id, ok := parseDigest(e.labels[snapshots.LabelSnapshotDiffID]); ok && e.fits(id) {
-		if s.layers.Has(id) {
+		if s.layers.HasLayer(id) {
 			return id, nil
 		}
 	}

@@ -57,8 +57,8 @@ func openCorrections(dir string) (*corrections, error) {
 
 func (c *corrections) path(id string) string { return filepath.Join(c.dir, id) }
 
-// has says whether ensure found that a snapshot needs a correction.
-func (c *corrections) has(id string) bool {
+// needsCorrection says whether ensure found that a snapshot needs a correction.
+func (c *corrections) needsCorrection(id string) bool {
 	needed, _ := c.state(id)
 	return needed
 }

@@ -145,7 +145,7 @@ func (r *roots) stack(ids []string) []string {
 			dirs = append(dirs, r.upper(id))
 		case !seen[l]:
 			seen[l] = true
-			if r.fixes.has(id) {
+			if r.fixes.needsCorrection(id) {
 				dirs = append(dirs, r.fixes.path(id))
 			}
 			dirs = append(dirs, r.table.path(l))

@@ -78,8 +78,8 @@ type Layers interface {
 	// Fetch makes a layer of an image readable, fetching what is missing, and
 	// starts the layers above it in the background. It blocks.
 	Fetch(ctx context.Context, w Want) (digest.Digest, error)
-	// Has reports whether a layer is readable, without doing anything about it.
-	Has(id digest.Digest) bool
+	// HasLayer reports whether a layer is readable, without doing anything about it.
+	HasLayer(id digest.Digest) bool
 	// Files says where a readable layer lies; ErrNotHere when it does not.
 	Files(id digest.Digest) (mount.Files, error)
 	// Import turns a layer blob of desc.Size bytes, which containerd fetched,

@@ -145,7 +145,7 @@ func (b *builder) close() {
 }
 
 func (b *builder) build(ctx context.Context, name string, known map[string]recipe) error {
-	if has, err := b.store.has(name); has || err != nil {
+	if has, err := b.store.hasImage(name); has || err != nil {
 		return err
 	}
 	start := time.Now()

@@ -82,7 +82,7 @@ func unpack(t *testing.T, mediaType string, raw []byte) []byte {
 
 func TestAnImageIsVisibleOnceItIsAdded(t *testing.T) {
 	s := testStore(t)
-	if has, err := s.has("x:1"); has || err != nil {
+	if has, err := s.hasImage("x:1"); has || err != nil {
 		t.Fatalf("an empty layout has it: %v, %v", has, err)
 	}
 	if _, err := Manifest(s.dir, "x:1"); !errors.Is(err, fs.ErrNotExist) {
@@ -94,7 +94,7 @@ func TestAnImageIsVisibleOnceItIsAdded(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"x:1", "y:1"} {
-		if has, err := s.has(name); !has || err != nil {
+		if has, err := s.hasImage(name); !has || err != nil {
 			t.Errorf("%s: %v, %v", name, has, err)
 		}
 	}

@@ -73,7 +73,7 @@ func Manifest(dir, name string) (ocispec.Manifest, error) {
 	return m, fmt.Errorf("image %s in %s: %w", name, dir, fs.ErrNotExist)
 }
 
-func (s store) has(name string) (bool, error) {
+func (s store) hasImage(name string) (bool, error) {
 	_, err := Manifest(s.dir, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil

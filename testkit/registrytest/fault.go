@@ -97,7 +97,7 @@ func (fs faults) find(d Do) (Fault, bool) {
 	return Fault{}, false
 }
 
-func (fs faults) has(d Do) bool {
+func (fs faults) hasFault(d Do) bool {
 	_, ok := fs.find(d)
 	return ok
 }

@@ -37,7 +37,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler)
 		}
 	}
-	if a.faults.has(Hang) {
+	if a.faults.hasFault(Hang) {
 		<-r.Context().Done()
 		panic(http.ErrAbortHandler)
 	}
@@ -114,8 +114,8 @@ func (a *answer) manifest(repo, object string) {
 		return
 	}
 	switch {
-	case a.faults.has(NoDigest):
-	case a.faults.has(WrongDigest):
+	case a.faults.hasFault(NoDigest):
+	case a.faults.hasFault(WrongDigest):
 		a.Header().Set("Docker-Content-Digest", digest.FromString("wrong").String())
 	default:
 		a.Header().Set("Docker-Content-Digest", m.digest.String())
@@ -198,14 +198,14 @@ func (a *answer) blob() {
 		a.fail(http.StatusRequestedRangeNotSatisfiable, "RANGE_INVALID", "range not satisfiable")
 		return
 	}
-	if a.faults.has(IgnoreRange) {
+	if a.faults.hasFault(IgnoreRange) {
 		from, to, partial = 0, b.size, false
 	}
 	if f, ok := a.faults.find(LieRange); ok && partial {
 		from = min(from+f.At, to)
 	}
 	a.head(b, from, to, partial)
-	if a.faults.has(Chunked) {
+	if a.faults.hasFault(Chunked) {
 		a.flush() // else net/http finds out the length of a short body
 	}
 	if a.r.Method == http.MethodHead {
@@ -228,7 +228,7 @@ func (a *answer) head(b blob, from, to int64, partial bool) {
 	}
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("Accept-Ranges", "bytes")
-	if !a.faults.has(Chunked) {
+	if !a.faults.hasFault(Chunked) {
 		h.Set("Content-Length", strconv.FormatInt(length, 10))
 	}
 	if !partial {
@@ -288,12 +288,12 @@ func (a *answer) stopAt() (int64, bool) {
 
 // stop lets the connection fail.
 func (a *answer) stop() {
-	if a.faults.has(Stall) {
+	if a.faults.hasFault(Stall) {
 		a.flush()
 		<-a.r.Context().Done()
 		panic(http.ErrAbortHandler)
 	}
-	if a.faults.has(Cut) {
+	if a.faults.hasFault(Cut) {
 		a.flush()
 		panic(http.ErrAbortHandler)
 	}
@@ -314,7 +314,7 @@ func (a *answer) pause(start time.Time, d time.Duration) {
 // fill reads the blob's bytes at at into p; beyond its end they are zero.
 func (a *answer) fill(b blob, p []byte, at, from int64) {
 	src := at
-	if a.faults.has(WrongBytes) {
+	if a.faults.hasFault(WrongBytes) {
 		src = at - from
 	}
 	n, err := b.content.ReadAt(p, src)

@@ -430,7 +430,7 @@ func (p *process) use(ctx context.Context, of *content) (l *pop.Layer, release f
 		l, err = p.store.Use(ctx, of.id)
 		return l, func() {}, err
 	}
-	if of.upper != nil && !p.store.Has(ctx, of.upper.id) {
+	if of.upper != nil && !p.store.HasLayer(ctx, of.upper.id) {
 		return nil, nil, fmt.Errorf("what it stands on: %w", pop.ErrUnknown)
 	}
 	return p.store.Hold(ctx, of.id)
@@ -438,7 +438,7 @@ func (p *process) use(ctx context.Context, of *content) (l *pop.Layer, release f
 
 // bring does what the holder of the lease does.
 func (p *process) bring(ctx context.Context, of *content, rng *rand.Rand) error {
-	if of.upper != nil && !p.store.Has(ctx, of.upper.id) {
+	if of.upper != nil && !p.store.HasLayer(ctx, of.upper.id) {
 		if err := p.bring(ctx, of.upper, rng); err != nil {
 			return err
 		}

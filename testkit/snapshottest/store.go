@@ -205,8 +205,8 @@ func (s *Store) Chain(_ context.Context, chain digest.Digest) ([]digest.Digest, 
 }
 
 // Files implements snapshot.Layers.
-// Has implements snapshot.Layers.
-func (s *Store) Has(id digest.Digest) bool {
+// HasLayer implements snapshot.Layers.
+func (s *Store) HasLayer(id digest.Digest) bool {
 	_, err := s.Files(id)
 	return err == nil
 }

@@ -62,8 +62,8 @@ func (a *ahead) announce(k key) *early {
 	return e
 }
 
-// take waits for a chunk that is fetched ahead; nil if it is not, or in vain.
-func (a *ahead) take(ctx context.Context, k key) []byte {
+// awaitChunk waits for a chunk that is fetched ahead; nil if it is not, or in vain.
+func (a *ahead) awaitChunk(ctx context.Context, k key) []byte {
 	a.mu.Lock()
 	e := a.chunks[k]
 	delete(a.chunks, k)

@@ -47,7 +47,7 @@ func (s *Server) serve(j *job, class *int64) (int64, error) {
 	if !s.missed(j) {
 		return s.deliver(j, nil, class)
 	}
-	data := s.ahead.take(s.ctx, j.key)
+	data := s.ahead.awaitChunk(s.ctx, j.key)
 	late, err := false, error(nil)
 	if data == nil {
 		data, late, err = s.fetch(j.key)

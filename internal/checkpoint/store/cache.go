@@ -191,9 +191,9 @@ func readAhead(ctx context.Context, f *os.File) error {
 	return nil
 }
 
-// take puts a directory of that size into the cache as all of a checkpoint, unless there is one: it is
+// addWhole puts a directory of that size into the cache as all of a checkpoint, unless there is one: it is
 // removed then.
-func (uc *cache) take(id, dir string, size int64) error {
+func (uc *cache) addWhole(id, dir string, size int64) error {
 	u := &unpacked{id: id, name: id, ready: make(chan struct{}), size: size, used: time.Now()}
 	close(u.ready)
 	uc.mu.Lock()

@@ -89,9 +89,9 @@ func (cat *catalog) use(id string) {
 	}
 }
 
-// Give is what this node gives of a manifest's checkpoints: the records, as JSON, of those whose
+// OfferRecords is what this node gives of a manifest's checkpoints: the records, as JSON, of those whose
 // upper layer has says it can give, too.
-func (cat *catalog) Give(manifest digest.Digest, has func(upper digest.Digest) bool) ([]byte, error) {
+func (cat *catalog) OfferRecords(manifest digest.Digest, has func(upper digest.Digest) bool) ([]byte, error) {
 	out := []Record{}
 	for _, e := range cat.all() {
 		if e.Manifest == manifest.String() && (e.Upper == nil || has(e.Upper.DiffID)) {

@@ -184,7 +184,7 @@ func (fl *failures) SetOrder(ctx context.Context, id string, order []byte) error
 		err = durable.WriteFile(fl.path(id+orderEnd), order, 0o600)
 	}
 	fl.change.Unlock()
-	if st := fl.pop(); st != nil && st.Has(ctx, digestOf(id)) {
+	if st := fl.pop(); st != nil && st.HasLayer(ctx, digestOf(id)) {
 		err = errors.Join(err, st.PutOrder(ctx, digestOf(id), order))
 	}
 	return err

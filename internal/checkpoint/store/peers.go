@@ -28,7 +28,7 @@ type peers struct {
 // Peers are the other nodes of a PoP that has no store which all share, or whose store is away.
 // Its methods are called concurrently.
 type Peers interface {
-	// Records gives what Give gives on other nodes of the checkpoints of a manifest, by whom to ask for
+	// Records gives what OfferRecords gives on other nodes of the checkpoints of a manifest, by whom to ask for
 	// them. It returns soon, with nothing while there is a store to look in.
 	Records(ctx context.Context, manifest digest.Digest) map[string][]byte
 	// Data gives the data file of a checkpoint from one of them, which is to have so many bytes.

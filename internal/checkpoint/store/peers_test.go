@@ -32,7 +32,7 @@ type giver struct {
 }
 
 func (g *giver) Records(_ context.Context, manifest digest.Digest) ([]byte, error) {
-	b, err := g.Give(manifest, func(digest.Digest) bool { return !g.lacks })
+	b, err := g.OfferRecords(manifest, func(digest.Digest) bool { return !g.lacks })
 	if g.records != nil {
 		b = g.records(b)
 	}

@@ -156,7 +156,7 @@ func TestSharedWithAnotherNode(t *testing.T) {
 		len(x.Find(ctx, r.Manifest, r.Key)) != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if err := y.Remove(ctx, r.ID); err != nil || xs.Has(ctx, l.DiffID) {
+	if err := y.Remove(ctx, r.ID); err != nil || xs.HasLayer(ctx, l.DiffID) {
 		t.Errorf("%v", err)
 	}
 	if got, err := x.List(ctx, ""); err != nil || len(got) != 1 || got[0].PoP {
@@ -279,7 +279,7 @@ func TestQuarantineInThePoP(t *testing.T) {
 			t.Errorf("after %d: %v", i+1, got)
 		}
 	}
-	if zs.Has(ctx, digest.NewDigestFromEncoded(digest.SHA256, r.ID)) ||
+	if zs.HasLayer(ctx, digest.NewDigestFromEncoded(digest.SHA256, r.ID)) ||
 		len(z.Find(ctx, r.Manifest, r.Key)) != 0 {
 		t.Error("two nodes: it is there")
 	}

@@ -172,7 +172,7 @@ func (s *Store) Adopt(r Record, dir string) error {
 	if err != nil {
 		return fmt.Errorf("adopt %s: %w", dir, err)
 	}
-	err = s.cache.take(r.ID, dir, size)
+	err = s.cache.addWhole(r.ID, dir, size)
 	// Newer ones may have displaced the checkpoint meanwhile. It leaves the catalog before it is discarded from
 	// the cache: so it is looked for after the directory is in the cache, or the directory would stay.
 	if _, here := s.catalog.get(r.ID); !here {

@@ -69,7 +69,7 @@ func (sh *sharing) upperThere(ctx context.Context, upper *Layer) bool {
 		return true
 	}
 	st := sh.pop()
-	return st != nil && st.Has(ctx, upper.DiffID)
+	return st != nil && st.HasLayer(ctx, upper.DiffID)
 }
 
 // Publish copies a checkpoint of this node into the PoP's store, verifying it, unless it is there, under a
@@ -109,7 +109,7 @@ func (sh *sharing) publish(ctx context.Context, id string) error {
 		return err
 	}
 	defer release()
-	if st.Has(ctx, digestOf(id)) {
+	if st.HasLayer(ctx, digestOf(id)) {
 		return nil
 	}
 	b, err := json.Marshal(e.Record)
@@ -135,7 +135,7 @@ const claimEvery = time.Second
 // has it has published the checkpoint or given up. Without a coordinator there is none: nobody sweeps then.
 func (sh *sharing) claim(ctx context.Context, st *pop.Store, id digest.Digest) (token uint64, release func(),
 	err error) {
-	for !st.Has(ctx, id) {
+	for !st.HasLayer(ctx, id) {
 		lease, err := st.Lead(ctx, id)
 		if err == nil {
 			return lease.Token(), func() {
@@ -203,7 +203,7 @@ func (sh *sharing) unpublish(ctx context.Context, id string) (bool, error) {
 func (sh *sharing) takeOut(ctx context.Context, id string,
 	out func(*pop.Store, context.Context, *pop.Layer) error) (bool, error) {
 	st := sh.pop()
-	if st == nil || digestOf(id).Validate() != nil || !st.Has(ctx, digestOf(id)) {
+	if st == nil || digestOf(id).Validate() != nil || !st.HasLayer(ctx, digestOf(id)) {
 		return false, nil
 	}
 	l, err := st.Record(ctx, digestOf(id))

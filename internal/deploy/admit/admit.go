@@ -289,9 +289,9 @@ func (t *Ticket) Wait(ctx context.Context) error {
 
 var errClosed = errors.New("the node does not deploy any more: dewd is stopping")
 
-// Here says that the image is here, of a ticket that has waited to bring it and needs
+// ImageIsHere says that the image is here, of a ticket that has waited to bring it and needs
 // no more than that. Done must follow.
-func (t *Ticket) Here() {
+func (t *Ticket) ImageIsHere() {
 	a := t.a
 	a.mu.Lock()
 	defer a.mu.Unlock()

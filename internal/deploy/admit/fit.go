@@ -102,7 +102,7 @@ func (a *Admitter) needOf(c Claim) (int64, error) {
 	if a.seen.memory.Total == 0 {
 		most = 1 << 62
 	}
-	guess := min(most, a.learnt.of(c.Image, a.cfg.Estimate))
+	guess := min(most, a.learnt.bytesOf(c.Image, a.cfg.Estimate))
 	switch {
 	case c.Memory == 0:
 		return guess, nil

@@ -114,7 +114,7 @@ func TestLearnt(t *testing.T) {
 	for range 80 {
 		a.learnt.add("big", 1<<20)
 	}
-	if n := a.learnt.of("big", 0); n > 16<<20 {
+	if n := a.learnt.bytesOf("big", 0); n > 16<<20 {
 		t.Errorf("%d bytes of an image that has become small", n)
 	}
 	for i := range 2 * mostLearn {

@@ -25,7 +25,7 @@ func (l learnt) add(image string, used int64) {
 	l[image] = max(used, was-(was-used)/8)
 }
 
-func (l learnt) of(image string, unknown int64) int64 {
+func (l learnt) bytesOf(image string, unknown int64) int64 {
 	if n, ok := l[image]; ok {
 		return n + overhead
 	}

@@ -34,8 +34,8 @@ func (k *bucket) limit() float64 {
 	return k.rate
 }
 
-// take waits until some bytes may pass and returns the part of b that they fill.
-func (k *bucket) take(ctx context.Context, b []byte) ([]byte, error) {
+// admitBytes waits until some bytes may pass and returns the part of b that they fill.
+func (k *bucket) admitBytes(ctx context.Context, b []byte) ([]byte, error) {
 	for len(b) > 0 {
 		k.mu.Lock()
 		if k.rate == 0 {

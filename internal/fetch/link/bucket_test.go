@@ -13,7 +13,7 @@ func TestBucketChanges(t *testing.T) {
 	taken := make(chan int)
 	go func() {
 		for range 2 {
-			got, _ := k.take(context.Background(), b)
+			got, _ := k.admitBytes(context.Background(), b)
 			taken <- len(got)
 		}
 	}()
@@ -37,7 +37,7 @@ func TestBucket(t *testing.T) {
 	begin := time.Now()
 	buf, n := make([]byte, 64<<10), 0
 	for n < 512<<10 {
-		b, err := k.take(t.Context(), buf)
+		b, err := k.admitBytes(t.Context(), buf)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -167,7 +167,7 @@ func (l *Link) read(ctx context.Context, c Class, r io.Reader, b []byte) (int, e
 	var err error
 	for i, k := range buckets {
 		all := len(b)
-		if b, err = k.take(ctx, b); err != nil {
+		if b, err = k.admitBytes(ctx, b); err != nil {
 			return 0, err
 		}
 		for _, before := range buckets[:i] {

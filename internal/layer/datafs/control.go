@@ -119,7 +119,7 @@ func (s *server) obey(k *link, m *message, buf []byte) ([]byte, error) {
 // unblock gives an I/O error to the reads that a thread waits for.
 func (s *server) unblock(thread uint32) {
 	for _, l := range s.all() {
-		for _, r := range l.take(func(r *read) bool { return r.pid == thread }) {
+		for _, r := range l.takeReads(func(r *read) bool { return r.pid == thread }) {
 			s.dev.fail(r.unique, unix.EIO)
 		}
 	}

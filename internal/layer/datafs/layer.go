@@ -107,7 +107,7 @@ func (l *layer) size() int64 { return l.present().Size() }
 // ready reports whether all that r needs is there.
 func (l *layer) ready(r *read) bool {
 	for _, p := range r.parts {
-		if p.from == fromData && !l.present().Has(p.off, p.off+int64(p.n)) {
+		if p.from == fromData && !l.present().HasRange(p.off, p.off+int64(p.n)) {
 			return false
 		}
 	}
@@ -196,8 +196,8 @@ func (l *layer) single(r *read) {
 	}
 }
 
-// take removes and returns the waiting reads that pick chooses.
-func (l *layer) take(pick func(*read) bool) []*read {
+// takeReads removes and returns the waiting reads that pick chooses.
+func (l *layer) takeReads(pick func(*read) bool) []*read {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.gone {
@@ -216,7 +216,7 @@ func (l *layer) take(pick func(*read) bool) []*read {
 // arrived returns the waiting reads that can be answered now that [from, to) may
 // be there, and forgets wants that are fulfilled.
 func (l *layer) arrived(s span) []*read {
-	out := l.take(l.ready)
+	out := l.takeReads(l.ready)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.gone {
@@ -241,7 +241,7 @@ func (l *layer) fail(s span) []*read {
 	l.failed(nil) // forgets old ones
 	l.failing = append(l.failing, refusal{s, time.Now()})
 	l.mu.Unlock()
-	out := l.take(func(r *read) bool { return l.lacks(r).touches(s) })
+	out := l.takeReads(func(r *read) bool { return l.lacks(r).touches(s) })
 	l.mu.Lock()
 	l.wanted = l.wanted.without(s)
 	l.mu.Unlock()

@@ -80,7 +80,7 @@ func (s *server) storeEarly(l *layer, buf []byte) {
 		at.to = min(at.to, at.from+storeUnit)
 		l.early = l.early.without(at)
 		from := l.from.Load()
-		there := from.present.Has(at.from, at.to) // closed under the lock
+		there := from.present.HasRange(at.from, at.to) // closed under the lock
 		l.mu.Unlock()
 		if !there || memoryAvailable() < storeSpare {
 			continue

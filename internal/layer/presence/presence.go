@@ -162,8 +162,8 @@ func (m *Map) File() *os.File { return m.file }
 // Size is the number of bytes of data that the map is about.
 func (m *Map) Size() int64 { return m.size }
 
-// Has reports whether every byte of [from, to) that lies within the data is there.
-func (m *Map) Has(from, to int64) bool {
+// HasRange reports whether every byte of [from, to) that lies within the data is there.
+func (m *Map) HasRange(from, to int64) bool {
 	at, _ := m.Absent(from, to)
 	return at >= min(to, m.size)
 }

@@ -71,7 +71,7 @@ func check(t *testing.T, m *Map, model []bool, from, n int64) {
 			}
 		}
 	}
-	if got := m.Has(from, to); got != whole {
+	if got := m.HasRange(from, to); got != whole {
 		t.Fatalf("Has(%d, %d) = %v", from, to, got)
 	}
 	if ga, gb := m.Absent(from, to); !whole && (ga != a || gb != b) {
@@ -86,7 +86,7 @@ func TestEmptyData(t *testing.T) {
 	}
 	defer m.Close()
 	m.Add(0, 10)
-	if !m.Has(0, 4096) {
+	if !m.HasRange(0, 4096) {
 		t.Error("data of no bytes lacks some")
 	}
 }

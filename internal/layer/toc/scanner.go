@@ -167,8 +167,8 @@ func (s *Scanner) fill(off int64, n int, end int64) error {
 	return s.fail(errTruncated, "")
 }
 
-// take returns the next n bytes of the current entry's data area.
-func (s *Scanner) take(n int) ([]byte, error) {
+// nextBytes returns the next n bytes of the current entry's data area.
+func (s *Scanner) nextBytes(n int) ([]byte, error) {
 	b, err := s.at(s.data, n)
 	if err == io.EOF {
 		err = s.fail(errTruncated, "")

@@ -84,7 +84,7 @@ func (s *Scanner) sparseGNU(h *header, b block) (int64, []segment, error) {
 		if total >= MaxHeader {
 			return 0, nil, s.fail(ErrLimit, "sparse map too long")
 		}
-		ext, err := s.take(blockSize)
+		ext, err := s.nextBytes(blockSize)
 		if err != nil {
 			return 0, nil, err
 		}
@@ -128,7 +128,7 @@ func (r *lineReader) number() (int64, bool) {
 		if r.left < blockSize || r.read >= MaxHeader {
 			return 0, false
 		}
-		b, err := r.s.take(blockSize)
+		b, err := r.s.nextBytes(blockSize)
 		if err != nil {
 			r.err = err
 			return 0, false

@@ -98,7 +98,7 @@ func (l *Learner) wanted(img *image.Image) bool {
 }
 
 func overlap(a, b *image.Image) bool {
-	return slices.ContainsFunc(a.Layers, func(l image.Layer) bool { return b.Has(l.DiffID) })
+	return slices.ContainsFunc(a.Layers, func(l image.Layer) bool { return b.HasLayer(l.DiffID) })
 }
 
 func (l *Learner) begin(img *image.Image, name string, asked bool) (*Recording, error) {

@@ -57,7 +57,7 @@ func (s *attacher) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) 
 	a := &attaching{s: s, st: st, img: img, ahead: ahead, looked: make(chan struct{}), done: make(chan struct{}),
 		referenced: make(chan struct{}), seeming: map[digest.Digest]bool{}}
 	for _, l := range img.Unique() {
-		if !s.here(l.DiffID) {
+		if !s.layerIsHere(l.DiffID) {
 			a.layers = append(a.layers, l)
 		}
 	}
@@ -75,8 +75,8 @@ func (s *attacher) beginAs(st *pop.Store, img *image.Image, likely, ahead bool) 
 	return a
 }
 
-// here reports whether there is something of a layer on this node, or it is attached.
-func (s *common) here(id digest.Digest) bool {
+// layerIsHere reports whether there is something of a layer on this node, or it is attached.
+func (s *common) layerIsHere(id digest.Digest) bool {
 	_, err := s.layers.Peek(id)
 	return err == nil || s.layers.Partial(id) != nil
 }
@@ -93,7 +93,7 @@ func (a *attaching) run(ctx context.Context, likely bool) {
 	ids := a.ids()
 	defer a.s.lockAll(ids)()
 	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool {
-		here := a.s.here(id) // meanwhile
+		here := a.s.layerIsHere(id) // meanwhile
 		if here && !a.ahead {
 			if rec := a.s.found(a.layer(id)); rec != nil {
 				a.s.copies.reused(id)
@@ -249,7 +249,7 @@ func (a *attaching) wait(ctx context.Context) []*pop.Layer {
 // attachLayer makes one layer known that the store has, unless there is something of it here.
 func (s *attacher) attachLayer(ctx context.Context, st *pop.Store, l image.Layer) error {
 	defer s.lock(l.DiffID)()
-	if s.here(l.DiffID) {
+	if s.layerIsHere(l.DiffID) {
 		s.found(l)
 		s.copies.reused(l.DiffID)
 		return nil
@@ -375,7 +375,7 @@ func (s *attacher) attach(ctx context.Context, img *image.Image, begun *attachin
 			if wasInactive {
 				<-activated
 				isGone = left[l.DiffID]
-			} else if isGone = s.gone(ctx, l.DiffID); isGone {
+			} else if isGone = s.unreachable(ctx, l.DiffID); isGone {
 				s.detach(img, l.DiffID)
 			}
 			mu.Lock()

@@ -61,10 +61,10 @@ func (s *attacher) remounted(ctx context.Context) {
 	}
 }
 
-// gone reports whether a layer is attached whose tar cannot be reached now: the store, or the
+// unreachable reports whether a layer is attached whose tar cannot be reached now: the store, or the
 // part of it where it lies, does not answer. It may look well from here, as long as
 // nobody reads what is not in the page cache.
-func (s *attacher) gone(ctx context.Context, id digest.Digest) bool {
+func (s *attacher) unreachable(ctx context.Context, id digest.Digest) bool {
 	have, err := s.layers.Peek(id)
 	return err == nil && have.At != "" && !s.reachable(ctx, have)
 }

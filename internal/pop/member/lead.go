@@ -53,9 +53,9 @@ func (s *routes) lead(ctx context.Context, b *route, f *layer.Fill, lease pop.Le
 	s.seed(f, id, left)
 	b.goOn(f)
 	s.count(func(h *pop.Hits) { h.Registry++; h.RegistryBytes += b.l.Size })
-	s.holds.Give(id, 1)
+	s.holds.PinLayer(id, 1)
 	s.work.Go(func() {
-		defer s.holds.Give(id, -1)
+		defer s.holds.PinLayer(id, -1)
 		s.uploads.expects(id)
 		l := &leader{copier: copier{s: s.uploads, id: id, image: b.image, lease: lease}, f: f, began: time.Now()}
 		l.run(s.life)
@@ -218,7 +218,7 @@ func (c *copier) publish(ctx context.Context, have *layer.Layer, runs int64) err
 	if st == nil {
 		return pop.ErrStoreAway
 	}
-	if st.Has(ctx, c.id) {
+	if st.HasLayer(ctx, c.id) {
 		return c.drop(ctx)
 	}
 	if err := c.roomFor(ctx, st, have.Size); err != nil {
@@ -345,7 +345,7 @@ func (l *leader) end(ctx context.Context, err error) {
 	if err != nil || gerr != nil || have.At != "" || have.Tree {
 		l.checkpoint(ctx)
 	} else {
-		l.s.upkeep.has(ctx, l.id) // before the lease ends: who comes next finds it
+		l.s.upkeep.announceLayer(ctx, l.id) // before the lease ends: who comes next finds it
 		l.cost = time.Since(l.began)
 		if l.err != nil {
 			_ = l.drop(ctx) // a sweep does it else

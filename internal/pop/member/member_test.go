@@ -557,7 +557,7 @@ func TestPrunePoP(t *testing.T) {
 		t.Errorf("%+v", done)
 	}
 	st := a.member.usable()
-	if !st.Has(t.Context(), kept) || st.Has(t.Context(), gone) {
+	if !st.HasLayer(t.Context(), kept) || st.HasLayer(t.Context(), gone) {
 		t.Error("the wrong one")
 	}
 }
@@ -633,7 +633,7 @@ func TestAllAreTold(t *testing.T) {
 	for _, n := range []*popNode{a, b, c} {
 		n.eventually(n.name+" is told", func() bool { return n.member.pressed.Load() > 0 })
 	}
-	if !c.member.usable().Has(t.Context(), id) {
+	if !c.member.usable().HasLayer(t.Context(), id) {
 		t.Error("what is in use was evicted")
 	}
 }

@@ -129,7 +129,7 @@ func TestTriesOfPeersDoNotCount(t *testing.T) {
 	id := a.bring(p)[0].Layer.DiffID
 	a.eventually("a has published it, and says that it has it", func() bool {
 		users, err := b.member.cfg.Coord.Users(t.Context(), hasKey(id))
-		return err == nil && len(users) > 0 && a.member.usable().Has(t.Context(), id) && !a.member.leads(id)
+		return err == nil && len(users) > 0 && a.member.usable().HasLayer(t.Context(), id) && !a.member.leads(id)
 	})
 	a.member.announce(t.Context())
 	a.must(s.hide(id))
@@ -160,7 +160,7 @@ func TestNoneGivesWhatPassesThroughIt(t *testing.T) {
 		registrytest.Options{})
 	id := p.Layers[0].DiffID
 	for _, n := range []*popNode{a, b} {
-		n.member.has(t.Context(), id)
+		n.member.announceLayer(t.Context(), id)
 	}
 	s.reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 2 << 20})
 	var both sync.WaitGroup
@@ -258,7 +258,7 @@ func TestKilledFetcherWithoutStore(t *testing.T) {
 	s.reg.Heal()
 	ended.Wait()
 	ranges := s.reg.Ranges(blob)[asked:]
-	if !b.Has(id) || len(ranges) == 0 || ranges[0] == "" || strings.HasPrefix(ranges[0], "bytes=0-") {
+	if !b.HasLayer(id) || len(ranges) == 0 || ranges[0] == "" || strings.HasPrefix(ranges[0], "bytes=0-") {
 		t.Errorf("b asks the registry for %q", ranges)
 	}
 }
@@ -319,8 +319,8 @@ func TestWrongTarOfTheStore(t *testing.T) {
 	b := s.node("b", nil)
 	sent := s.served(p)
 	b.bring(p)
-	if !b.Has(id) || s.served(p) == sent {
-		t.Errorf("b has it: %v; the registry has sent %d bytes, of %d before", b.Has(id), s.served(p), sent)
+	if !b.HasLayer(id) || s.served(p) == sent {
+		t.Errorf("b has it: %v; the registry has sent %d bytes, of %d before", b.HasLayer(id), s.served(p), sent)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -130,7 +130,7 @@ func (s *uploads) recall(ctx context.Context, st *pop.Store) {
 		}
 		l, err := s.layers.Peek(id)
 		switch {
-		case err != nil || l.At != "" || l.Tree || len(s.catalog.WithLayer(id)) == 0 || st.Has(ctx, id):
+		case err != nil || l.At != "" || l.Tree || len(s.catalog.WithLayer(id)) == 0 || st.HasLayer(ctx, id):
 			s.settled(id)
 		case l.Size <= spare:
 			spare -= l.Size

@@ -43,7 +43,7 @@ func TestPendingIsRecalled(t *testing.T) {
 	}
 	a.member.store.Store(small)
 	a.member.giveRefused(t.Context())
-	if left := a.pendingUploads(); len(left) != 1 || small.Has(t.Context(), rec.DiffID) {
+	if left := a.pendingUploads(); len(left) != 1 || small.HasLayer(t.Context(), rec.DiffID) {
 		t.Errorf("there is no room, and pending is %v", left)
 	}
 	if drafts, err := filepath.Glob(filepath.Join(s.store, "fill", "*")); err != nil || len(drafts) > 0 {
@@ -51,7 +51,7 @@ func TestPendingIsRecalled(t *testing.T) {
 	}
 	a.member.store.Store(st)
 	a.member.giveRefused(t.Context())
-	if left := a.pendingUploads(); len(left) != 0 || !st.Has(t.Context(), rec.DiffID) ||
+	if left := a.pendingUploads(); len(left) != 0 || !st.HasLayer(t.Context(), rec.DiffID) ||
 		len(loadPending(a.member.cfg.Pending)) != 0 {
 		t.Errorf("pending: %v", left)
 	}
@@ -80,7 +80,7 @@ func TestPendingIsNotGivenToBeEvicted(t *testing.T) {
 		a.must(st.Room(t.Context(), pending.Size))
 		a.member.store.Store(st)
 		a.member.giveRefused(t.Context())
-		if st.Has(t.Context(), pending.DiffID) != gives || len(a.pendingUploads()) == 0 != gives {
+		if st.HasLayer(t.Context(), pending.DiffID) != gives || len(a.pendingUploads()) == 0 != gives {
 			t.Errorf("of %d bytes a store has %d, and what is pending is given to it: %v", capacity, kept, !gives)
 		}
 		if gives {
@@ -103,7 +103,7 @@ func TestEvictedIsNotRecalled(t *testing.T) {
 	}
 	a.ends()
 	a.member.recall(t.Context(), a.member.usable())
-	if left := a.pendingUploads(); len(left) != 0 || a.member.usable().Has(t.Context(), id) {
+	if left := a.pendingUploads(); len(left) != 0 || a.member.usable().HasLayer(t.Context(), id) {
 		t.Errorf("pending: %v", left)
 	}
 }

@@ -503,7 +503,7 @@ func (s *prewarmer) survey(ctx context.Context, st *pop.Store, img *image.Image)
 		if s.layers.Partial(l.DiffID) != nil || s.layers.Filling(l.DiffID) != nil {
 			return false, errors.New("it is on its way here")
 		}
-		if s.here(l.DiffID) {
+		if s.layerIsHere(l.DiffID) {
 			continue
 		}
 		if _, err := st.Record(ctx, l.DiffID); err != nil {

@@ -185,7 +185,7 @@ func TestPrewarmGoesForRoom(t *testing.T) {
 	b.must(a.catalog.Forget(a.ref(p.Ref)))
 	for _, l := range layers {
 		a.published(l.Layer.DiffID)
-		if !b.Has(l.Layer.DiffID) || b.member.prewarmed.isInactive(l.Layer.DiffID) {
+		if !b.HasLayer(l.Layer.DiffID) || b.member.prewarmed.isInactive(l.Layer.DiffID) {
 			t.Errorf("layer %s is not in use", l.Layer.DiffID)
 		}
 	}
@@ -193,7 +193,7 @@ func TestPrewarmGoesForRoom(t *testing.T) {
 		_, err := a.member.Prune(t.Context(), func(digest.Digest) bool { return false })
 		return err == nil &&
 			!slices.ContainsFunc(layers, func(l fetch.LayerProgress) bool {
-				return a.member.usable().Has(t.Context(), l.Layer.DiffID)
+				return a.member.usable().HasLayer(t.Context(), l.Layer.DiffID)
 			})
 	})
 	b.eventually("it is taken back", func() bool { return !e.has(p) && s.references("b") == 0 })
@@ -373,8 +373,8 @@ func TestPrewarmFails(t *testing.T) {
 	layers := a.bring(p)
 	b.eventually("it was tried", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.noted) > 0 })
 	b.eventually("nothing is left", func() bool {
-		return b.catalog.Get(b.ref(p.Ref)) == nil && !b.Has(layers[0].Layer.DiffID) &&
-			!b.Has(layers[1].Layer.DiffID)
+		return b.catalog.Get(b.ref(p.Ref)) == nil && !b.HasLayer(layers[0].Layer.DiffID) &&
+			!b.HasLayer(layers[1].Layer.DiffID)
 	})
 	e.refuses(nil)
 	a.bring(p) // else it is tried again in a while
@@ -402,7 +402,7 @@ func TestPrewarmNeedsRoom(t *testing.T) {
 	b.eventually("it is tried", func() bool { return s.references("b") > 0 })
 	b.eventually("all is let go of", func() bool {
 		return s.references("b") == 0 &&
-			!slices.ContainsFunc(layers, func(l fetch.LayerProgress) bool { return b.Has(l.Layer.DiffID) })
+			!slices.ContainsFunc(layers, func(l fetch.LayerProgress) bool { return b.HasLayer(l.Layer.DiffID) })
 	})
 	if e.has(p) {
 		t.Error("it is ready")
@@ -513,15 +513,15 @@ func TestIdleLayersAreDeactivated(t *testing.T) {
 	}
 	a.eventually("it is evicted", func() bool { // once the hub is settled
 		_, err := a.member.Prune(t.Context(), a.inUse)
-		return err == nil && !a.member.usable().Has(t.Context(), ids[p.Ref][0]) &&
-			!a.member.usable().Has(t.Context(), ids[p.Ref][1])
+		return err == nil && !a.member.usable().HasLayer(t.Context(), ids[p.Ref][0]) &&
+			!a.member.usable().HasLayer(t.Context(), ids[p.Ref][1])
 	})
 	for _, id := range ids[q.Ref] {
-		if !a.member.usable().Has(t.Context(), id) {
+		if !a.member.usable().HasLayer(t.Context(), id) {
 			t.Error("what is in use was evicted")
 		}
 	}
-	b.eventually("it is let go of", func() bool { return !b.Has(ids[p.Ref][0]) && !b.Has(ids[p.Ref][1]) })
+	b.eventually("it is let go of", func() bool { return !b.HasLayer(ids[p.Ref][0]) && !b.HasLayer(ids[p.Ref][1]) })
 	b.bring(p)
 	if f, err := b.Files(t.Context(), ids[p.Ref][0]); err != nil {
 		t.Errorf("%+v, %v", f, err)
@@ -549,7 +549,7 @@ func TestPrewarmIsTakenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.eventually("it is taken back", func() bool { return !e.has(all[2]) && !b.Has(id) })
+	b.eventually("it is taken back", func() bool { return !e.has(all[2]) && !b.HasLayer(id) })
 	if !e.has(all[1]) {
 		t.Error("the other one went with it")
 	}

@@ -47,8 +47,8 @@ func (r *route) Open(ctx context.Context, _ *layer.Fill, offset int64) (io.ReadC
 	return from(ctx, offset)
 }
 
-// take has Open give what open gives, which who has.
-func (r *route) take(who string, open func(context.Context, int64) (io.ReadCloser, error)) layer.Way {
+// useSource has Open give what open gives, which who has.
+func (r *route) useSource(who string, open func(context.Context, int64) (io.ReadCloser, error)) layer.Way {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.from = func(ctx context.Context, off int64) (io.ReadCloser, error) {

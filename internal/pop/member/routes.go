@@ -150,7 +150,7 @@ func (s *routes) fromStore(ctx context.Context, b *route, id digest.Digest) (lay
 	if s.layers.Partial(id) == nil && !s.layers.Unpacks() {
 		return layer.Way{Elsewhere: e}, true
 	}
-	w := b.take(storeName, func(_ context.Context, off int64) (io.ReadCloser, error) {
+	w := b.useSource(storeName, func(_ context.Context, off int64) (io.ReadCloser, error) {
 		return s.openStored(rec, off)
 	})
 	wrong := w.Wrong
@@ -196,7 +196,7 @@ func (s *routes) fromPeer(b *route, m pop.Member, whole bool) (layer.Way, bool) 
 			s.count(func(h *pop.Hits) { h.Peer++; h.PeerBytes += b.l.Size })
 		}
 	}
-	w := b.take(who, func(ctx context.Context, off int64) (io.ReadCloser, error) {
+	w := b.useSource(who, func(ctx context.Context, off int64) (io.ReadCloser, error) {
 		return s.follow(ctx, m, b, whole, off, ended)
 	})
 	wrong := w.Wrong

@@ -28,14 +28,14 @@ func (s *Member) Store() *pop.Store {
 func (s *Member) Keep(ctx context.Context, l image.Layer, src layer.Source) error {
 	err := s.node.Keep(ctx, l, src)
 	if err == nil {
-		s.has(ctx, l.DiffID) // before the checkpoint is known that stands on it
+		s.announceLayer(ctx, l.DiffID) // before the checkpoint is known that stands on it
 	}
 	return err
 }
 
-// Give puts a layer of this node into the PoP's store. It returns an error that
+// UploadLayer puts a layer of this node into the PoP's store. It returns an error that
 // wraps pop.ErrStoreAway if there is none.
-func (s *Member) Give(ctx context.Context, id digest.Digest) error {
+func (s *Member) UploadLayer(ctx context.Context, id digest.Digest) error {
 	if s.usable() == nil {
 		return pop.ErrStoreAway
 	}
@@ -46,14 +46,14 @@ func (s *Member) Give(ctx context.Context, id digest.Digest) error {
 	if have.At != "" {
 		return nil
 	}
-	s.holds.Give(id, 1)
-	defer s.holds.Give(id, -1)
+	s.holds.PinLayer(id, 1)
+	defer s.holds.PinLayer(id, -1)
 	return s.republish(ctx, have)
 }
 
-// Take makes a layer known that is here or in the PoP's store. While there is no such store, it is
+// BringLayer makes a layer known that is here or in the PoP's store. While there is no such store, it is
 // copied from another node.
-func (s *Member) Take(ctx context.Context, l image.Layer) error {
+func (s *Member) BringLayer(ctx context.Context, l image.Layer) error {
 	st := s.usable()
 	have, err := s.layers.Get(l.DiffID)
 	if err == nil && (have.At == "" || s.reachable(ctx, have)) {

@@ -262,8 +262,8 @@ func (s *upkeep) announce(ctx context.Context) {
 	}
 }
 
-// has tells the other nodes at once that this one has a layer whole.
-func (s *upkeep) has(ctx context.Context, id digest.Digest) {
+// announceLayer tells the other nodes at once that this one has a layer whole.
+func (s *upkeep) announceLayer(ctx context.Context, id digest.Digest) {
 	s.mu.Lock()
 	s.said[hasKey(id)] = true
 	s.mu.Unlock()

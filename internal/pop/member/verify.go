@@ -296,7 +296,7 @@ func (s *uploads) republish(ctx context.Context, have *layer.Layer) error {
 		return pop.ErrStoreAway
 	}
 	for {
-		if st.Has(ctx, have.DiffID) {
+		if st.HasLayer(ctx, have.DiffID) {
 			return nil
 		}
 		if have.At != "" || have.Tree {
