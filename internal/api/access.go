@@ -115,7 +115,7 @@ func host(ctx context.Context, req *spec.Request) error {
 
 // own refuses a container that somebody else has deployed to who is not the node's administrator. What it
 // returns names the container that was looked at, and no other one that has its name later.
-func (h *handler) own(ctx context.Context, name string) (string, error) {
+func (h *edge) own(ctx context.Context, name string) (string, error) {
 	if callerOf(ctx).role == Admin {
 		return name, nil
 	}

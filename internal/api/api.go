@@ -14,7 +14,7 @@
 // deadline of the handler's. Deployments and pulls stream what happens; what
 // is shown is the newest state, so a slow reader misses intermediate steps of
 // a layer but no stage, and never holds the deployment up. Output (Logs, Exec,
-// an attached Deploy) is never dropped: there the reader sets the pace.
+// Attach, an attached Deploy) is never dropped: there the reader sets the pace.
 //
 // # Errors
 //
@@ -87,6 +87,10 @@ type Containers interface {
 	// Exec runs a process in a running container and returns its exit status.
 	// When ctx ends the process is killed.
 	Exec(ctx context.Context, name string, req spec.ExecRequest, io spec.ExecIO) (int, error)
+	// Attach passes on input and output of a container that runs, from now on, and returns how its process has
+	// ended. An end of io.Stdin ends the process's input unless it has a terminal, an error of it does not. When
+	// ctx ends the container goes on.
+	Attach(ctx context.Context, name string, size spec.Size, io spec.ExecIO) (int, error)
 	// Stop asks the container's process to end, by the image's stop signal,
 	// and kills it after the timeout; below 0 is the node's default, 0 kills
 	// at once. It returns when the process has ended, with nil if it had

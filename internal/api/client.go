@@ -479,15 +479,27 @@ func (c *Client) Events(ctx context.Context, after *spec.Mark, begun func() erro
 func (c *Client) Exec(ctx context.Context, name string, req spec.ExecRequest, std spec.ExecIO) (int, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream := c.rpc.Exec(ctx)
+	return c.interact(ctx, c.rpc.Exec(ctx), execOf(name, req, std.Stdin != nil), std)
+}
+
+// Attach implements Containers.
+func (c *Client) Attach(ctx context.Context, name string, size spec.Size, std spec.ExecIO) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return c.interact(ctx, c.rpc.Attach(ctx), &pb.ExecRequest_Start{Name: name, Stdin: std.Stdin != nil,
+		Size: sizeOf(size), InputOnly: std.Stdout == nil && std.Stderr == nil}, std)
+}
+
+// interact is the client's side of a call that passes input and output, until it ends.
+func (c *Client) interact(ctx context.Context, stream *execClientStream, start *pb.ExecRequest_Start,
+	std spec.ExecIO) (int, error) {
 	defer func() {
 		_ = stream.CloseRequest()
 		_ = stream.CloseResponse()
 	}()
 	s := &execSender{stream: stream, ctx: ctx}
-	start := &pb.ExecRequest_Start_{Start: execOf(name, req, std.Stdin != nil)}
 	// Whatever is wrong with the call is told by Receive.
-	_ = s.send(&pb.ExecRequest{Message: start})
+	_ = s.send(&pb.ExecRequest{Message: &pb.ExecRequest_Start_{Start: start}})
 	if std.Stdin != nil {
 		go s.copy(std.Stdin)
 	}

@@ -37,7 +37,7 @@ func specOf(r spec.Request) *pb.Spec {
 		ReadOnly: o.ReadOnly, Tmpfs: each(o.Tmpfs, tmpfsOf), ShmSize: o.ShmSize,
 		Ulimits: each(o.Ulimits, ulimitOf), Sysctls: o.Sysctls, CapAdd: o.CapAdd, CapDrop: o.CapDrop,
 		Privileged: o.Privileged, Devices: each(o.Devices, deviceOf), NoNewPrivileges: o.NoNewPrivileges,
-		Init: o.Init, PullPolicy: o.PullPolicy, PidsLimit: o.PidsLimit,
+		Init: o.Init, PullPolicy: o.PullPolicy, PidsLimit: o.PidsLimit, Tty: o.TTY, Stdin: o.Stdin,
 	}
 }
 
@@ -63,6 +63,7 @@ func optionsFrom(s *pb.Spec) spec.Options {
 		CapAdd: s.GetCapAdd(), CapDrop: s.GetCapDrop(), Privileged: s.GetPrivileged(),
 		Devices: each(s.GetDevices(), deviceFrom), NoNewPrivileges: s.GetNoNewPrivileges(),
 		Init: s.GetInit(), PullPolicy: s.GetPullPolicy(), PidsLimit: s.GetPidsLimit(),
+		TTY: s.GetTty(), Stdin: s.GetStdin(),
 	}
 }
 

@@ -20,12 +20,38 @@ type execStream = connect.BidiStream[pb.ExecRequest, pb.ExecResponse]
 const goodbye = time.Second
 
 func (h *handler) Exec(ctx context.Context, stream *execStream) error {
+	return h.interact(ctx, stream, func(ctx context.Context, start *pb.ExecRequest_Start, std spec.ExecIO) (int,
+		error) {
+		if len(start.Args) == 0 {
+			return 0, Of(BadRequest, errors.New("no command is named"))
+		}
+		return h.node.Exec(ctx, start.Name, execFrom(start), std)
+	})
+}
+
+func (h *handler) Attach(ctx context.Context, stream *execStream) error {
+	return h.interact(ctx, stream, func(ctx context.Context, start *pb.ExecRequest_Start, std spec.ExecIO) (int,
+		error) {
+		id, err := h.own(ctx, start.Name)
+		if err != nil {
+			return 0, err
+		}
+		if start.InputOnly {
+			std.Stdout, std.Stderr = nil, nil
+		}
+		return h.node.Attach(ctx, id, sizeFrom(start.Size), std)
+	})
+}
+
+// interact passes input and output between the client and a process, and sends how that has ended.
+func (h *handler) interact(ctx context.Context, stream *execStream,
+	run func(context.Context, *pb.ExecRequest_Start, spec.ExecIO) (int, error)) error {
 	first, err := stream.Receive()
 	if err != nil {
 		return bad(errors.New("the call ended before it said what to run"))
 	}
 	start := first.GetStart()
-	if start == nil || len(start.Args) == 0 {
+	if start == nil {
 		return bad(errors.New("no command is named"))
 	}
 	if err := named("container", start.Name); err != nil {
@@ -41,7 +67,7 @@ func (h *handler) Exec(ctx context.Context, stream *execStream) error {
 	if start.Stdin {
 		io.Stdin = in.r
 	}
-	status, err := h.node.Exec(ctx, start.Name, execFrom(start), io)
+	status, err := run(ctx, start, io)
 	in.r.CloseWithError(errExecOver)
 	if err != nil {
 		return h.fail(ctx, err)
@@ -57,7 +83,10 @@ func (h *handler) Exec(ctx context.Context, stream *execStream) error {
 	return nil
 }
 
-var errExecOver = errors.New("the process has ended")
+var (
+	errExecOver = errors.New("the process has ended")
+	errAway     = errors.New("the client sends no more")
+)
 
 // input carries what the client sends to the process.
 type input struct {
@@ -80,10 +109,10 @@ func newInput(ctx context.Context, stream *execStream, wanted bool) *input {
 
 func (in *input) receive(ctx context.Context, stream *execStream, w *io.PipeWriter) {
 	defer close(in.done)
-	defer w.Close()
 	for {
 		m, err := stream.Receive()
 		if err != nil {
+			_ = w.CloseWithError(errAway)
 			return
 		}
 		switch m := m.Message.(type) {

@@ -11,6 +11,8 @@ import (
 	"dewpoint/internal/spec"
 )
 
+type execClientStream = connect.BidiStreamForClient[pb.ExecRequest, pb.ExecResponse]
+
 // execSender is the client's sending half of Exec. A goroutine that reads
 // standard input may outlive the call, as nothing can wake it; it sends
 // nothing then.
@@ -18,7 +20,7 @@ type execSender struct {
 	ctx context.Context // of the call
 
 	mu     sync.Mutex
-	stream *connect.BidiStreamForClient[pb.ExecRequest, pb.ExecResponse] // Send is guarded by mu
+	stream *execClientStream // Send is guarded by mu
 }
 
 func (s *execSender) send(m *pb.ExecRequest) error {

@@ -21,6 +21,7 @@ import (
 	"dewpoint/internal/checkpoint/store"
 	"dewpoint/internal/checkpoint/upper"
 	"dewpoint/internal/engine"
+	"dewpoint/internal/engine/stdio"
 	"dewpoint/internal/image"
 	"dewpoint/internal/pop"
 )
@@ -203,6 +204,9 @@ func refuse(c *subject) error {
 		return &UnfitError{"its label " + LabelCheckpoint +
 			"=never, or its image's, says that no checkpoint is to be made",
 			"if you want one, start it with --label " + LabelCheckpoint + "="}
+	case c.info.Labels[stdio.Label] != "":
+		return &UnfitError{"it has a terminal or an open standard input, which no checkpoint keeps",
+			"start it without -i and -t"}
 	case len(unsaved(c.spec)) > 0:
 		return &UnfitError{"it has what no checkpoint keeps: " + strings.Join(unsaved(c.spec), ", "),
 			"start it without that"}

@@ -62,6 +62,8 @@ func commands() []command {
 		{name: "logs", args: "NAME", summary: "show a container's output", flags: logsFlags, run: logs},
 		{name: "exec", args: "NAME CMD…", summary: "run a command in a container", before: true, flags: execFlags,
 			run: exec},
+		{name: "attach", args: "NAME", summary: "show a container's output from now on, and pass input to it",
+			flags: attachFlags, run: attach},
 		{name: "stop", args: "NAME…", summary: "stop containers", flags: stopFlags, run: stop},
 		{name: "start", args: "NAME…", summary: "start containers that have ended", run: start},
 		{name: "restart", args: "NAME…", summary: "stop containers and start them", flags: stopFlags, run: restart},

@@ -32,7 +32,7 @@ var dockerRun = []struct{ name, why string }{
 	{"cpuset-cpus", "use --cpus"},
 	{"cpuset-mems", "use --memory"},
 	{"detach", "returns when the container is ready"},
-	{"detach-keys", "dew run detaches by no keys"},
+	{"detach-keys", "the keys are ctrl-p ctrl-q"},
 	{"device", "each device by itself, no directories"},
 	{"device-cgroup-rule", "use --device"},
 	{"device-read-bps", "set it on the container's cgroup"},
@@ -59,7 +59,7 @@ var dockerRun = []struct{ name, why string }{
 	{"help", "-h is help, not the host name"},
 	{"hostname", "without -h, which is help"},
 	{"init", "where the node has tini, catatonit or docker-init, linked statically"},
-	{"interactive", "use dew exec -i in a container that runs"},
+	{"interactive", "its input ends with yours, and stays open when dew goes away"},
 	{"io-maxbandwidth", "of Windows"},
 	{"io-maxiops", "of Windows"},
 	{"ip", "dewd gives the addresses of the bridge"},
@@ -105,7 +105,7 @@ var dockerRun = []struct{ name, why string }{
 	{"storage-opt", "the writable layer is bounded by the disk"},
 	{"sysctl", "of the container's own namespaces"},
 	{"tmpfs", ""},
-	{"tty", "use dew exec -t in a container that runs"},
+	{"tty", "dew logs has what it showed since its last start"},
 	{"ulimit", ""},
 	{"use-api-socket", "bind dewd's socket by -v"},
 	{"user", ""},
@@ -123,7 +123,6 @@ var dockerShort = map[string]string{"a": "attach", "c": "cpu-shares", "i": "inte
 
 // dockerCommands are Docker's commands, and what there is instead of those that dew has not.
 var dockerCommands = map[string]string{
-	"attach":  "use dew logs -f, or dew exec",
 	"build":   "build with BuildKit or Docker, push, and run it here",
 	"commit":  "build the image anew; dew checkpoint keeps a container's memory and files",
 	"cp":      "bind a directory by -v, or use dew exec with tar",

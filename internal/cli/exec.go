@@ -37,8 +37,11 @@ func exec(ctx context.Context, c *call) error {
 	defer stop()
 	restore := func() {}
 	if c.opt.tty {
+		if !term.IsTerminal(int(c.cfg.Stdin.Fd())) {
+			return misuse(c, "-t needs a terminal as standard input")
+		}
 		var err error
-		if restore, err = c.terminal(ctx, &req, &std); err != nil {
+		if req.Size, std.Resize, restore, err = c.terminal(ctx, std.Stdin != nil); err != nil {
 			return err
 		}
 	}
@@ -53,32 +56,26 @@ func exec(ctx context.Context, c *call) error {
 	return nil
 }
 
-// terminal makes the command's terminal this one: as large, now and later, and
-// with every key passed on unless there is no input. The function it returns
-// undoes that.
-func (c *call) terminal(ctx context.Context, req *spec.ExecRequest, std *spec.ExecIO) (func(), error) {
+// terminal is this one's size, now and later, for a process that is to have one as large. With raw every
+// key is passed on. The function it returns undoes that.
+func (c *call) terminal(ctx context.Context, raw bool) (size spec.Size, changed <-chan spec.Size,
+	restore func(), err error) {
 	fd := int(c.cfg.Stdin.Fd())
-	if !term.IsTerminal(fd) {
-		return nil, misuse(c, "-t needs a terminal as standard input")
-	}
 	var old *term.State
-	if std.Stdin != nil {
-		var err error
+	if raw {
 		if old, err = term.MakeRaw(fd); err != nil {
-			return nil, fmt.Errorf("set up the terminal: %w", err)
+			return size, nil, nil, fmt.Errorf("set up the terminal: %w", err)
 		}
 	}
-	req.Size = terminalSize(fd)
 	changes := make(chan os.Signal, 1)
 	signal.Notify(changes, syscall.SIGWINCH)
 	ctx, cancel := context.WithCancel(ctx)
 	sizes, done := make(chan spec.Size), make(chan struct{})
-	std.Resize = sizes
 	go func() {
 		defer close(done)
 		resizes(ctx, fd, changes, sizes)
 	}()
-	return func() {
+	return terminalSize(fd), sizes, func() {
 		signal.Stop(changes)
 		cancel()
 		<-done

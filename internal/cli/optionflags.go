@@ -29,6 +29,8 @@ type given struct {
 // optionFlags are those of spec.Options.
 func optionFlags(c *call) {
 	f, g, o := c.flags, &c.opt.given, &c.opt.request.Options
+	f.BoolVarP(&o.Stdin, "interactive", "i", false, "keep its standard input open, and in the foreground pass it on")
+	f.BoolVarP(&o.TTY, "tty", "t", false, "give it a terminal")
 	f.StringVarP(&o.User, "user", "u", "", "run as `USER[:GROUP]`, names of the image or numbers")
 	f.StringVarP(&o.WorkingDir, "workdir", "w", "", "run in this `directory`")
 	f.StringArrayVar(&g.envFiles, "env-file", nil, "set the variables of a `file`, KEY=VALUE or KEY on a line")

@@ -26,7 +26,7 @@ type options struct {
 	pull                             spec.PullRequest
 	count, parallel                  int
 	all, force, follow, interactive  bool
-	tty                              bool
+	tty, noStdin                     bool
 	tail, user, dir, timeout, signal string
 	after                            string
 	profile                          profiling

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 
+	"golang.org/x/term"
+
 	"dewpoint/internal/api"
 	"dewpoint/internal/spec"
 )
@@ -30,7 +32,11 @@ func run(ctx context.Context, c *call) error {
 	if c.opt.detach {
 		return c.background(ctx, req)
 	}
-	f := &foreground{c: c, show: c.progress(req.Image), ready: make(chan string, 1)}
+	if req.TTY && req.Stdin && !term.IsTerminal(int(c.cfg.Stdin.Fd())) {
+		return misuse(c, "-t needs a terminal as standard input, with -i")
+	}
+	f := &foreground{c: c, show: c.progress(req.Image), created: make(chan string, 1),
+		ready: make(chan string, 1), left: make(chan struct{}, 1)}
 	return f.run(ctx, req)
 }
 
@@ -56,12 +62,15 @@ func (c *call) background(ctx context.Context, req spec.Request) error {
 
 // foreground is a run that stays with its container.
 type foreground struct {
-	c     *call
-	show  *progress
-	ready chan string // the container's name, once it can be stopped
+	c       *call
+	show    *progress
+	created chan string   // the container's name, once it can be attached to
+	ready   chan string   // the container's name, once it can be stopped
+	left    chan struct{} // the user has left the container to itself
 
-	spoken bool // the container has written something
-	inLine bool // and its last output on stdout did not end the line
+	name   string // of the container that was left
+	spoken bool   // the container has written something
+	inLine bool   // and its last output on stdout did not end the line
 }
 
 func (f *foreground) run(ctx context.Context, req spec.Request) error {
@@ -76,6 +85,9 @@ func (f *foreground) run(ctx context.Context, req spec.Request) error {
 	defer signal.Stop(signals)
 	var tending sync.WaitGroup
 	tending.Go(func() { f.tend(ctx, signals, cancel) })
+	if req.TTY || req.Stdin {
+		tending.Go(func() { f.join(ctx, req.Options) })
+	}
 
 	record, status, err := f.c.client.Run(ctx, req, watch, f.output)
 	var signalled exitStatus
@@ -85,6 +97,9 @@ func (f *foreground) run(ctx context.Context, req spec.Request) error {
 	cancel(nil)
 	tending.Wait()
 	f.show.finish(record, err)
+	if errors.Is(err, exitStatus(0)) {
+		f.c.left(f.name)
+	}
 	if f.c.json && record.Image != "" {
 		if f.inLine {
 			fmt.Fprintln(f.c.cfg.Stdout)
@@ -107,14 +122,45 @@ func (f *foreground) watch() spec.Watch {
 	reached := w.Reached
 	w.Reached = func(name, stage string, at float64) {
 		reached(name, stage, at)
-		if stage == spec.Ready {
-			select {
-			case f.ready <- name:
-			default:
-			}
+		var to chan string
+		switch stage {
+		case spec.Created:
+			to = f.created
+		case spec.Ready:
+			to = f.ready
+		}
+		select {
+		case to <- name:
+		default:
 		}
 	}
 	return w
+}
+
+// join passes on input once the container is made.
+func (f *foreground) join(ctx context.Context, has spec.Options) {
+	var name string
+	select {
+	case name = <-f.created:
+	case <-ctx.Done():
+		return
+	}
+	if has.TTY {
+		f.show.silence()
+	}
+	_, err := f.c.join(ctx, name, has, spec.ExecIO{}, func() {
+		select {
+		case f.left <- struct{}{}:
+		default:
+		}
+	})
+	// That it has ended is told by who waits for it.
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	if code := verdict(err).Code; code != api.NotRunning && code != api.NotFound {
+		fmt.Fprintf(f.c.cfg.Stderr, "dew: %s\n", verdict(err).Error())
+	}
 }
 
 // output passes on what the container writes, after progress is off the screen.
@@ -134,17 +180,25 @@ func (f *foreground) output(c spec.LogChunk) error {
 }
 
 // tend turns signals into stops: the first asks the container to end, the
-// second kills it, the third leaves it. Before the container is ready a signal
-// cancels the deployment.
+// second kills it, the third leaves it. So do the keys that leave it, once it is
+// ready. Before the container is ready a signal cancels the deployment.
 func (f *foreground) tend(ctx context.Context, signals <-chan os.Signal, cancel context.CancelCauseFunc) {
 	var name string
 	var stops sync.WaitGroup
 	defer stops.Wait()
+	leaving := false
 	for n := 0; ; {
+		if leaving && name != "" {
+			f.name = name
+			cancel(exitStatus(0))
+			return
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case name = <-f.ready:
+		case <-f.left:
+			leaving = true
 		case s := <-signals:
 			select {
 			case name = <-f.ready: // it was ready before the signal came

@@ -269,6 +269,57 @@ func TestExecOnATerminal(t *testing.T) {
 	_, _ = p.master.WriteString("x")
 }
 
+// dew run -it passes keys on, is left by ctrl-p ctrl-q, and dew attach comes back and gets the exit status.
+func TestRunOnATerminal(t *testing.T) {
+	n := &apitest.Node{}
+	defer n.Close()
+	n.Add(image("nginx:1"))
+	p := newTerminal(t, 80, 24)
+	s := apitest.Serve(t, n)
+	t.Setenv(HostVariable, s.Host)
+	before, err := unix.IoctlGetTermios(int(p.slave.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := make(chan int)
+	dew := func(args ...string) {
+		go func() {
+			code <- Main(context.Background(), args, Config{Stdin: p.slave, Stdout: p.slave, Stderr: p.slave})
+		}()
+	}
+	types := func(s string) {
+		t.Helper()
+		if _, err := p.master.WriteString(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ends := func(want int) {
+		t.Helper()
+		if got := <-code; got != want {
+			t.Errorf("exit code %d, want %d; the screen has %q", got, want, p.text())
+		}
+		after, err := unix.IoctlGetTermios(int(p.slave.Fd()), unix.TCGETS)
+		if err != nil || *after != *before {
+			t.Errorf("the terminal is left changed: %+v, %v", after, err)
+		}
+	}
+	dew("run", "-it", "--rm", "--name", "web", "nginx:1", "cat", "exit", "5")
+	p.await(t, "80x24\r\n")
+	types("a\x03b")
+	p.await(t, "a\x03b")
+	types("\x10\x11")
+	ends(0)
+	p.await(t, "web goes on; \"dew attach web\" comes back to it")
+
+	dew("attach", "web")
+	testkit.Eventually(t, "the size is told once more", func() bool {
+		return strings.Count(p.text(), "80x24\r\n") == 2
+	})
+	types("c\x04")
+	p.await(t, "80x24\r\nc")
+	ends(5)
+}
+
 func TestSignalsDecideTheStatus(t *testing.T) {
 	for _, c := range []struct {
 		command []string

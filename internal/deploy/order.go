@@ -44,7 +44,7 @@ func (d *Deployer) parse(req spec.Request) (*run, error) {
 	}
 	o := order{Request: req, ref: ref, name: cmp.Or(req.Name, madeUpName(ref)), timeout: req.ReadyTimeout,
 		mode: cmp.Or(req.Restore, checkpoint.Auto)}
-	if req.Record {
+	if req.Record || req.TTY || req.Stdin { // no checkpoint keeps a terminal, nor an open input
 		o.mode = checkpoint.Never
 	}
 	if err := engine.ValidName(o.name); err != nil {

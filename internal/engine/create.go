@@ -24,6 +24,7 @@ import (
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/engine/program"
 	"dewpoint/internal/engine/state"
+	"dewpoint/internal/engine/stdio"
 	"dewpoint/internal/trace"
 )
 
@@ -134,7 +135,7 @@ func (e *containers) create(ctx context.Context, s *Spec, back *undo) (*Info, er
 		}
 	}
 	back.add(func(ctx context.Context) error { return e.sweep(ctx, s.Name) })
-	pid, err := e.newTask(ctx, s.Name, mounts, opts)
+	pid, err := e.newTask(ctx, s.Name, s.labels(), mounts, opts)
 	if err == nil && restored {
 		err = e.bringImages(ctx, s)
 	}
@@ -299,27 +300,22 @@ func parseSpec(a *anypb.Any) (*specs.Spec, error) {
 }
 
 // newTask starts the shim, which mounts the snapshot, has runc make the
-// container, and copies its output to the two files whoever else lives. opts
-// are the runtime's, unless nil in place of the record's.
-func (e *tasks) newTask(ctx context.Context, name string, mounts []*types.Mount, opts *anypb.Any) (uint32,
-	error) {
+// container, and copies its output to the two files whoever else lives. labels are
+// the container's. opts are the runtime's, unless nil in place of the record's.
+func (e *tasks) newTask(ctx context.Context, name string, labels map[string]string, mounts []*types.Mount,
+	opts *anypb.Any) (uint32, error) {
 	ctx, step := trace.Start(ctx, "task")
 	defer step.End()
-	stdout, stderr := e.cfg.places().Output(name)
-	for _, p := range []string{stdout, stderr} {
-		f, err := os.OpenFile(p, os.O_CREATE|os.O_WRONLY, 0o640)
-		if err != nil {
-			return 0, err
-		}
-		f.Close()
+	req := &tasksapi.CreateTaskRequest{ContainerID: name, Rootfs: mounts, Options: opts}
+	if err := stdio.Of(labels).Prepare(e.cfg.places(), req); err != nil {
+		return 0, err
 	}
 	seat, err := e.seat(ctx, name)
 	if err != nil {
 		return 0, err
 	}
-	pid, err := e.makeTask(ctx, &tasksapi.CreateTaskRequest{
-		ContainerID: name, Rootfs: mounts, Stdout: stdout, Stderr: stderr, Options: opts, RuntimePath: seat.path(),
-	}, seat.name())
+	req.RuntimePath = seat.path()
+	pid, err := e.makeTask(ctx, req, seat.name())
 	if err == nil {
 		e.state.Made(name, pid)
 	} else {

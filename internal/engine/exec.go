@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -15,12 +13,12 @@ import (
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/fifo"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine/account"
 	"dewpoint/internal/engine/program"
+	"dewpoint/internal/engine/streams"
 )
 
 // ExecSpec is a process to run in a running container.
@@ -64,15 +62,15 @@ func (e *execs) exec(ctx context.Context, container string, s ExecSpec) (int, er
 	if err != nil {
 		return 0, err
 	}
-	io, err := e.openStreams(ctx, &s)
+	io, err := streams.Open(ctx, e.cfg.execDir(), s.Stdin, s.Stdout, s.Stderr, s.TTY)
 	if err != nil {
 		return 0, err
 	}
-	defer io.close()
+	defer io.Close()
 	id := "exec-" + rand.Text()
 	_, err = e.c.Tasks.Exec(ctx, &tasksapi.ExecProcessRequest{
 		ContainerID: name, ExecID: id, Terminal: s.TTY, Spec: spec,
-		Stdin: io.stdin, Stdout: io.stdout, Stderr: io.stderr,
+		Stdin: io.Stdin, Stdout: io.Stdout, Stderr: io.Stderr,
 	})
 	if err != nil {
 		return 0, notRunning(err)
@@ -97,38 +95,41 @@ func (e *execs) exec(ctx context.Context, container string, s ExecSpec) (int, er
 }
 
 // attend waits for the started process.
-func (e *execs) attend(ctx context.Context, name, id string, s ExecSpec, io *streams) (int, error) {
+func (e *execs) attend(ctx context.Context, name, id string, s ExecSpec, io *streams.Streams) (int, error) {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer close(done)
 	wg.Go(func() {
 		select {
-		case <-io.stdinEnd:
+		case <-io.StdinEnd:
 			_, _ = e.c.Tasks.CloseIO(ctx, &tasksapi.CloseIORequest{ContainerID: name, ExecID: id, Stdin: true})
 		case <-done:
 		}
 	})
-	wg.Go(func() {
-		for {
-			select {
-			case z, ok := <-s.Resize:
-				if !ok {
-					return
-				}
-				_, _ = e.c.Tasks.ResizePty(ctx,
-					&tasksapi.ResizePtyRequest{ContainerID: name, ExecID: id, Width: z.Width, Height: z.Height})
-			case <-done:
-				return
-			}
-		}
-	})
+	wg.Go(func() { e.resize(ctx, name, id, s.Resize, done) })
 	x, err := e.waitProcess(ctx, name, id)
 	if err != nil {
 		return 0, err
 	}
-	io.drain(ctx)
+	io.Drain(ctx)
 	return x.Status, nil
+}
+
+// resize gives a process's terminal the sizes that come, until done.
+func (e *tasks) resize(ctx context.Context, name, exec string, sizes <-chan WinSize, done <-chan struct{}) {
+	for {
+		select {
+		case z, ok := <-sizes:
+			if !ok {
+				return
+			}
+			_, _ = e.c.Tasks.ResizePty(ctx,
+				&tasksapi.ResizePtyRequest{ContainerID: name, ExecID: exec, Width: z.Width, Height: z.Height})
+		case <-done:
+			return
+		}
+	}
 }
 
 // endExec kills the process if it still runs, and forgets it.
@@ -188,93 +189,4 @@ func notRunning(err error) error {
 		return fmt.Errorf("%w (%w)", ErrNotRunning, err)
 	}
 	return err
-}
-
-// streams are the FIFOs between the shim and Exec's readers and writers.
-type streams struct {
-	dir                   string
-	stdin, stdout, stderr string // paths, "" if not wanted
-	open                  []io.ReadWriteCloser
-	copies                sync.WaitGroup // of output
-	stdinEnd              chan struct{}  // closed when Stdin is at its end
-	cancel                context.CancelFunc
-}
-
-func (e *execs) openStreams(ctx context.Context, s *ExecSpec) (*streams, error) {
-	dir, err := os.MkdirTemp(e.cfg.execDir(), "")
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	t := &streams{dir: dir, stdinEnd: make(chan struct{}), cancel: cancel}
-	if err := t.connect(ctx, s); err != nil {
-		t.close()
-		return nil, err
-	}
-	return t, nil
-}
-
-func (t *streams) connect(ctx context.Context, s *ExecSpec) error {
-	if s.Stdin != nil {
-		f, err := t.fifo(ctx, "stdin", unix.O_WRONLY, &t.stdin)
-		if err != nil {
-			return err
-		}
-		go func() {
-			_, _ = io.Copy(f, s.Stdin)
-			f.Close()
-			close(t.stdinEnd)
-		}()
-	}
-	if err := t.output(ctx, "stdout", s.Stdout, &t.stdout); err != nil {
-		return err
-	}
-	if s.TTY {
-		return nil
-	}
-	return t.output(ctx, "stderr", s.Stderr, &t.stderr)
-}
-
-// output copies what the process writes to w, or away.
-func (t *streams) output(ctx context.Context, name string, w io.Writer, path *string) error {
-	if w == nil {
-		w = io.Discard
-	}
-	f, err := t.fifo(ctx, name, unix.O_RDONLY, path)
-	if err != nil {
-		return err
-	}
-	t.copies.Go(func() { _, _ = io.Copy(w, f) })
-	return nil
-}
-
-func (t *streams) fifo(ctx context.Context, name string, flag int, path *string) (io.ReadWriteCloser, error) {
-	*path = filepath.Join(t.dir, name)
-	f, err := fifo.OpenFifo(ctx, *path, flag|unix.O_CREAT|unix.O_NONBLOCK, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	t.open = append(t.open, f)
-	return f, nil
-}
-
-// drain waits for the end of the output, which a process left behind by the
-// one that ended may hold open: not longer than a moment then.
-func (t *streams) drain(ctx context.Context) {
-	done := make(chan struct{})
-	go func() { t.copies.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-ctx.Done():
-	case <-time.After(2 * time.Second):
-	}
-}
-
-func (t *streams) close() {
-	t.cancel()
-	for _, f := range t.open {
-		f.Close()
-	}
-	t.copies.Wait()
-	os.RemoveAll(t.dir)
 }

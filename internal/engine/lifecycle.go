@@ -153,7 +153,7 @@ func (e *containers) restart(ctx context.Context, name string, why error, create
 	if err != nil {
 		return err
 	}
-	if err := e.renewTask(ctx, name, m.Mounts); err != nil {
+	if err := e.renewTask(ctx, r, m.Mounts); err != nil {
 		return err
 	}
 	if created != nil {
@@ -183,7 +183,7 @@ func (e *tasks) startTask(ctx context.Context, name string) error {
 
 // renewTask makes the task of a container that had one. containerd takes a
 // moment to clean up behind a shim that was killed.
-func (e *tasks) renewTask(ctx context.Context, name string, mounts []*types.Mount) error {
+func (e *tasks) renewTask(ctx context.Context, r state.Record, mounts []*types.Mount) error {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	opts, err := plainAny(e.runtimeOptions()) // the record's may be of another time
@@ -191,7 +191,7 @@ func (e *tasks) renewTask(ctx context.Context, name string, mounts []*types.Moun
 		return err
 	}
 	for {
-		_, err := e.newTask(ctx, name, mounts, opts)
+		_, err := e.newTask(ctx, r.Name, r.Labels, mounts, opts)
 		if !errdefs.IsAlreadyExists(err) || !sched.Sleep(ctx, 20*time.Millisecond) {
 			return err
 		}

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 
@@ -23,17 +22,23 @@ type LogOptions struct {
 // until it has ended and all of it is copied, or ctx has ended. The writers
 // are called from two goroutines.
 func (e *outputs) Logs(ctx context.Context, id string, o LogOptions) error {
+	_, err := e.follow(ctx, id, o)
+	return wrap(err, "logs of container %s", Name(id))
+}
+
+// follow is Logs, and says how the container has ended; nil if that was not waited for or is not known.
+func (e *outputs) follow(ctx context.Context, id string, o LogOptions) (exit *Exit, err error) {
 	name := Name(id)
 	if err := ValidName(name); err != nil {
-		return err
+		return nil, err
 	}
 	stdout, stderr := e.cfg.places().Output(name)
 	if _, err := os.Stat(e.cfg.dir(name)); err != nil {
-		return fmt.Errorf("logs of container %s: %w", name, ErrNotFound)
+		return nil, ErrNotFound
 	}
 	if id != name {
 		if _, err := e.state.Inspect(ctx, id); err != nil {
-			return fmt.Errorf("logs of container %s: %w", name, err)
+			return nil, ErrNotFound
 		}
 	}
 	var ended chan struct{}
@@ -45,6 +50,9 @@ func (e *outputs) Logs(ctx context.Context, id string, o LogOptions) error {
 			x, err := e.Wait(gctx, id)
 			if err != nil && !gone(err) {
 				return err
+			}
+			if err == nil {
+				exit = &x
 			}
 			_ = e.Unexecuted(gctx, name, x.Status) // its reason is in the output from now on
 			return nil
@@ -60,5 +68,6 @@ func (e *outputs) Logs(ctx context.Context, id string, o LogOptions) error {
 	}
 	stream(stdout, o.Stdout)
 	stream(stderr, o.Stderr)
-	return wrap(g.Wait(), "logs of container %s", name)
+	err = g.Wait()
+	return exit, err
 }

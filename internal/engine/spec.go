@@ -20,6 +20,7 @@ import (
 	"dewpoint/internal/engine/mounts"
 	"dewpoint/internal/engine/network"
 	"dewpoint/internal/engine/state"
+	"dewpoint/internal/engine/stdio"
 	"dewpoint/internal/image"
 	"dewpoint/internal/spec"
 )
@@ -118,12 +119,15 @@ func (s *Spec) Args() ([]string, error) {
 
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// env is PATH and HOSTNAME, then the image's, then the order's; later wins.
+// env is PATH, HOSTNAME and a terminal's TERM, then the image's, then the order's; later wins.
 func (s *Spec) env(hostname string) []string {
 	var out []string
 	at := make(map[string]int)
-	for _, kv := range slices.Concat([]string{defaultPath, "HOSTNAME=" + hostname}, s.Image.Spec.Config.Env,
-		s.Env) {
+	own := []string{defaultPath, "HOSTNAME=" + hostname}
+	if s.TTY {
+		own = append(own, "TERM=xterm")
+	}
+	for _, kv := range slices.Concat(own, s.Image.Spec.Config.Env, s.Env) {
 		k, _, set := strings.Cut(kv, "=")
 		i, have := at[k]
 		switch {
@@ -205,10 +209,11 @@ func (s *Spec) process(args []string, hostname string, u account.User, capabilit
 		cwd = s.Image.Spec.Config.WorkingDir
 	}
 	return &specs.Process{
-		Args: args,
-		Env:  s.env(hostname),
-		Cwd:  path.Join("/", cwd),
-		User: specs.User{UID: u.UID, GID: u.GID, AdditionalGids: u.Groups},
+		Terminal: s.TTY,
+		Args:     args,
+		Env:      s.env(hostname),
+		Cwd:      path.Join("/", cwd),
+		User:     specs.User{UID: u.UID, GID: u.GID, AdditionalGids: u.Groups},
 		Capabilities: &specs.LinuxCapabilities{
 			Bounding: capabilities, Permitted: capabilities, Effective: capabilities,
 		},
@@ -287,6 +292,9 @@ func (s *Spec) labels() map[string]string {
 	l[state.LabelDigest] = s.Image.Target.Digest.String()
 	if s.User != "" {
 		l[LabelUser] = s.User
+	}
+	if s.TTY || s.Stdin {
+		l[stdio.Label] = stdio.Has{TTY: s.TTY, Stdin: s.Stdin}.String()
 	}
 	if names := s.named(); len(names) > 0 {
 		l[labelVolumes] = strings.Join(names, " ")

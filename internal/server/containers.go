@@ -124,16 +124,34 @@ func (c *containers) Exec(ctx context.Context, name string, req spec.ExecRequest
 	io spec.ExecIO) (int, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	sizes := make(chan engine.WinSize, 1)
-	if req.Size != (spec.Size{}) {
-		sizes <- engine.WinSize{Width: uint32(req.Size.Cols), Height: uint32(req.Size.Rows)}
-	}
-	if io.Resize != nil {
-		go forward(ctx, io.Resize, sizes)
-	}
 	return c.engine.Exec(ctx, c.id(ctx, name),
 		engine.ExecSpec{Args: req.Args, Env: req.Env, User: req.User, WorkingDir: req.Dir,
-			TTY: req.TTY, Stdin: io.Stdin, Stdout: io.Stdout, Stderr: io.Stderr, Resize: sizes})
+			TTY: req.TTY, Stdin: io.Stdin, Stdout: io.Stdout, Stderr: io.Stderr,
+			Resize: sizes(ctx, req.Size, io.Resize)})
+}
+
+// Attach implements api.Containers.
+func (c *containers) Attach(ctx context.Context, name string, size spec.Size, io spec.ExecIO) (int, error) {
+	if err := validName(name); err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	x, err := c.engine.Attach(ctx, c.id(ctx, name), engine.AttachSpec{Stdin: io.Stdin, Stdout: io.Stdout,
+		Stderr: io.Stderr, Resize: sizes(ctx, size, io.Resize)})
+	return x.Status, err
+}
+
+// sizes are a terminal's in the engine's terms, the first of which it may lack, until ctx ends.
+func sizes(ctx context.Context, first spec.Size, changes <-chan spec.Size) <-chan engine.WinSize {
+	out := make(chan engine.WinSize, 1)
+	if first != (spec.Size{}) {
+		out <- engine.WinSize{Width: uint32(first.Cols), Height: uint32(first.Rows)}
+	}
+	if changes != nil {
+		go forward(ctx, changes, out)
+	}
+	return out
 }
 
 func forward(ctx context.Context, in <-chan spec.Size, out chan<- engine.WinSize) {

@@ -34,6 +34,8 @@ type Options struct {
 	Init            bool     `json:",omitempty"` // the node's init is the first process
 	PullPolicy      string   `json:",omitempty"` // always, missing, never; "" is missing
 	PidsLimit       int64    `json:",omitempty"` // processes and threads; 0 is unlimited
+	TTY             bool     `json:",omitempty"` // a terminal: all output is its
+	Stdin           bool     `json:",omitempty"` // standard input stays open for those who attach; else it is empty
 }
 
 // Tmpfs is a file system in memory.
@@ -184,6 +186,10 @@ func (o *Options) unsaved() string {
 		return "device"
 	case len(o.Sysctls) > 0:
 		return "sysctl"
+	case o.TTY:
+		return "tty"
+	case o.Stdin:
+		return "interactive"
 	}
 	return ""
 }

@@ -3,8 +3,9 @@
 //
 // A container's command is a little script of words: "echo WORD…" and "warn
 // WORD…" write a line to standard output or error, "exit N" ends, "sleep" lives
-// until it is stopped, "stubborn" until it is killed and says "no" to a stop, "panic" is a defect of the
-// daemon. Anything else ends at once with status 0.
+// until it is stopped, "stubborn" until it is killed and says "no" to a stop,
+// "cat" writes what it reads until that ends, or an end-of-file key comes, "panic"
+// is a defect of the daemon. Anything else ends at once with status 0.
 //
 // An image exists when it has been added. Its layers "arrive" in ten steps of
 // Node.Step each.
@@ -53,6 +54,8 @@ type container struct {
 	spec.Container
 	req    spec.Request
 	output []spec.LogChunk
+	input  []byte // that was not read yet
+	closed bool   // no more input comes
 	stop   string // "", "term", "kill"
 	gone   bool
 }
@@ -400,7 +403,7 @@ func (n *Node) drop(c *container) {
 // script runs the words of a command; see the package comment.
 func (n *Node) script(ctx context.Context, c *container, words []string,
 	print func(stream, line string)) int {
-	verbs := []string{"echo", "warn", "exit", "sleep", "stubborn"}
+	verbs := []string{"echo", "warn", "exit", "sleep", "stubborn", "cat"}
 	for len(words) > 0 {
 		verb, rest := words[0], words[1:]
 		end := slices.IndexFunc(rest, func(s string) bool { return slices.Contains(verbs, s) })
@@ -417,6 +420,10 @@ func (n *Node) script(ctx context.Context, c *container, words []string,
 		case "exit":
 			status, _ := strconv.Atoi(strings.Join(args, ""))
 			return status
+		case "cat":
+			if n.cat(ctx, c, print); c.stop != "" {
+				return 137
+			}
 		case "sleep":
 			if n.await(ctx, func() bool { return c.stop != "" }) != nil || c.stop == "kill" {
 				return 137
@@ -431,6 +438,86 @@ func (n *Node) script(ctx context.Context, c *container, words []string,
 		}
 	}
 	return 0
+}
+
+// cat writes what the container reads.
+func (n *Node) cat(ctx context.Context, c *container, print func(stream, line string)) {
+	for end := false; !end; {
+		var read string
+		err := n.await(ctx, func() bool {
+			read, c.input = string(c.input), nil
+			end = c.closed || c.stop != ""
+			return end || read != ""
+		})
+		text, _, eof := strings.Cut(read, "\x04")
+		if end = end || eof || err != nil; text != "" {
+			print(spec.Stdout, text)
+		}
+	}
+}
+
+// Attach implements api.Containers. A container with a terminal shows the sizes that it gets.
+func (n *Node) Attach(ctx context.Context, name string, size spec.Size, std spec.ExecIO) (int, error) {
+	if now, _ := n.fault("Attach"); now != nil {
+		return 0, now
+	}
+	unlock := n.lock()
+	c, err := n.find(name)
+	if err == nil && c.Status != spec.StatusRunning {
+		err = api.New(api.NotRunning, fmt.Sprintf("%s does not run", name))
+	}
+	unlock()
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if c.req.TTY {
+		go n.resize(ctx, c, size, std.Resize)
+	}
+	if std.Stdin != nil && c.req.Stdin {
+		go n.input(c, std.Stdin)
+	}
+	err = n.Logs(ctx, name, spec.LogOptions{Follow: true, Tail: -1}, func(l spec.LogChunk) error {
+		w := std.Stdout
+		if l.Stream == spec.Stderr {
+			w = std.Stderr
+		}
+		if w == nil {
+			return nil
+		}
+		_, err := w.Write(l.Data)
+		return err
+	})
+	defer n.lock()()
+	return c.ExitCode, err
+}
+
+func (n *Node) resize(ctx context.Context, c *container, size spec.Size, changes <-chan spec.Size) {
+	for {
+		unlock := n.lock()
+		c.output = append(c.output, spec.LogChunk{Stream: spec.Stdout,
+			Data: fmt.Appendf(nil, "%dx%d\r\n", size.Cols, size.Rows)})
+		unlock()
+		select {
+		case size = <-changes:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (n *Node) input(c *container, r io.Reader) {
+	for buf := make([]byte, 1024); ; {
+		k, err := r.Read(buf)
+		unlock := n.lock()
+		c.input = append(c.input, buf[:k]...)
+		c.closed = c.closed || err == io.EOF && !c.req.TTY
+		unlock()
+		if err != nil {
+			return
+		}
+	}
 }
 
 // List implements api.Containers.

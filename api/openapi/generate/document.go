@@ -32,7 +32,7 @@ Calls whose answers are a stream take a JSON object like others, and answer with
 before the first is answered by its status and the error alone; later the last line is {"error": …}. Or both sides speak Connect's envelopes
 (application/connect+json): a byte of flags, and the length of the JSON in four bytes, the most significant first. The last envelope of an answer has
 the flag 2 and says how the call ended: {"error": …} as below, or {}; the HTTP status is then 200 in either case. The header
-Connect-Timeout-Ms limits any call. Exec, a stream in both directions, needs HTTP/2 and envelopes.
+Connect-Timeout-Ms limits any call. Exec and Attach, streams in both directions, need HTTP/2 and envelopes.
 
 A call that fails has an error with a code, and among its details one of the type dewpoint.v1.Error, with the code that programs test and with what to do.
 A path that is no call has the status 404 and the code unsupported; a method that the call does not take 405, and content that is neither JSON nor

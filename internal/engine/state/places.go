@@ -56,6 +56,9 @@ func (p Places) Output(name string) (stdout, stderr string) {
 	return filepath.Join(p.Dir(name), "stdout.log"), filepath.Join(p.Dir(name), "stderr.log")
 }
 
+// Stdin is the FIFO of standard input, of a container that has one.
+func (p Places) Stdin(name string) string { return filepath.Join(p.Dir(name), "stdin") }
+
 // Describe is what the record says; the task is not looked at.
 func (p Places) Describe(r Record) *Info {
 	i := &Info{

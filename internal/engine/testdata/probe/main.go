@@ -2,6 +2,7 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net"
@@ -12,13 +13,15 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func main() {
 	verbs := map[string]func([]string){
 		"sleep": doze, "exit": leave, "say": say, "serve": serve, "stubborn": stubborn, "env": env,
 		"id": id, "cat": cat, "read": read, "count": count, "net": links, "hog": hog, "late": late,
-		"orphan": orphan, "much": much,
+		"orphan": orphan, "much": much, "talk": talk,
 	}
 	verbs[os.Args[1]](os.Args[2:])
 }
@@ -123,6 +126,27 @@ func late(a []string) {
 	time.Sleep(d)
 	fmt.Print("service is up on port 1")
 	time.Sleep(time.Hour)
+}
+
+// talk answers each line that it reads: "size" by the terminal's size, "exit N" by its end.
+func talk([]string) {
+	_, err := unix.IoctlGetWinsize(0, unix.TIOCGWINSZ)
+	fmt.Println("terminal:", err == nil, os.Getenv("TERM"))
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		word, n, _ := strings.Cut(in.Text(), " ")
+		switch word {
+		case "size":
+			z, _ := unix.IoctlGetWinsize(0, unix.TIOCGWINSZ)
+			fmt.Printf("%dx%d\n", z.Col, z.Row)
+		case "exit":
+			status, _ := strconv.Atoi(n)
+			os.Exit(status)
+		default:
+			fmt.Println("got", in.Text())
+		}
+	}
+	fmt.Println("end")
 }
 
 func orphan([]string) {}

@@ -1,5 +1,5 @@
 // The API of a Dewpoint node, spoken on the daemon's socket: Connect, gRPC and
-// gRPC-Web, with protobuf or JSON. All but Exec work over HTTP/1.1 too.
+// gRPC-Web, with protobuf or JSON. All but Exec and Attach work over HTTP/1.1 too.
 //
 // A call that fails carries an Error among its details. Fields and calls are
 // only ever added.
@@ -263,6 +263,8 @@ type Spec struct {
 	Init            bool              `protobuf:"varint,57,opt,name=init,proto3" json:"init,omitempty"`                              // the node's init is the first process
 	PullPolicy      string            `protobuf:"bytes,58,opt,name=pull_policy,json=pullPolicy,proto3" json:"pull_policy,omitempty"` // always, missing, never
 	PidsLimit       int64             `protobuf:"varint,59,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`   // processes and threads
+	Tty             bool              `protobuf:"varint,60,opt,name=tty,proto3" json:"tty,omitempty"`                                // a terminal: all output is stdout
+	Stdin           bool              `protobuf:"varint,61,opt,name=stdin,proto3" json:"stdin,omitempty"`                            // standard input stays open for Attach; else it is empty
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -604,6 +606,20 @@ func (x *Spec) GetPidsLimit() int64 {
 		return x.PidsLimit
 	}
 	return 0
+}
+
+func (x *Spec) GetTty() bool {
+	if x != nil {
+		return x.Tty
+	}
+	return false
+}
+
+func (x *Spec) GetStdin() bool {
+	if x != nil {
+		return x.Stdin
+	}
+	return false
 }
 
 // Health is a check as Docker's HEALTHCHECK has it. What is not set is the image's, then the default.
@@ -3406,6 +3422,7 @@ func (x *LogsResponse) GetOutput() *Output {
 	return nil
 }
 
+// ExecRequest is of Exec, which needs ADMIN, and of Attach.
 type ExecRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -7070,6 +7087,7 @@ type ExecRequest_Start struct {
 	Tty           bool                   `protobuf:"varint,6,opt,name=tty,proto3" json:"tty,omitempty"`
 	Stdin         bool                   `protobuf:"varint,7,opt,name=stdin,proto3" json:"stdin,omitempty"` // input will be sent
 	Size          *Size                  `protobuf:"bytes,8,opt,name=size,proto3" json:"size,omitempty"`
+	InputOnly     bool                   `protobuf:"varint,9,opt,name=input_only,json=inputOnly,proto3" json:"input_only,omitempty"` // of Attach: no output is sent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7158,6 +7176,13 @@ func (x *ExecRequest_Start) GetSize() *Size {
 		return x.Size
 	}
 	return nil
+}
+
+func (x *ExecRequest_Start) GetInputOnly() bool {
+	if x != nil {
+		return x.InputOnly
+	}
+	return false
 }
 
 type ExecRequest_EndOfInput struct {
@@ -7861,7 +7886,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\xcd\r\n" +
+	"\x04exit\x18\x04 \x01(\x05R\x04exit\"\x81\x0e\n" +
 	"\x04Spec\x12\x1a\n" +
 	"\x05image\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x05image\x12\x18\n" +
 	"\x04name\x18\x02 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\x12$\n" +
@@ -7919,7 +7944,9 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\vpull_policy\x18: \x01(\tB\x04\x88\xb5\x18\x02R\n" +
 	"pullPolicy\x12#\n" +
 	"\n" +
-	"pids_limit\x18; \x01(\x03B\x04\x88\xb5\x18\x02R\tpidsLimit\x1a9\n" +
+	"pids_limit\x18; \x01(\x03B\x04\x88\xb5\x18\x02R\tpidsLimit\x12\x16\n" +
+	"\x03tty\x18< \x01(\bB\x04\x88\xb5\x18\x02R\x03tty\x12\x1a\n" +
+	"\x05stdin\x18= \x01(\bB\x04\x88\xb5\x18\x02R\x05stdin\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
@@ -8143,28 +8170,30 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x06follow\x18\x02 \x01(\bB\x04\x88\xb5\x18\x01R\x06follow\x12\x18\n" +
 	"\x04tail\x18\x03 \x01(\x05B\x04\x88\xb5\x18\x01R\x04tail\";\n" +
 	"\fLogsResponse\x12+\n" +
-	"\x06output\x18\x01 \x01(\v2\x13.dewpoint.v1.OutputR\x06output\"\xa5\x03\n" +
-	"\vExecRequest\x126\n" +
-	"\x05start\x18\x01 \x01(\v2\x1e.dewpoint.v1.ExecRequest.StartH\x00R\x05start\x12\x16\n" +
-	"\x05stdin\x18\x02 \x01(\fH\x00R\x05stdin\x12G\n" +
-	"\fend_of_input\x18\x03 \x01(\v2#.dewpoint.v1.ExecRequest.EndOfInputH\x00R\n" +
-	"endOfInput\x12+\n" +
-	"\x06resize\x18\x04 \x01(\v2\x11.dewpoint.v1.SizeH\x00R\x06resize\x1a\xb6\x01\n" +
-	"\x05Start\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04args\x18\x02 \x03(\tR\x04args\x12\x10\n" +
-	"\x03env\x18\x03 \x03(\tR\x03env\x12\x12\n" +
-	"\x04user\x18\x04 \x01(\tR\x04user\x12\x10\n" +
-	"\x03dir\x18\x05 \x01(\tR\x03dir\x12\x10\n" +
-	"\x03tty\x18\x06 \x01(\bR\x03tty\x12\x14\n" +
-	"\x05stdin\x18\a \x01(\bR\x05stdin\x12%\n" +
-	"\x04size\x18\b \x01(\v2\x11.dewpoint.v1.SizeR\x04size\x1a\f\n" +
+	"\x06output\x18\x01 \x01(\v2\x13.dewpoint.v1.OutputR\x06output\"\x92\x04\n" +
+	"\vExecRequest\x12<\n" +
+	"\x05start\x18\x01 \x01(\v2\x1e.dewpoint.v1.ExecRequest.StartB\x04\x88\xb5\x18\x02H\x00R\x05start\x12\x1c\n" +
+	"\x05stdin\x18\x02 \x01(\fB\x04\x88\xb5\x18\x02H\x00R\x05stdin\x12M\n" +
+	"\fend_of_input\x18\x03 \x01(\v2#.dewpoint.v1.ExecRequest.EndOfInputB\x04\x88\xb5\x18\x02H\x00R\n" +
+	"endOfInput\x121\n" +
+	"\x06resize\x18\x04 \x01(\v2\x11.dewpoint.v1.SizeB\x04\x88\xb5\x18\x02H\x00R\x06resize\x1a\x8b\x02\n" +
+	"\x05Start\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\x12\x18\n" +
+	"\x04args\x18\x02 \x03(\tB\x04\x88\xb5\x18\x03R\x04args\x12\x16\n" +
+	"\x03env\x18\x03 \x03(\tB\x04\x88\xb5\x18\x03R\x03env\x12\x18\n" +
+	"\x04user\x18\x04 \x01(\tB\x04\x88\xb5\x18\x03R\x04user\x12\x16\n" +
+	"\x03dir\x18\x05 \x01(\tB\x04\x88\xb5\x18\x03R\x03dir\x12\x16\n" +
+	"\x03tty\x18\x06 \x01(\bB\x04\x88\xb5\x18\x03R\x03tty\x12\x1a\n" +
+	"\x05stdin\x18\a \x01(\bB\x04\x88\xb5\x18\x02R\x05stdin\x12+\n" +
+	"\x04size\x18\b \x01(\v2\x11.dewpoint.v1.SizeB\x04\x88\xb5\x18\x02R\x04size\x12#\n" +
+	"\n" +
+	"input_only\x18\t \x01(\bB\x04\x88\xb5\x18\x02R\tinputOnly\x1a\f\n" +
 	"\n" +
 	"EndOfInputB\t\n" +
-	"\amessage\".\n" +
-	"\x04Size\x12\x12\n" +
-	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x12\n" +
-	"\x04cols\x18\x02 \x01(\rR\x04cols\"q\n" +
+	"\amessage\":\n" +
+	"\x04Size\x12\x18\n" +
+	"\x04rows\x18\x01 \x01(\rB\x04\x88\xb5\x18\x02R\x04rows\x12\x18\n" +
+	"\x04cols\x18\x02 \x01(\rB\x04\x88\xb5\x18\x02R\x04cols\"q\n" +
 	"\fExecResponse\x12-\n" +
 	"\x06output\x18\x01 \x01(\v2\x13.dewpoint.v1.OutputH\x00R\x06output\x12'\n" +
 	"\x04exit\x18\x02 \x01(\v2\x11.dewpoint.v1.ExitH\x00R\x04exitB\t\n" +
@@ -8473,7 +8502,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04READ\x10\x01\x12\n" +
 	"\n" +
 	"\x06DEPLOY\x10\x02\x12\t\n" +
-	"\x05ADMIN\x10\x032\xe3\x16\n" +
+	"\x05ADMIN\x10\x032\xac\x17\n" +
 	"\x04Node\x12I\n" +
 	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse\"\x04\x88\xb5\x18\x020\x01\x12U\n" +
 	"\n" +
@@ -8485,7 +8514,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04List\x12\x18.dewpoint.v1.ListRequest\x1a\x19.dewpoint.v1.ListResponse\"\a\x88\xb5\x18\x01\x90\x02\x01\x12M\n" +
 	"\aInspect\x12\x1b.dewpoint.v1.InspectRequest\x1a\x1c.dewpoint.v1.InspectResponse\"\a\x88\xb5\x18\x02\x90\x02\x01\x12C\n" +
 	"\x04Logs\x12\x18.dewpoint.v1.LogsRequest\x1a\x19.dewpoint.v1.LogsResponse\"\x04\x88\xb5\x18\x010\x01\x12?\n" +
-	"\x04Exec\x12\x18.dewpoint.v1.ExecRequest\x1a\x19.dewpoint.v1.ExecResponse(\x010\x01\x12A\n" +
+	"\x04Exec\x12\x18.dewpoint.v1.ExecRequest\x1a\x19.dewpoint.v1.ExecResponse(\x010\x01\x12G\n" +
+	"\x06Attach\x12\x18.dewpoint.v1.ExecRequest\x1a\x19.dewpoint.v1.ExecResponse\"\x04\x88\xb5\x18\x02(\x010\x01\x12A\n" +
 	"\x04Stop\x12\x18.dewpoint.v1.StopRequest\x1a\x19.dewpoint.v1.StopResponse\"\x04\x88\xb5\x18\x02\x12D\n" +
 	"\x05Start\x12\x19.dewpoint.v1.StartRequest\x1a\x1a.dewpoint.v1.StartResponse\"\x04\x88\xb5\x18\x02\x12J\n" +
 	"\aRestart\x12\x1b.dewpoint.v1.RestartRequest\x1a\x1c.dewpoint.v1.RestartResponse\"\x04\x88\xb5\x18\x02\x12A\n" +
@@ -8763,72 +8793,74 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	41,  // 101: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
 	43,  // 102: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
 	45,  // 103: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	48,  // 104: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	50,  // 105: dewpoint.v1.Node.Start:input_type -> dewpoint.v1.StartRequest
-	52,  // 106: dewpoint.v1.Node.Restart:input_type -> dewpoint.v1.RestartRequest
-	54,  // 107: dewpoint.v1.Node.Kill:input_type -> dewpoint.v1.KillRequest
-	56,  // 108: dewpoint.v1.Node.Update:input_type -> dewpoint.v1.UpdateRequest
-	58,  // 109: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	60,  // 110: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	62,  // 111: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	66,  // 112: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	68,  // 113: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	99,  // 114: dewpoint.v1.Node.Adopt:input_type -> dewpoint.v1.AdoptRequest
-	11,  // 115: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
-	13,  // 116: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
-	15,  // 117: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
-	78,  // 118: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	82,  // 119: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	84,  // 120: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	86,  // 121: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	89,  // 122: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	91,  // 123: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	93,  // 124: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	96,  // 125: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	101, // 126: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	103, // 127: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	70,  // 128: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	73,  // 129: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	75,  // 130: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	18,  // 131: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	20,  // 132: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
-	23,  // 133: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
-	18,  // 134: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
-	26,  // 135: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
-	37,  // 136: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	39,  // 137: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	42,  // 138: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
-	44,  // 139: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	47,  // 140: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	49,  // 141: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	51,  // 142: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
-	53,  // 143: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
-	55,  // 144: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
-	57,  // 145: dewpoint.v1.Node.Update:output_type -> dewpoint.v1.UpdateResponse
-	59,  // 146: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	61,  // 147: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	63,  // 148: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	67,  // 149: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	69,  // 150: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	100, // 151: dewpoint.v1.Node.Adopt:output_type -> dewpoint.v1.AdoptResponse
-	12,  // 152: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
-	14,  // 153: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
-	16,  // 154: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
-	79,  // 155: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	83,  // 156: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	85,  // 157: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	87,  // 158: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	90,  // 159: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	92,  // 160: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	94,  // 161: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	97,  // 162: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	102, // 163: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	104, // 164: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	71,  // 165: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	74,  // 166: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	76,  // 167: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	131, // [131:168] is the sub-list for method output_type
-	94,  // [94:131] is the sub-list for method input_type
+	45,  // 104: dewpoint.v1.Node.Attach:input_type -> dewpoint.v1.ExecRequest
+	48,  // 105: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	50,  // 106: dewpoint.v1.Node.Start:input_type -> dewpoint.v1.StartRequest
+	52,  // 107: dewpoint.v1.Node.Restart:input_type -> dewpoint.v1.RestartRequest
+	54,  // 108: dewpoint.v1.Node.Kill:input_type -> dewpoint.v1.KillRequest
+	56,  // 109: dewpoint.v1.Node.Update:input_type -> dewpoint.v1.UpdateRequest
+	58,  // 110: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	60,  // 111: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	62,  // 112: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	66,  // 113: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	68,  // 114: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	99,  // 115: dewpoint.v1.Node.Adopt:input_type -> dewpoint.v1.AdoptRequest
+	11,  // 116: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
+	13,  // 117: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
+	15,  // 118: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
+	78,  // 119: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	82,  // 120: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	84,  // 121: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	86,  // 122: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	89,  // 123: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	91,  // 124: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	93,  // 125: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	96,  // 126: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	101, // 127: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	103, // 128: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	70,  // 129: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	73,  // 130: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	75,  // 131: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	18,  // 132: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	20,  // 133: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	23,  // 134: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	18,  // 135: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	26,  // 136: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	37,  // 137: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	39,  // 138: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	42,  // 139: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	44,  // 140: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	47,  // 141: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	47,  // 142: dewpoint.v1.Node.Attach:output_type -> dewpoint.v1.ExecResponse
+	49,  // 143: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	51,  // 144: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
+	53,  // 145: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
+	55,  // 146: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
+	57,  // 147: dewpoint.v1.Node.Update:output_type -> dewpoint.v1.UpdateResponse
+	59,  // 148: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	61,  // 149: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	63,  // 150: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	67,  // 151: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	69,  // 152: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	100, // 153: dewpoint.v1.Node.Adopt:output_type -> dewpoint.v1.AdoptResponse
+	12,  // 154: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
+	14,  // 155: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
+	16,  // 156: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
+	79,  // 157: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	83,  // 158: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	85,  // 159: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	87,  // 160: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	90,  // 161: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	92,  // 162: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	94,  // 163: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	97,  // 164: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	102, // 165: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	104, // 166: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	71,  // 167: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	74,  // 168: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	76,  // 169: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	132, // [132:170] is the sub-list for method output_type
+	94,  // [94:132] is the sub-list for method input_type
 	92,  // [92:94] is the sub-list for extension type_name
 	90,  // [90:92] is the sub-list for extension extendee
 	0,   // [0:90] is the sub-list for field type_name

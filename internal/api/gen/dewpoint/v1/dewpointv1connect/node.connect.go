@@ -1,5 +1,5 @@
 // The API of a Dewpoint node, spoken on the daemon's socket: Connect, gRPC and
-// gRPC-Web, with protobuf or JSON. All but Exec work over HTTP/1.1 too.
+// gRPC-Web, with protobuf or JSON. All but Exec and Attach work over HTTP/1.1 too.
 //
 // A call that fails carries an Error among its details. Fields and calls are
 // only ever added.
@@ -59,6 +59,8 @@ const (
 	NodeLogsProcedure = "/dewpoint.v1.Node/Logs"
 	// NodeExecProcedure is the fully-qualified name of the Node's Exec RPC.
 	NodeExecProcedure = "/dewpoint.v1.Node/Exec"
+	// NodeAttachProcedure is the fully-qualified name of the Node's Attach RPC.
+	NodeAttachProcedure = "/dewpoint.v1.Node/Attach"
 	// NodeStopProcedure is the fully-qualified name of the Node's Stop RPC.
 	NodeStopProcedure = "/dewpoint.v1.Node/Stop"
 	// NodeStartProcedure is the fully-qualified name of the Node's Start RPC.
@@ -142,6 +144,11 @@ type NodeClient interface {
 	// Exec runs a process in a container. The first message is Start; a client
 	// that goes away ends the process. It needs HTTP/2.
 	Exec(context.Context) *connect.BidiStreamForClient[v1.ExecRequest, v1.ExecResponse]
+	// Attach passes on input and output of a container that was made and has not ended. The first message is
+	// Start, of which name, stdin, size and input_only count. It sends what is written from now on, and how the
+	// process has ended, also when the container is removed then. A client that goes away leaves it as it is;
+	// end_of_input ends the process's input, unless it has a terminal. It needs HTTP/2.
+	Attach(context.Context) *connect.BidiStreamForClient[v1.ExecRequest, v1.ExecResponse]
 	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
 	// Start runs a container anew that has ended, on the files that it has. It does not wait until
 	// that is ready, and does nothing to one that runs.
@@ -265,6 +272,12 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			httpClient,
 			baseURL+NodeExecProcedure,
 			connect.WithSchema(nodeMethods.ByName("Exec")),
+			connect.WithClientOptions(opts...),
+		),
+		attach: connect.NewClient[v1.ExecRequest, v1.ExecResponse](
+			httpClient,
+			baseURL+NodeAttachProcedure,
+			connect.WithSchema(nodeMethods.ByName("Attach")),
 			connect.WithClientOptions(opts...),
 		),
 		stop: connect.NewClient[v1.StopRequest, v1.StopResponse](
@@ -450,6 +463,7 @@ type nodeClient struct {
 	inspect          *connect.Client[v1.InspectRequest, v1.InspectResponse]
 	logs             *connect.Client[v1.LogsRequest, v1.LogsResponse]
 	exec             *connect.Client[v1.ExecRequest, v1.ExecResponse]
+	attach           *connect.Client[v1.ExecRequest, v1.ExecResponse]
 	stop             *connect.Client[v1.StopRequest, v1.StopResponse]
 	start            *connect.Client[v1.StartRequest, v1.StartResponse]
 	restart          *connect.Client[v1.RestartRequest, v1.RestartResponse]
@@ -527,6 +541,11 @@ func (c *nodeClient) Logs(ctx context.Context, req *connect.Request[v1.LogsReque
 // Exec calls dewpoint.v1.Node.Exec.
 func (c *nodeClient) Exec(ctx context.Context) *connect.BidiStreamForClient[v1.ExecRequest, v1.ExecResponse] {
 	return c.exec.CallBidiStream(ctx)
+}
+
+// Attach calls dewpoint.v1.Node.Attach.
+func (c *nodeClient) Attach(ctx context.Context) *connect.BidiStreamForClient[v1.ExecRequest, v1.ExecResponse] {
+	return c.attach.CallBidiStream(ctx)
 }
 
 // Stop calls dewpoint.v1.Node.Stop.
@@ -691,6 +710,11 @@ type NodeHandler interface {
 	// Exec runs a process in a container. The first message is Start; a client
 	// that goes away ends the process. It needs HTTP/2.
 	Exec(context.Context, *connect.BidiStream[v1.ExecRequest, v1.ExecResponse]) error
+	// Attach passes on input and output of a container that was made and has not ended. The first message is
+	// Start, of which name, stdin, size and input_only count. It sends what is written from now on, and how the
+	// process has ended, also when the container is removed then. A client that goes away leaves it as it is;
+	// end_of_input ends the process's input, unless it has a terminal. It needs HTTP/2.
+	Attach(context.Context, *connect.BidiStream[v1.ExecRequest, v1.ExecResponse]) error
 	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
 	// Start runs a container anew that has ended, on the files that it has. It does not wait until
 	// that is ready, and does nothing to one that runs.
@@ -810,6 +834,12 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		NodeExecProcedure,
 		svc.Exec,
 		connect.WithSchema(nodeMethods.ByName("Exec")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeAttachHandler := connect.NewBidiStreamHandler(
+		NodeAttachProcedure,
+		svc.Attach,
+		connect.WithSchema(nodeMethods.ByName("Attach")),
 		connect.WithHandlerOptions(opts...),
 	)
 	nodeStopHandler := connect.NewUnaryHandler(
@@ -1002,6 +1032,8 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodeLogsHandler.ServeHTTP(w, r)
 		case NodeExecProcedure:
 			nodeExecHandler.ServeHTTP(w, r)
+		case NodeAttachProcedure:
+			nodeAttachHandler.ServeHTTP(w, r)
 		case NodeStopProcedure:
 			nodeStopHandler.ServeHTTP(w, r)
 		case NodeStartProcedure:
@@ -1103,6 +1135,10 @@ func (UnimplementedNodeHandler) Logs(context.Context, *connect.Request[v1.LogsRe
 
 func (UnimplementedNodeHandler) Exec(context.Context, *connect.BidiStream[v1.ExecRequest, v1.ExecResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Exec is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Attach(context.Context, *connect.BidiStream[v1.ExecRequest, v1.ExecResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Attach is not implemented"))
 }
 
 func (UnimplementedNodeHandler) Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error) {
