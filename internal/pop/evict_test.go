@@ -328,6 +328,41 @@ func TestPutBack(t *testing.T) {
 	})
 }
 
+// What was evicted and not deleted yet comes back to a node that asks, and is told.
+func TestRevive(t *testing.T) {
+	inBed(t, func(t *testing.T, b *bed) {
+		ctx := t.Context()
+		x, y := b.open(pop.StoreConfig{Node: "x", Capacity: 10}), b.node("y")
+		ids := fill(t, y, 2)
+		if _, err := x.Evict(ctx, 20); err != nil || len(b.files("trash")) != 2 {
+			t.Fatalf("evicted: %v, %v", b.files("trash"), err)
+		}
+		if err := y.Revive(ctx, ids[1]); err != nil {
+			t.Error(err)
+		}
+		if x.HasLayer(ctx, ids[0]) || !x.HasLayer(ctx, ids[1]) || len(b.files("trash")) != 1 {
+			t.Errorf("the first is there: %v, the second: %v; %v", x.HasLayer(ctx, ids[0]), x.HasLayer(ctx, ids[1]),
+				b.files("trash"))
+		}
+		if err := y.Revive(ctx, ids[1]); err != nil { // nothing of it lies there
+			t.Error(err)
+		}
+		l, err := x.Use(ctx, ids[1])
+		if err == nil {
+			err = x.Verify(ctx, l, 0)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		if err := x.Quarantine(ctx, l); err != nil { // what is damaged stays out
+			t.Error(err)
+		}
+		if err := y.Revive(ctx, ids[1]); err != nil || y.HasLayer(ctx, ids[1]) {
+			t.Errorf("damaged files are shown again: %v", err)
+		}
+	})
+}
+
 // A failed Use leaves the mark of what runs already.
 func TestFailedUseKeepsTheMark(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {

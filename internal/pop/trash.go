@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"path"
+	"strings"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -81,6 +82,29 @@ func (bin *trash) putBack(ctx context.Context, id digest.Digest, trash string) e
 		bin.tell(ctx, Event{Kind: Returned, Key: id.String()}) // who looked meanwhile is to look again
 	}
 	return unlessGone(err)
+}
+
+// Revive shows a layer again that was evicted and not deleted yet, so that nobody fetches it anew. The caller
+// holds the layer's lease: nobody publishes it meanwhile. Whether it is there then is for the caller to see.
+func (bin *trash) Revive(ctx context.Context, id digest.Digest) error {
+	names, err := bin.cfg.FS.Names(ctx, trashDir)
+	if err != nil {
+		return unlessGone(err)
+	}
+	for _, name := range names {
+		if of, ok := idOf(name); !ok || of != id || !strings.HasSuffix(name, trashEnd) {
+			continue
+		}
+		title := path.Join(trashDir, name)
+		l, err := bin.records.readRecord(ctx, title)
+		if err == nil && l.DiffID == id && !bin.records.Denies(l.Name) {
+			return bin.putBack(ctx, id, title)
+		}
+		if unlessUnknown(err) != nil && !errors.Is(err, ErrDamaged) { // a sweep deletes what is damaged
+			return err
+		}
+	}
+	return nil
 }
 
 // takeOut takes a layer out of sight, and tells why.

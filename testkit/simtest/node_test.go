@@ -454,6 +454,15 @@ func (p *process) bring(ctx context.Context, of *content, rng *rand.Rand) error 
 		time.Sleep(hold)
 		_ = lease.Release(ctx)
 	})
+	if of.checkpoint == nil && rng.IntN(2) == 0 {
+		if err := p.store.Revive(ctx, of.id); err != nil {
+			return err
+		}
+		if p.store.HasLayer(ctx, of.id) {
+			p.n.w.note("%s has %.8s back", p.n.name, of.id.Encoded())
+			return nil
+		}
+	}
 	p.takeOver(ctx, of)
 	d, err := p.store.Draft(ctx, of.id, lease.Token())
 	if err != nil {

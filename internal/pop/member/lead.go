@@ -34,7 +34,9 @@ func (s *routes) lead(ctx context.Context, b *route, f *layer.Fill, lease pop.Le
 	var left *pop.Checkpoint
 	looks.Go(func() { whole, has = s.holder(ctx, b) })
 	looks.Go(func() { left = s.leftOf(ctx, id) })
-	// Between the look into the store and the lease somebody may have published.
+	// Between the look into the store and the lease somebody may have published; and what was evicted a moment
+	// ago is there.
+	s.revive(ctx, id)
 	w, ok := s.fromStore(ctx, b, id)
 	looks.Wait()
 	if left != nil {
@@ -65,6 +67,18 @@ func (s *routes) lead(ctx context.Context, b *route, f *layer.Fill, lease pop.Le
 		s.release(s.life, lease)
 	})
 	return layer.Way{}, nil
+}
+
+// revive has the store show a layer again that was evicted and whose files are there. This node holds its
+// lease.
+func (s *routes) revive(ctx context.Context, id digest.Digest) {
+	st := s.usable()
+	if st == nil {
+		return
+	}
+	if err := st.Revive(ctx, id); err != nil {
+		s.log.Debug("an evicted layer does not come back", "layer", id, "err", err)
+	}
 }
 
 // release gives a lease back; one that cannot be given back ends by itself.

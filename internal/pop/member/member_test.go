@@ -562,6 +562,32 @@ func TestPrunePoP(t *testing.T) {
 	}
 }
 
+// A node that wants what was evicted a moment ago takes it out of the store, not over the link, and its
+// files are there once.
+func TestEvictedComesBack(t *testing.T) {
+	s := newPoPBed(t)
+	a, b := s.node("a", nil), s.node("b", nil)
+	p := a.push("app", 1)
+	id := a.bring(p)[0].Layer.DiffID
+	a.published(id)
+	time.Sleep(leaseTTL) // the coordinator remembers for so long
+	done, err := a.member.Prune(t.Context(), nobody)
+	a.must(err)
+	if len(done.Layers) != 1 || a.member.usable().HasLayer(t.Context(), id) {
+		t.Fatalf("not evicted: %+v", done)
+	}
+	sent := s.served(p)
+	for _, l := range b.bring(p) {
+		if l.From != (fetch.Origins{PoP: l.Layer.Size}) {
+			t.Errorf("it came from %+v", l.From)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(s.store, "*", id.Encoded()+"*"))
+	if more := s.served(p) - sent; more != 0 || err != nil || len(files) != 3 {
+		t.Errorf("the registry sent %d bytes; the store has %v, %v", more, files, err)
+	}
+}
+
 // What a node has pruned it does not use from then on, so that another may evict it at once.
 func TestPruneTakesMarks(t *testing.T) {
 	testkit.Long(t)

@@ -127,11 +127,8 @@ func TestEvictedIsNotReplaced(t *testing.T) {
 		t.Fatalf("b has it at %q", at())
 	}
 	b.must(b.member.usable().Unuse(t.Context(), id)) // its reference is lost
-	a.eventually("the hub is settled", func() bool { ok, _ := a.member.cfg.Coord.Settled(t.Context()); return ok })
-	done, err := a.member.Prune(t.Context(), a.inUse)
-	if err != nil || len(done.Layers) != 1 {
-		t.Fatalf("evicted: %+v, %v", done, err)
-	}
+	a.must(s.hide(id))                               // and its time of grace is over
+	a.must(a.member.cfg.Coord.Publish(t.Context(), pop.Event{Kind: pop.Evicted, Key: id.String()}))
 	b.eventually("it is in the store again", func() bool {
 		now, err := b.member.usable().Record(t.Context(), id)
 		return err == nil && now.Name != was.Name
